@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# make demo   two pods and a podman container share one GPU, with a verdict
+# make test   every test; installs what it needs (says so first)
+# make help   the other targets
+
+BUILD   := $(CURDIR)/.build
+BIN     := $(BUILD)/bin
+TOOLS   := $(BUILD)/tools
+VERSION ?= $(shell sed -n 's/^## \[\([0-9][^]]*\)\].*/\1/p' CHANGELOG.md | head -n 1)
+LDFLAGS := -s -w -X github.com/nvshare/nvshare/sched/api.Version=$(VERSION)
+GO      ?= go
+
+# A GPU host's demo uses the GPU; SIM=1 forces the simulated one.
+SIM   ?=
+STEPS ?= 1000000
+SEED  ?=
+
+.DEFAULT_GOAL := build
+.PHONY: help build shim simgpu binaries tools deps demo test test-unit test-c test-e2e lint sim generate gpu-bundle clean
+
+help: ## this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+build: shim binaries ## the shim, the daemons and the tools of the product
+
+shim: ## .build/lib/libnvshare.so
+	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD)
+
+simgpu: ## the simulated GPU and the test workload
+	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD)
+	@$(MAKE) --no-print-directory -C tests/workload OUT=$(BUILD)
+
+# The hook runs in containers' root file systems and on any host: static.
+binaries: ## nvshare-scheduler, nvshare-plugin, nvsharectl, nvshare-cdi-hook
+	@mkdir -p $(BIN)
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cdi/nvshare-cdi-hook
+
+deps: ## installs the packages that demo and test need, if any is missing
+	@sh tests/install-deps.sh
+
+tools: deps ## containerd, runc, crictl at the versions pinned in tests/tools
+	@sh tests/tools/build.sh $(TOOLS)
+
+demo: deps build simgpu tools ## the main job, on a real or simulated GPU
+	$(GO) build -trimpath -o $(BIN)/ ./tests/demo
+	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
+
+test: deps test-c test-unit test-e2e ## everything
+
+test-c: shim simgpu binaries
+	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD) test
+	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD) test
+
+test-unit: shim simgpu
+	$(GO) vet ./...
+	$(GO) test ./...
+
+test-e2e: build simgpu tools
+	$(GO) test -count=1 -tags e2e -timeout 15m ./tests/e2e
+
+sim: ## the scheduler core in virtual time: make sim STEPS=1000000 SEED=42
+	$(GO) run ./sched/sim/nvshare-sim --steps $(STEPS) $(if $(SEED),--seed $(SEED))
+
+generate: ## the control API's Go code and the golden frames
+	@$(MAKE) --no-print-directory -C sched/api generate
+
+gpu-bundle: ## .build/gpu-bundle.tar.xz: everything a GPU host without network needs
+	@sh tests/gpu/bundle.sh $(BUILD)
+
+clean:
+	rm -rf $(BUILD)

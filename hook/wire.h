@@ -1,0 +1,230 @@
+/*
+ * wire.h: the protocol between libnvshare.so (client) and nvshare-scheduler.
+ *
+ * This file is the one definition of frames and pages. The Go side
+ * (sched/wire) is checked against golden frames that a C program prints from
+ * these structures (tests/golden).
+ *
+ * Transport: an AF_UNIX SOCK_SEQPACKET socket; one packet is one frame of
+ * exactly 64 bytes, little endian. A packet of any other length, an unknown
+ * version or type, or a frame out of order closes the connection. One
+ * connection serves one process; each GPU the process uses is a channel of it.
+ *
+ *   client                                  scheduler
+ *     REGISTER ------------------------------>
+ *     <------------- WELCOME + grant page (SCM_RIGHTS)     | or REFUSED, close
+ *     ATTACH(channel, UUID, held epoch) ----->
+ *     <------------- ATTACHED(channel, status)
+ *     REQUEST(channel) ---------------------->
+ *     <------------- GRANT(channel, epoch)      page word := epoch, futex wake
+ *     <------------- REVOKE(channel, epoch)     page word := 0 first
+ *     RELEASE(channel, epoch) --------------->  only when drained
+ *
+ * The grant page, not the GRANT frame, opens the gate: a thread may submit
+ * work to a GPU while the channel's word equals the epoch this client holds.
+ * Frames wake the client thread and carry what it has to do.
+ *
+ * Identity never travels in a frame: the scheduler takes it from the kernel
+ * (SO_PEERCRED, a pidfd, the cgroup).
+ */
+#ifndef NVSHARE_WIRE_H
+#define NVSHARE_WIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define NVS_WIRE_VERSION   1
+#define NVS_FRAME_SIZE     64
+#define NVS_PAGE_SIZE      4096
+#define NVS_PAGE_MAGIC     0x5053564eu /* "NVSP" */
+#define NVS_MAX_CHANNELS   32
+#define NVS_UUID_SIZE      16
+
+/* Names below the run directory ($NVSHARE_RUN_DIR, default below). */
+#define NVS_RUN_DIR_ENV     "NVSHARE_RUN_DIR"
+#define NVS_RUN_DIR_DEFAULT "/var/run/nvshare"
+#define NVS_SOCKET_NAME     "scheduler.sock"
+
+/*
+ * Words of a channel in the grant page. An epoch's low 32 bits are never 0
+ * or NVS_WORD_NONE: the scheduler skips such epochs. A client whose gate is
+ * closed compares with NVS_WORD_NONE, which no page ever holds.
+ */
+#define NVS_WORD_CLOSED 0u
+#define NVS_WORD_NONE   0xffffffffu
+
+enum nvs_type {
+	/* client to scheduler */
+	NVS_REGISTER = 1, /* first frame of a connection */
+	NVS_ATTACH   = 2, /* this process uses a GPU; epoch: still held, or 0 */
+	NVS_REQUEST  = 3, /* a thread waits at the gate; idempotent */
+	NVS_RELEASE  = 4, /* epoch is drained and given back; code: enum nvs_release */
+	NVS_STATS    = 5, /* counters of a channel, at most once a second */
+	/* scheduler to client */
+	NVS_WELCOME  = 65, /* carries the grant page's descriptor */
+	NVS_ATTACHED = 66, /* code: enum nvs_error, 0 for success */
+	NVS_GRANT    = 67, /* code: enum nvs_grant_flags */
+	NVS_REVOKE   = 68, /* close the gate, drain, release within grace_ns */
+	NVS_NOTICE   = 69, /* waiters or present changed between zero and more */
+	NVS_REFUSED  = 70, /* code: enum nvs_error; the connection is closed next */
+};
+
+enum nvs_register_flags {
+	NVS_REGISTER_RECONNECT = 1u << 0, /* this process was registered before */
+};
+
+enum nvs_attach_flags {
+	NVS_ATTACH_WANT = 1u << 0, /* a thread already waits: counts as REQUEST */
+};
+
+enum nvs_release {
+	NVS_RELEASE_REVOKED = 1, /* answer to REVOKE */
+	NVS_RELEASE_IDLE    = 2, /* early release: somebody waits, nothing to do */
+	NVS_RELEASE_EXIT    = 3, /* the process leaves in good order */
+};
+
+enum nvs_grant_flags {
+	/* Anti-thrash mode is off: others may hold the GPU at the same time. */
+	NVS_GRANT_CONCURRENT = 1u << 0,
+};
+
+enum nvs_error {
+	NVS_OK                = 0,
+	NVS_ERR_VERSION       = 1, /* no common protocol version */
+	NVS_ERR_UNKNOWN_GPU   = 2, /* no such GPU UUID on this node */
+	NVS_ERR_CHANNEL       = 3, /* channel out of range or attached twice */
+	NVS_ERR_TOO_MANY      = 4, /* a limit of clients or connections is reached */
+	NVS_ERR_PROTOCOL      = 5, /* malformed or out of order */
+	NVS_ERR_INTERNAL      = 6,
+};
+
+struct nvs_register {
+	uint16_t min_version; /* oldest version the client speaks; header: newest */
+	uint16_t channels;    /* GPUs the process sees, 1..NVS_MAX_CHANNELS */
+	uint32_t shim_version; /* major << 16 | minor << 8 | patch */
+	uint32_t interposed;  /* self-proof: entry points that lead to the shim */
+	uint32_t bypassed;    /* self-proof: entry points that do not */
+	uint8_t  reserved[32];
+};
+
+struct nvs_attach {
+	uint8_t  uuid[NVS_UUID_SIZE]; /* as cuDeviceGetUuid returns it */
+	uint32_t ordinal;             /* the application's device ordinal */
+	uint32_t reserved0;
+	uint64_t total_mem;           /* bytes, from the real cuDeviceTotalMem */
+	uint8_t  reserved[16];
+};
+
+struct nvs_released {
+	uint64_t drain_ns; /* from closed gate to idle GPU */
+	uint64_t calls;    /* gated calls under this grant */
+	uint8_t  reserved[32];
+};
+
+struct nvs_stats {
+	uint64_t calls;      /* gated calls since attach */
+	uint64_t waits;      /* times a thread waited at the gate */
+	uint64_t wait_ns;    /* sum over threads */
+	uint64_t mem_bytes;  /* device memory allocated now through the shim */
+	uint64_t mem_peak;   /* bytes */
+	uint64_t wait_max_ns;
+};
+
+struct nvs_welcome {
+	uint64_t client_id;
+	uint32_t page_size; /* NVS_PAGE_SIZE */
+	uint16_t slots;     /* NVS_MAX_CHANNELS */
+	uint16_t reserved0;
+	uint8_t  reserved[32];
+};
+
+struct nvs_grant {
+	uint64_t quantum_ns; /* 0: unbounded */
+	uint8_t  reserved[40];
+};
+
+struct nvs_revoke {
+	uint64_t grace_ns; /* after it the grant is fenced */
+	uint32_t waiters;
+	uint32_t reserved0;
+	uint8_t  reserved[32];
+};
+
+struct nvs_notice {
+	uint32_t waiters; /* other clients that wait for this GPU */
+	uint32_t present; /* other clients attached to this GPU */
+	uint8_t  reserved[40];
+};
+
+struct nvs_refused {
+	char text[48]; /* NUL-terminated UTF-8, for a debug log */
+};
+
+struct nvs_frame {
+	uint8_t  version;
+	uint8_t  type;    /* enum nvs_type */
+	uint16_t channel; /* 0 where the type has none */
+	uint32_t code;    /* flags, reason or error, by type */
+	uint64_t epoch;   /* 0 where the type has none */
+	union {
+		struct nvs_register reg;
+		struct nvs_attach   attach;
+		struct nvs_released released;
+		struct nvs_stats    stats;
+		struct nvs_welcome  welcome;
+		struct nvs_grant    grant;
+		struct nvs_revoke   revoke;
+		struct nvs_notice   notice;
+		struct nvs_refused  refused;
+		uint8_t             raw[48];
+	} u;
+};
+
+/*
+ * The grant page: a sealed memfd of the scheduler, one per client, mapped
+ * read-only by it (PROT_READ, MAP_SHARED). word is a futex: the scheduler
+ * wakes all waiters after each change. Fields other than word are hints.
+ */
+struct nvs_slot {
+	uint32_t word;       /* NVS_WORD_CLOSED, or the low 32 bits of the epoch */
+	uint32_t flags;      /* enum nvs_grant_flags of the grant */
+	uint32_t waiters;    /* other clients that wait for this GPU */
+	uint32_t present;    /* other clients attached to this GPU */
+	uint64_t quantum_ns; /* of the current grant */
+	uint64_t granted_ns; /* CLOCK_MONOTONIC of the grant */
+	uint32_t limit_seq;  /* sequence lock over the two limits: odd while written */
+	uint32_t core_limit; /* percent, 0: none */
+	uint64_t mem_limit;  /* bytes, 0: none */
+	uint64_t reserved[2];
+};
+
+struct nvs_page {
+	uint32_t magic;   /* NVS_PAGE_MAGIC */
+	uint16_t version; /* NVS_WIRE_VERSION */
+	uint16_t slots;   /* NVS_MAX_CHANNELS */
+	uint64_t client_id;
+	uint64_t reserved[6];
+	struct nvs_slot slot[NVS_MAX_CHANNELS];
+};
+
+_Static_assert(sizeof(struct nvs_frame) == NVS_FRAME_SIZE, "frame is 64 bytes");
+_Static_assert(offsetof(struct nvs_frame, channel) == 2, "frame.channel");
+_Static_assert(offsetof(struct nvs_frame, code) == 4, "frame.code");
+_Static_assert(offsetof(struct nvs_frame, epoch) == 8, "frame.epoch");
+_Static_assert(offsetof(struct nvs_frame, u) == 16, "frame payload");
+_Static_assert(sizeof(struct nvs_register) == 48, "register");
+_Static_assert(sizeof(struct nvs_attach) == 48, "attach");
+_Static_assert(sizeof(struct nvs_released) == 48, "released");
+_Static_assert(sizeof(struct nvs_stats) == 48, "stats");
+_Static_assert(sizeof(struct nvs_welcome) == 48, "welcome");
+_Static_assert(sizeof(struct nvs_grant) == 48, "grant");
+_Static_assert(sizeof(struct nvs_revoke) == 48, "revoke");
+_Static_assert(sizeof(struct nvs_notice) == 48, "notice");
+_Static_assert(sizeof(struct nvs_refused) == 48, "refused");
+_Static_assert(sizeof(struct nvs_slot) == 64, "one cache line a slot");
+_Static_assert(offsetof(struct nvs_slot, limit_seq) == 32, "slot.limit_seq");
+_Static_assert(offsetof(struct nvs_slot, mem_limit) == 40, "slot.mem_limit");
+_Static_assert(offsetof(struct nvs_page, slot) == 64, "slots follow the header");
+_Static_assert(sizeof(struct nvs_page) <= NVS_PAGE_SIZE, "page fits");
+
+#endif

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package layout guards the shape of the tree: which package may import
+// which, and what stands at the top level.
+package layout
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/nvshare/nvshare/"
+
+// rules: what a package may reach inside this module, directly or not.
+// A package that is not listed here fails the test, so that each new one gets
+// its place on purpose. Everything may reach its own sub-packages' listing
+// only through an entry of its own.
+var rules = map[string][]string{
+	"cdi":                     {},
+	"cdi/nvshare-cdi-hook":    {"cdi"},
+	"plugin":                  {"cdi", "sched/api"},
+	"plugin/nvshare-plugin":   {"plugin", "cdi", "sched/api"},
+	"sched":                   {},
+	"sched/wire":              {},
+	"sched/api":               {},
+	"sched/daemon":            {"sched", "sched/wire", "sched/api", "cdi"},
+	"sched/sim":               {"sched"},
+	"sched/sim/nvshare-sim":   {"sched", "sched/sim"},
+	"sched/nvshare-scheduler": {"sched", "sched/daemon", "sched/wire", "sched/api", "cdi"},
+	"sched/nvsharectl":        {"sched/api", "cdi"},
+}
+
+// standardOnly lists the packages that import nothing but the standard library.
+var standardOnly = []string{"sched", "sched/wire", "sched/sim"}
+
+func goList(t *testing.T, args ...string) []string {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list"}, args...)...)
+	cmd.Dir = "../.."
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list %v: %v", args, err)
+	}
+	return strings.Fields(string(out))
+}
+
+func TestImportsPointOneWay(t *testing.T) {
+	for _, pkg := range goList(t, "./...") {
+		name := strings.TrimPrefix(pkg, module)
+		if strings.HasPrefix(name, "tests/") {
+			continue
+		}
+		allowed, known := rules[name]
+		if !known {
+			t.Errorf("package %s has no rule: give it its place in rules", name)
+			continue
+		}
+		for _, dep := range goList(t, "-deps", pkg) {
+			rel, ours := strings.CutPrefix(dep, module)
+			switch {
+			case dep == pkg:
+			case ours && !slices.Contains(allowed, rel):
+				t.Errorf("%s imports %s: allowed are %v", name, rel, allowed)
+			case slices.Contains(standardOnly, name) && !ours && strings.Contains(strings.Split(dep, "/")[0], "."):
+				t.Errorf("%s imports %s: it may use the standard library only", name, dep)
+			}
+		}
+	}
+}
+
+func TestCoreHasNoClockOrIO(t *testing.T) {
+	for _, pkg := range []string{"sched", "sched/sim"} {
+		files, err := filepath.Glob("../../" + pkg + "/*.go")
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no files in %s: %v", pkg, err)
+		}
+		for _, f := range files {
+			if strings.HasSuffix(f, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, bad := range []string{"time.Now", "time.Since", "time.After", "time.Sleep", "\tgo ", "\"os\"", "\"net\"", "\"sync\""} {
+				if strings.Contains(string(text), bad) {
+					t.Errorf("%s contains %q: the core is a pure state machine", f, bad)
+				}
+			}
+		}
+	}
+}
+
+func TestTopLevel(t *testing.T) {
+	want := []string{"CHANGELOG.md", "Containerfile", "LICENSE", "Makefile", "README.md",
+		"cdi", "deployments", "go.mod", "go.sum", "hook", "plugin", "sched", "tests"}
+	entries, err := os.ReadDir("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			got = append(got, e.Name())
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("top level holds\n%v\nwant\n%v", got, want)
+	}
+}
