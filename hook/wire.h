@@ -86,7 +86,16 @@ enum nvs_release {
 enum nvs_grant_flags {
 	/* Anti-thrash mode is off: others may hold the GPU at the same time. */
 	NVS_GRANT_CONCURRENT = 1u << 0,
+	/*
+	 * In the page only: this client is next and the holder drains, so that a
+	 * grant is likely within milliseconds. A waiting thread may spin for it,
+	 * for at most NVS_SPIN_NS: waking a sleeping one takes longer than the
+	 * rest of the hand-over.
+	 */
+	NVS_GRANT_NEXT       = 1u << 1,
 };
+
+#define NVS_SPIN_NS 4000000u
 
 enum nvs_error {
 	NVS_OK                = 0,

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"debug/elf"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/nvshare/nvshare/cdi/ldcache"
+)
+
+// Driver is the user-space part of the NVIDIA driver as found on the host, and
+// the device nodes that all GPUs share.
+type Driver struct {
+	Version     string
+	Libraries   []Library
+	NvidiaSMI   string   // path of nvidia-smi, or empty
+	DeviceNodes []string // without those of a single GPU
+}
+
+// Library is one file and the names under which programs look for it.
+type Library struct {
+	File  string   // the regular file, symbolic links followed
+	Paths []string // where it must appear, in a container as on the host
+	// Soname is the one of Paths whose last element the dynamic linker asks for.
+	Soname string
+}
+
+// librarySearch lists where distributions and installers put the driver.
+var librarySearch = []string{
+	"/usr/lib64",
+	"/usr/lib/x86_64-linux-gnu",
+	"/usr/lib/aarch64-linux-gnu",
+	"/usr/lib",
+	"/usr/local/nvidia/lib64",
+	"/run/opengl-driver/lib",
+}
+
+// libraryStems are the libraries that computing and video need, without those
+// for graphics. The driver's version follows ".so." in the file's name.
+var libraryStems = []string{
+	"libcuda",
+	"libcudadebugger",
+	"libnvcuvid",
+	"libnvidia-allocator",
+	"libnvidia-cfg",
+	"libnvidia-compiler",
+	"libnvidia-encode",
+	"libnvidia-fatbinaryloader",
+	"libnvidia-gpucomp",
+	"libnvidia-ml",
+	"libnvidia-nvvm",
+	"libnvidia-nvvm70", // its file has a version of its own
+	"libnvidia-opencl",
+	"libnvidia-opticalflow",
+	"libnvidia-pkcs11",
+	"libnvidia-pkcs11-openssl3",
+	"libnvidia-ptxjitcompiler",
+	"libnvidia-sandboxutils",
+}
+
+var smiSearch = []string{"/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/opt/bin/nvidia-smi"}
+
+var sharedNodes = []string{
+	"/dev/nvidiactl",
+	"/dev/nvidia-uvm",
+	"/dev/nvidia-uvm-tools",
+	"/dev/nvidia-modeset",
+}
+
+var (
+	moduleVersion = regexp.MustCompile(`(?m)^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s`)
+	cudaFile      = regexp.MustCompile(`^libcuda\.so\.(\d+\.\d+(?:\.\d+)?)$`)
+)
+
+// FindDriver finds the driver below root, which is as Options.HostRoot. The
+// libraries are those of the loaded kernel module's version; if that can't be
+// read, of the libcuda.so that the dynamic linker would take.
+//
+// The error says what is missing. A missing device node is none: the list just
+// lacks it.
+func FindDriver(root string) (*Driver, error) {
+	h := host(root)
+	dirs := h.libraryDirs()
+	d := &Driver{Version: h.driverVersion(dirs)}
+	if d.Version == "" {
+		return nil, fmt.Errorf("no libcuda.so.<version> in %s: install the user-space part of the NVIDIA driver",
+			strings.Join(dirs, ", "))
+	}
+	for _, stem := range libraryStems {
+		for _, dir := range dirs {
+			if lib, ok := h.library(dir, stem, d.Version); ok {
+				d.Libraries = append(d.Libraries, lib)
+				break
+			}
+		}
+	}
+	if !slices.ContainsFunc(d.Libraries, func(l Library) bool { return strings.HasPrefix(path.Base(l.File), "libcuda.so.") }) {
+		return nil, fmt.Errorf("the NVIDIA kernel module has version %s, but there is no libcuda.so.%s in %s: install the user-space part of the same version",
+			d.Version, d.Version, strings.Join(dirs, ", "))
+	}
+	for _, p := range smiSearch {
+		if real, err := h.real(p); err == nil {
+			d.NvidiaSMI = real
+			break
+		}
+	}
+	for _, node := range sharedNodes {
+		if h.exists(node) {
+			d.DeviceNodes = append(d.DeviceNodes, node)
+		}
+	}
+	return d, nil
+}
+
+// libraryDirs returns the directories to search that exist, each once.
+func (h host) libraryDirs() []string {
+	search := librarySearch
+	if file, err := h.readable("/etc/ld.so.cache"); err == nil {
+		if data, err := os.ReadFile(file); err == nil {
+			if cache, err := ldcache.Parse(data); err == nil {
+				for _, e := range cache.Entries {
+					if e.Name == "libcuda.so.1" {
+						search = append(slices.Clone(search), path.Dir(e.Path))
+					}
+				}
+			}
+		}
+	}
+	var dirs []string
+	for _, dir := range search {
+		// /usr/lib64 is /usr/lib on some systems: the first name stands.
+		if real, err := h.real(dir); err == nil && !slices.Contains(dirs, real) {
+			dirs = append(dirs, real)
+		}
+	}
+	return dirs
+}
+
+func (h host) driverVersion(dirs []string) string {
+	if text, err := os.ReadFile(h.at("/proc/driver/nvidia/version")); err == nil {
+		if m := moduleVersion.FindSubmatch(text); m != nil {
+			return string(m[1])
+		}
+	}
+	for _, dir := range dirs {
+		real, err := h.real(path.Join(dir, "libcuda.so.1"))
+		if err != nil {
+			continue
+		}
+		if m := cudaFile.FindStringSubmatch(path.Base(real)); m != nil {
+			return m[1]
+		}
+	}
+	return ""
+}
+
+// library finds the file of a stem in dir and all names that lead to it there.
+func (h host) library(dir, stem, version string) (Library, bool) {
+	matches, err := filepath.Glob(h.at(path.Join(dir, stem+".so*")))
+	if err != nil {
+		return Library{}, false
+	}
+	slices.Sort(matches)
+	names := map[string][]string{} // file → paths of this directory
+	for _, m := range matches {
+		p := path.Join(dir, filepath.Base(m))
+		real, err := h.real(p)
+		if err != nil {
+			continue // a dangling link
+		}
+		names[real] = append(names[real], p)
+	}
+	for real, paths := range names {
+		own := stem == "libnvidia-nvvm70"
+		if !own && !strings.HasSuffix(real, ".so."+version) {
+			continue
+		}
+		soname, err := h.soname(real)
+		if err != nil {
+			continue // of another architecture, or no library at all
+		}
+		lib := Library{File: real, Paths: paths, Soname: path.Join(dir, soname)}
+		// The installer makes both names; a bare copy of the files lacks one.
+		for _, p := range []string{lib.Soname, path.Join(dir, path.Base(real))} {
+			if !slices.Contains(lib.Paths, p) {
+				lib.Paths = append(lib.Paths, p)
+			}
+		}
+		slices.Sort(lib.Paths)
+		return lib, true
+	}
+	return Library{}, false
+}
+
+var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+
+// soname returns the soname of a library, or its file name if it has none.
+func (h host) soname(file string) (string, error) {
+	f, err := elf.Open(h.at(file))
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if f.Machine != machines[runtime.GOARCH] || f.Class != elf.ELFCLASS64 {
+		return "", errors.New("of another architecture")
+	}
+	names, err := f.DynString(elf.DT_SONAME)
+	if err != nil || len(names) == 0 || strings.Contains(names[0], "/") {
+		return path.Base(file), nil
+	}
+	return names[0], nil
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// Generated is what Generate found and made.
+type Generated struct {
+	GPUs []GPU
+	// Specs holds one spec of each kind, Kind first; it is empty without GPUs.
+	Specs []*specs.Spec
+	// Source says in words what the specs are built on.
+	Source string
+}
+
+// Spec returns the spec of a kind, nil if there is none.
+func (g *Generated) Spec(kind string) *specs.Spec {
+	for _, s := range g.Specs {
+		if s.Kind == kind {
+			return s
+		}
+	}
+	return nil
+}
+
+// Generate looks at this node and builds both specs. It writes nothing. A node
+// without GPU is no error.
+func Generate(ctx context.Context, o Options, p Paths) (*Generated, error) {
+	gpus, err := Discover(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	g := &Generated{GPUs: gpus, Source: "no GPU found"}
+	if len(gpus) == 0 {
+		return g, nil
+	}
+	base, err := g.base(o, p)
+	if err != nil {
+		return nil, err
+	}
+	for _, kind := range []string{Kind, KindNRI} {
+		spec, err := Build(kind, gpus, base, p)
+		if err != nil {
+			return nil, err
+		}
+		g.Specs = append(g.Specs, spec)
+	}
+	return g, nil
+}
+
+func (g *Generated) base(o Options, p Paths) (Base, error) {
+	if o.SimDir != "" {
+		dir, err := filepath.Abs(o.SimDir)
+		if err != nil {
+			return Base{}, fmt.Errorf("simulated GPU %s: %w", o.SimDir, err)
+		}
+		g.Source = "simulated GPU in " + dir
+		return SimulatedBase(dir, g.GPUs, p.Hook), nil
+	}
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(o.specDirs()...), cdi.WithAutoRefresh(false))
+	if err != nil {
+		return Base{}, fmt.Errorf("read CDI specs: %w", err)
+	}
+	base, warnings, ok := NVIDIABase(cache, g.GPUs)
+	for _, w := range warnings {
+		o.log().Warn(w)
+	}
+	if ok {
+		g.Source = "NVIDIA's CDI spec " + cache.GetVendorSpecs("nvidia.com")[0].GetPath()
+		return base, nil
+	}
+	driver, err := FindDriver(o.HostRoot)
+	if err != nil {
+		return Base{}, err
+	}
+	if !slices.Contains(driver.DeviceNodes, "/dev/nvidia-uvm") {
+		o.log().Warn("/dev/nvidia-uvm is missing, so CUDA can't start in containers: run nvidia-modprobe -c 0 -u")
+	}
+	g.Source = "NVIDIA driver " + driver.Version + " as found"
+	return DriverBase(driver, g.GPUs, p.Hook), nil
+}
+
+func (o Options) specDirs() []string {
+	if o.SpecDirs != nil {
+		return o.SpecDirs
+	}
+	var dirs []string
+	for _, d := range cdi.DefaultSpecDirs {
+		dirs = append(dirs, OnHost(o.HostRoot, d))
+	}
+	return dirs
+}
+
+// Fingerprint returns a text that changes when what Generate looks at may have
+// changed: GPUs, driver, NVIDIA's specs, ours. It is cheap and wakes no GPU.
+func Fingerprint(o Options) string {
+	h := host(o.HostRoot)
+	var b strings.Builder
+	stat := func(path string) {
+		if info, err := os.Stat(path); err == nil {
+			fmt.Fprintf(&b, "%s %d %d %v\n", path, info.Size(), info.ModTime().UnixNano(), info.Mode())
+		}
+	}
+	list := func(pattern string, each func(string)) {
+		matches, _ := filepath.Glob(pattern) // sorted; fails for malformed patterns only
+		for _, m := range matches {
+			each(m)
+		}
+	}
+	name := func(path string) { fmt.Fprintln(&b, path) }
+	if o.SimDir != "" {
+		stat(filepath.Join(o.SimDir, "run", "config"))
+		list(filepath.Join(o.SimDir, "lib", "*"), stat)
+	} else {
+		if text, err := os.ReadFile(h.at("/proc/driver/nvidia/version")); err == nil {
+			b.Write(text)
+		}
+		list(h.at(procGPUs+"/*"), name)
+		list(h.at("/dev/nvidia*"), name)
+		for _, dir := range librarySearch {
+			list(h.at(filepath.Join(dir, "libcuda.so*")), stat)
+		}
+	}
+	for _, dir := range o.specDirs() {
+		list(filepath.Join(dir, "*"), stat)
+	}
+	return b.String()
+}

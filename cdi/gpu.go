@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/sirupsen/logrus"
+)
+
+// GPU is one GPU of this node.
+type GPU struct {
+	Index       int      // position in NVML's order, which is that of the PCI bus
+	UUID        string   // "GPU-…": the identity of the GPU everywhere
+	Name        string   // model
+	MemoryBytes uint64   // 0 where the lister cannot know it
+	PCIBusID    string   // "0000:17:00.0", "" if simulated without one
+	Minor       int      // N of /dev/nvidiaN
+	DeviceNodes []string // device nodes of this GPU alone; none if simulated
+}
+
+// Lister lists the GPUs of this node in index order.
+type Lister interface {
+	List(ctx context.Context) ([]GPU, error)
+}
+
+// ErrNoNVML means that NVML cannot be asked: it is not installed, the driver is
+// not loaded, or this program was built without cgo.
+var ErrNoNVML = errors.New("NVML is not available")
+
+// Options says where to look. The zero value means this host's real GPUs.
+type Options struct {
+	// HostRoot is where the host's root file system is seen from here, for a
+	// program that runs in a container. Empty means "/".
+	HostRoot string
+	// SimDir is the directory of a simulated GPU (lib/ and run/), or empty.
+	SimDir string
+	// SpecDirs are searched for NVIDIA's own CDI spec, later ones win. Nil
+	// means /etc/cdi and /var/run/cdi.
+	SpecDirs []string
+	// Log receives warnings. Nil means silence.
+	Log logrus.FieldLogger
+}
+
+func (o Options) log() logrus.FieldLogger {
+	if o.Log != nil {
+		return o.Log
+	}
+	silent := logrus.New()
+	silent.SetOutput(io.Discard)
+	return silent
+}
+
+// Discover lists the GPUs of this node in index order. A node without GPU or
+// driver is no error: the list is empty.
+func Discover(ctx context.Context, o Options) ([]GPU, error) {
+	if o.SimDir != "" {
+		return Simulated{Dir: o.SimDir}.List(ctx)
+	}
+	// NVML of a host whose root is elsewhere would be loaded against this
+	// container's libraries: ask the kernel module instead.
+	if host(o.HostRoot).isSelf() {
+		gpus, err := NVML{}.List(ctx)
+		if err == nil {
+			return gpus, nil
+		}
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		if !errors.Is(err, ErrNoNVML) {
+			o.log().Warnf("asking the kernel module for GPUs, because NVML failed: %v", err)
+		}
+	}
+	return ProcFS{Root: o.HostRoot}.List(ctx)
+}
+
+// Find returns the GPU that ref names by index or UUID. The error lists what
+// there is.
+func Find(gpus []GPU, ref string) (GPU, error) {
+	for _, g := range gpus {
+		if ref == g.UUID || ref == fmt.Sprint(g.Index) {
+			return g, nil
+		}
+	}
+	if len(gpus) == 0 {
+		return GPU{}, fmt.Errorf("no GPU %q: this node has none", ref)
+	}
+	return GPU{}, fmt.Errorf("no GPU %q: this node has %v", ref, Names(gpus))
+}
+
+// AllDevices is the name of the device that holds every GPU.
+const AllDevices = "all"
+
+// Names returns the CDI device names of the GPUs: every index, every UUID, and
+// "all". Without GPUs there is none.
+func Names(gpus []GPU) []string {
+	if len(gpus) == 0 {
+		return nil
+	}
+	var names []string
+	for _, g := range gpus {
+		names = append(names, fmt.Sprint(g.Index))
+	}
+	for _, g := range gpus {
+		names = append(names, g.UUID)
+	}
+	return append(names, AllDevices)
+}

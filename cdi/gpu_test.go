@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestProcFSListsInBusOrder(t *testing.T) {
+	got, err := ProcFS{Root: fakeHost(t)}.List(context.Background())
+	want := []GPU{
+		{Index: 0, UUID: uuidA, Name: "NVIDIA H200", PCIBusID: "0000:17:00.0", Minor: 1, DeviceNodes: []string{"/dev/nvidia1"}},
+		{Index: 1, UUID: uuidB, Name: "NVIDIA H200", PCIBusID: "0000:9b:00.0", Minor: 0, DeviceNodes: []string{"/dev/nvidia0"}},
+	}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
+	}
+}
+
+func TestProcFSErrors(t *testing.T) {
+	good := information("NVIDIA H200", uuidA, "0000:17:00.0", 1)
+	for name, c := range map[string]struct {
+		text string
+		gpus int
+		says string
+	}{
+		"good":         {good, 1, ""},
+		"excluded":     {strings.Replace(good, "Excluded:\t No", "Excluded:\t Yes", 1), 0, ""},
+		"unknown UUID": {strings.Replace(good, uuidA, "GPU-????????-????-????-????-????????????", 1), 0, "nvidia-smi"},
+		"no UUID":      {strings.Replace(good, "GPU UUID", "X", 1), 0, "UUID"},
+		"no minor":     {strings.Replace(good, "Device Minor", "X", 1), 0, "no device minor"},
+		"odd minor":    {strings.Replace(good, "Minor: \t 1", "Minor: \t one", 1), 0, `"one"`},
+		"empty":        {"", 0, "no device minor"},
+	} {
+		root := t.TempDir()
+		write(t, filepath.Join(root, procGPUs, "0000:17:00.0/information"), c.text)
+		gpus, err := ProcFS{Root: root}.List(context.Background())
+		if len(gpus) != c.gpus || (err == nil) != (c.says == "") || (err != nil && !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s: got %v, %v", name, gpus, err)
+		}
+	}
+}
+
+func TestDiscoverWithoutDriverFindsNothing(t *testing.T) {
+	gpus, err := Discover(context.Background(), Options{HostRoot: t.TempDir()})
+	if err != nil || len(gpus) != 0 {
+		t.Errorf("got %v, %v", gpus, err)
+	}
+}
+
+func TestFind(t *testing.T) {
+	gpus := []GPU{{Index: 0, UUID: uuidA}, {Index: 1, UUID: uuidB}}
+	for ref, want := range map[string]string{"0": uuidA, "1": uuidB, uuidB: uuidB} {
+		if g, err := Find(gpus, ref); err != nil || g.UUID != want {
+			t.Errorf("Find(%q) = %v, %v", ref, g, err)
+		}
+	}
+	for _, ref := range []string{"", "2", "all", "GPU-"} {
+		if g, err := Find(gpus, ref); err == nil || !strings.Contains(err.Error(), uuidA) {
+			t.Errorf("Find(%q) = %v, %v", ref, g, err)
+		}
+	}
+}
+
+func TestSimulatedFromConfig(t *testing.T) {
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		config string
+		gpus   int
+		says   string
+	}{
+		"no config":  {"", 1, ""},
+		"two":        {"gpus=2\nmemory_mib=4096\nlog_records=7\n", 2, ""},
+		"no number":  {"gpus=many\n", 0, "many"},
+		"too many":   {"gpus=100000\n", 0, "more than"},
+		"none there": {"gpus=0\n", 0, ""},
+	} {
+		write(t, filepath.Join(dir, "run/config"), c.config)
+		gpus, err := Simulated{Dir: dir}.fromConfig(dir)
+		if len(gpus) != c.gpus || (err == nil) != (c.says == "") || (err != nil && !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s: got %v, %v", name, gpus, err)
+		}
+		if name == "two" && (gpus[1].UUID != "GPU-51600000-0000-4000-8000-000000000001" || gpus[1].MemoryBytes != 4<<30) {
+			t.Errorf("second GPU is %+v", gpus[1])
+		}
+	}
+}
+
+func TestSimulatedNeedsItsLibrary(t *testing.T) {
+	_, err := Discover(context.Background(), Options{SimDir: t.TempDir()})
+	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "libnvidia-ml.so.1") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// The simulated library answers go-nvml as NVIDIA's does. NVSHARE_TEST_SIMGPU
+// names its directory; the Makefile sets it.
+func TestSimulatedThroughNVML(t *testing.T) {
+	lib := os.Getenv("NVSHARE_TEST_SIMGPU")
+	if lib == "" {
+		t.Skip("NVSHARE_TEST_SIMGPU is not set")
+	}
+	dir := t.TempDir()
+	for _, name := range simLibraries {
+		data, err := os.ReadFile(filepath.Join(lib, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, "lib", name), string(data))
+	}
+	write(t, filepath.Join(dir, "run/config"), "gpus=2\nmemory_mib=1024\n")
+	got, err := Simulated{Dir: dir}.List(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := Simulated{Dir: dir}.fromConfig(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range got {
+		got[i].PCIBusID = ""
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("through NVML %+v\nfrom the configuration %+v", got, want)
+	}
+}
+
+func TestFindDriver(t *testing.T) {
+	d, err := FindDriver(fakeHost(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lib := "/usr/lib/x86_64-linux-gnu/"
+	want := &Driver{
+		Version: driverVersion,
+		Libraries: []Library{
+			{lib + "libcuda.so." + driverVersion, []string{lib + "libcuda.so", lib + "libcuda.so.1", lib + "libcuda.so." + driverVersion}, lib + "libcuda.so.1"},
+			{lib + "libnvidia-gpucomp.so." + driverVersion, []string{lib + "libnvidia-gpucomp.so." + driverVersion}, lib + "libnvidia-gpucomp.so." + driverVersion},
+			{lib + "libnvidia-ml.so." + driverVersion, []string{lib + "libnvidia-ml.so.1", lib + "libnvidia-ml.so." + driverVersion}, lib + "libnvidia-ml.so.1"},
+			{lib + "libnvidia-nvvm70.so.4", []string{lib + "libnvidia-nvvm70.so.4"}, lib + "libnvidia-nvvm70.so.4"},
+			// The host lacks the link; containers need the name all the same.
+			{lib + "libnvidia-ptxjitcompiler.so." + driverVersion, []string{lib + "libnvidia-ptxjitcompiler.so.1", lib + "libnvidia-ptxjitcompiler.so." + driverVersion}, lib + "libnvidia-ptxjitcompiler.so.1"},
+		},
+		NvidiaSMI:   "/usr/bin/nvidia-smi",
+		DeviceNodes: []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"},
+	}
+	if !reflect.DeepEqual(d, want) {
+		t.Errorf("got  %+v\nwant %+v", d, want)
+	}
+}
+
+func TestFindDriverElsewhere(t *testing.T) {
+	root := t.TempDir()
+	write(t, root+"/usr/local/nvidia/lib64/libcuda.so.550.1.2", string(sharedLibrary("libcuda.so.1", 62)))
+	link(t, "libcuda.so.550.1.2", root+"/usr/local/nvidia/lib64/libcuda.so.1")
+	d, err := FindDriver(root)
+	if err != nil || d.Version != "550.1.2" || len(d.Libraries) != 1 {
+		t.Errorf("got %+v, %v", d, err)
+	}
+}
+
+func TestFindDriverErrors(t *testing.T) {
+	if _, err := FindDriver(t.TempDir()); err == nil || !strings.Contains(err.Error(), "install") {
+		t.Errorf("without driver: %v", err)
+	}
+	root := fakeHost(t)
+	if err := os.Remove(root + "/usr/lib/x86_64-linux-gnu/libcuda.so." + driverVersion); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := FindDriver(root); err == nil || !strings.Contains(err.Error(), "same version") {
+		t.Errorf("library of another version: %v", err)
+	}
+}
+
+func TestFingerprintShowsChanges(t *testing.T) {
+	root := fakeHost(t)
+	o := Options{HostRoot: root}
+	seen := []string{Fingerprint(o)}
+	if Fingerprint(o) != seen[0] {
+		t.Fatal("it changes by itself")
+	}
+	for name, change := range map[string]func(){
+		"a GPU appears":        func() { write(t, root+procGPUs+"/0000:ff:00.0/information", "") },
+		"a device node":        func() { write(t, root+"/dev/nvidia-modeset", "") },
+		"NVIDIA writes a spec": func() { write(t, root+"/etc/cdi/nvidia.yaml", "x") },
+		"the driver changes":   func() { write(t, root+"/proc/driver/nvidia/version", "NVRM version: x 1.2 y") },
+	} {
+		change()
+		now := Fingerprint(o)
+		if slices.Contains(seen, now) {
+			t.Errorf("%s: unchanged", name)
+		}
+		seen = append(seen, now)
+	}
+}
+
+func TestOnHostFollowsLinksInsideTheRoot(t *testing.T) {
+	root := t.TempDir()
+	link(t, "/run", root+"/var/run")
+	write(t, root+"/run/cdi/x.yaml", "")
+	for path, want := range map[string]string{
+		"/var/run/cdi":        root + "/run/cdi",
+		"/var/run/new/deeper": root + "/run/new/deeper",
+		"/none":               root + "/none",
+		"/":                   root,
+	} {
+		if got := OnHost(root, path); got != want {
+			t.Errorf("OnHost(%s) = %s, want %s", path, got, want)
+		}
+	}
+	if got := OnHost("", "/var/run/cdi"); got != "/var/run/cdi" {
+		t.Errorf("without a root: %s", got)
+	}
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cdi
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// NVML lists GPUs through NVIDIA's management library.
+type NVML struct {
+	// Library is the path of libnvidia-ml.so.1; empty leaves the search to the
+	// dynamic linker.
+	Library string
+}
+
+var _ Lister = NVML{}
+
+// List returns the GPUs, ErrNoNVML if the library or the driver is not there,
+// or what NVML reports. It returns when ctx ends even if NVML hangs, as it does
+// on a GPU that fell off the bus.
+func (n NVML) List(ctx context.Context) ([]GPU, error) {
+	type result struct {
+		gpus []GPU
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		gpus, err := n.list()
+		done <- result{gpus, err}
+	}()
+	select {
+	case r := <-done:
+		return r.gpus, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for NVML: %w", ctx.Err())
+	}
+}
+
+func (n NVML) list() ([]GPU, error) {
+	var opts []nvml.LibraryOption
+	if n.Library != "" {
+		opts = append(opts, nvml.WithLibraryPath(n.Library))
+	}
+	lib := nvml.New(opts...)
+	switch ret := lib.Init(); ret {
+	case nvml.SUCCESS:
+	case nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED:
+		return nil, fmt.Errorf("%w: %v", ErrNoNVML, ret)
+	default:
+		return nil, fmt.Errorf("start NVML: %v", ret)
+	}
+	defer lib.Shutdown()
+
+	count, ret := lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("count GPUs through NVML: %v", ret)
+	}
+	// A call to a function that the library lacks would end this program.
+	has := func(symbol string) bool { return lib.Extensions().LookupSymbol(symbol) == nil }
+	var gpus []GPU
+	for i := range count {
+		dev, ret := lib.DeviceGetHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			return nil, fmt.Errorf("open GPU %d through NVML: %v", i, ret)
+		}
+		gpu := GPU{Index: i}
+		if gpu.UUID, ret = dev.GetUUID(); ret != nvml.SUCCESS {
+			return nil, fmt.Errorf("read the UUID of GPU %d through NVML: %v", i, ret)
+		}
+		if has("nvmlDeviceGetName") {
+			gpu.Name, _ = dev.GetName() // for display only
+		}
+		if has("nvmlDeviceGetMemoryInfo") {
+			if mem, ret := dev.GetMemoryInfo(); ret == nvml.SUCCESS {
+				gpu.MemoryBytes = mem.Total
+			}
+		}
+		if has("nvmlDeviceGetPciInfo_v3") {
+			if pci, ret := dev.GetPciInfo(); ret == nvml.SUCCESS {
+				gpu.PCIBusID = busID(cString(pci.BusId[:]))
+			}
+		}
+		if has("nvmlDeviceGetMinorNumber") {
+			if gpu.Minor, ret = dev.GetMinorNumber(); ret != nvml.SUCCESS {
+				return nil, fmt.Errorf("read the device minor of GPU %s through NVML: %v", gpu.UUID, ret)
+			}
+		}
+		gpu.DeviceNodes = []string{fmt.Sprintf("/dev/nvidia%d", gpu.Minor)}
+		gpus = append(gpus, gpu)
+	}
+	return gpus, nil
+}
+
+// cString reads a C string; char is signed or not, as the architecture has it.
+func cString[T int8 | uint8](chars []T) string {
+	var b strings.Builder
+	for _, c := range chars {
+		if c == 0 {
+			break
+		}
+		b.WriteByte(byte(c))
+	}
+	return b.String()
+}
+
+// busID shortens NVML's eight digits of PCI domain to the kernel's four where
+// they fit.
+func busID(id string) string {
+	id = strings.ToLower(id)
+	if len(id) == len("00000000:17:00.0") {
+		id = strings.TrimPrefix(id, "0000")
+	}
+	return id
+}

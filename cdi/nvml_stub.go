@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !cgo
+
+package cdi
+
+import (
+	"context"
+	"fmt"
+)
+
+// NVML would list GPUs through NVIDIA's management library, which cannot be
+// loaded without cgo.
+type NVML struct {
+	Library string
+}
+
+var _ Lister = NVML{}
+
+// List returns ErrNoNVML.
+func (NVML) List(context.Context) ([]GPU, error) {
+	return nil, fmt.Errorf("%w: built without cgo", ErrNoNVML)
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"path"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// The two kinds of device: see the package comment.
+const (
+	Kind    = "nvshare.com/gpu"
+	KindNRI = "nvshare.com/gpu-nri"
+)
+
+const (
+	// specVersion is what Debian 12's podman reads at most, and what device
+	// names that begin with a digit need at least.
+	specVersion = "0.5.0"
+
+	// PreloadEnv makes the dynamic linker load the shim.
+	PreloadEnv = "LD_PRELOAD"
+	// ShimPath is the shim inside containers.
+	ShimPath = ShimDir + "/" + ShimFile
+	// ShimDir is where containers see Paths.LibDir.
+	ShimDir = "/usr/lib/nvshare"
+	// ShimFile is the name of the shim in Paths.LibDir.
+	ShimFile = "libnvshare.so"
+	// HookFile is the name of the OCI hook in its directory on the host.
+	HookFile = "nvshare-cdi-hook"
+
+	containerRun = "/var/run/nvshare"
+)
+
+// Where nvshare keeps things on a host unless told otherwise.
+const (
+	DefaultLibDir  = "/var/lib/nvshare/lib" // not in /run, which is often mounted noexec
+	DefaultBinDir  = "/var/lib/nvshare/bin"
+	DefaultRunDir  = "/var/run/nvshare"
+	DefaultSpecDir = "/var/run/cdi"
+)
+
+// Paths are absolute paths of nvshare's own files on the host.
+type Paths struct {
+	LibDir string // holds ShimFile and nothing that a container must not see
+	Hook   string // nvshare-cdi-hook
+	RunDir string // the scheduler's
+}
+
+// DefaultPaths are those that an installation uses.
+var DefaultPaths = Paths{
+	LibDir: DefaultLibDir,
+	Hook:   DefaultBinDir + "/" + HookFile,
+	RunDir: DefaultRunDir,
+}
+
+// TenantDir is the directory of the host that containers see as their run
+// directory.
+func (p Paths) TenantDir() string { return path.Join(p.RunDir, "tenant") }
+
+// Build makes the spec of a kind: the devices <index>, <UUID> and all, each
+// with what base says and nvshare's own part. It shares no memory with base.
+// It is an error to build one without GPUs, because an empty spec is invalid:
+// remove the file instead.
+func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
+	if len(gpus) == 0 {
+		return nil, errors.New("no GPU to describe")
+	}
+	if len(base.PerGPU) != len(gpus) {
+		panic(fmt.Sprintf("base made for %d GPUs, not %d", len(base.PerGPU), len(gpus)))
+	}
+	spec := &specs.Spec{Version: specVersion, Kind: kind, ContainerEdits: copyEdits(base.Common)}
+	common := &spec.ContainerEdits
+	// The directories, not the files: a file is replaced when its owner
+	// restarts, and a mount of it would keep showing the old one.
+	common.Mounts = append(common.Mounts,
+		bind(p.LibDir, ShimDir, readOnly),
+		bind(p.TenantDir(), containerRun, append([]string{"noexec"}, readOnly...)))
+	if kind == Kind {
+		common.Env = append(common.Env, PreloadEnv+"="+ShimPath)
+	}
+
+	var all specs.ContainerEdits
+	for i := range gpus {
+		all = merge(all, copyEdits(base.PerGPU[i]))
+	}
+	for i, g := range gpus {
+		spec.Devices = append(spec.Devices, specs.Device{Name: fmt.Sprint(g.Index), ContainerEdits: copyEdits(base.PerGPU[i])})
+	}
+	for i, g := range gpus {
+		spec.Devices = append(spec.Devices, specs.Device{Name: g.UUID, ContainerEdits: copyEdits(base.PerGPU[i])})
+	}
+	spec.Devices = append(spec.Devices, specs.Device{Name: AllDevices, ContainerEdits: all})
+
+	if min, err := specs.MinimumRequiredVersion(spec); err != nil || min != specVersion {
+		return nil, fmt.Errorf("the spec of %s needs CDI %s, not %s (%v)", kind, min, specVersion, err)
+	}
+	return spec, nil
+}
+
+// merge appends b to a; device nodes and mounts that a already has are not
+// repeated.
+func merge(a, b specs.ContainerEdits) specs.ContainerEdits {
+	a.Env = append(a.Env, b.Env...)
+	a.Hooks = append(a.Hooks, b.Hooks...)
+	for _, n := range b.DeviceNodes {
+		if !containsNode(a.DeviceNodes, n.Path) {
+			a.DeviceNodes = append(a.DeviceNodes, n)
+		}
+	}
+	for _, m := range b.Mounts {
+		if !containsMount(a.Mounts, m.ContainerPath) {
+			a.Mounts = append(a.Mounts, m)
+		}
+	}
+	return a
+}
+
+func containsNode(nodes []*specs.DeviceNode, path string) bool {
+	for _, n := range nodes {
+		if n.Path == path {
+			return true
+		}
+	}
+	return false
+}
+
+func containsMount(mounts []*specs.Mount, path string) bool {
+	for _, m := range mounts {
+		if m.ContainerPath == path {
+			return true
+		}
+	}
+	return false
+}
+
+// Edits returns everything that the named devices of spec bring, as one: the
+// spec's own edits once, then each device's. It is what a runtime does that
+// injects the devices. The error names a device that is not in the spec.
+func Edits(spec *specs.Spec, names ...string) (specs.ContainerEdits, error) {
+	edits := copyEdits(spec.ContainerEdits)
+next:
+	for _, name := range names {
+		for _, d := range spec.Devices {
+			if d.Name == name {
+				edits = merge(edits, copyEdits(d.ContainerEdits))
+				continue next
+			}
+		}
+		return specs.ContainerEdits{}, fmt.Errorf("no device %q in the spec of %s", name, spec.Kind)
+	}
+	return edits, nil
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+var update = flag.Bool("update", false, "write the golden specs anew")
+
+// golden compares a spec with testdata/<name>.
+func golden(t *testing.T, name string, spec *specs.Spec) {
+	t.Helper()
+	got, err := Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s differs (go test -update writes it anew); got\n%s", file, got)
+	}
+}
+
+func generate(t *testing.T, o Options) *Generated {
+	t.Helper()
+	g, err := Generate(context.Background(), o, DefaultPaths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func TestGoldenFromDriver(t *testing.T) {
+	g := generate(t, Options{HostRoot: fakeHost(t)})
+	golden(t, "driver.gpu.yaml", g.Spec(Kind))
+	golden(t, "driver.gpu-nri.yaml", g.Spec(KindNRI))
+}
+
+func TestGoldenFromNVIDIA(t *testing.T) {
+	root := fakeHost(t)
+	fixture, err := os.ReadFile("testdata/nvidia.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, root+"/var/run/cdi/nvidia.yaml", string(fixture))
+	log, records := logtest.NewNullLogger()
+	g := generate(t, Options{HostRoot: root, Log: log})
+	golden(t, "nvidia.gpu.yaml", g.Spec(Kind))
+	golden(t, "nvidia.gpu-nri.yaml", g.Spec(KindNRI))
+	if !strings.Contains(g.Source, "/var/run/cdi/nvidia.yaml") {
+		t.Errorf("source is %q", g.Source)
+	}
+	if last := records.LastEntry(); last == nil || last.Level != logrus.WarnLevel || !strings.Contains(last.Message, "additionalGids") {
+		t.Errorf("no warning about additionalGids: %v", last)
+	}
+}
+
+func TestGoldenSimulated(t *testing.T) {
+	gpus, err := Simulated{}.fromConfig("testdata/none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := SimulatedBase("/sim", gpus, DefaultPaths.Hook)
+	for _, kind := range []string{Kind, KindNRI} {
+		spec, err := Build(kind, gpus, base, DefaultPaths)
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "simgpu."+strings.TrimPrefix(kind, "nvshare.com/")+".yaml", spec)
+	}
+}
+
+func TestOutdatedNVIDIASpecIsNotUsed(t *testing.T) {
+	root := fakeHost(t)
+	fixture, err := os.ReadFile("testdata/nvidia.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Replace(string(fixture), `name: "1"`, `name: "7"`, 1)
+	write(t, root+"/etc/cdi/nvidia.yaml", text)
+	log, records := logtest.NewNullLogger()
+	g := generate(t, Options{HostRoot: root, Log: log})
+	if !strings.Contains(g.Source, "as found") {
+		t.Errorf("source is %q", g.Source)
+	}
+	if e := records.AllEntries(); len(e) == 0 || !strings.Contains(e[0].Message, uuidB) {
+		t.Errorf("the warning does not name the missing GPU: %v", e)
+	}
+}
+
+func TestNoGPUMeansNoSpec(t *testing.T) {
+	g := generate(t, Options{HostRoot: t.TempDir()})
+	if len(g.Specs) != 0 || g.Spec(Kind) != nil {
+		t.Errorf("got %v", g.Specs)
+	}
+	if _, err := Build(Kind, nil, Base{}, DefaultPaths); err == nil {
+		t.Error("an empty spec was built")
+	}
+}
+
+// What was taken from elsewhere and given to one spec must not change through
+// another.
+func TestSpecsShareNothing(t *testing.T) {
+	g := generate(t, Options{HostRoot: fakeHost(t)})
+	before, err := Marshal(g.Spec(KindNRI))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := g.Spec(Kind)
+	s.ContainerEdits.Env[0] = "X=1"
+	s.ContainerEdits.Mounts[0].HostPath = "/x"
+	s.ContainerEdits.Mounts[0].Options[0] = "x"
+	*s.ContainerEdits.Hooks[0].Timeout = 99
+	for i := range s.Devices {
+		if s.Devices[i].ContainerEdits.DeviceNodes[0].Path == "/x" {
+			t.Errorf("device %s shares its nodes with another", s.Devices[i].Name)
+		}
+		s.Devices[i].ContainerEdits.DeviceNodes[0].Path = "/x"
+	}
+	if after, _ := Marshal(g.Spec(KindNRI)); !bytes.Equal(before, after) {
+		t.Error("the other spec changed too")
+	}
+}
+
+func TestSpecsNeedNothingNewerThanTheyDeclare(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.gpu*.yaml")
+	if err != nil || len(files) != 6 {
+		t.Fatalf("golden specs: %v, %v", files, err)
+	}
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec, err := cdi.ParseSpec(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if min, err := specs.MinimumRequiredVersion(spec); err != nil || min != "0.5.0" || spec.Version != "0.5.0" {
+			t.Errorf("%s declares %s, needs %s, %v", f, spec.Version, min, err)
+		}
+	}
+}
+
+// An engine loads the written files and injects each device.
+func TestEngineInjects(t *testing.T) {
+	// Device nodes of this machine, because the library looks at them.
+	gpus := []GPU{
+		{Index: 0, UUID: uuidA, DeviceNodes: []string{"/dev/null"}},
+		{Index: 1, UUID: uuidB, DeviceNodes: []string{"/dev/zero"}},
+	}
+	d := &Driver{Libraries: []Library{{"/l/libcuda.so.1.2", []string{"/l/libcuda.so.1"}, "/l/libcuda.so.1"}}, DeviceNodes: []string{"/dev/full"}}
+	dir := t.TempDir()
+	for _, kind := range []string{Kind, KindNRI} {
+		spec, err := Build(kind, gpus, DriverBase(d, gpus, "/hook"), DefaultPaths)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Write(dir, spec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
+	if err != nil || len(cache.GetErrors()) != 0 || len(cache.ListDevices()) != 10 {
+		t.Fatalf("errors %v, devices %v", cache.GetErrors(), cache.ListDevices())
+	}
+	for names, nodes := range map[string][]string{
+		"0":              {"/dev/full", "/dev/null"},
+		uuidB:            {"/dev/full", "/dev/zero"},
+		"all":            {"/dev/full", "/dev/null", "/dev/zero"},
+		"0 1 " + uuidA:   {"/dev/full", "/dev/null", "/dev/zero"},
+		"all 0 " + uuidB: {"/dev/full", "/dev/null", "/dev/zero"},
+	} {
+		for _, kind := range []string{Kind, KindNRI} {
+			var devices []string
+			for _, n := range strings.Fields(names) {
+				devices = append(devices, kind+"="+n)
+			}
+			spec := &oci.Spec{Process: &oci.Process{Env: []string{"LD_PRELOAD=/user.so", "NVIDIA_VISIBLE_DEVICES=all"}}, Linux: &oci.Linux{}}
+			if _, err := cache.InjectDevices(spec, devices...); err != nil {
+				t.Errorf("%v: %v", devices, err)
+				continue
+			}
+			var gotNodes, gotMounts []string
+			for _, d := range spec.Linux.Devices {
+				gotNodes = append(gotNodes, d.Path)
+			}
+			for _, m := range spec.Mounts {
+				gotMounts = append(gotMounts, m.Source+" "+m.Destination)
+			}
+			slices.Sort(gotNodes)
+			slices.Sort(gotMounts)
+			if !slices.Equal(gotNodes, nodes) {
+				t.Errorf("%v: device nodes %v, want %v", devices, gotNodes, nodes)
+			}
+			if want := []string{"/l/libcuda.so.1.2 /l/libcuda.so.1", "/var/lib/nvshare/lib /usr/lib/nvshare", "/var/run/nvshare/tenant /var/run/nvshare"}; !slices.Equal(gotMounts, want) {
+				t.Errorf("%v: mounts %v", devices, gotMounts)
+			}
+			preload := "LD_PRELOAD=" + ShimPath
+			if kind == KindNRI {
+				preload = "LD_PRELOAD=/user.so"
+			}
+			if !slices.Contains(spec.Process.Env, preload) || !slices.Contains(spec.Process.Env, nvidiaVoid) || len(spec.Process.Env) != 2 {
+				t.Errorf("%v: environment %v", devices, spec.Process.Env)
+			}
+			if h := spec.Hooks.CreateContainer; len(h) != 1 || h[0].Path != "/hook" {
+				t.Errorf("%v: hooks %v", devices, h)
+			}
+		}
+	}
+}
+
+func TestEdits(t *testing.T) {
+	g := generate(t, Options{HostRoot: fakeHost(t)})
+	spec := g.Spec(KindNRI)
+	one, err := Edits(spec, "0")
+	if err != nil || len(one.DeviceNodes) != 4 {
+		t.Errorf("0: %v, %v", one.DeviceNodes, err)
+	}
+	all, err := Edits(spec, "all")
+	if err != nil || len(all.DeviceNodes) != 5 {
+		t.Errorf("all: %v, %v", all.DeviceNodes, err)
+	}
+	several, err := Edits(spec, "1", "all", uuidA)
+	if err != nil || len(several.DeviceNodes) != 5 || !reflect.DeepEqual(several.Mounts, all.Mounts) {
+		t.Errorf("several: %v, %v", several.DeviceNodes, err)
+	}
+	if _, err := Edits(spec, "99"); err == nil || !strings.Contains(err.Error(), `"99"`) {
+		t.Errorf("99: %v", err)
+	}
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+func someSpec(t *testing.T, kind string) *specs.Spec {
+	t.Helper()
+	gpus := []GPU{{Index: 0, UUID: uuidA}}
+	spec, err := Build(kind, gpus, SimulatedBase("/sim", gpus, "/hook"), DefaultPaths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return spec
+}
+
+func TestWriteAndRemove(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o077)) // must not matter
+	dir := filepath.Join(t.TempDir(), "run", "cdi")
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	all := []*specs.Spec{someSpec(t, Kind), someSpec(t, KindNRI)}
+	for i, want := range []bool{true, false} {
+		if changed, err := Write(dir, all...); err != nil || changed != want {
+			t.Fatalf("write %d: changed %v, %v", i, changed, err)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 2 || entries[0].Name() != "nvshare.com-gpu-nri.yaml" || entries[1].Name() != "nvshare.com-gpu.yaml" {
+		t.Fatalf("directory holds %v, %v", entries, err)
+	}
+	for _, e := range entries {
+		if info, _ := e.Info(); info.Mode() != 0o644 {
+			t.Errorf("%s has mode %v: rootless engines can't read it", e.Name(), info.Mode())
+		}
+	}
+
+	// A changed mode or content is put right.
+	file := filepath.Join(dir, FileName(Kind))
+	if err := os.Chmod(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if changed, err := Write(dir, all...); err != nil || !changed {
+		t.Errorf("after chmod: changed %v, %v", changed, err)
+	}
+	if info, _ := os.Stat(file); info.Mode() != 0o644 {
+		t.Errorf("mode is still %v", info.Mode())
+	}
+
+	for i, want := range []bool{true, false} {
+		if removed, err := Remove(dir, Kind, KindNRI); err != nil || removed != want {
+			t.Errorf("remove %d: %v, %v", i, removed, err)
+		}
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 0 {
+		t.Errorf("left behind: %v", entries)
+	}
+}
+
+func TestWriteRefusesAnInvalidSpec(t *testing.T) {
+	dir := t.TempDir()
+	good := someSpec(t, Kind)
+	if _, err := Write(dir, good); err != nil {
+		t.Fatal(err)
+	}
+	before, _ := os.ReadFile(filepath.Join(dir, FileName(Kind)))
+	bad := someSpec(t, Kind)
+	bad.Devices[0].Name = "not a name"
+	if _, err := Write(dir, bad); err == nil || !strings.Contains(err.Error(), "not a name") {
+		t.Errorf("got %v", err)
+	}
+	entries, _ := os.ReadDir(dir)
+	if after, _ := os.ReadFile(filepath.Join(dir, FileName(Kind))); string(after) != string(before) || len(entries) != 1 {
+		t.Errorf("the good file changed, or something was left: %v", entries)
+	}
+}
+
+func TestForeignFilesAreNotTouched(t *testing.T) {
+	const foreign = "cdiVersion: 0.5.0\nkind: vendor.com/net\ndevices: []\n"
+	const ours = "cdiVersion: 0.5.0\nkind: nvshare.com/gpu\ndevices: []\n"
+	for name, c := range map[string]struct {
+		file    string // in the CDI directory
+		prepare func(file string) error
+		refuses bool // Write
+		keeps   bool // Remove reports it, too
+	}{
+		"another kind under our name": {FileName(Kind), func(f string) error { return os.WriteFile(f, []byte(foreign), 0o644) }, true, true},
+		"no spec under our name":      {FileName(Kind), func(f string) error { return os.WriteFile(f, []byte("{hello"), 0o644) }, true, true},
+		"empty file under our name":   {FileName(Kind), func(f string) error { return os.WriteFile(f, nil, 0o644) }, true, true},
+		"directory under our name":    {FileName(Kind), func(f string) error { return os.Mkdir(f, 0o755) }, true, true},
+		"link under our name":         {FileName(Kind), func(f string) error { return os.Symlink("/dev/zero", f) }, true, true},
+		"our kind under another name": {"old.json", func(f string) error { return os.WriteFile(f, []byte(ours), 0o644) }, true, false},
+		"another kind elsewhere":      {"net.yaml", func(f string) error { return os.WriteFile(f, []byte(foreign), 0o644) }, false, false},
+		"garbage elsewhere":           {"x.yaml", func(f string) error { return os.WriteFile(f, []byte("{"), 0o644) }, false, false},
+	} {
+		dir := t.TempDir()
+		file := filepath.Join(dir, c.file)
+		if err := c.prepare(file); err != nil {
+			t.Fatal(err)
+		}
+		before, err := os.Lstat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = Write(dir, someSpec(t, KindNRI), someSpec(t, Kind))
+		if errors.Is(err, ErrForeign) != c.refuses || (err != nil && !strings.Contains(err.Error(), file)) {
+			t.Errorf("%s: write: %v", name, err)
+		}
+		if entries, _ := os.ReadDir(dir); c.refuses && len(entries) != 1 {
+			t.Errorf("%s: written all the same: %v", name, entries)
+		}
+		_, err = Remove(dir, Kind)
+		if errors.Is(err, ErrForeign) != c.keeps {
+			t.Errorf("%s: remove: %v", name, err)
+		}
+		if after, err := os.Lstat(file); err != nil || !os.SameFile(before, after) || after.ModTime() != before.ModTime() {
+			t.Errorf("%s: the file changed: %v", name, err)
+		}
+	}
+}
+
+func TestUnusableDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cdi")
+	if err := os.WriteFile(dir, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Write(dir, someSpec(t, Kind)); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("a file as directory: %v", err)
+	}
+	if os.Getuid() == 0 {
+		t.Skip("root may read everything")
+	}
+	dir = t.TempDir()
+	if err := os.Chmod(dir, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Chmod(dir, 0o755)
+	if _, err := Write(dir, someSpec(t, Kind)); !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), dir) {
+		t.Errorf("unreadable: %v", err)
+	}
+}

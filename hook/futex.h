@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/* futex.h: bounded waits on a 32-bit word; no cancellation point, errno kept by no one. */
+#ifndef NVSHARE_FUTEX_H
+#define NVSHARE_FUTEX_H
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Sleeps while *word is seen, for at most ns; may return early. */
+static inline void nvs_futex_wait(const uint32_t *word, uint32_t seen, uint64_t ns, bool local)
+{
+	struct timespec t = { (time_t)(ns / 1000000000u), (long)(ns % 1000000000u) };
+
+	syscall(SYS_futex, word, FUTEX_WAIT | (local ? FUTEX_PRIVATE_FLAG : 0), seen, &t, NULL, 0);
+}
+
+/* A page that is mapped read-only can be waited and woken on all the same. */
+static inline void nvs_futex_wake(const uint32_t *word, bool local)
+{
+	syscall(SYS_futex, word, FUTEX_WAKE | (local ? FUTEX_PRIVATE_FLAG : 0), INT_MAX, NULL, NULL,
+		0);
+}
+
+#endif

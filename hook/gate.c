@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gate.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "client.h"
+#include "glibc.h"
+
+struct nvs_channel nvs_channels[NVS_MAX_CHANNELS];
+struct nvs_gate nvs_gate;
+
+__thread struct nvs_thread *nvs_self __attribute__((tls_model("initial-exec")));
+
+static _Atomic(struct nvs_thread *) threads;
+static pthread_key_t thread_key;
+static atomic_bool thread_key_made;
+
+/* At the end of a thread, also one that was cancelled inside the driver. */
+static void thread_end(void *arg)
+{
+	struct nvs_thread *t = arg;
+
+	nvs_self = NULL;
+	t->stream = NULL;
+	atomic_store(&t->in_flight, 0);
+	atomic_store(&t->taken, false);
+}
+
+static struct nvs_thread *take_free(void)
+{
+	for (struct nvs_thread *t = atomic_load(&threads); t; t = t->next) {
+		bool no = false;
+
+		if (!atomic_load_explicit(&t->taken, memory_order_relaxed) &&
+		    atomic_compare_exchange_strong(&t->taken, &no, true))
+			return t;
+	}
+	return NULL;
+}
+
+/* Lists a page or so of new records; the application's allocator is not used. */
+static void add_records(void)
+{
+	enum { COUNT = 32 };
+	struct nvs_thread *t = mmap(NULL, COUNT * sizeof(*t), PROT_READ | PROT_WRITE,
+				    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (t == MAP_FAILED)
+		return;
+	for (int i = 0; i < COUNT; i++) {
+		t[i].next = atomic_load(&threads);
+		while (!atomic_compare_exchange_weak(&threads, &t[i].next, &t[i]))
+			;
+	}
+}
+
+void nvs_gate_init(void)
+{
+	if (!atomic_load(&thread_key_made) && pthread_key_create(&thread_key, thread_end) == 0)
+		atomic_store(&thread_key_made, true);
+}
+
+struct nvs_thread *nvs_thread_register(void)
+{
+	int saved = errno;
+	struct nvs_thread *t = take_free();
+
+	if (!t) {
+		add_records();
+		t = take_free();
+	}
+	if (t) {
+		t->stream = NULL;
+		nvs_self = t;
+		if (atomic_load(&thread_key_made))
+			pthread_setspecific(thread_key, t);
+	}
+	errno = saved;
+	return t;
+}
+
+bool nvs_gate_busy(unsigned channel)
+{
+	for (struct nvs_thread *t = atomic_load(&threads); t; t = t->next)
+		if (atomic_load_explicit(&t->in_flight, memory_order_seq_cst) & (1u << channel))
+			return true;
+	return false;
+}
+
+/*
+ * All flags go up together or not at all: a thread never waits at one gate
+ * while it holds another.
+ */
+struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t stride)
+{
+	struct nvs_thread *t = nvs_self;
+	unsigned mask = 0;
+
+	if (!atomic_load(&nvs_gate.active))
+		return NULL;
+	if (!t)
+		t = nvs_thread_register();
+	if (!t || atomic_load(&t->in_flight))
+		return NULL;
+	for (unsigned i = 0; i < count; i++) {
+		void *key = *(void *const *)((const char *)keys + i * stride);
+		struct nvs_stream *s = nvs_stream_find(t, NVS_KEY_LEGACY(key));
+
+		if (s)
+			mask |= 1u << s->channel;
+	}
+	for (;;) {
+		unsigned closed = NVS_MAX_CHANNELS;
+
+		atomic_store(&t->in_flight, mask);
+		for (unsigned i = 0; i < NVS_MAX_CHANNELS && closed == NVS_MAX_CHANNELS; i++)
+			if ((mask & (1u << i)) && !nvs_gate_is_open(i))
+				closed = i;
+		if (closed == NVS_MAX_CHANNELS)
+			break;
+		atomic_store(&t->in_flight, 0);
+		nvs_gate_wait(closed);
+		if (!atomic_load(&nvs_gate.active))
+			return NULL;
+	}
+	for (unsigned i = 0; i < count; i++) {
+		void *key = *(void *const *)((const char *)keys + i * stride);
+		struct nvs_stream *s = nvs_stream_find(t, NVS_KEY_LEGACY(key));
+
+		if (s)
+			nvs_stream_mark(s);
+	}
+	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++)
+		if (mask & (1u << i))
+			atomic_fetch_add(&t->calls[i], 1);
+	return t;
+}
+
+/*
+ * The channel's epoch is NVS_WORD_NONE already. A call in flight may take as
+ * long as the driver lets it; there is no time limit here, the scheduler has
+ * one.
+ */
+void nvs_gate_quiesce(unsigned channel)
+{
+	static const struct timespec nap = { 0, 20000 };
+
+	for (int spins = 0; nvs_gate_busy(channel); spins++) {
+		if (spins < 100)
+			sched_yield();
+		else
+			nanosleep(&nap, NULL);
+	}
+}
+
+uint64_t nvs_gate_calls(unsigned channel)
+{
+	uint64_t sum = 0;
+
+	for (struct nvs_thread *t = atomic_load(&threads); t; t = t->next)
+		sum += atomic_load_explicit(&t->calls[channel], memory_order_relaxed);
+	return sum;
+}
+
+void nvs_gate_fork_child(void)
+{
+	atomic_store(&nvs_gate.active, false);
+	atomic_store(&nvs_gate.captures, 0);
+	atomic_fetch_add(&nvs_gate.generation, 1);
+	for (struct nvs_thread *t = atomic_load(&threads); t; t = t->next) {
+		atomic_store(&t->in_flight, 0);
+		t->stream = NULL;
+		for (int i = 0; i < NVS_MAX_CHANNELS; i++)
+			atomic_store(&t->calls[i], 0);
+		atomic_store(&t->taken, t == nvs_self);
+	}
+}

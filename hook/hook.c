@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * hook.c: the gated wrappers, made from the table, and what happens when the
+ * driver is first initialised.
+ */
+#include "hook.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client.h"
+#include "gate.h"
+#include "log.h"
+#include "memory.h"
+#include "proof.h"
+
+#define G(name, P, A, key) \
+	NVS_EXPORT int name P; \
+	NVS_EXPORT int name P \
+	{ \
+		__typeof__(&name) real = NVS_REAL(name); \
+		struct nvs_thread *t; \
+		int result; \
+		if (nvs_unlikely(!real)) \
+			return CUDA_ERROR_NOT_FOUND; \
+		t = nvs_gate_enter(key); \
+		result = real A; \
+		if (nvs_likely(t != NULL)) \
+			nvs_gate_leave(t); \
+		return result; \
+	}
+NVS_GATED_TABLE(G)
+#undef G
+
+/* Defined in watch.c; only their addresses are needed here. */
+#define H(name) extern int name();
+NVS_OTHER_TABLE(H)
+#undef H
+
+void *const nvs_wrappers[NVS_F_COUNT] = {
+#define G(name, P, A, key) [NVS_F_##name] = (void *)name,
+	NVS_GATED_TABLE(G)
+#undef G
+#define H(name) [NVS_F_##name] = (void *)name,
+	NVS_OTHER_TABLE(H)
+#undef H
+};
+
+/*
+ * In a forked child CUDA is as if never initialised, and so is the shim. Other
+ * threads may have held any lock at the fork, so everything starts afresh.
+ */
+static atomic_bool started;
+
+static void fork_child(void)
+{
+	nvs_gate_fork_child();
+	nvs_stream_fork_child();
+	nvs_memory_fork_child();
+	nvs_client_fork_child();
+	atomic_store(&started, false);
+}
+
+static unsigned list_devices(struct nvs_device *d)
+{
+	const struct nvs_driver *v = &nvs_driver;
+	int count = 0;
+	unsigned n = 0;
+
+	if (!v->device_count || !v->device_get || v->device_count(&count) != CUDA_SUCCESS)
+		return 0;
+	for (int i = 0; i < count && n < NVS_MAX_CHANNELS; i++) {
+		size_t bytes = 0;
+		int ok = -1;
+
+		if (v->device_get(&d[n].dev, i) != CUDA_SUCCESS)
+			break;
+		/* v2 tells the instance of a partitioned GPU. */
+		if (v->device_uuid_v2)
+			ok = v->device_uuid_v2(d[n].uuid, d[n].dev);
+		if (ok != CUDA_SUCCESS && v->device_uuid)
+			ok = v->device_uuid(d[n].uuid, d[n].dev);
+		if (ok != CUDA_SUCCESS)
+			memset(d[n].uuid, 0, NVS_UUID_SIZE);
+		if (v->device_total_mem && v->device_total_mem(&bytes, d[n].dev) == CUDA_SUCCESS)
+			d[n].total_mem = bytes;
+		n++;
+	}
+	return n;
+}
+
+void nvs_start(void)
+{
+	static atomic_bool once;
+	struct nvs_device devices[NVS_MAX_CHANNELS] = { 0 };
+	struct nvs_proof proof;
+	unsigned count;
+
+	if (atomic_exchange(&started, true))
+		return;
+	nvs_log_init();
+	count = list_devices(devices);
+	if (count == 0)
+		return;
+	proof = nvs_prove();
+	if (!atomic_exchange(&once, true)) {
+		pthread_atfork(NULL, NULL, fork_child);
+		/* Runs before what was registered earlier, so before the driver's end. */
+		atexit(nvs_client_exit);
+	}
+	nvs_client_start(devices, count, proof.interposed, proof.bypassed);
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * hook.h: interposition. Which driver functions exist, where the real ones
+ * are, and which pointers the application may not get to see.
+ *
+ * Start reading here: symbols.h names what is interposed, hook.c and watch.c
+ * hold the wrappers, resolve.c finds the real functions, gate.h is the way to
+ * the GPU, lease.h decides, client.c talks to the scheduler.
+ */
+#ifndef NVSHARE_HOOK_H
+#define NVSHARE_HOOK_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "symbols.h"
+
+#define NVS_EXPORT __attribute__((visibility("default")))
+#define nvs_likely(x)   __builtin_expect(!!(x), 1)
+#define nvs_unlikely(x) __builtin_expect(!!(x), 0)
+
+/* The real export of each interposed name; NULL while unknown or absent. */
+extern _Atomic(void *) nvs_real_table[NVS_F_COUNT];
+
+/* What the shim itself calls. Valid once nvs_resolve() returned true. */
+extern struct nvs_driver nvs_driver;
+
+extern const char *const nvs_names[NVS_F_COUNT];
+extern void *const nvs_wrappers[NVS_F_COUNT];
+
+/*
+ * Finds the driver in this process and fills the tables, once. hint: an
+ * address that may lie in the driver, or NULL. load: load libcuda.so.1 if it
+ * is not there yet. Returns false while there is no driver.
+ */
+bool nvs_resolve(void *hint, bool load);
+
+/* The real function, looked for if need be; NULL if the driver lacks it. */
+void *nvs_resolve_one(enum nvs_function f);
+
+static inline void *nvs_real_pointer(enum nvs_function f)
+{
+	void *p = atomic_load_explicit(&nvs_real_table[f], memory_order_relaxed);
+
+	return nvs_likely(p != NULL) ? p : nvs_resolve_one(f);
+}
+
+/* The real function behind a wrapper, with the wrapper's own type. */
+#define NVS_REAL(name) ((__typeof__(&name))nvs_real_pointer(NVS_F_##name))
+
+/* The wrapper of a real export, or p itself if it is not interposed. */
+void *nvs_substitute(void *p);
+
+/* Whether p is one of the shim's wrappers. */
+bool nvs_is_wrapper(const void *p);
+
+/* dlsym of the next library in line, and glibc's dlvsym. */
+void *nvs_next_dlsym(void *handle, const char *name);
+void *nvs_next_dlvsym(void *handle, const char *name, const char *version);
+
+/* What cuInit's wrapper does after the driver's first success. */
+void nvs_start(void);
+
+#endif

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * symbols.h: every driver function that the shim interposes.
+ *
+ * NVS_GATED_TABLE(G): functions that submit work to a GPU.
+ *   G(name, parameters, arguments, key)
+ *   key: the stream the work goes to, with the meaning of handle 0 resolved:
+ *   legacy default stream, or the thread's own in a _ptds/_ptsz variant.
+ * NVS_OTHER_TABLE(H): functions that the shim watches and never gates.
+ *   H(name)
+ *
+ * Never gated: frees, destroys, synchronisation, queries, event operations and
+ * stream memory operations. They may be what running work waits for.
+ */
+#ifndef NVSHARE_SYMBOLS_H
+#define NVSHARE_SYMBOLS_H
+
+#include "cuda_abi.h"
+
+#define NVS_KEY_LEGACY(s) ((s) ? (void *)(s) : CU_STREAM_LEGACY)
+#define NVS_KEY_THREAD(s) ((s) ? (void *)(s) : CU_STREAM_PER_THREAD)
+
+/* On a stream: the export and its per-thread-default-stream variant. */
+#define NVS_SZ(G, name, P, A, s) \
+	G(name, P, A, NVS_KEY_LEGACY(s)) \
+	G(name##_ptsz, P, A, NVS_KEY_THREAD(s))
+
+/* Without a stream parameter: the default stream. */
+#define NVS_DS(G, name, P, A) \
+	G(name, P, A, CU_STREAM_LEGACY) \
+	G(name##_ptds, P, A, CU_STREAM_PER_THREAD)
+
+/* With a pre-3.2 export beside the _v2 one. */
+#define NVS_SZ_V2(G, name, P, A, s) \
+	G(name, P, A, NVS_KEY_LEGACY(s)) \
+	NVS_SZ(G, name##_v2, P, A, s)
+#define NVS_DS_V2(G, name, P, A) \
+	G(name, P, A, CU_STREAM_LEGACY) \
+	NVS_DS(G, name##_v2, P, A)
+
+#define NVS_GATED_LAUNCH(G) \
+	NVS_SZ(G, cuLaunchKernel, \
+		(void *f, uint gx, uint gy, uint gz, uint bx, uint by, uint bz, \
+		 uint shared, void *s, void **params, void **extra), \
+		(f, gx, gy, gz, bx, by, bz, shared, s, params, extra), s) \
+	NVS_SZ(G, cuLaunchKernelEx, \
+		(const struct cu_launch_config *c, void *f, void **params, void **extra), \
+		(c, f, params, extra), (c ? c->stream : NULL)) \
+	NVS_SZ(G, cuLaunchCooperativeKernel, \
+		(void *f, uint gx, uint gy, uint gz, uint bx, uint by, uint bz, \
+		 uint shared, void *s, void **params), \
+		(f, gx, gy, gz, bx, by, bz, shared, s, params), s) \
+	NVS_SZ(G, cuLaunchHostFunc, (void *s, void *fn, void *data), (s, fn, data), s) \
+	NVS_SZ(G, cuLaunchHostFunc_v2, (void *s, void *fn, void *data, uint mode), \
+		(s, fn, data, mode), s) \
+	NVS_SZ(G, cuStreamAddCallback, (void *s, void *fn, void *data, uint flags), \
+		(s, fn, data, flags), s) \
+	NVS_SZ(G, cuGraphLaunch, (void *graph, void *s), (graph, s), s) \
+	NVS_SZ(G, cuGraphUpload, (void *graph, void *s), (graph, s), s) \
+	G(cuLaunch, (void *f), (f), CU_STREAM_LEGACY) \
+	G(cuLaunchGrid, (void *f, int w, int h), (f, w, h), CU_STREAM_LEGACY) \
+	G(cuLaunchGridAsync, (void *f, int w, int h, void *s), (f, w, h, s), NVS_KEY_LEGACY(s))
+
+#define NVS_GATED_COPY(G) \
+	NVS_DS(G, cuMemcpy, (CUdeviceptr d, CUdeviceptr h, size_t n), (d, h, n)) \
+	NVS_DS(G, cuMemcpyPeer, (CUdeviceptr d, void *dc, CUdeviceptr h, void *hc, size_t n), \
+		(d, dc, h, hc, n)) \
+	NVS_DS_V2(G, cuMemcpyHtoD, (CUdeviceptr d, const void *h, size_t n), (d, h, n)) \
+	NVS_DS_V2(G, cuMemcpyDtoH, (void *d, CUdeviceptr h, size_t n), (d, h, n)) \
+	NVS_DS_V2(G, cuMemcpyDtoD, (CUdeviceptr d, CUdeviceptr h, size_t n), (d, h, n)) \
+	NVS_DS_V2(G, cuMemcpyDtoA, (void *a, size_t o, CUdeviceptr d, size_t n), (a, o, d, n)) \
+	NVS_DS_V2(G, cuMemcpyAtoD, (CUdeviceptr d, void *a, size_t o, size_t n), (d, a, o, n)) \
+	NVS_DS_V2(G, cuMemcpyHtoA, (void *a, size_t o, const void *h, size_t n), (a, o, h, n)) \
+	NVS_DS_V2(G, cuMemcpyAtoH, (void *h, void *a, size_t o, size_t n), (h, a, o, n)) \
+	NVS_DS_V2(G, cuMemcpyAtoA, (void *a, size_t o, void *b, size_t p, size_t n), (a, o, b, p, n)) \
+	NVS_DS_V2(G, cuMemcpy2D, (const void *c), (c)) \
+	NVS_DS_V2(G, cuMemcpy2DUnaligned, (const void *c), (c)) \
+	NVS_DS_V2(G, cuMemcpy3D, (const void *c), (c)) \
+	NVS_DS(G, cuMemcpy3DPeer, (const void *c), (c)) \
+	NVS_SZ(G, cuMemcpyAsync, (CUdeviceptr d, CUdeviceptr h, size_t n, void *s), (d, h, n, s), s) \
+	NVS_SZ(G, cuMemcpyPeerAsync, \
+		(CUdeviceptr d, void *dc, CUdeviceptr h, void *hc, size_t n, void *s), \
+		(d, dc, h, hc, n, s), s) \
+	NVS_SZ_V2(G, cuMemcpyHtoDAsync, (CUdeviceptr d, const void *h, size_t n, void *s), \
+		(d, h, n, s), s) \
+	NVS_SZ_V2(G, cuMemcpyDtoHAsync, (void *d, CUdeviceptr h, size_t n, void *s), (d, h, n, s), s) \
+	NVS_SZ_V2(G, cuMemcpyDtoDAsync, (CUdeviceptr d, CUdeviceptr h, size_t n, void *s), \
+		(d, h, n, s), s) \
+	NVS_SZ_V2(G, cuMemcpyHtoAAsync, (void *a, size_t o, const void *h, size_t n, void *s), \
+		(a, o, h, n, s), s) \
+	NVS_SZ_V2(G, cuMemcpyAtoHAsync, (void *h, void *a, size_t o, size_t n, void *s), \
+		(h, a, o, n, s), s) \
+	NVS_SZ_V2(G, cuMemcpy2DAsync, (const void *c, void *s), (c, s), s) \
+	NVS_SZ_V2(G, cuMemcpy3DAsync, (const void *c, void *s), (c, s), s) \
+	NVS_SZ(G, cuMemcpy3DPeerAsync, (const void *c, void *s), (c, s), s) \
+	NVS_SZ(G, cuMemcpyBatchAsync, \
+		(void *d, void *h, size_t *n, size_t count, void *attrs, size_t *idx, \
+		 size_t num, size_t *fail, void *s), \
+		(d, h, n, count, attrs, idx, num, fail, s), s) \
+	NVS_SZ(G, cuMemcpyBatchAsync_v2, \
+		(void *d, void *h, size_t *n, size_t count, void *attrs, size_t *idx, \
+		 size_t num, void *s), \
+		(d, h, n, count, attrs, idx, num, s), s) \
+	NVS_SZ(G, cuMemcpy3DBatchAsync, \
+		(size_t num, void *ops, size_t *fail, unsigned long long flags, void *s), \
+		(num, ops, fail, flags, s), s) \
+	NVS_SZ(G, cuMemcpy3DBatchAsync_v2, \
+		(size_t num, void *ops, unsigned long long flags, void *s), \
+		(num, ops, flags, s), s) \
+	NVS_SZ(G, cuMemcpyWithAttributesAsync, \
+		(CUdeviceptr d, CUdeviceptr h, size_t n, void *attr, void *s), \
+		(d, h, n, attr, s), s) \
+	NVS_SZ(G, cuMemcpy3DWithAttributesAsync, (void *op, unsigned long long flags, void *s), \
+		(op, flags, s), s)
+
+#define NVS_GATED_SET(G) \
+	NVS_DS_V2(G, cuMemsetD8, (CUdeviceptr d, unsigned char v, size_t n), (d, v, n)) \
+	NVS_DS_V2(G, cuMemsetD16, (CUdeviceptr d, unsigned short v, size_t n), (d, v, n)) \
+	NVS_DS_V2(G, cuMemsetD32, (CUdeviceptr d, uint v, size_t n), (d, v, n)) \
+	NVS_DS_V2(G, cuMemsetD2D8, (CUdeviceptr d, size_t p, unsigned char v, size_t w, size_t h), \
+		(d, p, v, w, h)) \
+	NVS_DS_V2(G, cuMemsetD2D16, (CUdeviceptr d, size_t p, unsigned short v, size_t w, size_t h), \
+		(d, p, v, w, h)) \
+	NVS_DS_V2(G, cuMemsetD2D32, (CUdeviceptr d, size_t p, uint v, size_t w, size_t h), \
+		(d, p, v, w, h)) \
+	NVS_SZ(G, cuMemsetD8Async, (CUdeviceptr d, unsigned char v, size_t n, void *s), (d, v, n, s), s) \
+	NVS_SZ(G, cuMemsetD16Async, (CUdeviceptr d, unsigned short v, size_t n, void *s), \
+		(d, v, n, s), s) \
+	NVS_SZ(G, cuMemsetD32Async, (CUdeviceptr d, uint v, size_t n, void *s), (d, v, n, s), s) \
+	NVS_SZ(G, cuMemsetD2D8Async, \
+		(CUdeviceptr d, size_t p, unsigned char v, size_t w, size_t h, void *s), \
+		(d, p, v, w, h, s), s) \
+	NVS_SZ(G, cuMemsetD2D16Async, \
+		(CUdeviceptr d, size_t p, unsigned short v, size_t w, size_t h, void *s), \
+		(d, p, v, w, h, s), s) \
+	NVS_SZ(G, cuMemsetD2D32Async, \
+		(CUdeviceptr d, size_t p, uint v, size_t w, size_t h, void *s), \
+		(d, p, v, w, h, s), s)
+
+#define NVS_GATED_MOVE(G) \
+	NVS_SZ(G, cuMemPrefetchAsync, (CUdeviceptr d, size_t n, int dev, void *s), (d, n, dev, s), s) \
+	NVS_SZ(G, cuMemPrefetchAsync_v2, \
+		(CUdeviceptr d, size_t n, struct cu_location to, uint flags, void *s), \
+		(d, n, to, flags, s), s) \
+	NVS_SZ(G, cuMemPrefetchBatchAsync, \
+		(void *d, size_t *n, size_t count, void *to, size_t *idx, size_t num, \
+		 unsigned long long flags, void *s), \
+		(d, n, count, to, idx, num, flags, s), s) \
+	NVS_SZ(G, cuMemDiscardBatchAsync, \
+		(void *d, size_t *n, size_t count, unsigned long long flags, void *s), \
+		(d, n, count, flags, s), s) \
+	NVS_SZ(G, cuMemDiscardAndPrefetchBatchAsync, \
+		(void *d, size_t *n, size_t count, void *to, size_t *idx, size_t num, \
+		 unsigned long long flags, void *s), \
+		(d, n, count, to, idx, num, flags, s), s) \
+	NVS_SZ(G, cuMemBatchDecompressAsync, \
+		(void *ops, size_t count, uint flags, size_t *fail, void *s), \
+		(ops, count, flags, fail, s), s)
+
+#define NVS_GATED_TABLE(G) \
+	NVS_GATED_LAUNCH(G) \
+	NVS_GATED_COPY(G) \
+	NVS_GATED_SET(G) \
+	NVS_GATED_MOVE(G)
+
+#define NVS_OTHER_TABLE(H) \
+	H(cuInit) \
+	H(cuGetProcAddress) H(cuGetProcAddress_ptsz) \
+	H(cuGetProcAddress_v2) H(cuGetProcAddress_v2_ptsz) \
+	/* gated by hand: several devices in one call */ \
+	H(cuLaunchCooperativeKernelMultiDevice) \
+	/* contexts */ \
+	H(cuCtxCreate) H(cuCtxCreate_v2) H(cuCtxCreate_v3) H(cuCtxCreate_v4) \
+	H(cuCtxDestroy) H(cuCtxDestroy_v2) H(cuCtxDetach) \
+	H(cuCtxSetCurrent) H(cuCtxPushCurrent) H(cuCtxPushCurrent_v2) \
+	H(cuCtxPopCurrent) H(cuCtxPopCurrent_v2) \
+	H(cuDevicePrimaryCtxRetain) \
+	H(cuDevicePrimaryCtxRelease) H(cuDevicePrimaryCtxRelease_v2) \
+	H(cuDevicePrimaryCtxReset) H(cuDevicePrimaryCtxReset_v2) \
+	H(cuCtxFromGreenCtx) H(cuGreenCtxDestroy) \
+	/* streams and captures */ \
+	H(cuStreamCreate) H(cuStreamCreateWithPriority) \
+	H(cuStreamDestroy) H(cuStreamDestroy_v2) \
+	H(cuStreamBeginCapture) H(cuStreamBeginCapture_ptsz) \
+	H(cuStreamBeginCapture_v2) H(cuStreamBeginCapture_v2_ptsz) \
+	H(cuStreamBeginCaptureToGraph) H(cuStreamBeginCaptureToGraph_ptsz) \
+	H(cuStreamBeginCaptureToCig) H(cuStreamBeginCaptureToCig_ptsz) \
+	H(cuStreamEndCapture) H(cuStreamEndCapture_ptsz) \
+	H(cuStreamEndCaptureToCig) H(cuStreamEndCaptureToCig_ptsz) \
+	/* memory: counted */ \
+	H(cuMemAlloc) H(cuMemAlloc_v2) H(cuMemAllocPitch) H(cuMemAllocPitch_v2) \
+	H(cuMemAllocManaged) \
+	H(cuMemAllocAsync) H(cuMemAllocAsync_ptsz) \
+	H(cuMemAllocFromPoolAsync) H(cuMemAllocFromPoolAsync_ptsz) \
+	H(cuMemFree) H(cuMemFree_v2) H(cuMemFreeAsync) H(cuMemFreeAsync_ptsz) \
+	H(cuMemCreate) H(cuMemRelease)
+
+enum nvs_function {
+#define G(name, P, A, key) NVS_F_##name,
+	NVS_GATED_TABLE(G)
+#undef G
+	NVS_GATED_COUNT,
+	NVS_OTHER_FIRST = NVS_GATED_COUNT - 1,
+#define H(name) NVS_F_##name,
+	NVS_OTHER_TABLE(H)
+#undef H
+	NVS_F_COUNT
+};
+
+#endif

@@ -1,0 +1,561 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * client_test.c: the shim's life, one case per process, the shim preloaded.
+ *
+ *   client_test           lists the cases
+ *   client_test CASE      runs one
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fake.h"
+#include "stub.h"
+
+static struct fake fake;
+static void *contexts[STUB_GPUS];
+
+static unsigned entries(const char *dir)
+{
+	DIR *d = opendir(dir);
+	unsigned n = 0;
+
+	CHECK(d);
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
+static unsigned threads(void) { return entries("/proc/self/task"); }
+static unsigned descriptors(void) { return entries("/proc/self/fd"); }
+
+static int launch(void *stream)
+{
+	return cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+}
+
+static void allow(int gpu, int on)
+{
+	atomic_store(&stub_state()->allowed[gpu], on);
+}
+
+static unsigned long launches(int gpu)
+{
+	return atomic_load(&stub_state()->launches[gpu]);
+}
+
+static void nap_ms(int ms)
+{
+	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
+
+	nanosleep(&t, NULL);
+}
+
+/* Waits for a condition that must come true. */
+#define EVENTUALLY(cond) \
+	do { \
+		for (int ms_ = 0; !(cond) && ms_ < PATIENCE_MS; ms_++) \
+			nap_ms(1); \
+		CHECK(cond); \
+	} while (0)
+
+/* A thread that makes one launch, or many, and says how many are done. */
+struct launcher {
+	pthread_t thread;
+	int gpu, count; /* 0: until stop */
+	int error;      /* errno before and after */
+	atomic_int stop;
+	atomic_ulong done;
+};
+
+static void *launcher_main(void *arg)
+{
+	struct launcher *l = arg;
+
+	CHECK(cuCtxSetCurrent(contexts[l->gpu]) == 0);
+	for (int i = 0; l->count ? i < l->count : !atomic_load(&l->stop); i++) {
+		errno = l->error;
+		CHECK(launch(NULL) == 0);
+		CHECK(errno == l->error);
+		atomic_fetch_add(&l->done, 1);
+	}
+	return NULL;
+}
+
+static void start(struct launcher *l, int gpu, int count)
+{
+	memset(l, 0, sizeof(*l));
+	l->gpu = gpu;
+	l->count = count;
+	l->error = 77;
+	CHECK(pthread_create(&l->thread, NULL, launcher_main, l) == 0);
+}
+
+static void finish(struct launcher *l)
+{
+	atomic_store(&l->stop, 1);
+	CHECK(pthread_join(l->thread, NULL) == 0);
+}
+
+/* A process with contexts on this many GPUs, attached to a scheduler. */
+static void begin(int gpus)
+{
+	stub_state()->gpus = gpus;
+	fake_init(&fake);
+	fake_listen(&fake);
+	CHECK(cuInit(0) == 0);
+	fake_accept(&fake);
+	for (int i = 0; i < gpus; i++) {
+		CHECK(cuCtxCreate_v2(&contexts[i], 0, i) == 0);
+		CHECK(fake_attach(&fake).channel == i);
+	}
+}
+
+/* ---- cases ---- */
+
+static void inert_until_init(void)
+{
+	unsigned t = threads(), d = descriptors();
+	void *ctx;
+
+	fake_init(&fake);
+	fake_listen(&fake);
+	d++;
+	CHECK(cuCtxCreate_v2(&ctx, 0, 0) == 0 && launch(NULL) == 0);
+	CHECK(threads() == t && descriptors() == d);
+	stub_state()->init_result = 100; /* no device */
+	CHECK(cuInit(0) == 100 && launch(NULL) == 0);
+	CHECK(threads() == t && descriptors() == d);
+	stub_state()->init_result = 0;
+	CHECK(cuInit(0) == 0);
+	CHECK(threads() == t + 1);
+	CHECK(cuInit(0) == 0 && cuInit(0) == 0);
+	CHECK(threads() == t + 1);
+	fake_accept(&fake);
+}
+
+static void registers_what_it_proved(void)
+{
+	struct nvs_frame r;
+
+	fake_init(&fake);
+	fake_listen(&fake);
+	CHECK(cuInit(0) == 0);
+	r = fake_accept(&fake);
+	CHECK(r.u.reg.min_version == NVS_WIRE_VERSION && r.u.reg.channels == 1 && r.code == 0);
+	CHECK(r.u.reg.interposed == 2 && r.u.reg.bypassed == 0); /* two launches in the stub */
+}
+
+static void attaches_a_gpu_when_used(void)
+{
+	struct nvs_frame a;
+
+	stub_state()->gpus = 2;
+	fake_init(&fake);
+	fake_listen(&fake);
+	CHECK(cuInit(0) == 0);
+	CHECK(fake_accept(&fake).u.reg.channels == 2);
+	CHECK(!fake_receive(&fake, &a, 100));
+	CHECK(cuCtxCreate_v2(&contexts[1], 0, 1) == 0);
+	a = fake_attach(&fake);
+	CHECK(a.channel == 1 && a.u.attach.ordinal == 1 && a.epoch == 0);
+	CHECK(a.u.attach.uuid[0] == 0x51 && a.u.attach.uuid[15] == 1);
+	CHECK(a.u.attach.total_mem == 1u << 30);
+}
+
+static void waits_for_a_grant(void)
+{
+	struct launcher l;
+
+	begin(1);
+	allow(0, 0);
+	start(&l, 0, 1);
+	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	CHECK(launches(0) == 0);
+	allow(0, 1);
+	fake_word(&fake, 0, 5); /* the page alone opens the gate */
+	EVENTUALLY(launches(0) == 1);
+	finish(&l); /* errno is kept over the wait */
+	fake_send(&fake, NVS_GRANT, 0, 0, 5);
+	fake_revoke(&fake, 0, 5);
+	CHECK(fake_expect(&fake, NVS_RELEASE).epoch == 5);
+}
+
+static void gpus_do_not_wait_for_each_other(void)
+{
+	struct launcher a, b;
+	struct nvs_frame r;
+
+	begin(2);
+	allow(1, 1);
+	start(&a, 0, 1);
+	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	start(&b, 1, 0);
+	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 1);
+	fake_grant(&fake, 1, 9);
+	EVENTUALLY(atomic_load(&b.done) > 100);
+	/* A revoke of one is answered while the other's never ends. */
+	allow(0, 1);
+	stub_state()->work_ns = 3000000000u;
+	fake_grant(&fake, 0, 4);
+	EVENTUALLY(launches(0) == 1);
+	stub_state()->work_ns = 1000;
+	fake_revoke(&fake, 0, 4);
+	nap_ms(20);
+	fake_revoke(&fake, 1, 9);
+	r = fake_expect(&fake, NVS_RELEASE);
+	while (r.channel != 1)
+		r = fake_expect(&fake, NVS_RELEASE);
+	CHECK(r.epoch == 9);
+	allow(1, 1);
+	fake_grant(&fake, 1, 10);
+	finish(&a);
+	finish(&b);
+}
+
+static void releases_early_when_idle(void)
+{
+	struct launcher l;
+	struct nvs_frame r;
+
+	begin(1);
+	allow(0, 1);
+	start(&l, 0, 1);
+	fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 3);
+	finish(&l);
+	CHECK(!fake_receive(&fake, &r, 100)); /* nobody waits: it keeps the grant */
+	fake.page->slot[0].waiters = 1;
+	fake_send(&fake, NVS_NOTICE, 0, 0, 0);
+	r = fake_expect(&fake, NVS_RELEASE);
+	CHECK(r.epoch == 3 && r.code == NVS_RELEASE_IDLE && r.u.released.calls == 1);
+	/* The word still shows the epoch: that must not let anybody in. */
+	allow(0, 0);
+	start(&l, 0, 1);
+	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	CHECK(launches(0) == 1);
+	allow(0, 1);
+	fake_word(&fake, 0, 0);
+	fake_grant(&fake, 0, 4);
+	finish(&l);
+}
+
+static void runs_without_a_scheduler(void)
+{
+	struct launcher l;
+	struct nvs_frame a;
+
+	fake_init(&fake); /* nobody listens */
+	CHECK(cuInit(0) == 0 && cuCtxCreate_v2(&contexts[0], 0, 0) == 0);
+	allow(0, 1);
+	start(&l, 0, 0);
+	EVENTUALLY(atomic_load(&l.done) > 1000);
+	/* One appears: what ran unarbitrated is drained before the attach. */
+	fake_listen(&fake);
+	fake_accept(&fake);
+	a = fake_expect(&fake, NVS_ATTACH);
+	CHECK(a.epoch == 0);
+	CHECK(test_now() >= atomic_load(&stub_state()->busy_until[0]));
+	allow(0, 0);
+	nap_ms(50);
+	CHECK(atomic_load(&stub_state()->violations) == 0);
+	allow(0, 1);
+	fake_send(&fake, NVS_ATTACHED, 0, 0, 0);
+	if (!(a.code & NVS_ATTACH_WANT))
+		fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 1);
+	a.code = 0;
+	{
+		unsigned long before = atomic_load(&l.done);
+
+		EVENTUALLY(atomic_load(&l.done) > before + 100);
+	}
+	finish(&l);
+}
+
+static void holder_survives_a_restart(void)
+{
+	struct launcher l;
+	struct nvs_frame f;
+	unsigned long before;
+
+	begin(1);
+	allow(0, 1);
+	start(&l, 0, 0);
+	fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 0x100000007ull);
+	EVENTUALLY(atomic_load(&l.done) > 100);
+	fake_die(&fake);
+	before = atomic_load(&l.done);
+	EVENTUALLY(atomic_load(&l.done) > before + 1000); /* runs on */
+	fake_listen(&fake);
+	CHECK(fake_accept(&fake).code == NVS_REGISTER_RECONNECT);
+	f = fake_expect(&fake, NVS_ATTACH);
+	CHECK(f.epoch == 0x100000007ull);
+	fake_word(&fake, 0, 7); /* adopted */
+	fake_send(&fake, NVS_ATTACHED, 0, 0, 0);
+	before = atomic_load(&l.done);
+	EVENTUALLY(atomic_load(&l.done) > before + 1000);
+	fake_revoke(&fake, 0, 0x100000007ull);
+	CHECK(fake_expect(&fake, NVS_RELEASE).epoch == 0x100000007ull);
+	allow(0, 0);
+	fake_expect(&fake, NVS_REQUEST);
+
+	/* Again, and this time the new scheduler does not want to know. */
+	allow(0, 1);
+	fake_grant(&fake, 0, 0x100000008ull);
+	before = atomic_load(&l.done);
+	EVENTUALLY(atomic_load(&l.done) > before + 100);
+	fake_die(&fake);
+	fake_listen(&fake);
+	fake_accept(&fake);
+	fake_attach(&fake);
+	CHECK(fake_expect(&fake, NVS_RELEASE).epoch == 0x100000008ull);
+	allow(0, 0);
+	fake_expect(&fake, NVS_REQUEST);
+	CHECK(atomic_load(&stub_state()->violations) == 0);
+	allow(0, 1);
+	fake_grant(&fake, 0, 0x100000009ull);
+	finish(&l);
+}
+
+static void waiter_opens_after_a_loss(void)
+{
+	struct launcher l;
+	uint64_t lost;
+
+	begin(1);
+	start(&l, 0, 1);
+	fake_expect(&fake, NVS_REQUEST);
+	lost = test_now();
+	fake_die(&fake);
+	finish(&l);
+	CHECK(test_now() - lost >= 4000000000u);
+}
+
+static void waiter_stays_when_closed(void)
+{
+	struct launcher l;
+
+	CHECK(setenv("NVSHARE_SCHEDULER_LOSS", "closed", 1) == 0);
+	begin(1);
+	start(&l, 0, 1);
+	fake_expect(&fake, NVS_REQUEST);
+	fake_die(&fake);
+	nap_ms(6500);
+	CHECK(launches(0) == 0);
+	fake_listen(&fake);
+	fake_accept(&fake);
+	CHECK(fake_attach(&fake).code & NVS_ATTACH_WANT);
+	allow(0, 1);
+	fake_grant(&fake, 0, 2);
+	finish(&l);
+}
+
+static void refuses_nonsense(void)
+{
+	struct launcher l;
+
+	begin(1);
+	fake_send(&fake, 99, 0, 0, 0); /* no such frame: the connection is closed */
+	CHECK(fake_accept(&fake).code == NVS_REGISTER_RECONNECT);
+	fake_attach(&fake);
+	CHECK(send(fake.conn, "short", 5, 0) == 5);
+	fake_accept(&fake);
+	fake_attach(&fake);
+	fake_send(&fake, NVS_GRANT, 31, 0, 1); /* no such GPU */
+	fake_accept(&fake);
+	fake_attach(&fake);
+	allow(0, 1);
+	start(&l, 0, 1);
+	fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 1);
+	finish(&l);
+}
+
+static void unknown_gpu_runs_free(void)
+{
+	fake_init(&fake);
+	fake_listen(&fake);
+	CHECK(cuInit(0) == 0);
+	fake_accept(&fake);
+	CHECK(cuCtxCreate_v2(&contexts[0], 0, 0) == 0);
+	fake_expect(&fake, NVS_ATTACH);
+	fake_send(&fake, NVS_ATTACHED, 0, NVS_ERR_UNKNOWN_GPU, 0);
+	CHECK(launch(NULL) == 0);
+}
+
+static void captures_are_left_alone(void)
+{
+	struct launcher l;
+	void *stream, *graph;
+	unsigned long syncs;
+
+	begin(1);
+	allow(0, 1);
+	start(&l, 0, 1);
+	fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 3);
+	finish(&l);
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0);
+	CHECK(cuStreamCreate(&stream, 0) == 0);
+	CHECK(launch(stream) == 0);
+	CHECK(cuStreamBeginCapture_v2(stream, 0) == 0);
+	syncs = atomic_load(&stub_state()->syncs);
+	fake_revoke(&fake, 0, 3);
+	/* What is recorded does not run, so it needs no grant. */
+	for (int i = 0; i < 100; i++) {
+		CHECK(launch(stream) == 0);
+		nap_ms(1);
+	}
+	CHECK(atomic_load(&stub_state()->recorded) == 100);
+	CHECK(atomic_load(&stub_state()->syncs) == syncs);
+	CHECK(cuStreamEndCapture(stream, &graph) == 0);
+	CHECK(fake_expect(&fake, NVS_RELEASE).epoch == 3);
+	CHECK(atomic_load(&stub_state()->syncs) > syncs);
+	CHECK(atomic_load(&stub_state()->broken_captures) == 0);
+}
+
+static void depth_is_bounded_beside_others(void)
+{
+	struct launcher l;
+	uint64_t ahead = 0;
+
+	begin(1);
+	allow(0, 1);
+	stub_state()->work_ns = 100000; /* of wall time; launches are faster */
+	start(&l, 0, 0);
+	fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 3);
+	EVENTUALLY(atomic_load(&l.done) > 1000);
+	CHECK(atomic_load(&stub_state()->events) == 0); /* alone: nothing is done */
+	fake.page->slot[0].present = 1;
+	EVENTUALLY(atomic_load(&stub_state()->events) > 10);
+	for (int i = 0; i < 50; i++) {
+		uint64_t until = atomic_load(&stub_state()->busy_until[0]), now = test_now();
+
+		ahead = until > now && until - now > ahead ? until - now : ahead;
+		nap_ms(1);
+	}
+	CHECK(ahead < 1000000000u);
+	finish(&l);
+}
+
+static void counts_memory(void)
+{
+	struct nvs_frame s;
+	unsigned long long a, b;
+
+	begin(1);
+	CHECK(cuMemAlloc_v2(&a, 3 << 20) == 0 && cuMemAlloc_v2(&b, 1 << 20) == 0);
+	CHECK(cuMemFree_v2(a) == 0);
+	do
+		CHECK(recv(fake.conn, &s, sizeof(s), 0) == sizeof(s));
+	while (s.type != NVS_STATS || s.u.stats.mem_bytes != 1 << 20);
+	CHECK(s.u.stats.mem_peak == 4 << 20);
+}
+
+static void forks(void)
+{
+	struct launcher l;
+	struct nvs_frame r;
+	struct fake parent;
+	unsigned before;
+	int status;
+	pid_t pid;
+
+	begin(1);
+	allow(0, 1);
+	start(&l, 0, 1);
+	fake_expect(&fake, NVS_REQUEST); /* the parent's gate is closed */
+	before = descriptors();
+	pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		alarm(60);
+		/* One less: the connection. The child is inert, its calls pass. */
+		if (descriptors() != before - 1 || threads() != 3)
+			_exit(1);
+		if (launch(NULL) != 0)
+			_exit(2);
+		if (cuInit(0) != 0) /* now it is a client of its own */
+			_exit(3);
+		_exit(launch(NULL) == 0 ? 0 : 4);
+	}
+	parent = fake;
+	CHECK(fake_accept(&fake).code == 0); /* not a reconnect */
+	r = fake_attach(&fake);
+	if (!(r.code & NVS_ATTACH_WANT))
+		fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 2);
+	CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+	if (WEXITSTATUS(status))
+		fprintf(stderr, "child: step %d\n", WEXITSTATUS(status));
+	CHECK(WEXITSTATUS(status) == 0);
+	/* The parent never noticed. */
+	fake_grant(&parent, 0, 8);
+	finish(&l);
+	fake_revoke(&parent, 0, 8);
+	CHECK(fake_expect(&parent, NVS_RELEASE).epoch == 8);
+}
+
+static atomic_int signalled;
+static void on_signal(int n) { (void)n; atomic_store(&signalled, (int)syscall(SYS_gettid)); }
+
+static void takes_no_signals(void)
+{
+	struct sigaction a = { .sa_handler = on_signal };
+
+	begin(1);
+	CHECK(sigaction(SIGUSR1, &a, NULL) == 0);
+	CHECK(kill(getpid(), SIGUSR1) == 0);
+	EVENTUALLY(atomic_load(&signalled));
+	CHECK(atomic_load(&signalled) == getpid()); /* the main thread, not the shim's */
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} cases[] = {
+#define CASE(name) { #name, name }
+	CASE(inert_until_init),
+	CASE(registers_what_it_proved),
+	CASE(attaches_a_gpu_when_used),
+	CASE(waits_for_a_grant),
+	CASE(gpus_do_not_wait_for_each_other),
+	CASE(releases_early_when_idle),
+	CASE(runs_without_a_scheduler),
+	CASE(holder_survives_a_restart),
+	CASE(waiter_opens_after_a_loss),
+	CASE(waiter_stays_when_closed),
+	CASE(refuses_nonsense),
+	CASE(unknown_gpu_runs_free),
+	CASE(captures_are_left_alone),
+	CASE(depth_is_bounded_beside_others),
+	CASE(counts_memory),
+	CASE(forks),
+	CASE(takes_no_signals),
+};
+
+int main(int argc, char **argv)
+{
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		if (argc < 2)
+			puts(cases[i].name);
+		else if (strcmp(argv[1], cases[i].name) == 0) {
+			alarm(120);
+			cases[i].run();
+			fake_end(&fake);
+			return 0;
+		}
+	}
+	return argc >= 2;
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+/* fake.h: the scheduler's side of the protocol, driven by a test step by step. */
+#ifndef NVSHARE_TEST_FAKE_H
+#define NVSHARE_TEST_FAKE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "../wire.h"
+
+#define CHECK(cond) \
+	do { \
+		if (!(cond)) { \
+			fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
+			exit(1); \
+		} \
+	} while (0)
+
+/* Long enough for any machine; a wait that reaches it is a failure. */
+#define PATIENCE_MS 20000
+
+struct fake {
+	char dir[64];
+	int listener;
+	int conn;
+	struct nvs_page *page; /* writable */
+	int page_fd;
+};
+
+uint64_t test_now(void);
+
+/* Makes a run directory, names it in the environment; does not listen yet. */
+void fake_init(struct fake *f);
+void fake_listen(struct fake *f);
+/* Accepts, reads REGISTER (returned), sends WELCOME with a fresh page. */
+struct nvs_frame fake_accept(struct fake *f);
+/* The next frame; false after ms. STATS frames are skipped if type is not STATS. */
+bool fake_receive(struct fake *f, struct nvs_frame *frame, int ms);
+/* The next frame, which must be of this type. */
+struct nvs_frame fake_expect(struct fake *f, uint8_t type);
+void fake_send(struct fake *f, uint8_t type, unsigned channel, uint32_t code, uint64_t epoch);
+/* Expects ATTACH of a channel and accepts it. Returns it. */
+struct nvs_frame fake_attach(struct fake *f);
+void fake_word(struct fake *f, unsigned channel, uint32_t word);
+void fake_grant(struct fake *f, unsigned channel, uint64_t epoch);
+void fake_revoke(struct fake *f, unsigned channel, uint64_t epoch);
+/* Closes the connection, and the listener too. */
+void fake_die(struct fake *f);
+void fake_end(struct fake *f);
+
+#endif

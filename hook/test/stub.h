@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+/* stub.h: a libcuda.so.1 that does nothing but watch who calls when. */
+#ifndef NVSHARE_TEST_STUB_H
+#define NVSHARE_TEST_STUB_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define STUB_GPUS 2
+
+struct stub {
+	int gpus;                              /* set before cuInit */
+	int init_result;                       /* what cuInit returns */
+	uint64_t work_ns;                      /* length of a launch on the "GPU" */
+	atomic_int allowed[STUB_GPUS];         /* whether a launch is legal now */
+	_Atomic uint64_t busy_until[STUB_GPUS]; /* end of the work submitted */
+	atomic_ulong launches[STUB_GPUS];
+	atomic_ulong violations;               /* launches while not allowed */
+	atomic_ulong syncs;                    /* context synchronisations */
+	atomic_ulong broken_captures;          /* context synchronised during a capture */
+	atomic_ulong recorded;                 /* launches into a capture */
+	atomic_ulong events;                   /* event records */
+};
+
+/* Exported by the stub. */
+struct stub *stub_state(void);
+
+/* The part of the driver API that tests call; see cuda.h for the meaning. */
+int cuInit(unsigned flags);
+int cuDeviceGet(int *dev, int ordinal);
+int cuDriverGetVersion(int *version);
+int cuCtxCreate_v2(void **ctx, unsigned flags, int dev);
+int cuCtxDestroy_v2(void *ctx);
+int cuCtxGetCurrent(void **ctx);
+int cuCtxSetCurrent(void *ctx);
+int cuCtxSynchronize(void);
+int cuStreamCreate(void **stream, unsigned flags);
+int cuStreamDestroy_v2(void *stream);
+int cuStreamBeginCapture_v2(void *stream, int mode);
+int cuStreamEndCapture(void *stream, void **graph);
+int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+		   unsigned bz, unsigned shared, void *stream, void **params, void **extra);
+int cuLaunchKernel_ptsz(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+			unsigned bz, unsigned shared, void *stream, void **params, void **extra);
+int cuMemAlloc_v2(unsigned long long *p, size_t bytes);
+int cuMemFree_v2(unsigned long long p);
+int cuGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flags);
+int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, void *status);
+
+/* Exists in no driver: what the stub says about an unknown export. */
+int cuNotInTheTable(void);
+/* Not a driver function, whatever it begins with. */
+int cudnnCreate(void **handle);
+
+#endif

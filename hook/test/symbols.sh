@@ -1,0 +1,37 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# What the built shim needs and exports: symbols.sh LIBRARY...
+set -eu
+here=$(dirname "$0")
+for lib; do
+	# glibc 2.17 must be enough.
+	newest=$(readelf -W -V "$lib" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
+	[ "$(printf '%s\nGLIBC_2.17\n' "$newest" | sort -V | tail -1)" = GLIBC_2.17 ] || {
+		echo "$lib needs $newest:" >&2
+		readelf -W --dyn-syms "$lib" | grep "$newest" >&2
+		exit 1
+	}
+	# Old systems find pthread_create and dlopen in libraries of their own.
+	for need in libpthread.so.0 libdl.so.2 libc.so.6; do
+		readelf -d "$lib" | grep -q "NEEDED.*\[$need\]" || {
+			echo "$lib does not name $need" >&2
+			exit 1
+		}
+	done
+	# Exactly the interposed names are exported, and those without a version.
+	names() { # the table, expanded
+		printf '#include "%s/../symbols.h"\n%s\n%s\n' "$here" \
+			'#define G(name, P, A, key) @name' '#define H(name) @name' |
+			cat - "$here/names.txt" | ${CC:-gcc} -E -P - | tr -s ' ;' '\n' |
+			sed -n 's/^@//p'
+		printf 'dlsym\ndlvsym\n'
+	}
+	readelf -W --dyn-syms "$lib" | awk '$7 != "UND" && $5 == "GLOBAL" { print $8 }' | sort >"$lib.exports"
+	names | sort >"$lib.table"
+	diff -u "$lib.table" "$lib.exports" >&2 || {
+		echo "$lib: exports (+) differ from symbols.h (-)" >&2
+		exit 1
+	}
+	rm -f "$lib.exports" "$lib.table"
+	echo "symbols: $lib: $newest is enough"
+done

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * watch.c: wrappers that let everything pass and take note of contexts,
+ * streams, captures and memory.
+ */
+#include <errno.h>
+
+#include "client.h"
+#include "gate.h"
+#include "hook.h"
+#include "memory.h"
+
+/* Declares and defines an exported function; the body follows. */
+#define WATCH(name, P) \
+	NVS_EXPORT int name P; \
+	NVS_EXPORT int name P
+
+/* Calls the real function of this name. */
+#define CALL(name, ...) \
+	__extension__({ \
+		__typeof__(&name) real_ = NVS_REAL(name); \
+		real_ ? real_(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
+	})
+
+static bool active(void)
+{
+	return atomic_load_explicit(&nvs_gate.active, memory_order_acquire);
+}
+
+WATCH(cuInit, (uint flags))
+{
+	int result = CALL(cuInit, flags);
+	int saved = errno;
+
+	if (result == CUDA_SUCCESS)
+		nvs_start();
+	errno = saved;
+	return result;
+}
+
+/* ---- the resolver: real one first, then the pointer it returned ---- */
+
+static int substitute(int result, void **pfn)
+{
+	if (result == CUDA_SUCCESS && pfn)
+		*pfn = nvs_substitute(*pfn);
+	return result;
+}
+
+#define RESOLVER(name) \
+	WATCH(name, (const char *symbol, void **pfn, int version, uint64_t flags)) \
+	{ \
+		return substitute(CALL(name, symbol, pfn, version, flags), pfn); \
+	}
+#define RESOLVER_V2(name) \
+	WATCH(name, (const char *symbol, void **pfn, int version, uint64_t flags, void *status)) \
+	{ \
+		return substitute(CALL(name, symbol, pfn, version, flags, status), pfn); \
+	}
+RESOLVER(cuGetProcAddress)
+RESOLVER(cuGetProcAddress_ptsz)
+RESOLVER_V2(cuGetProcAddress_v2)
+RESOLVER_V2(cuGetProcAddress_v2_ptsz)
+
+/* ---- one call for several GPUs ---- */
+
+WATCH(cuLaunchCooperativeKernelMultiDevice, (struct cu_launch_params *list, uint count, uint flags))
+{
+	struct nvs_thread *t = list && count
+		? nvs_gate_enter_all(&list[0].stream, count, sizeof(*list)) : NULL;
+	int result = CALL(cuLaunchCooperativeKernelMultiDevice, list, count, flags);
+
+	if (t)
+		nvs_gate_leave(t);
+	return result;
+}
+
+/* ---- contexts ---- */
+
+static int created(int result, void **ctx, int dev)
+{
+	if (result == CUDA_SUCCESS && active()) {
+		nvs_context_created(*ctx, dev, NULL);
+		nvs_thread_forget();
+	}
+	return result;
+}
+
+WATCH(cuCtxCreate, (void **ctx, uint flags, int dev))
+{
+	return created(CALL(cuCtxCreate, ctx, flags, dev), ctx, dev);
+}
+
+WATCH(cuCtxCreate_v2, (void **ctx, uint flags, int dev))
+{
+	return created(CALL(cuCtxCreate_v2, ctx, flags, dev), ctx, dev);
+}
+
+WATCH(cuCtxCreate_v3, (void **ctx, void *affinity, int num, uint flags, int dev))
+{
+	return created(CALL(cuCtxCreate_v3, ctx, affinity, num, flags, dev), ctx, dev);
+}
+
+WATCH(cuCtxCreate_v4, (void **ctx, void *params, uint flags, int dev))
+{
+	return created(CALL(cuCtxCreate_v4, ctx, params, flags, dev), ctx, dev);
+}
+
+#define DESTROY(name) \
+	WATCH(name, (void *ctx)) \
+	{ \
+		int channel = active() ? nvs_context_channel(ctx) : -1; \
+		int result; \
+		nvs_context_hold(channel); \
+		result = CALL(name, ctx); \
+		if (channel >= 0 && result == CUDA_SUCCESS) \
+			nvs_context_destroyed(ctx, channel); \
+		nvs_context_unhold(channel); \
+		nvs_thread_forget(); \
+		return result; \
+	}
+DESTROY(cuCtxDestroy)
+DESTROY(cuCtxDestroy_v2)
+DESTROY(cuCtxDetach)
+
+#define SWITCH(name, P, A) \
+	WATCH(name, P) \
+	{ \
+		nvs_thread_forget(); \
+		return CALL(name, A); \
+	}
+SWITCH(cuCtxSetCurrent, (void *ctx), ctx)
+SWITCH(cuCtxPushCurrent, (void *ctx), ctx)
+SWITCH(cuCtxPushCurrent_v2, (void *ctx), ctx)
+SWITCH(cuCtxPopCurrent, (void **ctx), ctx)
+SWITCH(cuCtxPopCurrent_v2, (void **ctx), ctx)
+
+WATCH(cuDevicePrimaryCtxRetain, (void **ctx, int dev))
+{
+	return created(CALL(cuDevicePrimaryCtxRetain, ctx, dev), ctx, dev);
+}
+
+/* The primary context is gone if nobody holds it any more. */
+static void primary_gone(int dev, int channel)
+{
+	uint flags;
+	int alive = 1;
+
+	if (channel >= 0 && nvs_driver.primary_state &&
+	    nvs_driver.primary_state(dev, &flags, &alive) == CUDA_SUCCESS && !alive)
+		nvs_context_destroyed(NULL, channel);
+}
+
+#define PRIMARY(name, gone) \
+	WATCH(name, (int dev)) \
+	{ \
+		int channel = active() ? nvs_client_channel(dev) : -1; \
+		int result; \
+		nvs_context_hold(channel); \
+		result = CALL(name, dev); \
+		if (channel >= 0 && result == CUDA_SUCCESS) \
+			gone; \
+		nvs_context_unhold(channel); \
+		nvs_thread_forget(); \
+		return result; \
+	}
+#define RESET (nvs_context_destroyed(NULL, channel), nvs_memory_reset((unsigned)channel))
+PRIMARY(cuDevicePrimaryCtxRelease, primary_gone(dev, channel))
+PRIMARY(cuDevicePrimaryCtxRelease_v2, primary_gone(dev, channel))
+PRIMARY(cuDevicePrimaryCtxReset, RESET)
+PRIMARY(cuDevicePrimaryCtxReset_v2, RESET)
+
+WATCH(cuCtxFromGreenCtx, (void **ctx, void *green))
+{
+	int result = CALL(cuCtxFromGreenCtx, ctx, green);
+
+	if (result == CUDA_SUCCESS && active())
+		nvs_context_from_green(*ctx, green);
+	return result;
+}
+
+WATCH(cuGreenCtxDestroy, (void *green))
+{
+	void *ctx = active() ? nvs_context_of_green(green) : NULL;
+	int channel = nvs_context_channel(ctx);
+	int result;
+
+	nvs_context_hold(channel);
+	result = CALL(cuGreenCtxDestroy, green);
+	if (channel >= 0 && result == CUDA_SUCCESS)
+		nvs_context_destroyed(ctx, channel);
+	nvs_context_unhold(channel);
+	return result;
+}
+
+/* ---- streams and captures ---- */
+
+static int stream_created(int result, void **stream)
+{
+	if (result == CUDA_SUCCESS && active())
+		nvs_stream_created(*stream);
+	return result;
+}
+
+WATCH(cuStreamCreate, (void **stream, uint flags))
+{
+	return stream_created(CALL(cuStreamCreate, stream, flags), stream);
+}
+
+WATCH(cuStreamCreateWithPriority, (void **stream, uint flags, int priority))
+{
+	return stream_created(CALL(cuStreamCreateWithPriority, stream, flags, priority), stream);
+}
+
+/* The record goes first: afterwards the handle may be somebody else's. */
+#define STREAM_DESTROY(name) \
+	WATCH(name, (void *stream)) \
+	{ \
+		if (active()) \
+			nvs_stream_destroyed(stream); \
+		return CALL(name, stream); \
+	}
+STREAM_DESTROY(cuStreamDestroy)
+STREAM_DESTROY(cuStreamDestroy_v2)
+
+#define CAPTURE(name, P, A, key) \
+	WATCH(name, P) \
+	{ \
+		__typeof__(&name) real = NVS_REAL(name); \
+		bool on = active(); \
+		int result; \
+		if (!real) \
+			return CUDA_ERROR_NOT_FOUND; \
+		on = on && nvs_capture_begin(key); \
+		result = real A; \
+		if (on) \
+			nvs_capture_began(key, result); \
+		return result; \
+	}
+#define CAPTURE_SZ(name, P, A) \
+	CAPTURE(name, P, A, NVS_KEY_LEGACY(s)) \
+	CAPTURE(name##_ptsz, P, A, NVS_KEY_THREAD(s))
+CAPTURE_SZ(cuStreamBeginCapture, (void *s), (s))
+CAPTURE_SZ(cuStreamBeginCapture_v2, (void *s, int mode), (s, mode))
+CAPTURE_SZ(cuStreamBeginCaptureToGraph,
+	   (void *s, void *graph, const void *deps, const void *edges, size_t num, int mode),
+	   (s, graph, deps, edges, num, mode))
+CAPTURE_SZ(cuStreamBeginCaptureToCig, (void *s, void *params), (s, params))
+
+#define CAPTURE_END(name, P, A, key) \
+	WATCH(name, P) \
+	{ \
+		__typeof__(&name) real = NVS_REAL(name); \
+		int result = real ? real A : CUDA_ERROR_NOT_FOUND; \
+		if (active()) \
+			nvs_capture_ended(key); \
+		return result; \
+	}
+#define CAPTURE_END_SZ(name, P, A) \
+	CAPTURE_END(name, P, A, NVS_KEY_LEGACY(s)) \
+	CAPTURE_END(name##_ptsz, P, A, NVS_KEY_THREAD(s))
+CAPTURE_END_SZ(cuStreamEndCapture, (void *s, void **graph), (s, graph))
+CAPTURE_END_SZ(cuStreamEndCaptureToCig, (void *s), (s))
+
+/* ---- memory: counted ---- */
+
+static int allocated(int result, const CUdeviceptr *p, size_t bytes)
+{
+	if (result == CUDA_SUCCESS && active())
+		nvs_memory_add(NVS_MEMORY_POINTER, *p, bytes, nvs_channel_of_current());
+	return result;
+}
+
+WATCH(cuMemAlloc, (CUdeviceptr *p, size_t n))
+{
+	return CALL(cuMemAlloc, p, n); /* 32-bit pointers: not counted */
+}
+
+WATCH(cuMemAlloc_v2, (CUdeviceptr *p, size_t n))
+{
+	return allocated(CALL(cuMemAlloc_v2, p, n), p, n);
+}
+
+WATCH(cuMemAllocPitch, (CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element))
+{
+	return CALL(cuMemAllocPitch, p, pitch, w, h, element);
+}
+
+WATCH(cuMemAllocPitch_v2, (CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element))
+{
+	int result = CALL(cuMemAllocPitch_v2, p, pitch, w, h, element);
+
+	return allocated(result, p, result == CUDA_SUCCESS ? *pitch * h : 0);
+}
+
+WATCH(cuMemAllocManaged, (CUdeviceptr *p, size_t n, uint flags))
+{
+	return allocated(CALL(cuMemAllocManaged, p, n, flags), p, n);
+}
+
+WATCH(cuMemAllocAsync, (CUdeviceptr *p, size_t n, void *s))
+{
+	return allocated(CALL(cuMemAllocAsync, p, n, s), p, n);
+}
+
+WATCH(cuMemAllocAsync_ptsz, (CUdeviceptr *p, size_t n, void *s))
+{
+	return allocated(CALL(cuMemAllocAsync_ptsz, p, n, s), p, n);
+}
+
+WATCH(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, void *pool, void *s))
+{
+	return allocated(CALL(cuMemAllocFromPoolAsync, p, n, pool, s), p, n);
+}
+
+WATCH(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr *p, size_t n, void *pool, void *s))
+{
+	return allocated(CALL(cuMemAllocFromPoolAsync_ptsz, p, n, pool, s), p, n);
+}
+
+/* Counted off first: afterwards another thread may own the same address. */
+static void freed(enum nvs_memory_kind kind, uint64_t key)
+{
+	if (active())
+		nvs_memory_remove(kind, key);
+}
+
+WATCH(cuMemFree, (CUdeviceptr p))
+{
+	return CALL(cuMemFree, p);
+}
+
+WATCH(cuMemFree_v2, (CUdeviceptr p))
+{
+	freed(NVS_MEMORY_POINTER, p);
+	return CALL(cuMemFree_v2, p);
+}
+
+WATCH(cuMemFreeAsync, (CUdeviceptr p, void *s))
+{
+	freed(NVS_MEMORY_POINTER, p);
+	return CALL(cuMemFreeAsync, p, s);
+}
+
+WATCH(cuMemFreeAsync_ptsz, (CUdeviceptr p, void *s))
+{
+	freed(NVS_MEMORY_POINTER, p);
+	return CALL(cuMemFreeAsync_ptsz, p, s);
+}
+
+WATCH(cuMemCreate, (unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,
+		    unsigned long long flags))
+{
+	int result = CALL(cuMemCreate, handle, n, prop, flags);
+
+	if (result == CUDA_SUCCESS && active() &&
+	    prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+		nvs_memory_add(NVS_MEMORY_HANDLE, *handle, n, nvs_client_channel(prop->location.id));
+	return result;
+}
+
+WATCH(cuMemRelease, (unsigned long long handle))
+{
+	freed(NVS_MEMORY_HANDLE, handle);
+	return CALL(cuMemRelease, handle);
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+/* wire_io.h: frames on the scheduler's socket. */
+#ifndef NVSHARE_WIRE_IO_H
+#define NVSHARE_WIRE_IO_H
+
+#include <stdbool.h>
+
+#include "wire.h"
+
+/* Connects to the run directory's socket. Returns -1 with *error set. */
+int nvs_connect(int *error);
+
+/*
+ * Sends one frame. Without must, a full socket is a failure at once. With it,
+ * waits up to a second, and then shuts the connection down, so that what the
+ * other side believes is settled by attaching again.
+ */
+bool nvs_send_frame(int fd, const struct nvs_frame *f, bool must);
+
+/*
+ * Receives without waiting. Returns 1 and the frame, *passed being a
+ * descriptor that came with it or -1; 0 if there is nothing; -1 at the end of
+ * the connection or after a packet that is no frame.
+ */
+int nvs_receive_frame(int fd, struct nvs_frame *f, int *passed);
+
+/* Maps a grant page read-only; NULL if it is not one. */
+const struct nvs_page *nvs_map_page(int fd);
+
+#endif

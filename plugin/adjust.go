@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/nri/pkg/api"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	nvcdi "github.com/nvshare/nvshare/cdi"
+)
+
+// Adjust returns how to change a container so that it gets what req asks for,
+// nil if there is nothing to change. With explicit, the edits are spelled out
+// instead of naming CDI devices: for runtimes that drop those silently.
+//
+// Devices that the container was given by other means (a device plugin, a
+// resource claim) are not given again. Their LD_PRELOAD has replaced the
+// container's own before NRI sees it: nothing can bring that back here.
+func Adjust(req Request, ctr *api.Container, inv *Inventory, explicit bool) (*api.ContainerAdjustment, error) {
+	devices := missing(req.Devices, given(ctr))
+	if len(devices) == 0 {
+		return nil, nil
+	}
+	adjust := &api.ContainerAdjustment{}
+	if explicit {
+		edits, err := nvcdi.Edits(inv.spec, devices...)
+		if err != nil {
+			return nil, err
+		}
+		if err := spellOut(adjust, edits, inv.nodes); err != nil {
+			return nil, err
+		}
+	} else {
+		for _, d := range devices {
+			adjust.AddCDIDevice(&api.CDIDevice{Name: nvcdi.KindNRI + "=" + d})
+		}
+	}
+	old, set := lookupEnv(ctr.GetEnv(), nvcdi.PreloadEnv)
+	if set {
+		// Another plugin may have set it: its value is in old.
+		adjust.RemoveEnv(nvcdi.PreloadEnv)
+	}
+	adjust.AddEnv(nvcdi.PreloadEnv, mergePreload(old))
+	return adjust, nil
+}
+
+// given returns the names of our devices that the runtime has already been
+// told to inject. Only containerd 2.3 and later says so; elsewhere a device is
+// injected twice, which changes nothing.
+func given(ctr *api.Container) []string {
+	var names []string
+	for _, d := range ctr.GetCDIDevices() {
+		for _, kind := range []string{nvcdi.Kind, nvcdi.KindNRI} {
+			if name, ok := strings.CutPrefix(d.GetName(), kind+"="); ok {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+func missing(want, have []string) []string {
+	if slices.Contains(have, nvcdi.AllDevices) {
+		return nil
+	}
+	var devices []string
+	for _, d := range want {
+		if !slices.Contains(have, d) {
+			devices = append(devices, d)
+		}
+	}
+	return devices
+}
+
+// lookupEnv returns the value that a process would see.
+func lookupEnv(env []string, key string) (value string, set bool) {
+	for _, e := range env {
+		if k, v, _ := strings.Cut(e, "="); k == key {
+			value, set = v, true // runtimes let the last one win
+		}
+	}
+	return value, set
+}
+
+// isSeparator tells what the dynamic linker splits LD_PRELOAD at.
+func isSeparator(r rune) bool { return r == ' ' || r == ':' }
+
+// hasShim tells whether a value of LD_PRELOAD names the shim.
+func hasShim(preload string) bool {
+	return slices.Contains(strings.FieldsFunc(preload, isSeparator), nvcdi.ShimPath)
+}
+
+// mergePreload puts the shim in front of what a container preloads itself. The
+// container's own list stays as it is, except that the shim is not repeated.
+func mergePreload(own string) string {
+	var rest strings.Builder
+	for own != "" {
+		end := strings.IndexFunc(own, isSeparator)
+		if end < 0 {
+			end = len(own)
+		}
+		name := own[:end]
+		next := strings.TrimLeftFunc(own[end:], isSeparator)
+		separators := own[end : len(own)-len(next)]
+		if name != nvcdi.ShimPath {
+			rest.WriteString(name + separators)
+		}
+		own = next
+	}
+	tail := strings.TrimFunc(rest.String(), isSeparator)
+	if tail == "" {
+		return nvcdi.ShimPath
+	}
+	return nvcdi.ShimPath + ":" + tail
+}
+
+// spellOut adds CDI edits to an adjustment one by one. The order within each
+// kind of edit is kept.
+func spellOut(adjust *api.ContainerAdjustment, e specs.ContainerEdits, nodes map[string]*api.LinuxDevice) error {
+	for _, env := range e.Env {
+		key, value, _ := strings.Cut(env, "=")
+		adjust.AddEnv(key, value)
+	}
+	for _, n := range e.DeviceNodes {
+		d, ok := nodes[n.Path]
+		if !ok {
+			return fmt.Errorf("device node %s is missing on this node (is the driver loaded?)", n.Path)
+		}
+		adjust.AddDevice(d)
+	}
+	for _, m := range e.Mounts {
+		kind := m.Type
+		if kind == "" {
+			kind = "bind"
+		}
+		adjust.AddMount(&api.Mount{Source: m.HostPath, Destination: m.ContainerPath, Type: kind, Options: m.Options})
+	}
+	for _, h := range e.Hooks {
+		if err := addHook(adjust, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func addHook(adjust *api.ContainerAdjustment, h *specs.Hook) error {
+	hook := []*api.Hook{{Path: h.Path, Args: h.Args, Env: h.Env, Timeout: api.Int(h.Timeout)}}
+	switch h.HookName {
+	case cdi.PrestartHook:
+		adjust.AddHooks(&api.Hooks{Prestart: hook})
+	case cdi.CreateRuntimeHook:
+		adjust.AddHooks(&api.Hooks{CreateRuntime: hook})
+	case cdi.CreateContainerHook:
+		adjust.AddHooks(&api.Hooks{CreateContainer: hook})
+	case cdi.StartContainerHook:
+		adjust.AddHooks(&api.Hooks{StartContainer: hook})
+	case cdi.PoststartHook:
+		adjust.AddHooks(&api.Hooks{Poststart: hook})
+	case cdi.PoststopHook:
+		adjust.AddHooks(&api.Hooks{Poststop: hook})
+	default:
+		return fmt.Errorf("the CDI spec has a hook of unknown kind %q", h.HookName)
+	}
+	return nil
+}
+
+var versionNumbers = regexp.MustCompile(`^v?(\d+)\.(\d+)(?:\.(\d+))?`)
+
+// injectsCDI reports whether a runtime is known to act on CDI devices that a
+// plugin names. containerd before 1.7.30 and 2.0.x drop them without a word;
+// so does whatever is not known here, until shown otherwise.
+func injectsCDI(runtime, version string) bool {
+	m := versionNumbers.FindStringSubmatch(version)
+	if m == nil {
+		return false
+	}
+	var v [3]int
+	for i := range v {
+		v[i], _ = strconv.Atoi(m[i+1]) // no patch number counts as 0
+	}
+	atLeast := func(want ...int) bool { return slices.Compare(v[:], want) >= 0 }
+	switch runtime {
+	case "containerd":
+		return atLeast(2, 1, 0) || atLeast(1, 7, 30) && !atLeast(2, 0, 0)
+	case "cri-o":
+		return atLeast(1, 34, 0)
+	}
+	return false
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/nri/pkg/api"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/nvshare/nvshare/cdi"
+)
+
+// inventory has two GPUs whose device nodes are some of this machine's.
+func inventory(t *testing.T) *Inventory {
+	t.Helper()
+	gpus := []cdi.GPU{
+		{Index: 0, UUID: known[2], DeviceNodes: []string{"/dev/null"}},
+		{Index: 1, UUID: uuid, DeviceNodes: []string{"/dev/nvshare-missing"}},
+	}
+	driver := &cdi.Driver{
+		Libraries:   []cdi.Library{{File: "/l/libcuda.so.1.2", Paths: []string{"/l/libcuda.so.1"}, Soname: "/l/libcuda.so.1"}},
+		DeviceNodes: []string{"/dev/zero"},
+	}
+	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(driver, gpus, "/bin/hook"), cdi.DefaultPaths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inv := NewInventory(spec, "")
+	if !slices.Equal(inv.Devices(), known) {
+		t.Fatalf("devices are %v", inv.Devices())
+	}
+	return inv
+}
+
+func TestMergePreload(t *testing.T) {
+	const shim = cdi.ShimPath
+	for own, want := range map[string]string{
+		"":                         shim,
+		" : ":                      shim,
+		"/user.so":                 shim + ":/user.so",
+		"/a.so:/b.so":              shim + ":/a.so:/b.so",
+		"/a.so /b.so":              shim + ":/a.so /b.so",
+		" /a.so : /b.so ":          shim + ":/a.so : /b.so",
+		shim:                       shim,
+		shim + ":/a.so":            shim + ":/a.so",
+		"/a.so " + shim + ":/b.so": shim + ":/a.so /b.so",
+		"/a.so:" + shim:            shim + ":/a.so",
+		shim + " " + shim:          shim,
+		"/x" + shim:                shim + ":/x" + shim,
+		"$LIB/a.so:libmimalloc.so": shim + ":$LIB/a.so:libmimalloc.so",
+	} {
+		got := mergePreload(own)
+		if got != want {
+			t.Errorf("mergePreload(%q) = %q, want %q", own, got, want)
+		}
+		if again := mergePreload(got); again != got {
+			t.Errorf("merging %q again gives %q", got, again)
+		}
+	}
+}
+
+func envOf(a *api.ContainerAdjustment) (set map[string]string, removed []string) {
+	set = map[string]string{}
+	for _, e := range a.GetEnv() {
+		if key, marked := e.IsMarkedForRemoval(); marked {
+			removed = append(removed, key)
+		} else {
+			set[key] = e.Value
+		}
+	}
+	return set, removed
+}
+
+func TestAdjustNamesCDIDevices(t *testing.T) {
+	for name, c := range map[string]struct {
+		ask, given []string // devices; CDI names that the runtime knows of
+		env        []string
+		want       []string // CDI names; nil: untouched
+		preload    string
+	}{
+		"nothing":               {nil, nil, []string{"LD_PRELOAD=/u.so"}, nil, ""},
+		"one":                   {[]string{"0"}, nil, nil, []string{"nvshare.com/gpu-nri=0"}, cdi.ShimPath},
+		"two":                   {[]string{"1", "0"}, nil, []string{"PATH=/bin"}, []string{"nvshare.com/gpu-nri=1", "nvshare.com/gpu-nri=0"}, cdi.ShimPath},
+		"own preload":           {[]string{"all"}, nil, []string{"LD_PRELOAD=/u.so"}, []string{"nvshare.com/gpu-nri=all"}, cdi.ShimPath + ":/u.so"},
+		"last preload counts":   {[]string{"0"}, nil, []string{"LD_PRELOAD=/a.so", "LD_PRELOAD=/b.so"}, []string{"nvshare.com/gpu-nri=0"}, cdi.ShimPath + ":/b.so"},
+		"given already":         {[]string{"0"}, []string{"nvshare.com/gpu=0"}, []string{"LD_PRELOAD=" + cdi.ShimPath}, nil, ""},
+		"given as ours":         {[]string{"0"}, []string{"nvshare.com/gpu-nri=0"}, nil, nil, ""},
+		"all given":             {[]string{"0", "1"}, []string{"nvshare.com/gpu=all"}, nil, nil, ""},
+		"one given":             {[]string{"0", "1"}, []string{"nvshare.com/gpu=0"}, []string{"LD_PRELOAD=" + cdi.ShimPath}, []string{"nvshare.com/gpu-nri=1"}, cdi.ShimPath},
+		"another vendor's":      {[]string{"0"}, []string{"nvidia.com/gpu=0"}, nil, []string{"nvshare.com/gpu-nri=0"}, cdi.ShimPath},
+		"given but not asked":   {nil, []string{"nvshare.com/gpu=0"}, []string{"LD_PRELOAD=" + cdi.ShimPath}, nil, ""},
+		"a similar environment": {[]string{"0"}, nil, []string{"MY_LD_PRELOAD=/x.so"}, []string{"nvshare.com/gpu-nri=0"}, cdi.ShimPath},
+	} {
+		ctr := &api.Container{Env: c.env}
+		for _, g := range c.given {
+			ctr.CDIDevices = append(ctr.CDIDevices, &api.CDIDevice{Name: g})
+		}
+		a, err := Adjust(Request{Devices: c.ask}, ctr, inventory(t), false)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if c.want == nil {
+			if a != nil {
+				t.Errorf("%s: changed by %v", name, a)
+			}
+			continue
+		}
+		var got []string
+		for _, d := range a.GetCDIDevices() {
+			got = append(got, d.Name)
+		}
+		set, removed := envOf(a)
+		if !slices.Equal(got, c.want) || len(set) != 1 || set["LD_PRELOAD"] != c.preload {
+			t.Errorf("%s: devices %v, environment %v", name, got, set)
+		}
+		// Without the removal, a plugin before us that set it would be a conflict.
+		if _, had := lookupEnv(c.env, "LD_PRELOAD"); had != slices.Contains(removed, "LD_PRELOAD") {
+			t.Errorf("%s: removed %v", name, removed)
+		}
+		if len(a.GetMounts()) != 0 || a.GetHooks() != nil || a.GetLinux() != nil {
+			t.Errorf("%s: more than named: %v", name, a)
+		}
+	}
+}
+
+func TestAdjustSpellsOutEdits(t *testing.T) {
+	inv := inventory(t)
+	a, err := Adjust(Request{Devices: []string{"0", known[2]}}, &api.Container{Env: []string{"LD_PRELOAD=/u.so"}}, inv, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, _ := envOf(a)
+	if len(a.GetCDIDevices()) != 0 || set["LD_PRELOAD"] != cdi.ShimPath+":/u.so" || set["NVIDIA_VISIBLE_DEVICES"] != "void" {
+		t.Errorf("CDI %v, environment %v", a.GetCDIDevices(), set)
+	}
+	var mounts, devices []string
+	for _, m := range a.GetMounts() {
+		mounts = append(mounts, m.Type+" "+m.Source+" "+m.Destination)
+		if !slices.Contains(m.Options, "ro") {
+			t.Errorf("%s is mounted %v", m.Destination, m.Options)
+		}
+	}
+	if want := []string{"bind /l/libcuda.so.1.2 /l/libcuda.so.1", "bind /var/lib/nvshare/lib /usr/lib/nvshare", "bind /var/run/nvshare/tenant /var/run/nvshare"}; !slices.Equal(mounts, want) {
+		t.Errorf("mounts %q", mounts)
+	}
+	for _, d := range a.GetLinux().GetDevices() {
+		devices = append(devices, d.Path)
+		if d.Path == "/dev/null" && (d.Type != "c" || d.Major != 1 || d.Minor != 3 || d.GetFileMode().GetValue() != 0o666) {
+			t.Errorf("/dev/null is %v", d)
+		}
+	}
+	if !slices.Equal(devices, []string{"/dev/zero", "/dev/null"}) {
+		t.Errorf("devices %v", devices)
+	}
+	h := a.GetHooks().GetCreateContainer()
+	if len(h) != 1 || h[0].Path != "/bin/hook" || !slices.Contains(h[0].Args, "update-ldcache") || h[0].GetTimeout().GetValue() != 10 {
+		t.Errorf("hooks %v", h)
+	}
+
+	if _, err := Adjust(Request{Devices: []string{"1"}}, &api.Container{}, inv, true); err == nil || !strings.Contains(err.Error(), "/dev/nvshare-missing") {
+		t.Errorf("missing device node: %v", err)
+	}
+}
+
+func TestEveryKindOfHookIsSpelledOut(t *testing.T) {
+	for kind, list := range map[string]func(*api.Hooks) []*api.Hook{
+		"prestart": (*api.Hooks).GetPrestart, "createRuntime": (*api.Hooks).GetCreateRuntime,
+		"createContainer": (*api.Hooks).GetCreateContainer, "startContainer": (*api.Hooks).GetStartContainer,
+		"poststart": (*api.Hooks).GetPoststart, "poststop": (*api.Hooks).GetPoststop,
+	} {
+		a := &api.ContainerAdjustment{}
+		if err := addHook(a, &specs.Hook{HookName: kind, Path: "/h"}); err != nil || len(list(a.GetHooks())) != 1 {
+			t.Errorf("%s: %v, %v", kind, a, err)
+		}
+	}
+	if err := addHook(&api.ContainerAdjustment{}, &specs.Hook{HookName: "new"}); err == nil {
+		t.Error("an unknown kind was dropped")
+	}
+}
+
+func TestInjectsCDI(t *testing.T) {
+	for runtime, want := range map[string]bool{
+		"containerd 1.6.20~ds1": false, "containerd 1.7.0": false, "containerd v1.7.29": false, "containerd 1.7.24-0ubuntu1": false,
+		"containerd 1.7.30": true, "containerd v1.7.99": true,
+		"containerd 2.0.0": false, "containerd v2.0.14": false, "containerd 2.0": false,
+		"containerd 2.1.0": true, "containerd v2.4.2": true, "containerd 2.4.2+unknown": true, "containerd 3.0": true,
+		"containerd unknown": false, "containerd ": false, "containerd 0a1b2c": false,
+		"cri-o 1.33.9": false, "cri-o 1.34.0": true, "cri-o 2.0": true,
+		"other 9.9.9": false,
+	} {
+		name, version, _ := strings.Cut(runtime, " ")
+		if got := injectsCDI(name, version); got != want {
+			t.Errorf("injectsCDI(%q, %q) = %v", name, version, got)
+		}
+	}
+}

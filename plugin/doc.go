@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package plugin is nvshare's NRI plugin: it reads which GPUs a pod asks for in
+// its annotations and has the container runtime give them to the containers.
+//
+// A pod asks with the annotation
+//
+//	nvshare.com/gpu: nvshare.com/gpu=0
+//
+// whose value is one or more CDI device names, separated by commas: by index,
+// by UUID, or nvshare.com/gpu=all. With the suffix /container.<name> the
+// annotation holds for that container only and goes before /pod, which goes
+// before none. Kubernetes accepts only one "/" in a key: there, write
+// gpu.nvshare.com/container.<name>.
+//
+// What it guarantees:
+//
+//   - A handler answers from memory: it waits for no scheduler, file or lock
+//     held across one. The runtime calls plugins one at a time for the whole
+//     node and drops one that takes 2 s.
+//   - A request that cannot be met fails the container with an error that names
+//     the pod, the container, the annotation and what there is.
+//   - A container that does not ask is not touched.
+//   - A lost connection is made again, whichever side was restarted.
+//
+// NRI tells the plugin nothing of a pod's resource requests, and only CRI calls
+// NRI: podman, nerdctl and ctr use the CDI specs by themselves.
+package plugin

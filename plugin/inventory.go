@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/containerd/nri/pkg/api"
+	"golang.org/x/sys/unix"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/nvshare/nvshare/cdi"
+)
+
+// Inventory is what this node can give to containers. It never changes once
+// made; the zero value has no device.
+type Inventory struct {
+	spec  *specs.Spec                 // of cdi.KindNRI
+	nodes map[string]*api.LinuxDevice // by host path
+}
+
+// NewInventory looks up what explicit edits need beyond the spec of
+// cdi.KindNRI: the numbers of its device nodes. spec is nil without GPUs;
+// hostRoot is as cdi.Options.HostRoot. A device node that is missing is
+// reported when a container asks for it.
+func NewInventory(spec *specs.Spec, hostRoot string) *Inventory {
+	inv := &Inventory{spec: spec, nodes: map[string]*api.LinuxDevice{}}
+	if spec == nil {
+		return inv
+	}
+	add := func(e specs.ContainerEdits) {
+		for _, n := range e.DeviceNodes {
+			if d, err := linuxDevice(n, hostRoot); err == nil {
+				inv.nodes[n.Path] = d
+			}
+		}
+	}
+	add(spec.ContainerEdits)
+	for _, d := range spec.Devices {
+		add(d.ContainerEdits)
+	}
+	return inv
+}
+
+// Devices returns the device names, without the kind.
+func (inv *Inventory) Devices() []string {
+	if inv.spec == nil {
+		return nil
+	}
+	var names []string
+	for _, d := range inv.spec.Devices {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+// linuxDevice returns the device node as NRI has it, asking the host for what
+// the spec leaves open, as a runtime that resolves CDI devices does.
+func linuxDevice(n *specs.DeviceNode, hostRoot string) (*api.LinuxDevice, error) {
+	d := &api.LinuxDevice{Path: n.Path, Type: n.Type, Major: n.Major, Minor: n.Minor, FileMode: api.FileMode(n.FileMode), Uid: api.UInt32(n.UID), Gid: api.UInt32(n.GID)}
+	if d.Type != "" && d.Major != 0 {
+		return d, nil
+	}
+	hostPath := n.HostPath
+	if hostPath == "" {
+		hostPath = n.Path
+	}
+	seen := cdi.OnHost(hostRoot, hostPath)
+	var st unix.Stat_t
+	if err := unix.Stat(seen, &st); err != nil {
+		return nil, &os.PathError{Op: "stat", Path: seen, Err: err}
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFCHR:
+		d.Type = "c"
+	case unix.S_IFBLK:
+		d.Type = "b"
+	default:
+		return nil, fmt.Errorf("%s is not a device node", seen)
+	}
+	d.Major, d.Minor = int64(unix.Major(uint64(st.Rdev))), int64(unix.Minor(uint64(st.Rdev)))
+	if n.FileMode == nil {
+		mode := os.FileMode(st.Mode &^ unix.S_IFMT)
+		d.FileMode = api.FileMode(&mode)
+	}
+	return d, nil
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+)
+
+// Container is one container that uses GPUs, by the names that people know.
+type Container struct {
+	ID        string // the runtime's, as in the cgroup's name
+	Name      string
+	Namespace string
+	Pod       string
+	PodUID    string
+}
+
+// Describer is a connection to the scheduler. Its calls are given a context
+// that ends after a while; any error ends its use.
+type Describer interface {
+	Describe(context.Context, Container) error
+	Forget(ctx context.Context, id string) error
+	// Ping fails if the scheduler on the other side has ended.
+	Ping(context.Context) error
+	Close() error
+}
+
+// Names tells the scheduler the names of containers. What handlers change is
+// only memory; Run brings the scheduler into line, in its own time, and tells a
+// restarted scheduler everything again.
+//
+// A scheduler that lags behind costs no queue: changes that cancel out, or
+// repeat, are told once or not at all.
+type Names struct {
+	log  logrus.FieldLogger
+	ping time.Duration // between looks whether the scheduler is still the same
+	wake chan struct{} // holds a token when there may be something to tell
+
+	mu   sync.Mutex
+	want map[string]Container // by ID
+}
+
+const (
+	callLimit    = 2 * time.Second
+	pingInterval = 5 * time.Second
+)
+
+// NewNames returns an empty set of names.
+func NewNames(log logrus.FieldLogger) *Names {
+	return &Names{log: log, ping: pingInterval, wake: make(chan struct{}, 1), want: map[string]Container{}}
+}
+
+// Add names a container.
+func (n *Names) Add(c Container) { n.change(func() { n.want[c.ID] = c }) }
+
+// Remove forgets a container; an unknown one is no error.
+func (n *Names) Remove(id string) { n.change(func() { delete(n.want, id) }) }
+
+// Replace forgets all containers but these.
+func (n *Names) Replace(all []Container) {
+	n.change(func() {
+		n.want = make(map[string]Container, len(all))
+		for _, c := range all {
+			n.want[c.ID] = c
+		}
+	})
+}
+
+func (n *Names) change(f func()) {
+	n.mu.Lock()
+	f()
+	n.mu.Unlock()
+	select {
+	case n.wake <- struct{}{}:
+	default: // a token is there already
+	}
+}
+
+func (n *Names) snapshot() map[string]Container {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return maps.Clone(n.want)
+}
+
+// Run tells the scheduler until ctx ends. dial connects to it.
+func (n *Names) Run(ctx context.Context, dial func(context.Context) (Describer, error)) {
+	wait := backoff{min: 50 * time.Millisecond, max: 2 * time.Second}
+	for ctx.Err() == nil {
+		err := n.serve(ctx, dial, wait.reset)
+		if ctx.Err() == nil {
+			n.log.Debugf("scheduler: %v; trying again", err)
+		}
+		wait.sleep(ctx)
+	}
+}
+
+// serve uses one connection until it fails.
+func (n *Names) serve(ctx context.Context, dial func(context.Context) (Describer, error), connected func()) error {
+	limited := func(f func(context.Context) error) error {
+		ctx, cancel := context.WithTimeout(ctx, callLimit)
+		defer cancel()
+		return f(ctx)
+	}
+	var d Describer
+	err := limited(func(ctx context.Context) (err error) {
+		d, err = dial(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := limited(d.Ping); err != nil {
+		return err
+	}
+	connected()
+
+	tick := time.NewTicker(n.ping)
+	defer tick.Stop()
+	told := map[string]Container{}
+	for {
+		want := n.snapshot()
+		for id, c := range want {
+			if told[id] == c {
+				continue
+			}
+			if err := limited(func(ctx context.Context) error { return d.Describe(ctx, c) }); err != nil {
+				return err
+			}
+			told[id] = c
+		}
+		for id := range told {
+			if _, ok := want[id]; ok {
+				continue
+			}
+			if err := limited(func(ctx context.Context) error { return d.Forget(ctx, id) }); err != nil {
+				return err
+			}
+			delete(told, id)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-n.wake:
+		case <-tick.C:
+			if err := limited(d.Ping); err != nil {
+				return err
+			}
+		}
+	}
+}

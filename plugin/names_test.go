@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// fakeScheduler keeps what it is told.
+type fakeScheduler struct {
+	hang   atomic.Bool   // calls wait for the end of their context
+	dialed chan struct{} // one for each connection
+
+	mu      sync.Mutex
+	life    int // counts restarts: connections of an earlier life fail
+	known   map[string]Container
+	calls   int
+	changed chan struct{} // closed at the next change
+}
+
+func newScheduler() *fakeScheduler {
+	return &fakeScheduler{known: map[string]Container{}, changed: make(chan struct{}), dialed: make(chan struct{}, 1000)}
+}
+
+func (s *fakeScheduler) restart() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.life++
+	s.known = map[string]Container{}
+}
+
+func (s *fakeScheduler) get(id string) Container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.known[id]
+}
+
+// await returns when exactly these containers are known.
+func (s *fakeScheduler) await(t *testing.T, ids ...string) {
+	t.Helper()
+	limit := time.After(patience)
+	for {
+		s.mu.Lock()
+		known, changed := slices.Sorted(maps.Keys(s.known)), s.changed
+		s.mu.Unlock()
+		if slices.Equal(known, ids) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-limit:
+			t.Fatalf("the scheduler knows %v, not %v", known, ids)
+		}
+	}
+}
+
+type fakeConn struct {
+	*fakeScheduler
+	life int
+}
+
+func (s *fakeScheduler) dial(context.Context) (Describer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &fakeConn{s, s.life}, nil
+}
+
+func (c *fakeConn) call(ctx context.Context, f func()) error {
+	select {
+	case c.dialed <- struct{}{}:
+	default:
+	}
+	if c.hang.Load() {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.life != c.fakeScheduler.life {
+		return errors.New("closed")
+	}
+	c.calls++
+	f()
+	close(c.changed)
+	c.changed = make(chan struct{})
+	return nil
+}
+
+func (c *fakeConn) Describe(ctx context.Context, ctr Container) error {
+	return c.call(ctx, func() { c.known[ctr.ID] = ctr })
+}
+func (c *fakeConn) Forget(ctx context.Context, id string) error {
+	return c.call(ctx, func() { delete(c.known, id) })
+}
+func (c *fakeConn) Ping(ctx context.Context) error { return c.call(ctx, func() {}) }
+func (c *fakeConn) Close() error                   { return nil }
+
+func runNames(t *testing.T, n *Names, s *fakeScheduler) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		n.Run(ctx, s.dial)
+		close(done)
+	}()
+	return func() {
+		cancel()
+		await(t, done, "the end of Names.Run")
+	}
+}
+
+func TestNamesAreToldOnce(t *testing.T) {
+	n, s := NewNames(quiet()), newScheduler()
+	// What cancels out before the scheduler is there is not told at all.
+	for range 1000 {
+		n.Add(Container{ID: "gone"})
+		n.Remove("gone")
+	}
+	n.Add(Container{ID: "a"})
+	n.Add(Container{ID: "a", Name: "x"})
+	n.Remove("never known")
+	defer runNames(t, n, s)()
+	s.await(t, "a")
+	n.Replace([]Container{{ID: "a", Name: "x"}, {ID: "b"}})
+	s.await(t, "a", "b")
+	n.Replace(nil)
+	s.await(t)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if want := 1 + 2 + 2; s.calls != want { // a ping, two names, two forgotten
+		t.Errorf("%d calls, want %d", s.calls, want)
+	}
+}
+
+func TestNamesSurviveAHungScheduler(t *testing.T) {
+	n, s := NewNames(quiet()), newScheduler()
+	s.hang.Store(true)
+	defer runNames(t, n, s)()
+	await(t, s.dialed, "the first call")
+	n.Add(Container{ID: "a"})
+	s.hang.Store(false)
+	s.await(t, "a")
+}

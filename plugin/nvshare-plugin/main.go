@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command nvshare-plugin makes this node's GPUs available to containers through
+// nvshare: it puts the shim on the host, writes the CDI specs, keeps them right
+// as GPUs and driver change, and serves pods as an NRI plugin.
+//
+// When it ends, the files and specs stay: containers that run need the shim,
+// and containers that restart need the spec. Only a node without GPU has its
+// specs removed.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin"
+)
+
+type flags struct {
+	runDir, libDir, binDir string
+	lib, hook              string
+	cdiDir, hostRoot       string
+	nriSocket, name, index string
+	simgpu                 string
+	noNRI                  bool
+}
+
+func main() {
+	log := logrus.New()
+	log.SetOutput(os.Stderr)
+	if os.Getenv("NVSHARE_DEBUG") == "1" {
+		log.SetLevel(logrus.DebugLevel)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := command(log).ExecuteContext(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "nvshare-plugin: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func command(log logrus.FieldLogger) *cobra.Command {
+	var f flags
+	cmd := &cobra.Command{
+		Use:   "nvshare-plugin",
+		Short: "Share this node's GPUs with containers: CDI specs and NRI plugin",
+		Long: `Puts the shim on the host, writes the CDI specs nvshare.com/gpu and
+nvshare.com/gpu-nri, and serves pods that ask for GPUs in their annotations.
+SIGHUP looks at the GPUs and the driver again. NVSHARE_DEBUG=1 shows more.`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), f, log) },
+	}
+	s := cmd.Flags()
+	s.StringVar(&f.runDir, "run-dir", env("NVSHARE_RUN_DIR", cdi.DefaultRunDir), "the scheduler's run directory (NVSHARE_RUN_DIR)")
+	s.StringVar(&f.libDir, "lib-dir", cdi.DefaultLibDir, "host directory for the shim; not on a noexec mount")
+	s.StringVar(&f.binDir, "bin-dir", "", "host directory for the OCI hook (default: bin beside --lib-dir)")
+	s.StringVar(&f.lib, "lib", "", "the shim to place (default: found beside this program)")
+	s.StringVar(&f.hook, "hook", "", "the OCI hook to place (default: found beside this program)")
+	s.StringVar(&f.cdiDir, "cdi-dir", cdi.DefaultSpecDir, "directory for the CDI specs")
+	s.StringVar(&f.hostRoot, "host-root", "", "where the host's / is seen, when running in a container")
+	s.StringVar(&f.nriSocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket")
+	s.StringVar(&f.name, "name", "nvshare", "name to register with NRI")
+	s.StringVar(&f.index, "index", "10", "two digits: plugins are called in ascending order")
+	s.StringVar(&f.simgpu, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "directory of a simulated GPU to use instead of real ones (NVSHARE_SIMGPU)")
+	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
+	return cmd
+}
+
+func env(key, otherwise string) string {
+	if v := os.Getenv(key); v != "" {
+		return v
+	}
+	return otherwise
+}
+
+func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
+	if f.binDir == "" {
+		f.binDir = filepath.Join(filepath.Dir(filepath.Clean(f.libDir)), "bin")
+	}
+	for _, p := range []*string{&f.runDir, &f.libDir, &f.binDir, &f.cdiDir, &f.nriSocket} {
+		abs, err := filepath.Abs(*p) // CDI needs absolute paths
+		if err != nil {
+			return err
+		}
+		*p = abs
+	}
+	n := &node{
+		log:     log,
+		options: cdi.Options{HostRoot: f.hostRoot, SimDir: f.simgpu, Log: log},
+		paths:   cdi.Paths{LibDir: f.libDir, Hook: filepath.Join(f.binDir, cdi.HookFile), RunDir: f.runDir},
+		cdiDir:  cdi.OnHost(f.hostRoot, f.cdiDir),
+		every:   watchInterval,
+	}
+	if err := n.place(f); err != nil {
+		return err
+	}
+	inv, err := n.refresh(ctx)
+	if err != nil {
+		return err
+	}
+	if f.noNRI {
+		return nil
+	}
+
+	// The parts end when ctx does, or when one of them fails.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	names := plugin.NewNames(log)
+	p := plugin.New(log, names)
+	p.SetInventory(inv)
+	go names.Run(ctx, func(ctx context.Context) (plugin.Describer, error) {
+		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log)
+	})
+	go n.watch(ctx, p.SetInventory)
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
+		log.Warnf("tell systemd that the plugin is ready: %v", err)
+	}
+	return plugin.Run(ctx, plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}, p)
+}
+
+// place puts the shim and the hook on the host, and makes the directory that
+// containers will see, so that they start before the scheduler does.
+func (n *node) place(f flags) error {
+	for _, file := range []struct{ flag, given, to string }{
+		{"--lib", f.lib, filepath.Join(n.paths.LibDir, cdi.ShimFile)},
+		{"--hook", f.hook, n.paths.Hook},
+	} {
+		from := file.given
+		if from == "" {
+			var err error
+			if from, err = find(filepath.Base(file.to)); err != nil {
+				return fmt.Errorf("%w (name it with %s)", err, file.flag)
+			}
+		}
+		to := cdi.OnHost(n.options.HostRoot, file.to)
+		changed, err := plugin.Place(from, to)
+		if err != nil {
+			return err
+		}
+		if changed {
+			n.log.Infof("placed %s", to)
+		}
+	}
+	if err := plugin.MakeDir(cdi.OnHost(n.options.HostRoot, n.paths.TenantDir())); err != nil {
+		return fmt.Errorf("make the directory that containers share with the scheduler: %w", err)
+	}
+	return nil
+}
+
+// find looks for a file where builds and packages put it.
+func find(name string) (string, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Dir(exe)
+	for _, p := range []string{
+		filepath.Join(dir, name),
+		filepath.Join(dir, "..", "lib", name),
+		filepath.Join("/usr/lib/nvshare", name),
+	} {
+		if _, err := os.Stat(p); !errors.Is(err, os.ErrNotExist) {
+			return p, err
+		}
+	}
+	return "", fmt.Errorf("no %s beside %s or in /usr/lib/nvshare", name, exe)
+}

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin"
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+const patience = 30 * time.Second
+
+func quiet() logrus.FieldLogger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func information(uuid string, minor int) string {
+	return fmt.Sprintf("Model: \t X\nGPU UUID: \t %s\nDevice Minor: \t %d\n", uuid, minor)
+}
+
+// host makes the root of a host with n GPUs and an NVIDIA CDI spec for two, so
+// that no driver is looked for, and the flags to work on it.
+func host(t *testing.T, n int) (root string, args []string) {
+	t.Helper()
+	root = t.TempDir()
+	for i := range n {
+		write(t, fmt.Sprintf("%s/proc/driver/nvidia/gpus/0000:0%d:00.0/information", root, i), information(fmt.Sprintf("GPU-%d", i), i))
+	}
+	write(t, root+"/etc/cdi/nvidia.yaml", `cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+  - {name: "0", containerEdits: {deviceNodes: [{path: /dev/nvidia0}]}}
+  - {name: "1", containerEdits: {deviceNodes: [{path: /dev/nvidia1}]}}
+`)
+	if err := os.MkdirAll(root+"/run", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(root+"/var", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/run", root+"/var/run"); err != nil {
+		t.Fatal(err)
+	}
+	built := t.TempDir()
+	write(t, built+"/libnvshare.so", "shim")
+	write(t, built+"/hook", "hook")
+	return root, []string{"--host-root", root, "--no-nri", "--lib", built + "/libnvshare.so", "--hook", built + "/hook"}
+}
+
+func execute(args ...string) error {
+	cmd := command(quiet())
+	cmd.SetArgs(args)
+	return cmd.Execute()
+}
+
+func specFiles(t *testing.T, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob(dir + "/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range files {
+		files[i] = filepath.Base(files[i])
+	}
+	return files
+}
+
+var bothSpecs = []string{cdi.FileName(cdi.KindNRI), cdi.FileName(cdi.Kind)}
+
+func TestPlacesAndWrites(t *testing.T) {
+	t.Setenv("NVSHARE_SIMGPU", "")
+	t.Setenv("NVSHARE_RUN_DIR", "")
+	root, args := host(t, 2)
+	if err := execute(args...); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{"lib/libnvshare.so": "shim", "bin/nvshare-cdi-hook": "hook"} {
+		if got, err := os.ReadFile(root + "/var/lib/nvshare/" + file); err != nil || string(got) != want {
+			t.Errorf("%s holds %q, %v", file, got, err)
+		}
+	}
+	if info, err := os.Stat(root + "/run/nvshare/tenant"); err != nil || !info.IsDir() {
+		t.Errorf("the directory for containers: %v", err)
+	}
+	if got := specFiles(t, root+"/run/cdi"); !slices.Equal(got, bothSpecs) {
+		t.Errorf("specs are %v", got)
+	}
+	text, err := os.ReadFile(root + "/run/cdi/" + cdi.FileName(cdi.Kind))
+	if err != nil || strings.Contains(string(text), root) || !strings.Contains(string(text), "/var/lib/nvshare/lib") {
+		t.Errorf("the spec must have the host's own paths: %v\n%s", err, text)
+	}
+
+	// The GPUs go: so do the specs.
+	if err := os.RemoveAll(root + "/proc/driver/nvidia/gpus"); err != nil {
+		t.Fatal(err)
+	}
+	if err := execute(args...); err != nil {
+		t.Fatal(err)
+	}
+	if got := specFiles(t, root+"/run/cdi"); len(got) != 0 {
+		t.Errorf("without GPU the specs are %v", got)
+	}
+}
+
+func TestStartFails(t *testing.T) {
+	t.Setenv("NVSHARE_SIMGPU", "")
+	t.Setenv("NVSHARE_RUN_DIR", "")
+	root, args := host(t, 1)
+	foreign := root + "/run/cdi/" + cdi.FileName(cdi.Kind)
+	write(t, foreign, "kind: vendor.com/net\n")
+	if err := execute(args...); err == nil || !strings.Contains(err.Error(), foreign) {
+		t.Errorf("foreign spec: %v", err)
+	}
+	if err := execute(append(args, "--lib", root+"/none")...); err == nil || !strings.Contains(err.Error(), "libnvshare.so") {
+		t.Errorf("no shim: %v", err)
+	}
+	write(t, root+"/file", "")
+	for _, flag := range []string{"--lib-dir", "--bin-dir", "--run-dir", "--cdi-dir"} {
+		if err := execute(append(args, flag, "/file/x")...); err == nil || !strings.Contains(err.Error(), root+"/file") {
+			t.Errorf("%s is not usable: %v", flag, err)
+		}
+	}
+	if err := execute("surplus"); err == nil {
+		t.Error("a surplus argument was accepted")
+	}
+}
+
+func TestWatchFollowsTheHost(t *testing.T) {
+	root, _ := host(t, 1)
+	n := &node{
+		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths,
+		cdiDir: root + "/run/cdi", every: time.Millisecond,
+	}
+	if _, err := n.refresh(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	found, done := make(chan *plugin.Inventory, 100), make(chan struct{})
+	go func() {
+		n.watch(ctx, func(inv *plugin.Inventory) { found <- inv })
+		close(done)
+	}()
+	await := func(when string, devices int, files []string) {
+		t.Helper()
+		limit := time.After(patience)
+		for {
+			select {
+			case inv := <-found:
+				// An earlier look may still be on its way.
+				if len(inv.Devices()) == devices && slices.Equal(specFiles(t, root+"/run/cdi"), files) {
+					return
+				}
+			case <-limit:
+				t.Fatalf("%s: waited in vain for %d devices and %v, have %v", when, devices, files, specFiles(t, root+"/run/cdi"))
+			}
+		}
+	}
+	second := root + "/proc/driver/nvidia/gpus/0000:01:00.0"
+	// At once, as the kernel does it: a GPU without its text is an error.
+	write(t, root+"/new/information", information("GPU-1", 1))
+	if err := os.Rename(root+"/new", second); err != nil {
+		t.Fatal(err)
+	}
+	await("a second GPU", 5, bothSpecs)
+	if err := os.Remove(root + "/run/cdi/" + cdi.FileName(cdi.Kind)); err != nil {
+		t.Fatal(err)
+	}
+	await("a spec was deleted", 5, bothSpecs)
+	if err := os.RemoveAll(root + "/proc/driver"); err != nil {
+		t.Fatal(err)
+	}
+	await("no GPU", 0, nil)
+	cancel()
+	<-done
+}
+
+// control is the scheduler's side of the control socket.
+type control struct {
+	api.ControlService
+	described chan *api.Container
+}
+
+func (c control) Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error) {
+	return &api.StatusResponse{}, nil
+}
+
+func (c control) DescribeContainer(_ context.Context, r *api.DescribeContainerRequest) (*api.DescribeContainerResponse, error) {
+	if r.Container.Name == "refused" {
+		return nil, status.Error(codes.InvalidArgument, "no")
+	}
+	c.described <- r.Container
+	return &api.DescribeContainerResponse{}, nil
+}
+
+func TestSchedulerConnection(t *testing.T) {
+	dir, err := os.MkdirTemp("", "run") // short: socket paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	dial := func(ctx context.Context) (plugin.Describer, error) { return dialScheduler(ctx, dir, quiet()) }
+	if _, err := dial(context.Background()); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("no scheduler: %v", err)
+	}
+	c := control{described: make(chan *api.Container, 10)}
+	names := plugin.NewNames(quiet())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		names.Run(ctx, dial)
+		close(done)
+	}()
+	names.Add(plugin.Container{ID: "x", Name: "refused"})
+	names.Add(plugin.Container{ID: "a", Name: "main", Namespace: "ml", Pod: "train", PodUID: "u"})
+	for range 2 { // the second scheduler is told again
+		server, err := ttrpc.NewServer()
+		if err != nil {
+			t.Fatal(err)
+		}
+		api.RegisterControlService(server, c)
+		l, err := net.Listen("unix", filepath.Join(dir, api.SocketName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		go server.Serve(context.Background(), l)
+		select {
+		case got := <-c.described:
+			if got.Id != "a" || got.Name != "main" || got.Namespace != "ml" || got.Pod != "train" || got.PodUid != "u" {
+				t.Errorf("described as %v", got)
+			}
+		case <-time.After(patience):
+			t.Fatal("the scheduler was told nothing")
+		}
+		if err := server.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	<-done
+}

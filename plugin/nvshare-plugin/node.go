@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin"
+)
+
+const (
+	// watchInterval is how often this node is looked at for changes; a look
+	// reads directories and wakes no GPU.
+	watchInterval = 10 * time.Second
+	// discoverLimit bounds a discovery: NVML can hang on a broken GPU.
+	discoverLimit = 60 * time.Second
+)
+
+// node is this host: what it has, and where its specs go.
+type node struct {
+	log     logrus.FieldLogger
+	options cdi.Options
+	paths   cdi.Paths
+	cdiDir  string
+	every   time.Duration // between looks for changes
+
+	seen string // fingerprint from before the last refresh that succeeded
+}
+
+// refresh looks for GPUs and driver, and writes or removes the specs
+// accordingly.
+func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
+	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
+	defer cancel()
+	// From before, so that no change is missed; our own writes then cost one
+	// look more.
+	seen := n.fingerprint()
+	found, err := cdi.Generate(ctx, n.options, n.paths)
+	if err != nil {
+		return nil, err
+	}
+	if len(found.Specs) == 0 {
+		removed, err := cdi.Remove(n.cdiDir, cdi.Kind, cdi.KindNRI)
+		if err != nil {
+			return nil, err
+		}
+		n.seen = seen
+		n.log.Infof("%s; old CDI specs removed: %v", found.Source, removed)
+		return plugin.NewInventory(nil, n.options.HostRoot), nil
+	}
+	changed, err := cdi.Write(n.cdiDir, found.Specs...)
+	if err != nil {
+		return nil, err
+	}
+	n.seen = seen
+	n.log.Infof("%d GPUs (%s), CDI specs in %s %s: %s", len(found.GPUs), found.Source, n.cdiDir,
+		map[bool]string{true: "written", false: "unchanged"}[changed], strings.Join(cdi.Names(found.GPUs), " "))
+	return plugin.NewInventory(found.Spec(cdi.KindNRI), n.options.HostRoot), nil
+}
+
+// watch refreshes at SIGHUP and when something changed, until ctx ends, and
+// hands over what was found. What can't be refreshed stays as it was.
+func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+	tick := time.NewTicker(n.every)
+	defer tick.Stop()
+	failure := ""
+	for {
+		force := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-hangup:
+			force = true
+		case <-tick.C:
+		}
+		if !force && n.fingerprint() == n.seen {
+			continue
+		}
+		inv, err := n.refresh(ctx)
+		switch {
+		case err == nil:
+			failure = ""
+			found(inv)
+		case ctx.Err() == nil && err.Error() != failure: // tried again, not said again
+			failure = err.Error()
+			n.log.Errorf("GPUs or driver changed, but the CDI specs are still the old ones: %v", err)
+		}
+	}
+}
+
+// fingerprint covers what refresh reads and what it writes.
+func (n *node) fingerprint() string {
+	var b strings.Builder
+	b.WriteString(cdi.Fingerprint(n.options))
+	for _, kind := range []string{cdi.Kind, cdi.KindNRI} {
+		if info, err := os.Lstat(filepath.Join(n.cdiDir, cdi.FileName(kind))); err == nil {
+			fmt.Fprintln(&b, kind, info.Size(), info.ModTime(), info.Mode())
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/plugin"
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// scheduler is a connection to nvshare-scheduler.
+type scheduler struct {
+	conn *api.Conn
+	log  logrus.FieldLogger
+}
+
+var _ plugin.Describer = (*scheduler)(nil)
+
+func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger) (plugin.Describer, error) {
+	conn, err := api.Dial(ctx, runDir)
+	if err != nil {
+		return nil, err
+	}
+	return &scheduler{conn, log}, nil
+}
+
+// Describe gives a container its names. Names that the scheduler refuses are
+// logged and left out: saying them again would change nothing.
+func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
+	_, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: &api.Container{
+		Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID,
+	}})
+	if status.Code(err) == codes.InvalidArgument {
+		s.log.Warnf("the scheduler refuses the names of container %s (%s/%s): %v", c.ID, c.Namespace, c.Pod, err)
+		return nil
+	}
+	return err
+}
+
+func (s *scheduler) Forget(ctx context.Context, id string) error {
+	_, err := s.conn.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: id})
+	return err
+}
+
+func (s *scheduler) Ping(ctx context.Context) error {
+	_, err := s.conn.Status(ctx, &api.StatusRequest{})
+	return err
+}
+
+func (s *scheduler) Close() error { return s.conn.Close() }

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+	"github.com/sirupsen/logrus"
+
+	"github.com/nvshare/nvshare/cdi"
+)
+
+// Plugin handles the events of one container runtime. Only events that every
+// NRI runtime knows are handled, because an old one refuses a plugin that
+// subscribes to a new one.
+type Plugin struct {
+	log       logrus.FieldLogger
+	names     *Names
+	inventory atomic.Pointer[Inventory]
+	explicit  atomic.Bool // see Adjust
+}
+
+var (
+	_ stub.ConfigureInterface       = (*Plugin)(nil)
+	_ stub.SynchronizeInterface     = (*Plugin)(nil)
+	_ stub.CreateContainerInterface = (*Plugin)(nil)
+	_ stub.StopContainerInterface   = (*Plugin)(nil)
+	_ stub.RemoveContainerInterface = (*Plugin)(nil)
+)
+
+// New returns a plugin that knows no devices yet; names is told which
+// containers use GPUs.
+func New(log logrus.FieldLogger, names *Names) *Plugin {
+	p := &Plugin{log: log, names: names}
+	p.inventory.Store(&Inventory{})
+	return p
+}
+
+// SetInventory changes what containers can be given from now on.
+func (p *Plugin) SetInventory(inv *Inventory) { p.inventory.Store(inv) }
+
+// Configure learns which runtime this is.
+func (p *Plugin) Configure(_ context.Context, _, runtime, version string) (api.EventMask, error) {
+	p.explicit.Store(!injectsCDI(runtime, version))
+	how := "naming CDI devices"
+	if p.explicit.Load() {
+		how = "spelling out each edit, because this runtime is not known to act on CDI devices of plugins"
+	}
+	p.log.Infof("connected to %s %s, %s", runtime, version, how)
+	return 0, nil // subscribe to all events that have a handler
+}
+
+// Synchronize learns which containers exist. It changes none.
+func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*api.Container) ([]*api.ContainerUpdate, error) {
+	byID := make(map[string]*api.PodSandbox, len(pods))
+	for _, pod := range pods {
+		byID[pod.GetId()] = pod
+	}
+	var using []Container
+	for _, ctr := range ctrs {
+		if pod := byID[ctr.GetPodSandboxId()]; pod != nil && usesGPU(ctr) && alive(ctr) {
+			using = append(using, describe(pod, ctr))
+		}
+	}
+	p.names.Replace(using)
+	p.log.Debugf("synchronized: %d containers, %d use GPUs through nvshare", len(ctrs), len(using))
+	return nil, nil
+}
+
+// CreateContainer gives a container the GPUs that its pod's annotations ask
+// for. An error refuses the container.
+func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	inv := p.inventory.Load()
+	req, err := ParseRequest(pod.GetAnnotations(), ctr.GetName(), inv.Devices())
+	var adjust *api.ContainerAdjustment
+	if err == nil {
+		adjust, err = Adjust(req, ctr, inv, p.explicit.Load())
+	}
+	if err != nil {
+		err = fmt.Errorf("nvshare: pod %s/%s, container %q: %w", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
+		p.log.Warn(err)
+		return nil, nil, err
+	}
+	if len(req.Devices) > 0 || len(given(ctr)) > 0 {
+		p.names.Add(describe(pod, ctr))
+		p.log.Infof("pod %s/%s, container %q: gave %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), req.Devices)
+	}
+	return adjust, nil, nil
+}
+
+// StopContainer forgets a container whose processes have ended.
+func (p *Plugin) StopContainer(_ context.Context, _ *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
+	p.names.Remove(ctr.GetId())
+	return nil, nil
+}
+
+// RemoveContainer forgets a container, also one that never started.
+func (p *Plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, ctr *api.Container) error {
+	p.names.Remove(ctr.GetId())
+	return nil
+}
+
+func describe(pod *api.PodSandbox, ctr *api.Container) Container {
+	return Container{ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid()}
+}
+
+// usesGPU tells whether an existing container has the shim, however it came
+// there.
+func usesGPU(ctr *api.Container) bool {
+	for _, m := range ctr.GetMounts() {
+		if m.GetDestination() == cdi.ShimDir {
+			return true
+		}
+	}
+	value, _ := lookupEnv(ctr.GetEnv(), cdi.PreloadEnv)
+	return hasShim(value) || len(given(ctr)) > 0
+}
+
+func alive(ctr *api.Container) bool {
+	return ctr.GetState() != api.ContainerState_CONTAINER_STOPPED
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	nrilog "github.com/containerd/nri/pkg/log"
+	"github.com/containerd/nri/pkg/stub"
+	"github.com/sirupsen/logrus"
+)
+
+// Connection says how to register with a runtime.
+type Connection struct {
+	Socket string // NRI's
+	Name   string // the plugin's
+	Index  string // two digits: plugins are called in ascending order
+}
+
+const (
+	// dialMax bounds the wait for a runtime that is not there: looking for its
+	// socket costs it nothing, and pods created before we are back miss out.
+	dialMax = time.Second
+	// registerMax bounds the wait after a registration that failed or did not
+	// last: each one makes the runtime stop and take stock of all containers.
+	registerMax = 15 * time.Second
+	// configureLimit is twice what runtimes allow for a registration.
+	configureLimit = 10 * time.Second
+	// settled is how long a registration must last to count as a good one.
+	settled = 10 * time.Second
+)
+
+// Run keeps the plugin registered with the runtime until ctx ends. It returns
+// an error only for a name or index that no runtime accepts.
+func Run(ctx context.Context, c Connection, p *Plugin) error {
+	if err := errors.Join(api.CheckPluginIndex(c.Index), api.CheckPluginName(c.Name)); err != nil {
+		return err
+	}
+	dialWait := backoff{min: 50 * time.Millisecond, max: dialMax}
+	registerWait := backoff{min: 200 * time.Millisecond, max: registerMax}
+	waiting := false
+	for ctx.Err() == nil {
+		var dialer net.Dialer
+		conn, err := dialer.DialContext(ctx, "unix", c.Socket)
+		if err != nil {
+			if !waiting && ctx.Err() == nil {
+				p.log.Infof("waiting for the container runtime: %v", err)
+			}
+			waiting = true
+			dialWait.sleep(ctx)
+			continue
+		}
+		waiting = false
+		dialWait.reset()
+
+		start := time.Now()
+		err = register(ctx, conn, c, p)
+		if ctx.Err() != nil {
+			break
+		}
+		p.log.Warnf("lost the container runtime: %v; pods created now are not adjusted until it is back", err)
+		if time.Since(start) > settled {
+			registerWait.reset()
+		}
+		registerWait.sleep(ctx)
+	}
+	return nil
+}
+
+var errNotConfigured = fmt.Errorf("it did not configure the plugin within %v", configureLimit)
+
+// register serves one connection until it ends, and closes it.
+func register(ctx context.Context, conn net.Conn, c Connection, p *Plugin) error {
+	defer conn.Close() // the stub leaves it open if the registration fails
+	s := &session{Plugin: p, configured: make(chan struct{})}
+	// A stub that failed once keeps its dead connection: take a new one.
+	plugin, err := stub.New(s, stub.WithPluginName(c.Name), stub.WithPluginIdx(c.Index),
+		stub.WithConnection(conn), stub.WithLogger(stubLogger{p.log}))
+	if err != nil {
+		return fmt.Errorf("set up NRI plugin %s-%s: %w", c.Index, c.Name, err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- plugin.Run(ctx) }()
+
+	// A stub whose runtime ends between registration and configuration waits
+	// for ever, deaf to ctx: leave it behind then.
+	limit := time.NewTimer(configureLimit)
+	defer limit.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-limit.C:
+		return errNotConfigured
+	case <-s.configured:
+		return <-done
+	}
+}
+
+// session is the plugin for the time of one connection.
+type session struct {
+	*Plugin
+	once       sync.Once
+	configured chan struct{}
+}
+
+// Configure notes that the runtime answers.
+func (s *session) Configure(ctx context.Context, config, runtime, version string) (api.EventMask, error) {
+	s.once.Do(func() { close(s.configured) })
+	return s.Plugin.Configure(ctx, config, runtime, version)
+}
+
+// backoff waits between attempts: from min, doubled up to max, with jitter so
+// that the plugins of a node do not come in step.
+type backoff struct {
+	min, max, next time.Duration
+}
+
+func (b *backoff) reset() { b.next = 0 }
+
+func (b *backoff) sleep(ctx context.Context) {
+	b.next = min(max(b.min, 2*b.next), b.max)
+	t := time.NewTimer(b.next/2 + rand.N(b.next/2+1))
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// stubLogger shows what the stub says at one level less: it reports each step.
+type stubLogger struct{ log logrus.FieldLogger }
+
+var _ nrilog.Logger = stubLogger{}
+
+func (l stubLogger) Debugf(_ context.Context, format string, args ...any) {
+	l.log.Debugf(format, args...)
+}
+func (l stubLogger) Infof(_ context.Context, format string, args ...any) {
+	l.log.Debugf(format, args...)
+}
+func (l stubLogger) Warnf(_ context.Context, format string, args ...any) {
+	l.log.Warnf(format, args...)
+}
+func (l stubLogger) Errorf(_ context.Context, format string, args ...any) {
+	l.log.Warnf(format, args...)
+}

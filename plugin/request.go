@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nvshare/nvshare/cdi"
+)
+
+const (
+	// Annotation is the key by which a pod asks for GPUs.
+	Annotation = "nvshare.com/gpu"
+	// annotationKubernetes is the same for keys with a suffix, where
+	// Annotation would have one "/" too many for Kubernetes.
+	annotationKubernetes = "gpu.nvshare.com"
+
+	// maxDevices bounds the names in one annotation.
+	maxDevices = 128
+)
+
+// Request is what a container asks for.
+type Request struct {
+	// Devices are device names without the kind, each once, in the order
+	// asked; just "all" if that is among them. Empty: it does not ask.
+	Devices []string
+}
+
+// annotationFor returns the annotation that holds for a container: the one of
+// the narrowest scope, as NRI's own helper has it.
+func annotationFor(annotations map[string]string, container string) (key, value string, ok bool) {
+	for _, suffix := range []string{"/container." + container, "/pod", ""} {
+		for _, k := range []string{Annotation + suffix, annotationKubernetes + suffix} {
+			if v, ok := annotations[k]; ok {
+				return k, v, true
+			}
+		}
+	}
+	return "", "", false
+}
+
+// ParseRequest reads what a container of a pod with these annotations asks for.
+// known are the device names of this node. The error names the annotation, its
+// value and what there is.
+func ParseRequest(annotations map[string]string, container string, known []string) (Request, error) {
+	key, value, ok := annotationFor(annotations, container)
+	if !ok {
+		return Request{}, nil
+	}
+	devices, err := parseDevices(value, known)
+	if err != nil {
+		return Request{}, fmt.Errorf("annotation %s=%q: %w", key, value, err)
+	}
+	return Request{Devices: devices}, nil
+}
+
+func parseDevices(value string, known []string) ([]string, error) {
+	if strings.TrimSpace(value) == "" {
+		return nil, errors.New("empty (name a device such as nvshare.com/gpu=0, or remove the annotation)")
+	}
+	parts := strings.Split(value, ",")
+	if len(parts) > maxDevices {
+		return nil, fmt.Errorf("%d devices, more than %d", len(parts), maxDevices)
+	}
+	var devices []string
+	for _, part := range parts {
+		part = strings.TrimSpace(part)
+		kind, name, found := strings.Cut(part, "=")
+		switch {
+		case part == "":
+			return nil, errors.New("an empty device name (a comma too many)")
+		case !found && slices.Contains(known, part):
+			return nil, fmt.Errorf("%q is not a CDI device name: write %s=%s", part, cdi.Kind, part)
+		case !found:
+			return nil, fmt.Errorf("%q is not a CDI device name: write %s=<index>, =<UUID> or =all", part, cdi.Kind)
+		case kind != cdi.Kind:
+			return nil, fmt.Errorf("%q is of kind %q: only %s can be asked for here", part, kind, cdi.Kind)
+		case len(known) == 0:
+			return nil, fmt.Errorf("no device %q: this node has no GPU", part)
+		case !slices.Contains(known, name):
+			return nil, fmt.Errorf("no device %q: this node has %s", part, qualified(known))
+		}
+		if !slices.Contains(devices, name) {
+			devices = append(devices, name)
+		}
+	}
+	if slices.Contains(devices, cdi.AllDevices) {
+		devices = []string{cdi.AllDevices}
+	}
+	return devices, nil
+}
+
+func qualified(names []string) string {
+	var q []string
+	for _, n := range names {
+		q = append(q, cdi.Kind+"="+n)
+	}
+	return strings.Join(q, ", ")
+}

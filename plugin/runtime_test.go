@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	nri "github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+	nrilog "github.com/containerd/nri/pkg/log"
+	"github.com/containerd/nri/pkg/stub"
+	"github.com/sirupsen/logrus"
+
+	"github.com/nvshare/nvshare/cdi"
+)
+
+// patience bounds every wait of these tests; what is waited for takes
+// milliseconds.
+const patience = 30 * time.Second
+
+func quiet() logrus.FieldLogger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+func TestMain(m *testing.M) {
+	nrilog.Set(stubLogger{quiet()}) // NRI's runtime side logs to a global
+	os.Exit(m.Run())
+}
+
+// fakeRuntime is NRI's own runtime side, as container runtimes embed it. It
+// stands behind a relay, because only the end of a process closes the
+// connections of plugins: cutting the relay is that.
+type fakeRuntime struct {
+	t       *testing.T
+	socket  string // the relay's
+	inner   string
+	version string
+	pods    []*api.PodSandbox
+	ctrs    []*api.Container
+
+	nri    *nri.Adaptation
+	relay  net.Listener
+	synced chan struct{} // one for each plugin that registered
+	mu     sync.Mutex
+	conns  []net.Conn
+}
+
+func newRuntime(t *testing.T, version string) *fakeRuntime {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "nri") // short: socket paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return &fakeRuntime{t: t, socket: dir + "/relay", inner: dir + "/nri.sock", version: version, synced: make(chan struct{}, 100)}
+}
+
+func (r *fakeRuntime) start() {
+	r.t.Helper()
+	dir := filepath.Dir(r.socket)
+	var err error
+	r.nri, err = nri.New("containerd", r.version,
+		func(ctx context.Context, sync nri.SyncCB) error {
+			_, err := sync(ctx, r.pods, r.ctrs)
+			r.synced <- struct{}{} // create waits until NRI has taken note, too
+			return err
+		},
+		func(context.Context, []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) { return nil, nil },
+		nri.WithSocketPath(r.inner), nri.WithPluginPath(dir+"/plugins"), nri.WithPluginConfigPath(dir+"/conf"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := r.nri.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	await(r.t, r.synced, "the start") // NRI synchronizes the plugins it starts itself: none
+	os.Remove(r.socket)
+	if r.relay, err = net.Listen("unix", r.socket); err != nil {
+		r.t.Fatal(err)
+	}
+	go func(l net.Listener) {
+		for {
+			outer, err := l.Accept()
+			if err != nil {
+				return
+			}
+			inner, err := net.Dial("unix", r.inner)
+			if err != nil {
+				outer.Close()
+				continue
+			}
+			r.mu.Lock()
+			r.conns = append(r.conns, outer, inner)
+			r.mu.Unlock()
+			copy := func(to, from net.Conn) {
+				io.Copy(to, from)
+				to.Close()
+				from.Close()
+			}
+			go copy(outer, inner)
+			go copy(inner, outer)
+		}
+	}(r.relay)
+}
+
+// stop ends the runtime as the death of its process does.
+func (r *fakeRuntime) stop() {
+	r.relay.Close()
+	r.nri.Stop()
+	r.cut()
+}
+
+func (r *fakeRuntime) cut() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.conns {
+		c.Close()
+	}
+	r.conns = nil
+}
+
+func await[T any](t *testing.T, ch <-chan T, what string) (v T) {
+	t.Helper()
+	select {
+	case v = <-ch:
+	case <-time.After(patience):
+		t.Fatalf("waited in vain for %s", what)
+	}
+	return v
+}
+
+// create asks the runtime to create a container and returns what plugins
+// changed.
+func (r *fakeRuntime) create(pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, error) {
+	sync := r.nri.BlockPluginSync()
+	defer sync.Unblock()
+	rsp, err := r.nri.CreateContainer(context.Background(), &api.CreateContainerRequest{Pod: pod, Container: ctr})
+	return rsp.GetAdjust(), err
+}
+
+// run runs the plugin against a runtime until the test ends or stop is called.
+func run(t *testing.T, r *fakeRuntime, names *Names) (stop func()) {
+	t.Helper()
+	p := New(quiet(), names)
+	p.SetInventory(inventory(t))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, Connection{Socket: r.socket, Name: "nvshare", Index: "10"}, p) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := await(t, done, "the plugin's end"); err != nil {
+			t.Errorf("the plugin ended with %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func pod(annotations map[string]string) *api.PodSandbox {
+	return &api.PodSandbox{Id: "pod0", Name: "train-a", Namespace: "ml", Uid: "uid0", Annotations: annotations}
+}
+
+func ctr(name string, env ...string) *api.Container {
+	return &api.Container{Id: "id-" + name, PodSandboxId: "pod0", Name: name, Env: env}
+}
+
+func cdiNames(a *api.ContainerAdjustment) []string {
+	var names []string
+	for _, d := range a.GetCDIDevices() {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+func TestRuntimeGetsAdjustments(t *testing.T) {
+	r := newRuntime(t, "v2.4.2")
+	r.start()
+	defer r.stop()
+	run(t, r, NewNames(quiet()))
+	await(t, r.synced, "the registration")
+
+	a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main", "LD_PRELOAD=/user.so"))
+	if env, _ := envOf(a); err != nil || !slices.Equal(cdiNames(a), []string{"nvshare.com/gpu-nri=0"}) || env["LD_PRELOAD"] != cdi.ShimPath+":/user.so" {
+		t.Errorf("got %v, %v", a, err)
+	}
+
+	// Two containers, one of which asks.
+	p := pod(map[string]string{"gpu.nvshare.com/container.train": "nvshare.com/gpu=all", Annotation + "/container.absent": "nonsense"})
+	if a, err := r.create(p, ctr("train")); err != nil || !slices.Equal(cdiNames(a), []string{"nvshare.com/gpu-nri=all"}) {
+		t.Errorf("the one that asks: %v, %v", a, err)
+	}
+	if a, err := r.create(p, ctr("sidecar", "LD_PRELOAD=/user.so")); err != nil || len(a.GetCDIDevices())+len(a.GetEnv())+len(a.GetMounts()) != 0 {
+		t.Errorf("the one that does not: %v, %v", a, err)
+	}
+	if a, err := r.create(pod(nil), ctr("plain")); err != nil || len(a.GetCDIDevices())+len(a.GetEnv()) != 0 {
+		t.Errorf("a pod without annotations: %v, %v", a, err)
+	}
+
+	for _, value := range []string{"", "nvshare.com/gpu=99", "nvidia.com/gpu=0", "0,,1"} {
+		_, err := r.create(pod(map[string]string{Annotation: value}), ctr("main"))
+		if err == nil {
+			t.Errorf("%q was not refused", value)
+			continue
+		}
+		for _, part := range []string{"ml/train-a", `"main"`, Annotation, `"` + value + `"`} {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("the error for %q does not name %s: %v", value, part, err)
+			}
+		}
+	}
+	// A refusal is no failure: the plugin is still there.
+	if a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=1"}), ctr("main")); err != nil || len(a.GetCDIDevices()) != 1 {
+		t.Errorf("after the refusals: %v, %v", a, err)
+	}
+}
+
+func TestOldRuntimeGetsExplicitEdits(t *testing.T) {
+	r := newRuntime(t, "2.0.14")
+	r.start()
+	defer r.stop()
+	run(t, r, NewNames(quiet()))
+	await(t, r.synced, "the registration")
+	a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main", "LD_PRELOAD=/user.so"))
+	env, _ := envOf(a)
+	if err != nil || len(a.GetCDIDevices()) != 0 || len(a.GetMounts()) != 3 || len(a.GetLinux().GetDevices()) != 2 ||
+		len(a.GetHooks().GetCreateContainer()) != 1 || env["LD_PRELOAD"] != cdi.ShimPath+":/user.so" {
+		t.Errorf("got %v, %v", a, err)
+	}
+}
+
+// otherPlugin comes before ours and preloads something.
+type otherPlugin struct{}
+
+func (otherPlugin) CreateContainer(context.Context, *api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	a := &api.ContainerAdjustment{}
+	a.AddEnv("LD_PRELOAD", "/other.so")
+	return a, nil, nil
+}
+
+func TestPreloadOfAnotherPluginIsKept(t *testing.T) {
+	r := newRuntime(t, "v2.4.2")
+	r.start()
+	defer r.stop()
+	other, err := stub.New(otherPlugin{}, stub.WithPluginName("other"), stub.WithPluginIdx("05"), stub.WithSocketPath(r.socket), stub.WithLogger(stubLogger{quiet()}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Start(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	defer other.Stop()
+	await(t, r.synced, "the other plugin")
+	run(t, r, NewNames(quiet()))
+	await(t, r.synced, "ours")
+	a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main"))
+	if env, _ := envOf(a); err != nil || env["LD_PRELOAD"] != cdi.ShimPath+":/other.so" {
+		t.Errorf("got %v, %v", a, err)
+	}
+}
+
+func TestReconnects(t *testing.T) {
+	r := newRuntime(t, "v2.4.2")
+	ask := func(when string) {
+		t.Helper()
+		if a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main")); err != nil || len(a.GetCDIDevices()) != 1 {
+			t.Errorf("%s: %v, %v", when, a, err)
+		}
+	}
+	stop := run(t, r, NewNames(quiet())) // before the runtime is there
+	r.start()
+	await(t, r.synced, "the first registration")
+	ask("at first")
+
+	for _, when := range []string{"runtime restarted", "runtime restarted again"} {
+		r.stop()
+		r.start()
+		await(t, r.synced, when)
+		ask(when)
+	}
+	r.cut()
+	await(t, r.synced, "registration after a lost connection")
+	ask("connection lost")
+
+	stop()
+	run(t, r, NewNames(quiet()))
+	await(t, r.synced, "registration of a new plugin")
+	ask("plugin restarted")
+	r.stop()
+}
+
+// A runtime that dies between accepting a plugin and configuring it must not
+// hold the plugin for ever; ending the plugin then must not hang either.
+func TestEndsWhileRuntimeIsSilent(t *testing.T) {
+	r := newRuntime(t, "v2.4.2")
+	l, err := net.Listen("unix", r.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	stop := run(t, r, NewNames(quiet()))
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stop()
+}
+
+func TestBadNameEndsThePlugin(t *testing.T) {
+	for _, c := range []Connection{{Name: "nvshare", Index: "1"}, {Name: "nvshare", Index: "abc"}, {Name: "nv share", Index: "10"}, {Name: "", Index: "10"}} {
+		c.Socket = "/nonexistent"
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		if err := Run(ctx, c, New(quiet(), NewNames(quiet()))); err == nil {
+			t.Errorf("%+v was accepted", c)
+		}
+		cancel()
+	}
+}
+
+// While the scheduler answers nothing at all, containers are created as ever.
+func TestHungSchedulerDelaysNothing(t *testing.T) {
+	r := newRuntime(t, "v2.4.2")
+	r.start()
+	defer r.stop()
+	names := NewNames(quiet())
+	s := newScheduler()
+	s.hang.Store(true)
+	stopNames := runNames(t, names, s)
+	defer stopNames()
+	run(t, r, names)
+	await(t, r.synced, "the registration")
+	await(t, s.dialed, "a call to the scheduler")
+	for range 50 {
+		a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main"))
+		if err != nil || len(a.GetCDIDevices()) != 1 {
+			t.Fatalf("got %v, %v", a, err) // a slow plugin is dropped: no devices
+		}
+		if err := r.nri.RemoveContainer(context.Background(), &api.RemoveContainerRequest{Pod: pod(nil), Container: ctr("main")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestSchedulerLearnsNames(t *testing.T) {
+	r := newRuntime(t, "v2.4.2")
+	r.pods = []*api.PodSandbox{pod(nil)}
+	shim := &api.Mount{Destination: cdi.ShimDir}
+	r.ctrs = []*api.Container{
+		{Id: "uses", PodSandboxId: "pod0", Name: "uses", Mounts: []*api.Mount{shim}},
+		{Id: "env", PodSandboxId: "pod0", Name: "env", Env: []string{"LD_PRELOAD=" + cdi.ShimPath + ":/u.so"}},
+		{Id: "plain", PodSandboxId: "pod0", Name: "plain"},
+		{Id: "ended", PodSandboxId: "pod0", Name: "ended", Mounts: []*api.Mount{shim}, State: api.ContainerState_CONTAINER_STOPPED},
+		{Id: "orphan", PodSandboxId: "none", Name: "orphan", Mounts: []*api.Mount{shim}},
+	}
+	r.start()
+	defer r.stop()
+	names := NewNames(quiet())
+	names.ping = time.Millisecond
+	s := newScheduler()
+	defer runNames(t, names, s)()
+	run(t, r, names)
+	s.await(t, "env", "uses")
+	if _, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("new")); err != nil {
+		t.Fatal(err)
+	}
+	s.await(t, "env", "id-new", "uses")
+	if c := s.get("id-new"); c != (Container{ID: "id-new", Name: "new", Namespace: "ml", Pod: "train-a", PodUID: "uid0"}) {
+		t.Errorf("described as %+v", c)
+	}
+	if _, err := r.nri.StopContainer(context.Background(), &api.StopContainerRequest{Pod: pod(nil), Container: &api.Container{Id: "uses"}}); err != nil {
+		t.Fatal(err)
+	}
+	s.await(t, "env", "id-new")
+	if err := r.nri.RemoveContainer(context.Background(), &api.RemoveContainerRequest{Pod: pod(nil), Container: &api.Container{Id: "env"}}); err != nil {
+		t.Fatal(err)
+	}
+	s.await(t, "id-new")
+
+	// A restarted scheduler knows nothing and is told again.
+	s.restart()
+	s.await(t, "id-new")
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+)
+
+// Version of the programs; the Makefile sets it when it links them.
+var Version = "dev"
+
+// RunDir returns the run directory that is used where no flag says otherwise:
+// $NVSHARE_RUN_DIR, or /var/run/nvshare.
+func RunDir() string {
+	if dir := os.Getenv("NVSHARE_RUN_DIR"); dir != "" {
+		return dir
+	}
+	return "/var/run/nvshare"
+}
+
+// ParseDuration reads a positive duration as people give it to the programs:
+// a number of seconds ("45", "0.5"), or with a unit ("200ms", "1m30s").
+func ParseDuration(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		seconds, numErr := strconv.ParseFloat(s, 64)
+		if numErr != nil || !(seconds < 1e9 && seconds > -1e9) {
+			return 0, fmt.Errorf("%q is not a duration: give seconds (45) or a unit (200ms)", s)
+		}
+		d = time.Duration(seconds * float64(time.Second))
+	}
+	if d <= 0 {
+		return 0, fmt.Errorf("%q is not positive", s)
+	}
+	return d, nil
+}
+
+// ParseAntiThrash reads the mode as people give it: "on" lets one client at a
+// time use a GPU, "off" all at once.
+func ParseAntiThrash(s string) (Mode, error) {
+	switch s {
+	case "on":
+		return Mode_MODE_EXCLUSIVE, nil
+	case "off":
+		return Mode_MODE_CONCURRENT, nil
+	}
+	return Mode_MODE_UNSPECIFIED, fmt.Errorf("%q is neither on nor off", s)
+}
+
+// AntiThrash is the inverse of ParseAntiThrash.
+func AntiThrash(m Mode) string {
+	if m == Mode_MODE_CONCURRENT {
+		return "off"
+	}
+	return "on"
+}
+
+// Who names a client for people: its Kubernetes names, or its container, or
+// its command.
+func Who(c *Client) string {
+	ct := c.GetContainer()
+	switch {
+	case ct.GetPod() != "":
+		return ct.Namespace + "/" + ct.Pod + "/" + ct.Name
+	case ct.GetName() != "":
+		return ct.Name
+	case ct.GetId() != "":
+		return fmt.Sprintf("container %.12s", ct.Id)
+	}
+	return c.GetCommand()
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"testing"
+	"time"
+)
+
+func TestParseDuration(t *testing.T) {
+	for in, want := range map[string]time.Duration{
+		"45": 45 * time.Second, "0.5": 500 * time.Millisecond, "200ms": 200 * time.Millisecond,
+		"1m30s": 90 * time.Second, "1": time.Second, "1e-3": time.Millisecond,
+	} {
+		if got, err := ParseDuration(in); got != want || err != nil {
+			t.Errorf("%q: %v, %v, want %v", in, got, err, want)
+		}
+	}
+	for _, in := range []string{"", "0", "-1", "-5ms", "0s", "abc", "10x", "NaN", "Inf", "-Inf", "1e30", "1e-12", " 1"} {
+		if got, err := ParseDuration(in); err == nil {
+			t.Errorf("%q: read as %v, want an error", in, got)
+		}
+	}
+}
+
+func TestParseAntiThrash(t *testing.T) {
+	for _, in := range []string{"on", "off"} {
+		m, err := ParseAntiThrash(in)
+		if err != nil || AntiThrash(m) != in {
+			t.Errorf("%q: %v, %v", in, m, err)
+		}
+	}
+	for _, in := range []string{"", "ON", "1", "auto"} {
+		if _, err := ParseAntiThrash(in); err == nil {
+			t.Errorf("%q: accepted", in)
+		}
+	}
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// work is one thing to carry out for a GPU: an action of its core, or the
+// answer to an ATTACH.
+type work struct {
+	action sched.Action
+	att    *attachment // with answer
+	answer *wire.Frame
+}
+
+// checkPause is the least time between two checks of the cores' invariants:
+// they cost O(clients).
+const checkPause = time.Second
+
+// step gives an event to a GPU's core and carries out the answer.
+func (d *Daemon) step(g *gpu, ev sched.Event) {
+	for _, a := range d.decide(g, ev) {
+		g.outbox = append(g.outbox, work{action: a})
+	}
+	d.flush(g)
+}
+
+// stepAttach is step for an ATTACH: its answer comes after the page says
+// whether the client goes on under its grant, and before a new GRANT.
+func (d *Daemon) stepAttach(g *gpu, att *attachment, ev sched.Attach, answer wire.Frame) {
+	acts := d.decide(g, ev)
+	at := 0
+	for i, a := range acts {
+		if adopt, ok := a.(sched.Adopt); ok && adopt.Client == ev.Client {
+			at = i + 1
+			answer.Epoch = uint64(adopt.Epoch)
+		}
+	}
+	for i, a := range acts {
+		if i == at {
+			g.outbox = append(g.outbox, work{att: att, answer: &answer})
+		}
+		g.outbox = append(g.outbox, work{action: a})
+	}
+	if at == len(acts) {
+		g.outbox = append(g.outbox, work{att: att, answer: &answer})
+	}
+	d.flush(g)
+}
+
+// decide runs the core. The actions are valid until the next call.
+func (d *Daemon) decide(g *gpu, ev sched.Event) []sched.Action {
+	t := now()
+	acts := g.core.Step(t, ev)
+	if t >= d.nextCheck || d.checkAlways {
+		d.nextCheck = t.Add(checkPause)
+		if err := g.core.Check(); err != nil && d.invariantErr == nil {
+			d.invariantErr = err
+			d.log.WithError(err).Errorf("bug in nvshare-scheduler: GPU %d after %v", g.Index, ev)
+		}
+	}
+	return acts
+}
+
+// flush carries out the outbox in order. If the state file cannot be written
+// the rest waits: a grant that is not recorded could be given twice after a
+// restart.
+func (d *Daemon) flush(g *gpu) {
+	for i := range g.outbox {
+		if !d.carryOut(g, &g.outbox[i]) {
+			g.retry = now().Add(persistRetry)
+			g.outbox = slices.Delete(g.outbox, 0, i)
+			return
+		}
+	}
+	g.outbox = g.outbox[:0]
+}
+
+func (d *Daemon) carryOut(g *gpu, w *work) bool {
+	if w.att != nil {
+		if c := w.att.client.conn; c != nil && c.channels[w.att.channel] == w.att {
+			d.send(c, w.answer, nil)
+		}
+		return true
+	}
+	if d.log.Logger.IsLevelEnabled(logrus.DebugLevel) {
+		d.log.Debugf("GPU %d: %v", g.Index, w.action)
+	}
+	switch a := w.action.(type) {
+	case sched.Persist:
+		return d.persist(g, a)
+	case sched.Grant:
+		if att := d.attachmentOf(g, a.Client); att != nil {
+			flags := grantFlags(a.Concurrent)
+			att.client.page.open(att.channel, a.Epoch, flags, uint64(a.Quantum), uint64(now()))
+			d.send(att.client.conn, &wire.Frame{
+				Type: wire.TypeGrant, Channel: att.channel, Epoch: uint64(a.Epoch), Code: flags,
+				Grant: wire.Grant{QuantumNs: uint64(a.Quantum)},
+			}, nil)
+		}
+	case sched.Revoke:
+		if att := d.attachmentOf(g, a.Client); att != nil {
+			att.client.page.shut(att.channel)
+			d.send(att.client.conn, &wire.Frame{
+				Type: wire.TypeRevoke, Channel: att.channel, Epoch: uint64(a.Epoch),
+				Revoke: wire.Revoke{GraceNs: uint64(a.Grace), Waiters: uint32(a.Waiters)},
+			}, nil)
+			d.expectRelease(g, att.client.conn)
+		}
+	case sched.Close:
+		if att := d.attachmentOf(g, a.Client); att != nil {
+			att.client.page.shut(att.channel)
+		}
+	case sched.Adopt:
+		if att := d.attachmentOf(g, a.Client); att != nil {
+			att.client.page.open(att.channel, a.Epoch, grantFlags(g.mode == sched.Concurrent), uint64(g.quantum), uint64(now()))
+		}
+	case sched.Fence:
+		d.fence(g, a)
+	case sched.Notice:
+		d.notice(g, a)
+	}
+	return true
+}
+
+// expectRelease prepares the hand-over that a revoke leads to: the release is
+// looked out for, and so is the grant by the client that gets it. Both would
+// otherwise sleep when it comes, and waking up is most of a hand-over's time.
+func (d *Daemon) expectRelease(g *gpu, holder *conn) {
+	if d.opts.Spin == 0 || holder == nil || holder.dead {
+		return
+	}
+	if att := d.attachmentOf(g, g.core.Next()); att != nil {
+		att.client.page.announce(att.channel)
+	}
+	holder.lookOut(now().Add(d.opts.Spin))
+}
+
+func grantFlags(concurrent bool) uint32 {
+	if concurrent {
+		return wire.GrantConcurrent
+	}
+	return 0
+}
+
+// attachmentOf returns nil for a client that has no page for this GPU: buried,
+// or restored and not back.
+func (d *Daemon) attachmentOf(g *gpu, id sched.ClientID) *attachment {
+	cl := d.clients[id]
+	if cl == nil || cl.page == nil {
+		return nil
+	}
+	return cl.attached[g]
+}
+
+func (d *Daemon) persist(g *gpu, a sched.Persist) bool {
+	s := d.state.GPUs[g.UUID]
+	s.Epoch, s.Holder, s.Concurrent = a.Epoch, nil, a.Concurrent
+	if cl := d.clients[a.Holder]; cl != nil {
+		s.Holder = &holderState{PID: cl.pid, StartTime: cl.start}
+	}
+	err := d.state.save(d.statePath())
+	switch {
+	case err != nil && d.persistErr == nil:
+		d.log.WithError(err).Error("no grants until the state file can be written")
+	case err == nil && d.persistErr != nil:
+		d.log.Info("the state file can be written again")
+	}
+	d.persistErr = err
+	return err == nil
+}
+
+func (d *Daemon) fence(g *gpu, a sched.Fence) {
+	log := d.log.WithField("client", a.Client)
+	if cl := d.clients[a.Client]; cl != nil {
+		log = log.WithField("pid", cl.pid)
+		if cl.container != "" {
+			log = log.WithField("container", cl.container)
+		}
+	}
+	log.Warnf("GPU %d: fenced: it did not release the GPU within the grace period, and may still use it", g.Index)
+}
+
+func (d *Daemon) notice(g *gpu, a sched.Notice) {
+	att := d.attachmentOf(g, a.Client)
+	if att == nil {
+		return
+	}
+	n := wire.Notice{Waiters: uint32(a.Waiters), Present: uint32(a.Present)}
+	old := att.told
+	att.told = n
+	att.client.page.Hint(att.channel, n.Waiters, n.Present)
+	if (n.Waiters == 0) != (old.Waiters == 0) || (n.Present == 0) != (old.Present == 0) {
+		d.send(att.client.conn, &wire.Frame{Type: wire.TypeNotice, Channel: att.channel, Notice: n}, nil)
+	}
+}

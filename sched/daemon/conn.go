@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// conn is one tenant connection.
+type conn struct {
+	sock *net.UnixConn
+	peer *peer
+	rate *rate        // of the peer's account
+	spin atomic.Int64 // sched.Time until which read spins for the next frame
+
+	// The loop's own:
+	client   *client                          // nil before REGISTER
+	channels [wire.MaxChannels]*attachment    // attached over this connection
+	waiting  [wire.MaxChannels]*pendingAttach // ATTACH not answered yet
+	failed   [wire.MaxChannels]bool           // ATTACH was answered with an error
+	dead     bool                             // closed by us; frames still queued are ignored
+}
+
+// acceptor is the part of net.UnixListener that accept needs.
+type acceptor interface {
+	AcceptUnix() (*net.UnixConn, error)
+}
+
+// accept takes connections until the listener is closed. Everything up to the
+// first frame happens here, one connection at a time, so that a flood of them
+// waits in the kernel's backlog.
+func (d *Daemon) accept(ctx context.Context, from acceptor) {
+	const minPause, maxPause = 5 * time.Millisecond, time.Second
+	pause := minPause
+	for {
+		sock, err := from.AcceptUnix()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			// Out of descriptors or memory: those connected are served on.
+			d.log.WithError(err).Warnf("accept a client: trying again in %v", pause)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return
+			}
+			pause = min(2*pause, maxPause)
+			continue
+		}
+		pause = minPause
+		d.admit(ctx, sock)
+	}
+}
+
+// admit finds out who connected and starts to serve them, within the limits.
+func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
+	c := &conn{sock: sock}
+	var err error
+	if c.peer, err = identify(sock); err != nil {
+		d.log.WithError(err).Debug("refuse a connection: cannot identify the process")
+		c.refuse(wire.ErrInternal, "cannot identify your process")
+		sock.Close()
+		return
+	}
+	admitted := false
+	if err := d.ask(ctx, func() { admitted = d.takeIn(c) }); err != nil || !admitted {
+		c.peer.pidfd.Close()
+		sock.Close()
+		return
+	}
+	d.wg.Add(1)
+	go func() {
+		defer d.wg.Done()
+		err := d.read(c)
+		d.do(func() { d.hangUp(c, err) })
+	}()
+}
+
+// read passes frames to the loop until the connection ends, and says why it
+// did: an error that wraps wire.ErrFrame if the peer broke the protocol.
+func (d *Daemon) read(c *conn) error {
+	// One byte more than a frame shows that a packet was longer. There is no
+	// room for descriptors, so the kernel drops those a peer sends.
+	var buf [wire.FrameSize + 1]byte
+	c.sock.SetReadDeadline(time.Now().Add(d.registerTimeout))
+	registered := false
+	for {
+		n, flags, err := c.receive(buf[:])
+		if err != nil {
+			if registered && errors.Is(err, os.ErrDeadlineExceeded) {
+				c.sock.SetReadDeadline(time.Time{}) // lookOut woke us
+				continue
+			}
+			return err
+		}
+		if n == 0 {
+			return io.EOF
+		}
+		if flags&unix.MSG_TRUNC != 0 {
+			n = len(buf)
+		}
+		f, err := wire.Decode(buf[:n])
+		if err != nil {
+			return err
+		}
+		if !f.Type.FromClient() || (f.Type == wire.TypeRegister) == registered {
+			return fmt.Errorf("%w: %v out of order", wire.ErrFrame, f.Type)
+		}
+		if !registered {
+			registered = true
+			c.sock.SetReadDeadline(time.Time{})
+		}
+		if wait := c.rate.take(); wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-d.ended:
+				return net.ErrClosed
+			}
+		}
+		if !d.do(func() { d.frame(c, &f) }) {
+			return net.ErrClosed
+		}
+	}
+}
+
+// receive waits for a packet, for a while without sleeping if lookOut says so.
+func (c *conn) receive(b []byte) (n, flags int, err error) {
+	if until := sched.Time(c.spin.Swap(0)); until != 0 {
+		raw, err := c.sock.SyscallConn()
+		if err != nil {
+			return 0, 0, err
+		}
+		for now() < until {
+			var recvErr error
+			if err := raw.Control(func(fd uintptr) {
+				n, _, flags, _, recvErr = unix.Recvmsg(int(fd), b, nil, unix.MSG_DONTWAIT)
+			}); err != nil {
+				return 0, 0, err
+			}
+			if recvErr != unix.EAGAIN && recvErr != unix.EINTR {
+				return n, flags, recvErr
+			}
+			runtime.Gosched()
+		}
+	}
+	n, _, flags, _, err = c.sock.ReadMsgUnix(b, nil)
+	return n, flags, err
+}
+
+// lookOut has the connection's reader spin until then or the next frame.
+func (c *conn) lookOut(until sched.Time) {
+	c.spin.Store(int64(until))
+	c.sock.SetReadDeadline(time.Unix(1, 0)) // wakes it if it sleeps
+}
+
+// send never blocks. It fails if the peer does not read what it gets, or is
+// gone. oob is nil or a control message.
+func (c *conn) send(f *wire.Frame, oob []byte) error {
+	f.Version = wire.Version
+	b := f.Encode()
+	raw, err := c.sock.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sendErr error
+	if err := raw.Write(func(fd uintptr) bool {
+		for {
+			sendErr = unix.Sendmsg(int(fd), b[:], oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+			if sendErr != unix.EINTR {
+				return true
+			}
+		}
+	}); err != nil {
+		return err
+	}
+	if sendErr != nil {
+		return fmt.Errorf("send %v: %w", f.Type, sendErr)
+	}
+	return nil
+}
+
+// refuse says why the connection is closed next; it is only a courtesy.
+func (c *conn) refuse(code uint32, text string) {
+	f := wire.Frame{Type: wire.TypeRefused, Code: code}
+	f.Refused.SetText(text)
+	_ = c.send(&f, nil)
+}
+
+// send sends to a client, if it is connected. If that fails the connection is
+// closed, and lost once the current event is dealt with.
+func (d *Daemon) send(c *conn, f *wire.Frame, oob []byte) {
+	if c == nil || c.dead {
+		return
+	}
+	if err := c.send(f, oob); err != nil {
+		if errors.Is(err, unix.EAGAIN) {
+			d.tell(c, logrus.WarnLevel, fmt.Sprintf("disconnect a client that does not read: %v", err))
+		} else { // it is gone, or going
+			d.logOf(c).WithError(err).Debug("connection ended")
+		}
+		d.shutDown(c)
+	}
+}
+
+// shutDown closes the connection from our side.
+func (d *Daemon) shutDown(c *conn) {
+	if !c.dead {
+		c.dead = true
+		c.sock.Close()
+		d.broken = append(d.broken, c)
+	}
+}
+
+// protocolError refuses and closes a connection.
+func (d *Daemon) protocolError(c *conn, err error) {
+	d.malformed++
+	d.tell(c, logrus.WarnLevel, fmt.Sprintf("disconnect a client that broke the protocol: %v", err))
+	c.refuse(wire.ErrProtocol, strings.TrimPrefix(err.Error(), wire.ErrFrame.Error()+": "))
+	d.shutDown(c)
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// controlService answers the control socket. Each call runs in the loop, so
+// it sees and changes everything at one instant.
+type controlService struct{ d *Daemon }
+
+func (d *Daemon) newControlServer() (*ttrpc.Server, error) {
+	server, err := ttrpc.NewServer()
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	api.RegisterControlService(server, controlService{d})
+	return server, nil
+}
+
+func (s controlService) Status(ctx context.Context, _ *api.StatusRequest) (resp *api.StatusResponse, err error) {
+	err = s.d.ask(ctx, func() { resp = s.d.status() })
+	return resp, err
+}
+
+func (s controlService) Set(ctx context.Context, req *api.SetRequest) (resp *api.SetResponse, err error) {
+	if askErr := s.d.ask(ctx, func() { resp, err = s.d.set(req) }); askErr != nil {
+		return nil, askErr
+	}
+	return resp, err
+}
+
+func (s controlService) DescribeContainer(ctx context.Context, req *api.DescribeContainerRequest) (*api.DescribeContainerResponse, error) {
+	c := req.GetContainer()
+	if c.GetId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "describe a container: the id is empty")
+	}
+	for _, name := range []string{c.Id, c.Name, c.Namespace, c.Pod, c.PodUid} {
+		if len(name) > maxName {
+			return nil, status.Errorf(codes.InvalidArgument, "describe container %.64s: a name has %d bytes, %d are possible", c.Id, len(name), maxName)
+		}
+	}
+	var err error
+	if askErr := s.d.ask(ctx, func() {
+		if s.d.names[c.Id] == nil && len(s.d.names) >= maxContainers {
+			err = status.Errorf(codes.ResourceExhausted, "describe container %s: %d are described already; forget some", c.Id, len(s.d.names))
+			return
+		}
+		s.d.names[c.Id] = proto.Clone(c).(*api.Container)
+	}); askErr != nil {
+		return nil, askErr
+	}
+	return &api.DescribeContainerResponse{}, err
+}
+
+func (s controlService) ForgetContainer(ctx context.Context, req *api.ForgetContainerRequest) (*api.ForgetContainerResponse, error) {
+	return &api.ForgetContainerResponse{}, s.d.ask(ctx, func() { delete(s.d.names, req.GetId()) })
+}
+
+func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
+	quantum := time.Duration(req.QuantumNs)
+	if quantum != 0 && (quantum < sched.MinQuantum || quantum > sched.MaxQuantum) {
+		return nil, status.Errorf(codes.InvalidArgument, "set the time quantum to %v: it must be from %v to %v", quantum, sched.MinQuantum, sched.MaxQuantum)
+	}
+	mode := sched.Exclusive
+	switch req.Mode {
+	case api.Mode_MODE_UNSPECIFIED, api.Mode_MODE_EXCLUSIVE:
+	case api.Mode_MODE_CONCURRENT:
+		mode = sched.Concurrent
+	default:
+		return nil, status.Errorf(codes.InvalidArgument, "set mode %v: unknown", req.Mode)
+	}
+	resp := &api.SetResponse{}
+	change := func(q *time.Duration, m *sched.Mode) *api.Change {
+		c := &api.Change{OldQuantumNs: int64(*q), OldMode: apiMode(*m)}
+		if quantum != 0 {
+			*q = quantum
+		}
+		if req.Mode != api.Mode_MODE_UNSPECIFIED {
+			*m = mode
+		}
+		c.NewQuantumNs, c.NewMode = int64(*q), apiMode(*m)
+		resp.Changes = append(resp.Changes, c)
+		return c
+	}
+	gpus := d.order
+	if req.Gpu != "" {
+		g := d.findGPU(req.Gpu)
+		if g == nil {
+			return nil, status.Errorf(codes.NotFound, "GPU %.64q: no such UUID or index (nvsharectl status lists them)", req.Gpu)
+		}
+		gpus = []*gpu{g}
+	} else {
+		change(&d.opts.Quantum, &d.opts.Mode)
+	}
+	for _, g := range gpus {
+		c := change(&g.quantum, &g.mode)
+		c.Uuid, c.Index = g.UUID, uint32(g.Index)
+		if c.NewQuantumNs != c.OldQuantumNs {
+			d.step(g, sched.SetQuantum{D: g.quantum})
+		}
+		if c.NewMode != c.OldMode {
+			d.step(g, sched.SetMode{M: g.mode})
+		}
+		d.log.Infof("GPU %d: time quantum %v, %v", g.Index, g.quantum, g.mode)
+	}
+	return resp, nil
+}
+
+func (d *Daemon) findGPU(name string) *gpu {
+	for _, g := range d.order {
+		if strings.EqualFold(g.UUID, name) || strconv.Itoa(g.Index) == name {
+			return g
+		}
+	}
+	return nil
+}
+
+func apiMode(m sched.Mode) api.Mode {
+	if m == sched.Concurrent {
+		return api.Mode_MODE_CONCURRENT
+	}
+	return api.Mode_MODE_EXCLUSIVE
+}
+
+// status describes everything. It is O(clients).
+func (d *Daemon) status() *api.StatusResponse {
+	r := &api.StatusResponse{
+		Version:        d.opts.Version,
+		UptimeNs:       int64(time.Since(d.started)),
+		Clients:        uint32(len(d.clients)),
+		Connections:    uint32(len(d.conns)),
+		Refused:        d.refused,
+		ProtocolErrors: d.malformed,
+		Problems:       d.problems(),
+	}
+	t := now()
+	for _, g := range d.order {
+		s := g.core.Snapshot(t)
+		out := &api.GPU{
+			Index: uint32(g.Index), Uuid: g.UUID, Name: strings.ToValidUTF8(g.Name, "?"), MemoryBytes: g.MemoryBytes,
+			Mode: apiMode(s.Mode), QuantumNs: int64(s.Quantum), GraceNs: int64(s.Grace),
+			Epoch:  uint64(s.Epoch),
+			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences,
+			Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
+		}
+		for _, cs := range s.Clients {
+			c := d.clientStatus(g, cs, t)
+			out.Clients = append(out.Clients, c)
+			if c.State == api.ClientState_CLIENT_STATE_FENCED {
+				r.Problems = append(r.Problems, fmt.Sprintf("GPU %d: %s is fenced: it did not release the GPU in time and may still use it", g.Index, who(c)))
+			}
+			if c.Bypassed > 0 {
+				r.Problems = append(r.Problems, fmt.Sprintf("GPU %d: %s: %d entry points of CUDA bypass the shim; its work may not be arbitrated", g.Index, who(c), c.Bypassed))
+			}
+		}
+		r.Gpus = append(r.Gpus, out)
+	}
+	for _, c := range d.names {
+		r.Containers = append(r.Containers, proto.Clone(c).(*api.Container))
+	}
+	slices.SortFunc(r.Containers, func(a, b *api.Container) int { return cmp.Compare(a.Id, b.Id) })
+	return r
+}
+
+func (d *Daemon) problems() (p []string) {
+	if d.invariantErr != nil {
+		p = append(p, fmt.Sprintf("bug in nvshare-scheduler, please report: %v", d.invariantErr))
+	}
+	if d.persistErr != nil {
+		p = append(p, fmt.Sprintf("no grants: %v", d.persistErr))
+	}
+	if len(d.order) == 0 {
+		switch {
+		case d.discoverErr != nil:
+			p = append(p, fmt.Sprintf("no GPU found: %v", d.discoverErr))
+		case d.discovered == 0:
+			p = append(p, "still searching for GPUs")
+		default:
+			p = append(p, "no GPU found")
+		}
+	}
+	return p
+}
+
+func who(c *api.Client) string { return fmt.Sprintf("%s (pid %d)", api.Who(c), c.Pid) }
+
+var apiStates = map[sched.State]api.ClientState{
+	sched.StateIdle:     api.ClientState_CLIENT_STATE_IDLE,
+	sched.StateWaiting:  api.ClientState_CLIENT_STATE_WAITING,
+	sched.StateHolding:  api.ClientState_CLIENT_STATE_HOLDING,
+	sched.StateDraining: api.ClientState_CLIENT_STATE_DRAINING,
+	sched.StateLost:     api.ClientState_CLIENT_STATE_LOST,
+	sched.StateFenced:   api.ClientState_CLIENT_STATE_FENCED,
+}
+
+func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *api.Client {
+	c := &api.Client{
+		Id:        uint64(cs.ID),
+		State:     apiStates[cs.State],
+		Epoch:     uint64(cs.Epoch),
+		Connected: cs.Connected,
+		Grants:    cs.Grants,
+		HeldNs:    int64(cs.Held),
+		WaitMaxNs: int64(cs.LongestWait),
+		Container: &api.Container{},
+	}
+	switch {
+	case cs.Epoch != 0:
+		c.SinceNs = int64(t.Sub(cs.Since))
+	case cs.State == sched.StateWaiting:
+		c.SinceNs = int64(t.Sub(cs.WaitingSince))
+	}
+	cl := d.clients[cs.ID]
+	if cl == nil {
+		return c
+	}
+	c.Pid, c.Uid = uint32(cl.pid), cl.uid
+	c.Command = strings.ToValidUTF8(cl.command, "?")
+	c.Container = &api.Container{Id: cl.container, PodUid: cl.podUID}
+	if names := d.names[cl.container]; names != nil {
+		c.Container = proto.Clone(names).(*api.Container)
+	}
+	c.Interposed, c.Bypassed = cl.reg.Interposed, cl.reg.Bypassed
+	if cl.page != nil {
+		c.ShimVersion = shimVersion(cl.reg.ShimVersion)
+	}
+	if att := cl.attached[g]; att != nil {
+		c.Device = att.ordinal
+		c.Calls, c.Waits, c.WaitNs = att.stats.Calls, att.stats.Waits, int64(att.stats.WaitNs)
+		c.MemoryBytes, c.MemoryPeakBytes = att.stats.MemBytes, att.stats.MemPeak
+	}
+	return c
+}

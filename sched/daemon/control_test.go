@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+func dial(t *testing.T, s *scheduler) *api.Conn {
+	t.Helper()
+	c, err := api.Dial(context.Background(), s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func TestStatus(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	p, a, e := newHolder(t, s)
+	_, b := newClient(t, s)
+	b.request()
+	a.send(wire.Frame{Type: wire.TypeStats, Stats: wire.Stats{Calls: 5, Waits: 1, WaitNs: 2, MemBytes: 3, MemPeak: 4}})
+	r := s.await("both clients are seen", func(r *api.StatusResponse) bool {
+		return stateOf(r, b.id) == api.ClientState_CLIENT_STATE_WAITING && r.Gpus[0].Clients[0].Calls == 5
+	})
+	if len(r.Gpus) != 2 || r.Gpus[0].Uuid != gpuA.UUID || r.Gpus[0].Name != gpuA.Name || r.Gpus[0].MemoryBytes != gpuA.MemoryBytes ||
+		r.Gpus[0].Epoch != e || r.Gpus[0].Grants != 1 || r.Clients != 2 || r.Connections != 2 || r.Version != "test" || len(r.Problems) != 0 {
+		t.Errorf("status %v", r)
+	}
+	c := r.Gpus[0].Clients[0]
+	want := &api.Client{
+		Id: a.id, Pid: uint32(p.cmd.Process.Pid), Uid: uint32(os.Getuid()), State: api.ClientState_CLIENT_STATE_HOLDING,
+		Epoch: e, Connected: true, Grants: 1, Calls: 5, Waits: 1, WaitNs: 2, MemoryBytes: 3, MemoryPeakBytes: 4,
+		Interposed: 3, ShimVersion: "0.1.0",
+		Command: c.Command, Container: c.Container, SinceNs: c.SinceNs, HeldNs: c.HeldNs, WaitMaxNs: c.WaitMaxNs,
+	}
+	if !proto.Equal(c, want) || c.Command == "" || c.SinceNs <= 0 || c.HeldNs <= 0 {
+		t.Errorf("holder %v, want %v", c, want)
+	}
+	if w := r.Gpus[0].Clients[1]; w.SinceNs <= 0 || w.WaitMaxNs <= 0 {
+		t.Errorf("waiter %v", w)
+	}
+}
+
+// A client whose self-proof failed is a problem, and says who it is.
+func TestBypassIsReported(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	c := newProc(t, s.dir, 0).connect()
+	f := registerFrame()
+	f.Register.Bypassed = 2
+	c.send(f)
+	c.expect(wire.TypeWelcome)
+	c.attach(0, gpuA, 0, 0)
+	r := s.status()
+	if len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "2 entry points") {
+		t.Errorf("problems %q", r.Problems)
+	}
+}
+
+func TestSet(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	c := dial(t, s)
+	ctx := context.Background()
+	_, a, _ := newHolder(t, s)
+	_, b := newClient(t, s)
+	b.request()
+
+	// A shorter quantum counts for the grant that runs.
+	r, err := c.Set(ctx, &api.SetRequest{Gpu: "0", QuantumNs: int64(sched.MinQuantum)})
+	if err != nil || len(r.Changes) != 1 || r.Changes[0].Uuid != gpuA.UUID ||
+		r.Changes[0].OldQuantumNs != int64(sched.MaxQuantum) || r.Changes[0].NewQuantumNs != int64(sched.MinQuantum) {
+		t.Errorf("set one GPU: %v, %v", r, err)
+	}
+	a.expect(wire.TypeRevoke)
+
+	r, err = c.Set(ctx, &api.SetRequest{QuantumNs: int64(time.Second), Mode: api.Mode_MODE_CONCURRENT})
+	if err != nil || len(r.Changes) != 3 {
+		t.Errorf("set all: %v, %v", r, err)
+	}
+	for _, g := range s.status().Gpus {
+		if g.QuantumNs != int64(time.Second) || g.Mode != api.Mode_MODE_CONCURRENT {
+			t.Errorf("GPU %d: %v", g.Index, g)
+		}
+	}
+	for name, tc := range map[string]struct {
+		req  *api.SetRequest
+		code codes.Code
+	}{
+		"no such GPU":    {&api.SetRequest{Gpu: "7", QuantumNs: 1e9}, codes.NotFound},
+		"too short":      {&api.SetRequest{QuantumNs: 1}, codes.InvalidArgument},
+		"negative":       {&api.SetRequest{QuantumNs: -1e9}, codes.InvalidArgument},
+		"too long":       {&api.SetRequest{QuantumNs: int64(sched.MaxQuantum) + 1}, codes.InvalidArgument},
+		"unknown mode":   {&api.SetRequest{Mode: 9}, codes.InvalidArgument},
+		"one good value": {&api.SetRequest{QuantumNs: 2e9, Mode: 9}, codes.InvalidArgument},
+	} {
+		if _, err := c.Set(ctx, tc.req); status.Code(err) != tc.code {
+			t.Errorf("%s: %v, want %v", name, err, tc.code)
+		}
+	}
+	if g := s.status().Gpus[0]; g.QuantumNs != int64(time.Second) {
+		t.Errorf("a refused Set changed the quantum to %v", time.Duration(g.QuantumNs))
+	}
+}
+
+func TestContainers(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	c := dial(t, s)
+	ctx := context.Background()
+	names := &api.Container{Id: "abc", Name: "main", Namespace: "ml", Pod: "train", PodUid: "u"}
+	if _, err := c.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: names}); err != nil {
+		t.Fatal(err)
+	}
+	_, a := newClient(t, s)
+	if err := s.ask(ctx, func() { s.clients[sched.ClientID(a.id)].container = "abc" }); err != nil { // the cgroup is a machine's own
+		t.Fatal(err)
+	}
+	r := s.status()
+	if len(r.Containers) != 1 || !proto.Equal(r.Containers[0], names) || !proto.Equal(r.Gpus[0].Clients[0].Container, names) {
+		t.Errorf("described as %v and %v", r.Containers, r.Gpus[0].Clients[0].Container)
+	}
+	for range 2 {
+		if _, err := c.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: "abc"}); err != nil {
+			t.Error(err)
+		}
+	}
+	if r := s.status(); len(r.Containers) != 0 {
+		t.Errorf("not forgotten: %v", r.Containers)
+	}
+	for name, tc := range map[string]struct {
+		c    *api.Container
+		code codes.Code
+	}{
+		"nil":       {nil, codes.InvalidArgument},
+		"no id":     {&api.Container{Name: "x"}, codes.InvalidArgument},
+		"long name": {&api.Container{Id: "x", Name: strings.Repeat("x", maxName+1)}, codes.InvalidArgument},
+	} {
+		if _, err := c.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: tc.c}); status.Code(err) != tc.code {
+			t.Errorf("%s: %v, want %v", name, err, tc.code)
+		}
+	}
+}

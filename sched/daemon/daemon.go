@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// GPU is what the daemon wants to know of one.
+type GPU struct {
+	Index       int    // for display
+	UUID        string // GPU-…
+	Name        string
+	MemoryBytes uint64
+}
+
+// Lister finds the GPUs of this node.
+type Lister func(ctx context.Context) ([]GPU, error)
+
+// Options configure a Daemon. Zero durations mean package sched's defaults.
+type Options struct {
+	RunDir  string
+	Quantum time.Duration
+	Grace   time.Duration
+	Mode    sched.Mode
+	// Spin is how long the scheduler and the next client may spin for the
+	// release of a grant that was revoked; 0: they sleep.
+	Spin    time.Duration
+	List    Lister
+	Version string // for display
+	Log     *logrus.Entry
+}
+
+// Daemon is a scheduler with open sockets. Make one with New, then call Run.
+type Daemon struct {
+	opts     Options
+	log      *logrus.Entry
+	bootID   string
+	started  time.Time
+	maxConns int
+	// registerTimeout is the constant, but for tests.
+	registerTimeout time.Duration
+
+	lock    *os.File
+	tenants *net.UnixListener
+	control net.Listener
+
+	events chan func() // run by the loop
+	ended  chan struct{}
+	wg     sync.WaitGroup // every goroutine but the loop
+
+	// Below: the loop's own.
+
+	state    *state
+	cautious bool // the state file was damaged: holders may be about
+	nextID   sched.ClientID
+	clients  map[sched.ClientID]*client
+	byProc   map[process]*client
+	conns    map[*conn]struct{}
+	counts   map[string]*account // by peer.account
+	gpus     map[wire.UUID]*gpu
+	order    []*gpu                    // by index
+	names    map[string]*api.Container // by id; what the plugin told us
+	broken   []*conn                   // to be treated as lost after the current event
+
+	discovering  bool
+	discoverDue  sched.Time // 0: not planned
+	discovered   sched.Time // when the latest search ended; 0: never
+	discoverErr  error
+	pending      []*pendingAttach
+	persistErr   error
+	invariantErr error
+	nextCheck    sched.Time
+	tenantLog    bucket
+	checkAlways  bool // tests
+	refused      uint64
+	malformed    uint64
+}
+
+// New takes the run directory, reads the state file and opens the sockets, so
+// that clients can connect; they are answered once Run runs. It fails if
+// another scheduler has the directory.
+func New(opts Options) (*Daemon, error) {
+	bootID, err := readBootID()
+	if err != nil {
+		return nil, fmt.Errorf("read the boot id: %w", err)
+	}
+	opts.Quantum = cmp.Or(opts.Quantum, sched.DefaultQuantum)
+	opts.Grace = cmp.Or(opts.Grace, sched.DefaultGrace)
+	d := &Daemon{
+		opts:            opts,
+		log:             opts.Log,
+		bootID:          bootID,
+		started:         time.Now(),
+		maxConns:        maxConnections(),
+		registerTimeout: registerTimeout,
+		events:          make(chan func(), 256),
+		ended:           make(chan struct{}),
+		clients:         map[sched.ClientID]*client{},
+		byProc:          map[process]*client{},
+		conns:           map[*conn]struct{}{},
+		counts:          map[string]*account{},
+		gpus:            map[wire.UUID]*gpu{},
+		names:           map[string]*api.Container{},
+		tenantLog:       bucket{rate: tenantLogRate, burst: tenantLogBurst},
+	}
+	if err := d.openRunDir(); err != nil {
+		return nil, err
+	}
+	d.state, err = loadState(d.statePath(), bootID)
+	if err != nil {
+		d.cautious = true
+		d.log.WithError(err).Warn("the state file cannot be used: epochs go on from the wall clock, and the first grants wait for one quantum and grace period, in case an unknown client still holds a GPU")
+	}
+	return d, nil
+}
+
+func (d *Daemon) statePath() string { return filepath.Join(d.opts.RunDir, "state.json") }
+
+// Run serves until ctx is done, then closes the sockets and returns nil. Open
+// gates stay open. It may be called once.
+func (d *Daemon) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	server, err := d.newControlServer()
+	if err != nil {
+		return err
+	}
+	d.wg.Add(2)
+	go func() {
+		defer d.wg.Done()
+		d.accept(ctx, d.tenants)
+	}()
+	go func() {
+		defer d.wg.Done()
+		if err := server.Serve(ctx, d.control); err != nil && ctx.Err() == nil {
+			d.log.WithError(err).Error("control socket: no longer served")
+		}
+	}()
+	d.startDiscovery(ctx)
+	d.loop(ctx)
+
+	d.tenants.Close()
+	server.Close()
+	for c := range d.conns {
+		c.sock.Close()
+		if c.client == nil {
+			c.peer.pidfd.Close()
+		}
+	}
+	for _, cl := range d.clients {
+		cl.pidfd.Close()
+	}
+	cancel()
+	close(d.ended)
+	d.wg.Wait()
+	for _, cl := range d.clients {
+		if cl.page != nil {
+			cl.page.unmap()
+		}
+	}
+	d.closeRunDir()
+	return nil
+}
+
+// loop is the only goroutine that touches the tables and the cores.
+func (d *Daemon) loop(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case f := <-d.events:
+			f()
+		case <-timer.C:
+			d.tick(ctx)
+		}
+		d.dropBroken()
+		if at, ok := d.deadline(); ok {
+			timer.Reset(max(at.Sub(now()), 0))
+		} else {
+			timer.Stop()
+		}
+	}
+}
+
+// do has the loop run f, after what came before; false: the daemon has ended.
+func (d *Daemon) do(f func()) bool {
+	select {
+	case d.events <- f:
+		return true
+	case <-d.ended:
+		return false
+	}
+}
+
+// ask is do for callers that need the answer; f has run when it returns nil.
+func (d *Daemon) ask(ctx context.Context, f func()) error {
+	done := make(chan struct{})
+	g := func() { f(); close(done) }
+	select {
+	case d.events <- g:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-d.ended:
+		return errors.New("the scheduler is ending")
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-d.ended:
+		return errors.New("the scheduler is ending")
+	}
+}
+
+// now reads CLOCK_MONOTONIC, which is what the grant page promises.
+func now() sched.Time {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		panic("CLOCK_MONOTONIC: " + err.Error())
+	}
+	return sched.Time(ts.Nano())
+}
+
+// deadline is when tick must run next.
+func (d *Daemon) deadline() (at sched.Time, ok bool) {
+	earliest := func(t sched.Time) {
+		if !ok || t < at {
+			at, ok = t, true
+		}
+	}
+	for _, g := range d.order {
+		if t, has := g.core.Deadline(); has {
+			earliest(t)
+		}
+		if len(g.outbox) > 0 {
+			earliest(g.retry)
+		}
+	}
+	if d.discoverDue != 0 {
+		earliest(d.discoverDue)
+	}
+	return at, ok
+}
+
+func (d *Daemon) tick(ctx context.Context) {
+	t := now()
+	for _, g := range d.order {
+		if at, ok := g.core.Deadline(); ok && at <= t {
+			d.step(g, sched.Tick{})
+		}
+		if len(g.outbox) > 0 && g.retry <= t {
+			d.flush(g)
+		}
+	}
+	if d.discoverDue != 0 && d.discoverDue <= t {
+		d.discoverDue = 0
+		d.startDiscovery(ctx)
+	}
+}

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+func readState(t *testing.T, dir string) state {
+	t.Helper()
+	var s state
+	text, err := os.ReadFile(filepath.Join(dir, "state.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestTurns(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { o.Quantum = sched.MinQuantum })
+	pa, a, e1 := newHolder(t, s)
+	if got := a.page.Word(0); got != uint32(e1) {
+		t.Errorf("word %d at GRANT of epoch %d", got, e1)
+	}
+	st := readState(t, s.dir).GPUs[gpuA.UUID]
+	if uint64(st.Epoch) != e1 || st.Holder == nil || int(st.Holder.PID) != pa.cmd.Process.Pid {
+		t.Errorf("state file at GRANT: %+v, holder %+v", st, st.Holder)
+	}
+	_, b := newClient(t, s)
+	n := a.expect(wire.TypeNotice)
+	waiters, present := a.page.Hints(0)
+	if waiters != 0 || present != 1 || n.Notice != (wire.Notice{Present: 1}) {
+		t.Errorf("NOTICE %+v, page %d waiters %d present", n.Notice, waiters, present)
+	}
+	b.request()
+	revoke := a.expect(wire.TypeRevoke)
+	if revoke.Epoch != e1 || a.page.Word(0) != wire.WordClosed || revoke.Revoke.Waiters != 1 {
+		t.Errorf("REVOKE %+v with word %d", revoke.Revoke, a.page.Word(0))
+	}
+	if b.page.Word(0) != wire.WordClosed {
+		t.Error("second gate open before the release")
+	}
+	a.release(e1)
+	e2 := b.granted()
+	if e2 <= e1 || b.page.Word(0) != uint32(e2) || a.page.Word(0) != wire.WordClosed {
+		t.Errorf("epochs %d then %d, words %d and %d", e1, e2, a.page.Word(0), b.page.Word(0))
+	}
+	a.request() // the TQ is over: revoke at once
+	b.expect(wire.TypeRevoke)
+	b.release(e2)
+	if e3 := a.granted(); e3 <= e2 {
+		t.Errorf("epoch %d after %d", e3, e2)
+	}
+}
+
+func TestPageIsSealed(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	_, c := newClient(t, s)
+	if mem, err := unix.Mmap(c.fd, 0, wire.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
+		unix.Munmap(mem)
+		t.Error("a client can map its grant page writable")
+	}
+	if err := unix.Ftruncate(c.fd, 0); err == nil {
+		t.Error("a client can truncate its grant page: the scheduler would fault")
+	}
+	if _, err := unix.Pwrite(c.fd, []byte{1}, 64); err == nil {
+		t.Error("a client can write to its grant page")
+	}
+}
+
+func TestHolderIsKilled(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	p, _, _ := newHolder(t, s)
+	_, b := newClient(t, s)
+	b.request()
+	p.kill() // the connection stays open, as it would in a forked child
+	b.granted()
+	if r := s.status(); r.Gpus[0].Reclaims != 1 || len(r.Gpus[0].Clients) != 1 || r.Clients != 1 {
+		t.Errorf("after the death: %v", r)
+	}
+}
+
+func TestWaiterIsKilled(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	_, a, e := newHolder(t, s)
+	p, b := newClient(t, s)
+	b.request()
+	_, c := newClient(t, s)
+	c.request()
+	p.kill()
+	a.release(e)
+	c.granted()
+}
+
+func TestLostConnectionProvesNothing(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	p, a, _ := newHolder(t, s)
+	_, b := newClient(t, s)
+	b.request()
+	a.Close()
+	s.await("the holder is lost", func(r *api.StatusResponse) bool {
+		return stateOf(r, a.id) == api.ClientState_CLIENT_STATE_LOST
+	})
+	if a.page.Word(0) != wire.WordClosed {
+		t.Error("gate open without a connection")
+	}
+	if b.page.Word(0) != wire.WordClosed {
+		t.Error("granted on the word of a lost connection")
+	}
+	p.kill()
+	b.granted()
+}
+
+func TestReconnect(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	p, a, e := newHolder(t, s)
+	a.Close()
+	again := p.connect().register(wire.RegisterReconnect)
+	if again.id != a.id {
+		t.Errorf("the same process is client %d, then %d", a.id, again.id)
+	}
+	again.attach(0, gpuA, e, 0)
+	if again.page.Word(0) != uint32(e) {
+		t.Errorf("word %d after ATTACHED, the client holds %d", again.page.Word(0), e)
+	}
+	// A second connection while the first lives: the newest one counts.
+	third := p.connect().register(0).attach(0, gpuA, 0, wire.AttachWant)
+	again.expectClosed()
+	if e3 := third.granted(); e3 <= e {
+		t.Errorf("epoch %d after %d", e3, e)
+	}
+	if r := s.status(); r.Clients != 1 {
+		t.Errorf("%d clients of one process", r.Clients)
+	}
+}
+
+func TestStoppedHolderIsFenced(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) {
+		o.Quantum, o.Grace = sched.MinQuantum, 20*time.Millisecond
+	})
+	p, a, e := newHolder(t, s)
+	if err := p.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	_, b := newClient(t, s)
+	b.request()
+	e2 := b.granted()
+	r := s.status()
+	if stateOf(r, a.id) != api.ClientState_CLIENT_STATE_FENCED || len(r.Problems) == 0 || r.Gpus[0].Fences != 1 {
+		t.Errorf("status after the fence: %v", r)
+	}
+	if a.page.Word(0) != wire.WordClosed {
+		t.Error("gate of the fenced client is open")
+	}
+	// It wakes up and obeys at last.
+	if err := p.cmd.Process.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	a.expect(wire.TypeRevoke)
+	a.release(e).request()
+	b.expect(wire.TypeRevoke)
+	b.release(e2)
+	a.granted()
+	s.await("no problem is left after the late release", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
+}
+
+func TestSeveralGPUs(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	_, a, _ := newHolder(t, s)
+	_, b := newClient(t, s)
+	b.attach(1, gpuB, 0, wire.AttachWant)
+	if f := b.expect(wire.TypeGrant); f.Channel != 1 || b.page.Word(1) != uint32(f.Epoch) {
+		t.Errorf("grant on channel %d, word %d", f.Channel, b.page.Word(1))
+	}
+	if a.page.Word(0) == wire.WordClosed || b.page.Word(0) != wire.WordClosed {
+		t.Error("one GPU's grant changed another's")
+	}
+}
+
+func TestAttachErrors(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	_, c := newClient(t, s)
+	for name, tc := range map[string]struct {
+		channel uint16
+		uuid    wire.UUID
+		code    uint32
+	}{
+		"channel attached twice":  {0, uuidOf(gpuB), wire.ErrChannel},
+		"channel beyond REGISTER": {2, uuidOf(gpuB), wire.ErrChannel},
+		"GPU attached twice":      {1, uuidOf(gpuA), wire.ErrChannel},
+		"unknown GPU":             {1, wire.UUID{1}, wire.ErrUnknownGPU},
+	} {
+		c.send(wire.Frame{Type: wire.TypeAttach, Channel: tc.channel, Attach: wire.Attach{UUID: tc.uuid}})
+		if f := c.expect(wire.TypeAttached); f.Code != tc.code || f.Channel != tc.channel {
+			t.Errorf("%s: code %d on channel %d, want %d on %d", name, f.Code, f.Channel, tc.code, tc.channel)
+		}
+	}
+	c.request().granted() // none of it did harm
+}
+
+// A GPU that appears after the start is found by the first client that uses
+// it. What that client sends meanwhile is not lost.
+func TestGPUFoundLater(t *testing.T) {
+	found := make(chan []GPU, 2)
+	s := start(t, t.TempDir(), func(o *Options) {
+		o.List = func(ctx context.Context) ([]GPU, error) {
+			select {
+			case g := <-found:
+				return g, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+	})
+	c := newProc(t, s.dir, 0).connect().register(0)
+	c.send(wire.Frame{Type: wire.TypeAttach, Attach: wire.Attach{UUID: uuidOf(gpuA)}})
+	c.request()
+	found <- nil
+	if f := c.expect(wire.TypeAttached); f.Code != wire.ErrUnknownGPU {
+		t.Errorf("code %d before the GPU is there", f.Code)
+	}
+	if r := s.status(); len(r.Problems) != 1 {
+		t.Errorf("problems without a GPU: %v", r.Problems)
+	}
+	if err := s.ask(context.Background(), func() { s.discovered = 0 }); err != nil { // as after the pause
+		t.Fatal(err)
+	}
+	c.send(wire.Frame{Type: wire.TypeAttach, Attach: wire.Attach{UUID: uuidOf(gpuA)}})
+	c.request()
+	found <- []GPU{gpuA}
+	if f := c.expect(wire.TypeAttached); f.Code != wire.OK {
+		t.Errorf("code %d after the GPU appeared", f.Code)
+	}
+	c.granted()
+}
+
+func TestConcurrentMode(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	_, a, e := newHolder(t, s)
+	_, b := newClient(t, s)
+	b.request()
+	ctl, err := api.Dial(context.Background(), s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ctl.Close()
+	set := func(m api.Mode) {
+		if _, err := ctl.Set(context.Background(), &api.SetRequest{Mode: m}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(api.Mode_MODE_CONCURRENT)
+	f := b.expect(wire.TypeGrant)
+	if f.Code != wire.GrantConcurrent || b.page.Flags(0) != wire.GrantConcurrent || a.page.Word(0) != uint32(e) {
+		t.Errorf("grant %+v, flags %d, first word %d", f, b.page.Flags(0), a.page.Word(0))
+	}
+	if !readState(t, s.dir).GPUs[gpuA.UUID].Concurrent {
+		t.Error("state file does not say that there are several holders")
+	}
+	set(api.Mode_MODE_EXCLUSIVE)
+	a.expect(wire.TypeRevoke)
+	b.expect(wire.TypeRevoke)
+	a.request().release(e)
+	if a.page.Word(0) != wire.WordClosed {
+		t.Error("granted while the other still drains")
+	}
+	b.release(f.Epoch)
+	a.granted()
+}
+
+// While the state file cannot be written, nothing is granted that a restart
+// would not know of.
+func TestStateFileCannotBeWritten(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	_, a := newClient(t, s)
+	block := filepath.Join(s.dir, "state.json.tmp")
+	if err := os.Mkdir(block, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	a.request()
+	s.await("the problem is reported", func(r *api.StatusResponse) bool { return len(r.Problems) == 1 })
+	if a.page.Word(0) != wire.WordClosed {
+		t.Error("granted without a record")
+	}
+	if err := os.Remove(block); err != nil {
+		t.Fatal(err)
+	}
+	a.granted()
+	s.await("the problem is over", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
+}

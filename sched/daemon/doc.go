@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package daemon runs the scheduler: it owns the sockets, the grant pages, the
+// clock and the state file, and carries out what the pure core (package sched)
+// decides, one core per GPU.
+//
+// What it guarantees:
+//
+//   - One goroutine, the loop, owns every core and all tables and is the only
+//     one to read the clock for them. It never waits for a client: frames are
+//     sent without blocking, and a client that does not read is disconnected.
+//   - A grant is recorded in the state file before the client's gate opens, the
+//     gate opens before GRANT is sent, and a gate is shut before REVOKE is sent.
+//     So a restart never makes two holders.
+//   - Who a client is comes from the kernel: SO_PEERCRED, a pidfd, the cgroup.
+//     Only the pidfd proves that a process is dead.
+//   - Whatever a tenant sends, the worst that happens is that its own
+//     connection is closed. What it can make the scheduler hold is limited, see
+//     limits.go.
+//   - The scheduler's end changes nothing for running holders: their gates
+//     stay open, and the next scheduler finds them in the state file.
+//
+// The run directory:
+//
+//	tenant/scheduler.sock  clients, mode 0666; the directory containers get
+//	scheduler.sock         symbolic link to it, for programs on the host
+//	control.sock           package api, mode 0600
+//	state.json             epoch and holder of each GPU
+//	lock                   held by the running scheduler
+package daemon

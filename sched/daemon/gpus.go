@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// gpu is one GPU with its core.
+type gpu struct {
+	GPU
+	core     *sched.Core
+	restored sched.ClientID // had the grant before the restart, not back yet
+	quantum  time.Duration  // as the core has them
+	mode     sched.Mode
+
+	// outbox holds what the core decided and is not carried out yet: normally
+	// nothing between events, more while the state file cannot be written.
+	outbox []work
+	retry  sched.Time
+}
+
+// parseUUID reads "GPU-" and 32 hexadecimal digits, dashes anywhere.
+func parseUUID(s string) (u wire.UUID, err error) {
+	digits, ok := strings.CutPrefix(s, "GPU-")
+	b, hexErr := hex.DecodeString(strings.ReplaceAll(digits, "-", ""))
+	if !ok || hexErr != nil || len(b) != len(u) {
+		return u, fmt.Errorf("GPU UUID %q: want GPU- and 32 hexadecimal digits", s)
+	}
+	return wire.UUID(b), nil
+}
+
+func formatUUID(u wire.UUID) string {
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+}
+
+// mayRediscover starts a search for GPUs unless one ended just now, and
+// reports whether its result is to be waited for.
+func (d *Daemon) mayRediscover() bool {
+	if d.discovering {
+		return true
+	}
+	if d.discovered != 0 && now().Sub(d.discovered) < rediscoverPause {
+		return false
+	}
+	d.discoverDue = now() // tick has the context
+	d.discovering = true
+	return true
+}
+
+// startDiscovery searches for GPUs beside the loop: the driver may take its
+// time, and clients of known GPUs must not wait for it.
+func (d *Daemon) startDiscovery(ctx context.Context) {
+	d.discovering = true
+	d.wg.Add(1)
+	go func() {
+		defer d.wg.Done()
+		ctx, cancel := context.WithTimeout(ctx, discoverTimeout)
+		defer cancel()
+		found, err := d.opts.List(ctx)
+		d.do(func() { d.finishDiscovery(found, err) })
+	}()
+}
+
+func (d *Daemon) finishDiscovery(found []GPU, err error) {
+	first := d.discovered == 0
+	d.discovering = false
+	d.discovered = now()
+	if err != nil && (d.discoverErr == nil || err.Error() != d.discoverErr.Error()) {
+		d.log.WithError(err).Warn("search for GPUs")
+	}
+	d.discoverErr = err
+	for _, info := range found {
+		if err := d.addGPU(info); err != nil {
+			d.log.WithError(err).Warn("ignore a GPU")
+		}
+	}
+	if len(d.order) == 0 {
+		if first {
+			d.log.Warnf("no GPU found: waiting for one, looking again every %v", rescanPause)
+		}
+		d.discoverDue = now().Add(rescanPause)
+	}
+	pending := d.pending
+	d.pending = nil
+	for _, p := range pending {
+		p.conn.waiting[p.frame.Channel] = nil
+		if !p.conn.dead {
+			d.attach(p.conn, &p.frame, true)
+		}
+	}
+}
+
+// addGPU makes the core of a GPU not known yet, with what the state file says
+// of it.
+func (d *Daemon) addGPU(info GPU) error {
+	uuid, err := parseUUID(info.UUID)
+	if err != nil {
+		return err
+	}
+	if g := d.gpus[uuid]; g != nil {
+		g.GPU = info
+		return nil
+	}
+	last := d.state.GPUs[info.UUID]
+	if last == nil {
+		last = &gpuState{}
+		if d.cautious {
+			// Above every epoch of before, as long as there was less than one
+			// grant per microsecond on average.
+			last.Epoch = sched.NextEpoch(sched.Epoch(time.Now().UnixMicro()))
+			last.Concurrent = true
+		}
+		d.state.GPUs[info.UUID] = last
+	}
+	g := &gpu{GPU: info, quantum: d.opts.Quantum, mode: d.opts.Mode, core: sched.New(sched.Config{
+		Quantum:   d.opts.Quantum,
+		Grace:     d.opts.Grace,
+		Mode:      d.opts.Mode,
+		LastEpoch: last.Epoch,
+	})}
+	d.gpus[uuid] = g
+	d.order = append(d.order, g)
+	slices.SortStableFunc(d.order, func(a, b *gpu) int { return cmp.Compare(a.Index, b.Index) })
+	d.log.Infof("GPU %d: %s %s, %d MiB", info.Index, info.UUID, info.Name, info.MemoryBytes>>20)
+	if last.Concurrent {
+		d.step(g, sched.Restore{Epoch: last.Epoch})
+	}
+	if last.Holder != nil {
+		d.restore(g, process{last.Holder.PID, last.Holder.StartTime}, last.Epoch)
+	}
+	return nil
+}
+
+// restore keeps the GPU for the process that held it when an earlier scheduler
+// ended, if it lives.
+func (d *Daemon) restore(g *gpu, proc process, epoch sched.Epoch) {
+	cl := d.byProc[proc]
+	if cl == nil {
+		p, err := findProcess(proc)
+		if err != nil {
+			d.log.WithError(err).Infof("GPU %d: the holder of before has ended", g.Index)
+			return
+		}
+		cl = d.addClient(p)
+	}
+	g.restored = cl.id
+	d.log.Infof("GPU %d: process %d held it before the restart; nothing is granted until it is back, ends, or its time is over", g.Index, cl.pid)
+	d.step(g, sched.Restore{Client: cl.id, Epoch: epoch})
+}

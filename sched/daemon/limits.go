@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxClients is the number of processes on one node.
+	maxClients = 4096
+	// maxPerContainer limits the clients, and apart from them the connections,
+	// of one container; processes outside containers are counted by user.
+	maxPerContainer = 256
+	// maxContainers is how many container names the plugin may have told us.
+	maxContainers = 4096
+	// maxName is the longest name in a container's description, bytes.
+	maxName = 512
+
+	// registerTimeout ends connections that do not register. Registered ones
+	// may stay silent for ever.
+	registerTimeout = 5 * time.Second
+	// frameRate and frameBurst slow down the reading of a container that
+	// floods us. A turn costs a client three frames, so turns of 1 ms on 8
+	// GPUs pass.
+	frameRate  = 24_000 // per second, over all connections of a container
+	frameBurst = 4_000
+	// tenantLogRate and tenantLogBurst bound the lines that tenants can cause;
+	// more are written for debugging only.
+	tenantLogRate  = 5 // per second
+	tenantLogBurst = 50
+
+	// rediscoverPause is the least time between searches for GPUs that
+	// unknown UUIDs cause; rescanPause between searches while there is none.
+	rediscoverPause = 5 * time.Second
+	rescanPause     = 30 * time.Second
+	discoverTimeout = 30 * time.Second
+
+	// persistRetry is the pause after the state file could not be written.
+	// The grants that depend on it wait as long.
+	persistRetry = 100 * time.Millisecond
+)
+
+// maxConnections keeps the sum of connections and pidfds (two descriptors each)
+// under the limit of open files, so that tenants cannot take the descriptors
+// that the state file and the control socket need.
+func maxConnections() int {
+	const reserve = 64
+	n := 2 * maxClients
+	var lim unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil && lim.Cur < uint64(2*n+reserve) {
+		n = max((int(lim.Cur)-reserve)/2, 1)
+	}
+	return n
+}

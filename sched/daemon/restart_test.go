@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+const nobody = 65534
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// openToAll lets every user reach a directory made by t.TempDir.
+func openToAll(t *testing.T, dir string) {
+	t.Helper()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// schedulerProcess is a scheduler that can be killed. It says so on standard
+// output when clients can connect.
+func schedulerProcess(dir string) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	d, err := New(testOptions(dir))
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	if err := d.Run(ctx); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+// startProcess runs a scheduler in a process of its own, as a user.
+func startProcess(t *testing.T, dir string, uid uint32) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleEnv+"=scheduler", roleDirEnv+"="+dir)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if uid != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	buf := make([]byte, 256)
+	n, err := out.Read(buf)
+	if string(buf[:n]) != "ready\n" {
+		t.Fatalf("scheduler process: %q, %v", buf[:n], err)
+	}
+	return cmd
+}
+
+// A scheduler that is killed leaves its holder's gate open, and the next one
+// finds the holder, though another client asks first.
+func TestSchedulerIsKilled(t *testing.T) {
+	dir := t.TempDir()
+	cmd := startProcess(t, dir, 0)
+	s := &scheduler{t: t, dir: dir}
+	pa, a, e := newHolder(t, s)
+	pb, _ := newClient(t, s)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	a.expectClosed()
+	if a.page.Word(0) != uint32(e) {
+		t.Error("the holder's gate shut with the scheduler's death")
+	}
+	_ = cmd.Wait()
+
+	s = start(t, dir, nil) // over the stale sockets
+	b := pb.connect().register(wire.RegisterReconnect).attach(0, gpuA, 0, wire.AttachWant)
+	r := s.status()
+	if stateOf(r, b.id) != api.ClientState_CLIENT_STATE_WAITING || b.page.Word(0) != wire.WordClosed {
+		t.Errorf("the second client while the holder is not back: %v", r.Gpus[0])
+	}
+	again := pa.connect().register(wire.RegisterReconnect).attach(0, gpuA, e, 0)
+	if again.page.Word(0) != uint32(e) {
+		t.Errorf("the holder is back with %d, its new word is %d", e, again.page.Word(0))
+	}
+	again.release(e)
+	if e2 := b.granted(); e2 <= e {
+		t.Errorf("epoch %d after %d", e2, e)
+	}
+}
+
+func TestRestartAfterSIGTERM(t *testing.T) {
+	dir := t.TempDir()
+	cmd := startProcess(t, dir, 0)
+	_, a, e := newHolder(t, &scheduler{t: t, dir: dir})
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the scheduler ends with %v", err)
+	}
+	if a.page.Word(0) != uint32(e) {
+		t.Error("the holder's gate shut at the scheduler's end")
+	}
+	for _, name := range []string{"tenant/scheduler.sock", "control.sock"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); !os.IsNotExist(err) {
+			t.Errorf("%s is left behind (%v)", name, err)
+		}
+	}
+	if st := readState(t, dir).GPUs[gpuA.UUID]; st.Holder == nil {
+		t.Error("the state file forgot the holder")
+	}
+}
+
+func TestRestoredHolderDies(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir, nil)
+	pa, _, e := newHolder(t, s)
+	pb, _ := newClient(t, s)
+	s.stop()
+	s = start(t, dir, nil)
+	b := pb.connect().register(wire.RegisterReconnect).attach(0, gpuA, 0, wire.AttachWant)
+	if r := s.status(); stateOf(r, b.id) != api.ClientState_CLIENT_STATE_WAITING {
+		t.Errorf("state %v while the old holder lives", stateOf(r, b.id))
+	}
+	pa.kill()
+	if e2 := b.granted(); e2 <= e {
+		t.Errorf("epoch %d after %d", e2, e)
+	}
+}
+
+func TestRestoredHolderIsDeadAlready(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir, nil)
+	pa, _, e := newHolder(t, s)
+	s.stop()
+	pa.kill()
+	s = start(t, dir, nil)
+	_, b := newClient(t, s)
+	if e2 := b.request().granted(); e2 <= e {
+		t.Errorf("epoch %d after %d", e2, e)
+	}
+}
+
+// A holder that lives but never comes back has its quantum and grace period.
+func TestRestoredHolderStaysAway(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir, nil)
+	_, _, e := newHolder(t, s)
+	s.stop()
+	s = start(t, dir, func(o *Options) { o.Quantum, o.Grace = sched.MinQuantum, sched.MinGrace })
+	_, b := newClient(t, s)
+	if e2 := b.request().granted(); e2 <= e {
+		t.Errorf("epoch %d after %d", e2, e)
+	}
+	if r := s.status(); r.Gpus[0].Fences != 1 || len(r.Problems) != 1 {
+		t.Errorf("the absent holder is not reported: %v", r)
+	}
+}
+
+// A damaged state file may have named a living holder: the first grants wait,
+// and epochs are above all that were given before.
+func TestStateFileIsDamaged(t *testing.T) {
+	for name, text := range map[string]string{
+		"truncated": `{"version":1,"boot_id":"x","gpus":{"GPU-51`,
+		"garbage":   "\x00\xff\x17",
+		"empty":     "",
+		"version 2": `{"version":2}`,
+		"null GPU":  `{"version":1,"gpus":{"` + gpuA.UUID + `":null}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := start(t, dir, nil)
+			_, _, e := newHolder(t, s)
+			s.stop()
+			if err := os.WriteFile(filepath.Join(dir, "state.json"), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var log strings.Builder
+			s = start(t, dir, func(o *Options) {
+				logTo(&log)(o)
+				o.Quantum, o.Grace = sched.MinQuantum, 300*time.Millisecond
+			})
+			_, b := newClient(t, s)
+			e2 := b.request().granted()
+			if e2 <= e {
+				t.Errorf("epoch %d after %d", e2, e)
+			}
+			if d := time.Since(s.started); d < 300*time.Millisecond {
+				t.Errorf("granted %v after the start, the old holder may still run", d)
+			}
+			s.stop()
+			if !strings.Contains(log.String(), "state file") {
+				t.Errorf("nothing is said about the state file: %s", log.String())
+			}
+		})
+	}
+}
+
+func TestLoadState(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.json")
+	if s, err := loadState(path, "boot"); err != nil || len(s.GPUs) != 0 || s.BootID != "boot" {
+		t.Errorf("missing file: %+v, %v", s, err)
+	}
+	s := &state{Version: stateVersion, BootID: "boot", GPUs: map[string]*gpuState{
+		"GPU-1": {Epoch: 1<<60 + 1, Holder: &holderState{PID: 5, StartTime: 6}},
+		"GPU-2": {Epoch: 3, Concurrent: true},
+	}}
+	if err := s.save(path); err != nil {
+		t.Fatal(err)
+	}
+	same, err := loadState(path, "boot")
+	if err != nil || same.GPUs["GPU-1"].Epoch != 1<<60+1 || *same.GPUs["GPU-1"].Holder != (holderState{5, 6}) || !same.GPUs["GPU-2"].Concurrent {
+		t.Errorf("read back %+v, %v", same.GPUs["GPU-1"], err)
+	}
+	other, err := loadState(path, "another boot")
+	if err != nil || other.GPUs["GPU-1"].Epoch != 1<<60+1 || other.GPUs["GPU-1"].Holder != nil || other.GPUs["GPU-2"].Concurrent {
+		t.Errorf("after a reboot %+v, %v", other.GPUs["GPU-1"], err)
+	}
+}
+
+func TestSecondScheduler(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir, nil)
+	_, err := New(testOptions(dir))
+	if err == nil || !strings.Contains(err.Error(), "another nvshare-scheduler runs") || !strings.Contains(err.Error(), dir) {
+		t.Errorf("error %v", err)
+	}
+	s.status() // the first one is unharmed
+	newProc(t, dir, 0).connect().register(0)
+
+	// Its lock file deleted, it still answers.
+	if err := os.Remove(filepath.Join(dir, "lock")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(testOptions(dir)); err == nil || !strings.Contains(err.Error(), "another nvshare-scheduler runs") {
+		t.Errorf("error %v", err)
+	}
+	newProc(t, dir, 0).connect().register(0)
+}
+
+func TestStaleSockets(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, tenantDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, network := range map[string]string{"tenant/scheduler.sock": "unixpacket", "control.sock": "unix", "scheduler.sock": "unix"} {
+		l, err := net.ListenUnix(network, &net.UnixAddr{Name: filepath.Join(dir, name), Net: network})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		l.Close()
+	}
+	s := start(t, dir, nil)
+	_, c := newClient(t, s)
+	c.request().granted()
+	for name, want := range map[string]os.FileMode{
+		"tenant":                os.ModeDir | 0o755,
+		"tenant/scheduler.sock": os.ModeSocket | 0o666,
+		"control.sock":          os.ModeSocket | 0o600,
+		"scheduler.sock":        os.ModeSymlink | 0o777,
+	} {
+		if st, err := os.Lstat(filepath.Join(dir, name)); err != nil || st.Mode() != want {
+			t.Errorf("%s: mode %v, %v, want %v", name, st.Mode(), err, want)
+		}
+	}
+	if link, _ := os.Readlink(filepath.Join(dir, "scheduler.sock")); link != "tenant/scheduler.sock" {
+		t.Errorf("link to %q: must be relative, for other mount points", link)
+	}
+}
+
+func TestRunDirErrors(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	inTheWay := filepath.Join(dir, "way")
+	if err := os.MkdirAll(filepath.Join(inTheWay, "tenant", "scheduler.sock"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	linked := filepath.Join(dir, "linked")
+	if err := errors.Join(os.Mkdir(linked, 0o755), os.Symlink("/", filepath.Join(linked, "tenant"))); err != nil {
+		t.Fatal(err)
+	}
+	for runDir, want := range map[string]string{
+		linked:   "not a directory of ours",
+		file:     "make the run directory",
+		inTheWay: "not a socket",
+		filepath.Join(dir, strings.Repeat("x", 100)): "shorter --run-dir",
+	} {
+		if _, err := New(testOptions(runDir)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q", runDir, err, want)
+		}
+	}
+}
+
+// A directory that somebody made for us keeps its mode; it could be any.
+func TestRunDirModes(t *testing.T) {
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	fresh, given := filepath.Join(t.TempDir(), "a", "run"), t.TempDir()
+	if err := os.Chmod(given, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]os.FileMode{fresh: 0o755, given: 0o711} {
+		start(t, dir, nil).stop()
+		for path, want := range map[string]os.FileMode{dir: want, filepath.Join(dir, tenantDir): 0o755} {
+			if st, err := os.Stat(path); err != nil || st.Mode().Perm() != want {
+				t.Errorf("%s: mode %v, %v, want %v", path, st.Mode(), err, want)
+			}
+		}
+	}
+}
+
+func TestUnprivileged(t *testing.T) {
+	uid := uint32(0) // then we are not root, and that is the test
+	dir := filepath.Join(t.TempDir(), "run")
+	if os.Getuid() == 0 {
+		uid = nobody
+		openToAll(t, filepath.Dir(dir))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(dir, nobody, nobody); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Access("/proc/self/exe", unix.X_OK); err != nil {
+			t.Fatal(err)
+		}
+	}
+	startProcess(t, dir, uid)
+	c := newProc(t, dir, uid).connect().register(0).attach(0, gpuA, 0, wire.AttachWant)
+	c.granted()
+}
+
+func TestParseStat(t *testing.T) {
+	rest := " S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 987654321 20 21"
+	for name, tc := range map[string]struct {
+		stat, command string
+		start         uint64
+		bad           bool
+	}{
+		"plain":           {"12 (python3)" + rest, "python3", 987654321, false},
+		"hostile command": {"12 (a) S 1 (b)" + rest, "a) S 1 (b", 987654321, false},
+		"empty":           {"", "", 0, true},
+		"short":           {"12 (x) S 1 2", "", 0, true},
+		"no brackets":     {"12 x" + rest, "", 0, true},
+		"not a number":    {"12 (x)" + strings.Replace(rest, "987654321", "y", 1), "", 0, true},
+	} {
+		start, command, err := parseStat(tc.stat)
+		if (err != nil) != tc.bad || !tc.bad && (start != tc.start || command != tc.command) {
+			t.Errorf("%s: %d %q %v", name, start, command, err)
+		}
+	}
+}
+
+func TestReasons(t *testing.T) {
+	for code, want := range map[uint32]sched.Reason{
+		wire.ReleaseRevoked: sched.Revoked, wire.ReleaseIdle: sched.Idle, wire.ReleaseExit: sched.Exit,
+	} {
+		if sched.Reason(code) != want {
+			t.Errorf("code %d is %v, want %v", code, sched.Reason(code), want)
+		}
+	}
+}
+
+func TestUUID(t *testing.T) {
+	if got := formatUUID(uuidOf(gpuB)); got != gpuB.UUID {
+		t.Errorf("%s became %s", gpuB.UUID, got)
+	}
+	for _, bad := range []string{"", "GPU-", "51600000-0000-4000-8000-000000000000", "GPU-5160", "MIG-51600000-0000-4000-8000-000000000000", gpuA.UUID + "00"} {
+		if _, err := parseUUID(bad); err == nil {
+			t.Errorf("%q accepted", bad)
+		}
+	}
+}

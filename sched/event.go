@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"fmt"
+	"time"
+)
+
+// Time is a point on a monotonic clock that the caller chooses, in
+// nanoseconds.
+type Time int64
+
+// Add returns t moved by d.
+func (t Time) Add(d time.Duration) Time { return t + Time(d) }
+
+// Sub returns the duration from u to t.
+func (t Time) Sub(u Time) time.Duration { return time.Duration(t - u) }
+
+// ClientID names a process on this GPU; 0 names none. The caller gives the
+// same process the same ClientID again when it reconnects, and never reuses
+// one before it has sent Gone.
+type ClientID uint64
+
+// Epoch numbers grants of one GPU and rises with each; 0 names none. The low
+// 32 bits are the word in the grant page, hence never 0 or 0xffffffff.
+type Epoch uint64
+
+// NextEpoch returns the smallest epoch above e whose low 32 bits can stand in
+// a grant page.
+func NextEpoch(e Epoch) Epoch {
+	for e++; uint32(e) == 0 || uint32(e) == 0xffffffff; e++ {
+	}
+	return e
+}
+
+// Mode says whether grants of a GPU exclude each other.
+type Mode uint8
+
+const (
+	Exclusive  Mode = iota // one holder at a time
+	Concurrent             // every request is granted at once
+)
+
+func (m Mode) String() string {
+	switch m {
+	case Exclusive:
+		return "exclusive"
+	case Concurrent:
+		return "concurrent"
+	}
+	return fmt.Sprintf("mode(%d)", uint8(m))
+}
+
+// Reason says why a client released its grant.
+type Reason uint8
+
+const (
+	Revoked Reason = iota + 1 // the answer to a revoke
+	Idle                      // early release: somebody waits and the client has no work
+	Exit                      // the process leaves in good order and wants nothing more
+)
+
+func (r Reason) String() string {
+	switch r {
+	case Revoked:
+		return "revoked"
+	case Idle:
+		return "idle"
+	case Exit:
+		return "exit"
+	}
+	return fmt.Sprintf("reason(%d)", uint8(r))
+}
+
+// Event is something that happened outside the core. The types below are all
+// there are.
+type Event interface {
+	fmt.Stringer
+	event()
+}
+
+// Attach says that a process uses this GPU over a new connection. If it still
+// has an old one, say Lost for that first; at any rate not afterwards. If the
+// answer has an Adopt it is the first action, so that the caller can carry it
+// out, send ATTACHED, and go on with the rest.
+type Attach struct {
+	Client ClientID
+	Held   Epoch // the grant the client still holds or drains; 0: none
+	Want   bool  // counts as a Request
+}
+
+// Request says that a thread of the client waits at the gate. Repeating it
+// changes nothing. While the client has a grant it is remembered until that
+// grant is released: a client may ask again before its release was seen.
+type Request struct{ Client ClientID }
+
+// Release says that the grant with this epoch is drained and given back. Any
+// other epoch than the one the client has is counted as stale and ignored.
+type Release struct {
+	Client ClientID
+	Epoch  Epoch
+	Reason Reason
+}
+
+// Lost says that the client's connection is lost, which proves nothing about
+// its work. Events about clients the core does not know change nothing.
+type Lost struct{ Client ClientID }
+
+// Gone says that the process is dead and its work on the GPU has ended.
+type Gone struct{ Client ClientID }
+
+// Tick says only that time has passed. See Core.Deadline.
+type Tick struct{}
+
+// SetQuantum changes the time quantum, also of the grant that runs. The value
+// is clamped to MinQuantum..MaxQuantum.
+type SetQuantum struct{ D time.Duration }
+
+// SetGrace changes the grace period, also of the drains that run. The value
+// is clamped to MinGrace..MaxGrace.
+type SetGrace struct{ D time.Duration }
+
+// SetMode changes the mode. To Exclusive, all grants are revoked, and the
+// first exclusive grant follows when all are released or fenced.
+type SetMode struct{ M Mode }
+
+// Restore brings back what was persisted before a restart of the caller: a
+// client that held Epoch and whose process lives. Nothing is granted until it
+// attaches again, is Gone, or Until has come (0: quantum plus grace from now).
+// Client 0 stands for holders that were not recorded (Persist.Concurrent);
+// then nothing is granted exclusively until Until. Restore comes before all
+// other events.
+type Restore struct {
+	Client ClientID
+	Epoch  Epoch
+	Until  Time
+}
+
+func (Attach) event()     {}
+func (Request) event()    {}
+func (Release) event()    {}
+func (Lost) event()       {}
+func (Gone) event()       {}
+func (Tick) event()       {}
+func (SetQuantum) event() {}
+func (SetGrace) event()   {}
+func (SetMode) event()    {}
+func (Restore) event()    {}
+
+func (e Attach) String() string {
+	s := fmt.Sprintf("attach %d", e.Client)
+	if e.Held != 0 {
+		s += fmt.Sprintf(" held=%d", e.Held)
+	}
+	if e.Want {
+		s += " want"
+	}
+	return s
+}
+func (e Request) String() string { return fmt.Sprintf("request %d", e.Client) }
+func (e Release) String() string {
+	return fmt.Sprintf("release %d epoch=%d %v", e.Client, e.Epoch, e.Reason)
+}
+func (e Lost) String() string       { return fmt.Sprintf("lost %d", e.Client) }
+func (e Gone) String() string       { return fmt.Sprintf("gone %d", e.Client) }
+func (Tick) String() string         { return "tick" }
+func (e SetQuantum) String() string { return fmt.Sprintf("set quantum=%v", e.D) }
+func (e SetGrace) String() string   { return fmt.Sprintf("set grace=%v", e.D) }
+func (e SetMode) String() string    { return fmt.Sprintf("set mode=%v", e.M) }
+func (e Restore) String() string {
+	s := fmt.Sprintf("restore %d epoch=%d", e.Client, e.Epoch)
+	if e.Until != 0 {
+		s += fmt.Sprintf(" until=%v", time.Duration(e.Until))
+	}
+	return s
+}

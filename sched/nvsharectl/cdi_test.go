@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// simulated returns a directory that stands for a simulated GPU whose driver
+// cannot be loaded, so that its configuration says what there is.
+func simulated(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"lib/libcuda.so.1":      "",
+		"lib/libnvidia-ml.so.1": "",
+		"run/config":            "gpus=2\nmemory_mib=1024\n",
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestCDIList(t *testing.T) {
+	code, out, errs := ctl("cdi", "list", "--simgpu", simulated(t))
+	want := `nvshare.com/gpu=0
+nvshare.com/gpu=1
+nvshare.com/gpu=GPU-51600000-0000-4000-8000-000000000000
+nvshare.com/gpu=GPU-51600000-0000-4000-8000-000000000001
+nvshare.com/gpu=all
+`
+	if code != exitOK || out != want || errs != "" {
+		t.Errorf("exit %d, %s%s", code, out, errs)
+	}
+}
+
+func TestCDIGenerate(t *testing.T) {
+	sim, file := simulated(t), filepath.Join(t.TempDir(), "spec.yaml")
+	args := []string{"cdi", "generate", "--simgpu", sim, "--run-dir", "/run/elsewhere", "--lib-dir", "/opt/lib", "--hook", "/opt/hook"}
+	code, printed, errs := ctl(args...)
+	if code != exitOK || errs != "" {
+		t.Fatalf("exit %d, %s", code, errs)
+	}
+	for _, want := range []string{"kind: nvshare.com/gpu\n", "/run/elsewhere/tenant", "/opt/lib", "/opt/hook", "LD_PRELOAD"} {
+		if !strings.Contains(printed, want) {
+			t.Errorf("the spec lacks %q:\n%s", want, printed)
+		}
+	}
+	code, out, errs := ctl(append(args, "--output", file)...)
+	written, err := os.ReadFile(file)
+	if code != exitOK || out != "" || !strings.Contains(errs, "2 GPUs") || err != nil || string(written) != printed {
+		t.Errorf("exit %d, %q %q, file %v", code, out, errs, err)
+	}
+	code, printed, _ = ctl(append(args, "--kind", "nvshare.com/gpu-nri")...)
+	if code != exitOK || strings.Contains(printed, "LD_PRELOAD") || !strings.Contains(printed, "kind: nvshare.com/gpu-nri\n") {
+		t.Errorf("exit %d, spec for the plugin:\n%s", code, printed)
+	}
+	code, _, errs = ctl("cdi", "list", "--simgpu", t.TempDir())
+	if code != exitFailed || !strings.Contains(errs, "simulated GPU") {
+		t.Errorf("nothing there: exit %d, %s", code, errs)
+	}
+	code, _, errs = ctl(append(args, "--output", "/nonexistent/spec.yaml")...)
+	if code != exitFailed || !strings.Contains(errs, "/nonexistent") {
+		t.Errorf("cannot write: exit %d, %s", code, errs)
+	}
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// nvsharectl shows and changes what nvshare-scheduler does on this node.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// Exit statuses.
+const (
+	exitOK          = 0
+	exitFailed      = 1 // the command failed, or the scheduler is unhealthy
+	exitUsage       = 2
+	exitUnreachable = 3 // no scheduler answers
+)
+
+// callTimeout bounds each call: the scheduler answers from memory.
+const callTimeout = 10 * time.Second
+
+// errUnhealthy is returned after a status that says itself what is wrong.
+var errUnhealthy = errors.New("unhealthy")
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], streams{out: os.Stdout, err: os.Stderr, colour: wantsColour(os.Stdout)}))
+}
+
+// run is main without the process.
+func run(ctx context.Context, args []string, io streams) int {
+	ran := false
+	cmd := rootCommand(io, &ran)
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	if errors.Is(err, errUnhealthy) {
+		return exitFailed
+	}
+	if !ran { // cobra did not like the command line
+		err = usageError{err}
+	}
+	text := err.Error()
+	if st, ok := status.FromError(err); ok {
+		text = st.Message()
+	}
+	fmt.Fprintf(io.err, "nvsharectl: %s\n", text)
+	return exitStatus(err)
+}
+
+// usageError marks errors that the user made on the command line.
+type usageError struct{ error }
+
+func (e usageError) Error() string { return e.error.Error() + "\nRun nvsharectl --help" }
+func (e usageError) Unwrap() error { return e.error }
+
+func exitStatus(err error) int {
+	var usage usageError
+	var unreachable *api.UnreachableError
+	switch {
+	case errors.As(err, &usage) || status.Code(err) == codes.InvalidArgument:
+		return exitUsage
+	case errors.As(err, &unreachable):
+		return exitUnreachable
+	}
+	return exitFailed
+}
+
+type rootFlags struct {
+	runDir string
+	output string
+	set    setFlags
+}
+
+func rootCommand(io streams, ran *bool) *cobra.Command {
+	f := &rootFlags{}
+	root := &cobra.Command{
+		Use:   "nvsharectl",
+		Short: "Show and change what nvshare-scheduler does on this node",
+		Long: `nvsharectl shows which container holds which GPU and who waits, and changes the
+scheduler's settings. Without a command or a setting it prints the status.
+
+Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
+		Example: `  nvsharectl                  status
+  nvsharectl -T 200ms         time quantum of every GPU
+  nvsharectl -S off --gpu 0   all clients of GPU 0 at once`,
+		Args:          cobra.NoArgs,
+		Version:       api.Version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		PersistentPreRun: func(*cobra.Command, []string) {
+			*ran = true
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.set.given(cmd) {
+				return f.set.run(cmd.Context(), f.runDir, io)
+			}
+			return showStatus(cmd.Context(), f, io)
+		},
+	}
+	root.SetOut(io.out)
+	root.SetErr(io.err)
+	root.PersistentFlags().StringVar(&f.runDir, "run-dir", api.RunDir(), "the scheduler's `directory`; default from NVSHARE_RUN_DIR")
+	outputFlag(root, f)
+	f.set.add(root)
+	root.AddCommand(statusCommand(f, io), cdiCommand(io))
+	return root
+}
+
+// call connects, and turns a scheduler that does not answer into an
+// UnreachableError.
+func call(ctx context.Context, runDir string, f func(context.Context, *api.Conn) error) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	c, err := api.Dial(ctx, runDir)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	err = f(ctx, c)
+	if errors.Is(err, ttrpc.ErrClosed) || errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded {
+		return &api.UnreachableError{Path: api.SocketPath(runDir), Err: errors.New("no answer")}
+	}
+	return err
+}

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// fake is a scheduler that answers what it was told to.
+type fake struct {
+	api.ControlService // other calls panic
+	status             *api.StatusResponse
+	set                *api.SetRequest
+	changes            []*api.Change
+	err                error
+}
+
+func (f *fake) Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error) {
+	return f.status, f.err
+}
+
+func (f *fake) Set(_ context.Context, req *api.SetRequest) (*api.SetResponse, error) {
+	f.set = req
+	return &api.SetResponse{Changes: f.changes}, f.err
+}
+
+// serve returns the fake's run directory.
+func serve(t *testing.T, f *fake) string {
+	t.Helper()
+	dir := t.TempDir()
+	l, err := net.Listen("unix", api.SocketPath(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := ttrpc.NewServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	api.RegisterControlService(s, f)
+	go func() { _ = s.Serve(context.Background(), l) }()
+	t.Cleanup(func() { s.Close() })
+	return dir
+}
+
+func ctl(args ...string) (code int, stdout, stderr string) {
+	var out, err bytes.Buffer
+	code = run(context.Background(), args, streams{out: &out, err: &err})
+	return code, out.String(), err.String()
+}
+
+func client(id uint64, state api.ClientState, c *api.Container) *api.Client {
+	return &api.Client{
+		Id: id, Pid: 1000 + uint32(id), Uid: 1000, Command: "python3", Container: c, State: state, Connected: true,
+		Grants: 12, HeldNs: 61_234_567_890, WaitMaxNs: 101_500_000, Calls: 123_456,
+		Waits: 7, WaitNs: 500_000_000, MemoryBytes: 3 << 29, MemoryPeakBytes: 2 << 30,
+		Interposed: 42, ShimVersion: "0.1.0",
+	}
+}
+
+func sample() *api.StatusResponse {
+	pod := func(name string) *api.Container {
+		return &api.Container{Id: strings.Repeat(name[len(name)-1:], 64), Name: "main", Namespace: "ml", Pod: name, PodUid: "4d5c1f2e-0c1d-4a3b-9e8f-001122334455"}
+	}
+	holder := client(1, api.ClientState_CLIENT_STATE_HOLDING, pod("train-a"))
+	holder.SinceNs, holder.Epoch = 45_600_000, 1<<60+7
+	waiter := client(2, api.ClientState_CLIENT_STATE_WAITING, pod("train-b"))
+	waiter.SinceNs = 12_345_678
+	idle := client(3, api.ClientState_CLIENT_STATE_IDLE, &api.Container{})
+	fenced := client(4, api.ClientState_CLIENT_STATE_FENCED, &api.Container{Id: strings.Repeat("c", 64)})
+	fenced.SinceNs, fenced.Epoch, fenced.Connected = 120_000_000_000, 5, false
+	fenced.Bypassed = 3
+	fenced.Command = "evil\x1b[2Jname"
+	idle.Command = fenced.Command
+	return &api.StatusResponse{
+		Version: "0.1.0", UptimeNs: 3_723_400_000_000, Clients: 4, Connections: 3, Refused: 1, ProtocolErrors: 2,
+		Gpus: []*api.GPU{{
+			Index: 0, Uuid: "GPU-51600000-0000-4000-8000-000000000000", Name: "NVIDIA SimGPU", MemoryBytes: 16 << 30,
+			Mode: api.Mode_MODE_EXCLUSIVE, QuantumNs: 100_000_000, GraceNs: 10_000_000_000, Epoch: 1<<60 + 7,
+			Grants: 1234, Revokes: 1200, Fences: 1, Reclaims: 2, StaleReleases: 3,
+			Clients: []*api.Client{holder, waiter, idle},
+		}, {
+			Index: 1, Uuid: "GPU-51600000-0000-4000-8000-000000000001", Name: "NVIDIA SimGPU", MemoryBytes: 16 << 30,
+			Mode: api.Mode_MODE_CONCURRENT, QuantumNs: 30_000_000_000, GraceNs: 10_000_000_000,
+			Clients: []*api.Client{fenced},
+		}},
+	}
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s (rewrite with -update):\n--- got\n%s--- want\n%s", name, got, want)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	healthy := &fake{status: sample()}
+	sick := &fake{status: sample()}
+	sick.status.Problems = []string{
+		"GPU 1: container cccccccccccc (pid 1004) is fenced: it did not release the GPU in time and may still use it",
+		"GPU 1: container cccccccccccc (pid 1004): 3 entry points of CUDA bypass the shim; its work may not be arbitrated",
+	}
+	empty := &fake{status: &api.StatusResponse{Version: "0.1.0", UptimeNs: 1, Problems: []string{"no GPU found"}}}
+	for _, tc := range []struct {
+		golden string
+		fake   *fake
+		args   []string
+		code   int
+	}{
+		{"status.txt", healthy, nil, exitOK},
+		{"status.txt", healthy, []string{"status"}, exitOK},
+		{"status.json", healthy, []string{"-o", "json"}, exitOK},
+		{"status.json", healthy, []string{"status", "-o", "json"}, exitOK},
+		{"status-sick.txt", sick, []string{"status", "-o=table"}, exitFailed},
+		{"status-sick.json", sick, []string{"status", "-o=json"}, exitFailed},
+		{"status-empty.txt", empty, nil, exitFailed},
+		{"status-empty.json", empty, []string{"-o", "json"}, exitFailed},
+		{"status-gpu1.txt", &fake{status: sample()}, []string{"status", "--gpu", "1"}, exitOK},
+		{"status-gpu1.txt", &fake{status: sample()}, []string{"--gpu", "gpu-51600000-0000-4000-8000-000000000001"}, exitOK},
+	} {
+		code, out, errs := ctl(append(tc.args, "--run-dir", serve(t, tc.fake))...)
+		if code != tc.code || errs != "" {
+			t.Errorf("%v: exit %d, %q, want %d", tc.args, code, errs, tc.code)
+		}
+		golden(t, tc.golden, out)
+		if strings.HasSuffix(tc.golden, ".json") && !json.Valid([]byte(out)) {
+			t.Errorf("%v: not JSON", tc.args)
+		}
+	}
+}
+
+func TestColour(t *testing.T) {
+	sick := sample()
+	sick.Problems = []string{"evil\x1b[2Jname (pid 1) is fenced"}
+	var out bytes.Buffer
+	printStatus(streams{out: &out, colour: true}, sick)
+	if !strings.Contains(out.String(), "\x1b[32mholding\x1b[0m") || !strings.Contains(out.String(), "\x1b[31m3\x1b[0m") {
+		t.Errorf("no colours: %q", out.String())
+	}
+	var plain bytes.Buffer
+	printStatus(streams{out: &plain}, sick)
+	if strings.Contains(plain.String(), "\x1b") {
+		t.Errorf("colours or a tenant's control characters: %q", plain.String())
+	}
+	if stripped := strings.NewReplacer("\x1b[31m", "", "\x1b[32m", "", "\x1b[33m", "", "\x1b[0m", "").Replace(out.String()); stripped != plain.String() {
+		t.Errorf("colours change the layout:\n%s\n%s", stripped, plain.String())
+	}
+}
+
+func TestSet(t *testing.T) {
+	gpu0 := &api.Change{
+		Uuid: "GPU-x", OldQuantumNs: 100_000_000, NewQuantumNs: 45_000_000_000,
+		OldMode: api.Mode_MODE_EXCLUSIVE, NewMode: api.Mode_MODE_CONCURRENT,
+	}
+	for _, tc := range []struct {
+		args string
+		want *api.SetRequest
+		out  string
+	}{
+		{"-T 45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s\n"},
+		{"--set-tq=45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s\n"},
+		{"-T 200ms --gpu 0", &api.SetRequest{QuantumNs: 200e6, Gpu: "0"}, "GPU 0: time quantum 100ms → 45s\n"},
+		{"-S off", &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT}, "GPU 0: anti-thrash on → off\n"},
+		{"--anti-thrash=on -T 1", &api.SetRequest{QuantumNs: 1e9, Mode: api.Mode_MODE_EXCLUSIVE}, "GPU 0: time quantum 100ms → 45s, anti-thrash on → off\n"},
+	} {
+		f := &fake{changes: []*api.Change{gpu0}}
+		code, out, errs := ctl(append(strings.Fields(tc.args), "--run-dir", serve(t, f))...)
+		if code != exitOK || out != tc.out || errs != "" || !proto.Equal(f.set, tc.want) {
+			t.Errorf("%s: exit %d, %q %q, request %v", tc.args, code, out, errs, f.set)
+		}
+	}
+}
+
+func TestErrors(t *testing.T) {
+	notFound := &fake{err: status.Error(codes.NotFound, `GPU "9": no such UUID or index`)}
+	outOfRange := &fake{err: status.Error(codes.InvalidArgument, "set the time quantum to 1ns: it must be from 1ms to 24h0m0s")}
+	broken := &fake{err: errors.New("it broke")}
+	for _, tc := range []struct {
+		args string
+		fake *fake
+		code int
+		want string
+	}{
+		{"-T 0", nil, exitUsage, "not positive"},
+		{"-T -5", nil, exitUsage, "not positive"},
+		{"-T soon", nil, exitUsage, "--set-tq"},
+		{"--set-tq=", nil, exitUsage, "no value"},
+		{"-S maybe", nil, exitUsage, "neither on nor off"},
+		{"-o yaml", nil, exitUsage, "neither table nor json"},
+		{"--nonsense", nil, exitUsage, "unknown flag"},
+		{"nonsense", nil, exitUsage, "unknown command"},
+		{"status extra", nil, exitUsage, "extra"},
+		{"cdi", nil, exitUsage, "generate or list"},
+		{"cdi generate --kind x", nil, exitUsage, "--kind"},
+		{"-T 1 --gpu 9", notFound, exitFailed, `GPU "9"`},
+		{"-T 1ns", outOfRange, exitUsage, "must be from 1ms"},
+		{"status", broken, exitFailed, "it broke"},
+		{"status --gpu 9", &fake{status: sample()}, exitFailed, "no such index or UUID"},
+	} {
+		dir := "/nonexistent"
+		if tc.fake != nil {
+			dir = serve(t, tc.fake)
+		}
+		code, out, errs := ctl(append(strings.Fields(tc.args), "--run-dir", dir)...)
+		if code != tc.code || !strings.Contains(errs, tc.want) || out != "" {
+			t.Errorf("%s: exit %d, %q, stderr %q; want %d and %q", tc.args, code, out, errs, tc.code, tc.want)
+		}
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	dir := t.TempDir()
+	for _, args := range [][]string{nil, {"status"}, {"-T", "1"}} {
+		code, _, errs := ctl(append(args, "--run-dir", dir)...)
+		if code != exitUnreachable || !strings.Contains(errs, "is nvshare-scheduler running") || !strings.Contains(errs, dir) {
+			t.Errorf("%v: exit %d, %q", args, code, errs)
+		}
+	}
+	l, err := net.Listen("unix", api.SocketPath(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() { // a scheduler that dies while it is asked
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	if code, _, errs := ctl("--run-dir", dir); code != exitUnreachable || !strings.Contains(errs, "no answer") {
+		t.Errorf("exit %d, %q", code, errs)
+	}
+}
+
+func TestHelp(t *testing.T) {
+	code, out, errs := ctl("--help")
+	if code != exitOK || errs != "" {
+		t.Errorf("exit %d, %q", code, errs)
+	}
+	for _, want := range []string{"-T, --set-tq", "-S, --anti-thrash", "cdi", "status", "Exit status"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("help lacks %q", want)
+		}
+	}
+	if code, out, _ := ctl("--version"); code != exitOK || !strings.Contains(out, api.Version) {
+		t.Errorf("--version: exit %d, %q", code, out)
+	}
+}
+
+func TestReplaceFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "spec.yaml")
+	for _, text := range []string{"one", "two"} {
+		if err := replaceFile(path, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		got, _ := os.ReadFile(path)
+		st, err := os.Stat(path)
+		if err != nil || string(got) != text || st.Mode() != 0o644 {
+			t.Errorf("%q, mode %v, %v", got, st.Mode(), err)
+		}
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 1 {
+		t.Errorf("left behind: %v", left)
+	}
+	if err := replaceFile(filepath.Join(dir, "missing", "x"), nil); err == nil {
+		t.Error("no error for a missing directory")
+	}
+}

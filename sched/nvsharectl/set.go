@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// setFlags are the settings, on the root command as users of the original
+// nvsharectl know them.
+type setFlags struct {
+	quantum, antiThrash, gpu string
+}
+
+func (f *setFlags) add(cmd *cobra.Command) {
+	fs := cmd.Flags()
+	fs.StringVarP(&f.quantum, "set-tq", "T", "", "set the time quantum: `n` seconds, or with a unit, like 200ms")
+	fs.StringVarP(&f.antiThrash, "anti-thrash", "S", "", "`on|off`: one client at a time on a GPU, or all at once")
+	fs.StringVar(&f.gpu, "gpu", "", "change, or show, only the GPU with this `index or UUID`")
+}
+
+func (f *setFlags) given(cmd *cobra.Command) bool {
+	return cmd.Flags().Changed("set-tq") || cmd.Flags().Changed("anti-thrash")
+}
+
+func (f *setFlags) request() (*api.SetRequest, error) {
+	req := &api.SetRequest{Gpu: f.gpu}
+	if f.quantum != "" {
+		d, err := api.ParseDuration(f.quantum)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--set-tq: %w", err)}
+		}
+		req.QuantumNs = int64(d)
+	}
+	if f.antiThrash != "" {
+		m, err := api.ParseAntiThrash(f.antiThrash)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--anti-thrash: %w", err)}
+		}
+		req.Mode = m
+	}
+	if req.QuantumNs == 0 && req.Mode == api.Mode_MODE_UNSPECIFIED {
+		return nil, usageError{fmt.Errorf("--set-tq or --anti-thrash has no value")}
+	}
+	return req, nil
+}
+
+// run changes the settings and prints what they were and are.
+func (f *setFlags) run(ctx context.Context, runDir string, io streams) error {
+	req, err := f.request()
+	if err != nil {
+		return err
+	}
+	var resp *api.SetResponse
+	if err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) error {
+		resp, err = c.Set(ctx, req)
+		return err
+	}); err != nil {
+		return err
+	}
+	for _, c := range resp.Changes {
+		fmt.Fprintln(io.out, describeChange(req, c))
+	}
+	return nil
+}
+
+func describeChange(req *api.SetRequest, c *api.Change) string {
+	what := "new GPUs"
+	if c.Uuid != "" {
+		what = fmt.Sprintf("GPU %d", c.Index)
+	}
+	var parts []string
+	if req.QuantumNs != 0 {
+		parts = append(parts, fmt.Sprintf("time quantum %v → %v", time.Duration(c.OldQuantumNs), time.Duration(c.NewQuantumNs)))
+	}
+	if req.Mode != api.Mode_MODE_UNSPECIFIED {
+		parts = append(parts, fmt.Sprintf("anti-thrash %s → %s", api.AntiThrash(c.OldMode), api.AntiThrash(c.NewMode)))
+	}
+	return what + ": " + strings.Join(parts, ", ")
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// streams are where a command writes.
+type streams struct {
+	out, err io.Writer
+	colour   bool
+}
+
+// SGR parameters.
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+)
+
+func (s streams) paint(colour, text string) string {
+	if !s.colour || colour == "" {
+		return text
+	}
+	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+}
+
+// wantsColour: only for a terminal, and not against NO_COLOR (no-color.org).
+func wantsColour(f *os.File) bool {
+	if os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// table is text in columns. Unlike text/tabwriter it knows that colours take
+// no room.
+type table struct {
+	head    []string
+	rows    [][]string
+	colours []map[int]string // of each row, by column
+}
+
+// add makes cells printable: some come from tenants.
+func (t *table) add(colours map[int]string, cells ...string) {
+	for i, c := range cells {
+		cells[i] = printable(c)
+	}
+	t.rows = append(t.rows, cells)
+	t.colours = append(t.colours, colours)
+}
+
+func printable(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+func (t *table) print(s streams) {
+	width := make([]int, len(t.head))
+	for _, row := range append([][]string{t.head}, t.rows...) {
+		for i, cell := range row {
+			width[i] = max(width[i], utf8.RuneCountInString(cell))
+		}
+	}
+	line := func(row []string, colours map[int]string) {
+		var b strings.Builder
+		for i, cell := range row {
+			b.WriteString(s.paint(colours[i], cell))
+			if i < len(row)-1 {
+				b.WriteString(strings.Repeat(" ", width[i]-utf8.RuneCountInString(cell)+2))
+			}
+		}
+		fmt.Fprintln(s.out, b.String())
+	}
+	line(t.head, nil)
+	for i, row := range t.rows {
+		line(row, t.colours[i])
+	}
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; commit that only if each change is understood and wanted")
+
+// TestScripts runs testdata/*.txt. A script is lines of events and the actions
+// expected after each, indented; # begins a comment. The first line may be
+//
+//	config [quantum=D] [grace=D] [mode=M] [last=EPOCH]
+//
+// an event is
+//
+//	TIME EVENT   as Event.String prints it; TIME is a duration since 0, or
+//	             +duration since the event before
+//	next         a tick at the deadline
+//
+// and two queries print, indented, instead of changing anything:
+//
+//	clients      each client's state
+//	counters
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts in testdata: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := runScript(t, string(want))
+			if got == string(want) {
+				return
+			}
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			t.Errorf("%s: first difference in line %s", file, firstDifference(got, string(want)))
+		})
+	}
+}
+
+func firstDifference(got, want string) string {
+	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
+	i := 0
+	for i < len(g) && i < len(w) && g[i] == w[i] {
+		i++
+	}
+	line := func(s []string) string {
+		if i < len(s) {
+			return s[i]
+		}
+		return "(end)"
+	}
+	return fmt.Sprintf("%d\n got: %s\nwant: %s", i+1, line(g), line(w))
+}
+
+// runScript returns the script with what the core really did.
+func runScript(t *testing.T, script string) string {
+	var out strings.Builder
+	var cfg Config
+	var c *Core
+	var now Time
+	for i, line := range strings.Split(strings.TrimSuffix(script, "\n"), "\n") {
+		fail := func(err error) {
+			if err != nil {
+				t.Fatalf("line %d: %s: %v", i+1, line, err)
+			}
+		}
+		if strings.HasPrefix(line, "    ") {
+			continue
+		}
+		fmt.Fprintln(&out, line)
+		words := strings.Fields(strings.SplitN(line, "#", 2)[0])
+		if len(words) == 0 {
+			continue
+		}
+		if words[0] == "config" {
+			fail(parseConfig(words[1:], &cfg))
+			continue
+		}
+		if c == nil {
+			c = New(cfg)
+		}
+		var ev Event
+		switch words[0] {
+		case "clients":
+			for _, cl := range c.Snapshot(now).Clients {
+				fmt.Fprintf(&out, "    %d %v", cl.ID, cl.State)
+				if cl.Epoch != 0 {
+					fmt.Fprintf(&out, " epoch=%d", cl.Epoch)
+				}
+				fmt.Fprintln(&out)
+			}
+			continue
+		case "counters":
+			fmt.Fprintf(&out, "    %+v\n", c.Snapshot(now).Counters)
+			continue
+		case "next":
+			at, ok := c.Deadline()
+			if !ok {
+				fmt.Fprintln(&out, "    no deadline")
+				continue
+			}
+			now, ev = at, Tick{}
+			fmt.Fprintf(&out, "    at %v\n", time.Duration(at))
+		default:
+			at, since := strings.CutPrefix(words[0], "+")
+			d, err := time.ParseDuration(at)
+			fail(err)
+			if since {
+				now = now.Add(d)
+			} else {
+				now = Time(d)
+			}
+			ev, err = parseEvent(words[1:])
+			fail(err)
+			if ev.String() != strings.Join(words[1:], " ") {
+				t.Fatalf("line %d: parsed as %q", i+1, ev)
+			}
+		}
+		for _, a := range c.Step(now, ev) {
+			fmt.Fprintf(&out, "    %v\n", a)
+		}
+		fail(c.Check())
+	}
+	return out.String()
+}
+
+func parseConfig(words []string, cfg *Config) (err error) {
+	for _, w := range words {
+		key, value, _ := strings.Cut(w, "=")
+		switch key {
+		case "quantum":
+			cfg.Quantum, err = time.ParseDuration(value)
+		case "grace":
+			cfg.Grace, err = time.ParseDuration(value)
+		case "mode":
+			cfg.Mode, err = parseMode(value)
+		case "last":
+			var n uint64
+			n, err = strconv.ParseUint(value, 0, 64)
+			cfg.LastEpoch = Epoch(n)
+		default:
+			err = fmt.Errorf("unknown setting %q", key)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func parseMode(s string) (Mode, error) {
+	for _, m := range []Mode{Exclusive, Concurrent} {
+		if m.String() == s {
+			return m, nil
+		}
+	}
+	return 0, fmt.Errorf("unknown mode %q", s)
+}
+
+// parseEvent is the inverse of Event.String.
+func parseEvent(words []string) (Event, error) {
+	if len(words) == 0 {
+		return nil, fmt.Errorf("no event")
+	}
+	var id ClientID
+	var rest []string
+	if len(words) > 1 {
+		n, _ := strconv.ParseUint(words[1], 10, 64)
+		id, rest = ClientID(n), words[2:]
+	}
+	var epoch Epoch
+	var until Time
+	var want bool
+	var reason Reason
+	for _, w := range rest {
+		key, value, _ := strings.Cut(w, "=")
+		switch key {
+		case "epoch", "held":
+			n, err := strconv.ParseUint(value, 10, 64)
+			if err != nil {
+				return nil, err
+			}
+			epoch = Epoch(n)
+		case "until":
+			d, err := time.ParseDuration(value)
+			if err != nil {
+				return nil, err
+			}
+			until = Time(d)
+		case "want":
+			want = true
+		case "revoked":
+			reason = Revoked
+		case "idle":
+			reason = Idle
+		case "exit":
+			reason = Exit
+		default:
+			return nil, fmt.Errorf("unknown word %q", w)
+		}
+	}
+	switch words[0] {
+	case "attach":
+		return Attach{id, epoch, want}, nil
+	case "request":
+		return Request{id}, nil
+	case "release":
+		return Release{id, epoch, reason}, nil
+	case "lost":
+		return Lost{id}, nil
+	case "gone":
+		return Gone{id}, nil
+	case "restore":
+		return Restore{id, epoch, until}, nil
+	case "tick":
+		return Tick{}, nil
+	case "set":
+		key, value, _ := strings.Cut(words[1], "=")
+		if key == "mode" {
+			m, err := parseMode(value)
+			return SetMode{m}, err
+		}
+		d, err := time.ParseDuration(value)
+		if key == "quantum" {
+			return SetQuantum{d}, err
+		}
+		return SetGrace{d}, err
+	}
+	return nil, fmt.Errorf("unknown event %q", words[0])
+}

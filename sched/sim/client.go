@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/nvshare/nvshare/sched"
+)
+
+// client models a process with the shim: one thread that works in bursts, and
+// the client thread.
+type client struct {
+	w       *world
+	id      sched.ClientID
+	slot    int
+	alive   bool
+	stopped sched.Time // SIGSTOP lasts until then
+	hostile bool       // says what is not true of epochs, but holds the gate
+
+	conn     *conn // nil: none
+	attached bool  // ATTACHED has come; false from the end of file on
+	page     *page
+
+	local    sched.Epoch // the gate's; 0: closed
+	closing  sched.Epoch // drains under this epoch; 0: none
+	released sched.Epoch // the latest that was given back
+	burst    int         // which burst of work this is
+	pending  bool        // the thread has work
+	busy     bool        // and is past the gate
+
+	requested    bool       // since it was last granted
+	blockedSince sched.Time // when waiting began that is not its own fault
+	blocked      bool
+}
+
+func (w *world) spawn(slot int) {
+	w.lastID++
+	c := &client{w: w, id: w.lastID, slot: slot, alive: true, page: &page{}, hostile: w.chance(w.faults.hostile)}
+	w.client[slot] = c
+	c.later(w.duration(0, 20*time.Millisecond), c.connect)
+	c.later(w.duration(0, 20*time.Millisecond), c.work)
+	if c.hostile {
+		c.later(w.duration(0, 50*time.Millisecond), c.annoy)
+	}
+}
+
+// later calls do in this process, which may be stopped or dead by then.
+func (c *client) later(d time.Duration, do func()) {
+	c.w.after(d, func() { c.run(do) })
+}
+
+func (c *client) run(do func()) {
+	switch {
+	case !c.alive:
+	case c.w.now < c.stopped:
+		c.w.at(c.stopped, func() { c.run(do) })
+	default:
+		do()
+	}
+}
+
+func (c *client) note(format string, args ...any) {
+	if c.w.trace != nil {
+		c.w.note(fmt.Sprintf("client %d", c.id), text(fmt.Sprintf(format, args...)))
+	}
+}
+
+// Connection.
+
+func (c *client) connect() {
+	if c.conn != nil {
+		return
+	}
+	if c.w.daemon.core == nil {
+		c.later(c.w.duration(5*time.Millisecond, 50*time.Millisecond), c.connect)
+		return
+	}
+	c.conn = &conn{c: c}
+	held := max(c.local, c.closing)
+	if held == 0 {
+		c.w.judge.drained(c)
+	}
+	if held == 0 && c.hostile && c.w.chance(0.3) {
+		held = sched.Epoch(1 + c.w.rng.Uint64N(1000))
+		c.note("claims epoch %d", held)
+	}
+	c.requested = c.blocked
+	c.send(sched.Attach{Client: c.id, Held: held, Want: c.blocked})
+}
+
+func (c *client) send(ev sched.Event) {
+	k := c.conn
+	if k == nil {
+		return
+	}
+	k.up = max(k.up, c.w.now.Add(c.w.latency()))
+	c.w.at(k.up, func() { c.w.daemon.receive(k, ev) })
+}
+
+// endOfFile comes to the client when the daemon closed the connection.
+func (c *client) endOfFile(k *conn) {
+	c.later(c.w.latency(), func() {
+		if c.conn == k {
+			c.disconnected()
+		}
+	})
+}
+
+// hangUp closes the connection from this side; frames sent before it arrive.
+func (c *client) hangUp() {
+	if k := c.conn; k != nil {
+		k.up = max(k.up, c.w.now.Add(c.w.duration(0, 20*time.Millisecond)))
+		c.w.at(k.up, func() { c.w.daemon.hangUp(k) })
+	}
+}
+
+func (c *client) disconnected() {
+	c.note("is disconnected")
+	c.conn = nil
+	c.attached = false
+	c.requested = false
+	longest := 50 * time.Millisecond
+	if c.w.chance(0.1) {
+		longest = 3 * maxGrace
+	}
+	c.later(c.w.duration(0, longest), c.connect)
+}
+
+func (c *client) onAttached(p *page) {
+	c.page = p
+	c.attached = true
+	c.blockedSince = c.w.now
+	if c.local != 0 && p.word != c.local {
+		c.close(sched.Revoked)
+	}
+	c.wake(p)
+	c.pass()
+}
+
+func (c *client) onGrant(p *page, epoch sched.Epoch) {
+	if p.word == epoch {
+		c.wake(p)
+	}
+}
+
+// wake is a look at the page by whoever was woken: the gate opens under a word
+// that is new to this client.
+func (c *client) wake(p *page) {
+	if p != c.page || !c.attached || c.local != 0 || c.closing != 0 || p.word == 0 || p.word == c.released {
+		return
+	}
+	c.note("opens its gate, epoch %d", p.word)
+	c.local = p.word
+	c.requested = false
+	c.w.judge.opened(c)
+	c.pass()
+	c.idle()
+}
+
+func (c *client) onRevoke(epoch sched.Epoch) {
+	switch epoch {
+	case c.local:
+		c.close(sched.Revoked)
+	case c.closing, c.released:
+	default: // never opened
+		c.released = epoch
+		c.w.judge.drained(c)
+		c.send(sched.Release{Client: c.id, Epoch: epoch, Reason: sched.Revoked})
+		c.requested = false
+		c.pass()
+	}
+}
+
+// close shuts the gate, drains, and releases.
+func (c *client) close(why sched.Reason) {
+	c.closing, c.local = c.local, 0
+	c.requested = false
+	drain := c.w.duration(0, 3*time.Millisecond)
+	if c.w.chance(c.w.faults.ignore) {
+		drain = c.w.duration(0, 3*maxGrace)
+	}
+	c.note("closes its gate, drains for %v", drain)
+	c.later(drain, func() {
+		c.released, c.closing = c.closing, 0
+		c.blockedSince = c.w.now
+		c.w.judge.drained(c)
+		c.send(sched.Release{Client: c.id, Epoch: c.released, Reason: why})
+		if why == sched.Idle {
+			c.w.report.EarlyReleases++
+		}
+		c.wake(c.page)
+	})
+	if c.busy {
+		// The thread comes to the gate again, before or after the release.
+		c.busy = false
+		c.burst++
+		c.later(c.w.duration(0, 5*time.Millisecond), c.pass)
+	}
+}
+
+// Work.
+
+// work begins a burst, again and again.
+func (c *client) work() {
+	c.pending = true
+	c.fate()
+	c.pass()
+}
+
+// pass lets the thread through the gate if it is open; else it waits there.
+func (c *client) pass() {
+	if !c.pending || c.busy {
+		return
+	}
+	if c.local == 0 || c.page.word != c.local {
+		if !c.blocked {
+			c.blocked = true
+			c.blockedSince = c.w.now
+		}
+		if c.conn != nil && !c.requested {
+			c.requested = true
+			c.send(sched.Request{Client: c.id})
+		}
+		return
+	}
+	if c.blocked {
+		c.blocked = false
+		c.w.judge.waited(c)
+	}
+	c.busy = true
+	c.burst++
+	burst := c.burst
+	c.later(c.w.duration(100*time.Microsecond, 30*time.Millisecond), func() {
+		if c.burst != burst {
+			return
+		}
+		c.busy, c.pending = false, false
+		pause := c.w.duration(0, 500*time.Microsecond)
+		if c.w.chance(0.3) {
+			pause = c.w.duration(0, 100*time.Millisecond)
+		}
+		c.later(pause, c.work)
+		c.idle()
+	})
+}
+
+// idle releases early if somebody waits and no work came for a while.
+func (c *client) idle() {
+	if c.local == 0 || c.busy {
+		return
+	}
+	burst, epoch := c.burst, c.local
+	c.later(time.Millisecond, func() {
+		if c.local != epoch || c.burst != burst || c.busy {
+			return
+		}
+		if c.page.waiters > 0 && c.page.word == c.local {
+			c.close(sched.Idle)
+			return
+		}
+		c.later(2*time.Millisecond, c.idle)
+	})
+}
+
+// Faults.
+
+// fate decides what happens to this process while it works.
+func (c *client) fate() {
+	w := c.w
+	switch {
+	case w.chance(w.faults.kill):
+		c.later(w.duration(0, 20*time.Millisecond), c.die)
+	case w.chance(w.faults.stop):
+		c.later(w.duration(0, 20*time.Millisecond), func() {
+			w.report.Stops++
+			c.note("is stopped")
+			c.stopped = w.now.Add(w.duration(0, 3*maxGrace))
+			w.at(c.stopped, func() { c.run(func() { c.blockedSince = w.now }) })
+		})
+	case w.chance(w.faults.cut):
+		c.later(w.duration(0, 20*time.Millisecond), func() {
+			if c.conn == nil {
+				return
+			}
+			w.report.Cuts++
+			if w.chance(0.5) {
+				w.daemon.cut(c.conn)
+				return
+			}
+			c.hangUp()
+			c.disconnected()
+		})
+	}
+}
+
+func (c *client) die() {
+	w := c.w
+	w.report.Deaths++
+	c.note("dies")
+	c.hangUp()
+	c.alive = false
+	w.judge.drained(c)
+	w.client[c.slot] = nil
+	id := c.id
+	w.after(w.duration(0, 30*time.Millisecond), func() { w.daemon.step(sched.Gone{Client: id}) })
+	w.after(w.duration(0, 100*time.Millisecond), func() { w.spawn(c.slot) })
+}
+
+// annoy sends what an honest client would not: requests again, and releases of
+// epochs that it has given back or never had.
+func (c *client) annoy() {
+	c.later(c.w.duration(0, 20*time.Millisecond), c.annoy)
+	switch c.w.rng.IntN(3) {
+	case 0:
+		c.send(sched.Request{Client: c.id})
+	case 1:
+		c.send(sched.Release{Client: c.id, Epoch: c.released, Reason: sched.Idle})
+	case 2:
+		c.send(sched.Release{Client: c.id, Epoch: 1<<40 + c.released, Reason: sched.Revoked})
+	}
+}

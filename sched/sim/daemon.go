@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/nvshare/nvshare/sched"
+)
+
+// page is a grant page with its one slot. It outlives the daemon that made it.
+type page struct {
+	word       sched.Epoch
+	concurrent bool
+	waiters    int
+}
+
+// conn is a connection. Frames arrive late, but in order; what has not arrived
+// when an end is closed by the daemon is lost.
+type conn struct {
+	c        *client
+	up, down sched.Time // when the latest frame each way arrives
+	closed   bool       // by the daemon
+}
+
+// daemon models what is around the core in the scheduler: it carries out
+// actions, keeps what they persist, and dies.
+type daemon struct {
+	w *world
+
+	// Survives a crash.
+	persisted      sched.Persist
+	quantum, grace time.Duration
+	mode           sched.Mode
+
+	// Does not. core is nil while the daemon is down.
+	core  *sched.Core
+	run   int // which life of the daemon this is
+	conns map[sched.ClientID]*conn
+	pages map[sched.ClientID]*page
+	timer sched.Time // of the tick that is under way; 0: none
+}
+
+func (d *daemon) start() {
+	d.run++
+	d.conns = map[sched.ClientID]*conn{}
+	d.pages = map[sched.ClientID]*page{}
+	d.timer = 0
+	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, LastEpoch: d.persisted.Epoch})
+	d.w.note("daemon", text(fmt.Sprintf("starts with %v, mode %v", d.persisted, d.mode)))
+	d.w.judge.restarted()
+	if p := d.persisted; p.Concurrent {
+		d.step(sched.Restore{Epoch: p.Epoch})
+	}
+	for _, c := range d.w.client {
+		if c != nil && c.id == d.persisted.Holder && d.core != nil {
+			d.step(sched.Restore{Client: c.id, Epoch: d.persisted.Epoch})
+		}
+	}
+}
+
+func (d *daemon) crash() {
+	d.w.note("daemon", text("crashes"))
+	d.w.report.Crashes++
+	d.core = nil
+	for _, c := range d.w.client {
+		if c != nil && d.conns[c.id] != nil {
+			d.conns[c.id].closed = true
+			c.endOfFile(d.conns[c.id])
+		}
+	}
+	if d.w.chance(0.2) {
+		d.mode = sched.Mode(d.w.rng.IntN(2)) // started again with another option
+	}
+	d.w.after(d.w.duration(0, 150*time.Millisecond), d.start)
+}
+
+// step tells the core and carries out what it answers, unless a crash comes
+// between.
+func (d *daemon) step(ev sched.Event) {
+	w := d.w
+	if d.core == nil || w.err != nil {
+		return
+	}
+	w.report.Steps++
+	w.note("event", ev)
+	if m, ok := ev.(sched.SetMode); ok {
+		w.judge.modeSet(m.M)
+	}
+	acts := d.core.Step(w.now, ev)
+	if err := d.core.Check(); err != nil {
+		w.fail("after %v: invariant: %w", ev, err)
+	}
+	attach, attaching := ev.(sched.Attach)
+	for _, a := range acts {
+		if _, adopt := a.(sched.Adopt); attaching && !adopt {
+			attaching = false
+			d.attached(attach.Client)
+		}
+		if w.chance(w.faults.crash) {
+			d.crash()
+			return
+		}
+		d.perform(a)
+	}
+	if attaching {
+		d.attached(attach.Client)
+	}
+	if at, ok := d.core.Deadline(); ok && at != d.timer {
+		d.timer = at
+		run := d.run
+		w.at(at.Add(w.latency()), func() {
+			if d.run == run && d.timer == at {
+				d.timer = 0
+				d.step(sched.Tick{})
+			}
+		})
+	}
+}
+
+func (d *daemon) perform(a sched.Action) {
+	w := d.w
+	w.note("action", a)
+	switch a := a.(type) {
+	case sched.Persist:
+		d.persisted = a
+	case sched.Grant:
+		w.report.Grants++
+		if a.Concurrent {
+			w.report.Concurrent++
+		}
+		w.judge.granted(a)
+		p := d.pages[a.Client]
+		p.word, p.concurrent = a.Epoch, a.Concurrent
+		c := d.conns[a.Client].c
+		c.later(w.latency(), func() { c.wake(p) })
+		d.send(a.Client, func(c *client) { c.onGrant(p, a.Epoch) })
+	case sched.Revoke:
+		w.report.Revokes++
+		d.pages[a.Client].word = 0
+		d.send(a.Client, func(c *client) { c.onRevoke(a.Epoch) })
+	case sched.Close:
+		d.pages[a.Client].word = 0
+	case sched.Adopt:
+		w.report.Adoptions++
+		w.judge.adopted(a)
+		d.pages[a.Client].word = a.Epoch
+	case sched.Fence:
+		w.report.Fences++
+		w.judge.fence(a.Client)
+	case sched.Notice:
+		d.pages[a.Client].waiters = a.Waiters
+	default:
+		w.fail("unknown action %T", a)
+	}
+}
+
+// send delivers a frame to the client, unless the connection ends first.
+func (d *daemon) send(id sched.ClientID, frame func(*client)) {
+	k := d.conns[id]
+	if k == nil {
+		d.w.fail("a frame for client %d, which has no connection", id)
+		return
+	}
+	k.down = max(k.down, d.w.now.Add(d.w.latency()))
+	d.w.at(k.down, func() {
+		k.c.run(func() {
+			if k.c.conn == k {
+				frame(k.c)
+			}
+		})
+	})
+}
+
+// receive runs for each frame that arrives from a client.
+func (d *daemon) receive(k *conn, ev sched.Event) {
+	if d.core == nil || k.closed {
+		return
+	}
+	id := k.c.id
+	attach, ok := ev.(sched.Attach)
+	if !ok {
+		if d.conns[id] == k {
+			d.step(ev)
+		}
+		return
+	}
+	if old := d.conns[id]; old != nil && old != k {
+		// The end of the old connection is still on its way.
+		old.closed = true
+		if d.w.chance(0.5) {
+			d.step(sched.Lost{Client: id})
+			if d.core == nil {
+				return
+			}
+		}
+	}
+	d.conns[id] = k
+	d.pages[id] = &page{}
+	d.w.judge.attaches(k.c)
+	d.step(attach)
+}
+
+func (d *daemon) attached(id sched.ClientID) {
+	p := d.pages[id]
+	d.send(id, func(c *client) { c.onAttached(p) })
+}
+
+// hangUp is the end of file from a client's side.
+func (d *daemon) hangUp(k *conn) {
+	if d.core == nil || k.closed || d.conns[k.c.id] != k {
+		return
+	}
+	k.closed = true
+	d.step(sched.Lost{Client: k.c.id})
+	if d.core != nil {
+		delete(d.conns, k.c.id)
+	}
+}
+
+// cut ends a connection from the daemon's side.
+func (d *daemon) cut(k *conn) {
+	if d.core == nil || k.closed {
+		return
+	}
+	d.hangUp(k)
+	k.c.endOfFile(k)
+}

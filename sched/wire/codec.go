@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"unicode/utf8"
+)
+
+// ErrFrame is what every error of Decode wraps: the peer sent something that
+// is not a frame of this protocol, and its connection is to be closed.
+var ErrFrame = errors.New("malformed frame")
+
+// frameError says what is wrong. The values are made once, so that refusing a
+// frame costs no allocation: the sender chooses how many there are.
+type frameError struct{ what string }
+
+func (e *frameError) Error() string { return "malformed frame: " + e.what }
+func (e *frameError) Unwrap() error { return ErrFrame }
+
+var (
+	errLength     = &frameError{"not exactly 64 bytes"}
+	errVersion    = &frameError{"unknown version"}
+	errType       = &frameError{"unknown type"}
+	errChannel    = &frameError{"channel out of range, or set where the type has none"}
+	errCode       = &frameError{"unknown code or flag"}
+	errEpoch      = &frameError{"epoch not valid, or set where the type has none"}
+	errReserved   = &frameError{"reserved bytes are not zero"}
+	errChannels   = &frameError{"REGISTER: number of channels out of range"}
+	errMinVersion = &frameError{"REGISTER: oldest version is 0 or above the newest"}
+	errPage       = &frameError{"WELCOME: page size or slots unknown"}
+	errText       = &frameError{"REFUSED: text is not NUL-terminated UTF-8"}
+)
+
+var le = binary.LittleEndian
+
+// payload is where the union of the C structure starts.
+const payload = 16
+
+// Decode reads one packet. Its errors wrap ErrFrame.
+//
+// A REGISTER may carry a version above Version: the client then also speaks
+// older ones, down to Register.MinVersion, and the caller picks.
+func Decode(b []byte) (Frame, error) {
+	var f Frame
+	if len(b) != FrameSize {
+		return f, errLength
+	}
+	f.Version = b[0]
+	f.Type = Type(b[1])
+	f.Channel = le.Uint16(b[2:])
+	f.Code = le.Uint32(b[4:])
+	f.Epoch = le.Uint64(b[8:])
+	if f.Version != Version && (f.Type != TypeRegister || f.Version == 0) {
+		return f, errVersion
+	}
+	if err := f.decodePayload(b[payload:]); err != nil {
+		return f, err
+	}
+	return f, f.check()
+}
+
+func (f *Frame) decodePayload(p []byte) error {
+	used := 0
+	switch f.Type {
+	case TypeRegister:
+		r := &f.Register
+		r.MinVersion = le.Uint16(p)
+		r.Channels = le.Uint16(p[2:])
+		r.ShimVersion = le.Uint32(p[4:])
+		r.Interposed = le.Uint32(p[8:])
+		r.Bypassed = le.Uint32(p[12:])
+		used = 16
+		if f.Version > Version {
+			used = len(p) // what a newer version put there is not ours to judge
+		}
+	case TypeAttach:
+		a := &f.Attach
+		copy(a.UUID[:], p)
+		a.Ordinal = le.Uint32(p[16:])
+		if le.Uint32(p[20:]) != 0 {
+			return errReserved
+		}
+		a.TotalMem = le.Uint64(p[24:])
+		used = 32
+	case TypeRelease:
+		f.Released.DrainNs = le.Uint64(p)
+		f.Released.Calls = le.Uint64(p[8:])
+		used = 16
+	case TypeStats:
+		s := &f.Stats
+		s.Calls = le.Uint64(p)
+		s.Waits = le.Uint64(p[8:])
+		s.WaitNs = le.Uint64(p[16:])
+		s.MemBytes = le.Uint64(p[24:])
+		s.MemPeak = le.Uint64(p[32:])
+		s.WaitMaxNs = le.Uint64(p[40:])
+		used = 48
+	case TypeWelcome:
+		f.Welcome.ClientID = le.Uint64(p)
+		f.Welcome.PageSize = le.Uint32(p[8:])
+		f.Welcome.Slots = le.Uint16(p[12:])
+		used = 14
+	case TypeGrant:
+		f.Grant.QuantumNs = le.Uint64(p)
+		used = 8
+	case TypeRevoke:
+		f.Revoke.GraceNs = le.Uint64(p)
+		f.Revoke.Waiters = le.Uint32(p[8:])
+		used = 12
+	case TypeNotice:
+		f.Notice.Waiters = le.Uint32(p)
+		f.Notice.Present = le.Uint32(p[4:])
+		used = 8
+	case TypeRefused:
+		copy(f.Refused.Text[:], p)
+		used = textSize
+	case TypeRequest, TypeAttached:
+	default:
+		return errType
+	}
+	for _, c := range p[used:] {
+		if c != 0 {
+			return errReserved
+		}
+	}
+	return nil
+}
+
+// rule is what a type allows in the header.
+type rule struct {
+	channel        bool // has one
+	codeMin        uint32
+	codeMax        uint32
+	epoch, noEpoch bool // must or may have an epoch; may be without
+}
+
+func (t Type) rule() rule {
+	switch t {
+	case TypeRegister:
+		return rule{codeMax: RegisterReconnect, noEpoch: true}
+	case TypeAttach:
+		return rule{channel: true, codeMax: AttachWant, epoch: true, noEpoch: true}
+	case TypeRequest, TypeStats, TypeNotice:
+		return rule{channel: true, noEpoch: true}
+	case TypeRelease:
+		return rule{channel: true, codeMin: ReleaseRevoked, codeMax: ReleaseExit, epoch: true}
+	case TypeAttached:
+		return rule{channel: true, codeMax: ErrInternal, epoch: true, noEpoch: true}
+	case TypeGrant:
+		return rule{channel: true, codeMax: GrantConcurrent, epoch: true}
+	case TypeRevoke:
+		return rule{channel: true, epoch: true}
+	case TypeRefused:
+		return rule{codeMin: ErrVersion, codeMax: ErrInternal, noEpoch: true}
+	}
+	return rule{noEpoch: true} // WELCOME
+}
+
+func (f *Frame) check() error {
+	r := f.Type.rule()
+	if f.Channel != 0 && (!r.channel || f.Channel >= MaxChannels) {
+		return errChannel
+	}
+	newer := f.Type == TypeRegister && f.Version > Version
+	if (f.Code < r.codeMin || f.Code > r.codeMax) && !newer {
+		return errCode
+	}
+	if f.Epoch == 0 && !r.noEpoch || f.Epoch != 0 && !(r.epoch && ValidEpoch(f.Epoch)) {
+		return errEpoch
+	}
+	switch f.Type {
+	case TypeRegister:
+		if f.Register.MinVersion == 0 || f.Register.MinVersion > uint16(f.Version) {
+			return errMinVersion
+		}
+		if f.Register.Channels == 0 || f.Register.Channels > MaxChannels {
+			return errChannels
+		}
+	case TypeWelcome:
+		if f.Welcome.PageSize != PageSize || f.Welcome.Slots != MaxChannels {
+			return errPage
+		}
+	case TypeRefused:
+		return f.Refused.check()
+	}
+	return nil
+}
+
+func (r *Refused) check() error {
+	n := 0
+	for n < textSize && r.Text[n] != 0 {
+		n++
+	}
+	if n == textSize || !utf8.Valid(r.Text[:n]) {
+		return errText
+	}
+	for _, c := range r.Text[n:] {
+		if c != 0 {
+			return errReserved
+		}
+	}
+	return nil
+}
+
+// Encode returns the packet of f. It does not validate: the caller is the
+// scheduler or a test, and a test may want a wrong frame.
+func (f *Frame) Encode() (b [FrameSize]byte) {
+	b[0] = f.Version
+	b[1] = byte(f.Type)
+	le.PutUint16(b[2:], f.Channel)
+	le.PutUint32(b[4:], f.Code)
+	le.PutUint64(b[8:], f.Epoch)
+	p := b[payload:]
+	switch f.Type {
+	case TypeRegister:
+		le.PutUint16(p, f.Register.MinVersion)
+		le.PutUint16(p[2:], f.Register.Channels)
+		le.PutUint32(p[4:], f.Register.ShimVersion)
+		le.PutUint32(p[8:], f.Register.Interposed)
+		le.PutUint32(p[12:], f.Register.Bypassed)
+	case TypeAttach:
+		copy(p, f.Attach.UUID[:])
+		le.PutUint32(p[16:], f.Attach.Ordinal)
+		le.PutUint64(p[24:], f.Attach.TotalMem)
+	case TypeRelease:
+		le.PutUint64(p, f.Released.DrainNs)
+		le.PutUint64(p[8:], f.Released.Calls)
+	case TypeStats:
+		le.PutUint64(p, f.Stats.Calls)
+		le.PutUint64(p[8:], f.Stats.Waits)
+		le.PutUint64(p[16:], f.Stats.WaitNs)
+		le.PutUint64(p[24:], f.Stats.MemBytes)
+		le.PutUint64(p[32:], f.Stats.MemPeak)
+		le.PutUint64(p[40:], f.Stats.WaitMaxNs)
+	case TypeWelcome:
+		le.PutUint64(p, f.Welcome.ClientID)
+		le.PutUint32(p[8:], f.Welcome.PageSize)
+		le.PutUint16(p[12:], f.Welcome.Slots)
+	case TypeGrant:
+		le.PutUint64(p, f.Grant.QuantumNs)
+	case TypeRevoke:
+		le.PutUint64(p, f.Revoke.GraceNs)
+		le.PutUint32(p[8:], f.Revoke.Waiters)
+	case TypeNotice:
+		le.PutUint32(p, f.Notice.Waiters)
+		le.PutUint32(p[4:], f.Notice.Present)
+	case TypeRefused:
+		copy(p, f.Refused.Text[:])
+	}
+	return b
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import "time"
+
+// Limits and versions of the protocol, as in hook/wire.h.
+const (
+	Version     = 1
+	FrameSize   = 64
+	PageSize    = 4096
+	PageMagic   = 0x5053564e // "NVSP"
+	MaxChannels = 32
+	UUIDSize    = 16
+	textSize    = 48
+
+	SpinTime = 4 * time.Millisecond // how long a thread may spin for a grant
+)
+
+// Names below the run directory.
+const (
+	RunDirEnv     = "NVSHARE_RUN_DIR"
+	RunDirDefault = "/var/run/nvshare"
+	SocketName    = "scheduler.sock"
+)
+
+// Words of a channel in the grant page. No grant has an epoch whose low 32
+// bits are one of them.
+const (
+	WordClosed uint32 = 0
+	WordNone   uint32 = 0xffffffff
+)
+
+// Type says what a frame is. Types below 64 go from client to scheduler.
+type Type uint8
+
+// The frame types.
+const (
+	TypeRegister Type = 1
+	TypeAttach   Type = 2
+	TypeRequest  Type = 3
+	TypeRelease  Type = 4
+	TypeStats    Type = 5
+
+	TypeWelcome  Type = 65
+	TypeAttached Type = 66
+	TypeGrant    Type = 67
+	TypeRevoke   Type = 68
+	TypeNotice   Type = 69
+	TypeRefused  Type = 70
+)
+
+// String returns the name used in hook/wire.h, without prefix.
+func (t Type) String() string {
+	switch t {
+	case TypeRegister:
+		return "REGISTER"
+	case TypeAttach:
+		return "ATTACH"
+	case TypeRequest:
+		return "REQUEST"
+	case TypeRelease:
+		return "RELEASE"
+	case TypeStats:
+		return "STATS"
+	case TypeWelcome:
+		return "WELCOME"
+	case TypeAttached:
+		return "ATTACHED"
+	case TypeGrant:
+		return "GRANT"
+	case TypeRevoke:
+		return "REVOKE"
+	case TypeNotice:
+		return "NOTICE"
+	case TypeRefused:
+		return "REFUSED"
+	}
+	return "unknown type"
+}
+
+// FromClient reports whether the type goes from client to scheduler.
+func (t Type) FromClient() bool { return t >= TypeRegister && t <= TypeStats }
+
+// Values of Frame.Code, by type.
+const (
+	RegisterReconnect uint32 = 1 << 0 // REGISTER: was registered before
+	AttachWant        uint32 = 1 << 0 // ATTACH: a thread already waits
+
+	ReleaseRevoked uint32 = 1 // RELEASE: answer to REVOKE
+	ReleaseIdle    uint32 = 2 // RELEASE: early, somebody else waits
+	ReleaseExit    uint32 = 3 // RELEASE: the process leaves in good order
+
+	GrantConcurrent uint32 = 1 << 0 // GRANT: others may hold the GPU too
+	GrantNext       uint32 = 1 << 1 // page only: this client is next, the holder drains
+
+	OK            uint32 = 0 // ATTACHED
+	ErrVersion    uint32 = 1 // REFUSED
+	ErrUnknownGPU uint32 = 2 // ATTACHED: no such GPU UUID on this node
+	ErrChannel    uint32 = 3 // ATTACHED: out of range or attached twice
+	ErrTooMany    uint32 = 4 // REFUSED: a limit is reached
+	ErrProtocol   uint32 = 5 // REFUSED: malformed or out of order
+	ErrInternal   uint32 = 6
+)
+
+// UUID is a GPU's identity as cuDeviceGetUuid returns it.
+type UUID [UUIDSize]byte
+
+// Frame is one packet. Of the payloads only the one that Type names is read or
+// written; REQUEST and ATTACHED have none.
+type Frame struct {
+	Version uint8
+	Type    Type
+	Channel uint16
+	Code    uint32
+	Epoch   uint64
+
+	Register Register
+	Attach   Attach
+	Released Released
+	Stats    Stats
+	Welcome  Welcome
+	Grant    Grant
+	Revoke   Revoke
+	Notice   Notice
+	Refused  Refused
+}
+
+// Register is the payload of REGISTER.
+type Register struct {
+	MinVersion  uint16 // oldest version the client speaks; Frame.Version: newest
+	Channels    uint16 // GPUs the process sees, 1..MaxChannels
+	ShimVersion uint32 // major << 16 | minor << 8 | patch
+	Interposed  uint32 // entry points that lead to the shim
+	Bypassed    uint32 // entry points that do not
+}
+
+// Attach is the payload of ATTACH.
+type Attach struct {
+	UUID     UUID
+	Ordinal  uint32 // the application's device ordinal
+	TotalMem uint64 // bytes
+}
+
+// Released is the payload of RELEASE.
+type Released struct {
+	DrainNs uint64 // nanoseconds from closed gate to idle GPU
+	Calls   uint64 // gated calls under this grant
+}
+
+// Stats is the payload of STATS, sums since the channel was attached.
+type Stats struct {
+	Calls     uint64 // gated calls
+	Waits     uint64 // times a thread waited at the gate
+	WaitNs    uint64 // nanoseconds, sum over threads
+	MemBytes  uint64 // device memory allocated now
+	MemPeak   uint64 // bytes
+	WaitMaxNs uint64 // longest single wait, nanoseconds
+}
+
+// Welcome is the payload of WELCOME.
+type Welcome struct {
+	ClientID uint64
+	PageSize uint32
+	Slots    uint16
+}
+
+// Grant is the payload of GRANT.
+type Grant struct {
+	QuantumNs uint64 // nanoseconds, 0: unbounded
+}
+
+// Revoke is the payload of REVOKE.
+type Revoke struct {
+	GraceNs uint64 // nanoseconds until the grant is fenced
+	Waiters uint32
+}
+
+// Notice is the payload of NOTICE.
+type Notice struct {
+	Waiters uint32 // other clients that wait for this GPU
+	Present uint32 // other clients attached to this GPU
+}
+
+// Refused is the payload of REFUSED: NUL-terminated UTF-8 for a debug log.
+type Refused struct {
+	Text [textSize]byte
+}
+
+// SetText stores s, cut to what fits at a character boundary.
+func (r *Refused) SetText(s string) {
+	*r = Refused{}
+	end := 0
+	for i, c := range s {
+		if c == 0 || i >= textSize-1 {
+			break
+		}
+		end = i
+		if i+len(string(c)) <= textSize-1 {
+			end = i + len(string(c))
+		}
+	}
+	copy(r.Text[:], s[:end])
+}
+
+// String returns the text up to its NUL.
+func (r *Refused) String() string {
+	for i, c := range r.Text {
+		if c == 0 {
+			return string(r.Text[:i])
+		}
+	}
+	return string(r.Text[:])
+}
+
+// ValidEpoch reports whether a grant may carry the epoch: its low 32 bits are
+// neither WordClosed nor WordNone.
+func ValidEpoch(epoch uint64) bool {
+	w := uint32(epoch)
+	return w != WordClosed && w != WordNone
+}

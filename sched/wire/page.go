@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+)
+
+// Offsets in the grant page, bytes; struct nvs_page and nvs_slot.
+const (
+	pageMagic    = 0
+	pageVersion  = 4
+	pageSlots    = 6
+	pageClientID = 8
+	pageSlot     = 64
+
+	slotSize      = 64
+	slotWord      = 0
+	slotFlags     = 4
+	slotWaiters   = 8
+	slotPresent   = 12
+	slotQuantumNs = 16
+	slotGrantedNs = 24
+)
+
+// Page is one client's grant page: the scheduler's writable mapping, or the
+// client's read-only one. It does not own the mapping; using a Page after its
+// memory was unmapped faults. Channels must be below MaxChannels.
+type Page struct {
+	mem []byte
+}
+
+// NewPage writes the header of a fresh, zeroed mapping. All gates are closed.
+func NewPage(mem []byte, clientID uint64) (Page, error) {
+	if len(mem) != PageSize || uintptr(unsafe.Pointer(&mem[0]))%slotSize != 0 {
+		return Page{}, fmt.Errorf("grant page: need %d aligned bytes, have %d", PageSize, len(mem))
+	}
+	le.PutUint32(mem[pageMagic:], PageMagic)
+	le.PutUint16(mem[pageVersion:], Version)
+	le.PutUint16(mem[pageSlots:], MaxChannels)
+	le.PutUint64(mem[pageClientID:], clientID)
+	return Page{mem}, nil
+}
+
+// OpenPage checks the header of a page that a scheduler made.
+func OpenPage(mem []byte) (Page, error) {
+	if len(mem) != PageSize || le.Uint32(mem[pageMagic:]) != PageMagic || le.Uint16(mem[pageVersion:]) != Version {
+		return Page{}, fmt.Errorf("grant page: wrong size, magic or version")
+	}
+	return Page{mem}, nil
+}
+
+func (p Page) at(channel uint16, field int) unsafe.Pointer {
+	return unsafe.Pointer(&p.mem[pageSlot+int(channel)*slotSize+field])
+}
+
+// WordAddr returns the futex of a channel.
+func (p Page) WordAddr(channel uint16) *uint32 {
+	return (*uint32)(p.at(channel, slotWord))
+}
+
+// Word returns the channel's word: WordClosed, or the low bits of an epoch.
+func (p Page) Word(channel uint16) uint32 {
+	return atomic.LoadUint32(p.WordAddr(channel))
+}
+
+// Open describes a grant and then, last, stores its word. The caller wakes the
+// futex. nowNs is CLOCK_MONOTONIC in nanoseconds.
+func (p Page) Open(channel uint16, epoch uint64, flags uint32, quantumNs, nowNs uint64) {
+	atomic.StoreUint32((*uint32)(p.at(channel, slotFlags)), flags)
+	atomic.StoreUint64((*uint64)(p.at(channel, slotQuantumNs)), quantumNs)
+	atomic.StoreUint64((*uint64)(p.at(channel, slotGrantedNs)), nowNs)
+	atomic.StoreUint32(p.WordAddr(channel), uint32(epoch))
+}
+
+// Close stores WordClosed. The caller wakes the futex.
+func (p Page) Close(channel uint16) {
+	atomic.StoreUint32(p.WordAddr(channel), WordClosed)
+}
+
+// Next tells a waiting client that its grant is likely within milliseconds.
+// Open takes it back. The caller wakes the futex.
+func (p Page) Next(channel uint16) {
+	atomic.StoreUint32((*uint32)(p.at(channel, slotFlags)), GrantNext)
+}
+
+// Hint stores how many other clients wait for and are attached to the GPU.
+func (p Page) Hint(channel uint16, waiters, present uint32) {
+	atomic.StoreUint32((*uint32)(p.at(channel, slotWaiters)), waiters)
+	atomic.StoreUint32((*uint32)(p.at(channel, slotPresent)), present)
+}
+
+// Hints returns what Hint stored.
+func (p Page) Hints(channel uint16) (waiters, present uint32) {
+	return atomic.LoadUint32((*uint32)(p.at(channel, slotWaiters))),
+		atomic.LoadUint32((*uint32)(p.at(channel, slotPresent)))
+}
+
+// Flags returns the enum nvs_grant_flags of the current or latest grant.
+func (p Page) Flags(channel uint16) uint32 {
+	return atomic.LoadUint32((*uint32)(p.at(channel, slotFlags)))
+}

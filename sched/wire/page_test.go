@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unsafe"
+)
+
+// alignedPage returns a zeroed page, aligned as a mapping is.
+func alignedPage() []byte {
+	b := make([]byte, 2*PageSize)
+	skip := PageSize - int(uintptr(unsafe.Pointer(&b[0]))%PageSize)
+	return b[skip : skip+PageSize : skip+PageSize]
+}
+
+func TestPage(t *testing.T) {
+	mem := alignedPage()
+	p, err := NewPage(mem, 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenPage(mem); err != nil {
+		t.Error(err)
+	}
+	last := uint16(MaxChannels - 1)
+	p.Open(last, 1<<32|9, GrantConcurrent, 100, 200)
+	p.Hint(last, 3, 4)
+	w, n := p.Hints(last)
+	if p.Word(last) != 9 || p.Flags(last) != GrantConcurrent || w != 3 || n != 4 {
+		t.Errorf("word %d flags %d hints %d %d", p.Word(last), p.Flags(last), w, n)
+	}
+	if p.Next(0); p.Flags(0) != GrantNext || p.Word(0) != WordClosed {
+		t.Errorf("next: flags %d word %d", p.Flags(0), p.Word(0))
+	}
+	if p.Word(0) != WordClosed {
+		t.Error("another channel's gate opened")
+	}
+	p.Close(last)
+	if p.Word(last) != WordClosed {
+		t.Error("gate still open")
+	}
+	if _, err := NewPage(mem[:64], 1); err == nil {
+		t.Error("short mapping accepted")
+	}
+	if _, err := OpenPage(make([]byte, PageSize)); err == nil {
+		t.Error("page without magic accepted")
+	}
+}
+
+// TestLayout compares the offsets used here with those of the C structures.
+func TestLayout(t *testing.T) {
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("no C compiler")
+	}
+	fields := []struct {
+		c    string
+		here int
+	}{
+		{"offsetof(struct nvs_page, magic)", pageMagic},
+		{"offsetof(struct nvs_page, version)", pageVersion},
+		{"offsetof(struct nvs_page, slots)", pageSlots},
+		{"offsetof(struct nvs_page, client_id)", pageClientID},
+		{"offsetof(struct nvs_page, slot)", pageSlot},
+		{"sizeof(struct nvs_slot)", slotSize},
+		{"offsetof(struct nvs_slot, word)", slotWord},
+		{"offsetof(struct nvs_slot, flags)", slotFlags},
+		{"offsetof(struct nvs_slot, waiters)", slotWaiters},
+		{"offsetof(struct nvs_slot, present)", slotPresent},
+		{"offsetof(struct nvs_slot, quantum_ns)", slotQuantumNs},
+		{"offsetof(struct nvs_slot, granted_ns)", slotGrantedNs},
+		{"NVS_WIRE_VERSION", Version},
+		{"NVS_FRAME_SIZE", FrameSize},
+		{"NVS_PAGE_SIZE", PageSize},
+		{"NVS_PAGE_MAGIC", PageMagic},
+		{"NVS_MAX_CHANNELS", MaxChannels},
+		{"NVS_UUID_SIZE", UUIDSize},
+		{"NVS_WORD_CLOSED", int(WordClosed)},
+		{"NVS_WORD_NONE", int(WordNone)},
+	}
+	program := "#include \"wire.h\"\n#include <stdio.h>\nint main(void) {\n"
+	for _, f := range fields {
+		program += fmt.Sprintf("printf(\"%%lld\\n\", (long long)%s);\n", f.c)
+	}
+	dir := t.TempDir()
+	source, binary := filepath.Join(dir, "layout.c"), filepath.Join(dir, "layout")
+	if err := os.WriteFile(source, []byte(program+"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(cc, "-I../../hook", "-o", binary, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	out, err := exec.Command(binary).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Fields(string(out))
+	if len(lines) != len(fields) {
+		t.Fatalf("%d lines, want %d", len(lines), len(fields))
+	}
+	for i, f := range fields {
+		if lines[i] != fmt.Sprint(f.here) {
+			t.Errorf("%s is %s in C, %d here", f.c, lines[i], f.here)
+		}
+	}
+}

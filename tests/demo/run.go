@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/tests/node"
+)
+
+// The phases of the demo. The quantum starts at the scheduler's default.
+const (
+	firstPhase  = 6 * time.Second
+	secondPhase = 6 * time.Second
+	lastPhase   = 4 * time.Second
+
+	defaultQuantum = 100 * time.Millisecond
+	longQuantum    = 300 * time.Millisecond
+
+	startWithin = 60 * time.Second // of any single step
+	watchEvery  = 5 * time.Millisecond
+)
+
+const gpuAnnotation = "nvshare.com/gpu"
+
+type demo struct {
+	build, work string
+	simulated   bool
+	screen      *screen
+	node        *node.Node
+	tenants     []tenant
+}
+
+type tenant struct {
+	name   string
+	engine string
+	ctr    *node.Container
+}
+
+// client finds the tenant's process among the clients of a GPU, or nil.
+func (t tenant) client(gpu *api.GPU) *api.Client {
+	for _, c := range gpu.GetClients() {
+		if int(c.Pid) == t.ctr.PID {
+			return c
+		}
+	}
+	return nil
+}
+
+// run plays the demo and reports whether everything the verdict asks held.
+func (d *demo) run(ctx context.Context) (bool, error) {
+	if err := d.bringUp(ctx); err != nil {
+		return false, err
+	}
+	if err := d.startTenants(ctx); err != nil {
+		return false, err
+	}
+	var t times
+	t.shared = d.now()
+	if err := d.watch(ctx, firstPhase, nil); err != nil {
+		return false, err
+	}
+
+	out, err := d.node.Ctl(ctx, "-T", longQuantum.String())
+	if err != nil {
+		return false, err
+	}
+	t.longer = d.now()
+	d.screen.say("nvsharectl -T %v: %s", longQuantum, firstLine(out))
+	if err := d.watch(ctx, secondPhase, nil); err != nil {
+		return false, err
+	}
+
+	victim := d.tenants[1]
+	if err := d.watch(ctx, startWithin, func(gpu *api.GPU) bool {
+		c := victim.client(gpu)
+		return c.GetState() == api.ClientState_CLIENT_STATE_HOLDING && c.SinceNs > int64(longQuantum)/3
+	}); err != nil {
+		return false, err
+	}
+	t.killed = d.now()
+	if err := unix.Kill(victim.ctr.PID, unix.SIGKILL); err != nil {
+		return false, fmt.Errorf("kill %s: %w", victim.name, err)
+	}
+	d.screen.say("SIGKILL to %s in the middle of its grant", victim.name)
+	if err := d.watch(ctx, lastPhase, nil); err != nil {
+		return false, err
+	}
+	t.end = d.now()
+	for _, x := range d.tenants {
+		if x.name != victim.name {
+			_ = unix.Kill(x.ctr.PID, unix.SIGTERM)
+		}
+	}
+	return d.verdict(t, victim)
+}
+
+func (d *demo) bringUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	kind := "the machine's GPU"
+	if d.simulated {
+		kind = "a simulated GPU"
+		if !haveDriver() {
+			kind += " (no NVIDIA driver here)"
+		}
+	}
+	d.screen.say("nvshare demo on %s", kind)
+	n, err := node.New(d.work, node.Options{Build: d.build, Simulated: d.simulated})
+	if err != nil {
+		return err
+	}
+	d.node = n
+	if err := n.StartContainerd(ctx); err != nil {
+		return err
+	}
+	d.screen.say("containerd runs, its own, with CRI and NRI")
+	if err := n.BuildImages(ctx); err != nil {
+		return err
+	}
+	if err := n.StartScheduler(ctx); err != nil {
+		return err
+	}
+	if err := n.StartPlugin(ctx); err != nil {
+		return err
+	}
+	d.screen.say("nvshare-scheduler runs, nvshare-plugin is registered with containerd")
+	return nil
+}
+
+func (d *demo) startTenants(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	for _, name := range []string{"train-a", "train-b"} {
+		pod, err := d.node.RunPod(ctx, name, map[string]string{gpuAnnotation: "nvshare.com/gpu=0"}, d.workload(name))
+		if err != nil {
+			return err
+		}
+		d.tenants = append(d.tenants, tenant{name, "CRI pod", pod.Containers[0]})
+		d.screen.say("pod %s runs, annotated %s: nvshare.com/gpu=0", name, gpuAnnotation)
+	}
+	if node.HavePodman() {
+		c, err := d.node.RunPodman(ctx, "train-c", []string{"nvshare.com/gpu=0"}, d.workload("train-c"))
+		if err != nil {
+			return err
+		}
+		d.tenants = append(d.tenants, tenant{"train-c", "podman", c})
+		d.screen.say("podman run --device nvshare.com/gpu=0 started train-c")
+	} else {
+		d.screen.say("no podman here: two tenants only")
+	}
+	// The shares are measured from when all have begun.
+	return node.Until(ctx, "all tenants to use the GPU", func() error {
+		status, err := d.node.Status(ctx)
+		if err != nil {
+			return err
+		}
+		for _, t := range d.tenants {
+			if gpu := d.gpu(status); t.client(gpu).GetGrants() == 0 {
+				return fmt.Errorf("%s has had no grant; it printed: %s", t.name, t.ctr.Log())
+			}
+		}
+		return nil
+	})
+}
+
+func (d *demo) workload(name string) node.ContainerSpec {
+	args := []string{"/usr/bin/cuda-busy", "--kernel-us", "500", "--depth", "2000"}
+	if !d.simulated {
+		args = append(args, "--record", "/record/"+name+".jsonl")
+	}
+	return node.ContainerSpec{Args: args, Env: map[string]string{node.TenantEnv: name}}
+}
+
+// gpu is the one that tenants named.
+func (d *demo) gpu(status *api.StatusResponse) *api.GPU {
+	for _, g := range status.GetGpus() {
+		if g.Index == 0 {
+			return g
+		}
+	}
+	return nil
+}
+
+// watch shows the state until long has passed. With a condition it ends as
+// soon as that holds, and it is an error if it never does.
+func (d *demo) watch(ctx context.Context, long time.Duration, until func(*api.GPU) bool) error {
+	pace := 50 * time.Millisecond
+	if until != nil {
+		pace = watchEvery
+	}
+	deadline := time.After(long)
+	tick := time.NewTicker(pace)
+	defer tick.Stop()
+	for {
+		status, err := d.node.Status(ctx)
+		if err != nil {
+			return err
+		}
+		gpu := d.gpu(status)
+		if until != nil && until(gpu) {
+			return nil
+		}
+		d.screen.update(gpu, d.tenants)
+		select {
+		case <-tick.C:
+		case <-deadline:
+			if until != nil {
+				return errors.New("the state that was waited for never came")
+			}
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	return line
+}

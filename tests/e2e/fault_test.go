@@ -1,0 +1,252 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/tests/judge"
+	"github.com/nvshare/nvshare/tests/node"
+)
+
+func TestKilledHolderIsReplaced(t *testing.T) {
+	ctx := within(t)
+	from := judge.Now()
+	victim := busyPod(t, "killed")
+	busyPod(t, "survivor")
+	awaitTurns(t, ctx, "survivor", from, 2)
+	awaitClient(t, ctx, "the victim to hold", victim.PID(), holding)
+	killed := judge.Now()
+	check(t, unix.Kill(victim.PID(), unix.SIGKILL))
+	awaitTurns(t, ctx, "survivor", killed, 1)
+	took := observe(t, from)
+	took.noOverlap(t)
+	if next, ok := judge.Regrant(took.trace, judge.UUID(0), "killed", killed); ok {
+		t.Logf("from the kill to the survivor's work: %v", time.Duration(next.Gap))
+	}
+}
+
+func TestKilledWaiterIsForgotten(t *testing.T) {
+	ctx := within(t)
+	from := judge.Now()
+	victim := busyPod(t, "killed-waiter")
+	busyPod(t, "left-a")
+	busyPod(t, "left-b")
+	awaitTurns(t, ctx, "left-a", from, 2)
+	awaitClient(t, ctx, "the victim to wait", victim.PID(), func(c *api.Client) bool {
+		return c.State == api.ClientState_CLIENT_STATE_WAITING
+	})
+	check(t, unix.Kill(victim.PID(), unix.SIGKILL))
+	killed := judge.Now()
+	awaitTurns(t, ctx, "left-a", killed, turnsEach)
+	awaitTurns(t, ctx, "left-b", killed, turnsEach)
+	if c := client(t, ctx, victim.PID()); c != nil {
+		t.Errorf("the dead process is still client %v", c)
+	}
+	observe(t, from).noOverlap(t)
+}
+
+// A holder that does not answer a revoke loses its grant after the grace
+// period; the others go on, and it is let in again once it answers.
+func TestStoppedHolderIsFenced(t *testing.T) {
+	ctx := within(t)
+	restartScheduler(t, "--grace", "500ms")
+	t.Cleanup(func() { restartScheduler(t) })
+	stopped := busyPod(t, "stopped")
+	busyPod(t, "other-a")
+	busyPod(t, "other-b")
+	awaitTurns(t, ctx, "stopped", 0, 1)
+	stopHolder(t, stopped.PID())
+	at := judge.Now()
+	awaitTurns(t, ctx, "other-a", at, turnsEach)
+	awaitTurns(t, ctx, "other-b", at, turnsEach)
+	check(t, unix.Kill(stopped.PID(), unix.SIGCONT))
+	resumed := judge.Now()
+	awaitClient(t, ctx, "the fence to end", stopped.PID(), func(c *api.Client) bool {
+		return c.State != api.ClientState_CLIENT_STATE_FENCED
+	})
+	back := judge.Now()
+	awaitTurns(t, ctx, "stopped", back, 2)
+	// What a stopped process had under way may end late; that is what a fence
+	// cannot prevent. Before and after, nobody overlaps.
+	observe(t, at).noOverlapWithout(t, "stopped", at, resumed)
+	observe(t, back).noOverlap(t)
+}
+
+// stopHolder stops a process while it holds the GPU, and returns when its
+// grant is fenced. A process may be stopped too late, with its release on the
+// way, or while it has the lock of the simulated GPU, which would stop all
+// tenants and not only their turns: then it goes on and is stopped again.
+func stopHolder(t *testing.T, pid int) {
+	t.Helper()
+	ctx := within(t)
+	state := must(os.Open(filepath.Join(node.SimGPU, "run", "state")))(t)
+	defer state.Close()
+	for {
+		awaitClient(t, ctx, "the holder", pid, holding)
+		check(t, unix.Kill(pid, unix.SIGSTOP))
+		fenced := false
+		awaitClient(t, ctx, "the fence", pid, func(c *api.Client) bool {
+			fenced = c.State == api.ClientState_CLIENT_STATE_FENCED
+			return fenced || c.State == api.ClientState_CLIENT_STATE_IDLE || c.State == api.ClientState_CLIENT_STATE_WAITING
+		})
+		free := node.UntilEvery(ctx, readEvery, "the lock", func() error {
+			return unix.Flock(int(state.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+		})
+		_ = unix.Flock(int(state.Fd()), unix.LOCK_UN)
+		if fenced && free == nil {
+			return
+		}
+		check(t, unix.Kill(pid, unix.SIGCONT))
+	}
+}
+
+// restartScheduler ends the scheduler in good order and starts it with args.
+func restartScheduler(t *testing.T, args ...string) {
+	t.Helper()
+	check(t, shared.Scheduler.Stop())
+	check(t, shared.StartScheduler(within(t), args...))
+}
+
+// With the closed policy no two tenants ever use the GPU at the same time,
+// however long the scheduler is away: the holder runs on, the others wait.
+func TestKilledSchedulerClosed(t *testing.T) {
+	ctx := within(t)
+	from := judge.Now()
+	var pods []*node.Pod
+	for _, name := range []string{"closed-a", "closed-b"} {
+		spec := busy(name)
+		spec.Env["NVSHARE_SCHEDULER_LOSS"] = "closed"
+		pods = append(pods, startPod(t, name, map[string]string{gpuAnnotation: firstGPU}, spec))
+	}
+	for _, pod := range pods {
+		awaitTurns(t, ctx, pod.Name, from, 2)
+	}
+	shared.Scheduler.Kill()
+	killed := judge.Now()
+	awaitEvidence(t, ctx, "the holder to work on", killed, func(e *evidence) error {
+		a, b := e.hasTurns("closed-a", 1), e.hasTurns("closed-b", 1)
+		if a != nil && b != nil {
+			return errors.Join(a, b)
+		}
+		return nil
+	})
+	check(t, shared.StartScheduler(ctx))
+	back := judge.Now()
+	for _, pod := range pods {
+		awaitTurns(t, ctx, pod.Name, back, turnsEach)
+		if running, err := pod.Running(ctx); err != nil || !running {
+			t.Errorf("pod %s runs: %v %v", pod.Name, running, err)
+		}
+	}
+	observe(t, from).noOverlap(t)
+}
+
+// With the open policy, the default, waiting tenants run on too after a
+// while, and all take turns again once the scheduler is back.
+func TestKilledSchedulerOpen(t *testing.T) {
+	ctx := within(t)
+	from := judge.Now()
+	pods := []*node.Pod{busyPod(t, "open-a"), busyPod(t, "open-b")}
+	for _, pod := range pods {
+		awaitTurns(t, ctx, pod.Name, from, 2)
+	}
+	shared.Scheduler.Kill()
+	killed := judge.Now()
+	for _, pod := range pods {
+		awaitTurns(t, ctx, pod.Name, killed, 1)
+	}
+	// The holder may have ended its turn's work just before; only work at the
+	// same time shows that both run without turns.
+	awaitEvidence(t, ctx, "both to run", killed, func(e *evidence) error {
+		if e.report.Overlaps() == 0 {
+			return errors.New("they still take turns")
+		}
+		return nil
+	})
+	check(t, shared.StartScheduler(ctx))
+	arbitrated(t, ctx, pods...)
+}
+
+// arbitrated waits until the pods have had grants, and checks that they keep
+// out of each other's way from then on.
+func arbitrated(t *testing.T, ctx context.Context, pods ...*node.Pod) {
+	t.Helper()
+	for _, pod := range pods {
+		awaitClient(t, ctx, "grants to "+pod.Name, pod.PID(), func(c *api.Client) bool { return c.Grants >= 2 })
+	}
+	from := judge.Now()
+	for _, pod := range pods {
+		awaitTurns(t, ctx, pod.Name, from, turnsEach)
+	}
+	observe(t, from).noOverlap(t)
+}
+
+func TestSchedulerAbsentAtStart(t *testing.T) {
+	ctx := within(t)
+	check(t, shared.Scheduler.Stop())
+	from := judge.Now()
+	debug := busy("early-b")
+	debug.Env["NVSHARE_DEBUG"] = "1"
+	pods := []*node.Pod{
+		busyPod(t, "early-a"),
+		startPod(t, "early-b", map[string]string{gpuAnnotation: firstGPU}, debug),
+	}
+	for _, pod := range pods {
+		awaitTurns(t, ctx, pod.Name, from, 1)
+	}
+	for line := range strings.Lines(pods[0].Log()) {
+		if !strings.HasPrefix(line, "{") {
+			t.Errorf("the shim printed without NVSHARE_DEBUG: %s", line)
+		}
+	}
+	if !strings.Contains(pods[1].Log(), "scheduler") {
+		t.Errorf("with NVSHARE_DEBUG=1 the shim does not mention the scheduler:\n%s", pods[1].Log())
+	}
+	check(t, shared.StartScheduler(ctx))
+	arbitrated(t, ctx, pods...)
+}
+
+func TestKilledPlugin(t *testing.T) {
+	ctx := within(t)
+	from := judge.Now()
+	before := busyPod(t, "before-plugin-kill")
+	shared.Plugin.Kill()
+	awaitTurns(t, ctx, before.Name, judge.Now(), 1)
+	check(t, shared.StartPlugin(ctx))
+	after := busyPod(t, "after-plugin-kill")
+	for _, pod := range []*node.Pod{before, after} {
+		awaitTurns(t, ctx, pod.Name, from, turnsEach)
+	}
+	observe(t, from).noOverlap(t)
+}
+
+// Running pods survive containerd, and the plugin finds the new one.
+func TestKilledContainerd(t *testing.T) {
+	ctx := within(t)
+	from := judge.Now()
+	before := busyPod(t, "old-containerd")
+	accepted := shared.PluginAccepts()
+	shared.Containerd.Kill()
+	check(t, shared.StartContainerd(ctx))
+	check(t, shared.PluginAccepted(ctx, accepted))
+	after := busyPod(t, "new-containerd")
+	for _, pod := range []*node.Pod{before, after} {
+		awaitTurns(t, ctx, pod.Name, from, turnsEach)
+	}
+	observe(t, from).noOverlap(t)
+	if c := client(t, ctx, after.PID()); c == nil || c.Container.GetPod() != after.Name {
+		t.Errorf("pod %s is client %v", after.Name, c)
+	}
+}

@@ -1,0 +1,206 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nvshare/nvshare/tests/judge"
+	"github.com/nvshare/nvshare/tests/node"
+)
+
+// turnsEach is how many turns every tenant must get in a test of sharing.
+const turnsEach = 5
+
+func TestPodsAndPodmanTakeTurns(t *testing.T) {
+	ctx := within(t)
+	from := judge.Now()
+	tenants := []string{"share-a", "share-b"}
+	podA, podB := busyPod(t, "share-a"), busyPod(t, "share-b")
+	if node.HavePodman() {
+		tenants = append(tenants, "share-podman")
+		startPodman(t, "share-podman")
+	} else {
+		t.Log("there is no podman on this machine: pods only")
+	}
+	for _, tenant := range tenants {
+		awaitTurns(t, ctx, tenant, from, 1)
+	}
+	together := judge.Now()
+	for _, tenant := range tenants {
+		awaitTurns(t, ctx, tenant, together, turnsEach)
+	}
+	observe(t, from).noOverlap(t)
+	observe(t, together).evenTurns(t, tenants...)
+
+	// The pods are known by name.
+	for _, pod := range []*node.Pod{podA, podB} {
+		c := client(t, ctx, pod.PID())
+		if c == nil || c.Container.GetPod() != pod.Name || c.Container.GetNamespace() != "default" || c.Container.GetName() != "main" {
+			t.Errorf("pod %s is client %v", pod.Name, c)
+		}
+	}
+	table := must(shared.Ctl(ctx))(t)
+	for _, want := range []string{"share-a", "share-b"} {
+		if !strings.Contains(table, want) {
+			t.Errorf("nvsharectl does not show %q:\n%s", want, table)
+		}
+	}
+}
+
+// GPUs are granted one by one: tenants of different GPUs do not wait for each
+// other, and each sees its own GPU only.
+func TestGPUsAreIndependent(t *testing.T) {
+	ctx := within(t)
+	from := judge.Now()
+	for i, name := range []string{"gpu-0", "gpu-1"} {
+		startPod(t, name, map[string]string{gpuAnnotation: fmt.Sprintf("nvshare.com/gpu=%d", i)}, busy(name))
+	}
+	together := judge.Now()
+	awaitEvidence(t, ctx, "work on both GPUs", together, func(e *evidence) error {
+		return errors.Join(e.hasTurns("gpu-0", 1), e.hasTurns("gpu-1", 1))
+	})
+	for i, gpu := range observe(t, from).report.GPUs {
+		want := fmt.Sprintf("gpu-%d", i)
+		if gpu.GPU != judge.UUID(i) || len(gpu.Tenants) != 1 || gpu.Tenants[0].Tenant != want || gpu.Tenants[0].Turns != 1 {
+			t.Errorf("%s was used by %+v, want one unbroken turn of %s", gpu.GPU, gpu.Tenants, want)
+		}
+	}
+}
+
+// Whatever kind of work a program submits, it waits for its turn.
+func TestEveryKindOfWorkTakesTurns(t *testing.T) {
+	for _, mode := range []string{"kernel", "ex", "graph", "copy", "mix"} {
+		t.Run(mode, func(t *testing.T) {
+			ctx := within(t)
+			from := judge.Now()
+			names := []string{mode + "-a", mode + "-b"}
+			for _, name := range names {
+				startPod(t, name, map[string]string{gpuAnnotation: firstGPU}, busy(name, "--depth", "64", "--mode", mode))
+			}
+			for _, name := range names {
+				awaitTurns(t, ctx, name, from, turnsEach)
+			}
+			observe(t, from).noOverlap(t)
+		})
+	}
+}
+
+func TestLongerQuantumMakesLongerTurns(t *testing.T) {
+	ctx := within(t)
+	names := []string{"tq-a", "tq-b"}
+	for _, name := range names {
+		// Turns as long as the quantum: hardly ever out of work.
+		startPod(t, name, map[string]string{gpuAnnotation: firstGPU}, busy(name, "--depth", "3000"))
+	}
+	// The first turn is the first tenant's alone, however long.
+	settled := func() int64 {
+		from := judge.Now()
+		for _, name := range names {
+			awaitTurns(t, ctx, name, from, 2)
+		}
+		return judge.Now()
+	}
+	from := settled()
+	awaitTurns(t, ctx, "tq-a", from, turnsEach)
+	short := observe(t, from)
+
+	must(shared.Ctl(ctx, "-T", "500ms"))(t)
+	t.Cleanup(func() {
+		if _, err := shared.Ctl(within(t), "--set-tq", "100ms"); err != nil {
+			t.Error(err)
+		}
+	})
+	from = settled()
+	awaitTurns(t, ctx, "tq-a", from, turnsEach)
+	long := observe(t, from)
+	short.noOverlap(t)
+	long.noOverlap(t)
+	if s, l := short.meanTurn(t, "tq-a"), long.meanTurn(t, "tq-a"); l < 2*s {
+		t.Errorf("mean turn %v with 100 ms, %v with 500 ms", s, l)
+	}
+}
+
+func TestAntiThrashOffLetsAllRun(t *testing.T) {
+	ctx := within(t)
+	busyPod(t, "conc-a")
+	busyPod(t, "conc-b")
+	must(shared.Ctl(ctx, "-S", "off"))(t)
+	from := judge.Now()
+	awaitEvidence(t, ctx, "work at the same time", from, func(e *evidence) error {
+		if e.report.Overlaps() == 0 {
+			return errors.New("none yet")
+		}
+		return nil
+	})
+	must(shared.Ctl(ctx, "-S", "on"))(t)
+	// On holds from the first turn on: what ran before has drained by then.
+	from = judge.Now()
+	awaitTurns(t, ctx, "conc-a", from, 2)
+	awaitTurns(t, ctx, "conc-b", from, 2)
+	from = judge.Now()
+	awaitTurns(t, ctx, "conc-a", from, turnsEach)
+	observe(t, from).noOverlap(t)
+}
+
+func startPodman(t *testing.T, name string) *node.Container {
+	t.Helper()
+	ctx := within(t)
+	c := must(shared.RunPodman(ctx, name, []string{firstGPU}, busy(name)))(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("podman container %s printed:\n%s", name, c.Log())
+		}
+		if err := shared.RemovePodman(within(t), name); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func TestCtrDevice(t *testing.T) {
+	ctx := within(t)
+	from := judge.Now()
+	busyPod(t, "beside-ctr")
+	must(shared.RunCtr(ctx, "by-ctr", firstGPU, busy("by-ctr")))(t)
+	t.Cleanup(func() {
+		if err := shared.RemoveCtr(within(t), "by-ctr"); err != nil {
+			t.Error(err)
+		}
+	})
+	awaitTurns(t, ctx, "by-ctr", from, turnsEach)
+	observe(t, from).noOverlap(t)
+}
+
+// Programs of an unprivileged user share a GPU through a scheduler of the
+// same user, without containers.
+func TestUnprivilegedLocalUse(t *testing.T) {
+	ctx := within(t)
+	local := must(shared.NewLocal("nobody-node"))(t)
+	t.Cleanup(func() { check(t, local.Stop()) })
+	check(t, local.StartScheduler(ctx))
+	from := judge.Now()
+	for _, name := range []string{"local-a", "local-b"} {
+		must(local.StartProgram(name, "cuda-busy", "--kernel-us", "500"))(t)
+	}
+	observeLocal := func() *evidence { return observeIn(t, local.SimGPU, from) }
+	for _, name := range []string{"local-a", "local-b"} {
+		check(t, node.UntilEvery(ctx, readEvery, name+" to take turns", func() error { return observeLocal().hasTurns(name, turnsEach) }))
+	}
+	observeLocal().noOverlap(t)
+
+	if info := must(os.Stat(filepath.Join(local.RunDir, "control.sock")))(t); info.Mode().Perm() != 0o600 {
+		t.Errorf("control.sock has mode %v", info.Mode().Perm())
+	}
+	out := must(local.Ctl(ctx, "-T", "1"))(t)
+	if !strings.Contains(out, "1s") && !strings.Contains(out, "1000") {
+		t.Errorf("nvsharectl -T 1 printed %q", out)
+	}
+}

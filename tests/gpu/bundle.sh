@@ -1,0 +1,32 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Usage: bundle.sh BUILD-DIR
+# Makes BUILD-DIR/gpu-bundle.tar.xz of what `make build simgpu tools` left
+# there: all that a GPU host needs to run tests/gpu without network, Go or
+# NVIDIA's container toolkit. On that host, as root:
+#   tar xJf gpu-bundle.tar.xz && gpu-bundle/run.sh [RESULTS-DIR]
+set -eu
+
+build=$(cd "${1:?usage: bundle.sh BUILD-DIR}" && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
+go=${GO:-go}
+out=$build/gpu-bundle
+rm -rf "$out"
+mkdir -p "$out/bin" "$out/lib" "$out/tools"
+
+cd "$root"
+# Static: the host's C library may be any. They find GPUs without NVML.
+CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/" \
+	./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook ./tests/demo
+CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/nvshare-gpu" ./tests/gpu
+# Linked to the simulated driver's soname only: on the host it is the real one.
+cp "$build/bin/cuda-busy" "$build/bin/launch-cost" "$out/bin/"
+cp "$build/lib/libnvshare.so" "$out/lib/"
+for tool in containerd containerd-shim-runc-v2 ctr runc crictl; do
+	cp "$build/tools/$tool" "$out/tools/"
+done
+cp tests/gpu/run.sh tests/gpu/gemm.py "$out/"
+git describe --always --dirty >"$out/commit" 2>/dev/null || echo unknown >"$out/commit"
+tar -C "$build" -cf - gpu-bundle | xz -T0 -6 >"$build/gpu-bundle.tar.xz"
+ls -l "$build/gpu-bundle.tar.xz"

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+const (
+	// RunDir is the scheduler's default run directory; /run is private.
+	RunDir = "/var/run/nvshare"
+	// SimGPU holds the simulated driver (lib) and its state (run). Below
+	// /run, so that an unprivileged user reaches it wherever the tree lies.
+	SimGPU = "/run/simgpu"
+	// LibDir is where the plugin puts the shim for containers.
+	LibDir = "/run/nvshare-host/lib"
+)
+
+// TenantEnv names a tenant in the simulated GPU's record.
+const TenantEnv = "NVSHARE_SIMGPU_TENANT"
+
+// installSimGPU puts the simulated driver libraries where the scheduler, the
+// plugin and local programs find them.
+func (n *Node) installSimGPU(config string) error {
+	if err := os.MkdirAll(SimGPU+"/lib", 0o755); err != nil {
+		return err
+	}
+	// Tenants of any user share the state, as they share a GPU.
+	if err := os.MkdirAll(SimGPU+"/run", 0o777); err != nil {
+		return err
+	}
+	if err := os.Chmod(SimGPU+"/run", 0o777); err != nil {
+		return err
+	}
+	for _, lib := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		if err := copyFile(filepath.Join(SimGPU, "lib", lib), filepath.Join(n.build, "simgpu", lib)); err != nil {
+			return fmt.Errorf("%w (make simgpu builds it)", err)
+		}
+	}
+	if config == "" {
+		return nil
+	}
+	return os.WriteFile(SimGPU+"/run/config", []byte(config), 0o644)
+}
+
+func copyFile(to, from string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, data, 0o755)
+}
+
+// Bin is the path of one of the project's programs.
+func (n *Node) Bin(name string) string { return filepath.Join(n.build, "bin", name) }
+
+// Shim is the path of libnvshare.so as it was built.
+func (n *Node) Shim() string { return filepath.Join(n.build, "lib", "libnvshare.so") }
+
+func (n *Node) simFlag() []string {
+	if !n.simulated {
+		return nil
+	}
+	return []string{"--simgpu", SimGPU}
+}
+
+// StartScheduler starts nvshare-scheduler, or starts it again, and waits
+// until it answers. args are added to the command line.
+func (n *Node) StartScheduler(ctx context.Context, args ...string) error {
+	argv := append(append([]string{n.Bin("nvshare-scheduler")}, n.simFlag()...), args...)
+	p, err := start("scheduler", n.logFile("scheduler"), n.env, argv...)
+	if err != nil {
+		return err
+	}
+	n.Scheduler = p
+	return p.ready(ctx, "its control socket", func() error {
+		_, err := n.Status(ctx)
+		return err
+	})
+}
+
+// Status asks the scheduler.
+func (n *Node) Status(ctx context.Context) (*api.StatusResponse, error) {
+	conn, err := api.Dial(ctx, RunDir)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return conn.Status(ctx, &api.StatusRequest{})
+}
+
+// Ctl runs nvsharectl as a user would and returns what it printed.
+func (n *Node) Ctl(ctx context.Context, args ...string) (string, error) {
+	return output(ctx, n.env, append([]string{n.Bin("nvsharectl")}, args...)...)
+}
+
+// StartPlugin starts nvshare-plugin, or starts it again, and waits until
+// containerd has accepted it: pods created from now on are adjusted.
+func (n *Node) StartPlugin(ctx context.Context) error {
+	before := n.PluginAccepts()
+	argv := append([]string{n.Bin("nvshare-plugin"), "--lib-dir", LibDir}, n.simFlag()...)
+	p, err := start("plugin", n.logFile("plugin"), n.env, argv...)
+	if err != nil {
+		return err
+	}
+	n.Plugin = p
+	return n.PluginAccepted(ctx, before)
+}
+
+// PluginAccepts is how often containerd has accepted the plugin so far, by
+// containerd's own log.
+func (n *Node) PluginAccepts() int {
+	data, err := os.ReadFile(n.logFile("containerd"))
+	if err != nil {
+		return 0
+	}
+	return strings.Count(string(data), "connected and synchronized")
+}
+
+// PluginAccepted waits until PluginAccepts is above before.
+func (n *Node) PluginAccepted(ctx context.Context, before int) error {
+	return n.Plugin.ready(ctx, "containerd to accept it", func() error {
+		if n.PluginAccepts() <= before {
+			return errors.New("containerd's log does not say so")
+		}
+		return nil
+	})
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"runtime"
+	"sort"
+	"strings"
+)
+
+// Image names. They have no registry to be pulled from: a missing image is
+// an error, never a download.
+const (
+	PauseImage    = "localhost/nvshare-pause:1"
+	WorkloadImage = "localhost/nvshare-workload:1"
+)
+
+// UserLibrary is a library in the workload image that does nothing.
+const UserLibrary = "/opt/user.so"
+
+// rootfs collects the files of an image by their path in it.
+type rootfs struct {
+	files map[string]file
+}
+
+type file struct {
+	mode fs.FileMode
+	link string // target, for a symbolic link
+	data []byte
+}
+
+// newRootfs starts a file system laid out as a merged-/usr distribution's,
+// empty but for what a C program needs besides its libraries.
+func newRootfs() *rootfs {
+	r := &rootfs{files: map[string]file{}}
+	for _, d := range []string{"bin", "lib", "lib64", "sbin"} {
+		r.files[d] = file{mode: fs.ModeSymlink | 0o777, link: "usr/" + d}
+		r.dir("usr/" + d)
+	}
+	for _, d := range []string{"dev", "proc", "sys", "run", "root", "etc", "var", "opt", "record"} {
+		r.dir(d)
+	}
+	r.files["tmp"] = file{mode: fs.ModeDir | fs.ModeSticky | 0o777}
+	r.files["var/run"] = file{mode: fs.ModeSymlink | 0o777, link: "../run"}
+	r.text("etc/passwd", "root:x:0:0:root:/root:/bin/false\nnobody:x:65534:65534:nobody:/:/bin/false\n")
+	r.text("etc/group", "root:x:0:\nnogroup:x:65534:\n")
+	r.text("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n")
+	r.dir("etc/ld.so.conf.d")
+	return r
+}
+
+func (r *rootfs) dir(name string) { r.files[name] = file{mode: fs.ModeDir | 0o755} }
+
+func (r *rootfs) text(name, text string) { r.files[name] = file{mode: 0o644, data: []byte(text)} }
+
+// copyFile puts the file host at name.
+func (r *rootfs) copyFile(name, host string) error {
+	data, err := os.ReadFile(host)
+	if err != nil {
+		return err
+	}
+	r.files[name] = file{mode: 0o755, data: data}
+	return nil
+}
+
+// copyProgram puts the program host at name, with the loader and the
+// libraries it names. Libraries the machine does not have are left out: the
+// driver's arrive through CDI.
+func (r *rootfs) copyProgram(name, host string) error {
+	if err := r.copyFile(name, host); err != nil {
+		return err
+	}
+	return r.copyLibraries(host)
+}
+
+func (r *rootfs) copyLibraries(host string) error {
+	f, err := elf.Open(host)
+	if err != nil {
+		return fmt.Errorf("%s: %w", host, err)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type != elf.PT_INTERP {
+			continue
+		}
+		interp, err := io.ReadAll(p.Open())
+		if err != nil {
+			return err
+		}
+		loader := strings.TrimRight(string(interp), "\x00")
+		if err := r.copyFile(mergedUsr(loader), loader); err != nil {
+			return err
+		}
+	}
+	needed, err := f.ImportedLibraries()
+	if err != nil {
+		return fmt.Errorf("%s: %w", host, err)
+	}
+	for _, lib := range needed {
+		if err := r.copyLibrary(lib); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyLibrary puts a library of the machine, and what it needs, where the
+// machine has it. An error of fs.ErrNotExist: the machine does not.
+func (r *rootfs) copyLibrary(lib string) error {
+	at, err := findLibrary(lib)
+	if err != nil {
+		return err
+	}
+	name := mergedUsr(at)
+	if _, have := r.files[name]; have {
+		return nil
+	}
+	if err := r.copyFile(name, at); err != nil {
+		return err
+	}
+	return r.copyLibraries(at)
+}
+
+func findLibrary(lib string) (string, error) {
+	for _, dir := range libraryDirs() {
+		at := path.Join(dir, lib)
+		if _, err := os.Stat(at); err == nil {
+			return at, nil
+		}
+	}
+	return "", fmt.Errorf("library %s: %w in %v", lib, fs.ErrNotExist, libraryDirs())
+}
+
+func libraryDirs() []string {
+	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
+	return []string{"/lib/" + arch + "-linux-gnu", "/usr/lib/" + arch + "-linux-gnu", "/lib64", "/usr/lib64", "/usr/lib"}
+}
+
+// mergedUsr maps an absolute path to where a merged-/usr image has it.
+func mergedUsr(abs string) string {
+	name := strings.TrimPrefix(abs, "/")
+	if strings.HasPrefix(name, "lib") {
+		return "usr/" + name
+	}
+	return name
+}
+
+// layer returns the file system as an uncompressed tar, parents first.
+func (r *rootfs) layer() ([]byte, error) {
+	for name := range r.files {
+		for d := path.Dir(name); d != "."; d = path.Dir(d) {
+			if _, ok := r.files[d]; !ok {
+				r.dir(d)
+			}
+		}
+	}
+	names := make([]string, 0, len(r.files))
+	for name := range r.files {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	for _, name := range names {
+		f := r.files[name]
+		h := &tar.Header{Name: name, Mode: int64(f.mode.Perm()), Size: int64(len(f.data)), Typeflag: tar.TypeReg}
+		switch {
+		case f.mode.IsDir():
+			h.Typeflag, h.Name = tar.TypeDir, name+"/"
+			if f.mode&fs.ModeSticky != 0 {
+				h.Mode |= 0o1000
+			}
+		case f.mode&fs.ModeSymlink != 0:
+			h.Typeflag, h.Linkname = tar.TypeSymlink, f.link
+		}
+		if err := w.WriteHeader(h); err != nil {
+			return nil, fmt.Errorf("image file %s: %w", name, err)
+		}
+		if _, err := w.Write(f.data); err != nil {
+			return nil, fmt.Errorf("image file %s: %w", name, err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return buf.Bytes(), nil
+}
+
+// writeImage writes an image of one layer as a tar that is both an OCI
+// layout (containerd) and a docker archive (podman).
+func (r *rootfs) writeImage(to, name string, entrypoint ...string) error {
+	layer, err := r.layer()
+	if err != nil {
+		return err
+	}
+	config, err := json.Marshal(map[string]any{
+		"architecture": runtime.GOARCH,
+		"os":           "linux",
+		"config": map[string]any{
+			"Env":        []string{"PATH=/usr/sbin:/usr/bin"},
+			"Entrypoint": entrypoint,
+			"WorkingDir": "/",
+		},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
+	})
+	if err != nil {
+		return err
+	}
+	type descriptor struct {
+		MediaType   string            `json:"mediaType"`
+		Digest      string            `json:"digest"`
+		Size        int               `json:"size"`
+		Annotations map[string]string `json:"annotations,omitempty"`
+	}
+	const oci = "application/vnd.oci.image."
+	manifest, err := json.Marshal(map[string]any{
+		"schemaVersion": 2,
+		"mediaType":     oci + "manifest.v1+json",
+		"config":        descriptor{oci + "config.v1+json", digest(config), len(config), nil},
+		"layers":        []descriptor{{oci + "layer.v1.tar", digest(layer), len(layer), nil}},
+	})
+	if err != nil {
+		return err
+	}
+	index, err := json.Marshal(map[string]any{
+		"schemaVersion": 2,
+		"mediaType":     oci + "index.v1+json",
+		"manifests": []descriptor{{oci + "manifest.v1+json", digest(manifest), len(manifest),
+			map[string]string{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}}},
+	})
+	if err != nil {
+		return err
+	}
+	docker, err := json.Marshal([]map[string]any{{
+		"Config":   blobPath(config),
+		"RepoTags": []string{name},
+		"Layers":   []string{blobPath(layer)},
+	}})
+	if err != nil {
+		return err
+	}
+
+	f, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	w := tar.NewWriter(f)
+	for _, entry := range []struct {
+		name string
+		data []byte
+	}{
+		{"oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)},
+		{"index.json", index},
+		{"manifest.json", docker},
+		{blobPath(layer), layer},
+		{blobPath(config), config},
+		{blobPath(manifest), manifest},
+	} {
+		if err := w.WriteHeader(&tar.Header{Name: entry.name, Mode: 0o644, Size: int64(len(entry.data))}); err != nil {
+			return err
+		}
+		if _, err := w.Write(entry.data); err != nil {
+			return err
+		}
+	}
+	return errors.Join(w.Close(), f.Close())
+}
+
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+func blobPath(b []byte) string { return "blobs/" + strings.Replace(digest(b), ":", "/", 1) }

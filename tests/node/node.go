@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// A Node is what New makes and the Start methods bring up. Its methods are for one goroutine,
+// Process and Container values for any.
+type Node struct {
+	Containerd *Process
+	Scheduler  *Process
+	Plugin     *Process
+
+	Records string // directory that containers see as /record
+
+	dir, private string
+	build, tools string
+	cgroup       string // parent of all containers' cgroups
+	env          []string
+	workloadTar  string
+	podmanLoaded bool
+	simulated    bool
+}
+
+// Options say what kind of node New makes.
+type Options struct {
+	// Build is the absolute .build directory of the repository.
+	Build string
+	// Simulated: the node has simulated GPUs in place of the machine's.
+	Simulated bool
+	// SimConfig is the simulated GPU's config file; empty: its defaults.
+	SimConfig string
+}
+
+// New makes the images and directories of a node below dir, the directory
+// that Isolated gave. Nothing runs yet.
+func New(dir string, o Options) (*Node, error) {
+	n := &Node{
+		dir: dir, private: filepath.Join(dir, "private"), build: o.Build, tools: filepath.Join(o.Build, "tools"),
+		cgroup: cgroupName(filepath.Base(dir)), simulated: o.Simulated,
+	}
+	n.Records = filepath.Join(n.private, "record")
+	tmp := filepath.Join(n.private, "tmp")
+	for _, d := range []string{n.Records, tmp, "/run/containerd", "/run/nri", "/run/cdi"} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	// The tools come first: containerd and podman find runc by PATH too.
+	n.env = []string{
+		"PATH=" + n.tools + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"HOME=" + n.private, "TMPDIR=" + tmp, "LANG=C.UTF-8",
+	}
+	if !o.Simulated {
+		return n, nil
+	}
+	return n, n.installSimGPU(o.SimConfig)
+}
+
+// BuildImages makes the pause and the workload image and imports them.
+// containerd must run.
+func (n *Node) BuildImages(ctx context.Context) error {
+	pause := newRootfs()
+	if err := pause.copyProgram("usr/bin/sleep", "/usr/bin/sleep"); err != nil {
+		return err
+	}
+	pauseTar := filepath.Join(n.private, "pause.tar")
+	if err := pause.writeImage(pauseTar, PauseImage, "/usr/bin/sleep", "infinity"); err != nil {
+		return err
+	}
+	work := newRootfs()
+	if err := work.copyProgram("usr/bin/sleep", "/usr/bin/sleep"); err != nil {
+		return err
+	}
+	busy := filepath.Join(n.build, "bin", "cuda-busy")
+	if err := work.copyProgram("usr/bin/cuda-busy", busy); err != nil {
+		return fmt.Errorf("%w (make simgpu builds it)", err)
+	}
+	// What every image with glibc has: the shim and the driver's libraries are
+	// linked with some of it.
+	for _, lib := range []string{"libpthread.so.0", "libdl.so.2", "librt.so.1", "libm.so.6"} {
+		if err := work.copyLibrary(lib); err != nil {
+			return err
+		}
+	}
+	// Any library will do to stand for one that a user preloads.
+	user, err := findLibrary("libutil.so.1")
+	if err != nil {
+		return err
+	}
+	if err := work.copyFile(strings.TrimPrefix(UserLibrary, "/"), user); err != nil {
+		return err
+	}
+	n.workloadTar = filepath.Join(n.private, "workload.tar")
+	if err := work.writeImage(n.workloadTar, WorkloadImage); err != nil {
+		return err
+	}
+	for _, tar := range []string{pauseTar, n.workloadTar} {
+		if out, err := n.Ctr(ctx, "images", "import", "--local", tar); err != nil {
+			return fmt.Errorf("import image: %w%s", err, out)
+		}
+	}
+	return nil
+}
+
+func (n *Node) logFile(name string) string { return filepath.Join(n.dir, "log", name+".log") }
+
+// Logs returns the last lines of every daemon, for a report of a failure.
+func (n *Node) Logs(lines int) string {
+	var b strings.Builder
+	for _, name := range []string{"scheduler", "plugin", "containerd"} {
+		text, err := os.ReadFile(n.logFile(name))
+		if err != nil {
+			continue // it was not started
+		}
+		var kept []string
+		for line := range strings.Lines(string(text)) {
+			// containerd tells every step of every container.
+			if name != "containerd" || !strings.Contains(line, "level=info") {
+				kept = append(kept, line)
+			}
+		}
+		fmt.Fprintf(&b, "--- %s\n%s", name, strings.Join(kept[max(0, len(kept)-lines):], ""))
+	}
+	return b.String()
+}

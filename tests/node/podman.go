@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// HavePodman reports whether the machine has podman.
+func HavePodman() bool {
+	_, err := exec.LookPath("podman")
+	return err == nil
+}
+
+// podman runs the machine's podman with storage and state of the node's own.
+// runc: crun refuses hybrid cgroup hierarchies.
+func (n *Node) podman(ctx context.Context, args ...string) (string, error) {
+	dir := filepath.Join(n.private, "podman")
+	return output(ctx, n.env, append([]string{"podman",
+		"--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run"), "--tmpdir", filepath.Join(dir, "tmp"),
+		"--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", filepath.Join(n.tools, "runc"),
+	}, args...)...)
+}
+
+// RunPodman starts the workload image with podman run; devices are CDI names.
+func (n *Node) RunPodman(ctx context.Context, name string, devices []string, spec ContainerSpec) (*Container, error) {
+	if err := n.loadIntoPodman(ctx); err != nil {
+		return nil, err
+	}
+	// podman raises these limits to its own defaults unless told; without
+	// CAP_SYS_RESOURCE that fails, so keep what there is.
+	var nofile, nproc unix.Rlimit
+	if err := errors.Join(unix.Getrlimit(unix.RLIMIT_NOFILE, &nofile), unix.Getrlimit(unix.RLIMIT_NPROC, &nproc)); err != nil {
+		return nil, fmt.Errorf("read limits: %w", err)
+	}
+	log := filepath.Join(n.dir, "log", "podman-"+name+".log")
+	args := []string{"run", "--detach", "--name", name,
+		"--network", "host", "--no-hosts", "--security-opt", "apparmor=unconfined",
+		"--cgroup-parent", "/" + n.cgroup,
+		"--ulimit", ulimit("nofile", nofile.Max), "--ulimit", ulimit("nproc", nproc.Max),
+		"--log-driver", "k8s-file", "--log-opt", "path=" + log,
+		"--volume", n.Records + ":/record",
+	}
+	for _, d := range devices {
+		args = append(args, "--device", d)
+	}
+	keys := make([]string, 0, len(spec.Env))
+	for k := range spec.Env {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	for _, k := range keys {
+		args = append(args, "--env", k+"="+spec.Env[k])
+	}
+	id, err := n.podman(ctx, append(append(args, WorkloadImage), spec.Args...)...)
+	if err != nil {
+		return nil, err
+	}
+	pid, err := n.podman(ctx, "inspect", "--format", "{{.State.Pid}}", name)
+	if err != nil {
+		return nil, err
+	}
+	c := &Container{Name: name, ID: strings.TrimSpace(id), log: log, criLog: true}
+	if c.PID, err = strconv.Atoi(strings.TrimSpace(pid)); err != nil || c.PID == 0 {
+		return nil, fmt.Errorf("podman container %s ended at once: %s", name, c.Log())
+	}
+	return c, nil
+}
+
+// RemovePodman kills and removes a container.
+func (n *Node) RemovePodman(ctx context.Context, name string) error {
+	_, err := n.podman(ctx, "rm", "--force", "--time", "0", name)
+	return err
+}
+
+func ulimit(name string, max uint64) string {
+	// Limits above this are "unlimited", for which podman has no word.
+	v := strconv.FormatUint(min(max, 1<<20), 10)
+	return name + "=" + v + ":" + v
+}
+
+func (n *Node) loadIntoPodman(ctx context.Context) error {
+	if n.podmanLoaded {
+		return nil
+	}
+	for _, d := range []string{"root", "run", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(n.private, "podman", d), 0o755); err != nil {
+			return err
+		}
+	}
+	if _, err := n.podman(ctx, "load", "--quiet", "--input", n.workloadTar); err != nil {
+		return err
+	}
+	n.podmanLoaded = true
+	return nil
+}

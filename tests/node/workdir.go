@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const cgroupRoot = "/sys/fs/cgroup"
+
+// cgroupGone bounds the wait for the kernel to let go of cgroups whose
+// processes have just been killed.
+const cgroupGone = 10 * time.Second
+
+// makeWorkDir creates dir and returns its lock, which marks the directory as
+// in use until the file is closed.
+func makeWorkDir(dir string) (*os.File, error) {
+	for _, d := range []string{dir, filepath.Join(dir, "private"), filepath.Join(dir, "log")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	f, err := os.Create(filepath.Join(dir, "lock"))
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return f, nil
+}
+
+// removeWorkDir removes dir and its cgroups; with keepLog it leaves dir/log,
+// until the next run.
+func removeWorkDir(dir string, keepLog bool) error {
+	err := removeCgroups(filepath.Base(dir))
+	if !keepLog {
+		return errors.Join(err, os.RemoveAll(dir))
+	}
+	fmt.Fprintf(os.Stderr, "logs are in %s until the next run\n", filepath.Join(dir, "log"))
+	return errors.Join(err, os.RemoveAll(filepath.Join(dir, "private")))
+}
+
+// sweep removes what runs left behind that were killed from outside. A work
+// directory whose lock is free belongs to nobody.
+func sweep(parent, prefix string) {
+	dirs, _ := filepath.Glob(filepath.Join(parent, prefix+"[0-9]*"))
+	for _, dir := range dirs {
+		f, err := os.Open(filepath.Join(dir, "lock"))
+		if err != nil {
+			continue
+		}
+		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			_ = removeWorkDir(dir, false)
+		}
+		f.Close()
+	}
+}
+
+// cgroupName is the parent of all cgroups of a node, at the root of each
+// hierarchy.
+func cgroupName(dirBase string) string { return "nvshare-" + dirBase }
+
+// removeCgroups removes the cgroups of a node from every hierarchy.
+func removeCgroups(dirBase string) error {
+	roots := []string{cgroupRoot}
+	entries, err := os.ReadDir(cgroupRoot)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			roots = append(roots, filepath.Join(cgroupRoot, e.Name()))
+		}
+	}
+	var errs []error
+	for _, root := range roots {
+		errs = append(errs, removeCgroup(filepath.Join(root, cgroupName(dirBase))))
+	}
+	return errors.Join(errs...)
+}
+
+// removeCgroup removes a tree of empty cgroups, children first. The files in
+// them are the kernel's and vanish with their directory.
+func removeCgroup(top string) error {
+	for deadline := time.Now().Add(cgroupGone); ; time.Sleep(20 * time.Millisecond) {
+		var dirs []string
+		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		var last error
+		for i := len(dirs) - 1; i >= 0; i-- {
+			if err := os.Remove(dirs[i]); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				last = err
+			}
+		}
+		if last == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("remove cgroup %s: %w (a process is still in it?)", strings.TrimPrefix(top, cgroupRoot), last)
+		}
+	}
+}

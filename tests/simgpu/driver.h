@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * driver.h: objects of the simulated driver inside one process. All of them
+ * are guarded by drv_mu; nothing sleeps while holding it. A destroyed object
+ * keeps its memory for the next of its type, so a stale handle is recognised
+ * by its magic.
+ */
+#ifndef SIMGPU_DRIVER_H
+#define SIMGPU_DRIVER_H
+
+#include "cudadrv.h"
+#include "shared.h"
+
+#include <pthread.h>
+
+#define SIM_EXPORT __attribute__((visibility("default")))
+/* The per-thread-default-stream variant of a function: stream 0 means 2. */
+#define PTSZ(name, params, args) SIM_EXPORT CUresult name##_ptsz params { return name args; }
+#define PT(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
+
+extern pthread_mutex_t drv_mu;
+
+enum { /* magics */
+	M_CTX = 0x43545831, M_STREAM, M_EVENT, M_MODULE, M_FUNC, M_GRAPH, M_EXEC, M_POOL, M_PHYS,
+};
+
+struct obj {
+	uint32_t magic;
+	struct obj *next_free;
+};
+
+/* Zeroed object of a type; never fails the caller softly: NULL is out of memory. */
+void *obj_new(uint32_t magic, size_t size);
+void obj_free(void *o); /* o may still be looked at, never used */
+int obj_is(const void *o, uint32_t magic);
+
+/*
+ * A moment in a stream: reached when the clock is past `time` and the host
+ * function `ticket` (0: none) has returned.
+ */
+struct point {
+	uint64_t time;
+	uint64_t ticket;
+};
+struct point point_max(struct point a, struct point b);
+int point_reached(struct point p);
+void point_wait(struct point p); /* without drv_mu */
+
+/* One thing a stream can be asked to do. */
+enum op_what { OP_NOTHING, OP_SPIN, OP_COPY, OP_SET, OP_HOST, OP_CALLBACK };
+struct op {
+	enum op_what what;
+	int engine, kind;
+	uint64_t ns;
+	uint64_t record; /* OP_SPIN: device address of two u64 stamps, or 0 */
+	char *dst;
+	const char *src;
+	size_t dpitch, spitch, width, height; /* bytes; rows */
+	uint32_t value;
+	int element; /* OP_SET: 1, 2 or 4 bytes */
+	CUhostFn fn;
+	CUstreamCallback callback;
+	void *data;
+};
+
+struct sim_ctx {
+	struct obj o;
+	CUdevice dev; /* ordinal of this process */
+	int gpu;      /* index of the node */
+	unsigned flags;
+	int primary, refs;
+	unsigned long long id;
+	struct point all;      /* everything submitted */
+	struct point blocking; /* everything in blocking streams */
+	struct sim_stream *legacy;
+	struct sim_stream *per_thread; /* list */
+};
+
+struct deps {
+	int *node;
+	int n;
+};
+
+struct sim_stream {
+	struct obj o;
+	struct sim_ctx *ctx;
+	unsigned flags;
+	int priority;
+	unsigned long long id;
+	int is_legacy;
+	uint64_t thread; /* per-thread stream: its thread */
+	struct sim_stream *next;
+	struct point tail;
+	struct capture *capture;
+	struct deps deps; /* last nodes, while capturing */
+};
+
+struct sim_event {
+	struct obj o;
+	struct sim_ctx *ctx;
+	unsigned flags;
+	int recorded;
+	struct point at;
+	unsigned long long capture; /* id, 0: not recorded in a capture */
+	struct deps deps;
+};
+
+struct sim_func {
+	struct obj o;
+	struct sim_module *module;
+	int spin;
+	char name[128];
+	struct sim_func *next;
+};
+
+struct sim_module {
+	struct obj o;
+	char *ptx; /* copy of the source, NULL for a binary image */
+	struct sim_func *funcs;
+};
+
+#define ENTER()                             \
+	do {                                \
+		CUresult rc_ = drv_enter(); \
+		if (rc_)                    \
+			return rc_;         \
+	} while (0)
+#define NEED(cond)                                         \
+	do {                                               \
+		if (!(cond))                               \
+			return CUDA_ERROR_INVALID_VALUE;   \
+	} while (0)
+#define DEVICE(d)                                          \
+	do {                                               \
+		if (dev_gpu(d) < 0)            \
+			return CUDA_ERROR_INVALID_DEVICE;  \
+	} while (0)
+
+/* context.c */
+CUresult drv_enter(void); /* first line of every call */
+struct sim_ctx *ctx_current(void);
+CUresult ctx_need(struct sim_ctx **ctx);
+uint64_t thread_id(void);
+int dev_count(void);
+int dev_gpu(CUdevice dev); /* node index, -1 */
+
+/* stream.c; drv_mu held unless said otherwise */
+CUresult stream_find(CUstream h, struct sim_stream **s);
+struct point stream_deps(struct sim_stream *s); /* what new work waits for */
+void stream_done(struct sim_stream *s, struct point end);
+struct point op_queue(struct sim_ctx *ctx, const struct op *op, CUstream h, struct point after);
+void op_move(const struct op *op); /* the bytes; without drv_mu */
+/* The whole of a submission, without drv_mu; end may be NULL. */
+CUresult submit(CUstream h, const struct op *op, struct point *end);
+
+/* capture.c; drv_mu held */
+CUresult capture_guard_unsafe(void);
+CUresult capture_guard_legacy(struct sim_ctx *ctx);
+CUresult capture_guard_context(struct sim_ctx *ctx);
+CUresult capture_add(struct sim_stream *s, const struct op *op);
+CUresult capture_refuse(struct sim_stream *s, CUresult why);
+CUresult capture_event_refuse(const struct sim_event *e);
+void capture_record(struct sim_stream *s, struct sim_event *e);
+CUresult capture_wait(struct sim_stream *s, struct sim_event *e);
+void deps_set(struct deps *d, const int *node, int n);
+
+/* memory.c; takes drv_mu itself */
+int mem_valid(CUdeviceptr p, size_t n);       /* device-accessible range */
+int mem_device(CUdeviceptr p, int *gpu);      /* 1: device memory */
+void mem_release_all(struct sim_ctx *ctx);    /* drv_mu held */
+
+#endif

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * memory.c: device, managed and pinned memory. Device memory is
+ * host memory at the same address, touched only when the program touches it;
+ * what is charged to the simulated GPU is the size asked for.
+ */
+#include "memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define ALLOC_ROUND 512ull
+
+struct areas live;
+
+int area_at(const struct areas *v, uintptr_t p)
+{
+	int lo = 0, hi = v->n;
+
+	while (lo < hi) {
+		int mid = (lo + hi) / 2;
+
+		if (v->a[mid].base <= p)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo;
+}
+
+struct area *area_find(struct areas *v, uintptr_t p)
+{
+	int i = area_at(v, p) - 1;
+
+	return i >= 0 && p - v->a[i].base < v->a[i].size ? &v->a[i] : NULL;
+}
+
+int area_add(struct areas *v, struct area a)
+{
+	int i = area_at(v, a.base);
+
+	if (v->n == v->room) {
+		int room = v->room ? 2 * v->room : 64;
+		struct area *more = realloc(v->a, sizeof *more * (size_t)room);
+
+		if (!more)
+			return -1;
+		v->a = more;
+		v->room = room;
+	}
+	memmove(&v->a[i + 1], &v->a[i], sizeof a * (size_t)(v->n - i));
+	v->a[i] = a;
+	v->n++;
+	return 0;
+}
+
+void area_del(struct areas *v, struct area *a)
+{
+	size_t i = (size_t)(a - v->a);
+
+	memmove(a, a + 1, sizeof *a * ((size_t)v->n - i - 1));
+	v->n--;
+}
+
+int mem_valid(CUdeviceptr p, size_t n)
+{
+	uintptr_t at = (uintptr_t)p, end = at + n;
+	struct area *a;
+	int ok = 1;
+
+	if (end < at)
+		return 0;
+	pthread_mutex_lock(&drv_mu);
+	while (ok && at < end) { /* VMM ranges may span several mappings */
+		a = area_find(&live, at);
+		ok = a && (a->kind != MAPPED || a->access);
+		if (ok)
+			at = a->base + a->size;
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return ok;
+}
+
+int mem_device(CUdeviceptr p, int *gpu)
+{
+	struct area *a;
+	int yes;
+
+	pthread_mutex_lock(&drv_mu);
+	a = area_find(&live, (uintptr_t)p);
+	yes = a && (a->kind == DEVICE || a->kind == MAPPED || a->kind == MANAGED);
+	if (yes)
+		*gpu = a->gpu;
+	pthread_mutex_unlock(&drv_mu);
+	return yes;
+}
+
+static void *host_pages(size_t bytes)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+
+CUresult mem_alloc(void **out, size_t bytes, enum area_kind kind, int unsafe)
+{
+	uint64_t charge = (bytes + ALLOC_ROUND - 1) / ALLOC_ROUND * ALLOC_ROUND;
+	struct sim_ctx *c;
+	struct area a;
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	if (!out || !bytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (charge < bytes)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	rc = ctx_need(&c);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	rc = unsafe ? capture_guard_unsafe() : CUDA_SUCCESS;
+	if (!rc && kind == DEVICE && sim_charge(c->gpu, charge))
+		rc = CUDA_ERROR_OUT_OF_MEMORY;
+	if (!rc) {
+		a = (struct area){ .size = bytes, .kind = kind, .ctx = c, .gpu = c->gpu };
+		a.base = (uintptr_t)host_pages(bytes);
+		if (!a.base || area_add(&live, a)) {
+			if (a.base)
+				munmap((void *)a.base, bytes);
+			if (kind == DEVICE)
+				sim_uncharge(c->gpu, charge);
+			rc = CUDA_ERROR_OUT_OF_MEMORY;
+		} else {
+			*out = (void *)a.base;
+		}
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+static void area_release(struct area *a)
+{
+	if (a->kind == DEVICE)
+		sim_uncharge(a->gpu, (a->size + ALLOC_ROUND - 1) / ALLOC_ROUND * ALLOC_ROUND);
+	if (a->kind != REGISTERED)
+		munmap((void *)a->base, a->size);
+	area_del(&live, a);
+}
+
+void mem_release_all(struct sim_ctx *c)
+{
+	for (int i = live.n - 1; i >= 0; i--)
+		if (live.a[i].ctx == c)
+			area_release(&live.a[i]);
+}
+
+CUresult mem_release(uintptr_t p, enum area_kind k1, enum area_kind k2, int wait)
+{
+	struct point all = { 0, 0 };
+	struct area *a;
+	CUresult rc = drv_enter();
+
+	if (rc || !p)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	a = area_find(&live, p);
+	if (!a || a->base != p || (a->kind != k1 && a->kind != k2))
+		rc = CUDA_ERROR_INVALID_VALUE;
+	else if (wait && !(rc = capture_guard_unsafe()))
+		all = a->ctx->all;
+	pthread_mutex_unlock(&drv_mu);
+	if (rc)
+		return rc;
+	if (wait)
+		point_wait(all); /* cuMemFree waits for the context's work */
+	pthread_mutex_lock(&drv_mu);
+	a = area_find(&live, p);
+	if (a && a->base == p)
+		area_release(a);
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
+{
+	struct sim_ctx *c;
+	CUresult rc = drv_enter();
+
+	if (!rc)
+		rc = ctx_need(&c);
+	if (rc)
+		return rc;
+	if (total)
+		*total = sim_memory();
+	if (free)
+		*free = sim_memory() - sim_used(c->gpu);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t bytes)
+{
+	void *host = NULL;
+	CUresult rc = p ? mem_alloc(&host, bytes, DEVICE, 1) : CUDA_ERROR_INVALID_VALUE;
+
+	if (!rc)
+		*p = (uintptr_t)host;
+	return rc;
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *p, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+	if (!pitch || (element != 4 && element != 8 && element != 16))
+		return CUDA_ERROR_INVALID_VALUE;
+	*pitch = (width + ALLOC_ROUND - 1) / ALLOC_ROUND * ALLOC_ROUND;
+	return cuMemAlloc_v2(p, *pitch * height);
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *p, size_t bytes, unsigned flags)
+{
+	void *host = NULL;
+	CUresult rc = p && (flags == 1 || flags == 2) ? mem_alloc(&host, bytes, MANAGED, 1) : CUDA_ERROR_INVALID_VALUE;
+
+	if (!rc)
+		*p = (uintptr_t)host;
+	return rc;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr p)
+{
+	return mem_release((uintptr_t)p, DEVICE, MANAGED, 1);
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p)
+{
+	struct area *a;
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	a = area_find(&live, (uintptr_t)p);
+	if (!a)
+		rc = CUDA_ERROR_NOT_FOUND;
+	if (a && base)
+		*base = a->base;
+	if (a && size)
+		*size = a->size;
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+CUresult cuMemHostAlloc(void **p, size_t bytes, unsigned flags)
+{
+	return flags > 7 ? CUDA_ERROR_INVALID_VALUE : mem_alloc(p, bytes, PINNED, 1);
+}
+
+CUresult cuMemAllocHost_v2(void **p, size_t bytes)
+{
+	return mem_alloc(p, bytes, PINNED, 1);
+}
+
+CUresult cuMemFreeHost(void *p)
+{
+	return mem_release((uintptr_t)p, PINNED, PINNED, 1);
+}
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *dp, void *p, unsigned flags)
+{
+	if (!dp || flags || !mem_valid((uintptr_t)p, 1))
+		return CUDA_ERROR_INVALID_VALUE;
+	*dp = (uintptr_t)p;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostGetFlags(unsigned *flags, void *p)
+{
+	if (!flags || !mem_valid((uintptr_t)p, 1))
+		return CUDA_ERROR_INVALID_VALUE;
+	*flags = CU_MEMHOSTALLOC_DEVICEMAP;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags)
+{
+	struct sim_ctx *c;
+	CUresult rc = drv_enter();
+
+	(void)flags;
+	if (!rc)
+		rc = ctx_need(&c);
+	if (rc)
+		return rc;
+	if (!p || !bytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&drv_mu);
+	if (area_find(&live, (uintptr_t)p))
+		rc = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+	else if (area_add(&live, (struct area){ .base = (uintptr_t)p, .size = bytes, .kind = REGISTERED, .ctx = c }))
+		rc = CUDA_ERROR_OUT_OF_MEMORY;
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+CUresult cuMemHostUnregister(void *p)
+{
+	CUresult rc = mem_release((uintptr_t)p, REGISTERED, REGISTERED, 0);
+
+	return rc == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : rc;
+}
+
+static CUresult pointer_attribute(void *data, int attribute, CUdeviceptr p)
+{
+	struct area *a;
+	CUresult rc = CUDA_SUCCESS;
+
+	pthread_mutex_lock(&drv_mu);
+	a = area_find(&live, (uintptr_t)p);
+	if (!a) {
+		rc = CUDA_ERROR_INVALID_VALUE;
+	} else {
+		int host = a->kind == PINNED || a->kind == REGISTERED;
+
+		switch (attribute) {
+		case CU_POINTER_ATTRIBUTE_CONTEXT:
+			*(CUcontext *)data = a->ctx;
+			break;
+		case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+			*(unsigned *)data = host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+			break;
+		case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+			*(CUdeviceptr *)data = p;
+			break;
+		case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+			if (host || a->kind == MANAGED)
+				*(void **)data = (void *)(uintptr_t)p;
+			else
+				rc = CUDA_ERROR_INVALID_VALUE;
+			break;
+		case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+			*(unsigned *)data = a->kind == MANAGED;
+			break;
+		case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+			*(int *)data = 0;
+			for (int i = 0; i < dev_count(); i++)
+				if (dev_gpu(i) == a->gpu)
+					*(int *)data = i;
+			break;
+		case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+			*(CUdeviceptr *)data = a->base;
+			break;
+		case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+			*(size_t *)data = a->size;
+			break;
+		default:
+			rc = CUDA_ERROR_NOT_SUPPORTED;
+		}
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr p)
+{
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	return data ? pointer_attribute(data, attribute, p) : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* As documented, an unknown pointer is no error here: its values read zero. */
+CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **data, CUdeviceptr p)
+{
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	for (unsigned i = 0; i < n; i++)
+		if (pointer_attribute(data[i], attributes[i], p))
+			memset(data[i], 0, attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED ||
+						    attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ||
+						    attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL ? 4 : 8);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAdvise(CUdeviceptr p, size_t bytes, int advice, CUdevice dev)
+{
+	(void)advice;
+	(void)dev;
+	return mem_valid(p, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+SIM_EXPORT CUresult cuMemAdvise_v2(CUdeviceptr p, size_t bytes, int advice, CUmemLocation where)
+{
+	return cuMemAdvise(p, bytes, advice, where.id);
+}
+
+CUresult cuMemPrefetchAsync(CUdeviceptr p, size_t bytes, CUdevice dev, CUstream s)
+{
+	struct op op = { .what = OP_SPIN, .engine = dev < 0 ? SIM_COPY_OUT : SIM_COPY_IN,
+			 .kind = dev < 0 ? SIM_DTOH : SIM_HTOD, .ns = 2000 + bytes / 25 };
+
+	if (!mem_valid(p, bytes))
+		return CUDA_ERROR_INVALID_VALUE;
+	return submit(s, &op, NULL);
+}
+PTSZ(cuMemPrefetchAsync, (CUdeviceptr p, size_t n, CUdevice d, CUstream s), (p, n, d, PT(s)))
+
+CUresult cuMemPrefetchAsync_v2(CUdeviceptr p, size_t bytes, CUmemLocation loc, unsigned flags, CUstream s)
+{
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	return cuMemPrefetchAsync(p, bytes, loc.type == CU_MEM_LOCATION_TYPE_DEVICE ? loc.id : -1, s);
+}
+PTSZ(cuMemPrefetchAsync_v2, (CUdeviceptr p, size_t n, CUmemLocation l, unsigned f, CUstream s), (p, n, l, f, PT(s)))

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/* memory.h: the address ranges that memory.c, pool.c and vmm.c share. */
+#ifndef SIMGPU_MEMORY_H
+#define SIMGPU_MEMORY_H
+
+#include "driver.h"
+
+#include <sys/types.h>
+
+enum area_kind { DEVICE, MANAGED, PINNED, REGISTERED, MAPPED };
+
+struct phys { /* cuMemCreate */
+	struct obj o;
+	int gpu;
+	size_t size;
+	off_t offset; /* in vram_fd */
+	int maps, released;
+};
+
+struct area {
+	uintptr_t base;
+	size_t size;
+	enum area_kind kind;
+	struct sim_ctx *ctx; /* NULL for MAPPED */
+	int gpu;
+	int access; /* MAPPED: cuMemSetAccess was called */
+	struct phys *phys;
+};
+
+/* sorted by base */
+struct areas {
+	struct area *a;
+	int n, room;
+};
+
+extern struct areas live; /* everything a copy may touch; guarded by drv_mu */
+
+int area_at(const struct areas *v, uintptr_t p); /* index of the first with base > p */
+struct area *area_find(struct areas *v, uintptr_t p); /* the one p is in, or NULL */
+int area_add(struct areas *v, struct area a); /* -1: out of memory */
+void area_del(struct areas *v, struct area *a);
+
+/* Takes drv_mu. unsafe: not allowed during a capture (capture_guard_unsafe). */
+CUresult mem_alloc(void **out, size_t bytes, enum area_kind kind, int unsafe);
+/*
+ * Frees an allocation of one of two kinds by its base address; takes drv_mu.
+ * wait: for all work of the context first, and unsafe during a capture.
+ */
+CUresult mem_release(uintptr_t p, enum area_kind k1, enum area_kind k2, int wait);
+
+#endif

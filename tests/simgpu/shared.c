@@ -1,0 +1,584 @@
+// SPDX-License-Identifier: Apache-2.0
+/* shared.c: see shared.h. Only flock, record locks and plain stores. */
+#include "shared.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MERGE_SPAN_NS 10000000ull  /* longest merged record */
+#define SWEEP_NS      100000000ull /* between two looks for dead processes */
+
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* flock is per descriptor */
+static int fd = -1; /* never closed: a close would drop the slot's record lock */
+static struct sim_state *st;
+static struct sim_log *lg;
+static int self = -1;
+
+uint64_t sim_now(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}
+
+static void lock(void)
+{
+	pthread_mutex_lock(&mu);
+	while (flock(fd, LOCK_EX) && errno == EINTR)
+		;
+}
+
+static void unlock(void)
+{
+	flock(fd, LOCK_UN);
+	pthread_mutex_unlock(&mu);
+}
+
+static const char *state_dir(void)
+{
+	const char *d = getenv(SIM_DIR_ENV);
+
+	return d && *d ? d : SIM_DIR_DEFAULT;
+}
+
+static int complain(const char *what, const char *name)
+{
+	fprintf(stderr, "simgpu: %s %s/%s: %s (is " SIM_DIR_ENV " right?)\n", what, state_dir(), name, strerror(errno));
+	return -1;
+}
+
+static int open_file(const char *name, int flags)
+{
+	char path[4096];
+	int f;
+
+	snprintf(path, sizeof path, "%s/%s", state_dir(), name);
+	f = open(path, flags | O_CLOEXEC, 0666);
+	if (f >= 0 && (flags & O_CREAT))
+		(void)!fchmod(f, 0666); /* other containers run as other users */
+	return f;
+}
+
+/* Reads config, writing the defaults first if there is none. */
+static void read_config(struct sim_state *to)
+{
+	char text[512], *line, *save = NULL;
+	unsigned long long v;
+	ssize_t n = 0;
+	int f;
+
+	to->gpus = 1;
+	to->memory = 16384ull << 20;
+	to->log_records = 1u << 18;
+	f = open_file("config", O_RDONLY);
+	if (f < 0) {
+		f = open_file("config", O_WRONLY | O_CREAT | O_EXCL);
+		if (f >= 0) {
+			dprintf(f, "gpus=%u\nmemory_mib=%llu\nlog_records=%u\n", to->gpus,
+				(unsigned long long)to->memory >> 20, to->log_records);
+			close(f);
+		}
+		return;
+	}
+	n = read(f, text, sizeof text - 1);
+	close(f);
+	text[n > 0 ? n : 0] = 0;
+	for (line = strtok_r(text, " \t\r\n", &save); line; line = strtok_r(NULL, " \t\r\n", &save)) {
+		if (sscanf(line, "gpus=%llu", &v) == 1 && v >= 1 && v <= SIM_MAX_GPUS)
+			to->gpus = (uint32_t)v;
+		else if (sscanf(line, "memory_mib=%llu", &v) == 1 && v >= 1 && v < 1ull << 30)
+			to->memory = v << 20;
+		else if (sscanf(line, "log_records=%llu", &v) == 1 && v >= 16 && v <= 1ull << 26)
+			to->log_records = (uint32_t)v;
+		else if (*line != '#')
+			fprintf(stderr, "simgpu: %s/config: ignored '%s' (known: gpus=1..%d, memory_mib, log_records)\n",
+				state_dir(), line, SIM_MAX_GPUS);
+	}
+}
+
+static int map_log(uint32_t records)
+{
+	size_t size = sizeof(struct sim_log) + (size_t)records * sizeof(struct sim_record);
+	struct sim_log *m;
+	struct stat sb;
+	int f = open_file("log", O_RDWR | O_CREAT);
+
+	if (f < 0)
+		return complain("open", "log");
+	if (fstat(f, &sb) || ((size_t)sb.st_size != size && (ftruncate(f, 0) || ftruncate(f, (off_t)size)))) {
+		complain("size", "log");
+		close(f);
+		return -1;
+	}
+	m = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, f, 0);
+	close(f);
+	if (m == MAP_FAILED)
+		return complain("map", "log");
+	if (m->magic != SIM_LOG_MAGIC) {
+		m->capacity = records;
+		m->next = 0;
+		__atomic_store_n(&m->magic, SIM_LOG_MAGIC, __ATOMIC_RELEASE);
+	}
+	lg = m;
+	return 0;
+}
+
+int sim_open(void)
+{
+	struct sim_state *m = MAP_FAILED;
+	struct stat sb;
+	int f, rc = -1;
+
+	if (st)
+		return 0;
+	if (mkdir(state_dir(), 01777) == 0)
+		(void)!chmod(state_dir(), 01777);
+	f = open_file("state", O_RDWR | O_CREAT);
+	if (f < 0)
+		return complain("open", "state");
+	while (flock(f, LOCK_EX) && errno == EINTR)
+		;
+	if (fstat(f, &sb) || (sb.st_size == 0 && ftruncate(f, sizeof *st))) {
+		complain("size", "state");
+		goto out;
+	}
+	if (sb.st_size != 0 && sb.st_size != sizeof *st) {
+		fprintf(stderr, "simgpu: %s/state is of another version: remove the directory\n", state_dir());
+		goto out;
+	}
+	m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED, f, 0);
+	if (m == MAP_FAILED) {
+		complain("map", "state");
+		goto out;
+	}
+	if (m->magic != SIM_STATE_MAGIC) {
+		read_config(m);
+		__atomic_store_n(&m->magic, SIM_STATE_MAGIC, __ATOMIC_RELEASE);
+	}
+	rc = map_log(m->log_records);
+out:
+	flock(f, LOCK_UN);
+	if (rc) {
+		if (m != MAP_FAILED)
+			munmap(m, sizeof *m);
+		close(f);
+		return -1;
+	}
+	fd = f;
+	st = m;
+	return 0;
+}
+
+/* Whether a process holds slot i; stores its pid as seen from here, or 0. */
+static int held(int i, uint32_t *pid)
+{
+	struct flock fl = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = i, .l_len = 1 };
+	static uint64_t my_ns;
+	struct stat sb;
+
+	*pid = 0;
+	if (i == self) {
+		*pid = (uint32_t)getpid();
+		return 1;
+	}
+	if (fcntl(fd, F_GETLK, &fl) || fl.l_type != F_UNLCK) {
+		*pid = fl.l_pid > 0 ? (uint32_t)fl.l_pid : 0;
+		return 1;
+	}
+	/* F_GETLK is silent about this process's own locks: NVML beside CUDA. */
+	if (!my_ns)
+		my_ns = stat("/proc/self/ns/pid", &sb) ? 1 : sb.st_ino;
+	*pid = (uint32_t)getpid();
+	return st->slot[i].pid == *pid && st->slot[i].pid_ns == my_ns;
+}
+
+static struct sim_record *record_add(int i, int gpu, int kind, uint64_t submit)
+{
+	struct sim_slot *s = &st->slot[i];
+	struct sim_record *r = &lg->record[lg->next % lg->capacity];
+
+	memset(r, 0, sizeof *r);
+	r->submit_ns = r->start_ns = r->end_ns = submit;
+	r->pid = s->pid;
+	r->generation = s->generation;
+	r->slot = (uint16_t)i;
+	r->gpu = (uint8_t)gpu;
+	r->kind = (uint8_t)kind;
+	memcpy(r->tenant, s->tenant, sizeof r->tenant);
+	return r;
+}
+
+static void record_publish(void)
+{
+	__atomic_store_n(&lg->next, lg->next + 1, __ATOMIC_RELEASE);
+}
+
+static void record_work(int gpu, int kind, uint64_t submit, uint64_t start, uint64_t end)
+{
+	uint64_t *last = &st->slot[self].gpu[gpu].last_log[kind];
+	struct sim_record *r;
+
+	if (*last && lg->next - (*last - 1) < lg->capacity) {
+		r = &lg->record[(*last - 1) % lg->capacity];
+		if (r->slot == self && r->generation == st->slot[self].generation && r->gpu == gpu && r->kind == kind &&
+		    submit <= r->end_ns && end - r->submit_ns <= MERGE_SPAN_NS) {
+			if (r->count == 1)
+				r->busy_ns = (uint32_t)(r->end_ns - r->start_ns);
+			r->busy_ns += (uint32_t)(end - start);
+			r->count++;
+			__atomic_store_n(&r->end_ns, end, __ATOMIC_RELEASE);
+			return;
+		}
+	}
+	r = record_add(self, gpu, kind, submit);
+	r->start_ns = start;
+	r->end_ns = end;
+	r->count = 1;
+	*last = lg->next + 1;
+	record_publish();
+}
+
+static void bury(int i)
+{
+	struct sim_slot *s = &st->slot[i];
+
+	record_add(i, 0, SIM_EXIT, sim_now());
+	record_publish();
+	__atomic_store_n(&s->used, 0, __ATOMIC_RELEASE);
+	while (st->high > 0 && !st->slot[st->high - 1].used)
+		st->high--;
+}
+
+static void bury_dead(void)
+{
+	uint32_t pid;
+
+	for (int i = (int)st->high - 1; i >= 0; i--)
+		if (st->slot[i].used && !held(i, &pid))
+			bury(i);
+}
+
+/* A free slot whose record lock is ours now, or -1. */
+static int take_slot(void)
+{
+	for (int i = 0; i < SIM_MAX_SLOTS; i++) {
+		struct flock fl = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = i, .l_len = 1 };
+
+		if (!st->slot[i].used && fcntl(fd, F_SETLK, &fl) == 0)
+			return i;
+	}
+	return -1;
+}
+
+/* Cuts what does not fit; out was zeroed. */
+static void copy_name(char *out, size_t n, const char *name)
+{
+	memcpy(out, name, strnlen(name, n - 1));
+}
+
+static void tenant_name(char *out, size_t n)
+{
+	const char *e = getenv(SIM_TENANT_ENV);
+	char host[256] = "";
+
+	if (!e || !*e) {
+		gethostname(host, sizeof host - 1);
+		e = host[0] && strcmp(host, "localhost") && strcmp(host, "(none)") ? host : program_invocation_short_name;
+	}
+	copy_name(out, n, e);
+}
+
+int sim_join(void)
+{
+	struct sim_slot *s;
+	uint32_t generation;
+	struct stat sb;
+	int i;
+
+	lock();
+	bury_dead();
+	i = take_slot();
+	if (i < 0) {
+		unlock();
+		fprintf(stderr, "simgpu: all %d process slots of %s are taken\n", SIM_MAX_SLOTS, state_dir());
+		return -1;
+	}
+	s = &st->slot[i];
+	generation = s->generation + 1;
+	memset(s, 0, sizeof *s);
+	s->generation = generation;
+	s->pid = (uint32_t)getpid();
+	s->pid_ns = stat("/proc/self/ns/pid", &sb) ? 1 : sb.st_ino;
+	tenant_name(s->tenant, sizeof s->tenant);
+	copy_name(s->comm, sizeof s->comm, program_invocation_short_name);
+	if (st->high < (uint32_t)i + 1)
+		st->high = (uint32_t)i + 1;
+	__atomic_store_n(&s->used, 1, __ATOMIC_RELEASE);
+	self = i;
+	record_add(i, 0, SIM_START, sim_now());
+	record_publish();
+	unlock();
+	return 0;
+}
+
+void sim_leave(void)
+{
+	if (self < 0)
+		return;
+	lock();
+	bury(self);
+	self = -1;
+	unlock();
+}
+
+void sim_fork_prepare(void)
+{
+	pthread_mutex_lock(&mu);
+}
+
+void sim_fork_parent(void)
+{
+	pthread_mutex_unlock(&mu);
+}
+
+void sim_fork_child(void)
+{
+	pthread_mutex_init(&mu, NULL);
+	/* flock follows the descriptor, which the child now shares: drop ours. */
+	if (fd >= 0)
+		close(fd);
+	fd = -1;
+	self = -1;
+	st = NULL;
+	lg = NULL;
+}
+
+int sim_gpus(void)
+{
+	return (int)st->gpus;
+}
+
+uint64_t sim_memory(void)
+{
+	return st->memory;
+}
+
+/* Drops dead processes that have work pending on a GPU. Returns how many. */
+static int bury_pending(int gpu, uint64_t now)
+{
+	int n = 0;
+
+	for (int i = (int)st->high - 1; i >= 0; i--) {
+		const struct sim_slot *s = &st->slot[i];
+		uint32_t pid;
+		int pending = 0;
+
+		if (!s->used || i == self)
+			continue;
+		for (int e = 0; e < SIM_ENGINES; e++)
+			pending |= s->gpu[gpu].tail[e] > now;
+		if (pending && !held(i, &pid)) {
+			bury(i);
+			n++;
+		}
+	}
+	return n;
+}
+
+uint64_t sim_submit(int gpu, int engine, int kind, uint64_t after, uint64_t ns, uint64_t *start)
+{
+	uint64_t now, begin;
+
+	lock();
+	if (self < 0) { /* the process is past exit(): nothing runs any more */
+		unlock();
+		*start = after;
+		return after;
+	}
+	now = sim_now();
+	if (now - st->swept > SWEEP_NS) {
+		st->swept = now;
+		bury_dead();
+		now = sim_now(); /* after the deaths in the log */
+	} else if (bury_pending(gpu, now)) {
+		now = sim_now();
+	}
+	begin = now > after ? now : after;
+	for (uint32_t i = 0; i < st->high; i++)
+		if (st->slot[i].used && st->slot[i].gpu[gpu].tail[engine] > begin)
+			begin = st->slot[i].gpu[gpu].tail[engine];
+	st->slot[self].gpu[gpu].tail[engine] = begin + ns;
+	record_work(gpu, kind, now, begin, begin + ns);
+	unlock();
+	*start = begin;
+	return begin + ns;
+}
+
+static uint64_t used_locked(int gpu)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < st->high; i++)
+		if (st->slot[i].used)
+			sum += st->slot[i].gpu[gpu].memory;
+	return sum;
+}
+
+int sim_charge(int gpu, uint64_t bytes)
+{
+	int rc = -1;
+
+	lock();
+	if (self >= 0 && bytes <= st->memory) {
+		if (used_locked(gpu) > st->memory - bytes)
+			bury_dead();
+		if (used_locked(gpu) <= st->memory - bytes) {
+			st->slot[self].gpu[gpu].memory += bytes;
+			rc = 0;
+		}
+	}
+	unlock();
+	return rc;
+}
+
+void sim_uncharge(int gpu, uint64_t bytes)
+{
+	lock();
+	if (self >= 0)
+		st->slot[self].gpu[gpu].memory -= bytes;
+	unlock();
+}
+
+uint64_t sim_used(int gpu)
+{
+	uint64_t sum;
+
+	lock();
+	bury_dead();
+	sum = used_locked(gpu);
+	unlock();
+	return sum;
+}
+
+void sim_count_context(int gpu, int delta)
+{
+	lock();
+	if (self >= 0)
+		st->slot[self].gpu[gpu].contexts += (uint32_t)delta;
+	unlock();
+}
+
+int sim_users(int gpu, struct sim_user *out, int n)
+{
+	int found = 0;
+	uint32_t pid;
+
+	lock();
+	for (uint32_t i = 0; i < st->high; i++) {
+		const struct sim_slot_gpu *g = &st->slot[i].gpu[gpu];
+
+		if (!st->slot[i].used || !(g->contexts || g->memory))
+			continue;
+		if (!held((int)i, &pid) || !pid) /* dead, or of a pid namespace not below ours */
+			continue;
+		if (found < n)
+			out[found] = (struct sim_user){ pid, g->memory };
+		found++;
+	}
+	unlock();
+	return found;
+}
+
+int sim_busy(int gpu)
+{
+	uint64_t now = sim_now();
+	int busy = 0;
+
+	lock();
+	bury_pending(gpu, now);
+	for (uint32_t i = 0; i < st->high; i++)
+		busy |= st->slot[i].used && st->slot[i].gpu[gpu].tail[SIM_COMPUTE] > now;
+	unlock();
+	return busy;
+}
+
+void sim_uuid_text(int gpu, char out[41])
+{
+	snprintf(out, 41, "GPU-51600000-0000-4000-8000-%012x", (unsigned)gpu);
+}
+
+void sim_uuid_raw(int gpu, unsigned char out[16])
+{
+	static const unsigned char base[16] = { 0x51, 0x60, 0, 0, 0, 0, 0x40, 0, 0x80 };
+
+	memcpy(out, base, 16);
+	out[15] = (unsigned char)gpu;
+}
+
+int sim_nodes(int index[SIM_MAX_GPUS])
+{
+	int total = sim_gpus(), n = 0;
+
+	for (int i = 0; i < total; i++) {
+		char name[64];
+
+		snprintf(name, sizeof name, SIM_NODE_ENV "%d", i);
+		if (getenv(name))
+			index[n++] = i;
+	}
+	if (n == 0)
+		for (; n < total; n++)
+			index[n] = n;
+	return n;
+}
+
+int sim_visible(const char *list, const int *from, int nfrom, int index[SIM_MAX_GPUS])
+{
+	char text[1024], *word, *save = NULL;
+	int n = 0;
+
+	if (!list) {
+		memcpy(index, from, sizeof *from * (size_t)nfrom);
+		return nfrom;
+	}
+	snprintf(text, sizeof text, "%s", list);
+	for (word = strtok_r(text, ", ", &save); word; word = strtok_r(NULL, ", ", &save)) {
+		int hit = -1;
+		char *end;
+		long v = strtol(word, &end, 10);
+
+		if (!strcmp(word, "all")) {
+			memcpy(index, from, sizeof *from * (size_t)nfrom);
+			return nfrom;
+		}
+		if (*end == 0) {
+			hit = v >= 0 && v < nfrom ? from[v] : -1;
+		} else {
+			for (int i = 0; i < nfrom; i++) {
+				char uuid[41];
+
+				sim_uuid_text(from[i], uuid);
+				if (!strcasecmp(uuid, word))
+					hit = from[i];
+			}
+		}
+		for (int i = 0; i < n; i++)
+			if (index[i] == hit)
+				hit = -1;
+		if (hit < 0 || n == SIM_MAX_GPUS)
+			break; /* as the driver does: the list ends at the first bad entry */
+		index[n++] = hit;
+	}
+	return n;
+}

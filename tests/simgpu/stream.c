@@ -1,0 +1,579 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * stream.c: streams, events, host functions, and how work gets its place in
+ * time. Nothing runs in the background but host functions: work is a pair of
+ * times, fixed when it is submitted.
+ */
+#include "driver.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- host functions: one lazily started thread, in order of time ---- */
+
+struct host_fn {
+	uint64_t time, ticket;
+	struct op op;
+	CUstream stream;
+	int running;
+	struct host_fn *next;
+};
+
+static struct host_fn *host_queue; /* sorted by time, then ticket */
+static uint64_t last_ticket;
+static pthread_cond_t host_cond = PTHREAD_COND_INITIALIZER; /* queue changed */
+static int host_started;
+
+static struct host_fn *host_find(uint64_t ticket)
+{
+	struct host_fn *h;
+
+	for (h = ticket ? host_queue : NULL; h; h = h->next)
+		if (h->ticket == ticket)
+			return h;
+	return NULL;
+}
+
+static void sleep_until(uint64_t t)
+{
+	struct timespec ts = { (time_t)(t / 1000000000ull), (long)(t % 1000000000ull) };
+
+	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) == EINTR)
+		;
+}
+
+static void *host_main(void *unused)
+{
+	pthread_mutex_lock(&drv_mu);
+	for (;;) {
+		struct host_fn *h = host_queue;
+		uint64_t now = sim_now();
+
+		if (!h) {
+			pthread_cond_wait(&host_cond, &drv_mu);
+			continue;
+		}
+		if (h->time > now) {
+			/* short steps: an earlier function may be queued meanwhile */
+			uint64_t until = h->time - now > 1000000 ? now + 1000000 : h->time;
+
+			pthread_mutex_unlock(&drv_mu);
+			sleep_until(until);
+			pthread_mutex_lock(&drv_mu);
+			continue;
+		}
+		h->running = 1; /* keeps its place at the head */
+		pthread_mutex_unlock(&drv_mu);
+		if (h->op.what == OP_HOST)
+			h->op.fn(h->op.data);
+		else
+			h->op.callback(h->stream, CUDA_SUCCESS, h->op.data);
+		pthread_mutex_lock(&drv_mu);
+		host_queue = h->next;
+		free(h);
+		pthread_cond_broadcast(&host_cond);
+	}
+	return unused;
+}
+
+static uint64_t host_push(const struct op *op, CUstream stream, uint64_t time)
+{
+	struct host_fn *h = calloc(1, sizeof *h), **at = &host_queue;
+	pthread_t t;
+
+	if (!h)
+		return 0;
+	h->time = time;
+	h->ticket = ++last_ticket;
+	h->op = *op;
+	h->stream = stream;
+	while (*at && ((*at)->running || (*at)->time <= time))
+		at = &(*at)->next;
+	h->next = *at;
+	*at = h;
+	if (!host_started) {
+		sigset_t all, old;
+
+		sigfillset(&all);
+		pthread_sigmask(SIG_SETMASK, &all, &old);
+		if (pthread_create(&t, NULL, host_main, NULL) == 0) {
+			pthread_detach(t);
+			host_started = 1;
+		}
+		pthread_sigmask(SIG_SETMASK, &old, NULL);
+	}
+	pthread_cond_broadcast(&host_cond);
+	return h->ticket;
+}
+
+/* ---- points ---- */
+
+struct point point_max(struct point a, struct point b)
+{
+	struct host_fn *ha = host_find(a.ticket), *hb = host_find(b.ticket);
+	struct point p = { a.time > b.time ? a.time : b.time, 0 };
+
+	/* functions run in order of time: the later one stands for both */
+	if (ha && hb)
+		p.ticket = ha->time > hb->time || (ha->time == hb->time && ha->ticket > hb->ticket) ? a.ticket : b.ticket;
+	else if (ha || hb)
+		p.ticket = ha ? a.ticket : b.ticket;
+	return p;
+}
+
+int point_reached(struct point p)
+{
+	return sim_now() >= p.time && !host_find(p.ticket);
+}
+
+void point_wait(struct point p)
+{
+	if (sim_now() < p.time)
+		sleep_until(p.time);
+	if (!p.ticket)
+		return;
+	pthread_mutex_lock(&drv_mu);
+	while (host_find(p.ticket))
+		pthread_cond_wait(&host_cond, &drv_mu);
+	pthread_mutex_unlock(&drv_mu);
+}
+
+/* ---- submission ---- */
+
+static struct sim_stream *per_thread_stream(struct sim_ctx *c)
+{
+	uint64_t me = thread_id();
+	struct sim_stream *s;
+
+	for (s = c->per_thread; s; s = s->next)
+		if (s->thread == me)
+			return s;
+	s = obj_new(M_STREAM, sizeof *s);
+	if (s) {
+		s->ctx = c;
+		s->id = 2;
+		s->thread = me;
+		s->next = c->per_thread;
+		c->per_thread = s;
+	}
+	return s;
+}
+
+CUresult stream_find(CUstream h, struct sim_stream **s)
+{
+	struct sim_ctx *c;
+	CUresult rc;
+
+	if (!h || h == CU_STREAM_LEGACY || h == CU_STREAM_PER_THREAD) {
+		rc = ctx_need(&c);
+		if (rc)
+			return rc;
+		*s = h == CU_STREAM_PER_THREAD ? per_thread_stream(c) : c->legacy;
+		return *s ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*s = h;
+	return obj_is(h, M_STREAM) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+struct point stream_deps(struct sim_stream *s)
+{
+	if (s->is_legacy)
+		return point_max(s->tail, s->ctx->blocking);
+	if (s->flags & CU_STREAM_NON_BLOCKING)
+		return s->tail;
+	return point_max(s->tail, s->ctx->legacy->tail);
+}
+
+void stream_done(struct sim_stream *s, struct point end)
+{
+	s->tail = end;
+	s->ctx->all = point_max(s->ctx->all, end);
+	if (!s->is_legacy && !(s->flags & CU_STREAM_NON_BLOCKING))
+		s->ctx->blocking = point_max(s->ctx->blocking, end);
+}
+
+struct point op_queue(struct sim_ctx *ctx, const struct op *op, CUstream h, struct point after)
+{
+	struct point end = after;
+	uint64_t start, stamps[2];
+
+	switch (op->what) {
+	case OP_NOTHING:
+		break;
+	case OP_HOST:
+	case OP_CALLBACK:
+		if (end.time < sim_now())
+			end.time = sim_now();
+		end.ticket = host_push(op, h, end.time);
+		break;
+	default:
+		end.time = sim_submit(ctx->gpu, op->engine, op->kind, after.time, op->ns, &start);
+		if (op->what == OP_SPIN && op->record) {
+			stamps[0] = start;
+			stamps[1] = end.time;
+			memcpy((void *)(uintptr_t)op->record, stamps, sizeof stamps);
+		}
+	}
+	return end;
+}
+
+void op_move(const struct op *op)
+{
+	if (op->what == OP_COPY) {
+		if (op->height == 1 || (op->dpitch == op->width && op->spitch == op->width)) {
+			memmove(op->dst, op->src, op->width * op->height);
+			return;
+		}
+		for (size_t y = 0; y < op->height; y++)
+			memmove(op->dst + y * op->dpitch, op->src + y * op->spitch, op->width);
+	} else if (op->what == OP_SET) {
+		for (size_t y = 0; y < op->height; y++) {
+			char *row = op->dst + y * op->dpitch;
+
+			if (op->element == 1)
+				memset(row, (int)op->value, op->width);
+			else
+				for (size_t x = 0; x < op->width; x += (size_t)op->element)
+					memcpy(row + x, &op->value, (size_t)op->element);
+		}
+	}
+}
+
+CUresult submit(CUstream h, const struct op *op, struct point *end)
+{
+	struct sim_stream *s;
+	struct point done;
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	rc = stream_find(h, &s);
+	if (!rc && s->is_legacy)
+		rc = capture_guard_legacy(s->ctx);
+	if (!rc && s->capture) {
+		rc = end ? capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) : capture_add(s, op);
+		pthread_mutex_unlock(&drv_mu);
+		return rc;
+	}
+	pthread_mutex_unlock(&drv_mu);
+	if (rc)
+		return rc;
+	op_move(op); /* program order is good enough; long copies hold no lock */
+	pthread_mutex_lock(&drv_mu);
+	done = op_queue(s->ctx, op, h, stream_deps(s));
+	stream_done(s, done);
+	pthread_mutex_unlock(&drv_mu);
+	if (end)
+		*end = done;
+	return CUDA_SUCCESS;
+}
+
+/* ---- streams ---- */
+
+#define LOCKED(h, s)                              \
+	struct sim_stream *s = NULL;              \
+	CUresult rc = drv_enter();                \
+	if (rc)                                   \
+		return rc;                        \
+	pthread_mutex_lock(&drv_mu);              \
+	rc = stream_find(h, &s)
+
+#define UNLOCK_RETURN()                     \
+	do {                                \
+		pthread_mutex_unlock(&drv_mu); \
+		return rc;                  \
+	} while (0)
+
+CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority)
+{
+	static unsigned long long next_id = 3;
+	struct sim_ctx *c;
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	if (!out || flags > CU_STREAM_NON_BLOCKING)
+		return CUDA_ERROR_INVALID_VALUE;
+	rc = ctx_need(&c);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	*out = obj_new(M_STREAM, sizeof **out);
+	if (*out) {
+		(*out)->ctx = c;
+		(*out)->flags = flags;
+		(*out)->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+		(*out)->id = next_id++;
+	} else {
+		rc = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	UNLOCK_RETURN();
+}
+
+CUresult cuStreamCreate(CUstream *out, unsigned flags)
+{
+	return cuStreamCreateWithPriority(out, flags, 0);
+}
+
+CUresult cuStreamDestroy_v2(CUstream h)
+{
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	if ((uintptr_t)h <= 2 || !obj_is(h, M_STREAM)) {
+		rc = CUDA_ERROR_INVALID_HANDLE;
+	} else {
+		if (h->capture)
+			capture_refuse(h, 0);
+		deps_set(&h->deps, NULL, 0);
+		obj_free(h);
+	}
+	UNLOCK_RETURN();
+}
+
+/* What a query or synchronise on a stream has to respect. */
+static CUresult stream_watch(struct sim_stream *s)
+{
+	CUresult rc;
+
+	if (s->capture)
+		return capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	if (s->is_legacy && (rc = capture_guard_legacy(s->ctx)))
+		return rc;
+	return capture_guard_unsafe();
+}
+
+CUresult cuStreamQuery(CUstream h)
+{
+	LOCKED(h, s);
+	if (!rc)
+		rc = stream_watch(s);
+	if (!rc)
+		rc = point_reached(s->is_legacy ? stream_deps(s) : s->tail) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+	UNLOCK_RETURN();
+}
+PTSZ(cuStreamQuery, (CUstream s), (PT(s)))
+
+CUresult cuStreamSynchronize(CUstream h)
+{
+	struct point at = { 0, 0 };
+	LOCKED(h, s);
+	if (!rc)
+		rc = stream_watch(s);
+	if (!rc)
+		at = s->is_legacy ? stream_deps(s) : s->tail;
+	pthread_mutex_unlock(&drv_mu);
+	if (!rc)
+		point_wait(at);
+	return rc;
+}
+PTSZ(cuStreamSynchronize, (CUstream s), (PT(s)))
+
+CUresult cuStreamWaitEvent(CUstream h, CUevent e, unsigned flags)
+{
+	LOCKED(h, s);
+	(void)flags;
+	if (!rc && !obj_is(e, M_EVENT))
+		rc = CUDA_ERROR_INVALID_HANDLE;
+	if (!rc && s->is_legacy)
+		rc = capture_guard_legacy(s->ctx);
+	if (!rc && (s->capture || e->capture))
+		rc = capture_wait(s, e);
+	else if (!rc && e->recorded)
+		s->tail = point_max(s->tail, e->at);
+	UNLOCK_RETURN();
+}
+PTSZ(cuStreamWaitEvent, (CUstream s, CUevent e, unsigned f), (PT(s), e, f))
+
+#define GETTER(name, type, expr)                        \
+	CUresult name(CUstream h, type *out)            \
+	{                                               \
+		LOCKED(h, s);                           \
+		if (!rc && !out)                        \
+			rc = CUDA_ERROR_INVALID_VALUE;  \
+		if (!rc)                                \
+			*out = (expr);                  \
+		UNLOCK_RETURN();                        \
+	}                                               \
+	PTSZ(name, (CUstream s, type *out), (PT(s), out))
+
+GETTER(cuStreamGetPriority, int, s->priority)
+GETTER(cuStreamGetFlags, unsigned, s->flags)
+GETTER(cuStreamGetId, unsigned long long, s->id)
+GETTER(cuStreamGetCtx, CUcontext, s->ctx)
+GETTER(cuStreamGetDevice, CUdevice, s->ctx->dev)
+
+CUresult cuStreamGetCtx_v2(CUstream s, CUcontext *ctx, void **green)
+{
+	if (green)
+		*green = NULL;
+	return cuStreamGetCtx(s, ctx);
+}
+PTSZ(cuStreamGetCtx_v2, (CUstream s, CUcontext *c, void **g), (PT(s), c, g))
+
+CUresult cuLaunchHostFunc(CUstream h, CUhostFn fn, void *data)
+{
+	struct op op = { .what = OP_HOST, .fn = fn, .data = data };
+
+	return fn ? submit(h, &op, NULL) : CUDA_ERROR_INVALID_VALUE;
+}
+PTSZ(cuLaunchHostFunc, (CUstream s, CUhostFn fn, void *data), (PT(s), fn, data))
+
+CUresult cuStreamAddCallback(CUstream h, CUstreamCallback fn, void *data, unsigned flags)
+{
+	struct op op = { .what = OP_CALLBACK, .callback = fn, .data = data };
+
+	if (!fn || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	{
+		LOCKED(h, s);
+		if (!rc && s->capture)
+			rc = capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		pthread_mutex_unlock(&drv_mu);
+		if (rc)
+			return rc;
+	}
+	return submit(h, &op, NULL);
+}
+PTSZ(cuStreamAddCallback, (CUstream s, CUstreamCallback fn, void *d, unsigned f), (PT(s), fn, d, f))
+
+/* ---- events ---- */
+
+CUresult cuEventCreate(CUevent *out, unsigned flags)
+{
+	struct sim_ctx *c;
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	rc = ctx_need(&c);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	*out = obj_new(M_EVENT, sizeof **out);
+	if (*out) {
+		(*out)->ctx = c;
+		(*out)->flags = flags;
+	} else {
+		rc = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	UNLOCK_RETURN();
+}
+
+CUresult cuEventDestroy_v2(CUevent e)
+{
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	if (obj_is(e, M_EVENT)) {
+		deps_set(&e->deps, NULL, 0);
+		obj_free(e);
+	} else {
+		rc = CUDA_ERROR_INVALID_HANDLE;
+	}
+	UNLOCK_RETURN();
+}
+
+CUresult cuEventRecordWithFlags(CUevent e, CUstream h, unsigned flags)
+{
+	LOCKED(h, s);
+	(void)flags;
+	if (!rc && !obj_is(e, M_EVENT))
+		rc = CUDA_ERROR_INVALID_HANDLE;
+	if (!rc && s->is_legacy)
+		rc = capture_guard_legacy(s->ctx);
+	if (!rc && s->capture) {
+		capture_record(s, e);
+	} else if (!rc) {
+		uint64_t now = sim_now();
+
+		e->capture = 0;
+		e->recorded = 1;
+		e->at = s->is_legacy ? stream_deps(s) : s->tail;
+		if (e->at.time < now)
+			e->at.time = now;
+	}
+	UNLOCK_RETURN();
+}
+PTSZ(cuEventRecordWithFlags, (CUevent e, CUstream s, unsigned f), (e, PT(s), f))
+
+CUresult cuEventRecord(CUevent e, CUstream h)
+{
+	return cuEventRecordWithFlags(e, h, 0);
+}
+PTSZ(cuEventRecord, (CUevent e, CUstream s), (e, PT(s)))
+
+/* Guards and the moment of an event, for query, synchronise and elapsed. */
+static CUresult event_watch(CUevent e, struct point *at)
+{
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	if (!obj_is(e, M_EVENT))
+		rc = CUDA_ERROR_INVALID_HANDLE;
+	if (!rc && e->capture)
+		rc = capture_event_refuse(e);
+	if (!rc)
+		rc = capture_guard_unsafe();
+	if (!rc)
+		*at = e->at; /* never recorded: time 0, reached */
+	UNLOCK_RETURN();
+}
+
+CUresult cuEventQuery(CUevent e)
+{
+	struct point at;
+	CUresult rc = event_watch(e, &at);
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	rc = point_reached(at) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+	UNLOCK_RETURN();
+}
+
+CUresult cuEventSynchronize(CUevent e)
+{
+	struct point at;
+	CUresult rc = event_watch(e, &at);
+
+	if (!rc)
+		point_wait(at);
+	return rc;
+}
+
+CUresult cuEventElapsedTime_v2(float *ms, CUevent start, CUevent end)
+{
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	if (!ms)
+		rc = CUDA_ERROR_INVALID_VALUE;
+	else if (!obj_is(start, M_EVENT) || !obj_is(end, M_EVENT) || !start->recorded || !end->recorded ||
+		 ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
+		rc = CUDA_ERROR_INVALID_HANDLE;
+	else if (!point_reached(start->at) || !point_reached(end->at))
+		rc = CUDA_ERROR_NOT_READY;
+	else
+		*ms = (float)((double)(int64_t)(end->at.time - start->at.time) / 1e6);
+	UNLOCK_RETURN();
+}
+
+CUresult cuEventElapsedTime(float *ms, CUevent start, CUevent end)
+{
+	return cuEventElapsedTime_v2(ms, start, end);
+}

@@ -1,0 +1,27 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Runs each C test with a state directory of its own.
+passed=0 failed=0
+for t in "$@"; do
+	dir=$(mktemp -d)
+	printf 'gpus=3\nmemory_mib=64\nlog_records=4096\n' >"$dir/config"
+	if env -u CUDA_VISIBLE_DEVICES -u NVSHARE_SIMGPU_DEVICES -u LD_PRELOAD NVSHARE_SIMGPU_DIR="$dir" \
+		LD_LIBRARY_PATH="$LIB" timeout 120 "$t"; then
+		echo "ok   $(basename "$t")"
+		passed=$((passed + 1))
+	else
+		echo "FAIL $(basename "$t")"
+		failed=$((failed + 1))
+	fi
+	rm -rf "$dir"
+done
+# nothing but the API may be seen from outside
+if nm -D --defined-only "$LIB/libcuda.so.1" | grep -v ' T cu[A-Z]'; then
+	echo "FAIL exports of libcuda.so.1"
+	failed=$((failed + 1))
+else
+	echo "ok   exports"
+	passed=$((passed + 1))
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

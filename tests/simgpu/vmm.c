@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * vmm.c: virtual memory management. Physical memory is a stretch of one memfd
+ * of the process, so its contents outlive a mapping, as on a GPU.
+ */
+#include "memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define VMM_GRANULE (2ull << 20)
+
+static struct areas reserved; /* address ranges of cuMemAddressReserve */
+static int vram_fd = -1;      /* offsets are never reused */
+static off_t vram_next;
+
+#define ALIGNED(x) ((x) && (x) % VMM_GRANULE == 0)
+
+CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop, int option)
+{
+	CUresult rc = drv_enter();
+
+	(void)option;
+	if (rc)
+		return rc;
+	if (!bytes || !prop)
+		return CUDA_ERROR_INVALID_VALUE;
+	*bytes = VMM_GRANULE;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *p, size_t size, size_t align, CUdeviceptr hint, unsigned long long flags)
+{
+	CUresult rc = drv_enter();
+	uintptr_t raw, base;
+
+	if (rc)
+		return rc;
+	if (!p || !ALIGNED(size) || flags || (align & (align - 1)))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (align < VMM_GRANULE)
+		align = VMM_GRANULE;
+	raw = (uintptr_t)mmap((void *)(uintptr_t)hint, size + align, PROT_NONE,
+			      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (raw == (uintptr_t)MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	base = (raw + align - 1) & ~(align - 1);
+	if (base > raw)
+		munmap((void *)raw, base - raw);
+	if (raw + align > base)
+		munmap((void *)(base + size), raw + align - base);
+	pthread_mutex_lock(&drv_mu);
+	if (area_add(&reserved, (struct area){ .base = base, .size = size }))
+		rc = CUDA_ERROR_OUT_OF_MEMORY;
+	pthread_mutex_unlock(&drv_mu);
+	*p = base;
+	return rc;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr p, size_t size)
+{
+	struct area *r, *m;
+	CUresult rc = drv_enter();
+	int next;
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	r = area_find(&reserved, (uintptr_t)p);
+	next = area_at(&live, (uintptr_t)p);
+	m = area_find(&live, (uintptr_t)p);
+	if (!r || r->base != p || r->size != size || m ||
+	    (next < live.n && live.a[next].base < (uintptr_t)p + size)) {
+		rc = CUDA_ERROR_INVALID_VALUE; /* unknown, or something is still mapped */
+	} else {
+		munmap((void *)(uintptr_t)p, size);
+		area_del(&reserved, r);
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAllocationProp *prop,
+		     unsigned long long flags)
+{
+	CUresult rc = drv_enter();
+	struct phys *ph;
+	int gpu;
+
+	if (rc)
+		return rc;
+	if (!h || !prop || flags || !ALIGNED(size) || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+		return CUDA_ERROR_INVALID_VALUE;
+	gpu = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? dev_gpu(prop->location.id) : -1;
+	if (gpu < 0)
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (prop->requestedHandleTypes)
+		return CUDA_ERROR_NOT_SUPPORTED; /* nothing can be exported */
+	pthread_mutex_lock(&drv_mu);
+	if (vram_fd < 0)
+		vram_fd = memfd_create("simgpu-vram", MFD_CLOEXEC);
+	ph = obj_new(M_PHYS, sizeof *ph);
+	if (vram_fd < 0 || !ph || sim_charge(gpu, size)) {
+		if (ph)
+			obj_free(ph);
+		rc = CUDA_ERROR_OUT_OF_MEMORY;
+	} else {
+		ph->gpu = gpu;
+		ph->size = size;
+		ph->offset = vram_next;
+		vram_next += (off_t)size;
+		if (ftruncate(vram_fd, vram_next)) {
+			sim_uncharge(gpu, size);
+			obj_free(ph);
+			rc = CUDA_ERROR_OUT_OF_MEMORY;
+		} else {
+			*h = (uintptr_t)ph;
+		}
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+static void phys_drop(struct phys *ph)
+{
+	if (ph->maps || !ph->released)
+		return;
+	(void)!fallocate(vram_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, ph->offset, (off_t)ph->size);
+	sim_uncharge(ph->gpu, ph->size);
+	obj_free(ph);
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle h)
+{
+	struct phys *ph = (struct phys *)(uintptr_t)h;
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	if (obj_is(ph, M_PHYS) && !ph->released) {
+		ph->released = 1;
+		phys_drop(ph);
+	} else {
+		rc = CUDA_ERROR_INVALID_VALUE;
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocationHandle h, unsigned long long flags)
+{
+	struct phys *ph = (struct phys *)(uintptr_t)h;
+	CUresult rc = drv_enter();
+	struct area *r;
+	int next;
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	r = area_find(&reserved, (uintptr_t)p);
+	next = area_at(&live, (uintptr_t)p);
+	if (!obj_is(ph, M_PHYS) || flags || offset || size != ph->size || p % VMM_GRANULE || !r ||
+	    (uintptr_t)p + size > r->base + r->size || area_find(&live, (uintptr_t)p) ||
+	    (next < live.n && live.a[next].base < (uintptr_t)p + size)) {
+		rc = CUDA_ERROR_INVALID_VALUE;
+	} else if (mmap((void *)(uintptr_t)p, size, PROT_NONE, MAP_SHARED | MAP_FIXED, vram_fd, ph->offset) == MAP_FAILED ||
+		   area_add(&live, (struct area){ .base = (uintptr_t)p, .size = size, .kind = MAPPED, .gpu = ph->gpu,
+						  .phys = ph })) {
+		rc = CUDA_ERROR_OUT_OF_MEMORY;
+	} else {
+		ph->maps++;
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+/* Calls fn on each mapping of [p, p+size); the range must be whole mappings. */
+static CUresult each_mapping(CUdeviceptr p, size_t size, CUresult (*fn)(struct area *))
+{
+	uintptr_t at, end = (uintptr_t)p + size;
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	for (at = (uintptr_t)p; !rc && at < end;) {
+		struct area *a = area_find(&live, at);
+
+		if (!a || a->kind != MAPPED || a->base != at || a->size > end - at)
+			rc = CUDA_ERROR_INVALID_VALUE;
+		else
+			at += a->size;
+	}
+	for (at = (uintptr_t)p; !rc && at < end;) {
+		struct area *a = area_find(&live, at);
+
+		at += a->size;
+		rc = fn(a);
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+static CUresult unmap_one(struct area *a)
+{
+	struct phys *ph = a->phys;
+
+	mmap((void *)a->base, a->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+	area_del(&live, a);
+	ph->maps--;
+	phys_drop(ph);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemUnmap(CUdeviceptr p, size_t size)
+{
+	return each_mapping(p, size, unmap_one);
+}
+
+static CUresult open_one(struct area *a)
+{
+	a->access = 1;
+	return mprotect((void *)a->base, a->size, PROT_READ | PROT_WRITE) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+static CUresult close_one(struct area *a)
+{
+	a->access = 0;
+	return mprotect((void *)a->base, a->size, PROT_NONE) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr p, size_t size, const CUmemAccessDesc *desc, size_t n)
+{
+	if (!desc || !n)
+		return CUDA_ERROR_INVALID_VALUE;
+	return each_mapping(p, size, desc[0].flags ? open_one : close_one);
+}
