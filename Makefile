@@ -63,7 +63,7 @@ test-e2e: build simgpu tools
 	$(GO) test -count=1 -tags e2e -timeout 15m ./tests/e2e
 
 sim: ## the scheduler core in virtual time: make sim STEPS=1000000 SEED=42
-	$(GO) run ./sched/sim/nvshare-sim --steps $(STEPS) $(if $(SEED),--seed $(SEED))
+	STEPS=$(STEPS) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run 'TestSim$$' -v ./sched/sim
 
 generate: ## the control API's Go code and the golden frames
 	@$(MAKE) --no-print-directory -C sched/api generate

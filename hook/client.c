@@ -57,6 +57,7 @@ struct channel {
 	atomic_bool used;
 	bool drain;              /* LEASE_ACT_DRAIN is to be done */
 	bool drainer;            /* a thread of its own does the drains */
+	atomic_flag spinning;    /* a thread spins for a grant */
 	atomic_uint drain_wanted; /* futex of that thread */
 	uint64_t attach_ns;      /* when ATTACH was sent */
 	uint64_t request_ns;     /* when REQUEST was sent */
@@ -159,7 +160,7 @@ static void send_attach(unsigned i, const struct lease_out *out)
 	memcpy(f.u.attach.uuid, channels[i].device.uuid, NVS_UUID_SIZE);
 	f.u.attach.ordinal = i;
 	f.u.attach.total_mem = channels[i].device.total_mem;
-	channels[i].attach_ns = nvs_now();
+	channels[i].attach_ns = channels[i].request_ns = nvs_now();
 	send_frame(&f);
 }
 
@@ -258,8 +259,24 @@ static bool out_of_patience(unsigned i, uint64_t now)
 	return false;
 }
 
+/*
+ * The scheduler says that this channel is next: looks out for the grant
+ * without sleeping, one thread of the process, once in its wait.
+ */
+static void spin_for_grant(struct channel *c, const struct nvs_slot *slot, uint32_t seen)
+{
+	uint64_t end = nvs_now() + NVS_SPIN_NS;
+
+	if (atomic_flag_test_and_set(&c->spinning))
+		return;
+	while (__atomic_load_n(&slot->word, __ATOMIC_RELAXED) == seen && nvs_now() < end)
+		for (int i = 0; i < 16; i++)
+			nvs_cpu_relax();
+	atomic_flag_clear(&c->spinning);
+}
+
 /* The lock is held; it is given up while waiting. */
-static void wait_piece(unsigned i)
+static void wait_piece(unsigned i, bool *spun)
 {
 	struct channel *c = &channels[i];
 	const struct nvs_slot *slot = atomic_load(&nvs_channels[i].slot);
@@ -267,6 +284,11 @@ static void wait_piece(unsigned i)
 	uint32_t seen = on_page ? word_of(i) : atomic_load(&c->changed);
 
 	pthread_mutex_unlock(&lock);
+	if (on_page && !*spun &&
+	    __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & NVS_GRANT_NEXT) {
+		*spun = true;
+		spin_for_grant(c, slot, seen);
+	}
 	if (on_page)
 		nvs_futex_wait(&slot->word, seen, WAIT_PIECE_NS, false);
 	else
@@ -278,6 +300,7 @@ void nvs_gate_wait(unsigned i)
 {
 	struct channel *c = &channels[i];
 	uint64_t start = nvs_now(), now = start, waited;
+	bool spun = false;
 	int saved = errno;
 
 	atomic_store(&c->used, true);
@@ -300,10 +323,11 @@ void nvs_gate_wait(unsigned i)
 		} else if (elapsed(now, c->request_ns) > NUDGE_NS) {
 			step(i, (struct lease_event){ .type = LEASE_EV_NUDGE });
 		}
-		wait_piece(i);
+		wait_piece(i, &spun);
 		now = nvs_now();
 	}
 	step(i, (struct lease_event){ .type = LEASE_EV_LEAVE });
+	c->idle_ns = 0; /* its call comes now */
 	waited = nvs_now() - start;
 	c->stats.waits++;
 	c->stats.wait_ns += waited;
@@ -600,7 +624,9 @@ static uint64_t early_release(uint64_t now)
 		struct channel *c = &channels[i];
 		bool idle;
 
+		/* A thread that waited has not had its turn yet. */
 		if (c->lease.link != LEASE_ATTACHED || c->lease.gate != LEASE_OPEN ||
+		    c->lease.waiting ||
 		    !__atomic_load_n(&client.page->slot[i].waiters, __ATOMIC_RELAXED)) {
 			c->idle_ns = 0;
 			continue;

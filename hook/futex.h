@@ -11,6 +11,16 @@
 #include <time.h>
 #include <unistd.h>
 
+/* For loops that wait for another CPU's store. */
+static inline void nvs_cpu_relax(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
 /* Sleeps while *word is seen, for at most ns; may return early. */
 static inline void nvs_futex_wait(const uint32_t *word, uint32_t seen, uint64_t ns, bool local)
 {

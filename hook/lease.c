@@ -30,6 +30,7 @@ static void open_gate(struct lease *l, uint64_t epoch, struct lease_out *out)
 	see(l, epoch);
 	l->gate = LEASE_OPEN;
 	l->epoch = epoch;
+	l->guessed = false;
 	l->requested = false;
 	out->actions |= LEASE_ACT_OPEN;
 	out->epoch = epoch;
@@ -239,15 +240,18 @@ struct lease_out lease_step(struct lease *l, struct lease_event ev)
 		break;
 	case LEASE_EV_WORD:
 		if (l->link == LEASE_ATTACHED && l->gate == LEASE_CLOSED && grants(ev.word) &&
-		    ev.word != l->closed)
+		    ev.word != l->closed) {
 			open_gate(l, widen(l->last, ev.word), &out);
+			l->guessed = true;
+		}
 		break;
 	case LEASE_EV_NUDGE:
 		l->requested = false;
 		ask(l, &out);
 		break;
 	case LEASE_EV_IDLE:
-		if (l->link == LEASE_ATTACHED && l->gate == LEASE_OPEN)
+		/* A RELEASE of a wrong epoch is ignored, and the GPU kept. */
+		if (l->link == LEASE_ATTACHED && l->gate == LEASE_OPEN && !l->guessed)
 			drain(l, l->epoch, NVS_RELEASE_IDLE, &out);
 		break;
 	case LEASE_EV_DRAINED:

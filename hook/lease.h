@@ -39,6 +39,7 @@ struct lease {
 	uint32_t closed;    /* word of the last epoch given back; never opens again */
 	uint64_t epoch;     /* held or draining */
 	uint64_t last;      /* newest epoch seen, for the high half of a word */
+	bool guessed;       /* the high half of epoch is; GRANT has not come yet */
 	enum nvs_release reason;
 };
 

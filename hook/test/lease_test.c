@@ -88,6 +88,23 @@ static void test_early_release(void)
 	ACTS(STEP(&l, .type = LEASE_EV_IDLE), 0);
 }
 
+/* A scheduler that lost its state counts on from far above 2^32. */
+static void test_no_early_release_of_a_guessed_epoch(void)
+{
+	struct lease l = attached();
+	struct lease_out out;
+
+	ACTS(STEP(&l, .type = LEASE_EV_WANT), LEASE_ACT_REQUEST);
+	ACTS(STEP(&l, .type = LEASE_EV_WORD, .word = 7), LEASE_ACT_OPEN);
+	STEP(&l, .type = LEASE_EV_LEAVE);
+	ACTS(STEP(&l, .type = LEASE_EV_IDLE), 0);
+	STEP(&l, .type = LEASE_EV_GRANT, .epoch = 5ull << 32 | 7, .word = 7);
+	ACTS(STEP(&l, .type = LEASE_EV_IDLE), LEASE_ACT_CLOSE | LEASE_ACT_DRAIN);
+	out = STEP(&l, .type = LEASE_EV_DRAINED);
+	ACTS(out, LEASE_ACT_RELEASE);
+	CHECK(out.epoch == (5ull << 32 | 7));
+}
+
 static void test_holder_survives_a_restart(void)
 {
 	struct lease l = holding(40);
@@ -258,6 +275,7 @@ int main(void)
 	test_grant_and_revoke();
 	test_thread_opens_by_the_page();
 	test_early_release();
+	test_no_early_release_of_a_guessed_epoch();
 	test_holder_survives_a_restart();
 	test_drain_across_a_restart();
 	test_without_a_scheduler();
@@ -265,6 +283,6 @@ int main(void)
 	test_rejected_gpu_runs_free();
 	for (unsigned seed = 1; seed <= 200; seed++)
 		test_random(seed, 20000);
-	puts("lease: 8 examples, 200 random walks of 20000 steps");
+	puts("lease: 9 examples, 200 random walks of 20000 steps");
 	return 0;
 }

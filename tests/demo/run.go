@@ -73,7 +73,7 @@ func (d *demo) run(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	t.longer = d.now()
-	d.screen.say("nvsharectl -T %v: %s", longQuantum, firstLine(out))
+	d.screen.say("nvsharectl -T %v: %s", longQuantum, strings.Join(strings.Split(strings.TrimSpace(out), "\n"), "; "))
 	if err := d.watch(ctx, secondPhase, nil); err != nil {
 		return false, err
 	}
@@ -220,9 +220,4 @@ func (d *demo) watch(ctx context.Context, long time.Duration, until func(*api.GP
 			return ctx.Err()
 		}
 	}
-}
-
-func firstLine(text string) string {
-	line, _, _ := strings.Cut(text, "\n")
-	return line
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/nvshare/nvshare/tests/node"
 )
 
-// Evidence is what the simulated GPU recorded in a window of time.
+// evidence is what the simulated GPU recorded in a window of time.
 type evidence struct {
 	trace  judge.Trace
 	report judge.Report
@@ -91,15 +91,6 @@ func (e *evidence) evenTurns(t *testing.T, tenants ...string) {
 			t.Errorf("%s had %d turns, another tenant %d", name, got, most)
 		}
 	}
-}
-
-func (e *evidence) meanTurn(t *testing.T, tenant string) time.Duration {
-	t.Helper()
-	u := e.tenant(tenant)
-	if u.Turns == 0 {
-		t.Fatalf("%s has had no turn", tenant)
-	}
-	return time.Duration(u.Occupied / int64(u.Turns))
 }
 
 // awaitTurns waits until the tenant has had n turns since from.

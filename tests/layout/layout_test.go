@@ -29,7 +29,6 @@ var rules = map[string][]string{
 	"sched/api":               {},
 	"sched/daemon":            {"sched", "sched/wire", "sched/api"},
 	"sched/sim":               {"sched"},
-	"sched/sim/nvshare-sim":   {"sched", "sched/sim"},
 	"sched/nvshare-scheduler": {"sched", "sched/daemon", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
 	"sched/nvsharectl":        {"sched/api", "cdi", "cdi/ldcache"},
 }

@@ -16,6 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// podman refuses a runroot longer than 50 characters; /run is private anyway.
+const (
+	podmanRun = "/run/podman-node/run"
+	podmanTmp = "/run/podman-node/tmp"
+)
+
+func (n *Node) podmanRoot() string { return filepath.Join(n.private, "podman") }
+
 // HavePodman reports whether the machine has podman.
 func HavePodman() bool {
 	_, err := exec.LookPath("podman")
@@ -25,9 +33,8 @@ func HavePodman() bool {
 // podman runs the machine's podman with storage and state of the node's own.
 // runc: crun refuses hybrid cgroup hierarchies.
 func (n *Node) podman(ctx context.Context, args ...string) (string, error) {
-	dir := filepath.Join(n.private, "podman")
 	return output(ctx, n.env, append([]string{"podman",
-		"--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run"), "--tmpdir", filepath.Join(dir, "tmp"),
+		"--root", n.podmanRoot(), "--runroot", podmanRun, "--tmpdir", podmanTmp,
 		"--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", filepath.Join(n.tools, "runc"),
 	}, args...)...)
 }
@@ -93,8 +100,8 @@ func (n *Node) loadIntoPodman(ctx context.Context) error {
 	if n.podmanLoaded {
 		return nil
 	}
-	for _, d := range []string{"root", "run", "tmp"} {
-		if err := os.MkdirAll(filepath.Join(n.private, "podman", d), 0o755); err != nil {
+	for _, d := range []string{n.podmanRoot(), podmanRun, podmanTmp} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
 			return err
 		}
 	}
