@@ -172,9 +172,13 @@ func (d *demo) startTenants(ctx context.Context) error {
 }
 
 func (d *demo) workload(name string) node.ContainerSpec {
-	args := []string{"/usr/bin/cuda-busy", "--kernel-us", "500", "--depth", "2000"}
-	if !d.simulated {
-		args = append(args, "--record", "/record/"+name+".jsonl")
+	args := []string{"/usr/bin/cuda-busy", "--kernel-us", "500"}
+	if d.simulated {
+		// Hardly ever out of work, so that turns are as long as the quantum.
+		args = append(args, "--depth", "2000")
+	} else {
+		// The record is written each time the program waits for its work.
+		args = append(args, "--depth", "64", "--record", "/record/"+name+".jsonl")
 	}
 	return node.ContainerSpec{Args: args, Env: map[string]string{node.TenantEnv: name}}
 }

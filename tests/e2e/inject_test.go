@@ -84,6 +84,7 @@ func TestAnnotationSuffixes(t *testing.T) {
 		{"bare", map[string]string{gpuAnnotation: firstGPU}, true, true},
 		{"pod", map[string]string{gpuAnnotation + "/pod": firstGPU}, true, true},
 		{"one-container", map[string]string{gpuAnnotation + "/container.train": firstGPU}, true, false},
+		{"kubernetes-key", map[string]string{"gpu.nvshare.com/container.train": firstGPU}, true, false},
 		{"container-before-pod", map[string]string{
 			gpuAnnotation + "/pod":             "nvshare.com/gpu=99",
 			gpuAnnotation + "/container.train": firstGPU, gpuAnnotation + "/container.sidecar": firstGPU,

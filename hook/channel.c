@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * channel.c: carries out what a lease decides, the slow way through the gate,
+ * and drains.
+ */
+#include "channel.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "futex.h"
+#include "gate.h"
+#include "glibc.h"
+#include "log.h"
+#include "wire_io.h"
+
+#define ATTACH_WAIT_NS (5 * NVS_S)
+#define NUDGE_NS       (1 * NVS_S)    /* waiting threads repeat their request */
+#define WAIT_PIECE_NS  (200 * NVS_MS) /* a wait looks at the connection this often */
+#define EXIT_WAIT_NS   (1 * NVS_S)    /* at the end of the process a call waits this long for a drain */
+#define DRAIN_PATIENCE_NS (1 * NVS_S) /* with a capture open, unless REVOKE says more */
+
+static const struct nvs_slot free_slot = { .word = 1 };
+static const struct nvs_slot closed_slot = { .word = NVS_WORD_CLOSED };
+
+pthread_mutex_t nvs_client_lock = PTHREAD_MUTEX_INITIALIZER;
+struct nvs_client nvs_client = { .fd = -1 };
+struct channel nvs_client_channels[NVS_MAX_CHANNELS];
+unsigned nvs_client_count;
+atomic_bool nvs_exiting;
+uint64_t nvs_exiting_ns;
+
+/* ---- lease actions; the lock is held ---- */
+
+void nvs_channel_wake(unsigned i)
+{
+	const struct nvs_slot *slot = atomic_load(&nvs_channels[i].slot);
+
+	atomic_fetch_add(&nvs_client_channels[i].changed, 1);
+	nvs_futex_wake((uint32_t *)&nvs_client_channels[i].changed, true);
+	if (slot != &free_slot && slot != &closed_slot)
+		nvs_futex_wake(&slot->word, false);
+}
+
+static void set_epoch(unsigned i, uint32_t word)
+{
+	atomic_store(&nvs_channels[i].epoch, word);
+}
+
+static void set_slot(unsigned i, const struct nvs_slot *slot)
+{
+	const struct nvs_slot *old = atomic_load(&nvs_channels[i].slot);
+
+	atomic_store(&nvs_channels[i].slot, slot);
+	if (old != slot && old != &free_slot && old != &closed_slot)
+		nvs_futex_wake(&old->word, false);
+}
+
+/* STATS and REQUEST are tried again anyway; the rest must arrive. */
+bool nvs_channel_send(const struct nvs_frame *f)
+{
+	bool must = f->type != NVS_STATS && f->type != NVS_REQUEST;
+
+	return nvs_client.fd >= 0 && nvs_send_frame(nvs_client.fd, f, must);
+}
+
+static void send_attach(unsigned i, const struct lease_out *out)
+{
+	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_ATTACH,
+			       .channel = (uint16_t)i, .epoch = out->epoch,
+			       .code = out->want ? NVS_ATTACH_WANT : 0 };
+
+	memcpy(f.u.attach.uuid, nvs_client_channels[i].device.uuid, NVS_UUID_SIZE);
+	f.u.attach.ordinal = i;
+	f.u.attach.total_mem = nvs_client_channels[i].device.total_mem;
+	nvs_client_channels[i].attach_ns = nvs_client_channels[i].request_ns = nvs_now();
+	nvs_channel_send(&f);
+}
+
+static void send_release(unsigned i, const struct lease_out *out)
+{
+	struct channel *c = &nvs_client_channels[i];
+	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_RELEASE,
+			       .channel = (uint16_t)i, .epoch = out->epoch,
+			       .code = out->reason };
+
+	f.u.released.drain_ns = c->drain_ns;
+	f.u.released.calls = nvs_gate_calls(i) - c->grant_calls;
+	nvs_channel_send(&f);
+	c->drain_ns = 0;
+	c->grant_calls = nvs_gate_calls(i);
+}
+
+static void send_request(unsigned i)
+{
+	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_REQUEST,
+			       .channel = (uint16_t)i };
+
+	nvs_client_channels[i].request_ns = nvs_now();
+	nvs_channel_send(&f); /* if the socket is full the next nudge tries again */
+}
+
+void nvs_channel_step(unsigned i, struct lease_event ev)
+{
+	struct channel *c = &nvs_client_channels[i];
+	struct lease_out out = lease_step(&c->lease, ev);
+
+	if (!out.actions)
+		return;
+	if (out.actions & LEASE_ACT_CLOSE) {
+		set_epoch(i, NVS_WORD_NONE);
+		c->closed_ns = nvs_now();
+	}
+	if (out.actions & LEASE_ACT_PAGE)
+		set_slot(i, &nvs_client.page->slot[i]);
+	if (out.actions & LEASE_ACT_OPEN) {
+		set_epoch(i, (uint32_t)out.epoch);
+		c->idle_ns = 0;
+	}
+	if (out.actions & LEASE_ACT_FREE) {
+		set_epoch(i, NVS_WORD_NONE);
+		set_slot(i, &free_slot);
+		set_epoch(i, free_slot.word);
+		nvs_debugf("GPU %u: running without a scheduler", i);
+	}
+	if (out.actions & LEASE_ACT_ATTACH)
+		send_attach(i, &out);
+	if (out.actions & LEASE_ACT_RELEASE)
+		send_release(i, &out);
+	if (out.actions & LEASE_ACT_REQUEST)
+		send_request(i);
+	if (out.actions & LEASE_ACT_DRAIN)
+		c->drain = true;
+	if (out.actions & ~(unsigned)LEASE_ACT_REQUEST)
+		nvs_channel_wake(i);
+}
+
+uint32_t nvs_channel_word(unsigned i)
+{
+	return __atomic_load_n(&atomic_load(&nvs_channels[i].slot)->word, __ATOMIC_SEQ_CST);
+}
+void nvs_channel_close(unsigned i)
+{
+	set_slot(i, &closed_slot);
+	set_epoch(i, NVS_WORD_NONE);
+}
+
+/* ---- application threads ---- */
+
+/* Whether a thread that has waited since t0 should run without a scheduler. */
+static bool out_of_patience(unsigned i, uint64_t now)
+{
+	struct channel *c = &nvs_client_channels[i];
+
+	/* At the end of the process a drain does not finish, see nvs_driver_stop. */
+	if (atomic_load(&nvs_exiting) && c->lease.gate == LEASE_DRAINING)
+		return nvs_elapsed(now, nvs_exiting_ns) > EXIT_WAIT_NS;
+	if (c->lease.link == LEASE_ATTACHED)
+		return false;
+	switch (nvs_client.link) {
+	case LINK_ABSENT:
+		return true;
+	case LINK_STARTING:
+		return nvs_elapsed(now, nvs_client.since_ns) > START_WAIT_NS;
+	case LINK_LOST:
+		return !nvs_client.closed_policy && nvs_elapsed(now, nvs_client.since_ns) > LOSS_WAIT_NS;
+	case LINK_UP:
+		return !nvs_client.closed_policy && c->lease.link == LEASE_ATTACHING &&
+		       nvs_elapsed(now, c->attach_ns) > ATTACH_WAIT_NS;
+	}
+	return false;
+}
+
+/*
+ * The scheduler says that this channel is next: looks out for the grant
+ * without sleeping, one thread of the process, once in its wait.
+ */
+static void spin_for_grant(struct channel *c, const struct nvs_slot *slot, uint32_t seen)
+{
+	uint64_t end = nvs_now() + NVS_SPIN_NS;
+
+	if (atomic_flag_test_and_set(&c->spinning))
+		return;
+	while (__atomic_load_n(&slot->word, __ATOMIC_RELAXED) == seen && nvs_now() < end)
+		for (int i = 0; i < 16; i++)
+			nvs_cpu_relax();
+	atomic_flag_clear(&c->spinning);
+}
+
+/* The lock is held; it is given up while waiting. */
+static void wait_piece(unsigned i, bool *spun)
+{
+	struct channel *c = &nvs_client_channels[i];
+	const struct nvs_slot *slot = atomic_load(&nvs_channels[i].slot);
+	bool on_page = c->lease.link == LEASE_ATTACHED && c->lease.gate == LEASE_CLOSED;
+	uint32_t seen = on_page ? nvs_channel_word(i) : atomic_load(&c->changed);
+
+	pthread_mutex_unlock(&nvs_client_lock);
+	if (on_page && !*spun &&
+	    __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & NVS_GRANT_NEXT) {
+		*spun = true;
+		spin_for_grant(c, slot, seen);
+	}
+	if (on_page)
+		nvs_futex_wait(&slot->word, seen, WAIT_PIECE_NS, false);
+	else
+		nvs_futex_wait((uint32_t *)&c->changed, seen, WAIT_PIECE_NS, true);
+	pthread_mutex_lock(&nvs_client_lock);
+}
+
+void nvs_gate_wait(unsigned i)
+{
+	struct channel *c = &nvs_client_channels[i];
+	uint64_t start = nvs_now(), now = start, waited;
+	bool spun = false;
+	int saved = errno;
+
+	atomic_store(&c->used, true);
+	pthread_mutex_lock(&nvs_client_lock);
+	nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_USE });
+	nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_WANT });
+	for (;;) {
+		uint32_t word = nvs_channel_word(i);
+
+		nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_WORD, .word = word });
+		if (word == atomic_load(&nvs_channels[i].epoch) ||
+		    !atomic_load(&nvs_gate.active))
+			break;
+		if (out_of_patience(i, now)) {
+			if (c->lease.gate == LEASE_DRAINING)
+				atomic_store(&nvs_gate.active, false);
+			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
+			if (c->lease.gate == LEASE_FREE)
+				break;
+		} else if (nvs_elapsed(now, c->request_ns) > NUDGE_NS) {
+			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_NUDGE });
+		}
+		wait_piece(i, &spun);
+		now = nvs_now();
+	}
+	nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_LEAVE });
+	c->idle_ns = 0; /* its call comes now */
+	waited = nvs_now() - start;
+	c->stats.waits++;
+	c->stats.wait_ns += waited;
+	if (waited > c->stats.wait_max_ns)
+		c->stats.wait_max_ns = waited;
+	pthread_mutex_unlock(&nvs_client_lock);
+	errno = saved;
+}
+
+void nvs_client_use(unsigned i)
+{
+	int saved = errno;
+
+	if (i >= nvs_client_count || atomic_exchange(&nvs_client_channels[i].used, true))
+		return;
+	pthread_mutex_lock(&nvs_client_lock);
+	nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_USE });
+	pthread_mutex_unlock(&nvs_client_lock);
+	errno = saved;
+}
+/* ---- drains ---- */
+
+/* Not under the lock. The channel's gate is closed. */
+static void do_drain(unsigned i)
+{
+	struct channel *c = &nvs_client_channels[i];
+	uint64_t patience = c->grace_ns ? c->grace_ns / 4 * 3 : DRAIN_PATIENCE_NS;
+	enum nvs_drained result;
+
+	nvs_gate_quiesce(i);
+	result = nvs_drain(i, patience);
+	if (result == NVS_DRAIN_STOPPED)
+		return; /* the end of the process releases the GPU */
+	if (result == NVS_DRAIN_UNPROVEN)
+		nvs_debugf("GPU %u: released with a capture open, work may still run", i);
+	pthread_mutex_lock(&nvs_client_lock);
+	c->drain_ns = nvs_now() - c->closed_ns;
+	nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_DRAINED });
+	pthread_mutex_unlock(&nvs_client_lock);
+}
+
+void nvs_thread_setup(const char *name)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
+	prctl(PR_SET_NAME, name);
+	if (nvs_driver.exchange_capture_mode && !atomic_load(&nvs_exiting))
+		nvs_driver.exchange_capture_mode(&mode);
+}
+
+static void *drainer_main(void *arg)
+{
+	unsigned i = (unsigned)(uintptr_t)arg;
+	struct channel *c = &nvs_client_channels[i];
+	unsigned done = 0;
+
+	nvs_thread_setup("nvshare-drain");
+	for (;;) {
+		unsigned wanted = atomic_load(&c->drain_wanted);
+
+		if (wanted == done) {
+			nvs_futex_wait((uint32_t *)&c->drain_wanted, done, 60 * NVS_S, true);
+			continue;
+		}
+		done = wanted;
+		do_drain(i);
+	}
+	return NULL;
+}
+
+bool nvs_thread_start(void *(*entry)(void *), void *arg)
+{
+	sigset_t all, old;
+	pthread_t thread;
+	bool ok;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	ok = pthread_create(&thread, NULL, entry, arg) == 0;
+	if (ok)
+		pthread_detach(thread);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	return ok;
+}
+
+/*
+ * With one GPU in use the client thread drains by itself; with several each
+ * has a thread, so that a drain of one never delays a revoke of another.
+ */
+void nvs_channel_drain_all(void)
+{
+	unsigned used = 0;
+
+	for (unsigned i = 0; i < nvs_client_count; i++)
+		used += atomic_load(&nvs_client_channels[i].used);
+	for (unsigned i = 0; i < nvs_client_count; i++) {
+		struct channel *c = &nvs_client_channels[i];
+
+		if (!c->drain)
+			continue;
+		c->drain = false;
+		if (used > 1 && !c->drainer)
+			c->drainer = nvs_thread_start(drainer_main, (void *)(uintptr_t)i);
+		if (c->drainer) {
+			atomic_fetch_add(&c->drain_wanted, 1);
+			nvs_futex_wake((uint32_t *)&c->drain_wanted, true);
+		} else {
+			do_drain(i);
+		}
+	}
+}
