@@ -95,7 +95,7 @@ enum nvs_grant_flags {
 	NVS_GRANT_NEXT       = 1u << 1,
 };
 
-#define NVS_SPIN_NS 4000000u
+#define NVS_SPIN_NS 8000000u
 
 enum nvs_error {
 	NVS_OK                = 0,

@@ -3,12 +3,15 @@
 package daemon
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched"
 )
@@ -19,8 +22,7 @@ const stateVersion = 1
 // state is what a restarted scheduler must know. The file is replaced by
 // rename before each grant, without fsync: it need only survive this process.
 // After a crash of the kernel no holder lives on, and the boot id tells the
-// next scheduler so, whichever version of the file it finds. On a tmpfs, where
-// run directories are, that takes some 30 µs; on ext4 about 1 ms.
+// next scheduler so, whichever version of the file it finds.
 type state struct {
 	Version int                  `json:"version"`
 	BootID  string               `json:"boot_id"`
@@ -72,20 +74,49 @@ func loadState(path, bootID string) (*state, error) {
 	return &s, nil
 }
 
-// save replaces the file.
+// stateBlock is what the file's length is a multiple of, so that writing it
+// again rarely changes its length.
+const stateBlock = 4096
+
+// save replaces the file. Two files change places, because replacing one by a
+// fresh one makes ext4 write the data out at once, which takes a millisecond.
 func (s *state) save(path string) error {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
+	size := (len(text) + stateBlock) / stateBlock * stateBlock
+	text = append(text, bytes.Repeat([]byte{' '}, size-len(text)-1)...)
+	text = append(text, '\n')
 	tmp := path + ".tmp"
-	if err := os.WriteFile(tmp, text, 0o600); err != nil {
+	if err := overwrite(tmp, text); err != nil {
 		return fmt.Errorf("record a grant: %w", err)
 	}
-	if err := os.Rename(tmp, path); err != nil {
+	err = unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
+	if err != nil { // the first time, or a file system that cannot
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
 		return fmt.Errorf("record a grant: %w", err)
 	}
 	return nil
+}
+
+// overwrite makes a file's content text, without truncating it first.
+func overwrite(path string, text []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(text, 0); err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil || info.Size() == int64(len(text)) {
+		return err
+	}
+	return f.Truncate(int64(len(text)))
 }
 
 func readBootID() (string, error) {

@@ -74,7 +74,7 @@ its own.`,
 	fs.StringVar(&f.quantum, "tq", sched.DefaultQuantum.String(), "time quantum: `seconds`, or with a unit, like 200ms")
 	fs.StringVar(&f.grace, "grace", sched.DefaultGrace.String(), "`time` a client has to release a GPU before others get it anyway")
 	fs.StringVar(&f.antiThrash, "anti-thrash", "on", "`on|off`: one client at a time, or all at once")
-	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` that scheduler and next client may spin at a hand-over, at most 4ms; 0: sleep")
+	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` that scheduler and next client may spin at a hand-over, at most 8ms; 0: sleep")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 	return cmd
 }

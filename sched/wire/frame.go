@@ -14,7 +14,7 @@ const (
 	UUIDSize    = 16
 	textSize    = 48
 
-	SpinTime = 4 * time.Millisecond // how long a thread may spin for a grant
+	SpinTime = 8 * time.Millisecond // how long a thread may spin for a grant
 )
 
 // Names below the run directory.

@@ -180,11 +180,31 @@ out:
 	return 0;
 }
 
+/* When this process started, in clock ticks since boot; 0 unknown. */
+static uint64_t start_ticks(void)
+{
+	unsigned long long ticks = 0;
+	char text[1024];
+	ssize_t n;
+	char *p;
+	int f = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+
+	if (f < 0)
+		return 0;
+	n = read(f, text, sizeof text - 1);
+	close(f);
+	text[n > 0 ? n : 0] = 0;
+	p = strrchr(text, ')'); /* the name before it may hold anything */
+	if (!p || sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &ticks) != 1)
+		return 0;
+	return ticks;
+}
+
 /* Whether a process holds slot i; stores its pid as seen from here, or 0. */
 static int held(int i, uint32_t *pid)
 {
 	struct flock fl = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = i, .l_len = 1 };
-	static uint64_t my_ns;
+	static uint64_t my_ns, my_start;
 	struct stat sb;
 
 	*pid = 0;
@@ -197,10 +217,12 @@ static int held(int i, uint32_t *pid)
 		return 1;
 	}
 	/* F_GETLK is silent about this process's own locks: NVML beside CUDA. */
-	if (!my_ns)
+	if (!my_ns) {
 		my_ns = stat("/proc/self/ns/pid", &sb) ? 1 : sb.st_ino;
+		my_start = start_ticks();
+	}
 	*pid = (uint32_t)getpid();
-	return st->slot[i].pid == *pid && st->slot[i].pid_ns == my_ns;
+	return st->slot[i].pid == *pid && st->slot[i].pid_ns == my_ns && st->slot[i].started == my_start;
 }
 
 static struct sim_record *record_add(int i, int gpu, int kind, uint64_t submit)
@@ -320,6 +342,7 @@ int sim_join(void)
 	s->generation = generation;
 	s->pid = (uint32_t)getpid();
 	s->pid_ns = stat("/proc/self/ns/pid", &sb) ? 1 : sb.st_ino;
+	s->started = start_ticks();
 	tenant_name(s->tenant, sizeof s->tenant);
 	copy_name(s->comm, sizeof s->comm, program_invocation_short_name);
 	if (st->high < (uint32_t)i + 1)

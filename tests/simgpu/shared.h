@@ -64,7 +64,8 @@ struct sim_slot {
 	uint32_t generation;
 	uint32_t pid;       /* in the process's own pid namespace */
 	uint32_t reserved;
-	uint64_t pid_ns;    /* inode of that namespace, 0 unknown */
+	uint64_t pid_ns;    /* inode of that namespace, 0 unknown; used again after its end */
+	uint64_t started;   /* clock ticks since boot, 0 unknown */
 	char tenant[20];
 	char comm[20];
 	struct sim_slot_gpu gpu[SIM_MAX_GPUS];
