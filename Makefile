@@ -19,8 +19,12 @@ SIM   ?=
 STEPS ?= 1000000
 SEED  ?=
 
+PREFIX  ?= /usr/local
+DESTDIR ?=
+
 .DEFAULT_GOAL := build
-.PHONY: help build shim simgpu binaries tools deps demo test test-unit test-c test-e2e lint sim generate gpu-bundle clean
+.PHONY: help build shim simgpu binaries tools deps demo test test-unit test-c test-e2e sim generate \
+	gpu-bundle install uninstall static image clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -68,8 +72,29 @@ sim: ## the scheduler core in virtual time: make sim STEPS=1000000 SEED=42
 generate: ## the control API's Go code and the golden frames
 	@$(MAKE) --no-print-directory -C sched/api generate
 
-gpu-bundle: ## .build/gpu-bundle.tar.xz: everything a GPU host without network needs
+gpu-bundle: static simgpu tools ## .build/gpu-bundle.tar.xz: everything a GPU host without network needs
 	@sh tests/gpu/bundle.sh $(BUILD)
+
+install: build ## into PREFIX (/usr/local), below DESTDIR; root for the default
+	install -D -t $(DESTDIR)$(PREFIX)/sbin $(BIN)/nvshare-scheduler $(BIN)/nvshare-plugin
+	install -D -t $(DESTDIR)$(PREFIX)/bin $(BIN)/nvsharectl
+	install -D -t $(DESTDIR)$(PREFIX)/lib $(BUILD)/lib/libnvshare.so
+	install -D -t $(DESTDIR)$(PREFIX)/lib/nvshare $(BIN)/nvshare-cdi-hook
+	@test -n "$(DESTDIR)" || ldconfig $(PREFIX)/lib
+
+uninstall: ## what install put there
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,sbin/nvshare-scheduler sbin/nvshare-plugin \
+		bin/nvsharectl lib/libnvshare.so lib/nvshare/nvshare-cdi-hook)
+	-rmdir $(DESTDIR)$(PREFIX)/lib/nvshare
+	@test -n "$(DESTDIR)" || ldconfig $(PREFIX)/lib
+
+static: shim ## .build/static: binaries for any host or image, and for the Containerfile
+	@mkdir -p $(BUILD)/static/bin
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILD)/static/bin/ \
+		./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
+
+image: static ## the node image nvshare:VERSION, with podman
+	podman build -f Containerfile -t localhost/nvshare:$(VERSION) .
 
 clean:
 	rm -rf $(BUILD)

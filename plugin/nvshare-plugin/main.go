@@ -169,6 +169,7 @@ func find(name string) (string, error) {
 	for _, p := range []string{
 		filepath.Join(dir, name),
 		filepath.Join(dir, "..", "lib", name),
+		filepath.Join(dir, "..", "lib", "nvshare", name),
 		filepath.Join("/usr/lib/nvshare", name),
 	} {
 		if _, err := os.Stat(p); !errors.Is(err, os.ErrNotExist) {

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: bundle.sh BUILD-DIR
-# Makes BUILD-DIR/gpu-bundle.tar.xz of what `make build simgpu tools` left
+# Makes BUILD-DIR/gpu-bundle.tar.xz of what `make static simgpu tools` left
 # there: all that a GPU host needs to run tests/gpu without network, Go or
-# NVIDIA's container toolkit. On that host, as root:
+# NVIDIA's container toolkit. `make gpu-bundle` does both. On that host, as root:
 #   tar xJf gpu-bundle.tar.xz && gpu-bundle/run.sh [RESULTS-DIR]
 set -eu
 
@@ -17,8 +17,8 @@ mkdir -p "$out/bin" "$out/lib" "$out/tools"
 
 cd "$root"
 # Static: the host's C library may be any. They find GPUs without NVML.
-CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/" \
-	./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook ./tests/demo
+cp "$build"/static/bin/* "$out/bin/"
+CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/" ./tests/demo
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/nvshare-gpu" ./tests/gpu
 # Linked to the simulated driver's soname only: on the host it is the real one.
 cp "$build/bin/cuda-busy" "$build/bin/launch-cost" "$out/bin/"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command gpu measures nvshare on a real GPU: what the shim adds to a launch,
-// and how fast two containers are that share the GPU, next to one that has it
-// alone and next to the driver's own time slicing, all in the same run.
+// how long the GPU stands still at a hand-over, and how fast two containers
+// are that share the GPU, next to one that has it alone and next to the
+// driver's own time slicing, all in the same run.
 //
 // It is started by run.sh from the bundle that bundle.sh makes, as root, and
 // uses the node of the end-to-end tests: its own containerd, NRI, CDI from
@@ -98,6 +99,9 @@ func (b *bench) run(ctx context.Context, work string) error {
 	}
 	if err := b.launchCost(ctx); err != nil {
 		return fmt.Errorf("launch cost: %w", err)
+	}
+	if err := b.handovers(ctx); err != nil {
+		return fmt.Errorf("hand-over: %w", err)
 	}
 	if err := b.gemm(ctx, work); err != nil {
 		return fmt.Errorf("gemm: %w", err)
