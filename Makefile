@@ -10,12 +10,17 @@ TOOLS   := $(BUILD)/tools
 VERSION ?= $(shell sed -n 's/^## \[\([0-9][^]]*\)\].*/\1/p' CHANGELOG.md | head -n 1)
 LDFLAGS := -s -w -X github.com/nvshare/nvshare/sched/api.Version=$(VERSION)
 GO      ?= go
+# sudo's PATH lacks the directory that go.dev/dl says to install Go in.
+export PATH := $(PATH):/usr/local/go/bin
+# Go's own stamp of the commit fails in a clone that another user owns.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false
 
 # go-nvml binds functions that nvml.h marks deprecated.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 # A GPU host's demo uses the GPU; SIM=1 forces the simulated one.
 SIM   ?=
+GOAL  := demo
 STEPS ?= 1000000
 SEED  ?=
 
@@ -23,7 +28,9 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help build shim simgpu binaries tools deps demo test test-unit test-c test-e2e sim generate \
+# What is installed comes first; sub-makes run their jobs in parallel.
+.NOTPARALLEL:
+.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-e2e sim generate \
 	gpu-bundle install uninstall static image clean
 
 help: ## this list
@@ -43,17 +50,21 @@ binaries: ## nvshare-scheduler, nvshare-plugin, nvsharectl, nvshare-cdi-hook
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cdi/nvshare-cdi-hook
 
-deps: ## installs the packages that demo and test need, if any is missing
-	@sh tests/install-deps.sh
+root:
+	@test "$$(id -u)" = 0 || { echo "make $(GOAL) needs root, for namespaces, mounts and cgroups: sudo make $(GOAL)" >&2; exit 1; }
+
+test: GOAL := test
+deps: ## installs the packages that demo or test needs, if any is missing
+	@sh tests/install-deps.sh $(GOAL)
 
 tools: deps ## containerd, runc, crictl at the versions pinned in tests/tools
 	@sh tests/tools/build.sh $(TOOLS)
 
-demo: deps build simgpu tools ## the main job, on a real or simulated GPU
+demo: root deps build simgpu tools ## the main job, on a real or simulated GPU
 	$(GO) build -trimpath -o $(BIN)/ ./tests/demo
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
 
-test: deps test-c test-unit test-e2e ## everything
+test: root deps test-c test-unit test-e2e ## everything
 
 test-c: shim simgpu binaries
 	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD) test
@@ -61,6 +72,7 @@ test-c: shim simgpu binaries
 
 test-unit: shim simgpu
 	$(GO) vet ./...
+	$(GO) vet -tags e2e ./tests/e2e
 	NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(GO) test ./...
 
 test-e2e: build simgpu tools

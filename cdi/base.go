@@ -58,14 +58,21 @@ func DriverBase(d *Driver, gpus []GPU, hook string) Base {
 	if d.NvidiaSMI != "" {
 		b.Common.Mounts = append(b.Common.Mounts, bind(d.NvidiaSMI, "/usr/bin/nvidia-smi", readOnly))
 	}
-	for _, node := range d.DeviceNodes {
-		b.Common.DeviceNodes = append(b.Common.DeviceNodes, &specs.DeviceNode{Path: node, Permissions: "rw"})
+	node := func(path string) *specs.DeviceNode {
+		n := &specs.DeviceNode{Path: path, Permissions: "rw"}
+		if d.DevRoot != "" {
+			n.HostPath = d.DevRoot + path
+		}
+		return n
+	}
+	for _, p := range d.DeviceNodes {
+		b.Common.DeviceNodes = append(b.Common.DeviceNodes, node(p))
 	}
 	b.Common.Hooks = []*specs.Hook{linkerHook(hook, sonames)}
 	for _, g := range gpus {
 		var e specs.ContainerEdits
-		for _, node := range g.DeviceNodes {
-			e.DeviceNodes = append(e.DeviceNodes, &specs.DeviceNode{Path: node, Permissions: "rw"})
+		for _, p := range g.DeviceNodes {
+			e.DeviceNodes = append(e.DeviceNodes, node(p))
 		}
 		b.PerGPU = append(b.PerGPU, e)
 	}
@@ -99,10 +106,11 @@ type SpecSource interface {
 	GetDevice(name string) *cdi.Device
 }
 
-// NVIDIABase takes the edits from the host's own NVIDIA CDI spec. It reports
-// false if the spec lacks any of the GPUs, because an outdated spec is worse
-// than none. What version 0.5.0 can't express is left out, with a warning.
-func NVIDIABase(source SpecSource, gpus []GPU) (b Base, warnings []string, ok bool) {
+// NVIDIABase takes the edits from the host's own NVIDIA CDI spec, whose file it
+// names. It reports no file if the spec lacks any of the GPUs, or has another
+// one's device nodes for it, because an outdated spec is worse than none. What
+// version 0.5.0 can't express is left out, with a warning.
+func NVIDIABase(source SpecSource, gpus []GPU) (b Base, file string, warnings []string) {
 	var spec *cdi.Spec
 	for _, g := range gpus {
 		dev := source.GetDevice(nvidiaKind + "=" + g.UUID)
@@ -111,21 +119,27 @@ func NVIDIABase(source SpecSource, gpus []GPU) (b Base, warnings []string, ok bo
 		}
 		if dev == nil {
 			if spec != nil {
-				warnings = append(warnings, fmt.Sprintf("%s lacks GPU %s: not using it (regenerate it with nvidia-ctk cdi generate)", spec.GetPath(), g.UUID))
+				warnings = append(warnings, outdated(spec.GetPath(), "lacks GPU "+g.UUID))
 			}
-			return Base{}, warnings, false
+			return Base{}, "", warnings
 		}
 		if spec == nil {
 			spec = dev.GetSpec()
 		}
 		if dev.GetSpec() != spec {
 			warnings = append(warnings, fmt.Sprintf("NVIDIA's GPUs are spread over %s and %s: not using them", spec.GetPath(), dev.GetSpec().GetPath()))
-			return Base{}, warnings, false
+			return Base{}, "", warnings
+		}
+		for _, node := range g.DeviceNodes {
+			if !containsNode(dev.ContainerEdits.DeviceNodes, node) && !containsNode(spec.ContainerEdits.DeviceNodes, node) {
+				warnings = append(warnings, outdated(spec.GetPath(), fmt.Sprintf("does not give GPU %s its device node %s", g.UUID, node)))
+				return Base{}, "", warnings
+			}
 		}
 		b.PerGPU = append(b.PerGPU, copyEdits(dev.ContainerEdits))
 	}
 	if spec == nil {
-		return Base{}, nil, false
+		return Base{}, "", nil
 	}
 	b.Common = copyEdits(spec.ContainerEdits)
 
@@ -137,7 +151,28 @@ func NVIDIABase(source SpecSource, gpus []GPU) (b Base, warnings []string, ok bo
 	if dropped = slices.Compact(dropped); len(dropped) > 0 {
 		warnings = append(warnings, fmt.Sprintf("%s: left out %s, which CDI %s does not have", spec.GetPath(), strings.Join(dropped, ", "), specVersion))
 	}
-	return b, warnings, true
+	return b, spec.GetPath(), warnings
+}
+
+// outdated words a warning about NVIDIA's spec.
+func outdated(file, why string) string {
+	return fmt.Sprintf("%s %s: not using it (regenerate it with nvidia-ctk cdi generate)", file, why)
+}
+
+// hostFiles returns the files of the host that a container with these edits
+// cannot start without, but for device nodes.
+func (b *Base) hostFiles() (files []string) {
+	for _, e := range append([]specs.ContainerEdits{b.Common}, b.PerGPU...) {
+		for _, m := range e.Mounts {
+			if m.Type == "" || m.Type == "bind" {
+				files = append(files, m.HostPath)
+			}
+		}
+		for _, h := range e.Hooks {
+			files = append(files, h.Path)
+		}
+	}
+	return files
 }
 
 // reduce removes from e what is newer than specVersion and names it.

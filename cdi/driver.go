@@ -3,6 +3,7 @@
 package cdi
 
 import (
+	"cmp"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -23,15 +24,36 @@ type Driver struct {
 	Version     string
 	Libraries   []Library
 	NvidiaSMI   string   // path of nvidia-smi, or empty
-	DeviceNodes []string // without those of a single GPU
+	DeviceNodes []string // without those of a single GPU; where containers see them
+	// DevRoot is what precedes the path of each device node on the host, those
+	// of single GPUs included: empty, unless a driver container has them.
+	DevRoot string
 }
 
 // Library is one file and the names under which programs look for it.
 type Library struct {
-	File  string   // the regular file, symbolic links followed
-	Paths []string // where it must appear, in a container as on the host
+	File  string   // the regular file on the host, symbolic links followed
+	Paths []string // where it must appear in a container
 	// Soname is the one of Paths whose last element the dynamic linker asks for.
 	Soname string
+}
+
+// driverPlace is a directory of the host in which the driver may be installed
+// as if it was the root, or part of one.
+type driverPlace struct {
+	root      string // empty: the host's root itself
+	container string // what stands for root in a container
+	libraries []string
+	smi       []string
+}
+
+// driverPlaces: the first one with the right version counts.
+var driverPlaces = []driverPlace{
+	{libraries: librarySearch, smi: smiSearch},
+	// The driver container of NVIDIA's GPU Operator.
+	{root: "/run/nvidia/driver", libraries: librarySearch, smi: smiSearch},
+	// GKE's installer, on Container-Optimized OS and Ubuntu.
+	{root: "/home/kubernetes/bin/nvidia", container: "/usr/local/nvidia", libraries: []string{"/lib64"}, smi: []string{"/bin/nvidia-smi"}},
 }
 
 // librarySearch lists where distributions and installers put the driver.
@@ -47,7 +69,7 @@ var librarySearch = []string{
 // libraryStems are the libraries that computing and video need, without those
 // for graphics. The driver's version follows ".so." in the file's name.
 var libraryStems = []string{
-	"libcuda",
+	"libcuda", // the first: without it the others are not looked for
 	"libcudadebugger",
 	"libnvcuvid",
 	"libnvidia-allocator",
@@ -69,8 +91,10 @@ var libraryStems = []string{
 
 var smiSearch = []string{"/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/opt/bin/nvidia-smi"}
 
+const controlNode = "/dev/nvidiactl"
+
 var sharedNodes = []string{
-	"/dev/nvidiactl",
+	controlNode,
 	"/dev/nvidia-uvm",
 	"/dev/nvidia-uvm-tools",
 	"/dev/nvidia-modeset",
@@ -81,49 +105,100 @@ var (
 	cudaFile      = regexp.MustCompile(`^libcuda\.so\.(\d+\.\d+(?:\.\d+)?)$`)
 )
 
-// FindDriver finds the driver below root, which is as Options.HostRoot. The
-// libraries are those of the loaded kernel module's version; if that can't be
-// read, of the libcuda.so that the dynamic linker would take.
+// FindDriver finds the driver below root, which is as Options.HostRoot, in one
+// of driverPlaces. The libraries are those of the loaded kernel module's
+// version; if that can't be read, of the libcuda.so that the dynamic linker
+// would take.
 //
 // The error says what is missing. A missing device node is none: the list just
 // lacks it.
 func FindDriver(root string) (*Driver, error) {
 	h := host(root)
-	dirs := h.libraryDirs()
-	d := &Driver{Version: h.driverVersion(dirs)}
-	if d.Version == "" {
-		return nil, fmt.Errorf("no libcuda.so.<version> in %s: install the user-space part of the NVIDIA driver",
-			strings.Join(dirs, ", "))
-	}
-	for _, stem := range libraryStems {
+	module := h.moduleVersion()
+	var searched []string
+	for _, place := range driverPlaces {
+		if place.root != "" && !h.exists(place.root) {
+			continue
+		}
+		in := host(h.at(place.root))
+		dirs := in.libraryDirs(place.libraries)
 		for _, dir := range dirs {
-			if lib, ok := h.library(dir, stem, d.Version); ok {
-				d.Libraries = append(d.Libraries, lib)
+			searched = append(searched, place.root+dir)
+		}
+		version := cmp.Or(module, in.linkedVersion(dirs))
+		libraries := in.driverLibraries(dirs, version)
+		if len(libraries) == 0 {
+			continue
+		}
+		d := &Driver{Version: version}
+		for _, l := range libraries {
+			d.Libraries = append(d.Libraries, place.moved(l))
+		}
+		for _, p := range place.smi {
+			if real, err := in.real(p); err == nil {
+				d.NvidiaSMI = place.root + real
 				break
 			}
 		}
+		if !h.exists(controlNode) && in.exists(controlNode) {
+			d.DevRoot = place.root
+		}
+		for _, node := range sharedNodes {
+			if h.exists(d.DevRoot + node) {
+				d.DeviceNodes = append(d.DeviceNodes, node)
+			}
+		}
+		return d, nil
 	}
-	if !slices.ContainsFunc(d.Libraries, func(l Library) bool { return strings.HasPrefix(path.Base(l.File), "libcuda.so.") }) {
-		return nil, fmt.Errorf("the NVIDIA kernel module has version %s, but there is no libcuda.so.%s in %s: install the user-space part of the same version",
-			d.Version, d.Version, strings.Join(dirs, ", "))
+	if len(searched) == 0 {
+		searched = librarySearch // none of them exists
 	}
-	for _, p := range smiSearch {
-		if real, err := h.real(p); err == nil {
-			d.NvidiaSMI = real
+	if module == "" {
+		return nil, fmt.Errorf("no libcuda.so.<version> in %s: install the user-space part of the NVIDIA driver",
+			strings.Join(searched, ", "))
+	}
+	return nil, fmt.Errorf("the NVIDIA kernel module has version %s, but there is no libcuda.so.%s in %s: install the user-space part of the same version",
+		module, module, strings.Join(searched, ", "))
+}
+
+// moved returns a library found below the place's root as host and container
+// see it.
+func (p driverPlace) moved(l Library) Library {
+	m := Library{File: p.root + l.File, Soname: p.container + l.Soname}
+	for _, path := range l.Paths {
+		m.Paths = append(m.Paths, p.container+path)
+	}
+	return m
+}
+
+// driverLibraries returns none unless libcuda of this version is there.
+func (h host) driverLibraries(dirs []string, version string) (found []Library) {
+	if version == "" {
+		return nil
+	}
+	for _, stem := range libraryStems {
+		for _, dir := range dirs {
+			lib, ok := h.library(dir, stem, version)
+			if !ok {
+				continue
+			}
+			found = append(found, lib)
+			// Debian's alternatives lead to a directory of the version, and
+			// not every library has one.
+			if own := path.Dir(lib.File); stem == "libcuda" && !slices.Contains(dirs, own) {
+				dirs = append(slices.Clone(dirs), own)
+			}
 			break
 		}
-	}
-	for _, node := range sharedNodes {
-		if h.exists(node) {
-			d.DeviceNodes = append(d.DeviceNodes, node)
+		if len(found) == 0 {
+			return nil // libcuda is the first stem
 		}
 	}
-	return d, nil
+	return found
 }
 
 // libraryDirs returns the directories to search that exist, each once.
-func (h host) libraryDirs() []string {
-	search := librarySearch
+func (h host) libraryDirs(search []string) []string {
 	if file, err := h.readable("/etc/ld.so.cache"); err == nil {
 		if data, err := os.ReadFile(file); err == nil {
 			if cache, err := ldcache.Parse(data); err == nil {
@@ -145,12 +220,18 @@ func (h host) libraryDirs() []string {
 	return dirs
 }
 
-func (h host) driverVersion(dirs []string) string {
+// moduleVersion returns the version of the loaded kernel module, or "".
+func (h host) moduleVersion() string {
 	if text, err := os.ReadFile(h.at("/proc/driver/nvidia/version")); err == nil {
 		if m := moduleVersion.FindSubmatch(text); m != nil {
 			return string(m[1])
 		}
 	}
+	return ""
+}
+
+// linkedVersion returns the version that libcuda.so.1 leads to, or "".
+func (h host) linkedVersion(dirs []string) string {
 	for _, dir := range dirs {
 		real, err := h.real(path.Join(dir, "libcuda.so.1"))
 		if err != nil {

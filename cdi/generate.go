@@ -71,12 +71,21 @@ func (g *Generated) base(o Options, p Paths) (Base, error) {
 	if err != nil {
 		return Base{}, fmt.Errorf("read CDI specs: %w", err)
 	}
-	base, warnings, ok := NVIDIABase(cache, g.GPUs)
+	base, file, warnings := NVIDIABase(cache, g.GPUs)
+	if file != "" {
+		// A driver upgrade leaves the old version's names in it.
+		for _, f := range base.hostFiles() {
+			if !host(o.HostRoot).exists(f) {
+				warnings, file = []string{outdated(file, "needs "+f+", which is not there")}, ""
+				break
+			}
+		}
+	}
 	for _, w := range warnings {
 		o.log().Warn(w)
 	}
-	if ok {
-		g.Source = "NVIDIA's CDI spec " + cache.GetVendorSpecs("nvidia.com")[0].GetPath()
+	if file != "" {
+		g.Source = "NVIDIA's CDI spec " + file
 		return base, nil
 	}
 	driver, err := FindDriver(o.HostRoot)
@@ -126,9 +135,11 @@ func Fingerprint(o Options) string {
 			b.Write(text)
 		}
 		list(h.at(procGPUs+"/*"), name)
-		list(h.at("/dev/nvidia*"), name)
-		for _, dir := range librarySearch {
-			list(h.at(filepath.Join(dir, "libcuda.so*")), stat)
+		for _, place := range driverPlaces {
+			list(h.at(place.root+"/dev/nvidia*"), name)
+			for _, dir := range place.libraries {
+				list(h.at(filepath.Join(place.root, dir, "libcuda.so*")), stat)
+			}
 		}
 	}
 	for _, dir := range o.specDirs() {

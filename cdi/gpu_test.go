@@ -156,18 +156,108 @@ func TestFindDriver(t *testing.T) {
 	}
 }
 
-func TestFindDriverElsewhere(t *testing.T) {
-	root := t.TempDir()
-	write(t, root+"/usr/local/nvidia/lib64/libcuda.so.550.1.2", string(sharedLibrary("libcuda.so.1", 62)))
-	link(t, "libcuda.so.550.1.2", root+"/usr/local/nvidia/lib64/libcuda.so.1")
-	d, err := FindDriver(root)
-	if err != nil || d.Version != "550.1.2" || len(d.Libraries) != 1 {
-		t.Errorf("got %+v, %v", d, err)
+// Where distributions and installers put the driver: every name that a
+// container needs leads to a file that the host has.
+func TestFindDriverLayouts(t *testing.T) {
+	const version = "550.1.2"
+	file := func(root, path, soname string) { write(t, root+path, string(sharedLibrary(soname, 62))) }
+	for name, c := range map[string]struct {
+		build     func(root string)
+		libraries map[string]string // by soname's path in the container: the host's file
+		smi       string
+		devRoot   string
+	}{
+		"beside the host's libraries": {func(r string) {
+			file(r, "/usr/local/nvidia/lib64/libcuda.so."+version, "libcuda.so.1")
+			link(t, "libcuda.so."+version, r+"/usr/local/nvidia/lib64/libcuda.so.1")
+		}, map[string]string{"/usr/local/nvidia/lib64/libcuda.so.1": "/usr/local/nvidia/lib64/libcuda.so." + version}, "", ""},
+		"Debian's alternatives": {func(r string) {
+			lib, current := "/usr/lib/x86_64-linux-gnu/", "/usr/lib/x86_64-linux-gnu/nvidia/current/"
+			file(r, current+"libcuda.so."+version, "libcuda.so.1")
+			file(r, current+"libnvidia-ml.so."+version, "libnvidia-ml.so.1")
+			file(r, current+"libnvidia-nvvm.so."+version, "libnvidia-nvvm.so.4") // without an alternative
+			for _, l := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+				link(t, strings.TrimSuffix(l, "1")+version, r+current+l)
+				link(t, current+l, r+"/etc/alternatives/nvidia--"+l+"-x86_64-linux-gnu")
+				link(t, "/etc/alternatives/nvidia--"+l+"-x86_64-linux-gnu", r+lib+l)
+			}
+			write(t, r+"/usr/lib/nvidia/current/nvidia-smi", "")
+			link(t, "/usr/lib/nvidia/current/nvidia-smi", r+"/etc/alternatives/nvidia--nvidia-smi")
+			link(t, "/etc/alternatives/nvidia--nvidia-smi", r+"/usr/bin/nvidia-smi")
+			write(t, r+"/dev/nvidiactl", "")
+		}, map[string]string{
+			"/usr/lib/x86_64-linux-gnu/libcuda.so.1":                       "/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so." + version,
+			"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1":                  "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so." + version,
+			"/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-nvvm.so.4": "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-nvvm.so." + version,
+		}, "/usr/lib/nvidia/current/nvidia-smi", ""},
+		"RHEL, with 32-bit libraries": {func(r string) {
+			write(t, r+"/usr/lib/libcuda.so."+version, string(sharedLibrary("libcuda.so.1", 3)))
+			file(r, "/usr/lib64/libcuda.so."+version, "libcuda.so.1")
+			link(t, "libcuda.so."+version, r+"/usr/lib64/libcuda.so.1")
+			write(t, r+"/dev/nvidiactl", "")
+		}, map[string]string{"/usr/lib64/libcuda.so.1": "/usr/lib64/libcuda.so." + version}, "", ""},
+		"the GPU Operator's container": {func(r string) {
+			d := r + "/run/nvidia/driver"
+			file(d, "/usr/lib/x86_64-linux-gnu/libcuda.so."+version, "libcuda.so.1")
+			// An absolute link, which holds in the container that made it.
+			link(t, "/usr/lib/x86_64-linux-gnu/libcuda.so."+version, d+"/usr/lib/x86_64-linux-gnu/libcuda.so.1")
+			write(t, d+"/usr/bin/nvidia-smi", "")
+			write(t, d+"/dev/nvidiactl", "")
+		}, map[string]string{"/usr/lib/x86_64-linux-gnu/libcuda.so.1": "/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libcuda.so." + version},
+			"/run/nvidia/driver/usr/bin/nvidia-smi", "/run/nvidia/driver"},
+		"the same, with the host's device nodes": {func(r string) {
+			file(r, "/run/nvidia/driver/usr/lib64/libcuda.so."+version, "libcuda.so.1")
+			write(t, r+"/run/nvidia/driver/dev/nvidiactl", "")
+			write(t, r+"/dev/nvidiactl", "")
+		}, map[string]string{"/usr/lib64/libcuda.so.1": "/run/nvidia/driver/usr/lib64/libcuda.so." + version}, "", ""},
+		"GKE": {func(r string) {
+			file(r, "/home/kubernetes/bin/nvidia/lib64/libcuda.so."+version, "libcuda.so.1")
+			link(t, "libcuda.so."+version, r+"/home/kubernetes/bin/nvidia/lib64/libcuda.so.1")
+			write(t, r+"/home/kubernetes/bin/nvidia/bin/nvidia-smi", "")
+			write(t, r+"/dev/nvidiactl", "")
+		}, map[string]string{"/usr/local/nvidia/lib64/libcuda.so.1": "/home/kubernetes/bin/nvidia/lib64/libcuda.so." + version},
+			"/home/kubernetes/bin/nvidia/bin/nvidia-smi", ""},
+	} {
+		for _, module := range []bool{true, false} {
+			root := t.TempDir()
+			c.build(root)
+			if module {
+				write(t, root+"/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  "+version+"  Mon\n")
+				// An older version's files, left on the host, are not it.
+				file(root, "/usr/lib64/libcuda.so.470.1", "libcuda.so.1")
+			} else if name == "the same, with the host's device nodes" {
+				continue // nothing says which version is used
+			}
+			d, err := FindDriver(root)
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+				continue
+			}
+			got := map[string]string{}
+			for _, l := range d.Libraries {
+				got[l.Soname] = l.File
+				if !host(root).exists(l.File) || !slices.Contains(l.Paths, l.Soname) {
+					t.Errorf("%s: %+v", name, l)
+				}
+			}
+			if d.Version != version || !reflect.DeepEqual(got, c.libraries) || d.NvidiaSMI != c.smi || d.DevRoot != c.devRoot {
+				t.Errorf("%s: got %+v", name, d)
+			}
+			gpus := []GPU{{UUID: uuidA, DeviceNodes: []string{"/dev/nvidia3"}}}
+			base := DriverBase(d, gpus, "/hook")
+			if _, err := Build(Kind, gpus, base, DefaultPaths); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			n := base.PerGPU[0].DeviceNodes[0]
+			if n.Path != "/dev/nvidia3" || c.devRoot != "" && n.HostPath != c.devRoot+"/dev/nvidia3" || c.devRoot == "" && n.HostPath != "" {
+				t.Errorf("%s: device node %+v", name, n)
+			}
+		}
 	}
 }
 
 func TestFindDriverErrors(t *testing.T) {
-	if _, err := FindDriver(t.TempDir()); err == nil || !strings.Contains(err.Error(), "install") {
+	if _, err := FindDriver(t.TempDir()); err == nil || !strings.Contains(err.Error(), "install") || !strings.Contains(err.Error(), "/usr/lib64") {
 		t.Errorf("without driver: %v", err)
 	}
 	root := fakeHost(t)
@@ -190,6 +280,8 @@ func TestFingerprintShowsChanges(t *testing.T) {
 		"a GPU appears":        func() { write(t, root+procGPUs+"/0000:ff:00.0/information", "") },
 		"a device node":        func() { write(t, root+"/dev/nvidia-modeset", "") },
 		"NVIDIA writes a spec": func() { write(t, root+"/etc/cdi/nvidia.yaml", "x") },
+		"an operator's driver": func() { write(t, root+"/run/nvidia/driver/usr/lib64/libcuda.so.1.2", "") },
+		"a node beside it":     func() { write(t, root+"/run/nvidia/driver/dev/nvidia0", "") },
 		"the driver changes":   func() { write(t, root+"/proc/driver/nvidia/version", "NVRM version: x 1.2 y") },
 	} {
 		change()

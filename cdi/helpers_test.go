@@ -76,6 +76,7 @@ func fakeHost(t *testing.T) string {
 	// 32-bit libraries come first on some systems.
 	write(t, at("/usr/lib64/libcuda.so."+driverVersion), string(sharedLibrary("libcuda.so.1", 3)))
 	write(t, at("/usr/bin/nvidia-smi"), "")
+	write(t, at("/usr/bin/nvidia-cdi-hook"), "") // the toolkit's; testdata/nvidia.yaml has it
 	return root
 }
 

@@ -21,16 +21,26 @@ type NVML struct {
 
 var _ Lister = NVML{}
 
+// inNVML holds a token while this process is in NVML: what hangs there keeps a
+// thread, and whoever tries again and again must not collect them.
+var inNVML = make(chan struct{}, 1)
+
 // List returns the GPUs, ErrNoNVML if the library or the driver is not there,
 // or what NVML reports. It returns when ctx ends even if NVML hangs, as it does
 // on a GPU that fell off the bus.
 func (n NVML) List(ctx context.Context) ([]GPU, error) {
+	select {
+	case inNVML <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for NVML, which does not return from an earlier call (a GPU hangs; see dmesg): %w", ctx.Err())
+	}
 	type result struct {
 		gpus []GPU
 		err  error
 	}
 	done := make(chan result, 1)
 	go func() {
+		defer func() { <-inNVML }()
 		gpus, err := n.list()
 		done <- result{gpus, err}
 	}()

@@ -5,6 +5,7 @@ package cdi
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"flag"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/sirupsen/logrus"
 	logtest "github.com/sirupsen/logrus/hooks/test"
+	"go.yaml.in/yaml/v3"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
@@ -94,20 +96,81 @@ func TestGoldenSimulated(t *testing.T) {
 }
 
 func TestOutdatedNVIDIASpecIsNotUsed(t *testing.T) {
-	root := fakeHost(t)
 	fixture, err := os.ReadFile("testdata/nvidia.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := strings.Replace(string(fixture), `name: "1"`, `name: "7"`, 1)
-	write(t, root+"/etc/cdi/nvidia.yaml", text)
-	log, records := logtest.NewNullLogger()
-	g := generate(t, Options{HostRoot: root, Log: log})
-	if !strings.Contains(g.Source, "as found") {
-		t.Errorf("source is %q", g.Source)
+	for name, c := range map[string]struct {
+		old, new string // in NVIDIA's spec
+		says     string
+	}{
+		"a GPU is missing":            {`name: "1"`, `name: "7"`, uuidB},
+		"it is of an earlier driver":  {"hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04", "hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.550.1", "libcuda.so.550.1"},
+		"its hook was uninstalled":    {"path: /usr/bin/nvidia-cdi-hook", "path: /usr/bin/nvidia-ctk-gone", "nvidia-ctk-gone"},
+		"GPUs have changed places":    {"/dev/nvidia1", "/dev/nvidia5", uuidA},
+		"the first GPU was exchanged": {"name: GPU-6a1c0b1e-0000-4000-8000-00000000000a\n      containerEdits:\n        deviceNodes:\n            - path: /dev/nvidia1", "name: GPU-6a1c0b1e-0000-4000-8000-00000000000a\n      containerEdits:\n        deviceNodes:\n            - path: /dev/nvidia0", "/dev/nvidia1"},
+	} {
+		root := fakeHost(t)
+		text := strings.Replace(string(fixture), c.old, c.new, 1)
+		if name == "GPUs have changed places" {
+			text = strings.ReplaceAll(string(fixture), c.old, c.new)
+		}
+		if text == string(fixture) {
+			t.Fatalf("%s: the fixture lacks %q", name, c.old)
+		}
+		write(t, root+"/etc/cdi/nvidia.yaml", text)
+		log, records := logtest.NewNullLogger()
+		g := generate(t, Options{HostRoot: root, Log: log})
+		if !strings.Contains(g.Source, "as found") {
+			t.Errorf("%s: source is %q", name, g.Source)
+		}
+		if e := records.AllEntries(); len(e) == 0 || !strings.Contains(e[0].Message, c.says) || !strings.Contains(e[0].Message, "/etc/cdi/nvidia.yaml") {
+			t.Errorf("%s: the warning does not name %s: %v", name, c.says, e)
+		}
 	}
-	if e := records.AllEntries(); len(e) == 0 || !strings.Contains(e[0].Message, uuidB) {
-		t.Errorf("the warning does not name the missing GPU: %v", e)
+}
+
+// NVIDIA's spec may be JSON, in either directory, beside one of another class;
+// that of the later directory counts.
+func TestNVIDIASpecIsFound(t *testing.T) {
+	fixture, err := os.ReadFile("testdata/nvidia.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var plain any
+	if err := yaml.Unmarshal(fixture, &plain); err != nil {
+		t.Fatal(err)
+	}
+	asJSON, err := json.Marshal(plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mig := "cdiVersion: 0.5.0\nkind: nvidia.com/mig\ndevices: [{name: '0', containerEdits: {env: [A=b]}}]\n"
+	for name, c := range map[string]struct {
+		files map[string]string
+		from  string
+	}{
+		"JSON":             {map[string]string{"/etc/cdi/nvidia.json": string(asJSON)}, "/etc/cdi/nvidia.json"},
+		"both directories": {map[string]string{"/etc/cdi/a.yaml": string(fixture), "/var/run/cdi/b.yaml": string(fixture)}, "/var/run/cdi/b.yaml"},
+		"another class":    {map[string]string{"/etc/cdi/a.yaml": mig, "/var/run/cdi/b.yaml": string(fixture)}, "/var/run/cdi/b.yaml"},
+		"the later is not for these GPUs": {map[string]string{"/etc/cdi/a.yaml": string(fixture),
+			"/var/run/cdi/b.yaml": "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: '7', containerEdits: {env: [A=b]}}]\n"}, "/etc/cdi/a.yaml"},
+	} {
+		root := fakeHost(t)
+		for file, text := range c.files {
+			write(t, root+file, text)
+		}
+		g := generate(t, Options{HostRoot: root})
+		if g.Source != "NVIDIA's CDI spec "+root+c.from {
+			t.Errorf("%s: source is %q, want %s", name, g.Source, c.from)
+		}
+		one, err := Edits(g.Spec(KindNRI), uuidA)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(one.Hooks) != 1 || one.Hooks[0].Path != "/usr/bin/nvidia-cdi-hook" || !containsNode(one.DeviceNodes, "/dev/nvidia1") || !containsMount(one.Mounts, "/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04") {
+			t.Errorf("%s: edits %+v", name, one)
+		}
 	}
 }
 

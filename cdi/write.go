@@ -46,7 +46,7 @@ func Marshal(spec *specs.Spec) ([]byte, error) {
 // has one of our names, or another file declares one of our kinds: engines then
 // ignore the devices of both.
 func Write(dir string, all ...*specs.Spec) (changed bool, err error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeDir(dir); err != nil {
 		return false, fmt.Errorf("make the CDI directory: %w", err)
 	}
 	for _, spec := range all {
@@ -69,6 +69,18 @@ func Write(dir string, all ...*specs.Spec) (changed bool, err error) {
 		changed = true
 	}
 	return changed, nil
+}
+
+// makeDir makes dir, if it is not there, readable by everyone: the engines of
+// other users look for devices in it.
+func makeDir(dir string) error {
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return os.MkdirAll(dir, 0o755) // says so if it is a file
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(dir, 0o755) // the umask has no say
 }
 
 // Remove deletes the files of kinds from dir and reports whether there were

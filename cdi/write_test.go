@@ -36,6 +36,9 @@ func TestWriteAndRemove(t *testing.T) {
 			t.Fatalf("write %d: changed %v, %v", i, changed, err)
 		}
 	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("the directory: %v, %v: rootless engines can't look into it", info, err)
+	}
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != 2 || entries[0].Name() != "nvshare.com-gpu-nri.yaml" || entries[1].Name() != "nvshare.com-gpu.yaml" {
 		t.Fatalf("directory holds %v, %v", entries, err)

@@ -17,8 +17,15 @@ import (
 // made; the zero value has no device.
 type Inventory struct {
 	spec  *specs.Spec                 // of cdi.KindNRI
-	nodes map[string]*api.LinuxDevice // by host path
+	nodes map[string]*api.LinuxDevice // by path in the container
+
+	problem error // why it has no devices though there may be GPUs
 }
+
+// Unavailable returns an inventory without devices, for a node whose GPUs or
+// driver could not be read. Containers that ask for GPUs are refused with the
+// reason.
+func Unavailable(why error) *Inventory { return &Inventory{problem: why} }
 
 // NewInventory looks up what explicit edits need beyond the spec of
 // cdi.KindNRI: the numbers of its device nodes. spec is nil without GPUs;

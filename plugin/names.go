@@ -25,14 +25,17 @@ type Container struct {
 type Describer interface {
 	Describe(context.Context, Container) error
 	Forget(ctx context.Context, id string) error
-	// Ping fails if the scheduler on the other side has ended.
-	Ping(context.Context) error
+	// Known returns the containers that the scheduler has names for. It fails
+	// if the scheduler on the other side has ended.
+	Known(context.Context) (ids []string, err error)
 	Close() error
 }
 
 // Names tells the scheduler the names of containers. What handlers change is
 // only memory; Run brings the scheduler into line, in its own time, and tells a
-// restarted scheduler everything again.
+// restarted scheduler everything again. Once the runtime has said which
+// containers there are, it also has the scheduler forget those that ended while
+// no plugin ran.
 //
 // A scheduler that lags behind costs no queue: changes that cancel out, or
 // repeat, are told once or not at all.
@@ -41,8 +44,9 @@ type Names struct {
 	ping time.Duration // between looks whether the scheduler is still the same
 	wake chan struct{} // holds a token when there may be something to tell
 
-	mu   sync.Mutex
-	want map[string]Container // by ID
+	mu       sync.Mutex
+	want     map[string]Container // by ID
+	complete bool                 // want holds all containers that exist
 }
 
 const (
@@ -64,6 +68,7 @@ func (n *Names) Remove(id string) { n.change(func() { delete(n.want, id) }) }
 // Replace forgets all containers but these.
 func (n *Names) Replace(all []Container) {
 	n.change(func() {
+		n.complete = true
 		n.want = make(map[string]Container, len(all))
 		for _, c := range all {
 			n.want[c.ID] = c
@@ -81,10 +86,10 @@ func (n *Names) change(f func()) {
 	}
 }
 
-func (n *Names) snapshot() map[string]Container {
+func (n *Names) snapshot() (want map[string]Container, complete bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return maps.Clone(n.want)
+	return maps.Clone(n.want), n.complete
 }
 
 // Run tells the scheduler until ctx ends. dial connects to it.
@@ -99,8 +104,9 @@ func (n *Names) Run(ctx context.Context, dial func(context.Context) (Describer, 
 	}
 }
 
-// serve uses one connection until it fails.
-func (n *Names) serve(ctx context.Context, dial func(context.Context) (Describer, error), connected func()) error {
+// serve uses one connection until it fails. worked is called whenever the
+// scheduler has been brought into line.
+func (n *Names) serve(ctx context.Context, dial func(context.Context) (Describer, error), worked func()) error {
 	limited := func(f func(context.Context) error) error {
 		ctx, cancel := context.WithTimeout(ctx, callLimit)
 		defer cancel()
@@ -115,16 +121,32 @@ func (n *Names) serve(ctx context.Context, dial func(context.Context) (Describer
 		return err
 	}
 	defer d.Close()
-	if err := limited(d.Ping); err != nil {
+	told := map[string]Container{}
+	err = limited(func(ctx context.Context) error {
+		ids, err := d.Known(ctx)
+		for _, id := range ids {
+			told[id] = Container{} // by an earlier plugin, or over an earlier connection
+		}
+		return err
+	})
+	if err != nil {
 		return err
 	}
-	connected()
 
 	tick := time.NewTicker(n.ping)
 	defer tick.Stop()
-	told := map[string]Container{}
 	for {
-		want := n.snapshot()
+		want, complete := n.snapshot()
+		// First, because the scheduler's room for names is limited.
+		for id, c := range told {
+			if _, ok := want[id]; ok || c == (Container{}) && !complete {
+				continue
+			}
+			if err := limited(func(ctx context.Context) error { return d.Forget(ctx, id) }); err != nil {
+				return err
+			}
+			delete(told, id)
+		}
 		for id, c := range want {
 			if told[id] == c {
 				continue
@@ -134,21 +156,13 @@ func (n *Names) serve(ctx context.Context, dial func(context.Context) (Describer
 			}
 			told[id] = c
 		}
-		for id := range told {
-			if _, ok := want[id]; ok {
-				continue
-			}
-			if err := limited(func(ctx context.Context) error { return d.Forget(ctx, id) }); err != nil {
-				return err
-			}
-			delete(told, id)
-		}
+		worked()
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-n.wake:
 		case <-tick.C:
-			if err := limited(d.Ping); err != nil {
+			if err := limited(func(ctx context.Context) error { _, err := d.Known(ctx); return err }); err != nil {
 				return err
 			}
 		}

@@ -99,8 +99,11 @@ func (c *fakeConn) Describe(ctx context.Context, ctr Container) error {
 func (c *fakeConn) Forget(ctx context.Context, id string) error {
 	return c.call(ctx, func() { delete(c.known, id) })
 }
-func (c *fakeConn) Ping(ctx context.Context) error { return c.call(ctx, func() {}) }
-func (c *fakeConn) Close() error                   { return nil }
+func (c *fakeConn) Known(ctx context.Context) (ids []string, err error) {
+	err = c.call(ctx, func() { ids = slices.Collect(maps.Keys(c.known)) })
+	return ids, err
+}
+func (c *fakeConn) Close() error { return nil }
 
 func runNames(t *testing.T, n *Names, s *fakeScheduler) (stop func()) {
 	t.Helper()
@@ -134,7 +137,7 @@ func TestNamesAreToldOnce(t *testing.T) {
 	s.await(t)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if want := 1 + 2 + 2; s.calls != want { // a ping, two names, two forgotten
+	if want := 1 + 2 + 2; s.calls != want { // what it knows, two names, two forgotten
 		t.Errorf("%d calls, want %d", s.calls, want)
 	}
 }
@@ -147,4 +150,23 @@ func TestNamesSurviveAHungScheduler(t *testing.T) {
 	n.Add(Container{ID: "a"})
 	s.hang.Store(false)
 	s.await(t, "a")
+}
+
+// What ended while no plugin ran is forgotten, once the runtime has said what
+// there is; not before, because until then the plugin knows nothing.
+func TestNamesOfAnEarlierPlugin(t *testing.T) {
+	n, s := NewNames(quiet()), newScheduler()
+	s.known = map[string]Container{"ended": {ID: "ended"}, "runs": {ID: "runs", Name: "old"}}
+	defer runNames(t, n, s)()
+	n.Add(Container{ID: "new"})
+	s.await(t, "ended", "new", "runs")
+	n.Remove("new")
+	s.await(t, "ended", "runs")
+	n.Replace([]Container{{ID: "runs", Name: "current"}})
+	s.await(t, "runs")
+	n.Add(Container{ID: "last"}) // after it, the name was told
+	s.await(t, "last", "runs")
+	if c := s.get("runs"); c.Name != "current" {
+		t.Errorf("still described as %+v", c)
+	}
 }

@@ -76,6 +76,9 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	inv := p.inventory.Load()
 	req, err := ParseRequest(pod.GetAnnotations(), ctr.GetName(), inv.Devices())
+	if err != nil && inv.problem != nil {
+		err = fmt.Errorf("%w; nvshare-plugin cannot say which GPUs there are: %w", err, inv.problem)
+	}
 	var adjust *api.ContainerAdjustment
 	if err == nil {
 		adjust, err = Adjust(req, ctr, inv, p.explicit.Load())

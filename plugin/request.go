@@ -20,6 +20,9 @@ const (
 
 	// maxDevices bounds the names in one annotation.
 	maxDevices = 128
+	// maxShown is how much of an annotation errors show, in bytes: they end in
+	// logs and events, and whoever makes pods may write a quarter of a MiB.
+	maxShown = 256
 )
 
 // Request is what a container asks for.
@@ -52,7 +55,7 @@ func ParseRequest(annotations map[string]string, container string, known []strin
 	}
 	devices, err := parseDevices(value, known)
 	if err != nil {
-		return Request{}, fmt.Errorf("annotation %s=%q: %w", key, value, err)
+		return Request{}, fmt.Errorf("annotation %s=%q: %w", key, shown(value), err)
 	}
 	return Request{Devices: devices}, nil
 }
@@ -69,19 +72,20 @@ func parseDevices(value string, known []string) ([]string, error) {
 	for _, part := range parts {
 		part = strings.TrimSpace(part)
 		kind, name, found := strings.Cut(part, "=")
+		show := shown(part)
 		switch {
 		case part == "":
 			return nil, errors.New("an empty device name (a comma too many)")
 		case !found && slices.Contains(known, part):
 			return nil, fmt.Errorf("%q is not a CDI device name: write %s=%s", part, cdi.Kind, part)
 		case !found:
-			return nil, fmt.Errorf("%q is not a CDI device name: write %s=<index>, =<UUID> or =all", part, cdi.Kind)
+			return nil, fmt.Errorf("%q is not a CDI device name: write %s=<index>, =<UUID> or =all", show, cdi.Kind)
 		case kind != cdi.Kind:
-			return nil, fmt.Errorf("%q is of kind %q: only %s can be asked for here", part, kind, cdi.Kind)
+			return nil, fmt.Errorf("%q is of kind %q: only %s can be asked for here", show, shown(kind), cdi.Kind)
 		case len(known) == 0:
-			return nil, fmt.Errorf("no device %q: this node has no GPU", part)
+			return nil, fmt.Errorf("no device %q: this node has no GPU", show)
 		case !slices.Contains(known, name):
-			return nil, fmt.Errorf("no device %q: this node has %s", part, qualified(known))
+			return nil, fmt.Errorf("no device %q: this node has %s", show, qualified(known))
 		}
 		if !slices.Contains(devices, name) {
 			devices = append(devices, name)
@@ -91,6 +95,13 @@ func parseDevices(value string, known []string) ([]string, error) {
 		devices = []string{cdi.AllDevices}
 	}
 	return devices, nil
+}
+
+func shown(s string) string {
+	if len(s) <= maxShown {
+		return s
+	}
+	return s[:maxShown] + "…"
 }
 
 func qualified(names []string) string {

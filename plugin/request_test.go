@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -80,6 +81,17 @@ func TestScopesAgreeWithNRI(t *testing.T) {
 		want, wantOK := nriplugin.GetEffectiveAnnotation(&api.PodSandbox{Annotations: annotations}, Annotation, "main")
 		if got != want || ok != wantOK {
 			t.Errorf("%v: got %q %v, NRI says %q %v", annotations, got, ok, want, wantOK)
+		}
+	}
+}
+
+// What pods say may be long; what we say of it is not.
+func TestErrorsAreShort(t *testing.T) {
+	long := strings.Repeat("x", 200<<10)
+	for _, value := range []string{long, "nvshare.com/gpu=" + long, long + "=0", "nvshare.com/gpu=0," + long} {
+		_, err := ParseRequest(map[string]string{Annotation: value}, "main", known)
+		if err == nil || len(err.Error()) > 8*maxShown || !strings.Contains(err.Error(), value[:maxShown]) {
+			t.Errorf("error of %d bytes for %.60q", len(fmt.Sprint(err)), value)
 		}
 	}
 }

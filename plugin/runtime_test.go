@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -390,4 +391,62 @@ func TestSchedulerLearnsNames(t *testing.T) {
 	// A restarted scheduler knows nothing and is told again.
 	s.restart()
 	s.await(t, "id-new")
+}
+
+// A busy node: what it tells at the registration comes in several messages, and
+// must not cost us the registration. (Messages are cut by NRI's runtime side,
+// which up to 0.12.5 never ends if there are far fewer pods than containers.)
+func TestSynchronizeWithManyContainers(t *testing.T) {
+	r := newRuntime(t, "v2.4.2")
+	const n = 500
+	var using []string
+	for i := range n {
+		p := pod(nil)
+		p.Id = fmt.Sprintf("pod%03d", i/3)
+		if i%3 == 0 {
+			r.pods = append(r.pods, p)
+		}
+		c := &api.Container{Id: fmt.Sprintf("c%03d", i), PodSandboxId: p.Id, Name: "x", Env: []string{"BIG=" + strings.Repeat("x", 16<<10)}}
+		if i%2 == 0 {
+			c.Mounts = []*api.Mount{{Destination: cdi.ShimDir}}
+			using = append(using, c.Id)
+		}
+		r.ctrs = append(r.ctrs, c)
+	}
+	r.start()
+	defer r.stop()
+	names, s := NewNames(quiet()), newScheduler()
+	defer runNames(t, names, s)()
+	run(t, r, names)
+	await(t, r.synced, "the registration")
+	s.await(t, using...)
+	if a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main")); err != nil || len(a.GetCDIDevices()) != 1 {
+		t.Errorf("after it: %v, %v", a, err)
+	}
+}
+
+// A plugin after ours that claims LD_PRELOAD as well: the runtime refuses the
+// container and names both, so that nobody loses the shim without a word.
+func TestPreloadClaimedAfterOurs(t *testing.T) {
+	r := newRuntime(t, "v2.4.2")
+	r.start()
+	defer r.stop()
+	run(t, r, NewNames(quiet()))
+	await(t, r.synced, "ours")
+	other, err := stub.New(otherPlugin{}, stub.WithPluginName("other"), stub.WithPluginIdx("90"), stub.WithSocketPath(r.socket), stub.WithLogger(stubLogger{quiet()}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Start(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	defer other.Stop()
+	await(t, r.synced, "the other plugin")
+	_, err = r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main"))
+	if err == nil || !strings.Contains(err.Error(), "nvshare") || !strings.Contains(err.Error(), "other") || !strings.Contains(err.Error(), "LD_PRELOAD") {
+		t.Errorf("got %v", err)
+	}
+	if a, err := r.create(pod(nil), ctr("plain")); err != nil || len(a.GetCDIDevices()) != 0 {
+		t.Errorf("a pod that does not ask: %v, %v", a, err)
+	}
 }

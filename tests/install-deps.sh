@@ -1,55 +1,91 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs the Debian or Ubuntu packages that make demo and make test need,
+# Usage: install-deps.sh demo|test
+# Installs the Debian or Ubuntu packages that make demo or make test needs,
 # if they are missing, after saying which and why. Nothing else is changed,
 # and nothing is downloaded but packages from apt.
 set -eu
 
-missing=
+goal=${1:?usage: install-deps.sh demo|test}
+
+required=
+optional=
 report=
 # need PACKAGE REASON CHECK...: PACKAGE is missing unless CHECK succeeds.
 need() {
+	missing "$@" || required="$required $package"
+}
+# want is need for a package that can be left out.
+want() {
+	missing "$@" || optional="$optional $package"
+}
+missing() {
 	package=$1 reason=$2
 	shift 2
-	if ! "$@" >/dev/null 2>&1; then
-		missing="$missing $package"
+	"$@" >/dev/null 2>&1 || {
 		report="$report  $package: $reason
 "
-	fi
+		return 1
+	}
 }
 program() { command -v "$1" || test -x "/usr/sbin/$1"; }
-# library NAME: the compiler finds it
-library() { test "$(gcc -print-file-name="$1")" != "$1"; }
+# library COMPILER NAME: the compiler finds it
+library() { path=$("$1" -print-file-name="$2") && test "$path" != "$2"; }
 
-if ! command -v go >/dev/null 2>&1; then
-	echo "Go is missing: install the version in go.mod or newer (https://go.dev/dl), then try again" >&2
+# Go is not installed from apt: what a distribution has is too old. From 1.21
+# on, Go fetches the version it needs by itself.
+if ! said=$(cd "$(dirname "$0")/tools" && "${GO:-go}" list -m 2>&1); then
+	printf '%s\n' "$said" >&2
+	echo "Go is missing or too old: install the current one (https://go.dev/dl), then try again" >&2
 	exit 1
 fi
 need gcc "compiles the shim and the simulated GPU" program gcc
 need make "runs the build" program make
-need libc6-dev "headers, and the static C library for runc" library libc.a
-need libseccomp-dev "runc is built with seccomp, statically" library libseccomp.a
+need libc6-dev "headers, and the static C library for runc" library gcc libc.a
+need libseccomp-dev "runc is built with seccomp, statically" library gcc libseccomp.a
 need pkg-config "finds libseccomp for runc" program pkg-config
 need mount "mounts inside the throw-away node" program mount
-required=$missing
-need podman "the third tenant of the demo, and the podman tests (left out without it)" program podman
+want podman "the demo's third tenant and the podman tests; left out without it" program podman
+if [ "$goal" = test ]; then
+	arm64=aarch64-linux-gnu-gcc
+	want gcc-aarch64-linux-gnu "the shim's arm64 build; left out without it" program $arm64
+	want libc6-dev-arm64-cross "the same" library $arm64 libc.so
+fi
 
-if [ -z "$missing" ]; then
+if [ -z "$required$optional" ]; then
 	exit 0
 fi
-echo "these packages are needed and missing:" >&2
+echo "make $goal needs these packages, which are missing:" >&2
 printf '%s' "$report" >&2
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-	echo "install them as root: apt-get install --no-install-recommends$missing" >&2
+	echo "install them as root: apt-get install --no-install-recommends$required$optional" >&2
 	test -z "$required"
 	exit
 fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+export DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1
+# Another apt-get may be at work: a fresh machine updates itself.
+apt() { apt-get -y -qq -o DPkg::Lock::Timeout=300 "$@" </dev/null >>"$log" 2>&1; }
+# The package lists may be absent (fresh images have none) or stale.
+install() { apt install --no-install-recommends "$@" || { apt update && apt install --no-install-recommends "$@"; }; }
+
 echo "installing them with apt-get" >&2
-export DEBIAN_FRONTEND=noninteractive
-# Package lists may be stale or absent (fresh images have none).
-# shellcheck disable=SC2086 # a list of words
-apt-get install -y -qq --no-install-recommends $missing >/dev/null 2>&1 || {
-	apt-get update -qq >&2
-	apt-get install -y -qq --no-install-recommends $missing >&2
-}
+# shellcheck disable=SC2086 # lists of words
+if install $required $optional; then
+	exit 0
+fi
+# shellcheck disable=SC2086
+if [ -n "$required" ] && ! install $required; then
+	cat "$log" >&2
+	echo "apt-get could not install$required (its output is above): install them another way, then try again" >&2
+	exit 1
+fi
+for package in $optional; do
+	install "$package" || {
+		tail -n 3 "$log" >&2
+		echo "apt-get could not install $package: going on without it" >&2
+	}
+done

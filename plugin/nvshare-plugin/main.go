@@ -7,6 +7,11 @@
 // When it ends, the files and specs stay: containers that run need the shim,
 // and containers that restart need the spec. Only a node without GPU has its
 // specs removed.
+//
+// A plugin that is not registered lets pods that ask start without a GPU. So it
+// ends for a wrong command line and for files that it cannot place, but not for
+// GPUs, drivers or CDI directories that it cannot make use of: it then refuses
+// who asks, says why, and tries again.
 package main
 
 import (
@@ -17,6 +22,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/sirupsen/logrus"
@@ -48,6 +54,10 @@ func main() {
 		os.Exit(1)
 	}
 }
+
+// headStart is how long the first look at the GPUs keeps the plugin from
+// registering: a cold driver takes seconds, a broken one has no end.
+const headStart = 5 * time.Second
 
 func command(log logrus.FieldLogger) *cobra.Command {
 	var f flags
@@ -106,12 +116,9 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	if err := n.place(f); err != nil {
 		return err
 	}
-	inv, err := n.refresh(ctx)
-	if err != nil {
-		return err
-	}
 	if f.noNRI {
-		return nil
+		_, err := n.refresh(ctx)
+		return err
 	}
 
 	// The parts end when ctx does, or when one of them fails.
@@ -119,11 +126,23 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	defer cancel()
 	names := plugin.NewNames(log)
 	p := plugin.New(log, names)
-	p.SetInventory(inv)
 	go names.Run(ctx, func(ctx context.Context) (plugin.Describer, error) {
 		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log)
 	})
-	go n.watch(ctx, p.SetInventory)
+	// A plugin that has ended lets pods that ask start without a GPU, and
+	// without a word: whatever the GPUs do, it registers, and then refuses.
+	p.SetInventory(plugin.Unavailable(errors.New("it has not found out yet")))
+	looked := make(chan struct{})
+	go func() {
+		p.SetInventory(n.look(ctx))
+		close(looked)
+		n.watch(ctx, p.SetInventory)
+	}()
+	select {
+	case <-looked:
+	case <-time.After(headStart):
+	case <-ctx.Done():
+	}
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warnf("tell systemd that the plugin is ready: %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/ttrpc"
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc/codes"
@@ -21,7 +22,7 @@ import (
 
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
-	"github.com/nvshare/nvshare/sched/api"
+	sched "github.com/nvshare/nvshare/sched/api"
 )
 
 const patience = 30 * time.Second
@@ -153,6 +154,50 @@ func TestStartFails(t *testing.T) {
 	}
 }
 
+// Without a usable driver the plugin serves on, refuses who asks and says why,
+// and gives GPUs as soon as it can.
+func TestServesWithoutADriver(t *testing.T) {
+	root, _ := host(t, 1)
+	if err := os.Remove(root + "/etc/cdi/nvidia.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	n := &node{
+		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths,
+		cdiDir: root + "/run/cdi", every: time.Millisecond,
+	}
+	p := plugin.New(quiet(), plugin.NewNames(quiet()))
+	create := func() error {
+		_, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{Name: "train", Namespace: "ml",
+			Annotations: map[string]string{plugin.Annotation: "nvshare.com/gpu=0"}}, &api.Container{Name: "main"})
+		return err
+	}
+	p.SetInventory(n.look(context.Background()))
+	if err := create(); err == nil || !strings.Contains(err.Error(), "libcuda.so") || !strings.Contains(err.Error(), "ml/train") {
+		t.Errorf("refused with %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	found, done := make(chan *plugin.Inventory, 100), make(chan struct{})
+	go func() {
+		n.watch(ctx, func(inv *plugin.Inventory) { found <- inv })
+		close(done)
+	}()
+	write(t, root+"/etc/cdi/.nvidia", "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: '0', containerEdits: {deviceNodes: [{path: /dev/nvidia0}]}}]\n")
+	if err := os.Rename(root+"/etc/cdi/.nvidia", root+"/etc/cdi/nvidia.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case inv := <-found:
+		p.SetInventory(inv)
+	case <-time.After(patience):
+		t.Fatal("the driver was not noticed")
+	}
+	if err := create(); err != nil {
+		t.Errorf("with a driver: %v", err)
+	}
+	cancel()
+	<-done
+}
+
 func TestWatchFollowsTheHost(t *testing.T) {
 	root, _ := host(t, 1)
 	n := &node{
@@ -204,20 +249,29 @@ func TestWatchFollowsTheHost(t *testing.T) {
 
 // control is the scheduler's side of the control socket.
 type control struct {
-	api.ControlService
-	described chan *api.Container
+	sched.ControlService
+	described chan *sched.Container
+	forgotten chan string
 }
 
-func (c control) Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error) {
-	return &api.StatusResponse{}, nil
+func (c control) Status(context.Context, *sched.StatusRequest) (*sched.StatusResponse, error) {
+	return &sched.StatusResponse{Containers: []*sched.Container{{Id: "ended"}}}, nil
 }
 
-func (c control) DescribeContainer(_ context.Context, r *api.DescribeContainerRequest) (*api.DescribeContainerResponse, error) {
-	if r.Container.Name == "refused" {
+func (c control) ForgetContainer(_ context.Context, r *sched.ForgetContainerRequest) (*sched.ForgetContainerResponse, error) {
+	c.forgotten <- r.Id
+	return &sched.ForgetContainerResponse{}, nil
+}
+
+func (c control) DescribeContainer(_ context.Context, r *sched.DescribeContainerRequest) (*sched.DescribeContainerResponse, error) {
+	switch r.Container.Name {
+	case "refused":
 		return nil, status.Error(codes.InvalidArgument, "no")
+	case "too many":
+		return nil, status.Error(codes.ResourceExhausted, "4096 are described already")
 	}
 	c.described <- r.Container
-	return &api.DescribeContainerResponse{}, nil
+	return &sched.DescribeContainerResponse{}, nil
 }
 
 func TestSchedulerConnection(t *testing.T) {
@@ -230,8 +284,9 @@ func TestSchedulerConnection(t *testing.T) {
 	if _, err := dial(context.Background()); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("no scheduler: %v", err)
 	}
-	c := control{described: make(chan *api.Container, 10)}
+	c := control{described: make(chan *sched.Container, 10), forgotten: make(chan string, 10)}
 	names := plugin.NewNames(quiet())
+	names.Replace(nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -239,14 +294,15 @@ func TestSchedulerConnection(t *testing.T) {
 		close(done)
 	}()
 	names.Add(plugin.Container{ID: "x", Name: "refused"})
+	names.Add(plugin.Container{ID: "y", Name: "too many"})
 	names.Add(plugin.Container{ID: "a", Name: "main", Namespace: "ml", Pod: "train", PodUID: "u"})
 	for range 2 { // the second scheduler is told again
 		server, err := ttrpc.NewServer()
 		if err != nil {
 			t.Fatal(err)
 		}
-		api.RegisterControlService(server, c)
-		l, err := net.Listen("unix", filepath.Join(dir, api.SocketName))
+		sched.RegisterControlService(server, c)
+		l, err := net.Listen("unix", filepath.Join(dir, sched.SocketName))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -258,6 +314,14 @@ func TestSchedulerConnection(t *testing.T) {
 			}
 		case <-time.After(patience):
 			t.Fatal("the scheduler was told nothing")
+		}
+		select {
+		case id := <-c.forgotten:
+			if id != "ended" {
+				t.Errorf("%s was forgotten", id)
+			}
+		case <-time.After(patience):
+			t.Fatal("the ended container was not forgotten")
 		}
 		if err := server.Close(); err != nil {
 			t.Fatal(err)

@@ -68,6 +68,19 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	return plugin.NewInventory(found.Spec(cdi.KindNRI), n.options.HostRoot), nil
 }
 
+// look is the first refresh. If it fails, nothing can be given until watch, which
+// tries again, succeeds.
+func (n *node) look(ctx context.Context) *plugin.Inventory {
+	inv, err := n.refresh(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
+		}
+		return plugin.Unavailable(err)
+	}
+	return inv
+}
+
 // watch refreshes at SIGHUP and when something changed, until ctx ends, and
 // hands over what was found. What can't be refreshed stays as it was.
 func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {

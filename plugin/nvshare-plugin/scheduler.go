@@ -35,7 +35,8 @@ func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	_, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: &api.Container{
 		Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID,
 	}})
-	if status.Code(err) == codes.InvalidArgument {
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.ResourceExhausted:
 		s.log.Warnf("the scheduler refuses the names of container %s (%s/%s): %v", c.ID, c.Namespace, c.Pod, err)
 		return nil
 	}
@@ -47,9 +48,16 @@ func (s *scheduler) Forget(ctx context.Context, id string) error {
 	return err
 }
 
-func (s *scheduler) Ping(ctx context.Context) error {
-	_, err := s.conn.Status(ctx, &api.StatusRequest{})
-	return err
+func (s *scheduler) Known(ctx context.Context) ([]string, error) {
+	r, err := s.conn.Status(ctx, &api.StatusRequest{})
+	if err != nil {
+		return nil, err
+	}
+	ids := make([]string, 0, len(r.Containers))
+	for _, c := range r.Containers {
+		ids = append(ids, c.Id)
+	}
+	return ids, nil
 }
 
 func (s *scheduler) Close() error { return s.conn.Close() }

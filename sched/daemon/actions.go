@@ -137,9 +137,11 @@ func (d *Daemon) expectRelease(g *gpu, holder *conn) {
 	if d.opts.Spin == 0 || holder == nil || holder.dead {
 		return
 	}
-	if att := d.attachmentOf(g, g.core.Next()); att != nil {
-		att.client.page.announce(att.channel)
+	next := d.attachmentOf(g, g.core.Next())
+	if next == nil {
+		return // nobody gains: anti-thrash was turned on
 	}
+	next.client.page.announce(next.channel)
 	holder.lookOut(now().Add(d.opts.Spin))
 }
 

@@ -110,6 +110,20 @@ func (d *Daemon) refuseAtLimit(c *conn, text string) {
 	c.refuse(wire.ErrTooMany, text)
 }
 
+// refuseUnknown notes that a connection was refused because its process could
+// not be identified.
+func (d *Daemon) refuseUnknown(err error) {
+	d.refused++
+	level := logrus.DebugLevel // it ended as soon as it had connected
+	if errors.Is(err, errOtherPIDNamespace) {
+		if d.identifyErr == nil {
+			level = logrus.ErrorLevel
+		}
+		d.identifyErr = err
+	}
+	d.log.WithError(err).Log(level, "refuse a connection: cannot identify the process")
+}
+
 // frame handles one frame that is well-formed and in order by itself.
 func (d *Daemon) frame(c *conn, f *wire.Frame) {
 	if c.dead {
@@ -216,9 +230,14 @@ func (d *Daemon) addClient(p *peer) *client {
 	d.wg.Add(1)
 	go func() {
 		defer d.wg.Done()
-		if err := awaitDeath(p.pidfd); err == nil {
+		err := awaitDeath(p.pidfd)
+		if err == nil {
 			d.do(func() { d.bury(cl) })
-		} else if !errors.Is(err, os.ErrClosed) {
+			return
+		}
+		select {
+		case <-d.ended: // and so closed the pidfd
+		default:
 			d.log.WithError(err).Errorf("watch process %d: its death will not be noticed", p.pid)
 		}
 	}()

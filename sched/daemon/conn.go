@@ -73,7 +73,7 @@ func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
 	c := &conn{sock: sock}
 	var err error
 	if c.peer, err = identify(sock); err != nil {
-		d.log.WithError(err).Debug("refuse a connection: cannot identify the process")
+		_ = d.ask(ctx, func() { d.refuseUnknown(err) })
 		c.refuse(wire.ErrInternal, "cannot identify your process")
 		sock.Close()
 		return

@@ -185,6 +185,9 @@ func (d *Daemon) problems() (p []string) {
 	if d.persistErr != nil {
 		p = append(p, fmt.Sprintf("no grants: %v", d.persistErr))
 	}
+	if d.identifyErr != nil {
+		p = append(p, fmt.Sprintf("clients are refused and run unarbitrated: %v", d.identifyErr))
+	}
 	if len(d.order) == 0 {
 		switch {
 		case d.discoverErr != nil:

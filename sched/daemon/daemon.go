@@ -60,8 +60,8 @@ type Daemon struct {
 	tenants *net.UnixListener
 	control net.Listener
 
-	events chan func() // run by the loop
-	ended  chan struct{}
+	events chan func()    // run by the loop
+	ended  chan struct{}  // closed when the loop has ended
 	wg     sync.WaitGroup // every goroutine but the loop
 
 	// Below: the loop's own.
@@ -85,6 +85,7 @@ type Daemon struct {
 	pending      []*pendingAttach
 	persistErr   error
 	invariantErr error
+	identifyErr  error // clients are refused that no client can do anything about
 	nextCheck    sched.Time
 	tenantLog    bucket
 	checkAlways  bool // tests
@@ -154,6 +155,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}()
 	d.startDiscovery(ctx)
 	d.loop(ctx)
+	close(d.ended) // before anything is closed that others wait for
 
 	d.tenants.Close()
 	server.Close()
@@ -167,7 +169,6 @@ func (d *Daemon) Run(ctx context.Context) error {
 		cl.pidfd.Close()
 	}
 	cancel()
-	close(d.ended)
 	d.wg.Wait()
 	for _, cl := range d.clients {
 		if cl.page != nil {

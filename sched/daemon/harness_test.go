@@ -163,6 +163,12 @@ type proc struct {
 // if that is not 0.
 func newProc(t *testing.T, dir string, uid uint32) *proc {
 	t.Helper()
+	return newProcOf(t, "/proc/self/exe", dir, uid)
+}
+
+// newProcOf has the process's program under another name.
+func newProcOf(t *testing.T, exe, dir string, uid uint32) *proc {
+	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -174,7 +180,7 @@ func newProc(t *testing.T, dir string, uid uint32) *proc {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proc{t: t, ctl: conn.(*net.UnixConn), cmd: exec.Command("/proc/self/exe")}
+	p := &proc{t: t, ctl: conn.(*net.UnixConn), cmd: exec.Command(exe)}
 	p.cmd.Env = append(os.Environ(), roleEnv+"=connector", roleDirEnv+"="+dir)
 	p.cmd.ExtraFiles = []*os.File{theirs}
 	p.cmd.Stderr = os.Stderr

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -355,5 +356,61 @@ func TestTenantsCannotFloodTheLog(t *testing.T) {
 	s.stop()
 	if lines := strings.Count(log.String(), "broke the protocol"); lines == 0 || lines > n/2 {
 		t.Errorf("%d lines for %d bad connections", lines, n)
+	}
+}
+
+// A process may be called anything; it gets no line of its own in the log.
+func TestNamesCannotForgeLogLines(t *testing.T) {
+	var log strings.Builder
+	dir := t.TempDir()
+	s := start(t, dir, logTo(&log))
+	exe, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	evil := filepath.Join(dir, "a\n\x1b[2Jlevel=x")
+	if err := os.Symlink(exe, evil); err != nil {
+		t.Fatal(err)
+	}
+	p := newProcOf(t, evil, s.dir, 0)
+	c := p.connect().register(0).attach(0, gpuA, 0, 0)
+	if got := s.status().Gpus[0].Clients[0].Command; got != "a\n\x1b[2Jlevel=x" {
+		t.Fatalf("the process is called %q", got)
+	}
+	c.raw([]byte("x"))
+	c.expectRefused(wire.ErrProtocol)
+	s.stop()
+	for line := range strings.Lines(log.String()) {
+		if !strings.HasPrefix(line, "time=") || strings.Contains(line, "\x1b") {
+			t.Errorf("forged: %q", line)
+		}
+	}
+}
+
+// A scheduler in a PID namespace of its own cannot tell its clients apart. It
+// says so, to the client, in the log and in the status.
+func TestOtherPIDNamespace(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root for a PID namespace")
+	}
+	dir := t.TempDir()
+	log := filepath.Join(dir, "log")
+	startProcessBy(t, dir, func(cmd *exec.Cmd) {
+		logErrorsTo(t, log)(cmd)
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWPID
+	})
+	for range 3 {
+		c := newProc(t, dir, 0).connect()
+		if f := c.expect(wire.TypeRefused); !strings.Contains(f.Refused.String(), "identify") {
+			t.Errorf("refused with %q", f.Refused.String())
+		}
+		c.expectClosed()
+	}
+	r := (&scheduler{t: t, dir: dir}).status()
+	if len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "hostPID") || r.Refused != 3 {
+		t.Errorf("status %v", r)
+	}
+	if n := strings.Count(readFile(t, log), "PID namespace"); n != 1 {
+		t.Errorf("said %d times in the log:\n%s", n, readFile(t, log))
 	}
 }

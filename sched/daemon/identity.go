@@ -13,6 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// errOtherPIDNamespace: without a pid there is no identity, and no proof of death.
+var errOtherPIDNamespace = errors.New("the process is not in the scheduler's PID namespace: run nvshare-scheduler in the host's (hostPID: true in Kubernetes, --pid=host in podman and docker)")
+
 // soPeerPidfd is SO_PEERPIDFD, Linux 6.5.
 const soPeerPidfd = 77
 
@@ -58,7 +61,7 @@ func identify(conn *net.UnixConn) (*peer, error) {
 		if pidfd >= 0 {
 			unix.Close(pidfd)
 		}
-		return nil, errors.New("the process is not in the scheduler's PID namespace (run the scheduler in the host's)")
+		return nil, errOtherPIDNamespace
 	}
 	if errors.Is(fdErr, unix.ENOPROTOOPT) {
 		// Before Linux 6.5. If the peer died and its pid was given to another

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched"
@@ -49,7 +50,10 @@ func openToAll(t *testing.T, dir string) {
 func schedulerProcess(dir string) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	d, err := New(testOptions(dir))
+	o := testOptions(dir)
+	o.Log.Logger.SetOutput(os.Stderr)
+	o.Log.Logger.SetLevel(logrus.ErrorLevel)
+	d, err := New(o)
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -64,13 +68,30 @@ func schedulerProcess(dir string) {
 // startProcess runs a scheduler in a process of its own, as a user.
 func startProcess(t *testing.T, dir string, uid uint32) *exec.Cmd {
 	t.Helper()
+	return startProcessBy(t, dir, func(cmd *exec.Cmd) {
+		if uid != 0 {
+			cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
+		}
+	})
+}
+
+// logErrorsTo has a scheduler process write what it logs as errors to a file.
+func logErrorsTo(t *testing.T, path string) func(*exec.Cmd) {
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return func(cmd *exec.Cmd) { cmd.Stderr = f }
+}
+
+func startProcessBy(t *testing.T, dir string, change func(*exec.Cmd)) *exec.Cmd {
+	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), roleEnv+"=scheduler", roleDirEnv+"="+dir)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if uid != 0 {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
-	}
+	change(cmd)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +143,8 @@ func TestSchedulerIsKilled(t *testing.T) {
 
 func TestRestartAfterSIGTERM(t *testing.T) {
 	dir := t.TempDir()
-	cmd := startProcess(t, dir, 0)
+	log := filepath.Join(dir, "log")
+	cmd := startProcessBy(t, dir, logErrorsTo(t, log))
 	_, a, e := newHolder(t, &scheduler{t: t, dir: dir})
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -132,6 +154,9 @@ func TestRestartAfterSIGTERM(t *testing.T) {
 	}
 	if a.page.Word(0) != uint32(e) {
 		t.Error("the holder's gate shut at the scheduler's end")
+	}
+	if text := readFile(t, log); text != "" {
+		t.Errorf("an end in good order is no error: %s", text)
 	}
 	for _, name := range []string{"tenant/scheduler.sock", "control.sock"} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); !os.IsNotExist(err) {

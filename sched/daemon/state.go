@@ -19,8 +19,8 @@ import (
 // stateVersion changes when an older scheduler would misread the file.
 const stateVersion = 1
 
-// state is what a restarted scheduler must know. The file is replaced by
-// rename before each grant, without fsync: it need only survive this process.
+// state is what a restarted scheduler must know. The file is replaced as a whole
+// before each grant, without fsync: it need only survive this process.
 // After a crash of the kernel no holder lives on, and the boot id tells the
 // next scheduler so, whichever version of the file it finds.
 type state struct {
@@ -80,7 +80,11 @@ const stateBlock = 4096
 
 // save replaces the file. Two files change places, because replacing one by a
 // fresh one makes ext4 write the data out at once, which takes a millisecond.
-func (s *state) save(path string) error {
+// Whatever the other one holds, it is overwritten before that.
+func (s *state) save(path string) error { return s.saveBy(path, exchange) }
+
+// saveBy is save; exchange may fail where a file system has no such thing.
+func (s *state) saveBy(path string, exchange func(a, b string) error) error {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return err
@@ -92,28 +96,38 @@ func (s *state) save(path string) error {
 	if err := overwrite(tmp, text); err != nil {
 		return fmt.Errorf("record a grant: %w", err)
 	}
-	err = unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
-	if err != nil { // the first time, or a file system that cannot
-		err = os.Rename(tmp, path)
+	if exchange(tmp, path) == nil {
+		return nil
 	}
-	if err != nil {
+	// The first time, or a file system that cannot.
+	if err := os.Rename(tmp, path); err != nil {
 		return fmt.Errorf("record a grant: %w", err)
 	}
 	return nil
 }
 
-// overwrite makes a file's content text, without truncating it first.
+// exchange makes two files change places at one stroke.
+func exchange(a, b string) error {
+	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
+}
+
+// overwrite makes a file's content text, without truncating it first. It
+// neither follows a link nor waits for the reader of a pipe: the run directory
+// may be one that others write to.
 func overwrite(path string, text []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if _, err := f.WriteAt(text, 0); err != nil {
+	info, err := f.Stat()
+	if err != nil {
 		return err
 	}
-	info, err := f.Stat()
-	if err != nil || info.Size() == int64(len(text)) {
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is not a regular file; remove it", path)
+	}
+	if _, err := f.WriteAt(text, 0); err != nil || info.Size() <= int64(len(text)) {
 		return err
 	}
 	return f.Truncate(int64(len(text)))

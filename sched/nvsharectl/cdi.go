@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -90,6 +91,9 @@ func (f *cdiFlags) generate(cmd *cobra.Command, io streams) error {
 	if err != nil {
 		return err
 	}
+	if _, err := os.Stat(filepath.Join(f.paths.LibDir, cdi.ShimFile)); errors.Is(err, fs.ErrNotExist) {
+		fmt.Fprintf(io.err, "warning: %v; containers with these devices cannot start before it is there (nvshare-plugin --no-nri puts it there)\n", err)
+	}
 	if f.output == "" {
 		_, err := io.out.Write(data)
 		return err
@@ -102,8 +106,22 @@ func (f *cdiFlags) generate(cmd *cobra.Command, io streams) error {
 }
 
 // replaceFile writes a file that everyone can read, as a whole or not at all.
+// The directory is made if need be: /etc/cdi is not there on a fresh host. What
+// is there and is no file, like /dev/stdout, is left alone.
 func replaceFile(path string, data []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if st, err := os.Lstat(path); err == nil && !st.Mode().IsRegular() {
+		return fmt.Errorf("%s is not a regular file; remove it, or choose another name", path)
+	}
+	dir := filepath.Dir(path)
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		if err := os.Chmod(dir, 0o755); err != nil { // whatever the umask was
+			return err
+		}
+	}
+	tmp, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
 	if err != nil {
 		return err
 	}

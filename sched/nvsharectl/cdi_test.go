@@ -45,12 +45,16 @@ nvshare.com/gpu=all
 
 func TestCDIGenerate(t *testing.T) {
 	sim, file := simulated(t), filepath.Join(t.TempDir(), "spec.yaml")
-	args := []string{"cdi", "generate", "--simgpu", sim, "--run-dir", "/run/elsewhere", "--lib-dir", "/opt/lib", "--hook", "/opt/hook"}
+	lib := t.TempDir()
+	if err := os.WriteFile(filepath.Join(lib, "libnvshare.so"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"cdi", "generate", "--simgpu", sim, "--run-dir", "/run/elsewhere", "--lib-dir", lib, "--hook", "/opt/hook"}
 	code, printed, errs := ctl(args...)
 	if code != exitOK || errs != "" {
 		t.Fatalf("exit %d, %s", code, errs)
 	}
-	for _, want := range []string{"kind: nvshare.com/gpu\n", "/run/elsewhere/tenant", "/opt/lib", "/opt/hook", "LD_PRELOAD"} {
+	for _, want := range []string{"kind: nvshare.com/gpu\n", "/run/elsewhere/tenant", lib, "/opt/hook", "LD_PRELOAD"} {
 		if !strings.Contains(printed, want) {
 			t.Errorf("the spec lacks %q:\n%s", want, printed)
 		}
@@ -68,8 +72,13 @@ func TestCDIGenerate(t *testing.T) {
 	if code != exitFailed || !strings.Contains(errs, "simulated GPU") {
 		t.Errorf("nothing there: exit %d, %s", code, errs)
 	}
-	code, _, errs = ctl(append(args, "--output", "/nonexistent/spec.yaml")...)
-	if code != exitFailed || !strings.Contains(errs, "/nonexistent") {
+	code, _, errs = ctl(append(args, "--output", filepath.Join(file, "spec.yaml"))...)
+	if code != exitFailed || !strings.Contains(errs, file) {
 		t.Errorf("cannot write: exit %d, %s", code, errs)
+	}
+	// Without the shim on the host no container could start.
+	code, again, errs := ctl(append(args, "--lib-dir", "/nonexistent/lib")...)
+	if code != exitOK || !strings.Contains(again, "/nonexistent/lib") || !strings.Contains(errs, "/nonexistent/lib/libnvshare.so") || !strings.Contains(errs, "nvshare-plugin --no-nri") {
+		t.Errorf("no shim: exit %d, %s", code, errs)
 	}
 }

@@ -108,6 +108,9 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.set.given(cmd) {
+				if cmd.Flags().Changed("output") {
+					return usageError{errors.New("--output is for the status: it cannot go with --set-tq or --anti-thrash")}
+				}
 				return f.set.run(cmd.Context(), f.runDir, io)
 			}
 			return showStatus(cmd.Context(), f, io)

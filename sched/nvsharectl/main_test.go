@@ -10,8 +10,10 @@ import (
 	"flag"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containerd/ttrpc"
@@ -214,6 +216,12 @@ func TestErrors(t *testing.T) {
 		{"-T soon", nil, exitUsage, "--set-tq"},
 		{"--set-tq=", nil, exitUsage, "no value"},
 		{"-S maybe", nil, exitUsage, "neither on nor off"},
+		{"-T abc", nil, exitUsage, "give seconds (45) or a unit (200ms)"},
+		{"-S ON", nil, exitUsage, "neither on nor off"},
+		{"-T 1 -S maybe", nil, exitUsage, "--anti-thrash"},
+		{"-T 1 extra", nil, exitUsage, "extra"},
+		{"-T 1 -o json", nil, exitUsage, "--output"},
+		{"status -T 1", nil, exitUsage, "unknown shorthand"},
 		{"-o yaml", nil, exitUsage, "neither table nor json"},
 		{"--nonsense", nil, exitUsage, "unknown flag"},
 		{"nonsense", nil, exitUsage, "unknown command"},
@@ -294,7 +302,89 @@ func TestReplaceFile(t *testing.T) {
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("left behind: %v", left)
 	}
-	if err := replaceFile(filepath.Join(dir, "missing", "x"), nil); err == nil {
-		t.Error("no error for a missing directory")
+	if err := replaceFile(filepath.Join(path, "x"), nil); err == nil {
+		t.Error("no error for a file as directory")
+	}
+
+	// A fresh host has no /etc/cdi; engines of every user must see into it.
+	defer syscall.Umask(syscall.Umask(0o077))
+	fresh := filepath.Join(dir, "etc", "cdi", "spec.yaml")
+	if err := replaceFile(fresh, nil); err != nil {
+		t.Error(err)
+	} else if st, err := os.Stat(filepath.Dir(fresh)); err != nil || st.Mode().Perm() != 0o755 {
+		t.Errorf("directory: %v, %v", st, err)
+	}
+
+	// "--output /dev/stdout" must not take it from the whole machine.
+	stdout := filepath.Join(dir, "stdout")
+	if err := os.Symlink("/proc/self/fd/1", stdout); err != nil {
+		t.Fatal(err)
+	}
+	if err := replaceFile(stdout, nil); err == nil || !strings.Contains(err.Error(), stdout) {
+		t.Errorf("a link was replaced: %v", err)
+	}
+	if _, err := os.Readlink(stdout); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMain is nvsharectl itself where a test needs it as another process.
+func TestMain(m *testing.M) {
+	if args, ok := os.LookupEnv("NVSHARE_TEST_CTL"); ok {
+		os.Exit(run(context.Background(), strings.Fields(args), streams{out: os.Stdout, err: os.Stderr}))
+	}
+	os.Exit(m.Run())
+}
+
+func TestPermissionDenied(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to be somebody else")
+	}
+	dir := serve(t, &fake{status: sample()})
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(api.SocketPath(dir), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "NVSHARE_TEST_CTL=--run-dir "+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != exitUnreachable {
+		t.Errorf("exit %v", err)
+	}
+	for _, want := range []string{"permission denied", api.SocketPath(dir), "usually root"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("%q lacks %q", out, want)
+		}
+	}
+}
+
+// Columns start at the same place in every line, whatever is in them.
+func TestColumns(t *testing.T) {
+	r := sample()
+	r.Gpus[0].Clients[0].Container.Name = strings.Repeat("long-", 20)
+	r.Gpus[0].Clients[1].Container.Namespace = "ünïcödé"
+	r.Gpus[0].Name = "NVIDIA H200 NVL with a name of many words"
+	var out bytes.Buffer
+	printStatus(streams{out: &out}, r)
+	for _, block := range strings.Split(out.String(), "\n\n")[:2] {
+		lines := strings.Split(strings.TrimSpace(block), "\n")
+		for _, column := range []string{"GRANTS", "FOR"} {
+			at := strings.Index(lines[0], column)
+			for _, line := range lines[1:] {
+				cells := []rune(line)
+				if at < 2 || len(cells) <= at || cells[at-1] != ' ' || cells[at-2] != ' ' || cells[at] == ' ' {
+					t.Errorf("%s is not aligned:\n%s", column, block)
+					break
+				}
+			}
+		}
+	}
+	if !strings.Contains(out.String(), "  1.5Gi  ") {
+		t.Errorf("no memory:\n%s", out.String())
 	}
 }

@@ -19,6 +19,10 @@ const plainEvery = time.Second
 // redrawEvery is the pace of updates on a terminal.
 const redrawEvery = 100 * time.Millisecond
 
+// widestBar keeps the block's lines below 80 columns: what wraps can't be
+// redrawn in place.
+const widestBar = 18
+
 // A screen shows the live state: on a terminal as a block that is redrawn
 // below the messages, elsewhere as one line a second.
 type screen struct {
@@ -56,6 +60,9 @@ func (s *screen) print(text string) {
 func (s *screen) clock() string { return fmt.Sprintf("%4.1f s", time.Since(s.began).Seconds()) }
 
 func (s *screen) erase() {
+	if s.tty {
+		fmt.Fprint(s.out, "\r") // the terminal may have shown ^C
+	}
 	if s.block > 0 {
 		fmt.Fprintf(s.out, "\x1b[%dA\x1b[J", s.block)
 		s.block = 0
@@ -132,7 +139,7 @@ func (s *screen) table(gpu *api.GPU, tenants []tenant) []string {
 		}
 		bar := ""
 		if sum > 0 {
-			bar = strings.Repeat("█", int(30*c.HeldNs/sum))
+			bar = strings.Repeat("█", int(widestBar*c.HeldNs/sum))
 		}
 		text := fmt.Sprintf("        %-9s %-11s %-7s %8s %7d  %5.1f s %s", t.name, t.engine,
 			stateWords[c.State], ms(c.SinceNs), c.Grants, float64(c.HeldNs)/1e9, bar)

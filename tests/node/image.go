@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"runtime"
 	"sort"
 	"strings"
@@ -157,8 +158,8 @@ func mergedUsr(abs string) string {
 	return name
 }
 
-// layer returns the file system as an uncompressed tar, parents first.
-func (r *rootfs) layer() ([]byte, error) {
+// names lists everything, parents first.
+func (r *rootfs) names() []string {
 	for name := range r.files {
 		for d := path.Dir(name); d != "."; d = path.Dir(d) {
 			if _, ok := r.files[d]; !ok {
@@ -171,9 +172,38 @@ func (r *rootfs) layer() ([]byte, error) {
 		names = append(names, name)
 	}
 	sort.Strings(names)
+	return names
+}
+
+// writeDir makes the file system in the new directory dir.
+func (r *rootfs) writeDir(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	for _, name := range r.names() {
+		at, f := filepath.Join(dir, name), r.files[name]
+		var err error
+		switch {
+		case f.mode.IsDir():
+			// Chmod: mkdir leaves out the umask's bits, and the sticky one.
+			err = errors.Join(os.Mkdir(at, f.mode.Perm()), os.Chmod(at, f.mode))
+		case f.mode&fs.ModeSymlink != 0:
+			err = os.Symlink(f.link, at)
+		default:
+			err = errors.Join(os.WriteFile(at, f.data, f.mode), os.Chmod(at, f.mode))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// layer returns the file system as an uncompressed tar.
+func (r *rootfs) layer() ([]byte, error) {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
-	for _, name := range names {
+	for _, name := range r.names() {
 		f := r.files[name]
 		h := &tar.Header{Name: name, Mode: int64(f.mode.Perm()), Size: int64(len(f.data)), Typeflag: tar.TypeReg}
 		switch {
@@ -198,8 +228,7 @@ func (r *rootfs) layer() ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// writeImage writes an image of one layer as a tar that is both an OCI
-// layout (containerd) and a docker archive (podman).
+// writeImage writes an image of one layer as a tar of an OCI layout.
 func (r *rootfs) writeImage(to, name string, entrypoint ...string) error {
 	layer, err := r.layer()
 	if err != nil {
@@ -243,14 +272,6 @@ func (r *rootfs) writeImage(to, name string, entrypoint ...string) error {
 	if err != nil {
 		return err
 	}
-	docker, err := json.Marshal([]map[string]any{{
-		"Config":   blobPath(config),
-		"RepoTags": []string{name},
-		"Layers":   []string{blobPath(layer)},
-	}})
-	if err != nil {
-		return err
-	}
 
 	f, err := os.Create(to)
 	if err != nil {
@@ -264,7 +285,6 @@ func (r *rootfs) writeImage(to, name string, entrypoint ...string) error {
 	}{
 		{"oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)},
 		{"index.json", index},
-		{"manifest.json", docker},
 		{blobPath(layer), layer},
 		{blobPath(config), config},
 		{blobPath(manifest), manifest},

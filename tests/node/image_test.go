@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -78,23 +79,44 @@ func TestImageBlobsMatchTheirNames(t *testing.T) {
 	if blobs != 3 {
 		t.Errorf("%d blobs, want layer, config and manifest", blobs)
 	}
-	// Both engines' ways in lead to blobs that are there.
-	var docker []struct {
-		Config   string
-		Layers   []string
-		RepoTags []string
-	}
-	var index struct{ Manifests []struct{ Digest string } }
-	if err := errors.Join(json.Unmarshal(content["manifest.json"], &docker), json.Unmarshal(content["index.json"], &index)); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{docker[0].Config, docker[0].Layers[0], "blobs/" + strings.Replace(index.Manifests[0].Digest, ":", "/", 1)} {
-		if content[name] == nil {
-			t.Errorf("there is no %s", name)
+	var index struct {
+		Manifests []struct {
+			Digest      string
+			Annotations map[string]string
 		}
 	}
-	if docker[0].RepoTags[0] != "localhost/x:1" {
-		t.Errorf("the image is called %v", docker[0].RepoTags)
+	if err := json.Unmarshal(content["index.json"], &index); err != nil {
+		t.Fatal(err)
+	}
+	manifest := index.Manifests[0]
+	if name := "blobs/" + strings.Replace(manifest.Digest, ":", "/", 1); content[name] == nil {
+		t.Errorf("there is no %s", name)
+	}
+	if name := manifest.Annotations["io.containerd.image.name"]; name != "localhost/x:1" {
+		t.Errorf("the image is called %q", name)
+	}
+}
+
+// podman gets the same files as containerd, unpacked.
+func TestDirHasWhatTheLayerHas(t *testing.T) {
+	r := newRootfs()
+	r.text("a/b", "x")
+	dir := filepath.Join(t.TempDir(), "root")
+	if err := r.writeDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range r.files {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if want.mode&fs.ModeSymlink == 0 && info.Mode() != want.mode {
+			t.Errorf("%s has mode %v, want %v", name, info.Mode(), want.mode)
+		}
+	}
+	if data, _ := os.ReadFile(filepath.Join(dir, "a/b")); string(data) != "x" {
+		t.Errorf("a/b holds %q", data)
 	}
 }
 

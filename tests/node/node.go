@@ -23,8 +23,7 @@ type Node struct {
 	build, tools string
 	cgroup       string // parent of all containers' cgroups
 	env          []string
-	workloadTar  string
-	podmanLoaded bool
+	workload     *rootfs // of the workload image
 	simulated    bool
 }
 
@@ -97,11 +96,12 @@ func (n *Node) BuildImages(ctx context.Context) error {
 	if err := work.copyFile(strings.TrimPrefix(UserLibrary, "/"), user); err != nil {
 		return err
 	}
-	n.workloadTar = filepath.Join(n.private, "workload.tar")
-	if err := work.writeImage(n.workloadTar, WorkloadImage); err != nil {
+	n.workload = work
+	workTar := filepath.Join(n.private, "workload.tar")
+	if err := work.writeImage(workTar, WorkloadImage); err != nil {
 		return err
 	}
-	for _, tar := range []string{pauseTar, n.workloadTar} {
+	for _, tar := range []string{pauseTar, workTar} {
 		if out, err := n.Ctr(ctx, "images", "import", "--local", tar); err != nil {
 			return fmt.Errorf("import image: %w%s", err, out)
 		}

@@ -22,7 +22,9 @@ const (
 	podmanTmp = "/run/podman-node/tmp"
 )
 
-func (n *Node) podmanRoot() string { return filepath.Join(n.private, "podman") }
+// rootfsOf is a podman container's root file system: podman load would write
+// to /var/lib/containers, whatever --root says.
+func (n *Node) rootfsOf(name string) string { return filepath.Join(n.private, "podman-"+name) }
 
 // HavePodman reports whether the machine has podman.
 func HavePodman() bool {
@@ -31,17 +33,21 @@ func HavePodman() bool {
 }
 
 // podman runs the machine's podman with storage and state of the node's own.
-// runc: crun refuses hybrid cgroup hierarchies.
+// runc: crun refuses hybrid cgroup hierarchies. Its network settings matter
+// although no container gets a network: podman locks their directory.
 func (n *Node) podman(ctx context.Context, args ...string) (string, error) {
 	return output(ctx, n.env, append([]string{"podman",
-		"--root", n.podmanRoot(), "--runroot", podmanRun, "--tmpdir", podmanTmp,
+		"--root", filepath.Join(n.private, "podman"), "--runroot", podmanRun, "--tmpdir", podmanTmp,
+		"--network-config-dir", filepath.Join(n.private, "podman-networks"),
 		"--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", filepath.Join(n.tools, "runc"),
 	}, args...)...)
 }
 
-// RunPodman starts the workload image with podman run; devices are CDI names.
+// RunPodman starts the workload with podman run; devices are CDI names.
+// BuildImages must have been called.
 func (n *Node) RunPodman(ctx context.Context, name string, devices []string, spec ContainerSpec) (*Container, error) {
-	if err := n.loadIntoPodman(ctx); err != nil {
+	root := n.rootfsOf(name)
+	if err := n.workload.writeDir(root); err != nil {
 		return nil, err
 	}
 	// podman raises these limits to its own defaults unless told; without
@@ -69,7 +75,7 @@ func (n *Node) RunPodman(ctx context.Context, name string, devices []string, spe
 	for _, k := range keys {
 		args = append(args, "--env", k+"="+spec.Env[k])
 	}
-	id, err := n.podman(ctx, append(append(args, WorkloadImage), spec.Args...)...)
+	id, err := n.podman(ctx, append(append(args, "--rootfs", root), spec.Args...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -87,27 +93,11 @@ func (n *Node) RunPodman(ctx context.Context, name string, devices []string, spe
 // RemovePodman kills and removes a container.
 func (n *Node) RemovePodman(ctx context.Context, name string) error {
 	_, err := n.podman(ctx, "rm", "--force", "--time", "0", name)
-	return err
+	return errors.Join(err, os.RemoveAll(n.rootfsOf(name)))
 }
 
 func ulimit(name string, max uint64) string {
 	// Limits above this are "unlimited", for which podman has no word.
 	v := strconv.FormatUint(min(max, 1<<20), 10)
 	return name + "=" + v + ":" + v
-}
-
-func (n *Node) loadIntoPodman(ctx context.Context) error {
-	if n.podmanLoaded {
-		return nil
-	}
-	for _, d := range []string{n.podmanRoot(), podmanRun, podmanTmp} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			return err
-		}
-	}
-	if _, err := n.podman(ctx, "load", "--quiet", "--input", n.workloadTar); err != nil {
-		return err
-	}
-	n.podmanLoaded = true
-	return nil
 }
