@@ -133,6 +133,16 @@ func TestKilledSchedulerClosed(t *testing.T) {
 	for _, pod := range pods {
 		awaitTurns(t, ctx, pod.Name, from, 2)
 	}
+	// It must die while a grant is open: between two grants there is no holder.
+	must(shared.Ctl(ctx, "-T", "30s"))(t)
+	check(t, node.Until(ctx, "a holder", func() error {
+		for _, pod := range pods {
+			if c := client(t, ctx, pod.PID()); c != nil && holding(c) {
+				return nil
+			}
+		}
+		return errors.New("nobody holds the GPU")
+	}))
 	shared.Scheduler.Kill()
 	killed := judge.Now()
 	awaitEvidence(t, ctx, "the holder to work on", killed, func(e *evidence) error {

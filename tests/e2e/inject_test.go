@@ -5,6 +5,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -119,13 +120,16 @@ func TestDeviceNames(t *testing.T) {
 func TestUsersPreloadIsKept(t *testing.T) {
 	pod := startPod(t, "preload", map[string]string{gpuAnnotation: firstGPU},
 		sleeper("main", map[string]string{"LD_PRELOAD": node.UserLibrary}))
-	preload := must(pod.Containers[0].Environ())(t)["LD_PRELOAD"]
-	maps := string(must(os.ReadFile("/proc/" + strconv.Itoa(pod.PID()) + "/maps"))(t))
-	for _, lib := range []string{"libnvshare.so", filepath.Base(node.UserLibrary)} {
-		if !strings.Contains(maps, lib) {
-			t.Errorf("%s is not loaded; LD_PRELOAD is %q", lib, preload)
+	// A container that has just started may not have loaded anything yet.
+	check(t, node.Until(within(t), "both libraries in the program", func() error {
+		maps := string(must(os.ReadFile("/proc/" + strconv.Itoa(pod.PID()) + "/maps"))(t))
+		for _, lib := range []string{"libnvshare.so", filepath.Base(node.UserLibrary)} {
+			if !strings.Contains(maps, lib) {
+				return fmt.Errorf("%s is not loaded; LD_PRELOAD is %q", lib, must(pod.Containers[0].Environ())(t)["LD_PRELOAD"])
+			}
 		}
-	}
+		return nil
+	}))
 }
 
 // A tenant sees its own socket and nothing of the control side.
