@@ -22,6 +22,11 @@
 #define EXIT_WAIT_NS   (1 * NVS_S)    /* at the end of the process a call waits this long for a drain */
 #define DRAIN_PATIENCE_NS (1 * NVS_S) /* with a capture open, unless REVOKE says more */
 
+/* Windows in which calls pass during a drain: length, first and longest gap. */
+#define PASS_NS        (20 * NVS_MS)
+#define PASS_GAP_NS    (1 * NVS_S)    /* or an eighth of the grace, if that is less */
+#define PASS_GAP_MAX_NS (60 * NVS_S)
+
 static const struct nvs_slot free_slot = { .word = 1 };
 static const struct nvs_slot closed_slot = { .word = NVS_WORD_CLOSED };
 
@@ -54,7 +59,7 @@ static void set_slot(unsigned i, const struct nvs_slot *slot)
 	const struct nvs_slot *old = atomic_load(&nvs_channels[i].slot);
 
 	atomic_store(&nvs_channels[i].slot, slot);
-	if (old != slot && old != &free_slot && old != &closed_slot)
+	if (old && old != slot && old != &free_slot && old != &closed_slot)
 		nvs_futex_wake(&old->word, false);
 }
 
@@ -102,16 +107,32 @@ static void send_request(unsigned i)
 	nvs_channel_send(&f); /* if the socket is full the next nudge tries again */
 }
 
+/* The gate is closed: when the first window of this drain would begin. */
+static void plan_passes(struct channel *c)
+{
+	uint64_t gap = c->grace_ns / 8;
+
+	if (gap == 0 || gap > PASS_GAP_NS)
+		gap = PASS_GAP_NS;
+	c->pass_gap_ns = gap;
+	c->pass_from_ns = c->closed_ns + (c->grace_ns ? c->grace_ns / 2 : gap);
+	c->pass_until_ns = 0;
+}
+
 void nvs_channel_step(unsigned i, struct lease_event ev)
 {
 	struct channel *c = &nvs_client_channels[i];
+	enum lease_link before = c->lease.link;
 	struct lease_out out = lease_step(&c->lease, ev);
 
+	if (c->lease.link != before && (before == LEASE_ATTACHED || before == LEASE_UNUSED))
+		c->unattached_ns = nvs_now();
 	if (!out.actions)
 		return;
 	if (out.actions & LEASE_ACT_CLOSE) {
 		set_epoch(i, NVS_WORD_NONE);
 		c->closed_ns = nvs_now();
+		plan_passes(c);
 	}
 	if (out.actions & LEASE_ACT_PAGE)
 		set_slot(i, &nvs_client.page->slot[i]);
@@ -141,6 +162,7 @@ uint32_t nvs_channel_word(unsigned i)
 {
 	return __atomic_load_n(&atomic_load(&nvs_channels[i].slot)->word, __ATOMIC_SEQ_CST);
 }
+
 void nvs_channel_close(unsigned i)
 {
 	set_slot(i, &closed_slot);
@@ -165,11 +187,46 @@ static bool out_of_patience(unsigned i, uint64_t now)
 	case LINK_STARTING:
 		return nvs_elapsed(now, nvs_client.since_ns) > START_WAIT_NS;
 	case LINK_LOST:
-		return !nvs_client.closed_policy && nvs_elapsed(now, nvs_client.since_ns) > LOSS_WAIT_NS;
+		/* Counted over reconnects: it may come back and fall again for ever. */
+		return !nvs_client.closed_policy &&
+		       nvs_elapsed(now, c->unattached_ns) > LOSS_WAIT_NS;
 	case LINK_UP:
 		return !nvs_client.closed_policy && c->lease.link == LEASE_ATTACHING &&
 		       nvs_elapsed(now, c->attach_ns) > ATTACH_WAIT_NS;
 	}
+	return false;
+}
+
+/*
+ * The way out of a drain that cannot end by itself: the GPU's work waits for
+ * one of the threads at the gate, for its next launch, or for what it does or
+ * lets go of after it (a flag in host memory, a lock that a host function
+ * wants). From half of the grace on, which leaves long kernels time to end,
+ * every call passes for PASS_NS, and again after ever longer gaps; the drain
+ * begins anew each time. Up to the end of the grace the GPU is still ours, so
+ * nobody is disturbed; after it the scheduler has fenced us and our work runs
+ * beside the others' anyway, and this is how the process gets to release in the
+ * end. A slow queue that is mistaken for a stuck one grows by what fits into a
+ * window, and that the depth bound keeps small.
+ */
+static bool may_pass(unsigned i, uint64_t now)
+{
+	struct channel *c = &nvs_client_channels[i];
+
+	if (c->lease.gate != LEASE_DRAINING || now < c->pass_from_ns)
+		return false;
+	if (!c->pass_until_ns) {
+		c->pass_until_ns = now + PASS_NS;
+		nvs_channel_wake(i);
+		nvs_debugf("GPU %u: the drain does not end, calls pass for a moment", i);
+	}
+	if (now < c->pass_until_ns) {
+		c->passed++;
+		return true;
+	}
+	c->pass_from_ns = c->pass_until_ns + c->pass_gap_ns;
+	c->pass_until_ns = 0;
+	c->pass_gap_ns = c->pass_gap_ns * 2 < PASS_GAP_MAX_NS ? c->pass_gap_ns * 2 : PASS_GAP_MAX_NS;
 	return false;
 }
 
@@ -196,7 +253,10 @@ static void wait_piece(unsigned i, bool *spun)
 	const struct nvs_slot *slot = atomic_load(&nvs_channels[i].slot);
 	bool on_page = c->lease.link == LEASE_ATTACHED && c->lease.gate == LEASE_CLOSED;
 	uint32_t seen = on_page ? nvs_channel_word(i) : atomic_load(&c->changed);
+	uint64_t left = nvs_elapsed(c->pass_from_ns, nvs_now()), ns = WAIT_PIECE_NS;
 
+	if (c->lease.gate == LEASE_DRAINING && left && left < ns)
+		ns = left;
 	pthread_mutex_unlock(&nvs_client_lock);
 	if (on_page && !*spun &&
 	    __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & NVS_GRANT_NEXT) {
@@ -204,17 +264,17 @@ static void wait_piece(unsigned i, bool *spun)
 		spin_for_grant(c, slot, seen);
 	}
 	if (on_page)
-		nvs_futex_wait(&slot->word, seen, WAIT_PIECE_NS, false);
+		nvs_futex_wait(&slot->word, seen, ns, false);
 	else
-		nvs_futex_wait((uint32_t *)&c->changed, seen, WAIT_PIECE_NS, true);
+		nvs_futex_wait((uint32_t *)&c->changed, seen, ns, true);
 	pthread_mutex_lock(&nvs_client_lock);
 }
 
-void nvs_gate_wait(unsigned i)
+bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 {
 	struct channel *c = &nvs_client_channels[i];
 	uint64_t start = nvs_now(), now = start, waited;
-	bool spun = false;
+	bool spun = false, pass = false;
 	int saved = errno;
 
 	atomic_store(&c->used, true);
@@ -228,8 +288,14 @@ void nvs_gate_wait(unsigned i)
 		if (word == atomic_load(&nvs_channels[i].epoch) ||
 		    !atomic_load(&nvs_gate.active))
 			break;
+		if (may_pass(i, now)) {
+			/* Before the lock is given up: do_drain sees flag or count. */
+			atomic_store(&t->in_flight, 1u << i);
+			pass = true;
+			break;
+		}
 		if (out_of_patience(i, now)) {
-			if (c->lease.gate == LEASE_DRAINING)
+			if (atomic_load(&nvs_exiting) && c->lease.gate == LEASE_DRAINING)
 				atomic_store(&nvs_gate.active, false);
 			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
 			if (c->lease.gate == LEASE_FREE)
@@ -249,6 +315,7 @@ void nvs_gate_wait(unsigned i)
 		c->stats.wait_max_ns = waited;
 	pthread_mutex_unlock(&nvs_client_lock);
 	errno = saved;
+	return pass;
 }
 
 void nvs_client_use(unsigned i)
@@ -262,22 +329,33 @@ void nvs_client_use(unsigned i)
 	pthread_mutex_unlock(&nvs_client_lock);
 	errno = saved;
 }
+
 /* ---- drains ---- */
 
 /* Not under the lock. The channel's gate is closed. */
 static void do_drain(unsigned i)
 {
 	struct channel *c = &nvs_client_channels[i];
-	uint64_t patience = c->grace_ns ? c->grace_ns / 4 * 3 : DRAIN_PATIENCE_NS;
 	enum nvs_drained result;
+	uint64_t deadline, passed;
 
-	nvs_gate_quiesce(i);
-	result = nvs_drain(i, patience);
-	if (result == NVS_DRAIN_STOPPED)
-		return; /* the end of the process releases the GPU */
+	pthread_mutex_lock(&nvs_client_lock);
+	deadline = c->closed_ns + (c->grace_ns ? c->grace_ns / 4 * 3 : DRAIN_PATIENCE_NS);
+	passed = c->passed;
+	for (;;) {
+		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_gate_quiesce(i);
+		result = nvs_drain(i, nvs_elapsed(deadline, nvs_now()));
+		if (result == NVS_DRAIN_STOPPED)
+			return; /* the end of the process releases the GPU */
+		pthread_mutex_lock(&nvs_client_lock);
+		if (c->passed == passed)
+			break;
+		passed = c->passed; /* more work has come in meanwhile */
+		nvs_streams_touch(i);
+	}
 	if (result == NVS_DRAIN_UNPROVEN)
 		nvs_debugf("GPU %u: released with a capture open, work may still run", i);
-	pthread_mutex_lock(&nvs_client_lock);
 	c->drain_ns = nvs_now() - c->closed_ns;
 	nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_DRAINED });
 	pthread_mutex_unlock(&nvs_client_lock);

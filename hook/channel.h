@@ -45,6 +45,12 @@ struct channel {
 	uint64_t closed_ns;      /* when the gate was closed */
 	uint64_t drain_ns;       /* length of the last drain */
 	uint64_t grace_ns;       /* of the last REVOKE */
+	uint64_t unattached_ns;  /* since when no scheduler knows of us */
+	/* Passes during a drain; see may_pass() in channel.c. */
+	uint64_t pass_from_ns;   /* the next window begins, or has begun */
+	uint64_t pass_until_ns;  /* end of the window; 0: not begun */
+	uint64_t pass_gap_ns;    /* from the end of a window to the next */
+	uint64_t passed;         /* calls let pass, ever */
 	uint64_t grant_calls;    /* gated calls before the grant */
 	uint64_t idle_calls;     /* early release: calls at the last look */
 	uint64_t idle_ns;        /* and since when that number holds */

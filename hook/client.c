@@ -23,6 +23,7 @@
 #define RETRY_MAX_NS  (1 * NVS_S)
 #define STATS_NS      (1 * NVS_S)
 #define IDLE_NS       (1 * NVS_MS)  /* no call for so long: release early */
+#define GRACE_MAX_NS  (3600 * NVS_S) /* more is not believed */
 #define SHIM_VERSION  (0u << 16 | 1u << 8 | 0u)
 
 uint64_t nvs_now(void)
@@ -107,13 +108,28 @@ static void try_connect(void)
 		disconnect("cannot register");
 }
 
+static bool page_in_use(const struct nvs_page *page)
+{
+	const char *begin = (const char *)page, *end = begin + NVS_PAGE_SIZE;
+
+	for (unsigned i = 0; i < nvs_client_count; i++) {
+		const char *slot = (const char *)atomic_load(&nvs_channels[i].slot);
+
+		if (slot >= begin && slot < end)
+			return true;
+	}
+	return false;
+}
+
 static bool welcome(const struct nvs_frame *f, int fd)
 {
-	const struct nvs_page *page = nvs_map_page(fd);
+	const struct nvs_page *page;
 
-	if (!page || f->u.welcome.page_size != NVS_PAGE_SIZE)
+	if (f->u.welcome.page_size != NVS_PAGE_SIZE)
 		return false;
-	/* Pages of earlier connections stay mapped: a thread may look at one. */
+	page = nvs_map_page(fd, page_in_use);
+	if (!page)
+		return false;
 	nvs_client.page = page;
 	nvs_client.registered = true;
 	nvs_client.backoff_ns = RETRY_MIN_NS;
@@ -121,6 +137,12 @@ static bool welcome(const struct nvs_frame *f, int fd)
 	set_link(LINK_UP);
 	step_all(LEASE_EV_UP);
 	return true;
+}
+
+/* Of no other one does a page's word speak; see wire.h. */
+static bool valid_epoch(uint64_t epoch)
+{
+	return (uint32_t)epoch != NVS_WORD_CLOSED && (uint32_t)epoch != NVS_WORD_NONE;
 }
 
 /* Returns false if the frame is not one to be had here. */
@@ -149,12 +171,17 @@ static bool handle(const struct nvs_frame *f, int fd)
 			nvs_debugf("GPU %u is not arbitrated: error %u", i, f->code);
 		break;
 	case NVS_GRANT:
+		if (!valid_epoch(f->epoch))
+			return false;
 		ev.type = LEASE_EV_GRANT;
 		ev.word = nvs_channel_word(i);
 		break;
 	case NVS_REVOKE:
+		if (!valid_epoch(f->epoch))
+			return false;
 		ev.type = LEASE_EV_REVOKE;
-		nvs_client_channels[i].grace_ns = f->u.revoke.grace_ns;
+		nvs_client_channels[i].grace_ns = f->u.revoke.grace_ns < GRACE_MAX_NS
+			? f->u.revoke.grace_ns : GRACE_MAX_NS;
 		break;
 	case NVS_NOTICE:
 	case NVS_REFUSED:
@@ -183,6 +210,7 @@ static void receive(void)
 			close(fd);
 	}
 }
+
 /* ---- what the client thread does by the clock; under the lock ---- */
 
 static void send_stats(uint64_t now)
@@ -296,6 +324,7 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 
 	if (count == 0)
 		return;
+	nvs_connect_init();
 	pthread_mutex_lock(&nvs_client_lock);
 	nvs_client_count = count;
 	for (unsigned i = 0; i < count; i++) {
@@ -320,15 +349,23 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 
 void nvs_client_exit(void)
 {
+	static const struct timespec nap = { 0, 1000000 };
+	bool locked = false;
+
 	if (!atomic_load(&nvs_gate.active) || atomic_load(&nvs_exiting))
 		return;
-	pthread_mutex_lock(&nvs_client_lock);
+	/* A signal handler that exits may have interrupted the lock's owner. */
+	for (int i = 0; i < 200 && !(locked = pthread_mutex_trylock(&nvs_client_lock) == 0); i++)
+		nanosleep(&nap, NULL);
 	nvs_exiting_ns = nvs_now();
-	for (unsigned i = 0; i < nvs_client_count; i++)
-		nvs_client_channels[i].sent_ns = 0;
-	send_stats(nvs_exiting_ns);
+	if (locked) {
+		for (unsigned i = 0; i < nvs_client_count; i++)
+			nvs_client_channels[i].sent_ns = 0;
+		send_stats(nvs_exiting_ns);
+	}
 	atomic_store(&nvs_exiting, true);
-	pthread_mutex_unlock(&nvs_client_lock);
+	if (locked)
+		pthread_mutex_unlock(&nvs_client_lock);
 	nvs_driver_stop();
 }
 
@@ -344,6 +381,7 @@ void nvs_client_fork_child(void)
 	nvs_client_count = 0;
 	atomic_store(&nvs_exiting, false);
 	nvs_client_lock = fresh;
+	nvs_pages_fork_child();
 	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++) {
 		atomic_store(&nvs_channels[i].slot, NULL);
 		atomic_store(&nvs_channels[i].epoch, NVS_WORD_NONE);

@@ -26,7 +26,6 @@ enum {
 #define CU_STREAM_LEGACY     ((void *)0x1)
 #define CU_STREAM_PER_THREAD ((void *)0x2)
 
-#define CU_EVENT_BLOCKING_SYNC  1u
 #define CU_EVENT_DISABLE_TIMING 2u
 
 #define CU_STREAM_CAPTURE_MODE_RELAXED 2
@@ -94,7 +93,7 @@ _Static_assert(sizeof(struct cu_launch_params) == 56, "CUDA_LAUNCH_PARAMS");
 	D(event_create,      "cuEventCreate",          (void **event, uint flags)) \
 	D(event_destroy,     "cuEventDestroy_v2",      (void *event)) \
 	D(event_record,      "cuEventRecord",          (void *event, void *stream)) \
-	D(event_synchronize, "cuEventSynchronize",     (void *event)) \
+	D(event_query,       "cuEventQuery",           (void *event)) \
 	D(stream_get_ctx,    "cuStreamGetCtx",         (void *stream, void **ctx)) \
 	D(stream_get_device, "cuStreamGetDevice",      (void *stream, int *dev)) \
 	D(stream_capturing,  "cuStreamIsCapturing",    (void *stream, int *status)) \

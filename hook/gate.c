@@ -98,7 +98,7 @@ bool nvs_gate_busy(unsigned channel)
 struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t stride)
 {
 	struct nvs_thread *t = nvs_self;
-	unsigned mask = 0;
+	unsigned mask = 0, passed = 0; /* channels that nvs_gate_wait let us pass */
 
 	if (!atomic_load(&nvs_gate.active))
 		return NULL;
@@ -118,13 +118,13 @@ struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t 
 
 		atomic_store(&t->in_flight, mask);
 		for (unsigned i = 0; i < NVS_MAX_CHANNELS && closed == NVS_MAX_CHANNELS; i++)
-			if ((mask & (1u << i)) && !nvs_gate_is_open(i))
+			if ((mask & ~passed & (1u << i)) && !nvs_gate_is_open(i))
 				closed = i;
 		if (closed == NVS_MAX_CHANNELS)
 			break;
 		atomic_store(&t->in_flight, 0);
-		nvs_gate_wait(closed);
-		if (!atomic_load(&nvs_gate.active))
+		passed = nvs_gate_wait(t, closed) ? 1u << closed : 0;
+		if (!passed && !atomic_load(&nvs_gate.active))
 			return NULL;
 	}
 	for (unsigned i = 0; i < count; i++) {

@@ -66,8 +66,12 @@ static inline void nvs_thread_forget(void)
 /* Enters a call that works on several channels at once (bit mask). */
 struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t stride);
 
-/* Waits until the channel may be open. Never called with a flag up. */
-void nvs_gate_wait(unsigned channel);
+/*
+ * Waits until the channel may be open. Never called with a flag up. Returns
+ * true with the channel's flag up if this one call is to go on while the gate
+ * is closed: the running drain waits for more than GPU work, see channel.c.
+ */
+bool nvs_gate_wait(struct nvs_thread *t, unsigned channel);
 
 /* Whether a call on this stream is recorded into a graph and not executed. */
 bool nvs_capturing(void *key);
@@ -144,7 +148,8 @@ static inline struct nvs_thread *nvs_gate_enter(void *key)
 			     ->present, __ATOMIC_RELAXED)))
 		nvs_depth_step(s, key);
 	while (nvs_unlikely(!nvs_gate_try(t, channel))) {
-		nvs_gate_wait(channel);
+		if (nvs_gate_wait(t, channel))
+			break;
 		if (!atomic_load(&nvs_gate.active))
 			return NULL; /* the process ends */
 	}

@@ -5,7 +5,6 @@
  */
 #include "hook.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,6 +89,15 @@ static unsigned list_devices(struct nvs_device *d)
 	return n;
 }
 
+/*
+ * pthread_atfork is in a static part of some glibc versions and calls this. It
+ * is weak because musl has no such function, and a program that musl loads
+ * must not fail for it; it never gets here.
+ */
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)
+	__attribute__((weak));
+extern void *__dso_handle __attribute__((visibility("hidden")));
+
 void nvs_start(void)
 {
 	static atomic_bool once;
@@ -105,7 +113,8 @@ void nvs_start(void)
 		return;
 	proof = nvs_prove();
 	if (!atomic_exchange(&once, true)) {
-		pthread_atfork(NULL, NULL, fork_child);
+		if (__register_atfork)
+			__register_atfork(NULL, NULL, fork_child, __dso_handle);
 		/* Runs before what was registered earlier, so before the driver's end. */
 		atexit(nvs_client_exit);
 	}

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "log.h"
@@ -33,7 +34,8 @@ void nvs_log(const char *format, ...)
 		if (n > (int)sizeof(line) - 2)
 			n = (int)sizeof(line) - 2;
 		line[n++] = '\n';
-		if (write(2, line, (size_t)n) < 0) {
+		/* Not write(): that is a cancellation point, and locks are held. */
+		if (syscall(SYS_write, 2, line, (size_t)n) < 0) {
 			/* nowhere to tell */
 		}
 	}

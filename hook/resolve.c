@@ -6,12 +6,10 @@
  * under the linker's own lock may come here too. Threads that resolve at the
  * same time store the same values.
  */
-#include <ctype.h>
 #include <dlfcn.h>
 #include <elf.h>
 #include <errno.h>
 #include <link.h>
-#include <pthread.h>
 #include <string.h>
 
 #include "glibc.h"
@@ -31,50 +29,53 @@ const char *const nvs_names[NVS_F_COUNT] = {
 
 static atomic_bool resolved;
 
-/* Open-addressing map from real export to function; filled once. */
+/*
+ * Open-addressing map from real export to function: one more than its number.
+ * Without a lock, which a fork at the wrong moment would leave locked: all who
+ * fill it put the same in, in the same order.
+ */
 #define MAP_SIZE 2048u
 _Static_assert(NVS_F_COUNT * 4 <= MAP_SIZE, "map stays sparse");
-static struct {
-	void *key;
-	unsigned short function;
-} map[MAP_SIZE];
-static pthread_mutex_t map_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic unsigned short map[MAP_SIZE];
 
 static unsigned hash(const void *p)
 {
 	return (unsigned)(((uintptr_t)p * 0x9e3779b97f4a7c15ull) >> 40) % MAP_SIZE;
 }
 
+/* The place of a real export in the map; 0 is there if it is not in it. */
+static _Atomic unsigned short *map_find(const void *p)
+{
+	for (unsigned i = hash(p);; i = (i + 1) % MAP_SIZE) {
+		unsigned short f = atomic_load(&map[i]);
+
+		if (!f || atomic_load(&nvs_real_table[f - 1]) == p)
+			return &map[i];
+	}
+}
+
 static void map_fill(void)
 {
-	pthread_mutex_lock(&map_lock);
-	if (!atomic_load(&resolved)) {
-		for (unsigned f = 0; f < NVS_F_COUNT; f++) {
-			void *p = atomic_load(&nvs_real_table[f]);
-			unsigned i = hash(p);
+	for (unsigned short f = 0; f < NVS_F_COUNT; f++) {
+		void *p = atomic_load(&nvs_real_table[f]);
 
-			if (!p)
-				continue;
-			while (map[i].key && map[i].key != p)
-				i = (i + 1) % MAP_SIZE;
-			if (map[i].key)
-				continue; /* two names of one function */
-			map[i].key = p;
-			map[i].function = (unsigned short)f;
+		/* Of two names of one function the first stays. */
+		while (p && !atomic_load(map_find(p))) {
+			unsigned short none = 0;
+
+			atomic_compare_exchange_strong(map_find(p), &none, (unsigned short)(f + 1));
 		}
-		atomic_store(&resolved, true);
 	}
-	pthread_mutex_unlock(&map_lock);
 }
 
 void *nvs_substitute(void *p)
 {
+	unsigned short f;
+
 	if (!p || !atomic_load_explicit(&resolved, memory_order_acquire))
 		return p;
-	for (unsigned i = hash(p); map[i].key; i = (i + 1) % MAP_SIZE)
-		if (map[i].key == p)
-			return nvs_wrappers[map[i].function];
-	return p;
+	f = atomic_load(map_find(p));
+	return f ? nvs_wrappers[f - 1] : p;
 }
 
 bool nvs_is_wrapper(const void *p)
@@ -119,11 +120,10 @@ bool nvs_resolve(void *hint, bool load)
 #define D(member, name, params) *(void **)&d.member = nvs_next_dlsym(handle, name);
 		NVS_DRIVER_TABLE(D)
 #undef D
-		pthread_mutex_lock(&map_lock);
-		if (!atomic_load(&resolved))
-			nvs_driver = d;
-		pthread_mutex_unlock(&map_lock);
+		for (unsigned i = 0; i < sizeof(d) / sizeof(void *); i++)
+			__atomic_store_n((void **)&nvs_driver + i, ((void **)&d)[i], __ATOMIC_RELAXED);
 		map_fill();
+		atomic_store(&resolved, true);
 	}
 	/* The application's next dlerror() is not about our look-ups. */
 	dlerror();
@@ -144,7 +144,9 @@ void *nvs_resolve_one(enum nvs_function f)
 /*
  * The real dlsym. Both dlsym and dlvsym are interposed, also for versioned
  * look-ups, so that the linker can't be asked: glibc's dlvsym is read from its
- * symbol table, and asked for the dlsym next in line.
+ * symbol table, and asked for the dlsym next in line. On musl there is no
+ * driver for us; its own dlsym is read likewise, so that whoever has us
+ * preloaded there runs on.
  */
 typedef void *dlsym_fn(void *, const char *);
 typedef void *dlvsym_fn(void *, const char *, const char *);
@@ -157,6 +159,7 @@ struct elf_tables {
 	const ElfW(Sym) *symbols;
 	const char *strings;
 	const uint32_t *gnu_hash;
+	const uint32_t *hash;
 };
 
 static uint32_t gnu_hash(const char *s)
@@ -168,7 +171,12 @@ static uint32_t gnu_hash(const char *s)
 	return h;
 }
 
-static const ElfW(Sym) *elf_find(const struct elf_tables *t, const char *name)
+static bool elf_is(const struct elf_tables *t, const ElfW(Sym) *s, const char *name)
+{
+	return s->st_shndx != SHN_UNDEF && strcmp(t->strings + s->st_name, name) == 0;
+}
+
+static const ElfW(Sym) *elf_find_gnu(const struct elf_tables *t, const char *name)
 {
 	uint32_t buckets = t->gnu_hash[0], first = t->gnu_hash[1], bloom = t->gnu_hash[2];
 	const uint32_t *bucket = t->gnu_hash + 4 + bloom * (sizeof(ElfW(Addr)) / 4);
@@ -184,24 +192,48 @@ static const ElfW(Sym) *elf_find(const struct elf_tables *t, const char *name)
 		uint32_t c = chain[i - first];
 		const ElfW(Sym) *s = &t->symbols[i];
 
-		if ((c | 1) == (h | 1) && s->st_shndx != SHN_UNDEF &&
-		    strcmp(t->strings + s->st_name, name) == 0)
+		if ((c | 1) == (h | 1) && elf_is(t, s, name))
 			return s;
 		if (c & 1)
 			return NULL;
 	}
 }
 
-static int find_dlvsym(struct dl_phdr_info *info, size_t size, void *arg)
+static const ElfW(Sym) *elf_find(const struct elf_tables *t, const char *name)
 {
+	if (t->gnu_hash)
+		return elf_find_gnu(t, name);
+	for (uint32_t i = 0; i < t->hash[1]; i++)
+		if (elf_is(t, &t->symbols[i], name))
+			return &t->symbols[i];
+	return NULL;
+}
+
+static bool begins(const char *s, const char *with)
+{
+	return strncmp(s, with, strlen(with)) == 0;
+}
+
+struct libc {
+	void *dlvsym; /* glibc's */
+	void *dlsym;  /* musl's */
+};
+
+static int find_libc(struct dl_phdr_info *info, size_t size, void *arg)
+{
+	struct libc *out = arg;
 	struct elf_tables t = { 0 };
 	const ElfW(Dyn) *dyn = NULL;
 	const ElfW(Sym) *sym;
 	const char *base = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
+	bool musl;
 
 	(void)size;
 	base = base ? base + 1 : info->dlpi_name;
-	if (!base || (strncmp(base, "libc.so", 7) != 0 && strncmp(base, "libdl.so", 8) != 0))
+	if (!base)
+		return 0;
+	musl = begins(base, "ld-musl") || begins(base, "libc.musl");
+	if (!musl && !begins(base, "libc.so") && !begins(base, "libdl.so"))
 		return 0;
 	for (int i = 0; i < info->dlpi_phnum; i++)
 		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
@@ -217,34 +249,41 @@ static int find_dlvsym(struct dl_phdr_info *info, size_t size, void *arg)
 			t.strings = (const void *)p;
 		else if (dyn->d_tag == DT_GNU_HASH)
 			t.gnu_hash = (const void *)p;
+		else if (dyn->d_tag == DT_HASH)
+			t.hash = (const void *)p;
 	}
-	if (!t.symbols || !t.strings || !t.gnu_hash)
+	if (!t.symbols || !t.strings || (!t.gnu_hash && !t.hash))
 		return 0;
-	sym = elf_find(&t, "dlvsym");
+	sym = elf_find(&t, musl ? "dlsym" : "dlvsym");
 	if (!sym)
 		return 0;
-	*(void **)arg = (void *)(info->dlpi_addr + sym->st_value);
+	*(musl ? &out->dlsym : &out->dlvsym) = (void *)(info->dlpi_addr + sym->st_value);
 	return 1;
 }
 
-/* Returns false only on a libc that is not glibc. */
+/* Returns false only on a libc that is neither. */
 static bool find_next(void)
 {
-	static const char *const versions[] = { "GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5" };
-	void *p = NULL, *sym = NULL;
+	struct libc libc = { NULL, NULL };
 
 	if (atomic_load_explicit(&nvs_next_dlsym_pointer, memory_order_acquire))
 		return true;
-	dl_iterate_phdr(find_dlvsym, &p);
-	if (!p)
+	dl_iterate_phdr(find_libc, &libc);
+	/*
+	 * The oldest version first: each glibc has it. A look-up that fails
+	 * allocates, and we may be inside an allocator that is looking up its own.
+	 */
+	if (libc.dlvsym) {
+		dlvsym_fn *find = (dlvsym_fn *)libc.dlvsym;
+
+		libc.dlsym = find(RTLD_NEXT, "dlsym", NVS_GLIBC_BASE);
+		if (!libc.dlsym)
+			libc.dlsym = find(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+	}
+	if (!libc.dlsym)
 		return false;
-	for (unsigned i = 0; !sym && i < sizeof(versions) / sizeof(versions[0]); i++)
-		sym = ((dlvsym_fn *)p)(RTLD_NEXT, "dlsym", versions[i]);
-	dlerror();
-	if (!sym)
-		return false;
-	atomic_store(&nvs_next_dlvsym_pointer, (dlvsym_fn *)p);
-	atomic_store(&nvs_next_dlsym_pointer, (dlsym_fn *)sym);
+	atomic_store(&nvs_next_dlvsym_pointer, (dlvsym_fn *)libc.dlvsym);
+	atomic_store(&nvs_next_dlsym_pointer, (dlsym_fn *)libc.dlsym);
 	return true;
 }
 
@@ -255,12 +294,13 @@ void *nvs_next_dlsym(void *handle, const char *name)
 
 void *nvs_next_dlvsym(void *handle, const char *name, const char *version)
 {
-	return find_next() ? atomic_load(&nvs_next_dlvsym_pointer)(handle, name, version) : NULL;
+	return find_next() && atomic_load(&nvs_next_dlvsym_pointer)
+		? atomic_load(&nvs_next_dlvsym_pointer)(handle, name, version) : NULL;
 }
 
 static int function_of(const char *name)
 {
-	if (!name || name[0] != 'c' || name[1] != 'u' || !isupper((unsigned char)name[2]))
+	if (!name || name[0] != 'c' || name[1] != 'u' || name[2] < 'A' || name[2] > 'Z')
 		return -1;
 	for (unsigned f = 0; f < NVS_F_COUNT; f++)
 		if (strcmp(nvs_names[f], name) == 0)
@@ -332,7 +372,7 @@ struct route nvs_dlvsym_route(void *handle, const char *name, const char *versio
 	struct route r = { NULL, 0 };
 	int f;
 
-	if (!find_next()) {
+	if (!find_next() || !atomic_load(&nvs_next_dlvsym_pointer)) {
 		r.answered = 1;
 		return r;
 	}

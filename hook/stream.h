@@ -25,6 +25,7 @@ struct nvs_depth {
 	uint8_t next;
 	uint32_t epoch;      /* of the last event */
 	uint64_t last_ns;    /* when the last event was recorded */
+	uint64_t patience_ns; /* longest wait for an event; 0: the usual */
 	void *event[2];
 };
 
@@ -57,8 +58,8 @@ void nvs_stream_mark(struct nvs_stream *s);
 void nvs_stream_created(void *handle);
 void nvs_stream_destroyed(void *handle);
 
-/* A context of this device exists; green: the green context behind it. */
-void nvs_context_created(void *ctx, int dev, void *green);
+/* A context of this device exists; own: not the primary one, nor part of it. */
+void nvs_context_created(void *ctx, int dev, bool own);
 
 /* The context that a green context was turned into. */
 void nvs_context_from_green(void *ctx, void *green);
@@ -66,12 +67,13 @@ void nvs_context_from_green(void *ctx, void *green);
 /*
  * Brackets a call that destroys contexts: waits for a drain of the channel,
  * and keeps the next one off. channel: of nvs_context_channel; -1 does nothing.
+ * False, not to be unheld: nothing done, or the drain does not end.
  */
 int nvs_context_channel(void *ctx);
-void nvs_context_hold(int channel);
+bool nvs_context_hold(int channel);
 void nvs_context_unhold(int channel);
 
-/* Forgets a context, or all of a channel (ctx NULL), or by green context. */
+/* Forgets a context, or (ctx NULL) the primary one of a channel and its parts. */
 void nvs_context_destroyed(void *ctx, int channel);
 void *nvs_context_of_green(void *green);
 
@@ -97,6 +99,9 @@ enum nvs_drained {
  * looked at one by one instead, for at most patience_ns.
  */
 enum nvs_drained nvs_drain(unsigned channel, uint64_t patience_ns);
+
+/* A call passed the closed gate: the next drain looks at everything again. */
+void nvs_streams_touch(unsigned channel);
 
 /* Whether all streams with work are idle now; a guess, confirmed by a drain. */
 bool nvs_streams_idle(unsigned channel);

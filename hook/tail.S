@@ -6,6 +6,10 @@
  * is not answered here must reach the next dlsym by a jump, with the caller's
  * own return address.
  */
+#ifdef __CET__
+#include <cet.h> /* marks the object: it keeps to indirect branch tracking and shadow stacks */
+#endif
+
 #if defined(__x86_64__)
 
 	.text

@@ -77,10 +77,10 @@ WATCH(cuLaunchCooperativeKernelMultiDevice, (struct cu_launch_params *list, uint
 
 /* ---- contexts ---- */
 
-static int created(int result, void **ctx, int dev)
+static int created(int result, void **ctx, int dev, bool own)
 {
 	if (result == CUDA_SUCCESS && active()) {
-		nvs_context_created(*ctx, dev, NULL);
+		nvs_context_created(*ctx, dev, own);
 		nvs_thread_forget();
 	}
 	return result;
@@ -88,34 +88,34 @@ static int created(int result, void **ctx, int dev)
 
 WATCH(cuCtxCreate, (void **ctx, uint flags, int dev))
 {
-	return created(CALL(cuCtxCreate, ctx, flags, dev), ctx, dev);
+	return created(CALL(cuCtxCreate, ctx, flags, dev), ctx, dev, true);
 }
 
 WATCH(cuCtxCreate_v2, (void **ctx, uint flags, int dev))
 {
-	return created(CALL(cuCtxCreate_v2, ctx, flags, dev), ctx, dev);
+	return created(CALL(cuCtxCreate_v2, ctx, flags, dev), ctx, dev, true);
 }
 
 WATCH(cuCtxCreate_v3, (void **ctx, void *affinity, int num, uint flags, int dev))
 {
-	return created(CALL(cuCtxCreate_v3, ctx, affinity, num, flags, dev), ctx, dev);
+	return created(CALL(cuCtxCreate_v3, ctx, affinity, num, flags, dev), ctx, dev, true);
 }
 
 WATCH(cuCtxCreate_v4, (void **ctx, void *params, uint flags, int dev))
 {
-	return created(CALL(cuCtxCreate_v4, ctx, params, flags, dev), ctx, dev);
+	return created(CALL(cuCtxCreate_v4, ctx, params, flags, dev), ctx, dev, true);
 }
 
 #define DESTROY(name) \
 	WATCH(name, (void *ctx)) \
 	{ \
 		int channel = active() ? nvs_context_channel(ctx) : -1; \
-		int result; \
-		nvs_context_hold(channel); \
-		result = CALL(name, ctx); \
+		bool held = nvs_context_hold(channel); \
+		int result = CALL(name, ctx); \
 		if (channel >= 0 && result == CUDA_SUCCESS) \
 			nvs_context_destroyed(ctx, channel); \
-		nvs_context_unhold(channel); \
+		if (held) \
+			nvs_context_unhold(channel); \
 		nvs_thread_forget(); \
 		return result; \
 	}
@@ -137,7 +137,7 @@ SWITCH(cuCtxPopCurrent_v2, (void **ctx), ctx)
 
 WATCH(cuDevicePrimaryCtxRetain, (void **ctx, int dev))
 {
-	return created(CALL(cuDevicePrimaryCtxRetain, ctx, dev), ctx, dev);
+	return created(CALL(cuDevicePrimaryCtxRetain, ctx, dev), ctx, dev, false);
 }
 
 /* The primary context is gone if nobody holds it any more. */
@@ -155,12 +155,12 @@ static void primary_gone(int dev, int channel)
 	WATCH(name, (int dev)) \
 	{ \
 		int channel = active() ? nvs_client_channel(dev) : -1; \
-		int result; \
-		nvs_context_hold(channel); \
-		result = CALL(name, dev); \
+		bool held = nvs_context_hold(channel); \
+		int result = CALL(name, dev); \
 		if (channel >= 0 && result == CUDA_SUCCESS) \
 			gone; \
-		nvs_context_unhold(channel); \
+		if (held) \
+			nvs_context_unhold(channel); \
 		nvs_thread_forget(); \
 		return result; \
 	}
@@ -183,13 +183,13 @@ WATCH(cuGreenCtxDestroy, (void *green))
 {
 	void *ctx = active() ? nvs_context_of_green(green) : NULL;
 	int channel = nvs_context_channel(ctx);
-	int result;
+	bool held = nvs_context_hold(channel);
+	int result = CALL(cuGreenCtxDestroy, green);
 
-	nvs_context_hold(channel);
-	result = CALL(cuGreenCtxDestroy, green);
 	if (channel >= 0 && result == CUDA_SUCCESS)
 		nvs_context_destroyed(ctx, channel);
-	nvs_context_unhold(channel);
+	if (held)
+		nvs_context_unhold(channel);
 	return result;
 }
 

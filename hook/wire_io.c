@@ -2,6 +2,7 @@
 #include "wire_io.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,20 +13,29 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+static struct sockaddr_un address;
+
+void nvs_connect_init(void)
+{
+	const char *dir = getenv(NVS_RUN_DIR_ENV);
+	int n = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s",
+			 dir && *dir ? dir : NVS_RUN_DIR_DEFAULT, NVS_SOCKET_NAME);
+
+	address.sun_family = AF_UNIX;
+	if (n < 0 || (size_t)n >= sizeof(address.sun_path))
+		address.sun_path[0] = '\0';
+}
+
 int nvs_connect(int *error)
 {
-	struct sockaddr_un a = { .sun_family = AF_UNIX };
-	const char *dir = getenv(NVS_RUN_DIR_ENV);
-	int fd, n;
+	int fd;
 
-	n = snprintf(a.sun_path, sizeof(a.sun_path), "%s/%s",
-		     dir && *dir ? dir : NVS_RUN_DIR_DEFAULT, NVS_SOCKET_NAME);
-	if (n < 0 || (size_t)n >= sizeof(a.sun_path)) {
+	if (!address.sun_path[0]) {
 		*error = ENAMETOOLONG;
 		return -1;
 	}
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof(a)) == 0)
+	if (fd >= 0 && connect(fd, (const struct sockaddr *)&address, sizeof(address)) == 0)
 		return fd;
 	*error = errno;
 	if (fd >= 0)
@@ -72,7 +82,8 @@ int nvs_receive_frame(int fd, struct nvs_frame *f, int *passed)
 	} in;
 	struct iovec iov = { &in, sizeof(in.frame) + 1 };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
-			    .msg_controllen = sizeof(control) };
+			    /* CMSG_SPACE has room for two: the second would be lost open. */
+			    .msg_controllen = CMSG_LEN(sizeof(int)) };
 	ssize_t n = recvmsg(fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 
 	*passed = -1;
@@ -92,19 +103,50 @@ int nvs_receive_frame(int fd, struct nvs_frame *f, int *passed)
 	return 1;
 }
 
-const struct nvs_page *nvs_map_page(int fd)
+/* One more than channels that may each look at a page of their own. */
+static const struct nvs_page *pages[NVS_MAX_CHANNELS + 1];
+
+const struct nvs_page *nvs_map_page(int fd, bool (*in_use)(const struct nvs_page *))
 {
 	const struct nvs_page *page;
+	int seals = fd < 0 ? -1 : fcntl(fd, F_GET_SEALS);
+	unsigned i = 0;
 
-	/* A shorter file would mean SIGBUS in the application. */
-	if (fd < 0 || lseek(fd, 0, SEEK_END) < NVS_PAGE_SIZE)
+	/* A file that can shrink, or is too short, means SIGBUS in the application. */
+	if (seals < 0 || !(seals & F_SEAL_SHRINK) || lseek(fd, 0, SEEK_END) < NVS_PAGE_SIZE)
 		return NULL;
+	while (i < NVS_MAX_CHANNELS && pages[i] && in_use(pages[i]))
+		i++;
 	page = mmap(NULL, NVS_PAGE_SIZE, PROT_READ, MAP_SHARED, fd, 0);
 	if (page == MAP_FAILED)
 		return NULL;
-	if (page->magic == NVS_PAGE_MAGIC && page->version == NVS_WIRE_VERSION &&
-	    page->slots == NVS_MAX_CHANNELS)
-		return page;
-	munmap((void *)page, NVS_PAGE_SIZE);
-	return NULL;
+	if (page->magic != NVS_PAGE_MAGIC || page->version != NVS_WIRE_VERSION ||
+	    page->slots != NVS_MAX_CHANNELS) {
+		munmap((void *)page, NVS_PAGE_SIZE);
+		return NULL;
+	}
+	/*
+	 * A thread may still look at an earlier page, so its address stays valid:
+	 * the new page takes its place, at once. What the thread reads there is
+	 * what it would read if it came a moment later.
+	 */
+	if (pages[i]) {
+		if (mremap((void *)page, NVS_PAGE_SIZE, NVS_PAGE_SIZE, MREMAP_MAYMOVE | MREMAP_FIXED,
+			   (void *)pages[i]) == MAP_FAILED) {
+			munmap((void *)page, NVS_PAGE_SIZE);
+			return NULL;
+		}
+	} else {
+		pages[i] = page;
+	}
+	return pages[i];
+}
+
+void nvs_pages_fork_child(void)
+{
+	for (unsigned i = 0; i <= NVS_MAX_CHANNELS; i++) {
+		if (pages[i])
+			munmap((void *)pages[i], NVS_PAGE_SIZE);
+		pages[i] = NULL;
+	}
 }

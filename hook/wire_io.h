@@ -7,6 +7,13 @@
 
 #include "wire.h"
 
+/*
+ * Reads the run directory from the environment. Called while the application
+ * is in one of our functions: it may change its environment later, and a look
+ * from another thread is not safe then.
+ */
+void nvs_connect_init(void);
+
 /* Connects to the run directory's socket. Returns -1 with *error set. */
 int nvs_connect(int *error);
 
@@ -24,7 +31,14 @@ bool nvs_send_frame(int fd, const struct nvs_frame *f, bool must);
  */
 int nvs_receive_frame(int fd, struct nvs_frame *f, int *passed);
 
-/* Maps a grant page read-only; NULL if it is not one. */
-const struct nvs_page *nvs_map_page(int fd);
+/*
+ * Maps a grant page read-only; NULL if it is not one, or may shrink. It takes
+ * the address of an earlier page that is not in use, so that a process that
+ * sees schedulers come and go keeps a bounded number of mappings; no address
+ * that was returned ever becomes invalid.
+ */
+const struct nvs_page *nvs_map_page(int fd, bool (*in_use)(const struct nvs_page *));
+
+void nvs_pages_fork_child(void);
 
 #endif

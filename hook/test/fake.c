@@ -2,6 +2,7 @@
 #include "fake.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -58,25 +59,32 @@ static bool readable(int fd, int ms)
 	return n > 0;
 }
 
-static void send_page(struct fake *f)
+void fake_send_fds(struct fake *f, struct nvs_frame w, unsigned count)
 {
-	struct nvs_frame w = { .version = NVS_WIRE_VERSION, .type = NVS_WELCOME };
-	union { struct cmsghdr align; char buf[CMSG_SPACE(sizeof(int))]; } control;
+	union { struct cmsghdr align; char buf[CMSG_SPACE(8 * sizeof(int))]; } control;
 	struct iovec iov = { &w, sizeof(w) };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
-			    .msg_controllen = sizeof(control) };
+			    .msg_controllen = CMSG_SPACE(count * sizeof(int)) };
 	struct cmsghdr *c;
 
-	w.u.welcome.client_id = 7;
-	w.u.welcome.page_size = NVS_PAGE_SIZE;
-	w.u.welcome.slots = NVS_MAX_CHANNELS;
 	memset(&control, 0, sizeof(control));
 	c = CMSG_FIRSTHDR(&m);
 	c->cmsg_level = SOL_SOCKET;
 	c->cmsg_type = SCM_RIGHTS;
-	c->cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(c), &f->page_fd, sizeof(int));
+	c->cmsg_len = CMSG_LEN(count * sizeof(int));
+	for (unsigned i = 0; i < count; i++)
+		memcpy(CMSG_DATA(c) + i * sizeof(int), &f->page_fd, sizeof(int));
 	CHECK(sendmsg(f->conn, &m, MSG_NOSIGNAL) == sizeof(w));
+}
+
+static void send_page(struct fake *f)
+{
+	struct nvs_frame w = { .version = NVS_WIRE_VERSION, .type = NVS_WELCOME };
+
+	w.u.welcome.client_id = 7;
+	w.u.welcome.page_size = NVS_PAGE_SIZE;
+	w.u.welcome.slots = NVS_MAX_CHANNELS;
+	fake_send_fds(f, w, 1);
 }
 
 struct nvs_frame fake_accept(struct fake *f)
@@ -87,8 +95,9 @@ struct nvs_frame fake_accept(struct fake *f)
 	f->conn = accept4(f->listener, NULL, NULL, SOCK_CLOEXEC);
 	CHECK(f->conn >= 0);
 	r = fake_expect(f, NVS_REGISTER);
-	f->page_fd = memfd_create("grant-page", MFD_CLOEXEC);
+	f->page_fd = memfd_create("grant-page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	CHECK(f->page_fd >= 0 && ftruncate(f->page_fd, NVS_PAGE_SIZE) == 0);
+	CHECK(f->unsealed || fcntl(f->page_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
 	f->page = mmap(NULL, NVS_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, f->page_fd, 0);
 	CHECK(f->page != MAP_FAILED);
 	f->page->magic = NVS_PAGE_MAGIC;

@@ -27,6 +27,7 @@ struct fake {
 	int conn;
 	struct nvs_page *page; /* writable */
 	int page_fd;
+	bool unsealed; /* the page that a client may not take */
 };
 
 uint64_t test_now(void);
@@ -41,6 +42,8 @@ bool fake_receive(struct fake *f, struct nvs_frame *frame, int ms);
 /* The next frame, which must be of this type. */
 struct nvs_frame fake_expect(struct fake *f, uint8_t type);
 void fake_send(struct fake *f, uint8_t type, unsigned channel, uint32_t code, uint64_t epoch);
+/* A frame that carries the page's descriptor so many times, up to 8. */
+void fake_send_fds(struct fake *f, struct nvs_frame w, unsigned count);
 /* Expects ATTACH of a channel and accepts it. Returns it. */
 struct nvs_frame fake_attach(struct fake *f);
 void fake_word(struct fake *f, unsigned channel, uint32_t word);

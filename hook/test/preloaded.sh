@@ -6,27 +6,34 @@ set -eu
 tests=$1 shim=$2
 export LD_LIBRARY_PATH="$tests"
 unset NVSHARE_DEBUG NVSHARE_SCHEDULER_LOSS
-err=$(mktemp)
-trap 'rm -f "$err"' EXIT
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
 run() {
+	err=$dir/$(basename "$1").${2:-}
 	if ! LD_PRELOAD=$shim "$@" 2>"$err" || [ -s "$err" ]; then
 		echo "failed, or not silent: $*" >&2
 		cat "$err" >&2
-		exit 1
+		touch "$dir/failed"
 	fi
 }
 run "$tests/resolve_test"
 run "$tests/resolve_linked_test"
-n=0
-for c in $("$tests/client_test"); do
-	run "$tests/client_test" "$c"
-	n=$((n + 1))
+for t in client recovery; do
+	n=0
+	# Most of them wait most of the time.
+	for c in $("$tests/${t}_test"); do
+		run "$tests/${t}_test" "$c" &
+		n=$((n + 1))
+		[ $((n % 6)) -ne 0 ] || wait
+	done
+	wait
+	echo "$t: $n cases"
 done
-echo "client: $n cases"
+[ ! -e "$dir/failed" ] || exit 1
 # And it speaks when it is asked to.
-NVSHARE_DEBUG=1 LD_PRELOAD=$shim "$tests/client_test" registers_what_it_proved 2>"$err"
-grep -q '^nvshare\[[0-9]*\]: interposed 2 entry points, 0 lead past the shim$' "$err" || {
+NVSHARE_DEBUG=1 LD_PRELOAD=$shim "$tests/client_test" registers_what_it_proved 2>"$dir/debug"
+grep -q '^nvshare\[[0-9]*\]: interposed 2 entry points, 0 lead past the shim$' "$dir/debug" || {
 	echo "NVSHARE_DEBUG=1 said:" >&2
-	cat "$err" >&2
+	cat "$dir/debug" >&2
 	exit 1
 }

@@ -4,6 +4,7 @@
 #define NVSHARE_TEST_STUB_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define STUB_GPUS 2
@@ -12,6 +13,7 @@ struct stub {
 	int gpus;                              /* set before cuInit */
 	int init_result;                       /* what cuInit returns */
 	uint64_t work_ns;                      /* length of a launch on the "GPU" */
+	atomic_ulong stuck_until;              /* nothing ends before so many launches on GPU 0 */
 	atomic_int allowed[STUB_GPUS];         /* whether a launch is legal now */
 	_Atomic uint64_t busy_until[STUB_GPUS]; /* end of the work submitted */
 	atomic_ulong launches[STUB_GPUS];
@@ -29,6 +31,7 @@ struct stub *stub_state(void);
 int cuInit(unsigned flags);
 int cuDeviceGet(int *dev, int ordinal);
 int cuDriverGetVersion(int *version);
+int cuDevicePrimaryCtxReset_v2(int dev);
 int cuCtxCreate_v2(void **ctx, unsigned flags, int dev);
 int cuCtxDestroy_v2(void *ctx);
 int cuCtxGetCurrent(void **ctx);

@@ -34,11 +34,17 @@ static uint64_t now(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+static int running(_Atomic uint64_t *t)
+{
+	return now() < atomic_load(t) ||
+	       atomic_load(&state.launches[0]) < atomic_load(&state.stuck_until);
+}
+
 static void wait_until(_Atomic uint64_t *t)
 {
 	static const struct timespec nap = { 0, 5000 };
 
-	while (now() < atomic_load(t))
+	while (running(t))
 		nanosleep(&nap, NULL);
 }
 
@@ -125,6 +131,7 @@ int cuDevicePrimaryCtxRetain(void **ctx, int dev)
 	*ctx = &primary[dev];
 	return 0;
 }
+int cuDevicePrimaryCtxReset_v2(int dev) { (void)dev; return 0; }
 int cuDevicePrimaryCtxGetState(int dev, unsigned *flags, int *active);
 int cuDevicePrimaryCtxGetState(int dev, unsigned *flags, int *active)
 {
@@ -153,10 +160,8 @@ int cuStreamGetCtx(void *stream, void **ctx)
 int cuStreamQuery(void *stream);
 int cuStreamQuery(void *stream)
 {
-	uint64_t t = (uintptr_t)stream <= 2 ? atomic_load(&state.busy_until[current()->dev])
-					    : atomic_load(&((struct stream *)stream)->busy_until);
-
-	return now() < t ? 600 : 0;
+	return running((uintptr_t)stream <= 2 ? &state.busy_until[current()->dev]
+					      : &((struct stream *)stream)->busy_until) ? 600 : 0;
 }
 int cuStreamIsCapturing(void *stream, int *status);
 int cuStreamIsCapturing(void *stream, int *status)
@@ -210,6 +215,8 @@ int cuEventRecord(void *event, void *stream)
 	atomic_store((_Atomic uint64_t *)event, atomic_load(&state.busy_until[current()->dev]));
 	return 0;
 }
+int cuEventQuery(void *event);
+int cuEventQuery(void *event) { return running(event) ? 600 : 0; }
 int cuEventSynchronize(void *event);
 int cuEventSynchronize(void *event)
 {

@@ -3,6 +3,12 @@
 # What the built shim needs and exports: symbols.sh LIBRARY...
 set -eu
 here=$(dirname "$0")
+both="__cxa_atexit __errno_location clock_gettime close connect dl_iterate_phdr dladdr dlerror
+dlopen fcntl getenv getpid lseek memcmp memcpy memset mmap mremap munmap nanosleep ppoll prctl
+pthread_create pthread_detach pthread_key_create pthread_mutex_lock pthread_mutex_trylock
+pthread_mutex_unlock pthread_setspecific pthread_sigmask recvmsg sched_yield shutdown sigfillset
+snprintf socket strcmp strerror strlen strncmp strrchr syscall vsnprintf write"
+both=$(echo $both)
 for lib; do
 	# glibc 2.17 must be enough.
 	newest=$(readelf -W -V "$lib" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
@@ -17,6 +23,17 @@ for lib; do
 			echo "$lib does not name $need" >&2
 			exit 1
 		}
+	done
+	# A program that musl loads must not fail for a name that only glibc has. Add
+	# what both have; declare the rest weak.
+	for name in $(readelf -W --dyn-syms "$lib" | awk '$7 == "UND" && $5 == "GLOBAL" { print $8 }'); do
+		case " $both " in
+		*" ${name%%@*} "*) ;;
+		*)
+			echo "$lib needs ${name%%@*}, which musl may not have" >&2
+			exit 1
+			;;
+		esac
 	done
 	# Exactly the interposed names are exported, and those without a version.
 	names() { # the table, expanded

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * drain.c: whether the GPU has finished what was submitted.
+ */
+#include <time.h>
+
+#include "client.h"
+#include "gate.h"
+#include "glibc.h"
+#include "log.h"
+#include "tables.h"
+
+static atomic_bool stopped;
+static atomic_int in_driver;
+
+static bool driver_enter(void)
+{
+	atomic_fetch_add(&in_driver, 1);
+	if (!atomic_load(&stopped))
+		return true;
+	atomic_fetch_sub(&in_driver, 1);
+	return false;
+}
+
+static void driver_leave(void)
+{
+	atomic_fetch_sub(&in_driver, 1);
+}
+
+void nvs_driver_stop(void)
+{
+	static const struct timespec nap = { 0, 1000000 };
+
+	atomic_store(&stopped, true);
+	for (int i = 0; i < 1000 && atomic_load(&in_driver); i++)
+		nanosleep(&nap, NULL);
+}
+
+/* drain_lock of the channel is held. False: a capture was begun, see HOLD_NS. */
+static bool synchronise_contexts(unsigned channel)
+{
+	for (unsigned i = 0; i < NVS_MAX_CONTEXTS; i++) {
+		struct nvs_context *c = &nvs_contexts[i];
+		void *ctx = NULL, *popped;
+
+		if (atomic_load(&nvs_captures_on[channel]))
+			return false;
+		pthread_mutex_lock(&nvs_table_lock);
+		if (i < nvs_contexts_used && c->channel == channel && atomic_load(&c->dirty))
+			ctx = c->ctx;
+		pthread_mutex_unlock(&nvs_table_lock);
+		if (!ctx)
+			continue;
+		if (nvs_driver.ctx_push(ctx) == CUDA_SUCCESS) {
+			/* An error is the application's; its work is over all the same. */
+			int result = nvs_driver.ctx_synchronize();
+
+			if (result != CUDA_SUCCESS)
+				nvs_debugf("drain of GPU %u: context %p: error %d", channel, ctx,
+					   result);
+			nvs_driver.ctx_pop(&popped);
+		}
+		atomic_store(&c->dirty, false);
+	}
+	return true;
+}
+
+void nvs_streams_touch(unsigned channel)
+{
+	pthread_mutex_lock(&nvs_table_lock);
+	for (unsigned i = 0; i < nvs_contexts_used; i++)
+		if (nvs_contexts[i].ctx && nvs_contexts[i].channel == channel)
+			atomic_store(&nvs_contexts[i].dirty, true);
+	for (unsigned i = 0; i < nvs_streams_used; i++)
+		if (nvs_streams[i].key && nvs_streams[i].channel == channel)
+			atomic_store(&nvs_streams[i].dirty, true);
+	pthread_mutex_unlock(&nvs_table_lock);
+}
+
+static void forget_work(unsigned channel)
+{
+	pthread_mutex_lock(&nvs_table_lock);
+	for (unsigned i = 0; i < nvs_streams_used; i++)
+		if (nvs_streams[i].channel == channel)
+			atomic_store(&nvs_streams[i].dirty, false);
+	atomic_store(&nvs_overflow[channel].dirty, false);
+	pthread_mutex_unlock(&nvs_table_lock);
+	/* A context switch that went past us is noticed at the next grant. */
+	atomic_fetch_add(&nvs_gate.generation, 1);
+}
+
+/* While a capture is open: whether every stream with work is seen to be idle. */
+static bool streams_done(unsigned channel)
+{
+	bool done = true;
+
+	pthread_mutex_lock(&nvs_table_lock);
+	if (atomic_load(&nvs_overflow[channel].dirty))
+		done = false;
+	for (unsigned i = 0; done && i < nvs_streams_used; i++) {
+		struct nvs_stream *s = &nvs_streams[i];
+
+		if (!s->key || s->channel != channel || !atomic_load(&s->dirty))
+			continue;
+		/* Asking about a default or capturing stream would break the capture. */
+		if (nvs_key_is_default(s->key) || s->capturing || nvs_capturing(s->key))
+			done = false;
+		else if (nvs_driver.stream_query(s->key) == CUDA_ERROR_NOT_READY)
+			done = false;
+	}
+	pthread_mutex_unlock(&nvs_table_lock);
+	return done;
+}
+
+enum nvs_drained nvs_drain(unsigned channel, uint64_t patience_ns)
+{
+	static const struct timespec nap = { 0, 200000 };
+	uint64_t deadline = nvs_now() + patience_ns;
+
+	if (!nvs_driver.ctx_push || !nvs_driver.ctx_pop || !nvs_driver.ctx_synchronize)
+		return NVS_DRAIN_UNPROVEN;
+	for (;;) {
+		bool done = false;
+
+		if (!driver_enter())
+			return NVS_DRAIN_STOPPED;
+		pthread_mutex_lock(&nvs_drain_lock[channel]);
+		done = synchronise_contexts(channel);
+		pthread_mutex_unlock(&nvs_drain_lock[channel]);
+		if (!done)
+			done = streams_done(channel);
+		driver_leave();
+		if (done) {
+			forget_work(channel);
+			return NVS_DRAINED;
+		}
+		if (nvs_now() >= deadline)
+			return NVS_DRAIN_UNPROVEN;
+		nanosleep(&nap, NULL);
+	}
+}
+
+static bool stream_idle(struct nvs_stream *s)
+{
+	struct nvs_context *c = s->context;
+	void *popped;
+	bool idle;
+
+	/* Another thread's default stream can't be asked about; the drain will. */
+	if (s->key == CU_STREAM_PER_THREAD || !c || !c->ctx)
+		return true;
+	if (nvs_driver.ctx_push(c->ctx) != CUDA_SUCCESS)
+		return true;
+	idle = nvs_driver.stream_query(s->key) != CUDA_ERROR_NOT_READY;
+	nvs_driver.ctx_pop(&popped);
+	return idle;
+}
+
+bool nvs_streams_idle(unsigned channel)
+{
+	bool idle = true;
+
+	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
+		return false;
+	if (pthread_mutex_trylock(&nvs_drain_lock[channel]) != 0)
+		return false;
+	if (atomic_load(&nvs_captures_on[channel]) || !driver_enter()) {
+		pthread_mutex_unlock(&nvs_drain_lock[channel]);
+		return false;
+	}
+	pthread_mutex_lock(&nvs_table_lock);
+	for (unsigned i = 0; idle && i < nvs_streams_used; i++)
+		if (nvs_streams[i].key && nvs_streams[i].channel == channel &&
+		    atomic_load(&nvs_streams[i].dirty))
+			idle = stream_idle(&nvs_streams[i]);
+	pthread_mutex_unlock(&nvs_table_lock);
+	driver_leave();
+	pthread_mutex_unlock(&nvs_drain_lock[channel]);
+	return idle;
+}
+
+void nvs_drain_fork_child(void)
+{
+	atomic_store(&in_driver, 0);
+	atomic_store(&stopped, false);
+}

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * recovery_test.c: what would block, crash or mislead an application, and must
+ * not. As client_test.c: one case per process, the shim preloaded.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "life.h"
+
+/* The next RELEASE; a REQUEST on the way is fine. */
+static struct nvs_frame released(void)
+{
+	struct nvs_frame f;
+
+	do
+		CHECK(fake_receive(&fake, &f, PATIENCE_MS));
+	while (f.type == NVS_REQUEST);
+	CHECK(f.type == NVS_RELEASE);
+	return f;
+}
+
+static unsigned mapped_pages(void)
+{
+	FILE *f = fopen("/proc/self/maps", "r");
+	char line[512];
+	unsigned n = 0;
+
+	CHECK(f);
+	while (fgets(line, sizeof(line), f))
+		n += strstr(line, "grant-page") && strncmp(strchr(line, ' ') + 1, "r--", 3) == 0;
+	fclose(f);
+	return n;
+}
+
+/* ---- drains that wait for the process itself ---- */
+
+/* A kernel that ends when the next one comes; the thread with it is at the gate. */
+static void drain_waits_for_a_thread_at_the_gate(void)
+{
+	struct launcher l;
+	struct nvs_frame f;
+
+	begin(1);
+	hold(3);
+	atomic_store(&stub_state()->stuck_until, 3);
+	fake_revoke(&fake, 0, 3);
+	CHECK(!fake_receive(&fake, &f, 100));
+	start(&l, 0, 2);
+	/* Within the grace of ten seconds the GPU is still ours. */
+	CHECK(released().epoch == 3);
+	CHECK(launches(0) == 3);
+	CHECK(test_now() >= atomic_load(&stub_state()->busy_until[0]));
+	finish(&l);
+	/* The way through is closed again. */
+	allow(0, 0);
+	start(&l, 0, 1);
+	fake_expect(&fake, NVS_REQUEST);
+	CHECK(!fake_receive(&fake, &f, 100) && launches(0) == 3);
+	allow(0, 1);
+	fake_grant(&fake, 0, 4);
+	finish(&l);
+}
+
+/* The same, and only many rounds help: each drain ends a little later. */
+static void drain_waits_more_than_once(void)
+{
+	struct launcher l;
+
+	begin(1);
+	hold(3);
+	atomic_store(&stub_state()->stuck_until, 1ul << 40);
+	fake_revoke(&fake, 0, 3);
+	start(&l, 0, 1);
+	finish(&l); /* first window */
+	nap_ms(100);
+	start(&l, 0, 1);
+	finish(&l); /* second window */
+	CHECK(launches(0) == 3);
+	atomic_store(&stub_state()->stuck_until, 0);
+	CHECK(released().epoch == 3);
+}
+
+/*
+ * With a grace so short that nearly every drain is reopened, threads that launch
+ * all the time, and drains that end at any moment: after the release nothing.
+ */
+static void passes_end_with_the_release(void)
+{
+	struct nvs_frame revoke = { .version = NVS_WIRE_VERSION, .type = NVS_REVOKE };
+	struct launcher l[4];
+	unsigned long before, passed = 0;
+
+	begin(1);
+	allow(0, 1);
+	stub_state()->work_ns = 3000000;
+	for (int i = 0; i < 4; i++)
+		start(&l[i], 0, 0);
+	for (uint64_t epoch = 5; epoch < 45; epoch++) {
+		allow(0, 1);
+		fake_grant(&fake, 0, epoch);
+		before = launches(0);
+		EVENTUALLY(launches(0) > before);
+		revoke.epoch = epoch;
+		revoke.u.revoke.grace_ns = 2000000;
+		fake_word(&fake, 0, 0);
+		CHECK(send(fake.conn, &revoke, sizeof(revoke), MSG_NOSIGNAL) == sizeof(revoke));
+		nap_ms(1);
+		before = launches(0);
+		CHECK(released().epoch == epoch);
+		CHECK(test_now() >= atomic_load(&stub_state()->busy_until[0]));
+		allow(0, 0);
+		passed += launches(0) - before;
+		before = launches(0);
+		nap_ms(2);
+		CHECK(launches(0) == before);
+	}
+	CHECK(atomic_load(&stub_state()->violations) == 0);
+	CHECK(passed > 0);
+	allow(0, 1);
+	fake_grant(&fake, 0, 60);
+	for (int i = 0; i < 4; i++)
+		finish(&l[i]);
+}
+
+/* A drain that nobody waits for is left to end by itself. */
+static void long_drain_ends_by_itself(void)
+{
+	begin(1);
+	hold(2);
+	stub_state()->work_ns = 2500000000u;
+	CHECK(launch(NULL) == 0);
+	fake_revoke(&fake, 0, 2);
+	CHECK(released().epoch == 2);
+	CHECK(test_now() >= atomic_load(&stub_state()->busy_until[0]) && launches(0) == 2);
+}
+
+static void capture_begins_beside_a_stuck_drain(void)
+{
+	void *stream, *graph;
+
+	begin(1);
+	hold(3);
+	CHECK(cuStreamCreate(&stream, 0) == 0);
+	atomic_store(&stub_state()->stuck_until, 2);
+	fake_revoke(&fake, 0, 3);
+	EVENTUALLY(atomic_load(&stub_state()->syncs) > 0); /* the drain is in the driver */
+	CHECK(cuStreamBeginCapture_v2(stream, 0) == 0);
+	CHECK(launch(stream) == 0);
+	CHECK(cuStreamEndCapture(stream, &graph) == 0);
+	CHECK(cuCtxDestroy_v2(contexts[0]) == 0); /* not held up for ever either */
+	atomic_store(&stub_state()->stuck_until, 0);
+	CHECK(released().epoch == 3);
+}
+
+/* The scheduler is lost in the middle of a long drain: that is no way out of the gate. */
+static void loss_in_a_drain_keeps_the_gate(void)
+{
+	struct launcher l;
+	struct nvs_frame f;
+
+	begin(2); /* two GPUs: the client thread goes on beside the drain */
+	hold(3);
+	start(&l, 1, 1);
+	fake_expect(&fake, NVS_REQUEST);
+	allow(1, 1);
+	fake_grant(&fake, 1, 4);
+	finish(&l);
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0);
+	stub_state()->work_ns = 9000000000u;
+	CHECK(launch(NULL) == 0);
+	stub_state()->work_ns = 1000;
+	fake_revoke(&fake, 0, 3);
+	CHECK(!fake_receive(&fake, &f, 100));
+	fake_die(&fake);
+	start(&l, 0, 0); /* waits at a gate that drains, for longer than a loss lasts */
+	EVENTUALLY(test_now() >= atomic_load(&stub_state()->busy_until[0]));
+	EVENTUALLY(atomic_load(&l.done) > 100); /* the loss has lasted, so it runs */
+	fake_listen(&fake);
+	fake_accept(&fake);
+	do { /* of the other GPU there may be an ATTACH and a RELEASE before */
+		CHECK(fake_receive(&fake, &f, PATIENCE_MS));
+		if (f.type == NVS_ATTACH && f.channel == 1)
+			fake_send(&fake, NVS_ATTACHED, 1, 0, 0);
+	} while (f.type != NVS_ATTACH || f.channel != 0);
+	CHECK(f.epoch == 0 && test_now() >= atomic_load(&stub_state()->busy_until[0]));
+	/* The loss is over, however long it was: nobody runs before the answer. */
+	allow(0, 0);
+	nap_ms(300);
+	CHECK(atomic_load(&stub_state()->violations) == 0);
+	fake_send(&fake, NVS_ATTACHED, 0, 0, 0);
+	nap_ms(100);
+	CHECK(atomic_load(&stub_state()->violations) == 0);
+	allow(0, 1);
+	fake_grant(&fake, 0, 9);
+	finish(&l);
+}
+
+/* Depth: the work ahead waits for what comes behind. */
+static void depth_bound_lets_go(void)
+{
+	struct launcher l;
+
+	begin(1);
+	hold(3);
+	fake.page->slot[0].present = 1;
+	atomic_store(&stub_state()->stuck_until, 18);
+	start(&l, 0, 17);
+	EVENTUALLY(launches(0) == 18);
+	CHECK(atomic_load(&stub_state()->events) > 0);
+	finish(&l);
+}
+
+/* ---- what a drain must wait for ---- */
+
+static void primary_reset_keeps_other_contexts(void)
+{
+	begin(1);
+	hold(3);
+	stub_state()->work_ns = 500000000u;
+	CHECK(launch(NULL) == 0);
+	CHECK(cuDevicePrimaryCtxReset_v2(0) == 0);
+	fake_revoke(&fake, 0, 3);
+	CHECK(released().epoch == 3);
+	CHECK(test_now() >= atomic_load(&stub_state()->busy_until[0]));
+}
+
+static void destroyed_stream_has_work_left(void)
+{
+	void *stream, *captured;
+
+	begin(1);
+	hold(3);
+	fake_revoke(&fake, 0, 3); /* a drain, so that only the stream below has work */
+	CHECK(released().epoch == 3);
+	CHECK(cuStreamCreate(&stream, 0) == 0 && cuStreamCreate(&captured, 0) == 0);
+	fake_grant(&fake, 0, 4);
+	stub_state()->work_ns = 500000000u;
+	CHECK(launch(stream) == 0);
+	CHECK(cuStreamDestroy_v2(stream) == 0);
+	CHECK(cuStreamBeginCapture_v2(captured, 0) == 0);
+	fake_revoke(&fake, 0, 4);
+	CHECK(released().epoch == 4);
+	CHECK(test_now() >= atomic_load(&stub_state()->busy_until[0]));
+}
+
+/* ---- schedulers that are not what they should be ---- */
+
+static void flapping_scheduler(void)
+{
+	struct launcher l;
+	uint64_t begun;
+
+	begin(1);
+	allow(0, 1);
+	start(&l, 0, 1);
+	fake_expect(&fake, NVS_REQUEST);
+	begun = test_now();
+	for (int i = 0; i < 12 && !atomic_load(&l.done); i++) {
+		fake_die(&fake);
+		fake_listen(&fake);
+		fake_accept(&fake);
+		fake_expect(&fake, NVS_ATTACH);
+		nap_ms(1000);
+	}
+	CHECK(atomic_load(&l.done) == 1); /* the loss lasted, whatever it looked like */
+	CHECK(test_now() - begun >= 4000000000u);
+	finish(&l);
+}
+
+static void grants_of_no_epoch(void)
+{
+	static const uint64_t epochs[] = { 0, 1ull << 32, 0xffffffffull, 0x5ffffffffull };
+	struct launcher l;
+
+	begin(1);
+	allow(0, 0);
+	start(&l, 0, 1);
+	fake_expect(&fake, NVS_REQUEST);
+	for (unsigned i = 0; i < sizeof(epochs) / sizeof(epochs[0]); i++) {
+		fake_send(&fake, NVS_GRANT, 0, 0, epochs[i]);
+		CHECK(fake_accept(&fake).code == NVS_REGISTER_RECONNECT);
+		fake_attach(&fake);
+		CHECK(launches(0) == 0);
+	}
+	allow(0, 1);
+	fake_grant(&fake, 0, 2);
+	finish(&l);
+}
+
+static void descriptors_nobody_asked_for(void)
+{
+	struct nvs_frame notice = { .version = NVS_WIRE_VERSION, .type = NVS_NOTICE };
+	unsigned before, i;
+
+	begin(1);
+	before = descriptors();
+	for (i = 0; i < 50; i++)
+		fake_send_fds(&fake, notice, 1 + i % 8);
+	hold(3);
+	EVENTUALLY(descriptors() == before);
+}
+
+static void page_that_can_shrink(void)
+{
+	struct nvs_frame f;
+
+	fake_init(&fake);
+	fake_listen(&fake);
+	CHECK(cuInit(0) == 0);
+	fake.unsealed = true;
+	fake_accept(&fake);
+	CHECK(recv(fake.conn, &f, sizeof(f), 0) == 0); /* not taken: end of file */
+	CHECK(cuCtxCreate_v2(&contexts[0], 0, 0) == 0 && launch(NULL) == 0);
+}
+
+static void pages_do_not_pile_up(void)
+{
+	begin(1);
+	for (int i = 0; i < 20; i++) {
+		fake_send(&fake, 99, 0, 0, 0);
+		close(fake.page_fd);
+		fake_accept(&fake);
+		fake_attach(&fake);
+	}
+	hold(3);
+	CHECK(mapped_pages() <= 3);
+}
+
+/* ---- the application's own doings ---- */
+
+static void environment_changes_later(void)
+{
+	char dir[sizeof(fake.dir)];
+
+	fake_init(&fake);
+	strcpy(dir, fake.dir);
+	CHECK(cuInit(0) == 0);
+	CHECK(setenv(NVS_RUN_DIR_ENV, "/nonexistent", 1) == 0);
+	nap_ms(200);
+	fake_listen(&fake);
+	fake_accept(&fake);
+}
+
+static void *cancelled_main(void *arg)
+{
+	(void)arg;
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0);
+	CHECK(pthread_cancel(pthread_self()) == 0);
+	launch(NULL); /* takes the slow way, and says so */
+	pthread_testcancel();
+	return NULL;
+}
+
+static void cancelled_at_the_gate(void)
+{
+	pthread_t t;
+	int null = open("/dev/null", O_WRONLY), saved = dup(2);
+
+	CHECK(setenv("NVSHARE_DEBUG", "1", 1) == 0 && null >= 0 && dup2(null, 2) == 2);
+	fake_init(&fake); /* nobody listens */
+	stub_state()->gpus = 2;
+	CHECK(cuInit(0) == 0 && cuCtxCreate_v2(&contexts[0], 0, 0) == 0);
+	CHECK(pthread_create(&t, NULL, cancelled_main, NULL) == 0);
+	CHECK(pthread_join(t, NULL) == 0);
+	/* Needs the lock that the thread held. */
+	CHECK(cuCtxCreate_v2(&contexts[1], 0, 1) == 0 && launch(NULL) == 0);
+	CHECK(dup2(saved, 2) == 2);
+}
+
+static const struct life_case cases[] = {
+#define CASE(name) { #name, name }
+	CASE(drain_waits_for_a_thread_at_the_gate),
+	CASE(drain_waits_more_than_once),
+	CASE(passes_end_with_the_release),
+	CASE(long_drain_ends_by_itself),
+	CASE(capture_begins_beside_a_stuck_drain),
+	CASE(loss_in_a_drain_keeps_the_gate),
+	CASE(depth_bound_lets_go),
+	CASE(primary_reset_keeps_other_contexts),
+	CASE(destroyed_stream_has_work_left),
+	CASE(flapping_scheduler),
+	CASE(grants_of_no_epoch),
+	CASE(descriptors_nobody_asked_for),
+	CASE(page_that_can_shrink),
+	CASE(pages_do_not_pile_up),
+	CASE(environment_changes_later),
+	CASE(cancelled_at_the_gate),
+};
+
+int main(int argc, char **argv)
+{
+	return life_main(argc, argv, cases, sizeof(cases) / sizeof(cases[0]));
+}
