@@ -46,7 +46,7 @@ func Marshal(spec *specs.Spec) ([]byte, error) {
 // has one of our names, or another file declares one of our kinds: engines then
 // ignore the devices of both.
 func Write(dir string, all ...*specs.Spec) (changed bool, err error) {
-	if err := makeDir(dir); err != nil {
+	if err := MakeDir(dir); err != nil {
 		return false, fmt.Errorf("make the CDI directory: %w", err)
 	}
 	for _, spec := range all {
@@ -63,24 +63,12 @@ func Write(dir string, all ...*specs.Spec) (changed bool, err error) {
 		if same(file, data) {
 			continue
 		}
-		if err := replace(file, data, 0o644, validate); err != nil {
+		if err := ReplaceFile(file, data, 0o644, validate); err != nil {
 			return changed, fmt.Errorf("write CDI spec: %w", err)
 		}
 		changed = true
 	}
 	return changed, nil
-}
-
-// makeDir makes dir, if it is not there, readable by everyone: the engines of
-// other users look for devices in it.
-func makeDir(dir string) error {
-	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-		return os.MkdirAll(dir, 0o755) // says so if it is a file
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	return os.Chmod(dir, 0o755) // the umask has no say
 }
 
 // Remove deletes the files of kinds from dir and reports whether there were
@@ -170,46 +158,4 @@ func same(file string, data []byte) bool {
 	}
 	old, err := os.ReadFile(file)
 	return err == nil && bytes.Equal(old, data)
-}
-
-// replace writes data to a new file next to file, lets check look at it, and
-// moves it into place. A crash leaves the old file or the new one.
-func replace(file string, data []byte, mode fs.FileMode, check func(string) error) (err error) {
-	dir := filepath.Dir(file)
-	// Engines read *.yaml and *.json: this name is neither.
-	tmp, err := os.CreateTemp(dir, "."+filepath.Base(file)+".*.tmp")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			tmp.Close()
-			os.Remove(tmp.Name())
-		}
-	}()
-	if _, err := tmp.Write(data); err != nil {
-		return err
-	}
-	if err := tmp.Chmod(mode); err != nil { // the umask has no say
-		return err
-	}
-	if err := tmp.Sync(); err != nil {
-		return fmt.Errorf("flush %s: %w", tmp.Name(), err)
-	}
-	if err := tmp.Close(); err != nil {
-		return err
-	}
-	if err := check(tmp.Name()); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp.Name(), file); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return nil // the file is in place; only its durability is unknown
-	}
-	defer d.Close()
-	_ = d.Sync() // not every file system can
-	return nil
 }

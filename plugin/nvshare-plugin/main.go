@@ -172,7 +172,7 @@ func (n *node) place(f flags) error {
 			n.log.Infof("placed %s", to)
 		}
 	}
-	if err := plugin.MakeDir(cdi.OnHost(n.options.HostRoot, n.paths.TenantDir())); err != nil {
+	if err := cdi.MakeDir(cdi.OnHost(n.options.HostRoot, n.paths.TenantDir())); err != nil {
 		return fmt.Errorf("make the directory that containers share with the scheduler: %w", err)
 	}
 	return nil

@@ -112,28 +112,10 @@ func replaceFile(path string, data []byte) error {
 	if st, err := os.Lstat(path); err == nil && !st.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file; remove it, or choose another name", path)
 	}
-	dir := filepath.Dir(path)
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-		if err := os.Chmod(dir, 0o755); err != nil { // whatever the umask was
-			return err
-		}
-	}
-	tmp, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
-	if err != nil {
+	if err := cdi.MakeDir(filepath.Dir(path)); err != nil {
 		return err
 	}
-	defer os.Remove(tmp.Name()) // fails once it is renamed
-	if _, err := tmp.Write(data); err != nil {
-		tmp.Close()
-		return err
-	}
-	if err := errors.Join(tmp.Chmod(0o644), tmp.Close()); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), path)
+	return cdi.ReplaceFile(path, data, 0o644, nil)
 }
 
 func (f *cdiFlags) list(cmd *cobra.Command, io streams) error {

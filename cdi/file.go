@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// ReplaceFile writes data to a new file next to file, lets check (or nil)
+// look at it, and moves it into place. A crash leaves the old file or the new one.
+func ReplaceFile(file string, data []byte, mode fs.FileMode, check func(string) error) (err error) {
+	dir := filepath.Dir(file)
+	// Engines read *.yaml and *.json: this name is neither.
+	tmp, err := os.CreateTemp(dir, "."+filepath.Base(file)+".*.tmp")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			tmp.Close()
+			os.Remove(tmp.Name())
+		}
+	}()
+	if _, err := tmp.Write(data); err != nil {
+		return err
+	}
+	if err := tmp.Chmod(mode); err != nil { // the umask has no say
+		return err
+	}
+	if err := tmp.Sync(); err != nil {
+		return fmt.Errorf("flush %s: %w", tmp.Name(), err)
+	}
+	if err := tmp.Close(); err != nil {
+		return err
+	}
+	if check != nil {
+		if err := check(tmp.Name()); err != nil {
+			return err
+		}
+	}
+	if err := os.Rename(tmp.Name(), file); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil // the file is in place; only its durability is unknown
+	}
+	defer d.Close()
+	_ = d.Sync() // not every file system can
+	return nil
+}
+
+// MakeDir makes a directory and its parents, readable by everyone whatever the
+// umask, and leaves one that exists as it is.
+func MakeDir(dir string) error {
+	err := os.Mkdir(dir, 0o755)
+	if parent := filepath.Dir(dir); errors.Is(err, fs.ErrNotExist) && parent != dir {
+		if err := MakeDir(parent); err != nil {
+			return err
+		}
+		err = os.Mkdir(dir, 0o755)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		if info, statErr := os.Stat(dir); statErr == nil && info.IsDir() {
+			return nil
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return os.Chmod(dir, 0o755)
+}
