@@ -135,7 +135,7 @@ func TestRegisterThenClose(t *testing.T) {
 // those who work notice nothing.
 func TestIdleConnections(t *testing.T) {
 	s := start(t, t.TempDir(), func(o *Options) { o.Quantum = sched.MinQuantum },
-		func(d *Daemon) { d.registerTimeout = patience })
+		func(d *Daemon) { d.registerTimeout = time.Hour })
 	_, a, e := newHolder(t, s)
 	_, b := newClient(t, s)
 	idle := make([]*peerConn, 1000)
