@@ -3,12 +3,24 @@
 package cdi
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 )
+
+// HoldsFile reports whether file is a regular one with this mode that already
+// holds data.
+func HoldsFile(file string, data []byte, mode fs.FileMode) bool {
+	info, err := os.Lstat(file)
+	if err != nil || info.Mode() != mode {
+		return false
+	}
+	old, err := os.ReadFile(file)
+	return err == nil && bytes.Equal(old, data)
+}
 
 // ReplaceFile writes data to a new file next to file, lets check (or nil)
 // look at it, and moves it into place. A crash leaves the old file or the new one.

@@ -77,20 +77,6 @@ func Discover(ctx context.Context, o Options) ([]GPU, error) {
 	return ProcFS{Root: o.HostRoot}.List(ctx)
 }
 
-// Find returns the GPU that ref names by index or UUID. The error lists what
-// there is.
-func Find(gpus []GPU, ref string) (GPU, error) {
-	for _, g := range gpus {
-		if ref == g.UUID || ref == fmt.Sprint(g.Index) {
-			return g, nil
-		}
-	}
-	if len(gpus) == 0 {
-		return GPU{}, fmt.Errorf("no GPU %q: this node has none", ref)
-	}
-	return GPU{}, fmt.Errorf("no GPU %q: this node has %v", ref, Names(gpus))
-}
-
 // AllDevices is the name of the device that holds every GPU.
 const AllDevices = "all"
 

@@ -55,20 +55,6 @@ func TestDiscoverWithoutDriverFindsNothing(t *testing.T) {
 	}
 }
 
-func TestFind(t *testing.T) {
-	gpus := []GPU{{Index: 0, UUID: uuidA}, {Index: 1, UUID: uuidB}}
-	for ref, want := range map[string]string{"0": uuidA, "1": uuidB, uuidB: uuidB} {
-		if g, err := Find(gpus, ref); err != nil || g.UUID != want {
-			t.Errorf("Find(%q) = %v, %v", ref, g, err)
-		}
-	}
-	for _, ref := range []string{"", "2", "all", "GPU-"} {
-		if g, err := Find(gpus, ref); err == nil || !strings.Contains(err.Error(), uuidA) {
-			t.Errorf("Find(%q) = %v, %v", ref, g, err)
-		}
-	}
-}
-
 func TestSimulatedFromConfig(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct {

@@ -60,7 +60,7 @@ func Write(dir string, all ...*specs.Spec) (changed bool, err error) {
 			return changed, err
 		}
 		file := filepath.Join(dir, FileName(spec.Kind))
-		if same(file, data) {
+		if HoldsFile(file, data, 0o644) {
 			continue
 		}
 		if err := ReplaceFile(file, data, 0o644, validate); err != nil {
@@ -148,14 +148,4 @@ func kindOf(file string) (string, error) {
 func validate(file string) error {
 	_, err := cdi.ReadSpec(file, 0)
 	return err
-}
-
-// same reports whether file already holds data with the right mode.
-func same(file string, data []byte) bool {
-	info, err := os.Lstat(file)
-	if err != nil || info.Mode().Perm() != 0o644 {
-		return false
-	}
-	old, err := os.ReadFile(file)
-	return err == nil && bytes.Equal(old, data)
 }

@@ -90,12 +90,13 @@ static void send_release(unsigned i, const struct lease_out *out)
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_RELEASE,
 			       .channel = (uint16_t)i, .epoch = out->epoch,
 			       .code = out->reason };
+	uint64_t calls = nvs_gate_calls(i); /* none is added while the gate is closed */
 
 	f.u.released.drain_ns = c->drain_ns;
-	f.u.released.calls = nvs_gate_calls(i) - c->grant_calls;
+	f.u.released.calls = calls - c->grant_calls;
 	nvs_channel_send(&f);
 	c->drain_ns = 0;
-	c->grant_calls = nvs_gate_calls(i);
+	c->grant_calls = calls;
 }
 
 static void send_request(unsigned i)

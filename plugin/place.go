@@ -3,7 +3,6 @@
 package plugin
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,10 +19,8 @@ func Place(from, to string) (changed bool, err error) {
 		return false, fmt.Errorf("read %s to place it on the host: %w", filepath.Base(to), err)
 	}
 	const mode = 0o755
-	if info, err := os.Lstat(to); err == nil && info.Mode() == mode {
-		if old, err := os.ReadFile(to); err == nil && bytes.Equal(old, data) {
-			return false, nil
-		}
+	if cdi.HoldsFile(to, data, mode) {
+		return false, nil
 	}
 	err = cdi.MakeDir(filepath.Dir(to))
 	if err == nil {

@@ -58,16 +58,10 @@ func startAs(cred *syscall.Credential, name, log string, env []string, argv ...s
 	return p, nil
 }
 
-// PID is the process id inside the node's pid namespace.
-func (p *Process) PID() int { return p.cmd.Process.Pid }
-
 // Signal sends sig; a process that has ended already is not an error.
 func (p *Process) Signal(sig syscall.Signal) {
 	_ = p.cmd.Process.Signal(sig)
 }
-
-// Done is closed when the process has ended.
-func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Wait returns the exit status (128 + number for a signal), or ctx's error.
 func (p *Process) Wait(ctx context.Context) (int, error) {
