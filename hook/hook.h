@@ -3,7 +3,7 @@
  * hook.h: interposition. Which driver functions exist, where the real ones
  * are, and which pointers the application may not get to see.
  *
- * Start reading here: symbols.h names what is interposed, hook.c and watch.c
+ * Start reading here: symbols.h names what is interposed, hook.c, watch.c and alloc.c
  * hold the wrappers, resolve.c finds the real functions, gate.h is the way to
  * the GPU, lease.h decides, client.c talks to the scheduler.
  */

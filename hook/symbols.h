@@ -163,7 +163,7 @@
 	NVS_GATED_SET(G) \
 	NVS_GATED_MOVE(G)
 
-#define NVS_OTHER_TABLE(H) \
+#define NVS_WATCHED(H) \
 	H(cuInit) \
 	H(cuGetProcAddress) H(cuGetProcAddress_ptsz) \
 	H(cuGetProcAddress_v2) H(cuGetProcAddress_v2_ptsz) \
@@ -186,14 +186,20 @@
 	H(cuStreamBeginCaptureToGraph) H(cuStreamBeginCaptureToGraph_ptsz) \
 	H(cuStreamBeginCaptureToCig) H(cuStreamBeginCaptureToCig_ptsz) \
 	H(cuStreamEndCapture) H(cuStreamEndCapture_ptsz) \
-	H(cuStreamEndCaptureToCig) H(cuStreamEndCaptureToCig_ptsz) \
-	/* memory: counted */ \
+	H(cuStreamEndCaptureToCig) H(cuStreamEndCaptureToCig_ptsz)
+
+/* alloc.c, info.c: counted, limited, clamped */
+#define NVS_MEMORY(H) \
 	H(cuMemAlloc) H(cuMemAlloc_v2) H(cuMemAllocPitch) H(cuMemAllocPitch_v2) \
 	H(cuMemAllocManaged) \
 	H(cuMemAllocAsync) H(cuMemAllocAsync_ptsz) \
 	H(cuMemAllocFromPoolAsync) H(cuMemAllocFromPoolAsync_ptsz) \
 	H(cuMemFree) H(cuMemFree_v2) H(cuMemFreeAsync) H(cuMemFreeAsync_ptsz) \
 	H(cuMemCreate) H(cuMemRelease)
+
+#define NVS_OTHER_TABLE(H) \
+	NVS_WATCHED(H) \
+	NVS_MEMORY(H)
 
 enum nvs_function {
 #define G(name, P, A, key) NVS_F_##name,

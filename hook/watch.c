@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * watch.c: wrappers that let everything pass and take note of contexts,
- * streams, captures and memory.
+ * streams and captures.
  */
 #include <errno.h>
 
@@ -9,23 +9,7 @@
 #include "gate.h"
 #include "hook.h"
 #include "memory.h"
-
-/* Declares and defines an exported function; the body follows. */
-#define WATCH(name, P) \
-	NVS_EXPORT int name P; \
-	NVS_EXPORT int name P
-
-/* Calls the real function of this name. */
-#define CALL(name, ...) \
-	__extension__({ \
-		__typeof__(&name) real_ = NVS_REAL(name); \
-		real_ ? real_(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
-	})
-
-static bool active(void)
-{
-	return atomic_load_explicit(&nvs_gate.active, memory_order_acquire);
-}
+#include "wrap.h"
 
 WATCH(cuInit, (uint flags))
 {
@@ -79,7 +63,7 @@ WATCH(cuLaunchCooperativeKernelMultiDevice, (struct cu_launch_params *list, uint
 
 static int created(int result, void **ctx, int dev, bool own)
 {
-	if (result == CUDA_SUCCESS && active()) {
+	if (result == CUDA_SUCCESS && nvs_active()) {
 		nvs_context_created(*ctx, dev, own);
 		nvs_thread_forget();
 	}
@@ -109,7 +93,7 @@ WATCH(cuCtxCreate_v4, (void **ctx, void *params, uint flags, int dev))
 #define DESTROY(name) \
 	WATCH(name, (void *ctx)) \
 	{ \
-		int channel = active() ? nvs_context_channel(ctx) : -1; \
+		int channel = nvs_active() ? nvs_context_channel(ctx) : -1; \
 		bool held = nvs_context_hold(channel); \
 		int result = CALL(name, ctx); \
 		if (channel >= 0 && result == CUDA_SUCCESS) \
@@ -154,7 +138,7 @@ static void primary_gone(int dev, int channel)
 #define PRIMARY(name, gone) \
 	WATCH(name, (int dev)) \
 	{ \
-		int channel = active() ? nvs_client_channel(dev) : -1; \
+		int channel = nvs_active() ? nvs_client_channel(dev) : -1; \
 		bool held = nvs_context_hold(channel); \
 		int result = CALL(name, dev); \
 		if (channel >= 0 && result == CUDA_SUCCESS) \
@@ -174,14 +158,14 @@ WATCH(cuCtxFromGreenCtx, (void **ctx, void *green))
 {
 	int result = CALL(cuCtxFromGreenCtx, ctx, green);
 
-	if (result == CUDA_SUCCESS && active())
+	if (result == CUDA_SUCCESS && nvs_active())
 		nvs_context_from_green(*ctx, green);
 	return result;
 }
 
 WATCH(cuGreenCtxDestroy, (void *green))
 {
-	void *ctx = active() ? nvs_context_of_green(green) : NULL;
+	void *ctx = nvs_active() ? nvs_context_of_green(green) : NULL;
 	int channel = nvs_context_channel(ctx);
 	bool held = nvs_context_hold(channel);
 	int result = CALL(cuGreenCtxDestroy, green);
@@ -197,7 +181,7 @@ WATCH(cuGreenCtxDestroy, (void *green))
 
 static int stream_created(int result, void **stream)
 {
-	if (result == CUDA_SUCCESS && active())
+	if (result == CUDA_SUCCESS && nvs_active())
 		nvs_stream_created(*stream);
 	return result;
 }
@@ -216,7 +200,7 @@ WATCH(cuStreamCreateWithPriority, (void **stream, uint flags, int priority))
 #define STREAM_DESTROY(name) \
 	WATCH(name, (void *stream)) \
 	{ \
-		if (active()) \
+		if (nvs_active()) \
 			nvs_stream_destroyed(stream); \
 		return CALL(name, stream); \
 	}
@@ -227,7 +211,7 @@ STREAM_DESTROY(cuStreamDestroy_v2)
 	WATCH(name, P) \
 	{ \
 		__typeof__(&name) real = NVS_REAL(name); \
-		bool on = active(); \
+		bool on = nvs_active(); \
 		int result; \
 		if (!real) \
 			return CUDA_ERROR_NOT_FOUND; \
@@ -252,7 +236,7 @@ CAPTURE_SZ(cuStreamBeginCaptureToCig, (void *s, void *params), (s, params))
 	{ \
 		__typeof__(&name) real = NVS_REAL(name); \
 		int result = real ? real A : CUDA_ERROR_NOT_FOUND; \
-		if (active()) \
+		if (nvs_active()) \
 			nvs_capture_ended(key); \
 		return result; \
 	}
@@ -261,106 +245,3 @@ CAPTURE_SZ(cuStreamBeginCaptureToCig, (void *s, void *params), (s, params))
 	CAPTURE_END(name##_ptsz, P, A, NVS_KEY_THREAD(s))
 CAPTURE_END_SZ(cuStreamEndCapture, (void *s, void **graph), (s, graph))
 CAPTURE_END_SZ(cuStreamEndCaptureToCig, (void *s), (s))
-
-/* ---- memory: counted ---- */
-
-static int allocated(int result, const CUdeviceptr *p, size_t bytes)
-{
-	if (result == CUDA_SUCCESS && active())
-		nvs_memory_add(NVS_MEMORY_POINTER, *p, bytes, nvs_channel_of_current());
-	return result;
-}
-
-WATCH(cuMemAlloc, (CUdeviceptr *p, size_t n))
-{
-	return CALL(cuMemAlloc, p, n); /* 32-bit pointers: not counted */
-}
-
-WATCH(cuMemAlloc_v2, (CUdeviceptr *p, size_t n))
-{
-	return allocated(CALL(cuMemAlloc_v2, p, n), p, n);
-}
-
-WATCH(cuMemAllocPitch, (CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element))
-{
-	return CALL(cuMemAllocPitch, p, pitch, w, h, element);
-}
-
-WATCH(cuMemAllocPitch_v2, (CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element))
-{
-	int result = CALL(cuMemAllocPitch_v2, p, pitch, w, h, element);
-
-	return allocated(result, p, result == CUDA_SUCCESS ? *pitch * h : 0);
-}
-
-WATCH(cuMemAllocManaged, (CUdeviceptr *p, size_t n, uint flags))
-{
-	return allocated(CALL(cuMemAllocManaged, p, n, flags), p, n);
-}
-
-WATCH(cuMemAllocAsync, (CUdeviceptr *p, size_t n, void *s))
-{
-	return allocated(CALL(cuMemAllocAsync, p, n, s), p, n);
-}
-
-WATCH(cuMemAllocAsync_ptsz, (CUdeviceptr *p, size_t n, void *s))
-{
-	return allocated(CALL(cuMemAllocAsync_ptsz, p, n, s), p, n);
-}
-
-WATCH(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, void *pool, void *s))
-{
-	return allocated(CALL(cuMemAllocFromPoolAsync, p, n, pool, s), p, n);
-}
-
-WATCH(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr *p, size_t n, void *pool, void *s))
-{
-	return allocated(CALL(cuMemAllocFromPoolAsync_ptsz, p, n, pool, s), p, n);
-}
-
-/* Counted off first: afterwards another thread may own the same address. */
-static void freed(enum nvs_memory_kind kind, uint64_t key)
-{
-	if (active())
-		nvs_memory_remove(kind, key);
-}
-
-WATCH(cuMemFree, (CUdeviceptr p))
-{
-	return CALL(cuMemFree, p);
-}
-
-WATCH(cuMemFree_v2, (CUdeviceptr p))
-{
-	freed(NVS_MEMORY_POINTER, p);
-	return CALL(cuMemFree_v2, p);
-}
-
-WATCH(cuMemFreeAsync, (CUdeviceptr p, void *s))
-{
-	freed(NVS_MEMORY_POINTER, p);
-	return CALL(cuMemFreeAsync, p, s);
-}
-
-WATCH(cuMemFreeAsync_ptsz, (CUdeviceptr p, void *s))
-{
-	freed(NVS_MEMORY_POINTER, p);
-	return CALL(cuMemFreeAsync_ptsz, p, s);
-}
-
-WATCH(cuMemCreate, (unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,
-		    unsigned long long flags))
-{
-	int result = CALL(cuMemCreate, handle, n, prop, flags);
-
-	if (result == CUDA_SUCCESS && active() &&
-	    prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-		nvs_memory_add(NVS_MEMORY_HANDLE, *handle, n, nvs_client_channel(prop->location.id));
-	return result;
-}
-
-WATCH(cuMemRelease, (unsigned long long handle))
-{
-	freed(NVS_MEMORY_HANDLE, handle);
-	return CALL(cuMemRelease, handle);
-}

@@ -19,6 +19,8 @@
  *     <------------- GRANT(channel, epoch)      page word := epoch, futex wake
  *     <------------- REVOKE(channel, epoch)     page word := 0 first
  *     RELEASE(channel, epoch) --------------->  only when drained
+ *     RESERVE(channel, total, least) -------->  before memory is allocated
+ *     <------------- RESERVED(channel, total)   or an error, total unchanged
  *
  * The grant page, not the GRANT frame, opens the gate: a thread may submit
  * work to a GPU while the channel's word equals the epoch this client holds.
@@ -60,6 +62,7 @@ enum nvs_type {
 	NVS_REQUEST  = 3, /* a thread waits at the gate; idempotent */
 	NVS_RELEASE  = 4, /* epoch is drained and given back; code: enum nvs_release */
 	NVS_STATS    = 5, /* counters of a channel, at most once a second */
+	NVS_RESERVE  = 6, /* code: enum nvs_reserve_flags; an attached channel */
 	/* scheduler to client */
 	NVS_WELCOME  = 65, /* carries the grant page's descriptor */
 	NVS_ATTACHED = 66, /* code: enum nvs_error, 0 for success */
@@ -67,6 +70,7 @@ enum nvs_type {
 	NVS_REVOKE   = 68, /* close the gate, drain, release within grace_ns */
 	NVS_NOTICE   = 69, /* waiters or present changed between zero and more */
 	NVS_REFUSED  = 70, /* code: enum nvs_error; the connection is closed next */
+	NVS_RESERVED = 71, /* answers each RESERVE; code: NVS_OK or NVS_ERR_MEMORY */
 };
 
 enum nvs_register_flags {
@@ -75,6 +79,17 @@ enum nvs_register_flags {
 
 enum nvs_attach_flags {
 	NVS_ATTACH_WANT = 1u << 0, /* a thread already waits: counts as REQUEST */
+	/*
+	 * Only asks what the limits of this GPU are for the container: the page's
+	 * slot has them when ATTACHED comes. The process is no client of the GPU,
+	 * no later change reaches the page. For programs that ask NVML.
+	 */
+	NVS_ATTACH_OBSERVE = 1u << 1,
+};
+
+enum nvs_reserve_flags {
+	/* The memory exists already: always granted, also over the limit. */
+	NVS_RESERVE_FORCE = 1u << 0,
 };
 
 enum nvs_release {
@@ -105,6 +120,7 @@ enum nvs_error {
 	NVS_ERR_TOO_MANY      = 4, /* a limit of clients or connections is reached */
 	NVS_ERR_PROTOCOL      = 5, /* malformed or out of order */
 	NVS_ERR_INTERNAL      = 6,
+	NVS_ERR_MEMORY        = 7, /* over the container's memory limit */
 };
 
 struct nvs_register {
@@ -137,6 +153,27 @@ struct nvs_stats {
 	uint64_t mem_bytes;  /* device memory allocated now through the shim */
 	uint64_t mem_peak;   /* bytes */
 	uint64_t wait_max_ns;
+};
+
+/*
+ * Device memory that this process wants to have reserved on the GPU, in all:
+ * an absolute figure, so that a repeated or lost frame does no harm. Granted
+ * is `total`, or what is left of the limit if that is at least `least`, else
+ * nothing changes. Lowering is always granted.
+ */
+struct nvs_reserve {
+	uint64_t total;  /* bytes */
+	uint64_t least;  /* bytes, at most total */
+	uint64_t serial; /* comes back in RESERVED */
+	uint8_t  reserved[24];
+};
+
+struct nvs_reserved {
+	uint64_t total;  /* bytes this process has reserved now */
+	uint64_t used;   /* bytes its container has, all processes */
+	uint64_t limit;  /* bytes, 0: none */
+	uint64_t serial;
+	uint8_t  reserved[16];
 };
 
 struct nvs_welcome {
@@ -185,6 +222,8 @@ struct nvs_frame {
 		struct nvs_revoke   revoke;
 		struct nvs_notice   notice;
 		struct nvs_refused  refused;
+		struct nvs_reserve  reserve;
+		struct nvs_reserved memory;
 		uint8_t             raw[48];
 	} u;
 };
@@ -201,10 +240,11 @@ struct nvs_slot {
 	uint32_t present;    /* other clients attached to this GPU */
 	uint64_t quantum_ns; /* of the current grant */
 	uint64_t granted_ns; /* CLOCK_MONOTONIC of the grant */
-	uint32_t limit_seq;  /* sequence lock over the two limits: odd while written */
+	uint32_t limit_seq;  /* sequence lock over the next three: odd while written */
 	uint32_t core_limit; /* percent, 0: none */
-	uint64_t mem_limit;  /* bytes, 0: none */
-	uint64_t reserved[2];
+	uint64_t mem_limit;  /* bytes for the container, 0: none */
+	uint64_t mem_used;   /* bytes its processes have reserved */
+	uint64_t reserved;
 };
 
 struct nvs_page {
@@ -233,6 +273,9 @@ _Static_assert(sizeof(struct nvs_refused) == 48, "refused");
 _Static_assert(sizeof(struct nvs_slot) == 64, "one cache line a slot");
 _Static_assert(offsetof(struct nvs_slot, limit_seq) == 32, "slot.limit_seq");
 _Static_assert(offsetof(struct nvs_slot, mem_limit) == 40, "slot.mem_limit");
+_Static_assert(offsetof(struct nvs_slot, mem_used) == 48, "slot.mem_used");
+_Static_assert(sizeof(struct nvs_reserve) == 48, "reserve");
+_Static_assert(sizeof(struct nvs_reserved) == 48, "reserved");
 _Static_assert(offsetof(struct nvs_page, slot) == 64, "slots follow the header");
 _Static_assert(sizeof(struct nvs_page) <= NVS_PAGE_SIZE, "page fits");
 

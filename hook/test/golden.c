@@ -37,6 +37,12 @@ static const struct {
 			    .wait_ns = 0x7172737475767778ull, .mem_bytes = 0x8182838485868788ull,
 			    .mem_peak = 0x9192939495969798ull,
 			    .wait_max_ns = 0xa1a2a3a4a5a6a7a8ull }),
+	FILLED("reserve", .type = NVS_RESERVE, .channel = 9, .code = NVS_RESERVE_FORCE,
+	       .u.reserve = { .total = 0x0111213141516171ull, .least = 0x0212223242526272ull,
+			      .serial = 0x0313233343536373ull }),
+	FILLED("reserved", .type = NVS_RESERVED, .channel = 10, .code = NVS_ERR_MEMORY,
+	       .u.memory = { .total = 0x0414243444546474ull, .used = 0x0515253545556575ull,
+			     .limit = 0x0616263646566676ull, .serial = 0x0717273747576777ull }),
 	FILLED("welcome", .type = NVS_WELCOME,
 	       .u.welcome = { .client_id = 0xb1b2b3b4b5b6b7b8ull, .page_size = NVS_PAGE_SIZE,
 			      .slots = NVS_MAX_CHANNELS }),
@@ -61,7 +67,8 @@ static const union {
 	.slot[1] = { .word = 0x11121314, .flags = NVS_GRANT_CONCURRENT, .waiters = 0x21222324,
 		     .present = 0x31323334, .quantum_ns = 0x4142434445464748ull,
 		     .granted_ns = 0x5152535455565758ull, .limit_seq = 0x61626364,
-		     .core_limit = 0x71727374, .mem_limit = 0x8182838485868788ull },
+		     .core_limit = 0x71727374, .mem_limit = 0x8182838485868788ull,
+		     .mem_used = 0x9192939495969798ull },
 } };
 
 static void hex(char *out, const void *what, size_t size)
