@@ -13,6 +13,13 @@
 // before none. Kubernetes accepts only one "/" in a key: there, write
 // gpu.nvshare.com/container.<name>.
 //
+// How much of each GPU's memory a container may have, with all its processes,
+// is said in the same way:
+//
+//	nvshare.com/gpu-memory-limit: 8Gi
+//
+// The value is a Kubernetes quantity; a bare number means MiB.
+//
 // What it guarantees:
 //
 //   - A handler answers from memory: it waits for no scheduler, file or lock

@@ -11,13 +11,15 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Container is one container that uses GPUs, by the names that people know.
+// Container is one container that uses GPUs, by the names that people know,
+// and what its pod says of it.
 type Container struct {
-	ID        string // the runtime's, as in the cgroup's name
-	Name      string
-	Namespace string
-	Pod       string
-	PodUID    string
+	ID          string // the runtime's, as in the cgroup's name
+	Name        string
+	Namespace   string
+	Pod         string
+	PodUID      string
+	MemoryLimit uint64 // bytes of each GPU; 0: none
 }
 
 // Describer is a connection to the scheduler. Its calls are given a context
@@ -31,7 +33,7 @@ type Describer interface {
 	Close() error
 }
 
-// Names tells the scheduler the names of containers. What handlers change is
+// Names tells the scheduler the names and limits of containers. What handlers change is
 // only memory; Run brings the scheduler into line, in its own time, and tells a
 // restarted scheduler everything again. Once the runtime has said which
 // containers there are, it also has the scheduler forget those that ended while

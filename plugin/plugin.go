@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/nvshare/nvshare/cdi"
+	sched "github.com/nvshare/nvshare/sched/api"
 )
 
 // Plugin handles the events of one container runtime. Only events that every
@@ -33,7 +34,7 @@ var (
 )
 
 // New returns a plugin that knows no devices yet; names is told which
-// containers use GPUs.
+// containers use GPUs, and within which limits.
 func New(log logrus.FieldLogger, names *Names) *Plugin {
 	p := &Plugin{log: log, names: names}
 	p.inventory.Store(&Inventory{})
@@ -63,7 +64,11 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 	var using []Container
 	for _, ctr := range ctrs {
 		if pod := byID[ctr.GetPodSandboxId()]; pod != nil && usesGPU(ctr) && alive(ctr) {
-			using = append(using, describe(pod, ctr))
+			limit, err := parseMemoryLimit(pod.GetAnnotations(), ctr.GetName())
+			if err != nil { // created while no plugin was there to refuse it
+				p.log.Warnf("pod %s/%s, container %q runs without a memory limit: %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
+			}
+			using = append(using, describe(pod, ctr, limit))
 		}
 	}
 	p.names.Replace(using)
@@ -88,9 +93,9 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		p.log.Warn(err)
 		return nil, nil, err
 	}
-	if len(req.Devices) > 0 || len(given(ctr)) > 0 {
-		p.names.Add(describe(pod, ctr))
-		p.log.Infof("pod %s/%s, container %q: gave %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), req.Devices)
+	if len(req.Devices) > 0 || usesGPU(ctr) {
+		p.names.Add(describe(pod, ctr, req.MemoryLimit))
+		p.log.Infof("pod %s/%s, container %q: gave %v, memory limit %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), req.Devices, sched.FormatMemory(req.MemoryLimit))
 	}
 	return adjust, nil, nil
 }
@@ -107,8 +112,11 @@ func (p *Plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, ctr *api.
 	return nil
 }
 
-func describe(pod *api.PodSandbox, ctr *api.Container) Container {
-	return Container{ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid()}
+func describe(pod *api.PodSandbox, ctr *api.Container, memoryLimit uint64) Container {
+	return Container{
+		ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(),
+		MemoryLimit: memoryLimit,
+	}
 }
 
 // usesGPU tells whether an existing container has the shim, however it came

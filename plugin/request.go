@@ -9,14 +9,15 @@ import (
 	"strings"
 
 	"github.com/nvshare/nvshare/cdi"
+	sched "github.com/nvshare/nvshare/sched/api"
 )
 
 const (
 	// Annotation is the key by which a pod asks for GPUs.
 	Annotation = "nvshare.com/gpu"
-	// annotationKubernetes is the same for keys with a suffix, where
-	// Annotation would have one "/" too many for Kubernetes.
-	annotationKubernetes = "gpu.nvshare.com"
+	// MemoryLimitAnnotation is the key by which it limits the memory that a
+	// container gets of each.
+	MemoryLimitAnnotation = "nvshare.com/gpu-memory-limit"
 
 	// maxDevices bounds the names in one annotation.
 	maxDevices = 128
@@ -30,13 +31,18 @@ type Request struct {
 	// Devices are device names without the kind, each once, in the order
 	// asked; just "all" if that is among them. Empty: it does not ask.
 	Devices []string
+	// MemoryLimit is what the container may have of each GPU's memory, bytes;
+	// 0: no limit.
+	MemoryLimit uint64
 }
 
-// annotationFor returns the annotation that holds for a container: the one of
-// the narrowest scope, as NRI's own helper has it.
-func annotationFor(annotations map[string]string, container string) (key, value string, ok bool) {
+// annotationFor returns the annotation with this name that holds for a
+// container: the one of the narrowest scope, as NRI's own helper has it.
+func annotationFor(annotations map[string]string, name, container string) (key, value string, ok bool) {
+	// For keys with a suffix, where name has one "/" too many for Kubernetes.
+	domain, word, _ := strings.Cut(name, "/")
 	for _, suffix := range []string{"/container." + container, "/pod", ""} {
-		for _, k := range []string{Annotation + suffix, annotationKubernetes + suffix} {
+		for _, k := range []string{name + suffix, word + "." + domain + suffix} {
 			if v, ok := annotations[k]; ok {
 				return k, v, true
 			}
@@ -49,15 +55,38 @@ func annotationFor(annotations map[string]string, container string) (key, value 
 // known are the device names of this node. The error names the annotation, its
 // value and what there is.
 func ParseRequest(annotations map[string]string, container string, known []string) (Request, error) {
-	key, value, ok := annotationFor(annotations, container)
-	if !ok {
-		return Request{}, nil
+	var r Request
+	if key, value, ok := annotationFor(annotations, Annotation, container); ok {
+		devices, err := parseDevices(value, known)
+		if err != nil {
+			return Request{}, annotationError(key, value, err)
+		}
+		r.Devices = devices
 	}
-	devices, err := parseDevices(value, known)
+	limit, err := parseMemoryLimit(annotations, container)
 	if err != nil {
-		return Request{}, fmt.Errorf("annotation %s=%q: %w", key, shown(value), err)
+		return Request{}, err
 	}
-	return Request{Devices: devices}, nil
+	r.MemoryLimit = limit
+	return r, nil
+}
+
+// parseMemoryLimit is the part of ParseRequest that has nothing to do with what
+// this node has.
+func parseMemoryLimit(annotations map[string]string, container string) (bytes uint64, err error) {
+	key, value, ok := annotationFor(annotations, MemoryLimitAnnotation, container)
+	if !ok {
+		return 0, nil
+	}
+	bytes, err = sched.ParseMemory(strings.TrimSpace(value))
+	if err != nil {
+		return 0, annotationError(key, value, err)
+	}
+	return bytes, nil
+}
+
+func annotationError(key, value string, err error) error {
+	return fmt.Errorf("annotation %s=%q: %w", key, shown(value), err)
 }
 
 func parseDevices(value string, known []string) ([]string, error) {

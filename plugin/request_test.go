@@ -23,7 +23,7 @@ func TestParseRequest(t *testing.T) {
 		says        string // part of the error
 	}{
 		"none":                 {nil, nil, ""},
-		"other annotations":    {map[string]string{"nvshare.com/gpu-core-limit": "5", "x/nvshare.com/gpu": "y"}, nil, ""},
+		"other annotations":    {map[string]string{"nvshare.com/gpu-core-limit": "5", "nvshare.com/gpu-memory-limits": "x", "x/nvshare.com/gpu": "y"}, nil, ""},
 		"index":                {map[string]string{Annotation: "nvshare.com/gpu=0"}, []string{"0"}, ""},
 		"UUID":                 {map[string]string{Annotation: "nvshare.com/gpu=" + uuid}, []string{uuid}, ""},
 		"all":                  {map[string]string{Annotation: "nvshare.com/gpu=all"}, []string{"all"}, ""},
@@ -69,19 +69,59 @@ func TestParseRequest(t *testing.T) {
 
 // The scopes are NRI's own.
 func TestScopesAgreeWithNRI(t *testing.T) {
-	keys := []string{Annotation, Annotation + "/pod", Annotation + "/container.main", Annotation + "/container.side"}
-	for set := range 1 << len(keys) {
-		annotations := map[string]string{}
-		for i, k := range keys {
-			if set&(1<<i) != 0 {
-				annotations[k] = k
+	for _, name := range []string{Annotation, MemoryLimitAnnotation} {
+		keys := []string{name, name + "/pod", name + "/container.main", name + "/container.side"}
+		for set := range 1 << len(keys) {
+			annotations := map[string]string{}
+			for i, k := range keys {
+				if set&(1<<i) != 0 {
+					annotations[k] = k
+				}
+			}
+			_, got, ok := annotationFor(annotations, name, "main")
+			want, wantOK := nriplugin.GetEffectiveAnnotation(&api.PodSandbox{Annotations: annotations}, name, "main")
+			if got != want || ok != wantOK {
+				t.Errorf("%v: got %q %v, NRI says %q %v", annotations, got, ok, want, wantOK)
 			}
 		}
-		_, got, ok := annotationFor(annotations, "main")
-		want, wantOK := nriplugin.GetEffectiveAnnotation(&api.PodSandbox{Annotations: annotations}, Annotation, "main")
-		if got != want || ok != wantOK {
-			t.Errorf("%v: got %q %v, NRI says %q %v", annotations, got, ok, want, wantOK)
+	}
+}
+
+func TestMemoryLimit(t *testing.T) {
+	const key = MemoryLimitAnnotation
+	for name, c := range map[string]struct {
+		annotations map[string]string
+		want        uint64
+		says        string // part of the error
+	}{
+		"none":               {map[string]string{Annotation: "nvshare.com/gpu=0"}, 0, ""},
+		"quantity":           {map[string]string{key: "8Gi"}, 8 << 30, ""},
+		"decimal unit":       {map[string]string{key: "4G"}, 4e9, ""},
+		"bare number":        {map[string]string{key: "4096"}, 4 << 30, ""},
+		"spaces around":      {map[string]string{key: " 4096Mi\n"}, 4 << 30, ""},
+		"for the container":  {map[string]string{key: "8Gi", key + "/pod": "4Gi", key + "/container.main": "2Gi"}, 2 << 30, ""},
+		"for another":        {map[string]string{key + "/container.side": "2Gi"}, 0, ""},
+		"key for Kubernetes": {map[string]string{key: "8Gi", "gpu-memory-limit.nvshare.com/container.main": "2Gi"}, 2 << 30, ""},
+		"pod, Kubernetes":    {map[string]string{key: "8Gi", "gpu-memory-limit.nvshare.com/pod": "2Gi"}, 2 << 30, ""},
+
+		"nonsense":              {map[string]string{key: "lots"}, 0, `annotation nvshare.com/gpu-memory-limit="lots": "lots" is not a size of memory`},
+		"empty":                 {map[string]string{key: ""}, 0, `annotation nvshare.com/gpu-memory-limit=""`},
+		"unit that is none":     {map[string]string{key: "8GB"}, 0, "a quantity such as 8Gi"},
+		"negative":              {map[string]string{key: "-8Gi"}, 0, "a quantity such as 8Gi"},
+		"zero":                  {map[string]string{key: "0"}, 0, "less than 1Mi"},
+		"millibytes":            {map[string]string{key: "8m"}, 0, "a quantity such as 8Gi"},
+		"too large":             {map[string]string{key: "99E"}, 0, "more than 1Pi"},
+		"hours of work":         {map[string]string{key: "1e999999999"}, 0, "a quantity such as 8Gi"},
+		"nonsense in the scope": {map[string]string{key: "8Gi", "gpu-memory-limit.nvshare.com/container.main": "x"}, 0, `annotation gpu-memory-limit.nvshare.com/container.main="x"`},
+	} {
+		got, err := ParseRequest(c.annotations, "main", known)
+		if got.MemoryLimit != c.want || (err == nil) != (c.says == "") || (err != nil && !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s: got %v, %v; want %v, %q", name, got.MemoryLimit, err, c.want, c.says)
 		}
+	}
+	long := strings.Repeat("9", 200<<10)
+	if _, err := ParseRequest(map[string]string{key: long}, "main", known); err == nil || len(err.Error()) > 8*maxShown {
+		t.Errorf("error of %d bytes", len(fmt.Sprint(err)))
 	}
 }
 

@@ -393,6 +393,54 @@ func TestSchedulerLearnsNames(t *testing.T) {
 	s.await(t, "id-new")
 }
 
+// Limits go the way of names: told at once, and again to a scheduler that
+// restarted; also those of containers from before the plugin.
+func TestSchedulerLearnsLimits(t *testing.T) {
+	r := newRuntime(t, "v2.4.2")
+	limited := pod(map[string]string{MemoryLimitAnnotation: "8Gi", "gpu-memory-limit.nvshare.com/container.small": "512", MemoryLimitAnnotation + "/container.odd": "lots"})
+	shim := &api.Mount{Destination: cdi.ShimDir}
+	r.pods = []*api.PodSandbox{limited}
+	r.ctrs = []*api.Container{
+		{Id: "old", PodSandboxId: "pod0", Name: "old", Mounts: []*api.Mount{shim}},
+		{Id: "odd", PodSandboxId: "pod0", Name: "odd", Mounts: []*api.Mount{shim}}, // let in by nobody of us
+	}
+	r.start()
+	defer r.stop()
+	names := NewNames(quiet())
+	names.ping = time.Millisecond
+	s := newScheduler()
+	defer runNames(t, names, s)()
+	run(t, r, names)
+	s.await(t, "odd", "old")
+
+	asking := pod(limited.Annotations)
+	asking.Annotations[Annotation] = "nvshare.com/gpu=0"
+	for _, name := range []string{"main", "small"} {
+		if _, err := r.create(asking, ctr(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	given := ctr("given", "LD_PRELOAD="+cdi.ShimPath) // by a device plugin, or a claim
+	if _, err := r.create(limited, given); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.create(asking, ctr("odd"))
+	for _, part := range []string{"ml/train-a", `"odd"`, MemoryLimitAnnotation + "/container.odd", `"lots"`, "8Gi"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("the error does not name %s: %v", part, err)
+		}
+	}
+	for range 2 {
+		s.await(t, "id-given", "id-main", "id-small", "odd", "old")
+		for id, want := range map[string]uint64{"id-given": 8 << 30, "id-main": 8 << 30, "id-small": 512 << 20, "odd": 0, "old": 8 << 30} {
+			if got := s.get(id).MemoryLimit; got != want {
+				t.Errorf("%s: the scheduler was told of a limit of %d, want %d", id, got, want)
+			}
+		}
+		s.restart()
+	}
+}
+
 // A busy node: what it tells at the registration comes in several messages, and
 // must not cost us the registration. (Messages are cut by NRI's runtime side,
 // which up to 0.12.5 never ends if there are far fewer pods than containers.)

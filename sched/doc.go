@@ -42,6 +42,12 @@
 // Persist before the Grant that depends on it. Check tests these, except the
 // ones about time, in O(clients).
 //
+// # Memory
+//
+// A Ledger, beside each Core, keeps what clients have reserved of the GPU's
+// memory, so that a container's limit holds for all its processes together.
+// The two know nothing of each other.
+//
 // Step costs O(log n) in the number of clients; changes of mode and grace cost
 // O(n). A Core is not safe for use by several goroutines at once.
 package sched

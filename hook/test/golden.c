@@ -38,7 +38,7 @@ static const struct {
 			    .mem_peak = 0x9192939495969798ull,
 			    .wait_max_ns = 0xa1a2a3a4a5a6a7a8ull }),
 	FILLED("reserve", .type = NVS_RESERVE, .channel = 9, .code = NVS_RESERVE_FORCE,
-	       .u.reserve = { .total = 0x0111213141516171ull, .least = 0x0212223242526272ull,
+	       .u.reserve = { .total = 0x0212223242526272ull, .least = 0x0111213141516171ull,
 			      .serial = 0x0313233343536373ull }),
 	FILLED("reserved", .type = NVS_RESERVED, .channel = 10, .code = NVS_ERR_MEMORY,
 	       .u.memory = { .total = 0x0414243444546474ull, .used = 0x0515253545556575ull,

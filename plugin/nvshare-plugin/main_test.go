@@ -295,7 +295,7 @@ func TestSchedulerConnection(t *testing.T) {
 	}()
 	names.Add(plugin.Container{ID: "x", Name: "refused"})
 	names.Add(plugin.Container{ID: "y", Name: "too many"})
-	names.Add(plugin.Container{ID: "a", Name: "main", Namespace: "ml", Pod: "train", PodUID: "u"})
+	names.Add(plugin.Container{ID: "a", Name: "main", Namespace: "ml", Pod: "train", PodUID: "u", MemoryLimit: 8 << 30})
 	for range 2 { // the second scheduler is told again
 		server, err := ttrpc.NewServer()
 		if err != nil {
@@ -309,7 +309,7 @@ func TestSchedulerConnection(t *testing.T) {
 		go server.Serve(context.Background(), l)
 		select {
 		case got := <-c.described:
-			if got.Id != "a" || got.Name != "main" || got.Namespace != "ml" || got.Pod != "train" || got.PodUid != "u" {
+			if got.Id != "a" || got.Name != "main" || got.Namespace != "ml" || got.Pod != "train" || got.PodUid != "u" || got.MemoryLimitBytes != 8<<30 {
 				t.Errorf("described as %v", got)
 			}
 		case <-time.After(patience):

@@ -29,15 +29,15 @@ func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger) (
 	return &scheduler{conn, log}, nil
 }
 
-// Describe gives a container its names. Names that the scheduler refuses are
-// logged and left out: saying them again would change nothing.
+// Describe gives a container its names and limits. What the scheduler refuses is
+// logged and left out: saying it again would change nothing.
 func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	_, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: &api.Container{
-		Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID,
+		Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID, MemoryLimitBytes: c.MemoryLimit,
 	}})
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.ResourceExhausted:
-		s.log.Warnf("the scheduler refuses the names of container %s (%s/%s): %v", c.ID, c.Namespace, c.Pod, err)
+		s.log.Warnf("the scheduler refuses names and limits of container %s (%s/%s): %v", c.ID, c.Namespace, c.Pod, err)
 		return nil
 	}
 	return err

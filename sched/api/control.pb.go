@@ -298,6 +298,7 @@ type GPU struct {
 	Reclaims      uint64                 `protobuf:"varint,12,opt,name=reclaims,proto3" json:"reclaims,omitempty"` // grants that ended by the death of the client
 	StaleReleases uint64                 `protobuf:"varint,13,opt,name=stale_releases,json=staleReleases,proto3" json:"stale_releases,omitempty"`
 	Clients       []*Client              `protobuf:"bytes,14,rep,name=clients,proto3" json:"clients,omitempty"`
+	Memory        []*MemoryAccount       `protobuf:"bytes,15,rep,name=memory,proto3" json:"memory,omitempty"` // tenants with a limit or with memory reserved
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -430,6 +431,13 @@ func (x *GPU) GetClients() []*Client {
 	return nil
 }
 
+func (x *GPU) GetMemory() []*MemoryAccount {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
 // Client is one process attached to one GPU.
 type Client struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -455,6 +463,7 @@ type Client struct {
 	Interposed      uint32 `protobuf:"varint,19,opt,name=interposed,proto3" json:"interposed,omitempty"` // self-proof: entry points that lead to the shim
 	Bypassed        uint32 `protobuf:"varint,20,opt,name=bypassed,proto3" json:"bypassed,omitempty"`     // self-proof: entry points that do not
 	ShimVersion     string `protobuf:"bytes,21,opt,name=shim_version,json=shimVersion,proto3" json:"shim_version,omitempty"`
+	ReservedBytes   uint64 `protobuf:"varint,22,opt,name=reserved_bytes,json=reservedBytes,proto3" json:"reserved_bytes,omitempty"` // it may allocate, without asking again
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -636,20 +645,98 @@ func (x *Client) GetShimVersion() string {
 	return ""
 }
 
-type Container struct {
+func (x *Client) GetReservedBytes() uint64 {
+	if x != nil {
+		return x.ReservedBytes
+	}
+	return 0
+}
+
+// MemoryAccount is what one tenant has of one GPU's memory.
+type MemoryAccount struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Pod           string                 `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
-	PodUid        string                 `protobuf:"bytes,5,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`                      // id empty: a user's processes outside containers
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`                                 // of that user
+	LimitBytes    uint64                 `protobuf:"varint,3,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"` // in force; 0: none
+	UsedBytes     uint64                 `protobuf:"varint,4,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`    // reserved by all its processes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
+func (x *MemoryAccount) Reset() {
+	*x = MemoryAccount{}
+	mi := &file_sched_api_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoryAccount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoryAccount) ProtoMessage() {}
+
+func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
+func (*MemoryAccount) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *MemoryAccount) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *MemoryAccount) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *MemoryAccount) GetLimitBytes() uint64 {
+	if x != nil {
+		return x.LimitBytes
+	}
+	return 0
+}
+
+func (x *MemoryAccount) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+type Container struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Namespace string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Pod       string                 `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
+	PodUid    string                 `protobuf:"bytes,5,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
+	// By the pod's annotation, for each GPU; 0: none. SetMemoryLimit goes before.
+	MemoryLimitBytes uint64 `protobuf:"varint,6,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -661,7 +748,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -674,7 +761,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Container) GetId() string {
@@ -712,6 +799,13 @@ func (x *Container) GetPodUid() string {
 	return ""
 }
 
+func (x *Container) GetMemoryLimitBytes() uint64 {
+	if x != nil {
+		return x.MemoryLimitBytes
+	}
+	return 0
+}
+
 type SetRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Gpu           string                 `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"`                               // UUID or index; empty: all, and the default for new ones
@@ -723,7 +817,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -735,7 +829,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -748,7 +842,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -781,7 +875,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +887,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +900,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -832,7 +926,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -844,7 +938,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -857,7 +951,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Change) GetUuid() string {
@@ -902,6 +996,214 @@ func (x *Change) GetNewMode() Mode {
 	return Mode_MODE_UNSPECIFIED
 }
 
+type SetMemoryLimitRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of the two: the container's id, the beginning of one, or its names as
+	// <namespace>/<pod>/<name>; or a user's number. A whole id need not be known.
+	Container     string  `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
+	Uid           *uint32 `protobuf:"varint,2,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
+	Gpu           string  `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`      // UUID or index; empty: all, also those found later
+	Bytes         uint64  `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"` // 0: remove; the limit of the pod's annotation then holds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetMemoryLimitRequest) Reset() {
+	*x = SetMemoryLimitRequest{}
+	mi := &file_sched_api_control_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetMemoryLimitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetMemoryLimitRequest) ProtoMessage() {}
+
+func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
+func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SetMemoryLimitRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *SetMemoryLimitRequest) GetUid() uint32 {
+	if x != nil && x.Uid != nil {
+		return *x.Uid
+	}
+	return 0
+}
+
+func (x *SetMemoryLimitRequest) GetGpu() string {
+	if x != nil {
+		return x.Gpu
+	}
+	return ""
+}
+
+func (x *SetMemoryLimitRequest) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type SetMemoryLimitResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id empty: the user
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Changes       []*MemoryLimitChange   `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetMemoryLimitResponse) Reset() {
+	*x = SetMemoryLimitResponse{}
+	mi := &file_sched_api_control_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetMemoryLimitResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetMemoryLimitResponse) ProtoMessage() {}
+
+func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
+func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *SetMemoryLimitResponse) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *SetMemoryLimitResponse) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *SetMemoryLimitResponse) GetChanges() []*MemoryLimitChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// MemoryLimitChange is what SetMemoryLimit found and left on one GPU. An empty
+// uuid is what holds for GPUs found later.
+type MemoryLimitChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	OldBytes      uint64                 `protobuf:"varint,3,opt,name=old_bytes,json=oldBytes,proto3" json:"old_bytes,omitempty"` // in force; 0: none
+	NewBytes      uint64                 `protobuf:"varint,4,opt,name=new_bytes,json=newBytes,proto3" json:"new_bytes,omitempty"`
+	UsedBytes     uint64                 `protobuf:"varint,5,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoryLimitChange) Reset() {
+	*x = MemoryLimitChange{}
+	mi := &file_sched_api_control_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoryLimitChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoryLimitChange) ProtoMessage() {}
+
+func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
+func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *MemoryLimitChange) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *MemoryLimitChange) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *MemoryLimitChange) GetOldBytes() uint64 {
+	if x != nil {
+		return x.OldBytes
+	}
+	return 0
+}
+
+func (x *MemoryLimitChange) GetNewBytes() uint64 {
+	if x != nil {
+		return x.NewBytes
+	}
+	return 0
+}
+
+func (x *MemoryLimitChange) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
 type DescribeContainerRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id: as the container runtime and the cgroup have it
@@ -911,7 +1213,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -923,7 +1225,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -936,7 +1238,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -954,7 +1256,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1268,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1281,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 type ForgetContainerRequest struct {
@@ -991,7 +1293,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1305,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1318,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -1034,7 +1336,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1046,7 +1348,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1059,7 +1361,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 var File_sched_api_control_proto protoreflect.FileDescriptor
@@ -1080,7 +1382,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bproblems\x18\b \x03(\tR\bproblems\x125\n" +
 	"\n" +
 	"containers\x18\t \x03(\v2\x15.nvshare.v1.ContainerR\n" +
-	"containers\"\x97\x03\n" +
+	"containers\"\xca\x03\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -1097,7 +1399,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x06fences\x18\v \x01(\x04R\x06fences\x12\x1a\n" +
 	"\breclaims\x18\f \x01(\x04R\breclaims\x12%\n" +
 	"\x0estale_releases\x18\r \x01(\x04R\rstaleReleases\x12,\n" +
-	"\aclients\x18\x0e \x03(\v2\x12.nvshare.v1.ClientR\aclients\"\xe5\x04\n" +
+	"\aclients\x18\x0e \x03(\v2\x12.nvshare.v1.ClientR\aclients\x121\n" +
+	"\x06memory\x18\x0f \x03(\v2\x19.nvshare.v1.MemoryAccountR\x06memory\"\x8c\x05\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x10\n" +
@@ -1122,13 +1425,22 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"interposed\x18\x13 \x01(\rR\n" +
 	"interposed\x12\x1a\n" +
 	"\bbypassed\x18\x14 \x01(\rR\bbypassed\x12!\n" +
-	"\fshim_version\x18\x15 \x01(\tR\vshimVersion\"x\n" +
+	"\fshim_version\x18\x15 \x01(\tR\vshimVersion\x12%\n" +
+	"\x0ereserved_bytes\x18\x16 \x01(\x04R\rreservedBytes\"\x96\x01\n" +
+	"\rMemoryAccount\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1f\n" +
+	"\vlimit_bytes\x18\x03 \x01(\x04R\n" +
+	"limitBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x04 \x01(\x04R\tusedBytes\"\xa6\x01\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
 	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x04 \x01(\tR\x03pod\x12\x17\n" +
-	"\apod_uid\x18\x05 \x01(\tR\x06podUid\"c\n" +
+	"\apod_uid\x18\x05 \x01(\tR\x06podUid\x12,\n" +
+	"\x12memory_limit_bytes\x18\x06 \x01(\x04R\x10memoryLimitBytes\"c\n" +
 	"\n" +
 	"SetRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x1d\n" +
@@ -1143,7 +1455,24 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x0eold_quantum_ns\x18\x03 \x01(\x03R\foldQuantumNs\x12$\n" +
 	"\x0enew_quantum_ns\x18\x04 \x01(\x03R\fnewQuantumNs\x12+\n" +
 	"\bold_mode\x18\x05 \x01(\x0e2\x10.nvshare.v1.ModeR\aoldMode\x12+\n" +
-	"\bnew_mode\x18\x06 \x01(\x0e2\x10.nvshare.v1.ModeR\anewMode\"O\n" +
+	"\bnew_mode\x18\x06 \x01(\x0e2\x10.nvshare.v1.ModeR\anewMode\"|\n" +
+	"\x15SetMemoryLimitRequest\x12\x1c\n" +
+	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
+	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
+	"\x03gpu\x18\x03 \x01(\tR\x03gpu\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytesB\x06\n" +
+	"\x04_uid\"\x98\x01\n" +
+	"\x16SetMemoryLimitResponse\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x127\n" +
+	"\achanges\x18\x03 \x03(\v2\x1d.nvshare.v1.MemoryLimitChangeR\achanges\"\x96\x01\n" +
+	"\x11MemoryLimitChange\x12\x12\n" +
+	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1b\n" +
+	"\told_bytes\x18\x03 \x01(\x04R\boldBytes\x12\x1b\n" +
+	"\tnew_bytes\x18\x04 \x01(\x04R\bnewBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\"O\n" +
 	"\x18DescribeContainerRequest\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\"\x1b\n" +
 	"\x19DescribeContainerResponse\"(\n" +
@@ -1161,10 +1490,11 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x062\xc0\x02\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x062\x99\x03\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
-	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12`\n" +
+	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12W\n" +
+	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12`\n" +
 	"\x11DescribeContainer\x12$.nvshare.v1.DescribeContainerRequest\x1a%.nvshare.v1.DescribeContainerResponse\x12Z\n" +
 	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponseB*Z(github.com/nvshare/nvshare/sched/api;apib\x06proto3"
 
@@ -1181,7 +1511,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(ClientState)(0),                  // 1: nvshare.v1.ClientState
@@ -1189,40 +1519,50 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*StatusResponse)(nil),            // 3: nvshare.v1.StatusResponse
 	(*GPU)(nil),                       // 4: nvshare.v1.GPU
 	(*Client)(nil),                    // 5: nvshare.v1.Client
-	(*Container)(nil),                 // 6: nvshare.v1.Container
-	(*SetRequest)(nil),                // 7: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 8: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 9: nvshare.v1.Change
-	(*DescribeContainerRequest)(nil),  // 10: nvshare.v1.DescribeContainerRequest
-	(*DescribeContainerResponse)(nil), // 11: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 12: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 13: nvshare.v1.ForgetContainerResponse
+	(*MemoryAccount)(nil),             // 6: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 7: nvshare.v1.Container
+	(*SetRequest)(nil),                // 8: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 9: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 10: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 11: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 12: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 13: nvshare.v1.MemoryLimitChange
+	(*DescribeContainerRequest)(nil),  // 14: nvshare.v1.DescribeContainerRequest
+	(*DescribeContainerResponse)(nil), // 15: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 16: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 17: nvshare.v1.ForgetContainerResponse
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	4,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	6,  // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	7,  // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
 	0,  // 2: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
 	5,  // 3: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	6,  // 4: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	1,  // 5: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	0,  // 6: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	9,  // 7: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 8: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 9: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	6,  // 10: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	2,  // 11: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	7,  // 12: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	10, // 13: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	12, // 14: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	3,  // 15: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	8,  // 16: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	11, // 17: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	13, // 18: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	15, // [15:19] is the sub-list for method output_type
-	11, // [11:15] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	6,  // 4: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	7,  // 5: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	1,  // 6: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	7,  // 7: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	0,  // 8: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	10, // 9: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 10: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 11: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	7,  // 12: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	13, // 13: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	7,  // 14: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	2,  // 15: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	8,  // 16: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	11, // 17: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	14, // 18: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	16, // 19: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	3,  // 20: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	9,  // 21: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	12, // 22: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	15, // 23: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	17, // 24: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	20, // [20:25] is the sub-list for method output_type
+	15, // [15:20] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -1230,13 +1570,14 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
+	file_sched_api_control_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   12,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -10,6 +10,7 @@ import (
 type ControlService interface {
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	Set(context.Context, *SetRequest) (*SetResponse, error)
+	SetMemoryLimit(context.Context, *SetMemoryLimitRequest) (*SetMemoryLimitResponse, error)
 	DescribeContainer(context.Context, *DescribeContainerRequest) (*DescribeContainerResponse, error)
 	ForgetContainer(context.Context, *ForgetContainerRequest) (*ForgetContainerResponse, error)
 }
@@ -30,6 +31,13 @@ func RegisterControlService(srv *ttrpc.Server, svc ControlService) {
 					return nil, err
 				}
 				return svc.Set(ctx, &req)
+			},
+			"SetMemoryLimit": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req SetMemoryLimitRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.SetMemoryLimit(ctx, &req)
 			},
 			"DescribeContainer": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req DescribeContainerRequest
@@ -70,6 +78,14 @@ func (c *controlClient) Status(ctx context.Context, req *StatusRequest) (*Status
 func (c *controlClient) Set(ctx context.Context, req *SetRequest) (*SetResponse, error) {
 	var resp SetResponse
 	if err := c.client.Call(ctx, "nvshare.v1.Control", "Set", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *controlClient) SetMemoryLimit(ctx context.Context, req *SetMemoryLimitRequest) (*SetMemoryLimitResponse, error) {
+	var resp SetMemoryLimitResponse
+	if err := c.client.Call(ctx, "nvshare.v1.Control", "SetMemoryLimit", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -61,14 +61,22 @@ func AntiThrash(m Mode) string {
 // Who names a client for people: its Kubernetes names, or its container, or
 // its command.
 func Who(c *Client) string {
-	ct := c.GetContainer()
-	switch {
-	case ct.GetPod() != "":
-		return ct.Namespace + "/" + ct.Pod + "/" + ct.Name
-	case ct.GetName() != "":
-		return ct.Name
-	case ct.GetId() != "":
-		return fmt.Sprintf("container %.12s", ct.Id)
+	if ct := c.GetContainer(); ct.GetName() != "" || ct.GetPod() != "" || ct.GetId() != "" {
+		return Tenant(ct, 0)
 	}
 	return c.GetCommand()
+}
+
+// Tenant names a container for people, or the user of processes outside
+// containers.
+func Tenant(c *Container, uid uint32) string {
+	switch {
+	case c.GetPod() != "":
+		return c.Namespace + "/" + c.Pod + "/" + c.Name
+	case c.GetName() != "":
+		return c.Name
+	case c.GetId() != "":
+		return fmt.Sprintf("container %.12s", c.Id)
+	}
+	return fmt.Sprintf("user %d", uid)
 }

@@ -17,13 +17,15 @@ import (
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// client is one process, from its first REGISTER to its death.
+// client is one process, from its first REGISTER to its death. It may have
+// several connections, of which it uses GPUs over at most one: the latest with
+// an ATTACH that is more than a question.
 type client struct {
 	*peer
 	id       sched.ClientID
-	conn     *conn      // nil: connection lost
-	page     *grantPage // of the latest connection; nil: not connected yet
-	reg      wire.Register
+	conn     *conn         // nil: none, or lost
+	page     *grantPage    // of the latest conn; nil: it has used no GPU yet
+	reg      wire.Register // of the latest conn
 	attached map[*gpu]*attachment
 }
 
@@ -39,14 +41,16 @@ type attachment struct {
 
 // account counts what a container, or a user outside containers, has.
 type account struct {
-	conns, clients int
-	rate           *rate
+	conns   int
+	clients map[*client]struct{}
+	rate    *rate
 }
 
 // pendingAttach is an ATTACH that waits for a search for GPUs.
 type pendingAttach struct {
-	conn  *conn
-	frame wire.Frame
+	conn     *conn
+	frame    wire.Frame
+	reserves []wire.Frame // that came meanwhile
 }
 
 func (d *Daemon) logOf(c *conn) *logrus.Entry {
@@ -72,14 +76,14 @@ func (d *Daemon) accountOf(p *peer) *account {
 	key := p.account
 	a := d.counts[key]
 	if a == nil {
-		a = &account{rate: newRate()}
+		a = &account{clients: map[*client]struct{}{}, rate: newRate()}
 		d.counts[key] = a
 	}
 	return a
 }
 
 func (d *Daemon) dropAccount(p *peer) {
-	if a := d.counts[p.account]; a != nil && a.conns == 0 && a.clients == 0 {
+	if a := d.counts[p.account]; a != nil && a.conns == 0 && len(a.clients) == 0 {
 		delete(d.counts, p.account)
 	}
 }
@@ -139,16 +143,14 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 	}
 	att := c.channels[f.Channel]
 	if p := c.waiting[f.Channel]; att == nil && p != nil {
-		if f.Type == wire.TypeRequest {
-			p.frame.Code |= wire.AttachWant
-		}
+		d.frameEarly(c, p, f)
 		return
 	}
 	if att == nil && c.failed[f.Channel] {
 		return // sent before it read our answer
 	}
 	if att == nil {
-		d.protocolError(c, fmt.Errorf("%w: %v on channel %d, which is not attached", wire.ErrFrame, f.Type, f.Channel))
+		d.notAttached(c, f)
 		return
 	}
 	switch f.Type {
@@ -162,7 +164,27 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 		})
 	case wire.TypeStats:
 		att.stats = f.Stats
+	case wire.TypeReserve:
+		d.reserve(c, att, f)
 	}
+}
+
+// frameEarly handles a frame for a GPU that is still searched for.
+func (d *Daemon) frameEarly(c *conn, p *pendingAttach, f *wire.Frame) {
+	switch {
+	case p.frame.Code&wire.AttachObserve != 0:
+		d.notAttached(c, f)
+	case f.Type == wire.TypeRequest:
+		p.frame.Code |= wire.AttachWant
+	case f.Type == wire.TypeReserve && len(p.reserves) == maxEarlyReserves:
+		d.protocolError(c, fmt.Errorf("%w: RESERVE %d times before the answer", wire.ErrFrame, maxEarlyReserves+1))
+	case f.Type == wire.TypeReserve:
+		p.reserves = append(p.reserves, *f)
+	}
+}
+
+func (d *Daemon) notAttached(c *conn, f *wire.Frame) {
+	d.protocolError(c, fmt.Errorf("%w: %v on channel %d, which is not attached", wire.ErrFrame, f.Type, f.Channel))
 }
 
 func (d *Daemon) register(c *conn, f *wire.Frame) {
@@ -177,23 +199,18 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 	cl := d.byProc[c.peer.process]
 	if cl == nil {
 		a := d.accountOf(c.peer)
-		if a.clients >= maxPerContainer || len(d.clients) >= maxClients {
-			d.refuseAtLimit(c, fmt.Sprintf("%d processes in this container, %d in all", a.clients, len(d.clients)))
+		if len(a.clients) >= maxPerContainer || len(d.clients) >= maxClients {
+			d.refuseAtLimit(c, fmt.Sprintf("%d processes in this container, %d in all", len(a.clients), len(d.clients)))
 			d.shutDown(c)
 			return
 		}
 		cl = d.addClient(c.peer)
 	} else {
-		// The same process over a new connection, after a lost one or after
-		// exec. What it holds it says in ATTACH; until then it is lost.
-		if cl.conn != nil {
-			old := cl.conn
-			d.shutDown(old)
-			d.loseClient(old)
-		}
+		// The same process over another connection: it only asks, or it uses
+		// GPUs over this one from its first ATTACH on.
 		c.peer.pidfd.Close() // the client has one
 	}
-	c.client = cl
+	c.client, c.reg, c.again = cl, f.Register, f.Code&wire.RegisterReconnect != 0
 	page, fd, err := newGrantPage(cl.id)
 	if err != nil {
 		d.tell(c, logrus.ErrorLevel, fmt.Sprintf("refuse a client: %v", err))
@@ -202,22 +219,37 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 		return
 	}
 	defer fd.Close()
+	c.page = page
+	d.send(c, &wire.Frame{
+		Type:    wire.TypeWelcome,
+		Welcome: wire.Welcome{ClientID: uint64(cl.id), PageSize: wire.PageSize, Slots: wire.MaxChannels},
+	}, unix.UnixRights(int(fd.Fd())))
+}
+
+// takeOver makes c the connection over which its process uses GPUs. What the
+// process holds it says in the ATTACH that follows; until then it is lost.
+func (d *Daemon) takeOver(c *conn) {
+	cl := c.client
+	if cl.conn == c {
+		return
+	}
+	if old := cl.conn; old != nil { // of before an exec, or half lost
+		d.shutDown(old)
+		d.loseClient(old)
+	}
 	if cl.page != nil {
 		cl.page.unmap() // its gates were shut when its connection was lost
 	}
-	cl.page, cl.conn, cl.reg = page, c, f.Register
-	what := "registered"
-	if f.Code&wire.RegisterReconnect != 0 {
-		what = "registered again"
+	cl.conn, cl.page, cl.reg = c, c.page, c.reg
+	what := "registered again"
+	if !c.again {
+		what = "registered"
+		d.dropReservations(cl) // what an earlier program of this process had
 	}
 	d.tell(c, logrus.InfoLevel, fmt.Sprintf("%s, shim %s, %d entry points interposed", what, shimVersion(cl.reg.ShimVersion), cl.reg.Interposed))
 	if cl.reg.Bypassed > 0 {
 		d.tell(c, logrus.WarnLevel, fmt.Sprintf("%d entry points of CUDA bypass the shim: its work may not be arbitrated", cl.reg.Bypassed))
 	}
-	d.send(c, &wire.Frame{
-		Type:    wire.TypeWelcome,
-		Welcome: wire.Welcome{ClientID: uint64(cl.id), PageSize: wire.PageSize, Slots: wire.MaxChannels},
-	}, unix.UnixRights(int(fd.Fd())))
 }
 
 // addClient gives a process its id and watches for its death.
@@ -226,7 +258,7 @@ func (d *Daemon) addClient(p *peer) *client {
 	cl := &client{peer: p, id: d.nextID, attached: map[*gpu]*attachment{}}
 	d.clients[cl.id] = cl
 	d.byProc[p.process] = cl
-	d.accountOf(p).clients++
+	d.accountOf(p).clients[cl] = struct{}{}
 	d.wg.Add(1)
 	go func() {
 		defer d.wg.Done()
@@ -262,25 +294,33 @@ func (d *Daemon) bury(cl *client) {
 	}
 	delete(d.clients, cl.id)
 	delete(d.byProc, cl.process)
-	d.accountOf(cl.peer).clients--
+	delete(d.accountOf(cl.peer).clients, cl)
+	d.dropReservations(cl)
 	d.dropAccount(cl.peer)
 	cl.pidfd.Close()
+	level := logrus.DebugLevel // it only asked
 	if cl.page != nil {
+		level = logrus.InfoLevel
 		cl.page.unmap()
 		cl.page = nil
 	}
-	d.tell(&conn{peer: cl.peer, client: cl}, logrus.InfoLevel, "process has ended")
+	d.tell(&conn{peer: cl.peer, client: cl}, level, "process has ended")
 }
 
 // attach handles ATTACH; searched: after a search for GPUs.
 func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	answer := wire.Frame{Type: wire.TypeAttached, Channel: f.Channel}
+	observe := f.Code&wire.AttachObserve != 0
 	fail := func(code uint32) {
-		c.failed[f.Channel] = true
+		c.failed[f.Channel] = !observe
 		answer.Code = code
 		d.send(c, &answer, nil)
 	}
-	if f.Channel >= c.client.reg.Channels || c.channels[f.Channel] != nil || c.waiting[f.Channel] != nil {
+	if d.clients[c.client.id] != c.client {
+		d.shutDown(c) // the process is dead, another one has its socket
+		return
+	}
+	if f.Channel >= c.reg.Channels || c.channels[f.Channel] != nil || c.waiting[f.Channel] != nil {
 		fail(wire.ErrChannel)
 		return
 	}
@@ -292,8 +332,15 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 			d.pending = append(d.pending, p)
 			return
 		}
-		d.tell(c, logrus.WarnLevel, fmt.Sprintf("no GPU %s on this node: the client runs on it unarbitrated", formatUUID(f.Attach.UUID)))
+		if !observe {
+			d.tell(c, logrus.WarnLevel, fmt.Sprintf("no GPU %s on this node: the client runs on it unarbitrated", formatUUID(f.Attach.UUID)))
+		}
 		fail(wire.ErrUnknownGPU)
+		return
+	}
+	if observe {
+		c.page.SetLimits(f.Channel, g.limits(c.peer.account))
+		d.send(c, &answer, nil)
 		return
 	}
 	for _, other := range c.channels {
@@ -302,9 +349,11 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 			return
 		}
 	}
+	d.takeOver(c)
 	att := &attachment{client: c.client, gpu: g, channel: f.Channel, ordinal: f.Attach.Ordinal}
 	c.client.attached[g] = att
 	c.channels[f.Channel] = att
+	c.page.SetLimits(f.Channel, g.limits(c.client.account))
 	if g.restored == c.client.id {
 		g.restored = 0
 	}
@@ -347,6 +396,9 @@ func (d *Daemon) dropBroken() {
 			continue
 		}
 		d.loseClient(c)
+		if c.client.page != c.page && c.page != nil {
+			c.page.unmap() // of one that only asked
+		}
 	}
 }
 

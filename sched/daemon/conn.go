@@ -30,6 +30,9 @@ type conn struct {
 
 	// The loop's own:
 	client   *client                          // nil before REGISTER
+	reg      wire.Register                    // what it registered with
+	again    bool                             // the process says that it was registered before
+	page     *grantPage                       // the client's own once it has attached
 	channels [wire.MaxChannels]*attachment    // attached over this connection
 	waiting  [wire.MaxChannels]*pendingAttach // ATTACH not answered yet
 	failed   [wire.MaxChannels]bool           // ATTACH was answered with an error
@@ -126,7 +129,11 @@ func (d *Daemon) read(c *conn) error {
 			registered = true
 			c.sock.SetReadDeadline(time.Time{})
 		}
-		if wait := c.rate.take(); wait > 0 {
+		cost := 1.0
+		if f.Type == wire.TypeRegister {
+			cost = registerCost
+		}
+		if wait := c.rate.take(cost); wait > 0 {
 			select {
 			case <-time.After(wait):
 			case <-d.ended:

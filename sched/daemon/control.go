@@ -45,6 +45,13 @@ func (s controlService) Set(ctx context.Context, req *api.SetRequest) (resp *api
 	return resp, err
 }
 
+func (s controlService) SetMemoryLimit(ctx context.Context, req *api.SetMemoryLimitRequest) (resp *api.SetMemoryLimitResponse, err error) {
+	if askErr := s.d.ask(ctx, func() { resp, err = s.d.setMemoryLimit(req) }); askErr != nil {
+		return nil, askErr
+	}
+	return resp, err
+}
+
 func (s controlService) DescribeContainer(ctx context.Context, req *api.DescribeContainerRequest) (*api.DescribeContainerResponse, error) {
 	c := req.GetContainer()
 	if c.GetId() == "" {
@@ -62,6 +69,7 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 			return
 		}
 		s.d.names[c.Id] = proto.Clone(c).(*api.Container)
+		s.d.setPodLimit(c.Id, c.MemoryLimitBytes)
 	}); askErr != nil {
 		return nil, askErr
 	}
@@ -69,7 +77,10 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 }
 
 func (s controlService) ForgetContainer(ctx context.Context, req *api.ForgetContainerRequest) (*api.ForgetContainerResponse, error) {
-	return &api.ForgetContainerResponse{}, s.d.ask(ctx, func() { delete(s.d.names, req.GetId()) })
+	return &api.ForgetContainerResponse{}, s.d.ask(ctx, func() {
+		delete(s.d.names, req.GetId())
+		s.d.forgetLimits(req.GetId())
+	})
 }
 
 func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
@@ -102,7 +113,7 @@ func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 	if req.Gpu != "" {
 		g := d.findGPU(req.Gpu)
 		if g == nil {
-			return nil, status.Errorf(codes.NotFound, "GPU %.64q: no such UUID or index (nvsharectl status lists them)", req.Gpu)
+			return nil, noSuchGPU(req.Gpu)
 		}
 		gpus = []*gpu{g}
 	} else {
@@ -120,6 +131,10 @@ func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 		d.log.Infof("GPU %d: time quantum %v, %v", g.Index, g.quantum, g.mode)
 	}
 	return resp, nil
+}
+
+func noSuchGPU(name string) error {
+	return status.Errorf(codes.NotFound, "GPU %.64q: no such UUID or index (nvsharectl status lists them)", name)
 }
 
 func (d *Daemon) findGPU(name string) *gpu {
@@ -169,6 +184,9 @@ func (d *Daemon) status() *api.StatusResponse {
 				r.Problems = append(r.Problems, fmt.Sprintf("GPU %d: %s: %d entry points of CUDA bypass the shim; its work may not be arbitrated", g.Index, who(c), c.Bypassed))
 			}
 		}
+		var over []string
+		out.Memory, over = d.memoryStatus(g)
+		r.Problems = append(r.Problems, over...)
 		r.Gpus = append(r.Gpus, out)
 	}
 	for _, c := range d.names {
@@ -184,6 +202,9 @@ func (d *Daemon) problems() (p []string) {
 	}
 	if d.persistErr != nil {
 		p = append(p, fmt.Sprintf("no grants: %v", d.persistErr))
+	}
+	if d.limitsErr != nil {
+		p = append(p, fmt.Sprintf("memory limits are not as they were set: %v", d.limitsErr))
 	}
 	if d.identifyErr != nil {
 		p = append(p, fmt.Sprintf("clients are refused and run unarbitrated: %v", d.identifyErr))
@@ -239,6 +260,7 @@ func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *ap
 	if names := d.names[cl.container]; names != nil {
 		c.Container = proto.Clone(names).(*api.Container)
 	}
+	c.ReservedBytes = g.ledger.Reserved(cl.account, cs.ID).Total
 	c.Interposed, c.Bypassed = cl.reg.Interposed, cl.reg.Bypassed
 	if cl.page != nil {
 		c.ShimVersion = shimVersion(cl.reg.ShimVersion)

@@ -76,21 +76,24 @@ type Daemon struct {
 	gpus     map[wire.UUID]*gpu
 	order    []*gpu                    // by index
 	names    map[string]*api.Container // by id; what the plugin told us
+	limits   limits                    // of memory
 	broken   []*conn                   // to be treated as lost after the current event
 
-	discovering  bool
-	discoverDue  sched.Time // 0: not planned
-	discovered   sched.Time // when the latest search ended; 0: never
-	discoverErr  error
-	pending      []*pendingAttach
-	persistErr   error
-	invariantErr error
-	identifyErr  error // clients are refused that no client can do anything about
-	nextCheck    sched.Time
-	tenantLog    bucket
-	checkAlways  bool // tests
-	refused      uint64
-	malformed    uint64
+	discovering     bool
+	discoverDue     sched.Time // 0: not planned
+	discovered      sched.Time // when the latest search ended; 0: never
+	discoverErr     error
+	pending         []*pendingAttach
+	persistErr      error
+	invariantErr    error
+	identifyErr     error // clients are refused that no client can do anything about
+	limitsErr       error // limits were lost, or would be at a restart
+	nextCheck       sched.Time
+	nextLedgerCheck sched.Time
+	tenantLog       bucket
+	checkAlways     bool // tests
+	refused         uint64
+	malformed       uint64
 }
 
 // New takes the run directory, reads the state file and opens the sockets, so
@@ -128,6 +131,7 @@ func New(opts Options) (*Daemon, error) {
 		d.cautious = true
 		d.log.WithError(err).Warn("the state file cannot be used: epochs go on from the wall clock, and the first grants wait for one quantum and grace period, in case an unknown client still holds a GPU")
 	}
+	d.restoreLimits()
 	return d, nil
 }
 
@@ -170,6 +174,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	cancel()
 	d.wg.Wait()
+	for c := range d.conns {
+		if c.page != nil {
+			c.page.unmap()
+		}
+	}
 	for _, cl := range d.clients {
 		if cl.page != nil {
 			cl.page.unmap()

@@ -26,5 +26,6 @@
 //	scheduler.sock         symbolic link to it, for programs on the host
 //	control.sock           package api, mode 0600
 //	state.json             epoch and holder of each GPU
+//	limits.json            memory limits of tenants
 //	lock                   held by the running scheduler
 package daemon

@@ -19,6 +19,7 @@ import (
 type gpu struct {
 	GPU
 	core     *sched.Core
+	ledger   *sched.Ledger
 	restored sched.ClientID // had the grant before the restart, not back yet
 	quantum  time.Duration  // as the core has them
 	mode     sched.Mode
@@ -97,6 +98,9 @@ func (d *Daemon) finishDiscovery(found []GPU, err error) {
 		if !p.conn.dead {
 			d.attach(p.conn, &p.frame, true)
 		}
+		for i := range p.reserves {
+			d.frame(p.conn, &p.reserves[i])
+		}
 	}
 }
 
@@ -122,13 +126,16 @@ func (d *Daemon) addGPU(info GPU) error {
 		}
 		d.state.GPUs[info.UUID] = last
 	}
-	g := &gpu{GPU: info, quantum: d.opts.Quantum, mode: d.opts.Mode, core: sched.New(sched.Config{
+	g := &gpu{GPU: info, quantum: d.opts.Quantum, mode: d.opts.Mode, ledger: sched.NewLedger(), core: sched.New(sched.Config{
 		Quantum:   d.opts.Quantum,
 		Grace:     d.opts.Grace,
 		Mode:      d.opts.Mode,
 		LastEpoch: last.Epoch,
 	})}
 	d.gpus[uuid] = g
+	for account := range d.limits.Tenants {
+		d.applyLimit(g, account)
+	}
 	d.order = append(d.order, g)
 	slices.SortStableFunc(d.order, func(a, b *gpu) int { return cmp.Compare(a.Index, b.Index) })
 	d.log.Infof("GPU %d: %s %s, %d MiB", info.Index, info.UUID, info.Name, info.MemoryBytes>>20)

@@ -321,7 +321,7 @@ func TestChaos(t *testing.T) {
 			}
 		}
 		var f wire.Frame
-		switch rnd.IntN(8) {
+		switch rnd.IntN(10) {
 		case 0, 1, 2:
 			f = wire.Frame{Type: wire.TypeRequest}
 		case 3, 4, 5:
@@ -330,6 +330,10 @@ func TestChaos(t *testing.T) {
 			f = wire.Frame{Type: wire.TypeAttach, Channel: uint16(rnd.IntN(2)), Epoch: last * uint64(rnd.IntN(2)), Attach: wire.Attach{UUID: uuidOf(gpuB)}}
 		case 7:
 			f = wire.Frame{Type: wire.TypeStats, Stats: wire.Stats{Calls: 1}}
+		case 8:
+			f = wire.Frame{Type: wire.TypeReserve, Code: rnd.Uint32N(2), Reserve: wire.Reserve{Total: rnd.Uint64() >> rnd.IntN(64), Least: rnd.Uint64() >> rnd.IntN(64)}}
+		case 9:
+			f = wire.Frame{Type: wire.TypeAttach, Code: wire.AttachObserve, Channel: uint16(rnd.IntN(3)), Attach: wire.Attach{UUID: uuidOf(gpuB)}}
 		}
 		packet := encoded(f)
 		if rnd.IntN(100) == 0 {

@@ -32,10 +32,16 @@ type peer struct {
 	uid       uint32
 	container string // id, empty outside containers
 	podUID    string
-	account   string // what its connections and clients are counted by
+	account   string // what its connections, clients and memory are counted by
 	command   string
 	pidfd     *os.File // readable when the process is dead
 }
+
+// How accounts begin; an id or a user's number follows.
+const (
+	containerAccount = "container "
+	userAccount      = "user "
+)
 
 // identify asks the kernel who connected. The caller closes the pidfd.
 func identify(conn *net.UnixConn) (*peer, error) {
@@ -123,9 +129,9 @@ func describe(pid int32, uid uint32, pidfd int) (*peer, error) {
 		return nil, fmt.Errorf("process %d: %w", pid, err)
 	}
 	p.container, p.podUID = containerOf(string(cgroup))
-	p.account = "container " + p.container
+	p.account = containerAccount + p.container
 	if p.container == "" {
-		p.account = "user " + strconv.FormatUint(uint64(uid), 10)
+		p.account = userAccount + strconv.FormatUint(uint64(uid), 10)
 	}
 	return p, nil
 }

@@ -16,6 +16,8 @@ const (
 	maxPerContainer = 256
 	// maxContainers is how many container names the plugin may have told us.
 	maxContainers = 4096
+	// maxLimits is how many tenants may have memory limits of their own.
+	maxLimits = 4096
 	// maxName is the longest name in a container's description, bytes.
 	maxName = 512
 
@@ -27,6 +29,11 @@ const (
 	// GPUs pass.
 	frameRate  = 24_000 // per second, over all connections of a container
 	frameBurst = 4_000
+	// registerCost is how many frames a REGISTER counts for: it makes a grant
+	// page. A container can ask for its limits 1,000 times a second.
+	registerCost = 20
+	// maxEarlyReserves is how many RESERVE may wait for a search for GPUs.
+	maxEarlyReserves = 8
 	// tenantLogRate and tenantLogBurst bound the lines that tenants can cause;
 	// more are written for debugging only.
 	tenantLogRate  = 5 // per second

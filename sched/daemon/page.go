@@ -84,8 +84,11 @@ func (p *grantPage) announce(channel uint16) {
 	p.wake(channel)
 }
 
-// unmap gives the memory back; p must not be used after it.
+// unmap gives the memory back; p must not be used after it, but for another
+// unmap.
 func (p *grantPage) unmap() {
-	unix.Munmap(p.mem)
+	if p.mem != nil {
+		unix.Munmap(p.mem)
+	}
 	*p = grantPage{}
 }

@@ -14,10 +14,10 @@ type bucket struct {
 	at          time.Time
 }
 
-// take takes one token, on credit if there is none, and returns how long it
+// take takes n tokens, on credit if there are too few, and returns how long it
 // takes until the debt is paid.
-func (b *bucket) take(t time.Time) time.Duration {
-	b.tokens = min(b.tokens+t.Sub(b.at).Seconds()*b.rate, b.burst) - 1
+func (b *bucket) take(t time.Time, n float64) time.Duration {
+	b.tokens = min(b.tokens+t.Sub(b.at).Seconds()*b.rate, b.burst) - n
 	b.at = t
 	if b.tokens >= 0 {
 		return 0
@@ -27,7 +27,7 @@ func (b *bucket) take(t time.Time) time.Duration {
 
 // takeIf takes one token if there is one.
 func (b *bucket) takeIf(t time.Time) bool {
-	if b.take(t) == 0 {
+	if b.take(t, 1) == 0 {
 		return true
 	}
 	b.tokens++
@@ -42,8 +42,8 @@ type rate struct {
 
 func newRate() *rate { return &rate{b: bucket{rate: frameRate, burst: frameBurst}} }
 
-func (r *rate) take() time.Duration {
+func (r *rate) take(n float64) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.b.take(time.Now())
+	return r.b.take(time.Now(), n)
 }

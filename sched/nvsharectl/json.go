@@ -42,6 +42,16 @@ type gpuJSON struct {
 	Holders       []string     `json:"holders"` // ids of clients with the GPU
 	Waiting       []string     `json:"waiting"`
 	Clients       []clientJSON `json:"clients"`
+	Memory        []memoryJSON `json:"memory"` // of containers and users with a limit, or with something reserved
+}
+
+// memoryJSON is what one container has of a GPU's memory, or a user's
+// processes outside containers: then the id is empty.
+type memoryJSON struct {
+	Container  container `json:"container"`
+	UID        uint32    `json:"uid"`
+	LimitBytes uint64    `json:"limit_bytes"` // in force; 0: none
+	UsedBytes  uint64    `json:"used_bytes"`
 }
 
 type clientJSON struct {
@@ -66,6 +76,7 @@ type clientJSON struct {
 	Interposed      uint32    `json:"interposed"`
 	Bypassed        uint32    `json:"bypassed"`
 	ShimVersion     string    `json:"shim_version"`
+	ReservedBytes   uint64    `json:"reserved_bytes"`
 }
 
 type container struct {
@@ -74,12 +85,14 @@ type container struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	PodUID    string `json:"pod_uid"`
+	// As the pod's annotation says; 0: it says nothing.
+	MemoryLimitBytes uint64 `json:"memory_limit_bytes"`
 }
 
 func seconds(ns int64) float64 { return time.Duration(ns).Seconds() }
 
 func newContainer(c *api.Container) container {
-	return container{c.GetId(), c.GetName(), c.GetNamespace(), c.GetPod(), c.GetPodUid()}
+	return container{c.GetId(), c.GetName(), c.GetNamespace(), c.GetPod(), c.GetPodUid(), c.GetMemoryLimitBytes()}
 }
 
 func newStatusJSON(r *api.StatusResponse) statusJSON {
@@ -104,7 +117,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		AntiThrash: api.AntiThrash(g.Mode), TQSeconds: seconds(g.QuantumNs), GraceSeconds: seconds(g.GraceNs),
 		Epoch:  strconv.FormatUint(g.Epoch, 10),
 		Grants: g.Grants, Revokes: g.Revokes, Fences: g.Fences, Reclaims: g.Reclaims, StaleReleases: g.StaleReleases,
-		Holders: []string{}, Waiting: []string{}, Clients: []clientJSON{},
+		Holders: []string{}, Waiting: []string{}, Clients: []clientJSON{}, Memory: []memoryJSON{},
 	}
 	for _, c := range g.Clients {
 		id := strconv.FormatUint(c.Id, 10)
@@ -121,7 +134,11 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 			Calls: c.Calls, GateWaits: c.Waits, GateWaitSeconds: seconds(c.WaitNs),
 			MemoryBytes: c.MemoryBytes, MemoryPeakBytes: c.MemoryPeakBytes,
 			Interposed: c.Interposed, Bypassed: c.Bypassed, ShimVersion: c.ShimVersion,
+			ReservedBytes: c.ReservedBytes,
 		})
+	}
+	for _, m := range g.Memory {
+		out.Memory = append(out.Memory, memoryJSON{newContainer(m.Container), m.Uid, m.LimitBytes, m.UsedBytes})
 	}
 	return out
 }

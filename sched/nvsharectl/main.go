@@ -98,7 +98,8 @@ scheduler's settings. Without a command or a setting it prints the status.
 Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 		Example: `  nvsharectl                  status
   nvsharectl -T 200ms         time quantum of every GPU
-  nvsharectl -S off --gpu 0   all clients of GPU 0 at once`,
+  nvsharectl -S off --gpu 0   all clients of GPU 0 at once
+  nvsharectl set --container ml/train-a/main --memory-limit 8Gi`,
 		Args:          cobra.NoArgs,
 		Version:       api.Version,
 		SilenceUsage:  true,
@@ -121,7 +122,7 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 	root.PersistentFlags().StringVar(&f.runDir, "run-dir", api.RunDir(), "the scheduler's `directory`; default from NVSHARE_RUN_DIR")
 	outputFlag(root, f)
 	f.set.add(root)
-	root.AddCommand(statusCommand(f, io), cdiCommand(io))
+	root.AddCommand(statusCommand(f, io), setCommand(f, io), cdiCommand(io))
 	return root
 }
 

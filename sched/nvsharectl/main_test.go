@@ -32,6 +32,8 @@ type fake struct {
 	status             *api.StatusResponse
 	set                *api.SetRequest
 	changes            []*api.Change
+	setLimit           *api.SetMemoryLimitRequest
+	limit              *api.SetMemoryLimitResponse
 	err                error
 }
 
@@ -42,6 +44,11 @@ func (f *fake) Status(context.Context, *api.StatusRequest) (*api.StatusResponse,
 func (f *fake) Set(_ context.Context, req *api.SetRequest) (*api.SetResponse, error) {
 	f.set = req
 	return &api.SetResponse{Changes: f.changes}, f.err
+}
+
+func (f *fake) SetMemoryLimit(_ context.Context, req *api.SetMemoryLimitRequest) (*api.SetMemoryLimitResponse, error) {
+	f.setLimit = req
+	return f.limit, f.err
 }
 
 // serve returns the fake's run directory.
@@ -91,6 +98,8 @@ func sample() *api.StatusResponse {
 	fenced.Bypassed = 3
 	fenced.Command = "evil\x1b[2Jname"
 	idle.Command = fenced.Command
+	holder.ReservedBytes, waiter.ReservedBytes, idle.ReservedBytes = 3<<29, 2<<30, 4<<30
+	holder.Container.MemoryLimitBytes = 8 << 30
 	return &api.StatusResponse{
 		Version: "0.1.0", UptimeNs: 3_723_400_000_000, Clients: 4, Connections: 3, Refused: 1, ProtocolErrors: 2,
 		Gpus: []*api.GPU{{
@@ -98,6 +107,11 @@ func sample() *api.StatusResponse {
 			Mode: api.Mode_MODE_EXCLUSIVE, QuantumNs: 100_000_000, GraceNs: 10_000_000_000, Epoch: 1<<60 + 7,
 			Grants: 1234, Revokes: 1200, Fences: 1, Reclaims: 2, StaleReleases: 3,
 			Clients: []*api.Client{holder, waiter, idle},
+			Memory: []*api.MemoryAccount{
+				{Container: holder.Container, LimitBytes: 8 << 30, UsedBytes: 3328 << 20},
+				{Container: waiter.Container, UsedBytes: 2 << 30},
+				{Container: &api.Container{}, Uid: 1000, LimitBytes: 3 << 30, UsedBytes: 4 << 30},
+			},
 		}, {
 			Index: 1, Uuid: "GPU-51600000-0000-4000-8000-000000000001", Name: "NVIDIA SimGPU", MemoryBytes: 16 << 30,
 			Mode: api.Mode_MODE_CONCURRENT, QuantumNs: 30_000_000_000, GraceNs: 10_000_000_000,
@@ -201,6 +215,38 @@ func TestSet(t *testing.T) {
 	}
 }
 
+func TestSetLimit(t *testing.T) {
+	uid := uint32(1000)
+	pod := &api.Container{Id: strings.Repeat("a", 64), Namespace: "ml", Pod: "train", Name: "main"}
+	gpu0 := &api.MemoryLimitChange{Uuid: "GPU-x", OldBytes: 8 << 30, NewBytes: 4 << 30, UsedBytes: 1 << 30}
+	over := &api.MemoryLimitChange{Uuid: "GPU-y", Index: 1, OldBytes: 0, NewBytes: 4e9, UsedBytes: 5 << 30}
+	for _, tc := range []struct {
+		args string
+		want *api.SetMemoryLimitRequest
+		resp *api.SetMemoryLimitResponse
+		out  string
+	}{
+		{"set --container abc --memory-limit 8Gi", &api.SetMemoryLimitRequest{Container: "abc", Bytes: 8 << 30},
+			&api.SetMemoryLimitResponse{Container: pod, Changes: []*api.MemoryLimitChange{{NewBytes: 4e9}, gpu0, over}},
+			"new GPUs: memory limit of ml/train/main none → 4G\n" +
+				"GPU 0: memory limit of ml/train/main 8Gi → 4Gi\n" +
+				"GPU 1: memory limit of ml/train/main none → 4G; 5Gi are in use: allocations fail until enough is freed\n"},
+		{"set --container ml/train/main --memory-limit 4096 --gpu 0", &api.SetMemoryLimitRequest{Container: "ml/train/main", Bytes: 4 << 30, Gpu: "0"},
+			&api.SetMemoryLimitResponse{Container: &api.Container{Id: strings.Repeat("b", 64)}, Changes: []*api.MemoryLimitChange{gpu0}},
+			"GPU 0: memory limit of container bbbbbbbbbbbb 8Gi → 4Gi\n"},
+		{"set --user 1000 --memory-limit none", &api.SetMemoryLimitRequest{Uid: &uid},
+			&api.SetMemoryLimitResponse{Uid: uid, Changes: []*api.MemoryLimitChange{{Uuid: "GPU-x", OldBytes: 4 << 30, UsedBytes: 5 << 30}}},
+			"GPU 0: memory limit of user 1000 4Gi → none\n"},
+		{"set --user=1000 --memory-limit=0", &api.SetMemoryLimitRequest{Uid: &uid}, &api.SetMemoryLimitResponse{}, ""},
+	} {
+		f := &fake{limit: tc.resp}
+		code, out, errs := ctl(append(strings.Fields(tc.args), "--run-dir", serve(t, f))...)
+		if code != exitOK || out != tc.out || errs != "" || !proto.Equal(f.setLimit, tc.want) {
+			t.Errorf("%s: exit %d, %q %q, request %v", tc.args, code, out, errs, f.setLimit)
+		}
+	}
+}
+
 func TestErrors(t *testing.T) {
 	notFound := &fake{err: status.Error(codes.NotFound, `GPU "9": no such UUID or index`)}
 	outOfRange := &fake{err: status.Error(codes.InvalidArgument, "set the time quantum to 1ns: it must be from 1ms to 24h0m0s")}
@@ -222,6 +268,16 @@ func TestErrors(t *testing.T) {
 		{"-T 1 extra", nil, exitUsage, "extra"},
 		{"-T 1 -o json", nil, exitUsage, "--output"},
 		{"status -T 1", nil, exitUsage, "unknown shorthand"},
+		{"set --memory-limit 8Gi", nil, exitUsage, "--container or --user"},
+		{"set --container a --user 1 --memory-limit 8Gi", nil, exitUsage, "--container or --user"},
+		{"set --container a", nil, exitUsage, "--memory-limit"},
+		{"set --container a --memory-limit 8GB", nil, exitUsage, "a quantity such as 8Gi"},
+		{"set --container a --memory-limit -1", nil, exitUsage, "a quantity such as 8Gi"},
+		{"set --container a --memory-limit 8k", nil, exitUsage, "less than 1Mi"},
+		{"set --user root --memory-limit 8Gi", nil, exitUsage, "not the number of a user"},
+		{"set --user 4294967296 --memory-limit 8Gi", nil, exitUsage, "not the number of a user"},
+		{"set a --memory-limit 8Gi", nil, exitUsage, "unknown command"},
+		{"set --container ab --memory-limit 8Gi", &fake{err: status.Error(codes.NotFound, `container "ab": no such`)}, exitFailed, `container "ab"`},
 		{"-o yaml", nil, exitUsage, "neither table nor json"},
 		{"--nonsense", nil, exitUsage, "unknown flag"},
 		{"nonsense", nil, exitUsage, "unknown command"},
@@ -246,7 +302,7 @@ func TestErrors(t *testing.T) {
 
 func TestUnreachable(t *testing.T) {
 	dir := t.TempDir()
-	for _, args := range [][]string{nil, {"status"}, {"-T", "1"}} {
+	for _, args := range [][]string{nil, {"status"}, {"-T", "1"}, {"set", "--user", "1", "--memory-limit", "1Gi"}} {
 		code, _, errs := ctl(append(args, "--run-dir", dir)...)
 		if code != exitUnreachable || !strings.Contains(errs, "is nvshare-scheduler running") || !strings.Contains(errs, dir) {
 			t.Errorf("%v: exit %d, %q", args, code, errs)
@@ -276,7 +332,7 @@ func TestHelp(t *testing.T) {
 	if code != exitOK || errs != "" {
 		t.Errorf("exit %d, %q", code, errs)
 	}
-	for _, want := range []string{"-T, --set-tq", "-S, --anti-thrash", "cdi", "status", "Exit status"} {
+	for _, want := range []string{"-T, --set-tq", "-S, --anti-thrash", "cdi", "set ", "status", "Exit status"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("help lacks %q", want)
 		}

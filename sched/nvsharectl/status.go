@@ -81,7 +81,7 @@ func restrict(r *api.StatusResponse, gpu string) error {
 // printStatus prints two tables, GPUs and clients, and what is wrong.
 func printStatus(io streams, r *api.StatusResponse) {
 	gpus := table{head: []string{"GPU", "UUID", "NAME", "HOLDER", "FOR", "WAITING", "TQ", "ANTI-THRASH", "GRANTS", "FENCED"}}
-	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "LONGEST WAIT", "CALLS", "MEMORY", "BYPASSED"}}
+	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "LONGEST WAIT", "CALLS", "MEMORY", "USED/LIMIT", "BYPASSED"}}
 	for _, g := range r.Gpus {
 		holder, held := holderOf(g)
 		gpus.add(nil,
@@ -93,9 +93,9 @@ func printStatus(io streams, r *api.StatusResponse) {
 			if c.SinceNs != 0 {
 				since = short(c.SinceNs)
 			}
-			clients.add(map[int]string{1: stateColour[c.State], 10: bypassedColour(c)},
+			clients.add(map[int]string{1: stateColour[c.State], 10: limitColour(g, c), 11: bypassedColour(c)},
 				fmt.Sprint(g.Index), stateName(c), api.Who(c), fmt.Sprint(c.Pid), since, fmt.Sprint(c.Grants), short(c.HeldNs),
-				short(c.WaitMaxNs), fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed))
+				short(c.WaitMaxNs), fmt.Sprint(c.Calls), size(c.MemoryBytes), ofLimit(g, c), fmt.Sprint(c.Bypassed))
 		}
 	}
 	if len(gpus.rows) > 0 {
@@ -165,6 +165,34 @@ var stateColour = map[api.ClientState]string{
 	api.ClientState_CLIENT_STATE_FENCED:   red,
 }
 
+// tenantOf returns what the client's container, or its user, has of the GPU's
+// memory; empty if there is neither a limit nor anything reserved.
+func tenantOf(g *api.GPU, c *api.Client) *api.MemoryAccount {
+	for _, m := range g.Memory {
+		if id := m.GetContainer().GetId(); id == c.GetContainer().GetId() && (id != "" || m.Uid == c.Uid) {
+			return m
+		}
+	}
+	return &api.MemoryAccount{}
+}
+
+// ofLimit says how much of its limit a client's container has reserved, with
+// all its processes.
+func ofLimit(g *api.GPU, c *api.Client) string {
+	m := tenantOf(g, c)
+	if m.LimitBytes == 0 {
+		return "-"
+	}
+	return size(m.UsedBytes) + "/" + size(m.LimitBytes)
+}
+
+func limitColour(g *api.GPU, c *api.Client) string {
+	if m := tenantOf(g, c); m.LimitBytes != 0 && m.UsedBytes > m.LimitBytes {
+		return red
+	}
+	return ""
+}
+
 func bypassedColour(c *api.Client) string {
 	if c.Bypassed > 0 {
 		return red
@@ -191,7 +219,7 @@ func size(n uint64) string {
 	case n >= 10<<30:
 		return fmt.Sprintf("%dGi", n>>30)
 	case n >= 1<<30:
-		return fmt.Sprintf("%.1fGi", float64(n)/(1<<30))
+		return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/(1<<30)), ".0") + "Gi"
 	case n >= 1<<20:
 		return fmt.Sprintf("%dMi", n>>20)
 	}

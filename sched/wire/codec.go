@@ -31,6 +31,7 @@ var (
 	errMinVersion = &frameError{"REGISTER: oldest version is 0 or above the newest"}
 	errPage       = &frameError{"WELCOME: page size or slots unknown"}
 	errText       = &frameError{"REFUSED: text is not NUL-terminated UTF-8"}
+	errObserve    = &frameError{"ATTACH: observes and holds or wants at once"}
 )
 
 var le = binary.LittleEndian
@@ -116,6 +117,18 @@ func (f *Frame) decodePayload(p []byte) error {
 	case TypeRefused:
 		copy(f.Refused.Text[:], p)
 		used = textSize
+	case TypeReserve:
+		f.Reserve.Total = le.Uint64(p)
+		f.Reserve.Least = le.Uint64(p[8:])
+		f.Reserve.Serial = le.Uint64(p[16:])
+		used = 24
+	case TypeReserved:
+		r := &f.Reserved
+		r.Total = le.Uint64(p)
+		r.Used = le.Uint64(p[8:])
+		r.Limit = le.Uint64(p[16:])
+		r.Serial = le.Uint64(p[24:])
+		used = 32
 	case TypeRequest, TypeAttached:
 	default:
 		return errType
@@ -141,9 +154,13 @@ func (t Type) rule() rule {
 	case TypeRegister:
 		return rule{codeMax: RegisterReconnect, noEpoch: true}
 	case TypeAttach:
-		return rule{channel: true, codeMax: AttachWant, epoch: true, noEpoch: true}
+		return rule{channel: true, codeMax: AttachWant | AttachObserve, epoch: true, noEpoch: true}
 	case TypeRequest, TypeStats, TypeNotice:
 		return rule{channel: true, noEpoch: true}
+	case TypeReserve:
+		return rule{channel: true, codeMax: ReserveForce, noEpoch: true}
+	case TypeReserved:
+		return rule{channel: true, codeMax: ErrMemory, noEpoch: true}
 	case TypeRelease:
 		return rule{channel: true, codeMin: ReleaseRevoked, codeMax: ReleaseExit, epoch: true}
 	case TypeAttached:
@@ -181,6 +198,14 @@ func (f *Frame) check() error {
 	case TypeWelcome:
 		if f.Welcome.PageSize != PageSize || f.Welcome.Slots != MaxChannels {
 			return errPage
+		}
+	case TypeAttach:
+		if f.Code&AttachObserve != 0 && (f.Code != AttachObserve || f.Epoch != 0) {
+			return errObserve
+		}
+	case TypeReserved:
+		if f.Code != OK && f.Code != ErrMemory {
+			return errCode
 		}
 	case TypeRefused:
 		return f.Refused.check()
@@ -246,6 +271,15 @@ func (f *Frame) Encode() (b [FrameSize]byte) {
 	case TypeNotice:
 		le.PutUint32(p, f.Notice.Waiters)
 		le.PutUint32(p[4:], f.Notice.Present)
+	case TypeReserve:
+		le.PutUint64(p, f.Reserve.Total)
+		le.PutUint64(p[8:], f.Reserve.Least)
+		le.PutUint64(p[16:], f.Reserve.Serial)
+	case TypeReserved:
+		le.PutUint64(p, f.Reserved.Total)
+		le.PutUint64(p[8:], f.Reserved.Used)
+		le.PutUint64(p[16:], f.Reserved.Limit)
+		le.PutUint64(p[24:], f.Reserved.Serial)
 	case TypeRefused:
 		copy(p, f.Refused.Text[:])
 	}

@@ -41,6 +41,7 @@ const (
 	TypeRequest  Type = 3
 	TypeRelease  Type = 4
 	TypeStats    Type = 5
+	TypeReserve  Type = 6
 
 	TypeWelcome  Type = 65
 	TypeAttached Type = 66
@@ -48,6 +49,7 @@ const (
 	TypeRevoke   Type = 68
 	TypeNotice   Type = 69
 	TypeRefused  Type = 70
+	TypeReserved Type = 71
 )
 
 // String returns the name used in hook/wire.h, without prefix.
@@ -63,6 +65,8 @@ func (t Type) String() string {
 		return "RELEASE"
 	case TypeStats:
 		return "STATS"
+	case TypeReserve:
+		return "RESERVE"
 	case TypeWelcome:
 		return "WELCOME"
 	case TypeAttached:
@@ -75,17 +79,21 @@ func (t Type) String() string {
 		return "NOTICE"
 	case TypeRefused:
 		return "REFUSED"
+	case TypeReserved:
+		return "RESERVED"
 	}
 	return "unknown type"
 }
 
 // FromClient reports whether the type goes from client to scheduler.
-func (t Type) FromClient() bool { return t >= TypeRegister && t <= TypeStats }
+func (t Type) FromClient() bool { return t >= TypeRegister && t <= TypeReserve }
 
 // Values of Frame.Code, by type.
 const (
 	RegisterReconnect uint32 = 1 << 0 // REGISTER: was registered before
 	AttachWant        uint32 = 1 << 0 // ATTACH: a thread already waits
+	AttachObserve     uint32 = 1 << 1 // ATTACH, alone: only asks for the limits, is no client
+	ReserveForce      uint32 = 1 << 0 // RESERVE: the memory exists already
 
 	ReleaseRevoked uint32 = 1 // RELEASE: answer to REVOKE
 	ReleaseIdle    uint32 = 2 // RELEASE: early, somebody else waits
@@ -94,13 +102,14 @@ const (
 	GrantConcurrent uint32 = 1 << 0 // GRANT: others may hold the GPU too
 	GrantNext       uint32 = 1 << 1 // page only: this client is next, the holder drains
 
-	OK            uint32 = 0 // ATTACHED
+	OK            uint32 = 0 // ATTACHED, RESERVED
 	ErrVersion    uint32 = 1 // REFUSED
 	ErrUnknownGPU uint32 = 2 // ATTACHED: no such GPU UUID on this node
 	ErrChannel    uint32 = 3 // ATTACHED: out of range or attached twice
 	ErrTooMany    uint32 = 4 // REFUSED: a limit is reached
 	ErrProtocol   uint32 = 5 // REFUSED: malformed or out of order
 	ErrInternal   uint32 = 6
+	ErrMemory     uint32 = 7 // RESERVED: over the container's limit, nothing changed
 )
 
 // UUID is a GPU's identity as cuDeviceGetUuid returns it.
@@ -124,6 +133,8 @@ type Frame struct {
 	Revoke   Revoke
 	Notice   Notice
 	Refused  Refused
+	Reserve  Reserve
+	Reserved Reserved
 }
 
 // Register is the payload of REGISTER.
@@ -180,6 +191,22 @@ type Revoke struct {
 type Notice struct {
 	Waiters uint32 // other clients that wait for this GPU
 	Present uint32 // other clients attached to this GPU
+}
+
+// Reserve is the payload of RESERVE: what the process wants to have reserved
+// on the GPU in all.
+type Reserve struct {
+	Total  uint64 // bytes
+	Least  uint64 // bytes, at most Total: with less it can do nothing
+	Serial uint64 // comes back in RESERVED
+}
+
+// Reserved is the payload of RESERVED.
+type Reserved struct {
+	Total  uint64 // bytes the process has reserved now
+	Used   uint64 // bytes all processes of its container have
+	Limit  uint64 // bytes, 0: none
+	Serial uint64
 }
 
 // Refused is the payload of REFUSED: NUL-terminated UTF-8 for a debug log.

@@ -23,6 +23,10 @@ const (
 	slotPresent   = 12
 	slotQuantumNs = 16
 	slotGrantedNs = 24
+	slotLimitSeq  = 32
+	slotCoreLimit = 36
+	slotMemLimit  = 40
+	slotMemUsed   = 48
 )
 
 // Page is one client's grant page: the scheduler's writable mapping, or the
@@ -101,4 +105,38 @@ func (p Page) Hints(channel uint16) (waiters, present uint32) {
 // Flags returns the enum nvs_grant_flags of the current or latest grant.
 func (p Page) Flags(channel uint16) uint32 {
 	return atomic.LoadUint32((*uint32)(p.at(channel, slotFlags)))
+}
+
+// Limits is what holds for the client's container on a GPU.
+type Limits struct {
+	Core   uint32 // percent, 0: none
+	Memory uint64 // bytes, 0: none
+	Used   uint64 // bytes its processes have reserved
+}
+
+// SetLimits stores the limits as one, under the slot's sequence lock. There is
+// one writer.
+func (p Page) SetLimits(channel uint16, l Limits) {
+	seq := (*uint32)(p.at(channel, slotLimitSeq))
+	atomic.AddUint32(seq, 1)
+	atomic.StoreUint32((*uint32)(p.at(channel, slotCoreLimit)), l.Core)
+	atomic.StoreUint64((*uint64)(p.at(channel, slotMemLimit)), l.Memory)
+	atomic.StoreUint64((*uint64)(p.at(channel, slotMemUsed)), l.Used)
+	atomic.AddUint32(seq, 1)
+}
+
+// Limits returns what SetLimits stored last.
+func (p Page) Limits(channel uint16) Limits {
+	seq := (*uint32)(p.at(channel, slotLimitSeq))
+	for {
+		before := atomic.LoadUint32(seq)
+		l := Limits{
+			Core:   atomic.LoadUint32((*uint32)(p.at(channel, slotCoreLimit))),
+			Memory: atomic.LoadUint64((*uint64)(p.at(channel, slotMemLimit))),
+			Used:   atomic.LoadUint64((*uint64)(p.at(channel, slotMemUsed))),
+		}
+		if before&1 == 0 && atomic.LoadUint32(seq) == before {
+			return l
+		}
+	}
 }

@@ -53,6 +53,34 @@ func TestPage(t *testing.T) {
 	}
 }
 
+// A reader never sees half of a write.
+func TestLimitsAreReadAsOne(t *testing.T) {
+	p, err := NewPage(alignedPage(), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l := p.Limits(3); l != (Limits{}) {
+		t.Errorf("a fresh page has limits %+v", l)
+	}
+	const n = 20_000
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := uint64(1); i <= n; i++ {
+			p.SetLimits(3, Limits{Core: uint32(i), Memory: i, Used: ^i})
+		}
+	}()
+	for l := p.Limits(3); l.Memory < n; l = p.Limits(3) {
+		if l != (Limits{}) && (uint64(l.Core) != l.Memory || l.Used != ^l.Memory) {
+			t.Fatalf("half of a write: %+v", l)
+		}
+	}
+	<-done
+	if l := p.Limits(2); l != (Limits{}) || p.Word(3) != WordClosed {
+		t.Errorf("a neighbour was written: %+v", l)
+	}
+}
+
 // TestLayout compares the offsets used here with those of the C structures.
 func TestLayout(t *testing.T) {
 	cc, err := exec.LookPath("cc")
@@ -75,6 +103,15 @@ func TestLayout(t *testing.T) {
 		{"offsetof(struct nvs_slot, present)", slotPresent},
 		{"offsetof(struct nvs_slot, quantum_ns)", slotQuantumNs},
 		{"offsetof(struct nvs_slot, granted_ns)", slotGrantedNs},
+		{"offsetof(struct nvs_slot, limit_seq)", slotLimitSeq},
+		{"offsetof(struct nvs_slot, core_limit)", slotCoreLimit},
+		{"offsetof(struct nvs_slot, mem_limit)", slotMemLimit},
+		{"offsetof(struct nvs_slot, mem_used)", slotMemUsed},
+		{"NVS_RESERVE", int(TypeReserve)},
+		{"NVS_RESERVED", int(TypeReserved)},
+		{"NVS_ATTACH_OBSERVE", int(AttachObserve)},
+		{"NVS_RESERVE_FORCE", int(ReserveForce)},
+		{"NVS_ERR_MEMORY", int(ErrMemory)},
 		{"NVS_WIRE_VERSION", Version},
 		{"NVS_FRAME_SIZE", FrameSize},
 		{"NVS_PAGE_SIZE", PageSize},

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"math/bits"
+	"slices"
+)
+
+// Ledger keeps what the processes of each account have reserved of one GPU's
+// memory, and the limit of each account, which holds for their sum. An account
+// is a container, or what else the caller keeps limits by. Sizes are bytes.
+//
+// A sum is above its limit only where the memory existed before anybody could
+// refuse it: it was forced, or the limit was lowered. Nothing more is granted
+// then until enough is given back. Any value is safe, up to 2^64-1.
+//
+// A Ledger holds one number for each client that has something reserved, and
+// one for each limit. Like a Core it has no clock, and is not safe for use by
+// several goroutines at once.
+type Ledger struct {
+	accounts map[string]*memory // those with a limit, or with something reserved
+}
+
+// memory is what one account has.
+type memory struct {
+	limit    uint64 // 0: none
+	used     uint64 // the sum of reserved
+	reserved map[ClientID]uint64
+}
+
+// Reserved says where a client stands.
+type Reserved struct {
+	Total uint64 // it has
+	Used  uint64 // all clients of its account have
+	Limit uint64 // of the account; 0: none
+}
+
+// NewLedger returns a ledger in which nobody has anything.
+func NewLedger() *Ledger { return &Ledger{accounts: map[string]*memory{}} }
+
+// Reserve makes total what a client has reserved. More than it has is granted
+// as far as the account's limit goes, if that is at least `least`; else nothing
+// changes and ok is false. Less is always granted, and so is everything with
+// force: that memory exists already.
+func (l *Ledger) Reserve(account string, id ClientID, total, least uint64, force bool) (r Reserved, ok bool) {
+	m := l.accounts[account]
+	if m == nil {
+		m = &memory{}
+	}
+	have := m.reserved[id]
+	if total > have {
+		others := m.used - have
+		bound := m.limit
+		if bound == 0 || force {
+			bound = math.MaxUint64 // sums stay exact
+		}
+		room := bound - min(others, bound)
+		if total > room && !force && room < max(least, have) {
+			return l.Reserved(account, id), false
+		}
+		total = min(total, room)
+	}
+	m.used += total - have
+	switch {
+	case total == 0:
+		delete(m.reserved, id)
+	case m.reserved == nil:
+		m.reserved = map[ClientID]uint64{id: total}
+	default:
+		m.reserved[id] = total
+	}
+	l.keep(account, m)
+	return l.Reserved(account, id), true
+}
+
+// Drop returns what a client has; it is dead, or another program now. It
+// reports whether that was anything.
+func (l *Ledger) Drop(account string, id ClientID) bool {
+	had := l.Reserved(account, id).Total != 0
+	l.Reserve(account, id, 0, 0, false)
+	return had
+}
+
+// SetLimit changes the limit of an account, 0: to none, and returns the old
+// one. What is reserved stays, also above a lower limit.
+func (l *Ledger) SetLimit(account string, limit uint64) (old uint64) {
+	m := l.accounts[account]
+	if m == nil {
+		m = &memory{}
+	}
+	old, m.limit = m.limit, limit
+	l.keep(account, m)
+	return old
+}
+
+// keep remembers an account as long as there is something to remember.
+func (l *Ledger) keep(account string, m *memory) {
+	if m.limit == 0 && len(m.reserved) == 0 {
+		delete(l.accounts, account)
+	} else {
+		l.accounts[account] = m
+	}
+}
+
+// Reserved returns where a client stands; with client 0, where its account
+// does.
+func (l *Ledger) Reserved(account string, id ClientID) Reserved {
+	m := l.accounts[account]
+	if m == nil {
+		return Reserved{}
+	}
+	return Reserved{Total: m.reserved[id], Used: m.used, Limit: m.limit}
+}
+
+// Accounts returns the names of all accounts with a limit or with something
+// reserved, in order.
+func (l *Ledger) Accounts() []string { return slices.Sorted(maps.Keys(l.accounts)) }
+
+// Check returns an error that names a broken invariant, which is a bug
+// in this package, or nil. It costs O(clients) and changes nothing.
+func (l *Ledger) Check() error {
+	for name, m := range l.accounts {
+		if m.limit == 0 && len(m.reserved) == 0 {
+			return fmt.Errorf("account %s has neither a limit nor anything reserved", name)
+		}
+		var sum, carry uint64
+		for id, n := range m.reserved {
+			if n == 0 {
+				return fmt.Errorf("account %s remembers client %d, which has nothing", name, id)
+			}
+			if sum, carry = bits.Add64(sum, n, 0); carry != 0 {
+				return fmt.Errorf("account %s has more than can be counted", name)
+			}
+		}
+		if sum != m.used {
+			return fmt.Errorf("account %s: its clients have %d bytes, counted %d", name, sum, m.used)
+		}
+	}
+	return nil
+}
