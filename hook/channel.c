@@ -17,6 +17,7 @@
 #include "wire_io.h"
 
 #define ATTACH_WAIT_NS (5 * NVS_S)
+#define GONE_NS        (2 * NVS_S)    /* who has not looked for so long does not wait */
 #define NUDGE_NS       (1 * NVS_S)    /* waiting threads repeat their request */
 #define WAIT_PIECE_NS  (200 * NVS_MS) /* a wait looks at the connection this often */
 #define EXIT_WAIT_NS   (1 * NVS_S)    /* at the end of the process a call waits this long for a drain */
@@ -164,6 +165,16 @@ uint32_t nvs_channel_word(unsigned i)
 	return __atomic_load_n(&atomic_load(&nvs_channels[i].slot)->word, __ATOMIC_SEQ_CST);
 }
 
+void nvs_channels_fork_child(void)
+{
+	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++) {
+		if (!atomic_load(&nvs_channels[i].slot))
+			continue; /* never used */
+		atomic_store(&nvs_channels[i].slot, &free_slot);
+		atomic_store(&nvs_channels[i].epoch, free_slot.word);
+	}
+}
+
 void nvs_channel_close(unsigned i)
 {
 	set_slot(i, &closed_slot);
@@ -171,6 +182,50 @@ void nvs_channel_close(unsigned i)
 }
 
 /* ---- application threads ---- */
+
+/*
+ * A signal handler may fork, exit or jump away: not while its thread has the
+ * lock, which would stay locked.
+ */
+static void lock_masked(sigset_t *old)
+{
+	sigset_t all;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, old);
+	pthread_mutex_lock(&nvs_client_lock);
+}
+
+static void unlock_masked(const sigset_t *old)
+{
+	pthread_mutex_unlock(&nvs_client_lock);
+	pthread_sigmask(SIG_SETMASK, old, NULL);
+}
+
+static void leave(struct nvs_thread *t)
+{
+	if (t->waits_at)
+		nvs_channel_step(t->waits_at - 1, (struct lease_event){ .type = LEASE_EV_LEAVE });
+	t->waits_at = 0;
+}
+
+/* The thread waits at the gate; it may have been taken for gone, or have gone from another. */
+static void want(struct nvs_thread *t, unsigned i, uint64_t now)
+{
+	t->looked_ns = now;
+	if (t->waits_at == i + 1)
+		return;
+	leave(t);
+	t->waits_at = i + 1;
+	nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_WANT });
+}
+
+void nvs_channels_forget_waiters(uint64_t now)
+{
+	for (struct nvs_thread *t = nvs_gate_threads(); t; t = t->next)
+		if (t->waits_at && nvs_elapsed(now, t->looked_ns) > GONE_NS)
+			leave(t);
+}
 
 /* Whether a thread that has waited since t0 should run without a scheduler. */
 static bool out_of_patience(unsigned i, uint64_t now)
@@ -248,7 +303,7 @@ static void spin_for_grant(struct channel *c, const struct nvs_slot *slot, uint3
 }
 
 /* The lock is held; it is given up while waiting. */
-static void wait_piece(unsigned i, bool *spun)
+static void wait_piece(unsigned i, bool *spun, sigset_t *mask)
 {
 	struct channel *c = &nvs_client_channels[i];
 	const struct nvs_slot *slot = atomic_load(&nvs_channels[i].slot);
@@ -264,11 +319,12 @@ static void wait_piece(unsigned i, bool *spun)
 		*spun = true;
 		spin_for_grant(c, slot, seen);
 	}
+	pthread_sigmask(SIG_SETMASK, mask, NULL);
 	if (on_page)
 		nvs_futex_wait(&slot->word, seen, ns, false);
 	else
 		nvs_futex_wait((uint32_t *)&c->changed, seen, ns, true);
-	pthread_mutex_lock(&nvs_client_lock);
+	lock_masked(mask);
 }
 
 bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
@@ -277,13 +333,17 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 	uint64_t start = nvs_now(), now = start, waited;
 	bool spun = false, pass = false;
 	int saved = errno;
+	sigset_t mask;
 
 	atomic_store(&c->used, true);
-	pthread_mutex_lock(&nvs_client_lock);
+	lock_masked(&mask);
 	nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_USE });
-	nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_WANT });
+	leave(t); /* of a wait that a signal handler jumped out of */
 	for (;;) {
-		uint32_t word = nvs_channel_word(i);
+		uint32_t word;
+
+		want(t, i, now);
+		word = nvs_channel_word(i);
 
 		nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_WORD, .word = word });
 		if (word == atomic_load(&nvs_channels[i].epoch) ||
@@ -297,24 +357,24 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 		}
 		if (out_of_patience(i, now)) {
 			if (atomic_load(&nvs_exiting) && c->lease.gate == LEASE_DRAINING)
-				atomic_store(&nvs_gate.active, false);
+				nvs_gate_stop();
 			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
 			if (c->lease.gate == LEASE_FREE)
 				break;
 		} else if (nvs_elapsed(now, c->request_ns) > NUDGE_NS) {
 			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_NUDGE });
 		}
-		wait_piece(i, &spun);
+		wait_piece(i, &spun, &mask);
 		now = nvs_now();
 	}
-	nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_LEAVE });
+	leave(t);
 	c->idle_ns = 0; /* its call comes now */
 	waited = nvs_now() - start;
 	c->stats.waits++;
 	c->stats.wait_ns += waited;
 	if (waited > c->stats.wait_max_ns)
 		c->stats.wait_max_ns = waited;
-	pthread_mutex_unlock(&nvs_client_lock);
+	unlock_masked(&mask);
 	errno = saved;
 	return pass;
 }
@@ -322,12 +382,13 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 void nvs_client_use(unsigned i)
 {
 	int saved = errno;
+	sigset_t mask;
 
 	if (i >= nvs_client_count || atomic_exchange(&nvs_client_channels[i].used, true))
 		return;
-	pthread_mutex_lock(&nvs_client_lock);
+	lock_masked(&mask);
 	nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_USE });
-	pthread_mutex_unlock(&nvs_client_lock);
+	unlock_masked(&mask);
 	errno = saved;
 }
 

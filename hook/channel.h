@@ -77,8 +77,7 @@ extern struct nvs_client nvs_client;
 extern struct channel nvs_client_channels[NVS_MAX_CHANNELS];
 extern unsigned nvs_client_count; /* of channels */
 
-extern atomic_bool nvs_exiting;   /* the process ends */
-extern uint64_t nvs_exiting_ns;   /* since when */
+extern uint64_t nvs_exiting_ns;   /* since when the process ends */
 
 /* Nanoseconds from then to now; 0 if then was set after now was read. */
 static inline uint64_t nvs_elapsed(uint64_t now, uint64_t then)
@@ -97,6 +96,15 @@ void nvs_channel_wake(unsigned channel);
 
 /* Closes the gate before there is a page to look at. Locked. */
 void nvs_channel_close(unsigned channel);
+
+/* Threads that left the gate without a word (longjmp) wait no more. Locked. */
+void nvs_channels_forget_waiters(uint64_t now);
+
+/*
+ * After fork: no grants, open gates; the one thread may have been caught at a
+ * gate, by a signal whose handler forked, and comes back to it.
+ */
+void nvs_channels_fork_child(void);
 
 /* Sends a frame on the connection, if there is one. Locked. */
 bool nvs_channel_send(const struct nvs_frame *f);

@@ -16,6 +16,7 @@
 #include "glibc.h"
 #include "log.h"
 #include "memory.h"
+#include "reserve.h"
 #include "wire_io.h"
 
 #define HELLO_WAIT_NS (10 * NVS_S)  /* for the answer to REGISTER */
@@ -24,7 +25,6 @@
 #define STATS_NS      (1 * NVS_S)
 #define IDLE_NS       (1 * NVS_MS)  /* no call for so long: release early */
 #define GRACE_MAX_NS  (3600 * NVS_S) /* more is not believed */
-#define SHIM_VERSION  (0u << 16 | 1u << 8 | 0u)
 
 uint64_t nvs_now(void)
 {
@@ -40,6 +40,24 @@ int nvs_client_channel(int dev)
 		if (nvs_client_channels[i].device.dev == dev)
 			return (int)i;
 	return -1;
+}
+
+int nvs_client_channel_of_uuid(const uint8_t *uuid)
+{
+	for (unsigned i = 0; i < nvs_client_count; i++)
+		if (memcmp(nvs_client_channels[i].device.uuid, uuid, NVS_UUID_SIZE) == 0)
+			return (int)i;
+	return -1;
+}
+
+int nvs_client_device(unsigned i)
+{
+	return nvs_client_channels[i].device.dev;
+}
+
+const uint8_t *nvs_client_uuid(unsigned i)
+{
+	return nvs_client_channels[i].device.uuid;
 }
 
 static void step_all(enum lease_event_type type)
@@ -74,6 +92,7 @@ static void disconnect(const char *why)
 	if (nvs_client.link == LINK_UP) {
 		step_all(LEASE_EV_DOWN);
 		set_link(LINK_LOST);
+		nvs_reserve_lost();
 	} else {
 		nvs_client.backoff_ns = next_backoff();
 		if (nvs_client.link == LINK_STARTING)
@@ -100,7 +119,7 @@ static void try_connect(void)
 	f.code = nvs_client.registered ? NVS_REGISTER_RECONNECT : 0;
 	f.u.reg.min_version = NVS_WIRE_VERSION;
 	f.u.reg.channels = (uint16_t)nvs_client_count;
-	f.u.reg.shim_version = SHIM_VERSION;
+	f.u.reg.shim_version = NVS_SHIM_VERSION;
 	f.u.reg.interposed = nvs_client.interposed;
 	f.u.reg.bypassed = nvs_client.bypassed;
 	nvs_client.hello_ns = nvs_now();
@@ -186,10 +205,15 @@ static bool handle(const struct nvs_frame *f, int fd)
 	case NVS_NOTICE:
 	case NVS_REFUSED:
 		return f->type == NVS_NOTICE;
+	case NVS_RESERVED:
+		nvs_reserve_answered(i, f);
+		return true;
 	default:
 		return false;
 	}
 	nvs_channel_step(i, ev);
+	if (f->type == NVS_ATTACHED)
+		nvs_reserve_attached(i);
 	return true;
 }
 
@@ -257,14 +281,16 @@ static uint64_t early_release(uint64_t now)
 		struct channel *c = &nvs_client_channels[i];
 		bool idle;
 
-		/* A thread that waited has not had its turn yet. */
 		if (c->lease.link != LEASE_ATTACHED || c->lease.gate != LEASE_OPEN ||
-		    c->lease.waiting ||
 		    !__atomic_load_n(&nvs_client.page->slot[i].waiters, __ATOMIC_RELAXED)) {
 			c->idle_ns = 0;
 			continue;
 		}
 		next = IDLE_NS / 2;
+		if (c->lease.waiting) { /* a thread that waited has not had its turn yet */
+			c->idle_ns = 0;
+			continue;
+		}
 		if (!idle_long(i, now))
 			continue;
 		/* The driver is asked without the lock; the lease is checked again. */
@@ -283,7 +309,7 @@ static void *client_main(void *arg)
 	nvs_thread_setup("nvshare");
 	for (;;) {
 		struct pollfd p = { .fd = -1, .events = POLLIN };
-		uint64_t now = nvs_now(), wait;
+		uint64_t now = nvs_now(), wait, trim;
 		struct timespec t;
 
 		pthread_mutex_lock(&nvs_client_lock);
@@ -296,7 +322,10 @@ static void *client_main(void *arg)
 		    nvs_elapsed(now, nvs_client.since_ns) > LOSS_WAIT_NS)
 			set_link(LINK_ABSENT);
 		send_stats(now);
+		nvs_channels_forget_waiters(now);
 		wait = early_release(now);
+		trim = nvs_reserve_tick();
+		wait = trim < wait ? trim : wait;
 		if (nvs_client.fd < 0 && nvs_client.retry_ns < now + wait)
 			wait = nvs_client.retry_ns > now ? nvs_client.retry_ns - now : 0;
 		p.fd = nvs_client.fd;
@@ -382,8 +411,5 @@ void nvs_client_fork_child(void)
 	atomic_store(&nvs_exiting, false);
 	nvs_client_lock = fresh;
 	nvs_pages_fork_child();
-	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++) {
-		atomic_store(&nvs_channels[i].slot, NULL);
-		atomic_store(&nvs_channels[i].epoch, NVS_WORD_NONE);
-	}
+	nvs_channels_fork_child();
 }

@@ -6,10 +6,13 @@
 #ifndef NVSHARE_CLIENT_H
 #define NVSHARE_CLIENT_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "wire.h"
+
+#define NVS_SHIM_VERSION (0u << 16 | 1u << 8 | 0u)
 
 /* A GPU as the driver describes it. */
 struct nvs_device {
@@ -34,6 +37,15 @@ void nvs_client_use(unsigned channel);
 
 /* Channel of a CUdevice, -1 if there is none. */
 int nvs_client_channel(int dev);
+
+/* And of a GPU's UUID, raw. */
+int nvs_client_channel_of_uuid(const uint8_t *uuid);
+
+/* What a channel is. */
+int nvs_client_device(unsigned channel);
+const uint8_t *nvs_client_uuid(unsigned channel);
+
+extern atomic_bool nvs_exiting; /* the process ends */
 
 /* The process ends: last statistics, no driver calls any more. */
 void nvs_client_exit(void);

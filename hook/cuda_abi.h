@@ -18,6 +18,7 @@ typedef unsigned int uint;
 
 enum {
 	CUDA_SUCCESS         = 0,
+	CUDA_ERROR_OUT_OF_MEMORY = 2,
 	CUDA_ERROR_NOT_FOUND = 500,
 	CUDA_ERROR_NOT_READY = 600,
 };
@@ -31,6 +32,8 @@ enum {
 #define CU_STREAM_CAPTURE_MODE_RELAXED 2
 
 #define CU_MEM_LOCATION_TYPE_DEVICE 1
+
+#define CU_GRAPH_INSTANTIATE_UPLOAD 2ull
 
 /* Flags of cuGetProcAddress. */
 #define CU_GPA_DEFAULT        0ull
@@ -48,6 +51,73 @@ struct cu_alloc_prop {
 	int handle_types;
 	struct cu_location location;
 };
+
+/* CUmemPoolProps. */
+struct cu_pool_props {
+	int type;
+	int handle_types;
+	struct cu_location location;
+	void *security;
+	size_t max_size;
+	unsigned short usage;
+	unsigned char reserved[54];
+};
+
+/* CUDA_MEM_ALLOC_NODE_PARAMS. */
+struct cu_alloc_node {
+	struct cu_pool_props props;
+	const void *access;
+	size_t access_count;
+	size_t bytes;
+	CUdeviceptr p;
+};
+
+#define CU_GRAPH_NODE_TYPE_MEM_ALLOC 10
+
+/* The head of CUgraphNodeParams. */
+struct cu_node_params {
+	int type;
+	int reserved[3];
+	union {
+		struct cu_alloc_node alloc;
+		long long size[29];
+	} u;
+};
+
+/* CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT */
+#define CU_GRAPH_MEM_RESERVED 2
+
+/* CUDA_ARRAY_DESCRIPTOR and CUDA_ARRAY3D_DESCRIPTOR, and of before CUDA 3.2. */
+struct cu_array {
+	size_t width, height;
+	uint format, channels;
+};
+struct cu_array3d {
+	size_t width, height, depth;
+	uint format, channels, flags;
+};
+struct cu_array_v1 {
+	uint width, height, format, channels;
+};
+struct cu_array3d_v1 {
+	uint width, height, depth, format, channels, flags;
+};
+
+#define CU_ARRAY3D_LAYERED          0x01u
+#define CU_ARRAY3D_SPARSE           0x40u
+#define CU_ARRAY3D_DEFERRED_MAPPING 0x80u
+
+/* CUDA_ARRAY_MEMORY_REQUIREMENTS. */
+struct cu_array_requirements {
+	size_t size;
+	size_t alignment;
+	uint reserved[4];
+};
+
+_Static_assert(sizeof(struct cu_pool_props) == 88, "CUmemPoolProps");
+_Static_assert(offsetof(struct cu_alloc_node, bytes) == 104, "CUDA_MEM_ALLOC_NODE_PARAMS");
+_Static_assert(offsetof(struct cu_node_params, u) == 16, "CUgraphNodeParams");
+_Static_assert(sizeof(struct cu_array3d) == 40, "CUDA_ARRAY3D_DESCRIPTOR");
 
 /* CUlaunchConfig. */
 struct cu_launch_config {
@@ -69,6 +139,12 @@ struct cu_launch_params {
 	void **params;
 };
 
+/* The head of CUDA_GRAPH_INSTANTIATE_PARAMS. */
+struct cu_instantiate_params {
+	uint64_t flags;
+	void *upload_stream; /* used with CU_GRAPH_INSTANTIATE_UPLOAD alone */
+};
+
 _Static_assert(offsetof(struct cu_launch_config, stream) == 32, "CUlaunchConfig");
 _Static_assert(offsetof(struct cu_launch_params, stream) == 40, "CUDA_LAUNCH_PARAMS");
 _Static_assert(sizeof(struct cu_launch_params) == 56, "CUDA_LAUNCH_PARAMS");
@@ -78,6 +154,7 @@ _Static_assert(sizeof(struct cu_launch_params) == 56, "CUDA_LAUNCH_PARAMS");
  * D(member, "export", parameters)
  */
 #define NVS_DRIVER_TABLE(D) \
+	D(ctx_from_green,    "cuCtxFromGreenCtx",      (void **ctx, void *green)) \
 	D(ctx_get_current,   "cuCtxGetCurrent",        (void **ctx)) \
 	D(ctx_get_device,    "cuCtxGetDevice",         (int *dev)) \
 	D(ctx_push,          "cuCtxPushCurrent_v2",    (void *ctx)) \
@@ -89,6 +166,11 @@ _Static_assert(sizeof(struct cu_launch_params) == 56, "CUDA_LAUNCH_PARAMS");
 	D(device_uuid_v2,    "cuDeviceGetUuid_v2",     (void *uuid, int dev)) \
 	D(device_total_mem,  "cuDeviceTotalMem_v2",    (size_t *bytes, int dev)) \
 	D(primary_state,     "cuDevicePrimaryCtxGetState", (int dev, uint *flags, int *active)) \
+	D(array_requirements, "cuArrayGetMemoryRequirements", \
+		(struct cu_array_requirements *r, void *array, int dev)) \
+	D(mipmap_requirements, "cuMipmappedArrayGetMemoryRequirements", \
+		(struct cu_array_requirements *r, void *array, int dev)) \
+	D(graph_memory,      "cuDeviceGetGraphMemAttribute", (int dev, int what, void *value)) \
 	D(driver_version,    "cuDriverGetVersion",     (int *version)) \
 	D(event_create,      "cuEventCreate",          (void **event, uint flags)) \
 	D(event_destroy,     "cuEventDestroy_v2",      (void *event)) \
@@ -105,6 +187,11 @@ struct nvs_driver {
 #define D(member, name, params) int (*member) params;
 	NVS_DRIVER_TABLE(D)
 #undef D
+};
+
+/* What the shim calls of libnvidia-ml. */
+struct nvs_nvml {
+	int (*device_uuid)(void *device, char *uuid, uint size);
 };
 
 #endif

@@ -3,10 +3,16 @@
  * depth.c: keep the work ahead of the GPU short while another client is there,
  * so that a revoke is answered soon.
  *
- * Every `batch` calls an event goes into the stream; before the second batch
- * after it is begun the event must have passed. `batch` adapts until a batch
- * takes about BATCH_NS of GPU time. Nothing here synchronises a stream or a
- * context, and nothing is done while a capture is open.
+ * Every `batch` calls an event goes into the stream, and the thread goes on
+ * when the event before it has passed: at most two batches are ahead. `batch`
+ * adapts until one takes about BATCH_NS of GPU time. Nothing here synchronises
+ * a stream or a context, and nothing is done while a capture is open.
+ *
+ * How long a batch takes is known only where one is queued behind the other:
+ * if the event before had not passed when this one was recorded, the GPU goes
+ * from one to the other without a pause. The time between two records says
+ * nothing: a program that synchronises now and then submits in bursts, much
+ * faster than the GPU works.
  *
  * The event may never come while the thread waits here: work ahead of it may
  * wait for what this thread does next. So the wait ends after PATIENCE_NS and
@@ -20,8 +26,14 @@
 
 #define BATCH_NS    2500000ull
 #define BATCH_FIRST 4u
-#define BATCH_MAX   1024u
+#define BATCH_MAX   512u
+/* Where the GPU keeps up with the thread there is nothing to bound, and events
+   are to cost little: after so many batches that nobody waited for, up to so
+   many calls. */
+#define KEEPS_UP    4u
+#define BATCH_AHEAD 32u
 #define LOOK_NS     100000ull  /* between looks at an event; a batch is queued behind it */
+#define SPIN_NS     500000ull  /* batches shorter than this would run out during a nap */
 #define PATIENCE_NS 2000000000ull
 #define PATIENCE_MAX_NS 16000000000ull
 
@@ -35,9 +47,8 @@ static bool events_made(struct nvs_depth *d)
 }
 
 /*
- * took: wall time from event to event, never less than the batch's GPU time
- * while the bound holds. Growth is slow, so that one burst of short work does
- * not let a long queue in.
+ * took: GPU time of a batch. Growth is slow, so that one burst of short work
+ * does not let a long queue in.
  */
 static unsigned adapt(unsigned batch, uint64_t took)
 {
@@ -57,12 +68,17 @@ static bool wait_for(struct nvs_depth *d, void *event)
 	uint64_t start = nvs_now(), patience = d->patience_ns ? d->patience_ns : PATIENCE_NS;
 
 	while (nvs_driver.event_query(event) == CUDA_ERROR_NOT_READY) {
-		if (nvs_now() - start >= patience) {
+		uint64_t waited = nvs_now() - start;
+
+		if (waited >= patience) {
 			d->patience_ns = patience * 2 < PATIENCE_MAX_NS ? patience * 2
 									: PATIENCE_MAX_NS;
 			return false;
 		}
-		nvs_futex_wait(&nothing, 0, LOOK_NS, true); /* a nap, no cancellation point */
+		if (d->took_ns < SPIN_NS && waited < SPIN_NS)
+			nvs_cpu_relax();
+		else
+			nvs_futex_wait(&nothing, 0, LOOK_NS, true); /* a nap, no cancellation point */
 	}
 	return true;
 }
@@ -70,9 +86,9 @@ static bool wait_for(struct nvs_depth *d, void *event)
 static void end_batch(struct nvs_stream *s, void *key)
 {
 	struct nvs_depth *d = &s->depth;
-	uint32_t epoch = atomic_load(&nvs_channels[s->channel].epoch);
-	unsigned batch = atomic_load(&d->batch);
+	unsigned batch = atomic_load(&d->batch), calls = atomic_load(&d->count) - 1;
 	uint64_t now;
+	void *before;
 
 	if (!events_made(d) || nvs_driver.event_record(d->event[d->next], key) != CUDA_SUCCESS) {
 		d->off = true;
@@ -80,17 +96,31 @@ static void end_batch(struct nvs_stream *s, void *key)
 	}
 	d->pending[d->next] = true;
 	d->next ^= 1;
-	if (d->pending[d->next] && !wait_for(d, d->event[d->next])) {
+	before = d->event[d->next];
+	if (!d->pending[d->next] || nvs_driver.event_query(before) != CUDA_ERROR_NOT_READY) {
+		/* The GPU may have waited for us: nothing is known of this batch. */
+		d->pending[d->next] = false;
+		d->passed_ns = 0;
+		if (batch < BATCH_AHEAD && ++d->unwaited >= KEEPS_UP)
+			atomic_store(&d->batch, batch * 2);
+		else if (batch > BATCH_AHEAD) /* of a time when calls were shorter, maybe */
+			atomic_store(&d->batch, batch / 2);
+		return;
+	}
+	if (!wait_for(d, before)) {
+		d->passed_ns = 0;
 		atomic_store(&d->batch, batch * 2 < BATCH_MAX ? batch * 2 : BATCH_MAX);
 		return;
 	}
 	d->pending[d->next] = false;
+	d->unwaited = 0;
 	now = nvs_now();
-	/* A batch that a closed gate interrupted says nothing. */
-	if (d->last_ns && d->epoch == epoch)
-		atomic_store(&d->batch, adapt(batch, now - d->last_ns));
-	d->last_ns = now;
-	d->epoch = epoch;
+	if (d->passed_ns) {
+		d->took_ns = now - d->passed_ns;
+		atomic_store(&d->batch, adapt(d->last_calls, d->took_ns));
+	}
+	d->last_calls = calls;
+	d->passed_ns = now;
 }
 
 void nvs_depth_step(struct nvs_stream *s, void *key)

@@ -25,7 +25,7 @@ static void thread_end(void *arg)
 	struct nvs_thread *t = arg;
 
 	nvs_self = NULL;
-	t->stream = NULL;
+	t->key = NULL;
 	atomic_store(&t->in_flight, 0);
 	atomic_store(&t->taken, false);
 }
@@ -74,12 +74,90 @@ struct nvs_thread *nvs_thread_register(void)
 		t = take_free();
 	}
 	if (t) {
-		t->stream = NULL;
+		t->key = NULL;
 		nvs_self = t;
 		if (atomic_load(&thread_key_made))
 			pthread_setspecific(thread_key, t);
 	}
 	errno = saved;
+	return t;
+}
+
+struct nvs_thread *nvs_gate_threads(void)
+{
+	return atomic_load(&threads);
+}
+
+void nvs_gate_stop(void)
+{
+	atomic_store(&nvs_gate.active, false);
+	atomic_fetch_add(&nvs_gate.generation, 1);
+}
+
+static bool gate_try(struct nvs_thread *t, unsigned channel)
+{
+	atomic_store_explicit(&t->in_flight, 1u << channel, memory_order_seq_cst);
+	if (nvs_likely(nvs_gate_is_open(channel)))
+		return true;
+	atomic_store_explicit(&t->in_flight, 0, memory_order_release);
+	return false;
+}
+
+/*
+ * The next call on this stream takes the short way. Not with a default stream
+ * where there are several GPUs: it is another in each context, and contexts
+ * can be switched past us. generation is from before all that was looked at.
+ */
+static void remember(struct nvs_thread *t, void *key, struct nvs_stream *s, unsigned generation)
+{
+	t->key = NULL;
+	if (key <= CU_STREAM_PER_THREAD && !atomic_load(&nvs_gate.single))
+		return;
+	atomic_signal_fence(memory_order_seq_cst);
+	t->generation = generation;
+	t->stream = s;
+	t->channel = &nvs_channels[s->channel];
+	t->flag = 1u << s->channel;
+	t->count = &t->calls[s->channel];
+	atomic_signal_fence(memory_order_seq_cst);
+	t->key = key; /* last: a signal handler sees all or nothing */
+}
+
+struct nvs_thread *nvs_gate_enter_slow(void *key)
+{
+	unsigned generation = atomic_load(&nvs_gate.generation), channel;
+	struct nvs_thread *t = nvs_self;
+	struct nvs_stream *s;
+
+	if (!atomic_load(&nvs_gate.active))
+		return NULL;
+	if (!t)
+		t = nvs_thread_register();
+	if (!t || atomic_load_explicit(&t->in_flight, memory_order_relaxed))
+		return NULL; /* no memory; inside a gated call */
+	s = t->key == key && t->generation == generation ? t->stream : nvs_stream_find(t, key);
+	if (!s)
+		return NULL;
+	if (nvs_unlikely(atomic_load(&nvs_gate.captures))) {
+		t->key = NULL;
+		if (nvs_capturing(key))
+			return NULL;
+	} else {
+		remember(t, key, s, generation);
+	}
+	channel = s->channel;
+	if (__atomic_load_n(&atomic_load_explicit(&nvs_channels[channel].slot, memory_order_acquire)
+				     ->present, __ATOMIC_RELAXED))
+		nvs_depth_step(s, key);
+	while (nvs_unlikely(!gate_try(t, channel))) {
+		if (nvs_gate_wait(t, channel))
+			break;
+		if (!atomic_load(&nvs_gate.active))
+			return NULL; /* the process ends */
+	}
+	if (!atomic_load_explicit(&s->dirty, memory_order_relaxed))
+		nvs_stream_mark(s);
+	nvs_gate_count(&t->calls[channel]);
 	return t;
 }
 
@@ -168,12 +246,12 @@ uint64_t nvs_gate_calls(unsigned channel)
 
 void nvs_gate_fork_child(void)
 {
-	atomic_store(&nvs_gate.active, false);
+	nvs_gate_stop();
 	atomic_store(&nvs_gate.captures, 0);
-	atomic_fetch_add(&nvs_gate.generation, 1);
 	for (struct nvs_thread *t = atomic_load(&threads); t; t = t->next) {
 		atomic_store(&t->in_flight, 0);
-		t->stream = NULL;
+		t->key = NULL;
+		t->waits_at = 0;
 		for (int i = 0; i < NVS_MAX_CHANNELS; i++)
 			atomic_store(&t->calls[i], 0);
 		atomic_store(&t->taken, t == nvs_self);

@@ -33,7 +33,7 @@ extern struct nvs_channel nvs_channels[NVS_MAX_CHANNELS];
 struct nvs_gate {
 	_Alignas(NVS_CACHE_LINE) atomic_bool active; /* false: every call passes */
 	atomic_bool single;       /* one GPU in this process: channel 0 */
-	atomic_uint generation;   /* of the threads' cached streams */
+	atomic_uint generation;   /* of what threads remember; grows if it may not hold */
 	atomic_int captures;      /* open stream captures in the process */
 };
 
@@ -42,11 +42,17 @@ extern struct nvs_gate nvs_gate;
 /* One per thread that ever came to the gate; reused when the thread ends. */
 struct nvs_thread {
 	_Alignas(NVS_CACHE_LINE) atomic_uint in_flight; /* bit per channel */
-	unsigned generation;
-	void *key;                  /* stream of the last call */
-	struct nvs_stream *stream;  /* its record */
+	unsigned flag;              /* this and what follows: of the last call */
+	unsigned generation;        /* it holds while this is nvs_gate's */
+	void *key;                  /* its stream; NULL: nothing is remembered */
+	struct nvs_stream *stream;
+	struct nvs_channel *channel;
+	_Atomic uint64_t *count;    /* in calls */
 	struct nvs_thread *next;    /* never changes once listed */
 	atomic_bool taken;
+	/* Under the client's lock: the channel it waits at plus one, and its last look. */
+	unsigned waits_at;
+	uint64_t looked_ns;
 	/* Gated calls since the start of the process; only this thread writes. */
 	_Alignas(NVS_CACHE_LINE) _Atomic uint64_t calls[NVS_MAX_CHANNELS];
 };
@@ -56,11 +62,11 @@ extern __thread struct nvs_thread *nvs_self __attribute__((tls_model("initial-ex
 /* This thread's record; NULL if there is no memory for one. */
 struct nvs_thread *nvs_thread_register(void);
 
-/* The stream of the last call is no longer known (context switch). */
+/* The last call says nothing about the next (context switch). */
 static inline void nvs_thread_forget(void)
 {
 	if (nvs_self)
-		nvs_self->stream = NULL;
+		nvs_self->key = NULL;
 }
 
 /* Enters a call that works on several channels at once (bit mask). */
@@ -76,6 +82,20 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned channel);
 /* Whether a call on this stream is recorded into a graph and not executed. */
 bool nvs_capturing(void *key);
 
+/* Ends what nvs_gate.active stands for: every call passes from now on. */
+void nvs_gate_stop(void);
+
+/* Whether nvs_depth_step has to see this call; if not, it is counted. */
+static inline bool nvs_depth_due(struct nvs_stream *s)
+{
+	unsigned count = atomic_load_explicit(&s->depth.count, memory_order_relaxed) + 1;
+
+	if (count > atomic_load_explicit(&s->depth.batch, memory_order_relaxed))
+		return true;
+	atomic_store_explicit(&s->depth.count, count, memory_order_relaxed);
+	return false;
+}
+
 /* Keeps the work ahead of the GPU short. Never called with a flag up. */
 void nvs_depth_step(struct nvs_stream *s, void *key);
 
@@ -88,8 +108,17 @@ bool nvs_gate_busy(unsigned channel);
 /* Gated calls on the channel since the start of the process. */
 uint64_t nvs_gate_calls(unsigned channel);
 
+/* All records, also of threads that are no more; next leads on. */
+struct nvs_thread *nvs_gate_threads(void);
+
 /* After fork: one thread, nothing in flight. */
 void nvs_gate_fork_child(void);
+
+static inline void nvs_gate_count(_Atomic uint64_t *calls)
+{
+	atomic_store_explicit(calls, atomic_load_explicit(calls, memory_order_relaxed) + 1,
+			      memory_order_relaxed);
+}
 
 /* Means something only while this thread's flag for the channel is up. */
 static inline bool nvs_gate_is_open(unsigned channel)
@@ -101,63 +130,46 @@ static inline bool nvs_gate_is_open(unsigned channel)
 	       atomic_load_explicit(&c->epoch, memory_order_seq_cst);
 }
 
-static inline bool nvs_gate_try(struct nvs_thread *t, unsigned channel)
-{
-	atomic_store_explicit(&t->in_flight, 1u << channel, memory_order_seq_cst);
-	if (nvs_likely(nvs_gate_is_open(channel)))
-		return true;
-	atomic_store_explicit(&t->in_flight, 0, memory_order_release);
-	return false;
-}
+/* nvs_gate_enter for whatever is not the common case. */
+struct nvs_thread *nvs_gate_enter_slow(void *key);
 
 /*
  * Enters a gated call. Returns the thread to hand to nvs_gate_leave, or NULL
  * if the call is not gated. Keeps errno.
+ *
+ * Here stands only the common case, which needs no stack: the same stream as
+ * before, nothing unusual since, the gate open. All else begins anew in
+ * nvs_gate_enter_slow, with the flag down.
  */
 static inline struct nvs_thread *nvs_gate_enter(void *key)
 {
 	struct nvs_thread *t = nvs_self;
-	struct nvs_stream *s;
-	unsigned channel;
+	const struct nvs_slot *slot;
+	struct nvs_channel *c;
 
-	if (nvs_unlikely(!atomic_load_explicit(&nvs_gate.active, memory_order_acquire)))
-		return NULL;
-	if (nvs_unlikely(!t)) {
-		t = nvs_thread_register();
-		if (!t)
-			return NULL;
-	}
-	if (nvs_unlikely(atomic_load_explicit(&t->in_flight, memory_order_relaxed)))
-		return NULL; /* inside a gated call */
-	s = t->stream;
-	if (nvs_unlikely(!s || t->key != key ||
+	if (nvs_unlikely(!t || t->key != key ||
 			 t->generation != atomic_load_explicit(&nvs_gate.generation,
 							       memory_order_acquire) ||
-			 (key <= CU_STREAM_PER_THREAD &&
-			  !atomic_load_explicit(&nvs_gate.single, memory_order_relaxed)))) {
-		s = nvs_stream_find(t, key);
-		if (!s)
-			return NULL;
+			 atomic_load_explicit(&t->in_flight, memory_order_relaxed)))
+		return nvs_gate_enter_slow(key);
+	c = t->channel;
+	/*
+	 * If the slot changes after this, the old one may say that the gate is
+	 * open for a moment longer than the scheduler wants. The epoch is what
+	 * counts: our own client thread sets it, and looks at the flag afterwards.
+	 */
+	slot = atomic_load_explicit(&c->slot, memory_order_acquire);
+	if (nvs_unlikely(__atomic_load_n(&slot->present, __ATOMIC_RELAXED)) &&
+	    nvs_depth_due(t->stream))
+		return nvs_gate_enter_slow(key);
+	atomic_store_explicit(&t->in_flight, t->flag, memory_order_seq_cst);
+	if (nvs_unlikely(__atomic_load_n(&slot->word, __ATOMIC_SEQ_CST) !=
+				 atomic_load_explicit(&c->epoch, memory_order_seq_cst) ||
+			 !atomic_load_explicit(&t->stream->dirty, memory_order_relaxed))) {
+		atomic_store_explicit(&t->in_flight, 0, memory_order_release);
+		return nvs_gate_enter_slow(key);
 	}
-	if (nvs_unlikely(atomic_load_explicit(&nvs_gate.captures, memory_order_acquire)) &&
-	    nvs_capturing(key))
-		return NULL;
-	channel = s->channel;
-	if (nvs_unlikely(__atomic_load_n(
-		    &atomic_load_explicit(&nvs_channels[channel].slot, memory_order_acquire)
-			     ->present, __ATOMIC_RELAXED)))
-		nvs_depth_step(s, key);
-	while (nvs_unlikely(!nvs_gate_try(t, channel))) {
-		if (nvs_gate_wait(t, channel))
-			break;
-		if (!atomic_load(&nvs_gate.active))
-			return NULL; /* the process ends */
-	}
-	if (nvs_unlikely(!atomic_load_explicit(&s->dirty, memory_order_relaxed)))
-		nvs_stream_mark(s);
-	atomic_store_explicit(&t->calls[channel],
-			      atomic_load_explicit(&t->calls[channel], memory_order_relaxed) + 1,
-			      memory_order_relaxed);
+	nvs_gate_count(t->count);
 	return t;
 }
 

@@ -3,9 +3,10 @@
  * hook.h: interposition. Which driver functions exist, where the real ones
  * are, and which pointers the application may not get to see.
  *
- * Start reading here: symbols.h names what is interposed, hook.c, watch.c and alloc.c
- * hold the wrappers, resolve.c finds the real functions, gate.h is the way to
- * the GPU, lease.h decides, client.c talks to the scheduler.
+ * Start reading here: symbols.h names what is interposed; hook.c, watch.c, alloc.c,
+ * info.c and nvml.c hold the wrappers, resolve.c finds the real functions, gate.h
+ * is the way to the GPU, memory.h counts what is allocated and reserve.h limits
+ * it, lease.h decides, client.c talks to the scheduler.
  */
 #ifndef NVSHARE_HOOK_H
 #define NVSHARE_HOOK_H
@@ -25,6 +26,9 @@ extern _Atomic(void *) nvs_real_table[NVS_F_COUNT];
 /* What the shim itself calls. Valid once nvs_resolve() returned true. */
 extern struct nvs_driver nvs_driver;
 
+/* The same of libnvidia-ml, once nvs_resolve_nvml() returned true. */
+extern struct nvs_nvml nvs_nvml;
+
 extern const char *const nvs_names[NVS_F_COUNT];
 extern void *const nvs_wrappers[NVS_F_COUNT];
 
@@ -35,7 +39,10 @@ extern void *const nvs_wrappers[NVS_F_COUNT];
  */
 bool nvs_resolve(void *hint, bool load);
 
-/* The real function, looked for if need be; NULL if the driver lacks it. */
+/* Likewise for libnvidia-ml, which is never loaded. */
+bool nvs_resolve_nvml(void *hint);
+
+/* The real function, looked for if need be; NULL if its library lacks it. */
 void *nvs_resolve_one(enum nvs_function f);
 
 static inline void *nvs_real_pointer(enum nvs_function f)

@@ -11,53 +11,74 @@
 typedef void *dlsym_fn(void *, const char *);
 typedef int resolver_fn(const char *, void **, int, uint64_t, void *);
 
+#define BASE_NAME_SIZE 64
+#define OLDEST_CUDA    11040
+
 struct view {
 	dlsym_fn *dlsym;       /* the one the application calls */
 	void *driver;          /* handle of libcuda */
 	resolver_fn *resolver; /* cuGetProcAddress_v2 as the application gets it */
 	int version;
+	char asked[BASE_NAME_SIZE]; /* what the resolver was asked for last */
+	bool past;                  /* and whether that leads past the shim */
 };
 
 /* "cuMemcpyHtoD_v2_ptds" is "cuMemcpyHtoD" to cuGetProcAddress. */
 static void base_name(char *out, size_t size, const char *name)
 {
-	static const char *const suffix[] = { "_ptsz", "_ptds", "_v2" };
 	size_t n = strlen(name);
 
 	if (n >= size)
 		n = size - 1;
-	for (unsigned i = 0; i < sizeof(suffix) / sizeof(suffix[0]); i++) {
-		size_t m = strlen(suffix[i]);
-
-		if (n > m && memcmp(name + n - m, suffix[i], m) == 0)
-			n -= m;
-	}
+	if (n > 5 && (memcmp(name + n - 5, "_ptsz", 5) == 0 || memcmp(name + n - 5, "_ptds", 5) == 0))
+		n -= 5;
+	if (n > 3 && memcmp(name + n - 3, "_v", 2) == 0 && name[n - 1] >= '2' && name[n - 1] <= '9')
+		n -= 3;
 	memcpy(out, name, n);
 	out[n] = '\0';
 }
 
-/* Returns the way that leads past the shim, NULL if there is none. */
-static const char *way_past(const struct view *v, unsigned f)
+/*
+ * Whether the resolver hands out anything but wrappers for this name, of any
+ * default stream, as the newest and the oldest program may ask.
+ */
+static bool resolver_leads_past(const struct view *v, const char *base)
 {
 	static const uint64_t flags[] = { CU_GPA_DEFAULT, CU_GPA_LEGACY_STREAM, CU_GPA_PER_THREAD };
+	const int versions[] = { v->version, OLDEST_CUDA };
+
+	for (unsigned i = 0; v->resolver && i < 6; i++) {
+		int status[4] = { 0 };
+		void *p = NULL;
+
+		if (v->resolver(base, &p, versions[i / 3], flags[i % 3], status) == CUDA_SUCCESS &&
+		    p && !nvs_is_wrapper(p))
+			return true;
+	}
+	return false;
+}
+
+/* Returns the way that leads past the shim, NULL if there is none. */
+static const char *way_past(struct view *v, unsigned f)
+{
 	const char *name = nvs_names[f];
-	char base[96];
+	char base[BASE_NAME_SIZE];
+	void *p;
 
 	/* What a directly linked program, or one later in line, is bound to. */
 	if (nvs_next_dlsym(RTLD_DEFAULT, name) != nvs_wrappers[f])
 		return "symbol";
-	if (!nvs_is_wrapper(v->dlsym(v->driver, name)))
+	/* Two names of one function have the same wrapper. */
+	p = v->dlsym(v->driver, name);
+	if (p != nvs_wrappers[f] && !nvs_is_wrapper(p))
 		return "dlsym";
+	/* The variants of a name follow each other: it is asked for once. */
 	base_name(base, sizeof(base), name);
-	for (unsigned i = 0; v->resolver && i < sizeof(flags) / sizeof(flags[0]); i++) {
-		int status[4] = { 0 };
-		void *p = NULL;
-
-		if (v->resolver(base, &p, v->version, flags[i], status) == CUDA_SUCCESS && p &&
-		    !nvs_is_wrapper(p))
-			return "cuGetProcAddress";
+	if (strcmp(base, v->asked) != 0) {
+		memcpy(v->asked, base, sizeof(base));
+		v->past = resolver_leads_past(v, base);
 	}
-	return NULL;
+	return v->past ? "cuGetProcAddress" : NULL;
 }
 
 struct nvs_proof nvs_prove(void)
@@ -74,7 +95,7 @@ struct nvs_proof nvs_prove(void)
 	*(void **)&v.resolver = v.dlsym(v.driver, "cuGetProcAddress_v2");
 	if (nvs_driver.driver_version)
 		nvs_driver.driver_version(&v.version);
-	for (unsigned f = 0; f < NVS_GATED_COUNT; f++) {
+	for (unsigned f = 0; f < NVS_SUBMIT_COUNT; f++) {
 		const char *past;
 
 		if (!nvs_real_pointer((enum nvs_function)f))

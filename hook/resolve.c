@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * resolve.c: find the real dlsym and the real driver.
+ * resolve.c: find the real dlsym, the real driver, and libnvidia-ml.
  *
  * No lock is held over a call into the dynamic linker: a constructor that runs
  * under the linker's own lock may come here too. Threads that resolve at the
@@ -17,6 +17,7 @@
 
 _Atomic(void *) nvs_real_table[NVS_F_COUNT];
 struct nvs_driver nvs_driver;
+struct nvs_nvml nvs_nvml;
 
 const char *const nvs_names[NVS_F_COUNT] = {
 #define G(name, P, A, key) [NVS_F_##name] = #name,
@@ -27,7 +28,21 @@ const char *const nvs_names[NVS_F_COUNT] = {
 #undef H
 };
 
-static atomic_bool resolved;
+/* The libraries whose functions are interposed. */
+static struct library {
+	const char *soname;
+	const char *stem;   /* of the file's name, whatever version follows */
+	unsigned first, end; /* its functions */
+	unsigned anchor;    /* one that each version has */
+	atomic_bool resolved;
+} cuda = { "libcuda.so.1", "libcuda.so", 0, NVS_CUDA_COUNT, NVS_F_cuInit, false },
+  nvml = { "libnvidia-ml.so.1", "libnvidia-ml.so", NVS_CUDA_COUNT, NVS_F_COUNT,
+	   NVS_F_nvmlDeviceGetMemoryInfo, false };
+
+static struct library *library_of(unsigned f)
+{
+	return f < NVS_CUDA_COUNT ? &cuda : &nvml;
+}
 
 /*
  * Open-addressing map from real export to function: one more than its number.
@@ -54,9 +69,9 @@ static _Atomic unsigned short *map_find(const void *p)
 	}
 }
 
-static void map_fill(void)
+static void map_fill(const struct library *l)
 {
-	for (unsigned short f = 0; f < NVS_F_COUNT; f++) {
+	for (unsigned short f = (unsigned short)l->first; f < l->end; f++) {
 		void *p = atomic_load(&nvs_real_table[f]);
 
 		/* Of two names of one function the first stays. */
@@ -72,9 +87,9 @@ void *nvs_substitute(void *p)
 {
 	unsigned short f;
 
-	if (!p || !atomic_load_explicit(&resolved, memory_order_acquire))
+	if (!p)
 		return p;
-	f = atomic_load(map_find(p));
+	f = atomic_load(map_find(p)); /* nothing is in it while nothing is resolved */
 	return f ? nvs_wrappers[f - 1] : p;
 }
 
@@ -86,44 +101,54 @@ bool nvs_is_wrapper(const void *p)
 	return false;
 }
 
-static void *open_driver(void *hint, bool load)
+static void *open_library(const struct library *l, void *hint, bool load)
 {
-	void *handle = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+	void *handle = dlopen(l->soname, RTLD_LAZY | RTLD_NOLOAD);
 	Dl_info info;
 
 	if (!handle && hint && dladdr(hint, &info) && info.dli_fname) {
 		const char *base = strrchr(info.dli_fname, '/');
 
 		base = base ? base + 1 : info.dli_fname;
-		if (strncmp(base, "libcuda.so", 10) == 0)
+		if (strncmp(base, l->stem, strlen(l->stem)) == 0)
 			handle = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
 	}
 	if (!handle && load)
-		handle = dlopen("libcuda.so.1", RTLD_LAZY);
+		handle = dlopen(l->soname, RTLD_LAZY);
 	return handle;
 }
 
-bool nvs_resolve(void *hint, bool load)
+static void resolve_driver(void *handle)
+{
+	struct nvs_driver d;
+
+#define D(member, name, params) *(void **)&d.member = nvs_next_dlsym(handle, name);
+	NVS_DRIVER_TABLE(D)
+#undef D
+	for (unsigned i = 0; i < sizeof(d) / sizeof(void *); i++)
+		__atomic_store_n((void **)&nvs_driver + i, ((void **)&d)[i], __ATOMIC_RELAXED);
+}
+
+static bool resolve(struct library *l, void *hint, bool load)
 {
 	int saved = errno;
 	void *handle;
 
-	if (atomic_load(&resolved))
+	if (atomic_load(&l->resolved))
 		return true;
 	/* The handle is kept: the pointers must stay valid. */
-	handle = open_driver(hint, load);
+	handle = open_library(l, hint, load);
 	if (handle) {
-		struct nvs_driver d;
-
-		for (unsigned f = 0; f < NVS_F_COUNT; f++)
+		for (unsigned f = l->first; f < l->end; f++)
 			atomic_store(&nvs_real_table[f], nvs_next_dlsym(handle, nvs_names[f]));
-#define D(member, name, params) *(void **)&d.member = nvs_next_dlsym(handle, name);
-		NVS_DRIVER_TABLE(D)
-#undef D
-		for (unsigned i = 0; i < sizeof(d) / sizeof(void *); i++)
-			__atomic_store_n((void **)&nvs_driver + i, ((void **)&d)[i], __ATOMIC_RELAXED);
-		map_fill();
-		atomic_store(&resolved, true);
+		if (l == &cuda)
+			resolve_driver(handle);
+		else
+			__atomic_store_n((void **)&nvs_nvml.device_uuid,
+					 nvs_next_dlsym(handle, "nvmlDeviceGetUUID"),
+					 __ATOMIC_RELAXED);
+		map_fill(l);
+		atomic_store(&l->resolved, true);
 	}
 	/* The application's next dlerror() is not about our look-ups. */
 	dlerror();
@@ -131,12 +156,24 @@ bool nvs_resolve(void *hint, bool load)
 	return handle != NULL;
 }
 
+bool nvs_resolve(void *hint, bool load)
+{
+	return resolve(&cuda, hint, load);
+}
+
+bool nvs_resolve_nvml(void *hint)
+{
+	return resolve(&nvml, hint, false);
+}
+
 void *nvs_resolve_one(enum nvs_function f)
 {
-	if (!atomic_load(&resolved)) {
+	struct library *l = library_of(f);
+
+	if (!atomic_load(&l->resolved)) {
 		void *hint = nvs_next_dlsym(RTLD_NEXT, nvs_names[f]);
 
-		nvs_resolve(hint, true);
+		resolve(l, hint, l == &cuda);
 	}
 	return atomic_load(&nvs_real_table[f]);
 }
@@ -300,9 +337,15 @@ void *nvs_next_dlvsym(void *handle, const char *name, const char *version)
 
 static int function_of(const char *name)
 {
-	if (!name || name[0] != 'c' || name[1] != 'u' || name[2] < 'A' || name[2] > 'Z')
+	const struct library *l;
+
+	if (name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z')
+		l = &cuda;
+	else if (name && begins(name, "nvmlDevice"))
+		l = &nvml;
+	else
 		return -1;
-	for (unsigned f = 0; f < NVS_F_COUNT; f++)
+	for (unsigned f = l->first; f < l->end; f++)
 		if (strcmp(nvs_names[f], name) == 0)
 			return (int)f;
 	return -1;
@@ -327,10 +370,16 @@ static void *answer(int f, void *handle, void *found, void *caller)
 		found = nvs_next_dlsym(RTLD_NEXT, nvs_names[f]);
 	if (!found)
 		return NULL;
-	if (nvs_resolve(found, false) && handle == RTLD_NEXT && same_object(found, caller) &&
-	    atomic_load(&nvs_real_table[f]))
+	if (resolve(library_of((unsigned)f), found, false) && handle == RTLD_NEXT &&
+	    same_object(found, caller) && atomic_load(&nvs_real_table[f]))
 		return self; /* an interposer after us asks for what comes after it */
 	return nvs_substitute(found);
+}
+
+static bool called_by(const struct library *l, const void *caller)
+{
+	return atomic_load(&l->resolved) &&
+	       same_object(atomic_load(&nvs_real_table[l->anchor]), caller);
 }
 
 struct route {
@@ -353,9 +402,9 @@ struct route nvs_dlsym_route(void *handle, const char *name, void *caller)
 	f = function_of(name);
 	if (f < 0)
 		return r;
-	/* The driver itself gets what it asks for. */
-	if (nvs_resolve(NULL, false) &&
-	    same_object(atomic_load(&nvs_real_table[NVS_F_cuInit]), caller))
+	/* The libraries themselves get what they ask for. */
+	resolve(library_of((unsigned)f), NULL, false);
+	if (called_by(&cuda, caller) || called_by(&nvml, caller))
 		return r;
 	r.answered = 1;
 	if (handle == RTLD_NEXT)

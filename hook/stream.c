@@ -82,6 +82,15 @@ int nvs_channel_of_current(void)
 	return nvs_client_channel(dev);
 }
 
+/* A drain of the channel looks at the context too, if it lies there. */
+static void context_note(void *ctx, unsigned channel)
+{
+	pthread_mutex_lock(&nvs_table_lock);
+	if (!context_find(ctx))
+		context_add(ctx, channel, NULL);
+	pthread_mutex_unlock(&nvs_table_lock);
+}
+
 /* Not under table_lock: asks the driver. */
 static int channel_of_context(void *ctx)
 {
@@ -140,6 +149,18 @@ int nvs_context_channel(void *ctx)
 		channel = (int)c->channel;
 	pthread_mutex_unlock(&nvs_table_lock);
 	return channel;
+}
+
+bool nvs_context_own(void *ctx)
+{
+	struct nvs_context *c;
+	bool own;
+
+	pthread_mutex_lock(&nvs_table_lock);
+	c = context_find(ctx);
+	own = c && c->own;
+	pthread_mutex_unlock(&nvs_table_lock);
+	return own;
 }
 
 void *nvs_context_of_green(void *green)
@@ -245,9 +266,8 @@ out:
 
 struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key)
 {
-	unsigned generation = atomic_load_explicit(&nvs_gate.generation, memory_order_acquire);
 	struct nvs_stream *s = NULL;
-	void *ctx = NULL;
+	void *ctx = NULL, *guess = NULL; /* where the driver does not tell the stream's context */
 	int channel;
 
 	if (nvs_key_is_default(key)) {
@@ -257,8 +277,10 @@ struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key)
 	} else {
 		s = stream_lookup(key, t, NULL);
 		if (!s && (!nvs_driver.stream_get_ctx ||
-			   nvs_driver.stream_get_ctx(key, &ctx) != CUDA_SUCCESS))
-			ctx = current_context();
+			   nvs_driver.stream_get_ctx(key, &ctx) != CUDA_SUCCESS)) {
+			ctx = NULL;
+			guess = current_context();
+		}
 	}
 	if (!s) {
 		int dev;
@@ -269,14 +291,13 @@ struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key)
 			 nvs_driver.stream_get_device(key, &dev) == CUDA_SUCCESS)
 			channel = nvs_client_channel(dev);
 		else
-			channel = ctx ? channel_of_context(ctx) : -1;
+			channel = ctx || guess ? channel_of_context(ctx ? ctx : guess) : -1;
 		if (channel < 0)
 			return NULL;
+		if (guess)
+			context_note(guess, (unsigned)channel);
 		s = stream_add(key, t, ctx, (unsigned)channel);
 	}
-	t->key = key;
-	t->stream = s;
-	t->generation = generation;
 	return s;
 }
 
@@ -313,6 +334,16 @@ void nvs_stream_created(void *handle)
 	if (!nvs_driver.stream_get_ctx || nvs_driver.stream_get_ctx(handle, &ctx) != CUDA_SUCCESS)
 		ctx = current_context();
 	nvs_stream_destroyed(handle); /* a handle that went unseen with its context */
+	stream_add(handle, NULL, ctx, (unsigned)channel);
+}
+
+void nvs_stream_created_in(void *handle, void *ctx)
+{
+	int channel = nvs_context_channel(ctx);
+
+	if (!handle || channel < 0)
+		return;
+	nvs_stream_destroyed(handle);
 	stream_add(handle, NULL, ctx, (unsigned)channel);
 }
 
@@ -399,6 +430,7 @@ bool nvs_capture_begin(void *key)
 	held = nvs_context_hold((int)s->channel);
 	atomic_fetch_add(&nvs_captures_on[s->channel], 1);
 	atomic_fetch_add(&nvs_gate.captures, 1);
+	atomic_fetch_add(&nvs_gate.generation, 1); /* every call looks whether it is captured */
 	if (held)
 		nvs_context_unhold((int)s->channel);
 	return true;

@@ -23,8 +23,10 @@ struct nvs_depth {
 	bool off;            /* events do not work here */
 	bool pending[2];
 	uint8_t next;
-	uint32_t epoch;      /* of the last event */
-	uint64_t last_ns;    /* when the last event was recorded */
+	unsigned last_calls; /* calls of the batch before the last event */
+	unsigned unwaited;   /* batches since one was waited for */
+	uint64_t passed_ns;  /* when the last event was seen to pass; 0: it was not waited for */
+	uint64_t took_ns;    /* GPU time of the last batch that is known */
 	uint64_t patience_ns; /* longest wait for an event; 0: the usual */
 	void *event[2];
 };
@@ -44,8 +46,8 @@ struct nvs_stream {
 int nvs_channel_of_current(void);
 
 /*
- * The record of a stream, made if need be, and cached in t. NULL if the call
- * can't be attributed to a GPU (no current context).
+ * The record of a stream, made if need be. NULL if the call can't be attributed
+ * to a GPU (no current context).
  */
 struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key);
 
@@ -56,6 +58,7 @@ bool nvs_stream_in_context(struct nvs_stream *s, void *ctx);
 void nvs_stream_mark(struct nvs_stream *s);
 
 void nvs_stream_created(void *handle);
+void nvs_stream_created_in(void *handle, void *ctx); /* a known context */
 void nvs_stream_destroyed(void *handle);
 
 /* A context of this device exists; own: not the primary one, nor part of it. */
@@ -72,6 +75,9 @@ void nvs_context_from_green(void *ctx, void *green);
 int nvs_context_channel(void *ctx);
 bool nvs_context_hold(int channel);
 void nvs_context_unhold(int channel);
+
+/* Whether it is known as one that cuCtxCreate made. */
+bool nvs_context_own(void *ctx);
 
 /* Forgets a context, or (ctx NULL) the primary one of a channel and its parts. */
 void nvs_context_destroyed(void *ctx, int channel);

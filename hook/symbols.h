@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * symbols.h: every driver function that the shim interposes.
+ * symbols.h: every driver function that the shim interposes. With passed.h,
+ * which names all the others, it classifies each export of every CUDA version
+ * that test/names/ lists; test/classify.sh sees to it that none is left out.
  *
  * NVS_GATED_TABLE(G): functions that submit work to a GPU.
  *   G(name, parameters, arguments, key)
  *   key: the stream the work goes to, with the meaning of handle 0 resolved:
  *   legacy default stream, or the thread's own in a _ptds/_ptsz variant.
- * NVS_OTHER_TABLE(H): functions that the shim watches and never gates.
+ *   Classes, by section: submit (LAUNCH), copy (COPY), set (SET), move (MOVE:
+ *   says where memory is, brings it there, or drops or unpacks it there).
+ * NVS_OTHER_TABLE(H): functions with a wrapper written by hand.
  *   H(name)
+ *   Classes, by section: submit (BY_HAND, gated as well), info (RESOLVERS),
+ *   context (CONTEXTS), stream (STREAMS), memory (MEMORY: what takes, gives
+ *   back or tells of device memory).
  *
  * Never gated: frees, destroys, synchronisation, queries, event operations and
  * stream memory operations. They may be what running work waits for.
@@ -50,6 +57,8 @@
 		(void *f, uint gx, uint gy, uint gz, uint bx, uint by, uint bz, \
 		 uint shared, void *s, void **params), \
 		(f, gx, gy, gz, bx, by, bz, shared, s, params), s) \
+	/* A host function takes its place in the stream like a kernel. What runs \
+	 * in it is not gated: it may not call the driver. */ \
 	NVS_SZ(G, cuLaunchHostFunc, (void *s, void *fn, void *data), (s, fn, data), s) \
 	NVS_SZ(G, cuLaunchHostFunc_v2, (void *s, void *fn, void *data, uint mode), \
 		(s, fn, data, mode), s) \
@@ -155,7 +164,10 @@
 		(d, n, count, to, idx, num, flags, s), s) \
 	NVS_SZ(G, cuMemBatchDecompressAsync, \
 		(void *ops, size_t count, uint flags, size_t *fail, void *s), \
-		(ops, count, flags, fail, s), s)
+		(ops, count, flags, fail, s), s) \
+	NVS_SZ(G, cuMemMapArrayAsync, (void *list, uint count, void *s), (list, count, s), s) \
+	NVS_SZ(G, cuStreamAttachMemAsync, (void *s, CUdeviceptr p, size_t n, uint flags), \
+		(s, p, n, flags), s)
 
 #define NVS_GATED_TABLE(G) \
 	NVS_GATED_LAUNCH(G) \
@@ -163,27 +175,45 @@
 	NVS_GATED_SET(G) \
 	NVS_GATED_MOVE(G)
 
-#define NVS_WATCHED(H) \
-	H(cuInit) \
-	H(cuGetProcAddress) H(cuGetProcAddress_ptsz) \
-	H(cuGetProcAddress_v2) H(cuGetProcAddress_v2_ptsz) \
-	/* gated by hand: several devices in one call */ \
+/* Gated by hand: several streams in one call, or a stream in a structure. */
+#define NVS_BY_HAND(H) \
 	H(cuLaunchCooperativeKernelMultiDevice) \
-	/* contexts */ \
+	H(cuGraphInstantiateWithParams) H(cuGraphInstantiateWithParams_ptsz)
+
+#define NVS_RESOLVERS(H) \
+	H(cuInit) NVS_EXPORT_TABLE(H) \
+	H(cuGetProcAddress) H(cuGetProcAddress_ptsz) \
+	H(cuGetProcAddress_v2) H(cuGetProcAddress_v2_ptsz)
+
+/*
+ * The driver's hidden tables pass untouched. A debug build counts who asks for
+ * which: see DEBUG in the Makefile.
+ */
+#ifdef NVS_DEBUG_BUILD
+#define NVS_EXPORT_TABLE(H) H(cuGetExportTable)
+#else
+#define NVS_EXPORT_TABLE(H)
+#endif
+
+#define NVS_CONTEXTS(H) \
 	H(cuCtxCreate) H(cuCtxCreate_v2) H(cuCtxCreate_v3) H(cuCtxCreate_v4) \
+	H(cuGLCtxCreate) H(cuGLCtxCreate_v2) H(cuVDPAUCtxCreate) H(cuVDPAUCtxCreate_v2) \
 	H(cuCtxDestroy) H(cuCtxDestroy_v2) H(cuCtxDetach) \
 	H(cuCtxSetCurrent) H(cuCtxPushCurrent) H(cuCtxPushCurrent_v2) \
 	H(cuCtxPopCurrent) H(cuCtxPopCurrent_v2) \
 	H(cuDevicePrimaryCtxRetain) \
 	H(cuDevicePrimaryCtxRelease) H(cuDevicePrimaryCtxRelease_v2) \
 	H(cuDevicePrimaryCtxReset) H(cuDevicePrimaryCtxReset_v2) \
-	H(cuCtxFromGreenCtx) H(cuGreenCtxDestroy) \
-	/* streams and captures */ \
-	H(cuStreamCreate) H(cuStreamCreateWithPriority) \
+	H(cuGreenCtxCreate) H(cuCtxFromGreenCtx) H(cuGreenCtxDestroy)
+
+/* Streams and captures. */
+#define NVS_STREAMS(H) \
+	H(cuStreamCreate) H(cuStreamCreateWithPriority) H(cuGreenCtxStreamCreate) \
 	H(cuStreamDestroy) H(cuStreamDestroy_v2) \
 	H(cuStreamBeginCapture) H(cuStreamBeginCapture_ptsz) \
 	H(cuStreamBeginCapture_v2) H(cuStreamBeginCapture_v2_ptsz) \
 	H(cuStreamBeginCaptureToGraph) H(cuStreamBeginCaptureToGraph_ptsz) \
+	H(cuStreamBeginRecaptureToGraph) H(cuStreamBeginRecaptureToGraph_ptsz) \
 	H(cuStreamBeginCaptureToCig) H(cuStreamBeginCaptureToCig_ptsz) \
 	H(cuStreamEndCapture) H(cuStreamEndCapture_ptsz) \
 	H(cuStreamEndCaptureToCig) H(cuStreamEndCaptureToCig_ptsz)
@@ -195,20 +225,57 @@
 	H(cuMemAllocAsync) H(cuMemAllocAsync_ptsz) \
 	H(cuMemAllocFromPoolAsync) H(cuMemAllocFromPoolAsync_ptsz) \
 	H(cuMemFree) H(cuMemFree_v2) H(cuMemFreeAsync) H(cuMemFreeAsync_ptsz) \
-	H(cuMemCreate) H(cuMemRelease)
+	H(cuMemPoolCreate) H(cuMemPoolImportFromShareableHandle) H(cuMemPoolDestroy) \
+	H(cuDeviceGetDefaultMemPool) H(cuMemGetDefaultMemPool) \
+	H(cuArrayCreate) H(cuArrayCreate_v2) H(cuArray3DCreate) H(cuArray3DCreate_v2) \
+	H(cuArrayDestroy) H(cuMipmappedArrayCreate) H(cuMipmappedArrayDestroy) \
+	H(cuMemCreate) H(cuMemImportFromShareableHandle) H(cuMemRetainAllocationHandle) \
+	H(cuMemRelease) H(cuMemMap) H(cuMemUnmap) \
+	/* memory of graphs */ \
+	H(cuGraphAddMemAllocNode) H(cuGraphAddNode) H(cuGraphAddNode_v2) \
+	H(cuGraphAddNode_v3) \
+	H(cuGraphInstantiate) H(cuGraphInstantiate_v2) H(cuGraphInstantiateWithFlags) \
+	H(cuGraphExecDestroy) H(cuDeviceGraphMemTrim) \
+	/* what is told of it */ \
+	H(cuMemGetInfo) H(cuMemGetInfo_v2) H(cuDeviceTotalMem) H(cuDeviceTotalMem_v2)
+
+/* nvml.c: of libnvidia-ml, what tells of memory and of processes. */
+#define NVS_NVML(H) \
+	H(nvmlDeviceGetMemoryInfo) H(nvmlDeviceGetMemoryInfo_v2) \
+	H(nvmlDeviceGetComputeRunningProcesses) H(nvmlDeviceGetComputeRunningProcesses_v2) \
+	H(nvmlDeviceGetComputeRunningProcesses_v3) \
+	H(nvmlDeviceGetGraphicsRunningProcesses) H(nvmlDeviceGetGraphicsRunningProcesses_v2) \
+	H(nvmlDeviceGetGraphicsRunningProcesses_v3) \
+	H(nvmlDeviceGetMPSComputeRunningProcesses) H(nvmlDeviceGetMPSComputeRunningProcesses_v2) \
+	H(nvmlDeviceGetMPSComputeRunningProcesses_v3) \
+	H(nvmlDeviceGetRunningProcessDetailList) \
+	H(nvmlDeviceGetProcessUtilization) H(nvmlDeviceGetProcessesUtilizationInfo)
+
+#define NVS_WATCHED(H) \
+	NVS_RESOLVERS(H) \
+	NVS_CONTEXTS(H) \
+	NVS_STREAMS(H) \
+	NVS_MEMORY(H)
 
 #define NVS_OTHER_TABLE(H) \
+	NVS_BY_HAND(H) \
 	NVS_WATCHED(H) \
-	NVS_MEMORY(H)
+	NVS_NVML(H)
 
 enum nvs_function {
 #define G(name, P, A, key) NVS_F_##name,
 	NVS_GATED_TABLE(G)
 #undef G
 	NVS_GATED_COUNT,
-	NVS_OTHER_FIRST = NVS_GATED_COUNT - 1,
+	NVS_GATED_LAST = NVS_GATED_COUNT - 1,
 #define H(name) NVS_F_##name,
-	NVS_OTHER_TABLE(H)
+	NVS_BY_HAND(H)
+	NVS_SUBMIT_COUNT, /* these and those before are proved, see proof.c */
+	NVS_SUBMIT_LAST = NVS_SUBMIT_COUNT - 1,
+	NVS_WATCHED(H)
+	NVS_CUDA_COUNT, /* from here on another library's */
+	NVS_CUDA_LAST = NVS_CUDA_COUNT - 1,
+	NVS_NVML(H)
 #undef H
 	NVS_F_COUNT
 };

@@ -4,10 +4,13 @@
  * streams and captures.
  */
 #include <errno.h>
+#include <pthread.h>
+#include <string.h>
 
 #include "client.h"
 #include "gate.h"
 #include "hook.h"
+#include "log.h"
 #include "memory.h"
 #include "wrap.h"
 
@@ -46,7 +49,40 @@ RESOLVER(cuGetProcAddress_ptsz)
 RESOLVER_V2(cuGetProcAddress_v2)
 RESOLVER_V2(cuGetProcAddress_v2_ptsz)
 
-/* ---- one call for several GPUs ---- */
+/* ---- what each library asks the driver for, in a debug build ---- */
+
+#ifdef NVS_DEBUG_BUILD
+WATCH(cuGetExportTable, (const void **table, const void *id))
+{
+	static struct {
+		unsigned char id[16];
+		unsigned count;
+	} asked[64];
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	int result = CALL(cuGetExportTable, table, id);
+	const unsigned char *u = id;
+	unsigned i = 0, count = 0;
+	int saved = errno;
+
+	nvs_log_init(); /* a runtime asks before cuInit */
+	if (u) {
+		pthread_mutex_lock(&lock);
+		while (i < 63 && asked[i].count && memcmp(asked[i].id, u, 16) != 0)
+			i++;
+		memcpy(asked[i].id, u, 16);
+		count = ++asked[i].count;
+		pthread_mutex_unlock(&lock);
+		nvs_debugf("export table %02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-"
+			   "%02x%02x%02x%02x%02x%02x: asked for %u times, result %d",
+			   u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10],
+			   u[11], u[12], u[13], u[14], u[15], count, result);
+	}
+	errno = saved;
+	return result;
+}
+#endif
+
+/* ---- gated by hand ---- */
 
 WATCH(cuLaunchCooperativeKernelMultiDevice, (struct cu_launch_params *list, uint count, uint flags))
 {
@@ -58,6 +94,21 @@ WATCH(cuLaunchCooperativeKernelMultiDevice, (struct cu_launch_params *list, uint
 		nvs_gate_leave(t);
 	return result;
 }
+
+/* Builds a graph, which is not work, and may upload it, which is. */
+#define INSTANTIATE(name, KEY) \
+	WATCH(name, (void **exec, void *graph, struct cu_instantiate_params *p)) \
+	{ \
+		struct nvs_thread *t = p && (p->flags & CU_GRAPH_INSTANTIATE_UPLOAD) \
+			? nvs_gate_enter(KEY(p->upload_stream)) : NULL; \
+		int result = CALL(name, exec, graph, p); \
+		if (t) \
+			nvs_gate_leave(t); \
+		nvs_memory_graph_ran(); \
+		return result; \
+	}
+INSTANTIATE(cuGraphInstantiateWithParams, NVS_KEY_LEGACY)
+INSTANTIATE(cuGraphInstantiateWithParams_ptsz, NVS_KEY_THREAD)
 
 /* ---- contexts ---- */
 
@@ -90,12 +141,35 @@ WATCH(cuCtxCreate_v4, (void **ctx, void *params, uint flags, int dev))
 	return created(CALL(cuCtxCreate_v4, ctx, params, flags, dev), ctx, dev, true);
 }
 
+WATCH(cuGLCtxCreate, (void **ctx, uint flags, int dev))
+{
+	return created(CALL(cuGLCtxCreate, ctx, flags, dev), ctx, dev, true);
+}
+
+WATCH(cuGLCtxCreate_v2, (void **ctx, uint flags, int dev))
+{
+	return created(CALL(cuGLCtxCreate_v2, ctx, flags, dev), ctx, dev, true);
+}
+
+WATCH(cuVDPAUCtxCreate, (void **ctx, uint flags, int dev, uint32_t vdp, void *get_proc))
+{
+	return created(CALL(cuVDPAUCtxCreate, ctx, flags, dev, vdp, get_proc), ctx, dev, true);
+}
+
+WATCH(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, void *get_proc))
+{
+	return created(CALL(cuVDPAUCtxCreate_v2, ctx, flags, dev, vdp, get_proc), ctx, dev, true);
+}
+
 #define DESTROY(name) \
 	WATCH(name, (void *ctx)) \
 	{ \
 		int channel = nvs_active() ? nvs_context_channel(ctx) : -1; \
+		uint64_t stamp = nvs_memory_stamp(); \
 		bool held = nvs_context_hold(channel); \
 		int result = CALL(name, ctx); \
+		if (result == CUDA_SUCCESS && nvs_counting()) \
+			nvs_memory_context_gone(ctx, stamp); \
 		if (channel >= 0 && result == CUDA_SUCCESS) \
 			nvs_context_destroyed(ctx, channel); \
 		if (held) \
@@ -125,20 +199,23 @@ WATCH(cuDevicePrimaryCtxRetain, (void **ctx, int dev))
 }
 
 /* The primary context is gone if nobody holds it any more. */
-static void primary_gone(int dev, int channel)
+static void primary_gone(int dev, int channel, uint64_t stamp)
 {
 	uint flags;
 	int alive = 1;
 
 	if (channel >= 0 && nvs_driver.primary_state &&
-	    nvs_driver.primary_state(dev, &flags, &alive) == CUDA_SUCCESS && !alive)
+	    nvs_driver.primary_state(dev, &flags, &alive) == CUDA_SUCCESS && !alive) {
 		nvs_context_destroyed(NULL, channel);
+		nvs_memory_primary_gone((unsigned)channel, stamp);
+	}
 }
 
 #define PRIMARY(name, gone) \
 	WATCH(name, (int dev)) \
 	{ \
 		int channel = nvs_active() ? nvs_client_channel(dev) : -1; \
+		uint64_t stamp = nvs_memory_stamp(); \
 		bool held = nvs_context_hold(channel); \
 		int result = CALL(name, dev); \
 		if (channel >= 0 && result == CUDA_SUCCESS) \
@@ -148,11 +225,38 @@ static void primary_gone(int dev, int channel)
 		nvs_thread_forget(); \
 		return result; \
 	}
-#define RESET (nvs_context_destroyed(NULL, channel), nvs_memory_reset((unsigned)channel))
-PRIMARY(cuDevicePrimaryCtxRelease, primary_gone(dev, channel))
-PRIMARY(cuDevicePrimaryCtxRelease_v2, primary_gone(dev, channel))
+#define RESET (nvs_context_destroyed(NULL, channel), \
+	       nvs_memory_primary_gone((unsigned)channel, stamp))
+PRIMARY(cuDevicePrimaryCtxRelease, primary_gone(dev, channel, stamp))
+PRIMARY(cuDevicePrimaryCtxRelease_v2, primary_gone(dev, channel, stamp))
 PRIMARY(cuDevicePrimaryCtxReset, RESET)
 PRIMARY(cuDevicePrimaryCtxReset_v2, RESET)
+
+/*
+ * A green context is part of its GPU's primary context. What the driver turns
+ * it into names it in all calls about contexts and is asked for at once.
+ */
+static void green_seen(void *green)
+{
+	void *ctx = NULL;
+
+	if (nvs_driver.ctx_from_green && nvs_driver.ctx_from_green(&ctx, green) == CUDA_SUCCESS)
+		nvs_context_from_green(ctx, green);
+}
+
+WATCH(cuGreenCtxCreate, (void **green, void *desc, int dev, uint flags))
+{
+	int result = CALL(cuGreenCtxCreate, green, desc, dev, flags);
+
+	if (result == CUDA_SUCCESS && nvs_active()) {
+		int channel = nvs_client_channel(dev);
+
+		if (channel >= 0)
+			nvs_client_use((unsigned)channel);
+		green_seen(*green);
+	}
+	return result;
+}
 
 WATCH(cuCtxFromGreenCtx, (void **ctx, void *green))
 {
@@ -196,6 +300,19 @@ WATCH(cuStreamCreateWithPriority, (void **stream, uint flags, int priority))
 	return stream_created(CALL(cuStreamCreateWithPriority, stream, flags, priority), stream);
 }
 
+/* Of the green context and its GPU, whatever is current. */
+WATCH(cuGreenCtxStreamCreate, (void **stream, void *green, uint flags, int priority))
+{
+	int result = CALL(cuGreenCtxStreamCreate, stream, green, flags, priority);
+
+	if (result == CUDA_SUCCESS && nvs_active()) {
+		if (!nvs_context_of_green(green))
+			green_seen(green);
+		nvs_stream_created_in(*stream, nvs_context_of_green(green));
+	}
+	return result;
+}
+
 /* The record goes first: afterwards the handle may be somebody else's. */
 #define STREAM_DESTROY(name) \
 	WATCH(name, (void *stream)) \
@@ -229,6 +346,9 @@ CAPTURE_SZ(cuStreamBeginCapture_v2, (void *s, int mode), (s, mode))
 CAPTURE_SZ(cuStreamBeginCaptureToGraph,
 	   (void *s, void *graph, const void *deps, const void *edges, size_t num, int mode),
 	   (s, graph, deps, edges, num, mode))
+CAPTURE_SZ(cuStreamBeginRecaptureToGraph,
+	   (void *s, int mode, void *graph, void *callback, void *data),
+	   (s, mode, graph, callback, data))
 CAPTURE_SZ(cuStreamBeginCaptureToCig, (void *s, void *params), (s, params))
 
 #define CAPTURE_END(name, P, A, key) \

@@ -26,6 +26,11 @@ void nvs_connect_init(void)
 		address.sun_path[0] = '\0';
 }
 
+const char *nvs_socket_path(void)
+{
+	return address.sun_path;
+}
+
 int nvs_connect(int *error)
 {
 	int fd;
@@ -144,9 +149,9 @@ const struct nvs_page *nvs_map_page(int fd, bool (*in_use)(const struct nvs_page
 
 void nvs_pages_fork_child(void)
 {
-	for (unsigned i = 0; i <= NVS_MAX_CHANNELS; i++) {
+	/* The address stays valid, see wire_io.h; the parent's page is let go of. */
+	for (unsigned i = 0; i <= NVS_MAX_CHANNELS; i++)
 		if (pages[i])
-			munmap((void *)pages[i], NVS_PAGE_SIZE);
-		pages[i] = NULL;
-	}
+			mmap((void *)pages[i], NVS_PAGE_SIZE, PROT_READ,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 }

@@ -3,6 +3,7 @@
 #ifndef NVSHARE_WRAP_H
 #define NVSHARE_WRAP_H
 
+#include "client.h"
 #include "gate.h"
 #include "hook.h"
 
@@ -18,9 +19,26 @@
 		real_ ? real_(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
 	})
 
+/* a * b, or as good as infinite. */
+static inline uint64_t nvs_times(uint64_t a, uint64_t b)
+{
+	uint64_t product;
+
+	return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
 static inline bool nvs_active(void)
 {
 	return atomic_load_explicit(&nvs_gate.active, memory_order_acquire);
+}
+
+/*
+ * Whether memory is counted: not any more while the process ends, perhaps in a
+ * signal handler that interrupted whoever has the book's lock.
+ */
+static inline bool nvs_counting(void)
+{
+	return nvs_active() && !atomic_load_explicit(&nvs_exiting, memory_order_relaxed);
 }
 
 #endif

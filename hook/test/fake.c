@@ -107,6 +107,16 @@ struct nvs_frame fake_accept(struct fake *f)
 	return r;
 }
 
+static void grant_memory(struct fake *f, const struct nvs_frame *asked)
+{
+	struct nvs_frame r = { .version = NVS_WIRE_VERSION, .type = NVS_RESERVED,
+			       .channel = asked->channel };
+
+	r.u.memory.total = r.u.memory.used = asked->u.reserve.total;
+	r.u.memory.serial = asked->u.reserve.serial;
+	send(f->conn, &r, sizeof(r), MSG_NOSIGNAL);
+}
+
 bool fake_receive(struct fake *f, struct nvs_frame *frame, int ms)
 {
 	uint64_t end = test_now() + (uint64_t)ms * 1000000u;
@@ -118,7 +128,9 @@ bool fake_receive(struct fake *f, struct nvs_frame *frame, int ms)
 			return false;
 		CHECK(recv(f->conn, frame, sizeof(*frame), 0) == sizeof(*frame));
 		CHECK(frame->version == NVS_WIRE_VERSION);
-		if (frame->type != NVS_STATS)
+		if (frame->type == NVS_RESERVE && f->memory)
+			grant_memory(f, frame);
+		else if (frame->type != NVS_STATS)
 			return true;
 	}
 }

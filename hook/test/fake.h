@@ -28,6 +28,7 @@ struct fake {
 	struct nvs_page *page; /* writable */
 	int page_fd;
 	bool unsealed; /* the page that a client may not take */
+	bool memory;   /* a RESERVE is granted at once, and not shown to the test */
 };
 
 uint64_t test_now(void);

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs the tests that need the shim preloaded: preloaded.sh TESTS SHIM.
+# Runs the tests that need the shim preloaded: preloaded.sh TESTS SHIM DEBUG-SHIM.
 # Each must also leave standard error empty: the shim is silent by default.
 set -eu
-tests=$1 shim=$2
+tests=$1 shim=$2 debug_shim=$3
 export LD_LIBRARY_PATH="$tests"
 unset NVSHARE_DEBUG NVSHARE_SCHEDULER_LOSS
 dir=$(mktemp -d)
@@ -18,7 +18,17 @@ run() {
 }
 run "$tests/resolve_test"
 run "$tests/resolve_linked_test"
-for t in client recovery; do
+for c in $("$tests/reach_test"); do
+	run "$tests/reach_test" "$c"
+done >"$dir/reach"
+# Another library may be preloaded too, before us and after us.
+alone=$shim
+shim="$tests/libinterposer.so $alone"
+run "$tests/reach_linked_test" interposer_before_us
+shim="$alone $tests/libinterposer.so"
+run "$tests/reach_linked_test" interposer_after_us
+shim=$alone
+for t in client recovery process submit; do
 	n=0
 	# Most of them wait most of the time.
 	for c in $("$tests/${t}_test"); do
@@ -32,8 +42,18 @@ done
 [ ! -e "$dir/failed" ] || exit 1
 # And it speaks when it is asked to.
 NVSHARE_DEBUG=1 LD_PRELOAD=$shim "$tests/client_test" registers_what_it_proved 2>"$dir/debug"
-grep -q '^nvshare\[[0-9]*\]: interposed 2 entry points, 0 lead past the shim$' "$dir/debug" || {
+grep -q '^nvshare\[[0-9]*\]: interposed [1-9][0-9]* entry points, 0 lead past the shim$' "$dir/debug" || {
 	echo "NVSHARE_DEBUG=1 said:" >&2
 	cat "$dir/debug" >&2
 	exit 1
 }
+# Only a debug build stands between a program and the driver's hidden tables.
+stands=$(NVSHARE_DEBUG=1 LD_PRELOAD=$debug_shim "$tests/reach_test" export_tables 2>"$dir/tables")
+sed -i 's/^.*export table //' "$dir/tables"
+printf '%s-0000-0000-0000-000000000000: asked for %s times, result 0\n' \
+	6bd50000 1 6bd50000 2 a0940000 1 >"$dir/expected"
+if [ "$(cat "$dir/reach") $stands" != "libcuda.so.1 libnvshare.so" ] ||
+	! diff "$dir/expected" "$dir/tables" >&2; then
+	echo "export tables: release build $(cat "$dir/reach"), debug build $stands" >&2
+	exit 1
+fi

@@ -28,6 +28,52 @@ typedef void *get_fn(void);
 typedef int gpa_fn(const char *, void **, int, uint64_t);
 typedef int gpa2_fn(const char *, void **, int, uint64_t, void *);
 
+/* Statuses are the driver's, and so is the choice of the variant. */
+static void check_versions(void *h, gpa_fn *gpa, gpa2_fn *gpa2)
+{
+	static const struct {
+		int version;
+		uint64_t flags;
+		const char *export;
+		int result, status;
+	} batch[] = {
+		{ 11040, 0, NULL, 0, 2 },
+		{ 12000, 2, NULL, 0, 2 },
+		{ 12080, 0, "cuMemcpyBatchAsync", 0, 0 },
+		{ 12080, 1, "cuMemcpyBatchAsync", 0, 0 },
+		{ 12080, 2, "cuMemcpyBatchAsync_ptsz", 0, 0 },
+		{ 12090, 0, "cuMemcpyBatchAsync", 0, 0 },
+		{ 13000, 0, "cuMemcpyBatchAsync_v2", 0, 0 },
+		{ 13000, 1, "cuMemcpyBatchAsync_v2", 0, 0 },
+		{ 13000, 2, "cuMemcpyBatchAsync_v2_ptsz", 0, 0 },
+		{ 13000, 3, NULL, 1, 77 }, /* there is no such flag */
+		{ 13020, 0, NULL, 1, 77 }, /* nor such a version yet */
+	};
+	void *p, *nowhere = &p;
+	int status;
+
+	for (size_t i = 0; i < sizeof(batch) / sizeof(batch[0]); i++) {
+		status = 77;
+		p = nowhere;
+		CHECK(gpa2("cuMemcpyBatchAsync", &p, batch[i].version, batch[i].flags, &status) ==
+		      batch[i].result);
+		CHECK(status == batch[i].status);
+		if (batch[i].export) {
+			IN(p, SHIM);
+			CHECK(p == dlsym(h, batch[i].export));
+		} else {
+			CHECK(p == (batch[i].result ? nowhere : NULL));
+		}
+	}
+	CHECK(gpa2("cuLaunchKernelEx", &p, 12000, 0, &status) == 0 && !p && status == 1);
+	CHECK(gpa("cuLaunchKernelEx", &p, 12000, 0) == 500 && !p);
+	CHECK(gpa("cuMemcpyBatchAsync", &p, 12080, 2) == 0);
+	CHECK(p == dlsym(h, "cuMemcpyBatchAsync_ptsz"));
+	/* The resolver of the program's version, and through it the same. */
+	CHECK(gpa("cuGetProcAddress", &p, 11040, 0) == 0 && p == (void *)gpa);
+	CHECK(gpa2("cuGetProcAddress", &p, 11040, 0, NULL) == 0 && p == (void *)gpa);
+}
+
 static void check_driver(void *h)
 {
 	void *p, *thread;
@@ -65,7 +111,7 @@ static void check_driver(void *h)
 	CHECK(gpa2("cuGetProcAddress", &p, 12000, 0, NULL) == 0 && p == (void *)gpa2);
 	CHECK(gpa2("cuNotInTheTable", &p, 12000, 0, NULL) == 0);
 	IN(p, STUB);
-	CHECK(gpa2("cuLaunchKernelEx", &p, 12000, 0, &status) == 500 && !p && status == 1);
+	check_versions(h, gpa, gpa2);
 }
 
 int main(void)

@@ -8,11 +8,16 @@
 #include <stdint.h>
 
 #define STUB_GPUS 2
+#define STUB_PAGE 4096 /* struct stub has one of its own */
+
+/* At least so many of the functions below submit work. */
+#define STUB_SUBMITS 8
 
 struct stub {
 	int gpus;                              /* set before cuInit */
 	int init_result;                       /* what cuInit returns */
 	uint64_t work_ns;                      /* length of a launch on the "GPU" */
+	int queued;                            /* launches run one after the other, not all at once */
 	atomic_ulong stuck_until;              /* nothing ends before so many launches on GPU 0 */
 	atomic_int allowed[STUB_GPUS];         /* whether a launch is legal now */
 	_Atomic uint64_t busy_until[STUB_GPUS]; /* end of the work submitted */
@@ -22,6 +27,8 @@ struct stub {
 	atomic_ulong broken_captures;          /* context synchronised during a capture */
 	atomic_ulong recorded;                 /* launches into a capture */
 	atomic_ulong events;                   /* event records */
+	atomic_ulong per_thread;               /* launches by way of cuLaunchKernel_ptsz */
+	atomic_ulong destroyed;                /* contexts, and primary ones let go of */
 };
 
 /* Exported by the stub. */
@@ -32,6 +39,8 @@ int cuInit(unsigned flags);
 int cuDeviceGet(int *dev, int ordinal);
 int cuDriverGetVersion(int *version);
 int cuDevicePrimaryCtxReset_v2(int dev);
+int cuDevicePrimaryCtxRetain(void **ctx, int dev);
+int cuDevicePrimaryCtxRelease_v2(int dev);
 int cuCtxCreate_v2(void **ctx, unsigned flags, int dev);
 int cuCtxDestroy_v2(void *ctx);
 int cuCtxGetCurrent(void **ctx);
@@ -45,6 +54,28 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
 		   unsigned bz, unsigned shared, void *stream, void **params, void **extra);
 int cuLaunchKernel_ptsz(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
 			unsigned bz, unsigned shared, void *stream, void **params, void **extra);
+int cuMemcpyBatchAsync(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,
+		       size_t num, size_t *fail, void *stream);
+int cuMemcpyBatchAsync_ptsz(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,
+			    size_t num, size_t *fail, void *stream);
+int cuMemcpyBatchAsync_v2(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,
+			  size_t num, void *stream);
+int cuMemcpyBatchAsync_v2_ptsz(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,
+			       size_t num, void *stream);
+int cuGraphInstantiateWithParams(void **exec, void *graph, void *params);
+int cuGreenCtxCreate(void **green, void *desc, int dev, unsigned flags);
+int cuGreenCtxDestroy(void *green);
+int cuCtxFromGreenCtx(void **ctx, void *green);
+int cuGreenCtxStreamCreate(void **stream, void *green, unsigned flags, int priority);
+int cuGetExportTable(const void **table, const void *id);
+/* CUDA_LAUNCH_PARAMS */
+struct stub_launch {
+	void *function;
+	unsigned grid[3], block[3], shared;
+	void *stream;
+	void **params;
+};
+int cuLaunchCooperativeKernelMultiDevice(struct stub_launch *list, unsigned count, unsigned flags);
 int cuMemAlloc_v2(unsigned long long *p, size_t bytes);
 int cuMemFree_v2(unsigned long long p);
 int cuGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flags);

@@ -7,11 +7,21 @@
 
 #include "stub.h"
 
-static struct stub state = { .gpus = 1, .work_ns = 20000 };
+/* On a page of its own, so that a test can share it with other processes. */
+static _Alignas(STUB_PAGE) union {
+	struct stub stub;
+	char page[STUB_PAGE];
+} state_page = { .stub = { .gpus = 1, .work_ns = 20000 } };
+#define state state_page.stub
 
-struct context { int dev; };
+struct context {
+	int dev;
+	_Atomic uint64_t busy_until;
+	atomic_int waiting; /* threads in cuCtxSynchronize */
+};
 struct stream {
 	struct context *ctx;
+	int green; /* made by cuGreenCtxStreamCreate */
 	atomic_int capturing;
 	_Atomic uint64_t busy_until;
 };
@@ -20,6 +30,7 @@ static __thread struct context *stack[16];
 static __thread int top = -1;
 static atomic_int captures[STUB_GPUS];
 static struct context primary[STUB_GPUS];
+static atomic_int primary_users[STUB_GPUS];
 
 struct stub *stub_state(void)
 {
@@ -40,12 +51,17 @@ static int running(_Atomic uint64_t *t)
 	       atomic_load(&state.launches[0]) < atomic_load(&state.stuck_until);
 }
 
+static void nap(void)
+{
+	static const struct timespec t = { 0, 5000 };
+
+	nanosleep(&t, NULL);
+}
+
 static void wait_until(_Atomic uint64_t *t)
 {
-	static const struct timespec nap = { 0, 5000 };
-
 	while (running(t))
-		nanosleep(&nap, NULL);
+		nap();
 }
 
 static void extend(_Atomic uint64_t *t, uint64_t to)
@@ -79,7 +95,7 @@ int cuDeviceTotalMem_v2(size_t *bytes, int dev) { (void)dev; *bytes = 1u << 30; 
 
 int cuCtxCreate_v2(void **ctx, unsigned flags, int dev)
 {
-	struct context *c = malloc(sizeof(*c));
+	struct context *c = calloc(1, sizeof(*c));
 
 	(void)flags;
 	c->dev = dev;
@@ -89,9 +105,17 @@ int cuCtxCreate_v2(void **ctx, unsigned flags, int dev)
 }
 int cuCtxDestroy_v2(void *ctx)
 {
+	struct context *c = ctx;
+
+	while (now() < atomic_load(&c->busy_until)) /* as the driver does */
+		nap();
+	atomic_fetch_add(&state.destroyed, 1);
 	if (current() == ctx)
 		top--;
-	free(ctx);
+	if (atomic_load(&c->waiting) == 0) {
+		memset(c, 0xdb, sizeof(*c)); /* whoever still uses it fails */
+		free(c);
+	}
 	return 0;
 }
 int cuCtxGetCurrent(void **ctx) { *ctx = current(); return 0; }
@@ -121,23 +145,32 @@ int cuCtxSynchronize(void)
 	atomic_fetch_add(&state.syncs, 1);
 	if (atomic_load(&captures[dev]))
 		atomic_fetch_add(&state.broken_captures, 1);
-	wait_until(&state.busy_until[dev]);
+	atomic_fetch_add(&current()->waiting, 1);
+	wait_until(&current()->busy_until);
+	atomic_fetch_sub(&current()->waiting, 1);
 	return 0;
 }
-int cuDevicePrimaryCtxRetain(void **ctx, int dev);
 int cuDevicePrimaryCtxRetain(void **ctx, int dev)
 {
 	primary[dev].dev = dev;
+	atomic_fetch_add(&primary_users[dev], 1);
 	*ctx = &primary[dev];
 	return 0;
 }
 int cuDevicePrimaryCtxReset_v2(int dev) { (void)dev; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int dev)
+{
+	if (atomic_load(&primary_users[dev]) == 0)
+		return 201;
+	atomic_fetch_sub(&primary_users[dev], 1);
+	atomic_fetch_add(&state.destroyed, 1);
+	return 0;
+}
 int cuDevicePrimaryCtxGetState(int dev, unsigned *flags, int *active);
 int cuDevicePrimaryCtxGetState(int dev, unsigned *flags, int *active)
 {
-	(void)dev;
 	*flags = 0;
-	*active = 1;
+	*active = atomic_load(&primary_users[dev]) > 0;
 	return 0;
 }
 
@@ -154,6 +187,8 @@ int cuStreamDestroy_v2(void *stream) { free(stream); return 0; }
 int cuStreamGetCtx(void *stream, void **ctx);
 int cuStreamGetCtx(void *stream, void **ctx)
 {
+	if ((uintptr_t)stream > 2 && ((struct stream *)stream)->green)
+		return 801; /* _v2 would tell */
 	*ctx = (uintptr_t)stream <= 2 ? (void *)current() : (void *)((struct stream *)stream)->ctx;
 	return 0;
 }
@@ -238,7 +273,14 @@ static int launch(void *stream)
 	}
 	if (!atomic_load(&state.allowed[c->dev]))
 		atomic_fetch_add(&state.violations, 1);
+	if (state.queued) {
+		uint64_t before = atomic_load(&state.busy_until[c->dev]);
+
+		if (before > now())
+			end = before + state.work_ns;
+	}
 	extend(&state.busy_until[c->dev], end);
+	extend(&c->busy_until, end);
 	if (s)
 		extend(&s->busy_until, end);
 	atomic_fetch_add(&state.launches[c->dev], 1);
@@ -258,7 +300,83 @@ int cuLaunchKernel_ptsz(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned
 {
 	(void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared;
 	(void)params, (void)extra;
+	atomic_fetch_add(&state.per_thread, 1);
 	return launch(stream);
+}
+int cuLaunchCooperativeKernelMultiDevice(struct stub_launch *list, unsigned count, unsigned flags)
+{
+	int result = 0;
+
+	(void)flags;
+	for (unsigned i = 0; i < count && result == 0; i++)
+		result = launch(list[i].stream);
+	return result;
+}
+
+
+/* Whose parameters changed in CUDA 13. */
+int cuMemcpyBatchAsync(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,
+		       size_t num, size_t *fail, void *stream)
+{
+	(void)d, (void)s, (void)n, (void)count, (void)attrs, (void)idx, (void)num;
+	*fail = (size_t)-1;
+	return launch(stream);
+}
+int cuMemcpyBatchAsync_ptsz(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,
+			    size_t num, size_t *fail, void *stream)
+{
+	return cuMemcpyBatchAsync(d, s, n, count, attrs, idx, num, fail, stream);
+}
+int cuMemcpyBatchAsync_v2(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,
+			  size_t num, void *stream)
+{
+	(void)d, (void)s, (void)n, (void)count, (void)attrs, (void)idx, (void)num;
+	return launch(stream);
+}
+int cuMemcpyBatchAsync_v2_ptsz(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,
+			       size_t num, void *stream)
+{
+	return cuMemcpyBatchAsync_v2(d, s, n, count, attrs, idx, num, stream);
+}
+
+int cuGraphInstantiateWithParams(void **exec, void *graph, void *params)
+{
+	struct { uint64_t flags; void *stream; } *p = params;
+
+	*exec = graph;
+	return p->flags & 2 ? launch(p->stream) : 0;
+}
+
+/* A green context is its GPU's primary one here, and a stream of it knows no other. */
+int cuGreenCtxCreate(void **green, void *desc, int dev, unsigned flags)
+{
+	struct context *c = malloc(sizeof(*c));
+
+	(void)desc, (void)flags;
+	c->dev = dev;
+	*green = c;
+	return 0;
+}
+int cuGreenCtxDestroy(void *green) { free(green); return 0; }
+int cuCtxFromGreenCtx(void **ctx, void *green) { *ctx = green; return 0; }
+int cuGreenCtxStreamCreate(void **stream, void *green, unsigned flags, int priority)
+{
+	struct stream *s = calloc(1, sizeof(*s));
+
+	(void)flags, (void)priority;
+	s->ctx = green;
+	s->green = 1;
+	*stream = s;
+	return 0;
+}
+
+int cuGetExportTable(const void **table, const void *id)
+{
+	static const void *const none[2];
+
+	(void)id;
+	*table = none;
+	return 0;
 }
 
 int cuMemAlloc_v2(unsigned long long *p, size_t bytes)
@@ -268,28 +386,50 @@ int cuMemAlloc_v2(unsigned long long *p, size_t bytes)
 }
 int cuMemFree_v2(unsigned long long p) { free((void *)(uintptr_t)p); return 0; }
 
+/*
+ * Like a driver of CUDA 13.0: by the version that the program was made for, and
+ * what is not there is no error but a status.
+ */
 int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, void *status)
 {
-	static const struct { const char *name; void *legacy, *thread; } table[] = {
-		{ "cuLaunchKernel", (void *)cuLaunchKernel, (void *)cuLaunchKernel_ptsz },
-		{ "cuMemAlloc", (void *)cuMemAlloc_v2, (void *)cuMemAlloc_v2 },
-		{ "cuInit", (void *)cuInit, (void *)cuInit },
-		{ "cuGetProcAddress", (void *)cuGetProcAddress_v2, (void *)cuGetProcAddress_v2 },
-		{ "cuNotInTheTable", (void *)cuNotInTheTable, (void *)cuNotInTheTable },
+	static const struct { const char *name; int since; void *legacy, *thread; } table[] = {
+#define BOTH(name, since, f) { name, since, (void *)f, (void *)f##_ptsz }
+#define ONE(name, since, f) { name, since, (void *)f, (void *)f }
+		BOTH("cuLaunchKernel", 7000, cuLaunchKernel),
+		BOTH("cuMemcpyBatchAsync", 12080, cuMemcpyBatchAsync),
+		BOTH("cuMemcpyBatchAsync", 13000, cuMemcpyBatchAsync_v2),
+		ONE("cuMemAlloc", 3020, cuMemAlloc_v2),
+		ONE("cuInit", 2000, cuInit),
+		ONE("cuGetProcAddress", 11030, cuGetProcAddress),
+		ONE("cuGetProcAddress", 12000, cuGetProcAddress_v2),
+		ONE("cuGetExportTable", 3000, cuGetExportTable),
+		ONE("cuNotInTheTable", 1000, cuNotInTheTable),
 	};
+	int found = 1; /* CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND */
 
-	(void)version;
+	if (version > 13000 || flags > 2)
+		return 1;
 	*pfn = NULL;
-	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
-		if (strcmp(table[i].name, symbol) == 0)
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+		if (strcmp(table[i].name, symbol) != 0)
+			continue;
+		if (table[i].since <= version) {
 			*pfn = flags & 2 ? table[i].thread : table[i].legacy;
+			found = 0;
+		} else if (found) {
+			found = 2; /* CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT */
+		}
+	}
 	if (status)
-		*(int *)status = *pfn ? 0 : 1;
-	return *pfn ? 0 : 500;
+		*(int *)status = found;
+	return 0;
 }
 int cuGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flags)
 {
-	return cuGetProcAddress_v2(symbol, pfn, version, flags, NULL);
+	int status = 0;
+	int result = cuGetProcAddress_v2(symbol, pfn, version, flags, &status);
+
+	return result ? result : status ? 500 : 0;
 }
 int cuNotInTheTable(void) { return 42; }
 int cudnnCreate(void **handle) { *handle = NULL; return 43; }

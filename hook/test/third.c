@@ -42,3 +42,23 @@ void *third_next(const char *name)
 	KEEP_FRAME;
 	return p;
 }
+
+/* Names that begin like the driver's, of this and of other libraries. */
+#define OTHER(name) \
+	int name(void); \
+	int name(void) { return 43; }
+OTHER(cudnnCreate)
+OTHER(cublasCreate_v2)
+OTHER(cublasLtMatmul)
+OTHER(cusparseCreate)
+OTHER(cufftExecC2C)
+OTHER(curandGenerate)
+OTHER(cusolverDnCreate)
+OTHER(cutensorCreate)
+OTHER(cutensornetCreate)
+OTHER(cupti)
+OTHER(cudaLaunchKernel)
+OTHER(cuLaunchKernelOfMine)
+OTHER(cuMemcpyOfMine)
+OTHER(cuda)
+OTHER(cu)

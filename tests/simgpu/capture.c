@@ -16,6 +16,7 @@ struct sim_node {
 
 struct sim_graph {
 	struct obj o;
+	struct graph_memory memory;
 	struct sim_node *node;
 	int n, room;
 };
@@ -23,6 +24,7 @@ struct sim_graph {
 struct sim_graphexec {
 	struct obj o;
 	struct sim_graph *graph; /* own copy */
+	int uploaded; /* its memory is charged */
 };
 
 struct capture {
@@ -100,6 +102,80 @@ static void graph_free(struct sim_graph *g)
 	g->node = NULL;
 	g->n = g->room = 0;
 	obj_free(g);
+}
+
+/* ---- memory nodes ---- */
+
+CUresult capture_alloc(struct sim_stream *s, size_t bytes, CUdeviceptr *p)
+{
+	CUresult rc = capture_add(s, &(struct op){ .what = OP_NOTHING });
+
+	return rc ? rc : graph_memory_add(&s->capture->graph->memory, s->ctx->gpu, bytes, p);
+}
+
+static CUresult node_add(CUgraphNode *node, CUgraph graph, CUDA_MEM_ALLOC_NODE_PARAMS *alloc)
+{
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	if (!node || !obj_is(graph, M_GRAPH) ||
+	    (alloc && (alloc->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+		       dev_gpu(alloc->poolProps.location.id) < 0 || !alloc->bytesize)))
+		rc = CUDA_ERROR_INVALID_VALUE;
+	if (!rc && alloc)
+		rc = graph_memory_add(&graph->memory, dev_gpu(alloc->poolProps.location.id), alloc->bytesize,
+				      &alloc->dptr);
+	if (!rc) /* as a handle only good for being one */
+		*node = (CUgraphNode)(uintptr_t)(graph_add(graph, &(struct op){ .what = OP_NOTHING },
+							   &(struct deps){ NULL, 0 }) + 1);
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+/* Dependencies do not matter to what takes no time. */
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
+				CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+	(void)deps;
+	(void)n;
+	return params ? node_add(node, graph, params) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, CUdeviceptr p)
+{
+	(void)deps;
+	(void)n;
+	return p ? node_add(node, graph, NULL) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const void *edges, size_t n,
+			   CUgraphNodeParams *params)
+{
+	(void)edges;
+	if (!params)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch (params->type) {
+	case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return cuGraphAddMemAllocNode(node, graph, deps, n, &params->u.alloc);
+	case CU_GRAPH_NODE_TYPE_MEM_FREE:
+	case CU_GRAPH_NODE_TYPE_EMPTY: return node_add(node, graph, NULL);
+	}
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
+			CUgraphNodeParams *params)
+{
+	return cuGraphAddNode_v2(node, graph, deps, NULL, n, params);
+}
+
+static CUresult exec_upload(struct sim_graphexec *x)
+{
+	CUresult rc = x->uploaded ? CUDA_SUCCESS : graph_memory_use(&x->graph->memory);
+
+	x->uploaded |= !rc;
+	return rc;
 }
 
 /* ---- rules ---- */
@@ -461,6 +537,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
 			abort();
 		for (int i = 0; i < graph->n; i++)
 			graph_add(x->graph, &graph->node[i].op, &graph->node[i].deps);
+		x->graph->memory = graph->memory;
 		*exec = x;
 	}
 	pthread_mutex_unlock(&drv_mu);
@@ -498,6 +575,8 @@ CUresult cuGraphExecDestroy(CUgraphExec exec)
 		return rc;
 	pthread_mutex_lock(&drv_mu);
 	if (obj_is(exec, M_EXEC)) {
+		if (exec->uploaded)
+			graph_memory_drop(&exec->graph->memory);
 		graph_free(exec->graph);
 		obj_free(exec);
 	} else {
@@ -511,9 +590,14 @@ CUresult cuGraphUpload(CUgraphExec exec, CUstream h)
 {
 	struct op op = { .what = OP_NOTHING };
 
-	if (drv_enter() == CUDA_SUCCESS && !obj_is(exec, M_EXEC))
-		return CUDA_ERROR_INVALID_VALUE;
-	return submit(h, &op, NULL);
+	CUresult rc = CUDA_SUCCESS;
+
+	if (drv_enter() == CUDA_SUCCESS) {
+		pthread_mutex_lock(&drv_mu);
+		rc = obj_is(exec, M_EXEC) ? exec_upload(exec) : CUDA_ERROR_INVALID_VALUE;
+		pthread_mutex_unlock(&drv_mu);
+	}
+	return rc ? rc : submit(h, &op, NULL);
 }
 PTSZ(cuGraphUpload, (CUgraphExec x, CUstream s), (x, PT(s)))
 
@@ -538,6 +622,8 @@ static CUresult launch_into_capture(const struct sim_graph *g, struct sim_stream
 		deps_set(&d, NULL, 0);
 		deps_merge(&ends, &me);
 	}
+	for (int i = 0; i < SIM_MAX_GPUS; i++)
+		to->memory.bytes[i] += g->memory.bytes[i];
 	if (g->n)
 		deps_set(&s->deps, ends.node, ends.n);
 	deps_set(&ends, NULL, 0);
@@ -562,6 +648,9 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream h)
 			rc = launch_into_capture(exec->graph, s);
 		goto out;
 	}
+	rc = exec_upload(exec);
+	if (rc)
+		goto out;
 	g = exec->graph;
 	ends = calloc((size_t)g->n + 1, sizeof *ends);
 	if (!ends) {

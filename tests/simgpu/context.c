@@ -31,7 +31,7 @@ uint64_t thread_id(void)
 
 /* ---- objects ---- */
 
-#define OBJ_TYPES 9
+#define OBJ_TYPES (M_MAGICS - M_CTX)
 static struct obj *free_objs[OBJ_TYPES];
 
 void *obj_new(uint32_t magic, size_t size)
@@ -198,6 +198,7 @@ static void ctx_free(struct sim_ctx *c)
 	struct sim_stream *s, *next;
 
 	mem_release_all(c);
+	array_release_all(c);
 	for (s = c->per_thread; s; s = next) {
 		next = s->next;
 		obj_free(s);

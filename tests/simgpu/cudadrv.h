@@ -26,6 +26,7 @@ typedef struct sim_node *CUgraphNode;
 typedef struct sim_graphexec *CUgraphExec;
 typedef struct sim_pool *CUmemoryPool;
 typedef struct sim_array *CUarray;
+typedef struct sim_mipmap *CUmipmappedArray;
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef void (*CUhostFn)(void *userData);
 typedef void (*CUstreamCallback)(CUstream, CUresult, void *userData);
@@ -152,6 +153,58 @@ typedef struct {
 	unsigned char reserved[54];
 } CUmemPoolProps;
 
+_Static_assert(sizeof(CUmemPoolProps) == 88, "CUmemPoolProps");
+
+typedef struct {
+	CUmemPoolProps poolProps;
+	const CUmemAccessDesc *accessDescs;
+	size_t accessDescCount;
+	size_t bytesize;
+	CUdeviceptr dptr;
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+
+_Static_assert(sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "CUDA_MEM_ALLOC_NODE_PARAMS");
+
+enum { CU_GRAPH_NODE_TYPE_EMPTY = 5, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH_NODE_TYPE_MEM_FREE = 11 };
+
+typedef struct {
+	int type;
+	int reserved0[3];
+	union {
+		long long reserved1[29];
+		CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+		struct { CUdeviceptr dptr; } free;
+	} u;
+	long long reserved2;
+} CUgraphNodeParams;
+
+_Static_assert(sizeof(CUgraphNodeParams) == 256, "CUgraphNodeParams");
+
+enum {
+	CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
+	CU_GRAPH_MEM_ATTR_USED_MEM_HIGH,
+	CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
+	CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH,
+};
+
+typedef struct { size_t Width, Height; int Format; unsigned NumChannels; } CUDA_ARRAY_DESCRIPTOR;
+typedef struct {
+	size_t Width, Height, Depth;
+	int Format;
+	unsigned NumChannels, Flags;
+} CUDA_ARRAY3D_DESCRIPTOR;
+
+enum {
+	CU_AD_FORMAT_UNSIGNED_INT8 = 0x01,
+	CU_AD_FORMAT_HALF = 0x10,
+	CU_AD_FORMAT_FLOAT = 0x20,
+	CUDA_ARRAY3D_LAYERED = 0x01,
+	CUDA_ARRAY3D_SPARSE = 0x40,
+	CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80,
+};
+
+typedef struct { size_t size, alignment; unsigned reserved[4]; } CUDA_ARRAY_MEMORY_REQUIREMENTS;
+
 typedef struct {
 	size_t srcXInBytes, srcY;
 	int srcMemoryType;
@@ -276,6 +329,15 @@ CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRA
 CUresult cuGraphUpload(CUgraphExec exec, CUstream s);
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream s);
 CUresult cuGraphExecDestroy(CUgraphExec exec);
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
+				CUDA_MEM_ALLOC_NODE_PARAMS *params);
+CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, CUdeviceptr p);
+CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
+			CUgraphNodeParams *params);
+CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const void *edges, size_t n,
+			   CUgraphNodeParams *params);
+CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, int attribute, void *value);
+CUresult cuDeviceGraphMemTrim(CUdevice dev);
 
 /* memory */
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total);
@@ -312,11 +374,22 @@ CUresult cuMemAddressFree(CUdeviceptr p, size_t size);
 CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAllocationProp *prop,
 		     unsigned long long flags);
 CUresult cuMemRelease(CUmemGenericAllocationHandle h);
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h, void *p);
 CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocationHandle h,
 		  unsigned long long flags);
 CUresult cuMemUnmap(CUdeviceptr p, size_t size);
 CUresult cuMemSetAccess(CUdeviceptr p, size_t size, const CUmemAccessDesc *desc, size_t n);
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop, int option);
+
+/* arrays: memory without contents */
+CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *desc);
+CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *desc);
+CUresult cuArrayDestroy(CUarray array);
+CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *r, CUarray array, CUdevice dev);
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *desc, unsigned levels);
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray array);
+CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *r, CUmipmappedArray array,
+					       CUdevice dev);
 
 /* copies and memsets */
 CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t n);

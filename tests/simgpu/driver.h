@@ -22,6 +22,7 @@ extern pthread_mutex_t drv_mu;
 
 enum { /* magics */
 	M_CTX = 0x43545831, M_STREAM, M_EVENT, M_MODULE, M_FUNC, M_GRAPH, M_EXEC, M_POOL, M_PHYS,
+	M_HANDLE, M_ARRAY, M_MIPMAP, M_MAGICS
 };
 
 struct obj {
@@ -163,6 +164,20 @@ CUresult capture_event_refuse(const struct sim_event *e);
 void capture_record(struct sim_stream *s, struct sim_event *e);
 CUresult capture_wait(struct sim_stream *s, struct sim_event *e);
 void deps_set(struct deps *d, const int *node, int n);
+
+/* graphmem.c; drv_mu held unless said otherwise */
+struct graph_memory { /* allocations of a graph: bytes on each GPU */
+	uint64_t bytes[SIM_MAX_GPUS];
+};
+/* An address for a node; nothing is charged until the graph is launched. */
+CUresult graph_memory_add(struct graph_memory *m, int gpu, size_t bytes, CUdeviceptr *p);
+/* Before an executable graph's first launch: charges what the pool lacks. */
+CUresult graph_memory_use(const struct graph_memory *m);
+void graph_memory_drop(const struct graph_memory *m); /* it is destroyed */
+CUresult capture_alloc(struct sim_stream *s, size_t bytes, CUdeviceptr *p);
+
+/* array.c; drv_mu held */
+void array_release_all(struct sim_ctx *ctx);
 
 /* memory.c; takes drv_mu itself */
 int mem_valid(CUdeviceptr p, size_t n);       /* device-accessible range */

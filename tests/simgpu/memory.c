@@ -89,7 +89,7 @@ int mem_device(CUdeviceptr p, int *gpu)
 
 	pthread_mutex_lock(&drv_mu);
 	a = area_find(&live, (uintptr_t)p);
-	yes = a && (a->kind == DEVICE || a->kind == MAPPED || a->kind == MANAGED);
+	yes = a && (a->kind == DEVICE || a->kind == MAPPED || a->kind == MANAGED || a->kind == GRAPH);
 	if (yes)
 		*gpu = a->gpu;
 	pthread_mutex_unlock(&drv_mu);
@@ -140,6 +140,37 @@ CUresult mem_alloc(void **out, size_t bytes, enum area_kind kind, int unsafe)
 	return rc;
 }
 
+CUresult mem_alloc_pooled(CUdeviceptr *out, size_t bytes, int gpu)
+{
+	uint64_t charge = (bytes + ALLOC_ROUND - 1) / ALLOC_ROUND * ALLOC_ROUND;
+	struct area a = { .size = bytes, .kind = DEVICE, .gpu = gpu };
+	CUresult rc = CUDA_SUCCESS;
+
+	if (!bytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (charge < bytes)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	pthread_mutex_lock(&drv_mu);
+	if (gpu >= 0 && sim_charge(gpu, charge)) {
+		rc = CUDA_ERROR_OUT_OF_MEMORY;
+	} else {
+		if (gpu < 0)
+			a.kind = PINNED;
+		a.base = (uintptr_t)host_pages(bytes);
+		if (!a.base || area_add(&live, a)) {
+			if (a.base)
+				munmap((void *)a.base, bytes);
+			if (gpu >= 0)
+				sim_uncharge(gpu, charge);
+			rc = CUDA_ERROR_OUT_OF_MEMORY;
+		} else {
+			*out = a.base;
+		}
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
 static void area_release(struct area *a)
 {
 	if (a->kind == DEVICE)
@@ -168,7 +199,7 @@ CUresult mem_release(uintptr_t p, enum area_kind k1, enum area_kind k2, int wait
 	a = area_find(&live, p);
 	if (!a || a->base != p || (a->kind != k1 && a->kind != k2))
 		rc = CUDA_ERROR_INVALID_VALUE;
-	else if (wait && !(rc = capture_guard_unsafe()))
+	else if (wait && !(rc = capture_guard_unsafe()) && a->ctx)
 		all = a->ctx->all;
 	pthread_mutex_unlock(&drv_mu);
 	if (rc)

@@ -7,21 +7,29 @@
 
 #include <sys/types.h>
 
-enum area_kind { DEVICE, MANAGED, PINNED, REGISTERED, MAPPED };
+enum area_kind { DEVICE, MANAGED, PINNED, REGISTERED, MAPPED, GRAPH };
 
 struct phys { /* cuMemCreate */
 	struct obj o;
-	int gpu;
+	int gpu; /* -1: host memory */
 	size_t size;
 	off_t offset; /* in vram_fd */
-	int maps, released;
+	int maps;
+	struct handle *handle; /* NULL: all references were released */
+};
+
+/* What a handle's value points to; may be used again while the memory is mapped. */
+struct handle {
+	struct obj o;
+	struct phys *phys;
+	int refs;
 };
 
 struct area {
 	uintptr_t base;
 	size_t size;
 	enum area_kind kind;
-	struct sim_ctx *ctx; /* NULL for MAPPED */
+	struct sim_ctx *ctx; /* NULL: outlives contexts (VMM, pools, graphs) */
 	int gpu;
 	int access; /* MAPPED: cuMemSetAccess was called */
 	struct phys *phys;
@@ -40,6 +48,8 @@ struct area *area_find(struct areas *v, uintptr_t p); /* the one p is in, or NUL
 int area_add(struct areas *v, struct area a); /* -1: out of memory */
 void area_del(struct areas *v, struct area *a);
 
+/* Device memory that belongs to no context; takes drv_mu. */
+CUresult mem_alloc_pooled(CUdeviceptr *out, size_t bytes, int gpu);
 /* Takes drv_mu. unsafe: not allowed during a capture (capture_guard_unsafe). */
 CUresult mem_alloc(void **out, size_t bytes, enum area_kind kind, int unsafe);
 /*

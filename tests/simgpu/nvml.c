@@ -359,11 +359,111 @@ API nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned *n, nvmlProces
 	return rc;
 }
 
-API nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *n, nvmlProcessInfo_t *out)
+/* No process uses a GPU for graphics or through MPS. */
+#define NO_PROCESSES(name, type)                                 \
+	API name(nvmlDevice_t d, unsigned *n, type *out)         \
+	{                                                        \
+		(void)out;                                       \
+		NEED(valid(d) && n);                             \
+		*n = 0;                                          \
+		return SUCCESS;                                  \
+	}
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_t)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_t)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
+
+typedef struct {
+	unsigned version, mode, numProcArrayEntries;
+	struct {
+		unsigned pid;
+		unsigned long long usedGpuMemory;
+		unsigned gpuInstanceId, computeInstanceId;
+		unsigned long long usedGpuCcProtectedMemory;
+	} *procArray;
+} nvmlProcessDetailList_t;
+
+API nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t d, nvmlProcessDetailList_t *list)
 {
-	(void)out;
+	nvmlProcessInfo_t all[64];
+	unsigned n = 64, room;
+
+	NEED(valid(d) && list);
+	if (nvmlDeviceGetComputeRunningProcesses_v3(d, &n, all) == INSUFFICIENT_SIZE || list->mode)
+		n = 0; /* mode 0: compute; more than 64 are not simulated */
+	room = list->procArray ? list->numProcArrayEntries : 0;
+	list->numProcArrayEntries = n;
+	if (n > room)
+		return INSUFFICIENT_SIZE;
+	for (unsigned i = 0; i < n; i++) {
+		list->procArray[i].pid = all[i].pid;
+		list->procArray[i].usedGpuMemory = all[i].usedGpuMemory;
+		list->procArray[i].gpuInstanceId = list->procArray[i].computeInstanceId = ~0u;
+		list->procArray[i].usedGpuCcProtectedMemory = 0;
+	}
+	return SUCCESS;
+}
+
+typedef struct {
+	unsigned pid;
+	unsigned long long timeStamp;
+	unsigned smUtil, memUtil, encUtil, decUtil;
+} nvmlProcessUtilizationSample_t;
+
+/* Everybody is at 100 while the GPU is busy; older samples are not kept. */
+API nvmlDeviceGetProcessUtilization(nvmlDevice_t d, nvmlProcessUtilizationSample_t *out, unsigned *n,
+				    unsigned long long since)
+{
+	nvmlProcessInfo_t all[64];
+	unsigned found = 64, room;
+
+	(void)since;
 	NEED(valid(d) && n);
-	*n = 0;
+	if (nvmlDeviceGetComputeRunningProcesses_v3(d, &found, all) == INSUFFICIENT_SIZE)
+		found = 64;
+	if (!sim_busy(d->gpu) || !found)
+		return NOT_FOUND;
+	room = out ? *n : 0;
+	*n = found;
+	if (found > room)
+		return INSUFFICIENT_SIZE;
+	for (unsigned i = 0; i < found; i++)
+		out[i] = (nvmlProcessUtilizationSample_t){ .pid = all[i].pid, .timeStamp = sim_now() / 1000,
+							   .smUtil = 100 };
+	return SUCCESS;
+}
+
+typedef struct {
+	unsigned version, processSamplesCount;
+	unsigned long long lastSeenTimeStamp;
+	struct {
+		unsigned long long timeStamp;
+		unsigned pid, smUtil, memUtil, encUtil, decUtil, jpgUtil, ofaUtil;
+	} *procUtilArray;
+} nvmlProcessesUtilizationInfo_t;
+
+API nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t d, nvmlProcessesUtilizationInfo_t *u)
+{
+	nvmlProcessUtilizationSample_t all[64];
+	unsigned n = 64, room;
+	nvmlReturn_t rc;
+
+	NEED(valid(d) && u);
+	rc = nvmlDeviceGetProcessUtilization(d, all, &n, u->lastSeenTimeStamp);
+	if (rc)
+		return rc;
+	room = u->procUtilArray ? u->processSamplesCount : 0;
+	u->processSamplesCount = n;
+	if (n > room)
+		return INSUFFICIENT_SIZE;
+	for (unsigned i = 0; i < n; i++) {
+		memset(&u->procUtilArray[i], 0, sizeof u->procUtilArray[i]);
+		u->procUtilArray[i].timeStamp = all[i].timeStamp;
+		u->procUtilArray[i].pid = all[i].pid;
+		u->procUtilArray[i].smUtil = all[i].smUtil;
+	}
 	return SUCCESS;
 }
 

@@ -9,36 +9,44 @@
 
 struct sim_pool {
 	struct obj o;
-	CUdevice dev;
+	CUdevice dev; /* -1: host memory */
 	int is_default;
 	uint64_t attribute[16];
 };
 static struct sim_pool *default_pool[SIM_MAX_GPUS], *current_pool[SIM_MAX_GPUS];
 
-CUresult cuMemAllocAsync(CUdeviceptr *p, size_t bytes, CUstream h)
+/* pool NULL: the current one of the stream's device. */
+static CUresult alloc_async(CUdeviceptr *p, size_t bytes, struct sim_pool *pool, CUstream h)
 {
 	struct sim_stream *s;
-	void *host = NULL;
 	CUresult rc = drv_enter();
+	int gpu = -1, capturing = 0;
 
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&drv_mu);
-	rc = p ? stream_find(h, &s) : CUDA_ERROR_INVALID_VALUE;
+	rc = p && bytes ? stream_find(h, &s) : CUDA_ERROR_INVALID_VALUE;
 	if (!rc && s->is_legacy)
 		rc = capture_guard_legacy(s->ctx);
+	if (!rc) {
+		gpu = !pool ? s->ctx->gpu : pool->dev < 0 ? -1 : dev_gpu(pool->dev);
+		capturing = s->capture != NULL;
+		if (capturing)
+			rc = capture_alloc(s, bytes, p);
+	}
 	pthread_mutex_unlock(&drv_mu);
-	if (!rc)
-		rc = mem_alloc(&host, bytes, DEVICE, 0);
-	if (!rc)
-		*p = (uintptr_t)host;
-	return rc;
+	return rc || capturing ? rc : mem_alloc_pooled(p, bytes, gpu);
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *p, size_t bytes, CUstream h)
+{
+	return alloc_async(p, bytes, NULL, h);
 }
 PTSZ(cuMemAllocAsync, (CUdeviceptr *p, size_t n, CUstream s), (p, n, PT(s)))
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream s)
 {
-	return obj_is(pool, M_POOL) ? cuMemAllocAsync(p, bytes, s) : CUDA_ERROR_INVALID_VALUE;
+	return obj_is(pool, M_POOL) ? alloc_async(p, bytes, pool, s) : CUDA_ERROR_INVALID_VALUE;
 }
 PTSZ(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s), (p, n, pool, PT(s)))
 
@@ -53,12 +61,13 @@ CUresult cuMemFreeAsync(CUdeviceptr p, CUstream h)
 	rc = stream_find(h, &s);
 	if (!rc && s->is_legacy)
 		rc = capture_guard_legacy(s->ctx);
-	if (!rc && s->capture) { /* a graph's own memory lives until the process ends */
+	if (!rc && s->capture) { /* a node that frees; a graph's addresses are kept */
+		rc = capture_add(s, &(struct op){ .what = OP_NOTHING });
 		pthread_mutex_unlock(&drv_mu);
-		return CUDA_SUCCESS;
+		return rc;
 	}
 	pthread_mutex_unlock(&drv_mu);
-	return rc ? rc : mem_release((uintptr_t)p, DEVICE, DEVICE, 0);
+	return rc ? rc : mem_release((uintptr_t)p, DEVICE, PINNED, 0);
 }
 PTSZ(cuMemFreeAsync, (CUdeviceptr p, CUstream s), (p, PT(s)))
 
@@ -91,7 +100,7 @@ CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 
 CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 {
-	if (dev_gpu(dev) < 0 || !obj_is(pool, M_POOL))
+	if (dev_gpu(dev) < 0 || !obj_is(pool, M_POOL) || pool->dev != dev)
 		return CUDA_ERROR_INVALID_VALUE;
 	current_pool[dev] = pool;
 	return CUDA_SUCCESS;
@@ -103,12 +112,12 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 
 	if (rc)
 		return rc;
-	if (!pool || !props || dev_gpu(props->location.id) < 0)
+	if (!pool || !props || (props->location.type == CU_MEM_LOCATION_TYPE_DEVICE && dev_gpu(props->location.id) < 0))
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&drv_mu);
 	*pool = obj_new(M_POOL, sizeof **pool);
 	if (*pool)
-		(*pool)->dev = props->location.id;
+		(*pool)->dev = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? props->location.id : -1;
 	pthread_mutex_unlock(&drv_mu);
 	return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -118,7 +127,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 	if (!obj_is(pool, M_POOL) || pool->is_default)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&drv_mu);
-	if (current_pool[pool->dev] == pool)
+	if (pool->dev >= 0 && current_pool[pool->dev] == pool)
 		current_pool[pool->dev] = NULL;
 	obj_free(pool);
 	pthread_mutex_unlock(&drv_mu);

@@ -81,6 +81,17 @@ CUresult cuMemAddressFree(CUdeviceptr p, size_t size)
 	return rc;
 }
 
+static struct handle *handle_new(struct phys *ph)
+{
+	struct handle *h = obj_new(M_HANDLE, sizeof *h);
+
+	if (h) {
+		h->phys = ph;
+		h->refs = 1;
+	}
+	return h;
+}
+
 CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAllocationProp *prop,
 		     unsigned long long flags)
 {
@@ -93,17 +104,23 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAl
 	if (!h || !prop || flags || !ALIGNED(size) || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
 		return CUDA_ERROR_INVALID_VALUE;
 	gpu = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? dev_gpu(prop->location.id) : -1;
-	if (gpu < 0)
-		return CUDA_ERROR_INVALID_DEVICE;
+	if (gpu < 0 && (prop->location.type <= CU_MEM_LOCATION_TYPE_DEVICE || prop->location.type > 4))
+		return CUDA_ERROR_INVALID_DEVICE; /* 2, 3, 4: host memory */
 	if (prop->requestedHandleTypes)
 		return CUDA_ERROR_NOT_SUPPORTED; /* nothing can be exported */
 	pthread_mutex_lock(&drv_mu);
 	if (vram_fd < 0)
 		vram_fd = memfd_create("simgpu-vram", MFD_CLOEXEC);
 	ph = obj_new(M_PHYS, sizeof *ph);
-	if (vram_fd < 0 || !ph || sim_charge(gpu, size)) {
-		if (ph)
+	if (ph && !(ph->handle = handle_new(ph))) {
+		obj_free(ph);
+		ph = NULL;
+	}
+	if (vram_fd < 0 || !ph || (gpu >= 0 && sim_charge(gpu, size))) {
+		if (ph) {
+			obj_free(ph->handle);
 			obj_free(ph);
+		}
 		rc = CUDA_ERROR_OUT_OF_MEMORY;
 	} else {
 		ph->gpu = gpu;
@@ -111,11 +128,13 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAl
 		ph->offset = vram_next;
 		vram_next += (off_t)size;
 		if (ftruncate(vram_fd, vram_next)) {
-			sim_uncharge(gpu, size);
+			if (gpu >= 0)
+				sim_uncharge(gpu, size);
+			obj_free(ph->handle);
 			obj_free(ph);
 			rc = CUDA_ERROR_OUT_OF_MEMORY;
 		} else {
-			*h = (uintptr_t)ph;
+			*h = (uintptr_t)ph->handle;
 		}
 	}
 	pthread_mutex_unlock(&drv_mu);
@@ -124,34 +143,63 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAl
 
 static void phys_drop(struct phys *ph)
 {
-	if (ph->maps || !ph->released)
+	if (ph->maps || ph->handle)
 		return;
 	(void)!fallocate(vram_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, ph->offset, (off_t)ph->size);
-	sim_uncharge(ph->gpu, ph->size);
+	if (ph->gpu >= 0)
+		sim_uncharge(ph->gpu, ph->size);
 	obj_free(ph);
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle h)
 {
-	struct phys *ph = (struct phys *)(uintptr_t)h;
+	struct handle *handle = (struct handle *)(uintptr_t)h;
 	CUresult rc = drv_enter();
 
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&drv_mu);
-	if (obj_is(ph, M_PHYS) && !ph->released) {
-		ph->released = 1;
-		phys_drop(ph);
-	} else {
+	if (!obj_is(handle, M_HANDLE)) {
 		rc = CUDA_ERROR_INVALID_VALUE;
+	} else if (--handle->refs == 0) {
+		struct phys *ph = handle->phys;
+
+		ph->handle = NULL;
+		obj_free(handle);
+		phys_drop(ph);
 	}
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h, void *p)
+{
+	CUresult rc = drv_enter();
+	struct area *a;
+
+	if (rc)
+		return rc;
+	if (!h)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&drv_mu);
+	a = area_find(&live, (uintptr_t)p);
+	if (!a || a->kind != MAPPED) {
+		rc = CUDA_ERROR_INVALID_VALUE;
+	} else if (a->phys->handle) {
+		a->phys->handle->refs++;
+	} else if (!(a->phys->handle = handle_new(a->phys))) {
+		rc = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	if (!rc)
+		*h = (uintptr_t)a->phys->handle;
 	pthread_mutex_unlock(&drv_mu);
 	return rc;
 }
 
 CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocationHandle h, unsigned long long flags)
 {
-	struct phys *ph = (struct phys *)(uintptr_t)h;
+	struct handle *handle = (struct handle *)(uintptr_t)h;
+	struct phys *ph = NULL;
 	CUresult rc = drv_enter();
 	struct area *r;
 	int next;
@@ -161,7 +209,9 @@ CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocat
 	pthread_mutex_lock(&drv_mu);
 	r = area_find(&reserved, (uintptr_t)p);
 	next = area_at(&live, (uintptr_t)p);
-	if (!obj_is(ph, M_PHYS) || flags || offset || size != ph->size || p % VMM_GRANULE || !r ||
+	if (obj_is(handle, M_HANDLE))
+		ph = handle->phys;
+	if (!ph || flags || offset || size != ph->size || p % VMM_GRANULE || !r ||
 	    (uintptr_t)p + size > r->base + r->size || area_find(&live, (uintptr_t)p) ||
 	    (next < live.n && live.a[next].base < (uintptr_t)p + size)) {
 		rc = CUDA_ERROR_INVALID_VALUE;

@@ -116,7 +116,24 @@ static void vmm_maps_memory_at_a_fixed_address(void)
 	CU(cuMemUnmap(va, 2 * granule));
 	CHECK(free_bytes() == 64 * MIB - granule);
 	CU(cuMemRelease(h[1]));
+	EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemRelease(h[1]));
 	CHECK(free_bytes() == 64 * MIB);
+	/* a mapping gives the handle back; each reference is one more to release */
+	CU(cuMemCreate(&h[0], granule, &prop, 0));
+	CU(cuMemMap(va, granule, 0, h[0], 0));
+	CU(cuMemRetainAllocationHandle(&h[1], (void *)(uintptr_t)(va + 5)));
+	CHECK(h[1] == h[0]);
+	CU(cuMemRelease(h[0]));
+	CU(cuMemUnmap(va, granule));
+	CHECK(free_bytes() == 64 * MIB - granule);
+	CU(cuMemRelease(h[0]));
+	CHECK(free_bytes() == 64 * MIB);
+	EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemRetainAllocationHandle(&h[1], (void *)(uintptr_t)va));
+	prop.location.type = 2; /* host */
+	CU(cuMemCreate(&h[0], granule, &prop, 0));
+	CHECK(free_bytes() == 64 * MIB);
+	CU(cuMemRelease(h[0]));
+	prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 	EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuMemCreate(&h[0], 66 * MIB, &prop, 0));
 	CU(cuMemAddressFree(va, 2 * granule));
 }
@@ -140,6 +157,126 @@ static void pools_and_contexts_give_memory_back(void)
 	CHECK(free_bytes() == 64 * MIB);
 }
 
+static void pools_lie_where_they_were_made(void)
+{
+	CUmemPoolProps props = { .allocType = 1, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 1 } };
+	CUmemoryPool there, host;
+	CUcontext ctx, other;
+	CUdeviceptr p, q;
+	CUstream s;
+
+	CU(cuMemPoolCreate(&there, &props));
+	props.location.type = 2;
+	CU(cuMemPoolCreate(&host, &props));
+	CU(cuMemAllocFromPoolAsync(&p, 8 * MIB, there, NULL));
+	CU(cuMemAllocFromPoolAsync(&q, 8 * MIB, host, NULL));
+	CHECK(free_bytes() == 64 * MIB);
+	CU(cuCtxGetCurrent(&ctx));
+	CU(cuCtxCreate_v2(&other, 0, 1));
+	CHECK(free_bytes() == 56 * MIB);
+	/* the stream's GPU, not the current one; and no context's */
+	CU(cuStreamCreate(&s, 0));
+	CU(cuCtxSetCurrent(ctx));
+	CU(cuMemFreeAsync(q, NULL));
+	CU(cuMemAllocAsync(&q, 4 * MIB, s));
+	CHECK(free_bytes() == 64 * MIB);
+	CU(cuStreamDestroy_v2(s));
+	CU(cuCtxDestroy_v2(other));
+	CU(cuCtxCreate_v2(&other, 0, 1));
+	CHECK(free_bytes() == 52 * MIB);
+	CU(cuMemFree_v2(p));
+	CU(cuMemFree_v2(q));
+	CHECK(free_bytes() == 64 * MIB);
+	CU(cuCtxDestroy_v2(other));
+	CU(cuCtxSetCurrent(ctx));
+	CU(cuMemPoolDestroy(there));
+	CU(cuMemPoolDestroy(host));
+}
+
+static void arrays_take_memory(void)
+{
+	CUDA_ARRAY3D_DESCRIPTOR d = { 1024, 1024, 0, CU_AD_FORMAT_FLOAT, 1, 0 };
+	CUDA_ARRAY_MEMORY_REQUIREMENTS r;
+	CUmipmappedArray m;
+	CUcontext ctx, other;
+	CUarray a, b;
+
+	CU(cuArray3DCreate_v2(&a, &d));
+	CHECK(free_bytes() == 60 * MIB);
+	EXPECT(CUDA_ERROR_INVALID_VALUE, cuArrayGetMemoryRequirements(&r, a, 0));
+	d.Flags = CUDA_ARRAY3D_DEFERRED_MAPPING;
+	CU(cuArray3DCreate_v2(&b, &d));
+	CHECK(free_bytes() == 60 * MIB);
+	CU(cuArrayGetMemoryRequirements(&r, b, 0));
+	CHECK(r.size == 4 * MIB);
+	CU(cuArrayDestroy(a));
+	CU(cuArrayDestroy(b));
+	EXPECT(CUDA_ERROR_INVALID_HANDLE, cuArrayDestroy(b));
+	d.Flags = 0;
+	CU(cuMipmappedArrayCreate(&m, &d, 2));
+	CHECK(free_bytes() == 59 * MIB);
+	CU(cuMipmappedArrayDestroy(m));
+	d.Height = 1 << 20;
+	EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuArray3DCreate_v2(&a, &d));
+	d.Height = 1024;
+	CU(cuCtxGetCurrent(&ctx));
+	CU(cuCtxCreate_v2(&other, 0, 0));
+	CU(cuArray3DCreate_v2(&a, &d));
+	CU(cuCtxDestroy_v2(other));
+	CU(cuCtxSetCurrent(ctx));
+	CHECK(free_bytes() == 64 * MIB);
+}
+
+static uint64_t graph_memory(int attribute)
+{
+	uint64_t bytes = 0;
+
+	CU(cuDeviceGetGraphMemAttribute(0, attribute, &bytes));
+	return bytes;
+}
+
+static void graphs_take_memory_when_they_run(void)
+{
+	CUgraphNodeParams p = { .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC };
+	CUdeviceptr a;
+	CUgraphExec x, y;
+	CUgraphNode node;
+	CUgraph g;
+	CUstream s;
+
+	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+	CU(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	CU(cuMemAllocAsync(&a, 8 * MIB, s));
+	CU(cuMemsetD8Async(a, 1, MIB, s));
+	CU(cuMemFreeAsync(a, s));
+	CU(cuStreamEndCapture(s, &g));
+	CU(cuGraphInstantiateWithFlags(&x, g, 0));
+	CHECK(free_bytes() == 64 * MIB && graph_memory(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) == 0);
+	CU(cuGraphLaunch(x, s));
+	CU(cuGraphLaunch(x, s));
+	CHECK(free_bytes() == 56 * MIB && graph_memory(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) == 8 * MIB);
+	CU(cuGraphDestroy(g));
+	/* an explicit node; a graph that is gone leaves its memory to the next */
+	CU(cuGraphCreate(&g, 0));
+	p.u.alloc.poolProps.location = (CUmemLocation){ CU_MEM_LOCATION_TYPE_DEVICE, 0 };
+	p.u.alloc.poolProps.allocType = 1;
+	p.u.alloc.bytesize = 6 * MIB;
+	CU(cuGraphAddNode_v2(&node, g, NULL, NULL, 0, &p));
+	CHECK(p.u.alloc.dptr);
+	CU(cuGraphInstantiateWithFlags(&y, g, 0));
+	CU(cuStreamSynchronize(s));
+	CU(cuGraphExecDestroy(x));
+	CU(cuGraphUpload(y, s));
+	CHECK(free_bytes() == 56 * MIB && graph_memory(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT) == 6 * MIB);
+	CU(cuDeviceGraphMemTrim(0));
+	CHECK(free_bytes() == 58 * MIB);
+	CU(cuGraphExecDestroy(y));
+	CU(cuDeviceGraphMemTrim(0));
+	CHECK(free_bytes() == 64 * MIB && graph_memory(CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) == 8 * MIB);
+	CU(cuGraphDestroy(g));
+	CU(cuStreamDestroy_v2(s));
+}
+
 int main(void)
 {
 	gpu_open(0);
@@ -147,5 +284,8 @@ int main(void)
 	copies_move_bytes();
 	vmm_maps_memory_at_a_fixed_address();
 	pools_and_contexts_give_memory_back();
+	pools_lie_where_they_were_made();
+	arrays_take_memory();
+	graphs_take_memory_when_they_run();
 	return 0;
 }

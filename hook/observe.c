@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "observe.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "client.h"
+#include "glibc.h"
+#include "glibc.h"
+#include "wire_io.h"
+#include "wrap.h"
+
+#define WAIT_NS  200000000ull
+#define FRESH_NS 100000000ull
+#define GPUS     16
+
+static struct answer {
+	uint8_t uuid[NVS_UUID_SIZE];
+	uint64_t at_ns; /* 0: none */
+	bool known;
+	struct nvs_limits limits;
+} answers[GPUS];
+
+static pthread_mutex_t answers_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool wait_readable(int fd, uint64_t until)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+
+	for (;;) {
+		uint64_t now = nvs_now(), left = until > now ? until - now : 0;
+		struct timespec t = { 0, (long)left };
+		int n = ppoll(&p, 1, &t, NULL);
+
+		if (n > 0)
+			return true;
+		if (n == 0 || errno != EINTR)
+			return false;
+	}
+}
+
+/* The next frame of a type, within the time; *passed as nvs_receive_frame. */
+static bool expect(int fd, uint8_t type, uint64_t until, struct nvs_frame *f, int *passed)
+{
+	int n;
+
+	while ((n = nvs_receive_frame(fd, f, passed)) == 0)
+		if (!wait_readable(fd, until))
+			return false;
+	return n > 0 && f->version == NVS_WIRE_VERSION && f->type == type;
+}
+
+/* A page that may vanish is not mapped for a single look. */
+static bool read_page(int page, struct nvs_slot *slot)
+{
+	for (int i = 0; i < 1000; i++) {
+		uint32_t after;
+
+		if (syscall(SYS_pread64, page, slot, sizeof(*slot),
+			    offsetof(struct nvs_page, slot)) != sizeof(*slot) ||
+		    syscall(SYS_pread64, page, &after, sizeof(after),
+			    offsetof(struct nvs_page, slot) + offsetof(struct nvs_slot, limit_seq)) !=
+			    sizeof(after))
+			return false;
+		if (!(after & 1) && after == slot->limit_seq)
+			return true;
+	}
+	return false;
+}
+
+static bool query(const uint8_t *uuid, struct nvs_limits *out)
+{
+	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_REGISTER };
+	uint64_t until = nvs_now() + WAIT_NS;
+	int page = -1, error, none = -1, fd;
+	struct nvs_slot slot;
+	bool ok;
+
+	if (!nvs_active())
+		nvs_connect_init();
+	fd = nvs_connect(&error);
+	if (fd < 0)
+		return false;
+	f.u.reg.min_version = NVS_WIRE_VERSION;
+	f.u.reg.channels = 1;
+	f.u.reg.shim_version = NVS_SHIM_VERSION;
+	ok = nvs_send_frame(fd, &f, false) && expect(fd, NVS_WELCOME, until, &f, &page) && page >= 0;
+	if (ok) {
+		f = (struct nvs_frame){ .version = NVS_WIRE_VERSION, .type = NVS_ATTACH,
+					.code = NVS_ATTACH_OBSERVE };
+		memcpy(f.u.attach.uuid, uuid, NVS_UUID_SIZE);
+		ok = nvs_send_frame(fd, &f, false) &&
+		     expect(fd, NVS_ATTACHED, until, &f, &none) && f.code == NVS_OK &&
+		     read_page(page, &slot);
+	}
+	if (ok)
+		*out = (struct nvs_limits){ slot.mem_limit, slot.mem_used };
+	if (none >= 0)
+		close(none);
+	if (page >= 0)
+		close(page);
+	close(fd);
+	return ok;
+}
+
+bool nvs_observe(const uint8_t *uuid, struct nvs_limits *out)
+{
+	struct answer *a = &answers[0];
+	uint64_t now = nvs_now();
+	int cancel;
+	bool known;
+
+	/* One asks, the others wait for what it hears: bounded by its time. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	pthread_mutex_lock(&answers_lock);
+	for (unsigned i = 0; i < GPUS; i++) {
+		if (answers[i].at_ns && memcmp(answers[i].uuid, uuid, NVS_UUID_SIZE) == 0) {
+			a = &answers[i];
+			break;
+		}
+		if (answers[i].at_ns < a->at_ns)
+			a = &answers[i];
+	}
+	if (!a->at_ns || memcmp(a->uuid, uuid, NVS_UUID_SIZE) != 0 || now - a->at_ns >= FRESH_NS) {
+		memcpy(a->uuid, uuid, NVS_UUID_SIZE);
+		a->known = query(uuid, &a->limits);
+		a->at_ns = nvs_now();
+	}
+	known = a->known;
+	*out = a->limits;
+	pthread_mutex_unlock(&answers_lock);
+	pthread_setcancelstate(cancel, NULL);
+	return known;
+}
+
+bool nvs_scheduler_exists(void)
+{
+	int saved = errno;
+	bool yes;
+
+	if (!nvs_active())
+		nvs_connect_init();
+	yes = syscall(SYS_faccessat, AT_FDCWD, nvs_socket_path(), F_OK) == 0;
+	errno = saved;
+	return yes;
+}
+
+void nvs_observe_fork_child(void)
+{
+	static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	answers_lock = fresh;
+	memset(answers, 0, sizeof(answers));
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+/* observe.h: limits of a GPU for a process that does not use it. */
+#ifndef NVSHARE_OBSERVE_H
+#define NVSHARE_OBSERVE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "reserve.h"
+
+/*
+ * Asks the scheduler about a GPU over a connection of its own, 200 ms at most;
+ * what it said holds for 100 ms. No thread, descriptor or mapping is left.
+ * Returns false if there is no scheduler, or it does not know the GPU.
+ */
+bool nvs_observe(const uint8_t *uuid, struct nvs_limits *out);
+
+/* Whether there is a scheduler's socket. */
+bool nvs_scheduler_exists(void);
+
+void nvs_observe_fork_child(void);
+
+#endif

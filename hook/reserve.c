@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * reserve.c: reservations of device memory with the scheduler, and what a
+ * container may know of its limits.
+ */
+#include "reserve.h"
+
+#include <errno.h>
+
+#include "channel.h"
+#include "futex.h"
+#include "gate.h"
+#include "log.h"
+#include "observe.h"
+#include "wrap.h"
+
+#define STEP          (64ull << 20)
+#define ANSWER_NS     (2 * NVS_S)     /* longest wait for a scheduler, all in all */
+#define PIECE_NS      (20 * NVS_MS)
+/*
+ * After a refusal, how long for others of the container to give back what they
+ * do not use; they look every TRIM_NS.
+ */
+#define YIELD_NS      (150 * NVS_MS)
+#define TRIM_NS       (100 * NVS_MS)
+#define SETTLED_NS    (100 * NVS_MS)  /* wait for an answer before telling sizes */
+#define SEQLOCK_TRIES 1000
+#define UNANSWERED    16 /* frames; a socket that is full of them would be closed */
+
+/* ---- the page ---- */
+
+/* False: the scheduler died while it was writing. */
+static bool read_slot(const struct nvs_slot *s, uint64_t *limit, uint64_t *used)
+{
+	for (int i = 0; i < SEQLOCK_TRIES; i++) {
+		uint32_t seq = __atomic_load_n(&s->limit_seq, __ATOMIC_ACQUIRE);
+
+		*limit = __atomic_load_n(&s->mem_limit, __ATOMIC_ACQUIRE);
+		*used = __atomic_load_n(&s->mem_used, __ATOMIC_ACQUIRE);
+		if (!(seq & 1) && __atomic_load_n(&s->limit_seq, __ATOMIC_RELAXED) == seq)
+			return true;
+		nvs_cpu_relax();
+	}
+	return false;
+}
+
+static void lock(void) { pthread_mutex_lock(&nvs_memory_lock); }
+static void unlock(void) { pthread_mutex_unlock(&nvs_memory_lock); }
+
+static uint64_t minus(uint64_t a, uint64_t b)
+{
+	return a > b ? a - b : 0;
+}
+
+/* The client's lock is held. */
+static bool attached(unsigned i)
+{
+	return nvs_client.link == LINK_UP && nvs_client_channels[i].lease.link == LEASE_ATTACHED;
+}
+
+/* Both locks are held. */
+static void refresh(unsigned i)
+{
+	struct nvs_budget *b = &nvs_budgets[i];
+	uint64_t limit, used;
+
+	if (!attached(i) || !read_slot(&nvs_client.page->slot[i], &limit, &used))
+		return;
+	b->known = true;
+	b->limit = limit;
+	if (b->answered >= b->sent)
+		b->others = minus(used, b->acked);
+}
+
+/* The container has little left: everybody keeps to what he uses. */
+static bool is_short(const struct nvs_budget *b)
+{
+	return b->limit && minus(b->limit, b->others + b->reserved) < STEP;
+}
+
+static uint64_t round_up(uint64_t bytes)
+{
+	return (bytes + STEP - 1) / STEP * STEP;
+}
+
+/* What to ask for if `least` is needed. */
+static uint64_t wanted(const struct nvs_budget *b, uint64_t least)
+{
+	uint64_t total = round_up(least), left;
+
+	if (!b->limit)
+		return total;
+	left = minus(b->limit, b->others + least);
+	if (left < STEP)
+		return least;
+	if (b->others && total - least > left / 16)
+		total = least + left / 16;
+	return total < b->limit ? total : b->limit;
+}
+
+/* ---- sending; both locks are held ---- */
+
+static struct nvs_frame frame_of(unsigned i, uint64_t total, uint64_t least, uint32_t flags)
+{
+	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_RESERVE,
+			       .channel = (uint16_t)i, .code = flags };
+
+	f.u.reserve.total = total;
+	f.u.reserve.least = least;
+	f.u.reserve.serial = ++nvs_budgets[i].sent;
+	return f;
+}
+
+/* What no one waits for is always granted, so that it counts at once. */
+static bool settle(unsigned i, bool tick, struct nvs_frame *f)
+{
+	struct nvs_budget *b = &nvs_budgets[i];
+	uint64_t total = b->reserved, slack = minus(b->reserved, b->used);
+	uint32_t flags = 0;
+
+	if (b->busy)
+		return false; /* the one who waits does it */
+	if (b->sent - b->answered >= UNANSWERED && !tick)
+		return false; /* the last answer does it, or the clock */
+	if (b->used > b->reserved) {
+		total = b->limit ? b->used : round_up(b->used);
+		flags = NVS_RESERVE_FORCE;
+	} else if (is_short(b)) {
+		total = b->used;
+	} else if (slack > 2 * STEP && (b->limit || tick)) {
+		total = round_up(b->used);
+	}
+	if (total == b->reserved)
+		return false;
+	b->reserved = total;
+	if (!attached(i))
+		return false;
+	*f = frame_of(i, total, total, flags);
+	return true;
+}
+
+static void settle_and_send(unsigned i, bool tick)
+{
+	struct nvs_frame f;
+	bool send;
+
+	lock();
+	refresh(i);
+	send = settle(i, tick, &f);
+	unlock();
+	if (send)
+		nvs_channel_send(&f);
+}
+
+void nvs_reserve_settle(unsigned i)
+{
+	int saved = errno;
+
+	pthread_mutex_lock(&nvs_client_lock);
+	settle_and_send(i, false);
+	pthread_mutex_unlock(&nvs_client_lock);
+	errno = saved;
+}
+
+/* ---- asking ---- */
+
+/*
+ * Waits until it is known whether there is a scheduler for the channel. The
+ * client's lock is held; it is given up meanwhile.
+ */
+static void wait_attached(unsigned i)
+{
+	uint64_t start = nvs_now();
+
+	for (;;) {
+		struct channel *c = &nvs_client_channels[i];
+		uint32_t seen = atomic_load(&c->changed);
+		bool pending = nvs_client.link == LINK_STARTING ||
+			       (nvs_client.link == LINK_UP && c->lease.link == LEASE_ATTACHING);
+
+		lock();
+		if (pending && nvs_elapsed(nvs_now(), start) > ANSWER_NS)
+			nvs_budgets[i].deaf = true;
+		pending = pending && !nvs_budgets[i].deaf;
+		unlock();
+		if (!pending || atomic_load(&nvs_exiting))
+			return;
+		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_futex_wait((uint32_t *)&c->changed, seen, PIECE_NS, true);
+		pthread_mutex_lock(&nvs_client_lock);
+	}
+}
+
+/* Waits for the answer to a serial; false if none came. No lock is held. */
+static bool wait_answer(struct nvs_budget *b, uint64_t serial, uint64_t until)
+{
+	for (;;) {
+		uint32_t seen = atomic_load(&b->event);
+		uint64_t now = nvs_now();
+		bool done;
+
+		lock();
+		done = b->answered >= serial;
+		unlock();
+		if (done || now >= until)
+			return done;
+		nvs_futex_wait((uint32_t *)&b->event, seen, until - now, true);
+	}
+}
+
+/* Whether others have given back enough. No lock is held. */
+static bool wait_yield(unsigned i, uint64_t bytes, uint64_t until)
+{
+	static const uint32_t nothing;
+	struct nvs_budget *b = &nvs_budgets[i];
+
+	for (;;) {
+		bool hope, fits;
+
+		pthread_mutex_lock(&nvs_client_lock);
+		lock();
+		refresh(i);
+		hope = b->others != b->tight && minus(b->limit, b->used) >= bytes && attached(i);
+		fits = minus(b->limit, b->others + b->used) >= bytes;
+		if (!fits && nvs_now() >= until)
+			b->tight = b->others; /* not again for the same */
+		unlock();
+		pthread_mutex_unlock(&nvs_client_lock);
+		if (fits || !hope || nvs_now() >= until)
+			return fits;
+		nvs_futex_wait(&nothing, 0, 2 * NVS_MS, true); /* a nap, no cancellation point */
+	}
+}
+
+enum verdict { GRANTED, REFUSED, ASKED };
+
+/* Decides what can be decided here; counts what is granted. All locks are held. */
+static enum verdict decide(unsigned i, uint64_t bytes, bool alone)
+{
+	struct nvs_budget *b = &nvs_budgets[i];
+	bool fits;
+
+	refresh(i);
+	fits = b->used <= b->reserved && bytes <= b->reserved - b->used;
+	if (!fits && b->limit) {
+		if (attached(i) && !b->deaf && !alone)
+			return ASKED;
+		/* Of the others nothing is known. */
+		if (minus(b->limit, b->used) < bytes)
+			return REFUSED;
+	}
+	atomic_store_explicit(&b->used, b->used + bytes, memory_order_relaxed);
+	return GRANTED;
+}
+
+/* The budget's ask is held. */
+static bool ask(unsigned i, uint64_t bytes)
+{
+	struct nvs_budget *b = &nvs_budgets[i];
+	uint64_t start = nvs_now(), until = start + ANSWER_NS, serial = 0;
+	bool alone = false, yielded = false;
+
+	pthread_mutex_lock(&nvs_client_lock);
+	wait_attached(i);
+	for (;;) {
+		struct nvs_frame f = { 0 };
+		enum verdict v;
+		bool answered;
+		uint32_t code;
+
+		lock();
+		v = decide(i, bytes, alone || atomic_load(&nvs_exiting));
+		if (v == ASKED) {
+			/* Counted already: nobody else takes it once it is granted. */
+			atomic_store_explicit(&b->used, b->used + bytes, memory_order_relaxed);
+			b->asking = bytes;
+			b->busy = true;
+			f = frame_of(i, wanted(b, b->used), b->used, 0);
+			serial = b->sent;
+		}
+		unlock();
+		if (v == ASKED)
+			nvs_channel_send(&f);
+		pthread_mutex_unlock(&nvs_client_lock);
+		if (v != ASKED)
+			return v == GRANTED;
+
+		answered = wait_answer(b, serial, until);
+		lock();
+		code = answered ? b->code : NVS_ERR_INTERNAL;
+		b->asking = 0;
+		b->busy = false;
+		if (code != NVS_OK)
+			atomic_store_explicit(&b->used, b->used - bytes, memory_order_relaxed);
+		if (!answered)
+			b->deaf = true;
+		unlock();
+		if (!answered)
+			nvs_debugf("GPU %u: no answer from the scheduler about memory", i);
+		nvs_reserve_settle(i); /* what was put off for us */
+		if (code == NVS_OK)
+			return true;
+		if (code == NVS_ERR_MEMORY) {
+			if (yielded || !wait_yield(i, bytes, start + YIELD_NS))
+				return false;
+			yielded = true;
+		}
+		pthread_mutex_lock(&nvs_client_lock);
+		/* The connection was lost: ask a new one, or decide without. */
+		alone = nvs_now() >= until;
+	}
+}
+
+bool nvs_reserve(unsigned i, uint64_t bytes)
+{
+	struct nvs_budget *b = &nvs_budgets[i];
+	int saved = errno;
+	bool ok;
+
+	nvs_client_use(i);
+	pthread_mutex_lock(&b->ask);
+	ok = ask(i, bytes);
+	pthread_mutex_unlock(&b->ask);
+	errno = saved;
+	return ok;
+}
+
+/* ---- answers ---- */
+
+void nvs_reserve_answered(unsigned i, const struct nvs_frame *f)
+{
+	struct nvs_budget *b = &nvs_budgets[i];
+	bool last;
+
+	lock();
+	b->deaf = false;
+	last = f->u.memory.serial == b->sent;
+	if (last) {
+		b->reserved = b->acked = f->u.memory.total;
+		b->others = minus(f->u.memory.used, f->u.memory.total);
+		b->limit = f->u.memory.limit;
+		b->known = true;
+		b->code = f->code;
+		b->answered = b->sent;
+	}
+	unlock();
+	atomic_fetch_add(&b->event, 1);
+	nvs_futex_wake((uint32_t *)&b->event, true);
+	if (last)
+		settle_and_send(i, false);
+}
+
+void nvs_reserve_attached(unsigned i)
+{
+	struct nvs_budget *b = &nvs_budgets[i];
+	struct nvs_frame f;
+	uint64_t have;
+
+	if (!attached(i))
+		return;
+	lock();
+	b->deaf = false;
+	b->reserved = b->acked = 0;
+	b->answered = b->sent;
+	refresh(i);
+	have = b->used - b->asking;
+	if (have) { /* it is new to this scheduler, or to this connection */
+		b->reserved = b->limit ? have : round_up(have);
+		f = frame_of(i, b->reserved, b->reserved, NVS_RESERVE_FORCE);
+	}
+	unlock();
+	if (have)
+		nvs_channel_send(&f);
+}
+
+void nvs_reserve_lost(void)
+{
+	for (unsigned i = 0; i < nvs_client_count; i++) {
+		struct nvs_budget *b = &nvs_budgets[i];
+
+		lock();
+		if (b->answered < b->sent) {
+			b->answered = b->sent;
+			b->code = NVS_ERR_INTERNAL;
+		}
+		unlock();
+		atomic_fetch_add(&b->event, 1);
+		nvs_futex_wake((uint32_t *)&b->event, true);
+	}
+}
+
+uint64_t nvs_reserve_tick(void)
+{
+	uint64_t next = 1 * NVS_S;
+
+	for (unsigned i = 0; i < nvs_client_count; i++) {
+		struct nvs_budget *b = &nvs_budgets[i];
+
+		if (!attached(i))
+			continue;
+		settle_and_send(i, true);
+		lock();
+		if (b->limit && b->reserved > b->used)
+			next = TRIM_NS;
+		unlock();
+	}
+	return next;
+}
+
+/* ---- what may be known ---- */
+
+/* False: the process does not use the channel, and did not. */
+static bool limits_of_channel(unsigned i, struct nvs_limits *out)
+{
+	struct nvs_budget *b = &nvs_budgets[i];
+	uint64_t sent;
+	bool known;
+
+	lock();
+	sent = b->deaf || !b->known || !b->limit ? 0 : b->sent;
+	unlock();
+	wait_answer(b, sent, nvs_now() + SETTLED_NS);
+	pthread_mutex_lock(&nvs_client_lock);
+	lock();
+	refresh(i);
+	known = b->known;
+	out->limit = b->limit;
+	out->used = b->others + b->used;
+	unlock();
+	pthread_mutex_unlock(&nvs_client_lock);
+	return known;
+}
+
+bool nvs_limits_of(int channel, const uint8_t *uuid, struct nvs_limits *out)
+{
+	int saved = errno;
+	bool known;
+
+	if (channel < 0 && nvs_active())
+		channel = nvs_client_channel_of_uuid(uuid);
+	if (channel >= 0 && !uuid)
+		uuid = nvs_client_uuid((unsigned)channel);
+	known = channel >= 0 && limits_of_channel((unsigned)channel, out);
+	if (!known && uuid)
+		known = nvs_observe(uuid, out);
+	errno = saved;
+	return known;
+}
+
+void nvs_reserve_fork_child(void)
+{
+	static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++) {
+		struct nvs_budget *b = &nvs_budgets[i];
+
+		b->used = b->peak = 0;
+		b->reserved = b->asking = b->graphs = 0;
+		b->limit = b->others = b->tight = b->acked = 0;
+		b->sent = b->answered = 0;
+		b->known = b->busy = b->deaf = false;
+		b->ask = fresh;
+	}
+	nvs_observe_fork_child();
+}

@@ -1,0 +1,1071 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * memory_test.c: accounts, limits and what is told of them, over the simulated
+ * driver. Run with the shim preloaded; one case per process, "" lists them.
+ */
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cudadrv.h"
+#include "ledger.h"
+
+#define MIB   (1ull << 20)
+#define LIMIT (256 * MIB)
+#define OOM   CUDA_ERROR_OUT_OF_MEMORY
+#define CU(call) CHECK((call) == CUDA_SUCCESS)
+
+static CUcontext contexts[2];
+static const char *self;
+
+static void nap_ms(int ms)
+{
+	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
+
+	nanosleep(&t, NULL);
+}
+
+#define EVENTUALLY(cond) \
+	do { \
+		for (int ms_ = 0; !(cond) && ms_ < PATIENCE_MS; ms_++) \
+			nap_ms(1); \
+		CHECK(cond); \
+	} while (0)
+
+static unsigned entries(const char *dir)
+{
+	DIR *d = opendir(dir);
+	unsigned n = 0;
+
+	CHECK(d);
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
+/* A container with these limits, and this process in it with a context each. */
+static void begin(uint64_t limit0, uint64_t limit1)
+{
+	ledger_init();
+	ledger_limit(0, limit0);
+	ledger_limit(1, limit1);
+	ledger_start();
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&contexts[1], 0, 1));
+	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
+}
+
+/* What the container's memory on the current context's GPU is used for. */
+static uint64_t used(void)
+{
+	size_t available, total;
+
+	CU(cuMemGetInfo_v2(&available, &total));
+	return total - available;
+}
+
+/* ---- each allocator ---- */
+
+static CUmemAllocationProp vmm_prop(int type, int gpu)
+{
+	return (CUmemAllocationProp){ .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { type, gpu } };
+}
+
+static void every_allocator_counts(void)
+{
+	CUDA_ARRAY3D_DESCRIPTOR d3 = { 100, 100, 3, CU_AD_FORMAT_FLOAT, 4, 0 };
+	CUDA_ARRAY_DESCRIPTOR d2 = { 1000, 1000, CU_AD_FORMAT_HALF, 2 };
+	CUmipmappedArray mip;
+	CUarray a2, a3, sparse;
+	CUdeviceptr p, q;
+	CUmemoryPool pool;
+	size_t pitch;
+	void *host;
+
+	begin(LIMIT, LIMIT);
+	CHECK(used() == 0);
+	CU(cuMemAlloc_v2(&p, 1000));
+	CHECK(used() == 1000);
+	CHECK(cuMemFree_v2(p + 4) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(used() == 1000);
+	CU(cuMemFree_v2(p));
+	CHECK(used() == 0);
+	CHECK(cuMemFree_v2(p) == CUDA_ERROR_INVALID_VALUE);
+	CU(cuMemFree_v2(0));
+	CHECK(used() == 0);
+	CU(cuMemAllocPitch_v2(&p, &pitch, 100, 7, 4));
+	CHECK(used() == pitch * 7 && pitch > 100);
+	CU(cuMemAllocManaged(&q, 5000, CU_MEM_ATTACH_GLOBAL));
+	CHECK(used() == pitch * 7 + 5000);
+	CU(cuMemFree_v2(p));
+	CU(cuMemFree_v2(q));
+	CU(cuMemAllocAsync(&p, 3000, NULL));
+	CHECK(used() == 3000);
+	CU(cuMemFreeAsync(p, NULL));
+	CU(cuMemAllocAsync(&p, 3000, NULL));
+	CU(cuMemFree_v2(p)); /* may be mixed */
+	CU(cuDeviceGetDefaultMemPool(&pool, 0));
+	CU(cuMemAllocFromPoolAsync(&p, 4000, pool, NULL));
+	CHECK(used() == 4000);
+	CU(cuMemFreeAsync(p, NULL));
+	CHECK(cuMemFreeAsync(p, NULL) != CUDA_SUCCESS);
+	CHECK(used() == 0);
+	/* The driver's own figure, with its padding. */
+	CU(cuArrayCreate_v2(&a2, &d2));
+	CHECK(used() == 62 * 65536);
+	CU(cuArray3DCreate_v2(&a3, &d3));
+	CHECK(used() == (62 + 8) * 65536);
+	CU(cuMipmappedArrayCreate(&mip, &d3, 2));
+	CHECK(used() == (62 + 8 + 8) * 65536);
+	d3.Flags = CUDA_ARRAY3D_SPARSE;
+	CU(cuArray3DCreate_v2(&sparse, &d3));
+	CHECK(used() == (62 + 8 + 8) * 65536);
+	CU(cuArrayDestroy(a2));
+	CU(cuArrayDestroy(a3));
+	CU(cuArrayDestroy(sparse));
+	CU(cuMipmappedArrayDestroy(mip));
+	CHECK(used() == 0);
+	/* Host memory is not the GPU's. */
+	CU(cuMemAllocHost_v2(&host, 1 << 20));
+	CHECK(used() == 0);
+	CHECK(cuMemAlloc_v2(&p, 0) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemAlloc_v2(&p, SIZE_MAX) == OOM);
+	CHECK(used() == 0);
+}
+
+static void stream_and_pool_say_which_gpu(void)
+{
+	CUmemPoolProps props = { .allocType = 1, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 1 } };
+	CUmemoryPool there, host;
+	CUdeviceptr p, q, r;
+	CUstream s;
+
+	begin(LIMIT, LIMIT);
+	CU(cuCtxSetCurrent(contexts[1]));
+	CU(cuStreamCreate(&s, 0));
+	CU(cuCtxSetCurrent(contexts[0]));
+	CU(cuMemPoolCreate(&there, &props));
+	props.location.type = 2;
+	CU(cuMemPoolCreate(&host, &props));
+	CU(cuMemAllocAsync(&p, MIB, s));
+	CU(cuMemAllocFromPoolAsync(&q, 2 * MIB, there, NULL));
+	CU(cuMemAllocFromPoolAsync(&r, 4 * MIB, host, NULL));
+	CHECK(used() == 0);
+	CU(cuCtxSetCurrent(contexts[1]));
+	CHECK(used() == 3 * MIB);
+	CU(cuMemFreeAsync(q, s));
+	CU(cuMemPoolDestroy(there));
+	CU(cuMemFreeAsync(r, s));
+	CHECK(used() == MIB);
+	/* A pool's memory is no context's. */
+	CU(cuCtxDestroy_v2(contexts[1]));
+	CU(cuCtxCreate_v2(&contexts[1], 0, 1));
+	CHECK(used() == MIB);
+	CU(cuMemFree_v2(p));
+	CHECK(used() == 0);
+}
+
+static void vmm_counts_until_the_last_reference(void)
+{
+	CUmemAllocationProp prop = vmm_prop(CU_MEM_LOCATION_TYPE_DEVICE, 1);
+	CUmemGenericAllocationHandle h[3], again;
+	const size_t g = 2 * MIB;
+	CUdeviceptr va;
+
+	begin(LIMIT, LIMIT);
+	CU(cuMemAddressReserve(&va, 8 * g, 0, 0, 0));
+	/* On the GPU that the properties name, not on the current one. */
+	CU(cuMemCreate(&h[0], g, &prop, 0));
+	CHECK(used() == 0);
+	CU(cuCtxSetCurrent(contexts[1]));
+	CHECK(used() == g);
+	CU(cuMemMap(va, g, 0, h[0], 0));
+	CU(cuMemRelease(h[0]));
+	CHECK(used() == g);
+	CHECK(cuMemRelease(h[0]) != CUDA_SUCCESS);
+	CHECK(used() == g);
+	/* The value comes again while the memory is still mapped. */
+	CU(cuMemCreate(&h[1], 2 * g, &prop, 0));
+	CHECK(h[1] == h[0]);
+	CHECK(used() == 3 * g);
+	CU(cuMemMap(va + g, 2 * g, 0, h[1], 0));
+	CU(cuMemMap(va + 4 * g, 2 * g, 0, h[1], 0)); /* twice */
+	CHECK(cuMemMap(va, g, 0, h[1], 0) != CUDA_SUCCESS);
+	CHECK(used() == 3 * g);
+	/* Over two mappings of two memories. */
+	CU(cuMemUnmap(va, 3 * g));
+	CHECK(used() == 2 * g);
+	CHECK(cuMemUnmap(va, 3 * g) != CUDA_SUCCESS);
+	CU(cuMemRelease(h[1]));
+	CHECK(used() == 2 * g);
+	CU(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(va + 5 * g)));
+	CU(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(va + 4 * g)));
+	CU(cuMemUnmap(va + 4 * g, 2 * g));
+	CHECK(used() == 2 * g);
+	CU(cuMemRelease(again));
+	CHECK(used() == 2 * g);
+	CU(cuMemRelease(again));
+	CHECK(used() == 0);
+	prop = vmm_prop(2, 0); /* host memory */
+	CU(cuMemCreate(&h[2], g, &prop, 0));
+	CHECK(used() == 0);
+	CU(cuMemRelease(h[2]));
+	prop = vmm_prop(CU_MEM_LOCATION_TYPE_DEVICE, 1);
+	CHECK(cuMemCreate(&h[2], LIMIT + g, &prop, 0) == OOM);
+	/* It outlives contexts. */
+	CU(cuMemCreate(&h[2], g, &prop, 0));
+	CU(cuCtxDestroy_v2(contexts[1]));
+	CU(cuCtxCreate_v2(&contexts[1], 0, 1));
+	CHECK(used() == g);
+	CU(cuMemRelease(h[2]));
+	CHECK(used() == 0);
+}
+
+static void contexts_take_their_memory_along(void)
+{
+	CUDA_ARRAY_DESCRIPTOR d = { 1024, 64, CU_AD_FORMAT_UNSIGNED_INT8, 1 };
+	CUcontext extra, primary;
+	CUdeviceptr p, q;
+	CUarray a;
+
+	begin(LIMIT, LIMIT);
+	CU(cuMemAlloc_v2(&p, MIB));
+	CU(cuCtxCreate_v2(&extra, 0, 0));
+	CU(cuMemAlloc_v2(&q, 2 * MIB));
+	CU(cuArrayCreate_v2(&a, &d));
+	CHECK(used() == 3 * MIB + 65536);
+	CU(cuDevicePrimaryCtxRetain(&primary, 0));
+	CU(cuCtxSetCurrent(primary));
+	CU(cuMemAllocManaged(&q, 4 * MIB, 1));
+	CHECK(used() == 7 * MIB + 65536);
+	CU(cuDevicePrimaryCtxReset_v2(0));
+	CU(cuCtxSetCurrent(contexts[0]));
+	CHECK(used() == 3 * MIB + 65536);
+	CU(cuDevicePrimaryCtxRetain(&primary, 0));
+	CU(cuCtxSetCurrent(primary));
+	CU(cuMemAlloc_v2(&q, 8 * MIB));
+	CU(cuCtxSetCurrent(contexts[0]));
+	CU(cuDevicePrimaryCtxRelease_v2(0));
+	CHECK(used() == 3 * MIB + 65536);
+	CU(cuCtxDestroy_v2(extra));
+	CHECK(used() == MIB);
+	CU(cuMemFree_v2(p));
+	CHECK(used() == 0);
+}
+
+static void graphs_count_when_they_have_memory(void)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS params = { .poolProps = { .allocType = 1, .location = { 1, 0 } } };
+	CUgraphNodeParams generic = { .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC };
+	CUgraphNode node;
+	CUdeviceptr p, q;
+	CUgraphExec exec;
+	CUgraph graph;
+	CUstream s;
+
+	begin(LIMIT, LIMIT);
+	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+	CU(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+	CU(cuMemAllocAsync(&p, 8 * MIB, s));
+	CHECK(used() == 0);
+	CHECK(cuMemAllocAsync(&q, LIMIT + 1, s) == OOM); /* leaves the capture alone */
+	CU(cuMemFreeAsync(p, s));
+	CU(cuStreamEndCapture(s, &graph));
+	/* Other allocations are not recorded meanwhile, and not after it. */
+	CU(cuMemAllocAsync(&q, MIB, s));
+	CHECK(used() == MIB);
+	CU(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	CHECK(used() == MIB);
+	CU(cuGraphLaunch(exec, s));
+	CHECK(used() == 9 * MIB);
+	CU(cuGraphLaunch(exec, s));
+	CHECK(used() == 9 * MIB);
+	CU(cuStreamSynchronize(s));
+	CU(cuGraphExecDestroy(exec));
+	CHECK(used() == 9 * MIB); /* the driver keeps it */
+	CU(cuDeviceGraphMemTrim(0));
+	CHECK(used() == MIB);
+	CU(cuMemFree_v2(q));
+	CU(cuGraphDestroy(graph));
+	CU(cuGraphCreate(&graph, 0));
+	params.bytesize = generic.u.alloc.bytesize = LIMIT + 1;
+	generic.u.alloc.poolProps = params.poolProps;
+	CHECK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &params) == OOM);
+	CHECK(cuGraphAddNode(&node, graph, NULL, 0, &generic) == OOM);
+	CHECK(cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &generic) == OOM);
+	params.bytesize = generic.u.alloc.bytesize = 3 * MIB;
+	CU(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &params));
+	CU(cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &generic));
+	CHECK(used() == 0);
+	CU(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	CU(cuGraphUpload(exec, s));
+	CHECK(used() == 6 * MIB);
+	CU(cuGraphExecDestroy(exec));
+	CU(cuDeviceGraphMemTrim(0));
+	CHECK(used() == 0);
+}
+
+/* ---- limits ---- */
+
+static void the_limit_is_the_gpu(void)
+{
+	CUdeviceptr p[4], q;
+	size_t available, total;
+
+	begin(LIMIT, 0);
+	CU(cuDeviceTotalMem_v2(&total, 0));
+	CHECK(total == LIMIT);
+	CU(cuDeviceTotalMem_v2(&total, 1));
+	CHECK(total > LIMIT);
+	CU(cuCtxSetCurrent(contexts[1]));
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(total > LIMIT && available == total);
+	CU(cuMemAlloc_v2(&q, LIMIT + 1));
+	CU(cuCtxSetCurrent(contexts[0]));
+	CHECK(cuMemAlloc_v2(&q, LIMIT + 1) == OOM);
+	for (int i = 0; i < 4; i++)
+		CU(cuMemAlloc_v2(&p[i], LIMIT / 4));
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(available == 0 && total == LIMIT);
+	errno = 99;
+	CHECK(cuMemAlloc_v2(&q, 1) == OOM);
+	CHECK(cuMemAllocAsync(&q, 1, NULL) == OOM);
+	CHECK(errno == 99);
+	CU(cuMemFree_v2(p[0]));
+	CU(cuMemAlloc_v2(&q, LIMIT / 4));
+	/* It changes while the process runs. */
+	ledger_limit(0, 2 * LIMIT);
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(available == LIMIT && total == 2 * LIMIT);
+	CU(cuMemAlloc_v2(&p[0], LIMIT));
+	ledger_limit(0, LIMIT);
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(available == 0 && total == LIMIT);
+	CHECK(cuMemAlloc_v2(&q, 1) == OOM);
+	ledger_limit(0, 0);
+	CU(cuMemAlloc_v2(&q, LIMIT));
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(total > 3 * LIMIT);
+}
+
+static void small_allocations_do_not_ask(void)
+{
+	CUdeviceptr p[100];
+	unsigned asked;
+
+	begin(64 * LIMIT, 0);
+	CU(cuMemAlloc_v2(&p[0], 1000));
+	asked = ledger_counts().asked;
+	for (int i = 1; i < 100; i++)
+		CU(cuMemAlloc_v2(&p[i], 100000));
+	for (int i = 0; i < 100; i++)
+		CU(cuMemFree_v2(p[i]));
+	CHECK(ledger_counts().asked == asked);
+	CHECK(ledger_reserved(0) == 64 * MIB);
+	/* A lot is given back at once. */
+	CU(cuMemAlloc_v2(&p[0], 1000 * MIB));
+	CHECK(ledger_reserved(0) == 1024 * MIB);
+	CU(cuMemFree_v2(p[0]));
+	EVENTUALLY(ledger_reserved(0) == 0);
+	CHECK(ledger_counts().refused == 0);
+}
+
+static void without_a_limit_nobody_waits(void)
+{
+	struct ledger_counts before;
+	CUdeviceptr p[16];
+	uint64_t start;
+
+	begin(0, 0);
+	CU(cuMemAlloc_v2(&p[0], MIB));
+	EVENTUALLY(ledger_reserved(0) == 64 * MIB);
+	before = ledger_counts();
+	CHECK(before.asked == 1 && before.forced == 1);
+	ledger_mute(true);
+	start = test_now();
+	for (int i = 1; i < 16; i++)
+		CU(cuMemAlloc_v2(&p[i], 100 * MIB));
+	/* Nor does what is sent meanwhile fill the socket: that would be an end. */
+	for (int i = 0; i < 2000; i++) {
+		CUdeviceptr q;
+
+		CU(cuMemAlloc_v2(&q, (unsigned)i * MIB + 1));
+		CU(cuMemFree_v2(q));
+	}
+	CHECK(test_now() - start < 1900000000u);
+	ledger_mute(false);
+	CHECK(ledger_counts().registered == 1);
+	for (int i = 0; i < 16; i++)
+		CU(cuMemFree_v2(p[i]));
+	EVENTUALLY(ledger_reserved(0) == 0); /* in the client's own time */
+}
+
+static void a_silent_scheduler_costs_one_wait(void)
+{
+	CUdeviceptr p;
+	uint64_t start;
+
+	begin(LIMIT, 0);
+	CU(cuMemAlloc_v2(&p, MIB));
+	ledger_mute(true);
+	start = test_now();
+	CU(cuMemAlloc_v2(&p, 100 * MIB)); /* fits, by the limit it knew */
+	CHECK(test_now() - start > 1900000000u);
+	start = test_now();
+	CHECK(cuMemAlloc_v2(&p, 200 * MIB) == OOM);
+	CU(cuMemAlloc_v2(&p, 100 * MIB));
+	CHECK(cuMemAlloc_v2(&p, 60 * MIB) == OOM);
+	CHECK(test_now() - start < 1900000000u);
+	ledger_mute(false);
+	/* What it never heard of it is told. */
+	EVENTUALLY(ledger_reserved(0) >= 201 * MIB);
+	CU(cuMemAlloc_v2(&p, 50 * MIB));
+	EVENTUALLY(ledger_reserved(0) >= 251 * MIB);
+}
+
+static void without_a_scheduler_the_limit_stands(void)
+{
+	size_t available, total;
+	CUdeviceptr p, q;
+	uint64_t start;
+
+	begin(LIMIT, 0);
+	CU(cuMemAlloc_v2(&p, 100 * MIB));
+	ledger_stop();
+	start = test_now();
+	CHECK(cuMemAlloc_v2(&q, 200 * MIB) == OOM);
+	CU(cuMemAlloc_v2(&q, 150 * MIB));
+	CHECK(test_now() - start < 1900000000u);
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(total == LIMIT && available == 6 * MIB);
+	/* The next one is told what there is, even if it is too much. */
+	ledger_limit(0, 200 * MIB);
+	ledger_start();
+	EVENTUALLY(ledger_reserved(0) == 250 * MIB);
+	CHECK(ledger_counts().refused == 0);
+	CHECK(cuMemAlloc_v2(&p, 1) == OOM);
+	CU(cuMemFree_v2(q));
+	CU(cuMemAlloc_v2(&q, 100 * MIB));
+}
+
+static void never_a_scheduler(void)
+{
+	size_t available, total;
+	CUdeviceptr p;
+
+	ledger_init();
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
+	CU(cuMemAlloc_v2(&p, LIMIT));
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(total - available == LIMIT);
+	CU(cuMemFree_v2(p));
+	CU(cuDeviceTotalMem_v2(&total, 0));
+	CHECK(total > 4 * LIMIT);
+	/* Nobody has asked for NVML: the shim has not brought it in. */
+	CHECK(!dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_NOLOAD));
+	CHECK(!dlsym(RTLD_DEFAULT, "nvmlDeviceGetMemoryInfo"));
+}
+
+/* The first allocation comes before the scheduler has answered at all. */
+static void the_first_allocation_is_limited(void)
+{
+	CUdeviceptr p;
+
+	ledger_init();
+	ledger_limit(0, LIMIT);
+	ledger_start();
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
+	CHECK(cuMemAlloc_v2(&p, LIMIT + 1) == OOM);
+	CU(cuMemAlloc_v2(&p, LIMIT));
+}
+
+static void others_of_the_container_count(void)
+{
+	size_t available, total;
+	uint64_t start;
+	CUdeviceptr p;
+
+	begin(LIMIT, 0);
+	ledger_others(0, 200 * MIB);
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(available == 56 * MIB && total == LIMIT);
+	CHECK(cuMemAlloc_v2(&p, 57 * MIB) == OOM);
+	start = test_now();
+	for (int i = 0; i < 100; i++)
+		CHECK(cuMemAlloc_v2(&p, 57 * MIB) == OOM);
+	CHECK(test_now() - start < 5000000000u); /* 15 s if each waited for the others */
+	CU(cuMemAlloc_v2(&p, 50 * MIB));
+	CHECK(ledger_reserved(0) == 250 * MIB); /* exactly: little is left */
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(available == 6 * MIB);
+	ledger_others(0, 0);
+	CU(cuMemAlloc_v2(&p, 150 * MIB));
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(available == 56 * MIB);
+}
+
+/* ---- several processes ---- */
+
+struct child {
+	pid_t pid;
+	int in, out;
+};
+
+/* Runs a part of this program in a process of its own. */
+static struct child spawn(const char *part)
+{
+	struct child c;
+	int to[2], from[2];
+
+	CHECK(pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0);
+	c.pid = fork();
+	CHECK(c.pid >= 0);
+	if (c.pid == 0) {
+		dup2(to[0], 0);
+		dup2(from[1], 1);
+		execl(self, self, part, (char *)NULL);
+		_exit(127);
+	}
+	close(to[0]);
+	close(from[1]);
+	c.in = to[1];
+	c.out = from[0];
+	return c;
+}
+
+/* Asks for MiB to be allocated (or freed, below 0); returns the result. */
+static int child_alloc(const struct child *c, int mib)
+{
+	int result;
+
+	CHECK(write(c->in, &mib, sizeof(mib)) == sizeof(mib));
+	CHECK(read(c->out, &result, sizeof(result)) == sizeof(result));
+	return result;
+}
+
+static void part_allocate(void)
+{
+	CUdeviceptr last = 0;
+	int mib, result;
+
+	alarm(120);
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
+	while (read(0, &mib, sizeof(mib)) == sizeof(mib)) {
+		result = mib < 0 ? cuMemFree_v2(last) : cuMemAlloc_v2(&last, (size_t)mib * MIB);
+		CHECK(write(1, &result, sizeof(result)) == sizeof(result));
+	}
+}
+
+static void two_processes_share_a_limit(void)
+{
+	struct child a, b;
+	int status;
+
+	ledger_init();
+	ledger_limit(0, LIMIT);
+	ledger_start();
+	a = spawn("part_allocate");
+	b = spawn("part_allocate");
+	CHECK(child_alloc(&a, 10) == CUDA_SUCCESS);
+	CHECK(child_alloc(&b, 10) == CUDA_SUCCESS);
+	/* What either has reserved and does not use is no loss to the other. */
+	CHECK(child_alloc(&a, 200) == CUDA_SUCCESS);
+	CHECK(child_alloc(&b, 36) == CUDA_SUCCESS);
+	CHECK(child_alloc(&b, 1) == OOM);
+	CHECK(child_alloc(&a, 1) == OOM);
+	CHECK(child_alloc(&a, -1) == CUDA_SUCCESS);
+	CHECK(child_alloc(&b, 200) == CUDA_SUCCESS);
+	/* A dead one gives back all. */
+	CHECK(kill(b.pid, SIGKILL) == 0 && waitpid(b.pid, &status, 0) == b.pid);
+	EVENTUALLY(ledger_reserved(0) <= 10 * MIB);
+	CHECK(child_alloc(&a, 240) == CUDA_SUCCESS);
+	close(a.in);
+	CHECK(waitpid(a.pid, &status, 0) == a.pid && status == 0);
+}
+
+/* ---- many at once ---- */
+
+#define THREADS 8
+
+static atomic_ulong over;
+
+static void *churn(void *arg)
+{
+	unsigned seed = (unsigned)(uintptr_t)arg;
+	CUdeviceptr p[8] = { 0 };
+
+	CU(cuCtxSetCurrent(contexts[seed % 2]));
+	for (int i = 0; i < 3000; i++) {
+		CUdeviceptr *at = &p[rand_r(&seed) % 8];
+		int result = CUDA_SUCCESS;
+
+		if (*at) {
+			CU(cuMemFree_v2(*at));
+			*at = 0;
+		} else if (rand_r(&seed) % 2) {
+			result = cuMemAlloc_v2(at, rand_r(&seed) % (16 * MIB) + 1);
+		} else {
+			result = cuMemAllocAsync(at, rand_r(&seed) % (16 * MIB) + 1, NULL);
+		}
+		CHECK(result == CUDA_SUCCESS || result == OOM);
+		over += result == OOM;
+	}
+	for (int i = 0; i < 8; i++)
+		CU(cuMemFree_v2(p[i]));
+	return NULL;
+}
+
+static void threads_keep_the_account(void)
+{
+	pthread_t t[THREADS];
+
+	begin(LIMIT / 4, LIMIT / 4); /* a single one of them meets it often */
+	for (uintptr_t i = 0; i < THREADS; i++)
+		CHECK(pthread_create(&t[i], NULL, churn, (void *)i) == 0);
+	for (int i = 0; i < THREADS; i++)
+		CHECK(pthread_join(t[i], NULL) == 0);
+	CHECK(used() == 0);
+	CU(cuCtxSetCurrent(contexts[1]));
+	CHECK(used() == 0);
+	CHECK(over > 0);
+	EVENTUALLY(ledger_reserved(0) <= 2 * 64 * MIB);
+}
+
+/* ---- against a model ---- */
+
+enum thing { NOTHING, POINTER, POOLED, ARRAY, MIPMAP, HANDLE };
+#define THINGS 200
+
+static struct {
+	enum thing what;
+	int gpu, owner; /* owner: which context it goes with, 2 and up: none */
+	uint64_t bytes, key;
+} things[THINGS];
+
+static uint64_t model_used(int gpu)
+{
+	uint64_t sum = 0;
+
+	for (int i = 0; i < THINGS; i++)
+		if (things[i].what && things[i].gpu == gpu)
+			sum += things[i].bytes;
+	return sum;
+}
+
+static unsigned seed = 1;
+
+static uint64_t some(uint64_t most)
+{
+	return ((uint64_t)rand_r(&seed) << 15 ^ (uint64_t)rand_r(&seed)) % most + 1;
+}
+
+/* A thing of a random kind, on a random GPU; what the driver says must be right. */
+static void model_make(int i)
+{
+	static const int kinds = 8;
+	int current = rand_r(&seed) % 2, gpu = current, result;
+	uint64_t n = some(24 * MIB), least;
+	CUdeviceptr p = 0;
+
+	CU(cuCtxSetCurrent(contexts[current]));
+	things[i].owner = current;
+	switch (rand_r(&seed) % kinds) {
+	case 0:
+	case 1:
+		least = n;
+		result = cuMemAlloc_v2(&p, n);
+		things[i].what = POINTER;
+		break;
+	case 2: {
+		size_t pitch;
+		size_t w = some(3000), h = some(3000);
+
+		least = w * h;
+		result = cuMemAllocPitch_v2(&p, &pitch, w, h, 16);
+		n = pitch * h;
+		things[i].what = POINTER;
+		break;
+	}
+	case 3:
+		least = n;
+		result = cuMemAllocManaged(&p, n, 1);
+		things[i].what = POINTER;
+		break;
+	case 4:
+		least = n;
+		result = cuMemAllocAsync(&p, n, NULL);
+		things[i].what = POOLED;
+		things[i].owner = 2;
+		break;
+	case 5: {
+		CUDA_ARRAY3D_DESCRIPTOR d = { some(500), some(500), some(20), CU_AD_FORMAT_HALF, 2, 0 };
+		CUarray a = NULL;
+
+		n = least = (d.Width * d.Height * d.Depth * 4 + 65535) / 65536 * 65536;
+		result = cuArray3DCreate_v2(&a, &d);
+		p = (uintptr_t)a;
+		things[i].what = ARRAY;
+		break;
+	}
+	case 6: {
+		CUDA_ARRAY3D_DESCRIPTOR d = { some(1000), some(1000), 0, CU_AD_FORMAT_FLOAT, 1, 0 };
+		CUmipmappedArray a = NULL;
+
+		n = d.Width * d.Height * 4;
+		n = least = (n + 65535) / 65536 * 65536;
+		result = cuMipmappedArrayCreate(&a, &d, 1);
+		p = (uintptr_t)a;
+		things[i].what = MIPMAP;
+		break;
+	}
+	default: {
+		CUmemAllocationProp prop = vmm_prop(CU_MEM_LOCATION_TYPE_DEVICE, gpu = rand_r(&seed) % 2);
+		CUmemGenericAllocationHandle h = 0;
+
+		n = least = some(8) * 2 * MIB;
+		result = cuMemCreate(&h, n, &prop, 0);
+		p = h;
+		things[i].what = HANDLE;
+		things[i].owner = 2;
+		break;
+	}
+	}
+	things[i].gpu = gpu;
+	if (result != CUDA_SUCCESS)
+		things[i].what = NOTHING;
+	CHECK(result == (model_used(gpu) - (things[i].what ? things[i].bytes : 0) + least > LIMIT
+			 ? OOM : CUDA_SUCCESS));
+	things[i].bytes = n;
+	things[i].key = p;
+}
+
+static int destroy_thing(enum thing what, uint64_t key)
+{
+	switch (what) {
+	case POINTER: return cuMemFree_v2(key);
+	case POOLED: return rand_r(&seed) % 2 ? cuMemFreeAsync(key, NULL) : cuMemFree_v2(key);
+	case ARRAY: return cuArrayDestroy((CUarray)(uintptr_t)key);
+	case MIPMAP: return cuMipmappedArrayDestroy((CUmipmappedArray)(uintptr_t)key);
+	case HANDLE: return cuMemRelease(key);
+	default: return CUDA_SUCCESS;
+	}
+}
+
+static void model_end_context(int which)
+{
+	CU(cuCtxDestroy_v2(contexts[which]));
+	for (int i = 0; i < THINGS; i++)
+		if (things[i].what && things[i].owner == which)
+			things[i].what = NOTHING;
+	CU(cuCtxCreate_v2(&contexts[which], 0, which));
+}
+
+static void any_sequence_agrees_with_a_model(void)
+{
+	begin(LIMIT, LIMIT);
+	for (int step = 0; step < 100000; step++) {
+		int i = rand_r(&seed) % THINGS;
+
+		if (things[i].what) {
+			enum thing what = things[i].what;
+
+			things[i].what = NOTHING;
+			CU(destroy_thing(what, things[i].key));
+			if (what != HANDLE && rand_r(&seed) % 4 == 0) /* its value may be another's */
+				CHECK(destroy_thing(what, things[i].key) != CUDA_SUCCESS);
+		} else {
+			things[i].bytes = 0;
+			model_make(i);
+		}
+		if (step % 5000 == 4999)
+			model_end_context(step / 5000 % 2);
+		if (step % 16 == 0)
+			for (int g = 0; g < 2; g++) {
+				CU(cuCtxSetCurrent(contexts[g]));
+				CHECK(used() == (model_used(g) < LIMIT ? model_used(g) : LIMIT));
+			}
+	}
+	CHECK(ledger_counts().refused > 0);
+}
+
+/* ---- NVML ---- */
+
+struct info { unsigned long long total, free, used; };
+struct info2 { unsigned version; unsigned long long total, reserved, free, used; };
+struct process { unsigned pid; unsigned long long used; unsigned gi, ci; };
+struct process1 { unsigned pid; unsigned long long used; };
+struct sample { unsigned pid; unsigned long long time; unsigned util[4]; };
+struct details {
+	unsigned version, mode, count;
+	struct detail { unsigned pid; unsigned long long used; unsigned gi, ci; unsigned long long cc; } *list;
+};
+struct utils {
+	unsigned version, count;
+	unsigned long long since;
+	struct util { unsigned long long time; unsigned pid; unsigned util[6]; } *list;
+};
+
+static void *nvml;
+
+static void *nvml_function(const char *name)
+{
+	void *p = dlsym(nvml, name);
+
+	CHECK(p);
+	return p;
+}
+#define NVML(name, ...) ((int (*)(__VA_ARGS__))nvml_function(#name))
+
+static void *nvml_device(unsigned i)
+{
+	void *dev;
+
+	nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+	CHECK(nvml);
+	CHECK(NVML(nvmlInit_v2, void)() == 0);
+	CHECK(NVML(nvmlDeviceGetHandleByIndex_v2, unsigned, void **)(i, &dev) == 0);
+	return dev;
+}
+
+static struct info nvml_memory(void *dev)
+{
+	struct info2 b = { .version = 2 };
+	struct info a;
+
+	CHECK(NVML(nvmlDeviceGetMemoryInfo, void *, struct info *)(dev, &a) == 0);
+	CHECK(NVML(nvmlDeviceGetMemoryInfo_v2, void *, struct info2 *)(dev, &b) == 0);
+	CHECK(a.total == b.total && a.free == b.free && a.used == b.used && b.reserved == 0);
+	return a;
+}
+
+static void nvml_agrees_with_the_driver(void)
+{
+	size_t available, total;
+	struct info m;
+	CUdeviceptr p;
+	void *dev;
+
+	begin(LIMIT, 0);
+	dev = nvml_device(0);
+	CU(cuMemAlloc_v2(&p, 30 * MIB));
+	ledger_others(0, 100 * MIB);
+	CU(cuMemGetInfo_v2(&available, &total));
+	m = nvml_memory(dev);
+	CHECK(m.total == LIMIT && m.used == 130 * MIB && m.free == LIMIT - m.used);
+	CHECK(available == m.free && total == m.total);
+	/* No limit, nothing to hide. */
+	m = nvml_memory(nvml_device(1));
+	CHECK(m.total > LIMIT && m.used == 0);
+	CHECK(NVML(nvmlDeviceGetUUID, void *, char *, unsigned)(dev, (char[96]){ 0 }, 96) == 0);
+}
+
+/* A process that only asks NVML: no cuInit, as nvidia-smi. */
+static void nvml_alone_is_told_the_limit(void)
+{
+	unsigned threads, descriptors;
+	struct info m;
+	void *dev;
+
+	ledger_init();
+	dev = nvml_device(0);
+	m = nvml_memory(dev); /* no scheduler: as it is */
+	CHECK(m.total > LIMIT);
+	ledger_limit(0, LIMIT);
+	ledger_others(0, 10 * MIB);
+	ledger_start();
+	threads = entries("/proc/self/task");
+	EVENTUALLY(nvml_memory(dev).total == LIMIT);
+	EVENTUALLY(ledger_connections() == 0);
+	descriptors = entries("/proc/self/fd");
+	m = nvml_memory(dev);
+	CHECK(m.total == LIMIT && m.used == 10 * MIB && m.free == 246 * MIB);
+	ledger_others(0, 20 * MIB);
+	EVENTUALLY(nvml_memory(dev).used == 20 * MIB);
+	EVENTUALLY(ledger_connections() == 0);
+	CHECK(entries("/proc/self/task") == threads);
+	CHECK(entries("/proc/self/fd") == descriptors);
+	CHECK(ledger_counts().attached == 0 && ledger_counts().observed >= 2);
+	m = nvml_memory(nvml_device(1));
+	CHECK(m.total > LIMIT);
+}
+
+static void a_scheduler_that_hangs_holds_nvml_up_shortly(void)
+{
+	uint64_t start;
+	struct fake f;
+	void *dev;
+
+	fake_init(&f);
+	fake_listen(&f); /* nobody accepts */
+	dev = nvml_device(0);
+	start = test_now();
+	CHECK(nvml_memory(dev).total > LIMIT);
+	CHECK(test_now() - start < 5000000000u); /* it is 200 ms, on a machine that has time */
+	fake_end(&f);
+}
+
+static void part_spin(void)
+{
+	int result = 0;
+	CUdeviceptr p;
+	char c;
+
+	alarm(120);
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
+	CU(cuMemAlloc_v2(&p, MIB));
+	CU(cuMemsetD8Async(p, 0, MIB, NULL));
+	CHECK(write(1, &result, sizeof(result)) == sizeof(result));
+	(void)!read(0, &c, 1);
+}
+
+/* Processes of this container are seen; one of another is not. */
+static void nvml_shows_the_container(void)
+{
+	struct process some_room[8];
+	struct process1 old[8];
+	struct detail list[8];
+	struct details d = { .count = 8, .list = list };
+	struct child c;
+	unsigned n = 8;
+	int result;
+	void *dev;
+
+	ledger_init();
+	ledger_start();
+	c = spawn("part_spin");
+	CHECK(read(c.out, &result, sizeof(result)) == sizeof(result));
+	dev = nvml_device(0);
+#define LIST(name, type) NVML(name, void *, unsigned *, type *)
+	CHECK(LIST(nvmlDeviceGetComputeRunningProcesses_v3, struct process)(dev, &n, some_room) == 0);
+	CHECK(n == 1 && some_room[0].pid == (unsigned)c.pid && some_room[0].used >= MIB);
+	n = 8;
+	CHECK(LIST(nvmlDeviceGetComputeRunningProcesses_v2, struct process)(dev, &n, some_room) == 0);
+	CHECK(n == 1 && some_room[0].pid == (unsigned)c.pid);
+	n = 1;
+	CHECK(LIST(nvmlDeviceGetComputeRunningProcesses, struct process1)(dev, &n, old) == 0);
+	CHECK(n == 1 && old[0].pid == (unsigned)c.pid);
+	n = 0;
+	CHECK(LIST(nvmlDeviceGetComputeRunningProcesses_v3, struct process)(dev, &n, NULL) == 7);
+	CHECK(n == 1);
+	n = 0;
+	CHECK(LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, struct process)(dev, &n, NULL) == 0);
+	CHECK(n == 0);
+	CHECK(LIST(nvmlDeviceGetComputeRunningProcesses_v3, struct process)(dev, NULL, NULL) == 2);
+	CHECK(NVML(nvmlDeviceGetRunningProcessDetailList, void *, struct details *)(dev, &d) == 0);
+	CHECK(d.count == 1 && list[0].pid == (unsigned)c.pid);
+	close(c.in);
+	CHECK(waitpid(c.pid, NULL, 0) == c.pid);
+	ledger_stop();
+}
+
+/* ---- life ---- */
+
+static void a_forked_child_counts_afresh(void)
+{
+	CUdeviceptr p;
+	int status;
+	pid_t pid;
+
+	begin(LIMIT, 0);
+	CU(cuMemAlloc_v2(&p, 100 * MIB));
+	pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		alarm(30);
+		/* CUDA is gone for it; the shim does not hang and keeps no page. */
+		CHECK(cuMemAlloc_v2(&p, MIB) == CUDA_ERROR_NOT_INITIALIZED);
+		CHECK(cuMemFree_v2(p) == CUDA_ERROR_NOT_INITIALIZED);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+	CHECK(used() == 100 * MIB);
+	CU(cuMemFree_v2(p));
+	CHECK(used() == 0);
+}
+
+/* Not a test: nanoseconds of a pair, "cost [N]". */
+static void cost(int n)
+{
+	CUdeviceptr p = 0;
+
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
+	for (int round = 0; round < 5; round++) {
+		uint64_t start = test_now();
+
+		for (int i = 0; i < n; i++) {
+			CU(cuMemAlloc_v2(&p, 4096));
+			CU(cuMemFree_v2(p));
+		}
+		printf("%.1f ns a pair\n", (double)(test_now() - start) / n);
+	}
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} cases[] = {
+#define CASE(f) { #f, f }
+	CASE(every_allocator_counts),
+	CASE(stream_and_pool_say_which_gpu),
+	CASE(vmm_counts_until_the_last_reference),
+	CASE(contexts_take_their_memory_along),
+	CASE(graphs_count_when_they_have_memory),
+	CASE(the_limit_is_the_gpu),
+	CASE(small_allocations_do_not_ask),
+	CASE(without_a_limit_nobody_waits),
+	CASE(a_silent_scheduler_costs_one_wait),
+	CASE(without_a_scheduler_the_limit_stands),
+	CASE(never_a_scheduler),
+	CASE(the_first_allocation_is_limited),
+	CASE(others_of_the_container_count),
+	CASE(two_processes_share_a_limit),
+	CASE(threads_keep_the_account),
+	CASE(any_sequence_agrees_with_a_model),
+	CASE(nvml_agrees_with_the_driver),
+	CASE(nvml_alone_is_told_the_limit),
+	CASE(a_scheduler_that_hangs_holds_nvml_up_shortly),
+	CASE(nvml_shows_the_container),
+	CASE(a_forked_child_counts_afresh),
+};
+
+int main(int argc, char **argv)
+{
+	self = argv[0];
+	if (argc > 1 && strcmp(argv[1], "part_allocate") == 0) {
+		part_allocate();
+		return 0;
+	}
+	if (argc > 1 && strcmp(argv[1], "part_spin") == 0) {
+		part_spin();
+		return 0;
+	}
+	if (argc > 1 && strcmp(argv[1], "cost") == 0) {
+		cost(argc > 2 ? atoi(argv[2]) : 100000);
+		return 0;
+	}
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		if (argc < 2) {
+			puts(cases[i].name);
+		} else if (strcmp(argv[1], cases[i].name) == 0) {
+			alarm(120);
+			cases[i].run();
+			ledger_end();
+			return 0;
+		}
+	}
+	return argc >= 2;
+}
