@@ -5,7 +5,7 @@
 # Makes BUILD-DIR/gpu-bundle.tar.xz of what `make static simgpu tools` left
 # there: all that a GPU host needs to run tests/gpu without network, Go or
 # NVIDIA's container toolkit. `make gpu-bundle` does both. On that host, as root:
-#   tar xJf gpu-bundle.tar.xz && gpu-bundle/run.sh [RESULTS-DIR]
+#   tar xJf gpu-bundle.tar.xz && gpu-bundle/run.sh [RESULTS-DIR] [STEP...]
 set -eu
 
 build=$(cd "${1:?usage: bundle.sh BUILD-DIR}" && pwd)
@@ -21,12 +21,14 @@ cp "$build"/static/bin/* "$out/bin/"
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/" ./tests/demo
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/nvshare-gpu" ./tests/gpu
 # Linked to the simulated driver's soname only: on the host it is the real one.
-cp "$build/bin/cuda-busy" "$build/bin/launch-cost" "$out/bin/"
+cp "$build/bin/cuda-busy" "$build/bin/hand-over" "$build/bin/launch-cost" "$out/bin/"
 cp "$build/lib/libnvshare.so" "$out/lib/"
 for tool in containerd containerd-shim-runc-v2 ctr runc crictl; do
 	cp "$build/tools/$tool" "$out/tools/"
 done
-cp tests/gpu/run.sh tests/gpu/gemm.py "$out/"
+cp tests/gpu/run.sh tests/gpu/gemm.py tests/gpu/worker.py tests/gpu/memory.py "$out/"
+mkdir "$out/loads"
+cp tests/gpu/loads/*.py "$out/loads/"
 git describe --always --dirty >"$out/commit" 2>/dev/null || echo unknown >"$out/commit"
 tar -C "$build" -cf - gpu-bundle | xz -T0 -6 >"$build/gpu-bundle.tar.xz"
 ls -l "$build/gpu-bundle.tar.xz"

@@ -52,6 +52,9 @@ type group struct {
 }
 
 func (b *bench) gemm(ctx context.Context, work string) error {
+	if err := b.containers(ctx); err != nil {
+		return err
+	}
 	var r gemmResult
 	add := func(g *group, name, quantum string, names ...string) error {
 		w, err := g.window(ctx, name, quantum, names)

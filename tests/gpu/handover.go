@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,7 +13,6 @@ import (
 	"strconv"
 
 	"github.com/nvshare/nvshare/tests/judge"
-	"github.com/nvshare/nvshare/tests/node"
 )
 
 // handoverSeconds is how long two tenants take turns in each case.
@@ -34,9 +34,42 @@ type handoverResult struct {
 	Alone float64 `json:"alone"` // the same for one of them without the shim
 }
 
-func (b *bench) handovers(ctx context.Context) error {
+// handoverLimit is what a hand-over costs two processes that need nobody to
+// arbitrate, as hand-over (tests/workload) prints it.
+type handoverLimit struct {
+	QuantumMS  float64 `json:"quantum_ms"`
+	KernelUS   float64 `json:"kernel_us"`
+	AloneGapNS float64 `json:"alone_gap_ns"` // per turn, of one process
+	AloneBusy  float64 `json:"alone_busy"`
+	TwoGapNS   float64 `json:"two_gap_ns"` // per turn, of two in turn
+	TwoBusy    float64 `json:"two_busy"`
+}
+
+func (b *bench) handoverLimit(ctx context.Context, quantum, kernel string) (handoverLimit, error) {
+	var l handoverLimit
+	cmd := exec.CommandContext(ctx, filepath.Join(b.bundle, "bin", "hand-over"), quantum, kernel, "1.5")
+	cmd.Stderr = os.Stderr
+	cmd.Env = append(os.Environ(), b.tenantEnv(native, "")...)
+	out, err := cmd.Output()
+	if err != nil {
+		return l, fmt.Errorf("hand-over: %w", err)
+	}
+	return l, json.Unmarshal(out, &l)
+}
+
+func (b *bench) handovers(ctx context.Context, _ string) error {
 	var all []handoverResult
+	var limits []handoverLimit
 	for _, kernel := range []int{500, 1700} {
+		for _, quantum := range []string{"5", "20"} {
+			l, err := b.handoverLimit(ctx, quantum, strconv.Itoa(kernel))
+			if err != nil {
+				return err
+			}
+			limits = append(limits, l)
+			fmt.Printf("limit, turns of exactly %2g ms, kernels of %4g µs: hand-over %3.0f µs; GPU busy %.2f %%\n",
+				l.QuantumMS, l.KernelUS, l.TwoGapNS/1000, 100*l.TwoBusy)
+		}
 		alone, err := b.busyAlone(ctx, kernel)
 		if err != nil {
 			return err
@@ -59,7 +92,7 @@ func (b *bench) handovers(ctx context.Context) error {
 	if _, err := b.node.Ctl(ctx, "-T", "100ms"); err != nil {
 		return err
 	}
-	return b.saveJSON("handover.json", all)
+	return b.saveJSON("handover.json", map[string]any{"limits": limits, "cases": all})
 }
 
 func (r *handoverResult) measure(trace judge.Trace) {
@@ -115,10 +148,11 @@ func (b *bench) busyTenants(ctx context.Context, kernel int, shim bool, names ..
 		files = append(files, file)
 		cmd := exec.CommandContext(ctx, b.node.Bin("cuda-busy"), "--tenant", name, "--record", file,
 			"--kernel-us", strconv.Itoa(kernel), "--seconds", strconv.Itoa(handoverSeconds))
-		cmd.Env = os.Environ()
+		who := native
 		if shim {
-			cmd.Env = append(cmd.Env, "LD_PRELOAD="+b.node.Shim(), "NVSHARE_RUN_DIR="+node.RunDir)
+			who = name
 		}
+		cmd.Env = append(os.Environ(), b.tenantEnv(who, "")...)
 		cmd.Stderr = os.Stderr
 		if err := cmd.Start(); err != nil {
 			return judge.Trace{}, err

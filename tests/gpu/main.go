@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpu measures nvshare on a real GPU: what the shim adds to a launch,
-// how long the GPU stands still at a hand-over, and how fast two containers
-// are that share the GPU, next to one that has it alone and next to the
-// driver's own time slicing, all in the same run.
+// Command gpu measures nvshare on a real GPU, in steps: what the shim adds to
+// a call, how long the GPU stands still at a hand-over, how fast two
+// containers are that share the GPU, and the same for many kinds of work, each
+// next to the driver alone in the same run.
 //
 // It is started by run.sh from the bundle that bundle.sh makes, as root, and
-// uses the node of the end-to-end tests: its own containerd, NRI, CDI from
-// our own discovery. The containers see the host's /usr and /opt, so its
-// PyTorch, and no other part of the host.
+// uses the node of the end-to-end tests: its own scheduler, and for containers
+// its own containerd, NRI, CDI from our own discovery. The containers see the
+// host's /usr and /opt, so its PyTorch, and no other part of the host.
 package main
 
 import (
@@ -20,39 +20,103 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/tests/node"
 )
 
+// A step is a part of the measurements that can be run alone.
+type step struct {
+	name string
+	what string
+	run  func(*bench, context.Context, string) error
+}
+
+var steps = []step{
+	{"launch", "what the shim adds to a launch and to other calls", (*bench).launchCost},
+	{"handover", "how long the GPU stands still at a hand-over", (*bench).handovers},
+	{"gemm", "two containers with PyTorch, next to the driver's time slicing", (*bench).gemm},
+	{"matrix", "many kinds of work with and without the shim, alone and beside another", (*bench).matrix},
+	{"memory", "what a process with a memory limit is told and given", (*bench).memoryLimit},
+	{"two-gpu", "processes that use two GPUs each; not by default", (*bench).twoGPUs},
+}
+
+// ordinary are the steps without any named.
+var ordinary = []string{"launch", "handover", "gemm", "matrix", "memory"}
+
 func main() {
-	bundle := flag.String("bundle", ".", "unpacked bundle")
+	b := &bench{}
+	bundle := flag.String("bundle", ".", "unpacked bundle, or a build directory")
 	results := flag.String("results", "results", "directory for the results")
-	seconds := flag.Float64("seconds", 8, "length of each window")
-	flag.Parse()
-	dir, err := filepath.Abs(*bundle)
-	if err != nil {
+	only := flag.String("only", "", "cells of the matrix: a regular expression for framework/allocator/load")
+	flag.Float64Var(&b.seconds, "seconds", 8, "length of gemm's windows")
+	flag.BoolVar(&b.cells.quick, "quick", false, "matrix: shorter windows, to try it")
+	flag.Float64Var(&b.cells.minutes, "minutes", -1, "matrix: begin no cell that would end later; 0: no limit; default 8.5, 3.2 with --quick")
+	flag.StringVar(&b.cells.peer, "peer", "", "matrix: a `library` to preload in place of ours, for comparison")
+	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
+	flag.Usage = usage
+	var chosen []string
+	for rest := os.Args[1:]; ; rest = flag.Args()[1:] { // flags may also follow steps
+		if err := flag.CommandLine.Parse(rest); err != nil || flag.NArg() == 0 {
+			break
+		}
+		chosen = append(chosen, flag.Arg(0))
+	}
+	var err error
+	if b.bundle, err = filepath.Abs(*bundle); err != nil {
 		fatal(err)
 	}
-	out, err := filepath.Abs(*results)
-	if err != nil {
+	if b.results, err = filepath.Abs(*results); err != nil {
 		fatal(err)
 	}
-	os.Exit(node.Isolated(dir, "gpu-", func(work string) int {
+	if *only != "" {
+		if b.cells.only, err = regexp.Compile(*only); err != nil {
+			fatal(err)
+		}
+	}
+	if b.cells.minutes < 0 {
+		b.cells.minutes = 8.5
+		if b.cells.quick {
+			b.cells.minutes = 3.2
+		}
+	}
+	b.python = pythonPath()
+	if len(chosen) == 0 {
+		chosen = ordinary
+	}
+	for _, name := range chosen {
+		if !slices.ContainsFunc(steps, func(s step) bool { return s.name == name }) {
+			fatal(fmt.Errorf("no step %q; there are %s", name, stepNames()))
+		}
+	}
+	os.Exit(node.Isolated(b.bundle, "gpu-", func(work string) int {
 		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 		defer stop()
-		b := &bench{bundle: dir, results: out, seconds: *seconds, python: pythonPath()}
-		if err := b.run(ctx, work); err != nil {
-			fmt.Fprintln(os.Stderr, "gpu:", err)
-			if b.node != nil {
-				fmt.Fprintln(os.Stderr, b.node.Logs(20))
-			}
-			return 1
-		}
-		return 0
+		return b.run(ctx, work, chosen)
 	}))
+}
+
+func usage() {
+	out := flag.CommandLine.Output()
+	fmt.Fprintln(out, "usage: gpu [flags] [STEP...]\n\nsteps:")
+	for _, s := range steps {
+		fmt.Fprintf(out, "  %-10s %s\n", s.name, s.what)
+	}
+	fmt.Fprintln(out, "\nflags:")
+	flag.PrintDefaults()
+}
+
+func stepNames() string {
+	var names []string
+	for _, s := range steps {
+		names = append(names, s.name)
+	}
+	return strings.Join(names, ", ")
 }
 
 func fatal(err error) {
@@ -76,37 +140,91 @@ type bench struct {
 	bundle, results string
 	seconds         float64
 	python          string
+	simulated       bool
+	cells           matrixOptions
 	node            *node.Node
 }
 
-func (b *bench) run(ctx context.Context, work string) error {
-	n, err := node.New(work, node.Options{Build: b.bundle})
-	if err != nil {
-		return err
+// run does the steps one after the other. A step that fails does not keep the
+// next from running.
+func (b *bench) run(ctx context.Context, work string, chosen []string) int {
+	options := node.Options{Build: b.bundle, Simulated: b.simulated}
+	if b.simulated {
+		options.SimConfig = "gpus=2\n"
 	}
-	b.node = n
-	for _, step := range []func(context.Context) error{
-		n.StartContainerd, n.BuildImages,
-		func(ctx context.Context) error { return n.StartScheduler(ctx) },
-		n.StartPlugin,
-	} {
-		if err := step(ctx); err != nil {
+	n, err := node.New(work, options)
+	if err == nil {
+		b.node = n
+		err = n.StartScheduler(ctx)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gpu:", err)
+		return 1
+	}
+	status := 0
+	for _, s := range steps {
+		if !slices.Contains(chosen, s.name) {
+			continue
+		}
+		began := time.Now()
+		fmt.Printf("--- %s: %s\n", s.name, s.what)
+		if err := s.run(b, ctx, work); err != nil {
+			fmt.Fprintf(os.Stderr, "gpu: %s: %v\n%s\n", s.name, err, n.Logs(20))
+			status = 1
+		}
+		fmt.Printf("--- %s took %.1f s\n", s.name, time.Since(began).Seconds())
+	}
+	return status
+}
+
+// containers makes the node one that runs containers with GPUs.
+func (b *bench) containers(ctx context.Context) error {
+	if b.node.Containerd != nil {
+		return nil
+	}
+	for _, start := range []func(context.Context) error{b.node.StartContainerd, b.node.BuildImages, b.node.StartPlugin} {
+		if err := start(ctx); err != nil {
 			return err
 		}
 	}
-	if err := b.save("cdi.yaml", b.cdiSpec()); err != nil {
+	return b.save("cdi.yaml", b.cdiSpec())
+}
+
+// matrix is the step.
+func (b *bench) matrix(ctx context.Context, work string) error {
+	if b.cells.peer != "" {
+		if _, err := os.Stat(b.cells.peer); err != nil {
+			return err
+		}
+	}
+	m, err := newMatrix(b.cells, filepath.Join(work, "private", "matrix"))
+	if err != nil {
 		return err
 	}
-	if err := b.launchCost(ctx); err != nil {
-		return fmt.Errorf("launch cost: %w", err)
+	m.python, m.script, m.results, m.arbiter, m.tenantEnv = b.python, b.script("worker.py"), b.results, nodeArbiter{b.node}, b.tenantEnv
+	groups := matrixGroups
+	if b.simulated {
+		groups = []loadGroup{{framework: "driver", allocator: "default", backend: "driver", loads: []string{"spin"}, pair: true}}
 	}
-	if err := b.handovers(ctx); err != nil {
-		return fmt.Errorf("hand-over: %w", err)
+	return m.run(ctx, groups)
+}
+
+// nodeArbiter is the node's scheduler, as the matrix needs it.
+type nodeArbiter struct{ *node.Node }
+
+func (a nodeArbiter) setQuantum(ctx context.Context, quantum string) error {
+	_, err := a.Ctl(ctx, "-T", quantum)
+	return err
+}
+
+// script is the path of one of our Python programs: in the bundle, or in the
+// tree that the build directory belongs to.
+func (b *bench) script(name string) string {
+	path := filepath.Join(b.bundle, name)
+	if _, err := os.Stat(path); err != nil {
+		return filepath.Join(b.bundle, "..", "tests", "gpu", name)
 	}
-	if err := b.gemm(ctx, work); err != nil {
-		return fmt.Errorf("gemm: %w", err)
-	}
-	return nil
+	return path
 }
 
 // cdiSpec is what the plugin wrote for this host.
@@ -122,14 +240,18 @@ func (b *bench) cdiSpec() string {
 	return text.String()
 }
 
-func (b *bench) save(name, text string) error {
-	return os.WriteFile(filepath.Join(b.results, name), []byte(text), 0o644)
+func (b *bench) save(name, text string) error { return save(b.results, name, text) }
+
+func (b *bench) saveJSON(name string, v any) error { return saveJSON(b.results, name, v) }
+
+func save(dir, name, text string) error {
+	return os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)
 }
 
-func (b *bench) saveJSON(name string, v any) error {
+func saveJSON(dir, name string, v any) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return err
 	}
-	return b.save(name, string(data)+"\n")
+	return save(dir, name, string(data)+"\n")
 }

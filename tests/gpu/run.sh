@@ -1,16 +1,44 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: run.sh [RESULTS-DIR]
-# On a GPU host, as root, from the unpacked bundle: the demo on the real GPU,
-# the cost of a launch, and two PyTorch containers that share the GPU. Needs
-# python3 with PyTorch for the last (PYTHON names it). Writes RESULTS-DIR.
+# Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...]
+# On a GPU host, as root, from the unpacked bundle: the steps named, or all but
+# two-gpu, which needs two GPUs. Writes RESULTS-DIR.
+#   demo      the demo on the real GPU
+#   launch    what the shim adds to a launch and to other calls
+#   handover  how long the GPU stands still at a hand-over
+#   gemm      two PyTorch containers that share the GPU
+#   matrix    many kinds of work, alone and beside another (9 minutes; with
+#             --quick 3), in PyTorch, JAX and CuPy as far as they are there
+#   memory    what a process with a memory limit is told and given
+#   two-gpu   processes that use two GPUs each
+# Frameworks are looked for in python3 (PYTHON names another).
+# bin/nvshare-gpu -h explains the flags.
 set -u
 
 here=$(cd "$(dirname "$0")" && pwd)
-results=${1:-$here/results}
+results=$here/results
+case ${1:-} in
+-* | '' | demo | launch | handover | gemm | matrix | memory | two-gpu) ;;
+*) results=$1 && shift ;;
+esac
 mkdir -p "$results"
 results=$(cd "$results" && pwd)
+
+# The demo is a program of its own; the rest is passed on.
+demo=no others=no left=$#
+while [ "$left" -gt 0 ]; do
+	left=$((left - 1))
+	case $1 in
+	demo) demo=yes ;;
+	launch | handover | gemm | matrix | memory | two-gpu) others=yes && set -- "$@" "$1" ;;
+	*) set -- "$@" "$1" ;;
+	esac
+	shift
+done
+if [ $demo$others = nono ]; then
+	demo=yes others=yes
+fi
 
 {
 	date -u +%Y-%m-%dT%H:%M:%SZ
@@ -22,7 +50,11 @@ results=$(cd "$results" && pwd)
 cat "$results/host.txt"
 
 status=0
-"$here/bin/demo" --build-dir "$here" >"$results/demo.txt" 2>&1 || status=1
-cat "$results/demo.txt"
-"$here/bin/nvshare-gpu" --bundle "$here" --results "$results" || status=1
+if [ $demo = yes ]; then
+	"$here/bin/demo" --build-dir "$here" >"$results/demo.txt" 2>&1 || status=1
+	cat "$results/demo.txt"
+fi
+if [ $others = yes ]; then
+	"$here/bin/nvshare-gpu" --bundle "$here" --results "$results" "$@" || status=1
+fi
 exit $status

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads on the driver API alone, no framework: a kernel that spins. Runs on
+the simulated driver too."""
+import ctypes
+
+from loads import common
+
+SPIN_NS = 500000
+
+PTX = b"""
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry nvshare_spin(.param .u64 ns, .param .u64 at)
+{
+	.reg .pred %p<3>;
+	.reg .b64 %rd<6>;
+	ld.param.u64 %rd1, [ns];
+	ld.param.u64 %rd2, [at];
+	mov.u64 %rd3, %globaltimer;
+LOOP:
+	mov.u64 %rd4, %globaltimer;
+	sub.u64 %rd5, %rd4, %rd3;
+	setp.lt.u64 %p1, %rd5, %rd1;
+	@%p1 bra LOOP;
+	ret;
+}
+"""
+
+
+class Driver:
+    """libcuda by name: driver.cuInit(0) raises if it does not return 0."""
+
+    def __init__(self):
+        self.lib = ctypes.CDLL("libcuda.so.1")
+
+    def __getattr__(self, name):
+        fn = getattr(self.lib, name)
+
+        def call(*args):
+            rc = fn(*args)
+            if rc:
+                raise RuntimeError("%s: CUDA error %d" % (name, rc))
+        setattr(self, name, call)
+        return call
+
+
+class Gpu:
+    """A context, a stream and the kernel on one GPU."""
+
+    def __init__(self, cu, gpu):
+        self.context, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
+        module, self.spin = ctypes.c_void_p(), ctypes.c_void_p()
+        cu.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), gpu)
+        cu.cuCtxSetCurrent(self.context)
+        cu.cuStreamCreate(ctypes.byref(self.stream), 1)
+        cu.cuModuleLoadData(ctypes.byref(module), PTX)
+        cu.cuModuleGetFunction(ctypes.byref(self.spin), module, b"nvshare_spin")
+
+
+class Spin:
+    def __init__(self, cu, gpu):
+        self.cu, self.gpu = cu, gpu
+        self.ns, self.at = ctypes.c_uint64(SPIN_NS), ctypes.c_uint64(0)
+        self.params = (ctypes.c_void_p * 2)(ctypes.addressof(self.ns), ctypes.addressof(self.at))
+
+    def step(self):
+        self.cu.cuLaunchKernel(self.gpu.spin, 1, 1, 1, 32, 1, 1, 0, self.gpu.stream, self.params, None)
+
+
+class Event:
+    def __init__(self, cu):
+        self.cu, self.handle = cu, ctypes.c_void_p()
+        cu.cuEventCreate(ctypes.byref(self.handle), 0)
+
+    def __del__(self):
+        self.cu.cuEventDestroy_v2(self.handle)
+
+
+class Backend(common.Backend):
+    def __init__(self):
+        self.gpus = {}
+
+    def init(self):
+        self.cu = Driver()
+        self.cu.cuInit(0)
+        n = ctypes.c_int()
+        self.cu.cuDeviceGetCount(ctypes.byref(n))
+        self.gpu(0)
+        return {"gpus": n.value}
+
+    def gpu(self, i):
+        if i not in self.gpus:
+            self.gpus[i] = Gpu(self.cu, i)
+        self.cu.cuCtxSetCurrent(self.gpus[i].context)
+        return self.gpus[i]
+
+    enter = gpu
+
+    def build(self, name, gpu):
+        if name != "spin":
+            raise common.Skip("the driver backend has only spin")
+        return Spin(self.cu, self.gpu(gpu))
+
+    def clock(self, gpu):
+        cu, stream = self.cu, self.gpu(gpu).stream
+
+        def elapsed(a, b):
+            ms = ctypes.c_float()
+            cu.cuEventElapsedTime(ctypes.byref(ms), a.handle, b.handle)
+            return ms.value
+
+        return common.EventClock(
+            lambda: Event(cu), lambda e: cu.cuEventRecord(e.handle, stream),
+            lambda e: cu.cuEventSynchronize(e.handle), elapsed)
+
+    def check(self, name, gpu, seed):
+        """A pattern that goes to the GPU, across it and back."""
+        self.gpu(gpu)
+        n = 1 << 20
+        pattern = bytes((seed + i * 31) % 251 for i in range(4096)) * (n // 4096)
+        a, b = ctypes.c_uint64(), ctypes.c_uint64()
+        back = ctypes.create_string_buffer(n)
+        for p in (a, b):
+            self.cu.cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(n))
+        self.cu.cuMemcpyHtoD_v2(a, pattern, ctypes.c_size_t(n))
+        self.cu.cuMemcpyDtoD_v2(b, a, ctypes.c_size_t(n))
+        self.cu.cuMemcpyDtoH_v2(back, b, ctypes.c_size_t(n))
+        for p in (a, b):
+            self.cu.cuMemFree_v2(p)
+        return [(back.raw, [float(x) for x in back.raw[:256]])]

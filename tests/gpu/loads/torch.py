@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's loads. Which allocator it uses is in its environment."""
+import gc
+import os
+
+from loads import common
+
+torch = None   # imported on order
+
+# Sizes: a step takes one to five milliseconds on an H200, a process less than 12 GB.
+GEMM = 8192
+ADD = 1 << 28                 # numbers of 4 bytes
+CONV = (64, 224, 3)           # images, their side, blocks
+ATTENTION = (4, 16, 4096, 64)
+MLP = (4096, 2048, 8)         # batch, width, layers
+SMALL = (64, 256, 4)
+COMPILE = (32768, 4096)
+
+
+def device(gpu):
+    return torch.device("cuda", gpu)
+
+
+def seeded(gpu, seed):
+    torch.manual_seed(seed)
+    return torch.Generator(device=device(gpu)).manual_seed(seed)
+
+
+class Gemm:
+    """A bf16 matrix product; cuBLASLt launches it with cuLaunchKernelEx."""
+
+    def __init__(self, gpu, seed):
+        g = seeded(gpu, seed)
+        self.a, self.b = (torch.randn(GEMM, GEMM, device=device(gpu), dtype=torch.bfloat16, generator=g)
+                          for _ in range(2))
+
+    def step(self):
+        self.c = torch.matmul(self.a, self.b)
+
+    def results(self):
+        return [self.c]
+
+
+class Add:
+    """A sum that is bound by memory bandwidth. Its result is allocated."""
+
+    def __init__(self, gpu, seed):
+        g = seeded(gpu, seed)
+        self.a, self.b = (torch.randn(ADD, device=device(gpu), generator=g) for _ in range(2))
+        self.c = None
+
+    def step(self):
+        self.c = None
+        self.c = torch.add(self.a, self.b, alpha=0.5)
+
+    def results(self):
+        return [self.c[:1 << 24], self.c[-(1 << 20):]]
+
+
+def bottleneck(width, inner):
+    nn = torch.nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(
+                nn.Conv2d(width, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+                nn.Conv2d(inner, inner, 3, padding=1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+                nn.Conv2d(inner, width, 1, bias=False), nn.BatchNorm2d(width))
+
+        def forward(self, x):
+            return torch.relu(x + self.body(x))
+
+    return Block()
+
+
+class Training:
+    """forward, backward and optimiser in a step."""
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss = self.lossfn(self.model(self.x), self.y)
+        self.loss.backward()
+        self.optimizer.step()
+
+    def results(self):
+        return [self.loss.detach()] + [p.detach() for p in self.model.parameters()]
+
+
+class Conv(Training):
+    """A few ResNet blocks, with cuDNN."""
+
+    def __init__(self, gpu, seed):
+        images, side, blocks = CONV
+        g = seeded(gpu, seed)
+        nn = torch.nn
+
+        class Pool(nn.Module):
+            def forward(self, x):
+                return x.mean((2, 3))
+
+        self.model = nn.Sequential(
+            nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+            nn.Conv2d(64, 256, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(256), nn.ReLU(),
+            *[bottleneck(256, 64) for _ in range(blocks)], Pool(), nn.Linear(256, 1000),
+        ).to(device(gpu), memory_format=torch.channels_last)
+        self.x = torch.randn(images, 3, side, side, device=device(gpu), generator=g)
+        self.x = self.x.contiguous(memory_format=torch.channels_last)
+        self.y = torch.randint(0, 1000, (images,), device=device(gpu), generator=g)
+        self.lossfn = nn.CrossEntropyLoss()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+
+
+class Mlp(Training):
+    def __init__(self, gpu, seed, size, dtype, optimizer):
+        batch, width, layers = size
+        g = seeded(gpu, seed)
+        nn = torch.nn
+        parts = []
+        for _ in range(layers):
+            parts += [nn.Linear(width, width), nn.GELU()]
+        self.model = nn.Sequential(*parts[:-1]).to(device(gpu), dtype)
+        self.x, self.y = (torch.randn(batch, width, device=device(gpu), dtype=dtype, generator=g) for _ in range(2))
+        self.lossfn = nn.MSELoss()
+        self.optimizer = optimizer(self.model.parameters())
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+
+
+class SmallStep(Mlp):
+    """A training step that is bound by the CPU: mostly launches."""
+
+    def __init__(self, gpu, seed):
+        super().__init__(gpu, seed, SMALL, torch.float32, lambda p: torch.optim.Adam(p, lr=1e-3))
+
+
+class Graph:
+    """Replays a captured training step."""
+
+    size, dtype = None, None
+
+    def __init__(self, gpu, seed):
+        self.work = Mlp(gpu, seed, self.size or MLP, self.dtype or torch.bfloat16, sgd)
+        side = torch.cuda.Stream(device(gpu))
+        side.wait_stream(torch.cuda.current_stream(device(gpu)))
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.work.step()
+        torch.cuda.current_stream(device(gpu)).wait_stream(side)
+        # Nothing from before is freed in the capture.
+        self.work.optimizer.zero_grad(set_to_none=True)
+        self.work.loss = None
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.work.step()
+
+    def step(self):
+        self.graph.replay()
+
+    def results(self):
+        return self.work.results()
+
+
+class SmallGraph(Graph):
+    """A graph of many small kernels."""
+
+    def __init__(self, gpu, seed):
+        self.size, self.dtype = SMALL, torch.float32
+        super().__init__(gpu, seed)
+
+
+class Compiled:
+    """A function through torch.compile, then a hand-written Triton kernel."""
+
+    compiled = None   # compiled once in a process
+    note = ""
+
+    def __init__(self, gpu, seed):
+        g = seeded(gpu, seed)
+        d, rows, columns = device(gpu), *COMPILE
+        self.x, self.residual = (torch.randn(rows, columns, device=d, dtype=torch.bfloat16, generator=g)
+                                 for _ in range(2))
+        self.weight, self.bias = (torch.randn(columns, device=d, dtype=torch.bfloat16, generator=g) for _ in range(2))
+        self.out = torch.empty_like(self.x)
+        try:
+            from loads import kernels
+            self.triton = kernels.run_scale_add
+            self.triton(self.x, self.residual, self.out, 0.25)
+        except Exception as e:   # no compiler for its launcher, for instance
+            raise common.Skip("Triton: %s: %s" % (type(e).__name__, str(e)[:300]))
+        if Compiled.compiled is None:
+            Compiled.compiled = torch.compile(kernels.fused)
+        self.fused = Compiled.compiled
+        try:
+            self.fused(self.x, self.weight, self.bias, self.residual)
+        except Exception as e:
+            self.fused = kernels.fused
+            self.note = "torch.compile failed, Triton's kernel only: %s: %s" % (type(e).__name__, str(e)[:300])
+
+    def step(self):
+        y = self.fused(self.x, self.weight, self.bias, self.residual)
+        self.triton(y, self.x, self.out, 0.25)
+
+    def results(self):
+        return [self.out]
+
+
+class Attention:
+    """Scaled dot-product attention, forward and backward."""
+
+    def __init__(self, gpu, seed):
+        g = seeded(gpu, seed)
+        self.q, self.k, self.v = (
+            torch.randn(*ATTENTION, device=device(gpu), dtype=torch.bfloat16, generator=g).requires_grad_()
+            for _ in range(3))
+        self.grad = torch.randn(*ATTENTION, device=device(gpu), dtype=torch.bfloat16, generator=g)
+
+    def step(self):
+        self.q.grad = self.k.grad = self.v.grad = None
+        self.out = torch.nn.functional.scaled_dot_product_attention(self.q, self.k, self.v, is_causal=True)
+        self.out.backward(self.grad)
+
+    def results(self):
+        return [self.out.detach(), self.q.grad, self.k.grad, self.v.grad]
+
+
+LOADS = {"gemm": Gemm, "add": Add, "conv": Conv, "attention": Attention, "graph": Graph,
+         "compile": Compiled, "small-step": SmallStep, "small-graph": SmallGraph}
+
+CHECK_STEPS = 5
+
+
+def plain(t):
+    """A tensor's bytes, and some of its numbers."""
+    flat = t.contiguous().reshape(-1)
+    return (flat.view(torch.uint8).cpu().numpy().tobytes(),
+            flat[::max(1, flat.numel() // 512)][:512].float().cpu().tolist())
+
+
+class Backend(common.Backend):
+    def load(self):
+        global torch
+        import torch
+        versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+        try:
+            import triton
+            versions["triton"] = triton.__version__
+        except ImportError as e:
+            versions["triton"] = str(e)
+        return {"versions": versions}
+
+    def init(self):
+        torch.cuda.init()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.zeros(1, device=device(0))
+        return {"gpu": torch.cuda.get_device_name(0), "gpus": torch.cuda.device_count(),
+                "cudnn": torch.backends.cudnn.version()}
+
+    def allocator(self):
+        """Which allocator is at work, as far as it can be told."""
+        said = {"backend": torch.cuda.get_allocator_backend(), "conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")}
+        said["reserved_bytes"] = torch.cuda.memory_reserved()
+        if said["backend"] == "native":
+            segments = torch.cuda.memory_snapshot()
+            said["segments"] = len(segments)
+            said["expandable"] = sum(bool(s.get("is_expandable")) for s in segments)
+        return said
+
+    def enter(self, gpu):
+        torch.cuda.set_device(gpu)
+
+    def free(self):
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def usable(self):
+        try:
+            torch.cuda.synchronize()
+        except Exception:
+            return False
+        return True
+
+    def build(self, name, gpu):
+        self.enter(gpu)
+        return LOADS[name](gpu, 1)
+
+    def clock(self, gpu):
+        self.enter(gpu)
+        return common.EventClock(
+            lambda: torch.cuda.Event(enable_timing=True), lambda e: e.record(),
+            lambda e: e.synchronize(), lambda a, b: a.elapsed_time(b))
+
+    def check(self, name, gpu, seed):
+        self.enter(gpu)
+        load = LOADS[name](gpu, seed)
+        for _ in range(CHECK_STEPS):
+            load.step()
+        results = [plain(t) for t in load.results()]
+        del load
+        self.free()
+        return results

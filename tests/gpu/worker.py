@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""worker.py: one tenant of the matrix, driven over its standard input.
+
+usage: worker.py BACKEND [FRAMEWORK...]
+
+BACKEND names a module in loads/. Orders and replies are JSON, one a line;
+each order has an "id" and an "op", and its reply the same id:
+
+  load    imports the framework, does not touch the GPU
+  init    makes the CUDA context
+  build   makes a load and warms it up; a load is NAME or NAME@GPU
+  check   computes the load's result from fixed seeds: a digest, some samples
+  window  works with all of "loads", a thread each, from "lead" on, and counts
+          the steps that the GPU completed between "start" and "end"
+  drop    frees a load
+  call    calls a function of the backend
+  quit
+
+Times are seconds of CLOCK_MONOTONIC. A worker without orders leaves the GPU
+alone. Whatever libraries print goes to standard error.
+"""
+import bisect
+import collections
+import faulthandler
+import hashlib
+import importlib
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+
+from loads import common
+
+GROUP_S = 0.002     # GPU time between two marks
+AHEAD_S = 0.040     # work queued ahead of the GPU
+WARM_S = 0.15
+OVERTIME_S = 30.0   # past the end of a window
+
+
+def ordinal(load):
+    """(NAME, GPU) of NAME@GPU."""
+    name, _, gpu = load.partition("@")
+    return name, int(gpu or 0)
+
+
+class Built:
+    """A load, and how many steps go between two marks: as order says (so that
+    all tenants do the same), or measured."""
+
+    def __init__(self, backend, name, gpu, order):
+        self.load = backend.build(name, gpu)
+        self.clock = backend.clock(gpu)
+        first = self.timed(1)   # compiles what is compiled on first use
+        self.steps, self.groups = order.get("steps"), order.get("marks")
+        step_s = self.warm()
+        if not self.steps:
+            self.steps = max(1, min(256, round(GROUP_S / step_s)))
+            self.groups = max(2, min(64, round(AHEAD_S / (self.steps * step_s))))
+        self.report = {"step_ms": 1000 * step_s, "steps": self.steps, "marks": self.groups,
+                       "first_step_s": first, "note": getattr(self.load, "note", "")}
+
+    def warm(self):
+        """Works for a while; the time of a step."""
+        if self.steps:
+            n = self.steps * self.groups
+            return self.timed(n) / n
+        for _ in range(2):
+            n, took = 1, self.timed(1)
+            while took < WARM_S and n < 4096:
+                n *= 2
+                took = self.timed(n)
+        return took / n
+
+    def timed(self, n):
+        began = time.monotonic()
+        for _ in range(n):
+            self.load.step()
+        self.clock.finish(self.clock.mark())
+        return time.monotonic() - began
+
+    def window(self, lead, start, end):
+        """Works from lead to end; when the GPU had completed each mark."""
+        self.clock.calibrate()
+        while time.monotonic() < lead:
+            time.sleep(0.0002)
+        pending, times = collections.deque(), []
+        while not times or times[-1] < end:
+            for _ in range(self.steps):
+                self.load.step()
+            pending.append(self.clock.mark())
+            if len(pending) >= self.groups:
+                times.append(self.clock.finish(pending.popleft()))
+            if time.monotonic() > end + OVERTIME_S:
+                raise RuntimeError("the window did not end: %d marks passed, %d pending" % (len(times), len(pending)))
+        late = time.monotonic()
+        while pending:
+            times.append(self.clock.finish(pending.popleft()))
+        return count(times, self.steps, start, end, late)
+
+
+def count(times, steps, start, end, late):
+    """What was completed between start and end, by the marks' times.
+
+    Work is taken to go evenly from mark to mark. After a pause (it was
+    somebody else's turn) only the last part of the gap counts as work.
+    """
+    gaps = [b - a for a, b in zip(times, times[1:])]
+    if not gaps:
+        raise RuntimeError("only %d marks" % len(times))
+    typical = sorted(gaps)[len(gaps) // 2]
+
+    def done(t):
+        i = bisect.bisect_right(times, t)   # times[i] is the first mark after t
+        if i == len(times):
+            return i
+        gap = gaps[i - 1] if i > 0 else typical
+        if gap > 1.5 * typical:
+            gap = typical
+        return i + max(0.0, min(1.0, 1 - (times[i] - t) / gap)) if gap > 0 else i
+
+    # Beside another tenant the window's first mark may be long before start.
+    inside = [t for t in times if start <= t <= end]
+    edges = [start] + inside + [end]
+    pauses = [b - a for a, b in zip(edges, edges[1:])]
+    result = {
+        "steps": steps * (done(end) - done(start)),
+        "seconds": end - start,
+        "marks": len(inside),
+        "longest_gap_s": max(pauses),
+        "turns": 1 + sum(g > max(2 * typical, 0.002) for g in pauses),
+        "first_mark": times[0], "last_mark": times[-1], "late_s": late - end,
+    }
+    if times[0] > start:
+        result["note"] = "its first mark came %.1f ms after the start" % (1000 * (times[0] - start))
+    result["rate"] = result["steps"] / result["seconds"]
+    return result
+
+
+def digest(arrays):
+    """A hash of all bytes, and up to 4096 numbers, of (bytes, numbers) pairs."""
+    h, samples = hashlib.blake2b(digest_size=16), []
+    for data, numbers in arrays:
+        h.update(data)
+        samples += [x if math.isfinite(x) else 1e30 for x in numbers]   # JSON has no NaN
+    return {"digest": h.hexdigest(), "samples": samples[:4096]}
+
+
+class Worker:
+    def __init__(self, backend):
+        self.backend = backend
+        self.built = {}
+
+    def load(self, _):
+        return self.backend.load()
+
+    def init(self, _):
+        return dict(self.backend.init(), pid=os.getpid())
+
+    def build(self, order):
+        name, gpu = ordinal(order["load"])
+        self.built[order["load"]] = built = Built(self.backend, name, gpu, order)
+        return built.report
+
+    def check(self, order):
+        name, gpu = ordinal(order["load"])
+        return digest(self.backend.check(name, gpu, order["seed"]))
+
+    def window(self, order):
+        results, errors = {}, []
+
+        def work(load):
+            try:
+                self.backend.enter(ordinal(load)[1])
+                results[load] = self.built[load].window(order["lead"], order["start"], order["end"])
+            except BaseException:
+                errors.append(traceback.format_exc())
+
+        if len(order["loads"]) == 1:
+            work(order["loads"][0])
+        else:
+            threads = [threading.Thread(target=work, args=(load,)) for load in order["loads"]]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+        if errors:
+            raise RuntimeError("\n".join(errors))
+        return {"loads": results}
+
+    def drop(self, order):
+        self.built.pop(order["load"], None)
+        self.backend.free()
+        return {}
+
+    def call(self, order):
+        return getattr(self.backend, order["function"])(*order.get("args", []))
+
+
+def serve(worker, orders, replies):
+    for line in orders:
+        order = json.loads(line)
+        if order["op"] == "quit":
+            return
+        reply = {}
+        try:
+            reply = getattr(worker, order["op"])(order)
+        except BaseException as e:   # whatever a framework raises, the next order may work
+            traceback.print_exc()
+            kind = "skip" if isinstance(e, (common.Skip, ImportError)) else "error"
+            reply = {kind: "%s: %s" % (type(e).__name__, e), "usable": worker.backend.usable()}
+        replies.write(json.dumps(dict(reply, id=order["id"])) + "\n")
+        replies.flush()
+
+
+def main():
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    sys.setswitchinterval(0.0005)
+    backend = importlib.import_module("loads." + sys.argv[1]).Backend(*sys.argv[2:])
+    serve(Worker(backend), sys.stdin, replies)
+
+
+if __name__ == "__main__":
+    main()
