@@ -399,15 +399,16 @@ static void do_drain(unsigned i)
 {
 	struct channel *c = &nvs_client_channels[i];
 	enum nvs_drained result;
-	uint64_t deadline, passed;
+	uint64_t closed, deadline, passed;
 
 	pthread_mutex_lock(&nvs_client_lock);
-	deadline = c->closed_ns + (c->grace_ns ? c->grace_ns / 4 * 3 : DRAIN_PATIENCE_NS);
+	closed = c->closed_ns;
+	deadline = closed + (c->grace_ns ? c->grace_ns / 4 * 3 : DRAIN_PATIENCE_NS);
 	passed = c->passed;
 	for (;;) {
 		pthread_mutex_unlock(&nvs_client_lock);
 		nvs_gate_quiesce(i);
-		result = nvs_drain(i, nvs_elapsed(deadline, nvs_now()));
+		result = nvs_drain(i, closed, nvs_elapsed(deadline, nvs_now()));
 		if (result == NVS_DRAIN_STOPPED)
 			return; /* the end of the process releases the GPU */
 		pthread_mutex_lock(&nvs_client_lock);

@@ -12,7 +12,8 @@
  * if the event before had not passed when this one was recorded, the GPU goes
  * from one to the other without a pause. The time between two records says
  * nothing: a program that synchronises now and then submits in bursts, much
- * faster than the GPU works.
+ * faster than the GPU works. In turns so short that no batch is queued behind
+ * another, the drain at their end tells.
  *
  * The event may never come while the thread waits here: work ahead of it may
  * wait for what this thread does next. So the wait ends after PATIENCE_NS and
@@ -153,4 +154,15 @@ void nvs_depth_step(struct nvs_stream *s, void *key)
 	atomic_store_explicit(&d->count, 0, memory_order_relaxed);
 	atomic_flag_clear(&d->busy);
 	errno = saved;
+}
+
+void nvs_depth_drained(struct nvs_stream *s, uint64_t took_ns)
+{
+	unsigned batch = atomic_load(&s->depth.batch), less;
+
+	if (took_ns <= 2 * BATCH_NS || batch < 2)
+		return;
+	less = (unsigned)(batch * 2 * BATCH_NS / took_ns);
+	/* A thread that measures at the same time may be right as well. */
+	atomic_compare_exchange_strong(&s->depth.batch, &batch, less ? less : 1);
 }

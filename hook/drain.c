@@ -77,12 +77,14 @@ void nvs_streams_touch(unsigned channel)
 	pthread_mutex_unlock(&nvs_table_lock);
 }
 
-static void forget_work(unsigned channel)
+/* took_ns: from the closed gate to the end of the work. */
+static void forget_work(unsigned channel, uint64_t took_ns)
 {
 	pthread_mutex_lock(&nvs_table_lock);
 	for (unsigned i = 0; i < nvs_streams_used; i++)
-		if (nvs_streams[i].channel == channel)
-			atomic_store(&nvs_streams[i].dirty, false);
+		if (nvs_streams[i].channel == channel &&
+		    atomic_exchange(&nvs_streams[i].dirty, false))
+			nvs_depth_drained(&nvs_streams[i], took_ns);
 	atomic_store(&nvs_overflow[channel].dirty, false);
 	pthread_mutex_unlock(&nvs_table_lock);
 	/* A context switch that went past us is noticed at the next grant. */
@@ -112,7 +114,7 @@ static bool streams_done(unsigned channel)
 	return done;
 }
 
-enum nvs_drained nvs_drain(unsigned channel, uint64_t patience_ns)
+enum nvs_drained nvs_drain(unsigned channel, uint64_t closed_ns, uint64_t patience_ns)
 {
 	static const struct timespec nap = { 0, 200000 };
 	uint64_t deadline = nvs_now() + patience_ns;
@@ -131,7 +133,9 @@ enum nvs_drained nvs_drain(unsigned channel, uint64_t patience_ns)
 			done = streams_done(channel);
 		driver_leave();
 		if (done) {
-			forget_work(channel);
+			uint64_t now = nvs_now();
+
+			forget_work(channel, now > closed_ns ? now - closed_ns : 0);
 			return NVS_DRAINED;
 		}
 		if (nvs_now() >= deadline)

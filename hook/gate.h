@@ -99,6 +99,9 @@ static inline bool nvs_depth_due(struct nvs_stream *s)
 /* Keeps the work ahead of the GPU short. Never called with a flag up. */
 void nvs_depth_step(struct nvs_stream *s, void *key);
 
+/* What the stream had ahead, with others, took so long after the gate closed. */
+void nvs_depth_drained(struct nvs_stream *s, uint64_t took_ns);
+
 /* Waits until no thread is in a gated call on the channel; see gate.c. */
 void nvs_gate_quiesce(unsigned channel);
 

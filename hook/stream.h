@@ -100,11 +100,11 @@ enum nvs_drained {
 
 /*
  * Waits until the GPU has finished what was submitted on the channel. The gate
- * is closed and no call is in flight. A context is never synchronised while a
+ * is closed, since closed_ns, and no call is in flight. A context is never synchronised while a
  * capture is open on its GPU, that would invalidate the graph: streams are
  * looked at one by one instead, for at most patience_ns.
  */
-enum nvs_drained nvs_drain(unsigned channel, uint64_t patience_ns);
+enum nvs_drained nvs_drain(unsigned channel, uint64_t closed_ns, uint64_t patience_ns);
 
 /* A call passed the closed gate: the next drain looks at everything again. */
 void nvs_streams_touch(unsigned channel);

@@ -347,10 +347,11 @@ static void depth_is_bounded_beside_others(void)
 }
 
 /*
- * A program that submits much short work, and then long work in bursts with a
- * turn of somebody else between them: what it has ahead is short again soon.
+ * Bursts of long work with a turn of somebody else after each, when nothing is
+ * known but much short work before: `calls` in a burst, of `each` nanoseconds.
+ * Returns what was ahead of the GPU at most in the last two.
  */
-static void depth_is_bounded_in_bursts(void)
+static uint64_t ahead_in_bursts(int bursts, int calls, uint64_t each, bool awaited)
 {
 	struct launcher l;
 	struct nvs_frame frame;
@@ -365,18 +366,21 @@ static void depth_is_bounded_in_bursts(void)
 	finish(&l);
 	CHECK(cuCtxSetCurrent(contexts[0]) == 0);
 	stub_state()->queued = 1;
-	stub_state()->work_ns = 5000;
-	for (int i = 0; i < 3000; i++)
+	stub_state()->work_ns = awaited ? 1000 : 5000;
+	for (int i = 0; i < 3000; i++) {
 		CHECK(launch(NULL) == 0);
-	stub_state()->work_ns = 500000;
-	for (int burst = 0; burst < 16; burst++) {
-		for (int i = 0; i < 100; i++) {
+		if (awaited)
+			CHECK(cuCtxSynchronize() == 0);
+	}
+	stub_state()->work_ns = each;
+	for (int burst = 0; burst < bursts; burst++) {
+		for (int i = 0; i < calls; i++) {
 			uint64_t until, now;
 
 			CHECK(launch(NULL) == 0);
 			now = test_now();
 			until = atomic_load(&stub_state()->busy_until[0]);
-			if (burst >= 14 && until > now && until - now > ahead)
+			if (burst >= bursts - 2 && until > now && until - now > ahead)
 				ahead = until - now;
 		}
 		fake_revoke(&fake, 0, epoch);
@@ -386,7 +390,19 @@ static void depth_is_bounded_in_bursts(void)
 		CHECK(frame.type == NVS_RELEASE && frame.epoch == epoch);
 		fake_grant(&fake, 0, ++epoch);
 	}
-	CHECK(ahead > 0 && ahead < 25000000); /* of the 50 ms of a burst */
+	CHECK(ahead > 0);
+	return ahead;
+}
+
+static void depth_is_bounded_in_bursts(void)
+{
+	CHECK(ahead_in_bursts(16, 100, 500000, false) < 25000000); /* of 50 ms */
+}
+
+/* Turns that end before a batch was ever queued behind another. */
+static void depth_learns_from_drains(void)
+{
+	CHECK(ahead_in_bursts(8, 24, 1000000, true) < 15000000); /* of 24 ms */
 }
 
 /* Short work is not held up: the GPU never runs dry while the thread naps. */
@@ -503,6 +519,7 @@ static const struct life_case cases[] = {
 	CASE(captures_are_left_alone),
 	CASE(depth_is_bounded_beside_others),
 	CASE(depth_is_bounded_in_bursts),
+	CASE(depth_learns_from_drains),
 	CASE(depth_follows_short_work),
 	CASE(counts_memory),
 	CASE(forks),

@@ -110,7 +110,7 @@ static void check(void)
 		const struct lease *l = &nvs_client_channels[i].lease;
 		bool passes = nvs_gate_is_open(i);
 
-		/* Whatever the page says: through the gate only with a lease, or without a scheduler. */
+		/* Whatever the page says: a lease opens the gate, or that there is none. */
 		MUST(!passes || l->gate == LEASE_OPEN || l->gate == LEASE_FREE);
 		MUST(l->gate != LEASE_FREE || (passes && l->link != LEASE_ATTACHED));
 		MUST(l->gate != LEASE_OPEN ||
@@ -125,8 +125,10 @@ static void check(void)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	static struct nvs_device devices[GPUS] = { { .dev = 0, .total_mem = 1 << 30 },
-						   { .dev = 1, .uuid = { 1 }, .total_mem = 1 << 30 } };
+	static const struct nvs_device devices[GPUS] = {
+		{ .dev = 0, .total_mem = 1 << 30 },
+		{ .dev = 1, .uuid = { 1 }, .total_mem = 1 << 30 },
+	};
 	static unsigned runs, open_fds;
 
 	if (!runs)
@@ -152,6 +154,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	pthread_mutex_lock(&nvs_client_lock);
 	connected();
 	while (size) {
+		struct lease_event ev = { 0 };
 		unsigned op = *data++, i = op >> 4 & 1;
 		size_t n;
 
@@ -171,10 +174,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			}
 			break;
 		case 2: /* the drains end */
+			ev.type = LEASE_EV_DRAINED;
 			for (unsigned j = 0; j < GPUS; j++)
 				if (nvs_client_channels[j].drain) {
 					nvs_client_channels[j].drain = false;
-					nvs_channel_step(j, (struct lease_event){ .type = LEASE_EV_DRAINED });
+					nvs_channel_step(j, ev);
 				}
 			break;
 		case 3: /* the page changes, any part of it */
@@ -182,6 +186,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 				uint32_t at = data[0] % 32;
 
 				memcpy((char *)&page->slot[i] + (at & ~3u), data + 1, 4);
+				if (page->slot[i].word == NVS_WORD_NONE) /* wire.h: no page ever */
+					page->slot[i].word = NVS_WORD_CLOSED;
 				data += 5;
 				size -= 5;
 			}
@@ -189,8 +195,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		case 4:
 			send_stats(nvs_now() + NVS_S);
 			early_release(nvs_now());
-			nvs_channel_step(i, (struct lease_event){ .type = op & 0x20 ? LEASE_EV_NUDGE
-										  : LEASE_EV_IDLE });
+			ev.type = op & 0x20 ? LEASE_EV_NUDGE : LEASE_EV_IDLE;
+			nvs_channel_step(i, ev);
 			break;
 		default:
 			n = size < NVS_FRAME_SIZE ? size : NVS_FRAME_SIZE;

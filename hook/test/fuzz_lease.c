@@ -38,7 +38,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		struct lease_event ev = { 0 };
 		struct lease_out out;
 		struct lease before = l;
-		uint32_t word = data[1] & 0x80 ? (uint32_t)held : (uint32_t)epochs[(data[1] & 0x7f) % EPOCHS];
+		uint32_t word = (uint32_t)(data[1] & 0x80 ? held : epochs[data[1] % EPOCHS]);
 
 		ev.type = (enum lease_event_type)(data[0] % (LEASE_EV_GIVE_UP + 1));
 		switch (ev.type) {

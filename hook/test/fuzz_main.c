@@ -100,8 +100,10 @@ static size_t make(void)
 
 			n = add(n, word, sizeof(word));
 		} else {
-			uint8_t ops[3] = { (uint8_t)rnd(256), (uint8_t)rnd(256), (uint8_t)rnd(256) };
+			uint8_t ops[3];
 
+			for (int i = 0; i < 3; i++)
+				ops[i] = (uint8_t)rnd(256);
 			n = add(n, ops, seed_count ? 1 : 3);
 		}
 	}
@@ -115,7 +117,7 @@ int main(int argc, char **argv)
 	unsigned long runs;
 
 	if (argc < 3) {
-		fprintf(stderr, "usage: %s RUNS SEED | --seeds DIRECTORY, GOLDEN.hex...\n", argv[0]);
+		fprintf(stderr, "usage: %s RUNS SEED|--seeds DIRECTORY [GOLDEN.hex...]\n", argv[0]);
 		return 2;
 	}
 	for (int i = 3; i < argc; i++)

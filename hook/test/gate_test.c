@@ -245,9 +245,11 @@ static void pump(void)
 
 static void next_epoch(unsigned i)
 {
-	do {
-		gpu[i].epoch++;
-	} while ((uint32_t)gpu[i].epoch == NVS_WORD_CLOSED || (uint32_t)gpu[i].epoch == NVS_WORD_NONE);
+	uint32_t word;
+
+	do
+		word = (uint32_t)++gpu[i].epoch;
+	while (word == NVS_WORD_CLOSED || word == NVS_WORD_NONE);
 	atomic_store(&stub_state()->allowed[i], 1);
 	gpu[i].state = OPEN;
 }
@@ -400,8 +402,8 @@ int main(int argc, char **argv)
 	CHECK(total > 20);
 	CHECK(atomic_load(&stub->violations) == 0);
 	CHECK(atomic_load(&stub->broken_captures) == 0);
-	printf("gate: %d threads, %d GPUs, %lu revokes in %.1f s, %lu released early, %lu launches, "
-	       "none after a release\n", threads, gpus, total, seconds, idle, launches);
+	printf("gate: %d threads, %d GPUs, %lu revokes in %.1f s, %lu released early, "
+	       "%lu launches, none after a release\n", threads, gpus, total, seconds, idle, launches);
 	fake_end(&fake);
 	return 0;
 }

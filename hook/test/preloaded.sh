@@ -28,7 +28,7 @@ run "$tests/reach_linked_test" interposer_before_us
 shim="$alone $tests/libinterposer.so"
 run "$tests/reach_linked_test" interposer_after_us
 shim=$alone
-for t in client recovery process submit; do
+for t in client recovery process stream submit; do
 	n=0
 	# Most of them wait most of the time.
 	for c in $("$tests/${t}_test"); do

@@ -5,7 +5,6 @@
  * preloaded. The scheduler is the test's own process, the application a child
  * of it; the stub's judge is in memory that both share.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -50,8 +49,8 @@ static void share(void)
 	static char copy[STUB_PAGE];
 
 	memcpy(copy, stub, sizeof(copy));
-	CHECK(mmap(stub, STUB_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1,
-		   0) == (void *)stub);
+	CHECK(mmap(stub, STUB_PAGE, PROT_READ | PROT_WRITE,
+		   MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == (void *)stub);
 	memcpy(stub, copy, sizeof(copy));
 	both = mmap(NULL, sizeof(*both), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(both != MAP_FAILED);
@@ -596,7 +595,6 @@ static void count_signal(int n)
 {
 	(void)n;
 	atomic_fetch_add(&handled, 1);
-	errno = 123;
 }
 
 static void on_signal(int n, void (*handler)(int), int flags)

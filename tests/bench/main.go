@@ -59,8 +59,8 @@ var (
 // limits: instructions that the shim may add to a call, as in the first scenario.
 // They leave room for another compiler, not for another look-up or lock.
 var limits = map[string]float64{
-	"launch": 150, "launch_ex": 140, "copy": 135, "copy_uva": 135, "event": 0, "event_query": 0,
-	"rt_launch": 150, // by stub/runtime.c
+	"launch": 110, "launch_ex": 100, "copy": 95, "copy_uva": 95, "event": 0, "event_query": 0,
+	"rt_launch": 110, // by stub/runtime.c
 }
 
 const native = "native"

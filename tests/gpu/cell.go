@@ -19,7 +19,7 @@ const (
 	besideLead = 250 * time.Millisecond // two turns at the longer quantum
 
 	// morePairs are added for loads that are only run alone.
-	morePairs = 9
+	morePairs = 5
 
 	longQuantum, shortQuantum = "100ms", "5ms"
 

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * stream_test.c: contexts, streams, devices and captures keep their meaning
+ * under the shim, and a release waits for the work in all of them. As
+ * client_test.c: one case per process, the shim preloaded.
+ */
+#include <dlfcn.h>
+#include <string.h>
+
+#include "life.h"
+
+int cuDeviceGetCount(int *n);
+int cuDeviceTotalMem_v2(size_t *bytes, int dev);
+
+typedef int launch_fn(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+		      void *, void **, void **);
+
+static struct nvs_frame released(void)
+{
+	struct nvs_frame f;
+
+	do
+		CHECK(fake_receive(&fake, &f, PATIENCE_MS));
+	while (f.type == NVS_REQUEST);
+	CHECK(f.type == NVS_RELEASE);
+	return f;
+}
+
+/* The release of a drain: the GPU is idle by then. */
+static void drained(int gpu, uint64_t epoch)
+{
+	struct nvs_frame f;
+
+	fake_revoke(&fake, (unsigned)gpu, epoch);
+	f = released();
+	CHECK(f.channel == gpu && f.epoch == epoch);
+	CHECK(test_now() >= atomic_load(&stub_state()->busy_until[gpu]));
+}
+
+static void in_a_thread(void *(*run)(void *), void *arg)
+{
+	pthread_t t;
+
+	CHECK(pthread_create(&t, NULL, run, arg) == 0 && pthread_join(t, NULL) == 0);
+}
+
+/* ---- default streams ---- */
+
+static void by_pointer(void *p, bool per_thread)
+{
+	unsigned long legacy = launches(0), thread = atomic_load(&stub_state()->per_thread);
+	launch_fn *f;
+
+	CHECK(p);
+	*(void **)&f = p;
+	CHECK(f(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) == 0);
+	CHECK(launches(0) == legacy + 1);
+	CHECK(atomic_load(&stub_state()->per_thread) == thread + per_thread);
+}
+
+static void *resolved(const char *name, int flags)
+{
+	void *p = NULL;
+
+	CHECK(cuGetProcAddress_v2(name, &p, 12000, (uint64_t)flags, NULL) == 0);
+	return p;
+}
+
+static void variants_reach_their_own_export(void)
+{
+	begin(1);
+	hold(3);
+	by_pointer((void *)cuLaunchKernel, false);
+	by_pointer((void *)cuLaunchKernel_ptsz, true);
+	by_pointer(dlsym(RTLD_DEFAULT, "cuLaunchKernel"), false);
+	by_pointer(dlsym(RTLD_DEFAULT, "cuLaunchKernel_ptsz"), true);
+	by_pointer(resolved("cuLaunchKernel", 0), false);
+	by_pointer(resolved("cuLaunchKernel", 1), false);
+	by_pointer(resolved("cuLaunchKernel", 2), true);
+	drained(0, 3);
+}
+
+static void *thread_work(void *arg)
+{
+	(void)arg;
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0);
+	CHECK(cuLaunchKernel_ptsz(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) == 0);
+	return NULL;
+}
+
+/* Also if the thread whose default stream it is has ended. */
+static void work_of_per_thread_streams_is_drained(void)
+{
+	begin(1);
+	hold(3);
+	drained(0, 3);
+	fake_grant(&fake, 0, 4);
+	stub_state()->work_ns = 300000000u;
+	in_a_thread(thread_work, NULL);
+	drained(0, 4);
+}
+
+/* ---- contexts ---- */
+
+static void all_contexts_are_drained(void)
+{
+	void *more[3];
+
+	begin(1);
+	hold(3);
+	for (int i = 0; i < 3; i++) {
+		CHECK(cuCtxCreate_v2(&more[i], 0, 0) == 0);
+		stub_state()->work_ns = i == 1 ? 300000000u : 1000;
+		CHECK(launch(NULL) == 0);
+	}
+	CHECK(cuCtxSetCurrent(NULL) == 0);
+	drained(0, 3);
+}
+
+static void *destroy(void *ctx)
+{
+	CHECK(cuCtxDestroy_v2(ctx) == 0);
+	return NULL;
+}
+
+/* The driver waits in the call; the release waits for the call. */
+static void context_destroyed_with_work_queued(void)
+{
+	pthread_t t;
+	void *ctx;
+
+	begin(1);
+	hold(3);
+	for (uint64_t epoch = 3; epoch < 6; epoch++) {
+		CHECK(cuCtxCreate_v2(&ctx, 0, 0) == 0);
+		stub_state()->work_ns = 200000000u;
+		CHECK(launch(NULL) == 0);
+		CHECK(pthread_create(&t, NULL, destroy, ctx) == 0);
+		nap_ms(epoch == 4 ? 0 : 20);
+		drained(0, epoch);
+		CHECK(pthread_join(t, NULL) == 0);
+		CHECK(cuCtxSetCurrent(contexts[0]) == 0);
+		fake_grant(&fake, 0, epoch + 1);
+		CHECK(launch(NULL) == 0);
+	}
+}
+
+static void primary_context_goes_and_comes(void)
+{
+	void *ctx, *stream;
+
+	begin(1);
+	hold(3);
+	for (uint64_t epoch = 3; epoch < 8; epoch++) {
+		CHECK(cuDevicePrimaryCtxRetain(&ctx, 0) == 0 && cuCtxSetCurrent(ctx) == 0);
+		CHECK(cuStreamCreate(&stream, 0) == 0);
+		CHECK(launch(stream) == 0 && launch(NULL) == 0);
+		/* Streams go with their context, unseen. */
+		if (epoch % 2) {
+			CHECK(cuDevicePrimaryCtxRelease_v2(0) == 0);
+		} else {
+			CHECK(cuDevicePrimaryCtxReset_v2(0) == 0);
+			CHECK(cuDevicePrimaryCtxRelease_v2(0) == 0);
+		}
+		CHECK(cuCtxSetCurrent(contexts[0]) == 0);
+		stub_state()->work_ns = 50000000u;
+		CHECK(launch(NULL) == 0);
+		drained(0, epoch);
+		stub_state()->work_ns = 20000;
+		fake_grant(&fake, 0, epoch + 1);
+	}
+}
+
+/* ---- devices ---- */
+
+static void *launch_elsewhere(void *stream)
+{
+	CHECK(cuCtxSetCurrent(contexts[1]) == 0);
+	CHECK(launch(stream) == 0);
+	return NULL;
+}
+
+static void work_belongs_to_the_streams_gpu(void)
+{
+	struct nvs_frame f;
+	pthread_t t;
+	void *stream;
+
+	begin(2);
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0 && cuStreamCreate(&stream, 0) == 0);
+	allow(1, 1);
+	fake_word(&fake, 1, 7);
+	CHECK(pthread_create(&t, NULL, launch_elsewhere, stream) == 0);
+	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	CHECK(!fake_receive(&fake, &f, 50) && launches(0) == 0);
+	allow(0, 1);
+	stub_state()->work_ns = 200000000u;
+	fake_grant(&fake, 0, 4);
+	CHECK(pthread_join(t, NULL) == 0);
+	CHECK(launches(0) == 1 && launches(1) == 0);
+	drained(0, 4);
+}
+
+static void *launch_everywhere(void *arg)
+{
+	struct stub_launch list[2] = { 0 };
+
+	for (int i = 0; i < 2; i++) {
+		CHECK(cuCtxSetCurrent(contexts[i]) == 0);
+		CHECK(cuStreamCreate(&list[i].stream, 0) == 0);
+	}
+	CHECK(cuLaunchCooperativeKernelMultiDevice(list, 2, 0) == 0);
+	return arg;
+}
+
+/* A call for two GPUs waits for both, and keeps neither meanwhile. */
+static void call_on_two_gpus_keeps_none_while_it_waits(void)
+{
+	struct nvs_frame f;
+	pthread_t t;
+
+	begin(2);
+	CHECK(pthread_create(&t, NULL, launch_everywhere, NULL) == 0);
+	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	fake_grant(&fake, 0, 4);
+	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 1);
+	fake_revoke(&fake, 0, 4);
+	f = released();
+	CHECK(f.channel == 0 && f.epoch == 4);
+	fake_grant(&fake, 1, 5);
+	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	CHECK(launches(0) == 0 && launches(1) == 0);
+	allow(0, 1);
+	allow(1, 1);
+	fake_grant(&fake, 0, 6);
+	CHECK(pthread_join(t, NULL) == 0);
+	CHECK(launches(0) == 1 && launches(1) == 1);
+	CHECK(atomic_load(&stub_state()->violations) == 0);
+}
+
+static void asking_is_not_using(void)
+{
+	unsigned before = threads();
+	struct nvs_frame f;
+	size_t bytes;
+	int n;
+
+	fake_init(&fake);
+	fake_listen(&fake);
+	CHECK(cuDeviceGetCount(&n) == 0 && threads() == before); /* before cuInit: nothing at all */
+	CHECK(cuInit(0) == 0);
+	fake_accept(&fake);
+	CHECK(cuDeviceGetCount(&n) == 0 && n == 1 && cuDeviceTotalMem_v2(&bytes, 0) == 0);
+	CHECK(!fake_receive(&fake, &f, 200)); /* a client of no GPU */
+}
+
+/* ---- captures ---- */
+
+static atomic_int captured, stop;
+
+static void *capture_all_the_time(void *arg)
+{
+	void *stream, *graph;
+
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0);
+	CHECK(cuStreamCreate(&stream, 0) == 0);
+	while (!atomic_load(&stop)) {
+		CHECK(cuStreamBeginCapture_v2(stream, 0) == 0);
+		for (int i = 0; i < 20; i++)
+			CHECK(launch(stream) == 0);
+		CHECK(cuStreamEndCapture(stream, &graph) == 0);
+		atomic_fetch_add(&captured, 1);
+		nap_ms(1);
+	}
+	return arg;
+}
+
+/* Another thread is revoked; who captures never waits, and loses no graph. */
+static void captures_go_on_through_revokes(void)
+{
+	struct launcher l;
+	pthread_t t;
+	int before;
+
+	begin(1);
+	hold(3);
+	CHECK(pthread_create(&t, NULL, capture_all_the_time, NULL) == 0);
+	start(&l, 0, 0);
+	for (uint64_t epoch = 3; epoch < 43; epoch++) {
+		before = atomic_load(&captured);
+		EVENTUALLY(atomic_load(&captured) > before);
+		drained(0, epoch);
+		allow(0, 0);
+		before = atomic_load(&captured);
+		EVENTUALLY(atomic_load(&captured) > before + 2); /* with the gate closed */
+		allow(0, 1);
+		fake_grant(&fake, 0, epoch + 1);
+	}
+	atomic_store(&stop, 1);
+	CHECK(pthread_join(t, NULL) == 0);
+	finish(&l);
+	CHECK(atomic_load(&stub_state()->broken_captures) == 0);
+	CHECK(atomic_load(&stub_state()->violations) == 0);
+	CHECK(atomic_load(&stub_state()->recorded) > 1000);
+}
+
+static const struct life_case cases[] = {
+#define CASE(name) { #name, name }
+	CASE(variants_reach_their_own_export),
+	CASE(work_of_per_thread_streams_is_drained),
+	CASE(all_contexts_are_drained),
+	CASE(context_destroyed_with_work_queued),
+	CASE(primary_context_goes_and_comes),
+	CASE(work_belongs_to_the_streams_gpu),
+	CASE(call_on_two_gpus_keeps_none_while_it_waits),
+	CASE(asking_is_not_using),
+	CASE(captures_go_on_through_revokes),
+};
+
+int main(int argc, char **argv)
+{
+	return life_main(argc, argv, cases, sizeof(cases) / sizeof(cases[0]));
+}
