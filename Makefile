@@ -30,7 +30,7 @@ DESTDIR ?=
 .DEFAULT_GOAL := build
 # What is installed comes first; sub-makes run their jobs in parallel.
 .NOTPARALLEL:
-.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-e2e sim generate \
+.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e compat stress bench sim generate \
 	gpu-bundle install uninstall static image clean
 
 help: ## this list
@@ -64,19 +64,35 @@ demo: root deps build simgpu tools ## the main job, on a real or simulated GPU
 	$(GO) build -trimpath -o $(BIN)/ ./tests/demo
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
 
-test: root deps test-c test-unit test-e2e ## everything
+test: root deps test-c test-unit test-compat test-e2e ## everything
 
 test-c: shim simgpu binaries
 	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD) test
 	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD) test
+	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD) check
 
 test-unit: shim simgpu
 	$(GO) vet ./...
 	$(GO) vet -tags e2e ./tests/e2e
 	NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(GO) test ./...
 
+test-compat: build simgpu
+	$(GO) vet -tags compat ./tests/compat
+	@$(MAKE) --no-print-directory -C tests/compat OUT=$(BUILD) test
+
+compat: GOAL := test
+compat: root deps build simgpu ## the shim in images of other releases and with NVIDIA's runtime; fetches them
+	@$(MAKE) --no-print-directory -C tests/compat OUT=$(BUILD) full
+
 test-e2e: build simgpu tools
 	$(GO) test -count=1 -tags e2e -timeout 15m ./tests/e2e
+
+stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSanitizer (minutes)
+	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) all
+	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) stress
+
+bench: build simgpu ## what the shim costs a call, on a driver that does nothing
+	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD)
 
 sim: ## the scheduler core in virtual time: make sim STEPS=1000000 SEED=42
 	STEPS=$(STEPS) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run 'TestSim$$' -v ./sched/sim

@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "client.h"
 #include "gate.h"
@@ -57,7 +58,10 @@ void *const nvs_wrappers[NVS_F_COUNT] = {
  * In a forked child CUDA is as if never initialised, and so is the shim. Other
  * threads may have held any lock at the fork, so everything starts afresh.
  */
-static atomic_bool started;
+static atomic_bool started, ready;
+static __thread bool starting __attribute__((tls_model("initial-exec")));
+
+#define READY_WAIT_NS 2000000000u
 
 static void fork_child(void)
 {
@@ -66,6 +70,8 @@ static void fork_child(void)
 	nvs_memory_fork_child();
 	nvs_client_fork_child();
 	atomic_store(&started, false);
+	atomic_store(&ready, false);
+	starting = false;
 }
 
 static unsigned list_devices(struct nvs_device *d)
@@ -105,15 +111,13 @@ extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), voi
 	__attribute__((weak));
 extern void *__dso_handle __attribute__((visibility("hidden")));
 
-void nvs_start(void)
+static void start(void)
 {
 	static atomic_bool once;
 	struct nvs_device devices[NVS_MAX_CHANNELS] = { 0 };
 	struct nvs_proof proof;
 	unsigned count;
 
-	if (atomic_exchange(&started, true))
-		return;
 	nvs_log_init();
 	count = list_devices(devices);
 	if (count == 0)
@@ -126,4 +130,32 @@ void nvs_start(void)
 		atexit(nvs_client_exit);
 	}
 	nvs_client_start(devices, count, proof.interposed, proof.bypassed);
+}
+
+/*
+ * Of several threads that initialise the driver at once the others wait, lest
+ * what they submit slips through before there is a gate. Not for ever: they
+ * may hold what the first one needs, the linker's lock in a constructor.
+ */
+static void wait_ready(void)
+{
+	static const struct timespec nap = { 0, 100000 };
+	uint64_t start_ns = nvs_now();
+
+	while (!atomic_load(&ready) && !starting && nvs_now() - start_ns < READY_WAIT_NS)
+		nanosleep(&nap, NULL);
+}
+
+void nvs_start(void)
+{
+	if (atomic_load(&ready))
+		return;
+	if (atomic_exchange(&started, true)) {
+		wait_ready();
+		return;
+	}
+	starting = true;
+	start();
+	starting = false;
+	atomic_store(&ready, true);
 }

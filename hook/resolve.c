@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <link.h>
 #include <string.h>
+#include <sys/auxv.h>
 
 #include "glibc.h"
 #include "hook.h"
@@ -208,9 +209,38 @@ static uint32_t gnu_hash(const char *s)
 	return h;
 }
 
+/*
+ * A sanitizer asks dlsym for the functions that it interposes, strcmp among
+ * them, before its own can be called: on the way to the first answer the C
+ * library's string functions are not to be used.
+ */
+static bool begins(const char *s, const char *with)
+{
+	while (*with && *s == *with)
+		s++, with++;
+	return !*with;
+}
+
+static bool same_name(const char *a, const char *b)
+{
+	while (*a && *a == *b)
+		a++, b++;
+	return *a == *b;
+}
+
+static const char *base_name(const char *path)
+{
+	const char *base = path;
+
+	for (; *path; path++)
+		if (*path == '/')
+			base = path + 1;
+	return base;
+}
+
 static bool elf_is(const struct elf_tables *t, const ElfW(Sym) *s, const char *name)
 {
-	return s->st_shndx != SHN_UNDEF && strcmp(t->strings + s->st_name, name) == 0;
+	return s->st_shndx != SHN_UNDEF && same_name(t->strings + s->st_name, name);
 }
 
 static const ElfW(Sym) *elf_find_gnu(const struct elf_tables *t, const char *name)
@@ -246,40 +276,30 @@ static const ElfW(Sym) *elf_find(const struct elf_tables *t, const char *name)
 	return NULL;
 }
 
-static bool begins(const char *s, const char *with)
-{
-	return strncmp(s, with, strlen(with)) == 0;
-}
-
 struct libc {
 	void *dlvsym; /* glibc's */
 	void *dlsym;  /* musl's */
 };
 
-static int find_libc(struct dl_phdr_info *info, size_t size, void *arg)
+/* Returns whether this object is a C library that has what we look for. */
+static bool take_libc(ElfW(Addr) base, const char *path, const ElfW(Dyn) *dyn, struct libc *out)
 {
-	struct libc *out = arg;
 	struct elf_tables t = { 0 };
-	const ElfW(Dyn) *dyn = NULL;
 	const ElfW(Sym) *sym;
-	const char *base = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
+	const char *name;
 	bool musl;
 
-	(void)size;
-	base = base ? base + 1 : info->dlpi_name;
-	if (!base)
-		return 0;
-	musl = begins(base, "ld-musl") || begins(base, "libc.musl");
-	if (!musl && !begins(base, "libc.so") && !begins(base, "libdl.so"))
-		return 0;
-	for (int i = 0; i < info->dlpi_phnum; i++)
-		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
-			dyn = (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+	if (!path)
+		return false;
+	name = base_name(path);
+	musl = begins(name, "ld-musl") || begins(name, "libc.musl");
+	if (!musl && !begins(name, "libc.so") && !begins(name, "libdl.so"))
+		return false;
 	for (; dyn && dyn->d_tag != DT_NULL; dyn++) {
 		ElfW(Addr) p = dyn->d_un.d_ptr;
 
-		if (p < info->dlpi_addr)
-			p += info->dlpi_addr; /* not relocated in place */
+		if (p < base)
+			p += base; /* not relocated in place */
 		if (dyn->d_tag == DT_SYMTAB)
 			t.symbols = (const void *)p;
 		else if (dyn->d_tag == DT_STRTAB)
@@ -290,12 +310,57 @@ static int find_libc(struct dl_phdr_info *info, size_t size, void *arg)
 			t.hash = (const void *)p;
 	}
 	if (!t.symbols || !t.strings || (!t.gnu_hash && !t.hash))
-		return 0;
+		return false;
 	sym = elf_find(&t, musl ? "dlsym" : "dlvsym");
 	if (!sym)
-		return 0;
-	*(musl ? &out->dlsym : &out->dlvsym) = (void *)(info->dlpi_addr + sym->st_value);
-	return 1;
+		return false;
+	*(musl ? &out->dlsym : &out->dlvsym) = (void *)(base + sym->st_value);
+	return true;
+}
+
+/*
+ * The linker's list of what is loaded, by the pointer that it leaves to
+ * debuggers in the program. What comes up to the C library is there from the
+ * start and stays, so that no lock is needed. NULL if the program has no such
+ * pointer.
+ */
+static const struct link_map *loaded(void)
+{
+	const ElfW(Phdr) *headers = (const void *)getauxval(AT_PHDR);
+	unsigned long count = headers ? getauxval(AT_PHNUM) : 0;
+	const ElfW(Dyn) *dyn = NULL;
+	ElfW(Addr) base = 0;
+
+	for (unsigned long i = 0; i < count; i++)
+		if (headers[i].p_type == PT_PHDR)
+			base = (ElfW(Addr))headers - headers[i].p_vaddr;
+	for (unsigned long i = 0; i < count; i++)
+		if (headers[i].p_type == PT_DYNAMIC)
+			dyn = (const void *)(base + headers[i].p_vaddr);
+	for (; dyn && dyn->d_tag != DT_NULL; dyn++)
+		if (dyn->d_tag == DT_DEBUG && dyn->d_un.d_ptr)
+			return ((const struct r_debug *)dyn->d_un.d_ptr)->r_map;
+	return NULL;
+}
+
+static int take_object(struct dl_phdr_info *info, size_t size, void *arg)
+{
+	const ElfW(Dyn) *dyn = NULL;
+
+	(void)size;
+	for (int i = 0; i < info->dlpi_phnum; i++)
+		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+			dyn = (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+	return take_libc(info->dlpi_addr, info->dlpi_name, dyn, arg);
+}
+
+/* A sanitizer's dl_iterate_phdr, too, is not to be called before its time. */
+static void find_libc(struct libc *out)
+{
+	for (const struct link_map *m = loaded(); m; m = m->l_next)
+		if (take_libc(m->l_addr, m->l_name, m->l_ld, out))
+			return;
+	dl_iterate_phdr(take_object, out);
 }
 
 /* Returns false only on a libc that is neither. */
@@ -305,7 +370,7 @@ static bool find_next(void)
 
 	if (atomic_load_explicit(&nvs_next_dlsym_pointer, memory_order_acquire))
 		return true;
-	dl_iterate_phdr(find_libc, &libc);
+	find_libc(&libc);
 	/*
 	 * The oldest version first: each glibc has it. A look-up that fails
 	 * allocates, and we may be inside an allocator that is looking up its own.
@@ -414,6 +479,37 @@ struct route nvs_dlsym_route(void *handle, const char *name, void *caller)
 	return r;
 }
 
+/* The exported ones, in tail.S. */
+
+/* Whether what calls is the program, or a library that comes before the shim. */
+static bool comes_before(const void *caller)
+{
+	const struct link_map *m = loaded();
+	Dl_info info;
+
+	if (!m || !dladdr(caller, &info))
+		return false;
+	if (same_object(caller, (const void *)getauxval(AT_PHDR)))
+		return true;
+	for (; m && m->l_ld != _DYNAMIC; m = m->l_next)
+		if (m->l_addr == (ElfW(Addr))info.dli_fbase)
+			return true;
+	return false;
+}
+
+/*
+ * Who interposes dlsym before us asks for the next one by a version, and ours
+ * has none: the linker would pass us over.
+ */
+static void *next_in_line(void *handle, const char *name, const void *caller)
+{
+	bool symbol = same_name(name, "dlsym");
+
+	if (handle != RTLD_NEXT || (!symbol && !same_name(name, "dlvsym")) || !comes_before(caller))
+		return NULL;
+	return symbol ? (void *)dlsym : (void *)dlvsym;
+}
+
 __attribute__((visibility("hidden"))) struct route
 nvs_dlvsym_route(void *handle, const char *name, const char *version, void *caller);
 struct route nvs_dlvsym_route(void *handle, const char *name, const char *version, void *caller)
@@ -422,6 +518,12 @@ struct route nvs_dlvsym_route(void *handle, const char *name, const char *versio
 	int f;
 
 	if (!find_next() || !atomic_load(&nvs_next_dlvsym_pointer)) {
+		r.answered = 1;
+		return r;
+	}
+	if (name)
+		r.result = next_in_line(handle, name, caller);
+	if (r.result) {
 		r.answered = 1;
 		return r;
 	}

@@ -30,6 +30,8 @@ missing() {
 	}
 }
 program() { command -v "$1" || test -x "/usr/sbin/$1"; }
+# installed FILE: below the directory of an architecture's libraries
+installed() { for file in /usr/lib/*/"$1"; do test -e "$file" && return; done; }
 # library COMPILER NAME: the compiler finds it
 library() { path=$("$1" -print-file-name="$2") && test "$path" != "$2"; }
 
@@ -51,6 +53,16 @@ if [ "$goal" = test ]; then
 	arm64=aarch64-linux-gnu-gcc
 	want gcc-aarch64-linux-gnu "the shim's arm64 build; left out without it" program $arm64
 	want libc6-dev-arm64-cross "the same" library $arm64 libc.so
+	want qemu-user "runs the arm64 build's tests; left out without it" program qemu-aarch64
+	want musl-tools "the shim in a program of another C library; left out without it" program musl-gcc
+	want strace "compares programs' system calls with and without the shim" program strace
+	want python3 "the shim in a Python program; left out without it" program python3
+	want valgrind "counts the instructions that the shim adds; left out without it" program valgrind
+	# What people preload beside the shim.
+	want libjemalloc2 "beside the shim; left out without it" installed libjemalloc.so.2
+	want libtcmalloc-minimal4 "the same" installed libtcmalloc_minimal.so.4
+	want libeatmydata1 "the same" installed libeatmydata.so
+	want faketime "the same" installed faketime/libfaketime.so.1
 fi
 
 if [ -z "$required$optional" ]; then

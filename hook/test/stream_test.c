@@ -145,6 +145,28 @@ static void context_destroyed_with_work_queued(void)
 	}
 }
 
+/* A new context with the handle of one that another thread is destroying. */
+static void handle_used_again_at_once(void)
+{
+	unsigned long destroyed = atomic_load(&stub_state()->destroyed);
+	void *old, *ctx;
+	pthread_t t;
+
+	begin(1);
+	hold(3);
+	CHECK(cuCtxCreate_v2(&old, 0, 0) == 0 && launch(NULL) == 0);
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0);
+	stub_state()->destroy_ns = 200000000u;
+	CHECK(pthread_create(&t, NULL, destroy, old) == 0);
+	EVENTUALLY(atomic_load(&stub_state()->destroyed) > destroyed);
+	nap_ms(20);
+	stub_state()->work_ns = 600000000u;
+	CHECK(cuCtxCreate_v2(&ctx, 0, 0) == 0 && ctx == old);
+	CHECK(launch(NULL) == 0);
+	CHECK(pthread_join(t, NULL) == 0);
+	drained(0, 3);
+}
+
 static void primary_context_goes_and_comes(void)
 {
 	void *ctx, *stream;
@@ -310,6 +332,7 @@ static const struct life_case cases[] = {
 	CASE(work_of_per_thread_streams_is_drained),
 	CASE(all_contexts_are_drained),
 	CASE(context_destroyed_with_work_queued),
+	CASE(handle_used_again_at_once),
 	CASE(primary_context_goes_and_comes),
 	CASE(work_belongs_to_the_streams_gpu),
 	CASE(call_on_two_gpus_keeps_none_while_it_waits),
