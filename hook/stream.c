@@ -388,8 +388,23 @@ void nvs_stream_destroyed(void *handle)
 			nvs_driver.event_destroy(event[i]);
 }
 
-void nvs_context_destroyed(void *ctx, int channel)
+void nvs_context_kept(void *ctx, int channel, bool own, void *green)
 {
+	struct nvs_context *c;
+
+	pthread_mutex_lock(&nvs_table_lock);
+	c = context_add(ctx, (unsigned)channel, green);
+	if (c) {
+		c->own = own;
+		atomic_store(&c->dirty, true);
+	}
+	pthread_mutex_unlock(&nvs_table_lock);
+}
+
+bool nvs_context_destroyed(void *ctx, int channel)
+{
+	bool own = false;
+
 	pthread_mutex_lock(&nvs_table_lock);
 	for (unsigned i = 0; i < nvs_streams_used; i++) {
 		struct nvs_stream *s = &nvs_streams[i];
@@ -405,10 +420,12 @@ void nvs_context_destroyed(void *ctx, int channel)
 	for (unsigned i = 0; i < nvs_contexts_used; i++)
 		if (nvs_contexts[i].ctx && (int)nvs_contexts[i].channel == channel &&
 		    (ctx ? nvs_contexts[i].ctx == ctx : !nvs_contexts[i].own)) {
+			own = nvs_contexts[i].own;
 			nvs_contexts[i].ctx = NULL;
 			nvs_contexts[i].green = NULL;
 		}
 	pthread_mutex_unlock(&nvs_table_lock);
+	return own;
 }
 
 /* ---- captures ---- */

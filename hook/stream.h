@@ -80,7 +80,9 @@ void nvs_context_unhold(int channel);
 bool nvs_context_own(void *ctx);
 
 /* Forgets a context, or (ctx NULL) the primary one of a channel and its parts. */
-void nvs_context_destroyed(void *ctx, int channel);
+bool nvs_context_destroyed(void *ctx, int channel);
+/* It was not destroyed after all. own: what nvs_context_destroyed returned; green: or NULL. */
+void nvs_context_kept(void *ctx, int channel, bool own, void *green);
 void *nvs_context_of_green(void *green);
 
 /*

@@ -167,11 +167,13 @@ WATCH(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, void 
 		int channel = nvs_active() ? nvs_context_channel(ctx) : -1; \
 		uint64_t stamp = nvs_memory_stamp(); \
 		bool held = nvs_context_hold(channel); \
+		/* The record goes first: afterwards the handle may be somebody else's. */ \
+		bool own = channel >= 0 && nvs_context_destroyed(ctx, channel); \
 		int result = CALL(name, ctx); \
 		if (result == CUDA_SUCCESS && nvs_counting()) \
 			nvs_memory_context_gone(ctx, stamp); \
-		if (channel >= 0 && result == CUDA_SUCCESS) \
-			nvs_context_destroyed(ctx, channel); \
+		if (channel >= 0 && result != CUDA_SUCCESS) \
+			nvs_context_kept(ctx, channel, own, NULL); \
 		if (held) \
 			nvs_context_unhold(channel); \
 		nvs_thread_forget(); \
@@ -272,10 +274,11 @@ WATCH(cuGreenCtxDestroy, (void *green))
 	void *ctx = nvs_active() ? nvs_context_of_green(green) : NULL;
 	int channel = nvs_context_channel(ctx);
 	bool held = nvs_context_hold(channel);
+	bool own = channel >= 0 && nvs_context_destroyed(ctx, channel); /* first, see DESTROY */
 	int result = CALL(cuGreenCtxDestroy, green);
 
-	if (channel >= 0 && result == CUDA_SUCCESS)
-		nvs_context_destroyed(ctx, channel);
+	if (channel >= 0 && result != CUDA_SUCCESS)
+		nvs_context_kept(ctx, channel, own, green);
 	if (held)
 		nvs_context_unhold(channel);
 	return result;
