@@ -55,11 +55,14 @@ static bool recorded(void *key)
 
 /* ---- pointers ---- */
 
+NVS_EXPORT int cuMemFree_v2(CUdeviceptr p); /* below; only its type is needed here */
+
 /*
- * An allocator of the current context: `estimate` bytes at least, `bytes` once
- * the driver has returned.
+ * An allocator of the current context: `estimate` bytes at least, `size` once
+ * the driver has returned. What turns out to be too large with its padding is
+ * given back.
  */
-#define ALLOCATOR(name, kind, P, A, estimate, key, bytes) \
+#define ALLOCATOR(name, kind, P, A, estimate, key, size) \
 	WATCH(name, P) \
 	{ \
 		struct nvs_claim claim; \
@@ -71,8 +74,11 @@ static bool recorded(void *key)
 		if (!nvs_claim(&claim, channel_here(ctx), estimate)) \
 			return CUDA_ERROR_OUT_OF_MEMORY; \
 		result = CALL(name, NVS_SPREAD A); \
+		if (result == CUDA_SUCCESS && (size) > claim.bytes && \
+		    !nvs_claim_more(&claim, size) && CALL(cuMemFree_v2, key) == CUDA_SUCCESS) \
+			result = CUDA_ERROR_OUT_OF_MEMORY; \
 		if (result == CUDA_SUCCESS) \
-			nvs_claim_keep(&claim, kind, key, bytes, ctx); \
+			nvs_claim_keep(&claim, kind, key, size, ctx); \
 		else \
 			nvs_claim_drop(&claim); \
 		return result; \
@@ -479,8 +485,7 @@ ADD_NODE(cuGraphAddNode_v3)
 	WATCH(name, P) \
 	{ \
 		int result = CALL(name, NVS_SPREAD A); \
-		if (nvs_counting()) \
-			nvs_memory_graph_ran(); \
+		nvs_memory_graph_ran(); \
 		return result; \
 	}
 LOOK(cuGraphInstantiate, (void **exec, void *graph, void **bad, char *log, size_t n),

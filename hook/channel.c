@@ -14,12 +14,14 @@
 #include "gate.h"
 #include "glibc.h"
 #include "log.h"
+#include "reserve.h"
 #include "wire_io.h"
 
 #define ATTACH_WAIT_NS (5 * NVS_S)
 #define GONE_NS        (2 * NVS_S)    /* who has not looked for so long does not wait */
 #define NUDGE_NS       (1 * NVS_S)    /* waiting threads repeat their request */
 #define WAIT_PIECE_NS  (200 * NVS_MS) /* a wait looks at the connection this often */
+#define TIMER_SLACK_NS 1000ul         /* of our threads: they time in tens of microseconds */
 #define EXIT_WAIT_NS   (1 * NVS_S)    /* at the end of the process a call waits this long for a drain */
 #define DRAIN_PATIENCE_NS (1 * NVS_S) /* with a capture open, unless REVOKE says more */
 
@@ -302,13 +304,15 @@ static void spin_for_grant(struct channel *c, const struct nvs_slot *slot, uint3
 	atomic_flag_clear(&c->spinning);
 }
 
-/* The lock is held; it is given up while waiting. */
-static void wait_piece(unsigned i, bool *spun, sigset_t *mask)
+/* The lock is held; it is given up while waiting. word: of the page, as last looked at. */
+static void wait_piece(unsigned i, uint32_t word, bool *spun, sigset_t *mask)
 {
 	struct channel *c = &nvs_client_channels[i];
 	const struct nvs_slot *slot = atomic_load(&nvs_channels[i].slot);
-	bool on_page = c->lease.link == LEASE_ATTACHED && c->lease.gate == LEASE_CLOSED;
-	uint32_t seen = on_page ? nvs_channel_word(i) : atomic_load(&c->changed);
+	/* Open, yet the word is another: shut for a moment, the page tells when it is over. */
+	bool on_page = c->lease.link == LEASE_ATTACHED &&
+		       (c->lease.gate == LEASE_CLOSED || c->lease.gate == LEASE_OPEN);
+	uint32_t seen = on_page ? word : atomic_load(&c->changed);
 	uint64_t left = nvs_elapsed(c->pass_from_ns, nvs_now()), ns = WAIT_PIECE_NS;
 
 	if (c->lease.gate == LEASE_DRAINING && left && left < ns)
@@ -364,7 +368,7 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 		} else if (nvs_elapsed(now, c->request_ns) > NUDGE_NS) {
 			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_NUDGE });
 		}
-		wait_piece(i, &spun, &mask);
+		wait_piece(i, word, &spun, &mask);
 		now = nvs_now();
 	}
 	leave(t);
@@ -429,6 +433,7 @@ void nvs_thread_setup(const char *name)
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 
 	prctl(PR_SET_NAME, name);
+	prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS);
 	if (nvs_driver.exchange_capture_mode && !atomic_load(&nvs_exiting))
 		nvs_driver.exchange_capture_mode(&mode);
 }
@@ -470,7 +475,9 @@ bool nvs_thread_start(void *(*entry)(void *), void *arg)
 
 /*
  * With one GPU in use the client thread drains by itself; with several each
- * has a thread, so that a drain of one never delays a revoke of another.
+ * has a thread, so that a drain of one never delays a revoke of another; and so
+ * it is under a memory limit: who allocates waits for what the client thread
+ * hears.
  */
 void nvs_channel_drain_all(void)
 {
@@ -484,7 +491,7 @@ void nvs_channel_drain_all(void)
 		if (!c->drain)
 			continue;
 		c->drain = false;
-		if (used > 1 && !c->drainer)
+		if ((used > 1 || nvs_reserve_limited(i)) && !c->drainer)
 			c->drainer = nvs_thread_start(drainer_main, (void *)(uintptr_t)i);
 		if (c->drainer) {
 			atomic_fetch_add(&c->drain_wanted, 1);

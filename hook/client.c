@@ -258,7 +258,15 @@ static void send_stats(uint64_t now)
 	}
 }
 
-/* The gate is open and somebody waits: whether there was no call for IDLE_NS. */
+/* How long there must be no call before the GPU is given back to who waits. */
+static uint64_t idle_time(unsigned i)
+{
+	uint32_t flags = __atomic_load_n(&nvs_client.page->slot[i].flags, __ATOMIC_RELAXED);
+
+	return flags & NVS_GRANT_LATENCY ? NVS_LATENCY_IDLE_NS : IDLE_NS;
+}
+
+/* The gate is open and somebody waits: whether there was no call for that time. */
 static bool idle_long(unsigned i, uint64_t now)
 {
 	struct channel *c = &nvs_client_channels[i];
@@ -269,7 +277,7 @@ static bool idle_long(unsigned i, uint64_t now)
 		c->idle_ns = now;
 		return false;
 	}
-	return nvs_elapsed(now, c->idle_ns) >= IDLE_NS;
+	return nvs_elapsed(now, c->idle_ns) >= idle_time(i);
 }
 
 /* Returns the nanoseconds until it wants to be called again. */
@@ -286,7 +294,8 @@ static uint64_t early_release(uint64_t now)
 			c->idle_ns = 0;
 			continue;
 		}
-		next = IDLE_NS / 2;
+		if (idle_time(i) / 2 < next)
+			next = idle_time(i) / 2;
 		if (c->lease.waiting) { /* a thread that waited has not had its turn yet */
 			c->idle_ns = 0;
 			continue;

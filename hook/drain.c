@@ -91,7 +91,10 @@ static void forget_work(unsigned channel, uint64_t took_ns)
 	atomic_fetch_add(&nvs_gate.generation, 1);
 }
 
-/* While a capture is open: whether every stream with work is seen to be idle. */
+/*
+ * While a capture is open: whether every stream with work is seen to be idle.
+ * drain_lock is held, so that none of them begins to capture now.
+ */
 static bool streams_done(unsigned channel)
 {
 	bool done = true;
@@ -127,10 +130,8 @@ enum nvs_drained nvs_drain(unsigned channel, uint64_t closed_ns, uint64_t patien
 		if (!driver_enter())
 			return NVS_DRAIN_STOPPED;
 		pthread_mutex_lock(&nvs_drain_lock[channel]);
-		done = synchronise_contexts(channel);
+		done = synchronise_contexts(channel) || streams_done(channel);
 		pthread_mutex_unlock(&nvs_drain_lock[channel]);
-		if (!done)
-			done = streams_done(channel);
 		driver_leave();
 		if (done) {
 			uint64_t now = nvs_now();

@@ -111,6 +111,14 @@ extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), voi
 	__attribute__((weak));
 extern void *__dso_handle __attribute__((visibility("hidden")));
 
+void nvs_at_fork(void)
+{
+	static atomic_bool once;
+
+	if (!atomic_exchange(&once, true) && __register_atfork)
+		__register_atfork(NULL, NULL, fork_child, __dso_handle);
+}
+
 static void start(void)
 {
 	static atomic_bool once;
@@ -123,12 +131,10 @@ static void start(void)
 	if (count == 0)
 		return;
 	proof = nvs_prove();
-	if (!atomic_exchange(&once, true)) {
-		if (__register_atfork)
-			__register_atfork(NULL, NULL, fork_child, __dso_handle);
-		/* Runs before what was registered earlier, so before the driver's end. */
+	nvs_at_fork();
+	/* Runs before what was registered earlier, so before the driver's end. */
+	if (!atomic_exchange(&once, true))
 		atexit(nvs_client_exit);
-	}
 	nvs_client_start(devices, count, proof.interposed, proof.bypassed);
 }
 

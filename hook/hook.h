@@ -65,6 +65,9 @@ bool nvs_is_wrapper(const void *p);
 void *nvs_next_dlsym(void *handle, const char *name);
 void *nvs_next_dlvsym(void *handle, const char *name, const char *version);
 
+/* Children of a fork start afresh from now on. */
+void nvs_at_fork(void);
+
 /* What cuInit's wrapper does after the driver's first success. */
 void nvs_start(void);
 

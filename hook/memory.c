@@ -10,6 +10,7 @@
 #include "hook.h"
 #include "reserve.h"
 #include "stream.h"
+#include "wrap.h"
 
 /* No allocation is larger; keeps sums from overflowing. */
 #define MAX_BYTES (1ull << 60)
@@ -47,8 +48,21 @@ static struct physical *physical; /* number 0 is none */
 static uint32_t physical_room, physical_used, physical_free;
 static atomic_uint graph_channels; /* bit mask */
 
-static void lock(void) { pthread_mutex_lock(&nvs_memory_lock); }
-static void unlock(void) { pthread_mutex_unlock(&nvs_memory_lock); }
+__thread bool nvs_in_book __attribute__((tls_model("initial-exec")));
+
+static void lock(void)
+{
+	nvs_in_book = true;
+	atomic_signal_fence(memory_order_seq_cst);
+	pthread_mutex_lock(&nvs_memory_lock);
+}
+
+static void unlock(void)
+{
+	pthread_mutex_unlock(&nvs_memory_lock);
+	atomic_signal_fence(memory_order_seq_cst);
+	nvs_in_book = false;
+}
 
 /* ---- the table; the lock is held ---- */
 
@@ -140,11 +154,8 @@ static void take_out(struct entry *e)
 static void count(unsigned channel, uint64_t bytes)
 {
 	struct nvs_budget *b = &nvs_budgets[channel];
-	uint64_t now = b->used + bytes;
 
-	atomic_store_explicit(&b->used, now, memory_order_relaxed);
-	if (now - b->asking > b->peak)
-		atomic_store_explicit(&b->peak, now - b->asking, memory_order_relaxed);
+	atomic_store_explicit(&b->used, b->used + bytes, memory_order_relaxed);
 }
 
 static void uncount(unsigned channel, uint64_t bytes)
@@ -152,6 +163,16 @@ static void uncount(unsigned channel, uint64_t bytes)
 	struct nvs_budget *b = &nvs_budgets[channel];
 
 	atomic_store_explicit(&b->used, b->used - bytes, memory_order_relaxed);
+}
+
+/* What was claimed exists: only now it is part of the most there ever was. */
+static void exists(unsigned channel)
+{
+	struct nvs_budget *b = &nvs_budgets[channel];
+	uint64_t now = b->used - b->asking;
+
+	if (now > b->peak)
+		atomic_store_explicit(&b->peak, now, memory_order_relaxed);
 }
 
 static void physical_drop(uint32_t n)
@@ -234,6 +255,19 @@ bool nvs_claim(struct nvs_claim *c, int channel, uint64_t bytes)
 	return true;
 }
 
+bool nvs_claim_more(struct nvs_claim *c, uint64_t bytes)
+{
+	struct nvs_claim more;
+
+	if (c->channel < 0)
+		return true;
+	if (!nvs_claim(&more, c->channel, bytes - c->bytes))
+		return false;
+	if (more.channel >= 0)
+		c->bytes = bytes;
+	return true;
+}
+
 void nvs_claim_drop(const struct nvs_claim *c)
 {
 	if (c->channel < 0)
@@ -260,7 +294,9 @@ void nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64
 	lock();
 	correct(c, bytes);
 	supersede(kind, key);
-	if (!key || !insert(kind, key, bytes, (uintptr_t)owner, c->channel))
+	if (key && insert(kind, key, bytes, (uintptr_t)owner, c->channel))
+		exists((unsigned)c->channel);
+	else
 		uncount((unsigned)c->channel, bytes); /* could not be struck out later */
 	unlock_and_settle(mask_of(c->channel));
 }
@@ -402,8 +438,13 @@ static bool handle_new(uint64_t handle, uint64_t bytes, int channel)
 
 void nvs_claim_keep_handle(const struct nvs_claim *c, uint64_t handle)
 {
+	bool known;
+
 	lock();
-	if (!handle_new(handle, c->bytes, c->channel) && c->channel >= 0)
+	known = handle_new(handle, c->bytes, c->channel);
+	if (c->channel >= 0 && known)
+		exists((unsigned)c->channel);
+	else if (c->channel >= 0)
 		uncount((unsigned)c->channel, c->bytes);
 	unlock_and_settle(mask_of(c->channel));
 }
@@ -553,6 +594,8 @@ void nvs_memory_graph_look(void)
 	unsigned channels = atomic_load(&graph_channels);
 	int saved = errno;
 
+	if (!nvs_counting())
+		return;
 	for (unsigned i = 0; channels >> i; i++) {
 		struct nvs_budget *b = &nvs_budgets[i];
 		uint64_t bytes = 0;
@@ -566,6 +609,7 @@ void nvs_memory_graph_look(void)
 			count(i, bytes - b->graphs);
 		else
 			uncount(i, b->graphs - bytes);
+		exists(i);
 		b->graphs = bytes;
 		unlock_and_settle(1u << i);
 	}
@@ -585,6 +629,7 @@ void nvs_memory_fork_child(void)
 	static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
 
 	nvs_memory_lock = fresh;
+	nvs_in_book = false; /* if a signal handler forked there */
 	if (table) /* may have been caught half changed */
 		munmap(table, size * sizeof(*table));
 	if (physical)

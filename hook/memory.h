@@ -36,6 +36,9 @@ struct nvs_claim {
  */
 bool nvs_claim(struct nvs_claim *c, int channel, uint64_t bytes);
 
+/* It takes more, so many bytes in all. False: the limit does not have them. */
+bool nvs_claim_more(struct nvs_claim *c, uint64_t bytes);
+
 /* The allocation failed. */
 void nvs_claim_drop(const struct nvs_claim *c);
 

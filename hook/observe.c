@@ -10,7 +10,8 @@
 
 #include "client.h"
 #include "glibc.h"
-#include "glibc.h"
+#include "hook.h"
+#include "quiet.h"
 #include "wire_io.h"
 #include "wrap.h"
 
@@ -110,13 +111,15 @@ static bool query(const uint8_t *uuid, struct nvs_limits *out)
 bool nvs_observe(const uint8_t *uuid, struct nvs_limits *out)
 {
 	struct answer *a = &answers[0];
-	uint64_t now = nvs_now();
-	int cancel;
+	struct nvs_quiet q;
+	uint64_t now;
 	bool known;
 
+	nvs_at_fork(); /* a process that only asks NVML does not come to cuInit */
 	/* One asks, the others wait for what it hears: bounded by its time. */
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	nvs_quiet_begin(&q);
 	pthread_mutex_lock(&answers_lock);
+	now = nvs_now();
 	for (unsigned i = 0; i < GPUS; i++) {
 		if (answers[i].at_ns && memcmp(answers[i].uuid, uuid, NVS_UUID_SIZE) == 0) {
 			a = &answers[i];
@@ -133,7 +136,7 @@ bool nvs_observe(const uint8_t *uuid, struct nvs_limits *out)
 	known = a->known;
 	*out = a->limits;
 	pthread_mutex_unlock(&answers_lock);
-	pthread_setcancelstate(cancel, NULL);
+	nvs_quiet_end(&q);
 	return known;
 }
 

@@ -12,6 +12,7 @@
 #include "gate.h"
 #include "log.h"
 #include "observe.h"
+#include "quiet.h"
 #include "wrap.h"
 
 #define STEP          (64ull << 20)
@@ -52,10 +53,11 @@ static uint64_t minus(uint64_t a, uint64_t b)
 	return a > b ? a - b : 0;
 }
 
-/* The client's lock is held. */
+/* To a scheduler that keeps account of memory. The client's lock is held. */
 static bool attached(unsigned i)
 {
-	return nvs_client.link == LINK_UP && nvs_client_channels[i].lease.link == LEASE_ATTACHED;
+	return nvs_client.link == LINK_UP && nvs_client_channels[i].lease.link == LEASE_ATTACHED &&
+	       nvs_budgets[i].account;
 }
 
 /* Both locks are held. */
@@ -111,11 +113,23 @@ static struct nvs_frame frame_of(unsigned i, uint64_t total, uint64_t least, uin
 	return f;
 }
 
+/* More than this is not kept in hand, with a limit. */
+static bool has_plenty(const struct nvs_budget *b)
+{
+	return minus(b->reserved, b->used) > 2 * STEP;
+}
+
+bool nvs_reserve_due(const struct nvs_budget *b)
+{
+	return b->used > b->reserved ||
+	       (b->limit && b->reserved > b->used && (has_plenty(b) || is_short(b)));
+}
+
 /* What no one waits for is always granted, so that it counts at once. */
 static bool settle(unsigned i, bool tick, struct nvs_frame *f)
 {
 	struct nvs_budget *b = &nvs_budgets[i];
-	uint64_t total = b->reserved, slack = minus(b->reserved, b->used);
+	uint64_t total = b->reserved;
 	uint32_t flags = 0;
 
 	if (b->busy)
@@ -127,7 +141,7 @@ static bool settle(unsigned i, bool tick, struct nvs_frame *f)
 		flags = NVS_RESERVE_FORCE;
 	} else if (is_short(b)) {
 		total = b->used;
-	} else if (slack > 2 * STEP && (b->limit || tick)) {
+	} else if (has_plenty(b) && (b->limit || tick)) {
 		total = round_up(b->used);
 	}
 	if (total == b->reserved)
@@ -154,11 +168,14 @@ static void settle_and_send(unsigned i, bool tick)
 
 void nvs_reserve_settle(unsigned i)
 {
+	struct nvs_quiet q;
 	int saved = errno;
 
+	nvs_quiet_begin(&q);
 	pthread_mutex_lock(&nvs_client_lock);
 	settle_and_send(i, false);
 	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_quiet_end(&q);
 	errno = saved;
 }
 
@@ -314,13 +331,16 @@ static bool ask(unsigned i, uint64_t bytes)
 bool nvs_reserve(unsigned i, uint64_t bytes)
 {
 	struct nvs_budget *b = &nvs_budgets[i];
+	struct nvs_quiet q;
 	int saved = errno;
 	bool ok;
 
 	nvs_client_use(i);
+	nvs_quiet_begin(&q);
 	pthread_mutex_lock(&b->ask);
 	ok = ask(i, bytes);
 	pthread_mutex_unlock(&b->ask);
+	nvs_quiet_end(&q);
 	errno = saved;
 	return ok;
 }
@@ -356,6 +376,9 @@ void nvs_reserve_attached(unsigned i)
 	struct nvs_frame f;
 	uint64_t have;
 
+	/* One that does not would close the connection over a RESERVE, each time. */
+	b->account = nvs_client_channels[i].lease.link == LEASE_ATTACHED &&
+		     __atomic_load_n(&nvs_client.page->slot[i].limit_seq, __ATOMIC_ACQUIRE);
 	if (!attached(i))
 		return;
 	lock();
@@ -407,15 +430,27 @@ uint64_t nvs_reserve_tick(void)
 	return next;
 }
 
+bool nvs_reserve_limited(unsigned i)
+{
+	bool yes;
+
+	lock();
+	yes = nvs_budgets[i].limit != 0;
+	unlock();
+	return yes;
+}
+
 /* ---- what may be known ---- */
 
 /* False: the process does not use the channel, and did not. */
 static bool limits_of_channel(unsigned i, struct nvs_limits *out)
 {
 	struct nvs_budget *b = &nvs_budgets[i];
+	struct nvs_quiet q;
 	uint64_t sent;
 	bool known;
 
+	nvs_quiet_begin(&q);
 	lock();
 	sent = b->deaf || !b->known || !b->limit ? 0 : b->sent;
 	unlock();
@@ -428,6 +463,7 @@ static bool limits_of_channel(unsigned i, struct nvs_limits *out)
 	out->used = b->others + b->used;
 	unlock();
 	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_quiet_end(&q);
 	return known;
 }
 
@@ -436,6 +472,8 @@ bool nvs_limits_of(int channel, const uint8_t *uuid, struct nvs_limits *out)
 	int saved = errno;
 	bool known;
 
+	if (nvs_in_book)
+		return false;
 	if (channel < 0 && nvs_active())
 		channel = nvs_client_channel_of_uuid(uuid);
 	if (channel >= 0 && !uuid)
@@ -458,7 +496,7 @@ void nvs_reserve_fork_child(void)
 		b->reserved = b->asking = b->graphs = 0;
 		b->limit = b->others = b->tight = b->acked = 0;
 		b->sent = b->answered = 0;
-		b->known = b->busy = b->deaf = false;
+		b->known = b->busy = b->deaf = b->account = false;
 		b->ask = fresh;
 	}
 	nvs_observe_fork_child();

@@ -35,6 +35,8 @@ struct nvs_budget {
 	bool known;         /* was attached once: limit means something */
 	bool busy;          /* a thread waits for an answer */
 	bool deaf;          /* the scheduler did not answer; do not wait for it */
+	/* Guarded by nvs_client_lock. */
+	bool account;       /* the scheduler that the channel is attached to keeps one */
 	/* Guarded by itself. */
 	pthread_mutex_t ask;
 	atomic_uint event;  /* futex: an answer came, or none will */
@@ -49,11 +51,14 @@ bool nvs_reserve(unsigned channel, uint64_t bytes);
 /* After a change of used: tells the scheduler if it has to know. Never waits. */
 void nvs_reserve_settle(unsigned channel);
 
-/* Whether settling may be due; nvs_memory_lock is held. */
-static inline bool nvs_reserve_due(const struct nvs_budget *b)
-{
-	return b->used > b->reserved || (b->limit && b->reserved > b->used);
-}
+/*
+ * Whether settling is due, by what is known: the client thread, which looks at
+ * the page as well, comes by now and then. nvs_memory_lock is held.
+ */
+bool nvs_reserve_due(const struct nvs_budget *b);
+
+/* Whether answers about a channel's memory may be waited for: it has a limit. */
+bool nvs_reserve_limited(unsigned channel);
 
 /* What a container's processes have of a GPU. */
 struct nvs_limits {

@@ -440,27 +440,28 @@ static struct nvs_stream *stream_of_capture(void *key)
 bool nvs_capture_begin(void *key)
 {
 	struct nvs_stream *s = stream_of_capture(key);
-	bool held;
+	bool held, fresh;
 
 	if (!s)
 		return false;
 	held = nvs_context_hold((int)s->channel);
-	atomic_fetch_add(&nvs_captures_on[s->channel], 1);
-	atomic_fetch_add(&nvs_gate.captures, 1);
-	atomic_fetch_add(&nvs_gate.generation, 1); /* every call looks whether it is captured */
+	fresh = !atomic_exchange(&s->capturing, true);
+	if (fresh) {
+		atomic_fetch_add(&nvs_captures_on[s->channel], 1);
+		atomic_fetch_add(&nvs_gate.captures, 1);
+		atomic_fetch_add(&nvs_gate.generation, 1); /* every call looks whether it is captured */
+	}
 	if (held)
 		nvs_context_unhold((int)s->channel);
-	return true;
+	return fresh;
 }
 
 void nvs_capture_began(void *key, int result)
 {
 	struct nvs_stream *s = stream_of_capture(key);
 
-	if (!s)
-		return;
-	if (result != CUDA_SUCCESS || atomic_exchange(&s->capturing, true))
-		capture_uncount(s->channel);
+	if (s && result != CUDA_SUCCESS)
+		capture_off(s);
 }
 
 void nvs_capture_ended(void *key)

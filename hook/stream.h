@@ -86,8 +86,9 @@ void nvs_context_kept(void *ctx, int channel, bool own, void *green);
 void *nvs_context_of_green(void *green);
 
 /*
- * Brackets a real begin of capture: no context is being synchronised meanwhile.
- * False: the stream is not known, do not call nvs_capture_began.
+ * Brackets a real begin of capture: no context is being synchronised meanwhile,
+ * and the stream is not asked about. False: it is not known, or captures
+ * already; do not call nvs_capture_began.
  */
 bool nvs_capture_begin(void *key);
 void nvs_capture_began(void *key, int result);

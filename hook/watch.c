@@ -200,6 +200,13 @@ WATCH(cuDevicePrimaryCtxRetain, (void **ctx, int dev))
 	return created(CALL(cuDevicePrimaryCtxRetain, ctx, dev), ctx, dev, false);
 }
 
+static void primary_reset(int channel, uint64_t stamp)
+{
+	nvs_context_destroyed(NULL, channel);
+	if (nvs_counting())
+		nvs_memory_primary_gone((unsigned)channel, stamp);
+}
+
 /* The primary context is gone if nobody holds it any more. */
 static void primary_gone(int dev, int channel, uint64_t stamp)
 {
@@ -207,10 +214,8 @@ static void primary_gone(int dev, int channel, uint64_t stamp)
 	int alive = 1;
 
 	if (channel >= 0 && nvs_driver.primary_state &&
-	    nvs_driver.primary_state(dev, &flags, &alive) == CUDA_SUCCESS && !alive) {
-		nvs_context_destroyed(NULL, channel);
-		nvs_memory_primary_gone((unsigned)channel, stamp);
-	}
+	    nvs_driver.primary_state(dev, &flags, &alive) == CUDA_SUCCESS && !alive)
+		primary_reset(channel, stamp);
 }
 
 #define PRIMARY(name, gone) \
@@ -227,12 +232,10 @@ static void primary_gone(int dev, int channel, uint64_t stamp)
 		nvs_thread_forget(); \
 		return result; \
 	}
-#define RESET (nvs_context_destroyed(NULL, channel), \
-	       nvs_memory_primary_gone((unsigned)channel, stamp))
 PRIMARY(cuDevicePrimaryCtxRelease, primary_gone(dev, channel, stamp))
 PRIMARY(cuDevicePrimaryCtxRelease_v2, primary_gone(dev, channel, stamp))
-PRIMARY(cuDevicePrimaryCtxReset, RESET)
-PRIMARY(cuDevicePrimaryCtxReset_v2, RESET)
+PRIMARY(cuDevicePrimaryCtxReset, primary_reset(channel, stamp))
+PRIMARY(cuDevicePrimaryCtxReset_v2, primary_reset(channel, stamp))
 
 /*
  * A green context is part of its GPU's primary context. What the driver turns

@@ -26,6 +26,11 @@
  * work to a GPU while the channel's word equals the epoch this client holds.
  * Frames wake the client thread and carry what it has to do.
  *
+ * In a code that has flags, the upper half is for those that a peer may ignore
+ * if it does not know them. One of the lower half changes what the frame means:
+ * the scheduler refuses it if it is unknown, so a client sends it only to a
+ * scheduler that has shown that it knows it.
+ *
  * Identity never travels in a frame: the scheduler takes it from the kernel
  * (SO_PEERCRED, a pidfd, the cgroup).
  */
@@ -108,7 +113,15 @@ enum nvs_grant_flags {
 	 * rest of the hand-over.
 	 */
 	NVS_GRANT_NEXT       = 1u << 1,
+	/*
+	 * In the page only: others are kept from the GPU as long as this client has
+	 * it, so it is to give it back within NVS_LATENCY_IDLE_NS of having nothing
+	 * to do, not only after a while.
+	 */
+	NVS_GRANT_LATENCY    = 1u << 2,
 };
+
+#define NVS_LATENCY_IDLE_NS 200000u
 
 #define NVS_SPIN_NS 8000000u
 
@@ -232,6 +245,14 @@ struct nvs_frame {
  * The grant page: a sealed memfd of the scheduler, one per client, mapped
  * read-only by it (PROT_READ, MAP_SHARED). word is a futex: the scheduler
  * wakes all waiters after each change. Fields other than word are hints.
+ *
+ * Under a grant that is not revoked the word may be NVS_WORD_CLOSED for a
+ * moment, and the grant's again, without a frame: the gate is shut while a
+ * latency client is on the GPU. What was submitted goes on.
+ *
+ * A scheduler that keeps account of memory stores the limits, also where there
+ * are none, before it sends ATTACHED. If limit_seq is still 0 then, it does not
+ * know RESERVE, and is not to be sent one.
  */
 struct nvs_slot {
 	uint32_t word;       /* NVS_WORD_CLOSED, or the low 32 bits of the epoch */

@@ -32,13 +32,17 @@ static inline bool nvs_active(void)
 	return atomic_load_explicit(&nvs_gate.active, memory_order_acquire);
 }
 
+/* This thread has the lock of the book, or waits for it: a signal handler runs. */
+extern __thread bool nvs_in_book __attribute__((tls_model("initial-exec")));
+
 /*
- * Whether memory is counted: not any more while the process ends, perhaps in a
- * signal handler that interrupted whoever has the book's lock.
+ * Whether memory is counted: not in a signal handler that interrupted whoever
+ * has the book's lock, and not any more while the process ends.
  */
 static inline bool nvs_counting(void)
 {
-	return nvs_active() && !atomic_load_explicit(&nvs_exiting, memory_order_relaxed);
+	return nvs_active() && !nvs_in_book &&
+	       !atomic_load_explicit(&nvs_exiting, memory_order_relaxed);
 }
 
 #endif

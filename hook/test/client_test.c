@@ -6,8 +6,11 @@
  *   client_test CASE      runs one
  */
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -444,6 +447,156 @@ static void counts_memory(void)
 	CHECK(s.u.stats.mem_peak == 4 << 20);
 }
 
+/* The statistics of what the process has now. */
+static struct nvs_stats memory_stats(uint64_t bytes)
+{
+	struct nvs_frame s;
+
+	do
+		CHECK(recv(fake.conn, &s, sizeof(s), 0) == sizeof(s));
+	while (s.type != NVS_STATS || s.u.stats.mem_bytes != bytes);
+	return s.u.stats;
+}
+
+/* One that is larger than what is reserved by default. */
+static void peak_counts_a_large_allocation(void)
+{
+	unsigned long long p;
+
+	begin(1);
+	CHECK(cuMemAlloc_v2(&p, 300 << 20) == 0);
+	CHECK(memory_stats(300 << 20).mem_peak == 300 << 20);
+	/* And not what was never there. */
+	stub_state()->memory_result = 2;
+	CHECK(cuMemAlloc_v2(&p, 1 << 20) == 2 && cuMemAlloc_v2(&p, 500 << 20) == 2);
+	stub_state()->memory_result = 0;
+	CHECK(cuMemAlloc_v2(&p, 4096) == 0);
+	CHECK(memory_stats((300 << 20) + 4096).mem_peak == (300 << 20) + 4096);
+}
+
+/* ---- with a limit ---- */
+
+#define LIMIT (1024ull << 20)
+
+static void begin_limited(void)
+{
+	fake_init(&fake);
+	fake_listen(&fake);
+	CHECK(cuInit(0) == 0);
+	fake_accept(&fake);
+	fake.page->slot[0].mem_limit = LIMIT;
+	CHECK(cuCtxCreate_v2(&contexts[0], 0, 0) == 0);
+	fake_attach(&fake);
+}
+
+static void *allocate(void *bytes)
+{
+	unsigned long long p;
+
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0);
+	CHECK(cuMemAlloc_v2(&p, (uintptr_t)bytes) == 0);
+	return NULL;
+}
+
+/* Starts an allocation; returns what it asks the scheduler for. */
+static struct nvs_frame ask_for(pthread_t *t, uintptr_t bytes)
+{
+	CHECK(pthread_create(t, NULL, allocate, (void *)bytes) == 0);
+	return fake_expect(&fake, NVS_RESERVE);
+}
+
+static void grant_memory(const struct nvs_frame *asked)
+{
+	struct nvs_frame r = { .version = NVS_WIRE_VERSION, .type = NVS_RESERVED };
+
+	r.u.memory = (struct nvs_reserved){ asked->u.reserve.total, asked->u.reserve.total, LIMIT,
+					    asked->u.reserve.serial, { 0 } };
+	CHECK(send(fake.conn, &r, sizeof(r), MSG_NOSIGNAL) == sizeof(r));
+}
+
+/* A drain takes as long as the work; who allocates has the answer before. */
+static void allocates_beside_a_drain(void)
+{
+	struct nvs_frame f;
+	pthread_t t;
+
+	begin_limited();
+	stub_state()->work_ns = 1500000000u;
+	hold(5);
+	fake_revoke(&fake, 0, 5);
+	nap_ms(100);
+	f = ask_for(&t, 500 << 20);
+	grant_memory(&f);
+	pthread_join(t, NULL);
+	CHECK(test_now() < atomic_load(&stub_state()->busy_until[0]));
+	CHECK(fake_expect(&fake, NVS_RELEASE).epoch == 5);
+}
+
+/* From now on every system call of this thread but a few ends the process. */
+static void forbid_system_calls(void)
+{
+#define ALLOW(nr) \
+	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, nr, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+		ALLOW(SYS_futex), /* the shim's thread may have a lock just now */
+		ALLOW(SYS_write),
+		ALLOW(SYS_exit),
+		ALLOW(SYS_exit_group),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+	};
+	struct sock_fprog program = { sizeof(code) / sizeof(code[0]), code };
+
+	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+static void *allocate_and_free(void *arg)
+{
+	unsigned long long p;
+
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0);
+	forbid_system_calls();
+	for (int i = 0; i < 1000; i++) {
+		CHECK(cuMemAlloc_v2(&p, 4096) == 0);
+		CHECK(cuMemFree_v2(p) == 0);
+	}
+	syscall(SYS_exit, 0);
+	return arg;
+}
+
+/* What fits into the reservation is a matter of a lock and two sums. */
+static void small_allocations_stay_in_the_process(void)
+{
+	struct nvs_frame f;
+	pthread_t t;
+
+	begin_limited();
+	f = ask_for(&t, 1 << 20);
+	grant_memory(&f);
+	pthread_join(t, NULL);
+	CHECK(pthread_create(&t, NULL, allocate_and_free, NULL) == 0);
+	CHECK(pthread_join(t, NULL) == 0);
+}
+
+/* A scheduler of before there were limits would close the connection. */
+static void an_old_scheduler_is_not_asked_for_memory(void)
+{
+	unsigned long long p;
+	struct nvs_frame f;
+
+	fake_init(&fake);
+	fake.old = true;
+	fake_listen(&fake);
+	CHECK(cuInit(0) == 0);
+	fake_accept(&fake);
+	CHECK(cuCtxCreate_v2(&contexts[0], 0, 0) == 0);
+	CHECK(cuMemAlloc_v2(&p, 1 << 20) == 0); /* before and after ATTACHED */
+	fake_attach(&fake);
+	CHECK(cuMemAlloc_v2(&p, 300 << 20) == 0 && cuMemFree_v2(p) == 0);
+	CHECK(!fake_receive(&fake, &f, 1500));
+}
+
 static void forks(void)
 {
 	struct launcher l;
@@ -522,6 +675,10 @@ static const struct life_case cases[] = {
 	CASE(depth_learns_from_drains),
 	CASE(depth_follows_short_work),
 	CASE(counts_memory),
+	CASE(peak_counts_a_large_allocation),
+	CASE(allocates_beside_a_drain),
+	CASE(small_allocations_stay_in_the_process),
+	CASE(an_old_scheduler_is_not_asked_for_memory),
 	CASE(forks),
 	CASE(takes_no_signals),
 };

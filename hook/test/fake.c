@@ -103,6 +103,8 @@ struct nvs_frame fake_accept(struct fake *f)
 	f->page->magic = NVS_PAGE_MAGIC;
 	f->page->version = NVS_WIRE_VERSION;
 	f->page->slots = NVS_MAX_CHANNELS;
+	for (int i = 0; i < NVS_MAX_CHANNELS && !f->old; i++)
+		f->page->slot[i].limit_seq = 2;
 	send_page(f);
 	return r;
 }

@@ -29,6 +29,7 @@ struct fake {
 	int page_fd;
 	bool unsealed; /* the page that a client may not take */
 	bool memory;   /* a RESERVE is granted at once, and not shown to the test */
+	bool old;      /* knows nothing of memory: its page has no limits */
 };
 
 uint64_t test_now(void);

@@ -146,6 +146,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	page->slots = NVS_MAX_CHANNELS;
 	nvs_client_count = GPUS;
 	for (unsigned i = 0; i < GPUS; i++) {
+		page->slot[i].limit_seq = 2;
 		nvs_client_channels[i].device = devices[i];
 		nvs_channel_close(i);
 	}

@@ -8,9 +8,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -357,6 +360,21 @@ static void the_limit_is_the_gpu(void)
 	CHECK(total > 3 * LIMIT);
 }
 
+/* The driver pads rows: 16 MiB of narrow ones take 2 GiB. */
+static void padding_counts_against_the_limit(void)
+{
+	CUdeviceptr p;
+	size_t pitch;
+
+	begin(LIMIT, 0);
+	CHECK(cuMemAllocPitch_v2(&p, &pitch, 4, 4 * MIB, 4) == OOM);
+	CHECK(used() == 0 && ledger_reserved(0) <= LIMIT);
+	CU(cuMemAllocPitch_v2(&p, &pitch, 4, LIMIT / 512, 4));
+	CHECK(pitch == 512 && used() == LIMIT);
+	CU(cuMemFree_v2(p));
+	CHECK(used() == 0);
+}
+
 static void small_allocations_do_not_ask(void)
 {
 	CUdeviceptr p[100];
@@ -692,7 +710,7 @@ static void model_make(int i)
 		size_t pitch;
 		size_t w = some(3000), h = some(3000);
 
-		least = w * h;
+		least = (w + 511) / 512 * 512 * h; /* the simulated driver's pitch */
 		result = cuMemAllocPitch_v2(&p, &pitch, w, h, 16);
 		n = pitch * h;
 		things[i].what = POINTER;
@@ -916,6 +934,67 @@ static void a_scheduler_that_hangs_holds_nvml_up_shortly(void)
 	fake_end(&f);
 }
 
+static void *nvml_device_0;
+
+static void *ask_nvml(void *arg)
+{
+	nvml_memory(nvml_device_0);
+	return arg;
+}
+
+/* However many ask: the others go by what the first one hears. */
+static void one_asks_for_all_threads(void)
+{
+	pthread_t t[16];
+	uint64_t start;
+	struct fake f;
+
+	fake_init(&f);
+	fake_listen(&f);
+	CHECK(listen(f.listener, 64) == 0); /* nobody accepts */
+	nvml_device_0 = nvml_device(0);
+	start = test_now();
+	for (int i = 0; i < 16; i++)
+		CHECK(pthread_create(&t[i], NULL, ask_nvml, NULL) == 0);
+	for (int i = 0; i < 16; i++)
+		CHECK(pthread_join(t[i], NULL) == 0);
+	/* 0.4 s as a rule: each asks twice. 3 s and more if one after the other. */
+	CHECK(test_now() - start < 2000000000u);
+	fake_end(&f);
+}
+
+static void *ask_nvml_for_ever(void *arg)
+{
+	for (;;)
+		nvml_memory(nvml_device_0);
+	return arg;
+}
+
+/* A process that never initialised CUDA forks too, while a thread asks. */
+static void a_fork_beside_nvml(void)
+{
+	struct fake f;
+	pthread_t t;
+	int status;
+	pid_t pid;
+
+	fake_init(&f);
+	fake_listen(&f); /* nobody accepts */
+	nvml_device_0 = nvml_device(0);
+	CHECK(pthread_create(&t, NULL, ask_nvml_for_ever, NULL) == 0);
+	nap_ms(100);
+	pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		alarm(20);
+		ask_nvml(NULL);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+	fake_end(&f);
+	_exit(0);
+}
+
 static void part_spin(void)
 {
 	int result = 0;
@@ -996,6 +1075,75 @@ static void a_forked_child_counts_afresh(void)
 	CHECK(used() == 0);
 }
 
+static sigjmp_buf back;
+static volatile int jumps;
+
+static void jump_away(int n)
+{
+	(void)n;
+	jumps++;
+	siglongjmp(back, 1);
+}
+
+/* As a program does that gives something up after a while. */
+static void jump_while_asking(void (*ask)(void))
+{
+	struct itimerval soon = { { 0, 0 }, { 0, 50000 } };
+
+	signal(SIGALRM, jump_away);
+	if (!sigsetjmp(back, 1)) {
+		setitimer(ITIMER_REAL, &soon, NULL);
+		ask();
+		while (!jumps)
+			nap_ms(1);
+	}
+	signal(SIGALRM, SIG_DFL);
+	alarm(30);
+}
+
+static void ask_for_memory(void)
+{
+	CUdeviceptr p;
+
+	CHECK(cuMemAlloc_v2(&p, 100 * MIB) == CUDA_SUCCESS);
+}
+
+static void a_jump_out_of_asking(void)
+{
+	sigset_t alarms;
+	CUdeviceptr p;
+
+	/* The scheduler's thread takes no signals. */
+	sigemptyset(&alarms);
+	sigaddset(&alarms, SIGALRM);
+	CHECK(pthread_sigmask(SIG_BLOCK, &alarms, NULL) == 0);
+	begin(LIMIT, 0);
+	CHECK(pthread_sigmask(SIG_UNBLOCK, &alarms, NULL) == 0);
+	CU(cuMemAlloc_v2(&p, MIB));
+	ledger_mute(true);
+	jump_while_asking(ask_for_memory);
+	ledger_mute(false);
+	CU(cuMemAlloc_v2(&p, 130 * MIB));
+	CHECK(cuMemAlloc_v2(&p, 200 * MIB) == OOM);
+}
+
+static void ask_nvml_once(void)
+{
+	ask_nvml(NULL);
+}
+
+static void a_jump_out_of_nvml(void)
+{
+	struct fake f;
+
+	fake_init(&f);
+	fake_listen(&f); /* nobody accepts */
+	nvml_device_0 = nvml_device(0);
+	jump_while_asking(ask_nvml_once);
+	ask_nvml(NULL);
+	fake_end(&f);
+}
+
 /* Not a test: nanoseconds of a pair, "cost [N]". */
 static void cost(int n)
 {
@@ -1025,6 +1173,7 @@ static const struct {
 	CASE(contexts_take_their_memory_along),
 	CASE(graphs_count_when_they_have_memory),
 	CASE(the_limit_is_the_gpu),
+	CASE(padding_counts_against_the_limit),
 	CASE(small_allocations_do_not_ask),
 	CASE(without_a_limit_nobody_waits),
 	CASE(a_silent_scheduler_costs_one_wait),
@@ -1038,8 +1187,12 @@ static const struct {
 	CASE(nvml_agrees_with_the_driver),
 	CASE(nvml_alone_is_told_the_limit),
 	CASE(a_scheduler_that_hangs_holds_nvml_up_shortly),
+	CASE(one_asks_for_all_threads),
+	CASE(a_fork_beside_nvml),
 	CASE(nvml_shows_the_container),
 	CASE(a_forked_child_counts_afresh),
+	CASE(a_jump_out_of_asking),
+	CASE(a_jump_out_of_nvml),
 };
 
 int main(int argc, char **argv)

@@ -655,6 +655,51 @@ static void exit_in_a_handler_at_the_gate(void)
 	CHECK(launches(0) == 0);
 }
 
+/* What a program does at its end, here before and after the shim's own. */
+static void clean_memory_up(void)
+{
+	unsigned long long p;
+
+	if (cuMemAlloc_v2(&p, 64) == 0)
+		cuMemFree_v2(p);
+	cuDevicePrimaryCtxReset_v2(0);
+}
+
+static _Noreturn void allocate_until(int us)
+{
+	struct itimerval soon = { { 0, 0 }, { 0, us } };
+	unsigned long long p;
+	void *ctx;
+
+	CHECK(setenv(NVS_RUN_DIR_ENV, "/nonexistent", 1) == 0);
+	atexit(clean_memory_up);
+	CHECK(cuInit(0) == 0);
+	if (us % 2)
+		atexit(clean_memory_up);
+	CHECK(cuDevicePrimaryCtxRetain(&ctx, 0) == 0 && cuCtxSetCurrent(ctx) == 0);
+	on_signal(SIGALRM, exit_handler, 0);
+	setitimer(ITIMER_REAL, &soon, NULL);
+	for (;;) {
+		cuMemAlloc_v2(&p, 4096);
+		cuMemFree_v2(p);
+	}
+}
+
+/* The handler has come upon a thread that is at the book of allocations. */
+static void exit_in_a_handler_while_allocating(void)
+{
+	for (int i = 0; i < 60; i++) {
+		pid_t pid = fork(), ended = 0;
+		int status = 0;
+
+		if (pid == 0)
+			allocate_until(20000 + i * 137);
+		EVENTUALLY(ended || (ended = waitpid(pid, &status, WNOHANG)) != 0);
+		CHECK(ended == pid);
+		CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 4);
+	}
+}
+
 static sigjmp_buf back;
 
 static void jump_handler(int n)
@@ -849,6 +894,7 @@ static const struct life_case cases[] = {
 	CASE(cuda_after_exit_beside_a_revoke),
 	CASE(signals_at_the_gate),
 	CASE(exit_in_a_handler_at_the_gate),
+	CASE(exit_in_a_handler_while_allocating),
 	CASE(jump_out_of_the_wait),
 	CASE(stopped_while_holding),
 	CASE(stopped_while_waiting),

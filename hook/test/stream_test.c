@@ -326,6 +326,35 @@ static void captures_go_on_through_revokes(void)
 	CHECK(atomic_load(&stub_state()->recorded) > 1000);
 }
 
+/* A drain asks whether a stream is idle: not one that begins to capture meanwhile. */
+static void captures_begin_beside_a_drain(void)
+{
+	void *other, *stream, *graph;
+	struct nvs_frame f;
+
+	begin(1);
+	allow(0, 1);
+	fake_grant(&fake, 0, 3);
+	CHECK(cuStreamCreate(&other, 0) == 0 && cuStreamCreate(&stream, 0) == 0);
+	CHECK(cuStreamBeginCapture_v2(other, 0) == 0); /* so that streams are asked one by one */
+	stub_state()->work_ns = 500000000u;
+	CHECK(launch(stream) == 0);
+	stub_state()->capturing_ns = 200000;
+	fake_revoke(&fake, 0, 3);
+	for (int i = 0; i < 200; i++) {
+		CHECK(cuStreamBeginCapture_v2(stream, 0) == 0);
+		nap_ms(1);
+		CHECK(cuStreamEndCapture(stream, &graph) == 0);
+		nap_ms(i % 3);
+	}
+	CHECK(cuStreamEndCapture(other, &graph) == 0);
+	do
+		CHECK(fake_receive(&fake, &f, PATIENCE_MS));
+	while (f.type == NVS_REQUEST); /* it may have waited a moment for the grant */
+	CHECK(f.type == NVS_RELEASE && f.epoch == 3);
+	CHECK(atomic_load(&stub_state()->broken_captures) == 0);
+}
+
 static const struct life_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(variants_reach_their_own_export),
@@ -338,6 +367,7 @@ static const struct life_case cases[] = {
 	CASE(call_on_two_gpus_keeps_none_while_it_waits),
 	CASE(asking_is_not_using),
 	CASE(captures_go_on_through_revokes),
+	CASE(captures_begin_beside_a_drain),
 };
 
 int main(int argc, char **argv)

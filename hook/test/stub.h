@@ -16,6 +16,7 @@
 struct stub {
 	int gpus;                              /* set before cuInit */
 	int init_result;                       /* what cuInit returns */
+	int memory_result;                     /* and cuMemAlloc */
 	uint64_t work_ns;                      /* length of a launch on the "GPU" */
 	uint64_t destroy_ns;                   /* cuCtxDestroy returns so long after it is done */
 	int queued;                            /* launches run one after the other, not all at once */
@@ -25,7 +26,8 @@ struct stub {
 	atomic_ulong launches[STUB_GPUS];
 	atomic_ulong violations;               /* launches while not allowed */
 	atomic_ulong syncs;                    /* context synchronisations */
-	atomic_ulong broken_captures;          /* context synchronised during a capture */
+	atomic_ulong broken_captures;          /* context synchronised, or stream asked, during a capture */
+	uint64_t capturing_ns;                 /* cuStreamIsCapturing's answer is so old */
 	atomic_ulong recorded;                 /* launches into a capture */
 	atomic_ulong events;                   /* event records */
 	atomic_ulong per_thread;               /* launches by way of cuLaunchKernel_ptsz */

@@ -201,6 +201,8 @@ int cuStreamGetCtx(void *stream, void **ctx)
 int cuStreamQuery(void *stream);
 int cuStreamQuery(void *stream)
 {
+	if ((uintptr_t)stream > 2 && atomic_load(&((struct stream *)stream)->capturing))
+		atomic_fetch_add(&state.broken_captures, 1);
 	return running((uintptr_t)stream <= 2 ? &state.busy_until[current()->dev]
 					      : &((struct stream *)stream)->busy_until) ? 600 : 0;
 }
@@ -208,6 +210,8 @@ int cuStreamIsCapturing(void *stream, int *status);
 int cuStreamIsCapturing(void *stream, int *status)
 {
 	*status = (uintptr_t)stream > 2 && atomic_load(&((struct stream *)stream)->capturing);
+	for (uint64_t end = now() + state.capturing_ns; now() < end;)
+		nap();
 	return 0;
 }
 int cuStreamBeginCapture_v2(void *stream, int mode)
@@ -387,10 +391,15 @@ int cuGetExportTable(const void **table, const void *id)
 
 int cuMemAlloc_v2(unsigned long long *p, size_t bytes)
 {
-	*p = (unsigned long long)(uintptr_t)malloc(bytes ? 1 : 1);
+	static _Atomic unsigned long long next = 0x10000;
+
+	(void)bytes;
+	if (state.memory_result)
+		return state.memory_result;
+	*p = atomic_fetch_add(&next, 0x10000);
 	return 0;
 }
-int cuMemFree_v2(unsigned long long p) { free((void *)(uintptr_t)p); return 0; }
+int cuMemFree_v2(unsigned long long p) { (void)p; return 0; }
 
 /*
  * Like a driver of CUDA 13.0: by the version that the program was made for, and
