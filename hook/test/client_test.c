@@ -148,6 +148,47 @@ static void releases_early_when_idle(void)
 	finish(&l);
 }
 
+/*
+ * The page's word goes to 0 and comes back, without a frame: calls stop and go
+ * on, the grant stays, also while somebody waits.
+ */
+static void stops_for_a_moment(void)
+{
+	struct nvs_frame r;
+	struct launcher l;
+	uint64_t start_ns;
+
+	begin(1);
+	allow(0, 1);
+	start(&l, 0, 0);
+	fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 3);
+	fake.page->slot[0].waiters = 1;
+	start_ns = test_now();
+	for (int i = 0; i < 40; i++) {
+		unsigned before = launches(0);
+
+		EVENTUALLY(launches(0) > before + 10);
+		fake_word(&fake, 0, 0);
+		nap_ms(5); /* the call that was under way is over, or the next says so */
+		allow(0, 0);
+		nap_ms(5);
+		allow(0, 1);
+		fake_word(&fake, 0, 3);
+	}
+	/* It goes on when the word is back, not when it next looks by itself. */
+	CHECK(test_now() - start_ns < 40 * 200000000ull / 2);
+	CHECK(!fake_receive(&fake, &r, 10));
+	/* Asked back while shut, it closes for good. */
+	fake_word(&fake, 0, 0);
+	nap_ms(5);
+	fake_revoke(&fake, 0, 3);
+	CHECK(fake_expect(&fake, NVS_RELEASE).epoch == 3);
+	fake.page->slot[0].waiters = 0;
+	fake_grant(&fake, 0, 4);
+	finish(&l);
+}
+
 static void runs_without_a_scheduler(void)
 {
 	struct launcher l;
@@ -663,6 +704,7 @@ static const struct life_case cases[] = {
 	CASE(waits_for_a_grant),
 	CASE(gpus_do_not_wait_for_each_other),
 	CASE(releases_early_when_idle),
+	CASE(stops_for_a_moment),
 	CASE(runs_without_a_scheduler),
 	CASE(holder_survives_a_restart),
 	CASE(waiter_opens_after_a_loss),
