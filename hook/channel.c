@@ -288,6 +288,16 @@ static bool may_pass(unsigned i, uint64_t now)
 	return false;
 }
 
+/* A latency client need not wait for a grant that it will get at once. */
+static bool may_go_ahead(unsigned i)
+{
+	const struct lease *l = &nvs_client_channels[i].lease;
+
+	return l->link == LEASE_ATTACHED && l->gate == LEASE_CLOSED && l->requested &&
+	       __atomic_load_n(&atomic_load(&nvs_channels[i].slot)->flags, __ATOMIC_RELAXED) &
+		       NVS_GRANT_STANDING;
+}
+
 /*
  * The scheduler says that this channel is next: looks out for the grant
  * without sleeping, one thread of the process, once in its wait.
@@ -353,7 +363,7 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 		if (word == atomic_load(&nvs_channels[i].epoch) ||
 		    !atomic_load(&nvs_gate.active))
 			break;
-		if (may_pass(i, now)) {
+		if (may_pass(i, now) || may_go_ahead(i)) {
 			/* Before the lock is given up: do_drain sees flag or count. */
 			atomic_store(&t->in_flight, 1u << i);
 			pass = true;

@@ -119,6 +119,13 @@ enum nvs_grant_flags {
 	 * to do, not only after a while.
 	 */
 	NVS_GRANT_LATENCY    = 1u << 2,
+	/*
+	 * In the page only, while there is no grant: a call that finds the gate shut
+	 * asks for a grant as ever, and goes ahead without waiting for it. The
+	 * scheduler would let this client in at once; it keeps others out when it
+	 * hears of it.
+	 */
+	NVS_GRANT_STANDING   = 1u << 3,
 };
 
 #define NVS_LATENCY_IDLE_NS 200000u

@@ -15,22 +15,54 @@ type Action interface {
 	action()
 }
 
+// MaxRecorded is how many holders of a GPU a Persist names.
+const MaxRecorded = 8
+
 // Persist records, before any later action is carried out, what a restart
-// must know: the last epoch given out and who holds it. If recording fails,
-// the Grant that follows must not be carried out.
+// must know: the last epoch given out and who holds a grant, or may be given
+// one without a further Persist; but latency grants only after they were given.
+// If recording fails, the Grant that follows must not be carried out.
 type Persist struct {
 	Epoch      Epoch
-	Holder     ClientID // 0: none
-	Concurrent bool     // clients that are not recorded may hold grants
+	Holders    [MaxRecorded]Holder // the first ones; the rest is zero
+	Unrecorded bool                // clients that are not recorded may hold grants
+}
+
+// Holder is a client with the epoch of its grant.
+type Holder struct {
+	Client ClientID
+	Epoch  Epoch
 }
 
 // Grant opens the client's gate: write the epoch's word to its page, wake the
 // waiters on it, send GRANT.
 type Grant struct {
 	Client     ClientID
+	Tenant     string
 	Epoch      Epoch
 	Quantum    time.Duration // 0: unbounded
+	Waited     time.Duration // since its request
 	Concurrent bool          // others may hold the GPU at the same time
+	Latency    bool          // it is let in beside others, and goes when it is idle
+}
+
+// RevokeReason says why a grant is asked back.
+type RevokeReason uint8
+
+const (
+	QuantumOver    RevokeReason = iota + 1 // and somebody waits
+	LimitReached                           // the tenant's Share.Limit
+	PriorityUsedUp                         // a latency tenant kept batch tenants out for too long
+	ModeChange                             // to Exclusive
+	GangTurn                               // a gang's turn begins or ends on several GPUs
+)
+
+func (r RevokeReason) String() string {
+	names := [...]string{"", "quantum", "limit", "priority", "mode", "gang"}
+	if int(r) < len(names) && r != 0 {
+		return names[r]
+	}
+	return fmt.Sprintf("reason(%d)", uint8(r))
 }
 
 // Revoke asks the grant back: word := 0, then send REVOKE.
@@ -39,6 +71,61 @@ type Revoke struct {
 	Epoch   Epoch
 	Grace   time.Duration // time until the grant is fenced
 	Waiters int           // clients that wait for this GPU
+	Why     RevokeReason
+}
+
+// Pause shuts the client's gate for a moment, beside a latency tenant: word := 0,
+// and nothing else. What it submitted goes on, its grant stays.
+type Pause struct{ Client ClientID }
+
+// Resume opens the gate again: write the epoch's word, wake the waiters on it.
+type Resume struct {
+	Client ClientID
+	Epoch  Epoch
+}
+
+// Stand tells a latency client without a grant whether it may go ahead when it
+// asks for one, before the grant has come: it would be let in at once anyway.
+type Stand struct {
+	Client ClientID
+	On     bool
+}
+
+// EndReason says how a grant ended.
+type EndReason uint8
+
+const (
+	EndRevoked EndReason = iota + 1 // released after a revoke
+	EndIdle                         // released early: nothing to do
+	EndExit                         // released as its process left
+	EndDeath                        // its process died
+	EndLost                         // the client is back and has it no more
+)
+
+func (r EndReason) String() string {
+	names := [...]string{"", "revoked", "idle", "exit", "death", "lost"}
+	if int(r) < len(names) && r != 0 {
+		return names[r]
+	}
+	return fmt.Sprintf("end(%d)", uint8(r))
+}
+
+// Released says that a grant has ended. There is nothing to carry out.
+type Released struct {
+	Client  ClientID
+	Tenant  string
+	Epoch   Epoch
+	Reason  EndReason
+	Held    time.Duration // from the grant on, drain included
+	Drained time.Duration // the part after the revoke; 0 without one
+	Fenced  bool          // it came after the fence
+}
+
+// ModeChosen says which mode is in effect, when that has changed or its reason
+// has. There is nothing to carry out.
+type ModeChosen struct {
+	Mode   Mode // Exclusive or Concurrent
+	Reason string
 }
 
 // Close shuts the gate without a frame: word := 0. The client has released
@@ -57,8 +144,9 @@ type Adopt struct {
 // can write to any more. The client gets no grant before its late release or
 // its death; others do.
 type Fence struct {
-	Client ClientID
-	Epoch  Epoch
+	Client  ClientID
+	Epoch   Epoch
+	Claimed bool // it says itself that it has this grant; nobody knows of it
 }
 
 // Notice tells a client that holds a grant, or gets one next, how many others
@@ -71,18 +159,28 @@ type Notice struct {
 	Present int // other clients attached to this GPU
 }
 
-func (Persist) action() {}
-func (Grant) action()   {}
-func (Revoke) action()  {}
-func (Close) action()   {}
-func (Adopt) action()   {}
-func (Fence) action()   {}
-func (Notice) action()  {}
+func (Persist) action()    {}
+func (Grant) action()      {}
+func (Revoke) action()     {}
+func (Close) action()      {}
+func (Adopt) action()      {}
+func (Fence) action()      {}
+func (Notice) action()     {}
+func (Pause) action()      {}
+func (Resume) action()     {}
+func (Stand) action()      {}
+func (Released) action()   {}
+func (ModeChosen) action() {}
 
 func (a Persist) String() string {
-	s := fmt.Sprintf("persist epoch=%d holder=%d", a.Epoch, a.Holder)
-	if a.Concurrent {
-		s += " concurrent"
+	s := fmt.Sprintf("persist epoch=%d", a.Epoch)
+	for _, h := range a.Holders {
+		if h.Client != 0 {
+			s += fmt.Sprintf(" %d:%d", h.Client, h.Epoch)
+		}
+	}
+	if a.Unrecorded {
+		s += " unrecorded"
 	}
 	return s
 }
@@ -94,14 +192,31 @@ func (a Grant) String() string {
 	if a.Concurrent {
 		s += " concurrent"
 	}
+	if a.Latency {
+		s += " latency"
+	}
 	return s
 }
 func (a Revoke) String() string {
-	return fmt.Sprintf("revoke %d epoch=%d grace=%v waiters=%d", a.Client, a.Epoch, a.Grace, a.Waiters)
+	return fmt.Sprintf("revoke %d epoch=%d grace=%v waiters=%d why=%v", a.Client, a.Epoch, a.Grace, a.Waiters, a.Why)
 }
-func (a Close) String() string { return fmt.Sprintf("close %d", a.Client) }
-func (a Adopt) String() string { return fmt.Sprintf("adopt %d epoch=%d", a.Client, a.Epoch) }
-func (a Fence) String() string { return fmt.Sprintf("fence %d epoch=%d", a.Client, a.Epoch) }
+func (a Pause) String() string  { return fmt.Sprintf("pause %d", a.Client) }
+func (a Resume) String() string { return fmt.Sprintf("resume %d epoch=%d", a.Client, a.Epoch) }
+func (a Stand) String() string  { return fmt.Sprintf("stand %d %t", a.Client, a.On) }
+func (a Released) String() string {
+	s := fmt.Sprintf("released %d epoch=%d %v held=%v", a.Client, a.Epoch, a.Reason, a.Held)
+	if a.Drained != 0 {
+		s += fmt.Sprintf(" drained=%v", a.Drained)
+	}
+	if a.Fenced {
+		s += " fenced"
+	}
+	return s
+}
+func (a ModeChosen) String() string { return fmt.Sprintf("mode %v: %s", a.Mode, a.Reason) }
+func (a Close) String() string      { return fmt.Sprintf("close %d", a.Client) }
+func (a Adopt) String() string      { return fmt.Sprintf("adopt %d epoch=%d", a.Client, a.Epoch) }
+func (a Fence) String() string      { return fmt.Sprintf("fence %d epoch=%d", a.Client, a.Epoch) }
 func (a Notice) String() string {
 	return fmt.Sprintf("notice %d waiters=%d present=%d", a.Client, a.Waiters, a.Present)
 }

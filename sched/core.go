@@ -5,6 +5,8 @@ package sched
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -25,14 +27,19 @@ type Config struct {
 	Quantum   time.Duration // 0: DefaultQuantum
 	Grace     time.Duration // 0: DefaultGrace
 	Mode      Mode
+	Tuning    Tuning
 	LastEpoch Epoch // the last epoch persisted; the next grant's is higher
 }
 
 // Core schedules one GPU. Make one with New.
 type Core struct {
 	quantum, grace time.Duration
-	mode           Mode
-	epoch          Epoch // of the latest grant
+	mode           Mode // as it was set
+	effective      Mode // Exclusive or Concurrent
+	auto           auto
+	tuning         Tuning
+	epoch          Epoch // of the latest grant, or of the next one if that is fixed
+	restarted      bool  // no epoch was given out yet since a restart, see takeEpoch
 	counters       Counters
 
 	started     bool
@@ -42,17 +49,36 @@ type Core struct {
 
 	clients   map[ClientID]*client
 	connected int // clients with a connection
+	tenants   map[string]*tenant
+	ghosts    []*tenant // without clients, see leave
+	metered   []*tenant // see meter
 
-	// Each client is in at most one of these. Together open and closing are
-	// the live grants: those that keep others from an exclusive one.
-	queue   list // waiting
-	open    list // holding: connected, gate open, in the order of their grants
-	closing list // draining or lost, the earliest end of grace first
+	// Where tenants with waiting clients stand.
+	ready, urgent, throttled tenantHeap
+	waiting                  int    // clients of those in ready and urgent
+	seq                      uint64 // of the latest request
 
-	// What a restart must know of the live grants, and what it would know.
-	holder     *client // under an exclusive one, not merely claimed; or nil
-	concurrent int     // number of concurrent ones
-	persisted  Persist
+	// The tenants that are active, and what they may have in sum.
+	active, requests, weights int
+	special                   int   // tenants that ask for more than turns, see review
+	vtime                     int64 // see virtualNow
+
+	// The live grants: those that keep others from an exclusive one, but for
+	// the ones given to latency tenants.
+	open         list // gate open or paused, in the order of their grants
+	latency      list // the same, of latency grants
+	closing      list // draining or lost, the earliest end of grace first
+	closingBatch int  // of closing, those that are not latency grants
+	toldWaits    bool // somebody waits for latency grants to end
+	tellAll      bool // the mode or a share has changed, which every holder is to know
+	keptOut      bool // latency grants keep batch tenants from the GPU
+
+	// Who is granted when the holder has released, if nothing happens to it
+	// before, and under which epoch: decided, and recorded, while it drains.
+	next      *client
+	nextEpoch Epoch
+
+	persisted Persist
 
 	acts []Action // reused by each Step
 }
@@ -60,16 +86,26 @@ type Core struct {
 // client is what the core knows of one process.
 type client struct {
 	id        ClientID
+	tenant    *tenant
 	connected bool
-	want      bool // has a grant, and asked for the next one already
+	want      bool   // has a grant, and asked for the next one already
+	seq       uint64 // of its request
+
+	standing bool // has no grant, and was told that it may go ahead, see Stand
 
 	// The grant; epoch is 0 if it has none, and the rest then means nothing.
-	epoch      Epoch
-	since      Time
-	concurrent bool // given in concurrent mode, or while that began
-	revoked    bool // asked back, or never ours to adopt
-	fenced     bool
-	base       Time // end of grace = base + Core.grace; while in closing
+	epoch     Epoch
+	since     Time
+	latency   bool // given to a latency tenant, beside others
+	paused    bool // gate shut for the moment, by a latency grant
+	revoked   bool // asked back, or never ours to adopt
+	claimed   bool // the client says so; there is no record of it
+	fenced    bool
+	base      Time // end of grace = base + Core.grace; while in closing
+	revokedAt Time
+	ran       time.Duration // of its turn, up to runFrom
+	runFrom   Time          // means nothing while paused
+	startVT   int64         // of the tenant, when it began
 
 	told Notice // what its page says
 
@@ -83,17 +119,39 @@ type client struct {
 }
 
 // New returns the core of a GPU that nobody uses yet. The last epoch and, by
-// Restore, the holder must be those that were persisted before a restart.
+// Restore, the holders must be those that were persisted before a restart.
 func New(cfg Config) *Core {
 	c := &Core{
 		quantum: clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
 		grace:   clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
 		mode:    cfg.Mode,
+		tuning:  cfg.Tuning.clamped(),
 		epoch:   cfg.LastEpoch,
 		clients: make(map[ClientID]*client),
+		tenants: make(map[string]*tenant),
 	}
+	c.effective, c.auto.reason = cfg.Mode, reasonSet
+	if cfg.Mode == Auto {
+		c.effective, c.auto.reason = Exclusive, reasonTurns
+	}
+	c.ready.less, c.urgent.less, c.throttled.less = behind, before, backFirst
 	c.persisted.Epoch = cfg.LastEpoch
+	c.restarted = cfg.LastEpoch != 0
 	return c
+}
+
+// unrecorded is more than the latency grants of one Step, which are given before
+// they are recorded: their epochs may have been used before a restart.
+const unrecorded = 10_000
+
+// takeEpoch returns the epoch of a grant to come.
+func (c *Core) takeEpoch() Epoch {
+	if c.restarted {
+		c.restarted = false
+		c.epoch += unrecorded
+	}
+	c.epoch = NextEpoch(c.epoch)
+	return c.epoch
 }
 
 func clamp(d, lo, hi time.Duration) time.Duration { return min(max(d, lo), hi) }
@@ -107,6 +165,7 @@ func (c *Core) Step(now Time, ev Event) []Action {
 		c.now = now
 		c.claimsUntil = now.Add(c.quantum + c.grace)
 	}
+	c.standStill(now)
 	c.now = max(c.now, now)
 	c.acts = c.acts[:0]
 
@@ -130,6 +189,15 @@ func (c *Core) Step(now Time, ev Event) []Action {
 		c.grace = clamp(ev.D, MinGrace, MaxGrace)
 	case SetMode:
 		c.setMode(ev.M)
+	case SetShare:
+		if t := c.tenants[ev.Tenant]; t != nil {
+			c.setShare(t, ev.Share)
+			c.standAll(t)
+		}
+	case SetTuning:
+		c.setTuning(ev.Tuning)
+	case SetMemory:
+		c.auto.reserved, c.auto.total = ev.Reserved, ev.Total
 	case Restore:
 		c.restore(ev)
 	default:
@@ -137,9 +205,16 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	}
 
 	c.fenceOverdue()
-	c.grantNext()
-	c.revokeOverdue()
+	c.lookAtMode()
+	c.unthrottle()
+	for done := -1; done != len(c.acts); { // one may make another due
+		done = len(c.acts)
+		c.revokeOverdue()
+		c.pauseOrResume()
+		c.grantNext()
+	}
 	c.settle()
+	c.exorcise()
 	return c.acts
 }
 
@@ -156,8 +231,19 @@ func (c *Core) Deadline() (Time, bool) {
 	if cl := c.closing.head; cl != nil {
 		earliest(cl.base.Add(c.grace))
 	}
-	if cl := c.open.head; cl != nil && c.mode == Exclusive && c.queue.n > 0 {
-		earliest(cl.since.Add(c.quantum))
+	if at, over := c.turnOver(); over {
+		earliest(at)
+	}
+	for _, t := range c.metered {
+		if at, ends := c.endsAt(t); ends {
+			earliest(at)
+		}
+	}
+	if t := c.throttled.top(); t != nil {
+		earliest(t.backAt())
+	}
+	if at, has := c.auto.deadline(c); has {
+		earliest(at)
 	}
 	if c.holdOff != 0 {
 		earliest(c.holdOff)
@@ -168,10 +254,25 @@ func (c *Core) Deadline() (Time, bool) {
 // Next returns the client whose turn is next: it gets a grant as soon as the GPU
 // is free, if it does not leave before; 0 if nobody waits.
 func (c *Core) Next() ClientID {
-	if c.queue.head == nil {
-		return 0
+	if c.next != nil {
+		return c.next.id
 	}
-	return c.queue.head.id
+	if t := c.ready.top(); t != nil {
+		return t.queue.head.id
+	}
+	return 0
+}
+
+// Requested returns the sum of what tenants with clients are promised, percent,
+// apart from one.
+func (c *Core) Requested(except string) int {
+	sum := 0
+	for name, t := range c.tenants {
+		if name != except && !t.ghost {
+			sum += t.share.Request
+		}
+	}
+	return sum
 }
 
 func (c *Core) do(a Action) { c.acts = append(c.acts, a) }
@@ -180,16 +281,20 @@ func (c *Core) attach(ev Attach) {
 	if ev.Client == 0 {
 		panic("sched: attach of client 0")
 	}
+	t := c.tenantOf(ev.Tenant, ev.Client, ev.Share)
 	cl := c.clients[ev.Client]
 	if cl == nil {
 		cl = &client{id: ev.Client}
 		c.clients[ev.Client] = cl
 	}
+	c.join(cl, t)
+	c.setShare(t, ev.Share)
 	if !cl.connected {
 		cl.connected = true
 		c.connected++
 	}
 	cl.told = Notice{Client: cl.id} // a new page says nothing
+	cl.standing = false
 	cl.want = false
 
 	switch {
@@ -197,21 +302,20 @@ func (c *Core) attach(ev Attach) {
 		// It does not hold what we thought: the release was lost with the
 		// old connection, or the grant never reached it.
 		if cl.epoch != 0 {
-			c.endGrant(cl)
+			c.endGrant(cl, EndLost)
 		}
-		if !ev.Want && cl.in == &c.queue {
-			c.queue.remove(cl)
+		if !ev.Want {
+			c.unqueue(cl)
 		}
 	case ev.Held == cl.epoch && c.adoptable(cl):
-		cl.in.remove(cl)
-		c.open.push(cl)
-		c.do(Adopt{cl.id, cl.epoch})
-		c.notice(cl)
+		c.adopt(cl)
 	case cl.epoch != 0:
 		// Revoked, or it names another epoch than ours. It sees a word that
 		// is not its epoch, drains, and releases the epoch it named.
 		cl.epoch = ev.Held
-		cl.revoked = true
+		if !cl.revoked {
+			cl.revoked, cl.revokedAt = true, c.now
+		}
 		c.startClosing(cl)
 	default:
 		c.claim(cl, ev.Held)
@@ -219,6 +323,7 @@ func (c *Core) attach(ev Attach) {
 	if ev.Want {
 		c.request(cl)
 	}
+	c.stand(cl)
 }
 
 // adoptable says whether a client that is back may go on under its grant.
@@ -226,12 +331,39 @@ func (c *Core) adoptable(cl *client) bool {
 	if cl.revoked || cl.fenced {
 		return false
 	}
-	if c.mode == Concurrent {
+	if c.effective == Concurrent || c.adoptsLatency(cl) {
 		return true
+	}
+	// After a restart several may be recorded that held at the same time, or
+	// that were next; who really holds is known only when all are back.
+	others := c.open.n + c.closingBatch
+	if !cl.latency {
+		others-- // itself
 	}
 	// A lost holder is not revoked by the clock, there is nobody to tell. It
 	// is now; or cutting the connection would buy another grace period.
-	return c.queue.n == 0 || c.now < cl.since.Add(c.quantum)
+	return others == 0 && (c.ready.top() == nil || c.ranAt(cl) < c.turn(cl.tenant))
+}
+
+// adoptsLatency says whether a grant that is adopted is a latency one: after a
+// restart that is known by the tenant's share alone.
+func (c *Core) adoptsLatency(cl *client) bool {
+	return c.effective == Exclusive && (cl.latency || cl.tenant.share.Priority == Latency && !cl.tenant.demoted)
+}
+
+func (c *Core) adopt(cl *client) {
+	latency := c.adoptsLatency(cl)
+	ran := c.ranAt(cl)
+	c.unlist(cl)
+	cl.latency, cl.paused = latency, false
+	cl.ran, cl.runFrom = ran, c.now
+	if latency {
+		c.enlist(cl, &c.latency)
+	} else {
+		c.enlist(cl, &c.open)
+	}
+	c.do(Adopt{cl.id, cl.epoch})
+	c.notice(cl)
 }
 
 // claim takes note of a grant the core has no record of. The client will
@@ -240,12 +372,14 @@ func (c *Core) adoptable(cl *client) bool {
 // so late claims block nobody: else a process could keep the GPU from others
 // by making claims for ever.
 func (c *Core) claim(cl *client, held Epoch) {
-	if cl.in == &c.queue {
-		c.queue.remove(cl)
-	}
+	c.unqueue(cl)
 	cl.epoch = held
 	cl.since = c.now
+	cl.revokedAt = c.now
+	cl.ran, cl.runFrom = 0, c.now
 	cl.revoked = true
+	cl.claimed = true
+	cl.latency, cl.paused = false, false
 	if c.now < c.claimsUntil {
 		c.startClosing(cl)
 	} else {
@@ -258,8 +392,25 @@ func (c *Core) request(cl *client) {
 	case cl.epoch != 0:
 		cl.want = true
 	case cl.in == nil:
+		c.bill(cl.tenant)
 		cl.waitingSince = c.now
-		c.queue.push(cl)
+		c.seq++
+		cl.seq = c.seq
+		cl.tenant.queue.push(cl)
+		c.review(cl.tenant)
+	}
+}
+
+// unqueue takes a client that waits, if it does, out of its tenant's queue.
+func (c *Core) unqueue(cl *client) {
+	if cl.in != &cl.tenant.queue {
+		return
+	}
+	c.bill(cl.tenant)
+	cl.in.remove(cl)
+	c.review(cl.tenant)
+	if c.next == cl {
+		c.next = nil
 	}
 }
 
@@ -271,23 +422,29 @@ func (c *Core) release(ev Release) {
 		}
 		if cl != nil && ev.Reason == Exit {
 			cl.want = false
-			if cl.in == &c.queue {
-				c.queue.remove(cl)
-			}
+			c.unqueue(cl)
 		}
 		return
 	}
-	if cl.in == &c.open {
-		c.do(Close{cl.id})
+	how := EndRevoked
+	if cl.in == &c.open || cl.in == &c.latency {
+		how = EndIdle
+		if !cl.paused {
+			c.do(Close{cl.id})
+		}
+	}
+	if ev.Reason == Exit {
+		how = EndExit
 	}
 	want := cl.want && ev.Reason != Exit
-	c.endGrant(cl)
+	c.endGrant(cl, how)
 	switch {
 	case !cl.connected:
 		c.forget(cl)
 	case want:
 		c.request(cl)
 	}
+	c.stand(cl)
 }
 
 func (c *Core) lost(id ClientID) {
@@ -302,8 +459,10 @@ func (c *Core) lost(id ClientID) {
 		c.forget(cl)
 		return
 	}
-	if cl.in == &c.open {
-		c.do(Close{id})
+	if cl.in == &c.open || cl.in == &c.latency {
+		if !cl.paused {
+			c.do(Close{id})
+		}
 		c.startClosing(cl)
 	}
 }
@@ -317,7 +476,7 @@ func (c *Core) gone(id ClientID) {
 		if !cl.fenced {
 			c.counters.Reclaims++
 		}
-		c.endGrant(cl)
+		c.endGrant(cl, EndDeath)
 	}
 	if cl.connected {
 		c.connected--
@@ -325,39 +484,77 @@ func (c *Core) gone(id ClientID) {
 	c.forget(cl)
 }
 
+// forget removes a client without a grant.
 func (c *Core) forget(cl *client) {
-	if cl.in != nil {
-		cl.in.remove(cl)
-	}
+	c.unqueue(cl)
 	delete(c.clients, cl.id)
+	c.leave(cl)
 }
 
 func (c *Core) setMode(m Mode) {
-	if m != Exclusive && m != Concurrent {
+	if m > Auto {
 		panic(fmt.Sprintf("sched: unknown %v", m))
 	}
 	if m == c.mode {
 		return
 	}
 	c.mode = m
-	if m == Concurrent {
-		// From now on these overlap with others.
-		for _, l := range []*list{&c.open, &c.closing} {
-			for cl := l.head; cl != nil; cl = cl.next {
-				c.setConcurrent(cl)
-			}
-		}
-		if c.open.head != nil {
-			c.notice(c.open.head) // nobody waits for it any more
-		}
+	c.auto.since, c.auto.until, c.auto.short = c.now, 0, 0
+	if m != Auto {
+		c.setEffective(m, reasonSet)
+	}
+}
+
+// setEffective changes how grants are given from now on.
+func (c *Core) setEffective(m Mode, reason string) {
+	if m == c.effective && reason == c.auto.reason {
 		return
 	}
-	for cl := c.closing.head; cl != nil; cl = cl.next {
-		cl.revoked = true
+	c.auto.reason = reason
+	c.do(ModeChosen{m, reason})
+	if m == c.effective {
+		return
 	}
-	for c.open.head != nil {
-		c.revoke(c.open.head)
+	c.tellAll = true
+	c.next = nil
+	if m == Concurrent {
+		c.effective = m
+		if cl := c.open.head; cl != nil && cl.paused {
+			c.resume(cl)
+		}
+	} else {
+		for cl := c.closing.head; cl != nil; cl = cl.next {
+			cl.revoked = true
+		}
+		for _, l := range []*list{&c.open, &c.latency} {
+			for l.head != nil {
+				c.revoke(l.head, ModeChange)
+			}
+		}
+		// What they had at the same time is nothing that one has before the other.
+		c.effective = m
+		for _, t := range c.tenants {
+			c.bill(t)
+		}
+		for _, t := range c.tenants {
+			c.vtime = max(c.vtime, t.vt)
+		}
+		for _, t := range c.tenants {
+			t.vt = c.vtime
+		}
+		c.ready.reorder()
 	}
+	for _, cl := range c.inOrder() {
+		c.review(cl.tenant) // who is urgent depends on the mode
+		c.stand(cl)
+	}
+}
+
+func (c *Core) setTuning(tuning Tuning) {
+	for _, t := range c.tenants {
+		c.bill(t) // so far by the old one
+	}
+	c.tuning = tuning.clamped()
 }
 
 func (c *Core) restore(ev Restore) {
@@ -369,53 +566,94 @@ func (c *Core) restore(ev Restore) {
 	if ev.Client == 0 {
 		c.holdOff = max(c.holdOff, until)
 	} else {
-		if len(c.clients) != 0 || ev.Epoch == 0 {
-			panic(fmt.Sprintf("sched: %v: needs an epoch, and comes before any other client", ev))
+		if c.connected != 0 || c.clients[ev.Client] != nil || ev.Epoch == 0 {
+			panic(fmt.Sprintf("sched: %v: needs an epoch, and comes before any other event", ev))
 		}
-		cl := &client{id: ev.Client, epoch: ev.Epoch, since: c.now, base: until.Add(-c.grace)}
+		cl := &client{id: ev.Client}
 		c.clients[cl.id] = cl
-		c.closing.insert(cl)
-		c.holder = cl
-		if c.mode == Concurrent {
-			c.setConcurrent(cl)
-		}
+		c.join(cl, c.tenantOf("", cl.id, Share{}))
+		cl.epoch, cl.since, cl.runFrom, cl.base = ev.Epoch, c.now, c.now, until.Add(-c.grace)
+		c.enlist(cl, &c.closing)
 	}
 	c.persisted = c.record() // that is where the event came from
 }
 
-// setConcurrent notes that a live grant is, or has become, a concurrent one.
-func (c *Core) setConcurrent(cl *client) {
-	if c.holder == cl {
-		c.holder = nil
+// ---- grants ----
+
+// enlist puts a client whose grant is live, or becomes so, into one of open,
+// latency and closing, and counts it.
+func (c *Core) enlist(cl *client, l *list) {
+	c.bill(cl.tenant)
+	if l == &c.closing {
+		l.insert(cl)
+		if !cl.latency {
+			c.closingBatch++
+		}
+	} else {
+		l.push(cl)
 	}
-	if !cl.concurrent {
-		cl.concurrent = true
-		c.concurrent++
-	}
+	c.count(cl, +1)
+	c.review(cl.tenant)
 }
 
-// endLive ends what a live grant means to others.
-func (c *Core) endLive(cl *client) {
-	if cl.in != nil {
-		cl.in.remove(cl)
+// unlist takes it out again.
+func (c *Core) unlist(cl *client) {
+	c.bill(cl.tenant)
+	c.count(cl, -1)
+	if cl.in == &c.closing && !cl.latency {
+		c.closingBatch--
 	}
-	if c.holder == cl {
-		c.holder = nil
+	cl.in.remove(cl)
+	c.review(cl.tenant)
+}
+
+// ranAt returns how much of its turn a grant has had.
+func (c *Core) ranAt(cl *client) time.Duration {
+	if cl.paused {
+		return cl.ran
 	}
-	if cl.concurrent {
-		cl.concurrent = false
-		c.concurrent--
-	}
+	return cl.ran + c.now.Sub(cl.runFrom)
 }
 
 // endGrant takes the client's grant away: released, reclaimed, or never held.
-func (c *Core) endGrant(cl *client) {
-	c.endLive(cl)
-	cl.held += c.now.Sub(cl.since)
+func (c *Core) endGrant(cl *client, how EndReason) {
+	held := c.now.Sub(cl.since)
+	r := Released{Client: cl.id, Tenant: cl.tenant.displayName(), Epoch: cl.epoch, Reason: how, Held: held, Fenced: cl.fenced}
+	if cl.revoked {
+		r.Drained = c.now.Sub(cl.revokedAt)
+	}
+	if cl.in == &c.open || cl.in == &c.closing {
+		c.reserve() // those who wait go before it, should it want another one at once
+	}
+	c.unclose(cl)
+	cl.held += held
 	cl.epoch = 0
 	cl.want = false
-	cl.fenced = false
-	cl.revoked = false
+	cl.revoked, cl.claimed = false, false
+	cl.latency, cl.paused = false, false
+	t := cl.tenant
+	if t.credit < 0 && t.limited() {
+		t.credit = t.credit * time.Duration(100-c.tuning.DropCarry) / 100
+	}
+	if t.limited() && t.credit < t.slice()/4 {
+		t.capped = true // a turn of less is not worth its hand-over
+	}
+	c.review(t)
+	if how == EndIdle && c.waiting > 0 {
+		c.auto.short++
+	}
+	c.do(r)
+}
+
+// unclose takes the grant out of what it is in, as if it were none.
+func (c *Core) unclose(cl *client) {
+	if cl.fenced {
+		c.bill(cl.tenant)
+		c.count(cl, -1)
+		cl.fenced = false
+	} else if cl.in != nil {
+		c.unlist(cl)
+	}
 }
 
 // startClosing lets the grace period of a grant begin, if it has not.
@@ -424,8 +662,15 @@ func (c *Core) startClosing(cl *client) {
 		return
 	}
 	if cl.in != nil {
-		cl.in.remove(cl)
+		cl.ran, cl.runFrom = c.ranAt(cl), c.now
+		c.unlist(cl)
 	}
+	cl.paused = false
 	cl.base = c.now
-	c.closing.insert(cl)
+	c.enlist(cl, &c.closing)
+}
+
+// inOrder returns all clients in the order of their ids.
+func (c *Core) inOrder() []*client {
+	return slices.SortedFunc(maps.Values(c.clients), func(a, b *client) int { return cmp.Compare(a.id, b.id) })
 }

@@ -9,16 +9,17 @@
 // # Words
 //
 // A grant is the permission to submit work; its epoch is the number it
-// carries, rising with each grant of the GPU. A holder has a grant. After its
-// time quantum (TQ) the grant is revoked if somebody waits: the client closes
-// its gate, drains what it submitted, and releases. Grace is the time it has
-// for that; then it is fenced. A dead client's grant is reclaimed.
+// carries, rising with each grant of the GPU. A holder has a grant. When its turn
+// is over the grant is revoked if somebody waits: the client closes its gate,
+// drains what it submitted, and releases. Grace is the time it has for that;
+// then it is fenced. A dead client's grant is reclaimed. A tenant is those
+// clients whose time is counted together, a container mostly.
 //
 // # States of a client
 //
 //	idle      attached, wants nothing
-//	waiting   queued for a grant, first in, first out
-//	holding   has a grant, its gate is open
+//	waiting   asked for a grant
+//	holding   has a grant, its gate is open, or paused by a latency tenant
 //	draining  has a grant that was asked back, or that it claims to have
 //	          from before and that is not the current one
 //	lost      has a grant, but no connection; or restored and not back yet
@@ -31,16 +32,41 @@
 //	   │                   │         Lost   └────────► lost ─┐   ▼
 //	   └───────────────────┴──────────────── Release ◄──────fenced
 //
+// # Who is next
+//
+// Tenants have virtual time: their time on the GPU, from the grant to the end
+// of the drain, divided by the part of the GPU that is theirs. Who is behind is
+// next; within a tenant, who asked first. A tenant's part is what it was
+// promised (Share.Request), and of what nobody was promised as much as its weight
+// says among those that want it. The time quantum is a turn where all parts are
+// even; uneven parts make longer and shorter turns, so that each has one in each
+// round. A tenant that is ahead of those that wait has a shorter turn, an
+// eighth of the quantum at least. Wanting nothing for a while earns one turn at
+// most.
+//
+// A limit (Share.Limit) is an account: it fills with the limit's part of the
+// time and is emptied by use, drains included; empty, the tenant's grants are
+// revoked, also if nobody else waits, until it has enough for a slice: its part
+// of 100 ms. What a drain uses beyond it is a debt, and is paid back in full.
+//
+// A latency tenant (Share.Priority) is granted at once. The holder's gate is
+// shut meanwhile, without a revoke (Pause, Resume); what it has submitted goes on
+// beside. This is for those who want the GPU briefly: who keeps others out for
+// more than half of the time takes turns like everybody until it has been away
+// for as long.
+//
 // # Guarantees
 //
-// In exclusive mode no grant is given while another client holds, drains or is
-// lost; only a fence ends that without the client. Every client that waits
-// gets its grant within n time quanta and grace periods, n being the clients
-// ahead of it and the holder. A holder is not disturbed before its quantum is
-// over, nor while nobody waits. In concurrent mode every request is granted at
-// once. Epochs rise strictly, and what a restart must know is handed out as a
-// Persist before the Grant that depends on it. Check tests these, except the
-// ones about time, in O(clients).
+// In exclusive mode no grant is given to a batch tenant while another client
+// holds, drains or is lost; only a fence ends that without the client. Beside it
+// there are latency grants only. Every client that waits gets its grant within
+// the turns and grace periods of those ahead of it, unless its tenant's own
+// limit keeps it waiting. A holder without a limit is not disturbed before an
+// eighth of the quantum is over, nor while nobody waits. In concurrent mode every
+// request is granted at once, within the tenant's limit. Epochs rise strictly,
+// and what a restart must know is handed out as a Persist before the Grant that
+// depends on it. Who is next after a revoke is chosen, and persisted, while the
+// holder drains. Check tests these, except the ones about time, in O(clients).
 //
 // # Memory
 //
@@ -48,6 +74,7 @@
 // memory, so that a container's limit holds for all its processes together.
 // The two know nothing of each other.
 //
-// Step costs O(log n) in the number of clients; changes of mode and grace cost
-// O(n). A Core is not safe for use by several goroutines at once.
+// Step costs O(log n) in the number of clients; changes of mode and tuning cost
+// O(n), and so do, in concurrent mode, grants with limits in the number of
+// those. A Core is not safe for use by several goroutines at once.
 package sched

@@ -4,6 +4,7 @@ package sched
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -40,6 +41,7 @@ type Mode uint8
 const (
 	Exclusive  Mode = iota // one holder at a time
 	Concurrent             // every request is granted at once
+	Auto                   // one of the two, as auto.go decides
 )
 
 func (m Mode) String() string {
@@ -48,8 +50,84 @@ func (m Mode) String() string {
 		return "exclusive"
 	case Concurrent:
 		return "concurrent"
+	case Auto:
+		return "auto"
 	}
 	return fmt.Sprintf("mode(%d)", uint8(m))
+}
+
+// Priority says whether a tenant waits for its turn.
+type Priority uint8
+
+const (
+	Batch   Priority = iota // takes turns
+	Latency                 // is let in at once, beside the holder, whose gate closes meanwhile
+)
+
+func (p Priority) String() string {
+	switch p {
+	case Batch:
+		return "batch"
+	case Latency:
+		return "latency"
+	}
+	return fmt.Sprintf("priority(%d)", uint8(p))
+}
+
+// DefaultWeight is the weight of a tenant that says none; MaxWeight the
+// greatest.
+const (
+	DefaultWeight = 100
+	MaxWeight     = 10000
+)
+
+// Share is what a tenant may have of a GPU's time and what it is promised, all
+// its processes together. The zero Share takes turns like everybody.
+type Share struct {
+	Limit    int      // percent of the GPU's time, 1 to 100, also when alone; 0: no limit
+	Request  int      // percent that it gets if it wants it, up to 100; 0: nothing is promised
+	Weight   int      // its part of what nobody was promised, up to MaxWeight; 0: DefaultWeight
+	Priority Priority //
+	Gang     string   // its processes are granted and revoked together with those of this name; "": alone
+}
+
+// Validate returns an error that says what is wrong with a share that a user
+// asks for, or nil. A Core clamps what it is given.
+func (s Share) Validate() error {
+	switch {
+	case s.Limit < 0 || s.Limit > 100:
+		return fmt.Errorf("core limit %d: must be a percentage from 1 to 100, or 0 for none", s.Limit)
+	case s.Request < 0 || s.Request > 100:
+		return fmt.Errorf("core request %d: must be a percentage from 1 to 100, or 0 for none", s.Request)
+	case s.Limit != 0 && s.Request > s.Limit:
+		return fmt.Errorf("core request %d is above the core limit %d", s.Request, s.Limit)
+	case s.Weight < 0 || s.Weight > MaxWeight:
+		return fmt.Errorf("weight %d: must be from 1 to %d, or 0 for %d", s.Weight, MaxWeight, DefaultWeight)
+	case s.Priority > Latency:
+		return fmt.Errorf("unknown %v", s.Priority)
+	}
+	return nil
+}
+
+func (s Share) String() string {
+	var b strings.Builder
+	add := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
+	if s.Limit != 0 {
+		add(" limit=%d", s.Limit)
+	}
+	if s.Request != 0 {
+		add(" request=%d", s.Request)
+	}
+	if s.Weight != 0 {
+		add(" weight=%d", s.Weight)
+	}
+	if s.Priority != Batch {
+		add(" priority=%v", s.Priority)
+	}
+	if s.Gang != "" {
+		add(" gang=%s", s.Gang)
+	}
+	return strings.TrimPrefix(b.String(), " ")
 }
 
 // Reason says why a client released its grant.
@@ -84,8 +162,13 @@ type Event interface {
 // has an old one, say Lost for that first; at any rate not afterwards. If the
 // answer has an Adopt it is the first action, so that the caller can carry it
 // out, send ATTACHED, and go on with the rest.
+//
+// Tenant names those whose time is counted together, a container mostly; ""
+// makes the client a tenant of its own. Share is the tenant's as of now.
 type Attach struct {
 	Client ClientID
+	Tenant string
+	Share  Share
 	Held   Epoch // the grant the client still holds or drains; 0: none
 	Want   bool  // counts as a Request
 }
@@ -121,6 +204,20 @@ type SetQuantum struct{ D time.Duration }
 // is clamped to MinGrace..MaxGrace.
 type SetGrace struct{ D time.Duration }
 
+// SetShare changes the share of a tenant, also of one that waits or holds. One
+// that the core does not know has it in its next Attach.
+type SetShare struct {
+	Tenant string
+	Share  Share
+}
+
+// SetTuning changes the accounting, from now on.
+type SetTuning struct{ Tuning Tuning }
+
+// SetMemory says how much of the GPU's memory is reserved, bytes. Mode Auto
+// takes it into account.
+type SetMemory struct{ Reserved, Total uint64 }
+
 // SetMode changes the mode. To Exclusive, all grants are revoked, and the
 // first exclusive grant follows when all are released or fenced.
 type SetMode struct{ M Mode }
@@ -128,9 +225,9 @@ type SetMode struct{ M Mode }
 // Restore brings back what was persisted before a restart of the caller: a
 // client that held Epoch and whose process lives. Nothing is granted until it
 // attaches again, is Gone, or Until has come (0: quantum plus grace from now).
-// Client 0 stands for holders that were not recorded (Persist.Concurrent);
-// then nothing is granted exclusively until Until. Restore comes before all
-// other events.
+// Client 0 stands for holders that were not recorded (Persist.Unrecorded);
+// then nothing is granted exclusively until Until. There may be several; they
+// come before all other events.
 type Restore struct {
 	Client ClientID
 	Epoch  Epoch
@@ -146,10 +243,19 @@ func (Tick) event()       {}
 func (SetQuantum) event() {}
 func (SetGrace) event()   {}
 func (SetMode) event()    {}
+func (SetShare) event()   {}
+func (SetTuning) event()  {}
+func (SetMemory) event()  {}
 func (Restore) event()    {}
 
 func (e Attach) String() string {
 	s := fmt.Sprintf("attach %d", e.Client)
+	if e.Tenant != "" {
+		s += " tenant=" + e.Tenant
+	}
+	if e.Share != (Share{}) {
+		s += " " + e.Share.String()
+	}
 	if e.Held != 0 {
 		s += fmt.Sprintf(" held=%d", e.Held)
 	}
@@ -168,6 +274,13 @@ func (Tick) String() string         { return "tick" }
 func (e SetQuantum) String() string { return fmt.Sprintf("set quantum=%v", e.D) }
 func (e SetGrace) String() string   { return fmt.Sprintf("set grace=%v", e.D) }
 func (e SetMode) String() string    { return fmt.Sprintf("set mode=%v", e.M) }
+func (e SetShare) String() string {
+	return strings.TrimSuffix(fmt.Sprintf("set tenant=%s %v", e.Tenant, e.Share), " ")
+}
+func (e SetTuning) String() string { return "set " + e.Tuning.String() }
+func (e SetMemory) String() string {
+	return fmt.Sprintf("set memory=%d/%d", e.Reserved, e.Total)
+}
 func (e Restore) String() string {
 	s := fmt.Sprintf("restore %d epoch=%d", e.Client, e.Epoch)
 	if e.Until != 0 {

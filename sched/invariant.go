@@ -10,12 +10,12 @@ func (c *Core) Check() error {
 	for _, l := range []struct {
 		name string
 		list *list
-	}{{"queue", &c.queue}, {"open", &c.open}, {"closing", &c.closing}} {
+	}{{"open", &c.open}, {"latency", &c.latency}, {"closing", &c.closing}} {
 		if err := c.checkList(l.name, l.list); err != nil {
 			return err
 		}
 	}
-	connected, listed, concurrent, adoptable := 0, 0, 0, 0
+	connected, listed, waiting, closingBatch, adoptable := 0, 0, 0, 0, 0
 	for id, cl := range c.clients {
 		if cl.id != id {
 			return fmt.Errorf("client %d is recorded as %d", cl.id, id)
@@ -26,36 +26,45 @@ func (c *Core) Check() error {
 		if cl.connected {
 			connected++
 		}
-		if cl.in != nil {
+		if cl.in == &cl.tenant.queue {
+			waiting++
+		} else if cl.in != nil {
 			listed++
 		}
-		if cl.concurrent {
-			concurrent++
+		if cl.in == &c.closing && !cl.latency {
+			closingBatch++
 		}
-		if cl.epoch != 0 && !cl.revoked && !cl.fenced {
+		if cl.in == &c.open {
 			adoptable++
 		}
 	}
 	switch {
 	case connected != c.connected:
 		return fmt.Errorf("%d clients are connected, counted %d", connected, c.connected)
-	case listed != c.queue.n+c.open.n+c.closing.n:
-		return fmt.Errorf("%d clients are in a list, lists hold %d", listed, c.queue.n+c.open.n+c.closing.n)
-	case concurrent != c.concurrent:
-		return fmt.Errorf("%d concurrent grants live, counted %d", concurrent, c.concurrent)
-	case c.mode == Exclusive && adoptable > 1:
-		return fmt.Errorf("two holders: %d grants are neither revoked nor fenced", adoptable)
-	case c.mode == Exclusive && c.open.n > 0 && c.concurrent > 0:
-		return fmt.Errorf("client %d holds exclusively while %d concurrent grants drain", c.open.head.id, c.concurrent)
-	case c.mode == Concurrent && c.queue.n > 0:
-		return fmt.Errorf("%d clients wait in concurrent mode", c.queue.n)
-	case c.queue.n > 0 && c.free():
-		return fmt.Errorf("%d clients wait for a free GPU", c.queue.n)
+	case listed != c.open.n+c.latency.n+c.closing.n:
+		return fmt.Errorf("%d clients are in a list, lists hold %d", listed, c.open.n+c.latency.n+c.closing.n)
+	case closingBatch != c.closingBatch:
+		return fmt.Errorf("%d batch grants are closing, counted %d", closingBatch, c.closingBatch)
+	case c.effective != Exclusive && c.effective != Concurrent, c.mode != Auto && c.mode != c.effective:
+		return fmt.Errorf("%v is in effect, set is %v", c.effective, c.mode)
+	case c.effective == Exclusive && c.open.n > 1:
+		return fmt.Errorf("two holders: %d grants are open", c.open.n)
+	case c.effective == Concurrent && c.ready.top() != nil:
+		return fmt.Errorf("%d clients wait in concurrent mode", c.waiting)
+	case c.urgent.top() != nil && c.holdOff == 0:
+		return fmt.Errorf("tenant %s is urgent and waits", c.urgent.top().displayName())
+	case c.ready.top() != nil && c.free():
+		return fmt.Errorf("%d clients wait for a free GPU", c.waiting)
 	case c.persisted != c.record():
 		return fmt.Errorf("persisted %v, need %v", c.persisted, c.record())
+	case c.next != nil && (c.next.tenant.place != ready || c.next.in != &c.next.tenant.queue || c.nextEpoch > c.epoch):
+		return fmt.Errorf("client %d is next under epoch %d and does not wait", c.next.id, c.nextEpoch)
 	}
-	if h := c.holder; h != nil && (c.clients[h.id] != h || h.concurrent || h.in != &c.open && h.in != &c.closing) {
-		return fmt.Errorf("client %d counts as the holder and is not", h.id)
+	if h := c.open.head; h != nil && c.effective == Exclusive && h.paused != (c.latency.n > 0) {
+		return fmt.Errorf("the holder is paused: %t, beside %d latency grants", h.paused, c.latency.n)
+	}
+	if err := c.checkTenants(waiting); err != nil {
+		return err
 	}
 	return c.checkDeadline()
 }
@@ -73,7 +82,7 @@ func (c *Core) checkList(name string, l *list) error {
 			return fmt.Errorf("%s has client %d, which is unknown", name, cl.id)
 		case l == &c.closing && prev != nil && prev.base > cl.base:
 			return fmt.Errorf("client %d drains behind client %d, whose grace ends later", cl.id, prev.id)
-		case l == &c.queue && prev != nil && prev.waitingSince > cl.waitingSince:
+		case l != &c.open && l != &c.latency && l != &c.closing && prev != nil && prev.seq >= cl.seq:
 			return fmt.Errorf("client %d waits behind client %d, which came later", cl.id, prev.id)
 		}
 		prev = cl
@@ -85,37 +94,129 @@ func (c *Core) checkList(name string, l *list) error {
 }
 
 func (c *Core) checkClient(cl *client) error {
-	live := cl.in == &c.open || cl.in == &c.closing
+	holds := cl.in == &c.open || cl.in == &c.latency
+	live := holds || cl.in == &c.closing
 	switch {
-	case cl.in != nil && cl.in != &c.queue && !live:
+	case cl.tenant == nil || c.tenants[cl.tenant.name] != cl.tenant:
+		return fmt.Errorf("belongs to no known tenant")
+	case cl.in != nil && cl.in != &cl.tenant.queue && !live:
 		return fmt.Errorf("is in a foreign list")
-	case cl.epoch == 0 && (live || cl.fenced || cl.revoked || cl.want || cl.concurrent):
+	case cl.epoch == 0 && (live || cl.fenced || cl.revoked || cl.want || cl.latency || cl.paused || cl.claimed):
 		return fmt.Errorf("has no grant, but the marks of one: %+v", *cl)
 	case cl.epoch != 0 && live == cl.fenced:
 		return fmt.Errorf("epoch %d is live: %t, fenced: %t", cl.epoch, live, cl.fenced)
-	case cl.epoch != 0 && cl.in == &c.queue:
+	case cl.epoch != 0 && cl.in == &cl.tenant.queue:
 		return fmt.Errorf("waits and has epoch %d", cl.epoch)
-	case cl.in == &c.queue && !cl.connected:
+	case cl.in == &cl.tenant.queue && !cl.connected:
 		return fmt.Errorf("waits without a connection")
-	case cl.in == &c.open && (!cl.connected || cl.revoked):
+	case holds && (!cl.connected || cl.revoked):
 		return fmt.Errorf("holds epoch %d, connected: %t, revoked: %t", cl.epoch, cl.connected, cl.revoked)
+	case cl.standing && (cl.epoch != 0 || cl.tenant.share.Priority != Latency || c.effective != Exclusive):
+		return fmt.Errorf("may go ahead, with epoch %d, %v, in %v mode", cl.epoch, cl.tenant.share.Priority, c.effective)
+	case cl.paused && cl.in != &c.open:
+		return fmt.Errorf("is paused without an open grant")
+	case cl.latency && cl.in == &c.open, !cl.latency && cl.in == &c.latency:
+		return fmt.Errorf("has a latency grant: %t, and is listed otherwise", cl.latency)
 	case cl.epoch == 0 && !cl.connected:
 		return fmt.Errorf("has neither a connection nor a grant")
-	case cl.concurrent && cl.fenced:
-		return fmt.Errorf("fenced, but counted as live")
 	case !cl.revoked && cl.epoch > c.epoch:
 		return fmt.Errorf("epoch %d is above the latest, %d", cl.epoch, c.epoch)
 	}
-	if cl.in == &c.open {
+	if holds {
 		waiters, present := 0, c.connected-1
-		if c.mode == Exclusive {
-			waiters = c.queue.n
-		} else {
-			present = min(present, 1) // only whether it is zero
+		if c.effective == Exclusive {
+			waiters = c.waiting
+			if cl.latency {
+				waiters += c.open.n
+			} else {
+				waiters += c.latency.n
+			}
 		}
-		if t := cl.told; t.Waiters != waiters || c.mode == Exclusive && t.Present != present || (t.Present > 0) != (present > 0) {
+		if cl.tenant.limited() {
+			waiters, present = max(waiters, 1), max(present, 1)
+		}
+		if t := cl.told; (t.Waiters > 0) != (waiters > 0) || (t.Present > 0) != (present > 0) ||
+			c.open.n+c.latency.n <= noticed && (t.Waiters != waiters || t.Present != present) {
 			return fmt.Errorf("was told %v, there are %d waiting and %d present", t, waiters, present)
 		}
+	}
+	return nil
+}
+
+func (c *Core) checkTenants(waiting int) error {
+	type sums struct{ clients, open, closing, fenced, batch int }
+	has := map[*tenant]*sums{}
+	for _, cl := range c.clients {
+		s := has[cl.tenant]
+		if s == nil {
+			s = &sums{}
+			has[cl.tenant] = s
+		}
+		s.clients++
+		switch {
+		case cl.fenced:
+			s.fenced++
+		case cl.in == &c.closing:
+			s.closing++
+		case (cl.in == &c.open || cl.in == &c.latency) && !cl.paused:
+			s.open++
+		}
+		if cl.epoch != 0 && !cl.fenced && !cl.latency {
+			s.batch++
+		}
+	}
+	queued, eligible, active, requests, weights, special := 0, 0, 0, 0, 0, 0
+	for name, t := range c.tenants {
+		s := has[t]
+		if s == nil {
+			s = &sums{}
+		}
+		var in *tenantHeap
+		if t.place != nowhere {
+			in = c.heap(t.place)
+		}
+		switch {
+		case t.name != name:
+			return fmt.Errorf("tenant %q is recorded as %q", t.name, name)
+		case *s != (sums{t.clients, t.open, t.closing, t.fenced, t.batch}):
+			return fmt.Errorf("tenant %s: counted %+v, there are %+v", t.displayName(), sums{t.clients, t.open, t.closing, t.fenced, t.batch}, *s)
+		case t.clients == 0 && !t.ghost:
+			return fmt.Errorf("tenant %s has no clients", t.displayName())
+		case (t.queue.n > 0) != (t.place != nowhere):
+			return fmt.Errorf("tenant %s: %d wait, in place %d", t.displayName(), t.queue.n, t.place)
+		case in != nil && (t.pos >= len(in.items) || in.items[t.pos] != t):
+			return fmt.Errorf("tenant %s is not where it says", t.displayName())
+		case in != nil && t.pos > 0 && in.less(t, in.items[(t.pos-1)/2]):
+			return fmt.Errorf("tenant %s is behind one that comes later", t.displayName())
+		case t.active != (t.place == ready || t.batch > 0):
+			return fmt.Errorf("tenant %s is active: %t, in place %d with %d grants", t.displayName(), t.active, t.place, t.batch)
+		case (t.metered >= 0) != (t.open > 0 && (t.limited() || t.share.Priority == Latency)):
+			return fmt.Errorf("tenant %s is metered: %t", t.displayName(), t.metered >= 0)
+		}
+		if err := c.checkList("the queue of "+t.displayName(), &t.queue); err != nil {
+			return err
+		}
+		queued += t.queue.n
+		if t.place == ready || t.place == urgent {
+			eligible += t.queue.n
+		}
+		if t.active {
+			active++
+			requests += t.share.Request
+			weights += t.share.Weight
+		}
+		if t.clients > 0 && (t.limited() || t.share.Request > 0 || t.share.Priority == Latency) {
+			special++
+		}
+	}
+	switch {
+	case queued != waiting:
+		return fmt.Errorf("%d clients wait, queues hold %d", waiting, queued)
+	case eligible != c.waiting:
+		return fmt.Errorf("%d clients may be granted, counted %d", eligible, c.waiting)
+	case active != c.active || requests != c.requests || weights != c.weights || special != c.special:
+		return fmt.Errorf("%d tenants are active with %d %% and weight %d, %d special; counted %d, %d, %d, %d",
+			active, requests, weights, special, c.active, c.requests, c.weights, c.special)
 	}
 	return nil
 }
@@ -124,10 +225,11 @@ func (c *Core) checkClient(cl *client) error {
 // has a deadline.
 func (c *Core) checkDeadline() error {
 	t, ok := c.Deadline()
-	need := c.closing.n > 0 || c.holdOff != 0 || c.mode == Exclusive && c.open.n > 0 && c.queue.n > 0
+	need := c.closing.n > 0 || c.holdOff != 0 || c.throttled.top() != nil ||
+		c.effective == Exclusive && c.open.n > 0 && c.ready.top() != nil && !c.open.head.paused
 	switch {
-	case ok != need:
-		return fmt.Errorf("deadline set: %t, needed: %t", ok, need)
+	case need && !ok:
+		return fmt.Errorf("a deadline is needed, and not set")
 	case ok && t <= c.now:
 		return fmt.Errorf("deadline %d is not after the latest step at %d", t, c.now)
 	}

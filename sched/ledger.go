@@ -23,6 +23,8 @@ import (
 // several goroutines at once.
 type Ledger struct {
 	accounts map[string]*memory // those with a limit, or with something reserved
+
+	high, low uint64 // the sum of what all have, in 128 bits
 }
 
 // memory is what one account has.
@@ -65,6 +67,11 @@ func (l *Ledger) Reserve(account string, id ClientID, total, least uint64, force
 		total = min(total, room)
 	}
 	m.used += total - have
+	var carry uint64
+	l.low, carry = bits.Add64(l.low, total, 0)
+	l.high += carry
+	l.low, carry = bits.Sub64(l.low, have, 0)
+	l.high -= carry
 	switch {
 	case total == 0:
 		delete(m.reserved, id)
@@ -116,6 +123,14 @@ func (l *Ledger) Reserved(account string, id ClientID) Reserved {
 	return Reserved{Total: m.reserved[id], Used: m.used, Limit: m.limit}
 }
 
+// Total returns what all accounts have together, 2^64-1 if it is more.
+func (l *Ledger) Total() uint64 {
+	if l.high != 0 {
+		return math.MaxUint64
+	}
+	return l.low
+}
+
 // Accounts returns the names of all accounts with a limit or with something
 // reserved, in order.
 func (l *Ledger) Accounts() []string { return slices.Sorted(maps.Keys(l.accounts)) }
@@ -123,6 +138,7 @@ func (l *Ledger) Accounts() []string { return slices.Sorted(maps.Keys(l.accounts
 // Check returns an error that names a broken invariant, which is a bug
 // in this package, or nil. It costs O(clients) and changes nothing.
 func (l *Ledger) Check() error {
+	var high, low uint64
 	for name, m := range l.accounts {
 		if m.limit == 0 && len(m.reserved) == 0 {
 			return fmt.Errorf("account %s has neither a limit nor anything reserved", name)
@@ -139,6 +155,12 @@ func (l *Ledger) Check() error {
 		if sum != m.used {
 			return fmt.Errorf("account %s: its clients have %d bytes, counted %d", name, sum, m.used)
 		}
+		if low, carry = bits.Add64(low, sum, 0); carry != 0 {
+			high++
+		}
+	}
+	if high != l.high || low != l.low {
+		return fmt.Errorf("all accounts have %d·2^64+%d bytes, counted %d·2^64+%d", high, low, l.high, l.low)
 	}
 	return nil
 }

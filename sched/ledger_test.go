@@ -200,6 +200,13 @@ func TestLedgerAnyHistory(t *testing.T) {
 			if err := l.Check(); err != nil {
 				t.Fatal(err)
 			}
+			all := new(big.Int).Add(m.used("a"), m.used("b"))
+			if all.Cmp(top) > 0 {
+				all = top
+			}
+			if new(big.Int).SetUint64(l.Total()).Cmp(all) != 0 {
+				t.Fatalf("all have %d, want %v", l.Total(), all)
+			}
 			for _, account := range []string{"a", "b"} {
 				r, used := l.Reserved(account, 0), m.used(account)
 				if used.Cmp(new(big.Int).SetUint64(r.Used)) != 0 || r.Limit != m.limit[account] {

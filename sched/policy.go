@@ -2,8 +2,9 @@
 
 package sched
 
-// The policy: round robin, first in, first out, with a time quantum. The
-// functions here run at the end of each Step, in this order, and leave nothing
+import "time"
+
+// The policy. The functions here run at the end of each Step, and leave nothing
 // undone that is due.
 
 // fenceOverdue fences what did not drain within its grace period.
@@ -17,88 +18,322 @@ func (c *Core) fenceOverdue() {
 }
 
 func (c *Core) fence(cl *client) {
-	c.endLive(cl)
+	if cl.in != nil {
+		c.unlist(cl)
+	}
 	cl.fenced = true
-	cl.revoked = true
+	c.bill(cl.tenant)
+	c.count(cl, +1)
+	if !cl.revoked {
+		cl.revoked, cl.revokedAt = true, c.now
+	}
 	c.counters.Fences++
-	c.do(Fence{cl.id, cl.epoch})
+	c.do(Fence{cl.id, cl.epoch, cl.claimed})
+}
+
+// unthrottle lets tenants go on that have credit again.
+func (c *Core) unthrottle() {
+	for t := c.throttled.top(); t != nil && c.now >= t.backAt(); t = c.throttled.top() {
+		c.bill(t) // not what was expected, if other grants of it run
+		if t.credit >= t.slice() {
+			t.capped = false
+		}
+		c.review(t)
+	}
+}
+
+// turnOver returns when the turn of the holder ends; false if it has no end as
+// things are.
+func (c *Core) turnOver() (Time, bool) {
+	cl, next := c.open.head, c.ready.top()
+	if c.effective != Exclusive || cl == nil || next == nil || cl.paused {
+		return 0, false
+	}
+	turn := c.turn(cl.tenant)
+	switch lead, part := cl.startVT-next.vt, c.part(cl.tenant); {
+	case lead > 0 && next != cl.tenant:
+		turn = max(turn-time.Duration(scale(lead, part, one)), min(turn, c.minTurn()))
+	case lead < 0 && c.active == 2:
+		// The other one is next even if this one is behind it after its turn.
+		left := time.Duration(scale(-lead, part, one)) - turn
+		turn += min(max(left, 0), turn)
+	}
+	return cl.runFrom.Add(turn - cl.ran), true
+}
+
+// revokeOverdue asks grants back whose time is over.
+func (c *Core) revokeOverdue() {
+	for i := 0; i < len(c.metered); i++ {
+		t := c.metered[i]
+		c.bill(t)
+		switch {
+		case t.limited() && t.credit <= 0:
+			c.revokeTenant(t, &c.open, LimitReached)
+			c.revokeTenant(t, &c.latency, LimitReached)
+			c.standAll(t)
+			i = -1 // the list has changed
+		case t.demoted && c.keptOut && c.holds(t, &c.latency):
+			c.revokeTenant(t, &c.latency, PriorityUsedUp)
+			c.standAll(t)
+			i = -1
+		}
+	}
+	if at, over := c.turnOver(); over && c.now >= at {
+		c.revoke(c.open.head, QuantumOver)
+	}
+}
+
+func (c *Core) holds(t *tenant, l *list) bool {
+	for cl := l.head; cl != nil; cl = cl.next {
+		if cl.tenant == t {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Core) revokeTenant(t *tenant, l *list, why RevokeReason) {
+	for cl := l.head; cl != nil; {
+		next := cl.next
+		if cl.tenant == t {
+			c.revoke(cl, why)
+		}
+		cl = next
+	}
+}
+
+func (c *Core) revoke(cl *client, why RevokeReason) {
+	cl.revoked, cl.revokedAt = true, c.now
+	c.startClosing(cl)
+	c.counters.Revokes++
+	c.do(Revoke{Client: cl.id, Epoch: cl.epoch, Grace: c.grace, Waiters: c.waiting, Why: why})
+}
+
+// chooseNext decides, while the holder drains, who is granted next, so that all
+// that can be done before it has drained is done then.
+func (c *Core) chooseNext() {
+	if c.next != nil && (c.open.n > 0 || c.next.tenant.place != ready) {
+		c.next = nil // not any more
+	}
+	if c.open.n == 0 && c.closingBatch > 0 {
+		c.reserve()
+	}
+}
+
+// reserve makes the one whose turn it is as of now the next one, with an epoch.
+func (c *Core) reserve() {
+	t := c.ready.top()
+	if t == nil || c.next != nil || c.effective != Exclusive {
+		return
+	}
+	c.next = t.queue.head
+	c.nextEpoch = c.takeEpoch()
+}
+
+// pauseOrResume shuts the holder's gate while latency tenants are on the GPU or
+// about to be, and opens it when they have gone.
+func (c *Core) pauseOrResume() {
+	cl := c.open.head
+	if cl == nil || c.effective != Exclusive {
+		return
+	}
+	come := c.latency.n > 0 || c.urgent.top() != nil && c.holdOff == 0
+	switch {
+	case come && !cl.paused:
+		c.bill(cl.tenant)
+		c.count(cl, -1)
+		cl.ran = c.ranAt(cl)
+		cl.paused = true
+		c.count(cl, +1)
+		c.review(cl.tenant)
+		c.do(Pause{cl.id})
+	case !come && cl.paused:
+		c.resume(cl)
+	}
+}
+
+func (c *Core) resume(cl *client) {
+	c.bill(cl.tenant)
+	c.count(cl, -1)
+	cl.paused = false
+	cl.runFrom = c.now
+	c.count(cl, +1)
+	c.review(cl.tenant)
+	c.do(Resume{cl.id, cl.epoch})
 }
 
 // grantNext grants to those whose turn it is, if the GPU is free for them.
 func (c *Core) grantNext() {
-	for c.queue.n > 0 && (c.mode == Concurrent || c.free()) {
-		c.grant(c.queue.head)
+	for t := c.urgent.top(); t != nil && c.holdOff == 0; t = c.urgent.top() {
+		c.pauseOrResume() // time may have made it urgent just now
+		c.grant(t.queue.head)
+	}
+	for c.ready.top() != nil && (c.effective == Concurrent || c.free()) {
+		if cl := c.next; cl != nil && cl.tenant.place == ready {
+			c.grant(cl)
+		} else {
+			c.grant(c.ready.top().queue.head)
+		}
 	}
 }
 
 // free says whether an exclusive grant may be given.
 func (c *Core) free() bool {
-	return c.open.n == 0 && c.closing.n == 0 && c.holdOff == 0
+	return c.open.n == 0 && c.latency.n == 0 && c.closingBatch == 0 && c.holdOff == 0
 }
 
-func (c *Core) grant(cl *client) {
-	if c.mode == Exclusive && !c.free() {
-		panic("sched: two holders")
-	}
-	c.queue.remove(cl)
-	c.epoch = NextEpoch(c.epoch)
-	cl.epoch = c.epoch
-	cl.since = c.now
-	cl.longestWait = max(cl.longestWait, c.now.Sub(cl.waitingSince))
-	cl.grants++
-	c.counters.Grants++
-	c.open.push(cl)
-
-	g := Grant{Client: cl.id, Epoch: cl.epoch}
-	if c.mode == Concurrent {
-		g.Concurrent = true
-		c.setConcurrent(cl)
-	} else {
-		g.Quantum = c.quantum
-		c.holder = cl
-	}
-	c.persist(c.record())
-	c.notice(cl) // before the gate opens, so that the page is right when it does
-	c.do(g)
-}
-
-// revokeOverdue asks the holder's grant back if its quantum is over and
-// somebody waits.
-func (c *Core) revokeOverdue() {
-	cl := c.open.head
-	if c.mode == Exclusive && cl != nil && c.queue.n > 0 && c.now >= cl.since.Add(c.quantum) {
-		c.revoke(cl)
+// stand tells a client whether it may go ahead, if that has changed.
+func (c *Core) stand(cl *client) {
+	t := cl.tenant
+	on := cl.connected && cl.epoch == 0 && cl.in == nil && c.effective == Exclusive && c.holdOff == 0 &&
+		t.share.Priority == Latency && !t.demoted && !t.capped
+	if on != cl.standing && cl.connected && cl.epoch == 0 {
+		cl.standing = on
+		c.do(Stand{cl.id, on})
 	}
 }
 
-func (c *Core) revoke(cl *client) {
-	cl.revoked = true
-	c.startClosing(cl)
-	c.counters.Revokes++
-	c.do(Revoke{Client: cl.id, Epoch: cl.epoch, Grace: c.grace, Waiters: c.queue.n})
-}
-
-// settle brings what was persisted and what the pages say up to date.
-func (c *Core) settle() {
-	if r := c.record(); r != c.persisted {
-		c.persist(r)
-	}
-	// With more holders than two, present is above zero for each of them and
-	// waiters is zero, before this Step and after it.
-	if c.open.n <= 2 {
-		for cl := c.open.head; cl != nil; cl = cl.next {
-			c.notice(cl)
+func (c *Core) standAll(t *tenant) {
+	for _, cl := range c.inOrder() {
+		if cl.tenant == t {
+			c.stand(cl)
 		}
 	}
 }
 
+func (c *Core) grant(cl *client) {
+	t := cl.tenant
+	cl.standing = false // the grant says what holds now
+	latency := t.place == urgent
+	if c.effective == Exclusive && !latency && !c.free() {
+		panic("sched: two holders")
+	}
+	c.unqueueForGrant(cl)
+	cl.since, cl.runFrom, cl.ran = c.now, c.now, 0
+	waited := c.now.Sub(cl.waitingSince)
+	cl.longestWait = max(cl.longestWait, waited)
+	t.longestWait = max(t.longestWait, waited)
+	cl.grants++
+	t.grants++
+	c.counters.Grants++
+	cl.latency = latency
+	g := Grant{
+		Client: cl.id, Tenant: t.displayName(), Epoch: cl.epoch, Waited: waited,
+		Concurrent: latency || c.effective == Concurrent, Latency: latency,
+	}
+	if latency {
+		c.enlist(cl, &c.latency)
+	} else {
+		c.enlist(cl, &c.open)
+		cl.startVT = t.vt
+		if c.effective == Exclusive {
+			g.Quantum = c.turn(t)
+		}
+	}
+	// A latency grant is not waited for by anybody, so it need not outlive a
+	// restart: it is recorded when it has been given, see settle. Its epoch
+	// must not be one that a restart would use again, see takeEpoch.
+	late := latency && c.persisted.Epoch != 0 && c.epoch < c.persisted.Epoch+unrecorded
+	if r := c.record(); !late && !covers(c.persisted, r) {
+		c.persist(r)
+	}
+	c.notice(cl) // before the gate opens, so that the page is right when it does
+	c.do(g)
+	if latency && c.latency.n > noticed && cl.told.Waiters > 0 {
+		c.tellAll = true // they may be granted in this Step as well
+	}
+}
+
+// unqueueForGrant takes a client out of its queue and gives it an epoch: the one
+// that was chosen for it, or the next.
+func (c *Core) unqueueForGrant(cl *client) {
+	chosen := c.next == cl
+	c.unqueue(cl)
+	if chosen {
+		cl.epoch = c.nextEpoch
+		return
+	}
+	cl.epoch = c.takeEpoch()
+}
+
+// settle brings what was persisted and what the pages say up to date.
+func (c *Core) settle() {
+	c.chooseNext()
+	if r := c.record(); r != c.persisted {
+		c.persist(r)
+	}
+	kept := c.latency.n > 0 && c.effective == Exclusive && (c.open.n > 0 || c.ready.top() != nil)
+	if kept != c.keptOut {
+		for cl := c.latency.head; cl != nil; cl = cl.next {
+			c.bill(cl.tenant)
+		}
+		c.keptOut = kept
+	}
+	// More holders than a few are told only when it changes whether there are
+	// others: present is above zero for each of them, before this Step and after
+	// it, and nobody waits in concurrent mode.
+	if waits := c.effective == Exclusive && c.waiting+c.open.n > 0; waits != c.toldWaits {
+		c.toldWaits, c.tellAll = waits, true
+	}
+	if c.open.n <= noticed || c.tellAll {
+		for cl := c.open.head; cl != nil; cl = cl.next {
+			c.notice(cl)
+		}
+	}
+	if c.latency.n <= noticed || c.tellAll {
+		for cl := c.latency.head; cl != nil; cl = cl.next {
+			c.notice(cl)
+		}
+	}
+	c.tellAll = false
+}
+
+// noticed is up to how many holders are told exactly how many others there are.
+const noticed = 8
+
 // record returns what a restart would have to know now.
 func (c *Core) record() Persist {
-	p := Persist{Epoch: c.epoch, Concurrent: c.concurrent > 0 || c.holdOff != 0}
-	if c.holder != nil {
-		p.Holder = c.holder.id
+	p := Persist{Epoch: c.epoch, Unrecorded: c.holdOff != 0}
+	if c.open.n+c.latency.n+c.closing.n >= MaxRecorded {
+		p.Unrecorded = true
+		return p
+	}
+	n := 0
+	for _, l := range [...]*list{&c.open, &c.latency, &c.closing} {
+		for cl := l.head; cl != nil; cl = cl.next {
+			if !cl.claimed {
+				p.Holders[n] = Holder{cl.id, min(cl.epoch, c.epoch)} // a client may say any
+				n++
+			}
+		}
+	}
+	if c.next != nil {
+		p.Holders[n] = Holder{c.next.id, c.nextEpoch}
 	}
 	return p
+}
+
+// covers says whether a restart that knows p knows all that is in q.
+func covers(p, q Persist) bool {
+	if p.Epoch < q.Epoch || q.Unrecorded && !p.Unrecorded {
+		return false
+	}
+	if p.Unrecorded {
+		return true
+	}
+	for _, h := range q.Holders {
+		if h.Client == 0 {
+			break
+		}
+		found := false
+		for _, g := range p.Holders {
+			found = found || g == h
+		}
+		if !found {
+			return false
+		}
+	}
+	return true
 }
 
 func (c *Core) persist(p Persist) {
@@ -106,11 +341,23 @@ func (c *Core) persist(p Persist) {
 	c.do(p)
 }
 
-// notice tells a client how many others there are, if that has changed.
+// notice tells a client how many others there are, if that has changed. To one
+// with a limit it is as if the limit were somebody: its work ahead is to be
+// bounded, and its grant given back when it is idle.
 func (c *Core) notice(cl *client) {
 	n := Notice{Client: cl.id, Present: c.connected - 1}
-	if c.mode == Exclusive {
-		n.Waiters = c.queue.n // concurrently, they wait no longer than this Step
+	if c.effective == Exclusive {
+		n.Waiters = c.waiting // concurrently, they wait no longer than this Step
+		// Holders keep latency tenants waiting for the rest of what they have
+		// submitted, and those keep holders out: whoever is idle is to go.
+		if cl.latency {
+			n.Waiters += c.open.n
+		} else {
+			n.Waiters += c.latency.n
+		}
+	}
+	if cl.tenant.limited() {
+		n.Waiters, n.Present = max(n.Waiters, 1), max(n.Present, 1)
 	}
 	if n != cl.told {
 		cl.told = n

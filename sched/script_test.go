@@ -29,6 +29,7 @@ var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; com
 // and two queries print, indented, instead of changing anything:
 //
 //	clients      each client's state
+//	tenants      each tenant's share, and what it has got
 //	counters
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
@@ -109,6 +110,11 @@ func runScript(t *testing.T, script string) string {
 				fmt.Fprintln(&out)
 			}
 			continue
+		case "tenants":
+			for _, t := range c.Snapshot(now).Tenants {
+				fmt.Fprintf(&out, "    %s promised=%d used=%v debt=%v throttled=%v\n", t.Tenant, t.Promised, t.Used, t.Debt, t.Throttled)
+			}
+			continue
 		case "counters":
 			fmt.Fprintf(&out, "    %+v\n", c.Snapshot(now).Counters)
 			continue
@@ -168,7 +174,7 @@ func parseConfig(words []string, cfg *Config) (err error) {
 }
 
 func parseMode(s string) (Mode, error) {
-	for _, m := range []Mode{Exclusive, Concurrent} {
+	for _, m := range []Mode{Exclusive, Concurrent, Auto} {
 		if m.String() == s {
 			return m, nil
 		}
@@ -181,6 +187,9 @@ func parseEvent(words []string) (Event, error) {
 	if len(words) == 0 {
 		return nil, fmt.Errorf("no event")
 	}
+	if words[0] == "set" {
+		return parseSetting(words[1:])
+	}
 	var id ClientID
 	var rest []string
 	if len(words) > 1 {
@@ -191,6 +200,10 @@ func parseEvent(words []string) (Event, error) {
 	var until Time
 	var want bool
 	var reason Reason
+	tenant, share, rest, err := parseShare(rest)
+	if err != nil {
+		return nil, err
+	}
 	for _, w := range rest {
 		key, value, _ := strings.Cut(w, "=")
 		switch key {
@@ -220,7 +233,7 @@ func parseEvent(words []string) (Event, error) {
 	}
 	switch words[0] {
 	case "attach":
-		return Attach{id, epoch, want}, nil
+		return Attach{id, tenant, share, epoch, want}, nil
 	case "request":
 		return Request{id}, nil
 	case "release":
@@ -233,17 +246,85 @@ func parseEvent(words []string) (Event, error) {
 		return Restore{id, epoch, until}, nil
 	case "tick":
 		return Tick{}, nil
-	case "set":
-		key, value, _ := strings.Cut(words[1], "=")
-		if key == "mode" {
-			m, err := parseMode(value)
-			return SetMode{m}, err
-		}
-		d, err := time.ParseDuration(value)
-		if key == "quantum" {
-			return SetQuantum{d}, err
-		}
-		return SetGrace{d}, err
 	}
 	return nil, fmt.Errorf("unknown event %q", words[0])
+}
+
+// parseShare takes a tenant and a share out of an event's words, and returns
+// the rest.
+func parseShare(words []string) (tenant string, s Share, rest []string, err error) {
+	for _, w := range words {
+		key, value, _ := strings.Cut(w, "=")
+		switch key {
+		case "tenant":
+			tenant = value
+		case "gang":
+			s.Gang = value
+		case "limit":
+			s.Limit, err = strconv.Atoi(value)
+		case "request":
+			s.Request, err = strconv.Atoi(value)
+		case "weight":
+			s.Weight, err = strconv.Atoi(value)
+		case "priority":
+			if value != Latency.String() {
+				err = fmt.Errorf("unknown priority %q", value)
+			}
+			s.Priority = Latency
+		default:
+			rest = append(rest, w)
+		}
+		if err != nil {
+			return "", Share{}, nil, err
+		}
+	}
+	return tenant, s, rest, nil
+}
+
+// parseSetting reads what follows the word "set".
+func parseSetting(words []string) (ev Event, err error) {
+	tenant, share, rest, err := parseShare(words)
+	if tenant != "" || err != nil {
+		return SetShare{tenant, share}, err
+	}
+	var tuning Tuning
+	for _, w := range rest {
+		key, value, _ := strings.Cut(w, "=")
+		switch key {
+		case "mode":
+			var m Mode
+			m, err = parseMode(value)
+			ev = SetMode{m}
+		case "quantum":
+			var d time.Duration
+			d, err = time.ParseDuration(value)
+			ev = SetQuantum{d}
+		case "grace":
+			var d time.Duration
+			d, err = time.ParseDuration(value)
+			ev = SetGrace{d}
+		case "memory":
+			var m SetMemory
+			_, err = fmt.Sscanf(value, "%d/%d", &m.Reserved, &m.Total)
+			ev = m
+		case "window":
+			tuning.Window, err = time.ParseDuration(value)
+			ev = SetTuning{tuning}
+		case "sample":
+			tuning.Sample, err = time.ParseDuration(value)
+			ev = SetTuning{tuning}
+		case "dropcarry":
+			tuning.DropCarry, err = strconv.Atoi(value)
+			ev = SetTuning{tuning}
+		case "droptail":
+			tuning.DropTail, err = strconv.Atoi(value)
+			ev = SetTuning{tuning}
+		default:
+			err = fmt.Errorf("unknown setting %q", w)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return ev, nil
 }

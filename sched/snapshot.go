@@ -41,12 +41,30 @@ type Counters struct {
 // Snapshot describes a Core at one moment; it shares nothing with it.
 type Snapshot struct {
 	Quantum, Grace time.Duration
-	Mode           Mode
+	Mode           Mode       // as it was set
+	Effective      Mode       // Exclusive or Concurrent
+	ModeReason     string     // why that one
 	Epoch          Epoch      // of the latest grant
 	Holders        []ClientID // with a live grant: holding, draining or lost
 	Queue          []ClientID // the next one first
 	Clients        []ClientSnapshot
+	Tenants        []TenantSnapshot
 	Counters       Counters
+}
+
+// TenantSnapshot describes a tenant with clients on this GPU, or with a debt
+// that outlives them.
+type TenantSnapshot struct {
+	Tenant      string // as in Attach; "" never: a client of its own is "client N"
+	Share       Share
+	Clients     int
+	Promised    int           // permille of the GPU's time that it gets if it wants it, while the same tenants want it as now
+	Got         int           // permille of the GPU's time, over the latest five seconds
+	Used        time.Duration // billed since the core knows it
+	Debt        time.Duration // used above its limit, to be made up for; 0: none
+	Throttled   time.Duration // until its limit lets it go on; 0: it does
+	Grants      uint64
+	LongestWait time.Duration // for a grant, up to now
 }
 
 // ClientSnapshot describes one client. Its numbers begin when the core first
@@ -68,14 +86,16 @@ type ClientSnapshot struct {
 func (c *Core) Snapshot(now Time) Snapshot {
 	now = max(now, c.now)
 	s := Snapshot{
-		Quantum:  c.quantum,
-		Grace:    c.grace,
-		Mode:     c.mode,
-		Epoch:    c.epoch,
-		Holders:  append(c.open.ids(), c.closing.ids()...),
-		Queue:    c.queue.ids(),
-		Clients:  make([]ClientSnapshot, 0, len(c.clients)),
-		Counters: c.counters,
+		Quantum:    c.quantum,
+		Grace:      c.grace,
+		Mode:       c.mode,
+		Effective:  c.effective,
+		ModeReason: c.auto.reason,
+		Epoch:      c.epoch,
+		Holders:    slices.Concat(c.open.ids(), c.latency.ids(), c.closing.ids()),
+		Queue:      c.queueIDs(),
+		Clients:    make([]ClientSnapshot, 0, len(c.clients)),
+		Counters:   c.counters,
 	}
 	for _, cl := range c.clients {
 		cs := ClientSnapshot{
@@ -98,20 +118,76 @@ func (c *Core) Snapshot(now Time) Snapshot {
 		s.Clients = append(s.Clients, cs)
 	}
 	slices.SortFunc(s.Clients, func(a, b ClientSnapshot) int { return cmp.Compare(a.ID, b.ID) })
+	for _, t := range c.tenants {
+		if !t.ghost || t.credit < 0 {
+			s.Tenants = append(s.Tenants, c.tenantSnapshot(t, now))
+		}
+	}
+	slices.SortFunc(s.Tenants, func(a, b TenantSnapshot) int { return cmp.Compare(a.Tenant, b.Tenant) })
 	return s
+}
+
+func (c *Core) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
+	// Billed up to now, in copies: this changes nothing.
+	core, copied := *c, *t
+	core.now = now
+	copied.place = nowhere
+	core.bill(&copied)
+	ts := TenantSnapshot{
+		Tenant:      t.displayName(),
+		Share:       t.share,
+		Clients:     t.clients,
+		Promised:    int(c.part(t) * 1000 / one),
+		Got:         copied.gotLately(now),
+		Used:        copied.used,
+		Grants:      t.grants,
+		LongestWait: t.longestWait,
+	}
+	if t.limited() {
+		ts.Promised = min(ts.Promised, t.share.Limit*10)
+		ts.Debt = max(0, -copied.credit)
+		if copied.capped {
+			ts.Throttled = max(0, copied.backAt().Sub(now))
+		}
+	}
+	if cl := t.queue.head; cl != nil {
+		ts.LongestWait = max(ts.LongestWait, now.Sub(cl.waitingSince))
+	}
+	return ts
+}
+
+// queueIDs returns who waits, those first that are next, as things are.
+func (c *Core) queueIDs() []ClientID {
+	ids := []ClientID{}
+	for _, h := range []*tenantHeap{&c.urgent, &c.ready, &c.throttled} {
+		tenants := slices.Clone(h.items)
+		slices.SortFunc(tenants, func(a, b *tenant) int {
+			if h.less(a, b) {
+				return -1
+			}
+			return 1
+		})
+		for _, t := range tenants {
+			ids = append(ids, t.queue.ids()...)
+		}
+	}
+	if i := slices.Index(ids, c.Next()); i > 0 {
+		ids = slices.Insert(slices.Delete(ids, i, i+1), 0, c.Next())
+	}
+	return ids
 }
 
 func (c *Core) state(cl *client) State {
 	switch {
 	case cl.fenced:
 		return StateFenced
-	case cl.in == &c.open:
+	case cl.in == &c.open, cl.in == &c.latency:
 		return StateHolding
 	case cl.in == &c.closing && cl.connected:
 		return StateDraining
 	case cl.in == &c.closing:
 		return StateLost
-	case cl.in == &c.queue:
+	case cl.in == &cl.tenant.queue:
 		return StateWaiting
 	}
 	return StateIdle

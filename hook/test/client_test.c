@@ -189,6 +189,37 @@ static void stops_for_a_moment(void)
 	finish(&l);
 }
 
+/* A latency client that would be let in at once asks, and does not wait. */
+static void goes_ahead_of_its_grant(void)
+{
+	struct nvs_frame r;
+	struct launcher l;
+
+	begin(1);
+	allow(0, 1);
+	fake.page->slot[0].flags = NVS_GRANT_STANDING;
+	start(&l, 0, 0);
+	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	EVENTUALLY(launches(0) > 10);
+	fake.page->slot[0].waiters = 1;
+	fake.page->slot[0].flags = NVS_GRANT_LATENCY;
+	fake_grant(&fake, 0, 3);
+	finish(&l);
+	/* What went ahead is drained as well before the release. */
+	r = fake_expect(&fake, NVS_RELEASE);
+	CHECK(r.epoch == 3 && r.code == NVS_RELEASE_IDLE);
+	fake_word(&fake, 0, 0);
+	/* Without the flag it waits again. */
+	fake.page->slot[0].flags = 0;
+	allow(0, 0);
+	start(&l, 0, 1);
+	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	CHECK(!fake_receive(&fake, &r, 50));
+	allow(0, 1);
+	fake_grant(&fake, 0, 4);
+	finish(&l);
+}
+
 static void runs_without_a_scheduler(void)
 {
 	struct launcher l;
@@ -705,6 +736,7 @@ static const struct life_case cases[] = {
 	CASE(gpus_do_not_wait_for_each_other),
 	CASE(releases_early_when_idle),
 	CASE(stops_for_a_moment),
+	CASE(goes_ahead_of_its_grant),
 	CASE(runs_without_a_scheduler),
 	CASE(holder_survives_a_restart),
 	CASE(waiter_opens_after_a_loss),

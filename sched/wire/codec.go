@@ -146,19 +146,20 @@ type rule struct {
 	channel        bool // has one
 	codeMin        uint32
 	codeMax        uint32
+	flags          bool // the code has flags: those of OptionalFlags may be any
 	epoch, noEpoch bool // must or may have an epoch; may be without
 }
 
 func (t Type) rule() rule {
 	switch t {
 	case TypeRegister:
-		return rule{codeMax: RegisterReconnect, noEpoch: true}
+		return rule{flags: true, codeMax: RegisterReconnect, noEpoch: true}
 	case TypeAttach:
-		return rule{channel: true, codeMax: AttachWant | AttachObserve, epoch: true, noEpoch: true}
+		return rule{channel: true, flags: true, codeMax: AttachWant | AttachObserve, epoch: true, noEpoch: true}
 	case TypeRequest, TypeStats, TypeNotice:
 		return rule{channel: true, noEpoch: true}
 	case TypeReserve:
-		return rule{channel: true, codeMax: ReserveForce, noEpoch: true}
+		return rule{channel: true, flags: true, codeMax: ReserveForce, noEpoch: true}
 	case TypeReserved:
 		return rule{channel: true, codeMax: ErrMemory, noEpoch: true}
 	case TypeRelease:
@@ -166,7 +167,7 @@ func (t Type) rule() rule {
 	case TypeAttached:
 		return rule{channel: true, codeMax: ErrInternal, epoch: true, noEpoch: true}
 	case TypeGrant:
-		return rule{channel: true, codeMax: GrantConcurrent, epoch: true}
+		return rule{channel: true, flags: true, codeMax: GrantConcurrent, epoch: true}
 	case TypeRevoke:
 		return rule{channel: true, epoch: true}
 	case TypeRefused:
@@ -181,7 +182,11 @@ func (f *Frame) check() error {
 		return errChannel
 	}
 	newer := f.Type == TypeRegister && f.Version > Version
-	if (f.Code < r.codeMin || f.Code > r.codeMax) && !newer {
+	code := f.Code
+	if r.flags {
+		code &^= OptionalFlags
+	}
+	if (code < r.codeMin || code > r.codeMax) && !newer {
 		return errCode
 	}
 	if f.Epoch == 0 && !r.noEpoch || f.Epoch != 0 && !(r.epoch && ValidEpoch(f.Epoch)) {
@@ -200,7 +205,7 @@ func (f *Frame) check() error {
 			return errPage
 		}
 	case TypeAttach:
-		if f.Code&AttachObserve != 0 && (f.Code != AttachObserve || f.Epoch != 0) {
+		if code&AttachObserve != 0 && (code != AttachObserve || f.Epoch != 0) {
 			return errObserve
 		}
 	case TypeReserved:

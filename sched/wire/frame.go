@@ -88,6 +88,11 @@ func (t Type) String() string {
 // FromClient reports whether the type goes from client to scheduler.
 func (t Type) FromClient() bool { return t >= TypeRegister && t <= TypeReserve }
 
+// OptionalFlags are those flags of a Frame.Code that a peer ignores if it does
+// not know them: a newer one may set them without asking. Unknown flags of the
+// lower half are refused, because the frame means something else with them.
+const OptionalFlags uint32 = 0xffff0000
+
 // Values of Frame.Code, by type.
 const (
 	RegisterReconnect uint32 = 1 << 0 // REGISTER: was registered before
@@ -101,6 +106,8 @@ const (
 
 	GrantConcurrent uint32 = 1 << 0 // GRANT: others may hold the GPU too
 	GrantNext       uint32 = 1 << 1 // page only: this client is next, the holder drains
+	GrantStanding   uint32 = 1 << 3 // page only: go ahead, the grant will come
+	GrantLatency    uint32 = 1 << 2 // page only: give it back as soon as there is nothing to do
 
 	OK            uint32 = 0 // ATTACHED, RESERVED
 	ErrVersion    uint32 = 1 // REFUSED

@@ -84,10 +84,26 @@ func (p Page) Close(channel uint16) {
 	atomic.StoreUint32(p.WordAddr(channel), WordClosed)
 }
 
+// Reopen stores the word of a grant that was closed for a moment. The caller
+// wakes the futex.
+func (p Page) Reopen(channel uint16, epoch uint64) {
+	atomic.StoreUint32(p.WordAddr(channel), uint32(epoch))
+}
+
 // Next tells a waiting client that its grant is likely within milliseconds.
 // Open takes it back. The caller wakes the futex.
 func (p Page) Next(channel uint16) {
 	atomic.StoreUint32((*uint32)(p.at(channel, slotFlags)), GrantNext)
+}
+
+// Stand tells a client without a grant whether it may go ahead when it asks.
+// Open takes it back.
+func (p Page) Stand(channel uint16, on bool) {
+	flags := uint32(0)
+	if on {
+		flags = GrantStanding
+	}
+	atomic.StoreUint32((*uint32)(p.at(channel, slotFlags)), flags)
 }
 
 // Hint stores how many other clients wait for and are attached to the GPU.

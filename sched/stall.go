@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import "time"
+
+// maxLate is how late a Step may be, after its Deadline, for the time before it
+// to count.
+const maxLate = 100 * time.Millisecond
+
+// standStill has the time since the latest Step not count, if nobody was there
+// when something was due: the machine was suspended, or the scheduler stopped.
+// Else holders would owe hours to the others, and those that drained would be
+// fenced although they had no time for it.
+func (c *Core) standStill(now Time) {
+	at, ok := c.Deadline()
+	if !ok || now.Sub(at) <= maxLate {
+		return
+	}
+	d := now.Sub(c.now)
+	for _, l := range [...]*list{&c.open, &c.latency, &c.closing} {
+		for cl := l.head; cl != nil; cl = cl.next {
+			cl.since, cl.revokedAt = cl.since.Add(d), cl.revokedAt.Add(d)
+			cl.runFrom = cl.runFrom.Add(d)
+			cl.base = cl.base.Add(d)
+		}
+	}
+	for _, t := range c.tenants {
+		if t.open+t.closing+t.fenced > 0 {
+			t.billedAt = t.billedAt.Add(d)
+			if t.place == throttled {
+				c.throttled.fix(t)
+			}
+		}
+	}
+	if c.holdOff != 0 {
+		c.holdOff = c.holdOff.Add(d)
+	}
+	c.claimsUntil = c.claimsUntil.Add(d)
+	c.auto.since = c.auto.since.Add(d)
+	if c.auto.until != 0 {
+		c.auto.until = c.auto.until.Add(d)
+	}
+}

@@ -1,0 +1,536 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"math/bits"
+	"strconv"
+	"time"
+)
+
+// How time is accounted, for each tenant:
+//
+// Virtual time. Time on the GPU, divided by the tenant's part of it. Who is
+// behind is granted first, so parts come out as promised. Who wants nothing
+// falls behind by one turn at most: idleness is no capital.
+//
+// Credit. A tenant with a limit has an account that fills with the limit's part
+// of the time and empties with what it uses. With nothing left its grant is
+// revoked, and it waits until there is enough for a slice. It may be overdrawn,
+// for kernels cannot be cut short: that is the debt.
+//
+// Patience. What a latency tenant may still keep batch tenants out.
+const (
+	// one is the whole of a GPU in the parts that parts are counted in.
+	one = 1_000_000
+	// minPart keeps virtual time finite.
+	minPart = 100
+
+	// slicePeriod is the time in which a tenant alone gets its limit once, and
+	// minSlice the least that it gets at once.
+	slicePeriod = 100 * time.Millisecond
+	minSlice    = 5 * time.Millisecond
+
+	// A latency tenant goes before batch tenants for half of the time, and for
+	// a quarter of a second more, if it has left that unused. Then it takes
+	// turns like they do, until it has half of that again.
+	patiencePercent = 50
+	patienceMax     = 250 * time.Millisecond
+
+	// A turn is shorter the more its tenant is ahead of who waits, down to
+	// this part of the quantum.
+	minTurnPart = 8
+
+	// maxRound is how long it may take until each has had its turn, where
+	// shares are to be exact; unless the quantum is longer.
+	maxRound = 250 * time.Millisecond
+
+	// gotSeconds is what TenantSnapshot.Got looks back on.
+	gotSeconds = 5
+)
+
+// place is where a tenant that waits stands.
+type place uint8
+
+const (
+	nowhere   place = iota // it does not wait
+	ready                  // for its turn
+	urgent                 // to be let in at once
+	throttled              // for its limit to allow it
+)
+
+// tenant is those whose time is counted together.
+type tenant struct {
+	name    string // key of Core.tenants
+	own     ClientID
+	share   Share // clamped
+	clients int   // known
+	queue   list  // those that wait for a grant
+
+	place   place
+	pos     int // in that place's heap
+	counted int // of queue, in Core.waiting
+
+	billedAt Time
+	open     int // grants that run: gate open, not paused
+	closing  int // that drain or are lost
+	fenced   int
+	batch    int  // live grants that are not latency ones
+	active   bool // counts in Core.weights and requests
+
+	vt       int64 // virtual time, nanoseconds
+	credit   time.Duration
+	capped   bool // out of credit, and not back to a slice yet
+	patience time.Duration
+	demoted  bool // out of patience, and not back to half of it yet
+
+	used        time.Duration
+	got         [gotSeconds + 1]time.Duration // by second of use, a ring
+	gotAt       int64                         // the latest second in it
+	grants      uint64
+	longestWait time.Duration
+
+	metered int  // index in Core.metered, -1: none
+	special bool // counted in Core.special
+	ghost   bool
+}
+
+func clampShare(s Share) Share {
+	s.Limit = min(max(s.Limit, 0), 100)
+	s.Request = min(max(s.Request, 0), 100)
+	if s.Weight <= 0 {
+		s.Weight = DefaultWeight
+	}
+	s.Weight = min(s.Weight, MaxWeight)
+	s.Priority = min(s.Priority, Latency)
+	return s
+}
+
+// limited says whether the tenant has a limit that means anything.
+func (t *tenant) limited() bool { return t.share.Limit > 0 && t.share.Limit < 100 }
+
+// slice is what a tenant with a limit gets at once if nobody else wants it.
+func (t *tenant) slice() time.Duration {
+	return max(slicePeriod*time.Duration(t.share.Limit)/100, minSlice)
+}
+
+func (t *tenant) displayName() string {
+	if t.own != 0 {
+		return "client " + strconv.FormatUint(uint64(t.own), 10)
+	}
+	return t.name
+}
+
+// tenantOf returns the tenant of that name, made if need be; of a name that is
+// empty, the client's own.
+func (c *Core) tenantOf(name string, id ClientID, share Share) *tenant {
+	own := ClientID(0)
+	if name == "" {
+		own = id
+		name = "\x00" + strconv.FormatUint(uint64(id), 10)
+	}
+	t := c.tenants[name]
+	if t == nil {
+		t = &tenant{name: name, own: own, share: clampShare(share), billedAt: c.now, vt: c.virtualNow(), patience: patienceMax, metered: -1}
+		t.credit = t.slice()
+		c.tenants[name] = t
+	}
+	return t
+}
+
+// join makes a client one of a tenant's, with all that it has.
+func (c *Core) join(cl *client, t *tenant) {
+	if cl.tenant == t {
+		return
+	}
+	old := cl.tenant
+	waits := old != nil && cl.in == &old.queue
+	if waits {
+		old.queue.remove(cl)
+	}
+	if old != nil {
+		c.bill(old)
+		c.count(cl, -1)
+		old.clients--
+	}
+	c.bill(t)
+	cl.tenant = t
+	t.clients++
+	t.ghost = false
+	c.count(cl, +1)
+	if waits {
+		t.queue.push(cl)
+	}
+	if old != nil {
+		c.review(old)
+		c.abandon(old)
+	}
+	c.review(t)
+}
+
+// count adds a client's grant to its tenant's sums, or takes it out again. The
+// tenant is billed up to now.
+func (c *Core) count(cl *client, n int) {
+	t := cl.tenant
+	switch {
+	case cl.epoch == 0:
+		return
+	case cl.fenced:
+		t.fenced += n
+		return
+	case cl.in == &c.closing:
+		t.closing += n
+	case cl.in == &c.open && !cl.paused, cl.in == &c.latency:
+		t.open += n
+	}
+	if cl.in != nil && !cl.latency {
+		t.batch += n
+	}
+}
+
+// leave takes a client from its tenant for good.
+func (c *Core) leave(cl *client) {
+	cl.tenant.clients--
+	c.review(cl.tenant)
+	c.abandon(cl.tenant)
+}
+
+// abandon forgets a tenant that has no clients, at once or later.
+func (c *Core) abandon(t *tenant) {
+	if t.clients > 0 {
+		return
+	}
+	if t.own != 0 {
+		c.dropTenant(t)
+	} else if !t.ghost {
+		// Coming back as new would shed a debt, or a lead over the others.
+		t.ghost = true
+		c.ghosts = append(c.ghosts, t)
+	}
+}
+
+func (c *Core) dropTenant(t *tenant) { delete(c.tenants, t.name) }
+
+// maxGhosts is how many tenants without clients are remembered.
+const maxGhosts = 1024
+
+// exorcise forgets one tenant whose clients are gone and that owes nothing.
+func (c *Core) exorcise() {
+	for len(c.ghosts) > 0 {
+		t := c.ghosts[0]
+		if t.ghost && len(c.ghosts) <= maxGhosts {
+			c.bill(t)
+			if t.vt > c.vtime || t.limited() && t.credit < t.slice() {
+				if len(c.ghosts) > 1 {
+					c.ghosts = append(c.ghosts[1:], t)
+				}
+				return
+			}
+		}
+		c.ghosts = c.ghosts[1:]
+		if t.ghost {
+			t.ghost = false
+			c.dropTenant(t)
+		}
+	}
+}
+
+// part returns what a tenant gets of the GPU if all that are active want it, in
+// parts of one: what it was promised, and of the rest as much as its weight says.
+func (c *Core) part(t *tenant) int64 {
+	requests, weights := c.requests, c.weights
+	if !t.active {
+		requests += t.share.Request
+		weights += t.share.Weight
+	}
+	rest := max(0, one-int64(requests)*one/100)
+	p := int64(t.share.Request)*one/100 + rest*int64(t.share.Weight)/int64(weights)
+	return min(max(p, minPart), one)
+}
+
+// bill charges a tenant for the time since it was last billed.
+func (c *Core) bill(t *tenant) {
+	from := t.billedAt
+	dt := c.now.Sub(from)
+	if dt <= 0 {
+		return
+	}
+	t.billedAt = c.now
+	onGPU := dt*time.Duration(t.open) + dt*time.Duration(t.closing)*time.Duration(100-c.tuning.DropTail)/100
+	charge := onGPU + dt*time.Duration(t.fenced)
+	if charge > 0 {
+		t.used += charge
+		t.spread(from, c.now, charge)
+	}
+	if onGPU > 0 {
+		t.vt += scale(int64(onGPU), one, c.part(t))
+		if t.place == ready {
+			c.ready.fix(t)
+		}
+	}
+	if t.limited() {
+		top := t.slice()
+		if charge > 0 || t.queue.n > 0 {
+			top = max(top, c.tuning.Window*time.Duration(t.share.Limit)/100)
+		}
+		t.credit = min(t.credit+dt*time.Duration(t.share.Limit)/100, max(top, t.credit)) - charge
+		switch {
+		case t.credit <= 0:
+			t.capped = true
+		case t.credit >= t.slice():
+			t.capped = false
+		}
+	}
+	if t.place == throttled {
+		c.throttled.fix(t) // its other grants have cost it time
+	}
+	if t.share.Priority == Latency {
+		t.patience = min(t.patience+dt*time.Duration(max(patiencePercent, t.share.Request))/100, patienceMax)
+		if c.keptOut && charge > 0 {
+			t.patience -= min(dt, charge)
+		}
+		switch {
+		case t.patience <= 0:
+			t.demoted = true
+		case t.patience >= patienceMax/2:
+			t.demoted = false
+		}
+	}
+}
+
+// spread notes in which seconds a charge was used.
+func (t *tenant) spread(from, to Time, charge time.Duration) {
+	const second = Time(time.Second)
+	last := int64(to / second)
+	for s := max(t.gotAt+1, last-gotSeconds); s <= last; s++ {
+		t.got[s%int64(len(t.got))] = 0
+	}
+	t.gotAt = max(t.gotAt, last)
+	for s := max(int64(from/second), last-gotSeconds); s <= last; s++ {
+		lo, hi := max(from, Time(s)*second), min(to, Time(s+1)*second)
+		t.got[s%int64(len(t.got))] += time.Duration(scale(int64(charge), int64(hi-lo), int64(to-from)))
+	}
+}
+
+// gotLately returns what the tenant used in the latest gotSeconds, permille; it
+// is billed up to now.
+func (t *tenant) gotLately(now Time) int {
+	t.spread(now, now+1, 0)
+	const second = Time(time.Second)
+	into := time.Duration(now % second)
+	var sum time.Duration
+	for s := int64(now/second) - gotSeconds; s <= int64(now/second); s++ {
+		if s < 0 {
+			continue
+		}
+		use := t.got[s%int64(len(t.got))]
+		if s == int64(now/second)-gotSeconds { // the part of it that is within
+			use = time.Duration(scale(int64(use), int64(time.Second-into), int64(time.Second)))
+		}
+		sum += use
+	}
+	return int(min(sum/(gotSeconds*time.Second/1000), 1000))
+}
+
+// scale returns a·num/den, which must fit.
+func scale(a, num, den int64) int64 {
+	hi, lo := bits.Mul64(uint64(a), uint64(num))
+	q, _ := bits.Div64(hi, lo, uint64(den))
+	return int64(q)
+}
+
+// virtualNow returns the virtual time of who is behind the others, the GPU's
+// own clock. It never runs backwards.
+func (c *Core) virtualNow() int64 {
+	v := int64(0)
+	any := false
+	least := func(t *tenant) {
+		if !any || t.vt < v {
+			v, any = t.vt, true
+		}
+	}
+	if c.effective == Exclusive {
+		for _, l := range []*list{&c.open, &c.closing} {
+			for cl := l.head; cl != nil; cl = cl.next {
+				if !cl.latency {
+					c.bill(cl.tenant)
+					least(cl.tenant)
+				}
+			}
+		}
+	}
+	if t := c.ready.top(); t != nil {
+		least(t)
+	}
+	if any {
+		c.vtime = max(c.vtime, v)
+	}
+	return c.vtime
+}
+
+// turn returns how long a tenant may hold the GPU while others wait.
+func (c *Core) turn(t *tenant) time.Duration {
+	n := int64(max(c.active, 1))
+	round := int64(c.quantum) * n
+	if c.special > 0 {
+		round = min(round, max(int64(c.quantum), int64(maxRound)))
+	}
+	d := time.Duration(scale(round, c.part(t), one))
+	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
+}
+
+func (c *Core) minTurn() time.Duration { return max(MinQuantum, c.quantum/minTurnPart) }
+
+// setActive has a tenant count among those that want the GPU, or not any more.
+func (c *Core) setActive(t *tenant, active bool) {
+	if t.active == active {
+		return
+	}
+	n := 1
+	if active {
+		t.vt = max(t.vt, c.virtualNow()-int64(c.quantum)*int64(c.active+1))
+	} else {
+		n = -1
+		c.bill(t) // while it still counts
+	}
+	t.active = active
+	c.active += n
+	c.requests += n * t.share.Request
+	c.weights += n * t.share.Weight
+}
+
+// review puts a tenant where it belongs, after anything about it has changed.
+func (c *Core) review(t *tenant) {
+	c.bill(t)
+	to := nowhere
+	switch {
+	case t.queue.n == 0:
+	case t.capped:
+		to = throttled
+	case t.share.Priority == Latency && !t.demoted && c.effective == Exclusive:
+		to = urgent
+	default:
+		to = ready
+	}
+	c.setActive(t, to == ready || t.batch > 0)
+	c.meter(t)
+	if t.place != nowhere && t.place != to {
+		c.heap(t.place).remove(t)
+	}
+	switch from := t.place; {
+	case to == nowhere:
+		t.place = to
+	case from == to:
+		c.heap(to).fix(t)
+	default:
+		t.place = to
+		c.heap(to).push(t)
+	}
+	n := 0
+	if to == ready || to == urgent {
+		n = t.queue.n
+	}
+	c.waiting += n - t.counted
+	t.counted = n
+	if special := t.clients > 0 && (t.limited() || t.share.Request > 0 || t.share.Priority == Latency); special != t.special {
+		t.special = special
+		if special {
+			c.special++
+		} else {
+			c.special--
+		}
+	}
+}
+
+func (c *Core) heap(p place) *tenantHeap {
+	switch p {
+	case ready:
+		return &c.ready
+	case urgent:
+		return &c.urgent
+	}
+	return &c.throttled
+}
+
+// meter keeps the list of tenants whose grants can run into a bound of theirs.
+func (c *Core) meter(t *tenant) {
+	want := t.open > 0 && (t.limited() || t.share.Priority == Latency)
+	switch {
+	case want && t.metered < 0:
+		t.metered = len(c.metered)
+		c.metered = append(c.metered, t)
+	case !want && t.metered >= 0:
+		last := c.metered[len(c.metered)-1]
+		c.metered[t.metered] = last
+		last.metered = t.metered
+		c.metered = c.metered[:len(c.metered)-1]
+		t.metered = -1
+	}
+}
+
+// backAt returns when a throttled tenant has credit for a slice again.
+func (t *tenant) backAt() Time {
+	if !t.limited() {
+		return t.billedAt // its limit was taken away just now
+	}
+	need := t.slice() - t.credit
+	return t.billedAt.Add((need*100 + time.Duration(t.share.Limit) - 1) / time.Duration(t.share.Limit))
+}
+
+// endsAt returns when the tenant's running grants will have used up what bounds
+// them; false if never.
+func (c *Core) endsAt(t *tenant) (at Time, ok bool) {
+	bound := func(left time.Duration, fill, use int) {
+		if left <= 0 {
+			at, ok = c.now, true
+		} else if use > fill {
+			u := t.billedAt.Add((left*100 + time.Duration(use-fill) - 1) / time.Duration(use-fill))
+			if s := Time(c.tuning.Sample); s > 0 && left == t.credit {
+				u = (u + s - 1) / s * s
+			}
+			if !ok || u < at {
+				at, ok = u, true
+			}
+		}
+	}
+	use := 100*(t.open+t.fenced) + (100-c.tuning.DropTail)*t.closing
+	if t.limited() {
+		bound(t.credit, t.share.Limit, use)
+	}
+	if t.share.Priority == Latency && c.keptOut {
+		bound(t.patience, max(patiencePercent, t.share.Request), 100)
+	}
+	return at, ok
+}
+
+// setShare changes what a tenant may have.
+func (c *Core) setShare(t *tenant, s Share) {
+	s = clampShare(s)
+	if s == t.share {
+		return
+	}
+	c.bill(t)
+	if t.active {
+		c.requests += s.Request - t.share.Request
+		c.weights += s.Weight - t.share.Weight
+	}
+	c.tellAll = true // a limit counts as somebody who waits, see notice
+	if !t.limited() {
+		t.credit = 0
+	}
+	t.share = s
+	if t.limited() {
+		t.credit = min(t.credit, t.slice())
+		t.capped = t.credit < 0 || t.capped && t.credit < t.slice()
+		if t.credit == 0 {
+			t.credit = t.slice()
+		}
+	} else {
+		t.capped = false
+		t.credit = 0
+	}
+	if s.Priority == Batch {
+		t.demoted, t.patience = false, patienceMax
+	}
+	c.review(t)
+}
