@@ -28,7 +28,7 @@ func inventory(t *testing.T) *Inventory {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inv := NewInventory(spec, "")
+	inv := NewInventory(spec, gpus, "")
 	if !slices.Equal(inv.Devices(), known) {
 		t.Fatalf("devices are %v", inv.Devices())
 	}

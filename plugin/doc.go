@@ -18,7 +18,20 @@
 //
 //	nvshare.com/gpu-memory-limit: 8Gi
 //
-// The value is a Kubernetes quantity; a bare number means MiB.
+// The value is a Kubernetes quantity; a bare number means MiB. And so is what it
+// may have of each GPU's time, all its processes together:
+//
+//	nvshare.com/gpu-core-limit: "60"     percent, at most; also when it is alone
+//	nvshare.com/gpu-core-request: "30%"  percent that it gets if it wants it
+//	nvshare.com/gpu-weight: "200"        its part of what nobody was promised, 1 to 10000; 100
+//	nvshare.com/gpu-priority: latency    does not wait for its turn; or batch
+//	nvshare.com/gpu-gang: ring           gets GPUs together with the containers of
+//	                                     this namespace that say the same; "true": its
+//	                                     own processes among themselves
+//
+// More than 100 % of a GPU cannot be requested: the container that would be too
+// much is refused, and told who has what. A container whose GPUs the plugin
+// cannot tell, because something else gave them, counts on all.
 //
 // What it guarantees:
 //

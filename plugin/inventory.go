@@ -5,6 +5,8 @@ package plugin
 import (
 	"fmt"
 	"os"
+	"slices"
+	"strconv"
 
 	"github.com/containerd/nri/pkg/api"
 	"golang.org/x/sys/unix"
@@ -18,6 +20,7 @@ import (
 type Inventory struct {
 	spec  *specs.Spec                 // of cdi.KindNRI
 	nodes map[string]*api.LinuxDevice // by path in the container
+	gpus  []cdi.GPU
 
 	problem error // why it has no devices though there may be GPUs
 }
@@ -28,11 +31,11 @@ type Inventory struct {
 func Unavailable(why error) *Inventory { return &Inventory{problem: why} }
 
 // NewInventory looks up what explicit edits need beyond the spec of
-// cdi.KindNRI: the numbers of its device nodes. spec is nil without GPUs;
-// hostRoot is as cdi.Options.HostRoot. A device node that is missing is
+// cdi.KindNRI: the numbers of its device nodes. spec is nil without GPUs, and
+// of gpus otherwise; hostRoot is as cdi.Options.HostRoot. A device node that is missing is
 // reported when a container asks for it.
-func NewInventory(spec *specs.Spec, hostRoot string) *Inventory {
-	inv := &Inventory{spec: spec, nodes: map[string]*api.LinuxDevice{}}
+func NewInventory(spec *specs.Spec, gpus []cdi.GPU, hostRoot string) *Inventory {
+	inv := &Inventory{spec: spec, nodes: map[string]*api.LinuxDevice{}, gpus: gpus}
 	if spec == nil {
 		return inv
 	}
@@ -60,6 +63,20 @@ func (inv *Inventory) Devices() []string {
 		names = append(names, d.Name)
 	}
 	return names
+}
+
+// identify returns the UUIDs of GPUs with these device names, each once and in
+// order; unknown names are left out.
+func (inv *Inventory) identify(devices []string) []string {
+	var uuids []string
+	for _, g := range inv.gpus {
+		if slices.ContainsFunc(devices, func(d string) bool {
+			return d == cdi.AllDevices || d == g.UUID || d == strconv.Itoa(g.Index)
+		}) {
+			uuids = append(uuids, g.UUID)
+		}
+	}
+	return uuids
 }
 
 // linuxDevice returns the device node as NRI has it, asking the host for what

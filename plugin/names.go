@@ -12,7 +12,7 @@ import (
 )
 
 // Container is one container that uses GPUs, by the names that people know,
-// and what its pod says of it.
+// and what its pod says of it. Equal values mean the same.
 type Container struct {
 	ID          string // the runtime's, as in the cgroup's name
 	Name        string
@@ -20,6 +20,8 @@ type Container struct {
 	Pod         string
 	PodUID      string
 	MemoryLimit uint64 // bytes of each GPU; 0: none
+	Share       Share
+	GPUs        string // UUIDs of those that it has, separated by commas; empty: not known
 }
 
 // Describer is a connection to the scheduler. Its calls are given a context
@@ -27,14 +29,15 @@ type Container struct {
 type Describer interface {
 	Describe(context.Context, Container) error
 	Forget(ctx context.Context, id string) error
-	// Known returns the containers that the scheduler has names for. It fails
-	// if the scheduler on the other side has ended.
-	Known(context.Context) (ids []string, err error)
+	// Known returns the containers that the scheduler has names for, and who is
+	// promised a part of GPUs. It fails if the scheduler on the other side has
+	// ended.
+	Known(context.Context) (ids []string, promises []Promise, err error)
 	Close() error
 }
 
-// Names tells the scheduler the names and limits of containers. What handlers change is
-// only memory; Run brings the scheduler into line, in its own time, and tells a
+// Names tells the scheduler the names and shares of containers. What handlers
+// change is only memory; Run brings the scheduler into line, in its own time, and tells a
 // restarted scheduler everything again. Once the runtime has said which
 // containers there are, it also has the scheduler forget those that ended while
 // no plugin ran.
@@ -49,6 +52,7 @@ type Names struct {
 	mu       sync.Mutex
 	want     map[string]Container // by ID
 	complete bool                 // want holds all containers that exist
+	promises []Promise            // as the scheduler has said
 }
 
 const (
@@ -82,6 +86,11 @@ func (n *Names) change(f func()) {
 	n.mu.Lock()
 	f()
 	n.mu.Unlock()
+	n.poke()
+}
+
+// poke has Run look what there is to tell.
+func (n *Names) poke() {
 	select {
 	case n.wake <- struct{}{}:
 	default: // a token is there already
@@ -125,7 +134,8 @@ func (n *Names) serve(ctx context.Context, dial func(context.Context) (Describer
 	defer d.Close()
 	told := map[string]Container{}
 	err = limited(func(ctx context.Context) error {
-		ids, err := d.Known(ctx)
+		ids, promises, err := d.Known(ctx)
+		n.learn(ids, promises)
 		for _, id := range ids {
 			told[id] = Container{} // by an earlier plugin, or over an earlier connection
 		}
@@ -164,7 +174,13 @@ func (n *Names) serve(ctx context.Context, dial func(context.Context) (Describer
 			return ctx.Err()
 		case <-n.wake:
 		case <-tick.C:
-			if err := limited(func(ctx context.Context) error { _, err := d.Known(ctx); return err }); err != nil {
+			if err := limited(func(ctx context.Context) error {
+				ids, promises, err := d.Known(ctx)
+				if err == nil {
+					n.learn(ids, promises)
+				}
+				return err
+			}); err != nil {
 				return err
 			}
 		}

@@ -18,11 +18,12 @@ type fakeScheduler struct {
 	hang   atomic.Bool   // calls wait for the end of their context
 	dialed chan struct{} // one for each connection
 
-	mu      sync.Mutex
-	life    int // counts restarts: connections of an earlier life fail
-	known   map[string]Container
-	calls   int
-	changed chan struct{} // closed at the next change
+	mu       sync.Mutex
+	life     int // counts restarts: connections of an earlier life fail
+	known    map[string]Container
+	promises []Promise
+	calls    int
+	changed  chan struct{} // closed at the next change
 }
 
 func newScheduler() *fakeScheduler {
@@ -99,9 +100,9 @@ func (c *fakeConn) Describe(ctx context.Context, ctr Container) error {
 func (c *fakeConn) Forget(ctx context.Context, id string) error {
 	return c.call(ctx, func() { delete(c.known, id) })
 }
-func (c *fakeConn) Known(ctx context.Context) (ids []string, err error) {
-	err = c.call(ctx, func() { ids = slices.Collect(maps.Keys(c.known)) })
-	return ids, err
+func (c *fakeConn) Known(ctx context.Context) (ids []string, promises []Promise, err error) {
+	err = c.call(ctx, func() { ids, promises = slices.Collect(maps.Keys(c.known)), slices.Clone(c.promises) })
+	return ids, promises, err
 }
 func (c *fakeConn) Close() error { return nil }
 

@@ -5,6 +5,7 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 
 	"github.com/containerd/nri/pkg/api"
@@ -12,7 +13,6 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/nvshare/nvshare/cdi"
-	sched "github.com/nvshare/nvshare/sched/api"
 )
 
 // Plugin handles the events of one container runtime. Only events that every
@@ -61,14 +61,15 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 	for _, pod := range pods {
 		byID[pod.GetId()] = pod
 	}
+	inv := p.inventory.Load()
 	var using []Container
 	for _, ctr := range ctrs {
 		if pod := byID[ctr.GetPodSandboxId()]; pod != nil && usesGPU(ctr) && alive(ctr) {
-			limit, err := parseMemoryLimit(pod.GetAnnotations(), ctr.GetName())
+			req, err := ParseRequest(pod.GetAnnotations(), ctr.GetName(), inv.Devices())
 			if err != nil { // created while no plugin was there to refuse it
-				p.log.Warnf("pod %s/%s, container %q runs without a memory limit: %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
+				p.log.Warnf("pod %s/%s, container %q runs without a part of what it asks for: %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
 			}
-			using = append(using, describe(pod, ctr, limit))
+			using = append(using, describe(pod, ctr, req, inv))
 		}
 	}
 	p.names.Replace(using)
@@ -88,14 +89,20 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 	if err == nil {
 		adjust, err = Adjust(req, ctr, inv, p.explicit.Load())
 	}
+	uses := len(req.Devices) > 0 || usesGPU(ctr)
+	if err == nil && uses {
+		if err = p.names.Admit(describe(pod, ctr, req, inv), inv.gpus); err != nil {
+			key, value, _ := annotationFor(pod.GetAnnotations(), CoreRequestAnnotation, ctr.GetName())
+			err = annotationError(key, value, err)
+		}
+	}
 	if err != nil {
 		err = fmt.Errorf("nvshare: pod %s/%s, container %q: %w", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
 		p.log.Warn(err)
 		return nil, nil, err
 	}
-	if len(req.Devices) > 0 || usesGPU(ctr) {
-		p.names.Add(describe(pod, ctr, req.MemoryLimit))
-		p.log.Infof("pod %s/%s, container %q: gave %v, memory limit %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), req.Devices, sched.FormatMemory(req.MemoryLimit))
+	if uses {
+		p.log.Infof("pod %s/%s, container %q: gave %v, %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), req.Devices, req.shares())
 	}
 	return adjust, nil, nil
 }
@@ -112,10 +119,13 @@ func (p *Plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, ctr *api.
 	return nil
 }
 
-func describe(pod *api.PodSandbox, ctr *api.Container, memoryLimit uint64) Container {
+// describe says what is known of a container: what it asked for, and what it
+// was given by other means.
+func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
 	return Container{
 		ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(),
-		MemoryLimit: memoryLimit,
+		MemoryLimit: req.MemoryLimit, Share: req.Share,
+		GPUs: strings.Join(inv.identify(append(given(ctr), req.Devices...)), ","),
 	}
 }
 

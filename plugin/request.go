@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/nvshare/nvshare/cdi"
-	sched "github.com/nvshare/nvshare/sched/api"
 )
 
 const (
@@ -34,6 +33,7 @@ type Request struct {
 	// MemoryLimit is what the container may have of each GPU's memory, bytes;
 	// 0: no limit.
 	MemoryLimit uint64
+	Share       Share // of each GPU's time
 }
 
 // annotationFor returns the annotation with this name that holds for a
@@ -52,37 +52,15 @@ func annotationFor(annotations map[string]string, name, container string) (key, 
 }
 
 // ParseRequest reads what a container of a pod with these annotations asks for.
-// known are the device names of this node. The error names the annotation, its
-// value and what there is.
-func ParseRequest(annotations map[string]string, container string, known []string) (Request, error) {
-	var r Request
+// known are the device names of this node. The error names the annotations that
+// are wrong, their values and what is possible; the request is without them.
+func ParseRequest(annotations map[string]string, container string, known []string) (r Request, err error) {
 	if key, value, ok := annotationFor(annotations, Annotation, container); ok {
-		devices, err := parseDevices(value, known)
-		if err != nil {
-			return Request{}, annotationError(key, value, err)
+		if r.Devices, err = parseDevices(value, known); err != nil {
+			err = annotationError(key, value, err)
 		}
-		r.Devices = devices
 	}
-	limit, err := parseMemoryLimit(annotations, container)
-	if err != nil {
-		return Request{}, err
-	}
-	r.MemoryLimit = limit
-	return r, nil
-}
-
-// parseMemoryLimit is the part of ParseRequest that has nothing to do with what
-// this node has.
-func parseMemoryLimit(annotations map[string]string, container string) (bytes uint64, err error) {
-	key, value, ok := annotationFor(annotations, MemoryLimitAnnotation, container)
-	if !ok {
-		return 0, nil
-	}
-	bytes, err = sched.ParseMemory(strings.TrimSpace(value))
-	if err != nil {
-		return 0, annotationError(key, value, err)
-	}
-	return bytes, nil
+	return r, errors.Join(err, r.parseShares(annotations, container))
 }
 
 func annotationError(key, value string, err error) error {

@@ -255,7 +255,10 @@ type control struct {
 }
 
 func (c control) Status(context.Context, *sched.StatusRequest) (*sched.StatusResponse, error) {
-	return &sched.StatusResponse{Containers: []*sched.Container{{Id: "ended"}}}, nil
+	return &sched.StatusResponse{
+		Containers: []*sched.Container{{Id: "ended"}},
+		Gpus:       []*sched.GPU{{Uuid: "GPU-x", Promises: []*sched.Promise{{Container: &sched.Container{}, Uid: 7, CoreRequest: 30}, {Container: &sched.Container{Id: "b"}, CoreRequest: 20}}}},
+	}, nil
 }
 
 func (c control) ForgetContainer(_ context.Context, r *sched.ForgetContainerRequest) (*sched.ForgetContainerResponse, error) {
@@ -295,7 +298,8 @@ func TestSchedulerConnection(t *testing.T) {
 	}()
 	names.Add(plugin.Container{ID: "x", Name: "refused"})
 	names.Add(plugin.Container{ID: "y", Name: "too many"})
-	names.Add(plugin.Container{ID: "a", Name: "main", Namespace: "ml", Pod: "train", PodUID: "u", MemoryLimit: 8 << 30})
+	names.Add(plugin.Container{ID: "a", Name: "main", Namespace: "ml", Pod: "train", PodUID: "u", MemoryLimit: 8 << 30,
+		Share: plugin.Share{CoreLimit: 50, CoreRequest: 10, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY, Gang: "ring"}, GPUs: "GPU-x,GPU-y"})
 	for range 2 { // the second scheduler is told again
 		server, err := ttrpc.NewServer()
 		if err != nil {
@@ -312,6 +316,9 @@ func TestSchedulerConnection(t *testing.T) {
 			if got.Id != "a" || got.Name != "main" || got.Namespace != "ml" || got.Pod != "train" || got.PodUid != "u" || got.MemoryLimitBytes != 8<<30 {
 				t.Errorf("described as %v", got)
 			}
+			if s := got.Share; s.CoreLimit != 50 || s.CoreRequest != 10 || s.Weight != 7 || s.Priority != sched.Priority_PRIORITY_LATENCY || s.Gang != "ring" || len(got.Gpus) != 2 || got.Gpus[1] != "GPU-y" {
+				t.Errorf("described with %v of %q", s, got.Gpus)
+			}
 		case <-time.After(patience):
 			t.Fatal("the scheduler was told nothing")
 		}
@@ -323,6 +330,15 @@ func TestSchedulerConnection(t *testing.T) {
 		case <-time.After(patience):
 			t.Fatal("the ended container was not forgotten")
 		}
+		conn, err := dial(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids, promises, err := conn.Known(ctx)
+		if want := []plugin.Promise{{Who: "user 7", UUID: "GPU-x", Percent: 30}, {ID: "b", Who: "container b", UUID: "GPU-x", Percent: 20}}; err != nil || !slices.Equal(promises, want) || !slices.Equal(ids, []string{"ended"}) {
+			t.Errorf("known are %q, promised %+v, %v", ids, promises, err)
+		}
+		conn.Close()
 		if err := server.Close(); err != nil {
 			t.Fatal(err)
 		}

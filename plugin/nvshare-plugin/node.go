@@ -56,7 +56,7 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 		}
 		n.seen = seen
 		n.log.Infof("%s; old CDI specs removed: %v", found.Source, removed)
-		return plugin.NewInventory(nil, n.options.HostRoot), nil
+		return plugin.NewInventory(nil, nil, n.options.HostRoot), nil
 	}
 	changed, err := cdi.Write(n.cdiDir, found.Specs...)
 	if err != nil {
@@ -65,7 +65,7 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	n.seen = seen
 	n.log.Infof("%d GPUs (%s), CDI specs in %s %s: %s", len(found.GPUs), found.Source, n.cdiDir,
 		map[bool]string{true: "written", false: "unchanged"}[changed], strings.Join(cdi.Names(found.GPUs), " "))
-	return plugin.NewInventory(found.Spec(cdi.KindNRI), n.options.HostRoot), nil
+	return plugin.NewInventory(found.Spec(cdi.KindNRI), found.GPUs, n.options.HostRoot), nil
 }
 
 // look is the first refresh. If it fails, nothing can be given until watch, which

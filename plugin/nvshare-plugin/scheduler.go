@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"strings"
 
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc/codes"
@@ -29,15 +30,20 @@ func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger) (
 	return &scheduler{conn, log}, nil
 }
 
-// Describe gives a container its names and limits. What the scheduler refuses is
+// Describe gives a container its names and shares. What the scheduler refuses is
 // logged and left out: saying it again would change nothing.
 func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	_, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: &api.Container{
 		Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID, MemoryLimitBytes: c.MemoryLimit,
+		Share: &api.Share{
+			CoreLimit: c.Share.CoreLimit, CoreRequest: c.Share.CoreRequest, Weight: c.Share.Weight,
+			Priority: c.Share.Priority, Gang: c.Share.Gang,
+		},
+		Gpus: strings.FieldsFunc(c.GPUs, func(r rune) bool { return r == ',' }),
 	}})
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.ResourceExhausted:
-		s.log.Warnf("the scheduler refuses names and limits of container %s (%s/%s): %v", c.ID, c.Namespace, c.Pod, err)
+		s.log.Warnf("the scheduler refuses names and shares of container %s (%s/%s): %v", c.ID, c.Namespace, c.Pod, err)
 		return nil
 	}
 	return err
@@ -48,16 +54,22 @@ func (s *scheduler) Forget(ctx context.Context, id string) error {
 	return err
 }
 
-func (s *scheduler) Known(ctx context.Context) ([]string, error) {
+func (s *scheduler) Known(ctx context.Context) (ids []string, promises []plugin.Promise, err error) {
 	r, err := s.conn.Status(ctx, &api.StatusRequest{})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	ids := make([]string, 0, len(r.Containers))
 	for _, c := range r.Containers {
 		ids = append(ids, c.Id)
 	}
-	return ids, nil
+	for _, g := range r.Gpus {
+		for _, p := range g.Promises {
+			promises = append(promises, plugin.Promise{
+				ID: p.Container.GetId(), Who: api.Tenant(p.Container, p.Uid), UUID: g.Uuid, Percent: p.CoreRequest,
+			})
+		}
+	}
+	return ids, promises, nil
 }
 
 func (s *scheduler) Close() error { return s.conn.Close() }

@@ -34,6 +34,7 @@ const (
 	Mode_MODE_UNSPECIFIED Mode = 0
 	Mode_MODE_EXCLUSIVE   Mode = 1 // anti-thrash on: one client at a time
 	Mode_MODE_CONCURRENT  Mode = 2 // anti-thrash off: all clients at once
+	Mode_MODE_AUTO        Mode = 3 // one of the two, as the scheduler judges
 )
 
 // Enum value maps for Mode.
@@ -42,11 +43,13 @@ var (
 		0: "MODE_UNSPECIFIED",
 		1: "MODE_EXCLUSIVE",
 		2: "MODE_CONCURRENT",
+		3: "MODE_AUTO",
 	}
 	Mode_value = map[string]int32{
 		"MODE_UNSPECIFIED": 0,
 		"MODE_EXCLUSIVE":   1,
 		"MODE_CONCURRENT":  2,
+		"MODE_AUTO":        3,
 	}
 )
 
@@ -75,6 +78,56 @@ func (x Mode) Number() protoreflect.EnumNumber {
 // Deprecated: Use Mode.Descriptor instead.
 func (Mode) EnumDescriptor() ([]byte, []int) {
 	return file_sched_api_control_proto_rawDescGZIP(), []int{0}
+}
+
+// Priority says whether a tenant waits for its turn.
+type Priority int32
+
+const (
+	Priority_PRIORITY_UNSPECIFIED Priority = 0
+	Priority_PRIORITY_BATCH       Priority = 1 // takes turns
+	Priority_PRIORITY_LATENCY     Priority = 2 // is let in at once, beside whoever's turn it is
+)
+
+// Enum value maps for Priority.
+var (
+	Priority_name = map[int32]string{
+		0: "PRIORITY_UNSPECIFIED",
+		1: "PRIORITY_BATCH",
+		2: "PRIORITY_LATENCY",
+	}
+	Priority_value = map[string]int32{
+		"PRIORITY_UNSPECIFIED": 0,
+		"PRIORITY_BATCH":       1,
+		"PRIORITY_LATENCY":     2,
+	}
+)
+
+func (x Priority) Enum() *Priority {
+	p := new(Priority)
+	*p = x
+	return p
+}
+
+func (x Priority) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Priority) Descriptor() protoreflect.EnumDescriptor {
+	return file_sched_api_control_proto_enumTypes[1].Descriptor()
+}
+
+func (Priority) Type() protoreflect.EnumType {
+	return &file_sched_api_control_proto_enumTypes[1]
+}
+
+func (x Priority) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Priority.Descriptor instead.
+func (Priority) EnumDescriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{1}
 }
 
 type ClientState int32
@@ -122,11 +175,11 @@ func (x ClientState) String() string {
 }
 
 func (ClientState) Descriptor() protoreflect.EnumDescriptor {
-	return file_sched_api_control_proto_enumTypes[1].Descriptor()
+	return file_sched_api_control_proto_enumTypes[2].Descriptor()
 }
 
 func (ClientState) Type() protoreflect.EnumType {
-	return &file_sched_api_control_proto_enumTypes[1]
+	return &file_sched_api_control_proto_enumTypes[2]
 }
 
 func (x ClientState) Number() protoreflect.EnumNumber {
@@ -135,7 +188,89 @@ func (x ClientState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ClientState.Descriptor instead.
 func (ClientState) EnumDescriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{1}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+}
+
+type EventType int32
+
+const (
+	EventType_EVENT_TYPE_UNSPECIFIED EventType = 0
+	EventType_EVENT_TYPE_START       EventType = 1 // the scheduler has started
+	EventType_EVENT_TYPE_GPU         EventType = 2 // a GPU was found
+	EventType_EVENT_TYPE_REGISTER    EventType = 3 // a process uses GPUs through the shim
+	EventType_EVENT_TYPE_BYPASS      EventType = 4 // its self-proof failed
+	EventType_EVENT_TYPE_END         EventType = 5 // it is dead
+	EventType_EVENT_TYPE_GRANT       EventType = 6
+	EventType_EVENT_TYPE_REVOKE      EventType = 7
+	EventType_EVENT_TYPE_RELEASE     EventType = 8
+	EventType_EVENT_TYPE_RECLAIM     EventType = 9 // a grant that ended by the death of the client
+	EventType_EVENT_TYPE_FENCE       EventType = 10
+	EventType_EVENT_TYPE_MODE        EventType = 11 // another mode is in effect, or for another reason
+	EventType_EVENT_TYPE_SET         EventType = 12 // a setting was changed
+	EventType_EVENT_TYPE_ADOPT       EventType = 13 // a client that came back goes on under its grant
+)
+
+// Enum value maps for EventType.
+var (
+	EventType_name = map[int32]string{
+		0:  "EVENT_TYPE_UNSPECIFIED",
+		1:  "EVENT_TYPE_START",
+		2:  "EVENT_TYPE_GPU",
+		3:  "EVENT_TYPE_REGISTER",
+		4:  "EVENT_TYPE_BYPASS",
+		5:  "EVENT_TYPE_END",
+		6:  "EVENT_TYPE_GRANT",
+		7:  "EVENT_TYPE_REVOKE",
+		8:  "EVENT_TYPE_RELEASE",
+		9:  "EVENT_TYPE_RECLAIM",
+		10: "EVENT_TYPE_FENCE",
+		11: "EVENT_TYPE_MODE",
+		12: "EVENT_TYPE_SET",
+		13: "EVENT_TYPE_ADOPT",
+	}
+	EventType_value = map[string]int32{
+		"EVENT_TYPE_UNSPECIFIED": 0,
+		"EVENT_TYPE_START":       1,
+		"EVENT_TYPE_GPU":         2,
+		"EVENT_TYPE_REGISTER":    3,
+		"EVENT_TYPE_BYPASS":      4,
+		"EVENT_TYPE_END":         5,
+		"EVENT_TYPE_GRANT":       6,
+		"EVENT_TYPE_REVOKE":      7,
+		"EVENT_TYPE_RELEASE":     8,
+		"EVENT_TYPE_RECLAIM":     9,
+		"EVENT_TYPE_FENCE":       10,
+		"EVENT_TYPE_MODE":        11,
+		"EVENT_TYPE_SET":         12,
+		"EVENT_TYPE_ADOPT":       13,
+	}
+)
+
+func (x EventType) Enum() *EventType {
+	p := new(EventType)
+	*p = x
+	return p
+}
+
+func (x EventType) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (EventType) Descriptor() protoreflect.EnumDescriptor {
+	return file_sched_api_control_proto_enumTypes[3].Descriptor()
+}
+
+func (EventType) Type() protoreflect.EnumType {
+	return &file_sched_api_control_proto_enumTypes[3]
+}
+
+func (x EventType) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use EventType.Descriptor instead.
+func (EventType) EnumDescriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
 }
 
 type StatusRequest struct {
@@ -298,7 +433,11 @@ type GPU struct {
 	Reclaims      uint64                 `protobuf:"varint,12,opt,name=reclaims,proto3" json:"reclaims,omitempty"` // grants that ended by the death of the client
 	StaleReleases uint64                 `protobuf:"varint,13,opt,name=stale_releases,json=staleReleases,proto3" json:"stale_releases,omitempty"`
 	Clients       []*Client              `protobuf:"bytes,14,rep,name=clients,proto3" json:"clients,omitempty"`
-	Memory        []*MemoryAccount       `protobuf:"bytes,15,rep,name=memory,proto3" json:"memory,omitempty"` // tenants with a limit or with memory reserved
+	Memory        []*MemoryAccount       `protobuf:"bytes,15,rep,name=memory,proto3" json:"memory,omitempty"`                                                          // tenants with a limit or with memory reserved
+	EffectiveMode Mode                   `protobuf:"varint,16,opt,name=effective_mode,json=effectiveMode,proto3,enum=nvshare.v1.Mode" json:"effective_mode,omitempty"` // MODE_EXCLUSIVE or MODE_CONCURRENT
+	ModeReason    string                 `protobuf:"bytes,17,opt,name=mode_reason,json=modeReason,proto3" json:"mode_reason,omitempty"`                                // why that one
+	Tenants       []*TenantUse           `protobuf:"bytes,18,rep,name=tenants,proto3" json:"tenants,omitempty"`                                                        // with clients on this GPU, or in debt
+	Promises      []*Promise             `protobuf:"bytes,19,rep,name=promises,proto3" json:"promises,omitempty"`                                                      // core requests in force, the greatest first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -438,6 +577,95 @@ func (x *GPU) GetMemory() []*MemoryAccount {
 	return nil
 }
 
+func (x *GPU) GetEffectiveMode() Mode {
+	if x != nil {
+		return x.EffectiveMode
+	}
+	return Mode_MODE_UNSPECIFIED
+}
+
+func (x *GPU) GetModeReason() string {
+	if x != nil {
+		return x.ModeReason
+	}
+	return ""
+}
+
+func (x *GPU) GetTenants() []*TenantUse {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+func (x *GPU) GetPromises() []*Promise {
+	if x != nil {
+		return x.Promises
+	}
+	return nil
+}
+
+// Promise is a core request, of a tenant that may or may not use the GPU now.
+type Promise struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`                         // id empty: a user's processes outside containers
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`                                    // of that user
+	CoreRequest   uint32                 `protobuf:"varint,3,opt,name=core_request,json=coreRequest,proto3" json:"core_request,omitempty"` // percent
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Promise) Reset() {
+	*x = Promise{}
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Promise) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Promise) ProtoMessage() {}
+
+func (x *Promise) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Promise.ProtoReflect.Descriptor instead.
+func (*Promise) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Promise) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *Promise) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Promise) GetCoreRequest() uint32 {
+	if x != nil {
+		return x.CoreRequest
+	}
+	return 0
+}
+
 // Client is one process attached to one GPU.
 type Client struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -470,7 +698,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -482,7 +710,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -495,7 +723,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Client) GetId() uint64 {
@@ -665,7 +893,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -677,7 +905,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -690,7 +918,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -728,15 +956,18 @@ type Container struct {
 	Namespace string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Pod       string                 `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
 	PodUid    string                 `protobuf:"bytes,5,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
-	// By the pod's annotation, for each GPU; 0: none. SetMemoryLimit goes before.
-	MemoryLimitBytes uint64 `protobuf:"varint,6,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
+	// By the pod's annotations, for each GPU; 0: none. SetMemoryLimit and SetShare
+	// go before.
+	MemoryLimitBytes uint64   `protobuf:"varint,6,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
+	Share            *Share   `protobuf:"bytes,7,opt,name=share,proto3" json:"share,omitempty"`
+	Gpus             []string `protobuf:"bytes,8,rep,name=gpus,proto3" json:"gpus,omitempty"` // UUIDs of those that it was given; empty: not known
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +979,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +992,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Container) GetId() string {
@@ -806,6 +1037,101 @@ func (x *Container) GetMemoryLimitBytes() uint64 {
 	return 0
 }
 
+func (x *Container) GetShare() *Share {
+	if x != nil {
+		return x.Share
+	}
+	return nil
+}
+
+func (x *Container) GetGpus() []string {
+	if x != nil {
+		return x.Gpus
+	}
+	return nil
+}
+
+// Share is what a tenant may have of a GPU's time and what it is promised, all
+// its processes together. What is zero is not said.
+type Share struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	CoreLimit   uint32                 `protobuf:"varint,1,opt,name=core_limit,json=coreLimit,proto3" json:"core_limit,omitempty"`       // percent of the GPU's time, 1 to 100, also when alone
+	CoreRequest uint32                 `protobuf:"varint,2,opt,name=core_request,json=coreRequest,proto3" json:"core_request,omitempty"` // percent, 1 to 100: it gets that if it wants it
+	Weight      uint32                 `protobuf:"varint,3,opt,name=weight,proto3" json:"weight,omitempty"`                              // its part of what is promised to nobody, 1 to 10000; not said: 100
+	Priority    Priority               `protobuf:"varint,4,opt,name=priority,proto3,enum=nvshare.v1.Priority" json:"priority,omitempty"` // not said: batch
+	// Who gets the GPUs together with it: "true": nobody else, its processes among
+	// themselves; a name: the containers of the same namespace with the same. What
+	// the scheduler answers has the namespace before the name: <namespace>/<name>.
+	Gang          string `protobuf:"bytes,5,opt,name=gang,proto3" json:"gang,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Share) Reset() {
+	*x = Share{}
+	mi := &file_sched_api_control_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Share) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Share) ProtoMessage() {}
+
+func (x *Share) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Share.ProtoReflect.Descriptor instead.
+func (*Share) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Share) GetCoreLimit() uint32 {
+	if x != nil {
+		return x.CoreLimit
+	}
+	return 0
+}
+
+func (x *Share) GetCoreRequest() uint32 {
+	if x != nil {
+		return x.CoreRequest
+	}
+	return 0
+}
+
+func (x *Share) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *Share) GetPriority() Priority {
+	if x != nil {
+		return x.Priority
+	}
+	return Priority_PRIORITY_UNSPECIFIED
+}
+
+func (x *Share) GetGang() string {
+	if x != nil {
+		return x.Gang
+	}
+	return ""
+}
+
 type SetRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Gpu           string                 `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"`                               // UUID or index; empty: all, and the default for new ones
@@ -817,7 +1143,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -829,7 +1155,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -842,7 +1168,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -875,7 +1201,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -887,7 +1213,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -900,7 +1226,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -926,7 +1252,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1264,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1277,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Change) GetUuid() string {
@@ -1010,7 +1336,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1022,7 +1348,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1035,7 +1361,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -1077,7 +1403,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1415,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1428,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -1141,7 +1467,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1153,7 +1479,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1166,7 +1492,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -1204,6 +1530,271 @@ func (x *MemoryLimitChange) GetUsedBytes() uint64 {
 	return 0
 }
 
+// What SetShareRequest does not have is left as it is; zero and "" remove what was
+// set, so that what is set for all GPUs, or in the pod's annotation, holds.
+type SetShareRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in SetMemoryLimitRequest.
+	Container     string    `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
+	Uid           *uint32   `protobuf:"varint,2,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
+	Gpu           string    `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`
+	CoreLimit     *uint32   `protobuf:"varint,4,opt,name=core_limit,json=coreLimit,proto3,oneof" json:"core_limit,omitempty"`
+	CoreRequest   *uint32   `protobuf:"varint,5,opt,name=core_request,json=coreRequest,proto3,oneof" json:"core_request,omitempty"`
+	Weight        *uint32   `protobuf:"varint,6,opt,name=weight,proto3,oneof" json:"weight,omitempty"`
+	Priority      *Priority `protobuf:"varint,7,opt,name=priority,proto3,enum=nvshare.v1.Priority,oneof" json:"priority,omitempty"`
+	Gang          *string   `protobuf:"bytes,8,opt,name=gang,proto3,oneof" json:"gang,omitempty"`
+	MemoryBytes   *uint64   `protobuf:"varint,9,opt,name=memory_bytes,json=memoryBytes,proto3,oneof" json:"memory_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetShareRequest) Reset() {
+	*x = SetShareRequest{}
+	mi := &file_sched_api_control_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetShareRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetShareRequest) ProtoMessage() {}
+
+func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
+func (*SetShareRequest) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SetShareRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *SetShareRequest) GetUid() uint32 {
+	if x != nil && x.Uid != nil {
+		return *x.Uid
+	}
+	return 0
+}
+
+func (x *SetShareRequest) GetGpu() string {
+	if x != nil {
+		return x.Gpu
+	}
+	return ""
+}
+
+func (x *SetShareRequest) GetCoreLimit() uint32 {
+	if x != nil && x.CoreLimit != nil {
+		return *x.CoreLimit
+	}
+	return 0
+}
+
+func (x *SetShareRequest) GetCoreRequest() uint32 {
+	if x != nil && x.CoreRequest != nil {
+		return *x.CoreRequest
+	}
+	return 0
+}
+
+func (x *SetShareRequest) GetWeight() uint32 {
+	if x != nil && x.Weight != nil {
+		return *x.Weight
+	}
+	return 0
+}
+
+func (x *SetShareRequest) GetPriority() Priority {
+	if x != nil && x.Priority != nil {
+		return *x.Priority
+	}
+	return Priority_PRIORITY_UNSPECIFIED
+}
+
+func (x *SetShareRequest) GetGang() string {
+	if x != nil && x.Gang != nil {
+		return *x.Gang
+	}
+	return ""
+}
+
+func (x *SetShareRequest) GetMemoryBytes() uint64 {
+	if x != nil && x.MemoryBytes != nil {
+		return *x.MemoryBytes
+	}
+	return 0
+}
+
+type SetShareResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id empty: the user
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Changes       []*ShareChange         `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetShareResponse) Reset() {
+	*x = SetShareResponse{}
+	mi := &file_sched_api_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetShareResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetShareResponse) ProtoMessage() {}
+
+func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
+func (*SetShareResponse) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *SetShareResponse) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *SetShareResponse) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *SetShareResponse) GetChanges() []*ShareChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// ShareChange is what SetShare found and left on one GPU, each as it is in
+// force. An empty uuid is what holds for GPUs found later.
+type ShareChange struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Uuid            string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	Index           uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Old             *Share                 `protobuf:"bytes,3,opt,name=old,proto3" json:"old,omitempty"`
+	New             *Share                 `protobuf:"bytes,4,opt,name=new,proto3" json:"new,omitempty"`
+	OldMemoryBytes  uint64                 `protobuf:"varint,5,opt,name=old_memory_bytes,json=oldMemoryBytes,proto3" json:"old_memory_bytes,omitempty"` // 0: no limit
+	NewMemoryBytes  uint64                 `protobuf:"varint,6,opt,name=new_memory_bytes,json=newMemoryBytes,proto3" json:"new_memory_bytes,omitempty"`
+	UsedMemoryBytes uint64                 `protobuf:"varint,7,opt,name=used_memory_bytes,json=usedMemoryBytes,proto3" json:"used_memory_bytes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ShareChange) Reset() {
+	*x = ShareChange{}
+	mi := &file_sched_api_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShareChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShareChange) ProtoMessage() {}
+
+func (x *ShareChange) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
+func (*ShareChange) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ShareChange) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *ShareChange) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *ShareChange) GetOld() *Share {
+	if x != nil {
+		return x.Old
+	}
+	return nil
+}
+
+func (x *ShareChange) GetNew() *Share {
+	if x != nil {
+		return x.New
+	}
+	return nil
+}
+
+func (x *ShareChange) GetOldMemoryBytes() uint64 {
+	if x != nil {
+		return x.OldMemoryBytes
+	}
+	return 0
+}
+
+func (x *ShareChange) GetNewMemoryBytes() uint64 {
+	if x != nil {
+		return x.NewMemoryBytes
+	}
+	return 0
+}
+
+func (x *ShareChange) GetUsedMemoryBytes() uint64 {
+	if x != nil {
+		return x.UsedMemoryBytes
+	}
+	return 0
+}
+
 type DescribeContainerRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id: as the container runtime and the cgroup have it
@@ -1213,7 +1804,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1816,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1829,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -1256,7 +1847,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1268,7 +1859,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1281,7 +1872,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 type ForgetContainerRequest struct {
@@ -1293,7 +1884,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1305,7 +1896,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1318,7 +1909,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -1336,7 +1927,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1348,7 +1939,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1361,7 +1952,474 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+}
+
+// TenantUse is what one container, or one user's processes outside containers,
+// has of one GPU's time.
+type TenantUse struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Container        *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id empty: a user's processes outside containers
+	Uid              uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`            // of that user
+	Share            *Share                 `protobuf:"bytes,3,opt,name=share,proto3" json:"share,omitempty"`         // in force
+	Clients          uint32                 `protobuf:"varint,4,opt,name=clients,proto3" json:"clients,omitempty"`
+	PromisedPermille uint32                 `protobuf:"varint,5,opt,name=promised_permille,json=promisedPermille,proto3" json:"promised_permille,omitempty"` // of the GPU's time, if it wants it now
+	GotPermille      uint32                 `protobuf:"varint,6,opt,name=got_permille,json=gotPermille,proto3" json:"got_permille,omitempty"`                // of the GPU's time, over the latest five seconds
+	UsedNs           int64                  `protobuf:"varint,7,opt,name=used_ns,json=usedNs,proto3" json:"used_ns,omitempty"`                               // billed since the scheduler knows it
+	DebtNs           int64                  `protobuf:"varint,8,opt,name=debt_ns,json=debtNs,proto3" json:"debt_ns,omitempty"`                               // used above its limit, to be made up for
+	ThrottledNs      int64                  `protobuf:"varint,9,opt,name=throttled_ns,json=throttledNs,proto3" json:"throttled_ns,omitempty"`                // until its limit lets it go on; 0: it does
+	Grants           uint64                 `protobuf:"varint,10,opt,name=grants,proto3" json:"grants,omitempty"`
+	WaitMaxNs        int64                  `protobuf:"varint,11,opt,name=wait_max_ns,json=waitMaxNs,proto3" json:"wait_max_ns,omitempty"` // longest wait for a grant
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *TenantUse) Reset() {
+	*x = TenantUse{}
+	mi := &file_sched_api_control_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TenantUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TenantUse) ProtoMessage() {}
+
+func (x *TenantUse) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
+func (*TenantUse) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *TenantUse) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *TenantUse) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *TenantUse) GetShare() *Share {
+	if x != nil {
+		return x.Share
+	}
+	return nil
+}
+
+func (x *TenantUse) GetClients() uint32 {
+	if x != nil {
+		return x.Clients
+	}
+	return 0
+}
+
+func (x *TenantUse) GetPromisedPermille() uint32 {
+	if x != nil {
+		return x.PromisedPermille
+	}
+	return 0
+}
+
+func (x *TenantUse) GetGotPermille() uint32 {
+	if x != nil {
+		return x.GotPermille
+	}
+	return 0
+}
+
+func (x *TenantUse) GetUsedNs() int64 {
+	if x != nil {
+		return x.UsedNs
+	}
+	return 0
+}
+
+func (x *TenantUse) GetDebtNs() int64 {
+	if x != nil {
+		return x.DebtNs
+	}
+	return 0
+}
+
+func (x *TenantUse) GetThrottledNs() int64 {
+	if x != nil {
+		return x.ThrottledNs
+	}
+	return 0
+}
+
+func (x *TenantUse) GetGrants() uint64 {
+	if x != nil {
+		return x.Grants
+	}
+	return 0
+}
+
+func (x *TenantUse) GetWaitMaxNs() int64 {
+	if x != nil {
+		return x.WaitMaxNs
+	}
+	return 0
+}
+
+type EventsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the response before; both 0: everything that is still kept.
+	Since         uint64 `protobuf:"varint,1,opt,name=since,proto3" json:"since,omitempty"`
+	Run           int64  `protobuf:"varint,2,opt,name=run,proto3" json:"run,omitempty"`
+	Gpu           string `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`                      // UUID or index; empty: all, and what concerns no single GPU
+	WaitNs        int64  `protobuf:"varint,4,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"` // at most maxEventsWait; 0: answer at once
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsRequest) Reset() {
+	*x = EventsRequest{}
+	mi := &file_sched_api_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsRequest) ProtoMessage() {}
+
+func (x *EventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
+func (*EventsRequest) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *EventsRequest) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *EventsRequest) GetRun() int64 {
+	if x != nil {
+		return x.Run
+	}
+	return 0
+}
+
+func (x *EventsRequest) GetGpu() string {
+	if x != nil {
+		return x.Gpu
+	}
+	return ""
+}
+
+func (x *EventsRequest) GetWaitNs() int64 {
+	if x != nil {
+		return x.WaitNs
+	}
+	return 0
+}
+
+type EventsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Events        []*Event               `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	Next          uint64                 `protobuf:"varint,2,opt,name=next,proto3" json:"next,omitempty"` // for the next request's since
+	Run           int64                  `protobuf:"varint,3,opt,name=run,proto3" json:"run,omitempty"`   // names this run of the scheduler; another one: all is new
+	Lost          uint64                 `protobuf:"varint,4,opt,name=lost,proto3" json:"lost,omitempty"` // events after since that are no longer kept, of any GPU
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsResponse) Reset() {
+	*x = EventsResponse{}
+	mi := &file_sched_api_control_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsResponse) ProtoMessage() {}
+
+func (x *EventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
+func (*EventsResponse) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *EventsResponse) GetEvents() []*Event {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *EventsResponse) GetNext() uint64 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
+func (x *EventsResponse) GetRun() int64 {
+	if x != nil {
+		return x.Run
+	}
+	return 0
+}
+
+func (x *EventsResponse) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+type Event struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`           // rises with each event of a run
+	TimeNs        int64                  `protobuf:"varint,2,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // since 1970
+	Type          EventType              `protobuf:"varint,3,opt,name=type,proto3,enum=nvshare.v1.EventType" json:"type,omitempty"`
+	Uuid          string                 `protobuf:"bytes,4,opt,name=uuid,proto3" json:"uuid,omitempty"` // empty: concerns no single GPU
+	Index         uint32                 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"`
+	Client        uint64                 `protobuf:"varint,6,opt,name=client,proto3" json:"client,omitempty"` // 0: no client
+	Pid           uint32                 `protobuf:"varint,7,opt,name=pid,proto3" json:"pid,omitempty"`
+	Container     *Container             `protobuf:"bytes,8,opt,name=container,proto3" json:"container,omitempty"`                    // of the client, or of the tenant that a setting is for
+	Uid           uint32                 `protobuf:"varint,9,opt,name=uid,proto3" json:"uid,omitempty"`                               // of the client or tenant if it is in no container
+	Epoch         uint64                 `protobuf:"varint,10,opt,name=epoch,proto3" json:"epoch,omitempty"`                          // of the grant
+	Reason        string                 `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`                         // of a revoke, a release, a mode; else what there is to say
+	WaitedNs      int64                  `protobuf:"varint,12,opt,name=waited_ns,json=waitedNs,proto3" json:"waited_ns,omitempty"`    // grant: since its request
+	HeldNs        int64                  `protobuf:"varint,13,opt,name=held_ns,json=heldNs,proto3" json:"held_ns,omitempty"`          // release, reclaim: since the grant
+	DrainedNs     int64                  `protobuf:"varint,14,opt,name=drained_ns,json=drainedNs,proto3" json:"drained_ns,omitempty"` // release, reclaim: since the revoke, if there was one
+	Waiters       uint32                 `protobuf:"varint,15,opt,name=waiters,proto3" json:"waiters,omitempty"`                      // revoke: clients that wait
+	Fenced        bool                   `protobuf:"varint,16,opt,name=fenced,proto3" json:"fenced,omitempty"`                        // release, reclaim: after a fence
+	Concurrent    bool                   `protobuf:"varint,17,opt,name=concurrent,proto3" json:"concurrent,omitempty"`                // grant: others may hold the GPU too
+	Latency       bool                   `protobuf:"varint,18,opt,name=latency,proto3" json:"latency,omitempty"`                      // grant: beside others, for a moment
+	Setting       string                 `protobuf:"bytes,19,opt,name=setting,proto3" json:"setting,omitempty"`                       // what was set
+	Old           string                 `protobuf:"bytes,20,opt,name=old,proto3" json:"old,omitempty"`
+	New           string                 `protobuf:"bytes,21,opt,name=new,proto3" json:"new,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_sched_api_control_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Event) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *Event) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *Event) GetType() EventType {
+	if x != nil {
+		return x.Type
+	}
+	return EventType_EVENT_TYPE_UNSPECIFIED
+}
+
+func (x *Event) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *Event) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *Event) GetClient() uint64 {
+	if x != nil {
+		return x.Client
+	}
+	return 0
+}
+
+func (x *Event) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Event) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *Event) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Event) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Event) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Event) GetWaitedNs() int64 {
+	if x != nil {
+		return x.WaitedNs
+	}
+	return 0
+}
+
+func (x *Event) GetHeldNs() int64 {
+	if x != nil {
+		return x.HeldNs
+	}
+	return 0
+}
+
+func (x *Event) GetDrainedNs() int64 {
+	if x != nil {
+		return x.DrainedNs
+	}
+	return 0
+}
+
+func (x *Event) GetWaiters() uint32 {
+	if x != nil {
+		return x.Waiters
+	}
+	return 0
+}
+
+func (x *Event) GetFenced() bool {
+	if x != nil {
+		return x.Fenced
+	}
+	return false
+}
+
+func (x *Event) GetConcurrent() bool {
+	if x != nil {
+		return x.Concurrent
+	}
+	return false
+}
+
+func (x *Event) GetLatency() bool {
+	if x != nil {
+		return x.Latency
+	}
+	return false
+}
+
+func (x *Event) GetSetting() string {
+	if x != nil {
+		return x.Setting
+	}
+	return ""
+}
+
+func (x *Event) GetOld() string {
+	if x != nil {
+		return x.Old
+	}
+	return ""
+}
+
+func (x *Event) GetNew() string {
+	if x != nil {
+		return x.New
+	}
+	return ""
 }
 
 var File_sched_api_control_proto protoreflect.FileDescriptor
@@ -1382,7 +2440,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bproblems\x18\b \x03(\tR\bproblems\x125\n" +
 	"\n" +
 	"containers\x18\t \x03(\v2\x15.nvshare.v1.ContainerR\n" +
-	"containers\"\xca\x03\n" +
+	"containers\"\x86\x05\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -1400,7 +2458,16 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\breclaims\x18\f \x01(\x04R\breclaims\x12%\n" +
 	"\x0estale_releases\x18\r \x01(\x04R\rstaleReleases\x12,\n" +
 	"\aclients\x18\x0e \x03(\v2\x12.nvshare.v1.ClientR\aclients\x121\n" +
-	"\x06memory\x18\x0f \x03(\v2\x19.nvshare.v1.MemoryAccountR\x06memory\"\x8c\x05\n" +
+	"\x06memory\x18\x0f \x03(\v2\x19.nvshare.v1.MemoryAccountR\x06memory\x127\n" +
+	"\x0eeffective_mode\x18\x10 \x01(\x0e2\x10.nvshare.v1.ModeR\reffectiveMode\x12\x1f\n" +
+	"\vmode_reason\x18\x11 \x01(\tR\n" +
+	"modeReason\x12/\n" +
+	"\atenants\x18\x12 \x03(\v2\x15.nvshare.v1.TenantUseR\atenants\x12/\n" +
+	"\bpromises\x18\x13 \x03(\v2\x13.nvshare.v1.PromiseR\bpromises\"s\n" +
+	"\aPromise\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x8c\x05\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x10\n" +
@@ -1433,14 +2500,23 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\vlimit_bytes\x18\x03 \x01(\x04R\n" +
 	"limitBytes\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18\x04 \x01(\x04R\tusedBytes\"\xa6\x01\n" +
+	"used_bytes\x18\x04 \x01(\x04R\tusedBytes\"\xe3\x01\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
 	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x04 \x01(\tR\x03pod\x12\x17\n" +
 	"\apod_uid\x18\x05 \x01(\tR\x06podUid\x12,\n" +
-	"\x12memory_limit_bytes\x18\x06 \x01(\x04R\x10memoryLimitBytes\"c\n" +
+	"\x12memory_limit_bytes\x18\x06 \x01(\x04R\x10memoryLimitBytes\x12'\n" +
+	"\x05share\x18\a \x01(\v2\x11.nvshare.v1.ShareR\x05share\x12\x12\n" +
+	"\x04gpus\x18\b \x03(\tR\x04gpus\"\xa7\x01\n" +
+	"\x05Share\x12\x1d\n" +
+	"\n" +
+	"core_limit\x18\x01 \x01(\rR\tcoreLimit\x12!\n" +
+	"\fcore_request\x18\x02 \x01(\rR\vcoreRequest\x12\x16\n" +
+	"\x06weight\x18\x03 \x01(\rR\x06weight\x120\n" +
+	"\bpriority\x18\x04 \x01(\x0e2\x14.nvshare.v1.PriorityR\bpriority\x12\x12\n" +
+	"\x04gang\x18\x05 \x01(\tR\x04gang\"c\n" +
 	"\n" +
 	"SetRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x1d\n" +
@@ -1472,17 +2548,101 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\told_bytes\x18\x03 \x01(\x04R\boldBytes\x12\x1b\n" +
 	"\tnew_bytes\x18\x04 \x01(\x04R\bnewBytes\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\"O\n" +
+	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\"\x93\x03\n" +
+	"\x0fSetShareRequest\x12\x1c\n" +
+	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
+	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
+	"\x03gpu\x18\x03 \x01(\tR\x03gpu\x12\"\n" +
+	"\n" +
+	"core_limit\x18\x04 \x01(\rH\x01R\tcoreLimit\x88\x01\x01\x12&\n" +
+	"\fcore_request\x18\x05 \x01(\rH\x02R\vcoreRequest\x88\x01\x01\x12\x1b\n" +
+	"\x06weight\x18\x06 \x01(\rH\x03R\x06weight\x88\x01\x01\x125\n" +
+	"\bpriority\x18\a \x01(\x0e2\x14.nvshare.v1.PriorityH\x04R\bpriority\x88\x01\x01\x12\x17\n" +
+	"\x04gang\x18\b \x01(\tH\x05R\x04gang\x88\x01\x01\x12&\n" +
+	"\fmemory_bytes\x18\t \x01(\x04H\x06R\vmemoryBytes\x88\x01\x01B\x06\n" +
+	"\x04_uidB\r\n" +
+	"\v_core_limitB\x0f\n" +
+	"\r_core_requestB\t\n" +
+	"\a_weightB\v\n" +
+	"\t_priorityB\a\n" +
+	"\x05_gangB\x0f\n" +
+	"\r_memory_bytes\"\x8c\x01\n" +
+	"\x10SetShareResponse\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x121\n" +
+	"\achanges\x18\x03 \x03(\v2\x17.nvshare.v1.ShareChangeR\achanges\"\x81\x02\n" +
+	"\vShareChange\x12\x12\n" +
+	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12#\n" +
+	"\x03old\x18\x03 \x01(\v2\x11.nvshare.v1.ShareR\x03old\x12#\n" +
+	"\x03new\x18\x04 \x01(\v2\x11.nvshare.v1.ShareR\x03new\x12(\n" +
+	"\x10old_memory_bytes\x18\x05 \x01(\x04R\x0eoldMemoryBytes\x12(\n" +
+	"\x10new_memory_bytes\x18\x06 \x01(\x04R\x0enewMemoryBytes\x12*\n" +
+	"\x11used_memory_bytes\x18\a \x01(\x04R\x0fusedMemoryBytes\"O\n" +
 	"\x18DescribeContainerRequest\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\"\x1b\n" +
 	"\x19DescribeContainerResponse\"(\n" +
 	"\x16ForgetContainerRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x19\n" +
-	"\x17ForgetContainerResponse*E\n" +
+	"\x17ForgetContainerResponse\"\xf2\x02\n" +
+	"\tTenantUse\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12'\n" +
+	"\x05share\x18\x03 \x01(\v2\x11.nvshare.v1.ShareR\x05share\x12\x18\n" +
+	"\aclients\x18\x04 \x01(\rR\aclients\x12+\n" +
+	"\x11promised_permille\x18\x05 \x01(\rR\x10promisedPermille\x12!\n" +
+	"\fgot_permille\x18\x06 \x01(\rR\vgotPermille\x12\x17\n" +
+	"\aused_ns\x18\a \x01(\x03R\x06usedNs\x12\x17\n" +
+	"\adebt_ns\x18\b \x01(\x03R\x06debtNs\x12!\n" +
+	"\fthrottled_ns\x18\t \x01(\x03R\vthrottledNs\x12\x16\n" +
+	"\x06grants\x18\n" +
+	" \x01(\x04R\x06grants\x12\x1e\n" +
+	"\vwait_max_ns\x18\v \x01(\x03R\twaitMaxNs\"b\n" +
+	"\rEventsRequest\x12\x14\n" +
+	"\x05since\x18\x01 \x01(\x04R\x05since\x12\x10\n" +
+	"\x03run\x18\x02 \x01(\x03R\x03run\x12\x10\n" +
+	"\x03gpu\x18\x03 \x01(\tR\x03gpu\x12\x17\n" +
+	"\await_ns\x18\x04 \x01(\x03R\x06waitNs\"u\n" +
+	"\x0eEventsResponse\x12)\n" +
+	"\x06events\x18\x01 \x03(\v2\x11.nvshare.v1.EventR\x06events\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\x04R\x04next\x12\x10\n" +
+	"\x03run\x18\x03 \x01(\x03R\x03run\x12\x12\n" +
+	"\x04lost\x18\x04 \x01(\x04R\x04lost\"\xaf\x04\n" +
+	"\x05Event\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x17\n" +
+	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12)\n" +
+	"\x04type\x18\x03 \x01(\x0e2\x15.nvshare.v1.EventTypeR\x04type\x12\x12\n" +
+	"\x04uuid\x18\x04 \x01(\tR\x04uuid\x12\x14\n" +
+	"\x05index\x18\x05 \x01(\rR\x05index\x12\x16\n" +
+	"\x06client\x18\x06 \x01(\x04R\x06client\x12\x10\n" +
+	"\x03pid\x18\a \x01(\rR\x03pid\x123\n" +
+	"\tcontainer\x18\b \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\t \x01(\rR\x03uid\x12\x14\n" +
+	"\x05epoch\x18\n" +
+	" \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\x12\x1b\n" +
+	"\twaited_ns\x18\f \x01(\x03R\bwaitedNs\x12\x17\n" +
+	"\aheld_ns\x18\r \x01(\x03R\x06heldNs\x12\x1d\n" +
+	"\n" +
+	"drained_ns\x18\x0e \x01(\x03R\tdrainedNs\x12\x18\n" +
+	"\awaiters\x18\x0f \x01(\rR\awaiters\x12\x16\n" +
+	"\x06fenced\x18\x10 \x01(\bR\x06fenced\x12\x1e\n" +
+	"\n" +
+	"concurrent\x18\x11 \x01(\bR\n" +
+	"concurrent\x12\x18\n" +
+	"\alatency\x18\x12 \x01(\bR\alatency\x12\x18\n" +
+	"\asetting\x18\x13 \x01(\tR\asetting\x12\x10\n" +
+	"\x03old\x18\x14 \x01(\tR\x03old\x12\x10\n" +
+	"\x03new\x18\x15 \x01(\tR\x03new*T\n" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eMODE_EXCLUSIVE\x10\x01\x12\x13\n" +
-	"\x0fMODE_CONCURRENT\x10\x02*\xc1\x01\n" +
+	"\x0fMODE_CONCURRENT\x10\x02\x12\r\n" +
+	"\tMODE_AUTO\x10\x03*N\n" +
+	"\bPriority\x12\x18\n" +
+	"\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0ePRIORITY_BATCH\x10\x01\x12\x14\n" +
+	"\x10PRIORITY_LATENCY\x10\x02*\xc1\x01\n" +
 	"\vClientState\x12\x1c\n" +
 	"\x18CLIENT_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11CLIENT_STATE_IDLE\x10\x01\x12\x18\n" +
@@ -1490,13 +2650,31 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x062\x99\x03\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x06*\xc7\x02\n" +
+	"\tEventType\x12\x1a\n" +
+	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
+	"\x0eEVENT_TYPE_GPU\x10\x02\x12\x17\n" +
+	"\x13EVENT_TYPE_REGISTER\x10\x03\x12\x15\n" +
+	"\x11EVENT_TYPE_BYPASS\x10\x04\x12\x12\n" +
+	"\x0eEVENT_TYPE_END\x10\x05\x12\x14\n" +
+	"\x10EVENT_TYPE_GRANT\x10\x06\x12\x15\n" +
+	"\x11EVENT_TYPE_REVOKE\x10\a\x12\x16\n" +
+	"\x12EVENT_TYPE_RELEASE\x10\b\x12\x16\n" +
+	"\x12EVENT_TYPE_RECLAIM\x10\t\x12\x14\n" +
+	"\x10EVENT_TYPE_FENCE\x10\n" +
+	"\x12\x13\n" +
+	"\x0fEVENT_TYPE_MODE\x10\v\x12\x12\n" +
+	"\x0eEVENT_TYPE_SET\x10\f\x12\x14\n" +
+	"\x10EVENT_TYPE_ADOPT\x10\r2\xa1\x04\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12W\n" +
-	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12`\n" +
+	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12E\n" +
+	"\bSetShare\x12\x1b.nvshare.v1.SetShareRequest\x1a\x1c.nvshare.v1.SetShareResponse\x12`\n" +
 	"\x11DescribeContainer\x12$.nvshare.v1.DescribeContainerRequest\x1a%.nvshare.v1.DescribeContainerResponse\x12Z\n" +
-	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponseB*Z(github.com/nvshare/nvshare/sched/api;apib\x06proto3"
+	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponse\x12?\n" +
+	"\x06Events\x12\x19.nvshare.v1.EventsRequest\x1a\x1a.nvshare.v1.EventsResponseB*Z(github.com/nvshare/nvshare/sched/api;apib\x06proto3"
 
 var (
 	file_sched_api_control_proto_rawDescOnce sync.Once
@@ -1510,59 +2688,90 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 	return file_sched_api_control_proto_rawDescData
 }
 
-var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
-	(ClientState)(0),                  // 1: nvshare.v1.ClientState
-	(*StatusRequest)(nil),             // 2: nvshare.v1.StatusRequest
-	(*StatusResponse)(nil),            // 3: nvshare.v1.StatusResponse
-	(*GPU)(nil),                       // 4: nvshare.v1.GPU
-	(*Client)(nil),                    // 5: nvshare.v1.Client
-	(*MemoryAccount)(nil),             // 6: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 7: nvshare.v1.Container
-	(*SetRequest)(nil),                // 8: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 9: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 10: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 11: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 12: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 13: nvshare.v1.MemoryLimitChange
-	(*DescribeContainerRequest)(nil),  // 14: nvshare.v1.DescribeContainerRequest
-	(*DescribeContainerResponse)(nil), // 15: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 16: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 17: nvshare.v1.ForgetContainerResponse
+	(Priority)(0),                     // 1: nvshare.v1.Priority
+	(ClientState)(0),                  // 2: nvshare.v1.ClientState
+	(EventType)(0),                    // 3: nvshare.v1.EventType
+	(*StatusRequest)(nil),             // 4: nvshare.v1.StatusRequest
+	(*StatusResponse)(nil),            // 5: nvshare.v1.StatusResponse
+	(*GPU)(nil),                       // 6: nvshare.v1.GPU
+	(*Promise)(nil),                   // 7: nvshare.v1.Promise
+	(*Client)(nil),                    // 8: nvshare.v1.Client
+	(*MemoryAccount)(nil),             // 9: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 10: nvshare.v1.Container
+	(*Share)(nil),                     // 11: nvshare.v1.Share
+	(*SetRequest)(nil),                // 12: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 13: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 14: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 15: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 16: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 17: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 18: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 19: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 20: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 21: nvshare.v1.DescribeContainerRequest
+	(*DescribeContainerResponse)(nil), // 22: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 23: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 24: nvshare.v1.ForgetContainerResponse
+	(*TenantUse)(nil),                 // 25: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 26: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 27: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 28: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	4,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	7,  // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	6,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	10, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
 	0,  // 2: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	5,  // 3: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	6,  // 4: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	7,  // 5: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	1,  // 6: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	7,  // 7: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	0,  // 8: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	10, // 9: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 10: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 11: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	7,  // 12: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	13, // 13: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	7,  // 14: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	2,  // 15: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	8,  // 16: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	11, // 17: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	14, // 18: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	16, // 19: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	3,  // 20: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	9,  // 21: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	12, // 22: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	15, // 23: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	17, // 24: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	20, // [20:25] is the sub-list for method output_type
-	15, // [15:20] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	8,  // 3: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	9,  // 4: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 5: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	25, // 6: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	7,  // 7: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	10, // 8: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	10, // 9: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	2,  // 10: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	10, // 11: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	11, // 12: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 13: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	0,  // 14: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	14, // 15: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 16: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 17: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	10, // 18: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	17, // 19: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 20: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	10, // 21: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	20, // 22: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	11, // 23: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	11, // 24: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	10, // 25: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	10, // 26: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	11, // 27: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	28, // 28: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	3,  // 29: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	10, // 30: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	4,  // 31: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	12, // 32: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	15, // 33: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	18, // 34: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	21, // 35: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	23, // 36: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	26, // 37: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	5,  // 38: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	13, // 39: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	16, // 40: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	19, // 41: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	22, // 42: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	24, // 43: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	27, // 44: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	38, // [38:45] is the sub-list for method output_type
+	31, // [31:38] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -1570,14 +2779,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[9].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[11].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[14].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   16,
+			NumEnums:      4,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -11,8 +11,10 @@ type ControlService interface {
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	Set(context.Context, *SetRequest) (*SetResponse, error)
 	SetMemoryLimit(context.Context, *SetMemoryLimitRequest) (*SetMemoryLimitResponse, error)
+	SetShare(context.Context, *SetShareRequest) (*SetShareResponse, error)
 	DescribeContainer(context.Context, *DescribeContainerRequest) (*DescribeContainerResponse, error)
 	ForgetContainer(context.Context, *ForgetContainerRequest) (*ForgetContainerResponse, error)
+	Events(context.Context, *EventsRequest) (*EventsResponse, error)
 }
 
 func RegisterControlService(srv *ttrpc.Server, svc ControlService) {
@@ -39,6 +41,13 @@ func RegisterControlService(srv *ttrpc.Server, svc ControlService) {
 				}
 				return svc.SetMemoryLimit(ctx, &req)
 			},
+			"SetShare": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req SetShareRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.SetShare(ctx, &req)
+			},
 			"DescribeContainer": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req DescribeContainerRequest
 				if err := unmarshal(&req); err != nil {
@@ -52,6 +61,13 @@ func RegisterControlService(srv *ttrpc.Server, svc ControlService) {
 					return nil, err
 				}
 				return svc.ForgetContainer(ctx, &req)
+			},
+			"Events": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req EventsRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Events(ctx, &req)
 			},
 		},
 	})
@@ -91,6 +107,14 @@ func (c *controlClient) SetMemoryLimit(ctx context.Context, req *SetMemoryLimitR
 	return &resp, nil
 }
 
+func (c *controlClient) SetShare(ctx context.Context, req *SetShareRequest) (*SetShareResponse, error) {
+	var resp SetShareResponse
+	if err := c.client.Call(ctx, "nvshare.v1.Control", "SetShare", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
 func (c *controlClient) DescribeContainer(ctx context.Context, req *DescribeContainerRequest) (*DescribeContainerResponse, error) {
 	var resp DescribeContainerResponse
 	if err := c.client.Call(ctx, "nvshare.v1.Control", "DescribeContainer", req, &resp); err != nil {
@@ -102,6 +126,14 @@ func (c *controlClient) DescribeContainer(ctx context.Context, req *DescribeCont
 func (c *controlClient) ForgetContainer(ctx context.Context, req *ForgetContainerRequest) (*ForgetContainerResponse, error) {
 	var resp ForgetContainerResponse
 	if err := c.client.Call(ctx, "nvshare.v1.Control", "ForgetContainer", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *controlClient) Events(ctx context.Context, req *EventsRequest) (*EventsResponse, error) {
+	var resp EventsResponse
+	if err := c.client.Call(ctx, "nvshare.v1.Control", "Events", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

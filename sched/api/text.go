@@ -39,21 +39,27 @@ func ParseDuration(s string) (time.Duration, error) {
 }
 
 // ParseAntiThrash reads the mode as people give it: "on" lets one client at a
-// time use a GPU, "off" all at once.
+// time use a GPU, "off" all at once, "auto" one of the two as the scheduler sees
+// fit.
 func ParseAntiThrash(s string) (Mode, error) {
 	switch s {
 	case "on":
 		return Mode_MODE_EXCLUSIVE, nil
 	case "off":
 		return Mode_MODE_CONCURRENT, nil
+	case "auto":
+		return Mode_MODE_AUTO, nil
 	}
-	return Mode_MODE_UNSPECIFIED, fmt.Errorf("%q is neither on nor off", s)
+	return Mode_MODE_UNSPECIFIED, fmt.Errorf("%q is neither on nor off nor auto", s)
 }
 
 // AntiThrash is the inverse of ParseAntiThrash.
 func AntiThrash(m Mode) string {
-	if m == Mode_MODE_CONCURRENT {
+	switch m {
+	case Mode_MODE_CONCURRENT:
 		return "off"
+	case Mode_MODE_AUTO:
+		return "auto"
 	}
 	return "on"
 }

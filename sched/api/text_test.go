@@ -24,13 +24,13 @@ func TestParseDuration(t *testing.T) {
 }
 
 func TestParseAntiThrash(t *testing.T) {
-	for _, in := range []string{"on", "off"} {
+	for _, in := range []string{"on", "off", "auto"} {
 		m, err := ParseAntiThrash(in)
 		if err != nil || AntiThrash(m) != in {
 			t.Errorf("%q: %v, %v", in, m, err)
 		}
 	}
-	for _, in := range []string{"", "ON", "1", "auto"} {
+	for _, in := range []string{"", "ON", "1", "AUTO"} {
 		if _, err := ParseAntiThrash(in); err == nil {
 			t.Errorf("%q: accepted", in)
 		}

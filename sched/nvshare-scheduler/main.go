@@ -4,8 +4,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -30,9 +32,15 @@ const (
 	exitUsage  = 2
 )
 
+// defaultMetricsAddr is the port that nvshare's users know.
+const defaultMetricsAddr = "0.0.0.0:9402"
+
 type flags struct {
-	runDir, quantum, grace, antiThrash, simGPU string
-	spin                                       time.Duration
+	runDir, quantum, grace, antiThrash, fenceAction, simGPU string
+	spin                                                    time.Duration
+	tuning                                                  tuningFlags
+	metrics                                                 bool
+	metricsAddr                                             string
 }
 
 func main() {
@@ -73,8 +81,12 @@ its own.`,
 	fs.StringVar(&f.runDir, "run-dir", api.RunDir(), "`directory` of sockets and state; default from NVSHARE_RUN_DIR")
 	fs.StringVar(&f.quantum, "tq", sched.DefaultQuantum.String(), "time quantum: `seconds`, or with a unit, like 200ms")
 	fs.StringVar(&f.grace, "grace", sched.DefaultGrace.String(), "`time` a client has to release a GPU before others get it anyway")
-	fs.StringVar(&f.antiThrash, "anti-thrash", "on", "`on|off`: one client at a time, or all at once")
+	fs.StringVar(&f.antiThrash, "anti-thrash", antiThrashDefault(), "`on|off|auto`: one client at a time, all at once, or one of the two, by memory and by how short turns are")
+	fs.StringVar(&f.fenceAction, "fence-action", string(daemon.FenceReport), "`report|demote|kill`: what to do, after the grace time, about a client that did not release a GPU; demote: all use that GPU at once until it has")
 	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` that scheduler and next client may spin at a hand-over, at most 8ms; 0: sleep")
+	f.tuning.add(cmd)
+	fs.BoolVar(&f.metrics, "metrics", os.Getenv("NVSHARE_METRICS_ENABLE") == "1", "serve Prometheus metrics on /metrics, and /healthz, to whoever reaches the address; default from NVSHARE_METRICS_ENABLE")
+	fs.StringVar(&f.metricsAddr, "metrics-addr", cmp.Or(os.Getenv("NVSHARE_METRICS_ADDR"), defaultMetricsAddr), "`address` of --metrics; default from NVSHARE_METRICS_ADDR")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 	return cmd
 }
@@ -114,6 +126,9 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	if o.Grace < sched.MinGrace || o.Grace > sched.MaxGrace {
 		return o, fmt.Errorf("--grace: %v is not from %v to %v", o.Grace, sched.MinGrace, sched.MaxGrace)
 	}
+	if o.FenceAction, err = daemon.ParseFenceAction(f.fenceAction); err != nil {
+		return o, fmt.Errorf("--fence-action: %w", err)
+	}
 	if f.spin < 0 || f.spin > wire.SpinTime {
 		return o, fmt.Errorf("--spin: %v is not from 0 to %v", f.spin, wire.SpinTime)
 	}
@@ -122,10 +137,20 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	if err != nil {
 		return o, fmt.Errorf("--anti-thrash: %w", err)
 	}
-	if mode == api.Mode_MODE_CONCURRENT {
+	switch mode {
+	case api.Mode_MODE_CONCURRENT:
 		o.Mode = sched.Concurrent
+	case api.Mode_MODE_AUTO:
+		o.Mode = sched.Auto
 	}
-	return o, nil
+	if f.metrics {
+		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
+			return o, fmt.Errorf("--metrics-addr: %w (give host:port, like %s)", err, defaultMetricsAddr)
+		}
+		o.MetricsAddr, o.Sample = f.metricsAddr, sampler(f.simGPU)
+	}
+	o.Tuning, err = f.tuning.tuning()
+	return o, err
 }
 
 func lister(simGPU string, log *logrus.Entry) daemon.Lister {
@@ -139,8 +164,22 @@ func lister(simGPU string, log *logrus.Entry) daemon.Lister {
 	}
 }
 
+// sampler asks NVML, which stays loaded from the first time on.
+func sampler(simGPU string) daemon.Sampler {
+	s := cdi.Sampler{SimDir: simGPU}
+	return func(ctx context.Context) ([]daemon.GPUSample, error) {
+		found, err := s.Sample(ctx)
+		samples := make([]daemon.GPUSample, 0, len(found))
+		for _, g := range found {
+			samples = append(samples, daemon.GPUSample(g))
+		}
+		return samples, err
+	}
+}
+
 // serve runs until ctx is done. systemd is told when clients can connect.
 func serve(ctx context.Context, o daemon.Options) error {
+	warnWithout(o.Log)
 	d, err := daemon.New(o)
 	if err != nil {
 		return err
@@ -148,6 +187,11 @@ func serve(ctx context.Context, o daemon.Options) error {
 	o.Log.Infof("nvshare-scheduler %s: run directory %s, time quantum %v", o.Version, o.RunDir, o.Quantum)
 	if _, err := systemd.SdNotify(false, systemd.SdNotifyReady); err != nil {
 		o.Log.WithError(err).Warn("tell systemd that we are ready")
+	}
+	if every, err := systemd.SdWatchdogEnabled(false); err != nil {
+		o.Log.WithError(err).Warn("systemd's watchdog")
+	} else if every > 0 {
+		go answerWatchdog(ctx, d, every/3)
 	}
 	go func() {
 		<-ctx.Done()
@@ -158,4 +202,20 @@ func serve(ctx context.Context, o daemon.Options) error {
 	}
 	o.Log.Info("nvshare-scheduler has ended; clients that hold a GPU go on")
 	return nil
+}
+
+// answerWatchdog tells systemd that the scheduler answers, as long as it does:
+// one that hangs is then restarted, and its tenants find the next one.
+func answerWatchdog(ctx context.Context, d *daemon.Daemon, every time.Duration) {
+	for tick := time.NewTicker(every); ; {
+		if err := d.Answers(ctx); err != nil {
+			return
+		}
+		_, _ = systemd.SdNotify(false, systemd.SdNotifyWatchdog)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }

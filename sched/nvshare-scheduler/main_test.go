@@ -5,13 +5,16 @@ package main
 import (
 	"context"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -33,19 +36,21 @@ func execute(args ...string) (status int, out string, err error) {
 func TestUsage(t *testing.T) {
 	dir := t.TempDir()
 	for args, want := range map[string]string{
-		"--tq 0":             "not positive",
-		"--tq -5":            "not positive",
-		"--tq abc":           "--tq",
-		"--tq 1us":           "from 1ms to 24h0m0s",
-		"--tq 25h":           "from 1ms to 24h0m0s",
-		"--grace 0":          "not positive",
-		"--grace 25h":        "--grace",
-		"--spin 9ms":         "--spin",
-		"--spin -1ms":        "--spin",
-		"--spin soon":        "--spin",
-		"--anti-thrash auto": "neither on nor off",
-		"--nonsense":         "unknown flag",
-		"surplus":            "surplus",
+		"--tq 0":          "not positive",
+		"--tq -5":         "not positive",
+		"--tq abc":        "--tq",
+		"--tq 1us":        "from 1ms to 24h0m0s",
+		"--tq 25h":        "from 1ms to 24h0m0s",
+		"--grace 0":       "not positive",
+		"--grace 25h":     "--grace",
+		"--spin 9ms":      "--spin",
+		"--spin -1ms":     "--spin",
+		"--spin soon":     "--spin",
+		"--anti-thrash x": "neither on nor off nor auto",
+		"--nonsense":      "unknown flag",
+
+		"--metrics --metrics-addr 9402": "--metrics-addr",
+		"surplus":                       "surplus",
 	} {
 		status, _, err := execute(append(strings.Fields(args), "--run-dir", dir)...)
 		if err == nil || status != exitUsage || !strings.Contains(err.Error(), want) {
@@ -63,7 +68,8 @@ func TestUsage(t *testing.T) {
 func TestOptions(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	f := flags{runDir: "some/dir", quantum: "45", grace: "1500ms", antiThrash: "off", spin: wire.SpinTime}
+	f := flags{runDir: "some/dir", quantum: "45", grace: "1500ms", antiThrash: "off", fenceAction: "report", spin: wire.SpinTime}
+	f.tuning.add(&cobra.Command{})
 	o, err := f.options(logrus.NewEntry(log))
 	if err != nil || o.Quantum != 45*time.Second || o.Grace != 1500*time.Millisecond || o.Mode != sched.Concurrent || o.Spin != wire.SpinTime || !filepath.IsAbs(o.RunDir) {
 		t.Errorf("got %+v, %v", o, err)
@@ -78,5 +84,80 @@ func TestStartFails(t *testing.T) {
 	status, _, err := execute("--run-dir", file)
 	if err == nil || status != exitFailed || !strings.Contains(err.Error(), file) {
 		t.Errorf("status %d, %v", status, err)
+	}
+}
+
+// The environment that the original's users know turns metrics on.
+func TestMetricsFlags(t *testing.T) {
+	options := func(args ...string) string {
+		t.Helper()
+		status := 0
+		var addr string
+		cmd := command(&status)
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+			addr = "none"
+			if on, _ := cmd.Flags().GetBool("metrics"); on {
+				addr, _ = cmd.Flags().GetString("metrics-addr")
+			}
+			return nil
+		}
+		cmd.SetArgs(args)
+		if err := cmd.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		return addr
+	}
+	if got := options(); got != "none" {
+		t.Errorf("without a word: %s", got)
+	}
+	if got := options("--metrics"); got != "0.0.0.0:9402" {
+		t.Errorf("--metrics: %s", got)
+	}
+	t.Setenv("NVSHARE_METRICS_ENABLE", "1")
+	t.Setenv("NVSHARE_METRICS_ADDR", "127.0.0.1:1")
+	if got := options(); got != "127.0.0.1:1" {
+		t.Errorf("by the environment: %s", got)
+	}
+	if got := options("--metrics=false"); got != "none" {
+		t.Errorf("--metrics=false: %s", got)
+	}
+	t.Setenv("NVSHARE_METRICS_ENABLE", "0")
+	if got := options(); got != "none" {
+		t.Errorf("0: %s", got)
+	}
+}
+
+// systemd's watchdog hears from a scheduler that answers.
+func TestWatchdog(t *testing.T) {
+	dir := t.TempDir()
+	socket := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
+	l, err := net.ListenUnixgram("unixgram", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	t.Setenv("NOTIFY_SOCKET", socket.Name)
+	t.Setenv("WATCHDOG_USEC", "30000")
+	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
+	status := exitUsage
+	cmd := command(&status)
+	cmd.SetArgs([]string{"--run-dir", filepath.Join(dir, "run"), "--simgpu", dir})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.ExecuteContext(ctx) }()
+	for heard := 0; heard < 3; {
+		b := make([]byte, 256)
+		l.SetReadDeadline(time.Now().Add(time.Minute))
+		n, err := l.Read(b)
+		if err != nil {
+			t.Fatalf("heard %d times: %v", heard, err)
+		}
+		if strings.Contains(string(b[:n]), "WATCHDOG=1") {
+			heard++
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

@@ -30,7 +30,9 @@ type gpuJSON struct {
 	UUID          string       `json:"uuid"`
 	Name          string       `json:"name"`
 	MemoryBytes   uint64       `json:"memory_bytes"`
-	AntiThrash    string       `json:"anti_thrash"` // on, off
+	AntiThrash    string       `json:"anti_thrash"` // on, off, auto
+	Effective     string       `json:"effective"`   // on, off; "" by an older scheduler
+	ModeReason    string       `json:"mode_reason"` // why that one
 	TQSeconds     float64      `json:"tq_seconds"`
 	GraceSeconds  float64      `json:"grace_seconds"`
 	Epoch         string       `json:"epoch"`
@@ -42,6 +44,7 @@ type gpuJSON struct {
 	Holders       []string     `json:"holders"` // ids of clients with the GPU
 	Waiting       []string     `json:"waiting"`
 	Clients       []clientJSON `json:"clients"`
+	Tenants       []tenantJSON `json:"tenants"`
 	Memory        []memoryJSON `json:"memory"` // of containers and users with a limit, or with something reserved
 }
 
@@ -52,6 +55,32 @@ type memoryJSON struct {
 	UID        uint32    `json:"uid"`
 	LimitBytes uint64    `json:"limit_bytes"` // in force; 0: none
 	UsedBytes  uint64    `json:"used_bytes"`
+}
+
+// tenantJSON is what one container has of a GPU's time, or a user's processes
+// outside containers: then the id is empty.
+type tenantJSON struct {
+	Container        container `json:"container"`
+	UID              uint32    `json:"uid"`
+	State            string    `json:"state"`    // of its client that is nearest to the GPU; gone: it has none
+	Share            shareJSON `json:"share"`    // in force
+	Promised         float64   `json:"promised"` // part of the GPU's time, 0 to 1
+	Got              float64   `json:"got"`      // over five seconds
+	UsedSeconds      float64   `json:"used_seconds"`
+	DebtSeconds      float64   `json:"debt_seconds"`
+	ThrottledSeconds float64   `json:"throttled_seconds"` // until its limit lets it go on
+	Grants           uint64    `json:"grants"`
+	WaitMaxSeconds   float64   `json:"wait_max_seconds"`
+	Clients          int       `json:"clients"`
+}
+
+// shareJSON has 0 and "" for what is not said.
+type shareJSON struct {
+	CoreLimit   uint32 `json:"core_limit"`   // percent
+	CoreRequest uint32 `json:"core_request"` // percent
+	Weight      uint32 `json:"weight"`
+	Priority    string `json:"priority"` // batch, latency
+	Gang        string `json:"gang"`     // "true": of its own processes
 }
 
 type clientJSON struct {
@@ -85,14 +114,21 @@ type container struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	PodUID    string `json:"pod_uid"`
-	// As the pod's annotation says; 0: it says nothing.
-	MemoryLimitBytes uint64 `json:"memory_limit_bytes"`
+	// As the pod's annotations say.
+	MemoryLimitBytes uint64    `json:"memory_limit_bytes"`
+	Share            shareJSON `json:"share"`
+	GPUs             []string  `json:"gpus"` // UUIDs of those it was given; none: not known
 }
 
 func seconds(ns int64) float64 { return time.Duration(ns).Seconds() }
 
 func newContainer(c *api.Container) container {
-	return container{c.GetId(), c.GetName(), c.GetNamespace(), c.GetPod(), c.GetPodUid(), c.GetMemoryLimitBytes()}
+	return container{c.GetId(), c.GetName(), c.GetNamespace(), c.GetPod(), c.GetPodUid(),
+		c.GetMemoryLimitBytes(), newShare(c.GetShare()), append([]string{}, c.GetGpus()...)}
+}
+
+func newShare(s *api.Share) shareJSON {
+	return shareJSON{s.GetCoreLimit(), s.GetCoreRequest(), s.GetWeight(), api.FormatPriority(s.GetPriority()), s.GetGang()}
 }
 
 func newStatusJSON(r *api.StatusResponse) statusJSON {
@@ -117,7 +153,21 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		AntiThrash: api.AntiThrash(g.Mode), TQSeconds: seconds(g.QuantumNs), GraceSeconds: seconds(g.GraceNs),
 		Epoch:  strconv.FormatUint(g.Epoch, 10),
 		Grants: g.Grants, Revokes: g.Revokes, Fences: g.Fences, Reclaims: g.Reclaims, StaleReleases: g.StaleReleases,
-		Holders: []string{}, Waiting: []string{}, Clients: []clientJSON{}, Memory: []memoryJSON{},
+		Holders: []string{}, Waiting: []string{}, Tenants: []tenantJSON{}, Clients: []clientJSON{}, Memory: []memoryJSON{},
+		ModeReason: g.ModeReason,
+	}
+	if g.EffectiveMode != api.Mode_MODE_UNSPECIFIED {
+		out.Effective = api.AntiThrash(g.EffectiveMode)
+	}
+	for _, t := range tenantsOf(g) {
+		u := t.use
+		state, _, _ := t.state()
+		out.Tenants = append(out.Tenants, tenantJSON{
+			Container: newContainer(t.container), UID: t.uid, State: state, Share: newShare(u.Share),
+			Promised: float64(u.PromisedPermille) / 1000, Got: float64(u.GotPermille) / 1000,
+			UsedSeconds: seconds(u.UsedNs), DebtSeconds: seconds(u.DebtNs), ThrottledSeconds: seconds(u.ThrottledNs),
+			Grants: u.Grants, WaitMaxSeconds: seconds(t.longestWait()), Clients: len(t.clients),
+		})
 	}
 	for _, c := range g.Clients {
 		id := strconv.FormatUint(c.Id, 10)

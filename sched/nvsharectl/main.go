@@ -37,7 +37,7 @@ var errUnhealthy = errors.New("unhealthy")
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	os.Exit(run(ctx, os.Args[1:], streams{out: os.Stdout, err: os.Stderr, colour: wantsColour(os.Stdout)}))
+	os.Exit(run(ctx, os.Args[1:], standard()))
 }
 
 // run is main without the process.
@@ -99,7 +99,7 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 		Example: `  nvsharectl                  status
   nvsharectl -T 200ms         time quantum of every GPU
   nvsharectl -S off --gpu 0   all clients of GPU 0 at once
-  nvsharectl set --container ml/train-a/main --memory-limit 8Gi`,
+  nvsharectl set --container ml/train-a/main --core-limit 25 --memory-limit 8Gi`,
 		Args:          cobra.NoArgs,
 		Version:       api.Version,
 		SilenceUsage:  true,
@@ -122,7 +122,7 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 	root.PersistentFlags().StringVar(&f.runDir, "run-dir", api.RunDir(), "the scheduler's `directory`; default from NVSHARE_RUN_DIR")
 	outputFlag(root, f)
 	f.set.add(root)
-	root.AddCommand(statusCommand(f, io), setCommand(f, io), cdiCommand(io))
+	root.AddCommand(statusCommand(f, io), topCommand(f, io), eventsCommand(f, io), setCommand(f, io), cdiCommand(io))
 	return root
 }
 

@@ -32,13 +32,27 @@ type fake struct {
 	status             *api.StatusResponse
 	set                *api.SetRequest
 	changes            []*api.Change
-	setLimit           *api.SetMemoryLimitRequest
-	limit              *api.SetMemoryLimitResponse
+	setShare           *api.SetShareRequest
+	share              *api.SetShareResponse
+	events             func(*api.EventsRequest) *api.EventsResponse
+	later              []*api.StatusResponse // the answers after status
+	asked              int
 	err                error
 }
 
 func (f *fake) Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error) {
+	f.asked++
+	if f.asked > 1 && len(f.later) > 0 {
+		return f.later[min(f.asked-2, len(f.later)-1)], f.err
+	}
 	return f.status, f.err
+}
+
+func (f *fake) Events(_ context.Context, req *api.EventsRequest) (*api.EventsResponse, error) {
+	if f.err != nil {
+		return nil, f.err
+	}
+	return f.events(req), nil
 }
 
 func (f *fake) Set(_ context.Context, req *api.SetRequest) (*api.SetResponse, error) {
@@ -46,9 +60,9 @@ func (f *fake) Set(_ context.Context, req *api.SetRequest) (*api.SetResponse, er
 	return &api.SetResponse{Changes: f.changes}, f.err
 }
 
-func (f *fake) SetMemoryLimit(_ context.Context, req *api.SetMemoryLimitRequest) (*api.SetMemoryLimitResponse, error) {
-	f.setLimit = req
-	return f.limit, f.err
+func (f *fake) SetShare(_ context.Context, req *api.SetShareRequest) (*api.SetShareResponse, error) {
+	f.setShare = req
+	return f.share, f.err
 }
 
 // serve returns the fake's run directory.
@@ -112,12 +126,30 @@ func sample() *api.StatusResponse {
 				{Container: waiter.Container, UsedBytes: 2 << 30},
 				{Container: &api.Container{}, Uid: 1000, LimitBytes: 3 << 30, UsedBytes: 4 << 30},
 			},
+			EffectiveMode: api.Mode_MODE_EXCLUSIVE,
+			Tenants: []*api.TenantUse{
+				{Container: holder.Container, Clients: 1, PromisedPermille: 250, GotPermille: 251, UsedNs: 61e9, Grants: 12, WaitMaxNs: 101_500_000,
+					Share: &api.Share{CoreLimit: 25, CoreRequest: 10}},
+				{Container: waiter.Container, Clients: 1, PromisedPermille: 500, GotPermille: 497, UsedNs: 122e9, Grants: 24, WaitMaxNs: 90_000_000,
+					Share: &api.Share{CoreLimit: 50, Weight: 200, Gang: "ml/ring"}, DebtNs: 12_000_000, ThrottledNs: 24_000_000},
+				{Container: &api.Container{}, Uid: 1000, Clients: 1, PromisedPermille: 333, Share: &api.Share{Priority: api.Priority_PRIORITY_LATENCY}},
+				{Container: &api.Container{Id: strings.Repeat("d", 64)}, DebtNs: 1_500_000_000},
+			},
 		}, {
 			Index: 1, Uuid: "GPU-51600000-0000-4000-8000-000000000001", Name: "NVIDIA SimGPU", MemoryBytes: 16 << 30,
-			Mode: api.Mode_MODE_CONCURRENT, QuantumNs: 30_000_000_000, GraceNs: 10_000_000_000,
+			Mode: api.Mode_MODE_AUTO, EffectiveMode: api.Mode_MODE_CONCURRENT, ModeReason: "all memory fits: 1536 of 16384 MiB",
+			QuantumNs: 30_000_000_000, GraceNs: 10_000_000_000,
 			Clients: []*api.Client{fenced},
 		}},
 	}
+}
+
+// older is what a scheduler without shares answers.
+func older(r *api.StatusResponse) *api.StatusResponse {
+	for _, g := range r.Gpus {
+		g.Tenants, g.EffectiveMode, g.ModeReason = nil, api.Mode_MODE_UNSPECIFIED, ""
+	}
+	return r
 }
 
 func golden(t *testing.T, name, got string) {
@@ -159,6 +191,8 @@ func TestStatus(t *testing.T) {
 		{"status-sick.json", sick, []string{"status", "-o=json"}, exitFailed},
 		{"status-empty.txt", empty, nil, exitFailed},
 		{"status-empty.json", empty, []string{"-o", "json"}, exitFailed},
+		{"status-wide.txt", healthy, []string{"-o", "wide"}, exitOK},
+		{"status-old.txt", &fake{status: older(sample())}, nil, exitOK},
 		{"status-gpu1.txt", &fake{status: sample()}, []string{"status", "--gpu", "1"}, exitOK},
 		{"status-gpu1.txt", &fake{status: sample()}, []string{"--gpu", "gpu-51600000-0000-4000-8000-000000000001"}, exitOK},
 	} {
@@ -177,12 +211,12 @@ func TestColour(t *testing.T) {
 	sick := sample()
 	sick.Problems = []string{"evil\x1b[2Jname (pid 1) is fenced"}
 	var out bytes.Buffer
-	printStatus(streams{out: &out, colour: true}, sick)
+	printStatus(streams{out: &out, colour: true}, sick, true)
 	if !strings.Contains(out.String(), "\x1b[32mholding\x1b[0m") || !strings.Contains(out.String(), "\x1b[31m3\x1b[0m") {
 		t.Errorf("no colours: %q", out.String())
 	}
 	var plain bytes.Buffer
-	printStatus(streams{out: &plain}, sick)
+	printStatus(streams{out: &plain}, sick, true)
 	if strings.Contains(plain.String(), "\x1b") {
 		t.Errorf("colours or a tenant's control characters: %q", plain.String())
 	}
@@ -204,6 +238,7 @@ func TestSet(t *testing.T) {
 		{"-T 45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s\n"},
 		{"--set-tq=45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s\n"},
 		{"-T 200ms --gpu 0", &api.SetRequest{QuantumNs: 200e6, Gpu: "0"}, "GPU 0: time quantum 100ms → 45s\n"},
+		{"-S auto", &api.SetRequest{Mode: api.Mode_MODE_AUTO}, "GPU 0: anti-thrash on → off\n"},
 		{"-S off", &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT}, "GPU 0: anti-thrash on → off\n"},
 		{"--anti-thrash=on -T 1", &api.SetRequest{QuantumNs: 1e9, Mode: api.Mode_MODE_EXCLUSIVE}, "GPU 0: time quantum 100ms → 45s, anti-thrash on → off\n"},
 	} {
@@ -215,34 +250,43 @@ func TestSet(t *testing.T) {
 	}
 }
 
-func TestSetLimit(t *testing.T) {
-	uid := uint32(1000)
+func TestSetShare(t *testing.T) {
 	pod := &api.Container{Id: strings.Repeat("a", 64), Namespace: "ml", Pod: "train", Name: "main"}
-	gpu0 := &api.MemoryLimitChange{Uuid: "GPU-x", OldBytes: 8 << 30, NewBytes: 4 << 30, UsedBytes: 1 << 30}
-	over := &api.MemoryLimitChange{Uuid: "GPU-y", Index: 1, OldBytes: 0, NewBytes: 4e9, UsedBytes: 5 << 30}
+	gpu0 := &api.ShareChange{Uuid: "GPU-x", OldMemoryBytes: 8 << 30, NewMemoryBytes: 4 << 30, UsedMemoryBytes: 1 << 30,
+		Old: &api.Share{CoreLimit: 50, Priority: api.Priority_PRIORITY_LATENCY, Gang: "ml/ring"},
+		New: &api.Share{CoreLimit: 25, CoreRequest: 10, Weight: 200, Priority: api.Priority_PRIORITY_BATCH, Gang: "true"}}
+	over := &api.ShareChange{Uuid: "GPU-y", Index: 1, OldMemoryBytes: 0, NewMemoryBytes: 4e9, UsedMemoryBytes: 5 << 30}
+	later := &api.ShareChange{NewMemoryBytes: 4e9, New: &api.Share{CoreLimit: 25}}
+	latency, unspecified := api.Priority_PRIORITY_LATENCY, api.Priority_PRIORITY_UNSPECIFIED
 	for _, tc := range []struct {
 		args string
-		want *api.SetMemoryLimitRequest
-		resp *api.SetMemoryLimitResponse
+		want *api.SetShareRequest
+		resp *api.SetShareResponse
 		out  string
 	}{
-		{"set --container abc --memory-limit 8Gi", &api.SetMemoryLimitRequest{Container: "abc", Bytes: 8 << 30},
-			&api.SetMemoryLimitResponse{Container: pod, Changes: []*api.MemoryLimitChange{{NewBytes: 4e9}, gpu0, over}},
-			"new GPUs: memory limit of ml/train/main none → 4G\n" +
-				"GPU 0: memory limit of ml/train/main 8Gi → 4Gi\n" +
-				"GPU 1: memory limit of ml/train/main none → 4G; 5Gi are in use: allocations fail until enough is freed\n"},
-		{"set --container ml/train/main --memory-limit 4096 --gpu 0", &api.SetMemoryLimitRequest{Container: "ml/train/main", Bytes: 4 << 30, Gpu: "0"},
-			&api.SetMemoryLimitResponse{Container: &api.Container{Id: strings.Repeat("b", 64)}, Changes: []*api.MemoryLimitChange{gpu0}},
-			"GPU 0: memory limit of container bbbbbbbbbbbb 8Gi → 4Gi\n"},
-		{"set --user 1000 --memory-limit none", &api.SetMemoryLimitRequest{Uid: &uid},
-			&api.SetMemoryLimitResponse{Uid: uid, Changes: []*api.MemoryLimitChange{{Uuid: "GPU-x", OldBytes: 4 << 30, UsedBytes: 5 << 30}}},
-			"GPU 0: memory limit of user 1000 4Gi → none\n"},
-		{"set --user=1000 --memory-limit=0", &api.SetMemoryLimitRequest{Uid: &uid}, &api.SetMemoryLimitResponse{}, ""},
+		{"set --container abc --memory-limit 8Gi", &api.SetShareRequest{Container: "abc", MemoryBytes: proto.Uint64(8 << 30)},
+			&api.SetShareResponse{Container: pod, Changes: []*api.ShareChange{later, gpu0, over}},
+			"new GPUs, ml/train/main: memory limit none → 4G\n" +
+				"GPU 0, ml/train/main: memory limit 8Gi → 4Gi\n" +
+				"GPU 1, ml/train/main: memory limit none → 4G; 5Gi are in use: allocations fail until enough is freed\n"},
+		{"set --container ml/train/main --core-limit 25 --core-request 10% --weight 200 --priority latency --gang ring --memory-limit 4096 --gpu 0",
+			&api.SetShareRequest{Container: "ml/train/main", Gpu: "0", CoreLimit: proto.Uint32(25), CoreRequest: proto.Uint32(10), Weight: proto.Uint32(200),
+				Priority: &latency, Gang: proto.String("ring"), MemoryBytes: proto.Uint64(4 << 30)},
+			&api.SetShareResponse{Container: &api.Container{Id: strings.Repeat("b", 64)}, Changes: []*api.ShareChange{gpu0}},
+			"GPU 0, container bbbbbbbbbbbb: core limit 50% → 25%, core request none → 10%, weight 100 → 200, priority latency → batch, gang ml/ring → of itself, memory limit 8Gi → 4Gi\n"},
+		{"set --user 1000 --core-limit 25 --gang true",
+			&api.SetShareRequest{Uid: proto.Uint32(1000), CoreLimit: proto.Uint32(25), Gang: proto.String("true")},
+			&api.SetShareResponse{Uid: 1000, Changes: []*api.ShareChange{later, gpu0}},
+			"new GPUs, user 1000: core limit none → 25%, gang none → none\nGPU 0, user 1000: core limit 50% → 25%, gang ml/ring → of itself\n"},
+		{"set --user 1000 --core-limit none --core-request none --weight none --priority none --gang none --memory-limit none",
+			&api.SetShareRequest{Uid: proto.Uint32(1000), CoreLimit: proto.Uint32(0), CoreRequest: proto.Uint32(0), Weight: proto.Uint32(0),
+				Priority: &unspecified, Gang: proto.String(""), MemoryBytes: proto.Uint64(0)}, &api.SetShareResponse{}, ""},
+		{"set --user=1000 --memory-limit=0", &api.SetShareRequest{Uid: proto.Uint32(1000), MemoryBytes: proto.Uint64(0)}, &api.SetShareResponse{}, ""},
 	} {
-		f := &fake{limit: tc.resp}
+		f := &fake{share: tc.resp}
 		code, out, errs := ctl(append(strings.Fields(tc.args), "--run-dir", serve(t, f))...)
-		if code != exitOK || out != tc.out || errs != "" || !proto.Equal(f.setLimit, tc.want) {
-			t.Errorf("%s: exit %d, %q %q, request %v", tc.args, code, out, errs, f.setLimit)
+		if code != exitOK || out != tc.out || errs != "" || !proto.Equal(f.setShare, tc.want) {
+			t.Errorf("%s: exit %d, %q %q, request %v", tc.args, code, out, errs, f.setShare)
 		}
 	}
 }
@@ -261,16 +305,26 @@ func TestErrors(t *testing.T) {
 		{"-T -5", nil, exitUsage, "not positive"},
 		{"-T soon", nil, exitUsage, "--set-tq"},
 		{"--set-tq=", nil, exitUsage, "no value"},
-		{"-S maybe", nil, exitUsage, "neither on nor off"},
+		{"-S maybe", nil, exitUsage, "neither on nor off nor auto"},
 		{"-T abc", nil, exitUsage, "give seconds (45) or a unit (200ms)"},
-		{"-S ON", nil, exitUsage, "neither on nor off"},
+		{"-S ON", nil, exitUsage, "neither on nor off nor auto"},
 		{"-T 1 -S maybe", nil, exitUsage, "--anti-thrash"},
 		{"-T 1 extra", nil, exitUsage, "extra"},
 		{"-T 1 -o json", nil, exitUsage, "--output"},
 		{"status -T 1", nil, exitUsage, "unknown shorthand"},
 		{"set --memory-limit 8Gi", nil, exitUsage, "--container or --user"},
 		{"set --container a --user 1 --memory-limit 8Gi", nil, exitUsage, "--container or --user"},
-		{"set --container a", nil, exitUsage, "--memory-limit"},
+		{"set --container a", nil, exitUsage, "--core-limit"},
+		{"set --container a --core-limit 0", nil, exitUsage, "from 1 to 100, or none"},
+		{"set --container a --core-limit 101", nil, exitUsage, "from 1 to 100"},
+		{"set --container a --core-limit 2.5", nil, exitUsage, "from 1 to 100"},
+		{"set --container a --core-limit=", nil, exitUsage, "--core-limit"},
+		{"set --container a --core-request half", nil, exitUsage, "--core-request"},
+		{"set --container a --weight 0", nil, exitUsage, "from 1 to 10000"},
+		{"set --container a --priority high", nil, exitUsage, "batch or latency"},
+		{"set --container a --gang a/b", nil, exitUsage, "--gang"},
+		{"set --container a --core-limit 10 --memory-limit lots", nil, exitUsage, "--memory-limit"},
+		{"set --container a --core-request 60", &fake{err: status.Error(codes.FailedPrecondition, "GPU 0: 60 % cannot be promised")}, exitFailed, "cannot be promised"},
 		{"set --container a --memory-limit 8GB", nil, exitUsage, "a quantity such as 8Gi"},
 		{"set --container a --memory-limit -1", nil, exitUsage, "a quantity such as 8Gi"},
 		{"set --container a --memory-limit 8k", nil, exitUsage, "less than 1Mi"},
@@ -278,7 +332,13 @@ func TestErrors(t *testing.T) {
 		{"set --user 4294967296 --memory-limit 8Gi", nil, exitUsage, "not the number of a user"},
 		{"set a --memory-limit 8Gi", nil, exitUsage, "unknown command"},
 		{"set --container ab --memory-limit 8Gi", &fake{err: status.Error(codes.NotFound, `container "ab": no such`)}, exitFailed, `container "ab"`},
-		{"-o yaml", nil, exitUsage, "neither table nor json"},
+		{"-o yaml", nil, exitUsage, "none of table, wide, json"},
+		{"events -o yaml", nil, exitUsage, "none of text, json"},
+		{"events extra", nil, exitUsage, "extra"},
+		{"events --gpu 9", &fake{err: status.Error(codes.NotFound, `GPU "9": no such`)}, exitFailed, `GPU "9"`},
+		{"top --delay 0s", nil, exitUsage, "at least 10ms"},
+		{"top -n -1", nil, exitUsage, "--rounds -1"},
+		{"top --gpu 9 --once", &fake{status: sample()}, exitFailed, "no such index or UUID"},
 		{"--nonsense", nil, exitUsage, "unknown flag"},
 		{"nonsense", nil, exitUsage, "unknown command"},
 		{"status extra", nil, exitUsage, "extra"},
@@ -302,7 +362,7 @@ func TestErrors(t *testing.T) {
 
 func TestUnreachable(t *testing.T) {
 	dir := t.TempDir()
-	for _, args := range [][]string{nil, {"status"}, {"-T", "1"}, {"set", "--user", "1", "--memory-limit", "1Gi"}} {
+	for _, args := range [][]string{nil, {"status"}, {"-T", "1"}, {"events"}, {"events", "-f"}, {"top"}, {"top", "--once"}, {"set", "--user", "1", "--memory-limit", "1Gi"}} {
 		code, _, errs := ctl(append(args, "--run-dir", dir)...)
 		if code != exitUnreachable || !strings.Contains(errs, "is nvshare-scheduler running") || !strings.Contains(errs, dir) {
 			t.Errorf("%v: exit %d, %q", args, code, errs)
@@ -332,7 +392,7 @@ func TestHelp(t *testing.T) {
 	if code != exitOK || errs != "" {
 		t.Errorf("exit %d, %q", code, errs)
 	}
-	for _, want := range []string{"-T, --set-tq", "-S, --anti-thrash", "cdi", "set ", "status", "Exit status"} {
+	for _, want := range []string{"-T, --set-tq", "-S, --anti-thrash", "cdi", "set ", "status", "top ", "events", "Exit status"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("help lacks %q", want)
 		}
@@ -426,10 +486,13 @@ func TestColumns(t *testing.T) {
 	r.Gpus[0].Clients[1].Container.Namespace = "ünïcödé"
 	r.Gpus[0].Name = "NVIDIA H200 NVL with a name of many words"
 	var out bytes.Buffer
-	printStatus(streams{out: &out}, r)
-	for _, block := range strings.Split(out.String(), "\n\n")[:2] {
+	printStatus(streams{out: &out}, r, true)
+	for i, block := range strings.Split(out.String(), "\n\n")[:3] {
 		lines := strings.Split(strings.TrimSpace(block), "\n")
-		for _, column := range []string{"GRANTS", "FOR"} {
+		if i == 0 {
+			lines = lines[:3] // the reason of a mode follows
+		}
+		for _, column := range []string{[]string{"GRANTS", "GETS", "HELD"}[i], "FOR"} {
 			at := strings.Index(lines[0], column)
 			for _, line := range lines[1:] {
 				cells := []rune(line)

@@ -22,7 +22,7 @@ type setFlags struct {
 func (f *setFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	fs.StringVarP(&f.quantum, "set-tq", "T", "", "set the time quantum: `n` seconds, or with a unit, like 200ms")
-	fs.StringVarP(&f.antiThrash, "anti-thrash", "S", "", "`on|off`: one client at a time on a GPU, or all at once")
+	fs.StringVarP(&f.antiThrash, "anti-thrash", "S", "", "`on|off|auto`: one client at a time on a GPU, all at once, or one of the two, by memory and by how short turns are")
 	fs.StringVar(&f.gpu, "gpu", "", "change, or show, only the GPU with this `index or UUID`")
 }
 

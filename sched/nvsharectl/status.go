@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,8 +19,15 @@ import (
 func statusCommand(f *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show who holds which GPU, and who waits",
-		Args:  cobra.NoArgs,
+		Short: "Show who holds which GPU, who waits, and what each is promised and gets",
+		Long: `status shows each GPU and each tenant: a container, or the processes of one
+user outside containers.
+
+PROMISED is the part of the GPU's time that a tenant gets if it wants it, as
+long as the same tenants want it as now; GETS what it got over five seconds.
+DEBT is what it used above its core limit and has to make up for. FOR is how
+long it has held the GPU, or waited for it. Exit status 1: there is a problem.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return showStatus(cmd.Context(), f, io)
 		},
@@ -30,14 +38,14 @@ func statusCommand(f *rootFlags, io streams) *cobra.Command {
 }
 
 func outputFlag(cmd *cobra.Command, f *rootFlags) {
-	cmd.Flags().StringVarP(&f.output, "output", "o", "table", "`table|json`")
+	cmd.Flags().StringVarP(&f.output, "output", "o", "table", "`table|wide|json`; wide: every process as well")
 }
 
 // showStatus returns errUnhealthy if the scheduler reports problems, after it
 // has printed them.
 func showStatus(ctx context.Context, f *rootFlags, io streams) error {
-	if f.output != "table" && f.output != "json" {
-		return usageError{fmt.Errorf("--output: %q is neither table nor json", f.output)}
+	if err := oneOf("--output", f.output, "table", "wide", "json"); err != nil {
+		return err
 	}
 	var r *api.StatusResponse
 	if err := call(ctx, f.runDir, func(ctx context.Context, c *api.Conn) (err error) {
@@ -56,12 +64,20 @@ func showStatus(ctx context.Context, f *rootFlags, io streams) error {
 			return fmt.Errorf("print the status: %w", err)
 		}
 	} else {
-		printStatus(io, r)
+		printStatus(io, r, f.output == "wide")
 	}
 	if len(r.Problems) > 0 {
 		return errUnhealthy
 	}
 	return nil
+}
+
+// oneOf returns a usage error for a flag with another value than these.
+func oneOf(flag, value string, values ...string) error {
+	if slices.Contains(values, value) {
+		return nil
+	}
+	return usageError{fmt.Errorf("%s: %q is none of %s", flag, value, strings.Join(values, ", "))}
 }
 
 // restrict leaves one GPU, by index or UUID; all of them for "".
@@ -78,37 +94,72 @@ func restrict(r *api.StatusResponse, gpu string) error {
 	return fmt.Errorf("GPU %q: no such index or UUID (nvsharectl status lists them)", gpu)
 }
 
-// printStatus prints two tables, GPUs and clients, and what is wrong.
-func printStatus(io streams, r *api.StatusResponse) {
-	gpus := table{head: []string{"GPU", "UUID", "NAME", "HOLDER", "FOR", "WAITING", "TQ", "ANTI-THRASH", "GRANTS", "FENCED"}}
-	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "LONGEST WAIT", "CALLS", "MEMORY", "USED/LIMIT", "BYPASSED"}}
+// printStatus prints who has which GPU, and what is wrong: on one screen, unless
+// every process is wanted.
+func printStatus(io streams, r *api.StatusResponse, wide bool) {
+	gpus := table{head: []string{"GPU", "NAME", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "ANTI-THRASH", "MEMORY", "GRANTS", "FENCED"}}
+	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "PROMISED", "GETS", "DEBT", "SHARE", "LONGEST WAIT", "MEMORY", "PROCESSES"}}
+	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "LONGEST WAIT", "CALLS", "MEMORY", "BYPASSED"}}
+	var reasons []string
 	for _, g := range r.Gpus {
+		name := g.Name
+		if wide {
+			name += " " + g.Uuid
+		}
 		holder, held := holderOf(g)
-		gpus.add(nil,
-			fmt.Sprint(g.Index), g.Uuid, g.Name, holder, held, fmt.Sprint(count(g, api.ClientState_CLIENT_STATE_WAITING)),
-			time.Duration(g.QuantumNs).String(), api.AntiThrash(g.Mode), fmt.Sprint(g.Grants),
-			fmt.Sprint(count(g, api.ClientState_CLIENT_STATE_FENCED)))
+		fenced := count(g, api.ClientState_CLIENT_STATE_FENCED)
+		gpus.add(map[int]string{10: alarm(fenced > 0)},
+			fmt.Sprint(g.Index), name, holder, held,
+			fmt.Sprint(count(g, api.ClientState_CLIENT_STATE_WAITING)), longestWaiting(g),
+			time.Duration(g.QuantumNs).String(), antiThrash(g), size(reserved(g))+"/"+size(g.MemoryBytes),
+			fmt.Sprint(g.Grants), fmt.Sprint(fenced))
+		if g.Mode == api.Mode_MODE_AUTO && g.ModeReason != "" {
+			reasons = append(reasons, fmt.Sprintf("GPU %d: anti-thrash is %s: %s", g.Index, api.AntiThrash(g.EffectiveMode), g.ModeReason))
+		}
+		for _, t := range tenantsOf(g) {
+			addTenant(&tenants, g, t)
+		}
 		for _, c := range g.Clients {
 			since := "-"
 			if c.SinceNs != 0 {
 				since = short(c.SinceNs)
 			}
-			clients.add(map[int]string{1: stateColour[c.State], 10: limitColour(g, c), 11: bypassedColour(c)},
+			clients.add(map[int]string{1: stateColour[c.State], 10: alarm(c.Bypassed > 0)},
 				fmt.Sprint(g.Index), stateName(c), api.Who(c), fmt.Sprint(c.Pid), since, fmt.Sprint(c.Grants), short(c.HeldNs),
-				short(c.WaitMaxNs), fmt.Sprint(c.Calls), size(c.MemoryBytes), ofLimit(g, c), fmt.Sprint(c.Bypassed))
+				short(c.WaitMaxNs), fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed))
 		}
 	}
-	if len(gpus.rows) > 0 {
-		gpus.print(io)
-		fmt.Fprintln(io.out)
+	tables := []table{gpus, tenants}
+	if wide {
+		tables = append(tables, clients)
 	}
-	if len(clients.rows) > 0 {
-		clients.print(io)
-		fmt.Fprintln(io.out)
+	for i, t := range tables {
+		if len(t.rows) > 0 {
+			t.print(io)
+			if i == 0 {
+				for _, reason := range reasons {
+					fmt.Fprintln(io.out, printable(reason))
+				}
+			}
+			fmt.Fprintln(io.out)
+		}
 	}
 	for _, p := range r.Problems {
 		fmt.Fprintln(io.out, io.paint(red, "PROBLEM: ")+printable(p))
 	}
+	fmt.Fprintf(io.out, "%s\n", summary(io, r))
+}
+
+func addTenant(t *table, g *api.GPU, who *tenant) {
+	state, since, colour := who.state()
+	memory, memoryColour := who.ofLimit()
+	t.add(map[int]string{2: colour, 9: memoryColour},
+		fmt.Sprint(g.Index), who.name(), state, since, who.promised(), who.got(),
+		who.debt(), who.share(), short(who.longestWait()), memory, fmt.Sprint(len(who.clients)))
+}
+
+// summary is the last line, which says whether all is well.
+func summary(io streams, r *api.StatusResponse) string {
 	health := io.paint(green, "OK")
 	if n := len(r.Problems); n > 0 {
 		health = io.paint(red, fmt.Sprintf("%d problems, see above", n))
@@ -116,8 +167,44 @@ func printStatus(io streams, r *api.StatusResponse) {
 			health = io.paint(red, "1 problem, see above")
 		}
 	}
-	fmt.Fprintf(io.out, "scheduler %s, up %v, %d clients. Health: %s\n",
+	return fmt.Sprintf("scheduler %s, up %v, %d clients. Health: %s",
 		r.Version, time.Duration(r.UptimeNs).Round(time.Second), r.Clients, health)
+}
+
+// antiThrash is how a GPU is shared; of auto also what that is now.
+func antiThrash(g *api.GPU) string {
+	text := api.AntiThrash(g.Mode)
+	if g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode {
+		text += " (" + api.AntiThrash(g.EffectiveMode) + ")"
+	}
+	return text
+}
+
+func longestWaiting(g *api.GPU) string {
+	var longest int64
+	for _, c := range g.Clients {
+		if c.State == api.ClientState_CLIENT_STATE_WAITING {
+			longest = max(longest, c.SinceNs)
+		}
+	}
+	if longest == 0 {
+		return "-"
+	}
+	return short(longest)
+}
+
+func reserved(g *api.GPU) (n uint64) {
+	for _, m := range g.Memory {
+		n += m.UsedBytes
+	}
+	return n
+}
+
+func alarm(yes bool) string {
+	if yes {
+		return red
+	}
+	return ""
 }
 
 func isHolder(c *api.Client) bool {
@@ -163,41 +250,6 @@ var stateColour = map[api.ClientState]string{
 	api.ClientState_CLIENT_STATE_DRAINING: yellow,
 	api.ClientState_CLIENT_STATE_LOST:     red,
 	api.ClientState_CLIENT_STATE_FENCED:   red,
-}
-
-// tenantOf returns what the client's container, or its user, has of the GPU's
-// memory; empty if there is neither a limit nor anything reserved.
-func tenantOf(g *api.GPU, c *api.Client) *api.MemoryAccount {
-	for _, m := range g.Memory {
-		if id := m.GetContainer().GetId(); id == c.GetContainer().GetId() && (id != "" || m.Uid == c.Uid) {
-			return m
-		}
-	}
-	return &api.MemoryAccount{}
-}
-
-// ofLimit says how much of its limit a client's container has reserved, with
-// all its processes.
-func ofLimit(g *api.GPU, c *api.Client) string {
-	m := tenantOf(g, c)
-	if m.LimitBytes == 0 {
-		return "-"
-	}
-	return size(m.UsedBytes) + "/" + size(m.LimitBytes)
-}
-
-func limitColour(g *api.GPU, c *api.Client) string {
-	if m := tenantOf(g, c); m.LimitBytes != 0 && m.UsedBytes > m.LimitBytes {
-		return red
-	}
-	return ""
-}
-
-func bypassedColour(c *api.Client) string {
-	if c.Bypassed > 0 {
-		return red
-	}
-	return ""
 }
 
 // short prints nanoseconds with about three digits.

@@ -17,6 +17,7 @@ import (
 type streams struct {
 	out, err io.Writer
 	colour   bool
+	rows     func() int // of the terminal that can be drawn on; nil: there is none
 }
 
 // SGR parameters.
@@ -33,13 +34,23 @@ func (s streams) paint(colour, text string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[0m"
 }
 
-// wantsColour: only for a terminal, and not against NO_COLOR (no-color.org).
-func wantsColour(f *os.File) bool {
-	if os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
-		return false
+// standard are the streams of this process. Colour only for a terminal, and
+// not against NO_COLOR (no-color.org).
+func standard() streams {
+	fd := int(os.Stdout.Fd())
+	s := streams{out: os.Stdout, err: os.Stderr}
+	if _, err := unix.IoctlGetTermios(fd, unix.TCGETS); err != nil || os.Getenv("TERM") == "dumb" {
+		return s
 	}
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
+	s.colour = os.Getenv("NO_COLOR") == ""
+	s.rows = func() int {
+		size, err := unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
+		if err != nil || size.Row == 0 {
+			return 24
+		}
+		return int(size.Row)
+	}
+	return s
 }
 
 // table is text in columns. Unlike text/tabwriter it knows that colours take

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	sched "github.com/nvshare/nvshare/sched/api"
+)
+
+// Who makes pods may write anything into their annotations: what comes out is a
+// request that the scheduler takes, and errors that are fit for a log.
+func FuzzRequest(f *testing.F) {
+	for _, v := range [][3]string{
+		{"0", "8Gi", "50"}, {"all", "4096Mi", "0"}, {"nvshare.com/gpu=0,nvshare.com/gpu=1", "4096", "101"},
+		{"2", "4G", "-1"}, {"GPU-51600000-0000-4000-8000-000000000000", "1e3", "50%"}, {",,", "9223372036854775808", "latency"},
+		{"", " ", "\x00\n"}, {strings.Repeat("0,", 200), "١", "true"},
+	} {
+		f.Add(v[0], v[1], v[2], "app", uint8(0))
+	}
+	known := []string{"0", "1", "all", "GPU-51600000-0000-4000-8000-000000000000", "GPU-51600000-0000-4000-8000-000000000001"}
+	scopes := []string{"", "/pod", "/container.app"}
+	f.Fuzz(func(t *testing.T, devices, memory, other, container string, scope uint8) {
+		suffix := scopes[int(scope)%len(scopes)]
+		r, err := ParseRequest(map[string]string{
+			Annotation + suffix:            devices,
+			MemoryLimitAnnotation + suffix: memory,
+			CoreLimitAnnotation:            other,
+			CoreRequestAnnotation + suffix: memory,
+			WeightAnnotation + suffix:      other,
+			PriorityAnnotation:             devices,
+			GangAnnotation + "/pod":        other,
+		}, container, known)
+		if err != nil && (len(err.Error()) > 16<<10 || strings.ContainsAny(err.Error(), "\x00\x1b")) {
+			t.Fatalf("the error is %d bytes: %.300q", len(err.Error()), err)
+		}
+		if len(r.Devices) > maxDevices {
+			t.Fatalf("%d devices", len(r.Devices))
+		}
+		for i, d := range r.Devices {
+			if slices.Contains(r.Devices[:i], d) {
+				t.Fatalf("%q twice in %q", d, r.Devices)
+			}
+		}
+		if n := r.MemoryLimit; n != 0 && (n < sched.MinMemory || n > sched.MaxMemory) {
+			t.Fatalf("a memory limit of %d bytes from %q", n, memory)
+		}
+		s := &sched.Share{CoreLimit: r.Share.CoreLimit, CoreRequest: r.Share.CoreRequest, Weight: r.Share.Weight, Priority: r.Share.Priority, Gang: r.Share.Gang}
+		if err := s.Validate(); err != nil {
+			t.Fatalf("the scheduler would refuse what the annotations gave: %v", err)
+		}
+	})
+}

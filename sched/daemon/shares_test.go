@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+var (
+	batch, latency = api.Priority_PRIORITY_BATCH, api.Priority_PRIORITY_LATENCY
+	unsaid         = api.Priority_PRIORITY_UNSPECIFIED
+)
+
+// sharing is a scheduler with its control connection.
+type sharing struct {
+	*scheduler
+	*api.Conn
+}
+
+func newSharing(t *testing.T, dir string, more ...func(*Daemon)) sharing {
+	s := start(t, dir, nil, more...)
+	s.awaitGPUs()
+	return sharing{s, dial(t, s)}
+}
+
+// whole makes an id that starts so.
+func whole(first string) string { return first + strings.Repeat("0", 64-len(first)) }
+
+// describe tells the scheduler of a container in pod ml/<id>.
+func (s sharing) describe(id string, share *api.Share, gpus ...string) {
+	s.t.Helper()
+	c := &api.Container{Id: whole(id), Namespace: "ml", Pod: id, Name: "main", Share: share, Gpus: gpus}
+	if _, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Container: c}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// told returns what the core of a GPU is told of an account.
+func (s sharing) told(gpu int, account string) (share sched.Share) {
+	s.t.Helper()
+	if err := s.ask(context.Background(), func() { share = s.shareOf(s.order[gpu], account) }); err != nil {
+		s.t.Fatal(err)
+	}
+	return share
+}
+
+// For each field the most particular word holds: the pod's, for all GPUs, for
+// one.
+func TestShareOfATenant(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	account := containerAccount + whole("a")
+	s.describe("a", &api.Share{CoreLimit: 50, CoreRequest: 20, Weight: 300, Priority: latency, Gang: "ring"})
+	pod := sched.Share{Limit: 50, Request: 20, Weight: 300, Priority: sched.Latency, Gang: "gang ml/ring"}
+	for i, step := range []struct {
+		req    *api.SetShareRequest
+		change string // of the last GPU, old to new
+		want   [2]sched.Share
+	}{
+		{&api.SetShareRequest{}, "50/20/300/latency/ml/ring 50/20/300/latency/ml/ring", [2]sched.Share{pod, pod}},
+		{&api.SetShareRequest{Gpu: "1", CoreLimit: proto.Uint32(60)}, "50/20/300/latency/ml/ring 60/20/300/latency/ml/ring",
+			[2]sched.Share{pod, {Limit: 60, Request: 20, Weight: 300, Priority: sched.Latency, Gang: "gang ml/ring"}}},
+		{&api.SetShareRequest{Priority: &batch, Weight: proto.Uint32(10), Gang: proto.String("true")}, "60/20/300/latency/ml/ring 60/20/10/batch/true",
+			[2]sched.Share{{Limit: 50, Request: 20, Weight: 10, Gang: account}, {Limit: 60, Request: 20, Weight: 10, Gang: account}}},
+		{&api.SetShareRequest{CoreLimit: proto.Uint32(70), Gang: proto.String("other")}, "60/20/10/batch/true 70/20/10/batch/ml/other", // for all: what was said of one goes
+			[2]sched.Share{{Limit: 70, Request: 20, Weight: 10, Gang: "gang ml/other"}, {Limit: 70, Request: 20, Weight: 10, Gang: "gang ml/other"}}},
+		{&api.SetShareRequest{CoreLimit: proto.Uint32(0), CoreRequest: proto.Uint32(0), Weight: proto.Uint32(0), Priority: &unsaid, Gang: proto.String("")},
+			"70/20/10/batch/ml/other 50/20/300/latency/ml/ring", [2]sched.Share{pod, pod}},
+	} {
+		step.req.Container = "ml/a/main"
+		r, err := s.SetShare(context.Background(), step.req)
+		if err != nil {
+			t.Fatalf("step %d: %v", i+1, err)
+		}
+		last := r.Changes[len(r.Changes)-1]
+		text := func(s *api.Share) string {
+			return fmt.Sprintf("%d/%d/%d/%s/%s", s.CoreLimit, s.CoreRequest, s.Weight, api.FormatPriority(s.Priority), s.Gang)
+		}
+		if got := text(last.Old) + " " + text(last.New); got != step.change || r.Container.Pod != "a" {
+			t.Errorf("step %d: %s of %v, want %s", i+1, got, r.Container, step.change)
+		}
+		for gpu, want := range step.want {
+			if got := s.told(gpu, account); got != want {
+				t.Errorf("step %d, GPU %d: %v, want %v", i+1, gpu, got, want)
+			}
+		}
+	}
+	if _, err := s.ForgetContainer(context.Background(), &api.ForgetContainerRequest{Id: whole("a")}); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.told(0, account); got != (sched.Share{}) {
+		t.Errorf("after its end: %v", got)
+	}
+}
+
+// An annotation and the operator's word may contradict each other; the core is
+// told what can be.
+func TestShareIsPossible(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	if _, err := s.SetShare(context.Background(), &api.SetShareRequest{Container: whole("a"), CoreLimit: proto.Uint32(30)}); err != nil {
+		t.Fatal(err)
+	}
+	s.describe("a", &api.Share{CoreRequest: 60})
+	if got := s.told(0, containerAccount+whole("a")); got != (sched.Share{Limit: 30, Request: 30}) {
+		t.Errorf("the core is told %v", got)
+	}
+	if p := s.status().Gpus[0].Promises; len(p) != 1 || p[0].CoreRequest != 30 {
+		t.Errorf("promised are %v", p)
+	}
+}
+
+func TestSetShareIsRefused(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	s.describe("a", &api.Share{CoreRequest: 60}, gpuA.UUID)
+	s.describe("b", &api.Share{CoreRequest: 30})
+	s.describe("c", nil, gpuA.UUID)
+	uid := uint32(4711)
+	for name, tc := range map[string]struct {
+		req  *api.SetShareRequest
+		code codes.Code
+		says []string
+	}{
+		"nobody":       {&api.SetShareRequest{CoreLimit: proto.Uint32(1)}, codes.InvalidArgument, nil},
+		"no such GPU":  {&api.SetShareRequest{Uid: &uid, Gpu: "9"}, codes.NotFound, nil},
+		"no such id":   {&api.SetShareRequest{Container: "77"}, codes.NotFound, nil},
+		"limit":        {&api.SetShareRequest{Uid: &uid, CoreLimit: proto.Uint32(101)}, codes.InvalidArgument, []string{"1 to 100"}},
+		"request":      {&api.SetShareRequest{Uid: &uid, CoreRequest: proto.Uint32(1 << 31)}, codes.InvalidArgument, []string{"1 to 100"}},
+		"weight":       {&api.SetShareRequest{Uid: &uid, Weight: proto.Uint32(10001)}, codes.InvalidArgument, []string{"10000"}},
+		"priority":     {&api.SetShareRequest{Uid: &uid, Priority: api.Priority(7).Enum()}, codes.InvalidArgument, []string{"priority 7"}},
+		"priority < 0": {&api.SetShareRequest{Uid: &uid, Priority: api.Priority(-1).Enum()}, codes.InvalidArgument, []string{"priority -1"}},
+		"gang":         {&api.SetShareRequest{Uid: &uid, Gang: proto.String("a/b")}, codes.InvalidArgument, []string{`"a/b"`}},
+		"memory":       {&api.SetShareRequest{Uid: &uid, CoreLimit: proto.Uint32(5), MemoryBytes: proto.Uint64(8)}, codes.InvalidArgument, []string{"1Mi"}},
+		"above its limit": {&api.SetShareRequest{Container: "ml/b/main", CoreLimit: proto.Uint32(20)}, codes.InvalidArgument,
+			[]string{"ml/b/main", "30 %", "20 %"}},
+		"too much": {&api.SetShareRequest{Container: "ml/c/main", CoreRequest: proto.Uint32(11), Weight: proto.Uint32(7)}, codes.FailedPrecondition,
+			[]string{"GPU 0", "11 % cannot be promised to ml/c/main", "90 % are already", "60 % to ml/a/main, 30 % to ml/b/main", "at most 10 % are left"}},
+		"of a user":     {&api.SetShareRequest{Uid: &uid, CoreRequest: proto.Uint32(11)}, codes.FailedPrecondition, []string{"GPU 0", "user 4711"}},
+		"on one GPU":    {&api.SetShareRequest{Uid: &uid, Gpu: "1", CoreRequest: proto.Uint32(71)}, codes.FailedPrecondition, []string{"GPU 1", "30 % to ml/b/main;"}},
+		"raised by one": {&api.SetShareRequest{Container: "ml/a/main", CoreRequest: proto.Uint32(71)}, codes.FailedPrecondition, []string{"at most 70 %"}},
+	} {
+		_, err := s.SetShare(context.Background(), tc.req)
+		if status.Code(err) != tc.code {
+			t.Errorf("%s: %v, want %v", name, err, tc.code)
+		}
+		for _, part := range tc.says {
+			if !strings.Contains(fmt.Sprint(err), part) {
+				t.Errorf("%s: the error lacks %q: %v", name, part, err)
+			}
+		}
+	}
+	if err := s.ask(context.Background(), func() {
+		if len(s.shares.Tenants) != 2 {
+			t.Errorf("what was refused has left something: %v", s.shares.Tenants)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var promised []string
+	for _, g := range s.status().Gpus {
+		for _, p := range g.Promises {
+			promised = append(promised, fmt.Sprintf("%d: %s %d", g.Index, api.Tenant(p.Container, p.Uid), p.CoreRequest))
+		}
+	}
+	if got, want := strings.Join(promised, ", "), "0: ml/a/main 60, 0: ml/b/main 30, 1: ml/b/main 30"; got != want {
+		t.Errorf("the status has %s, want %s", got, want)
+	}
+	// To the last percent it can be promised.
+	for _, req := range []*api.SetShareRequest{
+		{Container: "ml/c/main", CoreRequest: proto.Uint32(10)},
+		{Uid: &uid, Gpu: "1", CoreRequest: proto.Uint32(70)},
+	} {
+		if _, err := s.SetShare(context.Background(), req); err != nil {
+			t.Error(err)
+		}
+	}
+	if p := s.status().Problems; len(p) != 0 {
+		t.Errorf("problems %q", p)
+	}
+}
+
+// What came about without us is reported, and can be put right step by step.
+func TestTooMuchIsPromised(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	for i := range 11 {
+		s.describe(fmt.Sprintf("%x", i+1), &api.Share{CoreRequest: 10}, gpuB.UUID)
+	}
+	p := s.status().Problems
+	if len(p) != 1 || !strings.Contains(p[0], "GPU 1: 110 % of its time are promised: 10 % to ml/1/main, ") || !strings.Contains(p[0], "the rest to 3 more") {
+		t.Errorf("problems %q", p)
+	}
+	ctx := context.Background()
+	if _, err := s.SetShare(ctx, &api.SetShareRequest{Container: "ml/1/main", CoreRequest: proto.Uint32(9)}); err != nil {
+		t.Errorf("less than before: %v", err)
+	}
+	if _, err := s.SetShare(ctx, &api.SetShareRequest{Container: "ml/1/main", Weight: proto.Uint32(9)}); err != nil {
+		t.Errorf("as before: %v", err)
+	}
+	if _, err := s.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: whole("2")}); err != nil {
+		t.Fatal(err)
+	}
+	if p := s.status().Problems; len(p) != 0 {
+		t.Errorf("problems %q", p)
+	}
+}
+
+// Before any GPU is found, what holds for all of them is looked at.
+func TestSharesBeforeTheGPUs(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) {
+		o.List = func(context.Context) ([]GPU, error) { return nil, nil }
+	})
+	c, ctx := dial(t, s), context.Background()
+	for i, step := range []struct {
+		uid  uint32
+		req  *api.SetShareRequest
+		code codes.Code
+	}{
+		{1, &api.SetShareRequest{CoreRequest: proto.Uint32(60)}, codes.OK},
+		{1, &api.SetShareRequest{CoreLimit: proto.Uint32(50)}, codes.InvalidArgument},
+		{2, &api.SetShareRequest{CoreRequest: proto.Uint32(41)}, codes.FailedPrecondition},
+		{2, &api.SetShareRequest{CoreRequest: proto.Uint32(40)}, codes.OK},
+	} {
+		step.req.Uid = &step.uid
+		if _, err := c.SetShare(ctx, step.req); status.Code(err) != step.code {
+			t.Errorf("step %d: %v, want %v", i+1, err, step.code)
+		}
+	}
+}
+
+func TestSharesSurviveARestart(t *testing.T) {
+	dir := t.TempDir()
+	s := newSharing(t, dir)
+	ctx := context.Background()
+	s.describe("a", &api.Share{CoreRequest: 60, Gang: "ring"}, gpuA.UUID)
+	s.describe("b", nil, gpuA.UUID)
+	if _, err := s.SetShare(ctx, &api.SetShareRequest{Container: "ml/b/main", CoreLimit: proto.Uint32(25), Priority: &latency, MemoryBytes: proto.Uint64(gib)}); err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+
+	s = newSharing(t, dir)
+	if got := s.told(0, containerAccount+whole("a")); got != (sched.Share{Request: 60, Gang: "gang ml/ring"}) {
+		t.Errorf("of the annotations: %v", got)
+	}
+	if got := s.told(1, containerAccount+whole("b")); got != (sched.Share{Limit: 25, Priority: sched.Latency}) {
+		t.Errorf("of SetShare: %v", got)
+	}
+	// Which GPUs the pod was given matters before the plugin is back.
+	uid := proto.Uint32(1)
+	if _, err := s.SetShare(ctx, &api.SetShareRequest{Uid: uid, Gpu: "0", CoreRequest: proto.Uint32(50)}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("too much: %v", err)
+	}
+	if _, err := s.SetShare(ctx, &api.SetShareRequest{Uid: uid, Gpu: "1", CoreRequest: proto.Uint32(50)}); err != nil {
+		t.Errorf("on the other GPU: %v", err)
+	}
+	// The plugin says it again, and nothing changes.
+	before := readFile(t, filepath.Join(dir, "shares.json"))
+	s.describe("a", &api.Share{CoreRequest: 60, Gang: "ring"}, gpuA.UUID)
+	if after := readFile(t, filepath.Join(dir, "shares.json")); after != before {
+		t.Errorf("described again: %s, before %s", after, before)
+	}
+}
+
+func TestSharesCannotBeRecorded(t *testing.T) {
+	dir := t.TempDir()
+	s := newSharing(t, dir)
+	if err := os.Mkdir(filepath.Join(dir, "shares.json.tmp"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.SetShare(context.Background(), &api.SetShareRequest{Container: whole("a"), CoreLimit: proto.Uint32(25)})
+	if got := s.told(0, containerAccount+whole("a")); status.Code(err) != codes.Unavailable || got != (sched.Share{}) {
+		t.Errorf("%v, and in force is %v", err, got)
+	}
+}
+
+// The core hears of a share with the attachment, and of each change.
+func TestCoreIsToldOfShares(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	r := limitRequest(t, "", 0)
+	req := &api.SetShareRequest{Container: r.Container, Uid: r.Uid, CoreLimit: proto.Uint32(25)}
+	if _, err := s.SetShare(context.Background(), req); err != nil {
+		t.Fatal(err)
+	}
+	_, c := newClient(t, s.scheduler)
+	share := func() sched.Share {
+		var found []sched.TenantSnapshot
+		if err := s.ask(context.Background(), func() { found = s.order[0].core.Snapshot(now()).Tenants }); err != nil {
+			t.Fatal(err)
+		}
+		if len(found) != 1 {
+			t.Fatalf("tenants %v", found)
+		}
+		return found[0].Share
+	}
+	limit := func() int { return share().Limit }
+	if limit() != 25 {
+		t.Errorf("attached with a limit of %d", limit())
+	}
+	req.CoreLimit = proto.Uint32(40)
+	if _, err := s.SetShare(context.Background(), req); err != nil || limit() != 40 {
+		t.Errorf("changed to a limit of %d, %v", limit(), err)
+	}
+	c.request().granted()
+	req.CoreLimit = proto.Uint32(0)
+	if _, err := s.SetShare(context.Background(), req); err != nil || limit() != 0 {
+		t.Errorf("removed while it holds: %d, %v", limit(), err)
+	}
+}
+
+// The core hears how much memory is reserved, but not of every page.
+func TestCoreIsToldOfMemory(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	_, a := newClient(t, s)
+	p, b := newClient(t, s)
+	told := func() (n uint64) {
+		if err := s.ask(context.Background(), func() { n = s.order[0].reserved }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	const percent = gib/100 + 1 // of the GPU's memory, which is 1 GiB
+	for i, step := range []struct {
+		do   func()
+		want uint64
+	}{
+		{func() { a.reserve(percent/2, 0, 0) }, 0},
+		{func() { b.reserve(percent/2+1, 0, 0) }, percent},
+		{func() { b.reserve(percent, 0, 0) }, percent},
+		{func() { a.reserve(0, 0, 0) }, percent},
+		{func() { b.reserve(30*percent, 0, 0) }, 30 * percent},
+		{func() {
+			p.kill()
+			s.await("its memory is returned", func(r *api.StatusResponse) bool { return len(r.Gpus[0].Memory) == 0 })
+		}, 0},
+	} {
+		if step.do(); told() != step.want {
+			t.Errorf("step %d: the core was told of %d bytes, want %d", i+1, told(), step.want)
+		}
+	}
+}
+
+func TestDescribeNonsense(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	for name, c := range map[string]*api.Container{
+		"limit":      {Id: "a", Share: &api.Share{CoreLimit: 101}},
+		"request":    {Id: "a", Share: &api.Share{CoreLimit: 10, CoreRequest: 11}},
+		"gang":       {Id: "a", Share: &api.Share{Gang: "a/b"}},
+		"GPUs":       {Id: "a", Gpus: make([]string, maxGPUs+1)},
+		"a GPU name": {Id: "a", Gpus: []string{strings.Repeat("x", maxName+1)}},
+	} {
+		if _, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Container: c}); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if r := s.status(); len(r.Containers) != 0 {
+		t.Errorf("known: %v", r.Containers)
+	}
+	// The last good value stays.
+	s.describe("a", &api.Share{CoreLimit: 50})
+	bad := &api.Container{Id: whole("a"), Share: &api.Share{CoreLimit: 101}}
+	if _, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Container: bad}); err == nil || s.told(0, containerAccount+whole("a")).Limit != 50 {
+		t.Errorf("after %v the limit is %v", err, s.told(0, containerAccount+whole("a")))
+	}
+}
+
+// The two sides of the API bound shares alike.
+func TestBoundsOfShares(t *testing.T) {
+	if api.MaxWeight != sched.MaxWeight || api.FormatWeight(0) != fmt.Sprint(sched.DefaultWeight) {
+		t.Error("weights")
+	}
+	for _, s := range []share{{}, {Limit: 100, Request: 100, Weight: api.MaxWeight, Priority: "latency", Gang: "a/b"}, {Limit: 1, Request: 100}} {
+		if err := s.core("x").Validate(); err != nil {
+			t.Errorf("%+v: %v", s, err)
+		}
+	}
+	// Every field of a share is settled by every word.
+	full := share{1, 2, 3, 4, "batch", "g"}
+	for i := range reflect.TypeFor[share]().NumField() {
+		one := share{}
+		reflect.ValueOf(&one).Elem().Field(i).Set(reflect.ValueOf(full).Field(i))
+		for name, ts := range map[string]tenantShares{"pod": {Pod: one}, "all": {All: one}, "gpu": {GPUs: map[string]share{"u": one}}} {
+			if got := ts.on("u"); got != one {
+				t.Errorf("field %d, %s: %+v", i, name, got)
+			}
+		}
+		if got := full.with(fullRequest(), "ns").without(fullRequest()); got != (share{}) {
+			t.Errorf("left after removal: %+v", got)
+		}
+	}
+}
+
+func fullRequest() *api.SetShareRequest {
+	return &api.SetShareRequest{CoreLimit: proto.Uint32(1), CoreRequest: proto.Uint32(1), Weight: proto.Uint32(1), Priority: &latency, Gang: proto.String("g"), MemoryBytes: proto.Uint64(gib)}
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+const (
+	// followWait is how long one call waits for an event; less than callTimeout.
+	followWait = 5 * time.Second
+	// followRetry is the pause before a scheduler that has ended is looked for
+	// again.
+	followRetry = 500 * time.Millisecond
+)
+
+type eventsFlags struct {
+	follow      bool
+	output, gpu string
+}
+
+func eventsCommand(root *rootFlags, io streams) *cobra.Command {
+	f := &eventsFlags{}
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Show what has happened, and why",
+		Long: `events shows what the scheduler still knows of: turns of GPUs (grant, revoke,
+release), processes that came and went, settings that were changed, and what
+went wrong. With -f it goes on, also over a restart of the scheduler.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd.Context(), root.runDir, io)
+		},
+	}
+	fs := cmd.Flags()
+	fs.BoolVarP(&f.follow, "follow", "f", false, "go on with events as they come")
+	fs.StringVarP(&f.output, "output", "o", "text", "`text|json`; json: one object a line")
+	fs.StringVar(&f.gpu, "gpu", "", "only those of the GPU with this `index or UUID`")
+	return cmd
+}
+
+func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error {
+	if err := oneOf("--output", f.output, "text", "json"); err != nil {
+		return err
+	}
+	req := &api.EventsRequest{Gpu: f.gpu}
+	began := time.Now().UnixNano()
+	answered, away := false, false
+	for {
+		var resp *api.EventsResponse
+		err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
+			resp, err = c.Events(ctx, req)
+			return err
+		})
+		var unreachable *api.UnreachableError
+		switch {
+		case ctx.Err() != nil:
+			return nil // the user has seen enough
+		case err != nil && f.follow && answered && errors.As(err, &unreachable):
+			if !away {
+				fmt.Fprintln(io.err, "nvsharectl: the scheduler has ended; waiting for the next one")
+			}
+			away = true
+			select {
+			case <-time.After(followRetry):
+			case <-ctx.Done():
+			}
+			continue
+		case err != nil:
+			return err
+		}
+		if err := f.print(io, resp, answered && resp.Run == req.Run); err != nil {
+			return err
+		}
+		req.Since, req.Run = resp.Next, resp.Run
+		away, answered = false, true
+		n := len(resp.Events)
+		switch {
+		case f.follow:
+			req.WaitNs = int64(followWait)
+		case n == 0 || resp.Events[n-1].TimeNs >= began:
+			return nil
+		}
+	}
+}
+
+func (f *eventsFlags) print(io streams, resp *api.EventsResponse, behind bool) error {
+	if resp.Lost > 0 {
+		text := fmt.Sprintf("%d earlier events are no longer kept", resp.Lost)
+		if behind {
+			text = fmt.Sprintf("%d events are lost: they came faster than they could be shown", resp.Lost)
+		}
+		fmt.Fprintln(io.err, "nvsharectl: "+text)
+	}
+	for _, e := range resp.Events {
+		text := describeEvent(io, e)
+		if f.output == "json" {
+			line, err := json.Marshal(newEventJSON(e))
+			if err != nil {
+				return fmt.Errorf("print an event: %w", err)
+			}
+			text = string(line)
+		}
+		if _, err := fmt.Fprintln(io.out, text); err != nil {
+			return fmt.Errorf("print an event: %w", err)
+		}
+	}
+	return nil
+}
+
+var eventColour = map[api.EventType]string{
+	api.EventType_EVENT_TYPE_GRANT:   green,
+	api.EventType_EVENT_TYPE_REVOKE:  yellow,
+	api.EventType_EVENT_TYPE_FENCE:   red,
+	api.EventType_EVENT_TYPE_BYPASS:  red,
+	api.EventType_EVENT_TYPE_RECLAIM: red,
+}
+
+// describeEvent is one line: when, where, what, who, why.
+func describeEvent(io streams, e *api.Event) string {
+	gpu := "-"
+	if e.Uuid != "" {
+		gpu = fmt.Sprintf("GPU %d", e.Index)
+	}
+	kind := fmt.Sprintf("%-8s", eventName(e))
+	return fmt.Sprintf("%s  %-5s  %s  %s",
+		time.Unix(0, e.TimeNs).Format("15:04:05.000000"), gpu, io.paint(eventColour[e.Type], kind), printable(eventText(e)))
+}
+
+func eventName(e *api.Event) string {
+	return strings.ToLower(strings.TrimPrefix(e.Type.String(), "EVENT_TYPE_"))
+}
+
+// eventText says who, and why.
+func eventText(e *api.Event) string {
+	who := ""
+	if e.Client != 0 {
+		who = fmt.Sprintf("%s (pid %d): ", api.Tenant(e.Container, e.Uid), e.Pid)
+	} else if e.Container != nil {
+		who = api.Tenant(e.Container, e.Uid) + ": "
+	}
+	var parts []string
+	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	switch e.Type {
+	case api.EventType_EVENT_TYPE_GRANT:
+		add("waited %s", short(e.WaitedNs))
+		if e.Concurrent {
+			add("beside others")
+		}
+		if e.Latency {
+			add("let in at once")
+		}
+	case api.EventType_EVENT_TYPE_REVOKE:
+		add("%s", reasonOf(e))
+		if e.Waiters == 1 {
+			add("1 client waits")
+		} else {
+			add("%d clients wait", e.Waiters)
+		}
+	case api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
+		add("%s", reasonOf(e))
+		add("held %s", short(e.HeldNs))
+		if e.DrainedNs != 0 {
+			add("drained %s of that", short(e.DrainedNs))
+		}
+		if e.Fenced {
+			add("after its fence")
+		}
+	case api.EventType_EVENT_TYPE_REGISTER:
+		add("uses GPUs through the shim")
+	case api.EventType_EVENT_TYPE_END:
+		add("has ended")
+	case api.EventType_EVENT_TYPE_ADOPT:
+		add("goes on under its grant")
+	case api.EventType_EVENT_TYPE_FENCE:
+		add("did not release the GPU in time, may still use it")
+	case api.EventType_EVENT_TYPE_MODE:
+		mode := "on"
+		if e.Concurrent {
+			mode = "off"
+		}
+		add("anti-thrash is %s: %s", mode, e.Reason)
+	case api.EventType_EVENT_TYPE_SET:
+		add("%s %s → %s", e.Setting, e.Old, e.New)
+	default:
+		add("%s", e.Reason)
+	}
+	return who + strings.Join(parts, ", ")
+}
+
+// reasons are the words for what the API says in one.
+var reasons = map[string]string{
+	"quantum":  "time quantum over",
+	"limit":    "core limit reached",
+	"priority": "priority used up",
+	"mode":     "anti-thrash turned on",
+	"gang":     "turn of a gang",
+	"revoked":  "as asked",
+	"idle":     "nothing to do",
+	"exit":     "leaves",
+	"death":    "has died",
+	"lost":     "came back without it",
+}
+
+func reasonOf(e *api.Event) string {
+	if text := reasons[e.Reason]; text != "" {
+		return text
+	}
+	return e.Reason
+}
+
+// eventJSON is what -o json prints; as in json.go. What an event does not have
+// is left out.
+type eventJSON struct {
+	Sequence       uint64    `json:"sequence"`
+	Time           time.Time `json:"time"`
+	Type           string    `json:"type"`
+	GPU            *uint32   `json:"gpu,omitempty"`
+	UUID           string    `json:"uuid,omitempty"`
+	Client         uint64    `json:"client,string,omitempty"`
+	PID            uint32    `json:"pid,omitempty"`
+	UID            *uint32   `json:"uid,omitempty"` // outside containers
+	Container      *named    `json:"container,omitempty"`
+	Epoch          uint64    `json:"epoch,string,omitempty"`
+	Reason         string    `json:"reason,omitempty"`
+	WaitedSeconds  *float64  `json:"waited_seconds,omitempty"`
+	HeldSeconds    *float64  `json:"held_seconds,omitempty"`
+	DrainedSeconds *float64  `json:"drained_seconds,omitempty"`
+	Waiters        *uint32   `json:"waiters,omitempty"`
+	Fenced         bool      `json:"fenced,omitempty"`
+	Concurrent     bool      `json:"concurrent,omitempty"`
+	Latency        bool      `json:"latency,omitempty"`
+	Setting        string    `json:"setting,omitempty"`
+	Old            string    `json:"old,omitempty"`
+	New            string    `json:"new,omitempty"`
+}
+
+// named is what a container is called.
+type named struct {
+	ID        string `json:"id"`
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+}
+
+func newEventJSON(e *api.Event) eventJSON {
+	secs := func(ns int64) *float64 { s := seconds(ns); return &s }
+	out := eventJSON{
+		Sequence: e.Sequence, Time: time.Unix(0, e.TimeNs).UTC(), Type: eventName(e), UUID: e.Uuid,
+		Client: e.Client, PID: e.Pid, Epoch: e.Epoch, Reason: e.Reason,
+		Fenced: e.Fenced, Concurrent: e.Concurrent, Latency: e.Latency,
+		Setting: e.Setting, Old: e.Old, New: e.New,
+	}
+	if e.Uuid != "" {
+		out.GPU = &e.Index
+	}
+	if e.Container.GetId() != "" {
+		c := e.Container
+		out.Container = &named{c.Id, c.Name, c.Namespace, c.Pod}
+	} else if e.Container != nil {
+		out.UID = &e.Uid
+	}
+	switch e.Type {
+	case api.EventType_EVENT_TYPE_GRANT:
+		out.WaitedSeconds = secs(e.WaitedNs)
+	case api.EventType_EVENT_TYPE_REVOKE:
+		out.Waiters = &e.Waiters
+	case api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
+		out.HeldSeconds, out.DrainedSeconds = secs(e.HeldNs), secs(e.DrainedNs)
+	}
+	return out
+}

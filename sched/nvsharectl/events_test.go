@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// happened is one event of each type, and of each kind of text.
+func happened() []*api.Event {
+	at := time.Date(2026, 11, 21, 12, 30, 15, 123_456_000, time.UTC).UnixNano()
+	pod := &api.Container{Id: strings.Repeat("a", 64), Namespace: "ml", Pod: "train-a", Name: "main"}
+	var all []*api.Event
+	add := func(kind api.EventType, change func(*api.Event)) {
+		e := &api.Event{Sequence: uint64(len(all) + 1), TimeNs: at + int64(len(all))*1_234_567, Type: kind}
+		change(e)
+		all = append(all, e)
+	}
+	of := func(change func(*api.Event)) func(*api.Event) {
+		return func(e *api.Event) {
+			e.Uuid, e.Client, e.Pid, e.Container, e.Epoch = "GPU-51600000-0000-4000-8000-000000000000", 7, 4711, pod, 1<<60+7
+			if change != nil {
+				change(e)
+			}
+		}
+	}
+	add(api.EventType_EVENT_TYPE_START, func(e *api.Event) { e.Reason = "version 0.1.0" })
+	add(api.EventType_EVENT_TYPE_GPU, func(e *api.Event) { e.Uuid, e.Index, e.Reason = "GPU-x", 1, "NVIDIA SimGPU" })
+	add(api.EventType_EVENT_TYPE_REGISTER, of(func(e *api.Event) { e.Uuid, e.Epoch = "", 0 }))
+	add(api.EventType_EVENT_TYPE_BYPASS, of(func(e *api.Event) {
+		e.Uuid, e.Epoch, e.Container, e.Uid = "", 0, &api.Container{}, 1000
+		e.Reason = "3 entry points of CUDA bypass the shim"
+	}))
+	add(api.EventType_EVENT_TYPE_GRANT, of(func(e *api.Event) { e.WaitedNs = 12_345_678 }))
+	add(api.EventType_EVENT_TYPE_GRANT, of(func(e *api.Event) { e.Concurrent, e.Latency = true, true }))
+	add(api.EventType_EVENT_TYPE_REVOKE, of(func(e *api.Event) { e.Reason, e.Waiters = "quantum", 1 }))
+	add(api.EventType_EVENT_TYPE_REVOKE, of(func(e *api.Event) { e.Reason, e.Waiters = "of a later version", 2 }))
+	add(api.EventType_EVENT_TYPE_RELEASE, of(func(e *api.Event) { e.Reason, e.HeldNs, e.DrainedNs = "revoked", 102_000_000, 2_000_000 }))
+	add(api.EventType_EVENT_TYPE_RELEASE, of(func(e *api.Event) { e.Reason, e.HeldNs = "idle", 1_000_000 }))
+	add(api.EventType_EVENT_TYPE_FENCE, of(nil))
+	add(api.EventType_EVENT_TYPE_RECLAIM, of(func(e *api.Event) { e.Reason, e.HeldNs, e.Fenced = "death", 61_000_000_000, true }))
+	add(api.EventType_EVENT_TYPE_END, of(func(e *api.Event) { e.Uuid, e.Epoch = "", 0 }))
+	add(api.EventType_EVENT_TYPE_MODE, func(e *api.Event) { e.Uuid, e.Concurrent, e.Reason = "GPU-x", true, "all memory fits" })
+	add(api.EventType_EVENT_TYPE_SET, func(e *api.Event) { e.Uuid, e.Setting, e.Old, e.New = "GPU-x", "time quantum", "100ms", "30ms" })
+	add(api.EventType_EVENT_TYPE_SET, func(e *api.Event) {
+		e.Uuid, e.Container, e.Setting, e.Old, e.New = "GPU-x", pod, "core limit", "none", "25%"
+	})
+	add(api.EventType_EVENT_TYPE_ADOPT, of(nil))
+	add(99, func(e *api.Event) { e.Reason = "what a later\x1b[2J scheduler says" })
+	return all
+}
+
+func TestEvents(t *testing.T) {
+	defer func(l *time.Location) { time.Local = l }(time.Local)
+	time.Local = time.UTC
+	f := &fake{events: func(req *api.EventsRequest) *api.EventsResponse {
+		if req.Since != 0 || req.WaitNs != 0 {
+			return &api.EventsResponse{Run: 1, Next: 18}
+		}
+		return &api.EventsResponse{Run: 1, Next: 18, Events: happened()}
+	}}
+	dir := serve(t, f)
+	for name, args := range map[string][]string{"events.txt": {"events"}, "events.jsonl": {"events", "-o", "json"}} {
+		code, out, errs := ctl(append(args, "--run-dir", dir)...)
+		if code != exitOK || errs != "" {
+			t.Errorf("%v: exit %d, %q", args, code, errs)
+		}
+		golden(t, name, out)
+		for line := range strings.Lines(out) {
+			if strings.HasSuffix(name, "jsonl") && !json.Valid([]byte(line)) {
+				t.Errorf("not JSON: %s", line)
+			}
+		}
+	}
+}
+
+func TestEventsTakesAllPages(t *testing.T) {
+	all := happened()
+	asked := 0
+	f := &fake{events: func(req *api.EventsRequest) *api.EventsResponse {
+		asked++
+		if req.Gpu != "0" || req.Since != 0 && req.Run != 5 {
+			t.Errorf("request %v", req)
+		}
+		if req.Since >= uint64(len(all)) { // and it never ends
+			return &api.EventsResponse{Run: 5, Next: req.Since + 1, Events: []*api.Event{{Sequence: req.Since + 1, TimeNs: time.Now().UnixNano()}}}
+		}
+		return &api.EventsResponse{Run: 5, Lost: 3, Next: req.Since + 1, Events: all[req.Since : req.Since+1]}
+	}}
+	code, out, errs := ctl("events", "--gpu", "0", "--run-dir", serve(t, f))
+	if n := strings.Count(out, "\n"); code != exitOK || n != len(all)+1 || asked != len(all)+1 {
+		t.Errorf("exit %d, %d lines, asked %d times", code, n, asked)
+	}
+	if !strings.Contains(errs, "3 earlier events are no longer kept") || !strings.Contains(errs, "3 events are lost") {
+		t.Errorf("stderr %q", errs)
+	}
+}
+
+// until cancels a context when a text was written.
+type until struct {
+	bytes.Buffer
+	text   string
+	cancel func()
+}
+
+func (u *until) Write(b []byte) (int, error) {
+	n, err := u.Buffer.Write(b)
+	if strings.Contains(u.String(), u.text) {
+		u.cancel()
+	}
+	return n, err
+}
+
+// With -f it goes on until the user ends it, also over a restart.
+func TestEventsFollow(t *testing.T) {
+	calls := 0
+	f := &fake{}
+	dir := serve(t, f)
+	f.events = func(req *api.EventsRequest) *api.EventsResponse {
+		calls++
+		switch calls {
+		case 1:
+			return &api.EventsResponse{Run: 1, Next: 1, Events: happened()[:1]}
+		case 2:
+			if req.Since != 1 || req.Run != 1 || req.WaitNs <= 0 {
+				t.Errorf("request %v", req)
+			}
+			// Gone for a moment: the next call finds no socket.
+			if err := os.Rename(api.SocketPath(dir), api.SocketPath(dir)+".away"); err != nil {
+				t.Error(err)
+			}
+			return &api.EventsResponse{Run: 1, Next: 1}
+		}
+		return &api.EventsResponse{Run: 2, Next: 1, Events: []*api.Event{{Reason: "the end"}}}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	out := &until{text: "the end", cancel: cancel}
+	errs := &until{text: "waiting for the next one", cancel: func() {
+		if err := os.Rename(api.SocketPath(dir)+".away", api.SocketPath(dir)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Error(err)
+		}
+	}}
+	if code := run(ctx, []string{"events", "-f", "--run-dir", dir}, streams{out: out, err: errs}); code != exitOK {
+		t.Errorf("exit %d, %s", code, errs)
+	}
+	if strings.Count(out.String(), "\n") != 2 || strings.Count(errs.String(), "\n") != 1 {
+		t.Errorf("%s%s", out, errs)
+	}
+}

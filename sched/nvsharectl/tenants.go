@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// tenant is what a container, or a user's processes outside containers, has of
+// one GPU.
+type tenant struct {
+	container *api.Container
+	uid       uint32
+	clients   []*api.Client
+	use       *api.TenantUse     // zero: an older scheduler
+	memory    *api.MemoryAccount // zero: neither limit nor anything reserved
+}
+
+func (t *tenant) is(c *api.Container, uid uint32) bool {
+	id := t.container.GetId()
+	return id == c.GetId() && (id != "" || t.uid == uid)
+}
+
+// key tells tenants of a GPU apart.
+func (t *tenant) key() string {
+	return cmp.Or(t.container.GetId(), "user "+strconv.FormatUint(uint64(t.uid), 10))
+}
+
+// tenantsOf groups what the status says of a GPU, those who hold or wait first.
+func tenantsOf(g *api.GPU) []*tenant {
+	var all []*tenant
+	find := func(c *api.Container, uid uint32) *tenant {
+		for _, t := range all {
+			if t.is(c, uid) {
+				return t
+			}
+		}
+		t := &tenant{container: c, uid: uid, use: &api.TenantUse{}, memory: &api.MemoryAccount{}}
+		all = append(all, t)
+		return t
+	}
+	for _, c := range g.Clients {
+		t := find(c.Container, c.Uid)
+		t.clients = append(t.clients, c)
+	}
+	for _, u := range g.Tenants {
+		find(u.Container, u.Uid).use = u
+	}
+	for _, m := range g.Memory {
+		// One that has nothing but a limit is not there.
+		if i := slices.IndexFunc(all, func(t *tenant) bool { return t.is(m.Container, m.Uid) }); i >= 0 {
+			all[i].memory = m
+		}
+	}
+	slices.SortStableFunc(all, func(a, b *tenant) int {
+		return cmp.Or(cmp.Compare(urgency(a), urgency(b)), cmp.Compare(a.name(), b.name()))
+	})
+	return all
+}
+
+// urgency is the place of a tenant's state in the list.
+func urgency(t *tenant) int {
+	c := t.foremost()
+	if c == nil {
+		return len(byUrgency)
+	}
+	return slices.Index(byUrgency, c.State)
+}
+
+var byUrgency = []api.ClientState{
+	api.ClientState_CLIENT_STATE_FENCED,
+	api.ClientState_CLIENT_STATE_LOST,
+	api.ClientState_CLIENT_STATE_DRAINING,
+	api.ClientState_CLIENT_STATE_HOLDING,
+	api.ClientState_CLIENT_STATE_WAITING,
+	api.ClientState_CLIENT_STATE_IDLE,
+	api.ClientState_CLIENT_STATE_UNSPECIFIED,
+}
+
+// foremost is the client whose state stands for the tenant's: of those in the
+// most urgent state the one that is longest in it. Nil: it has none.
+func (t *tenant) foremost() *api.Client {
+	if len(t.clients) == 0 {
+		return nil
+	}
+	return slices.MinFunc(t.clients, func(a, b *api.Client) int {
+		return cmp.Or(cmp.Compare(slices.Index(byUrgency, a.State), slices.Index(byUrgency, b.State)), cmp.Compare(b.SinceNs, a.SinceNs))
+	})
+}
+
+// state says what the tenant does, since when, and in which colour.
+func (t *tenant) state() (state, since, colour string) {
+	c := t.foremost()
+	if c == nil {
+		return "gone", "-", ""
+	}
+	state, since, colour = stateName(c), "-", stateColour[c.State]
+	if c.SinceNs != 0 {
+		since = short(c.SinceNs)
+	}
+	if c.State == api.ClientState_CLIENT_STATE_WAITING && t.use.ThrottledNs > 0 {
+		state = "throttled"
+	}
+	return state, since, colour
+}
+
+// name is for people. Processes outside containers have the name of their
+// user, and of the program if it is one.
+func (t *tenant) name() string {
+	name := api.Tenant(t.container, t.uid)
+	if t.container.GetId() == "" && len(t.clients) == 1 {
+		name += " (" + t.clients[0].Command + ")"
+	}
+	return name
+}
+
+// share says what is not as with everybody.
+func (t *tenant) share() string {
+	s := t.use.GetShare()
+	var parts []string
+	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	if s.GetCoreLimit() != 0 {
+		add("limit %d%%", s.CoreLimit)
+	}
+	if s.GetCoreRequest() != 0 {
+		add("request %d%%", s.CoreRequest)
+	}
+	if w := s.GetWeight(); w != 0 && w != 100 {
+		add("weight %d", w)
+	}
+	if s.GetPriority() == api.Priority_PRIORITY_LATENCY {
+		add("latency")
+	}
+	if s.GetGang() != "" {
+		add("gang %s", api.FormatGang(s.Gang))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// promised and got are parts of the GPU's time; an older scheduler says neither.
+func (t *tenant) promised() string { return t.part(t.use.PromisedPermille) }
+func (t *tenant) got() string      { return t.part(t.use.GotPermille) }
+
+func (t *tenant) part(permille uint32) string {
+	if t.use.Container == nil {
+		return "-"
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(permille)/10), ".0") + "%"
+}
+
+// debt is the time that it has to make up for.
+func (t *tenant) debt() string {
+	if t.use.DebtNs == 0 {
+		return "-"
+	}
+	return short(t.use.DebtNs)
+}
+
+func (t *tenant) longestWait() int64 {
+	longest := t.use.WaitMaxNs
+	for _, c := range t.clients {
+		longest = max(longest, c.WaitMaxNs)
+	}
+	return longest
+}
+
+// ofLimit says how much memory it has reserved, and of what.
+func (t *tenant) ofLimit() (text, colour string) {
+	m := t.memory
+	text = size(m.UsedBytes)
+	if m.LimitBytes == 0 {
+		return text, ""
+	}
+	if m.UsedBytes > m.LimitBytes {
+		colour = red
+	}
+	return text + "/" + size(m.LimitBytes), colour
+}

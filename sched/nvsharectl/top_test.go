@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// twoSecondsLater is sample() after some work.
+func twoSecondsLater() *api.StatusResponse {
+	r := sample()
+	r.UptimeNs += 2_000_000_000
+	g := r.Gpus[0]
+	g.Grants += 20
+	g.Tenants[0].UsedNs += 500_000_000
+	g.Clients[0].Calls += 3000
+	g.Clients[0].Grants += 10
+	g.Tenants[0].Grants = g.Clients[0].Grants
+	g.Tenants[1].UsedNs += 994_000_000
+	g.Clients[2].Calls = 1 // another process
+	return r
+}
+
+func TestTop(t *testing.T) {
+	later := twoSecondsLater()
+	again := twoSecondsLater()
+	again.UptimeNs += 1_000_000_000
+	again.Problems = []string{"GPU 1: it is fenced"}
+	for _, tc := range []struct {
+		golden string
+		args   []string
+		code   int
+	}{
+		{"top.txt", []string{"top", "--once"}, exitOK},
+		{"top.txt", []string{"top", "-n", "1"}, exitOK},
+		{"top-twice.txt", []string{"top", "-n", "2"}, exitFailed},
+		{"top-gpu1.txt", []string{"top", "--once", "--gpu", "1"}, exitOK},
+	} {
+		f := &fake{status: sample(), later: []*api.StatusResponse{later, again}}
+		code, out, errs := ctl(append(tc.args, "-d", "10ms", "--run-dir", serve(t, f))...)
+		if code != tc.code || errs != "" {
+			t.Errorf("%v: exit %d, %q", tc.args, code, errs)
+		}
+		golden(t, tc.golden, out)
+	}
+}
+
+// A scheduler that began anew, and one of an older version, have rates too.
+func TestTopOfAnotherScheduler(t *testing.T) {
+	fresh := older(sample())
+	fresh.UptimeNs = 100_000_000_000
+	var out bytes.Buffer
+	printTop(streams{out: &out}, sample(), fresh)
+	if !strings.Contains(out.String(), "61.2%") { // 61.2 s of 100
+		t.Errorf("got\n%s", out.String())
+	}
+}
+
+// On a terminal a round takes the place of the one before, whatever its length,
+// and never more than there is room for.
+func TestTopDrawsInPlace(t *testing.T) {
+	shorter := twoSecondsLater()
+	shorter.Gpus = shorter.Gpus[:1]
+	for _, rows := range []int{50, 6} {
+		f := &fake{status: sample(), later: []*api.StatusResponse{twoSecondsLater(), shorter}}
+		var out bytes.Buffer
+		code := run(context.Background(), []string{"top", "-n", "2", "-d", "10ms", "--run-dir", serve(t, f)},
+			streams{out: &out, rows: func() int { return rows }})
+		first, second, ok := strings.Cut(out.String(), "A\r")
+		if code != exitOK || !ok {
+			t.Fatalf("exit %d, %q", code, out.String())
+		}
+		drawn := strings.Count(first, "\n")
+		if !strings.HasSuffix(first, "\x1b["+strconv.Itoa(drawn)) || !strings.HasSuffix(second, "\x1b[J") {
+			t.Errorf("%d lines are drawn, then %q", drawn, out.String())
+		}
+		if drawn >= rows || (rows == 6) != strings.Contains(first, "lines more") {
+			t.Errorf("%d lines in %d rows: %q", drawn, rows, first)
+		}
+	}
+}
