@@ -22,6 +22,8 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 SIM   ?=
 GOAL  := demo
 STEPS ?= 1000000
+EXECS ?= 50000
+FUZZ  := sched/wire:FuzzDecode sched/daemon:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl plugin:FuzzRequest
 SEED  ?=
 
 PREFIX  ?= /usr/local
@@ -30,7 +32,7 @@ DESTDIR ?=
 .DEFAULT_GOAL := build
 # What is installed comes first; sub-makes run their jobs in parallel.
 .NOTPARALLEL:
-.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e compat stress bench sim generate \
+.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e compat stress bench sim fuzz generate \
 	gpu-bundle install uninstall static image clean
 
 help: ## this list
@@ -96,6 +98,10 @@ bench: build simgpu ## what the shim costs a call, on a driver that does nothing
 
 sim: ## the scheduler core in virtual time: make sim STEPS=1000000 SEED=42
 	STEPS=$(STEPS) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run 'TestSim$$' -v ./sched/sim
+
+# Minimising what is only interesting takes longer than all the rest.
+fuzz: ## what others write: EXECS=50000 executions of each fuzz target
+	@set -e; for t in $(FUZZ); do echo "$$t"; $(GO) test -run '^$$' -fuzz "^$${t#*:}\$$" -fuzztime $(EXECS)x -fuzzminimizetime 10x ./$${t%:*}; done
 
 generate: ## the control API's Go code and the golden frames
 	@$(MAKE) --no-print-directory -C sched/api generate

@@ -116,6 +116,21 @@ func TestSimulatedThroughNVML(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("through NVML %+v\nfrom the configuration %+v", got, want)
 	}
+
+	s := Sampler{SimDir: dir}
+	for range 2 { // NVML stays started
+		samples, err := s.Sample(context.Background())
+		if err != nil || len(samples) != len(want) {
+			t.Fatalf("samples %v, %v", samples, err)
+		}
+		for i, sample := range samples {
+			if sample.UUID != want[i].UUID || sample.Utilization != 0 || sample.MemoryUtilization != 0 ||
+				sample.MemoryTotal != 1<<30 || sample.MemoryUsed != 0 || sample.MemoryFree != 1<<30 ||
+				sample.Processes == nil || len(sample.Processes) != 0 {
+				t.Errorf("GPU %d: %+v", i, sample)
+			}
+		}
+	}
 }
 
 func TestFindDriver(t *testing.T) {

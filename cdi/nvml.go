@@ -29,30 +29,41 @@ var inNVML = make(chan struct{}, 1)
 // or what NVML reports. It returns when ctx ends even if NVML hangs, as it does
 // on a GPU that fell off the bus.
 func (n NVML) List(ctx context.Context) ([]GPU, error) {
+	var gpus []GPU
+	err := inside(ctx, func() (err error) {
+		gpus, err = n.list()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return gpus, nil
+}
+
+// inside runs f, which is to use NVML, unless another one hangs there. It
+// returns when ctx ends, even if f does not; then what f writes must not be
+// read.
+func inside(ctx context.Context, f func() error) error {
 	select {
 	case inNVML <- struct{}{}:
 	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for NVML, which does not return from an earlier call (a GPU hangs; see dmesg): %w", ctx.Err())
+		return fmt.Errorf("wait for NVML, which does not return from an earlier call (a GPU hangs; see dmesg): %w", ctx.Err())
 	}
-	type result struct {
-		gpus []GPU
-		err  error
-	}
-	done := make(chan result, 1)
+	done := make(chan error, 1)
 	go func() {
 		defer func() { <-inNVML }()
-		gpus, err := n.list()
-		done <- result{gpus, err}
+		done <- f()
 	}()
 	select {
-	case r := <-done:
-		return r.gpus, r.err
+	case err := <-done:
+		return err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for NVML: %w", ctx.Err())
+		return fmt.Errorf("wait for NVML: %w", ctx.Err())
 	}
 }
 
-func (n NVML) list() ([]GPU, error) {
+// start loads and starts NVML; the caller shuts it down.
+func (n NVML) start() (nvml.Interface, error) {
 	var opts []nvml.LibraryOption
 	if n.Library != "" {
 		opts = append(opts, nvml.WithLibraryPath(n.Library))
@@ -60,10 +71,18 @@ func (n NVML) list() ([]GPU, error) {
 	lib := nvml.New(opts...)
 	switch ret := lib.Init(); ret {
 	case nvml.SUCCESS:
+		return lib, nil
 	case nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED:
 		return nil, fmt.Errorf("%w: %v", ErrNoNVML, ret)
 	default:
 		return nil, fmt.Errorf("start NVML: %v", ret)
+	}
+}
+
+func (n NVML) list() ([]GPU, error) {
+	lib, err := n.start()
+	if err != nil {
+		return nil, err
 	}
 	defer lib.Shutdown()
 

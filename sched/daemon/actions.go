@@ -59,6 +59,7 @@ func (d *Daemon) stepAttach(g *gpu, att *attachment, ev sched.Attach, answer wir
 func (d *Daemon) decide(g *gpu, ev sched.Event) []sched.Action {
 	t := now()
 	acts := g.core.Step(t, ev)
+	d.reach(atDecided)
 	if t >= d.nextCheck || d.checkAlways {
 		d.nextCheck = t.Add(checkPause)
 		if err := g.core.Check(); err != nil && d.invariantErr == nil {
@@ -86,7 +87,9 @@ func (d *Daemon) flush(g *gpu) {
 func (d *Daemon) carryOut(g *gpu, w *work) bool {
 	if w.att != nil {
 		if c := w.att.client.conn; c != nil && c.channels[w.att.channel] == w.att {
+			d.reach(beforeAttached)
 			d.send(c, w.answer, nil)
+			d.reach(afterAttached)
 		}
 		return true
 	}
@@ -98,35 +101,70 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 		return d.persist(g, a)
 	case sched.Grant:
 		if att := d.attachmentOf(g, a.Client); att != nil {
-			flags := grantFlags(a.Concurrent)
-			att.client.page.open(att.channel, a.Epoch, flags, uint64(a.Quantum), uint64(now()))
+			flags, onPage := grantFlags(a.Concurrent), uint32(0)
+			if a.Latency {
+				onPage = wire.GrantLatency
+			}
+			d.reach(beforeGrant)
+			att.client.page.open(att.channel, a.Epoch, flags|onPage, uint64(a.Quantum), uint64(now()))
+			d.reach(inGrant)
 			d.send(att.client.conn, &wire.Frame{
 				Type: wire.TypeGrant, Channel: att.channel, Epoch: uint64(a.Epoch), Code: flags,
 				Grant: wire.Grant{QuantumNs: uint64(a.Quantum)},
 			}, nil)
+			d.reach(afterGrant)
 		}
 	case sched.Revoke:
 		if att := d.attachmentOf(g, a.Client); att != nil {
+			d.reach(beforeRevoke)
 			att.client.page.shut(att.channel)
+			d.reach(inRevoke)
 			d.send(att.client.conn, &wire.Frame{
 				Type: wire.TypeRevoke, Channel: att.channel, Epoch: uint64(a.Epoch),
 				Revoke: wire.Revoke{GraceNs: uint64(a.Grace), Waiters: uint32(a.Waiters)},
 			}, nil)
+			d.reach(afterRevoke)
 			d.expectRelease(g, att.client.conn)
+		}
+	case sched.Pause:
+		if att := d.attachmentOf(g, a.Client); att != nil {
+			d.reach(beforePause)
+			att.client.page.Close(att.channel) // nobody waits on it yet
+			d.reach(afterPause)
+		}
+	case sched.Resume:
+		if att := d.attachmentOf(g, a.Client); att != nil {
+			d.reach(beforeResume)
+			att.client.page.reopen(att.channel, a.Epoch)
+			d.reach(afterResume)
+		}
+	case sched.Stand:
+		if att := d.attachmentOf(g, a.Client); att != nil {
+			att.client.page.Stand(att.channel, a.On)
 		}
 	case sched.Close:
 		if att := d.attachmentOf(g, a.Client); att != nil {
+			d.reach(beforeClose)
 			att.client.page.shut(att.channel)
+			d.reach(afterClose)
 		}
 	case sched.Adopt:
 		if att := d.attachmentOf(g, a.Client); att != nil {
-			att.client.page.open(att.channel, a.Epoch, grantFlags(g.mode == sched.Concurrent), uint64(g.quantum), uint64(now()))
+			d.reach(beforeAdopt)
+			att.client.page.open(att.channel, a.Epoch, grantFlags(g.modeNow() == sched.Concurrent), uint64(g.quantum), uint64(now()))
+			d.reach(afterAdopt)
 		}
 	case sched.Fence:
 		d.fence(g, a)
 	case sched.Notice:
+		d.reach(beforeNotice)
 		d.notice(g, a)
+		d.reach(afterNotice)
+	case sched.Released:
+		d.unfence(g, a.Client)
+		d.reach(afterReleased)
 	}
+	d.observe(g, w.action)
 	return true
 }
 
@@ -164,11 +202,18 @@ func (d *Daemon) attachmentOf(g *gpu, id sched.ClientID) *attachment {
 
 func (d *Daemon) persist(g *gpu, a sched.Persist) bool {
 	s := d.state.GPUs[g.UUID]
-	s.Epoch, s.Holder, s.Concurrent = a.Epoch, nil, a.Concurrent
-	if cl := d.clients[a.Holder]; cl != nil {
-		s.Holder = &holderState{PID: cl.pid, StartTime: cl.start}
+	s.Epoch, s.Holders, s.Unrecorded = a.Epoch, s.Holders[:0], a.Unrecorded
+	for _, h := range a.Holders {
+		if cl := d.clients[h.Client]; cl != nil {
+			s.Holders = append(s.Holders, holderState{PID: cl.pid, StartTime: cl.start, Epoch: h.Epoch})
+		}
 	}
-	err := d.state.save(d.statePath())
+	d.reach(beforePersist)
+	err := d.state.saveBy(d.statePath(), func(a, b string) error {
+		d.reach(inPersist)
+		return exchange(a, b)
+	})
+	d.reach(afterPersist)
 	switch {
 	case err != nil && d.persistErr == nil:
 		d.log.WithError(err).Error("no grants until the state file can be written")
@@ -177,17 +222,6 @@ func (d *Daemon) persist(g *gpu, a sched.Persist) bool {
 	}
 	d.persistErr = err
 	return err == nil
-}
-
-func (d *Daemon) fence(g *gpu, a sched.Fence) {
-	log := d.log.WithField("client", a.Client)
-	if cl := d.clients[a.Client]; cl != nil {
-		log = log.WithField("pid", cl.pid)
-		if cl.container != "" {
-			log = log.WithField("container", cl.container)
-		}
-	}
-	log.Warnf("GPU %d: fenced: it did not release the GPU within the grace period, and may still use it", g.Index)
 }
 
 func (d *Daemon) notice(g *gpu, a sched.Notice) {

@@ -13,7 +13,7 @@ func BenchmarkSave(b *testing.B) {
 	for i := range 8 {
 		g := gpuB
 		g.UUID = g.UUID[:len(g.UUID)-1] + string(rune('0'+i))
-		s.GPUs[g.UUID] = &gpuState{Epoch: 1 << 33, Holder: &holderState{PID: 4711, StartTime: 123456}}
+		s.GPUs[g.UUID] = &gpuState{Epoch: 1 << 33, Holders: []holderState{{PID: 4711, StartTime: 123456}}}
 	}
 	path := filepath.Join(b.TempDir(), "state.json")
 	for b.Loop() {

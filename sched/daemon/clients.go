@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -66,8 +67,14 @@ func (d *Daemon) logOf(c *conn) *logrus.Entry {
 
 // tell writes a line that a tenant causes, as often as it likes.
 func (d *Daemon) tell(c *conn, level logrus.Level, text string) {
-	if !d.tenantLog.takeIf(time.Now()) {
+	switch {
+	case level >= logrus.DebugLevel:
+	case !d.tenantLog.takeIf(time.Now()):
+		d.unlogged++
 		level = logrus.DebugLevel
+	case d.unlogged > d.unloggedTold:
+		d.log.WithField("lines", d.unlogged-d.unloggedTold).Warn("clients caused more lines than these: they are written with NVSHARE_DEBUG=1 only")
+		d.unloggedTold = d.unlogged
 	}
 	d.logOf(c).Log(level, text)
 }
@@ -133,6 +140,8 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 	if c.dead {
 		return
 	}
+	d.reach(atFrame)
+	d.traffic.messages[f.Type]++
 	switch f.Type {
 	case wire.TypeRegister:
 		d.register(c, f)
@@ -220,10 +229,12 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 	}
 	defer fd.Close()
 	c.page = page
+	d.reach(beforeWelcome)
 	d.send(c, &wire.Frame{
 		Type:    wire.TypeWelcome,
 		Welcome: wire.Welcome{ClientID: uint64(cl.id), PageSize: wire.PageSize, Slots: wire.MaxChannels},
 	}, unix.UnixRights(int(fd.Fd())))
+	d.reach(afterWelcome)
 }
 
 // takeOver makes c the connection over which its process uses GPUs. What the
@@ -246,9 +257,13 @@ func (d *Daemon) takeOver(c *conn) {
 		what = "registered"
 		d.dropReservations(cl) // what an earlier program of this process had
 	}
+	d.traffic.registrations++
+	d.noteClient(cl, api.EventType_EVENT_TYPE_REGISTER, 0)
 	d.tell(c, logrus.InfoLevel, fmt.Sprintf("%s, shim %s, %d entry points interposed", what, shimVersion(cl.reg.ShimVersion), cl.reg.Interposed))
 	if cl.reg.Bypassed > 0 {
 		d.tell(c, logrus.WarnLevel, fmt.Sprintf("%d entry points of CUDA bypass the shim: its work may not be arbitrated", cl.reg.Bypassed))
+		d.traffic.bypasses++
+		d.noteClient(cl, api.EventType_EVENT_TYPE_BYPASS, cl.reg.Bypassed)
 	}
 }
 
@@ -281,15 +296,21 @@ func (d *Daemon) bury(cl *client) {
 	if d.clients[cl.id] != cl {
 		return
 	}
+	d.reach(beforeBury)
+	defer d.reach(afterBury)
 	if cl.conn != nil {
 		c := cl.conn
 		cl.conn = nil
 		d.shutDown(c)
 	}
+	if cl.page != nil {
+		d.noteClient(cl, api.EventType_EVENT_TYPE_END, 0)
+	}
 	for _, g := range d.order {
-		if cl.attached[g] != nil || g.restored == cl.id {
+		if cl.attached[g] != nil || g.restored[cl.id] {
 			d.step(g, sched.Gone{Client: cl.id})
 			delete(cl.attached, g)
+			delete(g.restored, cl.id)
 		}
 	}
 	delete(d.clients, cl.id)
@@ -354,11 +375,11 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	c.client.attached[g] = att
 	c.channels[f.Channel] = att
 	c.page.SetLimits(f.Channel, g.limits(c.client.account))
-	if g.restored == c.client.id {
-		g.restored = 0
-	}
+	delete(g.restored, c.client.id)
 	d.stepAttach(g, att, sched.Attach{
 		Client: c.client.id,
+		Tenant: c.client.account,
+		Share:  d.shareOf(g, c.client.account),
 		Held:   sched.Epoch(f.Epoch),
 		Want:   f.Code&wire.AttachWant != 0,
 	}, answer)
@@ -389,6 +410,7 @@ func (d *Daemon) dropBroken() {
 		c := d.broken[0]
 		d.broken = d.broken[1:]
 		delete(d.conns, c)
+		d.traffic.disconnects++
 		d.accountOf(c.peer).conns--
 		d.dropAccount(c.peer)
 		if c.client == nil {
@@ -416,6 +438,7 @@ func (d *Daemon) loseClient(c *conn) {
 			d.step(att.gpu, sched.Lost{Client: cl.id})
 		}
 	}
+	d.reach(afterLost)
 }
 
 func shimVersion(v uint32) string {

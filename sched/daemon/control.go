@@ -52,15 +52,28 @@ func (s controlService) SetMemoryLimit(ctx context.Context, req *api.SetMemoryLi
 	return resp, err
 }
 
+func (s controlService) SetShare(ctx context.Context, req *api.SetShareRequest) (resp *api.SetShareResponse, err error) {
+	if askErr := s.d.ask(ctx, func() { resp, err = s.d.setShare(req) }); askErr != nil {
+		return nil, askErr
+	}
+	return resp, err
+}
+
 func (s controlService) DescribeContainer(ctx context.Context, req *api.DescribeContainerRequest) (*api.DescribeContainerResponse, error) {
 	c := req.GetContainer()
 	if c.GetId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "describe a container: the id is empty")
 	}
-	for _, name := range []string{c.Id, c.Name, c.Namespace, c.Pod, c.PodUid} {
+	for _, name := range append([]string{c.Id, c.Name, c.Namespace, c.Pod, c.PodUid}, c.Gpus...) {
 		if len(name) > maxName {
 			return nil, status.Errorf(codes.InvalidArgument, "describe container %.64s: a name has %d bytes, %d are possible", c.Id, len(name), maxName)
 		}
+	}
+	if n := len(c.Gpus); n > maxGPUs {
+		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: %d GPUs, %d are possible", c.Id, n, maxGPUs)
+	}
+	if err := c.Share.Validate(); err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: %v", c.Id, err)
 	}
 	var err error
 	if askErr := s.d.ask(ctx, func() {
@@ -69,7 +82,7 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 			return
 		}
 		s.d.names[c.Id] = proto.Clone(c).(*api.Container)
-		s.d.setPodLimit(c.Id, c.MemoryLimitBytes)
+		s.d.setPodShare(c)
 	}); askErr != nil {
 		return nil, askErr
 	}
@@ -79,7 +92,7 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 func (s controlService) ForgetContainer(ctx context.Context, req *api.ForgetContainerRequest) (*api.ForgetContainerResponse, error) {
 	return &api.ForgetContainerResponse{}, s.d.ask(ctx, func() {
 		delete(s.d.names, req.GetId())
-		s.d.forgetLimits(req.GetId())
+		s.d.forgetShares(req.GetId())
 	})
 }
 
@@ -88,45 +101,48 @@ func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 	if quantum != 0 && (quantum < sched.MinQuantum || quantum > sched.MaxQuantum) {
 		return nil, status.Errorf(codes.InvalidArgument, "set the time quantum to %v: it must be from %v to %v", quantum, sched.MinQuantum, sched.MaxQuantum)
 	}
-	mode := sched.Exclusive
-	switch req.Mode {
-	case api.Mode_MODE_UNSPECIFIED, api.Mode_MODE_EXCLUSIVE:
-	case api.Mode_MODE_CONCURRENT:
-		mode = sched.Concurrent
-	default:
-		return nil, status.Errorf(codes.InvalidArgument, "set mode %v: unknown", req.Mode)
-	}
-	resp := &api.SetResponse{}
-	change := func(q *time.Duration, m *sched.Mode) *api.Change {
-		c := &api.Change{OldQuantumNs: int64(*q), OldMode: apiMode(*m)}
-		if quantum != 0 {
-			*q = quantum
+	change := setting{Quantum: quantum}
+	if req.Mode != api.Mode_MODE_UNSPECIFIED {
+		mode, ok := schedModes[req.Mode]
+		if !ok {
+			return nil, status.Errorf(codes.InvalidArgument, "set mode %v: unknown", req.Mode)
 		}
-		if req.Mode != api.Mode_MODE_UNSPECIFIED {
-			*m = mode
-		}
-		c.NewQuantumNs, c.NewMode = int64(*q), apiMode(*m)
-		resp.Changes = append(resp.Changes, c)
-		return c
+		change.Mode = mode.String()
 	}
-	gpus := d.order
+	uuid, gpus := "", d.order
 	if req.Gpu != "" {
 		g := d.findGPU(req.Gpu)
 		if g == nil {
 			return nil, noSuchGPU(req.Gpu)
 		}
-		gpus = []*gpu{g}
-	} else {
-		change(&d.opts.Quantum, &d.opts.Mode)
+		uuid, gpus = g.UUID, []*gpu{g}
+	}
+	if change != (setting{}) {
+		if err := d.changeSettings(uuid, change); err != nil {
+			return nil, status.Error(codes.Unavailable, err.Error())
+		}
+	}
+	resp := &api.SetResponse{}
+	apply := func(q *time.Duration, m *sched.Mode, uuid string) *api.Change {
+		c := &api.Change{Uuid: uuid, OldQuantumNs: int64(*q), OldMode: apiMode(*m)}
+		*q, *m = d.settingOf(uuid)
+		c.NewQuantumNs, c.NewMode = int64(*q), apiMode(*m)
+		resp.Changes = append(resp.Changes, c)
+		return c
+	}
+	if uuid == "" {
+		apply(&d.opts.Quantum, &d.opts.Mode, "")
 	}
 	for _, g := range gpus {
-		c := change(&g.quantum, &g.mode)
-		c.Uuid, c.Index = g.UUID, uint32(g.Index)
+		c := apply(&g.quantum, &g.mode, g.UUID)
+		c.Index = uint32(g.Index)
+		d.noteSetting(g, "", "time quantum", time.Duration(c.OldQuantumNs), time.Duration(c.NewQuantumNs))
+		d.noteSetting(g, "", "anti-thrash", api.AntiThrash(c.OldMode), api.AntiThrash(c.NewMode))
 		if c.NewQuantumNs != c.OldQuantumNs {
 			d.step(g, sched.SetQuantum{D: g.quantum})
 		}
 		if c.NewMode != c.OldMode {
-			d.step(g, sched.SetMode{M: g.mode})
+			d.step(g, sched.SetMode{M: g.modeNow()})
 		}
 		d.log.Infof("GPU %d: time quantum %v, %v", g.Index, g.quantum, g.mode)
 	}
@@ -146,11 +162,19 @@ func (d *Daemon) findGPU(name string) *gpu {
 	return nil
 }
 
+var schedModes = map[api.Mode]sched.Mode{
+	api.Mode_MODE_EXCLUSIVE:  sched.Exclusive,
+	api.Mode_MODE_CONCURRENT: sched.Concurrent,
+	api.Mode_MODE_AUTO:       sched.Auto,
+}
+
 func apiMode(m sched.Mode) api.Mode {
-	if m == sched.Concurrent {
-		return api.Mode_MODE_CONCURRENT
+	for a, s := range schedModes {
+		if s == m {
+			return a
+		}
 	}
-	return api.Mode_MODE_EXCLUSIVE
+	return api.Mode_MODE_UNSPECIFIED
 }
 
 // status describes everything. It is O(clients).
@@ -169,10 +193,17 @@ func (d *Daemon) status() *api.StatusResponse {
 		s := g.core.Snapshot(t)
 		out := &api.GPU{
 			Index: uint32(g.Index), Uuid: g.UUID, Name: strings.ToValidUTF8(g.Name, "?"), MemoryBytes: g.MemoryBytes,
-			Mode: apiMode(s.Mode), QuantumNs: int64(s.Quantum), GraceNs: int64(s.Grace),
+			Mode: apiMode(g.mode), QuantumNs: int64(s.Quantum), GraceNs: int64(s.Grace),
 			Epoch:  uint64(s.Epoch),
 			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences,
 			Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
+			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason,
+		}
+		for i := range s.Tenants {
+			out.Tenants = append(out.Tenants, d.tenantUse(g, &s.Tenants[i]))
+		}
+		if g.demoted {
+			out.ModeReason = "a fenced client still uses the GPU (--fence-action demote)"
 		}
 		for _, cs := range s.Clients {
 			c := d.clientStatus(g, cs, t)
@@ -186,14 +217,28 @@ func (d *Daemon) status() *api.StatusResponse {
 		}
 		var over []string
 		out.Memory, over = d.memoryStatus(g)
+		var promised []string
+		out.Promises, promised = d.promiseStatus(g)
+		r.Problems = append(r.Problems, promised...)
 		r.Problems = append(r.Problems, over...)
 		r.Gpus = append(r.Gpus, out)
 	}
 	for _, c := range d.names {
-		r.Containers = append(r.Containers, proto.Clone(c).(*api.Container))
+		r.Containers = append(r.Containers, c)
 	}
 	slices.SortFunc(r.Containers, func(a, b *api.Container) int { return cmp.Compare(a.Id, b.Id) })
 	return r
+}
+
+func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
+	u := &api.TenantUse{
+		Share:   d.shares.Tenants[t.Tenant].on(g.UUID).api(),
+		Clients: uint32(t.Clients), PromisedPermille: uint32(t.Promised), GotPermille: uint32(t.Got),
+		UsedNs: int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
+		Grants: t.Grants, WaitMaxNs: int64(t.LongestWait),
+	}
+	u.Container, u.Uid = d.tenantOf(t.Tenant)
+	return u
 }
 
 func (d *Daemon) problems() (p []string) {
@@ -203,8 +248,11 @@ func (d *Daemon) problems() (p []string) {
 	if d.persistErr != nil {
 		p = append(p, fmt.Sprintf("no grants: %v", d.persistErr))
 	}
-	if d.limitsErr != nil {
-		p = append(p, fmt.Sprintf("memory limits are not as they were set: %v", d.limitsErr))
+	if d.sharesErr != nil {
+		p = append(p, fmt.Sprintf("shares and memory limits are not as they were set: %v", d.sharesErr))
+	}
+	if d.settingsErr != nil {
+		p = append(p, fmt.Sprintf("time quanta and modes are not as they were set: %v", d.settingsErr))
 	}
 	if d.identifyErr != nil {
 		p = append(p, fmt.Sprintf("clients are refused and run unarbitrated: %v", d.identifyErr))
@@ -258,7 +306,7 @@ func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *ap
 	c.Command = strings.ToValidUTF8(cl.command, "?")
 	c.Container = &api.Container{Id: cl.container, PodUid: cl.podUID}
 	if names := d.names[cl.container]; names != nil {
-		c.Container = proto.Clone(names).(*api.Container)
+		c.Container = names
 	}
 	c.ReservedBytes = g.ledger.Reserved(cl.account, cs.ID).Total
 	c.Interposed, c.Bypassed = cl.reg.Interposed, cl.reg.Bypassed

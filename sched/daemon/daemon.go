@@ -38,12 +38,19 @@ type Options struct {
 	Quantum time.Duration
 	Grace   time.Duration
 	Mode    sched.Mode
+	Tuning  sched.Tuning // how time is accounted
+	// FenceAction is FenceReport if it is "".
+	FenceAction FenceAction
 	// Spin is how long the scheduler and the next client may spin for the
 	// release of a grant that was revoked; 0: they sleep.
 	Spin    time.Duration
 	List    Lister
 	Version string // for display
 	Log     *logrus.Entry
+	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
+	// whoever reaches it; "": nowhere. Sample may be nil.
+	MetricsAddr string
+	Sample      Sampler
 }
 
 // Daemon is a scheduler with open sockets. Make one with New, then call Run.
@@ -59,6 +66,7 @@ type Daemon struct {
 	lock    *os.File
 	tenants *net.UnixListener
 	control net.Listener
+	metrics *exporter // nil: none
 
 	events chan func()    // run by the loop
 	ended  chan struct{}  // closed when the loop has ended
@@ -75,8 +83,9 @@ type Daemon struct {
 	counts   map[string]*account // by peer.account
 	gpus     map[wire.UUID]*gpu
 	order    []*gpu                    // by index
-	names    map[string]*api.Container // by id; what the plugin told us
-	limits   limits                    // of memory
+	names    map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
+	shares   shares                    // that were set, or asked for by pods
+	settings settings                  // time quanta and modes that were set
 	broken   []*conn                   // to be treated as lost after the current event
 
 	discovering     bool
@@ -87,11 +96,18 @@ type Daemon struct {
 	persistErr      error
 	invariantErr    error
 	identifyErr     error // clients are refused that no client can do anything about
-	limitsErr       error // limits were lost, or would be at a restart
+	sharesErr       error // shares were lost, or would be at a restart
+	settingsErr     error // settings were lost
 	nextCheck       sched.Time
 	nextLedgerCheck sched.Time
 	tenantLog       bucket
-	checkAlways     bool // tests
+	unloggedTold    uint64
+	unlogged        uint64 // lines that tenants caused and tenantLog held back
+	history         history
+	traffic         traffic
+	checkAlways     bool            // tests
+	failpoint       func(failpoint) // tests
+	fencesChanged   bool
 	refused         uint64
 	malformed       uint64
 }
@@ -100,6 +116,23 @@ type Daemon struct {
 // that clients can connect; they are answered once Run runs. It fails if
 // another scheduler has the directory.
 func New(opts Options) (*Daemon, error) {
+	d, err := newDaemon(opts)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.openRunDir(); err != nil {
+		return nil, err
+	}
+	d.restoreFiles()
+	if err := d.openMetrics(); err != nil {
+		d.closeRunDir()
+		return nil, err
+	}
+	return d, nil
+}
+
+// newDaemon has nothing open, and knows nothing of before.
+func newDaemon(opts Options) (*Daemon, error) {
 	bootID, err := readBootID()
 	if err != nil {
 		return nil, fmt.Errorf("read the boot id: %w", err)
@@ -123,16 +156,20 @@ func New(opts Options) (*Daemon, error) {
 		names:           map[string]*api.Container{},
 		tenantLog:       bucket{rate: tenantLogRate, burst: tenantLogBurst},
 	}
-	if err := d.openRunDir(); err != nil {
-		return nil, err
-	}
-	d.state, err = loadState(d.statePath(), bootID)
-	if err != nil {
+	d.history = newHistory(d.started.UnixNano())
+	d.noteChange(nil, &event{kind: api.EventType_EVENT_TYPE_START, text: "version " + opts.Version})
+	return d, nil
+}
+
+// restoreFiles reads what earlier schedulers have written.
+func (d *Daemon) restoreFiles() {
+	var err error
+	if d.state, err = loadState(d.statePath(), d.bootID); err != nil {
 		d.cautious = true
 		d.log.WithError(err).Warn("the state file cannot be used: epochs go on from the wall clock, and the first grants wait for one quantum and grace period, in case an unknown client still holds a GPU")
 	}
-	d.restoreLimits()
-	return d, nil
+	d.restoreSettings()
+	d.restoreShares()
 }
 
 func (d *Daemon) statePath() string { return filepath.Join(d.opts.RunDir, "state.json") }
@@ -157,6 +194,13 @@ func (d *Daemon) Run(ctx context.Context) error {
 			d.log.WithError(err).Error("control socket: no longer served")
 		}
 	}()
+	if d.metrics != nil {
+		d.wg.Add(1)
+		go func() {
+			defer d.wg.Done()
+			d.metrics.serve(ctx)
+		}()
+	}
 	d.startDiscovery(ctx)
 	d.loop(ctx)
 	close(d.ended) // before anything is closed that others wait for
@@ -202,6 +246,7 @@ func (d *Daemon) loop(ctx context.Context) {
 			d.tick(ctx)
 		}
 		d.dropBroken()
+		d.applyFences()
 		if at, ok := d.deadline(); ok {
 			timer.Reset(max(at.Sub(now()), 0))
 		} else {
@@ -240,6 +285,10 @@ func (d *Daemon) ask(ctx context.Context, f func()) error {
 		return errors.New("the scheduler is ending")
 	}
 }
+
+// Answers returns nil when the loop has dealt with all that came before: an
+// error, when ctx is done first or the daemon has ended.
+func (d *Daemon) Answers(ctx context.Context) error { return d.ask(ctx, func() {}) }
 
 // now reads CLOCK_MONOTONIC, which is what the grant page promises.
 func now() sched.Time {

@@ -37,8 +37,8 @@ func TestTurns(t *testing.T) {
 		t.Errorf("word %d at GRANT of epoch %d", got, e1)
 	}
 	st := readState(t, s.dir).GPUs[gpuA.UUID]
-	if uint64(st.Epoch) != e1 || st.Holder == nil || int(st.Holder.PID) != pa.cmd.Process.Pid {
-		t.Errorf("state file at GRANT: %+v, holder %+v", st, st.Holder)
+	if uint64(st.Epoch) != e1 || len(st.Holders) != 1 || int(st.Holders[0].PID) != pa.cmd.Process.Pid {
+		t.Errorf("state file at GRANT: %+v, holders %+v", st, st.Holders)
 	}
 	_, b := newClient(t, s)
 	n := a.expect(wire.TypeNotice)
@@ -268,8 +268,8 @@ func TestConcurrentMode(t *testing.T) {
 	if f.Code != wire.GrantConcurrent || b.page.Flags(0) != wire.GrantConcurrent || a.page.Word(0) != uint32(e) {
 		t.Errorf("grant %+v, flags %d, first word %d", f, b.page.Flags(0), a.page.Word(0))
 	}
-	if !readState(t, s.dir).GPUs[gpuA.UUID].Concurrent {
-		t.Error("state file does not say that there are several holders")
+	if st := readState(t, s.dir).GPUs[gpuA.UUID]; len(st.Holders) != 2 {
+		t.Errorf("state file does not name both holders: %+v", st)
 	}
 	set(api.Mode_MODE_EXCLUSIVE)
 	a.expect(wire.TypeRevoke)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -20,9 +21,13 @@ type gpu struct {
 	GPU
 	core     *sched.Core
 	ledger   *sched.Ledger
-	restored sched.ClientID // had the grant before the restart, not back yet
-	quantum  time.Duration  // as the core has them
+	reserved uint64                  // as the core was told
+	restored map[sched.ClientID]bool // had a grant before the restart, not back yet
+	quantum  time.Duration           // as the core has them
 	mode     sched.Mode
+	fenced   map[sched.ClientID]bool // those for whom FenceDemote is in force
+	demoted  bool                    // and the core knows
+	stats    turnStats
 
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
@@ -122,28 +127,32 @@ func (d *Daemon) addGPU(info GPU) error {
 			// Above every epoch of before, as long as there was less than one
 			// grant per microsecond on average.
 			last.Epoch = sched.NextEpoch(sched.Epoch(time.Now().UnixMicro()))
-			last.Concurrent = true
+			last.Unrecorded = true
 		}
 		d.state.GPUs[info.UUID] = last
 	}
-	g := &gpu{GPU: info, quantum: d.opts.Quantum, mode: d.opts.Mode, ledger: sched.NewLedger(), core: sched.New(sched.Config{
-		Quantum:   d.opts.Quantum,
+	quantum, mode := d.settingOf(info.UUID)
+	g := &gpu{GPU: info, restored: map[sched.ClientID]bool{}, fenced: map[sched.ClientID]bool{}, quantum: quantum, mode: mode, ledger: sched.NewLedger(), core: sched.New(sched.Config{
+		Quantum:   quantum,
 		Grace:     d.opts.Grace,
-		Mode:      d.opts.Mode,
+		Mode:      mode,
+		Tuning:    d.opts.Tuning,
 		LastEpoch: last.Epoch,
 	})}
 	d.gpus[uuid] = g
-	for account := range d.limits.Tenants {
+	for account := range d.shares.Tenants {
 		d.applyLimit(g, account)
 	}
 	d.order = append(d.order, g)
 	slices.SortStableFunc(d.order, func(a, b *gpu) int { return cmp.Compare(a.Index, b.Index) })
 	d.log.Infof("GPU %d: %s %s, %d MiB", info.Index, info.UUID, info.Name, info.MemoryBytes>>20)
-	if last.Concurrent {
+	d.noteChange(g, &event{kind: api.EventType_EVENT_TYPE_GPU, text: info.Name})
+	unrecorded, holders := last.Unrecorded, slices.Clone(last.Holders) // steps write to last
+	if unrecorded {
 		d.step(g, sched.Restore{Epoch: last.Epoch})
 	}
-	if last.Holder != nil {
-		d.restore(g, process{last.Holder.PID, last.Holder.StartTime}, last.Epoch)
+	for _, h := range holders {
+		d.restore(g, process{h.PID, h.StartTime}, h.Epoch)
 	}
 	return nil
 }
@@ -160,7 +169,9 @@ func (d *Daemon) restore(g *gpu, proc process, epoch sched.Epoch) {
 		}
 		cl = d.addClient(p)
 	}
-	g.restored = cl.id
+	d.reach(beforeRestore)
+	g.restored[cl.id] = true
 	d.log.Infof("GPU %d: process %d held it before the restart; nothing is granted until it is back, ends, or its time is over", g.Index, cl.pid)
 	d.step(g, sched.Restore{Client: cl.id, Epoch: epoch})
+	d.reach(afterRestore)
 }

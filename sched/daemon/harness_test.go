@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -29,8 +30,9 @@ const patience = 60 * time.Second
 
 // Roles of this test binary when it runs itself.
 const (
-	roleEnv    = "NVSHARE_TEST_ROLE"
-	roleDirEnv = "NVSHARE_TEST_DIR"
+	roleEnv     = "NVSHARE_TEST_ROLE"
+	roleDirEnv  = "NVSHARE_TEST_DIR"
+	roleWhatEnv = "NVSHARE_TEST_WHAT"
 )
 
 func TestMain(m *testing.M) {
@@ -39,6 +41,8 @@ func TestMain(m *testing.M) {
 		connector(os.Getenv(roleDirEnv))
 	case "scheduler":
 		schedulerProcess(os.Getenv(roleDirEnv))
+	case "attacker":
+		attacker(os.Getenv(roleDirEnv), os.Getenv(roleWhatEnv))
 	default:
 		os.Exit(m.Run())
 	}
@@ -136,6 +140,13 @@ func (s *scheduler) status() *api.StatusResponse {
 	return r
 }
 
+// awaitGPUs waits until the search for GPUs has ended; clients need not, but
+// control calls see what there is.
+func (s *scheduler) awaitGPUs() {
+	s.t.Helper()
+	s.await("the GPUs are found", func(r *api.StatusResponse) bool { return len(r.Gpus) == 2 })
+}
+
 // await polls the status until it is as wanted: what the scheduler does of
 // itself, like noticing a death, sends nothing to wait for.
 func (s *scheduler) await(what string, ok func(*api.StatusResponse) bool) *api.StatusResponse {
@@ -220,26 +231,35 @@ func connector(dir string) {
 // connect makes a connection as the process.
 func (p *proc) connect() *peerConn {
 	p.t.Helper()
-	if _, err := p.ctl.Write([]byte{1}); err != nil {
+	c, err := p.tryConnect()
+	if err != nil {
 		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { c.Close() })
+	return &peerConn{t: p.t, UnixConn: c}
+}
+
+// tryConnect is connect where the scheduler may be away. The caller closes.
+func (p *proc) tryConnect() (*net.UnixConn, error) {
+	if _, err := p.ctl.Write([]byte{1}); err != nil {
+		return nil, err
 	}
 	buf, oob := make([]byte, 256), make([]byte, 64)
 	p.ctl.SetReadDeadline(time.Now().Add(patience))
 	n, oobn, _, _, err := p.ctl.ReadMsgUnix(buf, oob)
 	if err != nil {
-		p.t.Fatal(err)
+		return nil, err
 	}
 	if string(buf[:n]) != "ok" {
-		p.t.Fatalf("connect: %s", buf[:n])
+		return nil, fmt.Errorf("connect: %s", buf[:n])
 	}
 	f := os.NewFile(uintptr(rights(p.t, oob[:oobn])), "conn")
 	defer f.Close()
 	c, err := net.FileConn(f)
 	if err != nil {
-		p.t.Fatal(err)
+		return nil, err
 	}
-	p.t.Cleanup(func() { c.Close() })
-	return &peerConn{t: p.t, UnixConn: c.(*net.UnixConn)}
+	return c.(*net.UnixConn), nil
 }
 
 // kill ends the process with SIGKILL; it may be called again.

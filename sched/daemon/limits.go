@@ -16,8 +16,12 @@ const (
 	maxPerContainer = 256
 	// maxContainers is how many container names the plugin may have told us.
 	maxContainers = 4096
-	// maxLimits is how many tenants may have memory limits of their own.
-	maxLimits = 4096
+	// maxShares is how many tenants may have shares or memory limits of their own.
+	maxShares = 4096
+	// maxNamed is how many tenants an error names, where more are concerned.
+	maxNamed = 8
+	// maxGPUs is how many GPUs a container's description may name.
+	maxGPUs = 128
 	// maxName is the longest name in a container's description, bytes.
 	maxName = 512
 

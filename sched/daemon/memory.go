@@ -3,14 +3,8 @@
 package daemon
 
 import (
-	"cmp"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -18,155 +12,16 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// limitsVersion changes when an older scheduler would misread the file.
-const limitsVersion = 1
-
-// limits are the memory limits of all tenants. The file is written when one is
-// changed; the state file, which is written at each grant, stays small.
-type limits struct {
-	Version int                     `json:"version"`
-	Tenants map[string]tenantLimits `json:"tenants"` // by peer.account
-}
-
-// tenantLimits are the memory limits of one tenant, bytes; 0: none. The more
-// particular one holds.
-type tenantLimits struct {
-	Pod  uint64            `json:"pod,omitempty"`  // as the pod's annotation says, on each GPU
-	All  uint64            `json:"all,omitempty"`  // as SetMemoryLimit says, on each GPU
-	GPUs map[string]uint64 `json:"gpus,omitempty"` // as SetMemoryLimit says, by UUID
-}
-
-func (l tenantLimits) on(uuid string) uint64 { return cmp.Or(l.GPUs[uuid], l.All, l.Pod) }
-
-func (l tenantLimits) isZero() bool { return l.Pod == 0 && l.All == 0 && len(l.GPUs) == 0 }
-
-// with returns l with what SetMemoryLimit changes. For all GPUs it replaces
-// what was said of single ones.
-func (l tenantLimits) with(uuid string, bytes uint64) tenantLimits {
-	if uuid == "" {
-		return tenantLimits{Pod: l.Pod, All: bytes}
-	}
-	l.GPUs = maps.Clone(l.GPUs)
-	if l.GPUs == nil {
-		l.GPUs = map[string]uint64{}
-	}
-	l.GPUs[uuid] = bytes
-	if bytes == 0 {
-		delete(l.GPUs, uuid)
-	}
-	return l
-}
-
-// loadLimits reads the file. Missing, there are no limits. Damaged, there are
-// none and an error, and the file is put aside.
-func loadLimits(path string) (limits, error) {
-	none := limits{limitsVersion, map[string]tenantLimits{}}
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return none, nil
-	}
-	if err != nil {
-		return none, err
-	}
-	var l limits
-	if err = json.Unmarshal(text, &l); err == nil && l.Version != limitsVersion {
-		err = fmt.Errorf("version %d, this scheduler reads %d", l.Version, limitsVersion)
-	}
-	if err != nil {
-		aside := path + ".damaged"
-		if renameErr := os.Rename(path, aside); renameErr != nil {
-			aside = path
-		}
-		return none, fmt.Errorf("the limits in %s cannot be read (%w)", aside, err)
-	}
-	if l.Tenants == nil {
-		l.Tenants = none.Tenants
-	}
-	return l, nil
-}
-
-func (l limits) save(path string) error {
-	text, err := json.MarshalIndent(l, "", "  ")
-	if err != nil {
-		return err
-	}
-	tmp := path + ".tmp"
-	if err := overwrite(tmp, append(text, '\n')); err != nil {
-		return err
-	}
-	return os.Rename(tmp, path)
-}
-
-func (d *Daemon) limitsPath() string { return filepath.Join(d.opts.RunDir, "limits.json") }
-
-// restoreLimits reads the limits of before. Containers that are limited by
-// their pod's annotation are known to us, so that the plugin has us forget
-// those that ended meanwhile.
-func (d *Daemon) restoreLimits() {
-	d.limits, d.limitsErr = loadLimits(d.limitsPath())
-	if d.limitsErr != nil {
-		d.log.WithError(d.limitsErr).Error("memory limits are lost: set them again; nvshare-plugin brings back those of pods")
-	}
-	for account, l := range d.limits.Tenants {
-		if id, ok := strings.CutPrefix(account, containerAccount); ok && l.Pod != 0 {
-			d.names[id] = &api.Container{Id: id, MemoryLimitBytes: l.Pod}
-		}
-	}
-}
-
-// changeLimits records what a tenant's limits are now. If that fails nothing
-// has changed, unless force.
-func (d *Daemon) changeLimits(account string, to tenantLimits, force bool) error {
-	next := limits{limitsVersion, maps.Clone(d.limits.Tenants)}
-	if to.isZero() {
-		delete(next.Tenants, account)
-	} else {
-		next.Tenants[account] = to
-	}
-	err := next.save(d.limitsPath())
-	if err != nil {
-		err = fmt.Errorf("record memory limits: %w", err)
-		d.log.Error(err)
-		if !force {
-			return err
-		}
-	}
-	d.limits, d.limitsErr = next, err
-	for _, g := range d.order {
-		d.applyLimit(g, account)
-	}
-	return err
-}
-
-// setPodLimit is what the plugin's description of a container changes.
-func (d *Daemon) setPodLimit(id string, bytes uint64) {
-	account := containerAccount + id
-	if l := d.limits.Tenants[account]; l.Pod != bytes {
-		l.Pod = bytes
-		// In force also if a restart would not know of it: the plugin would
-		// say it again.
-		_ = d.changeLimits(account, l, true)
-	}
-}
-
-// forgetLimits drops the limits of a container that has ended.
-func (d *Daemon) forgetLimits(id string) {
-	account := containerAccount + id
-	if _, ok := d.limits.Tenants[account]; ok {
-		_ = d.changeLimits(account, tenantLimits{}, true)
-	}
-}
-
 // applyLimit brings a GPU's ledger and the tenant's pages into line with the
 // limits.
 func (d *Daemon) applyLimit(g *gpu, account string) {
-	limit := d.limits.Tenants[account].on(g.UUID)
+	limit := d.shares.Tenants[account].on(g.UUID).Memory
 	if g.ledger.SetLimit(account, limit) != limit {
 		d.showLimits(g, account)
 	}
@@ -201,13 +56,28 @@ func (d *Daemon) reserve(c *conn, att *attachment, f *wire.Frame) {
 	if r.Used != before {
 		d.showLimits(g, cl.account)
 	}
+	d.tellReserved(g)
 	d.checkLedger(g)
 	answer := wire.Frame{Type: wire.TypeReserved, Channel: att.channel,
 		Reserved: wire.Reserved{Total: r.Total, Used: r.Used, Limit: r.Limit, Serial: f.Reserve.Serial}}
 	if !ok {
 		answer.Code = wire.ErrMemory
 	}
+	d.reach(beforeReserved)
 	d.send(c, &answer, nil)
+	d.reach(afterReserved)
+}
+
+// tellReserved tells the core how much of the GPU's memory is reserved, when
+// that has changed by a hundredth of it or to nothing: the mode may depend on it.
+func (d *Daemon) tellReserved(g *gpu) {
+	n := g.ledger.Total()
+	change := max(n, g.reserved) - min(n, g.reserved)
+	if change == 0 || n != 0 && change < g.MemoryBytes/100 {
+		return
+	}
+	g.reserved = n
+	d.step(g, sched.SetMemory{Reserved: n, Total: g.MemoryBytes})
 }
 
 // dropReservations gives back what a client has: it is dead, or another
@@ -216,6 +86,7 @@ func (d *Daemon) dropReservations(cl *client) {
 	for _, g := range d.order {
 		if g.ledger.Drop(cl.account, cl.id) {
 			d.showLimits(g, cl.account)
+			d.tellReserved(g)
 			d.checkLedger(g)
 		}
 	}
@@ -231,44 +102,17 @@ func (d *Daemon) checkLedger(g *gpu) {
 	}
 }
 
-// setMemoryLimit answers the control call.
+// setMemoryLimit answers the control call, which is SetShare for memory alone.
 func (d *Daemon) setMemoryLimit(req *api.SetMemoryLimitRequest) (*api.SetMemoryLimitResponse, error) {
-	account, err := d.findTenant(req)
+	r, err := d.setShare(&api.SetShareRequest{Container: req.Container, Uid: req.Uid, Gpu: req.Gpu, MemoryBytes: &req.Bytes})
 	if err != nil {
 		return nil, err
 	}
-	if n := req.Bytes; n != 0 && (n < api.MinMemory || n > api.MaxMemory) {
-		return nil, status.Errorf(codes.InvalidArgument, "set a memory limit of %d bytes: it must be from 1Mi to 1Pi", n)
-	}
-	uuid := ""
-	gpus := d.order
-	if req.Gpu != "" {
-		g := d.findGPU(req.Gpu)
-		if g == nil {
-			return nil, noSuchGPU(req.Gpu)
-		}
-		uuid, gpus = g.UUID, []*gpu{g}
-	}
-	old, known := d.limits.Tenants[account]
-	if !known && req.Bytes != 0 && len(d.limits.Tenants) >= maxLimits {
-		return nil, status.Errorf(codes.ResourceExhausted, "set a memory limit: %d tenants have one already; remove some", len(d.limits.Tenants))
-	}
-	resp := &api.SetMemoryLimitResponse{}
-	resp.Container, resp.Uid = d.tenantOf(account)
-	to := old.with(uuid, req.Bytes)
-	if uuid == "" {
-		resp.Changes = append(resp.Changes, &api.MemoryLimitChange{OldBytes: old.on(""), NewBytes: to.on("")})
-	}
-	if err := d.changeLimits(account, to, false); err != nil {
-		return nil, status.Error(codes.Unavailable, err.Error())
-	}
-	for _, g := range gpus {
-		c := &api.MemoryLimitChange{
-			Uuid: g.UUID, Index: uint32(g.Index),
-			OldBytes: old.on(g.UUID), NewBytes: to.on(g.UUID), UsedBytes: g.ledger.Reserved(account, 0).Used,
-		}
-		resp.Changes = append(resp.Changes, c)
-		d.log.Infof("GPU %d: memory limit of %s: %s, was %s", g.Index, account, api.FormatMemory(c.NewBytes), api.FormatMemory(c.OldBytes))
+	resp := &api.SetMemoryLimitResponse{Container: r.Container, Uid: r.Uid}
+	for _, c := range r.Changes {
+		resp.Changes = append(resp.Changes, &api.MemoryLimitChange{
+			Uuid: c.Uuid, Index: c.Index, OldBytes: c.OldMemoryBytes, NewBytes: c.NewMemoryBytes, UsedBytes: c.UsedMemoryBytes,
+		})
 	}
 	return resp, nil
 }
@@ -276,13 +120,12 @@ func (d *Daemon) setMemoryLimit(req *api.SetMemoryLimitRequest) (*api.SetMemoryL
 var wholeID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // findTenant returns the account that a request names.
-func (d *Daemon) findTenant(req *api.SetMemoryLimitRequest) (account string, err error) {
-	want := req.Container
+func (d *Daemon) findTenant(want string, uid *uint32) (account string, err error) {
 	switch {
-	case (want == "") == (req.Uid == nil):
-		return "", status.Error(codes.InvalidArgument, "set a memory limit: name either a container or a user")
-	case req.Uid != nil:
-		return userAccount + strconv.FormatUint(uint64(*req.Uid), 10), nil
+	case (want == "") == (uid == nil):
+		return "", status.Error(codes.InvalidArgument, "set a share: name either a container or a user")
+	case uid != nil:
+		return userAccount + strconv.FormatUint(uint64(*uid), 10), nil
 	}
 	var found []string
 	for id, c := range d.containers() {
@@ -316,7 +159,7 @@ func (d *Daemon) containers() map[string]*api.Container {
 	for _, cl := range d.clients {
 		add(cl.container)
 	}
-	for account := range d.limits.Tenants {
+	for account := range d.shares.Tenants {
 		id, _ := strings.CutPrefix(account, containerAccount)
 		if id != account {
 			add(id)
@@ -329,7 +172,7 @@ func (d *Daemon) containers() map[string]*api.Container {
 func (d *Daemon) tenantOf(account string) (c *api.Container, uid uint32) {
 	if id, ok := strings.CutPrefix(account, containerAccount); ok {
 		if names := d.names[id]; names != nil {
-			return proto.Clone(names).(*api.Container), 0
+			return names, 0
 		}
 		return &api.Container{Id: id}, 0
 	}

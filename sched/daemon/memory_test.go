@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"encoding/binary"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -446,6 +447,7 @@ func TestReserveFlood(t *testing.T) {
 
 func TestSetMemoryLimit(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
+	s.awaitGPUs()
 	c := dial(t, s)
 	ctx := context.Background()
 	id := func(first string) string { return first + strings.Repeat("0", 64-len(first)) }
@@ -509,8 +511,8 @@ func TestSetMemoryLimit(t *testing.T) {
 		}
 	}
 	if err := s.ask(ctx, func() {
-		if len(s.Daemon.limits.Tenants) != 0 || len(s.order[0].ledger.Accounts()) != 0 {
-			t.Errorf("left behind: %v, %v", s.Daemon.limits, s.order[0].ledger.Accounts())
+		if len(s.Daemon.shares.Tenants) != 0 || len(s.order[0].ledger.Accounts()) != 0 {
+			t.Errorf("left behind: %v, %v", s.Daemon.shares, s.order[0].ledger.Accounts())
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -519,8 +521,8 @@ func TestSetMemoryLimit(t *testing.T) {
 
 func TestLimitsAreBounded(t *testing.T) {
 	s := start(t, t.TempDir(), nil, func(d *Daemon) {
-		for i := range maxLimits {
-			d.limits.Tenants[userAccount+string(rune('a'+i))] = tenantLimits{All: gib}
+		for i := range maxShares {
+			d.shares.Tenants[userAccount+string(rune('a'+i))] = tenantShares{All: share{Memory: gib}}
 		}
 	})
 	if _, err := dial(t, s).SetMemoryLimit(context.Background(), limitRequest(t, "", gib)); status.Code(err) != codes.ResourceExhausted {
@@ -584,19 +586,18 @@ func TestLimitsSurviveARestart(t *testing.T) {
 	}
 	s.limit("", 0)
 	s.stop()
-	var l limits
-	if l, _ = loadLimits(filepath.Join(dir, "limits.json")); len(l.Tenants) != 0 {
-		t.Errorf("left in the file: %v", l)
+	if l, err := readRecord[shares](filepath.Join(dir, "shares.json"), sharesVersion); err != nil || len(l.Tenants) != 0 {
+		t.Errorf("left in the file: %v, %v", l, err)
 	}
 }
 
-func TestLimitsFileIsDamaged(t *testing.T) {
+func TestSharesFileIsDamaged(t *testing.T) {
 	for name, text := range map[string]string{
 		"garbage": "\x00\xff", "truncated": `{"version":1,"tenants":{"user 0":{"al`, "empty": "",
-		"version 2": `{"version":2,"tenants":{}}`, "wrong type": `{"version":1,"tenants":{"user 0":{"all":-1}}}`,
+		"version 2": `{"version":2,"tenants":{}}`, "wrong type": `{"version":1,"tenants":{"user 0":{"all":-1}}}`, "negative": `{"version":1,"tenants":{"user 0":{"all":{"memory":-1}}}}`,
 	} {
 		dir := t.TempDir()
-		path := filepath.Join(dir, "limits.json")
+		path := filepath.Join(dir, "shares.json")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -617,9 +618,9 @@ func TestLimitsFileIsDamaged(t *testing.T) {
 		}
 	}
 	// Odd, but what it says is clear.
-	for _, text := range []string{`{"version":1}`, `{"version":1,"tenants":null}`, `{"version":1,"tenants":{"user 0":{},"x":{"all":5},"container ":{"pod":1}}}`} {
+	for _, text := range []string{`{"version":1}`, `{"version":1,"tenants":null}`, `{"version":1,"tenants":{"user 0":{},"x":{"all":{"memory":5}},"container ":{"pod":{"memory":1}}}}`} {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "limits.json"), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "shares.json"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		s := start(t, dir, nil)
@@ -630,13 +631,13 @@ func TestLimitsFileIsDamaged(t *testing.T) {
 	}
 }
 
-func TestLimitsFileCannotBeWritten(t *testing.T) {
+func TestSharesFileCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
 	s := start(t, dir, nil)
 	c := dial(t, s)
 	ctx := context.Background()
 	_, a := newClient(t, s)
-	block := filepath.Join(dir, "limits.json.tmp")
+	block := filepath.Join(dir, "shares.json.tmp")
 	if err := os.Mkdir(block, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -648,7 +649,7 @@ func TestLimitsFileCannotBeWritten(t *testing.T) {
 	pod := &api.Container{Id: "pod", MemoryLimitBytes: gib}
 	_, err := c.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: pod})
 	p := s.status().Problems
-	if err != nil || len(p) != 1 || !strings.Contains(p[0], "record memory limits") {
+	if err != nil || len(p) != 1 || !strings.Contains(p[0], "record shares") {
 		t.Errorf("%v, problems %q", err, p)
 	}
 	if err := os.Remove(block); err != nil {
@@ -700,5 +701,17 @@ func BenchmarkReserve(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		l.Reserve("c", 1, uint64(i), 0, true)
 		d.showLimits(g, "c")
+	}
+}
+
+// A shim asks for memory only if the limits were stored before ATTACHED, also
+// where there are none: wire.h says so, and a scheduler from before RESERVE did
+// not store any.
+func TestLimitsAreStoredBeforeAttached(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	_, c := newClient(t, s)
+	const limitSeq = 64 + 0*64 + 32 // of the slot of channel 0
+	if seq := binary.LittleEndian.Uint32(c.mem[limitSeq:]); seq == 0 || seq%2 != 0 {
+		t.Errorf("limit_seq is %d when ATTACHED has come", seq)
 	}
 }

@@ -73,6 +73,11 @@ func (p *grantPage) open(channel uint16, epoch sched.Epoch, flags uint32, quantu
 	p.wake(channel)
 }
 
+func (p *grantPage) reopen(channel uint16, epoch sched.Epoch) {
+	p.Reopen(channel, uint64(epoch))
+	p.wake(channel)
+}
+
 func (p *grantPage) shut(channel uint16) {
 	p.Close(channel)
 	p.wake(channel)

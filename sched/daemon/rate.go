@@ -47,3 +47,10 @@ func (r *rate) take(n float64) time.Duration {
 	defer r.mu.Unlock()
 	return r.b.take(time.Now(), n)
 }
+
+// takeIf takes one token if there is one.
+func (r *rate) takeIf() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.b.takeIf(time.Now())
+}

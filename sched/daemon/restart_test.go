@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -50,6 +51,12 @@ func openToAll(t *testing.T, dir string) {
 func schedulerProcess(dir string) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	if n, err := strconv.Atoi(os.Getenv(roleWhatEnv)); err == nil { // open files
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(n), Max: uint64(n)}); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+	}
 	o := testOptions(dir)
 	o.Log.Logger.SetOutput(os.Stderr)
 	o.Log.Logger.SetLevel(logrus.ErrorLevel)
@@ -163,7 +170,7 @@ func TestRestartAfterSIGTERM(t *testing.T) {
 			t.Errorf("%s is left behind (%v)", name, err)
 		}
 	}
-	if st := readState(t, dir).GPUs[gpuA.UUID]; st.Holder == nil {
+	if st := readState(t, dir).GPUs[gpuA.UUID]; len(st.Holders) == 0 {
 		t.Error("the state file forgot the holder")
 	}
 }
@@ -218,11 +225,12 @@ func TestRestoredHolderStaysAway(t *testing.T) {
 // and epochs are above all that were given before.
 func TestStateFileIsDamaged(t *testing.T) {
 	for name, text := range map[string]string{
-		"truncated": `{"version":1,"boot_id":"x","gpus":{"GPU-51`,
-		"garbage":   "\x00\xff\x17",
-		"empty":     "",
-		"version 2": `{"version":2}`,
-		"null GPU":  `{"version":1,"gpus":{"` + gpuA.UUID + `":null}}`,
+		"truncated":    `{"version":1,"boot_id":"x","gpus":{"GPU-51`,
+		"garbage":      "\x00\xff\x17",
+		"empty":        "",
+		"a newer one":  `{"version":3}`,
+		"null GPU":     `{"version":2,"boot_id":"x","gpus":{"` + gpuA.UUID + `":null}}`,
+		"holder twice": `{"version":2,"boot_id":"x","gpus":{"` + gpuA.UUID + `":{"epoch":9,"holders":[{"pid":1,"starttime":2,"epoch":8},{"pid":1,"starttime":2,"epoch":9}]}}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -259,19 +267,86 @@ func TestLoadState(t *testing.T) {
 		t.Errorf("missing file: %+v, %v", s, err)
 	}
 	s := &state{Version: stateVersion, BootID: "boot", GPUs: map[string]*gpuState{
-		"GPU-1": {Epoch: 1<<60 + 1, Holder: &holderState{PID: 5, StartTime: 6}},
-		"GPU-2": {Epoch: 3, Concurrent: true},
+		"GPU-1": {Epoch: 1<<60 + 1, Holders: []holderState{{PID: 5, StartTime: 6, Epoch: 7}}},
+		"GPU-2": {Epoch: 3, Unrecorded: true},
 	}}
 	if err := s.save(path); err != nil {
 		t.Fatal(err)
 	}
 	same, err := loadState(path, "boot")
-	if err != nil || same.GPUs["GPU-1"].Epoch != 1<<60+1 || *same.GPUs["GPU-1"].Holder != (holderState{5, 6}) || !same.GPUs["GPU-2"].Concurrent {
+	if err != nil || same.GPUs["GPU-1"].Epoch != 1<<60+1 || same.GPUs["GPU-1"].Holders[0] != (holderState{5, 6, 7}) || !same.GPUs["GPU-2"].Unrecorded {
 		t.Errorf("read back %+v, %v", same.GPUs["GPU-1"], err)
 	}
 	other, err := loadState(path, "another boot")
-	if err != nil || other.GPUs["GPU-1"].Epoch != 1<<60+1 || other.GPUs["GPU-1"].Holder != nil || other.GPUs["GPU-2"].Concurrent {
+	if err != nil || other.GPUs["GPU-1"].Epoch != 1<<60+1 || other.GPUs["GPU-1"].Holders != nil || other.GPUs["GPU-2"].Unrecorded {
 		t.Errorf("after a reboot %+v, %v", other.GPUs["GPU-1"], err)
+	}
+}
+
+// An upgrade happens while a tenant holds: the file of version 1 is read.
+func TestUpgradeFromVersion1(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir, nil)
+	pa, _, e := newHolder(t, s)
+	pb, _ := newClient(t, s)
+	s.stop()
+	st := readState(t, dir)
+	h := st.GPUs[gpuA.UUID].Holders[0]
+	old := fmt.Sprintf(`{"version":1,"boot_id":%q,"gpus":{%q:{"epoch":%d,"holder":{"pid":%d,"starttime":%d}},%q:{"epoch":7}}}`,
+		st.BootID, gpuA.UUID, e, h.PID, h.StartTime, gpuB.UUID)
+	if err := os.WriteFile(filepath.Join(dir, "state.json"), []byte(old), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = start(t, dir, nil)
+	if s.cautious {
+		t.Error("a file of version 1 makes the start cautious")
+	}
+	b := pb.connect().register(wire.RegisterReconnect).attach(0, gpuA, 0, wire.AttachWant)
+	if r := s.status(); stateOf(r, b.id) != api.ClientState_CLIENT_STATE_WAITING {
+		t.Errorf("state %v while the holder of before lives", stateOf(r, b.id))
+	}
+	again := pa.connect().register(wire.RegisterReconnect).attach(0, gpuA, e, 0)
+	if again.page.Word(0) != uint32(e) {
+		t.Error("the holder may not go on")
+	}
+	again.release(e)
+	if e2 := b.granted(); e2 <= e {
+		t.Errorf("epoch %d after %d", e2, e)
+	}
+	if st := readState(t, dir); st.Version != stateVersion {
+		t.Errorf("the file has version %d still", st.Version)
+	}
+}
+
+func TestDecodeState(t *testing.T) {
+	gpu := func(body string) string { return `{"version":2,"boot_id":"x","gpus":{"GPU-1":` + body + `}}` }
+	for text, want := range map[string]string{
+		`{"version":3,"boot_id":"x"}`:                       "a newer nvshare-scheduler wrote it: version 3",
+		`{"version":0,"boot_id":"x"}`:                       "damaged: version 0",
+		`{"version":-1,"boot_id":"x"}`:                      "damaged: version -1",
+		`{"boot_id":"x"}`:                                   "damaged: version 0",
+		`{"version":2}`:                                     "no boot id",
+		`{"version":1}`:                                     "no boot id",
+		`{"version":"2","boot_id":"x"}`:                     "damaged",
+		`[]`:                                                "damaged",
+		`{"version":2,"boot_id":"x"}}`:                      "damaged",
+		gpu(`{"epoch":-1}`):                                 "damaged",
+		gpu(`{"epoch":4611686018427387905}`):                "epoch 4611686018427387905",
+		gpu(`{"epoch":9,"holders":[{"pid":0,"epoch":9}]}`):  "holder",
+		gpu(`{"epoch":9,"holders":[{"pid":5,"epoch":0}]}`):  "holder",
+		gpu(`{"epoch":9,"holders":[{"pid":5,"epoch":10}]}`): "holder",
+		gpu(`{"epoch":9,"holders":[` + strings.Repeat(`{"pid":5,"epoch":9},`, 70) + `{"pid":5,"epoch":9}]}`): "71 holders",
+		`{"version":1,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"holder":{"pid":-5}}}}`:                       "holder",
+		`{"version":1,"boot_id":"x","gpus":{"GPU-1":null}}`:                                                  "null",
+	} {
+		if s, err := decodeState([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.100s: %+v, %v, want %q", text, s, err, want)
+		}
+	}
+	for _, text := range []string{`{"version":2,"boot_id":"x"}`, gpu(`{"epoch":0}`), gpu(`{"epoch":9,"later":[1]}`) + "  \n\n"} {
+		if _, err := decodeState([]byte(text)); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
 }
 

@@ -17,7 +17,16 @@ import (
 )
 
 // stateVersion changes when an older scheduler would misread the file.
-const stateVersion = 1
+// Version 1, of one holder for each GPU, is read too: an upgrade happens while
+// tenants hold.
+const stateVersion = 2
+
+// Bounds of what a file can say. An epoch of maxEpoch takes a grant a nanosecond
+// for a century; above it the next ones would overflow.
+const (
+	maxEpoch    = 1 << 62
+	maxRecorded = 64 // holders of a GPU; the core hands out fewer
+)
 
 // state is what a restarted scheduler must know. The file is replaced as a whole
 // before each grant, without fsync: it need only survive this process.
@@ -30,48 +39,127 @@ type state struct {
 }
 
 type gpuState struct {
-	Epoch      sched.Epoch  `json:"epoch"`
-	Holder     *holderState `json:"holder,omitempty"`
-	Concurrent bool         `json:"concurrent,omitempty"` // holders are not recorded
+	Epoch      sched.Epoch   `json:"epoch"`
+	Holders    []holderState `json:"holders,omitempty"`
+	Unrecorded bool          `json:"unrecorded,omitempty"` // there may be more holders
 }
 
 type holderState struct {
-	PID       int32  `json:"pid"`
-	StartTime uint64 `json:"starttime"` // clock ticks since boot
+	PID       int32       `json:"pid"`
+	StartTime uint64      `json:"starttime"` // clock ticks since boot
+	Epoch     sched.Epoch `json:"epoch"`
 }
 
-// loadState reads the file. Missing, it is an empty state. Unreadable or
-// damaged, it is an empty state and an error; epochs and holders of before are
-// then unknown. Of another boot, the holders are dropped and the epochs kept.
+// state1 is version 1 of the file. Its holder has the GPU's epoch.
+type state1 struct {
+	BootID string `json:"boot_id"`
+	GPUs   map[string]*struct {
+		Epoch      sched.Epoch  `json:"epoch"`
+		Holder     *holderState `json:"holder"`
+		Concurrent bool         `json:"concurrent"` // holders are not recorded
+	} `json:"gpus"`
+}
+
+// loadState reads the file. Missing, it is an empty state. Unreadable, damaged
+// or of a newer version, it is an empty state and an error; epochs and holders
+// of before are then unknown. Of another boot, the holders are dropped and the
+// epochs kept.
 func loadState(path, bootID string) (*state, error) {
-	fresh := &state{Version: stateVersion, BootID: bootID, GPUs: map[string]*gpuState{}}
+	s := &state{}
 	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fresh, nil
-	}
-	if err != nil {
-		return fresh, err
-	}
-	var s state
-	if err := json.Unmarshal(text, &s); err != nil {
-		return fresh, fmt.Errorf("%s is damaged: %w", path, err)
-	}
-	if s.Version != stateVersion {
-		return fresh, fmt.Errorf("%s has version %d, this scheduler reads %d", path, s.Version, stateVersion)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		err = nil
+	case err == nil:
+		if s, err = decodeState(text); err != nil {
+			s, err = &state{}, fmt.Errorf("%s: %w", path, err)
+		}
 	}
 	if s.GPUs == nil {
 		s.GPUs = map[string]*gpuState{}
 	}
-	for uuid, g := range s.GPUs {
-		if g == nil || g.Holder != nil && g.Holder.PID <= 0 {
-			return fresh, fmt.Errorf("%s is damaged: GPU %s", path, uuid)
-		}
-		if s.BootID != bootID {
-			g.Holder, g.Concurrent = nil, false
+	if s.BootID != bootID {
+		for _, g := range s.GPUs {
+			g.Holders, g.Unrecorded = nil, false
 		}
 	}
-	s.BootID = bootID
+	s.Version, s.BootID = stateVersion, bootID
+	return s, err
+}
+
+// decodeState returns nothing that a core could not be started with.
+func decodeState(text []byte) (*state, error) {
+	var head struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(text, &head); err != nil {
+		return nil, fmt.Errorf("damaged: %w", err)
+	}
+	var s state
+	var err error
+	switch {
+	case head.Version == 1:
+		s, err = decodeState1(text)
+	case head.Version == stateVersion:
+		err = json.Unmarshal(text, &s)
+	case head.Version > stateVersion:
+		return nil, fmt.Errorf("a newer nvshare-scheduler wrote it: version %d, this one reads up to %d", head.Version, stateVersion)
+	default:
+		return nil, fmt.Errorf("damaged: version %d", head.Version)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("damaged: %w", err)
+	}
+	if s.BootID == "" {
+		return nil, errors.New("damaged: no boot id")
+	}
+	for uuid, g := range s.GPUs {
+		if err := g.check(); err != nil {
+			return nil, fmt.Errorf("damaged: GPU %.64q: %w", uuid, err)
+		}
+	}
 	return &s, nil
+}
+
+func decodeState1(text []byte) (s state, err error) {
+	var old state1
+	if err := json.Unmarshal(text, &old); err != nil {
+		return s, err
+	}
+	s.BootID, s.GPUs = old.BootID, map[string]*gpuState{}
+	for uuid, g := range old.GPUs {
+		if g == nil {
+			s.GPUs[uuid] = nil // as damaged as in version 2
+			continue
+		}
+		now := &gpuState{Epoch: g.Epoch, Unrecorded: g.Concurrent}
+		if g.Holder != nil {
+			g.Holder.Epoch = g.Epoch
+			now.Holders = []holderState{*g.Holder}
+		}
+		s.GPUs[uuid] = now
+	}
+	return s, nil
+}
+
+func (g *gpuState) check() error {
+	switch {
+	case g == nil:
+		return errors.New("null")
+	case g.Epoch > maxEpoch:
+		return fmt.Errorf("epoch %d", g.Epoch)
+	case len(g.Holders) > maxRecorded:
+		return fmt.Errorf("%d holders", len(g.Holders))
+	}
+	seen := map[process]bool{}
+	for _, h := range g.Holders {
+		p := process{h.PID, h.StartTime}
+		if h.PID <= 0 || h.Epoch == 0 || h.Epoch > g.Epoch || seen[p] {
+			return fmt.Errorf("holder %+v", h)
+		}
+		seen[p] = true
+	}
+	return nil
 }
 
 // stateBlock is what the file's length is a multiple of, so that writing it

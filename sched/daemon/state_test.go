@@ -20,7 +20,7 @@ import (
 func stateOfGPUs(n int, epoch sched.Epoch) *state {
 	s := &state{Version: stateVersion, BootID: "boot", GPUs: map[string]*gpuState{}}
 	for i := range n {
-		s.GPUs[fmt.Sprintf("GPU-51600000-0000-4000-8000-%012d", i)] = &gpuState{Epoch: epoch, Holder: &holderState{PID: 7, StartTime: uint64(i)}}
+		s.GPUs[fmt.Sprintf("GPU-51600000-0000-4000-8000-%012d", i)] = &gpuState{Epoch: epoch, Holders: []holderState{{PID: 7, StartTime: uint64(i), Epoch: epoch}}}
 	}
 	return s
 }

@@ -130,7 +130,7 @@ func TestMemoryLimitIsShared(t *testing.T) {
 
 	name := "default/" + pod.Name + "/main"
 	out := must(shared.Ctl(ctx, "set", "--container", name, "--memory-limit", "2Gi", "--gpu", "0"))(t)
-	if want := "memory limit of " + name + " 1Gi → 2Gi"; !strings.Contains(out, want) {
+	if want := name + ": memory limit 1Gi → 2Gi"; !strings.Contains(out, want) {
 		t.Errorf("set prints %q, want %q", out, want)
 	}
 	over("raised", 2048-600)

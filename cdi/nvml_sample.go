@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cdi
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// Sampler asks the driver, through NVML, how busy GPUs are. NVML stays started
+// from the first Sample on: starting it takes a while, and a second for each
+// GPU where the driver does not keep them initialised. A Sampler must not be
+// copied after that, nor asked by several goroutines at once.
+type Sampler struct {
+	SimDir string // directory of a simulated GPU; empty: this host's GPUs
+
+	lib nvml.Interface // nil: not started
+}
+
+// Sample returns what NVML says of each GPU, or ErrNoNVML. It returns when ctx
+// ends even if NVML hangs; further calls then fail until it goes on.
+func (s *Sampler) Sample(ctx context.Context) ([]Sample, error) {
+	var samples []Sample
+	err := inside(ctx, func() (err error) {
+		samples, err = s.sample()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return samples, nil
+}
+
+func (s *Sampler) sample() ([]Sample, error) {
+	if s.lib == nil {
+		if err := s.start(); err != nil {
+			return nil, err
+		}
+	}
+	samples, err := s.ask()
+	if err != nil { // the driver was changed, or a GPU fell off
+		s.lib.Shutdown()
+		s.lib = nil
+	}
+	return samples, err
+}
+
+func (s *Sampler) start() error {
+	var n NVML
+	if s.SimDir != "" {
+		dir, err := filepath.Abs(s.SimDir)
+		if err != nil {
+			return fmt.Errorf("simulated GPU %s: %w", s.SimDir, err)
+		}
+		n.Library = filepath.Join(dir, "lib", "libnvidia-ml.so.1")
+		// As in Simulated.List.
+		if err := os.Setenv(simDirEnv, filepath.Join(dir, "run")); err != nil {
+			return fmt.Errorf("simulated GPU %s: %w", s.SimDir, err)
+		}
+	}
+	lib, err := n.start()
+	if err == nil {
+		s.lib = lib
+	}
+	return err
+}
+
+func (s *Sampler) ask() ([]Sample, error) {
+	count, ret := s.lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("count GPUs through NVML: %v", ret)
+	}
+	// A call to a function that the library lacks would end this program.
+	has := func(symbol string) bool { return s.lib.Extensions().LookupSymbol(symbol) == nil }
+	rates, memory := has("nvmlDeviceGetUtilizationRates"), has("nvmlDeviceGetMemoryInfo")
+	processes := has("nvmlDeviceGetComputeRunningProcesses")
+	var samples []Sample
+	for i := range count {
+		dev, ret := s.lib.DeviceGetHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			return nil, fmt.Errorf("open GPU %d through NVML: %v", i, ret)
+		}
+		sample := Sample{Utilization: -1, MemoryUtilization: -1}
+		if sample.UUID, ret = dev.GetUUID(); ret != nvml.SUCCESS {
+			return nil, fmt.Errorf("read the UUID of GPU %d through NVML: %v", i, ret)
+		}
+		if rates {
+			if u, ret := dev.GetUtilizationRates(); ret == nvml.SUCCESS {
+				sample.Utilization, sample.MemoryUtilization = float64(u.Gpu)/100, float64(u.Memory)/100
+			}
+		}
+		if memory {
+			if m, ret := dev.GetMemoryInfo(); ret == nvml.SUCCESS {
+				sample.MemoryTotal, sample.MemoryUsed, sample.MemoryFree = m.Total, m.Used, m.Free
+			}
+		}
+		if processes {
+			if ps, ret := dev.GetComputeRunningProcesses(); ret == nvml.SUCCESS {
+				sample.Processes = make(map[uint32]uint64, len(ps))
+				for _, p := range ps {
+					bytes := p.UsedGpuMemory
+					if bytes == ^uint64(0) { // NVML_VALUE_NOT_AVAILABLE
+						bytes = 0
+					}
+					sample.Processes[p.Pid] += bytes
+				}
+			}
+		}
+		samples = append(samples, sample)
+	}
+	return samples, nil
+}

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+// Sample is what the driver says of a GPU, just now.
+type Sample struct {
+	UUID string
+	// From 0 to 1, negative if the driver does not say.
+	Utilization       float64 // part of the time in which a kernel ran
+	MemoryUtilization float64 // part of the time in which its memory was read or written
+	// Bytes, all 0 if the driver does not say.
+	MemoryTotal, MemoryUsed, MemoryFree uint64
+	// Processes are those that use the GPU, with the bytes of its memory that
+	// they have (0: unknown), by pid. Nil if the driver does not say.
+	Processes map[uint32]uint64
+}

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+func events(t *testing.T, c *api.Conn, req *api.EventsRequest) *api.EventsResponse {
+	t.Helper()
+	r, err := c.Events(context.Background(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// story is what the events say, one word each.
+func story(events []*api.Event) string {
+	var words []string
+	for _, e := range events {
+		word := strings.ToLower(strings.TrimPrefix(e.Type.String(), "EVENT_TYPE_"))
+		if e.Reason != "" && e.Type != api.EventType_EVENT_TYPE_START && e.Type != api.EventType_EVENT_TYPE_GPU {
+			word += ":" + e.Reason
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, " ")
+}
+
+func TestEventsTellTheStory(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	ctl := dial(t, s)
+	p, a, e1 := newHolder(t, s)
+	_, b := newClient(t, s)
+	b.request()
+	s.await("b waits", func(r *api.StatusResponse) bool {
+		return stateOf(r, b.id) == api.ClientState_CLIENT_STATE_WAITING
+	})
+	if _, err := ctl.Set(context.Background(), &api.SetRequest{Gpu: "0", QuantumNs: int64(sched.MinQuantum)}); err != nil {
+		t.Fatal(err)
+	}
+	a.expect(wire.TypeRevoke)
+	a.release(e1)
+	e2 := b.granted()
+	a.request()
+	b.expect(wire.TypeRevoke)
+	b.release(e2)
+	e3 := a.granted()
+	p.kill()
+	s.await("a is gone", func(r *api.StatusResponse) bool { return r.Clients == 1 })
+
+	r := events(t, ctl, &api.EventsRequest{})
+	want := "start gpu gpu register grant register set revoke:quantum release:revoked grant revoke:quantum release:revoked grant end reclaim:death"
+	if got := story(r.Events); got != want {
+		t.Fatalf("got\n%s, want\n%s", got, want)
+	}
+	for i, e := range r.Events {
+		if e.Sequence != uint64(i+1) || e.TimeNs == 0 || i > 0 && e.TimeNs < r.Events[i-1].TimeNs {
+			t.Errorf("event %d: %v", i, e)
+		}
+	}
+	if r.Lost != 0 || r.Next != uint64(len(r.Events)) {
+		t.Errorf("lost %d, next %d", r.Lost, r.Next)
+	}
+	set, revoke, release, grant, reclaim := r.Events[6], r.Events[7], r.Events[8], r.Events[9], r.Events[14]
+	if set.Setting != "time quantum" || set.Old != "24h0m0s" || set.New != "1ms" || set.Uuid != gpuA.UUID {
+		t.Errorf("set %v", set)
+	}
+	if revoke.Client != a.id || revoke.Pid != uint32(p.cmd.Process.Pid) || revoke.Waiters != 1 || revoke.Epoch != e1 || revoke.Uuid != gpuA.UUID {
+		t.Errorf("revoke %v", revoke)
+	}
+	if release.Client != a.id || release.Epoch != e1 || release.HeldNs <= 0 || release.DrainedNs <= 0 || release.DrainedNs > release.HeldNs {
+		t.Errorf("release %v", release)
+	}
+	if grant.Client != b.id || grant.Epoch != e2 || grant.WaitedNs <= 0 {
+		t.Errorf("grant %v", grant)
+	}
+	if reclaim.Client != a.id || reclaim.Epoch != e3 || reclaim.Fenced {
+		t.Errorf("reclaim %v", reclaim)
+	}
+
+	// One GPU's only; after some; after all; of another run.
+	if r := events(t, ctl, &api.EventsRequest{Gpu: "1"}); story(r.Events) != "gpu" {
+		t.Errorf("GPU 1: %s", story(r.Events))
+	}
+	if got := events(t, ctl, &api.EventsRequest{Since: r.Next - 2, Run: r.Run}); story(got.Events) != "end reclaim:death" {
+		t.Errorf("the last two: %s", story(got.Events))
+	}
+	if got := events(t, ctl, &api.EventsRequest{Since: r.Next, Run: r.Run}); len(got.Events) != 0 || got.Next != r.Next {
+		t.Errorf("none: %v", got)
+	}
+	if got := events(t, ctl, &api.EventsRequest{Since: r.Next, Run: r.Run - 1}); len(got.Events) != len(r.Events) {
+		t.Errorf("of another run: %s", story(got.Events))
+	}
+	if _, err := ctl.Events(context.Background(), &api.EventsRequest{Gpu: "7"}); status.Code(err) != codes.NotFound {
+		t.Errorf("no such GPU: %v", err)
+	}
+}
+
+func TestBypassIsAnEvent(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	c := newProc(t, s.dir, 0).connect()
+	f := registerFrame()
+	f.Register.Bypassed = 2
+	c.send(f)
+	c.expect(wire.TypeWelcome)
+	c.attach(0, gpuA, 0, 0)
+	r := events(t, dial(t, s), &api.EventsRequest{})
+	if got := story(r.Events); !strings.HasSuffix(got, "register bypass:2 entry points of CUDA bypass the shim") {
+		t.Errorf("got %s", got)
+	}
+}
+
+// Who holds the GPU after a restart is told by the new scheduler's events.
+func TestEventsAfterARestart(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir, nil)
+	p, _, e := newHolder(t, s)
+	old := events(t, dial(t, s), &api.EventsRequest{})
+	s.stop()
+	s = start(t, dir, nil)
+	c := p.connect().register(wire.RegisterReconnect).attach(0, gpuA, e, 0)
+	r := events(t, dial(t, s), &api.EventsRequest{Since: old.Next, Run: old.Run})
+	if got := story(r.Events); got != "start gpu gpu register adopt" || r.Run == old.Run {
+		t.Errorf("got %s", got)
+	}
+	if a := r.Events[len(r.Events)-1]; a.Client != c.id || a.Epoch != e || a.Uuid != gpuA.UUID {
+		t.Errorf("adopt %v", a)
+	}
+}
+
+// A call that waits returns when something happens, and when nothing does.
+func TestEventsAreWaitedFor(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	ctl := dial(t, s)
+	_, a := newClient(t, s)
+	r := events(t, ctl, &api.EventsRequest{})
+	began := time.Now()
+	if got := events(t, ctl, &api.EventsRequest{Since: r.Next, Run: r.Run, WaitNs: int64(20 * time.Millisecond)}); len(got.Events) != 0 || time.Since(began) < 20*time.Millisecond {
+		t.Errorf("after %v: %v", time.Since(began), got)
+	}
+	type answer struct {
+		r   *api.EventsResponse
+		err error
+	}
+	got := make(chan answer)
+	for range 2 { // both are told
+		go func() {
+			r, err := ctl.Events(context.Background(), &api.EventsRequest{Since: r.Next, Run: r.Run, WaitNs: int64(patience)})
+			got <- answer{r, err}
+		}()
+	}
+	a.request().granted()
+	for range 2 {
+		if a := <-got; a.err != nil || story(a.r.Events) != "grant" {
+			t.Errorf("%v, %v", a.r, a.err)
+		}
+	}
+}
+
+// The end of the scheduler ends a call that waits.
+func TestEventsEndWithTheScheduler(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	ctl := dial(t, s)
+	r := events(t, ctl, &api.EventsRequest{})
+	done := make(chan error)
+	go func() {
+		_, err := ctl.Events(context.Background(), &api.EventsRequest{Since: r.Next, WaitNs: int64(patience)})
+		done <- err
+	}()
+	s.await("it waits", func(*api.StatusResponse) bool {
+		waits := false
+		_ = s.ask(context.Background(), func() { waits = s.history.more != nil })
+		return waits
+	})
+	s.stop()
+	if err := <-done; err == nil {
+		t.Error("no error")
+	}
+}
+
+// What is rare outlives the turns, and what is gone is counted.
+func TestHistoryForgetsTurnsFirst(t *testing.T) {
+	h := newHistory(1)
+	h.add(&h.changes, &event{kind: api.EventType_EVENT_TYPE_FENCE})
+	const turns = keptTurns + 100
+	for i := range turns {
+		h.add(&h.turns, &event{kind: api.EventType_EVENT_TYPE_GRANT, uuid: fmt.Sprint(i % 2)})
+	}
+	h.add(&h.changes, &event{kind: api.EventType_EVENT_TYPE_SET})
+
+	var all []event
+	seq, lost := uint64(0), uint64(0)
+	for {
+		found, next, gone := h.since(seq, "")
+		if len(found) > maxEventsAnswer {
+			t.Fatalf("%d events at once", len(found))
+		}
+		if len(found) == 0 {
+			break
+		}
+		all, seq, lost = append(all, found...), next, lost+gone
+	}
+	if lost != 100 || len(all) != keptTurns+2 {
+		t.Errorf("%d events, %d lost", len(all), lost)
+	}
+	if all[0].kind != api.EventType_EVENT_TYPE_FENCE || all[1].seq != 102 || all[len(all)-1].seq != turns+2 {
+		t.Errorf("first %+v, then %+v, last %+v", all[0], all[1], all[len(all)-1])
+	}
+	if !slices.IsSortedFunc(all, func(a, b event) int { return int(a.seq) - int(b.seq) }) {
+		t.Error("not in order")
+	}
+	// A GPU of which nothing is in reach costs one answer, not one for each page.
+	if found, next, _ := h.since(0, "other"); len(found) != 0 || next != turns+2 {
+		t.Errorf("%d events, next %d", len(found), next)
+	}
+	// Of a scheduler that has done less.
+	if found, _, lost := h.since(1<<40, ""); len(found) == 0 || lost != 100 {
+		t.Errorf("%d events, %d lost", len(found), lost)
+	}
+}
+
+// An answer fits into a message, whatever names containers have.
+func TestEventsFitIntoAMessage(t *testing.T) {
+	long := strings.Repeat("x", maxName)
+	names := &api.Container{Id: long, Name: long, Namespace: long, Pod: long, PodUid: long}
+	for range maxGPUs {
+		names.Gpus = append(names.Gpus, gpuA.UUID)
+	}
+	found := make([]event, maxEventsAnswer)
+	for i := range found {
+		found[i] = event{seq: 1 << 63, at: 1 << 62, uuid: gpuA.UUID, client: 1 << 63, names: names, epoch: 1 << 63,
+			peer: &peer{process: process{pid: 1 << 22}}, waited: 1 << 62, held: 1 << 62, drained: 1 << 62}
+	}
+	const message = 4 << 20 // of ttrpc
+	if n := proto.Size(&api.EventsResponse{Events: apiEvents(found)}); n > message {
+		t.Errorf("%d bytes", n)
+	}
+}
+
+// Lines that tenants cause are limited, and the rest is counted.
+func TestTenantLinesAreLimited(t *testing.T) {
+	var log strings.Builder
+	s := start(t, t.TempDir(), logTo(&log))
+	c := &conn{peer: &peer{process: process{pid: 1}, command: "noisy"}}
+	if err := s.ask(context.Background(), func() {
+		for range 1000 {
+			s.tell(c, 3, "it talks") // warning
+		}
+		s.tenantLog.tokens = tenantLogBurst
+		s.tell(c, 3, "again")
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+	if n := strings.Count(log.String(), "it talks"); n < tenantLogBurst || n > 2*tenantLogBurst {
+		t.Errorf("%d lines", n)
+	}
+	if !strings.Contains(log.String(), "more lines than these") || s.unlogged < 1000-2*tenantLogBurst {
+		t.Errorf("%d lines were left out, and nobody is told:\n%s", s.unlogged, log.String())
+	}
+}
+
+// BenchmarkObserve is what a turn pays for events and metrics.
+func BenchmarkObserve(b *testing.B) {
+	d := &Daemon{history: newHistory(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}}
+	g := &gpu{GPU: gpuA}
+	for i := range sched.ClientID(100) {
+		id := fmt.Sprintf("%064x", i)
+		d.clients[i] = &client{id: i, peer: &peer{container: id}}
+		d.names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
+	}
+	b.ReportAllocs()
+	i := sched.ClientID(0)
+	for b.Loop() {
+		i = (i + 1) % 100
+		d.observe(g, sched.Revoke{Client: i, Epoch: 1, Why: sched.QuantumOver})
+		d.observe(g, sched.Released{Client: i, Epoch: 1, Reason: sched.EndRevoked, Held: time.Millisecond, Drained: time.Microsecond})
+		d.observe(g, sched.Grant{Client: i, Epoch: 2, Waited: time.Second})
+	}
+}

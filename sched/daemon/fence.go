@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched"
+)
+
+// FenceAction is what is done, beside a warning, about a process that was asked
+// for a GPU and has not released it within the grace period.
+type FenceAction string
+
+const (
+	// FenceReport does nothing. Others are granted the GPU; what the process
+	// still runs there disturbs them.
+	FenceReport FenceAction = "report"
+	// FenceDemote has all tenants use that GPU at once until the process
+	// has released it or ended: none of them pays alone for sharing it.
+	FenceDemote FenceAction = "demote"
+	// FenceKill sends the process SIGKILL.
+	FenceKill FenceAction = "kill"
+)
+
+// ParseFenceAction reads what a user writes.
+func ParseFenceAction(s string) (FenceAction, error) {
+	switch a := FenceAction(s); a {
+	case FenceReport, FenceDemote, FenceKill:
+		return a, nil
+	}
+	return "", fmt.Errorf("%q is none of %s, %s, %s", s, FenceReport, FenceDemote, FenceKill)
+}
+
+// fenceAction is what is configured. A client that was never asked is only
+// reported: one that has not come back after a restart, or that says itself
+// that it has a grant which nobody gave it. (Else a tenant could have a GPU
+// demoted by a word.)
+func (d *Daemon) fenceAction(g *gpu, a sched.Fence) FenceAction {
+	if a.Claimed || g.restored[a.Client] || d.opts.FenceAction == "" {
+		return FenceReport
+	}
+	return d.opts.FenceAction
+}
+
+func (d *Daemon) fence(g *gpu, a sched.Fence) {
+	d.reach(beforeFence)
+	defer d.reach(afterFence)
+	cl := d.clients[a.Client]
+	if cl == nil {
+		return
+	}
+	log := d.log.WithField("client", a.Client).WithField("pid", cl.pid)
+	if cl.container != "" {
+		log = log.WithField("container", cl.container)
+	}
+	text := fmt.Sprintf("GPU %d: fenced: it did not release the GPU within the grace period", g.Index)
+	switch d.fenceAction(g, a) {
+	case FenceKill:
+		if err := kill(cl.pidfd); err != nil {
+			log.WithError(err).Errorf("%s, may still use it, and cannot be killed", text)
+			return
+		}
+		log.Warnf("%s; %q is killed", text, cl.command)
+	case FenceDemote:
+		log.Warnf("%s; all tenants use it at once until it has, or has ended", text)
+		g.fenced[a.Client] = true
+		d.fencesChanged = true
+	default:
+		log.Warnf("%s, and may still use it", text)
+	}
+}
+
+// kill cannot hit another process with the same number.
+func kill(pidfd *os.File) error {
+	raw, err := pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if ctlErr := raw.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }); ctlErr != nil {
+		return ctlErr
+	}
+	return err
+}
+
+// unfence takes note that a grant has ended.
+func (d *Daemon) unfence(g *gpu, id sched.ClientID) {
+	if g.fenced[id] {
+		delete(g.fenced, id)
+		d.fencesChanged = true
+	}
+}
+
+// applyFences demotes GPUs that fenced clients still use, and ends that, between
+// two events.
+func (d *Daemon) applyFences() {
+	for d.fencesChanged {
+		d.fencesChanged = false
+		for _, g := range d.order {
+			if demoted := len(g.fenced) > 0; demoted != g.demoted {
+				g.demoted = demoted
+				if !demoted {
+					d.log.Infof("GPU %d: no fenced client uses it any more: %v again", g.Index, g.mode)
+				}
+				d.step(g, sched.SetMode{M: g.modeNow()})
+			}
+		}
+	}
+}
+
+// modeNow is the mode that the core is to have.
+func (g *gpu) modeNow() sched.Mode {
+	if g.demoted {
+		return sched.Concurrent
+	}
+	return g.mode
+}

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// withMetrics serves metrics, of GPUs that samples describes.
+func withMetrics(samples func() ([]GPUSample, error)) func(*Options) {
+	return func(o *Options) {
+		o.MetricsAddr = "127.0.0.1:0"
+		o.Sample = func(context.Context) ([]GPUSample, error) { return samples() }
+	}
+}
+
+func get(t *testing.T, s *scheduler, path string) (code int, body string) {
+	t.Helper()
+	s.metrics.mu.Lock()
+	s.metrics.latest = nil // what this test did is to be seen
+	s.metrics.mu.Unlock()
+	client := &http.Client{Timeout: patience}
+	defer client.CloseIdleConnections()
+	r, err := client.Get("http://" + s.metrics.listener.Addr().String() + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(text)
+}
+
+// values reads an exposition: by name, and by name and labels.
+func values(text string) map[string]string {
+	m := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), "} "); ok && name[0] != '#' {
+			m[name+"}"] = value
+			short, _, _ := strings.Cut(name, "{")
+			m[short] = value
+		} else if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && name != "#" {
+			m[name] = value
+		}
+	}
+	return m
+}
+
+func TestMetrics(t *testing.T) {
+	pid := uint32(0)
+	s := start(t, t.TempDir(), withMetrics(func() ([]GPUSample, error) {
+		return []GPUSample{{
+			UUID: gpuA.UUID, Utilization: 0.5, MemoryUtilization: 0.25, MemoryTotal: 100, MemoryUsed: 60, MemoryFree: 40,
+			Processes: map[uint32]uint64{pid: 7, math.MaxUint32: 8},
+		}}, nil
+	}))
+	ctl := dial(t, s)
+	p, a := newClient(t, s)
+	pid = uint32(p.cmd.Process.Pid)
+	a.request()
+	e := a.granted()
+	a.send(wire.Frame{Type: wire.TypeStats, Stats: wire.Stats{Calls: 5, Waits: 1, WaitNs: 2e9, MemBytes: 3, MemPeak: 4}})
+	_, b := newClient(t, s)
+	b.request()
+	s.await("b waits", func(r *api.StatusResponse) bool {
+		return stateOf(r, b.id) == api.ClientState_CLIENT_STATE_WAITING && r.Gpus[0].Clients[0].Calls == 5
+	})
+	const account = containerAccount + "abc"
+	if err := s.ask(context.Background(), func() {
+		// The cgroup is a machine's own; this is what a pod's container looks like.
+		cl := s.clients[sched.ClientID(a.id)]
+		cl.container, cl.account = "abc", account
+		s.names["abc"] = &api.Container{Id: "abc", Namespace: "ml", Pod: "train", Name: "main"}
+		s.gpus[uuidOf(gpuA)].ledger.SetLimit(account, 50)
+		s.gpus[uuidOf(gpuA)].ledger.Reserve(account, cl.id, 60, 60, true)
+		user := s.clients[sched.ClientID(b.id)]
+		s.gpus[uuidOf(gpuA)].ledger.SetLimit(user.account, 9)
+		s.gpus[uuidOf(gpuA)].ledger.Reserve(user.account, user.id, 5, 5, false)
+	}); err != nil {
+		t.Fatal(err)
+	}
+
+	code, text := get(t, s, "/metrics")
+	if code != http.StatusOK {
+		t.Fatalf("%d %s", code, text)
+	}
+	gpu := fmt.Sprintf(`gpu_index="0",gpu_uuid="%s"`, gpuA.UUID)
+	client := func(more, id string) string {
+		return fmt.Sprintf(`{client_id="%d",container="main",%sgpu_uuid="%s"%s,namespace="ml",pod="train"}`, a.id, more, gpuA.UUID, id)
+	}
+	got := values(text)
+	for name, want := range map[string]string{
+		// What the documents of nvshare's fork name.
+		"nvshare_gpu_utilization_ratio{" + gpu + "}":                                         "0.5",
+		"nvshare_gpu_memory_used_bytes{" + gpu + "}":                                         "60",
+		"nvshare_client_managed_allocated_bytes" + client("", ""):                            "3",
+		"nvshare_scheduler_running_clients{" + gpu + "}":                                     "1",
+		"nvshare_scheduler_request_queue_clients{" + gpu + "}":                               "1",
+		"nvshare_scheduler_running_memory_bytes{" + gpu + "}":                                "3",
+		`nvshare_scheduler_messages_total{type="ATTACH"}`:                                    "2",
+		"nvshare_client_managed_allocated_peak_bytes" + client("", ""):                       "4",
+		"nvshare_client_memory_quota_bytes" + client("", ""):                                 "50",
+		"nvshare_client_memory_quota_exceeded" + client("", ""):                              "1",
+		"nvshare_client_nvml_used_bytes" + client("", ""):                                    "7",
+		"nvshare_client_info" + client(`gpu_index="0",`, fmt.Sprintf(`,host_pid="%d"`, pid)): "1",
+		"nvshare_gpu_memory_total_bytes{" + gpu + "}":                                        "100",
+		"nvshare_gpu_memory_free_bytes{" + gpu + "}":                                         "40",
+		"nvshare_gpu_memory_utilization_ratio{" + gpu + "}":                                  "0.25",
+		"nvshare_gpu_sampler_up{" + gpu + "}":                                                "1",
+		"nvshare_nvml_up":                                                                    "1",
+		// Ours.
+		"nvshare_gpu_processes{" + gpu + "}":                      "2",
+		"nvshare_gpu_unmanaged_processes{" + gpu + "}":            "1",
+		"nvshare_gpu_grants_total{" + gpu + "}":                   "1",
+		"nvshare_gpu_wait_seconds_count{" + gpu + "}":             "1",
+		"nvshare_client_calls_total" + client("", ""):             "5",
+		"nvshare_client_gate_wait_seconds_total" + client("", ""): "2",
+		"nvshare_scheduler_healthy":                               "0", // over its memory limit
+		"nvshare_scheduler_clients":                               "2",
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %q, want %s", name, got[name], want)
+		}
+	}
+	if _, ok := got[fmt.Sprintf(`nvshare_gpu_utilization_ratio{gpu_index="1",gpu_uuid="%s"}`, gpuB.UUID)]; ok {
+		t.Error("a utilization of which the driver says nothing")
+	}
+	if strings.Contains(text, "daemon.test") || strings.Contains(text, `command`) {
+		t.Errorf("a name that the tenant chose:\n%s", text)
+	}
+
+	// A hand-over.
+	if _, err := ctl.Set(context.Background(), &api.SetRequest{QuantumNs: int64(sched.MinQuantum)}); err != nil {
+		t.Fatal(err)
+	}
+	a.expect(wire.TypeRevoke)
+	a.release(e)
+	b.granted()
+	_, text = get(t, s, "/metrics")
+	got = values(text)
+	for name, want := range map[string]string{
+		"nvshare_gpu_handover_seconds_count{" + gpu + "}":            "1",
+		"nvshare_gpu_hold_seconds_count{" + gpu + "}":                "1",
+		"nvshare_gpu_drain_seconds_count{" + gpu + "}":               "1",
+		"nvshare_gpu_revokes_total{" + gpu + `,reason="quantum"}`:    "1",
+		"nvshare_gpu_releases_total{" + gpu + `,reason="revoked"}`:   "1",
+		"nvshare_scheduler_drop_lock_total{" + gpu + "}":             "1",
+		`nvshare_gpu_handover_seconds_bucket{` + gpu + `,le="+Inf"}`: "1",
+		"nvshare_gpu_quantum_seconds{" + gpu + "}":                   "0.001",
+	} {
+		if got[name] != want {
+			t.Errorf("after a hand-over %s is %q, want %s", name, got[name], want)
+		}
+	}
+
+	// Every name is there, and well formed.
+	for _, m := range metricNames {
+		if !strings.Contains(text, "# TYPE "+m.name+" ") {
+			t.Errorf("no %s", m.name)
+		}
+		if len(m.labels) == 0 && got[m.name] == "" {
+			t.Errorf("%s has no value", m.name)
+		}
+	}
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	if err != nil {
+		t.Error(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	if tool, err := exec.LookPath("promtool"); err == nil {
+		cmd := exec.Command(tool, "check", "metrics")
+		cmd.Stdin = strings.NewReader(text)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("promtool check metrics: %v\n%s", err, out)
+		}
+	}
+}
+
+// Without the driver there are the scheduler's own figures.
+func TestMetricsWithoutTheDriver(t *testing.T) {
+	s := start(t, t.TempDir(), withMetrics(func() ([]GPUSample, error) { return nil, errors.New("no NVML") }))
+	s.await("GPUs are found", func(r *api.StatusResponse) bool { return len(r.Gpus) == 2 })
+	code, text := get(t, s, "/metrics")
+	got := values(text)
+	if code != http.StatusOK || got["nvshare_nvml_up"] != "0" || got["nvshare_gpu_sampler_up"] != "0" || got["nvshare_gpu_memory_total_bytes"] != "1.073741824e+09" {
+		t.Errorf("%d %s", code, text)
+	}
+	if strings.Contains(text, "nvshare_gpu_utilization_ratio{") {
+		t.Error("a utilization out of nothing")
+	}
+}
+
+// A driver that hangs, as it does when a GPU fell off the bus, costs its own
+// figures only.
+func TestMetricsWhenTheDriverHangs(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) {
+		o.MetricsAddr = "127.0.0.1:0"
+		o.Sample = func(ctx context.Context) ([]GPUSample, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+	})
+	s.await("GPUs are found", func(r *api.StatusResponse) bool { return len(r.Gpus) == 2 })
+	code, text := get(t, s, "/metrics")
+	if got := values(text); code != http.StatusOK || got["nvshare_nvml_up"] != "0" || got["nvshare_scheduler_healthy"] != "1" {
+		t.Errorf("%d %s", code, text)
+	}
+	if code, text := get(t, s, "/healthz"); code != http.StatusOK {
+		t.Errorf("%d %q", code, text)
+	}
+}
+
+func TestHealthz(t *testing.T) {
+	s := start(t, t.TempDir(), withMetrics(func() ([]GPUSample, error) { return nil, nil }))
+	s.await("GPUs are found", func(r *api.StatusResponse) bool { return len(r.Gpus) == 2 })
+	if code, text := get(t, s, "/healthz"); code != http.StatusOK || text != "ok\n" {
+		t.Errorf("%d %q", code, text)
+	}
+	c := newProc(t, s.dir, 0).connect()
+	f := registerFrame()
+	f.Register.Bypassed = 2
+	c.send(f)
+	c.expect(wire.TypeWelcome)
+	c.attach(0, gpuA, 0, 0)
+	if code, text := get(t, s, "/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "2 entry points of CUDA bypass the shim") {
+		t.Errorf("%d %q", code, text)
+	}
+	if code, _ := get(t, s, "/"); code != http.StatusNotFound {
+		t.Errorf("/: %d", code)
+	}
+}
+
+// Whoever asks too often is told so, and costs the loop nothing.
+func TestScrapesAreLimited(t *testing.T) {
+	sampled := 0
+	s := start(t, t.TempDir(), withMetrics(func() ([]GPUSample, error) { sampled++; return nil, nil }))
+	url := "http://" + s.metrics.listener.Addr().String() + "/metrics"
+	refused := 0
+	began := time.Now()
+	const requests = 100
+	for range requests {
+		r, err := http.Get(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Close()
+		if r.StatusCode == http.StatusTooManyRequests {
+			refused++
+		}
+	}
+	answered := scrapeBurst + scrapeRate*time.Since(began).Seconds() + 1
+	if served := requests - refused; float64(served) > answered {
+		t.Errorf("%d of %d requests are served in %v", served, requests, time.Since(began))
+	}
+	if most := time.Since(began).Seconds()/scrapePause.Seconds() + 2; float64(sampled) > most {
+		t.Errorf("the loop is asked %d times in %v", sampled, time.Since(began))
+	}
+}
+
+func TestMetricsAddressInUse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dir := t.TempDir()
+	o := testOptions(dir)
+	o.MetricsAddr = l.Addr().String()
+	if d, err := New(o); err == nil || !strings.Contains(err.Error(), "--metrics-addr") {
+		t.Errorf("%v, %v", d, err)
+	}
+	start(t, dir, nil) // nothing is left behind
+}
+
+// However many clients there are, the metrics end somewhere.
+func TestMetricsAreBounded(t *testing.T) {
+	gpu := &api.GPU{Uuid: gpuA.UUID}
+	const n = maxMetricClients + 100
+	for i := range uint32(n) {
+		id := &api.Container{Id: fmt.Sprintf("%064x", i)}
+		gpu.Clients = append(gpu.Clients, &api.Client{Id: uint64(i + 1), Container: id})
+		gpu.Tenants = append(gpu.Tenants, &api.TenantUse{Container: id})
+	}
+	s := &scrape{status: &api.StatusResponse{Gpus: []*api.GPU{gpu}}, turns: make([]turnStats, 1)}
+	descs := newDescs()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(fixed{s, descs})
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := map[string]int{}
+	leftOut := map[string]float64{}
+	for _, f := range families {
+		count[f.GetName()] = len(f.Metric)
+		for _, m := range f.Metric {
+			if f.GetName() == "nvshare_metrics_left_out" {
+				leftOut[label(m, "kind")] = m.GetGauge().GetValue()
+			}
+		}
+	}
+	if count["nvshare_client_info"] != maxMetricClients || leftOut["client"] != 100 {
+		t.Errorf("%d clients, %v left out", count["nvshare_client_info"], leftOut["client"])
+	}
+	if count["nvshare_tenant_got_ratio"] != maxMetricTenants || leftOut["tenant"] != n-maxMetricTenants {
+		t.Errorf("%d tenants, %v left out", count["nvshare_tenant_got_ratio"], leftOut["tenant"])
+	}
+}
+
+func label(m *dto.Metric, name string) string {
+	for _, l := range m.Label {
+		if l.GetName() == name {
+			return l.GetValue()
+		}
+	}
+	return ""
+}
+
+// fixed collects one scrape.
+type fixed struct {
+	s     *scrape
+	descs map[string]*prometheus.Desc
+}
+
+func (f fixed) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range f.descs {
+		ch <- d
+	}
+}
+
+func (f fixed) Collect(ch chan<- prometheus.Metric) {
+	(&exposition{ch: ch, descs: f.descs, s: f.s}).all()
+}
+
+func TestHistogram(t *testing.T) {
+	var h histogram
+	for _, d := range []time.Duration{0, 10 * time.Microsecond, 11 * time.Microsecond, time.Second, time.Hour} {
+		h.add(d)
+	}
+	count, buckets := h.cumulative()
+	if count != 5 || buckets[1e-5] != 2 || buckets[2.5e-5] != 3 || buckets[1] != 4 || buckets[300] != 4 || h.sum != time.Hour+time.Second+21*time.Microsecond {
+		t.Errorf("%d %v %v", count, buckets, h.sum)
+	}
+}
+
+// BenchmarkScrape is how long the loop is kept by one, with 256 clients of 64
+// containers on a GPU.
+func BenchmarkScrape(b *testing.B) {
+	d := &Daemon{history: newHistory(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}, discovered: 1}
+	g := &gpu{GPU: gpuA, core: sched.New(sched.Config{}), ledger: sched.NewLedger()}
+	d.order = append(d.order, g)
+	for i := range 256 {
+		id := fmt.Sprintf("%064x", i%64)
+		cl := &client{id: sched.ClientID(i + 1), peer: &peer{container: id, account: containerAccount + id, command: "python3"}}
+		cl.attached = map[*gpu]*attachment{g: {client: cl, gpu: g}}
+		d.clients[cl.id] = cl
+		d.names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
+		g.core.Step(now(), sched.Attach{Client: cl.id, Tenant: cl.account, Want: true})
+		g.ledger.Reserve(cl.account, cl.id, 1<<30, 1<<30, false)
+	}
+	for b.Loop() {
+		d.fill(&scrape{})
+	}
+}

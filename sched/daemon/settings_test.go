@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// startFound is start, with all GPUs found.
+func startFound(t *testing.T, dir string, change func(*Options)) *scheduler {
+	t.Helper()
+	s := start(t, dir, change)
+	s.await("the GPUs are found", func(r *api.StatusResponse) bool { return len(r.Gpus) == 2 })
+	return s
+}
+
+func (s *scheduler) set(req *api.SetRequest) *api.SetResponse {
+	s.t.Helper()
+	s.awaitGPUs()
+	r, err := dial(s.t, s).Set(s.t.Context(), req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return r
+}
+
+func (s *scheduler) expectSettings(i int, quantum time.Duration, mode api.Mode) {
+	s.t.Helper()
+	s.awaitGPUs()
+	g := s.status().Gpus[i]
+	if time.Duration(g.QuantumNs) != quantum || g.Mode != mode {
+		s.t.Errorf("GPU %d: time quantum %v, %v, want %v, %v", i, time.Duration(g.QuantumNs), g.Mode, quantum, mode)
+	}
+}
+
+const (
+	exclusive  = api.Mode_MODE_EXCLUSIVE
+	concurrent = api.Mode_MODE_CONCURRENT
+	auto       = api.Mode_MODE_AUTO
+)
+
+// What is set live holds over restarts: for all GPUs, and for one.
+func TestSettingsOutliveTheScheduler(t *testing.T) {
+	dir := t.TempDir()
+	quick := func(o *Options) { o.Quantum = time.Second }
+	s := startFound(t, dir, quick)
+	s.expectSettings(0, time.Second, exclusive)
+	s.set(&api.SetRequest{QuantumNs: int64(3 * time.Second)})
+	s.set(&api.SetRequest{Gpu: "1", Mode: concurrent})
+	s.stop()
+
+	s = startFound(t, dir, quick)
+	s.expectSettings(0, 3*time.Second, exclusive)
+	s.expectSettings(1, 3*time.Second, concurrent)
+	r := s.set(&api.SetRequest{Gpu: gpuB.UUID, QuantumNs: int64(4 * time.Second), Mode: auto})
+	if c := r.Changes[0]; len(r.Changes) != 1 || c.OldQuantumNs != int64(3*time.Second) || c.NewQuantumNs != int64(4*time.Second) || c.OldMode != concurrent || c.NewMode != auto {
+		t.Errorf("changes %v", r.Changes)
+	}
+	s.stop()
+
+	s = startFound(t, dir, quick)
+	s.expectSettings(0, 3*time.Second, exclusive)
+	s.expectSettings(1, 4*time.Second, auto)
+	s.set(&api.SetRequest{QuantumNs: int64(5 * time.Second)}) // for all: what was said of one is gone, of this
+	s.expectSettings(1, 5*time.Second, auto)
+	s.stop()
+
+	s = startFound(t, dir, quick)
+	s.expectSettings(0, 5*time.Second, exclusive)
+	s.expectSettings(1, 5*time.Second, auto)
+}
+
+// The latest word holds: of the command line too, once it is another one.
+func TestChangedCommandLineWins(t *testing.T) {
+	dir := t.TempDir()
+	with := func(q time.Duration, m sched.Mode) func(*Options) {
+		return func(o *Options) { o.Quantum, o.Mode = q, m }
+	}
+	s := startFound(t, dir, with(time.Second, sched.Exclusive))
+	s.set(&api.SetRequest{QuantumNs: int64(3 * time.Second), Mode: concurrent})
+	s.set(&api.SetRequest{Gpu: "1", QuantumNs: int64(4 * time.Second)})
+	s.stop()
+	var log strings.Builder
+	s = startFound(t, dir, func(o *Options) { logTo(&log)(o); with(2*time.Second, sched.Exclusive)(o) })
+	s.expectSettings(0, 2*time.Second, concurrent)
+	s.expectSettings(1, 4*time.Second, concurrent) // nobody has said anything else of this one
+	s.stop()
+	if !strings.Contains(log.String(), "time quantum 2s, as the command line says now; it was set to 3s before") {
+		t.Errorf("nothing is said about it:\n%s", log.String())
+	}
+	s = startFound(t, dir, with(2*time.Second, sched.Auto))
+	s.expectSettings(0, 2*time.Second, auto)
+}
+
+// Settings that cannot be used are reported, and can be set anew.
+func TestSettingsAreDamaged(t *testing.T) {
+	for name, text := range map[string]string{
+		"truncated":      `{"version":1,"all":{"quantum_ns":3000000`,
+		"a newer one":    `{"version":2}`,
+		"quantum":        `{"version":1,"all":{"quantum_ns":5}}`,
+		"mode":           `{"version":1,"all":{"mode":"sideways"}}`,
+		"mode of a GPU":  `{"version":1,"gpus":{"` + gpuA.UUID + `":{"mode":"up"}}}`,
+		"no GPU's UUID":  `{"version":1,"gpus":{"x":{}}}`,
+		"something else": "\x00\x01",
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "settings.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := startFound(t, dir, func(o *Options) { o.Quantum = time.Second })
+		if p := s.status().Problems; len(p) != 1 || !strings.Contains(p[0], "settings.json") {
+			t.Errorf("%s: problems %q", name, p)
+		}
+		s.expectSettings(0, time.Second, exclusive)
+		s.set(&api.SetRequest{QuantumNs: int64(2 * time.Second)})
+		if p := s.status().Problems; len(p) != 0 {
+			t.Errorf("%s: set again, but problems %q", name, p)
+		}
+		s.stop()
+	}
+}
+
+// A setting that cannot be recorded is refused, and nothing changes.
+func TestSettingCannotBeRecorded(t *testing.T) {
+	dir := t.TempDir()
+	s := startFound(t, dir, func(o *Options) { o.Quantum = time.Second })
+	if err := os.Mkdir(filepath.Join(dir, "settings.json.tmp"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := dial(t, s).Set(t.Context(), &api.SetRequest{QuantumNs: int64(2 * time.Second)}); err == nil || !strings.Contains(err.Error(), "record the settings") {
+		t.Errorf("%v, %v", r, err)
+	}
+	s.expectSettings(0, time.Second, exclusive)
+}

@@ -1,0 +1,97 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/nvshare/nvshare/tests/judge"
+	"github.com/nvshare/nvshare/tests/node"
+)
+
+// What happens to pods is seen under their names: by Prometheus, in the events
+// and in the status.
+func TestPodsAreSeen(t *testing.T) {
+	ctx := within(t)
+	const addr = "127.0.0.1:9402"
+	restartScheduler(t, "--metrics", "--metrics-addr", addr)
+	t.Cleanup(func() { restartScheduler(t) })
+	scrape := func(path string) (code int, text string, err error) {
+		r, err := http.Get("http://" + addr + path)
+		if err != nil {
+			return 0, "", err
+		}
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		return r.StatusCode, string(body), err
+	}
+
+	from := judge.Now()
+	pods := []*node.Pod{busyPod(t, "see-a"), busyPod(t, "see-b")}
+	for _, pod := range pods {
+		awaitTurns(t, ctx, pod.Name, from, turnsEach)
+	}
+	text := ""
+	check(t, node.Until(ctx, "the pods' metrics", func() error {
+		code, body, err := scrape("/metrics")
+		text = body
+		if err != nil || code != http.StatusOK {
+			return errors.Join(err, fmt.Errorf("status %d: %s", code, body))
+		}
+		for _, pod := range pods {
+			info := fmt.Sprintf(`host_pid="%d",namespace="default",pod="%s"} 1`, pod.PID(), pod.Name)
+			if !strings.Contains(body, info) {
+				return fmt.Errorf("no client_info with %s in:\n%s", info, body)
+			}
+		}
+		return nil
+	}))
+	gpu := fmt.Sprintf(`{gpu_index="0",gpu_uuid="%s"}`, judge.UUID(0))
+	for _, want := range []string{
+		"nvshare_gpu_utilization_ratio" + gpu,
+		"nvshare_gpu_memory_used_bytes" + gpu,
+		"nvshare_scheduler_running_clients" + gpu,
+		"nvshare_gpu_handover_seconds_count" + gpu,
+		"nvshare_gpu_processes" + gpu + " 2",
+		"nvshare_gpu_unmanaged_processes" + gpu + " 0",
+		"nvshare_nvml_up 1",
+		"nvshare_scheduler_healthy 1",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+	if code, body, err := scrape("/healthz"); err != nil || code != http.StatusOK || body != "ok\n" {
+		t.Errorf("/healthz: %d %q %v", code, body, err)
+	}
+
+	happened := must(shared.Ctl(ctx, "events"))(t)
+	for _, pod := range pods {
+		who := fmt.Sprintf("default/%s/main (pid %d): ", pod.Name, pod.PID())
+		for _, what := range []string{
+			"register  " + who + "uses GPUs through the shim",
+			"grant     " + who + "waited",
+			"revoke    " + who + "time quantum over",
+			"release   " + who + "as asked, held",
+		} {
+			if !strings.Contains(happened, what) {
+				t.Errorf("no event %q", what)
+			}
+		}
+	}
+	for _, args := range [][]string{nil, {"top", "--once"}} {
+		screen := must(shared.Ctl(ctx, args...))(t)
+		for _, pod := range pods {
+			if !strings.Contains(screen, "default/"+pod.Name+"/main") {
+				t.Errorf("nvsharectl %v does not show %s:\n%s", args, pod.Name, screen)
+			}
+		}
+	}
+}

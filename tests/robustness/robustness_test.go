@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package robustness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/tests/judge"
+)
+
+const (
+	tenants = 100
+	// patience bounds every wait; it only has to be longer than any machine takes.
+	patience = 60 * time.Second
+	// away is how long there is no scheduler in a restart.
+	away = 150 * time.Millisecond
+	// restarts of each kind, and kills of holders: what the figures are of.
+	// restartsEnv asks for more.
+	restarts    = 2
+	kills       = 40
+	restartsEnv = "NVSHARE_TEST_RESTARTS"
+)
+
+// site is a simulated GPU with tenants, and a scheduler now and then.
+type site struct {
+	t         *testing.T
+	dir       string
+	build     string
+	scheduler *exec.Cmd
+	tenants   []*tenant
+}
+
+type tenant struct {
+	name string
+	cmd  *exec.Cmd
+	end  chan struct{} // closed when the process has ended
+	err  error         // and how
+}
+
+// newSite needs what `make shim simgpu` builds.
+func newSite(t *testing.T) *site {
+	t.Helper()
+	simgpu := os.Getenv("NVSHARE_TEST_SIMGPU")
+	if simgpu == "" {
+		t.Skip("NVSHARE_TEST_SIMGPU is not set")
+	}
+	s := &site{t: t, dir: t.TempDir(), build: filepath.Dir(simgpu)}
+	s.check(os.MkdirAll(filepath.Join(s.dir, "gpu"), 0o755))
+	s.check(os.MkdirAll(filepath.Join(s.dir, "sim", "run"), 0o755))
+	s.check(os.Symlink(simgpu, filepath.Join(s.dir, "sim", "lib")))
+	s.check(os.WriteFile(filepath.Join(s.dir, "sim", "run", "config"), []byte("gpus=1\n"), 0o644))
+	s.install()
+	t.Cleanup(func() {
+		for _, x := range s.tenants {
+			_ = x.cmd.Process.Kill()
+			<-x.end
+		}
+		if s.scheduler != nil {
+			_ = s.scheduler.Process.Kill()
+			_ = s.scheduler.Wait()
+		}
+	})
+	return s
+}
+
+func (s *site) check(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// install builds the scheduler and puts it in the place of another one, as a
+// package does.
+func (s *site) install() {
+	s.t.Helper()
+	path := filepath.Join(s.dir, "nvshare-scheduler")
+	cmd := exec.Command("go", "build", "-o", path+".new", "../../sched/nvshare-scheduler")
+	cmd.Stderr = os.Stderr
+	s.check(cmd.Run())
+	s.check(os.Rename(path+".new", path))
+}
+
+func (s *site) env(extra ...string) []string {
+	return append([]string{"PATH=/usr/bin:/bin", "HOME=/",
+		"NVSHARE_RUN_DIR=" + s.dir + "/run",
+		"NVSHARE_SIMGPU_DIR=" + s.dir + "/sim/run",
+		"LD_LIBRARY_PATH=" + s.dir + "/sim/lib"}, extra...)
+}
+
+func (s *site) startScheduler() {
+	s.t.Helper()
+	cmd := exec.Command(filepath.Join(s.dir, "nvshare-scheduler"),
+		"--simgpu", s.dir+"/sim", "--tq", "20ms", "--grace", "30s")
+	cmd.Env = s.env()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	log, err := os.OpenFile(filepath.Join(s.dir, "scheduler.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	s.check(err)
+	defer log.Close()
+	cmd.Stderr = log
+	s.check(cmd.Start())
+	s.scheduler = cmd
+}
+
+// endScheduler waits until it has ended.
+func (s *site) endScheduler(sig syscall.Signal) {
+	s.t.Helper()
+	s.check(s.scheduler.Process.Signal(sig))
+	err := s.scheduler.Wait()
+	s.scheduler = nil
+	if sig == syscall.SIGTERM {
+		s.check(err)
+	}
+}
+
+// startTenant starts a process that uses the GPU without a pause.
+func (s *site) startTenant(name string) *tenant {
+	s.t.Helper()
+	x := &tenant{name: name, end: make(chan struct{})}
+	x.cmd = exec.Command(filepath.Join(s.build, "bin", "cuda-busy"),
+		"--tenant", name, "--kernel-us", "500", "--depth", "4", "--report-ms", "0")
+	x.cmd.Env = s.env("LD_PRELOAD="+filepath.Join(s.build, "lib", "libnvshare.so"),
+		"NVSHARE_SIMGPU_TENANT="+name, "NVSHARE_SCHEDULER_LOSS=closed")
+	x.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	x.cmd.Stderr = io.Discard
+	s.check(x.cmd.Start())
+	s.check(unix.Prlimit(x.cmd.Process.Pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)) // signals are to leave nothing behind
+	go func() {
+		x.err = x.cmd.Wait()
+		close(x.end)
+	}()
+	s.tenants = append(s.tenants, x)
+	return x
+}
+
+func (s *site) status() (*api.StatusResponse, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	conn, err := api.Dial(ctx, filepath.Join(s.dir, "run"))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return conn.Status(ctx, &api.StatusRequest{})
+}
+
+// until polls: what the scheduler and the GPU do of themselves tells nobody.
+func (s *site) until(what string, ok func() error) {
+	s.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		err := ok()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("never: %s: %v\n%s", what, err, s.log())
+		}
+	}
+}
+
+func (s *site) log() string {
+	text, _ := os.ReadFile(filepath.Join(s.dir, "scheduler.log"))
+	lines := strings.Split(string(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-20):], "\n")
+}
+
+// awaitAttached waits until n tenants take turns.
+func (s *site) awaitAttached(n int) {
+	s.t.Helper()
+	s.until(fmt.Sprintf("%d tenants are attached", n), func() error {
+		r, err := s.status()
+		if err != nil {
+			return err
+		}
+		connected := 0
+		for _, g := range r.Gpus {
+			for _, c := range g.Clients {
+				if c.Connected {
+					connected++
+				}
+			}
+		}
+		if connected != n {
+			return fmt.Errorf("%d are", connected)
+		}
+		return nil
+	})
+}
+
+// holder returns the tenant that holds the GPU.
+func (s *site) holder() *tenant {
+	s.t.Helper()
+	var found *tenant
+	s.until("somebody holds the GPU", func() error {
+		r, err := s.status()
+		if err != nil {
+			return err
+		}
+		for _, c := range r.Gpus[0].Clients {
+			if c.State == api.ClientState_CLIENT_STATE_HOLDING {
+				for _, x := range s.tenants {
+					if x.cmd.Process.Pid == int(c.Pid) {
+						found = x
+						return nil
+					}
+				}
+			}
+		}
+		return errors.New("nobody does")
+	})
+	return found
+}
+
+func (s *site) trace() judge.Trace {
+	s.t.Helper()
+	trace, err := judge.ReadLog(filepath.Join(s.dir, "sim", "run", "log"))
+	s.check(err)
+	return trace
+}
+
+// firstOf returns when somebody other than one tenant first submitted work after
+// a time; 0: nobody has.
+func firstOf(trace judge.Trace, since int64, except string) (at int64) {
+	for _, iv := range trace.Intervals {
+		if iv.Submit >= since && iv.Process.Tenant != except && (at == 0 || iv.Submit < at) {
+			at = iv.Submit
+		}
+	}
+	return at
+}
+
+// workOf counts the work that a tenant submitted in a time.
+func workOf(trace judge.Trace, name string, from, to int64) (n int) {
+	for _, iv := range trace.Intervals {
+		if iv.Process.Tenant == name && iv.End > from && iv.Submit < to {
+			n += iv.Count
+		}
+	}
+	return n
+}
+
+// expectAlone fails if anybody had the GPU beside another.
+func (s *site) expectAlone(since int64) {
+	s.t.Helper()
+	for _, g := range judge.Judge(s.trace(), judge.Options{Since: since}).GPUs {
+		if g.Overlaps.Count != 0 {
+			s.t.Errorf("%d overlaps, %v in all; first %+v", g.Overlaps.Count, time.Duration(g.Overlaps.Total), g.Overlaps.First)
+		}
+	}
+}
+
+// expectAlive fails if a tenant has ended.
+func (s *site) expectAlive() {
+	s.t.Helper()
+	for _, x := range s.tenants {
+		select {
+		case <-x.end:
+			s.t.Errorf("%s has ended: %v", x.name, x.err)
+		default:
+		}
+	}
+}
+
+func report(t *testing.T, what string, took []time.Duration) {
+	t.Helper()
+	if len(took) == 0 {
+		t.Fatalf("%s: never seen", what)
+	}
+	slices.Sort(took)
+	t.Logf("%s: %d times, median %v, p99 %v, longest %v", what, len(took), took[len(took)/2], took[len(took)*99/100], took[len(took)-1])
+}
+
+// A hundred tenants, and the scheduler is stopped, killed and upgraded: who
+// holds goes on meanwhile, nobody ends or holds beside another, and turns go on
+// with the next scheduler. Then holders die of all kinds of signals.
+func TestHundredTenants(t *testing.T) {
+	s := newSite(t)
+	s.startScheduler()
+	for i := range tenants {
+		s.startTenant(fmt.Sprintf("t%d", i))
+	}
+	s.awaitAttached(tenants)
+	began := judge.Now()
+
+	var regrants []time.Duration
+	goesOn := 0
+	rounds := restarts
+	if n, err := strconv.Atoi(os.Getenv(restartsEnv)); err == nil {
+		rounds = n
+	}
+	for range rounds {
+		for _, how := range []string{"stop", "kill", "upgrade"} {
+			sig := syscall.SIGTERM
+			switch how {
+			case "kill":
+				sig = syscall.SIGKILL
+			case "upgrade":
+				s.install()
+			}
+			holder := s.holder()
+			s.endScheduler(sig)
+			ended := judge.Now()
+			time.Sleep(away) // the outage
+			up := judge.Now()
+			s.startScheduler()
+			s.awaitAttached(tenants)
+			trace := s.trace()
+			// Somebody may have been granted between the look and the end.
+			for _, x := range s.tenants {
+				if workOf(trace, x.name, ended, up) > 0 {
+					holder = x
+				}
+			}
+			if workOf(trace, holder.name, ended, up) > 0 {
+				goesOn++
+			}
+			s.until("another tenant's turn", func() error {
+				at := firstOf(s.trace(), up, holder.name)
+				if at == 0 {
+					return errors.New("nobody else has had one")
+				}
+				regrants = append(regrants, time.Duration(at-up))
+				return nil
+			})
+		}
+	}
+	s.expectAlive()
+	s.expectAlone(began)
+	report(t, "from a scheduler's start to the next turn", regrants)
+	if goesOn == 0 {
+		t.Error("no holder worked while there was no scheduler")
+	}
+	t.Logf("in %d of %d outages the holder worked on", goesOn, 3*rounds)
+
+	s.holdersDie()
+	s.expectAlone(began)
+
+	for _, x := range s.tenants {
+		s.check(x.cmd.Process.Signal(syscall.SIGTERM))
+	}
+	for _, x := range s.tenants {
+		<-x.end
+		if x.err != nil {
+			t.Errorf("%s, in the end: %v", x.name, x.err)
+		}
+	}
+}
+
+// holdersDie kills whoever holds, again and again, and takes the time to the
+// next turn.
+func (s *site) holdersDie() {
+	s.t.Helper()
+	signals := []syscall.Signal{unix.SIGKILL, unix.SIGSEGV, unix.SIGABRT, unix.SIGBUS, unix.SIGQUIT, unix.SIGHUP, unix.SIGILL, unix.SIGUSR1}
+	var took []time.Duration
+	for i := range kills {
+		victim := s.holder()
+		killed := judge.Now()
+		s.check(victim.cmd.Process.Signal(signals[i%len(signals)]))
+		<-victim.end
+		s.tenants = slices.DeleteFunc(s.tenants, func(x *tenant) bool { return x == victim })
+		s.until("another tenant's turn", func() error {
+			h, ok := judge.Regrant(s.trace(), judge.UUID(0), victim.name, killed)
+			if !ok {
+				return errors.New("nobody else has had one")
+			}
+			if h.Held { // else it had given the GPU back already
+				took = append(took, time.Duration(h.Gap))
+			}
+			return nil
+		})
+	}
+	report(s.t, "from the death of a holder to the next turn", took)
+}
