@@ -21,7 +21,7 @@ cp "$build"/static/bin/* "$out/bin/"
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/" ./tests/demo
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/nvshare-gpu" ./tests/gpu
 # Linked to the simulated driver's soname only: on the host it is the real one.
-cp "$build/bin/cuda-busy" "$build/bin/hand-over" "$build/bin/launch-cost" "$out/bin/"
+cp "$build/bin/cuda-busy" "$build/bin/hand-over" "$build/bin/short-request" "$build/bin/launch-cost" "$out/bin/"
 cp "$build/lib/libnvshare.so" "$out/lib/"
 for tool in containerd containerd-shim-runc-v2 ctr runc crictl; do
 	cp "$build/tools/$tool" "$out/tools/"

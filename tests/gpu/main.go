@@ -43,6 +43,10 @@ var steps = []step{
 	{"gemm", "two containers with PyTorch, next to the driver's time slicing", (*bench).gemm},
 	{"matrix", "many kinds of work with and without the shim, alone and beside another", (*bench).matrix},
 	{"memory", "what a process with a memory limit is told and given", (*bench).memoryLimit},
+	{"shares", "how exact compute limits and requests are, by the tenants' own work", (*bench).sharesStep},
+	{"tenants", "what 2 to 16 tenants that saturate the GPU get done together", (*bench).tenantsStep},
+	{"priority", "short requests beside 1, 3 and 8 tenants that saturate the GPU", (*bench).priorityStep},
+	{"gang", "a job on two GPUs beside tenants of one, and beside another; not by default", (*bench).gangStep},
 	{"two-gpu", "processes that use two GPUs each; not by default", (*bench).twoGPUs},
 }
 
@@ -55,9 +59,11 @@ func main() {
 	results := flag.String("results", "results", "directory for the results")
 	only := flag.String("only", "", "cells of the matrix: a regular expression for framework/allocator/load")
 	flag.Float64Var(&b.seconds, "seconds", 8, "length of gemm's windows")
-	flag.BoolVar(&b.cells.quick, "quick", false, "matrix: shorter windows, to try it")
+	flag.BoolVar(&b.cells.quick, "quick", false, "shorter windows and fewer tenants, to try it")
 	flag.Float64Var(&b.cells.minutes, "minutes", -1, "matrix: begin no cell that would end later; 0: no limit; default 8.5, 3.2 with --quick")
 	flag.StringVar(&b.cells.peer, "peer", "", "matrix: a `library` to preload in place of ours, for comparison")
+	loads := flag.String("loads", "", "shares: some of "+strings.Join(sharesByDefault, ", ")+" and hot-gemm, hot-graph, separated by commas")
+	flag.Float64Var(&b.cellSeconds, "cell", 0, "shares: length of a cell, `seconds`; default 6.6")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
 	flag.Usage = usage
 	var chosen []string
@@ -78,6 +84,9 @@ func main() {
 		if b.cells.only, err = regexp.Compile(*only); err != nil {
 			fatal(err)
 		}
+	}
+	if *loads != "" {
+		b.loads = strings.Split(*loads, ",")
 	}
 	if b.cells.minutes < 0 {
 		b.cells.minutes = 8.5
@@ -142,7 +151,10 @@ type bench struct {
 	python          string
 	simulated       bool
 	cells           matrixOptions
+	loads           []string // of the step shares
+	cellSeconds     float64
 	node            *node.Node
+	shared          *pool // of the steps shares, tenants and priority; nil until one needs it
 }
 
 // run does the steps one after the other. A step that fails does not keep the
@@ -173,6 +185,12 @@ func (b *bench) run(ctx context.Context, work string, chosen []string) int {
 			status = 1
 		}
 		fmt.Printf("--- %s took %.1f s\n", s.name, time.Since(began).Seconds())
+	}
+	if b.shared != nil {
+		if err := b.shared.stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "gpu: end of the tenants:", err)
+			status = 1
+		}
 	}
 	return status
 }

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...]
-# On a GPU host, as root, from the unpacked bundle: the steps named, or all but
-# two-gpu, which needs two GPUs. Writes RESULTS-DIR.
+# On a GPU host, as root, from the unpacked bundle: the steps named, or the
+# first six. Writes RESULTS-DIR.
 #   demo      the demo on the real GPU
 #   launch    what the shim adds to a launch and to other calls
 #   handover  how long the GPU stands still at a hand-over
@@ -11,6 +11,10 @@
 #   matrix    many kinds of work, alone and beside another (9 minutes; with
 #             --quick 3), in PyTorch, JAX and CuPy as far as they are there
 #   memory    what a process with a memory limit is told and given
+#   shares    how exact compute limits and requests are
+#   tenants   what 2 to 16 tenants get done together
+#   priority  short requests beside tenants that saturate the GPU
+#   gang      a job on two GPUs beside tenants of one, and beside another job
 #   two-gpu   processes that use two GPUs each
 # Frameworks are looked for in python3 (PYTHON names another).
 # bin/nvshare-gpu -h explains the flags.
@@ -19,7 +23,7 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | two-gpu) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | tenants | priority | gang | two-gpu) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -31,7 +35,7 @@ while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	launch | handover | gemm | matrix | memory | two-gpu) others=yes && set -- "$@" "$1" ;;
+	launch | handover | gemm | matrix | memory | shares | tenants | priority | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift

@@ -61,6 +61,11 @@ func (s skipped) Error() string { return string(s) }
 
 // startWorker runs worker.py with env on top of this program's.
 func startWorker(python, script, name, stderr string, env []string, backend ...string) (*worker, error) {
+	return startWorkerAs(nil, python, script, name, stderr, env, backend...)
+}
+
+// startWorkerAs runs it as another user, or with nil as this program's.
+func startWorkerAs(who *syscall.Credential, python, script, name, stderr string, env []string, backend ...string) (*worker, error) {
 	cmd := exec.Command(python, append([]string{"-B", script}, backend...)...)
 	cmd.Env = append(os.Environ(), env...)
 	log, err := os.OpenFile(stderr, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -69,7 +74,7 @@ func startWorker(python, script, name, stderr string, env []string, backend ...s
 	}
 	defer log.Close()
 	cmd.Stderr = log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: who}
 	orders, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -234,6 +239,9 @@ type counted struct {
 	LastMark   float64 `json:"last_mark"`
 	Late       float64 `json:"late_s"`
 	Note       string  `json:"note,omitempty"`
+
+	StepMS float64   `json:"step_ms"`        // of a step while it has the GPU
+	Done   []float64 `json:"done,omitempty"` // steps by the end of each slice
 }
 
 // digested is a result: a hash of all of it, and some of its numbers.
@@ -283,12 +291,19 @@ func (w *worker) check(ctx context.Context, load string, seed int) (digested, er
 
 // window works on the loads, a thread each.
 func (w *worker) window(ctx context.Context, s span, loads ...string) (map[string]counted, error) {
+	return w.slices(ctx, s, 0, windowBeyond, loads...)
+}
+
+// slices works on the loads and counts also the steps that were completed at
+// the beginning of the window and after each slice of it; beyond is how much
+// longer than the window it may take.
+func (w *worker) slices(ctx context.Context, s span, every, beyond time.Duration, loads ...string) (map[string]counted, error) {
 	var r struct {
 		Loads map[string]counted `json:"loads"`
 	}
 	length := time.Duration((s.end - s.lead) * float64(time.Second))
-	err := w.call(ctx, length+windowBeyond, map[string]any{
-		"op": "window", "loads": loads, "lead": s.lead, "start": s.start, "end": s.end}, &r)
+	err := w.call(ctx, length+beyond, map[string]any{
+		"op": "window", "loads": loads, "lead": s.lead, "start": s.start, "end": s.end, "every": every.Seconds()}, &r)
 	return r.Loads, err
 }
 

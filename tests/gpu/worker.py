@@ -11,7 +11,8 @@ each order has an "id" and an "op", and its reply the same id:
   build   makes a load and warms it up; a load is NAME or NAME@GPU
   check   computes the load's result from fixed seeds: a digest, some samples
   window  works with all of "loads", a thread each, from "lead" on, and counts
-          the steps that the GPU completed between "start" and "end"
+          the steps that the GPU completed between "start" and "end"; with
+          "every", also how many it had completed after each so many seconds
   drop    frees a load
   call    calls a function of the backend
   quit
@@ -82,13 +83,14 @@ class Built:
         self.clock.finish(self.clock.mark())
         return time.monotonic() - began
 
-    def window(self, lead, start, end):
+    def window(self, lead, start, end, every=0):
         """Works from lead to end; when the GPU had completed each mark."""
+        more = getattr(self.load, "more", bool)   # loads that several processes do together stop together
         self.clock.calibrate()
         while time.monotonic() < lead:
             time.sleep(0.0002)
         pending, times = collections.deque(), []
-        while not times or times[-1] < end:
+        while more(not times or times[-1] < end):
             for _ in range(self.steps):
                 self.load.step()
             pending.append(self.clock.mark())
@@ -99,10 +101,10 @@ class Built:
         late = time.monotonic()
         while pending:
             times.append(self.clock.finish(pending.popleft()))
-        return count(times, self.steps, start, end, late)
+        return count(times, self.steps, start, end, late, every)
 
 
-def count(times, steps, start, end, late):
+def count(times, steps, start, end, late, every=0):
     """What was completed between start and end, by the marks' times.
 
     Work is taken to go evenly from mark to mark. After a pause (it was
@@ -111,7 +113,8 @@ def count(times, steps, start, end, late):
     gaps = [b - a for a, b in zip(times, times[1:])]
     if not gaps:
         raise RuntimeError("only %d marks" % len(times))
-    typical = sorted(gaps)[len(gaps) // 2]
+    ordered = sorted(gaps)
+    typical = ordered[len(gaps) // 2]
 
     def done(t):
         i = bisect.bisect_right(times, t)   # times[i] is the first mark after t
@@ -132,11 +135,16 @@ def count(times, steps, start, end, late):
         "marks": len(inside),
         "longest_gap_s": max(pauses),
         "turns": 1 + sum(g > max(2 * typical, 0.002) for g in pauses),
+        # While it has the GPU: many of a tenant's gaps may hold a pause, if its turns are short.
+        "step_ms": 1000 * ordered[len(gaps) // 4] / steps,
         "first_mark": times[0], "last_mark": times[-1], "late_s": late - end,
     }
     if times[0] > start:
         result["note"] = "its first mark came %.1f ms after the start" % (1000 * (times[0] - start))
     result["rate"] = result["steps"] / result["seconds"]
+    if every:
+        n = int((end - start) / every + 1e-6)
+        result["done"] = [round(steps * (done(start + i * every) - done(start)), 2) for i in range(n + 1)]
     return result
 
 
@@ -175,7 +183,8 @@ class Worker:
         def work(load):
             try:
                 self.backend.enter(ordinal(load)[1])
-                results[load] = self.built[load].window(order["lead"], order["start"], order["end"])
+                results[load] = self.built[load].window(
+                    order["lead"], order["start"], order["end"], order.get("every", 0))
             except BaseException:
                 errors.append(traceback.format_exc())
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the backends have in common."""
+import ctypes
+import mmap
+import os
 import time
 
 
@@ -25,6 +28,42 @@ class Backend:
     def usable(self):
         """False after an error that the process cannot recover from."""
         return True
+
+
+class Ranks:
+    """What the processes of one job share: a file of counters. Rank 0 decides
+    when a window ends, so that all do the same number of steps; a collective
+    that one of them does not join would never end."""
+
+    POLL_S = 0.0001
+
+    def __init__(self, path, rank, world):
+        self.rank, self.world, self.rounds = int(rank), int(world), 0
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(fd, 4096)
+        self.shared = mmap.mmap(fd, 4096)
+        os.close(fd)
+        self.go, self.stop = self.counter(0), self.counter(1)
+        self.arrived = [self.counter(2 + i) for i in range(self.world)]
+
+    def counter(self, i):
+        return ctypes.c_uint64.from_buffer(self.shared, 64 * i)
+
+    def more(self, wanted):
+        """Whether another round begins: as rank 0 wants."""
+        self.rounds += 1
+        if self.rank == 0:
+            (self.go if wanted else self.stop).value = self.rounds
+            return wanted
+        while self.go.value < self.rounds and self.stop.value != self.rounds:
+            time.sleep(self.POLL_S)
+        return self.stop.value != self.rounds
+
+    def meet(self):
+        """Waits until all have come as often as this one."""
+        self.arrived[self.rank].value += 1
+        while min(a.value for a in self.arrived) < self.arrived[self.rank].value:
+            time.sleep(self.POLL_S)
 
 
 class EventClock:

@@ -68,6 +68,23 @@ class Spin:
         self.cu.cuLaunchKernel(self.gpu.spin, 1, 1, 1, 32, 1, 1, 0, self.gpu.stream, self.params, None)
 
 
+HOSTFN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Meet(Spin):
+    """A kernel, then all ranks wait for each other in their streams, as in a
+    collective's kernel."""
+
+    def __init__(self, cu, gpu, ranks):
+        super().__init__(cu, gpu)
+        self.more = ranks.more
+        self.meet = HOSTFN(lambda _: ranks.meet())
+
+    def step(self):
+        super().step()
+        self.cu.cuLaunchHostFunc(self.gpu.stream, self.meet, None)
+
+
 class Event:
     def __init__(self, cu):
         self.cu, self.handle = cu, ctypes.c_void_p()
@@ -78,15 +95,19 @@ class Event:
 
 
 class Backend(common.Backend):
-    def __init__(self):
+    """With a file, a rank and their number it is one of several processes."""
+
+    def __init__(self, *ranks):
         self.gpus = {}
+        self.ranks = common.Ranks(*ranks) if ranks else None
 
     def init(self):
         self.cu = Driver()
         self.cu.cuInit(0)
         n = ctypes.c_int()
         self.cu.cuDeviceGetCount(ctypes.byref(n))
-        self.gpu(0)
+        if not self.ranks:
+            self.gpu(0)
         return {"gpus": n.value}
 
     def gpu(self, i):
@@ -98,6 +119,8 @@ class Backend(common.Backend):
     enter = gpu
 
     def build(self, name, gpu):
+        if name == "ranks" and self.ranks:
+            return Meet(self.cu, self.gpu(gpu), self.ranks)
         if name != "spin":
             raise common.Skip("the driver backend has only spin")
         return Spin(self.cu, self.gpu(gpu))
