@@ -61,6 +61,7 @@ type Core struct {
 	// The tenants that are active, and what they may have in sum.
 	active, requests, weights int
 	special                   int   // tenants that ask for more than turns, see review
+	exact                     int   // those of them with a limit or a request
 	vtime                     int64 // see virtualNow
 
 	// The live grants: those that keep others from an exclusive one, but for
@@ -288,6 +289,7 @@ func (c *Core) attach(ev Attach) {
 		c.clients[ev.Client] = cl
 	}
 	c.join(cl, t)
+	changed := t.share != clampShare(ev.Share)
 	c.setShare(t, ev.Share)
 	if !cl.connected {
 		cl.connected = true
@@ -323,7 +325,11 @@ func (c *Core) attach(ev Attach) {
 	if ev.Want {
 		c.request(cl)
 	}
-	c.stand(cl)
+	if changed {
+		c.standAll(t)
+	} else {
+		c.stand(cl)
+	}
 }
 
 // adoptable says whether a client that is back may go on under its grant.

@@ -165,7 +165,7 @@ func (c *Core) checkTenants(waiting int) error {
 			s.batch++
 		}
 	}
-	queued, eligible, active, requests, weights, special := 0, 0, 0, 0, 0, 0
+	queued, eligible, active, requests, weights, special, exact := 0, 0, 0, 0, 0, 0, 0
 	for name, t := range c.tenants {
 		s := has[t]
 		if s == nil {
@@ -207,6 +207,9 @@ func (c *Core) checkTenants(waiting int) error {
 		}
 		if t.clients > 0 && (t.limited() || t.share.Request > 0 || t.share.Priority == Latency) {
 			special++
+			if t.limited() || t.share.Request > 0 {
+				exact++
+			}
 		}
 	}
 	switch {
@@ -214,9 +217,9 @@ func (c *Core) checkTenants(waiting int) error {
 		return fmt.Errorf("%d clients wait, queues hold %d", waiting, queued)
 	case eligible != c.waiting:
 		return fmt.Errorf("%d clients may be granted, counted %d", eligible, c.waiting)
-	case active != c.active || requests != c.requests || weights != c.weights || special != c.special:
-		return fmt.Errorf("%d tenants are active with %d %% and weight %d, %d special; counted %d, %d, %d, %d",
-			active, requests, weights, special, c.active, c.requests, c.weights, c.special)
+	case active != c.active || requests != c.requests || weights != c.weights || special != c.special || exact != c.exact:
+		return fmt.Errorf("%d tenants are active with %d %% and weight %d, %d special, %d exact; counted %d, %d, %d, %d, %d",
+			active, requests, weights, special, exact, c.active, c.requests, c.weights, c.special, c.exact)
 	}
 	return nil
 }

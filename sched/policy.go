@@ -35,7 +35,7 @@ func (c *Core) fence(cl *client) {
 func (c *Core) unthrottle() {
 	for t := c.throttled.top(); t != nil && c.now >= t.backAt(); t = c.throttled.top() {
 		c.bill(t) // not what was expected, if other grants of it run
-		if t.credit >= t.slice() {
+		if t.credit >= t.slice() || !t.limited() {
 			t.capped = false
 		}
 		c.review(t)

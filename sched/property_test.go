@@ -18,27 +18,65 @@ const (
 
 // history judges a core from the outside: by its events and actions alone.
 type history struct {
-	epoch     Epoch              // of the latest grant
-	persisted Persist            // as a restart would find it
-	live      map[ClientID]Epoch // gate opened, not released, dead or fenced
-	mode      Mode
+	epoch     Epoch          // of the latest grant
+	used      map[Epoch]bool // by grants
+	persisted Persist        // as a restart would find it
+	live      map[ClientID]*liveGrant
+	shares    map[ClientID]Share
+	mode      Mode // in effect
+}
+
+// liveGrant is a grant that was given and not released, nor its client dead or
+// fenced.
+type liveGrant struct {
+	epoch   Epoch
+	latency bool
+	open    bool // gate
+}
+
+func (h *history) of(id ClientID) liveGrant {
+	if g := h.live[id]; g != nil {
+		return *g
+	}
+	return liveGrant{}
+}
+
+// batch returns the clients, but one, that have an exclusive grant.
+func (h *history) batch(except ClientID) (ids []ClientID) {
+	for id, g := range h.live {
+		if id != except && !g.latency {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// busy returns the clients beside which no exclusive grant may be given: all but
+// latency ones that drain.
+func (h *history) busy() []ClientID {
+	ids := h.batch(0)
+	for id, g := range h.live {
+		if g.latency && g.open {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // saw takes note of an event and the actions that answered it.
 func (h *history) saw(ev Event, acts []Action) error {
 	switch ev := ev.(type) {
 	case Release:
-		if h.live[ev.Client] == ev.Epoch {
+		if h.of(ev.Client).epoch == ev.Epoch {
 			delete(h.live, ev.Client)
 		}
 	case Gone:
 		delete(h.live, ev.Client)
 	case Attach:
-		if h.live[ev.Client] != ev.Held {
+		h.shares[ev.Client] = ev.Share
+		if h.of(ev.Client).epoch != ev.Held {
 			delete(h.live, ev.Client) // by its own word it does not hold that
 		}
-	case SetMode:
-		h.mode = ev.M
 	}
 	for i, a := range acts {
 		if _, ok := a.(Adopt); ok && i > 0 {
@@ -49,31 +87,66 @@ func (h *history) saw(ev Event, acts []Action) error {
 			h.persisted = a
 		case Fence:
 			delete(h.live, a.Client)
-		case Grant:
-			switch {
-			case a.Epoch <= h.epoch:
-				return fmt.Errorf("%v after epoch %d", a, h.epoch)
-			case uint32(a.Epoch) == 0 || uint32(a.Epoch) == 0xffffffff:
-				return fmt.Errorf("%v uses a reserved word", a)
-			case a.Concurrent != (h.mode == Concurrent):
-				return fmt.Errorf("%v in %v mode", a, h.mode)
-			case !a.Concurrent && len(h.live) > 0:
-				return fmt.Errorf("%v while these hold: %v", a, h.live)
-			case h.live[a.Client] != 0:
-				return fmt.Errorf("%v to one that holds epoch %d", a, h.live[a.Client])
-			case h.persisted.Epoch < a.Epoch:
-				return fmt.Errorf("%v before epoch %d was persisted", a, a.Epoch)
-			case !h.persisted.Unrecorded && !slices.Contains(h.persisted.Holders[:], Holder{a.Client, a.Epoch}):
-				return fmt.Errorf("%v, but %v", a, h.persisted)
+		case ModeChosen:
+			h.mode = a.Mode
+		case Pause:
+			h.live[a.Client].open = false
+		case Revoke:
+			h.live[a.Client].open = false
+		case Close:
+			if g := h.live[a.Client]; g != nil {
+				g.open = false
 			}
-			h.epoch = a.Epoch
-			h.live[a.Client] = a.Epoch
+		case Resume:
+			if g := h.of(a.Client); g.epoch != a.Epoch || g.open {
+				return fmt.Errorf("%v of %+v", a, g)
+			}
+			h.live[a.Client].open = true
+		case Grant:
+			if err := h.granted(a); err != nil {
+				return err
+			}
 		case Adopt:
-			if h.mode == Exclusive && (len(h.live) != 1 || h.live[a.Client] != a.Epoch) {
-				return fmt.Errorf("%v while these hold: %v", a, h.live)
+			g := h.live[a.Client]
+			if g == nil || g.epoch != a.Epoch {
+				return fmt.Errorf("%v of %+v", a, g)
+			}
+			g.latency = h.mode == Exclusive && (g.latency || h.shares[a.Client].Priority == Latency)
+			g.open = true
+			if others := h.batch(a.Client); h.mode == Exclusive && !g.latency && len(others) > 0 {
+				return fmt.Errorf("%v while these hold: %v", a, others)
 			}
 		}
 	}
+	return nil
+}
+
+func (h *history) granted(a Grant) error {
+	switch {
+	case h.used[a.Epoch]:
+		return fmt.Errorf("%v, again", a)
+	case uint32(a.Epoch) == 0 || uint32(a.Epoch) == 0xffffffff:
+		return fmt.Errorf("%v uses a reserved word", a)
+	case a.Concurrent != (a.Latency || h.mode == Concurrent), a.Latency && h.mode != Exclusive:
+		return fmt.Errorf("%v in %v mode", a, h.mode)
+	case !a.Concurrent && len(h.busy()) > 0:
+		return fmt.Errorf("%v while these hold: %v", a, h.busy())
+	case h.live[a.Client] != nil:
+		return fmt.Errorf("%v to one that holds epoch %d", a, h.live[a.Client].epoch)
+	case a.Latency: // may be recorded afterwards
+		for id, g := range h.live {
+			if g.open && !g.latency {
+				return fmt.Errorf("%v while the gate of client %d is open", a, id)
+			}
+		}
+	case h.persisted.Epoch < a.Epoch:
+		return fmt.Errorf("%v before epoch %d was persisted", a, a.Epoch)
+	case !h.persisted.Unrecorded && !slices.Contains(h.persisted.Holders[:], Holder{a.Client, a.Epoch}):
+		return fmt.Errorf("%v, but %v", a, h.persisted)
+	}
+	h.used[a.Epoch] = true
+	h.epoch = max(h.epoch, a.Epoch)
+	h.live[a.Client] = &liveGrant{a.Epoch, a.Latency, true}
 	return nil
 }
 
@@ -83,14 +156,17 @@ func TestAnyHistory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		durations := rapid.Int64Range(int64(MinQuantum), int64(maxTestQuantum))
 		graces := rapid.Int64Range(int64(MinGrace), int64(maxTestGrace))
+		modes := rapid.SampledFrom([]Mode{Exclusive, Exclusive, Concurrent, Auto})
 		cfg := Config{
 			Quantum:   time.Duration(durations.Draw(t, "quantum")),
 			Grace:     time.Duration(graces.Draw(t, "grace")),
-			Mode:      Mode(rapid.IntRange(0, 1).Draw(t, "mode")),
-			LastEpoch: Epoch(rapid.SampledFrom([]uint64{0, 7, 0xfffffffc}).Draw(t, "last epoch")),
+			Mode:      modes.Draw(t, "mode"),
+			LastEpoch: Epoch(rapid.SampledFrom([]uint64{0, 7, 0xfffffffc - unrecorded}).Draw(t, "last epoch")),
 		}
+		plain := rapid.Bool().Draw(t, "without shares")
 		c := New(cfg)
-		h := &history{epoch: cfg.LastEpoch, mode: cfg.Mode, live: map[ClientID]Epoch{}}
+		h := &history{epoch: cfg.LastEpoch, used: map[Epoch]bool{}, live: map[ClientID]*liveGrant{}, shares: map[ClientID]Share{}}
+		h.mode = c.Snapshot(0).Effective
 		var now Time
 		step := func(ev Event) {
 			acts := c.Step(now, ev)
@@ -102,25 +178,42 @@ func TestAnyHistory(t *testing.T) {
 				t.Fatalf("after %v: %v", ev, err)
 			}
 		}
-		if rapid.Bool().Draw(t, "restored") {
-			r := Restore{Client: ClientID(rapid.IntRange(0, 2).Draw(t, "holder")), Epoch: cfg.LastEpoch + 1}
-			if r.Client != 0 && cfg.Mode == Exclusive {
-				h.live[r.Client] = r.Epoch
-			}
+		for i := range rapid.IntRange(0, 3).Draw(t, "restored") {
+			r := Restore{Client: ClientID(i + 1), Epoch: cfg.LastEpoch + Epoch(i) + 1}
+			h.live[r.Client] = &liveGrant{epoch: r.Epoch}
 			h.epoch = r.Epoch
-			h.persisted = Persist{Epoch: r.Epoch, Holders: [MaxRecorded]Holder{{r.Client, r.Epoch}}}
+			h.used[r.Epoch] = true
+			h.persisted.Epoch = r.Epoch
+			h.persisted.Holders[i] = Holder{r.Client, r.Epoch}
 			step(r)
 		}
 
+		shares := rapid.Custom(func(t *rapid.T) Share {
+			s := Share{
+				Limit:    rapid.SampledFrom([]int{0, 0, 5, 50, 100}).Draw(t, "limit"),
+				Request:  rapid.SampledFrom([]int{0, 0, 30, 100}).Draw(t, "request"),
+				Weight:   rapid.SampledFrom([]int{0, 0, 50, 300}).Draw(t, "weight"),
+				Priority: rapid.SampledFrom([]Priority{Batch, Batch, Latency}).Draw(t, "priority"),
+			}
+			if plain {
+				return Share{}
+			}
+			return s
+		})
 		events := rapid.Custom(func(t *rapid.T) Event {
 			id := ClientID(rapid.IntRange(1, 6).Draw(t, "client"))
+			tenant := fmt.Sprint("t", id%3)
+			if plain || id == 6 {
+				tenant = ""
+			}
 			// An epoch that is likely to mean something.
 			epoch := func() Epoch {
-				return rapid.SampledFrom([]Epoch{0, h.live[id], h.live[id], h.live[id], h.epoch, h.epoch + 5, 3}).Draw(t, "epoch")
+				own := h.of(id).epoch
+				return rapid.SampledFrom([]Epoch{0, own, own, own, h.epoch, h.epoch + 5, 3}).Draw(t, "epoch")
 			}
-			switch rapid.IntRange(0, 19).Draw(t, "kind") {
+			switch rapid.IntRange(0, 23).Draw(t, "kind") {
 			case 0, 1, 2:
-				return Attach{Client: id, Held: epoch(), Want: rapid.Bool().Draw(t, "want")}
+				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want")}
 			case 3, 4, 5, 6, 7:
 				return Request{id}
 			case 8, 9, 10, 11:
@@ -134,7 +227,17 @@ func TestAnyHistory(t *testing.T) {
 			case 16:
 				return SetGrace{time.Duration(graces.Draw(t, "grace"))}
 			case 17:
-				return SetMode{Mode(rapid.IntRange(0, 1).Draw(t, "mode"))}
+				return SetMode{modes.Draw(t, "mode")}
+			case 18:
+				return SetShare{tenant, shares.Draw(t, "share")}
+			case 19:
+				return SetMemory{uint64(rapid.IntRange(0, 100).Draw(t, "reserved")), 100}
+			case 20:
+				return SetTuning{Tuning{
+					Window:    time.Duration(rapid.IntRange(0, 1000).Draw(t, "window")) * time.Millisecond,
+					DropCarry: rapid.IntRange(0, 100).Draw(t, "dropcarry"),
+					DropTail:  rapid.IntRange(0, 100).Draw(t, "droptail"),
+				}}
 			}
 			return Tick{}
 		})
@@ -147,35 +250,71 @@ func TestAnyHistory(t *testing.T) {
 			}
 			step(events.Draw(t, "event"))
 		}
-
-		// From here on nobody does anything: every client keeps what it gets
-		// until it is fenced. The k-th in the queue has its grant after k times
-		// quantum and grace.
-		start := now
-		queue := c.Snapshot(now).Queue
-		granted := map[ClientID]Time{}
-		for {
-			at, ok := c.Deadline()
-			if !ok {
-				break
-			}
-			now = at
-			before := c.Snapshot(now).Counters.Grants
-			step(Tick{})
-			if s := c.Snapshot(now); s.Counters.Grants > before {
-				granted[s.Holders[0]] = now
-			}
-		}
-		for k, id := range queue {
-			at, ok := granted[id]
-			if bound := start.Add(time.Duration(k+1) * (maxTestQuantum + maxTestGrace)); !ok || at > bound {
-				t.Fatalf("client %d waited at %v as number %d; granted: %t, at %v, bound %v", id, start, k+1, ok, at, bound)
-			}
-		}
-		if q := c.Snapshot(now).Queue; len(q) != 0 {
-			t.Fatalf("these wait for ever: %v", q)
+		if plain {
+			nobodyActs(t, c, &now, step)
+		} else {
+			allRelease(t, c, h, &now, step)
 		}
 	})
+}
+
+// nobodyActs goes on without any more events: every client keeps what it gets
+// until it is fenced. The k-th in the queue has its grant after k times a turn
+// and a grace period.
+func nobodyActs(t *rapid.T, c *Core, now *Time, step func(Event)) {
+	start := *now
+	queue := c.Snapshot(start).Queue
+	granted := map[ClientID]Time{}
+	for {
+		at, ok := c.Deadline()
+		if !ok {
+			break
+		}
+		*now = at
+		before := c.Snapshot(at).Counters.Grants
+		step(Tick{})
+		if s := c.Snapshot(at); s.Counters.Grants > before {
+			for _, id := range s.Holders {
+				if _, ok := granted[id]; !ok {
+					granted[id] = at
+				}
+			}
+		}
+	}
+	for k, id := range queue {
+		at, ok := granted[id]
+		if bound := start.Add(time.Duration(k+1) * (2*maxTestQuantum + maxTestGrace)); !ok || at > bound {
+			t.Fatalf("client %d waited at %v as number %d; granted: %t, at %v, bound %v", id, start, k+1, ok, at, bound)
+		}
+	}
+	if q := c.Snapshot(*now).Queue; len(q) != 0 {
+		t.Fatalf("these wait for ever: %v", q)
+	}
+}
+
+// allRelease goes on with clients that release what is asked back, and want
+// nothing more; those that are fenced end. Whatever they owe, all that wait get
+// their grant.
+func allRelease(t *rapid.T, c *Core, h *history, now *Time, step func(Event)) {
+	for range 2000 {
+		s := c.Snapshot(*now)
+		if len(s.Queue) == 0 {
+			return
+		}
+		for _, cl := range s.Clients {
+			switch cl.State {
+			case StateDraining, StateHolding:
+				step(Release{cl.ID, cl.Epoch, Revoked})
+			case StateFenced, StateLost:
+				step(Gone{cl.ID})
+			}
+		}
+		if at, ok := c.Deadline(); ok {
+			*now = at
+			step(Tick{})
+		}
+	}
+	t.Fatalf("these wait for ever: %v", c.Snapshot(*now).Queue)
 }
 
 // TestSameEventsSameActions holds a core to its word that it depends on

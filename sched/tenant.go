@@ -92,6 +92,7 @@ type tenant struct {
 
 	metered int  // index in Core.metered, -1: none
 	special bool // counted in Core.special
+	exact   bool // counted in Core.exact
 	ghost   bool
 }
 
@@ -262,7 +263,7 @@ func (c *Core) bill(t *tenant) {
 		t.used += charge
 		t.spread(from, c.now, charge)
 	}
-	if onGPU > 0 {
+	if onGPU > 0 && t.batch > 0 {
 		t.vt += scale(int64(onGPU), one, c.part(t))
 		if t.place == ready {
 			c.ready.fix(t)
@@ -372,7 +373,7 @@ func (c *Core) virtualNow() int64 {
 func (c *Core) turn(t *tenant) time.Duration {
 	n := int64(max(c.active, 1))
 	round := int64(c.quantum) * n
-	if c.special > 0 {
+	if c.exact > 0 {
 		round = min(round, max(int64(c.quantum), int64(maxRound)))
 	}
 	d := time.Duration(scale(round, c.part(t), one))
@@ -397,6 +398,9 @@ func (c *Core) setActive(t *tenant, active bool) {
 	c.active += n
 	c.requests += n * t.share.Request
 	c.weights += n * t.share.Weight
+	if c.active == 0 {
+		c.vtime = max(c.vtime, t.vt) // or whoever comes next would be ahead by all that it had alone
+	}
 }
 
 // review puts a tenant where it belongs, after anything about it has changed.
@@ -432,7 +436,16 @@ func (c *Core) review(t *tenant) {
 	}
 	c.waiting += n - t.counted
 	t.counted = n
-	if special := t.clients > 0 && (t.limited() || t.share.Request > 0 || t.share.Priority == Latency); special != t.special {
+	exact := t.clients > 0 && (t.limited() || t.share.Request > 0)
+	if exact != t.exact {
+		t.exact = exact
+		if exact {
+			c.exact++
+		} else {
+			c.exact--
+		}
+	}
+	if special := exact || t.clients > 0 && t.share.Priority == Latency; special != t.special {
 		t.special = special
 		if special {
 			c.special++

@@ -18,6 +18,7 @@ type client struct {
 	alive   bool
 	stopped sched.Time // SIGSTOP lasts until then
 	hostile bool       // says what is not true of epochs, but holds the gate
+	tenant  *tenant    // nil: none but itself
 
 	conn     *conn // nil: none
 	attached bool  // ATTACHED has come; false from the end of file on
@@ -38,7 +39,9 @@ type client struct {
 func (w *world) spawn(slot int) {
 	w.lastID++
 	c := &client{w: w, id: w.lastID, slot: slot, alive: true, page: &page{}, hostile: w.chance(w.faults.hostile)}
+	c.tenant = w.tenantOf[slot]
 	w.client[slot] = c
+	w.byID[c.id] = c
 	c.later(w.duration(0, 20*time.Millisecond), c.connect)
 	c.later(w.duration(0, 20*time.Millisecond), c.work)
 	if c.hostile {
@@ -81,13 +84,14 @@ func (c *client) connect() {
 	held := max(c.local, c.closing)
 	if held == 0 {
 		c.w.judge.drained(c)
+		c.released = 0 // a scheduler that lost its state may count anew
 	}
 	if held == 0 && c.hostile && c.w.chance(0.3) {
 		held = sched.Epoch(1 + c.w.rng.Uint64N(1000))
 		c.note("claims epoch %d", held)
 	}
 	c.requested = c.blocked
-	c.send(sched.Attach{Client: c.id, Held: held, Want: c.blocked})
+	c.send(sched.Attach{Client: c.id, Held: held, Want: c.blocked}) // tenant and share are not its to say
 }
 
 func (c *client) send(ev sched.Event) {
@@ -148,6 +152,10 @@ func (c *client) onGrant(p *page, epoch sched.Epoch) {
 // wake is a look at the page by whoever was woken: the gate opens under a word
 // that is new to this client.
 func (c *client) wake(p *page) {
+	if p == c.page && c.local != 0 && p.word == c.local {
+		c.pass() // no longer paused
+		return
+	}
 	if p != c.page || !c.attached || c.local != 0 || c.closing != 0 || p.word == 0 || p.word == c.released {
 		return
 	}
@@ -252,7 +260,11 @@ func (c *client) idle() {
 		return
 	}
 	burst, epoch := c.burst, c.local
-	c.later(time.Millisecond, func() {
+	wait := time.Millisecond
+	if c.page.latency {
+		wait = 200 * time.Microsecond
+	}
+	c.later(wait, func() {
 		if c.local != epoch || c.burst != burst || c.busy {
 			return
 		}
@@ -303,6 +315,7 @@ func (c *client) die() {
 	c.alive = false
 	w.judge.drained(c)
 	w.client[c.slot] = nil
+	delete(w.byID, c.id)
 	id := c.id
 	w.after(w.duration(0, 30*time.Millisecond), func() { w.daemon.step(sched.Gone{Client: id}) })
 	w.after(w.duration(0, 100*time.Millisecond), func() { w.spawn(c.slot) })

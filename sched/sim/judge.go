@@ -3,8 +3,6 @@
 package sim
 
 import (
-	"time"
-
 	"github.com/nvshare/nvshare/sched"
 )
 
@@ -15,7 +13,8 @@ type judge struct {
 	fenced map[*client]bool
 	grants map[sched.ClientID]grant
 
-	overlap int // times that concurrent mode began
+	used    map[sched.Epoch]bool // by grants, in any life of the daemon
+	overlap int                  // times that concurrent mode began
 
 	// After a restart that knew only that unrecorded clients may hold: those
 	// that have not attached to this run by then have had their time.
@@ -23,13 +22,15 @@ type judge struct {
 	attached map[*client]int
 }
 
+// grant is the latest one of a client.
 type grant struct {
-	concurrent bool
-	overlap    int
+	concurrent, latency bool
+	overlap             int
+	counts, running     bool // for its tenant: it is live; and not paused
 }
 
 func newJudge(w *world) *judge {
-	return &judge{w: w, fenced: map[*client]bool{}, grants: map[sched.ClientID]grant{}, attached: map[*client]int{}}
+	return &judge{w: w, used: map[sched.Epoch]bool{}, fenced: map[*client]bool{}, grants: map[sched.ClientID]grant{}, attached: map[*client]int{}}
 }
 
 func (j *judge) modeSet(m sched.Mode) {
@@ -41,9 +42,13 @@ func (j *judge) modeSet(m sched.Mode) {
 func (j *judge) restarted() {
 	d := j.w.daemon
 	j.endHoldOff(d.run - 1)
-	j.modeSet(d.mode)
+	j.modeSet(d.effective)
+	for id := range j.grants {
+		j.ended(id)
+	}
+	j.w.changed()
 	j.holdOff = 0
-	if d.persisted.Concurrent {
+	if d.persisted.Unrecorded {
 		j.holdOff = j.w.now.Add(d.quantum + d.grace)
 	}
 }
@@ -70,12 +75,13 @@ func occupies(c *client) bool {
 	return c.local != 0 || c.closing != 0 || opens
 }
 
-// alone fails unless nobody but fenced clients occupies the GPU beside c.
+// alone fails unless nobody but fenced clients and latency tenants occupies the
+// GPU beside c.
 func (j *judge) alone(c sched.ClientID, what string, epoch sched.Epoch) {
 	j.endHoldOff(j.w.daemon.run)
 	for _, other := range j.w.client {
 		switch {
-		case other == nil || other.id == c || !occupies(other):
+		case other == nil || other.id == c || !occupies(other) || j.grants[other.id].latency:
 		case j.fenced[other]:
 			j.w.report.Overlaps++
 		default:
@@ -86,14 +92,62 @@ func (j *judge) alone(c sched.ClientID, what string, epoch sched.Epoch) {
 }
 
 func (j *judge) granted(a sched.Grant) {
-	for _, c := range j.w.client {
-		if c != nil && c.id == a.Client {
-			delete(j.fenced, c)
+	if j.used[a.Epoch] {
+		j.w.fail("%v: that epoch was used before", a)
+	}
+	j.used[a.Epoch] = true
+	delete(j.fenced, j.w.byID[a.Client])
+	j.ended(a.Client)
+	j.grants[a.Client] = grant{concurrent: a.Concurrent, latency: a.Latency, overlap: j.overlap, counts: true}
+	j.running(a.Client, true)
+	switch {
+	case a.Latency:
+		j.shut(a.Client)
+	case !a.Concurrent:
+		j.alone(a.Client, "is granted", a.Epoch)
+	}
+}
+
+// shut fails if a gate is open beside which a latency tenant is let in.
+func (j *judge) shut(c sched.ClientID) {
+	for id, p := range j.w.daemon.pages {
+		if g := j.grants[id]; id != c && j.w.byID[id] != nil && p.word != 0 && !g.latency && j.w.daemon.effective == sched.Exclusive {
+			j.w.fail("the gate of client %d is open while client %d gets a latency grant", id, c)
 		}
 	}
-	j.grants[a.Client] = grant{a.Concurrent, j.overlap}
-	if !a.Concurrent {
-		j.alone(a.Client, "is granted", a.Epoch)
+}
+
+func (j *judge) resumed(a sched.Resume) {
+	for id, p := range j.w.daemon.pages {
+		if j.grants[id].latency && id != a.Client && j.w.byID[id] != nil && p.word != 0 && j.w.daemon.effective == sched.Exclusive {
+			j.w.fail("client %d is resumed while client %d has a latency grant", a.Client, id)
+		}
+	}
+}
+
+// running notes that a client's grant is paused, or not.
+func (j *judge) running(id sched.ClientID, on bool) {
+	g := j.grants[id]
+	if !g.counts || g.running == on {
+		return
+	}
+	g.running = on
+	j.grants[id] = g
+	if c := j.w.byID[id]; c != nil && c.tenant != nil {
+		n := 1
+		if !on {
+			n = -1
+		}
+		c.tenant.count(j.w.now, n)
+	}
+}
+
+// ended notes that a client's grant is not live any more.
+func (j *judge) ended(id sched.ClientID) {
+	j.running(id, false)
+	if g, ok := j.grants[id]; ok {
+		g.counts = false
+		j.grants[id] = g
 	}
 }
 
@@ -106,21 +160,25 @@ func (j *judge) opened(c *client) {
 }
 
 func (j *judge) adopted(a sched.Adopt) {
-	for _, c := range j.w.client {
-		if c != nil && c.id == a.Client {
-			delete(j.fenced, c)
-		}
+	c := j.w.byID[a.Client]
+	delete(j.fenced, c)
+	g := j.grants[a.Client]
+	if c != nil && c.tenant != nil && c.tenant.share.Priority == sched.Latency {
+		g.latency = true // as far as can be told from here
 	}
-	if j.w.daemon.mode == sched.Exclusive {
+	j.ended(a.Client)
+	g.counts, g.running = true, false
+	j.grants[a.Client] = g
+	j.running(a.Client, true)
+	if j.w.daemon.effective == sched.Exclusive && !g.latency {
 		j.alone(a.Client, "is adopted", a.Epoch)
 	}
 }
 
 func (j *judge) fence(id sched.ClientID) {
-	for _, c := range j.w.client {
-		if c != nil && c.id == id {
-			j.fenced[c] = true
-		}
+	j.ended(id)
+	if c := j.w.byID[id]; c != nil {
+		j.fenced[c] = true
 	}
 }
 
@@ -129,6 +187,7 @@ func (j *judge) drained(c *client) {
 	delete(j.fenced, c)
 	if !c.alive {
 		delete(j.attached, c)
+		j.ended(c.id)
 		delete(j.grants, c.id)
 	}
 }
@@ -137,18 +196,28 @@ func (j *judge) waited(c *client) {
 	j.w.report.LongestWait = max(j.w.report.LongestWait, j.w.now.Sub(c.blockedSince))
 }
 
-// checkStarvation holds the core to its word that everybody gets a turn: each
-// other client can be before this one with a quantum and a grace period. A
-// restart, or claims after it, cost one more of each; the rest is latency.
+// checkStarvation holds the core to its word that everybody gets a turn.
 func (j *judge) checkStarvation() {
-	n := time.Duration(len(j.w.client))
-	bound := (n+2)*(maxQuantum+maxGrace+20*time.Millisecond) + maxGrace
 	for _, c := range j.w.client {
-		if c == nil || !c.blocked || !c.attached || c.closing != 0 || c.hostile || j.w.now < c.stopped {
+		if c == nil || !c.blocked || !c.attached || c.closing != 0 || j.w.now < c.stopped {
 			continue
 		}
-		if wait := j.w.now.Sub(c.blockedSince); wait > bound {
+		if wait, bound := j.w.now.Sub(max(c.blockedSince, j.w.stable)), j.patience(c); wait > bound && !j.spoilt(c) {
 			j.w.fail("client %d waits for %v, more than %v", c.id, wait, bound)
 		}
 	}
+}
+
+// spoilt says whether the client, or one that has its limit in common with it,
+// makes claims that keep it from its turn.
+func (j *judge) spoilt(c *client) bool {
+	if c.hostile || c.tenant == nil || c.tenant.share.Limit == 0 {
+		return c.hostile
+	}
+	for _, other := range j.w.client {
+		if other != nil && other.tenant == c.tenant && other.hostile {
+			return true
+		}
+	}
+	return false
 }

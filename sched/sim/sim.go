@@ -3,7 +3,6 @@
 package sim
 
 import (
-	"container/heap"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -27,19 +26,24 @@ type Report struct {
 	Virtual time.Duration // time that passed for the clients
 
 	Grants, Concurrent     int // all grants, and those that were concurrent
+	Latency, Pauses        int // latency grants, and holders paused for them
 	EarlyReleases, Revokes int
 	Fences, Adoptions      int
 	Deaths, Stops, Cuts    int // clients killed or stopped, connections lost
 	Crashes                int // of the daemon
+	Leaps                  int // of the clock
+	Modes, Shares          int // changes
+	Limits                 int // windows in which a limit was checked
 	Overlaps               int // of fenced clients with holders: allowed
 	LongestWait            time.Duration
 }
 
 func (r Report) String() string {
-	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d), early releases %d, revokes %d, fences %d, adoptions %d; "+
-		"deaths %d, stops %d, lost connections %d, daemon crashes %d; fenced overlaps %d, longest wait %v",
-		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.EarlyReleases, r.Revokes, r.Fences, r.Adoptions,
-		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Overlaps, r.LongestWait)
+	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, pauses %d), early releases %d, revokes %d, fences %d, adoptions %d; "+
+		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, changes of mode %d, of shares %d; "+
+		"fenced overlaps %d, limits checked %d, longest wait %v",
+		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Pauses, r.EarlyReleases, r.Revokes, r.Fences, r.Adoptions,
+		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.Overlaps, r.Limits, r.LongestWait)
 }
 
 // Bounds of what the operator sets. Short, so that faults meet often.
@@ -51,7 +55,7 @@ const (
 // faults are the rates of what goes wrong, each a probability for each
 // occasion. A seed turns each on or off, because faults hide each other.
 type faults struct {
-	kill, stop, cut, ignore, hostile, crash, operator float64
+	kill, stop, cut, ignore, hostile, crash, leap, operator float64
 }
 
 type world struct {
@@ -64,13 +68,19 @@ type world struct {
 	daemon *daemon
 	judge  *judge
 	client []*client // the living, by slot
-	lastID sched.ClientID
+	byID   map[sched.ClientID]*client
+	// The tenants of slots: some have one in common, others are on their own.
+	tenants  []*tenant
+	tenantOf []*tenant
+	lastID   sched.ClientID
 
-	report Report
-	err    error
-	trace  io.Writer
-	recent [64]string
-	lines  int
+	report  Report
+	stable  sched.Time // since then nobody's share has changed
+	unasked int        // steps since the core checked its invariants
+	err     error
+	trace   io.Writer
+	recent  [64]string
+	lines   int
 }
 
 // maxEventsPerStep ends a run in which nothing reaches the core any more, as
@@ -81,7 +91,7 @@ const maxEventsPerStep = 50
 // names the seed and the broken promise, and ends with what happened before.
 // The same seed, steps and options do the same.
 func Run(seed uint64, steps int, opts Options) (report Report, err error) {
-	w := &world{rng: rand.New(rand.NewPCG(seed, 0x6e76736861726531)), trace: opts.Trace}
+	w := &world{rng: rand.New(rand.NewPCG(seed, 0x6e76736861726531)), trace: opts.Trace, byID: map[sched.ClientID]*client{}}
 	w.report.Seed = seed
 	defer func() {
 		report = w.report
@@ -103,13 +113,13 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 		}
 		w.faults = faults{
 			kill: rate(0.002), stop: rate(0.005), cut: rate(0.005), ignore: rate(0.02),
-			hostile: rate(0.3), crash: rate(0.002), operator: rate(0.3),
+			hostile: rate(0.3), crash: rate(0.002), leap: rate(0.01), operator: rate([]float64{0.3, 0.3, 0.005}[w.rng.IntN(3)]),
 		}
 	}
 	w.judge = newJudge(w)
 	w.daemon = &daemon{w: w}
-	if !opts.Calm && w.chance(0.2) {
-		w.daemon.mode = sched.Concurrent
+	if !opts.Calm && w.chance(0.3) {
+		w.daemon.mode = sched.Mode(1 + w.rng.IntN(2))
 		w.faults.operator = 0.3 // concurrent holders alone give the core nothing to do
 	}
 	w.daemon.quantum = w.duration(minQuantum, maxQuantum)
@@ -119,38 +129,95 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 	n := opts.Clients
 	if n == 0 {
 		n = 2 + w.rng.IntN(7)
+		if w.chance(0.1) {
+			n += 8 // more than a Persist names
+		}
 	}
 	w.client = make([]*client, n)
+	w.tenantOf = make([]*tenant, n)
+	w.newTenants()
 	for slot := range w.client {
+		if len(w.tenants) > 0 && w.chance(0.9) {
+			w.tenantOf[slot] = w.tenants[w.rng.IntN(len(w.tenants))]
+			w.tenantOf[slot].clients++
+		}
 		w.spawn(slot)
 	}
 	w.everySoOften()
 
 	for n := 0; w.report.Steps < steps && w.err == nil && n < maxEventsPerStep*steps; n++ {
-		ev := heap.Pop(&w.events).(event)
-		w.now = ev.at
+		ev := w.events.pop()
+		w.now = max(w.now, ev.at) // late, if the clock has leapt
 		ev.do()
 	}
 	return
 }
 
-// everySoOften lets the operator and the starvation check have their turn.
+// everySoOften lets the operator, the clock and the checks have their turn.
 func (w *world) everySoOften() {
 	w.judge.checkStarvation()
-	if w.chance(w.faults.operator) {
-		switch w.rng.IntN(4) {
-		case 0:
-			w.daemon.quantum = w.duration(minQuantum, maxQuantum)
-			w.daemon.step(sched.SetQuantum{D: w.daemon.quantum})
-		case 1:
-			w.daemon.grace = w.duration(minGrace, maxGrace)
-			w.daemon.step(sched.SetGrace{D: w.daemon.grace})
-		default:
-			w.daemon.mode = sched.Mode(w.rng.IntN(2))
-			w.daemon.step(sched.SetMode{M: w.daemon.mode})
-		}
+	w.judge.checkLimits()
+	if w.chance(w.faults.leap) {
+		w.leap()
 	}
-	w.after(50*time.Millisecond, w.everySoOften)
+	if w.chance(w.faults.operator) {
+		w.operate()
+	}
+	w.after(often, w.everySoOften)
+}
+
+func (w *world) operate() {
+	d := w.daemon
+	switch w.rng.IntN(8) {
+	case 0:
+		d.quantum = w.duration(minQuantum, maxQuantum)
+		d.step(sched.SetQuantum{D: d.quantum})
+	case 1:
+		d.grace = w.duration(minGrace, maxGrace)
+		d.step(sched.SetGrace{D: d.grace})
+	case 2, 3:
+		d.mode = sched.Mode(w.rng.IntN(3))
+		d.step(sched.SetMode{M: d.mode})
+	case 4:
+		d.step(sched.SetMemory{Reserved: w.rng.Uint64N(100), Total: 100})
+	case 5:
+		d.tuning = sched.Tuning{}
+		if w.chance(0.5) {
+			d.tuning = sched.Tuning{Window: w.duration(0, time.Second), Sample: w.duration(0, 100*time.Millisecond), DropCarry: w.rng.IntN(101), DropTail: w.rng.IntN(101)}
+		}
+		w.changed()
+		d.step(sched.SetTuning{Tuning: d.tuning})
+	default:
+		if len(w.tenants) == 0 {
+			return
+		}
+		t := w.tenants[w.rng.IntN(len(w.tenants))]
+		t.share = w.newShare(t)
+		w.report.Shares++
+		w.changed()
+		d.step(sched.SetShare{Tenant: t.name, Share: t.share})
+	}
+}
+
+// changed notes that what was owed or waited for so far means nothing now.
+func (w *world) changed() {
+	w.stable = w.now
+	for _, t := range w.tenants {
+		t.changed(w.now)
+	}
+}
+
+// leap has the clock go on without anybody having noticed, as when a virtual
+// machine was stopped: all that was due meanwhile happens now.
+func (w *world) leap() {
+	d := w.duration(0, time.Second)
+	if w.chance(0.1) {
+		d = w.duration(0, time.Hour)
+	}
+	w.report.Leaps++
+	w.note("clock", text(fmt.Sprintf("leaps by %v", d)))
+	w.now = w.now.Add(d)
+	w.changed()
 }
 
 // after calls do when d has passed; things due at once happen in the order in
@@ -159,7 +226,7 @@ func (w *world) after(d time.Duration, do func()) { w.at(w.now.Add(d), do) }
 
 func (w *world) at(t sched.Time, do func()) {
 	w.seq++
-	heap.Push(&w.events, event{t, w.seq, do})
+	w.events.push(event{t, w.seq, do})
 }
 
 func (w *world) chance(p float64) bool { return p > 0 && w.rng.Float64() < p }
@@ -207,26 +274,3 @@ func (w *world) history() string {
 type text string
 
 func (t text) String() string { return string(t) }
-
-type event struct {
-	at  sched.Time
-	seq uint64
-	do  func()
-}
-
-// events is a heap by time, then by order of arrival.
-type events []event
-
-func (e events) Len() int { return len(e) }
-func (e events) Less(i, j int) bool {
-	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].seq < e[j].seq
-}
-func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
-func (e *events) Pop() any {
-	last := len(*e) - 1
-	x := (*e)[last]
-	(*e)[last] = event{}
-	*e = (*e)[:last]
-	return x
-}

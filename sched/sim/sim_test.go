@@ -6,7 +6,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -48,26 +51,26 @@ func TestSim(t *testing.T) {
 		return
 	}
 	t.Logf("first seed %d", first)
-	var total Report
-	for s, left := first, *steps; left > 0; s, left = s+1, left-stepsPerSeed {
-		n := min(left, stepsPerSeed)
-		report, err := Run(s, n, Options{})
-		if err != nil {
-			again, traced := Run(s, n, Options{Trace: discard{}})
-			if again.String() != report.String() {
-				t.Errorf("the same seed did something else:\n%v\n%v", report, again)
-			}
-			t.Fatalf("%v\n%v\nrun it again: go test ./sched/sim -run 'TestSim$' -seed %d -steps %d -events", traced, report, s, n)
+	began := time.Now()
+	total, failed, err := runSeeds(first, *steps)
+	if err != nil {
+		// With a trace, invariants are checked after each step.
+		n := min(*steps, stepsPerSeed)
+		again, traced := Run(failed.Seed, n, Options{Trace: discard{}})
+		if traced == nil || again.Steps > failed.Steps {
+			t.Errorf("the same seed did something else:\n%v\n%v\n%v", err, failed, again)
+			traced = err
 		}
-		total = add(total, report)
+		t.Fatalf("%v\n%v\nrun it again: go test ./sched/sim -run 'TestSim$' -seed %d -steps %d -events", traced, failed, failed.Seed, n)
 	}
 	total.Seed = first
-	t.Log(total)
+	t.Logf("%v; %.0f steps a second", total, float64(total.Steps)/time.Since(began).Seconds())
 	// A run that never met what it is for would prove nothing.
 	if *steps >= 300_000 {
 		for what, n := range map[string]int{
 			"grant": total.Grants, "concurrent grant": total.Concurrent, "early release": total.EarlyReleases,
-			"revoke": total.Revokes, "fence": total.Fences, "adoption": total.Adoptions, "death": total.Deaths,
+			"latency grant": total.Latency, "pause": total.Pauses, "leap of the clock": total.Leaps,
+			"change of mode": total.Modes, "change of a share": total.Shares, "limit checked": total.Limits, "revoke": total.Revokes, "fence": total.Fences, "adoption": total.Adoptions, "death": total.Deaths,
 			"stop": total.Stops, "lost connection": total.Cuts, "crash": total.Crashes, "fenced overlap": total.Overlaps,
 		} {
 			if n == 0 {
@@ -75,6 +78,32 @@ func TestSim(t *testing.T) {
 			}
 		}
 	}
+}
+
+// runSeeds runs as many seeds as have that many steps, on all processors. The
+// error, if any, is that of the first seed that failed, and its report goes
+// with it.
+func runSeeds(first uint64, steps int) (total, failed Report, err error) {
+	seeds := uint64((steps + stepsPerSeed - 1) / stepsPerSeed)
+	var next atomic.Uint64
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < seeds; i = next.Add(1) - 1 {
+				report, seedErr := Run(first+i, min(steps, stepsPerSeed), Options{})
+				mu.Lock()
+				total = add(total, report)
+				if seedErr != nil && (err == nil || report.Seed < failed.Seed) {
+					failed, err = report, seedErr
+					next.Store(seeds) // no more; those before it are under way
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return total, failed, err
 }
 
 func TestSameSeedSameRun(t *testing.T) {
@@ -103,6 +132,19 @@ func TestCalm(t *testing.T) {
 	}
 }
 
+// TestTenThousandClients has that many on one GPU, without faults: nobody
+// starves, and no invariant breaks.
+func TestTenThousandClients(t *testing.T) {
+	report, err := Run(1, 30_000, Options{Calm: true, Clients: 10_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.Fences != 0 || report.Grants < 1000 {
+		t.Errorf("%v", report)
+	}
+	t.Log(report)
+}
+
 type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
@@ -112,6 +154,12 @@ func add(a, b Report) Report {
 	a.Virtual += b.Virtual
 	a.Grants += b.Grants
 	a.Concurrent += b.Concurrent
+	a.Latency += b.Latency
+	a.Pauses += b.Pauses
+	a.Leaps += b.Leaps
+	a.Modes += b.Modes
+	a.Shares += b.Shares
+	a.Limits += b.Limits
 	a.EarlyReleases += b.EarlyReleases
 	a.Revokes += b.Revokes
 	a.Fences += b.Fences

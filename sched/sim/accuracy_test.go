@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched"
+)
+
+// Tenants of this file want the GPU always, drain for up to 7 ms and hand it
+// over in 250 µs, as real ones do that keep two batches of kernels ahead.
+const (
+	accuracyDrain    = 7 * time.Millisecond
+	accuracyHandOver = 250 * time.Microsecond
+	accuracyRun      = 30 * time.Second
+	accuracyFirst    = time.Second // what happens before does not count
+	accuracyWindow   = 5 * time.Second
+	accuracyError    = 2.0 // percentage points
+)
+
+type backlogged struct {
+	name    string
+	share   sched.Share
+	clients int
+	expect  float64 // percent of the time held
+}
+
+// span is a time in which a tenant held the GPU, drain included.
+type span struct{ from, to sched.Time }
+
+// spans runs a core with backlogged tenants and returns when each held.
+func spans(t *testing.T, seed uint64, cfg sched.Config, run time.Duration, tenants []backlogged) [][]span {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	core := sched.New(cfg)
+	held := make([][]span, len(tenants))
+	tenantOf := map[sched.ClientID]int{}
+	var now sched.Time
+	var seq uint64
+	var events events
+	at := func(d time.Duration, do func()) {
+		seq++
+		events.push(event{now.Add(d), seq, do})
+	}
+	var step func(ev sched.Event)
+	step = func(ev sched.Event) {
+		for _, a := range core.Step(now, ev) {
+			switch a := a.(type) {
+			case sched.Grant:
+				i := tenantOf[a.Client]
+				held[i] = append(held[i], span{from: now})
+			case sched.Revoke:
+				drain := time.Duration(rng.Int64N(int64(accuracyDrain)))
+				at(accuracyHandOver+drain, func() {
+					i := tenantOf[a.Client]
+					held[i][len(held[i])-1].to = now
+					step(sched.Request{Client: a.Client})
+					step(sched.Release{Client: a.Client, Epoch: a.Epoch, Reason: sched.Revoked})
+				})
+			}
+		}
+		if err := core.Check(); err != nil {
+			t.Fatalf("seed %d at %v: %v", seed, time.Duration(now), err)
+		}
+	}
+	id := sched.ClientID(0)
+	for i, tenant := range tenants {
+		for range max(tenant.clients, 1) {
+			id++
+			tenantOf[id] = i
+			step(sched.Attach{Client: id, Tenant: tenant.name, Share: tenant.share, Want: true})
+		}
+	}
+	for now < sched.Time(run) {
+		due, ok := core.Deadline()
+		if len(events) > 0 && (!ok || events[0].at <= due) {
+			ev := events.pop()
+			now = ev.at
+			ev.do()
+			continue
+		}
+		if !ok {
+			t.Fatalf("seed %d at %v: nothing happens any more", seed, time.Duration(now))
+		}
+		now = max(now, due)
+		step(sched.Tick{})
+	}
+	for i := range held {
+		if n := len(held[i]); n > 0 && held[i][n-1].to == 0 {
+			held[i][n-1].to = now
+		}
+	}
+	return held
+}
+
+// heldIn returns the percentage of a window that is covered by spans, which are
+// in order and do not overlap.
+func heldIn(spans []span, from, to sched.Time) float64 {
+	var sum time.Duration
+	for _, s := range spans {
+		if lo, hi := max(s.from, from), min(s.to, to); lo < hi {
+			sum += hi.Sub(lo)
+		}
+	}
+	return 100 * float64(sum) / float64(to.Sub(from))
+}
+
+// TestSharesAreExact holds limits and requests to 2 percentage points over any
+// five seconds.
+func TestSharesAreExact(t *testing.T) {
+	limit := func(p int) sched.Share { return sched.Share{Limit: p} }
+	request := func(p int) sched.Share { return sched.Share{Request: p} }
+	tests := []struct {
+		name    string
+		tenants []backlogged
+	}{
+		{"limit 25 alone", []backlogged{{"a", limit(25), 1, 25}}},
+		{"limit 1 alone", []backlogged{{"a", limit(1), 1, 1}}},
+		{"limit 90 alone, three processes", []backlogged{{"a", limit(90), 3, 90}}},
+		{"limits 25 and 75", []backlogged{{"a", limit(25), 1, 25}, {"b", limit(75), 1, 75}}},
+		{"limits 30 and 60", []backlogged{{"a", limit(30), 1, 30}, {"b", limit(60), 1, 60}}},
+		{"limits 10 and 90", []backlogged{{"a", limit(10), 1, 10}, {"b", limit(90), 1, 90}}},
+		{"five limits of 20", []backlogged{{"a", limit(20), 1, 20}, {"b", limit(20), 1, 20}, {"c", limit(20), 2, 20}, {"d", limit(20), 1, 20}, {"e", limit(20), 1, 20}}},
+		{"limit 25 beside one without", []backlogged{{"a", limit(25), 1, 25}, {"b", sched.Share{}, 1, 75}}},
+		{"limits 10 and 20 beside two without", []backlogged{{"a", limit(10), 1, 10}, {"b", limit(20), 1, 20}, {"c", sched.Share{}, 1, 35}, {"d", sched.Share{}, 4, 35}}},
+		{"requests 25 and 75", []backlogged{{"a", request(25), 1, 25}, {"b", request(75), 1, 75}}},
+		{"requests 30 and 60", []backlogged{{"a", request(30), 1, 35}, {"b", request(60), 1, 65}}},
+		{"requests 10 and 90", []backlogged{{"a", request(10), 1, 10}, {"b", request(90), 1, 90}}},
+		{"five requests of 20", []backlogged{{"a", request(20), 1, 20}, {"b", request(20), 1, 20}, {"c", request(20), 2, 20}, {"d", request(20), 1, 20}, {"e", request(20), 1, 20}}},
+		{"request 40 beside three without", []backlogged{{"a", request(40), 1, 55}, {"b", sched.Share{}, 1, 15}, {"c", sched.Share{}, 1, 15}, {"d", sched.Share{}, 3, 15}}},
+		{"weights 1, 2 and 7", []backlogged{{"a", sched.Share{Weight: 10}, 1, 10}, {"b", sched.Share{Weight: 20}, 1, 20}, {"c", sched.Share{Weight: 70}, 1, 70}}},
+	}
+	for _, quantum := range []time.Duration{100 * time.Millisecond, 30 * time.Millisecond} {
+		for _, test := range tests {
+			t.Run(fmt.Sprintf("%s, quantum %v", test.name, quantum), func(t *testing.T) {
+				worst := 0.0
+				for seed := uint64(1); seed <= 3; seed++ {
+					held := spans(t, seed, sched.Config{Quantum: quantum}, accuracyRun, test.tenants)
+					for from := sched.Time(accuracyFirst); from.Add(accuracyWindow) <= sched.Time(accuracyRun); from = from.Add(50 * time.Millisecond) {
+						for i, tenant := range test.tenants {
+							got := heldIn(held[i], from, from.Add(accuracyWindow))
+							worst = max(worst, math.Abs(got-tenant.expect))
+							if math.Abs(got-tenant.expect) > accuracyError && !t.Failed() {
+								t.Errorf("seed %d: tenant %s held %.2f %% of the five seconds from %v on, want %.1f %%",
+									seed, tenant.name, got, time.Duration(from), tenant.expect)
+							}
+						}
+					}
+				}
+				t.Logf("error at most %.2f percentage points", worst)
+			})
+		}
+	}
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/nvshare/nvshare/sched"
+)
+
+// How often the operator and the judge's checks over time have their turn, and
+// how far back a limit is looked at.
+const (
+	often       = 50 * time.Millisecond
+	limitWindow = 5 * time.Second
+	samples     = int(limitWindow/often) + 1
+)
+
+// maxRequests is what the simulated tenants are promised in sum, percent.
+const maxRequests = 80
+
+// tenant is what the operator asked for in the name of one, and what the judge
+// counts for it.
+type tenant struct {
+	name    string
+	share   sched.Share
+	clients int        // slots
+	stable  sched.Time // since then nothing has changed that bounds it
+
+	holding int // clients with a live grant that is not paused
+	counted sched.Time
+	held    time.Duration
+	ring    [samples]time.Duration // of held
+	sampled int
+}
+
+// newTenants chooses some, and shares for them.
+func (w *world) newTenants() {
+	if !w.chance(0.6) {
+		return // everybody on his own
+	}
+	for i := range 1 + w.rng.IntN(6) {
+		t := &tenant{name: fmt.Sprintf("t%d", i)}
+		w.tenants = append(w.tenants, t)
+		t.share = w.newShare(t)
+	}
+}
+
+// newShare chooses a share within what the others leave.
+func (w *world) newShare(t *tenant) sched.Share {
+	var s sched.Share
+	left := maxRequests
+	for _, other := range w.tenants {
+		if other != t {
+			left -= other.share.Request
+		}
+	}
+	if w.chance(0.4) && left > 0 {
+		s.Request = min(1+w.rng.IntN(40), left)
+	}
+	if w.chance(0.4) {
+		s.Limit = min(max(s.Request, 1)+w.rng.IntN(60), 100)
+	}
+	if w.chance(0.4) {
+		s.Weight = 50 << w.rng.IntN(4)
+	}
+	if w.chance(0.2) {
+		s.Priority = sched.Latency
+	}
+	return s
+}
+
+// part returns the least that a tenant gets of the GPU if all want it.
+func (w *world) part(t *tenant) float64 {
+	requests, weights, own := 0, 100*len(w.client), 100
+	share := sched.Share{}
+	for _, other := range w.tenants {
+		requests += other.share.Request
+		weights += max(other.share.Weight, 100)
+	}
+	if t != nil {
+		share = t.share
+	}
+	if share.Weight != 0 {
+		own = share.Weight
+	}
+	return float64(share.Request)/100 + (1-float64(requests)/100)*float64(own)/float64(weights)
+}
+
+// count keeps the sum of the time that the tenant's clients hold.
+func (t *tenant) count(now sched.Time, n int) {
+	t.held += time.Duration(t.holding) * now.Sub(t.counted)
+	t.counted = now
+	t.holding += n
+}
+
+// changed begins the tenant's accounts anew.
+func (t *tenant) changed(now sched.Time) {
+	t.stable = now
+	t.sampled = 0
+}
+
+// checkLimits holds the core to its word on limits: over any five seconds, a
+// tenant has at most its limit, what it may catch up on, and the drains of the
+// grants that were revoked when it had used that up.
+func (j *judge) checkLimits() {
+	w := j.w
+	for _, t := range w.tenants {
+		t.count(w.now, 0)
+		before := t.ring[t.sampled%samples]
+		t.ring[t.sampled%samples] = t.held
+		t.sampled++
+		if t.sampled <= samples || t.share.Limit == 0 || t.share.Limit == 100 || w.daemon.tuning != (sched.Tuning{}) {
+			continue
+		}
+		// The oldest sample is older than the window by one piece.
+		limit := (limitWindow + often) * time.Duration(t.share.Limit) / 100
+		credit := max(100*time.Millisecond*time.Duration(t.share.Limit)/100, 5*time.Millisecond,
+			sched.DefaultWindow*time.Duration(t.share.Limit)/100)
+		drains := time.Duration(t.clients+1) * (maxGrace + 20*time.Millisecond)
+		if got := t.held - before; got > limit+credit+drains {
+			w.fail("tenant %s with %v held for %v of %v, more than %v and %v to catch up on and %v of drains",
+				t.name, t.share, got, limitWindow+often, limit, credit, drains)
+		}
+		w.report.Limits++
+	}
+}
+
+// patience returns how long a client may wait at most: each of the others can
+// be before it, with a turn and a grace period, and again for what it owes; a
+// restart, or claims after it, cost one more of each; the rest is latency.
+func (j *judge) patience(c *client) time.Duration {
+	w := j.w
+	n := time.Duration(len(w.client))
+	turn := 2*maxQuantum + maxGrace + 20*time.Millisecond
+	bound := 2*(n+2)*turn + maxGrace
+	if len(w.tenants) == 0 {
+		return bound
+	}
+	clients := time.Duration(1)
+	if c.tenant != nil {
+		clients = time.Duration(c.tenant.clients)
+	}
+	bound += time.Duration(float64(2*n*maxQuantum+2*clients*maxGrace) / w.part(c.tenant))
+	if c.tenant != nil && c.tenant.share.Limit != 0 {
+		// What is fenced goes on to count, for as long as it is on the GPU.
+		bound += (clients + 1) * (turn + 3*maxGrace) * 100 / time.Duration(c.tenant.share.Limit)
+	}
+	return bound * clients * 3 // of which latency tenants may take two thirds
+}
