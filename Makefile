@@ -21,7 +21,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 # A GPU host's demo uses the GPU; SIM=1 forces the simulated one.
 SIM   ?=
 GOAL  := demo
-STEPS ?= 1000000
+STEPS ?= 1000000000
 EXECS ?= 50000
 FUZZ  := sched/wire:FuzzDecode sched/daemon:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl plugin:FuzzRequest
 SEED  ?=
@@ -32,7 +32,7 @@ DESTDIR ?=
 .DEFAULT_GOAL := build
 # What is installed comes first; sub-makes run their jobs in parallel.
 .NOTPARALLEL:
-.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e compat stress bench sim fuzz generate \
+.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e compat stress bench sim model fuzz generate \
 	gpu-bundle install uninstall static image clean
 
 help: ## this list
@@ -96,8 +96,11 @@ stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSaniti
 bench: build simgpu ## what the shim costs a call, on a driver that does nothing
 	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD)
 
-sim: ## the scheduler core in virtual time: make sim STEPS=1000000 SEED=42
+sim: ## the scheduler core in virtual time: make sim STEPS=1000000000 SEED=42
 	STEPS=$(STEPS) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run 'TestSim$$' -v ./sched/sim
+
+model: ## the protocol in Spin, with the counterexamples of what it would be without its parts
+	$(GO) test -count=1 -v ./tests/model
 
 # Minimising what is only interesting takes longer than all the rest.
 fuzz: ## what others write: EXECS=50000 executions of each fuzz target

@@ -289,7 +289,9 @@ static uint64_t early_release(uint64_t now)
 		struct channel *c = &nvs_client_channels[i];
 		bool idle;
 
+		/* Shut for a moment, it may well have run dry. */
 		if (c->lease.link != LEASE_ATTACHED || c->lease.gate != LEASE_OPEN ||
+		    nvs_channel_word(i) != atomic_load(&nvs_channels[i].epoch) ||
 		    !__atomic_load_n(&nvs_client.page->slot[i].waiters, __ATOMIC_RELAXED)) {
 			c->idle_ns = 0;
 			continue;

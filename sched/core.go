@@ -210,6 +210,7 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	c.unthrottle()
 	for done := -1; done != len(c.acts); { // one may make another due
 		done = len(c.acts)
+		c.lookWhoIsOut()
 		c.revokeOverdue()
 		c.pauseOrResume()
 		c.grantNext()

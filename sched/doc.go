@@ -41,7 +41,9 @@
 // says among those that want it. The time quantum is a turn where all parts are
 // even; uneven parts make longer and shorter turns, so that each has one in each
 // round. A tenant that is ahead of those that wait has a shorter turn, an
-// eighth of the quantum at least. Wanting nothing for a while earns one turn at
+// eighth of the quantum at least. Where tenants have limits or requests, a round
+// takes a quarter of a second at most, if the quantum allows it, so that shares
+// are exact over seconds. Wanting nothing for a while earns one turn at
 // most.
 //
 // A limit (Share.Limit) is an account: it fills with the limit's part of the
@@ -63,7 +65,7 @@
 // the turns and grace periods of those ahead of it, unless its tenant's own
 // limit keeps it waiting. A holder without a limit is not disturbed before an
 // eighth of the quantum is over, nor while nobody waits. In concurrent mode every
-// request is granted at once, within the tenant's limit. Epochs rise strictly,
+// request is granted at once, within the tenant's limit. Epochs of a client rise strictly,
 // and what a restart must know is handed out as a Persist before the Grant that
 // depends on it. Who is next after a revoke is chosen, and persisted, while the
 // holder drains. Check tests these, except the ones about time, in O(clients).

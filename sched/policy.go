@@ -53,12 +53,25 @@ func (c *Core) turnOver() (Time, bool) {
 	switch lead, part := cl.startVT-next.vt, c.part(cl.tenant); {
 	case lead > 0 && next != cl.tenant:
 		turn = max(turn-time.Duration(scale(lead, part, one)), min(turn, c.minTurn()))
-	case lead < 0 && c.active == 2:
+	case lead < 0 && c.active == 2 && c.exact > 0:
 		// The other one is next even if this one is behind it after its turn.
 		left := time.Duration(scale(-lead, part, one)) - turn
 		turn += min(max(left, 0), turn)
 	}
 	return cl.runFrom.Add(turn - cl.ran), true
+}
+
+// lookWhoIsOut notes whether latency tenants keep others from the GPU, which is
+// what their patience is spent on.
+func (c *Core) lookWhoIsOut() {
+	kept := c.latency.n > 0 && c.effective == Exclusive && (c.open.n > 0 || c.ready.top() != nil)
+	if kept == c.keptOut {
+		return
+	}
+	for cl := c.latency.head; cl != nil; cl = cl.next {
+		c.bill(cl.tenant)
+	}
+	c.keptOut = kept
 }
 
 // revokeOverdue asks grants back whose time is over.
@@ -261,13 +274,6 @@ func (c *Core) settle() {
 	c.chooseNext()
 	if r := c.record(); r != c.persisted {
 		c.persist(r)
-	}
-	kept := c.latency.n > 0 && c.effective == Exclusive && (c.open.n > 0 || c.ready.top() != nil)
-	if kept != c.keptOut {
-		for cl := c.latency.head; cl != nil; cl = cl.next {
-			c.bill(cl.tenant)
-		}
-		c.keptOut = kept
 	}
 	// More holders than a few are told only when it changes whether there are
 	// others: present is above zero for each of them, before this Step and after

@@ -76,6 +76,8 @@ func (h *history) saw(ev Event, acts []Action) error {
 		h.shares[ev.Client] = ev.Share
 		if h.of(ev.Client).epoch != ev.Held {
 			delete(h.live, ev.Client) // by its own word it does not hold that
+		} else if g := h.live[ev.Client]; g != nil {
+			g.open = false // its new page says nothing yet
 		}
 	}
 	for i, a := range acts {

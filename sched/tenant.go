@@ -45,6 +45,9 @@ const (
 	// shares are to be exact; unless the quantum is longer.
 	maxRound = 250 * time.Millisecond
 
+	// maxDebt bounds what a process that is fenced for ever costs its tenant.
+	maxDebt = 24 * time.Hour
+
 	// gotSeconds is what TenantSnapshot.Got looks back on.
 	gotSeconds = 5
 )
@@ -275,6 +278,7 @@ func (c *Core) bill(t *tenant) {
 			top = max(top, c.tuning.Window*time.Duration(t.share.Limit)/100)
 		}
 		t.credit = min(t.credit+dt*time.Duration(t.share.Limit)/100, max(top, t.credit)) - charge
+		t.credit = max(t.credit, -maxDebt)
 		switch {
 		case t.credit <= 0:
 			t.capped = true

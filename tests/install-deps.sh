@@ -58,6 +58,7 @@ if [ "$goal" = test ]; then
 	want strace "compares programs' system calls with and without the shim" program strace
 	want python3 "the shim in a Python program; left out without it" program python3
 	want valgrind "counts the instructions that the shim adds; left out without it" program valgrind
+	want spin "checks the model of grants and restarts; left out without it" program spin
 	# What people preload beside the shim.
 	want libjemalloc2 "beside the shim; left out without it" installed libjemalloc.so.2
 	want libtcmalloc-minimal4 "the same" installed libtcmalloc_minimal.so.4

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package model checks lease.pml with Spin: what the gate, the lease and the
+// scheduler promise together, in every order of their steps.
+package model
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A check is one run of the model checker over all states that the settings
+// lead to.
+type check struct {
+	name     string
+	settings string // macros of lease.pml
+	liveness bool   // the property "served", under weak fairness, instead of the assertions
+	broken   bool   // something is turned off: the checker must find two at a time
+	full     bool   // takes a minute or more: only with NVSHARE_MODEL_FULL
+}
+
+var checks = []check{
+	{name: "crash", settings: "CRASHES=1"},
+	{name: "served", settings: "CRASHES=0 WHO=0", liveness: true},
+	{name: "no flag of calls in flight", settings: "CRASHES=0 NO_INFLIGHT", broken: true},
+	{name: "holders not recorded", settings: "CRASHES=1 NO_PERSIST", broken: true},
+	{name: "early release before the grant is read", settings: "CRASHES=0 IDLE_EARLY", broken: true},
+	{name: "released epoch opens again", settings: "CRASHES=0 NO_CLOSED", broken: true},
+
+	{name: "fence", settings: "CRASHES=0 FENCES=1", full: true},
+	{name: "cut", settings: "CRASHES=0 CUTS=1", full: true},
+	{name: "kill", settings: "CRASHES=0 KILLS=1", full: true},
+	{name: "served after a crash", settings: "CRASHES=1 WHO=0", liveness: true, full: true},
+	{name: "next holder recorded", settings: "CRASHES=1 CHOSEN", full: true},
+	{name: "next holder recorded and fence", settings: "CRASHES=0 CHOSEN FENCES=1", full: true},
+}
+
+func TestModel(t *testing.T) {
+	for _, program := range []string{"spin", "gcc"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("%s is not installed: the model of grants is not checked (apt-get install spin gcc)", program)
+		}
+	}
+	model, err := filepath.Abs("lease.pml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range checks {
+		t.Run(c.name, func(t *testing.T) {
+			if c.full && os.Getenv("NVSHARE_MODEL_FULL") == "" {
+				t.Skip("only with NVSHARE_MODEL_FULL=1")
+			}
+			t.Parallel()
+			c.run(t, model)
+		})
+	}
+}
+
+func (c check) run(t *testing.T, model string) {
+	dir := t.TempDir()
+	command := func(name string, args ...string) string {
+		cmd := exec.Command(name, args...)
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
+		// pan exits with 0 also when it finds an error.
+		if err != nil {
+			t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+		}
+		return string(out)
+	}
+	generate := []string{"-a"}
+	for _, s := range strings.Fields(c.settings) {
+		generate = append(generate, "-D"+s)
+	}
+	command("spin", append(generate, model)...)
+
+	optimise := "-O2"
+	if c.broken || c.liveness && !c.full {
+		optimise = "-O0" // compiling takes longer than the search
+	}
+	compile := []string{optimise, "-w", "-DCOLLAPSE", "-o", "pan", "pan.c"}
+	search := []string{"-m2000000"}
+	if c.liveness {
+		compile = append(compile, "-DNFAIR=3") // room for nine processes
+		search = append(search, "-a", "-f")
+	} else {
+		compile = append(compile, "-DSAFETY", "-DNOCLAIM")
+	}
+	command("gcc", compile...)
+
+	out := command("./pan", search...)
+	_, counted, _ := strings.Cut(out, "State-vector")
+	t.Logf("%s: %s", c.settings, firstLines(counted, 2))
+	if strings.Contains(out, "max search depth too small") || strings.Contains(out, "out of memory") || counted == "" {
+		t.Fatalf("the search did not end:\n%s", out)
+	}
+	found := !strings.Contains(out, "errors: 0\n")
+	overlap := strings.Contains(out, "assertion violated") && strings.Contains(out, "work[")
+	switch {
+	case c.broken && !overlap:
+		t.Errorf("%s: the checker does not find two processes on the GPU:\n%s", c.settings, out)
+	case !c.broken && found:
+		trail := command("spin", append([]string{"-t", "-k", "lease.pml.trail", "-p"}, append(generate[1:], model)...)...)
+		t.Errorf("%s: %s\nthe way there ends with:\n%s", c.settings, out, lastLines(trail, 60))
+	}
+}
+
+func firstLines(s string, n int) string {
+	lines := strings.SplitN(s, "\n", n+1)
+	return strings.Join(lines[:min(n, len(lines))], ",")
+}
+
+func lastLines(s string, n int) string {
+	lines := bytes.Split([]byte(s), []byte("\n"))
+	return string(bytes.Join(lines[max(0, len(lines)-n):], []byte("\n")))
+}
