@@ -66,7 +66,7 @@ func arm64(t *testing.T) {
 // at forks beside busy threads, knows not all of prctl, and would have to be
 // told to the kernel for execve.
 var notEmulated = []string{
-	"forks", "descriptors_nobody_asked_for", "depth_follows_short_work",
+	"forks", "descriptors_nobody_asked_for", "depth_follows_short_work", "small_allocations_stay_in_the_process",
 	"forks_while_threads_are_at_work", "fork_in_a_handler_at_the_gate", "exec_is_a_new_client",
 }
 
