@@ -72,20 +72,26 @@ func TestPodsAreSeen(t *testing.T) {
 		t.Errorf("/healthz: %d %q %v", code, body, err)
 	}
 
-	happened := must(shared.Ctl(ctx, "events"))(t)
-	for _, pod := range pods {
-		who := fmt.Sprintf("default/%s/main (pid %d): ", pod.Name, pod.PID())
-		for _, what := range []string{
-			"register  " + who + "uses GPUs through the shim",
-			"grant     " + who + "waited",
-			"revoke    " + who + "time quantum over",
-			"release   " + who + "as asked, held",
-		} {
-			if !strings.Contains(happened, what) {
-				t.Errorf("no event %q", what)
+	check(t, node.Until(ctx, "the pods' turns among the events", func() error {
+		happened, err := shared.Ctl(ctx, "events")
+		if err != nil {
+			return err
+		}
+		for _, pod := range pods {
+			who := fmt.Sprintf("default/%s/main (pid %d): ", pod.Name, pod.PID())
+			for _, what := range []string{
+				"register  " + who + "uses GPUs through the shim",
+				"grant     " + who + "waited",
+				"revoke    " + who + "time quantum over",
+				"release   " + who + "as asked, held",
+			} {
+				if !strings.Contains(happened, what) {
+					return fmt.Errorf("no event %q in:\n%s", what, happened)
+				}
 			}
 		}
-	}
+		return nil
+	}))
 	for _, args := range [][]string{nil, {"top", "--once"}} {
 		screen := must(shared.Ctl(ctx, args...))(t)
 		for _, pod := range pods {
