@@ -138,6 +138,8 @@ void nvs_channel_step(unsigned i, struct lease_event ev)
 		c->closed_ns = nvs_now();
 		plan_passes(c);
 	}
+	if (out.actions & LEASE_ACT_STEP)
+		c->step_until_ns = c->closed_ns + NVS_STEP_NS;
 	if (out.actions & LEASE_ACT_PAGE)
 		set_slot(i, &nvs_client.page->slot[i]);
 	if (out.actions & LEASE_ACT_OPEN) {
@@ -271,7 +273,19 @@ static bool may_pass(unsigned i, uint64_t now)
 {
 	struct channel *c = &nvs_client_channels[i];
 
-	if (c->lease.gate != LEASE_DRAINING || now < c->pass_from_ns)
+	if (c->lease.gate != LEASE_DRAINING)
+		return false;
+	if (c->step_until_ns) { /* a step, and this thread makes it */
+		bool in_time = now < c->step_until_ns;
+
+		c->step_until_ns = 0;
+		if (in_time) {
+			c->passed++;
+			nvs_channel_wake(i); /* the drain may begin */
+			return true;
+		}
+	}
+	if (now < c->pass_from_ns)
 		return false;
 	if (!c->pass_until_ns) {
 		c->pass_until_ns = now + PASS_NS;
@@ -408,6 +422,23 @@ void nvs_client_use(unsigned i)
 
 /* ---- drains ---- */
 
+/* The lock is held; it is given up while waiting for the one call of a step. */
+static void await_step(struct channel *c)
+{
+	while (c->step_until_ns) {
+		uint64_t left = nvs_elapsed(c->step_until_ns, nvs_now());
+		uint32_t seen = atomic_load(&c->changed);
+
+		if (!left) {
+			c->step_until_ns = 0;
+			break;
+		}
+		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_futex_wait((uint32_t *)&c->changed, seen, left, true);
+		pthread_mutex_lock(&nvs_client_lock);
+	}
+}
+
 /* Not under the lock. The channel's gate is closed. */
 static void do_drain(unsigned i)
 {
@@ -416,6 +447,7 @@ static void do_drain(unsigned i)
 	uint64_t closed, deadline, passed;
 
 	pthread_mutex_lock(&nvs_client_lock);
+	await_step(c);
 	closed = c->closed_ns;
 	deadline = closed + (c->grace_ns ? c->grace_ns / 4 * 3 : DRAIN_PATIENCE_NS);
 	passed = c->passed;

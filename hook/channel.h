@@ -51,6 +51,7 @@ struct channel {
 	uint64_t pass_until_ns;  /* end of the window; 0: not begun */
 	uint64_t pass_gap_ns;    /* from the end of a window to the next */
 	uint64_t passed;         /* calls let pass, ever */
+	uint64_t step_until_ns;  /* one call may pass up to then; 0: none */
 	uint64_t grant_calls;    /* gated calls before the grant */
 	uint64_t idle_calls;     /* early release: calls at the last look */
 	uint64_t idle_ns;        /* and since when that number holds */

@@ -154,6 +154,11 @@ static void on_revoke(struct lease *l, struct lease_event ev, struct lease_out *
 		l->reason = NVS_RELEASE_REVOKED;
 		break;
 	case LEASE_CLOSED: /* nobody had opened it */
+		if (ev.code & NVS_REVOKE_STEP) {
+			drain(l, ev.epoch, NVS_RELEASE_REVOKED, out);
+			out->actions |= LEASE_ACT_STEP;
+			break;
+		}
 		l->epoch = ev.epoch;
 		l->reason = NVS_RELEASE_REVOKED;
 		release(l, out);

@@ -49,7 +49,7 @@ enum lease_event_type {
 	LEASE_EV_DOWN,     /* connection lost */
 	LEASE_EV_ATTACHED, /* code; word: the new page's */
 	LEASE_EV_GRANT,    /* epoch; word: the page's now */
-	LEASE_EV_REVOKE,   /* epoch */
+	LEASE_EV_REVOKE,   /* epoch; code: enum nvs_revoke_flags */
 	LEASE_EV_WANT,     /* a thread arrives at the gate */
 	LEASE_EV_LEAVE,    /* a thread leaves the gate */
 	LEASE_EV_WORD,     /* a waiting thread reads this word in the page */
@@ -76,6 +76,7 @@ enum lease_action {
 	LEASE_ACT_RELEASE = 1u << 5, /* send RELEASE of `epoch`, `reason` */
 	LEASE_ACT_REQUEST = 1u << 6, /* send REQUEST */
 	LEASE_ACT_DRAIN   = 1u << 7, /* wait for flags and GPU, then LEASE_EV_DRAINED */
+	LEASE_ACT_STEP    = 1u << 8, /* before that, let one waiting call pass */
 };
 
 struct lease_out {

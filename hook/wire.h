@@ -72,7 +72,7 @@ enum nvs_type {
 	NVS_WELCOME  = 65, /* carries the grant page's descriptor */
 	NVS_ATTACHED = 66, /* code: enum nvs_error, 0 for success */
 	NVS_GRANT    = 67, /* code: enum nvs_grant_flags */
-	NVS_REVOKE   = 68, /* close the gate, drain, release within grace_ns */
+	NVS_REVOKE   = 68, /* close the gate, drain, release within grace_ns; code: enum nvs_revoke_flags */
 	NVS_NOTICE   = 69, /* waiters or present changed between zero and more */
 	NVS_REFUSED  = 70, /* code: enum nvs_error; the connection is closed next */
 	NVS_RESERVED = 71, /* answers each RESERVE; code: NVS_OK or NVS_ERR_MEMORY */
@@ -102,6 +102,18 @@ enum nvs_release {
 	NVS_RELEASE_IDLE    = 2, /* early release: somebody waits, nothing to do */
 	NVS_RELEASE_EXIT    = 3, /* the process leaves in good order */
 };
+
+enum nvs_revoke_flags {
+	/*
+	 * A member of a gang that has drained already, under a new epoch that no
+	 * GRANT had: others of the gang may wait for its next call. If a thread waits
+	 * at the gate, or comes within NVS_STEP_NS, one call of one thread passes; the
+	 * gate stays closed. Then, as always: drain, RELEASE.
+	 */
+	NVS_REVOKE_STEP = 1u << 16,
+};
+
+#define NVS_STEP_NS 20000000u
 
 enum nvs_grant_flags {
 	/* Anti-thrash mode is off: others may hold the GPU at the same time. */

@@ -74,6 +74,15 @@ type Revoke struct {
 	Why     RevokeReason
 }
 
+// StepOne lets a client of a gang make one call, as others of it that drain may
+// wait for it: send REVOKE of this epoch, with the flag for a step. The word
+// stays 0, the client drains and releases.
+type StepOne struct {
+	Client ClientID
+	Epoch  Epoch
+	Grace  time.Duration // time until the grant is fenced
+}
+
 // Pause shuts the client's gate for a moment, beside a latency tenant: word := 0,
 // and nothing else. What it submitted goes on, its grant stays.
 type Pause struct{ Client ClientID }
@@ -166,6 +175,7 @@ func (Close) action()      {}
 func (Adopt) action()      {}
 func (Fence) action()      {}
 func (Notice) action()     {}
+func (StepOne) action()    {}
 func (Pause) action()      {}
 func (Resume) action()     {}
 func (Stand) action()      {}
@@ -199,6 +209,9 @@ func (a Grant) String() string {
 }
 func (a Revoke) String() string {
 	return fmt.Sprintf("revoke %d epoch=%d grace=%v waiters=%d why=%v", a.Client, a.Epoch, a.Grace, a.Waiters, a.Why)
+}
+func (a StepOne) String() string {
+	return fmt.Sprintf("step %d epoch=%d grace=%v", a.Client, a.Epoch, a.Grace)
 }
 func (a Pause) String() string  { return fmt.Sprintf("pause %d", a.Client) }
 func (a Resume) String() string { return fmt.Sprintf("resume %d epoch=%d", a.Client, a.Epoch) }

@@ -28,7 +28,9 @@ type Config struct {
 	Grace     time.Duration // 0: DefaultGrace
 	Mode      Mode
 	Tuning    Tuning
-	LastEpoch Epoch // the last epoch persisted; the next grant's is higher
+	LastEpoch Epoch  // the last epoch persisted; the next grant's is higher
+	GPU       string // its name in Gangs.Pending
+	Gangs     *Gangs // of the node; nil: of this GPU alone
 }
 
 // Core schedules one GPU. Make one with New.
@@ -52,6 +54,11 @@ type Core struct {
 	tenants   map[string]*tenant
 	ghosts    []*tenant // without clients, see leave
 	metered   []*tenant // see meter
+
+	gpu    string
+	gangs  *Gangs
+	ganged []*tenant // of gangs, with clients here
+	kept   *tenant   // the gang that has the GPU, or is about to; see gang.go
 
 	// Where tenants with waiting clients stand.
 	ready, urgent, throttled tenantHeap
@@ -87,6 +94,7 @@ type Core struct {
 // client is what the core knows of one process.
 type client struct {
 	id        ClientID
+	account   string // as in Attach
 	tenant    *tenant
 	connected bool
 	want      bool   // has a grant, and asked for the next one already
@@ -130,6 +138,11 @@ func New(cfg Config) *Core {
 		epoch:   cfg.LastEpoch,
 		clients: make(map[ClientID]*client),
 		tenants: make(map[string]*tenant),
+		gpu:     cfg.GPU,
+		gangs:   cfg.Gangs,
+	}
+	if c.gangs == nil {
+		c.gangs = NewGangs()
 	}
 	c.effective, c.auto.reason = cfg.Mode, reasonSet
 	if cfg.Mode == Auto {
@@ -168,6 +181,7 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	}
 	c.standStill(now)
 	c.now = max(c.now, now)
+	c.gangs.now = max(c.gangs.now, c.now)
 	c.acts = c.acts[:0]
 
 	switch ev := ev.(type) {
@@ -191,10 +205,8 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	case SetMode:
 		c.setMode(ev.M)
 	case SetShare:
-		if t := c.tenants[ev.Tenant]; t != nil {
-			c.setShare(t, ev.Share)
-			c.standAll(t)
-		}
+		c.reshare(ev.Tenant, ev.Share)
+	case GangMoved:
 	case SetTuning:
 		c.setTuning(ev.Tuning)
 	case SetMemory:
@@ -208,8 +220,9 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	c.fenceOverdue()
 	c.lookAtMode()
 	c.unthrottle()
-	for done := -1; done != len(c.acts); { // one may make another due
-		done = len(c.acts)
+	for done := -1; done != len(c.acts)+c.gangs.changes; { // one may make another due
+		done = len(c.acts) + c.gangs.changes
+		c.conduct()
 		c.lookWhoIsOut()
 		c.revokeOverdue()
 		c.pauseOrResume()
@@ -250,16 +263,21 @@ func (c *Core) Deadline() (Time, bool) {
 	if c.holdOff != 0 {
 		earliest(c.holdOff)
 	}
+	if c.kept != nil && c.kept.hold == leaving {
+		if at, has := c.kept.gang.nextStep(); has {
+			earliest(at)
+		}
+	}
 	return t, ok
 }
 
 // Next returns the client whose turn is next: it gets a grant as soon as the GPU
-// is free, if it does not leave before; 0 if nobody waits.
+// is free, if it does not leave before; 0 if nobody waits, or a gang is next.
 func (c *Core) Next() ClientID {
 	if c.next != nil {
 		return c.next.id
 	}
-	if t := c.ready.top(); t != nil {
+	if t := c.upNext(); t != nil && t.gang == nil {
 		return t.queue.head.id
 	}
 	return 0
@@ -270,7 +288,7 @@ func (c *Core) Next() ClientID {
 func (c *Core) Requested(except string) int {
 	sum := 0
 	for name, t := range c.tenants {
-		if name != except && !t.ghost {
+		if name != except && !t.ghost && !t.isOf(except) {
 			sum += t.share.Request
 		}
 	}
@@ -288,6 +306,11 @@ func (c *Core) attach(ev Attach) {
 	if cl == nil {
 		cl = &client{id: ev.Client}
 		c.clients[ev.Client] = cl
+	}
+	cl.account = ev.Tenant
+	if cl.tenant != nil && cl.tenant != t && (cl.tenant.gang != nil || t.isGang()) && cl.epoch != 0 && !cl.fenced {
+		cl.revoked, cl.revokedAt = true, c.now // it was given to it as another
+		c.startClosing(cl)
 	}
 	c.join(cl, t)
 	changed := t.share != clampShare(ev.Share)
@@ -340,6 +363,9 @@ func (c *Core) adoptable(cl *client) bool {
 	}
 	if c.effective == Concurrent || c.adoptsLatency(cl) {
 		return true
+	}
+	if cl.tenant.gang != nil {
+		return cl.tenant.hold == playing && cl.tenant.gang.phase == running
 	}
 	// After a restart several may be recorded that held at the same time, or
 	// that were next; who really holds is known only when all are back.
@@ -526,8 +552,14 @@ func (c *Core) setEffective(m Mode, reason string) {
 	c.next = nil
 	if m == Concurrent {
 		c.effective = m
-		if cl := c.open.head; cl != nil && cl.paused {
-			c.resume(cl)
+		for cl := c.open.head; cl != nil; cl = cl.next {
+			if cl.paused {
+				c.resume(cl)
+			}
+		}
+		c.kept = nil
+		for _, t := range c.ganged {
+			t.hold, t.due = nothing, false
 		}
 	} else {
 		for cl := c.closing.head; cl != nil; cl = cl.next {
@@ -554,6 +586,9 @@ func (c *Core) setEffective(m Mode, reason string) {
 	for _, cl := range c.inOrder() {
 		c.review(cl.tenant) // who is urgent depends on the mode
 		c.stand(cl)
+	}
+	for _, t := range c.ganged {
+		t.gang.tell(c)
 	}
 }
 
@@ -639,6 +674,9 @@ func (c *Core) endGrant(cl *client, how EndReason) {
 	cl.revoked, cl.claimed = false, false
 	cl.latency, cl.paused = false, false
 	t := cl.tenant
+	if t.gang != nil {
+		t.gang.releasedAt = c.now
+	}
 	if t.credit < 0 && t.limited() {
 		t.credit = t.credit * time.Duration(100-c.tuning.DropCarry) / 100
 	}

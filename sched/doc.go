@@ -57,14 +57,24 @@
 // more than half of the time takes turns like everybody until it has been away
 // for as long.
 //
+// # Gangs
+//
+// Processes that work as one (Share.Gang), on one GPU or several, are granted
+// and revoked together: their shares count as those of one tenant, and their
+// turn comes when it has come on all their GPUs. Ranks that are idle keep their
+// grant, as parts of the job. Priorities mean nothing for a gang; and gangs mean
+// nothing in concurrent mode. The cores of a node share Gangs; gang.go has the
+// rules, and why they do not end in a deadlock.
+//
 // # Guarantees
 //
-// In exclusive mode no grant is given to a batch tenant while another client
+// In exclusive mode no grant is given to a batch tenant or gang while another client
 // holds, drains or is lost; only a fence ends that without the client. Beside it
 // there are latency grants only. Every client that waits gets its grant within
 // the turns and grace periods of those ahead of it, unless its tenant's own
 // limit keeps it waiting. A holder without a limit is not disturbed before an
-// eighth of the quantum is over, nor while nobody waits. In concurrent mode every
+// eighth of the quantum is over, but for a gang whose turn has come on all its
+// GPUs, nor while nobody waits. In concurrent mode every
 // request is granted at once, within the tenant's limit. Epochs of a client rise strictly,
 // and what a restart must know is handed out as a Persist before the Grant that
 // depends on it. Who is next after a revoke is chosen, and persisted, while the

@@ -214,6 +214,9 @@ type SetShare struct {
 // SetTuning changes the accounting, from now on.
 type SetTuning struct{ Tuning Tuning }
 
+// GangMoved says that Gangs.Pending named this GPU.
+type GangMoved struct{}
+
 // SetMemory says how much of the GPU's memory is reserved, bytes. Mode Auto
 // takes it into account.
 type SetMemory struct{ Reserved, Total uint64 }
@@ -245,6 +248,7 @@ func (SetGrace) event()   {}
 func (SetMode) event()    {}
 func (SetShare) event()   {}
 func (SetTuning) event()  {}
+func (GangMoved) event()  {}
 func (SetMemory) event()  {}
 func (Restore) event()    {}
 
@@ -278,6 +282,7 @@ func (e SetShare) String() string {
 	return strings.TrimSuffix(fmt.Sprintf("set tenant=%s %v", e.Tenant, e.Share), " ")
 }
 func (e SetTuning) String() string { return "set " + e.Tuning.String() }
+func (GangMoved) String() string   { return "gang moved" }
 func (e SetMemory) String() string {
 	return fmt.Sprintf("set memory=%d/%d", e.Reserved, e.Total)
 }

@@ -47,8 +47,6 @@ func (c *Core) Check() error {
 		return fmt.Errorf("%d batch grants are closing, counted %d", closingBatch, c.closingBatch)
 	case c.effective != Exclusive && c.effective != Concurrent, c.mode != Auto && c.mode != c.effective:
 		return fmt.Errorf("%v is in effect, set is %v", c.effective, c.mode)
-	case c.effective == Exclusive && c.open.n > 1:
-		return fmt.Errorf("two holders: %d grants are open", c.open.n)
 	case c.effective == Concurrent && c.ready.top() != nil:
 		return fmt.Errorf("%d clients wait in concurrent mode", c.waiting)
 	case c.urgent.top() != nil && c.holdOff == 0:
@@ -60,8 +58,13 @@ func (c *Core) Check() error {
 	case c.next != nil && (c.next.tenant.place != ready || c.next.in != &c.next.tenant.queue || c.nextEpoch > c.epoch):
 		return fmt.Errorf("client %d is next under epoch %d and does not wait", c.next.id, c.nextEpoch)
 	}
-	if h := c.open.head; h != nil && c.effective == Exclusive && h.paused != (c.latency.n > 0) {
-		return fmt.Errorf("the holder is paused: %t, beside %d latency grants", h.paused, c.latency.n)
+	for h := c.open.head; h != nil && c.effective == Exclusive; h = h.next {
+		if h.paused != (c.latency.n > 0) {
+			return fmt.Errorf("client %d holds and is paused: %t, beside %d latency grants", h.id, h.paused, c.latency.n)
+		}
+	}
+	if err := c.checkGangs(); err != nil {
+		return err
 	}
 	if err := c.checkTenants(waiting); err != nil {
 		return err
@@ -135,6 +138,9 @@ func (c *Core) checkClient(cl *client) error {
 		if cl.tenant.limited() {
 			waiters, present = max(waiters, 1), max(present, 1)
 		}
+		if cl.tenant.gang != nil && c.effective == Exclusive {
+			waiters, present = 0, max(present, 1)
+		}
 		if t := cl.told; (t.Waiters > 0) != (waiters > 0) || (t.Present > 0) != (present > 0) ||
 			c.open.n+c.latency.n <= noticed && (t.Waiters != waiters || t.Present != present) {
 			return fmt.Errorf("was told %v, there are %d waiting and %d present", t, waiters, present)
@@ -172,7 +178,7 @@ func (c *Core) checkTenants(waiting int) error {
 			s = &sums{}
 		}
 		var in *tenantHeap
-		if t.place != nowhere {
+		if t.inHeap() {
 			in = c.heap(t.place)
 		}
 		switch {
@@ -182,13 +188,13 @@ func (c *Core) checkTenants(waiting int) error {
 			return fmt.Errorf("tenant %s: counted %+v, there are %+v", t.displayName(), sums{t.clients, t.open, t.closing, t.fenced, t.batch}, *s)
 		case t.clients == 0 && !t.ghost:
 			return fmt.Errorf("tenant %s has no clients", t.displayName())
-		case (t.queue.n > 0) != (t.place != nowhere):
+		case (t.queue.n > 0 || t.proxy()) != (t.place != nowhere):
 			return fmt.Errorf("tenant %s: %d wait, in place %d", t.displayName(), t.queue.n, t.place)
 		case in != nil && (t.pos >= len(in.items) || in.items[t.pos] != t):
 			return fmt.Errorf("tenant %s is not where it says", t.displayName())
 		case in != nil && t.pos > 0 && in.less(t, in.items[(t.pos-1)/2]):
 			return fmt.Errorf("tenant %s is behind one that comes later", t.displayName())
-		case t.active != (t.place == ready || t.batch > 0):
+		case t.active != (t.place == ready || t.place == aside || t.batch > 0):
 			return fmt.Errorf("tenant %s is active: %t, in place %d with %d grants", t.displayName(), t.active, t.place, t.batch)
 		case (t.metered >= 0) != (t.open > 0 && (t.limited() || t.share.Priority == Latency)):
 			return fmt.Errorf("tenant %s is metered: %t", t.displayName(), t.metered >= 0)
@@ -198,14 +204,14 @@ func (c *Core) checkTenants(waiting int) error {
 		}
 		queued += t.queue.n
 		if t.place == ready || t.place == urgent {
-			eligible += t.queue.n
+			eligible += max(t.queue.n, 1)
 		}
 		if t.active {
 			active++
 			requests += t.share.Request
 			weights += t.share.Weight
 		}
-		if t.clients > 0 && (t.limited() || t.share.Request > 0 || t.share.Priority == Latency) {
+		if t.clients > 0 && (t.limited() || t.share.Request > 0 || t.share.Priority == Latency || t.gang != nil) {
 			special++
 			if t.limited() || t.share.Request > 0 {
 				exact++
@@ -229,7 +235,7 @@ func (c *Core) checkTenants(waiting int) error {
 func (c *Core) checkDeadline() error {
 	t, ok := c.Deadline()
 	need := c.closing.n > 0 || c.holdOff != 0 || c.throttled.top() != nil ||
-		c.effective == Exclusive && c.open.n > 0 && c.ready.top() != nil && !c.open.head.paused
+		c.effective == Exclusive && c.open.n > 0 && c.upNext() != nil && !c.open.head.paused
 	switch {
 	case need && !ok:
 		return fmt.Errorf("a deadline is needed, and not set")

@@ -45,9 +45,21 @@ func (c *Core) unthrottle() {
 // turnOver returns when the turn of the holder ends; false if it has no end as
 // things are.
 func (c *Core) turnOver() (Time, bool) {
-	cl, next := c.open.head, c.ready.top()
-	if c.effective != Exclusive || cl == nil || next == nil || cl.paused {
+	cl, next := c.open.head, c.upNext()
+	if c.effective != Exclusive || next == nil {
 		return 0, false
+	}
+	if cl == nil {
+		return c.now, c.kept != nil && c.kept.hold == playing // nobody of it is left here
+	}
+	if cl.paused {
+		return 0, false
+	}
+	if next.isCalled() {
+		if c.kept == nil {
+			return c.now, true // its virtual time makes up for it
+		}
+		return cl.runFrom.Add(c.minTurn() - cl.ran), true // gangs do not stop each other all the time
 	}
 	turn := c.turn(cl.tenant)
 	switch lead, part := cl.startVT-next.vt, c.part(cl.tenant); {
@@ -64,7 +76,7 @@ func (c *Core) turnOver() (Time, bool) {
 // lookWhoIsOut notes whether latency tenants keep others from the GPU, which is
 // what their patience is spent on.
 func (c *Core) lookWhoIsOut() {
-	kept := c.latency.n > 0 && c.effective == Exclusive && (c.open.n > 0 || c.ready.top() != nil)
+	kept := c.latency.n > 0 && c.effective == Exclusive && (c.open.n > 0 || c.upNext() != nil || c.kept != nil)
 	if kept == c.keptOut {
 		return
 	}
@@ -81,6 +93,9 @@ func (c *Core) revokeOverdue() {
 		c.bill(t)
 		switch {
 		case t.limited() && t.credit <= 0:
+			if c.kept == t {
+				c.stop(t, LimitReached)
+			}
 			c.revokeTenant(t, &c.open, LimitReached)
 			c.revokeTenant(t, &c.latency, LimitReached)
 			c.standAll(t)
@@ -91,8 +106,20 @@ func (c *Core) revokeOverdue() {
 			i = -1
 		}
 	}
-	if at, over := c.turnOver(); over && c.now >= at {
-		c.revoke(c.open.head, QuantumOver)
+	for at, over := c.turnOver(); over && c.now >= at; at, over = c.turnOver() {
+		if c.setAside() {
+			continue // it has to wait for other GPUs, or is before all now
+		}
+		next := c.upNext()
+		why := QuantumOver
+		if next.gang != nil {
+			why = GangTurn
+		}
+		if c.kept != nil {
+			c.stop(c.kept, why)
+		} else {
+			c.revoke(c.open.head, why)
+		}
 	}
 }
 
@@ -125,7 +152,7 @@ func (c *Core) revoke(cl *client, why RevokeReason) {
 // chooseNext decides, while the holder drains, who is granted next, so that all
 // that can be done before it has drained is done then.
 func (c *Core) chooseNext() {
-	if c.next != nil && (c.open.n > 0 || c.next.tenant.place != ready) {
+	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || c.next.tenant.place != ready || next.isCalled()) {
 		c.next = nil // not any more
 	}
 	if c.open.n == 0 && c.closingBatch > 0 {
@@ -135,8 +162,11 @@ func (c *Core) chooseNext() {
 
 // reserve makes the one whose turn it is as of now the next one, with an epoch.
 func (c *Core) reserve() {
-	t := c.ready.top()
-	if t == nil || c.next != nil || c.effective != Exclusive {
+	if c.next != nil || c.effective != Exclusive || c.kept != nil {
+		return
+	}
+	t := c.passOver()
+	if t == nil || t.gang != nil {
 		return
 	}
 	c.next = t.queue.head
@@ -151,18 +181,24 @@ func (c *Core) pauseOrResume() {
 		return
 	}
 	come := c.latency.n > 0 || c.urgent.top() != nil && c.holdOff == 0
-	switch {
-	case come && !cl.paused:
-		c.bill(cl.tenant)
-		c.count(cl, -1)
-		cl.ran = c.ranAt(cl)
-		cl.paused = true
-		c.count(cl, +1)
-		c.review(cl.tenant)
-		c.do(Pause{cl.id})
-	case !come && cl.paused:
-		c.resume(cl)
+	for ; cl != nil; cl = cl.next { // several only of a gang
+		switch {
+		case come && !cl.paused:
+			c.pause(cl)
+		case !come && cl.paused:
+			c.resume(cl)
+		}
 	}
+}
+
+func (c *Core) pause(cl *client) {
+	c.bill(cl.tenant)
+	c.count(cl, -1)
+	cl.ran = c.ranAt(cl)
+	cl.paused = true
+	c.count(cl, +1)
+	c.review(cl.tenant)
+	c.do(Pause{cl.id})
 }
 
 func (c *Core) resume(cl *client) {
@@ -181,18 +217,29 @@ func (c *Core) grantNext() {
 		c.pauseOrResume() // time may have made it urgent just now
 		c.grant(t.queue.head)
 	}
-	for c.ready.top() != nil && (c.effective == Concurrent || c.free()) {
-		if cl := c.next; cl != nil && cl.tenant.place == ready {
+	for c.effective == Concurrent && c.ready.top() != nil {
+		c.grant(c.ready.top().queue.head)
+	}
+	for c.free() {
+		t := c.passOver()
+		if t == nil || c.effective != Exclusive {
+			break
+		}
+		switch cl := c.next; {
+		case t.gang != nil:
+			c.keep(t)
+		case cl != nil && cl.tenant.place == ready:
 			c.grant(cl)
-		} else {
-			c.grant(c.ready.top().queue.head)
+		default:
+			c.grant(t.queue.head)
 		}
 	}
+	c.grantGang()
 }
 
 // free says whether an exclusive grant may be given.
 func (c *Core) free() bool {
-	return c.open.n == 0 && c.latency.n == 0 && c.closingBatch == 0 && c.holdOff == 0
+	return c.open.n == 0 && c.latency.n == 0 && c.closingBatch == 0 && c.holdOff == 0 && c.kept == nil
 }
 
 // stand tells a client whether it may go ahead, if that has changed.
@@ -218,7 +265,7 @@ func (c *Core) grant(cl *client) {
 	t := cl.tenant
 	cl.standing = false // the grant says what holds now
 	latency := t.place == urgent
-	if c.effective == Exclusive && !latency && !c.free() {
+	if c.effective == Exclusive && !latency && !c.free() && (c.kept != t || t.hold != playing || !c.alone(t)) {
 		panic("sched: two holders")
 	}
 	c.unqueueForGrant(cl)
@@ -237,8 +284,12 @@ func (c *Core) grant(cl *client) {
 	if latency {
 		c.enlist(cl, &c.latency)
 	} else {
+		first := c.open.head
 		c.enlist(cl, &c.open)
 		cl.startVT = t.vt
+		if first != nil && c.effective == Exclusive { // of a gang, whose turn it is already
+			cl.ran, cl.startVT = c.ranAt(first), first.startVT
+		}
 		if c.effective == Exclusive {
 			g.Quantum = c.turn(t)
 		}
@@ -364,6 +415,10 @@ func (c *Core) notice(cl *client) {
 	}
 	if cl.tenant.limited() {
 		n.Waiters, n.Present = max(n.Waiters, 1), max(n.Present, 1)
+	}
+	if cl.tenant.gang != nil && c.effective == Exclusive {
+		// Ranks that are idle are part of the job, and go when it does.
+		n.Waiters, n.Present = 0, max(n.Present, 1)
 	}
 	if n != cl.told {
 		cl.told = n

@@ -171,6 +171,11 @@ func (c *Core) queueIDs() []ClientID {
 			ids = append(ids, t.queue.ids()...)
 		}
 	}
+	for _, t := range c.ganged {
+		if t.place == aside {
+			ids = append(ids, t.queue.ids()...)
+		}
+	}
 	if i := slices.Index(ids, c.Next()); i > 0 {
 		ids = slices.Insert(slices.Delete(ids, i, i+1), 0, c.Next())
 	}

@@ -4,7 +4,9 @@ package sched
 
 import (
 	"math/bits"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -60,6 +62,7 @@ const (
 	ready                  // for its turn
 	urgent                 // to be let in at once
 	throttled              // for its limit to allow it
+	aside                  // for its gang
 )
 
 // tenant is those whose time is counted together.
@@ -93,6 +96,14 @@ type tenant struct {
 	grants      uint64
 	longestWait time.Duration
 
+	// Of a gang on this GPU, else the gang is nil.
+	core  *Core
+	gang  *gang
+	crew  []*client // its clients
+	hold  hold
+	due   bool   // its turn has come here
+	round uint64 // of steps, see gang.nextStep
+
 	metered int  // index in Core.metered, -1: none
 	special bool // counted in Core.special
 	exact   bool // counted in Core.exact
@@ -107,6 +118,9 @@ func clampShare(s Share) Share {
 	}
 	s.Weight = min(s.Weight, MaxWeight)
 	s.Priority = min(s.Priority, Latency)
+	if s.Gang != "" {
+		s.Priority = Batch // what waits for others is not let in alone
+	}
 	return s
 }
 
@@ -122,20 +136,33 @@ func (t *tenant) displayName() string {
 	if t.own != 0 {
 		return "client " + strconv.FormatUint(uint64(t.own), 10)
 	}
-	return t.name
+	return strings.TrimPrefix(t.name, gangKey)
+}
+
+// gangKey begins the names of the tenants of gangs.
+const gangKey = "\x01"
+
+func (t *tenant) isGang() bool { return strings.HasPrefix(t.name, gangKey) }
+
+// isOf says whether the tenant is a gang of that account's clients alone.
+func (t *tenant) isOf(account string) bool {
+	return t.gang != nil && !slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.account != account })
 }
 
 // tenantOf returns the tenant of that name, made if need be; of a name that is
-// empty, the client's own.
+// empty, the client's own; with a gang in its share, that one's.
 func (c *Core) tenantOf(name string, id ClientID, share Share) *tenant {
 	own := ClientID(0)
-	if name == "" {
+	switch {
+	case share.Gang != "":
+		name = gangKey + share.Gang
+	case name == "":
 		own = id
 		name = "\x00" + strconv.FormatUint(uint64(id), 10)
 	}
 	t := c.tenants[name]
 	if t == nil {
-		t = &tenant{name: name, own: own, share: clampShare(share), billedAt: c.now, vt: c.virtualNow(), patience: patienceMax, metered: -1}
+		t = &tenant{name: name, own: own, share: clampShare(share), billedAt: c.now, vt: c.virtualNow(), patience: patienceMax, metered: -1, core: c}
 		t.credit = t.slice()
 		c.tenants[name] = t
 	}
@@ -151,18 +178,30 @@ func (c *Core) join(cl *client, t *tenant) {
 	waits := old != nil && cl.in == &old.queue
 	if waits {
 		old.queue.remove(cl)
+		if c.next == cl {
+			c.next = nil
+		}
 	}
 	if old != nil {
 		c.bill(old)
 		c.count(cl, -1)
 		old.clients--
+		old.crew = slices.DeleteFunc(old.crew, func(o *client) bool { return o == cl })
 	}
 	c.bill(t)
 	cl.tenant = t
 	t.clients++
 	t.ghost = false
+	if t.isGang() {
+		t.crew = append(t.crew, cl)
+		if t.gang == nil {
+			c.sit(t)
+		}
+	}
 	c.count(cl, +1)
 	if waits {
+		c.seq++
+		cl.seq = c.seq
 		t.queue.push(cl)
 	}
 	if old != nil {
@@ -195,6 +234,7 @@ func (c *Core) count(cl *client, n int) {
 // leave takes a client from its tenant for good.
 func (c *Core) leave(cl *client) {
 	cl.tenant.clients--
+	cl.tenant.crew = slices.DeleteFunc(cl.tenant.crew, func(o *client) bool { return o == cl })
 	c.review(cl.tenant)
 	c.abandon(cl.tenant)
 }
@@ -203,6 +243,10 @@ func (c *Core) leave(cl *client) {
 func (c *Core) abandon(t *tenant) {
 	if t.clients > 0 {
 		return
+	}
+	if t.gang != nil {
+		c.unsit(t)
+		c.review(t)
 	}
 	if t.own != 0 {
 		c.dropTenant(t)
@@ -412,7 +456,9 @@ func (c *Core) review(t *tenant) {
 	c.bill(t)
 	to := nowhere
 	switch {
-	case t.queue.n == 0:
+	case t.queue.n == 0 && !t.proxy():
+	case t.gang != nil && c.effective == Exclusive && (t.hold != nothing || t.due || t.gang.phase == called || t.gang.phase == stopping || t.isCalled()):
+		to = aside
 	case t.capped:
 		to = throttled
 	case t.share.Priority == Latency && !t.demoted && c.effective == Exclusive:
@@ -420,13 +466,13 @@ func (c *Core) review(t *tenant) {
 	default:
 		to = ready
 	}
-	c.setActive(t, to == ready || t.batch > 0)
+	c.setActive(t, to == ready || to == aside || t.batch > 0)
 	c.meter(t)
-	if t.place != nowhere && t.place != to {
+	if t.inHeap() && t.place != to {
 		c.heap(t.place).remove(t)
 	}
 	switch from := t.place; {
-	case to == nowhere:
+	case to == nowhere || to == aside:
 		t.place = to
 	case from == to:
 		c.heap(to).fix(t)
@@ -436,7 +482,7 @@ func (c *Core) review(t *tenant) {
 	}
 	n := 0
 	if to == ready || to == urgent {
-		n = t.queue.n
+		n = max(t.queue.n, 1) // of a gang others may wait elsewhere
 	}
 	c.waiting += n - t.counted
 	t.counted = n
@@ -449,7 +495,7 @@ func (c *Core) review(t *tenant) {
 			c.exact--
 		}
 	}
-	if special := exact || t.clients > 0 && t.share.Priority == Latency; special != t.special {
+	if special := exact || t.clients > 0 && (t.share.Priority == Latency || t.gang != nil); special != t.special {
 		t.special = special
 		if special {
 			c.special++
@@ -458,6 +504,14 @@ func (c *Core) review(t *tenant) {
 		}
 	}
 }
+
+// proxy says whether the tenant wants its turn for members on other GPUs.
+func (t *tenant) proxy() bool {
+	return t.gang != nil && t.counts() && (t.gang.phase == wanted || t.gang.phase == called) && t.manned()
+}
+
+// inHeap says whether its place is a heap.
+func (t *tenant) inHeap() bool { return t.place != nowhere && t.place != aside }
 
 func (c *Core) heap(p place) *tenantHeap {
 	switch p {

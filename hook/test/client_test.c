@@ -189,6 +189,47 @@ static void stops_for_a_moment(void)
 	finish(&l);
 }
 
+/* A step lets one call pass while the gate is shut, and none if nobody is there. */
+static void makes_one_call_for_its_gang(void)
+{
+	struct nvs_frame r;
+	struct launcher l;
+	uint64_t start_ns;
+	unsigned i = 1;
+
+	begin(1);
+	allow(0, 1);
+	start(&l, 0, 0);
+	fake_expect(&fake, NVS_REQUEST);
+	for (unsigned long made = 0; made < 20; i++) {
+		fake_send(&fake, NVS_REVOKE, 0, NVS_REVOKE_STEP, i);
+		r = fake_expect(&fake, NVS_RELEASE);
+		CHECK(r.epoch == i && r.code == NVS_RELEASE_REVOKED);
+		/* None if the machine did not let the thread run within the step. */
+		CHECK(r.u.released.calls <= 1);
+		made += r.u.released.calls;
+		CHECK(launches(0) == made);
+		fake_expect(&fake, NVS_REQUEST);
+	}
+	fake_grant(&fake, 0, i);
+	finish(&l);
+	fake_revoke(&fake, 0, i);
+	CHECK(fake_expect(&fake, NVS_RELEASE).epoch == i);
+	start_ns = test_now();
+	fake_send(&fake, NVS_REVOKE, 0, NVS_REVOKE_STEP, i + 1);
+	r = fake_expect(&fake, NVS_RELEASE);
+	CHECK(r.epoch == i + 1 && r.u.released.calls == 0);
+	CHECK(test_now() - start_ns >= NVS_STEP_NS);
+	/* It has not left anything behind. */
+	allow(0, 0);
+	start(&l, 0, 1);
+	fake_expect(&fake, NVS_REQUEST);
+	nap_ms(5);
+	allow(0, 1);
+	fake_grant(&fake, 0, i + 2);
+	finish(&l);
+}
+
 /* A latency client that would be let in at once asks, and does not wait. */
 static void goes_ahead_of_its_grant(void)
 {
@@ -201,10 +242,10 @@ static void goes_ahead_of_its_grant(void)
 	start(&l, 0, 0);
 	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
 	EVENTUALLY(launches(0) > 10);
+	finish(&l); /* so that a pause of its thread is not an idle GPU */
 	fake.page->slot[0].waiters = 1;
 	fake.page->slot[0].flags = NVS_GRANT_LATENCY;
 	fake_grant(&fake, 0, 3);
-	finish(&l);
 	/* What went ahead is drained as well before the release. */
 	r = fake_expect(&fake, NVS_RELEASE);
 	CHECK(r.epoch == 3 && r.code == NVS_RELEASE_IDLE);
@@ -736,6 +777,7 @@ static const struct life_case cases[] = {
 	CASE(gpus_do_not_wait_for_each_other),
 	CASE(releases_early_when_idle),
 	CASE(stops_for_a_moment),
+	CASE(makes_one_call_for_its_gang),
 	CASE(goes_ahead_of_its_grant),
 	CASE(runs_without_a_scheduler),
 	CASE(holder_survives_a_restart),

@@ -74,6 +74,24 @@ static void test_thread_opens_by_the_page(void)
 	ACTS(STEP(&l, .type = LEASE_EV_WORD, .word = 0), 0);
 }
 
+static void test_one_call_for_the_gang(void)
+{
+	struct lease l = attached();
+	struct lease_out out;
+
+	STEP(&l, .type = LEASE_EV_WANT);
+	ACTS(STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 4, .code = NVS_REVOKE_STEP),
+	     LEASE_ACT_CLOSE | LEASE_ACT_STEP | LEASE_ACT_DRAIN);
+	CHECK(l.gate == LEASE_DRAINING);
+	out = STEP(&l, .type = LEASE_EV_DRAINED);
+	ACTS(out, LEASE_ACT_RELEASE | LEASE_ACT_REQUEST);
+	CHECK(out.epoch == 4);
+	/* Of a grant that it holds it is a REVOKE like others. */
+	l = holding(5);
+	ACTS(STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 5, .code = NVS_REVOKE_STEP),
+	     LEASE_ACT_CLOSE | LEASE_ACT_DRAIN);
+}
+
 static void test_early_release(void)
 {
 	struct lease l = holding(3);
@@ -274,6 +292,7 @@ int main(void)
 {
 	test_grant_and_revoke();
 	test_thread_opens_by_the_page();
+	test_one_call_for_the_gang();
 	test_early_release();
 	test_no_early_release_of_a_guessed_epoch();
 	test_holder_survives_a_restart();
@@ -283,6 +302,6 @@ int main(void)
 	test_rejected_gpu_runs_free();
 	for (unsigned seed = 1; seed <= 200; seed++)
 		test_random(seed, 20000);
-	puts("lease: 9 examples, 200 random walks of 20000 steps");
+	puts("lease: 10 examples, 200 random walks of 20000 steps");
 	return 0;
 }

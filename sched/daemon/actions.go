@@ -30,6 +30,28 @@ func (d *Daemon) step(g *gpu, ev sched.Event) {
 		g.outbox = append(g.outbox, work{action: a})
 	}
 	d.flush(g)
+	d.stepGangs()
+}
+
+// stepGangs steps the GPUs where a gang's turn goes on because of another GPU.
+func (d *Daemon) stepGangs() {
+	for {
+		uuid, ok := d.gangs.Pending()
+		if !ok {
+			break
+		}
+		i := slices.IndexFunc(d.order, func(g *gpu) bool { return g.UUID == uuid })
+		g := d.order[i]
+		for _, a := range d.decide(g, sched.GangMoved{}) {
+			g.outbox = append(g.outbox, work{action: a})
+		}
+		d.flush(g)
+	}
+	if d.checkAlways {
+		if err := d.gangs.Check(); err != nil && d.invariantErr == nil {
+			d.invariantErr = err
+		}
+	}
 }
 
 // stepAttach is step for an ATTACH: its answer comes after the page says
@@ -53,6 +75,7 @@ func (d *Daemon) stepAttach(g *gpu, att *attachment, ev sched.Attach, answer wir
 		g.outbox = append(g.outbox, work{att: att, answer: &answer})
 	}
 	d.flush(g)
+	d.stepGangs()
 }
 
 // decide runs the core. The actions are valid until the next call.
@@ -125,6 +148,13 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 			}, nil)
 			d.reach(afterRevoke)
 			d.expectRelease(g, att.client.conn)
+		}
+	case sched.StepOne:
+		if att := d.attachmentOf(g, a.Client); att != nil {
+			d.send(att.client.conn, &wire.Frame{
+				Type: wire.TypeRevoke, Channel: att.channel, Code: wire.RevokeStep, Epoch: uint64(a.Epoch),
+				Revoke: wire.Revoke{GraceNs: uint64(a.Grace)},
+			}, nil)
 		}
 	case sched.Pause:
 		if att := d.attachmentOf(g, a.Client); att != nil {

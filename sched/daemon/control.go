@@ -237,6 +237,11 @@ func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 		UsedNs: int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
 		Grants: t.Grants, WaitMaxNs: int64(t.LongestWait),
 	}
+	if strings.HasPrefix(t.Tenant, gangTenant) {
+		u.Container = &api.Container{Id: t.Tenant, Name: t.Tenant}
+		u.Share = &api.Share{CoreLimit: uint32(t.Share.Limit), CoreRequest: uint32(t.Share.Request), Weight: uint32(t.Share.Weight), Gang: strings.TrimPrefix(t.Tenant, gangTenant)}
+		return u
+	}
 	u.Container, u.Uid = d.tenantOf(t.Tenant)
 	return u
 }

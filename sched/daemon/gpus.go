@@ -138,6 +138,8 @@ func (d *Daemon) addGPU(info GPU) error {
 		Mode:      mode,
 		Tuning:    d.opts.Tuning,
 		LastEpoch: last.Epoch,
+		GPU:       info.UUID,
+		Gangs:     d.gangs,
 	})}
 	d.gpus[uuid] = g
 	for account := range d.shares.Tenants {

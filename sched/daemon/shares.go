@@ -170,7 +170,7 @@ func (s share) core(account string) sched.Share {
 	case api.GangOfItself:
 		c.Gang = account
 	default:
-		c.Gang = "gang " + s.Gang
+		c.Gang = gangTenant + s.Gang
 	}
 	return c
 }
@@ -183,6 +183,10 @@ func (s share) promised() uint32 {
 	}
 	return min(s.Request, s.Limit)
 }
+
+// gangTenant begins the name under which a core has the gang of several tenants.
+// That of one tenant has its account's.
+const gangTenant = "gang "
 
 // shareOf returns what a core is to be told of a tenant.
 func (d *Daemon) shareOf(g *gpu, account string) sched.Share {

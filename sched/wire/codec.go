@@ -169,7 +169,7 @@ func (t Type) rule() rule {
 	case TypeGrant:
 		return rule{channel: true, flags: true, codeMax: GrantConcurrent, epoch: true}
 	case TypeRevoke:
-		return rule{channel: true, epoch: true}
+		return rule{channel: true, flags: true, epoch: true}
 	case TypeRefused:
 		return rule{codeMin: ErrVersion, codeMax: ErrInternal, noEpoch: true}
 	}

@@ -109,6 +109,8 @@ const (
 	GrantStanding   uint32 = 1 << 3 // page only: go ahead, the grant will come
 	GrantLatency    uint32 = 1 << 2 // page only: give it back as soon as there is nothing to do
 
+	RevokeStep uint32 = 1 << 16 // REVOKE: let one call pass first, for the others of a gang
+
 	OK            uint32 = 0 // ATTACHED, RESERVED
 	ErrVersion    uint32 = 1 // REFUSED
 	ErrUnknownGPU uint32 = 2 // ATTACHED: no such GPU UUID on this node

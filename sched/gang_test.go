@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// node is cores that share gangs, and what their clients have.
+type node struct {
+	gangs *Gangs
+	cores []*Core
+	now   Time
+	log   func(format string, args ...any)
+	fail  func(format string, args ...any)
+	said  []string // actions of the latest step, on all GPUs, but Persist, Notice and Released
+
+	has    []map[ClientID]Epoch // live, by GPU
+	gangOf []map[ClientID]string
+	beside []map[ClientID]bool // has it beside others
+}
+
+func newNode(gpus int, cfg Config) *node {
+	n := &node{gangs: NewGangs(), log: func(string, ...any) {}}
+	for i := range gpus {
+		cfg.Gangs, cfg.GPU = n.gangs, strconv.Itoa(i)
+		n.cores = append(n.cores, New(cfg))
+		n.has = append(n.has, map[ClientID]Epoch{})
+		n.gangOf = append(n.gangOf, map[ClientID]string{})
+		n.beside = append(n.beside, map[ClientID]bool{})
+	}
+	return n
+}
+
+// step gives an event to a GPU's core, and lets the gangs go on.
+func (n *node) step(gpu int, ev Event) {
+	n.said = nil
+	n.one(gpu, ev)
+	for {
+		name, ok := n.gangs.Pending()
+		if !ok {
+			break
+		}
+		i, _ := strconv.Atoi(name)
+		n.one(i, GangMoved{})
+	}
+	if err := n.gangs.Check(); err != nil {
+		n.fail("%v", err)
+	}
+}
+
+func (n *node) one(gpu int, ev Event) {
+	c, has := n.cores[gpu], n.has[gpu]
+	acts := c.Step(n.now, ev)
+	if err := c.Check(); err != nil {
+		defer n.fail("GPU %d: %v", gpu, err)
+	}
+	n.log("%v GPU %d %v -> %v", time.Duration(n.now), gpu, ev, acts)
+	switch ev := ev.(type) {
+	case Release:
+		if has[ev.Client] == ev.Epoch {
+			delete(has, ev.Client)
+		}
+	case Gone:
+		delete(has, ev.Client)
+	case Attach:
+		n.gangOf[gpu][ev.Client] = ev.Share.Gang
+		if has[ev.Client] != ev.Held {
+			delete(has, ev.Client)
+		}
+	}
+	grant := func(id ClientID, epoch Epoch, exclusive bool) {
+		for other := range has {
+			if exclusive && other != id && !n.beside[gpu][other] && (n.gangOf[gpu][id] == "" || n.gangOf[gpu][other] != n.gangOf[gpu][id]) {
+				n.fail("GPU %d: client %d is granted while these hold: %v", gpu, id, has)
+			}
+		}
+		has[id], n.beside[gpu][id] = epoch, !exclusive
+	}
+	for _, a := range acts {
+		switch a := a.(type) {
+		case Grant:
+			grant(a.Client, a.Epoch, !a.Concurrent)
+		case StepOne:
+			grant(a.Client, a.Epoch, true)
+		case Adopt:
+			n.beside[gpu][a.Client] = n.beside[gpu][a.Client] || c.clients[a.Client].latency
+		case Fence:
+			delete(has, a.Client)
+		}
+		switch a.(type) {
+		case Persist, Notice, Released, ModeChosen:
+		default:
+			n.said = append(n.said, fmt.Sprintf("%d: %v", gpu, a))
+		}
+	}
+}
+
+// bury ends those that are fenced and would use up their limit for ever.
+func (n *node) bury() {
+	for i, c := range n.cores {
+		for _, cl := range c.inOrder() {
+			if cl.fenced && cl.tenant.limited() {
+				n.step(i, Gone{cl.id})
+			}
+		}
+	}
+}
+
+// deadline returns the GPU whose Tick is due first.
+func (n *node) deadline() (gpu int, at Time, ok bool) {
+	for i, c := range n.cores {
+		if t, has := c.Deadline(); has && (!ok || t < at) {
+			gpu, at, ok = i, t, true
+		}
+	}
+	return
+}
+
+// TestAnyGangHistory drives three GPUs with arbitrary events, and checks safety
+// after each and that nobody waits for ever.
+func TestAnyGangHistory(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		modes := rapid.Bool().Draw(t, "modes change")
+		n := newNode(3, Config{Quantum: 20 * time.Millisecond, Grace: 60 * time.Millisecond})
+		n.log, n.fail = t.Logf, t.Fatalf
+		names := rapid.SampledFrom([]string{"", "", "a", "b"})
+		shares := rapid.Custom(func(t *rapid.T) Share {
+			s := Share{Gang: names.Draw(t, "gang")}
+			switch rapid.IntRange(0, 7).Draw(t, "kind") {
+			case 0:
+				s.Priority = Latency
+			case 1:
+				s.Limit = 30
+			case 2:
+				s.Request = 50
+			}
+			return s
+		})
+		tenants := map[string]Share{}
+		tenant := func(id ClientID) string { return fmt.Sprintf("t%d", (id+1)/2) }
+		for range rapid.IntRange(1, 150).Draw(t, "steps") {
+			gpu := rapid.IntRange(0, 2).Draw(t, "gpu")
+			if _, at, ok := n.deadline(); ok && rapid.IntRange(0, 3).Draw(t, "to the deadline") == 0 {
+				n.now = max(n.now, at)
+			} else {
+				n.now = n.now.Add(time.Duration(rapid.Int64Range(0, int64(8*time.Millisecond)).Draw(t, "pause")))
+			}
+			for { // what is due comes first
+				i, at, ok := n.deadline()
+				if !ok || at > n.now {
+					break
+				}
+				n.step(i, Tick{})
+				n.bury()
+			}
+			id := ClientID(rapid.IntRange(1, 7).Draw(t, "client"))
+			epoch := func() Epoch {
+				return rapid.SampledFrom([]Epoch{0, n.has[gpu][id], n.has[gpu][id], n.has[gpu][id], 3}).Draw(t, "epoch")
+			}
+			var ev Event
+			switch rapid.IntRange(0, 20).Draw(t, "kind") {
+			case 0, 1, 2, 3:
+				ev = Attach{Client: id, Tenant: tenant(id), Share: tenants[tenant(id)], Held: epoch(), Want: rapid.Bool().Draw(t, "want")}
+			case 4, 5, 6, 7, 8:
+				ev = Request{id}
+			case 9, 10, 11, 12:
+				ev = Release{id, epoch(), Reason(rapid.IntRange(1, 3).Draw(t, "reason"))}
+			case 13, 14:
+				ev = Lost{id}
+			case 15:
+				ev = Gone{id}
+			case 16, 17:
+				s := shares.Draw(t, "share")
+				tenants[tenant(id)] = s
+				for i := range n.cores {
+					for c := range ClientID(8) {
+						if tenant(c) == tenant(id) && n.cores[i].clients[c] != nil {
+							n.gangOf[i][c] = s.Gang
+						}
+					}
+					if len(n.has[i]) > 1 { // who was granted with others may not be of them any more
+						for c := range n.has[i] {
+							if tenant(c) == tenant(id) {
+								delete(n.has[i], c)
+							}
+						}
+					}
+					n.step(i, SetShare{tenant(id), s})
+				}
+				continue
+			case 18:
+				if modes {
+					ev = SetMode{Mode(rapid.IntRange(0, 1).Draw(t, "mode"))}
+					break
+				}
+				ev = Tick{}
+			default:
+				ev = Tick{}
+			}
+			if m, ok := ev.(SetMode); ok && m.M == Exclusive {
+				clear(n.has[gpu]) // they overlap until they are drained
+			}
+			n.step(gpu, ev)
+			n.bury()
+		}
+
+		// From here on nobody does anything.
+		start := n.now
+		for {
+			gpu, at, ok := n.deadline()
+			if !ok {
+				break
+			}
+			if at > start.Add(time.Minute) {
+				t.Fatalf("no end: %d", at)
+			}
+			n.now = max(n.now, at)
+			n.step(gpu, Tick{})
+			n.bury()
+		}
+		for i, c := range n.cores {
+			s := c.Snapshot(n.now)
+			if len(s.Queue) != 0 {
+				t.Fatalf("GPU %d: these wait for ever: %v", i, s.Queue)
+			}
+			if c.kept != nil && c.kept.gang.phase != running {
+				t.Fatalf("GPU %d is kept for %s for ever", i, c.kept.displayName())
+			}
+		}
+	})
+}
+
+// play runs a script on a node: lines of TIME GPU EVENT, and below each,
+// indented, what is done about it on all GPUs.
+func play(t *testing.T, gpus int, script string) {
+	t.Helper()
+	n := newNode(gpus, Config{Quantum: 100 * time.Millisecond, Grace: time.Second})
+	n.fail = t.Fatalf
+	var got strings.Builder
+	for _, line := range strings.Split(strings.TrimSpace(script), "\n") {
+		line = strings.TrimSpace(line)
+		words := strings.Fields(line)
+		at, err := time.ParseDuration(words[0])
+		if err != nil {
+			continue // what was expected
+		}
+		n.now = Time(at)
+		gpu, _ := strconv.Atoi(words[1])
+		var gang string
+		i := slices.IndexFunc(words, func(w string) bool { return strings.HasPrefix(w, "gang=") })
+		if i >= 0 {
+			gang = words[i][5:]
+			words = slices.Delete(words, i, i+1)
+		}
+		ev, err := parseEvent(words[2:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a, ok := ev.(Attach); ok {
+			a.Share.Gang = gang
+			a.Tenant = fmt.Sprintf("t%d", a.Client)
+			ev = a
+		}
+		n.step(gpu, ev)
+		fmt.Fprintln(&got, "\t"+line)
+		for _, s := range n.said {
+			fmt.Fprintln(&got, "\t\t"+s)
+		}
+	}
+	if want := strings.Trim(script, "\n\t") + "\n"; strings.TrimLeft(got.String(), "\t") != want {
+		t.Errorf("%s\ngot:\n%s", firstDifference(strings.TrimLeft(got.String(), "\t"), want), got.String())
+	}
+}
+
+// TestGangScripts are examples. Each line is TIME GPU EVENT, with gang=NAME in an
+// attach, and what follows on all GPUs.
+func TestGangScripts(t *testing.T) {
+	for name, s := range map[string]struct {
+		gpus   int
+		script string
+	}{
+		"one GPU: granted and revoked together": {1, `
+	0ms 0 attach 1 gang=a
+	1ms 0 attach 2 gang=a
+	2ms 0 attach 3
+	10ms 0 request 1
+		0: grant 1 epoch=1 quantum=100ms
+		0: grant 2 epoch=2 quantum=100ms
+	20ms 0 request 3
+	30ms 0 attach 4 want gang=a
+		0: grant 4 epoch=3 quantum=100ms
+	120ms 0 tick
+		0: revoke 1 epoch=1 grace=1s waiters=1 why=quantum
+		0: revoke 2 epoch=2 grace=1s waiters=1 why=quantum
+		0: revoke 4 epoch=3 grace=1s waiters=1 why=quantum
+	121ms 0 release 1 epoch=1 revoked
+	121ms 0 release 2 epoch=2 revoked
+	122ms 0 request 1
+	122ms 0 release 4 epoch=3 revoked
+		0: grant 3 epoch=4 quantum=100ms
+	`},
+		"one GPU: who has drained makes a call for who has not": {1, `
+	0ms 0 attach 1 want gang=a
+		0: grant 1 epoch=1 quantum=100ms
+	0ms 0 attach 2 want gang=a
+		0: grant 2 epoch=2 quantum=100ms
+	1ms 0 attach 3 want
+	101ms 0 tick
+		0: revoke 1 epoch=1 grace=1s waiters=1 why=quantum
+		0: revoke 2 epoch=2 grace=1s waiters=1 why=quantum
+	102ms 0 release 1 epoch=1 revoked
+	102ms 0 request 1
+	111ms 0 tick
+		0: step 1 epoch=3 grace=990ms
+	112ms 0 release 1 epoch=3 revoked
+	112ms 0 request 1
+	113ms 0 tick
+		0: step 1 epoch=4 grace=988ms
+	114ms 0 release 1 epoch=4 revoked
+	114ms 0 release 2 epoch=2 revoked
+		0: grant 3 epoch=5 quantum=100ms
+	`},
+		"two GPUs: its turn has to come on both": {2, `
+	0ms 0 attach 1 want
+		0: grant 1 epoch=1 quantum=100ms
+	0ms 1 attach 2 want
+		1: grant 2 epoch=1 quantum=100ms
+	1ms 0 attach 3 gang=a
+	1ms 1 attach 4 gang=a
+	10ms 0 request 3
+	60ms 1 release 2 epoch=1 idle
+		1: close 2
+	110ms 0 tick
+		0: revoke 1 epoch=1 grace=1s waiters=0 why=gang
+	112ms 0 release 1 epoch=1 revoked
+		0: grant 3 epoch=2 quantum=100ms
+		1: grant 4 epoch=2 quantum=100ms
+	`},
+		"two GPUs: over on one it is over on both, and both wait for the drains": {2, `
+	0ms 0 attach 1 want gang=a
+		0: grant 1 epoch=1 quantum=100ms
+	0ms 1 attach 2 want gang=a
+		1: grant 2 epoch=1 quantum=100ms
+	1ms 1 attach 3 want
+	1ms 0 attach 4
+	101ms 1 tick
+		1: revoke 2 epoch=1 grace=1s waiters=1 why=quantum
+		0: revoke 1 epoch=1 grace=1s waiters=0 why=gang
+	102ms 0 request 4
+	103ms 1 release 2 epoch=1 revoked
+	104ms 0 release 1 epoch=1 revoked
+		0: grant 4 epoch=2 quantum=100ms
+		1: grant 3 epoch=2 quantum=100ms
+	`},
+		"two GPUs: the rest goes on without who has died": {2, `
+	0ms 0 attach 1 want gang=a
+		0: grant 1 epoch=1 quantum=100ms
+	0ms 1 attach 2 gang=a
+	1ms 1 attach 3 want
+		1: grant 3 epoch=1 quantum=100ms
+	2ms 1 gone 2
+	3ms 0 request 1
+	4ms 0 attach 5 want
+	150ms 0 tick
+		0: revoke 1 epoch=1 grace=1s waiters=1 why=quantum
+	`},
+	} {
+		t.Run(name, func(t *testing.T) { play(t, s.gpus, s.script) })
+	}
+}

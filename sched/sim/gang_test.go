@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched"
+)
+
+// ganged simulates processes on several GPUs that share gangs. A process has one
+// thread that makes calls, and one stream: calls are queued, some ahead of the
+// GPU, and run in order. The ranks of a job make the same calls; some are
+// collectives, which run when all ranks have launched them and come to them.
+type ganged struct {
+	t      testing.TB
+	rng    *rand.Rand
+	now    sched.Time
+	events events
+	seq    uint64
+	calm   bool
+
+	gangs *sched.Gangs
+	cores []*sched.Core
+	procs map[sched.ClientID]*rank
+	last  sched.ClientID
+	jobs  []*job
+
+	fences, steps, grants, revokes, deaths, cuts int
+	wait                                         map[bool]time.Duration // the longest, by: is a gang's
+	used                                         []time.Duration        // time the GPU worked, by GPU
+	err                                          error
+}
+
+// job is a tenant: a gang with a rank on each of its GPUs, or one process.
+type job struct {
+	g     *ganged
+	name  string
+	gpus  []int
+	ranks []*rank
+	seed  uint64
+}
+
+type rank struct {
+	j            *job
+	gpu          int
+	id           sched.ClientID
+	dead, fenced bool
+
+	word         sched.Epoch // of its page
+	local, drain sched.Epoch // under which its gate is open; it drains
+	released     sched.Epoch
+	up, down     sched.Time
+	gone         bool // no connection
+	made         int  // calls made
+	done         int  // and ended
+	busy         bool // one runs
+	waits        bool
+	since        sched.Time
+	thinks       bool
+}
+
+const (
+	gangQuantum = 20 * time.Millisecond
+	gangGrace   = 150 * time.Millisecond
+	gangAhead   = 6
+)
+
+func (g *ganged) at(t sched.Time, do func()) {
+	g.seq++
+	g.events.push(event{t, g.seq, do})
+}
+func (g *ganged) after(d time.Duration, do func()) { g.at(g.now.Add(d), do) }
+func (g *ganged) dur(lo, hi time.Duration) time.Duration {
+	return lo + time.Duration(g.rng.Int64N(int64(hi-lo)+1))
+}
+
+func (g *ganged) fail(format string, args ...any) {
+	if g.err == nil {
+		g.err = fmt.Errorf("at %v: %s", time.Duration(g.now), fmt.Sprintf(format, args...))
+	}
+}
+
+// Calls.
+
+func (j *job) collective(i int) bool {
+	return len(j.gpus) > 1 && (uint64(i)*2654435761+j.seed)%3 == 0
+}
+
+// work lets the thread make calls until its gate is shut or it is far ahead.
+func (r *rank) work() {
+	g := r.j.g
+	if r.dead || r.thinks || r.made-r.done >= gangAhead {
+		return
+	}
+	if r.local == 0 || r.word != r.local {
+		if !r.waits {
+			r.waits, r.since = true, g.now
+			r.send(sched.Request{Client: r.id})
+		}
+		return
+	}
+	if r.waits {
+		r.waits = false
+		long := len(r.j.gpus) > 1
+		g.wait[long] = max(g.wait[long], g.now.Sub(r.since))
+	}
+	r.call()
+}
+
+// call makes one call; the next comes after a while.
+func (r *rank) call() {
+	g := r.j.g
+	r.made++
+	r.thinks = true
+	pause := g.dur(5*time.Microsecond, 50*time.Microsecond)
+	if g.rng.IntN(100) == 0 {
+		pause = g.dur(0, 3*time.Millisecond)
+	}
+	g.after(pause, func() { r.thinks = false; r.work() })
+	r.run()
+}
+
+// run has the stream go on.
+func (r *rank) run() {
+	g := r.j.g
+	if r.dead || r.busy || r.done == r.made {
+		return
+	}
+	if r.j.collective(r.done) {
+		for _, o := range r.j.ranks {
+			if o.dead || o.done != r.done || o.made == o.done || o.busy {
+				return // the last one that comes begins it
+			}
+		}
+		d := g.dur(50*time.Microsecond, 500*time.Microsecond)
+		for _, o := range r.j.ranks {
+			o.begin(d)
+		}
+		return
+	}
+	r.begin(g.dur(100*time.Microsecond, 2*time.Millisecond))
+}
+
+func (r *rank) begin(d time.Duration) {
+	g := r.j.g
+	r.busy = true
+	g.used[r.gpu] += d
+	g.after(d, func() {
+		if r.dead {
+			return
+		}
+		r.busy = false
+		r.done++
+		r.drained()
+		r.run()
+		r.work()
+	})
+}
+
+// drained releases once nothing runs.
+func (r *rank) drained() {
+	if r.drain == 0 || r.made != r.done {
+		return
+	}
+	r.released, r.drain = r.drain, 0
+	r.send(sched.Release{Client: r.id, Epoch: r.released, Reason: sched.Revoked})
+	if r.waits {
+		r.send(sched.Request{Client: r.id})
+	}
+}
+
+// Frames.
+
+func (r *rank) send(ev sched.Event) {
+	g := r.j.g
+	if r.gone {
+		return
+	}
+	r.up = max(r.up, g.now.Add(g.dur(10*time.Microsecond, 100*time.Microsecond)))
+	g.at(r.up, func() { g.step(r.gpu, ev) })
+}
+
+func (r *rank) receive(do func()) {
+	g := r.j.g
+	r.down = max(r.down, g.now.Add(g.dur(10*time.Microsecond, 100*time.Microsecond)))
+	g.at(r.down, func() {
+		if !r.dead {
+			do()
+		}
+	})
+}
+
+func (g *ganged) step(gpu int, ev sched.Event) {
+	g.one(gpu, ev)
+	for {
+		name, ok := g.gangs.Pending()
+		if !ok {
+			break
+		}
+		i, _ := strconv.Atoi(name)
+		g.one(i, sched.GangMoved{})
+	}
+	if err := g.gangs.Check(); err != nil {
+		g.fail("after %v: %v", ev, err)
+	}
+}
+
+func (g *ganged) one(gpu int, ev sched.Event) {
+	acts := g.cores[gpu].Step(g.now, ev)
+	if err := g.cores[gpu].Check(); err != nil {
+		g.fail("GPU %d after %v: %v", gpu, ev, err)
+	}
+	for _, a := range acts {
+		switch a := a.(type) {
+		case sched.Grant:
+			g.grants++
+			g.alone(gpu, a.Client)
+			r := g.procs[a.Client]
+			r.word = a.Epoch
+			r.receive(func() {
+				if r.word == a.Epoch && r.drain == 0 {
+					r.local = a.Epoch
+					r.work()
+				}
+			})
+		case sched.Revoke:
+			g.revokes++
+			r := g.procs[a.Client]
+			r.word = 0
+			r.receive(func() { r.revoked(a.Epoch) })
+		case sched.StepOne:
+			g.steps++
+			g.alone(gpu, a.Client)
+			r := g.procs[a.Client]
+			r.receive(func() {
+				r.drain = a.Epoch
+				if r.waits && !r.thinks {
+					r.waits = false
+					r.call()
+				}
+				r.drained()
+			})
+		case sched.Close:
+			g.procs[a.Client].word = 0
+		case sched.Fence:
+			g.fences++
+			if g.calm {
+				g.fail("%v: %s", a, g.procs[a.Client].j)
+			}
+			g.procs[a.Client].fenced = true
+			g.procs[a.Client].j.end() // what the job's owner does
+		}
+	}
+}
+
+func (r *rank) revoked(epoch sched.Epoch) {
+	r.local, r.drain = 0, epoch
+	r.drained()
+}
+
+// alone fails if others than ranks of the same job have work on the GPU.
+func (g *ganged) alone(gpu int, id sched.ClientID) {
+	r := g.procs[id]
+	for _, o := range g.procs {
+		if o != r && !o.dead && !o.fenced && o.gpu == gpu && o.j != r.j && (o.local != 0 && o.word == o.local || o.drain != 0 || o.made != o.done) {
+			g.fail("client %d of %s is granted GPU %d, while %d of %s is on it: %+v", id, r.j.name, gpu, o.id, o.j.name, *o)
+		}
+	}
+}
+
+func (j *job) String() string {
+	s := j.name
+	for _, r := range j.ranks {
+		s += fmt.Sprintf("; client %d made %d, done %d, busy %t, waits %t, thinks %t, gate %d, drains %d, next is collective %t", r.id, r.made, r.done, r.busy, r.waits, r.thinks, r.local, r.drain, j.collective(r.done))
+	}
+	return s
+}
+
+// Life.
+
+func (j *job) start() {
+	g := j.g
+	j.ranks = nil
+	j.seed = g.rng.Uint64() % 1000
+	for _, gpu := range j.gpus {
+		g.last++
+		r := &rank{j: j, gpu: gpu, id: g.last, waits: true, since: g.now}
+		g.procs[r.id] = r
+		j.ranks = append(j.ranks, r)
+	}
+	var s sched.Share
+	if len(j.gpus) > 1 {
+		s.Gang = j.name
+	}
+	for _, r := range j.ranks {
+		r.send(sched.Attach{Client: r.id, Tenant: j.name, Share: s, Want: true})
+	}
+}
+
+func (r *rank) die() {
+	g := r.j.g
+	if r.dead {
+		return
+	}
+	g.deaths++
+	r.send(sched.Lost{Client: r.id})
+	r.dead, r.gone = true, true
+	r.up = max(r.up, g.now.Add(g.dur(0, 3*time.Millisecond)))
+	g.at(r.up, func() { g.step(r.gpu, sched.Gone{Client: r.id}) })
+}
+
+// end kills what is left of a job, and starts it anew.
+func (j *job) end() {
+	alive := false
+	for _, r := range j.ranks {
+		alive = alive || !r.dead
+		j.g.after(j.g.dur(0, 5*time.Millisecond), r.die)
+	}
+	if alive {
+		ranks := j.ranks
+		j.g.after(50*time.Millisecond, func() {
+			if &j.ranks[0] == &ranks[0] {
+				j.start()
+			}
+		})
+	}
+}
+
+// fate kills a process now and then; its job may notice soon, late or never.
+func (g *ganged) fate() {
+	g.after(g.dur(0, 300*time.Millisecond), g.fate)
+	j := g.jobs[g.rng.IntN(len(g.jobs))]
+	if len(j.ranks) == 0 {
+		return
+	}
+	r := j.ranks[g.rng.IntN(len(j.ranks))]
+	r.die()
+	if g.rng.IntN(2) == 0 || len(j.ranks) == 1 {
+		j.end()
+	} else {
+		g.after(g.dur(0, 400*time.Millisecond), j.end)
+	}
+}
+
+func (g *ganged) starvation() {
+	g.after(10*time.Millisecond, g.starvation)
+	bound := time.Duration(len(g.jobs)+2) * (2*gangQuantum + gangGrace)
+	if g.calm {
+		bound = time.Duration(len(g.jobs)+2) * 2 * gangQuantum
+	}
+	for _, j := range g.jobs {
+		for _, r := range j.ranks {
+			if r.waits && !r.dead && g.now.Sub(r.since) > bound {
+				g.fail("%s, client %d waits for the GPU %d for %v, since %v", j.name, r.id, r.gpu, g.now.Sub(r.since), time.Duration(r.since))
+			}
+		}
+	}
+}
+
+func runGanged(t testing.TB, seed uint64, calm bool, length time.Duration, jobs ...[]int) *ganged {
+	gpus := 3
+	g := &ganged{t: t, rng: rand.New(rand.NewPCG(seed, 7)), calm: calm, gangs: sched.NewGangs(), procs: map[sched.ClientID]*rank{},
+		wait: map[bool]time.Duration{}, used: make([]time.Duration, gpus)}
+	for i := range gpus {
+		g.cores = append(g.cores, sched.New(sched.Config{Quantum: gangQuantum, Grace: gangGrace, Gangs: g.gangs, GPU: strconv.Itoa(i)}))
+	}
+	for i, gpus := range jobs {
+		j := &job{g: g, name: fmt.Sprintf("job%d%v", i, gpus), gpus: gpus}
+		g.jobs = append(g.jobs, j)
+		g.after(g.dur(0, 20*time.Millisecond), j.start)
+	}
+	if !calm {
+		g.after(0, g.fate)
+	}
+	g.after(0, g.starvation)
+	for g.err == nil && g.now < sched.Time(length) {
+		due, at := -1, g.events[0].at
+		for i, c := range g.cores {
+			if t, ok := c.Deadline(); ok && t < at {
+				due, at = i, t
+			}
+		}
+		g.now = max(g.now, at)
+		if due >= 0 {
+			g.step(due, sched.Tick{})
+			continue
+		}
+		g.events.pop().do()
+	}
+	if g.err != nil {
+		t.Fatalf("seed %d: %v", seed, g.err)
+	}
+	return g
+}
+
+func (g *ganged) String() string {
+	s := fmt.Sprintf("grants %d, revokes %d, steps %d, fences %d, deaths %d; longest wait %v, of a gang %v; use of GPUs",
+		g.grants, g.revokes, g.steps, g.fences, g.deaths, g.wait[false], g.wait[true])
+	for _, u := range g.used {
+		s += fmt.Sprintf(" %.0f %%", 100*u.Seconds()/time.Duration(g.now).Seconds())
+	}
+	return s
+}
+
+// TestGangsShare lets two gangs and tenants of one GPU share GPUs. Nobody may be
+// fenced, so no drain waits for a rank whose gate is shut; and all get turns.
+func TestGangsShare(t *testing.T) {
+	for _, jobs := range [][][]int{
+		{{0, 1}},
+		{{0, 1}, {0}, {1}},
+		{{0, 1}, {0, 1}},
+		{{0, 1}, {0, 1}, {0}, {1}, {2}},
+		{{0, 1}, {1, 2}, {0, 2}, {0}},
+		{{0, 1, 2}, {1, 2}, {0}, {1}, {1}},
+	} {
+		var last *ganged
+		for seed := uint64(1); seed <= 3; seed++ {
+			last = runGanged(t, seed, true, 2*time.Second, jobs...)
+			if last.fences != 0 {
+				t.Errorf("jobs %v: %v", jobs, last)
+			}
+			for _, j := range last.jobs {
+				for _, r := range j.ranks {
+					if r.done < 50 {
+						t.Errorf("jobs %v: %s on GPU %d made only %d calls", jobs, j.name, r.gpu, r.done)
+					}
+				}
+			}
+		}
+		t.Logf("jobs on GPUs %v: %v", jobs, last)
+	}
+}
+
+// TestGangsSurvive kills ranks and jobs meanwhile.
+func TestGangsSurvive(t *testing.T) {
+	var last *ganged
+	for seed := uint64(1); seed <= 10; seed++ {
+		last = runGanged(t, seed, false, 4*time.Second, []int{0, 1}, []int{1, 2}, []int{0, 1, 2}, []int{0}, []int{1}, []int{2})
+	}
+	t.Log(last)
+}
