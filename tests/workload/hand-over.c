@@ -11,7 +11,7 @@
  * context: the limit for any exclusive sharing of a GPU. Then one of them does
  * the same alone. Prints one line of JSON.
  */
-#include "cudadrv.h"
+#include "spin.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -21,24 +21,6 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char ptx[] =
-	".version 6.0\n"
-	".target sm_50\n"
-	".address_size 64\n"
-	".visible .entry nvshare_spin(.param .u64 p_ns, .param .u64 p_record)\n"
-	"{\n"
-	"	.reg .pred %p<2>;\n"
-	"	.reg .b64 %rd<8>;\n"
-	"	ld.param.u64 %rd1, [p_ns];\n"
-	"	mov.u64 %rd3, %globaltimer;\n"
-	"SPIN:\n"
-	"	mov.u64 %rd4, %globaltimer;\n"
-	"	sub.u64 %rd5, %rd4, %rd3;\n"
-	"	setp.lt.u64 %p1, %rd5, %rd1;\n"
-	"	@%p1 bra SPIN;\n"
-	"	ret;\n"
-	"}\n";
-
 static struct shared {
 	atomic_int turn;  /* whose it is: 0 or 1 */
 	atomic_int ready;
@@ -47,27 +29,16 @@ static struct shared {
 	_Atomic uint64_t begin, end; /* of the measured time, ns */
 } *shared;
 
-static uint64_t now_ns(void)
+/* One of the two has failed: the other is not to wait for it. */
+static void checked(CUresult rc, const char *what)
 {
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+	if (rc)
+		atomic_store(&shared->stop, 1);
+	check(rc, what);
 }
 
-static void check(CUresult rc, const char *what)
-{
-	const char *name = NULL;
-
-	if (!rc)
-		return;
-	cuGetErrorName(rc, &name);
-	fprintf(stderr, "hand-over: %s: %s (%d)\n", what, name ? name : "unknown error", rc);
-	atomic_store(&shared->stop, 1);
-	_exit(1);
-}
-
-#define CHECK(call) check(call, #call)
+#undef CHECK
+#define CHECK(call) checked(call, #call)
 
 /* Takes every turn of `me` of `tenants` until the time is over. */
 static void tenant(int me, int tenants, double quantum_ms, double kernel_us, double seconds)

@@ -10,54 +10,15 @@
  * SECONDS; by default 20 kernels of 10 us every 5000 us, one block each. Prints
  * one line of JSON. The same binary runs on the simulated and on a real driver.
  */
-#include "cudadrv.h"
+#include "spin.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
-static const char ptx[] =
-	".version 6.0\n"
-	".target sm_50\n"
-	".address_size 64\n"
-	".visible .entry nvshare_spin(.param .u64 p_ns, .param .u64 p_record)\n"
-	"{\n"
-	"	.reg .pred %p<2>;\n"
-	"	.reg .b64 %rd<8>;\n"
-	"	ld.param.u64 %rd1, [p_ns];\n"
-	"	mov.u64 %rd3, %globaltimer;\n"
-	"SPIN:\n"
-	"	mov.u64 %rd4, %globaltimer;\n"
-	"	sub.u64 %rd5, %rd4, %rd3;\n"
-	"	setp.lt.u64 %p1, %rd5, %rd1;\n"
-	"	@%p1 bra SPIN;\n"
-	"	ret;\n"
-	"}\n";
-
 /* How long before a request is due the thread stops sleeping, ns: timers are late. */
 #define AWAKE 150000u
-
-static uint64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
-static void check(CUresult rc, const char *what)
-{
-	const char *name = NULL;
-
-	if (!rc)
-		return;
-	cuGetErrorName(rc, &name);
-	fprintf(stderr, "short-request: %s: %s (%d)\n", what, name ? name : "unknown error", rc);
-	exit(1);
-}
-
-#define CHECK(call) check(call, #call)
 
 static void until(uint64_t t)
 {
