@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -70,5 +71,21 @@ func TestFigures(t *testing.T) {
 	}
 	if f["peer"] != nil {
 		t.Errorf("a peer that failed has figures: %+v", f["peer"])
+	}
+}
+
+func TestHandOvers(t *testing.T) {
+	for name, c := range map[string]struct {
+		a, b []wait
+		want []int64
+	}{
+		"in turn":                   {[]wait{{0, 105}, {200, 310}}, []wait{{100, 203}, {300, 420}}, []int64{5, 3, 10}},
+		"the machine paused b":      {[]wait{{0, 105}}, []wait{{50, 60}, {100, 200}}, []int64{5}},
+		"a waits for nothing first": {[]wait{{0, 10}, {20, 105}}, []wait{{100, 200}}, []int64{5}},
+		"never":                     {[]wait{{0, 10}}, nil, nil},
+	} {
+		if got := handOvers(c.a, c.b); !slices.Equal(got, c.want) {
+			t.Errorf("%s: got %v, want %v", name, got, c.want)
+		}
 	}
 }

@@ -2,7 +2,7 @@
 
 // Command bench measures what the shim costs the calls it stands in front of:
 // instructions, counted by callgrind, and nanoseconds, in pairs of runs with
-// and without it. The driver below is one that does nothing (stub/driver.c);
+// and without it; and what a hand-over takes. The driver below is one that does nothing (stub/driver.c);
 // the gate is opened by a grant of a real nvshare-scheduler.
 //
 // What the same calls cost on a real driver measures tests/gpu.
@@ -101,6 +101,8 @@ type report struct {
 	Shim    string   `json:"shim"`
 	Peers   []string `json:"peers,omitempty"`
 	Results []result `json:"results"`
+
+	HandOver *handOver `json:"hand_over,omitempty"`
 }
 
 type list []string
@@ -152,6 +154,11 @@ func run(ctx context.Context, build, shim string, peers []string, results string
 			return fmt.Errorf("%s: %w", s.Name, err)
 		}
 		r.Results = append(r.Results, one)
+	}
+	if strings.Contains("hand-over", only) {
+		if r.HandOver, err = b.handOver(ctx); err != nil {
+			return err
+		}
 	}
 	var text strings.Builder
 	r.print(&text, b.libraries)
@@ -233,6 +240,9 @@ func (r *report) print(w io.Writer, libraries []library) {
 		}
 	}
 	t.Flush()
+	if r.HandOver != nil {
+		r.HandOver.print(w)
+	}
 	for _, res := range r.Results {
 		for name, why := range res.Failed {
 			fmt.Fprintf(w, "%s, %s: %s\n", res.Name, name, why)

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+const (
+	handOverTurn    = 5 * time.Millisecond
+	handOverSeconds = 8
+)
+
+// wait is when a launch could not go on, from its call to its return, ns.
+type wait struct{ from, to int64 }
+
+// handOver is how long the GPU takes from one tenant to another, on a driver
+// that does nothing: from the first call of the one that finds its gate shut, to
+// the return of the other's first launch. Between are the drain, which has
+// nothing to wait for, the release, the scheduler, and the other's wake-up.
+type handOver struct {
+	TurnMS  float64 `json:"turn_ms"`
+	AllNS   []int64 `json:"all_ns"` // sorted
+	P50     int64   `json:"p50_ns"`
+	P99     int64   `json:"p99_ns"`
+	Tenants int     `json:"tenants"`
+}
+
+// handOvers finds them in the waits of two tenants, each in order of time: one's
+// wait begins while the other waits, and lasts longer.
+func handOvers(a, b []wait) []int64 {
+	var all []int64
+	for len(a) > 0 && len(b) > 0 {
+		if a[0].from > b[0].from {
+			a, b = b, a
+		}
+		// a waited first: b is shut within a's wait, or a has waited for nothing.
+		switch {
+		case b[0].from >= a[0].to:
+			a = a[1:]
+		case b[0].to < a[0].to: // within: the machine paused b
+			b = b[1:]
+		default:
+			all = append(all, a[0].to-b[0].from)
+			a = a[1:]
+		}
+	}
+	return all
+}
+
+func (b *bench) handOver(ctx context.Context) (*handOver, error) {
+	conn, err := api.Dial(ctx, b.runDir())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	if _, err := conn.Set(ctx, &api.SetRequest{QuantumNs: int64(handOverTurn)}); err != nil {
+		return nil, fmt.Errorf("set the time quantum: %w", err)
+	}
+	var (
+		programs [2]*exec.Cmd
+		outs     [2]bytes.Buffer
+		said     [2]bytes.Buffer
+		failed   error
+	)
+	for i := range programs {
+		p := exec.CommandContext(ctx, filepath.Join(b.build, "bench", "turns"), fmt.Sprint(handOverSeconds))
+		p.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(b.build, "bench"), "NVSHARE_BENCH_GPUS=1",
+			"NVSHARE_RUN_DIR="+b.runDir(), "LD_PRELOAD="+b.libraries[0].path)
+		p.Stdout, p.Stderr = &outs[i], &said[i]
+		if err := p.Start(); err != nil {
+			failed = errors.Join(failed, err)
+			break
+		}
+		programs[i] = p
+	}
+	var waits [2][]wait
+	for i, p := range programs {
+		if p == nil {
+			continue
+		}
+		if err := p.Wait(); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("turns: %w: %s", err, strings.TrimSpace(said[i].String())))
+			continue
+		}
+		if waits[i], err = parseWaits(&outs[i]); err != nil {
+			failed = errors.Join(failed, err)
+		}
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	h := &handOver{TurnMS: float64(handOverTurn) / float64(time.Millisecond), AllNS: handOvers(waits[0], waits[1]), Tenants: 2}
+	if len(h.AllNS) == 0 {
+		return nil, errors.New("hand-over: the two processes did not take turns")
+	}
+	slices.Sort(h.AllNS)
+	h.P50, h.P99 = h.AllNS[len(h.AllNS)/2], h.AllNS[len(h.AllNS)*99/100]
+	return h, nil
+}
+
+// parseWaits reads what turns prints.
+func parseWaits(r io.Reader) ([]wait, error) {
+	var word string
+	if _, err := fmt.Fscanln(r, &word); err != nil || word != "ready" {
+		return nil, fmt.Errorf("turns said %q (%w)", word, err)
+	}
+	var waits []wait
+	for {
+		var w wait
+		switch _, err := fmt.Fscanln(r, &w.from, &w.to); {
+		case errors.Is(err, io.EOF):
+			return waits, nil
+		case err != nil:
+			return nil, fmt.Errorf("turns: %w", err)
+		}
+		waits = append(waits, w)
+	}
+}
+
+func (h *handOver) print(w io.Writer) {
+	fmt.Fprintf(w, "\nHand-over between %d tenants that launch without a pause, turns of %v ms: from the shut gate of one\n"+
+		"to the first launch of the other p50 %.0f us, p99 %.0f us (%d hand-overs).\n",
+		h.Tenants, h.TurnMS, float64(h.P50)/1e3, float64(h.P99)/1e3, len(h.AllNS))
+}
