@@ -16,6 +16,7 @@ func FuzzRequest(f *testing.F) {
 	for _, v := range [][3]string{
 		{"0", "8Gi", "50"}, {"all", "4096Mi", "0"}, {"nvshare.com/gpu=0,nvshare.com/gpu=1", "4096", "101"},
 		{"2", "4G", "-1"}, {"GPU-51600000-0000-4000-8000-000000000000", "1e3", "50%"}, {",,", "9223372036854775808", "latency"},
+		{"3", "red", "blue"}, {"none", "a.b_c-d", "x/y"}, {"129", "-1", "0.5"},
 		{"", " ", "\x00\n"}, {strings.Repeat("0,", 200), "١", "true"},
 	} {
 		f.Add(v[0], v[1], v[2], "app", uint8(0))
@@ -32,12 +33,23 @@ func FuzzRequest(f *testing.F) {
 			WeightAnnotation + suffix:      other,
 			PriorityAnnotation:             devices,
 			GangAnnotation + "/pod":        other,
+			AffinityAnnotation:             memory,
+			AntiAffinityAnnotation:         other,
+			ExclusionAnnotation + suffix:   devices,
 		}, container, known)
 		if err != nil && (len(err.Error()) > 16<<10 || strings.ContainsAny(err.Error(), "\x00\x1b")) {
 			t.Fatalf("the error is %d bytes: %.300q", len(err.Error()), err)
 		}
 		if len(r.Devices) > maxDevices {
 			t.Fatalf("%d devices", len(r.Devices))
+		}
+		if r.Count < 0 || r.Count > maxDevices || r.Count > 0 && len(r.Devices) > 0 {
+			t.Fatalf("%d GPUs and %q", r.Count, r.Devices)
+		}
+		for _, l := range []string{r.Labels.Affinity, r.Labels.AntiAffinity, r.Labels.Exclusion} {
+			if len(l) > 63 || strings.ContainsAny(l, "/,=\" \n") {
+				t.Fatalf("label %q", l)
+			}
 		}
 		for i, d := range r.Devices {
 			if slices.Contains(r.Devices[:i], d) {

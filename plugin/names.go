@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/nvshare/nvshare/plugin/placement"
 )
 
 // Container is one container that uses GPUs, by the names that people know,
@@ -21,7 +23,9 @@ type Container struct {
 	PodUID      string
 	MemoryLimit uint64 // bytes of each GPU; 0: none
 	Share       Share
-	GPUs        string // UUIDs of those that it has, separated by commas; empty: not known
+	GPUs        string           // UUIDs of those that it has, separated by commas; empty: not known
+	Labels      placement.Labels // of all namespaces: <namespace>/<label>
+	Sandbox     string           // the pod's, by the runtime's ID
 }
 
 // Describer is a connection to the scheduler. Its calls are given a context
@@ -29,11 +33,16 @@ type Container struct {
 type Describer interface {
 	Describe(context.Context, Container) error
 	Forget(ctx context.Context, id string) error
-	// Known returns the containers that the scheduler has names for, and who is
-	// promised a part of GPUs. It fails if the scheduler on the other side has
-	// ended.
-	Known(context.Context) (ids []string, promises []Promise, err error)
+	// Known fails if the scheduler on the other side has ended.
+	Known(context.Context) (Known, error)
 	Close() error
+}
+
+// Known is what the scheduler knows.
+type Known struct {
+	IDs      []string          // of the containers that it has names for
+	Promises []Promise         // who is promised a part of which GPU
+	Memory   map[string]uint64 // bytes of GPUs, by UUID
 }
 
 // Names tells the scheduler the names and shares of containers. What handlers
@@ -52,7 +61,10 @@ type Names struct {
 	mu       sync.Mutex
 	want     map[string]Container // by ID
 	complete bool                 // want holds all containers that exist
+	ended    map[string]Container // that the runtime may start again: see Admit
 	promises []Promise            // as the scheduler has said
+	memory   map[string]uint64    // bytes of GPUs by UUID, as the scheduler has said
+	percent  uint64               // of GPUs' memory, that may be promised
 }
 
 const (
@@ -62,24 +74,30 @@ const (
 
 // NewNames returns an empty set of names.
 func NewNames(log logrus.FieldLogger) *Names {
-	return &Names{log: log, ping: pingInterval, wake: make(chan struct{}, 1), want: map[string]Container{}}
+	return &Names{log: log, ping: pingInterval, wake: make(chan struct{}, 1), want: map[string]Container{}, ended: map[string]Container{}, percent: 100}
 }
 
 // Add names a container.
 func (n *Names) Add(c Container) { n.change(func() { n.want[c.ID] = c }) }
 
 // Remove forgets a container; an unknown one is no error.
-func (n *Names) Remove(id string) { n.change(func() { delete(n.want, id) }) }
+func (n *Names) Remove(id string) { n.change(func() { delete(n.want, id); delete(n.ended, id) }) }
 
-// Replace forgets all containers but these.
-func (n *Names) Replace(all []Container) {
+// Replace forgets all containers but these, and those that have ended and are
+// not removed yet.
+func (n *Names) Replace(all []Container, ended ...Container) {
 	n.change(func() {
 		n.complete = true
-		n.want = make(map[string]Container, len(all))
-		for _, c := range all {
-			n.want[c.ID] = c
-		}
+		n.want, n.ended = byID(all), byID(ended)
 	})
+}
+
+func byID(all []Container) map[string]Container {
+	m := make(map[string]Container, len(all))
+	for _, c := range all {
+		m[c.ID] = c
+	}
+	return m
 }
 
 func (n *Names) change(f func()) {
@@ -134,9 +152,9 @@ func (n *Names) serve(ctx context.Context, dial func(context.Context) (Describer
 	defer d.Close()
 	told := map[string]Container{}
 	err = limited(func(ctx context.Context) error {
-		ids, promises, err := d.Known(ctx)
-		n.learn(ids, promises)
-		for _, id := range ids {
+		known, err := d.Known(ctx)
+		n.learn(known)
+		for _, id := range known.IDs {
 			told[id] = Container{} // by an earlier plugin, or over an earlier connection
 		}
 		return err
@@ -175,9 +193,9 @@ func (n *Names) serve(ctx context.Context, dial func(context.Context) (Describer
 		case <-n.wake:
 		case <-tick.C:
 			if err := limited(func(ctx context.Context) error {
-				ids, promises, err := d.Known(ctx)
+				known, err := d.Known(ctx)
 				if err == nil {
-					n.learn(ids, promises)
+					n.learn(known)
 				}
 				return err
 			}); err != nil {

@@ -22,6 +22,7 @@ type fakeScheduler struct {
 	life     int // counts restarts: connections of an earlier life fail
 	known    map[string]Container
 	promises []Promise
+	memory   map[string]uint64
 	calls    int
 	changed  chan struct{} // closed at the next change
 }
@@ -100,9 +101,11 @@ func (c *fakeConn) Describe(ctx context.Context, ctr Container) error {
 func (c *fakeConn) Forget(ctx context.Context, id string) error {
 	return c.call(ctx, func() { delete(c.known, id) })
 }
-func (c *fakeConn) Known(ctx context.Context) (ids []string, promises []Promise, err error) {
-	err = c.call(ctx, func() { ids, promises = slices.Collect(maps.Keys(c.known)), slices.Clone(c.promises) })
-	return ids, promises, err
+func (c *fakeConn) Known(ctx context.Context) (k Known, err error) {
+	err = c.call(ctx, func() {
+		k = Known{slices.Collect(maps.Keys(c.known)), slices.Clone(c.promises), maps.Clone(c.memory)}
+	})
+	return k, err
 }
 func (c *fakeConn) Close() error { return nil }
 

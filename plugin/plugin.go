@@ -3,7 +3,9 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -31,6 +33,7 @@ var (
 	_ stub.CreateContainerInterface = (*Plugin)(nil)
 	_ stub.StopContainerInterface   = (*Plugin)(nil)
 	_ stub.RemoveContainerInterface = (*Plugin)(nil)
+	_ stub.StopPodInterface         = (*Plugin)(nil)
 )
 
 // New returns a plugin that knows no devices yet; names is told which
@@ -62,17 +65,23 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 		byID[pod.GetId()] = pod
 	}
 	inv := p.inventory.Load()
-	var using []Container
+	var using, ended []Container
 	for _, ctr := range ctrs {
-		if pod := byID[ctr.GetPodSandboxId()]; pod != nil && usesGPU(ctr) && alive(ctr) {
+		pod := byID[ctr.GetPodSandboxId()]
+		if pod == nil || !usesGPU(ctr) {
+			continue
+		}
+		if !alive(ctr) {
+			ended = append(ended, existing(pod, ctr, Request{}, inv))
+		} else {
 			req, err := ParseRequest(pod.GetAnnotations(), ctr.GetName(), inv.Devices())
 			if err != nil { // created while no plugin was there to refuse it
 				p.log.Warnf("pod %s/%s, container %q runs without a part of what it asks for: %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
 			}
-			using = append(using, describe(pod, ctr, req, inv))
+			using = append(using, existing(pod, ctr, req, inv))
 		}
 	}
-	p.names.Replace(using)
+	p.names.Replace(using, ended...)
 	p.log.Debugf("synchronized: %d containers, %d use GPUs through nvshare", len(ctrs), len(using))
 	return nil, nil
 }
@@ -85,15 +94,23 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 	if err != nil && inv.problem != nil {
 		err = fmt.Errorf("%w; nvshare-plugin cannot say which GPUs there are: %w", err, inv.problem)
 	}
+	if usesGPU(ctr) {
+		req.Count = 0 // somebody else has chosen
+	}
+	c := describe(pod, ctr, req, inv)
+	uses := len(req.Devices) > 0 || req.Count > 0 || usesGPU(ctr)
+	if err == nil && uses {
+		if c, err = p.names.Admit(c, req.Count, inv.gpus); err != nil {
+			err = refusedFor(err, pod, ctr, inv)
+		}
+	}
 	var adjust *api.ContainerAdjustment
 	if err == nil {
-		adjust, err = Adjust(req, ctr, inv, p.explicit.Load())
-	}
-	uses := len(req.Devices) > 0 || usesGPU(ctr)
-	if err == nil && uses {
-		if err = p.names.Admit(describe(pod, ctr, req, inv), inv.gpus); err != nil {
-			key, value, _ := annotationFor(pod.GetAnnotations(), CoreRequestAnnotation, ctr.GetName())
-			err = annotationError(key, value, err)
+		if req.Count > 0 {
+			req.Devices = strings.Split(c.GPUs, ",")
+		}
+		if adjust, err = Adjust(req, ctr, inv, p.explicit.Load()); err != nil {
+			p.names.Remove(c.ID)
 		}
 	}
 	if err != nil {
@@ -101,15 +118,37 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		p.log.Warn(err)
 		return nil, nil, err
 	}
+	if adjust != nil {
+		record(adjust, c)
+	}
 	if uses {
 		p.log.Infof("pod %s/%s, container %q: gave %v, %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), req.Devices, req.shares())
 	}
 	return adjust, nil, nil
 }
 
-// StopContainer forgets a container whose processes have ended.
+// refusedFor names the annotation that a container is refused for.
+func refusedFor(err error, pod *api.PodSandbox, ctr *api.Container, inv *Inventory) error {
+	var r refusal
+	names := []string{Annotation, CoreRequestAnnotation}
+	if errors.As(err, &r) && r.annotation != "" {
+		names = []string{r.annotation}
+	}
+	for _, name := range names {
+		if key, value, ok := annotationFor(pod.GetAnnotations(), name, ctr.GetName()); ok {
+			err = annotationError(key, value, err)
+			break
+		}
+	}
+	if inv.problem != nil {
+		err = fmt.Errorf("%w; nvshare-plugin cannot say which GPUs there are: %w", err, inv.problem)
+	}
+	return err
+}
+
+// StopContainer frees what a container has whose processes have ended.
 func (p *Plugin) StopContainer(_ context.Context, _ *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
-	p.names.Remove(ctr.GetId())
+	p.names.End(ctr.GetId())
 	return nil, nil
 }
 
@@ -119,14 +158,30 @@ func (p *Plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, ctr *api.
 	return nil
 }
 
+// StopPodSandbox forgets all containers of a pod. The runtime has told of the
+// end of each, unless it failed to create one.
+func (p *Plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	p.names.EndPod(pod.GetId())
+	return nil
+}
+
 // describe says what is known of a container: what it asked for, and what it
 // was given by other means.
 func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
 	return Container{
 		ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(),
 		MemoryLimit: req.MemoryLimit, Share: req.Share,
-		GPUs: strings.Join(inv.identify(append(given(ctr), req.Devices...)), ","),
+		GPUs:   strings.Join(inv.identify(append(given(ctr), req.Devices...)), ","),
+		Labels: labelsIn(pod.GetNamespace(), req.Labels), Sandbox: pod.GetId(),
 	}
+}
+
+// existing is describe for a container that may have been given its GPUs by an
+// earlier plugin.
+func existing(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
+	c := describe(pod, ctr, req, inv)
+	c.GPUs = cmp.Or(recorded(ctr), c.GPUs)
+	return c
 }
 
 // usesGPU tells whether an existing container has the shim, however it came

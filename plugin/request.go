@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin/placement"
 )
 
 const (
@@ -30,6 +31,9 @@ type Request struct {
 	// Devices are device names without the kind, each once, in the order
 	// asked; just "all" if that is among them. Empty: it does not ask.
 	Devices []string
+	// Count is how many GPUs the plugin is to choose; 0 if there are Devices.
+	Count  int
+	Labels placement.Labels // of the pod's namespace
 	// MemoryLimit is what the container may have of each GPU's memory, bytes;
 	// 0: no limit.
 	MemoryLimit uint64
@@ -55,12 +59,17 @@ func annotationFor(annotations map[string]string, name, container string) (key, 
 // known are the device names of this node. The error names the annotations that
 // are wrong, their values and what is possible; the request is without them.
 func ParseRequest(annotations map[string]string, container string, known []string) (r Request, err error) {
-	if key, value, ok := annotationFor(annotations, Annotation, container); ok {
-		if r.Devices, err = parseDevices(value, known); err != nil {
+	key, value, ok := annotationFor(annotations, Annotation, container)
+	if ok {
+		if r.Devices, r.Count, err = parseGPUs(value, known); err != nil {
 			err = annotationError(key, value, err)
 		}
 	}
-	return r, errors.Join(err, r.parseShares(annotations, container))
+	err = errors.Join(err, r.parseShares(annotations, container), r.parseLabels(annotations, container))
+	if !ok && r.Share.CoreRequest != 0 && !asksByName(annotations) {
+		r.Count = 1
+	}
+	return r, err
 }
 
 func annotationError(key, value string, err error) error {
@@ -69,7 +78,7 @@ func annotationError(key, value string, err error) error {
 
 func parseDevices(value string, known []string) ([]string, error) {
 	if strings.TrimSpace(value) == "" {
-		return nil, errors.New("empty (name a device such as nvshare.com/gpu=0, or remove the annotation)")
+		return nil, errors.New("empty (give a count, or a device such as nvshare.com/gpu=0, or remove the annotation)")
 	}
 	parts := strings.Split(value, ",")
 	if len(parts) > maxDevices {

@@ -45,7 +45,7 @@ func TestParseRequest(t *testing.T) {
 		"no such index":       {map[string]string{Annotation: "nvshare.com/gpu=99"}, nil, `annotation nvshare.com/gpu="nvshare.com/gpu=99": no device "nvshare.com/gpu=99": this node has nvshare.com/gpu=0, `},
 		"no such UUID":        {map[string]string{Annotation: "nvshare.com/gpu=GPU-1"}, nil, "nvshare.com/gpu=" + uuid},
 		"no name":             {map[string]string{Annotation: "nvshare.com/gpu="}, nil, `no device "nvshare.com/gpu="`},
-		"bare index":          {map[string]string{Annotation: "1"}, nil, "write nvshare.com/gpu=1"},
+		"bare index":          {map[string]string{Annotation: "1,nvshare.com/gpu=0"}, nil, "write nvshare.com/gpu=1"},
 		"bare word":           {map[string]string{Annotation: "yes"}, nil, "write nvshare.com/gpu=<index>"},
 		"another vendor":      {map[string]string{Annotation: "nvidia.com/gpu=0"}, nil, `"nvidia.com/gpu"`},
 		"the internal kind":   {map[string]string{Annotation: "nvshare.com/gpu-nri=0"}, nil, `"nvshare.com/gpu-nri"`},
@@ -137,11 +137,16 @@ func TestErrorsAreShort(t *testing.T) {
 }
 
 func FuzzParseRequest(f *testing.F) {
-	f.Add("nvshare.com/gpu=0,nvshare.com/gpu=all")
+	for _, v := range []string{"nvshare.com/gpu=0,nvshare.com/gpu=all", "2", " 1 ", "0", "none", "+1", "0x1", "1e1", "99999999999999999999", "٢"} {
+		f.Add(v)
+	}
 	f.Fuzz(func(t *testing.T, value string) {
 		got, err := ParseRequest(map[string]string{Annotation: value}, "main", known)
-		if err == nil && len(got.Devices) == 0 {
+		if err == nil && len(got.Devices) == 0 && got.Count == 0 && strings.TrimSpace(value) != noGPU {
 			t.Fatalf("%q is neither met nor refused", value)
+		}
+		if got.Count < 0 || got.Count > maxDevices || got.Count > 0 && (err != nil || len(got.Devices) > 0) {
+			t.Fatalf("%q gave %+v, %v", value, got, err)
 		}
 		for _, d := range got.Devices {
 			if !slices.Contains(known, d) {

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin/placement"
 	sched "github.com/nvshare/nvshare/sched/api"
 )
 
@@ -92,7 +92,8 @@ type Promise struct {
 	ID      string // of the container; "": a user's processes outside containers
 	Who     string // for people
 	UUID    string // of the GPU
-	Percent uint32
+	Percent uint32 // of its time; 0: none
+	Memory  uint64 // limit, bytes; 0: none
 
 	described bool // by a plugin
 }
@@ -102,79 +103,40 @@ const maxHolders = 8
 
 // learn takes note of what the scheduler knows: requests that were changed
 // since, and those of others than our containers.
-func (n *Names) learn(ids []string, promises []Promise) {
-	for i := range promises {
-		promises[i].described = slices.Contains(ids, promises[i].ID)
+func (n *Names) learn(k Known) {
+	for i := range k.Promises {
+		k.Promises[i].described = slices.Contains(k.IDs, k.Promises[i].ID)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.promises = promises
-}
-
-// Admit is Add for a container that does not exist yet. It fails, and changes
-// nothing, if one of its GPUs would be promised to more than 100 % by the
-// requests of all. gpus are this node's.
-//
-// A container whose GPUs are not known counts on each of them.
-func (n *Names) Admit(c Container, gpus []cdi.GPU) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, g := range gpus {
-		if c.Share.CoreRequest == 0 || !c.uses(g.UUID) {
-			continue
-		}
-		if err := keepable(c.Share.CoreRequest, g, n.promised(g.UUID, c)); err != nil {
-			return err
-		}
+	n.promises = k.Promises
+	if len(k.Memory) > 0 { // it has just been started, or is an older one
+		n.memory = k.Memory
 	}
-	n.want[c.ID] = c
-	n.poke()
-	return nil
-}
-
-// promised returns what others than c are promised of a GPU.
-func (n *Names) promised(uuid string, c Container) (others []Promise) {
-	// Of a container that is started again, the runtime may report the end
-	// after the new one's begin.
-	old := func(o Container) bool { return o.ID == c.ID || o.sameAs(c) }
-	said := map[string]bool{}
-	for _, p := range n.promises {
-		o, ours := n.want[p.ID]
-		if p.UUID != uuid || ours && old(o) || !ours && p.described { // the latter has ended
-			continue
-		}
-		said[p.ID] = true
-		others = append(others, p)
-	}
-	for id, o := range n.want {
-		if o.Share.CoreRequest != 0 && o.uses(uuid) && !said[id] && !old(o) {
-			others = append(others, Promise{ID: id, Who: o.String(), Percent: o.Share.CoreRequest})
-		}
-	}
-	return others
 }
 
 // keepable says why a part of a GPU cannot be promised beside others.
-func keepable(percent uint32, g cdi.GPU, others []Promise) error {
+func keepable(percent uint32, d placement.Device) error {
 	var sum uint32
-	for _, p := range others {
-		sum += p.Percent
+	others := slices.DeleteFunc(slices.Clone(d.Tenants), func(t placement.Tenant) bool { return t.Core == 0 })
+	for _, t := range others {
+		sum += t.Core
 	}
 	if sum+percent <= 100 {
 		return nil
 	}
-	slices.SortFunc(others, func(a, b Promise) int {
-		return cmp.Or(cmp.Compare(b.Percent, a.Percent), cmp.Compare(a.Who, b.Who))
+	slices.SortFunc(others, func(a, b placement.Tenant) int {
+		return cmp.Or(cmp.Compare(b.Core, a.Core), cmp.Compare(a.Name, b.Name))
 	})
 	var who []string
-	for _, p := range others[:min(len(others), maxHolders)] {
-		who = append(who, fmt.Sprintf("%d %% to %s", p.Percent, p.Who))
+	for _, t := range others[:min(len(others), maxHolders)] {
+		who = append(who, fmt.Sprintf("%d %% to %s", t.Core, t.Name))
 	}
 	if more := len(others) - len(who); more > 0 {
 		who = append(who, fmt.Sprintf("the rest to %d more", more))
 	}
-	return fmt.Errorf("%d %% of GPU %d (%s) cannot be promised: %d %% are already, %s; at most %d %% are left",
-		percent, g.Index, g.UUID, sum, strings.Join(who, ", "), 100-min(sum, 100))
+	return fmt.Errorf("%d %% of %s cannot be promised: %d %% are already, %s; at most %d %% are left",
+		percent, d.Name, sum, strings.Join(who, ", "), 100-min(sum, 100))
 }
 
 // uses says whether a container has a GPU.

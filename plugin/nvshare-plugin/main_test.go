@@ -334,9 +334,9 @@ func TestSchedulerConnection(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ids, promises, err := conn.Known(ctx)
-		if want := []plugin.Promise{{Who: "user 7", UUID: "GPU-x", Percent: 30}, {ID: "b", Who: "container b", UUID: "GPU-x", Percent: 20}}; err != nil || !slices.Equal(promises, want) || !slices.Equal(ids, []string{"ended"}) {
-			t.Errorf("known are %q, promised %+v, %v", ids, promises, err)
+		known, err := conn.Known(ctx)
+		if want := []plugin.Promise{{Who: "user 7", UUID: "GPU-x", Percent: 30}, {ID: "b", Who: "container b", UUID: "GPU-x", Percent: 20}}; err != nil || !slices.Equal(known.Promises, want) || !slices.Equal(known.IDs, []string{"ended"}) {
+			t.Errorf("known is %+v, %v", known, err)
 		}
 		conn.Close()
 		if err := server.Close(); err != nil {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/sirupsen/logrus"
@@ -54,22 +55,44 @@ func (s *scheduler) Forget(ctx context.Context, id string) error {
 	return err
 }
 
-func (s *scheduler) Known(ctx context.Context) (ids []string, promises []plugin.Promise, err error) {
+func (s *scheduler) Known(ctx context.Context) (plugin.Known, error) {
 	r, err := s.conn.Status(ctx, &api.StatusRequest{})
 	if err != nil {
-		return nil, nil, err
+		return plugin.Known{}, err
 	}
+	k := plugin.Known{Memory: map[string]uint64{}}
 	for _, c := range r.Containers {
-		ids = append(ids, c.Id)
+		k.IDs = append(k.IDs, c.Id)
 	}
 	for _, g := range r.Gpus {
-		for _, p := range g.Promises {
-			promises = append(promises, plugin.Promise{
-				ID: p.Container.GetId(), Who: api.Tenant(p.Container, p.Uid), UUID: g.Uuid, Percent: p.CoreRequest,
-			})
+		k.Memory[g.Uuid] = g.MemoryBytes
+		k.Promises = append(k.Promises, promisesOf(g)...)
+	}
+	return k, nil
+}
+
+// promisesOf returns who is promised what of a GPU: core requests, and memory
+// limits.
+func promisesOf(g *api.GPU) (all []plugin.Promise) {
+	of := func(c *api.Container, uid uint32) *plugin.Promise {
+		who := api.Tenant(c, uid)
+		i := slices.IndexFunc(all, func(p plugin.Promise) bool { return p.ID == c.GetId() && (p.ID != "" || p.Who == who) })
+		if i < 0 {
+			i = len(all)
+			all = append(all, plugin.Promise{ID: c.GetId(), Who: who, UUID: g.Uuid})
+		}
+		return &all[i]
+	}
+	for _, p := range g.Promises {
+		of(p.Container, p.Uid).Percent = p.CoreRequest
+	}
+	for _, m := range g.Memory {
+		// The limit of a container that has other GPUs is none of this one.
+		if m.LimitBytes != 0 && (len(m.Container.GetGpus()) == 0 || slices.Contains(m.Container.GetGpus(), g.Uuid)) {
+			of(m.Container, m.Uid).Memory = m.LimitBytes
 		}
 	}
-	return ids, promises, nil
+	return all
 }
 
 func (s *scheduler) Close() error { return s.conn.Close() }

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin/placement"
+)
+
+// refusal is why a container is not admitted.
+type refusal struct {
+	annotation string // that asks for too much; "": the one that asks for GPUs
+	error
+}
+
+func (r refusal) Unwrap() error { return r.error }
+
+// Admit is Add for a container that does not exist yet, and decides which GPUs
+// it has if count of them are to be chosen: one book for all who decide. It
+// fails, and changes nothing, if no GPU can be chosen, or if those that somebody
+// else has decided on would be promised to more than 100 % by the requests of
+// all, or have neighbours that the labels forbid. gpus are this node's.
+//
+// A container whose GPUs are not known counts on each of them, and is nobody's
+// neighbour. Memory is promised by limits, and only where the plugin chooses is
+// that a reason to refuse: who names a GPU may want to share its memory.
+func (n *Names) Admit(c Container, count int, gpus []cdi.GPU) (Container, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	devices := n.devices(gpus, c)
+	if count > 0 {
+		chosen, err := placement.Choose(devices, placement.Request{
+			Count: count, Core: c.Share.CoreRequest, Memory: c.MemoryLimit, Labels: c.Labels, Had: n.had(c),
+		})
+		if err != nil {
+			return c, refusal{error: err}
+		}
+		c.GPUs = strings.Join(chosen, ",")
+	} else if err := c.acceptable(devices); err != nil {
+		return c, err
+	}
+	// Of one that is started again the runtime may report the end later. Until
+	// then nobody else is to be refused for what it was promised twice.
+	again := func(_ string, o Container) bool { return o.sameAs(c) }
+	maps.DeleteFunc(n.want, again)
+	maps.DeleteFunc(n.ended, again)
+	n.want[c.ID] = c
+	n.poke()
+	return c, nil
+}
+
+// acceptable says why a container cannot have the GPUs that were decided on.
+func (c Container) acceptable(devices []placement.Device) error {
+	for _, d := range devices {
+		if !c.uses(d.UUID) {
+			continue
+		}
+		if c.Share.CoreRequest != 0 {
+			if err := keepable(c.Share.CoreRequest, d); err != nil {
+				return refusal{CoreRequestAnnotation, err}
+			}
+		}
+		if why := d.Neighbours(c.Labels); len(why) > 0 && c.GPUs != "" {
+			return refusal{error: errors.New(d.Name + ": " + strings.Join(why, ", "))}
+		}
+	}
+	return nil
+}
+
+// PromiseMemory lets this many percent of each GPU's memory be promised, by
+// memory limits, to containers whose GPUs the plugin chooses: 100 unless more
+// than the memory of a GPU can be used, by swapping.
+func (n *Names) PromiseMemory(percent uint32) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.percent = uint64(percent)
+}
+
+// devices returns what can be given of this node's GPUs, with those who have a
+// part of it, except one container.
+func (n *Names) devices(gpus []cdi.GPU, except Container) []placement.Device {
+	var devices []placement.Device
+	for _, g := range gpus {
+		devices = append(devices, placement.Device{
+			UUID: g.UUID, GPU: g.UUID, Name: fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), Index: g.Index,
+			Memory:  cmp.Or(g.MemoryBytes, n.memory[g.UUID]) * n.percent / 100,
+			Tenants: n.tenants(g.UUID, except),
+		})
+	}
+	return devices
+}
+
+// tenants returns who has a part of a GPU, or is promised one, except one
+// container: of one that is started again, the runtime may report the end after
+// the new one's begin.
+func (n *Names) tenants(uuid string, except Container) (all []placement.Tenant) {
+	old := func(o Container) bool { return o.ID == except.ID || o.sameAs(except) }
+	said := map[string]Promise{} // by the scheduler, of our containers
+	for _, p := range n.promises {
+		o, ours := n.want[p.ID]
+		switch {
+		case p.UUID != uuid || ours && old(o) || !ours && p.described: // the latter has ended
+		case ours && o.GPUs != "" && o.uses(uuid):
+			said[p.ID] = p
+		default:
+			said[p.ID] = p
+			all = append(all, placement.Tenant{Name: p.Who, Core: p.Percent, Memory: p.Memory, Outside: true})
+		}
+	}
+	for id, o := range n.want {
+		p, told := said[id]
+		if !o.uses(uuid) || old(o) || told && o.GPUs == "" {
+			continue
+		}
+		all = append(all, placement.Tenant{
+			Name: cmp.Or(p.Who, o.String()), Core: cmp.Or(p.Percent, o.Share.CoreRequest), Memory: cmp.Or(p.Memory, o.MemoryLimit),
+			Labels: o.Labels, Outside: o.GPUs == "",
+		})
+	}
+	// As they come from maps, and messages name the first that is in the way.
+	slices.SortFunc(all, func(a, b placement.Tenant) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// had returns the GPUs of a container that is started again: best on the same,
+// where others of its pod may be.
+func (n *Names) had(c Container) []string {
+	for _, all := range []map[string]Container{n.want, n.ended} {
+		for _, id := range slices.Sorted(maps.Keys(all)) {
+			if o := all[id]; o.sameAs(c) && o.GPUs != "" {
+				return strings.Split(o.GPUs, ",")
+			}
+		}
+	}
+	return nil
+}
+
+// End frees what a container has whose processes have ended. Until it is
+// removed it may be started again, under another ID.
+func (n *Names) End(id string) {
+	n.change(func() {
+		c, ok := n.want[id]
+		if !ok {
+			return
+		}
+		delete(n.want, id)
+		maps.DeleteFunc(n.ended, func(_ string, o Container) bool { return o.sameAs(c) })
+		n.ended[id] = c
+	})
+}
+
+// EndPod forgets all containers of a pod's sandbox: also those that the runtime
+// failed to create, and said no more of.
+func (n *Names) EndPod(sandbox string) {
+	if sandbox == "" {
+		return
+	}
+	n.change(func() {
+		gone := func(_ string, c Container) bool { return c.Sandbox == sandbox }
+		maps.DeleteFunc(n.want, gone)
+		maps.DeleteFunc(n.ended, gone)
+	})
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin/placement"
+)
+
+// Keys by which a pod says next to whom its containers want to be; see package
+// placement. A label is one of the pod's namespace.
+const (
+	AffinityAnnotation     = "nvshare.com/gpu-affinity"
+	AntiAffinityAnnotation = "nvshare.com/gpu-anti-affinity"
+	ExclusionAnnotation    = "nvshare.com/gpu-exclusion"
+)
+
+// noGPU is the value of Annotation for a container that is to have none although
+// others of its pod are.
+const noGPU = "none"
+
+var (
+	// number is whatever somebody may have meant as a number.
+	number = regexp.MustCompile(`^[-+]?[0-9.]+%?$`)
+	count  = regexp.MustCompile(`^[1-9][0-9]{0,8}$`)
+	// label is what Kubernetes takes as the value of one.
+	label = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
+)
+
+// parseGPUs reads a count of GPUs, or device names: a bare number is a count,
+// and an index is what follows "nvshare.com/gpu=".
+func parseGPUs(value string, known []string) (devices []string, n int, err error) {
+	text := strings.TrimSpace(value)
+	switch {
+	case text == noGPU:
+		return nil, 0, nil
+	case !number.MatchString(text):
+		devices, err = parseDevices(value, known)
+		return devices, 0, err
+	case count.MatchString(text):
+		if n, err = strconv.Atoi(text); err == nil && n <= maxDevices {
+			return nil, n, nil
+		}
+		return nil, 0, fmt.Errorf("more than %d GPUs", maxDevices)
+	case text == "0":
+		return nil, 0, fmt.Errorf("a number is a count, and 0 is none: write %s=0 for the GPU with index 0, or %s", cdi.Kind, noGPU)
+	}
+	return nil, 0, fmt.Errorf("%.64q is not a count of GPUs: give a whole number from 1, and what you want of each as %s: \"40\", percent", text, CoreRequestAnnotation)
+}
+
+// asksByName tells whether a pod says of any container which GPUs it is to have,
+// or how many. If not, a core request alone asks for one.
+func asksByName(annotations map[string]string) bool {
+	domain, word, _ := strings.Cut(Annotation, "/")
+	for key, value := range annotations {
+		for _, prefix := range []string{Annotation, word + "." + domain} {
+			rest, ok := strings.CutPrefix(key, prefix)
+			if ok && strings.TrimSpace(value) != noGPU && (rest == "" || rest == "/pod" || strings.HasPrefix(rest, "/container.")) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// parseLabels reads the labels that hold for a container.
+func (r *Request) parseLabels(annotations map[string]string, container string) error {
+	var errs []error
+	for _, l := range []struct {
+		name string
+		to   *string
+	}{
+		{AffinityAnnotation, &r.Labels.Affinity},
+		{AntiAffinityAnnotation, &r.Labels.AntiAffinity},
+		{ExclusionAnnotation, &r.Labels.Exclusion},
+	} {
+		key, value, ok := annotationFor(annotations, l.name, container)
+		if !ok {
+			continue
+		}
+		if text := strings.TrimSpace(value); label.MatchString(text) {
+			*l.to = text
+		} else {
+			errs = append(errs, annotationError(key, value, errors.New("not a label: give up to 63 letters, digits and . _ - that begin and end with a letter or digit")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// labelsIn returns labels of a namespace as others compare them.
+func labelsIn(namespace string, l placement.Labels) placement.Labels {
+	for _, s := range []*string{&l.Affinity, &l.AntiAffinity, &l.Exclusion} {
+		if *s != "" {
+			*s = namespace + "/" + *s
+		}
+	}
+	return l
+}
