@@ -39,6 +39,7 @@ type flags struct {
 	nriSocket, name, index string
 	simgpu                 string
 	noNRI                  bool
+	promiseMemory          uint32
 }
 
 func main() {
@@ -58,6 +59,9 @@ func main() {
 // headStart is how long the first look at the GPUs keeps the plugin from
 // registering: a cold driver takes seconds, a broken one has no end.
 const headStart = 5 * time.Second
+
+// maxPromise is a hundred times what there is: more must be a mistake.
+const maxPromise = 10000
 
 func command(log logrus.FieldLogger) *cobra.Command {
 	var f flags
@@ -84,6 +88,7 @@ SIGHUP looks at the GPUs and the driver again. NVSHARE_DEBUG=1 shows more.`,
 	s.StringVar(&f.name, "name", "nvshare", "name to register with NRI")
 	s.StringVar(&f.index, "index", "10", "two digits: plugins are called in ascending order")
 	s.StringVar(&f.simgpu, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "directory of a simulated GPU to use instead of real ones (NVSHARE_SIMGPU)")
+	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "percent of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	return cmd
 }
@@ -96,6 +101,9 @@ func env(key, otherwise string) string {
 }
 
 func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
+	if f.promiseMemory < 1 || f.promiseMemory > maxPromise {
+		return fmt.Errorf("--promise-memory %d: give a percentage from 1 to %d", f.promiseMemory, maxPromise)
+	}
 	if f.binDir == "" {
 		f.binDir = filepath.Join(filepath.Dir(filepath.Clean(f.libDir)), "bin")
 	}
@@ -125,6 +133,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	names := plugin.NewNames(log)
+	names.PromiseMemory(f.promiseMemory)
 	p := plugin.New(log, names)
 	go names.Run(ctx, func(ctx context.Context) (plugin.Describer, error) {
 		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log)

@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containerd/nri/pkg/api"
+	"pgregory.net/rapid"
+
+	"github.com/nvshare/nvshare/cdi"
+)
+
+const gib = 1 << 30
+
+// gpuID is the UUID of a simulated GPU.
+func gpuID(i int) string { return fmt.Sprintf("GPU-51600000-0000-4000-8000-%012x", i) }
+
+// simulated is the inventory of a node with n GPUs of 16 GiB without device
+// nodes, as simulated ones are.
+func simulated(t testing.TB, n int) *Inventory {
+	t.Helper()
+	var gpus []cdi.GPU
+	for i := range n {
+		gpus = append(gpus, cdi.GPU{Index: i, UUID: gpuID(i), MemoryBytes: 16 * gib})
+	}
+	driver := &cdi.Driver{Libraries: []cdi.Library{{File: "/l/libcuda.so.1.2", Paths: []string{"/l/libcuda.so.1"}, Soname: "/l/libcuda.so.1"}}}
+	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(driver, gpus, "/bin/hook"), cdi.DefaultPaths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return NewInventory(spec, gpus, "")
+}
+
+// placing is a plugin on such a node, and what it was asked for.
+type placing struct {
+	*Plugin
+	t    testing.TB
+	pods map[string]*api.PodSandbox
+	ctrs map[string]*api.Container
+}
+
+func newPlacing(t testing.TB, n int) *placing {
+	p := &placing{New(quiet(), NewNames(quiet())), t, map[string]*api.PodSandbox{}, map[string]*api.Container{}}
+	p.SetInventory(simulated(t, n))
+	return p
+}
+
+// says makes annotations of "key=value" with keys below nvshare.com.
+func says(annotations ...string) map[string]string {
+	m := map[string]string{}
+	for _, a := range annotations {
+		key, value, _ := strings.Cut(a, "=")
+		m["nvshare.com/"+key] = value
+	}
+	return m
+}
+
+// podOf is a pod of one container, both of this name; the container has this ID.
+func podOf(name, id string, annotations map[string]string) (*api.PodSandbox, *api.Container) {
+	return &api.PodSandbox{Id: "sandbox-" + name, Name: name, Namespace: "ml", Uid: "uid-" + name, Annotations: annotations},
+		&api.Container{Id: id, PodSandboxId: "sandbox-" + name, Name: "main"}
+}
+
+// create returns the indices of the GPUs that a container is given, or why it is
+// refused.
+func (p *placing) create(name string, annotations ...string) (string, error) {
+	return p.createAs(name, "id-"+name, annotations...)
+}
+
+func (p *placing) createAs(name, id string, annotations ...string) (string, error) {
+	pod, ctr := podOf(name, id, says(annotations...))
+	adjust, _, err := p.CreateContainer(context.Background(), pod, ctr)
+	if err != nil {
+		return "", err
+	}
+	p.pods[pod.Id], p.ctrs[id] = pod, applied(ctr, adjust)
+	return indices(p.t, adjust), nil
+}
+
+// applied is a container as the runtime shows it later.
+func applied(ctr *api.Container, adjust *api.ContainerAdjustment) *api.Container {
+	ctr = &api.Container{Id: ctr.Id, PodSandboxId: ctr.PodSandboxId, Name: ctr.Name, State: api.ContainerState_CONTAINER_RUNNING}
+	if adjust != nil {
+		ctr.Annotations = adjust.GetAnnotations()
+		ctr.Mounts = []*api.Mount{{Destination: cdi.ShimDir}}
+	}
+	return ctr
+}
+
+// indices are those of the GPUs that an adjustment gives. What is injected and
+// what is written down must agree.
+func indices(t testing.TB, adjust *api.ContainerAdjustment) string {
+	t.Helper()
+	var all []string
+	written := strings.FieldsFunc(adjust.GetAnnotations()[PlacementAnnotation], func(r rune) bool { return r == ',' })
+	for i := range 100 {
+		if slices.Contains(written, gpuID(i)) {
+			all = append(all, fmt.Sprint(i))
+		}
+	}
+	names := cdiNames(adjust)
+	for i, name := range names {
+		names[i] = strings.TrimPrefix(name, cdi.KindNRI+"=")
+	}
+	if len(names) != len(written) || len(all) != len(written) {
+		t.Errorf("injected are %q, written down %q", names, written)
+	}
+	return strings.Join(all, " ")
+}
+
+func (p *placing) stop(name string) {
+	if _, err := p.StopContainer(context.Background(), nil, &api.Container{Id: "id-" + name}); err != nil {
+		p.t.Error(err)
+	}
+	if c := p.ctrs["id-"+name]; c != nil {
+		c.State = api.ContainerState_CONTAINER_STOPPED
+	}
+}
+
+func (p *placing) remove(name string) {
+	if err := p.RemoveContainer(context.Background(), nil, &api.Container{Id: "id-" + name}); err != nil {
+		p.t.Error(err)
+	}
+	delete(p.ctrs, "id-"+name)
+}
+
+// restarted is the plugin after its end and new beginning: all that it knows is
+// what the runtime tells.
+func (p *placing) restarted(n int) *placing {
+	q := newPlacing(p.t, n)
+	q.pods, q.ctrs = p.pods, p.ctrs
+	if _, err := q.Synchronize(context.Background(), slices.Collect(maps.Values(q.pods)), slices.Collect(maps.Values(q.ctrs))); err != nil {
+		p.t.Fatal(err)
+	}
+	return q
+}
+
+// One step after the other on a node of three GPUs.
+func TestPlacement(t *testing.T) {
+	p := newPlacing(t, 3)
+	for i, step := range []struct {
+		end  string // a container that ends before
+		name string
+		asks []string
+		want string // indices; empty: refused
+		says []string
+	}{
+		{name: "a", asks: []string{"gpu-core-request=40", "gpu-memory-limit=4Gi"}, want: "0"},
+		{name: "b", asks: []string{"gpu-core-request=60", "gpu-memory-limit=13Gi"}, want: "1"}, // memory
+		{name: "c", asks: []string{"gpu-core-request=30"}, want: "1"},                          // best fit
+		{name: "d", asks: []string{"gpu=1"}, want: "2"},                                        // the idle one
+		{name: "e", asks: []string{"gpu=2", "gpu-core-request=50"}, want: "0 2"},
+		{name: "f", asks: []string{"gpu=3", "gpu-core-request=11"}, says: []string{
+			`pod ml/f, container "main": annotation nvshare.com/gpu="3": 3 different GPUs are asked for, with 11 % of each; 1 can give that`,
+			"GPU 0 (" + gpuID(0) + ") has 10 % and 12Gi of 16Gi left (ml/e/main has 50 %, ml/a/main has 40 % and 4Gi): too little time",
+			"GPU 1 (" + gpuID(1) + ") has 10 % and 3Gi of 16Gi left (ml/b/main has 60 % and 13Gi, ml/c/main has 30 %): too little time"}},
+		{name: "f", asks: []string{"gpu=4"}, says: []string{`nvshare.com/gpu="4": 4 different GPUs are asked for, and this node has 3`}},
+		{name: "f", asks: []string{"gpu-core-request=51"}, says: []string{`annotation nvshare.com/gpu-core-request="51": no GPU can give it 51 %`, "GPU 2"}},
+		{name: "f", asks: []string{"gpu=1", "gpu-memory-limit=17Gi"}, says: []string{`nvshare.com/gpu="1": no GPU can give it 17Gi`, "has 50 % and 16Gi of 16Gi left"}},
+		{name: "f", asks: []string{"gpu=3", "gpu-core-request=10"}, want: "0 1 2"},
+		{name: "g", asks: []string{"gpu=nvshare.com/gpu=1", "gpu-memory-limit=8Gi"}, want: "1"}, // named: its memory may be shared
+		{name: "h", asks: []string{"gpu=nvshare.com/gpu=1", "gpu-core-request=1"}, says: []string{"1 % of GPU 1 (" + gpuID(1) + ") cannot be promised: 100 % are already, 60 % to ml/b/main, 30 % to ml/c/main, 10 % to ml/f/main"}},
+		{end: "f", name: "h", asks: []string{"gpu-core-request=10", "gpu-memory-limit=1Gi"}, want: "0"},
+		{end: "b", name: "i", asks: []string{"gpu-core-request=70", "gpu-memory-limit=9Gi"}, says: []string{"GPU 1 (" + gpuID(1) + ") has 70 % and 8Gi of 16Gi left", "too little memory"}},
+		{name: "i", asks: []string{"gpu-core-request=70", "gpu-memory-limit=8Gi"}, want: "1"},
+		{name: "j", asks: []string{"gpu=2"}, want: "0 2"}, // 2 has time for it, 0 has memory that nobody was promised
+	} {
+		if step.end != "" {
+			p.stop(step.end)
+		}
+		got, err := p.create(step.name, step.asks...)
+		if got != step.want || (err == nil) != (step.want != "") {
+			t.Errorf("step %d: %s %v was given %q, %v; want %q", i, step.name, step.asks, got, err, step.want)
+		}
+		for _, part := range step.says {
+			if !strings.Contains(fmt.Sprint(err), part) {
+				t.Errorf("step %d: %s %v: the error lacks %q: %v", i, step.name, step.asks, part, err)
+			}
+		}
+	}
+}
+
+// Labels are those of a namespace, and hold for GPUs that are named as well.
+func TestPlacementLabels(t *testing.T) {
+	p := newPlacing(t, 2)
+	give := func(name, want string, asks ...string) {
+		t.Helper()
+		if got, err := p.create(name, asks...); got != want {
+			t.Errorf("%s %v: given %q, %v; want %q", name, asks, got, err, want)
+		}
+	}
+	refuse := func(name, says string, asks ...string) {
+		t.Helper()
+		if got, err := p.create(name, asks...); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s %v: given %q, %v; want it refused: %s", name, asks, got, err, says)
+		}
+	}
+	give("a", "0", "gpu=1", "gpu-exclusion=blue")
+	give("b", "1", "gpu=1", "gpu-anti-affinity=x")
+	give("c", "1", "gpu=1")
+	give("d", "0", "gpu=1", "gpu-exclusion=blue")
+	refuse("e", `annotation nvshare.com/gpu="nvshare.com/gpu=0": GPU 0 (`+gpuID(0)+`): it is only for exclusion label "ml/blue", which ml/a/main has`, "gpu=nvshare.com/gpu=0")
+	refuse("e", `GPU 1 (`+gpuID(1)+`): ml/b/main is there without exclusion label "ml/blue"`, "gpu=nvshare.com/gpu=all", "gpu-exclusion=blue")
+	refuse("e", `ml/b/main has the same anti-affinity label "ml/x"`, "gpu=nvshare.com/gpu=1", "gpu-anti-affinity=x")
+	refuse("e", `it is in use, by nobody with affinity label "ml/red"`, "gpu=1", "gpu-affinity=red")
+	refuse("e", `annotation nvshare.com/gpu-affinity="a b": not a label`, "gpu=1", "gpu-affinity=a b")
+
+	other, ctr := podOf("other", "id-other", says("gpu=1", "gpu-exclusion=blue"))
+	other.Namespace = "prod"
+	if _, _, err := p.CreateContainer(context.Background(), other, ctr); err == nil || !strings.Contains(err.Error(), `exclusion label "prod/blue"`) {
+		t.Errorf("the same label of another namespace: %v", err)
+	}
+}
+
+// What somebody else has chosen (a device plugin, a claim) is not chosen again,
+// and goes into the same book.
+func TestPlacementByOthers(t *testing.T) {
+	p := newPlacing(t, 2)
+	pod, ctr := podOf("claimed", "id-claimed", says("gpu-core-request=70"))
+	ctr.CDIDevices = []*api.CDIDevice{{Name: cdi.Kind + "=" + gpuID(1)}}
+	adjust, _, err := p.CreateContainer(context.Background(), pod, ctr)
+	if err != nil || len(adjust.GetCDIDevices()) != 0 {
+		t.Errorf("given %v, %v", adjust, err)
+	}
+	for name, want := range map[string]string{"a": "1", "b": "0"} { // b does not fit with a
+		if got, err := p.create(name, map[string]string{"a": "gpu-core-request=30", "b": "gpu-core-request=31"}[name]); got != want {
+			t.Errorf("%s: given %q, %v; want %q", name, got, err, want)
+		}
+	}
+}
+
+// The plugin restarts: what it placed is where it was, also if the devices
+// cannot be listed yet, and what ended is free.
+func TestPlacementSurvivesARestart(t *testing.T) {
+	p := newPlacing(t, 3)
+	for _, c := range []struct{ name, asks, want string }{
+		{"a", "gpu-core-request=60", "0"}, {"b", "gpu=1", "1"}, {"c", "gpu-core-request=50", "1"}, {"d", "gpu-core-request=40", "0"}, {"e", "gpu=nvshare.com/gpu=2", "2"},
+	} {
+		if got, err := p.create(c.name, c.asks, "gpu-memory-limit=5Gi", "gpu-exclusion=x"); got != c.want {
+			t.Fatalf("%s: given %q, %v; want %q", c.name, got, err, c.want)
+		}
+	}
+	p.stop("c")
+	before := *p
+	for name, n := range map[string]int{"as before": 3, "without devices at first": 0} {
+		p := before.restarted(3)
+		if n == 0 {
+			p = newPlacing(t, 3)
+			p.SetInventory(Unavailable(fmt.Errorf("not yet")))
+			p.pods, p.ctrs = before.pods, maps.Clone(before.ctrs)
+			if _, err := p.Synchronize(context.Background(), slices.Collect(maps.Values(p.pods)), slices.Collect(maps.Values(p.ctrs))); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.create("f", "gpu=1"); err == nil || !strings.Contains(err.Error(), "this node has no GPU; nvshare-plugin cannot say which GPUs there are: not yet") {
+				t.Errorf("without devices: %v", err)
+			}
+			p.SetInventory(simulated(t, 3))
+		}
+		_, err := p.create("f", "gpu-core-request=1", "gpu-memory-limit=12Gi")
+		for _, part := range []string{
+			"GPU 0 (" + gpuID(0) + ") has 0 % and 6Gi of 16Gi left (ml/a/main has 60 % and 5Gi, ml/d/main has 40 % and 5Gi): too little time, too little memory, it is only for exclusion label \"ml/x\", which ml/a/main has",
+			"GPU 1 (" + gpuID(1) + ") has 100 % and 11Gi of 16Gi left (ml/b/main has 5Gi): too little memory, it is only",
+			"GPU 2 (" + gpuID(2) + ") has 100 % and 11Gi of 16Gi left (ml/e/main has 5Gi): too little memory, it is only",
+		} {
+			if !strings.Contains(fmt.Sprint(err), part) {
+				t.Errorf("%s: the error lacks %q: %v", name, part, err)
+			}
+		}
+		// Started again, it goes where it was, although GPU 2 would do as well.
+		if got, err := p.createAs("c", "id-c2", "gpu-core-request=50", "gpu-exclusion=x"); got != "1" {
+			t.Errorf("%s: c, started again, was given %q, %v", name, got, err)
+		}
+		delete(p.ctrs, "id-c2")
+	}
+}
+
+// A container that is started again is not in its own way, and goes back to
+// where it was as long as the runtime keeps what is left of it.
+func TestPlacementOfARestartedContainer(t *testing.T) {
+	p := newPlacing(t, 3)
+	expect := func(got string, err error, want string) {
+		t.Helper()
+		if got != want {
+			t.Errorf("given %q, %v; want %q", got, err, want)
+		}
+	}
+	got, err := p.create("a", "gpu-core-request=60")
+	expect(got, err, "0")
+	got, err = p.create("b", "gpu-core-request=70")
+	expect(got, err, "1")
+	// Its end is heard of after its new beginning.
+	got, err = p.createAs("b", "again", "gpu-core-request=70")
+	expect(got, err, "1")
+	p.stop("b")
+	// Its end comes first: a third would fit it as well.
+	p.stop("a")
+	got, err = p.createAs("a", "again-a", "gpu-core-request=30")
+	expect(got, err, "0")
+	// What ended is free at once, for others too.
+	if _, err := p.StopContainer(context.Background(), nil, &api.Container{Id: "again"}); err != nil {
+		t.Fatal(err)
+	}
+	got, err = p.create("c", "gpu=2", "gpu-core-request=100")
+	expect(got, err, "1 2")
+	// And if it is not, another GPU is found, or none.
+	if got, err = p.createAs("b", "b3", "gpu-core-request=71"); err == nil {
+		t.Errorf("given %q", got)
+	}
+	got, err = p.createAs("b", "b3", "gpu-core-request=70")
+	expect(got, err, "0")
+	if n := len(p.names.ended); n != 0 {
+		t.Errorf("%d that ended are remembered", n)
+	}
+}
+
+// A creation that fails later must not keep its part, whatever the runtime says
+// of it then: that it stopped, that it is removed, that its pod is, or nothing,
+// and the kubelet tries again.
+func TestFailedCreationsLeaveNothing(t *testing.T) {
+	p := newPlacing(t, 1)
+	ctx := context.Background()
+	for round := range 48 { // nothing is said of the last one
+		id := fmt.Sprintf("id-%d", round)
+		if _, err := p.createAs("a", id, "gpu-core-request=100"); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		var err error
+		switch round % 4 {
+		case 0:
+			_, err = p.StopContainer(ctx, nil, &api.Container{Id: id})
+		case 1:
+			err = p.RemoveContainer(ctx, nil, &api.Container{Id: id})
+		case 2:
+			err = p.StopPodSandbox(ctx, &api.PodSandbox{Id: "sandbox-a"})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(p.names.want) + len(p.names.ended); n > 1 {
+		t.Errorf("%d containers are remembered", n)
+	}
+	if _, err := p.create("b", "gpu-core-request=1"); err == nil {
+		t.Error("the last one counts no more")
+	}
+	if err := p.StopPodSandbox(ctx, &api.PodSandbox{}); err != nil { // says nothing of any
+		t.Fatal(err)
+	}
+	if _, err := p.create("b", "gpu-core-request=1"); err == nil {
+		t.Error("it was forgotten for a pod without an ID")
+	}
+	if err := p.StopPodSandbox(ctx, &api.PodSandbox{Id: "sandbox-a"}); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(p.names.want) + len(p.names.ended); n != 0 {
+		t.Errorf("%d containers are left", n)
+	}
+	// A container that cannot be adjusted after all, either.
+	p.SetInventory(&Inventory{spec: p.inventory.Load().spec, gpus: []cdi.GPU{{UUID: "GPU-gone"}}})
+	p.explicit.Store(true)
+	if got, err := p.create("c", "gpu-core-request=60"); err == nil {
+		t.Errorf("given %q", got)
+	}
+	if n := len(p.names.want); n != 0 {
+		t.Errorf("%d containers are left", n)
+	}
+}
+
+// The runtime calls one at a time; should one ever call twice at once, nothing
+// is promised twice.
+func TestParallelCreations(t *testing.T) {
+	p := newPlacing(t, 4)
+	var wg sync.WaitGroup
+	given := make(chan string, 64)
+	for i := range 64 {
+		wg.Go(func() {
+			pod, ctr := podOf(fmt.Sprintf("p%d", i), fmt.Sprintf("id-p%d", i), says("gpu-core-request=30", "gpu-memory-limit=1Gi"))
+			if adjust, _, err := p.CreateContainer(context.Background(), pod, ctr); err == nil {
+				given <- adjust.GetAnnotations()[PlacementAnnotation]
+			}
+		})
+	}
+	wg.Wait()
+	close(given)
+	on := map[string]int{}
+	for uuid := range given {
+		on[uuid]++
+	}
+	if want := map[string]int{gpuID(0): 3, gpuID(1): 3, gpuID(2): 3, gpuID(3): 3}; !maps.Equal(on, want) {
+		t.Errorf("given: %v, want three on each", on)
+	}
+}
+
+// What the scheduler says counts: the size of GPUs that this host's kernel does
+// not tell, and limits that were changed since.
+func TestPlacementByTheSchedulersWord(t *testing.T) {
+	p := newPlacing(t, 2)
+	inv := p.inventory.Load()
+	for i := range inv.gpus {
+		inv.gpus[i].MemoryBytes = 0
+	}
+	if got, err := p.create("a", "gpu=1", "gpu-memory-limit=12Gi"); got != "0" {
+		t.Fatalf("given %q, %v", got, err)
+	}
+	if got, err := p.create("b", "gpu=2", "gpu-memory-limit=99Gi"); got != "0 1" { // nobody knows
+		t.Fatalf("given %q, %v", got, err)
+	}
+	p.remove("b")
+	p.names.learn(Known{
+		IDs:    []string{"id-a"},
+		Memory: map[string]uint64{gpuID(0): 16 * gib, gpuID(1): 8 * gib},
+		Promises: []Promise{
+			{ID: "id-a", Who: "ml/a/main", UUID: gpuID(0), Memory: 6 * gib},
+			{Who: "user 1000", UUID: gpuID(1), Memory: 3 * gib, Percent: 20},
+		},
+	})
+	p.names.learn(Known{IDs: []string{"id-a"}, Promises: p.names.promises}) // a scheduler that has just started
+	_, err := p.create("c", "gpu=1", "gpu-memory-limit=11Gi")
+	for _, part := range []string{"GPU 0 (" + gpuID(0) + ") has 100 % and 10Gi of 16Gi left (ml/a/main has 6Gi)", "GPU 1 (" + gpuID(1) + ") has 80 % and 5Gi of 8Gi left (user 1000 has 20 % and 3Gi)"} {
+		if !strings.Contains(fmt.Sprint(err), part) {
+			t.Errorf("the error lacks %q: %v", part, err)
+		}
+	}
+	if got, err := p.create("c", "gpu=1", "gpu-memory-limit=10Gi"); got != "0" {
+		t.Errorf("given %q, %v", got, err)
+	}
+	p.names.PromiseMemory(200)
+	if got, err := p.create("d", "gpu=1", "gpu-memory-limit=14Gi"); got == "" {
+		t.Errorf("with twice the memory promised: %v", err)
+	}
+}
+
+// Containers come and go, and the plugin as well: whatever it has been through,
+// it gives what a plugin would that has just learned of all from the runtime,
+// and promises nothing twice.
+func TestPlacementIsWhatTheRuntimeTells(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		const gpus = 3
+		p := newPlacing(t, gpus)
+		draw := func(what string, from ...string) string { return rapid.SampledFrom(from).Draw(rt, what) }
+		for i := range rapid.IntRange(1, 20).Draw(rt, "steps") {
+			name := fmt.Sprintf("c%d", i)
+			if len(p.ctrs) > 0 {
+				other := p.ctrs[draw("container", slices.Sorted(maps.Keys(p.ctrs))...)]
+				old := strings.TrimPrefix(other.PodSandboxId, "sandbox-")
+				switch draw("what happens", "nothing", "stop", "remove", "restart", "again") {
+				case "stop":
+					p.stop(old)
+				case "remove":
+					p.stop(old)
+					p.remove(old)
+				case "restart":
+					p = p.restarted(gpus)
+				case "again": // in the same pod, under another ID
+					p.stop(old)
+					p.remove(old)
+					name = old
+				}
+			}
+			var asks []string
+			for _, a := range []string{
+				draw("GPUs", "", "gpu=1", "gpu=1", "gpu=2", "gpu=nvshare.com/gpu=1"), draw("request", "", "gpu-core-request=30", "gpu-core-request=50", "gpu-core-request=100"),
+				draw("memory", "", "gpu-memory-limit=4Gi", "gpu-memory-limit=9Gi"), draw("exclusion", "", "", "", "gpu-exclusion=x"),
+				draw("affinity", "", "", "", "gpu-affinity=x"), draw("anti-affinity", "", "", "", "gpu-anti-affinity=x"),
+			} {
+				if a != "" {
+					asks = append(asks, a)
+				}
+			}
+			fresh := p.restarted(gpus)
+			fresh.ctrs, fresh.pods = maps.Clone(p.ctrs), maps.Clone(p.pods)
+			want, wantErr := fresh.create(name, asks...)
+			got, err := p.create(name, asks...)
+			if got != want || fmt.Sprint(err) != fmt.Sprint(wantErr) {
+				rt.Fatalf("%s %v: given %q, %v; by a new plugin %q, %v", name, asks, got, err, want, wantErr)
+			}
+			core := map[string]uint32{}
+			for _, c := range p.ctrs {
+				if c.State == api.ContainerState_CONTAINER_STOPPED {
+					continue
+				}
+				r, err := ParseRequest(p.pods[c.PodSandboxId].Annotations, "main", nil)
+				if err != nil && len(r.Devices) > 0 {
+					rt.Fatal(err)
+				}
+				for uuid := range strings.SplitSeq(c.Annotations[PlacementAnnotation], ",") {
+					if core[uuid] += r.Share.CoreRequest; core[uuid] > 100 && uuid != "" {
+						rt.Fatalf("%d %% of %s are promised", core[uuid], uuid)
+					}
+				}
+			}
+		}
+	})
+}
