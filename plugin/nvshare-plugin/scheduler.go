@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"slices"
 	"strings"
 
 	"github.com/sirupsen/logrus"
@@ -66,33 +65,13 @@ func (s *scheduler) Known(ctx context.Context) (plugin.Known, error) {
 	}
 	for _, g := range r.Gpus {
 		k.Memory[g.Uuid] = g.MemoryBytes
-		k.Promises = append(k.Promises, promisesOf(g)...)
+		for _, p := range api.Promised(g) {
+			k.Promises = append(k.Promises, plugin.Promise{
+				ID: p.Container.GetId(), Who: api.Tenant(p.Container, p.Uid), UUID: g.Uuid, Percent: p.CoreRequest, Memory: p.MemoryBytes,
+			})
+		}
 	}
 	return k, nil
-}
-
-// promisesOf returns who is promised what of a GPU: core requests, and memory
-// limits.
-func promisesOf(g *api.GPU) (all []plugin.Promise) {
-	of := func(c *api.Container, uid uint32) *plugin.Promise {
-		who := api.Tenant(c, uid)
-		i := slices.IndexFunc(all, func(p plugin.Promise) bool { return p.ID == c.GetId() && (p.ID != "" || p.Who == who) })
-		if i < 0 {
-			i = len(all)
-			all = append(all, plugin.Promise{ID: c.GetId(), Who: who, UUID: g.Uuid})
-		}
-		return &all[i]
-	}
-	for _, p := range g.Promises {
-		of(p.Container, p.Uid).Percent = p.CoreRequest
-	}
-	for _, m := range g.Memory {
-		// The limit of a container that has other GPUs is none of this one.
-		if m.LimitBytes != 0 && (len(m.Container.GetGpus()) == 0 || slices.Contains(m.Container.GetGpus(), g.Uuid)) {
-			of(m.Container, m.Uid).Memory = m.LimitBytes
-		}
-	}
-	return all
 }
 
 func (s *scheduler) Close() error { return s.conn.Close() }

@@ -46,6 +46,17 @@ type gpuJSON struct {
 	Clients       []clientJSON `json:"clients"`
 	Tenants       []tenantJSON `json:"tenants"`
 	Memory        []memoryJSON `json:"memory"` // of containers and users with a limit, or with something reserved
+	// Core requests and memory limits of those who may use it, the greatest first.
+	Promises []promiseJSON `json:"promises"`
+}
+
+// promiseJSON is what one container was promised of a GPU, or a user's processes
+// outside containers: then the id is empty.
+type promiseJSON struct {
+	Container   container `json:"container"`
+	UID         uint32    `json:"uid"`
+	CoreRequest uint32    `json:"core_request"` // percent; 0: none
+	MemoryBytes uint64    `json:"memory_bytes"` // its memory limit; 0: none
 }
 
 // memoryJSON is what one container has of a GPU's memory, or a user's
@@ -153,7 +164,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		AntiThrash: api.AntiThrash(g.Mode), TQSeconds: seconds(g.QuantumNs), GraceSeconds: seconds(g.GraceNs),
 		Epoch:  strconv.FormatUint(g.Epoch, 10),
 		Grants: g.Grants, Revokes: g.Revokes, Fences: g.Fences, Reclaims: g.Reclaims, StaleReleases: g.StaleReleases,
-		Holders: []string{}, Waiting: []string{}, Tenants: []tenantJSON{}, Clients: []clientJSON{}, Memory: []memoryJSON{},
+		Holders: []string{}, Waiting: []string{}, Tenants: []tenantJSON{}, Clients: []clientJSON{}, Memory: []memoryJSON{}, Promises: []promiseJSON{},
 		ModeReason: g.ModeReason,
 	}
 	if g.EffectiveMode != api.Mode_MODE_UNSPECIFIED {
@@ -189,6 +200,9 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 	}
 	for _, m := range g.Memory {
 		out.Memory = append(out.Memory, memoryJSON{newContainer(m.Container), m.Uid, m.LimitBytes, m.UsedBytes})
+	}
+	for _, p := range api.Promised(g) {
+		out.Promises = append(out.Promises, promiseJSON{newContainer(p.Container), p.Uid, p.CoreRequest, p.MemoryBytes})
 	}
 	return out
 }

@@ -127,6 +127,10 @@ func sample() *api.StatusResponse {
 				{Container: &api.Container{}, Uid: 1000, LimitBytes: 3 << 30, UsedBytes: 4 << 30},
 			},
 			EffectiveMode: api.Mode_MODE_EXCLUSIVE,
+			Promises: []*api.Promise{
+				{Container: pod("not-started"), CoreRequest: 60}, // where a pod was placed, and does not use it yet
+				{Container: holder.Container, CoreRequest: 10},
+			},
 			Tenants: []*api.TenantUse{
 				{Container: holder.Container, Clients: 1, PromisedPermille: 250, GotPermille: 251, UsedNs: 61e9, Grants: 12, WaitMaxNs: 101_500_000,
 					Share: &api.Share{CoreLimit: 25, CoreRequest: 10}},
@@ -147,6 +151,7 @@ func sample() *api.StatusResponse {
 // older is what a scheduler without shares answers.
 func older(r *api.StatusResponse) *api.StatusResponse {
 	for _, g := range r.Gpus {
+		g.Promises = nil
 		g.Tenants, g.EffectiveMode, g.ModeReason = nil, api.Mode_MODE_UNSPECIFIED, ""
 	}
 	return r

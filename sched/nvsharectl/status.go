@@ -26,7 +26,9 @@ user outside containers.
 PROMISED is the part of the GPU's time that a tenant gets if it wants it, as
 long as the same tenants want it as now; GETS what it got over five seconds.
 DEBT is what it used above its core limit and has to make up for. FOR is how
-long it has held the GPU, or waited for it. Exit status 1: there is a problem.`,
+long it has held the GPU, or waited for it. The lines "promised are" have core
+requests and memory limits, also of tenants that do not use the GPU now: they
+decide where pods are placed, and whether. Exit status 1: there is a problem.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return showStatus(cmd.Context(), f, io)
@@ -100,7 +102,7 @@ func printStatus(io streams, r *api.StatusResponse, wide bool) {
 	gpus := table{head: []string{"GPU", "NAME", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "ANTI-THRASH", "MEMORY", "GRANTS", "FENCED"}}
 	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "PROMISED", "GETS", "DEBT", "SHARE", "LONGEST WAIT", "MEMORY", "PROCESSES"}}
 	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "LONGEST WAIT", "CALLS", "MEMORY", "BYPASSED"}}
-	var reasons []string
+	var reasons, promises []string
 	for _, g := range r.Gpus {
 		name := g.Name
 		if wide {
@@ -115,6 +117,9 @@ func printStatus(io streams, r *api.StatusResponse, wide bool) {
 			fmt.Sprint(g.Grants), fmt.Sprint(fenced))
 		if g.Mode == api.Mode_MODE_AUTO && g.ModeReason != "" {
 			reasons = append(reasons, fmt.Sprintf("GPU %d: anti-thrash is %s: %s", g.Index, api.AntiThrash(g.EffectiveMode), g.ModeReason))
+		}
+		if text := promisedOf(g, wide); text != "" {
+			promises = append(promises, fmt.Sprintf("GPU %d: promised are %s", g.Index, text))
 		}
 		for _, t := range tenantsOf(g) {
 			addTenant(&tenants, g, t)
@@ -137,7 +142,7 @@ func printStatus(io streams, r *api.StatusResponse, wide bool) {
 		if len(t.rows) > 0 {
 			t.print(io)
 			if i == 0 {
-				for _, reason := range reasons {
+				for _, reason := range append(reasons, promises...) {
 					fmt.Fprintln(io.out, printable(reason))
 				}
 			}
@@ -148,6 +153,46 @@ func printStatus(io streams, r *api.StatusResponse, wide bool) {
 		fmt.Fprintln(io.out, io.paint(red, "PROBLEM: ")+printable(p))
 	}
 	fmt.Fprintf(io.out, "%s\n", summary(io, r))
+}
+
+// maxPromises is how many tenants a line names.
+const maxPromises = 8
+
+// promisedOf says what was promised of a GPU, and to whom, whether they use it or
+// not: what a pod that is refused is told about; "" if nothing.
+func promisedOf(g *api.GPU, wide bool) string {
+	write := func(core uint32, memory uint64) string {
+		var parts []string
+		if core != 0 {
+			parts = append(parts, fmt.Sprintf("%d%%", core))
+		}
+		if memory != 0 {
+			parts = append(parts, size(memory))
+		}
+		return strings.Join(parts, " and ")
+	}
+	all := api.Promised(g)
+	var core uint32
+	var memory uint64
+	var to []string
+	for i, p := range all {
+		core += p.CoreRequest
+		memory += p.MemoryBytes
+		if wide || i < maxPromises {
+			to = append(to, write(p.CoreRequest, p.MemoryBytes)+" to "+api.Tenant(p.Container, p.Uid))
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	text := write(core, memory)
+	if memory != 0 {
+		text += " of " + size(g.MemoryBytes)
+	}
+	if more := len(all) - len(to); more > 0 {
+		to = append(to, fmt.Sprintf("the rest to %d more", more))
+	}
+	return text + ": " + strings.Join(to, ", ")
 }
 
 func addTenant(t *table, g *api.GPU, who *tenant) {
