@@ -7,17 +7,27 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
 // Base is what a container needs to use GPUs without nvshare: the part that
-// differs between hosts. PerGPU runs along the list of GPUs it was made for.
+// differs between hosts. PerGPU runs along the list of GPUs it was made for, and
+// has all MIG devices of a GPU; PerInstance along these, for each GPU.
 type Base struct {
-	Common specs.ContainerEdits
-	PerGPU []specs.ContainerEdits
+	Common      specs.ContainerEdits
+	PerGPU      []specs.ContainerEdits
+	PerInstance [][]specs.ContainerEdits
+}
+
+// instance returns the edits of MIG device j of GPU i, nil if it has none: its
+// device nodes were not found.
+func (b *Base) instance(i, j int) *specs.ContainerEdits {
+	if i >= len(b.PerInstance) || j >= len(b.PerInstance[i]) || len(b.PerInstance[i][j].DeviceNodes) == 0 {
+		return nil
+	}
+	return &b.PerInstance[i][j]
 }
 
 // nvidiaVoid tells NVIDIA's container runtime, where it is the default, to add
@@ -70,11 +80,26 @@ func DriverBase(d *Driver, gpus []GPU, hook string) Base {
 	}
 	b.Common.Hooks = []*specs.Hook{linkerHook(hook, sonames)}
 	for _, g := range gpus {
-		var e specs.ContainerEdits
+		var whole specs.ContainerEdits
 		for _, p := range g.DeviceNodes {
-			e.DeviceNodes = append(e.DeviceNodes, node(p))
+			whole.DeviceNodes = append(whole.DeviceNodes, node(p))
 		}
-		b.PerGPU = append(b.PerGPU, e)
+		var parts []specs.ContainerEdits
+		for _, in := range g.Instances {
+			var part specs.ContainerEdits
+			for _, p := range in.DeviceNodes {
+				if len(part.DeviceNodes) == 0 {
+					part = copyEdits(specs.ContainerEdits{DeviceNodes: whole.DeviceNodes[:len(g.DeviceNodes)]})
+				}
+				part.DeviceNodes = append(part.DeviceNodes, node(p))
+			}
+			parts = append(parts, part)
+		}
+		for _, part := range parts {
+			whole = merge(whole, part)
+		}
+		b.PerGPU = append(b.PerGPU, whole)
+		b.PerInstance = append(b.PerInstance, parts)
 	}
 	return b
 }
@@ -96,83 +121,6 @@ func SimulatedBase(dir string, gpus []GPU, hook string) Base {
 		b.PerGPU = append(b.PerGPU, specs.ContainerEdits{Env: []string{fmt.Sprintf("%s%d=%s", simGPUEnv, g.Index, g.UUID)}})
 	}
 	return b
-}
-
-const nvidiaKind = "nvidia.com/gpu"
-
-// SpecSource finds a device by its qualified name, nil if there is none.
-// *cdi.Cache is one.
-type SpecSource interface {
-	GetDevice(name string) *cdi.Device
-}
-
-// NVIDIABase takes the edits from the host's own NVIDIA CDI spec, whose file it
-// names. It reports no file if the spec lacks any of the GPUs, or has another
-// one's device nodes for it, because an outdated spec is worse than none. What
-// version 0.5.0 can't express is left out, with a warning.
-func NVIDIABase(source SpecSource, gpus []GPU) (b Base, file string, warnings []string) {
-	var spec *cdi.Spec
-	for _, g := range gpus {
-		dev := source.GetDevice(nvidiaKind + "=" + g.UUID)
-		if dev == nil {
-			dev = source.GetDevice(fmt.Sprintf("%s=%d", nvidiaKind, g.Index))
-		}
-		if dev == nil {
-			if spec != nil {
-				warnings = append(warnings, outdated(spec.GetPath(), "lacks GPU "+g.UUID))
-			}
-			return Base{}, "", warnings
-		}
-		if spec == nil {
-			spec = dev.GetSpec()
-		}
-		if dev.GetSpec() != spec {
-			warnings = append(warnings, fmt.Sprintf("NVIDIA's GPUs are spread over %s and %s: not using them", spec.GetPath(), dev.GetSpec().GetPath()))
-			return Base{}, "", warnings
-		}
-		for _, node := range g.DeviceNodes {
-			if !containsNode(dev.ContainerEdits.DeviceNodes, node) && !containsNode(spec.ContainerEdits.DeviceNodes, node) {
-				warnings = append(warnings, outdated(spec.GetPath(), fmt.Sprintf("does not give GPU %s its device node %s", g.UUID, node)))
-				return Base{}, "", warnings
-			}
-		}
-		b.PerGPU = append(b.PerGPU, copyEdits(dev.ContainerEdits))
-	}
-	if spec == nil {
-		return Base{}, "", nil
-	}
-	b.Common = copyEdits(spec.ContainerEdits)
-
-	dropped := reduce(&b.Common)
-	for i := range b.PerGPU {
-		dropped = append(dropped, reduce(&b.PerGPU[i])...)
-	}
-	slices.Sort(dropped)
-	if dropped = slices.Compact(dropped); len(dropped) > 0 {
-		warnings = append(warnings, fmt.Sprintf("%s: left out %s, which CDI %s does not have", spec.GetPath(), strings.Join(dropped, ", "), specVersion))
-	}
-	return b, spec.GetPath(), warnings
-}
-
-// outdated words a warning about NVIDIA's spec.
-func outdated(file, why string) string {
-	return fmt.Sprintf("%s %s: not using it (regenerate it with nvidia-ctk cdi generate)", file, why)
-}
-
-// hostFiles returns the files of the host that a container with these edits
-// cannot start without, but for device nodes.
-func (b *Base) hostFiles() (files []string) {
-	for _, e := range append([]specs.ContainerEdits{b.Common}, b.PerGPU...) {
-		for _, m := range e.Mounts {
-			if m.Type == "" || m.Type == "bind" {
-				files = append(files, m.HostPath)
-			}
-		}
-		for _, h := range e.Hooks {
-			files = append(files, h.Path)
-		}
-	}
-	return files
 }
 
 // reduce removes from e what is newer than specVersion and names it.

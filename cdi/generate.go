@@ -67,20 +67,7 @@ func (g *Generated) base(o Options, p Paths) (Base, error) {
 		g.Source = "simulated GPU in " + dir
 		return SimulatedBase(dir, g.GPUs, p.Hook), nil
 	}
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(o.specDirs()...), cdi.WithAutoRefresh(false))
-	if err != nil {
-		return Base{}, fmt.Errorf("read CDI specs: %w", err)
-	}
-	base, file, warnings := NVIDIABase(cache, g.GPUs)
-	if file != "" {
-		// A driver upgrade leaves the old version's names in it.
-		for _, f := range base.hostFiles() {
-			if !host(o.HostRoot).exists(f) {
-				warnings, file = []string{outdated(file, "needs "+f+", which is not there")}, ""
-				break
-			}
-		}
-	}
+	base, file, warnings := nvidiaBase(host(o.HostRoot), o.specDirs(), g.GPUs)
 	for _, w := range warnings {
 		o.log().Warn(w)
 	}
@@ -94,6 +81,13 @@ func (g *Generated) base(o Options, p Paths) (Base, error) {
 	}
 	if !slices.Contains(driver.DeviceNodes, "/dev/nvidia-uvm") {
 		o.log().Warn("/dev/nvidia-uvm is missing, so CUDA can't start in containers: run nvidia-modprobe -c 0 -u")
+	}
+	for _, gpu := range g.GPUs {
+		for _, in := range gpu.Instances {
+			if len(in.DeviceNodes) == 0 {
+				o.log().Warnf("MIG device %s has no device: its capabilities are not in %s", in.Name(gpu), procCapabilities)
+			}
+		}
 	}
 	g.Source = "NVIDIA driver " + driver.Version + " as found"
 	return DriverBase(driver, g.GPUs, p.Hook), nil
@@ -135,8 +129,10 @@ func Fingerprint(o Options) string {
 			b.Write(text)
 		}
 		list(h.at(procGPUs+"/*"), name)
+		list(h.at(procCapabilities+"/gpu*/mig/gi*/ci*"), name)
 		for _, place := range driverPlaces {
 			list(h.at(place.root+"/dev/nvidia*"), name)
+			list(h.at(place.root+capsDir+"/*"), name)
 			for _, dir := range place.libraries {
 				list(h.at(filepath.Join(place.root, dir, "libcuda.so*")), stat)
 			}

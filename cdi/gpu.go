@@ -20,6 +20,9 @@ type GPU struct {
 	PCIBusID    string   // "0000:17:00.0", "" if simulated without one
 	Minor       int      // N of /dev/nvidiaN
 	DeviceNodes []string // device nodes of this GPU alone; none if simulated
+	// Instances are its MIG devices. A GPU in MIG mode can be used through them
+	// only.
+	Instances []Instance
 }
 
 // Lister lists the GPUs of this node in index order.
@@ -55,10 +58,13 @@ func (o Options) log() logrus.FieldLogger {
 }
 
 // Discover lists the GPUs of this node in index order. A node without GPU or
-// driver is no error: the list is empty.
+// driver is no error: the list is empty. On WSL2 it is ErrWSL.
 func Discover(ctx context.Context, o Options) ([]GPU, error) {
 	if o.SimDir != "" {
 		return Simulated{Dir: o.SimDir}.List(ctx)
+	}
+	if host(o.HostRoot).isWSL() {
+		return nil, ErrWSL
 	}
 	// NVML of a host whose root is elsewhere would be loaded against this
 	// container's libraries: ask the kernel module instead.
@@ -80,18 +86,26 @@ func Discover(ctx context.Context, o Options) ([]GPU, error) {
 // AllDevices is the name of the device that holds every GPU.
 const AllDevices = "all"
 
-// Names returns the CDI device names of the GPUs: every index, every UUID, and
-// "all". Without GPUs there is none.
+// Names returns the CDI device names of the GPUs: every index, every UUID, the
+// MIG devices' as Instance.Name and by UUID, and "all". Without GPUs there is
+// none.
 func Names(gpus []GPU) []string {
 	if len(gpus) == 0 {
 		return nil
 	}
-	var names []string
+	var names, uuids []string
 	for _, g := range gpus {
 		names = append(names, fmt.Sprint(g.Index))
+		uuids = append(uuids, g.UUID)
 	}
+	names = append(names, uuids...)
 	for _, g := range gpus {
-		names = append(names, g.UUID)
+		for _, i := range g.Instances {
+			names = append(names, i.Name(g))
+			if i.UUID != "" {
+				names = append(names, i.UUID)
+			}
+		}
 	}
 	return append(names, AllDevices)
 }

@@ -85,13 +85,17 @@ func (n NVML) list() ([]GPU, error) {
 		return nil, err
 	}
 	defer lib.Shutdown()
+	// A call to a function that the library lacks would end this program.
+	return listNVML(lib, func(symbol string) bool { return lib.Extensions().LookupSymbol(symbol) == nil })
+}
 
+// listNVML asks a library that has been started; has tells which functions it
+// has.
+func listNVML(lib nvml.Interface, has func(symbol string) bool) ([]GPU, error) {
 	count, ret := lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("count GPUs through NVML: %v", ret)
 	}
-	// A call to a function that the library lacks would end this program.
-	has := func(symbol string) bool { return lib.Extensions().LookupSymbol(symbol) == nil }
 	var gpus []GPU
 	for i := range count {
 		dev, ret := lib.DeviceGetHandleByIndex(i)
@@ -121,9 +125,50 @@ func (n NVML) list() ([]GPU, error) {
 			}
 		}
 		gpu.DeviceNodes = []string{fmt.Sprintf("/dev/nvidia%d", gpu.Minor)}
+		if has("nvmlDeviceGetMigDeviceHandleByIndex") && has("nvmlDeviceGetMaxMigDeviceCount") {
+			var err error
+			if gpu.Instances, err = instancesNVML(gpu, dev); err != nil {
+				return nil, err
+			}
+		}
 		gpus = append(gpus, gpu)
 	}
 	return gpus, nil
+}
+
+// instancesNVML lists the MIG devices of a GPU; only NVML knows their UUIDs.
+func instancesNVML(gpu GPU, dev nvml.Device) (all []Instance, err error) {
+	count, ret := dev.GetMaxMigDeviceCount()
+	if ret != nvml.SUCCESS {
+		return nil, nil // this GPU has no MIG mode
+	}
+	for i := range count {
+		mig, ret := dev.GetMigDeviceHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			continue // the numbers have gaps
+		}
+		in := Instance{Index: i}
+		failed := func(what string, ret nvml.Return) ([]Instance, error) {
+			return nil, fmt.Errorf("read %s of MIG device %s through NVML: %v", what, in.Name(gpu), ret)
+		}
+		if in.UUID, ret = mig.GetUUID(); ret != nvml.SUCCESS {
+			return failed("the UUID", ret)
+		}
+		if in.GPUInstance, ret = mig.GetGpuInstanceId(); ret != nvml.SUCCESS {
+			return failed("the GPU instance", ret)
+		}
+		if in.ComputeInstance, ret = mig.GetComputeInstanceId(); ret != nvml.SUCCESS {
+			return failed("the compute instance", ret)
+		}
+		if mem, ret := mig.GetMemoryInfo(); ret == nvml.SUCCESS {
+			in.MemoryBytes = mem.Total
+		}
+		// NVML is only asked about the host that this program runs on. A program
+		// that only counts GPUs may be one that does not see these files.
+		in.DeviceNodes, _ = host("").instanceNodes(gpu.Minor, in.GPUInstance, in.ComputeInstance)
+		all = append(all, in)
+	}
+	return all, nil
 }
 
 // cString reads a C string; char is signed or not, as the architecture has it.

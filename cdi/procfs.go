@@ -16,7 +16,7 @@ import (
 
 // ProcFS lists GPUs as the NVIDIA kernel module shows them in
 // /proc/driver/nvidia/gpus. It needs neither NVML nor cgo, and does not know
-// the size of GPU memory.
+// the size of GPU memory, nor the UUIDs of MIG devices.
 type ProcFS struct {
 	Root string // as Options.HostRoot
 }
@@ -52,6 +52,9 @@ func (p ProcFS) List(context.Context) ([]GPU, error) {
 		}
 		if gpu.PCIBusID == "" {
 			gpu.PCIBusID = e.Name()
+		}
+		if gpu.Instances, err = host(p.Root).instances(gpu.Minor); err != nil {
+			return nil, fmt.Errorf("list the MIG devices of GPU %s: %w", gpu.UUID, err)
 		}
 		gpus = append(gpus, gpu)
 	}

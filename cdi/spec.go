@@ -61,8 +61,8 @@ var DefaultPaths = Paths{
 // directory.
 func (p Paths) TenantDir() string { return path.Join(p.RunDir, "tenant") }
 
-// Build makes the spec of a kind: the devices <index>, <UUID> and all, each
-// with what base says and nvshare's own part. It shares no memory with base.
+// Build makes the spec of a kind: the devices <index>, <UUID> and all, and those
+// of MIG devices, each with what base says and nvshare's own part. It shares no memory with base.
 // It is an error to build one without GPUs, because an empty spec is invalid:
 // remove the file instead.
 func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
@@ -92,6 +92,18 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 	}
 	for i, g := range gpus {
 		spec.Devices = append(spec.Devices, specs.Device{Name: g.UUID, ContainerEdits: copyEdits(base.PerGPU[i])})
+	}
+	for i, g := range gpus {
+		for j, in := range g.Instances {
+			edits := base.instance(i, j)
+			if edits == nil {
+				continue
+			}
+			spec.Devices = append(spec.Devices, specs.Device{Name: in.Name(g), ContainerEdits: copyEdits(*edits)})
+			if in.UUID != "" {
+				spec.Devices = append(spec.Devices, specs.Device{Name: in.UUID, ContainerEdits: copyEdits(*edits)})
+			}
+		}
 	}
 	spec.Devices = append(spec.Devices, specs.Device{Name: AllDevices, ContainerEdits: all})
 

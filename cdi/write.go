@@ -26,10 +26,14 @@ const maxSpecSize = 4 << 20
 // FileName is the name of a kind's file in a CDI directory.
 func FileName(kind string) string { return strings.ReplaceAll(kind, "/", "-") + ".yaml" }
 
+// mark begins each file that we write, so that we know it again under another
+// name. CDI 0.5.0 has no annotations that could say it.
+const mark = "# Written by nvshare, which replaces and removes it: changes are lost.\n"
+
 // Marshal encodes a spec as it is written.
 func Marshal(spec *specs.Spec) ([]byte, error) {
 	var b bytes.Buffer
-	b.WriteString("---\n")
+	b.WriteString(mark + "---\n")
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
 	if err := enc.Encode(spec); err != nil {
@@ -42,17 +46,27 @@ func Marshal(spec *specs.Spec) ([]byte, error) {
 // reports whether anything changed. Each file is validated as a container
 // engine would, then replaced as a whole, mode 0644.
 //
-// It returns ErrForeign, wrapped, and writes nothing if a file that is not ours
-// has one of our names, or another file declares one of our kinds: engines then
-// ignore the devices of both.
+// Engines ignore a device that two files of one directory declare. So another
+// file that Marshal made of one of our kinds is removed: it is an older one. If
+// somebody else's declares a device of ours, or has one of our names, Write
+// writes nothing and returns ErrForeign, wrapped.
 func Write(dir string, all ...*specs.Spec) (changed bool, err error) {
 	if err := MakeDir(dir); err != nil {
 		return false, fmt.Errorf("make the CDI directory: %w", err)
 	}
+	var old []string
 	for _, spec := range all {
-		if err := checkOwner(dir, spec.Kind); err != nil {
+		files, err := inTheWay(dir, spec)
+		if err != nil {
 			return false, err
 		}
+		old = append(old, files...)
+	}
+	for _, file := range old {
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return changed, fmt.Errorf("remove an older CDI spec: %w", err)
+		}
+		changed = true
 	}
 	for _, spec := range all {
 		data, err := Marshal(spec)
@@ -69,6 +83,21 @@ func Write(dir string, all ...*specs.Spec) (changed bool, err error) {
 		changed = true
 	}
 	return changed, nil
+}
+
+// Ours lists the files in dir that Write or Marshal made, whatever their names.
+// A missing directory has none.
+func Ours(dir string) (files []string, err error) {
+	if _, err := os.ReadDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read the CDI directory: %w", err)
+	}
+	for _, file := range specFiles(dir) {
+		head, err := headOf(file)
+		if err == nil && (head.Kind == Kind || head.Kind == KindNRI) && (head.ours || filepath.Base(file) == FileName(head.Kind)) {
+			files = append(files, file)
+		}
+	}
+	return files, nil
 }
 
 // Remove deletes the files of kinds from dir and reports whether there were
@@ -95,54 +124,82 @@ func Remove(dir string, kinds ...string) (removed bool, err error) {
 	return removed, nil
 }
 
-// checkOwner makes sure that FileName(kind) is ours or free, and that no other
-// file of dir declares kind.
-func checkOwner(dir, kind string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("read the CDI directory: %w", err)
+// inTheWay returns the older files of ours that declare spec's kind under other
+// names. It returns ErrForeign if FileName(spec.Kind) is not ours, or somebody
+// else's file declares one of spec's devices.
+func inTheWay(dir string, spec *specs.Spec) (old []string, err error) {
+	if _, err := os.ReadDir(dir); err != nil {
+		return nil, fmt.Errorf("read the CDI directory: %w", err)
 	}
-	for _, e := range entries {
-		name := e.Name()
-		ours := name == FileName(kind)
-		if ext := filepath.Ext(name); !ours && ext != ".yaml" && ext != ".json" {
+	own := filepath.Join(dir, FileName(spec.Kind))
+	got, err := kindOf(own)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("%w (move it away: nvshare needs this name)", err)
+	case got != spec.Kind:
+		return nil, fmt.Errorf("%s is of kind %q: %w (move it away: nvshare needs this name)", own, got, ErrForeign)
+	}
+	for _, file := range specFiles(dir) {
+		head, err := headOf(file)
+		if file == own || err != nil || head.Kind != spec.Kind {
 			continue
 		}
-		file := filepath.Join(dir, name)
-		got, err := kindOf(file)
-		switch {
-		case ours && err != nil:
-			return fmt.Errorf("%w (move it away: nvshare needs this name)", err)
-		case ours && got != kind:
-			return fmt.Errorf("%s is of kind %q: %w (move it away: nvshare needs this name)", file, got, ErrForeign)
-		case !ours && err == nil && got == kind:
-			return fmt.Errorf("%s declares %s too: %w (remove it: engines ignore devices that are declared twice)", file, kind, ErrForeign)
+		if head.ours {
+			old = append(old, file)
+			continue
+		}
+		for _, d := range spec.Devices {
+			if head.has(d.Name) {
+				return nil, fmt.Errorf("%s declares %s=%s too: %w (remove it: engines ignore devices that are declared twice)", file, spec.Kind, d.Name, ErrForeign)
+			}
 		}
 	}
-	return nil
+	return old, nil
 }
 
-// kindOf returns the kind that a spec file declares. It returns ErrForeign for
-// anything that is not a regular file with a CDI spec in it.
-func kindOf(file string) (string, error) {
+// head is what a spec file says of itself.
+type head struct {
+	Kind    string `yaml:"kind"`
+	Devices []struct {
+		Name string `yaml:"name"`
+	} `yaml:"devices"`
+	ours bool // Marshal made it
+}
+
+func (h head) has(device string) bool {
+	for _, d := range h.Devices {
+		if d.Name == device {
+			return true
+		}
+	}
+	return false
+}
+
+// headOf returns ErrForeign for anything that is not a regular file with a CDI
+// spec in it.
+func headOf(file string) (h head, err error) {
 	info, err := os.Lstat(file)
 	if err != nil {
-		return "", err
+		return h, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxSpecSize {
-		return "", fmt.Errorf("%s is no CDI spec: %w", file, ErrForeign)
+		return h, fmt.Errorf("%s is no CDI spec: %w", file, ErrForeign)
 	}
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return "", err
+		return h, err
 	}
-	var head struct {
-		Kind string `yaml:"kind"`
+	if err := yaml.Unmarshal(data, &h); err != nil || h.Kind == "" {
+		return h, fmt.Errorf("%s is no CDI spec: %w", file, ErrForeign)
 	}
-	if err := yaml.Unmarshal(data, &head); err != nil || head.Kind == "" {
-		return "", fmt.Errorf("%s is no CDI spec: %w", file, ErrForeign)
-	}
-	return head.Kind, nil
+	h.ours = bytes.HasPrefix(data, []byte(mark))
+	return h, nil
+}
+
+func kindOf(file string) (string, error) {
+	h, err := headOf(file)
+	return h.Kind, err
 }
 
 func validate(file string) error {

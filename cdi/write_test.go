@@ -7,10 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
@@ -91,7 +93,8 @@ func TestWriteRefusesAnInvalidSpec(t *testing.T) {
 
 func TestForeignFilesAreNotTouched(t *testing.T) {
 	const foreign = "cdiVersion: 0.5.0\nkind: vendor.com/net\ndevices: []\n"
-	const ours = "cdiVersion: 0.5.0\nkind: nvshare.com/gpu\ndevices: []\n"
+	const twice = "cdiVersion: 0.5.0\nkind: nvshare.com/gpu\ndevices: [{name: '0', containerEdits: {env: [A=b]}}]\n"
+	const beside = "cdiVersion: 0.5.0\nkind: nvshare.com/gpu\ndevices: [{name: mine, containerEdits: {env: [A=b]}}]\n"
 	for name, c := range map[string]struct {
 		file    string // in the CDI directory
 		prepare func(file string) error
@@ -103,7 +106,8 @@ func TestForeignFilesAreNotTouched(t *testing.T) {
 		"empty file under our name":   {FileName(Kind), func(f string) error { return os.WriteFile(f, nil, 0o644) }, true, true},
 		"directory under our name":    {FileName(Kind), func(f string) error { return os.Mkdir(f, 0o755) }, true, true},
 		"link under our name":         {FileName(Kind), func(f string) error { return os.Symlink("/dev/zero", f) }, true, true},
-		"our kind under another name": {"old.json", func(f string) error { return os.WriteFile(f, []byte(ours), 0o644) }, true, false},
+		"our device in another file":  {"old.json", func(f string) error { return os.WriteFile(f, []byte(twice), 0o644) }, true, false},
+		"another device of our kind":  {"mine.yaml", func(f string) error { return os.WriteFile(f, []byte(beside), 0o644) }, false, false},
 		"another kind elsewhere":      {"net.yaml", func(f string) error { return os.WriteFile(f, []byte(foreign), 0o644) }, false, false},
 		"garbage elsewhere":           {"x.yaml", func(f string) error { return os.WriteFile(f, []byte("{"), 0o644) }, false, false},
 	} {
@@ -130,6 +134,34 @@ func TestForeignFilesAreNotTouched(t *testing.T) {
 		if after, err := os.Lstat(file); err != nil || !os.SameFile(before, after) || after.ModTime() != before.ModTime() {
 			t.Errorf("%s: the file changed: %v", name, err)
 		}
+	}
+}
+
+// An engine ignores a device that two files of a directory declare: of two that
+// nvshare wrote, the new one must be the only one, or neither works.
+func TestOlderSpecOfOursGivesWay(t *testing.T) {
+	dir := t.TempDir()
+	data, err := Marshal(someSpec(t, Kind))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, other := filepath.Join(dir, "nvshare.yaml"), filepath.Join(dir, "net.yaml")
+	if err := errors.Join(os.WriteFile(old, data, 0o644), os.WriteFile(other, []byte("kind: vendor.com/net\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if changed, err := Write(dir, someSpec(t, Kind), someSpec(t, KindNRI)); err != nil || !changed {
+		t.Fatalf("changed %v, %v", changed, err)
+	}
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
+	if err != nil || cache.GetDevice("nvshare.com/gpu=0") == nil {
+		t.Errorf("an engine does not find nvshare.com/gpu=0: %v, %v", err, cache.GetErrors())
+	}
+	ours, err := Ours(dir)
+	if want := []string{filepath.Join(dir, FileName(KindNRI)), filepath.Join(dir, FileName(Kind))}; err != nil || !slices.Equal(ours, want) {
+		t.Errorf("ours are %v, %v, want %v", ours, err, want)
+	}
+	if _, err := os.Stat(other); err != nil {
+		t.Errorf("somebody else's file: %v", err)
 	}
 }
 

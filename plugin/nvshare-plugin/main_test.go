@@ -247,6 +247,43 @@ func TestWatchFollowsTheHost(t *testing.T) {
 	<-done
 }
 
+// Where no engine has NRI, the specs follow NVIDIA's by the kernel's word: the
+// next look for changes would be a minute later.
+func TestWithoutNRISpecsAreKeptRight(t *testing.T) {
+	t.Setenv("NVSHARE_SIMGPU", "")
+	t.Setenv("NVSHARE_RUN_DIR", "")
+	root, args := host(t, 1)
+	cmd := command(quiet())
+	cmd.SetArgs(append(args, "--watch"))
+	ctx, cancel := context.WithTimeout(context.Background(), watchInterval/2)
+	done := make(chan error, 1)
+	go func() { done <- cmd.ExecuteContext(ctx) }()
+	spec := root + "/run/cdi/" + cdi.FileName(cdi.Kind)
+	await := func(what string) {
+		t.Helper()
+		for ctx.Err() == nil {
+			if text, err := os.ReadFile(spec); err == nil && strings.Contains(string(text), what) {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+		t.Fatalf("the spec does not say %q in time", what)
+	}
+	await("/dev/nvidia0")
+	write(t, root+"/etc/cdi/.new", "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: '0', containerEdits: {deviceNodes: [{path: /dev/nvidia0}], env: [NEW=driver]}}]\n")
+	if err := os.Rename(root+"/etc/cdi/.new", root+"/etc/cdi/nvidia.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	await("NEW=driver")
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("at the end: %v", err)
+	}
+	if err := execute("--watch"); err == nil || !strings.Contains(err.Error(), "--no-nri") {
+		t.Errorf("--watch alone: %v", err)
+	}
+}
+
 // control is the scheduler's side of the control socket.
 type control struct {
 	sched.ControlService

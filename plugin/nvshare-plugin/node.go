@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// watchInterval is how often this node is looked at for changes; a look
-	// reads directories and wakes no GPU.
-	watchInterval = 10 * time.Second
+	// watchInterval is how often this node is looked at for changes that nobody
+	// announces, such as MIG devices; a look reads directories and wakes no GPU.
+	watchInterval = time.Minute
 	// discoverLimit bounds a discovery: NVML can hang on a broken GPU.
 	discoverLimit = 60 * time.Second
 )
@@ -81,12 +81,13 @@ func (n *node) look(ctx context.Context) *plugin.Inventory {
 	return inv
 }
 
-// watch refreshes at SIGHUP and when something changed, until ctx ends, and
+// watch refreshes at SIGHUP and as soon as something changed, until ctx ends, and
 // hands over what was found. What can't be refreshed stays as it was.
 func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
+	changed := cdi.Watch(ctx, n.options, n.cdiDir)
 	tick := time.NewTicker(n.every)
 	defer tick.Stop()
 	failure := ""
@@ -97,6 +98,7 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 			return
 		case <-hangup:
 			force = true
+		case <-changed:
 		case <-tick.C:
 		}
 		if !force && n.fingerprint() == n.seen {

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	logtest "github.com/sirupsen/logrus/hooks/test"
+)
+
+// What engines do with several specs of NVIDIA's must not leave a host without
+// GPUs: the best one is used, and the log says what is wrong.
+func TestSeveralNVIDIASpecs(t *testing.T) {
+	fixture, err := os.ReadFile("testdata/nvidia.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := string(fixture)
+	outdated := strings.ReplaceAll(good, "libcuda.so.580.159.04", "libcuda.so.1.1")
+	hour := func(ago int) time.Time { return time.Now().Add(-time.Duration(ago) * time.Hour) }
+	for name, c := range map[string]struct {
+		files map[string]string // by path: which text
+		age   map[string]int    // hours; 0 otherwise
+		uses  string
+		says  string
+	}{
+		"two in one directory, the newer is right": {
+			map[string]string{"/etc/cdi/a.yaml": outdated, "/etc/cdi/b.yaml": good}, map[string]int{"/etc/cdi/a.yaml": 5}, "/etc/cdi/b.yaml", "both declare nvidia.com/gpu=0"},
+		"two in one directory, the newer is outdated": {
+			map[string]string{"/etc/cdi/a.yaml": good, "/etc/cdi/b.yaml": outdated}, map[string]int{"/etc/cdi/a.yaml": 5}, "/etc/cdi/a.yaml", "libcuda.so.1.1"},
+		"two directories: the later one wins": {
+			map[string]string{"/etc/cdi/nvidia.yaml": good, "/var/run/cdi/nvidia.yaml": good}, map[string]int{"/var/run/cdi/nvidia.yaml": 5}, "/var/run/cdi/nvidia.yaml", ""},
+		"two directories: the later one is outdated": {
+			map[string]string{"/etc/cdi/nvidia.yaml": good, "/var/run/cdi/nvidia.yaml": outdated}, nil, "/etc/cdi/nvidia.yaml", "libcuda.so.1.1"},
+		"one is broken": {
+			map[string]string{"/etc/cdi/nvidia.yaml": good, "/var/run/cdi/nvidia.yaml": "kind: nvidia.com/gpu\nx: [\n"}, nil, "/etc/cdi/nvidia.yaml", ""},
+		"one is of no valid version": {
+			map[string]string{"/etc/cdi/nvidia.yaml": good, "/var/run/cdi/nvidia.yaml": "cdiVersion: 99.0.0\nkind: nvidia.com/gpu\n"}, nil, "/etc/cdi/nvidia.yaml", "cannot be used"},
+		"all are outdated": {
+			map[string]string{"/etc/cdi/nvidia.yaml": outdated, "/var/run/cdi/nvidia.yaml": outdated}, nil, "driver", "libcuda.so.1.1"},
+	} {
+		root := fakeHost(t)
+		for file, text := range c.files {
+			write(t, root+file, text)
+			if err := os.Chtimes(root+file, hour(c.age[file]), hour(c.age[file])); err != nil {
+				t.Fatal(err)
+			}
+		}
+		log, records := logtest.NewNullLogger()
+		g := generate(t, Options{HostRoot: root, Log: log})
+		if !strings.Contains(g.Source, c.uses) {
+			t.Errorf("%s: it is built on %q", name, g.Source)
+		}
+		var said []string
+		for _, r := range records.AllEntries() {
+			said = append(said, r.Message)
+		}
+		if !strings.Contains(strings.Join(said, "\n"), c.says) {
+			t.Errorf("%s: no word of %q, but %q", name, c.says, said)
+		}
+	}
+}
+
+func TestWSL2IsRefusedWithTheReason(t *testing.T) {
+	root := t.TempDir()
+	write(t, root+"/proc/sys/kernel/osrelease", "6.6.87.2-microsoft-standard-WSL2\n")
+	write(t, root+"/dev/dxg", "")
+	write(t, root+"/usr/lib/wsl/lib/libcuda.so.1", "")
+	if _, err := Generate(t.Context(), Options{HostRoot: root}, DefaultPaths); err != ErrWSL {
+		t.Errorf("got %v", err)
+	}
+	// A machine of Azure has the Linux driver.
+	write(t, root+"/dev/nvidiactl", "")
+	if _, err := Discover(t.Context(), Options{HostRoot: root}); err != nil {
+		t.Errorf("with the Linux driver: %v", err)
+	}
+}
