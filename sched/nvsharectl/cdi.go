@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
@@ -15,11 +16,14 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 )
 
-// cdiFlags say where things are, for both commands.
+// cdiFlags say where things are, for all commands.
 type cdiFlags struct {
 	simGPU string
 	kind   string
 	output string
+	dirs   []string
+	user   bool
+	dryRun bool
 	paths  cdi.Paths
 }
 
@@ -30,7 +34,7 @@ func cdiCommand(io streams) *cobra.Command {
 		Short: "Describe this node's GPUs to container engines",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return usageError{errors.New("cdi: say generate or list")}
+			return usageError{errors.New("cdi: say generate, list, validate or remove")}
 		},
 	}
 	cmd.PersistentFlags().StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
@@ -45,6 +49,7 @@ func cdiCommand(io streams) *cobra.Command {
 	}
 	fs := generate.Flags()
 	fs.StringVar(&f.output, "output", "", "write to `file`, replacing it as a whole, and not to standard output")
+	fs.BoolVar(&f.user, "user", false, "write where rootless nerdctl and Docker look: "+userSpecDir)
 	fs.StringVar(&f.kind, "kind", cdi.Kind, "`kind` of device: "+cdi.Kind+" for people, "+cdi.KindNRI+" for nvshare-plugin")
 	fs.StringVar(&f.paths.LibDir, "lib-dir", f.paths.LibDir, "the host's `directory` with "+cdi.ShimFile)
 	fs.StringVar(&f.paths.Hook, "hook", f.paths.Hook, "`path` of "+cdi.HookFile+" on the host")
@@ -55,8 +60,115 @@ func cdiCommand(io streams) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return f.list(cmd, io) },
 	}
-	cmd.AddCommand(generate, list)
+	validate := &cobra.Command{
+		Use:   "validate",
+		Short: "Check the CDI specs that container engines read on this node",
+		Long: `Checks what container engines read: that the specs of nvshare are valid and of
+the loaded driver, that no other file declares the same devices, and that this
+node has what they bring. Exit status 1 if containers would fail.`,
+		Args: cobra.NoArgs,
+		RunE: func(_ *cobra.Command, _ []string) error { return f.validate(io) },
+	}
+	remove := &cobra.Command{
+		Use:   "remove",
+		Short: "Remove the CDI specs that nvshare has written",
+		Long: `Removes nvshare's own specs, under any name, and no others. A running
+nvshare-plugin writes its own again.`,
+		Args: cobra.NoArgs,
+		RunE: func(_ *cobra.Command, _ []string) error { return f.remove(io) },
+	}
+	remove.Flags().BoolVar(&f.dryRun, "dry-run", false, "say what would be removed")
+	for _, c := range []*cobra.Command{validate, remove} {
+		c.Flags().StringArrayVar(&f.dirs, "cdi-dir", nil, "look in `directory`, and not in "+strings.Join(systemSpecDirs, " and ")+"; may be repeated, later ones win")
+		c.Flags().BoolVar(&f.user, "user", false, "look where rootless nerdctl and Docker do")
+	}
+	cmd.AddCommand(generate, list, validate, remove)
 	return cmd
+}
+
+// systemSpecDirs are where all engines look, podman without root too.
+var systemSpecDirs = []string{"/etc/cdi", cdi.DefaultSpecDir}
+
+// userSpecDir is where nerdctl and Docker look when they run without root, and
+// nowhere else but in $XDG_RUNTIME_DIR/cdi.
+const userSpecDir = "$XDG_CONFIG_HOME/cdi"
+
+// userDirs returns the directories that rootless nerdctl and Docker read, later
+// ones winning.
+func userDirs() ([]string, error) {
+	config, err := os.UserConfigDir() // XDG_CONFIG_HOME, or ~/.config
+	if err != nil {
+		return nil, fmt.Errorf("--user: %w", err)
+	}
+	dirs := []string{filepath.Join(config, "cdi")}
+	if run := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(run) {
+		dirs = append(dirs, filepath.Join(run, "cdi"))
+	}
+	return dirs, nil
+}
+
+func (f *cdiFlags) specDirs() ([]string, error) {
+	switch {
+	case f.user && len(f.dirs) > 0:
+		return nil, usageError{errors.New("--user and --cdi-dir say different things: give one")}
+	case f.user:
+		return userDirs()
+	case len(f.dirs) > 0:
+		return f.dirs, nil
+	}
+	return systemSpecDirs, nil
+}
+
+func (f *cdiFlags) validate(io streams) error {
+	dirs, err := f.specDirs()
+	if err != nil {
+		return err
+	}
+	bad := false
+	for _, found := range cdi.Validate(f.options(io), dirs...) {
+		word := "note"
+		if found.Bad {
+			word, bad = "BAD", true
+		}
+		if found.File != "" {
+			found.Text = found.File + " " + found.Text
+		}
+		fmt.Fprintf(io.out, "%-5s %s\n", word, found.Text)
+	}
+	if bad {
+		return errUnhealthy
+	}
+	fmt.Fprintf(io.out, "ok    engines that read %s find the devices of %s\n", strings.Join(dirs, " and "), cdi.Kind)
+	return nil
+}
+
+func (f *cdiFlags) remove(io streams) error {
+	dirs, err := f.specDirs()
+	if err != nil {
+		return err
+	}
+	none := true
+	for _, dir := range dirs {
+		files, err := cdi.Ours(dir)
+		if err != nil {
+			return err
+		}
+		for _, file := range files {
+			none = false
+			if f.dryRun {
+				fmt.Fprintln(io.out, "would remove", file)
+				continue
+			}
+			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("remove the CDI spec: %w", err)
+			}
+			fmt.Fprintln(io.out, "removed", file)
+		}
+	}
+	if none {
+		fmt.Fprintf(io.out, "no CDI spec of nvshare in %s\n", strings.Join(dirs, " and "))
+	}
+	return nil
 }
 
 func (f *cdiFlags) options(io streams) cdi.Options {
@@ -70,6 +182,16 @@ var errNoGPU = errors.New("no GPU found on this node (is the NVIDIA driver loade
 func (f *cdiFlags) generate(cmd *cobra.Command, io streams) error {
 	if f.kind != cdi.Kind && f.kind != cdi.KindNRI {
 		return usageError{fmt.Errorf("--kind: %q is neither %s nor %s", f.kind, cdi.Kind, cdi.KindNRI)}
+	}
+	if f.user {
+		if f.output != "" {
+			return usageError{errors.New("--user and --output say different things: give one")}
+		}
+		dirs, err := userDirs()
+		if err != nil {
+			return err
+		}
+		f.output = filepath.Join(dirs[0], cdi.FileName(f.kind))
 	}
 	var err error
 	if f.paths.RunDir, err = filepath.Abs(cmd.Flag("run-dir").Value.String()); err != nil {
@@ -102,7 +224,19 @@ func (f *cdiFlags) generate(cmd *cobra.Command, io streams) error {
 		return fmt.Errorf("write the CDI spec: %w", err)
 	}
 	fmt.Fprintf(io.err, "wrote %s: %d GPUs, from %s\n", f.output, len(found.GPUs), found.Source)
+	f.warnOfTwins(io)
 	return nil
+}
+
+// warnOfTwins says which other files beside the one just written declare the
+// same devices.
+func (f *cdiFlags) warnOfTwins(io streams) {
+	for _, found := range cdi.Validate(f.options(io), filepath.Dir(f.output)) {
+		if found.Bad && strings.Contains(found.Text, f.kind+"=") {
+			fmt.Fprintf(io.err, "warning: %s %s\n", found.File, found.Text)
+			return // the other devices are declared twice too
+		}
+	}
 }
 
 // replaceFile writes a file that everyone can read, as a whole or not at all.

@@ -82,3 +82,67 @@ func TestCDIGenerate(t *testing.T) {
 		t.Errorf("no shim: exit %d, %s", code, errs)
 	}
 }
+
+func put(t *testing.T, path, text string, mode os.FileMode) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What a user without root does for rootless nerdctl: write, check, remove.
+func TestCDIForOneUser(t *testing.T) {
+	home, run := t.TempDir(), t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", home+"/.config")
+	t.Setenv("XDG_RUNTIME_DIR", run)
+	put(t, home+"/lib/libnvshare.so", "", 0o755)
+	put(t, home+"/hook", "", 0o755)
+	put(t, run+"/nvshare/tenant/x", "", 0o644)
+	sim := simulated(t)
+
+	code, out, errs := ctl("cdi", "validate", "--user", "--simgpu", sim)
+	if code != exitFailed || !strings.Contains(out, "BAD") || !strings.Contains(out, "cdi generate") || errs != "" {
+		t.Errorf("before: exit %d, %s%s", code, out, errs)
+	}
+	generate := []string{"cdi", "generate", "--simgpu", sim, "--run-dir", run + "/nvshare", "--lib-dir", home + "/lib", "--hook", home + "/hook"}
+	file := home + "/.config/cdi/nvshare.com-gpu.yaml"
+	if code, _, errs = ctl(append(generate, "--user")...); code != exitOK || !strings.Contains(errs, "wrote "+file) {
+		t.Fatalf("exit %d, %s", code, errs)
+	}
+	code, out, errs = ctl("cdi", "validate", "--user", "--simgpu", sim)
+	if code != exitOK || !strings.HasPrefix(out, "ok ") || errs != "" {
+		t.Errorf("exit %d, %s%s", code, out, errs)
+	}
+	// Two files with the same devices: engines find none of them.
+	twin := home + "/.config/cdi/nvshare.yaml"
+	if code, _, errs = ctl(append(generate, "--output", twin)...); code != exitOK || !strings.Contains(errs, "ignore both") {
+		t.Errorf("a twin: exit %d, %s", code, errs)
+	}
+	if code, out, _ = ctl("cdi", "validate", "--user"); code != exitFailed || !strings.Contains(out, twin) {
+		t.Errorf("a twin: exit %d, %s", code, out)
+	}
+	foreign := home + "/.config/cdi/other.yaml"
+	put(t, foreign, "cdiVersion: 0.5.0\nkind: vendor.com/net\ndevices: [{name: a, containerEdits: {env: [A=b]}}]\n", 0o644)
+	code, out, _ = ctl("cdi", "remove", "--user", "--dry-run")
+	if _, err := os.Stat(file); code != exitOK || err != nil || !strings.Contains(out, "would remove "+file) || strings.Contains(out, foreign) {
+		t.Errorf("dry run: exit %d, %s, %v", code, out, err)
+	}
+	for _, want := range []string{"removed " + file + "\nremoved " + twin + "\n", "no CDI spec of nvshare in " + home + "/.config/cdi and " + run + "/cdi\n"} {
+		if code, out, errs = ctl("cdi", "remove", "--user"); code != exitOK || out != want || errs != "" {
+			t.Errorf("exit %d, %q, want %q%s", code, out, want, errs)
+		}
+	}
+	if left, _ := filepath.Glob(home + "/.config/cdi/*"); len(left) != 1 || left[0] != foreign {
+		t.Errorf("left are %v", left)
+	}
+	for _, args := range [][]string{
+		{"cdi", "generate", "--user", "--output", "x"}, {"cdi", "remove", "--user", "--cdi-dir", "x"}, {"cdi"}, {"cdi", "validate", "x"},
+	} {
+		if code, _, _ := ctl(args...); code != exitUsage {
+			t.Errorf("%v: exit %d", args, code)
+		}
+	}
+}

@@ -347,7 +347,7 @@ func TestErrors(t *testing.T) {
 		{"--nonsense", nil, exitUsage, "unknown flag"},
 		{"nonsense", nil, exitUsage, "unknown command"},
 		{"status extra", nil, exitUsage, "extra"},
-		{"cdi", nil, exitUsage, "generate or list"},
+		{"cdi", nil, exitUsage, "generate, list, validate or remove"},
 		{"cdi generate --kind x", nil, exitUsage, "--kind"},
 		{"-T 1 --gpu 9", notFound, exitFailed, `GPU "9"`},
 		{"-T 1ns", outOfRange, exitUsage, "must be from 1ms"},

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cdi
+
+import (
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
+)
+
+// NVML numbers MIG devices with gaps, knows their UUIDs, and says of a GPU
+// without MIG mode that it is not supported.
+func TestMIGDevicesThroughNVML(t *testing.T) {
+	part := func(uuid string, gi int) *mock.Device {
+		return &mock.Device{
+			GetUUIDFunc:              func() (string, nvml.Return) { return uuid, nvml.SUCCESS },
+			GetGpuInstanceIdFunc:     func() (int, nvml.Return) { return gi, nvml.SUCCESS },
+			GetComputeInstanceIdFunc: func() (int, nvml.Return) { return 0, nvml.SUCCESS },
+			GetMemoryInfoFunc:        func() (nvml.Memory, nvml.Return) { return nvml.Memory{Total: 20 << 30}, nvml.SUCCESS },
+		}
+	}
+	whole := func(uuid string, minor int, parts map[int]*mock.Device) *mock.Device {
+		return &mock.Device{
+			GetUUIDFunc:        func() (string, nvml.Return) { return uuid, nvml.SUCCESS },
+			GetNameFunc:        func() (string, nvml.Return) { return "NVIDIA H200", nvml.SUCCESS },
+			GetMemoryInfoFunc:  func() (nvml.Memory, nvml.Return) { return nvml.Memory{Total: 141 << 30}, nvml.SUCCESS },
+			GetPciInfoFunc:     func() (nvml.PciInfo, nvml.Return) { return nvml.PciInfo{}, nvml.ERROR_UNKNOWN },
+			GetMinorNumberFunc: func() (int, nvml.Return) { return minor, nvml.SUCCESS },
+			GetMaxMigDeviceCountFunc: func() (int, nvml.Return) {
+				if parts == nil {
+					return 0, nvml.ERROR_NOT_SUPPORTED
+				}
+				return 7, nvml.SUCCESS
+			},
+			GetMigDeviceHandleByIndexFunc: func(i int) (nvml.Device, nvml.Return) {
+				if p, ok := parts[i]; ok {
+					return p, nvml.SUCCESS
+				}
+				return nil, nvml.ERROR_NOT_FOUND
+			},
+		}
+	}
+	devices := []*mock.Device{whole(uuidA, 1, map[int]*mock.Device{0: part("MIG-a", 9), 3: part("MIG-b", 13)}), whole(uuidB, 0, nil)}
+	lib := &mock.Interface{
+		DeviceGetCountFunc:         func() (int, nvml.Return) { return len(devices), nvml.SUCCESS },
+		DeviceGetHandleByIndexFunc: func(i int) (nvml.Device, nvml.Return) { return devices[i], nvml.SUCCESS },
+	}
+	gpus, err := listNVML(lib, func(string) bool { return true })
+	if err != nil || len(gpus) != 2 || len(gpus[0].Instances) != 2 || len(gpus[1].Instances) != 0 {
+		t.Fatalf("got %+v, %v", gpus, err)
+	}
+	if in := gpus[0].Instances[1]; in.UUID != "MIG-b" || in.Name(gpus[0]) != "0:3" || in.GPUInstance != 13 || in.MemoryBytes != 20<<30 {
+		t.Errorf("the second MIG device is %+v", in)
+	}
+	// Drivers from before MIG lack the functions, and calling one would end the program.
+	gpus, err = listNVML(lib, func(symbol string) bool { return symbol != "nvmlDeviceGetMigDeviceHandleByIndex" })
+	if err != nil || len(gpus[0].Instances) != 0 {
+		t.Errorf("an old library: %+v, %v", gpus, err)
+	}
+}

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nvshare/nvshare/cdi"
+)
+
+// installer puts nvshare on a host and takes it away.
+type installer struct {
+	from   string // the unpacked release
+	prefix string
+	root   string // of the host, "" is "/": for packages and images
+	dryRun bool
+	start  bool
+	io     streams
+	// command runs a program of the host.
+	command func(ctx context.Context, name string, args ...string) error
+	// systemd reports whether it runs here.
+	systemd func() bool
+	// scheduler reports whether one answers in the run directory.
+	scheduler func(ctx context.Context, runDir string) bool
+}
+
+func newInstaller(io streams) *installer {
+	return &installer{io: io, command: runCommand, systemd: systemdRuns, scheduler: schedulerAnswers}
+}
+
+// services are started, in this order, and stopped.
+var services = []string{"nvshare-scheduler.service", "nvshare-plugin.service"}
+
+// builtPrefix is what the units in the release say.
+const builtPrefix = "/usr/local"
+
+// An item is one file to install.
+type item struct {
+	path string // on the host
+	data []byte
+	mode fs.FileMode
+}
+
+func (in *installer) at(path string) string { return filepath.Join(in.root, path) }
+func (in *installer) manifestPath() string {
+	return filepath.Join(in.prefix, "lib/nvshare/manifest")
+}
+
+// here reports whether the host is this one, so that its services can be
+// told.
+func (in *installer) here() bool { return in.root == "" || filepath.Clean(in.root) == "/" }
+
+func (in *installer) say(format string, args ...any) {
+	if in.dryRun {
+		format = "would " + format
+	}
+	fmt.Fprintf(in.io.out, format+"\n", args...)
+}
+
+func (in *installer) flags(cmd *cobra.Command) {
+	fs := cmd.Flags()
+	fs.StringVar(&in.prefix, "prefix", builtPrefix, "`directory` for programs and libraries")
+	fs.StringVar(&in.root, "root", "", "the host's root `directory`, for packages and images; nothing is started")
+	fs.BoolVar(&in.dryRun, "dry-run", false, "say what would be done")
+}
+
+// check is for what both commands need.
+func (in *installer) check() error {
+	if !filepath.IsAbs(in.prefix) {
+		return usageError{fmt.Errorf("--prefix: %q is not an absolute path", in.prefix)}
+	}
+	in.prefix = filepath.Clean(in.prefix)
+	if in.root != "" {
+		abs, err := filepath.Abs(in.root)
+		if err != nil {
+			return err
+		}
+		in.root = abs
+	}
+	return nil
+}
+
+func installCommand(in *installer) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "install",
+		Short: "Install nvshare on this host from an unpacked release",
+		Long: `Puts the files of an unpacked release in place: programs, shim, systemd units.
+Files that are there and not from nvshare, or were changed, are never
+overwritten: then nothing is installed. Doing it again changes nothing, and with
+a newer release it is an upgrade.`,
+		Example: `  tar -xzf nvshare-v0.1.0.tar.gz
+  sudo nvshare-v0.1.0/nvsharectl install --start`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return in.install(cmd.Context()) },
+	}
+	in.flags(cmd)
+	cmd.Flags().StringVar(&in.from, "from", "", "the unpacked release's `directory` (default: where this program is)")
+	cmd.Flags().BoolVar(&in.start, "start", false, "enable and start the services; after an upgrade, restart them")
+	return cmd
+}
+
+// items reads the release.
+func (in *installer) items() (all []item, err error) {
+	if in.from == "" {
+		exe, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		in.from = filepath.Dir(exe)
+	}
+	add := func(name, to string, mode fs.FileMode, change func([]byte) []byte) error {
+		data, err := os.ReadFile(filepath.Join(in.from, name))
+		if err != nil {
+			return fmt.Errorf("%w (--from names an unpacked release; make tarball makes one)", err)
+		}
+		if change != nil {
+			data = change(data)
+		}
+		all = append(all, item{filepath.Join(to, filepath.Base(name)), data, mode})
+		return nil
+	}
+	for name, dir := range map[string]string{
+		"nvshare-scheduler": "sbin", "nvshare-plugin": "sbin", "nvsharectl": "bin",
+		cdi.ShimFile: "lib", cdi.HookFile: "lib/nvshare",
+	} {
+		if err := add(name, filepath.Join(in.prefix, dir), 0o755, nil); err != nil {
+			return nil, err
+		}
+	}
+	// Where an administrator's files go, and a package's.
+	config := "/etc"
+	if in.prefix == "/usr" {
+		config = "/usr/lib"
+	}
+	units, err := filepath.Glob(filepath.Join(in.from, "deployments/systemd/*.service"))
+	if err != nil || len(units) == 0 {
+		return nil, fmt.Errorf("no deployments/systemd/*.service in %s (--from names an unpacked release)", in.from)
+	}
+	for _, unit := range units {
+		if err := add("deployments/systemd/"+filepath.Base(unit), config+"/systemd/system", 0o644, func(text []byte) []byte {
+			return []byte(strings.ReplaceAll(string(text), builtPrefix+"/sbin/", filepath.Join(in.prefix, "sbin")+"/"))
+		}); err != nil {
+			return nil, err
+		}
+	}
+	if err := add("deployments/tmpfiles.d/nvshare.conf", config+"/tmpfiles.d", 0o644, nil); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(all, func(a, b item) int { return strings.Compare(a.path, b.path) })
+	return all, nil
+}
+
+func (in *installer) install(ctx context.Context) error {
+	if err := in.check(); err != nil {
+		return err
+	}
+	if in.start && !in.here() {
+		return usageError{errors.New("--start is for this host: it cannot go with --root")}
+	}
+	items, err := in.items()
+	if err != nil {
+		return err
+	}
+	old, err := readManifest(in.at(in.manifestPath()))
+	if err != nil {
+		return err
+	}
+	write, err := in.compare(items, old)
+	if err != nil {
+		return err
+	}
+	gone := in.leftOver(items, old)
+	for _, i := range write {
+		in.say("install %s", i.path)
+	}
+	for _, path := range gone {
+		in.say("remove %s, which this release does not have", path)
+	}
+	changed := len(write)+len(gone) > 0
+	if !changed {
+		fmt.Fprintf(in.io.out, "all %d files are in place\n", len(items))
+	}
+	if !in.dryRun {
+		if err := in.apply(items, write, gone, old); err != nil {
+			return err
+		}
+	}
+	return in.settle(ctx, changed)
+}
+
+// compare returns what has to be written. It is an error if that would
+// overwrite what is not ours.
+func (in *installer) compare(items []item, old manifest) (write []item, err error) {
+	var refused []string
+	for _, i := range items {
+		seen := in.at(i.path)
+		if cdi.HoldsFile(seen, i.data, i.mode) {
+			continue
+		}
+		// The same content with another mode is put right.
+		known := manifest{files: map[string][]string{i.path: append(slices.Clone(old.files[i.path]), sum(i.data))}}
+		whose, err := known.whose(i.path, seen)
+		if err != nil {
+			return nil, err
+		}
+		if whose == foreign {
+			refused = append(refused, seen)
+			continue
+		}
+		write = append(write, i)
+	}
+	if len(refused) > 0 {
+		return nil, fmt.Errorf("not from nvsharectl install, or changed since: %s; nothing was installed (move what is listed away, then try again)", strings.Join(refused, ", "))
+	}
+	return write, nil
+}
+
+// leftOver returns what an older release had and this one has not.
+func (in *installer) leftOver(items []item, old manifest) (gone []string) {
+	for _, path := range old.paths() {
+		if slices.ContainsFunc(items, func(i item) bool { return i.path == path }) {
+			continue
+		}
+		if whose, err := old.whose(path, in.at(path)); err == nil && whose == ours {
+			gone = append(gone, path)
+		}
+	}
+	return gone
+}
+
+// apply writes files. The manifest comes first and has old and new: whenever
+// this is interrupted, the next install or uninstall knows what is ours.
+func (in *installer) apply(items, write []item, gone []string, old manifest) error {
+	final := manifest{files: map[string][]string{}, dirs: old.dirs}
+	for _, i := range items {
+		old.add(i.path, sum(i.data))
+		final.add(i.path, sum(i.data))
+	}
+	for _, i := range append(slices.Clone(items), item{path: in.manifestPath()}) {
+		for _, dir := range in.missingDirs(filepath.Dir(i.path)) {
+			final.addDir(dir)
+		}
+	}
+	old.dirs = final.dirs
+	file := in.at(in.manifestPath())
+	if err := cdi.MakeDir(filepath.Dir(file)); err != nil {
+		return err
+	}
+	if err := old.write(file); err != nil {
+		return err
+	}
+	for _, i := range write {
+		seen := in.at(i.path)
+		if err := cdi.MakeDir(filepath.Dir(seen)); err != nil {
+			return err
+		}
+		if err := cdi.ReplaceFile(seen, i.data, i.mode, nil); err != nil {
+			return fmt.Errorf("install %s: %w", i.path, err)
+		}
+	}
+	for _, path := range gone {
+		if err := os.Remove(in.at(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return final.write(file)
+}
+
+// missingDirs returns dir and those above it that do not exist, parents first.
+func (in *installer) missingDirs(dir string) (missing []string) {
+	for ; dir != "/"; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(in.at(dir)); err == nil {
+			break
+		}
+		missing = append([]string{dir}, missing...)
+	}
+	return missing
+}
+
+// settle tells the host what changed, and says what is left to do.
+func (in *installer) settle(ctx context.Context, changed bool) error {
+	if !in.here() {
+		return nil
+	}
+	lib := filepath.Join(in.prefix, "lib")
+	if changed {
+		// Without it programs need the shim's whole path in LD_PRELOAD.
+		if err := in.tell(ctx, "ldconfig", lib); err != nil {
+			fmt.Fprintf(in.io.err, "warning: %v; write LD_PRELOAD=%s\n", err, filepath.Join(lib, cdi.ShimFile))
+		}
+	}
+	if !in.systemd() {
+		if changed {
+			fmt.Fprintf(in.io.out, "systemd does not run here: start nvshare-scheduler and nvshare-plugin in %s/sbin\n", in.prefix)
+		}
+		return nil
+	}
+	if changed {
+		for _, args := range [][]string{{"systemd-tmpfiles", "--create", "nvshare.conf"}, {"systemctl", "daemon-reload"}} {
+			if err := in.tell(ctx, args[0], args[1:]...); err != nil {
+				return err
+			}
+		}
+	}
+	switch {
+	case in.start && changed:
+		if err := in.tell(ctx, "systemctl", append([]string{"enable"}, services...)...); err != nil {
+			return err
+		}
+		return in.tell(ctx, "systemctl", append([]string{"restart"}, services...)...)
+	case in.start:
+		return in.tell(ctx, "systemctl", append([]string{"enable", "--now"}, services...)...)
+	case changed:
+		fmt.Fprintf(in.io.out, "to start it: systemctl enable --now %s\nafter an upgrade: systemctl restart %s\n", strings.Join(services, " "), strings.Join(services, " "))
+	}
+	return nil
+}
+
+// tell runs a program of the host, or says so.
+func (in *installer) tell(ctx context.Context, name string, args ...string) error {
+	in.say("run %s %s", name, strings.Join(args, " "))
+	if in.dryRun {
+		return nil
+	}
+	return in.command(ctx, name, args...)
+}
+
+func runCommand(ctx context.Context, name string, args ...string) error {
+	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// systemdRuns is sd_booted(3).
+func systemdRuns() bool {
+	info, err := os.Lstat("/run/systemd/system")
+	return err == nil && info.IsDir()
+}

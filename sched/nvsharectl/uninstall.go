@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+func uninstallCommand(in *installer) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "uninstall",
+		Short: "Remove nvshare from this host",
+		Long: `Stops the services and removes what nvsharectl install and nvshare-plugin have
+put on the host: programs, units, shim, hook, CDI specs, sockets. A file that was
+changed since is left, and named. Containers that run keep running, and cannot
+be started again with a device of nvshare.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !cmd.Flags().Changed("prefix") && in.root == "" {
+				in.prefix = installedPrefix(in.prefix)
+			}
+			return in.uninstall(cmd.Context())
+		},
+	}
+	in.flags(cmd)
+	return cmd
+}
+
+// installedPrefix is where this program was installed, if it was.
+func installedPrefix(otherwise string) string {
+	exe, err := os.Executable()
+	if err != nil {
+		return otherwise
+	}
+	guess := installer{prefix: filepath.Dir(filepath.Dir(exe))}
+	if exists(guess.manifestPath()) {
+		return guess.prefix
+	}
+	return otherwise
+}
+
+const preloadFile = "/etc/ld.so.preload"
+
+func (in *installer) uninstall(ctx context.Context) error {
+	if err := in.check(); err != nil {
+		return err
+	}
+	m, err := readManifest(in.at(in.manifestPath()))
+	if err != nil {
+		return err
+	}
+	// Every program of the host would print a warning, for ever.
+	if text, err := os.ReadFile(in.at(preloadFile)); err == nil && strings.Contains(string(text), cdi.ShimFile) {
+		return fmt.Errorf("%s still names %s: remove that line first", in.at(preloadFile), cdi.ShimFile)
+	}
+	if err := in.stop(ctx, m); err != nil {
+		return err
+	}
+	kept, err := in.removeInstalled(m)
+	if err != nil {
+		return err
+	}
+	if err := in.removePlaced(); err != nil {
+		return err
+	}
+	if in.here() && len(m.files) > 0 {
+		if err := in.tell(ctx, "ldconfig"); err != nil {
+			fmt.Fprintf(in.io.err, "warning: %v\n", err)
+		}
+		if in.systemd() {
+			if err := in.tell(ctx, "systemctl", "daemon-reload"); err != nil {
+				return err
+			}
+		}
+	}
+	if len(kept) > 0 {
+		return fmt.Errorf("changed since it was installed, and left: %s", strings.Join(kept, ", "))
+	}
+	return nil
+}
+
+// stop ends the services, and makes sure that no scheduler runs any more.
+func (in *installer) stop(ctx context.Context, m manifest) error {
+	if !in.here() {
+		return nil
+	}
+	installed := slices.ContainsFunc(m.paths(), func(p string) bool { return filepath.Base(p) == services[0] })
+	if in.systemd() && installed {
+		if err := in.tell(ctx, "systemctl", append([]string{"disable", "--now"}, services...)...); err != nil {
+			return err
+		}
+	}
+	if !in.dryRun && in.scheduler(ctx, cdi.DefaultRunDir) {
+		return fmt.Errorf("nvshare-scheduler runs and answers in %s: end it first", cdi.DefaultRunDir)
+	}
+	return nil
+}
+
+// removeInstalled removes the files of a manifest, and returns those that were
+// changed and left. Then the manifest stays, with these.
+func (in *installer) removeInstalled(m manifest) (kept []string, err error) {
+	if len(m.files) == 0 {
+		fmt.Fprintf(in.io.out, "nothing that nvsharectl install has put below %s\n", in.at(in.prefix))
+	}
+	for _, path := range m.paths() {
+		whose, err := m.whose(path, in.at(path))
+		if err != nil {
+			return nil, err
+		}
+		switch whose {
+		case absent:
+		case foreign:
+			kept = append(kept, in.at(path))
+			continue
+		case ours:
+			in.say("remove %s", path)
+			if !in.dryRun {
+				if err := os.Remove(in.at(path)); err != nil {
+					return nil, err
+				}
+			}
+		}
+		delete(m.files, path)
+	}
+	if in.dryRun {
+		return kept, nil
+	}
+	file := in.at(in.manifestPath())
+	if len(kept) > 0 {
+		return kept, m.write(file)
+	}
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, dir := range slices.Backward(m.dirs) {
+		_ = os.Remove(in.at(dir)) // somebody else has put something there
+	}
+	return nil, nil
+}
+
+// removePlaced removes what the plugin has put on the host, wherever nvshare
+// was installed from.
+func (in *installer) removePlaced() error {
+	var files []string
+	for _, dir := range systemSpecDirs {
+		specs, err := cdi.Ours(cdi.OnHost(in.root, dir))
+		if err != nil {
+			return err
+		}
+		files = append(files, specs...)
+	}
+	placed := []string{filepath.Join(cdi.DefaultLibDir, cdi.ShimFile), cdi.DefaultPaths.Hook}
+	for _, path := range placed {
+		if seen := in.at(path); exists(seen) {
+			files = append(files, seen)
+		}
+	}
+	for _, file := range files {
+		in.say("remove %s", file)
+		if in.dryRun {
+			continue
+		}
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	// The run directory holds sockets and the scheduler's state; no scheduler
+	// runs.
+	if run := cdi.OnHost(in.root, cdi.DefaultRunDir); exists(run) {
+		in.say("remove %s", run)
+		if !in.dryRun {
+			if err := os.RemoveAll(run); err != nil {
+				return err
+			}
+		}
+	}
+	if in.dryRun {
+		return nil
+	}
+	for _, dir := range []string{cdi.DefaultLibDir, cdi.DefaultBinDir, filepath.Dir(cdi.DefaultLibDir)} {
+		_ = os.Remove(in.at(dir)) // stays if somebody else has put something there
+	}
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil || !errors.Is(err, fs.ErrNotExist)
+}
+
+// schedulerAnswers reports whether a scheduler serves runDir.
+func schedulerAnswers(ctx context.Context, runDir string) bool {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	c, err := api.Dial(ctx, runDir)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	_, err = c.Status(ctx, &api.StatusRequest{})
+	return err == nil
+}
