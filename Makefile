@@ -33,7 +33,7 @@ DESTDIR ?=
 # What is installed comes first; sub-makes run their jobs in parallel.
 .NOTPARALLEL:
 .PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e compat stress bench sim model fuzz generate \
-	gpu-bundle install uninstall static image clean
+	engines test-engines gpu-bundle release tarball install uninstall static image clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -112,18 +112,30 @@ generate: ## the control API's Go code and the golden frames
 gpu-bundle: static simgpu tools ## .build/gpu-bundle.tar.xz: everything a GPU host without network needs
 	@sh tests/gpu/bundle.sh $(BUILD)
 
-install: build ## into PREFIX (/usr/local), below DESTDIR; root for the default
-	install -D -t $(DESTDIR)$(PREFIX)/sbin $(BIN)/nvshare-scheduler $(BIN)/nvshare-plugin
-	install -D -t $(DESTDIR)$(PREFIX)/bin $(BIN)/nvsharectl
-	install -D -t $(DESTDIR)$(PREFIX)/lib $(BUILD)/lib/libnvshare.so
-	install -D -t $(DESTDIR)$(PREFIX)/lib/nvshare $(BIN)/nvshare-cdi-hook
-	@test -n "$(DESTDIR)" || ldconfig $(PREFIX)/lib
+# The programs of a release run on the build machine's glibc or a later one;
+# STATIC=1: on any, but without NVML they know neither the GPUs' memory nor load.
+RELEASE := $(BUILD)/release
+STATIC  ?=
 
-uninstall: ## what install put there
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,sbin/nvshare-scheduler sbin/nvshare-plugin \
-		bin/nvsharectl lib/libnvshare.so lib/nvshare/nvshare-cdi-hook)
-	-rmdir $(DESTDIR)$(PREFIX)/lib/nvshare
-	@test -n "$(DESTDIR)" || ldconfig $(PREFIX)/lib
+release: build $(if $(STATIC),static) ## .build/release: what a host gets, ready for nvsharectl install
+	@rm -rf $(RELEASE)
+	@install -D -t $(RELEASE) $(addprefix $(if $(STATIC),$(BUILD)/static/bin,$(BIN))/, \
+		nvshare-scheduler nvshare-plugin nvsharectl nvshare-cdi-hook) $(BUILD)/lib/libnvshare.so
+	@install -m 644 -t $(RELEASE) README.md CHANGELOG.md LICENSE
+	@cp -R --preserve=mode deployments $(RELEASE)/
+
+# Twice the same tree, twice the same bytes. Without a directory around it: the
+# deployment guide moves its files from where it was unpacked.
+tarball: release ## .build/nvshare-vVERSION.tar.gz, and its checksum
+	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 0)} \
+		-C $(RELEASE) -cf - $$(ls $(RELEASE)) | gzip -n >$(BUILD)/nvshare-v$(VERSION).tar.gz
+	@cd $(BUILD) && sha256sum nvshare-v$(VERSION).tar.gz | tee nvshare-v$(VERSION).tar.gz.sha256
+
+install: release ## into PREFIX (/usr/local), below DESTDIR; root for the default
+	$(RELEASE)/nvsharectl install --prefix $(PREFIX) $(if $(DESTDIR),--root $(DESTDIR))
+
+uninstall: build ## what install put there, and what nvshare-plugin did
+	$(BIN)/nvsharectl uninstall --prefix $(PREFIX) $(if $(DESTDIR),--root $(DESTDIR))
 
 static: shim ## .build/static: binaries for any host or image, and for the Containerfile
 	@mkdir -p $(BUILD)/static/bin
