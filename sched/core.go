@@ -80,6 +80,7 @@ type Core struct {
 	toldWaits    bool // somebody waits for latency grants to end
 	tellAll      bool // the mode or a share has changed, which every holder is to know
 	keptOut      bool // latency grants keep batch tenants from the GPU
+	fenced       int  // grants that are fenced, and not released yet
 
 	// Who is granted when the holder has released, if nothing happens to it
 	// before, and under which epoch: decided, and recorded, while it drains.
@@ -236,6 +237,15 @@ func (c *Core) Step(now Time, ev Event) []Action {
 // Deadline returns when Step must be called next, with a Tick if nothing else
 // happens until then; false if never.
 func (c *Core) Deadline() (Time, bool) {
+	t, ok := c.due()
+	if look := c.now.Add(fencedLook); c.fenced > 0 && (!ok || look < t) {
+		return look, true
+	}
+	return t, ok
+}
+
+// due returns when something has to be done.
+func (c *Core) due() (Time, bool) {
 	var t Time
 	var ok bool
 	earliest := func(u Time) {

@@ -114,10 +114,13 @@ func (n *node) bury() {
 	}
 }
 
-// deadline returns the GPU whose Tick is due first.
+// deadline returns the GPU whose Tick is next, of those where something is due.
 func (n *node) deadline() (gpu int, at Time, ok bool) {
 	for i, c := range n.cores {
-		if t, has := c.Deadline(); has && (!ok || t < at) {
+		if _, has := c.due(); !has {
+			continue
+		}
+		if t, _ := c.Deadline(); !ok || t < at {
 			gpu, at, ok = i, t, true
 		}
 	}

@@ -8,6 +8,11 @@ import "time"
 // to count.
 const maxLate = 100 * time.Millisecond
 
+// fencedLook is the time between two Steps, at most, while a grant is fenced.
+// Nothing is due then, but its tenant pays, and is not to pay for the time that
+// the scheduler was stopped.
+const fencedLook = time.Second
+
 // standStill has the time since the latest Step not count, if nobody was there
 // when something was due: the machine was suspended, or the scheduler stopped.
 // Else holders would owe hours to the others, and those that drained would be

@@ -220,6 +220,7 @@ func (c *Core) count(cl *client, n int) {
 		return
 	case cl.fenced:
 		t.fenced += n
+		c.fenced += n
 		return
 	case cl.in == &c.closing:
 		t.closing += n
