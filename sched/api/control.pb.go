@@ -1796,8 +1796,11 @@ func (x *ShareChange) GetUsedMemoryBytes() uint64 {
 }
 
 type DescribeContainerRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id: as the container runtime and the cgroup have it
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Container *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id: as the container runtime and the cgroup have it
+	// Of what the pod asks for, that which cannot be known now: if the container
+	// has been described before, what was said then stays.
+	Keep          *Keep `protobuf:"bytes,2,opt,name=keep,proto3" json:"keep,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1839,15 +1842,112 @@ func (x *DescribeContainerRequest) GetContainer() *Container {
 	return nil
 }
 
-type DescribeContainerResponse struct {
+func (x *DescribeContainerRequest) GetKeep() *Keep {
+	if x != nil {
+		return x.Keep
+	}
+	return nil
+}
+
+// Keep names parts of what a pod asks for.
+type Keep struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	MemoryLimit   bool                   `protobuf:"varint,1,opt,name=memory_limit,json=memoryLimit,proto3" json:"memory_limit,omitempty"`
+	CoreLimit     bool                   `protobuf:"varint,2,opt,name=core_limit,json=coreLimit,proto3" json:"core_limit,omitempty"`
+	CoreRequest   bool                   `protobuf:"varint,3,opt,name=core_request,json=coreRequest,proto3" json:"core_request,omitempty"`
+	Weight        bool                   `protobuf:"varint,4,opt,name=weight,proto3" json:"weight,omitempty"`
+	Priority      bool                   `protobuf:"varint,5,opt,name=priority,proto3" json:"priority,omitempty"`
+	Gang          bool                   `protobuf:"varint,6,opt,name=gang,proto3" json:"gang,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Keep) Reset() {
+	*x = Keep{}
+	mi := &file_sched_api_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Keep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Keep) ProtoMessage() {}
+
+func (x *Keep) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Keep.ProtoReflect.Descriptor instead.
+func (*Keep) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Keep) GetMemoryLimit() bool {
+	if x != nil {
+		return x.MemoryLimit
+	}
+	return false
+}
+
+func (x *Keep) GetCoreLimit() bool {
+	if x != nil {
+		return x.CoreLimit
+	}
+	return false
+}
+
+func (x *Keep) GetCoreRequest() bool {
+	if x != nil {
+		return x.CoreRequest
+	}
+	return false
+}
+
+func (x *Keep) GetWeight() bool {
+	if x != nil {
+		return x.Weight
+	}
+	return false
+}
+
+func (x *Keep) GetPriority() bool {
+	if x != nil {
+		return x.Priority
+	}
+	return false
+}
+
+func (x *Keep) GetGang() bool {
+	if x != nil {
+		return x.Gang
+	}
+	return false
+}
+
+type DescribeContainerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Old   *Container             `protobuf:"bytes,1,opt,name=old,proto3" json:"old,omitempty"` // as it was described before; not set: it was not
+	New   *Container             `protobuf:"bytes,2,opt,name=new,proto3" json:"new,omitempty"` // as it is described now
+	// What was and is in force, on each GPU that it may use: SetMemoryLimit and
+	// SetShare go before the description.
+	Changes       []*ShareChange `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1859,7 +1959,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1872,7 +1972,28 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *DescribeContainerResponse) GetOld() *Container {
+	if x != nil {
+		return x.Old
+	}
+	return nil
+}
+
+func (x *DescribeContainerResponse) GetNew() *Container {
+	if x != nil {
+		return x.New
+	}
+	return nil
+}
+
+func (x *DescribeContainerResponse) GetChanges() []*ShareChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
 }
 
 type ForgetContainerRequest struct {
@@ -1884,7 +2005,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1896,7 +2017,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1909,7 +2030,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -1927,7 +2048,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1939,7 +2060,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1952,7 +2073,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -1976,7 +2097,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1988,7 +2109,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2001,7 +2122,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -2094,7 +2215,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2106,7 +2227,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2119,7 +2240,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -2162,7 +2283,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2174,7 +2295,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2187,7 +2308,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -2247,7 +2368,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2259,7 +2380,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2272,7 +2393,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -2578,10 +2699,22 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x03new\x18\x04 \x01(\v2\x11.nvshare.v1.ShareR\x03new\x12(\n" +
 	"\x10old_memory_bytes\x18\x05 \x01(\x04R\x0eoldMemoryBytes\x12(\n" +
 	"\x10new_memory_bytes\x18\x06 \x01(\x04R\x0enewMemoryBytes\x12*\n" +
-	"\x11used_memory_bytes\x18\a \x01(\x04R\x0fusedMemoryBytes\"O\n" +
+	"\x11used_memory_bytes\x18\a \x01(\x04R\x0fusedMemoryBytes\"u\n" +
 	"\x18DescribeContainerRequest\x123\n" +
-	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\"\x1b\n" +
-	"\x19DescribeContainerResponse\"(\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12$\n" +
+	"\x04keep\x18\x02 \x01(\v2\x10.nvshare.v1.KeepR\x04keep\"\xb3\x01\n" +
+	"\x04Keep\x12!\n" +
+	"\fmemory_limit\x18\x01 \x01(\bR\vmemoryLimit\x12\x1d\n" +
+	"\n" +
+	"core_limit\x18\x02 \x01(\bR\tcoreLimit\x12!\n" +
+	"\fcore_request\x18\x03 \x01(\bR\vcoreRequest\x12\x16\n" +
+	"\x06weight\x18\x04 \x01(\bR\x06weight\x12\x1a\n" +
+	"\bpriority\x18\x05 \x01(\bR\bpriority\x12\x12\n" +
+	"\x04gang\x18\x06 \x01(\bR\x04gang\"\xa0\x01\n" +
+	"\x19DescribeContainerResponse\x12'\n" +
+	"\x03old\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\x03old\x12'\n" +
+	"\x03new\x18\x02 \x01(\v2\x15.nvshare.v1.ContainerR\x03new\x121\n" +
+	"\achanges\x18\x03 \x03(\v2\x17.nvshare.v1.ShareChangeR\achanges\"(\n" +
 	"\x16ForgetContainerRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x19\n" +
 	"\x17ForgetContainerResponse\"\xf2\x02\n" +
@@ -2689,7 +2822,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -2713,13 +2846,14 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*SetShareResponse)(nil),          // 19: nvshare.v1.SetShareResponse
 	(*ShareChange)(nil),               // 20: nvshare.v1.ShareChange
 	(*DescribeContainerRequest)(nil),  // 21: nvshare.v1.DescribeContainerRequest
-	(*DescribeContainerResponse)(nil), // 22: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 23: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 24: nvshare.v1.ForgetContainerResponse
-	(*TenantUse)(nil),                 // 25: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 26: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 27: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 28: nvshare.v1.Event
+	(*Keep)(nil),                      // 22: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 23: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 24: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 25: nvshare.v1.ForgetContainerResponse
+	(*TenantUse)(nil),                 // 26: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 27: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 28: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 29: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	6,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
@@ -2728,7 +2862,7 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	8,  // 3: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
 	9,  // 4: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 5: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	25, // 6: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	26, // 6: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
 	7,  // 7: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
 	10, // 8: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
 	10, // 9: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
@@ -2748,30 +2882,34 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	11, // 23: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
 	11, // 24: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
 	10, // 25: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	10, // 26: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	11, // 27: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	28, // 28: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	3,  // 29: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	10, // 30: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	4,  // 31: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	12, // 32: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	15, // 33: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	18, // 34: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	21, // 35: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	23, // 36: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	26, // 37: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	5,  // 38: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	13, // 39: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	16, // 40: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	19, // 41: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	22, // 42: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	24, // 43: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	27, // 44: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	38, // [38:45] is the sub-list for method output_type
-	31, // [31:38] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	22, // 26: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	10, // 27: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	10, // 28: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	20, // 29: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	10, // 30: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	11, // 31: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	29, // 32: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	3,  // 33: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	10, // 34: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	4,  // 35: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	12, // 36: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	15, // 37: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	18, // 38: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	21, // 39: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	24, // 40: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	27, // 41: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	5,  // 42: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	13, // 43: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	16, // 44: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	19, // 45: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	23, // 46: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	25, // 47: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	28, // 48: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	42, // [42:49] is the sub-list for method output_type
+	35, // [35:42] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -2787,7 +2925,7 @@ func file_sched_api_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   25,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -75,18 +75,18 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 	if err := c.Share.Validate(); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: %v", c.Id, err)
 	}
+	var resp *api.DescribeContainerResponse
 	var err error
 	if askErr := s.d.ask(ctx, func() {
 		if s.d.names[c.Id] == nil && len(s.d.names) >= maxContainers {
 			err = status.Errorf(codes.ResourceExhausted, "describe container %s: %d are described already; forget some", c.Id, len(s.d.names))
 			return
 		}
-		s.d.names[c.Id] = proto.Clone(c).(*api.Container)
-		s.d.setPodShare(c)
+		resp = s.d.describe(proto.Clone(c).(*api.Container), req.Keep)
 	}); askErr != nil {
 		return nil, askErr
 	}
-	return &api.DescribeContainerResponse{}, err
+	return resp, err
 }
 
 func (s controlService) ForgetContainer(ctx context.Context, req *api.ForgetContainerRequest) (*api.ForgetContainerResponse, error) {

@@ -268,21 +268,6 @@ func (d *Daemon) noteShare(g *gpu, account string, old, new share) {
 	note("gang", api.FormatGang(o.Gang), api.FormatGang(n.Gang))
 }
 
-// setPodShare is what the plugin's description of a container changes.
-func (d *Daemon) setPodShare(c *api.Container) {
-	account := containerAccount + c.Id
-	old := d.shares.Tenants[account]
-	to := old
-	if to.Pod, to.Has = podShare(c), c.Gpus; to.Pod == (share{}) {
-		to.Has = nil // names[…] has it as long as it matters
-	}
-	if to.Pod != old.Pod || !slices.Equal(to.Has, old.Has) {
-		// In force also if a restart would not know of it: the plugin would
-		// say it again.
-		_ = d.changeShares(account, to, true)
-	}
-}
-
 // forgetShares drops the shares of a container that has ended.
 func (d *Daemon) forgetShares(id string) {
 	account := containerAccount + id

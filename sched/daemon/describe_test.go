@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// Pods' annotations change while containers run: what cannot be known of them
+// stays as it was said before, also before a restart, and the answer tells what
+// has changed and what is in force.
+func TestDescribeAgain(t *testing.T) {
+	dir := t.TempDir()
+	s := newSharing(t, dir)
+	account := containerAccount + whole("a")
+	describe := func(memory uint64, share *api.Share, keep *api.Keep) *api.DescribeContainerResponse {
+		t.Helper()
+		r, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Keep: keep, Container: &api.Container{
+			Id: whole("a"), Namespace: "ml", Pod: "a", Name: "main", MemoryLimitBytes: memory, Share: share, Gpus: []string{gpuB.UUID}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	everything := &api.Keep{MemoryLimit: true, CoreLimit: true, CoreRequest: true, Weight: true, Priority: true, Gang: true}
+	full := &api.Share{CoreLimit: 50, CoreRequest: 20, Weight: 300, Priority: latency, Gang: "ring"}
+	told := sched.Share{Limit: 50, Request: 20, Weight: 300, Priority: sched.Latency, Gang: "gang ml/ring"}
+
+	if r := describe(gib, full, everything); r.Old != nil || r.New.MemoryLimitBytes != gib || !proto.Equal(r.New.Share, full) {
+		t.Errorf("described first: %v", r)
+	}
+	if r := describe(0, nil, everything); r.Old.MemoryLimitBytes != gib || r.New.MemoryLimitBytes != gib || !proto.Equal(r.New.Share, full) || s.told(1, account) != told {
+		t.Errorf("with nothing known: %v, in force %v", r, s.told(1, account))
+	}
+	s.stop()
+	s = newSharing(t, dir)
+	if r := describe(0, nil, everything); r.New.MemoryLimitBytes != gib || !proto.Equal(r.New.Share, full) || s.told(1, account) != told {
+		t.Errorf("after a restart: %v, in force %v", r, s.told(1, account))
+	}
+	// Each part by itself.
+	r := describe(2*gib, &api.Share{CoreLimit: 60, CoreRequest: 30, Weight: 7, Priority: batch}, &api.Keep{CoreRequest: true, Gang: true})
+	want := &api.Share{CoreLimit: 60, CoreRequest: 20, Weight: 7, Priority: batch, Gang: "ring"}
+	if r.New.MemoryLimitBytes != 2*gib || !proto.Equal(r.New.Share, want) {
+		t.Errorf("in part: %v", r.New)
+	}
+	// In force on the GPU that it has; the operator's word goes before.
+	if _, err := s.SetShare(context.Background(), &api.SetShareRequest{Container: whole("a"), MemoryBytes: proto.Uint64(gib)}); err != nil {
+		t.Fatal(err)
+	}
+	r = describe(3*gib, &api.Share{CoreLimit: 70}, nil)
+	if len(r.Changes) != 1 || r.Old.MemoryLimitBytes != 2*gib || r.New.MemoryLimitBytes != 3*gib {
+		t.Fatalf("overruled: %v", r)
+	}
+	if c := r.Changes[0]; c.Uuid != gpuB.UUID || c.Index != 1 || c.Old.CoreLimit != 60 || c.New.CoreLimit != 70 || c.New.Gang != "" ||
+		c.OldMemoryBytes != gib || c.NewMemoryBytes != gib {
+		t.Errorf("overruled: %v", c)
+	}
+	// Removed: nothing is left.
+	if describe(0, nil, nil); s.told(1, account) != (sched.Share{}) {
+		t.Errorf("after removal: %v", s.told(1, account))
+	}
+}
