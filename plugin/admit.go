@@ -34,6 +34,7 @@ func (r refusal) Unwrap() error { return r.error }
 func (n *Names) Admit(c Container, count int, gpus []cdi.GPU) (Container, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	c, _ = n.follow.now(c)
 	devices := n.devices(gpus, c)
 	if count > 0 {
 		chosen, err := placement.Choose(devices, placement.Request{

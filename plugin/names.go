@@ -23,9 +23,11 @@ type Container struct {
 	PodUID      string
 	MemoryLimit uint64 // bytes of each GPU; 0: none
 	Share       Share
+	Keep        Fields           // of the two above
 	GPUs        string           // UUIDs of those that it has, separated by commas; empty: not known
 	Labels      placement.Labels // of all namespaces: <namespace>/<label>
 	Sandbox     string           // the pod's, by the runtime's ID
+	Placed      bool             // the plugin chose the GPUs
 }
 
 // Describer is a connection to the scheduler. Its calls are given a context
@@ -65,6 +67,7 @@ type Names struct {
 	promises []Promise            // as the scheduler has said
 	memory   map[string]uint64    // bytes of GPUs by UUID, as the scheduler has said
 	percent  uint64               // of GPUs' memory, that may be promised
+	follow   following
 }
 
 const (
@@ -78,7 +81,7 @@ func NewNames(log logrus.FieldLogger) *Names {
 }
 
 // Add names a container.
-func (n *Names) Add(c Container) { n.change(func() { n.want[c.ID] = c }) }
+func (n *Names) Add(c Container) { n.change(func() { n.want[c.ID], _ = n.follow.now(c) }) }
 
 // Remove forgets a container; an unknown one is no error.
 func (n *Names) Remove(id string) { n.change(func() { delete(n.want, id); delete(n.ended, id) }) }
@@ -89,6 +92,9 @@ func (n *Names) Replace(all []Container, ended ...Container) {
 	n.change(func() {
 		n.complete = true
 		n.want, n.ended = byID(all), byID(ended)
+		for id, c := range n.want {
+			n.want[id], _ = n.follow.now(c)
+		}
 	})
 }
 

@@ -74,7 +74,7 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 		if !alive(ctr) {
 			ended = append(ended, existing(pod, ctr, Request{}, inv))
 		} else {
-			req, err := ParseRequest(pod.GetAnnotations(), ctr.GetName(), inv.Devices())
+			req, err := p.request(pod, ctr, inv)
 			if err != nil { // created while no plugin was there to refuse it
 				p.log.Warnf("pod %s/%s, container %q runs without a part of what it asks for: %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
 			}
@@ -90,7 +90,7 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 // for. An error refuses the container.
 func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	inv := p.inventory.Load()
-	req, err := ParseRequest(pod.GetAnnotations(), ctr.GetName(), inv.Devices())
+	req, err := p.request(pod, ctr, inv)
 	if err != nil && inv.problem != nil {
 		err = fmt.Errorf("%w; nvshare-plugin cannot say which GPUs there are: %w", err, inv.problem)
 	}
@@ -101,7 +101,8 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 	uses := len(req.Devices) > 0 || req.Count > 0 || usesGPU(ctr)
 	if err == nil && uses {
 		if c, err = p.names.Admit(c, req.Count, inv.gpus); err != nil {
-			err = refusedFor(err, pod, ctr, inv)
+			annotations, _ := p.names.annotations(pod, ctr.GetName())
+			err = refusedFor(err, annotations, ctr, inv)
 		}
 	}
 	var adjust *api.ContainerAdjustment
@@ -128,14 +129,14 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 }
 
 // refusedFor names the annotation that a container is refused for.
-func refusedFor(err error, pod *api.PodSandbox, ctr *api.Container, inv *Inventory) error {
+func refusedFor(err error, annotations map[string]string, ctr *api.Container, inv *Inventory) error {
 	var r refusal
 	names := []string{Annotation, CoreRequestAnnotation}
 	if errors.As(err, &r) && r.annotation != "" {
 		names = []string{r.annotation}
 	}
 	for _, name := range names {
-		if key, value, ok := annotationFor(pod.GetAnnotations(), name, ctr.GetName()); ok {
+		if key, value, ok := annotationFor(annotations, name, ctr.GetName()); ok {
 			err = annotationError(key, value, err)
 			break
 		}
@@ -170,9 +171,9 @@ func (p *Plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
 	return Container{
 		ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(),
-		MemoryLimit: req.MemoryLimit, Share: req.Share,
+		MemoryLimit: req.MemoryLimit, Share: req.Share, Keep: req.Keep,
 		GPUs:   strings.Join(inv.identify(append(given(ctr), req.Devices...)), ","),
-		Labels: labelsIn(pod.GetNamespace(), req.Labels), Sandbox: pod.GetId(),
+		Labels: labelsIn(pod.GetNamespace(), req.Labels), Sandbox: pod.GetId(), Placed: req.Count > 0,
 	}
 }
 

@@ -38,6 +38,7 @@ type Request struct {
 	// 0: no limit.
 	MemoryLimit uint64
 	Share       Share // of each GPU's time
+	Keep        Fields
 }
 
 // annotationFor returns the annotation with this name that holds for a

@@ -36,26 +36,28 @@ type Share struct {
 // with what this node has.
 func (r *Request) parseShares(annotations map[string]string, container string) error {
 	var errs []error
-	read := func(name string, parse func(string) error) (said string) {
+	read := func(name string, wrong *bool, parse func(string) error) (said string) {
 		key, value, ok := annotationFor(annotations, name, container)
 		if !ok {
 			return ""
 		}
 		if err := parse(strings.TrimSpace(value)); err != nil {
 			errs = append(errs, annotationError(key, value, err))
+			*wrong = true
 		}
 		return fmt.Sprintf("%s=%q", key, shown(value))
 	}
-	s := &r.Share
-	read(MemoryLimitAnnotation, set(&r.MemoryLimit, sched.ParseMemory))
-	limit := read(CoreLimitAnnotation, set(&s.CoreLimit, sched.ParsePercent))
-	request := read(CoreRequestAnnotation, set(&s.CoreRequest, sched.ParsePercent))
-	read(WeightAnnotation, set(&s.Weight, sched.ParseWeight))
-	read(PriorityAnnotation, set(&s.Priority, sched.ParsePriority))
-	read(GangAnnotation, set(&s.Gang, sched.ParseGang))
+	s, k := &r.Share, &r.Keep
+	read(MemoryLimitAnnotation, &k.MemoryLimit, set(&r.MemoryLimit, sched.ParseMemory))
+	limit := read(CoreLimitAnnotation, &k.CoreLimit, set(&s.CoreLimit, sched.ParsePercent))
+	request := read(CoreRequestAnnotation, &k.CoreRequest, set(&s.CoreRequest, sched.ParsePercent))
+	read(WeightAnnotation, &k.Weight, set(&s.Weight, sched.ParseWeight))
+	read(PriorityAnnotation, &k.Priority, set(&s.Priority, sched.ParsePriority))
+	read(GangAnnotation, &k.Gang, set(&s.Gang, sched.ParseGang))
 	if s.CoreLimit != 0 && s.CoreRequest > s.CoreLimit {
 		errs = append(errs, fmt.Errorf("annotation %s: above %s", request, limit))
 		s.CoreRequest = s.CoreLimit
+		k.CoreLimit, k.CoreRequest = true, true
 	}
 	return errors.Join(errs...)
 }

@@ -40,6 +40,7 @@ type flags struct {
 	simgpu                 string
 	noNRI, watch           bool
 	promiseMemory          uint32
+	kube                   liveFlags
 }
 
 func main() {
@@ -91,6 +92,7 @@ SIGHUP looks at the GPUs and the driver again. NVSHARE_DEBUG=1 shows more.`,
 	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "percent of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	s.BoolVar(&f.watch, "watch", false, "with --no-nri: do not exit, keep the specs right as GPUs and driver change")
+	f.kube.add(s)
 	return cmd
 }
 
@@ -145,8 +147,12 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	names := plugin.NewNames(log)
 	names.PromiseMemory(f.promiseMemory)
 	p := plugin.New(log, names)
+	told, err := f.kube.watch(ctx, p, log)
+	if err != nil {
+		return err
+	}
 	go names.Run(ctx, func(ctx context.Context) (plugin.Describer, error) {
-		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log)
+		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log, told)
 	})
 	// A plugin that has ended lets pods that ask start without a GPU, and
 	// without a word: whatever the GPUs do, it registers, and then refuses.

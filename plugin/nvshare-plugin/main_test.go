@@ -320,7 +320,7 @@ func TestSchedulerConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	dial := func(ctx context.Context) (plugin.Describer, error) { return dialScheduler(ctx, dir, quiet()) }
+	dial := func(ctx context.Context) (plugin.Describer, error) { return dialScheduler(ctx, dir, quiet(), nil) }
 	if _, err := dial(context.Background()); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("no scheduler: %v", err)
 	}

@@ -18,29 +18,39 @@ import (
 type scheduler struct {
 	conn *api.Conn
 	log  logrus.FieldLogger
+	told func(plugin.Container, *api.DescribeContainerResponse, error)
 }
 
 var _ plugin.Describer = (*scheduler)(nil)
 
-func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger) (plugin.Describer, error) {
+// dialScheduler connects to the scheduler. told, if not nil, is called with what
+// came of each description.
+func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, told func(plugin.Container, *api.DescribeContainerResponse, error)) (plugin.Describer, error) {
 	conn, err := api.Dial(ctx, runDir)
 	if err != nil {
 		return nil, err
 	}
-	return &scheduler{conn, log}, nil
+	return &scheduler{conn, log, told}, nil
 }
 
 // Describe gives a container its names and shares. What the scheduler refuses is
 // logged and left out: saying it again would change nothing.
 func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
-	_, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: &api.Container{
+	k := c.Keep
+	resp, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: &api.Container{
 		Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID, MemoryLimitBytes: c.MemoryLimit,
 		Share: &api.Share{
 			CoreLimit: c.Share.CoreLimit, CoreRequest: c.Share.CoreRequest, Weight: c.Share.Weight,
 			Priority: c.Share.Priority, Gang: c.Share.Gang,
 		},
 		Gpus: strings.FieldsFunc(c.GPUs, func(r rune) bool { return r == ',' }),
+	}, Keep: &api.Keep{
+		MemoryLimit: k.MemoryLimit, CoreLimit: k.CoreLimit, CoreRequest: k.CoreRequest,
+		Weight: k.Weight, Priority: k.Priority, Gang: k.Gang,
 	}})
+	if s.told != nil {
+		s.told(c, resp, err)
+	}
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.ResourceExhausted:
 		s.log.Warnf("the scheduler refuses names and shares of container %s (%s/%s): %v", c.ID, c.Namespace, c.Pod, err)

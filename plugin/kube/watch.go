@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"github.com/nvshare/nvshare/plugin"
+)
+
+const (
+	// pause is the least time between two changes of one pod.
+	pause = 100 * time.Millisecond
+	// again is when what cannot be promised is tried again.
+	again = 10 * time.Second
+)
+
+// Pods is told of pods' annotations; see plugin.Plugin, which is one. Its methods
+// do not block.
+type Pods interface {
+	SetPods([]plugin.Pod) []plugin.Refusal
+	SetPod(plugin.Pod) []plugin.Refusal
+	DropPod(uid string)
+}
+
+// Watcher tells of the annotations of one node's pods, and says on the pods what
+// became of them.
+type Watcher struct {
+	log    logrus.FieldLogger
+	lister metadata.ResourceInterface
+	node   string
+	to     Pods
+	events *events
+	queue  workqueue.TypedDelayingInterface[string] // UIDs of pods to be told of
+
+	mu     sync.Mutex
+	pods   map[string]*pod // by UID
+	failed int             // requests since the latest that succeeded
+}
+
+// pod is a pod of this node.
+type pod struct {
+	plugin.Pod
+	changed   time.Time                      // when it was last told of
+	described map[string]terms               // by container: what the scheduler was last told
+	refused   map[string]string              // by container: what was last said to be refused
+	limit     flowcontrol.PassiveRateLimiter // of events; nil before the first
+}
+
+// New returns a Watcher of a node's pods. Nothing is asked before Run.
+func New(c *rest.Config, node string, to Pods, log logrus.FieldLogger) (*Watcher, error) {
+	client, err := rest.HTTPClientFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("Kubernetes API: %w", err)
+	}
+	m, err := metadata.NewForConfigAndClient(c, client)
+	if err != nil {
+		return nil, fmt.Errorf("Kubernetes API: %w", err)
+	}
+	e, err := newEvents(c, client, node, log)
+	if err != nil {
+		return nil, fmt.Errorf("Kubernetes API: %w", err)
+	}
+	return &Watcher{
+		log: log, node: node, to: to, events: e, pods: map[string]*pod{},
+		lister: m.Resource(schema.GroupVersionResource{Version: "v1", Resource: "pods"}),
+		queue:  workqueue.NewTypedDelayingQueue[string](),
+	}, nil
+}
+
+// Run watches until ctx ends.
+func (w *Watcher) Run(ctx context.Context) {
+	// client-go writes to the global klog unless told otherwise; what matters
+	// of its errors is seen below.
+	ctx = klog.NewContext(ctx, klog.Logger{})
+	r := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = w.mine()
+			list, err := w.lister.List(ctx, o)
+			w.note(ctx, err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = w.mine()
+			wi, err := w.lister.Watch(ctx, o)
+			w.note(ctx, err)
+			return wi, err
+		},
+	}, w.lister), &metav1.PartialObjectMetadata{}, store{w}, cache.ReflectorOptions{Logger: &klog.Logger{}, Name: "pods"})
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	parts.Go(func() { w.events.run(ctx) })
+	parts.Go(w.work)
+	defer w.queue.ShutDown()
+	r.RunWithContext(ctx)
+}
+
+func (w *Watcher) mine() string { return fields.OneTermEqualSelector("spec.nodeName", w.node).String() }
+
+// note keeps the log to one line per outage. One failure alone is no outage: an
+// old server refuses the streaming list that is tried first.
+func (w *Watcher) note(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err == nil {
+		if w.failed > 1 {
+			w.log.Info("Kubernetes API: pods' annotations are watched again")
+		}
+		w.failed = 0
+		return
+	}
+	if w.failed++; w.failed == 2 {
+		w.log.Warnf("Kubernetes API: shares of running pods stay as they are until their annotations can be watched, which needs an API server and the right to list and watch pods: %v", err)
+	}
+}
+
+// store is what the reflector fills.
+type store struct{ *Watcher }
+
+var _ cache.ReflectorStore = store{}
+
+func podOf(obj any) (plugin.Pod, bool) {
+	m, ok := obj.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return plugin.Pod{}, false
+	}
+	ours := map[string]string{}
+	for key, value := range m.Annotations {
+		if plugin.IsAnnotation(key) {
+			ours[key] = value
+		}
+	}
+	return plugin.Pod{UID: string(m.UID), Namespace: m.Namespace, Name: m.Name, Annotations: ours}, true
+}
+
+func (s store) Add(obj any) error { return s.Update(obj) }
+
+// Update is called for each change of a pod, also of its status.
+func (s store) Update(obj any) error {
+	p, ok := podOf(obj)
+	if !ok {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.pods[p.UID]
+	if k != nil && maps.Equal(k.Annotations, p.Annotations) {
+		return nil
+	}
+	s.queue.AddAfter(p.UID, time.Until(s.set(p).changed.Add(pause)))
+	return nil
+}
+
+// set notes what a pod is now. The lock is held.
+func (w *Watcher) set(p plugin.Pod) *pod {
+	k := w.pods[p.UID]
+	if k == nil {
+		k = &pod{described: map[string]terms{}, refused: map[string]string{}}
+		w.pods[p.UID] = k
+	} else if len(k.described) > 0 && !maps.Equal(choice(k.Annotations), choice(p.Annotations)) {
+		w.say(k, "", warning, "GPUChoiceStays", "which GPUs containers get, and next to whom, was decided when the pod was created: to change it, delete the pod and create it again")
+	}
+	k.Pod = p
+	return k
+}
+
+// choice returns the annotations that say which GPUs a pod gets.
+func choice(annotations map[string]string) map[string]string {
+	c := maps.Clone(annotations)
+	maps.DeleteFunc(c, func(key, _ string) bool { return plugin.IsShareAnnotation(key) })
+	return c
+}
+
+func (s store) Delete(obj any) error {
+	if p, ok := podOf(obj); ok {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.pods, p.UID)
+		s.to.DropPod(p.UID)
+	}
+	return nil
+}
+
+// Replace is called with all pods of the node, at the start and after an outage.
+func (s store) Replace(objs []any, _ string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []plugin.Pod
+	gone := maps.Clone(s.pods)
+	for _, obj := range objs {
+		if p, ok := podOf(obj); ok {
+			s.set(p).changed = time.Now()
+			delete(gone, p.UID)
+			all = append(all, p)
+		}
+	}
+	for uid := range gone {
+		delete(s.pods, uid)
+	}
+	refused := s.to.SetPods(all)
+	for _, p := range s.pods {
+		s.refuse(p, refused)
+	}
+	return nil
+}
+
+func (s store) Resync() error { return nil }
+
+// work tells of pods that have changed.
+func (w *Watcher) work() {
+	for {
+		uid, end := w.queue.Get()
+		if end {
+			return
+		}
+		w.mu.Lock()
+		if p := w.pods[uid]; p != nil {
+			p.changed = time.Now()
+			w.refuse(p, w.to.SetPod(p.Pod))
+		}
+		w.mu.Unlock()
+		w.queue.Done(uid)
+	}
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/pflag"
+
+	"github.com/nvshare/nvshare/plugin"
+	"github.com/nvshare/nvshare/plugin/kube"
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// liveFlags say how pods' annotations are watched.
+type liveFlags struct{ when, kubeconfig, node string }
+
+func (f *liveFlags) add(s *pflag.FlagSet) {
+	s.StringVar(&f.when, "kube", kube.Auto, "watch the annotations of this node's pods, so that shares change while they run: auto (in a pod, or with a kubeconfig), on, or off")
+	s.StringVar(&f.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "file that says how to reach the Kubernetes API (KUBECONFIG); in a pod none is needed")
+	s.StringVar(&f.node, "node-name", os.Getenv("NODE_NAME"), "this node's name in Kubernetes (NODE_NAME; default: the host's)")
+}
+
+// watch has p told of pods' annotations until ctx ends, and returns whom to tell
+// what came of it. Where there is nothing to watch, nobody.
+func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.FieldLogger) (told func(plugin.Container, *api.DescribeContainerResponse, error), err error) {
+	config, err := kube.Config(f.when, f.kubeconfig)
+	switch {
+	case errors.Is(err, kube.ErrNone):
+		log.Infof("pods' annotations hold as they were at their creation: %v", err)
+		return nil, nil
+	case err != nil && f.when == kube.Auto:
+		log.Warnf("pods' annotations hold as they were at their creation: Kubernetes API: %v", err)
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("--kube %s: %w", f.when, err)
+	}
+	node, err := kube.NodeName(f.node)
+	if err != nil {
+		return nil, err
+	}
+	w, err := kube.New(config, node, p, log)
+	if err != nil {
+		return nil, err
+	}
+	log.Infof("watching the annotations of the pods of node %s at %s", node, config.Host)
+	p.Follow()
+	go w.Run(ctx)
+	return func(c plugin.Container, r *api.DescribeContainerResponse, err error) {
+		if s := r.GetNew().GetShare(); err == nil && r.GetNew() != nil {
+			p.Kept(c, r.New.MemoryLimitBytes, plugin.Share{
+				CoreLimit: s.GetCoreLimit(), CoreRequest: s.GetCoreRequest(), Weight: s.GetWeight(),
+				Priority: s.GetPriority(), Gang: s.GetGang(),
+			})
+		}
+		w.Told(c, r, err)
+	}, nil
+}
