@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+)
+
+const testNode = "node-1"
+
+// apiServer is as much of a Kubernetes API server as there is asked of one: the
+// metadata of one node's pods, listed, watched and streamed, and events.
+type apiServer struct {
+	*httptest.Server
+	t      *testing.T
+	events chan event
+	asked  chan string // what was answered: list, watch, stream, or a status code
+
+	mu       sync.Mutex
+	version  int
+	pods     map[types.UID]*metav1.PartialObjectMetadata
+	watchers map[chan watchEvent]bool
+	fail     int  // status code of all answers about pods; 0: none
+	old      bool // knows no streaming lists
+}
+
+type watchEvent struct {
+	Type   string                        `json:"type"`
+	Object *metav1.PartialObjectMetadata `json:"object"`
+}
+
+func newAPIServer(t *testing.T) *apiServer {
+	s := &apiServer{
+		t: t, events: make(chan event, 1000), asked: make(chan string, 1000),
+		pods: map[types.UID]*metav1.PartialObjectMetadata{}, watchers: map[chan watchEvent]bool{},
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /api/v1/pods", s.servePods)
+	mux.HandleFunc("POST /apis/events.k8s.io/v1/namespaces/{namespace}/events", s.serveEvent)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		t.Errorf("unexpected request %s %s", r.Method, r.URL)
+		w.WriteHeader(http.StatusNotFound)
+	})
+	s.Server = httptest.NewServer(mux)
+	t.Cleanup(func() { s.cut(); s.Close() })
+	return s
+}
+
+func (s *apiServer) config() *rest.Config {
+	c := &rest.Config{Host: s.URL, WarningHandler: rest.NoWarnings{}}
+	return c
+}
+
+// set makes or changes a pod.
+func (s *apiServer) set(uid, namespace, name string, annotations map[string]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	p := &metav1.PartialObjectMetadata{
+		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
+		ObjectMeta: metav1.ObjectMeta{
+			UID: types.UID(uid), Namespace: namespace, Name: name, Annotations: maps.Clone(annotations), ResourceVersion: fmt.Sprint(s.version),
+		},
+	}
+	kind := "MODIFIED"
+	if s.pods[p.UID] == nil {
+		kind = "ADDED"
+	}
+	s.pods[p.UID] = p
+	s.tell(watchEvent{kind, p})
+}
+
+func (s *apiServer) remove(uid string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	p := *s.pods[types.UID(uid)]
+	p.ResourceVersion = fmt.Sprint(s.version)
+	delete(s.pods, p.UID)
+	s.tell(watchEvent{"DELETED", &p})
+}
+
+func (s *apiServer) tell(e watchEvent) {
+	for w := range s.watchers {
+		w <- e
+	}
+}
+
+// cut ends all watches.
+func (s *apiServer) cut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for w := range s.watchers {
+		close(w)
+	}
+	clear(s.watchers)
+}
+
+// failWith has all questions about pods answered with a status; 0: as usual.
+func (s *apiServer) failWith(code int) {
+	s.mu.Lock()
+	s.fail = code
+	s.mu.Unlock()
+	if code != 0 {
+		s.cut()
+	}
+}
+
+func reject(w http.ResponseWriter, code int) {
+	reason := map[int]metav1.StatusReason{403: metav1.StatusReasonForbidden, 410: metav1.StatusReasonExpired, 422: metav1.StatusReasonInvalid, 503: metav1.StatusReasonServiceUnavailable}[code]
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: "no: " + http.StatusText(code),
+	})
+}
+
+func (s *apiServer) servePods(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	if got := q.Get("fieldSelector"); got != "spec.nodeName="+testNode {
+		s.t.Errorf("asked for the pods of %q", got)
+	}
+	if accept := r.Header.Get("Accept"); !strings.Contains(accept, "as=PartialObjectMetadata") {
+		s.t.Errorf("asked for more than metadata: %s", accept)
+	}
+	s.mu.Lock()
+	if s.fail != 0 || s.old && q.Get("sendInitialEvents") == "true" {
+		code := s.fail
+		if code == 0 {
+			code = http.StatusUnprocessableEntity
+		}
+		s.mu.Unlock()
+		reject(w, code)
+		s.asked <- fmt.Sprint(code)
+		return
+	}
+	all := slices.SortedFunc(maps.Values(s.pods), func(a, b *metav1.PartialObjectMetadata) int {
+		return strings.Compare(string(a.UID), string(b.UID))
+	})
+	version := fmt.Sprint(s.version)
+	if q.Get("watch") == "" {
+		s.mu.Unlock()
+		list := metav1.PartialObjectMetadataList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"},
+			ListMeta: metav1.ListMeta{ResourceVersion: version},
+		}
+		for _, p := range all {
+			list.Items = append(list.Items, *p)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(list)
+		s.asked <- "list"
+		return
+	}
+	stream := q.Get("sendInitialEvents") == "true"
+	since := q.Get("resourceVersion")
+	ch := make(chan watchEvent, 1000)
+	switch {
+	case stream:
+		for _, p := range all {
+			ch <- watchEvent{"ADDED", p}
+		}
+		ch <- watchEvent{"BOOKMARK", &metav1.PartialObjectMetadata{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
+			ObjectMeta: metav1.ObjectMeta{ResourceVersion: version, Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}},
+		}}
+	case since != version: // the history is not kept
+		s.mu.Unlock()
+		reject(w, http.StatusGone)
+		s.asked <- "410"
+		return
+	}
+	s.watchers[ch] = true
+	s.mu.Unlock()
+	if stream {
+		s.asked <- "stream"
+	} else {
+		s.asked <- "watch"
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	for {
+		w.(http.Flusher).Flush()
+		select {
+		case <-r.Context().Done():
+			s.mu.Lock()
+			delete(s.watchers, ch)
+			s.mu.Unlock()
+			return
+		case e, ok := <-ch:
+			if !ok {
+				return
+			}
+			_ = json.NewEncoder(w).Encode(e)
+		}
+	}
+}
+
+// serveEvent refuses what a real one would.
+func (s *apiServer) serveEvent(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	var e event
+	if err == nil {
+		err = json.Unmarshal(body, &e)
+	}
+	switch {
+	case err != nil:
+	case e.APIVersion != "events.k8s.io/v1" || e.Kind != "Event" || r.Header.Get("Content-Type") != "application/json":
+		err = fmt.Errorf("%s %s as %s", e.APIVersion, e.Kind, r.Header.Get("Content-Type"))
+	case e.Namespace != r.PathValue("namespace") || e.Regarding.Namespace != e.Namespace || e.Name == "" || len(e.Name) > 253:
+		err = fmt.Errorf("names %+v", e)
+	case e.EventTime.IsZero() || e.Action == "" || e.Reason == "" || e.ReportingController == "" || e.ReportingInstance != testNode:
+		err = fmt.Errorf("incomplete: %s", body)
+	case len(e.Note) > 1024 || e.Type != "Normal" && e.Type != "Warning":
+		err = fmt.Errorf("note of %d bytes, type %s", len(e.Note), e.Type)
+	}
+	if err != nil {
+		s.t.Errorf("event: %v", err)
+		reject(w, http.StatusUnprocessableEntity)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusCreated)
+	_, _ = w.Write(body)
+	s.events <- e
+}
