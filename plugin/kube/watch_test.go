@@ -17,9 +17,11 @@ import (
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/client-go/rest"
 
 	"github.com/nvshare/nvshare/plugin"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/tests/kubeapi"
 )
 
 // patience bounds every wait of these tests; nothing takes that long when it
@@ -101,12 +103,12 @@ func (l *lines) get() []string {
 }
 
 // startWatcher watches until the test ends.
-func startWatcher(t *testing.T, s *apiServer, to Pods) (*Watcher, *lines) {
+func startWatcher(t *testing.T, s *kubeapi.Server, to Pods) (*Watcher, *lines) {
 	t.Helper()
 	log, kept := logrus.New(), &lines{}
 	log.SetOutput(io.Discard)
 	log.AddHook(kept)
-	w, err := New(s.config(), testNode, to, log)
+	w, err := New(&rest.Config{Host: s.URL}, kubeapi.Node, to, log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,16 +134,18 @@ func limit(value string) map[string]string {
 func TestWatcherTellsOfAnnotations(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		t.Run(fmt.Sprintf("old=%v", old), func(t *testing.T) {
-			s, l := newAPIServer(t), newListener()
-			s.old = old
-			s.set("a", "ml", "train", map[string]string{plugin.MemoryLimitAnnotation: "8Gi", "example.com/secret": "x", "gpu.nvshare.com/pod": "nvshare.com/gpu=0"})
-			s.set("b", "ml", "other", nil)
+			s, l := kubeapi.New(t), newListener()
+			if old {
+				s.NoStreams()
+			}
+			s.Set("a", "ml", "train", map[string]string{plugin.MemoryLimitAnnotation: "8Gi", "example.com/secret": "x", "gpu.nvshare.com/pod": "nvshare.com/gpu=0"})
+			s.Set("b", "ml", "other", nil)
 			startWatcher(t, s, l)
 			if got := await(t, l.told, "all pods"); got != "all 2" {
 				t.Errorf("told of %s", got)
 			}
 			for range 2 - map[bool]int{true: 0, false: 1}[old] {
-				await(t, s.asked, "the questions")
+				await(t, s.Asked, "the questions")
 			}
 			l.mu.Lock()
 			a := l.pods["a"]
@@ -151,18 +155,18 @@ func TestWatcherTellsOfAnnotations(t *testing.T) {
 				t.Errorf("told of %+v", a)
 			}
 			if old {
-				await(t, s.asked, "the watch")
+				await(t, s.Asked, "the watch")
 			}
-			s.set("b", "ml", "other", map[string]string{"example.com/other": "y"}) // and changes of its status
-			s.set("a", "ml", "train", limit("4Gi"))
+			s.Set("b", "ml", "other", map[string]string{"example.com/other": "y"}) // and changes of its status
+			s.Set("a", "ml", "train", limit("4Gi"))
 			if got := await(t, l.told, "a change"); got != "a map[nvshare.com/gpu-memory-limit:4Gi]" {
 				t.Errorf("told of %s", got)
 			}
-			s.set("c", "ml", "new", limit("1Gi"))
+			s.Set("c", "ml", "new", limit("1Gi"))
 			if got := await(t, l.told, "a new pod"); got != "c map[nvshare.com/gpu-memory-limit:1Gi]" {
 				t.Errorf("told of %s", got)
 			}
-			s.remove("a")
+			s.Remove("a")
 			if got := await(t, l.told, "a removed pod"); got != "gone a" {
 				t.Errorf("told of %s", got)
 			}
@@ -173,13 +177,13 @@ func TestWatcherTellsOfAnnotations(t *testing.T) {
 // A pod whose annotations change without a pause is told of at most ten times a
 // second, and the last value is among them.
 func TestFloodOfChanges(t *testing.T) {
-	s, l := newAPIServer(t), newListener()
-	s.set("a", "ml", "train", nil)
+	s, l := kubeapi.New(t), newListener()
+	s.Set("a", "ml", "train", nil)
 	startWatcher(t, s, l)
 	await(t, l.told, "all pods")
 	begin := time.Now()
 	for i := range 500 {
-		s.set("a", "ml", "train", limit(fmt.Sprint(i)))
+		s.Set("a", "ml", "train", limit(fmt.Sprint(i)))
 	}
 	n := 0
 	for {
@@ -198,26 +202,26 @@ func TestOutage(t *testing.T) {
 	for _, code := range []int{http.StatusForbidden, http.StatusServiceUnavailable} {
 		t.Run(fmt.Sprint(code), func(t *testing.T) {
 			t.Parallel()
-			s, l := newAPIServer(t), newListener()
-			s.set("a", "ml", "train", limit("8Gi"))
-			s.set("b", "ml", "other", nil)
+			s, l := kubeapi.New(t), newListener()
+			s.Set("a", "ml", "train", limit("8Gi"))
+			s.Set("b", "ml", "other", nil)
 			_, log := startWatcher(t, s, l)
 			await(t, l.told, "all pods")
-			await(t, s.asked, "the first question")
-			s.failWith(code)
-			for range 3 {
-				if got := await(t, s.asked, "another question"); got != fmt.Sprint(code) {
+			await(t, s.Asked, "the first question")
+			s.FailWith(code)
+			for range 2 { // a stream, then a list
+				if got := await(t, s.Asked, "another question"); got != fmt.Sprint(code) {
 					t.Errorf("answered with %s", got)
 				}
 			}
-			s.set("a", "ml", "train", limit("4Gi"))
-			s.remove("b")
+			s.Set("a", "ml", "train", limit("4Gi"))
+			s.Remove("b")
 			select {
 			case got := <-l.told:
 				t.Errorf("told of %s while nothing can be known", got)
 			default:
 			}
-			s.failWith(0)
+			s.FailWith(0)
 			if got := await(t, l.told, "all pods again"); got != "all 1" {
 				t.Errorf("told of %s", got)
 			}
@@ -234,7 +238,7 @@ func TestOutage(t *testing.T) {
 }
 
 func TestRefusalsAreTold(t *testing.T) {
-	s, l := newAPIServer(t), newListener()
+	s, l := kubeapi.New(t), newListener()
 	l.refuse = func(p plugin.Pod) (r []plugin.Refusal) {
 		for _, name := range []string{"main", "side"} {
 			if value := p.Annotations[plugin.MemoryLimitAnnotation]; value != "" {
@@ -244,12 +248,12 @@ func TestRefusalsAreTold(t *testing.T) {
 		}
 		return r
 	}
-	s.set("a", "ml", "train", limit("x"))
+	s.Set("a", "ml", "train", limit("x"))
 	startWatcher(t, s, l)
 	expect := func(value string) {
 		t.Helper()
 		for _, name := range []string{"main", "side"} {
-			e := await(t, s.events, "an event")
+			e := await(t, s.Events, "an event")
 			if want := "container " + name + ": " + value + " is; wrong; what held before stays"; e.Note != want || e.Reason != "GPUShareRefused" || e.Type != "Warning" {
 				t.Errorf("event %s %s: %s, want %s", e.Type, e.Reason, e.Note, want)
 			}
@@ -260,17 +264,17 @@ func TestRefusalsAreTold(t *testing.T) {
 	}
 	expect("x")
 	// Said once: not after an outage, nor when something else is changed.
-	s.cut()
+	s.Cut()
 	await(t, l.told, "all pods")
-	s.set("a", "ml", "train", map[string]string{plugin.MemoryLimitAnnotation: "x", plugin.WeightAnnotation: "5"})
-	s.set("a", "ml", "train", limit("y"))
+	s.Set("a", "ml", "train", map[string]string{plugin.MemoryLimitAnnotation: "x", plugin.WeightAnnotation: "5"})
+	s.Set("a", "ml", "train", limit("y"))
 	expect("y")
 }
 
 // What a scheduler answers, as events.
 func TestAnswersAreTold(t *testing.T) {
-	s, l := newAPIServer(t), newListener()
-	s.set("a", "ml", "train", nil)
+	s, l := kubeapi.New(t), newListener()
+	s.Set("a", "ml", "train", nil)
 	w, _ := startWatcher(t, s, l)
 	await(t, l.told, "all pods")
 
@@ -309,7 +313,7 @@ func TestAnswersAreTold(t *testing.T) {
 		if want == "" {
 			want = step.want
 		}
-		e := await(t, s.events, "an event")
+		e := await(t, s.Events, "an event")
 		if got := e.Type + " " + e.Reason + " " + e.Note; got != strings.TrimSpace(want) {
 			t.Errorf("step %d: got  %s\nwant %s", i+1, got, strings.TrimSpace(want))
 		}
@@ -320,7 +324,7 @@ func TestAnswersAreTold(t *testing.T) {
 	second.ID, third.ID = "2", "3"
 	w.Told(second, &api.DescribeContainerResponse{New: &api.Container{Id: "2", MemoryLimitBytes: gi}}, nil)
 	w.Told(third, &api.DescribeContainerResponse{Old: &api.Container{Id: "3", MemoryLimitBytes: gi}, New: &api.Container{Id: "3", MemoryLimitBytes: 2 * gi}}, nil)
-	if e := await(t, s.events, "an event"); e.Note != "container main: memory limit 2Gi (was 1Gi)" {
+	if e := await(t, s.Events, "an event"); e.Note != "container main: memory limit 2Gi (was 1Gi)" {
 		t.Errorf("got %s", e.Note)
 	}
 	// Not on somebody else's pod.
@@ -328,17 +332,17 @@ func TestAnswersAreTold(t *testing.T) {
 	other.Namespace = "evil"
 	w.Told(other, nil, status.Error(codes.InvalidArgument, "odd"))
 	// Another choice of GPUs has no effect.
-	s.set("a", "ml", "train", map[string]string{plugin.Annotation: "nvshare.com/gpu=1"})
-	if e := await(t, s.events, "an event"); e.Reason != "GPUChoiceStays" || e.Regarding.FieldPath != "" {
+	s.Set("a", "ml", "train", map[string]string{plugin.Annotation: "nvshare.com/gpu=1"})
+	if e := await(t, s.Events, "an event"); e.Reason != "GPUChoiceStays" || e.Regarding.FieldPath != "" {
 		t.Errorf("got %+v", e)
 	}
 }
 
 // Whoever may annotate a pod cannot flood the API server with events.
 func TestEventsAreBounded(t *testing.T) {
-	s, l := newAPIServer(t), newListener()
-	s.set("a", "ml", strings.Repeat("n", 253), nil)
-	s.set("b", "ml", "other", nil)
+	s, l := kubeapi.New(t), newListener()
+	s.Set("a", "ml", strings.Repeat("n", 253), nil)
+	s.Set("b", "ml", "other", nil)
 	w, _ := startWatcher(t, s, l)
 	await(t, l.told, "all pods")
 	begin := time.Now()
@@ -349,7 +353,7 @@ func TestEventsAreBounded(t *testing.T) {
 	w.Warn("b", "main", "Odd", "last")
 	w.Warn("unknown", "main", "Odd", "")
 	n := 0
-	for e := range s.events {
+	for e := range s.Events {
 		if e.Regarding.UID == "b" {
 			break
 		}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kube
+// Package kubeapi is a small Kubernetes API server for tests: as much of one as
+// nvshare asks of it. Bad requests fail the test.
+package kubeapi
 
 import (
 	"encoding/json"
@@ -9,6 +11,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,25 +19,41 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 )
 
-const testNode = "node-1"
+// Node is the name of the only node.
+const Node = "node-1"
 
-// apiServer is as much of a Kubernetes API server as there is asked of one: the
-// metadata of one node's pods, listed, watched and streamed, and events.
-type apiServer struct {
+// Server has the metadata of one node's pods, to be listed, watched and streamed,
+// and takes events.
+type Server struct {
 	*httptest.Server
-	t      *testing.T
-	events chan event
-	asked  chan string // what was answered: list, watch, stream, or a status code
+	Events chan Event
+	Asked  chan string // what was answered about pods: list, watch, stream, or a status code
+
+	t *testing.T
 
 	mu       sync.Mutex
 	version  int
 	pods     map[types.UID]*metav1.PartialObjectMetadata
 	watchers map[chan watchEvent]bool
-	fail     int  // status code of all answers about pods; 0: none
-	old      bool // knows no streaming lists
+	fail     int // status code of all answers about pods; 0: none
+	old      bool
+}
+
+// Event is an event of events.k8s.io/v1.
+type Event struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+
+	EventTime           metav1.MicroTime
+	ReportingController string
+	ReportingInstance   string
+	Action, Reason      string
+	Note, Type          string
+	Regarding           struct {
+		APIVersion, Kind, Namespace, Name, UID, FieldPath string
+	}
 }
 
 type watchEvent struct {
@@ -42,9 +61,10 @@ type watchEvent struct {
 	Object *metav1.PartialObjectMetadata `json:"object"`
 }
 
-func newAPIServer(t *testing.T) *apiServer {
-	s := &apiServer{
-		t: t, events: make(chan event, 1000), asked: make(chan string, 1000),
+// New starts a server that ends with the test.
+func New(t *testing.T) *Server {
+	s := &Server{
+		t: t, Events: make(chan Event, 1000), Asked: make(chan string, 1000),
 		pods: map[types.UID]*metav1.PartialObjectMetadata{}, watchers: map[chan watchEvent]bool{},
 	}
 	mux := http.NewServeMux()
@@ -55,17 +75,27 @@ func newAPIServer(t *testing.T) *apiServer {
 		w.WriteHeader(http.StatusNotFound)
 	})
 	s.Server = httptest.NewServer(mux)
-	t.Cleanup(func() { s.cut(); s.Close() })
+	t.Cleanup(func() { s.Cut(); s.Close() })
 	return s
 }
 
-func (s *apiServer) config() *rest.Config {
-	c := &rest.Config{Host: s.URL, WarningHandler: rest.NoWarnings{}}
-	return c
+// Kubeconfig writes a file that leads to the server.
+func (s *Server) Kubeconfig(file string) {
+	s.t.Helper()
+	text := `{"apiVersion":"v1","kind":"Config","current-context":"test",
+"clusters":[{"name":"test","cluster":{"server":"` + s.URL + `"}}],
+"contexts":[{"name":"test","context":{"cluster":"test","user":"test"}}],
+"users":[{"name":"test","user":{}}]}`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
 }
 
-// set makes or changes a pod.
-func (s *apiServer) set(uid, namespace, name string, annotations map[string]string) {
+// NoStreams has the server know no streaming lists, as before Kubernetes 1.32.
+func (s *Server) NoStreams() { s.old = true }
+
+// Set makes or changes a pod.
+func (s *Server) Set(uid, namespace, name string, annotations map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
@@ -83,7 +113,8 @@ func (s *apiServer) set(uid, namespace, name string, annotations map[string]stri
 	s.tell(watchEvent{kind, p})
 }
 
-func (s *apiServer) remove(uid string) {
+// Remove deletes a pod.
+func (s *Server) Remove(uid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
@@ -93,14 +124,14 @@ func (s *apiServer) remove(uid string) {
 	s.tell(watchEvent{"DELETED", &p})
 }
 
-func (s *apiServer) tell(e watchEvent) {
+func (s *Server) tell(e watchEvent) {
 	for w := range s.watchers {
 		w <- e
 	}
 }
 
-// cut ends all watches.
-func (s *apiServer) cut() {
+// Cut ends all watches.
+func (s *Server) Cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for w := range s.watchers {
@@ -109,13 +140,13 @@ func (s *apiServer) cut() {
 	clear(s.watchers)
 }
 
-// failWith has all questions about pods answered with a status; 0: as usual.
-func (s *apiServer) failWith(code int) {
+// FailWith has all questions about pods answered with a status; 0: as usual.
+func (s *Server) FailWith(code int) {
 	s.mu.Lock()
 	s.fail = code
 	s.mu.Unlock()
 	if code != 0 {
-		s.cut()
+		s.Cut()
 	}
 }
 
@@ -128,9 +159,9 @@ func reject(w http.ResponseWriter, code int) {
 	})
 }
 
-func (s *apiServer) servePods(w http.ResponseWriter, r *http.Request) {
+func (s *Server) servePods(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	if got := q.Get("fieldSelector"); got != "spec.nodeName="+testNode {
+	if got := q.Get("fieldSelector"); got != "spec.nodeName="+Node {
 		s.t.Errorf("asked for the pods of %q", got)
 	}
 	if accept := r.Header.Get("Accept"); !strings.Contains(accept, "as=PartialObjectMetadata") {
@@ -144,7 +175,7 @@ func (s *apiServer) servePods(w http.ResponseWriter, r *http.Request) {
 		}
 		s.mu.Unlock()
 		reject(w, code)
-		s.asked <- fmt.Sprint(code)
+		s.Asked <- fmt.Sprint(code)
 		return
 	}
 	all := slices.SortedFunc(maps.Values(s.pods), func(a, b *metav1.PartialObjectMetadata) int {
@@ -162,7 +193,7 @@ func (s *apiServer) servePods(w http.ResponseWriter, r *http.Request) {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(list)
-		s.asked <- "list"
+		s.Asked <- "list"
 		return
 	}
 	stream := q.Get("sendInitialEvents") == "true"
@@ -180,15 +211,15 @@ func (s *apiServer) servePods(w http.ResponseWriter, r *http.Request) {
 	case since != version: // the history is not kept
 		s.mu.Unlock()
 		reject(w, http.StatusGone)
-		s.asked <- "410"
+		s.Asked <- "410"
 		return
 	}
 	s.watchers[ch] = true
 	s.mu.Unlock()
 	if stream {
-		s.asked <- "stream"
+		s.Asked <- "stream"
 	} else {
-		s.asked <- "watch"
+		s.Asked <- "watch"
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
@@ -210,9 +241,9 @@ func (s *apiServer) servePods(w http.ResponseWriter, r *http.Request) {
 }
 
 // serveEvent refuses what a real one would.
-func (s *apiServer) serveEvent(w http.ResponseWriter, r *http.Request) {
+func (s *Server) serveEvent(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
-	var e event
+	var e Event
 	if err == nil {
 		err = json.Unmarshal(body, &e)
 	}
@@ -222,7 +253,7 @@ func (s *apiServer) serveEvent(w http.ResponseWriter, r *http.Request) {
 		err = fmt.Errorf("%s %s as %s", e.APIVersion, e.Kind, r.Header.Get("Content-Type"))
 	case e.Namespace != r.PathValue("namespace") || e.Regarding.Namespace != e.Namespace || e.Name == "" || len(e.Name) > 253:
 		err = fmt.Errorf("names %+v", e)
-	case e.EventTime.IsZero() || e.Action == "" || e.Reason == "" || e.ReportingController == "" || e.ReportingInstance != testNode:
+	case e.EventTime.IsZero() || e.Action == "" || e.Reason == "" || e.ReportingController == "" || e.ReportingInstance != Node:
 		err = fmt.Errorf("incomplete: %s", body)
 	case len(e.Note) > 1024 || e.Type != "Normal" && e.Type != "Warning":
 		err = fmt.Errorf("note of %d bytes, type %s", len(e.Note), e.Type)
@@ -235,5 +266,5 @@ func (s *apiServer) serveEvent(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusCreated)
 	_, _ = w.Write(body)
-	s.events <- e
+	s.Events <- e
 }

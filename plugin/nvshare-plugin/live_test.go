@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin"
+	core "github.com/nvshare/nvshare/sched"
+	sched "github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon"
+	"github.com/nvshare/nvshare/sched/wire"
+	"github.com/nvshare/nvshare/tests/kubeapi"
+)
+
+const gib = 1 << 30
+
+// tenantEnv holds the run directory, if this binary is to be a tenant.
+const tenantEnv = "NVSHARE_TEST_TENANT"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(tenantEnv); dir != "" {
+		if err := beTenant(dir); err != nil {
+			fmt.Println("error", err)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+const liveGPU = "GPU-51600000-0000-4000-8000-000000000000"
+
+// beTenant is a process that uses the GPU: it says what its page has of memory
+// limits, and reserves as many GiB as each line of its input says.
+func beTenant(dir string) error {
+	in := bufio.NewScanner(os.Stdin)
+	in.Scan() // by now it is in its container
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: filepath.Join(dir, wire.SocketName)})
+	if err != nil {
+		return err
+	}
+	send := func(f wire.Frame) error {
+		f.Version = wire.Version
+		b := f.Encode()
+		_, err := c.Write(b[:])
+		return err
+	}
+	receive := func(typ wire.Type) (f wire.Frame, fd int, err error) {
+		for f.Type != typ && err == nil {
+			b, oob := make([]byte, 128), make([]byte, 64)
+			var n, oobn int
+			if n, oobn, _, _, err = c.ReadMsgUnix(b, oob); err != nil {
+				break
+			}
+			if m, err := unix.ParseSocketControlMessage(oob[:oobn]); err == nil && len(m) == 1 {
+				if fds, err := unix.ParseUnixRights(&m[0]); err == nil && len(fds) == 1 {
+					fd = fds[0]
+				}
+			}
+			f, err = wire.Decode(b[:n])
+		}
+		return f, fd, err
+	}
+	if err := send(wire.Frame{Type: wire.TypeRegister, Register: wire.Register{MinVersion: 1, Channels: 1}}); err != nil {
+		return err
+	}
+	_, fd, err := receive(wire.TypeWelcome)
+	if err != nil {
+		return err
+	}
+	mem, err := unix.Mmap(fd, 0, wire.PageSize, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	page, err := wire.OpenPage(mem)
+	if err != nil {
+		return err
+	}
+	// 51600000-0000-4000-8000-000000000000
+	attach := wire.Attach{UUID: wire.UUID{0x51, 0x60, 0, 0, 0, 0, 0x40, 0, 0x80}}
+	if err := send(wire.Frame{Type: wire.TypeAttach, Attach: attach}); err != nil {
+		return err
+	}
+	if f, _, err := receive(wire.TypeAttached); err != nil || f.Code != wire.OK {
+		return fmt.Errorf("attach: code %d, %v", f.Code, err)
+	}
+	go func() {
+		for last := uint64(1); ; time.Sleep(time.Millisecond) { // nothing tells of a change but the page
+			if now := page.Limits(0).Memory; now != last {
+				fmt.Println("limit", sched.FormatMemory(now))
+				last = now
+			}
+		}
+	}()
+	for in.Scan() {
+		var n uint64
+		if _, err := fmt.Sscan(in.Text(), &n); err != nil {
+			return err
+		}
+		if err := send(wire.Frame{Type: wire.TypeReserve, Reserve: wire.Reserve{Total: n * gib, Least: n * gib}}); err != nil {
+			return err
+		}
+		f, _, err := receive(wire.TypeReserved)
+		if err != nil {
+			return err
+		}
+		fmt.Println("reserved", f.Reserved.Total/gib, map[uint32]string{wire.OK: "ok", wire.ErrMemory: "refused"}[f.Code])
+	}
+	return in.Err()
+}
+
+// tenant is such a process.
+type tenant struct {
+	t     *testing.T
+	in    io.Writer
+	lines chan string
+	held  []string // the limits that it had
+}
+
+// startTenant starts one in a container's cgroup, which it skips the test for
+// where cgroups cannot be made.
+func startTenant(t *testing.T, dir, container string) *tenant {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), tenantEnv+"="+dir)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	x := &tenant{t: t, in: in, lines: make(chan string, 100)}
+	cgroup := ""
+	read := make(chan struct{})
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-read
+		_ = cmd.Wait()
+		if cgroup != "" {
+			for end := time.Now().Add(patience); os.Remove(cgroup) != nil && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			}
+		}
+	})
+	go func() {
+		for s := bufio.NewScanner(out); s.Scan(); {
+			x.lines <- s.Text()
+		}
+		close(read)
+	}()
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(string(mounts), "\n") {
+		fields := strings.Fields(line)
+		if len(fields) < 3 || !strings.HasPrefix(fields[2], "cgroup") || strings.Contains(line, "cpuset") {
+			continue
+		}
+		dir := filepath.Join(fields[1], container)
+		if os.Mkdir(dir, 0o755) != nil {
+			continue
+		}
+		if cgroup = dir; os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, cmd.Process.Pid), 0o644) == nil {
+			break
+		}
+		os.Remove(dir)
+		cgroup = ""
+	}
+	if cgroup == "" {
+		t.Skip("cannot make a cgroup for a tenant")
+	}
+	x.say("go")
+	return x
+}
+
+func (x *tenant) say(line string) {
+	x.t.Helper()
+	if _, err := fmt.Fprintln(x.in, line); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+// await waits for a line, and notes the limits before it.
+func (x *tenant) await(want string) {
+	x.t.Helper()
+	limit := time.After(patience)
+	for {
+		select {
+		case line := <-x.lines:
+			if held, ok := strings.CutPrefix(line, "limit "); ok {
+				x.held = append(x.held, held)
+			}
+			if line == want {
+				return
+			}
+			if strings.HasPrefix(line, "error") || strings.HasPrefix(line, "reserved") {
+				x.t.Fatalf("waiting for %q: %s", want, line)
+			}
+		case <-limit:
+			x.t.Fatalf("waited in vain for %q; the limits were %q", want, x.held)
+		}
+	}
+}
+
+// liveNode is a node with scheduler, plugin and one container of pod ml/train,
+// and the API server that it belongs to.
+type liveNode struct {
+	t         *testing.T
+	dir       string
+	api       *kubeapi.Server
+	container string
+	created   map[string]string // annotations of the pod at its creation
+}
+
+// startScheduler runs one until the test ends or stop is called.
+func (n *liveNode) startScheduler() (stop func()) {
+	n.t.Helper()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	d, err := daemon.New(daemon.Options{
+		RunDir: n.dir, Quantum: core.MaxQuantum, Grace: core.MaxGrace, Log: logrus.NewEntry(log),
+		List: func(context.Context) ([]daemon.GPU, error) {
+			return []daemon.GPU{{UUID: liveGPU, Name: "Test GPU", MemoryBytes: 64 * gib}}, nil
+		},
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return n.start(func(ctx context.Context) {
+		if err := d.Run(ctx); err != nil {
+			n.t.Errorf("scheduler: %v", err)
+		}
+	})
+}
+
+// start runs f until the test ends or stop is called.
+func (n *liveNode) start(f func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		f(ctx)
+		close(done)
+	}()
+	stop = func() {
+		cancel()
+		<-done
+	}
+	n.t.Cleanup(stop)
+	return stop
+}
+
+// startPlugin runs one, to which the runtime says what it knows.
+func (n *liveNode) startPlugin() (stop func()) {
+	n.t.Helper()
+	names := plugin.NewNames(quiet())
+	p := plugin.New(quiet(), names)
+	ctx, cancel := context.WithCancel(context.Background())
+	f := liveFlags{when: "on", kubeconfig: filepath.Join(n.dir, "kubeconfig"), node: kubeapi.Node}
+	told, err := f.watch(ctx, p, quiet())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if _, err := p.Synchronize(ctx,
+		[]*api.PodSandbox{{Id: "p", Uid: "uid", Namespace: "ml", Name: "train", Annotations: n.created}},
+		[]*api.Container{{Id: n.container, PodSandboxId: "p", Name: "main", Env: []string{cdi.PreloadEnv + "=" + cdi.ShimPath}}}); err != nil {
+		n.t.Fatal(err)
+	}
+	end := n.start(func(context.Context) {
+		names.Run(ctx, func(ctx context.Context) (plugin.Describer, error) {
+			return dialScheduler(ctx, n.dir, quiet(), told)
+		})
+	})
+	stop = func() { cancel(); end() }
+	n.t.Cleanup(stop)
+	return stop
+}
+
+func (n *liveNode) annotate(memory string) {
+	annotations := map[string]string{}
+	if memory != "" {
+		annotations[plugin.MemoryLimitAnnotation] = memory
+	}
+	n.api.Set("uid", "ml", "train", annotations)
+}
+
+// event waits for one that has these words.
+func (n *liveNode) event(reason string, words ...string) {
+	n.t.Helper()
+	limit := time.After(patience)
+	for {
+		select {
+		case e := <-n.api.Events:
+			if strings.Contains(e.Note, "512Mi") { // the scheduler was told before the API server had answered
+				continue
+			}
+			for _, w := range append(words, "container main: ") {
+				if !strings.Contains(e.Note, w) || e.Reason != reason || e.Regarding.UID != "uid" {
+					n.t.Errorf("event %s: %s; want %s with %q", e.Reason, e.Note, reason, w)
+				}
+			}
+			return
+		case <-limit:
+			n.t.Fatalf("no event %s", reason)
+		}
+	}
+}
+
+func (n *liveNode) dial() *sched.Conn {
+	n.t.Helper()
+	c, err := sched.Dial(context.Background(), n.dir)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// An annotation reaches the page of a running tenant, whatever is restarted.
+func TestLimitsChangeLive(t *testing.T) {
+	dir, err := os.MkdirTemp("", "run") // short: socket paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	n := &liveNode{t: t, dir: dir, api: kubeapi.New(t), container: fmt.Sprintf("%064x", time.Now().UnixNano()),
+		created: map[string]string{plugin.MemoryLimitAnnotation: "512Mi"}}
+	n.api.Kubeconfig(filepath.Join(dir, "kubeconfig"))
+	n.annotate("1Gi") // changed before this plugin came
+	stopScheduler := n.startScheduler()
+	stopPlugin := n.startPlugin()
+	x := startTenant(t, dir, n.container)
+	x.await("limit 1Gi")
+
+	begin := time.Now()
+	n.annotate("4Gi")
+	x.await("limit 4Gi")
+	t.Logf("the page had the new limit after %v", time.Since(begin))
+	n.event("GPUShareChanged", "memory limit 4Gi (was 1Gi)")
+
+	x.say("3")
+	x.await("reserved 3 ok")
+	n.annotate("2Gi") // below what is in use: it stays, no more is granted
+	x.await("limit 2Gi")
+	n.event("GPUShareChanged", "memory limit 2Gi (was 4Gi)", "3Gi in use")
+	x.say("4")
+	x.await("reserved 3 refused")
+	x.say("1")
+	x.await("reserved 1 ok")
+
+	n.annotate("2GiB")
+	n.event("GPUShareRefused", `"2GiB" is not a size of memory`, "what held before stays")
+	n.annotate("")
+	x.await("limit none") // and 2Gi before
+	n.event("GPUShareChanged", "memory limit none (was 2Gi)")
+
+	// The operator's word goes before, until it is taken back.
+	c := n.dial()
+	set := func(bytes uint64) {
+		t.Helper()
+		if _, err := c.SetMemoryLimit(context.Background(), &sched.SetMemoryLimitRequest{Container: n.container, Bytes: bytes}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(6 * gib)
+	x.await("limit 6Gi")
+	n.annotate("5Gi")
+	n.event("GPUShareOverruled", "memory limit 5Gi (was none)", "without effect on GPU 0: 6Gi, set with nvsharectl")
+	set(0)
+	x.await("limit 5Gi")
+
+	// While the scheduler is away.
+	stopScheduler()
+	n.annotate("7Gi")
+	n.startScheduler()
+	x = startTenant(t, dir, n.container)
+	x.await("limit 7Gi") // and perhaps 5Gi before
+	x.held = nil
+	n.event("GPUShareChanged", "memory limit 7Gi (was 5Gi)")
+
+	// A plugin that is restarted while the API server is away: the runtime says
+	// 512Mi to it, the scheduler knows better.
+	stopPlugin()
+	n.api.FailWith(http.StatusServiceUnavailable)
+	for len(n.api.Asked) > 0 {
+		<-n.api.Asked
+	}
+	n.startPlugin()
+	for range 2 { // a stream, then a list
+		select {
+		case <-n.api.Asked:
+		case <-time.After(patience):
+			t.Fatal("the API server was not asked")
+		}
+	}
+	n.annotate("8GiB") // nonsense after the outage
+	n.api.FailWith(0)
+	n.event("GPUShareRefused", `"8GiB"`)
+	n.annotate("9Gi")
+	x.await("limit 9Gi")
+	n.event("GPUShareChanged", "memory limit 9Gi (was 7Gi)")
+	if got := strings.Join(x.held, " "); got != "9Gi" {
+		t.Errorf("over the plugin's restart the limits were %s", got)
+	}
+}
