@@ -115,6 +115,17 @@ func TestAnnotationsChange(t *testing.T) {
 	}
 }
 
+// A change that comes while a container is being created is not lost.
+func TestAnnotationsChangeMeanwhile(t *testing.T) {
+	s := newLiveSite(t, nil)
+	s.annotate(MemoryLimitAnnotation, "2Gi")
+	read := Container{ID: "1", Name: "main", Namespace: "ml", Pod: "train-a", PodUID: "uid0", MemoryLimit: 1 << 30}
+	if err := s.names.Admit(read, s.inventory.Load().gpus); err != nil {
+		t.Fatal(err)
+	}
+	s.holds("read before", "1", "2Gi 0/0 0 batch none")
+}
+
 // What was wrong at the creation can be put right.
 func TestAnnotationIsCorrected(t *testing.T) {
 	s := newLiveSite(t, map[string]string{MemoryLimitAnnotation: "lots"})
