@@ -120,7 +120,7 @@ func TestAnnotationsChangeMeanwhile(t *testing.T) {
 	s := newLiveSite(t, nil)
 	s.annotate(MemoryLimitAnnotation, "2Gi")
 	read := Container{ID: "1", Name: "main", Namespace: "ml", Pod: "train-a", PodUID: "uid0", MemoryLimit: 1 << 30}
-	if err := s.names.Admit(read, s.inventory.Load().gpus); err != nil {
+	if _, err := s.names.Admit(read, 0, s.inventory.Load().gpus); err != nil {
 		t.Fatal(err)
 	}
 	s.holds("read before", "1", "2Gi 0/0 0 batch none")
@@ -166,20 +166,84 @@ func TestLiveRequestIsPromised(t *testing.T) {
 		t.Errorf("as much as is left: %s", refused)
 	}
 	// What the scheduler said last is not what it will say next.
-	s.names.learn([]string{"1", "o"}, []Promise{{ID: "1", UUID: known[2], Percent: 50}, {ID: "o", UUID: known[2], Percent: 50}})
+	s.names.learn(Known{IDs: []string{"1", "o"}, Promises: []Promise{{ID: "1", UUID: known[2], Percent: 50}, {ID: "o", UUID: known[2], Percent: 50}}})
 	s.annotate(CoreRequestAnnotation, "10")
-	if err := s.names.Admit(Container{ID: "p", Name: "p", PodUID: "p", Share: Share{CoreRequest: 40}}, s.inventory.Load().gpus); err != nil {
+	if _, err := s.names.Admit(Container{ID: "p", Name: "p", PodUID: "p", Share: Share{CoreRequest: 40}}, 0, s.inventory.Load().gpus); err != nil {
 		t.Errorf("room was made: %v", err)
 	}
 	s.names.Remove("p")
 	s.annotate(CoreRequestAnnotation, "60", WeightAnnotation, "3")
 	s.holds("too much", "1", "none 0/10 3 batch none")
 	s.names.Remove("o")
-	s.names.learn([]string{"1"}, nil)
+	s.names.learn(Known{IDs: []string{"1"}})
 	if refused := s.annotate(CoreRequestAnnotation, "60", WeightAnnotation, "3"); refused != "" {
 		t.Errorf("others have gone: %s", refused)
 	}
 	s.holds("others have gone", "1", "none 0/60 3 batch none")
+}
+
+// Where the plugin chooses the GPU, memory limits are promises, and they can be
+// lowered but not raised above what there is.
+func TestLiveMemoryIsPromised(t *testing.T) {
+	for _, c := range []struct {
+		gpu     string
+		created string
+		live    []string // what is annotated
+		holds   string
+		refused string
+	}{
+		{"1", "8Gi", []string{"12Gi"}, "8Gi", `annotation nvshare.com/gpu-memory-limit="12Gi": cannot be promised: of the 16Gi of GPU`},
+		{"1", "8Gi", []string{"10Gi"}, "10Gi", ""},
+		{"1", "8Gi", []string{"4Gi"}, "4Gi", ""},
+		{"1", "8Gi", []string{"12Gi", "9Gi"}, "9Gi", ""},
+		{"1", "8Gi", []string{""}, "none", ""},                     // promises nothing
+		{"1", "", []string{"12Gi"}, "12Gi", ""},                    // it may have less than before
+		{"nvshare.com/gpu=0", "8Gi", []string{"12Gi"}, "12Gi", ""}, // who names a GPU may share its memory
+	} {
+		s := newLiveSite(t, map[string]string{Annotation: c.gpu, MemoryLimitAnnotation: c.created})
+		if c.created == "" {
+			delete(s.pod.Annotations, MemoryLimitAnnotation)
+		}
+		s.names.learn(Known{Memory: map[string]uint64{known[2]: 16 << 30, uuid: 1 << 30}})
+		s.names.Add(Container{ID: "o", Name: "main", Namespace: "ml", Pod: "b", PodUID: "b", MemoryLimit: 6 << 30, GPUs: known[2]})
+		s.mustCreate("main", "1")
+		refused := ""
+		for _, value := range c.live {
+			if value == "" {
+				refused = s.annotate()
+			} else {
+				refused = s.annotate(MemoryLimitAnnotation, value)
+			}
+		}
+		if (refused == "") != (c.refused == "") || !strings.Contains(refused, c.refused) {
+			t.Errorf("%+v: refused %q", c, refused)
+		}
+		s.holds(fmt.Sprint(c), "1", c.holds+" 0/0 0 batch none")
+	}
+}
+
+// Which GPUs a container asks for was said when the pod was created.
+func TestLiveRequestAsksForNothing(t *testing.T) {
+	request := func(created map[string]string, live ...string) Request {
+		t.Helper()
+		s := newLiveSite(t, nil)
+		s.pod.Annotations = created
+		s.annotate(live...)
+		r, err := s.request(s.pod, &api.Container{Name: "main"}, s.inventory.Load())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	if r := request(map[string]string{CoreRequestAnnotation: "40"}); r.Count != 1 || r.Share.CoreRequest != 0 {
+		t.Errorf("removed: %+v", r)
+	}
+	if r := request(nil, CoreRequestAnnotation, "40"); r.Count != 0 || r.Share.CoreRequest != 40 {
+		t.Errorf("added: %+v", r)
+	}
+	if r := request(map[string]string{CoreRequestAnnotation: "lots"}, CoreRequestAnnotation, "40"); r.Count != 1 || r.Share.CoreRequest != 40 {
+		t.Errorf("corrected: %+v", r)
+	}
 }
 
 // A plugin that was restarted has the runtime's old annotations. Until the API
