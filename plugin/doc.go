@@ -8,10 +8,41 @@
 //	nvshare.com/gpu: nvshare.com/gpu=0
 //
 // whose value is one or more CDI device names, separated by commas: by index,
-// by UUID, or nvshare.com/gpu=all. With the suffix /container.<name> the
-// annotation holds for that container only and goes before /pod, which goes
-// before none. Kubernetes accepts only one "/" in a key: there, write
-// gpu.nvshare.com/container.<name>.
+// by UUID, or nvshare.com/gpu=all; or a count of GPUs; or none. With the suffix
+// /container.<name> the annotation holds for that container only and goes before
+// /pod, which goes before none. Kubernetes accepts only one "/" in a key: there,
+// write gpu.nvshare.com/container.<name>.
+//
+// A bare number is a count, and never an index:
+//
+//	nvshare.com/gpu: "2"                two GPUs, whichever; always two physical ones
+//	nvshare.com/gpu: nvshare.com/gpu=2  the one with index 2
+//	nvshare.com/gpu: "0"                refused, because it may be meant as either
+//
+// A core request (below) asks for one GPU, if no annotation of the pod says which
+// or how many for any of its containers. Which GPUs are taken then, package
+// placement says: a part goes where it fits best among GPUs in use, a container
+// without a core request to where most is left. Memory limits count: those of the
+// containers of a GPU add up to no more than its memory, where the plugin chose
+// (--promise-memory). Who names a GPU gets it whatever the limits add up to.
+//
+// Next to whom a container is put, by labels of its namespace:
+//
+//	nvshare.com/gpu-affinity: ring      on a GPU of those with the same, or an idle one
+//	nvshare.com/gpu-anti-affinity: web  on none with one of those with the same
+//	nvshare.com/gpu-exclusion: prod     on a GPU that only those with the same are on
+//
+// These hold where a GPU is named, too; and nobody without an exclusion label gets
+// a GPU of those with one. What cannot be met is refused when the container is
+// created, with what is left of each GPU and who has the rest; the kubelet tries
+// again.
+//
+// The choice is written on the container (PlacementAnnotation), where the next
+// plugin finds it. It is given up when the container ends, and kept in mind until
+// it is removed: a container that is started again in its pod returns to its GPUs
+// if they still can take it. Somebody else may choose, too: devices that the
+// runtime was told to inject already (a device plugin, a resource claim) are not
+// chosen again, and are entered in the same book.
 //
 // How much of each GPU's memory a container may have, with all its processes,
 // is said in the same way:
@@ -22,7 +53,7 @@
 // may have of each GPU's time, all its processes together:
 //
 //	nvshare.com/gpu-core-limit: "60"     percent, at most; also when it is alone
-//	nvshare.com/gpu-core-request: "30%"  percent that it gets if it wants it
+//	nvshare.com/gpu-core-request: "30%"  percent that it gets if it wants it; asks for a GPU
 //	nvshare.com/gpu-weight: "200"        its part of what nobody was promised, 1 to 10000; 100
 //	nvshare.com/gpu-priority: latency    does not wait for its turn; or batch
 //	nvshare.com/gpu-gang: ring           gets GPUs together with the containers of
@@ -31,7 +62,8 @@
 //
 // More than 100 % of a GPU cannot be requested: the container that would be too
 // much is refused, and told who has what. A container whose GPUs the plugin
-// cannot tell, because something else gave them, counts on all.
+// cannot tell, because something else gave them, counts on all, and has no say in
+// who is beside it.
 //
 // What it guarantees:
 //
