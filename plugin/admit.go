@@ -5,7 +5,6 @@ package plugin
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -26,7 +25,7 @@ func (r refusal) Unwrap() error { return r.error }
 // it has if count of them are to be chosen: one book for all who decide. It
 // fails, and changes nothing, if no GPU can be chosen, or if those that somebody
 // else has decided on would be promised to more than 100 % by the requests of
-// all, or have neighbours that the labels forbid. gpus are this node's.
+// all, or have neighbours that the labels forbid. gpus are what this node can give.
 //
 // A container whose GPUs are not known counts on each of them, and is nobody's
 // neighbour. Memory is promised by limits, and only where the plugin chooses is
@@ -87,13 +86,11 @@ func (n *Names) PromiseMemory(percent uint32) {
 // devices returns what can be given of this node's GPUs, with those who have a
 // part of it, except one container.
 func (n *Names) devices(gpus []cdi.GPU, except Container) []placement.Device {
-	var devices []placement.Device
-	for _, g := range gpus {
-		devices = append(devices, placement.Device{
-			UUID: g.UUID, GPU: g.UUID, Name: fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), Index: g.Index,
-			Memory:  cmp.Or(g.MemoryBytes, n.memory[g.UUID]) * n.percent / 100,
-			Tenants: n.tenants(g.UUID, except),
-		})
+	devices := devicesOf(gpus)
+	for i := range devices {
+		d := &devices[i]
+		d.Memory = cmp.Or(d.Memory, n.memory[d.UUID]) * n.percent / 100
+		d.Tenants = n.tenants(d.UUID, except)
 	}
 	return devices
 }

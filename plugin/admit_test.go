@@ -229,10 +229,22 @@ func TestPlacementByOthers(t *testing.T) {
 	if err != nil || len(adjust.GetCDIDevices()) != 0 {
 		t.Errorf("given %v, %v", adjust, err)
 	}
-	for name, want := range map[string]string{"a": "1", "b": "0"} { // b does not fit with a
-		if got, err := p.create(name, map[string]string{"a": "gpu-core-request=30", "b": "gpu-core-request=31"}[name]); got != want {
-			t.Errorf("%s: given %q, %v; want %q", name, got, err, want)
+	for _, c := range [][3]string{{"a", "gpu-core-request=30", "1"}, {"b", "gpu-core-request=31", "0"}} {
+		if got, err := p.create(c[0], c[1]); got != c[2] {
+			t.Errorf("%s: given %q, %v; want %q", c[0], got, err, c[2])
 		}
+	}
+	// Before containerd 2.3, all that is seen of a device is what it brings.
+	pod, ctr = podOf("mounted", "id-mounted", says("gpu-core-request=10"))
+	ctr.Mounts = []*api.Mount{{Destination: cdi.ShimDir}}
+	if adjust, _, err := p.CreateContainer(context.Background(), pod, ctr); err != nil && !strings.Contains(err.Error(), "cannot be promised") || adjust != nil {
+		t.Errorf("with the shim mounted: given %v, %v", adjust, err)
+	}
+	// Who preloads the shim by himself has no GPU from anybody.
+	pod, ctr = podOf("preloads", "id-preloads", says("gpu=1"))
+	ctr.Env = []string{"LD_PRELOAD=" + cdi.ShimPath}
+	if adjust, _, err := p.CreateContainer(context.Background(), pod, ctr); err != nil || indices(t, adjust) == "" {
+		t.Errorf("with a preload of its own: given %v, %v", adjust, err)
 	}
 }
 
@@ -498,4 +510,43 @@ func TestPlacementIsWhatTheRuntimeTells(t *testing.T) {
 			}
 		}
 	})
+}
+
+// MIG devices are devices of their own, and two of one GPU are not two GPUs. A
+// GPU that has some is not given as a whole by choice.
+func TestPlacementOnMIGDevices(t *testing.T) {
+	null := []string{"/dev/null"}
+	gpus := []cdi.GPU{
+		{Index: 0, UUID: gpuID(0), DeviceNodes: null, Instances: []cdi.Instance{
+			{Index: 0, UUID: "MIG-a", MemoryBytes: 5 * gib, DeviceNodes: null}, {Index: 1, UUID: "MIG-b", MemoryBytes: 10 * gib, DeviceNodes: null}}},
+		{Index: 1, UUID: gpuID(1), DeviceNodes: null, Instances: []cdi.Instance{ // as the kernel shows them, one hidden
+			{Index: 0, DeviceNodes: null}, {Index: 1, DeviceNodes: null}, {Index: 2}}},
+		{Index: 2, UUID: gpuID(2), DeviceNodes: null, MemoryBytes: 16 * gib},
+	}
+	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(&cdi.Driver{}, gpus, "/bin/hook"), cdi.DefaultPaths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPlacing(t, 1)
+	p.SetInventory(NewInventory(spec, gpus, ""))
+	for _, c := range []struct{ name, asks, memory, want, says string }{
+		{"a", "gpu-core-request=60", "gpu-memory-limit=1Gi", "1:0", ""}, // of unknown size, as if it had none to spare
+		{"b", "gpu-core-request=60", "gpu-memory-limit=6Gi", "1:1", ""},
+		{"c", "gpu-core-request=60", "gpu-memory-limit=6Gi", "MIG-b", ""},
+		{"d", "gpu-core-request=60", "gpu-memory-limit=4Gi", "MIG-a", ""},
+		{"e", "gpu=3", "", "MIG-b,1:0," + gpuID(2), ""}, // most memory
+		{"f", "gpu=4", "", "", "4 different GPUs are asked for, and this node has 3"},
+		{"g", "gpu=nvshare.com/gpu=1:1", "gpu-core-request=40", "1:1", ""},
+		{"h", "gpu=nvshare.com/gpu=1", "gpu-core-request=40", "", "40 % of MIG device 1:1 (of " + gpuID(1) + ") cannot be promised: 100 % are already, 60 % to ml/b/main, 40 % to ml/g/main"},
+		{"i", "gpu-core-request=41", "gpu-memory-limit=17Gi", "", "MIG device 0:0 (MIG-a) has 40 % and 1Gi of 5Gi left (ml/d/main has 60 % and 4Gi): too little time, too little memory"},
+	} {
+		pod, ctr := podOf(c.name, "id-"+c.name, says(append([]string{c.asks}, strings.Fields(c.memory)...)...))
+		adjust, _, err := p.CreateContainer(context.Background(), pod, ctr)
+		if got := adjust.GetAnnotations()[PlacementAnnotation]; got != c.want || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s %s %s: given %q, %v; want %q, %q", c.name, c.asks, c.memory, got, err, c.want, c.says)
+		}
+		if recorded(applied(ctr, adjust)) != c.want {
+			t.Errorf("%s: %q cannot be read back", c.name, c.want)
+		}
+	}
 }

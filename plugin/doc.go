@@ -24,7 +24,8 @@
 // placement says: a part goes where it fits best among GPUs in use, a container
 // without a core request to where most is left. Memory limits count: those of the
 // containers of a GPU add up to no more than its memory, where the plugin chose
-// (--promise-memory). Who names a GPU gets it whatever the limits add up to.
+// (--promise-memory). Who names a GPU gets it whatever the limits add up to. Of a
+// GPU with MIG devices, these are chosen, each with its own time and memory.
 //
 // Next to whom a container is put, by labels of its namespace:
 //

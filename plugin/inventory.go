@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin/placement"
 )
 
 // Inventory is what this node can give to containers. It never changes once
@@ -65,15 +67,60 @@ func (inv *Inventory) Devices() []string {
 	return names
 }
 
-// identify returns the UUIDs of GPUs with these device names, each once and in
-// order; unknown names are left out.
-func (inv *Inventory) identify(devices []string) []string {
-	var uuids []string
+// givable returns the GPUs without those MIG devices that are not in the spec,
+// because their device nodes are hidden from us.
+func (inv *Inventory) givable() (gpus []cdi.GPU) {
+	names := inv.Devices()
 	for _, g := range inv.gpus {
-		if slices.ContainsFunc(devices, func(d string) bool {
-			return d == cdi.AllDevices || d == g.UUID || d == strconv.Itoa(g.Index)
-		}) {
-			uuids = append(uuids, g.UUID)
+		mig := len(g.Instances) > 0
+		g.Instances = slices.DeleteFunc(slices.Clone(g.Instances), func(in cdi.Instance) bool { return !slices.Contains(names, in.Name(g)) })
+		if !mig || len(g.Instances) > 0 {
+			gpus = append(gpus, g)
+		}
+	}
+	return gpus
+}
+
+// devicesOf returns what there is of GPUs: each, or its MIG
+// devices if it has any, for then it can be used through them only. The UUID of
+// a MIG device is its device name where it is not known.
+func devicesOf(gpus []cdi.GPU) (devices []placement.Device) {
+	add := func(d placement.Device) {
+		d.Index = len(devices)
+		devices = append(devices, d)
+	}
+	for _, g := range gpus {
+		for _, in := range g.Instances {
+			name := in.Name(g)
+			add(placement.Device{UUID: cmp.Or(in.UUID, name), GPU: g.UUID, Name: fmt.Sprintf("MIG device %s (%s)", name, cmp.Or(in.UUID, "of "+g.UUID)), Memory: in.MemoryBytes})
+		}
+		if len(g.Instances) == 0 {
+			add(placement.Device{UUID: g.UUID, GPU: g.UUID, Name: fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), Memory: g.MemoryBytes})
+		}
+	}
+	return devices
+}
+
+// identify returns the UUIDs of what containers with these device names have, each
+// once and in order; unknown names are left out.
+func (inv *Inventory) identify(names []string) []string {
+	meant := map[string]bool{} // UUIDs, of GPUs too
+	for _, g := range inv.gpus {
+		for _, d := range names {
+			if d == cdi.AllDevices || d == g.UUID || d == strconv.Itoa(g.Index) {
+				meant[g.UUID] = true
+			}
+			for _, in := range g.Instances {
+				if d == in.Name(g) || d == in.UUID {
+					meant[cmp.Or(in.UUID, in.Name(g))] = true
+				}
+			}
+		}
+	}
+	var uuids []string
+	for _, d := range devicesOf(inv.gpus) {
+		if meant[d.UUID] || meant[d.GPU] {
+			uuids = append(uuids, d.UUID)
 		}
 	}
 	return uuids

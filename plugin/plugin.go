@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -94,13 +95,13 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 	if err != nil && inv.problem != nil {
 		err = fmt.Errorf("%w; nvshare-plugin cannot say which GPUs there are: %w", err, inv.problem)
 	}
-	if usesGPU(ctr) {
+	if len(given(ctr)) > 0 || hasMount(ctr) {
 		req.Count = 0 // somebody else has chosen
 	}
 	c := describe(pod, ctr, req, inv)
 	uses := len(req.Devices) > 0 || req.Count > 0 || usesGPU(ctr)
 	if err == nil && uses {
-		if c, err = p.names.Admit(c, req.Count, inv.gpus); err != nil {
+		if c, err = p.names.Admit(c, req.Count, inv.givable()); err != nil {
 			annotations, _ := p.names.annotations(pod, ctr.GetName())
 			err = refusedFor(err, annotations, ctr, inv)
 		}
@@ -188,13 +189,13 @@ func existing(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Invento
 // usesGPU tells whether an existing container has the shim, however it came
 // there.
 func usesGPU(ctr *api.Container) bool {
-	for _, m := range ctr.GetMounts() {
-		if m.GetDestination() == cdi.ShimDir {
-			return true
-		}
-	}
 	value, _ := lookupEnv(ctr.GetEnv(), cdi.PreloadEnv)
-	return hasShim(value) || len(given(ctr)) > 0
+	return hasShim(value) || hasMount(ctr) || len(given(ctr)) > 0
+}
+
+// hasMount tells whether the shim is mounted in a container.
+func hasMount(ctr *api.Container) bool {
+	return slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool { return m.GetDestination() == cdi.ShimDir })
 }
 
 func alive(ctr *api.Container) bool {
