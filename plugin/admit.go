@@ -84,60 +84,81 @@ func (n *Names) PromiseMemory(percent uint32) {
 }
 
 // devices returns what can be given of this node's GPUs, with those who have a
-// part of it, except one container.
+// part of it, or are promised one, except one container: of one that is started
+// again, the runtime may report the end after the new one's begin.
 func (n *Names) devices(gpus []cdi.GPU, except Container) []placement.Device {
 	devices := devicesOf(gpus)
+	at := make(map[string]*placement.Device, len(devices))
 	for i := range devices {
 		d := &devices[i]
 		d.Memory = cmp.Or(d.Memory, n.memory[d.UUID]) * n.percent / 100
-		d.Tenants = n.tenants(d.UUID, except)
+		at[d.UUID] = d
 	}
-	return devices
-}
-
-// tenants returns who has a part of a GPU, or is promised one, except one
-// container: of one that is started again, the runtime may report the end after
-// the new one's begin.
-func (n *Names) tenants(uuid string, except Container) (all []placement.Tenant) {
 	old := func(o Container) bool { return o.ID == except.ID || o.sameAs(except) }
-	said := map[string]Promise{} // by the scheduler, of our containers
+	type part struct{ id, uuid string }
+	said := map[part]Promise{} // by the scheduler, of our containers
 	for _, p := range n.promises {
-		o, ours := n.want[p.ID]
+		d, o := at[p.UUID], n.want[p.ID]
+		ours := o.ID != ""
 		switch {
-		case p.UUID != uuid || ours && old(o) || !ours && p.described: // the latter has ended
-		case ours && o.GPUs != "" && o.uses(uuid):
-			said[p.ID] = p
+		case d == nil || ours && old(o) || !ours && p.described: // the latter has ended
+		case ours && o.GPUs != "" && o.uses(p.UUID):
+			said[part{p.ID, p.UUID}] = p
 		default:
-			said[p.ID] = p
-			all = append(all, placement.Tenant{Name: p.Who, Core: p.Percent, Memory: p.Memory, Outside: true})
+			said[part{p.ID, p.UUID}] = p
+			d.Tenants = append(d.Tenants, placement.Tenant{Name: p.Who, Core: p.Percent, Memory: p.Memory, Outside: true})
 		}
 	}
 	for id, o := range n.want {
-		p, told := said[id]
-		if !o.uses(uuid) || old(o) || told && o.GPUs == "" {
+		if old(o) {
 			continue
 		}
-		all = append(all, placement.Tenant{
-			Name: cmp.Or(p.Who, o.String()), Core: cmp.Or(p.Percent, o.Share.CoreRequest), Memory: cmp.Or(p.Memory, o.MemoryLimit),
-			Labels: o.Labels, Outside: o.GPUs == "",
-		})
+		name := o.String()
+		add := func(d *placement.Device) {
+			p, told := said[part{id, d.UUID}]
+			if told && o.GPUs == "" {
+				return // it is there already
+			}
+			d.Tenants = append(d.Tenants, placement.Tenant{
+				Name: cmp.Or(p.Who, name), Core: cmp.Or(p.Percent, o.Share.CoreRequest), Memory: cmp.Or(p.Memory, o.MemoryLimit),
+				Labels: o.Labels, Outside: o.GPUs == "",
+			})
+		}
+		if o.GPUs == "" {
+			for i := range devices {
+				add(&devices[i])
+			}
+			continue
+		}
+		for uuid := range strings.SplitSeq(o.GPUs, ",") {
+			if d := at[uuid]; d != nil {
+				add(d)
+			}
+		}
 	}
-	// As they come from maps, and messages name the first that is in the way.
-	slices.SortFunc(all, func(a, b placement.Tenant) int { return cmp.Compare(a.Name, b.Name) })
-	return all
+	for _, d := range devices {
+		// As they come from maps, and messages name the first that is in the way.
+		slices.SortFunc(d.Tenants, func(a, b placement.Tenant) int { return cmp.Compare(a.Name, b.Name) })
+	}
+	return devices
 }
 
 // had returns the GPUs of a container that is started again: best on the same,
 // where others of its pod may be.
 func (n *Names) had(c Container) []string {
-	for _, all := range []map[string]Container{n.want, n.ended} {
-		for _, id := range slices.Sorted(maps.Keys(all)) {
-			if o := all[id]; o.sameAs(c) && o.GPUs != "" {
-				return strings.Split(o.GPUs, ",")
+	var last Container
+	for _, all := range []map[string]Container{n.ended, n.want} { // what still is goes before what was
+		var found Container
+		for _, o := range all {
+			if o.sameAs(c) && o.GPUs != "" && (found.ID == "" || o.ID < found.ID) {
+				found = o
 			}
 		}
+		if found.ID != "" {
+			last = found
+		}
 	}
-	return nil
+	return strings.FieldsFunc(last.GPUs, func(r rune) bool { return r == ',' })
 }
 
 // End frees what a container has whose processes have ended. Until it is

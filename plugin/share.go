@@ -143,7 +143,15 @@ func keepable(percent uint32, d placement.Device) error {
 
 // uses says whether a container has a GPU.
 func (c Container) uses(uuid string) bool {
-	return c.GPUs == "" || slices.Contains(strings.Split(c.GPUs, ","), uuid)
+	if c.GPUs == "" {
+		return true
+	}
+	for u := range strings.SplitSeq(c.GPUs, ",") {
+		if u == uuid {
+			return true
+		}
+	}
+	return false
 }
 
 // sameAs says whether the two are one container of a pod, started twice.
