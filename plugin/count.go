@@ -54,6 +54,19 @@ func parseGPUs(value string, known []string) (devices []string, n int, err error
 	return nil, 0, fmt.Errorf("%.64q is not a count of GPUs: give a whole number from 1, and what you want of each as %s: \"40\", percent", text, CoreRequestAnnotation)
 }
 
+// askedBy returns the annotation by which a container asks for GPUs, whether what
+// it says can be met or not.
+func askedBy(annotations map[string]string, container string) (key, value string, ok bool) {
+	key, value, ok = annotationFor(annotations, Annotation, container)
+	switch {
+	case ok:
+		return key, value, strings.TrimSpace(value) != noGPU
+	case asksByName(annotations):
+		return "", "", false
+	}
+	return annotationFor(annotations, CoreRequestAnnotation, container)
+}
+
 // asksByName tells whether a pod says of any container which GPUs it is to have,
 // or how many. If not, a core request alone asks for one.
 func asksByName(annotations map[string]string) bool {

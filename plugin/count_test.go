@@ -58,6 +58,9 @@ func TestParseCount(t *testing.T) {
 		if err != nil && len(err.Error()) > 8*maxShown {
 			t.Errorf("%s: error of %d bytes", name, len(err.Error()))
 		}
+		if key, value, asks := askedBy(c.annotations, "main"); asks != (got.Count > 0 || len(got.Devices) > 0 || err != nil) || asks && c.annotations[key] != value {
+			t.Errorf("%s: asked by %q=%.100q: %v", name, key, value, asks)
+		}
 	}
 }
 

@@ -131,16 +131,12 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 
 // refusedFor names the annotation that a container is refused for.
 func refusedFor(err error, annotations map[string]string, ctr *api.Container, inv *Inventory) error {
-	var r refusal
-	names := []string{Annotation, CoreRequestAnnotation}
-	if errors.As(err, &r) && r.annotation != "" {
-		names = []string{r.annotation}
+	key, value, ok := askedBy(annotations, ctr.GetName())
+	if r := (refusal{}); errors.As(err, &r) && r.annotation != "" {
+		key, value, ok = annotationFor(annotations, r.annotation, ctr.GetName())
 	}
-	for _, name := range names {
-		if key, value, ok := annotationFor(annotations, name, ctr.GetName()); ok {
-			err = annotationError(key, value, err)
-			break
-		}
+	if ok {
+		err = annotationError(key, value, err)
 	}
 	if inv.problem != nil {
 		err = fmt.Errorf("%w; nvshare-plugin cannot say which GPUs there are: %w", err, inv.problem)
