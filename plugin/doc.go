@@ -8,7 +8,7 @@
 //	nvshare.com/gpu: nvshare.com/gpu=0
 //
 // whose value is one or more CDI device names, separated by commas: by index,
-// by UUID, or nvshare.com/gpu=all; or a count of GPUs; or none. With the suffix
+// by UUID, or nvshare.com/gpu=all; or a count of GPUs; or "none". With the suffix
 // /container.<name> the annotation holds for that container only and goes before
 // /pod, which goes before none. Kubernetes accepts only one "/" in a key: there,
 // write gpu.nvshare.com/container.<name>.
