@@ -26,6 +26,8 @@ type Plugin struct {
 	names     *Names
 	inventory atomic.Pointer[Inventory]
 	explicit  atomic.Bool // see Adjust
+	audit     Audit
+	report    func(Unmanaged)
 }
 
 var (
@@ -59,7 +61,8 @@ func (p *Plugin) Configure(_ context.Context, _, runtime, version string) (api.E
 	return 0, nil // subscribe to all events that have a handler
 }
 
-// Synchronize learns which containers exist. It changes none.
+// Synchronize learns which containers exist, and looks for those that run
+// without what they asked for. It answers before anything is done about them.
 func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*api.Container) ([]*api.ContainerUpdate, error) {
 	byID := make(map[string]*api.PodSandbox, len(pods))
 	for _, pod := range pods {
@@ -67,14 +70,20 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 	}
 	inv := p.inventory.Load()
 	var using, ended []Container
+	var without []Unmanaged
 	for _, ctr := range ctrs {
 		pod := byID[ctr.GetPodSandboxId()]
-		if pod == nil || !usesGPU(ctr) {
+		if pod == nil {
 			continue
 		}
-		if !alive(ctr) {
+		if u := unmanaged(pod, ctr); u != nil {
+			without = append(without, *u)
+		}
+		switch {
+		case !usesGPU(ctr):
+		case !alive(ctr):
 			ended = append(ended, existing(pod, ctr, Request{}, inv))
-		} else {
+		default:
 			req, err := p.request(pod, ctr, inv)
 			if err != nil { // created while no plugin was there to refuse it
 				p.log.Warnf("pod %s/%s, container %q runs without a part of what it asks for: %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
@@ -83,6 +92,9 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 		}
 	}
 	p.names.Replace(using, ended...)
+	if len(without) > 0 {
+		go p.act(without)
+	}
 	p.log.Debugf("synchronized: %d containers, %d use GPUs through nvshare", len(ctrs), len(using))
 	return nil, nil
 }

@@ -153,7 +153,12 @@ func (r *fakeRuntime) create(pod *api.PodSandbox, ctr *api.Container) (*api.Cont
 // run runs the plugin against a runtime until the test ends or stop is called.
 func run(t *testing.T, r *fakeRuntime, names *Names) (stop func()) {
 	t.Helper()
-	p := New(quiet(), names)
+	return runPlugin(t, r, New(quiet(), names))
+}
+
+// runPlugin is run for a plugin of the test's own.
+func runPlugin(t *testing.T, r *fakeRuntime, p *Plugin) (stop func()) {
+	t.Helper()
 	p.SetInventory(inventory(t))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -41,6 +41,7 @@ type flags struct {
 	noNRI, watch           bool
 	promiseMemory          uint32
 	kube                   liveFlags
+	audit                  string
 }
 
 func main() {
@@ -93,6 +94,7 @@ SIGHUP looks at the GPUs and the driver again. NVSHARE_DEBUG=1 shows more.`,
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	s.BoolVar(&f.watch, "watch", false, "with --no-nri: do not exit, keep the specs right as GPUs and driver change")
 	f.kube.add(s)
+	s.StringVar(&f.audit, "audit", "report", "what to do at each registration with containers that asked for GPUs and run without nvshare: report, or stop (needs the host's PID namespace)")
 	return cmd
 }
 
@@ -106,6 +108,10 @@ func env(key, otherwise string) string {
 func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	if f.promiseMemory < 1 || f.promiseMemory > maxPromise {
 		return fmt.Errorf("--promise-memory %d: give a percentage from 1 to %d", f.promiseMemory, maxPromise)
+	}
+	audit, err := plugin.ParseAudit(f.audit)
+	if err != nil {
+		return fmt.Errorf("--audit: %w", err)
 	}
 	if f.binDir == "" {
 		f.binDir = filepath.Join(filepath.Dir(filepath.Clean(f.libDir)), "bin")
@@ -151,6 +157,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	if err != nil {
 		return err
 	}
+	p.SetAudit(audit, nil)
 	go names.Run(ctx, func(ctx context.Context) (plugin.Describer, error) {
 		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log, told)
 	})
