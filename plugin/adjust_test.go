@@ -14,7 +14,7 @@ import (
 )
 
 // inventory has two GPUs whose device nodes are some of this machine's.
-func inventory(t *testing.T) *Inventory {
+func inventory(t testing.TB) *Inventory {
 	t.Helper()
 	gpus := []cdi.GPU{
 		{Index: 0, UUID: known[2], DeviceNodes: []string{"/dev/null"}},

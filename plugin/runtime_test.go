@@ -43,9 +43,10 @@ func TestMain(m *testing.M) {
 // stands behind a relay, because only the end of a process closes the
 // connections of plugins: cutting the relay is that.
 type fakeRuntime struct {
-	t       *testing.T
+	t       testing.TB
 	socket  string // the relay's
 	inner   string
+	name    string
 	version string
 	pods    []*api.PodSandbox
 	ctrs    []*api.Container
@@ -57,21 +58,21 @@ type fakeRuntime struct {
 	conns  []net.Conn
 }
 
-func newRuntime(t *testing.T, version string) *fakeRuntime {
+func newRuntime(t testing.TB, version string) *fakeRuntime {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "nri") // short: socket paths are limited
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	return &fakeRuntime{t: t, socket: dir + "/relay", inner: dir + "/nri.sock", version: version, synced: make(chan struct{}, 100)}
+	return &fakeRuntime{t: t, socket: dir + "/relay", inner: dir + "/nri.sock", name: "containerd", version: version, synced: make(chan struct{}, 100)}
 }
 
 func (r *fakeRuntime) start() {
 	r.t.Helper()
 	dir := filepath.Dir(r.socket)
 	var err error
-	r.nri, err = nri.New("containerd", r.version,
+	r.nri, err = nri.New(r.name, r.version,
 		func(ctx context.Context, sync nri.SyncCB) error {
 			_, err := sync(ctx, r.pods, r.ctrs)
 			r.synced <- struct{}{} // create waits until NRI has taken note, too
@@ -131,7 +132,7 @@ func (r *fakeRuntime) cut() {
 	r.conns = nil
 }
 
-func await[T any](t *testing.T, ch <-chan T, what string) (v T) {
+func await[T any](t testing.TB, ch <-chan T, what string) (v T) {
 	t.Helper()
 	select {
 	case v = <-ch:
@@ -151,13 +152,13 @@ func (r *fakeRuntime) create(pod *api.PodSandbox, ctr *api.Container) (*api.Cont
 }
 
 // run runs the plugin against a runtime until the test ends or stop is called.
-func run(t *testing.T, r *fakeRuntime, names *Names) (stop func()) {
+func run(t testing.TB, r *fakeRuntime, names *Names) (stop func()) {
 	t.Helper()
 	return runPlugin(t, r, New(quiet(), names))
 }
 
 // runPlugin is run for a plugin of the test's own.
-func runPlugin(t *testing.T, r *fakeRuntime, p *Plugin) (stop func()) {
+func runPlugin(t testing.TB, r *fakeRuntime, p *Plugin) (stop func()) {
 	t.Helper()
 	p.SetInventory(inventory(t))
 	ctx, cancel := context.WithCancel(context.Background())
