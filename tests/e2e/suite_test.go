@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 func bringUp(dir string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	n, err := node.New(dir, node.Options{Build: buildDir, Simulated: true, SimConfig: simConfig})
+	n, err := node.New(dir, node.Options{Build: buildDir, Simulated: true, SimConfig: simConfig, NRI: node.NRIValidates})
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func bringUp(dir string) error {
 	for _, step := range []func(context.Context) error{
 		n.StartContainerd, n.BuildImages,
 		func(ctx context.Context) error { return n.StartScheduler(ctx) },
-		n.StartPlugin,
+		func(ctx context.Context) error { return n.StartPlugin(ctx) },
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -123,9 +123,14 @@ func busyPod(t *testing.T, name string) *node.Pod {
 
 func startPod(t *testing.T, name string, annotations map[string]string, containers ...node.ContainerSpec) *node.Pod {
 	t.Helper()
+	return runPod(t, node.PodSpec{Name: name, Annotations: annotations}, containers...)
+}
+
+func runPod(t *testing.T, spec node.PodSpec, containers ...node.ContainerSpec) *node.Pod {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	pod := must(shared.RunPod(ctx, name, annotations, containers...))(t)
+	pod := must(shared.Run(ctx, spec, containers...))(t)
 	t.Cleanup(func() { removePod(t, pod) })
 	if containers[0].Args[0] == busyProgram {
 		// In good order: nothing of it is left in the GPU's queue for the next test.

@@ -3,7 +3,6 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,71 +10,24 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"text/template"
 
 	"golang.org/x/sys/unix"
 )
 
-const containerdSocket = "/run/containerd/containerd.sock"
-
-// containerdConfig: sockets and state that are not named here have their
-// default place below /run, which is private. NRI and CDI are on by default.
-//
-// restrict_oom_score_adj: without CAP_SYS_RESOURCE (many sandboxes) every pod
-// fails with "can't get final child's PID from pipe".
-// disable_apparmor: loading a profile would outlive the node.
-var containerdConfig = template.Must(template.New("containerd.toml").Parse(`version = 4
-root = '{{.Private}}/containerd'
-state = '/run/containerd'
-imports = []
-
-[plugins]
-  [plugins.'io.containerd.internal.v1.opt']
-    path = '{{.Private}}/opt'
-  [plugins.'io.containerd.image-verifier.v1.bindir']
-    bin_dir = '{{.Private}}/opt/image-verifier'
-  [plugins.'io.containerd.metadata.v1.bolt']
-    no_sync = true
-  [plugins.'io.containerd.cri.v1.images']
-    snapshotter = 'overlayfs'
-    [plugins.'io.containerd.cri.v1.images'.pinned_images]
-      sandbox = '{{.PauseImage}}'
-  [plugins.'io.containerd.cri.v1.runtime']
-    restrict_oom_score_adj = true
-    disable_apparmor = true
-    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
-      runtime_type = 'io.containerd.runc.v2'
-      [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-        BinaryName = '{{.Tools}}/runc'
-        SystemdCgroup = false
-    [plugins.'io.containerd.cri.v1.runtime'.cni]
-      bin_dirs = ['{{.Private}}/cni/bin']
-      conf_dir = '{{.Private}}/cni/net.d'
-  [plugins.'io.containerd.nri.v1.nri']
-    plugin_path = '{{.Private}}/nri/plugins'
-    plugin_config_path = '{{.Private}}/nri/conf.d'
-`))
-
 // StartContainerd starts containerd, or starts it again, and waits until its
 // CRI answers.
 func (n *Node) StartContainerd(ctx context.Context) error {
-	var config bytes.Buffer
-	if err := containerdConfig.Execute(&config, map[string]string{
-		"Private": n.private, "Tools": n.tools, "PauseImage": PauseImage,
-	}); err != nil {
+	path, err := n.writeConfig(ctx)
+	if err != nil {
 		return err
 	}
-	path := filepath.Join(n.private, "containerd.toml")
-	if err := os.WriteFile(path, config.Bytes(), 0o644); err != nil {
-		return err
-	}
-	p, err := start("containerd", n.logFile("containerd"), n.env, filepath.Join(n.tools, "containerd"), "--config", path)
+	p, err := start("containerd", n.logFile("containerd"), n.env, filepath.Join(n.containerd, "containerd"), "--config", path)
 	if err != nil {
 		return err
 	}
 	n.Containerd = p
 	return p.ready(ctx, "CRI", func() error {
-		if err := unix.Access(containerdSocket, unix.W_OK); err != nil {
+		if err := unix.Access(n.CRISocket(), unix.W_OK); err != nil {
 			return err
 		}
 		_, err := n.crictl(ctx, "info")
@@ -85,21 +37,26 @@ func (n *Node) StartContainerd(ctx context.Context) error {
 
 func (n *Node) crictl(ctx context.Context, args ...string) (string, error) {
 	return output(ctx, n.env, append([]string{filepath.Join(n.tools, "crictl"), "--timeout", "60s",
-		"--runtime-endpoint", "unix://" + containerdSocket, "--image-endpoint", "unix://" + containerdSocket}, args...)...)
+		"--runtime-endpoint", "unix://" + n.CRISocket(), "--image-endpoint", "unix://" + n.CRISocket()}, args...)...)
 }
 
 // Ctr runs containerd's own client in the CRI's namespace, where the images
 // are.
 func (n *Node) Ctr(ctx context.Context, args ...string) (string, error) {
-	return output(ctx, n.env, append([]string{filepath.Join(n.tools, "ctr"), "--address", containerdSocket, "--namespace", "k8s.io"}, args...)...)
+	return output(ctx, n.env, append([]string{filepath.Join(n.tools, "ctr"), "--address", n.CRISocket(), "--namespace", "k8s.io"}, args...)...)
 }
 
 // The CRI's namespace modes, as kubelet sets them for a pod on the node's
 // network.
 const (
+	namespacePod       = 0
 	namespaceContainer = 1
 	namespaceNode      = 2
 )
+
+// ownUsersFrom is the first of the node's user IDs that pods with their own users
+// have.
+const ownUsersFrom = 1 << 20
 
 // A ContainerSpec is one container of a pod.
 type ContainerSpec struct {
@@ -108,54 +65,98 @@ type ContainerSpec struct {
 	Env  map[string]string
 	// Mounts come on top of the image; PATH in Env replaces the image's.
 	Mounts []Mount
+	Image  string // default: WorkloadImage
+	// Attempt counts how often a container of this name was started before.
+	Attempt int
+	// Restricted: what Kubernetes' Pod Security Standard of that name asks for,
+	// and a read-only root file system: a user other than root, no
+	// capabilities, no new privileges, the runtime's own seccomp profile.
+	Restricted bool
 }
 
 // A Mount shows a directory of the node in a container.
 type Mount struct{ Host, Container string }
 
-// A Pod runs on the node's network: no CNI plugin is needed. Its first
-// container is the one that Container and PID speak of.
+// A PodSpec is a pod without its containers.
+type PodSpec struct {
+	Name        string
+	Annotations map[string]string
+	// OwnUsers is Kubernetes' hostUsers: false: a user namespace, whose IDs
+	// are others on the node. Such a pod has a network of its own.
+	OwnUsers bool
+	// SharedPIDs is shareProcessNamespace: true. Programs are not the first of
+	// their PID namespace then, and so end by SIGTERM without a handler.
+	SharedPIDs bool
+}
+
+// A Pod runs on the node's network, unless it has its own users: no CNI plugin is
+// needed. Its first container is the one that Container and PID speak of.
 type Pod struct {
 	Name       string
 	ID         string
 	Containers []*Container
 
-	node *Node
+	node    *Node
+	sandbox string         // file with its configuration
+	spaces  map[string]any // its namespaces, which its containers are to name too
 }
 
 // RunPod starts a pod through the CRI. The error of a refused container is
 // containerd's; the pod is removed then.
 func (n *Node) RunPod(ctx context.Context, name string, annotations map[string]string, containers ...ContainerSpec) (*Pod, error) {
-	pod := &Pod{Name: name, node: n}
+	return n.Run(ctx, PodSpec{Name: name, Annotations: annotations}, containers...)
+}
+
+// Run is RunPod for pods that are out of the ordinary.
+func (n *Node) Run(ctx context.Context, spec PodSpec, containers ...ContainerSpec) (*Pod, error) {
+	name := spec.Name
+	pod := &Pod{Name: name, node: n, spaces: map[string]any{"network": namespaceNode, "pid": namespaceContainer}}
+	if spec.SharedPIDs {
+		pod.spaces["pid"] = namespacePod
+	}
+	if spec.OwnUsers {
+		ids := []map[string]any{{"host_id": ownUsersFrom, "container_id": 0, "length": 1 << 16}}
+		pod.spaces["network"] = namespacePod
+		pod.spaces["userns_options"] = map[string]any{"mode": namespacePod, "uids": ids, "gids": ids}
+	}
 	sandbox := map[string]any{
 		"metadata":      map[string]any{"name": name, "uid": "uid-" + name, "namespace": "default"},
 		"log_directory": n.podLogs(name),
-		"annotations":   annotations,
+		"annotations":   spec.Annotations,
 		"linux": map[string]any{
 			"cgroup_parent":    "/" + n.cgroup,
-			"security_context": map[string]any{"namespace_options": map[string]any{"network": namespaceNode, "pid": namespaceContainer}},
+			"security_context": map[string]any{"namespace_options": pod.spaces},
 		},
 	}
 	if err := os.MkdirAll(n.podLogs(name), 0o755); err != nil {
 		return nil, err
 	}
-	sandboxFile, err := n.writeJSON("pod-"+name, sandbox)
-	if err != nil {
+	var err error
+	if pod.sandbox, err = n.writeJSON("pod-"+name, sandbox); err != nil {
 		return nil, err
 	}
-	id, err := n.crictl(ctx, "runp", sandboxFile)
+	id, err := n.crictl(ctx, "runp", pod.sandbox)
 	if err != nil {
 		return nil, fmt.Errorf("pod %s: %w", name, err)
 	}
 	pod.ID = strings.TrimSpace(id)
-	for _, spec := range containers {
-		c, err := n.runContainer(ctx, pod, sandboxFile, spec)
-		if err != nil {
-			return nil, fmt.Errorf("pod %s: %w", name, withCleanup(err, pod.Remove(ctx)))
+	for _, c := range containers {
+		if _, err := pod.Start(ctx, c); err != nil {
+			return nil, withCleanup(err, pod.Remove(ctx))
 		}
-		pod.Containers = append(pod.Containers, c)
 	}
 	return pod, nil
+}
+
+// Start starts one more container in a pod that runs: as kubelet does for
+// containers after the first, for one that has ended, and for ephemeral ones.
+func (p *Pod) Start(ctx context.Context, spec ContainerSpec) (*Container, error) {
+	c, err := p.node.runContainer(ctx, p, spec)
+	if err != nil {
+		return nil, fmt.Errorf("pod %s: %w", p.Name, err)
+	}
+	p.Containers = append(p.Containers, c)
+	return c, nil
 }
 
 func withCleanup(err, cleanup error) error {
@@ -165,7 +166,7 @@ func withCleanup(err, cleanup error) error {
 	return err
 }
 
-func (n *Node) runContainer(ctx context.Context, pod *Pod, sandboxFile string, spec ContainerSpec) (*Container, error) {
+func (n *Node) runContainer(ctx context.Context, pod *Pod, spec ContainerSpec) (*Container, error) {
 	if spec.Name == "" {
 		spec.Name = "main"
 	}
@@ -177,26 +178,38 @@ func (n *Node) runContainer(ctx context.Context, pod *Pod, sandboxFile string, s
 	for _, m := range spec.Mounts {
 		mounts = append(mounts, map[string]any{"container_path": m.Container, "host_path": m.Host})
 	}
+	if spec.Image == "" {
+		spec.Image = WorkloadImage
+	}
+	security := map[string]any{"namespace_options": pod.spaces}
+	if spec.Restricted {
+		security["run_as_user"] = map[string]any{"value": nobody}
+		security["run_as_group"] = map[string]any{"value": nobody}
+		security["readonly_rootfs"] = true
+		security["no_new_privs"] = true
+		security["capabilities"] = map[string]any{"drop_capabilities": []string{"ALL"}}
+		security["seccomp"] = map[string]any{"profile_type": 0} // RuntimeDefault
+	}
 	config := map[string]any{
-		"metadata": map[string]any{"name": spec.Name},
-		"image":    map[string]any{"image": WorkloadImage},
+		"metadata": map[string]any{"name": spec.Name, "attempt": spec.Attempt},
+		"image":    map[string]any{"image": spec.Image},
 		"command":  spec.Args,
 		"envs":     envs,
 		"mounts":   mounts,
 		"log_path": spec.Name + ".log",
-		"linux":    map[string]any{},
+		"linux":    map[string]any{"security_context": security},
 	}
 	file, err := n.writeJSON("container-"+pod.Name+"-"+spec.Name, config)
 	if err != nil {
 		return nil, err
 	}
-	id, err := n.crictl(ctx, "create", pod.ID, file, sandboxFile)
+	id, err := n.crictl(ctx, "create", pod.ID, file, pod.sandbox)
 	if err != nil {
 		return nil, err
 	}
 	id = strings.TrimSpace(id)
 	if _, err := n.crictl(ctx, "start", id); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("container %s: %w", id, err)
 	}
 	info, err := n.inspect(ctx, id)
 	if err != nil {
@@ -218,6 +231,20 @@ func (p *Pod) Log() string { return p.Containers[0].Log() }
 func (p *Pod) Running(ctx context.Context) (bool, error) {
 	info, err := p.node.inspect(ctx, p.Containers[0].ID)
 	return info.Status.State == "CONTAINER_RUNNING", err
+}
+
+// Ended waits until a container has ended by itself, or was killed, and returns
+// its exit status.
+func (p *Pod) Ended(ctx context.Context, c *Container) (status int, err error) {
+	err = Until(ctx, "the end of "+p.Name+"/"+c.Name, func() error {
+		info, err := p.node.inspect(ctx, c.ID)
+		if err == nil && info.Status.State != "CONTAINER_EXITED" {
+			err = fmt.Errorf("it is in %s", info.Status.State)
+		}
+		status = info.Status.ExitCode
+		return err
+	})
+	return status, err
 }
 
 // Stop ends the containers' processes as kubelet does: SIGTERM, and SIGKILL

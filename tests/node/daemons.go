@@ -103,9 +103,10 @@ func (n *Node) Ctl(ctx context.Context, args ...string) (string, error) {
 
 // StartPlugin starts nvshare-plugin, or starts it again, and waits until
 // containerd has accepted it: pods created from now on are adjusted.
-func (n *Node) StartPlugin(ctx context.Context) error {
+// args are added to the command line.
+func (n *Node) StartPlugin(ctx context.Context, args ...string) error {
 	before := n.PluginAccepts()
-	argv := append([]string{n.Bin("nvshare-plugin"), "--lib-dir", LibDir}, n.simFlag()...)
+	argv := append(append([]string{n.Bin("nvshare-plugin"), "--lib-dir", LibDir, "--nri-socket", n.NRISocket()}, n.simFlag()...), args...)
 	p, err := start("plugin", n.logFile("plugin"), n.env, argv...)
 	if err != nil {
 		return err

@@ -21,6 +21,9 @@ type Node struct {
 
 	dir, private string
 	build, tools string
+	containerd   string // directory of containerd and its shim
+	instance     string // "-NAME" in paths, or empty
+	nri          NRI
 	cgroup       string // parent of all containers' cgroups
 	env          []string
 	workload     *rootfs // of the workload image
@@ -35,25 +38,50 @@ type Options struct {
 	Simulated bool
 	// SimConfig is the simulated GPU's config file; empty: its defaults.
 	SimConfig string
+	// Containerd is the directory of another containerd and its shim than the
+	// pinned ones, of version 1.7 or later.
+	Containerd string
+	// Instance tells apart nodes that run at the same time in one Isolated:
+	// each has its own containerd. They share all else.
+	Instance string
+	NRI      NRI
 }
+
+// NRI says what containerd's NRI is like.
+type NRI int
+
+const (
+	NRIOn NRI = iota
+	// NRIValidates: and its default validator refuses containers for which a
+	// plugin is missing that their pod names.
+	NRIValidates
+	NRIOff
+)
 
 // New makes the images and directories of a node below dir, the directory
 // that Isolated gave. Nothing runs yet.
 func New(dir string, o Options) (*Node, error) {
 	n := &Node{
 		dir: dir, private: filepath.Join(dir, "private"), build: o.Build, tools: filepath.Join(o.Build, "tools"),
-		cgroup: cgroupName(filepath.Base(dir)), simulated: o.Simulated,
+		cgroup: cgroupName(filepath.Base(dir)), simulated: o.Simulated, containerd: o.Containerd, nri: o.NRI,
+	}
+	if n.containerd == "" {
+		n.containerd = n.tools
+	}
+	if o.Instance != "" {
+		n.instance = "-" + o.Instance
+		n.private = filepath.Join(n.private, o.Instance)
 	}
 	n.Records = filepath.Join(n.private, "record")
 	tmp := filepath.Join(n.private, "tmp")
-	for _, d := range []string{n.Records, tmp, "/run/containerd", "/run/nri", "/run/cdi"} {
+	for _, d := range []string{n.Records, tmp, n.state(), filepath.Dir(n.NRISocket()), "/run/cdi"} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return nil, err
 		}
 	}
 	// The tools come first: containerd and podman find runc by PATH too.
 	n.env = []string{
-		"PATH=" + n.tools + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"PATH=" + n.containerd + ":" + n.tools + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME=" + n.private, "TMPDIR=" + tmp, "LANG=C.UTF-8",
 	}
 	if !o.Simulated {
@@ -109,7 +137,9 @@ func (n *Node) BuildImages(ctx context.Context) error {
 	return nil
 }
 
-func (n *Node) logFile(name string) string { return filepath.Join(n.dir, "log", name+".log") }
+func (n *Node) logFile(name string) string {
+	return filepath.Join(n.dir, "log", name+n.instance+".log")
+}
 
 // Logs returns the last lines of every daemon, for a report of a failure.
 func (n *Node) Logs(lines int) string {

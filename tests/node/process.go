@@ -156,3 +156,6 @@ func output(ctx context.Context, env []string, argv ...string) (string, error) {
 	}
 	return stdout.String(), nil
 }
+
+// PID is the process's, in the node's pid namespace.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
