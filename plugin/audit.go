@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -38,11 +39,12 @@ func ParseAudit(s string) (Audit, error) {
 	return 0, fmt.Errorf("%q is not what can be done with containers that run without nvshare: report or stop", s)
 }
 
-// Unmanaged is a container that asked for GPUs and runs without the shim.
+// Unmanaged is a container that asked for GPUs and runs without nvshare.
 type Unmanaged struct {
 	ID, Namespace, Pod, PodUID, Name string
 
-	Asked string // the annotation, as key="value"
+	Asked string // the annotation, as key="value"; empty: it was given GPUs otherwise
+	Why   string // it is so, and what to do
 	// PID of its first process, as the runtime sees it; 0: it has none yet.
 	PID int
 }
@@ -51,46 +53,65 @@ func (u Unmanaged) String() string {
 	return fmt.Sprintf("pod %s/%s, container %q", u.Namespace, u.Pod, u.Name)
 }
 
-// SetAudit decides what becomes of containers that run without what they asked
-// for; report, if not nil, is told of each, in a goroutine of its own. It must be
-// called before Run. The default is AuditReport.
+// SetAudit decides what becomes of containers that were created without what they
+// asked for; report, if not nil, is told of each container that runs without
+// nvshare, also of those whose image cannot load the shim, in a goroutine of its
+// own. It must be called before Run. The default is AuditReport.
 func (p *Plugin) SetAudit(what Audit, report func(Unmanaged)) {
 	p.audit, p.report = what, report
 }
 
-// unmanaged returns what there is to say of a container that exists; nil if it
-// did not ask, has what it asked for, or has ended.
-func unmanaged(pod *api.PodSandbox, ctr *api.Container) *Unmanaged {
-	if !alive(ctr) || usesGPU(ctr) {
-		return nil
-	}
-	key, value, asked := askedBy(pod.GetAnnotations(), ctr.GetName())
-	if !asked {
-		return nil
-	}
-	return &Unmanaged{
+func identity(pod *api.PodSandbox, ctr *api.Container) Unmanaged {
+	u := Unmanaged{
 		ID: ctr.GetId(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(), Name: ctr.GetName(),
-		Asked: fmt.Sprintf("%s=%q", key, shown(value)), PID: int(ctr.GetPid()),
+		PID: int(ctr.GetPid()),
+	}
+	if key, value, asked := askedBy(pod.GetAnnotations(), ctr.GetName()); asked {
+		u.Asked = fmt.Sprintf("%s=%q", key, shown(value))
+	}
+	return u
+}
+
+func (p *Plugin) tell(u Unmanaged) {
+	p.log.Warnf("%v runs without nvshare (asked for: %s): %s", u, cmp.Or(u.Asked, "nothing"), u.Why)
+	if p.report != nil {
+		p.report(u)
 	}
 }
 
-// act reports what an audit has found, and stops it if it is to. It takes as
-// long as those containers take to end: not for a handler.
-func (p *Plugin) act(found []Unmanaged) {
-	for _, u := range found {
-		what := "start it again to get them, or have the plugin stop such containers with --audit stop"
+// look is the audit of the containers that exist when the plugin registers. pods
+// are by ID. It reads files: not for a handler.
+func (p *Plugin) look(pods map[string]*api.PodSandbox, ctrs []*api.Container) {
+	var missed, running []Unmanaged
+	for _, ctr := range ctrs {
+		pod := pods[ctr.GetPodSandboxId()]
+		if pod == nil || !alive(ctr) {
+			continue
+		}
+		if u := identity(pod, ctr); usesGPU(ctr) {
+			running = append(running, u)
+		} else if u.Asked != "" {
+			missed = append(missed, u)
+		}
+	}
+	p.act(missed)
+	p.examine(running)
+}
+
+// act reports containers that were created without what they asked for, and stops
+// them if it is to.
+func (p *Plugin) act(missed []Unmanaged) {
+	for _, u := range missed {
+		u.Why = "it was created while no plugin was registered; "
 		if p.audit == AuditStop {
-			what = "stopping it"
+			u.Why += "stopping it"
+		} else {
+			u.Why += "start it again, or have the plugin stop such containers with --audit stop"
 		}
-		p.log.Warnf("%v runs without nvshare although its pod asks for GPUs (%s): it was created while no plugin was registered; %s", u, u.Asked, what)
-		if p.report != nil {
-			p.report(u)
+		p.tell(u)
+		if p.audit != AuditStop {
+			continue
 		}
-	}
-	if p.audit != AuditStop {
-		return
-	}
-	for _, u := range found {
 		go func() {
 			switch forced, err := stopProcess(u.PID, u.ID, stopGrace); {
 			case err != nil:
@@ -109,8 +130,8 @@ const stopGrace = 10 * time.Second
 
 var errNoProcess = errors.New("there is no such process: it has just ended, or the plugin does not run in the host's PID namespace")
 
-// stopProcess ends the first process of a container, and with it all others of
-// its PID namespace. forced as of endProcess.
+// stopProcess ends the first process of a container; the runtime ends the others
+// when it has ended. forced as of endProcess.
 func stopProcess(pid int, id string, grace time.Duration) (forced bool, err error) {
 	fd, err := openProcess(pid, id)
 	if err != nil {

@@ -62,9 +62,9 @@ func (s *silent) Forget(ctx context.Context, id string) error {
 	_, err := s.conn.ForgetContainer(ctx, &sched.ForgetContainerRequest{Id: id})
 	return err
 }
-func (s *silent) Known(ctx context.Context) ([]string, []Promise, error) {
+func (s *silent) Known(ctx context.Context) (Known, error) {
 	_, err := s.conn.Status(ctx, &sched.StatusRequest{})
-	return nil, nil, errors.Join(err, errors.New("it answered"))
+	return Known{}, errors.Join(err, errors.New("it answered"))
 }
 func (s *silent) Close() error { return s.conn.Close() }
 

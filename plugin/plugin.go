@@ -37,6 +37,8 @@ var (
 	_ stub.StopContainerInterface   = (*Plugin)(nil)
 	_ stub.RemoveContainerInterface = (*Plugin)(nil)
 	_ stub.StopPodInterface         = (*Plugin)(nil)
+
+	_ stub.PostStartContainerInterface = (*Plugin)(nil)
 )
 
 // New returns a plugin that knows no devices yet; names is told which
@@ -70,17 +72,10 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 	}
 	inv := p.inventory.Load()
 	var using, ended []Container
-	var without []Unmanaged
 	for _, ctr := range ctrs {
 		pod := byID[ctr.GetPodSandboxId()]
-		if pod == nil {
-			continue
-		}
-		if u := unmanaged(pod, ctr); u != nil {
-			without = append(without, *u)
-		}
 		switch {
-		case !usesGPU(ctr):
+		case pod == nil || !usesGPU(ctr):
 		case !alive(ctr):
 			ended = append(ended, existing(pod, ctr, Request{}, inv))
 		default:
@@ -92,9 +87,7 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 		}
 	}
 	p.names.Replace(using, ended...)
-	if len(without) > 0 {
-		go p.act(without)
-	}
+	go p.look(byID, ctrs)
 	p.log.Debugf("synchronized: %d containers, %d use GPUs through nvshare", len(ctrs), len(using))
 	return nil, nil
 }

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/nri/pkg/api"
+	"golang.org/x/sys/unix"
+)
+
+// Loaders of the two C libraries, where the programs of an image name them.
+var (
+	glibcLoaders = []string{"lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"}
+	muslLoaders  = []string{"lib/ld-musl-x86_64.so.1", "lib/ld-musl-aarch64.so.1"}
+)
+
+// PostStartContainer has a look at a container that was given the shim, in its
+// own time.
+func (p *Plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) error {
+	if usesGPU(ctr) {
+		go p.examine([]Unmanaged{identity(pod, ctr)})
+	}
+	return nil
+}
+
+// examine reports containers whose programs cannot load the shim. What cannot be
+// seen from here, without the host's PID namespace or CAP_SYS_PTRACE, is not
+// reported.
+func (p *Plugin) examine(running []Unmanaged) {
+	for _, u := range running {
+		fd, err := openProcess(u.PID, u.ID)
+		if err != nil {
+			p.log.Debugf("%v: which C library it has is not known: %v", u, err)
+			continue
+		}
+		musl := muslOnly(fmt.Sprintf("/proc/%d/root", u.PID))
+		if !ended(fd, 0) && musl { // else it was another's file system
+			u.Why = "its image has musl libc, which cannot load it, nor NVIDIA's driver libraries; use an image with glibc"
+			p.tell(u)
+		}
+		unix.Close(fd)
+	}
+}
+
+// muslOnly tells whether an image has musl's loader, and not glibc's. Whatever
+// the image's links lead to, they are followed inside it.
+func muslOnly(root string) bool {
+	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	exists := func(path string) bool {
+		file, err := unix.Openat2(fd, path, &unix.OpenHow{
+			Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+		})
+		if err != nil {
+			return false
+		}
+		unix.Close(file)
+		return true
+	}
+	return slices.ContainsFunc(muslLoaders, exists) && !slices.ContainsFunc(glibcLoaders, exists)
+}
