@@ -28,6 +28,9 @@ const (
 	WorkloadImage = "localhost/nvshare-workload:1"
 )
 
+// muslLibrary is what musl's libraries and programs call their C library.
+const muslLibrary = "libc.so"
+
 // UserLibrary is a library in the workload image that does nothing.
 const UserLibrary = "/opt/user.so"
 
@@ -110,6 +113,9 @@ func (r *rootfs) copyLibraries(host string) error {
 		return fmt.Errorf("%s: %w", host, err)
 	}
 	for _, lib := range needed {
+		if lib == muslLibrary { // is the loader itself, which is there; this machine's is glibc's
+			continue
+		}
 		if err := r.copyLibrary(lib); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -132,6 +138,17 @@ func (r *rootfs) copyLibrary(lib string) error {
 		return err
 	}
 	return r.copyLibraries(at)
+}
+
+// copyCLibrary puts what every image with glibc has: the shim and the driver's
+// libraries are linked with some of it.
+func (r *rootfs) copyCLibrary() error {
+	for _, lib := range []string{"libpthread.so.0", "libdl.so.2", "librt.so.1", "libm.so.6"} {
+		if err := r.copyLibrary(lib); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func findLibrary(lib string) (string, error) {

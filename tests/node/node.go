@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -109,12 +110,8 @@ func (n *Node) BuildImages(ctx context.Context) error {
 	if err := work.copyProgram("usr/bin/cuda-busy", busy); err != nil {
 		return fmt.Errorf("%w (make simgpu builds it)", err)
 	}
-	// What every image with glibc has: the shim and the driver's libraries are
-	// linked with some of it.
-	for _, lib := range []string{"libpthread.so.0", "libdl.so.2", "librt.so.1", "libm.so.6"} {
-		if err := work.copyLibrary(lib); err != nil {
-			return err
-		}
+	if err := work.copyCLibrary(); err != nil {
+		return err
 	}
 	// Any library will do to stand for one that a user preloads.
 	user, err := findLibrary("libutil.so.1")
@@ -130,11 +127,45 @@ func (n *Node) BuildImages(ctx context.Context) error {
 		return err
 	}
 	for _, tar := range []string{pauseTar, workTar} {
-		if out, err := n.Ctr(ctx, "images", "import", "--local", tar); err != nil {
-			return fmt.Errorf("import image: %w%s", err, out)
+		if err := n.importImage(ctx, tar); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func (n *Node) importImage(ctx context.Context, tar string) error {
+	if out, err := n.Ctr(ctx, "images", "import", "--local", tar); err != nil {
+		return fmt.Errorf("import image: %w%s", err, out)
+	}
+	return nil
+}
+
+// AddImage makes and imports an image of nothing but programs of the machine,
+// by their paths in the image, and the libraries that they name, with glibc those
+// that belong to it too: no shell, no users, no configuration of the loader.
+// containerd must run.
+func (n *Node) AddImage(ctx context.Context, name string, glibc bool, programs map[string]string) error {
+	r := &rootfs{files: map[string]file{}}
+	if glibc {
+		if err := r.copyCLibrary(); err != nil {
+			return err
+		}
+	}
+	for to, from := range programs {
+		if err := r.copyProgram(strings.TrimPrefix(to, "/"), from); err != nil {
+			return err
+		}
+	}
+	// As distributions with one /usr have it: the loader is named without.
+	for _, d := range []string{"lib", "lib64"} {
+		r.files[d] = file{mode: fs.ModeSymlink | 0o777, link: "usr/" + d}
+	}
+	tar := filepath.Join(n.private, "image.tar")
+	if err := r.writeImage(tar, name); err != nil {
+		return err
+	}
+	return n.importImage(ctx, tar)
 }
 
 func (n *Node) logFile(name string) string {
