@@ -32,7 +32,7 @@ DESTDIR ?=
 .DEFAULT_GOAL := build
 # What is installed comes first; sub-makes run their jobs in parallel.
 .NOTPARALLEL:
-.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e compat stress bench sim model fuzz generate \
+.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e runtimes compat stress bench sim model fuzz generate \
 	engines test-engines gpu-bundle release tarball install uninstall static image clean
 
 help: ## this list
@@ -83,8 +83,18 @@ test-compat: build simgpu
 	@$(MAKE) --no-print-directory -C tests/compat OUT=$(BUILD) test
 
 compat: GOAL := test
-compat: root deps build simgpu ## the shim in images of other releases and with NVIDIA's runtime; fetches them
+compat: root deps build simgpu runtimes ## the shim in images of other releases and with NVIDIA's runtime; fetches them
 	@$(MAKE) --no-print-directory -C tests/compat OUT=$(BUILD) full
+
+# On containerd 1.7 and 2.0, which drop the CDI devices of plugins.
+RUNTIMES := 1.7 2.0
+RUNTIME_TESTS := BadRequest|Unannotated|Suffixes|DeviceNames|PreloadIsKept|ControlSocket|ContainersOfAPod|Churn|Images|Musl|FailClosed|KilledPlugin|KilledContainerd
+runtimes: GOAL := test
+runtimes: root deps build simgpu tools ## pods on older containerds, which it builds (minutes, once)
+	@set -e; for v in $(RUNTIMES); do \
+		sh tests/tools/containerd.sh $$v $(BUILD)/containerd-$$v; \
+		NVSHARE_CONTAINERD=$(BUILD)/containerd-$$v $(GO) test -count=1 -tags e2e -timeout 10m -run '$(RUNTIME_TESTS)' ./tests/e2e; \
+	done
 
 test-e2e: build simgpu tools
 	$(GO) test -count=1 -tags e2e -timeout 15m ./tests/e2e

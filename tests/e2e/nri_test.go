@@ -66,13 +66,17 @@ func TestFailClosed(t *testing.T) {
 			check(t, shared.StartPlugin(within(t)))
 		}
 	}()
+	// The validator came with containerd 2.2. Before it, the audit has to do.
+	refuses := otherContainerd == ""
 	for name, annotations := range map[string]map[string]string{
 		"closed-pod":       closed,
 		"closed-container": {gpuAnnotation: firstGPU, requires + "/container.main": `["nvshare"]`},
 	} {
 		if pod, err := shared.RunPod(ctx, name, annotations, sleeper("main", nil)); err == nil {
 			removePod(t, pod)
-			t.Errorf("%s was started without the plugin that it requires", name)
+			if refuses {
+				t.Errorf("%s was started without the plugin that it requires", name)
+			}
 		} else if !strings.Contains(err.Error(), "nvshare") || !strings.Contains(err.Error(), "required plugin") {
 			t.Errorf("%s is refused with %v", name, err)
 		}

@@ -33,6 +33,10 @@ const (
 // its daemons puts them back.
 var shared *node.Node
 
+// otherContainerd is the directory of another containerd than the pinned one, to
+// run the suite with.
+var otherContainerd = os.Getenv("NVSHARE_CONTAINERD")
+
 // buildDir holds what make build, simgpu and tools have made.
 var buildDir string
 
@@ -54,7 +58,7 @@ func TestMain(m *testing.M) {
 func bringUp(dir string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	n, err := node.New(dir, node.Options{Build: buildDir, Simulated: true, SimConfig: simConfig, NRI: node.NRIValidates})
+	n, err := node.New(dir, node.Options{Build: buildDir, Simulated: true, SimConfig: simConfig, NRI: node.NRIValidates, Containerd: otherContainerd})
 	if err != nil {
 		return err
 	}

@@ -200,7 +200,8 @@ func (b *bench) containers(ctx context.Context) error {
 	if b.node.Containerd != nil {
 		return nil
 	}
-	for _, start := range []func(context.Context) error{b.node.StartContainerd, b.node.BuildImages, b.node.StartPlugin} {
+	for _, start := range []func(context.Context) error{b.node.StartContainerd, b.node.BuildImages,
+		func(ctx context.Context) error { return b.node.StartPlugin(ctx) }} {
 		if err := start(ctx); err != nil {
 			return err
 		}

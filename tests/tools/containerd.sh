@@ -1,0 +1,26 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Usage: containerd.sh VERSION DIR
+# Builds another containerd, and its shim, than the one that tests/tools/go.mod
+# pins, into DIR: VERSION is 1.7 or 2.0. Does nothing when DIR has them already.
+set -eu
+
+version=${1:?usage: containerd.sh VERSION DIR} out=${2:?usage: containerd.sh VERSION DIR}
+go=${GO:-go}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+cd "$(dirname "$0")/containerd-$version"
+
+want=$(cat go.mod go.sum ../containerd.sh | cksum)
+if [ "$(cat "$out/.built-from" 2>/dev/null)" = "$want" ]; then
+	exit 0
+fi
+rm -f "$out/.built-from"
+echo "building containerd as pinned in tests/tools/containerd-$version/go.mod; this takes minutes, once" >&2
+
+module=$($go list -m -f '{{.Path}}' all | grep -x 'github.com/containerd/containerd\(/v2\)*')
+CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -tags no_btrfs,no_zfs -o "$out/" \
+	"$module/cmd/containerd" "$module/cmd/containerd-shim-runc-v2"
+
+echo "$want" >"$out/.built-from"
