@@ -39,7 +39,9 @@ func TestAuditFindsWhoRunsWithout(t *testing.T) {
 	one.Id, one.Name, one.Uid = "pod1", "train-b", "uid1"
 	plain := pod(nil)
 	plain.Id = "pod2"
-	r.pods = []*api.PodSandbox{asking, one, plain}
+	part := pod(map[string]string{CoreRequestAnnotation: "40", "gpu.nvshare.com/container.side": "none"})
+	part.Id = "pod3"
+	r.pods = []*api.PodSandbox{asking, one, plain, part}
 	running := api.ContainerState_CONTAINER_RUNNING
 	r.ctrs = []*api.Container{
 		{Id: "missed", PodSandboxId: "pod0", Name: "main", State: running},
@@ -49,6 +51,8 @@ func TestAuditFindsWhoRunsWithout(t *testing.T) {
 		{Id: "bad", PodSandboxId: "pod1", Name: "train", State: running}, // no plugin would have let it in
 		{Id: "sidecar", PodSandboxId: "pod1", Name: "sidecar", State: running},
 		{Id: "plain", PodSandboxId: "pod2", Name: "main", State: running},
+		{Id: "part", PodSandboxId: "pod3", Name: "main", State: running},
+		{Id: "side", PodSandboxId: "pod3", Name: "side", State: running},
 	}
 	r.start()
 	defer r.stop()
@@ -72,7 +76,7 @@ func TestAuditFindsWhoRunsWithout(t *testing.T) {
 			t.Errorf("found %v, want %v", got, ids)
 		}
 	}
-	expect("bad", "missed")
+	expect("bad", "missed", "part")
 
 	// As after a request that took too long: the runtime drops the plugin and
 	// makes the container without it.
