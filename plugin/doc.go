@@ -66,6 +66,9 @@
 // cannot tell, because something else gave them, counts on all, and has no say in
 // who is beside it.
 //
+// These may change while containers run, where package kube watches the pods;
+// which GPUs a container gets may not.
+//
 // What it guarantees:
 //
 //   - A handler answers from memory: it waits for no scheduler, file or lock

@@ -239,29 +239,25 @@ func (p *Plugin) Follow() {
 }
 
 // SetPods says what the annotations of all pods of this node are now.
-func (p *Plugin) SetPods(all []Pod) []Refusal {
-	n, gpus := p.names, p.inventory.Load().gpus
+func (p *Plugin) SetPods(all []Pod) (refused []Refusal) {
+	n := p.names
+	listed := make(map[string]bool, len(all))
+	for _, pod := range all {
+		listed[pod.UID] = true
+		refused = append(refused, p.SetPod(pod)...) // one by one: handlers may come between
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	old := n.follow.pods
-	n.follow = following{pods: make(map[string]*followed, len(all))}
-	for _, pod := range all {
-		if f := old[pod.UID]; f != nil {
-			n.follow.pods[pod.UID] = f
-		}
-	}
-	var refused []Refusal
-	for _, pod := range all {
-		refused = append(refused, n.setPod(pod, gpus)...)
-	}
+	n.follow.expected = false
+	maps.DeleteFunc(n.follow.pods, func(uid string, _ *followed) bool { return !listed[uid] })
 	for id, c := range n.want {
 		// Unknown to the API server: what the runtime says is all there is.
-		if c.Keep == everything && n.follow.pods[c.PodUID] == nil {
+		if c.Keep == everything && !listed[c.PodUID] {
 			c.Keep = Fields{}
 			n.want[id] = c
+			n.poke()
 		}
 	}
-	n.poke()
 	return refused
 }
 
@@ -322,6 +318,11 @@ func (n *Names) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 // deniable says what of a container's new terms cannot be promised. A memory
 // limit is a promise where the plugin chose the GPU, and to who had one already.
 func (n *Names) deniable(old, c Container, gpus []cdi.GPU) (d denial, err error) {
+	more := c.Share.CoreRequest > old.Share.CoreRequest
+	larger := c.Placed && old.MemoryLimit != 0 && c.MemoryLimit > old.MemoryLimit
+	if !more && !larger {
+		return d, nil
+	}
 	for _, g := range n.devices(gpus, c) {
 		if !c.uses(g.UUID) {
 			continue
@@ -330,12 +331,12 @@ func (n *Names) deniable(old, c Container, gpus []cdi.GPU) (d denial, err error)
 			key, value, _ := annotationFor(n.follow.pods[c.PodUID].Annotations, name, c.Name)
 			return errors.Join(err, annotationError(key, value, why))
 		}
-		if c.Share.CoreRequest > old.Share.CoreRequest && d.request == 0 {
+		if more && d.request == 0 {
 			if why := keepable(c.Share.CoreRequest, g); why != nil {
 				d.request, err = c.Share.CoreRequest, said(CoreRequestAnnotation, why)
 			}
 		}
-		if !c.Placed || old.MemoryLimit == 0 || c.MemoryLimit <= old.MemoryLimit || d.memory != 0 {
+		if !larger || d.memory != 0 {
 			continue
 		}
 		var sum uint64

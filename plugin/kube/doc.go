@@ -6,9 +6,10 @@
 //
 //	kubectl annotate pod train nvshare.com/gpu-memory-limit=8Gi --overwrite
 //
-// All annotations of package plugin but nvshare.com/gpu itself may change, in all
-// their forms (nvshare.com/gpu-core-limit, gpu-core-limit.nvshare.com/pod and
-// gpu-core-limit.nvshare.com/container.<name>, the narrowest goes before). What
+// All annotations of package plugin may change but those that say which GPUs a
+// container gets and next to whom. They have all their forms:
+// nvshare.com/gpu-core-limit, gpu-core-limit.nvshare.com/pod and
+// gpu-core-limit.nvshare.com/container.<name>; the narrowest goes before. What
 // holds is what the pod's annotations say now:
 //
 //   - It goes before what they said when the pod was created, also for containers
@@ -17,14 +18,18 @@
 //   - What was set with nvsharectl goes before it, until that is removed.
 //   - A value that is nonsense, or that cannot be promised, changes nothing: what
 //     held before stays, also over a restart of the plugin or the scheduler. The
-//     latter kind is tried again every ten seconds.
+//     latter kind is tried again every ten seconds. (More than 100 % of a GPU's
+//     time cannot be promised; nor can, by a memory limit that is raised, more
+//     than its memory, where the plugin chose the GPU.)
 //   - A memory limit below what is in use takes nothing away: no more is granted
 //     until enough was freed.
 //   - While the API server cannot be reached, everything stays as it is.
+//   - Static pods have what their manifest says: kubelet makes them anew when that
+//     changes.
 //
 // Each change is told in an Event on the pod (kubectl describe pod), by the
 // container it concerns: GPUShareChanged, GPUShareRefused, GPUShareOverruled (an
-// nvsharectl setting goes before) and GPUChoiceStays (nvshare.com/gpu itself was
+// nvsharectl setting goes before) and GPUChoiceStays (something else of ours was
 // changed, which takes a new pod). A pod gets ten of them at once, then one every
 // 30 s; the others are left out.
 //

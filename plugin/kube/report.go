@@ -108,13 +108,10 @@ func changed(was, now terms, r *api.DescribeContainerResponse) (kind, reason, no
 	return kind, reason, strings.Join(parts, "; ")
 }
 
-// Warn says something else of a container on its pod, if that is on this node.
-func (w *Watcher) Warn(podUID, container, reason, note string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if p := w.pods[podUID]; p != nil {
-		w.say(p, container, warning, reason, note)
-	}
+// Warn says something else of a container on its pod. What is too much is left
+// out.
+func (w *Watcher) Warn(p plugin.Pod, container, reason, note string) {
+	w.events.add(p, container, warning, reason, note)
 }
 
 // say makes an event. The lock is held.

@@ -346,12 +346,12 @@ func TestEventsAreBounded(t *testing.T) {
 	w, _ := startWatcher(t, s, l)
 	await(t, l.told, "all pods")
 	begin := time.Now()
+	c := plugin.Container{ID: "1", Name: "main", PodUID: "a", Pod: strings.Repeat("n", 253), Namespace: "ml"}
 	for i := range 1000 {
-		w.Warn("a", "main", "Odd", fmt.Sprint(i, strings.Repeat("é", 1000)))
+		w.Told(c, nil, status.Error(codes.InvalidArgument, fmt.Sprint(i, strings.Repeat("é", 1000))))
 	}
 	spent := time.Since(begin)
-	w.Warn("b", "main", "Odd", "last")
-	w.Warn("unknown", "main", "Odd", "")
+	w.Warn(plugin.Pod{UID: "b", Namespace: "ml", Name: "other"}, "main", "Odd", "last")
 	n := 0
 	for e := range s.Events {
 		if e.Regarding.UID == "b" {
