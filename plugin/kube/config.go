@@ -31,7 +31,7 @@ func Config(when, kubeconfig string) (*rest.Config, error) {
 		return nil, ErrNone
 	case Auto, On:
 	default:
-		return nil, fmt.Errorf("%q: give auto, on or off", when)
+		return nil, errors.New("give auto, on or off")
 	}
 	var c *rest.Config
 	var err error

@@ -426,3 +426,24 @@ func TestLimitsChangeLive(t *testing.T) {
 		t.Errorf("over the plugin's restart the limits were %s", got)
 	}
 }
+
+// Without an API server to ask, the plugin serves as the runtime has it, unless
+// it was told that there is one.
+func TestKubeFlags(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	t.Setenv("KUBERNETES_SERVICE_PORT", "")
+	missing := filepath.Join(t.TempDir(), "missing")
+	for _, c := range []struct {
+		flags liveFlags
+		says  string
+	}{
+		{liveFlags{when: "auto"}, ""}, {liveFlags{when: "off", kubeconfig: missing}, ""}, {liveFlags{when: "auto", kubeconfig: missing}, ""},
+		{liveFlags{when: "on"}, "--kube on: not in a Kubernetes pod"}, {liveFlags{when: "on", kubeconfig: missing}, missing},
+		{liveFlags{when: "yes"}, "--kube yes: give auto, on or off"},
+	} {
+		told, err := c.flags.watch(context.Background(), plugin.New(quiet(), plugin.NewNames(quiet())), quiet())
+		if told != nil || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%+v: %v", c.flags, err)
+		}
+	}
+}
