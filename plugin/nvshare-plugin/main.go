@@ -38,7 +38,7 @@ type flags struct {
 	cdiDir, hostRoot       string
 	nriSocket, name, index string
 	simgpu                 string
-	noNRI, watch           bool
+	noNRI, watch, place    bool
 	promiseMemory          uint32
 	kube                   liveFlags
 	audit                  string
@@ -91,6 +91,7 @@ SIGHUP looks at the GPUs and the driver again. NVSHARE_DEBUG=1 shows more.`,
 	s.StringVar(&f.index, "index", "10", "two digits: plugins are called in ascending order")
 	s.StringVar(&f.simgpu, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "directory of a simulated GPU to use instead of real ones (NVSHARE_SIMGPU)")
 	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "percent of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps")
+	s.BoolVar(&f.place, "place", false, "place shim and hook on the host and exit")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	s.BoolVar(&f.watch, "watch", false, "with --no-nri: do not exit, keep the specs right as GPUs and driver change")
 	f.kube.add(s)
@@ -133,7 +134,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	if f.watch && !f.noNRI {
 		return errors.New("--watch is for --no-nri: with NRI the specs are kept right in any case")
 	}
-	if err := n.place(f); err != nil {
+	if err := n.place(f); err != nil || f.place {
 		return err
 	}
 	if f.noNRI && f.watch {

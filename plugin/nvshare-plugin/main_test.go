@@ -383,3 +383,23 @@ func TestSchedulerConnection(t *testing.T) {
 	cancel()
 	<-done
 }
+
+// A step before the plugin's own start places the files, whatever the GPUs do.
+func TestPlaceOnly(t *testing.T) {
+	t.Setenv("NVSHARE_SIMGPU", "")
+	t.Setenv("NVSHARE_RUN_DIR", "")
+	root, args := host(t, 1)
+	args[slices.Index(args, "--no-nri")] = "--place"
+	write(t, root+"/proc/driver/nvidia/gpus/0000:00:00.0/information", "broken")
+	if err := execute(args...); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"/var/lib/nvshare/lib/libnvshare.so", "/run/nvshare/tenant"} {
+		if _, err := os.Stat(root + file); err != nil {
+			t.Error(err)
+		}
+	}
+	if specs := specFiles(t, root+"/run/cdi"); len(specs) > 0 {
+		t.Errorf("wrote %v", specs)
+	}
+}

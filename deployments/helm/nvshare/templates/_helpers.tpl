@@ -1,0 +1,14 @@
+{{- define "nvshare.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- /* Root without capabilities; the argument is a list of those to add. */}}
+{{- define "nvshare.confined" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+  {{- with . }}
+  add: {{ toJson . }}
+  {{- end }}
+{{- end }}
