@@ -38,7 +38,7 @@ type flags struct {
 	cdiDir, hostRoot       string
 	nriSocket, name, index string
 	simgpu                 string
-	noNRI, watch, place    bool
+	noNRI, place           bool
 	promiseMemory          uint32
 	kube                   liveFlags
 	audit                  string
@@ -93,7 +93,6 @@ SIGHUP looks at the GPUs and the driver again. NVSHARE_DEBUG=1 shows more.`,
 	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "percent of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps")
 	s.BoolVar(&f.place, "place", false, "place shim and hook on the host and exit")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
-	s.BoolVar(&f.watch, "watch", false, "with --no-nri: do not exit, keep the specs right as GPUs and driver change")
 	f.kube.add(s)
 	s.StringVar(&f.audit, "audit", "report", "what to do at each registration with containers that asked for GPUs and run without nvshare: report, or stop (needs the host's PID namespace)")
 	return cmd
@@ -131,17 +130,8 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 		cdiDir:  cdi.OnHost(f.hostRoot, f.cdiDir),
 		every:   watchInterval,
 	}
-	if f.watch && !f.noNRI {
-		return errors.New("--watch is for --no-nri: with NRI the specs are kept right in any case")
-	}
 	if err := n.place(f); err != nil || f.place {
 		return err
-	}
-	if f.noNRI && f.watch {
-		n.look(ctx)
-		ready(log)
-		n.watch(ctx, func(*plugin.Inventory) {})
-		return nil
 	}
 	if f.noNRI {
 		_, err := n.refresh(ctx)
@@ -176,15 +166,10 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	case <-time.After(headStart):
 	case <-ctx.Done():
 	}
-	ready(log)
-	return plugin.Run(ctx, plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}, p)
-}
-
-// ready tells systemd, if it waits, that this node can be used.
-func ready(log logrus.FieldLogger) {
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warnf("tell systemd that the plugin is ready: %v", err)
 	}
+	return plugin.Run(ctx, plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}, p)
 }
 
 // place puts the shim and the hook on the host, and makes the directory that
