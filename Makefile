@@ -66,7 +66,7 @@ demo: root deps build simgpu tools ## the main job, on a real or simulated GPU
 	$(GO) build -trimpath -o $(BIN)/ ./tests/demo
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
 
-test: root deps test-c test-unit test-compat test-e2e ## everything
+test: root deps test-c test-unit test-compat test-e2e test-engines ## everything
 
 test-c: shim simgpu binaries
 	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD) test
@@ -98,6 +98,14 @@ runtimes: root deps build simgpu tools ## pods on older containerds, which it bu
 
 test-e2e: build simgpu tools
 	$(GO) test -count=1 -tags e2e -timeout 15m ./tests/e2e
+
+test-engines: build simgpu tools
+	$(GO) vet -tags engines ./tests/engines
+	$(GO) test -count=1 -tags engines -timeout 10m ./tests/engines
+
+engines: GOAL := test
+engines: root deps build simgpu tools ## the examples with podman and Docker of later releases; fetches them
+	NVSHARE_ENGINES=full $(GO) test -count=1 -tags engines -timeout 20m -v ./tests/engines
 
 stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSanitizer (minutes)
 	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) all

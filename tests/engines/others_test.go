@@ -1,0 +1,80 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nvshare/nvshare/tests/node"
+)
+
+func TestCtr(t *testing.T) {
+	e := must(shared.NewEngine("ctr", "", nil))(t)
+	wrapper(t, e, "ctr", `sub=$1; shift
+case $sub in
+run) exec `+shared.Tools()+`/ctr --namespace k8s.io run --net-host --cgroup `+shared.Cgroup()+`/ctr "$@" ;;
+*) exec `+shared.Tools()+`/ctr --namespace k8s.io "$sub" "$@" ;;
+esac
+`)
+	runExample(t, e, "ctr", append([]string{"sh", examples + "/ctr.sh", node.WorkloadImage}, busy("ctr")...)...)
+}
+
+func TestDocker(t *testing.T) {
+	testDocker(t, "docker-sid", release(t, "sid"))
+}
+
+// From Docker 25 to 28.1 the feature has to be switched on.
+func TestDockerBeforeItWasDefault(t *testing.T) {
+	testDocker(t, "docker-trixie", release(t, "trixie"), "--config-file", "/docker/daemon.json")
+}
+
+func testDocker(t *testing.T, name, root string, options ...string) {
+	ctx := within(t)
+	e := must(shared.NewEngine(name, root, map[string]string{examples: inside, filepath.Join(examples, "../docker"): "/docker"}))(t)
+	wrapper(t, e, "nothing", "")
+	// A containerd that sees the same file system, and leaves NRI's socket alone.
+	socket, ctd := "unix:///run/"+name+".sock", "/run/"+name+"-containerd"
+	config := filepath.Join(e.Private, "containerd.toml")
+	check(t, os.WriteFile(config, []byte("version = 3\nroot = '/var/lib/containerd'\nstate = '"+ctd+"'\nimports = []\n"+
+		"disabled_plugins = ['io.containerd.grpc.v1.cri', 'io.containerd.cri.v1.images', 'io.containerd.cri.v1.runtime', 'io.containerd.nri.v1.nri', 'io.containerd.internal.v1.opt']\n"+
+		"[grpc]\naddress = '"+ctd+".sock'\n[ttrpc]\naddress = '"+ctd+".sock.ttrpc'\n"), 0o644))
+	c := must(e.Start(name+"-containerd", filepath.Join(shared.Tools(), "containerd"), "--config", config))(t)
+	t.Cleanup(func() { check(t, c.Stop()) })
+	check(t, node.Until(ctx, "Docker's containerd", func() error {
+		_, err := os.Stat(ctd + ".sock")
+		return err
+	}))
+	e.Setenv("DOCKER_HOST", socket)
+	d := must(e.Start(name+"-d", append([]string{"dockerd", "-H", socket, "--pidfile", "/run/" + name + ".pid", "--containerd", ctd + ".sock",
+		"--data-root", "/var/lib/docker", "--exec-root", "/run/" + name, "--storage-driver", "vfs",
+		"--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", shared.Cgroup(),
+		"--bridge", "none", "--iptables=false", "--ip6tables=false"}, options...)...))(t)
+	t.Cleanup(func() { check(t, d.Stop()) })
+	check(t, node.Until(ctx, "dockerd", func() error {
+		select {
+		case <-d.Ended():
+			t.Fatalf("dockerd has ended:\n%s", d.Tail(30))
+		default:
+		}
+		if strings.Contains(d.Tail(50), "level=fatal") {
+			t.Fatal(d.Tail(30))
+		}
+		version, err := e.Run(ctx, "docker", "version", "--format", "{{.Server.Version}}")
+		if err == nil {
+			t.Log("Docker ", version)
+		}
+		return err
+	}))
+	tar := filepath.Join(e.Private, "workload.tar")
+	check(t, shared.WriteWorkload(tar))
+	must(e.Run(ctx, "docker", "import", tar, image))(t)
+	got := runExample(t, e, name, append([]string{"sh", inside + "/docker.sh", image}, busy(name)...)...)
+	if got.Container.GetId() == "" {
+		t.Errorf("the scheduler takes it for a process without container: %v", got)
+	}
+}

@@ -1,0 +1,167 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nvshare/nvshare/tests/node"
+)
+
+// podman prepares an engine for podman: cgroups of the node, no network of its
+// own, the pinned runc, because crun refuses hybrid cgroup hierarchies.
+func podman(t *testing.T, e *node.Engine) {
+	t.Helper()
+	conf := filepath.Join(e.Private, "containers.conf")
+	check(t, os.WriteFile(conf, []byte(fmt.Sprintf(`[containers]
+netns = "host"
+no_hosts = true
+apparmor_profile = "unconfined"
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "runc"
+tmp_dir = "/run/engine-%[2]s/tmp"
+[engine.runtimes]
+runc = ["%[1]s/runc"]
+[network]
+network_config_dir = "%[3]s/networks"
+`, shared.Tools(), filepath.Base(e.Private), e.Private)), 0o644))
+	e.Setenv("CONTAINERS_CONF", conf)
+	storage := filepath.Join(e.Private, "storage.conf")
+	check(t, os.WriteFile(storage, []byte(fmt.Sprintf("[storage]\ndriver = \"vfs\"\ngraphroot = \"%s/storage\"\nrunroot = \"/run/%s\"\n", e.Private, filepath.Base(e.Private))), 0o644))
+	e.Setenv("CONTAINERS_STORAGE_CONF", storage)
+	// As in package node: limits, where a test may not raise them.
+	wrapper(t, e, "podman", `sub=$1; shift
+case $sub in
+run) exec /usr/bin/podman run --cgroup-parent `+shared.Cgroup()+` --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 "$@" ;;
+*) exec /usr/bin/podman "$sub" "$@" ;;
+esac
+`)
+	tar := filepath.Join(e.Private, "workload.tar")
+	check(t, shared.WriteWorkload(tar))
+	must(e.Run(within(t), "podman", "import", "--quiet", tar, image))(t)
+}
+
+func podmanVersion(t *testing.T, e *node.Engine) string {
+	t.Helper()
+	version := strings.Fields(must(e.Run(within(t), "podman", "--version"))(t))
+	return version[len(version)-1]
+}
+
+// What podman does with our devices, in every version that can be had.
+func testPodman(t *testing.T, name, root, scripts string) {
+	e := must(shared.NewEngine(name, root, map[string]string{examples: inside, filepath.Join(examples, "../quadlet"): "/quadlet"}))(t)
+	podman(t, e)
+	t.Logf("podman %s", podmanVersion(t, e))
+	t.Run("example", func(t *testing.T) {
+		c := runExample(t, e, name, append([]string{"sh", scripts + "/podman.sh", image}, busy(name)...)...)
+		if c.Container.GetId() == "" {
+			t.Errorf("the scheduler takes it for a process without container: %v", c)
+		}
+	})
+	t.Run("rootless", func(t *testing.T) { testRootless(t, e, name) })
+	run := func(t *testing.T, what string, options ...string) {
+		t.Helper()
+		argv := append([]string{"podman", "run", "--rm", "--device", "nvshare.com/gpu=1"}, options...)
+		runExample(t, e, name+"-"+what, append(append(argv, image), busy(what)...)...)
+	}
+	t.Run("read-only root", func(t *testing.T) { run(t, "readonly", "--read-only") })
+	t.Run("another user", func(t *testing.T) {
+		run(t, "user", "--user", "65534:65534", "--cap-drop", "all", "--security-opt", "no-new-privileges")
+	})
+	// Documented: CDI cannot merge what the image preloads.
+	t.Run("an own LD_PRELOAD", func(t *testing.T) { run(t, "preload", "--env", "LD_PRELOAD="+node.UserLibrary) })
+	if root != "" {
+		t.Run("quadlet", func(t *testing.T) { testQuadlet(t, e) })
+	}
+	t.Run("unknown device", func(t *testing.T) {
+		out, err := e.Run(within(t), "podman", "run", "--rm", "--device", "nvshare.com/gpu=99", image, "/usr/bin/sleep", "0")
+		if err == nil || !strings.Contains(err.Error(), "nvshare.com/gpu=99") {
+			t.Errorf("got %q, %v", out, err)
+		}
+	})
+}
+
+// Without root podman reads the same specs, and the scheduler knows the user.
+// Without cgroups: a user has none here.
+func testRootless(t *testing.T, e *node.Engine, name string) {
+	if e.Root == "" {
+		t.Skip("the machine's user database is not for tests: make engines does it elsewhere")
+	}
+	ctx := within(t)
+	home, run := "/home/user", "/run/user-"+name
+	check(t, errors.Join(os.Mkdir(run, 0o700), os.Chown(run, uid, uid)))
+	env := []string{"/usr/bin/env", "-u", "CONTAINERS_STORAGE_CONF", "HOME=" + home, "XDG_RUNTIME_DIR=" + run, "TMPDIR=/tmp", "USER=user"}
+	podman := func(what string, args ...string) *node.Process {
+		return must(e.StartAs(uid, name+"-"+what, append(append(slices.Clone(env), "/usr/bin/podman", "--storage-driver", "vfs", "--cgroup-manager", "cgroupfs"), args...)...))(t)
+	}
+	tar := filepath.Join(e.Private, "workload.tar")
+	if status, err := podman("import", "import", tar, image).Wait(ctx); err != nil || status != 0 {
+		t.Fatalf("podman import: %d, %v", status, err)
+	}
+	known := clients(t, ctx)
+	p := podman("rootless", append([]string{"run", "--rm", "--cgroups", "disabled", "--device", "nvshare.com/gpu=0", image}, busy("rootless")...)...)
+	c := awaitTurns(t, ctx, p, known)
+	if c.Uid != uid || c.Bypassed != 0 || c.Interposed == 0 {
+		t.Errorf("the scheduler sees %v", c)
+	}
+	end(t, ctx, p, c)
+}
+
+const uid = 1000
+
+// systemd's generator turns the quadlet into podman run with the device.
+func testQuadlet(t *testing.T, e *node.Engine) {
+	e.Setenv("QUADLET_UNIT_DIRS", "/quadlet")
+	out := must(e.Run(within(t), "/usr/libexec/podman/quadlet", "--dryrun"))(t)
+	var start string
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "ExecStart=") {
+			start = line
+		}
+	}
+	for _, want := range []string{"podman run", "--device nvshare.com/gpu=0", "localhost/nvshare-workload:1 /usr/bin/cuda-busy"} {
+		if !strings.Contains(start, want) {
+			t.Errorf("ExecStart lacks %q:\n%s", want, out)
+		}
+	}
+	// It orders the container after the spec.
+	if !strings.Contains(out, "After=nvshare-scheduler.service nvshare-plugin.service") {
+		t.Errorf("it does not wait for nvshare:\n%s", out)
+	}
+	if _, err := exec.LookPath("systemd-analyze"); err != nil {
+		t.Log("there is no systemd-analyze here to look at the unit")
+		return
+	}
+	unit := filepath.Join(t.TempDir(), "nvshare-example.service")
+	_, unitText, _ := strings.Cut(out, "---nvshare-example.service---\n")
+	check(t, os.WriteFile(unit, []byte(strings.ReplaceAll(unitText, "/usr/bin/podman", "/bin/true")), 0o644))
+	if text, err := exec.Command("systemd-analyze", "verify", "--man=no", unit).CombinedOutput(); err != nil || strings.Contains(string(text), "nvshare-example") {
+		t.Errorf("systemd-analyze verify: %v\n%s%s", err, text, unitText)
+	}
+}
+
+func TestPodman(t *testing.T) {
+	if !node.HavePodman() {
+		t.Skip("there is no podman on this machine")
+	}
+	testPodman(t, "podman", "", examples)
+}
+
+func TestPodman5Stable(t *testing.T) {
+	testPodman(t, "podman-trixie", release(t, "trixie"), inside)
+}
+
+func TestPodman5Latest(t *testing.T) {
+	testPodman(t, "podman-sid", release(t, "sid"), inside)
+}
