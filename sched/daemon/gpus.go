@@ -35,12 +35,16 @@ type gpu struct {
 	retry  sched.Time
 }
 
-// parseUUID reads "GPU-" and 32 hexadecimal digits, dashes anywhere.
+// parseUUID reads "GPU-" or, for a MIG device, "MIG-", and 32 hexadecimal
+// digits, dashes anywhere.
 func parseUUID(s string) (u wire.UUID, err error) {
 	digits, ok := strings.CutPrefix(s, "GPU-")
+	if !ok {
+		digits, ok = strings.CutPrefix(s, "MIG-")
+	}
 	b, hexErr := hex.DecodeString(strings.ReplaceAll(digits, "-", ""))
 	if !ok || hexErr != nil || len(b) != len(u) {
-		return u, fmt.Errorf("GPU UUID %q: want GPU- and 32 hexadecimal digits", s)
+		return u, fmt.Errorf("GPU UUID %q: want GPU- or MIG- and 32 hexadecimal digits", s)
 	}
 	return wire.UUID(b), nil
 }
