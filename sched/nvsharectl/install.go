@@ -98,8 +98,8 @@ func installCommand(in *installer) *cobra.Command {
 Files that are there and not from nvshare, or were changed, are never
 overwritten: then nothing is installed. Doing it again changes nothing, and with
 a newer release it is an upgrade.`,
-		Example: `  tar -xzf nvshare-v0.1.0.tar.gz
-  sudo nvshare-v0.1.0/nvsharectl install --start`,
+		Example: `  mkdir nvshare && tar -xzf nvshare-v0.1.0.tar.gz -C nvshare
+  sudo nvshare/nvsharectl install --start`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return in.install(cmd.Context()) },
 	}

@@ -67,7 +67,7 @@ func bringUp(dir string) error {
 	for _, step := range []func(context.Context) error{
 		n.StartContainerd, n.BuildImages,
 		func(ctx context.Context) error { return n.StartScheduler(ctx) },
-		n.StartPlugin,
+		func(ctx context.Context) error { return n.StartPlugin(ctx) },
 	} {
 		if err := step(ctx); err != nil {
 			return err

@@ -108,7 +108,14 @@ func (e *Engine) argv(uid int, argv []string) []string {
 		return argv
 	}
 	id := fmt.Sprint(uid)
-	return append([]string{"chroot", "--userspec=" + id + ":" + id, "--groups=", filepath.Join("/", e.Root)}, argv...)
+	enter := []string{"chroot", "--userspec=" + id + ":" + id, "--groups="}
+	if e.Root == "" || uid == 0 {
+		return append(append(enter, filepath.Join("/", e.Root)), argv...)
+	}
+	// In a chroot the kernel makes nobody a user namespace: let it be the root of
+	// a mount namespace. The former one stays, at /old.
+	pivot := []string{"unshare", "--mount", "sh", "-c", `cd "$0" && mkdir -p old && pivot_root . old && exec "$@"`, e.Root}
+	return append(append(append(pivot, enter...), "/"), argv...)
 }
 
 // Run runs a program there and returns its standard output.
