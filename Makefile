@@ -99,12 +99,12 @@ runtimes: root deps build simgpu tools ## pods on older containerds, which it bu
 test-e2e: build simgpu tools
 	$(GO) test -count=1 -tags e2e -timeout 15m ./tests/e2e
 
-test-engines: build simgpu tools
+test-engines: release simgpu tools
 	$(GO) vet -tags engines ./tests/engines
 	$(GO) test -count=1 -tags engines -timeout 10m ./tests/engines
 
 engines: GOAL := test
-engines: root deps build simgpu tools ## the examples with podman and Docker of later releases; fetches them
+engines: root deps release simgpu tools ## the examples with podman and Docker of later releases; fetches them
 	NVSHARE_ENGINES=full $(GO) test -count=1 -tags engines -timeout 20m -v ./tests/engines
 
 stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSanitizer (minutes)
