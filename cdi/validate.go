@@ -33,7 +33,11 @@ func Validate(o Options, dirs ...string) (all []Finding) {
 	for i, dir := range dirs {
 		v.directory(dir, i)
 	}
-	if len(v.devices) == 0 {
+	found := false
+	for name := range v.devices {
+		found = found || strings.HasPrefix(name, Kind+"=")
+	}
+	if !found {
 		v.say("", true, fmt.Sprintf("no device of %s in %s: start nvshare-plugin, or run nvsharectl cdi generate with --output", Kind, strings.Join(dirs, ", ")))
 	}
 	return v.findings

@@ -63,6 +63,7 @@ func TestValidate(t *testing.T) {
 	}{
 		"all is right":              {func(*testing.T, string) {}, false, ""},
 		"no spec":                   {remove("/var/run/cdi"), true, "no device of nvshare.com/gpu"},
+		"only the plugin's":         {remove(file), true, "no device of nvshare.com/gpu"},
 		"no shim":                   {remove(DefaultLibDir), true, "nvshare-plugin puts the shim there"},
 		"no hook":                   {remove(DefaultPaths.Hook), true, DefaultPaths.Hook + " is not there"},
 		"a hook nobody may run":     {mode(DefaultPaths.Hook, 0o700), true, "chmod 755"},
