@@ -22,6 +22,14 @@
  *     RESERVE(channel, total, least) -------->  before memory is allocated
  *     <------------- RESERVED(channel, total)   or an error, total unchanged
  *
+ * Where memory is swapped (the slot's room is not 0), besides:
+ *
+ *     <------------- ARENA(channel, segment) + memory (SCM_RIGHTS)
+ *     <------------- ROOM(channel, bytes)       move out until resident <= room
+ *     MOVED(channel, resident, away, ...) --->  on the way, and at the end
+ *     <------------- GRANT(channel, epoch)      as above; the client moves in first
+ *     MOVED(channel, READY, epoch) ---------->  all is there, its gate opens
+ *
  * The grant page, not the GRANT frame, opens the gate: a thread may submit
  * work to a GPU while the channel's word equals the epoch this client holds.
  * Frames wake the client thread and carry what it has to do.
@@ -68,6 +76,7 @@ enum nvs_type {
 	NVS_RELEASE  = 4, /* epoch is drained and given back; code: enum nvs_release */
 	NVS_STATS    = 5, /* counters of a channel, at most once a second */
 	NVS_RESERVE  = 6, /* code: enum nvs_reserve_flags; an attached channel */
+	NVS_MOVED    = 8, /* code: enum nvs_moved_flags; epoch: of the grant in hand, or 0 */
 	/* scheduler to client */
 	NVS_WELCOME  = 65, /* carries the grant page's descriptor */
 	NVS_ATTACHED = 66, /* code: enum nvs_error, 0 for success */
@@ -75,11 +84,14 @@ enum nvs_type {
 	NVS_REVOKE   = 68, /* close the gate, drain, release within grace_ns; code: enum nvs_revoke_flags */
 	NVS_NOTICE   = 69, /* waiters or present changed between zero and more */
 	NVS_REFUSED  = 70, /* code: enum nvs_error; the connection is closed next */
-	NVS_RESERVED = 71, /* answers each RESERVE; code: NVS_OK or NVS_ERR_MEMORY */
+	NVS_RESERVED = 71, /* answers each RESERVE; code: NVS_OK, NVS_ERR_MEMORY or NVS_ERR_ARENA */
+	NVS_ROOM     = 72, /* the slot's room has changed */
+	NVS_ARENA    = 73, /* carries a segment of host memory for what is away */
 };
 
 enum nvs_register_flags {
 	NVS_REGISTER_RECONNECT = 1u << 0, /* this process was registered before */
+	NVS_REGISTER_SWAP      = 1u << 16, /* it can move memory; see struct nvs_moved */
 };
 
 enum nvs_attach_flags {
@@ -95,6 +107,15 @@ enum nvs_attach_flags {
 enum nvs_reserve_flags {
 	/* The memory exists already: always granted, also over the limit. */
 	NVS_RESERVE_FORCE = 1u << 0,
+};
+
+enum nvs_moved_flags {
+	NVS_MOVED_READY = 1u << 0, /* nothing is away: the gate of `epoch` opens now */
+	NVS_MOVED_STUCK = 1u << 1, /* it cannot go on by itself; with a reason */
+	/* Reasons of STUCK; it tries again by itself all the same. */
+	NVS_MOVED_NO_MEMORY = 1u << 16, /* the driver refuses memory that room promises */
+	NVS_MOVED_NO_ARENA  = 1u << 17, /* no host memory for what has to go out */
+	NVS_MOVED_ERROR     = 1u << 18, /* the driver fails otherwise; the rest is not movable */
 };
 
 enum nvs_release {
@@ -138,6 +159,12 @@ enum nvs_grant_flags {
 	 * hears of it.
 	 */
 	NVS_GRANT_STANDING   = 1u << 3,
+	/*
+	 * In the page only: how this container's memory is kept, with or without a
+	 * grant. Neither: swapped where the slot's room is not 0.
+	 */
+	NVS_SLOT_RESIDENT    = 1u << 8, /* never moved; room is always what is reserved */
+	NVS_SLOT_MANAGED     = 1u << 9, /* managed memory, the driver's page faults */
 };
 
 #define NVS_LATENCY_IDLE_NS 200000u
@@ -153,6 +180,7 @@ enum nvs_error {
 	NVS_ERR_PROTOCOL      = 5, /* malformed or out of order */
 	NVS_ERR_INTERNAL      = 6,
 	NVS_ERR_MEMORY        = 7, /* over the container's memory limit */
+	NVS_ERR_ARENA         = 8, /* neither the GPU nor the arena has room for it */
 };
 
 struct nvs_register {
@@ -208,6 +236,43 @@ struct nvs_reserved {
 	uint8_t  reserved[16];
 };
 
+/*
+ * What the client has of a GPU, sent while it moves memory, each 64 MiB or so,
+ * and at the end; else, at most ten times a second, when fixed or away changes.
+ * resident + away is what is allocated, whatever is reserved beyond that. After
+ * each ATTACHED the first MOVED says what was there before.
+ */
+struct nvs_moved {
+	uint64_t resident;  /* bytes on the GPU, fixed and cached ones with them */
+	uint64_t fixed;     /* of these, bytes that cannot be moved */
+	uint64_t away;      /* bytes that are in the arena, or were never touched */
+	uint64_t out_bytes; /* copied since the process attached first */
+	uint64_t in_bytes;
+	uint64_t arena;     /* bytes of arena segments that are mapped and ready */
+};
+
+/* The slot's room at the time; the slot itself is what counts. */
+struct nvs_room {
+	uint64_t room; /* bytes */
+	uint8_t  reserved[40];
+};
+
+/*
+ * A segment of the arena, filled with zeros, to be mapped shared and registered
+ * with the driver in the background. It stays the client's until its end.
+ */
+struct nvs_arena {
+	uint64_t segment; /* number, unique among those of this client */
+	uint64_t size;    /* bytes, a multiple of 2 MiB */
+	uint32_t flags;   /* enum nvs_arena_flags */
+	uint32_t reserved0;
+	uint8_t  reserved[24];
+};
+
+enum nvs_arena_flags {
+	NVS_ARENA_HUGE = 1u << 0, /* of huge pages */
+};
+
 struct nvs_welcome {
 	uint64_t client_id;
 	uint32_t page_size; /* NVS_PAGE_SIZE */
@@ -256,6 +321,9 @@ struct nvs_frame {
 		struct nvs_refused  refused;
 		struct nvs_reserve  reserve;
 		struct nvs_reserved memory;
+		struct nvs_moved    moved;
+		struct nvs_room     room;
+		struct nvs_arena    arena;
 		uint8_t             raw[48];
 	} u;
 };
@@ -284,7 +352,11 @@ struct nvs_slot {
 	uint32_t core_limit; /* percent, 0: none */
 	uint64_t mem_limit;  /* bytes for the container, 0: none */
 	uint64_t mem_used;   /* bytes its processes have reserved */
-	uint64_t reserved;
+	/*
+	 * Bytes this client may have resident; 0: nothing is swapped here. Stored
+	 * before ATTACHED is sent, one 64-bit store; after a change word is woken.
+	 */
+	uint64_t room;
 };
 
 struct nvs_page {
@@ -317,6 +389,10 @@ _Static_assert(offsetof(struct nvs_slot, mem_used) == 48, "slot.mem_used");
 _Static_assert(sizeof(struct nvs_reserve) == 48, "reserve");
 _Static_assert(sizeof(struct nvs_reserved) == 48, "reserved");
 _Static_assert(offsetof(struct nvs_page, slot) == 64, "slots follow the header");
+_Static_assert(offsetof(struct nvs_slot, room) == 56, "slot.room");
+_Static_assert(sizeof(struct nvs_moved) == 48, "moved");
+_Static_assert(sizeof(struct nvs_room) == 48, "room");
+_Static_assert(sizeof(struct nvs_arena) == 48, "arena");
 _Static_assert(sizeof(struct nvs_page) <= NVS_PAGE_SIZE, "page fits");
 
 #endif
