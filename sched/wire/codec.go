@@ -129,6 +129,23 @@ func (f *Frame) decodePayload(p []byte) error {
 		r.Limit = le.Uint64(p[16:])
 		r.Serial = le.Uint64(p[24:])
 		used = 32
+	case TypeMoved:
+		m := &f.Moved
+		m.Resident = le.Uint64(p)
+		m.Fixed = le.Uint64(p[8:])
+		m.Away = le.Uint64(p[16:])
+		m.Out = le.Uint64(p[24:])
+		m.In = le.Uint64(p[32:])
+		m.Arena = le.Uint64(p[40:])
+		used = 48
+	case TypeRoom:
+		f.Room.Bytes = le.Uint64(p)
+		used = 8
+	case TypeArena:
+		f.Arena.Segment = le.Uint64(p)
+		f.Arena.Size = le.Uint64(p[8:])
+		f.Arena.Flags = le.Uint32(p[16:])
+		used = 20
 	case TypeRequest, TypeAttached:
 	default:
 		return errType
@@ -156,12 +173,14 @@ func (t Type) rule() rule {
 		return rule{flags: true, codeMax: RegisterReconnect, noEpoch: true}
 	case TypeAttach:
 		return rule{channel: true, flags: true, codeMax: AttachWant | AttachObserve, epoch: true, noEpoch: true}
-	case TypeRequest, TypeStats, TypeNotice:
+	case TypeRequest, TypeStats, TypeNotice, TypeRoom, TypeArena:
 		return rule{channel: true, noEpoch: true}
 	case TypeReserve:
 		return rule{channel: true, flags: true, codeMax: ReserveForce, noEpoch: true}
 	case TypeReserved:
-		return rule{channel: true, codeMax: ErrMemory, noEpoch: true}
+		return rule{channel: true, codeMax: ErrArena, noEpoch: true}
+	case TypeMoved:
+		return rule{channel: true, flags: true, codeMax: MovedReady | MovedStuck, epoch: true, noEpoch: true}
 	case TypeRelease:
 		return rule{channel: true, codeMin: ReleaseRevoked, codeMax: ReleaseExit, epoch: true}
 	case TypeAttached:
@@ -209,8 +228,12 @@ func (f *Frame) check() error {
 			return errObserve
 		}
 	case TypeReserved:
-		if f.Code != OK && f.Code != ErrMemory {
+		if f.Code != OK && f.Code != ErrMemory && f.Code != ErrArena {
 			return errCode
+		}
+	case TypeMoved:
+		if code&MovedReady != 0 && f.Epoch == 0 {
+			return errEpoch
 		}
 	case TypeRefused:
 		return f.Refused.check()
@@ -285,6 +308,19 @@ func (f *Frame) Encode() (b [FrameSize]byte) {
 		le.PutUint64(p[8:], f.Reserved.Used)
 		le.PutUint64(p[16:], f.Reserved.Limit)
 		le.PutUint64(p[24:], f.Reserved.Serial)
+	case TypeMoved:
+		le.PutUint64(p, f.Moved.Resident)
+		le.PutUint64(p[8:], f.Moved.Fixed)
+		le.PutUint64(p[16:], f.Moved.Away)
+		le.PutUint64(p[24:], f.Moved.Out)
+		le.PutUint64(p[32:], f.Moved.In)
+		le.PutUint64(p[40:], f.Moved.Arena)
+	case TypeRoom:
+		le.PutUint64(p, f.Room.Bytes)
+	case TypeArena:
+		le.PutUint64(p, f.Arena.Segment)
+		le.PutUint64(p[8:], f.Arena.Size)
+		le.PutUint32(p[16:], f.Arena.Flags)
 	case TypeRefused:
 		copy(p, f.Refused.Text[:])
 	}

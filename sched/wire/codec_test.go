@@ -31,6 +31,9 @@ func samples() []Frame {
 		{Version: 1, Type: TypeNotice, Channel: 2, Notice: Notice{Waiters: 1, Present: 2}},
 		{Version: 1, Type: TypeRefused, Code: ErrTooMany, Refused: text("container has 256 clients")},
 		{Version: 1, Type: TypeReserved, Channel: 9, Code: ErrMemory, Reserved: Reserved{Total: 1 << 30, Used: 7 << 30, Limit: 8 << 30, Serial: 8}},
+		{Version: 1, Type: TypeMoved, Channel: 9, Code: MovedStuck | MovedNoArena, Epoch: 79, Moved: Moved{Resident: 7 << 30, Fixed: 1 << 30, Away: 3 << 30, Out: 4, In: 5, Arena: 6}},
+		{Version: 1, Type: TypeRoom, Channel: 9, Room: Room{Bytes: 8 << 30}},
+		{Version: 1, Type: TypeArena, Channel: 9, Arena: Arena{Segment: 3, Size: 1 << 30, Flags: ArenaHuge}},
 	}
 }
 
@@ -138,7 +141,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"register version 0":     {set(TypeRegister, 0, 0), errVersion},
 		"type 0":                 {set(TypeRequest, 1, 0), errType},
 		"type 7":                 {set(TypeRequest, 1, 7), errType},
-		"type 72":                {set(TypeWelcome, 1, 72), errType},
+		"type 74":                {set(TypeWelcome, 1, 74), errType},
 		"type 64":                {set(TypeRequest, 1, 64), errType},
 		"type 255":               {set(TypeRequest, 1, 255), errType},
 		"channel 32":             {set(TypeRequest, 2, 32), errChannel},
@@ -159,6 +162,9 @@ func TestDecodeRefuses(t *testing.T) {
 		"reserve flag 2":         {set(TypeReserve, 4, 2), errCode},
 		"reserve with epoch":     {set(TypeReserve, 8, 1), errEpoch},
 		"reserve reserved":       {set(TypeReserve, 40, 1), errReserved},
+		"moved flag":             {set(TypeMoved, 4, 4), errCode},
+		"room reserved":          {set(TypeRoom, 24, 1), errReserved},
+		"arena reserved":         {set(TypeArena, 36, 1), errReserved},
 		"reserve channel":        {set(TypeReserve, 2, 32), errChannel},
 		"reserved error":         {set(TypeReserved, 4, 6), errCode},
 		"reserved reserved":      {set(TypeReserved, 48, 1), errReserved},

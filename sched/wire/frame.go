@@ -42,6 +42,7 @@ const (
 	TypeRelease  Type = 4
 	TypeStats    Type = 5
 	TypeReserve  Type = 6
+	TypeMoved    Type = 8
 
 	TypeWelcome  Type = 65
 	TypeAttached Type = 66
@@ -50,6 +51,8 @@ const (
 	TypeNotice   Type = 69
 	TypeRefused  Type = 70
 	TypeReserved Type = 71
+	TypeRoom     Type = 72
+	TypeArena    Type = 73
 )
 
 // String returns the name used in hook/wire.h, without prefix.
@@ -67,6 +70,8 @@ func (t Type) String() string {
 		return "STATS"
 	case TypeReserve:
 		return "RESERVE"
+	case TypeMoved:
+		return "MOVED"
 	case TypeWelcome:
 		return "WELCOME"
 	case TypeAttached:
@@ -81,12 +86,16 @@ func (t Type) String() string {
 		return "REFUSED"
 	case TypeReserved:
 		return "RESERVED"
+	case TypeRoom:
+		return "ROOM"
+	case TypeArena:
+		return "ARENA"
 	}
 	return "unknown type"
 }
 
 // FromClient reports whether the type goes from client to scheduler.
-func (t Type) FromClient() bool { return t >= TypeRegister && t <= TypeReserve }
+func (t Type) FromClient() bool { return t >= TypeRegister && t <= TypeReserve || t == TypeMoved }
 
 // OptionalFlags are those flags of a Frame.Code that a peer ignores if it does
 // not know them: a newer one may set them without asking. Unknown flags of the
@@ -95,10 +104,22 @@ const OptionalFlags uint32 = 0xffff0000
 
 // Values of Frame.Code, by type.
 const (
-	RegisterReconnect uint32 = 1 << 0 // REGISTER: was registered before
-	AttachWant        uint32 = 1 << 0 // ATTACH: a thread already waits
-	AttachObserve     uint32 = 1 << 1 // ATTACH, alone: only asks for the limits, is no client
-	ReserveForce      uint32 = 1 << 0 // RESERVE: the memory exists already
+	RegisterReconnect uint32 = 1 << 0  // REGISTER: was registered before
+	RegisterSwap      uint32 = 1 << 16 // REGISTER: it can move memory
+	AttachWant        uint32 = 1 << 0  // ATTACH: a thread already waits
+	AttachObserve     uint32 = 1 << 1  // ATTACH, alone: only asks for the limits, is no client
+	ReserveForce      uint32 = 1 << 0  // RESERVE: the memory exists already
+
+	MovedReady    uint32 = 1 << 0  // MOVED: nothing is away, the gate opens
+	MovedStuck    uint32 = 1 << 1  // MOVED: it cannot go on by itself, for one of these reasons
+	MovedNoMemory uint32 = 1 << 16 // MOVED: the driver refuses memory that room promises
+	MovedNoArena  uint32 = 1 << 17 // MOVED: no host memory for what has to go out
+	MovedError    uint32 = 1 << 18 // MOVED: the driver fails otherwise
+
+	ArenaHuge uint32 = 1 << 0 // Arena.Flags: of huge pages
+
+	SlotResident uint32 = 1 << 8 // page only: memory is never moved
+	SlotManaged  uint32 = 1 << 9 // page only: managed memory
 
 	ReleaseRevoked uint32 = 1 // RELEASE: answer to REVOKE
 	ReleaseIdle    uint32 = 2 // RELEASE: early, somebody else waits
@@ -119,6 +140,7 @@ const (
 	ErrProtocol   uint32 = 5 // REFUSED: malformed or out of order
 	ErrInternal   uint32 = 6
 	ErrMemory     uint32 = 7 // RESERVED: over the container's limit, nothing changed
+	ErrArena      uint32 = 8 // RESERVED: neither the GPU nor the arena has room, nothing changed
 )
 
 // UUID is a GPU's identity as cuDeviceGetUuid returns it.
@@ -144,6 +166,9 @@ type Frame struct {
 	Refused  Refused
 	Reserve  Reserve
 	Reserved Reserved
+	Moved    Moved
+	Room     Room
+	Arena    Arena
 }
 
 // Register is the payload of REGISTER.
@@ -216,6 +241,27 @@ type Reserved struct {
 	Used   uint64 // bytes all processes of its container have
 	Limit  uint64 // bytes, 0: none
 	Serial uint64
+}
+
+// Moved is the payload of MOVED: what the client has of the GPU. Sizes are bytes.
+type Moved struct {
+	Resident uint64 // on the GPU
+	Fixed    uint64 // of these, what cannot be moved
+	Away     uint64 // in the arena, or never touched
+	Out, In  uint64 // copied since the process attached first
+	Arena    uint64 // of segments that are mapped and ready
+}
+
+// Room is the payload of ROOM.
+type Room struct {
+	Bytes uint64 // as the page's slot had it
+}
+
+// Arena is the payload of ARENA, which carries a descriptor.
+type Arena struct {
+	Segment uint64 // unique among those of this client
+	Size    uint64 // bytes, a multiple of 2 MiB
+	Flags   uint32
 }
 
 // Refused is the payload of REFUSED: NUL-terminated UTF-8 for a debug log.

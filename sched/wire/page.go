@@ -27,6 +27,7 @@ const (
 	slotCoreLimit = 36
 	slotMemLimit  = 40
 	slotMemUsed   = 48
+	slotRoom      = 56
 )
 
 // Page is one client's grant page: the scheduler's writable mapping, or the
@@ -73,7 +74,7 @@ func (p Page) Word(channel uint16) uint32 {
 // Open describes a grant and then, last, stores its word. The caller wakes the
 // futex. nowNs is CLOCK_MONOTONIC in nanoseconds.
 func (p Page) Open(channel uint16, epoch uint64, flags uint32, quantumNs, nowNs uint64) {
-	atomic.StoreUint32((*uint32)(p.at(channel, slotFlags)), flags)
+	p.setFlags(channel, flags)
 	atomic.StoreUint64((*uint64)(p.at(channel, slotQuantumNs)), quantumNs)
 	atomic.StoreUint64((*uint64)(p.at(channel, slotGrantedNs)), nowNs)
 	atomic.StoreUint32(p.WordAddr(channel), uint32(epoch))
@@ -93,7 +94,7 @@ func (p Page) Reopen(channel uint16, epoch uint64) {
 // Next tells a waiting client that its grant is likely within milliseconds.
 // Open takes it back. The caller wakes the futex.
 func (p Page) Next(channel uint16) {
-	atomic.StoreUint32((*uint32)(p.at(channel, slotFlags)), GrantNext)
+	p.setFlags(channel, GrantNext)
 }
 
 // Stand tells a client without a grant whether it may go ahead when it asks.
@@ -103,7 +104,33 @@ func (p Page) Stand(channel uint16, on bool) {
 	if on {
 		flags = GrantStanding
 	}
-	atomic.StoreUint32((*uint32)(p.at(channel, slotFlags)), flags)
+	p.setFlags(channel, flags)
+}
+
+// slotMode are the flags that say how memory is kept, whatever the grant.
+const slotMode = SlotResident | SlotManaged
+
+// setFlags stores those of the grant, and leaves the others. There is one writer.
+func (p Page) setFlags(channel uint16, flags uint32) {
+	word := (*uint32)(p.at(channel, slotFlags))
+	atomic.StoreUint32(word, flags&^slotMode|atomic.LoadUint32(word)&slotMode)
+}
+
+// SetMemoryMode stores SlotResident, SlotManaged, or neither.
+func (p Page) SetMemoryMode(channel uint16, mode uint32) {
+	word := (*uint32)(p.at(channel, slotFlags))
+	atomic.StoreUint32(word, atomic.LoadUint32(word)&^slotMode|mode&slotMode)
+}
+
+// SetRoom stores how many bytes the client may have resident; 0: nothing is
+// swapped here. The caller wakes the futex.
+func (p Page) SetRoom(channel uint16, bytes uint64) {
+	atomic.StoreUint64((*uint64)(p.at(channel, slotRoom)), bytes)
+}
+
+// Room returns what SetRoom stored last.
+func (p Page) Room(channel uint16) uint64 {
+	return atomic.LoadUint64((*uint64)(p.at(channel, slotRoom)))
 }
 
 // Hint stores how many other clients wait for and are attached to the GPU.

@@ -147,3 +147,30 @@ func TestLayout(t *testing.T) {
 		}
 	}
 }
+
+// How memory is kept, and room, are of the slot and not of the grant.
+func TestPageRoomAndMode(t *testing.T) {
+	p, err := NewPage(alignedPage(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.SetMemoryMode(3, SlotResident)
+	p.SetRoom(3, 7<<30)
+	p.Open(3, 5, GrantConcurrent, 0, 0)
+	if got := p.Flags(3); got != GrantConcurrent|SlotResident {
+		t.Errorf("flags %#x after the grant", got)
+	}
+	p.Next(3)
+	p.SetMemoryMode(3, SlotManaged)
+	if got := p.Flags(3); got != GrantNext|SlotManaged {
+		t.Errorf("flags %#x after the mode has changed", got)
+	}
+	p.SetMemoryMode(3, 0)
+	p.Stand(3, true)
+	if got := p.Flags(3); got != GrantStanding {
+		t.Errorf("flags %#x without a mode", got)
+	}
+	if p.Room(3) != 7<<30 || p.Room(2) != 0 || p.Room(4) != 0 || p.Limits(3) != (Limits{}) {
+		t.Errorf("room %d, beside it %d and %d, limits %+v", p.Room(3), p.Room(2), p.Room(4), p.Limits(3))
+	}
+}

@@ -78,7 +78,7 @@ func TestGoldenMeaningIsFrozen(t *testing.T) {
 // we do not know, for the frame means something else with it.
 func TestUnknownFlags(t *testing.T) {
 	for _, f := range samples() {
-		hasFlags := f.Type == TypeRegister || f.Type == TypeAttach || f.Type == TypeReserve || f.Type == TypeGrant || f.Type == TypeRevoke
+		hasFlags := f.Type == TypeRegister || f.Type == TypeAttach || f.Type == TypeReserve || f.Type == TypeGrant || f.Type == TypeRevoke || f.Type == TypeMoved
 		for bit := range 32 {
 			g := f
 			g.Code ^= 1 << bit
