@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"fmt"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// mover models a client that moves its memory as the shim does: it looks at its
+// room before each piece, and says on the way what it has.
+type mover struct {
+	id             ClientID
+	keep           Keep
+	resident, away uint64 // really
+	fixed          uint64
+	reserved       uint64
+	room           uint64 // its page
+	granted        bool   // as it knows
+	stopped        bool
+	answer         bool // it was told to move out, and has not said that it has
+	sent           []func(r *Residency)
+}
+
+func (m *mover) total() uint64 { return m.resident + m.away }
+
+// report says what the client has now; the frame arrives later, in order.
+func (m *mover) report() {
+	resident, fixed, away := m.resident, m.fixed, m.away
+	m.sent = append(m.sent, func(r *Residency) { r.Moved(m.id, resident, fixed, away, false) })
+}
+
+// piece is what moves at once.
+const piece = 4
+
+// step does the next thing that a client does by itself, and reports whether
+// there was anything to do.
+func (m *mover) step() bool {
+	if m.stopped || m.keep == Unmovable {
+		return false
+	}
+	switch {
+	case m.resident > m.room && m.resident > m.fixed:
+		n := min(piece, m.resident-m.fixed)
+		m.resident -= n
+		m.away += n
+	case m.granted && m.away > 0 && m.resident < m.room:
+		n := min(piece, m.away, m.room-m.resident)
+		m.resident += n
+		m.away -= n
+	case m.answer:
+		m.answer = false
+	default:
+		return false
+	}
+	m.report()
+	return true
+}
+
+type moving struct {
+	t        *rapid.T
+	r        *Residency
+	clients  []*mover
+	capacity uint64
+	holder   *mover // has the grant, as the scheduler knows
+	last     ClientID
+}
+
+func (w *moving) plan() {
+	for _, room := range w.r.Plan() {
+		for _, m := range w.clients {
+			if m.id == room.Client {
+				m.room = room.Bytes
+				m.answer = m.answer || room.Less
+			}
+		}
+	}
+	if err := w.r.Check(); err != nil {
+		w.t.Fatal(err)
+	}
+	sum := uint64(0)
+	for _, m := range w.clients {
+		sum += m.resident
+		if m.total() > m.reserved {
+			w.t.Fatalf("client %d has %d of %d", m.id, m.total(), m.reserved)
+		}
+	}
+	if sum > w.capacity {
+		w.t.Fatalf("%d bytes are on the GPU of %d: %s", sum, w.capacity, w.show())
+	}
+}
+
+func (w *moving) show() (s string) {
+	for _, m := range w.clients {
+		s += fmt.Sprintf("\n%+v; known: %+v", *m, *w.r.clients[m.id])
+	}
+	return s
+}
+
+func (w *moving) some() *mover {
+	if len(w.clients) == 0 {
+		return nil
+	}
+	return w.clients[rapid.IntRange(0, len(w.clients)-1).Draw(w.t, "client")]
+}
+
+// deliver has the oldest frame of a client arrive.
+func (w *moving) deliver(m *mover) bool {
+	if len(m.sent) == 0 {
+		return false
+	}
+	m.sent[0](w.r)
+	m.sent = m.sent[1:]
+	w.plan()
+	return true
+}
+
+func (w *moving) grant(m *mover) {
+	w.holder = m
+	w.r.SetActive(m.id, true)
+	w.plan()
+	m.granted = true
+}
+
+// release sends it; it counts when it has arrived.
+func (w *moving) release(m *mover) {
+	m.granted = false
+	m.sent = append(m.sent, func(r *Residency) {
+		r.SetActive(m.id, false)
+		if w.holder == m {
+			w.holder = nil
+		}
+	})
+}
+
+// reserve comes after all that the client has sent before.
+func (w *moving) reserve(m *mover, n uint64) bool {
+	for w.deliver(m) {
+	}
+	for _, other := range w.clients { // what is exported is known only when it was said
+		for w.r.clients[other.id].unknown && w.deliver(other) {
+		}
+	}
+	if n > m.reserved {
+		if _, err := w.r.Fits(m.id, n, w.capacity, 1); err != nil {
+			return false
+		}
+	}
+	m.reserved = n
+	w.r.Promise(m.id, n, w.capacity)
+	w.plan()
+	return true
+}
+
+// settle runs all until nothing happens any more.
+func (w *moving) settle() {
+	for busy := true; busy; {
+		busy = false
+		for _, m := range w.clients {
+			busy = m.step() || busy
+			for w.deliver(m) {
+				busy = true
+			}
+		}
+	}
+}
+
+// Whatever clients do, and however late their frames come: no more is on the GPU
+// than it has, no byte is lost, and who has the grant gets all its memory there as
+// soon as the others can move.
+func TestResidency(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := &moving{t: t, capacity: 100, r: NewResidency(100)}
+		for range rapid.IntRange(1, 120).Draw(t, "steps") {
+			m := w.some()
+			op := rapid.IntRange(0, 11).Draw(t, "op")
+			switch {
+			case m == nil || op == 0 && len(w.clients) < 6:
+				w.last++
+				m = &mover{id: w.last, keep: Keep(rapid.IntRange(0, 2).Draw(t, "keep"))}
+				w.clients = append(w.clients, m)
+				w.r.Attach(m.id, m.keep, "", false)
+				w.plan()
+			case op <= 2: // it allocates
+				n := rapid.Uint64Range(1, 40).Draw(t, "bytes")
+				if w.reserve(m, m.reserved+n) {
+					switch {
+					case m.keep == Unmovable && w.r.used() <= w.capacity:
+						m.resident += n
+					case m.keep == Unmovable:
+						w.reserve(m, m.reserved-n) // the driver refuses
+					default:
+						m.away += n
+						m.report()
+					}
+				}
+			case op == 3 && m.total() > m.fixed: // it frees
+				n := rapid.Uint64Range(1, m.total()-m.fixed).Draw(t, "bytes")
+				gone := min(n, m.away)
+				m.away -= gone
+				m.resident -= n - gone
+				w.reserve(m, m.reserved-n)
+			case op == 4 && w.holder == nil:
+				w.grant(m)
+			case op == 5 && m.granted:
+				w.release(m)
+			case op == 6 && m.granted && m.resident > m.fixed && m.keep == Swapped:
+				if known := w.r.clients[m.id]; m.away == 0 {
+					was, knew := m.fixed, known.fixed
+					m.fixed += rapid.Uint64Range(1, m.resident-m.fixed).Draw(t, "exported")
+					known.fixed = m.fixed
+					if _, err := w.r.Fits(m.id, m.reserved, w.capacity, 1); err != nil {
+						m.fixed = was // somebody could not be placed beside it any more
+					}
+					known.fixed = knew
+					m.report()
+					for w.deliver(m) { // or somebody is promised meanwhile what it has
+					}
+				}
+			case op == 7:
+				m.stopped = !m.stopped
+			case op == 8:
+				for _, id := range w.r.Victims() {
+					w.r.Stall(id)
+				}
+				w.plan()
+			case op == 9 && m.reserved > 0 && rapid.IntRange(0, 9).Draw(t, "dies") == 0:
+				w.r.Drop(m.id)
+				if w.holder == m {
+					w.holder = nil
+				}
+				for i := range w.clients {
+					if w.clients[i] == m {
+						w.clients = append(w.clients[:i], w.clients[i+1:]...)
+						break
+					}
+				}
+				w.plan()
+			case op == 10 && rapid.IntRange(0, 9).Draw(t, "restarts") == 0:
+				w.r = NewResidency(w.capacity)
+				for _, m := range w.clients {
+					w.r.Attach(m.id, m.keep, "", m.keep != Unmovable)
+					w.r.Promise(m.id, m.reserved, w.capacity)
+					w.r.SetActive(m.id, w.holder == m)
+					m.room, m.sent, m.answer = w.capacity, nil, false
+					if w.holder == m && !m.granted {
+						w.release(m) // again, after it was lost
+					}
+					m.report()
+				}
+				w.plan()
+			default:
+				m.step()
+				w.deliver(m)
+			}
+		}
+		for _, m := range w.clients {
+			m.stopped = false
+		}
+		if w.holder != nil && w.holder.granted {
+			w.release(w.holder)
+		}
+		w.settle()
+		for _, m := range w.clients {
+			w.grant(m)
+			w.settle()
+			if m.away != 0 {
+				t.Fatalf("client %d has the grant, and %d bytes are away: %s", m.id, m.away, w.show())
+			}
+			w.release(m)
+			w.settle()
+		}
+	})
+}
