@@ -44,6 +44,7 @@ type Grant struct {
 	Waited     time.Duration // since its request
 	Concurrent bool          // others may hold the GPU at the same time
 	Latency    bool          // it is let in beside others, and goes when it is idle
+	Moving     bool          // it has to move memory onto the GPU first; its turn begins with Ready
 }
 
 // RevokeReason says why a grant is asked back.
@@ -55,10 +56,11 @@ const (
 	PriorityUsedUp                         // a latency tenant kept batch tenants out for too long
 	ModeChange                             // to Exclusive
 	GangTurn                               // a gang's turn begins or ends on several GPUs
+	MoveStalled                            // its memory does not get onto the GPU, and somebody waits
 )
 
 func (r RevokeReason) String() string {
-	names := [...]string{"", "quantum", "limit", "priority", "mode", "gang"}
+	names := [...]string{"", "quantum", "limit", "priority", "mode", "gang", "memory"}
 	if int(r) < len(names) && r != 0 {
 		return names[r]
 	}
@@ -127,6 +129,7 @@ type Released struct {
 	Reason  EndReason
 	Held    time.Duration // from the grant on, drain included
 	Drained time.Duration // the part after the revoke; 0 without one
+	Moved   time.Duration // the part in which it moved memory, before its turn began
 	Fenced  bool          // it came after the fence
 }
 
@@ -205,6 +208,9 @@ func (a Grant) String() string {
 	if a.Latency {
 		s += " latency"
 	}
+	if a.Moving {
+		s += " moving"
+	}
 	return s
 }
 func (a Revoke) String() string {
@@ -220,6 +226,9 @@ func (a Released) String() string {
 	s := fmt.Sprintf("released %d epoch=%d %v held=%v", a.Client, a.Epoch, a.Reason, a.Held)
 	if a.Drained != 0 {
 		s += fmt.Sprintf(" drained=%v", a.Drained)
+	}
+	if a.Moved != 0 {
+		s += fmt.Sprintf(" moved=%v", a.Moved)
 	}
 	if a.Fenced {
 		s += " fenced"

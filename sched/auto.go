@@ -12,6 +12,7 @@ const (
 	reasonSet    = "as set"
 	reasonTurns  = "tenants keep the GPU busy: turns cost less than mixing"
 	reasonMemory = "memory is short: more than 90 % is reserved"
+	reasonSwap   = "more memory is reserved than the GPU has: tenants take turns, and what one lacks is moved out of the others"
 	reasonShares = "tenants have limits, requests or priorities"
 	reasonShort  = "turns are short: passing the GPU on costs more than sharing it"
 
@@ -26,6 +27,7 @@ const (
 type auto struct {
 	reason          string
 	reserved, total uint64 // memory, bytes
+	swap            bool   // what is reserved beyond the total is moved out
 	since           Time   // start of the window
 	short           int    // turns in it that were given back early while somebody waited
 	until           Time   // end of concurrent mode; 0: exclusive
@@ -33,12 +35,22 @@ type auto struct {
 
 func (a *auto) deadline(c *Core) (Time, bool) { return a.until, c.mode == Auto && a.until != 0 }
 
-func (a *auto) memoryShort() bool { return a.total > 0 && a.reserved > a.total/10*9 }
+func (a *auto) memoryShort() bool { return a.total > 0 && !a.swap && a.reserved > a.total/10*9 }
+
+// overfull says whether clients cannot all have their memory on the GPU.
+func (a *auto) overfull() bool { return a.swap && a.reserved > a.total }
 
 // lookAtMode chooses the mode anew if that is due.
 func (c *Core) lookAtMode() {
 	a := &c.auto
-	if c.mode != Auto {
+	switch {
+	case c.mode == Exclusive:
+		return
+	case c.mode == Concurrent && a.overfull():
+		c.setEffective(Exclusive, reasonSwap) // at the same time they would wait for each other
+		return
+	case c.mode == Concurrent:
+		c.setEffective(Concurrent, reasonSet)
 		return
 	}
 	exclusive := func(reason string) {
@@ -46,6 +58,8 @@ func (c *Core) lookAtMode() {
 		c.setEffective(Exclusive, reason)
 	}
 	switch {
+	case a.overfull():
+		exclusive(reasonSwap)
 	case a.memoryShort():
 		exclusive(reasonMemory)
 	case c.special > 0:

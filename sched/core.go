@@ -28,6 +28,7 @@ type Config struct {
 	Grace     time.Duration // 0: DefaultGrace
 	Mode      Mode
 	Tuning    Tuning
+	SwapShare int    // percent of the time that moving memory may take: turns are as long as that needs; 0: as Quantum says
 	LastEpoch Epoch  // the last epoch persisted; the next grant's is higher
 	GPU       string // its name in Gangs.Pending
 	Gangs     *Gangs // of the node; nil: of this GPU alone
@@ -40,6 +41,7 @@ type Core struct {
 	effective      Mode // Exclusive or Concurrent
 	auto           auto
 	tuning         Tuning
+	swapShare      int
 	epoch          Epoch // of the latest grant, or of the next one if that is fixed
 	restarted      bool  // no epoch was given out yet since a restart, see takeEpoch
 	counters       Counters
@@ -57,6 +59,7 @@ type Core struct {
 
 	gpu    string
 	gangs  *Gangs
+	moves  []*client // those that move
 	ganged []*tenant // of gangs, with clients here
 	kept   *tenant   // the gang that has the GPU, or is about to; see gang.go
 
@@ -117,6 +120,14 @@ type client struct {
 	runFrom   Time          // means nothing while paused
 	startVT   int64         // of the tenant, when it began
 
+	// Memory; see moving.go.
+	away        bool          // it has some that is not on the GPU
+	moving      bool          // under its grant, and its gate is not open yet
+	movingSince Time          // means nothing else
+	movedAt     Time          // the latest piece
+	ready       bool          // it has opened its gate after that
+	moved       time.Duration // under this grant, up to movingSince
+
 	told Notice // what its page says
 
 	waitingSince Time
@@ -132,15 +143,16 @@ type client struct {
 // Restore, the holders must be those that were persisted before a restart.
 func New(cfg Config) *Core {
 	c := &Core{
-		quantum: clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
-		grace:   clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
-		mode:    cfg.Mode,
-		tuning:  cfg.Tuning.clamped(),
-		epoch:   cfg.LastEpoch,
-		clients: make(map[ClientID]*client),
-		tenants: make(map[string]*tenant),
-		gpu:     cfg.GPU,
-		gangs:   cfg.Gangs,
+		quantum:   clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
+		grace:     clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
+		mode:      cfg.Mode,
+		tuning:    cfg.Tuning.clamped(),
+		swapShare: clampShareOfSwap(cfg.SwapShare),
+		epoch:     cfg.LastEpoch,
+		clients:   make(map[ClientID]*client),
+		tenants:   make(map[string]*tenant),
+		gpu:       cfg.GPU,
+		gangs:     cfg.Gangs,
 	}
 	if c.gangs == nil {
 		c.gangs = NewGangs()
@@ -211,7 +223,15 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	case SetTuning:
 		c.setTuning(ev.Tuning)
 	case SetMemory:
-		c.auto.reserved, c.auto.total = ev.Reserved, ev.Total
+		c.auto.reserved, c.auto.total, c.auto.swap = ev.Reserved, ev.Total, ev.Swap
+	case SetAway:
+		c.setAway(ev)
+	case Moving:
+		c.movesOn(ev)
+	case Ready:
+		c.isReady(ev)
+	case SetSwapShare:
+		c.swapShare = clampShareOfSwap(ev.Percent)
 	case Restore:
 		c.restore(ev)
 	default:
@@ -272,6 +292,9 @@ func (c *Core) due() (Time, bool) {
 	}
 	if c.holdOff != 0 {
 		earliest(c.holdOff)
+	}
+	if at, has := c.movingDeadline(); has {
+		earliest(at)
 	}
 	if c.kept != nil && c.kept.hold == leaving {
 		if at, has := c.kept.gang.nextStep(); has {
@@ -543,7 +566,7 @@ func (c *Core) setMode(m Mode) {
 	}
 	c.mode = m
 	c.auto.since, c.auto.until, c.auto.short = c.now, 0, 0
-	if m != Auto {
+	if m != Auto && !(m == Concurrent && c.auto.overfull()) {
 		c.setEffective(m, reasonSet)
 	}
 }
@@ -652,6 +675,7 @@ func (c *Core) enlist(cl *client, l *list) {
 func (c *Core) unlist(cl *client) {
 	c.bill(cl.tenant)
 	c.count(cl, -1)
+	c.stopMoving(cl)
 	if cl.in == &c.closing && !cl.latency {
 		c.closingBatch--
 	}
@@ -661,7 +685,7 @@ func (c *Core) unlist(cl *client) {
 
 // ranAt returns how much of its turn a grant has had.
 func (c *Core) ranAt(cl *client) time.Duration {
-	if cl.paused {
+	if cl.paused || cl.moving {
 		return cl.ran
 	}
 	return cl.ran + c.now.Sub(cl.runFrom)
@@ -678,6 +702,8 @@ func (c *Core) endGrant(cl *client, how EndReason) {
 		c.reserve() // those who wait go before it, should it want another one at once
 	}
 	c.unclose(cl)
+	r.Moved = cl.moved
+	cl.moved, cl.ready = 0, false
 	cl.held += held
 	cl.epoch = 0
 	cl.want = false

@@ -218,8 +218,38 @@ type SetTuning struct{ Tuning Tuning }
 type GangMoved struct{}
 
 // SetMemory says how much of the GPU's memory is reserved, bytes. Mode Auto
-// takes it into account.
-type SetMemory struct{ Reserved, Total uint64 }
+// takes it into account. With Swap, more can be reserved than there is, and then
+// clients take turns whatever the mode.
+type SetMemory struct {
+	Reserved, Total uint64
+	Swap            bool
+}
+
+// SetAway says whether a client has memory that is not on the GPU, so that it has
+// to move it there before it can go on under a grant.
+type SetAway struct {
+	Client ClientID
+	Away   bool
+}
+
+// Moving says that a client moves memory under its grant and has not opened its
+// gate: another piece has been moved, by it or for it. With Epoch 0, that there is
+// room for one whose grant was asked back because it did not get on.
+type Moving struct {
+	Client ClientID
+	Epoch  Epoch
+}
+
+// Ready says that all the memory of a client with a grant is on the GPU, and its
+// gate open. Its turn begins.
+type Ready struct {
+	Client ClientID
+	Epoch  Epoch
+}
+
+// SetSwapShare changes how much of the time moving memory may take, percent: see
+// Config.SwapShare.
+type SetSwapShare struct{ Percent int }
 
 // SetMode changes the mode. To Exclusive, all grants are revoked, and the
 // first exclusive grant follows when all are released or fenced.
@@ -237,20 +267,24 @@ type Restore struct {
 	Until  Time
 }
 
-func (Attach) event()     {}
-func (Request) event()    {}
-func (Release) event()    {}
-func (Lost) event()       {}
-func (Gone) event()       {}
-func (Tick) event()       {}
-func (SetQuantum) event() {}
-func (SetGrace) event()   {}
-func (SetMode) event()    {}
-func (SetShare) event()   {}
-func (SetTuning) event()  {}
-func (GangMoved) event()  {}
-func (SetMemory) event()  {}
-func (Restore) event()    {}
+func (Attach) event()       {}
+func (Request) event()      {}
+func (Release) event()      {}
+func (Lost) event()         {}
+func (Gone) event()         {}
+func (Tick) event()         {}
+func (SetQuantum) event()   {}
+func (SetGrace) event()     {}
+func (SetMode) event()      {}
+func (SetShare) event()     {}
+func (SetTuning) event()    {}
+func (GangMoved) event()    {}
+func (SetMemory) event()    {}
+func (SetAway) event()      {}
+func (Moving) event()       {}
+func (Ready) event()        {}
+func (SetSwapShare) event() {}
+func (Restore) event()      {}
 
 func (e Attach) String() string {
 	s := fmt.Sprintf("attach %d", e.Client)
@@ -284,8 +318,18 @@ func (e SetShare) String() string {
 func (e SetTuning) String() string { return "set " + e.Tuning.String() }
 func (GangMoved) String() string   { return "gang moved" }
 func (e SetMemory) String() string {
-	return fmt.Sprintf("set memory=%d/%d", e.Reserved, e.Total)
+	s := fmt.Sprintf("set memory=%d/%d", e.Reserved, e.Total)
+	if e.Swap {
+		s += " swap"
+	}
+	return s
 }
+func (e SetAway) String() string {
+	return fmt.Sprintf("%s %d", map[bool]string{true: "away", false: "here"}[e.Away], e.Client)
+}
+func (e Moving) String() string       { return fmt.Sprintf("moving %d epoch=%d", e.Client, e.Epoch) }
+func (e Ready) String() string        { return fmt.Sprintf("ready %d epoch=%d", e.Client, e.Epoch) }
+func (e SetSwapShare) String() string { return fmt.Sprintf("set swapshare=%d", e.Percent) }
 func (e Restore) String() string {
 	s := fmt.Sprintf("restore %d epoch=%d", e.Client, e.Epoch)
 	if e.Until != 0 {

@@ -2,7 +2,10 @@
 
 package sched
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Check returns an error that names the first broken invariant, which is a
 // bug in this package, or nil. It costs O(clients) and changes nothing.
@@ -45,7 +48,7 @@ func (c *Core) Check() error {
 		return fmt.Errorf("%d clients are in a list, lists hold %d", listed, c.open.n+c.latency.n+c.closing.n)
 	case closingBatch != c.closingBatch:
 		return fmt.Errorf("%d batch grants are closing, counted %d", closingBatch, c.closingBatch)
-	case c.effective != Exclusive && c.effective != Concurrent, c.mode != Auto && c.mode != c.effective:
+	case c.effective != Exclusive && c.effective != Concurrent, c.mode != Auto && c.mode != c.effective && !(c.mode == Concurrent && c.auto.overfull()):
 		return fmt.Errorf("%v is in effect, set is %v", c.effective, c.mode)
 	case c.effective == Concurrent && c.ready.top() != nil:
 		return fmt.Errorf("%d clients wait in concurrent mode", c.waiting)
@@ -104,7 +107,7 @@ func (c *Core) checkClient(cl *client) error {
 		return fmt.Errorf("belongs to no known tenant")
 	case cl.in != nil && cl.in != &cl.tenant.queue && !live:
 		return fmt.Errorf("is in a foreign list")
-	case cl.epoch == 0 && (live || cl.fenced || cl.revoked || cl.want || cl.latency || cl.paused || cl.claimed):
+	case cl.epoch == 0 && (live || cl.fenced || cl.revoked || cl.want || cl.latency || cl.paused || cl.claimed || cl.moving || cl.moved != 0):
 		return fmt.Errorf("has no grant, but the marks of one: %+v", *cl)
 	case cl.epoch != 0 && live == cl.fenced:
 		return fmt.Errorf("epoch %d is live: %t, fenced: %t", cl.epoch, live, cl.fenced)
@@ -116,6 +119,8 @@ func (c *Core) checkClient(cl *client) error {
 		return fmt.Errorf("holds epoch %d, connected: %t, revoked: %t", cl.epoch, cl.connected, cl.revoked)
 	case cl.standing && (cl.epoch != 0 || cl.tenant.share.Priority != Latency || c.effective != Exclusive):
 		return fmt.Errorf("may go ahead, with epoch %d, %v, in %v mode", cl.epoch, cl.tenant.share.Priority, c.effective)
+	case cl.moving && cl.in != &c.open || cl.moving != slices.Contains(c.moves, cl):
+		return fmt.Errorf("moves memory: %t, has an open grant: %t", cl.moving, cl.in == &c.open)
 	case cl.paused && cl.in != &c.open:
 		return fmt.Errorf("is paused without an open grant")
 	case cl.latency && cl.in == &c.open, !cl.latency && cl.in == &c.latency:
@@ -141,6 +146,9 @@ func (c *Core) checkClient(cl *client) error {
 		if cl.tenant.gang != nil && c.effective == Exclusive {
 			waiters, present = 0, max(present, 1)
 		}
+		if c.paysBack(cl) {
+			waiters = 0
+		}
 		if t := cl.told; (t.Waiters > 0) != (waiters > 0) || (t.Present > 0) != (present > 0) ||
 			c.open.n+c.latency.n <= noticed && (t.Waiters != waiters || t.Present != present) {
 			return fmt.Errorf("was told %v, there are %d waiting and %d present", t, waiters, present)
@@ -164,7 +172,7 @@ func (c *Core) checkTenants(waiting int) error {
 			s.fenced++
 		case cl.in == &c.closing:
 			s.closing++
-		case (cl.in == &c.open || cl.in == &c.latency) && !cl.paused:
+		case (cl.in == &c.open || cl.in == &c.latency) && !cl.paused && !cl.moving:
 			s.open++
 		}
 		if cl.epoch != 0 && !cl.fenced && !cl.latency {
@@ -235,7 +243,8 @@ func (c *Core) checkTenants(waiting int) error {
 func (c *Core) checkDeadline() error {
 	t, ok := c.Deadline()
 	need := c.closing.n > 0 || c.holdOff != 0 || c.throttled.top() != nil ||
-		c.effective == Exclusive && c.open.n > 0 && c.upNext() != nil && !c.open.head.paused
+		c.effective == Exclusive && c.open.n > 0 && c.upNext() != nil && !c.open.head.paused ||
+		len(c.moves) > 0 && c.waiting > 0
 	switch {
 	case need && !ok:
 		return fmt.Errorf("a deadline is needed, and not set")

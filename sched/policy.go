@@ -52,14 +52,14 @@ func (c *Core) turnOver() (Time, bool) {
 	if cl == nil {
 		return c.now, c.kept != nil && c.kept.hold == playing // nobody of it is left here
 	}
-	if cl.paused {
+	if cl.paused || cl.moving {
 		return 0, false
 	}
 	if next.isCalled() {
 		if c.kept == nil {
 			return c.now, true // its virtual time makes up for it
 		}
-		return cl.runFrom.Add(c.minTurn() - cl.ran), true // gangs do not stop each other all the time
+		return cl.runFrom.Add(max(c.minTurn(), cl.tenant.stretch) - cl.ran), true // gangs do not stop each other all the time
 	}
 	turn := c.turn(cl.tenant)
 	switch lead, part := cl.startVT-next.vt, c.part(cl.tenant); {
@@ -70,6 +70,7 @@ func (c *Core) turnOver() (Time, bool) {
 		left := time.Duration(scale(-lead, part, one)) - turn
 		turn += min(max(left, 0), turn)
 	}
+	turn = max(turn, cl.tenant.stretch)
 	return cl.runFrom.Add(turn - cl.ran), true
 }
 
@@ -88,6 +89,7 @@ func (c *Core) lookWhoIsOut() {
 
 // revokeOverdue asks grants back whose time is over.
 func (c *Core) revokeOverdue() {
+	c.revokeStalled()
 	for i := 0; i < len(c.metered); i++ {
 		t := c.metered[i]
 		c.bill(t)
@@ -246,7 +248,7 @@ func (c *Core) free() bool {
 func (c *Core) stand(cl *client) {
 	t := cl.tenant
 	on := cl.connected && cl.epoch == 0 && cl.in == nil && c.effective == Exclusive && c.holdOff == 0 &&
-		t.share.Priority == Latency && !t.demoted && !t.capped
+		t.share.Priority == Latency && !t.demoted && !t.capped && !cl.away
 	if on != cl.standing && cl.connected && cl.epoch == 0 {
 		cl.standing = on
 		c.do(Stand{cl.id, on})
@@ -277,9 +279,10 @@ func (c *Core) grant(cl *client) {
 	t.grants++
 	c.counters.Grants++
 	cl.latency = latency
+	c.startMoving(cl)
 	g := Grant{
 		Client: cl.id, Tenant: t.displayName(), Epoch: cl.epoch, Waited: waited,
-		Concurrent: latency || c.effective == Concurrent, Latency: latency,
+		Concurrent: latency || c.effective == Concurrent, Latency: latency, Moving: cl.moving,
 	}
 	if latency {
 		c.enlist(cl, &c.latency)
@@ -419,6 +422,9 @@ func (c *Core) notice(cl *client) {
 	if cl.tenant.gang != nil && c.effective == Exclusive {
 		// Ranks that are idle are part of the job, and go when it does.
 		n.Waiters, n.Present = 0, max(n.Present, 1)
+	}
+	if c.paysBack(cl) {
+		n.Waiters = 0
 	}
 	if n != cl.told {
 		cl.told = n

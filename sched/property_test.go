@@ -165,6 +165,7 @@ func TestAnyHistory(t *testing.T) {
 			Mode:      modes.Draw(t, "mode"),
 			LastEpoch: Epoch(rapid.SampledFrom([]uint64{0, 7, 0xfffffffc - unrecorded}).Draw(t, "last epoch")),
 		}
+		cfg.SwapShare = rapid.SampledFrom([]int{0, 10, 50}).Draw(t, "swap share")
 		plain := rapid.Bool().Draw(t, "without shares")
 		c := New(cfg)
 		h := &history{epoch: cfg.LastEpoch, used: map[Epoch]bool{}, live: map[ClientID]*liveGrant{}, shares: map[ClientID]Share{}}
@@ -213,7 +214,7 @@ func TestAnyHistory(t *testing.T) {
 				own := h.of(id).epoch
 				return rapid.SampledFrom([]Epoch{0, own, own, own, h.epoch, h.epoch + 5, 3}).Draw(t, "epoch")
 			}
-			switch rapid.IntRange(0, 23).Draw(t, "kind") {
+			switch rapid.IntRange(0, 27).Draw(t, "kind") {
 			case 0, 1, 2:
 				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want")}
 			case 3, 4, 5, 6, 7:
@@ -233,7 +234,15 @@ func TestAnyHistory(t *testing.T) {
 			case 18:
 				return SetShare{tenant, shares.Draw(t, "share")}
 			case 19:
-				return SetMemory{uint64(rapid.IntRange(0, 100).Draw(t, "reserved")), 100}
+				return SetMemory{uint64(rapid.IntRange(0, 120).Draw(t, "reserved")), 100, rapid.Bool().Draw(t, "swap")}
+			case 21:
+				return SetAway{id, rapid.Bool().Draw(t, "away")}
+			case 22:
+				return Moving{id, epoch()}
+			case 23, 24:
+				return Ready{id, epoch()}
+			case 25:
+				return SetSwapShare{rapid.IntRange(0, 60).Draw(t, "share")}
 			case 20:
 				return SetTuning{Tuning{
 					Window:    time.Duration(rapid.IntRange(0, 1000).Draw(t, "window")) * time.Millisecond,
@@ -262,10 +271,16 @@ func TestAnyHistory(t *testing.T) {
 
 // nobodyActs goes on without any more events: every client keeps what it gets
 // until it is fenced. The k-th in the queue has its grant after k times a turn
-// and a grace period.
+// and a grace period, or two where memory does not get onto the GPU.
 func nobodyActs(t *rapid.T, c *Core, now *Time, step func(Event)) {
 	start := *now
 	queue := c.Snapshot(start).Queue
+	// Some of them move memory and do not get on; turns after a move are longer.
+	var stretch, away time.Duration
+	for _, tn := range c.tenants {
+		stretch = max(stretch, tn.stretch)
+		away = max(away, tn.notBefore.Sub(start))
+	}
 	granted := map[ClientID]Time{}
 	for {
 		if _, ok := c.due(); !ok {
@@ -285,7 +300,7 @@ func nobodyActs(t *rapid.T, c *Core, now *Time, step func(Event)) {
 	}
 	for k, id := range queue {
 		at, ok := granted[id]
-		if bound := start.Add(time.Duration(k+1) * (2*maxTestQuantum + maxTestGrace)); !ok || at > bound {
+		if bound := start.Add(away + time.Duration(k+1)*(2*maxTestQuantum+2*maxTestGrace+stretch)); !ok || at > bound {
 			t.Fatalf("client %d waited at %v as number %d; granted: %t, at %v, bound %v", id, start, k+1, ok, at, bound)
 		}
 	}

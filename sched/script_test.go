@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; com
 // TestScripts runs testdata/*.txt. A script is lines of events and the actions
 // expected after each, indented; # begins a comment. The first line may be
 //
-//	config [quantum=D] [grace=D] [mode=M] [last=EPOCH]
+//	config [quantum=D] [grace=D] [mode=M] [last=EPOCH] [swapshare=PERCENT]
 //
 // an event is
 //
@@ -112,7 +112,11 @@ func runScript(t *testing.T, script string) string {
 			continue
 		case "tenants":
 			for _, t := range c.Snapshot(now).Tenants {
-				fmt.Fprintf(&out, "    %s promised=%d used=%v debt=%v throttled=%v\n", t.Tenant, t.Promised, t.Used, t.Debt, t.Throttled)
+				fmt.Fprintf(&out, "    %s promised=%d used=%v debt=%v throttled=%v", t.Tenant, t.Promised, t.Used, t.Debt, t.Throttled)
+				if t.Moved != 0 {
+					fmt.Fprintf(&out, " moved=%v", t.Moved)
+				}
+				fmt.Fprintln(&out)
 			}
 			continue
 		case "counters":
@@ -159,6 +163,8 @@ func parseConfig(words []string, cfg *Config) (err error) {
 			cfg.Grace, err = time.ParseDuration(value)
 		case "mode":
 			cfg.Mode, err = parseMode(value)
+		case "swapshare":
+			cfg.SwapShare, err = strconv.Atoi(value)
 		case "last":
 			var n uint64
 			n, err = strconv.ParseUint(value, 0, 64)
@@ -240,6 +246,12 @@ func parseEvent(words []string) (Event, error) {
 		return Release{id, epoch, reason}, nil
 	case "lost":
 		return Lost{id}, nil
+	case "away", "here":
+		return SetAway{id, words[0] == "away"}, nil
+	case "moving":
+		return Moving{id, epoch}, nil
+	case "ready":
+		return Ready{id, epoch}, nil
 	case "gone":
 		return Gone{id}, nil
 	case "restore":
@@ -307,6 +319,14 @@ func parseSetting(words []string) (ev Event, err error) {
 			var m SetMemory
 			_, err = fmt.Sscanf(value, "%d/%d", &m.Reserved, &m.Total)
 			ev = m
+		case "swap":
+			m, _ := ev.(SetMemory)
+			m.Swap = true
+			ev = m
+		case "swapshare":
+			var n int
+			n, err = strconv.Atoi(value)
+			ev = SetSwapShare{n}
 		case "window":
 			tuning.Window, err = time.ParseDuration(value)
 			ev = SetTuning{tuning}

@@ -61,6 +61,7 @@ type TenantSnapshot struct {
 	Promised    int           // permille of the GPU's time that it gets if it wants it, while the same tenants want it as now
 	Got         int           // permille of the GPU's time, over the latest five seconds
 	Used        time.Duration // billed since the core knows it
+	Moved       time.Duration // moving memory, which is not billed
 	Debt        time.Duration // used above its limit, to be made up for; 0: none
 	Throttled   time.Duration // until its limit lets it go on; 0: it does
 	Grants      uint64
@@ -79,6 +80,7 @@ type ClientSnapshot struct {
 	Grants       uint64        // given to it
 	Held         time.Duration // under grants, drain included, up to now
 	LongestWait  time.Duration // for a grant, up to now
+	Moving       bool          // has a grant, and moves memory before its turn begins
 }
 
 // Snapshot describes the core as of now, which is at least the time of the
@@ -106,6 +108,7 @@ func (c *Core) Snapshot(now Time) Snapshot {
 			Grants:      cl.grants,
 			Held:        cl.held,
 			LongestWait: cl.longestWait,
+			Moving:      cl.moving,
 		}
 		if cl.epoch != 0 {
 			cs.Since = cl.since
@@ -140,6 +143,7 @@ func (c *Core) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 		Promised:    int(c.part(t) * 1000 / one),
 		Got:         copied.gotLately(now),
 		Used:        copied.used,
+		Moved:       copied.moved,
 		Grants:      t.grants,
 		LongestWait: t.longestWait,
 	}

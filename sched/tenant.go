@@ -91,6 +91,9 @@ type tenant struct {
 	demoted  bool // out of patience, and not back to half of it yet
 
 	used        time.Duration
+	notBefore   Time                          // it is granted again, see moving.go
+	moved       time.Duration                 // moving memory, which is not in used
+	stretch     time.Duration                 // its turns are at least that long, for what moving took
 	got         [gotSeconds + 1]time.Duration // by second of use, a ring
 	gotAt       int64                         // the latest second in it
 	grants      uint64
@@ -129,7 +132,7 @@ func (t *tenant) limited() bool { return t.share.Limit > 0 && t.share.Limit < 10
 
 // slice is what a tenant with a limit gets at once if nobody else wants it.
 func (t *tenant) slice() time.Duration {
-	return max(slicePeriod*time.Duration(t.share.Limit)/100, minSlice)
+	return max(slicePeriod*time.Duration(t.share.Limit)/100, minSlice, t.stretch)
 }
 
 func (t *tenant) displayName() string {
@@ -224,7 +227,7 @@ func (c *Core) count(cl *client, n int) {
 		return
 	case cl.in == &c.closing:
 		t.closing += n
-	case cl.in == &c.open && !cl.paused, cl.in == &c.latency:
+	case cl.in == &c.open && !cl.paused && !cl.moving, cl.in == &c.latency:
 		t.open += n
 	}
 	if cl.in != nil && !cl.latency {
@@ -426,7 +429,7 @@ func (c *Core) turn(t *tenant) time.Duration {
 		round = min(round, max(int64(c.quantum), int64(maxRound)))
 	}
 	d := time.Duration(scale(round, c.part(t), one))
-	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
+	return max(d.Round(c.quantum/1000), c.minTurn(), t.stretch) // parts are not exact
 }
 
 func (c *Core) minTurn() time.Duration { return max(MinQuantum, c.quantum/minTurnPart) }
@@ -460,9 +463,9 @@ func (c *Core) review(t *tenant) {
 	case t.queue.n == 0 && !t.proxy():
 	case t.gang != nil && c.effective == Exclusive && (t.hold != nothing || t.due || t.gang.phase == called || t.gang.phase == stopping || t.isCalled()):
 		to = aside
-	case t.capped:
+	case t.capped, t.notBefore > c.now:
 		to = throttled
-	case t.share.Priority == Latency && !t.demoted && c.effective == Exclusive:
+	case t.share.Priority == Latency && !t.demoted && c.effective == Exclusive && !t.comesFromAway():
 		to = urgent
 	default:
 		to = ready
@@ -542,11 +545,11 @@ func (c *Core) meter(t *tenant) {
 
 // backAt returns when a throttled tenant has credit for a slice again.
 func (t *tenant) backAt() Time {
-	if !t.limited() {
-		return t.billedAt // its limit was taken away just now
+	if !t.limited() || !t.capped {
+		return max(t.billedAt, t.notBefore) // its limit was taken away just now, or it is not that
 	}
 	need := t.slice() - t.credit
-	return t.billedAt.Add((need*100 + time.Duration(t.share.Limit) - 1) / time.Duration(t.share.Limit))
+	return max(t.notBefore, t.billedAt.Add((need*100+time.Duration(t.share.Limit)-1)/time.Duration(t.share.Limit)))
 }
 
 // endsAt returns when the tenant's running grants will have used up what bounds
