@@ -23,7 +23,7 @@ import (
 // shareAnnotations are the names of the annotations that may change.
 var shareAnnotations = []string{
 	MemoryLimitAnnotation, CoreLimitAnnotation, CoreRequestAnnotation,
-	WeightAnnotation, PriorityAnnotation, GangAnnotation,
+	WeightAnnotation, PriorityAnnotation, GangAnnotation, MemoryModeAnnotation,
 }
 
 // Pod is a pod as the API server has it now.
@@ -44,10 +44,10 @@ type Refusal struct {
 // cannot be known now, so that the scheduler keeps what it was told before; the
 // container's own values are for a scheduler that was not.
 type Fields struct {
-	MemoryLimit, CoreLimit, CoreRequest, Weight, Priority, Gang bool
+	MemoryLimit, CoreLimit, CoreRequest, Weight, Priority, Gang, MemoryMode bool
 }
 
-var everything = Fields{true, true, true, true, true, true}
+var everything = Fields{true, true, true, true, true, true, true}
 
 // IsAnnotation says whether a key is one by which pods ask for GPUs or shares.
 func IsAnnotation(key string) bool {
@@ -151,6 +151,7 @@ func (r *Request) restore(last Request) {
 	keep(r.Keep.Weight, &s.Weight, l.Weight)
 	keep(r.Keep.Priority, &s.Priority, l.Priority)
 	keep(r.Keep.Gang, &s.Gang, l.Gang)
+	keep(r.Keep.MemoryMode, &s.MemoryMode, l.MemoryMode)
 }
 
 func keep[T any](kept bool, to *T, old T) {
@@ -227,6 +228,7 @@ func (r Request) write(annotations map[string]string, container string) {
 	put(k.Weight, WeightAnnotation, s.Weight != 0, fmt.Sprint(s.Weight))
 	put(k.Priority, PriorityAnnotation, s.Priority != 0, sched.FormatPriority(s.Priority))
 	put(k.Gang, GangAnnotation, s.Gang != "", s.Gang)
+	put(k.MemoryMode, MemoryModeAnnotation, s.MemoryMode != 0, sched.FormatMemoryMode(s.MemoryMode))
 }
 
 // Follow says that pods' annotations will be told: until they are, containers

@@ -20,6 +20,7 @@ const (
 	WeightAnnotation      = "nvshare.com/gpu-weight"
 	PriorityAnnotation    = "nvshare.com/gpu-priority"
 	GangAnnotation        = "nvshare.com/gpu-gang"
+	MemoryModeAnnotation  = "nvshare.com/gpu-memory-mode"
 )
 
 // Share is what a container may have of each GPU's time and is promised; see
@@ -30,6 +31,7 @@ type Share struct {
 	Weight      uint32
 	Priority    sched.Priority
 	Gang        string
+	MemoryMode  sched.MemoryMode
 }
 
 // parseShares reads what annotations say of a container that has nothing to do
@@ -54,6 +56,7 @@ func (r *Request) parseShares(annotations map[string]string, container string) e
 	read(WeightAnnotation, &k.Weight, set(&s.Weight, sched.ParseWeight))
 	read(PriorityAnnotation, &k.Priority, set(&s.Priority, sched.ParsePriority))
 	read(GangAnnotation, &k.Gang, set(&s.Gang, sched.ParseGang))
+	read(MemoryModeAnnotation, &k.MemoryMode, set(&s.MemoryMode, sched.ParseMemoryMode))
 	if s.CoreLimit != 0 && s.CoreRequest > s.CoreLimit {
 		errs = append(errs, fmt.Errorf("annotation %s: above %s", request, limit))
 		s.CoreRequest = s.CoreLimit
@@ -75,6 +78,7 @@ func (r Request) shares() string {
 	add(r.Share.Weight != 0, "weight %d", r.Share.Weight)
 	add(r.Share.Priority != 0, "priority %s", sched.FormatPriority(r.Share.Priority))
 	add(r.Share.Gang != "", "gang %s", sched.FormatGang(r.Share.Gang))
+	add(r.Share.MemoryMode != 0, "memory mode %s", sched.FormatMemoryMode(r.Share.MemoryMode))
 	return s
 }
 

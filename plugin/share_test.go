@@ -25,9 +25,9 @@ func TestShare(t *testing.T) {
 		"limit":        {map[string]string{CoreLimitAnnotation: "60"}, Share{CoreLimit: 60}, ""},
 		"percent sign": {map[string]string{CoreLimitAnnotation: "60%"}, Share{CoreLimit: 60}, ""},
 		"spaces":       {map[string]string{CoreLimitAnnotation: " 60 "}, Share{CoreLimit: 60}, ""},
-		"all": {map[string]string{CoreLimitAnnotation: "100", CoreRequestAnnotation: "100", WeightAnnotation: "10000", PriorityAnnotation: "latency", GangAnnotation: "ring-1"},
-			Share{100, 100, 10000, sched.Priority_PRIORITY_LATENCY, "ring-1"}, ""},
-		"the least":          {map[string]string{CoreLimitAnnotation: "1", CoreRequestAnnotation: "1", WeightAnnotation: "1", PriorityAnnotation: "batch"}, Share{1, 1, 1, sched.Priority_PRIORITY_BATCH, ""}, ""},
+		"all": {map[string]string{CoreLimitAnnotation: "100", CoreRequestAnnotation: "100", WeightAnnotation: "10000", PriorityAnnotation: "latency", GangAnnotation: "ring-1", MemoryModeAnnotation: "resident"},
+			Share{100, 100, 10000, sched.Priority_PRIORITY_LATENCY, "ring-1", sched.MemoryMode_MEMORY_MODE_RESIDENT}, ""},
+		"the least":          {map[string]string{CoreLimitAnnotation: "1", CoreRequestAnnotation: "1", WeightAnnotation: "1", PriorityAnnotation: "batch"}, Share{1, 1, 1, sched.Priority_PRIORITY_BATCH, "", 0}, ""},
 		"gang of itself":     {map[string]string{GangAnnotation: "true"}, Share{Gang: "true"}, ""},
 		"no gang":            {map[string]string{GangAnnotation: "false"}, Share{}, ""},
 		"narrowest scope":    {map[string]string{CoreLimitAnnotation: "60", CoreLimitAnnotation + "/pod": "50", "gpu-core-limit.nvshare.com/container.main": "40"}, Share{CoreLimit: 40}, ""},
@@ -48,6 +48,7 @@ func TestShare(t *testing.T) {
 		"no weight":      {map[string]string{WeightAnnotation: "0"}, Share{}, "from 1 to 10000"},
 		"priority":       {map[string]string{PriorityAnnotation: "high"}, Share{}, `annotation nvshare.com/gpu-priority="high": "high" is not a priority: give batch or latency`},
 		"gang":           {map[string]string{GangAnnotation: "a/b"}, Share{}, `annotation nvshare.com/gpu-gang="a/b"`},
+		"memory mode":    {map[string]string{MemoryModeAnnotation: "swapped"}, Share{}, `annotation nvshare.com/gpu-memory-mode="swapped"`},
 		"gang, empty":    {map[string]string{GangAnnotation: ""}, Share{}, "give true, or a name"},
 		"gang, too long": {map[string]string{GangAnnotation: strings.Repeat("x", 64)}, Share{}, "give true, or a name"},
 		"more requested than allowed": {map[string]string{CoreLimitAnnotation: "50", "gpu-core-request.nvshare.com/pod": "60"}, Share{CoreLimit: 50, CoreRequest: 50},
@@ -68,10 +69,10 @@ func FuzzShare(f *testing.F) {
 	for i, seed := range []string{"60%", "60", "200", "latency", "ring"} {
 		f.Add(uint(i), seed)
 	}
-	names := []string{CoreLimitAnnotation, CoreRequestAnnotation, WeightAnnotation, PriorityAnnotation, GangAnnotation, MemoryLimitAnnotation}
+	names := []string{CoreLimitAnnotation, CoreRequestAnnotation, WeightAnnotation, PriorityAnnotation, GangAnnotation, MemoryModeAnnotation, MemoryLimitAnnotation}
 	f.Fuzz(func(t *testing.T, which uint, value string) {
 		r, err := ParseRequest(map[string]string{names[which%uint(len(names))]: value}, "main", known)
-		s := &sched.Share{CoreLimit: r.Share.CoreLimit, CoreRequest: r.Share.CoreRequest, Weight: r.Share.Weight, Priority: r.Share.Priority, Gang: r.Share.Gang}
+		s := &sched.Share{CoreLimit: r.Share.CoreLimit, CoreRequest: r.Share.CoreRequest, Weight: r.Share.Weight, Priority: r.Share.Priority, Gang: r.Share.Gang, MemoryMode: r.Share.MemoryMode}
 		if invalid := s.Validate(); invalid != nil {
 			t.Fatalf("%q gave %v (%v)", value, invalid, err)
 		}

@@ -23,6 +23,7 @@ import (
 // several goroutines at once.
 type Ledger struct {
 	accounts map[string]*memory // those with a limit, or with something reserved
+	ceiling  uint64             // of each account, beside its limit; 0: none
 
 	high, low uint64 // the sum of what all have, in 128 bits
 }
@@ -57,6 +58,9 @@ func (l *Ledger) Reserve(account string, id ClientID, total, least uint64, force
 	if total > have {
 		others := m.used - have
 		bound := m.limit
+		if l.ceiling != 0 && (bound == 0 || bound > l.ceiling) {
+			bound = l.ceiling
+		}
 		if bound == 0 || force {
 			bound = math.MaxUint64 // sums stay exact
 		}
@@ -91,6 +95,10 @@ func (l *Ledger) Drop(account string, id ClientID) bool {
 	l.Reserve(account, id, 0, 0, false)
 	return had
 }
+
+// SetCeiling bounds what each account can reserve, whatever its limit; 0: nothing
+// does.
+func (l *Ledger) SetCeiling(ceiling uint64) { l.ceiling = ceiling }
 
 // SetLimit changes the limit of an account, 0: to none, and returns the old
 // one. What is reserved stays, also above a lower limit.

@@ -32,6 +32,15 @@ func (c *Core) Active(id ClientID) bool {
 	return cl != nil && cl.epoch != 0
 }
 
+// Grant returns the epoch of a client's grant, 0: it has none, and whether it moves
+// memory before its turn begins.
+func (c *Core) Grant(id ClientID) (epoch Epoch, moving bool) {
+	if cl := c.clients[id]; cl != nil {
+		return cl.epoch, cl.moving
+	}
+	return 0, false
+}
+
 func (c *Core) setAway(ev SetAway) {
 	cl := c.clients[ev.Client]
 	if cl == nil || cl.away == ev.Away {

@@ -14,7 +14,7 @@ type Keep uint8
 
 const (
 	Swapped   Keep = iota // it is moved out when others need the room
-	Resident              // it could be moved, and is not to be
+	Resident              // never moved; room is made for it before it allocates. It need not report
 	Unmovable             // the client cannot move it
 	Managed               // the driver moves it by page faults; it counts for nothing here
 )
@@ -152,6 +152,15 @@ func (r *Residency) Promise(id ClientID, bytes, most uint64) {
 	o.settle()
 }
 
+// Force says that what a client has reserved is on the GPU already.
+func (r *Residency) Force(id ClientID) {
+	if o := r.clients[id]; o != nil && o.keep == Resident && !o.unknown {
+		o.room = max(o.room, o.need())
+		o.may = max(o.may, o.room)
+		o.settle()
+	}
+}
+
 // settle brings what may be resident into line with what is promised.
 func (o *occupant) settle() {
 	switch {
@@ -164,6 +173,9 @@ func (o *occupant) settle() {
 		o.room = min(o.room, max(o.need(), o.resident))
 		o.may = min(o.may, max(o.need(), o.resident))
 		o.may = max(o.may, o.room, o.resident)
+		if o.keep == Resident {
+			o.resident, o.fixed = max(o.resident, o.room), max(o.resident, o.room)
+		}
 	}
 	o.given = min(o.given, o.may)
 }
@@ -358,8 +370,10 @@ func (e *Unplaceable) Error() string {
 }
 
 // Fits returns how much arena is needed in all, with each client's rounded up to a
-// multiple of unit, if bytes are promised to a client: or an *Unplaceable.
-func (r *Residency) Fits(id ClientID, bytes, most, unit uint64) (arena uint64, err error) {
+// multiple of unit, if bytes are promised to a client: or an *Unplaceable. What
+// clients were given already, which they keep, counts where it is more; given may
+// be nil.
+func (r *Residency) Fits(id ClientID, bytes, most, unit uint64, given func(ClientID) uint64) (arena uint64, err error) {
 	if o := r.clients[id]; o != nil && o.keep != Managed {
 		if bytes > r.capacity {
 			return 0, &Unplaceable{Largest: bytes, Capacity: r.capacity}
@@ -384,7 +398,11 @@ func (r *Residency) Fits(id ClientID, bytes, most, unit uint64) (arena uint64, e
 	}
 	away := less(add(fixed, movable), r.capacity)
 	for _, o := range r.clients {
-		arena = add(arena, o.arena(away, unit))
+		n := o.arena(away, unit)
+		if given != nil {
+			n = max(n, given(o.id))
+		}
+		arena = add(arena, n)
 	}
 	return arena, nil
 }

@@ -144,7 +144,7 @@ func (w *moving) reserve(m *mover, n uint64) bool {
 		}
 	}
 	if n > m.reserved {
-		if _, err := w.r.Fits(m.id, n, w.capacity, 1); err != nil {
+		if _, err := w.r.Fits(m.id, n, w.capacity, 1, nil); err != nil {
 			return false
 		}
 	}
@@ -211,7 +211,7 @@ func TestResidency(t *testing.T) {
 					was, knew := m.fixed, known.fixed
 					m.fixed += rapid.Uint64Range(1, m.resident-m.fixed).Draw(t, "exported")
 					known.fixed = m.fixed
-					if _, err := w.r.Fits(m.id, m.reserved, w.capacity, 1); err != nil {
+					if _, err := w.r.Fits(m.id, m.reserved, w.capacity, 1, nil); err != nil {
 						m.fixed = was // somebody could not be placed beside it any more
 					}
 					known.fixed = knew

@@ -315,7 +315,7 @@ func (c *Core) bill(t *tenant) {
 		t.spread(from, c.now, charge)
 	}
 	if onGPU > 0 && t.batch > 0 {
-		t.vt += scale(int64(onGPU), one, c.part(t))
+		t.vt += scale(int64(min(onGPU, maxDebt)), one, c.part(t)) // bounded, or weeks at a small part overflow
 		if t.place == ready {
 			c.ready.fix(t)
 		}

@@ -41,12 +41,12 @@ func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 		Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID, MemoryLimitBytes: c.MemoryLimit,
 		Share: &api.Share{
 			CoreLimit: c.Share.CoreLimit, CoreRequest: c.Share.CoreRequest, Weight: c.Share.Weight,
-			Priority: c.Share.Priority, Gang: c.Share.Gang,
+			Priority: c.Share.Priority, Gang: c.Share.Gang, MemoryMode: c.Share.MemoryMode,
 		},
 		Gpus: strings.FieldsFunc(c.GPUs, func(r rune) bool { return r == ',' }),
 	}, Keep: &api.Keep{
 		MemoryLimit: k.MemoryLimit, CoreLimit: k.CoreLimit, CoreRequest: k.CoreRequest,
-		Weight: k.Weight, Priority: k.Priority, Gang: k.Gang,
+		Weight: k.Weight, Priority: k.Priority, Gang: k.Gang, MemoryMode: k.MemoryMode,
 	}})
 	if s.told != nil {
 		s.told(c, resp, err)

@@ -130,6 +130,60 @@ func (Priority) EnumDescriptor() ([]byte, []int) {
 	return file_sched_api_control_proto_rawDescGZIP(), []int{1}
 }
 
+// MemoryMode says how a tenant's memory on a GPU is kept where more is promised
+// than the GPU has.
+type MemoryMode int32
+
+const (
+	MemoryMode_MEMORY_MODE_UNSPECIFIED MemoryMode = 0
+	MemoryMode_MEMORY_MODE_SWAP        MemoryMode = 1 // moved out when others need the room
+	MemoryMode_MEMORY_MODE_RESIDENT    MemoryMode = 2 // never moved; refused where it does not fit beside the others
+	MemoryMode_MEMORY_MODE_MANAGED     MemoryMode = 3 // managed memory, which the driver moves by page faults
+)
+
+// Enum value maps for MemoryMode.
+var (
+	MemoryMode_name = map[int32]string{
+		0: "MEMORY_MODE_UNSPECIFIED",
+		1: "MEMORY_MODE_SWAP",
+		2: "MEMORY_MODE_RESIDENT",
+		3: "MEMORY_MODE_MANAGED",
+	}
+	MemoryMode_value = map[string]int32{
+		"MEMORY_MODE_UNSPECIFIED": 0,
+		"MEMORY_MODE_SWAP":        1,
+		"MEMORY_MODE_RESIDENT":    2,
+		"MEMORY_MODE_MANAGED":     3,
+	}
+)
+
+func (x MemoryMode) Enum() *MemoryMode {
+	p := new(MemoryMode)
+	*p = x
+	return p
+}
+
+func (x MemoryMode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MemoryMode) Descriptor() protoreflect.EnumDescriptor {
+	return file_sched_api_control_proto_enumTypes[2].Descriptor()
+}
+
+func (MemoryMode) Type() protoreflect.EnumType {
+	return &file_sched_api_control_proto_enumTypes[2]
+}
+
+func (x MemoryMode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MemoryMode.Descriptor instead.
+func (MemoryMode) EnumDescriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+}
+
 type ClientState int32
 
 const (
@@ -175,11 +229,11 @@ func (x ClientState) String() string {
 }
 
 func (ClientState) Descriptor() protoreflect.EnumDescriptor {
-	return file_sched_api_control_proto_enumTypes[2].Descriptor()
+	return file_sched_api_control_proto_enumTypes[3].Descriptor()
 }
 
 func (ClientState) Type() protoreflect.EnumType {
-	return &file_sched_api_control_proto_enumTypes[2]
+	return &file_sched_api_control_proto_enumTypes[3]
 }
 
 func (x ClientState) Number() protoreflect.EnumNumber {
@@ -188,7 +242,7 @@ func (x ClientState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ClientState.Descriptor instead.
 func (ClientState) EnumDescriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
 }
 
 type EventType int32
@@ -208,6 +262,10 @@ const (
 	EventType_EVENT_TYPE_MODE        EventType = 11 // another mode is in effect, or for another reason
 	EventType_EVENT_TYPE_SET         EventType = 12 // a setting was changed
 	EventType_EVENT_TYPE_ADOPT       EventType = 13 // a client that came back goes on under its grant
+	EventType_EVENT_TYPE_SWAP_OUT    EventType = 14 // a client has moved memory off the GPU
+	EventType_EVENT_TYPE_SWAP_IN     EventType = 15 // a client has all its memory on the GPU
+	EventType_EVENT_TYPE_NO_ROOM     EventType = 16 // a reservation was refused: there is no place for it
+	EventType_EVENT_TYPE_STALL       EventType = 17 // a client does not move out, and somebody waits for that
 )
 
 // Enum value maps for EventType.
@@ -227,6 +285,10 @@ var (
 		11: "EVENT_TYPE_MODE",
 		12: "EVENT_TYPE_SET",
 		13: "EVENT_TYPE_ADOPT",
+		14: "EVENT_TYPE_SWAP_OUT",
+		15: "EVENT_TYPE_SWAP_IN",
+		16: "EVENT_TYPE_NO_ROOM",
+		17: "EVENT_TYPE_STALL",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED": 0,
@@ -243,6 +305,10 @@ var (
 		"EVENT_TYPE_MODE":        11,
 		"EVENT_TYPE_SET":         12,
 		"EVENT_TYPE_ADOPT":       13,
+		"EVENT_TYPE_SWAP_OUT":    14,
+		"EVENT_TYPE_SWAP_IN":     15,
+		"EVENT_TYPE_NO_ROOM":     16,
+		"EVENT_TYPE_STALL":       17,
 	}
 )
 
@@ -257,11 +323,11 @@ func (x EventType) String() string {
 }
 
 func (EventType) Descriptor() protoreflect.EnumDescriptor {
-	return file_sched_api_control_proto_enumTypes[3].Descriptor()
+	return file_sched_api_control_proto_enumTypes[4].Descriptor()
 }
 
 func (EventType) Type() protoreflect.EnumType {
-	return &file_sched_api_control_proto_enumTypes[3]
+	return &file_sched_api_control_proto_enumTypes[4]
 }
 
 func (x EventType) Number() protoreflect.EnumNumber {
@@ -270,7 +336,7 @@ func (x EventType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventType.Descriptor instead.
 func (EventType) EnumDescriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 type StatusRequest struct {
@@ -438,6 +504,7 @@ type GPU struct {
 	ModeReason    string                 `protobuf:"bytes,17,opt,name=mode_reason,json=modeReason,proto3" json:"mode_reason,omitempty"`                                // why that one
 	Tenants       []*TenantUse           `protobuf:"bytes,18,rep,name=tenants,proto3" json:"tenants,omitempty"`                                                        // with clients on this GPU, or in debt
 	Promises      []*Promise             `protobuf:"bytes,19,rep,name=promises,proto3" json:"promises,omitempty"`                                                      // core requests in force, the greatest first
+	Swap          *Swap                  `protobuf:"bytes,20,opt,name=swap,proto3" json:"swap,omitempty"`                                                              // absent: nothing is swapped here
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -605,6 +672,194 @@ func (x *GPU) GetPromises() []*Promise {
 	return nil
 }
 
+func (x *GPU) GetSwap() *Swap {
+	if x != nil {
+		return x.Swap
+	}
+	return nil
+}
+
+// Swap says where the memory of a GPU's clients is. Sizes are bytes.
+type Swap struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	CapacityBytes     uint64                 `protobuf:"varint,1,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`         // what clients may have on the GPU, together
+	PromisedBytes     uint64                 `protobuf:"varint,2,opt,name=promised_bytes,json=promisedBytes,proto3" json:"promised_bytes,omitempty"`         // what they have reserved
+	ResidentBytes     uint64                 `protobuf:"varint,3,opt,name=resident_bytes,json=residentBytes,proto3" json:"resident_bytes,omitempty"`         // on the GPU, as they say
+	FixedBytes        uint64                 `protobuf:"varint,4,opt,name=fixed_bytes,json=fixedBytes,proto3" json:"fixed_bytes,omitempty"`                  // of these, what cannot be moved
+	AwayBytes         uint64                 `protobuf:"varint,5,opt,name=away_bytes,json=awayBytes,proto3" json:"away_bytes,omitempty"`                     // in host memory, or never touched
+	ArenaBytes        uint64                 `protobuf:"varint,6,opt,name=arena_bytes,json=arenaBytes,proto3" json:"arena_bytes,omitempty"`                  // host memory that this GPU's clients were given for it
+	ArenaLimitBytes   uint64                 `protobuf:"varint,7,opt,name=arena_limit_bytes,json=arenaLimitBytes,proto3" json:"arena_limit_bytes,omitempty"` // for all GPUs of the node
+	ArenaUsedBytes    uint64                 `protobuf:"varint,8,opt,name=arena_used_bytes,json=arenaUsedBytes,proto3" json:"arena_used_bytes,omitempty"`    // of that, by clients of all GPUs
+	OutBytes          uint64                 `protobuf:"varint,9,opt,name=out_bytes,json=outBytes,proto3" json:"out_bytes,omitempty"`                        // moved since the scheduler's start
+	InBytes           uint64                 `protobuf:"varint,10,opt,name=in_bytes,json=inBytes,proto3" json:"in_bytes,omitempty"`
+	OutNs             int64                  `protobuf:"varint,11,opt,name=out_ns,json=outNs,proto3" json:"out_ns,omitempty"` // how long that took
+	InNs              int64                  `protobuf:"varint,12,opt,name=in_ns,json=inNs,proto3" json:"in_ns,omitempty"`
+	Outs              uint64                 `protobuf:"varint,13,opt,name=outs,proto3" json:"outs,omitempty"` // how many times
+	Ins               uint64                 `protobuf:"varint,14,opt,name=ins,proto3" json:"ins,omitempty"`
+	OutBytesPerSecond uint64                 `protobuf:"varint,15,opt,name=out_bytes_per_second,json=outBytesPerSecond,proto3" json:"out_bytes_per_second,omitempty"` // the latest time
+	InBytesPerSecond  uint64                 `protobuf:"varint,16,opt,name=in_bytes_per_second,json=inBytesPerSecond,proto3" json:"in_bytes_per_second,omitempty"`
+	Refused           uint64                 `protobuf:"varint,17,opt,name=refused,proto3" json:"refused,omitempty"`                               // reservations for which there was no place
+	SharePercent      uint32                 `protobuf:"varint,18,opt,name=share_percent,json=sharePercent,proto3" json:"share_percent,omitempty"` // of the time that moving may take; 0: turns are as long as the time quantum says
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *Swap) Reset() {
+	*x = Swap{}
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Swap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Swap) ProtoMessage() {}
+
+func (x *Swap) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Swap.ProtoReflect.Descriptor instead.
+func (*Swap) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Swap) GetCapacityBytes() uint64 {
+	if x != nil {
+		return x.CapacityBytes
+	}
+	return 0
+}
+
+func (x *Swap) GetPromisedBytes() uint64 {
+	if x != nil {
+		return x.PromisedBytes
+	}
+	return 0
+}
+
+func (x *Swap) GetResidentBytes() uint64 {
+	if x != nil {
+		return x.ResidentBytes
+	}
+	return 0
+}
+
+func (x *Swap) GetFixedBytes() uint64 {
+	if x != nil {
+		return x.FixedBytes
+	}
+	return 0
+}
+
+func (x *Swap) GetAwayBytes() uint64 {
+	if x != nil {
+		return x.AwayBytes
+	}
+	return 0
+}
+
+func (x *Swap) GetArenaBytes() uint64 {
+	if x != nil {
+		return x.ArenaBytes
+	}
+	return 0
+}
+
+func (x *Swap) GetArenaLimitBytes() uint64 {
+	if x != nil {
+		return x.ArenaLimitBytes
+	}
+	return 0
+}
+
+func (x *Swap) GetArenaUsedBytes() uint64 {
+	if x != nil {
+		return x.ArenaUsedBytes
+	}
+	return 0
+}
+
+func (x *Swap) GetOutBytes() uint64 {
+	if x != nil {
+		return x.OutBytes
+	}
+	return 0
+}
+
+func (x *Swap) GetInBytes() uint64 {
+	if x != nil {
+		return x.InBytes
+	}
+	return 0
+}
+
+func (x *Swap) GetOutNs() int64 {
+	if x != nil {
+		return x.OutNs
+	}
+	return 0
+}
+
+func (x *Swap) GetInNs() int64 {
+	if x != nil {
+		return x.InNs
+	}
+	return 0
+}
+
+func (x *Swap) GetOuts() uint64 {
+	if x != nil {
+		return x.Outs
+	}
+	return 0
+}
+
+func (x *Swap) GetIns() uint64 {
+	if x != nil {
+		return x.Ins
+	}
+	return 0
+}
+
+func (x *Swap) GetOutBytesPerSecond() uint64 {
+	if x != nil {
+		return x.OutBytesPerSecond
+	}
+	return 0
+}
+
+func (x *Swap) GetInBytesPerSecond() uint64 {
+	if x != nil {
+		return x.InBytesPerSecond
+	}
+	return 0
+}
+
+func (x *Swap) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *Swap) GetSharePercent() uint32 {
+	if x != nil {
+		return x.SharePercent
+	}
+	return 0
+}
+
 // Promise is a core request, of a tenant that may or may not use the GPU now.
 type Promise struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -617,7 +872,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -629,7 +884,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -642,7 +897,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -692,13 +947,25 @@ type Client struct {
 	Bypassed        uint32 `protobuf:"varint,20,opt,name=bypassed,proto3" json:"bypassed,omitempty"`     // self-proof: entry points that do not
 	ShimVersion     string `protobuf:"bytes,21,opt,name=shim_version,json=shimVersion,proto3" json:"shim_version,omitempty"`
 	ReservedBytes   uint64 `protobuf:"varint,22,opt,name=reserved_bytes,json=reservedBytes,proto3" json:"reserved_bytes,omitempty"` // it may allocate, without asking again
+	// Where memory is swapped (GPU.swap), as the client reports it:
+	MemoryMode      MemoryMode `protobuf:"varint,23,opt,name=memory_mode,json=memoryMode,proto3,enum=nvshare.v1.MemoryMode" json:"memory_mode,omitempty"` // UNSPECIFIED: it cannot move memory
+	ResidentBytes   uint64     `protobuf:"varint,24,opt,name=resident_bytes,json=residentBytes,proto3" json:"resident_bytes,omitempty"`
+	FixedBytes      uint64     `protobuf:"varint,25,opt,name=fixed_bytes,json=fixedBytes,proto3" json:"fixed_bytes,omitempty"` // of these, what cannot be moved
+	AwayBytes       uint64     `protobuf:"varint,26,opt,name=away_bytes,json=awayBytes,proto3" json:"away_bytes,omitempty"`
+	RoomBytes       uint64     `protobuf:"varint,27,opt,name=room_bytes,json=roomBytes,proto3" json:"room_bytes,omitempty"`    // that it may have on the GPU
+	LacksBytes      uint64     `protobuf:"varint,28,opt,name=lacks_bytes,json=lacksBytes,proto3" json:"lacks_bytes,omitempty"` // that it needs more, and does not get yet
+	ArenaBytes      uint64     `protobuf:"varint,29,opt,name=arena_bytes,json=arenaBytes,proto3" json:"arena_bytes,omitempty"` // host memory that it was given
+	SwappedOutBytes uint64     `protobuf:"varint,30,opt,name=swapped_out_bytes,json=swappedOutBytes,proto3" json:"swapped_out_bytes,omitempty"`
+	SwappedInBytes  uint64     `protobuf:"varint,31,opt,name=swapped_in_bytes,json=swappedInBytes,proto3" json:"swapped_in_bytes,omitempty"`
+	Moving          bool       `protobuf:"varint,32,opt,name=moving,proto3" json:"moving,omitempty"`   // it has a grant, and its memory is on its way; its turn begins after that
+	Stalled         bool       `protobuf:"varint,33,opt,name=stalled,proto3" json:"stalled,omitempty"` // it does not move out as it was told to
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -710,7 +977,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -723,7 +990,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Client) GetId() uint64 {
@@ -880,6 +1147,83 @@ func (x *Client) GetReservedBytes() uint64 {
 	return 0
 }
 
+func (x *Client) GetMemoryMode() MemoryMode {
+	if x != nil {
+		return x.MemoryMode
+	}
+	return MemoryMode_MEMORY_MODE_UNSPECIFIED
+}
+
+func (x *Client) GetResidentBytes() uint64 {
+	if x != nil {
+		return x.ResidentBytes
+	}
+	return 0
+}
+
+func (x *Client) GetFixedBytes() uint64 {
+	if x != nil {
+		return x.FixedBytes
+	}
+	return 0
+}
+
+func (x *Client) GetAwayBytes() uint64 {
+	if x != nil {
+		return x.AwayBytes
+	}
+	return 0
+}
+
+func (x *Client) GetRoomBytes() uint64 {
+	if x != nil {
+		return x.RoomBytes
+	}
+	return 0
+}
+
+func (x *Client) GetLacksBytes() uint64 {
+	if x != nil {
+		return x.LacksBytes
+	}
+	return 0
+}
+
+func (x *Client) GetArenaBytes() uint64 {
+	if x != nil {
+		return x.ArenaBytes
+	}
+	return 0
+}
+
+func (x *Client) GetSwappedOutBytes() uint64 {
+	if x != nil {
+		return x.SwappedOutBytes
+	}
+	return 0
+}
+
+func (x *Client) GetSwappedInBytes() uint64 {
+	if x != nil {
+		return x.SwappedInBytes
+	}
+	return 0
+}
+
+func (x *Client) GetMoving() bool {
+	if x != nil {
+		return x.Moving
+	}
+	return false
+}
+
+func (x *Client) GetStalled() bool {
+	if x != nil {
+		return x.Stalled
+	}
+	return false
+}
+
 // MemoryAccount is what one tenant has of one GPU's memory.
 type MemoryAccount struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -893,7 +1237,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -905,7 +1249,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -918,7 +1262,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -967,7 +1311,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +1323,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +1336,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Container) GetId() string {
@@ -1062,14 +1406,15 @@ type Share struct {
 	// Who gets the GPUs together with it: "true": nobody else, its processes among
 	// themselves; a name: the containers of the same namespace with the same. What
 	// the scheduler answers has the namespace before the name: <namespace>/<name>.
-	Gang          string `protobuf:"bytes,5,opt,name=gang,proto3" json:"gang,omitempty"`
+	Gang          string     `protobuf:"bytes,5,opt,name=gang,proto3" json:"gang,omitempty"`
+	MemoryMode    MemoryMode `protobuf:"varint,6,opt,name=memory_mode,json=memoryMode,proto3,enum=nvshare.v1.MemoryMode" json:"memory_mode,omitempty"` // not said: swap
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1081,7 +1426,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1094,7 +1439,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -1132,18 +1477,28 @@ func (x *Share) GetGang() string {
 	return ""
 }
 
+func (x *Share) GetMemoryMode() MemoryMode {
+	if x != nil {
+		return x.MemoryMode
+	}
+	return MemoryMode_MEMORY_MODE_UNSPECIFIED
+}
+
 type SetRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Gpu           string                 `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"`                               // UUID or index; empty: all, and the default for new ones
-	QuantumNs     int64                  `protobuf:"varint,2,opt,name=quantum_ns,json=quantumNs,proto3" json:"quantum_ns,omitempty"` // 0: leave
-	Mode          Mode                   `protobuf:"varint,3,opt,name=mode,proto3,enum=nvshare.v1.Mode" json:"mode,omitempty"`       // MODE_UNSPECIFIED: leave
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Gpu       string                 `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"`                               // UUID or index; empty: all, and the default for new ones
+	QuantumNs int64                  `protobuf:"varint,2,opt,name=quantum_ns,json=quantumNs,proto3" json:"quantum_ns,omitempty"` // 0: leave
+	Mode      Mode                   `protobuf:"varint,3,opt,name=mode,proto3,enum=nvshare.v1.Mode" json:"mode,omitempty"`       // MODE_UNSPECIFIED: leave
+	// Percent of the time that moving memory may take, 1 to 50; 0: leave. A time
+	// quantum that was set is stretched only if this is set too.
+	SwapShare     uint32 `protobuf:"varint,4,opt,name=swap_share,json=swapShare,proto3" json:"swap_share,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1155,7 +1510,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1168,7 +1523,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -1192,6 +1547,13 @@ func (x *SetRequest) GetMode() Mode {
 	return Mode_MODE_UNSPECIFIED
 }
 
+func (x *SetRequest) GetSwapShare() uint32 {
+	if x != nil {
+		return x.SwapShare
+	}
+	return 0
+}
+
 type SetResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Changes       []*Change              `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
@@ -1201,7 +1563,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1575,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1588,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -1246,13 +1608,15 @@ type Change struct {
 	NewQuantumNs  int64                  `protobuf:"varint,4,opt,name=new_quantum_ns,json=newQuantumNs,proto3" json:"new_quantum_ns,omitempty"`
 	OldMode       Mode                   `protobuf:"varint,5,opt,name=old_mode,json=oldMode,proto3,enum=nvshare.v1.Mode" json:"old_mode,omitempty"`
 	NewMode       Mode                   `protobuf:"varint,6,opt,name=new_mode,json=newMode,proto3,enum=nvshare.v1.Mode" json:"new_mode,omitempty"`
+	OldSwapShare  uint32                 `protobuf:"varint,7,opt,name=old_swap_share,json=oldSwapShare,proto3" json:"old_swap_share,omitempty"` // in force
+	NewSwapShare  uint32                 `protobuf:"varint,8,opt,name=new_swap_share,json=newSwapShare,proto3" json:"new_swap_share,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1264,7 +1628,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1277,7 +1641,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Change) GetUuid() string {
@@ -1322,6 +1686,20 @@ func (x *Change) GetNewMode() Mode {
 	return Mode_MODE_UNSPECIFIED
 }
 
+func (x *Change) GetOldSwapShare() uint32 {
+	if x != nil {
+		return x.OldSwapShare
+	}
+	return 0
+}
+
+func (x *Change) GetNewSwapShare() uint32 {
+	if x != nil {
+		return x.NewSwapShare
+	}
+	return 0
+}
+
 type SetMemoryLimitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One of the two: the container's id, the beginning of one, or its names as
@@ -1336,7 +1714,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1348,7 +1726,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1361,7 +1739,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -1403,7 +1781,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1793,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1806,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -1467,7 +1845,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +1857,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +1870,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -1535,22 +1913,23 @@ func (x *MemoryLimitChange) GetUsedBytes() uint64 {
 type SetShareRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As in SetMemoryLimitRequest.
-	Container     string    `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
-	Uid           *uint32   `protobuf:"varint,2,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
-	Gpu           string    `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`
-	CoreLimit     *uint32   `protobuf:"varint,4,opt,name=core_limit,json=coreLimit,proto3,oneof" json:"core_limit,omitempty"`
-	CoreRequest   *uint32   `protobuf:"varint,5,opt,name=core_request,json=coreRequest,proto3,oneof" json:"core_request,omitempty"`
-	Weight        *uint32   `protobuf:"varint,6,opt,name=weight,proto3,oneof" json:"weight,omitempty"`
-	Priority      *Priority `protobuf:"varint,7,opt,name=priority,proto3,enum=nvshare.v1.Priority,oneof" json:"priority,omitempty"`
-	Gang          *string   `protobuf:"bytes,8,opt,name=gang,proto3,oneof" json:"gang,omitempty"`
-	MemoryBytes   *uint64   `protobuf:"varint,9,opt,name=memory_bytes,json=memoryBytes,proto3,oneof" json:"memory_bytes,omitempty"`
+	Container     string      `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
+	Uid           *uint32     `protobuf:"varint,2,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
+	Gpu           string      `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`
+	CoreLimit     *uint32     `protobuf:"varint,4,opt,name=core_limit,json=coreLimit,proto3,oneof" json:"core_limit,omitempty"`
+	CoreRequest   *uint32     `protobuf:"varint,5,opt,name=core_request,json=coreRequest,proto3,oneof" json:"core_request,omitempty"`
+	Weight        *uint32     `protobuf:"varint,6,opt,name=weight,proto3,oneof" json:"weight,omitempty"`
+	Priority      *Priority   `protobuf:"varint,7,opt,name=priority,proto3,enum=nvshare.v1.Priority,oneof" json:"priority,omitempty"`
+	Gang          *string     `protobuf:"bytes,8,opt,name=gang,proto3,oneof" json:"gang,omitempty"`
+	MemoryBytes   *uint64     `protobuf:"varint,9,opt,name=memory_bytes,json=memoryBytes,proto3,oneof" json:"memory_bytes,omitempty"`
+	MemoryMode    *MemoryMode `protobuf:"varint,10,opt,name=memory_mode,json=memoryMode,proto3,enum=nvshare.v1.MemoryMode,oneof" json:"memory_mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1941,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1954,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -1641,6 +2020,13 @@ func (x *SetShareRequest) GetMemoryBytes() uint64 {
 	return 0
 }
 
+func (x *SetShareRequest) GetMemoryMode() MemoryMode {
+	if x != nil && x.MemoryMode != nil {
+		return *x.MemoryMode
+	}
+	return MemoryMode_MEMORY_MODE_UNSPECIFIED
+}
+
 type SetShareResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id empty: the user
@@ -1652,7 +2038,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +2050,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +2063,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -1718,7 +2104,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1730,7 +2116,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1743,7 +2129,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -1807,7 +2193,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +2205,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +2218,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -1858,13 +2244,14 @@ type Keep struct {
 	Weight        bool                   `protobuf:"varint,4,opt,name=weight,proto3" json:"weight,omitempty"`
 	Priority      bool                   `protobuf:"varint,5,opt,name=priority,proto3" json:"priority,omitempty"`
 	Gang          bool                   `protobuf:"varint,6,opt,name=gang,proto3" json:"gang,omitempty"`
+	MemoryMode    bool                   `protobuf:"varint,7,opt,name=memory_mode,json=memoryMode,proto3" json:"memory_mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1876,7 +2263,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1889,7 +2276,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -1934,6 +2321,13 @@ func (x *Keep) GetGang() bool {
 	return false
 }
 
+func (x *Keep) GetMemoryMode() bool {
+	if x != nil {
+		return x.MemoryMode
+	}
+	return false
+}
+
 type DescribeContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Old   *Container             `protobuf:"bytes,1,opt,name=old,proto3" json:"old,omitempty"` // as it was described before; not set: it was not
@@ -1947,7 +2341,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1959,7 +2353,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1972,7 +2366,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -2005,7 +2399,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2411,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2424,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -2048,7 +2442,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2060,7 +2454,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2073,7 +2467,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -2091,13 +2485,14 @@ type TenantUse struct {
 	ThrottledNs      int64                  `protobuf:"varint,9,opt,name=throttled_ns,json=throttledNs,proto3" json:"throttled_ns,omitempty"`                // until its limit lets it go on; 0: it does
 	Grants           uint64                 `protobuf:"varint,10,opt,name=grants,proto3" json:"grants,omitempty"`
 	WaitMaxNs        int64                  `protobuf:"varint,11,opt,name=wait_max_ns,json=waitMaxNs,proto3" json:"wait_max_ns,omitempty"` // longest wait for a grant
+	MovedNs          int64                  `protobuf:"varint,12,opt,name=moved_ns,json=movedNs,proto3" json:"moved_ns,omitempty"`         // moving memory onto the GPU under grants, which is not billed
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2504,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +2517,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -2202,6 +2597,13 @@ func (x *TenantUse) GetWaitMaxNs() int64 {
 	return 0
 }
 
+func (x *TenantUse) GetMovedNs() int64 {
+	if x != nil {
+		return x.MovedNs
+	}
+	return 0
+}
+
 type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the response before; both 0: everything that is still kept.
@@ -2215,7 +2617,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2227,7 +2629,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2240,7 +2642,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -2283,7 +2685,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2697,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2710,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -2362,13 +2764,15 @@ type Event struct {
 	Setting       string                 `protobuf:"bytes,19,opt,name=setting,proto3" json:"setting,omitempty"`                       // what was set
 	Old           string                 `protobuf:"bytes,20,opt,name=old,proto3" json:"old,omitempty"`
 	New           string                 `protobuf:"bytes,21,opt,name=new,proto3" json:"new,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,22,opt,name=bytes,proto3" json:"bytes,omitempty"`                 // swap-out, swap-in: moved; no-room: wanted
+	TookNs        int64                  `protobuf:"varint,23,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"` // swap-out, swap-in
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2380,7 +2784,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2393,7 +2797,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -2543,6 +2947,20 @@ func (x *Event) GetNew() string {
 	return ""
 }
 
+func (x *Event) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Event) GetTookNs() int64 {
+	if x != nil {
+		return x.TookNs
+	}
+	return 0
+}
+
 var File_sched_api_control_proto protoreflect.FileDescriptor
 
 const file_sched_api_control_proto_rawDesc = "" +
@@ -2561,7 +2979,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bproblems\x18\b \x03(\tR\bproblems\x125\n" +
 	"\n" +
 	"containers\x18\t \x03(\v2\x15.nvshare.v1.ContainerR\n" +
-	"containers\"\x86\x05\n" +
+	"containers\"\xac\x05\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -2584,11 +3002,35 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\vmode_reason\x18\x11 \x01(\tR\n" +
 	"modeReason\x12/\n" +
 	"\atenants\x18\x12 \x03(\v2\x15.nvshare.v1.TenantUseR\atenants\x12/\n" +
-	"\bpromises\x18\x13 \x03(\v2\x13.nvshare.v1.PromiseR\bpromises\"s\n" +
+	"\bpromises\x18\x13 \x03(\v2\x13.nvshare.v1.PromiseR\bpromises\x12$\n" +
+	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\"\xdb\x04\n" +
+	"\x04Swap\x12%\n" +
+	"\x0ecapacity_bytes\x18\x01 \x01(\x04R\rcapacityBytes\x12%\n" +
+	"\x0epromised_bytes\x18\x02 \x01(\x04R\rpromisedBytes\x12%\n" +
+	"\x0eresident_bytes\x18\x03 \x01(\x04R\rresidentBytes\x12\x1f\n" +
+	"\vfixed_bytes\x18\x04 \x01(\x04R\n" +
+	"fixedBytes\x12\x1d\n" +
+	"\n" +
+	"away_bytes\x18\x05 \x01(\x04R\tawayBytes\x12\x1f\n" +
+	"\varena_bytes\x18\x06 \x01(\x04R\n" +
+	"arenaBytes\x12*\n" +
+	"\x11arena_limit_bytes\x18\a \x01(\x04R\x0farenaLimitBytes\x12(\n" +
+	"\x10arena_used_bytes\x18\b \x01(\x04R\x0earenaUsedBytes\x12\x1b\n" +
+	"\tout_bytes\x18\t \x01(\x04R\boutBytes\x12\x19\n" +
+	"\bin_bytes\x18\n" +
+	" \x01(\x04R\ainBytes\x12\x15\n" +
+	"\x06out_ns\x18\v \x01(\x03R\x05outNs\x12\x13\n" +
+	"\x05in_ns\x18\f \x01(\x03R\x04inNs\x12\x12\n" +
+	"\x04outs\x18\r \x01(\x04R\x04outs\x12\x10\n" +
+	"\x03ins\x18\x0e \x01(\x04R\x03ins\x12/\n" +
+	"\x14out_bytes_per_second\x18\x0f \x01(\x04R\x11outBytesPerSecond\x12-\n" +
+	"\x13in_bytes_per_second\x18\x10 \x01(\x04R\x10inBytesPerSecond\x12\x18\n" +
+	"\arefused\x18\x11 \x01(\x04R\arefused\x12#\n" +
+	"\rshare_percent\x18\x12 \x01(\rR\fsharePercent\"s\n" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x8c\x05\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x95\b\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x10\n" +
@@ -2614,7 +3056,24 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"interposed\x12\x1a\n" +
 	"\bbypassed\x18\x14 \x01(\rR\bbypassed\x12!\n" +
 	"\fshim_version\x18\x15 \x01(\tR\vshimVersion\x12%\n" +
-	"\x0ereserved_bytes\x18\x16 \x01(\x04R\rreservedBytes\"\x96\x01\n" +
+	"\x0ereserved_bytes\x18\x16 \x01(\x04R\rreservedBytes\x127\n" +
+	"\vmemory_mode\x18\x17 \x01(\x0e2\x16.nvshare.v1.MemoryModeR\n" +
+	"memoryMode\x12%\n" +
+	"\x0eresident_bytes\x18\x18 \x01(\x04R\rresidentBytes\x12\x1f\n" +
+	"\vfixed_bytes\x18\x19 \x01(\x04R\n" +
+	"fixedBytes\x12\x1d\n" +
+	"\n" +
+	"away_bytes\x18\x1a \x01(\x04R\tawayBytes\x12\x1d\n" +
+	"\n" +
+	"room_bytes\x18\x1b \x01(\x04R\troomBytes\x12\x1f\n" +
+	"\vlacks_bytes\x18\x1c \x01(\x04R\n" +
+	"lacksBytes\x12\x1f\n" +
+	"\varena_bytes\x18\x1d \x01(\x04R\n" +
+	"arenaBytes\x12*\n" +
+	"\x11swapped_out_bytes\x18\x1e \x01(\x04R\x0fswappedOutBytes\x12(\n" +
+	"\x10swapped_in_bytes\x18\x1f \x01(\x04R\x0eswappedInBytes\x12\x16\n" +
+	"\x06moving\x18  \x01(\bR\x06moving\x12\x18\n" +
+	"\astalled\x18! \x01(\bR\astalled\"\x96\x01\n" +
 	"\rMemoryAccount\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1f\n" +
@@ -2630,29 +3089,35 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\apod_uid\x18\x05 \x01(\tR\x06podUid\x12,\n" +
 	"\x12memory_limit_bytes\x18\x06 \x01(\x04R\x10memoryLimitBytes\x12'\n" +
 	"\x05share\x18\a \x01(\v2\x11.nvshare.v1.ShareR\x05share\x12\x12\n" +
-	"\x04gpus\x18\b \x03(\tR\x04gpus\"\xa7\x01\n" +
+	"\x04gpus\x18\b \x03(\tR\x04gpus\"\xe0\x01\n" +
 	"\x05Share\x12\x1d\n" +
 	"\n" +
 	"core_limit\x18\x01 \x01(\rR\tcoreLimit\x12!\n" +
 	"\fcore_request\x18\x02 \x01(\rR\vcoreRequest\x12\x16\n" +
 	"\x06weight\x18\x03 \x01(\rR\x06weight\x120\n" +
 	"\bpriority\x18\x04 \x01(\x0e2\x14.nvshare.v1.PriorityR\bpriority\x12\x12\n" +
-	"\x04gang\x18\x05 \x01(\tR\x04gang\"c\n" +
+	"\x04gang\x18\x05 \x01(\tR\x04gang\x127\n" +
+	"\vmemory_mode\x18\x06 \x01(\x0e2\x16.nvshare.v1.MemoryModeR\n" +
+	"memoryMode\"\x82\x01\n" +
 	"\n" +
 	"SetRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x1d\n" +
 	"\n" +
 	"quantum_ns\x18\x02 \x01(\x03R\tquantumNs\x12$\n" +
-	"\x04mode\x18\x03 \x01(\x0e2\x10.nvshare.v1.ModeR\x04mode\";\n" +
+	"\x04mode\x18\x03 \x01(\x0e2\x10.nvshare.v1.ModeR\x04mode\x12\x1d\n" +
+	"\n" +
+	"swap_share\x18\x04 \x01(\rR\tswapShare\";\n" +
 	"\vSetResponse\x12,\n" +
-	"\achanges\x18\x01 \x03(\v2\x12.nvshare.v1.ChangeR\achanges\"\xd8\x01\n" +
+	"\achanges\x18\x01 \x03(\v2\x12.nvshare.v1.ChangeR\achanges\"\xa4\x02\n" +
 	"\x06Change\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12$\n" +
 	"\x0eold_quantum_ns\x18\x03 \x01(\x03R\foldQuantumNs\x12$\n" +
 	"\x0enew_quantum_ns\x18\x04 \x01(\x03R\fnewQuantumNs\x12+\n" +
 	"\bold_mode\x18\x05 \x01(\x0e2\x10.nvshare.v1.ModeR\aoldMode\x12+\n" +
-	"\bnew_mode\x18\x06 \x01(\x0e2\x10.nvshare.v1.ModeR\anewMode\"|\n" +
+	"\bnew_mode\x18\x06 \x01(\x0e2\x10.nvshare.v1.ModeR\anewMode\x12$\n" +
+	"\x0eold_swap_share\x18\a \x01(\rR\foldSwapShare\x12$\n" +
+	"\x0enew_swap_share\x18\b \x01(\rR\fnewSwapShare\"|\n" +
 	"\x15SetMemoryLimitRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
 	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
@@ -2669,7 +3134,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\told_bytes\x18\x03 \x01(\x04R\boldBytes\x12\x1b\n" +
 	"\tnew_bytes\x18\x04 \x01(\x04R\bnewBytes\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\"\x93\x03\n" +
+	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\"\xe1\x03\n" +
 	"\x0fSetShareRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
 	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
@@ -2680,14 +3145,18 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x06weight\x18\x06 \x01(\rH\x03R\x06weight\x88\x01\x01\x125\n" +
 	"\bpriority\x18\a \x01(\x0e2\x14.nvshare.v1.PriorityH\x04R\bpriority\x88\x01\x01\x12\x17\n" +
 	"\x04gang\x18\b \x01(\tH\x05R\x04gang\x88\x01\x01\x12&\n" +
-	"\fmemory_bytes\x18\t \x01(\x04H\x06R\vmemoryBytes\x88\x01\x01B\x06\n" +
+	"\fmemory_bytes\x18\t \x01(\x04H\x06R\vmemoryBytes\x88\x01\x01\x12<\n" +
+	"\vmemory_mode\x18\n" +
+	" \x01(\x0e2\x16.nvshare.v1.MemoryModeH\aR\n" +
+	"memoryMode\x88\x01\x01B\x06\n" +
 	"\x04_uidB\r\n" +
 	"\v_core_limitB\x0f\n" +
 	"\r_core_requestB\t\n" +
 	"\a_weightB\v\n" +
 	"\t_priorityB\a\n" +
 	"\x05_gangB\x0f\n" +
-	"\r_memory_bytes\"\x8c\x01\n" +
+	"\r_memory_bytesB\x0e\n" +
+	"\f_memory_mode\"\x8c\x01\n" +
 	"\x10SetShareResponse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x121\n" +
@@ -2702,7 +3171,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x11used_memory_bytes\x18\a \x01(\x04R\x0fusedMemoryBytes\"u\n" +
 	"\x18DescribeContainerRequest\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12$\n" +
-	"\x04keep\x18\x02 \x01(\v2\x10.nvshare.v1.KeepR\x04keep\"\xb3\x01\n" +
+	"\x04keep\x18\x02 \x01(\v2\x10.nvshare.v1.KeepR\x04keep\"\xd4\x01\n" +
 	"\x04Keep\x12!\n" +
 	"\fmemory_limit\x18\x01 \x01(\bR\vmemoryLimit\x12\x1d\n" +
 	"\n" +
@@ -2710,14 +3179,16 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\fcore_request\x18\x03 \x01(\bR\vcoreRequest\x12\x16\n" +
 	"\x06weight\x18\x04 \x01(\bR\x06weight\x12\x1a\n" +
 	"\bpriority\x18\x05 \x01(\bR\bpriority\x12\x12\n" +
-	"\x04gang\x18\x06 \x01(\bR\x04gang\"\xa0\x01\n" +
+	"\x04gang\x18\x06 \x01(\bR\x04gang\x12\x1f\n" +
+	"\vmemory_mode\x18\a \x01(\bR\n" +
+	"memoryMode\"\xa0\x01\n" +
 	"\x19DescribeContainerResponse\x12'\n" +
 	"\x03old\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\x03old\x12'\n" +
 	"\x03new\x18\x02 \x01(\v2\x15.nvshare.v1.ContainerR\x03new\x121\n" +
 	"\achanges\x18\x03 \x03(\v2\x17.nvshare.v1.ShareChangeR\achanges\"(\n" +
 	"\x16ForgetContainerRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x19\n" +
-	"\x17ForgetContainerResponse\"\xf2\x02\n" +
+	"\x17ForgetContainerResponse\"\x8d\x03\n" +
 	"\tTenantUse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12'\n" +
@@ -2730,7 +3201,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\fthrottled_ns\x18\t \x01(\x03R\vthrottledNs\x12\x16\n" +
 	"\x06grants\x18\n" +
 	" \x01(\x04R\x06grants\x12\x1e\n" +
-	"\vwait_max_ns\x18\v \x01(\x03R\twaitMaxNs\"b\n" +
+	"\vwait_max_ns\x18\v \x01(\x03R\twaitMaxNs\x12\x19\n" +
+	"\bmoved_ns\x18\f \x01(\x03R\amovedNs\"b\n" +
 	"\rEventsRequest\x12\x14\n" +
 	"\x05since\x18\x01 \x01(\x04R\x05since\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\x03R\x03run\x12\x10\n" +
@@ -2740,7 +3212,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x06events\x18\x01 \x03(\v2\x11.nvshare.v1.EventR\x06events\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\x04R\x04next\x12\x10\n" +
 	"\x03run\x18\x03 \x01(\x03R\x03run\x12\x12\n" +
-	"\x04lost\x18\x04 \x01(\x04R\x04lost\"\xaf\x04\n" +
+	"\x04lost\x18\x04 \x01(\x04R\x04lost\"\xde\x04\n" +
 	"\x05Event\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x17\n" +
 	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12)\n" +
@@ -2766,7 +3238,9 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\alatency\x18\x12 \x01(\bR\alatency\x12\x18\n" +
 	"\asetting\x18\x13 \x01(\tR\asetting\x12\x10\n" +
 	"\x03old\x18\x14 \x01(\tR\x03old\x12\x10\n" +
-	"\x03new\x18\x15 \x01(\tR\x03new*T\n" +
+	"\x03new\x18\x15 \x01(\tR\x03new\x12\x14\n" +
+	"\x05bytes\x18\x16 \x01(\x04R\x05bytes\x12\x17\n" +
+	"\atook_ns\x18\x17 \x01(\x03R\x06tookNs*T\n" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eMODE_EXCLUSIVE\x10\x01\x12\x13\n" +
@@ -2775,7 +3249,13 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bPriority\x12\x18\n" +
 	"\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePRIORITY_BATCH\x10\x01\x12\x14\n" +
-	"\x10PRIORITY_LATENCY\x10\x02*\xc1\x01\n" +
+	"\x10PRIORITY_LATENCY\x10\x02*r\n" +
+	"\n" +
+	"MemoryMode\x12\x1b\n" +
+	"\x17MEMORY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10MEMORY_MODE_SWAP\x10\x01\x12\x18\n" +
+	"\x14MEMORY_MODE_RESIDENT\x10\x02\x12\x17\n" +
+	"\x13MEMORY_MODE_MANAGED\x10\x03*\xc1\x01\n" +
 	"\vClientState\x12\x1c\n" +
 	"\x18CLIENT_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11CLIENT_STATE_IDLE\x10\x01\x12\x18\n" +
@@ -2783,7 +3263,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x06*\xc7\x02\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x06*\xa6\x03\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
@@ -2799,7 +3279,11 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x12\x13\n" +
 	"\x0fEVENT_TYPE_MODE\x10\v\x12\x12\n" +
 	"\x0eEVENT_TYPE_SET\x10\f\x12\x14\n" +
-	"\x10EVENT_TYPE_ADOPT\x10\r2\xa1\x04\n" +
+	"\x10EVENT_TYPE_ADOPT\x10\r\x12\x17\n" +
+	"\x13EVENT_TYPE_SWAP_OUT\x10\x0e\x12\x16\n" +
+	"\x12EVENT_TYPE_SWAP_IN\x10\x0f\x12\x16\n" +
+	"\x12EVENT_TYPE_NO_ROOM\x10\x10\x12\x14\n" +
+	"\x10EVENT_TYPE_STALL\x10\x112\xa1\x04\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12W\n" +
@@ -2821,95 +3305,101 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 	return file_sched_api_control_proto_rawDescData
 }
 
-var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
-	(ClientState)(0),                  // 2: nvshare.v1.ClientState
-	(EventType)(0),                    // 3: nvshare.v1.EventType
-	(*StatusRequest)(nil),             // 4: nvshare.v1.StatusRequest
-	(*StatusResponse)(nil),            // 5: nvshare.v1.StatusResponse
-	(*GPU)(nil),                       // 6: nvshare.v1.GPU
-	(*Promise)(nil),                   // 7: nvshare.v1.Promise
-	(*Client)(nil),                    // 8: nvshare.v1.Client
-	(*MemoryAccount)(nil),             // 9: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 10: nvshare.v1.Container
-	(*Share)(nil),                     // 11: nvshare.v1.Share
-	(*SetRequest)(nil),                // 12: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 13: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 14: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 15: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 16: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 17: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 18: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 19: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 20: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 21: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 22: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 23: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 24: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 25: nvshare.v1.ForgetContainerResponse
-	(*TenantUse)(nil),                 // 26: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 27: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 28: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 29: nvshare.v1.Event
+	(MemoryMode)(0),                   // 2: nvshare.v1.MemoryMode
+	(ClientState)(0),                  // 3: nvshare.v1.ClientState
+	(EventType)(0),                    // 4: nvshare.v1.EventType
+	(*StatusRequest)(nil),             // 5: nvshare.v1.StatusRequest
+	(*StatusResponse)(nil),            // 6: nvshare.v1.StatusResponse
+	(*GPU)(nil),                       // 7: nvshare.v1.GPU
+	(*Swap)(nil),                      // 8: nvshare.v1.Swap
+	(*Promise)(nil),                   // 9: nvshare.v1.Promise
+	(*Client)(nil),                    // 10: nvshare.v1.Client
+	(*MemoryAccount)(nil),             // 11: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 12: nvshare.v1.Container
+	(*Share)(nil),                     // 13: nvshare.v1.Share
+	(*SetRequest)(nil),                // 14: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 15: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 16: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 17: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 18: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 19: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 20: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 21: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 22: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 23: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 24: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 25: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 26: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 27: nvshare.v1.ForgetContainerResponse
+	(*TenantUse)(nil),                 // 28: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 29: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 30: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 31: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	6,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	10, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	7,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	12, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
 	0,  // 2: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	8,  // 3: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	9,  // 4: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	10, // 3: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	11, // 4: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 5: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	26, // 6: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	7,  // 7: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	10, // 8: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	10, // 9: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	2,  // 10: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	10, // 11: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	11, // 12: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 13: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	0,  // 14: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	14, // 15: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 16: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 17: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	10, // 18: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	17, // 19: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 20: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	10, // 21: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	20, // 22: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	11, // 23: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	11, // 24: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	10, // 25: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	22, // 26: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	10, // 27: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	10, // 28: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	20, // 29: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	10, // 30: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	11, // 31: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	29, // 32: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	3,  // 33: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	10, // 34: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	4,  // 35: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	12, // 36: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	15, // 37: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	18, // 38: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	21, // 39: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	24, // 40: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	27, // 41: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	5,  // 42: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	13, // 43: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	16, // 44: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	19, // 45: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	23, // 46: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	25, // 47: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	28, // 48: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	42, // [42:49] is the sub-list for method output_type
-	35, // [35:42] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	28, // 6: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	9,  // 7: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	8,  // 8: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	12, // 9: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	12, // 10: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 11: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 12: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	12, // 13: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	13, // 14: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 15: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 16: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 17: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	16, // 18: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 19: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 20: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	12, // 21: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	19, // 22: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 23: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 24: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	12, // 25: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	22, // 26: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	13, // 27: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	13, // 28: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	12, // 29: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	24, // 30: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	12, // 31: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	12, // 32: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	22, // 33: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	12, // 34: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	13, // 35: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	31, // 36: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 37: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	12, // 38: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 39: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	14, // 40: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	17, // 41: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	20, // 42: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	23, // 43: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	26, // 44: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	29, // 45: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 46: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	15, // 47: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	18, // 48: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	21, // 49: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	25, // 50: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	27, // 51: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	30, // 52: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	46, // [46:53] is the sub-list for method output_type
+	39, // [39:46] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -2917,15 +3407,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[11].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[14].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[12].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[15].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   26,
+			NumEnums:      5,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

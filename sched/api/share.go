@@ -52,6 +52,30 @@ func ParsePriority(s string) (Priority, error) {
 	return 0, fmt.Errorf("%.64q is not a priority: give batch or latency", s)
 }
 
+// ParseMemoryMode reads "swap", "resident" or "managed".
+func ParseMemoryMode(s string) (MemoryMode, error) {
+	switch s {
+	case "swap":
+		return MemoryMode_MEMORY_MODE_SWAP, nil
+	case "resident":
+		return MemoryMode_MEMORY_MODE_RESIDENT, nil
+	case "managed":
+		return MemoryMode_MEMORY_MODE_MANAGED, nil
+	}
+	return 0, fmt.Errorf("%.64q is not a memory mode: give swap, resident or managed", s)
+}
+
+// FormatMemoryMode writes a memory mode; what is not said is swap.
+func FormatMemoryMode(m MemoryMode) string {
+	switch m {
+	case MemoryMode_MEMORY_MODE_RESIDENT:
+		return "resident"
+	case MemoryMode_MEMORY_MODE_MANAGED:
+		return "managed"
+	}
+	return "swap"
+}
+
 // ParseGang reads the name of a gang, "true" (GangOfItself), or "false" or "none":
 // no gang, which is "".
 func ParseGang(s string) (string, error) {
@@ -78,6 +102,8 @@ func (s *Share) Validate() error {
 		return fmt.Errorf("weight %d: it must be from 1 to %d", s.Weight, MaxWeight)
 	case s.GetPriority() < 0 || s.GetPriority() > Priority_PRIORITY_LATENCY:
 		return fmt.Errorf("priority %d: unknown", s.Priority)
+	case s.GetMemoryMode() < 0 || s.GetMemoryMode() > MemoryMode_MEMORY_MODE_MANAGED:
+		return fmt.Errorf("memory mode %d: unknown", s.MemoryMode)
 	case s.GetGang() != "" && !gangName.MatchString(s.Gang):
 		return fmt.Errorf("gang %.64q: not a name", s.Gang)
 	}

@@ -31,6 +31,7 @@ func (d *Daemon) step(g *gpu, ev sched.Event) {
 	}
 	d.flush(g)
 	d.stepGangs()
+	d.settleMemory(g)
 }
 
 // stepGangs steps the GPUs where a gang's turn goes on because of another GPU.
@@ -46,6 +47,7 @@ func (d *Daemon) stepGangs() {
 			g.outbox = append(g.outbox, work{action: a})
 		}
 		d.flush(g)
+		d.settleMemory(g)
 	}
 	if d.checkAlways {
 		if err := d.gangs.Check(); err != nil && d.invariantErr == nil {
@@ -76,6 +78,7 @@ func (d *Daemon) stepAttach(g *gpu, att *attachment, ev sched.Attach, answer wir
 	}
 	d.flush(g)
 	d.stepGangs()
+	d.settleMemory(g)
 }
 
 // decide runs the core. The actions are valid until the next call.
@@ -112,6 +115,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 		if c := w.att.client.conn; c != nil && c.channels[w.att.channel] == w.att {
 			d.reach(beforeAttached)
 			d.send(c, w.answer, nil)
+			w.att.answered = true
 			d.reach(afterAttached)
 		}
 		return true
@@ -128,6 +132,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 			if a.Latency {
 				onPage = wire.GrantLatency
 			}
+			d.grantedMemory(g, a)
 			d.reach(beforeGrant)
 			att.client.page.open(att.channel, a.Epoch, flags|onPage, uint64(a.Quantum), uint64(now()))
 			d.reach(inGrant)
@@ -150,6 +155,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 			d.expectRelease(g, att.client.conn)
 		}
 	case sched.StepOne:
+		g.unsettle()
 		if att := d.attachmentOf(g, a.Client); att != nil {
 			d.send(att.client.conn, &wire.Frame{
 				Type: wire.TypeRevoke, Channel: att.channel, Code: wire.RevokeStep, Epoch: uint64(a.Epoch),
@@ -179,6 +185,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 			d.reach(afterClose)
 		}
 	case sched.Adopt:
+		g.unsettle()
 		if att := d.attachmentOf(g, a.Client); att != nil {
 			d.reach(beforeAdopt)
 			att.client.page.open(att.channel, a.Epoch, grantFlags(g.modeNow() == sched.Concurrent), uint64(g.quantum), uint64(now()))
@@ -192,6 +199,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 		d.reach(afterNotice)
 	case sched.Released:
 		d.unfence(g, a.Client)
+		d.releasedMemory(g, a)
 		d.reach(afterReleased)
 	}
 	d.observe(g, w.action)

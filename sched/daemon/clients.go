@@ -28,6 +28,7 @@ type client struct {
 	page     *grantPage    // of the latest conn; nil: it has used no GPU yet
 	reg      wire.Register // of the latest conn
 	attached map[*gpu]*attachment
+	canMove  bool // its shim can move memory; of the latest conn
 }
 
 // attachment is a client's use of one GPU.
@@ -38,6 +39,8 @@ type attachment struct {
 	ordinal uint32
 	stats   wire.Stats
 	told    wire.Notice
+
+	answered bool // ATTACHED was sent
 }
 
 // account counts what a container, or a user outside containers, has.
@@ -175,6 +178,8 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 		att.stats = f.Stats
 	case wire.TypeReserve:
 		d.reserve(c, att, f)
+	case wire.TypeMoved:
+		d.moved(att, f)
 	}
 }
 
@@ -220,6 +225,7 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 		c.peer.pidfd.Close() // the client has one
 	}
 	c.client, c.reg, c.again = cl, f.Register, f.Code&wire.RegisterReconnect != 0
+	c.canMove = f.Code&wire.RegisterSwap != 0
 	page, fd, err := newGrantPage(cl.id)
 	if err != nil {
 		d.tell(c, logrus.ErrorLevel, fmt.Sprintf("refuse a client: %v", err))
@@ -251,11 +257,12 @@ func (d *Daemon) takeOver(c *conn) {
 	if cl.page != nil {
 		cl.page.unmap() // its gates were shut when its connection was lost
 	}
-	cl.conn, cl.page, cl.reg = c, c.page, c.reg
+	cl.conn, cl.page, cl.reg, cl.canMove = c, c.page, c.reg, c.canMove
 	what := "registered again"
 	if !c.again {
 		what = "registered"
 		d.dropReservations(cl) // what an earlier program of this process had
+		d.dropMemory(cl)
 	}
 	d.traffic.registrations++
 	d.noteClient(cl, api.EventType_EVENT_TYPE_REGISTER, 0)
@@ -317,6 +324,7 @@ func (d *Daemon) bury(cl *client) {
 	delete(d.byProc, cl.process)
 	delete(d.accountOf(cl.peer).clients, cl)
 	d.dropReservations(cl)
+	d.dropMemory(cl)
 	d.dropAccount(cl.peer)
 	cl.pidfd.Close()
 	level := logrus.DebugLevel // it only asked
@@ -376,6 +384,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	c.channels[f.Channel] = att
 	c.page.SetLimits(f.Channel, g.limits(c.client.account))
 	delete(g.restored, c.client.id)
+	d.attachMemory(g, att, c.again)
 	d.stepAttach(g, att, sched.Attach{
 		Client: c.client.id,
 		Tenant: c.client.account,
@@ -383,6 +392,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 		Held:   sched.Epoch(f.Epoch),
 		Want:   f.Code&wire.AttachWant != 0,
 	}, answer)
+	d.attachedMemory(g, att)
 }
 
 // hangUp ends a connection whose reader has stopped.

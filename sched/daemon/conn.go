@@ -31,6 +31,7 @@ type conn struct {
 	// The loop's own:
 	client   *client                          // nil before REGISTER
 	reg      wire.Register                    // what it registered with
+	canMove  bool                             // the shim can move memory
 	again    bool                             // the process says that it was registered before
 	page     *grantPage                       // the client's own once it has attached
 	channels [wire.MaxChannels]*attachment    // attached over this connection

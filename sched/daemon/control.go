@@ -101,7 +101,10 @@ func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 	if quantum != 0 && (quantum < sched.MinQuantum || quantum > sched.MaxQuantum) {
 		return nil, status.Errorf(codes.InvalidArgument, "set the time quantum to %v: it must be from %v to %v", quantum, sched.MinQuantum, sched.MaxQuantum)
 	}
-	change := setting{Quantum: quantum}
+	if req.SwapShare > maxSwapShare {
+		return nil, status.Errorf(codes.InvalidArgument, "set the swap share to %d %%: it must be from 1 to %d", req.SwapShare, maxSwapShare)
+	}
+	change := setting{Quantum: quantum, SwapShare: int(req.SwapShare)}
 	if req.Mode != api.Mode_MODE_UNSPECIFIED {
 		mode, ok := schedModes[req.Mode]
 		if !ok {
@@ -117,6 +120,10 @@ func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 		}
 		uuid, gpus = g.UUID, []*gpu{g}
 	}
+	oldShare := map[string]int{"": d.swapShareOf("")}
+	for _, g := range gpus {
+		oldShare[g.UUID] = d.swapShareOf(g.UUID)
+	}
 	if change != (setting{}) {
 		if err := d.changeSettings(uuid, change); err != nil {
 			return nil, status.Error(codes.Unavailable, err.Error())
@@ -127,6 +134,7 @@ func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 		c := &api.Change{Uuid: uuid, OldQuantumNs: int64(*q), OldMode: apiMode(*m)}
 		*q, *m = d.settingOf(uuid)
 		c.NewQuantumNs, c.NewMode = int64(*q), apiMode(*m)
+		c.OldSwapShare, c.NewSwapShare = uint32(oldShare[uuid]), uint32(d.swapShareOf(uuid))
 		resp.Changes = append(resp.Changes, c)
 		return c
 	}
@@ -138,6 +146,10 @@ func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 		c.Index = uint32(g.Index)
 		d.noteSetting(g, "", "time quantum", time.Duration(c.OldQuantumNs), time.Duration(c.NewQuantumNs))
 		d.noteSetting(g, "", "anti-thrash", api.AntiThrash(c.OldMode), api.AntiThrash(c.NewMode))
+		if c.NewSwapShare != c.OldSwapShare && d.opts.SwapMemory != 0 {
+			d.noteSetting(g, "", "swap share", api.FormatPercent(c.OldSwapShare), api.FormatPercent(c.NewSwapShare))
+			d.step(g, sched.SetSwapShare{Percent: int(c.NewSwapShare)})
+		}
 		if c.NewQuantumNs != c.OldQuantumNs {
 			d.step(g, sched.SetQuantum{D: g.quantum})
 		}
@@ -221,6 +233,9 @@ func (d *Daemon) status() *api.StatusResponse {
 		out.Promises, promised = d.promiseStatus(g)
 		r.Problems = append(r.Problems, promised...)
 		r.Problems = append(r.Problems, over...)
+		var stuck []string
+		out.Swap, stuck = d.swapStatus(g)
+		r.Problems = append(r.Problems, stuck...)
 		r.Gpus = append(r.Gpus, out)
 	}
 	for _, c := range d.names {
@@ -234,7 +249,8 @@ func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 	u := &api.TenantUse{
 		Share:   d.shares.Tenants[t.Tenant].on(g.UUID).api(),
 		Clients: uint32(t.Clients), PromisedPermille: uint32(t.Promised), GotPermille: uint32(t.Got),
-		UsedNs: int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
+		MovedNs: int64(t.Moved),
+		UsedNs:  int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
 		Grants: t.Grants, WaitMaxNs: int64(t.LongestWait),
 	}
 	if strings.HasPrefix(t.Tenant, gangTenant) {
@@ -261,6 +277,9 @@ func (d *Daemon) problems() (p []string) {
 	}
 	if d.identifyErr != nil {
 		p = append(p, fmt.Sprintf("clients are refused and run unarbitrated: %v", d.identifyErr))
+	}
+	if d.arena.err != nil {
+		p = append(p, fmt.Sprintf("host memory for what is swapped out is short: %v", d.arena.err))
 	}
 	if len(d.order) == 0 {
 		switch {
@@ -323,5 +342,7 @@ func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *ap
 		c.Calls, c.Waits, c.WaitNs = att.stats.Calls, att.stats.Waits, int64(att.stats.WaitNs)
 		c.MemoryBytes, c.MemoryPeakBytes = att.stats.MemBytes, att.stats.MemPeak
 	}
+	d.memoryOfClient(g, cl, c)
+	c.Moving = cs.Moving
 	return c
 }

@@ -47,6 +47,19 @@ type Options struct {
 	List    Lister
 	Version string // for display
 	Log     *logrus.Entry
+	// SwapMemory is how much host memory, on this node, may hold what clients
+	// have away from GPUs, bytes; 0: nothing is swapped.
+	SwapMemory uint64
+	// SwapHeadroom is what is left free of each GPU's memory for what the driver
+	// needs for each process, bytes.
+	SwapHeadroom uint64
+	// SwapShare is the percentage of the time that moving memory may take, where
+	// the time quantum is not fixed.
+	SwapShare    int
+	QuantumFixed bool
+	// GPUMemory makes GPUs look as if they had no more memory, bytes; 0: they have
+	// what they have.
+	GPUMemory uint64
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
 	// whoever reaches it; "": nowhere. Sample may be nil.
 	MetricsAddr string
@@ -103,6 +116,7 @@ type Daemon struct {
 	nextLedgerCheck sched.Time
 	tenantLog       bucket
 	unloggedTold    uint64
+	arena           arena
 	unlogged        uint64 // lines that tenants caused and tenantLog held back
 	history         history
 	traffic         traffic
@@ -315,6 +329,12 @@ func (d *Daemon) deadline() (at sched.Time, ok bool) {
 		if len(g.outbox) > 0 {
 			earliest(g.retry)
 		}
+		if g.swap != nil && g.swap.due != 0 {
+			earliest(g.swap.due)
+		}
+	}
+	if d.arena.retry != 0 {
+		earliest(d.arena.retry)
 	}
 	if d.discoverDue != 0 {
 		earliest(d.discoverDue)
@@ -330,6 +350,15 @@ func (d *Daemon) tick(ctx context.Context) {
 		}
 		if len(g.outbox) > 0 && g.retry <= t {
 			d.flush(g)
+		}
+		if g.swap != nil && g.swap.due != 0 && g.swap.due <= t {
+			d.lookAtVictims(g)
+		}
+	}
+	if d.arena.retry != 0 && d.arena.retry <= t {
+		d.arena.retry = 0
+		for _, g := range d.order {
+			d.prepareArenas(g)
 		}
 	}
 	if d.discoverDue != 0 && d.discoverDue <= t {

@@ -63,6 +63,9 @@ func keepShare(c, old *api.Container, keep *api.Keep) {
 	if keep.GetGang() {
 		c.Share.Gang = s.GetGang()
 	}
+	if keep.GetMemoryMode() {
+		c.Share.MemoryMode = s.GetMemoryMode()
+	}
 }
 
 // setPodShare is what the plugin's description of a container changes.

@@ -53,6 +53,8 @@ type event struct {
 	held       time.Duration
 	drained    time.Duration
 	text       string
+	bytes      uint64
+	took       time.Duration
 	change     *change
 }
 
@@ -288,6 +290,7 @@ func (e *event) api() *api.Event {
 		Sequence: e.seq, TimeNs: e.at, Type: e.kind, Uuid: e.uuid, Index: uint32(e.index),
 		Client: uint64(e.client), Epoch: uint64(e.epoch), Reason: e.text,
 		WaitedNs: int64(e.waited), HeldNs: int64(e.held), DrainedNs: int64(e.drained),
+		Bytes: e.bytes, TookNs: int64(e.took),
 		Fenced: e.fenced, Concurrent: e.concurrent, Latency: e.latency, Container: onlyNames(e.names),
 	}
 	if p := e.peer; p != nil {

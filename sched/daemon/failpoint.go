@@ -44,6 +44,12 @@ const (
 	afterBury      failpoint = "a dead process is forgotten"
 	beforeRestore  failpoint = "a holder of before is found, the core does not know"
 	afterRestore   failpoint = "the core knows a holder of before"
+	atMoved        failpoint = "a report of moved memory has come, nothing is done about it"
+	beforeRoom     failpoint = "before the page says how much room there is"
+	inRoom         failpoint = "the page says how much room there is, ROOM is not sent"
+	afterRoom      failpoint = "ROOM is sent"
+	beforeArena    failpoint = "a segment of the arena is made and not sent"
+	afterArena     failpoint = "a segment of the arena is sent"
 	afterLost      failpoint = "a connection is lost, and the core knows"
 )
 

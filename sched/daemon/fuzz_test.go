@@ -81,7 +81,7 @@ func FuzzRecords(f *testing.F) {
 		if decodeRecord(text, settingsVersion, &d.settings) != nil || d.settings.check() != nil {
 			d.settings = settings{}
 		}
-		d.settings.Given = setting{sched.DefaultQuantum, sched.Exclusive.String()}
+		d.settings.Given = setting{Quantum: sched.DefaultQuantum, Mode: sched.Exclusive.String()}
 		if err := decodeRecord(text, sharesVersion, &d.shares); err != nil {
 			d.shares = shares{}
 		}

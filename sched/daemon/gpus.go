@@ -28,6 +28,8 @@ type gpu struct {
 	fenced   map[sched.ClientID]bool // those for whom FenceDemote is in force
 	demoted  bool                    // and the core knows
 	stats    turnStats
+	ceiling  uint64 // as Options.GPUMemory
+	swap     *swap  // nil: nothing is swapped
 
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
@@ -120,6 +122,10 @@ func (d *Daemon) addGPU(info GPU) error {
 	if err != nil {
 		return err
 	}
+	physical := info.MemoryBytes
+	if d.opts.GPUMemory != 0 {
+		info.MemoryBytes = min(info.MemoryBytes, d.opts.GPUMemory)
+	}
 	if g := d.gpus[uuid]; g != nil {
 		g.GPU = info
 		return nil
@@ -141,11 +147,15 @@ func (d *Daemon) addGPU(info GPU) error {
 		Grace:     d.opts.Grace,
 		Mode:      mode,
 		Tuning:    d.opts.Tuning,
+		SwapShare: d.swapShareOf(info.UUID),
 		LastEpoch: last.Epoch,
 		GPU:       info.UUID,
 		Gangs:     d.gangs,
 	})}
 	d.gpus[uuid] = g
+	g.ceiling = d.opts.GPUMemory
+	g.ledger.SetCeiling(g.ceiling)
+	d.openSwap(g, physical)
 	for account := range d.shares.Tenants {
 		d.applyLimit(g, account)
 	}

@@ -30,7 +30,15 @@ func (d *Daemon) applyLimit(g *gpu, account string) {
 // limits is what a tenant's pages say of the GPU.
 func (g *gpu) limits(account string) wire.Limits {
 	r := g.ledger.Reserved(account, 0)
-	return wire.Limits{Memory: r.Limit, Used: r.Used}
+	return wire.Limits{Memory: g.limitOf(r.Limit), Used: r.Used}
+}
+
+// limitOf is the lower one of a tenant's limit and what the GPU is to look like.
+func (g *gpu) limitOf(limit uint64) uint64 {
+	if g.ceiling != 0 && (limit == 0 || limit > g.ceiling) {
+		return g.ceiling
+	}
+	return limit
 }
 
 // showLimits brings the pages of a tenant's processes into line with the
@@ -52,16 +60,26 @@ func (d *Daemon) showLimits(g *gpu, account string) {
 func (d *Daemon) reserve(c *conn, att *attachment, f *wire.Frame) {
 	g, cl := att.gpu, att.client
 	before := g.ledger.Reserved(cl.account, 0).Used
-	r, ok := g.ledger.Reserve(cl.account, cl.id, f.Reserve.Total, f.Reserve.Least, f.Code&wire.ReserveForce != 0)
+	force := f.Code&wire.ReserveForce != 0
+	total, refused := d.placeable(g, cl, f.Reserve, force)
+	r, ok := g.ledger.Reserved(cl.account, cl.id), false
+	if refused == wire.OK {
+		refused = wire.ErrMemory
+		r, ok = g.ledger.Reserve(cl.account, cl.id, total, min(f.Reserve.Least, total), force)
+		d.promiseMemory(g, cl)
+	}
 	if r.Used != before {
 		d.showLimits(g, cl.account)
 	}
 	d.tellReserved(g)
 	d.checkLedger(g)
 	answer := wire.Frame{Type: wire.TypeReserved, Channel: att.channel,
-		Reserved: wire.Reserved{Total: r.Total, Used: r.Used, Limit: r.Limit, Serial: f.Reserve.Serial}}
+		Reserved: wire.Reserved{Total: r.Total, Used: r.Used, Limit: g.limitOf(r.Limit), Serial: f.Reserve.Serial}}
 	if !ok {
-		answer.Code = wire.ErrMemory
+		answer.Code = refused
+	}
+	if d.awaitRoom(g, cl, &answer, force) {
+		return
 	}
 	d.reach(beforeReserved)
 	d.send(c, &answer, nil)
@@ -71,6 +89,10 @@ func (d *Daemon) reserve(c *conn, att *attachment, f *wire.Frame) {
 // tellReserved tells the core how much of the GPU's memory is reserved, when
 // that has changed by a hundredth of it or to nothing: the mode may depend on it.
 func (d *Daemon) tellReserved(g *gpu) {
+	if g.swap != nil {
+		d.tellPromised(g)
+		return
+	}
 	n := g.ledger.Total()
 	change := max(n, g.reserved) - min(n, g.reserved)
 	if change == 0 || n != 0 && change < g.MemoryBytes/100 {

@@ -29,10 +29,12 @@ type settings struct {
 type setting struct {
 	Quantum time.Duration `json:"quantum_ns,omitempty"`
 	Mode    string        `json:"mode,omitempty"` // as sched.Mode has it
+	// SwapShare is the percentage of the time that moving memory may take.
+	SwapShare int `json:"swap_share,omitempty"`
 }
 
 func (s setting) or(other setting) setting {
-	return setting{cmp.Or(s.Quantum, other.Quantum), cmp.Or(s.Mode, other.Mode)}
+	return setting{cmp.Or(s.Quantum, other.Quantum), cmp.Or(s.Mode, other.Mode), cmp.Or(s.SwapShare, other.SwapShare)}
 }
 
 func (s setting) check() error {
@@ -41,6 +43,9 @@ func (s setting) check() error {
 	}
 	if _, ok := modeNamed(s.Mode); s.Mode != "" && !ok {
 		return fmt.Errorf("a mode %.64q", s.Mode)
+	}
+	if s.SwapShare < 0 || s.SwapShare > maxSwapShare {
+		return fmt.Errorf("a swap share of %d %%", s.SwapShare)
 	}
 	return nil
 }
@@ -82,6 +87,9 @@ func (s settings) with(uuid string, change setting) settings {
 			if change.Mode != "" {
 				g.Mode = ""
 			}
+			if change.SwapShare != 0 {
+				g.SwapShare = 0
+			}
 			if g != (setting{}) {
 				gpus[u] = g
 			}
@@ -98,7 +106,7 @@ func (d *Daemon) settingsPath() string { return filepath.Join(d.opts.RunDir, "se
 
 // restoreSettings has what was set before hold again.
 func (d *Daemon) restoreSettings() {
-	given := setting{d.opts.Quantum, d.opts.Mode.String()}
+	given := setting{Quantum: d.opts.Quantum, Mode: d.opts.Mode.String()}
 	d.settings, d.settingsErr = readRecord[settings](d.settingsPath(), settingsVersion)
 	if err := d.settings.check(); err != nil {
 		d.settings, d.settingsErr = settings{}, fmt.Errorf("%s: %w", d.settingsPath(), err)
@@ -132,6 +140,22 @@ func (s setting) values() (time.Duration, sched.Mode) {
 // settingOf returns what holds for a GPU.
 func (d *Daemon) settingOf(uuid string) (time.Duration, sched.Mode) {
 	return d.settings.GPUs[uuid].or(d.settings.All).or(d.settings.Given).values()
+}
+
+// maxSwapShare is the greatest swap share, percent.
+const maxSwapShare = 50
+
+// swapShareOf returns the percentage of the time that moving memory may take on a
+// GPU. A quantum that somebody fixed is kept, 0, unless the share was set as well.
+func (d *Daemon) swapShareOf(uuid string) int {
+	s := d.settings.GPUs[uuid].or(d.settings.All)
+	switch {
+	case s.SwapShare != 0:
+		return s.SwapShare
+	case s.Quantum != 0 || d.opts.QuantumFixed:
+		return 0
+	}
+	return d.opts.SwapShare
 }
 
 // changeSettings records what Set changes; nothing is changed if that fails.

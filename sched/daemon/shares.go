@@ -38,12 +38,13 @@ type tenantShares struct {
 
 // share is what a tenant may have of one GPU. What is zero is not said.
 type share struct {
-	Memory   uint64 `json:"memory,omitempty"`   // limit, bytes
-	Limit    uint32 `json:"limit,omitempty"`    // of time, percent
-	Request  uint32 `json:"request,omitempty"`  // of time, percent
-	Weight   uint32 `json:"weight,omitempty"`   //
-	Priority string `json:"priority,omitempty"` // batch, latency
-	Gang     string `json:"gang,omitempty"`     // api.GangOfItself, or <namespace>/<name>
+	Memory   uint64 `json:"memory,omitempty"`      // limit, bytes
+	Limit    uint32 `json:"limit,omitempty"`       // of time, percent
+	Request  uint32 `json:"request,omitempty"`     // of time, percent
+	Weight   uint32 `json:"weight,omitempty"`      //
+	Priority string `json:"priority,omitempty"`    // batch, latency
+	Gang     string `json:"gang,omitempty"`        // api.GangOfItself, or <namespace>/<name>
+	Keep     string `json:"memory_mode,omitempty"` // swap, resident, managed
 }
 
 // on returns the share that is in force on a GPU, for "" on those found later.
@@ -56,6 +57,7 @@ func (t tenantShares) on(uuid string) share {
 		Weight:   cmp.Or(one.Weight, t.All.Weight, t.Pod.Weight),
 		Priority: cmp.Or(one.Priority, t.All.Priority, t.Pod.Priority),
 		Gang:     cmp.Or(one.Gang, t.All.Gang, t.Pod.Gang),
+		Keep:     cmp.Or(one.Keep, t.All.Keep, t.Pod.Keep),
 	}
 }
 
@@ -106,6 +108,9 @@ func (s share) with(req *api.SetShareRequest, namespace string) share {
 	if req.Gang != nil {
 		s.Gang = gangIn(namespace, *req.Gang)
 	}
+	if req.MemoryMode != nil {
+		s.Keep = memoryModeName(*req.MemoryMode)
+	}
 	return s
 }
 
@@ -126,6 +131,9 @@ func (s share) without(req *api.SetShareRequest) share {
 	if zero.Gang != nil {
 		*zero.Gang = ""
 	}
+	if zero.MemoryMode != nil {
+		*zero.MemoryMode = api.MemoryMode_MEMORY_MODE_UNSPECIFIED
+	}
 	return s.with(zero, "")
 }
 
@@ -135,6 +143,7 @@ func podShare(c *api.Container) share {
 	return share{
 		Memory: c.MemoryLimitBytes, Limit: s.GetCoreLimit(), Request: s.GetCoreRequest(), Weight: s.GetWeight(),
 		Priority: priorityName(s.GetPriority()), Gang: gangIn(c.Namespace, s.GetGang()),
+		Keep: memoryModeName(s.GetMemoryMode()),
 	}
 }
 
@@ -153,10 +162,18 @@ func priorityName(p api.Priority) string {
 	return api.FormatPriority(p)
 }
 
+func memoryModeName(m api.MemoryMode) string {
+	if m == api.MemoryMode_MEMORY_MODE_UNSPECIFIED {
+		return ""
+	}
+	return api.FormatMemoryMode(m)
+}
+
 // api returns the share as the control API has it; memory is apart.
 func (s share) api() *api.Share {
 	p, _ := api.ParsePriority(s.Priority) // not said: unspecified
-	return &api.Share{CoreLimit: s.Limit, CoreRequest: s.Request, Weight: s.Weight, Priority: p, Gang: s.Gang}
+	keep, _ := api.ParseMemoryMode(s.Keep)
+	return &api.Share{CoreLimit: s.Limit, CoreRequest: s.Request, Weight: s.Weight, Priority: p, Gang: s.Gang, MemoryMode: keep}
 }
 
 // core returns the share as the core has it, which knows nobody's names.
@@ -244,6 +261,7 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 		if s := d.shareOf(g, account); s != old.on(g.UUID).core(account) {
 			d.step(g, sched.SetShare{Tenant: account, Share: s})
 		}
+		d.keepMemory(g, account)
 		d.noteShare(g, account, old.on(g.UUID), to.on(g.UUID))
 	}
 	return err
@@ -266,6 +284,7 @@ func (d *Daemon) noteShare(g *gpu, account string, old, new share) {
 	note("weight", api.FormatWeight(o.Weight), api.FormatWeight(n.Weight))
 	note("priority", api.FormatPriority(o.Priority), api.FormatPriority(n.Priority))
 	note("gang", api.FormatGang(o.Gang), api.FormatGang(n.Gang))
+	note("memory mode", api.FormatMemoryMode(o.MemoryMode), api.FormatMemoryMode(n.MemoryMode))
 }
 
 // forgetShares drops the shares of a container that has ended.
@@ -378,6 +397,9 @@ func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, erro
 		if err := d.keepable(fmt.Sprintf("GPU %d", g.Index), g.UUID, account, old, to, who); err != nil {
 			return nil, err
 		}
+		if err := d.residentFits(g, account, old, to, who); err != nil {
+			return nil, err
+		}
 	}
 	if err := d.changeShares(account, to, false); err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
@@ -403,7 +425,7 @@ func validShare(req *api.SetShareRequest) error {
 		return fmt.Errorf("memory limit of %d bytes: it must be from 1Mi to 1Pi", n)
 	}
 	for _, s := range []*api.Share{ // apart: what is in force beside them matters
-		{CoreLimit: req.GetCoreLimit(), Weight: req.GetWeight(), Priority: req.GetPriority(), Gang: req.GetGang()},
+		{CoreLimit: req.GetCoreLimit(), Weight: req.GetWeight(), Priority: req.GetPriority(), Gang: req.GetGang(), MemoryMode: req.GetMemoryMode()},
 		{CoreRequest: req.GetCoreRequest()},
 	} {
 		if err := s.Validate(); err != nil {

@@ -385,7 +385,7 @@ func TestBoundsOfShares(t *testing.T) {
 		}
 	}
 	// Every field of a share is settled by every word.
-	full := share{1, 2, 3, 4, "batch", "g"}
+	full := share{1, 2, 3, 4, "batch", "g", "swap"}
 	for i := range reflect.TypeFor[share]().NumField() {
 		one := share{}
 		reflect.ValueOf(&one).Elem().Field(i).Set(reflect.ValueOf(full).Field(i))
@@ -400,6 +400,8 @@ func TestBoundsOfShares(t *testing.T) {
 	}
 }
 
+var swapMode = api.MemoryMode_MEMORY_MODE_SWAP
+
 func fullRequest() *api.SetShareRequest {
-	return &api.SetShareRequest{CoreLimit: proto.Uint32(1), CoreRequest: proto.Uint32(1), Weight: proto.Uint32(1), Priority: &latency, Gang: proto.String("g"), MemoryBytes: proto.Uint64(gib)}
+	return &api.SetShareRequest{CoreLimit: proto.Uint32(1), CoreRequest: proto.Uint32(1), Weight: proto.Uint32(1), Priority: &latency, Gang: proto.String("g"), MemoryBytes: proto.Uint64(gib), MemoryMode: &swapMode}
 }
