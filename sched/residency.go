@@ -288,7 +288,7 @@ func (r *Residency) Plan() []Room {
 
 // place gives room to those who want it, and takes it from others.
 func (r *Residency) place(order []*occupant) {
-	if !slices.ContainsFunc(order, (*occupant).wants) {
+	if !slices.ContainsFunc(order, (*occupant).wants) && r.used() <= r.capacity {
 		return
 	}
 	r.raise(order)
@@ -454,7 +454,7 @@ func (r *Residency) Away(id ClientID) bool {
 
 // Victims returns those that are to move out and have not, for somebody who waits.
 func (r *Residency) Victims() (ids []ClientID) {
-	if r.Lacking() == 0 {
+	if r.Lacking() == 0 && r.used() <= r.capacity {
 		return nil
 	}
 	for _, o := range r.inOrder() {

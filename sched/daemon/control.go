@@ -101,8 +101,8 @@ func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 	if quantum != 0 && (quantum < sched.MinQuantum || quantum > sched.MaxQuantum) {
 		return nil, status.Errorf(codes.InvalidArgument, "set the time quantum to %v: it must be from %v to %v", quantum, sched.MinQuantum, sched.MaxQuantum)
 	}
-	if req.SwapShare > maxSwapShare {
-		return nil, status.Errorf(codes.InvalidArgument, "set the swap share to %d %%: it must be from 1 to %d", req.SwapShare, maxSwapShare)
+	if req.SwapShare > MaxSwapShare {
+		return nil, status.Errorf(codes.InvalidArgument, "set the swap share to %d %%: it must be from 1 to %d", req.SwapShare, MaxSwapShare)
 	}
 	change := setting{Quantum: quantum, SwapShare: int(req.SwapShare)}
 	if req.Mode != api.Mode_MODE_UNSPECIFIED {

@@ -51,8 +51,8 @@ type Options struct {
 	// have away from GPUs, bytes; 0: nothing is swapped.
 	SwapMemory uint64
 	// SwapHeadroom is what is left free of each GPU's memory for what the driver
-	// needs for each process, bytes.
-	SwapHeadroom uint64
+	// needs for processes, bytes, or DefaultHeadroom.
+	SwapHeadroom int64
 	// SwapShare is the percentage of the time that moving memory may take, where
 	// the time quantum is not fixed.
 	SwapShare    int

@@ -44,7 +44,7 @@ func (s setting) check() error {
 	if _, ok := modeNamed(s.Mode); s.Mode != "" && !ok {
 		return fmt.Errorf("a mode %.64q", s.Mode)
 	}
-	if s.SwapShare < 0 || s.SwapShare > maxSwapShare {
+	if s.SwapShare < 0 || s.SwapShare > MaxSwapShare {
 		return fmt.Errorf("a swap share of %d %%", s.SwapShare)
 	}
 	return nil
@@ -142,8 +142,8 @@ func (d *Daemon) settingOf(uuid string) (time.Duration, sched.Mode) {
 	return d.settings.GPUs[uuid].or(d.settings.All).or(d.settings.Given).values()
 }
 
-// maxSwapShare is the greatest swap share, percent.
-const maxSwapShare = 50
+// MaxSwapShare is the greatest swap share, percent.
+const MaxSwapShare = 50
 
 // swapShareOf returns the percentage of the time that moving memory may take on a
 // GPU. A quantum that somebody fixed is kept, 0, unless the share was set as well.

@@ -27,6 +27,10 @@ import (
 // make room in its place.
 const stallAfter = time.Second
 
+// DefaultHeadroom is a thirty-second of the GPU's memory: on one of 141 GiB enough for
+// the contexts of eight processes.
+const DefaultHeadroom = -1
+
 // swap is what a GPU has where memory is swapped.
 type swap struct {
 	residency *sched.Residency
@@ -80,7 +84,11 @@ func (d *Daemon) openSwap(g *gpu, physical uint64) {
 	if d.opts.SwapMemory == 0 {
 		return
 	}
-	capacity := min(physical-min(physical, d.opts.SwapHeadroom), g.MemoryBytes)
+	headroom := uint64(d.opts.SwapHeadroom)
+	if d.opts.SwapHeadroom == DefaultHeadroom {
+		headroom = physical / 32
+	}
+	capacity := min(physical-min(physical, headroom), g.MemoryBytes)
 	g.swap = &swap{residency: sched.NewResidency(capacity), members: map[sched.ClientID]*clientMemory{}}
 	d.log.Infof("GPU %d: memory is swapped: %d MiB for clients at a time, %d MiB of host memory for all GPUs", g.Index, capacity>>20, d.opts.SwapMemory>>20)
 }

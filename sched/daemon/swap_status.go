@@ -43,7 +43,7 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 			continue
 		}
 		out.ArenaBytes += m.arena.given
-		if m.stalled {
+		if m.stalled && lacking > 0 {
 			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) does not move its memory off the GPU; others wait for %d MiB", g.Index, m.client.pid, m.client.command, lacking>>20))
 		}
 	}

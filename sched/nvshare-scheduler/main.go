@@ -39,6 +39,7 @@ type flags struct {
 	runDir, quantum, grace, antiThrash, fenceAction, simGPU string
 	spin                                                    time.Duration
 	tuning                                                  tuningFlags
+	swap                                                    swapFlags
 	metrics                                                 bool
 	metricsAddr                                             string
 }
@@ -69,6 +70,7 @@ its own.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.swap.quantumFixed = cmd.Flags().Changed("tq")
 			opts, err := f.options(newLog())
 			if err != nil {
 				return fmt.Errorf("%w\nRun nvshare-scheduler --help", err)
@@ -85,6 +87,7 @@ its own.`,
 	fs.StringVar(&f.fenceAction, "fence-action", string(daemon.FenceReport), "`report|demote|kill`: what to do, after the grace time, about a client that did not release a GPU; demote: all use that GPU at once until it has")
 	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` that scheduler and next client may spin at a hand-over, at most 8ms; 0: sleep")
 	f.tuning.add(cmd)
+	f.swap.add(cmd)
 	fs.BoolVar(&f.metrics, "metrics", os.Getenv("NVSHARE_METRICS_ENABLE") == "1", "serve Prometheus metrics on /metrics, and /healthz, to whoever reaches the address; default from NVSHARE_METRICS_ENABLE")
 	fs.StringVar(&f.metricsAddr, "metrics-addr", cmp.Or(os.Getenv("NVSHARE_METRICS_ADDR"), defaultMetricsAddr), "`address` of --metrics; default from NVSHARE_METRICS_ADDR")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
@@ -149,8 +152,10 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 		}
 		o.MetricsAddr, o.Sample = f.metricsAddr, sampler(f.simGPU)
 	}
-	o.Tuning, err = f.tuning.tuning()
-	return o, err
+	if o.Tuning, err = f.tuning.tuning(); err != nil {
+		return o, err
+	}
+	return o, f.swap.fill(&o)
 }
 
 func lister(simGPU string, log *logrus.Entry) daemon.Lister {

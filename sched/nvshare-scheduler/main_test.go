@@ -49,6 +49,13 @@ func TestUsage(t *testing.T) {
 		"--anti-thrash x": "neither on nor off nor auto",
 		"--nonsense":      "unknown flag",
 
+		"--swap-memory lots": "--swap-memory",
+		"--swap-memory -1Gi": "--swap-memory",
+		"--swap-share 0":     "--swap-share",
+		"--swap-share 51":    "--swap-share",
+		"--swap-headroom x":  "--swap-headroom",
+		"--gpu-memory 10Ti5": "--gpu-memory",
+
 		"--metrics --metrics-addr 9402": "--metrics-addr",
 		"surplus":                       "surplus",
 	} {

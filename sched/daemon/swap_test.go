@@ -1,0 +1,576 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+const mib = 1 << 20
+
+// swapping starts schedulers for GPUs of 1 GiB that swap.
+func swapping(o *Options) {
+	o.SwapMemory, o.SwapShare = 2*gib, 10
+}
+
+// swapper is a client that can move memory. What it has is what it says.
+type swapper struct {
+	*peerConn
+	proc   *proc
+	has    wire.Moved
+	arenas []wire.Arena
+	fds    []int
+	rooms  int // ROOM frames
+}
+
+func newSwapper(t *testing.T, s *scheduler) *swapper {
+	t.Helper()
+	p := newProc(t, s.dir, 0)
+	w := &swapper{peerConn: p.connect().register(wire.RegisterSwap), proc: p}
+	w.attach(0, gpuA, 0, 0)
+	w.moved(0, 0)
+	return w
+}
+
+// next returns the next frame that is neither a NOTICE nor about room or the arena;
+// those are taken note of.
+func (w *swapper) next() wire.Frame {
+	w.t.Helper()
+	for {
+		f, oob, err := w.recv()
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		switch f.Type {
+		case wire.TypeNotice:
+		case wire.TypeRoom:
+			w.rooms++
+		case wire.TypeArena:
+			fd := rights(w.t, oob)
+			w.t.Cleanup(func() { unix.Close(fd) })
+			w.fds = append(w.fds, fd)
+			w.arenas = append(w.arenas, f.Arena)
+		default:
+			return f
+		}
+	}
+}
+
+func (w *swapper) want(typ wire.Type) wire.Frame {
+	w.t.Helper()
+	f := w.next()
+	if f.Type != typ {
+		w.t.Fatalf("got %v (code %d epoch %d), want %v", f.Type, f.Code, f.Epoch, typ)
+	}
+	return f
+}
+
+// reserve asks for memory in all, and returns the answer's code.
+func (w *swapper) reserve(total uint64) uint32 {
+	w.t.Helper()
+	w.send(wire.Frame{Type: wire.TypeReserve, Reserve: wire.Reserve{Total: total, Least: total, Serial: 1}})
+	return w.want(wire.TypeReserved).Code
+}
+
+// moved reports what it has.
+func (w *swapper) moved(code uint32, epoch uint64) {
+	w.t.Helper()
+	w.send(wire.Frame{Type: wire.TypeMoved, Code: code, Epoch: epoch, Moved: w.has})
+}
+
+// allocates without having the GPU: nothing is on it yet.
+func (w *swapper) allocates(bytes uint64) {
+	w.t.Helper()
+	if code := w.reserve(w.has.Resident + w.has.Away + bytes); code != wire.OK {
+		w.t.Fatalf("reserve: code %d", code)
+	}
+	w.has.Away += bytes
+	w.moved(0, 0)
+}
+
+// out has it move out what its room demands, and say so.
+func (w *swapper) out() {
+	w.t.Helper()
+	if room := w.page.Room(0); w.has.Resident > room {
+		n := w.has.Resident - room
+		w.has.Resident -= n
+		w.has.Away += n
+		w.has.Out += n
+	}
+	w.moved(0, 0)
+}
+
+// in has it move in all that is away, as far as there is room, and say so.
+func (w *swapper) in(epoch uint64) {
+	w.t.Helper()
+	n := min(w.has.Away, w.page.Room(0)-min(w.page.Room(0), w.has.Resident))
+	w.has.Resident += n
+	w.has.Away -= n
+	w.has.In += n
+	code := uint32(0)
+	if w.has.Away == 0 {
+		code = wire.MovedReady
+	}
+	w.moved(code, epoch)
+}
+
+// granted waits for a grant.
+func (w *swapper) granted() uint64 {
+	w.t.Helper()
+	return w.want(wire.TypeGrant).Epoch
+}
+
+func (w *swapper) status(s *scheduler) *api.Client {
+	w.t.Helper()
+	for _, c := range s.status().Gpus[0].Clients {
+		if c.Id == w.id {
+			return c
+		}
+	}
+	w.t.Fatal("not in the status")
+	return nil
+}
+
+// awaitRoom waits until the page has at least that room.
+func (w *swapper) awaitRoom(s *scheduler, room uint64) {
+	w.t.Helper()
+	s.await("room", func(*api.StatusResponse) bool { return w.page.Room(0) >= room })
+}
+
+// The whole of an exchange: two tenants of 600 MiB on a GPU of 1 GiB. The one that is
+// granted gets what is free at once, and the rest piece by piece as the other one
+// moves out; nobody moves more than is lacking.
+func TestSwap(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Quantum = sched.MinQuantum })
+	a, b := newSwapper(t, s), newSwapper(t, s)
+	if a.page.Room(0) == 0 {
+		t.Error("the page says that nothing is swapped")
+	}
+	a.allocates(600 * mib)
+	a.request()
+	e := a.granted()
+	if room := a.page.Room(0); room != 600*mib {
+		t.Errorf("room for %d MiB when it is granted, want 600", room>>20)
+	}
+	a.in(e)
+	b.allocates(600 * mib)
+	b.request()
+	if f := a.want(wire.TypeRevoke); f.Epoch != e {
+		t.Fatalf("%+v", f)
+	}
+	a.release(e)
+	eb := b.granted()
+	if room := b.page.Room(0); room != 424*mib {
+		t.Errorf("room for %d MiB, free are 424", room>>20)
+	}
+	b.in(eb)
+	a.awaitLess(s, 424*mib)
+	// In two pieces.
+	a.has.Resident, a.has.Away, a.has.Out = 500*mib, 100*mib, 100*mib
+	a.moved(0, 0)
+	b.awaitRoom(s, 524*mib)
+	a.out()
+	b.awaitRoom(s, 600*mib)
+	if c := b.status(s); !c.Moving {
+		t.Errorf("moving before it is ready: %v", c)
+	}
+	b.in(eb)
+	s.await("it is ready", func(*api.StatusResponse) bool { return !b.status(s).Moving })
+	r := s.status().Gpus[0]
+	sw := r.Swap
+	if sw.CapacityBytes != gib || sw.PromisedBytes != 1200*mib || sw.ResidentBytes != 1024*mib || sw.AwayBytes != 176*mib ||
+		sw.OutBytes != 176*mib || sw.Outs != 1 || sw.Ins != 2 || sw.SharePercent != 10 {
+		t.Errorf("status %v", sw)
+	}
+	if r.EffectiveMode != api.Mode_MODE_EXCLUSIVE {
+		t.Errorf("mode %v", r.EffectiveMode)
+	}
+	var kinds []string
+	for _, e := range s.eventsOf(&api.EventsRequest{Gpu: "0"}).Events {
+		if e.Type == api.EventType_EVENT_TYPE_SWAP_OUT || e.Type == api.EventType_EVENT_TYPE_SWAP_IN {
+			kinds = append(kinds, strings.TrimPrefix(e.Type.String(), "EVENT_TYPE_"))
+			if e.Bytes == 0 || e.Client == 0 {
+				t.Errorf("event %v", e)
+			}
+		}
+	}
+	if got := strings.Join(kinds, " "); got != "SWAP_IN SWAP_OUT SWAP_IN" {
+		t.Errorf("events %s", got)
+	}
+}
+
+// awaitLess waits until the page has no more room than that.
+func (w *swapper) awaitLess(s *scheduler, room uint64) {
+	w.t.Helper()
+	s.await("less room", func(*api.StatusResponse) bool { return w.page.Room(0) <= room })
+}
+
+// What does not fit, on the GPU or in host memory, is refused when it is reserved,
+// with the figures; what is there stays.
+func TestSwapRefuses(t *testing.T) {
+	var log strings.Builder
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.SwapMemory = 512 * mib; logTo(&log)(o) })
+	a, b, c := newSwapper(t, s), newSwapper(t, s), newSwapper(t, s)
+	if code := a.reserve(1025 * mib); code != wire.ErrArena {
+		t.Errorf("more than the GPU has: code %d", code)
+	}
+	a.allocates(600 * mib)
+	b.allocates(600 * mib)
+	if code := c.reserve(600 * mib); code != wire.ErrArena {
+		t.Errorf("more than the arena holds: code %d", code)
+	}
+	if code := c.reserve(8 * mib); code != wire.OK {
+		t.Errorf("little more: code %d", code)
+	}
+	old := newProc(t, s.dir, 0).connect().register(0).attach(0, gpuA, 0, 0)
+	if old.page.Room(0) == 0 {
+		t.Error("a client that cannot move does not hear that it has to ask")
+	}
+	if f := old.reserve(500*mib, 500*mib, 0); f.Code != wire.ErrMemory {
+		t.Errorf("of a client that cannot move: code %d", f.Code)
+	}
+	r := s.status()
+	if n := r.Gpus[0].Swap.Refused; n != 3 || len(r.Problems) != 0 {
+		t.Errorf("%d refused, problems %v", n, r.Problems)
+	}
+	found := 0
+	for _, e := range s.eventsOf(&api.EventsRequest{}).Events {
+		if e.Type == api.EventType_EVENT_TYPE_NO_ROOM {
+			found++
+			if !strings.Contains(e.Reason, "MiB") || e.Bytes == 0 {
+				t.Errorf("event %v", e)
+			}
+		}
+	}
+	s.stop()
+	if found != 3 || !strings.Contains(log.String(), "--swap-memory") {
+		t.Errorf("%d events; log:\n%s", found, log.String())
+	}
+}
+
+// Without --swap-memory a client that could move is told nothing of it.
+func TestNoSwap(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	w := newSwapper(t, s)
+	if w.page.Room(0) != 0 || w.page.Flags(0) != 0 {
+		t.Errorf("room %d, flags %#x", w.page.Room(0), w.page.Flags(0))
+	}
+	if code := w.reserve(8 * gib); code != wire.OK {
+		t.Errorf("code %d", code)
+	}
+	if g := s.status().Gpus[0]; g.Swap != nil || g.MemoryBytes != gib {
+		t.Errorf("%v", g)
+	}
+}
+
+// The arena is there before it is needed: as much as can have to leave, full of
+// zeros, and neither larger nor smaller than was said. It ends with the client.
+func TestArena(t *testing.T) {
+	s := start(t, t.TempDir(), swapping)
+	a := newSwapper(t, s)
+	a.allocates(600 * mib)
+	if r := s.status().Gpus[0].Swap; r.ArenaUsedBytes != 0 {
+		t.Errorf("alone it has %d bytes of the arena", r.ArenaUsedBytes)
+	}
+	b := newSwapper(t, s)
+	b.allocates(600 * mib)
+	for _, w := range []*swapper{a, b} {
+		sum := uint64(0)
+		for sum < 176*mib {
+			f, oob, err := w.recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Type != wire.TypeArena {
+				continue
+			}
+			fd := rights(t, oob)
+			sum += f.Arena.Size
+			var st unix.Stat_t
+			if err := unix.Fstat(fd, &st); err != nil || uint64(st.Size) != f.Arena.Size || f.Arena.Size%(2*mib) != 0 {
+				t.Errorf("segment of %d bytes, said %d, %v", st.Size, f.Arena.Size, err)
+			}
+			if uint64(st.Blocks)*512 < f.Arena.Size {
+				t.Errorf("%d of %d bytes are there", st.Blocks*512, f.Arena.Size)
+			}
+			if err := unix.Ftruncate(fd, int64(f.Arena.Size)*2); err == nil {
+				t.Error("a client can make its segment larger")
+			}
+			file := os.NewFile(uintptr(fd), "segment")
+			page := make([]byte, mib)
+			if _, err := io.ReadFull(io.NewSectionReader(file, int64(f.Arena.Size)-mib, mib), page); err != nil || !bytes.Equal(page, make([]byte, mib)) {
+				t.Errorf("not zeros, %v", err)
+			}
+			file.Close()
+		}
+	}
+	used := s.status().Gpus[0].Swap
+	if used.ArenaUsedBytes != used.ArenaBytes || used.ArenaBytes < 2*176*mib || used.ArenaBytes > 2*gib {
+		t.Errorf("%v", used)
+	}
+	a.proc.kill()
+	b.proc.kill()
+	s.await("the arena is given back", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaUsedBytes == 0 })
+}
+
+// Whoever does not move is passed over, then reported; who waits gets the room from
+// somebody else, or when the one that was stopped goes on, or dies.
+func TestSwapStuckVictim(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Quantum, o.Grace = sched.MinQuantum, sched.MinGrace })
+	stuck, other, w := newSwapper(t, s), newSwapper(t, s), newSwapper(t, s)
+	for _, x := range []*swapper{stuck, other} {
+		x.allocates(400 * mib)
+		x.request()
+		e := x.granted()
+		x.in(e)
+		x.send(wire.Frame{Type: wire.TypeRelease, Epoch: e, Code: wire.ReleaseIdle})
+		x.moved(0, 0)
+	}
+	w.allocates(600 * mib)
+	w.request()
+	e := w.granted()
+	stuck.awaitLess(s, 24*mib) // granted before the other one: it is to go
+	other.awaitLess(s, 24*mib) // once the first one has not moved
+	other.out()
+	w.awaitRoom(s, 600*mib)
+	w.in(e)
+	s.await("ready", func(*api.StatusResponse) bool { return !w.status(s).Moving })
+	if r := s.status(); len(r.Problems) != 0 {
+		t.Errorf("problems though nobody waits: %v", r.Problems)
+	}
+	// Now nobody is left but the stuck one.
+	w.allocatesAsHolder(s, 824*mib)
+	s.await("it is reported", func(r *api.StatusResponse) bool {
+		return len(r.Problems) == 1 && strings.Contains(r.Problems[0], "does not move its memory")
+	})
+	stuck.proc.kill()
+	w.awaitRoom(s, 824*mib)
+	s.await("no problem is left", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
+	found := false
+	for _, e := range s.eventsOf(&api.EventsRequest{}).Events {
+		found = found || e.Type == api.EventType_EVENT_TYPE_STALL
+	}
+	if !found {
+		t.Error("no event says so")
+	}
+}
+
+// allocatesAsHolder reserves so much in all; the room comes when it comes.
+func (w *swapper) allocatesAsHolder(s *scheduler, total uint64) {
+	w.t.Helper()
+	if code := w.reserve(total); code != wire.OK {
+		w.t.Fatalf("reserve: code %d", code)
+	}
+}
+
+// A client whose memory is never moved gets room before its reservation is answered;
+// its mode is in its page, and can be refused where its memory does not fit.
+func TestMemoryModes(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Quantum = sched.MinQuantum })
+	a := newSwapper(t, s)
+	a.allocates(900 * mib)
+	a.request()
+	e := a.granted()
+	a.in(e)
+	a.send(wire.Frame{Type: wire.TypeRelease, Epoch: e, Code: wire.ReleaseIdle})
+	a.moved(0, 0)
+	s.awaitGPUs()
+
+	c, err := api.Dial(context.Background(), s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	set := func(m api.MemoryMode) error {
+		l := limitRequest(t, "", 0)
+		_, err := c.SetShare(context.Background(), &api.SetShareRequest{Container: l.Container, Uid: l.Uid, MemoryMode: &m})
+		return err
+	}
+	b := newSwapper(t, s)
+	b.allocates(900 * mib)
+	if err := set(api.MemoryMode_MEMORY_MODE_RESIDENT); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "MiB") {
+		t.Errorf("1800 MiB can stay on a GPU of 1 GiB: %v", err)
+	}
+	if code := b.reserve(0); code != wire.OK {
+		t.Fatal(code)
+	}
+	b.has.Away = 0
+	b.moved(0, 0)
+	old := newProc(t, s.dir, 0).connect().register(0).attach(0, gpuA, 0, 0)
+	old.send(wire.Frame{Type: wire.TypeReserve, Reserve: wire.Reserve{Total: 100 * mib, Least: 100 * mib, Serial: 7}})
+	if f := old.expect2(wire.TypeReserved); f.Code != wire.OK {
+		t.Errorf("there is room: code %d", f.Code)
+	}
+	old.send(wire.Frame{Type: wire.TypeReserve, Reserve: wire.Reserve{Total: 124 * mib, Least: 124 * mib, Serial: 8}})
+	if f := old.expect2(wire.TypeReserved); f.Code != wire.OK {
+		t.Errorf("there is room: code %d", f.Code)
+	}
+	if err := set(api.MemoryMode_MEMORY_MODE_RESIDENT); err != nil {
+		t.Error(err)
+	}
+	if flags := a.page.Flags(0); flags&wire.SlotResident == 0 {
+		t.Errorf("flags %#x", flags)
+	}
+	if err := set(api.MemoryMode_MEMORY_MODE_MANAGED); err != nil {
+		t.Error(err)
+	}
+	if flags := a.page.Flags(0); flags&(wire.SlotResident|wire.SlotManaged) != wire.SlotManaged {
+		t.Errorf("flags %#x", flags)
+	}
+}
+
+// expect2 is expect where ROOM may come between.
+func (c *peerConn) expect2(typ wire.Type) wire.Frame {
+	c.t.Helper()
+	for {
+		f, _, err := c.recv()
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		if f.Type == typ {
+			return f
+		}
+	}
+}
+
+// After a restart clients say what they have; nobody gets room before.
+func TestSwapRestart(t *testing.T) {
+	dir := t.TempDir()
+	tune := func(o *Options) { swapping(o); o.Quantum = sched.MinQuantum }
+	s := start(t, dir, tune)
+	a, b := newSwapper(t, s), newSwapper(t, s)
+	a.allocates(600 * mib)
+	b.allocates(600 * mib)
+	a.request()
+	ea := a.granted()
+	a.in(ea)
+	b.request()
+	a.want(wire.TypeRevoke)
+	a.release(ea)
+	eb := b.granted()
+	b.in(eb) // as far as there is room: 424 MiB
+	s.await("it has said so", func(*api.StatusResponse) bool { return b.status(s).ResidentBytes == 424*mib })
+	s.stop()
+
+	s = start(t, dir, tune)
+	again := func(w *swapper, held uint64) *swapper {
+		n := &swapper{peerConn: w.proc.connect().register(wire.RegisterSwap | wire.RegisterReconnect), proc: w.proc, has: w.has}
+		n.attach(0, gpuA, held, 0)
+		if n.page.Room(0) < w.has.Resident {
+			t.Errorf("back with %d MiB and room for %d", w.has.Resident>>20, n.page.Room(0)>>20)
+		}
+		n.send(wire.Frame{Type: wire.TypeReserve, Code: wire.ReserveForce, Reserve: wire.Reserve{Total: 600 * mib, Least: 600 * mib, Serial: 1}})
+		n.want(wire.TypeReserved)
+		return n
+	}
+	b = again(b, eb)
+	b.moved(0, eb)
+	a = again(a, 0)
+	a.moved(0, 0)
+	a.awaitLess(s, 424*mib)
+	a.out()
+	b.awaitRoom(s, 600*mib)
+	b.in(eb)
+	s.await("ready", func(r *api.StatusResponse) bool {
+		return r.Gpus[0].Swap.ResidentBytes == gib && b.status(s).AwayBytes == 0
+	})
+}
+
+// Turns are as long as moving needs, unless the time quantum is fixed.
+func TestSwapShareSetting(t *testing.T) {
+	s := start(t, t.TempDir(), swapping)
+	s.awaitGPUs()
+	c, err := api.Dial(context.Background(), s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	set := func(req *api.SetRequest) *api.Change {
+		t.Helper()
+		r, err := c.Set(context.Background(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Changes[0]
+	}
+	if ch := set(&api.SetRequest{Gpu: "0", SwapShare: 25}); ch.OldSwapShare != 10 || ch.NewSwapShare != 25 {
+		t.Errorf("%v", ch)
+	}
+	if ch := set(&api.SetRequest{Gpu: "1", QuantumNs: int64(time.Second)}); ch.OldSwapShare != 10 || ch.NewSwapShare != 0 {
+		t.Errorf("a fixed quantum: %v", ch)
+	}
+	if ch := set(&api.SetRequest{SwapShare: 5}); ch.NewSwapShare != 5 {
+		t.Errorf("%v", ch)
+	}
+	r := s.status()
+	if a, b := r.Gpus[0].Swap.SharePercent, r.Gpus[1].Swap.SharePercent; a != 5 || b != 5 {
+		t.Errorf("%d %% and %d %%", a, b)
+	}
+	if _, err := c.Set(context.Background(), &api.SetRequest{SwapShare: 51}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("51 %%: %v", err)
+	}
+}
+
+// A GPU that is to look small does so to everybody.
+func TestGPUMemory(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { o.GPUMemory = 512 * mib })
+	_, c := newClient(t, s)
+	c.shows(512*mib, 0)
+	c.reserves(600*mib, 600*mib, 0, wire.ErrMemory, wire.Reserved{Limit: 512 * mib})
+	c.reserves(500*mib, 500*mib, 0, wire.OK, wire.Reserved{Total: 500 * mib, Used: 500 * mib, Limit: 512 * mib})
+	if g := s.status().Gpus[0]; g.MemoryBytes != 512*mib {
+		t.Errorf("%d bytes", g.MemoryBytes)
+	}
+	s.limit("0", 256*mib)
+	c.shows(256*mib, 500*mib)
+}
+
+// What a hostile client says of its memory harms nobody else for longer than its
+// room allows.
+func TestSwapHostile(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Quantum = sched.MinQuantum })
+	liar, w := newSwapper(t, s), newSwapper(t, s)
+	const all = ^uint64(0)
+	for _, m := range []wire.Moved{{Resident: all, Fixed: all, Away: all, Out: all, In: all, Arena: all}, {Away: all}, {Fixed: all}, {}} {
+		liar.has = m
+		liar.moved(0, 0)
+		liar.moved(wire.MovedStuck|wire.MovedNoArena, 5)
+		liar.moved(wire.MovedReady, 77)
+	}
+	liar.has = wire.Moved{}
+	liar.moved(0, 0)
+	w.allocates(900 * mib)
+	w.request()
+	e := w.granted()
+	w.awaitRoom(s, 900*mib)
+	w.in(e)
+	s.await("ready", func(*api.StatusResponse) bool { return !w.status(s).Moving })
+}
+
+func (s *scheduler) eventsOf(req *api.EventsRequest) *api.EventsResponse {
+	s.t.Helper()
+	c, err := api.Dial(context.Background(), s.dir)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer c.Close()
+	r, err := c.Events(context.Background(), req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return r
+}

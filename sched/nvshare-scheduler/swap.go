@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon"
+)
+
+// swapFlags say whether memory is swapped, and how GPUs look.
+type swapFlags struct {
+	memory, headroom, share, gpuMemory string
+	quantumFixed                       bool
+}
+
+func (f *swapFlags) add(cmd *cobra.Command) {
+	fs := cmd.Flags()
+	fs.StringVar(&f.memory, "swap-memory", "0", "`size` of the host memory that may hold what is moved off GPUs, of the whole node, like 200Gi; 0: nothing is moved")
+	fs.StringVar(&f.share, "swap-share", "10", "`percentage` of the time that moving memory may take, 1 to 50: turns are longer than the time quantum where that needs it, unless --tq is given")
+	fs.StringVar(&f.headroom, "swap-headroom", "", "`size` of what is left free of each GPU for what the driver needs, like 4Gi; by default a thirty-second of the GPU's memory")
+	fs.StringVar(&f.gpuMemory, "gpu-memory", "", "have GPUs look as if they had no more memory than this `size`, like 24Gi")
+}
+
+func (f *swapFlags) fill(o *daemon.Options) error {
+	for _, size := range []struct {
+		flag, value string
+		to          *uint64
+	}{{"swap-memory", f.memory, &o.SwapMemory}, {"gpu-memory", f.gpuMemory, &o.GPUMemory}} {
+		if size.value == "" || size.value == "0" {
+			continue
+		}
+		n, err := api.ParseMemory(size.value)
+		if err != nil {
+			return fmt.Errorf("--%s: %w", size.flag, err)
+		}
+		*size.to = n
+	}
+	o.SwapHeadroom = daemon.DefaultHeadroom
+	if f.headroom == "0" {
+		o.SwapHeadroom = 0
+	} else if f.headroom != "" {
+		n, err := api.ParseMemory(f.headroom)
+		if err != nil {
+			return fmt.Errorf("--swap-headroom: %w", err)
+		}
+		o.SwapHeadroom = int64(n)
+	}
+	share, err := strconv.Atoi(strings.TrimSuffix(cmp.Or(f.share, "10"), "%"))
+	if err != nil || share < 1 || share > daemon.MaxSwapShare {
+		return fmt.Errorf("--swap-share: %.64q is not a whole number from 1 to %d", f.share, daemon.MaxSwapShare)
+	}
+	o.SwapShare, o.QuantumFixed = share, f.quantumFixed
+	return nil
+}

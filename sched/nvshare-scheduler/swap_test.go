@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nvshare/nvshare/sched/daemon"
+)
+
+// Nothing is swapped unless somebody says so.
+func TestSwapFlags(t *testing.T) {
+	for args, want := range map[string]daemon.Options{
+		"":                                     {SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
+		"--swap-memory 200Gi --swap-share 25%": {SwapMemory: 200 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 25},
+		"--gpu-memory 24Gi --swap-headroom 0":  {GPUMemory: 24 << 30, SwapShare: 10},
+		"--swap-headroom 4Gi --swap-memory 0":  {SwapHeadroom: 4 << 30, SwapShare: 10},
+	} {
+		var f swapFlags
+		cmd := &cobra.Command{}
+		f.add(cmd)
+		if err := cmd.ParseFlags(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		var got daemon.Options
+		if err := f.fill(&got); err != nil {
+			t.Errorf("%s: %v", args, err)
+		}
+		if got.SwapMemory != want.SwapMemory || got.SwapHeadroom != want.SwapHeadroom || got.SwapShare != want.SwapShare || got.GPUMemory != want.GPUMemory {
+			t.Errorf("%s: %+v, want %+v", args, got, want)
+		}
+	}
+}
