@@ -63,7 +63,7 @@ func newSite(t *testing.T) *site {
 	s.check(os.MkdirAll(filepath.Join(s.dir, "gpu"), 0o755))
 	s.check(os.MkdirAll(filepath.Join(s.dir, "sim", "run"), 0o755))
 	s.check(os.Symlink(simgpu, filepath.Join(s.dir, "sim", "lib")))
-	s.check(os.WriteFile(filepath.Join(s.dir, "sim", "run", "config"), []byte("gpus=1\n"), 0o644))
+	s.configure("gpus=1\n")
 	s.install()
 	t.Cleanup(func() {
 		for _, x := range s.tenants {
@@ -76,6 +76,12 @@ func newSite(t *testing.T) *site {
 		}
 	})
 	return s
+}
+
+// configure says how the GPU is, before anybody uses it.
+func (s *site) configure(text string) {
+	s.t.Helper()
+	s.check(os.WriteFile(filepath.Join(s.dir, "sim", "run", "config"), []byte(text), 0o644))
 }
 
 func (s *site) check(err error) {
@@ -103,10 +109,10 @@ func (s *site) env(extra ...string) []string {
 		"LD_LIBRARY_PATH=" + s.dir + "/sim/lib"}, extra...)
 }
 
-func (s *site) startScheduler() {
+func (s *site) startScheduler(more ...string) {
 	s.t.Helper()
 	cmd := exec.Command(filepath.Join(s.dir, "nvshare-scheduler"),
-		"--simgpu", s.dir+"/sim", "--tq", "20ms", "--grace", "30s")
+		append([]string{"--simgpu", s.dir + "/sim", "--tq", "20ms", "--grace", "30s"}, more...)...)
 	cmd.Env = s.env()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	log, err := os.OpenFile(filepath.Join(s.dir, "scheduler.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)

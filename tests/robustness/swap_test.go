@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package robustness
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// Two tenants that each fill 60 % of the GPU.
+const (
+	gpuMiB    = 320
+	tenantMiB = 192
+)
+
+// swapTenant is a process of swap-tenant.
+type swapTenant struct {
+	*tenant
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// verdict is what it prints at its end.
+type verdict struct {
+	Rounds, Wrong, MiB uint64
+}
+
+func (s *site) buildSwapTenant() {
+	s.t.Helper()
+	cc := exec.Command("cc", "-std=c11", "-D_GNU_SOURCE", "-I../simgpu", "-o", filepath.Join(s.dir, "swap-tenant"),
+		"../workload/swap-tenant.c", filepath.Join(s.dir, "sim", "lib", "libcuda.so.1"))
+	if out, err := cc.CombinedOutput(); err != nil {
+		s.t.Fatalf("build swap-tenant: %v\n%s", err, out)
+	}
+}
+
+func (s *site) startSwapTenant(name string, seed int) *swapTenant {
+	s.t.Helper()
+	x := &swapTenant{tenant: &tenant{name: name, end: make(chan struct{})}}
+	x.cmd = exec.Command(filepath.Join(s.dir, "swap-tenant"), strconv.Itoa(tenantMiB), strconv.Itoa(seed))
+	x.cmd.Env = s.env("LD_PRELOAD="+filepath.Join(s.build, "lib", "libnvshare.so"),
+		"NVSHARE_SIMGPU_TENANT="+name, "NVSHARE_SCHEDULER_LOSS=closed")
+	x.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	x.cmd.Stderr = os.Stderr
+	var err error
+	x.in, err = x.cmd.StdinPipe()
+	s.check(err)
+	r, w, err := os.Pipe() // not StdoutPipe, which Wait closes
+	s.check(err)
+	s.t.Cleanup(func() { r.Close() })
+	x.cmd.Stdout, x.out = w, bufio.NewReader(r)
+	s.check(x.cmd.Start())
+	w.Close()
+	go func() {
+		x.err = x.cmd.Wait()
+		close(x.end)
+	}()
+	s.tenants = append(s.tenants, x.tenant)
+	return x
+}
+
+// finish has it check all once more, and returns what it found.
+func (x *swapTenant) finish(s *site) (v verdict) {
+	s.t.Helper()
+	x.in.Close()
+	select {
+	case <-x.end:
+	case <-time.After(patience):
+		s.t.Fatalf("%s does not end: %s", x.name, s.swap())
+	}
+	s.check(x.err)
+	if line, err := x.out.ReadString('\n'); line != "filled\n" {
+		s.t.Fatalf("%s: %q, %v", x.name, line, err)
+	}
+	s.check(json.NewDecoder(x.out).Decode(&v))
+	if v.Wrong != 0 || v.MiB != tenantMiB || v.Rounds < 2 {
+		s.t.Errorf("%s: %+v", x.name, v)
+	}
+	return v
+}
+
+// swap is what the status says of swapping.
+func (s *site) swap() *api.Swap {
+	r, err := s.status()
+	if err != nil || len(r.Gpus) == 0 {
+		return nil
+	}
+	return r.Gpus[0].Swap
+}
+
+// awaitSwaps waits until so many more moves have ended in each direction.
+func (s *site) awaitSwaps(n uint64) {
+	s.t.Helper()
+	var began *api.Swap
+	s.until("memory moves out and in", func() error {
+		now := s.swap()
+		switch {
+		case now == nil:
+			return errors.New("no status")
+		case began == nil:
+			began = now
+		}
+		if now.Outs < began.Outs+n || now.Ins < began.Ins+n {
+			return fmt.Errorf("now %v", now)
+		}
+		return nil
+	})
+}
+
+// Two tenants whose memory does not fit together take turns, each with all of it on
+// the GPU, and every word of it is always what it was: whatever happens to the
+// scheduler, to a victim that is stopped, and to another tenant that dies.
+func TestSwap(t *testing.T) {
+	s := newSite(t)
+	s.configure(fmt.Sprintf("gpus=1\nmemory_mib=%d\n", gpuMiB))
+	s.buildSwapTenant()
+	args := []string{"--swap-memory", "1Gi", "--swap-headroom", "0", "--swap-share", "50"}
+	s.startScheduler(args...)
+	a, b := s.startSwapTenant("a", 1000), s.startSwapTenant("b", 2000)
+	s.awaitSwaps(3)
+	if u := s.swap(); u.ResidentBytes > gpuMiB<<20 || u.PromisedBytes <= gpuMiB<<20 || u.ArenaBytes < (2*tenantMiB-gpuMiB)<<20 {
+		t.Errorf("status %v", u)
+	}
+
+	for i := range 4 { // in the middle of whatever is going on
+		sig := syscall.SIGKILL
+		if i == 3 {
+			sig = syscall.SIGTERM
+		}
+		s.endScheduler(sig)
+		s.startScheduler(args...)
+		s.awaitAttached(2)
+		s.awaitSwaps(1)
+	}
+
+	s.check(a.cmd.Process.Signal(syscall.SIGSTOP))
+	s.until("it holds up the other one, or does not hold the GPU", func() error {
+		r, err := s.status()
+		if err != nil {
+			return err
+		}
+		for _, c := range r.Gpus[0].Clients {
+			if int(c.Pid) == a.cmd.Process.Pid && (c.State == api.ClientState_CLIENT_STATE_HOLDING || c.State == api.ClientState_CLIENT_STATE_DRAINING || c.Stalled) {
+				return nil
+			}
+		}
+		return errors.New("not yet")
+	})
+	s.check(a.cmd.Process.Signal(syscall.SIGCONT))
+	s.awaitSwaps(1)
+
+	c := s.startSwapTenant("c", 3000)
+	s.awaitSwaps(1)
+	s.check(c.cmd.Process.Kill())
+	<-c.end
+	s.awaitSwaps(1)
+	a.finish(s)
+	b.finish(s)
+	s.until("the arena is given back", func() error {
+		if u := s.swap(); u == nil || u.ArenaUsedBytes != 0 {
+			return fmt.Errorf("status %v", u)
+		}
+		return nil
+	})
+	s.expectAlone(0)
+}

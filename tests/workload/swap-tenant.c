@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * swap-tenant: fills device memory and looks again and again whether it is still
+ * what it was, by the GPU's own eyes.
+ *
+ * usage: swap-tenant MIB SEED
+ *
+ * Allocates MIB in pieces of 32 MiB, and small ones, on the first device, has the
+ * GPU write a pattern of its own into each, and then checks and works by turns,
+ * until its standard input ends: all is checked once more, and it
+ * prints one JSON line:
+ *
+ *   rounds   how many times all was checked
+ *   wrong    words of 8 bytes that were not what they should have been
+ *   mib      how much it got
+ */
+#include "cudadrv.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define PIECE (32ull << 20)
+#define SMALL (100ull << 10)
+#define WORK_NS 2000000ull
+
+static const char ptx[] =
+	".version 6.0\n.target sm_50\n.address_size 64\n"
+	".visible .entry nvshare_spin(.param .u64 a, .param .u64 b) { ret; }\n"
+	".visible .entry nvshare_fill(.param .u64 a, .param .u64 b, .param .u64 c) { ret; }\n"
+	".visible .entry nvshare_check(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d) { ret; }\n";
+
+static void check(CUresult rc, const char *what)
+{
+	if (rc) {
+		fprintf(stderr, "swap-tenant: %s: error %d\n", what, rc);
+		exit(1);
+	}
+}
+
+#define CHECK(call) check(call, #call)
+
+static void launch(CUfunction f, void **params)
+{
+	CHECK(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t mib = argc > 1 ? strtoull(argv[1], NULL, 10) : 0, seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 0;
+	uint64_t left = mib << 20, wrong = 0, rounds = 0, zero = 0, work = WORK_NS;
+	CUdeviceptr piece[4096], result;
+	uint64_t bytes[4096];
+	CUfunction spin, fill, look;
+	CUcontext ctx;
+	CUmodule m;
+	CUdevice dev;
+	int n = 0, last = 0;
+
+	if (argc != 3 || !mib) {
+		fputs("usage: swap-tenant MIB SEED\n", stderr);
+		return 2;
+	}
+	fcntl(0, F_SETFL, O_NONBLOCK);
+	CHECK(cuInit(0));
+	CHECK(cuDeviceGet(&dev, 0));
+	CHECK(cuDevicePrimaryCtxRetain(&ctx, dev));
+	CHECK(cuCtxSetCurrent(ctx));
+	CHECK(cuModuleLoadData(&m, ptx));
+	CHECK(cuModuleGetFunction(&spin, m, "nvshare_spin"));
+	CHECK(cuModuleGetFunction(&fill, m, "nvshare_fill"));
+	CHECK(cuModuleGetFunction(&look, m, "nvshare_check"));
+	CHECK(cuMemAlloc_v2(&result, 8));
+	while (left && n < 4096) {
+		uint64_t s = seed + (uint64_t)n, size = n % 3 == 2 ? SMALL : PIECE;
+		void *params[] = { &piece[n], &bytes[n], &s };
+
+		bytes[n] = left < size ? left : size;
+		CHECK(cuMemAlloc_v2(&piece[n], bytes[n]));
+		launch(fill, params);
+		left -= bytes[n++];
+	}
+	CHECK(cuCtxSynchronize());
+	printf("filled\n");
+	fflush(stdout);
+	while (!last) {
+		char c;
+
+		last = read(0, &c, 1) == 0;
+		for (int i = 0; i < n; i++) {
+			uint64_t s = seed + (uint64_t)i, bad = 1;
+			void *params[] = { &piece[i], &bytes[i], &s, &result };
+
+			launch(look, params);
+			CHECK(cuMemcpyDtoH_v2(&bad, result, 8));
+			wrong += bad;
+		}
+		rounds++;
+		void *params[] = { &work, &zero };
+		launch(spin, params);
+		CHECK(cuCtxSynchronize());
+	}
+	printf("{\"rounds\":%" PRIu64 ",\"wrong\":%" PRIu64 ",\"mib\":%" PRIu64 "}\n", rounds, wrong, mib);
+	return 0;
+}
