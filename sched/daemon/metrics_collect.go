@@ -55,6 +55,7 @@ func (x *exposition) all() {
 		}
 		x.tenantsOf(g)
 	}
+	x.arena(r)
 	x.put("nvshare_nvml_up", number(x.s.sampled))
 	for t, n := range x.s.traffic.messages {
 		if typ := wire.Type(t); typ.FromClient() {
@@ -107,6 +108,7 @@ func (x *exposition) gpu(g *api.GPU, turns *turnStats) {
 	x.put("nvshare_scheduler_running_memory_bytes", float64(memory), gpu...)
 	x.put("nvshare_gpu_memory_reserved_bytes", float64(reserved), gpu...)
 
+	x.swap(g)
 	x.put("nvshare_gpu_grants_total", float64(g.Grants), gpu...)
 	x.put("nvshare_scheduler_drop_lock_total", float64(g.Revokes), gpu...)
 	x.put("nvshare_gpu_fences_total", float64(g.Fences), gpu...)
@@ -196,6 +198,14 @@ func (x *exposition) client(g *api.GPU, c *api.Client) {
 	x.put("nvshare_client_grants_total", float64(c.Grants), l...)
 	x.put("nvshare_client_held_seconds_total", seconds(c.HeldNs), l...)
 	x.put("nvshare_client_calls_total", float64(c.Calls), l...)
+	if g.Swap != nil {
+		x.put("nvshare_client_resident_bytes", float64(c.ResidentBytes), l...)
+		x.put("nvshare_client_fixed_bytes", float64(c.FixedBytes), l...)
+		x.put("nvshare_client_away_bytes", float64(c.AwayBytes), l...)
+		x.put("nvshare_client_arena_bytes", float64(c.ArenaBytes), l...)
+		x.put("nvshare_client_swapped_out_bytes_total", float64(c.SwappedOutBytes), l...)
+		x.put("nvshare_client_swapped_in_bytes_total", float64(c.SwappedInBytes), l...)
+	}
 	x.put("nvshare_client_gate_wait_seconds_total", seconds(c.WaitNs), l...)
 }
 
@@ -213,6 +223,9 @@ func (x *exposition) tenantsOf(g *api.GPU) {
 		x.put("nvshare_tenant_longest_wait_seconds", seconds(t.WaitMaxNs), l...)
 		x.put("nvshare_tenant_grants_total", float64(t.Grants), l...)
 		x.put("nvshare_tenant_clients", float64(t.Clients), l...)
+		if g.Swap != nil {
+			x.put("nvshare_tenant_moving_seconds_total", seconds(t.MovedNs), l...)
+		}
 		if m := memoryOf(g, t.Container, t.Uid); m != nil {
 			x.put("nvshare_tenant_memory_reserved_bytes", float64(m.UsedBytes), l...)
 			if m.LimitBytes != 0 {

@@ -68,12 +68,13 @@ func values(text string) map[string]string {
 
 func TestMetrics(t *testing.T) {
 	pid := uint32(0)
-	s := start(t, t.TempDir(), withMetrics(func() ([]GPUSample, error) {
+	serve := withMetrics(func() ([]GPUSample, error) {
 		return []GPUSample{{
 			UUID: gpuA.UUID, Utilization: 0.5, MemoryUtilization: 0.25, MemoryTotal: 100, MemoryUsed: 60, MemoryFree: 40,
 			Processes: map[uint32]uint64{pid: 7, math.MaxUint32: 8},
 		}}, nil
-	}))
+	})
+	s := start(t, t.TempDir(), func(o *Options) { serve(o); swapping(o) })
 	ctl := dial(t, s)
 	p, a := newClient(t, s)
 	pid = uint32(p.cmd.Process.Pid)
@@ -137,6 +138,9 @@ func TestMetrics(t *testing.T) {
 		"nvshare_client_gate_wait_seconds_total" + client("", ""): "2",
 		"nvshare_scheduler_healthy":                               "0", // over its memory limit
 		"nvshare_scheduler_clients":                               "2",
+		"nvshare_gpu_swap_capacity_bytes{" + gpu + "}":            "1.073741824e+09",
+		"nvshare_gpu_swap_share_ratio{" + gpu + "}":               "0.1",
+		"nvshare_arena_bytes":                                     "2.147483648e+09",
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %q, want %s", name, got[name], want)

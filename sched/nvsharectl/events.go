@@ -121,6 +121,8 @@ var eventColour = map[api.EventType]string{
 	api.EventType_EVENT_TYPE_GRANT:   green,
 	api.EventType_EVENT_TYPE_REVOKE:  yellow,
 	api.EventType_EVENT_TYPE_FENCE:   red,
+	api.EventType_EVENT_TYPE_NO_ROOM: red,
+	api.EventType_EVENT_TYPE_STALL:   red,
 	api.EventType_EVENT_TYPE_BYPASS:  red,
 	api.EventType_EVENT_TYPE_RECLAIM: red,
 }
@@ -137,7 +139,7 @@ func describeEvent(io streams, e *api.Event) string {
 }
 
 func eventName(e *api.Event) string {
-	return strings.ToLower(strings.TrimPrefix(e.Type.String(), "EVENT_TYPE_"))
+	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(e.Type.String(), "EVENT_TYPE_")), "_", "-")
 }
 
 // eventText says who, and why.
@@ -189,6 +191,17 @@ func eventText(e *api.Event) string {
 			mode = "off"
 		}
 		add("anti-thrash is %s: %s", mode, e.Reason)
+	case api.EventType_EVENT_TYPE_SWAP_OUT, api.EventType_EVENT_TYPE_SWAP_IN:
+		where := "off the GPU"
+		if e.Type == api.EventType_EVENT_TYPE_SWAP_IN {
+			where = "onto the GPU"
+		}
+		add("moved %s %s in %s", size(e.Bytes), where, short(e.TookNs))
+		if e.TookNs > 0 {
+			add("%s/s", size(uint64(float64(e.Bytes)*1e9/float64(e.TookNs))))
+		}
+	case api.EventType_EVENT_TYPE_NO_ROOM:
+		add("refused %s: %s", size(e.Bytes), e.Reason)
 	case api.EventType_EVENT_TYPE_SET:
 		add("%s %s → %s", e.Setting, e.Old, e.New)
 	default:
@@ -204,6 +217,7 @@ var reasons = map[string]string{
 	"priority": "priority used up",
 	"mode":     "anti-thrash turned on",
 	"gang":     "turn of a gang",
+	"memory":   "its memory does not get onto the GPU",
 	"revoked":  "as asked",
 	"idle":     "nothing to do",
 	"exit":     "leaves",
@@ -242,6 +256,8 @@ type eventJSON struct {
 	Setting        string    `json:"setting,omitempty"`
 	Old            string    `json:"old,omitempty"`
 	New            string    `json:"new,omitempty"`
+	Bytes          uint64    `json:"bytes,omitempty"`
+	TookSeconds    *float64  `json:"took_seconds,omitempty"`
 }
 
 // named is what a container is called.
@@ -258,7 +274,7 @@ func newEventJSON(e *api.Event) eventJSON {
 		Sequence: e.Sequence, Time: time.Unix(0, e.TimeNs).UTC(), Type: eventName(e), UUID: e.Uuid,
 		Client: e.Client, PID: e.Pid, Epoch: e.Epoch, Reason: e.Reason,
 		Fenced: e.Fenced, Concurrent: e.Concurrent, Latency: e.Latency,
-		Setting: e.Setting, Old: e.Old, New: e.New,
+		Setting: e.Setting, Old: e.Old, New: e.New, Bytes: e.Bytes,
 	}
 	if e.Uuid != "" {
 		out.GPU = &e.Index
@@ -274,6 +290,8 @@ func newEventJSON(e *api.Event) eventJSON {
 		out.WaitedSeconds = secs(e.WaitedNs)
 	case api.EventType_EVENT_TYPE_REVOKE:
 		out.Waiters = &e.Waiters
+	case api.EventType_EVENT_TYPE_SWAP_OUT, api.EventType_EVENT_TYPE_SWAP_IN:
+		out.TookSeconds = secs(e.TookNs)
 	case api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
 		out.HeldSeconds, out.DrainedSeconds = secs(e.HeldNs), secs(e.DrainedNs)
 	}

@@ -55,6 +55,10 @@ func happened() []*api.Event {
 		e.Uuid, e.Container, e.Setting, e.Old, e.New = "GPU-x", pod, "core limit", "none", "25%"
 	})
 	add(api.EventType_EVENT_TYPE_ADOPT, of(nil))
+	add(api.EventType_EVENT_TYPE_SWAP_OUT, of(func(e *api.Event) { e.Bytes, e.TookNs = 16<<30, 312_000_000 }))
+	add(api.EventType_EVENT_TYPE_SWAP_IN, of(func(e *api.Event) { e.Bytes, e.TookNs = 600<<20, 0 }))
+	add(api.EventType_EVENT_TYPE_NO_ROOM, of(func(e *api.Event) { e.Bytes, e.Reason = 90<<30, "there is no place for it" }))
+	add(api.EventType_EVENT_TYPE_STALL, of(func(e *api.Event) { e.Reason = "it does not move 600 MiB off the GPU" }))
 	add(99, func(e *api.Event) { e.Reason = "what a later\x1b[2J scheduler says" })
 	return all
 }
@@ -64,9 +68,9 @@ func TestEvents(t *testing.T) {
 	time.Local = time.UTC
 	f := &fake{events: func(req *api.EventsRequest) *api.EventsResponse {
 		if req.Since != 0 || req.WaitNs != 0 {
-			return &api.EventsResponse{Run: 1, Next: 18}
+			return &api.EventsResponse{Run: 1, Next: 22}
 		}
-		return &api.EventsResponse{Run: 1, Next: 18, Events: happened()}
+		return &api.EventsResponse{Run: 1, Next: 22, Events: happened()}
 	}}
 	dir := serve(t, f)
 	for name, args := range map[string][]string{"events.txt": {"events"}, "events.jsonl": {"events", "-o", "json"}} {

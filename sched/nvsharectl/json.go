@@ -48,6 +48,7 @@ type gpuJSON struct {
 	Memory        []memoryJSON `json:"memory"` // of containers and users with a limit, or with something reserved
 	// Core requests and memory limits of those who may use it, the greatest first.
 	Promises []promiseJSON `json:"promises"`
+	Swap     *swapJSON     `json:"swap,omitempty"` // nothing is swapped without it
 }
 
 // promiseJSON is what one container was promised of a GPU, or a user's processes
@@ -83,6 +84,7 @@ type tenantJSON struct {
 	Grants           uint64    `json:"grants"`
 	WaitMaxSeconds   float64   `json:"wait_max_seconds"`
 	Clients          int       `json:"clients"`
+	MovedSeconds     float64   `json:"moved_seconds,omitempty"` // moving memory onto the GPU, which is not in used_seconds
 }
 
 // shareJSON has 0 and "" for what is not said.
@@ -90,8 +92,9 @@ type shareJSON struct {
 	CoreLimit   uint32 `json:"core_limit"`   // percent
 	CoreRequest uint32 `json:"core_request"` // percent
 	Weight      uint32 `json:"weight"`
-	Priority    string `json:"priority"` // batch, latency
-	Gang        string `json:"gang"`     // "true": of its own processes
+	Priority    string `json:"priority"`              // batch, latency
+	Gang        string `json:"gang"`                  // "true": of its own processes
+	MemoryMode  string `json:"memory_mode,omitempty"` // swap, resident, managed
 }
 
 type clientJSON struct {
@@ -117,6 +120,8 @@ type clientJSON struct {
 	Bypassed        uint32    `json:"bypassed"`
 	ShimVersion     string    `json:"shim_version"`
 	ReservedBytes   uint64    `json:"reserved_bytes"`
+
+	Swap *clientSwapJSON `json:"swap,omitempty"` // where its memory is, if it is swapped
 }
 
 type container struct {
@@ -139,7 +144,11 @@ func newContainer(c *api.Container) container {
 }
 
 func newShare(s *api.Share) shareJSON {
-	return shareJSON{s.GetCoreLimit(), s.GetCoreRequest(), s.GetWeight(), api.FormatPriority(s.GetPriority()), s.GetGang()}
+	out := shareJSON{CoreLimit: s.GetCoreLimit(), CoreRequest: s.GetCoreRequest(), Weight: s.GetWeight(), Priority: api.FormatPriority(s.GetPriority()), Gang: s.GetGang()}
+	if m := s.GetMemoryMode(); m != api.MemoryMode_MEMORY_MODE_UNSPECIFIED {
+		out.MemoryMode = api.FormatMemoryMode(m)
+	}
+	return out
 }
 
 func newStatusJSON(r *api.StatusResponse) statusJSON {
@@ -170,6 +179,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 	if g.EffectiveMode != api.Mode_MODE_UNSPECIFIED {
 		out.Effective = api.AntiThrash(g.EffectiveMode)
 	}
+	out.Swap = newSwapJSON(g.Swap)
 	for _, t := range tenantsOf(g) {
 		u := t.use
 		state, _, _ := t.state()
@@ -177,7 +187,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 			Container: newContainer(t.container), UID: t.uid, State: state, Share: newShare(u.Share),
 			Promised: float64(u.PromisedPermille) / 1000, Got: float64(u.GotPermille) / 1000,
 			UsedSeconds: seconds(u.UsedNs), DebtSeconds: seconds(u.DebtNs), ThrottledSeconds: seconds(u.ThrottledNs),
-			Grants: u.Grants, WaitMaxSeconds: seconds(t.longestWait()), Clients: len(t.clients),
+			Grants: u.Grants, WaitMaxSeconds: seconds(t.longestWait()), Clients: len(t.clients), MovedSeconds: seconds(u.MovedNs),
 		})
 	}
 	for _, c := range g.Clients {
@@ -195,7 +205,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 			Calls: c.Calls, GateWaits: c.Waits, GateWaitSeconds: seconds(c.WaitNs),
 			MemoryBytes: c.MemoryBytes, MemoryPeakBytes: c.MemoryPeakBytes,
 			Interposed: c.Interposed, Bypassed: c.Bypassed, ShimVersion: c.ShimVersion,
-			ReservedBytes: c.ReservedBytes,
+			ReservedBytes: c.ReservedBytes, Swap: newClientSwapJSON(g, c),
 		})
 	}
 	for _, m := range g.Memory {

@@ -148,6 +148,24 @@ func sample() *api.StatusResponse {
 	}
 }
 
+// swapped is a scheduler that swaps: the holder moves in what the waiter moves out.
+func swapped() *api.StatusResponse {
+	r := sample()
+	g := r.Gpus[0]
+	g.Swap = &api.Swap{
+		CapacityBytes: 15 << 30, PromisedBytes: 20 << 30, ResidentBytes: 14 << 30, FixedBytes: 1 << 30, AwayBytes: 6 << 30,
+		ArenaBytes: 10 << 30, ArenaLimitBytes: 64 << 30, ArenaUsedBytes: 12 << 30, OutBytes: 900 << 30, InBytes: 905 << 30,
+		OutNs: 18e9, InNs: 19e9, Outs: 100, Ins: 101, OutBytesPerSecond: 55 << 30, InBytesPerSecond: 50 << 30, Refused: 1, SharePercent: 10,
+	}
+	holder, waiter := g.Clients[0], g.Clients[1]
+	holder.Moving, holder.MemoryMode, holder.ResidentBytes, holder.AwayBytes, holder.RoomBytes, holder.LacksBytes = true, api.MemoryMode_MEMORY_MODE_SWAP, 8<<30, 2<<30, 8<<30, 2<<30
+	waiter.MemoryMode, waiter.ResidentBytes, waiter.FixedBytes, waiter.AwayBytes, waiter.RoomBytes, waiter.Stalled = api.MemoryMode_MEMORY_MODE_SWAP, 6<<30, 1<<30, 4<<30, 4<<30, true
+	waiter.ArenaBytes, waiter.SwappedOutBytes, waiter.SwappedInBytes = 10<<30, 500<<30, 400<<30
+	g.Tenants[0].MovedNs, g.Tenants[1].Share.MemoryMode = 6e9, api.MemoryMode_MEMORY_MODE_RESIDENT
+	r.Gpus[1].Swap = &api.Swap{CapacityBytes: 15 << 30, ArenaLimitBytes: 64 << 30}
+	return r
+}
+
 // older is what a scheduler without shares answers.
 func older(r *api.StatusResponse) *api.StatusResponse {
 	for _, g := range r.Gpus {
@@ -197,6 +215,9 @@ func TestStatus(t *testing.T) {
 		{"status-empty.txt", empty, nil, exitFailed},
 		{"status-empty.json", empty, []string{"-o", "json"}, exitFailed},
 		{"status-wide.txt", healthy, []string{"-o", "wide"}, exitOK},
+		{"status-swap.txt", &fake{status: swapped()}, nil, exitOK},
+		{"status-swap-wide.txt", &fake{status: swapped()}, []string{"-o", "wide"}, exitOK},
+		{"status-swap.json", &fake{status: swapped()}, []string{"-o", "json"}, exitOK},
 		{"status-old.txt", &fake{status: older(sample())}, nil, exitOK},
 		{"status-gpu1.txt", &fake{status: sample()}, []string{"status", "--gpu", "1"}, exitOK},
 		{"status-gpu1.txt", &fake{status: sample()}, []string{"--gpu", "gpu-51600000-0000-4000-8000-000000000001"}, exitOK},
@@ -234,6 +255,7 @@ func TestSet(t *testing.T) {
 	gpu0 := &api.Change{
 		Uuid: "GPU-x", OldQuantumNs: 100_000_000, NewQuantumNs: 45_000_000_000,
 		OldMode: api.Mode_MODE_EXCLUSIVE, NewMode: api.Mode_MODE_CONCURRENT,
+		OldSwapShare: 10, NewSwapShare: 25,
 	}
 	for _, tc := range []struct {
 		args string
@@ -245,6 +267,7 @@ func TestSet(t *testing.T) {
 		{"-T 200ms --gpu 0", &api.SetRequest{QuantumNs: 200e6, Gpu: "0"}, "GPU 0: time quantum 100ms → 45s\n"},
 		{"-S auto", &api.SetRequest{Mode: api.Mode_MODE_AUTO}, "GPU 0: anti-thrash on → off\n"},
 		{"-S off", &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT}, "GPU 0: anti-thrash on → off\n"},
+		{"--swap-share 25%", &api.SetRequest{SwapShare: 25}, "GPU 0: swap share 10% → 25%\n"},
 		{"--anti-thrash=on -T 1", &api.SetRequest{QuantumNs: 1e9, Mode: api.Mode_MODE_EXCLUSIVE}, "GPU 0: time quantum 100ms → 45s, anti-thrash on → off\n"},
 	} {
 		f := &fake{changes: []*api.Change{gpu0}}
@@ -286,6 +309,9 @@ func TestSetShare(t *testing.T) {
 		{"set --user 1000 --core-limit none --core-request none --weight none --priority none --gang none --memory-limit none",
 			&api.SetShareRequest{Uid: proto.Uint32(1000), CoreLimit: proto.Uint32(0), CoreRequest: proto.Uint32(0), Weight: proto.Uint32(0),
 				Priority: &unspecified, Gang: proto.String(""), MemoryBytes: proto.Uint64(0)}, &api.SetShareResponse{}, ""},
+		{"set --user 1000 --memory-mode resident", &api.SetShareRequest{Uid: proto.Uint32(1000), MemoryMode: api.MemoryMode_MEMORY_MODE_RESIDENT.Enum()},
+			&api.SetShareResponse{Uid: 1000, Changes: []*api.ShareChange{{Uuid: "GPU-x", Old: &api.Share{}, New: &api.Share{MemoryMode: api.MemoryMode_MEMORY_MODE_RESIDENT}}}},
+			"GPU 0, user 1000: memory mode swap → resident\n"},
 		{"set --user=1000 --memory-limit=0", &api.SetShareRequest{Uid: proto.Uint32(1000), MemoryBytes: proto.Uint64(0)}, &api.SetShareResponse{}, ""},
 	} {
 		f := &fake{share: tc.resp}

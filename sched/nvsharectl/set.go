@@ -16,18 +16,19 @@ import (
 // setFlags are the settings, on the root command as users of the original
 // nvsharectl know them.
 type setFlags struct {
-	quantum, antiThrash, gpu string
+	quantum, antiThrash, swapShare, gpu string
 }
 
 func (f *setFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	fs.StringVarP(&f.quantum, "set-tq", "T", "", "set the time quantum: `n` seconds, or with a unit, like 200ms")
 	fs.StringVarP(&f.antiThrash, "anti-thrash", "S", "", "`on|off|auto`: one client at a time on a GPU, all at once, or one of the two, by memory and by how short turns are")
+	fs.StringVar(&f.swapShare, "swap-share", "", "set the `percentage` of the time, 1 to 50, that moving memory may take: turns become as long as that needs")
 	fs.StringVar(&f.gpu, "gpu", "", "change, or show, only the GPU with this `index or UUID`")
 }
 
 func (f *setFlags) given(cmd *cobra.Command) bool {
-	return cmd.Flags().Changed("set-tq") || cmd.Flags().Changed("anti-thrash")
+	return cmd.Flags().Changed("set-tq") || cmd.Flags().Changed("anti-thrash") || cmd.Flags().Changed("swap-share")
 }
 
 func (f *setFlags) request() (*api.SetRequest, error) {
@@ -46,8 +47,15 @@ func (f *setFlags) request() (*api.SetRequest, error) {
 		}
 		req.Mode = m
 	}
-	if req.QuantumNs == 0 && req.Mode == api.Mode_MODE_UNSPECIFIED {
-		return nil, usageError{fmt.Errorf("--set-tq or --anti-thrash has no value")}
+	if f.swapShare != "" {
+		n, err := api.ParsePercent(f.swapShare)
+		if err != nil || n > 50 {
+			return nil, usageError{fmt.Errorf("--swap-share: %.64q is not a percentage from 1 to 50", f.swapShare)}
+		}
+		req.SwapShare = n
+	}
+	if req.QuantumNs == 0 && req.Mode == api.Mode_MODE_UNSPECIFIED && req.SwapShare == 0 {
+		return nil, usageError{fmt.Errorf("--set-tq, --anti-thrash or --swap-share has no value")}
 	}
 	return req, nil
 }
@@ -82,6 +90,9 @@ func describeChange(req *api.SetRequest, c *api.Change) string {
 	}
 	if req.Mode != api.Mode_MODE_UNSPECIFIED {
 		parts = append(parts, fmt.Sprintf("anti-thrash %s → %s", api.AntiThrash(c.OldMode), api.AntiThrash(c.NewMode)))
+	}
+	if req.SwapShare != 0 {
+		parts = append(parts, fmt.Sprintf("swap share %s → %s", api.FormatPercent(c.OldSwapShare), api.FormatPercent(c.NewSwapShare)))
 	}
 	return what + ": " + strings.Join(parts, ", ")
 }

@@ -19,6 +19,7 @@ import (
 type shareFlags struct {
 	container, user, gpu                           string
 	limit, request, weight, priority, gang, memory string
+	keep                                           string
 }
 
 func setCommand(root *rootFlags, io streams) *cobra.Command {
@@ -57,6 +58,7 @@ is named by its id, the beginning of it, or as the status shows it.`,
 	fs.StringVar(&f.weight, "weight", "", "its part of what nobody was promised: a `number` from 1 to 10000, or none, which is 100")
 	fs.StringVar(&f.priority, "priority", "", "`batch|latency`: whether it waits for its turn; or none")
 	fs.StringVar(&f.gang, "gang", "", "the `name` of those, in its namespace, that get GPUs together with it; true: its own processes; or none")
+	fs.StringVar(&f.keep, "memory-mode", "", "`swap|resident|managed`: whether its memory may be moved off a GPU that is promised beyond what it has; or none, which is swap")
 	fs.StringVar(&f.memory, "memory-limit", "", "the `size`, like 8Gi; a bare number means MiB; or none")
 	return cmd
 }
@@ -85,6 +87,8 @@ func (f *shareFlags) settings() []setting {
 			func(s *api.Share, _ uint64) string { return api.FormatGang(s.GetGang()) }),
 		of("memory-limit", f.memory, "memory limit", api.ParseMemory, func(r *api.SetShareRequest, v *uint64) { r.MemoryBytes = v },
 			func(_ *api.Share, n uint64) string { return api.FormatMemory(n) }),
+		of("memory-mode", f.keep, "memory mode", api.ParseMemoryMode, func(r *api.SetShareRequest, v *api.MemoryMode) { r.MemoryMode = v },
+			func(s *api.Share, _ uint64) string { return api.FormatMemoryMode(s.GetMemoryMode()) }),
 	}
 }
 

@@ -26,7 +26,9 @@ user outside containers.
 PROMISED is the part of the GPU's time that a tenant gets if it wants it, as
 long as the same tenants want it as now; GETS what it got over five seconds.
 DEBT is what it used above its core limit and has to make up for. FOR is how
-long it has held the GPU, or waited for it. The lines "promised are" have core
+long it has held the GPU, or waited for it. Where memory is swapped a table says
+where it is: what is on the GPU, of that what cannot be moved (FIXED), and what is
+in host memory or was never used (AWAY). The lines "promised are" have core
 requests and memory limits, also of tenants that do not use the GPU now: they
 decide where pods are placed, and whether. Exit status 1: there is a problem.`,
 		Args: cobra.NoArgs,
@@ -102,8 +104,10 @@ func printStatus(io streams, r *api.StatusResponse, wide bool) {
 	gpus := table{head: []string{"GPU", "NAME", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "ANTI-THRASH", "MEMORY", "GRANTS", "FENCED"}}
 	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "PROMISED", "GETS", "DEBT", "SHARE", "LONGEST WAIT", "MEMORY", "PROCESSES"}}
 	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "LONGEST WAIT", "CALLS", "MEMORY", "BYPASSED"}}
+	swaps, places := swapTable(), placeTable()
 	var reasons, promises []string
 	for _, g := range r.Gpus {
+		addSwap(&swaps, g)
 		name := g.Name
 		if wide {
 			name += " " + g.Uuid
@@ -115,7 +119,8 @@ func printStatus(io streams, r *api.StatusResponse, wide bool) {
 			fmt.Sprint(count(g, api.ClientState_CLIENT_STATE_WAITING)), longestWaiting(g),
 			time.Duration(g.QuantumNs).String(), antiThrash(g), size(reserved(g))+"/"+size(g.MemoryBytes),
 			fmt.Sprint(g.Grants), fmt.Sprint(fenced))
-		if g.Mode == api.Mode_MODE_AUTO && g.ModeReason != "" {
+		overridden := g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode
+		if (g.Mode == api.Mode_MODE_AUTO || g.Swap != nil && overridden) && g.ModeReason != "" {
 			reasons = append(reasons, fmt.Sprintf("GPU %d: anti-thrash is %s: %s", g.Index, api.AntiThrash(g.EffectiveMode), g.ModeReason))
 		}
 		if text := promisedOf(g, wide); text != "" {
@@ -129,14 +134,15 @@ func printStatus(io streams, r *api.StatusResponse, wide bool) {
 			if c.SinceNs != 0 {
 				since = short(c.SinceNs)
 			}
+			addPlace(&places, g, c)
 			clients.add(map[int]string{1: stateColour[c.State], 10: alarm(c.Bypassed > 0)},
-				fmt.Sprint(g.Index), stateName(c), api.Who(c), fmt.Sprint(c.Pid), since, fmt.Sprint(c.Grants), short(c.HeldNs),
+				fmt.Sprint(g.Index), doing(c), api.Who(c), fmt.Sprint(c.Pid), since, fmt.Sprint(c.Grants), short(c.HeldNs),
 				short(c.WaitMaxNs), fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed))
 		}
 	}
-	tables := []table{gpus, tenants}
+	tables := []table{gpus, tenants, swaps}
 	if wide {
-		tables = append(tables, clients)
+		tables = append(tables, clients, places)
 	}
 	for i, t := range tables {
 		if len(t.rows) > 0 {

@@ -100,7 +100,7 @@ func (t *tenant) state() (state, since, colour string) {
 	if c == nil {
 		return "gone", "-", ""
 	}
-	state, since, colour = stateName(c), "-", stateColour[c.State]
+	state, since, colour = doing(c), "-", stateColour[c.State]
 	if c.SinceNs != 0 {
 		since = short(c.SinceNs)
 	}
@@ -140,6 +140,9 @@ func (t *tenant) share() string {
 	if s.GetGang() != "" {
 		add("gang %s", api.FormatGang(s.Gang))
 	}
+	if m := s.GetMemoryMode(); m > api.MemoryMode_MEMORY_MODE_SWAP {
+		add("%s", api.FormatMemoryMode(m))
+	}
 	return strings.Join(parts, ", ")
 }
 
@@ -174,11 +177,18 @@ func (t *tenant) longestWait() int64 {
 func (t *tenant) ofLimit() (text, colour string) {
 	m := t.memory
 	text = size(m.UsedBytes)
-	if m.LimitBytes == 0 {
-		return text, ""
+	if m.LimitBytes != 0 {
+		text += "/" + size(m.LimitBytes)
+		if m.UsedBytes > m.LimitBytes {
+			colour = red
+		}
 	}
-	if m.UsedBytes > m.LimitBytes {
-		colour = red
+	away := uint64(0)
+	for _, c := range t.clients {
+		away += c.AwayBytes
 	}
-	return text + "/" + size(m.LimitBytes), colour
+	if away > 0 {
+		text += ", " + size(away) + " away"
+	}
+	return text, colour
 }

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// swapTable says how much memory is where, by GPU, if any is swapped.
+func swapTable() table {
+	return table{head: []string{"GPU", "ON GPU", "FIXED", "AWAY", "HOST MEMORY", "MOVED OUT", "MOVED IN", "OUT/S", "IN/S", "SWAP SHARE", "REFUSED"}}
+}
+
+func addSwap(t *table, g *api.GPU) {
+	s := g.Swap
+	if s == nil {
+		return
+	}
+	share := "any"
+	if s.SharePercent != 0 {
+		share = api.FormatPercent(s.SharePercent)
+	}
+	t.add(map[int]string{10: alarm(s.Refused > 0)},
+		fmt.Sprint(g.Index), size(s.ResidentBytes)+"/"+size(s.CapacityBytes), size(s.FixedBytes), size(s.AwayBytes),
+		size(s.ArenaBytes)+"/"+size(s.ArenaLimitBytes), size(s.OutBytes), size(s.InBytes),
+		size(s.OutBytesPerSecond), size(s.InBytesPerSecond), share, fmt.Sprint(s.Refused))
+}
+
+// placeTable says the same by process.
+func placeTable() table {
+	return table{head: []string{"GPU", "CLIENT", "PID", "KEPT", "ON GPU", "FIXED", "AWAY", "ROOM", "LACKS", "HOST MEMORY", "MOVED OUT", "MOVED IN"}}
+}
+
+func addPlace(t *table, g *api.GPU, c *api.Client) {
+	if g.Swap == nil {
+		return
+	}
+	t.add(map[int]string{8: alarm(c.LacksBytes > 0), 3: alarm(c.Stalled)},
+		fmt.Sprint(g.Index), api.Who(c), fmt.Sprint(c.Pid), kept(c), size(c.ResidentBytes), size(c.FixedBytes), size(c.AwayBytes),
+		size(c.RoomBytes), size(c.LacksBytes), size(c.ArenaBytes), size(c.SwappedOutBytes), size(c.SwappedInBytes))
+}
+
+func kept(c *api.Client) string {
+	switch {
+	case c.Stalled:
+		return "stalled"
+	case c.MemoryMode == api.MemoryMode_MEMORY_MODE_UNSPECIFIED:
+		return "-"
+	}
+	return api.FormatMemoryMode(c.MemoryMode)
+}
+
+// doing is what a client does, in one word.
+func doing(c *api.Client) string {
+	if c.Moving && c.State == api.ClientState_CLIENT_STATE_HOLDING {
+		return "moving"
+	}
+	return stateName(c)
+}
+
+type swapJSON struct {
+	CapacityBytes     uint64  `json:"capacity_bytes"` // what clients may have on the GPU, together
+	PromisedBytes     uint64  `json:"promised_bytes"`
+	ResidentBytes     uint64  `json:"resident_bytes"`
+	FixedBytes        uint64  `json:"fixed_bytes"` // of these, what cannot be moved
+	AwayBytes         uint64  `json:"away_bytes"`  // in host memory, or never used
+	ArenaBytes        uint64  `json:"arena_bytes"` // host memory that this GPU's clients were given
+	ArenaLimitBytes   uint64  `json:"arena_limit_bytes"`
+	ArenaUsedBytes    uint64  `json:"arena_used_bytes"` // of all GPUs
+	OutBytes          uint64  `json:"out_bytes"`
+	InBytes           uint64  `json:"in_bytes"`
+	OutSeconds        float64 `json:"out_seconds"`
+	InSeconds         float64 `json:"in_seconds"`
+	Outs              uint64  `json:"outs"`
+	Ins               uint64  `json:"ins"`
+	OutBytesPerSecond uint64  `json:"out_bytes_per_second"` // the latest time
+	InBytesPerSecond  uint64  `json:"in_bytes_per_second"`
+	Refused           uint64  `json:"refused"`
+	SwapShare         uint32  `json:"swap_share"` // percent; 0: turns are as long as the time quantum says
+}
+
+func newSwapJSON(s *api.Swap) *swapJSON {
+	if s == nil {
+		return nil
+	}
+	return &swapJSON{
+		s.CapacityBytes, s.PromisedBytes, s.ResidentBytes, s.FixedBytes, s.AwayBytes, s.ArenaBytes, s.ArenaLimitBytes, s.ArenaUsedBytes,
+		s.OutBytes, s.InBytes, seconds(s.OutNs), seconds(s.InNs), s.Outs, s.Ins, s.OutBytesPerSecond, s.InBytesPerSecond, s.Refused, s.SharePercent,
+	}
+}
+
+type clientSwapJSON struct {
+	MemoryMode    string `json:"memory_mode"` // "" : its shim cannot move memory
+	ResidentBytes uint64 `json:"resident_bytes"`
+	FixedBytes    uint64 `json:"fixed_bytes"`
+	AwayBytes     uint64 `json:"away_bytes"`
+	RoomBytes     uint64 `json:"room_bytes"`  // that it may have on the GPU
+	LacksBytes    uint64 `json:"lacks_bytes"` // that it needs more, and does not get yet
+	ArenaBytes    uint64 `json:"arena_bytes"`
+	OutBytes      uint64 `json:"out_bytes"`
+	InBytes       uint64 `json:"in_bytes"`
+	Moving        bool   `json:"moving"`  // has the GPU, and moves memory onto it
+	Stalled       bool   `json:"stalled"` // does not move off the GPU as it was told to
+}
+
+func newClientSwapJSON(g *api.GPU, c *api.Client) *clientSwapJSON {
+	if g.Swap == nil {
+		return nil
+	}
+	mode := ""
+	if c.MemoryMode != api.MemoryMode_MEMORY_MODE_UNSPECIFIED {
+		mode = api.FormatMemoryMode(c.MemoryMode)
+	}
+	return &clientSwapJSON{mode, c.ResidentBytes, c.FixedBytes, c.AwayBytes, c.RoomBytes, c.LacksBytes, c.ArenaBytes,
+		c.SwappedOutBytes, c.SwappedInBytes, c.Moving, c.Stalled}
+}
