@@ -34,12 +34,16 @@ type client struct {
 	requested    bool       // since it was last granted
 	blockedSince sched.Time // when waiting began that is not its own fault
 	blocked      bool
+
+	mem   memory
+	known bool // it was attached before
 }
 
 func (w *world) spawn(slot int) {
 	w.lastID++
 	c := &client{w: w, id: w.lastID, slot: slot, alive: true, page: &page{}, hostile: w.chance(w.faults.hostile)}
 	c.tenant = w.tenantOf[slot]
+	c.allocates()
 	w.client[slot] = c
 	w.byID[c.id] = c
 	c.later(w.duration(0, 20*time.Millisecond), c.connect)
@@ -135,7 +139,11 @@ func (c *client) disconnected() {
 func (c *client) onAttached(p *page) {
 	c.page = p
 	c.attached = true
+	c.known = true
 	c.blockedSince = c.w.now
+	c.mem.answer = true
+	defer c.move()
+	c.report(false, false)
 	if c.local != 0 && p.word != c.local {
 		c.close(sched.Revoked)
 	}
@@ -163,6 +171,7 @@ func (c *client) wake(p *page) {
 	c.local = p.word
 	c.requested = false
 	c.w.judge.opened(c)
+	c.move()
 	c.pass()
 	c.idle()
 }
@@ -195,6 +204,7 @@ func (c *client) close(why sched.Reason) {
 		c.blockedSince = c.w.now
 		c.w.judge.drained(c)
 		c.send(sched.Release{Client: c.id, Epoch: c.released, Reason: why})
+		c.move()
 		if why == sched.Idle {
 			c.w.report.EarlyReleases++
 		}
@@ -205,6 +215,8 @@ func (c *client) close(why sched.Reason) {
 		c.busy = false
 		c.burst++
 		c.later(c.w.duration(0, 5*time.Millisecond), c.pass)
+	} else if c.pending {
+		c.pass() // it waits for memory, and now for another grant
 	}
 }
 
@@ -221,6 +233,9 @@ func (c *client) work() {
 func (c *client) pass() {
 	if !c.pending || c.busy {
 		return
+	}
+	if c.local != 0 && c.mem.away > 0 {
+		return // it is moved in
 	}
 	if c.local == 0 || c.page.word != c.local {
 		if !c.blocked {
@@ -268,7 +283,7 @@ func (c *client) idle() {
 		if c.local != epoch || c.burst != burst || c.busy {
 			return
 		}
-		if c.page.waiters > 0 && c.page.word == c.local {
+		if c.page.waiters > 0 && c.page.word == c.local && c.mem.away == 0 {
 			c.close(sched.Idle)
 			return
 		}
@@ -317,7 +332,10 @@ func (c *client) die() {
 	w.client[c.slot] = nil
 	delete(w.byID, c.id)
 	id := c.id
-	w.after(w.duration(0, 30*time.Millisecond), func() { w.daemon.step(sched.Gone{Client: id}) })
+	w.after(w.duration(0, 30*time.Millisecond), func() {
+		w.daemon.step(sched.Gone{Client: id})
+		w.daemon.dropMemory(id)
+	})
 	w.after(w.duration(0, 100*time.Millisecond), func() { w.spawn(c.slot) })
 }
 

@@ -14,6 +14,7 @@ type page struct {
 	word    sched.Epoch
 	latency bool
 	waiters int
+	room    uint64
 }
 
 // conn is a connection. Frames arrive late, but in order; what has not arrived
@@ -34,6 +35,7 @@ type daemon struct {
 	quantum, grace time.Duration
 	mode           sched.Mode
 	tuning         sched.Tuning
+	swapShare      int
 
 	// Does not. core is nil while the daemon is down.
 	core      *sched.Core
@@ -42,6 +44,13 @@ type daemon struct {
 	conns     map[sched.ClientID]*conn
 	pages     map[sched.ClientID]*page
 	timer     sched.Time // of the tick that is under way; 0: none
+
+	// Memory, see memory.go.
+	residency           *sched.Residency
+	since               map[sched.ClientID]sched.Time // of the latest report, or of being told to move
+	away                map[sched.ClientID]bool       // as the core knows
+	promised            uint64                        // the same
+	unsettled, settling bool
 }
 
 func (d *daemon) start() {
@@ -49,10 +58,11 @@ func (d *daemon) start() {
 	d.conns = map[sched.ClientID]*conn{}
 	d.pages = map[sched.ClientID]*page{}
 	d.timer = 0
-	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, Tuning: d.tuning, LastEpoch: d.persisted.Epoch})
+	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, Tuning: d.tuning, SwapShare: d.swapShare, LastEpoch: d.persisted.Epoch})
 	if d.w.trace != nil {
 		d.w.note("daemon", text(fmt.Sprintf("starts with %v, mode %v", d.persisted, d.mode)))
 	}
+	d.startMemory()
 	d.effective = d.core.Snapshot(d.w.now).Effective
 	d.w.judge.restarted()
 	if p := d.persisted; p.Unrecorded {
@@ -127,6 +137,7 @@ func (d *daemon) step(ev sched.Event) {
 			}
 		})
 	}
+	d.settle()
 }
 
 func (d *daemon) perform(a sched.Action) {
@@ -144,6 +155,11 @@ func (d *daemon) perform(a sched.Action) {
 			w.report.Latency++
 		}
 		w.judge.granted(a)
+		if w.capacity != 0 {
+			d.residency.SetActive(a.Client, true)
+			d.room()
+			d.unsettled = true
+		}
 		p := d.pages[a.Client]
 		p.word, p.latency = a.Epoch, a.Latency
 		c := d.conns[a.Client].c
@@ -157,6 +173,7 @@ func (d *daemon) perform(a sched.Action) {
 	case sched.Close:
 		d.pages[a.Client].word = 0
 	case sched.Adopt:
+		d.unsettled = true
 		w.report.Adoptions++
 		w.judge.adopted(a)
 		d.pages[a.Client].word = a.Epoch
@@ -178,6 +195,7 @@ func (d *daemon) perform(a sched.Action) {
 		d.pages[a.Client].waiters = a.Waiters
 	case sched.Stand: // see the shim's tests: such a client asks all the same
 	case sched.Released:
+		d.unsettled = true
 		w.judge.ended(a.Client)
 	case sched.ModeChosen:
 		w.report.Modes++
@@ -233,6 +251,7 @@ func (d *daemon) receive(k *conn, ev sched.Event) {
 	d.conns[id] = k
 	d.pages[id] = &page{}
 	d.w.judge.attaches(k.c)
+	d.attachMemory(k.c, k.c.known)
 	if t := k.c.tenant; t != nil {
 		attach.Tenant, attach.Share = t.name, t.share
 	}

@@ -35,15 +35,18 @@ type Report struct {
 	Modes, Shares          int // changes
 	Limits                 int // windows in which a limit was checked
 	Overlaps               int // of fenced clients with holders: allowed
+	MovedIn, MovedOut      int // memory, in units of no meaning
+	Stalls, Refused        int // clients that did not make room; requests that the GPU had no memory for
 	LongestWait            time.Duration
 }
 
 func (r Report) String() string {
 	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, pauses %d), early releases %d, revokes %d, fences %d, adoptions %d; "+
 		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, changes of mode %d, of shares %d; "+
+		"memory moved in %d, out %d, stalled %d times, refused %d; "+
 		"fenced overlaps %d, limits checked %d, longest wait %v",
 		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Pauses, r.EarlyReleases, r.Revokes, r.Fences, r.Adoptions,
-		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.Overlaps, r.Limits, r.LongestWait)
+		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.MovedIn, r.MovedOut, r.Stalls, r.Refused, r.Overlaps, r.Limits, r.LongestWait)
 }
 
 // Bounds of what the operator sets. Short, so that faults meet often.
@@ -73,6 +76,7 @@ type world struct {
 	tenants  []*tenant
 	tenantOf []*tenant
 	lastID   sched.ClientID
+	capacity uint64 // of the GPU's memory; 0: it is not looked at
 
 	report  Report
 	stable  sched.Time // since then nobody's share has changed
@@ -124,6 +128,9 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 	}
 	w.daemon.quantum = w.duration(minQuantum, maxQuantum)
 	w.daemon.grace = w.duration(minGrace, maxGrace)
+	if opts.Clients < 1000 { // or it is quadratic
+		w.newMemory()
+	}
 	w.daemon.start()
 
 	n := opts.Clients
@@ -179,6 +186,9 @@ func (w *world) operate() {
 		d.mode = sched.Mode(w.rng.IntN(3))
 		d.step(sched.SetMode{M: d.mode})
 	case 4:
+		if w.capacity != 0 {
+			return // the clients say
+		}
 		d.step(sched.SetMemory{Reserved: w.rng.Uint64N(100), Total: 100})
 	case 5:
 		d.tuning = sched.Tuning{}

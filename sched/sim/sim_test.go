@@ -71,7 +71,7 @@ func TestSim(t *testing.T) {
 			"grant": total.Grants, "concurrent grant": total.Concurrent, "early release": total.EarlyReleases,
 			"latency grant": total.Latency, "pause": total.Pauses, "leap of the clock": total.Leaps,
 			"change of mode": total.Modes, "change of a share": total.Shares, "limit checked": total.Limits, "revoke": total.Revokes, "fence": total.Fences, "adoption": total.Adoptions, "death": total.Deaths,
-			"stop": total.Stops, "lost connection": total.Cuts, "crash": total.Crashes, "fenced overlap": total.Overlaps,
+			"stop": total.Stops, "lost connection": total.Cuts, "crash": total.Crashes, "memory moved in": total.MovedIn, "out": total.MovedOut, "fenced overlap": total.Overlaps,
 		} {
 			if n == 0 {
 				t.Errorf("not one %s in %d steps", what, *steps)
@@ -169,6 +169,10 @@ func add(a, b Report) Report {
 	a.Cuts += b.Cuts
 	a.Crashes += b.Crashes
 	a.Overlaps += b.Overlaps
+	a.MovedIn += b.MovedIn
+	a.MovedOut += b.MovedOut
+	a.Stalls += b.Stalls
+	a.Refused += b.Refused
 	a.LongestWait = max(a.LongestWait, b.LongestWait)
 	return a
 }

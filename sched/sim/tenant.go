@@ -111,7 +111,7 @@ func (j *judge) checkLimits() {
 		before := t.ring[t.sampled%samples]
 		t.ring[t.sampled%samples] = t.held
 		t.sampled++
-		if t.sampled <= samples || t.share.Limit == 0 || t.share.Limit == 100 || w.daemon.tuning != (sched.Tuning{}) {
+		if t.sampled <= samples || w.capacity != 0 || t.share.Limit == 0 || t.share.Limit == 100 || w.daemon.tuning != (sched.Tuning{}) {
 			continue
 		}
 		// The oldest sample is older than the window by one piece.
@@ -134,6 +134,11 @@ func (j *judge) patience(c *client) time.Duration {
 	w := j.w
 	n := time.Duration(len(w.client))
 	turn := 2*maxQuantum + maxGrace + 20*time.Millisecond
+	if w.capacity != 0 {
+		// Who moves and does not get on has the GPU for a grace period after each piece,
+		// and keeps away from it for as long. A turn is as long again as moving took.
+		turn += 4 * (maxGrace + 3*maxGrace)
+	}
 	bound := 2*(n+2)*turn + maxGrace
 	if len(w.tenants) == 0 {
 		return bound
