@@ -47,6 +47,7 @@ func (k Keep) String() string {
 // goroutines at once. Plan and Fits cost O(n log n) in clients.
 type Residency struct {
 	capacity uint64
+	outside  uint64 // of it, what others than clients seem to have; see Refused
 	clients  map[ClientID]*occupant
 	seq      uint64
 	rooms    []Room // reused by each Plan
@@ -151,6 +152,31 @@ func (r *Residency) Promise(id ClientID, bytes, most uint64) {
 	o.promised, o.most = bytes, min(most, r.capacity)
 	o.settle()
 }
+
+// Refused says that the driver had no memory for a client although it had room:
+// others than clients have some of the GPU, as much as clients have not.
+func (r *Residency) Refused(id ClientID) {
+	if o := r.clients[id]; o != nil && o.resident < o.room {
+		r.outside = max(r.outside, less(r.capacity, r.onGPU()))
+	}
+}
+
+// Ready says that a client got all its memory. What others seemed to have may be
+// less, so that is tried again, little by little.
+func (r *Residency) Ready() {
+	r.outside = min(r.outside-(r.outside+7)/8, less(r.capacity, r.onGPU()))
+}
+
+// onGPU is what clients have there, as they say.
+func (r *Residency) onGPU() (sum uint64) {
+	for _, o := range r.clients {
+		sum = add(sum, o.resident)
+	}
+	return sum
+}
+
+// usable is what clients can have on the GPU, as far as is known.
+func (r *Residency) usable() uint64 { return less(r.capacity, r.outside) }
 
 // Force says that what a client has reserved is on the GPU already.
 func (r *Residency) Force(id ClientID) {
@@ -288,7 +314,7 @@ func (r *Residency) Plan() []Room {
 
 // place gives room to those who want it, and takes it from others.
 func (r *Residency) place(order []*occupant) {
-	if !slices.ContainsFunc(order, (*occupant).wants) && r.used() <= r.capacity {
+	if !slices.ContainsFunc(order, (*occupant).wants) && r.used() <= r.usable() {
 		return
 	}
 	r.raise(order)
@@ -300,7 +326,7 @@ func (r *Residency) place(order []*occupant) {
 			coming = add(coming, less(o.may, o.room))
 		}
 	}
-	lacks = less(add(lacks, less(r.used(), r.capacity)), coming) // what was forced has to go first
+	lacks = less(add(lacks, less(r.used(), r.usable())), coming) // what was forced has to go first
 	for _, o := range order {
 		if lacks == 0 {
 			break
@@ -324,7 +350,7 @@ func (r *Residency) place(order []*occupant) {
 
 // raise gives free room to those who want it.
 func (r *Residency) raise(order []*occupant) {
-	free := less(r.capacity, r.used())
+	free := less(r.usable(), r.used())
 	for _, o := range order {
 		if !o.wants() {
 			continue
@@ -454,7 +480,7 @@ func (r *Residency) Away(id ClientID) bool {
 
 // Victims returns those that are to move out and have not, for somebody who waits.
 func (r *Residency) Victims() (ids []ClientID) {
-	if r.Lacking() == 0 && r.used() <= r.capacity {
+	if r.Lacking() == 0 && r.used() <= r.usable() {
 		return nil
 	}
 	for _, o := range r.inOrder() {

@@ -274,3 +274,82 @@ func TestResidency(t *testing.T) {
 		}
 	})
 }
+
+// Where something else has memory of the GPU, more of the others' is moved out, until
+// it seems to be gone.
+func TestResidencyOutside(t *testing.T) {
+	r := NewResidency(100)
+	for id := ClientID(1); id <= 2; id++ {
+		r.Attach(id, Swapped, "", false)
+		r.Promise(id, 50, 100)
+	}
+	fill := func(id ClientID, n uint64) {
+		r.SetActive(id, true)
+		r.Plan()
+		r.Moved(id, n, 0, 50-n, false)
+	}
+	fill(1, 50)
+	r.SetActive(1, false)
+	r.Moved(1, 50, 0, 0, false)
+	fill(2, 30) // there is no more: something has 20
+	r.Moved(2, 30, 0, 20, true)
+	r.Refused(2)
+	if rooms := r.Plan(); len(rooms) != 1 || rooms[0] != (Room{Client: 1, Bytes: 30, Less: true}) {
+		t.Fatalf("%v, want 20 of client 1", rooms)
+	}
+	r.Moved(1, 30, 0, 20, false)
+	r.Moved(2, 50, 0, 0, false)
+	r.Ready()
+	r.SetActive(2, false)
+	r.Moved(2, 50, 0, 0, false)
+	r.SetActive(1, true)
+	// 18 are still thought to be away; not for ever.
+	for range 40 {
+		r.Ready()
+	}
+	r.Plan()
+	if o, _ := r.Occupancy(1); o.Room != 50 {
+		t.Errorf("room %d", o.Room)
+	}
+	if len(r.Victims()) != 0 {
+		t.Errorf("%v are still to move", r.Victims())
+	}
+}
+
+// The least recently granted has to leave first, and only what is lacking; who has a
+// grant stays, and so does what is fixed.
+func TestResidencyVictims(t *testing.T) {
+	r := NewResidency(100)
+	for id := ClientID(1); id <= 4; id++ {
+		r.Attach(id, Swapped, "", false)
+	}
+	for id, n := range map[ClientID]uint64{1: 30, 2: 30, 3: 40} {
+		r.Promise(id, n, 100)
+	}
+	for _, id := range []ClientID{2, 1, 3} {
+		r.SetActive(id, true)
+		r.Plan()
+		o, _ := r.Occupancy(id)
+		fixed := uint64(0)
+		if id == 2 {
+			fixed = 5
+		}
+		r.Moved(id, o.Room, fixed, 0, false)
+		if id != 3 {
+			r.SetActive(id, false)
+			r.Moved(id, o.Room, fixed, 0, false)
+		}
+	}
+	r.Promise(4, 40, 100)
+	r.SetActive(4, true)
+	want := []Room{{2, 5, true}, {1, 15, true}}
+	if got := r.Plan(); len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if _, err := r.Fits(4, 96, 100, 1, nil); err == nil {
+		t.Error("96 beside 5 that cannot be moved")
+	}
+	if arena, err := r.Fits(4, 50, 100, 1, nil); err != nil || arena == 0 {
+		t.Errorf("%d, %v", arena, err)
+	}
+}

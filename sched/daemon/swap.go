@@ -425,6 +425,9 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 		s.in.bytes += f.Moved.In - min(old.In, f.Moved.In)
 	}
 	s.residency.Moved(id, f.Moved.Resident, f.Moved.Fixed, f.Moved.Away, f.Code&wire.MovedStuck != 0)
+	if f.Code&wire.MovedStuck != 0 && f.Code&wire.MovedNoMemory != 0 {
+		s.residency.Refused(id)
+	}
 	if f.Code&wire.MovedStuck != 0 {
 		d.log.WithField("client", id).Debugf("GPU %d: cannot move memory: code %#x", g.Index, f.Code)
 	}
@@ -440,6 +443,7 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 			d.endMove(g, id, api.EventType_EVENT_TYPE_SWAP_IN, &s.in, f.Moved.In-min(m.grantedIn, f.Moved.In), t.Sub(m.granted))
 			m.granted = 0
 		}
+		s.residency.Ready()
 		m.away = false // the core takes that from Ready
 		d.step(g, sched.Ready{Client: id, Epoch: sched.Epoch(f.Epoch)})
 	case f.Epoch != 0 && f.Moved.Away == 0:

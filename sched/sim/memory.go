@@ -203,11 +203,15 @@ func (d *daemon) settle() {
 func (d *daemon) moved(id sched.ClientID, m memory, epoch sched.Epoch, ready, stuck bool) {
 	before, _ := d.residency.Occupancy(id)
 	d.residency.Moved(id, m.resident, 0, m.away, stuck)
+	if stuck {
+		d.residency.Refused(id)
+	}
 	d.since[id] = d.w.now
 	d.unsettled = true
 	switch {
 	case ready && epoch != 0:
 		d.away[id] = false
+		d.residency.Ready()
 		d.step(sched.Ready{Client: id, Epoch: epoch})
 	case epoch != 0:
 		d.step(sched.Moving{Client: id, Epoch: epoch})
