@@ -66,7 +66,7 @@ func (d *Daemon) reserve(c *conn, att *attachment, f *wire.Frame) {
 	if refused == wire.OK {
 		refused = wire.ErrMemory
 		r, ok = g.ledger.Reserve(cl.account, cl.id, total, min(f.Reserve.Least, total), force)
-		d.promiseMemory(g, cl)
+		d.promiseMemory(g, cl, !force)
 	}
 	if r.Used != before {
 		d.showLimits(g, cl.account)

@@ -61,11 +61,12 @@ func (m *direction) ended(bytes uint64, took time.Duration) {
 // clientMemory is what one client of the GPU has, over its connections. It ends
 // with the process, or its program.
 type clientMemory struct {
-	client *client
-	moved  wire.Moved // the latest report
-	told   bool       // there was one
-	away   bool       // as the core knows
-	since  sched.Time // of the latest report, or of being asked
+	client   *client
+	moved    wire.Moved // the latest report
+	told     bool       // there was one
+	away     bool       // as the core knows
+	promised uint64     // reserved, as far as there is a place for it
+	since    sched.Time // of the latest report, or of being asked
 
 	asked    sched.Time  // to make room; 0: it has done so
 	askedOut uint64      // moved.Out then
@@ -130,7 +131,7 @@ func (d *Daemon) attachMemory(g *gpu, att *attachment, again bool) {
 		m = &clientMemory{client: cl, since: now()}
 		g.swap.members[cl.id] = m
 		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), again && keep == sched.Swapped)
-		d.promiseMemory(g, cl)
+		d.promiseMemory(g, cl, false)
 	} else {
 		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), false)
 	}
@@ -171,7 +172,7 @@ func (d *Daemon) keepMemory(g *gpu, account string) {
 		cl.page.SetMemoryMode(att.channel, onPage)
 		if g.swap != nil && g.swap.members[cl.id] != nil {
 			g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), false)
-			d.promiseMemory(g, cl)
+			d.promiseMemory(g, cl, false)
 		}
 	}
 	d.settleMemory(g)
@@ -204,12 +205,18 @@ func (g *gpu) believed(account string) uint64 {
 	return g.swap.residency.Capacity()
 }
 
-// promiseMemory tells the GPU's Residency what a client has reserved.
-func (d *Daemon) promiseMemory(g *gpu, cl *client) {
-	if g.swap == nil {
+// promiseMemory tells the GPU's Residency what a client has reserved. What was forced
+// and has no place is not promised, or a process could take what there is for others
+// by a word: if it exists, reports and the driver tell.
+func (d *Daemon) promiseMemory(g *gpu, cl *client, placeable bool) {
+	if g.swap == nil || g.swap.members[cl.id] == nil {
 		return
 	}
-	g.swap.residency.Promise(cl.id, g.ledger.Reserved(cl.account, cl.id).Total, g.believed(cl.account))
+	m := g.swap.members[cl.id]
+	if total := g.ledger.Reserved(cl.account, cl.id).Total; total <= m.promised || placeable || d.fits(g, cl, total) == nil {
+		m.promised = total
+	}
+	g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.account))
 	d.place(g)
 	d.prepareArenas(g)
 }

@@ -539,8 +539,8 @@ func TestGPUMemory(t *testing.T) {
 	c.shows(256*mib, 500*mib)
 }
 
-// What a hostile client says of its memory harms nobody else for longer than its
-// room allows.
+// What a hostile client says of its memory, or reserves by force, takes none from
+// others.
 func TestSwapHostile(t *testing.T) {
 	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Quantum = sched.MinQuantum })
 	liar, w := newSwapper(t, s), newSwapper(t, s)
@@ -551,6 +551,8 @@ func TestSwapHostile(t *testing.T) {
 		liar.moved(wire.MovedStuck|wire.MovedNoArena, 5)
 		liar.moved(wire.MovedReady, 77)
 	}
+	liar.send(wire.Frame{Type: wire.TypeReserve, Code: wire.ReserveForce, Reserve: wire.Reserve{Total: all >> 8, Least: all >> 8, Serial: 1}})
+	liar.want(wire.TypeReserved)
 	liar.has = wire.Moved{}
 	liar.moved(0, 0)
 	w.allocates(900 * mib)
