@@ -70,7 +70,7 @@ its own.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			f.swap.quantumFixed = cmd.Flags().Changed("tq")
+			f.swap.quantumFixed = cmd.Flags().Changed("tq") && !cmd.Flags().Changed("swap-share")
 			opts, err := f.options(newLog())
 			if err != nil {
 				return fmt.Errorf("%w\nRun nvshare-scheduler --help", err)
