@@ -31,7 +31,8 @@
 // container it concerns: GPUShareChanged, GPUShareRefused, GPUShareOverruled (an
 // nvsharectl setting goes before) and GPUChoiceStays (something else of ours was
 // changed, which takes a new pod). A pod gets ten of them at once, then one every
-// 30 s; the others are left out.
+// 30 s; the others are left out. Containers that run without nvshare are told of
+// in the same way, as GPUUnmanaged, at each registration with the runtime.
 //
 // # Cost
 //

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,9 +26,15 @@ func (f *liveFlags) add(s *pflag.FlagSet) {
 	s.StringVar(&f.node, "node-name", os.Getenv("NODE_NAME"), "this node's name in Kubernetes (NODE_NAME; default: the host's)")
 }
 
-// watch has p told of pods' annotations until ctx ends, and returns whom to tell
-// what came of it. Where there is nothing to watch, nobody.
-func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.FieldLogger) (told func(plugin.Container, *api.DescribeContainerResponse, error), err error) {
+// live is what pods are told through; nil: nothing.
+type live struct {
+	w *kube.Watcher
+	p *plugin.Plugin
+}
+
+// watch has p told of pods' annotations until ctx ends. Where there is no API
+// server to watch, it returns nil.
+func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.FieldLogger) (*live, error) {
 	config, err := kube.Config(f.when, f.kubeconfig)
 	switch {
 	case errors.Is(err, kube.ErrNone):
@@ -50,13 +57,29 @@ func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.Fiel
 	log.Infof("watching the annotations of the pods of node %s at %s", node, config.Host)
 	p.Follow()
 	go w.Run(ctx)
-	return func(c plugin.Container, r *api.DescribeContainerResponse, err error) {
-		if s := r.GetNew().GetShare(); err == nil && r.GetNew() != nil {
-			p.Kept(c, r.New.MemoryLimitBytes, plugin.Share{
-				CoreLimit: s.GetCoreLimit(), CoreRequest: s.GetCoreRequest(), Weight: s.GetWeight(),
-				Priority: s.GetPriority(), Gang: s.GetGang(),
-			})
-		}
-		w.Told(c, r, err)
-	}, nil
+	return &live{w, p}, nil
+}
+
+// told is called with what came of telling the scheduler of a container.
+func (l *live) told(c plugin.Container, r *api.DescribeContainerResponse, err error) {
+	if l == nil {
+		return
+	}
+	if now := r.GetNew(); err == nil && now != nil {
+		s := now.GetShare()
+		l.p.Kept(c, now.MemoryLimitBytes, plugin.Share{
+			CoreLimit: s.GetCoreLimit(), CoreRequest: s.GetCoreRequest(), Weight: s.GetWeight(),
+			Priority: s.GetPriority(), Gang: s.GetGang(),
+		})
+	}
+	l.w.Told(c, r, err)
+}
+
+// unmanaged is called with a container that runs without nvshare.
+func (l *live) unmanaged(u plugin.Unmanaged) {
+	if l == nil {
+		return
+	}
+	l.w.Warn(plugin.Pod{UID: u.PodUID, Namespace: u.Namespace, Name: u.Pod}, u.Name, "GPUUnmanaged",
+		fmt.Sprintf("runs without nvshare (asked for: %s): %s", cmp.Or(u.Asked, "nothing"), u.Why))
 }

@@ -280,7 +280,7 @@ func (n *liveNode) startPlugin() (stop func()) {
 	p := plugin.New(quiet(), names)
 	ctx, cancel := context.WithCancel(context.Background())
 	f := liveFlags{when: "on", kubeconfig: filepath.Join(n.dir, "kubeconfig"), node: kubeapi.Node}
-	told, err := f.watch(ctx, p, quiet())
+	pods, err := f.watch(ctx, p, quiet())
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -291,7 +291,7 @@ func (n *liveNode) startPlugin() (stop func()) {
 	}
 	end := n.start(func(context.Context) {
 		names.Run(ctx, func(ctx context.Context) (plugin.Describer, error) {
-			return dialScheduler(ctx, n.dir, quiet(), told)
+			return dialScheduler(ctx, n.dir, quiet(), pods.told)
 		})
 	})
 	stop = func() { cancel(); end() }
@@ -427,6 +427,29 @@ func TestLimitsChangeLive(t *testing.T) {
 	}
 }
 
+// What the audit finds is said on the pod.
+func TestUnmanagedIsTold(t *testing.T) {
+	s := kubeapi.New(t)
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	s.Kubeconfig(file)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	f := liveFlags{when: "on", kubeconfig: file, node: kubeapi.Node}
+	pods, err := f.watch(ctx, plugin.New(quiet(), plugin.NewNames(quiet())), quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods.unmanaged(plugin.Unmanaged{Namespace: "ml", Pod: "train", PodUID: "uid", Name: "main", Asked: `nvshare.com/gpu="1"`, Why: "it was created too early"})
+	select {
+	case e := <-s.Events:
+		if e.Reason != "GPUUnmanaged" || e.Regarding.UID != "uid" || e.Note != `container main: runs without nvshare (asked for: nvshare.com/gpu="1"): it was created too early` {
+			t.Errorf("event %s: %s", e.Reason, e.Note)
+		}
+	case <-time.After(patience):
+		t.Fatal("no event")
+	}
+}
+
 // Without an API server to ask, the plugin serves as the runtime has it, unless
 // it was told that there is one.
 func TestKubeFlags(t *testing.T) {
@@ -441,8 +464,10 @@ func TestKubeFlags(t *testing.T) {
 		{liveFlags{when: "on"}, "--kube on: not in a Kubernetes pod"}, {liveFlags{when: "on", kubeconfig: missing}, missing},
 		{liveFlags{when: "yes"}, "--kube yes: give auto, on or off"},
 	} {
-		told, err := c.flags.watch(context.Background(), plugin.New(quiet(), plugin.NewNames(quiet())), quiet())
-		if told != nil || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+		pods, err := c.flags.watch(context.Background(), plugin.New(quiet(), plugin.NewNames(quiet())), quiet())
+		pods.told(plugin.Container{}, nil, nil)
+		pods.unmanaged(plugin.Unmanaged{})
+		if pods != nil || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%+v: %v", c.flags, err)
 		}
 	}

@@ -144,13 +144,13 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	names := plugin.NewNames(log)
 	names.PromiseMemory(f.promiseMemory)
 	p := plugin.New(log, names)
-	told, err := f.kube.watch(ctx, p, log)
+	pods, err := f.kube.watch(ctx, p, log)
 	if err != nil {
 		return err
 	}
-	p.SetAudit(audit, nil)
+	p.SetAudit(audit, pods.unmanaged)
 	go names.Run(ctx, func(ctx context.Context) (plugin.Describer, error) {
-		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log, told)
+		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log, pods.told)
 	})
 	// A plugin that has ended lets pods that ask start without a GPU, and
 	// without a word: whatever the GPUs do, it registers, and then refuses.
