@@ -48,12 +48,13 @@ int point_reached(struct point p);
 void point_wait(struct point p); /* without drv_mu */
 
 /* One thing a stream can be asked to do. */
-enum op_what { OP_NOTHING, OP_SPIN, OP_COPY, OP_SET, OP_HOST, OP_CALLBACK };
+enum op_what { OP_NOTHING, OP_SPIN, OP_COPY, OP_SET, OP_FILL, OP_CHECK, OP_HOST, OP_CALLBACK };
 struct op {
 	enum op_what what;
 	int engine, kind;
 	uint64_t ns;
-	uint64_t record; /* OP_SPIN: device address of two u64 stamps, or 0 */
+	uint64_t record; /* OP_SPIN: device address of two u64 stamps, or 0; OP_CHECK: of one u64 */
+	uint64_t seed;   /* OP_FILL, OP_CHECK: of the words from dst on */
 	char *dst;
 	const char *src;
 	size_t dpitch, spitch, width, height; /* bytes; rows */
@@ -109,7 +110,8 @@ struct sim_event {
 struct sim_func {
 	struct obj o;
 	struct sim_module *module;
-	int spin;
+	enum op_what what; /* OP_SPIN: also any kernel that does nothing */
+	int params;        /* u64 that it takes; 0: not looked at */
 	char name[128];
 	struct sim_func *next;
 };

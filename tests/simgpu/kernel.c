@@ -2,7 +2,12 @@
 /*
  * kernel.c: modules, libraries, kernels, launches. Code is not executed: a
  * kernel takes 10 us, except nvshare_spin(u64 ns, u64 record), which takes
- * `ns` and stores its start and end at `record`, as its PTX does on a GPU.
+ * `ns` and stores its start and end at `record`, as its PTX does on a GPU, and
+ * two that work at the speed of device memory on 8-byte words:
+ * nvshare_fill(u64 to, u64 bytes, u64 seed) writes a pattern that depends on
+ * seed and each word's number; nvshare_check(u64 from, u64 bytes, u64 seed,
+ * u64 wrong) stores at `wrong` how many words differ from that pattern. An address that is not
+ * mapped, or not accessible, is error 700 at the launch.
  */
 #include "driver.h"
 
@@ -11,6 +16,17 @@
 #include <string.h>
 
 #define KERNEL_NS 10000
+#define KERNEL_BYTES_PER_NS 1000
+
+static const struct {
+	const char *name;
+	enum op_what what;
+	int params;
+} known[] = {
+	{ "nvshare_spin", OP_SPIN, 2 },
+	{ "nvshare_fill", OP_FILL, 3 },
+	{ "nvshare_check", OP_CHECK, 4 },
+};
 
 static CUresult module_new(struct sim_module **out, const void *image)
 {
@@ -96,7 +112,12 @@ static CUresult func_get(struct sim_func **out, struct sim_module *m, const char
 			;
 		if (!f && (f = obj_new(M_FUNC, sizeof *f))) {
 			snprintf(f->name, sizeof f->name, "%s", name);
-			f->spin = !strcmp(name, "nvshare_spin");
+			f->what = OP_SPIN;
+			for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+				if (!strcmp(name, known[i].name)) {
+					f->what = known[i].what;
+					f->params = known[i].params;
+				}
 			f->module = m;
 			f->next = m->funcs;
 			m->funcs = f;
@@ -296,14 +317,14 @@ CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction f, C
 
 /* ---- launches ---- */
 
-/* The two parameters of nvshare_spin, from either way of passing them. */
-static CUresult spin_params(struct op *op, void **params, void **extra)
+/* The parameters of a kernel that is known, from either way of passing them. */
+static CUresult read_params(uint64_t *to, int n, void **params, void **extra)
 {
 	const char *buffer = NULL;
 
 	if (params) {
-		memcpy(&op->ns, params[0], 8);
-		memcpy(&op->record, params[1], 8);
+		for (int i = 0; i < n; i++)
+			memcpy(&to[i], params[i], 8);
 		return CUDA_SUCCESS;
 	}
 	for (; extra && *extra; extra += 2)
@@ -311,8 +332,33 @@ static CUresult spin_params(struct op *op, void **params, void **extra)
 			buffer = extra[1];
 	if (!buffer)
 		return CUDA_ERROR_INVALID_VALUE;
-	memcpy(&op->ns, buffer, 8);
-	memcpy(&op->record, buffer + 8, 8);
+	memcpy(to, buffer, 8 * (size_t)n);
+	return CUDA_SUCCESS;
+}
+
+/* What a kernel does; an address that it may not touch is found here, not later. */
+static CUresult prepare(struct op *op, const struct sim_func *f, void **params, void **extra)
+{
+	uint64_t v[4] = { 0 };
+	CUresult rc = f->params ? read_params(v, f->params, params, extra) : CUDA_SUCCESS;
+
+	if (rc)
+		return rc;
+	op->what = f->what;
+	if (f->what == OP_SPIN) {
+		if (f->params) {
+			op->ns = v[0];
+			op->record = v[1];
+		}
+		return op->record && !mem_valid(op->record, 16) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+	}
+	op->dst = (char *)(uintptr_t)v[0];
+	op->width = v[1];
+	op->seed = v[2];
+	op->record = v[3];
+	op->ns += v[1] / KERNEL_BYTES_PER_NS;
+	if (!mem_valid(v[0], v[1]) || (op->record && !mem_valid(op->record, 8)))
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	return CUDA_SUCCESS;
 }
 
@@ -332,11 +378,8 @@ static CUresult launch(CUfunction f, struct dims grid, struct dims block, CUstre
 	if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z ||
 	    (uint64_t)block.x * block.y * block.z > 1024)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (f->spin && (rc = spin_params(&op, params, extra)))
-		return rc;
-	if (op.record && !mem_valid(op.record, 16))
-		return CUDA_ERROR_INVALID_VALUE; /* a GPU would fault: simpler to find here */
-	return submit(s, &op, NULL);
+	rc = prepare(&op, f, params, extra);
+	return rc ? rc : submit(s, &op, NULL);
 }
 
 #define GRID  ((struct dims){ gx, gy, gz })

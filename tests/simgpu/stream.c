@@ -220,8 +220,33 @@ struct point op_queue(struct sim_ctx *ctx, const struct op *op, CUstream h, stru
 	return end;
 }
 
+/* What nvshare_fill writes. */
+static uint64_t word_of(uint64_t seed, size_t i)
+{
+	uint64_t x = (seed + i) * 0x9e3779b97f4a7c15ull;
+
+	return x ^ x >> 29;
+}
+
+static void fill_or_check(const struct op *op)
+{
+	uint64_t *word = (void *)op->dst, wrong = 0;
+	size_t n = op->width / 8;
+
+	for (size_t i = 0; i < n; i++) {
+		if (op->what == OP_FILL)
+			word[i] = word_of(op->seed, i);
+		else
+			wrong += word[i] != word_of(op->seed, i);
+	}
+	if (op->what == OP_CHECK)
+		memcpy((void *)(uintptr_t)op->record, &wrong, sizeof wrong);
+}
+
 void op_move(const struct op *op)
 {
+	if (op->what == OP_FILL || op->what == OP_CHECK)
+		fill_or_check(op);
 	if (op->what == OP_COPY) {
 		if (op->height == 1 || (op->dpitch == op->width && op->spitch == op->width)) {
 			memmove(op->dst, op->src, op->width * op->height);

@@ -106,8 +106,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAl
 	gpu = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? dev_gpu(prop->location.id) : -1;
 	if (gpu < 0 && (prop->location.type <= CU_MEM_LOCATION_TYPE_DEVICE || prop->location.type > 4))
 		return CUDA_ERROR_INVALID_DEVICE; /* 2, 3, 4: host memory */
-	if (prop->requestedHandleTypes)
-		return CUDA_ERROR_NOT_SUPPORTED; /* nothing can be exported */
+	if (prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FD)
+		return CUDA_ERROR_NOT_SUPPORTED;
 	pthread_mutex_lock(&drv_mu);
 	if (vram_fd < 0)
 		vram_fd = memfd_create("simgpu-vram", MFD_CLOEXEC);

@@ -80,6 +80,60 @@ static void copies_move_bytes(void)
 }
 
 /* What the swap engine does: unmap, release, and back at the same address. */
+/* Kernels that write and verify memory see what is where, and fault elsewhere. */
+static void kernels_fill_and_check_memory(void)
+{
+	static const char ptx[] = ".version 6.0\n.visible .entry nvshare_fill() { ret; }\n"
+				  ".visible .entry nvshare_check() { ret; }\n";
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				     .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FD,
+				     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	CUmemAccessDesc access = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	uint64_t bytes = 4 << 20, seed = 7, other = 8, wrong;
+	CUmemGenericAllocationHandle h[2];
+	CUdeviceptr va, word;
+	CUfunction fill, check;
+	CUmodule m;
+	char *copy = malloc(bytes);
+
+	CU(cuModuleLoadData(&m, ptx));
+	CU(cuModuleGetFunction(&fill, m, "nvshare_fill"));
+	CU(cuModuleGetFunction(&check, m, "nvshare_check"));
+	CU(cuMemAlloc_v2(&word, 8));
+	CU(cuMemAddressReserve(&va, bytes, 0, 0, 0));
+	void *f[] = { &va, &bytes, &seed }, *c[] = { &va, &bytes, &seed, &word };
+#define LAUNCH(fn, params) cuLaunchKernel(fn, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL)
+	EXPECT(CUDA_ERROR_ILLEGAL_ADDRESS, LAUNCH(fill, f));
+	for (int i = 0; i < 2; i++) {
+		CU(cuMemCreate(&h[i], bytes, &prop, 0));
+		CU(cuMemMap(va, bytes, 0, h[i], 0));
+		if (i == 0) {
+			EXPECT(CUDA_ERROR_ILLEGAL_ADDRESS, LAUNCH(fill, f));
+			EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH_v2(copy, va, bytes));
+		}
+		CU(cuMemSetAccess(va, bytes, &access, 1));
+		if (i == 0)
+			CU(LAUNCH(fill, f));
+		else /* other physical memory: only a copy brings it back */
+			CU(cuMemcpyHtoD_v2(va, copy, bytes));
+		CU(LAUNCH(check, c));
+		CU(cuMemcpyDtoH_v2(&wrong, word, 8));
+		CHECK(wrong == 0);
+		c[2] = &other;
+		CU(LAUNCH(check, c));
+		c[2] = &seed;
+		CU(cuMemcpyDtoH_v2(&wrong, word, 8));
+		CHECK(wrong == bytes / 8);
+		CU(cuMemcpyDtoH_v2(copy, va, bytes));
+		CU(cuMemUnmap(va, bytes));
+		CU(cuMemRelease(h[i]));
+	}
+#undef LAUNCH
+	CU(cuMemAddressFree(va, bytes));
+	CU(cuMemFree_v2(word));
+	free(copy);
+}
+
 static void vmm_maps_memory_at_a_fixed_address(void)
 {
 	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -283,6 +337,7 @@ int main(void)
 	memory_is_finite();
 	copies_move_bytes();
 	vmm_maps_memory_at_a_fixed_address();
+	kernels_fill_and_check_memory();
 	pools_and_contexts_give_memory_back();
 	pools_lie_where_they_were_made();
 	arrays_take_memory();
