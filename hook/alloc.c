@@ -8,6 +8,7 @@
  * memory, sparse arrays and what is mapped into them.
  */
 #include "memory.h"
+#include "swap.h"
 #include "wrap.h"
 
 /* ---- where an allocation goes ---- */
@@ -56,24 +57,81 @@ static bool recorded(void *key)
 /* ---- pointers ---- */
 
 NVS_EXPORT int cuMemFree_v2(CUdeviceptr p); /* below; only its type is needed here */
+NVS_EXPORT int cuMemAlloc_v2(CUdeviceptr *p, size_t n);
+NVS_EXPORT int cuMemAllocManaged(CUdeviceptr *p, size_t n, uint flags);
+
+/*
+ * While streams capture, the driver may refuse to allocate and to free, and end
+ * the capture over it. It is asked for next to nothing to find out. The free,
+ * like each of the driver's, waits until the GPU is done.
+ */
+static int allowed_in_capture(void)
+{
+	CUdeviceptr p = 0;
+	int result;
+
+	if (!atomic_load_explicit(&nvs_gate.captures, memory_order_acquire))
+		return CUDA_SUCCESS;
+	result = CALL(cuMemAlloc_v2, &p, 1);
+	return result == CUDA_SUCCESS ? CALL(cuMemFree_v2, p) : result;
+}
+
+/* Allocates where memory is not simply the driver's. Returns -1: it is. */
+static int elsewhere(void *ctx, size_t n, CUdeviceptr *p)
+{
+	int channel = channel_here(ctx), result;
+
+	if (!n || !p)
+		return -1;
+	if (nvs_swap_managed(channel))
+		return cuMemAllocManaged(p, n, CU_MEM_ATTACH_GLOBAL);
+	if (!nvs_swap_on(channel))
+		return -1;
+	result = allowed_in_capture();
+	return result == CUDA_SUCCESS ? nvs_swap_alloc(channel, ctx, n, p) : result;
+}
+
+#define PITCH 512u /* what the driver rounds a row up to */
+
+static int elsewhere_pitch(void *ctx, CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element)
+{
+	size_t row = (w + PITCH - 1) / PITCH * PITCH;
+	int result;
+
+	if (!pitch || !w || !h || row < w || (element != 4 && element != 8 && element != 16))
+		return -1; /* the driver knows how to refuse it */
+	result = elsewhere(ctx, nvs_times(row, h), p);
+	if (result == CUDA_SUCCESS)
+		*pitch = row;
+	return result;
+}
+
+#define NOWHERE_ELSE -1
 
 /*
  * An allocator of the current context: `estimate` bytes at least, `size` once
  * the driver has returned. What turns out to be too large with its padding is
  * given back.
  */
-#define ALLOCATOR(name, kind, P, A, estimate, key, size) \
+#define ALLOCATOR(name, kind, P, A, estimate, key, size, other) \
 	WATCH(name, P) \
 	{ \
 		struct nvs_claim claim; \
+		unsigned tries = 0; \
 		void *ctx; \
 		int result; \
 		if (!nvs_counting()) \
 			return CALL(name, NVS_SPREAD A); \
 		ctx = current_context(); \
+		result = other; \
+		if (result >= 0) \
+			return result; \
 		if (!nvs_claim(&claim, channel_here(ctx), estimate)) \
 			return CUDA_ERROR_OUT_OF_MEMORY; \
-		result = CALL(name, NVS_SPREAD A); \
+		do \
+			result = CALL(name, NVS_SPREAD A); \
+		while (nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && \
+		       nvs_swap_retry(claim.channel, &tries)); \
 		if (result == CUDA_SUCCESS && (size) > claim.bytes && \
 		    !nvs_claim_more(&claim, size) && CALL(cuMemFree_v2, key) == CUDA_SUCCESS) \
 			result = CUDA_ERROR_OUT_OF_MEMORY; \
@@ -86,16 +144,18 @@ NVS_EXPORT int cuMemFree_v2(CUdeviceptr p); /* below; only its type is needed he
 #define NVS_SPREAD(...) __VA_ARGS__
 
 /* The pre-3.2 functions have 32-bit addresses and sizes. */
-ALLOCATOR(cuMemAlloc, NVS_MEMORY_POINTER, (uint *p, uint n), (p, n), n, *p, n)
-ALLOCATOR(cuMemAlloc_v2, NVS_MEMORY_POINTER, (CUdeviceptr *p, size_t n), (p, n), n, *p, n)
+ALLOCATOR(cuMemAlloc, NVS_MEMORY_POINTER, (uint *p, uint n), (p, n), n, *p, n, NOWHERE_ELSE)
+ALLOCATOR(cuMemAlloc_v2, NVS_MEMORY_POINTER, (CUdeviceptr *p, size_t n), (p, n), n, *p, n,
+	  elsewhere(ctx, n, p))
 ALLOCATOR(cuMemAllocPitch, NVS_MEMORY_POINTER,
 	  (uint *p, uint *pitch, uint w, uint h, uint element), (p, pitch, w, h, element),
-	  (uint64_t)w * h, *p, (uint64_t)*pitch * h)
+	  (uint64_t)w * h, *p, (uint64_t)*pitch * h, NOWHERE_ELSE)
 ALLOCATOR(cuMemAllocPitch_v2, NVS_MEMORY_POINTER,
 	  (CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element),
-	  (p, pitch, w, h, element), nvs_times(w, h), *p, nvs_times(*pitch, h))
+	  (p, pitch, w, h, element), nvs_times(w, h), *p, nvs_times(*pitch, h),
+	  elsewhere_pitch(ctx, p, pitch, w, h, element))
 ALLOCATOR(cuMemAllocManaged, NVS_MEMORY_POINTER, (CUdeviceptr *p, size_t n, uint flags),
-	  (p, n, flags), n, *p, n)
+	  (p, n, flags), n, *p, n, NOWHERE_ELSE)
 
 /* A free that fails changes nothing; see memory.h. */
 #define FREE(name, kind, P, A, key) \
@@ -109,7 +169,24 @@ ALLOCATOR(cuMemAllocManaged, NVS_MEMORY_POINTER, (CUdeviceptr *p, size_t n, uint
 	}
 
 FREE(cuMemFree, NVS_MEMORY_POINTER, (uint p), (p), p)
-FREE(cuMemFree_v2, NVS_MEMORY_POINTER, (CUdeviceptr p), (p), p)
+
+WATCH(cuMemFree_v2, (CUdeviceptr p))
+{
+	uint64_t stamp = nvs_memory_stamp();
+	struct nvs_swap_range r;
+	int result;
+
+	if (nvs_unlikely(nvs_swap_find(p, &r))) {
+		bool capturing = atomic_load_explicit(&nvs_gate.captures, memory_order_acquire);
+
+		result = capturing ? allowed_in_capture() : CUDA_SUCCESS;
+		return result == CUDA_SUCCESS ? nvs_swap_free(p, !capturing) : result;
+	}
+	result = CALL(cuMemFree_v2, p);
+	if (result == CUDA_SUCCESS && nvs_counting())
+		nvs_memory_remove(NVS_MEMORY_POINTER, p, stamp);
+	return result;
+}
 
 /* ---- stream-ordered ---- */
 
@@ -137,18 +214,22 @@ static int begin_async(struct nvs_claim *claim, bool *graph, int channel, size_t
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-#define ASYNC(name, P, A, key, channel) \
+#define ASYNC(name, P, A, key, where) \
 	WATCH(name, P) \
 	{ \
 		struct nvs_claim claim; \
+		unsigned tries = 0; \
 		bool graph; \
 		int result; \
 		if (!nvs_counting()) \
 			return CALL(name, NVS_SPREAD A); \
-		result = begin_async(&claim, &graph, channel, n, key); \
+		result = begin_async(&claim, &graph, where, n, key); \
 		if (result != CUDA_SUCCESS) \
 			return result; \
-		result = CALL(name, NVS_SPREAD A); \
+		do \
+			result = CALL(name, NVS_SPREAD A); \
+		while (nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && !graph && \
+		       nvs_swap_retry(claim.channel, &tries)); \
 		if (result != CUDA_SUCCESS) \
 			nvs_claim_drop(&claim); \
 		else /* a pool's memory outlives contexts */ \
@@ -341,6 +422,7 @@ static uint64_t array_bytes(const struct cu_array3d *d, uint levels, bool mipmap
 	{ \
 		struct cu_array3d d; \
 		struct nvs_claim claim; \
+		unsigned tries = 0; \
 		int channel, result; \
 		void *ctx; \
 		if (!nvs_counting() || !read_descriptor(version, desc, &d)) \
@@ -349,7 +431,10 @@ static uint64_t array_bytes(const struct cu_array3d *d, uint levels, bool mipmap
 		channel = channel_here(ctx); \
 		if (!nvs_claim(&claim, channel, array_bytes(&d, levels, mipmapped, channel))) \
 			return CUDA_ERROR_OUT_OF_MEMORY; \
-		result = CALL(name, NVS_SPREAD A); \
+		do \
+			result = CALL(name, NVS_SPREAD A); \
+		while (nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && \
+		       nvs_swap_retry(claim.channel, &tries)); \
 		if (result == CUDA_SUCCESS) \
 			nvs_claim_keep(&claim, NVS_MEMORY_ARRAY, (uintptr_t)*array, claim.bytes, \
 				       ctx); \
@@ -371,13 +456,16 @@ WATCH(cuMemCreate, (unsigned long long *handle, size_t n, const struct cu_alloc_
 		    unsigned long long flags))
 {
 	struct nvs_claim claim;
+	unsigned tries = 0;
 	int result;
 
 	if (!nvs_counting() || !prop)
 		return CALL(cuMemCreate, handle, n, prop, flags);
 	if (!nvs_claim(&claim, channel_of_location(&prop->location), n))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = CALL(cuMemCreate, handle, n, prop, flags);
+	do
+		result = CALL(cuMemCreate, handle, n, prop, flags);
+	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry(claim.channel, &tries));
 	if (result == CUDA_SUCCESS)
 		nvs_claim_keep_handle(&claim, *handle);
 	else

@@ -15,6 +15,7 @@
 #include "glibc.h"
 #include "log.h"
 #include "reserve.h"
+#include "swap_impl.h"
 #include "wire_io.h"
 
 #define ATTACH_WAIT_NS (5 * NVS_S)
@@ -131,6 +132,8 @@ void nvs_channel_step(unsigned i, struct lease_event ev)
 
 	if (c->lease.link != before && (before == LEASE_ATTACHED || before == LEASE_UNUSED))
 		c->unattached_ns = nvs_now();
+	if (!(out.actions & (LEASE_ACT_OPEN | LEASE_ACT_FREE)))
+		nvs_swap_lease(i, c->lease.gate, false);
 	if (!out.actions)
 		return;
 	if (out.actions & LEASE_ACT_CLOSE) {
@@ -143,13 +146,16 @@ void nvs_channel_step(unsigned i, struct lease_event ev)
 	if (out.actions & LEASE_ACT_PAGE)
 		set_slot(i, &nvs_client.page->slot[i]);
 	if (out.actions & LEASE_ACT_OPEN) {
-		set_epoch(i, (uint32_t)out.epoch);
+		/* Else nvs_channel_filled() does. */
+		if (nvs_swap_lease(i, c->lease.gate, true))
+			set_epoch(i, (uint32_t)out.epoch);
 		c->idle_ns = 0;
 	}
 	if (out.actions & LEASE_ACT_FREE) {
 		set_epoch(i, NVS_WORD_NONE);
 		set_slot(i, &free_slot);
-		set_epoch(i, free_slot.word);
+		if (nvs_swap_lease(i, c->lease.gate, true))
+			set_epoch(i, free_slot.word);
 		nvs_debugf("GPU %u: running without a scheduler", i);
 	}
 	if (out.actions & LEASE_ACT_ATTACH)
@@ -162,6 +168,30 @@ void nvs_channel_step(unsigned i, struct lease_event ev)
 		c->drain = true;
 	if (out.actions & ~(unsigned)LEASE_ACT_REQUEST)
 		nvs_channel_wake(i);
+}
+
+void nvs_channel_filled(unsigned i)
+{
+	struct channel *c = &nvs_client_channels[i];
+
+	if ((c->lease.gate != LEASE_OPEN && c->lease.gate != LEASE_FREE) ||
+	    !nvs_swap_lease(i, c->lease.gate, true))
+		return;
+	set_epoch(i, c->lease.gate == LEASE_FREE ? free_slot.word : (uint32_t)c->lease.epoch);
+	c->idle_ns = 0;
+	if (c->lease.gate == LEASE_OPEN)
+		nvs_swap_tell_locked(i, NVS_MOVED_READY);
+	nvs_channel_wake(i);
+}
+
+bool nvs_channel_room(unsigned i, uint64_t *room)
+{
+	const struct nvs_slot *slot = atomic_load(&nvs_channels[i].slot);
+
+	if (!slot || slot == &closed_slot)
+		return false;
+	*room = slot == &free_slot ? UINT64_MAX : __atomic_load_n(&slot->room, __ATOMIC_ACQUIRE);
+	return true;
 }
 
 uint32_t nvs_channel_word(unsigned i)
@@ -273,7 +303,7 @@ static bool may_pass(unsigned i, uint64_t now)
 {
 	struct channel *c = &nvs_client_channels[i];
 
-	if (c->lease.gate != LEASE_DRAINING)
+	if (c->lease.gate != LEASE_DRAINING || !nvs_swap_may_pass(i))
 		return false;
 	if (c->step_until_ns) { /* a step, and this thread makes it */
 		bool in_time = now < c->step_until_ns;
@@ -309,7 +339,8 @@ static bool may_go_ahead(unsigned i)
 
 	return l->link == LEASE_ATTACHED && l->gate == LEASE_CLOSED && l->requested &&
 	       __atomic_load_n(&atomic_load(&nvs_channels[i].slot)->flags, __ATOMIC_RELAXED) &
-		       NVS_GRANT_STANDING;
+		       NVS_GRANT_STANDING &&
+	       nvs_swap_may_pass(i);
 }
 
 /*
@@ -387,7 +418,8 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 			if (atomic_load(&nvs_exiting) && c->lease.gate == LEASE_DRAINING)
 				nvs_gate_stop();
 			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
-			if (c->lease.gate == LEASE_FREE)
+			if (c->lease.gate == LEASE_FREE &&
+			    atomic_load(&nvs_channels[i].epoch) == free_slot.word)
 				break;
 		} else if (nvs_elapsed(now, c->request_ns) > NUDGE_NS) {
 			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_NUDGE });

@@ -110,6 +110,15 @@ void nvs_channels_fork_child(void);
 /* Sends a frame on the connection, if there is one. Locked. */
 bool nvs_channel_send(const struct nvs_frame *f);
 
+/* All memory is there: the gate of an open lease opens. Locked. */
+void nvs_channel_filled(unsigned channel);
+
+/*
+ * The room in the slot. False: there is no page to look at. UINT64_MAX: the
+ * process runs without a scheduler.
+ */
+bool nvs_channel_room(unsigned channel, uint64_t *room);
+
 /* Does the drains that the leases asked for. Client thread, not locked. */
 void nvs_channel_drain_all(void);
 

@@ -5,6 +5,7 @@
 #include "client.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 #include "log.h"
 #include "memory.h"
 #include "reserve.h"
+#include "swap.h"
 #include "wire_io.h"
 
 #define HELLO_WAIT_NS (10 * NVS_S)  /* for the answer to REGISTER */
@@ -53,6 +55,11 @@ int nvs_client_channel_of_uuid(const uint8_t *uuid)
 int nvs_client_device(unsigned i)
 {
 	return nvs_client_channels[i].device.dev;
+}
+
+uint64_t nvs_client_memory(unsigned i)
+{
+	return nvs_client_channels[i].device.total_mem;
 }
 
 const uint8_t *nvs_client_uuid(unsigned i)
@@ -116,7 +123,8 @@ static void try_connect(void)
 		}
 		return;
 	}
-	f.code = nvs_client.registered ? NVS_REGISTER_RECONNECT : 0;
+	f.code = (nvs_client.registered ? NVS_REGISTER_RECONNECT : 0) |
+		 (nvs_swap_capable() ? NVS_REGISTER_SWAP : 0);
 	f.u.reg.min_version = NVS_WIRE_VERSION;
 	f.u.reg.channels = (uint16_t)nvs_client_count;
 	f.u.reg.shim_version = NVS_SHIM_VERSION;
@@ -208,12 +216,20 @@ static bool handle(const struct nvs_frame *f, int fd)
 	case NVS_RESERVED:
 		nvs_reserve_answered(i, f);
 		return true;
+	case NVS_ROOM:
+		nvs_swap_room_changed(i);
+		return true;
+	case NVS_ARENA:
+		nvs_swap_arena(i, &f->u.arena, fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3));
+		return true;
 	default:
 		return false;
 	}
 	nvs_channel_step(i, ev);
-	if (f->type == NVS_ATTACHED)
+	if (f->type == NVS_ATTACHED) {
+		nvs_swap_attached(i);
 		nvs_reserve_attached(i);
+	}
 	return true;
 }
 
@@ -333,6 +349,7 @@ static void *client_main(void *arg)
 		    nvs_elapsed(now, nvs_client.since_ns) > LOSS_WAIT_NS)
 			set_link(LINK_ABSENT);
 		send_stats(now);
+		nvs_swap_tick(now);
 		nvs_channels_forget_waiters(now);
 		wait = early_release(now);
 		trim = nvs_reserve_tick();
@@ -379,6 +396,7 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 	nvs_client.interposed = interposed;
 	nvs_client.bypassed = bypassed;
 	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_swap_init(count);
 	nvs_gate_init();
 	atomic_store(&nvs_gate.single, count == 1);
 	if (nvs_thread_start(client_main, NULL))

@@ -43,6 +43,7 @@ int nvs_client_channel_of_uuid(const uint8_t *uuid);
 
 /* What a channel is. */
 int nvs_client_device(unsigned channel);
+uint64_t nvs_client_memory(unsigned channel); /* bytes */
 const uint8_t *nvs_client_uuid(unsigned channel);
 
 extern atomic_bool nvs_exiting; /* the process ends */

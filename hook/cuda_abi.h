@@ -18,6 +18,7 @@ typedef unsigned int uint;
 
 enum {
 	CUDA_SUCCESS         = 0,
+	CUDA_ERROR_INVALID_VALUE = 1,
 	CUDA_ERROR_OUT_OF_MEMORY = 2,
 	CUDA_ERROR_NOT_FOUND = 500,
 	CUDA_ERROR_NOT_READY = 600,
@@ -51,6 +52,32 @@ struct cu_alloc_prop {
 	int handle_types;
 	struct cu_location location;
 };
+
+/* CUmemAllocationProp. */
+struct cu_alloc_full {
+	struct cu_alloc_prop head;
+	void *win32;
+	unsigned char compression, rdma;
+	unsigned short usage;
+	unsigned char reserved[4];
+};
+
+/* CUmemAccessDesc. */
+struct cu_access {
+	struct cu_location location;
+	int flags;
+};
+
+#define CU_MEM_ALLOCATION_PINNED   1
+#define CU_MEM_HANDLE_POSIX_FD     1
+#define CU_MEM_ACCESS_READWRITE    3
+#define CU_ATTRIBUTE_VMM           102 /* CU_DEVICE_ATTRIBUTE_... */
+#define CU_ATTRIBUTE_VMM_POSIX_FD  103
+#define CU_ATTRIBUTE_VMM_RDMA      110
+#define CU_STREAM_NON_BLOCKING     1u
+#define CU_EVENT_BLOCKING_SYNC     1u
+#define CU_HOST_REGISTER_PORTABLE  1u
+#define CU_MEM_ATTACH_GLOBAL       1u
 
 /* CUmemPoolProps. */
 struct cu_pool_props {
@@ -114,6 +141,8 @@ struct cu_array_requirements {
 	uint reserved[4];
 };
 
+_Static_assert(sizeof(struct cu_alloc_full) == 32, "CUmemAllocationProp");
+_Static_assert(sizeof(struct cu_access) == 12, "CUmemAccessDesc");
 _Static_assert(sizeof(struct cu_pool_props) == 88, "CUmemPoolProps");
 _Static_assert(offsetof(struct cu_alloc_node, bytes) == 104, "CUDA_MEM_ALLOC_NODE_PARAMS");
 _Static_assert(offsetof(struct cu_node_params, u) == 16, "CUgraphNodeParams");
@@ -180,6 +209,16 @@ _Static_assert(sizeof(struct cu_launch_params) == 56, "CUDA_LAUNCH_PARAMS");
 	D(stream_get_device, "cuStreamGetDevice",      (void *stream, int *dev)) \
 	D(stream_capturing,  "cuStreamIsCapturing",    (void *stream, int *status)) \
 	D(stream_query,      "cuStreamQuery",          (void *stream)) \
+	/* swap.h */ \
+	D(device_attribute,  "cuDeviceGetAttribute",   (int *value, int what, int dev)) \
+	D(address_reserve,   "cuMemAddressReserve", \
+		(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsigned long long flags)) \
+	D(set_access,        "cuMemSetAccess", \
+		(CUdeviceptr p, size_t n, const struct cu_access *a, size_t count)) \
+	D(host_register,     "cuMemHostRegister_v2",   (void *p, size_t n, uint flags)) \
+	D(host_unregister,   "cuMemHostUnregister",    (void *p)) \
+	D(event_synchronize, "cuEventSynchronize",     (void *event)) \
+	D(stream_synchronize, "cuStreamSynchronize",   (void *stream)) \
 	D(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))
 
 /* Members are NULL where the driver does not have the function. */

@@ -13,7 +13,7 @@
 static atomic_bool stopped;
 static atomic_int in_driver;
 
-static bool driver_enter(void)
+bool nvs_driver_enter(void)
 {
 	atomic_fetch_add(&in_driver, 1);
 	if (!atomic_load(&stopped))
@@ -22,7 +22,7 @@ static bool driver_enter(void)
 	return false;
 }
 
-static void driver_leave(void)
+void nvs_driver_leave(void)
 {
 	atomic_fetch_sub(&in_driver, 1);
 }
@@ -127,12 +127,12 @@ enum nvs_drained nvs_drain(unsigned channel, uint64_t closed_ns, uint64_t patien
 	for (;;) {
 		bool done = false;
 
-		if (!driver_enter())
+		if (!nvs_driver_enter())
 			return NVS_DRAIN_STOPPED;
 		pthread_mutex_lock(&nvs_drain_lock[channel]);
 		done = synchronise_contexts(channel) || streams_done(channel);
 		pthread_mutex_unlock(&nvs_drain_lock[channel]);
-		driver_leave();
+		nvs_driver_leave();
 		if (done) {
 			uint64_t now = nvs_now();
 
@@ -169,7 +169,7 @@ bool nvs_streams_idle(unsigned channel)
 		return false;
 	if (pthread_mutex_trylock(&nvs_drain_lock[channel]) != 0)
 		return false;
-	if (atomic_load(&nvs_captures_on[channel]) || !driver_enter()) {
+	if (atomic_load(&nvs_captures_on[channel]) || !nvs_driver_enter()) {
 		pthread_mutex_unlock(&nvs_drain_lock[channel]);
 		return false;
 	}
@@ -179,7 +179,7 @@ bool nvs_streams_idle(unsigned channel)
 		    atomic_load(&nvs_streams[i].dirty))
 			idle = stream_idle(&nvs_streams[i]);
 	pthread_mutex_unlock(&nvs_table_lock);
-	driver_leave();
+	nvs_driver_leave();
 	pthread_mutex_unlock(&nvs_drain_lock[channel]);
 	return idle;
 }

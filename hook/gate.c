@@ -9,6 +9,7 @@
 
 #include "client.h"
 #include "glibc.h"
+#include "swap.h"
 
 struct nvs_channel nvs_channels[NVS_MAX_CHANNELS];
 struct nvs_gate nvs_gate;
@@ -128,6 +129,7 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 	unsigned generation = atomic_load(&nvs_gate.generation), channel;
 	struct nvs_thread *t = nvs_self;
 	struct nvs_stream *s;
+	bool capturing = false;
 
 	if (!atomic_load(&nvs_gate.active))
 		return NULL;
@@ -140,13 +142,16 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 		return NULL;
 	if (nvs_unlikely(atomic_load(&nvs_gate.captures))) {
 		t->key = NULL;
-		if (nvs_capturing(key))
+		capturing = nvs_capturing(key);
+		/* What is recorded names memory; the driver looks it up at once. */
+		if (capturing && !nvs_swap_on((int)s->channel))
 			return NULL;
 	} else {
 		remember(t, key, s, generation);
 	}
 	channel = s->channel;
-	if (__atomic_load_n(&atomic_load_explicit(&nvs_channels[channel].slot, memory_order_acquire)
+	if (!capturing &&
+	    __atomic_load_n(&atomic_load_explicit(&nvs_channels[channel].slot, memory_order_acquire)
 				     ->present, __ATOMIC_RELAXED))
 		nvs_depth_step(s, key);
 	while (nvs_unlikely(!gate_try(t, channel))) {
@@ -155,6 +160,8 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 		if (!atomic_load(&nvs_gate.active))
 			return NULL; /* the process ends */
 	}
+	if (capturing)
+		return t; /* no work, nothing to drain */
 	if (!atomic_load_explicit(&s->dirty, memory_order_relaxed))
 		nvs_stream_mark(s);
 	nvs_gate_count(&t->calls[channel]);

@@ -14,6 +14,7 @@
 #include "log.h"
 #include "memory.h"
 #include "proof.h"
+#include "swap.h"
 
 /* A constant: whether this may change the memory of graphs. */
 #define NVS_RUNS_GRAPH(f) \
@@ -68,6 +69,7 @@ static void fork_child(void)
 	nvs_gate_fork_child();
 	nvs_stream_fork_child();
 	nvs_memory_fork_child();
+	nvs_swap_fork_child();
 	nvs_client_fork_child();
 	atomic_store(&started, false);
 	atomic_store(&ready, false);

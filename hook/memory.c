@@ -268,6 +268,13 @@ bool nvs_claim_more(struct nvs_claim *c, uint64_t bytes)
 	return true;
 }
 
+void nvs_claim_exists(const struct nvs_claim *c)
+{
+	lock();
+	exists((unsigned)c->channel);
+	unlock();
+}
+
 void nvs_claim_drop(const struct nvs_claim *c)
 {
 	if (c->channel < 0)

@@ -39,7 +39,10 @@ bool nvs_claim(struct nvs_claim *c, int channel, uint64_t bytes);
 /* It takes more, so many bytes in all. False: the limit does not have them. */
 bool nvs_claim_more(struct nvs_claim *c, uint64_t bytes);
 
-/* The allocation failed. */
+/* What was claimed exists, or is promised to: only now it counts as the most there was. */
+void nvs_claim_exists(const struct nvs_claim *c);
+
+/* The allocation failed, or (if it is not in the book) was freed. */
 void nvs_claim_drop(const struct nvs_claim *c);
 
 /* It succeeded, with so many bytes; owner: the context it goes with, or NULL. */

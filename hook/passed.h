@@ -62,16 +62,14 @@
 	P(cuDeviceGetProperties) P(cuDeviceGetTexture1DLinearMaxWidth) P(cuDeviceGetUuid) \
 	P(cuDeviceGetUuid_v2) P(cuDriverGetVersion) \
 	P(cuGetErrorName) P(cuGetErrorString) P(cuLogicalEndpointGetLimits) \
-	P(cuLogicalEndpointQuery) P(cuMemGetAccess) P(cuMemGetAddressRange) \
-	P(cuMemGetAddressRange_v2) P(cuMemGetAllocationGranularity) \
+	P(cuLogicalEndpointQuery) P(cuMemGetAccess) P(cuMemGetAllocationGranularity) \
 	P(cuMemGetAllocationPropertiesFromHandle) \
 	P(cuMemGetHandleForAddressRange) \
 	P(cuMemGetLocationInfo) P(cuMemGetMemPool) P(cuMemHostGetDevicePointer) \
 	P(cuMemHostGetDevicePointer_v2) P(cuMemHostGetFlags) P(cuMemPoolGetAccess) \
 	P(cuMemPoolGetAttribute) P(cuMemRangeGetAttribute) P(cuMemRangeGetAttributes) \
 	P(cuMipmappedArrayGetLevel) P(cuMipmappedArrayGetMemoryRequirements) \
-	P(cuMipmappedArrayGetSparseProperties) P(cuMulticastGetGranularity) \
-	P(cuPointerGetAttribute) P(cuPointerGetAttributes)
+	P(cuMipmappedArrayGetSparseProperties) P(cuMulticastGetGranularity)
 
 /* Class context. State of a context that leaves its streams where they are. */
 #define NVS_PASS_CONTEXT(P) \

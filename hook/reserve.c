@@ -259,11 +259,11 @@ static enum verdict decide(unsigned i, uint64_t bytes, bool alone)
 
 	refresh(i);
 	fits = b->used <= b->reserved && bytes <= b->reserved - b->used;
-	if (!fits && b->limit) {
+	if (!fits && (b->limit || b->swap)) {
 		if (attached(i) && !b->deaf && !alone)
 			return ASKED;
 		/* Of the others nothing is known. */
-		if (minus(b->limit, b->used) < bytes)
+		if (b->limit && minus(b->limit, b->used) < bytes)
 			return REFUSED;
 	}
 	atomic_store_explicit(&b->used, b->used + bytes, memory_order_relaxed);
@@ -317,6 +317,8 @@ static bool ask(unsigned i, uint64_t bytes)
 		nvs_reserve_settle(i); /* what was put off for us */
 		if (code == NVS_OK)
 			return true;
+		if (code == NVS_ERR_ARENA)
+			return false;
 		if (code == NVS_ERR_MEMORY) {
 			if (yielded || !wait_yield(i, bytes, start + YIELD_NS))
 				return false;
@@ -326,6 +328,20 @@ static bool ask(unsigned i, uint64_t bytes)
 		/* The connection was lost: ask a new one, or decide without. */
 		alone = nvs_now() >= until;
 	}
+}
+
+void nvs_reserve_attach(unsigned i)
+{
+	struct nvs_quiet q;
+	int saved = errno;
+
+	nvs_client_use(i);
+	nvs_quiet_begin(&q);
+	pthread_mutex_lock(&nvs_client_lock);
+	wait_attached(i);
+	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_quiet_end(&q);
+	errno = saved;
 }
 
 bool nvs_reserve(unsigned i, uint64_t bytes)
@@ -379,6 +395,8 @@ void nvs_reserve_attached(unsigned i)
 	/* One that does not would close the connection over a RESERVE, each time. */
 	b->account = nvs_client_channels[i].lease.link == LEASE_ATTACHED &&
 		     __atomic_load_n(&nvs_client.page->slot[i].limit_seq, __ATOMIC_ACQUIRE);
+	b->swap = nvs_client.page &&
+		  __atomic_load_n(&nvs_client.page->slot[i].room, __ATOMIC_ACQUIRE) != 0;
 	if (!attached(i))
 		return;
 	lock();
@@ -435,7 +453,7 @@ bool nvs_reserve_limited(unsigned i)
 	bool yes;
 
 	lock();
-	yes = nvs_budgets[i].limit != 0;
+	yes = nvs_budgets[i].limit || nvs_budgets[i].swap;
 	unlock();
 	return yes;
 }
@@ -496,7 +514,7 @@ void nvs_reserve_fork_child(void)
 		b->reserved = b->asking = b->graphs = 0;
 		b->limit = b->others = b->tight = b->acked = 0;
 		b->sent = b->answered = 0;
-		b->known = b->busy = b->deaf = b->account = false;
+		b->known = b->busy = b->deaf = b->account = b->swap = false;
 		b->ask = fresh;
 	}
 	nvs_observe_fork_child();

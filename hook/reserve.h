@@ -35,6 +35,7 @@ struct nvs_budget {
 	bool known;         /* was attached once: limit means something */
 	bool busy;          /* a thread waits for an answer */
 	bool deaf;          /* the scheduler did not answer; do not wait for it */
+	bool swap;          /* it has to find room for what is promised: always ask */
 	/* Guarded by nvs_client_lock. */
 	bool account;       /* the scheduler that the channel is attached to keeps one */
 	/* Guarded by itself. */
@@ -48,6 +49,9 @@ extern struct nvs_budget nvs_budgets[NVS_MAX_CHANNELS];
 /* Gets room for bytes that do not fit into what is reserved, and counts them. */
 bool nvs_reserve(unsigned channel, uint64_t bytes);
 
+/* Waits, seconds at most, until it is known what holds for the channel. */
+void nvs_reserve_attach(unsigned channel);
+
 /* After a change of used: tells the scheduler if it has to know. Never waits. */
 void nvs_reserve_settle(unsigned channel);
 
@@ -57,7 +61,7 @@ void nvs_reserve_settle(unsigned channel);
  */
 bool nvs_reserve_due(const struct nvs_budget *b);
 
-/* Whether answers about a channel's memory may be waited for: it has a limit. */
+/* Whether answers about a channel's memory may be waited for: it has a limit, or is swapped. */
 bool nvs_reserve_limited(unsigned channel);
 
 /* What a container's processes have of a GPU. */

@@ -118,6 +118,10 @@ bool nvs_streams_idle(unsigned channel);
 /* No driver calls of our own from now on; waits up to a second for the last. */
 void nvs_driver_stop(void);
 
+/* Brackets a driver call of a thread of ours. False: not any more. */
+bool nvs_driver_enter(void);
+void nvs_driver_leave(void);
+
 void nvs_stream_fork_child(void);
 
 #endif

@@ -218,7 +218,7 @@
 	H(cuStreamEndCapture) H(cuStreamEndCapture_ptsz) \
 	H(cuStreamEndCaptureToCig) H(cuStreamEndCaptureToCig_ptsz)
 
-/* alloc.c, info.c: counted, limited, clamped */
+/* alloc.c, info.c, pointer.c: counted, limited, clamped */
 #define NVS_MEMORY(H) \
 	H(cuMemAlloc) H(cuMemAlloc_v2) H(cuMemAllocPitch) H(cuMemAllocPitch_v2) \
 	H(cuMemAllocManaged) \
@@ -237,7 +237,9 @@
 	H(cuGraphInstantiate) H(cuGraphInstantiate_v2) H(cuGraphInstantiateWithFlags) \
 	H(cuGraphExecDestroy) H(cuDeviceGraphMemTrim) \
 	/* what is told of it */ \
-	H(cuMemGetInfo) H(cuMemGetInfo_v2) H(cuDeviceTotalMem) H(cuDeviceTotalMem_v2)
+	H(cuMemGetInfo) H(cuMemGetInfo_v2) H(cuDeviceTotalMem) H(cuDeviceTotalMem_v2) \
+	H(cuMemGetAddressRange) H(cuMemGetAddressRange_v2) \
+	H(cuPointerGetAttribute) H(cuPointerGetAttributes)
 
 /* nvml.c: of libnvidia-ml, what tells of memory and of processes. */
 #define NVS_NVML(H) \

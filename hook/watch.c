@@ -12,6 +12,7 @@
 #include "hook.h"
 #include "log.h"
 #include "memory.h"
+#include "swap.h"
 #include "wrap.h"
 
 WATCH(cuInit, (uint flags))
@@ -172,6 +173,8 @@ WATCH(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, void 
 		int result = CALL(name, ctx); \
 		if (result == CUDA_SUCCESS && nvs_counting()) \
 			nvs_memory_context_gone(ctx, stamp); \
+		if (result == CUDA_SUCCESS && channel >= 0) \
+			nvs_swap_context_gone(ctx, (unsigned)channel); \
 		if (channel >= 0 && result != CUDA_SUCCESS) \
 			nvs_context_kept(ctx, channel, own, NULL); \
 		if (held) \
@@ -205,6 +208,7 @@ static void primary_reset(int channel, uint64_t stamp)
 	nvs_context_destroyed(NULL, channel);
 	if (nvs_counting())
 		nvs_memory_primary_gone((unsigned)channel, stamp);
+	nvs_swap_context_gone(NULL, (unsigned)channel);
 }
 
 /* The primary context is gone if nobody holds it any more. */

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * swap.h: device memory that can leave the GPU and come back to its address.
+ *
+ * Where the scheduler swaps (a slot's room is not 0), what the application
+ * allocates is made of chunks of physical memory that are mapped into addresses
+ * of ours. While another client has the GPU, chunks are copied to the arena and
+ * their physical memory is given up, as many as room demands (swap_move.c); at
+ * the next grant they come back before the gate opens. Everywhere else none of
+ * this is used, and an allocation is the driver's.
+ *
+ * A chunk is on the GPU, in the arena, or was never used and is nowhere yet.
+ * While the gate is open, and until what was submitted is done, all are on the
+ * GPU (nvs_swap.hold). Bytes that the book counts and that are in no chunk are
+ * fixed: the driver's own allocations, arrays, pools, what is shared.
+ *
+ * Locks, outermost first: nvs_drain_lock, nvs_client_lock, a channel's swap lock,
+ * nvs_memory_lock. No driver call is made under a swap lock.
+ */
+#ifndef NVSHARE_SWAP_H
+#define NVSHARE_SWAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+#include "lease.h"
+#include "wire.h"
+
+/* Looks which GPUs can do it. Called once, after the driver's start. */
+void nvs_swap_init(unsigned channels);
+
+/* Whether any can: said in REGISTER. */
+bool nvs_swap_capable(void);
+
+/* Whether allocations of the channel are to be made movable now. */
+bool nvs_swap_on(int channel);
+
+/* Whether the container wants managed memory in place of the driver's usual. */
+bool nvs_swap_managed(int channel);
+
+/*
+ * Allocates for a context. CUDA_SUCCESS, CUDA_ERROR_OUT_OF_MEMORY, or -1: it is
+ * the driver's to allocate. While the GPU is held this may wait for room.
+ */
+int nvs_swap_alloc(int channel, void *ctx, size_t bytes, CUdeviceptr *p);
+
+/*
+ * CUDA_SUCCESS or an error; -1: not ours. wait: for the context's work, as the
+ * driver does.
+ */
+int nvs_swap_free(CUdeviceptr p, bool wait);
+
+/* The allocation that p lies in. False: not ours. base 0: ours, but no allocation. */
+struct nvs_swap_range {
+	CUdeviceptr base;
+	size_t bytes;
+	void *owner;
+	unsigned channel;
+	uint64_t serial;      /* no allocation at this address had it before */
+	CUdeviceptr mapped;   /* what the driver would call the allocation */
+	size_t mapped_bytes;
+};
+bool nvs_swap_find(CUdeviceptr p, struct nvs_swap_range *r);
+
+/* A context is gone, or (NULL) a channel's primary one: so is its memory. */
+void nvs_swap_context_gone(const void *ctx, unsigned channel);
+
+/*
+ * The driver refused to allocate on a channel: whether to ask again, because
+ * the scheduler may make room. tries: 0 at first.
+ */
+bool nvs_swap_retry(int channel, unsigned *tries);
+
+/* Bytes that are reserved and kept although nothing is allocated there. */
+uint64_t nvs_swap_cached(unsigned channel);
+
+/* ---- the client's side; nvs_client_lock is held ---- */
+
+/* After each step of a lease. Returns false: the gate is not to open yet. */
+bool nvs_swap_lease(unsigned channel, enum lease_gate gate, bool opens);
+
+/* A call may pass a closed gate: whether all it may touch is there. */
+bool nvs_swap_may_pass(unsigned channel);
+
+void nvs_swap_attached(unsigned channel);
+void nvs_swap_room_changed(unsigned channel);
+/* Takes fd. */
+void nvs_swap_arena(unsigned channel, const struct nvs_arena *a, int fd);
+void nvs_swap_tick(uint64_t now);
+
+void nvs_swap_fork_child(void);
+
+#endif

@@ -1,0 +1,571 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * swap_alloc.c: allocations made of chunks, and their end.
+ */
+#include "client.h"
+#include "gate.h"
+#include "log.h"
+#include "reserve.h"
+#include "stream.h"
+#include "swap_impl.h"
+#include "wrap.h"
+
+#define MS 1000000ull
+
+/*
+ * How long the driver may refuse memory that room promises before the
+ * application is told. The victim gives up physical memory before it says so,
+ * but a GPU's memory may be taken by processes that nobody arbitrates.
+ */
+#define REFUSED_NS (2000 * MS)
+#define PIECE_NS   (50 * MS)
+
+/* Wrappers; only their types are needed here. */
+NVS_EXPORT int cuMemCreate(unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,
+			   unsigned long long flags);
+NVS_EXPORT int cuMemRelease(unsigned long long handle);
+NVS_EXPORT int cuMemMap(CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
+			unsigned long long flags);
+NVS_EXPORT int cuMemUnmap(CUdeviceptr p, size_t n);
+
+static _Atomic uint64_t serials; /* of allocations */
+
+/* ---- chunks and the driver ---- */
+
+int nvs_chunk_map(unsigned channel, struct place p)
+{
+	const struct nvs_swap *s = &nvs_swaps[channel];
+	struct chunk *c = &p.span->chunk[p.granule];
+	struct cu_location at = { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(channel) };
+	/* Such memory can be exported later, and registered with a network card. */
+	struct cu_alloc_full prop = { .head = { CU_MEM_ALLOCATION_PINNED,
+						s->posix_fd ? CU_MEM_HANDLE_POSIX_FD : 0, at },
+				      .rdma = s->rdma };
+	struct cu_access access = { at, CU_MEM_ACCESS_READWRITE };
+	uint64_t bytes = bytes_of(c->granules);
+	unsigned long long handle = 0;
+	int result = CALL(cuMemCreate, &handle, bytes, &prop.head, 0);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = CALL(cuMemMap, address_of(p), bytes, 0, handle, 0);
+	if (result == CUDA_SUCCESS) {
+		result = nvs_driver.set_access(address_of(p), bytes, &access, 1);
+		if (result != CUDA_SUCCESS)
+			CALL(cuMemUnmap, address_of(p), bytes);
+	}
+	if (result != CUDA_SUCCESS)
+		CALL(cuMemRelease, handle);
+	c->handle = handle;
+	return result;
+}
+
+void nvs_chunk_unmap(struct place p)
+{
+	struct chunk *c = &p.span->chunk[p.granule];
+
+	CALL(cuMemUnmap, address_of(p), bytes_of(c->granules));
+	CALL(cuMemRelease, c->handle);
+}
+
+/* ---- backing; the lock is held, and given up while waiting ---- */
+
+/* Whether the chunk got its memory. Held means that it has to. */
+static bool back(unsigned channel, struct place p)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct chunk *c = &p.span->chunk[p.granule];
+	uint64_t bytes = bytes_of(c->granules), since = 0;
+
+	while (s->hold) {
+		unsigned seen = atomic_load(&s->kick);
+		bool room = s->resident + bytes <= nvs_swap_room(channel);
+		int result = CUDA_ERROR_OUT_OF_MEMORY;
+
+		if (room) {
+			s->resident += bytes;
+			s->away -= bytes;
+			c->state = CHUNK_BUSY;
+			nvs_swap_unlock(s);
+			result = nvs_chunk_map(channel, p);
+			nvs_swap_lock(s);
+			c->state = result == CUDA_SUCCESS ? CHUNK_HERE : CHUNK_EMPTY;
+			c->opens = TOUCHED;
+			if (result == CUDA_SUCCESS)
+				return true;
+			s->resident -= bytes;
+			s->away += bytes;
+			since = since ? since : nvs_now();
+		} else {
+			since = 0;
+		}
+		nvs_swap_unlock(s);
+		if (nvs_swap_cached(channel))
+			nvs_swap_flush(channel);
+		else if (since && nvs_now() - since > (nvs_swap_room(channel) == UINT64_MAX ? 0 : REFUSED_NS))
+			seen = 0, since = UINT64_MAX;
+		else
+			nvs_swap_wait(s, seen, PIECE_NS);
+		nvs_swap_lock(s);
+		if (since == UINT64_MAX)
+			return false;
+	}
+	return true; /* it gets its memory when it comes in */
+}
+
+/* Frees a region whose chunks nobody else looks at any more; see retire(). */
+static void forget(struct nvs_swap *s, struct place p)
+{
+	struct region *r = region_of(p);
+
+	for (uint32_t i = 0; i < r->granules; i += r->piece) {
+		struct place at = { p.span, p.granule + i };
+		struct chunk *c = &p.span->chunk[at.granule];
+		uint64_t bytes = bytes_of(c->granules);
+
+		if (c->state == CHUNK_HERE) {
+			c->state = CHUNK_BUSY;
+			nvs_swap_unlock(s);
+			nvs_chunk_unmap(at);
+			nvs_swap_lock(s);
+			s->resident -= bytes;
+		} else {
+			if (c->state == CHUNK_AWAY)
+				nvs_arena_give(p.span->channel, at, c->granules);
+			s->away -= bytes;
+		}
+		c->state = CHUNK_NONE;
+	}
+	s->claimed -= bytes_of(r->granules);
+	s->fixed -= r->fixed ? bytes_of(r->granules) : 0;
+	nvs_region_drop(p);
+}
+
+/* Frees a region, once nobody is moving it. The lock is held, and given up meanwhile. */
+static void retire(unsigned channel, struct place p)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct region *r = region_of(p);
+	struct nvs_claim claim = { (int)channel, bytes_of(r->granules) };
+
+	r->dying = true;
+	for (uint32_t i = 0; i < r->granules;) {
+		unsigned seen = atomic_load(&s->kick);
+
+		if (p.span->chunk[p.granule + i].state == CHUNK_BUSY) {
+			nvs_swap_unlock(s);
+			nvs_swap_wait(s, seen, PIECE_NS);
+			nvs_swap_lock(s);
+		} else {
+			i += r->piece;
+		}
+	}
+	forget(s, p);
+	nvs_swap_unlock(s);
+	nvs_claim_drop(&claim);
+	nvs_swap_kick(s);
+	nvs_swap_lock(s);
+}
+
+/* ---- freed memory that is kept ---- */
+
+uint64_t nvs_swap_cached(unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	uint64_t bytes;
+
+	nvs_swap_lock(s);
+	bytes = s->cached;
+	nvs_swap_unlock(s);
+	return bytes;
+}
+
+static struct place uncache(struct nvs_swap *s, uint32_t i)
+{
+	struct place p = s->cache[i];
+
+	for (s->cache_count--; i < s->cache_count; i++)
+		s->cache[i] = s->cache[i + 1];
+	s->cached -= bytes_of(region_of(p)->granules);
+	region_of(p)->cached = false;
+	return p;
+}
+
+void nvs_swap_flush(unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+
+	nvs_swap_lock(s);
+	while (s->cache_count) {
+		struct place p = uncache(s, 0);
+
+		retire(channel, p);
+	}
+	nvs_swap_unlock(s);
+}
+
+/* A large region of that size that is kept. The lock is held. */
+static struct place reuse(struct nvs_swap *s, uint32_t granules)
+{
+	for (uint32_t i = s->cache_count; i-- > 0;)
+		if (region_of(s->cache[i])->granules == granules)
+			return uncache(s, i);
+	return (struct place){ NULL, 0 };
+}
+
+/* Whether the region was put by. Only what is on the GPU is worth it. The lock is held. */
+static bool put_by(struct nvs_swap *s, struct place p)
+{
+	struct region *r = region_of(p);
+	uint64_t bytes = bytes_of(r->granules);
+
+	if (!s->hold || r->fixed || r->kind != REGION_LARGE || bytes > CACHE_BYTES ||
+	    s->resident > nvs_swap_room(p.span->channel))
+		return false;
+	for (uint32_t i = 0; i < r->granules; i += r->piece)
+		if (p.span->chunk[p.granule + i].state != CHUNK_HERE)
+			return false;
+	while (s->cache_count && (s->cache_count == CACHE_MAX || s->cached + bytes > CACHE_BYTES)) {
+		struct place old = uncache(s, 0);
+
+		retire(p.span->channel, old); /* p is ours meanwhile: the caller marked it */
+	}
+	r->cached = true;
+	r->dying = r->published = false;
+	s->cache[s->cache_count++] = p;
+	s->cached += bytes;
+	return true;
+}
+
+/* ---- regions ---- */
+
+/*
+ * Memory for `granules`, claimed and, if the GPU is held, there. Returns with
+ * the lock held; span is NULL if it is not to be had.
+ */
+static struct place obtain(unsigned channel, uint32_t granules)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_claim claim;
+	struct place p;
+	bool ok = true;
+
+	nvs_swap_lock(s);
+	p = reuse(s, granules);
+	if (p.span)
+		return p;
+	s->claiming += bytes_of(granules);
+	nvs_swap_unlock(s);
+	ok = nvs_claim(&claim, (int)channel, bytes_of(granules));
+	if (!ok && nvs_swap_cached(channel)) {
+		nvs_swap_flush(channel);
+		ok = nvs_claim(&claim, (int)channel, bytes_of(granules));
+	}
+	if (ok && claim.channel >= 0)
+		nvs_claim_exists(&claim);
+	nvs_swap_lock(s);
+	s->claiming -= bytes_of(granules);
+	if (!ok || claim.channel < 0)
+		return p;
+	p = nvs_region_new(channel, granules);
+	if (p.span) {
+		struct region *r = region_of(p);
+
+		s->claimed += bytes_of(granules);
+		s->away += bytes_of(granules);
+		s->backing++;
+		for (uint32_t i = 0; i < granules; i += r->piece)
+			p.span->chunk[p.granule + i].state = CHUNK_EMPTY;
+		for (uint32_t i = 0; ok && i < granules; i += r->piece)
+			ok = back(channel, (struct place){ p.span, p.granule + i });
+		s->backing--;
+		if (ok)
+			return p;
+		retire(channel, p);
+		p.span = NULL;
+	} else {
+		nvs_swap_unlock(s);
+		nvs_claim_drop(&claim);
+		nvs_swap_lock(s);
+	}
+	return p;
+}
+
+/* ---- slabs; the lock is held ---- */
+
+static struct nvs_slab *slab_of(struct place p)
+{
+	return &p.span->slab[p.granule];
+}
+
+static void idle_push(struct nvs_swap *s, struct nvs_slab *b)
+{
+	b->prev = NULL;
+	b->next = s->idle;
+	if (b->next)
+		b->next->prev = b;
+	s->idle = b;
+	s->idle_count++;
+}
+
+static void idle_remove(struct nvs_swap *s, struct nvs_slab *b)
+{
+	if (b->next)
+		b->next->prev = b->prev;
+	if (b->prev)
+		b->prev->next = b->next;
+	else
+		s->idle = b->next;
+	s->idle_count--;
+}
+
+/* One more slab, from new memory if need be. The lock is given up for that. */
+static bool slab_more(unsigned channel, void *owner, uint32_t class)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct place p;
+
+	if (!s->idle) {
+		uint32_t granules = 1; /* an eighth of what small allocations have already */
+
+		while (granules < SLABS_AT_ONCE && granules * 16 <= s->slabs_used)
+			granules *= 2;
+		nvs_swap_unlock(s);
+		p = obtain(channel, granules);
+		if (!p.span && granules > 1) {
+			nvs_swap_unlock(s);
+			p = obtain(channel, granules = 1);
+		}
+		if (!p.span)
+			return false;
+		region_of(p)->kind = REGION_SLABS;
+		region_of(p)->published = true;
+		region_of(p)->slabs = 0;
+		for (uint32_t i = granules; i-- > 0;) {
+			struct place at = { p.span, p.granule + i };
+
+			slab_of(at)->base = address_of(at);
+			slab_of(at)->entry = NULL;
+			idle_push(s, slab_of(at));
+		}
+	}
+	p = nvs_place_of(s->idle->base);
+	idle_remove(s, slab_of(p));
+	if (!nvs_slab_add(&s->heap, slab_of(p), address_of(p), (uintptr_t)owner, class)) {
+		idle_push(s, slab_of(p));
+		return false;
+	}
+	p.granule = p.span->head[p.granule] - 1;
+	region_of(p)->slabs++;
+	s->slabs_used++;
+	return true;
+}
+
+/* A slab has no object left. */
+static void slab_less(unsigned channel, struct place p)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct place first = { p.span, p.span->head[p.granule] - 1 };
+	struct region *r = region_of(first);
+
+	nvs_slab_remove(&s->heap, slab_of(p));
+	idle_push(s, slab_of(p));
+	s->slabs_used--;
+	if (--r->slabs || s->idle_count - r->granules < 1)
+		return; /* one region is kept for the next small allocation */
+	for (uint32_t i = 0; i < r->granules; i++)
+		idle_remove(s, &p.span->slab[first.granule + i]);
+	retire(channel, first);
+}
+
+static int alloc_small(unsigned channel, void *ctx, size_t bytes, CUdeviceptr *p)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_slab *in;
+	bool ok = true;
+
+	nvs_swap_lock(s);
+	while (!(*p = nvs_slab_alloc(&s->heap, (uintptr_t)ctx, bytes, &in)) && ok)
+		ok = slab_more(channel, ctx, nvs_slab_class(bytes));
+	nvs_swap_unlock(s);
+	return *p ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+int nvs_swap_alloc(int channel, void *ctx, size_t bytes, CUdeviceptr *out)
+{
+	struct nvs_swap *s;
+	struct place p;
+
+	if (!bytes || bytes > 1ull << 50 || !out || !nvs_swap_on(channel))
+		return -1;
+	if (bytes <= NVS_SLAB_LARGEST)
+		return alloc_small((unsigned)channel, ctx, bytes, out);
+	s = &nvs_swaps[channel];
+	p = obtain((unsigned)channel, (uint32_t)((bytes + GRANULE - 1) / GRANULE));
+	if (p.span) {
+		region_of(p)->kind = REGION_LARGE;
+		region_of(p)->bytes = bytes;
+		region_of(p)->owner = (uintptr_t)ctx;
+		region_of(p)->serial = ++serials;
+		region_of(p)->published = true;
+		*out = address_of(p);
+	}
+	nvs_swap_unlock(s);
+	return p.span ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* ---- looking up ---- */
+
+/* The lock of the span's channel is held. */
+static bool find(struct place p, uint64_t address, struct nvs_swap_range *r)
+{
+	uint64_t base = 0, bytes = 0, owner = 0;
+	struct region *g;
+
+	*r = (struct nvs_swap_range){ .channel = p.span->channel };
+	if (!p.span->head[p.granule])
+		return false;
+	g = &p.span->region[p.span->head[p.granule] - 1];
+	if (!g->published || g->dying)
+		return false;
+	if (g->kind == REGION_SLABS) {
+		if (!slab_of(p)->entry || !nvs_slab_find(slab_of(p), address, &base, &bytes))
+			return false;
+		owner = slab_of(p)->owner;
+	} else {
+		base = p.span->base + bytes_of(p.span->head[p.granule] - 1);
+		if (address - base >= g->bytes)
+			return false;
+		bytes = g->bytes;
+		owner = g->owner;
+	}
+	r->base = base;
+	r->bytes = bytes;
+	r->owner = (void *)(uintptr_t)owner;
+	r->serial = g->serial;
+	r->mapped = p.span->base + bytes_of(p.span->head[p.granule] - 1);
+	r->mapped_bytes = bytes_of(g->granules);
+	return true;
+}
+
+bool nvs_swap_find(CUdeviceptr address, struct nvs_swap_range *r)
+{
+	struct place p = nvs_place_of(address);
+
+	if (!p.span || nvs_in_book)
+		return false;
+	nvs_swap_lock(&nvs_swaps[p.span->channel]);
+	find(p, address, r);
+	nvs_swap_unlock(&nvs_swaps[p.span->channel]);
+	return true;
+}
+
+/*
+ * The driver's own free waits until the context has nothing to do. If no call
+ * may have begun since the last drain, that is so.
+ */
+static int wait_for_work(unsigned channel, void *ctx)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	void *now = NULL, *popped;
+	bool hold;
+	int result;
+
+	nvs_swap_lock(s);
+	hold = s->hold;
+	nvs_swap_unlock(s);
+	if (!hold || !nvs_driver.ctx_synchronize)
+		return CUDA_SUCCESS;
+	nvs_driver.ctx_get_current(&now);
+	if (now != ctx && nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)
+		return CUDA_SUCCESS; /* it is gone, its work too */
+	result = nvs_driver.ctx_synchronize();
+	if (now != ctx)
+		nvs_driver.ctx_pop(&popped);
+	return result;
+}
+
+int nvs_swap_free(CUdeviceptr address, bool wait)
+{
+	struct place p = nvs_place_of(address);
+	struct nvs_swap_range r;
+	struct nvs_swap *s;
+	int result;
+
+	if (!p.span || nvs_in_book)
+		return -1;
+	s = &nvs_swaps[p.span->channel];
+	if (!nvs_swap_find(address, &r) || r.base != address)
+		return CUDA_ERROR_INVALID_VALUE;
+	result = wait ? wait_for_work(r.channel, r.owner) : CUDA_SUCCESS;
+	if (result != CUDA_SUCCESS)
+		return result;
+	nvs_swap_lock(s);
+	if (!find(p, address, &r) || r.base != address) {
+		result = CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
+	} else if (region_of(p)->kind == REGION_LARGE && p.span->head[p.granule] == p.granule + 1) {
+		region_of(p)->dying = true; /* nobody else frees it */
+		if (!put_by(s, p))
+			retire(r.channel, p);
+	} else {
+		nvs_slab_free(&s->heap, slab_of(p), address);
+		p.span->region[p.span->head[p.granule] - 1].serial = ++serials;
+		if (!slab_of(p)->used)
+			slab_less(r.channel, p);
+	}
+	nvs_swap_unlock(s);
+	return result;
+}
+
+/* ---- contexts ---- */
+
+/* Whether what an owner has goes with a context, or with the primary one. */
+static bool goes(uint64_t owner, const void *ctx)
+{
+	return ctx ? owner == (uintptr_t)ctx : !nvs_context_own((void *)(uintptr_t)owner);
+}
+
+/* Retires one region or slab of the context; false when there is none left. */
+static bool one_gone(unsigned channel, const void *ctx)
+{
+	for (unsigned i = 0; i < atomic_load(&nvs_spans_used); i++) {
+		struct span *sp = &nvs_spans[i];
+
+		if (sp->channel != channel)
+			continue;
+		for (uint32_t g = 0; g < sp->granules;
+		     g += sp->head[g] ? sp->region[g].granules : sp->run[g]) {
+			struct region *r = &sp->region[g];
+
+			if (!sp->head[g] || !r->published || r->dying)
+				continue;
+			if (r->kind == REGION_LARGE && goes(r->owner, ctx)) {
+				retire(channel, (struct place){ sp, g });
+				return true;
+			}
+			for (uint32_t j = g; r->kind == REGION_SLABS && j < g + r->granules; j++)
+				if (sp->slab[j].entry && goes(sp->slab[j].owner, ctx)) {
+					slab_less(channel, (struct place){ sp, j });
+					return true;
+				}
+		}
+	}
+	return false;
+}
+
+void nvs_swap_context_gone(const void *ctx, unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+
+	if (!s->mover)
+		return;
+	/* The mover's stream was of a context; which one does not matter. */
+	if (!ctx || s->ctx == ctx) {
+		s->ctx = NULL;
+		nvs_arena_unregistered(channel);
+	}
+	nvs_swap_lock(s);
+	while (one_gone(channel, ctx))
+		;
+	nvs_swap_unlock(s);
+}

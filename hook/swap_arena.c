@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * swap_arena.c: host memory for what is away, in segments that the scheduler
+ * gives. A thread of its own maps them and pins them, slice by slice, before
+ * they are needed; what is not pinned yet, or cannot be, is used all the same,
+ * through the driver's own staging buffers, four times slower.
+ */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "channel.h"
+#include "futex.h"
+#include "log.h"
+#include "swap_impl.h"
+#include "tables.h"
+#include "wrap.h"
+
+#define MAX_SEGMENTS 256u
+/*
+ * Pinned at a time, under the drain lock: some 4 ms at the 18 GB/s of 4 KiB
+ * pages (measurements 5), so that a drain is not held up for longer.
+ */
+#define SLICE 32u /* granules */
+
+NVS_EXPORT int cuMemcpyHtoDAsync_v2(CUdeviceptr d, const void *h, size_t n, void *s);
+NVS_EXPORT int cuMemcpyDtoHAsync_v2(void *d, CUdeviceptr h, size_t n, void *s);
+
+struct segment {
+	char *base;        /* NULL: not mapped yet, or it cannot be */
+	int fd;            /* until it is mapped */
+	uint32_t granules;
+	uint32_t pinned;   /* granules that are registered, from the first on */
+	uint32_t free;     /* granules that hold nothing */
+	uint32_t next;     /* where the search begins */
+	bool unpinnable;
+	uint8_t *used;     /* per granule */
+};
+
+/* Of a channel; guarded by its swap lock, but see pin(). */
+struct arena {
+	struct segment segment[MAX_SEGMENTS];
+	uint32_t count;
+	bool thread;
+};
+
+static struct arena *arenas[NVS_MAX_CHANNELS];
+
+/* A place in the arena as one number: segment and granule. */
+#define STORE(segment, granule) ((uint32_t)(segment) << 24 | (granule))
+#define SEGMENT_OF(store) ((store) >> 24)
+#define GRANULE_OF(store) ((store) & 0xffffff)
+
+_Static_assert(MAX_SEGMENTS <= 256, "eight bits of a store");
+
+/* ---- places ---- */
+
+bool nvs_arena_take(unsigned channel, struct place p, uint32_t granules)
+{
+	struct arena *a = arenas[channel];
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; a && i < a->count && n < granules; i++) {
+		struct segment *g = &a->segment[i];
+
+		if (!g->base)
+			continue;
+		for (uint32_t looked = 0; g->free && looked < g->granules && n < granules; looked++) {
+			if (g->next >= g->granules)
+				g->next = 0;
+			if (!g->used[g->next]) {
+				g->used[g->next] = 1;
+				g->free--;
+				p.span->store[p.granule + n++] = STORE(i, g->next);
+			}
+			g->next++;
+		}
+	}
+	if (n < granules)
+		nvs_arena_give(channel, p, n);
+	return n == granules;
+}
+
+void nvs_arena_give(unsigned channel, struct place p, uint32_t granules)
+{
+	for (uint32_t i = 0; i < granules; i++) {
+		uint32_t store = p.span->store[p.granule + i];
+		struct segment *g = &arenas[channel]->segment[SEGMENT_OF(store)];
+
+		g->used[GRANULE_OF(store)] = 0;
+		g->free++;
+	}
+}
+
+uint64_t nvs_arena_bytes(unsigned channel, uint64_t *unused)
+{
+	struct arena *a = arenas[channel];
+	uint64_t sum = 0;
+
+	*unused = 0;
+	for (uint32_t i = 0; a && i < a->count; i++)
+		if (a->segment[i].base) {
+			sum += bytes_of(a->segment[i].granules);
+			*unused += bytes_of(a->segment[i].free);
+		}
+	return sum;
+}
+
+/* Granules from i on that lie side by side, within one slice. */
+static uint32_t run_of(const uint32_t *store, uint32_t i, uint32_t granules)
+{
+	uint32_t n = 1;
+
+	while (i + n < granules && store[i + n] == store[i] + n && GRANULE_OF(store[i + n]) % SLICE)
+		n++;
+	return n;
+}
+
+int nvs_arena_copy(unsigned channel, struct place p, uint32_t granules, bool out)
+{
+	const uint32_t *store = &p.span->store[p.granule];
+	int result = CUDA_SUCCESS;
+
+	for (uint32_t i = 0, n; result == CUDA_SUCCESS && i < granules; i += n) {
+		char *host = arenas[channel]->segment[SEGMENT_OF(store[i])].base +
+			     bytes_of(GRANULE_OF(store[i]));
+		CUdeviceptr device = address_of(p) + bytes_of(i);
+
+		n = run_of(store, i, granules);
+		if (out)
+			result = NVS_REAL(cuMemcpyDtoHAsync_v2)(host, device, bytes_of(n),
+								nvs_swaps[channel].stream);
+		else
+			result = NVS_REAL(cuMemcpyHtoDAsync_v2)(device, host, bytes_of(n),
+								nvs_swaps[channel].stream);
+	}
+	return result;
+}
+
+/* ---- the thread ---- */
+
+/* Maps a segment. Its memory is there already: the scheduler has filled it with zeros. */
+static void map(struct nvs_swap *s, struct segment *g)
+{
+	uint64_t bytes = bytes_of(g->granules);
+	void *p = MAP_FAILED, *used;
+
+	/* A file that is too short means SIGBUS in the application. */
+	if (lseek(g->fd, 0, SEEK_END) >= (off_t)bytes)
+		p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, g->fd, 0);
+	used = mmap(NULL, g->granules, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	close(g->fd);
+	nvs_swap_lock(s);
+	g->fd = -1;
+	if (p != MAP_FAILED && used != MAP_FAILED) {
+		g->used = used;
+		g->free = g->granules;
+		g->base = p;
+	} else {
+		g->unpinnable = true;
+	}
+	nvs_swap_unlock(s);
+	nvs_swap_kick(s);
+}
+
+/* Registers the next slice. The driver's lock of the channel keeps its contexts alive. */
+static void pin(unsigned channel, struct segment *g)
+{
+	uint32_t n = g->granules - g->pinned < SLICE ? g->granules - g->pinned : SLICE;
+	void *popped;
+	int result;
+
+	pthread_mutex_lock(&nvs_drain_lock[channel]);
+	if (!nvs_mover_context(channel)) {
+		pthread_mutex_unlock(&nvs_drain_lock[channel]);
+		nvs_swap_wait(&nvs_swaps[channel], atomic_load(&nvs_swaps[channel].kick), 50 * NVS_MS);
+		return;
+	}
+	result = nvs_driver.host_register(g->base + bytes_of(g->pinned), bytes_of(n),
+					  CU_HOST_REGISTER_PORTABLE);
+	nvs_driver.ctx_pop(&popped);
+	nvs_driver_leave();
+	if (result == CUDA_SUCCESS)
+		g->pinned += n;
+	else
+		g->unpinnable = true;
+	pthread_mutex_unlock(&nvs_drain_lock[channel]);
+	if (result != CUDA_SUCCESS)
+		nvs_debugf("GPU %u: host memory cannot be pinned: error %d; copies go through the "
+			   "driver's buffers", channel, result);
+}
+
+static struct segment *next_job(unsigned channel)
+{
+	struct arena *a = arenas[channel];
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct segment *found = NULL;
+
+	nvs_swap_lock(s);
+	/* All are mapped before the first is pinned. */
+	for (uint32_t i = 0; i < a->count && !found; i++)
+		if (a->segment[i].fd >= 0)
+			found = &a->segment[i];
+	for (uint32_t i = 0; i < a->count && !found; i++)
+		if (a->segment[i].base && !a->segment[i].unpinnable &&
+		    a->segment[i].pinned < a->segment[i].granules)
+			found = &a->segment[i];
+	nvs_swap_unlock(s);
+	return found;
+}
+
+static void *arena_main(void *arg)
+{
+	unsigned channel = (unsigned)(uintptr_t)arg;
+	struct nvs_swap *s = &nvs_swaps[channel];
+
+	nvs_thread_setup("nvshare-arena");
+	while (!atomic_load(&nvs_exiting)) {
+		unsigned seen = atomic_load(&s->kick);
+		struct segment *g = next_job(channel);
+
+		if (!g)
+			nvs_swap_wait(s, seen, 10 * NVS_S);
+		else if (g->fd >= 0)
+			map(s, g);
+		else
+			pin(channel, g);
+	}
+	return NULL;
+}
+
+void nvs_swap_arena(unsigned channel, const struct nvs_arena *f, int fd)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct arena *a = arenas[channel];
+	uint64_t granules = f->size / GRANULE;
+
+	if (fd < 0)
+		return;
+	if (!a) {
+		void *p = mmap(NULL, sizeof(*a), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			       -1, 0);
+
+		a = arenas[channel] = p == MAP_FAILED ? NULL : p;
+	}
+	if (!a || a->count == MAX_SEGMENTS || !granules || granules > 0xffffff) {
+		close(fd);
+		return;
+	}
+	nvs_swap_lock(s);
+	a->segment[a->count++] = (struct segment){ .fd = fd, .granules = (uint32_t)granules };
+	nvs_swap_unlock(s);
+	if (!a->thread)
+		a->thread = nvs_thread_start(arena_main, (void *)(uintptr_t)channel);
+	nvs_swap_kick(s);
+}
+
+void nvs_arena_unregistered(unsigned channel)
+{
+	struct arena *a = arenas[channel];
+
+	for (uint32_t i = 0; a && i < a->count; i++)
+		a->segment[i].pinned = 0;
+	nvs_swap_kick(&nvs_swaps[channel]);
+}
+
+void nvs_arena_fork_child(void)
+{
+	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++) {
+		for (uint32_t j = 0; arenas[i] && j < arenas[i]->count; j++)
+			if (arenas[i]->segment[j].fd >= 0)
+				close(arenas[i]->segment[j].fd);
+		arenas[i] = NULL;
+	}
+}

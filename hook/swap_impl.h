@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * swap_impl.h: what the swap_*.c share. swap.h says what it is for.
+ *
+ * Addresses come from spans, large ranges that the driver reserved for us, in
+ * granules of 2 MiB. All that is known about a granule stands in arrays of its
+ * span, so that the way from an address to its allocation is a subtraction, and
+ * no metadata has to be allocated when memory is.
+ */
+#ifndef NVSHARE_SWAP_IMPL_H
+#define NVSHARE_SWAP_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "hook.h"
+#include "memory.h"
+#include "slab.h"
+#include "swap.h"
+
+#define GRANULE NVS_SLAB_BYTES /* cuMemGetAllocationGranularity of every GPU so far */
+
+/*
+ * Granules of a chunk. Calls for 32 MiB take a twentieth of its copy at 55 GB/s
+ * and for 2 MiB more than that (measurements 5 and 6); what is very large gets
+ * larger ones, so that its allocation takes few calls.
+ */
+#define PIECE       16u
+#define PIECE_LARGE 64u
+#define LARGE_FROM  512u
+
+/* Granules of memory for slabs that are taken at once, at most. */
+#define SLABS_AT_ONCE 16u
+
+/* Bytes of freed memory that are kept, mapped and counted, for the next request. */
+#define CACHE_BYTES (128ull << 20)
+#define CACHE_MAX   32u
+
+/* Addresses reserved at once: as many times the GPU's memory, fragmentation with it. */
+#define SPAN_TIMES 4u
+#define MAX_SPANS  64u
+
+enum chunk_state {
+	CHUNK_NONE,  /* no chunk begins here */
+	CHUNK_EMPTY, /* never used: nowhere */
+	CHUNK_HERE,  /* mapped on the GPU */
+	CHUNK_AWAY,  /* in the arena */
+	CHUNK_BUSY,  /* somebody is changing it, without the lock */
+};
+
+struct chunk {
+	uint64_t handle;   /* of the driver, while on the GPU */
+	uint32_t opens;    /* of the channel, when it got its memory; TOUCHED */
+	uint8_t state;     /* enum chunk_state */
+	uint8_t granules;
+};
+
+#define TOUCHED UINT32_MAX /* was used, or may have been */
+
+enum region_kind { REGION_LARGE, REGION_SLABS };
+
+/* An allocation, or slabs side by side; at its first granule. */
+struct region {
+	uint32_t granules;
+	uint32_t piece;    /* granules of each chunk but the last */
+	uint64_t bytes;    /* that were asked for */
+	uint64_t owner;    /* context */
+	uint32_t slabs;    /* in use */
+	uint8_t kind;
+	bool published;    /* the application knows of it */
+	bool dying;
+	bool cached;
+	bool fixed;        /* shared with others: stays where it is once it is there */
+	uint64_t serial;   /* another one after each free in it */
+};
+
+struct span {
+	uint64_t base;
+	uint32_t granules;
+	uint32_t rover;        /* where the search for addresses begins */
+	unsigned channel;
+	uint32_t *head;        /* the first granule of its region plus one; 0: free */
+	uint32_t *run;         /* at both ends of a free run: its length */
+	uint32_t *store;       /* where in the arena, while away */
+	struct chunk *chunk;   /* at a chunk's first granule */
+	struct region *region; /* at a region's first granule */
+	struct nvs_slab *slab;
+};
+
+struct place { /* of a granule */
+	struct span *span;
+	uint32_t granule;
+};
+
+enum swap_mode { SWAP_UNKNOWN, SWAP_OFF, SWAP_ON };
+
+/* Of a channel; what has no other guard is guarded by lock. */
+struct nvs_swap {
+	pthread_mutex_t lock;
+	atomic_uint kick;      /* futex: room, the lease, or a chunk changed */
+	atomic_int mode;       /* enum swap_mode */
+	bool capable, rdma, posix_fd;
+	bool hold;             /* all must be on the GPU, see swap.h */
+	bool want;             /* the lease is open, the gate is not yet */
+	bool evicting;         /* chunks are on their way out: no call may pass */
+	bool mover;            /* its thread runs */
+	bool broken;           /* the driver fails: nothing is moved any more */
+	uint32_t opens;        /* times that calls may have begun */
+	uint32_t backing;      /* allocations that wait for room or get their memory */
+	uint64_t claimed;      /* bytes of all regions */
+	uint64_t claiming;     /* bytes that are being claimed for one */
+	uint64_t fixed;        /* of claimed: of regions that are fixed */
+	uint64_t resident;     /* of these, on the GPU or about to be */
+	uint64_t away;         /* in the arena or nowhere; both add up to claimed */
+	uint64_t coming;       /* of resident: not there yet */
+	uint64_t going;        /* of resident: about to leave */
+	uint64_t cached;       /* of claimed: free for reuse */
+	struct place cache[CACHE_MAX];
+	uint32_t cache_count;
+	struct nvs_slab_heap heap;
+	struct nvs_slab *idle; /* granules for slabs that are not in use */
+	uint32_t idle_count, slabs_used;
+	uint64_t out_bytes, in_bytes;
+	uint64_t last_room;    /* last that the scheduler said */
+	bool asked;            /* it said so, and has no answer yet */
+	/* Guarded by nvs_client_lock. */
+	struct nvs_moved told;
+	uint64_t told_ns;
+	/* The mover's; guarded by nvs_drain_lock of the channel. */
+	void *ctx, *stream, *event[2];
+};
+
+extern struct nvs_swap nvs_swaps[NVS_MAX_CHANNELS];
+extern struct span nvs_spans[MAX_SPANS];
+extern atomic_uint nvs_spans_used;
+
+static inline uint64_t bytes_of(uint32_t granules)
+{
+	return granules * GRANULE;
+}
+
+static inline uint64_t address_of(struct place p)
+{
+	return p.span->base + bytes_of(p.granule);
+}
+
+static inline struct region *region_of(struct place p)
+{
+	return &p.span->region[p.granule];
+}
+
+/* ---- swap.c ---- */
+
+/* The lock; signal handlers that allocate meanwhile are told to go elsewhere. */
+void nvs_swap_lock(struct nvs_swap *s);
+void nvs_swap_unlock(struct nvs_swap *s);
+
+/* Something changed that others wait for. */
+void nvs_swap_kick(struct nvs_swap *s);
+
+/* Sleeps until then; seen: kick, read before looking. The lock is not held. */
+void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns);
+
+/* Bytes that chunks may take on the GPU now. */
+uint64_t nvs_swap_room(unsigned channel);
+
+/* Tells the scheduler what is where. No lock is held. */
+void nvs_swap_tell(unsigned channel, uint32_t code);
+/* The same with the client's lock held. */
+void nvs_swap_tell_locked(unsigned channel, uint32_t code);
+
+/* ---- swap_space.c; the channel's lock is held ---- */
+
+/* Addresses for a region, its chunks empty; granule's span is NULL if there are none. */
+struct place nvs_region_new(unsigned channel, uint32_t granules);
+
+/* Gives addresses back. Its chunks have been given up. */
+void nvs_region_drop(struct place p);
+
+/* Needs no lock: the granule of an address; span is NULL if it is not ours. */
+struct place nvs_place_of(uint64_t address);
+
+/*
+ * The next chunk of a channel that is in one of these states (a bit each) and
+ * may be moved, from *at on, round once. looked: 0 at first.
+ */
+bool nvs_chunk_next(unsigned channel, unsigned states, struct place *at, uint32_t *looked);
+
+/* ---- swap_alloc.c ---- */
+
+/* Gives freed memory up that is kept for reuse. No lock is held. */
+void nvs_swap_flush(unsigned channel);
+
+/* Physical memory for a chunk and its mapping. No lock is held. Returns CUresult. */
+int nvs_chunk_map(unsigned channel, struct place p);
+void nvs_chunk_unmap(struct place p);
+
+/* ---- swap_arena.c; nvs_swap.lock is held for the first two ---- */
+
+/* Finds places for granules that go away. False: the arena does not have them. */
+bool nvs_arena_take(unsigned channel, struct place p, uint32_t granules);
+void nvs_arena_give(unsigned channel, struct place p, uint32_t granules);
+
+/* Copies a chunk, asynchronously on the mover's stream. Returns CUresult. */
+int nvs_arena_copy(unsigned channel, struct place p, uint32_t granules, bool out);
+
+/* Bytes mapped; free ones of them. */
+uint64_t nvs_arena_bytes(unsigned channel, uint64_t *unused);
+
+/* The context is gone, and with it what it had registered. */
+void nvs_arena_unregistered(unsigned channel);
+void nvs_arena_fork_child(void);
+
+/* ---- swap_move.c ---- */
+
+/* False: no thread can be made. */
+bool nvs_mover_start(unsigned channel);
+
+/*
+ * Makes a context of the channel current, with nvs_drain_lock held, until it is
+ * popped and nvs_driver_leave() called. NULL: there is none.
+ */
+void *nvs_mover_context(unsigned channel);
+
+#endif

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * swap_move.c: the thread that moves memory out and in, one per channel.
+ *
+ * Two chunks are in flight: while one is copied, the physical memory of the one
+ * before it is given up, or that of the one after it obtained.
+ */
+#include <string.h>
+
+#include "channel.h"
+#include "gate.h"
+#include "log.h"
+#include "stream.h"
+#include "swap_impl.h"
+#include "tables.h"
+#include "wrap.h"
+
+#define TELL_BYTES (64ull << 20) /* moved between two MOVED on the way */
+#define FLIGHTS    2u
+#define IDLE_NS    (1 * NVS_S)
+#define RETRY_NS   (20 * NVS_MS) /* until what the driver refused is tried again */
+#define DRAIN_NS   (1 * NVS_S)
+
+NVS_EXPORT int cuStreamCreate(void **stream, uint flags);
+
+struct flight {
+	struct place place;
+	bool copied;   /* its event tells when it is there */
+};
+
+/* One pass in one direction. */
+struct pass {
+	unsigned channel;
+	bool out;
+	struct flight flight[FLIGHTS];
+	unsigned first, count; /* in flight, oldest first */
+	struct place at;       /* where the search goes on */
+	uint32_t looked;
+	uint64_t untold;       /* bytes moved since the last MOVED */
+	bool moved;
+	uint32_t stuck;        /* why it cannot go on: enum nvs_moved_flags */
+};
+
+void *nvs_mover_context(unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	void *ctx = NULL;
+
+	pthread_mutex_lock(&nvs_table_lock);
+	for (unsigned i = 0; i < nvs_contexts_used; i++) {
+		struct nvs_context *c = &nvs_contexts[i];
+
+		if (c->ctx && c->channel == channel && !c->green && (!ctx || c->ctx == s->ctx))
+			ctx = c->ctx;
+	}
+	pthread_mutex_unlock(&nvs_table_lock);
+	if (!ctx || !nvs_driver_enter())
+		return NULL;
+	if (nvs_driver.ctx_push(ctx) != CUDA_SUCCESS) {
+		nvs_driver_leave();
+		return NULL;
+	}
+	if (ctx != s->ctx) { /* what there was went with its context */
+		s->ctx = ctx;
+		s->stream = s->event[0] = s->event[1] = NULL;
+	}
+	return ctx;
+}
+
+static void leave(void)
+{
+	void *popped;
+
+	nvs_driver.ctx_pop(&popped);
+	nvs_driver_leave();
+}
+
+/* The stream and the events of the pass. The context is current. */
+static bool equip(struct nvs_swap *s)
+{
+	if (!s->stream && NVS_REAL(cuStreamCreate)(&s->stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
+		s->stream = NULL;
+	for (unsigned i = 0; i < FLIGHTS; i++)
+		if (!s->event[i] &&
+		    nvs_driver.event_create(&s->event[i], CU_EVENT_DISABLE_TIMING |
+							  CU_EVENT_BLOCKING_SYNC) != CUDA_SUCCESS)
+			s->event[i] = NULL;
+	return s->stream && s->event[0] && s->event[1];
+}
+
+/* ---- one chunk ---- */
+
+static struct chunk *chunk_of(struct place p)
+{
+	return &p.span->chunk[p.granule];
+}
+
+/* Whether the pass is to go on. The lock is held. */
+static bool goes_on(const struct pass *p, const struct nvs_swap *s)
+{
+	if (s->broken || atomic_load(&nvs_exiting))
+		return false;
+	return p->out ? !s->want && s->resident - s->going > nvs_swap_room(p->channel) : s->want;
+}
+
+/* Takes the next chunk in hand. False: there is none, or nothing to do. */
+static bool pick(struct pass *p, struct place *got)
+{
+	struct nvs_swap *s = &nvs_swaps[p->channel];
+	bool found = false;
+
+	nvs_swap_lock(s);
+	while (!found && goes_on(p, s)) {
+		struct chunk *c;
+		uint64_t bytes;
+
+		if (!nvs_chunk_next(p->channel, p->out ? 1u << CHUNK_HERE
+						       : 1u << CHUNK_AWAY | 1u << CHUNK_EMPTY,
+				    &p->at, &p->looked))
+			break;
+		c = chunk_of(p->at);
+		bytes = bytes_of(c->granules);
+		if (p->out) {
+			/* What no call can have touched since it came is nothing. */
+			bool blank = c->opens == s->opens;
+
+			if (!blank && !nvs_arena_take(p->channel, p->at, c->granules)) {
+				p->stuck = NVS_MOVED_NO_ARENA;
+				break;
+			}
+			if (!blank)
+				c->opens = TOUCHED;
+			s->going += bytes;
+		} else {
+			if (s->resident + bytes > nvs_swap_room(p->channel))
+				break;
+			s->resident += bytes;
+			s->away -= bytes;
+			s->coming += bytes;
+			c->opens = c->state == CHUNK_AWAY ? TOUCHED : s->opens;
+		}
+		c->state = CHUNK_BUSY;
+		*got = p->at;
+		p->at.granule += c->granules;
+		found = true;
+	}
+	nvs_swap_unlock(s);
+	return found;
+}
+
+/* What the chunk in hand has become. */
+static void settle(struct pass *p, struct place at, enum chunk_state state)
+{
+	struct nvs_swap *s = &nvs_swaps[p->channel];
+	struct chunk *c = chunk_of(at);
+	uint64_t bytes = bytes_of(c->granules);
+
+	nvs_swap_lock(s);
+	if (p->out) {
+		s->going -= bytes;
+		if (state != CHUNK_HERE) {
+			s->resident -= bytes;
+			s->away += bytes;
+			s->out_bytes += state == CHUNK_AWAY ? bytes : 0;
+		} else if (c->opens == TOUCHED) {
+			nvs_arena_give(p->channel, at, c->granules);
+		}
+	} else {
+		s->coming -= bytes;
+		if (state == CHUNK_HERE) {
+			if (c->opens == TOUCHED) {
+				nvs_arena_give(p->channel, at, c->granules);
+				s->in_bytes += bytes;
+			}
+		} else {
+			s->resident -= bytes;
+			s->away += bytes;
+		}
+	}
+	c->state = (uint8_t)state;
+	nvs_swap_unlock(s);
+	nvs_swap_kick(s);
+}
+
+/*
+ * The driver fails otherwise than for want of memory. If the context is dead
+ * nothing is moved any more, and the gate opens all the same: each call of the
+ * application will say so. Else it is tried again.
+ */
+static void give_up(struct pass *p, int result)
+{
+	struct nvs_swap *s = &nvs_swaps[p->channel];
+	bool dead = nvs_driver.ctx_synchronize() != CUDA_SUCCESS;
+
+	nvs_debugf("GPU %u: moving memory failed: error %d%s", p->channel, result,
+		   dead ? ", and the context with it" : "");
+	nvs_swap_lock(s);
+	s->broken = s->broken || dead;
+	nvs_swap_unlock(s);
+	p->stuck = NVS_MOVED_ERROR;
+}
+
+/* Waits for the oldest flight and settles it. */
+static void land(struct pass *p)
+{
+	struct nvs_swap *s = &nvs_swaps[p->channel];
+	struct flight *f = &p->flight[p->first];
+	uint64_t bytes = bytes_of(chunk_of(f->place)->granules);
+	int result = f->copied ? nvs_driver.event_synchronize(s->event[p->first]) : CUDA_SUCCESS;
+
+	if (result != CUDA_SUCCESS) {
+		give_up(p, result);
+		if (!p->out)
+			nvs_chunk_unmap(f->place);
+		settle(p, f->place, p->out ? CHUNK_HERE : CHUNK_AWAY);
+	} else if (p->out) {
+		nvs_chunk_unmap(f->place);
+		settle(p, f->place, f->copied ? CHUNK_AWAY : CHUNK_EMPTY);
+	} else {
+		settle(p, f->place, CHUNK_HERE);
+	}
+	p->untold += bytes;
+	p->moved = true;
+	p->first = (p->first + 1) % FLIGHTS;
+	p->count--;
+	if (p->untold >= TELL_BYTES) {
+		p->untold = 0;
+		nvs_swap_tell(p->channel, 0);
+	}
+}
+
+/* Sends the chunk in hand on its way. */
+static void take_off(struct pass *p, struct place at)
+{
+	struct nvs_swap *s = &nvs_swaps[p->channel];
+	unsigned slot = (p->first + p->count) % FLIGHTS;
+	struct chunk *c = chunk_of(at);
+	bool content = c->opens == TOUCHED;
+	int result;
+
+	if (!p->out) {
+		result = nvs_chunk_map(p->channel, at);
+		if (result != CUDA_SUCCESS) {
+			settle(p, at, content ? CHUNK_AWAY : CHUNK_EMPTY);
+			if (result == CUDA_ERROR_OUT_OF_MEMORY)
+				p->stuck = NVS_MOVED_NO_MEMORY;
+			else
+				give_up(p, result);
+			return;
+		}
+	}
+	result = CUDA_SUCCESS;
+	if (content) {
+		result = nvs_arena_copy(p->channel, at, c->granules, p->out);
+		if (result == CUDA_SUCCESS)
+			result = nvs_driver.event_record(s->event[slot], s->stream);
+	}
+	if (result != CUDA_SUCCESS) {
+		give_up(p, result); /* nothing that was begun writes there any more */
+		if (!p->out)
+			nvs_chunk_unmap(at);
+		settle(p, at, p->out ? CHUNK_HERE : CHUNK_AWAY);
+		return;
+	}
+	p->flight[slot] = (struct flight){ at, content };
+	p->count++;
+}
+
+/* ---- passes ---- */
+
+/* Moves what can be moved now. */
+static struct pass move(unsigned channel, bool out)
+{
+	struct pass p = { .channel = channel, .out = out };
+	struct place at;
+
+	pthread_mutex_lock(&nvs_drain_lock[channel]);
+	if (!nvs_mover_context(channel)) {
+		p.stuck = NVS_MOVED_ERROR;
+	} else {
+		if (!equip(&nvs_swaps[channel]))
+			p.stuck = NVS_MOVED_ERROR;
+		while (!p.stuck && pick(&p, &at)) {
+			if (p.count == FLIGHTS)
+				land(&p);
+			take_off(&p, at);
+		}
+		while (p.count)
+			land(&p);
+		leave();
+	}
+	pthread_mutex_unlock(&nvs_drain_lock[channel]);
+	return p;
+}
+
+enum plan { PLAN_NOTHING, PLAN_ANSWER, PLAN_OUT, PLAN_IN };
+
+/* Opens the gate if all is there; else says what is to be done. */
+static enum plan decide(unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	const struct channel *c = &nvs_client_channels[channel];
+	enum plan plan;
+	bool open;
+
+	pthread_mutex_lock(&nvs_client_lock);
+	nvs_swap_lock(s);
+	plan = s->asked ? PLAN_ANSWER : PLAN_NOTHING;
+	s->evicting = s->asked = false;
+	open = s->want && (s->broken || (!s->away && !s->coming));
+	if (s->want && !open) {
+		plan = PLAN_IN;
+	} else if (!s->want && !s->hold && !s->broken && c->lease.gate == LEASE_CLOSED &&
+		   c->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_room(channel)) {
+		s->evicting = true;
+		plan = PLAN_OUT;
+	}
+	nvs_swap_unlock(s);
+	if (open)
+		nvs_channel_filled(channel);
+	pthread_mutex_unlock(&nvs_client_lock);
+	return plan;
+}
+
+/* Before anything leaves: calls that were let in without a grant, and their work. */
+static bool quiet(unsigned channel)
+{
+	nvs_gate_quiesce(channel);
+	return nvs_drain(channel, nvs_now(), DRAIN_NS) == NVS_DRAINED;
+}
+
+static void *mover_main(void *arg)
+{
+	unsigned channel = (unsigned)(uintptr_t)arg;
+	struct nvs_swap *s = &nvs_swaps[channel];
+	uint32_t told = 0; /* why it is stuck, as last told */
+
+	nvs_thread_setup("nvshare-swap");
+	while (!atomic_load(&nvs_exiting)) {
+		unsigned seen = atomic_load(&s->kick);
+		enum plan plan = decide(channel);
+		struct pass p = { 0 };
+		bool again = false;
+
+		if (plan == PLAN_OUT) {
+			nvs_swap_flush(channel);
+			again = !quiet(channel);
+			if (!again)
+				p = move(channel, true);
+		} else if (plan == PLAN_IN) {
+			p = move(channel, false);
+		}
+		if (p.stuck ? p.stuck != told : p.moved || plan == PLAN_ANSWER || plan == PLAN_OUT)
+			nvs_swap_tell(channel, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
+		told = p.stuck;
+		/* What was moved changed the kick: it is looked at once more. */
+		nvs_swap_wait(s, seen, p.stuck || again ? RETRY_NS : IDLE_NS);
+	}
+	return NULL;
+}
+
+bool nvs_mover_start(unsigned channel)
+{
+	return nvs_thread_start(mover_main, (void *)(uintptr_t)channel);
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * swap_space.c: addresses. Next fit over the runs of free granules; a search
+ * steps from region to region, not from granule to granule.
+ */
+#include <string.h>
+#include <sys/mman.h>
+
+#include "client.h"
+#include "swap_impl.h"
+
+struct span nvs_spans[MAX_SPANS];
+atomic_uint nvs_spans_used;
+
+static pthread_mutex_t spans_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Zeroed, and only what is touched takes memory. */
+static void *array(uint32_t count, size_t size)
+{
+	void *p = mmap(NULL, count * size, PROT_READ | PROT_WRITE,
+		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+
+static bool arrays(struct span *s)
+{
+	uint32_t n = s->granules;
+
+	s->head = array(n, sizeof(*s->head));
+	s->run = array(n, sizeof(*s->run));
+	s->store = array(n, sizeof(*s->store));
+	s->chunk = array(n, sizeof(*s->chunk));
+	s->region = array(n, sizeof(*s->region));
+	s->slab = array(n, sizeof(*s->slab));
+	if (!s->head || !s->run || !s->store || !s->chunk || !s->region || !s->slab)
+		return false; /* what there is of them stays; this does not happen twice */
+	s->run[0] = s->run[n - 1] = n;
+	return true;
+}
+
+/*
+ * The lock of the channel is held over one call of the driver here: it takes
+ * part in nothing that waits for us.
+ */
+static struct span *span_add(unsigned channel, uint32_t least)
+{
+	uint64_t want = nvs_client_memory(channel) / GRANULE * SPAN_TIMES;
+	struct span s = { .channel = channel }, *at = NULL;
+	CUdeviceptr base = 0;
+	unsigned n;
+
+	if (want < least)
+		want = least;
+	pthread_mutex_lock(&spans_lock);
+	n = atomic_load(&nvs_spans_used);
+	/* Less, where the process may not have so many addresses. */
+	while (n < MAX_SPANS && want < UINT32_MAX && want >= least && !base) {
+		if (nvs_driver.address_reserve(&base, want * GRANULE, GRANULE, 0, 0) != CUDA_SUCCESS)
+			base = 0;
+		else
+			s.granules = (uint32_t)want;
+		want = want / 2 < least && want > least ? least : want / 2;
+	}
+	s.base = base;
+	if (base && arrays(&s)) {
+		at = &nvs_spans[n];
+		*at = s;
+		atomic_store_explicit(&nvs_spans_used, n + 1, memory_order_release);
+	}
+	pthread_mutex_unlock(&spans_lock);
+	return at;
+}
+
+/* A free run of so many granules; span.granules if there is none. */
+static uint32_t find_run(struct span *s, uint32_t granules)
+{
+	uint32_t i = s->rover;
+	bool wrapped = false;
+
+	for (;;) {
+		if (i >= s->granules) {
+			if (wrapped)
+				return s->granules;
+			wrapped = true;
+			i = 0;
+		}
+		if (wrapped && i >= s->rover)
+			return s->granules;
+		if (s->head[i]) {
+			i += s->region[i].granules;
+		} else {
+			if (s->run[i] >= granules)
+				return i;
+			i += s->run[i];
+		}
+	}
+}
+
+static void set_run(struct span *s, uint32_t first, uint32_t granules)
+{
+	if (granules)
+		s->run[first] = s->run[first + granules - 1] = granules;
+}
+
+static void take_run(struct span *s, uint32_t first, uint32_t granules)
+{
+	set_run(s, first + granules, s->run[first] - granules);
+	for (uint32_t i = first; i < first + granules; i++)
+		__atomic_store_n(&s->head[i], first + 1, __ATOMIC_RELEASE);
+	s->rover = first + granules;
+}
+
+struct place nvs_region_new(unsigned channel, uint32_t granules)
+{
+	unsigned used = atomic_load_explicit(&nvs_spans_used, memory_order_acquire);
+	struct place p = { NULL, 0 };
+	struct region *r;
+
+	for (unsigned i = 0; i < used && !p.span; i++) {
+		p.granule = nvs_spans[i].channel == channel ? find_run(&nvs_spans[i], granules)
+							    : nvs_spans[i].granules;
+		if (p.granule < nvs_spans[i].granules)
+			p.span = &nvs_spans[i];
+	}
+	if (!p.span) {
+		p.span = span_add(channel, granules);
+		p.granule = 0;
+	}
+	if (!p.span)
+		return p;
+	r = region_of(p);
+	*r = (struct region){ .granules = granules,
+			      .piece = granules >= LARGE_FROM ? PIECE_LARGE : PIECE };
+	take_run(p.span, p.granule, granules);
+	for (uint32_t i = 0; i < granules; i += r->piece)
+		p.span->chunk[p.granule + i] = (struct chunk){
+			.granules = (uint8_t)(granules - i < r->piece ? granules - i : r->piece),
+		};
+	return p;
+}
+
+void nvs_region_drop(struct place p)
+{
+	struct span *s = p.span;
+	uint32_t first = p.granule, n = region_of(p)->granules;
+
+	for (uint32_t i = first; i < first + n; i++) {
+		s->chunk[i].state = CHUNK_NONE;
+		__atomic_store_n(&s->head[i], 0, __ATOMIC_RELEASE);
+	}
+	if (first + n < s->granules && !s->head[first + n])
+		n += s->run[first + n];
+	if (first > 0 && !s->head[first - 1]) {
+		n += s->run[first - 1];
+		first -= s->run[first - 1];
+	}
+	set_run(s, first, n);
+	if (s->rover > first && s->rover <= first + n)
+		s->rover = first; /* never inside a run */
+}
+
+struct place nvs_place_of(uint64_t address)
+{
+	unsigned used = atomic_load_explicit(&nvs_spans_used, memory_order_acquire);
+
+	for (unsigned i = 0; i < used; i++) {
+		struct span *s = &nvs_spans[i];
+
+		if (address - s->base < bytes_of(s->granules))
+			return (struct place){ s, (uint32_t)((address - s->base) / GRANULE) };
+	}
+	return (struct place){ NULL, 0 };
+}
+
+/* Steps over a region or a run of free granules. */
+static uint32_t step(const struct span *s, uint32_t i)
+{
+	return i + (s->head[i] ? s->region[i].granules : s->run[i]);
+}
+
+/* A chunk in one of these states in the region at i, from granule `from` on. */
+static bool in_region(struct span *s, uint32_t i, uint32_t from, unsigned states,
+		      uint32_t *found)
+{
+	const struct region *r = &s->region[i];
+
+	if (!s->head[i] || r->dying || r->cached || (r->fixed && states & 1u << CHUNK_HERE))
+		return false;
+	for (uint32_t j = i; j < i + r->granules; j += r->piece)
+		if (j >= from && states & 1u << s->chunk[j].state) {
+			*found = j;
+			return true;
+		}
+	return false;
+}
+
+bool nvs_chunk_next(unsigned channel, unsigned states, struct place *at, uint32_t *looked)
+{
+	unsigned used = atomic_load_explicit(&nvs_spans_used, memory_order_acquire);
+
+	/* At most once round: the spans after the place, then from the first. */
+	while (*looked <= used) {
+		struct span *s = at->span;
+
+		if (s && s->channel == channel && at->granule < s->granules) {
+			uint32_t head = s->head[at->granule], i, found;
+
+			/* The beginning of what the place is in now; it may have changed. */
+			i = head ? head - 1 : 0;
+			while (!head && step(s, i) <= at->granule)
+				i = step(s, i);
+			for (; i < s->granules; i = step(s, i))
+				if (in_region(s, i, at->granule, states, &found)) {
+					at->granule = found;
+					return true;
+				}
+		}
+		if (!used)
+			return false;
+		at->span = s && s + 1 < nvs_spans + used ? s + 1 : nvs_spans;
+		at->granule = 0;
+		++*looked;
+	}
+	return false;
+}

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * swap_test.c: memory that leaves the simulated GPU and comes back. Run with the
+ * shim preloaded; one case per process, "" lists them. The process itself is
+ * the scheduler and the judge; tenants are processes of their own.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cudadrv.h"
+#include "swapper.h"
+
+#define MIB (1ull << 20)
+#define GPU (192 * MIB)
+#define CU(call) \
+	do { \
+		int rc_ = (call); \
+		if (rc_) { \
+			fprintf(stderr, "%s:%d: %s: error %d\n", __FILE__, __LINE__, #call, rc_); \
+			exit(1); \
+		} \
+	} while (0)
+
+static const char *self;
+
+static void nap_ms(int ms)
+{
+	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
+
+	nanosleep(&t, NULL);
+}
+
+#define EVENTUALLY(cond) \
+	do { \
+		for (int ms_ = 0; !(cond) && ms_ < 3 * PATIENCE_MS; ms_++) \
+			nap_ms(1); \
+		CHECK(cond); \
+	} while (0)
+
+/* ---- a tenant ---- */
+
+static const char ptx[] =
+	".version 6.0\n.target sm_50\n.address_size 64\n"
+	".visible .entry nvshare_spin(.param .u64 a, .param .u64 b) { ret; }\n"
+	".visible .entry nvshare_fill(.param .u64 a, .param .u64 b, .param .u64 c) { ret; }\n"
+	".visible .entry nvshare_check(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d) { ret; }\n";
+
+static CUfunction spin, fill, check;
+static CUcontext ctx;
+static CUdeviceptr wrong;
+static uint64_t random_state;
+
+static uint64_t rnd(uint64_t below)
+{
+	random_state ^= random_state << 13;
+	random_state ^= random_state >> 7;
+	random_state ^= random_state << 17;
+	return random_state % below;
+}
+
+struct buffer {
+	CUdeviceptr p;
+	uint64_t bytes, seed;
+};
+
+static void tenant_open(void)
+{
+	CUmodule m;
+
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&ctx, 0, 0));
+	CU(cuModuleLoadData(&m, ptx));
+	CU(cuModuleGetFunction(&spin, m, "nvshare_spin"));
+	CU(cuModuleGetFunction(&fill, m, "nvshare_fill"));
+	CU(cuModuleGetFunction(&check, m, "nvshare_check"));
+	CU(cuMemAlloc_v2(&wrong, 8));
+}
+
+static void run_fill(struct buffer *b, uint64_t seed)
+{
+	uint64_t n = b->bytes / 8 * 8;
+	void *params[] = { &b->p, &n, &seed };
+
+	b->seed = seed;
+	CU(cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
+}
+
+static void verify(const struct buffer *b)
+{
+	uint64_t n = b->bytes / 8 * 8, seed = b->seed, bad = 1;
+	CUdeviceptr p = b->p;
+	void *params[] = { &p, &n, &seed, &wrong };
+
+	CU(cuLaunchKernel(check, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
+	CU(cuMemcpyDtoH_v2(&bad, wrong, 8));
+	CHECK(bad == 0);
+}
+
+static void work(unsigned ms)
+{
+	uint64_t ns = ms * 1000000ull, zero = 0;
+	void *params[] = { &ns, &zero };
+
+	CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
+	CU(cuCtxSynchronize());
+}
+
+static void get(struct buffer *b, uint64_t bytes)
+{
+	CUdeviceptr base;
+	size_t size;
+
+	b->bytes = bytes;
+	CU(cuMemAlloc_v2(&b->p, bytes));
+	CHECK(b->p % 512 == 0);
+	CU(cuMemGetAddressRange_v2(&base, &size, b->p + bytes / 2));
+	CHECK(base == b->p && size == bytes);
+}
+
+static void put(struct buffer *b)
+{
+	CU(cuMemFree_v2(b->p));
+	CHECK(cuMemFree_v2(b->p) == CUDA_ERROR_INVALID_VALUE);
+}
+
+static uint64_t some_size(uint64_t most)
+{
+	switch (rnd(4)) {
+	case 0:
+		return 8 + rnd(4096);
+	case 1:
+		return 8 + rnd(MIB);
+	default:
+		return 2 * MIB + rnd(most);
+	}
+}
+
+enum { BUFFERS = 24 };
+
+/* Fills `mib` with buffers, and works and reallocates for so many rounds. */
+static int tenant(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	struct buffer b[BUFFERS];
+	uint64_t sum = 0;
+	unsigned n = 0;
+
+	random_state = seed * 0x9e3779b97f4a7c15ull + 1;
+	tenant_open();
+	while (n < BUFFERS && sum < mib * MIB) {
+		uint64_t size = some_size(mib * MIB / 8);
+
+		if (sum + size > mib * MIB || n == BUFFERS - 1)
+			size = mib * MIB - sum;
+		get(&b[n], size < 8 ? 8 : size);
+		run_fill(&b[n], seed + n);
+		sum += b[n++].bytes;
+	}
+	for (unsigned i = 0; i < rounds; i++) {
+		unsigned k = (unsigned)rnd(n);
+
+		work(10);
+		verify(&b[k]);
+		run_fill(&b[k], rnd(1ull << 60));
+		if (rnd(4) == 0) {
+			uint64_t size = b[k].bytes;
+
+			put(&b[k]);
+			get(&b[k], size);
+			run_fill(&b[k], rnd(1ull << 60));
+		}
+		verify(&b[rnd(n)]);
+	}
+	for (unsigned i = 0; i < n; i++)
+		verify(&b[i]);
+	for (unsigned i = 0; i < n; i++)
+		put(&b[i]);
+	return 0;
+}
+
+/* ---- tenants as processes ---- */
+
+static pid_t start(const char *kind, uint64_t mib, unsigned rounds, unsigned seed)
+{
+	char a[4][32];
+	pid_t pid;
+
+	snprintf(a[0], 32, "%llu", (unsigned long long)mib);
+	snprintf(a[1], 32, "%u", rounds);
+	snprintf(a[2], 32, "%u", seed);
+	fflush(NULL);
+	pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		execl(self, self, kind, a[0], a[1], a[2], (char *)NULL);
+		_exit(127);
+	}
+	return pid;
+}
+
+static bool went_well(pid_t pid)
+{
+	int status;
+
+	CHECK(waitpid(pid, &status, 0) == pid);
+	if (!WIFEXITED(status) || WEXITSTATUS(status))
+		fprintf(stderr, "tenant %d: status %#x\n", (int)pid, status);
+	return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static const struct swapper_config usual = { .gpu = GPU, .arena = 32 * MIB, .quantum_ms = 30 };
+
+static void schedule(struct swapper_config c)
+{
+	swapper_init();
+	swapper_start(&c);
+}
+
+/* ---- cases ---- */
+
+static void alone_nothing_moves(void)
+{
+	schedule(usual);
+	CHECK(went_well(start("tenant", 150, 20, 1)));
+	CHECK(swapper_seen().out == 0 && swapper_seen().stuck_memory == 0);
+	swapper_end();
+}
+
+static void off_is_as_ever(void)
+{
+	struct swapper_config c = usual;
+
+	c.off = true;
+	schedule(c);
+	CHECK(went_well(start("tenant", 100, 20, 1)));
+	CHECK(swapper_seen().moved == 0 && swapper_seen().attached == 1);
+	swapper_end();
+}
+
+static void two_that_do_not_fit_take_turns(void)
+{
+	pid_t a, b;
+
+	schedule(usual);
+	a = start("tenant", 120, 25, 1);
+	b = start("tenant", 130, 25, 2);
+	CHECK(went_well(a));
+	CHECK(went_well(b));
+	CHECK(swapper_seen().ready >= 4);
+	CHECK(swapper_seen().stuck_memory == 0 && swapper_seen().stuck_error == 0);
+	CHECK(swapper_seen().resident_max <= GPU);
+	swapper_end();
+}
+
+static void four_of_three_times_the_gpu(void)
+{
+	pid_t t[4];
+
+	schedule(usual);
+	for (unsigned i = 0; i < 4; i++)
+		t[i] = start("tenant", 144, 8, 10 + i);
+	for (unsigned i = 0; i < 4; i++)
+		CHECK(went_well(t[i]));
+	CHECK(swapper_seen().resident_max <= GPU);
+	swapper_end();
+}
+
+/* Kills one of two tenants while memory moves. */
+static void killed_while(bool in)
+{
+	pid_t a, b;
+	bool done = false;
+
+	schedule(usual);
+	a = start("tenant", 120, 1000000, 1);
+	b = start("tenant", 130, 25, 2);
+	EVENTUALLY(swapper_seen().ready > 2);
+	for (int ms = 0; !done && ms < 20 * PATIENCE_MS; ms++) {
+		struct swapper_seen s = swapper_seen();
+
+		done = in ? s.holder == a && s.filling : s.mover == a;
+		if (!done)
+			nap_ms(1);
+	}
+	CHECK(done);
+	kill(a, SIGKILL);
+	CHECK(waitpid(a, NULL, 0) == a);
+	CHECK(went_well(b));
+	swapper_end();
+}
+
+static void killed_while_moving_out(void) { killed_while(false); }
+static void killed_while_moving_in(void) { killed_while(true); }
+
+static void the_scheduler_may_die_in_the_middle(void)
+{
+	pid_t a, b;
+
+	schedule(usual);
+	a = start("tenant", 120, 40, 1);
+	b = start("tenant", 130, 40, 2);
+	for (unsigned i = 1; i <= 3; i++) {
+		EVENTUALLY(swapper_seen().ready > 2 * i || swapper_seen().alive < 2);
+		swapper_stop();
+		swapper_start(&usual);
+	}
+	CHECK(went_well(a));
+	CHECK(went_well(b));
+	swapper_end();
+}
+
+static void the_arena_may_come_late(void)
+{
+	struct swapper_config c = usual;
+	pid_t a, b;
+
+	c.arena = 0;
+	schedule(c);
+	a = start("tenant", 120, 12, 1);
+	b = start("tenant", 130, 12, 2);
+	EVENTUALLY(swapper_seen().stuck_arena > 0);
+	swapper_arena(16 * MIB);
+	CHECK(went_well(a));
+	CHECK(went_well(b));
+	swapper_end();
+}
+
+static void memory_that_others_took_is_waited_for(void)
+{
+	pid_t a, b;
+
+	schedule(usual);
+	a = start("tenant", 120, 30, 1);
+	b = start("tenant", 130, 30, 2);
+	EVENTUALLY(swapper_seen().ready > 2);
+	/* More than there is: the driver refuses what room promises. */
+	swapper_gpu(GPU + 64 * MIB);
+	EVENTUALLY(swapper_seen().stuck_memory > 0);
+	swapper_gpu(GPU);
+	CHECK(went_well(a));
+	CHECK(went_well(b));
+	swapper_end();
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} cases[] = {
+#define CASE(name) { #name, name }
+	CASE(alone_nothing_moves),
+	CASE(off_is_as_ever),
+	CASE(two_that_do_not_fit_take_turns),
+	CASE(four_of_three_times_the_gpu),
+	CASE(killed_while_moving_out),
+	CASE(killed_while_moving_in),
+	CASE(the_scheduler_may_die_in_the_middle),
+	CASE(the_arena_may_come_late),
+	CASE(memory_that_others_took_is_waited_for),
+};
+
+int main(int argc, char **argv)
+{
+	self = argv[0];
+	if (argc == 5 && strcmp(argv[1], "tenant") == 0)
+		return tenant((uint64_t)atoll(argv[2]), (unsigned)atoi(argv[3]), (uint64_t)atoll(argv[4]));
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		if (argc < 2)
+			puts(cases[i].name);
+		else if (strcmp(argv[1], cases[i].name) == 0)
+			return cases[i].run(), 0;
+	}
+	return argc < 2 ? 0 : 2;
+}

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "swapper.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "../futex.h"
+
+#define CONNS 16
+
+struct conn {
+	int fd; /* 0: free */
+	int pid;
+	struct nvs_page *page;
+	bool attached, wants, ready;
+	uint64_t reserved, room, given, segments;
+	struct nvs_moved m;
+	uint64_t epoch;    /* granted and not released */
+	uint64_t since_ns; /* of its turn; 0: still filling */
+	bool revoked;
+	uint64_t last;     /* number of its last turn */
+};
+
+static struct fake place;
+static struct conn conns[CONNS];
+static struct swapper_config config;
+static struct swapper_seen seen;
+static uint64_t epochs, turns;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_t thread;
+static int stop_pipe[2];
+
+static void answer(struct conn *c, struct nvs_frame f, int fd)
+{
+	union { struct cmsghdr align; char buf[CMSG_SPACE(sizeof(int))]; } control;
+	struct iovec iov = { &f, sizeof(f) };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+	f.version = NVS_WIRE_VERSION;
+	if (fd >= 0) {
+		struct cmsghdr *h;
+
+		memset(&control, 0, sizeof(control));
+		m.msg_control = &control;
+		m.msg_controllen = CMSG_SPACE(sizeof(int));
+		h = CMSG_FIRSTHDR(&m);
+		h->cmsg_level = SOL_SOCKET;
+		h->cmsg_type = SCM_RIGHTS;
+		h->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(h), &fd, sizeof(fd));
+	}
+	(void)!sendmsg(c->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static int memory(uint64_t bytes)
+{
+	int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	CHECK(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+	CHECK(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+	return fd;
+}
+
+static void word(struct conn *c, uint32_t w)
+{
+	__atomic_store_n(&c->page->slot[0].word, w, __ATOMIC_SEQ_CST);
+	nvs_futex_wake(&c->page->slot[0].word, false);
+}
+
+/* 0 would say that nothing is swapped. */
+static void set_room(struct conn *c, uint64_t bytes)
+{
+	bytes = bytes ? bytes : 1;
+	if (c->room == bytes || config.off)
+		return;
+	c->room = bytes;
+	__atomic_store_n(&c->page->slot[0].room, bytes, __ATOMIC_SEQ_CST);
+	nvs_futex_wake(&c->page->slot[0].word, false);
+	if (c->attached)
+		answer(c, (struct nvs_frame){ .type = NVS_ROOM, .u.room.room = bytes }, -1);
+}
+
+static void drop(struct conn *c)
+{
+	close(c->fd);
+	if (c->page)
+		munmap(c->page, NVS_PAGE_SIZE);
+	memset(c, 0, sizeof(*c));
+}
+
+static struct conn *holder(void)
+{
+	for (int i = 0; i < CONNS; i++)
+		if (conns[i].fd && conns[i].epoch)
+			return &conns[i];
+	return NULL;
+}
+
+/* Who waits longest. */
+static struct conn *next(void)
+{
+	struct conn *n = NULL;
+
+	for (int i = 0; i < CONNS; i++)
+		if (conns[i].fd && conns[i].wants && !conns[i].epoch && (!n || conns[i].last < n->last))
+			n = &conns[i];
+	return n;
+}
+
+static void arrange(void)
+{
+	struct conn *h = holder(), *n = next();
+	uint64_t others = 0, excess;
+
+	if (!h && n) {
+		h = n;
+		h->wants = h->revoked = false;
+		h->epoch = ++epochs;
+		h->last = ++turns;
+		h->since_ns = config.off || !h->m.away ? test_now() : 0;
+		seen.grants++;
+		word(h, (uint32_t)h->epoch);
+		answer(h, (struct nvs_frame){ .type = NVS_GRANT, .epoch = h->epoch }, -1);
+	}
+	n = next();
+	if (h && n && !h->revoked && h->since_ns &&
+	    test_now() - h->since_ns > config.quantum_ms * 1000000ull) {
+		h->revoked = true;
+		word(h, 0);
+		answer(h, (struct nvs_frame){ .type = NVS_REVOKE, .epoch = h->epoch,
+					      .u.revoke.grace_ns = 10000000000ull }, -1);
+	}
+	for (int i = 0; i < CONNS; i++)
+		others += conns[i].fd && &conns[i] != h ? conns[i].m.resident : 0;
+	excess = h && others + h->reserved > config.gpu ? others + h->reserved - config.gpu : 0;
+	seen.mover = 0;
+	for (int i = 0; i < CONNS; i++) {
+		struct conn *c = &conns[i];
+		uint64_t away = c->m.resident < excess ? c->m.resident : excess;
+
+		if (!c->attached || c == h)
+			continue;
+		set_room(c, c->m.resident - away);
+		excess -= away;
+		if (away)
+			seen.mover = c->pid;
+	}
+	if (h)
+		set_room(h, config.gpu > others ? config.gpu - others : 1);
+	seen.holder = h ? h->pid : 0;
+	seen.filling = h && !h->since_ns;
+	for (int i = 0; i < CONNS; i++)
+		while (config.arena && conns[i].attached && conns[i].given < conns[i].reserved) {
+			int fd = memory(config.arena);
+
+			answer(&conns[i], (struct nvs_frame){ .type = NVS_ARENA,
+				.u.arena = { ++conns[i].segments, config.arena, 0, 0, { 0 } } }, fd);
+			close(fd);
+			conns[i].given += config.arena;
+		}
+}
+
+static void on_moved(struct conn *c, const struct nvs_frame *f)
+{
+	c->m = f->u.moved;
+	seen.moved++;
+	if (f->code & NVS_MOVED_READY) {
+		CHECK(f->epoch == c->epoch || c->revoked);
+		seen.ready++;
+		c->since_ns = test_now();
+	}
+	seen.stuck_memory += (f->code & NVS_MOVED_NO_MEMORY) != 0;
+	seen.stuck_arena += (f->code & NVS_MOVED_NO_ARENA) != 0;
+	seen.stuck_error += (f->code & NVS_MOVED_ERROR) != 0;
+	if (f->epoch && !c->m.away)
+		c->since_ns = c->since_ns ? c->since_ns : test_now();
+}
+
+/* False: the connection is over. */
+static bool serve(struct conn *c)
+{
+	struct nvs_frame f, r = { 0 };
+	ssize_t n = recv(c->fd, &f, sizeof(f), MSG_DONTWAIT);
+	int fd;
+
+	if (n != sizeof(f))
+		return false;
+	switch (f.type) {
+	case NVS_REGISTER:
+		fd = memory(NVS_PAGE_SIZE);
+		c->page = mmap(NULL, NVS_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		CHECK(c->page != MAP_FAILED);
+		c->page->magic = NVS_PAGE_MAGIC;
+		c->page->version = NVS_WIRE_VERSION;
+		c->page->slots = NVS_MAX_CHANNELS;
+		for (int i = 0; i < NVS_MAX_CHANNELS; i++)
+			c->page->slot[i].limit_seq = 2;
+		r.type = NVS_WELCOME;
+		r.u.welcome.page_size = NVS_PAGE_SIZE;
+		r.u.welcome.slots = NVS_MAX_CHANNELS;
+		answer(c, r, fd);
+		close(fd);
+		break;
+	case NVS_ATTACH:
+		c->wants = f.code & NVS_ATTACH_WANT;
+		if (f.epoch && !holder()) { /* adopted */
+			c->epoch = f.epoch;
+			epochs = f.epoch > epochs ? f.epoch : epochs;
+			c->since_ns = test_now();
+			word(c, (uint32_t)f.epoch);
+		}
+		set_room(c, 1);
+		c->attached = true;
+		seen.attached++;
+		answer(c, (struct nvs_frame){ .type = NVS_ATTACHED }, -1);
+		break;
+	case NVS_REQUEST:
+		c->wants = true;
+		break;
+	case NVS_RELEASE:
+		if (f.epoch == c->epoch)
+			c->epoch = 0;
+		break;
+	case NVS_RESERVE:
+		c->reserved = f.u.reserve.total;
+		r.type = NVS_RESERVED;
+		r.u.memory.total = r.u.memory.used = c->reserved;
+		r.u.memory.serial = f.u.reserve.serial;
+		answer(c, r, -1);
+		break;
+	case NVS_MOVED:
+		on_moved(c, &f);
+		break;
+	}
+	return true;
+}
+
+static void sum_up(void)
+{
+	seen.alive = 0;
+	seen.out = seen.in = seen.resident = seen.fixed = seen.away = 0;
+	for (int i = 0; i < CONNS; i++) {
+		seen.alive += conns[i].attached;
+		seen.out += conns[i].m.out_bytes;
+		seen.in += conns[i].m.in_bytes;
+		seen.resident += conns[i].m.resident;
+		seen.fixed += conns[i].m.fixed;
+		seen.away += conns[i].m.away;
+	}
+	if (seen.resident > seen.resident_max)
+		seen.resident_max = seen.resident;
+}
+
+static void accept_one(void)
+{
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+	int fd = accept4(place.listener, NULL, NULL, SOCK_CLOEXEC);
+
+	for (int i = 0; i < CONNS && fd >= 0; i++)
+		if (!conns[i].fd) {
+			conns[i].fd = fd;
+			CHECK(getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0);
+			conns[i].pid = peer.pid;
+			return;
+		}
+	CHECK(fd < 0);
+}
+
+static void *run(void *arg)
+{
+	(void)arg;
+	for (;;) {
+		struct pollfd p[CONNS + 2] = { { stop_pipe[0], POLLIN, 0 }, { place.listener, POLLIN, 0 } };
+
+		for (int i = 0; i < CONNS; i++)
+			p[2 + i] = (struct pollfd){ conns[i].fd ? conns[i].fd : -1, POLLIN, 0 };
+		poll(p, CONNS + 2, 5);
+		pthread_mutex_lock(&lock);
+		if (p[0].revents) {
+			pthread_mutex_unlock(&lock);
+			return NULL;
+		}
+		if (p[1].revents)
+			accept_one();
+		for (int i = 0; i < CONNS; i++)
+			if (p[2 + i].revents && conns[i].fd && !serve(&conns[i]))
+				drop(&conns[i]);
+		arrange();
+		sum_up();
+		pthread_mutex_unlock(&lock);
+	}
+}
+
+void swapper_init(void)
+{
+	fake_init(&place);
+}
+
+void swapper_start(const struct swapper_config *c)
+{
+	config = *c;
+	CHECK(pipe2(stop_pipe, O_CLOEXEC) == 0);
+	fake_listen(&place);
+	CHECK(pthread_create(&thread, NULL, run, NULL) == 0);
+}
+
+void swapper_stop(void)
+{
+	CHECK(write(stop_pipe[1], "", 1) == 1);
+	pthread_join(thread, NULL);
+	close(stop_pipe[0]);
+	close(stop_pipe[1]);
+	for (int i = 0; i < CONNS; i++)
+		if (conns[i].fd)
+			drop(&conns[i]);
+	fake_die(&place);
+}
+
+void swapper_end(void)
+{
+	swapper_stop();
+	fake_end(&place);
+}
+
+struct swapper_seen swapper_seen(void)
+{
+	struct swapper_seen s;
+
+	pthread_mutex_lock(&lock);
+	s = seen;
+	pthread_mutex_unlock(&lock);
+	return s;
+}
+
+void swapper_arena(uint64_t bytes)
+{
+	pthread_mutex_lock(&lock);
+	config.arena = bytes;
+	pthread_mutex_unlock(&lock);
+}
+
+void swapper_gpu(uint64_t bytes)
+{
+	pthread_mutex_lock(&lock);
+	config.gpu = bytes;
+	pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * swapper.h: a scheduler of one GPU that makes tenants take turns and moves
+ * their memory out of each other's way; a thread of the test.
+ */
+#ifndef NVSHARE_TEST_SWAPPER_H
+#define NVSHARE_TEST_SWAPPER_H
+
+#include "fake.h"
+
+struct swapper_config {
+	uint64_t gpu;         /* bytes that all tenants together may have resident */
+	uint64_t arena;       /* bytes of each segment; 0: none is given */
+	unsigned quantum_ms;  /* of a turn that others wait for */
+	bool off;             /* nothing is swapped */
+};
+
+/* What tenants have said, the dead ones too. */
+struct swapper_seen {
+	unsigned attached, alive, grants, ready, moved;
+	unsigned stuck_memory, stuck_arena, stuck_error;
+	uint64_t out, in;     /* bytes, of the living */
+	uint64_t resident, resident_max; /* sum over tenants, now and at most */
+	uint64_t fixed, away;
+	bool filling;         /* the holder is on its way in */
+	int holder, mover;    /* pids: has the GPU; has to move out. 0: nobody */
+};
+
+void swapper_init(void);  /* makes and names a run directory */
+void swapper_start(const struct swapper_config *c);
+void swapper_stop(void);  /* dies; may be started again */
+void swapper_end(void);
+struct swapper_seen swapper_seen(void);
+/* From now on segments are given, of this size. */
+void swapper_arena(uint64_t bytes);
+void swapper_gpu(uint64_t bytes);
+
+#endif
