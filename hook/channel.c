@@ -160,8 +160,10 @@ void nvs_channel_step(unsigned i, struct lease_event ev)
 	}
 	if (out.actions & LEASE_ACT_ATTACH)
 		send_attach(i, &out);
-	if (out.actions & LEASE_ACT_RELEASE)
+	if (out.actions & LEASE_ACT_RELEASE) {
+		nvs_swap_tell_news(i);
 		send_release(i, &out);
+	}
 	if (out.actions & LEASE_ACT_REQUEST)
 		send_request(i);
 	if (out.actions & LEASE_ACT_DRAIN)
@@ -408,7 +410,8 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 		if (word == atomic_load(&nvs_channels[i].epoch) ||
 		    !atomic_load(&nvs_gate.active))
 			break;
-		if (may_pass(i, now) || may_go_ahead(i)) {
+		if (may_pass(i, now) || may_go_ahead(i) ||
+		    (t->recording && nvs_swap_may_pass(i))) {
 			/* Before the lock is given up: do_drain sees flag or count. */
 			atomic_store(&t->in_flight, 1u << i);
 			pass = true;

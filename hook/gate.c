@@ -124,6 +124,26 @@ static void remember(struct nvs_thread *t, void *key, struct nvs_stream *s, unsi
 	t->key = key; /* last: a signal handler sees all or nothing */
 }
 
+/*
+ * Nothing runs when a call is recorded, but the driver looks up the memory that
+ * it names. So it waits until that is there, and keeps it there with its flag;
+ * not for the GPU: a drain may wait for the end of the capture.
+ */
+static struct nvs_thread *enter_recorded(struct nvs_thread *t, unsigned channel)
+{
+	t->recording = true;
+	for (;;) {
+		atomic_store(&t->in_flight, 1u << channel);
+		if (nvs_gate_is_open(channel) || nvs_swap_may_pass(channel))
+			break;
+		atomic_store(&t->in_flight, 0);
+		if (nvs_gate_wait(t, channel) || !atomic_load(&nvs_gate.active))
+			break;
+	}
+	t->recording = false;
+	return t;
+}
+
 struct nvs_thread *nvs_gate_enter_slow(void *key)
 {
 	unsigned generation = atomic_load(&nvs_gate.generation), channel;
@@ -143,15 +163,15 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 	if (nvs_unlikely(atomic_load(&nvs_gate.captures))) {
 		t->key = NULL;
 		capturing = nvs_capturing(key);
-		/* What is recorded names memory; the driver looks it up at once. */
 		if (capturing && !nvs_swap_on((int)s->channel))
 			return NULL;
 	} else {
 		remember(t, key, s, generation);
 	}
 	channel = s->channel;
-	if (!capturing &&
-	    __atomic_load_n(&atomic_load_explicit(&nvs_channels[channel].slot, memory_order_acquire)
+	if (capturing)
+		return enter_recorded(t, channel);
+	if (__atomic_load_n(&atomic_load_explicit(&nvs_channels[channel].slot, memory_order_acquire)
 				     ->present, __ATOMIC_RELAXED))
 		nvs_depth_step(s, key);
 	while (nvs_unlikely(!gate_try(t, channel))) {
@@ -160,8 +180,6 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 		if (!atomic_load(&nvs_gate.active))
 			return NULL; /* the process ends */
 	}
-	if (capturing)
-		return t; /* no work, nothing to drain */
 	if (!atomic_load_explicit(&s->dirty, memory_order_relaxed))
 		nvs_stream_mark(s);
 	nvs_gate_count(&t->calls[channel]);

@@ -48,6 +48,7 @@ struct nvs_thread {
 	struct nvs_stream *stream;
 	struct nvs_channel *channel;
 	_Atomic uint64_t *count;    /* in calls */
+	bool recording;             /* its call goes into a graph; see gate.c */
 	struct nvs_thread *next;    /* never changes once listed */
 	atomic_bool taken;
 	/* Under the client's lock: the channel it waits at plus one, and its last look. */

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * info.c: wrappers that tell a container about its memory as if its limit were
- * the size of the GPU. Without a limit they tell what the driver does.
+ * the size of the GPU. Without a limit they tell what the driver does, but where
+ * memory is swapped nobody sees what others use.
  */
 #include "reserve.h"
+#include "swap.h"
 #include "wrap.h"
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -16,19 +18,37 @@ static bool limited(int channel, struct nvs_limits *l)
 	return channel >= 0 && nvs_limits_of(channel, NULL, l) && l->limit;
 }
 
+/* What cuMemGetInfo tells, of what the driver says. */
+static void clamp(int channel, uint64_t *available, uint64_t *total)
+{
+	bool swapped = channel >= 0 && nvs_swap_is_on((unsigned)channel);
+	struct nvs_limits l = { 0 };
+
+	if (!limited(channel, &l) && !swapped)
+		return;
+	if (swapped) {
+		uint64_t kept = nvs_swap_cached((unsigned)channel);
+
+		l.used -= kept < l.used ? kept : l.used;
+		*available = *total; /* the rest can be made free */
+	}
+	*total = l.limit ? least(*total, l.limit) : *total;
+	*available = least(*available, *total > l.used ? *total - l.used : 0);
+}
+
 /* The pre-3.2 variants have sizes of 32 bits. */
 #define MEM_GET_INFO(name, size) \
 	WATCH(name, (size *available, size *total)) \
 	{ \
-		int result = CALL(name, available, total); \
-		struct nvs_limits l; \
-		if (result == CUDA_SUCCESS && nvs_counting() && limited(nvs_channel_of_current(), &l)) { \
-			if (total) \
-				*total = (size)least(*total, l.limit); \
-			if (available) \
-				*available = (size)least(*available, \
-							 l.limit > l.used ? l.limit - l.used : 0); \
-		} \
+		size a = 0, t = 0; \
+		int result = CALL(name, &a, &t); \
+		uint64_t most = t, left = a; \
+		if (result == CUDA_SUCCESS && nvs_counting()) \
+			clamp(nvs_channel_of_current(), &left, &most); \
+		if (result == CUDA_SUCCESS && total) \
+			*total = (size)most; \
+		if (result == CUDA_SUCCESS && available) \
+			*available = (size)left; \
 		return result; \
 	}
 MEM_GET_INFO(cuMemGetInfo, uint)

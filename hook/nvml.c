@@ -6,6 +6,8 @@
  */
 #include "nvml.h"
 
+#include "swap.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -52,14 +54,34 @@ static bool parse_uuid(const char *text, uint8_t *uuid)
 	return n == 2 * NVS_UUID_SIZE;
 }
 
-static bool limited(void *device, struct nvs_limits *l)
+/* Where memory is swapped, a GPU is the container's alone as far as it can see. */
+static bool swapped(const uint8_t *uuid)
+{
+	int channel = nvs_active() ? nvs_client_channel_of_uuid(uuid) : -1;
+
+	return channel >= 0 && nvs_swap_is_on((unsigned)channel);
+}
+
+/* Whether the container sees figures of its own. */
+static bool own(const uint8_t *uuid, struct nvs_limits *l, unsigned long long total,
+		unsigned long long *free)
+{
+	if (swapped(uuid)) {
+		l->limit = l->limit ? l->limit : total;
+		*free = total; /* the rest can be made free */
+	}
+	return l->limit != 0;
+}
+
+static bool limited(void *device, struct nvs_limits *l, unsigned long long total,
+		    unsigned long long *free)
 {
 	uint8_t uuid[NVS_UUID_SIZE];
 	char text[96];
 
 	return nvs_nvml.device_uuid &&
 	       nvs_nvml.device_uuid(device, text, sizeof(text)) == NVML_SUCCESS &&
-	       parse_uuid(text, uuid) && nvs_limits_of(-1, uuid, l) && l->limit;
+	       parse_uuid(text, uuid) && nvs_limits_of(-1, uuid, l) && own(uuid, l, total, free);
 }
 
 /* Of a GPU that is full otherwise less is free than the container may have. */
@@ -76,7 +98,7 @@ WATCH(nvmlDeviceGetMemoryInfo, (void *device, struct nvml_memory *m))
 	int result = REAL(nvmlDeviceGetMemoryInfo, device, m);
 	struct nvs_limits l;
 
-	if (result == NVML_SUCCESS && limited(device, &l))
+	if (result == NVML_SUCCESS && limited(device, &l, m->total, &m->free))
 		clamp(&l, &m->total, &m->free, &m->used);
 	return result;
 }
@@ -86,7 +108,7 @@ WATCH(nvmlDeviceGetMemoryInfo_v2, (void *device, struct nvml_memory_v2 *m))
 	int result = REAL(nvmlDeviceGetMemoryInfo_v2, device, m);
 	struct nvs_limits l;
 
-	if (result == NVML_SUCCESS && limited(device, &l)) {
+	if (result == NVML_SUCCESS && limited(device, &l, m->total, &m->free)) {
 		clamp(&l, &m->total, &m->free, &m->used);
 		m->reserved = 0; /* for the driver: not out of the container's share */
 	}

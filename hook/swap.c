@@ -105,6 +105,11 @@ bool nvs_swap_on(int channel)
 	return atomic_load_explicit(&s->mode, memory_order_acquire) == SWAP_ON;
 }
 
+bool nvs_swap_is_on(unsigned channel)
+{
+	return atomic_load_explicit(&nvs_swaps[channel].mode, memory_order_acquire) == SWAP_ON;
+}
+
 bool nvs_swap_managed(int channel)
 {
 	const struct nvs_slot *slot;
@@ -117,7 +122,7 @@ bool nvs_swap_managed(int channel)
 
 /* ---- room ---- */
 
-/* Bytes of the driver's own that the book knows of. */
+/* Bytes of the driver's own that the book knows of. The lock is held. */
 static uint64_t fixed(unsigned channel)
 {
 	const struct nvs_swap *s = &nvs_swaps[channel];
@@ -143,43 +148,22 @@ uint64_t nvs_swap_room(unsigned channel)
 bool nvs_swap_retry(int channel, unsigned *tries)
 {
 	struct nvs_swap *s;
+	bool alone;
 
 	if (!nvs_swap_on(channel) || ++*tries > RETRY_TIMES)
 		return false;
 	s = &nvs_swaps[channel];
 	nvs_swap_flush((unsigned)channel);
-	if (nvs_swap_room((unsigned)channel) == UINT64_MAX)
+	nvs_swap_lock(s);
+	alone = nvs_swap_room((unsigned)channel) == UINT64_MAX;
+	nvs_swap_unlock(s);
+	if (alone)
 		return *tries == 1;
 	nvs_swap_wait(s, atomic_load(&s->kick), RETRY_NS);
 	return true;
 }
 
 /* ---- what the scheduler is told ---- */
-
-void nvs_swap_tell_locked(unsigned channel, uint32_t code)
-{
-	struct nvs_swap *s = &nvs_swaps[channel];
-	const struct channel *c = &nvs_client_channels[channel];
-	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_MOVED,
-			       .channel = (uint16_t)channel, .code = code };
-	uint64_t unused;
-
-	if (c->lease.link != LEASE_ATTACHED || atomic_load(&s->mode) != SWAP_ON)
-		return;
-	if (c->lease.gate == LEASE_OPEN)
-		f.epoch = c->lease.epoch;
-	nvs_swap_lock(s);
-	f.u.moved.fixed = fixed(channel) + (s->broken ? s->resident : s->fixed);
-	f.u.moved.resident = s->resident + fixed(channel);
-	f.u.moved.away = s->away;
-	f.u.moved.out_bytes = s->out_bytes;
-	f.u.moved.in_bytes = s->in_bytes;
-	f.u.moved.arena = nvs_arena_bytes(channel, &unused);
-	nvs_swap_unlock(s);
-	s->told = f.u.moved;
-	s->told_ns = nvs_now();
-	nvs_channel_send(&f);
-}
 
 void nvs_swap_tell(unsigned channel, uint32_t code)
 {
@@ -188,22 +172,58 @@ void nvs_swap_tell(unsigned channel, uint32_t code)
 	pthread_mutex_unlock(&nvs_client_lock);
 }
 
+/* The frame of now. The client's lock is held. */
+static struct nvs_moved state_of(unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	uint64_t not_ours, unused;
+	struct nvs_moved m;
+
+	nvs_swap_lock(s);
+	not_ours = fixed(channel);
+	m.resident = s->resident + not_ours;
+	m.fixed = not_ours + (s->broken ? s->resident : s->fixed);
+	m.away = s->away;
+	m.out_bytes = s->out_bytes;
+	m.in_bytes = s->in_bytes;
+	m.arena = nvs_arena_bytes(channel, &unused);
+	nvs_swap_unlock(s);
+	return m;
+}
+
+void nvs_swap_tell_locked(unsigned channel, uint32_t code)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	const struct channel *c = &nvs_client_channels[channel];
+	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_MOVED,
+			       .channel = (uint16_t)channel, .code = code };
+
+	if (c->lease.link != LEASE_ATTACHED || atomic_load(&s->mode) != SWAP_ON)
+		return;
+	if (c->lease.gate == LEASE_OPEN)
+		f.epoch = c->lease.epoch;
+	f.u.moved = s->told = state_of(channel);
+	s->told_ns = nvs_now();
+	nvs_channel_send(&f);
+}
+
+void nvs_swap_tell_news(unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_moved m;
+
+	if (atomic_load(&s->mode) != SWAP_ON)
+		return;
+	m = state_of(channel);
+	if (memcmp(&m, &s->told, sizeof(m)) != 0)
+		nvs_swap_tell_locked(channel, 0);
+}
+
 void nvs_swap_tick(uint64_t now)
 {
-	for (unsigned i = 0; i < nvs_client_count; i++) {
-		struct nvs_swap *s = &nvs_swaps[i];
-		uint64_t unused;
-		bool news;
-
-		if (atomic_load(&s->mode) != SWAP_ON || nvs_elapsed(now, s->told_ns) < TELL_NS)
-			continue;
-		nvs_swap_lock(s);
-		news = s->away != s->told.away || fixed(i) + (s->broken ? s->resident : s->fixed) != s->told.fixed ||
-		       nvs_arena_bytes(i, &unused) != s->told.arena;
-		nvs_swap_unlock(s);
-		if (news)
-			nvs_swap_tell_locked(i, 0);
-	}
+	for (unsigned i = 0; i < nvs_client_count; i++)
+		if (nvs_elapsed(now, nvs_swaps[i].told_ns) >= TELL_NS)
+			nvs_swap_tell_news(i);
 }
 
 /* ---- the lease; the client's lock is held ---- */

@@ -37,6 +37,9 @@ bool nvs_swap_capable(void);
 /* Whether allocations of the channel are to be made movable now. */
 bool nvs_swap_on(int channel);
 
+/* The same, without waiting for what is not known yet. */
+bool nvs_swap_is_on(unsigned channel);
+
 /* Whether the container wants managed memory in place of the driver's usual. */
 bool nvs_swap_managed(int channel);
 
@@ -89,6 +92,8 @@ void nvs_swap_room_changed(unsigned channel);
 /* Takes fd. */
 void nvs_swap_arena(unsigned channel, const struct nvs_arena *a, int fd);
 void nvs_swap_tick(uint64_t now);
+/* Tells the scheduler what has changed, before it decides for others. */
+void nvs_swap_tell_news(unsigned channel);
 
 void nvs_swap_fork_child(void);
 

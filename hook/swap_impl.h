@@ -161,7 +161,7 @@ void nvs_swap_kick(struct nvs_swap *s);
 /* Sleeps until then; seen: kick, read before looking. The lock is not held. */
 void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns);
 
-/* Bytes that chunks may take on the GPU now. */
+/* Bytes that chunks may take on the GPU now. The lock is held. */
 uint64_t nvs_swap_room(unsigned channel);
 
 /* Tells the scheduler what is where. No lock is held. */

@@ -182,6 +182,133 @@ static int tenant(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 0;
 }
 
+/* A graph that was made before its memory left replays when it is back, and one
+ * may be made at any time. */
+static int tenant_graph(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	struct buffer a, b;
+	CUgraphExec exec = NULL;
+	CUstream s;
+
+	random_state = seed;
+	tenant_open();
+	get(&a, mib * MIB / 2);
+	get(&b, mib * MIB / 2);
+	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+	for (unsigned i = 0; i < rounds; i++) {
+		CUgraph g;
+
+		if (i % 4 == 0) {
+			uint64_t n = a.bytes;
+			void *params[] = { &a.p, &n, &seed };
+
+			if (exec)
+				CU(cuGraphExecDestroy(exec));
+			a.seed = ++seed;
+			CU(cuStreamBeginCapture_v2(s, 0));
+			CU(cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
+			nap_ms(60); /* a revoke in the middle */
+			CU(cuMemcpyDtoDAsync_v2(b.p, a.p, a.bytes, s));
+			CU(cuStreamEndCapture(s, &g));
+			CU(cuGraphInstantiateWithFlags(&exec, g, 0));
+			CU(cuGraphDestroy(g));
+		}
+		run_fill(&a, 1);
+		run_fill(&b, 2);
+		CU(cuCtxSynchronize());
+		work(20);
+		CU(cuGraphLaunch(exec, s));
+		CU(cuStreamSynchronize(s));
+		a.seed = b.seed = seed;
+		verify(&a);
+		work(20);
+		verify(&b);
+	}
+	put(&a);
+	put(&b);
+	return 0;
+}
+
+/* What a context had is gone with it, wherever it was. */
+static int tenant_contexts(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	struct buffer a, b;
+	CUcontext other;
+	size_t left, total;
+
+	random_state = seed;
+	tenant_open();
+	get(&a, mib * MIB / 2);
+	run_fill(&a, seed);
+	for (unsigned i = 0; i < rounds; i++) {
+		CU(cuCtxCreate_v2(&other, 0, 0));
+		get(&b, mib * MIB / 2);
+		CU(cuMemsetD8_v2(b.p, 7, b.bytes));
+		CU(cuCtxSynchronize());
+		CU(cuMemAlloc_v2(&b.p, 100));
+		nap_ms(50);
+		CU(cuCtxDestroy_v2(other));
+		CHECK(cuMemFree_v2(b.p) == CUDA_ERROR_INVALID_VALUE);
+		CU(cuDevicePrimaryCtxRetain(&other, 0));
+		CU(cuCtxPushCurrent_v2(other));
+		get(&b, mib * MIB / 2);
+		CU(cuMemsetD8_v2(b.p, 8, b.bytes));
+		nap_ms(50);
+		CU(cuDevicePrimaryCtxReset_v2(0));
+		CU(cuCtxSetCurrent(ctx));
+		CHECK(cuMemFree_v2(b.p) == CUDA_ERROR_INVALID_VALUE);
+		CU(cuMemGetInfo_v2(&left, &total));
+		CHECK(total - left <= a.bytes + 4 * MIB);
+		work(20);
+		verify(&a);
+	}
+	put(&a);
+	return 0;
+}
+
+/* What an application is told of its memory, there or not. */
+static int tenant_queries(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	struct buffer a;
+	size_t left, total, pitch;
+	CUdeviceptr p;
+
+	(void)seed;
+	tenant_open();
+	get(&a, mib * MIB - 4096);
+	run_fill(&a, 3);
+	CU(cuMemAllocPitch_v2(&p, &pitch, 1000, 50, 4));
+	CHECK(pitch == 1024);
+	for (unsigned i = 0; i < rounds; i++) {
+		int what[] = { CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+			       CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_HOST_POINTER };
+		void *c = NULL, *host = &c;
+		CUdeviceptr base;
+		unsigned type = 0;
+		size_t size = 0;
+		void *to[] = { &c, &type, &size, &host };
+
+		work(20);
+		nap_ms(40);
+		CU(cuMemGetAddressRange_v2(&base, &size, a.p + a.bytes - 1));
+		CHECK(base == a.p && size == a.bytes);
+		CHECK(cuMemGetAddressRange_v2(&base, &size, a.p + a.bytes) != CUDA_SUCCESS);
+		CU(cuPointerGetAttributes(4, what, to, a.p + 12345));
+		CHECK(c == ctx && type == CU_MEMORYTYPE_DEVICE && size == a.bytes && !host);
+		CU(cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, a.p + 5));
+		CHECK(base == a.p);
+		CHECK(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, a.p) != CUDA_SUCCESS);
+		CHECK(cuMemFree_v2(a.p + 512) == CUDA_ERROR_INVALID_VALUE);
+		CU(cuMemGetInfo_v2(&left, &total));
+		CHECK(total == 193 * MIB);
+		CHECK(total - left >= a.bytes && total - left <= a.bytes + 8 * MIB);
+	}
+	verify(&a);
+	put(&a);
+	CU(cuMemFree_v2(p));
+	return 0;
+}
+
 /* ---- tenants as processes ---- */
 
 static pid_t start(const char *kind, uint64_t mib, unsigned rounds, unsigned seed)
@@ -246,8 +373,8 @@ static void two_that_do_not_fit_take_turns(void)
 	pid_t a, b;
 
 	schedule(usual);
-	a = start("tenant", 120, 25, 1);
-	b = start("tenant", 130, 25, 2);
+	a = start("tenant", 120, 15, 1);
+	b = start("tenant", 130, 15, 2);
 	CHECK(went_well(a));
 	CHECK(went_well(b));
 	CHECK(swapper_seen().ready >= 4);
@@ -262,7 +389,7 @@ static void four_of_three_times_the_gpu(void)
 
 	schedule(usual);
 	for (unsigned i = 0; i < 4; i++)
-		t[i] = start("tenant", 144, 8, 10 + i);
+		t[i] = start("tenant", 144, 4, 10 + i);
 	for (unsigned i = 0; i < 4; i++)
 		CHECK(went_well(t[i]));
 	CHECK(swapper_seen().resident_max <= GPU);
@@ -277,7 +404,7 @@ static void killed_while(bool in)
 
 	schedule(usual);
 	a = start("tenant", 120, 1000000, 1);
-	b = start("tenant", 130, 25, 2);
+	b = start("tenant", 130, 15, 2);
 	EVENTUALLY(swapper_seen().ready > 2);
 	for (int ms = 0; !done && ms < 20 * PATIENCE_MS; ms++) {
 		struct swapper_seen s = swapper_seen();
@@ -301,8 +428,8 @@ static void the_scheduler_may_die_in_the_middle(void)
 	pid_t a, b;
 
 	schedule(usual);
-	a = start("tenant", 120, 40, 1);
-	b = start("tenant", 130, 40, 2);
+	a = start("tenant", 120, 20, 1);
+	b = start("tenant", 130, 20, 2);
 	for (unsigned i = 1; i <= 3; i++) {
 		EVENTUALLY(swapper_seen().ready > 2 * i || swapper_seen().alive < 2);
 		swapper_stop();
@@ -334,8 +461,8 @@ static void memory_that_others_took_is_waited_for(void)
 	pid_t a, b;
 
 	schedule(usual);
-	a = start("tenant", 120, 30, 1);
-	b = start("tenant", 130, 30, 2);
+	a = start("tenant", 120, 16, 1);
+	b = start("tenant", 130, 16, 2);
 	EVENTUALLY(swapper_seen().ready > 2);
 	/* More than there is: the driver refuses what room promises. */
 	swapper_gpu(GPU + 64 * MIB);
@@ -345,6 +472,26 @@ static void memory_that_others_took_is_waited_for(void)
 	CHECK(went_well(b));
 	swapper_end();
 }
+
+/* Beside a tenant that takes its memory away, again and again. */
+static void beside_another(const char *kind, uint64_t mib, unsigned rounds)
+{
+	pid_t a, b;
+
+	schedule(usual);
+	b = start("tenant", 150, 1000000, 2);
+	EVENTUALLY(swapper_seen().grants > 0);
+	a = start(kind, mib, rounds, 1);
+	CHECK(went_well(a));
+	CHECK(swapper_seen().ready > 2);
+	kill(b, SIGKILL);
+	CHECK(waitpid(b, NULL, 0) == b);
+	swapper_end();
+}
+
+static void graphs_replay(void) { beside_another("graph", 60, 5); }
+static void contexts_come_and_go(void) { beside_another("contexts", 80, 3); }
+static void answers_are_the_applications(void) { beside_another("queries", 100, 4); }
 
 static const struct {
 	const char *name;
@@ -360,13 +507,28 @@ static const struct {
 	CASE(the_scheduler_may_die_in_the_middle),
 	CASE(the_arena_may_come_late),
 	CASE(memory_that_others_took_is_waited_for),
+	CASE(graphs_replay),
+	CASE(contexts_come_and_go),
+	CASE(answers_are_the_applications),
+};
+
+static const struct {
+	const char *name;
+	int (*run)(uint64_t mib, unsigned rounds, uint64_t seed);
+} kinds[] = {
+	{ "tenant", tenant },
+	{ "graph", tenant_graph },
+	{ "contexts", tenant_contexts },
+	{ "queries", tenant_queries },
 };
 
 int main(int argc, char **argv)
 {
 	self = argv[0];
-	if (argc == 5 && strcmp(argv[1], "tenant") == 0)
-		return tenant((uint64_t)atoll(argv[2]), (unsigned)atoi(argv[3]), (uint64_t)atoll(argv[4]));
+	for (size_t i = 0; argc == 5 && i < sizeof(kinds) / sizeof(kinds[0]); i++)
+		if (strcmp(argv[1], kinds[i].name) == 0)
+			return kinds[i].run((uint64_t)atoll(argv[2]), (unsigned)atoi(argv[3]),
+					    (uint64_t)atoll(argv[4]));
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		if (argc < 2)
 			puts(cases[i].name);

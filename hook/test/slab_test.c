@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * slab_test.c: allocations of slabs and of addresses against a model, many
+ * times. slab_test [COUNT [SEED]]: so many allocations and frees.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../client.h"
+#include "../swap_impl.h"
+
+#define CHECK(cond) \
+	do { \
+		if (!(cond)) { \
+			fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
+			exit(1); \
+		} \
+	} while (0)
+
+#define UNIT NVS_SLAB_ALIGN
+#define UNITS (NVS_SLAB_BYTES / UNIT)
+
+static uint64_t state;
+
+static uint64_t rnd(uint64_t below)
+{
+	state ^= state << 13;
+	state ^= state >> 7;
+	state ^= state << 17;
+	return state % below;
+}
+
+/* ---- slabs ---- */
+
+enum { SLABS = 192, LIVE = 60000, OWNERS = 2 };
+
+static struct nvs_slab slabs[SLABS];
+static uint32_t owner_of[SLABS][UNITS]; /* the model: which object has a unit; 0: none */
+static struct { uint64_t p, bytes; } live[LIVE];
+static const uint64_t base = 0x7f0000000000;
+
+static struct nvs_slab *slab_at(uint64_t p)
+{
+	return &slabs[(p - base) / NVS_SLAB_BYTES];
+}
+
+static void paint(uint64_t p, uint64_t bytes, uint32_t from, uint32_t to)
+{
+	uint32_t *u = &owner_of[0][0] + (p - base) / UNIT;
+
+	for (uint64_t i = 0; i < (bytes + UNIT - 1) / UNIT; i++) {
+		CHECK(u[i] == from);
+		u[i] = to;
+	}
+}
+
+/* A slab that is not in use becomes one of that class. */
+static bool add(struct nvs_slab_heap *h, uint64_t owner, uint32_t class)
+{
+	for (unsigned i = 0; i < SLABS; i++)
+		if (!slabs[i].entry)
+			return nvs_slab_add(h, &slabs[i], base + i * NVS_SLAB_BYTES, owner, class);
+	return false;
+}
+
+static uint64_t a_size(void)
+{
+	switch (rnd(8)) {
+	case 0:
+		return 1 + rnd(NVS_SLAB_LARGEST);
+	case 1:
+		return (1 + rnd(64)) * UNIT;
+	default:
+		return 1 + rnd(8192);
+	}
+}
+
+static void free_one(struct nvs_slab_heap *h, unsigned i)
+{
+	uint64_t p = live[i].p, b, n;
+	struct nvs_slab *s = slab_at(p);
+
+	CHECK(nvs_slab_find(s, p + rnd(live[i].bytes), &b, &n) && b == p && n == live[i].bytes);
+	CHECK(!nvs_slab_free(h, s, p + 1));
+	CHECK(nvs_slab_free(h, s, p));
+	CHECK(!nvs_slab_free(h, s, p));
+	CHECK(!nvs_slab_find(s, p, &b, &n));
+	paint(p, live[i].bytes, i + 1, 0);
+	live[i].p = 0;
+	if (!s->used)
+		nvs_slab_remove(h, s);
+}
+
+static void slabs_keep_to_the_model(uint64_t count)
+{
+	static struct nvs_slab_heap heap;
+	uint64_t refused = 0, n = 0;
+
+	for (uint32_t c = 0; c < NVS_SLAB_CLASSES; c++) {
+		CHECK(nvs_slab_class(nvs_slab_size(c)) == c);
+		CHECK(c == 0 || nvs_slab_class(nvs_slab_size(c - 1) + 1) == c);
+	}
+	CHECK(nvs_slab_size(NVS_SLAB_CLASSES - 1) == NVS_SLAB_LARGEST);
+	for (; count; count--) {
+		unsigned i = (unsigned)rnd(LIVE);
+		struct nvs_slab *in;
+		uint64_t bytes, owner;
+
+		if (live[i].p) {
+			free_one(&heap, i);
+			n--;
+			continue;
+		}
+		bytes = a_size();
+		owner = rnd(OWNERS);
+		while (!(live[i].p = nvs_slab_alloc(&heap, owner, bytes, &in)) &&
+		       add(&heap, owner, nvs_slab_class(bytes)))
+			;
+		if (!live[i].p) {
+			refused++;
+			continue;
+		}
+		CHECK(slab_at(live[i].p) == in && in->owner == owner && live[i].p % UNIT == 0);
+		live[i].bytes = bytes;
+		paint(live[i].p, bytes, 0, i + 1);
+		n++;
+		CHECK(heap.live == n);
+	}
+	for (unsigned i = 0; i < LIVE; i++)
+		if (live[i].p)
+			free_one(&heap, i);
+	CHECK(heap.live == 0);
+	for (unsigned i = 0; i < SLABS; i++)
+		CHECK(!slabs[i].entry);
+	for (uint32_t c = 0; c < NVS_SLAB_CLASSES; c++)
+		CHECK(!heap.partial[c]);
+	/* Each class had no more slabs at a time than there are: no leak of metadata. */
+	CHECK(heap.metadata <= (uint64_t)NVS_SLAB_CLASSES * SLABS * UNITS * 4);
+	printf("slabs: %llu refused for want of room, %llu KiB of metadata\n",
+	       (unsigned long long)refused, (unsigned long long)heap.metadata >> 10);
+}
+
+/* ---- addresses ---- */
+
+/* What swap_space.c wants of the others. */
+struct nvs_driver nvs_driver;
+static uint64_t spans;
+
+static int reserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsigned long long flags)
+{
+	(void)align, (void)at, (void)flags;
+	*p = base + spans * (1ull << 40);
+	spans++;
+	return n < 1ull << 40 ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+uint64_t nvs_client_memory(unsigned channel)
+{
+	(void)channel;
+	return 4096 * GRANULE;
+}
+
+enum { REGIONS = 3000, MODEL = 16384 };
+
+static uint32_t model[4][MODEL]; /* of each span: which region has a granule */
+static struct place regions[REGIONS];
+
+static void mark(struct place p, uint32_t n, uint32_t from, uint32_t to)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t *m = &model[p.span - nvs_spans][p.granule + i];
+
+		CHECK(*m == from);
+		*m = to;
+	}
+}
+
+static void addresses_keep_to_the_model(uint64_t count)
+{
+	nvs_driver.address_reserve = reserve;
+	for (; count; count--) {
+		unsigned i = (unsigned)rnd(REGIONS);
+		struct place *r = &regions[i], got;
+		uint32_t n;
+
+		if (r->span) {
+			n = region_of(*r)->granules;
+			got = nvs_place_of(address_of(*r) + rnd(bytes_of(n)));
+			CHECK(got.span == r->span && got.span->head[got.granule] == r->granule + 1);
+			mark(*r, n, i + 1, 0);
+			nvs_region_drop(*r);
+			r->span = NULL;
+			continue;
+		}
+		n = 1 + (uint32_t)rnd(rnd(8) ? 16 : 200);
+		*r = nvs_region_new(0, n);
+		CHECK(r->span && region_of(*r)->granules == n);
+		mark(*r, n, 0, i + 1);
+	}
+	for (unsigned i = 0; i < REGIONS; i++)
+		if (regions[i].span)
+			nvs_region_drop(regions[i]);
+	/* All runs have grown together again. */
+	CHECK(atomic_load(&nvs_spans_used) <= 3);
+	for (unsigned i = 0; i < atomic_load(&nvs_spans_used); i++)
+		CHECK(nvs_spans[i].run[0] == nvs_spans[i].granules &&
+		      nvs_spans[i].run[nvs_spans[i].granules - 1] == nvs_spans[i].granules);
+	printf("addresses: %u spans of %u granules\n", atomic_load(&nvs_spans_used),
+	       nvs_spans[0].granules);
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t count = argc > 1 ? (uint64_t)atoll(argv[1]) : 1000000;
+
+	state = argc > 2 ? (uint64_t)atoll(argv[2]) : 88172645463325252ull;
+	slabs_keep_to_the_model(count);
+	addresses_keep_to_the_model(count / 10);
+	return 0;
+}

@@ -1,0 +1,29 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Runs the cases of swap_test, each on a small simulated GPU of its own:
+# swap.sh TEST SIMGPU SHIM. Standard error must stay empty.
+set -eu
+test=$1 simgpu=$2 shim=$3
+unset NVSHARE_DEBUG NVSHARE_SCHEDULER_LOSS NVSHARE_ENABLE_SINGLE_OVERSUB CUDA_VISIBLE_DEVICES NVSHARE_SIMGPU_TENANT
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+export LD_LIBRARY_PATH="$simgpu"
+run() {
+	export NVSHARE_SIMGPU_DIR="$dir/$1"
+	mkdir "$NVSHARE_SIMGPU_DIR"
+	printf 'gpus=2\nmemory_mib=193\n' >"$NVSHARE_SIMGPU_DIR/config"
+	if ! LD_PRELOAD=$shim "$test" "$1" 2>"$dir/$1.err" || [ -s "$dir/$1.err" ]; then
+		echo "failed, or not silent: $(basename "$test") $1" >&2
+		cat "$dir/$1.err" >&2
+		touch "$dir/failed"
+	fi
+}
+n=0
+for c in ${CASES:-$("$test")}; do
+	run "$c" &
+	n=$((n + 1))
+	[ $((n % 3)) -ne 0 ] || wait
+done
+wait
+[ ! -e "$dir/failed" ] || exit 1
+echo "$(basename "$test"): $n cases"
