@@ -411,7 +411,7 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 		    !atomic_load(&nvs_gate.active))
 			break;
 		if (may_pass(i, now) || may_go_ahead(i) ||
-		    (t->recording && nvs_swap_may_pass(i))) {
+		    (t->memory_only && nvs_swap_may_pass(i))) {
 			/* Before the lock is given up: do_drain sees flag or count. */
 			atomic_store(&t->in_flight, 1u << i);
 			pass = true;

@@ -215,6 +215,9 @@ _Static_assert(sizeof(struct cu_launch_params) == 56, "CUDA_LAUNCH_PARAMS");
 		(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsigned long long flags)) \
 	D(set_access,        "cuMemSetAccess", \
 		(CUdeviceptr p, size_t n, const struct cu_access *a, size_t count)) \
+	D(address_free,      "cuMemAddressFree",       (CUdeviceptr p, size_t n)) \
+	D(mem_export,        "cuMemExportToShareableHandle", \
+		(void *out, unsigned long long handle, int type, unsigned long long flags)) \
 	D(host_register,     "cuMemHostRegister_v2",   (void *p, size_t n, uint flags)) \
 	D(host_unregister,   "cuMemHostUnregister",    (void *p)) \
 	D(event_synchronize, "cuEventSynchronize",     (void *event)) \

@@ -129,9 +129,13 @@ static void remember(struct nvs_thread *t, void *key, struct nvs_stream *s, unsi
  * it names. So it waits until that is there, and keeps it there with its flag;
  * not for the GPU: a drain may wait for the end of the capture.
  */
-static struct nvs_thread *enter_recorded(struct nvs_thread *t, unsigned channel)
+struct nvs_thread *nvs_gate_enter_memory(unsigned channel)
 {
-	t->recording = true;
+	struct nvs_thread *t = nvs_self ? nvs_self : nvs_thread_register();
+
+	if (!t || atomic_load(&t->in_flight) || !atomic_load(&nvs_gate.active))
+		return NULL;
+	t->memory_only = true;
 	for (;;) {
 		atomic_store(&t->in_flight, 1u << channel);
 		if (nvs_gate_is_open(channel) || nvs_swap_may_pass(channel))
@@ -140,7 +144,7 @@ static struct nvs_thread *enter_recorded(struct nvs_thread *t, unsigned channel)
 		if (nvs_gate_wait(t, channel) || !atomic_load(&nvs_gate.active))
 			break;
 	}
-	t->recording = false;
+	t->memory_only = false;
 	return t;
 }
 
@@ -170,7 +174,7 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 	}
 	channel = s->channel;
 	if (capturing)
-		return enter_recorded(t, channel);
+		return nvs_gate_enter_memory(channel);
 	if (__atomic_load_n(&atomic_load_explicit(&nvs_channels[channel].slot, memory_order_acquire)
 				     ->present, __ATOMIC_RELAXED))
 		nvs_depth_step(s, key);

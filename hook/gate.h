@@ -48,7 +48,7 @@ struct nvs_thread {
 	struct nvs_stream *stream;
 	struct nvs_channel *channel;
 	_Atomic uint64_t *count;    /* in calls */
-	bool recording;             /* its call goes into a graph; see gate.c */
+	bool memory_only;           /* nvs_gate_enter_memory waits */
 	struct nvs_thread *next;    /* never changes once listed */
 	atomic_bool taken;
 	/* Under the client's lock: the channel it waits at plus one, and its last look. */
@@ -72,6 +72,13 @@ static inline void nvs_thread_forget(void)
 
 /* Enters a call that works on several channels at once (bit mask). */
 struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t stride);
+
+/*
+ * Enters a call that needs the channel's memory and not the GPU: a submission
+ * that is only recorded, or one that tells others where memory is. NULL: do
+ * without. To be left as ever.
+ */
+struct nvs_thread *nvs_gate_enter_memory(unsigned channel);
 
 /*
  * Waits until the channel may be open. Never called with a flag up. Returns

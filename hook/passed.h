@@ -20,7 +20,6 @@
 #define NVS_PASS_ALLOCATE(P) \
 	P(cuDeviceSetMemPool) P(cuExternalMemoryGetMappedBuffer) \
 	P(cuExternalMemoryGetMappedMipmappedArray) P(cuImportExternalMemory) \
-	P(cuIpcGetMemHandle) P(cuIpcOpenMemHandle) P(cuIpcOpenMemHandle_v2) \
 	P(cuLogicalEndpointAddDevice) P(cuLogicalEndpointBindAddr) P(cuLogicalEndpointBindMem) \
 	P(cuLogicalEndpointCreate) P(cuLogicalEndpointExport) P(cuLogicalEndpointIdReserve) \
 	P(cuLogicalEndpointImport) P(cuMemAddressReserve) P(cuMemAllocHost) P(cuMemAllocHost_v2) \
@@ -39,7 +38,7 @@
  */
 #define NVS_PASS_FREE(P) \
 	P(cuDestroyExternalMemory) P(cuDeviceUnregisterAsyncNotification) \
-	P(cuIpcCloseMemHandle) P(cuLogicalEndpointDestroy) P(cuLogicalEndpointIdRelease) \
+	P(cuLogicalEndpointDestroy) P(cuLogicalEndpointIdRelease) \
 	P(cuLogicalEndpointUnbind) P(cuMemAddressFree) P(cuMemFreeHost) P(cuMemHostUnregister) \
 	P(cuMemPoolTrimTo) \
 	P(cuMulticastUnbind)
@@ -64,7 +63,6 @@
 	P(cuGetErrorName) P(cuGetErrorString) P(cuLogicalEndpointGetLimits) \
 	P(cuLogicalEndpointQuery) P(cuMemGetAccess) P(cuMemGetAllocationGranularity) \
 	P(cuMemGetAllocationPropertiesFromHandle) \
-	P(cuMemGetHandleForAddressRange) \
 	P(cuMemGetLocationInfo) P(cuMemGetMemPool) P(cuMemHostGetDevicePointer) \
 	P(cuMemHostGetDevicePointer_v2) P(cuMemHostGetFlags) P(cuMemPoolGetAccess) \
 	P(cuMemPoolGetAttribute) P(cuMemRangeGetAttribute) P(cuMemRangeGetAttributes) \
@@ -253,7 +251,7 @@
 	P(cuCoredumpSetAttribute) P(cuCoredumpSetAttributeGlobal) \
 	P(cuDeviceRegisterAsyncNotification) P(cuGetExportTable) P(cuLogsCurrent) \
 	P(cuLogsDumpToFile) P(cuLogsDumpToMemory) P(cuLogsRegisterCallback) \
-	P(cuLogsUnregisterCallback) P(cuMemAdvise) P(cuMemAdvise_v2) P(cuPointerSetAttribute) \
+	P(cuLogsUnregisterCallback) P(cuMemAdvise) P(cuMemAdvise_v2) \
 	P(cuProfilerInitialize) P(cuProfilerStart) P(cuProfilerStop)
 
 #endif

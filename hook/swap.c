@@ -319,4 +319,5 @@ void nvs_swap_fork_child(void)
 		nvs_swaps[i].lock = fresh;
 	capable = managed = false;
 	nvs_arena_fork_child();
+	nvs_ipc_fork_child();
 }

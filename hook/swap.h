@@ -67,6 +67,13 @@ struct nvs_swap_range {
 };
 bool nvs_swap_find(CUdeviceptr p, struct nvs_swap_range *r);
 
+/*
+ * The allocation that p lies in comes to the GPU and stays there for good: others
+ * get to know where it is. False: not ours.
+ */
+bool nvs_swap_fix(CUdeviceptr p, struct nvs_swap_range *r);
+void nvs_ipc_fork_child(void);
+
 /* A context is gone, or (NULL) a channel's primary one: so is its memory. */
 void nvs_swap_context_gone(const void *ctx, unsigned channel);
 

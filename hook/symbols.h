@@ -218,7 +218,7 @@
 	H(cuStreamEndCapture) H(cuStreamEndCapture_ptsz) \
 	H(cuStreamEndCaptureToCig) H(cuStreamEndCaptureToCig_ptsz)
 
-/* alloc.c, info.c, pointer.c: counted, limited, clamped */
+/* alloc.c, info.c, pointer.c, ipc.c: counted, limited, clamped, shared */
 #define NVS_MEMORY(H) \
 	H(cuMemAlloc) H(cuMemAlloc_v2) H(cuMemAllocPitch) H(cuMemAllocPitch_v2) \
 	H(cuMemAllocManaged) \
@@ -239,6 +239,8 @@
 	/* what is told of it */ \
 	H(cuMemGetInfo) H(cuMemGetInfo_v2) H(cuDeviceTotalMem) H(cuDeviceTotalMem_v2) \
 	H(cuMemGetAddressRange) H(cuMemGetAddressRange_v2) \
+	H(cuIpcGetMemHandle) H(cuIpcOpenMemHandle) H(cuIpcOpenMemHandle_v2) \
+	H(cuIpcCloseMemHandle) H(cuMemGetHandleForAddressRange) H(cuPointerSetAttribute) \
 	H(cuPointerGetAttribute) H(cuPointerGetAttributes)
 
 /* nvml.c: of libnvidia-ml, what tells of memory and of processes. */

@@ -128,6 +128,8 @@ _Static_assert(sizeof(CUlaunchConfig) == 56, "CUlaunchConfig");
 
 typedef struct { int type; int id; } CUmemLocation;
 
+typedef struct { char reserved[64]; } CUipcMemHandle;
+
 typedef struct {
 	int type;
 	int requestedHandleTypes;
@@ -379,6 +381,11 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h, void *p);
 CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocationHandle h,
 		  unsigned long long flags);
 CUresult cuMemUnmap(CUdeviceptr p, size_t size);
+CUresult cuMemExportToShareableHandle(void *fd, CUmemGenericAllocationHandle h, int type, unsigned long long flags);
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *fd, int type);
+CUresult cuIpcGetMemHandle(CUipcMemHandle *h, CUdeviceptr p);
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle h, unsigned flags);
+CUresult cuIpcCloseMemHandle(CUdeviceptr p);
 CUresult cuMemSetAccess(CUdeviceptr p, size_t size, const CUmemAccessDesc *desc, size_t n);
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop, int option);
 

@@ -446,3 +446,32 @@ CUresult cuMemPrefetchAsync_v2(CUdeviceptr p, size_t bytes, CUmemLocation loc, u
 	return cuMemPrefetchAsync(p, bytes, loc.type == CU_MEM_LOCATION_TYPE_DEVICE ? loc.id : -1, s);
 }
 PTSZ(cuMemPrefetchAsync_v2, (CUdeviceptr p, size_t n, CUmemLocation l, unsigned f, CUstream s), (p, n, l, f, PT(s)))
+
+/*
+ * The driver has no such handle for memory of VMM. For other memory there is
+ * none here yet: a test that needs one will want it shared.
+ */
+CUresult cuIpcGetMemHandle(CUipcMemHandle *h, CUdeviceptr p)
+{
+	CUresult rc = drv_enter();
+
+	if (rc)
+		return rc;
+	(void)h;
+	(void)p;
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle h, unsigned flags)
+{
+	(void)p;
+	(void)h;
+	(void)flags;
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr p)
+{
+	(void)p;
+	return CUDA_ERROR_INVALID_VALUE;
+}

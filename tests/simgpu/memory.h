@@ -13,7 +13,8 @@ struct phys { /* cuMemCreate */
 	struct obj o;
 	int gpu; /* -1: host memory */
 	size_t size;
-	off_t offset; /* in vram_fd */
+	int fd;       /* memfd that it is in; another process's, if imported */
+	off_t offset; /* in it */
 	int maps;
 	struct handle *handle; /* NULL: all references were released */
 };

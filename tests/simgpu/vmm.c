@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * vmm.c: virtual memory management. Physical memory is a stretch of one memfd
- * of the process, so its contents outlive a mapping, as on a GPU.
+ * of the process, so its contents outlive a mapping, as on a GPU. A page before
+ * each stretch says what it is: an exported descriptor is the memfd, opened anew,
+ * at that page. Who imports it is not charged.
  */
 #include "memory.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,6 +19,14 @@ static int vram_fd = -1;      /* offsets are never reused */
 static off_t vram_next;
 
 #define ALIGNED(x) ((x) && (x) % VMM_GRANULE == 0)
+
+#define HEAD_SIZE  4096
+#define HEAD_MAGIC 0x4d4d56555047534eull
+
+struct head {
+	uint64_t magic, size;
+	int gpu, exportable;
+};
 
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop, int option)
 {
@@ -125,9 +136,13 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAl
 	} else {
 		ph->gpu = gpu;
 		ph->size = size;
-		ph->offset = vram_next;
-		vram_next += (off_t)size;
-		if (ftruncate(vram_fd, vram_next)) {
+		struct head head = { HEAD_MAGIC, size, gpu, prop->requestedHandleTypes };
+
+		ph->fd = vram_fd;
+		ph->offset = vram_next + HEAD_SIZE;
+		vram_next += (off_t)size + HEAD_SIZE;
+		if (ftruncate(vram_fd, vram_next) ||
+		    pwrite(vram_fd, &head, sizeof head, ph->offset - HEAD_SIZE) != sizeof head) {
 			if (gpu >= 0)
 				sim_uncharge(gpu, size);
 			obj_free(ph->handle);
@@ -145,9 +160,14 @@ static void phys_drop(struct phys *ph)
 {
 	if (ph->maps || ph->handle)
 		return;
-	(void)!fallocate(vram_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, ph->offset, (off_t)ph->size);
-	if (ph->gpu >= 0)
-		sim_uncharge(ph->gpu, ph->size);
+	if (ph->fd != vram_fd) {
+		close(ph->fd); /* imported */
+	} else {
+		(void)!fallocate(vram_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, ph->offset - HEAD_SIZE,
+				 (off_t)ph->size + HEAD_SIZE);
+		if (ph->gpu >= 0)
+			sim_uncharge(ph->gpu, ph->size);
+	}
 	obj_free(ph);
 }
 
@@ -196,6 +216,62 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h, void *p)
 	return rc;
 }
 
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle h, int type, unsigned long long flags)
+{
+	struct handle *handle = (struct handle *)(uintptr_t)h;
+	CUresult rc = drv_enter();
+	struct head head;
+	char path[32];
+	int fd = -1;
+
+	if (rc)
+		return rc;
+	if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FD)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&drv_mu);
+	if (obj_is(handle, M_HANDLE) &&
+	    pread(handle->phys->fd, &head, sizeof head, handle->phys->offset - HEAD_SIZE) == sizeof head &&
+	    head.exportable) {
+		snprintf(path, sizeof path, "/proc/self/fd/%d", handle->phys->fd);
+		fd = open(path, O_RDWR | O_CLOEXEC);
+		if (fd >= 0)
+			lseek(fd, handle->phys->offset - HEAD_SIZE, SEEK_SET);
+	}
+	pthread_mutex_unlock(&drv_mu);
+	*(int *)out = fd;
+	return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *os, int type)
+{
+	CUresult rc = drv_enter();
+	struct head head;
+	struct phys *ph;
+	off_t at;
+	int fd;
+
+	if (rc)
+		return rc;
+	fd = (int)(intptr_t)os;
+	at = lseek(fd, 0, SEEK_CUR);
+	if (!h || type != CU_MEM_HANDLE_TYPE_POSIX_FD || at < 0 || pread(fd, &head, sizeof head, at) != sizeof head ||
+	    head.magic != HEAD_MAGIC)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&drv_mu);
+	ph = obj_new(M_PHYS, sizeof *ph);
+	if (ph && (ph->handle = handle_new(ph))) {
+		ph->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* the caller closes his */
+		ph->gpu = head.gpu;
+		ph->size = head.size;
+		ph->offset = at + HEAD_SIZE;
+		*h = (uintptr_t)ph->handle;
+	} else {
+		rc = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
 CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocationHandle h, unsigned long long flags)
 {
 	struct handle *handle = (struct handle *)(uintptr_t)h;
@@ -215,7 +291,7 @@ CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocat
 	    (uintptr_t)p + size > r->base + r->size || area_find(&live, (uintptr_t)p) ||
 	    (next < live.n && live.a[next].base < (uintptr_t)p + size)) {
 		rc = CUDA_ERROR_INVALID_VALUE;
-	} else if (mmap((void *)(uintptr_t)p, size, PROT_NONE, MAP_SHARED | MAP_FIXED, vram_fd, ph->offset) == MAP_FAILED ||
+	} else if (mmap((void *)(uintptr_t)p, size, PROT_NONE, MAP_SHARED | MAP_FIXED, ph->fd, ph->offset) == MAP_FAILED ||
 		   area_add(&live, (struct area){ .base = (uintptr_t)p, .size = size, .kind = MAPPED, .gpu = ph->gpu,
 						  .phys = ph })) {
 		rc = CUDA_ERROR_OUT_OF_MEMORY;

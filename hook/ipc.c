@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * ipc.c: cuIpc* for memory of ours, which the driver has no such handle for.
+ *
+ * The handle that the application passes on holds the name of a socket of the
+ * process that has the memory, and a secret. Who opens it, through the shim as
+ * well, gets the chunks' descriptors over that socket, for the same user only,
+ * and maps them. From the first handle on the memory stays on the GPU for good:
+ * nobody could tell the others when it leaves.
+ *
+ * An abstract socket belongs to a network namespace, which processes that share
+ * memory share: those of a container, or of a pod.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "channel.h"
+#include "quiet.h"
+#include "swap_impl.h"
+#include "wrap.h"
+
+#define IPC_MAGIC  0x3143504948534e56ull /* "VNSHIPC1" */
+#define BATCH      16 /* descriptors in a packet */
+#define ANSWER_MS  10000
+#define MAX_OPENED 1024
+
+struct cu_ipc_handle {
+	char reserved[64];
+};
+
+/* What is in a handle. */
+struct ticket {
+	uint64_t magic;
+	uint64_t name, secret; /* of the socket, of the process */
+	uint64_t region;       /* address there */
+	uint64_t region_bytes;
+	uint64_t offset;       /* of the allocation in the region */
+	uint64_t bytes;
+	uint64_t serial;
+};
+_Static_assert(sizeof(struct ticket) == sizeof(struct cu_ipc_handle), "CUipcMemHandle");
+
+struct reply { /* with as many descriptors */
+	uint32_t count, more;
+	uint32_t granules[BATCH];
+};
+
+NVS_EXPORT int cuMemRelease(unsigned long long handle);
+NVS_EXPORT int cuMemMap(CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
+			unsigned long long flags);
+NVS_EXPORT int cuMemUnmap(CUdeviceptr p, size_t n);
+NVS_EXPORT int cuMemImportFromShareableHandle(unsigned long long *handle, void *os, int type);
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t own_name, own_secret; /* 0: there is no socket yet */
+static int listener = -1;
+
+/* Memory of others that is open here. */
+static struct opened {
+	uint64_t name, region;
+	CUdeviceptr base;     /* 0: free */
+	uint64_t bytes;
+	unsigned references;
+} opened[MAX_OPENED];
+static atomic_uint opened_used;
+
+/* ---- sockets; no cancellation points while the lock is held ---- */
+
+static socklen_t address_of_name(uint64_t name, struct sockaddr_un *a)
+{
+	memset(a, 0, sizeof(*a));
+	a->sun_family = AF_UNIX;
+	/* A leading zero byte: not in the file system. */
+	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+			   (size_t)snprintf(a->sun_path + 1, sizeof(a->sun_path) - 1,
+					    "nvshare-ipc-%016llx", (unsigned long long)name));
+}
+
+static bool same_user(int fd)
+{
+	struct ucred peer;
+	socklen_t n = sizeof(peer);
+
+	return syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) == 0 &&
+	       (peer.uid == (uid_t)syscall(SYS_geteuid) || peer.uid == 0);
+}
+
+static bool readable(int fd)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	struct timespec t = { ANSWER_MS / 1000, 0 };
+
+	return syscall(SYS_ppoll, &p, 1, &t, NULL, 8) > 0;
+}
+
+/* ---- the giving side ---- */
+
+/* Sends descriptors of a region's chunks, a packet full at a time. */
+static bool send_chunks(int fd, struct place p)
+{
+	const struct region *r = region_of(p);
+	struct nvs_swap *s = &nvs_swaps[p.span->channel];
+	uint32_t i = 0;
+	bool ok = true;
+
+	while (ok && i < r->granules) {
+		union { struct cmsghdr align; char buf[CMSG_SPACE(BATCH * sizeof(int))]; } control;
+		struct reply reply = { 0 };
+		struct iovec iov = { &reply, sizeof(reply) };
+		struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control };
+		struct cmsghdr *c = &control.align;
+		int fds[BATCH];
+
+		for (; ok && i < r->granules && reply.count < BATCH; i += r->piece) {
+			struct chunk *chunk = &p.span->chunk[p.granule + i];
+			bool here;
+
+			nvs_swap_lock(s);
+			here = chunk->state == CHUNK_HERE && !r->dying && r->fixed;
+			nvs_swap_unlock(s);
+			/* Fixed: it stays while the application keeps it, as it has to. */
+			ok = here && nvs_driver.mem_export(&fds[reply.count], chunk->handle,
+							   CU_MEM_HANDLE_POSIX_FD, 0) == CUDA_SUCCESS;
+			if (ok)
+				reply.granules[reply.count++] = chunk->granules;
+		}
+		reply.more = i < r->granules;
+		memset(&control, 0, sizeof(control));
+		m.msg_controllen = CMSG_SPACE(reply.count * sizeof(int));
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(reply.count * sizeof(int));
+		memcpy(CMSG_DATA(c), fds, reply.count * sizeof(int));
+		if (ok)
+			ok = syscall(SYS_sendmsg, fd, &m, MSG_NOSIGNAL) == (long)sizeof(reply);
+		while (reply.count)
+			close(fds[--reply.count]);
+	}
+	return ok;
+}
+
+static void serve(int fd)
+{
+	struct ticket t;
+	struct place p;
+
+	if (!same_user(fd) || !readable(fd) ||
+	    syscall(SYS_recvfrom, fd, &t, sizeof(t), MSG_DONTWAIT, NULL, NULL) != (long)sizeof(t) ||
+	    t.magic != IPC_MAGIC || t.secret != own_secret)
+		return;
+	p = nvs_place_of(t.region);
+	if (p.span && p.span->head[p.granule] == p.granule + 1 &&
+	    bytes_of(region_of(p)->granules) == t.region_bytes)
+		send_chunks(fd, p);
+}
+
+static void *ipc_main(void *arg)
+{
+	int fd = (int)(intptr_t)arg;
+
+	nvs_thread_setup("nvshare-ipc");
+	while (!atomic_load(&nvs_exiting)) {
+		long conn = syscall(SYS_accept4, fd, NULL, NULL, SOCK_CLOEXEC);
+
+		if (conn < 0)
+			continue;
+		if (nvs_driver_enter()) {
+			serve((int)conn);
+			nvs_driver_leave();
+		}
+		close((int)conn);
+	}
+	return NULL;
+}
+
+/* The socket and its thread, once. The lock is held. */
+static bool listening(void)
+{
+	struct sockaddr_un a;
+	uint64_t random[2] = { 0, 0 };
+	socklen_t n;
+	int fd;
+
+	if (own_name)
+		return true;
+	if (syscall(SYS_getrandom, random, sizeof(random), 0) != (long)sizeof(random))
+		return false;
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return false;
+	n = address_of_name(random[0], &a);
+	if (syscall(SYS_bind, fd, &a, n) != 0 || syscall(SYS_listen, fd, 64) != 0 ||
+	    !nvs_thread_start(ipc_main, (void *)(intptr_t)fd)) {
+		close(fd);
+		return false;
+	}
+	listener = fd;
+	own_secret = random[1];
+	own_name = random[0] ? random[0] : 1;
+	return true;
+}
+
+/*
+ * Once on the GPU the region of an address stays there. The caller has made sure
+ * that it is there now, and keeps it so meanwhile.
+ */
+static void fix(CUdeviceptr address)
+{
+	struct place p = nvs_place_of(address);
+	struct nvs_swap *s = &nvs_swaps[p.span->channel];
+	struct region *r;
+
+	nvs_swap_lock(s);
+	r = p.span->head[p.granule] ? &p.span->region[p.span->head[p.granule] - 1] : NULL;
+	if (r && !r->fixed) {
+		r->fixed = true;
+		s->fixed += bytes_of(r->granules);
+	}
+	nvs_swap_unlock(s);
+}
+
+bool nvs_swap_fix(CUdeviceptr address, struct nvs_swap_range *r)
+{
+	struct nvs_thread *t;
+
+	if (!nvs_swap_find(address, r) || !r->base)
+		return false;
+	t = nvs_gate_enter_memory(r->channel);
+	fix(address);
+	if (t)
+		nvs_gate_leave(t);
+	return true;
+}
+
+WATCH(cuIpcGetMemHandle, (struct cu_ipc_handle *handle, CUdeviceptr p))
+{
+	struct ticket t = { .magic = IPC_MAGIC };
+	struct nvs_swap_range r;
+	struct nvs_quiet q;
+	bool ok;
+
+	if (!handle || !nvs_swap_find(p, &r) || !nvs_driver.mem_export)
+		return CALL(cuIpcGetMemHandle, handle, p);
+	if (!nvs_swap_fix(p, &r))
+		return CUDA_ERROR_INVALID_VALUE;
+	nvs_quiet_begin(&q);
+	pthread_mutex_lock(&lock);
+	ok = listening();
+	t.name = own_name;
+	t.secret = own_secret;
+	pthread_mutex_unlock(&lock);
+	nvs_quiet_end(&q);
+	if (!ok)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	t.region = r.mapped;
+	t.region_bytes = r.mapped_bytes;
+	t.offset = r.base - r.mapped;
+	t.bytes = r.bytes;
+	t.serial = r.serial;
+	memcpy(handle, &t, sizeof(t));
+	return CUDA_SUCCESS;
+}
+
+/* ---- the taking side ---- */
+
+/* Imports what came in a packet and maps it. Closes the descriptors. */
+static bool map_batch(const struct reply *r, const int *fds, CUdeviceptr base, uint64_t *at,
+		      uint64_t end)
+{
+	bool ok = true;
+
+	for (uint32_t i = 0; i < r->count; i++) {
+		unsigned long long handle = 0;
+		uint64_t bytes = bytes_of(r->granules[i]);
+
+		ok = ok && bytes && *at + bytes <= end &&
+		     NVS_REAL(cuMemImportFromShareableHandle)(&handle, (void *)(intptr_t)fds[i],
+							      CU_MEM_HANDLE_POSIX_FD) == CUDA_SUCCESS;
+		if (ok) {
+			ok = CALL(cuMemMap, base + *at, bytes, 0, handle, 0) == CUDA_SUCCESS;
+			CALL(cuMemRelease, handle); /* the mapping keeps it */
+			*at += ok ? bytes : 0;
+		}
+		close(fds[i]);
+	}
+	return ok;
+}
+
+/* One packet. Returns false if it is not one. */
+static bool receive(int fd, struct reply *r, int *fds)
+{
+	union { struct cmsghdr align; char buf[CMSG_SPACE(BATCH * sizeof(int))]; } control;
+	struct iovec iov = { r, sizeof(*r) };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+			    .msg_controllen = sizeof(control) };
+	struct cmsghdr *c;
+	uint32_t got = 0;
+	bool ok;
+
+	ok = readable(fd) && syscall(SYS_recvmsg, fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) ==
+				     (long)sizeof(*r);
+	c = ok ? CMSG_FIRSTHDR(&m) : NULL;
+	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+		got = (uint32_t)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+		memcpy(fds, CMSG_DATA(c), got * sizeof(int));
+	}
+	if (ok && got == r->count && got)
+		return true;
+	while (got)
+		close(fds[--got]);
+	return false;
+}
+
+static bool fetch(const struct ticket *t, CUdeviceptr base, uint64_t *mapped)
+{
+	struct sockaddr_un a;
+	socklen_t n = address_of_name(t->name, &a);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), fds[BATCH];
+	struct reply r = { .more = 1 };
+	bool ok;
+
+	if (fd < 0)
+		return false;
+	ok = syscall(SYS_connect, fd, &a, n) == 0 && same_user(fd) &&
+	     syscall(SYS_sendto, fd, t, sizeof(*t), MSG_NOSIGNAL, NULL, 0) == (long)sizeof(*t);
+	while (ok && r.more)
+		ok = receive(fd, &r, fds) && map_batch(&r, fds, base, mapped, t->region_bytes);
+	close(fd);
+	return ok && *mapped == t->region_bytes;
+}
+
+static void unmap(CUdeviceptr base, uint64_t mapped, uint64_t bytes)
+{
+	if (mapped)
+		CALL(cuMemUnmap, base, mapped);
+	if (nvs_driver.address_free)
+		nvs_driver.address_free(base, bytes);
+}
+
+/* The lock is held. */
+static int open_region(const struct ticket *t, CUdeviceptr *base)
+{
+	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, 0 }, CU_MEM_ACCESS_READWRITE };
+	struct opened *o = NULL;
+	uint64_t mapped = 0;
+
+	for (unsigned i = 0; i < MAX_OPENED; i++) {
+		if (opened[i].base && opened[i].name == t->name && opened[i].region == t->region) {
+			opened[i].references++;
+			*base = opened[i].base;
+			return CUDA_SUCCESS;
+		}
+		if (!opened[i].base && !o)
+			o = &opened[i];
+	}
+	if (!o || !t->region_bytes || t->region_bytes % GRANULE ||
+	    nvs_driver.ctx_get_device(&access.location.id) != CUDA_SUCCESS)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (nvs_driver.address_reserve(base, t->region_bytes, GRANULE, 0, 0) != CUDA_SUCCESS)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (!fetch(t, *base, &mapped) ||
+	    nvs_driver.set_access(*base, mapped, &access, 1) != CUDA_SUCCESS) {
+		unmap(*base, mapped, t->region_bytes);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	*o = (struct opened){ t->name, t->region, *base, t->region_bytes, 1 };
+	atomic_fetch_add(&opened_used, 1);
+	return CUDA_SUCCESS;
+}
+
+#define OPEN(function) \
+	WATCH(function, (CUdeviceptr *p, struct cu_ipc_handle handle, uint flags)) \
+	{ \
+		struct nvs_quiet q; \
+		struct ticket t; \
+		CUdeviceptr base = 0; \
+		int result; \
+		memcpy(&t, &handle, sizeof(t)); \
+		if (!p || t.magic != IPC_MAGIC || !nvs_driver.address_reserve || \
+		    !nvs_driver.set_access || t.offset >= t.region_bytes) \
+			return CALL(function, p, handle, flags); \
+		nvs_quiet_begin(&q); \
+		pthread_mutex_lock(&lock); \
+		result = open_region(&t, &base); \
+		pthread_mutex_unlock(&lock); \
+		nvs_quiet_end(&q); \
+		if (result == CUDA_SUCCESS) \
+			*p = base + t.offset; \
+		return result; \
+	}
+OPEN(cuIpcOpenMemHandle)
+OPEN(cuIpcOpenMemHandle_v2)
+
+WATCH(cuIpcCloseMemHandle, (CUdeviceptr p))
+{
+	struct nvs_quiet q;
+	struct opened gone = { 0 };
+	bool ours = false;
+
+	if (!atomic_load(&opened_used))
+		return CALL(cuIpcCloseMemHandle, p);
+	nvs_quiet_begin(&q);
+	pthread_mutex_lock(&lock);
+	for (unsigned i = 0; i < MAX_OPENED && !ours; i++) {
+		struct opened *o = &opened[i];
+
+		ours = o->base && p - o->base < o->bytes;
+		if (ours && --o->references == 0) {
+			gone = *o;
+			o->base = 0;
+			atomic_fetch_sub(&opened_used, 1);
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	nvs_quiet_end(&q);
+	if (!ours)
+		return CALL(cuIpcCloseMemHandle, p);
+	if (gone.base) {
+		/* As the driver does: nothing uses it any more. */
+		if (nvs_driver.ctx_synchronize)
+			nvs_driver.ctx_synchronize();
+		unmap(gone.base, gone.bytes, gone.bytes);
+	}
+	return CUDA_SUCCESS;
+}
+
+/* ---- other ways to share: the memory stays, the driver does the rest ---- */
+
+WATCH(cuMemGetHandleForAddressRange, (void *handle, CUdeviceptr p, size_t n, int type,
+				      unsigned long long flags))
+{
+	struct nvs_swap_range r;
+
+	nvs_swap_fix(p, &r);
+	return CALL(cuMemGetHandleForAddressRange, handle, p, n, type, flags);
+}
+
+/* Who sets SYNC_MEMOPS hands the address to another device next (GPUDirect RDMA). */
+#define SYNC_MEMOPS 6
+
+WATCH(cuPointerSetAttribute, (const void *value, int what, CUdeviceptr p))
+{
+	struct nvs_swap_range r;
+
+	if (what == SYNC_MEMOPS)
+		nvs_swap_fix(p, &r);
+	return CALL(cuPointerSetAttribute, value, what, p);
+}
+
+void nvs_ipc_fork_child(void)
+{
+	static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+
+	lock = fresh;
+	if (listener >= 0)
+		close(listener);
+	listener = -1;
+	own_name = own_secret = 0;
+	memset(opened, 0, sizeof(opened));
+	atomic_store(&opened_used, 0);
+}
