@@ -384,6 +384,24 @@ void nvs_memory_pool(uint64_t pool, int channel)
 	unlock();
 }
 
+void nvs_memory_pool_share(uint64_t pool)
+{
+	lock();
+	if (pool && !find(NVS_MEMORY_SHARED, pool))
+		insert(NVS_MEMORY_SHARED, pool, 0, 0, -1);
+	unlock();
+}
+
+bool nvs_memory_pool_shared(uint64_t pool)
+{
+	bool yes;
+
+	lock();
+	yes = find(NVS_MEMORY_SHARED, pool) != NULL;
+	unlock();
+	return yes;
+}
+
 bool nvs_memory_pool_find(uint64_t pool, int *channel)
 {
 	struct entry *e;

@@ -21,6 +21,7 @@ enum nvs_memory_kind {
 	NVS_MEMORY_POINTER = 1,
 	NVS_MEMORY_ARRAY,
 	NVS_MEMORY_POOL,    /* no bytes: where what is allocated from it lies */
+	NVS_MEMORY_SHARED,  /* pools that are, no bytes */
 	NVS_MEMORY_HANDLE,  /* VMM: refers to physical memory */
 	NVS_MEMORY_MAPPING, /* VMM: likewise */
 };
@@ -61,6 +62,10 @@ void nvs_memory_primary_gone(unsigned channel, uint64_t stamp);
 
 /* A pool lies on a channel (-1: in host memory, or another process charges it). */
 void nvs_memory_pool(uint64_t pool, int channel);
+
+/* Others than this process's GPU may use what is in it: its memory is the driver's. */
+void nvs_memory_pool_share(uint64_t pool);
+bool nvs_memory_pool_shared(uint64_t pool);
 
 /* Whether the pool is known; *channel as above. */
 bool nvs_memory_pool_find(uint64_t pool, int *channel);

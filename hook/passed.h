@@ -26,7 +26,7 @@
 	P(cuMemExportToShareableHandle) P(cuMemHostAlloc) P(cuMemHostRegister) \
 	P(cuMemHostRegister_v2) \
 	P(cuMemPoolExportPointer) P(cuMemPoolExportToShareableHandle) \
-	P(cuMemPoolImportPointer) P(cuMemPoolSetAccess) \
+	P(cuMemPoolImportPointer) \
 	P(cuMemPoolSetAttribute) P(cuMemSetAccess) \
 	P(cuMemSetMemPool) P(cuMulticastAddDevice) \
 	P(cuMulticastBindAddr) P(cuMulticastBindAddr_v2) P(cuMulticastBindMem) \

@@ -155,3 +155,11 @@ bool nvs_slab_free(struct nvs_slab_heap *h, struct nvs_slab *s, uint64_t address
 	h->live--;
 	return true;
 }
+
+bool nvs_slab_resize(struct nvs_slab *s, uint64_t address, uint64_t bytes)
+{
+	if (nvs_slab_class(bytes) != s->class)
+		return false;
+	s->entry[(address - s->base) / nvs_slab_size(s->class)] = (uint32_t)bytes;
+	return true;
+}

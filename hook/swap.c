@@ -320,4 +320,5 @@ void nvs_swap_fork_child(void)
 	capable = managed = false;
 	nvs_arena_fork_child();
 	nvs_ipc_fork_child();
+	nvs_async_fork_child();
 }

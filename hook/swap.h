@@ -68,11 +68,19 @@ struct nvs_swap_range {
 bool nvs_swap_find(CUdeviceptr p, struct nvs_swap_range *r);
 
 /*
+ * The same in a stream (of cuda_abi.h's keys); its memory is of no context. -1: it
+ * is the driver's to do.
+ */
+int nvs_swap_alloc_async(int channel, void *stream, size_t bytes, CUdeviceptr *p);
+int nvs_swap_free_async(CUdeviceptr p, void *stream);
+
+/*
  * The allocation that p lies in comes to the GPU and stays there for good: others
  * get to know where it is. False: not ours.
  */
 bool nvs_swap_fix(CUdeviceptr p, struct nvs_swap_range *r);
 void nvs_ipc_fork_child(void);
+void nvs_async_fork_child(void);
 
 /* A context is gone, or (NULL) a channel's primary one: so is its memory. */
 void nvs_swap_context_gone(const void *ctx, unsigned channel);

@@ -517,6 +517,28 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 	return result;
 }
 
+bool nvs_swap_resize(CUdeviceptr address, size_t bytes)
+{
+	struct place p = nvs_place_of(address);
+	struct nvs_swap *s = &nvs_swaps[p.span->channel];
+	struct nvs_swap_range r;
+	struct region *g;
+	bool fits;
+
+	nvs_swap_lock(s);
+	fits = find(p, address, &r) && r.base == address;
+	g = &p.span->region[p.span->head[p.granule] ? p.span->head[p.granule] - 1 : 0];
+	if (fits && g->kind == REGION_SLABS) {
+		fits = bytes <= NVS_SLAB_LARGEST && nvs_slab_resize(slab_of(p), address, bytes);
+	} else if (fits) {
+		fits = bytes > NVS_SLAB_LARGEST && (bytes + GRANULE - 1) / GRANULE == g->granules;
+		if (fits)
+			g->bytes = bytes;
+	}
+	nvs_swap_unlock(s);
+	return fits;
+}
+
 /* ---- contexts ---- */
 
 /* Whether what an owner has goes with a context, or with the primary one. */

@@ -191,6 +191,9 @@ bool nvs_chunk_next(unsigned channel, unsigned states, struct place *at, uint32_
 /* Gives freed memory up that is kept for reuse. No lock is held. */
 void nvs_swap_flush(unsigned channel);
 
+/* The allocation at p becomes one of this size, if its place is as large as such a one's. */
+bool nvs_swap_resize(CUdeviceptr p, size_t bytes);
+
 /* Physical memory for a chunk and its mapping. No lock is held. Returns CUresult. */
 int nvs_chunk_map(unsigned channel, struct place p);
 void nvs_chunk_unmap(struct place p);
@@ -210,6 +213,11 @@ uint64_t nvs_arena_bytes(unsigned channel, uint64_t *unused);
 /* The context is gone, and with it what it had registered. */
 void nvs_arena_unregistered(unsigned channel);
 void nvs_arena_fork_child(void);
+
+/* ---- swap_async.c ---- */
+
+/* Frees what streams are done with. */
+void nvs_swap_reap(unsigned channel);
 
 /* ---- swap_move.c ---- */
 

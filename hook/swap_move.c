@@ -340,10 +340,15 @@ static void *mover_main(void *arg)
 	nvs_thread_setup("nvshare-swap");
 	while (!atomic_load(&nvs_exiting)) {
 		unsigned seen = atomic_load(&s->kick);
-		enum plan plan = decide(channel);
+		enum plan plan;
 		struct pass p = { 0 };
 		bool again = false;
 
+		if (nvs_driver_enter()) {
+			nvs_swap_reap(channel);
+			nvs_driver_leave();
+		}
+		plan = decide(channel);
 		if (plan == PLAN_OUT) {
 			nvs_swap_flush(channel);
 			again = !quiet(channel);

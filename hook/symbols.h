@@ -225,7 +225,7 @@
 	H(cuMemAllocAsync) H(cuMemAllocAsync_ptsz) \
 	H(cuMemAllocFromPoolAsync) H(cuMemAllocFromPoolAsync_ptsz) \
 	H(cuMemFree) H(cuMemFree_v2) H(cuMemFreeAsync) H(cuMemFreeAsync_ptsz) \
-	H(cuMemPoolCreate) H(cuMemPoolImportFromShareableHandle) H(cuMemPoolDestroy) \
+	H(cuMemPoolSetAccess) H(cuMemPoolCreate) H(cuMemPoolImportFromShareableHandle) H(cuMemPoolDestroy) \
 	H(cuDeviceGetDefaultMemPool) H(cuMemGetDefaultMemPool) \
 	H(cuArrayCreate) H(cuArrayCreate_v2) H(cuArray3DCreate) H(cuArray3DCreate_v2) \
 	H(cuArrayDestroy) H(cuMipmappedArrayCreate) H(cuMipmappedArrayDestroy) \

@@ -6,6 +6,7 @@
 #include "client.h"
 #include "gate.h"
 #include "hook.h"
+#include "stream.h"
 
 /* Declares and defines an exported function; the body follows. */
 #define WATCH(name, P) \
@@ -43,6 +44,26 @@ static inline bool nvs_counting(void)
 {
 	return nvs_active() && !nvs_in_book &&
 	       !atomic_load_explicit(&nvs_exiting, memory_order_relaxed);
+}
+
+/* ---- where an allocation goes ---- */
+
+static inline void *nvs_current_context(void)
+{
+	void *ctx = NULL;
+
+	if (nvs_driver.ctx_get_current)
+		nvs_driver.ctx_get_current(&ctx);
+	return ctx;
+}
+
+/* Channel of the current context. Without one the driver refuses anyway. */
+static inline int nvs_channel_here(const void *ctx)
+{
+	if (!ctx)
+		return -1;
+	return atomic_load_explicit(&nvs_gate.single, memory_order_relaxed)
+		? 0 : nvs_channel_of_current();
 }
 
 #endif

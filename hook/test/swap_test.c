@@ -324,6 +324,61 @@ static int tenant_ipc(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 0;
 }
 
+/* Stream-ordered memory: reused in its stream at once, by others when it is done. */
+static int tenant_async(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	uint64_t ns = 200000000, zero = 0, size = mib * MIB / 4;
+	void *params[] = { &ns, &zero };
+	struct buffer keep, a, b;
+	CUmemoryPool pool;
+	CUdeviceptr p;
+	size_t left, total;
+	CUstream s[2];
+
+	random_state = seed;
+	tenant_open();
+	CU(cuDeviceGetDefaultMemPool(&pool, 0));
+	CU(cuStreamCreate(&s[0], CU_STREAM_NON_BLOCKING));
+	CU(cuStreamCreate(&s[1], CU_STREAM_NON_BLOCKING));
+	keep.bytes = mib * MIB / 2;
+	CU(cuMemAllocFromPoolAsync(&keep.p, keep.bytes, pool, s[0]));
+	CU(cuStreamSynchronize(s[0]));
+	run_fill(&keep, seed);
+	for (unsigned i = 0; i < rounds; i++) {
+		a.bytes = b.bytes = i % 2 ? size : 3000;
+		CU(cuMemAllocAsync(&a.p, a.bytes, s[0]));
+		run_fill(&a, i);
+		CU(cuCtxSynchronize());
+		CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, s[0], params, NULL));
+		CU(cuMemFreeAsync(a.p, s[0]));
+		CHECK(cuMemFreeAsync(a.p, s[0]) == CUDA_ERROR_INVALID_VALUE);
+		CU(cuMemAllocAsync(&p, a.bytes - 8, s[0]));
+		CHECK(p == a.p);
+		CU(cuMemFreeAsync(p, s[0]));
+		CU(cuMemAllocAsync(&b.p, b.bytes, s[1]));
+		CHECK(b.p != a.p || cuStreamQuery(s[0]) == CUDA_SUCCESS);
+		CU(cuStreamSynchronize(s[1]));
+		run_fill(&b, i + 1);
+		work(20);
+		verify(&b);
+		verify(&keep);
+		if (i % 3)
+			CU(cuMemFreeAsync(b.p, s[1]));
+		else
+			CU(cuMemFree_v2(b.p)); /* may be mixed */
+	}
+	CU(cuMemFreeAsync(keep.p, s[0]));
+	CU(cuCtxSynchronize());
+	for (int ms = 0; ms < PATIENCE_MS; ms++) {
+		CU(cuMemGetInfo_v2(&left, &total));
+		if (total - left <= 8 * MIB)
+			return 0;
+		nap_ms(1);
+	}
+	CHECK(!"what was freed comes back");
+	return 1;
+}
+
 /* What an application is told of its memory, there or not. */
 static int tenant_queries(uint64_t mib, unsigned rounds, uint64_t seed)
 {
@@ -550,6 +605,7 @@ static void beside_another(const char *kind, uint64_t mib, unsigned rounds)
 static void graphs_replay(void) { beside_another("graph", 90, 5); }
 static void contexts_come_and_go(void) { beside_another("contexts", 110, 3); }
 static void processes_may_share_memory(void) { beside_another("ipc", 200, 2); }
+static void stream_ordered_memory_moves(void) { beside_another("async", 110, 6); }
 static void answers_are_the_applications(void) { beside_another("queries", 100, 4); }
 
 static const struct {
@@ -569,6 +625,7 @@ static const struct {
 	CASE(graphs_replay),
 	CASE(contexts_come_and_go),
 	CASE(answers_are_the_applications),
+	CASE(stream_ordered_memory_moves),
 	CASE(processes_may_share_memory),
 };
 
@@ -580,6 +637,7 @@ static const struct {
 	{ "graph", tenant_graph },
 	{ "contexts", tenant_contexts },
 	{ "queries", tenant_queries },
+	{ "async", tenant_async },
 	{ "ipc", tenant_ipc },
 };
 
