@@ -215,10 +215,25 @@ func (n *Node) runContainer(ctx context.Context, pod *Pod, spec ContainerSpec) (
 	if err != nil {
 		return nil, err
 	}
+	if err := begun(ctx, info.Info.PID); err != nil {
+		return nil, fmt.Errorf("container %s: %w", id, err)
+	}
 	return &Container{
 		Name: spec.Name, ID: id, PID: info.Info.PID,
 		log: filepath.Join(n.podLogs(pod.Name), spec.Name+".log"), criLog: true,
 	}, nil
+}
+
+// begun waits until a container's process is its program: when it counts as
+// started, it may be runc's for a moment yet, with an environment of its own.
+func begun(ctx context.Context, pid int) error {
+	return Until(ctx, "the program to begin", func() error {
+		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if err == nil && strings.HasPrefix(string(comm), "runc:") {
+			return fmt.Errorf("process %d is %s", pid, strings.TrimSpace(string(comm)))
+		}
+		return nil // it is, or has ended already
+	})
 }
 
 // PID is the first container's process in the node's pid namespace.
