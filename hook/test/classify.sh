@@ -58,6 +58,7 @@ BEGIN {
 	sizes["unsigned short"] = 2
 	sizes["unsigned char"] = 1
 	sizes["struct cu_location"] = "s8"
+	sizes["struct cu_ipc_handle"] = "s64"
 }
 FILENAME ~ /classes$/ {
 	if ($2 in class)
