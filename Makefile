@@ -26,6 +26,11 @@ EXECS ?= 50000
 FUZZ  := sched/wire:FuzzDecode sched/daemon:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl plugin:FuzzRequest
 SEED  ?=
 
+IMAGE    ?= localhost/nvshare
+ENGINE   ?= podman
+HOSTARCH := $(shell $(GO) env GOHOSTARCH 2>/dev/null)
+ARCH     ?= $(HOSTARCH)
+
 PREFIX  ?= /usr/local
 DESTDIR ?=
 
@@ -33,7 +38,7 @@ DESTDIR ?=
 # What is installed comes first; sub-makes run their jobs in parallel.
 .NOTPARALLEL:
 .PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e runtimes compat stress bench sim model fuzz generate \
-	engines test-engines gpu-bundle release tarball install uninstall static image clean
+	engines test-engines gpu-bundle release tarball install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -107,6 +112,14 @@ engines: GOAL := test
 engines: root deps release simgpu tools ## the examples with podman and Docker of later releases; fetches them
 	NVSHARE_ENGINES=full $(GO) test -count=1 -tags engines -timeout 20m -v ./tests/engines
 
+tools-k8s: deps
+	@sh tests/tools/k8s/build.sh $(BUILD)/tools-k8s
+
+e2e-k8s: GOAL := test
+e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a real Kubernetes of one node, built from source
+	$(GO) vet -tags k8s ./tests/kubernetes
+	$(GO) test -count=1 -tags k8s -timeout 10m ./tests/kubernetes
+
 stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSanitizer (minutes)
 	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) all
 	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) stress
@@ -155,13 +168,29 @@ install: release ## into PREFIX (/usr/local), below DESTDIR; root for the defaul
 uninstall: build ## what install put there, and what nvshare-plugin did
 	$(BIN)/nvsharectl uninstall --prefix $(PREFIX) $(if $(DESTDIR),--root $(DESTDIR))
 
-static: shim ## .build/static: binaries for any host or image, and for the Containerfile
+static: shim ## .build/static: binaries for any host or image
 	@mkdir -p $(BUILD)/static/bin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILD)/static/bin/ \
 		./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
 
-image: static ## the node image nvshare:VERSION, with podman
-	podman build -f Containerfile -t localhost/nvshare:$(VERSION) .
+# The image's programs are linked with the C library, for NVML; see root.sh.
+image-root: ## .build/image/ARCH/root: the files of the node image; ARCH=arm64 for the other one
+	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD) $(if $(filter $(ARCH),$(HOSTARCH)),all,aarch64)
+	LDFLAGS='$(LDFLAGS)' VERSION=$(VERSION) sh deployments/image/root.sh $(ARCH) $(BUILD)/image/$(ARCH)/root
+
+image: image-root ## the node image IMAGE:VERSION of what was compiled here, by ENGINE (podman)
+	$(ENGINE) build -f Containerfile --platform linux/$(ARCH) --build-arg VERSION=$(VERSION) \
+		--build-context files=$(BUILD)/image/$(ARCH) -t $(IMAGE):$(VERSION) $(BUILD)/image
+
+push: ## that image to its registry: make image push IMAGE=registry.example/nvshare
+	$(ENGINE) push $(IMAGE):$(VERSION)
+
+BUILDX = docker buildx build --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION)
+buildx-load: ## the node image compiled in a container, for docker here
+	$(BUILDX) --load .
+
+buildx-push: ## the same for linux/amd64 and linux/arm64, to a registry
+	$(BUILDX) --platform linux/amd64,linux/arm64 --push .
 
 clean:
 	rm -rf $(BUILD)

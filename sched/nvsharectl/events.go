@@ -25,6 +25,7 @@ const (
 
 type eventsFlags struct {
 	follow      bool
+	last        int // of what is kept; -1: all
 	output, gpu string
 }
 
@@ -43,6 +44,7 @@ went wrong. With -f it goes on, also over a restart of the scheduler.`,
 	}
 	fs := cmd.Flags()
 	fs.BoolVarP(&f.follow, "follow", "f", false, "go on with events as they come")
+	fs.IntVarP(&f.last, "last", "n", -1, "of the events until now only the last `n`; 0 tells only whether the scheduler answers")
 	fs.StringVarP(&f.output, "output", "o", "text", "`text|json`; json: one object a line")
 	fs.StringVar(&f.gpu, "gpu", "", "only those of the GPU with this `index or UUID`")
 	return cmd
@@ -55,6 +57,8 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 	req := &api.EventsRequest{Gpu: f.gpu}
 	began := time.Now().UnixNano()
 	answered, away := false, false
+	held := f.last >= 0 // until it is known which are the last
+	var tail []*api.Event
 	for {
 		var resp *api.EventsResponse
 		err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
@@ -78,16 +82,26 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 		case err != nil:
 			return err
 		}
-		if err := f.print(io, resp, answered && resp.Run == req.Run); err != nil {
+		n := len(resp.Events)
+		current := n == 0 || resp.Events[n-1].TimeNs >= began
+		next, run := resp.Next, resp.Run
+		if held {
+			tail = append(tail, resp.Events...)
+			tail = tail[max(0, len(tail)-f.last):]
+			resp = &api.EventsResponse{Run: run}
+			if current {
+				resp.Events, held = tail, false
+			}
+		}
+		if err := f.print(io, resp, answered && run == req.Run); err != nil {
 			return err
 		}
-		req.Since, req.Run = resp.Next, resp.Run
+		req.Since, req.Run = next, run
 		away, answered = false, true
-		n := len(resp.Events)
 		switch {
-		case f.follow:
+		case f.follow && !held:
 			req.WaitNs = int64(followWait)
-		case n == 0 || resp.Events[n-1].TimeNs >= began:
+		case current && !f.follow:
 			return nil
 		}
 	}

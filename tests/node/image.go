@@ -5,6 +5,7 @@ package node
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"debug/elf"
 	"encoding/hex"
@@ -314,6 +315,38 @@ func (r *rootfs) writeImage(to, name string, entrypoint ...string) error {
 		}
 	}
 	return errors.Join(w.Close(), f.Close())
+}
+
+// ImportDir makes an image of what is below dir and imports it. containerd must
+// run.
+func (n *Node) ImportDir(ctx context.Context, name, dir string, entrypoint ...string) error {
+	r := &rootfs{files: map[string]file{}}
+	if err := filepath.WalkDir(dir, func(at string, d fs.DirEntry, err error) error {
+		if err != nil || at == dir {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		f := file{mode: info.Mode()}
+		switch {
+		case info.Mode().IsRegular():
+			f.data, err = os.ReadFile(at)
+		case info.Mode()&fs.ModeSymlink != 0:
+			f.link, err = os.Readlink(at)
+		}
+		r.files[strings.TrimPrefix(at, dir+"/")] = f
+		return err
+	}); err != nil {
+		return fmt.Errorf("image of %s: %w", dir, err)
+	}
+	tar := filepath.Join(n.private, "image.tar")
+	if err := r.writeImage(tar, name, entrypoint...); err != nil {
+		return err
+	}
+	defer os.Remove(tar)
+	return n.importImage(ctx, tar)
 }
 
 func digest(b []byte) string {

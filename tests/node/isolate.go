@@ -39,11 +39,22 @@ const killAfter = 20 * time.Second
 // else is removed. It must be called early in main, with all state in
 // arguments and environment, because it executes the program again.
 func Isolated(parent, prefix string, inside func(dir string) int) int {
+	return isolated(parent, prefix, 0, inside)
+}
+
+// IsolatedCluster is Isolated for a node that runs Kubernetes: it has a network
+// of its own, with no way out, /var/lib and /var/log are private too, and mounts
+// propagate, as pods' volumes may ask for.
+func IsolatedCluster(parent, prefix string, inside func(dir string) int) int {
+	return isolated(parent, prefix, unix.CLONE_NEWNET, inside)
+}
+
+func isolated(parent, prefix string, network uintptr, inside func(dir string) int) int {
 	var status int
 	var err error
 	switch os.Getenv(stageEnv) {
 	case stageInit:
-		status, err = runInit(os.Getenv(dirEnv))
+		status, err = runInit(os.Getenv(dirEnv), network != 0)
 	case stageWorker:
 		dir := os.Getenv(dirEnv)
 		// Nested use (the demo inside a test) starts from the outside again.
@@ -51,7 +62,7 @@ func Isolated(parent, prefix string, inside func(dir string) int) int {
 		os.Unsetenv(dirEnv)
 		return inside(dir)
 	default:
-		status, err = runOuter(parent, prefix)
+		status, err = runOuter(parent, prefix, network)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -60,7 +71,7 @@ func Isolated(parent, prefix string, inside func(dir string) int) int {
 	return status
 }
 
-func runOuter(parent, prefix string) (status int, err error) {
+func runOuter(parent, prefix string, network uintptr) (status int, err error) {
 	if os.Geteuid() != 0 {
 		return 1, errors.New("an isolated node needs root for namespaces and mounts: run it as root (sudo)")
 	}
@@ -88,7 +99,7 @@ func runOuter(parent, prefix string) (status int, err error) {
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer signal.Stop(signals)
 
-	cmd, err := startStage(stageInit, dir, unix.CLONE_NEWNS|unix.CLONE_NEWPID|unix.CLONE_NEWIPC|unix.CLONE_NEWUTS)
+	cmd, err := startStage(stageInit, dir, unix.CLONE_NEWNS|unix.CLONE_NEWPID|unix.CLONE_NEWIPC|unix.CLONE_NEWUTS|network)
 	if err != nil {
 		return 1, fmt.Errorf("start in new namespaces: %w", err)
 	}
@@ -136,9 +147,14 @@ func startStage(stage, dir string, cloneflags uintptr) (*exec.Cmd, error) {
 
 // runInit is process 1 of the namespaces. It reaps what daemons leave behind,
 // which the worker could not do without disturbing os/exec.
-func runInit(dir string) (int, error) {
+func runInit(dir string, cluster bool) (int, error) {
 	if err := privateMounts(dir); err != nil {
 		return 1, err
+	}
+	if cluster {
+		if err := clusterMounts(); err != nil {
+			return 1, err
+		}
 	}
 	if err := unix.Sethostname([]byte("nvshare-node")); err != nil {
 		return 1, fmt.Errorf("set host name: %w", err)
@@ -212,6 +228,20 @@ func privateMounts(dir string) error {
 	}
 	if real, err := filepath.EvalSymlinks("/var/run"); err != nil || real != "/run" {
 		return fmt.Errorf("/var/run leads to %q, not to /run: the node's files would mix with the machine's", real)
+	}
+	return nil
+}
+
+func clusterMounts() error {
+	for _, dir := range []string{"/var/lib", "/var/log"} {
+		if err := unix.Mount("nvshare"+strings.ReplaceAll(dir, "/", "-"), dir, "tmpfs", unix.MS_NODEV, "mode=0755"); err != nil {
+			return fmt.Errorf("mount tmpfs on %s: %w", dir, err)
+		}
+	}
+	// Below the namespace's root nothing reaches the machine: its mounts are
+	// no peers of these.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("make mounts shared: %w", err)
 	}
 	return nil
 }

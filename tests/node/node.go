@@ -28,6 +28,7 @@ type Node struct {
 	cgroup       string // parent of all containers' cgroups
 	env          []string
 	workload     *rootfs // of the workload image
+	cluster      bool    // pods have a network that works
 	simulated    bool
 }
 
@@ -175,7 +176,7 @@ func (n *Node) logFile(name string) string {
 // Logs returns the last lines of every daemon, for a report of a failure.
 func (n *Node) Logs(lines int) string {
 	var b strings.Builder
-	for _, name := range []string{"scheduler", "plugin", "containerd"} {
+	for _, name := range []string{"scheduler", "plugin", "containerd", "kubelet"} {
 		text, err := os.ReadFile(n.logFile(name))
 		if err != nil {
 			continue // it was not started

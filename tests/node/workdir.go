@@ -72,21 +72,30 @@ func cgroupName(dirBase string) string { return "nvshare-" + dirBase }
 
 // removeCgroups removes the cgroups of a node from every hierarchy.
 func removeCgroups(dirBase string) error {
-	roots := []string{cgroupRoot}
-	entries, err := os.ReadDir(cgroupRoot)
+	roots, err := cgroupRoots()
 	if err != nil {
 		return err
-	}
-	for _, e := range entries {
-		if e.IsDir() {
-			roots = append(roots, filepath.Join(cgroupRoot, e.Name()))
-		}
 	}
 	var errs []error
 	for _, root := range roots {
 		errs = append(errs, removeCgroup(filepath.Join(root, cgroupName(dirBase))))
 	}
 	return errors.Join(errs...)
+}
+
+// cgroupRoots lists the roots of all hierarchies, of v1, v2 or both.
+func cgroupRoots() ([]string, error) {
+	roots := []string{cgroupRoot}
+	entries, err := os.ReadDir(cgroupRoot)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			roots = append(roots, filepath.Join(cgroupRoot, e.Name()))
+		}
+	}
+	return roots, nil
 }
 
 // removeCgroup removes a tree of empty cgroups, children first. The files in

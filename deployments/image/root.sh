@@ -1,0 +1,39 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Usage: root.sh ARCH OUT      (ARCH as Go has it: amd64 or arm64)
+# Builds the files of the node image for ARCH and puts them below OUT: nvshare's
+# programs, the shim, the C library they need, and the list of all of it
+# (usr/share/nvshare/sbom.spdx.json). No shell, no package manager.
+#
+# The programs are linked with the C library, because NVML is one and has to be
+# loaded; so the image has one too, the machine's that builds it.
+set -eu
+
+arch=${1:?usage: root.sh ARCH OUT} out=${2:?usage: root.sh ARCH OUT}
+go=${GO:-go}
+top=$(cd "$(dirname "$0")/../.." && pwd)
+build=$top/.build
+
+host=$($go env GOHOSTARCH)
+shim=$build/lib/libnvshare.so
+if [ "$arch" = arm64 ] && [ "$host" != arm64 ]; then
+	shim=$build/lib/aarch64/libnvshare.so
+fi
+cc=$(sh "$top/deployments/image/libc.sh" "$arch")
+
+rm -rf "$out"
+mkdir -p "$out/usr/bin" "$out/usr/lib/nvshare" "$out/usr/share/nvshare" "$out/etc" "$out/run" "$out/var" "$out/tmp" "$out/proc" "$out/sys" "$out/dev" "$out/host"
+ln -s ../run "$out/var/run"
+echo 'root:x:0:0:root:/:/nonexistent' >"$out/etc/passwd"
+echo 'root:x:0:' >"$out/etc/group"
+
+cd "$top"
+# netgo, osusergo: without them Go asks libraries that a static list cannot name.
+CGO_ENABLED=1 GOOS=linux GOARCH=$arch CC=$cc $go build -trimpath -tags netgo,osusergo -ldflags "${LDFLAGS:--s -w}" -o "$out/usr/bin/" \
+	./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
+CGO_ENABLED=0 GOOS=linux GOARCH=$arch $go build -trimpath -ldflags "${LDFLAGS:--s -w}" -o "$out/usr/bin/" ./cdi/nvshare-cdi-hook
+install -m 755 "$shim" "$out/usr/lib/nvshare/libnvshare.so"
+
+sh deployments/image/libc.sh "$arch" "$out" >/dev/null
+sh deployments/image/sbom.sh "$out" >"$out/usr/share/nvshare/sbom.spdx.json"

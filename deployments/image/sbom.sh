@@ -1,0 +1,46 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Usage: sbom.sh ROOT
+# Prints, in SPDX 2.3, what the programs in ROOT/usr/bin are made of, by what the
+# Go linker wrote into them, and the C library beside them.
+set -eu
+
+root=${1:?usage: sbom.sh ROOT}
+go=${GO:-go}
+top=$(cd "$(dirname "$0")/../.." && pwd)
+version=${VERSION:-$(sed -n 's/^## \[\([0-9][^]]*\)\].*/\1/p' "$top/CHANGELOG.md" | head -n 1)}
+libc=$(strings -a "$root"/lib/*/libc.so.6 2>/dev/null | sed -n 's/^GNU C Library (\(.*\)) stable release version \([0-9.]*[0-9]\).*/\1 \2/p' | head -n 1)
+sums=$(cd "$root" && find usr/bin usr/lib lib lib64 -type f 2>/dev/null | sort | xargs sha256sum)
+# Reproducible: the date is the last commit's, or the epoch's.
+date=$(date -u -d "@${SOURCE_DATE_EPOCH:-$(git -C "$top" log -1 --format=%ct 2>/dev/null || echo 0)}" +%Y-%m-%dT%H:%M:%SZ)
+
+$go version -m "$root"/usr/bin/* | awk -v version="$version" -v libc="$libc" -v date="$date" -v sums="$sums" '
+function package(id, name, version, purl,   more) {
+	more = purl == "" ? "" : sprintf(", \"externalRefs\": [{\"referenceCategory\": \"PACKAGE-MANAGER\", \"referenceType\": \"purl\", \"referenceLocator\": \"%s\"}]", purl)
+	packages = packages sprintf("%s\n    {\"SPDXID\": \"SPDXRef-%s\", \"name\": \"%s\", \"versionInfo\": \"%s\", \"downloadLocation\": \"NOASSERTION\", \"filesAnalyzed\": false%s}", comma, id, name, version, more)
+	relations = relations sprintf(",\n    {\"spdxElementId\": \"SPDXRef-nvshare\", \"relationshipType\": \"DEPENDS_ON\", \"relatedSpdxElement\": \"SPDXRef-%s\"}", id)
+	comma = ","
+}
+/^[^\t].*: go[0-9]/ { go = $NF }
+$1 == "dep" { if (!(($2 "@" $3) in seen)) { seen[$2 "@" $3] = 1; order[++n] = $2 " " $3 } }
+END {
+	for (i = 1; i <= n; i++) {
+		split(order[i], m, " ")
+		package("go-" i, m[1], m[2], "pkg:golang/" m[1] "@" m[2])
+	}
+	package("go-std", "stdlib", substr(go, 3), "pkg:golang/stdlib@" substr(go, 3))
+	if (libc != "") package("libc", "glibc", libc, "")
+	count = split(sums, line, "\n")
+	for (i = 1; i <= count; i++) {
+		split(line[i], f, "  ")
+		files = files sprintf("%s\n    {\"SPDXID\": \"SPDXRef-file-%d\", \"fileName\": \"./%s\", \"checksums\": [{\"algorithm\": \"SHA256\", \"checksumValue\": \"%s\"}]}", i > 1 ? "," : "", i, f[2], f[1])
+		contents = contents sprintf(",\n    {\"spdxElementId\": \"SPDXRef-nvshare\", \"relationshipType\": \"CONTAINS\", \"relatedSpdxElement\": \"SPDXRef-file-%d\"}", i)
+	}
+	printf "{\n  \"spdxVersion\": \"SPDX-2.3\", \"dataLicense\": \"CC0-1.0\", \"SPDXID\": \"SPDXRef-DOCUMENT\",\n"
+	printf "  \"name\": \"nvshare-%s\", \"documentNamespace\": \"https://github.com/nvshare/nvshare/sbom/%s\",\n", version, version
+	printf "  \"creationInfo\": {\"created\": \"%s\", \"creators\": [\"Tool: nvshare-sbom\"]},\n", date
+	printf "  \"packages\": [\n    {\"SPDXID\": \"SPDXRef-nvshare\", \"name\": \"nvshare\", \"versionInfo\": \"%s\", \"downloadLocation\": \"NOASSERTION\", \"filesAnalyzed\": false, \"licenseDeclared\": \"Apache-2.0\"},%s\n  ],\n", version, packages
+	printf "  \"files\": [%s\n  ],\n", files
+	printf "  \"relationships\": [\n    {\"spdxElementId\": \"SPDXRef-DOCUMENT\", \"relationshipType\": \"DESCRIBES\", \"relatedSpdxElement\": \"SPDXRef-nvshare\"}%s%s\n  ]\n}\n", relations, contents
+}'

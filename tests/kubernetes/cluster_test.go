@@ -1,0 +1,446 @@
+//go:build k8s
+
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/tests/judge"
+)
+
+const (
+	small1, small2 = "nvshare-matmul-small-pod-1", "nvshare-matmul-small-pod-2"
+	pod1, pod2     = "nvshare-matmul-small-1", "nvshare-matmul-small-2"
+	// As the simulated GPU records them.
+	tenant1, tenant2 = "matmul-small-1", "matmul-small-2"
+)
+
+// TestCluster is one story: a cluster gets nvshare, works, is disturbed, and gets
+// rid of nvshare. Each step needs the ones before it.
+func TestCluster(t *testing.T) {
+	for _, step := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"deploy", deploy},
+		{"no-privileges", noPrivileges},
+		{"share", share},
+		{"metrics", metrics},
+		{"memory-limit", memoryLimit},
+		{"core-limits", coreLimits},
+		{"live-limits", liveLimits},
+		{"refusal", refusal},
+		{"restart-kubelet", restartKubelet},
+		{"restart-containerd", restartContainerd},
+		{"restart-scheduler", restartScheduler},
+		{"rolling-update", rollingUpdate},
+		{"churn", churn},
+		{"required", required},
+		{"uninstall", uninstall},
+	} {
+		begin := time.Now()
+		if !t.Run(step.name, step.run) {
+			t.Fatalf("step %s failed: the ones after it are left out", step.name)
+		}
+		t.Logf("%s: %.1f s", step.name, time.Since(begin).Seconds())
+	}
+}
+
+// accepted waits until containerd has taken a plugin since it had before.
+func accepted(t *testing.T, ctx context.Context, before int) {
+	t.Helper()
+	await(t, ctx, "containerd to accept the plugin", func() error {
+		if shared.PluginAccepts() <= before {
+			return errors.New("its log does not say so")
+		}
+		return nil
+	})
+}
+
+func rolledOut(t *testing.T, ctx context.Context) {
+	t.Helper()
+	kubectl(t, ctx, "rollout", "status", "-n", "nvshare-system", "daemonset/nvshare", "--timeout="+patience.String())
+}
+
+func deploy(t *testing.T) {
+	ctx := within(t)
+	before := shared.PluginAccepts()
+	kubectl(t, ctx, "apply", "-k", "simgpu")
+	rolledOut(t, ctx)
+	accepted(t, ctx, before)
+	for _, file := range []string{"/var/lib/nvshare/lib/libnvshare.so", "/var/lib/nvshare/bin/nvshare-cdi-hook", "/run/cdi/nvshare.com-gpu.yaml"} {
+		if _, err := os.Stat(file); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// ours finds the processes that the DaemonSet's containers began with.
+func ours(t *testing.T, program string) (pids []int) {
+	t.Helper()
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	check(t, err)
+	for _, dir := range dirs {
+		exe, err := os.Readlink(dir + "/exe")
+		if err == nil && exe == "/usr/bin/"+program {
+			pid, _ := strconv.Atoi(filepath.Base(dir))
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Neither has a capability, a way to get one, or a file system to write to.
+func noPrivileges(t *testing.T) {
+	for _, program := range []string{"nvshare-plugin", "nvshare-scheduler"} {
+		pids := ours(t, program)
+		if len(pids) != 1 {
+			t.Fatalf("%s runs as %v, want one process", program, pids)
+		}
+		dir := "/proc/" + strconv.Itoa(pids[0])
+		text, err := os.ReadFile(dir + "/status")
+		check(t, err)
+		for _, want := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
+			if !strings.Contains(string(text), want) {
+				t.Errorf("%s: its status lacks %q", program, want)
+			}
+		}
+		if err := os.WriteFile(dir+"/root/usr/bin/x", nil, 0o644); !errors.Is(err, unix.EROFS) {
+			t.Errorf("%s: writing to its root: %v", program, err)
+		}
+	}
+}
+
+// Two pods share a GPU, in turns, by the GPU's own record.
+func share(t *testing.T) {
+	ctx := within(t)
+	from := judge.Now()
+	runPods(t, ctx, small1, small2)
+	noOverlap(t, awaitTurns(t, ctx, from, 5, tenant1, tenant2))
+	out := kubectl(t, ctx, "exec", "-n", "nvshare-system", "ds/nvshare", "-c", "scheduler", "--", "nvsharectl")
+	for _, want := range []string{"default/" + pod1 + "/main", "default/" + pod2 + "/main"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("nvsharectl does not know %s:\n%s", want, out)
+		}
+	}
+}
+
+// The image can load NVML: the simulated one here.
+func metrics(t *testing.T) {
+	ctx := within(t)
+	pod := strings.TrimSpace(kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-o", "jsonpath={.items[0].metadata.name}"))
+	await(t, ctx, "metrics with NVML's part", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "--raw", "/api/v1/namespaces/nvshare-system/pods/"+pod+":9402/proxy/metrics")
+		if err != nil {
+			return err
+		}
+		for _, want := range []string{"nvshare_nvml_up 1", pod1} {
+			if !strings.Contains(out, want) {
+				return fmt.Errorf("no %q in %s", want, tail(out, 40))
+			}
+		}
+		return nil
+	})
+}
+
+func memoryLimit(t *testing.T) {
+	ctx := within(t)
+	const pod = "nvshare-memlimit-test"
+	kubectl(t, ctx, "apply", "-f", manifest(pod))
+	kubectl(t, ctx, "wait", "--for=jsonpath={.status.phase}=Failed", "pod/"+pod, "--timeout="+patience.String())
+	if out := kubectl(t, ctx, "logs", pod); !strings.Contains(out, "OUT_OF_MEMORY") {
+		t.Errorf("it did not fail for memory: %s", out)
+	}
+	deletePods(t, ctx, pod)
+}
+
+// known returns what the scheduler knows of a pod's container.
+func known(ctx context.Context, pod string) (memory uint64, coreLimit uint32, err error) {
+	s, err := shared.Status(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, c := range s.Containers {
+		if c.Pod == pod {
+			return c.MemoryLimitBytes, c.Share.GetCoreLimit(), nil
+		}
+	}
+	return 0, 0, fmt.Errorf("the scheduler does not know pod %s", pod)
+}
+
+func coreLimits(t *testing.T) {
+	ctx := within(t)
+	deletePods(t, ctx, small1, small2)
+	from := judge.Now()
+	runPods(t, ctx, "nvshare-corelimit-pod-1", "nvshare-corelimit-pod-2")
+	noOverlap(t, awaitTurns(t, ctx, from, 3, "corelimit-1", "corelimit-2"))
+	for pod, want := range map[string]uint32{"nvshare-corelimit-1": 25, "nvshare-corelimit-2": 75} {
+		if _, got, err := known(ctx, pod); err != nil || got != want {
+			t.Errorf("%s: limit %d, %v, want %d", pod, got, err, want)
+		}
+	}
+	deletePods(t, ctx, "nvshare-corelimit-pod-1", "nvshare-corelimit-pod-2")
+	runPods(t, ctx, small1, small2)
+}
+
+// kubectl annotate changes what a running tenant may have, and taking the
+// annotation away takes the limit away.
+func liveLimits(t *testing.T) {
+	help, err := exec.Command(shared.Bin("nvshare-plugin"), "--help").Output()
+	check(t, err)
+	if !strings.Contains(string(help), "--kube") {
+		t.Skip("this nvshare-plugin does not watch the API")
+	}
+	ctx := within(t)
+	limits := func(memory uint64, core uint32) func() error {
+		return func() error {
+			m, c, err := known(ctx, pod1)
+			if err == nil && (m != memory || c != core) {
+				err = fmt.Errorf("they are %d bytes and %d %%", m, c)
+			}
+			return err
+		}
+	}
+	begin := time.Now()
+	kubectl(t, ctx, "annotate", "pod", pod1, "nvshare.com/gpu-memory-limit=8Gi", "nvshare.com/gpu-core-limit=40", "--overwrite")
+	await(t, ctx, "the limits", limits(8<<30, 40))
+	t.Logf("%v after kubectl annotate began", time.Since(begin))
+	await(t, ctx, "an Event on the pod", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name="+pod1, "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "8Gi") {
+			err = fmt.Errorf("they are: %s", out)
+		}
+		return err
+	})
+	kubectl(t, ctx, "annotate", "pod", pod1, "nvshare.com/gpu-memory-limit-", "nvshare.com/gpu-core-limit-")
+	await(t, ctx, "no limits", func() error {
+		return errors.Join(limits(0, 0)(), nil)
+	})
+}
+
+// A pod that asks for what is not there is told so.
+func refusal(t *testing.T) {
+	ctx := within(t)
+	text, err := os.ReadFile(manifest(small1))
+	check(t, err)
+	pod := strings.NewReplacer("name: "+pod1, "name: refused", "gpu=0", "gpu=99").Replace(string(text))
+	_, err = cluster.Apply(ctx, pod, "apply")
+	check(t, err)
+	await(t, ctx, "an Event that says why", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=refused", "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "nvshare.com/gpu=99") {
+			err = fmt.Errorf("they are: %s", out)
+		}
+		return err
+	})
+	kubectl(t, ctx, "delete", "pod", "refused", "--timeout="+patience.String())
+}
+
+// untouched runs disturb and checks that the tenants' processes ran on through
+// it and have turns afterwards.
+func untouched(t *testing.T, ctx context.Context, disturb func()) {
+	t.Helper()
+	ids := func() string {
+		return kubectl(t, ctx, "get", "pods", pod1, pod2, "-o", "jsonpath={.items[*].status.containerStatuses[*].containerID}")
+	}
+	before := ids()
+	disturb()
+	noOverlap(t, awaitTurns(t, ctx, judge.Now(), 3, tenant1, tenant2))
+	if after := ids(); after != before {
+		t.Errorf("containers were %s, are %s", before, after)
+	}
+}
+
+// newTenant checks that a pod made now gets the GPU.
+func newTenant(t *testing.T, ctx context.Context) {
+	t.Helper()
+	from := judge.Now()
+	runPods(t, ctx, "nvshare-add-small-pod-1")
+	awaitTurns(t, ctx, from, 1, "add-small-1")
+	deletePods(t, ctx, "nvshare-add-small-pod-1")
+}
+
+func restartKubelet(t *testing.T) {
+	ctx := within(t)
+	untouched(t, ctx, func() {
+		check(t, cluster.StopKubelet())
+		check(t, cluster.StartKubelet(ctx))
+	})
+	newTenant(t, ctx)
+}
+
+func restartContainerd(t *testing.T) {
+	ctx := within(t)
+	before := shared.PluginAccepts()
+	untouched(t, ctx, func() {
+		check(t, shared.Containerd.Stop())
+		check(t, shared.StartContainerd(ctx))
+		accepted(t, ctx, before)
+	})
+	newTenant(t, ctx)
+}
+
+func restartScheduler(t *testing.T) {
+	ctx := within(t)
+	untouched(t, ctx, func() {
+		for _, pid := range ours(t, "nvshare-scheduler") {
+			check(t, unix.Kill(pid, unix.SIGKILL))
+		}
+		await(t, ctx, "a new scheduler", func() error {
+			_, err := shared.Status(ctx)
+			return err
+		})
+	})
+	newTenant(t, ctx)
+}
+
+func rollingUpdate(t *testing.T) {
+	ctx := within(t)
+	before := shared.PluginAccepts()
+	untouched(t, ctx, func() {
+		kubectl(t, ctx, "rollout", "restart", "-n", "nvshare-system", "daemonset/nvshare")
+		rolledOut(t, ctx)
+		accepted(t, ctx, before)
+	})
+	newTenant(t, ctx)
+}
+
+const churnJob = `apiVersion: batch/v1
+kind: Job
+metadata: {name: churn}
+spec:
+  completions: 100
+  parallelism: 12
+  backoffLimit: 0
+  template:
+    metadata: {annotations: {nvshare.com/gpu: nvshare.com/gpu=1}}
+    spec:
+      restartPolicy: Never
+      automountServiceAccountToken: false
+      containers:
+      - name: main
+        image: localhost/nvshare-workload:1
+        args: [/usr/bin/cuda-busy, --launches, "8", --depth, "4"]
+`
+
+// A hundred pods come and go, and nothing of them stays.
+func churn(t *testing.T) {
+	ctx, cancel := context.WithTimeout(within(t), patience)
+	defer cancel()
+	_, err := cluster.Apply(ctx, churnJob, "apply")
+	check(t, err)
+	kubectl(t, ctx, "wait", "--for=condition=complete", "job/churn", "--timeout="+patience.String())
+	kubectl(t, ctx, "delete", "job", "churn", "--cascade=foreground", "--timeout="+patience.String())
+	await(t, ctx, "the scheduler to forget them", func() error {
+		s, err := shared.Status(ctx)
+		if err == nil && (len(s.Containers) != 2 || len(s.Gpus[1].Clients) != 0) {
+			err = fmt.Errorf("it has %d containers, and %d clients of the second GPU", len(s.Containers), len(s.Gpus[1].Clients))
+		}
+		return err
+	})
+	await(t, ctx, "the cgroups of no more than the pods that are left", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "pods", "-A", "-o", "name")
+		if err != nil {
+			return err
+		}
+		pods := len(strings.Fields(out))
+		if n := podCgroups(t); n != pods {
+			return fmt.Errorf("%d cgroups for %d pods", n, pods)
+		}
+		return nil
+	})
+}
+
+func podCgroups(t *testing.T) (n int) {
+	t.Helper()
+	seen := map[string]bool{}
+	check(t, filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), "pod") && strings.Contains(path, "kubepods") {
+			seen[d.Name()] = true
+			return fs.SkipDir
+		}
+		return nil
+	}))
+	return len(seen)
+}
+
+// Where the policy is, a pod that asks does not start without the plugin.
+func required(t *testing.T) {
+	ctx := within(t)
+	kubectl(t, ctx, "apply", "-f", deployments+"overlays/required/policy.yaml")
+	deletePods(t, ctx, small1, small2)
+	// A policy is in force some time after it was made.
+	await(t, ctx, "the policy", func() error {
+		out, err := cluster.Kubectl(ctx, "create", "--dry-run=server", "-f", manifest(small1), "-o", "jsonpath={.metadata.annotations}")
+		if err == nil && !strings.Contains(out, "required-plugins") {
+			err = fmt.Errorf("annotations are %s", out)
+		}
+		return err
+	})
+	kubectl(t, ctx, "delete", "-n", "nvshare-system", "daemonset/nvshare", "--cascade=foreground", "--timeout="+patience.String())
+	kubectl(t, ctx, "apply", "-f", manifest(small1))
+	await(t, ctx, "an Event that refuses it", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name="+pod1, "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "required") {
+			err = fmt.Errorf("they are: %s", out)
+		}
+		return err
+	})
+	// The plugin comes, and kubelet's next attempt succeeds.
+	kubectl(t, ctx, "apply", "-k", "simgpu")
+	from := judge.Now()
+	runPods(t, ctx, small1)
+	awaitTurns(t, ctx, from, 1, tenant1)
+	deletePods(t, ctx, small1)
+	kubectl(t, ctx, "delete", "-f", deployments+"overlays/required/policy.yaml")
+}
+
+// Deleting leaves files for containers that still use them; the uninstall
+// overlay takes those as well.
+func uninstall(t *testing.T) {
+	ctx := within(t)
+	kubectl(t, ctx, "delete", "-k", "simgpu", "--timeout="+patience.String())
+	if _, err := os.Stat("/var/lib/nvshare/lib/libnvshare.so"); err != nil {
+		t.Errorf("deleted with the DaemonSet: %v", err)
+	}
+	const overlay = deployments + "overlays/uninstall"
+	kubectl(t, ctx, "apply", "-k", overlay)
+	kubectl(t, ctx, "rollout", "status", "-n", "nvshare-system", "daemonset/nvshare-uninstall", "--timeout="+patience.String())
+	kubectl(t, ctx, "delete", "-k", overlay, "--timeout="+patience.String())
+	for _, pattern := range []string{"/var/lib/nvshare*", "/run/nvshare*", "/run/cdi/*"} {
+		left, err := filepath.Glob(pattern)
+		check(t, err)
+		if len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	}
+	if pids := append(ours(t, "nvshare-plugin"), ours(t, "nvshare-scheduler")...); len(pids) > 0 {
+		t.Errorf("processes %v run on", pids)
+	}
+	await(t, ctx, "nothing of nvshare in the cluster", func() error {
+		for _, kind := range []string{"namespaces", "clusterroles", "clusterrolebindings"} {
+			out, err := cluster.Kubectl(ctx, "get", kind, "-o", "name")
+			if err != nil {
+				return err
+			}
+			if strings.Contains(out, "nvshare") {
+				return fmt.Errorf("there are %s", out)
+			}
+		}
+		return nil
+	})
+}

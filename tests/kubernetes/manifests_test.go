@@ -1,0 +1,197 @@
+//go:build k8s
+
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	deployments = "../../deployments/kubernetes/"
+	chart       = "../../deployments/helm/nvshare"
+)
+
+func helm(args ...string) (string, error) {
+	out, err := exec.Command(filepath.Join(buildDir, "tools-k8s", "helm"), args...).CombinedOutput()
+	return string(out), err
+}
+
+func kustomize(t *testing.T, ctx context.Context, dir string) string {
+	t.Helper()
+	return kubectl(t, ctx, "kustomize", dir)
+}
+
+// objects reads a stream of YAML documents by kind and name.
+func objects(t *testing.T, text string) map[string]map[string]any {
+	t.Helper()
+	found := map[string]map[string]any{}
+	for d := yaml.NewDecoder(strings.NewReader(text)); ; {
+		var o map[string]any
+		if err := d.Decode(&o); err != nil {
+			if len(found) == 0 {
+				t.Fatalf("no objects (%v) in:\n%s", err, text)
+			}
+			return found
+		}
+		if o != nil {
+			found[fmt.Sprint(o["kind"], " ", o["metadata"].(map[string]any)["name"])] = o
+		}
+	}
+}
+
+func pretty(o any) string {
+	data, err := json.MarshalIndent(o, "", " ")
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// Who installs with kustomize and who does with Helm get the same.
+func TestChartMakesWhatKustomizeMakes(t *testing.T) {
+	ctx := within(t)
+	for overlay, values := range map[string][]string{
+		"base":                      nil,
+		"overlays/metrics":          {"metrics.enabled=true"},
+		"overlays/nvml":             {"nvml.enabled=true"},
+		"overlays/required":         {"required.enabled=true"},
+		"overlays/required-v1beta1": {"required.enabled=true", "required.apiVersion=admissionregistration.k8s.io/v1beta1"},
+	} {
+		args := []string{"template", "nvshare", chart, "--namespace", "nvshare-system"}
+		for _, v := range values {
+			args = append(args, "--set", v)
+		}
+		text, err := helm(args...)
+		if err != nil {
+			t.Errorf("helm %v: %v\n%s", args, err, text)
+			continue
+		}
+		byHelm, byKustomize := objects(t, text), objects(t, kustomize(t, ctx, deployments+overlay))
+		delete(byKustomize, "Namespace nvshare-system") // Helm's to make
+		for name, want := range byKustomize {
+			got := byHelm[name]
+			unorder(want)
+			unorder(got)
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: %s by Helm is\n%s\nby kustomize\n%s", overlay, name, pretty(got), pretty(want))
+			}
+		}
+		if len(byHelm) != len(byKustomize) {
+			t.Errorf("%s: %d objects by Helm, %d by kustomize", overlay, len(byHelm), len(byKustomize))
+		}
+	}
+}
+
+// unorder makes maps of a DaemonSet's containers and their environments: patches
+// put what they change in front.
+func unorder(o map[string]any) {
+	if o["kind"] != "DaemonSet" {
+		return
+	}
+	byName := func(list any) map[string]any {
+		m := map[string]any{}
+		for _, e := range list.([]any) {
+			m[e.(map[string]any)["name"].(string)] = e
+		}
+		return m
+	}
+	pod := o["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
+	containers := byName(pod["containers"])
+	for _, c := range containers {
+		c.(map[string]any)["env"] = byName(c.(map[string]any)["env"])
+	}
+	pod["containers"] = containers
+}
+
+func TestChartRefusesWrongValues(t *testing.T) {
+	if out, err := helm("lint", "--strict", chart); err != nil {
+		t.Errorf("helm lint: %v\n%s", err, out)
+	}
+	for _, value := range []string{
+		"scheduler.fenceAction=shout", "metrics.enabeld=true", "plugin.args={nri}", "image.pullPolicy=Sometimes", "required.apiVersion=v1",
+	} {
+		out, err := helm("template", "nvshare", chart, "--set", value)
+		if err == nil || !strings.Contains(out, strings.Split(value, ".")[0]) {
+			t.Errorf("%s: %v\n%s", value, err, out)
+		}
+	}
+	out, err := helm("template", "nvshare", chart, "--set", "scheduler.fenceAction=kill,scheduler.args={--tq=200ms}")
+	if err != nil || !strings.Contains(out, `["--fence-action=kill","--tq=200ms"]`) || !strings.Contains(out, `add: ["KILL"]`) {
+		t.Errorf("fenceAction=kill: %v\n%s", err, out)
+	}
+}
+
+// A release changes one line of the changelog; what names it elsewhere follows.
+func TestManifestsNameThisRelease(t *testing.T) {
+	for file, want := range map[string]string{
+		deployments + "base/kustomization.yaml":               "newTag: " + version(),
+		deployments + "overlays/uninstall/kustomization.yaml": "newTag: " + version(),
+		chart + "/Chart.yaml":                                 "appVersion: " + version(),
+	} {
+		text, err := os.ReadFile(file)
+		check(t, err)
+		if !strings.Contains(string(text), want+"\n") {
+			t.Errorf("%s lacks %q", file, want)
+		}
+	}
+}
+
+// The API server knows every field of every object and admits it.
+func TestAPIServerTakesManifests(t *testing.T) {
+	ctx := within(t)
+	var objectsOf []string
+	for _, dir := range []string{"base", "overlays/metrics", "overlays/nvml", "overlays/required", "overlays/uninstall"} {
+		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
+	}
+	files, err := filepath.Glob("manifests/*.yaml")
+	check(t, err)
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		check(t, err)
+		objectsOf = append(objectsOf, string(text))
+	}
+	text, err := helm("template", "nvshare", chart, "--namespace", "nvshare-system")
+	check(t, err)
+	objectsOf = append(objectsOf, text)
+
+	// What is namespaced needs the namespace, even if nothing is made.
+	_, err = cluster.Apply(ctx, namespaceOnly(t, objectsOf[0]), "apply", "--validate=strict")
+	check(t, err)
+	await(t, ctx, "the default service account", func() error {
+		_, err := cluster.Kubectl(ctx, "get", "serviceaccount", "default")
+		return err
+	})
+	for _, text := range objectsOf {
+		kept := []string{}
+		for name, o := range objects(t, text) {
+			if !strings.HasPrefix(name, "PodMonitor ") { // the Prometheus operator's, which is not here
+				kept = append(kept, pretty(o))
+			}
+		}
+		out, err := cluster.Apply(ctx, strings.Join(kept, "\n---\n"), "apply", "--dry-run=server", "--validate=strict")
+		if err != nil || strings.Contains(out, "Warning") {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+	// It is strict.
+	if _, err := cluster.Apply(ctx, strings.Replace(objectsOf[0], "hostPID: true", "hostPid: true", 1), "apply", "--dry-run=server", "--validate=strict"); err == nil || !strings.Contains(err.Error(), "hostPid") {
+		t.Errorf("a misspelt field: %v", err)
+	}
+}
+
+func namespaceOnly(t *testing.T, text string) string {
+	t.Helper()
+	return pretty(objects(t, text)["Namespace nvshare-system"])
+}

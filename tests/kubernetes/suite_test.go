@@ -1,0 +1,196 @@
+//go:build k8s
+
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/tests/judge"
+	"github.com/nvshare/nvshare/tests/node"
+)
+
+const (
+	// The log keeps all of the suite.
+	simConfig = "gpus=2\nmemory_mib=32768\nlog_records=1048576\n"
+
+	// patience bounds every wait for an event. It is no measure of speed.
+	patience = 2 * time.Minute
+)
+
+var (
+	shared   *node.Node
+	cluster  *node.Kubernetes
+	buildDir string // what make build, simgpu, tools, tools-k8s and image-root made
+)
+
+func TestMain(m *testing.M) {
+	var err error
+	if buildDir, err = filepath.Abs("../../.build"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(node.IsolatedCluster(buildDir, "k8s-", func(dir string) int {
+		if err := bringUp(dir); err != nil {
+			fmt.Fprintln(os.Stderr, "bring up the cluster:", err)
+			return 1
+		}
+		return m.Run()
+	}))
+}
+
+func bringUp(dir string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	begin := time.Now()
+	n, err := node.New(dir, node.Options{Build: buildDir, Simulated: true, SimConfig: simConfig, NRI: node.NRIValidates})
+	if err != nil {
+		return err
+	}
+	shared = n
+	if cluster, err = n.NewKubernetes(ctx); err != nil {
+		return err
+	}
+	image := func(ctx context.Context) error {
+		return n.ImportDir(ctx, imageName(), filepath.Join(buildDir, "image", runtime.GOARCH, "root"), "/usr/bin/nvshare-plugin")
+	}
+	for _, step := range []func(context.Context) error{
+		n.StartContainerd, n.BuildImages, image, cluster.StartControlPlane, cluster.StartKubelet,
+	} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("the node is ready after %.1f s\n", time.Since(begin).Seconds())
+	return nil
+}
+
+// version is what CHANGELOG.md calls the newest release.
+func version() string {
+	text, err := os.ReadFile("../../CHANGELOG.md")
+	if err != nil {
+		return err.Error()
+	}
+	for line := range strings.Lines(string(text)) {
+		if v, ok := strings.CutPrefix(line, "## ["); ok && v[0] >= '0' && v[0] <= '9' {
+			v, _, _ = strings.Cut(v, "]")
+			return v
+		}
+	}
+	return "none"
+}
+
+func imageName() string { return "localhost/nvshare:" + version() }
+
+// within returns a context for one step's waits, and shows what the node's parts
+// said if the step fails.
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		for _, args := range []string{
+			"get pods -A -o wide", "get events -A --sort-by=.lastTimestamp",
+			"logs -n nvshare-system ds/nvshare --all-containers --tail=30",
+		} {
+			out, err := cluster.Kubectl(ctx, strings.Fields(args)...)
+			t.Logf("kubectl %s: %v\n%s", args, err, tail(out, 60))
+		}
+		t.Logf("daemons:\n%s", shared.Logs(15))
+	})
+	return ctx
+}
+
+func tail(text string, n int) string {
+	lines := strings.Split(text, "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func kubectl(t *testing.T, ctx context.Context, args ...string) string {
+	t.Helper()
+	out, err := cluster.Kubectl(ctx, args...)
+	check(t, err)
+	return out
+}
+
+func await(t *testing.T, ctx context.Context, what string, try func() error) {
+	t.Helper()
+	check(t, node.UntilEvery(ctx, 100*time.Millisecond, what, try))
+}
+
+func manifest(name string) string { return filepath.Join("manifests", name+".yaml") }
+
+// runPods creates the pods of manifests/ and waits until they run.
+func runPods(t *testing.T, ctx context.Context, files ...string) {
+	t.Helper()
+	for _, f := range files {
+		kubectl(t, ctx, "apply", "-f", manifest(f))
+	}
+	for _, f := range files {
+		kubectl(t, ctx, "wait", "--for=condition=Ready", "-f", manifest(f), "--timeout="+patience.String())
+	}
+}
+
+func deletePods(t *testing.T, ctx context.Context, files ...string) {
+	t.Helper()
+	for _, f := range files {
+		kubectl(t, ctx, "delete", "-f", manifest(f), "--timeout="+patience.String())
+	}
+}
+
+// awaitTurns waits until each tenant has had n turns on a GPU since from, by the
+// GPU's own record, and returns what it recorded.
+func awaitTurns(t *testing.T, ctx context.Context, from int64, n int, tenants ...string) judge.Report {
+	t.Helper()
+	var report judge.Report
+	await(t, ctx, fmt.Sprintf("%v to take %d turns", tenants, n), func() error {
+		trace, err := judge.ReadLog(filepath.Join(node.SimGPU, "run", "log"))
+		if err != nil {
+			return err
+		}
+		if trace.Lost > 0 {
+			t.Fatalf("the log has lost %d records: it is too small for this suite", trace.Lost)
+		}
+		report = judge.Judge(trace, judge.Options{Since: from, Until: judge.Now()})
+		turns := map[string]int{}
+		for _, gpu := range report.GPUs {
+			for _, u := range gpu.Tenants {
+				turns[u.Tenant] += u.Turns
+			}
+		}
+		for _, tenant := range tenants {
+			if turns[tenant] < n {
+				return fmt.Errorf("%s has had %d turns", tenant, turns[tenant])
+			}
+		}
+		return nil
+	})
+	return report
+}
+
+func noOverlap(t *testing.T, report judge.Report) {
+	t.Helper()
+	if n := report.Overlaps(); n > 0 {
+		t.Errorf("%d overlaps: two tenants were on the GPU at the same time", n)
+	}
+}
