@@ -71,7 +71,7 @@ demo: root deps build simgpu tools ## the main job, on a real or simulated GPU
 	$(GO) build -trimpath -o $(BIN)/ ./tests/demo
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
 
-test: root deps test-c test-unit test-compat test-e2e test-engines ## everything
+test: root deps test-c test-unit test-compat test-e2e e2e-k8s test-engines ## everything
 
 test-c: shim simgpu binaries
 	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD) test

@@ -56,6 +56,7 @@ if [ "$goal" = test ]; then
 	want qemu-user "runs the arm64 build's tests; left out without it" program qemu-aarch64
 	want musl-tools "the shim in a program of another C library; left out without it" program musl-gcc
 	want strace "compares programs' system calls with and without the shim" program strace
+	need iproute2 "addresses of the Kubernetes node" program ip
 	want python3 "the shim in a Python program; left out without it" program python3
 	want valgrind "counts the instructions that the shim adds; left out without it" program valgrind
 	want spin "checks the model of grants and restarts; left out without it" program spin

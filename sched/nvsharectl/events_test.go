@@ -109,6 +109,22 @@ func TestEventsTakesAllPages(t *testing.T) {
 	}
 }
 
+// --last counts from the end, over all pages.
+func TestLastEvents(t *testing.T) {
+	all := happened()
+	dir := serve(t, &fake{events: func(req *api.EventsRequest) *api.EventsResponse {
+		at := min(req.Since, uint64(len(all)))
+		return &api.EventsResponse{Run: 5, Lost: 3, Next: at + 1, Events: all[at:min(at+1, uint64(len(all)))]}
+	}})
+	_, text, _ := ctl("events", "--run-dir", dir)
+	lines := strings.SplitAfter(strings.TrimSuffix(text, "\n"), "\n")
+	for last, want := range map[string]string{"0": "", "2": strings.Join(lines[len(lines)-2:], "") + "\n", "1000": text} {
+		if code, out, errs := ctl("events", "--last", last, "--run-dir", dir); code != exitOK || out != want || errs != "" {
+			t.Errorf("--last %s: exit %d, %q, printed\n%swant\n%s", last, code, errs, out, want)
+		}
+	}
+}
+
 // until cancels a context when a text was written.
 type until struct {
 	bytes.Buffer

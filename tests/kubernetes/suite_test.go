@@ -60,7 +60,15 @@ func bringUp(dir string) error {
 		return err
 	}
 	image := func(ctx context.Context) error {
-		return n.ImportDir(ctx, imageName(), filepath.Join(buildDir, "image", runtime.GOARCH, "root"), "/usr/bin/nvshare-plugin")
+		files := filepath.Join(buildDir, "image", runtime.GOARCH)
+		if !node.HavePodman() {
+			return n.ImportDir(ctx, imageName(), filepath.Join(files, "root"), "/usr/bin/nvshare-plugin")
+		}
+		containerfile, err := filepath.Abs("../../Containerfile")
+		if err != nil {
+			return err
+		}
+		return n.PodmanImage(ctx, imageName(), containerfile, files, "--build-arg", "VERSION="+version())
 	}
 	for _, step := range []func(context.Context) error{
 		n.StartContainerd, n.BuildImages, image, cluster.StartControlPlane, cluster.StartKubelet,

@@ -101,3 +101,25 @@ func ulimit(name string, max uint64) string {
 	v := strconv.FormatUint(min(max, 1<<20), 10)
 	return name + "=" + v + ":" + v
 }
+
+// PodmanImage builds an image with podman, with files in the place of the stage
+// of that name, and imports it into containerd, which must run.
+func (n *Node) PodmanImage(ctx context.Context, name, containerfile, files string, args ...string) error {
+	for _, d := range []string{podmanRun, podmanTmp} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return err
+		}
+	}
+	if _, err := n.podman(ctx, append([]string{"build", "--file", containerfile, "--build-context", "files=" + files, "--tag", name}, append(args, files)...)...); err != nil {
+		return err
+	}
+	tar := filepath.Join(n.private, "podman-image.tar")
+	defer os.Remove(tar)
+	if _, err := n.podman(ctx, "save", "--format", "oci-archive", "--output", tar, name); err != nil {
+		return err
+	}
+	if out, err := n.Ctr(ctx, "images", "import", "--local", tar); err != nil {
+		return fmt.Errorf("import image: %w%s", err, out)
+	}
+	return nil
+}
