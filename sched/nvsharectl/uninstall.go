@@ -19,6 +19,7 @@ import (
 )
 
 func uninstallCommand(in *installer) *cobra.Command {
+	stay := false
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove nvshare from this host",
@@ -31,10 +32,15 @@ be started again with a device of nvshare.`,
 			if !cmd.Flags().Changed("prefix") && in.root == "" {
 				in.prefix = installedPrefix(in.prefix)
 			}
-			return in.uninstall(cmd.Context())
+			err := in.uninstall(cmd.Context())
+			if err == nil && stay {
+				<-cmd.Context().Done()
+			}
+			return err
 		},
 	}
 	in.flags(cmd)
+	cmd.Flags().BoolVar(&stay, "stay", false, "then wait to be ended, as a DaemonSet's containers have to")
 	return cmd
 }
 
@@ -93,7 +99,12 @@ func (in *installer) uninstall(ctx context.Context) error {
 
 // stop ends the services, and makes sure that no scheduler runs any more.
 func (in *installer) stop(ctx context.Context, m manifest) error {
+	run := cdi.OnHost(in.root, cdi.DefaultRunDir)
 	if !in.here() {
+		// From a container of that host: its sockets are seen there.
+		if !in.dryRun && in.scheduler(ctx, run) {
+			return fmt.Errorf("nvshare-scheduler runs and answers in %s: end it first (on Kubernetes, delete the DaemonSet nvshare)", run)
+		}
 		return nil
 	}
 	installed := slices.ContainsFunc(m.paths(), func(p string) bool { return filepath.Base(p) == services[0] })
