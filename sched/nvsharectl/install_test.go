@@ -286,6 +286,28 @@ func TestUninstallMindsThePreloadFile(t *testing.T) {
 	}
 }
 
+// From a container of the host, which sees its sockets.
+func TestUninstallBesideAScheduler(t *testing.T) {
+	root := t.TempDir()
+	spec := root + "/var/lib/nvshare/lib/libnvshare.so"
+	put(t, spec, "shim", 0o755)
+	h := newHost(t, "", root)
+	h.scheduler = func(_ context.Context, runDir string) bool { return runDir == root+"/var/run/nvshare" }
+	if err := h.uninstall(context.Background()); err == nil || !strings.Contains(err.Error(), "end it first") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Stat(spec); err != nil {
+		t.Errorf("removed beside a scheduler: %v", err)
+	}
+	h.scheduler = func(context.Context, string) bool { return false }
+	if err := h.uninstall(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(root + "/var/lib/nvshare"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("left behind: %v", err)
+	}
+}
+
 // Packages have their units elsewhere, and programs with another prefix are
 // found by theirs.
 func TestInstallPrefix(t *testing.T) {
