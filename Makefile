@@ -118,7 +118,7 @@ tools-k8s: deps
 e2e-k8s: GOAL := test
 e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a real Kubernetes of one node, built from source
 	$(GO) vet -tags k8s ./tests/kubernetes
-	$(GO) test -count=1 -tags k8s -timeout 10m ./tests/kubernetes
+	$(GO) test -count=1 -tags k8s -timeout 30m ./tests/kubernetes
 
 stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSanitizer (minutes)
 	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) all

@@ -23,7 +23,7 @@ const (
 	simConfig = "gpus=2\nmemory_mib=32768\nlog_records=1048576\n"
 
 	// patience bounds every wait for an event. It is no measure of speed.
-	patience = 2 * time.Minute
+	patience = 4 * time.Minute
 )
 
 var (
