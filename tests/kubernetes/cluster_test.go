@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -200,11 +199,6 @@ func coreLimits(t *testing.T) {
 // kubectl annotate changes what a running tenant may have, and taking the
 // annotation away takes the limit away.
 func liveLimits(t *testing.T) {
-	help, err := exec.Command(shared.Bin("nvshare-plugin"), "--help").Output()
-	check(t, err)
-	if !strings.Contains(string(help), "--kube") {
-		t.Skip("this nvshare-plugin does not watch the API")
-	}
 	ctx := within(t)
 	limits := func(memory uint64, core uint32) func() error {
 		return func() error {
