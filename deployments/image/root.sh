@@ -20,6 +20,10 @@ shim=$build/lib/libnvshare.so
 if [ "$arch" = arm64 ] && [ "$host" != arm64 ]; then
 	shim=$build/lib/aarch64/libnvshare.so
 fi
+if [ "$arch" = amd64 ] && [ "$host" != amd64 ]; then
+	echo "root.sh: the shim for amd64 is built on amd64 only: make this image there" >&2
+	exit 1
+fi
 cc=$(sh "$top/deployments/image/libc.sh" "$arch")
 
 rm -rf "$out"
