@@ -93,7 +93,6 @@ func testPodman(t *testing.T, name, root, scripts string) {
 }
 
 // Without root podman reads the same specs, and the scheduler knows the user.
-// Without cgroups: a user has none here.
 func testRootless(t *testing.T, e *node.Engine, name string) {
 	if e.Root == "" {
 		t.Skip("the machine's user database is not for tests: make engines does it elsewhere")
@@ -101,9 +100,15 @@ func testRootless(t *testing.T, e *node.Engine, name string) {
 	ctx := within(t)
 	home, run := "/home/user", "/run/user-"+name
 	check(t, errors.Join(os.Mkdir(run, 0o700), os.Chown(run, uid, uid)))
-	// crun is the runtime that can do without cgroups.
+	// A user has no cgroups here, and only crun can do without those of version 2;
+	// of version 1 nobody expects any.
+	runtime, cgroups := "crun", []string{"--cgroups", "disabled"}
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
+		runtime, cgroups = "runc", nil
+	}
 	conf := filepath.Join(e.Private, "rootless.conf")
-	check(t, os.WriteFile(conf, []byte("[containers]\nnetns = \"host\"\nno_hosts = true\n[engine]\nevents_logger = \"file\"\nruntime = \"crun\"\n"), 0o644))
+	check(t, os.WriteFile(conf, []byte(fmt.Sprintf("[containers]\nnetns = \"host\"\nno_hosts = true\n[engine]\nevents_logger = \"file\"\nruntime = %q\n[engine.runtimes]\nrunc = [%q]\n",
+		runtime, shared.Tools()+"/runc")), 0o644))
 	env := []string{"/usr/bin/env", "-u", "CONTAINERS_STORAGE_CONF", "CONTAINERS_CONF=" + conf, "HOME=" + home, "XDG_RUNTIME_DIR=" + run, "TMPDIR=/tmp", "USER=user"}
 	podman := func(what string, args ...string) *node.Process {
 		return must(e.StartAs(uid, name+"-"+what, append(append(slices.Clone(env), "/usr/bin/podman", "--storage-driver", "vfs", "--cgroup-manager", "cgroupfs"), args...)...))(t)
@@ -114,7 +119,7 @@ func testRootless(t *testing.T, e *node.Engine, name string) {
 		t.Fatalf("podman import: %d, %v\n%s", status, err, load.Tail(10))
 	}
 	known := clients(t, ctx)
-	p := podman("rootless", append([]string{"run", "--rm", "--cgroups", "disabled", "--device", "nvshare.com/gpu=0", image}, busy("rootless")...)...)
+	p := podman("rootless", slices.Concat([]string{"run", "--rm"}, cgroups, []string{"--device", "nvshare.com/gpu=0", image}, busy("rootless"))...)
 	c := awaitTurns(t, ctx, p, known)
 	if c.Uid != uid || c.Bypassed != 0 || c.Interposed == 0 {
 		t.Errorf("the scheduler sees %v", c)
