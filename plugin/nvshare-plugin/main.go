@@ -155,8 +155,9 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	// A plugin that has ended lets pods that ask start without a GPU, and
 	// without a word: whatever the GPUs do, it registers, and then refuses.
 	p.SetInventory(plugin.Unavailable(errors.New("it has not found out yet")))
-	looked := make(chan struct{})
+	looked, ended := make(chan struct{}), make(chan struct{})
 	go func() {
+		defer close(ended)
 		p.SetInventory(n.look(ctx))
 		close(looked)
 		n.watch(ctx, p.SetInventory)
@@ -169,7 +170,14 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warnf("tell systemd that the plugin is ready: %v", err)
 	}
-	return plugin.Run(ctx, plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}, p)
+	err = plugin.Run(ctx, plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}, p)
+	cancel()
+	// Whoever ended us may remove our files now: write none after that.
+	select {
+	case <-ended:
+	case <-time.After(headStart):
+	}
+	return err
 }
 
 // place puts the shim and the hook on the host, and makes the directory that
