@@ -105,7 +105,7 @@ func (e *Engine) Setenv(key, value string) {
 // argv enters the root file system, as a user without privileges if uid is not 0.
 func (e *Engine) argv(uid int, argv []string) []string {
 	if e.Root == "" && uid == 0 {
-		return argv
+		return append([]string{"/usr/bin/env"}, argv...) // looks where e.env says, not where this program would
 	}
 	id := fmt.Sprint(uid)
 	enter := []string{"chroot", "--userspec=" + id + ":" + id, "--groups="}
