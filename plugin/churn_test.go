@@ -257,9 +257,11 @@ func TestChurnLeavesNothing(t *testing.T) {
 		return
 	}
 	s.await(t)
-	if want, _ := names.snapshot(); len(want) != 0 {
-		t.Errorf("left are %v", want)
+	names.mu.Lock()
+	if left := len(names.want) + len(names.ended) + len(names.follow.pods); left != 0 {
+		t.Errorf("left are %v, %v, %v", names.want, names.ended, names.follow.pods)
 	}
+	names.mu.Unlock()
 	// What ends, ends in its own time.
 	limit := time.Now().Add(patience)
 	for {

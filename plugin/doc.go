@@ -78,6 +78,13 @@
 //     the pod, the container, the annotation and what there is.
 //   - A container that does not ask is not touched.
 //   - A lost connection is made again, whichever side was restarted.
+//   - A container that asked and runs without nvshare, because it was created
+//     while no plugin was registered, or because its image has musl libc, is
+//     reported at the next registration, or when it starts; the former are
+//     stopped if the administrator wants that (Audit).
+//   - Containers get the same from every runtime. containerd before 1.7.30 and
+//     2.0.x drop CDI devices that plugins name, without a word: these get each
+//     edit spelled out. Which runtime it is, it says in Configure.
 //
 // NRI tells the plugin nothing of a pod's resource requests, and only CRI calls
 // NRI: podman, nerdctl and ctr use the CDI specs by themselves.
