@@ -37,7 +37,7 @@ DESTDIR ?=
 .DEFAULT_GOAL := build
 # What is installed comes first; sub-makes run their jobs in parallel.
 .NOTPARALLEL:
-.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e runtimes compat stress bench sim model fuzz generate \
+.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e runtimes compat stress bench bench-nri sim model fuzz generate \
 	engines test-engines gpu-bundle release tarball install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s clean
 
 help: ## this list
@@ -126,6 +126,12 @@ stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSaniti
 
 bench: build simgpu ## what the shim costs a call, on a driver that does nothing
 	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD)
+
+bench-nri: GOAL := test
+bench-nri: root build simgpu tools ## what nvshare costs the creation of a container, on real containerds (minutes)
+	$(GO) build -o $(BUILD)/bench/nvshare-bench-nri ./tests/bench/nri
+	$(BUILD)/bench/nvshare-bench-nri -build $(BUILD) -results tests/bench/results
+	$(GO) test -run '^$$' -bench CreateContainer -benchtime 5000x ./plugin
 
 sim: ## the scheduler core in virtual time: make sim STEPS=1000000000 SEED=42
 	STEPS=$(STEPS) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run 'TestSim$$' -v ./sched/sim

@@ -30,15 +30,23 @@ const (
 root = '{{.Private}}/containerd'
 state = '{{.State}}'
 imports = []
-
+{{.Servers}}
+[plugins]
+  [plugins.'io.containerd.internal.v1.opt']
+    path = '{{.Private}}/opt'
+`
+	serversAtTop = `
 [grpc]
   address = '{{.CRI}}'
 [ttrpc]
   address = '{{.CRI}}.ttrpc'
-
-[plugins]
-  [plugins.'io.containerd.internal.v1.opt']
-    path = '{{.Private}}/opt'
+`
+	// Version 4 ignores them there, without a word.
+	serversAsPlugins = `
+[plugins.'io.containerd.server.v1.grpc']
+  address = '{{.CRI}}'
+[plugins.'io.containerd.server.v1.ttrpc']
+  address = '{{.CRI}}.ttrpc'
 `
 	configEnd = `
   [plugins.'io.containerd.nri.v1.nri']
@@ -107,14 +115,15 @@ func (n *Node) writeConfig(ctx context.Context) (path string, err error) {
 	if len(f) < 3 {
 		return "", fmt.Errorf("containerd --version prints %q", out)
 	}
-	text := config17
+	text, servers := config17, serversAtTop
 	switch version := strings.TrimPrefix(f[2], "v"); {
 	case strings.HasPrefix(version, "2.0."):
 		text = "version = 3\n" + strings.Replace(config2, "{{.BinDir}}", "bin_dir = '{{.Private}}/cni/bin'", 1)
 	case !strings.HasPrefix(version, "1."):
 		text = "version = 4\n" + strings.Replace(config2, "{{.BinDir}}", "bin_dirs = ['{{.Private}}/cni/bin']", 1)
+		servers = serversAsPlugins
 	}
-	t, err := template.New("containerd.toml").Parse(text)
+	t, err := template.New("containerd.toml").Parse(strings.Replace(text, "{{.Servers}}", servers, 1))
 	if err != nil {
 		return "", err
 	}
@@ -158,3 +167,6 @@ esac
 	return os.WriteFile(filepath.Join(n.private, "cni/net.d/10-none.conflist"),
 		[]byte(`{"cniVersion":"1.0.0","name":"none","plugins":[{"type":"none"}]}`), 0o644)
 }
+
+// CgroupParent is below which all containers of the node run.
+func (n *Node) CgroupParent() string { return "/" + n.cgroup }
