@@ -454,6 +454,7 @@ func (c *Core) claim(cl *client, held Epoch) {
 }
 
 func (c *Core) request(cl *client) {
+	cl.tenant.pausedUntil(c.now)
 	switch {
 	case cl.epoch != 0:
 		cl.want = true
@@ -503,6 +504,9 @@ func (c *Core) release(ev Release) {
 		how = EndExit
 	}
 	want := cl.want && ev.Reason != Exit
+	if how != EndExit && !want {
+		cl.tenant.pausesFrom(c.now, how == EndIdle)
+	}
 	c.endGrant(cl, how)
 	switch {
 	case !cl.connected:

@@ -13,10 +13,11 @@ import (
 // is moved for a grace period, and others wait, the grant is asked back, and the
 // tenant waits for as long as that took, or until there is room.
 //
-// Turns are stretched so that moving takes no more than its share of the time.
-// Until a turn has lasted as long as the moving before it took, the holder is told
-// that nobody waits, so that a short pause does not have it give back what was
-// costly to get.
+// Turns are stretched so that moving takes no more than its share of the time. So
+// long the holder is told that nobody waits, or a short pause would have it give
+// back what was costly to get. But if the tenant has pauses that are longer than what
+// moving takes, others may have those: then that holds only until the turn has
+// lasted as long as moving took.
 
 // maxStretch bounds how long turns become for what moving took.
 const maxStretch = time.Minute
@@ -124,7 +125,7 @@ func (c *Core) isReady(ev Ready) {
 	c.count(cl, +1)
 	cl.ran, cl.startVT = 0, t.vt
 	cl.ready = true
-	t.stretch = c.stretchFor(cl.moved)
+	t.stretch, t.movedLast = c.stretchFor(cl.moved), cl.moved
 	c.review(t)
 }
 
@@ -143,7 +144,32 @@ func (c *Core) paysBack(cl *client) bool {
 	if c.effective != Exclusive || cl.in != &c.open || c.swapShare == 0 {
 		return false
 	}
-	return cl.moving || c.ranAt(cl) < min(cl.moved, cl.tenant.stretch)
+	return cl.moving || c.ranAt(cl) < cl.tenant.payBack(cl.moved)
+}
+
+// payBack is how long a holder is to work before it hears that somebody waits.
+func (t *tenant) payBack(moved time.Duration) time.Duration {
+	if t.pauses {
+		return min(moved, t.stretch)
+	}
+	return t.stretch
+}
+
+// pausesFrom notes that the tenant gave the GPU back, and pausedUntil that it wants
+// it again. If that takes long it has pauses in which others can have the GPU; if it
+// gave it back by itself and comes soon, it has not.
+func (t *tenant) pausesFrom(now Time, idle bool) {
+	if t.movedLast != 0 {
+		t.pausedAt, t.idle = now, idle
+	}
+}
+
+func (t *tenant) pausedUntil(now Time) {
+	if t.pausedAt != 0 {
+		long := now.Sub(t.pausedAt) >= t.movedLast
+		t.pauses = long || t.pauses && !t.idle
+		t.pausedAt = 0
+	}
 }
 
 // movingDeadline is when something is due because of moving.
@@ -159,7 +185,7 @@ func (c *Core) movingDeadline() (at Time, ok bool) {
 		}
 	}
 	if cl := c.open.head; cl != nil && c.waiting > 0 && !cl.moving && !cl.paused && c.paysBack(cl) {
-		earliest(cl.runFrom.Add(min(cl.moved, cl.tenant.stretch) - cl.ran))
+		earliest(cl.runFrom.Add(cl.tenant.payBack(cl.moved) - cl.ran))
 	}
 	return at, ok
 }

@@ -94,6 +94,10 @@ type tenant struct {
 	notBefore   Time                          // it is granted again, see moving.go
 	moved       time.Duration                 // moving memory, which is not in used
 	stretch     time.Duration                 // its turns are at least that long, for what moving took
+	movedLast   time.Duration                 // before its latest turn that began so
+	pausedAt    Time                          // it gave the GPU back, and does not want it yet; 0: not so
+	idle        bool                          // because it had nothing to do
+	pauses      bool                          // it has some that are longer than what moving takes
 	got         [gotSeconds + 1]time.Duration // by second of use, a ring
 	gotAt       int64                         // the latest second in it
 	grants      uint64
