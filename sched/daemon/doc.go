@@ -20,6 +20,10 @@
 //   - What is seen of it (events.go, metrics*.go) is taken down as actions are
 //     carried out, without a search, a format or an allocation: a turn of a GPU
 //     pays 0.3 µs for it.
+//   - With Options.SwapMemory clients can be promised more memory than a GPU has.
+//     A reservation is refused when it is made if it could never be placed
+//     (swap.go), never later; host memory for what is away is made beside the
+//     loop, before it is needed, and no page of it ever has two tenants (arena.go).
 //   - The scheduler's end changes nothing for running holders: their gates
 //     stay open, and the next scheduler finds them in the state file.
 //

@@ -9,7 +9,9 @@
 // After each step the core checks its own invariants. A judge that knows
 // nothing of the core, only which process could really submit work to the GPU,
 // decides whether two exclusive holders ever overlapped and whether anybody
-// waited for longer than the number of clients allows.
+// waited for longer than the number of clients allows. In some worlds clients have
+// more memory than the GPU and move it: then it also decides whether room was ever
+// promised that there was not.
 //
 // What the models promise is what a real client must keep for that to hold:
 //
