@@ -30,7 +30,16 @@ func (c *Core) standStill(now Time) {
 			cl.base = cl.base.Add(d)
 		}
 	}
+	for _, cl := range c.moves {
+		cl.movingSince, cl.movedAt = cl.movingSince.Add(d), cl.movedAt.Add(d)
+	}
 	for _, t := range c.tenants {
+		if t.notBefore != 0 {
+			t.notBefore = t.notBefore.Add(d)
+		}
+		if t.pausedAt != 0 {
+			t.pausedAt = t.pausedAt.Add(d)
+		}
 		if t.open+t.closing+t.fenced > 0 {
 			t.billedAt = t.billedAt.Add(d)
 			if t.place == throttled {
