@@ -29,10 +29,10 @@ import (
 // (arenaFits), so that a swap finds its segments made.
 
 const (
-	// arenaUnit is what segments are a multiple of.
+	// arenaUnit is what segments are a multiple of, of whatever pages.
 	arenaUnit = 2 << 20
 	// minSegment and maxSegment: few descriptors and registrations, and no long
-	// pause before the first of them is ready.
+	// pause before the first of them is ready. A client gets multiples of minSegment.
 	minSegment = 64 << 20
 	maxSegment = 1 << 30
 	// arenaRetry is the pause after a segment could not be made.
@@ -87,7 +87,7 @@ func (d *Daemon) prepareArenas(g *gpu) {
 		return
 	}
 	for id, m := range g.swap.members {
-		need, have := g.swap.residency.Arena(id, arenaUnit), m.arena.given+m.arena.making
+		need, have := g.swap.residency.Arena(id, minSegment), m.arena.given+m.arena.making
 		if m.arena.making != 0 || need <= have || d.arena.used >= d.opts.SwapMemory {
 			continue
 		}

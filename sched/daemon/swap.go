@@ -105,6 +105,12 @@ func (g *gpu) unsettle() {
 func (d *Daemon) keepOf(g *gpu, cl *client) (keep sched.Keep, onPage uint32) {
 	switch d.shares.Tenants[cl.account].on(g.UUID).Keep {
 	case "managed":
+		if g.swap == nil {
+			return sched.Managed, wire.SlotManaged
+		}
+		if o, known := g.swap.residency.Occupancy(cl.id); known && o.Keep != sched.Managed && o.Promised != 0 {
+			return sched.Resident, wire.SlotManaged // what it has allocated so far is not
+		}
 		return sched.Managed, wire.SlotManaged
 	case "resident":
 		return sched.Resident, wire.SlotResident
@@ -253,13 +259,13 @@ func (d *Daemon) fits(g *gpu, cl *client, total uint64) error {
 			return 0
 		}
 	}
-	arena, err := g.swap.residency.Fits(cl.id, total, g.believed(cl.account), arenaUnit, given(g))
+	arena, err := g.swap.residency.Fits(cl.id, total, g.believed(cl.account), minSegment, given(g))
 	if err != nil {
 		return err
 	}
 	for _, other := range d.order {
 		if other != g && other.swap != nil {
-			n, _ := other.swap.residency.Fits(0, 0, 0, arenaUnit, given(other))
+			n, _ := other.swap.residency.Fits(0, 0, 0, minSegment, given(other))
 			arena += n
 		}
 	}
@@ -553,7 +559,7 @@ func (d *Daemon) residentFits(g *gpu, account string, old, to tenantShares, who 
 			moved = append(moved, cl)
 		}
 	}
-	if _, err := r.Fits(0, 0, 0, arenaUnit, nil); err != nil {
+	if _, err := r.Fits(0, 0, 0, minSegment, nil); err != nil {
 		return notResident(g, who, err)
 	}
 	return nil

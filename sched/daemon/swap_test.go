@@ -223,7 +223,7 @@ func (w *swapper) awaitLess(s *scheduler, room uint64) {
 // with the figures; what is there stays.
 func TestSwapRefuses(t *testing.T) {
 	var log strings.Builder
-	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.SwapMemory = 512 * mib; logTo(&log)(o) })
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.SwapMemory = 640 * mib; logTo(&log)(o) })
 	a, b, c := newSwapper(t, s), newSwapper(t, s), newSwapper(t, s)
 	if code := a.reserve(1025 * mib); code != wire.ErrArena {
 		t.Errorf("more than the GPU has: code %d", code)
