@@ -215,6 +215,7 @@ _Static_assert(sizeof(struct cu_launch_params) == 56, "CUDA_LAUNCH_PARAMS");
 		(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsigned long long flags)) \
 	D(set_access,        "cuMemSetAccess", \
 		(CUdeviceptr p, size_t n, const struct cu_access *a, size_t count)) \
+	D(can_access_peer,   "cuDeviceCanAccessPeer",  (int *can, int dev, int peer)) \
 	D(device_mem_pool,   "cuDeviceGetMemPool",     (void **pool, int dev)) \
 	D(address_free,      "cuMemAddressFree",       (CUdeviceptr p, size_t n)) \
 	D(mem_export,        "cuMemExportToShareableHandle", \

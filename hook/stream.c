@@ -11,6 +11,7 @@
 #include "gate.h"
 #include "glibc.h"
 #include "log.h"
+#include "swap.h"
 #include "tables.h"
 
 #define BUCKETS 1024
@@ -123,6 +124,7 @@ void nvs_context_created(void *ctx, int dev, bool own)
 		c->own = own;
 	pthread_mutex_unlock(&nvs_table_lock);
 	nvs_client_use((unsigned)channel);
+	nvs_swap_context_made((unsigned)channel);
 }
 
 void nvs_context_from_green(void *ctx, void *green)

@@ -102,7 +102,7 @@ bool nvs_swap_on(int channel)
 		nvs_reserve_attach((unsigned)channel);
 		atomic_compare_exchange_strong(&s->mode, &unknown, SWAP_OFF);
 	}
-	return atomic_load_explicit(&s->mode, memory_order_acquire) == SWAP_ON;
+	return atomic_load_explicit(&s->mode, memory_order_acquire) == SWAP_ON && !s->spread;
 }
 
 bool nvs_swap_is_on(unsigned channel)
@@ -118,6 +118,30 @@ bool nvs_swap_managed(int channel)
 		return false;
 	slot = atomic_load(&nvs_channels[channel].slot);
 	return managed || (slot && __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & NVS_SLOT_MANAGED);
+}
+
+void nvs_swap_context_made(unsigned channel)
+{
+	static atomic_uint seen;
+	unsigned mask = atomic_fetch_or(&seen, 1u << channel) | 1u << channel;
+
+	if (!capable || !(mask & (mask - 1)))
+		return;
+	for (unsigned i = 0; i < nvs_client_count; i++) {
+		struct nvs_swap *s = &nvs_swaps[i];
+		struct nvs_thread *t;
+
+		if (s->spread)
+			continue;
+		t = s->mover ? nvs_gate_enter_memory(i) : NULL;
+		nvs_swap_lock(s);
+		s->spread = true;
+		nvs_swap_unlock(s);
+		if (s->mover)
+			nvs_swap_open_to_peers(i);
+		if (t)
+			nvs_gate_leave(t);
+	}
 }
 
 /* ---- room ---- */
@@ -182,7 +206,7 @@ static struct nvs_moved state_of(unsigned channel)
 	nvs_swap_lock(s);
 	not_ours = fixed(channel);
 	m.resident = s->resident + not_ours;
-	m.fixed = not_ours + (s->broken ? s->resident : s->fixed);
+	m.fixed = not_ours + (s->broken || s->spread ? s->resident : s->fixed);
 	m.away = s->away;
 	m.out_bytes = s->out_bytes;
 	m.in_bytes = s->in_bytes;

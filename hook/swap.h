@@ -82,6 +82,13 @@ bool nvs_swap_fix(CUdeviceptr p, struct nvs_swap_range *r);
 void nvs_ipc_fork_child(void);
 void nvs_async_fork_child(void);
 
+/*
+ * There is a context on a channel. From the second GPU on nothing moves any more in
+ * this process: copies and kernels of one GPU reach into another's memory, under
+ * the grant of one. Waits for what is away.
+ */
+void nvs_swap_context_made(unsigned channel);
+
 /* A context is gone, or (NULL) a channel's primary one: so is its memory. */
 void nvs_swap_context_gone(const void *ctx, unsigned channel);
 

@@ -32,6 +32,22 @@ static _Atomic uint64_t serials; /* of allocations */
 
 /* ---- chunks and the driver ---- */
 
+/* Other GPUs of the process that can reach the channel's memory may. */
+static void let_in(unsigned channel, struct place p)
+{
+	int dev = nvs_client_device(channel), can = 0;
+
+	for (unsigned i = 0; i < NVS_MAX_CHANNELS && nvs_client_memory(i); i++) {
+		struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(i) },
+				       CU_MEM_ACCESS_READWRITE };
+
+		if (i != channel && nvs_driver.can_access_peer &&
+		    nvs_driver.can_access_peer(&can, a.location.id, dev) == CUDA_SUCCESS && can)
+			nvs_driver.set_access(address_of(p), bytes_of(p.span->chunk[p.granule].granules),
+					      &a, 1);
+	}
+}
+
 int nvs_chunk_map(unsigned channel, struct place p)
 {
 	const struct nvs_swap *s = &nvs_swaps[channel];
@@ -537,6 +553,25 @@ bool nvs_swap_resize(CUdeviceptr address, size_t bytes)
 	}
 	nvs_swap_unlock(s);
 	return fits;
+}
+
+void nvs_swap_open_to_peers(unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct place at = { NULL, 0 };
+	uint32_t looked = 0;
+
+	for (;;) {
+		bool found;
+
+		nvs_swap_lock(s);
+		found = nvs_chunk_next(channel, 1u << CHUNK_HERE, &at, &looked);
+		nvs_swap_unlock(s);
+		if (!found)
+			return;
+		let_in(channel, at);
+		at.granule += at.span->chunk[at.granule].granules;
+	}
 }
 
 /* ---- contexts ---- */

@@ -105,6 +105,7 @@ struct nvs_swap {
 	bool evicting;         /* chunks are on their way out: no call may pass */
 	bool mover;            /* its thread runs */
 	bool broken;           /* the driver fails: nothing is moved any more */
+	bool spread;           /* the process has several GPUs: all stays */
 	uint32_t opens;        /* times that calls may have begun */
 	uint32_t backing;      /* allocations that wait for room or get their memory */
 	uint64_t claimed;      /* bytes of all regions */
@@ -193,6 +194,9 @@ void nvs_swap_flush(unsigned channel);
 
 /* The allocation at p becomes one of this size, if its place is as large as such a one's. */
 bool nvs_swap_resize(CUdeviceptr p, size_t bytes);
+
+/* Lets the process's other GPUs reach what is on this one. No lock is held. */
+void nvs_swap_open_to_peers(unsigned channel);
 
 /* Physical memory for a chunk and its mapping. No lock is held. Returns CUresult. */
 int nvs_chunk_map(unsigned channel, struct place p);

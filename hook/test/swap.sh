@@ -11,7 +11,7 @@ export LD_LIBRARY_PATH="$simgpu"
 run() {
 	export NVSHARE_SIMGPU_DIR="$dir/$1"
 	mkdir "$NVSHARE_SIMGPU_DIR"
-	printf 'gpus=2\nmemory_mib=193\n' >"$NVSHARE_SIMGPU_DIR/config"
+	printf 'gpus=2\nmemory_mib=97\n' >"$NVSHARE_SIMGPU_DIR/config"
 	if ! LD_PRELOAD=$shim "$test" "$1" 2>"$dir/$1.err" || [ -s "$dir/$1.err" ]; then
 		echo "failed, or not silent: $(basename "$test") $1" >&2
 		cat "$dir/$1.err" >&2

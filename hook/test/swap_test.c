@@ -16,7 +16,7 @@
 #include "swapper.h"
 
 #define MIB (1ull << 20)
-#define GPU (192 * MIB)
+#define GPU (96 * MIB)
 #define CU(call) \
 	do { \
 		int rc_ = (call); \
@@ -140,7 +140,7 @@ static uint64_t some_size(uint64_t most)
 	}
 }
 
-enum { BUFFERS = 24 };
+enum { BUFFERS = 8 }; /* each is rounded up to 2 MiB on the GPU */
 
 /* Fills `mib` with buffers, and works and reallocates for so many rounds. */
 static int tenant(uint64_t mib, unsigned rounds, uint64_t seed)
@@ -379,6 +379,37 @@ static int tenant_async(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 1;
 }
 
+/* With a second GPU the memory stays, and copies between the two find it. */
+static int tenant_spread(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	struct buffer a;
+	CUdeviceptr there;
+	CUcontext other;
+	char one = 0;
+
+	random_state = seed;
+	tenant_open();
+	get(&a, mib * MIB / 2);
+	run_fill(&a, seed);
+	CU(cuMemsetD8_v2(a.p, 7, 4096));
+	CU(cuCtxSynchronize());
+	nap_ms(200);
+	CU(cuCtxCreate_v2(&other, 0, 1));
+	CU(cuMemAlloc_v2(&there, 4096));
+	for (unsigned i = 0; i < rounds; i++) {
+		CU(cuMemcpyPeer(there, other, a.p, ctx, 4096));
+		CU(cuMemcpyDtoH_v2(&one, there + 100, 1));
+		CHECK(one == 7);
+		CU(cuMemsetD8_v2(there, 0, 4096));
+		CU(cuCtxSetCurrent(ctx));
+		work(20);
+		CU(cuCtxSetCurrent(other));
+	}
+	CU(cuMemFree_v2(there));
+	put(&a);
+	return 0;
+}
+
 /* What an application is told of its memory, there or not. */
 static int tenant_queries(uint64_t mib, unsigned rounds, uint64_t seed)
 {
@@ -413,7 +444,7 @@ static int tenant_queries(uint64_t mib, unsigned rounds, uint64_t seed)
 		CHECK(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, a.p) != CUDA_SUCCESS);
 		CHECK(cuMemFree_v2(a.p + 512) == CUDA_ERROR_INVALID_VALUE);
 		CU(cuMemGetInfo_v2(&left, &total));
-		CHECK(total == 193 * MIB);
+		CHECK(total == 97 * MIB);
 		CHECK(total - left >= a.bytes && total - left <= a.bytes + 8 * MIB);
 	}
 	verify(&a);
@@ -452,7 +483,7 @@ static bool went_well(pid_t pid)
 	return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-static const struct swapper_config usual = { .gpu = GPU, .arena = 32 * MIB, .quantum_ms = 30 };
+static const struct swapper_config usual = { .gpu = GPU, .arena = 16 * MIB, .quantum_ms = 30 };
 
 static void schedule(struct swapper_config c)
 {
@@ -465,7 +496,7 @@ static void schedule(struct swapper_config c)
 static void alone_nothing_moves(void)
 {
 	schedule(usual);
-	CHECK(went_well(start("tenant", 150, 20, 1)));
+	CHECK(went_well(start("tenant", 70, 20, 1)));
 	CHECK(swapper_seen().out == 0 && swapper_seen().stuck_memory == 0);
 	swapper_end();
 }
@@ -476,7 +507,7 @@ static void off_is_as_ever(void)
 
 	c.off = true;
 	schedule(c);
-	CHECK(went_well(start("tenant", 100, 20, 1)));
+	CHECK(went_well(start("tenant", 50, 20, 1)));
 	CHECK(swapper_seen().moved == 0 && swapper_seen().attached == 1);
 	swapper_end();
 }
@@ -486,8 +517,8 @@ static void two_that_do_not_fit_take_turns(void)
 	pid_t a, b;
 
 	schedule(usual);
-	a = start("tenant", 120, 15, 1);
-	b = start("tenant", 130, 15, 2);
+	a = start("tenant", 60, 15, 1);
+	b = start("tenant", 65, 15, 2);
 	CHECK(went_well(a));
 	CHECK(went_well(b));
 	CHECK(swapper_seen().ready >= 4);
@@ -502,7 +533,7 @@ static void four_of_three_times_the_gpu(void)
 
 	schedule(usual);
 	for (unsigned i = 0; i < 4; i++)
-		t[i] = start("tenant", 144, 4, 10 + i);
+		t[i] = start("tenant", 70, 4, 10 + i);
 	for (unsigned i = 0; i < 4; i++)
 		CHECK(went_well(t[i]));
 	CHECK(swapper_seen().resident_max <= GPU);
@@ -516,8 +547,8 @@ static void killed_while(bool in)
 	bool done = false;
 
 	schedule(usual);
-	a = start("tenant", 120, 1000000, 1);
-	b = start("tenant", 130, 15, 2);
+	a = start("tenant", 60, 1000000, 1);
+	b = start("tenant", 65, 15, 2);
 	EVENTUALLY(swapper_seen().ready > 2);
 	for (int ms = 0; !done && ms < 20 * PATIENCE_MS; ms++) {
 		struct swapper_seen s = swapper_seen();
@@ -541,8 +572,8 @@ static void the_scheduler_may_die_in_the_middle(void)
 	pid_t a, b;
 
 	schedule(usual);
-	a = start("tenant", 120, 20, 1);
-	b = start("tenant", 130, 20, 2);
+	a = start("tenant", 60, 20, 1);
+	b = start("tenant", 65, 20, 2);
 	for (unsigned i = 1; i <= 3; i++) {
 		EVENTUALLY(swapper_seen().ready > 2 * i || swapper_seen().alive < 2);
 		swapper_stop();
@@ -560,10 +591,10 @@ static void the_arena_may_come_late(void)
 
 	c.arena = 0;
 	schedule(c);
-	a = start("tenant", 120, 12, 1);
-	b = start("tenant", 130, 12, 2);
+	a = start("tenant", 60, 12, 1);
+	b = start("tenant", 65, 12, 2);
 	EVENTUALLY(swapper_seen().stuck_arena > 0);
-	swapper_arena(16 * MIB);
+	swapper_arena(8 * MIB);
 	CHECK(went_well(a));
 	CHECK(went_well(b));
 	swapper_end();
@@ -574,11 +605,11 @@ static void memory_that_others_took_is_waited_for(void)
 	pid_t a, b;
 
 	schedule(usual);
-	a = start("tenant", 120, 16, 1);
-	b = start("tenant", 130, 16, 2);
+	a = start("tenant", 60, 16, 1);
+	b = start("tenant", 65, 16, 2);
 	EVENTUALLY(swapper_seen().ready > 2);
 	/* More than there is: the driver refuses what room promises. */
-	swapper_gpu(GPU + 64 * MIB);
+	swapper_gpu(GPU + 32 * MIB);
 	EVENTUALLY(swapper_seen().stuck_memory > 0);
 	swapper_gpu(GPU);
 	CHECK(went_well(a));
@@ -592,7 +623,7 @@ static void beside_another(const char *kind, uint64_t mib, unsigned rounds)
 	pid_t a, b;
 
 	schedule(usual);
-	b = start("tenant", 120, 1000000, 2);
+	b = start("tenant", 60, 1000000, 2);
 	EVENTUALLY(swapper_seen().grants > 0);
 	a = start(kind, mib, rounds, 1);
 	CHECK(went_well(a));
@@ -602,11 +633,27 @@ static void beside_another(const char *kind, uint64_t mib, unsigned rounds)
 	swapper_end();
 }
 
-static void graphs_replay(void) { beside_another("graph", 90, 5); }
-static void contexts_come_and_go(void) { beside_another("contexts", 110, 3); }
-static void processes_may_share_memory(void) { beside_another("ipc", 200, 2); }
-static void stream_ordered_memory_moves(void) { beside_another("async", 110, 6); }
-static void answers_are_the_applications(void) { beside_another("queries", 100, 4); }
+static void graphs_replay(void) { beside_another("graph", 45, 5); }
+static void contexts_come_and_go(void) { beside_another("contexts", 55, 3); }
+static void processes_may_share_memory(void) { beside_another("ipc", 80, 2); }
+static void stream_ordered_memory_moves(void) { beside_another("async", 55, 6); }
+static void memory_of_several_gpus_stays(void)
+{
+	pid_t a, b;
+
+	schedule(usual);
+	b = start("tenant", 60, 1000000, 2);
+	EVENTUALLY(swapper_seen().grants > 0);
+	a = start("spread", 100, 8, 1);
+	/* What is fixed now leaves no room for the other. */
+	EVENTUALLY(swapper_seen().fixed >= 50 * MIB);
+	kill(b, SIGKILL);
+	CHECK(waitpid(b, NULL, 0) == b);
+	CHECK(went_well(a));
+	swapper_end();
+}
+
+static void answers_are_the_applications(void) { beside_another("queries", 50, 4); }
 
 static const struct {
 	const char *name;
@@ -625,6 +672,7 @@ static const struct {
 	CASE(graphs_replay),
 	CASE(contexts_come_and_go),
 	CASE(answers_are_the_applications),
+	CASE(memory_of_several_gpus_stays),
 	CASE(stream_ordered_memory_moves),
 	CASE(processes_may_share_memory),
 };
@@ -637,6 +685,7 @@ static const struct {
 	{ "graph", tenant_graph },
 	{ "contexts", tenant_contexts },
 	{ "queries", tenant_queries },
+	{ "spread", tenant_spread },
 	{ "async", tenant_async },
 	{ "ipc", tenant_ipc },
 };

@@ -182,6 +182,32 @@ static void on_moved(struct conn *c, const struct nvs_frame *f)
 		c->since_ns = c->since_ns ? c->since_ns : test_now();
 }
 
+/* A GPU that nobody else uses, without swapping. */
+static void other_gpu(struct conn *c, const struct nvs_frame *f)
+{
+	struct nvs_frame r = { .channel = f->channel };
+
+	switch (f->type) {
+	case NVS_ATTACH:
+		r.type = NVS_ATTACHED;
+		answer(c, r, -1);
+		break;
+	case NVS_REQUEST:
+		r.type = NVS_GRANT;
+		r.epoch = ++epochs;
+		__atomic_store_n(&c->page->slot[f->channel].word, (uint32_t)r.epoch, __ATOMIC_SEQ_CST);
+		nvs_futex_wake(&c->page->slot[f->channel].word, false);
+		answer(c, r, -1);
+		break;
+	case NVS_RESERVE:
+		r.type = NVS_RESERVED;
+		r.u.memory.total = r.u.memory.used = f->u.reserve.total;
+		r.u.memory.serial = f->u.reserve.serial;
+		answer(c, r, -1);
+		break;
+	}
+}
+
 /* False: the connection is over. */
 static bool serve(struct conn *c)
 {
@@ -191,6 +217,10 @@ static bool serve(struct conn *c)
 
 	if (n != sizeof(f))
 		return false;
+	if (f.channel) {
+		other_gpu(c, &f);
+		return true;
+	}
 	switch (f.type) {
 	case NVS_REGISTER:
 		fd = memory(NVS_PAGE_SIZE);
