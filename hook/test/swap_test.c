@@ -453,6 +453,24 @@ static int tenant_queries(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 0;
 }
 
+/* A process that nobody arbitrates, and takes what memory it can get. */
+static int hog(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	CUdeviceptr p;
+
+	(void)rounds;
+	(void)seed;
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&ctx, 0, 0));
+	while (mib)
+		if (cuMemAlloc_v2(&p, 2 * MIB) == CUDA_SUCCESS)
+			mib -= 2;
+		else
+			nap_ms(1);
+	for (;;)
+		nap_ms(1000);
+}
+
 /* ---- tenants as processes ---- */
 
 static pid_t start(const char *kind, uint64_t mib, unsigned rounds, unsigned seed)
@@ -467,6 +485,8 @@ static pid_t start(const char *kind, uint64_t mib, unsigned rounds, unsigned see
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
+		if (strcmp(kind, "hog") == 0)
+			unsetenv("LD_PRELOAD");
 		execl(self, self, kind, a[0], a[1], a[2], (char *)NULL);
 		_exit(127);
 	}
@@ -509,6 +529,18 @@ static void off_is_as_ever(void)
 	schedule(c);
 	CHECK(went_well(start("tenant", 50, 20, 1)));
 	CHECK(swapper_seen().moved == 0 && swapper_seen().attached == 1);
+	swapper_end();
+}
+
+/* More than the GPU has, by the driver's page faults. */
+static void one_may_have_more_than_the_gpu(void)
+{
+	struct swapper_config c = usual;
+
+	c.off = true;
+	schedule(c);
+	CHECK(setenv("NVSHARE_ENABLE_SINGLE_OVERSUB", "1", 1) == 0);
+	CHECK(went_well(start("tenant", 150, 5, 1)));
 	swapper_end();
 }
 
@@ -602,16 +634,16 @@ static void the_arena_may_come_late(void)
 
 static void memory_that_others_took_is_waited_for(void)
 {
-	pid_t a, b;
+	pid_t a, b, c;
 
 	schedule(usual);
-	a = start("tenant", 60, 16, 1);
-	b = start("tenant", 65, 16, 2);
+	a = start("tenant", 60, 20, 1);
+	b = start("tenant", 65, 20, 2);
 	EVENTUALLY(swapper_seen().ready > 2);
-	/* More than there is: the driver refuses what room promises. */
-	swapper_gpu(GPU + 32 * MIB);
+	c = start("hog", 40, 0, 0);
 	EVENTUALLY(swapper_seen().stuck_memory > 0);
-	swapper_gpu(GPU);
+	kill(c, SIGKILL);
+	CHECK(waitpid(c, NULL, 0) == c);
 	CHECK(went_well(a));
 	CHECK(went_well(b));
 	swapper_end();
@@ -662,6 +694,7 @@ static const struct {
 #define CASE(name) { #name, name }
 	CASE(alone_nothing_moves),
 	CASE(off_is_as_ever),
+	CASE(one_may_have_more_than_the_gpu),
 	CASE(two_that_do_not_fit_take_turns),
 	CASE(four_of_three_times_the_gpu),
 	CASE(killed_while_moving_out),
@@ -685,6 +718,7 @@ static const struct {
 	{ "graph", tenant_graph },
 	{ "contexts", tenant_contexts },
 	{ "queries", tenant_queries },
+	{ "hog", hog },
 	{ "spread", tenant_spread },
 	{ "async", tenant_async },
 	{ "ipc", tenant_ipc },

@@ -375,10 +375,3 @@ void swapper_arena(uint64_t bytes)
 	config.arena = bytes;
 	pthread_mutex_unlock(&lock);
 }
-
-void swapper_gpu(uint64_t bytes)
-{
-	pthread_mutex_lock(&lock);
-	config.gpu = bytes;
-	pthread_mutex_unlock(&lock);
-}

@@ -33,6 +33,5 @@ void swapper_end(void);
 struct swapper_seen swapper_seen(void);
 /* From now on segments are given, of this size. */
 void swapper_arena(uint64_t bytes);
-void swapper_gpu(uint64_t bytes);
 
 #endif
