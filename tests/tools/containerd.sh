@@ -19,7 +19,8 @@ fi
 rm -f "$out/.built-from"
 echo "building containerd as pinned in tests/tools/containerd-$version/go.mod; this takes minutes, once" >&2
 
-module=$($go list -m -f '{{.Path}}' all | grep -x 'github.com/containerd/containerd\(/v2\)*')
+module=github.com/containerd/containerd
+test "${version%%.*}" = 1 || module=$module/v2
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -tags no_btrfs,no_zfs -o "$out/" \
 	"$module/cmd/containerd" "$module/cmd/containerd-shim-runc-v2"
 
