@@ -24,7 +24,7 @@ GOAL  := demo
 STEPS ?= 1000000000
 EXECS ?= 50000
 FUZZ  := sched/wire:FuzzDecode sched/daemon:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl plugin:FuzzRequest
-SEED  ?=
+SEED  ?= 0
 
 IMAGE    ?= localhost/nvshare
 ENGINE   ?= podman

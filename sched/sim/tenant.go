@@ -106,6 +106,9 @@ func (t *tenant) changed(now sched.Time) {
 // grants that were revoked when it had used that up.
 func (j *judge) checkLimits() {
 	w := j.w
+	if w.daemon.core == nil { // holders go on, and the next one begins anew
+		return
+	}
 	for _, t := range w.tenants {
 		t.count(w.now, 0)
 		before := t.ring[t.sampled%samples]
