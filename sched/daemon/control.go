@@ -91,8 +91,8 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 
 func (s controlService) ForgetContainer(ctx context.Context, req *api.ForgetContainerRequest) (*api.ForgetContainerResponse, error) {
 	return &api.ForgetContainerResponse{}, s.d.ask(ctx, func() {
+		s.d.forgetShares(req.GetId()) // says whose they were
 		delete(s.d.names, req.GetId())
-		s.d.forgetShares(req.GetId())
 	})
 }
 

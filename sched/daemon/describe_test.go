@@ -66,3 +66,24 @@ func TestDescribeAgain(t *testing.T) {
 		t.Errorf("after removal: %v", s.told(1, account))
 	}
 }
+
+// A container's shares are no news of the GPUs that it does not have.
+func TestEventsOfSharesAreOfItsGPUs(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	s.describe("a", &api.Share{CoreRequest: 40}, gpuB.UUID)
+	if _, err := s.ForgetContainer(context.Background(), &api.ForgetContainerRequest{Id: whole("a")}); err != nil {
+		t.Fatal(err)
+	}
+	said := 0
+	for _, e := range events(t, s.Conn, &api.EventsRequest{}).Events {
+		if e.Type != api.EventType_EVENT_TYPE_SET {
+			continue
+		}
+		if said++; e.Uuid != gpuB.UUID {
+			t.Errorf("said of another GPU: %v", e)
+		}
+	}
+	if said != 2 {
+		t.Errorf("said %d times, want once when the request came and once when it went", said)
+	}
+}

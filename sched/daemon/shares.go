@@ -262,7 +262,9 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 			d.step(g, sched.SetShare{Tenant: account, Share: s})
 		}
 		d.keepMemory(g, account)
-		d.noteShare(g, account, old.on(g.UUID), to.on(g.UUID))
+		if d.has(account, g.UUID) {
+			d.noteShare(g, account, old.on(g.UUID), to.on(g.UUID))
+		}
 	}
 	return err
 }
