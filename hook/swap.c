@@ -19,7 +19,7 @@
 #define TELL_NS (100 * NVS_MS) /* between two MOVED that nothing moves for */
 /* How often, and how long, a refused allocation of the driver's is tried again. */
 #define RETRY_NS    (10 * NVS_MS)
-#define RETRY_TIMES 200
+#define RETRY_TIMES 1000
 
 struct nvs_swap nvs_swaps[NVS_MAX_CHANNELS] = {
 	[0 ... NVS_MAX_CHANNELS - 1] = { .lock = PTHREAD_MUTEX_INITIALIZER },

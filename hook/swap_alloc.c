@@ -15,9 +15,11 @@
 /*
  * How long the driver may refuse memory that room promises before the
  * application is told. The victim gives up physical memory before it says so,
- * but a GPU's memory may be taken by processes that nobody arbitrates.
+ * but processes that nobody arbitrates may take it, and a scheduler that has
+ * just started does not know of all clients yet: longer than the slowest of
+ * them takes to come back.
  */
-#define REFUSED_NS (2000 * MS)
+#define REFUSED_NS (30000 * MS)
 #define PIECE_NS   (50 * MS)
 
 /* Wrappers; only their types are needed here. */
@@ -95,6 +97,7 @@ static bool back(unsigned channel, struct place p)
 
 	while (s->hold) {
 		unsigned seen = atomic_load(&s->kick);
+		bool told = since != 0;
 		bool room = s->resident + bytes <= nvs_swap_room(channel);
 		int result = CUDA_ERROR_OUT_OF_MEMORY;
 
@@ -115,16 +118,18 @@ static bool back(unsigned channel, struct place p)
 		} else {
 			since = 0;
 		}
+		/* Without a scheduler nobody makes room. */
+		if (since && !s->cached && (nvs_swap_room(channel) == UINT64_MAX ||
+					    nvs_now() - since > REFUSED_NS))
+			return false;
 		nvs_swap_unlock(s);
+		if (since && !told)
+			nvs_swap_tell(channel, NVS_MOVED_STUCK | NVS_MOVED_NO_MEMORY);
 		if (nvs_swap_cached(channel))
 			nvs_swap_flush(channel);
-		else if (since && nvs_now() - since > (nvs_swap_room(channel) == UINT64_MAX ? 0 : REFUSED_NS))
-			seen = 0, since = UINT64_MAX;
 		else
 			nvs_swap_wait(s, seen, PIECE_NS);
 		nvs_swap_lock(s);
-		if (since == UINT64_MAX)
-			return false;
 	}
 	return true; /* it gets its memory when it comes in */
 }
