@@ -62,12 +62,14 @@ static int allowed_in_capture(void)
 static int elsewhere(void *ctx, size_t n, CUdeviceptr *p)
 {
 	int channel = nvs_channel_here(ctx), result;
+	bool on;
 
 	if (!n || !p)
 		return -1;
+	on = nvs_swap_on(channel); /* first: it waits for the page */
 	if (nvs_swap_managed(channel))
 		return cuMemAllocManaged(p, n, CU_MEM_ATTACH_GLOBAL);
-	if (!nvs_swap_on(channel))
+	if (!on)
 		return -1;
 	result = allowed_in_capture();
 	return result == CUDA_SUCCESS ? nvs_swap_alloc(channel, ctx, n, p) : result;

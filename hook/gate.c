@@ -167,7 +167,7 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 	if (nvs_unlikely(atomic_load(&nvs_gate.captures))) {
 		t->key = NULL;
 		capturing = nvs_capturing(key);
-		if (capturing && !nvs_swap_on((int)s->channel))
+		if (capturing && !nvs_swap_is_on(s->channel))
 			return NULL;
 	} else {
 		remember(t, key, s, generation);

@@ -6,7 +6,7 @@
  * Start reading here: symbols.h names what is interposed; hook.c, watch.c, alloc.c,
  * info.c and nvml.c hold the wrappers, resolve.c finds the real functions, gate.h
  * is the way to the GPU, memory.h counts what is allocated and reserve.h limits
- * it, lease.h decides, client.c talks to the scheduler.
+ * it, swap.h moves it, lease.h decides, client.c talks to the scheduler.
  */
 #ifndef NVSHARE_HOOK_H
 #define NVSHARE_HOOK_H

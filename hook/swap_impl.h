@@ -187,6 +187,15 @@ struct place nvs_place_of(uint64_t address);
  */
 bool nvs_chunk_next(unsigned channel, unsigned states, struct place *at, uint32_t *looked);
 
+/* ---- swap_chunk.c; no lock is held ---- */
+
+/* Physical memory for a chunk and its mapping. Returns CUresult. */
+int nvs_chunk_map(unsigned channel, struct place p);
+void nvs_chunk_unmap(struct place p);
+
+/* Lets the process's other GPUs reach what is on this one. */
+void nvs_swap_open_to_peers(unsigned channel);
+
 /* ---- swap_alloc.c ---- */
 
 /* Gives freed memory up that is kept for reuse. No lock is held. */
@@ -194,13 +203,6 @@ void nvs_swap_flush(unsigned channel);
 
 /* The allocation at p becomes one of this size, if its place is as large as such a one's. */
 bool nvs_swap_resize(CUdeviceptr p, size_t bytes);
-
-/* Lets the process's other GPUs reach what is on this one. No lock is held. */
-void nvs_swap_open_to_peers(unsigned channel);
-
-/* Physical memory for a chunk and its mapping. No lock is held. Returns CUresult. */
-int nvs_chunk_map(unsigned channel, struct place p);
-void nvs_chunk_unmap(struct place p);
 
 /* ---- swap_arena.c; nvs_swap.lock is held for the first two ---- */
 
