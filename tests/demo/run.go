@@ -175,7 +175,7 @@ func (d *demo) workload(name string) node.ContainerSpec {
 	args := []string{"/usr/bin/cuda-busy", "--kernel-us", "500"}
 	if d.simulated {
 		// Hardly ever out of work, so that turns are as long as the quantum.
-		args = append(args, "--depth", "2000")
+		args = append(args, "--depth", "400")
 	} else {
 		// The record is written each time the program waits for its work.
 		args = append(args, "--depth", "64", "--record", "/record/"+name+".jsonl")
