@@ -211,6 +211,9 @@ func (j *judge) checkStarvation() {
 // spoilt says whether the client, or one that has its limit in common with it,
 // makes claims that keep it from its turn.
 func (j *judge) spoilt(c *client) bool {
+	if j.w.outOfRoom(c) {
+		return true
+	}
 	if c.hostile || c.tenant == nil || c.tenant.share.Limit == 0 {
 		return c.hostile
 	}

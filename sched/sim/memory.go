@@ -55,6 +55,18 @@ func (w *world) onGPU() (sum uint64) {
 	return sum
 }
 
+// outOfRoom says whether a client has no place on the GPU because others hold
+// theirs for good: who does not release, and never ends, is never moved out.
+func (w *world) outOfRoom(c *client) bool {
+	need := c.mem.size
+	for _, other := range w.client {
+		if other != nil && other != c && other.hostile {
+			need += max(other.mem.resident, other.page.room)
+		}
+	}
+	return w.capacity != 0 && need > w.capacity
+}
+
 // report says what is where.
 func (c *client) report(ready, stuck bool) {
 	k := c.conn

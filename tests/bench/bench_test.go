@@ -92,7 +92,7 @@ func TestHandOvers(t *testing.T) {
 
 func TestFirstLaunches(t *testing.T) {
 	a, b := []wait{{0, 105}, {200, 310}}, []wait{{100, 203}, {300, 420}}
-	if got := firstLaunches([]int64{101, 202, 304, 500}, a, b); !slices.Equal(got, []int64{4, 1, 6}) {
+	if got := firstLaunches([]int64{50, 202, 304, 500}, a, b); !slices.Equal(got, []int64{1, 6}) {
 		t.Errorf("got %v", got)
 	}
 }

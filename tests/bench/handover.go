@@ -85,8 +85,8 @@ func firstLaunches(releases []int64, a, b []wait) []int64 {
 	}
 	slices.Sort(opened)
 	var all []int64
-	for _, t := range releases {
-		if i, _ := slices.BinarySearch(opened, t); i < len(opened) {
+	for _, t := range releases { // others had turns before
+		if i, _ := slices.BinarySearch(opened, t); i > 0 && i < len(opened) {
 			all = append(all, opened[i]-t)
 		}
 	}
