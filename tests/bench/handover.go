@@ -94,23 +94,28 @@ func firstLaunches(releases []int64, a, b []wait) []int64 {
 }
 
 // releases returns when the scheduler heard of releases, ns of CLOCK_MONOTONIC;
-// of the latest ones.
+// of those that it still knows of.
 func releases(ctx context.Context, conn *api.Conn) ([]int64, error) {
 	var real, mono unix.Timespec
 	if err := errors.Join(unix.ClockGettime(unix.CLOCK_REALTIME, &real), unix.ClockGettime(unix.CLOCK_MONOTONIC, &mono)); err != nil {
 		return nil, err
 	}
-	r, err := conn.Events(ctx, &api.EventsRequest{})
-	if err != nil {
-		return nil, err
-	}
 	var all []int64
-	for _, e := range r.Events {
-		if e.Type == api.EventType_EVENT_TYPE_RELEASE {
-			all = append(all, e.TimeNs-real.Nano()+mono.Nano())
+	for req := (&api.EventsRequest{}); ; {
+		r, err := conn.Events(ctx, req)
+		if err != nil {
+			return nil, err
 		}
+		for _, e := range r.Events {
+			if e.Type == api.EventType_EVENT_TYPE_RELEASE {
+				all = append(all, e.TimeNs-real.Nano()+mono.Nano())
+			}
+		}
+		if len(r.Events) == 0 {
+			return all, nil
+		}
+		req = &api.EventsRequest{Since: r.Next, Run: r.Run}
 	}
-	return all, nil
 }
 
 func (b *bench) handOver(ctx context.Context) (*handOver, error) {
