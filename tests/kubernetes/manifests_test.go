@@ -120,7 +120,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		t.Errorf("helm lint: %v\n%s", err, out)
 	}
 	for _, value := range []string{
-		"scheduler.fenceAction=shout", "metrics.enabeld=true", "plugin.args={nri}", "image.pullPolicy=Sometimes", "required.apiVersion=v1",
+		"scheduler.fenceAction=shout", "plugin.audit=shout", "metrics.enabeld=true", "plugin.args={nri}", "image.pullPolicy=Sometimes", "required.apiVersion=v1",
 	} {
 		out, err := helm("template", "nvshare", chart, "--set", value)
 		if err == nil || !strings.Contains(out, strings.Split(value, ".")[0]) {
@@ -130,6 +130,10 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	out, err := helm("template", "nvshare", chart, "--set", "scheduler.fenceAction=kill,scheduler.args={--tq=200ms}")
 	if err != nil || !strings.Contains(out, `["--fence-action=kill","--tq=200ms"]`) || !strings.Contains(out, `add: ["KILL"]`) {
 		t.Errorf("fenceAction=kill: %v\n%s", err, out)
+	}
+	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=stop")
+	if err != nil || !strings.Contains(out, `["--host-root=/host","--audit=stop"]`) || strings.Count(out, `add: ["KILL"]`) != 1 {
+		t.Errorf("audit=stop: %v\n%s", err, out)
 	}
 }
 
