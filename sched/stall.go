@@ -42,9 +42,9 @@ func (c *Core) standStill(now Time) {
 		}
 		if t.open+t.closing+t.fenced > 0 {
 			t.billedAt = t.billedAt.Add(d)
-			if t.place == throttled {
-				c.throttled.fix(t)
-			}
+		}
+		if t.place == throttled {
+			c.throttled.fix(t)
 		}
 	}
 	if c.holdOff != 0 {
