@@ -1,18 +1,18 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs the cases of memory_test, each on simulated GPUs of its own:
-# memory.sh TEST SIMGPU [SHIM]. Without SHIM it is inside the program. Standard
-# error must stay empty.
+# Runs the cases of a test, so many at a time, each on simulated GPUs of its own:
+# simulated.sh TEST SIMGPU GPUS MIB JOBS [SHIM]. Without SHIM it is inside the
+# program. Standard error must stay empty.
 set -eu
-test=$1 simgpu=$2 shim=${3:-}
-unset NVSHARE_DEBUG NVSHARE_SCHEDULER_LOSS CUDA_VISIBLE_DEVICES NVSHARE_SIMGPU_TENANT
+test=$1 simgpu=$2 gpus=$3 mib=$4 jobs=$5 shim=${6:-}
+unset NVSHARE_DEBUG NVSHARE_SCHEDULER_LOSS NVSHARE_ENABLE_SINGLE_OVERSUB CUDA_VISIBLE_DEVICES NVSHARE_SIMGPU_TENANT
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 export LD_LIBRARY_PATH="$simgpu"
 run() {
 	export NVSHARE_SIMGPU_DIR="$dir/$1"
 	mkdir "$NVSHARE_SIMGPU_DIR"
-	printf 'gpus=3\nmemory_mib=16384\n' >"$NVSHARE_SIMGPU_DIR/config"
+	printf 'gpus=%s\nmemory_mib=%s\n' "$gpus" "$mib" >"$NVSHARE_SIMGPU_DIR/config"
 	if ! LD_PRELOAD=$shim "$test" "$1" 2>"$dir/$1.err" || [ -s "$dir/$1.err" ]; then
 		echo "failed, or not silent: $(basename "$test") $1" >&2
 		cat "$dir/$1.err" >&2
@@ -23,7 +23,7 @@ n=0
 for c in ${CASES:-$("$test")}; do
 	run "$c" &
 	n=$((n + 1))
-	[ $((n % 6)) -ne 0 ] || wait
+	[ $((n % jobs)) -ne 0 ] || wait
 done
 wait
 [ ! -e "$dir/failed" ] || exit 1
