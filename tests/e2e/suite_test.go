@@ -63,16 +63,7 @@ func bringUp(dir string) error {
 		return err
 	}
 	shared = n
-	for _, step := range []func(context.Context) error{
-		n.StartContainerd, n.BuildImages,
-		func(ctx context.Context) error { return n.StartScheduler(ctx) },
-		func(ctx context.Context) error { return n.StartPlugin(ctx) },
-	} {
-		if err := step(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return n.Start(ctx)
 }
 
 // within returns a context for one test's waits, and shows the daemons' logs

@@ -71,6 +71,21 @@ func (n *Node) simFlag() []string {
 	return []string{"--simgpu", SimGPU}
 }
 
+// Start starts a node that New has made: containerd with its images, the
+// scheduler, the plugin.
+func (n *Node) Start(ctx context.Context) error {
+	for _, step := range []func(context.Context) error{
+		n.StartContainerd, n.BuildImages,
+		func(ctx context.Context) error { return n.StartScheduler(ctx) },
+		func(ctx context.Context) error { return n.StartPlugin(ctx) },
+	} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // StartScheduler starts nvshare-scheduler, or starts it again, and waits
 // until it answers. args are added to the command line.
 func (n *Node) StartScheduler(ctx context.Context, args ...string) error {
