@@ -21,12 +21,14 @@ cp "$build"/static/bin/* "$out/bin/"
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/" ./tests/demo
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/nvshare-gpu" ./tests/gpu
 # Linked to the simulated driver's soname only: on the host it is the real one.
-cp "$build/bin/cuda-busy" "$build/bin/hand-over" "$build/bin/short-request" "$build/bin/launch-cost" "$out/bin/"
+for program in cuda-busy hand-over short-request launch-cost swap-load link-limit alloc-cost; do
+	cp "$build/bin/$program" "$out/bin/"
+done
 cp "$build/lib/libnvshare.so" "$out/lib/"
 for tool in containerd containerd-shim-runc-v2 ctr runc crictl; do
 	cp "$build/tools/$tool" "$out/tools/"
 done
-cp tests/gpu/run.sh tests/gpu/gemm.py tests/gpu/worker.py tests/gpu/memory.py "$out/"
+cp tests/gpu/run.sh tests/gpu/gemm.py tests/gpu/worker.py tests/gpu/memory.py tests/gpu/pipe.py "$out/"
 mkdir "$out/loads"
 cp tests/gpu/loads/*.py "$out/loads/"
 git describe --always --dirty >"$out/commit" 2>/dev/null || echo unknown >"$out/commit"

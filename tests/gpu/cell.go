@@ -405,7 +405,7 @@ func (m *matrix) proofsSince(ctx context.Context, before proofs, workers map[str
 		if who != shim1 && who != shim2 {
 			continue
 		}
-		client := now.clients[uint32(workers[who].pid())]
+		client := now.clients[workers[who].clientPID()]
 		if client == nil {
 			c.Problems = append(c.Problems, "the scheduler does not know "+who)
 			continue

@@ -46,6 +46,10 @@ var steps = []step{
 	{"shares", "how exact compute limits and requests are, by the tenants' own work", (*bench).sharesStep},
 	{"tenants", "what 2 to 16 tenants that saturate the GPU get done together", (*bench).tenantsStep},
 	{"priority", "short requests beside 1, 3 and 8 tenants that saturate the GPU", (*bench).priorityStep},
+	{"swap", "how long it takes to move memory out and in when the GPU passes on, by the link's limit", (*bench).swapStep},
+	{"alloc", "what allocations cost, and swapping while all fits", (*bench).allocStep},
+	{"makespan", "tenants whose memory does not fit together, against one after the other", (*bench).makespanStep},
+	{"containers", "rows of the matrix in two containers; CDI without NRI", (*bench).containersStep},
 	{"gang", "a job on two GPUs beside tenants of one, and beside another; not by default", (*bench).gangStep},
 	{"two-gpu", "processes that use two GPUs each; not by default", (*bench).twoGPUs},
 }
@@ -65,6 +69,7 @@ func main() {
 	loads := flag.String("loads", "", "shares: some of "+strings.Join(sharesByDefault, ", ")+" and hot-gemm, hot-graph, separated by commas")
 	flag.Float64Var(&b.cellSeconds, "cell", 0, "shares: length of a cell, `seconds`; default 6.6")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
+	plot := flag.String("plot", "", "only draw pictures of the results in a `file`: swap.json or makespan.json")
 	flag.Usage = usage
 	var chosen []string
 	for rest := os.Args[1:]; ; rest = flag.Args()[1:] { // flags may also follow steps
@@ -72,6 +77,12 @@ func main() {
 			break
 		}
 		chosen = append(chosen, flag.Arg(0))
+	}
+	if *plot != "" {
+		if err := plotFile(*plot); err != nil {
+			fatal(err)
+		}
+		return
 	}
 	var err error
 	if b.bundle, err = filepath.Abs(*bundle); err != nil {

@@ -14,6 +14,14 @@
 #   shares    how exact compute limits and requests are
 #   tenants   what 2 to 16 tenants get done together
 #   priority  short requests beside tenants that saturate the GPU
+#   swap      how long the GPU takes to pass to a tenant whose memory is away,
+#             two of 16 GiB, then two of up to 60 (2 minutes)
+#   alloc     what allocations cost, and PyTorch while all fits, with swapping
+#             on (4 minutes)
+#   makespan  tenants whose memory does not fit together, against one after the
+#             other (4.5 minutes)
+#   containers  rows of the matrix in two containers, and CDI without NRI
+#             (3.5 minutes)
 #   gang      a job on two GPUs beside tenants of one, and beside another job
 #   two-gpu   processes that use two GPUs each
 # Frameworks are looked for in python3 (PYTHON names another).
@@ -23,7 +31,7 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | tenants | priority | gang | two-gpu) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | tenants | priority | swap | alloc | makespan | containers | gang | two-gpu) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -35,7 +43,7 @@ while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	launch | handover | gemm | matrix | memory | shares | tenants | priority | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
+	launch | handover | gemm | matrix | memory | shares | tenants | priority | swap | alloc | makespan | containers | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift

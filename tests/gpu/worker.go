@@ -35,7 +35,9 @@ const (
 // A worker is a worker.py: a tenant that does as it is told.
 type worker struct {
 	name   string
-	stderr string // file
+	stderr string        // file
+	client int           // the process that the scheduler knows, if cmd only relays to it
+	more   func() string // what else it has printed
 
 	cmd     *exec.Cmd
 	orders  io.WriteCloser
@@ -107,9 +109,20 @@ func startWorkerAs(who *syscall.Credential, python, script, name, stderr string,
 
 func (w *worker) pid() int { return w.cmd.Process.Pid }
 
+// clientPID is the process that uses the GPU.
+func (w *worker) clientPID() uint32 {
+	if w.client != 0 {
+		return uint32(w.client)
+	}
+	return uint32(w.pid())
+}
+
 // tail is the end of what the worker wrote to standard error.
 func (w *worker) tail() string {
 	data, _ := os.ReadFile(w.stderr)
+	if w.more != nil {
+		data = append(data, w.more()...)
+	}
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
 	return strings.Join(lines[max(0, len(lines)-4):], " | ")
 }

@@ -75,6 +75,33 @@ class Add:
         return [self.c[:1 << 24], self.c[-(1 << 20):]]
 
 
+class Allocs:
+    """Tensors of all sizes come and go, and now and then all that is cached goes
+    back to the driver: as much allocation as work."""
+
+    SIZES = [1 << (10 + k % 17) for k in range(48)]   # bytes, 1 KiB to 64 MiB
+    EMPTY = 8                                         # steps until the cache is emptied
+
+    def __init__(self, gpu, seed):
+        self.gpu, self.n = gpu, 0
+        self.sum = torch.zeros(1, device=device(gpu), dtype=torch.float32)
+        seeded(gpu, seed)
+
+    def step(self):
+        kept = []
+        for size in self.SIZES:
+            kept.append(torch.full((size // 4,), 1.0, device=device(self.gpu)))
+            if len(kept) > 16:
+                self.sum.add_(kept.pop(len(kept) // 2)[0])
+        del kept
+        self.n += 1
+        if self.n % self.EMPTY == 0:
+            torch.cuda.empty_cache()
+
+    def results(self):
+        return [self.sum]
+
+
 def bottleneck(width, inner):
     nn = torch.nn
 
@@ -288,7 +315,7 @@ class Attention:
         return [self.out.detach(), self.q.grad, self.k.grad, self.v.grad]
 
 
-LOADS = {"gemm": Gemm, "calm-gemm": CalmGemm, "calm-graph": CalmGraph, "mix": Mix, "add": Add, "conv": Conv, "attention": Attention, "graph": Graph,
+LOADS = {"gemm": Gemm, "allocs": Allocs, "calm-gemm": CalmGemm, "calm-graph": CalmGraph, "mix": Mix, "add": Add, "conv": Conv, "attention": Attention, "graph": Graph,
          "compile": Compiled, "small-step": SmallStep, "small-graph": SmallGraph}
 
 CHECK_STEPS = 5
