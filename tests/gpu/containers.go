@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -153,11 +154,17 @@ func (b *bench) busyByCDI(ctx context.Context) error {
 	return errors.Join(seen, b.node.RemoveCtr(context.WithoutCancel(ctx), name))
 }
 
+// inContainers are the paths that containers have of the host.
+var inContainers = regexp.MustCompile(`^/(usr|opt)/`)
+
 // rows is the matrix with containers in place of the processes with the shim.
 func (b *bench) rows(ctx context.Context, work string) error {
 	results := filepath.Join(b.results, "containers")
 	if err := os.MkdirAll(results, 0o755); err != nil {
 		return err
+	}
+	if !inContainers.MatchString(b.python) {
+		return fmt.Errorf("containers see the host's /usr and /opt only, and the interpreter is %s: name another one in PYTHON", b.python)
 	}
 	if err := b.hostUsrOnce(work); err != nil {
 		return err

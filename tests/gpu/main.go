@@ -91,6 +91,9 @@ func main() {
 	if b.results, err = filepath.Abs(*results); err != nil {
 		fatal(err)
 	}
+	if err := os.MkdirAll(b.results, 0o755); err != nil {
+		fatal(err)
+	}
 	if *only != "" {
 		if b.cells.only, err = regexp.Compile(*only); err != nil {
 			fatal(err)

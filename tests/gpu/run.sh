@@ -19,7 +19,7 @@
 #   alloc     what allocations cost, and PyTorch while all fits, with swapping
 #             on (4 minutes)
 #   makespan  tenants whose memory does not fit together, against one after the
-#             other (4.5 minutes)
+#             other (4 minutes)
 #   containers  rows of the matrix in two containers, and CDI without NRI
 #             (3.5 minutes)
 #   gang      a job on two GPUs beside tenants of one, and beside another job

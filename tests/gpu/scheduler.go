@@ -157,14 +157,6 @@ func (s *scheduler) status(ctx context.Context) (*api.StatusResponse, error) {
 	return conn.Status(ctx, &api.StatusRequest{})
 }
 
-// setQuantum and Status are what the matrix needs.
-func (s *scheduler) setQuantum(ctx context.Context, quantum string) error {
-	_, err := s.b.node.Ctl(ctx, "--run-dir", s.dir, "-T", quantum)
-	return err
-}
-
-func (s *scheduler) Status(ctx context.Context) (*api.StatusResponse, error) { return s.status(ctx) }
-
 // A sample is where the memory of a GPU's clients was at a moment.
 type sample struct {
 	At      int64          `json:"at_ns"` // since 1970

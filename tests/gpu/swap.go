@@ -46,11 +46,13 @@ func (l linkLimit) seconds(out, in float64) float64 {
 
 // A switchOver is a moment when another tenant got the GPU.
 type switchOver struct {
-	At    int64   `json:"at_ns"` // end of the last kernel, the GPU's clock
-	Gap   float64 `json:"gap_s"` // until the first kernel of the other
-	Out   float64 `json:"out_bytes"`
-	In    float64 `json:"in_bytes"`
-	Limit float64 `json:"limit_s"` // by the link
+	At  int64   `json:"at_ns"` // end of the last kernel, the GPU's clock
+	Gap float64 `json:"gap_s"` // until the first kernel of the other
+	// From the revoke before it until that kernel.
+	FromRevoke float64 `json:"from_revoke_s,omitempty"`
+	Out        float64 `json:"out_bytes"`
+	In         float64 `json:"in_bytes"`
+	Limit      float64 `json:"limit_s"` // by the link
 }
 
 type swapCase struct {
@@ -66,6 +68,7 @@ type swapCase struct {
 	Switches    []switchOver `json:"switches"`
 	Overlaps    int          `json:"overlaps"`
 	Gap         *spread      `json:"gap,omitempty"`
+	FromRevoke  *spread      `json:"from_revoke,omitempty"`
 	OfLimit     *spread      `json:"of_limit,omitempty"`
 	LinkUsed    *spread      `json:"link_used,omitempty"`
 	OutRate     *spread      `json:"out_gb_per_s,omitempty"` // by the scheduler's events
@@ -282,6 +285,9 @@ func (c *swapCase) measure(trace judge.Trace) {
 		}
 		s := switchOver{At: last.End, Gap: float64(next.Start-last.End) / 1e9}
 		for _, e := range c.Timeline.Events {
+			if at := e.At - c.RealToClock; e.Type == "revoke" && at <= next.Start {
+				s.FromRevoke = float64(next.Start-at) / 1e9 // the latest
+			}
 			// An end of a move is told a moment later than the kernel's start.
 			if at := e.At - c.RealToClock; at < last.End || at > next.Start+50e6 || e.Bytes == 0 {
 				continue
@@ -298,12 +304,12 @@ func (c *swapCase) measure(trace judge.Trace) {
 		}
 		c.Switches = append(c.Switches, s)
 	}
-	var gaps, of, used, out, in []float64
+	var gaps, revokes, of, used, out, in []float64
 	for _, s := range c.Switches[min(len(c.Switches), firstSwitches):] {
 		if s.Limit == 0 || s.Gap <= 0 {
 			continue
 		}
-		gaps, of = append(gaps, s.Gap), append(of, s.Gap/s.Limit)
+		gaps, of, revokes = append(gaps, s.Gap), append(of, s.Gap/s.Limit), append(revokes, s.FromRevoke)
 		used = append(used, (s.Out+s.In)/1e9/s.Gap/(c.Link.OutBoth+c.Link.InBoth))
 	}
 	for _, e := range c.Timeline.Events {
@@ -317,6 +323,7 @@ func (c *swapCase) measure(trace judge.Trace) {
 			in = append(in, rate)
 		}
 	}
+	c.FromRevoke = newSpread(revokes)
 	c.Gap, c.OfLimit, c.LinkUsed, c.OutRate, c.InRate = newSpread(gaps), newSpread(of), newSpread(used), newSpread(out), newSpread(in)
 }
 
@@ -332,8 +339,8 @@ func (c *swapCase) report() {
 		}
 		return fmt.Sprintf("%.1f GB/s", s.Median)
 	}
-	fmt.Printf("%d switches, from the last kernel to the other's first %.3f s (%.3f to %.3f), out %s, in %s, %d overlaps\n",
-		c.Gap.N, c.Gap.Median, c.Gap.Q1, c.Gap.Q3, rate(c.OutRate), rate(c.InRate), c.Overlaps)
+	fmt.Printf("%d switches, from the last kernel to the other's first %.3f s (%.3f to %.3f), from the revoke %.3f s; out %s, in %s, %d overlaps\n",
+		c.Gap.N, c.Gap.Median, c.Gap.Q1, c.Gap.Q3, c.FromRevoke.Median, rate(c.OutRate), rate(c.InRate), c.Overlaps)
 	fmt.Printf("  at most %.1f times what the link allows: %.3f (%.3f to %.3f): %s\n", swapRatio,
 		c.OfLimit.Median, c.OfLimit.Q1, c.OfLimit.Q3, holds(c.OfLimit.Median <= swapRatio))
 	fmt.Printf("  at least %.0f %% of the link while moving: %.1f %%: %s\n", 100*swapLink, 100*c.LinkUsed.Median, holds(c.LinkUsed.Median >= swapLink))

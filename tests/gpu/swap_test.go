@@ -3,15 +3,19 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"io"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/tests/judge"
 )
@@ -102,4 +106,45 @@ func TestSwitches(t *testing.T) {
 	near("of the link", c.LinkUsed.Median, 60.0/90)
 	near("out rate", c.OutRate.Median, 80)
 	near("in rate", c.InRate.Median, 40)
+}
+
+// A worker behind two FIFOs, as in a container, does as it is told, ends with its
+// relay, and what it prints is told when it fails.
+func TestPipe(t *testing.T) {
+	dir := t.TempDir()
+	in, out := filepath.Join(dir, "in"), filepath.Join(dir, "out")
+	for _, fifo := range []string{in, out} {
+		if err := unix.Mkfifo(fifo, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	there := exec.Command(python(t), "-B", "pipe.py", "serve", in, out, "fake")
+	there.Stderr = os.Stderr
+	if err := there.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w, err := startWorker(python(t), "pipe.py", "piped", filepath.Join(dir, "stderr"), nil, "relay", in, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.client, w.more = there.Process.Pid, func() string { return "what the container printed" }
+	if got := w.clientPID(); got != uint32(there.Process.Pid) {
+		t.Errorf("client %d", got)
+	}
+	ctx := context.Background()
+	if _, err := w.load(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := w.build(ctx, "count", built{}); err != nil || b.Steps == 0 {
+		t.Fatalf("build: %+v, %v", b, err)
+	}
+	if !strings.Contains(w.tail(), "what the container printed") {
+		t.Errorf("tail: %q", w.tail())
+	}
+	if err := w.quit(); err != nil {
+		t.Error(err)
+	}
+	if err := there.Wait(); err != nil {
+		t.Errorf("behind the FIFOs: %v", err)
+	}
 }
