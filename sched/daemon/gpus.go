@@ -123,7 +123,9 @@ func (d *Daemon) addGPU(info GPU) error {
 		return err
 	}
 	physical := info.MemoryBytes
-	if d.opts.GPUMemory != 0 {
+	if d.opts.GPUMemory != 0 && physical == 0 { // not known: no NVML
+		physical, info.MemoryBytes = d.opts.GPUMemory, d.opts.GPUMemory
+	} else if d.opts.GPUMemory != 0 {
 		info.MemoryBytes = min(info.MemoryBytes, d.opts.GPUMemory)
 	}
 	if g := d.gpus[uuid]; g != nil {

@@ -85,6 +85,10 @@ func (d *Daemon) openSwap(g *gpu, physical uint64) {
 	if d.opts.SwapMemory == 0 {
 		return
 	}
+	if physical == 0 { // with room for nothing, everything would be refused
+		d.log.Warnf("GPU %d: nothing is swapped, because NVML does not tell how much memory it has: --gpu-memory does", g.Index)
+		return
+	}
 	headroom := uint64(d.opts.SwapHeadroom)
 	if d.opts.SwapHeadroom == DefaultHeadroom {
 		headroom = physical / 32

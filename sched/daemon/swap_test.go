@@ -576,3 +576,27 @@ func (s *scheduler) eventsOf(req *api.EventsRequest) *api.EventsResponse {
 	}
 	return r
 }
+
+// Where NVML does not tell how much memory a GPU has, --gpu-memory does, and without
+// it nothing is swapped: a capacity of 0 would refuse every reservation.
+func TestSwapMemoryUnknown(t *testing.T) {
+	unknown := gpuA
+	unknown.MemoryBytes = 0
+	list := func(o *Options) {
+		swapping(o)
+		o.List = func(context.Context) ([]GPU, error) { return []GPU{unknown}, nil }
+	}
+	s := start(t, t.TempDir(), list)
+	w := newSwapper(t, s)
+	if code := w.reserve(8 * mib); code != wire.OK || s.status().Gpus[0].Swap != nil {
+		t.Errorf("code %d, %v", code, s.status().Gpus[0])
+	}
+	s = start(t, t.TempDir(), func(o *Options) { list(o); o.GPUMemory, o.SwapHeadroom = 512*mib, 0 })
+	w = newSwapper(t, s)
+	if code := w.reserve(400 * mib); code != wire.OK {
+		t.Errorf("code %d", code)
+	}
+	if g := s.status().Gpus[0]; g.MemoryBytes != 512*mib || g.Swap.GetCapacityBytes() != 512*mib {
+		t.Errorf("%v", g)
+	}
+}

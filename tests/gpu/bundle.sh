@@ -13,13 +13,16 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 go=${GO:-go}
 out=$build/gpu-bundle
 rm -rf "$out"
-mkdir -p "$out/bin" "$out/lib" "$out/tools"
+mkdir -p "$out/bin" "$out/nvml" "$out/lib" "$out/tools"
 
 cd "$root"
 # Static: the host's C library may be any. They find GPUs without NVML.
 cp "$build"/static/bin/* "$out/bin/"
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/" ./tests/demo
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/nvshare-gpu" ./tests/gpu
+# Only what is linked to a C library, of any age here, finds NVML, and so how
+# much memory a GPU has, which swapping rests on.
+$go build -trimpath -ldflags '-s -w' -o "$out/nvml/" ./sched/nvshare-scheduler
 # Linked to the simulated driver's soname only: on the host it is the real one.
 for program in cuda-busy hand-over short-request launch-cost swap-load link-limit alloc-cost; do
 	cp "$build/bin/$program" "$out/bin/"

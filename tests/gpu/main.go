@@ -69,6 +69,7 @@ func main() {
 	loads := flag.String("loads", "", "shares: some of "+strings.Join(sharesByDefault, ", ")+" and hot-gemm, hot-graph, separated by commas")
 	flag.Float64Var(&b.cellSeconds, "cell", 0, "shares: length of a cell, `seconds`; default 6.6")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
+	flag.IntVar(&b.tenantMiB, "tenant-mib", 0, "swap: memory of each tenant, `MiB`, in place of 16 GiB and up to 60")
 	plot := flag.String("plot", "", "only draw pictures of the results in a `file`: swap.json or makespan.json")
 	flag.Usage = usage
 	var chosen []string
@@ -167,6 +168,7 @@ type bench struct {
 	cells           matrixOptions
 	loads           []string // of the step shares
 	cellSeconds     float64
+	tenantMiB       int // of the step swap
 	node            *node.Node
 	shared          *pool // of the steps shares, tenants and priority; nil until one needs it
 }

@@ -96,7 +96,11 @@ func (b *bench) scheduler(ctx context.Context, name string, args ...string) (*sc
 	if b.simulated {
 		argv = append(argv, "--simgpu", node.SimGPU)
 	}
-	s.cmd = exec.Command(b.node.Bin("nvshare-scheduler"), argv...)
+	program := filepath.Join(b.bundle, "nvml", "nvshare-scheduler") // of a bundle; in a build directory all know NVML
+	if _, err := os.Stat(program); err != nil {
+		program = b.node.Bin("nvshare-scheduler")
+	}
+	s.cmd = exec.Command(program, argv...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := s.cmd.Start(); err != nil {
@@ -115,10 +119,15 @@ func (b *bench) scheduler(ctx context.Context, name string, args ...string) (*sc
 		default:
 		}
 		r, err := s.status(ctx)
-		if err == nil && len(r.Gpus) == 0 {
-			err = errors.New("it knows of no GPU")
+		switch {
+		case err != nil:
+			return err
+		case len(r.Gpus) == 0:
+			return errors.New("it knows of no GPU")
+		case r.Gpus[0].MemoryBytes == 0:
+			return errors.New("it does not know how much memory the GPU has (is libnvidia-ml.so.1 in the linker's path?), and so swaps nothing")
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		s.stop()

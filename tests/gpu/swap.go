@@ -90,6 +90,9 @@ func (b *bench) swapStep(ctx context.Context, _ string) error {
 	case b.cells.quick:
 		sizes, window = []int{16 << 10}, 8*time.Second
 	}
+	if b.tenantMiB > 0 {
+		sizes = []int{b.tenantMiB}
+	}
 	room, err := hostRoom()
 	if err != nil {
 		return err
