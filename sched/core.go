@@ -340,7 +340,7 @@ func (c *Core) attach(ev Attach) {
 		cl = &client{id: ev.Client}
 		c.clients[ev.Client] = cl
 	}
-	cl.account = ev.Tenant
+	cl.account, cl.away = ev.Tenant, ev.Away
 	if cl.tenant != nil && cl.tenant != t && (cl.tenant.gang != nil || t.isGang()) && cl.epoch != 0 && !cl.fenced {
 		cl.revoked, cl.revokedAt = true, c.now // it was given to it as another
 		c.startClosing(cl)

@@ -171,6 +171,7 @@ type Attach struct {
 	Share  Share
 	Held   Epoch // the grant the client still holds or drains; 0: none
 	Want   bool  // counts as a Request
+	Away   bool  // as SetAway has it
 }
 
 // Request says that a thread of the client waits at the gate. Repeating it
@@ -299,6 +300,9 @@ func (e Attach) String() string {
 	}
 	if e.Want {
 		s += " want"
+	}
+	if e.Away {
+		s += " away"
 	}
 	return s
 }

@@ -216,7 +216,7 @@ func TestAnyHistory(t *testing.T) {
 			}
 			switch rapid.IntRange(0, 27).Draw(t, "kind") {
 			case 0, 1, 2:
-				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want")}
+				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want"), rapid.IntRange(0, 3).Draw(t, "away") == 0}
 			case 3, 4, 5, 6, 7:
 				return Request{id}
 			case 8, 9, 10, 11:

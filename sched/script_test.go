@@ -204,7 +204,7 @@ func parseEvent(words []string) (Event, error) {
 	}
 	var epoch Epoch
 	var until Time
-	var want bool
+	var want, away bool
 	var reason Reason
 	tenant, share, rest, err := parseShare(rest)
 	if err != nil {
@@ -227,6 +227,8 @@ func parseEvent(words []string) (Event, error) {
 			until = Time(d)
 		case "want":
 			want = true
+		case "away":
+			away = true
 		case "revoked":
 			reason = Revoked
 		case "idle":
@@ -239,7 +241,7 @@ func parseEvent(words []string) (Event, error) {
 	}
 	switch words[0] {
 	case "attach":
-		return Attach{id, tenant, share, epoch, want}, nil
+		return Attach{id, tenant, share, epoch, want, away}, nil
 	case "request":
 		return Request{id}, nil
 	case "release":

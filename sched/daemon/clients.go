@@ -391,6 +391,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 		Share:  d.shareOf(g, c.client.account),
 		Held:   sched.Epoch(f.Epoch),
 		Want:   f.Code&wire.AttachWant != 0,
+		Away:   g.away(c.client),
 	}, answer)
 	d.attachedMemory(g, att)
 }

@@ -151,6 +151,17 @@ func (d *Daemon) attachMemory(g *gpu, att *attachment, again bool) {
 	}
 }
 
+// away is what the core is told of a client that attaches: it forgets those that
+// have no connection.
+func (g *gpu) away(cl *client) bool {
+	if g.swap == nil || g.swap.members[cl.id] == nil {
+		return false
+	}
+	m := g.swap.members[cl.id]
+	m.away = g.swap.residency.Away(cl.id)
+	return m.away
+}
+
 // attachedMemory repeats, after ATTACHED, what an earlier connection may have lost.
 func (d *Daemon) attachedMemory(g *gpu, att *attachment) {
 	if g.swap == nil {

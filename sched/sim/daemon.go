@@ -255,6 +255,10 @@ func (d *daemon) receive(k *conn, ev sched.Event) {
 	if t := k.c.tenant; t != nil {
 		attach.Tenant, attach.Share = t.name, t.share
 	}
+	if d.w.capacity != 0 {
+		attach.Away = d.residency.Away(id)
+		d.away[id] = attach.Away
+	}
 	d.step(attach)
 }
 
