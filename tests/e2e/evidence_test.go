@@ -78,21 +78,6 @@ func (e *evidence) noOverlapWithout(t *testing.T, tenant string, from, until int
 	(&evidence{rest, judge.Judge(rest, judge.Options{Since: from, Until: until})}).noOverlap(t)
 }
 
-// evenTurns checks that nobody gets much less than the others. Turns, not
-// time: on a slow machine a tenant may not fill its turn.
-func (e *evidence) evenTurns(t *testing.T, tenants ...string) {
-	t.Helper()
-	most := 0
-	for _, name := range tenants {
-		most = max(most, e.tenant(name).Turns)
-	}
-	for _, name := range tenants {
-		if got := e.tenant(name).Turns; 2*got < most {
-			t.Errorf("%s had %d turns, another tenant %d", name, got, most)
-		}
-	}
-}
-
 // awaitTurns waits until the tenant has had n turns since from.
 func awaitTurns(t *testing.T, ctx context.Context, tenant string, from int64, n int) {
 	t.Helper()
