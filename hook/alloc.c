@@ -125,8 +125,6 @@ static int elsewhere_pitch(void *ctx, CUdeviceptr *p, size_t *pitch, size_t w, s
 			nvs_claim_drop(&claim); \
 		return result; \
 	}
-#define NVS_SPREAD(...) __VA_ARGS__
-
 /* The pre-3.2 functions have 32-bit addresses and sizes. */
 ALLOCATOR(cuMemAlloc, NVS_MEMORY_POINTER, (uint *p, uint n), (p, n), n, *p, n, NOWHERE_ELSE)
 ALLOCATOR(cuMemAlloc_v2, NVS_MEMORY_POINTER, (CUdeviceptr *p, size_t n), (p, n), n, *p, n,
@@ -140,17 +138,6 @@ ALLOCATOR(cuMemAllocPitch_v2, NVS_MEMORY_POINTER,
 	  elsewhere_pitch(ctx, p, pitch, w, h, element))
 ALLOCATOR(cuMemAllocManaged, NVS_MEMORY_POINTER, (CUdeviceptr *p, size_t n, uint flags),
 	  (p, n, flags), n, *p, n, NOWHERE_ELSE)
-
-/* A free that fails changes nothing; see memory.h. */
-#define FREE(name, kind, P, A, key) \
-	WATCH(name, P) \
-	{ \
-		uint64_t stamp = nvs_memory_stamp(); \
-		int result = CALL(name, NVS_SPREAD A); \
-		if (result == CUDA_SUCCESS && nvs_counting()) \
-			nvs_memory_remove(kind, (uintptr_t)(key), stamp); \
-		return result; \
-	}
 
 FREE(cuMemFree, NVS_MEMORY_POINTER, (uint p), (p), p)
 

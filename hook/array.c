@@ -7,19 +7,6 @@
 #include "swap.h"
 #include "wrap.h"
 
-#define NVS_SPREAD(...) __VA_ARGS__
-
-/* A free that fails changes nothing; see memory.h. */
-#define FREE(name, kind, P, A, key) \
-	WATCH(name, P) \
-	{ \
-		uint64_t stamp = nvs_memory_stamp(); \
-		int result = CALL(name, NVS_SPREAD A); \
-		if (result == CUDA_SUCCESS && nvs_counting()) \
-			nvs_memory_remove(kind, (uintptr_t)(key), stamp); \
-		return result; \
-	}
-
 enum { OLD_2D, OLD_3D, NEW_2D, NEW_3D };
 
 /* The four descriptors as one. Arrays of these flags get no memory of their own. */

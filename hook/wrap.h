@@ -66,4 +66,18 @@ static inline int nvs_channel_here(const void *ctx)
 		? 0 : nvs_channel_of_current();
 }
 
+/* The arguments of a call, out of their parentheses. */
+#define NVS_SPREAD(...) __VA_ARGS__
+
+/* For who has memory.h too. A free that fails changes nothing. */
+#define FREE(name, kind, P, A, key) \
+	WATCH(name, P) \
+	{ \
+		uint64_t stamp = nvs_memory_stamp(); \
+		int result = CALL(name, NVS_SPREAD A); \
+		if (result == CUDA_SUCCESS && nvs_counting()) \
+			nvs_memory_remove(kind, (uintptr_t)(key), stamp); \
+		return result; \
+	}
+
 #endif

@@ -384,14 +384,14 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	c.channels[f.Channel] = att
 	c.page.SetLimits(f.Channel, g.limits(c.client.account))
 	delete(g.restored, c.client.id)
-	d.attachMemory(g, att, c.again)
+	away := d.attachMemory(g, att, c.again)
 	d.stepAttach(g, att, sched.Attach{
 		Client: c.client.id,
 		Tenant: c.client.account,
 		Share:  d.shareOf(g, c.client.account),
 		Held:   sched.Epoch(f.Epoch),
 		Want:   f.Code&wire.AttachWant != 0,
-		Away:   g.away(c.client),
+		Away:   away,
 	}, answer)
 	d.attachedMemory(g, att)
 }

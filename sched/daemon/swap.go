@@ -125,16 +125,14 @@ func (d *Daemon) keepOf(g *gpu, cl *client) (keep sched.Keep, onPage uint32) {
 	return sched.Swapped, 0
 }
 
-// attachMemory tells the client's page how its memory is kept, before ATTACHED.
-func (d *Daemon) attachMemory(g *gpu, att *attachment, again bool) {
+// attachMemory tells the client's page how its memory is kept, before ATTACHED. It
+// returns what the core is to be told, which forgets clients without a connection.
+func (d *Daemon) attachMemory(g *gpu, att *attachment, again bool) (away bool) {
 	cl := att.client
 	keep, onPage := d.keepOf(g, cl)
 	cl.page.SetMemoryMode(att.channel, onPage)
 	if g.swap == nil {
-		return
-	}
-	if m := g.swap.members[cl.id]; m != nil {
-		m.answer = nil // it asks again
+		return false
 	}
 	m := g.swap.members[cl.id]
 	if m == nil {
@@ -143,21 +141,13 @@ func (d *Daemon) attachMemory(g *gpu, att *attachment, again bool) {
 		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), again && keep == sched.Swapped)
 		d.promiseMemory(g, cl, false)
 	} else {
+		m.answer = nil // it asks again
 		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), false)
 	}
 	g.swap.unsettled = true
 	if o, ok := g.swap.residency.Occupancy(cl.id); ok && (keep == sched.Swapped || keep == sched.Resident) {
 		cl.page.SetRoom(att.channel, max(o.Room, 1)) // 0 means something else
 	}
-}
-
-// away is what the core is told of a client that attaches: it forgets those that
-// have no connection.
-func (g *gpu) away(cl *client) bool {
-	if g.swap == nil || g.swap.members[cl.id] == nil {
-		return false
-	}
-	m := g.swap.members[cl.id]
 	m.away = g.swap.residency.Away(cl.id)
 	return m.away
 }
