@@ -30,10 +30,10 @@ type ganged struct {
 	last  sched.ClientID
 	jobs  []*job
 
-	fences, steps, grants, revokes, deaths, cuts int
-	wait                                         map[bool]time.Duration // the longest, by: is a gang's
-	used                                         []time.Duration        // time the GPU worked, by GPU
-	err                                          error
+	fences, steps, grants, revokes, deaths int
+	wait                                   map[bool]time.Duration // the longest, by: is a gang's
+	used                                   []time.Duration        // time the GPU worked, by GPU
+	err                                    error
 }
 
 // job is a tenant: a gang with a rank on each of its GPUs, or one process.
