@@ -29,7 +29,7 @@ static void open_gate(struct lease *l, uint64_t epoch, struct lease_out *out)
 {
 	see(l, epoch);
 	l->gate = LEASE_OPEN;
-	l->epoch = epoch;
+	l->epoch = l->opened = epoch;
 	l->guessed = false;
 	l->requested = false;
 	out->actions |= LEASE_ACT_OPEN;
@@ -109,6 +109,7 @@ static void on_attached(struct lease *l, struct lease_event ev, struct lease_out
 		return;
 	}
 	l->link = LEASE_ATTACHED;
+	l->opened = 0; /* it may count from below */
 	out->actions |= LEASE_ACT_PAGE;
 	switch (l->gate) {
 	case LEASE_OPEN:
@@ -143,6 +144,9 @@ static void on_grant(struct lease *l, struct lease_event ev, struct lease_out *o
 static void on_revoke(struct lease *l, struct lease_event ev, struct lease_out *out)
 {
 	if (l->link != LEASE_ATTACHED || low(ev.epoch) == l->closed)
+		return;
+	/* The page is faster: since it was sent, that grant was given back, and another came. */
+	if (ev.epoch < l->opened)
 		return;
 	see(l, ev.epoch);
 	switch (l->gate) {

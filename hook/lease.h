@@ -38,6 +38,7 @@ struct lease {
 	uint32_t waiting;   /* threads at the gate */
 	uint32_t closed;    /* word of the last epoch given back; never opens again */
 	uint64_t epoch;     /* held or draining */
+	uint64_t opened;    /* newest epoch that opened the gate since it was attached */
 	uint64_t last;      /* newest epoch seen, for the high half of a word */
 	bool guessed;       /* the high half of epoch is; GRANT has not come yet */
 	enum nvs_release reason;

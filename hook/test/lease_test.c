@@ -106,6 +106,36 @@ static void test_early_release(void)
 	ACTS(STEP(&l, .type = LEASE_EV_IDLE), 0);
 }
 
+/* The page is faster than frames: a REVOKE may be of a grant that is long given back. */
+static void test_revoke_of_an_earlier_grant(void)
+{
+	struct lease l = holding(9);
+	struct lease_out out;
+
+	STEP(&l, .type = LEASE_EV_IDLE);
+	ACTS(STEP(&l, .type = LEASE_EV_DRAINED), LEASE_ACT_RELEASE);
+	STEP(&l, .type = LEASE_EV_WANT);
+	ACTS(STEP(&l, .type = LEASE_EV_WORD, .word = 12), LEASE_ACT_OPEN);
+	ACTS(STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 9), 0);
+	CHECK(l.gate == LEASE_OPEN && l.epoch == 12);
+	STEP(&l, .type = LEASE_EV_GRANT, .epoch = 12, .word = 12);
+	STEP(&l, .type = LEASE_EV_LEAVE);
+	STEP(&l, .type = LEASE_EV_IDLE);
+	out = STEP(&l, .type = LEASE_EV_DRAINED);
+	ACTS(out, LEASE_ACT_RELEASE);
+	CHECK(out.epoch == 12);
+	/* The page shows 12 until the scheduler has read that. */
+	ACTS(STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 9), 0);
+	ACTS(STEP(&l, .type = LEASE_EV_WORD, .word = 12), 0);
+
+	/* A scheduler that started anew may count from below. */
+	l = holding(40);
+	STEP(&l, .type = LEASE_EV_DOWN);
+	STEP(&l, .type = LEASE_EV_UP);
+	ACTS(STEP(&l, .type = LEASE_EV_ATTACHED, .word = 40), LEASE_ACT_PAGE);
+	ACTS(STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 3), LEASE_ACT_CLOSE | LEASE_ACT_DRAIN);
+}
+
 /* A scheduler that lost its state counts on from far above 2^32. */
 static void test_no_early_release_of_a_guessed_epoch(void)
 {
@@ -294,6 +324,7 @@ int main(void)
 	test_thread_opens_by_the_page();
 	test_one_call_for_the_gang();
 	test_early_release();
+	test_revoke_of_an_earlier_grant();
 	test_no_early_release_of_a_guessed_epoch();
 	test_holder_survives_a_restart();
 	test_drain_across_a_restart();

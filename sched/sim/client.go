@@ -27,6 +27,7 @@ type client struct {
 	local    sched.Epoch // the gate's; 0: closed
 	closing  sched.Epoch // drains under this epoch; 0: none
 	released sched.Epoch // the latest that was given back
+	opened   sched.Epoch // the latest that opened the gate since ATTACHED
 	burst    int         // which burst of work this is
 	pending  bool        // the thread has work
 	busy     bool        // and is past the gate
@@ -139,6 +140,7 @@ func (c *client) disconnected() {
 func (c *client) onAttached(p *page) {
 	c.page = p
 	c.attached = true
+	c.opened = 0
 	c.known = true
 	c.blockedSince = c.w.now
 	c.mem.answer = true
@@ -168,7 +170,7 @@ func (c *client) wake(p *page) {
 		return
 	}
 	c.note("opens its gate, epoch %d", p.word)
-	c.local = p.word
+	c.local, c.opened = p.word, p.word
 	c.requested = false
 	c.w.judge.opened(c)
 	c.move()
@@ -181,7 +183,11 @@ func (c *client) onRevoke(epoch sched.Epoch) {
 	case c.local:
 		c.close(sched.Revoked)
 	case c.closing, c.released:
-	default: // never opened
+	default:
+		if epoch < c.opened {
+			return // the page was faster than this frame: it gave that back since
+		}
+		// never opened
 		c.released = epoch
 		c.w.judge.drained(c)
 		c.send(sched.Release{Client: c.id, Epoch: epoch, Reason: sched.Revoked})
