@@ -38,13 +38,14 @@ static bool back(unsigned channel, struct place p)
 		bool told = since != 0;
 		bool room = s->resident + bytes <= nvs_swap_room(channel);
 		int result = CUDA_ERROR_OUT_OF_MEMORY;
+		uint32_t one = 1;
 
 		if (room) {
 			s->resident += bytes;
 			s->away -= bytes;
 			c->state = CHUNK_BUSY;
 			nvs_swap_unlock(s);
-			result = nvs_chunk_map(channel, p);
+			result = nvs_chunk_map(channel, p, &one);
 			nvs_swap_lock(s);
 			c->state = result == CUDA_SUCCESS ? CHUNK_HERE : CHUNK_EMPTY;
 			c->opens = TOUCHED;
@@ -85,7 +86,7 @@ static void forget(struct nvs_swap *s, struct place p)
 		if (c->state == CHUNK_HERE) {
 			c->state = CHUNK_BUSY;
 			nvs_swap_unlock(s);
-			nvs_chunk_unmap(at);
+			nvs_chunk_unmap(at, 1);
 			nvs_swap_lock(s);
 			s->resident -= bytes;
 		} else {

@@ -30,7 +30,8 @@ static void let_in(unsigned channel, struct place p)
 	}
 }
 
-int nvs_chunk_map(unsigned channel, struct place p)
+/* Memory for one chunk, at its place; nobody can reach it yet. */
+static int put(unsigned channel, struct place p)
 {
 	const struct nvs_swap *s = &nvs_swaps[channel];
 	struct chunk *c = &p.span->chunk[p.granule];
@@ -39,7 +40,6 @@ int nvs_chunk_map(unsigned channel, struct place p)
 	struct cu_alloc_full prop = { .head = { CU_MEM_ALLOCATION_PINNED,
 						s->posix_fd ? CU_MEM_HANDLE_POSIX_FD : 0, at },
 				      .rdma = s->rdma };
-	struct cu_access access = { at, CU_MEM_ACCESS_READWRITE };
 	uint64_t bytes = bytes_of(c->granules);
 	unsigned long long handle = 0;
 	int result = CALL(cuMemCreate, &handle, bytes, &prop.head, 0);
@@ -47,23 +47,60 @@ int nvs_chunk_map(unsigned channel, struct place p)
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = CALL(cuMemMap, address_of(p), bytes, 0, handle, 0);
-	if (result == CUDA_SUCCESS) {
-		result = nvs_driver.set_access(address_of(p), bytes, &access, 1);
-		if (result != CUDA_SUCCESS)
-			CALL(cuMemUnmap, address_of(p), bytes);
-	}
 	if (result != CUDA_SUCCESS)
 		CALL(cuMemRelease, handle);
 	c->handle = handle;
 	return result;
 }
 
-void nvs_chunk_unmap(struct place p)
+static void step(struct place *p)
 {
-	struct chunk *c = &p.span->chunk[p.granule];
+	p->granule += p->span->chunk[p->granule].granules;
+}
 
-	CALL(cuMemUnmap, address_of(p), bytes_of(c->granules));
-	CALL(cuMemRelease, c->handle);
+int nvs_chunk_map(unsigned channel, struct place first, uint32_t *chunks)
+{
+	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(channel) },
+				    CU_MEM_ACCESS_READWRITE };
+	struct place at = first;
+	int result = CUDA_SUCCESS, opened;
+	uint32_t n = 0;
+
+	while (n < *chunks && result == CUDA_SUCCESS) {
+		result = put(channel, at);
+		if (result == CUDA_SUCCESS) {
+			step(&at);
+			n++;
+		}
+	}
+	*chunks = n;
+	if (!n)
+		return result;
+	/* The costly one, whatever it is for: once for all. */
+	opened = nvs_driver.set_access(address_of(first), address_of(at) - address_of(first), &access, 1);
+	if (opened == CUDA_SUCCESS)
+		return result;
+	nvs_chunk_unmap(first, n);
+	*chunks = 0;
+	return opened;
+}
+
+void nvs_chunk_unmap(struct place first, uint32_t chunks)
+{
+	struct place at = first, end = first;
+	bool at_once;
+
+	for (uint32_t i = 0; i < chunks; i++)
+		step(&end);
+	at_once = CALL(cuMemUnmap, address_of(first), address_of(end) - address_of(first)) == CUDA_SUCCESS;
+	for (; at.granule < end.granule; step(&at)) {
+		const struct chunk *c = &at.span->chunk[at.granule];
+
+		/* The documentation speaks of a range of one mapping only. */
+		if (!at_once)
+			CALL(cuMemUnmap, address_of(at), bytes_of(c->granules));
+		CALL(cuMemRelease, c->handle);
+	}
 }
 
 void nvs_swap_open_to_peers(unsigned channel)

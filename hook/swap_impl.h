@@ -115,6 +115,7 @@ struct nvs_swap {
 	uint64_t away;         /* in the arena or nowhere; both add up to claimed */
 	uint64_t coming;       /* of resident: not there yet */
 	uint64_t going;        /* of resident: about to leave */
+	uint64_t batch;        /* bytes that come in at a time */
 	uint64_t cached;       /* of claimed: free for reuse */
 	struct place cache[CACHE_MAX];
 	uint32_t cache_count;
@@ -189,9 +190,12 @@ bool nvs_chunk_next(unsigned channel, unsigned states, struct place *at, uint32_
 
 /* ---- swap_chunk.c; no lock is held ---- */
 
-/* Physical memory for a chunk and its mapping. Returns CUresult. */
-int nvs_chunk_map(unsigned channel, struct place p);
-void nvs_chunk_unmap(struct place p);
+/*
+ * Physical memory for chunks side by side, and its mapping. Returns CUresult;
+ * chunks becomes how many from the first on have it.
+ */
+int nvs_chunk_map(unsigned channel, struct place first, uint32_t *chunks);
+void nvs_chunk_unmap(struct place first, uint32_t chunks);
 
 /* Lets the process's other GPUs reach what is on this one. */
 void nvs_swap_open_to_peers(unsigned channel);
@@ -226,6 +230,9 @@ void nvs_arena_fork_child(void);
 void nvs_swap_reap(unsigned channel);
 
 /* ---- swap_move.c ---- */
+
+/* Bytes that come in at a time, of what is away. */
+uint64_t nvs_swap_batch(uint64_t away);
 
 /* False: no thread can be made. */
 bool nvs_mover_start(unsigned channel);

@@ -2,8 +2,9 @@
 /*
  * swap_move.c: the thread that moves memory out and in, one per channel.
  *
- * Two chunks are in flight: while one is copied, the physical memory of the one
- * before it is given up, or that of the one after it obtained.
+ * It goes by runs, chunks side by side. Two are in flight: while one is copied,
+ * the physical memory of the one before it is given up, or that of the one after
+ * it obtained.
  */
 #include <string.h>
 
@@ -17,13 +18,21 @@
 
 #define TELL_BYTES (64ull << 20) /* moved between two MOVED on the way */
 #define FLIGHTS    2u
+#define RUN_OUT    16u           /* granules of a run that leaves, at most by a chunk more */
 #define IDLE_NS    (1 * NVS_S)
 #define RETRY_NS   (20 * NVS_MS) /* until what the driver refused is tried again */
 
 NVS_EXPORT int cuStreamCreate(void **stream, uint flags);
 
+/* Chunks side by side; all are CHUNK_BUSY, so that they stay what they are. */
+struct run {
+	struct place first;
+	uint32_t chunks;
+	uint64_t bytes;
+};
+
 struct flight {
-	struct place place;
+	struct run run;
 	bool copied;   /* its event tells when it is there */
 };
 
@@ -87,11 +96,35 @@ static bool equip(struct nvs_swap *s)
 	return s->stream && s->event[0] && s->event[1];
 }
 
-/* ---- one chunk ---- */
+/* ---- one run ---- */
 
 static struct chunk *chunk_of(struct place p)
 {
 	return &p.span->chunk[p.granule];
+}
+
+static void step(struct place *p)
+{
+	p->granule += chunk_of(*p)->granules;
+}
+
+/*
+ * Bytes that come in at a time. While another process's memory goes out each
+ * cuMemSetAccess holds up the copies that come in by half a millisecond, however
+ * much it opens (tests/gpu, step swap: 25 MiB at the link's rate), but what is
+ * opened at once comes in that much later than it could. Both together are least
+ * at the root of their product.
+ */
+uint64_t nvs_swap_batch(uint64_t away)
+{
+	uint64_t square = away / GRANULE * 12, root = 1;
+
+	while (root * root < square)
+		root *= 2;
+	for (uint64_t better = root; better; better /= 2)
+		if (root > better && (root - better) * (root - better) >= square)
+			root -= better;
+	return bytes_of(root > PIECE ? (uint32_t)root : PIECE);
 }
 
 /* Whether the pass is to go on. The lock is held. */
@@ -104,20 +137,34 @@ static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 	return p->out ? !s->want && s->resident - s->going > nvs_swap_room(p->channel) : s->want;
 }
 
-/* Takes the next chunk in hand. False: there is none, or nothing to do. */
-static bool pick(struct pass *p, struct place *got)
+/* Whether there is room for one more chunk of a run that comes in. The lock is held. */
+static bool fits(const struct pass *p, const struct run *r, uint64_t bytes)
+{
+	const struct nvs_swap *s = &nvs_swaps[p->channel];
+	uint64_t least = s->away < s->batch ? s->away : s->batch;
+
+	if (r->chunks || least < bytes)
+		least = bytes;
+	return s->resident + least <= nvs_swap_room(p->channel);
+}
+
+/* Takes the next run in hand. False: there is none, or nothing to do. */
+static bool pick(struct pass *p, struct run *r)
 {
 	struct nvs_swap *s = &nvs_swaps[p->channel];
-	bool found = false;
 
+	*r = (struct run){ .chunks = 0 };
 	nvs_swap_lock(s);
-	while (!found && goes_on(p, s)) {
+	while (r->bytes < (p->out ? bytes_of(RUN_OUT) : s->batch) && goes_on(p, s)) {
 		struct chunk *c;
 		uint64_t bytes;
 
 		if (!nvs_chunk_next(p->channel, p->out ? 1u << CHUNK_HERE
 						       : 1u << CHUNK_AWAY | 1u << CHUNK_EMPTY,
 				    &p->at, &p->looked))
+			break;
+		if (r->chunks && (p->at.span != r->first.span ||
+				  address_of(p->at) != address_of(r->first) + r->bytes))
 			break;
 		c = chunk_of(p->at);
 		bytes = bytes_of(c->granules);
@@ -133,7 +180,7 @@ static bool pick(struct pass *p, struct place *got)
 				c->opens = TOUCHED;
 			s->going += bytes;
 		} else {
-			if (s->resident + bytes > nvs_swap_room(p->channel))
+			if (!fits(p, r, bytes))
 				break;
 			s->resident += bytes;
 			s->away -= bytes;
@@ -141,44 +188,43 @@ static bool pick(struct pass *p, struct place *got)
 			c->opens = c->state == CHUNK_AWAY ? TOUCHED : s->opens;
 		}
 		c->state = CHUNK_BUSY;
-		*got = p->at;
-		p->at.granule += c->granules;
-		found = true;
+		if (!r->chunks++)
+			r->first = p->at;
+		r->bytes += bytes;
+		step(&p->at);
 	}
 	nvs_swap_unlock(s);
-	return found;
+	return r->chunks;
 }
 
-/* What the chunk in hand has become. */
-static void settle(struct pass *p, struct place at, enum chunk_state state)
+/* The run has got where the pass moves it, or (moved false) is where it was. */
+static void settle(struct pass *p, struct run r, bool moved)
 {
 	struct nvs_swap *s = &nvs_swaps[p->channel];
-	struct chunk *c = chunk_of(at);
-	uint64_t bytes = bytes_of(c->granules);
+	bool here = moved != p->out;
+	struct place at = r.first;
 
 	nvs_swap_lock(s);
-	if (p->out) {
-		s->going -= bytes;
-		if (state != CHUNK_HERE) {
+	for (; r.chunks; r.chunks--) {
+		struct chunk *c = chunk_of(at);
+		uint64_t bytes = bytes_of(c->granules);
+		bool content = c->opens == TOUCHED;
+
+		if (p->out)
+			s->going -= bytes;
+		else
+			s->coming -= bytes;
+		if (!here) {
 			s->resident -= bytes;
 			s->away += bytes;
-			s->out_bytes += state == CHUNK_AWAY ? bytes : 0;
-		} else if (c->opens == TOUCHED) {
+		} else if (content) {
 			nvs_arena_give(p->channel, at, c->granules);
 		}
-	} else {
-		s->coming -= bytes;
-		if (state == CHUNK_HERE) {
-			if (c->opens == TOUCHED) {
-				nvs_arena_give(p->channel, at, c->granules);
-				s->in_bytes += bytes;
-			}
-		} else {
-			s->resident -= bytes;
-			s->away += bytes;
-		}
+		if (moved && content)
+			*(p->out ? &s->out_bytes : &s->in_bytes) += bytes;
+		c->state = here ? CHUNK_HERE : content ? CHUNK_AWAY : CHUNK_EMPTY;
+		step(&at);
 	}
-	c->state = (uint8_t)state;
 	nvs_swap_unlock(s);
 	nvs_swap_kick(s);
 }
@@ -206,21 +252,14 @@ static void land(struct pass *p)
 {
 	struct nvs_swap *s = &nvs_swaps[p->channel];
 	struct flight *f = &p->flight[p->first];
-	uint64_t bytes = bytes_of(chunk_of(f->place)->granules);
 	int result = f->copied ? nvs_driver.event_synchronize(s->event[p->first]) : CUDA_SUCCESS;
 
-	if (result != CUDA_SUCCESS) {
+	if (result != CUDA_SUCCESS)
 		give_up(p, result);
-		if (!p->out)
-			nvs_chunk_unmap(f->place);
-		settle(p, f->place, p->out ? CHUNK_HERE : CHUNK_AWAY);
-	} else if (p->out) {
-		nvs_chunk_unmap(f->place);
-		settle(p, f->place, f->copied ? CHUNK_AWAY : CHUNK_EMPTY);
-	} else {
-		settle(p, f->place, CHUNK_HERE);
-	}
-	p->untold += bytes;
+	if ((result == CUDA_SUCCESS) == p->out)
+		nvs_chunk_unmap(f->run.first, f->run.chunks);
+	settle(p, f->run, result == CUDA_SUCCESS);
+	p->untold += f->run.bytes;
 	p->moved = true;
 	p->first = (p->first + 1) % FLIGHTS;
 	p->count--;
@@ -230,40 +269,57 @@ static void land(struct pass *p)
 	}
 }
 
-/* Sends the chunk in hand on its way. */
-static void take_off(struct pass *p, struct place at)
+/* Memory for a run that comes in. What cannot have any stays away. */
+static bool map(struct pass *p, struct run *r)
+{
+	uint32_t chunks = r->chunks;
+	int result = nvs_chunk_map(p->channel, r->first, &chunks);
+	struct run rest = *r;
+
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		p->stuck = NVS_MOVED_NO_MEMORY;
+	else if (result != CUDA_SUCCESS)
+		give_up(p, result);
+	rest.chunks -= chunks;
+	for (r->chunks = 0; r->chunks < chunks; r->chunks++) {
+		rest.bytes -= bytes_of(chunk_of(rest.first)->granules);
+		step(&rest.first);
+	}
+	r->bytes -= rest.bytes;
+	if (rest.chunks)
+		settle(p, rest, false);
+	return r->chunks;
+}
+
+/* Sends the run in hand on its way. */
+static void take_off(struct pass *p, struct run r)
 {
 	struct nvs_swap *s = &nvs_swaps[p->channel];
 	unsigned slot = (p->first + p->count) % FLIGHTS;
-	struct chunk *c = chunk_of(at);
-	bool content = c->opens == TOUCHED;
-	int result;
+	struct place at = r.first;
+	int result = CUDA_SUCCESS;
+	bool copied = false;
 
-	if (!p->out) {
-		result = nvs_chunk_map(p->channel, at);
-		if (result != CUDA_SUCCESS) {
-			settle(p, at, content ? CHUNK_AWAY : CHUNK_EMPTY);
-			if (result == CUDA_ERROR_OUT_OF_MEMORY)
-				p->stuck = NVS_MOVED_NO_MEMORY;
-			else
-				give_up(p, result);
-			return;
-		}
-	}
-	result = CUDA_SUCCESS;
-	if (content) {
+	if (!p->out && !map(p, &r))
+		return;
+	for (uint32_t i = 0; i < r.chunks && result == CUDA_SUCCESS; i++, step(&at)) {
+		const struct chunk *c = chunk_of(at);
+
+		if (c->opens != TOUCHED)
+			continue;
+		copied = true;
 		result = nvs_arena_copy(p->channel, at, c->granules, p->out);
-		if (result == CUDA_SUCCESS)
-			result = nvs_driver.event_record(s->event[slot], s->stream);
 	}
+	if (result == CUDA_SUCCESS && copied)
+		result = nvs_driver.event_record(s->event[slot], s->stream);
 	if (result != CUDA_SUCCESS) {
 		give_up(p, result); /* nothing that was begun writes there any more */
 		if (!p->out)
-			nvs_chunk_unmap(at);
-		settle(p, at, p->out ? CHUNK_HERE : CHUNK_AWAY);
+			nvs_chunk_unmap(r.first, r.chunks);
+		settle(p, r, false);
 		return;
 	}
-	p->flight[slot] = (struct flight){ at, content };
+	p->flight[slot] = (struct flight){ r, copied };
 	p->count++;
 }
 
@@ -273,7 +329,7 @@ static void take_off(struct pass *p, struct place at)
 static struct pass move(unsigned channel, bool out)
 {
 	struct pass p = { .channel = channel, .out = out };
-	struct place at;
+	struct run r;
 
 	pthread_mutex_lock(&nvs_drain_lock[channel]);
 	if (!nvs_mover_context(channel)) {
@@ -281,10 +337,10 @@ static struct pass move(unsigned channel, bool out)
 	} else {
 		if (!equip(&nvs_swaps[channel]))
 			p.stuck = NVS_MOVED_ERROR;
-		while (!p.stuck && pick(&p, &at)) {
+		while (!p.stuck && pick(&p, &r)) {
 			if (p.count == FLIGHTS)
 				land(&p);
-			take_off(&p, at);
+			take_off(&p, r);
 		}
 		while (p.count)
 			land(&p);
