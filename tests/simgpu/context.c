@@ -126,8 +126,17 @@ out:
 	return rc;
 }
 
+struct simgpu_calls drv_calls;
+
+struct simgpu_calls simgpu_calls(void)
+{
+	return (struct simgpu_calls){ .all = __atomic_load_n(&drv_calls.all, __ATOMIC_RELAXED),
+				      .vmm = __atomic_load_n(&drv_calls.vmm, __ATOMIC_RELAXED) };
+}
+
 CUresult drv_enter(void)
 {
+	__atomic_fetch_add(&drv_calls.all, 1, __ATOMIC_RELAXED);
 	switch (__atomic_load_n(&state, __ATOMIC_ACQUIRE)) {
 	case S_READY:
 		return CUDA_SUCCESS;

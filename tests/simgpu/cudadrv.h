@@ -96,6 +96,11 @@ enum {
 	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
 	CU_MEM_HANDLE_TYPE_POSIX_FD = 1,
 	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+	CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
+	CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
+	CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH = 6,
+	CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
+	CU_MEMPOOL_ATTR_USED_MEM_HIGH = 8,
 	CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,
 	CU_POINTER_ATTRIBUTE_CONTEXT = 1,
 	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
@@ -459,6 +464,13 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra);
 CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
 				   unsigned bz, unsigned smem, CUstream s, void **params);
+
+/* Not the driver's: calls of this process so far, for tests. */
+struct simgpu_calls {
+	unsigned long long all; /* after initialisation; not what only tells what was set */
+	unsigned long long vmm; /* of these: physical memory made, mapped, opened, unmapped, released */
+};
+struct simgpu_calls simgpu_calls(void);
 
 #pragma GCC visibility pop
 

@@ -144,6 +144,7 @@ CUresult drv_enter(void); /* first line of every call */
 struct sim_ctx *ctx_current(void);
 CUresult ctx_need(struct sim_ctx **ctx);
 uint64_t thread_id(void);
+extern struct simgpu_calls drv_calls;
 int dev_count(void);
 int dev_gpu(CUdevice dev); /* node index, -1 */
 

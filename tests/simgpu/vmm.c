@@ -103,10 +103,16 @@ static struct handle *handle_new(struct phys *ph)
 	return h;
 }
 
+static CUresult vmm_enter(void)
+{
+	__atomic_fetch_add(&drv_calls.vmm, 1, __ATOMIC_RELAXED);
+	return drv_enter();
+}
+
 CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAllocationProp *prop,
 		     unsigned long long flags)
 {
-	CUresult rc = drv_enter();
+	CUresult rc = vmm_enter();
 	struct phys *ph;
 	int gpu;
 
@@ -174,7 +180,7 @@ static void phys_drop(struct phys *ph)
 CUresult cuMemRelease(CUmemGenericAllocationHandle h)
 {
 	struct handle *handle = (struct handle *)(uintptr_t)h;
-	CUresult rc = drv_enter();
+	CUresult rc = vmm_enter();
 
 	if (rc)
 		return rc;
@@ -276,7 +282,7 @@ CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocat
 {
 	struct handle *handle = (struct handle *)(uintptr_t)h;
 	struct phys *ph = NULL;
-	CUresult rc = drv_enter();
+	CUresult rc = vmm_enter();
 	struct area *r;
 	int next;
 
@@ -306,7 +312,7 @@ CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocat
 static CUresult each_mapping(CUdeviceptr p, size_t size, CUresult (*fn)(struct area *))
 {
 	uintptr_t at, end = (uintptr_t)p + size;
-	CUresult rc = drv_enter();
+	CUresult rc = vmm_enter();
 
 	if (rc)
 		return rc;

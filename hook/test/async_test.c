@@ -1,0 +1,658 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * async_test.c: stream-ordered allocation of memory that moves, over the simulated
+ * GPU. Run with the shim preloaded; one case per process, "" lists them. The
+ * process is the tenant, and a thread of it the scheduler.
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cudadrv.h"
+#include "swapper.h"
+
+#define KIB (1ull << 10)
+#define MIB (1ull << 20)
+#define GPU (4096 * MIB)
+#define CACHE (128 * MIB) /* is kept in any case */
+#define CU(call) \
+	do { \
+		int rc_ = (call); \
+		if (rc_) { \
+			fprintf(stderr, "%s:%d: %s: error %d\n", __FILE__, __LINE__, #call, rc_); \
+			exit(1); \
+		} \
+	} while (0)
+
+static const char *self;
+
+static void nap_ms(int ms)
+{
+	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
+
+	nanosleep(&t, NULL);
+}
+
+#define EVENTUALLY(cond) \
+	do { \
+		for (int ms_ = 0; !(cond) && ms_ < PATIENCE_MS; ms_++) \
+			nap_ms(1); \
+		CHECK(cond); \
+	} while (0)
+
+static uint64_t random_state = 88172645463325252ull;
+
+static uint64_t rnd(uint64_t below)
+{
+	random_state ^= random_state << 13;
+	random_state ^= random_state >> 7;
+	random_state ^= random_state << 17;
+	return random_state % below;
+}
+
+/* ---- a tenant ---- */
+
+static const char ptx[] =
+	".version 6.0\n.target sm_50\n.address_size 64\n"
+	".visible .entry nvshare_spin(.param .u64 a, .param .u64 b) { ret; }\n"
+	".visible .entry nvshare_fill(.param .u64 a, .param .u64 b, .param .u64 c) { ret; }\n"
+	".visible .entry nvshare_check(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d) { ret; }\n";
+
+static CUfunction spin, fill, check;
+static CUcontext ctx;
+static CUmemoryPool pool;
+static CUstream streams[2];
+static CUdeviceptr wrong;
+
+/* Holds the GPU afterwards. */
+static void tenant_open(void)
+{
+	CUmodule m;
+
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&ctx, 0, 0));
+	CU(cuModuleLoadData(&m, ptx));
+	CU(cuModuleGetFunction(&spin, m, "nvshare_spin"));
+	CU(cuModuleGetFunction(&fill, m, "nvshare_fill"));
+	CU(cuModuleGetFunction(&check, m, "nvshare_check"));
+	CU(cuDeviceGetDefaultMemPool(&pool, 0));
+	for (int i = 0; i < 2; i++)
+		CU(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+	CU(cuMemAlloc_v2(&wrong, 8));
+	CU(cuMemsetD8_v2(wrong, 0, 8));
+	CU(cuCtxSynchronize());
+}
+
+static void open_on(uint64_t gpu)
+{
+	struct swapper_config c = { .gpu = gpu, .arena = 64 * MIB, .quantum_ms = 30 };
+
+	swapper_init();
+	swapper_start(&c);
+	tenant_open();
+}
+
+static void threshold(uint64_t bytes)
+{
+	CU(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &bytes));
+}
+
+static uint64_t attribute(int what)
+{
+	uint64_t value = 0;
+
+	CU(cuMemPoolGetAttribute(pool, what, &value));
+	return value;
+}
+
+static uint64_t used(void)
+{
+	size_t left, total;
+
+	CU(cuMemGetInfo_v2(&left, &total));
+	return total - left;
+}
+
+static void run(uint64_t ns, CUstream s)
+{
+	uint64_t zero = 0;
+	void *params[] = { &ns, &zero };
+
+	CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
+}
+
+static void run_fill(CUdeviceptr p, uint64_t bytes, uint64_t seed, CUstream s)
+{
+	uint64_t n = bytes / 8 * 8;
+	void *params[] = { &p, &n, &seed };
+
+	CU(cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
+}
+
+/* Counted in the stream; see faultless(). */
+static void run_check(CUdeviceptr p, uint64_t bytes, uint64_t seed, CUstream s)
+{
+	uint64_t n = bytes / 8 * 8;
+	void *params[] = { &p, &n, &seed, &wrong };
+
+	CU(cuLaunchKernel(check, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
+}
+
+static void faultless(void)
+{
+	uint64_t bad = 1;
+
+	CU(cuCtxSynchronize());
+	CU(cuMemcpyDtoH_v2(&bad, wrong, 8));
+	CHECK(bad == 0);
+}
+
+static CUdeviceptr get(uint64_t bytes, CUstream s)
+{
+	CUdeviceptr p;
+
+	CU(cuMemAllocAsync(&p, bytes, s));
+	return p;
+}
+
+/* ---- a training step ---- */
+
+enum { TENSORS = 200, ROUNDS = 12, WARM = 4 };
+
+static uint64_t sizes[TENSORS];
+
+/* From 512 bytes to 300 MiB, 2 GiB in all; what a round needs at a time is half of it. */
+static void make_sizes(void)
+{
+	static const uint64_t large[] = { 300, 160, 120, 75, 64, 48, 33, 24, 18, 9 };
+
+	for (int i = 0; i < TENSORS; i++)
+		sizes[i] = i % 10 == 3 && i < 100 ? large[i / 10] * MIB
+			: i % 3 ? 512 + rnd(8 * KIB) : 512 + rnd(3 * MIB);
+}
+
+/* Forward: all are allocated, each other one freed soon. Backward: the others. */
+static void step(void)
+{
+	CUdeviceptr p[TENSORS], t;
+
+	for (int i = 0; i < TENSORS; i++) {
+		CUstream s = streams[i % 7 == 0];
+
+		p[i] = get(sizes[i], s);
+		run(1000, s);
+		if (i % 2) {
+			CU(cuMemFreeAsync(p[i], s));
+			p[i] = 0;
+		}
+	}
+	for (int i = TENSORS; i-- > 0;) {
+		CUstream s = streams[i % 7 == 0];
+
+		if (!p[i])
+			continue;
+		t = get(sizes[i], s);
+		run(1000, s);
+		CU(cuMemFreeAsync(t, s));
+		CU(cuMemFreeAsync(p[i], s));
+	}
+}
+
+static struct simgpu_calls calls_of(int rounds, bool synchronised)
+{
+	struct simgpu_calls before = simgpu_calls(), after;
+
+	for (int i = 0; i < rounds; i++) {
+		step();
+		if (synchronised)
+			CU(cuCtxSynchronize());
+	}
+	after = simgpu_calls();
+	return (struct simgpu_calls){ after.all - before.all, after.vmm - before.vmm };
+}
+
+/* What it costs the GPU's driver, once it has found its rhythm. */
+static void steady(bool synchronised)
+{
+	struct simgpu_calls c;
+	unsigned long long launches = ROUNDS * (TENSORS + TENSORS / 2);
+
+	make_sizes();
+	calls_of(WARM, synchronised);
+	c = calls_of(ROUNDS, synchronised);
+	CHECK(c.vmm == 0);
+	/* An event for each free, and a look at it. */
+	CHECK(c.all <= launches + 2 * launches + 2 * ROUNDS);
+}
+
+static void steps_reach_a_steady_state(void)
+{
+	open_on(GPU);
+	threshold(UINT64_MAX);
+	steady(true);
+	steady(false);
+	CHECK(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0);
+	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) > 300 * MIB);
+	swapper_end();
+}
+
+static void nothing_is_released_between_synchronisations(void)
+{
+	open_on(GPU);
+	steady(false);
+	/* Then it is, but for the usual. */
+	CU(cuCtxSynchronize());
+	EVENTUALLY(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) <= CACHE);
+	EVENTUALLY(swapper_seen().resident <= CACHE + 64 * MIB);
+	swapper_end();
+}
+
+/* ---- what a pool keeps ---- */
+
+static void fill_pool(uint64_t bytes)
+{
+	CUdeviceptr p[4];
+
+	for (int i = 0; i < 4; i++)
+		p[i] = get(bytes / 4, streams[0]);
+	for (int i = 0; i < 4; i++)
+		CU(cuMemFreeAsync(p[i], streams[0]));
+}
+
+static void pools_tell_what_they_have(void)
+{
+	uint64_t zero = 0, high;
+	CUdeviceptr p;
+
+	open_on(GPU);
+	threshold(UINT64_MAX);
+	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
+	p = get(100 * MIB, streams[0]);
+	CHECK(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 100 * MIB);
+	CU(cuMemFreeAsync(p, streams[0]));
+	fill_pool(1024 * MIB);
+	CHECK(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0);
+	CHECK(attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 1024 * MIB);
+	high = attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+	CHECK(high == attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH));
+	CHECK(high >= 1024 * MIB && high <= 1124 * MIB);
+	CU(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero));
+	CHECK(attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 0);
+	CU(cuCtxSynchronize());
+	CU(cuMemPoolTrimTo(pool, 512 * MIB));
+	high = attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+	CHECK(high <= 768 * MIB && high >= 512 * MIB);
+	CU(cuMemPoolTrimTo(pool, 0));
+	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
+	CHECK(used() <= 64 * MIB);
+	swapper_end();
+}
+
+/* What work may still use is not given up. */
+static void trimming_spares_what_is_in_use(void)
+{
+	CUdeviceptr p;
+
+	open_on(GPU);
+	threshold(UINT64_MAX);
+	p = get(256 * MIB, streams[0]);
+	run(300 * 1000000ull, streams[0]);
+	run_fill(p, 256 * MIB, 1, streams[0]);
+	CU(cuMemFreeAsync(p, streams[0]));
+	CU(cuMemPoolTrimTo(pool, 0));
+	CHECK(cuStreamQuery(streams[0]) == CUDA_SUCCESS ||
+	      attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 256 * MIB);
+	CU(cuCtxSynchronize());
+	CU(cuMemPoolTrimTo(pool, 0));
+	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
+	swapper_end();
+}
+
+/* For memory that is not of the pool, and for what does not fit into what it has. */
+static void what_is_kept_makes_way(void)
+{
+	CUdeviceptr p;
+
+	open_on(1024 * MIB);
+	threshold(UINT64_MAX);
+	fill_pool(900 * MIB);
+	run(50 * 1000000ull, streams[0]); /* not done with it yet */
+	CU(cuMemAlloc_v2(&p, 700 * MIB));
+	CU(cuMemsetD8_v2(p, 1, 700 * MIB));
+	CU(cuMemFree_v2(p));
+	fill_pool(900 * MIB);
+	p = get(901 * MIB, streams[1]);
+	CU(cuMemFreeAsync(p, streams[1]));
+	CHECK(swapper_seen().stuck_memory == 0);
+	swapper_end();
+}
+
+/* ---- another tenant ---- */
+
+static int other(void)
+{
+	CUdeviceptr p;
+
+	tenant_open();
+	CU(cuMemAlloc_v2(&p, 600 * MIB));
+	for (int i = 0; i < 5; i++) {
+		run_fill(p, 600 * MIB, 1, NULL);
+		run(30 * 1000000ull, NULL);
+		run_check(p, 600 * MIB, 1, NULL);
+		faultless();
+	}
+	return 0;
+}
+
+static void another_tenant_gets_what_is_kept(void)
+{
+	int status;
+	CUdeviceptr p;
+	pid_t pid;
+
+	open_on(1024 * MIB);
+	threshold(UINT64_MAX);
+	p = get(64 * MIB, streams[0]);
+	run_fill(p, 64 * MIB, 7, streams[0]);
+	fill_pool(800 * MIB);
+	CU(cuCtxSynchronize());
+	pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		execl(self, self, "other", (char *)NULL);
+		_exit(127);
+	}
+	while (waitpid(pid, &status, WNOHANG) == 0) { /* both work meanwhile */
+		run_check(p, 64 * MIB, 7, streams[0]);
+		CU(cuStreamSynchronize(streams[0]));
+		fill_pool(rnd(2) ? 300 * MIB : 100 * KIB);
+		nap_ms(1);
+	}
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	/* Nothing of what was kept was worth copying. */
+	CHECK(swapper_seen().ready > 0 && swapper_seen().out <= 10 * 100 * MIB);
+	faultless();
+	swapper_end();
+}
+
+/* ---- order, against a model ---- */
+
+enum { LIVE = 48, PAST = 4096 };
+
+static struct { CUdeviceptr p; uint64_t bytes, seed; CUstream s; } live[LIVE];
+/* Freed places: nobody else's before `done`. */
+static struct { CUdeviceptr p; uint64_t bytes; CUstream s; CUevent done; } past[PAST];
+static unsigned past_next;
+
+static uint64_t some_size(void)
+{
+	switch (rnd(4)) {
+	case 0:
+		return 8 + rnd(4 * KIB);
+	case 1:
+		return 8 + rnd(MIB);
+	case 2:
+		return MIB + 1 + rnd(3 * MIB);
+	default:
+		return MIB + 1 + rnd(40 * MIB);
+	}
+}
+
+static bool overlap(CUdeviceptr a, uint64_t n, CUdeviceptr b, uint64_t m)
+{
+	return a < b + m && b < a + n;
+}
+
+static void model_alloc(int i, CUstream s)
+{
+	uint64_t bytes = some_size();
+	CUdeviceptr p = get(bytes, s);
+
+	CHECK(p % 512 == 0);
+	for (int k = 0; k < LIVE; k++)
+		CHECK(!live[k].p || !overlap(p, bytes, live[k].p, live[k].bytes));
+	for (int k = 0; k < PAST; k++)
+		CHECK(!past[k].done || past[k].s == s || !overlap(p, bytes, past[k].p, past[k].bytes) ||
+		      cuEventQuery(past[k].done) == CUDA_SUCCESS);
+	live[i].p = p;
+	live[i].bytes = bytes;
+	live[i].seed = rnd(1ull << 60);
+	live[i].s = s;
+	run_fill(p, bytes, live[i].seed, s);
+}
+
+static void model_free(int i)
+{
+	unsigned k = past_next++ % PAST;
+
+	run_check(live[i].p, live[i].bytes, live[i].seed, live[i].s);
+	past[k].p = live[i].p;
+	past[k].bytes = live[i].bytes;
+	past[k].s = live[i].s;
+	if (!past[k].done)
+		CU(cuEventCreate(&past[k].done, CU_EVENT_DISABLE_TIMING));
+	CU(cuMemFreeAsync(live[i].p, live[i].s));
+	CU(cuEventRecord(past[k].done, live[i].s));
+	CHECK(cuMemFreeAsync(live[i].p, live[i].s) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemFree_v2(live[i].p) == CUDA_ERROR_INVALID_VALUE);
+	live[i].p = 0;
+}
+
+static void any_sequence_keeps_the_order_of_streams(void)
+{
+	CUstream s[] = { streams[0], streams[1], NULL };
+
+	open_on(1024 * MIB);
+	s[0] = streams[0];
+	s[1] = streams[1];
+	for (int n = 0; n < 4000; n++) {
+		int i = (int)rnd(LIVE);
+
+		if (n % 1000 == 0)
+			threshold(rnd(2) ? UINT64_MAX : rnd(2) * 200 * MIB);
+		switch (rnd(40)) {
+		case 0:
+			CU(cuStreamSynchronize(s[rnd(3)]));
+			break;
+		case 1:
+			CU(cuMemPoolTrimTo(pool, rnd(100) * MIB));
+			break;
+		case 2:
+			run(rnd(10) * 1000000, s[rnd(3)]);
+			break;
+		case 3:
+			used();
+			break;
+		default:
+			if (live[i].p)
+				model_free(i);
+			else
+				model_alloc(i, s[rnd(3)]);
+		}
+	}
+	for (int i = 0; i < LIVE; i++)
+		if (live[i].p)
+			model_free(i);
+	faultless();
+	CHECK(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0);
+	swapper_end();
+}
+
+/* ---- streams that go, and threads ---- */
+
+/* A stream may end before what it had freed has passed; handles come again. */
+static void streams_come_and_go(void)
+{
+	CUdeviceptr p, q;
+	CUstream s;
+
+	open_on(GPU);
+	threshold(UINT64_MAX);
+	for (int i = 0; i < 50; i++) {
+		CUevent done;
+
+		CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+		CU(cuEventCreate(&done, CU_EVENT_DISABLE_TIMING));
+		p = get(32 * MIB, s);
+		run(5 * 1000000ull, s);
+		CU(cuMemFreeAsync(p, s));
+		CU(cuEventRecord(done, s));
+		CU(cuStreamDestroy_v2(s));
+		CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+		q = get(32 * MIB, s);
+		CHECK(q != p || cuEventQuery(done) == CUDA_SUCCESS);
+		CU(cuMemFreeAsync(q, s));
+		CU(cuStreamSynchronize(s));
+		CU(cuStreamDestroy_v2(s));
+		CU(cuEventSynchronize(done));
+		CU(cuEventDestroy_v2(done));
+	}
+	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) <= 96 * MIB);
+	swapper_end();
+}
+
+static void *worker(void *arg)
+{
+	CUstream s;
+
+	(void)arg;
+	CU(cuCtxSetCurrent(ctx));
+	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+	for (int i = 0; i < 300; i++) {
+		uint64_t bytes = i % 3 ? 3000 : 6 * MIB, seed = (uint64_t)(uintptr_t)s + (uint64_t)i;
+		CUdeviceptr p = get(bytes, s), q = get(5000, s);
+
+		run_fill(p, bytes, seed, s);
+		run_check(p, bytes, seed, s);
+		CU(cuMemFreeAsync(p, s));
+		if (i % 16 == 0)
+			CU(cuStreamSynchronize(s));
+		if (i % 50 == 0)
+			CU(cuMemPoolTrimTo(pool, 8 * MIB));
+		CU(cuMemFreeAsync(q, i % 5 ? s : NULL));
+	}
+	CU(cuStreamSynchronize(s));
+	CU(cuStreamDestroy_v2(s));
+	return NULL;
+}
+
+static void threads_share_a_pool(void)
+{
+	pthread_t t[6];
+
+	open_on(GPU);
+	for (int i = 0; i < 6; i++)
+		CHECK(pthread_create(&t[i], NULL, worker, NULL) == 0);
+	for (int i = 0; i < 6; i++)
+		pthread_join(t[i], NULL);
+	faultless();
+	CHECK(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0);
+	CU(cuMemPoolTrimTo(pool, 0));
+	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
+	swapper_end();
+}
+
+/* ---- pools and contexts that go ---- */
+
+static void pools_and_contexts_end(void)
+{
+	CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+				 .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	uint64_t all = UINT64_MAX;
+	CUcontext second;
+	CUmemoryPool own;
+	CUdeviceptr p, q;
+	CUstream s;
+
+	open_on(GPU);
+	threshold(UINT64_MAX);
+	for (int i = 0; i < 20; i++) {
+		CU(cuMemPoolCreate(&own, &props));
+		CU(cuMemPoolSetAttribute(own, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
+		CU(cuMemAllocFromPoolAsync(&p, 200 * MIB, own, streams[0]));
+		CU(cuMemAllocFromPoolAsync(&q, 3000, own, streams[0]));
+		run_fill(p, 200 * MIB, 1, streams[0]);
+		CU(cuMemPoolDestroy(own));
+		run_check(p, 200 * MIB, 1, streams[0]); /* lives on */
+		CU(cuMemFreeAsync(p, streams[0]));
+		CU(cuMemFreeAsync(q, streams[0]));
+		CU(cuCtxSynchronize());
+		EVENTUALLY(used() <= 64 * MIB);
+	}
+	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
+	for (int i = 0; i < 20; i++) {
+		CU(cuCtxCreate_v2(&second, 0, 0));
+		CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+		p = get(40 * MIB, s);
+		run_fill(p, 40 * MIB, 5, s);
+		q = get(40 * MIB, s);
+		CU(cuMemFreeAsync(q, s));
+		CU(cuCtxDestroy_v2(second));
+		CU(cuCtxSetCurrent(ctx));
+		run_check(p, 40 * MIB, 5, streams[0]); /* of no context */
+		CU(cuMemFreeAsync(p, streams[0]));
+		CU(cuCtxSynchronize());
+	}
+	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) <= 160 * MIB);
+	faultless();
+	swapper_end();
+}
+
+/* ---- by hand: what a pair costs ---- */
+
+static void cost(void)
+{
+	static const uint64_t what[] = { 512, 100 * KIB, 2 * MIB, 300 * MIB };
+	enum { PAIRS = 200000 };
+
+	open_on(GPU);
+	threshold(UINT64_MAX);
+	for (int i = 0; i < 4; i++) {
+		struct simgpu_calls before = simgpu_calls();
+		uint64_t t = test_now();
+
+		for (int n = 0; n < PAIRS; n++)
+			CU(cuMemFreeAsync(get(what[i], streams[0]), streams[0]));
+		t = test_now() - t;
+		printf("%llu bytes: %.0f ns a pair, %llu driver calls of %d\n",
+		       (unsigned long long)what[i], (double)t / PAIRS, simgpu_calls().all - before.all,
+		       PAIRS);
+	}
+	swapper_end();
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} cases[] = {
+#define CASE(name) { #name, name }
+	CASE(steps_reach_a_steady_state),
+	CASE(nothing_is_released_between_synchronisations),
+	CASE(pools_tell_what_they_have),
+	CASE(trimming_spares_what_is_in_use),
+	CASE(what_is_kept_makes_way),
+	CASE(another_tenant_gets_what_is_kept),
+	CASE(any_sequence_keeps_the_order_of_streams),
+	CASE(streams_come_and_go),
+	CASE(threads_share_a_pool),
+	CASE(pools_and_contexts_end),
+};
+
+int main(int argc, char **argv)
+{
+	self = argv[0];
+	if (argc == 2 && strcmp(argv[1], "other") == 0)
+		return other();
+	if (argc == 2 && strcmp(argv[1], "cost") == 0)
+		return cost(), 0;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		if (argc < 2)
+			puts(cases[i].name);
+		else if (strcmp(argv[1], cases[i].name) == 0)
+			return cases[i].run(), 0;
+	}
+	return argc < 2 ? 0 : 2;
+}
