@@ -185,14 +185,30 @@ static int begin_async(struct nvs_claim *claim, bool *graph, int channel, size_t
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* What cuMemAllocAsync takes from. */
+/* What cuMemAllocAsync takes from; NULL: the driver is to be asked. */
+static _Atomic(void *) current[NVS_MAX_CHANNELS];
+static atomic_uint current_changes;
+
 static void *current_pool(int channel)
 {
-	void *pool = NULL;
+	void *pool = atomic_load_explicit(&current[channel], memory_order_acquire);
+	unsigned changes = atomic_load(&current_changes);
 
-	if (nvs_driver.device_mem_pool)
-		nvs_driver.device_mem_pool(&pool, nvs_client_device((unsigned)channel));
+	if (nvs_likely(pool != NULL) || !nvs_driver.device_mem_pool)
+		return pool;
+	nvs_driver.device_mem_pool(&pool, nvs_client_device((unsigned)channel));
+	atomic_store(&current[channel], pool);
+	if (atomic_load(&current_changes) != changes)
+		atomic_store(&current[channel], NULL);
 	return pool;
+}
+
+/* Another pool may be the current one of any device. */
+static void current_changed(void)
+{
+	atomic_fetch_add(&current_changes, 1);
+	for (int i = 0; i < NVS_MAX_CHANNELS; i++)
+		atomic_store(&current[i], NULL);
 }
 
 /*
@@ -204,7 +220,7 @@ static int movable(int channel, void *pool, size_t n, void *key, CUdeviceptr *p)
 {
 	if (recorded(key) || nvs_memory_pool_shared((uintptr_t)pool))
 		return -1;
-	return nvs_swap_alloc_async(channel, key, n, p);
+	return nvs_swap_alloc_async(channel, pool, key, n, p);
 }
 
 #define ASYNC(name, P, A, key, where, pool_of) \
@@ -266,7 +282,7 @@ ASYNC_SZ(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, void *pool, void *s
 FREE_ASYNC(cuMemFreeAsync, NVS_KEY_LEGACY(s))
 FREE_ASYNC(cuMemFreeAsync_ptsz, NVS_KEY_THREAD(s))
 
-/* ---- pools: where each lies ---- */
+/* ---- pools: where each lies, and what it keeps ---- */
 
 static int pool_at(int result, void **pool, int channel)
 {
@@ -319,7 +335,54 @@ WATCH(cuMemPoolDestroy, (void *pool))
 	if (result == CUDA_SUCCESS && nvs_counting()) {
 		nvs_memory_remove(NVS_MEMORY_POOL, (uintptr_t)pool, stamp);
 		nvs_memory_remove(NVS_MEMORY_SHARED, (uintptr_t)pool, stamp);
+		nvs_swap_pool_destroyed(pool);
+		current_changed();
 	}
+	return result;
+}
+
+WATCH(cuDeviceSetMemPool, (int dev, void *pool))
+{
+	int result = CALL(cuDeviceSetMemPool, dev, pool);
+
+	current_changed();
+	return result;
+}
+
+WATCH(cuMemSetMemPool, (struct cu_location *at, int type, void *pool))
+{
+	int result = CALL(cuMemSetMemPool, at, type, pool);
+
+	current_changed();
+	return result;
+}
+
+WATCH(cuMemPoolTrimTo, (void *pool, size_t keep))
+{
+	int result = CALL(cuMemPoolTrimTo, pool, keep);
+
+	if (result == CUDA_SUCCESS)
+		nvs_swap_pool_trim(pool, keep);
+	return result;
+}
+
+WATCH(cuMemPoolSetAttribute, (void *pool, int attribute, void *value))
+{
+	int result = CALL(cuMemPoolSetAttribute, pool, attribute, value);
+
+	if (result == CUDA_SUCCESS && attribute >= CU_POOL_RELEASE_THRESHOLD &&
+	    attribute <= CU_POOL_USED_HIGH)
+		nvs_swap_pool_set(pool, attribute, *(uint64_t *)value);
+	return result;
+}
+
+WATCH(cuMemPoolGetAttribute, (void *pool, int attribute, void *value))
+{
+	int result = CALL(cuMemPoolGetAttribute, pool, attribute, value);
+
+	if (result == CUDA_SUCCESS && attribute >= CU_POOL_RESERVED_CURRENT &&
+	    attribute <= CU_POOL_USED_HIGH)
+		nvs_swap_pool_tell(pool, attribute, value);
 	return result;
 }
 

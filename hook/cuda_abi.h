@@ -90,6 +90,12 @@ struct cu_pool_props {
 	unsigned char reserved[54];
 };
 
+/* CUmemPool_attribute; the first three are int, those that follow 64 bits or int again. */
+enum {
+	CU_POOL_RELEASE_THRESHOLD = 4,
+	CU_POOL_RESERVED_CURRENT, CU_POOL_RESERVED_HIGH, CU_POOL_USED_CURRENT, CU_POOL_USED_HIGH,
+};
+
 /* CUDA_MEM_ALLOC_NODE_PARAMS. */
 struct cu_alloc_node {
 	struct cu_pool_props props;

@@ -10,6 +10,7 @@
 #include "hook.h"
 #include "reserve.h"
 #include "stream.h"
+#include "swap.h"
 #include "wrap.h"
 
 /* No allocation is larger; keeps sums from overflowing. */
@@ -232,6 +233,14 @@ static unsigned mask_of(int channel)
 
 /* ---- allocations ---- */
 
+/* What is kept for the next allocations goes before one is refused. */
+static bool reserve(unsigned channel, uint64_t bytes)
+{
+	return nvs_reserve(channel, bytes) ||
+	       (nvs_swap_make_way(channel, bytes) && nvs_reserve(channel, bytes)) ||
+	       (nvs_swap_make_way(channel, UINT64_MAX) && nvs_reserve(channel, bytes));
+}
+
 bool nvs_claim(struct nvs_claim *c, int channel, uint64_t bytes)
 {
 	struct nvs_budget *b;
@@ -249,7 +258,7 @@ bool nvs_claim(struct nvs_claim *c, int channel, uint64_t bytes)
 	if (fits)
 		count((unsigned)channel, bytes);
 	unlock();
-	if (nvs_unlikely(!fits) && !nvs_reserve((unsigned)channel, bytes))
+	if (nvs_unlikely(!fits) && !reserve((unsigned)channel, bytes))
 		return false;
 	c->channel = channel;
 	return true;

@@ -18,7 +18,7 @@
  * address space, what is charged where it came from.
  */
 #define NVS_PASS_ALLOCATE(P) \
-	P(cuDeviceSetMemPool) P(cuExternalMemoryGetMappedBuffer) \
+	P(cuExternalMemoryGetMappedBuffer) \
 	P(cuExternalMemoryGetMappedMipmappedArray) P(cuImportExternalMemory) \
 	P(cuLogicalEndpointAddDevice) P(cuLogicalEndpointBindAddr) P(cuLogicalEndpointBindMem) \
 	P(cuLogicalEndpointCreate) P(cuLogicalEndpointExport) P(cuLogicalEndpointIdReserve) \
@@ -27,8 +27,7 @@
 	P(cuMemHostRegister_v2) \
 	P(cuMemPoolExportPointer) P(cuMemPoolExportToShareableHandle) \
 	P(cuMemPoolImportPointer) \
-	P(cuMemPoolSetAttribute) P(cuMemSetAccess) \
-	P(cuMemSetMemPool) P(cuMulticastAddDevice) \
+	P(cuMemSetAccess) P(cuMulticastAddDevice) \
 	P(cuMulticastBindAddr) P(cuMulticastBindAddr_v2) P(cuMulticastBindMem) \
 	P(cuMulticastBindMem_v2) P(cuMulticastCreate)
 
@@ -40,7 +39,6 @@
 	P(cuDestroyExternalMemory) P(cuDeviceUnregisterAsyncNotification) \
 	P(cuLogicalEndpointDestroy) P(cuLogicalEndpointIdRelease) \
 	P(cuLogicalEndpointUnbind) P(cuMemAddressFree) P(cuMemFreeHost) P(cuMemHostUnregister) \
-	P(cuMemPoolTrimTo) \
 	P(cuMulticastUnbind)
 
 /*
@@ -65,7 +63,7 @@
 	P(cuMemGetAllocationPropertiesFromHandle) \
 	P(cuMemGetLocationInfo) P(cuMemGetMemPool) P(cuMemHostGetDevicePointer) \
 	P(cuMemHostGetDevicePointer_v2) P(cuMemHostGetFlags) P(cuMemPoolGetAccess) \
-	P(cuMemPoolGetAttribute) P(cuMemRangeGetAttribute) P(cuMemRangeGetAttributes) \
+	P(cuMemRangeGetAttribute) P(cuMemRangeGetAttributes) \
 	P(cuMipmappedArrayGetLevel) P(cuMipmappedArrayGetMemoryRequirements) \
 	P(cuMipmappedArrayGetSparseProperties) P(cuMulticastGetGranularity)
 
@@ -109,10 +107,10 @@
  * as above.
  */
 #define NVS_PASS_NEVER(P) \
-	P(cuCtxSynchronize) P(cuCtxSynchronize_v2) P(cuEventQuery) P(cuEventSynchronize) \
+	P(cuEventQuery) \
 	P(cuFlushGPUDirectRDMAWrites) NVS_PASS_SZ(P, cuStreamBatchMemOp) \
 	NVS_PASS_SZ(P, cuStreamBatchMemOp_v2) NVS_PASS_SZ(P, cuStreamQuery) \
-	NVS_PASS_SZ(P, cuStreamSynchronize) NVS_PASS_SZ(P, cuStreamWaitValue32) \
+	NVS_PASS_SZ(P, cuStreamWaitValue32) \
 	NVS_PASS_SZ(P, cuStreamWaitValue32_v2) NVS_PASS_SZ(P, cuStreamWaitValue64) \
 	NVS_PASS_SZ(P, cuStreamWaitValue64_v2) NVS_PASS_SZ(P, cuStreamWriteValue32) \
 	NVS_PASS_SZ(P, cuStreamWriteValue32_v2) NVS_PASS_SZ(P, cuStreamWriteValue64) \

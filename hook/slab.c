@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #define FREE        0x80000000u
+#define HIDDEN      0x40000000u
 #define BLOCK_BYTES (256ull << 10) /* of metadata at a time */
 
 /* Classes 0 to 3 are 512 to 2048, then four to each doubling up to 1 MiB. */
@@ -132,7 +133,7 @@ bool nvs_slab_find(const struct nvs_slab *s, uint64_t address, uint64_t *base, u
 	uint32_t size = nvs_slab_size(s->class);
 	uint64_t i = (address - s->base) / size;
 
-	if (address < s->base || i >= s->objects || s->entry[i] & FREE ||
+	if (address < s->base || i >= s->objects || s->entry[i] & (FREE | HIDDEN) ||
 	    address - s->base - i * size >= s->entry[i])
 		return false;
 	*base = s->base + i * size;
@@ -146,7 +147,7 @@ bool nvs_slab_free(struct nvs_slab_heap *h, struct nvs_slab *s, uint64_t address
 	uint64_t i = (address - s->base) / size;
 
 	if (address < s->base || i >= s->objects || (address - s->base) % size ||
-	    s->entry[i] & FREE)
+	    s->entry[i] & (FREE | HIDDEN))
 		return false;
 	s->entry[i] = FREE | s->first;
 	s->first = (uint32_t)i;
@@ -156,10 +157,12 @@ bool nvs_slab_free(struct nvs_slab_heap *h, struct nvs_slab *s, uint64_t address
 	return true;
 }
 
-bool nvs_slab_resize(struct nvs_slab *s, uint64_t address, uint64_t bytes)
+void nvs_slab_hide(struct nvs_slab *s, uint64_t address)
 {
-	if (nvs_slab_class(bytes) != s->class)
-		return false;
+	s->entry[(address - s->base) / nvs_slab_size(s->class)] |= HIDDEN;
+}
+
+void nvs_slab_show(struct nvs_slab *s, uint64_t address, uint64_t bytes)
+{
 	s->entry[(address - s->base) / nvs_slab_size(s->class)] = (uint32_t)bytes;
-	return true;
 }

@@ -56,8 +56,12 @@ bool nvs_slab_find(const struct nvs_slab *s, uint64_t address, uint64_t *base, u
 /* False: no object begins there. */
 bool nvs_slab_free(struct nvs_slab_heap *h, struct nvs_slab *s, uint64_t address);
 
-/* The object at address takes so many bytes from now on. False: they are of another class. */
-bool nvs_slab_resize(struct nvs_slab *s, uint64_t address, uint64_t bytes);
+/*
+ * The object that begins at address is neither free nor found, until it is shown
+ * again: as one of so many bytes, of the same class.
+ */
+void nvs_slab_hide(struct nvs_slab *s, uint64_t address);
+void nvs_slab_show(struct nvs_slab *s, uint64_t address, uint64_t bytes);
 
 /* s is a slab no more; what was in it is gone. */
 void nvs_slab_remove(struct nvs_slab_heap *h, struct nvs_slab *s);

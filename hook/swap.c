@@ -177,7 +177,7 @@ bool nvs_swap_retry(int channel, unsigned *tries)
 	if (!nvs_swap_on(channel) || ++*tries > RETRY_TIMES)
 		return false;
 	s = &nvs_swaps[channel];
-	nvs_swap_flush((unsigned)channel);
+	nvs_swap_flush((unsigned)channel, UINT64_MAX);
 	nvs_swap_lock(s);
 	alone = nvs_swap_room((unsigned)channel) == UINT64_MAX;
 	nvs_swap_unlock(s);

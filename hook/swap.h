@@ -20,6 +20,7 @@
 #ifndef NVSHARE_SWAP_H
 #define NVSHARE_SWAP_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -59,7 +60,8 @@ int nvs_swap_free(CUdeviceptr p, bool wait);
 struct nvs_swap_range {
 	CUdeviceptr base;
 	size_t bytes;
-	void *owner;
+	void *owner;          /* context; of a pool's memory NULL */
+	struct nvs_pool *pool; /* swap_async.c */
 	unsigned channel;
 	uint64_t serial;      /* no allocation at this address had it before */
 	CUdeviceptr mapped;   /* what the driver would call the allocation */
@@ -68,11 +70,31 @@ struct nvs_swap_range {
 bool nvs_swap_find(CUdeviceptr p, struct nvs_swap_range *r);
 
 /*
- * The same in a stream (of cuda_abi.h's keys); its memory is of no context. -1: it
- * is the driver's to do.
+ * The same in a stream (of cuda_abi.h's keys) and from a pool; its memory is of no
+ * context. -1: it is the driver's to do.
  */
-int nvs_swap_alloc_async(int channel, void *stream, size_t bytes, CUdeviceptr *p);
+int nvs_swap_alloc_async(int channel, void *pool, void *stream, size_t bytes, CUdeviceptr *p);
 int nvs_swap_free_async(CUdeviceptr p, void *stream);
+
+/* The driver did this to a pool, or a stream is about to go. */
+void nvs_swap_pool_set(void *pool, int attribute, uint64_t value);
+void nvs_swap_pool_trim(void *pool, uint64_t keep);
+void nvs_swap_pool_destroyed(void *pool);
+void nvs_swap_stream_going(void *stream);
+
+/* Adds to what the driver says of a pool what it has of ours. */
+void nvs_swap_pool_tell(void *pool, int attribute, uint64_t *value);
+
+/* A bit for each channel whose pools keep more than they shall. */
+extern atomic_uint nvs_swap_excess;
+void nvs_swap_trim(void);
+
+/* The host has waited for a stream, an event or a context. */
+static inline void nvs_swap_synchronised(void)
+{
+	if (__builtin_expect(atomic_load_explicit(&nvs_swap_excess, memory_order_relaxed) != 0, 0))
+		nvs_swap_trim();
+}
 
 /*
  * The allocation that p lies in comes to the GPU and stays there for good: others
@@ -98,7 +120,13 @@ void nvs_swap_context_gone(const void *ctx, unsigned channel);
  */
 bool nvs_swap_retry(int channel, unsigned *tries);
 
-/* Bytes that are reserved and kept although nothing is allocated there. */
+/*
+ * The limit refused to have so many bytes more: whether to ask it again, because
+ * freed memory was given up that was kept for reuse. No lock is held.
+ */
+bool nvs_swap_make_way(unsigned channel, uint64_t bytes);
+
+/* Bytes that are reserved and kept although nothing is allocated there. No lock is held. */
 uint64_t nvs_swap_cached(unsigned channel);
 
 /* ---- the client's side; nvs_client_lock is held ---- */

@@ -22,6 +22,9 @@
 #define REFUSED_NS (30000 * MS)
 #define PIECE_NS   (50 * MS)
 
+/* In what a context owns otherwise: the owner is a pool. */
+#define POOLED 1ull
+
 static _Atomic uint64_t serials; /* of allocations */
 
 /* ---- backing; the lock is held, and given up while waiting ---- */
@@ -35,7 +38,7 @@ static bool back(unsigned channel, struct place p)
 
 	while (s->hold) {
 		unsigned seen = atomic_load(&s->kick);
-		bool told = since != 0;
+		bool told = since != 0, kept;
 		bool room = s->resident + bytes <= nvs_swap_room(channel);
 		int result = CUDA_ERROR_OUT_OF_MEMORY;
 		uint32_t one = 1;
@@ -58,16 +61,15 @@ static bool back(unsigned channel, struct place p)
 			since = 0;
 		}
 		/* Without a scheduler nobody makes room. */
-		if (since && !s->cached && (nvs_swap_room(channel) == UINT64_MAX ||
-					    nvs_now() - since > REFUSED_NS))
+		kept = s->cached || nvs_pools_keep(channel);
+		if (since && ((!kept && nvs_swap_room(channel) == UINT64_MAX) ||
+			      nvs_now() - since > REFUSED_NS))
 			return false;
 		nvs_swap_unlock(s);
 		if (since && !told)
 			nvs_swap_tell(channel, NVS_MOVED_STUCK | NVS_MOVED_NO_MEMORY);
-		if (nvs_swap_cached(channel))
-			nvs_swap_flush(channel);
-		else
-			nvs_swap_wait(s, seen, PIECE_NS);
+		if (!nvs_swap_flush(channel, bytes))
+			nvs_swap_wait(s, seen, kept ? MS : PIECE_NS);
 		nvs_swap_lock(s);
 	}
 	return true; /* it gets its memory when it comes in */
@@ -125,6 +127,7 @@ static void retire(unsigned channel, struct place p)
 	nvs_claim_drop(&claim);
 	nvs_swap_kick(s);
 	nvs_swap_lock(s);
+	s->retired += claim.bytes;
 }
 
 /* ---- freed memory that is kept ---- */
@@ -134,8 +137,9 @@ uint64_t nvs_swap_cached(unsigned channel)
 	struct nvs_swap *s = &nvs_swaps[channel];
 	uint64_t bytes;
 
+	nvs_pools_reap(channel, NULL);
 	nvs_swap_lock(s);
-	bytes = s->cached;
+	bytes = s->cached + nvs_pools_idle(channel);
 	nvs_swap_unlock(s);
 	return bytes;
 }
@@ -151,17 +155,32 @@ static struct place uncache(struct nvs_swap *s, uint32_t i)
 	return p;
 }
 
-void nvs_swap_flush(unsigned channel)
+bool nvs_swap_flush(unsigned channel, uint64_t bytes)
 {
 	struct nvs_swap *s = &nvs_swaps[channel];
+	uint64_t before;
+	bool any = false, more = true;
 
+	nvs_pools_reap(channel, NULL);
 	nvs_swap_lock(s);
-	while (s->cache_count) {
-		struct place p = uncache(s, 0);
+	before = s->retired;
+	while (more && s->retired - before < bytes) {
+		if (s->cache_count) {
+			struct place p = uncache(s, 0);
 
-		retire(channel, p);
+			retire(channel, p);
+		} else {
+			more = nvs_pools_give_up_one(channel);
+		}
+		any = any || more;
 	}
 	nvs_swap_unlock(s);
+	return any;
+}
+
+bool nvs_swap_make_way(unsigned channel, uint64_t bytes)
+{
+	return nvs_swaps[channel].mover && nvs_swap_flush(channel, bytes);
 }
 
 /* A large region of that size that is kept. The lock is held. */
@@ -173,18 +192,26 @@ static struct place reuse(struct nvs_swap *s, uint32_t granules)
 	return (struct place){ NULL, 0 };
 }
 
-/* Whether the region was put by. Only what is on the GPU is worth it. The lock is held. */
+/* Whether all of a region is on the GPU: only then it is worth keeping. The lock is held. */
+static bool is_here(struct place p)
+{
+	const struct region *r = region_of(p);
+
+	for (uint32_t i = 0; i < r->granules; i += r->piece)
+		if (p.span->chunk[p.granule + i].state != CHUNK_HERE)
+			return false;
+	return true;
+}
+
+/* Whether the region was put by. The lock is held. */
 static bool put_by(struct nvs_swap *s, struct place p)
 {
 	struct region *r = region_of(p);
 	uint64_t bytes = bytes_of(r->granules);
 
 	if (!s->hold || r->fixed || r->kind != REGION_LARGE || bytes > CACHE_BYTES ||
-	    s->resident > nvs_swap_room(p.span->channel))
+	    s->resident > nvs_swap_room(p.span->channel) || !is_here(p))
 		return false;
-	for (uint32_t i = 0; i < r->granules; i += r->piece)
-		if (p.span->chunk[p.granule + i].state != CHUNK_HERE)
-			return false;
 	while (s->cache_count && (s->cache_count == CACHE_MAX || s->cached + bytes > CACHE_BYTES)) {
 		struct place old = uncache(s, 0);
 
@@ -217,10 +244,6 @@ static struct place obtain(unsigned channel, uint32_t granules)
 	s->claiming += bytes_of(granules);
 	nvs_swap_unlock(s);
 	ok = nvs_claim(&claim, (int)channel, bytes_of(granules));
-	if (!ok && nvs_swap_cached(channel)) {
-		nvs_swap_flush(channel);
-		ok = nvs_claim(&claim, (int)channel, bytes_of(granules));
-	}
 	if (ok && claim.channel >= 0)
 		nvs_claim_exists(&claim);
 	nvs_swap_lock(s);
@@ -280,7 +303,7 @@ static void idle_remove(struct nvs_swap *s, struct nvs_slab *b)
 }
 
 /* One more slab, from new memory if need be. The lock is given up for that. */
-static bool slab_more(unsigned channel, void *owner, uint32_t class)
+static bool slab_more(unsigned channel, uint64_t owner, uint32_t class)
 {
 	struct nvs_swap *s = &nvs_swaps[channel];
 	struct place p;
@@ -311,7 +334,7 @@ static bool slab_more(unsigned channel, void *owner, uint32_t class)
 	}
 	p = nvs_place_of(s->idle->base);
 	idle_remove(s, slab_of(p));
-	if (!nvs_slab_add(&s->heap, slab_of(p), address_of(p), (uintptr_t)owner, class)) {
+	if (!nvs_slab_add(&s->heap, slab_of(p), address_of(p), owner, class)) {
 		idle_push(s, slab_of(p));
 		return false;
 	}
@@ -338,40 +361,56 @@ static void slab_less(unsigned channel, struct place p)
 	retire(channel, first);
 }
 
-static int alloc_small(unsigned channel, void *ctx, size_t bytes, CUdeviceptr *p)
+static int alloc_small(unsigned channel, uint64_t owner, size_t bytes, CUdeviceptr *p)
 {
 	struct nvs_swap *s = &nvs_swaps[channel];
 	struct nvs_slab *in;
 	bool ok = true;
 
 	nvs_swap_lock(s);
-	while (!(*p = nvs_slab_alloc(&s->heap, (uintptr_t)ctx, bytes, &in)) && ok)
-		ok = slab_more(channel, ctx, nvs_slab_class(bytes));
+	while (!(*p = nvs_slab_alloc(&s->heap, owner, bytes, &in)) && ok)
+		ok = slab_more(channel, owner, nvs_slab_class(bytes));
 	nvs_swap_unlock(s);
 	return *p ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-int nvs_swap_alloc(int channel, void *ctx, size_t bytes, CUdeviceptr *out)
+static int alloc_large(unsigned channel, uint64_t owner, size_t bytes, CUdeviceptr *out)
 {
-	struct nvs_swap *s;
-	struct place p;
+	struct place p = obtain(channel, (uint32_t)((bytes + GRANULE - 1) / GRANULE));
 
-	if (!bytes || bytes > 1ull << 50 || !out || !nvs_swap_on(channel))
-		return -1;
-	if (bytes <= NVS_SLAB_LARGEST)
-		return alloc_small((unsigned)channel, ctx, bytes, out);
-	s = &nvs_swaps[channel];
-	p = obtain((unsigned)channel, (uint32_t)((bytes + GRANULE - 1) / GRANULE));
 	if (p.span) {
 		region_of(p)->kind = REGION_LARGE;
 		region_of(p)->bytes = bytes;
-		region_of(p)->owner = (uintptr_t)ctx;
+		region_of(p)->owner = owner;
 		region_of(p)->serial = ++serials;
 		region_of(p)->published = true;
 		*out = address_of(p);
 	}
-	nvs_swap_unlock(s);
+	nvs_swap_unlock(&nvs_swaps[channel]);
 	return p.span ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static int alloc(int channel, uint64_t owner, size_t bytes, CUdeviceptr *out)
+{
+	int result;
+
+	if (!bytes || bytes > 1ull << 50 || !out || !nvs_swap_on(channel))
+		return -1;
+	do /* what streams have freed may be had when they are done with it */
+		result = (bytes <= NVS_SLAB_LARGEST ? alloc_small : alloc_large)
+				((unsigned)channel, owner, bytes, out);
+	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_pools_outwait((unsigned)channel));
+	return result;
+}
+
+int nvs_swap_alloc(int channel, void *ctx, size_t bytes, CUdeviceptr *out)
+{
+	return alloc(channel, (uintptr_t)ctx, bytes, out);
+}
+
+int nvs_swap_alloc_pooled(int channel, struct nvs_pool *pool, size_t bytes, CUdeviceptr *out)
+{
+	return alloc(channel, POOLED | (uintptr_t)pool, bytes, out);
 }
 
 /* ---- looking up ---- */
@@ -401,7 +440,8 @@ static bool find(struct place p, uint64_t address, struct nvs_swap_range *r)
 	}
 	r->base = base;
 	r->bytes = bytes;
-	r->owner = (void *)(uintptr_t)owner;
+	r->owner = owner & POOLED ? NULL : (void *)(uintptr_t)owner;
+	r->pool = owner & POOLED ? (void *)(uintptr_t)(owner & ~POOLED) : NULL;
 	r->serial = g->serial;
 	r->mapped = p.span->base + bytes_of(p.span->head[p.granule] - 1);
 	r->mapped_bytes = bytes_of(g->granules);
@@ -445,6 +485,15 @@ static int wait_for_work(unsigned channel, void *ctx)
 	return result;
 }
 
+/* An object of a slab. The lock is held, and may be given up. */
+static void free_small(unsigned channel, struct place p, CUdeviceptr address)
+{
+	nvs_slab_free(&nvs_swaps[channel].heap, slab_of(p), address);
+	p.span->region[p.span->head[p.granule] - 1].serial = ++serials;
+	if (!slab_of(p)->used)
+		slab_less(channel, p);
+}
+
 int nvs_swap_free(CUdeviceptr address, bool wait)
 {
 	struct place p = nvs_place_of(address);
@@ -457,46 +506,79 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 	s = &nvs_swaps[p.span->channel];
 	if (!nvs_swap_find(address, &r) || r.base != address)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = wait ? wait_for_work(r.channel, r.owner) : CUDA_SUCCESS;
+	/* What is a pool's is freed when the application says that it is done with. */
+	result = wait && !r.pool ? wait_for_work(r.channel, r.owner) : CUDA_SUCCESS;
 	if (result != CUDA_SUCCESS)
 		return result;
 	nvs_swap_lock(s);
 	if (!find(p, address, &r) || r.base != address) {
 		result = CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
+	} else if (r.pool) {
+		nvs_pools_take_back(r.channel, r.pool, address);
 	} else if (region_of(p)->kind == REGION_LARGE && p.span->head[p.granule] == p.granule + 1) {
 		region_of(p)->dying = true; /* nobody else frees it */
 		if (!put_by(s, p))
 			retire(r.channel, p);
 	} else {
-		nvs_slab_free(&s->heap, slab_of(p), address);
-		p.span->region[p.span->head[p.granule] - 1].serial = ++serials;
-		if (!slab_of(p)->used)
-			slab_less(r.channel, p);
+		free_small(r.channel, p, address);
 	}
 	nvs_swap_unlock(s);
 	return result;
 }
 
-bool nvs_swap_resize(CUdeviceptr address, size_t bytes)
+/* ---- what pools keep; the lock is held ---- */
+
+bool nvs_swap_lookup(CUdeviceptr address, struct nvs_swap_range *r)
 {
 	struct place p = nvs_place_of(address);
-	struct nvs_swap *s = &nvs_swaps[p.span->channel];
-	struct nvs_swap_range r;
-	struct region *g;
-	bool fits;
 
-	nvs_swap_lock(s);
-	fits = find(p, address, &r) && r.base == address;
-	g = &p.span->region[p.span->head[p.granule] ? p.span->head[p.granule] - 1 : 0];
-	if (fits && g->kind == REGION_SLABS) {
-		fits = bytes <= NVS_SLAB_LARGEST && nvs_slab_resize(slab_of(p), address, bytes);
-	} else if (fits) {
-		fits = bytes > NVS_SLAB_LARGEST && (bytes + GRANULE - 1) / GRANULE == g->granules;
-		if (fits)
-			g->bytes = bytes;
+	return find(p, address, r) && r->base == address;
+}
+
+bool nvs_swap_lay_by(struct nvs_kept *k)
+{
+	struct place p = nvs_place_of(k->address);
+	struct region *r = &p.span->region[p.span->head[p.granule] - 1];
+
+	k->no_reuse = r->fixed;
+	if (r->kind == REGION_SLABS) {
+		nvs_slab_hide(slab_of(p), k->address);
+		k->bytes = nvs_slab_size(slab_of(p)->class);
+		return true;
 	}
-	nvs_swap_unlock(s);
-	return fits;
+	r->published = false;
+	r->cached = true;
+	k->bytes = bytes_of(r->granules);
+	return is_here(p);
+}
+
+void nvs_swap_take_up(CUdeviceptr address, size_t bytes)
+{
+	struct place p = nvs_place_of(address);
+	struct region *r = &p.span->region[p.span->head[p.granule] - 1];
+
+	r->serial = ++serials;
+	if (r->kind == REGION_SLABS) {
+		nvs_slab_show(slab_of(p), address, bytes);
+		return;
+	}
+	r->bytes = bytes;
+	r->cached = false;
+	r->published = true;
+}
+
+void nvs_swap_give_up(unsigned channel, CUdeviceptr address)
+{
+	struct place p = nvs_place_of(address);
+	struct region *r = &p.span->region[p.span->head[p.granule] - 1];
+
+	if (r->kind == REGION_SLABS) {
+		nvs_slab_show(slab_of(p), address, 1);
+		free_small(channel, p, address);
+	} else {
+		r->cached = false;
+		retire(channel, p);
+	}
 }
 
 /* ---- contexts ---- */
@@ -546,6 +628,7 @@ void nvs_swap_context_gone(const void *ctx, unsigned channel)
 		s->ctx = NULL;
 		nvs_arena_unregistered(channel);
 	}
+	nvs_pools_context_gone(channel, ctx);
 	nvs_swap_lock(s);
 	while (one_gone(channel, ctx))
 		;

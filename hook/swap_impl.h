@@ -15,6 +15,7 @@
 
 #include "hook.h"
 #include "memory.h"
+#include "shelf.h"
 #include "slab.h"
 #include "swap.h"
 
@@ -64,7 +65,7 @@ struct region {
 	uint32_t granules;
 	uint32_t piece;    /* granules of each chunk but the last */
 	uint64_t bytes;    /* that were asked for */
-	uint64_t owner;    /* context */
+	uint64_t owner;    /* context or pool, see swap_alloc.c */
 	uint32_t slabs;    /* in use */
 	uint8_t kind;
 	bool published;    /* the application knows of it */
@@ -116,7 +117,8 @@ struct nvs_swap {
 	uint64_t coming;       /* of resident: not there yet */
 	uint64_t going;        /* of resident: about to leave */
 	uint64_t batch;        /* bytes that come in at a time */
-	uint64_t cached;       /* of claimed: free for reuse */
+	uint64_t cached;       /* of claimed: in the cache; pools keep more */
+	uint64_t retired;      /* bytes of all regions that were ever freed */
 	struct place cache[CACHE_MAX];
 	uint32_t cache_count;
 	struct nvs_slab_heap heap;
@@ -202,11 +204,31 @@ void nvs_swap_open_to_peers(unsigned channel);
 
 /* ---- swap_alloc.c ---- */
 
-/* Gives freed memory up that is kept for reuse. No lock is held. */
-void nvs_swap_flush(unsigned channel);
+/*
+ * Gives freed memory up that is kept for reuse, and that no work uses any more: so
+ * many bytes at least, what was freed first first. Returns whether there was any. No
+ * lock is held.
+ */
+bool nvs_swap_flush(unsigned channel, uint64_t bytes);
 
-/* The allocation at p becomes one of this size, if its place is as large as such a one's. */
-bool nvs_swap_resize(CUdeviceptr p, size_t bytes);
+/* As nvs_swap_alloc; the memory is a pool's. */
+int nvs_swap_alloc_pooled(int channel, struct nvs_pool *pool, size_t bytes, CUdeviceptr *p);
+
+/* Whether an allocation begins there; all of it in *r. The lock is held, as for what follows. */
+bool nvs_swap_lookup(CUdeviceptr p, struct nvs_swap_range *r);
+
+/*
+ * The allocation at k->address is the application's no more, stays where it is, and
+ * is described in *k. False: part of it is away or nowhere, so that no work can be
+ * using it, and it is to be given up.
+ */
+bool nvs_swap_lay_by(struct nvs_kept *k);
+
+/* What was laid by becomes an allocation of so many bytes, which fit there. */
+void nvs_swap_take_up(CUdeviceptr p, size_t bytes);
+
+/* Frees what was laid by. The lock is given up meanwhile. */
+void nvs_swap_give_up(unsigned channel, CUdeviceptr p);
 
 /* ---- swap_arena.c; nvs_swap.lock is held for the first two ---- */
 
@@ -226,8 +248,33 @@ void nvs_arena_fork_child(void);
 
 /* ---- swap_async.c ---- */
 
-/* Frees what streams are done with. */
-void nvs_swap_reap(unsigned channel);
+/*
+ * Looks which frees have passed that were made in streams; pool: of it alone. What
+ * cannot be asked about now stays as it is. No lock is held.
+ */
+void nvs_pools_reap(unsigned channel, const struct nvs_pool *pool);
+
+/* Waits until some have. False: there is nothing to wait for. No lock is held. */
+bool nvs_pools_outwait(unsigned channel);
+
+/* The channel has been drained: all have. No lock is held. */
+void nvs_pools_drained(unsigned channel);
+
+/* Gives up what pools keep beyond their thresholds, if a synchronisation was seen. */
+void nvs_pools_tidy(unsigned channel);
+
+/* The memory of a context is going, or (NULL) of a channel's primary one. */
+void nvs_pools_context_gone(unsigned channel, const void *ctx);
+
+/* The lock is held for these: whether pools keep anything, and bytes that may be used at once. */
+bool nvs_pools_keep(unsigned channel);
+uint64_t nvs_pools_idle(unsigned channel);
+
+/* Gives up one of these. False: there is none. The lock is given up meanwhile. */
+bool nvs_pools_give_up_one(unsigned channel);
+
+/* The allocation at p, which no work uses any more, goes back to its pool. */
+void nvs_pools_take_back(unsigned channel, struct nvs_pool *pool, CUdeviceptr p);
 
 /* ---- swap_move.c ---- */
 

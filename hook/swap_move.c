@@ -389,6 +389,26 @@ static bool quiet(unsigned channel)
 	return nvs_drain(channel, nvs_now(), 0) == NVS_DRAINED;
 }
 
+/* Whether giving up what is free anyway makes what is left fit into the room. */
+static bool flushed(unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	uint64_t room, over;
+
+	nvs_swap_lock(s);
+	room = nvs_swap_room(channel);
+	over = s->resident > room ? s->resident - room : 0;
+	nvs_swap_unlock(s);
+	if (over && nvs_driver_enter()) {
+		nvs_swap_flush(channel, over);
+		nvs_driver_leave();
+	}
+	nvs_swap_lock(s);
+	over = s->resident > room ? s->resident - room : 0;
+	nvs_swap_unlock(s);
+	return !over;
+}
+
 static void *mover_main(void *arg)
 {
 	unsigned channel = (unsigned)(uintptr_t)arg;
@@ -402,16 +422,15 @@ static void *mover_main(void *arg)
 		struct pass p = { 0 };
 		bool again = false;
 
-		if (nvs_driver_enter()) {
-			nvs_swap_reap(channel);
-			nvs_driver_leave();
-		}
+		nvs_pools_tidy(channel);
 		plan = decide(channel);
-		if (plan == PLAN_OUT) {
-			nvs_swap_flush(channel);
+		if (plan == PLAN_OUT && !flushed(channel)) {
 			again = !quiet(channel);
-			if (!again)
+			if (!again) {
+				nvs_pools_drained(channel);
+				flushed(channel);
 				p = move(channel, true);
+			}
 		} else if (plan == PLAN_IN) {
 			p = move(channel, false);
 		}

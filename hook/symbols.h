@@ -216,7 +216,10 @@
 	H(cuStreamBeginRecaptureToGraph) H(cuStreamBeginRecaptureToGraph_ptsz) \
 	H(cuStreamBeginCaptureToCig) H(cuStreamBeginCaptureToCig_ptsz) \
 	H(cuStreamEndCapture) H(cuStreamEndCapture_ptsz) \
-	H(cuStreamEndCaptureToCig) H(cuStreamEndCaptureToCig_ptsz)
+	H(cuStreamEndCaptureToCig) H(cuStreamEndCaptureToCig_ptsz) \
+	/* After them a pool may give memory back. */ \
+	H(cuCtxSynchronize) H(cuCtxSynchronize_v2) H(cuEventSynchronize) \
+	H(cuStreamSynchronize) H(cuStreamSynchronize_ptsz)
 
 /* alloc.c, info.c, pointer.c, ipc.c: counted, limited, clamped, shared */
 #define NVS_MEMORY(H) \
@@ -227,6 +230,8 @@
 	H(cuMemFree) H(cuMemFree_v2) H(cuMemFreeAsync) H(cuMemFreeAsync_ptsz) \
 	H(cuMemPoolSetAccess) H(cuMemPoolCreate) H(cuMemPoolImportFromShareableHandle) H(cuMemPoolDestroy) \
 	H(cuDeviceGetDefaultMemPool) H(cuMemGetDefaultMemPool) \
+	H(cuDeviceSetMemPool) H(cuMemSetMemPool) H(cuMemPoolTrimTo) \
+	H(cuMemPoolSetAttribute) H(cuMemPoolGetAttribute) \
 	H(cuArrayCreate) H(cuArrayCreate_v2) H(cuArray3DCreate) H(cuArray3DCreate_v2) \
 	H(cuArrayDestroy) H(cuMipmappedArrayCreate) H(cuMipmappedArrayDestroy) \
 	H(cuMemCreate) H(cuMemImportFromShareableHandle) H(cuMemRetainAllocationHandle) \

@@ -327,8 +327,10 @@ WATCH(cuGreenCtxStreamCreate, (void **stream, void *green, uint flags, int prior
 #define STREAM_DESTROY(name) \
 	WATCH(name, (void *stream)) \
 	{ \
-		if (nvs_active()) \
+		if (nvs_active()) { \
+			nvs_swap_stream_going(stream); \
 			nvs_stream_destroyed(stream); \
+		} \
 		return CALL(name, stream); \
 	}
 STREAM_DESTROY(cuStreamDestroy)
@@ -375,3 +377,25 @@ CAPTURE_SZ(cuStreamBeginCaptureToCig, (void *s, void *params), (s, params))
 	CAPTURE_END(name##_ptsz, P, A, NVS_KEY_THREAD(s))
 CAPTURE_END_SZ(cuStreamEndCapture, (void *s, void **graph), (s, graph))
 CAPTURE_END_SZ(cuStreamEndCaptureToCig, (void *s), (s))
+
+/* ---- synchronisation: never gated ---- */
+
+#define SYNCHRONISE(name, P, A) \
+	WATCH(name, P) \
+	{ \
+		int result = CALL(name, NVS_SPREAD A); \
+		nvs_swap_synchronised(); \
+		return result; \
+	}
+WATCH(cuCtxSynchronize, (void))
+{
+	__typeof__(&cuCtxSynchronize) real = NVS_REAL(cuCtxSynchronize);
+	int result = real ? real() : CUDA_ERROR_NOT_FOUND;
+
+	nvs_swap_synchronised();
+	return result;
+}
+SYNCHRONISE(cuCtxSynchronize_v2, (void *ctx), (ctx))
+SYNCHRONISE(cuEventSynchronize, (void *event), (event))
+SYNCHRONISE(cuStreamSynchronize, (void *s), (s))
+SYNCHRONISE(cuStreamSynchronize_ptsz, (void *s), (s))

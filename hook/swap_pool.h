@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * swap_pool.h: what swap_async.c and swap_pool.c share: the pools of the
+ * application as far as they are made of memory that moves. The channel's swap lock
+ * guards all of it.
+ */
+#ifndef NVSHARE_SWAP_POOL_H
+#define NVSHARE_SWAP_POOL_H
+
+#include "swap_impl.h"
+
+#define MARKS        8u   /* events of a line */
+#define DEAD_EVENTS  64u
+#define LINE_BUCKETS 256u
+
+struct nvs_pool {
+	void *handle;        /* of the driver */
+	bool gone;           /* destroyed: there may be another one with this handle */
+	unsigned lines;      /* that are of it */
+	uint64_t threshold;  /* bytes that are held on to at a synchronisation, used ones included */
+	uint64_t used, used_high;      /* bytes of its allocations */
+	uint64_t kept, reserved_high;  /* of what was freed; of both together */
+	struct nvs_shelf shelf;        /* what any stream may have */
+	struct nvs_pool *next;
+};
+
+/* An event behind the frees of a line up to this one. */
+struct mark {
+	void *event;
+	uint64_t serial;
+};
+
+/* What one stream has freed of a pool and may still be using. */
+struct line {
+	struct nvs_pool *pool;   /* NULL: the record is free */
+	_Atomic(void *) stream;  /* NULL: it was destroyed */
+	void *ctx;
+	uint64_t thread;         /* of a per-thread default stream, else 0 */
+	uint64_t serial, passed; /* of the last free, and of the last that the stream has passed */
+	uint64_t unmarked, unmarked_bytes; /* frees since the last mark */
+	struct nvs_shelf shelf;
+	struct mark mark[MARKS]; /* oldest first */
+	void *spare[MARKS];      /* events */
+	unsigned marks, spares, events; /* events: also those in somebody's hand */
+	unsigned busy;           /* threads that have it in hand without the lock */
+	bool deaf;               /* events do not work */
+	struct line *next;       /* in its bucket, or of free records */
+	struct line *all;        /* never changes once listed */
+};
+
+/* Of a channel. */
+struct nvs_store {
+	struct nvs_pool *pools;
+	struct line *lines, *free_line;
+	struct line *bucket[LINE_BUCKETS];
+	struct nvs_kept *free_kept;
+	void *dead_event[DEAD_EVENTS]; /* to be destroyed */
+	unsigned dead;
+	bool trim;           /* a synchronisation was seen */
+	char *block;         /* where the next record comes from */
+	size_t block_left;
+};
+
+extern struct nvs_store nvs_stores[NVS_MAX_CHANNELS];
+
+/* The lock is held for all of these. Zeroed and for good; NULL: the system has none. */
+void *nvs_store_memory(struct nvs_store *st, size_t bytes);
+
+/* Lines of a pool that is gone end, as far as they can. */
+void nvs_pool_end_lines(struct nvs_store *st, const struct nvs_pool *pool);
+
+struct nvs_pool *nvs_pool_find(struct nvs_store *st, void *handle);
+struct nvs_pool *nvs_pool_new(struct nvs_store *st, void *handle, uint64_t threshold);
+
+/* An allocation of it takes so many bytes. */
+void nvs_pool_takes(struct nvs_pool *p, uint64_t bytes);
+
+/*
+ * The allocation ends, and its place goes onto a shelf. NULL: it can't be kept, and
+ * is to be given up.
+ */
+struct nvs_kept *nvs_pool_keep(struct nvs_store *st, struct nvs_pool *p, struct nvs_shelf *s,
+			       CUdeviceptr address, uint64_t serial);
+
+/* It leaves the shelf, for an allocation or for good. */
+void nvs_pool_unkept(struct nvs_store *st, struct nvs_pool *p, struct nvs_shelf *s, struct nvs_kept *k);
+
+#endif
