@@ -266,8 +266,6 @@ bool nvs_swap_lease(unsigned channel, enum lease_gate gate, bool opens)
 		s->hold = s->hold || s->broken || (!s->away && !s->coming && !s->evicting);
 		s->want = !s->hold;
 		s->opens += s->hold && !hold;
-		if (s->want && !want)
-			s->batch = nvs_swap_batch(s->away);
 	} else if (gate != LEASE_OPEN && gate != LEASE_FREE) {
 		s->want = false;
 		if (gate != LEASE_DRAINING)

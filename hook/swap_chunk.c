@@ -76,7 +76,6 @@ int nvs_chunk_map(unsigned channel, struct place first, uint32_t *chunks)
 	*chunks = n;
 	if (!n)
 		return result;
-	/* The costly one, whatever it is for: once for all. */
 	opened = nvs_driver.set_access(address_of(first), address_of(at) - address_of(first), &access, 1);
 	if (opened == CUDA_SUCCESS)
 		return result;

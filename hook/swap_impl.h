@@ -22,13 +22,15 @@
 #define GRANULE NVS_SLAB_BYTES /* cuMemGetAllocationGranularity of every GPU so far */
 
 /*
- * Granules of a chunk. Calls for 32 MiB take a twentieth of its copy at 55 GB/s
- * and for 2 MiB more than that (measurements 5 and 6); what is very large gets
- * larger ones, so that its allocation takes few calls.
+ * Granules of a chunk: a quarter of its region, within these. Each takes one map
+ * call of the driver, which takes 0.03 ms, but 0.6 to 1 ms while another process's
+ * memory goes out (H200, driver 580: time slices of a copy engine): as long as the
+ * copy of 32 MiB, so that what comes in comes at two thirds of the link's rate. It
+ * is hidden behind the copy of 128 MiB. Small allocations need not lose so much
+ * room to rounding.
  */
 #define PIECE       16u
 #define PIECE_LARGE 64u
-#define LARGE_FROM  512u
 
 /* Granules of memory for slabs that are taken at once, at most. */
 #define SLABS_AT_ONCE 16u
@@ -93,6 +95,8 @@ struct place { /* of a granule */
 	uint32_t granule;
 };
 
+#define FLIGHTS 3u /* runs that are moved at a time */
+
 enum swap_mode { SWAP_UNKNOWN, SWAP_OFF, SWAP_ON };
 
 /* Of a channel; what has no other guard is guarded by lock. */
@@ -116,7 +120,6 @@ struct nvs_swap {
 	uint64_t away;         /* in the arena or nowhere; both add up to claimed */
 	uint64_t coming;       /* of resident: not there yet */
 	uint64_t going;        /* of resident: about to leave */
-	uint64_t batch;        /* bytes that come in at a time */
 	uint64_t cached;       /* of claimed: in the cache; pools keep more */
 	uint64_t retired;      /* bytes of all regions that were ever freed */
 	struct place cache[CACHE_MAX];
@@ -131,7 +134,7 @@ struct nvs_swap {
 	struct nvs_moved told;
 	uint64_t told_ns;
 	/* The mover's; guarded by nvs_drain_lock of the channel. */
-	void *ctx, *stream, *event[2];
+	void *ctx, *stream, *event[FLIGHTS];
 };
 
 extern struct nvs_swap nvs_swaps[NVS_MAX_CHANNELS];
@@ -277,9 +280,6 @@ bool nvs_pools_give_up_one(unsigned channel);
 void nvs_pools_take_back(unsigned channel, struct nvs_pool *pool, CUdeviceptr p);
 
 /* ---- swap_move.c ---- */
-
-/* Bytes that come in at a time, of what is away. */
-uint64_t nvs_swap_batch(uint64_t away);
 
 /* False: no thread can be made. */
 bool nvs_mover_start(unsigned channel);

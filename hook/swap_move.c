@@ -2,9 +2,9 @@
 /*
  * swap_move.c: the thread that moves memory out and in, one per channel.
  *
- * It goes by runs, chunks side by side. Two are in flight: while one is copied,
- * the physical memory of the one before it is given up, or that of the one after
- * it obtained.
+ * It goes by runs, chunks side by side. Some are in flight: while one is copied,
+ * the physical memory of those before it is given up, or that of those after it
+ * obtained.
  */
 #include <string.h>
 
@@ -17,8 +17,7 @@
 #include "wrap.h"
 
 #define TELL_BYTES (64ull << 20) /* moved between two MOVED on the way */
-#define FLIGHTS    2u
-#define RUN_OUT    16u           /* granules of a run that leaves, at most by a chunk more */
+#define RUN        PIECE_LARGE   /* granules of a run, at most by a chunk more */
 #define IDLE_NS    (1 * NVS_S)
 #define RETRY_NS   (20 * NVS_MS) /* until what the driver refused is tried again */
 
@@ -70,7 +69,8 @@ void *nvs_mover_context(unsigned channel)
 	}
 	if (ctx != s->ctx) { /* what there was went with its context */
 		s->ctx = ctx;
-		s->stream = s->event[0] = s->event[1] = NULL;
+		s->stream = NULL;
+		memset(s->event, 0, sizeof(s->event));
 	}
 	return ctx;
 }
@@ -91,9 +91,11 @@ static bool equip(struct nvs_swap *s)
 	for (unsigned i = 0; i < FLIGHTS; i++)
 		if (!s->event[i] &&
 		    nvs_driver.event_create(&s->event[i], CU_EVENT_DISABLE_TIMING |
-							  CU_EVENT_BLOCKING_SYNC) != CUDA_SUCCESS)
+							  CU_EVENT_BLOCKING_SYNC) != CUDA_SUCCESS) {
 			s->event[i] = NULL;
-	return s->stream && s->event[0] && s->event[1];
+			return false;
+		}
+	return s->stream;
 }
 
 /* ---- one run ---- */
@@ -108,25 +110,6 @@ static void step(struct place *p)
 	p->granule += chunk_of(*p)->granules;
 }
 
-/*
- * Bytes that come in at a time. While another process's memory goes out each
- * cuMemSetAccess holds up the copies that come in by half a millisecond, however
- * much it opens (tests/gpu, step swap: 25 MiB at the link's rate), but what is
- * opened at once comes in that much later than it could. Both together are least
- * at the root of their product.
- */
-uint64_t nvs_swap_batch(uint64_t away)
-{
-	uint64_t square = away / GRANULE * 12, root = 1;
-
-	while (root * root < square)
-		root *= 2;
-	for (uint64_t better = root; better; better /= 2)
-		if (root > better && (root - better) * (root - better) >= square)
-			root -= better;
-	return bytes_of(root > PIECE ? (uint32_t)root : PIECE);
-}
-
 /* Whether the pass is to go on. The lock is held. */
 static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 {
@@ -137,17 +120,6 @@ static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 	return p->out ? !s->want && s->resident - s->going > nvs_swap_room(p->channel) : s->want;
 }
 
-/* Whether there is room for one more chunk of a run that comes in. The lock is held. */
-static bool fits(const struct pass *p, const struct run *r, uint64_t bytes)
-{
-	const struct nvs_swap *s = &nvs_swaps[p->channel];
-	uint64_t least = s->away < s->batch ? s->away : s->batch;
-
-	if (r->chunks || least < bytes)
-		least = bytes;
-	return s->resident + least <= nvs_swap_room(p->channel);
-}
-
 /* Takes the next run in hand. False: there is none, or nothing to do. */
 static bool pick(struct pass *p, struct run *r)
 {
@@ -155,7 +127,7 @@ static bool pick(struct pass *p, struct run *r)
 
 	*r = (struct run){ .chunks = 0 };
 	nvs_swap_lock(s);
-	while (r->bytes < (p->out ? bytes_of(RUN_OUT) : s->batch) && goes_on(p, s)) {
+	while (r->bytes < bytes_of(RUN) && goes_on(p, s)) {
 		struct chunk *c;
 		uint64_t bytes;
 
@@ -180,7 +152,7 @@ static bool pick(struct pass *p, struct run *r)
 				c->opens = TOUCHED;
 			s->going += bytes;
 		} else {
-			if (!fits(p, r, bytes))
+			if (s->resident + bytes > nvs_swap_room(p->channel))
 				break;
 			s->resident += bytes;
 			s->away -= bytes;
@@ -330,6 +302,7 @@ static struct pass move(unsigned channel, bool out)
 {
 	struct pass p = { .channel = channel, .out = out };
 	struct run r;
+	bool more;
 
 	pthread_mutex_lock(&nvs_drain_lock[channel]);
 	if (!nvs_mover_context(channel)) {
@@ -337,13 +310,14 @@ static struct pass move(unsigned channel, bool out)
 	} else {
 		if (!equip(&nvs_swaps[channel]))
 			p.stuck = NVS_MOVED_ERROR;
-		while (!p.stuck && pick(&p, &r)) {
-			if (p.count == FLIGHTS)
+		/* Room may come while what is in flight lands. */
+		for (more = true; more || p.count;) {
+			more = !p.stuck && pick(&p, &r);
+			if (p.count && (!more || p.count == FLIGHTS))
 				land(&p);
-			take_off(&p, r);
+			if (more)
+				take_off(&p, r);
 		}
-		while (p.count)
-			land(&p);
 		leave();
 	}
 	pthread_mutex_unlock(&nvs_drain_lock[channel]);

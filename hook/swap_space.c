@@ -130,8 +130,11 @@ struct place nvs_region_new(unsigned channel, uint32_t granules)
 	if (!p.span)
 		return p;
 	r = region_of(p);
-	*r = (struct region){ .granules = granules,
-			      .piece = granules >= LARGE_FROM ? PIECE_LARGE : PIECE };
+	*r = (struct region){ .granules = granules, .piece = granules / 4 };
+	if (r->piece < PIECE)
+		r->piece = PIECE;
+	else if (r->piece > PIECE_LARGE)
+		r->piece = PIECE_LARGE;
 	take_run(p.span, p.granule, granules);
 	for (uint32_t i = 0; i < granules; i += r->piece)
 		p.span->chunk[p.granule + i] = (struct chunk){
