@@ -3,7 +3,7 @@
  * alloc.c: wrappers of what allocates and frees device memory. An allocation
  * never waits at the gate.
  *
- * Arrays are in array.c. Not here, because nothing is charged: memory that
+ * Arrays are in array.c, the VMM in vmm.c. Not here, because nothing is charged: memory that
  * another process has allocated (cuIpcOpenMemHandle, cuMemPoolImportPointer,
  * external memory), host memory, sparse arrays and what is mapped into them.
  */
@@ -23,11 +23,6 @@ static int channel_of_stream(void *key)
 	t = nvs_self ? nvs_self : nvs_thread_register();
 	s = t ? nvs_stream_find(t, key) : NULL;
 	return s ? (int)s->channel : -1;
-}
-
-static int channel_of_location(const struct cu_location *l)
-{
-	return l->type == CU_MEM_LOCATION_TYPE_DEVICE ? nvs_client_channel(l->id) : -1;
 }
 
 /* What is called on a capturing stream happens when the graph runs. */
@@ -295,7 +290,7 @@ WATCH(cuMemPoolCreate, (void **pool, const struct cu_pool_props *props))
 {
 	int result = CALL(cuMemPoolCreate, pool, props);
 
-	result = pool_at(result, pool, result == CUDA_SUCCESS ? channel_of_location(&props->location) : -1);
+	result = pool_at(result, pool, result == CUDA_SUCCESS ? nvs_channel_of_location(&props->location) : -1);
 	if (result == CUDA_SUCCESS && props->handle_types)
 		nvs_memory_pool_share((uintptr_t)*pool);
 	return result;
@@ -324,7 +319,7 @@ WATCH(cuMemGetDefaultMemPool, (void **pool, const struct cu_location *at, int ty
 {
 	int result = CALL(cuMemGetDefaultMemPool, pool, at, type);
 
-	return pool_at(result, pool, result == CUDA_SUCCESS ? channel_of_location(at) : -1);
+	return pool_at(result, pool, result == CUDA_SUCCESS ? nvs_channel_of_location(at) : -1);
 }
 
 WATCH(cuMemPoolDestroy, (void *pool))
@@ -386,86 +381,11 @@ WATCH(cuMemPoolGetAttribute, (void *pool, int attribute, void *value))
 	return result;
 }
 
-/* ---- VMM ---- */
-
-WATCH(cuMemCreate, (unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,
-		    unsigned long long flags))
-{
-	struct nvs_claim claim;
-	unsigned tries = 0;
-	int result;
-
-	if (!nvs_counting() || !prop)
-		return CALL(cuMemCreate, handle, n, prop, flags);
-	if (!nvs_claim(&claim, channel_of_location(&prop->location), n))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	do
-		result = CALL(cuMemCreate, handle, n, prop, flags);
-	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry(claim.channel, &tries));
-	if (result == CUDA_SUCCESS)
-		nvs_claim_keep_handle(&claim, *handle);
-	else
-		nvs_claim_drop(&claim);
-	return result;
-}
-
-WATCH(cuMemImportFromShareableHandle, (unsigned long long *handle, void *os, int type))
-{
-	int result = CALL(cuMemImportFromShareableHandle, handle, os, type);
-
-	if (result == CUDA_SUCCESS && nvs_counting())
-		nvs_memory_handle_imported(*handle);
-	return result;
-}
-
-WATCH(cuMemRetainAllocationHandle, (unsigned long long *handle, void *address))
-{
-	int result = CALL(cuMemRetainAllocationHandle, handle, address);
-
-	if (result == CUDA_SUCCESS && nvs_counting())
-		nvs_memory_handle_retained(*handle, (uintptr_t)address);
-	return result;
-}
-
-WATCH(cuMemRelease, (unsigned long long handle))
-{
-	uint64_t stamp = nvs_memory_stamp();
-	int result = CALL(cuMemRelease, handle);
-
-	if (result == CUDA_SUCCESS && nvs_counting())
-		nvs_memory_handle_released(handle, stamp);
-	return result;
-}
-
-WATCH(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
-		 unsigned long long flags))
-{
-	bool on = nvs_counting();
-	uint32_t memory = on ? nvs_memory_hold(handle) : 0;
-	int result = CALL(cuMemMap, p, n, offset, handle, flags);
-
-	if (on && result == CUDA_SUCCESS)
-		nvs_memory_mapped(memory, p, n);
-	else
-		nvs_memory_unhold(memory);
-	return result;
-}
-
-WATCH(cuMemUnmap, (CUdeviceptr p, size_t n))
-{
-	uint64_t stamp = nvs_memory_stamp();
-	int result = CALL(cuMemUnmap, p, n);
-
-	if (result == CUDA_SUCCESS && nvs_counting())
-		nvs_memory_unmapped(p, n, stamp);
-	return result;
-}
-
 /* ---- graphs ---- */
 
 static bool node_may_have(const struct cu_alloc_node *n)
 {
-	return graph_may_have(channel_of_location(&n->props.location), n->bytes);
+	return graph_may_have(nvs_channel_of_location(&n->props.location), n->bytes);
 }
 
 WATCH(cuGraphAddMemAllocNode, (void **node, void *graph, const void *deps, size_t count,

@@ -70,6 +70,8 @@ struct cu_access {
 
 #define CU_MEM_ALLOCATION_PINNED   1
 #define CU_MEM_HANDLE_POSIX_FD     1
+#define CU_MEM_ACCESS_NONE         0
+#define CU_MEM_ACCESS_READ         1
 #define CU_MEM_ACCESS_READWRITE    3
 #define CU_ATTRIBUTE_VMM           102 /* CU_DEVICE_ATTRIBUTE_... */
 #define CU_ATTRIBUTE_VMM_POSIX_FD  103
@@ -185,7 +187,7 @@ _Static_assert(offsetof(struct cu_launch_params, stream) == 40, "CUDA_LAUNCH_PAR
 _Static_assert(sizeof(struct cu_launch_params) == 56, "CUDA_LAUNCH_PARAMS");
 
 /*
- * Driver functions that the shim calls for itself and does not interpose.
+ * Driver functions that the shim calls for itself, past its own wrapper if there is one.
  * D(member, "export", parameters)
  */
 #define NVS_DRIVER_TABLE(D) \

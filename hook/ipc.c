@@ -24,6 +24,7 @@
 #include "channel.h"
 #include "quiet.h"
 #include "swap_impl.h"
+#include "vmm.h"
 #include "wrap.h"
 
 #define IPC_MAGIC  0x3143504948534e56ull /* "VNSHIPC1" */
@@ -230,7 +231,7 @@ bool nvs_swap_fix(CUdeviceptr address, struct nvs_swap_range *r)
 {
 	struct nvs_thread *t;
 
-	if (!nvs_swap_find(address, r) || !r->base)
+	if (!nvs_swap_find(address, r) || !r->base || r->mapping)
 		return false;
 	t = nvs_gate_enter_memory(r->channel);
 	fix(address);
@@ -246,7 +247,7 @@ WATCH(cuIpcGetMemHandle, (struct cu_ipc_handle *handle, CUdeviceptr p))
 	struct nvs_quiet q;
 	bool ok;
 
-	if (!handle || !nvs_swap_find(p, &r) || !nvs_driver.mem_export)
+	if (!handle || !nvs_swap_find(p, &r) || r.mapping || !nvs_driver.mem_export)
 		return CALL(cuIpcGetMemHandle, handle, p);
 	if (!nvs_swap_fix(p, &r))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -439,6 +440,7 @@ WATCH(cuMemGetHandleForAddressRange, (void *handle, CUdeviceptr p, size_t n, int
 	struct nvs_swap_range r;
 
 	nvs_swap_fix(p, &r);
+	nvs_vmm_fix(p, n);
 	return CALL(cuMemGetHandleForAddressRange, handle, p, n, type, flags);
 }
 
@@ -449,8 +451,10 @@ WATCH(cuPointerSetAttribute, (const void *value, int what, CUdeviceptr p))
 {
 	struct nvs_swap_range r;
 
-	if (what == SYNC_MEMOPS)
+	if (what == SYNC_MEMOPS) {
 		nvs_swap_fix(p, &r);
+		nvs_vmm_fix(p, 1);
+	}
 	return CALL(cuPointerSetAttribute, value, what, p);
 }
 

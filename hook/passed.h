@@ -22,14 +22,11 @@
 	P(cuExternalMemoryGetMappedMipmappedArray) P(cuImportExternalMemory) \
 	P(cuLogicalEndpointAddDevice) P(cuLogicalEndpointBindAddr) P(cuLogicalEndpointBindMem) \
 	P(cuLogicalEndpointCreate) P(cuLogicalEndpointExport) P(cuLogicalEndpointIdReserve) \
-	P(cuLogicalEndpointImport) P(cuMemAddressReserve) P(cuMemAllocHost) P(cuMemAllocHost_v2) \
-	P(cuMemExportToShareableHandle) P(cuMemHostAlloc) P(cuMemHostRegister) \
+	P(cuLogicalEndpointImport) P(cuMemAllocHost) P(cuMemAllocHost_v2) P(cuMemHostAlloc) P(cuMemHostRegister) \
 	P(cuMemHostRegister_v2) \
 	P(cuMemPoolExportPointer) P(cuMemPoolExportToShareableHandle) \
 	P(cuMemPoolImportPointer) \
-	P(cuMemSetAccess) P(cuMulticastAddDevice) \
-	P(cuMulticastBindAddr) P(cuMulticastBindAddr_v2) P(cuMulticastBindMem) \
-	P(cuMulticastBindMem_v2) P(cuMulticastCreate)
+	P(cuMulticastAddDevice) P(cuMulticastCreate)
 
 /*
  * Class free. Gives back. Never gated: whoever runs out of memory, or ends,
@@ -38,7 +35,7 @@
 #define NVS_PASS_FREE(P) \
 	P(cuDestroyExternalMemory) P(cuDeviceUnregisterAsyncNotification) \
 	P(cuLogicalEndpointDestroy) P(cuLogicalEndpointIdRelease) \
-	P(cuLogicalEndpointUnbind) P(cuMemAddressFree) P(cuMemFreeHost) P(cuMemHostUnregister) \
+	P(cuLogicalEndpointUnbind) P(cuMemFreeHost) P(cuMemHostUnregister) \
 	P(cuMulticastUnbind)
 
 /*
@@ -59,8 +56,7 @@
 	P(cuDeviceGetProperties) P(cuDeviceGetTexture1DLinearMaxWidth) P(cuDeviceGetUuid) \
 	P(cuDeviceGetUuid_v2) P(cuDriverGetVersion) \
 	P(cuGetErrorName) P(cuGetErrorString) P(cuLogicalEndpointGetLimits) \
-	P(cuLogicalEndpointQuery) P(cuMemGetAccess) P(cuMemGetAllocationGranularity) \
-	P(cuMemGetAllocationPropertiesFromHandle) \
+	P(cuLogicalEndpointQuery) P(cuMemGetAllocationGranularity) \
 	P(cuMemGetLocationInfo) P(cuMemGetMemPool) P(cuMemHostGetDevicePointer) \
 	P(cuMemHostGetDevicePointer_v2) P(cuMemHostGetFlags) P(cuMemPoolGetAccess) \
 	P(cuMemRangeGetAttribute) P(cuMemRangeGetAttributes) \

@@ -71,10 +71,15 @@ static int tell(void *data, int what, CUdeviceptr p, const struct nvs_swap_range
 		*(unsigned char *)data = 1;
 		break;
 	case HANDLE_TYPES:
-		*(unsigned long long *)data = 0;
+		*(unsigned long long *)data = (unsigned)r->handle_types;
 		break;
 	case ACCESS_FLAGS:
-		*(int *)data = CU_MEM_ACCESS_READWRITE;
+		*(int *)data = r->mapping ? r->access : CU_MEM_ACCESS_READWRITE;
+		break;
+	case RDMA_CAPABLE:
+		if (!r->mapping)
+			return -1;
+		*(unsigned char *)data = r->rdma;
 		break;
 	case MEMPOOL:
 		*(void **)data = NULL;

@@ -14,6 +14,7 @@
 #include "log.h"
 #include "reserve.h"
 #include "swap_impl.h"
+#include "vmm.h"
 #include "wrap.h"
 
 #define TELL_NS (100 * NVS_MS) /* between two MOVED that nothing moves for */
@@ -345,4 +346,5 @@ void nvs_swap_fork_child(void)
 	nvs_arena_fork_child();
 	nvs_ipc_fork_child();
 	nvs_async_fork_child();
+	nvs_vmm_fork_child();
 }

@@ -66,6 +66,9 @@ struct nvs_swap_range {
 	uint64_t serial;      /* no allocation at this address had it before */
 	CUdeviceptr mapped;   /* what the driver would call the allocation */
 	size_t mapped_bytes;
+	/* The application's own mapping: nothing that can be freed. */
+	bool mapping, rdma;
+	int access, handle_types;
 };
 bool nvs_swap_find(CUdeviceptr p, struct nvs_swap_range *r);
 

@@ -8,6 +8,7 @@
 #include "reserve.h"
 #include "stream.h"
 #include "swap_impl.h"
+#include "vmm.h"
 #include "wrap.h"
 
 #define MS 1000000ull
@@ -29,8 +30,25 @@ static _Atomic uint64_t serials; /* of allocations */
 
 /* ---- backing; the lock is held, and given up while waiting ---- */
 
-/* Whether the chunk got its memory. Held means that it has to. */
-static bool back(unsigned channel, struct place p)
+bool nvs_swap_refused(unsigned channel, uint64_t bytes, unsigned seen, uint64_t since, bool told)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	bool kept = s->cached || nvs_pools_keep(channel);
+
+	/* Without a scheduler nobody makes room. */
+	if (since && ((!kept && nvs_swap_room(channel) == UINT64_MAX) ||
+		      nvs_now() - since > REFUSED_NS))
+		return false;
+	nvs_swap_unlock(s);
+	if (since && !told)
+		nvs_swap_tell(channel, NVS_MOVED_STUCK | NVS_MOVED_NO_MEMORY);
+	if (!nvs_swap_flush(channel, bytes))
+		nvs_swap_wait(s, seen, kept ? MS : PIECE_NS);
+	nvs_swap_lock(s);
+	return true;
+}
+
+bool nvs_chunk_back(unsigned channel, struct place p)
 {
 	struct nvs_swap *s = &nvs_swaps[channel];
 	struct chunk *c = &p.span->chunk[p.granule];
@@ -38,7 +56,7 @@ static bool back(unsigned channel, struct place p)
 
 	while (s->hold) {
 		unsigned seen = atomic_load(&s->kick);
-		bool told = since != 0, kept;
+		bool told = since != 0;
 		bool room = s->resident + bytes <= nvs_swap_room(channel);
 		int result = CUDA_ERROR_OUT_OF_MEMORY;
 		uint32_t one = 1;
@@ -49,6 +67,8 @@ static bool back(unsigned channel, struct place p)
 			c->state = CHUNK_BUSY;
 			nvs_swap_unlock(s);
 			result = nvs_chunk_map(channel, p, &one);
+			if (result == CUDA_SUCCESS)
+				nvs_vmm_arrived(p);
 			nvs_swap_lock(s);
 			c->state = result == CUDA_SUCCESS ? CHUNK_HERE : CHUNK_EMPTY;
 			c->opens = TOUCHED;
@@ -60,17 +80,8 @@ static bool back(unsigned channel, struct place p)
 		} else {
 			since = 0;
 		}
-		/* Without a scheduler nobody makes room. */
-		kept = s->cached || nvs_pools_keep(channel);
-		if (since && ((!kept && nvs_swap_room(channel) == UINT64_MAX) ||
-			      nvs_now() - since > REFUSED_NS))
+		if (!nvs_swap_refused(channel, bytes, seen, since, told))
 			return false;
-		nvs_swap_unlock(s);
-		if (since && !told)
-			nvs_swap_tell(channel, NVS_MOVED_STUCK | NVS_MOVED_NO_MEMORY);
-		if (!nvs_swap_flush(channel, bytes))
-			nvs_swap_wait(s, seen, kept ? MS : PIECE_NS);
-		nvs_swap_lock(s);
 	}
 	return true; /* it gets its memory when it comes in */
 }
@@ -260,7 +271,7 @@ static struct place obtain(unsigned channel, uint32_t granules)
 		for (uint32_t i = 0; i < granules; i += r->piece)
 			p.span->chunk[p.granule + i].state = CHUNK_EMPTY;
 		for (uint32_t i = 0; ok && i < granules; i += r->piece)
-			ok = back(channel, (struct place){ p.span, p.granule + i });
+			ok = nvs_chunk_back(channel, (struct place){ p.span, p.granule + i });
 		s->backing--;
 		if (ok)
 			return p;
@@ -425,6 +436,8 @@ static bool find(struct place p, uint64_t address, struct nvs_swap_range *r)
 	if (!p.span->head[p.granule])
 		return false;
 	g = &p.span->region[p.span->head[p.granule] - 1];
+	if (g->kind >= REGION_APP)
+		return nvs_vmm_find(p, r);
 	if (!g->published || g->dying)
 		return false;
 	if (g->kind == REGION_SLABS) {
@@ -451,13 +464,17 @@ static bool find(struct place p, uint64_t address, struct nvs_swap_range *r)
 bool nvs_swap_find(CUdeviceptr address, struct nvs_swap_range *r)
 {
 	struct place p = nvs_place_of(address);
+	uint32_t head;
+	bool ours;
 
 	if (!p.span || nvs_in_book)
 		return false;
 	nvs_swap_lock(&nvs_swaps[p.span->channel]);
-	find(p, address, r);
+	head = p.span->head[p.granule];
+	/* What the driver has mapped where the application has reserved is its to tell of. */
+	ours = find(p, address, r) || !head || p.span->region[head - 1].kind < REGION_APP;
 	nvs_swap_unlock(&nvs_swaps[p.span->channel]);
-	return true;
+	return ours;
 }
 
 /*
@@ -504,7 +521,7 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 	if (!p.span || nvs_in_book)
 		return -1;
 	s = &nvs_swaps[p.span->channel];
-	if (!nvs_swap_find(address, &r) || r.base != address)
+	if (!nvs_swap_find(address, &r) || r.base != address || r.mapping)
 		return CUDA_ERROR_INVALID_VALUE;
 	/* What is a pool's is freed when the application says that it is done with. */
 	result = wait && !r.pool ? wait_for_work(r.channel, r.owner) : CUDA_SUCCESS;

@@ -19,6 +19,8 @@ static void let_in(unsigned channel, struct place p)
 {
 	int dev = nvs_client_device(channel), can = 0;
 
+	if (p.span->region[p.span->head[p.granule] - 1].kind >= REGION_APP)
+		return; /* the application says itself who may */
 	for (unsigned i = 0; i < NVS_MAX_CHANNELS && nvs_client_memory(i); i++) {
 		struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(i) },
 				       CU_MEM_ACCESS_READWRITE };

@@ -49,18 +49,24 @@ enum chunk_state {
 	CHUNK_HERE,  /* mapped on the GPU */
 	CHUNK_AWAY,  /* in the arena */
 	CHUNK_BUSY,  /* somebody is changing it, without the lock */
+	CHUNK_FIXED, /* the application's mapping of what is the driver's: never moved */
 };
 
 struct chunk {
 	uint64_t handle;   /* of the driver, while on the GPU */
 	uint32_t opens;    /* of the channel, when it got its memory; TOUCHED */
+	uint32_t granules;
 	uint8_t state;     /* enum chunk_state */
-	uint8_t granules;
 };
 
 #define TOUCHED UINT32_MAX /* was used, or may have been */
 
-enum region_kind { REGION_LARGE, REGION_SLABS };
+/*
+ * The last two are of vmm.h: addresses that the application reserved, and such
+ * as it does not know, for a memory that it has not mapped. Chunks are anywhere
+ * in them: a piece is one granule.
+ */
+enum region_kind { REGION_LARGE, REGION_SLABS, REGION_APP, REGION_HIDDEN };
 
 /* An allocation, or slabs side by side; at its first granule. */
 struct region {
@@ -69,6 +75,7 @@ struct region {
 	uint64_t bytes;    /* that were asked for */
 	uint64_t owner;    /* context or pool, see swap_alloc.c */
 	uint32_t slabs;    /* in use */
+	uint32_t end;      /* of the last two kinds: chunks are in so many granules at most */
 	uint8_t kind;
 	bool published;    /* the application knows of it */
 	bool dying;
@@ -88,6 +95,7 @@ struct span {
 	struct chunk *chunk;   /* at a chunk's first granule */
 	struct region *region; /* at a region's first granule */
 	struct nvs_slab *slab;
+	uint32_t *memory;      /* of vmm.h, mapped to the granule */
 };
 
 struct place { /* of a granule */
@@ -208,11 +216,25 @@ void nvs_swap_open_to_peers(unsigned channel);
 /* ---- swap_alloc.c ---- */
 
 /*
+/*
  * Gives freed memory up that is kept for reuse, and that no work uses any more: so
  * many bytes at least, what was freed first first. Returns whether there was any. No
  * lock is held.
  */
 bool nvs_swap_flush(unsigned channel, uint64_t bytes);
+
+/*
+ * So many bytes were refused: waits until something changes after `seen`. since:
+ * when the driver first refused, ns; 0: there was no room. told: the scheduler knows
+ * of it. False: they are not to be had. The lock is held, and given up meanwhile.
+ */
+bool nvs_swap_refused(unsigned channel, uint64_t bytes, unsigned seen, uint64_t since, bool told);
+
+/*
+ * Gives an empty chunk its memory if the GPU is held. False: it is not to be
+ * had. The lock is held, and given up meanwhile.
+ */
+bool nvs_chunk_back(unsigned channel, struct place p);
 
 /* As nvs_swap_alloc; the memory is a pool's. */
 int nvs_swap_alloc_pooled(int channel, struct nvs_pool *pool, size_t bytes, CUdeviceptr *p);

@@ -14,6 +14,7 @@
 #include "stream.h"
 #include "swap_impl.h"
 #include "tables.h"
+#include "vmm.h"
 #include "wrap.h"
 
 #define TELL_BYTES (64ull << 20) /* moved between two MOVED on the way */
@@ -224,12 +225,15 @@ static void land(struct pass *p)
 {
 	struct nvs_swap *s = &nvs_swaps[p->channel];
 	struct flight *f = &p->flight[p->first];
+	struct place at = f->run.first;
 	int result = f->copied ? nvs_driver.event_synchronize(s->event[p->first]) : CUDA_SUCCESS;
 
 	if (result != CUDA_SUCCESS)
 		give_up(p, result);
 	if ((result == CUDA_SUCCESS) == p->out)
 		nvs_chunk_unmap(f->run.first, f->run.chunks);
+	for (uint32_t i = 0; !p->out && result == CUDA_SUCCESS && i < f->run.chunks; i++, step(&at))
+		nvs_vmm_arrived(at);
 	settle(p, f->run, result == CUDA_SUCCESS);
 	p->untold += f->run.bytes;
 	p->moved = true;
@@ -280,6 +284,8 @@ static void take_off(struct pass *p, struct run r)
 		if (c->opens != TOUCHED)
 			continue;
 		copied = true;
+		if (p->out)
+			nvs_vmm_leaving(at);
 		result = nvs_arena_copy(p->channel, at, c->granules, p->out);
 	}
 	if (result == CUDA_SUCCESS && copied)

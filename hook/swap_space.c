@@ -33,7 +33,8 @@ static bool arrays(struct span *s)
 	s->chunk = array(n, sizeof(*s->chunk));
 	s->region = array(n, sizeof(*s->region));
 	s->slab = array(n, sizeof(*s->slab));
-	if (!s->head || !s->run || !s->store || !s->chunk || !s->region || !s->slab)
+	s->memory = array(n, sizeof(*s->memory));
+	if (!s->head || !s->run || !s->store || !s->chunk || !s->region || !s->slab || !s->memory)
 		return false; /* what there is of them stays; this does not happen twice */
 	s->run[0] = s->run[n - 1] = n;
 	return true;
@@ -138,7 +139,7 @@ struct place nvs_region_new(unsigned channel, uint32_t granules)
 	take_run(p.span, p.granule, granules);
 	for (uint32_t i = 0; i < granules; i += r->piece)
 		p.span->chunk[p.granule + i] = (struct chunk){
-			.granules = (uint8_t)(granules - i < r->piece ? granules - i : r->piece),
+			.granules = granules - i < r->piece ? granules - i : r->piece,
 		};
 	return p;
 }
@@ -187,11 +188,14 @@ static bool in_region(struct span *s, uint32_t i, uint32_t from, unsigned states
 		      uint32_t *found)
 {
 	const struct region *r = &s->region[i];
+	uint32_t j = i, end = i + (r->kind < REGION_APP ? r->granules : r->end);
 
 	if (!s->head[i] || r->dying || r->cached || (r->fixed && states & 1u << CHUNK_HERE))
 		return false;
-	for (uint32_t j = i; j < i + r->granules; j += r->piece)
-		if (j >= from && states & 1u << s->chunk[j].state) {
+	if (from > i)
+		j += (from - i + r->piece - 1) / r->piece * r->piece;
+	for (; j < end; j += r->piece)
+		if (states & 1u << s->chunk[j].state) {
 			*found = j;
 			return true;
 		}

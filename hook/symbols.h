@@ -221,7 +221,7 @@
 	H(cuCtxSynchronize) H(cuCtxSynchronize_v2) H(cuEventSynchronize) \
 	H(cuStreamSynchronize) H(cuStreamSynchronize_ptsz)
 
-/* alloc.c, info.c, pointer.c, ipc.c: counted, limited, clamped, shared */
+/* alloc.c, vmm.c, info.c, pointer.c, ipc.c: counted, limited, clamped, shared */
 #define NVS_MEMORY(H) \
 	H(cuMemAlloc) H(cuMemAlloc_v2) H(cuMemAllocPitch) H(cuMemAllocPitch_v2) \
 	H(cuMemAllocManaged) \
@@ -236,6 +236,10 @@
 	H(cuArrayDestroy) H(cuMipmappedArrayCreate) H(cuMipmappedArrayDestroy) \
 	H(cuMemCreate) H(cuMemImportFromShareableHandle) H(cuMemRetainAllocationHandle) \
 	H(cuMemRelease) H(cuMemMap) H(cuMemUnmap) \
+	H(cuMemAddressReserve) H(cuMemAddressFree) H(cuMemSetAccess) H(cuMemGetAccess) \
+	H(cuMemExportToShareableHandle) H(cuMemGetAllocationPropertiesFromHandle) \
+	H(cuMulticastBindMem) H(cuMulticastBindMem_v2) \
+	H(cuMulticastBindAddr) H(cuMulticastBindAddr_v2) \
 	/* memory of graphs */ \
 	H(cuGraphAddMemAllocNode) H(cuGraphAddNode) H(cuGraphAddNode_v2) \
 	H(cuGraphAddNode_v3) \

@@ -66,6 +66,11 @@ static inline int nvs_channel_here(const void *ctx)
 		? 0 : nvs_channel_of_current();
 }
 
+static inline int nvs_channel_of_location(const struct cu_location *l)
+{
+	return l->type == CU_MEM_LOCATION_TYPE_DEVICE ? nvs_client_channel(l->id) : -1;
+}
+
 /* The arguments of a call, out of their parentheses. */
 #define NVS_SPREAD(...) __VA_ARGS__
 

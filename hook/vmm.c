@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * vmm.c: wrappers of the application's own virtual memory management. What
+ * vmm.h does not take is counted and goes to the driver.
+ */
+#include "memory.h"
+#include "swap.h"
+#include "vmm.h"
+#include "wrap.h"
+
+/* One load where nothing is swapped. */
+static inline bool used(void)
+{
+	return nvs_unlikely(atomic_load_explicit(&nvs_vmm_used, memory_order_acquire));
+}
+
+/* ---- physical memory ---- */
+
+WATCH(cuMemCreate, (unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,
+		    unsigned long long flags))
+{
+	struct nvs_claim claim;
+	unsigned tries = 0;
+	int result;
+
+	if (!nvs_counting() || !prop)
+		return CALL(cuMemCreate, handle, n, prop, flags);
+	result = nvs_vmm_create(handle, n, prop, flags);
+	if (result != NVS_VMM_DRIVER)
+		return result;
+	if (!nvs_claim(&claim, nvs_channel_of_location(&prop->location), n))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	do
+		result = CALL(cuMemCreate, handle, n, prop, flags);
+	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry(claim.channel, &tries));
+	if (result == CUDA_SUCCESS)
+		nvs_claim_keep_handle(&claim, *handle);
+	else
+		nvs_claim_drop(&claim);
+	return result;
+}
+
+WATCH(cuMemRelease, (unsigned long long handle))
+{
+	uint64_t stamp;
+	int result = nvs_vmm_is(handle) ? nvs_vmm_release(&handle) : NVS_VMM_DRIVER;
+
+	if (result != NVS_VMM_DRIVER)
+		return result;
+	stamp = nvs_memory_stamp();
+	result = CALL(cuMemRelease, handle);
+	if (result == CUDA_SUCCESS && nvs_counting())
+		nvs_memory_handle_released(handle, stamp);
+	return result;
+}
+
+WATCH(cuMemRetainAllocationHandle, (unsigned long long *handle, void *address))
+{
+	int result = used() ? nvs_vmm_retain(handle, (uintptr_t)address) : NVS_VMM_DRIVER;
+
+	if (result != NVS_VMM_DRIVER)
+		return result;
+	result = CALL(cuMemRetainAllocationHandle, handle, address);
+	if (result == CUDA_SUCCESS && nvs_counting())
+		nvs_memory_handle_retained(*handle, (uintptr_t)address);
+	return result;
+}
+
+WATCH(cuMemGetAllocationPropertiesFromHandle, (struct cu_alloc_full *prop, unsigned long long handle))
+{
+	int result = nvs_vmm_is(handle) ? nvs_vmm_properties(prop, handle) : NVS_VMM_DRIVER;
+
+	return result != NVS_VMM_DRIVER ? result
+					: CALL(cuMemGetAllocationPropertiesFromHandle, prop, handle);
+}
+
+/* ---- sharing ---- */
+
+WATCH(cuMemExportToShareableHandle, (void *out, unsigned long long handle, int type,
+				     unsigned long long flags))
+{
+	int result = nvs_vmm_is(handle) ? nvs_vmm_share(&handle, type) : NVS_VMM_DRIVER;
+
+	return result != NVS_VMM_DRIVER ? result
+					: CALL(cuMemExportToShareableHandle, out, handle, type, flags);
+}
+
+WATCH(cuMemImportFromShareableHandle, (unsigned long long *handle, void *os, int type))
+{
+	int result = CALL(cuMemImportFromShareableHandle, handle, os, type);
+
+	if (result == CUDA_SUCCESS && nvs_counting())
+		nvs_memory_handle_imported(*handle);
+	return result;
+}
+
+#define BIND(name, P, A) \
+	WATCH(name, P) \
+	{ \
+		int result = nvs_vmm_is(memory) ? nvs_vmm_share(&memory, 0) : NVS_VMM_DRIVER; \
+		return result != NVS_VMM_DRIVER ? result : CALL(name, NVS_SPREAD A); \
+	}
+BIND(cuMulticastBindMem, (unsigned long long multicast, size_t at, unsigned long long memory,
+			  size_t offset, size_t n, unsigned long long flags),
+     (multicast, at, memory, offset, n, flags))
+BIND(cuMulticastBindMem_v2, (unsigned long long multicast, int dev, size_t at,
+			     unsigned long long memory, size_t offset, size_t n,
+			     unsigned long long flags),
+     (multicast, dev, at, memory, offset, n, flags))
+
+#define BIND_ADDRESS(name, P, A) \
+	WATCH(name, P) \
+	{ \
+		if (used()) \
+			nvs_vmm_fix(p, n); \
+		return CALL(name, NVS_SPREAD A); \
+	}
+BIND_ADDRESS(cuMulticastBindAddr, (unsigned long long multicast, size_t at, CUdeviceptr p, size_t n,
+				   unsigned long long flags), (multicast, at, p, n, flags))
+BIND_ADDRESS(cuMulticastBindAddr_v2, (unsigned long long multicast, int dev, size_t at,
+				      CUdeviceptr p, size_t n, unsigned long long flags),
+	     (multicast, dev, at, p, n, flags))
+
+/* ---- addresses ---- */
+
+WATCH(cuMemAddressReserve, (CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at,
+			    unsigned long long flags))
+{
+	int result = nvs_counting() ? nvs_vmm_reserve(p, n, align, at, flags) : NVS_VMM_DRIVER;
+
+	return result != NVS_VMM_DRIVER ? result
+					: CALL(cuMemAddressReserve, p, n, align, at, flags);
+}
+
+WATCH(cuMemAddressFree, (CUdeviceptr p, size_t n))
+{
+	int result = used() ? nvs_vmm_unreserve(p, n) : NVS_VMM_DRIVER;
+
+	return result != NVS_VMM_DRIVER ? result : CALL(cuMemAddressFree, p, n);
+}
+
+WATCH(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
+		 unsigned long long flags))
+{
+	bool ours = used(), on = nvs_counting();
+	int result = ours ? nvs_vmm_map(p, n, offset, &handle, flags) : NVS_VMM_DRIVER;
+	uint32_t memory;
+
+	if (result != NVS_VMM_DRIVER)
+		return result;
+	memory = on ? nvs_memory_hold(handle) : 0;
+	result = CALL(cuMemMap, p, n, offset, handle, flags);
+	if (on && result == CUDA_SUCCESS)
+		nvs_memory_mapped(memory, p, n);
+	else
+		nvs_memory_unhold(memory);
+	if (ours && result == CUDA_SUCCESS)
+		nvs_vmm_mapped(p, n);
+	return result;
+}
+
+NVS_EXPORT int cuMemUnmap(CUdeviceptr p, size_t n); /* below; only its type is needed here */
+
+int nvs_vmm_driver_unmap(CUdeviceptr p, size_t n)
+{
+	uint64_t stamp = nvs_memory_stamp();
+	int result = CALL(cuMemUnmap, p, n);
+
+	if (result == CUDA_SUCCESS && nvs_counting())
+		nvs_memory_unmapped(p, n, stamp);
+	return result;
+}
+
+WATCH(cuMemUnmap, (CUdeviceptr p, size_t n))
+{
+	int result = used() ? nvs_vmm_unmap(p, n) : NVS_VMM_DRIVER;
+
+	return result != NVS_VMM_DRIVER ? result : nvs_vmm_driver_unmap(p, n);
+}
+
+WATCH(cuMemSetAccess, (CUdeviceptr p, size_t n, const struct cu_access *a, size_t count))
+{
+	int result = used() ? nvs_vmm_set_access(p, n, a, count) : NVS_VMM_DRIVER;
+
+	return result != NVS_VMM_DRIVER ? result : CALL(cuMemSetAccess, p, n, a, count);
+}
+
+WATCH(cuMemGetAccess, (unsigned long long *flags, const struct cu_location *l, CUdeviceptr p))
+{
+	int result = used() ? nvs_vmm_get_access(flags, l, p) : NVS_VMM_DRIVER;
+
+	return result != NVS_VMM_DRIVER ? result : CALL(cuMemGetAccess, flags, l, p);
+}

@@ -1,0 +1,476 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * vmm_map.c: addresses that the application reserves, and what it maps there.
+ */
+#include <string.h>
+
+#include "client.h"
+#include "vmm_impl.h"
+#include "wrap.h"
+
+/* Wrappers; only their types are needed here. */
+NVS_EXPORT int cuMemMap(CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
+			unsigned long long flags);
+NVS_EXPORT int cuMemUnmap(CUdeviceptr p, size_t n);
+
+/* ---- addresses ---- */
+
+struct place nvs_vmm_place(CUdeviceptr p)
+{
+	struct place at = nvs_place_of(p);
+	struct nvs_swap *s;
+
+	if (!at.span || nvs_in_book)
+		return (struct place){ NULL, 0 };
+	s = &nvs_swaps[at.span->channel];
+	nvs_swap_lock(s);
+	if (!at.span->head[at.granule] || nvs_vmm_region(at)->kind != REGION_APP)
+		at.span = NULL;
+	nvs_swap_unlock(s);
+	return at;
+}
+
+/* The channel whose memory is to be mapped, as far as can be known: the context's. */
+static int channel_here(void)
+{
+	void *ctx = nvs_current_context();
+
+	return !ctx && atomic_load_explicit(&nvs_gate.single, memory_order_relaxed)
+		? 0 : nvs_channel_here(ctx);
+}
+
+int nvs_vmm_reserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsigned long long flags)
+{
+	int channel;
+	struct place got;
+	struct nvs_swap *s;
+
+	if (!p || !n || n % GRANULE || n / GRANULE >= UINT32_MAX || at || flags || align > GRANULE ||
+	    (align & (align - 1)))
+		return NVS_VMM_DRIVER;
+	channel = channel_here();
+	if (!nvs_swap_on(channel))
+		return NVS_VMM_DRIVER;
+	s = &nvs_swaps[channel];
+	nvs_swap_lock(s);
+	got = nvs_region_new((unsigned)channel, (uint32_t)(n / GRANULE));
+	if (got.span) {
+		region_of(got)->kind = REGION_APP;
+		region_of(got)->piece = 1;
+		*p = address_of(got);
+		atomic_store_explicit(&nvs_vmm_used, true, memory_order_release);
+	}
+	nvs_swap_unlock(s);
+	return got.span ? CUDA_SUCCESS : NVS_VMM_DRIVER;
+}
+
+/* Whether nothing is mapped in a range of the region. The lock is held. */
+static bool vacant(struct place p, uint64_t granules)
+{
+	uint64_t first = p.span->head[p.granule] - 1;
+
+	if (p.granule + granules > first + nvs_vmm_region(p)->granules)
+		return false;
+	for (uint32_t i = 0; i < granules; i++)
+		if (p.span->memory[p.granule + i])
+			return false;
+	return true;
+}
+
+int nvs_vmm_unreserve(CUdeviceptr p, size_t n)
+{
+	struct place at = nvs_vmm_place(p);
+	struct nvs_swap *s;
+	bool ok;
+
+	if (!at.span)
+		return NVS_VMM_DRIVER;
+	s = &nvs_swaps[at.span->channel];
+	nvs_swap_lock(s);
+	ok = p == address_of(at) && at.span->head[at.granule] == at.granule + 1 &&
+	     n == bytes_of(region_of(at)->granules) && vacant(at, region_of(at)->granules);
+	if (ok)
+		nvs_region_drop(at);
+	nvs_swap_unlock(s);
+	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- mapping ---- */
+
+/* A memory without a chunk becomes one, or its hidden one goes there. The lock is held. */
+static int show(unsigned channel, struct memory *m, struct place at)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct chunk c = { .granules = m->granules, .opens = TOUCHED };
+	uint64_t bytes = bytes_of(m->granules);
+	int result = CUDA_SUCCESS;
+
+	m->worker = &c;
+	if (m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_HERE)
+		nvs_vmm_uncover(channel, m);
+	if (!vacant(at, m->granules)) { /* the lock was given up */
+		nvs_vmm_done(s, m);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	m->access = CU_MEM_ACCESS_NONE;
+	if (m->at.span) {
+		c = *nvs_vmm_chunk(m->at);
+		memcpy(&at.span->store[at.granule], &m->at.span->store[m->at.granule],
+		       m->granules * sizeof(*at.span->store));
+		nvs_vmm_vacate(m->at);
+		nvs_region_drop(m->at);
+		nvs_vmm_occupy(at, m->index, c);
+		m->at = at;
+	} else if (m->real) {
+		c.handle = m->real;
+		c.state = CHUNK_BUSY;
+		nvs_vmm_occupy(at, m->index, c);
+		m->at = at;
+		s->claimed += bytes;
+		s->resident += bytes;
+		nvs_swap_unlock(s);
+		result = CALL(cuMemMap, address_of(at), bytes, 0, c.handle, 0);
+		nvs_swap_lock(s);
+		if (result == CUDA_SUCCESS) {
+			nvs_vmm_chunk(at)->state = CHUNK_HERE;
+			m->real = 0;
+		} else {
+			s->claimed -= bytes;
+			s->resident -= bytes;
+		}
+	} else {
+		c.state = CHUNK_EMPTY;
+		nvs_vmm_occupy(at, m->index, c);
+		m->at = at;
+		m->shown = true; /* it may come in while room is waited for */
+		s->claiming -= bytes;
+		s->claimed += bytes;
+		s->away += bytes;
+		if (!nvs_chunk_back(channel, at)) {
+			result = CUDA_ERROR_OUT_OF_MEMORY;
+			s->claiming += bytes;
+			s->claimed -= bytes;
+			s->away -= bytes;
+		}
+	}
+	m->shown = result == CUDA_SUCCESS;
+	if (result != CUDA_SUCCESS) {
+		nvs_vmm_vacate(at);
+		m->at.span = NULL;
+	}
+	nvs_vmm_done(s, m);
+	return result;
+}
+
+int nvs_vmm_map(CUdeviceptr p, size_t n, size_t offset, unsigned long long *handle,
+		unsigned long long flags)
+{
+	struct place at = nvs_vmm_place(p);
+	bool ours = nvs_vmm_is(*handle);
+	int result = NVS_VMM_DRIVER;
+	struct nvs_swap *s;
+	struct memory *m;
+
+	if (!ours && !at.span)
+		return NVS_VMM_DRIVER;
+	if (nvs_in_book || !n || n % GRANULE || p % GRANULE || offset % GRANULE || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (at.span) {
+		bool free;
+
+		s = &nvs_swaps[at.span->channel];
+		nvs_swap_lock(s);
+		free = vacant(at, n / GRANULE);
+		nvs_swap_unlock(s);
+		if (!free)
+			return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!ours)
+		return NVS_VMM_DRIVER;
+	s = &nvs_swaps[nvs_vmm_channel(*handle)];
+	nvs_swap_lock(s);
+	m = nvs_vmm_of(s, *handle);
+	if (!m || offset > bytes_of(m->granules) || n > bytes_of(m->granules) - offset)
+		result = CUDA_ERROR_INVALID_VALUE;
+	else if (!m->fixed && !m->shown && at.span &&
+		 at.span->channel == nvs_vmm_channel(*handle) && n == bytes_of(m->granules))
+		result = show(at.span->channel, m, at);
+	else if (!m->fixed)
+		result = nvs_vmm_give_away(nvs_vmm_channel(*handle), m);
+	if (m && m->fixed && (result == CUDA_SUCCESS || result == NVS_VMM_DRIVER)) {
+		*handle = m->real;
+		result = NVS_VMM_DRIVER;
+	}
+	nvs_swap_unlock(s);
+	return result;
+}
+
+void nvs_vmm_mapped(CUdeviceptr p, size_t n)
+{
+	struct place at = nvs_vmm_place(p);
+	struct chunk c = { .granules = (uint32_t)(n / GRANULE), .state = CHUNK_FIXED };
+
+	if (!at.span)
+		return;
+	nvs_swap_lock(&nvs_swaps[at.span->channel]);
+	if (vacant(at, c.granules))
+		nvs_vmm_occupy(at, OF_DRIVER, c);
+	nvs_swap_unlock(&nvs_swaps[at.span->channel]);
+}
+
+/* ---- ranges of whole mappings ---- */
+
+static struct place next_of(struct place p)
+{
+	p.granule += nvs_vmm_chunk(p)->granules;
+	return p;
+}
+
+/* Whether a range is such. The lock is held. */
+static bool whole(struct place at, CUdeviceptr p, size_t n)
+{
+	uint64_t end = at.granule + n / GRANULE;
+	uint32_t first = at.span->head[at.granule] - 1;
+
+	if (!n || n % GRANULE || p % GRANULE || end > first + nvs_vmm_region(at)->granules)
+		return false;
+	while (at.granule < end && nvs_vmm_chunk(at)->state != CHUNK_NONE)
+		at = next_of(at);
+	return at.granule == end;
+}
+
+/* Takes a mapping away. The lock is held, and given up meanwhile. */
+static int hide(unsigned channel, struct memory *m)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct chunk *c = nvs_vmm_chunk(m->at);
+	uint64_t bytes = bytes_of(m->granules);
+	struct place hidden;
+	int result = CUDA_SUCCESS;
+
+	if (!m->handles) {
+		nvs_vmm_destroy(channel, m);
+		return CUDA_SUCCESS;
+	}
+	if (c->state == CHUNK_AWAY) {
+		hidden = nvs_region_new(channel, m->granules);
+		if (!hidden.span)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		region_of(hidden)->kind = REGION_HIDDEN;
+		region_of(hidden)->piece = 1;
+		memcpy(&hidden.span->store[hidden.granule], &m->at.span->store[m->at.granule],
+		       m->granules * sizeof(*hidden.span->store));
+		nvs_vmm_occupy(hidden, m->index, *c);
+		nvs_vmm_vacate(m->at);
+		m->at = hidden;
+		m->shown = false;
+		return CUDA_SUCCESS;
+	}
+	if (c->state == CHUNK_HERE) {
+		m->worker = &hidden;
+		c->state = CHUNK_BUSY;
+		nvs_swap_unlock(s);
+		result = CALL(cuMemUnmap, address_of(m->at), bytes);
+		nvs_swap_lock(s);
+		if (result == CUDA_SUCCESS) {
+			m->real = c->handle;
+			s->resident -= bytes;
+		}
+	} else {
+		s->away -= bytes;
+		s->claiming += bytes;
+	}
+	if (result == CUDA_SUCCESS) {
+		s->claimed -= bytes;
+		nvs_vmm_vacate(m->at);
+		m->at.span = NULL;
+		m->shown = false;
+	} else {
+		c->state = CHUNK_HERE;
+	}
+	nvs_vmm_done(s, m);
+	return result;
+}
+
+int nvs_vmm_unmap(CUdeviceptr p, size_t n)
+{
+	struct place at = nvs_vmm_place(p);
+	uint64_t end = at.granule + n / GRANULE;
+	int result = CUDA_SUCCESS;
+	struct nvs_swap *s;
+
+	if (!at.span)
+		return NVS_VMM_DRIVER;
+	s = &nvs_swaps[at.span->channel];
+	nvs_swap_lock(s);
+	if (!whole(at, p, n))
+		result = CUDA_ERROR_INVALID_VALUE;
+	while (result == CUDA_SUCCESS && at.granule < end) {
+		unsigned seen = atomic_load(&s->kick);
+		struct place next = next_of(at);
+		struct memory *m = nvs_vmm_at(at);
+
+		if (m && !nvs_vmm_idle(m)) {
+			nvs_vmm_pause(s, seen);
+			continue;
+		}
+		if (m) {
+			result = hide(at.span->channel, m);
+		} else if (at.span->memory[at.granule] == OF_DRIVER) {
+			nvs_swap_unlock(s);
+			result = nvs_vmm_driver_unmap(address_of(at), bytes_of(next.granule - at.granule));
+			nvs_swap_lock(s);
+			if (result == CUDA_SUCCESS)
+				nvs_vmm_vacate(at);
+		} else {
+			result = CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
+		}
+		at = next;
+	}
+	nvs_swap_unlock(s);
+	return result;
+}
+
+/* ---- access ---- */
+
+/* A mapping that the driver is to be asked about, by this caller. */
+static bool asked(struct place p, const void *worker)
+{
+	const struct memory *m = nvs_vmm_at(p);
+
+	return m ? m->worker == worker : nvs_vmm_chunk(p)->state == CHUNK_FIXED;
+}
+
+/* Lets all of a range in hand that is on the GPU; what is not gets its access later. */
+static void take_in_hand(struct nvs_swap *s, struct place at, uint64_t end, const void *worker,
+			 int flags)
+{
+	for (; at.granule < end; at = next_of(at)) {
+		struct memory *m = nvs_vmm_at(at);
+		unsigned seen = atomic_load(&s->kick);
+
+		for (; m && !nvs_vmm_idle(m); m = nvs_vmm_at(at), seen = atomic_load(&s->kick))
+			nvs_vmm_pause(s, seen);
+		if (m && nvs_vmm_chunk(at)->state == CHUNK_HERE) {
+			m->worker = worker;
+			nvs_vmm_chunk(at)->state = CHUNK_BUSY;
+		} else if (m) {
+			m->access = (uint8_t)flags;
+		}
+	}
+}
+
+/* One call of the driver for what lies side by side. The lock is held, and given up meanwhile. */
+static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end,
+			   const struct cu_access *a, size_t count, const void *worker)
+{
+	int result = CUDA_SUCCESS;
+
+	while (at.granule < end) {
+		struct place to = at;
+
+		while (to.granule < end && asked(to, worker))
+			to = next_of(to);
+		if (to.granule == at.granule) {
+			at = next_of(at);
+			continue;
+		}
+		nvs_swap_unlock(s);
+		if (result == CUDA_SUCCESS)
+			result = nvs_driver.set_access(address_of(at), bytes_of(to.granule - at.granule),
+						       a, count);
+		nvs_swap_lock(s);
+		for (; at.granule < to.granule; at = next_of(at)) {
+			struct memory *m = nvs_vmm_at(at);
+
+			if (!m || m->worker != worker)
+				continue;
+			if (result == CUDA_SUCCESS)
+				m->access = (uint8_t)a[count - 1].flags;
+			m->worker = NULL;
+			nvs_vmm_chunk(at)->state = CHUNK_HERE;
+		}
+	}
+	return result;
+}
+
+int nvs_vmm_set_access(CUdeviceptr p, size_t n, const struct cu_access *a, size_t count)
+{
+	struct place at = nvs_vmm_place(p);
+	uint64_t end = at.granule + n / GRANULE;
+	struct nvs_swap *s;
+	bool others = false, ok;
+	int flags, result;
+
+	if (!at.span || !a || !count)
+		return NVS_VMM_DRIVER;
+	flags = a[count - 1].flags;
+	for (size_t i = 0; i < count; i++)
+		others = others ||
+			 nvs_channel_of_location(&a[i].location) != (int)at.span->channel;
+	s = &nvs_swaps[at.span->channel];
+	nvs_swap_lock(s);
+	ok = whole(at, p, n);
+	nvs_swap_unlock(s);
+	if (!ok || (!others && flags != CU_MEM_ACCESS_NONE && flags != CU_MEM_ACCESS_READ &&
+		    flags != CU_MEM_ACCESS_READWRITE))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (others) {
+		nvs_vmm_fix(p, n);
+		return NVS_VMM_DRIVER;
+	}
+	nvs_swap_lock(s);
+	take_in_hand(s, at, end, &end, flags);
+	result = access_of_range(s, at, end, a, count, &end);
+	nvs_swap_unlock(s);
+	nvs_swap_kick(s);
+	return result;
+}
+
+int nvs_vmm_get_access(unsigned long long *flags, const struct cu_location *l, CUdeviceptr p)
+{
+	struct place at = nvs_vmm_place(p);
+	const struct memory *m;
+	struct nvs_swap *s;
+
+	if (!at.span || !flags || !l)
+		return NVS_VMM_DRIVER;
+	s = &nvs_swaps[at.span->channel];
+	nvs_swap_lock(s);
+	m = nvs_vmm_at(at);
+	if (m)
+		*flags = nvs_channel_of_location(l) == (int)at.span->channel ? m->access
+									     : CU_MEM_ACCESS_NONE;
+	nvs_swap_unlock(s);
+	return m ? CUDA_SUCCESS : NVS_VMM_DRIVER;
+}
+
+/* ---- sharing by address ---- */
+
+void nvs_vmm_fix(CUdeviceptr p, size_t n)
+{
+	struct place at = nvs_vmm_place(p);
+	uint64_t end;
+	struct nvs_swap *s;
+
+	if (!at.span || !n)
+		return;
+	s = &nvs_swaps[at.span->channel];
+	nvs_swap_lock(s);
+	end = at.span->head[at.granule] - 1 + (uint64_t)nvs_vmm_region(at)->end;
+	if (end > at.granule + (p % GRANULE + n + GRANULE - 1) / GRANULE)
+		end = at.granule + (p % GRANULE + n + GRANULE - 1) / GRANULE;
+	while (at.granule < end) {
+		unsigned seen = atomic_load(&s->kick);
+		struct memory *m = nvs_vmm_at(at);
+
+		if (m && !nvs_vmm_idle(m)) {
+			nvs_vmm_pause(s, seen);
+			continue;
+		}
+		if (m)
+			nvs_vmm_give_away(at.span->channel, m);
+		at.granule++;
+	}
+	nvs_swap_unlock(s);
+}

@@ -1,0 +1,611 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * vmm_memory.c: what the application's handles stand for, from cuMemCreate to
+ * the last reference.
+ */
+#include <sys/mman.h>
+
+#include "client.h"
+#include "gate.h"
+#include "reserve.h"
+#include "stream.h"
+#include "vmm_impl.h"
+#include "wrap.h"
+
+#define PIECE_NS 50000000ull /* looked again after, at the latest */
+
+/* Wrappers; only their types are needed here. */
+NVS_EXPORT int cuMemCreate(unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,
+			   unsigned long long flags);
+NVS_EXPORT int cuMemRelease(unsigned long long handle);
+NVS_EXPORT int cuMemUnmap(CUdeviceptr p, size_t n);
+
+atomic_bool nvs_vmm_used;
+
+/* Of a channel; guarded by its swap lock. Number 0 is none. */
+static struct table {
+	struct memory *memory; /* zeroed; only what is touched takes memory */
+	uint32_t used, free;
+} tables[NVS_MAX_CHANNELS];
+static _Atomic uint64_t serials;
+
+/* ---- the table ---- */
+
+static struct memory *memory_new(unsigned channel, uint32_t granules)
+{
+	struct table *t = &tables[channel];
+	uint32_t index = t->free, generation;
+	struct memory *m;
+
+	if (!t->memory) {
+		void *p = mmap(NULL, MAX_MEMORIES * sizeof(*m), PROT_READ | PROT_WRITE,
+			       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+		if (p == MAP_FAILED)
+			return NULL;
+		t->memory = p;
+	}
+	if (!index) {
+		if (t->used + 1 == MAX_MEMORIES)
+			return NULL;
+		index = ++t->used;
+	} else {
+		t->free = t->memory[index].next;
+	}
+	m = &t->memory[index];
+	generation = m->generation;
+	*m = (struct memory){ .index = index, .generation = generation, .granules = granules,
+			      .handles = 1, .serial = 1ull << 62 | ++serials };
+	return m;
+}
+
+void nvs_vmm_forget(unsigned channel, struct memory *m)
+{
+	struct table *t = &tables[channel];
+
+	m->granules = 0;
+	m->generation++;
+	m->next = t->free;
+	t->free = m->index;
+}
+
+static unsigned long long handle_of(unsigned channel, const struct memory *m)
+{
+	unsigned long long generation = m->generation & ((1u << GENERATION_BITS) - 1);
+
+	return NVS_VMM_MARK << 48 | (unsigned long long)channel << (INDEX_BITS + GENERATION_BITS) |
+	       generation << INDEX_BITS | m->index;
+}
+
+static struct memory *find(unsigned long long handle)
+{
+	struct table *t = &tables[nvs_vmm_channel(handle)];
+	uint32_t index = (uint32_t)handle & (MAX_MEMORIES - 1);
+	struct memory *m;
+
+	if (!nvs_vmm_is(handle) || !index || index > t->used)
+		return NULL;
+	m = &t->memory[index];
+	return m->granules && m->handles && handle_of(nvs_vmm_channel(handle), m) == handle ? m : NULL;
+}
+
+struct memory *nvs_vmm_at(struct place p)
+{
+	uint32_t index = p.span->memory[p.granule];
+
+	return index && index != OF_DRIVER ? &tables[p.span->channel].memory[index] : NULL;
+}
+
+/* ---- one at a time ---- */
+
+bool nvs_vmm_idle(const struct memory *m)
+{
+	return !m->worker && !(m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_BUSY);
+}
+
+void nvs_vmm_pause(struct nvs_swap *s, unsigned seen)
+{
+	nvs_swap_unlock(s);
+	nvs_swap_wait(s, seen, PIECE_NS);
+	nvs_swap_lock(s);
+}
+
+struct memory *nvs_vmm_of(struct nvs_swap *s, unsigned long long handle)
+{
+	for (;;) {
+		unsigned seen = atomic_load(&s->kick);
+		struct memory *m = find(handle);
+
+		if (!m || nvs_vmm_idle(m))
+			return m;
+		nvs_vmm_pause(s, seen);
+	}
+}
+
+void nvs_vmm_done(struct nvs_swap *s, struct memory *m)
+{
+	m->worker = NULL;
+	nvs_swap_unlock(s);
+	nvs_swap_kick(s);
+	nvs_swap_lock(s);
+}
+
+/* ---- places ---- */
+
+void nvs_vmm_occupy(struct place p, uint32_t what, struct chunk c)
+{
+	struct region *r = nvs_vmm_region(p);
+	uint32_t end = p.granule + c.granules - (p.span->head[p.granule] - 1);
+
+	for (uint32_t i = 0; i < c.granules; i++)
+		p.span->memory[p.granule + i] = what;
+	p.span->chunk[p.granule] = c;
+	if (r->end < end)
+		r->end = end;
+}
+
+void nvs_vmm_vacate(struct place p)
+{
+	struct chunk *c = nvs_vmm_chunk(p);
+
+	for (uint32_t i = 0; i < c->granules; i++)
+		p.span->memory[p.granule + i] = 0;
+	c->state = CHUNK_NONE;
+}
+
+/* ---- beginning ---- */
+
+static int driver_create(unsigned channel, uint64_t bytes, unsigned long long *real)
+{
+	const struct nvs_swap *s = &nvs_swaps[channel];
+	/* As chunks have it: the application's wishes are less or the same. */
+	struct cu_alloc_full prop = {
+		.head = { CU_MEM_ALLOCATION_PINNED, s->posix_fd ? CU_MEM_HANDLE_POSIX_FD : 0,
+			  { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(channel) } },
+		.rdma = s->rdma,
+	};
+
+	return CALL(cuMemCreate, real, bytes, &prop.head, 0);
+}
+
+/* Physical memory at once, if the GPU is held. Returns CUresult. */
+static int obtain(unsigned channel, struct memory *m)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	uint64_t bytes = bytes_of(m->granules), since = 0;
+
+	while (s->hold) {
+		unsigned seen = atomic_load(&s->kick);
+		bool told = since != 0;
+		int result;
+
+		s->claiming -= bytes; /* from here on it counts as the driver's */
+		if (s->resident <= nvs_swap_room(channel)) {
+			nvs_swap_unlock(s);
+			result = driver_create(channel, bytes, &m->real);
+			nvs_swap_lock(s);
+			if (result == CUDA_SUCCESS)
+				return result;
+			m->real = 0;
+			s->claiming += bytes;
+			if (result != CUDA_ERROR_OUT_OF_MEMORY)
+				return result;
+			since = since ? since : nvs_now();
+		} else {
+			s->claiming += bytes;
+			since = 0;
+		}
+		if (!nvs_swap_refused(channel, bytes, seen, since, told))
+			return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Whether such memory can be ours: nothing that chunks do not have. */
+static bool suits(const struct nvs_swap *s, size_t n, const struct cu_alloc_full *p,
+		  unsigned long long flags)
+{
+	return n && n % GRANULE == 0 && n / GRANULE < UINT32_MAX && !flags &&
+	       p->head.type == CU_MEM_ALLOCATION_PINNED &&
+	       !(p->head.handle_types & ~(s->posix_fd ? CU_MEM_HANDLE_POSIX_FD : 0)) &&
+	       p->rdma <= s->rdma && !p->compression && !p->usage;
+}
+
+/* Claims bytes that no chunk has yet. Returns CUresult, or that it is the driver's. */
+static int claim(unsigned channel, uint64_t bytes, struct nvs_claim *c)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	bool ok;
+
+	nvs_swap_lock(s);
+	s->claiming += bytes;
+	nvs_swap_unlock(s);
+	ok = nvs_claim(c, (int)channel, bytes);
+	if (ok && c->channel >= 0) {
+		nvs_claim_exists(c);
+		return CUDA_SUCCESS;
+	}
+	nvs_swap_lock(s);
+	s->claiming -= bytes;
+	nvs_swap_unlock(s);
+	return ok ? NVS_VMM_DRIVER : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+int nvs_vmm_create(unsigned long long *handle, size_t n, const struct cu_alloc_prop *head,
+		   unsigned long long flags)
+{
+	const struct cu_alloc_full *prop = (const struct cu_alloc_full *)head;
+	int at = nvs_channel_of_location(&head->location), result;
+	unsigned channel = (unsigned)at;
+	struct nvs_claim c;
+	struct nvs_swap *s;
+	struct memory *m;
+
+	if (!nvs_swap_on(at) || !handle || !suits(&nvs_swaps[channel], n, prop, flags))
+		return NVS_VMM_DRIVER;
+	s = &nvs_swaps[channel];
+	result = claim(channel, n, &c);
+	if (result != CUDA_SUCCESS)
+		return result;
+	nvs_swap_lock(s);
+	m = memory_new(channel, (uint32_t)(n / GRANULE));
+	if (m) {
+		m->handle_types = prop->head.handle_types;
+		m->rdma = prop->rdma;
+		result = obtain(channel, m); /* nobody else knows of it yet */
+	}
+	if (m && result == CUDA_SUCCESS) {
+		*handle = handle_of(channel, m);
+		atomic_store_explicit(&nvs_vmm_used, true, memory_order_release);
+	} else {
+		s->claiming -= n;
+		if (m)
+			nvs_vmm_forget(channel, m);
+		else
+			result = NVS_VMM_DRIVER;
+	}
+	nvs_swap_unlock(s);
+	if (result != CUDA_SUCCESS)
+		nvs_claim_drop(&c);
+	return result;
+}
+
+/* ---- end ---- */
+
+/* Gives up the chunk of a memory: its bytes are in no chunk any more; may wait. */
+static void drop_chunk(unsigned channel, struct memory *m)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct chunk *c = nvs_vmm_chunk(m->at);
+	uint64_t bytes = bytes_of(m->granules);
+
+	if (c->state == CHUNK_HERE) {
+		c->state = CHUNK_BUSY;
+		nvs_swap_unlock(s);
+		nvs_chunk_unmap(m->at, 1);
+		nvs_swap_lock(s);
+		s->resident -= bytes;
+	} else {
+		if (c->state == CHUNK_AWAY)
+			nvs_arena_give(channel, m->at, m->granules);
+		s->away -= bytes;
+	}
+	s->claimed -= bytes;
+	nvs_vmm_vacate(m->at);
+	if (!m->shown)
+		nvs_region_drop(m->at);
+	m->at.span = NULL;
+}
+
+void nvs_vmm_destroy(unsigned channel, struct memory *m)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_claim c = { (int)channel, bytes_of(m->granules) };
+
+	m->worker = &c;
+	if (m->at.span) {
+		drop_chunk(channel, m);
+	} else if (m->real) {
+		nvs_swap_unlock(s);
+		CALL(cuMemRelease, m->real);
+		nvs_swap_lock(s);
+	} else {
+		s->claiming -= c.bytes;
+	}
+	nvs_vmm_forget(channel, m);
+	nvs_swap_unlock(s);
+	nvs_claim_drop(&c);
+	nvs_swap_kick(s);
+	nvs_swap_lock(s);
+}
+
+int nvs_vmm_release(unsigned long long *handle)
+{
+	unsigned channel = nvs_vmm_channel(*handle);
+	struct nvs_swap *s = &nvs_swaps[channel];
+	int result = CUDA_SUCCESS;
+	struct memory *m;
+
+	if (nvs_in_book)
+		return CUDA_ERROR_INVALID_VALUE; /* a signal handler in the midst of ours */
+	nvs_swap_lock(s);
+	m = nvs_vmm_of(s, *handle);
+	if (!m) {
+		result = CUDA_ERROR_INVALID_VALUE;
+	} else if (--m->handles == 0) {
+		if (m->fixed) {
+			*handle = m->real;
+			result = NVS_VMM_DRIVER;
+			nvs_vmm_forget(channel, m);
+		} else if (!m->shown) {
+			nvs_vmm_destroy(channel, m);
+		}
+	}
+	nvs_swap_unlock(s);
+	return result;
+}
+
+/* ---- references and what is told of them ---- */
+
+int nvs_vmm_retain(unsigned long long *handle, CUdeviceptr address)
+{
+	struct place p = nvs_vmm_place(address);
+	int result = NVS_VMM_DRIVER;
+	struct nvs_swap *s;
+
+	if (!p.span || !handle)
+		return NVS_VMM_DRIVER;
+	s = &nvs_swaps[p.span->channel];
+	nvs_swap_lock(s);
+	for (;;) {
+		unsigned seen = atomic_load(&s->kick);
+		struct memory *m = nvs_vmm_at(p);
+
+		if (m && !nvs_vmm_idle(m)) {
+			nvs_vmm_pause(s, seen); /* it may be on its way out */
+			continue;
+		}
+		if (m) {
+			m->handles++;
+			*handle = handle_of(p.span->channel, m);
+			result = CUDA_SUCCESS;
+		}
+		break;
+	}
+	nvs_swap_unlock(s);
+	return result;
+}
+
+int nvs_vmm_properties(struct cu_alloc_full *prop, unsigned long long handle)
+{
+	struct nvs_swap *s = &nvs_swaps[nvs_vmm_channel(handle)];
+	struct memory *m;
+
+	if (nvs_in_book || !prop)
+		return CUDA_ERROR_INVALID_VALUE;
+	nvs_swap_lock(s);
+	m = find(handle);
+	if (m)
+		*prop = (struct cu_alloc_full){
+			.head = { CU_MEM_ALLOCATION_PINNED, m->handle_types,
+				  { CU_MEM_LOCATION_TYPE_DEVICE,
+				    nvs_client_device(nvs_vmm_channel(handle)) } },
+			.rdma = m->rdma,
+		};
+	nvs_swap_unlock(s);
+	return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- from ours to the driver's ---- */
+
+void nvs_vmm_uncover(unsigned channel, struct memory *m)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct chunk *c = nvs_vmm_chunk(m->at);
+
+	c->state = CHUNK_BUSY;
+	nvs_swap_unlock(s);
+	CALL(cuMemUnmap, address_of(m->at), bytes_of(m->granules));
+	nvs_swap_lock(s);
+	m->real = c->handle;
+	s->resident -= bytes_of(m->granules);
+	s->claimed -= bytes_of(m->granules);
+	nvs_vmm_vacate(m->at);
+	nvs_region_drop(m->at);
+	m->at.span = NULL;
+}
+
+/* Memory for an empty chunk that is not to move any more; may wait, not for the GPU. */
+static int fill(unsigned channel, struct memory *m)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct chunk *c = nvs_vmm_chunk(m->at);
+	uint64_t bytes = bytes_of(m->granules);
+	uint32_t one = 1;
+	unsigned tries = 0;
+	int result;
+
+	c->state = CHUNK_BUSY;
+	c->opens = TOUCHED;
+	s->away -= bytes;
+	s->resident += bytes;
+	nvs_swap_unlock(s);
+	do
+		result = nvs_chunk_map(channel, m->at, &one);
+	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry((int)channel, &tries));
+	if (result == CUDA_SUCCESS)
+		nvs_vmm_arrived(m->at);
+	nvs_swap_lock(s);
+	c->state = result == CUDA_SUCCESS ? CHUNK_HERE : CHUNK_EMPTY;
+	if (result != CUDA_SUCCESS) {
+		s->away += bytes;
+		s->resident -= bytes;
+	}
+	return result;
+}
+
+/* The memory gets physical memory and a real handle, unmapped. */
+static int materialise(unsigned channel, struct memory *m)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	uint64_t bytes = bytes_of(m->granules);
+	unsigned tries = 0;
+	int result;
+
+	nvs_swap_unlock(s);
+	do
+		result = driver_create(channel, bytes, &m->real);
+	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry((int)channel, &tries));
+	nvs_swap_lock(s);
+	if (result == CUDA_SUCCESS)
+		s->claiming -= bytes;
+	else
+		m->real = 0;
+	return result;
+}
+
+/* Enters it in the book as the driver's; it is counted already. */
+static void book(unsigned channel, const struct memory *m, CUdeviceptr mapped)
+{
+	struct nvs_claim c = { (int)channel, bytes_of(m->granules) };
+
+	nvs_claim_keep_handle(&c, m->real);
+	if (mapped)
+		nvs_memory_mapped(nvs_memory_hold(m->real), mapped, c.bytes);
+	if (!m->handles) {
+		uint64_t stamp = nvs_memory_stamp();
+
+		CALL(cuMemRelease, m->real);
+		nvs_memory_handle_released(m->real, stamp);
+	}
+}
+
+int nvs_vmm_give_away(unsigned channel, struct memory *m)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_thread *t = NULL;
+	int result = CUDA_SUCCESS;
+	CUdeviceptr mapped = 0;
+
+	m->worker = &t;
+	if (m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_EMPTY) {
+		result = fill(channel, m);
+	} else if (m->at.span) {
+		nvs_swap_unlock(s);
+		t = nvs_gate_enter_memory(channel); /* all is on the GPU, and stays until we leave */
+		nvs_swap_lock(s);
+		while (nvs_vmm_chunk(m->at)->state == CHUNK_BUSY)
+			nvs_vmm_pause(s, atomic_load(&s->kick));
+		if (nvs_vmm_chunk(m->at)->state != CHUNK_HERE)
+			result = CUDA_ERROR_NOT_READY; /* the process ends */
+	} else if (!m->real) {
+		result = materialise(channel, m);
+	}
+	if (result == CUDA_SUCCESS && m->at.span && !m->shown) {
+		nvs_vmm_uncover(channel, m);
+	} else if (result == CUDA_SUCCESS && m->at.span) {
+		struct chunk c = *nvs_vmm_chunk(m->at);
+
+		mapped = address_of(m->at);
+		m->real = c.handle;
+		s->resident -= bytes_of(m->granules);
+		s->claimed -= bytes_of(m->granules);
+		c.state = CHUNK_FIXED;
+		nvs_vmm_occupy(m->at, OF_DRIVER, c);
+		m->at.span = NULL;
+		m->shown = false;
+	}
+	if (result == CUDA_SUCCESS) {
+		m->fixed = true;
+		nvs_swap_unlock(s);
+		book(channel, m, mapped);
+	} else {
+		nvs_swap_unlock(s);
+	}
+	if (t)
+		nvs_gate_leave(t);
+	nvs_swap_lock(s);
+	nvs_vmm_done(s, m);
+	if (m->fixed && !m->handles)
+		nvs_vmm_forget(channel, m);
+	return result;
+}
+
+int nvs_vmm_share(unsigned long long *handle, int type)
+{
+	unsigned channel = nvs_vmm_channel(*handle);
+	struct nvs_swap *s = &nvs_swaps[channel];
+	int result = CUDA_SUCCESS;
+	struct memory *m;
+
+	if (nvs_in_book)
+		return CUDA_ERROR_INVALID_VALUE;
+	nvs_swap_lock(s);
+	m = nvs_vmm_of(s, *handle);
+	if (!m || (type && !(m->handle_types & type)))
+		result = CUDA_ERROR_INVALID_VALUE;
+	else if (!m->fixed)
+		result = nvs_vmm_give_away(channel, m);
+	if (result == CUDA_SUCCESS) {
+		*handle = m->real;
+		result = NVS_VMM_DRIVER;
+	}
+	nvs_swap_unlock(s);
+	return result;
+}
+
+/* ---- for swap_*.c ---- */
+
+bool nvs_vmm_find(struct place p, struct nvs_swap_range *r)
+{
+	const struct memory *m = nvs_vmm_at(p);
+
+	if (!m || !m->shown)
+		return false;
+	r->base = r->mapped = address_of(m->at);
+	r->bytes = r->mapped_bytes = bytes_of(m->granules);
+	r->serial = m->serial;
+	r->mapping = true;
+	r->access = m->access;
+	r->handle_types = m->handle_types;
+	r->rdma = m->rdma;
+	return true;
+}
+
+/* The chunk is busy: nobody changes what is looked at here. */
+static void set_access(struct place p, int flags)
+{
+	struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(p.span->channel) },
+			       flags };
+
+	nvs_driver.set_access(address_of(p), bytes_of(nvs_vmm_chunk(p)->granules), &a, 1);
+}
+
+/* Of a chunk that copies cannot reach as it is; NULL: of none. */
+static const struct memory *closed(struct place p)
+{
+	const struct memory *m = nvs_vmm_region(p)->kind >= REGION_APP ? nvs_vmm_at(p) : NULL;
+
+	return m && m->shown && m->access != CU_MEM_ACCESS_READWRITE ? m : NULL;
+}
+
+void nvs_vmm_leaving(struct place p)
+{
+	if (closed(p))
+		set_access(p, CU_MEM_ACCESS_READWRITE);
+}
+
+void nvs_vmm_arrived(struct place p)
+{
+	const struct memory *m = closed(p);
+
+	if (m)
+		set_access(p, m->access);
+}
+
+void nvs_vmm_fork_child(void)
+{
+	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++)
+		tables[i] = (struct table){ NULL, 0, 0 };
+	atomic_store(&nvs_vmm_used, false);
+}
