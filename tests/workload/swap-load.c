@@ -121,7 +121,7 @@ static const char pattern_ptx[] =
 	"}\n";
 
 static struct {
-	uint64_t mib, piece_mib, seed, bursts;
+	uint64_t mib, piece_mib, seed, bursts, vmm_mib;
 	double burst_ms, pause_ms, kernel_us;
 	unsigned limit_s;
 	const char *record, *tenant;
@@ -238,6 +238,34 @@ static void setup(void)
 	load_pattern();
 }
 
+/*
+ * Memory for a piece by the VMM, as PyTorch's expandable segments do it: in
+ * handles of so many MiB, in a range that was reserved for all pieces.
+ */
+static CUdeviceptr map_piece(uint64_t size)
+{
+	CUmemAccessDesc access = { { CU_MEM_LOCATION_TYPE_DEVICE, 0 }, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = access.location,
+				     .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FD };
+	static CUdeviceptr next;
+	CUdeviceptr base;
+
+	if (!next)
+		CHECK(cuMemAddressReserve(&next, (opt.mib + opt.vmm_mib) << 20, 0, 0, 0));
+	base = next;
+	for (uint64_t part; size; size -= part) {
+		CUmemGenericAllocationHandle handle;
+
+		part = size < opt.vmm_mib << 20 ? size : opt.vmm_mib << 20;
+		CHECK(cuMemCreate(&handle, part, &prop, 0));
+		CHECK(cuMemMap(next, part, 0, handle, 0));
+		CHECK(cuMemRelease(handle)); /* the mapping keeps it */
+		next += part;
+	}
+	CHECK(cuMemSetAccess(base, next - base, &access, 1));
+	return base;
+}
+
 static uint64_t time_of_day(void)
 {
 	struct timespec ts;
@@ -259,7 +287,10 @@ static void take(void)
 			exit(2);
 		}
 		bytes[pieces] = size;
-		CHECK(cuMemAlloc_v2(&piece[pieces++], size));
+		if (opt.vmm_mib)
+			piece[pieces++] = map_piece(size);
+		else
+			CHECK(cuMemAlloc_v2(&piece[pieces++], size));
 		left -= size;
 	}
 	allocated = now_ns();
@@ -298,6 +329,7 @@ static void usage(void)
 	      "  --kernel-us X   length of a kernel (1000)\n"
 	      "  --record FILE   when each kernel ran, as JSON lines\n"
 	      "  --tenant NAME   in that file\n"
+	      "  --vmm N         memory by the VMM, in handles of N MiB: even, like the other sizes\n"
 	      "  --copy          fill and check by copies, not on the GPU\n"
 	      "  --limit S       end with a signal after so many seconds (300)\n", stderr);
 	exit(2);
@@ -308,7 +340,7 @@ static void parse(int argc, char **argv)
 	static const struct option options[] = {
 		{ "mib", 1, 0, 'm' }, { "piece-mib", 1, 0, 'p' }, { "seed", 1, 0, 's' }, { "burst-ms", 1, 0, 'b' },
 		{ "pause-ms", 1, 0, 'i' }, { "bursts", 1, 0, 'n' }, { "kernel-us", 1, 0, 'k' }, { "record", 1, 0, 'r' },
-		{ "tenant", 1, 0, 't' }, { "copy", 0, 0, 'c' }, { "limit", 1, 0, 'l' }, { 0, 0, 0, 0 },
+		{ "tenant", 1, 0, 't' }, { "copy", 0, 0, 'c' }, { "limit", 1, 0, 'l' }, { "vmm", 1, 0, 'v' }, { 0, 0, 0, 0 },
 	};
 	int c;
 
@@ -323,12 +355,14 @@ static void parse(int argc, char **argv)
 		case 'k': opt.kernel_us = atof(optarg); break;
 		case 'r': opt.record = optarg; break;
 		case 't': opt.tenant = optarg; break;
+		case 'v': opt.vmm_mib = strtoull(optarg, NULL, 10); break;
 		case 'c': opt.copy = 1; break;
 		case 'l': opt.limit_s = (unsigned)atoi(optarg); break;
 		default: usage();
 		}
 	}
-	if (optind < argc || !opt.mib || !opt.piece_mib || opt.kernel_us <= 0 || opt.burst_ms <= 0)
+	if (optind < argc || !opt.mib || !opt.piece_mib || opt.kernel_us <= 0 || opt.burst_ms <= 0 ||
+	    (opt.vmm_mib && (opt.mib | opt.piece_mib | opt.vmm_mib) % 2))
 		usage();
 }
 
