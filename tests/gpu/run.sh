@@ -15,7 +15,8 @@
 #   tenants   what 2 to 16 tenants get done together
 #   priority  short requests beside tenants that saturate the GPU
 #   swap      how long the GPU takes to pass to a tenant whose memory is away,
-#             two of 16 GiB, then two of up to 60 (2 minutes)
+#             two of 16 GiB, then two of up to 60, then 16 again in PyTorch's
+#             expandable segments' way (3 minutes)
 #   alloc     what allocations cost, and PyTorch while all fits, with swapping
 #             on (4 minutes)
 #   makespan  tenants whose memory does not fit together, against one after the

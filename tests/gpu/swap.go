@@ -25,6 +25,8 @@ const (
 	// hostPart is how much of the free host memory the tenants' arenas may take.
 	hostPart = 0.7
 
+	vmmMiB = 20 // a handle of PyTorch's expandable segments for large allocations
+
 	firstSwitches = 2 // that are not counted: the arena may not be ready
 )
 
@@ -58,6 +60,7 @@ type switchOver struct {
 type swapCase struct {
 	Name      string        `json:"name"`
 	TenantMiB int           `json:"tenant_mib"`
+	VMMMiB    int           `json:"vmm_mib,omitempty"` // of each handle, where tenants use the VMM themselves
 	GPUMiB    int           `json:"gpu_mib"`
 	Args      []string      `json:"scheduler"`
 	Link      linkLimit     `json:"link"`
@@ -99,12 +102,16 @@ func (b *bench) swapStep(ctx context.Context, _ string) error {
 	}
 	var all []*swapCase
 	var errs []error
-	for _, mib := range sizes {
+	for i, mib := range append(sizes, sizes[0]) {
+		vmm := 0
+		if i == len(sizes) { // once more, with memory in PyTorch's way
+			vmm = vmmMiB
+		}
 		if most := int(room*hostPart/2/mib20) / 1024 * 1024; most < mib && !b.simulated {
 			fmt.Printf("  %d GiB each do not fit host memory (%.0f GiB free): %d GiB each\n", mib>>10, room/mib20/1024, most>>10)
 			mib = most
 		}
-		if len(all) > 0 && mib <= all[0].TenantMiB || mib < 64 {
+		if len(all) > 0 && mib <= all[0].TenantMiB && vmm == 0 || mib < 64 {
 			continue
 		}
 		link, err := b.linkLimit(ctx, linkMiB)
@@ -113,7 +120,11 @@ func (b *bench) swapStep(ctx context.Context, _ string) error {
 		}
 		fmt.Printf("  the link: out %.1f GB/s, in %.1f; at the same time %.1f and %.1f; 1 GiB of host memory takes %.2f s to touch, %.2f s to register\n",
 			link.OutAlone, link.InAlone, link.OutBoth, link.InBoth, link.Touch*1024/float64(link.MiB), link.Register*1024/float64(link.MiB))
-		c := &swapCase{Name: fmt.Sprintf("swap-%d", mib), TenantMiB: mib, GPUMiB: mib + max(64, min(512, mib/16)), Link: link}
+		name := fmt.Sprintf("swap-%d", mib)
+		if vmm > 0 {
+			name += "-vmm"
+		}
+		c := &swapCase{Name: name, VMMMiB: vmm, TenantMiB: mib, GPUMiB: mib + max(64, min(512, mib/16)), Link: link}
 		if err := b.swapOne(ctx, c, window); err != nil {
 			c.Problems = append(c.Problems, err.Error())
 			errs = append(errs, fmt.Errorf("%s: %w", c.Name, err))
@@ -223,7 +234,7 @@ func (b *bench) swapOne(ctx context.Context, c *swapCase, window time.Duration) 
 	began := time.Now()
 	for i := range 2 {
 		l, err := b.startSwapLoad(i, s, window+2*time.Minute, "--mib", strconv.Itoa(c.TenantMiB), "--piece-mib", strconv.Itoa(min(512, c.TenantMiB/4)),
-			"--burst-ms", "10")
+			"--burst-ms", "10", "--vmm", strconv.Itoa(c.VMMMiB))
 		if err != nil {
 			return err
 		}

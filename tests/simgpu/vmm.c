@@ -369,3 +369,43 @@ CUresult cuMemSetAccess(CUdeviceptr p, size_t size, const CUmemAccessDesc *desc,
 		return CUDA_ERROR_INVALID_VALUE;
 	return each_mapping(p, size, desc[0].flags ? open_one : close_one);
 }
+
+/* Mappings are open to all GPUs or to none. */
+CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr p)
+{
+	CUresult rc = drv_enter();
+	struct area *a;
+
+	if (rc)
+		return rc;
+	if (!flags || !location)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&drv_mu);
+	a = area_find(&live, (uintptr_t)p);
+	if (a && a->kind == MAPPED)
+		*flags = a->access ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
+	else
+		rc = CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle h)
+{
+	struct handle *handle = (struct handle *)(uintptr_t)h;
+	CUresult rc = drv_enter();
+	struct head head = { 0 };
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	if (!prop || !obj_is(handle, M_HANDLE) ||
+	    pread(handle->phys->fd, &head, sizeof head, handle->phys->offset - HEAD_SIZE) != sizeof head)
+		rc = CUDA_ERROR_INVALID_VALUE;
+	else
+		*prop = (CUmemAllocationProp){ .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					       .requestedHandleTypes = head.exportable,
+					       .location = { CU_MEM_LOCATION_TYPE_DEVICE, handle->phys->gpu } };
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
