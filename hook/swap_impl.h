@@ -216,7 +216,6 @@ void nvs_swap_open_to_peers(unsigned channel);
 /* ---- swap_alloc.c ---- */
 
 /*
-/*
  * Gives freed memory up that is kept for reuse, and that no work uses any more: so
  * many bytes at least, what was freed first first. Returns whether there was any. No
  * lock is held.

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * tenant.h: what tenants of the simulated GPU do in the tests of swapping, and
+ * how a test runs them, as processes of its own program.
+ */
+#ifndef NVSHARE_TEST_TENANT_H
+#define NVSHARE_TEST_TENANT_H
+
+#include <stdint.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cudadrv.h"
+#include "swapper.h"
+
+#define MIB (1ull << 20)
+#define CU(call) \
+	do { \
+		int rc_ = (call); \
+		if (rc_) { \
+			fprintf(stderr, "%s:%d: %s: error %d\n", __FILE__, __LINE__, #call, rc_); \
+			exit(1); \
+		} \
+	} while (0)
+
+static const char ptx[] =
+	".version 6.0\n.target sm_50\n.address_size 64\n"
+	".visible .entry nvshare_spin(.param .u64 a, .param .u64 b) { ret; }\n"
+	".visible .entry nvshare_fill(.param .u64 a, .param .u64 b, .param .u64 c) { ret; }\n"
+	".visible .entry nvshare_check(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d) { ret; }\n";
+
+static CUfunction spin, fill, check;
+static CUcontext ctx;
+static CUdeviceptr wrong;
+
+struct buffer {
+	CUdeviceptr p;
+	uint64_t bytes, seed;
+};
+
+static inline void nap_ms(int ms)
+{
+	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
+
+	nanosleep(&t, NULL);
+}
+
+#define EVENTUALLY(cond) \
+	do { \
+		for (int ms_ = 0; !(cond) && ms_ < 3 * PATIENCE_MS; ms_++) \
+			nap_ms(1); \
+		CHECK(cond); \
+	} while (0)
+
+static inline void tenant_open(void)
+{
+	CUmodule m;
+
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&ctx, 0, 0));
+	CU(cuModuleLoadData(&m, ptx));
+	CU(cuModuleGetFunction(&spin, m, "nvshare_spin"));
+	CU(cuModuleGetFunction(&fill, m, "nvshare_fill"));
+	CU(cuModuleGetFunction(&check, m, "nvshare_check"));
+	CU(cuMemAlloc_v2(&wrong, 8));
+}
+
+static inline void run_fill(struct buffer *b, uint64_t seed, CUstream s)
+{
+	uint64_t n = b->bytes / 8 * 8;
+	void *params[] = { &b->p, &n, &seed };
+
+	b->seed = seed;
+	CU(cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
+}
+
+static inline void verify_with(const struct buffer *b, CUdeviceptr result)
+{
+	uint64_t n = b->bytes / 8 * 8, seed = b->seed, bad = 1;
+	CUdeviceptr p = b->p;
+	void *params[] = { &p, &n, &seed, &result };
+
+	CU(cuLaunchKernel(check, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
+	CU(cuMemcpyDtoH_v2(&bad, result, 8));
+	CHECK(bad == 0);
+}
+
+static inline void verify(const struct buffer *b)
+{
+	verify_with(b, wrong);
+}
+
+static inline void work(unsigned ms)
+{
+	uint64_t ns = ms * 1000000ull, zero = 0;
+	void *params[] = { &ns, &zero };
+
+	CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
+	CU(cuCtxSynchronize());
+}
+
+/* ---- tenants as processes ---- */
+
+static inline pid_t start_tenant(const char *self, const char *kind, uint64_t mib, unsigned rounds,
+				 unsigned seed)
+{
+	char a[3][32];
+	pid_t pid;
+
+	snprintf(a[0], 32, "%llu", (unsigned long long)mib);
+	snprintf(a[1], 32, "%u", rounds);
+	snprintf(a[2], 32, "%u", seed);
+	fflush(NULL);
+	pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		execl(self, self, kind, a[0], a[1], a[2], (char *)NULL);
+		_exit(127);
+	}
+	return pid;
+}
+
+static inline bool went_well(pid_t pid)
+{
+	int status;
+
+	CHECK(waitpid(pid, &status, 0) == pid);
+	if (!WIFEXITED(status) || WEXITSTATUS(status))
+		fprintf(stderr, "tenant %d: status %#x\n", (int)pid, status);
+	return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+#endif
