@@ -57,9 +57,13 @@ WATCH(cuMemRelease, (unsigned long long handle))
 WATCH(cuMemRetainAllocationHandle, (unsigned long long *handle, void *address))
 {
 	int result = used() ? nvs_vmm_retain(handle, (uintptr_t)address) : NVS_VMM_DRIVER;
+	struct nvs_swap_range r;
 
 	if (result != NVS_VMM_DRIVER)
 		return result;
+	/* Our own chunks are none of the application's: for it this is cuMemAlloc's memory. */
+	if (nvs_unlikely(nvs_swap_find((uintptr_t)address, &r)))
+		return CUDA_ERROR_INVALID_VALUE;
 	result = CALL(cuMemRetainAllocationHandle, handle, address);
 	if (result == CUDA_SUCCESS && nvs_counting())
 		nvs_memory_handle_retained(*handle, (uintptr_t)address);

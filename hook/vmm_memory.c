@@ -179,8 +179,8 @@ static int obtain(unsigned channel, struct memory *m)
 		bool told = since != 0;
 		int result;
 
-		s->claiming -= bytes; /* from here on it counts as the driver's */
-		if (s->resident <= nvs_swap_room(channel)) {
+		if (s->resident + bytes <= nvs_swap_room(channel)) {
+			s->claiming -= bytes; /* it counts as the driver's */
 			nvs_swap_unlock(s);
 			result = driver_create(channel, bytes, &m->real);
 			nvs_swap_lock(s);
@@ -192,7 +192,6 @@ static int obtain(unsigned channel, struct memory *m)
 				return result;
 			since = since ? since : nvs_now();
 		} else {
-			s->claiming += bytes;
 			since = 0;
 		}
 		if (!nvs_swap_refused(channel, bytes, seen, since, told))

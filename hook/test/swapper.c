@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -26,6 +28,13 @@ struct conn {
 	bool revoked;
 	uint64_t last;     /* number of its last turn */
 };
+
+/* What tenants may look at: shared with all that the test starts. */
+#define TOLD "NVSHARE_TEST_TOLD" /* names its descriptor */
+static struct told {
+	_Atomic int pid;
+	_Atomic uint64_t away;
+} *told;
 
 static struct fake place;
 static struct conn conns[CONNS];
@@ -89,6 +98,7 @@ static void set_room(struct conn *c, uint64_t bytes)
 static void drop(struct conn *c)
 {
 	close(c->fd);
+	atomic_store(&told[c - conns].pid, 0);
 	if (c->page)
 		munmap(c->page, NVS_PAGE_SIZE);
 	memset(c, 0, sizeof(*c));
@@ -169,6 +179,8 @@ static void arrange(void)
 static void on_moved(struct conn *c, const struct nvs_frame *f)
 {
 	c->m = f->u.moved;
+	atomic_store(&told[c - conns].away, c->m.away);
+	atomic_store(&told[c - conns].pid, c->pid);
 	seen.moved++;
 	if (f->code & NVS_MOVED_READY) {
 		CHECK(f->epoch == c->epoch || c->revoked);
@@ -328,9 +340,32 @@ static void *run(void *arg)
 	}
 }
 
+static void told_map(int fd)
+{
+	told = mmap(NULL, CONNS * sizeof(*told), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	CHECK(told != MAP_FAILED);
+}
+
 void swapper_init(void)
 {
+	int fd = memfd_create("told", 0);
+	char number[16];
+
+	CHECK(fd >= 0 && ftruncate(fd, CONNS * sizeof(*told)) == 0);
+	snprintf(number, sizeof(number), "%d", fd);
+	CHECK(setenv(TOLD, number, 1) == 0);
+	told_map(fd);
 	fake_init(&place);
+}
+
+uint64_t swapper_away(void)
+{
+	if (!told)
+		told_map(atoi(getenv(TOLD)));
+	for (int i = 0; i < CONNS; i++)
+		if (atomic_load(&told[i].pid) == getpid())
+			return atomic_load(&told[i].away);
+	return 0;
 }
 
 void swapper_start(const struct swapper_config *c)

@@ -34,4 +34,7 @@ struct swapper_seen swapper_seen(void);
 /* From now on segments are given, of this size. */
 void swapper_arena(uint64_t bytes);
 
+/* In a tenant: bytes of its that are away, as it told last. */
+uint64_t swapper_away(void);
+
 #endif

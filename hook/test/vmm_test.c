@@ -201,12 +201,19 @@ static int tenant_ranges(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 0;
 }
 
-/* What a handle stands for outlives its mappings, wherever it is. */
+/* Idles until so much of the tenant is away. */
+#define AWAIT_AWAY(bytes) EVENTUALLY(swapper_away() >= (bytes))
+
+/*
+ * What a handle stands for outlives its mappings, wherever it is: all of it goes
+ * at once, so that it is known where it is.
+ */
 static int tenant_handles(uint64_t mib, unsigned rounds, uint64_t seed)
 {
-	uint64_t n = mib * MIB / 3 / GRANULE * GRANULE;
-	CUmemGenericAllocationHandle h = make(n), again, unused;
-	CUdeviceptr range = reserve(3 * n);
+	CUmemAccessDesc read_only = { usual_access.location, 1 };
+	uint64_t n = mib * MIB / GRANULE * GRANULE;
+	CUmemGenericAllocationHandle h = make(n), other;
+	CUdeviceptr range = reserve(4 * n);
 	CUmemAllocationProp prop;
 	unsigned long long flags;
 	struct buffer b = { range, n, 0 };
@@ -217,90 +224,182 @@ static int tenant_handles(uint64_t mib, unsigned rounds, uint64_t seed)
 	CU(cuMemGetAllocationPropertiesFromHandle(&prop, h));
 	CHECK(memcmp(&prop, &usual_prop, sizeof(prop)) == 0);
 	for (unsigned i = 0; i < rounds; i++) {
-		unused = make(GRANULE); /* never mapped: comes and goes */
-		work(10);
-		nap_ms((int)rnd(80));
-		CU(cuMemUnmap(b.p, n));
-		CHECK(cuMemUnmap(b.p, n) == CUDA_ERROR_INVALID_VALUE);
-		if (i % 2)
-			nap_ms((int)rnd(80));
-		if (i % 3 == 0)
+		CUdeviceptr to = range + (i + 1) % 3 * n;
+
+		switch (i % 8) {
+		case 0: /* mapped elsewhere while it is here, */
 			work(10);
-		b.p = range + i % 3 * n;
-		map(b.p, n, h);
-		CU(cuMemGetAccess(&flags, &usual_access.location, b.p + 5));
-		CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-		if (i % 4 == 0) {
+			CU(cuMemUnmap(b.p, n));
+			break;
+		case 1: /* away, */
+			AWAIT_AWAY(n);
+			CU(cuMemUnmap(b.p, n));
+			CHECK(cuMemUnmap(b.p, n) == CUDA_ERROR_INVALID_VALUE);
+			CHECK(swapper_away() >= n);
+			break;
+		case 2: /* and away when it was unmapped and back when it is mapped */
+			AWAIT_AWAY(n);
+			CU(cuMemUnmap(b.p, n));
+			work(10);
+			break;
+		case 3: /* what is not used never takes anything */
+			AWAIT_AWAY(n);
+			other = make(n);
+			CU(cuMemMap(range + 3 * n, n, 0, other, 0));
+			CU(cuMemUnmap(range + 3 * n, n));
+			CU(cuMemMap(range + 3 * n, n, 0, other, 0));
+			CU(cuMemRelease(other));
+			CU(cuMemUnmap(range + 3 * n, n));
+			other = make(n);
+			CU(cuMemRelease(other));
+			to = b.p;
+			break;
+		case 4: /* a mapping holds it, and gives a handle */
 			CU(cuMemRelease(h));
 			CHECK(cuMemRelease(h) == CUDA_ERROR_INVALID_VALUE);
-			nap_ms((int)rnd(80));
-			CU(cuMemRetainAllocationHandle(&h, (void *)(uintptr_t)b.p));
+			AWAIT_AWAY(n);
+			CU(cuMemRetainAllocationHandle(&h, (void *)(uintptr_t)(b.p + n - 1)));
+			CU(cuMemUnmap(b.p, n));
+			break;
+		case 5: /* ends while it is away, unmapped */
+		case 6: /* or mapped */
+			AWAIT_AWAY(n);
+			if (i % 8 == 5) {
+				CU(cuMemUnmap(b.p, n));
+				CU(cuMemRelease(h));
+			} else {
+				CU(cuMemRelease(h));
+				CU(cuMemUnmap(b.p, n));
+			}
+			CHECK(used() <= 4 * MIB);
+			h = make(n);
+			map(to, n, h);
+			b.p = to;
+			run_fill(&b, i, NULL);
+			break;
+		case 7: /* not to be written */
+			CU(cuMemSetAccess(b.p, n, &read_only, 1));
+			AWAIT_AWAY(n);
+			verify(&b);
+			CU(cuMemGetAccess(&flags, &usual_access.location, b.p + 5));
+			CHECK(flags == 1);
+			AWAIT_AWAY(n);
+			CU(cuMemSetAccess(b.p, n, &usual_access, 1));
+			to = b.p;
+			break;
 		}
+		if (b.p != to) {
+			b.p = to;
+			map(b.p, n, h);
+		}
+		CU(cuMemGetAccess(&flags, &usual_access.location, b.p + n - 1));
+		CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 		verify(&b);
 		run_fill(&b, i, NULL);
-		CU(cuMemRelease(unused));
 	}
-	CU(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)b.p));
 	CU(cuMemUnmap(b.p, n));
-	CU(cuMemRelease(again));
 	CU(cuMemRelease(h));
 	CHECK(cuMemMap(range, n, 0, h, 0) == CUDA_ERROR_INVALID_VALUE);
-	CU(cuMemAddressFree(range, 3 * n));
+	CU(cuMemAddressFree(range, 4 * n));
 	CHECK(used() <= 4 * MIB);
 	return 0;
+}
+
+static void import(CUdeviceptr p, uint64_t bytes, CUmemGenericAllocationHandle h)
+{
+	CUmemGenericAllocationHandle imported;
+	int fd = -1;
+
+	CHECK(cuMemExportToShareableHandle(&fd, h, 8, 0) == CUDA_ERROR_INVALID_VALUE);
+	CU(cuMemExportToShareableHandle(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FD, 0));
+	CU(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FD));
+	map(p, bytes, imported);
+	CU(cuMemRelease(imported));
+	close(fd);
 }
 
 /* Who shares a memory keeps it where it is; in the rest nothing changes. */
 static int tenant_shares(uint64_t mib, unsigned rounds, uint64_t seed)
 {
-	uint64_t n = mib * MIB / 4 / GRANULE * GRANULE;
-	CUdeviceptr range = reserve(4 * n);
-	CUmemGenericAllocationHandle h, imported;
-	struct buffer b = { range, n, 0 }, twin = { range + n, n, 0 }, moves = { range + 2 * n, n, 0 };
-	int fd = -1;
+	uint64_t n = 8 * MIB, large = mib * MIB / GRANULE * GRANULE;
+	CUdeviceptr range = reserve(4 * n + large);
+	CUmemAccessDesc two[2] = { usual_access, usual_access };
+	CUmemGenericAllocationHandle h;
+	struct buffer b = { range, n, 0 }, twin = { range + n, n, 0 }, moves = { range + 4 * n, large, 0 };
 
-	map(moves.p, n, make(n));
+	two[1].location.id = 1;
+	map(moves.p, large, make(large));
 	run_fill(&moves, 7 * seed, NULL);
 	for (unsigned i = 0; i < rounds; i++) {
+		if (i % 2) /* with no memory, or with a content */
+			AWAIT_AWAY(large);
 		h = make(n);
 		CHECK(is_virtual(h));
-		if (i % 2)
+		switch (i % 12) {
+		case 0: /* two mappings */
+		case 1:
 			map(b.p, n, h);
-		run_fill(i % 2 ? &b : &moves, i, NULL);
-		nap_ms(60);
-		if (i % 4 < 2) { /* a second mapping */
-			if (i % 2 == 0)
-				map(b.p, n, h);
 			map(twin.p, n, h);
-		} else { /* another process's, as it were */
-			CHECK(cuMemExportToShareableHandle(&fd, h, 8, 0) != CUDA_SUCCESS);
-			CU(cuMemExportToShareableHandle(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FD, 0));
+			break;
+		case 2: /* of somebody whose handle it is no more */
+		case 3:
+			map(b.p, n, h);
+			CU(cuMemRelease(h));
 			if (i % 2 == 0)
-				map(b.p, n, h);
-			CU(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd,
-							  CU_MEM_HANDLE_TYPE_POSIX_FD));
-			map(twin.p, n, imported);
-			CU(cuMemRelease(imported));
-			close(fd);
-		}
-		if (i % 2) {
-			twin.seed = b.seed;
-			verify(&twin);
+				run_fill(&b, i, NULL);
+			CU(cuMemRetainAllocationHandle(&h, (void *)(uintptr_t)b.p));
+			map(twin.p, n, h);
+			break;
+		case 4: /* exported before it is mapped */
+		case 5:
+			import(twin.p, n, h);
+			map(b.p, n, h);
+			break;
+		case 6: /* and after */
+		case 7:
+			map(b.p, n, h);
+			run_fill(&b, i, NULL);
+			AWAIT_AWAY(large);
+			import(twin.p, n, h);
+			verify(&b);
+			break;
+		case 8: /* exported when it was unmapped while it was away */
+		case 9:
+			map(b.p, n, h);
+			run_fill(&b, i, NULL);
+			AWAIT_AWAY(large + n);
+			CU(cuMemUnmap(b.p, n));
+			import(twin.p, n, h);
+			map(b.p, n, h);
+			verify(&b);
+			break;
+		case 10: /* opened to another GPU by an address, the handle gone */
+		case 11:
+			map(b.p, n, h);
+			run_fill(&b, i, NULL);
+			CU(cuMemRelease(h));
+			AWAIT_AWAY(large);
+			CU(cuMemSetAccess(b.p, n, two, 2));
+			CU(cuMemRetainAllocationHandle(&h, (void *)(uintptr_t)b.p));
+			CHECK(!is_virtual(h));
+			map(twin.p, n, h);
+			verify(&b);
+			break;
 		}
 		run_fill(&twin, 1000 + i, NULL);
 		CU(cuCtxSynchronize());
 		CU(cuMemRelease(h));
-		nap_ms(60);
 		b.seed = twin.seed;
+		AWAIT_AWAY(large);
 		verify(&b);
 		verify(&moves);
 		CU(cuCtxSynchronize());
 		CU(cuMemUnmap(b.p, 2 * n)); /* both at once */
 		CHECK(cuMemUnmap(b.p, n) == CUDA_ERROR_INVALID_VALUE);
-		CHECK(used() <= n + 4 * MIB);
+		CHECK(used() <= large + 4 * MIB);
 	}
-	CU(cuMemUnmap(moves.p, n));
-	CU(cuMemAddressFree(range, 4 * n));
+	CU(cuMemUnmap(moves.p, large));
+	CU(cuMemAddressFree(range, 4 * n + large));
 	return 0;
 }
 
@@ -388,6 +487,22 @@ static int tenant_threads(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 0;
 }
 
+/* A process that nobody arbitrates, and takes what memory it can get. */
+static int hog(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	CUdeviceptr p;
+
+	(void)rounds, (void)seed;
+	while (mib)
+		if (cuMemAlloc_v2(&p, GRANULE) == CUDA_SUCCESS)
+			mib -= 2;
+		else
+			nap_ms(1);
+	for (;;)
+		nap_ms(1000);
+	return 0;
+}
+
 /* What wrong calls return, one number each, on standard output. */
 static int tenant_errors(uint64_t mib, unsigned rounds, uint64_t seed)
 {
@@ -435,6 +550,7 @@ static int tenant_errors(uint64_t mib, unsigned rounds, uint64_t seed)
 	SAY(cuMemsetD8_v2(range + 7 * n, 1, 100));
 	SAY(cuMemGetAccess(&flags, &usual_access.location, range));
 	SAY(cuMemRetainAllocationHandle(&other, (void *)(uintptr_t)range));
+	SAY(cuMemRetainAllocationHandle(&other, (void *)(uintptr_t)wrong));
 	SAY(cuMemRetainAllocationHandle(NULL, (void *)(uintptr_t)(range + 7 * n)));
 	SAY(cuMemExportToShareableHandle(&fd, h, 8, 0));
 	prop = usual_prop;
@@ -521,10 +637,27 @@ static void beside_another(const char *kind, uint64_t mib, unsigned rounds)
 	swapper_end();
 }
 
-static void handles_outlive_mappings(void) { beside_another("handles", 75, 20); }
-static void what_is_shared_stays(void) { beside_another("shares", 64, 8); }
+static void handles_outlive_mappings(void) { beside_another("handles", 70, 17); }
+static void what_is_shared_stays(void) { beside_another("shares", 60, 12); }
 static void captures_and_graphs(void) { beside_another("capture", 50, 5); }
 static void threads_in_one_range(void) { beside_another("threads", 60, 12); }
+
+static void memory_that_others_took_is_waited_for(void)
+{
+	pid_t a, b, c;
+
+	schedule(usual);
+	a = start("segments", 60, 15, 1);
+	b = start("segments", 65, 15, 2);
+	EVENTUALLY(swapper_seen().ready > 2);
+	c = start("hog", 40, 0, 0);
+	EVENTUALLY(swapper_seen().stuck_memory > 0);
+	kill(c, SIGKILL);
+	CHECK(waitpid(c, NULL, 0) == c);
+	CHECK(went_well(a));
+	CHECK(went_well(b));
+	swapper_end();
+}
 
 /* A tenant's standard output. */
 static void output_of(const char *kind, bool native, char *text, size_t size)
@@ -609,6 +742,7 @@ static const struct {
 	CASE(what_is_shared_stays),
 	CASE(captures_and_graphs),
 	CASE(threads_in_one_range),
+	CASE(memory_that_others_took_is_waited_for),
 	CASE(wrong_calls_fail_as_ever),
 };
 
@@ -622,6 +756,7 @@ static const struct {
 	{ "shares", tenant_shares },
 	{ "capture", tenant_capture },
 	{ "threads", tenant_threads },
+	{ "hog", hog },
 	{ "errors", tenant_errors },
 	{ "native", tenant_native },
 };
