@@ -420,8 +420,8 @@ static int fill(unsigned channel, struct memory *m)
 	struct nvs_swap *s = &nvs_swaps[channel];
 	struct chunk *c = nvs_vmm_chunk(m->at);
 	uint64_t bytes = bytes_of(m->granules);
-	uint32_t one = 1;
 	unsigned tries = 0;
+	uint32_t one;
 	int result;
 
 	c->state = CHUNK_BUSY;
@@ -429,9 +429,10 @@ static int fill(unsigned channel, struct memory *m)
 	s->away -= bytes;
 	s->resident += bytes;
 	nvs_swap_unlock(s);
-	do
+	do {
+		one = 1;
 		result = nvs_chunk_map(channel, m->at, &one);
-	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry((int)channel, &tries));
+	} while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry((int)channel, &tries));
 	if (result == CUDA_SUCCESS)
 		nvs_vmm_arrived(m->at);
 	nvs_swap_lock(s);

@@ -6,9 +6,11 @@
 #ifndef NVSHARE_TEST_TENANT_H
 #define NVSHARE_TEST_TENANT_H
 
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -117,6 +119,7 @@ static inline pid_t start_tenant(const char *self, const char *kind, uint64_t mi
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* none is left behind if the test fails */
 		if (strcmp(kind, "hog") == 0)
 			unsetenv("LD_PRELOAD");
 		execl(self, self, kind, a[0], a[1], a[2], (char *)NULL);
