@@ -18,11 +18,11 @@
  *
  * The channel's swap lock guards all of this.
  */
+#include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <time.h>
 
 #include "channel.h"
+#include "futex.h"
 #include "swap_pool.h"
 #include "tables.h"
 #include "wrap.h"
@@ -307,12 +307,14 @@ void nvs_pools_reap(unsigned channel, const struct nvs_pool *pool)
 
 bool nvs_pools_outwait(unsigned channel)
 {
-	static const struct timespec nap = { 0, NAP_NS };
+	static const uint32_t nothing;
 	enum look seen = LOOK_BLIND;
+	int saved = errno;
 
 	while (nvs_stores[channel].lines && (seen = look_at_all(channel, NULL)) == LOOK_LATER &&
 	       !atomic_load(&nvs_exiting))
-		nanosleep(&nap, NULL);
+		nvs_futex_wait(&nothing, 0, NAP_NS, true); /* a nap, no cancellation point */
+	errno = saved;
 	return seen == LOOK_PASSED;
 }
 

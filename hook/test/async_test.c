@@ -2,7 +2,8 @@
 /*
  * async_test.c: stream-ordered allocation of memory that moves, over the simulated
  * GPU. Run with the shim preloaded; one case per process, "" lists them. The
- * process is the tenant, and a thread of it the scheduler.
+ * process is the tenant, and a thread of it the scheduler. CASE SEED: other random
+ * numbers.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -124,9 +125,15 @@ static void run(uint64_t ns, CUstream s)
 	CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
 }
 
+/* The beginning of it: the bytes are moved by this machine's memory. */
+static uint64_t part(uint64_t bytes)
+{
+	return (bytes < 256 * KIB ? bytes : 256 * KIB) / 8 * 8;
+}
+
 static void run_fill(CUdeviceptr p, uint64_t bytes, uint64_t seed, CUstream s)
 {
-	uint64_t n = bytes / 8 * 8;
+	uint64_t n = part(bytes);
 	void *params[] = { &p, &n, &seed };
 
 	CU(cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
@@ -135,7 +142,7 @@ static void run_fill(CUdeviceptr p, uint64_t bytes, uint64_t seed, CUstream s)
 /* Counted in the stream; see faultless(). */
 static void run_check(CUdeviceptr p, uint64_t bytes, uint64_t seed, CUstream s)
 {
-	uint64_t n = bytes / 8 * 8;
+	uint64_t n = part(bytes);
 	void *params[] = { &p, &n, &seed, &wrong };
 
 	CU(cuLaunchKernel(check, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
@@ -321,7 +328,7 @@ static void what_is_kept_makes_way(void)
 	fill_pool(900 * MIB);
 	run(50 * 1000000ull, streams[0]); /* not done with it yet */
 	CU(cuMemAlloc_v2(&p, 700 * MIB));
-	CU(cuMemsetD8_v2(p, 1, 700 * MIB));
+	CU(cuMemsetD8_v2(p, 1, MIB));
 	CU(cuMemFree_v2(p));
 	fill_pool(900 * MIB);
 	p = get(901 * MIB, streams[1]);
@@ -332,19 +339,31 @@ static void what_is_kept_makes_way(void)
 
 /* ---- another tenant ---- */
 
-static int other(void)
+static int other(int rounds)
 {
 	CUdeviceptr p;
 
 	tenant_open();
 	CU(cuMemAlloc_v2(&p, 600 * MIB));
-	for (int i = 0; i < 5; i++) {
+	for (int i = 0; i < rounds; i++) {
 		run_fill(p, 600 * MIB, 1, NULL);
 		run(30 * 1000000ull, NULL);
 		run_check(p, 600 * MIB, 1, NULL);
 		faultless();
 	}
 	return 0;
+}
+
+static pid_t start_other(const char *rounds)
+{
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		execl(self, self, "other", rounds, (char *)NULL);
+		_exit(127);
+	}
+	return pid;
 }
 
 static void another_tenant_gets_what_is_kept(void)
@@ -359,12 +378,7 @@ static void another_tenant_gets_what_is_kept(void)
 	run_fill(p, 64 * MIB, 7, streams[0]);
 	fill_pool(800 * MIB);
 	CU(cuCtxSynchronize());
-	pid = fork();
-	CHECK(pid >= 0);
-	if (pid == 0) {
-		execl(self, self, "other", (char *)NULL);
-		_exit(127);
-	}
+	pid = start_other("5");
 	while (waitpid(pid, &status, WNOHANG) == 0) { /* both work meanwhile */
 		run_check(p, 64 * MIB, 7, streams[0]);
 		CU(cuStreamSynchronize(streams[0]));
@@ -441,14 +455,11 @@ static void model_free(int i)
 	live[i].p = 0;
 }
 
-static void any_sequence_keeps_the_order_of_streams(void)
+static void sequence(int count)
 {
 	CUstream s[] = { streams[0], streams[1], NULL };
 
-	open_on(1024 * MIB);
-	s[0] = streams[0];
-	s[1] = streams[1];
-	for (int n = 0; n < 4000; n++) {
+	for (int n = 0; n < count; n++) {
 		int i = (int)rnd(LIVE);
 
 		if (n % 1000 == 0)
@@ -478,6 +489,28 @@ static void any_sequence_keeps_the_order_of_streams(void)
 			model_free(i);
 	faultless();
 	CHECK(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0);
+}
+
+static void any_sequence_keeps_the_order_of_streams(void)
+{
+	open_on(1024 * MIB);
+	sequence(4000);
+	swapper_end();
+}
+
+/* Its memory leaves and comes back, whatever state it is in. */
+static void any_sequence_beside_another_tenant(void)
+{
+	pid_t pid;
+
+	open_on(700 * MIB);
+	pid = start_other("1000000");
+	EVENTUALLY(swapper_seen().alive == 2);
+	sequence(2000);
+	CHECK(swapper_seen().ready > 0 && swapper_seen().out > 0);
+	CHECK(swapper_seen().stuck_memory == 0 && swapper_seen().stuck_error == 0);
+	kill(pid, SIGKILL);
+	CHECK(waitpid(pid, NULL, 0) == pid);
 	swapper_end();
 }
 
@@ -636,6 +669,7 @@ static const struct {
 	CASE(what_is_kept_makes_way),
 	CASE(another_tenant_gets_what_is_kept),
 	CASE(any_sequence_keeps_the_order_of_streams),
+	CASE(any_sequence_beside_another_tenant),
 	CASE(streams_come_and_go),
 	CASE(threads_share_a_pool),
 	CASE(pools_and_contexts_end),
@@ -644,10 +678,12 @@ static const struct {
 int main(int argc, char **argv)
 {
 	self = argv[0];
-	if (argc == 2 && strcmp(argv[1], "other") == 0)
-		return other();
+	if (argc == 3 && strcmp(argv[1], "other") == 0)
+		return other(atoi(argv[2]));
 	if (argc == 2 && strcmp(argv[1], "cost") == 0)
 		return cost(), 0;
+	if (argc == 3)
+		random_state += (uint64_t)atoll(argv[2]);
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		if (argc < 2)
 			puts(cases[i].name);
