@@ -101,7 +101,7 @@ func (c *Core) upNext() *tenant {
 		}
 	}
 	if first == nil {
-		first = c.ready.top()
+		first = c.inTurn()
 	}
 	return first
 }

@@ -57,16 +57,23 @@ type Core struct {
 	ghosts    []*tenant // without clients, see leave
 	metered   []*tenant // see meter
 
-	gpu    string
-	gangs  *Gangs
-	moves  []*client // those that move
+	gpu   string
+	gangs *Gangs
+	moves []*client // those that move
+
+	// What moving costs, and who may be worth waiting for; see moving.go and pause.go.
+	owedUntil   Time          // nobody is to move before, if others can work
+	sparedUntil Time          // the free GPU is not given to who has to move before
+	fillTook    time.Duration // about what moving takes
+	pausing     []*client     // those that gave the GPU back as they had nothing to do
+
 	ganged []*tenant // of gangs, with clients here
 	kept   *tenant   // the gang that has the GPU, or is about to; see gang.go
 
 	// Where tenants with waiting clients stand.
-	ready, urgent, throttled tenantHeap
-	waiting                  int    // clients of those in ready and urgent
-	seq                      uint64 // of the latest request
+	ready, afar, urgent, throttled tenantHeap
+	waiting                        int    // clients of those in ready and urgent
+	seq                            uint64 // of the latest request
 
 	// The tenants that are active, and what they may have in sum.
 	active, requests, weights int
@@ -128,6 +135,12 @@ type client struct {
 	ready       bool          // it has opened its gate after that
 	moved       time.Duration // under this grant, up to movingSince
 
+	// Its pauses; see pause.go.
+	idleSince Time // it has no grant and wants none, from then on
+	pausing   bool // by itself
+	pauses    [pausesKept]time.Duration
+	nPauses   int // ever
+
 	told Notice // what its page says
 
 	waitingSince Time
@@ -161,7 +174,7 @@ func New(cfg Config) *Core {
 	if cfg.Mode == Auto {
 		c.effective, c.auto.reason = Exclusive, reasonTurns
 	}
-	c.ready.less, c.urgent.less, c.throttled.less = behind, before, backFirst
+	c.ready.less, c.afar.less, c.urgent.less, c.throttled.less = behind, behind, before, backFirst
 	c.persisted.Epoch = cfg.LastEpoch
 	c.restarted = cfg.LastEpoch != 0
 	return c
@@ -337,7 +350,7 @@ func (c *Core) attach(ev Attach) {
 	t := c.tenantOf(ev.Tenant, ev.Client, ev.Share)
 	cl := c.clients[ev.Client]
 	if cl == nil {
-		cl = &client{id: ev.Client}
+		cl = &client{id: ev.Client, idleSince: c.now}
 		c.clients[ev.Client] = cl
 	}
 	cl.account, cl.away = ev.Tenant, ev.Away
@@ -408,7 +421,8 @@ func (c *Core) adoptable(cl *client) bool {
 	}
 	// A lost holder is not revoked by the clock, there is nobody to tell. It
 	// is now; or cutting the connection would buy another grace period.
-	return others == 0 && (c.ready.top() == nil || c.ranAt(cl) < c.turn(cl.tenant))
+	next := c.inTurn()
+	return others == 0 && (next == nil || next.place == afar && c.now < c.owedUntil || c.ranAt(cl) < c.turn(cl.tenant))
 }
 
 // adoptsLatency says whether a grant that is adopted is a latency one: after a
@@ -454,7 +468,7 @@ func (c *Core) claim(cl *client, held Epoch) {
 }
 
 func (c *Core) request(cl *client) {
-	cl.tenant.pausedUntil(c.now)
+	c.endPause(cl)
 	switch {
 	case cl.epoch != 0:
 		cl.want = true
@@ -505,7 +519,7 @@ func (c *Core) release(ev Release) {
 	}
 	want := cl.want && ev.Reason != Exit
 	if how != EndExit && !want {
-		cl.tenant.pausesFrom(c.now, how == EndIdle)
+		c.beginPause(cl, how == EndIdle)
 	}
 	c.endGrant(cl, how)
 	switch {
@@ -557,6 +571,7 @@ func (c *Core) gone(id ClientID) {
 // forget removes a client without a grant.
 func (c *Core) forget(cl *client) {
 	c.unqueue(cl)
+	c.forgetPause(cl)
 	delete(c.clients, cl.id)
 	c.leave(cl)
 }
@@ -619,6 +634,7 @@ func (c *Core) setEffective(m Mode, reason string) {
 			t.vt = c.vtime
 		}
 		c.ready.reorder()
+		c.afar.reorder()
 	}
 	for _, cl := range c.inOrder() {
 		c.review(cl.tenant) // who is urgent depends on the mode
@@ -703,6 +719,7 @@ func (c *Core) endGrant(cl *client, how EndReason) {
 		r.Drained = c.now.Sub(cl.revokedAt)
 	}
 	if cl.in == &c.open || cl.in == &c.closing {
+		c.spare()
 		c.reserve() // those who wait go before it, should it want another one at once
 	}
 	c.unclose(cl)

@@ -71,8 +71,9 @@
 // In exclusive mode no grant is given to a batch tenant or gang while another client
 // holds, drains or is lost; only a fence ends that without the client. Beside it
 // there are latency grants only. Every client that waits gets its grant within
-// the turns and grace periods of those ahead of it, and twice their moving of memory,
-// unless its tenant's own limit keeps it waiting. A holder without a limit is not disturbed before an
+// the turns and grace periods of those ahead of it, and twice their moving of memory
+// with a minute at most after each in which nobody else moves, unless its tenant's
+// own limit keeps it waiting. A holder without a limit is not disturbed before an
 // eighth of the quantum is over, but for a gang whose turn has come on all its
 // GPUs, nor while nobody waits. In concurrent mode every
 // request is granted at once, within the tenant's limit. Epochs of a client rise strictly,
@@ -88,8 +89,9 @@
 // each client may have there at a time. The three know nothing of each other.
 //
 // The core is told who has memory away (SetAway): that client moves it onto the
-// GPU at the begin of its grant, before its turn, which begins with Ready and is as
-// long as what moving costs demands (Config.SwapShare); moving.go has the rules.
+// GPU at the begin of its grant, before its turn, which begins with Ready. Then those
+// whose memory is there have the GPU for as long as what moving costs demands
+// (Config.SwapShare), but for pauses in which it pays to move (moving.go, pause.go).
 // If what is promised does not fit, clients take turns in every mode.
 //
 // Step costs O(log n) in the number of clients; changes of mode and tuning cost

@@ -50,15 +50,15 @@ func (c *Core) Check() error {
 		return fmt.Errorf("%d batch grants are closing, counted %d", closingBatch, c.closingBatch)
 	case c.effective != Exclusive && c.effective != Concurrent, c.mode != Auto && c.mode != c.effective && !(c.mode == Concurrent && c.auto.overfull()):
 		return fmt.Errorf("%v is in effect, set is %v", c.effective, c.mode)
-	case c.effective == Concurrent && c.ready.top() != nil:
+	case c.effective == Concurrent && c.inTurn() != nil:
 		return fmt.Errorf("%d clients wait in concurrent mode", c.waiting)
 	case c.urgent.top() != nil && c.holdOff == 0:
 		return fmt.Errorf("tenant %s is urgent and waits", c.urgent.top().displayName())
-	case c.ready.top() != nil && c.free():
+	case c.free() && (c.ready.top() != nil || c.afar.top() != nil && !c.spared()):
 		return fmt.Errorf("%d clients wait for a free GPU", c.waiting)
 	case c.persisted != c.record():
 		return fmt.Errorf("persisted %v, need %v", c.persisted, c.record())
-	case c.next != nil && (c.next.tenant.place != ready || c.next.in != &c.next.tenant.queue || c.nextEpoch > c.epoch):
+	case c.next != nil && (!c.next.tenant.takesTurn() || c.next.in != &c.next.tenant.queue || c.nextEpoch > c.epoch):
 		return fmt.Errorf("client %d is next under epoch %d and does not wait", c.next.id, c.nextEpoch)
 	}
 	for h := c.open.head; h != nil && c.effective == Exclusive; h = h.next {
@@ -146,9 +146,6 @@ func (c *Core) checkClient(cl *client) error {
 		if cl.tenant.gang != nil && c.effective == Exclusive {
 			waiters, present = 0, max(present, 1)
 		}
-		if c.paysBack(cl) {
-			waiters = 0
-		}
 		if t := cl.told; (t.Waiters > 0) != (waiters > 0) || (t.Present > 0) != (present > 0) ||
 			c.open.n+c.latency.n <= noticed && (t.Waiters != waiters || t.Present != present) {
 			return fmt.Errorf("was told %v, there are %d waiting and %d present", t, waiters, present)
@@ -202,7 +199,7 @@ func (c *Core) checkTenants(waiting int) error {
 			return fmt.Errorf("tenant %s is not where it says", t.displayName())
 		case in != nil && t.pos > 0 && in.less(t, in.items[(t.pos-1)/2]):
 			return fmt.Errorf("tenant %s is behind one that comes later", t.displayName())
-		case t.active != (t.place == ready || t.place == aside || t.batch > 0):
+		case t.active != (t.takesTurn() || t.place == aside || t.batch > 0):
 			return fmt.Errorf("tenant %s is active: %t, in place %d with %d grants", t.displayName(), t.active, t.place, t.batch)
 		case (t.metered >= 0) != (t.open > 0 && (t.limited() || t.share.Priority == Latency)):
 			return fmt.Errorf("tenant %s is metered: %t", t.displayName(), t.metered >= 0)
@@ -211,7 +208,7 @@ func (c *Core) checkTenants(waiting int) error {
 			return err
 		}
 		queued += t.queue.n
-		if t.place == ready || t.place == urgent {
+		if t.takesTurn() || t.place == urgent {
 			eligible += max(t.queue.n, 1)
 		}
 		if t.active {

@@ -13,14 +13,18 @@ import (
 // is moved for a grace period, and others wait, the grant is asked back, and the
 // tenant waits for as long as that took, or until there is room.
 //
-// Turns are stretched so that moving takes no more than its share of the time. So
-// long the holder is told that nobody waits, or a short pause would have it give
-// back what was costly to get. But if the tenant has pauses that are longer than what
-// moving takes, others may have those: then that holds only until the turn has
-// lasted as long as moving took.
+// Moving takes no more than its share of the time from those who could work: after
+// it nobody is granted who would have to move, for as long as that needs, while
+// somebody is there who need not. Those whose memory is on the GPU take their turns
+// among themselves meanwhile; one alone goes on. In pauses of all of them others may
+// have the GPU, if moving pays; pause.go has that.
 
 // maxStretch bounds how long turns become for what moving took.
 const maxStretch = time.Minute
+
+// easyStretch is how long turns become so that moving takes even less than its share:
+// nobody has to wait for long for that.
+const easyStretch = 5 * time.Second
 
 // maxSwapShare leaves half of the time for work.
 const maxSwapShare = 50
@@ -55,12 +59,27 @@ func (c *Core) setAway(ev SetAway) {
 // comesFromAway says whether who of the tenant is granted next has to move first.
 func (t *tenant) comesFromAway() bool { return t.queue.head != nil && t.queue.head.away }
 
+// takesTurn says whether it waits for its turn.
+func (t *tenant) takesTurn() bool { return t.place == ready || t.place == afar }
+
+// inTurn returns who of those that wait for their turns is next; nil: nobody waits.
+func (c *Core) inTurn() *tenant {
+	here, away := c.ready.top(), c.afar.top()
+	switch {
+	case away == nil:
+		return here
+	case here == nil, c.now >= c.owedUntil && behind(away, here):
+		return away
+	}
+	return here
+}
+
 // startMoving is part of a grant.
 func (c *Core) startMoving(cl *client) {
 	cl.moved, cl.ready = 0, false
 	if cl.away && !cl.latency {
 		c.beginMoving(cl)
-	} else {
+	} else if c.now >= c.owedUntil {
 		cl.tenant.stretch = 0
 	}
 }
@@ -125,51 +144,28 @@ func (c *Core) isReady(ev Ready) {
 	c.count(cl, +1)
 	cl.ran, cl.startVT = 0, t.vt
 	cl.ready = true
-	t.stretch, t.movedLast = c.stretchFor(cl.moved), cl.moved
+	c.owe(t, cl.moved)
+	c.noteFill(cl.moved)
 	c.review(t)
 }
 
-// stretchFor is the least turn after moving for so long.
-func (c *Core) stretchFor(moved time.Duration) time.Duration {
-	if c.swapShare == 0 {
-		return 0
-	}
+// stretchFor is for how long nobody is to move after moving for so long, so that it
+// takes its share of the time, percent.
+func stretchFor(moved time.Duration, percent int) time.Duration {
 	moved = min(moved, maxStretch)
-	return min(moved*time.Duration(100-c.swapShare)/time.Duration(c.swapShare), maxStretch)
+	return min(moved*time.Duration(100-percent)/time.Duration(percent), maxStretch)
 }
 
-// paysBack says whether a holder has not had as much of its turn yet as moving
-// took before it.
-func (c *Core) paysBack(cl *client) bool {
-	if c.effective != Exclusive || cl.in != &c.open || c.swapShare == 0 {
-		return false
+// owe has nobody move for what moving took: as the share demands, and as a fifth of
+// it would if that is no long time.
+func (c *Core) owe(t *tenant, moved time.Duration) {
+	t.stretch = 0
+	if c.swapShare == 0 {
+		return
 	}
-	return cl.moving || c.ranAt(cl) < cl.tenant.payBack(cl.moved)
-}
-
-// payBack is how long a holder is to work before it hears that somebody waits.
-func (t *tenant) payBack(moved time.Duration) time.Duration {
-	if t.pauses {
-		return min(moved, t.stretch)
-	}
-	return t.stretch
-}
-
-// pausesFrom notes that the tenant gave the GPU back, and pausedUntil that it wants
-// it again. If that takes long it has pauses in which others can have the GPU; if it
-// gave it back by itself and comes soon, it has not.
-func (t *tenant) pausesFrom(now Time, idle bool) {
-	if t.movedLast != 0 {
-		t.pausedAt, t.idle = now, idle
-	}
-}
-
-func (t *tenant) pausedUntil(now Time) {
-	if t.pausedAt != 0 {
-		long := now.Sub(t.pausedAt) >= t.movedLast
-		t.pauses = long || t.pauses && !t.idle
-		t.pausedAt = 0
-	}
+	t.stretch = stretchFor(moved, c.swapShare)
+	easy := min(stretchFor(moved, max(c.swapShare/5, 1)), easyStretch)
+	c.owedUntil = max(c.owedUntil, c.now.Add(max(t.stretch, easy)))
 }
 
 // movingDeadline is when something is due because of moving.
@@ -184,8 +180,13 @@ func (c *Core) movingDeadline() (at Time, ok bool) {
 			earliest(cl.movedAt.Add(c.grace))
 		}
 	}
-	if cl := c.open.head; cl != nil && c.waiting > 0 && !cl.moving && !cl.paused && c.paysBack(cl) {
-		earliest(cl.runFrom.Add(cl.tenant.payBack(cl.moved) - cl.ran))
+	if c.afar.top() != nil && c.effective == Exclusive {
+		if c.owedUntil > c.now {
+			earliest(c.owedUntil)
+		}
+		if c.free() && c.sparedUntil > c.now {
+			earliest(c.sparedUntil)
+		}
 	}
 	return at, ok
 }

@@ -59,7 +59,11 @@ func (c *Core) turnOver() (Time, bool) {
 		if c.kept == nil {
 			return c.now, true // its virtual time makes up for it
 		}
-		return cl.runFrom.Add(max(c.minTurn(), cl.tenant.stretch) - cl.ran), true // gangs do not stop each other all the time
+		end := cl.runFrom.Add(c.minTurn() - cl.ran) // gangs do not stop each other all the time
+		if next.comesFromAway() {
+			end = max(end, c.owedUntil)
+		}
+		return end, true
 	}
 	turn := c.turn(cl.tenant)
 	switch lead, part := cl.startVT-next.vt, c.part(cl.tenant); {
@@ -70,8 +74,11 @@ func (c *Core) turnOver() (Time, bool) {
 		left := time.Duration(scale(-lead, part, one)) - turn
 		turn += min(max(left, 0), turn)
 	}
-	turn = max(turn, cl.tenant.stretch)
-	return cl.runFrom.Add(turn - cl.ran), true
+	end := cl.runFrom.Add(turn - cl.ran)
+	if next.comesFromAway() {
+		end = max(end, c.owedUntil)
+	}
+	return end, true
 }
 
 // lookWhoIsOut notes whether latency tenants keep others from the GPU, which is
@@ -154,7 +161,7 @@ func (c *Core) revoke(cl *client, why RevokeReason) {
 // chooseNext decides, while the holder drains, who is granted next, so that all
 // that can be done before it has drained is done then.
 func (c *Core) chooseNext() {
-	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || c.next.tenant.place != ready || next.isCalled()) {
+	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next.isCalled()) {
 		c.next = nil // not any more
 	}
 	if c.open.n == 0 && c.closingBatch > 0 {
@@ -168,7 +175,7 @@ func (c *Core) reserve() {
 		return
 	}
 	t := c.passOver()
-	if t == nil || t.gang != nil {
+	if t == nil || t.gang != nil || t.place == afar && c.spared() {
 		return
 	}
 	c.next = t.queue.head
@@ -224,13 +231,13 @@ func (c *Core) grantNext() {
 	}
 	for c.free() {
 		t := c.passOver()
-		if t == nil || c.effective != Exclusive {
+		if t == nil || c.effective != Exclusive || t.place == afar && c.spared() {
 			break
 		}
 		switch cl := c.next; {
 		case t.gang != nil:
 			c.keep(t)
-		case cl != nil && cl.tenant.place == ready:
+		case cl != nil && cl.tenant.takesTurn():
 			c.grant(cl)
 		default:
 			c.grant(t.queue.head)
@@ -422,9 +429,6 @@ func (c *Core) notice(cl *client) {
 	if cl.tenant.gang != nil && c.effective == Exclusive {
 		// Ranks that are idle are part of the job, and go when it does.
 		n.Waiters, n.Present = 0, max(n.Present, 1)
-	}
-	if c.paysBack(cl) {
-		n.Waiters = 0
 	}
 	if n != cl.told {
 		cl.told = n

@@ -39,13 +39,17 @@ func (k Keep) String() string {
 // (memory that existed before anybody could refuse it), or is overdrawn for that.
 //
 // Who has a grant gets room for all it is promised. What that lacks is taken from
-// those without one, least recently granted first, and only as much as is lacking;
-// never from who has a grant. Room is given as it becomes free, so that one moves
+// those without one, first from who is expected to have one last (Later), and only as
+// much as is lacking; never from who has a grant. Room is given as it becomes free, so that one moves
 // in while the other moves out.
 //
 // Like a Core it has no clock, does no I/O, and is not safe for use by several
 // goroutines at once. Plan and Fits cost O(n log n) in clients.
 type Residency struct {
+	// Later says whether a client is expected to use the GPU later than another one.
+	// nil: who was granted before the other is.
+	Later func(a, b ClientID) bool
+
 	capacity uint64
 	outside  uint64 // of it, what others than clients seem to have; see Refused
 	clients  map[ClientID]*occupant
@@ -327,12 +331,9 @@ func (r *Residency) place(order []*occupant) {
 		}
 	}
 	lacks = less(add(lacks, less(r.used(), r.usable())), coming) // what was forced has to go first
-	for _, o := range order {
+	for _, o := range r.victims(order, lacks) {
 		if lacks == 0 {
 			break
-		}
-		if !o.victim() || o.stalled || o.room <= o.fixed {
-			continue
 		}
 		take := min(o.room-o.fixed, lacks)
 		lacks -= take
@@ -346,6 +347,31 @@ func (r *Residency) place(order []*occupant) {
 	if lacks > 0 && coming == 0 {
 		r.overdraw(order)
 	}
+}
+
+// victims returns those from whom something can be taken, in the order in which it is
+// to be.
+func (r *Residency) victims(order []*occupant, lacks uint64) (all []*occupant) {
+	if lacks == 0 {
+		return nil
+	}
+	for _, o := range order {
+		if o.victim() && !o.stalled && o.room > o.fixed {
+			all = append(all, o)
+		}
+	}
+	if r.Later != nil {
+		slices.SortStableFunc(all, func(a, b *occupant) int {
+			switch {
+			case r.Later(a.id, b.id):
+				return -1
+			case r.Later(b.id, a.id):
+				return 1
+			}
+			return 0
+		})
+	}
+	return all
 }
 
 // raise gives free room to those who want it.

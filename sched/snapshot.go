@@ -163,7 +163,7 @@ func (c *Core) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 // queueIDs returns who waits, those first that are next, as things are.
 func (c *Core) queueIDs() []ClientID {
 	ids := []ClientID{}
-	for _, h := range []*tenantHeap{&c.urgent, &c.ready, &c.throttled} {
+	for _, h := range []*tenantHeap{&c.urgent, &c.ready, &c.afar, &c.throttled} {
 		tenants := slices.Clone(h.items)
 		slices.SortFunc(tenants, func(a, b *tenant) int {
 			if h.less(a, b) {

@@ -37,9 +37,6 @@ func (c *Core) standStill(now Time) {
 		if t.notBefore != 0 {
 			t.notBefore = t.notBefore.Add(d)
 		}
-		if t.pausedAt != 0 {
-			t.pausedAt = t.pausedAt.Add(d)
-		}
 		if t.open+t.closing+t.fenced > 0 {
 			t.billedAt = t.billedAt.Add(d)
 		}
@@ -47,6 +44,10 @@ func (c *Core) standStill(now Time) {
 			c.throttled.fix(t)
 		}
 	}
+	for _, cl := range c.pausing {
+		cl.idleSince = cl.idleSince.Add(d)
+	}
+	c.owedUntil, c.sparedUntil = c.owedUntil.Add(d), c.sparedUntil.Add(d)
 	if c.holdOff != 0 {
 		c.holdOff = c.holdOff.Add(d)
 	}

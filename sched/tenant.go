@@ -60,6 +60,7 @@ type place uint8
 const (
 	nowhere   place = iota // it does not wait
 	ready                  // for its turn
+	afar                   // the same, but it has memory to move first
 	urgent                 // to be let in at once
 	throttled              // for its limit to allow it
 	aside                  // for its gang
@@ -93,11 +94,7 @@ type tenant struct {
 	used        time.Duration
 	notBefore   Time                          // it is granted again, see moving.go
 	moved       time.Duration                 // moving memory, which is not in used
-	stretch     time.Duration                 // its turns are at least that long, for what moving took
-	movedLast   time.Duration                 // before its latest turn that began so
-	pausedAt    Time                          // it gave the GPU back, and does not want it yet; 0: not so
-	idle        bool                          // because it had nothing to do
-	pauses      bool                          // it has some that are longer than what moving takes
+	stretch     time.Duration                 // its slices are at least that long, for what moving took
 	got         [gotSeconds + 1]time.Duration // by second of use, a ring
 	gotAt       int64                         // the latest second in it
 	grants      uint64
@@ -320,8 +317,8 @@ func (c *Core) bill(t *tenant) {
 	}
 	if onGPU > 0 && t.batch > 0 {
 		t.vt += scale(int64(min(onGPU, maxDebt)), one, c.part(t)) // bounded, or weeks at a small part overflow
-		if t.place == ready {
-			c.ready.fix(t)
+		if t.takesTurn() {
+			c.heap(t.place).fix(t)
 		}
 	}
 	if t.limited() {
@@ -416,8 +413,10 @@ func (c *Core) virtualNow() int64 {
 			}
 		}
 	}
-	if t := c.ready.top(); t != nil {
-		least(t)
+	for _, h := range []*tenantHeap{&c.ready, &c.afar} {
+		if t := h.top(); t != nil {
+			least(t)
+		}
 	}
 	if any {
 		c.vtime = max(c.vtime, v)
@@ -433,7 +432,7 @@ func (c *Core) turn(t *tenant) time.Duration {
 		round = min(round, max(int64(c.quantum), int64(maxRound)))
 	}
 	d := time.Duration(scale(round, c.part(t), one))
-	return max(d.Round(c.quantum/1000), c.minTurn(), t.stretch) // parts are not exact
+	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
 }
 
 func (c *Core) minTurn() time.Duration { return max(MinQuantum, c.quantum/minTurnPart) }
@@ -471,10 +470,12 @@ func (c *Core) review(t *tenant) {
 		to = throttled
 	case t.share.Priority == Latency && !t.demoted && c.effective == Exclusive && !t.comesFromAway():
 		to = urgent
+	case t.comesFromAway() && c.effective == Exclusive:
+		to = afar
 	default:
 		to = ready
 	}
-	c.setActive(t, to == ready || to == aside || t.batch > 0)
+	c.setActive(t, to == ready || to == afar || to == aside || t.batch > 0)
 	c.meter(t)
 	if t.inHeap() && t.place != to {
 		c.heap(t.place).remove(t)
@@ -489,7 +490,7 @@ func (c *Core) review(t *tenant) {
 		c.heap(to).push(t)
 	}
 	n := 0
-	if to == ready || to == urgent {
+	if to == ready || to == afar || to == urgent {
 		n = max(t.queue.n, 1) // of a gang others may wait elsewhere
 	}
 	c.waiting += n - t.counted
@@ -525,6 +526,8 @@ func (c *Core) heap(p place) *tenantHeap {
 	switch p {
 	case ready:
 		return &c.ready
+	case afar:
+		return &c.afar
 	case urgent:
 		return &c.urgent
 	}

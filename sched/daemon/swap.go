@@ -95,6 +95,7 @@ func (d *Daemon) openSwap(g *gpu, physical uint64) {
 	}
 	capacity := min(physical-min(physical, headroom), g.MemoryBytes)
 	g.swap = &swap{residency: sched.NewResidency(capacity), members: map[sched.ClientID]*clientMemory{}}
+	g.swap.residency.Later = g.core.Later
 	d.log.Infof("GPU %d: memory is swapped: %d MiB for clients at a time, %d MiB of host memory for all GPUs", g.Index, capacity>>20, d.opts.SwapMemory>>20)
 }
 
@@ -414,6 +415,7 @@ func (d *Daemon) releasedMemory(g *gpu, a sched.Released) {
 	if g.swap == nil {
 		return
 	}
+	g.swap.residency.SetActive(a.Client, g.core.Active(a.Client)) // room can be taken from it for the next one
 	g.swap.unsettled = true
 	if m := g.swap.members[a.Client]; m != nil && m.granted != 0 { // it did not get all in
 		g.swap.in.took += a.Moved

@@ -195,6 +195,9 @@ func (d *daemon) perform(a sched.Action) {
 		d.pages[a.Client].waiters = a.Waiters
 	case sched.Stand: // see the shim's tests: such a client asks all the same
 	case sched.Released:
+		if d.w.capacity != 0 {
+			d.residency.SetActive(a.Client, d.core.Active(a.Client))
+		}
 		d.unsettled = true
 		w.judge.ended(a.Client)
 	case sched.ModeChosen:

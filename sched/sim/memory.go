@@ -283,6 +283,7 @@ func (w *world) lookAtVictims() {
 
 func (d *daemon) startMemory() {
 	d.residency = sched.NewResidency(d.w.capacity)
+	d.residency.Later = d.core.Later
 	d.since, d.away = map[sched.ClientID]sched.Time{}, map[sched.ClientID]bool{}
 	d.promised, d.unsettled, d.settling = 0, false, false
 }

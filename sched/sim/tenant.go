@@ -139,8 +139,8 @@ func (j *judge) patience(c *client) time.Duration {
 	turn := 2*maxQuantum + maxGrace + 20*time.Millisecond
 	if w.capacity != 0 {
 		// Who moves and does not get on has the GPU for a grace period after each piece,
-		// and keeps away from it for as long. A turn is as long again as moving took.
-		turn += 4 * (maxGrace + 3*maxGrace)
+		// and keeps away from it for as long. Then nobody moves for nine times as long.
+		turn += 4*(maxGrace+3*maxGrace) + 9*4*maxGrace
 	}
 	bound := 2*(n+2)*turn + maxGrace
 	if len(w.tenants) == 0 {

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"slices"
+	"time"
+)
+
+// Pauses. A client that has nothing to do gives the GPU back if somebody waits. If
+// all who wait would have to move memory first, and those whose memory is there have
+// not worked for long enough for that (moving.go), then it is a bet: if the client
+// comes back at once, moving was in vain; if it does not, waiting is. What its latest
+// pauses would have cost decides: the GPU is kept free for as long as would have been
+// best for those, on the way from nothing to what moving costs. So who pauses for
+// longer than moving takes has others work meanwhile, and who pauses briefly keeps
+// its place, without anybody knowing programs.
+
+// pausesKept is how many of a client's pauses are remembered.
+const pausesKept = 8
+
+// noteFill learns what moving takes.
+func (c *Core) noteFill(took time.Duration) {
+	if c.fillTook == 0 {
+		c.fillTook = took
+	}
+	c.fillTook += (took - c.fillTook) / 4
+}
+
+// moveCost is what moving for a pause costs: what one lacks comes in, and then goes
+// again, for the one that was there comes back.
+func (c *Core) moveCost() time.Duration { return 2 * c.fillTook }
+
+// beginPause notes that a client gave the GPU back, and endPause that it wants it
+// again.
+func (c *Core) beginPause(cl *client, idle bool) {
+	c.forgetPause(cl)
+	cl.idleSince = c.now
+	if idle && c.effective == Exclusive {
+		cl.pausing = true
+		c.pausing = append(c.pausing, cl)
+	}
+}
+
+func (c *Core) endPause(cl *client) {
+	if cl.pausing {
+		cl.pauses[cl.nPauses%pausesKept] = c.now.Sub(cl.idleSince)
+		cl.nPauses++
+		c.forgetPause(cl)
+	}
+}
+
+func (c *Core) forgetPause(cl *client) {
+	if cl.pausing {
+		cl.pausing = false
+		c.pausing = slices.DeleteFunc(c.pausing, func(o *client) bool { return o == cl })
+	}
+}
+
+// lately returns the latest pauses of a client, in no order.
+func (cl *client) lately() []time.Duration { return cl.pauses[:min(cl.nPauses, pausesKept)] }
+
+// worthWaiting returns for how long it is worth to wait for a client that has paused
+// for so long already, if moving costs so much.
+func (cl *client) worthWaiting(paused, cost time.Duration) time.Duration {
+	known, best, least := 0, time.Duration(0), time.Duration(0)
+	for _, p := range cl.lately() {
+		if p > paused {
+			known++
+			least += cost // without waiting
+		}
+	}
+	if known == 0 {
+		if cl.nPauses == 0 {
+			return max(cost/2-paused, 0)
+		}
+		return 0 // it takes longer than ever
+	}
+	for _, p := range cl.lately() {
+		wait := p + p/8 - paused
+		if p <= paused || wait > cost {
+			continue
+		}
+		loss := time.Duration(0)
+		for _, q := range cl.lately() {
+			switch {
+			case q <= paused:
+			case q-paused <= wait:
+				loss += q - paused
+			default:
+				loss += wait + cost
+			}
+		}
+		if loss < least {
+			best, least = wait, loss
+		}
+	}
+	return best
+}
+
+// longIdle is how long a client is idle, at least, that is not expected back soon.
+const longIdle = time.Second
+
+// sleeps says whether a client has been idle for longer than its pauses are.
+func (c *Core) sleeps(cl *client) bool {
+	if cl.in != nil || cl.epoch != 0 {
+		return false
+	}
+	longest := longIdle / 2
+	for _, p := range cl.lately() {
+		longest = max(longest, p)
+	}
+	return c.now.Sub(cl.idleSince) > 2*longest
+}
+
+// Later says whether a client is expected to use the GPU later than another one, as
+// things are: its memory is the first to make room. Those that have been idle for the
+// longest time come last, and before them those that are next by their virtual time;
+// who is let in at once comes first.
+func (c *Core) Later(a, b ClientID) bool {
+	x, y := c.clients[a], c.clients[b]
+	if p, q := c.lateness(x), c.lateness(y); p != q {
+		return p > q
+	}
+	switch {
+	case x == nil:
+		return a > b
+	case c.sleeps(x) && x.idleSince != y.idleSince:
+		return x.idleSince < y.idleSince
+	case x.tenant.vt != y.tenant.vt:
+		return x.tenant.vt > y.tenant.vt
+	case (x.in == nil) != (y.in == nil):
+		return x.in == nil
+	case x.seq != y.seq:
+		return x.seq > y.seq
+	}
+	return a > b
+}
+
+func (c *Core) lateness(cl *client) int {
+	switch {
+	case cl == nil:
+		return 3
+	case cl.tenant.share.Priority == Latency:
+		return 0
+	case c.sleeps(cl):
+		return 2
+	}
+	return 1
+}
+
+// spare decides, as the GPU becomes free, for how long it is kept from those that
+// would have to move.
+func (c *Core) spare() {
+	c.sparedUntil = c.now
+	if c.swapShare == 0 || c.now >= c.owedUntil {
+		return
+	}
+	cost := c.moveCost()
+	for _, cl := range c.pausing {
+		if !cl.away && cl.connected {
+			c.sparedUntil = max(c.sparedUntil, c.now.Add(cl.worthWaiting(c.now.Sub(cl.idleSince), cost)))
+		}
+	}
+}
+
+// spared says whether a free GPU is not for who would have to move, yet.
+func (c *Core) spared() bool {
+	return c.swapShare != 0 && c.now < c.owedUntil && c.now < c.sparedUntil
+}
