@@ -481,15 +481,15 @@ func (o *occupant) arena(away, unit uint64) uint64 {
 	return add(n, unit-1) / unit * unit
 }
 
-// Arena returns how much host memory a client needs, so that what is promised now
-// can be moved.
-func (r *Residency) Arena(id ClientID, unit uint64) uint64 {
+// Arena returns how much host memory a client needs, so that what is promised now, or
+// if so much more is, can be moved.
+func (r *Residency) Arena(id ClientID, unit, more uint64) uint64 {
 	o := r.clients[id]
 	if o == nil {
 		return 0
 	}
 	fixed, movable := r.sums()
-	return o.arena(less(add(fixed, movable), r.capacity), unit)
+	return o.arena(less(add(add(fixed, movable), more), r.capacity), unit)
 }
 
 // Promised returns what all clients need together.

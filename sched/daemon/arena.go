@@ -3,14 +3,11 @@
 package daemon
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,7 +18,8 @@ import (
 
 // The arena is host memory for what clients have away from GPUs: memfds that the
 // scheduler makes, of huge pages if the node has them, fills with zeros beside the
-// loop as soon as a reservation makes them necessary, and hands to one client each.
+// loop as soon as reservations make them necessary, or soon may, and hands to one client
+// each.
 // A client keeps what it got until its end; then the kernel takes it back. Nothing
 // of one tenant is ever seen by another, for no segment is used twice.
 //
@@ -32,9 +30,12 @@ const (
 	// arenaUnit is what segments are a multiple of, of whatever pages.
 	arenaUnit = 2 << 20
 	// minSegment and maxSegment: few descriptors and registrations, and no long
-	// pause before the first of them is ready. A client gets multiples of minSegment.
+	// pause before the first of them is ready: that is small, each next one as large
+	// as all before it. A client gets multiples of minSegment.
 	minSegment = 64 << 20
 	maxSegment = 1 << 30
+	// tailSegment: the last ones are that small, so that all fillers end together.
+	tailSegment = 256 << 20
 	// arenaRetry is the pause after a segment could not be made.
 	arenaRetry = 5 * time.Second
 	// hostReserve is what is left of the host's memory to others.
@@ -44,9 +45,9 @@ const (
 // arena is that of the node.
 type arena struct {
 	used  uint64     // bytes that clients were given, or that are being made for them
+	jobs  int        // segments that are being made
 	err   error      // the latest segment could not be made
 	retry sched.Time // 0: not planned
-	work  sync.Mutex // one segment is made at a time
 }
 
 // clientArena is a client's part of it, for one GPU.
@@ -81,39 +82,81 @@ func (d *Daemon) arenaFits(total uint64) error {
 	return nil
 }
 
-// prepareArenas has segments made for those clients that need more.
+// prepareArenas has segments made for those clients that need more; and where all that
+// is reserved just fits, for what they will need if it goes on to grow, as far as the
+// half of the arena lasts.
 func (d *Daemon) prepareArenas(g *gpu) {
-	if g.swap == nil || d.arena.retry != 0 {
+	if g.swap == nil {
 		return
 	}
-	for id, m := range g.swap.members {
-		need, have := g.swap.residency.Arena(id, minSegment), m.arena.given+m.arena.making
-		if m.arena.making != 0 || need <= have || d.arena.used >= d.opts.SwapMemory {
-			continue
-		}
-		size := min(max(need-have, minSegment), maxSegment, d.opts.SwapMemory-d.arena.used) / arenaUnit * arenaUnit
-		if size == 0 {
-			continue
-		}
-		m.arena.making = size
-		d.arena.used += size
-		d.wg.Add(1)
-		go func() {
-			defer d.wg.Done()
-			d.arena.work.Lock()
-			seg, err := newSegment(size, d.ended)
-			d.arena.work.Unlock()
-			if !d.do(func() { d.finishSegment(g, m, seg, err) }) && seg.fd != nil {
-				seg.fd.Close()
-			}
-		}()
+	d.prepareUpTo(g, d.opts.SwapMemory, 0)
+	n, capacity := g.swap.residency.Promised(), g.swap.residency.Capacity()
+	if len(g.swap.members) > 1 && n > capacity/5*4 && n <= capacity {
+		d.prepareUpTo(g, d.opts.SwapMemory/2, n/4)
 	}
 }
 
-func (d *Daemon) finishSegment(g *gpu, m *clientMemory, seg segment, err error) {
-	size := m.arena.making
-	m.arena.making = 0
-	if m.arena.dropped || err != nil {
+// prepareUpTo has as many made as there are fillers, if clients are promised so much
+// more. All that is given stays below limit.
+func (d *Daemon) prepareUpTo(g *gpu, limit, more uint64) {
+	for d.arena.jobs < fillers() && d.arena.retry == 0 {
+		m, need := d.neediest(g, more)
+		if m == nil || d.arena.used >= limit {
+			return
+		}
+		size := nextSegment(m.arena.given+m.arena.making, need)
+		size = min(size, limit-d.arena.used) / arenaUnit * arenaUnit
+		if size == 0 {
+			return
+		}
+		d.makeSegment(g, m, size)
+	}
+}
+
+// neediest returns the client with the smallest part of what it needs, and what it
+// lacks; nil: nobody lacks anything.
+func (d *Daemon) neediest(g *gpu, more uint64) (least *clientMemory, lacks uint64) {
+	part := 1.0
+	for id, m := range g.swap.members {
+		need, have := g.swap.residency.Arena(id, minSegment, more), m.arena.given+m.arena.making
+		if need < have+arenaUnit {
+			continue
+		}
+		if p := float64(have) / float64(need); least == nil || p < part {
+			least, lacks, part = m, need-have, p
+		}
+	}
+	return least, lacks
+}
+
+// nextSegment returns the size of the next segment of a client that has so much, and
+// lacks so much.
+func nextSegment(has, lacks uint64) uint64 {
+	size := min(max(has, minSegment), maxSegment, max(lacks/uint64(fillers()), tailSegment))
+	return min(size/minSegment*minSegment, lacks)
+}
+
+func (d *Daemon) makeSegment(g *gpu, m *clientMemory, size uint64) {
+	m.arena.making += size
+	d.arena.used += size
+	d.arena.jobs++
+	d.wg.Add(1)
+	go func() {
+		defer d.wg.Done()
+		var seg segment
+		var err error
+		nicely(func() { seg, err = newSegment(size, d.ended) })
+		if !d.do(func() { d.finishSegment(g, m, size, seg, err) }) && seg.fd != nil {
+			seg.fd.Close()
+		}
+	}()
+}
+
+func (d *Daemon) finishSegment(g *gpu, m *clientMemory, size uint64, seg segment, err error) {
+	m.arena.making -= size
+	d.arena.jobs--
+	switch {
+	case m.arena.dropped || err != nil:
 		if seg.fd != nil {
 			seg.fd.Close()
 		}
@@ -123,19 +166,22 @@ func (d *Daemon) finishSegment(g *gpu, m *clientMemory, seg segment, err error) 
 				d.log.WithError(err).Errorf("no host memory for what is swapped out: trying again every %v", arenaRetry)
 			}
 			d.arena.err, d.arena.retry = err, now().Add(arenaRetry)
+			return
 		}
-		return
+	default:
+		if d.arena.err != nil {
+			d.log.Info("host memory for what is swapped out can be had again")
+			d.arena.err = nil
+		}
+		m.arena.given += size
+		m.arena.unsent = append(m.arena.unsent, seg)
+		d.reach(beforeArena)
+		d.sendArenas(g, m)
+		d.reach(afterArena)
 	}
-	if d.arena.err != nil {
-		d.log.Info("host memory for what is swapped out can be had again")
-		d.arena.err = nil
+	for _, other := range d.order { // each may have waited for a filler
+		d.prepareArenas(other)
 	}
-	m.arena.given += size
-	m.arena.unsent = append(m.arena.unsent, seg)
-	d.reach(beforeArena)
-	d.sendArenas(g, m)
-	d.reach(afterArena)
-	d.prepareArenas(g)
 }
 
 // sendArenas hands over the segments that are made, if the client is connected.
@@ -179,90 +225,6 @@ func (d *Daemon) countOldArena(g *gpu, m *clientMemory) {
 		m.arena.given = n
 		m.arena.next = 1 << 32 // above those of before
 	}
-}
-
-// newSegment makes and fills one; it gives up when ended is closed.
-func newSegment(size uint64, ended <-chan struct{}) (segment, error) {
-	if freeHugePages()*hugePage >= size {
-		if fd, err := newMemfd(size, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, ended); err == nil {
-			return segment{fd, size, true}, nil
-		}
-	}
-	fd, err := newMemfd(size, 0, ended)
-	if err != nil {
-		return segment{}, fmt.Errorf("a segment of %d MiB: %w", size>>20, err)
-	}
-	return segment{fd, size, false}, nil
-}
-
-const hugePage = 2 << 20
-
-// newMemfd makes a memfd of which every page is there, and which nobody can make
-// larger or smaller.
-func newMemfd(size uint64, flags int, ended <-chan struct{}) (*os.File, error) {
-	fd, err := unix.MemfdCreate("nvshare-arena", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags)
-	if err != nil {
-		return nil, fmt.Errorf("memfd_create: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), "nvshare-arena")
-	if err := fill(fd, size, ended); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
-// fillStep is what is filled between two looks at whether it is still wanted.
-const fillStep = 64 << 20
-
-func fill(fd int, size uint64, ended <-chan struct{}) error {
-	if err := unix.Ftruncate(fd, int64(size)); err != nil {
-		return fmt.Errorf("ftruncate: %w", err)
-	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
-		return fmt.Errorf("seal: %w", err)
-	}
-	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("mmap: %w", err)
-	}
-	defer unix.Munmap(mem)
-	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // where shmem may have any
-	for from := 0; from < len(mem); from += fillStep {
-		select {
-		case <-ended:
-			return errors.New("the scheduler ends")
-		default:
-		}
-		if err := populate(fd, mem, from, min(from+fillStep, len(mem))); err != nil {
-			return fmt.Errorf("fill: %w", err)
-		}
-	}
-	return nil
-}
-
-// populate makes the pages of a part be there, on several cores where there are.
-func populate(fd int, mem []byte, from, to int) error {
-	threads := min(max(runtime.NumCPU()/4, 1), 4)
-	part := ((to-from)/threads + arenaUnit - 1) / arenaUnit * arenaUnit
-	errs := make(chan error, threads)
-	n := 0
-	for at := from; at < to; at += part {
-		n++
-		go func() {
-			end := min(at+part, to)
-			err := unix.Madvise(mem[at:end], unix.MADV_POPULATE_WRITE)
-			if errors.Is(err, unix.EINVAL) { // before Linux 5.14
-				err = unix.Fallocate(fd, 0, int64(at), int64(end-at))
-			}
-			errs <- err
-		}()
-	}
-	var all error
-	for range n {
-		all = errors.Join(all, <-errs)
-	}
-	return all
 }
 
 func freeHugePages() uint64 {

@@ -318,13 +318,54 @@ func TestArena(t *testing.T) {
 			file.Close()
 		}
 	}
-	used := s.status().Gpus[0].Swap
-	if used.ArenaUsedBytes != used.ArenaBytes || used.ArenaBytes < 2*176*mib || used.ArenaBytes > 2*gib {
+	s.await("all is made", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaUsedBytes == r.Gpus[0].Swap.ArenaBytes })
+	if used := s.status().Gpus[0].Swap; used.ArenaBytes < 2*176*mib || used.ArenaBytes > 2*256*mib {
 		t.Errorf("%v", used)
 	}
 	a.proc.kill()
 	b.proc.kill()
 	s.await("the arena is given back", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaUsedBytes == 0 })
+}
+
+// Where what is reserved nearly fills the GPU the arena is begun, with half of what there
+// may be; alone nobody needs any.
+func TestArenaAhead(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.SwapMemory = 256 * mib })
+	a, b := newSwapper(t, s), newSwapper(t, s)
+	a.allocates(500 * mib)
+	b.allocates(300 * mib)
+	if r := s.status().Gpus[0].Swap; r.ArenaUsedBytes != 0 {
+		t.Errorf("%d bytes of the arena, at 800 MiB of 1024", r.ArenaUsedBytes)
+	}
+	b.allocates(200 * mib)
+	s.await("some of it", func(r *api.StatusResponse) bool {
+		g := r.Gpus[0].Swap
+		return g.ArenaBytes > 0 && g.ArenaUsedBytes == g.ArenaBytes
+	})
+	if r := s.status().Gpus[0].Swap; r.ArenaUsedBytes > 128*mib {
+		t.Errorf("%d MiB of the arena, of 256, are taken by who may never need it", r.ArenaUsedBytes>>20)
+	}
+}
+
+// The first segment is soon there, and the last ones are there together.
+func TestSegments(t *testing.T) {
+	const need = 64 * gib
+	n, largest := 0, uint64(0)
+	for has := uint64(0); has < need; n++ {
+		size := nextSegment(has, need-has)
+		switch {
+		case size == 0 || size%minSegment != 0 || size > maxSegment || has+size > need:
+			t.Fatalf("%d MiB after %d", size>>20, has>>20)
+		case n == 0 && size != minSegment:
+			t.Errorf("the first one has %d MiB", size>>20)
+		case has+size == need && size > max(need/uint64(fillers()), tailSegment):
+			t.Errorf("the last one has %d MiB", size>>20)
+		}
+		has, largest = has+size, max(largest, size)
+	}
+	if largest != maxSegment || n > 128 { // shims keep 256
+		t.Errorf("%d segments, of %d MiB at most", n, largest>>20)
+	}
 }
 
 // Whoever does not move is passed over, then reported; who waits gets the room from
