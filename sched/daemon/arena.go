@@ -174,6 +174,7 @@ func (d *Daemon) finishSegment(g *gpu, m *clientMemory, size uint64, seg segment
 			d.arena.err = nil
 		}
 		m.arena.given += size
+		d.noteMembers()
 		m.arena.unsent = append(m.arena.unsent, seg)
 		d.reach(beforeArena)
 		d.sendArenas(g, m)

@@ -117,7 +117,9 @@ type Daemon struct {
 	tenantLog       bucket
 	unloggedTold    uint64
 	arena           arena
-	unlogged        uint64 // lines that tenants caused and tenantLog held back
+	before          map[string][]memberState // of GPUs not found yet, by UUID; see swap_record.go
+	membersDue      sched.Time               // their file is to be written; 0: it is right
+	unlogged        uint64                   // lines that tenants caused and tenantLog held back
 	history         history
 	traffic         traffic
 	checkAlways     bool            // tests
@@ -186,6 +188,7 @@ func (d *Daemon) restoreFiles() {
 	}
 	d.restoreSettings()
 	d.restoreShares()
+	d.restoreMembers()
 }
 
 func (d *Daemon) statePath() string { return filepath.Join(d.opts.RunDir, "state.json") }
@@ -219,6 +222,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.startDiscovery(ctx)
 	d.loop(ctx)
+	if d.membersDue != 0 {
+		d.recordMembers()
+	}
 	close(d.ended) // before anything is closed that others wait for
 
 	d.tenants.Close()
@@ -336,6 +342,9 @@ func (d *Daemon) deadline() (at sched.Time, ok bool) {
 	if d.arena.retry != 0 {
 		earliest(d.arena.retry)
 	}
+	if d.membersDue != 0 {
+		earliest(d.membersDue)
+	}
 	if d.discoverDue != 0 {
 		earliest(d.discoverDue)
 	}
@@ -360,6 +369,9 @@ func (d *Daemon) tick(ctx context.Context) {
 		for _, g := range d.order {
 			d.prepareArenas(g)
 		}
+	}
+	if d.membersDue != 0 && d.membersDue <= t {
+		d.recordMembers()
 	}
 	if d.discoverDue != 0 && d.discoverDue <= t {
 		d.discoverDue = 0

@@ -172,6 +172,7 @@ func (d *Daemon) addGPU(info GPU) error {
 	for _, h := range holders {
 		d.restore(g, process{h.PID, h.StartTime}, h.Epoch)
 	}
+	d.awaitMembers(g)
 	return nil
 }
 

@@ -200,6 +200,7 @@ func (d *Daemon) dropMemory(cl *client) {
 		m := g.swap.members[cl.id]
 		d.dropArenas(m)
 		delete(g.swap.members, cl.id)
+		d.noteMembers()
 		g.swap.residency.Drop(cl.id)
 		g.swap.unsettled = true
 		d.tellPromised(g)
@@ -226,6 +227,9 @@ func (d *Daemon) promiseMemory(g *gpu, cl *client, placeable bool) {
 	}
 	m := g.swap.members[cl.id]
 	if total := g.ledger.Reserved(cl.account, cl.id).Total; total <= m.promised || placeable || d.fits(g, cl, total) == nil {
+		if total != m.promised {
+			d.noteMembers()
+		}
 		m.promised = total
 	}
 	g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.account))

@@ -531,6 +531,46 @@ func TestSwapRestart(t *testing.T) {
 	})
 }
 
+// After a restart nobody gets room that somebody has who is not back yet; who never
+// comes back keeps what it was promised.
+func TestSwapRestartWithout(t *testing.T) {
+	for _, comes := range []bool{true, false} {
+		dir := t.TempDir()
+		s := start(t, dir, swapping)
+		a := newSwapper(t, s)
+		a.allocates(600 * mib)
+		a.request()
+		e := a.granted()
+		a.in(e)
+		a.release(e)
+		s.await("it has said so", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 600*mib })
+		s.stop()
+
+		s = start(t, dir, swapping)
+		b := newSwapper(t, s)
+		b.allocates(500 * mib)
+		b.request()
+		e = b.granted()
+		if room := b.page.Room(0); room > 424*mib {
+			t.Errorf("%d MiB for the first to come; 600 of 1024 are another's", room>>20)
+		}
+		if !comes {
+			b.awaitRoom(s, 424*mib)
+			a.proc.kill()
+			b.awaitRoom(s, 500*mib)
+			continue
+		}
+		n := &swapper{peerConn: a.proc.connect().register(wire.RegisterSwap | wire.RegisterReconnect), proc: a.proc, has: a.has}
+		n.attach(0, gpuA, 0, 0)
+		n.send(wire.Frame{Type: wire.TypeReserve, Code: wire.ReserveForce, Reserve: wire.Reserve{Total: 600 * mib, Least: 600 * mib, Serial: 1}})
+		n.want(wire.TypeReserved)
+		n.moved(0, 0)
+		n.awaitLess(s, 524*mib)
+		n.out()
+		b.awaitRoom(s, 500*mib)
+	}
+}
+
 // Turns are as long as moving needs, unless the time quantum is fixed.
 func TestSwapShareSetting(t *testing.T) {
 	s := start(t, t.TempDir(), swapping)

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/nvshare/nvshare/sched"
+)
+
+// Who has memory on a GPU where memory is swapped is recorded, so that after a restart
+// nobody is given room that those have who are not back yet: the driver would have none.
+// A moment late is early enough: at worst a client that had just come is missing, and
+// the driver does say so.
+
+const (
+	membersVersion = 1
+	// membersPause is how long a change may go unrecorded.
+	membersPause = 200 * time.Millisecond
+	// maxMembers of a GPU are believed.
+	maxMembers = maxClients
+)
+
+// members is the file.
+type members struct {
+	Version int                      `json:"version"`
+	BootID  string                   `json:"boot_id"`
+	GPUs    map[string][]memberState `json:"gpus"` // by UUID
+}
+
+type memberState struct {
+	PID       int32  `json:"pid"`
+	StartTime uint64 `json:"starttime"` // clock ticks since boot
+	Bytes     uint64 `json:"bytes"`     // promised
+	Arena     uint64 `json:"arena,omitempty"`
+	Movable   bool   `json:"movable,omitempty"`
+}
+
+func (d *Daemon) membersPath() string { return filepath.Join(d.opts.RunDir, "members.json") }
+
+// restoreMembers reads what an earlier scheduler has written.
+func (d *Daemon) restoreMembers() {
+	if d.opts.SwapMemory == 0 {
+		return
+	}
+	m, err := readRecord[members](d.membersPath(), membersVersion)
+	if err != nil {
+		d.log.WithError(err).Warn("who has memory on GPUs is not known until all are back: some may be told to wait by the driver")
+	}
+	if m.BootID == d.bootID {
+		d.before = m.GPUs
+	}
+}
+
+// awaitMembers has a GPU's Residency wait for those that were here before and live.
+func (d *Daemon) awaitMembers(g *gpu) {
+	list := d.before[g.UUID]
+	delete(d.before, g.UUID)
+	if g.swap == nil {
+		return
+	}
+	for _, was := range list[:min(len(list), maxMembers)] {
+		proc := process{was.PID, was.StartTime}
+		cl := d.byProc[proc]
+		if cl == nil {
+			p, err := findProcess(proc)
+			if err != nil {
+				continue // it has ended
+			}
+			cl = d.addClient(p)
+			cl.canMove = was.Movable
+		}
+		if g.swap.members[cl.id] != nil {
+			continue
+		}
+		keep, _ := d.keepOf(g, cl)
+		m := &clientMemory{client: cl, since: now(), promised: min(was.Bytes, g.swap.residency.Capacity())}
+		g.swap.members[cl.id] = m
+		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), keep == sched.Swapped)
+		g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.account))
+		g.swap.residency.Force(cl.id)
+		m.arena.given = min(was.Arena, m.promised+maxSegment)
+		m.arena.next = 1 << 32
+		d.arena.used += m.arena.given
+		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.pid, m.promised>>20, stallAfter)
+	}
+	g.swap.unsettled = true
+	d.tellPromised(g)
+	d.settleMemory(g)
+	d.planLook(g)
+}
+
+// noteMembers plans to write the file.
+func (d *Daemon) noteMembers() {
+	if d.membersDue == 0 {
+		d.membersDue = now().Add(membersPause)
+	}
+}
+
+func (d *Daemon) recordMembers() {
+	d.membersDue = 0
+	file := members{Version: membersVersion, BootID: d.bootID, GPUs: map[string][]memberState{}}
+	for _, g := range d.order {
+		if g.swap == nil {
+			continue
+		}
+		for _, id := range g.swap.residency.IDs() {
+			if m := g.swap.members[id]; m != nil && m.promised != 0 {
+				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.pid, m.client.start, m.promised, m.arena.given, m.client.canMove})
+			}
+		}
+	}
+	for uuid, list := range d.before { // GPUs that are not found yet
+		file.GPUs[uuid] = list
+	}
+	if err := writeRecord(d.membersPath(), file); err != nil {
+		d.log.WithError(fmt.Errorf("record who has memory on GPUs: %w", err)).Warn("after a restart it is not known before all are back")
+	}
+}
