@@ -134,6 +134,8 @@ type client struct {
 	movedAt     Time          // the latest piece
 	ready       bool          // it has opened its gate after that
 	moved       time.Duration // under this grant, up to movingSince
+	stranded    bool          // there is no place for it
+	later       bool          // it wants a grant once there is
 
 	// Its pauses; see pause.go.
 	idleSince Time // it has no grant and wants none, from then on
@@ -239,6 +241,8 @@ func (c *Core) Step(now Time, ev Event) []Action {
 		c.auto.reserved, c.auto.total, c.auto.swap = ev.Reserved, ev.Total, ev.Swap
 	case SetAway:
 		c.setAway(ev)
+	case SetStranded:
+		c.setStranded(ev)
 	case Moving:
 		c.movesOn(ev)
 	case Ready:
@@ -368,6 +372,7 @@ func (c *Core) attach(ev Attach) {
 	cl.told = Notice{Client: cl.id} // a new page says nothing
 	cl.standing = false
 	cl.want = false
+	cl.stranded, cl.later = false, false // it is tried again
 
 	switch {
 	case ev.Held == 0:
@@ -472,6 +477,10 @@ func (c *Core) request(cl *client) {
 	switch {
 	case cl.epoch != 0:
 		cl.want = true
+	case cl.stranded:
+		if !cl.later {
+			cl.later, cl.waitingSince = true, c.now
+		}
 	case cl.in == nil:
 		c.bill(cl.tenant)
 		cl.waitingSince = c.now
@@ -484,6 +493,7 @@ func (c *Core) request(cl *client) {
 
 // unqueue takes a client that waits, if it does, out of its tenant's queue.
 func (c *Core) unqueue(cl *client) {
+	cl.later = false
 	if cl.in != &cl.tenant.queue {
 		return
 	}

@@ -233,6 +233,14 @@ type SetAway struct {
 	Away   bool
 }
 
+// SetStranded says whether there is no place on the GPU for all the memory of a client
+// that has some away, because others' cannot be moved: then it is granted nothing, and
+// asked for what it was granted if it moves and others wait.
+type SetStranded struct {
+	Client ClientID
+	On     bool
+}
+
 // Moving says that a client moves memory under its grant and has not opened its
 // gate: another piece has been moved, by it or for it. With Epoch 0, that there is
 // room for one whose grant was asked back because it did not get on.
@@ -282,6 +290,7 @@ func (SetTuning) event()    {}
 func (GangMoved) event()    {}
 func (SetMemory) event()    {}
 func (SetAway) event()      {}
+func (SetStranded) event()  {}
 func (Moving) event()       {}
 func (Ready) event()        {}
 func (SetSwapShare) event() {}
@@ -330,6 +339,9 @@ func (e SetMemory) String() string {
 }
 func (e SetAway) String() string {
 	return fmt.Sprintf("%s %d", map[bool]string{true: "away", false: "here"}[e.Away], e.Client)
+}
+func (e SetStranded) String() string {
+	return fmt.Sprintf("%s %d", map[bool]string{true: "stranded", false: "placed"}[e.On], e.Client)
 }
 func (e Moving) String() string       { return fmt.Sprintf("moving %d epoch=%d", e.Client, e.Epoch) }
 func (e Ready) String() string        { return fmt.Sprintf("ready %d epoch=%d", e.Client, e.Epoch) }

@@ -115,6 +115,8 @@ func (c *Core) checkClient(cl *client) error {
 		return fmt.Errorf("waits and has epoch %d", cl.epoch)
 	case cl.in == &cl.tenant.queue && !cl.connected:
 		return fmt.Errorf("waits without a connection")
+	case cl.stranded && cl.in == &cl.tenant.queue, cl.later && (!cl.stranded || cl.in != nil || cl.epoch != 0 || !cl.connected):
+		return fmt.Errorf("is stranded: %t, waits for a place: %t, for its turn: %t", cl.stranded, cl.later, cl.in == &cl.tenant.queue)
 	case holds && (!cl.connected || cl.revoked):
 		return fmt.Errorf("holds epoch %d, connected: %t, revoked: %t", cl.epoch, cl.connected, cl.revoked)
 	case cl.standing && (cl.epoch != 0 || cl.tenant.share.Priority != Latency || c.effective != Exclusive):

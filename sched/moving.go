@@ -56,6 +56,21 @@ func (c *Core) setAway(ev SetAway) {
 	c.stand(cl)
 }
 
+// setStranded takes who has no place on the GPU out of the queue, or back in.
+func (c *Core) setStranded(ev SetStranded) {
+	cl := c.clients[ev.Client]
+	if cl == nil || cl.stranded == ev.On {
+		return
+	}
+	cl.stranded = ev.On
+	waits, since := cl.in == &cl.tenant.queue || cl.later, cl.waitingSince
+	c.unqueue(cl)
+	if waits {
+		c.request(cl)
+		cl.waitingSince = since
+	}
+}
+
 // comesFromAway says whether who of the tenant is granted next has to move first.
 func (t *tenant) comesFromAway() bool { return t.queue.head != nil && t.queue.head.away }
 
@@ -177,7 +192,7 @@ func (c *Core) movingDeadline() (at Time, ok bool) {
 	}
 	if c.waiting > 0 {
 		for _, cl := range c.moves {
-			earliest(cl.movedAt.Add(c.grace))
+			earliest(c.givesUp(cl))
 		}
 	}
 	if c.afar.top() != nil && c.effective == Exclusive {
@@ -191,16 +206,26 @@ func (c *Core) movingDeadline() (at Time, ok bool) {
 	return at, ok
 }
 
+// givesUp is when a client that moves, and others wait for, has not got on for too long.
+func (c *Core) givesUp(cl *client) Time {
+	if cl.stranded {
+		return c.now
+	}
+	return cl.movedAt.Add(c.grace)
+}
+
 // revokeStalled asks back the grants of those that do not get their memory.
 func (c *Core) revokeStalled() {
 	for i := 0; i < len(c.moves) && c.waiting > 0; i++ {
 		cl := c.moves[i]
-		if c.now < cl.movedAt.Add(c.grace) {
+		if c.now < c.givesUp(cl) {
 			continue
 		}
 		t := cl.tenant
 		c.bill(t)
-		t.notBefore = c.now.Add(min(c.now.Sub(cl.movingSince), maxStretch))
+		if !cl.stranded { // or it is not let try again before there is a place
+			t.notBefore = c.now.Add(min(c.now.Sub(cl.movingSince), maxStretch))
+		}
 		if c.kept == t && t.hold == playing {
 			c.stop(t, MoveStalled)
 		} else {

@@ -214,7 +214,7 @@ func TestAnyHistory(t *testing.T) {
 				own := h.of(id).epoch
 				return rapid.SampledFrom([]Epoch{0, own, own, own, h.epoch, h.epoch + 5, 3}).Draw(t, "epoch")
 			}
-			switch rapid.IntRange(0, 27).Draw(t, "kind") {
+			switch rapid.IntRange(0, 28).Draw(t, "kind") {
 			case 0, 1, 2:
 				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want"), rapid.IntRange(0, 3).Draw(t, "away") == 0}
 			case 3, 4, 5, 6, 7:
@@ -239,6 +239,8 @@ func TestAnyHistory(t *testing.T) {
 				return SetAway{id, rapid.Bool().Draw(t, "away")}
 			case 22:
 				return Moving{id, epoch()}
+			case 26:
+				return SetStranded{id, rapid.Bool().Draw(t, "stranded")}
 			case 23, 24:
 				return Ready{id, epoch()}
 			case 25:

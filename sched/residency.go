@@ -228,7 +228,7 @@ func (r *Residency) Moved(id ClientID, resident, fixed, away uint64, stuck bool)
 	o.may = max(o.room, o.resident)
 	o.given = min(o.given, o.may)
 	o.reported = !o.active
-	o.stalled = stuck
+	o.stalled = stuck && !o.active // what it cannot get in says nothing of what it can move out
 	o.settle()
 }
 
@@ -496,6 +496,17 @@ func (r *Residency) Arena(id ClientID, unit, more uint64) uint64 {
 func (r *Residency) Promised() uint64 {
 	fixed, movable := r.sums()
 	return add(fixed, movable)
+}
+
+// Stranded returns how much of what a client needs has no place on the GPU because it
+// is taken by others' that cannot be moved: they made it so after it was promised.
+func (r *Residency) Stranded(id ClientID) uint64 {
+	o := r.clients[id]
+	if o == nil || o.keep != Swapped {
+		return 0
+	}
+	fixed, _ := r.sums()
+	return less(add(o.need(), less(fixed, o.pinned())), r.capacity)
 }
 
 // Away says whether a client has to move before it can go on under a grant.

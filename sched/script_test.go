@@ -250,6 +250,8 @@ func parseEvent(words []string) (Event, error) {
 		return Lost{id}, nil
 	case "away", "here":
 		return SetAway{id, words[0] == "away"}, nil
+	case "stranded", "placed":
+		return SetStranded{id, words[0] == "stranded"}, nil
 	case "moving":
 		return Moving{id, epoch}, nil
 	case "ready":

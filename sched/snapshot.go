@@ -196,7 +196,7 @@ func (c *Core) state(cl *client) State {
 		return StateDraining
 	case cl.in == &c.closing:
 		return StateLost
-	case cl.in == &cl.tenant.queue:
+	case cl.in == &cl.tenant.queue, cl.later:
 		return StateWaiting
 	}
 	return StateIdle

@@ -74,6 +74,8 @@ type clientMemory struct {
 	answer   *wire.Frame // to RESERVE, which waits for room
 	until    sched.Time  // but no longer
 
+	stranded sched.Time // there is no place for it, and it is tried again then; 0: not so
+
 	granted   sched.Time // and is on its way in; 0: not
 	grantedIn uint64
 
@@ -142,7 +144,7 @@ func (d *Daemon) attachMemory(g *gpu, att *attachment, again bool) (away bool) {
 		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), again && keep == sched.Swapped)
 		d.promiseMemory(g, cl, false)
 	} else {
-		m.answer = nil // it asks again
+		m.answer, m.stranded = nil, 0 // it asks again, and the core has forgotten it
 		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), false)
 	}
 	g.swap.unsettled = true
@@ -396,6 +398,10 @@ func (d *Daemon) settleMemory(g *gpu) {
 				m.away = away
 				d.step(g, sched.SetAway{Client: id, Away: away})
 			}
+			if m.stranded != 0 && (s.residency.Stranded(id) == 0 || now() >= m.stranded) {
+				m.stranded = 0
+				d.step(g, sched.SetStranded{Client: id})
+			}
 		}
 	}
 }
@@ -451,6 +457,7 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 	s.residency.Moved(id, f.Moved.Resident, f.Moved.Fixed, f.Moved.Away, f.Code&wire.MovedStuck != 0)
 	if f.Code&wire.MovedStuck != 0 && f.Code&wire.MovedNoMemory != 0 {
 		s.residency.Refused(id)
+		d.strand(g, id, m)
 	}
 	if f.Code&wire.MovedStuck != 0 {
 		d.log.WithField("client", id).Debugf("GPU %d: cannot move memory: code %#x", g.Index, f.Code)
@@ -512,6 +519,9 @@ func (d *Daemon) planLook(g *gpu) {
 		if m.answer != nil && (g.swap.due == 0 || m.until < g.swap.due) {
 			g.swap.due = m.until
 		}
+		if m.stranded != 0 && (g.swap.due == 0 || m.stranded < g.swap.due) {
+			g.swap.due = m.stranded
+		}
 	}
 	for _, id := range g.swap.residency.Victims() {
 		m := g.swap.members[id]
@@ -547,6 +557,7 @@ func (d *Daemon) lookAtVictims(g *gpu) {
 		}
 	}
 	d.answerThose(g)
+	g.swap.unsettled = true
 	d.settleMemory(g)
 	d.planLook(g)
 }

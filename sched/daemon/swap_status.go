@@ -4,7 +4,9 @@ package daemon
 
 import (
 	"fmt"
+	"time"
 
+	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -43,6 +45,9 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 			continue
 		}
 		out.ArenaBytes += m.arena.given
+		if m.stranded != 0 {
+			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) is not granted: %s", g.Index, m.client.pid, m.client.command, strandedText(s.residency.Stranded(id))))
+		}
 		if m.stalled && lacking > 0 {
 			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) does not move its memory off the GPU; others wait for %d MiB", g.Index, m.client.pid, m.client.command, lacking>>20))
 		}
@@ -69,4 +74,28 @@ func (d *Daemon) memoryOfClient(g *gpu, cl *client, c *api.Client) {
 
 func notResident(g *gpu, who string, err error) error {
 	return status.Errorf(codes.FailedPrecondition, "GPU %d: the memory of %s cannot be kept on it: %v", g.Index, who, err)
+}
+
+// strandedRetry is after how long it is tried again to place what had no place: what is
+// on the GPU besides clients may have gone.
+const strandedRetry = 30 * time.Second
+
+// strand is for a client that the driver has refused memory. If it has no place beside
+// what others have made unmovable since (exported, registered), it is granted nothing
+// before there is one: it would keep the GPU from others for nothing.
+func (d *Daemon) strand(g *gpu, id sched.ClientID, m *clientMemory) {
+	lacks := g.swap.residency.Stranded(id)
+	if lacks == 0 || m.stranded != 0 {
+		return
+	}
+	m.stranded = now().Add(strandedRetry)
+	text := strandedText(lacks)
+	d.turn(time.Now(), g, id, &event{kind: api.EventType_EVENT_TYPE_STALL, text: text})
+	d.tell(&conn{peer: m.client.peer, client: m.client}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
+	d.step(g, sched.SetStranded{Client: id, On: true})
+	d.planLook(g)
+}
+
+func strandedText(lacks uint64) string {
+	return fmt.Sprintf("it waits for a place: others have made memory unmovable since (by exporting or registering it), and %d MiB do not fit beside that", lacks>>20)
 }

@@ -531,6 +531,53 @@ func TestSwapRestart(t *testing.T) {
 	})
 }
 
+// A tenant makes memory unmovable, so that another one has no place any more, whose
+// grant would keep the GPU from it for nothing: that one waits for a place, and says so.
+func TestSwapStranded(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Quantum = sched.MinQuantum })
+	a, b := newSwapper(t, s), newSwapper(t, s)
+	a.allocates(600 * mib)
+	b.allocates(600 * mib)
+	a.request()
+	e := a.granted()
+	a.in(e)
+	a.has.Fixed = 500 * mib
+	a.moved(0, e)
+	a.release(e)
+	b.request()
+	e = b.granted()
+	a.awaitLess(s, 500*mib)
+	a.out()
+	b.awaitRoom(s, 600*mib) // the driver has the last word
+	b.has.Resident, b.has.Away = 524*mib, 76*mib
+	b.moved(wire.MovedStuck|wire.MovedNoMemory, e)
+	a.request()
+	b.want(wire.TypeRevoke)
+	b.release(e)
+	b.request()
+	e = a.granted()
+	s.await("it is said", func(r *api.StatusResponse) bool {
+		return len(r.Problems) == 1 && strings.Contains(r.Problems[0], "76 MiB do not fit")
+	})
+	b.awaitLess(s, 424*mib)
+	b.out()
+	a.awaitRoom(s, 600*mib)
+	a.in(e)
+	a.release(e)
+	a.request()
+	e = a.granted() // and not b, which is behind
+	if state := b.status(s).State; state != api.ClientState_CLIENT_STATE_WAITING {
+		t.Errorf("%v", state)
+	}
+	a.has.Fixed = 0
+	a.moved(0, e)
+	a.release(e)
+	b.granted()
+	if r := s.status(); len(r.Problems) != 0 {
+		t.Error(r.Problems)
+	}
+}
+
 // After a restart nobody gets room that somebody has who is not back yet; who never
 // comes back keeps what it was promised.
 func TestSwapRestartWithout(t *testing.T) {
