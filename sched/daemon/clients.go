@@ -368,7 +368,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 		return
 	}
 	if observe {
-		c.page.SetLimits(f.Channel, g.limits(c.peer.account))
+		c.page.SetLimits(f.Channel, g.limits(c.peer.account, 0))
 		d.send(c, &answer, nil)
 		return
 	}
@@ -382,7 +382,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	att := &attachment{client: c.client, gpu: g, channel: f.Channel, ordinal: f.Attach.Ordinal}
 	c.client.attached[g] = att
 	c.channels[f.Channel] = att
-	c.page.SetLimits(f.Channel, g.limits(c.client.account))
+	c.page.SetLimits(f.Channel, g.limits(c.client.account, c.client.id))
 	delete(g.restored, c.client.id)
 	away := d.attachMemory(g, att, c.again)
 	d.stepAttach(g, att, sched.Attach{

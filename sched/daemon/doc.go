@@ -35,5 +35,6 @@
 //	state.json             epoch and holders of each GPU
 //	settings.json          time quanta and modes that were set
 //	shares.json            shares and memory limits of tenants
+//	members.json           who has memory on GPUs where it is swapped
 //	lock                   held by the running scheduler
 package daemon

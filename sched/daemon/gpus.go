@@ -156,8 +156,10 @@ func (d *Daemon) addGPU(info GPU) error {
 	})}
 	d.gpus[uuid] = g
 	g.ceiling = d.opts.GPUMemory
-	g.ledger.SetCeiling(g.ceiling)
 	d.openSwap(g, physical)
+	if g.swap == nil {
+		g.ledger.SetCeiling(g.ceiling)
+	} // else each process is bounded, by Residency.Fits
 	for account := range d.shares.Tenants {
 		d.applyLimit(g, account)
 	}

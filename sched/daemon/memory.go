@@ -9,7 +9,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -27,10 +29,26 @@ func (d *Daemon) applyLimit(g *gpu, account string) {
 	}
 }
 
-// limits is what a tenant's pages say of the GPU.
-func (g *gpu) limits(account string) wire.Limits {
-	r := g.ledger.Reserved(account, 0)
-	return wire.Limits{Memory: g.limitOf(r.Limit), Used: r.Used}
+// limits is what the page of a tenant's process says of the GPU; client 0: of one that
+// uses none.
+func (g *gpu) limits(account string, id sched.ClientID) wire.Limits {
+	r := g.told(g.ledger.Reserved(account, id), id)
+	return wire.Limits{Memory: r.Limit, Used: r.Used}
+}
+
+// told is how a process hears where it stands. Where memory is swapped a GPU that is to
+// look small bounds each process, not all of a tenant together: as a small one would.
+func (g *gpu) told(r sched.Reserved, id sched.ClientID) sched.Reserved {
+	byCeiling := g.ceiling != 0 && (r.Limit == 0 || r.Limit >= g.ceiling)
+	r.Limit = g.limitOf(r.Limit)
+	switch {
+	case !byCeiling || g.swap == nil:
+	case id == 0:
+		r.Used = min(r.Used, r.Limit)
+	default:
+		r.Used = r.Total
+	}
+	return r
 }
 
 // limitOf is the lower one of a tenant's limit and what the GPU is to look like.
@@ -48,10 +66,9 @@ func (d *Daemon) showLimits(g *gpu, account string) {
 	if a == nil {
 		return
 	}
-	l := g.limits(account)
 	for cl := range a.clients {
 		if att := cl.attached[g]; att != nil && cl.conn != nil && cl.conn.channels[att.channel] == att {
-			cl.page.SetLimits(att.channel, l)
+			cl.page.SetLimits(att.channel, g.limits(account, cl.id))
 		}
 	}
 }
@@ -73,8 +90,12 @@ func (d *Daemon) reserve(c *conn, att *attachment, f *wire.Frame) {
 	}
 	d.tellReserved(g)
 	d.checkLedger(g)
+	if !ok && refused == wire.ErrMemory && g.ceiling != 0 && (r.Limit == 0 || r.Limit > g.ceiling) && g.swap == nil {
+		d.tellCeiling(g, cl, f.Reserve.Least, r.Used)
+	}
+	r = g.told(r, cl.id)
 	answer := wire.Frame{Type: wire.TypeReserved, Channel: att.channel,
-		Reserved: wire.Reserved{Total: r.Total, Used: r.Used, Limit: g.limitOf(r.Limit), Serial: f.Reserve.Serial}}
+		Reserved: wire.Reserved{Total: r.Total, Used: r.Used, Limit: r.Limit, Serial: f.Reserve.Serial}}
 	if !ok {
 		answer.Code = refused
 	}
@@ -84,6 +105,13 @@ func (d *Daemon) reserve(c *conn, att *attachment, f *wire.Frame) {
 	d.reach(beforeReserved)
 	d.send(c, &answer, nil)
 	d.reach(afterReserved)
+}
+
+// tellCeiling says that a reservation was refused because the GPU is to look small.
+func (d *Daemon) tellCeiling(g *gpu, cl *client, least, used uint64) {
+	text := fmt.Sprintf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", g.ceiling>>20, used>>20)
+	d.turn(time.Now(), g, cl.id, &event{kind: api.EventType_EVENT_TYPE_NO_ROOM, bytes: least, text: text})
+	d.tell(&conn{peer: cl.peer, client: cl}, logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, least>>20, text))
 }
 
 // tellReserved tells the core how much of the GPU's memory is reserved, when

@@ -667,6 +667,40 @@ func TestGPUMemory(t *testing.T) {
 	c.shows(256*mib, 500*mib)
 }
 
+// Without swapping all processes of a user share what a GPU is to look like, and it is
+// said when that refuses one; with swapping it is as if the GPU were that small: each
+// may have as much, and is shown its own use.
+func TestGPUMemoryOfSeveral(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { o.GPUMemory = 512 * mib })
+	_, a := newClient(t, s)
+	_, b := newClient(t, s)
+	a.reserves(400*mib, 400*mib, 0, wire.OK, wire.Reserved{Total: 400 * mib, Used: 400 * mib, Limit: 512 * mib})
+	b.reserves(200*mib, 200*mib, 0, wire.ErrMemory, wire.Reserved{Used: 400 * mib, Limit: 512 * mib})
+	found := false
+	for _, e := range s.eventsOf(&api.EventsRequest{}).Events {
+		found = found || e.Type == api.EventType_EVENT_TYPE_NO_ROOM && strings.Contains(e.Reason, "512 MiB (--gpu-memory), and have 400")
+	}
+	if !found {
+		t.Error("no event")
+	}
+
+	s = start(t, t.TempDir(), func(o *Options) { swapping(o); o.GPUMemory, o.SwapHeadroom = 512*mib, 0 })
+	x, y := newSwapper(t, s), newSwapper(t, s)
+	x.allocates(400 * mib)
+	y.allocates(400 * mib)
+	y.shows(512*mib, 400*mib)
+	if code := y.reserve(600 * mib); code != wire.ErrArena {
+		t.Errorf("more than the GPU: code %d", code)
+	}
+	s.limit("0", 700*mib)
+	y.shows(512*mib, 400*mib)
+	if code := y.reserve(450 * mib); code != wire.ErrMemory {
+		t.Errorf("more than the limit of both together: code %d", code)
+	}
+	s.limit("0", 500*mib)
+	y.shows(500*mib, 800*mib)
+}
+
 // What a hostile client says of its memory, or reserves by force, takes none from
 // others.
 func TestSwapHostile(t *testing.T) {
