@@ -134,6 +134,37 @@ func (c *Core) keep(t *tenant) {
 	c.review(t)
 }
 
+// restoreGang has a gang that held go on: it runs, and its members are lost. Did
+// others hold as well, then not as turns are, and it gives back what it has.
+func (c *Core) restoreGang(t *tenant) {
+	switch {
+	case c.effective != Exclusive:
+	case c.kept != nil && c.kept != t:
+		c.stop(c.kept, GangTurn)
+	case t.gang == nil || c.kept == t:
+	case c.closingBatch > t.batch || c.open.n > 0 || c.holdOff != 0:
+		if t.gang.phase == running {
+			t.gang.enter(stopping, c)
+		}
+	case t.gang.phase == resting || t.gang.phase == running:
+		c.kept, t.hold = t, playing
+		if t.gang.phase == resting {
+			t.gang.enter(running, c)
+		}
+	}
+}
+
+// awaited returns a member of the gang that has its turn here which is lost, and
+// may go on when it is back; nil: there is none.
+func (t *tenant) awaited() *client {
+	for _, cl := range t.crew {
+		if cl.in == &t.core.closing && !cl.connected && !cl.revoked {
+			return cl
+		}
+	}
+	return nil
+}
+
 // alone says whether nobody is on the GPU but the gang for which it is kept.
 func (c *Core) alone(t *tenant) bool {
 	return c.open.n+c.closingBatch == t.batch && c.latency.n == 0 && c.urgent.top() == nil && c.holdOff == 0
@@ -189,8 +220,13 @@ func (c *Core) reshare(account string, s Share) {
 			continue
 		}
 		t := c.tenantOf(account, cl.id, s)
-		if t != cl.tenant && (cl.in == &c.open || cl.in == &c.latency) && c.effective == Exclusive {
-			c.revoke(cl, GangTurn)
+		if t != cl.tenant && c.effective == Exclusive {
+			switch {
+			case cl.in == &c.open, cl.in == &c.latency:
+				c.revoke(cl, GangTurn)
+			case cl.in == &c.closing && !cl.revoked: // lost; it will not go on with what it had as another
+				cl.revoked, cl.revokedAt = true, c.now
+			}
 		}
 		c.join(cl, t)
 		c.setShare(t, s)

@@ -206,6 +206,9 @@ func (c *Core) Step(now Time, ev Event) []Action {
 		c.started = true
 		c.now = now
 		c.claimsUntil = now.Add(c.quantum + c.grace)
+		if _, restores := ev.(Restore); restores || c.restarted {
+			c.gangs.gather = max(c.gangs.gather, now.Add(gatherTime))
+		}
 	}
 	c.standStill(now)
 	c.now = max(c.now, now)
@@ -312,6 +315,11 @@ func (c *Core) due() (Time, bool) {
 	}
 	if at, has := c.movingDeadline(); has {
 		earliest(at)
+	}
+	for _, t := range c.ganged {
+		if g := t.gang; g.phase == wanted && g.isDue() {
+			earliest(g.gangs.gather)
+		}
 	}
 	if c.kept != nil && c.kept.hold == leaving {
 		if at, has := c.kept.gang.nextStep(); has {
@@ -427,7 +435,7 @@ func (c *Core) adoptable(cl *client) bool {
 	// A lost holder is not revoked by the clock, there is nobody to tell. It
 	// is now; or cutting the connection would buy another grace period.
 	next := c.inTurn()
-	return others == 0 && (next == nil || next.place == afar && c.now < c.owedUntil || c.ranAt(cl) < c.turn(cl.tenant))
+	return others == 0 && c.kept == nil && (next == nil || next.place == afar && c.now < c.owedUntil || c.ranAt(cl) < c.turn(cl.tenant))
 }
 
 // adoptsLatency says whether a grant that is adopted is a latency one: after a
@@ -675,10 +683,14 @@ func (c *Core) restore(ev Restore) {
 			panic(fmt.Sprintf("sched: %v: needs an epoch, and comes before any other event", ev))
 		}
 		cl := &client{id: ev.Client}
+		if ev.Gang != "" {
+			cl.account = ev.Tenant // others belong to nobody until they are back
+		}
 		c.clients[cl.id] = cl
-		c.join(cl, c.tenantOf("", cl.id, Share{}))
+		c.join(cl, c.tenantOf("", cl.id, Share{Gang: ev.Gang}))
 		cl.epoch, cl.since, cl.runFrom, cl.base = ev.Epoch, c.now, c.now, until.Add(-c.grace)
 		c.enlist(cl, &c.closing)
+		c.restoreGang(cl.tenant)
 	}
 	c.persisted = c.record() // that is where the event came from
 }

@@ -64,7 +64,7 @@
 // turn comes when it has come on all their GPUs. Ranks that are idle keep their
 // grant, as parts of the job. Priorities mean nothing for a gang; and gangs mean
 // nothing in concurrent mode. The cores of a node share Gangs; gang.go has the
-// rules, and why they do not end in a deadlock.
+// rules, why they do not end in a deadlock, and how gangs outlive a restart.
 //
 // # Guarantees
 //

@@ -45,6 +45,12 @@ import (
 // that have drained, and wait at the gate, are let make one call each while
 // others drain (StepOne). The ranks' calls have one order, and nobody makes one
 // while all others have drained, so they meet at the same point of it.
+//
+// After a restart of the caller, gangs that had their turn have it still, as
+// Restore says; with MaxRecorded clients on a GPU they drain first, as everybody
+// does. No other is called for a moment (gather): where the ranks of two gangs come
+// back in turns, each would get a GPU before it is known that it needs the other's,
+// and drain for a rank that waits there.
 
 // Gangs are the gangs of a node. The cores of its GPUs share one, and are used by
 // one goroutine at a time. After each Step, and before any other event, the
@@ -52,6 +58,7 @@ import (
 type Gangs struct {
 	byName  map[string]*gang
 	now     Time    // of the latest Step of any
+	gather  Time    // none is called before
 	tickets uint64  // the latest
 	moved   []*Core // to be stepped with GangMoved
 	changes int     // ever, of phases and of what is kept
@@ -97,6 +104,10 @@ const (
 	// often end with it.
 	stepAfter = 10 * time.Millisecond
 	stepPause = 500 * time.Microsecond
+
+	// gatherTime is in what time the clients of before a restart are back: they
+	// look for the caller each second at least.
+	gatherTime = 1100 * time.Millisecond
 )
 
 type gang struct {
@@ -145,7 +156,7 @@ func (g *gang) advance(cur *Core) {
 				to = stopping
 			case !asks:
 				to = resting
-			case g.all(func(t *tenant) bool { return t.due }):
+			case g.isDue() && g.gangs.now >= g.gangs.gather:
 				to = called
 			default:
 				to = wanted
@@ -231,6 +242,9 @@ func (g *gang) any(is func(*tenant) bool) bool {
 func (g *gang) all(are func(*tenant) bool) bool {
 	return !slices.ContainsFunc(g.seats, func(t *tenant) bool { return t.counts() && t.manned() && !are(t) })
 }
+
+// isDue says whether its turn has come on all its GPUs.
+func (g *gang) isDue() bool { return g.all(func(t *tenant) bool { return t.due }) }
 
 // nextStep returns when those that have drained make one more call.
 func (g *gang) nextStep() (Time, bool) {

@@ -25,18 +25,47 @@ type node struct {
 	has    []map[ClientID]Epoch // live, by GPU
 	gangOf []map[ClientID]string
 	beside []map[ClientID]bool // has it beside others
+
+	cfg       Config
+	persisted []Persist // by GPU
 }
 
 func newNode(gpus int, cfg Config) *node {
-	n := &node{gangs: NewGangs(), log: func(string, ...any) {}}
-	for i := range gpus {
-		cfg.Gangs, cfg.GPU = n.gangs, strconv.Itoa(i)
-		n.cores = append(n.cores, New(cfg))
+	n := &node{log: func(string, ...any) {}, cfg: cfg, persisted: make([]Persist, gpus)}
+	n.start()
+	for range gpus {
 		n.has = append(n.has, map[ClientID]Epoch{})
 		n.gangOf = append(n.gangOf, map[ClientID]string{})
 		n.beside = append(n.beside, map[ClientID]bool{})
 	}
 	return n
+}
+
+// start makes the cores, of which the first know nothing of before.
+func (n *node) start() {
+	n.gangs, n.cores = NewGangs(), nil
+	for i, p := range n.persisted {
+		cfg := n.cfg
+		cfg.Gangs, cfg.GPU, cfg.LastEpoch = n.gangs, strconv.Itoa(i), p.Epoch
+		n.cores = append(n.cores, New(cfg))
+	}
+}
+
+// restart begins anew with what was persisted, as the caller of a core does.
+func (n *node) restart(tenant func(ClientID) (name, gang string)) {
+	n.log("%v restart", time.Duration(n.now))
+	n.start()
+	for i, p := range slices.Clone(n.persisted) {
+		if p.Unrecorded {
+			n.step(i, Restore{Epoch: p.Epoch})
+		}
+		for _, h := range p.Holders {
+			if h.Client != 0 {
+				name, gang := tenant(h.Client)
+				n.step(i, Restore{Client: h.Client, Epoch: h.Epoch, Tenant: name, Gang: gang})
+			}
+		}
+	}
 }
 
 // step gives an event to a GPU's core, and lets the gangs go on.
@@ -86,6 +115,8 @@ func (n *node) one(gpu int, ev Event) {
 	}
 	for _, a := range acts {
 		switch a := a.(type) {
+		case Persist:
+			n.persisted[gpu] = a
 		case Grant:
 			grant(a.Client, a.Epoch, !a.Concurrent)
 		case StepOne:
@@ -169,7 +200,7 @@ func TestAnyGangHistory(t *testing.T) {
 				return rapid.SampledFrom([]Epoch{0, n.has[gpu][id], n.has[gpu][id], n.has[gpu][id], 3}).Draw(t, "epoch")
 			}
 			var ev Event
-			switch rapid.IntRange(0, 20).Draw(t, "kind") {
+			switch rapid.IntRange(0, 21).Draw(t, "kind") {
 			case 0, 1, 2, 3:
 				ev = Attach{Client: id, Tenant: tenant(id), Share: tenants[tenant(id)], Held: epoch(), Want: rapid.Bool().Draw(t, "want")}
 			case 4, 5, 6, 7, 8:
@@ -200,6 +231,9 @@ func TestAnyGangHistory(t *testing.T) {
 				}
 				continue
 			case 18:
+				n.restart(func(id ClientID) (name, gang string) { return tenant(id), tenants[tenant(id)].Gang })
+				continue
+			case 19:
 				if modes {
 					ev = SetMode{Mode(rapid.IntRange(0, 1).Draw(t, "mode"))}
 					break
@@ -267,10 +301,15 @@ func play(t *testing.T, gpus int, script string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if a, ok := ev.(Attach); ok {
-			a.Share.Gang = gang
-			a.Tenant = fmt.Sprintf("t%d", a.Client)
-			ev = a
+		switch e := ev.(type) {
+		case Attach:
+			e.Share.Gang = gang
+			e.Tenant = fmt.Sprintf("t%d", e.Client)
+			ev = e
+		case Restore:
+			e.Gang = gang
+			e.Tenant = fmt.Sprintf("t%d", e.Client)
+			ev = e
 		}
 		n.step(gpu, ev)
 		fmt.Fprintln(&got, "\t"+line)
@@ -374,6 +413,98 @@ func TestGangScripts(t *testing.T) {
 	4ms 0 attach 5 want
 	150ms 0 tick
 		0: revoke 1 epoch=1 grace=1s waiters=1 why=quantum
+	`},
+		"two GPUs: after a restart it goes on as members come back": {2, `
+	0ms 0 restore 1 epoch=5 gang=a
+	0ms 1 restore 2 epoch=7 gang=a
+	1ms 0 attach 3 want
+	2ms 1 attach 2 held=7 gang=a
+		1: adopt 2 epoch=7
+	3ms 0 attach 1 held=5 gang=a
+		0: adopt 1 epoch=5
+	4ms 1 attach 4 want gang=a
+		1: grant 4 epoch=8 quantum=100ms
+	100ms 0 tick
+		0: revoke 1 epoch=5 grace=1s waiters=1 why=quantum
+		1: revoke 2 epoch=7 grace=1s waiters=0 why=gang
+		1: revoke 4 epoch=8 grace=1s waiters=0 why=gang
+	`},
+		"two GPUs: after a restart its turn ends, though not all are back": {2, `
+	0ms 0 restore 1 epoch=5 gang=a
+	0ms 1 restore 2 epoch=7 gang=a
+	1ms 0 attach 3 want
+	2ms 1 attach 2 held=7 gang=a
+		1: adopt 2 epoch=7
+	100ms 0 tick
+		1: revoke 2 epoch=7 grace=1s waiters=0 why=gang
+	101ms 0 attach 1 held=5 gang=a
+	102ms 0 release 1 epoch=5 revoked
+	103ms 1 release 2 epoch=7 revoked
+		0: grant 3 epoch=6 quantum=100ms
+	`},
+		"two GPUs: after a restart another gang gets its turn": {2, `
+	0ms 0 restore 1 epoch=5 gang=a
+	1ms 0 attach 3 want gang=b
+	1ms 1 attach 4 want gang=b
+	2ms 0 attach 1 held=5 gang=a
+		0: adopt 1 epoch=5
+	100ms 0 tick
+	1100ms 0 tick
+		0: revoke 1 epoch=5 grace=1s waiters=0 why=gang
+	1101ms 0 release 1 epoch=5 revoked
+		0: grant 3 epoch=6 quantum=100ms
+		1: grant 4 epoch=1 quantum=100ms
+	`},
+		"two GPUs: a gang that held beside others before a restart drains": {2, `
+	0ms 0 restore 1 epoch=5 gang=a
+	0ms 1 restore 2 epoch=7 gang=a
+	0ms 1 restore 3 epoch=6
+	1ms 0 attach 1 held=5 gang=a
+	1ms 1 attach 2 held=7 gang=a
+	1ms 1 attach 3 held=6
+	2ms 0 release 1 epoch=5 revoked
+	2ms 1 release 2 epoch=7 revoked
+	2ms 1 release 3 epoch=6 revoked
+	`},
+		"one GPU: who leaves its gang while it is lost drains": {1, `
+	0ms 0 attach 1 want gang=a
+		0: grant 1 epoch=1 quantum=100ms
+	0ms 0 attach 2 gang=a
+	1ms 0 lost 1
+		0: close 1
+	2ms 0 set tenant=t1
+	3ms 0 attach 1 held=1
+	4ms 0 attach 3 want
+	5ms 0 release 1 epoch=1 revoked
+		0: grant 3 epoch=2 quantum=100ms
+	`},
+		"two GPUs: after a restart the ranks of gangs may come back in turns": {2, `
+	0ms 0 restore 9 epoch=5
+	0ms 1 restore 9 epoch=5
+	1ms 0 gone 9
+	1ms 1 gone 9
+	2ms 0 attach 1 want gang=a
+	3ms 1 attach 4 want gang=b
+	4ms 0 attach 3 want gang=b
+	5ms 1 attach 2 want gang=a
+	6ms 1 attach 5 want
+		1: grant 5 epoch=6 quantum=100ms
+	1100ms 0 tick
+		1: revoke 5 epoch=6 grace=1s waiters=0 why=gang
+	1102ms 1 release 5 epoch=6 revoked
+		1: grant 2 epoch=7 quantum=100ms
+		0: grant 1 epoch=6 quantum=100ms
+	`},
+		"two GPUs: half of a gang had drained before a restart": {2, `
+	0ms 0 restore 1 epoch=5 gang=a
+	1ms 1 attach 3 want
+		1: grant 3 epoch=1 quantum=100ms
+	2ms 0 attach 1 held=5 gang=a
+		0: adopt 1 epoch=5
+	3ms 1 attach 2 want gang=a
+		1: revoke 3 epoch=1 grace=1s waiters=0 why=gang
+	4ms 1 release 3 epoch=1 revoked
+		1: grant 2 epoch=2 quantum=100ms
 	`},
 	} {
 		t.Run(name, func(t *testing.T) { play(t, s.gpus, s.script) })

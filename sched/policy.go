@@ -50,7 +50,12 @@ func (c *Core) turnOver() (Time, bool) {
 		return 0, false
 	}
 	if cl == nil {
-		return c.now, c.kept != nil && c.kept.hold == playing // nobody of it is left here
+		if c.kept == nil || c.kept.hold != playing {
+			return 0, false
+		}
+		if cl = c.kept.awaited(); cl == nil {
+			return c.now, true // nobody of it is left here
+		}
 	}
 	if cl.paused || cl.moving {
 		return 0, false

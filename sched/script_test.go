@@ -259,7 +259,7 @@ func parseEvent(words []string) (Event, error) {
 	case "gone":
 		return Gone{id}, nil
 	case "restore":
-		return Restore{id, epoch, until}, nil
+		return Restore{id, epoch, until, tenant, share.Gang}, nil
 	case "tick":
 		return Tick{}, nil
 	}

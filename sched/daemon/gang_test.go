@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -48,4 +49,50 @@ func TestGang(t *testing.T) {
 	ranks[1].release(f.Epoch)
 	ranks[0].release(first)
 	alone.granted()
+}
+
+// The ranks of a job that hold their GPUs when the scheduler ends go on under what
+// they hold, and the next scheduler asks for both at once.
+func TestGangOutlivesTheScheduler(t *testing.T) {
+	dir := t.TempDir()
+	openToAll(t, dir)
+	s := sharing{start(t, dir, nil), nil}
+	s.awaitGPUs()
+	s.Conn = dial(t, s.scheduler)
+	uid := uint32(4711)
+	if _, err := s.SetShare(context.Background(), &api.SetShareRequest{Uid: &uid, Gang: proto.String(api.GangOfItself)}); err != nil {
+		t.Fatal(err)
+	}
+	gpus := [2]GPU{gpuA, gpuB}
+	var procs [2]*proc
+	var ranks [2]*peerConn
+	var epochs [2]uint64
+	for i, g := range gpus {
+		procs[i] = newProc(t, dir, uid)
+		ranks[i] = procs[i].connect().register(0).attach(0, g, 0, 0)
+	}
+	ranks[0].request()
+	for i := range ranks {
+		epochs[i] = ranks[i].granted()
+	}
+	other, _ := newClient(t, s.scheduler)
+	s.stop()
+
+	s.scheduler = start(t, dir, func(o *Options) { o.Quantum = time.Minute })
+	waits := other.connect().register(wire.RegisterReconnect).attach(0, gpuA, 0, wire.AttachWant)
+	for i, g := range gpus {
+		ranks[i] = procs[i].connect().register(wire.RegisterReconnect).attach(0, g, epochs[i], 0)
+		if ranks[i].page.Word(0) != uint32(epochs[i]) {
+			t.Errorf("rank %d is back with epoch %d, its word is %d", i, epochs[i], ranks[i].page.Word(0))
+		}
+	}
+	s.set(&api.SetRequest{QuantumNs: int64(sched.MinQuantum)})
+	for i := range ranks { // the turn of both is over, because of who waits for the first one's GPU
+		if f := ranks[i].expect(wire.TypeRevoke); f.Epoch != epochs[i] || f.Code&wire.RevokeStep != 0 {
+			t.Errorf("rank %d: %+v", i, f)
+		}
+	}
+	ranks[0].release(epochs[0])
+	ranks[1].release(epochs[1])
+	waits.granted()
 }

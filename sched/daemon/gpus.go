@@ -193,6 +193,6 @@ func (d *Daemon) restore(g *gpu, proc process, epoch sched.Epoch) {
 	d.reach(beforeRestore)
 	g.restored[cl.id] = true
 	d.log.Infof("GPU %d: process %d held it before the restart; nothing is granted until it is back, ends, or its time is over", g.Index, cl.pid)
-	d.step(g, sched.Restore{Client: cl.id, Epoch: epoch})
+	d.step(g, sched.Restore{Client: cl.id, Epoch: epoch, Tenant: cl.account, Gang: d.shareOf(g, cl.account).Gang})
 	d.reach(afterRestore)
 }

@@ -4,7 +4,9 @@ package sim
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -24,16 +26,19 @@ type ganged struct {
 	seq    uint64
 	calm   bool
 
-	gangs *sched.Gangs
-	cores []*sched.Core
-	procs map[sched.ClientID]*rank
-	last  sched.ClientID
-	jobs  []*job
+	gangs     *sched.Gangs
+	cores     []*sched.Core
+	persisted []sched.Persist // by GPU
+	life      int             // of the scheduler; 0: it is down
+	lives     int
+	procs     map[sched.ClientID]*rank
+	last      sched.ClientID
+	jobs      []*job
 
-	fences, steps, grants, revokes, deaths int
-	wait                                   map[bool]time.Duration // the longest, by: is a gang's
-	used                                   []time.Duration        // time the GPU worked, by GPU
-	err                                    error
+	fences, steps, grants, revokes, deaths, crashes, adopted, drained int
+	wait                                                              map[bool]time.Duration // the longest, by: is a gang's
+	used                                                              []time.Duration        // time the GPU worked, by GPU
+	err                                                               error
 }
 
 // job is a tenant: a gang with a rank on each of its GPUs, or one process.
@@ -55,7 +60,8 @@ type rank struct {
 	local, drain sched.Epoch // under which its gate is open; it drains
 	released     sched.Epoch
 	up, down     sched.Time
-	gone         bool // no connection
+	gone         bool // it is dead, and that is known
+	life         int  // of the scheduler to which it is connected; 0: to none
 	made         int  // calls made
 	done         int  // and ended
 	busy         bool // one runs
@@ -178,18 +184,24 @@ func (r *rank) drained() {
 
 func (r *rank) send(ev sched.Event) {
 	g := r.j.g
-	if r.gone {
+	if r.gone || r.life == 0 {
 		return
 	}
 	r.up = max(r.up, g.now.Add(g.dur(10*time.Microsecond, 100*time.Microsecond)))
-	g.at(r.up, func() { g.step(r.gpu, ev) })
+	life := r.life
+	g.at(r.up, func() {
+		if g.life == life { // else what was sent is lost
+			g.step(r.gpu, ev)
+		}
+	})
 }
 
 func (r *rank) receive(do func()) {
 	g := r.j.g
 	r.down = max(r.down, g.now.Add(g.dur(10*time.Microsecond, 100*time.Microsecond)))
+	life := g.life
 	g.at(r.down, func() {
-		if !r.dead {
+		if !r.dead && r.life == life {
 			do()
 		}
 	})
@@ -215,8 +227,26 @@ func (g *ganged) one(gpu int, ev sched.Event) {
 	if err := g.cores[gpu].Check(); err != nil {
 		g.fail("GPU %d after %v: %v", gpu, ev, err)
 	}
+	if ev, ok := ev.(sched.Attach); ok && ev.Held != 0 {
+		r := g.procs[ev.Client]
+		if len(acts) > 0 && acts[0] == (sched.Adopt{Client: r.id, Epoch: ev.Held}) {
+			g.adopted++
+			r.word = ev.Held
+			r.receive(r.work)
+		} else { // its new page says that it is to drain
+			g.drained++
+			r.receive(func() {
+				if r.local == ev.Held {
+					r.word = 0
+					r.revoked(ev.Held)
+				}
+			})
+		}
+	}
 	for _, a := range acts {
 		switch a := a.(type) {
+		case sched.Persist:
+			g.persisted[gpu] = a
 		case sched.Grant:
 			g.grants++
 			g.alone(gpu, a.Client)
@@ -289,17 +319,24 @@ func (j *job) start() {
 	j.seed = g.rng.Uint64() % 1000
 	for _, gpu := range j.gpus {
 		g.last++
-		r := &rank{j: j, gpu: gpu, id: g.last, waits: true, since: g.now}
+		r := &rank{j: j, gpu: gpu, id: g.last, life: g.life, waits: true, since: g.now}
 		g.procs[r.id] = r
 		j.ranks = append(j.ranks, r)
 	}
-	var s sched.Share
+	for _, r := range j.ranks {
+		r.attach()
+	}
+}
+
+func (j *job) share() (s sched.Share) {
 	if len(j.gpus) > 1 {
 		s.Gang = j.name
 	}
-	for _, r := range j.ranks {
-		r.send(sched.Attach{Client: r.id, Tenant: j.name, Share: s, Want: true})
-	}
+	return s
+}
+
+func (r *rank) attach() {
+	r.send(sched.Attach{Client: r.id, Tenant: r.j.name, Share: r.j.share(), Held: max(r.local, r.drain), Want: r.waits})
 }
 
 func (r *rank) die() {
@@ -311,7 +348,56 @@ func (r *rank) die() {
 	r.send(sched.Lost{Client: r.id})
 	r.dead, r.gone = true, true
 	r.up = max(r.up, g.now.Add(g.dur(0, 3*time.Millisecond)))
-	g.at(r.up, func() { g.step(r.gpu, sched.Gone{Client: r.id}) })
+	life := g.life
+	g.at(r.up, func() {
+		if life != 0 && g.life == life {
+			g.step(r.gpu, sched.Gone{Client: r.id})
+		}
+	})
+}
+
+// crash ends the scheduler. Who holds a GPU goes on, and connects again when the
+// next one is there.
+func (g *ganged) crash() {
+	g.crashes++
+	g.life = 0
+	for _, r := range g.procs {
+		r.life = 0
+	}
+	g.after(g.dur(0, 20*time.Millisecond), g.boot)
+}
+
+// boot starts a scheduler, with what the one before has persisted.
+func (g *ganged) boot() {
+	g.lives++
+	g.life = g.lives
+	g.gangs, g.cores = sched.NewGangs(), nil
+	for i, p := range g.persisted {
+		g.cores = append(g.cores, sched.New(sched.Config{Quantum: gangQuantum, Grace: gangGrace, Gangs: g.gangs, GPU: strconv.Itoa(i), LastEpoch: p.Epoch}))
+	}
+	for i, p := range slices.Clone(g.persisted) {
+		if p.Unrecorded {
+			g.step(i, sched.Restore{Epoch: p.Epoch})
+		}
+		for _, h := range p.Holders {
+			if r := g.procs[h.Client]; r != nil && !r.dead {
+				g.step(i, sched.Restore{Client: r.id, Epoch: h.Epoch, Tenant: r.j.name, Gang: r.j.share().Gang})
+			}
+		}
+	}
+	life := g.life
+	for _, id := range slices.Sorted(maps.Keys(g.procs)) {
+		r := g.procs[id]
+		if r.dead {
+			continue
+		}
+		g.after(g.dur(0, 5*time.Millisecond), func() {
+			if !r.dead && g.life == life {
+				r.life = life
+				r.attach()
+			}
+		})
+	}
 }
 
 // end kills what is left of a job, and starts it anew.
@@ -353,6 +439,9 @@ func (g *ganged) starvation() {
 	if g.calm {
 		bound = time.Duration(len(g.jobs)+2) * 2 * gangQuantum
 	}
+	if g.crashes > 0 { // no turn ends meanwhile, they begin anew, and gangs gather
+		bound = 2*bound + 1200*time.Millisecond
+	}
 	for _, j := range g.jobs {
 		for _, r := range j.ranks {
 			if r.waits && !r.dead && g.now.Sub(r.since) > bound {
@@ -362,13 +451,12 @@ func (g *ganged) starvation() {
 	}
 }
 
-func runGanged(t testing.TB, seed uint64, calm bool, length time.Duration, jobs ...[]int) *ganged {
+// runGanged lets the scheduler crash about that often, if not 0.
+func runGanged(t testing.TB, seed uint64, calm bool, crashes, length time.Duration, jobs ...[]int) *ganged {
 	gpus := 3
-	g := &ganged{t: t, rng: rand.New(rand.NewPCG(seed, 7)), calm: calm, gangs: sched.NewGangs(), procs: map[sched.ClientID]*rank{},
-		wait: map[bool]time.Duration{}, used: make([]time.Duration, gpus)}
-	for i := range gpus {
-		g.cores = append(g.cores, sched.New(sched.Config{Quantum: gangQuantum, Grace: gangGrace, Gangs: g.gangs, GPU: strconv.Itoa(i)}))
-	}
+	g := &ganged{t: t, rng: rand.New(rand.NewPCG(seed, 7)), calm: calm, procs: map[sched.ClientID]*rank{},
+		persisted: make([]sched.Persist, gpus), wait: map[bool]time.Duration{}, used: make([]time.Duration, gpus)}
+	g.boot()
 	for i, gpus := range jobs {
 		j := &job{g: g, name: fmt.Sprintf("job%d%v", i, gpus), gpus: gpus}
 		g.jobs = append(g.jobs, j)
@@ -377,11 +465,21 @@ func runGanged(t testing.TB, seed uint64, calm bool, length time.Duration, jobs 
 	if !calm {
 		g.after(0, g.fate)
 	}
+	if crashes != 0 {
+		var crash func()
+		crash = func() {
+			g.after(g.dur(crashes/2, crashes*3/2), crash)
+			if g.life != 0 {
+				g.crash()
+			}
+		}
+		g.after(crashes, crash)
+	}
 	g.after(0, g.starvation)
 	for g.err == nil && g.now < sched.Time(length) {
 		due, at := -1, g.events[0].at
 		for i, c := range g.cores {
-			if t, ok := c.Deadline(); ok && t < at {
+			if t, ok := c.Deadline(); ok && t < at && g.life != 0 {
 				due, at = i, t
 			}
 		}
@@ -399,8 +497,8 @@ func runGanged(t testing.TB, seed uint64, calm bool, length time.Duration, jobs 
 }
 
 func (g *ganged) String() string {
-	s := fmt.Sprintf("grants %d, revokes %d, steps %d, fences %d, deaths %d; longest wait %v, of a gang %v; use of GPUs",
-		g.grants, g.revokes, g.steps, g.fences, g.deaths, g.wait[false], g.wait[true])
+	s := fmt.Sprintf("grants %d, revokes %d, steps %d, fences %d, deaths %d, crashes %d, adopted %d, drained after one %d; longest wait %v, of a gang %v; use of GPUs",
+		g.grants, g.revokes, g.steps, g.fences, g.deaths, g.crashes, g.adopted, g.drained, g.wait[false], g.wait[true])
 	for _, u := range g.used {
 		s += fmt.Sprintf(" %.0f %%", 100*u.Seconds()/time.Duration(g.now).Seconds())
 	}
@@ -420,7 +518,7 @@ func TestGangsShare(t *testing.T) {
 	} {
 		var last *ganged
 		for seed := uint64(1); seed <= 3; seed++ {
-			last = runGanged(t, seed, true, 2*time.Second, jobs...)
+			last = runGanged(t, seed, true, 0, 2*time.Second, jobs...)
 			if last.fences != 0 {
 				t.Errorf("jobs %v: %v", jobs, last)
 			}
@@ -440,7 +538,40 @@ func TestGangsShare(t *testing.T) {
 func TestGangsSurvive(t *testing.T) {
 	var last *ganged
 	for seed := uint64(1); seed <= 10; seed++ {
-		last = runGanged(t, seed, false, 4*time.Second, []int{0, 1}, []int{1, 2}, []int{0, 1, 2}, []int{0}, []int{1}, []int{2})
+		last = runGanged(t, seed, false, 0, 4*time.Second, []int{0, 1}, []int{1, 2}, []int{0, 1, 2}, []int{0}, []int{1}, []int{2})
+	}
+	t.Log(last)
+}
+
+// TestGangsOutliveTheScheduler ends the scheduler meanwhile, and now and then
+// ranks as well. A gang that holds when it ends goes on with the next one: it is
+// a gang again at once, so that no drain waits for a rank whose gate is shut.
+func TestGangsOutliveTheScheduler(t *testing.T) {
+	for _, jobs := range [][][]int{
+		{{0, 1}},
+		{{0, 1}, {0}, {1}},
+		{{0, 1}, {1, 2}, {0, 2}, {0}},
+	} {
+		for seed := uint64(1); seed <= 5; seed++ {
+			g := runGanged(t, seed, true, 3*time.Second, 30*time.Second, jobs...)
+			if g.fences != 0 || g.adopted < 5 {
+				t.Errorf("jobs %v: %v", jobs, g)
+			}
+			for _, j := range g.jobs {
+				for _, r := range j.ranks {
+					if r.done < 50 {
+						t.Errorf("jobs %v: %s on GPU %d made only %d calls", jobs, j.name, r.gpu, r.done)
+					}
+				}
+			}
+			if seed == 5 {
+				t.Logf("jobs on GPUs %v: %v", jobs, g)
+			}
+		}
+	}
+	var last *ganged
+	for seed := uint64(1); seed <= 10; seed++ {
+		last = runGanged(t, seed, false, 3*time.Second, 30*time.Second, []int{0, 1}, []int{1, 2}, []int{0, 1, 2}, []int{0}, []int{1}, []int{2})
 	}
 	t.Log(last)
 }
