@@ -339,8 +339,12 @@ func (EventType) EnumDescriptor() ([]byte, []int) {
 	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
+// A status that is too large for one message comes in pieces; Conn.Status asks for
+// them, and puts them together.
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	PiecesId      uint64                 `protobuf:"varint,1,opt,name=pieces_id,json=piecesId,proto3" json:"pieces_id,omitempty"` // of a status whose first piece was answered; 0: the status as of now
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`                     // of the piece, bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -375,6 +379,20 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 	return file_sched_api_control_proto_rawDescGZIP(), []int{0}
 }
 
+func (x *StatusRequest) GetPiecesId() uint64 {
+	if x != nil {
+		return x.PiecesId
+	}
+	return 0
+}
+
+func (x *StatusRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
 type StatusResponse struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Version        string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
@@ -386,6 +404,7 @@ type StatusResponse struct {
 	ProtocolErrors uint64                 `protobuf:"varint,7,opt,name=protocol_errors,json=protocolErrors,proto3" json:"protocol_errors,omitempty"` // connections closed for a bad frame, since start
 	Problems       []string               `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`                                    // what is wrong now, for people; empty: healthy
 	Containers     []*Container           `protobuf:"bytes,9,rep,name=containers,proto3" json:"containers,omitempty"`                                // names given by DescribeContainer
+	Piece          *Piece                 `protobuf:"bytes,10,opt,name=piece,proto3" json:"piece,omitempty"`                                         // of a StatusResponse that is too large; this one says nothing else
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -483,6 +502,82 @@ func (x *StatusResponse) GetContainers() []*Container {
 	return nil
 }
 
+func (x *StatusResponse) GetPiece() *Piece {
+	if x != nil {
+		return x.Piece
+	}
+	return nil
+}
+
+// Piece is a part of the bytes of a message.
+type Piece struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	Data          []byte                 `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	Size          uint64                 `protobuf:"varint,4,opt,name=size,proto3" json:"size,omitempty"` // of the whole, bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Piece) Reset() {
+	*x = Piece{}
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Piece) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Piece) ProtoMessage() {}
+
+func (x *Piece) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Piece.ProtoReflect.Descriptor instead.
+func (*Piece) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Piece) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Piece) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *Piece) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *Piece) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
 type GPU struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // for display only
@@ -511,7 +606,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -523,7 +618,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -536,7 +631,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -706,7 +801,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +813,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +826,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -872,7 +967,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +979,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +992,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -965,7 +1060,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -977,7 +1072,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -990,7 +1085,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Client) GetId() uint64 {
@@ -1237,7 +1332,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1249,7 +1344,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1262,7 +1357,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -1311,7 +1406,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1323,7 +1418,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1336,7 +1431,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Container) GetId() string {
@@ -1414,7 +1509,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1521,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1534,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -1498,7 +1593,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1510,7 +1605,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1523,7 +1618,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -1563,7 +1658,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +1670,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +1683,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -1616,7 +1711,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1628,7 +1723,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1641,7 +1736,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Change) GetUuid() string {
@@ -1714,7 +1809,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1726,7 +1821,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1739,7 +1834,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -1781,7 +1876,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +1888,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +1901,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -1845,7 +1940,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1857,7 +1952,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1870,7 +1965,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -1929,7 +2024,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1941,7 +2036,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1954,7 +2049,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2038,7 +2133,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2050,7 +2145,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2063,7 +2158,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2104,7 +2199,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2211,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2224,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -2193,7 +2288,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +2300,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2218,7 +2313,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -2251,7 +2346,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2263,7 +2358,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2276,7 +2371,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -2341,7 +2436,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2353,7 +2448,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2366,7 +2461,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -2399,7 +2494,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2411,7 +2506,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2424,7 +2519,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -2442,7 +2537,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2549,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2562,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -2492,7 +2587,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2504,7 +2599,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2517,7 +2612,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -2617,7 +2712,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +2724,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +2737,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -2685,7 +2780,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2697,7 +2792,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2710,7 +2805,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -2772,7 +2867,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +2879,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +2892,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -2966,8 +3061,10 @@ var File_sched_api_control_proto protoreflect.FileDescriptor
 const file_sched_api_control_proto_rawDesc = "" +
 	"\n" +
 	"\x17sched/api/control.proto\x12\n" +
-	"nvshare.v1\"\x0f\n" +
-	"\rStatusRequest\"\xbe\x02\n" +
+	"nvshare.v1\"D\n" +
+	"\rStatusRequest\x12\x1b\n" +
+	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xe7\x02\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -2979,7 +3076,14 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bproblems\x18\b \x03(\tR\bproblems\x125\n" +
 	"\n" +
 	"containers\x18\t \x03(\v2\x15.nvshare.v1.ContainerR\n" +
-	"containers\"\xac\x05\n" +
+	"containers\x12'\n" +
+	"\x05piece\x18\n" +
+	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\"W\n" +
+	"\x05Piece\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xac\x05\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -3306,7 +3410,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -3315,91 +3419,93 @@ var file_sched_api_control_proto_goTypes = []any{
 	(EventType)(0),                    // 4: nvshare.v1.EventType
 	(*StatusRequest)(nil),             // 5: nvshare.v1.StatusRequest
 	(*StatusResponse)(nil),            // 6: nvshare.v1.StatusResponse
-	(*GPU)(nil),                       // 7: nvshare.v1.GPU
-	(*Swap)(nil),                      // 8: nvshare.v1.Swap
-	(*Promise)(nil),                   // 9: nvshare.v1.Promise
-	(*Client)(nil),                    // 10: nvshare.v1.Client
-	(*MemoryAccount)(nil),             // 11: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 12: nvshare.v1.Container
-	(*Share)(nil),                     // 13: nvshare.v1.Share
-	(*SetRequest)(nil),                // 14: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 15: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 16: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 17: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 18: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 19: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 20: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 21: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 22: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 23: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 24: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 25: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 26: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 27: nvshare.v1.ForgetContainerResponse
-	(*TenantUse)(nil),                 // 28: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 29: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 30: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 31: nvshare.v1.Event
+	(*Piece)(nil),                     // 7: nvshare.v1.Piece
+	(*GPU)(nil),                       // 8: nvshare.v1.GPU
+	(*Swap)(nil),                      // 9: nvshare.v1.Swap
+	(*Promise)(nil),                   // 10: nvshare.v1.Promise
+	(*Client)(nil),                    // 11: nvshare.v1.Client
+	(*MemoryAccount)(nil),             // 12: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 13: nvshare.v1.Container
+	(*Share)(nil),                     // 14: nvshare.v1.Share
+	(*SetRequest)(nil),                // 15: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 16: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 17: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 18: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 19: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 20: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 21: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 22: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 23: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 24: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 25: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 26: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 27: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 28: nvshare.v1.ForgetContainerResponse
+	(*TenantUse)(nil),                 // 29: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 30: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 31: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 32: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	7,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	12, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	0,  // 2: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	10, // 3: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	11, // 4: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	0,  // 5: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	28, // 6: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	9,  // 7: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	8,  // 8: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	12, // 9: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	12, // 10: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 11: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 12: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	12, // 13: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	13, // 14: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 15: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 16: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 17: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	16, // 18: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 19: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 20: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	12, // 21: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	19, // 22: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 23: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 24: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	12, // 25: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	22, // 26: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	13, // 27: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	13, // 28: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	12, // 29: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	24, // 30: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	12, // 31: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	12, // 32: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	22, // 33: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	12, // 34: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	13, // 35: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	31, // 36: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 37: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	12, // 38: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 39: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	14, // 40: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	17, // 41: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	20, // 42: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	23, // 43: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	26, // 44: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	29, // 45: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 46: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	15, // 47: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	18, // 48: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	21, // 49: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	25, // 50: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	27, // 51: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	30, // 52: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	46, // [46:53] is the sub-list for method output_type
-	39, // [39:46] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	8,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	13, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	7,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	0,  // 3: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
+	11, // 4: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	12, // 5: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 6: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	29, // 7: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	10, // 8: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	9,  // 9: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	13, // 10: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	13, // 11: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 12: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 13: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	13, // 14: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	14, // 15: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 16: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 17: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 18: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	17, // 19: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 20: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 21: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	13, // 22: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	20, // 23: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 24: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 25: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	13, // 26: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	23, // 27: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	14, // 28: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	14, // 29: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	13, // 30: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	25, // 31: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	13, // 32: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	13, // 33: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	23, // 34: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	13, // 35: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	14, // 36: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	32, // 37: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 38: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	13, // 39: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 40: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	15, // 41: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	18, // 42: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	21, // 43: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	24, // 44: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	27, // 45: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	30, // 46: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 47: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	16, // 48: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	19, // 49: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	22, // 50: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	26, // 51: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	28, // 52: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	31, // 53: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	47, // [47:54] is the sub-list for method output_type
+	40, // [40:47] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -3407,15 +3513,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[12].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[15].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[13].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

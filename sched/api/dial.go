@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/containerd/ttrpc"
+	"google.golang.org/protobuf/proto"
 )
 
 // SocketName is the control socket's name in the run directory.
@@ -26,6 +27,32 @@ type Conn struct {
 	ControlService
 	conn *ttrpc.Client
 }
+
+// Status asks for the status, however large it is.
+func (c *Conn) Status(ctx context.Context, req *StatusRequest) (*StatusResponse, error) {
+	for range 3 { // others who ask meanwhile may have the scheduler forget the pieces
+		r, err := c.ControlService.Status(ctx, req)
+		if err != nil || r.Piece == nil {
+			return r, err
+		}
+		whole := make([]byte, 0, min(r.Piece.Size, maxStatus))
+		for r.Piece != nil && len(r.Piece.Data) > 0 {
+			whole = append(whole, r.Piece.Data...)
+			if n := uint64(len(whole)); n >= r.Piece.Size || n > maxStatus {
+				all := &StatusResponse{}
+				return all, proto.Unmarshal(whole, all)
+			}
+			r, err = c.ControlService.Status(ctx, &StatusRequest{PiecesId: r.Piece.Id, Offset: uint64(len(whole))})
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	return nil, errors.New("the scheduler's status is asked for by too many at once: try again")
+}
+
+// maxStatus is more than any status, bytes.
+const maxStatus = 256 << 20
 
 // Close ends the connection; calls under way fail.
 func (c *Conn) Close() error { return c.conn.Close() }

@@ -22,20 +22,35 @@ import (
 
 // controlService answers the control socket. Each call runs in the loop, so
 // it sees and changes everything at one instant.
-type controlService struct{ d *Daemon }
+type controlService struct {
+	d      *Daemon
+	pieces *pieces
+}
 
 func (d *Daemon) newControlServer() (*ttrpc.Server, error) {
 	server, err := ttrpc.NewServer()
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	api.RegisterControlService(server, controlService{d})
+	api.RegisterControlService(server, controlService{d, &pieces{}})
 	return server, nil
 }
 
-func (s controlService) Status(ctx context.Context, _ *api.StatusRequest) (resp *api.StatusResponse, err error) {
-	err = s.d.ask(ctx, func() { resp = s.d.status() })
-	return resp, err
+func (s controlService) Status(ctx context.Context, req *api.StatusRequest) (resp *api.StatusResponse, err error) {
+	if req.PiecesId != 0 {
+		return &api.StatusResponse{Piece: s.pieces.at(req.PiecesId, req.Offset)}, nil
+	}
+	if err := s.d.ask(ctx, func() { resp = s.d.status() }); err != nil || proto.Size(resp) <= maxAnswer {
+		return resp, err
+	}
+	whole, err := proto.Marshal(resp)
+	if err != nil {
+		return nil, err
+	}
+	return &api.StatusResponse{
+		Version: resp.Version, Piece: s.pieces.keep(whole),
+		Problems: []string{"the status is too large for this nvsharectl: use the one that came with the scheduler"},
+	}, nil
 }
 
 func (s controlService) Set(ctx context.Context, req *api.SetRequest) (resp *api.SetResponse, err error) {

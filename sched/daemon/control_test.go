@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -152,4 +153,49 @@ func TestContainers(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, err, tc.code)
 		}
 	}
+}
+
+// With as many containers as there can be, and the longest names, the status is
+// larger than a message.
+func TestStatusIsLarge(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	c := dial(t, s)
+	ctx := context.Background()
+	name := func(i int) string { return fmt.Sprintf("%04d%s", i, strings.Repeat("x", maxName-4)) }
+	for i := range maxContainers {
+		if _, err := c.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: &api.Container{
+			Id: name(i), Name: name(0), Namespace: name(0), Pod: name(0), PodUid: name(0),
+		}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask := func() {
+		r, err := c.Status(ctx, &api.StatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := proto.Size(r); len(r.Containers) != maxContainers || r.Containers[maxContainers-1].Id != name(maxContainers-1) || n <= 4<<20 {
+			t.Errorf("%d containers in %d bytes", len(r.Containers), n)
+		}
+	}
+	ask()
+
+	// A client that knows nothing of pieces is told so, and what it did not ask
+	// for is not kept for ever.
+	old := func() *api.StatusResponse {
+		r, err := c.ControlService.Status(ctx, &api.StatusRequest{})
+		if err != nil || len(r.Problems) != 1 || len(r.Piece.GetData()) != maxAnswer {
+			t.Fatalf("%v, %v", r.GetProblems(), err)
+		}
+		return r
+	}
+	first := old()
+	for range maxKept {
+		old()
+	}
+	r, err := c.ControlService.Status(ctx, &api.StatusRequest{PiecesId: first.Piece.Id, Offset: maxAnswer})
+	if err != nil || len(r.Piece.GetData()) != 0 {
+		t.Errorf("a piece of an answer that is forgotten: %d bytes, %v", len(r.Piece.GetData()), err)
+	}
+	ask()
 }

@@ -205,9 +205,9 @@ func FuzzControl(f *testing.F) {
 
 // callControl has the service answer a request as it came from the socket.
 func callControl(d *Daemon, what uint8, body []byte) (err error) {
-	s := controlService{d}
+	s := controlService{d, &pieces{}}
 	ctx := context.Background()
-	switch what % 6 {
+	switch what % 7 {
 	case 0:
 		var r api.SetRequest
 		if proto.Unmarshal(body, &r) == nil {
@@ -238,6 +238,11 @@ func callControl(d *Daemon, what uint8, body []byte) (err error) {
 		if proto.Unmarshal(body, &r) == nil {
 			r.WaitNs = 0
 			_, err = s.Events(ctx, &r)
+		}
+	case 6:
+		var r api.StatusRequest
+		if proto.Unmarshal(body, &r) == nil {
+			_, err = s.Status(ctx, &r)
 		}
 	}
 	return err
