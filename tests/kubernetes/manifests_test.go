@@ -65,6 +65,7 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 	for overlay, values := range map[string][]string{
 		"base":                      nil,
 		"overlays/metrics":          {"metrics.enabled=true"},
+		"overlays/metrics-service":  {"metrics.enabled=true", "metrics.podMonitor=false", "metrics.serviceMonitor=true"},
 		"overlays/nvml":             {"nvml.enabled=true"},
 		"overlays/required":         {"required.enabled=true"},
 		"overlays/required-v1beta1": {"required.enabled=true", "required.apiVersion=admissionregistration.k8s.io/v1beta1"},
@@ -156,7 +157,7 @@ func TestManifestsNameThisRelease(t *testing.T) {
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
-	for _, dir := range []string{"base", "overlays/metrics", "overlays/nvml", "overlays/required", "overlays/uninstall"} {
+	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/required", "overlays/uninstall"} {
 		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
 	}
 	files, err := filepath.Glob("manifests/*.yaml")
@@ -180,7 +181,7 @@ func TestAPIServerTakesManifests(t *testing.T) {
 	for _, text := range objectsOf {
 		kept := []string{}
 		for name, o := range objects(t, text) {
-			if !strings.HasPrefix(name, "PodMonitor ") { // the Prometheus operator's, which is not here
+			if !strings.HasPrefix(name, "PodMonitor ") && !strings.HasPrefix(name, "ServiceMonitor ") { // the Prometheus operator's, which is not here
 				kept = append(kept, pretty(o))
 			}
 		}
