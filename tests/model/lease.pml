@@ -14,6 +14,7 @@
  *   App: at the gate              hook/channel.c nvs_gate_wait, lease.c LEASE_EV_WORD
  *   Client                        hook/lease.c lease_step, one branch for each event
  *   Client: quiesced, drained     hook/channel.c do_drain
+ *   Client: filled                hook/channel.c nvs_channel_filled
  *   word[], spage[]               the slot of a grant page, one page a connection
  *   Scheduler, core_*             sched/core.go and policy.go: Step
  *   persist, then word, then send sched/daemon/actions.go carryOut, in that order
@@ -23,9 +24,9 @@
  * of the page is not. The checker's memory is sequentially consistent, and so
  * are the four accesses that the gate depends on (seq_cst in gate.h). Epochs are
  * compared and nothing else, so a fresh one is any that occurs nowhere; that
- * keeps the model finite without an end. Left out: several GPUs, concurrent
- * mode, latency tenants, and a client that runs without a scheduler (policy
- * `open`, which promises nothing).
+ * keeps the model finite without an end. Left out: several GPUs and gangs, which
+ * sched/sim plays; concurrent mode, latency tenants, and a client that runs without
+ * a scheduler (policy `open`, which promises nothing).
  *
  * Promised, and checked:
  *   safe      two processes never have work on the GPU, fenced ones excepted
@@ -37,6 +38,10 @@
  *   NO_PERSIST    holders are not recorded before they are granted
  *   IDLE_EARLY    an early release before the GRANT of what is released was read
  *   NO_CLOSED     a released epoch opens the gate again if the page still has it
+ *
+ * MOVES has clients move memory onto the GPU under their grants: a gate opens for
+ * threads some time after its lease, or never. Copies are no work here: they may go
+ * on beside another's.
  *
  * CHOSEN has the scheduler choose and record the next holder while the one of
  * now drains, as it does; without, it does so at the release, which has an
@@ -134,7 +139,11 @@ inline open_gate(i, epoch, by_word) {
 	held[i] = epoch;
 	requested[i] = false;
 	guessed[i] = by_word;
+#ifdef MOVES
+	own[i] = (own[i] == epoch -> epoch : NO_WORD)
+#else
 	own[i] = epoch
+#endif
 }
 
 inline drain(i) {
@@ -203,7 +212,8 @@ inline on_attached(i, w) {
 
 inline on_revoke(i, epoch) {
 	if
-	:: gate[i] == OPEN -> held[i] = epoch; drain(i)
+	:: gate[i] == OPEN && epoch == held[i] -> drain(i)
+	:: gate[i] == OPEN && epoch != held[i] /* older: what it had is given back since */
 	:: gate[i] == DRAINING || gate[i] == QUIESCED -> held[i] = epoch
 	:: gate[i] == SHUT -> held[i] = epoch; fenced[i] = false; release(i) /* never opened */
 	:: else
@@ -319,6 +329,12 @@ proctype Client(byte i) {
 		gate[i] == OPEN && link[i] == LINKED && queued > 0 && !waiting[i] && !lock[i] && may_idle(i) ->
 		drain(i)
 	   }
+#ifdef MOVES
+	:: atomic { /* nvs_channel_filled */
+		gate[i] == OPEN && own[i] == NO_WORD && !lock[i] ->
+		own[i] = held[i]
+	   }
+#endif
 	:: atomic { /* nvs_gate_quiesce */
 		gate[i] == DRAINING && !in_flight[i] ->
 		gate[i] = QUIESCED
