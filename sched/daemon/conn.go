@@ -49,6 +49,7 @@ type acceptor interface {
 // first frame happens here, one connection at a time, so that a flood of them
 // waits in the kernel's backlog.
 func (d *Daemon) accept(ctx context.Context, from acceptor) {
+	defer d.yieldToOthers()()
 	const minPause, maxPause = 5 * time.Millisecond, time.Second
 	pause := minPause
 	for {
@@ -69,6 +70,27 @@ func (d *Daemon) accept(ctx context.Context, from acceptor) {
 		}
 		pause = minPause
 		d.admit(ctx, sock)
+	}
+}
+
+// yieldToOthers gives this goroutine a thread of its own that gets the processor
+// after the others of this process, up to the call of back: who is connected does
+// not wait for who connects.
+func (d *Daemon) yieldToOthers() (back func()) {
+	const self = 0
+	runtime.LockOSThread()
+	raw, err := unix.Getpriority(unix.PRIO_PROCESS, self)
+	nice := 20 - raw
+	if err == nil {
+		err = unix.Setpriority(unix.PRIO_PROCESS, self, nice+acceptNice)
+	}
+	if err != nil {
+		d.log.WithError(err).Debug("accept clients at the priority of all else")
+	}
+	return func() {
+		if unix.Setpriority(unix.PRIO_PROCESS, self, nice) == nil {
+			runtime.UnlockOSThread()
+		} // else only root may; the thread ends with the goroutine
 	}
 }
 

@@ -36,6 +36,10 @@ const (
 	// registerCost is how many frames a REGISTER counts for: it makes a grant
 	// page. A container can ask for its limits 1,000 times a second.
 	registerCost = 20
+	// acceptNice is how much nicer the thread is that takes connections. Learning
+	// who a process is takes a tenth of a millisecond of it; a flood of connections
+	// would take every other turn of a processor from the loop otherwise.
+	acceptNice = 5
 	// maxEarlyReserves is how many RESERVE may wait for a search for GPUs.
 	maxEarlyReserves = 8
 	// tenantLogRate and tenantLogBurst bound the lines that tenants can cause;
