@@ -22,6 +22,8 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 SIM   ?=
 GOAL  := demo
 STEPS ?= 1000000000
+# Of make test: a quarter of a minute of a processor, and the same seeds each time.
+TEST_STEPS := 5000000
 EXECS ?= 50000
 FUZZ  := sched/wire:FuzzDecode sched/daemon:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl plugin:FuzzRequest
 SEED  ?= 0
@@ -82,6 +84,7 @@ test-unit: shim simgpu
 	$(GO) vet ./...
 	$(GO) vet -tags e2e ./tests/e2e
 	NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(GO) test ./...
+	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
 
 test-compat: build simgpu
 	$(GO) vet -tags compat ./tests/compat
