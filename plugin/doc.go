@@ -77,6 +77,9 @@
 //   - A request that cannot be met fails the container with an error that names
 //     the pod, the container, the annotation and what there is.
 //   - A container that does not ask is not touched.
+//   - A key like ours that is none, a misspelt limit perhaps, is named in the log
+//     and, with package kube, in an Event on the pod. Its pod starts: the key may
+//     be of a later nvshare.
 //   - A lost connection is made again, whichever side was restarted.
 //   - A container that asked and runs without nvshare, because it was created
 //     while no plugin was registered, or because its image has musl libc, is

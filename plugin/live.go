@@ -51,7 +51,7 @@ var everything = Fields{true, true, true, true, true, true, true}
 
 // IsAnnotation says whether a key is one by which pods ask for GPUs or shares.
 func IsAnnotation(key string) bool {
-	return IsShareAnnotation(key) || isAnnotation(key, Annotation, AffinityAnnotation, AntiAffinityAnnotation, ExclusionAnnotation)
+	return isAnnotation(key, annotationNames...)
 }
 
 // IsShareAnnotation says whether a key is one by which shares change.
@@ -59,13 +59,53 @@ func IsShareAnnotation(key string) bool {
 	return isAnnotation(key, shareAnnotations...)
 }
 
+// UnknownAnnotations describes, for people, keys that look as if they asked for
+// GPUs or shares and that no container of the pod gets anything by; "": there are
+// none. They are no error, or pods made for a later nvshare could not run beside
+// this one.
+func UnknownAnnotations(annotations map[string]string) string {
+	const most = 4
+	var unknown []string
+	for key := range annotations {
+		name := scopeless(key)
+		word, ours := strings.CutPrefix(name, "nvshare.com/")
+		if !ours {
+			word, ours = strings.CutSuffix(name, ".nvshare.com")
+		}
+		if ours && strings.HasPrefix(word, "gpu") && !IsAnnotation(key) {
+			unknown = append(unknown, shown(key))
+		}
+	}
+	if len(unknown) == 0 {
+		return ""
+	}
+	slices.Sort(unknown)
+	more := ""
+	if n := len(unknown) - most; n > 0 {
+		unknown, more = unknown[:most], fmt.Sprintf(" and %d more", n)
+	}
+	text := fmt.Sprintf("annotations without effect: %s%s; those of nvshare are %s", strings.Join(unknown, ", "), more, strings.Join(annotationNames, ", "))
+	if slices.ContainsFunc(unknown, func(key string) bool { return isAnnotation(key, "nvshare.com/gpu-mode") }) {
+		text += "; whether tenants take turns is a GPU's matter: nvsharectl -S on|off|auto --gpu"
+	}
+	return text
+}
+
+// annotationNames are all by which pods ask.
+var annotationNames = append([]string{Annotation, AffinityAnnotation, AntiAffinityAnnotation, ExclusionAnnotation}, shareAnnotations...)
+
+// scopeless returns a key without what says for which containers it is.
+func scopeless(key string) string {
+	if base, ok := strings.CutSuffix(key, "/pod"); ok {
+		return base
+	}
+	base, _, _ := strings.Cut(key, "/container.")
+	return base
+}
+
 // isAnnotation says whether a key is one of these names, for any container.
 func isAnnotation(key string, names ...string) bool {
-	if base, ok := strings.CutSuffix(key, "/pod"); ok {
-		key = base
-	} else if base, _, ok := strings.Cut(key, "/container."); ok {
-		key = base
-	}
+	key = scopeless(key)
 	for _, name := range names {
 		domain, word, _ := strings.Cut(name, "/")
 		if key == name || key == word+"."+domain {

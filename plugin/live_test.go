@@ -313,3 +313,27 @@ func TestIsAnnotation(t *testing.T) {
 		t.Error("which GPUs a pod gets does not change")
 	}
 }
+
+// Whoever misspells a limit is told.
+func TestUnknownAnnotations(t *testing.T) {
+	for key, known := range map[string]bool{
+		MemoryLimitAnnotation: true, "gpu-core-limit.nvshare.com/container.a": true, Annotation + "/pod": true, "gpu.nvshare.com": true,
+		"nvshare.com/other": true, "example.com/gpu-memory": true, "nvshare.community/gpu": true, "": true, "/pod": true,
+		"nvshare.com/gpu-memory-limits": false, "nvshare.com/gpus": false, "gpu-memory.nvshare.com/container.a": false, "nvshare.com/gpu-priorty/pod": false,
+	} {
+		text := UnknownAnnotations(map[string]string{key: "8Gi", Annotation: "1"})
+		if known && text != "" || !known && !strings.Contains(text, key+"; those of nvshare are nvshare.com/gpu, ") {
+			t.Errorf("%q: %q", key, text)
+		}
+	}
+	if text := UnknownAnnotations(map[string]string{"nvshare.com/gpu-mode": "off"}); !strings.Contains(text, "nvsharectl -S") {
+		t.Error(text)
+	}
+	many := map[string]string{}
+	for i := range 1000 {
+		many[fmt.Sprintf("nvshare.com/gpu-%d%s", i, strings.Repeat("x", 10*maxShown))] = ""
+	}
+	if text := UnknownAnnotations(many); len(text) > 8*maxShown || !strings.Contains(text, "and 996 more") {
+		t.Errorf("%d bytes: %s", len(text), text)
+	}
+}

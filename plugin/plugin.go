@@ -129,6 +129,9 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		record(adjust, c)
 	}
 	if uses {
+		if unknown := UnknownAnnotations(pod.GetAnnotations()); unknown != "" {
+			p.log.Warnf("pod %s/%s: %s", pod.GetNamespace(), pod.GetName(), unknown)
+		}
 		p.log.Infof("pod %s/%s, container %q: gave %v, %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), req.Devices, req.shares())
 	}
 	return adjust, nil, nil

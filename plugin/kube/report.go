@@ -19,13 +19,14 @@ type terms struct {
 	values [len(names)]string
 }
 
-var names = [...]string{"memory limit", "core limit", "core request", "weight", "priority", "gang"}
+var names = [...]string{"memory limit", "core limit", "core request", "weight", "priority", "gang", "memory mode"}
 
 func termsOf(c *api.Container, memory uint64, s *api.Share) terms {
 	return terms{c.Id, [len(names)]string{
 		api.FormatMemory(memory), api.FormatPercent(s.GetCoreLimit()), api.FormatPercent(s.GetCoreRequest()),
 		api.FormatWeight(s.GetWeight()), api.FormatPriority(s.GetPriority()),
 		api.FormatGang(strings.TrimPrefix(s.GetGang(), c.Namespace+"/")),
+		api.FormatMemoryMode(s.GetMemoryMode()),
 	}}
 }
 

@@ -61,6 +61,7 @@ type pod struct {
 	changed   time.Time                      // when it was last told of
 	described map[string]terms               // by container: what the scheduler was last told
 	refused   map[string]string              // by container: what was last said to be refused
+	unknown   string                         // of its annotations, as was last said
 	limit     flowcontrol.PassiveRateLimiter // of events; nil before the first
 }
 
@@ -139,10 +140,11 @@ type store struct{ *Watcher }
 
 var _ cache.ReflectorStore = store{}
 
-func podOf(obj any) (plugin.Pod, bool) {
+// podOf returns a pod with our annotations, and what is to be said of others.
+func podOf(obj any) (p plugin.Pod, unknown string, ok bool) {
 	m, ok := obj.(*metav1.PartialObjectMetadata)
 	if !ok {
-		return plugin.Pod{}, false
+		return plugin.Pod{}, "", false
 	}
 	ours := map[string]string{}
 	for key, value := range m.Annotations {
@@ -150,29 +152,29 @@ func podOf(obj any) (plugin.Pod, bool) {
 			ours[key] = value
 		}
 	}
-	return plugin.Pod{UID: string(m.UID), Namespace: m.Namespace, Name: m.Name, Annotations: ours}, true
+	return plugin.Pod{UID: string(m.UID), Namespace: m.Namespace, Name: m.Name, Annotations: ours}, plugin.UnknownAnnotations(m.Annotations), true
 }
 
 func (s store) Add(obj any) error { return s.Update(obj) }
 
 // Update is called for each change of a pod, also of its status.
 func (s store) Update(obj any) error {
-	p, ok := podOf(obj)
+	p, unknown, ok := podOf(obj)
 	if !ok {
 		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.pods[p.UID]
-	if k != nil && maps.Equal(k.Annotations, p.Annotations) {
+	if k != nil && maps.Equal(k.Annotations, p.Annotations) && k.unknown == unknown {
 		return nil
 	}
-	s.queue.AddAfter(p.UID, time.Until(s.set(p).changed.Add(pause)))
+	s.queue.AddAfter(p.UID, time.Until(s.set(p, unknown).changed.Add(pause)))
 	return nil
 }
 
 // set notes what a pod is now. The lock is held.
-func (w *Watcher) set(p plugin.Pod) *pod {
+func (w *Watcher) set(p plugin.Pod, unknown string) *pod {
 	k := w.pods[p.UID]
 	if k == nil {
 		k = &pod{described: map[string]terms{}, refused: map[string]string{}}
@@ -181,6 +183,12 @@ func (w *Watcher) set(p plugin.Pod) *pod {
 		w.say(k, "", warning, "GPUChoiceStays", "which GPUs containers get, and next to whom, was decided when the pod was created: to change it, delete the pod and create it again")
 	}
 	k.Pod = p
+	if k.unknown != unknown {
+		k.unknown = unknown
+		if unknown != "" {
+			w.say(k, "", warning, "GPUAnnotationUnknown", unknown)
+		}
+	}
 	return k
 }
 
@@ -192,7 +200,7 @@ func choice(annotations map[string]string) map[string]string {
 }
 
 func (s store) Delete(obj any) error {
-	if p, ok := podOf(obj); ok {
+	if p, _, ok := podOf(obj); ok {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.pods, p.UID)
@@ -208,8 +216,8 @@ func (s store) Replace(objs []any, _ string) error {
 	var all []plugin.Pod
 	gone := maps.Clone(s.pods)
 	for _, obj := range objs {
-		if p, ok := podOf(obj); ok {
-			s.set(p).changed = time.Now()
+		if p, unknown, ok := podOf(obj); ok {
+			s.set(p, unknown).changed = time.Now()
 			delete(gone, p.UID)
 			all = append(all, p)
 		}

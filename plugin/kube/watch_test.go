@@ -303,6 +303,8 @@ func TestAnswersAreTold(t *testing.T) {
 			Warning GPUShareOverruled container main: core limit 40% (was 50%), without effect on GPU 3: 90%, set with nvsharectl, holds there`},
 		{r: &api.DescribeContainerResponse{New: described(0, nil), Changes: in(2*gi, 0, 3*gi, nil)}, want: `
 			Normal GPUShareChanged container main: memory limit none (was 2Gi); core limit none (was 40%); gang none (was ring)`},
+		{r: &api.DescribeContainerResponse{New: described(0, &api.Share{MemoryMode: api.MemoryMode_MEMORY_MODE_RESIDENT})}, want: `
+			Normal GPUShareChanged container main: memory mode resident (was swap)`},
 		{err: status.Error(codes.InvalidArgument, "odd"), want: `Warning GPUShareRefused container main: the scheduler refuses: odd`},
 	} {
 		w.Told(c, step.r, step.err)
@@ -331,6 +333,13 @@ func TestAnswersAreTold(t *testing.T) {
 	other := c
 	other.Namespace = "evil"
 	w.Told(other, nil, status.Error(codes.InvalidArgument, "odd"))
+	// A misspelt annotation neither; that is said once.
+	for range 2 {
+		s.Set("a", "ml", "train", map[string]string{"nvshare.com/gpu-memory": "8Gi"})
+	}
+	if e := await(t, s.Events, "an event"); e.Reason != "GPUAnnotationUnknown" || !strings.HasPrefix(e.Note, "annotations without effect: nvshare.com/gpu-memory; ") {
+		t.Errorf("got %+v", e)
+	}
 	// Another choice of GPUs has no effect.
 	s.Set("a", "ml", "train", map[string]string{plugin.Annotation: "nvshare.com/gpu=1"})
 	if e := await(t, s.Events, "an event"); e.Reason != "GPUChoiceStays" || e.Regarding.FieldPath != "" {
