@@ -104,9 +104,9 @@ func (d *Daemon) takeIn(c *conn) bool {
 	text := ""
 	switch {
 	case a.conns >= maxPerContainer:
-		text = fmt.Sprintf("%d connections of this container or user", a.conns)
+		text = fmt.Sprintf("%d connections per container or user at most", maxPerContainer)
 	case len(d.conns)+len(d.clients) >= d.maxConns:
-		text = fmt.Sprintf("%d connections on this node", len(d.conns))
+		text = fmt.Sprintf("%d connections on this node at most", d.maxConns)
 	default:
 		a.conns++
 		c.rate = a.rate
@@ -118,9 +118,11 @@ func (d *Daemon) takeIn(c *conn) bool {
 	return false
 }
 
+// refuseAtLimit is for a connection above a limit, which text names, in less than
+// 48 bytes: it is for the client as well.
 func (d *Daemon) refuseAtLimit(c *conn, text string) {
 	d.refused++
-	d.logOf(c).Debugf("refuse a connection: there are %s already", text)
+	d.tell(c, logrus.WarnLevel, "refuse a connection: "+text)
 	c.refuse(wire.ErrTooMany, text)
 }
 
@@ -213,8 +215,15 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 	cl := d.byProc[c.peer.process]
 	if cl == nil {
 		a := d.accountOf(c.peer)
-		if len(a.clients) >= maxPerContainer || len(d.clients) >= maxClients {
-			d.refuseAtLimit(c, fmt.Sprintf("%d processes in this container, %d in all", len(a.clients), len(d.clients)))
+		text := ""
+		switch {
+		case len(a.clients) >= maxPerContainer:
+			text = fmt.Sprintf("%d processes per container or user at most", maxPerContainer)
+		case len(d.clients) >= maxClients:
+			text = fmt.Sprintf("%d processes on this node at most", maxClients)
+		}
+		if text != "" {
+			d.refuseAtLimit(c, text)
 			d.shutDown(c)
 			return
 		}

@@ -5,6 +5,7 @@ package daemon
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -184,7 +185,10 @@ func TestLimitIsPerUser(t *testing.T) {
 	for i := range maxPerContainer + 1 {
 		c := dialTenant(t, s.dir)
 		if i == maxPerContainer {
-			c.expectRefused(wire.ErrTooMany)
+			f := c.expect(wire.TypeRefused)
+			if text := f.Refused.String(); f.Code != wire.ErrTooMany || text != fmt.Sprintf("%d connections per container or user at most", maxPerContainer) {
+				t.Errorf("refused with code %d: %q", f.Code, text)
+			}
 		}
 	}
 	if own, _ := containerOf(readFile(t, "/proc/self/cgroup")); own != "" {
