@@ -29,8 +29,9 @@
 //
 // Each change is told in an Event on the pod (kubectl describe pod), by the
 // container it concerns: GPUShareChanged, GPUShareRefused, GPUShareOverruled (an
-// nvsharectl setting goes before) and GPUChoiceStays (something else of ours was
-// changed, which takes a new pod). A pod gets ten of them at once, then one every
+// nvsharectl setting goes before), GPUChoiceStays (something else of ours was
+// changed, which takes a new pod) and GPUAnnotationUnknown (a key like ours that
+// is none). A pod gets ten of them at once, then one every
 // 30 s; the others are left out. Containers that run without nvshare are told of
 // in the same way, as GPUUnmanaged, at each registration with the runtime.
 //
