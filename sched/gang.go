@@ -46,6 +46,14 @@ import (
 // others drain (StepOne). The ranks' calls have one order, and nobody makes one
 // while all others have drained, so they meet at the same point of it.
 //
+// What it costs: a GPU is idle from its drain to the last drain of the gang's GPUs,
+// twice a turn. Of jobs of two GPUs that alone keep them busy for 84 % (TestGangsShare
+// prints it), two that take turns keep them busy for 82 % with turns of 20 ms, and for
+// 84 % with 100 ms; one beside a tenant on each GPU, for 90 and 92 % together, where 92
+// would be without a loss. Jobs that overlap on a part of their GPUs cost more: where
+// one has its turn, the others' other GPUs are idle. Three on three GPUs, each on two,
+// keep them busy for 56 %.
+//
 // After a restart of the caller, gangs that had their turn have it still, as
 // Restore says; with MaxRecorded clients on a GPU they drain first, as everybody
 // does. No other is called for a moment (gather): where the ranks of two gangs come
