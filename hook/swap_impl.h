@@ -22,15 +22,15 @@
 #define GRANULE NVS_SLAB_BYTES /* cuMemGetAllocationGranularity of every GPU so far */
 
 /*
- * Granules of a chunk: a quarter of its region, within these. Each takes one map
- * call of the driver, which takes 0.03 ms, but 0.6 to 1 ms while another process's
- * memory goes out (H200, driver 580: time slices of a copy engine): as long as the
- * copy of 32 MiB, so that what comes in comes at two thirds of the link's rate. It
- * is hidden behind the copy of 128 MiB. Small allocations need not lose so much
- * room to rounding.
+ * Granules of a chunk, at most: a 64th of the GPU's memory, within these. Each takes
+ * one map call of the driver: 0.03 ms, but 0.6 to 1 ms while another process's memory
+ * goes out, and copies that come in stand still for as long (H200, driver 580). That
+ * is as long as the copy of 32 MiB takes, and a twentieth of that of 512 MiB. What is
+ * larger comes in later than it could.
  */
+#define PIECES      64u
 #define PIECE       16u
-#define PIECE_LARGE 64u
+#define PIECE_LARGE 256u
 
 /* Granules of memory for slabs that are taken at once, at most. */
 #define SLABS_AT_ONCE 16u

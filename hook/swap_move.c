@@ -18,7 +18,7 @@
 #include "wrap.h"
 
 #define TELL_BYTES (64ull << 20) /* moved between two MOVED on the way */
-#define RUN        PIECE_LARGE   /* granules of a run, at most by a chunk more */
+#define RUN        32u           /* granules of a run, at most by a chunk more */
 #define IDLE_NS    (1 * NVS_S)
 #define RETRY_NS   (20 * NVS_MS) /* until what the driver refused is tried again */
 

@@ -112,6 +112,13 @@ static void take_run(struct span *s, uint32_t first, uint32_t granules)
 	s->rover = first + granules;
 }
 
+static uint32_t piece_of(unsigned channel)
+{
+	uint64_t piece = nvs_client_memory(channel) / GRANULE / PIECES;
+
+	return piece < PIECE ? PIECE : piece > PIECE_LARGE ? PIECE_LARGE : (uint32_t)piece;
+}
+
 struct place nvs_region_new(unsigned channel, uint32_t granules)
 {
 	unsigned used = atomic_load_explicit(&nvs_spans_used, memory_order_acquire);
@@ -131,11 +138,8 @@ struct place nvs_region_new(unsigned channel, uint32_t granules)
 	if (!p.span)
 		return p;
 	r = region_of(p);
-	*r = (struct region){ .granules = granules, .piece = granules / 4 };
-	if (r->piece < PIECE)
-		r->piece = PIECE;
-	else if (r->piece > PIECE_LARGE)
-		r->piece = PIECE_LARGE;
+	*r = (struct region){ .granules = granules,
+			      .piece = piece_of(channel) };
 	take_run(p.span, p.granule, granules);
 	for (uint32_t i = 0; i < granules; i += r->piece)
 		p.span->chunk[p.granule + i] = (struct chunk){
