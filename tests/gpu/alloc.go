@@ -37,6 +37,7 @@ type allocResult struct {
 	// Medians of what shim and swap took, of native in the same round.
 	OfNative map[string]launchSample `json:"of_native"`
 	Trios    []*trio                 `json:"torch"`
+	IPC      json.RawMessage         `json:"torch_ipc,omitempty"` // what ipc.py said, with swap
 	Problems []string                `json:"problems,omitempty"`
 }
 
@@ -73,7 +74,28 @@ func (b *bench) allocStep(ctx context.Context, work string) error {
 	for _, g := range b.trioGroups() {
 		errs = append(errs, b.trios(ctx, work, s, g, r), b.saveJSON("alloc.json", r))
 	}
+	if !b.simulated {
+		errs = append(errs, b.ipc(ctx, s, r), b.saveJSON("alloc.json", r))
+	}
 	return errors.Join(errs...)
+}
+
+// ipc has two processes of PyTorch share memory by CUDA IPC while swapping is on:
+// what the driver refuses for the kind of memory that can be moved.
+func (b *bench) ipc(ctx context.Context, s *scheduler, r *allocResult) error {
+	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, b.python, "-B", b.script("ipc.py"))
+	cmd.Env, cmd.Stderr = append(os.Environ(), s.env(withSwap)...), os.Stderr
+	out, err := cmd.Output()
+	if json.Valid(out) {
+		r.IPC = out
+	}
+	fmt.Printf("  torch.multiprocessing with swap on: %s: %s\n", strings.TrimSpace(string(out)), holds(err == nil))
+	if err != nil {
+		return fmt.Errorf("torch.multiprocessing: %w", err)
+	}
+	return nil
 }
 
 // allocCost runs alloc-cost in the three ways in turn.
