@@ -279,7 +279,9 @@ static uint64_t idle_time(unsigned i)
 {
 	uint32_t flags = __atomic_load_n(&nvs_client.page->slot[i].flags, __ATOMIC_RELAXED);
 
-	return flags & NVS_GRANT_LATENCY ? NVS_LATENCY_IDLE_NS : IDLE_NS;
+	if (flags & NVS_GRANT_LATENCY)
+		return NVS_LATENCY_IDLE_NS;
+	return flags & NVS_SLOT_PATIENT ? NVS_PATIENT_IDLE_NS : IDLE_NS;
 }
 
 /* The gate is open and somebody waits: whether there was no call for that time. */

@@ -165,7 +165,15 @@ enum nvs_grant_flags {
 	 */
 	NVS_SLOT_RESIDENT    = 1u << 8, /* never moved; room is always what is reserved */
 	NVS_SLOT_MANAGED     = 1u << 9, /* managed memory, the driver's page faults */
+	/*
+	 * In the page only: who waits would have to move memory first, and this client
+	 * has many short pauses. It gives the GPU back after NVS_PATIENT_IDLE_NS of
+	 * having nothing to do.
+	 */
+	NVS_SLOT_PATIENT     = 1u << 10,
 };
+
+#define NVS_PATIENT_IDLE_NS 20000000u
 
 #define NVS_LATENCY_IDLE_NS 200000u
 

@@ -167,8 +167,9 @@ type Fence struct {
 // under concurrent ones only whether they are zero.
 type Notice struct {
 	Client  ClientID
-	Waiters int // other clients that wait for this GPU
-	Present int // other clients attached to this GPU
+	Waiters int  // other clients that wait for this GPU
+	Present int  // other clients attached to this GPU
+	Patient bool // it is to keep the GPU over short pauses all the same, see PatientIdle
 }
 
 func (Persist) action()    {}
@@ -240,5 +241,9 @@ func (a Close) String() string      { return fmt.Sprintf("close %d", a.Client) }
 func (a Adopt) String() string      { return fmt.Sprintf("adopt %d epoch=%d", a.Client, a.Epoch) }
 func (a Fence) String() string      { return fmt.Sprintf("fence %d epoch=%d", a.Client, a.Epoch) }
 func (a Notice) String() string {
-	return fmt.Sprintf("notice %d waiters=%d present=%d", a.Client, a.Waiters, a.Present)
+	s := fmt.Sprintf("notice %d waiters=%d present=%d", a.Client, a.Waiters, a.Present)
+	if a.Patient {
+		s += " patient"
+	}
+	return s
 }

@@ -251,7 +251,7 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	case Ready:
 		c.isReady(ev)
 	case SetSwapShare:
-		c.swapShare = clampShareOfSwap(ev.Percent)
+		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
 	case Restore:
 		c.restore(ev)
 	default:

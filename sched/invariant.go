@@ -149,7 +149,7 @@ func (c *Core) checkClient(cl *client) error {
 			waiters, present = 0, max(present, 1)
 		}
 		if t := cl.told; (t.Waiters > 0) != (waiters > 0) || (t.Present > 0) != (present > 0) ||
-			c.open.n+c.latency.n <= noticed && (t.Waiters != waiters || t.Present != present) {
+			c.open.n+c.latency.n <= noticed && (t.Waiters != waiters || t.Present != present || t.Patient != (waiters > 0 && c.patient(cl))) {
 			return fmt.Errorf("was told %v, there are %d waiting and %d present", t, waiters, present)
 		}
 	}

@@ -98,6 +98,27 @@ func (cl *client) worthWaiting(paused, cost time.Duration) time.Duration {
 	return best
 }
 
+// PatientIdle is how long a client with Notice.Patient has nothing to do before it gives
+// the GPU back.
+const PatientIdle = 20 * time.Millisecond
+
+// patient says whether a holder is to keep the GPU over short pauses: all who wait have
+// to move first and must not yet, and most of its pauses are short. To give it back and
+// get it again costs some 0.2 ms each time.
+func (c *Core) patient(cl *client) bool {
+	if cl.in != &c.open || c.effective != Exclusive || c.swapShare == 0 || c.now >= c.owedUntil ||
+		c.ready.top() != nil || c.urgent.top() != nil || c.latency.n > 0 || cl.tenant.limited() {
+		return false
+	}
+	short := 0
+	for _, p := range cl.lately() {
+		if p < PatientIdle {
+			short++
+		}
+	}
+	return short > pausesKept/2
+}
+
 // longIdle is how long a client is idle, at least, that is not expected back soon.
 const longIdle = time.Second
 

@@ -435,6 +435,7 @@ func (c *Core) notice(cl *client) {
 		// Ranks that are idle are part of the job, and go when it does.
 		n.Waiters, n.Present = 0, max(n.Present, 1)
 	}
+	n.Patient = n.Waiters > 0 && c.patient(cl)
 	if n != cl.told {
 		cl.told = n
 		c.do(n)

@@ -271,6 +271,7 @@ func (d *Daemon) notice(g *gpu, a sched.Notice) {
 	old := att.told
 	att.told = n
 	att.client.page.Hint(att.channel, n.Waiters, n.Present)
+	att.client.page.SetPatient(att.channel, a.Patient)
 	if (n.Waiters == 0) != (old.Waiters == 0) || (n.Present == 0) != (old.Present == 0) {
 		d.send(att.client.conn, &wire.Frame{Type: wire.TypeNotice, Channel: att.channel, Notice: n}, nil)
 	}

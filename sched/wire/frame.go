@@ -118,8 +118,9 @@ const (
 
 	ArenaHuge uint32 = 1 << 0 // Arena.Flags: of huge pages
 
-	SlotResident uint32 = 1 << 8 // page only: memory is never moved
-	SlotManaged  uint32 = 1 << 9 // page only: managed memory
+	SlotResident uint32 = 1 << 8  // page only: memory is never moved
+	SlotManaged  uint32 = 1 << 9  // page only: managed memory
+	SlotPatient  uint32 = 1 << 10 // page only: it keeps the GPU over short pauses
 
 	ReleaseRevoked uint32 = 1 // RELEASE: answer to REVOKE
 	ReleaseIdle    uint32 = 2 // RELEASE: early, somebody else waits

@@ -107,13 +107,17 @@ func (p Page) Stand(channel uint16, on bool) {
 	p.setFlags(channel, flags)
 }
 
-// slotMode are the flags that say how memory is kept, whatever the grant.
-const slotMode = SlotResident | SlotManaged
+// slotMode are the flags that say how memory is kept, and slotOwn all that do not go
+// with a grant.
+const (
+	slotMode = SlotResident | SlotManaged
+	slotOwn  = slotMode | SlotPatient
+)
 
 // setFlags stores those of the grant, and leaves the others. There is one writer.
 func (p Page) setFlags(channel uint16, flags uint32) {
 	word := (*uint32)(p.at(channel, slotFlags))
-	atomic.StoreUint32(word, flags&^slotMode|atomic.LoadUint32(word)&slotMode)
+	atomic.StoreUint32(word, flags&^slotOwn|atomic.LoadUint32(word)&slotOwn)
 }
 
 // SetMemoryMode stores SlotResident, SlotManaged, or neither.
@@ -137,6 +141,17 @@ func (p Page) Room(channel uint16) uint64 {
 func (p Page) Hint(channel uint16, waiters, present uint32) {
 	atomic.StoreUint32((*uint32)(p.at(channel, slotWaiters)), waiters)
 	atomic.StoreUint32((*uint32)(p.at(channel, slotPresent)), present)
+}
+
+// SetPatient says whether the client is to keep the GPU over short pauses although
+// somebody waits.
+func (p Page) SetPatient(channel uint16, on bool) {
+	word := (*uint32)(p.at(channel, slotFlags))
+	flags := atomic.LoadUint32(word) &^ SlotPatient
+	if on {
+		flags |= SlotPatient
+	}
+	atomic.StoreUint32(word, flags)
 }
 
 // Hints returns what Hint stored.

@@ -166,7 +166,12 @@ func TestPageRoomAndMode(t *testing.T) {
 		t.Errorf("flags %#x after the mode has changed", got)
 	}
 	p.SetMemoryMode(3, 0)
+	p.SetPatient(3, true)
 	p.Stand(3, true)
+	if got := p.Flags(3); got != GrantStanding|SlotPatient {
+		t.Errorf("flags %#x without a mode, patient", got)
+	}
+	p.SetPatient(3, false)
 	if got := p.Flags(3); got != GrantStanding {
 		t.Errorf("flags %#x without a mode", got)
 	}
