@@ -261,6 +261,35 @@ static void goes_ahead_of_its_grant(void)
 	finish(&l);
 }
 
+static uint64_t clock_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Who waits would have to move memory first: a short pause is not worth that. */
+static void keeps_the_gpu_over_short_pauses(void)
+{
+	struct launcher l;
+	struct nvs_frame r;
+	uint64_t began;
+
+	begin(1);
+	allow(0, 1);
+	start(&l, 0, 1);
+	fake_expect(&fake, NVS_REQUEST);
+	fake.page->slot[0].waiters = 1;
+	fake.page->slot[0].flags = NVS_SLOT_PATIENT;
+	began = clock_ns();
+	fake_grant(&fake, 0, 3);
+	finish(&l);
+	r = fake_expect(&fake, NVS_RELEASE);
+	CHECK(r.epoch == 3 && r.code == NVS_RELEASE_IDLE);
+	CHECK(clock_ns() - began >= NVS_PATIENT_IDLE_NS);
+}
+
 static void runs_without_a_scheduler(void)
 {
 	struct launcher l;
@@ -776,6 +805,7 @@ static const struct life_case cases[] = {
 	CASE(waits_for_a_grant),
 	CASE(gpus_do_not_wait_for_each_other),
 	CASE(releases_early_when_idle),
+	CASE(keeps_the_gpu_over_short_pauses),
 	CASE(stops_for_a_moment),
 	CASE(makes_one_call_for_its_gang),
 	CASE(goes_ahead_of_its_grant),
