@@ -77,7 +77,8 @@ type proc struct {
 	use            use
 	resident, away uint64
 	room           uint64
-	asked          bool // to make room
+	blank          uint64 // never touched
+	asked          bool   // to make room
 	moving         bool
 	epoch          Epoch // granted
 	draining       bool
@@ -134,7 +135,7 @@ func newSharing(t *testing.T, capacity uint64, quantum time.Duration, swapShare 
 	w.residency.Later = w.core.Later
 	sum := uint64(0)
 	for i, u := range uses {
-		p := &proc{w: w, id: ClientID(i + 1), use: u, away: u.bytes, times: 1, left: time.Millisecond}
+		p := &proc{w: w, id: ClientID(i + 1), use: u, away: u.bytes, blank: u.bytes, times: 1, left: time.Millisecond}
 		w.procs[p.id], w.order = p, append(w.order, p)
 		w.residency.Attach(p.id, Swapped, "", false)
 		w.residency.Promise(p.id, u.bytes, capacity)
@@ -456,7 +457,12 @@ func (p *proc) move() {
 
 func (p *proc) piece(n uint64, out bool) {
 	p.moving = true
-	p.w.after(time.Duration(n/linkRate), func() {
+	took := time.Duration(n / linkRate)
+	if !out && p.blank > 0 { // nothing is copied
+		p.blank -= min(p.blank, n)
+		took /= 50
+	}
+	p.w.after(took, func() {
 		p.moving = false
 		if p.done {
 			return
@@ -548,7 +554,7 @@ func TestMakespan(t *testing.T) {
 // time because they do not get the CPU: found on a busy machine, where it took 17 % of
 // 10, because each of their pauses could end the turn.
 func TestSwapShareHolds(t *testing.T) {
-	busy := use{work: 100 * time.Second, times: 4}
+	busy := use{work: 100 * time.Second, times: 2}
 	starved := use{work: 10 * ms, pauses: []time.Duration{0, 2 * ms, 3 * ms, 0, 15 * ms, 2 * ms, 40 * ms, 0, 5 * ms, 130 * ms, 0, 25 * ms}, times: 500}
 	for _, c := range []struct {
 		name    string

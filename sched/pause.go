@@ -19,12 +19,10 @@ import (
 // pausesKept is how many of a client's pauses are remembered.
 const pausesKept = 8
 
-// noteFill learns what moving takes.
+// noteFill learns what moving takes: from the longest, of which more is forgotten each
+// time. Some take no time, as those of memory that nobody has touched yet.
 func (c *Core) noteFill(took time.Duration) {
-	if c.fillTook == 0 {
-		c.fillTook = took
-	}
-	c.fillTook += (took - c.fillTook) / 4
+	c.fillTook = max(took, c.fillTook-(c.fillTook-took)/4)
 }
 
 // moveCost is what moving for a pause costs: what one lacks comes in, and then goes
