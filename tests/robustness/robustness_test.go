@@ -135,7 +135,7 @@ func (s *site) endScheduler(sig syscall.Signal) {
 }
 
 // startTenant starts a process that uses the GPU without a pause.
-func (s *site) startTenant(name string) *tenant {
+func (s *site) startTenant(name string, change ...func(*exec.Cmd)) *tenant {
 	s.t.Helper()
 	x := &tenant{name: name, end: make(chan struct{})}
 	x.cmd = exec.Command(filepath.Join(s.build, "bin", "cuda-busy"),
@@ -144,8 +144,13 @@ func (s *site) startTenant(name string) *tenant {
 		"NVSHARE_SIMGPU_TENANT="+name, "NVSHARE_SCHEDULER_LOSS=closed")
 	x.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	x.cmd.Stderr = io.Discard
+	for _, f := range change {
+		f(x.cmd)
+	}
 	s.check(x.cmd.Start())
-	s.check(unix.Prlimit(x.cmd.Process.Pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)) // signals are to leave nothing behind
+	if x.cmd.SysProcAttr.Credential == nil { // another user's may not be changed
+		s.check(unix.Prlimit(x.cmd.Process.Pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)) // signals are to leave nothing behind
+	}
 	go func() {
 		x.err = x.cmd.Wait()
 		close(x.end)
