@@ -18,83 +18,111 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/wire"
+	"github.com/nvshare/nvshare/tests/mutants"
 )
 
-// Whatever is in the state file, the scheduler starts; with what it took from
-// it, the cores do. (They panic on what only our own bugs could bring about.)
 func FuzzState(f *testing.F) {
+	for _, s := range stateSeeds() {
+		f.Add(s[0].([]byte))
+	}
+	f.Fuzz(readsState)
+}
+
+func TestStateMutants(t *testing.T) {
+	mutants.Run(t, stateSeeds(), func(t *testing.T, in []any) { readsState(t, in[0].([]byte)) })
+}
+
+func stateSeeds() (seeds [][]any) {
 	for _, s := range []string{
 		`{"version":2,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"holders":[{"pid":5,"starttime":6,"epoch":8},{"pid":7,"starttime":6,"epoch":9}],"unrecorded":true}}}`,
 		`{"version":1,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"holder":{"pid":5,"starttime":6},"concurrent":true}}}`,
 		`{"version":3}`, `{"version":2,"gpus":null}`, `{`, "", "null", `[1]`, "\x00\xff",
 	} {
-		f.Add([]byte(s))
+		seeds = append(seeds, []any{[]byte(s)})
 	}
-	f.Fuzz(func(t *testing.T, text []byte) {
-		s, err := decodeState(text)
-		if err != nil {
-			return
-		}
-		for _, g := range s.GPUs {
-			core := sched.New(sched.Config{LastEpoch: g.Epoch})
-			if g.Unrecorded {
-				core.Step(1, sched.Restore{Epoch: g.Epoch})
-			}
-			for i, h := range g.Holders {
-				core.Step(1, sched.Restore{Client: sched.ClientID(i + 1), Epoch: h.Epoch})
-			}
-			core.Step(2, sched.Attach{Client: 1000, Want: true})
-			core.Step(sched.Time(sched.MaxGrace), sched.Tick{})
-			if err := core.Check(); err != nil {
-				t.Fatalf("%+v: %v", g, err)
-			}
-		}
-		s.Version = stateVersion
-		again, err := json.Marshal(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s2, err := decodeState(again)
-		if err != nil {
-			t.Fatalf("taken, but not when written again as %s: %v", again, err)
-		}
-		if a, _ := json.Marshal(s2); string(a) != string(again) {
-			t.Fatalf("%s became %s", again, a)
-		}
-	})
+	return seeds
 }
 
-// Whatever is in the files of settings and shares, the scheduler starts, and its
-// cores take it.
+// Whatever is in the state file, the scheduler starts; with what it took from
+// it, the cores do. (They panic on what only our own bugs could bring about.)
+func readsState(t *testing.T, text []byte) {
+	s, err := decodeState(text)
+	if err != nil {
+		return
+	}
+	for _, g := range s.GPUs {
+		core := sched.New(sched.Config{LastEpoch: g.Epoch})
+		if g.Unrecorded {
+			core.Step(1, sched.Restore{Epoch: g.Epoch})
+		}
+		for i, h := range g.Holders {
+			core.Step(1, sched.Restore{Client: sched.ClientID(i + 1), Epoch: h.Epoch})
+		}
+		core.Step(2, sched.Attach{Client: 1000, Want: true})
+		core.Step(sched.Time(sched.MaxGrace), sched.Tick{})
+		if err := core.Check(); err != nil {
+			t.Fatalf("%+v: %v", g, err)
+		}
+	}
+	s.Version = stateVersion
+	again, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s2, err := decodeState(again)
+	if err != nil {
+		t.Fatalf("taken, but not when written again as %s: %v", again, err)
+	}
+	if a, _ := json.Marshal(s2); string(a) != string(again) {
+		t.Fatalf("%s became %s", again, a)
+	}
+}
+
 func FuzzRecords(f *testing.F) {
+	for _, s := range recordSeeds() {
+		f.Add(s[0].([]byte))
+	}
+	d := newFuzzDaemon(f, f.TempDir())
+	f.Fuzz(d.readsRecords)
+}
+
+func TestRecordMutants(t *testing.T) {
+	d := newFuzzDaemon(t, t.TempDir())
+	mutants.Run(t, recordSeeds(), func(t *testing.T, in []any) { d.readsRecords(t, in[0].([]byte)) })
+}
+
+func recordSeeds() (seeds [][]any) {
 	for _, s := range []string{
 		`{"version":1,"given":{"quantum_ns":100000000,"mode":"exclusive"},"all":{"quantum_ns":5000000},"gpus":{"` + gpuA.UUID + `":{"mode":"auto"}}}`,
 		`{"version":1,"tenants":{"container abc":{"pod":{"memory":1048576,"limit":50,"gang":"ns/name"},"all":{"request":20,"priority":"latency"},"gpus":{"` + gpuA.UUID + `":{"weight":4}},"has":["x"]}}}`,
 		`{"version":1,"tenants":{"user 0":{"all":{"limit":4294967295,"request":4294967295,"weight":4294967295,"priority":"x","gang":"/"}}}}`,
 		`{"version":1,"all":{"quantum_ns":-1}}`, `{"version":2}`, `{"version":1,"tenants":{"":{}}}`, "", "null",
 	} {
-		f.Add([]byte(s))
+		seeds = append(seeds, []any{[]byte(s)})
 	}
-	d := newFuzzDaemon(f, f.TempDir())
-	f.Fuzz(func(t *testing.T, text []byte) {
-		d.forget(t)
-		if decodeRecord(text, settingsVersion, &d.settings) != nil || d.settings.check() != nil {
-			d.settings = settings{}
-		}
-		d.settings.Given = setting{Quantum: sched.DefaultQuantum, Mode: sched.Exclusive.String()}
-		if err := decodeRecord(text, sharesVersion, &d.shares); err != nil {
-			d.shares = shares{}
-		}
-		d.finishDiscovery([]GPU{gpuA, gpuB}, nil)
-		for account := range d.shares.Tenants {
-			d.shareOf(d.order[0], account)
-			d.step(d.order[0], sched.Attach{Client: sched.ClientID(len(account) + 1), Tenant: account, Share: d.shareOf(d.order[0], account), Want: true})
-		}
-		if err := d.order[0].core.Check(); err != nil {
-			t.Fatal(err)
-		}
-		d.status()
-	})
+	return seeds
+}
+
+// Whatever is in the files of settings and shares, the scheduler starts, and its
+// cores take it.
+func (d fuzzDaemon) readsRecords(t *testing.T, text []byte) {
+	d.forget(t)
+	if decodeRecord(text, settingsVersion, &d.settings) != nil || d.settings.check() != nil {
+		d.settings = settings{}
+	}
+	d.settings.Given = setting{Quantum: sched.DefaultQuantum, Mode: sched.Exclusive.String()}
+	if err := decodeRecord(text, sharesVersion, &d.shares); err != nil {
+		d.shares = shares{}
+	}
+	d.finishDiscovery([]GPU{gpuA, gpuB}, nil)
+	for account := range d.shares.Tenants {
+		d.shareOf(d.order[0], account)
+		d.step(d.order[0], sched.Attach{Client: sched.ClientID(len(account) + 1), Tenant: account, Share: d.shareOf(d.order[0], account), Want: true})
+	}
+	if err := d.order[0].core.Check(); err != nil {
+		t.Fatal(err)
+	}
+	d.status()
 }
 
 // fuzzDaemon is a daemon without sockets, goroutines and clients. It is made
@@ -104,7 +132,7 @@ type fuzzDaemon struct {
 	dir string
 }
 
-func newFuzzDaemon(f *testing.F, dir string) fuzzDaemon {
+func newFuzzDaemon(f testing.TB, dir string) fuzzDaemon {
 	f.Helper()
 	d, err := newDaemon(testOptions(dir))
 	if err != nil {
@@ -132,10 +160,26 @@ func (d fuzzDaemon) restart(t *testing.T) {
 	d.finishDiscovery([]GPU{gpuA, gpuB}, nil)
 }
 
-// Whatever comes over the control socket is answered, with an error that says
-// what is wrong or by doing it; and what was done is found again by the next
-// scheduler.
 func FuzzControl(f *testing.F) {
+	for _, s := range controlSeeds(f) {
+		f.Add(s[0].(uint8), s[1].([]byte), s[2].(uint8), s[3].([]byte))
+	}
+	dir := f.TempDir()
+	d, next := newFuzzDaemon(f, dir), newFuzzDaemon(f, dir)
+	f.Fuzz(func(t *testing.T, first uint8, a []byte, second uint8, b []byte) {
+		d.controlled(t, next, first, a, second, b)
+	})
+}
+
+func TestControlMutants(t *testing.T) {
+	dir := t.TempDir()
+	d, next := newFuzzDaemon(t, dir), newFuzzDaemon(t, dir)
+	mutants.Run(t, controlSeeds(t), func(t *testing.T, in []any) {
+		d.controlled(t, next, in[0].(uint8), in[1].([]byte), in[2].(uint8), in[3].([]byte))
+	})
+}
+
+func controlSeeds(t testing.TB) (seeds [][]any) {
 	u := uint32(1000)
 	n := func(v uint32) *uint32 { return &v }
 	for i, m := range []proto.Message{
@@ -147,60 +191,63 @@ func FuzzControl(f *testing.F) {
 	} {
 		b, err := proto.Marshal(m)
 		if err != nil {
-			f.Fatal(err)
+			t.Fatal(err)
 		}
-		f.Add(uint8(i), b, uint8(i+1), b)
+		seeds = append(seeds, []any{uint8(i), b, uint8(i + 1), b})
 	}
-	dir := f.TempDir()
-	d, next := newFuzzDaemon(f, dir), newFuzzDaemon(f, dir)
-	f.Fuzz(func(t *testing.T, first uint8, a []byte, second uint8, b []byte) {
-		for _, name := range []string{"settings.json", "shares.json", "state.json"} {
-			os.Remove(filepath.Join(dir, name))
-		}
-		d.restart(t)
-		quit := make(chan struct{})
-		ended := make(chan struct{})
-		go func() { // the loop, without a clock
-			defer close(ended)
-			for {
-				select {
-				case f := <-d.events:
-					f()
-				case <-quit:
-					return
-				}
-			}
-		}()
-		for _, c := range []struct {
-			what uint8
-			body []byte
-		}{{first, a}, {second, b}} {
-			if err := callControl(d.Daemon, c.what, c.body); err != nil {
-				if s, ok := status.FromError(err); !ok || s.Message() == "" {
-					t.Fatalf("error %v has no code or no text", err)
-				}
+	return seeds
+}
+
+// Whatever comes over the control socket is answered, with an error that says
+// what is wrong or by doing it; and what was done is found again by the next
+// scheduler.
+func (d fuzzDaemon) controlled(t *testing.T, next fuzzDaemon, first uint8, a []byte, second uint8, b []byte) {
+	for _, name := range []string{"settings.json", "shares.json", "state.json"} {
+		os.Remove(filepath.Join(d.dir, name))
+	}
+	d.restart(t)
+	quit := make(chan struct{})
+	ended := make(chan struct{})
+	go func() { // the loop, without a clock
+		defer close(ended)
+		for {
+			select {
+			case f := <-d.events:
+				f()
+			case <-quit:
+				return
 			}
 		}
-		close(quit)
-		<-ended
-		for _, g := range d.order {
-			if err := g.core.Check(); err != nil {
-				t.Fatal(err)
+	}()
+	for _, c := range []struct {
+		what uint8
+		body []byte
+	}{{first, a}, {second, b}} {
+		if err := callControl(d.Daemon, c.what, c.body); err != nil {
+			if s, ok := status.FromError(err); !ok || s.Message() == "" {
+				t.Fatalf("error %v has no code or no text", err)
 			}
 		}
-		next.restart(t)
-		if next.settingsErr != nil || next.sharesErr != nil {
-			t.Fatalf("the next one cannot read it: %v, %v", next.settingsErr, next.sharesErr)
+	}
+	close(quit)
+	<-ended
+	for _, g := range d.order {
+		if err := g.core.Check(); err != nil {
+			t.Fatal(err)
 		}
-		for i, g := range next.order {
-			if was := d.order[i]; g.quantum != was.quantum || g.mode != was.mode {
-				t.Fatalf("GPU %d: %v, %v became %v, %v", i, was.quantum, was.mode, g.quantum, g.mode)
-			}
+	}
+	next.restart(t)
+	if next.settingsErr != nil || next.sharesErr != nil {
+		t.Fatalf("the next one cannot read it: %v, %v", next.settingsErr, next.sharesErr)
+	}
+	for i, g := range next.order {
+		if was := d.order[i]; g.quantum != was.quantum || g.mode != was.mode {
+			t.Fatalf("GPU %d: %v, %v became %v, %v", i, was.quantum, was.mode, g.quantum, g.mode)
 		}
-		if fmt.Sprint(d.shares) != fmt.Sprint(next.shares) && !(len(d.shares.Tenants) == 0 && len(next.shares.Tenants) == 0) && !reflect.DeepEqual(d.shares, next.shares) {
-			t.Fatalf("shares %+v became %+v", d.shares, next.shares)
-		}
-	})
+	}
+	if fmt.Sprint(d.shares) != fmt.Sprint(next.shares) && !(len(d.shares.Tenants) == 0 && len(next.shares.Tenants) == 0) && !reflect.DeepEqual(d.shares, next.shares) {
+		t.Fatalf("shares %+v became %+v", d.shares, next.shares)
+	}
 }
 
 // callControl has the service answer a request as it came from the socket.

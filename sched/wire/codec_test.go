@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/nvshare/nvshare/tests/mutants"
 )
 
 func text(s string) (r Refused) { r.SetText(s); return r }
@@ -242,34 +244,48 @@ func TestNoAllocations(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
+	for _, s := range decodeSeeds(f) {
+		f.Add(s[0].([]byte))
+	}
+	f.Fuzz(decodes)
+}
+
+func TestDecodeMutants(t *testing.T) {
+	mutants.Run(t, decodeSeeds(t), func(t *testing.T, in []any) { decodes(t, in[0].([]byte)) })
+}
+
+func decodeSeeds(t testing.TB) (seeds [][]any) {
+	add := func(b []byte) { seeds = append(seeds, []any{b}) }
 	for _, s := range samples() {
 		b := s.Encode()
-		f.Add(b[:])
+		add(b[:])
 	}
 	files, _ := filepath.Glob("../../tests/golden/v1/*.hex")
 	for _, name := range files {
-		f.Add(readHex(f, name))
+		add(readHex(t, name))
 	}
-	f.Add([]byte{})
+	add([]byte{})
 	huge := Frame{Version: 1, Type: TypeReserve, Reserve: Reserve{Total: 1<<64 - 1, Least: 1<<64 - 1, Serial: 1<<64 - 1}}
 	b := huge.Encode()
-	f.Add(b[:])
+	add(b[:])
 	observe := Frame{Version: 1, Type: TypeAttach, Code: AttachObserve, Attach: Attach{UUID: UUID{1}}}
-	b = observe.Encode()
-	f.Add(b[:])
-	f.Fuzz(func(t *testing.T, b []byte) {
-		fr, err := Decode(b)
-		if err != nil {
-			if !errors.Is(err, ErrFrame) {
-				t.Fatalf("error %v does not wrap ErrFrame", err)
-			}
-			return
+	c := observe.Encode()
+	add(c[:])
+	return seeds
+}
+
+func decodes(t *testing.T, b []byte) {
+	fr, err := Decode(b)
+	if err != nil {
+		if !errors.Is(err, ErrFrame) {
+			t.Fatalf("error %v does not wrap ErrFrame", err)
 		}
-		if fr.Type == TypeRegister && fr.Version > Version {
-			return // only the fields we know are kept
-		}
-		if again := fr.Encode(); !bytes.Equal(again[:], b) {
-			t.Fatalf("accepted %x but re-encodes it as %x", b, again)
-		}
-	})
+		return
+	}
+	if fr.Type == TypeRegister && fr.Version > Version {
+		return // only the fields we know are kept
+	}
+	if again := fr.Encode(); !bytes.Equal(again[:], b) {
+		t.Fatalf("accepted %x but re-encodes it as %x", b, again)
+	}
 }
