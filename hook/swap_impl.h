@@ -213,7 +213,22 @@ void nvs_chunk_unmap(struct place first, uint32_t chunks);
 /* Lets the process's other GPUs reach what is on this one. */
 void nvs_swap_open_to_peers(unsigned channel);
 
-/* ---- swap_alloc.c ---- */
+/* ---- swap_region.c; the channel's lock is held, and given up meanwhile ---- */
+
+/*
+ * Memory for `granules`, claimed and, if the GPU is held, there. No lock is held;
+ * returns with the lock held. span is NULL if it is not to be had.
+ */
+struct place nvs_region_obtain(unsigned channel, uint32_t granules);
+
+/* Frees a region, once nobody is moving it. */
+void nvs_region_retire(unsigned channel, struct place p);
+
+/* Whether all of a region is on the GPU: only then it is worth keeping. Keeps the lock. */
+bool nvs_region_is_here(struct place p);
+
+/* Whether a region that is marked as dying was put by, for the next allocation. */
+bool nvs_region_put_by(struct nvs_swap *s, struct place p);
 
 /*
  * Gives freed memory up that is kept for reuse, and that no work uses any more: so
@@ -234,6 +249,8 @@ bool nvs_swap_refused(unsigned channel, uint64_t bytes, unsigned seen, uint64_t 
  * had. The lock is held, and given up meanwhile.
  */
 bool nvs_chunk_back(unsigned channel, struct place p);
+
+/* ---- swap_alloc.c ---- */
 
 /* As nvs_swap_alloc; the memory is a pool's. */
 int nvs_swap_alloc_pooled(int channel, struct nvs_pool *pool, size_t bytes, CUdeviceptr *p);

@@ -339,28 +339,28 @@ static void what_is_kept_makes_way(void)
 
 /* ---- another tenant ---- */
 
-static int other(int rounds)
+static int other(uint64_t mib, int rounds)
 {
 	CUdeviceptr p;
 
 	tenant_open();
-	CU(cuMemAlloc_v2(&p, 600 * MIB));
+	CU(cuMemAlloc_v2(&p, mib * MIB));
 	for (int i = 0; i < rounds; i++) {
-		run_fill(p, 600 * MIB, 1, NULL);
+		run_fill(p, mib * MIB, 1, NULL);
 		run(30 * 1000000ull, NULL);
-		run_check(p, 600 * MIB, 1, NULL);
+		run_check(p, mib * MIB, 1, NULL);
 		faultless();
 	}
 	return 0;
 }
 
-static pid_t start_other(const char *rounds)
+static pid_t start_other(const char *mib, const char *rounds)
 {
 	pid_t pid = fork();
 
 	CHECK(pid >= 0);
 	if (pid == 0) {
-		execl(self, self, "other", rounds, (char *)NULL);
+		execl(self, self, "other", mib, rounds, (char *)NULL);
 		_exit(127);
 	}
 	return pid;
@@ -378,7 +378,7 @@ static void another_tenant_gets_what_is_kept(void)
 	run_fill(p, 64 * MIB, 7, streams[0]);
 	fill_pool(800 * MIB);
 	CU(cuCtxSynchronize());
-	pid = start_other("5");
+	pid = start_other("600", "5");
 	while (waitpid(pid, &status, WNOHANG) == 0) { /* both work meanwhile */
 		run_check(p, 64 * MIB, 7, streams[0]);
 		CU(cuStreamSynchronize(streams[0]));
@@ -503,10 +503,10 @@ static void any_sequence_beside_another_tenant(void)
 {
 	pid_t pid;
 
-	open_on(700 * MIB);
-	pid = start_other("1000000");
+	open_on(400 * MIB);
+	pid = start_other("300", "1000000");
 	EVENTUALLY(swapper_seen().alive == 2);
-	sequence(2000);
+	sequence(500);
 	CHECK(swapper_seen().ready > 0 && swapper_seen().out > 0);
 	CHECK(swapper_seen().stuck_memory == 0 && swapper_seen().stuck_error == 0);
 	kill(pid, SIGKILL);
@@ -678,8 +678,8 @@ static const struct {
 int main(int argc, char **argv)
 {
 	self = argv[0];
-	if (argc == 3 && strcmp(argv[1], "other") == 0)
-		return other(atoi(argv[2]));
+	if (argc == 4 && strcmp(argv[1], "other") == 0)
+		return other((uint64_t)atoll(argv[2]), atoi(argv[3]));
 	if (argc == 2 && strcmp(argv[1], "cost") == 0)
 		return cost(), 0;
 	if (argc == 3)

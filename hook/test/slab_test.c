@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * slab_test.c: allocations of slabs and of addresses against a model, many
- * times. slab_test [COUNT [SEED]]: so many allocations and frees.
+ * slab_test.c: allocations of slabs and of addresses, and what is kept of freed
+ * ones, against a model, many times. slab_test [COUNT [SEED]]: so many allocations
+ * and frees.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -141,6 +142,70 @@ static void slabs_keep_to_the_model(uint64_t count)
 	       (unsigned long long)refused, (unsigned long long)heap.metadata >> 10);
 }
 
+/* ---- what is kept ---- */
+
+enum { KEPT = 2000 };
+
+static struct nvs_kept kept[KEPT];
+static bool on_shelf[KEPT];
+
+/* Whether a place fits an allocation as it should. */
+static bool fits(const struct nvs_kept *k, uint64_t bytes, bool roomy)
+{
+	uint64_t least = nvs_place_bytes(bytes);
+
+	return !k->no_reuse && k->bytes >= bytes &&
+	       (roomy ? k->bytes - least <= least / 8 : k->bytes == least);
+}
+
+static uint64_t large_size(void)
+{
+	return NVS_SLAB_LARGEST + 1 + rnd(1ull << (21 + rnd(18)));
+}
+
+static void shelves_keep_to_the_model(uint64_t count)
+{
+	static struct nvs_shelf shelf;
+	uint64_t serial = 0, bytes = 0, hits = 0;
+
+	for (; count; count--) {
+		unsigned i = (unsigned)rnd(KEPT);
+		uint64_t size = rnd(2) ? a_size() : large_size();
+		bool roomy = rnd(2), there = false;
+		struct nvs_kept *k;
+
+		if (!on_shelf[i]) {
+			kept[i] = (struct nvs_kept){ .bytes = nvs_place_bytes(size), .serial = ++serial,
+						     .no_reuse = rnd(50) == 0 };
+			CHECK(kept[i].bytes >= size);
+			nvs_shelf_add(&shelf, &kept[i]);
+			CHECK(shelf.youngest == &kept[i]);
+		} else {
+			nvs_shelf_remove(&shelf, &kept[i]);
+		}
+		bytes += on_shelf[i] ? -kept[i].bytes : kept[i].bytes;
+		on_shelf[i] = !on_shelf[i];
+		CHECK(shelf.bytes == bytes && !shelf.oldest == !bytes);
+		CHECK(!shelf.oldest || !shelf.oldest->younger ||
+		      shelf.oldest->serial < shelf.oldest->younger->serial);
+		if (count % 16)
+			continue;
+		k = nvs_shelf_find(&shelf, size, roomy);
+		CHECK(!k || (fits(k, size, roomy) && on_shelf[k - kept]));
+		hits += k != NULL;
+		/* Of what is very large not all are looked at. */
+		for (unsigned n = 0; !k && n < KEPT && size <= 64 * NVS_SLAB_BYTES; n++)
+			there = there || (on_shelf[n] && fits(&kept[n], size, false));
+		CHECK(!there);
+	}
+	while (shelf.oldest)
+		nvs_shelf_remove(&shelf, shelf.oldest);
+	CHECK(!shelf.bytes && !shelf.youngest);
+	for (uint32_t b = 0; b < NVS_SHELF_BINS; b++)
+		CHECK(!shelf.bin[b] && !(shelf.filled[b / 64] >> b % 64 & 1));
+	printf("shelves: %llu found\n", (unsigned long long)hits);
+}
+
 /* ---- addresses ---- */
 
 /* What swap_space.c wants of the others. */
@@ -216,6 +281,7 @@ int main(int argc, char **argv)
 
 	state = argc > 2 ? (uint64_t)atoll(argv[2]) : 88172645463325252ull;
 	slabs_keep_to_the_model(count);
+	shelves_keep_to_the_model(count);
 	addresses_keep_to_the_model(count / 10);
 	return 0;
 }

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * swap_region.c: regions get their memory and give it up; what is freed at once and
+ * kept for a moment.
+ */
+#include "swap_impl.h"
+#include "vmm.h"
+#include "wrap.h"
+
+#define MS 1000000ull
+
+/*
+ * How long the driver may refuse memory that room promises before the
+ * application is told. The victim gives up physical memory before it says so,
+ * but processes that nobody arbitrates may take it, and a scheduler that has
+ * just started does not know of all clients yet: longer than the slowest of
+ * them takes to come back.
+ */
+#define REFUSED_NS (30000 * MS)
+#define PIECE_NS   (50 * MS)
+
+/* ---- backing; the lock is held, and given up while waiting ---- */
+
+bool nvs_swap_refused(unsigned channel, uint64_t bytes, unsigned seen, uint64_t since, bool told)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	bool kept = s->cached || nvs_pools_keep(channel);
+
+	/* Without a scheduler nobody makes room. */
+	if (since && ((!kept && nvs_swap_room(channel) == UINT64_MAX) ||
+		      nvs_now() - since > REFUSED_NS))
+		return false;
+	nvs_swap_unlock(s);
+	if (since && !told)
+		nvs_swap_tell(channel, NVS_MOVED_STUCK | NVS_MOVED_NO_MEMORY);
+	if (!nvs_swap_flush(channel, bytes))
+		nvs_swap_wait(s, seen, kept ? MS : PIECE_NS);
+	nvs_swap_lock(s);
+	return true;
+}
+
+bool nvs_chunk_back(unsigned channel, struct place p)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct chunk *c = &p.span->chunk[p.granule];
+	uint64_t bytes = bytes_of(c->granules), since = 0;
+
+	while (s->hold) {
+		unsigned seen = atomic_load(&s->kick);
+		bool told = since != 0;
+		bool room = s->resident + bytes <= nvs_swap_room(channel);
+		int result = CUDA_ERROR_OUT_OF_MEMORY;
+		uint32_t one = 1;
+
+		if (room) {
+			s->resident += bytes;
+			s->away -= bytes;
+			c->state = CHUNK_BUSY;
+			nvs_swap_unlock(s);
+			result = nvs_chunk_map(channel, p, &one);
+			if (result == CUDA_SUCCESS)
+				nvs_vmm_arrived(p);
+			nvs_swap_lock(s);
+			c->state = result == CUDA_SUCCESS ? CHUNK_HERE : CHUNK_EMPTY;
+			c->opens = TOUCHED;
+			if (result == CUDA_SUCCESS)
+				return true;
+			s->resident -= bytes;
+			s->away += bytes;
+			since = since ? since : nvs_now();
+		} else {
+			since = 0;
+		}
+		if (!nvs_swap_refused(channel, bytes, seen, since, told))
+			return false;
+	}
+	return true; /* it gets its memory when it comes in */
+}
+
+/* Frees a region whose chunks nobody else looks at any more. */
+static void forget(struct nvs_swap *s, struct place p)
+{
+	struct region *r = region_of(p);
+
+	for (uint32_t i = 0; i < r->granules; i += r->piece) {
+		struct place at = { p.span, p.granule + i };
+		struct chunk *c = &p.span->chunk[at.granule];
+		uint64_t bytes = bytes_of(c->granules);
+
+		if (c->state == CHUNK_HERE) {
+			c->state = CHUNK_BUSY;
+			nvs_swap_unlock(s);
+			nvs_chunk_unmap(at, 1);
+			nvs_swap_lock(s);
+			s->resident -= bytes;
+		} else {
+			if (c->state == CHUNK_AWAY)
+				nvs_arena_give(p.span->channel, at, c->granules);
+			s->away -= bytes;
+		}
+		c->state = CHUNK_NONE;
+	}
+	s->claimed -= bytes_of(r->granules);
+	s->fixed -= r->fixed ? bytes_of(r->granules) : 0;
+	nvs_region_drop(p);
+}
+
+void nvs_region_retire(unsigned channel, struct place p)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct region *r = region_of(p);
+	struct nvs_claim claim = { (int)channel, bytes_of(r->granules) };
+
+	r->dying = true;
+	for (uint32_t i = 0; i < r->granules;) {
+		unsigned seen = atomic_load(&s->kick);
+
+		if (p.span->chunk[p.granule + i].state == CHUNK_BUSY) {
+			nvs_swap_unlock(s);
+			nvs_swap_wait(s, seen, PIECE_NS);
+			nvs_swap_lock(s);
+		} else {
+			i += r->piece;
+		}
+	}
+	forget(s, p);
+	nvs_swap_unlock(s);
+	nvs_claim_drop(&claim);
+	nvs_swap_kick(s);
+	nvs_swap_lock(s);
+	s->retired += claim.bytes;
+}
+
+/* ---- freed memory that is kept ---- */
+
+uint64_t nvs_swap_cached(unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	uint64_t bytes;
+
+	nvs_pools_reap(channel, NULL);
+	nvs_swap_lock(s);
+	bytes = s->cached + nvs_pools_idle(channel);
+	nvs_swap_unlock(s);
+	return bytes;
+}
+
+static struct place uncache(struct nvs_swap *s, uint32_t i)
+{
+	struct place p = s->cache[i];
+
+	for (s->cache_count--; i < s->cache_count; i++)
+		s->cache[i] = s->cache[i + 1];
+	s->cached -= bytes_of(region_of(p)->granules);
+	region_of(p)->cached = false;
+	return p;
+}
+
+bool nvs_swap_flush(unsigned channel, uint64_t bytes)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	uint64_t before;
+	bool any = false, more = true;
+
+	nvs_pools_reap(channel, NULL);
+	nvs_swap_lock(s);
+	before = s->retired;
+	while (more && s->retired - before < bytes) {
+		if (s->cache_count) {
+			struct place p = uncache(s, 0);
+
+			nvs_region_retire(channel, p);
+		} else {
+			more = nvs_pools_give_up_one(channel);
+		}
+		any = any || more;
+	}
+	nvs_swap_unlock(s);
+	return any;
+}
+
+bool nvs_swap_make_way(unsigned channel, uint64_t bytes)
+{
+	return nvs_swaps[channel].mover && nvs_swap_flush(channel, bytes);
+}
+
+/* A large region of that size that is kept. The lock is held. */
+static struct place reuse(struct nvs_swap *s, uint32_t granules)
+{
+	for (uint32_t i = s->cache_count; i-- > 0;)
+		if (region_of(s->cache[i])->granules == granules)
+			return uncache(s, i);
+	return (struct place){ NULL, 0 };
+}
+
+bool nvs_region_is_here(struct place p)
+{
+	const struct region *r = region_of(p);
+
+	for (uint32_t i = 0; i < r->granules; i += r->piece)
+		if (p.span->chunk[p.granule + i].state != CHUNK_HERE)
+			return false;
+	return true;
+}
+
+bool nvs_region_put_by(struct nvs_swap *s, struct place p)
+{
+	struct region *r = region_of(p);
+	uint64_t bytes = bytes_of(r->granules);
+
+	if (!s->hold || r->fixed || r->kind != REGION_LARGE || bytes > CACHE_BYTES ||
+	    s->resident > nvs_swap_room(p.span->channel) || !nvs_region_is_here(p))
+		return false;
+	while (s->cache_count && (s->cache_count == CACHE_MAX || s->cached + bytes > CACHE_BYTES)) {
+		struct place old = uncache(s, 0);
+
+		nvs_region_retire(p.span->channel, old); /* p is ours meanwhile: the caller marked it */
+	}
+	r->cached = true;
+	r->dying = r->published = false;
+	s->cache[s->cache_count++] = p;
+	s->cached += bytes;
+	return true;
+}
+
+/* ---- regions ---- */
+
+struct place nvs_region_obtain(unsigned channel, uint32_t granules)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_claim claim;
+	struct place p;
+	bool ok = true;
+
+	nvs_swap_lock(s);
+	p = reuse(s, granules);
+	if (p.span)
+		return p;
+	s->claiming += bytes_of(granules);
+	nvs_swap_unlock(s);
+	ok = nvs_claim(&claim, (int)channel, bytes_of(granules));
+	if (ok && claim.channel >= 0)
+		nvs_claim_exists(&claim);
+	nvs_swap_lock(s);
+	s->claiming -= bytes_of(granules);
+	if (!ok || claim.channel < 0)
+		return p;
+	p = nvs_region_new(channel, granules);
+	if (p.span) {
+		struct region *r = region_of(p);
+
+		s->claimed += bytes_of(granules);
+		s->away += bytes_of(granules);
+		s->backing++;
+		for (uint32_t i = 0; i < granules; i += r->piece)
+			p.span->chunk[p.granule + i].state = CHUNK_EMPTY;
+		for (uint32_t i = 0; ok && i < granules; i += r->piece)
+			ok = nvs_chunk_back(channel, (struct place){ p.span, p.granule + i });
+		s->backing--;
+		if (ok)
+			return p;
+		nvs_region_retire(channel, p);
+		p.span = NULL;
+	} else {
+		nvs_swap_unlock(s);
+		nvs_claim_drop(&claim);
+		nvs_swap_lock(s);
+	}
+	return p;
+}
