@@ -366,9 +366,14 @@ static void wait_piece(unsigned i, uint32_t word, bool *spun, sigset_t *mask)
 {
 	struct channel *c = &nvs_client_channels[i];
 	const struct nvs_slot *slot = atomic_load(&nvs_channels[i].slot);
-	/* Open, yet the word is another: shut for a moment, the page tells when it is over. */
+	/*
+	 * Open, yet the word is another: shut for a moment, the page tells when it is
+	 * over. If the word is right, memory is on its way: that ends here, and changes
+	 * no word.
+	 */
 	bool on_page = c->lease.link == LEASE_ATTACHED &&
-		       (c->lease.gate == LEASE_CLOSED || c->lease.gate == LEASE_OPEN);
+		       (c->lease.gate == LEASE_CLOSED ||
+			(c->lease.gate == LEASE_OPEN && word != (uint32_t)c->lease.epoch));
 	uint32_t seen = on_page ? word : atomic_load(&c->changed);
 	uint64_t left = nvs_elapsed(c->pass_from_ns, nvs_now()), ns = WAIT_PIECE_NS;
 
