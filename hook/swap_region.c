@@ -39,66 +39,135 @@ bool nvs_swap_refused(unsigned channel, uint64_t bytes, unsigned seen, uint64_t 
 	return true;
 }
 
-bool nvs_chunk_back(unsigned channel, struct place p)
+/* Chunks from p to end, side by side, that are nowhere and fit into the room now. */
+static uint32_t count_fitting(struct nvs_swap *s, struct place p, uint32_t end, uint64_t *bytes)
+{
+	uint64_t room = nvs_swap_room(p.span->channel);
+	uint32_t n = 0;
+
+	for (*bytes = 0; p.granule < end; n++) {
+		const struct chunk *c = &p.span->chunk[p.granule];
+
+		if (c->state != CHUNK_EMPTY || s->resident + *bytes + bytes_of(c->granules) > room)
+			break;
+		*bytes += bytes_of(c->granules);
+		p.granule += c->granules;
+	}
+	return n;
+}
+
+/* What n chunks become that are CHUNK_BUSY now; the first `here` of them got memory. */
+static void backed(struct nvs_swap *s, struct place p, uint32_t n, uint32_t here)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct chunk *c = &p.span->chunk[p.granule];
+
+		c->opens = TOUCHED;
+		c->state = i < here ? CHUNK_HERE : CHUNK_EMPTY;
+		if (i >= here) {
+			s->resident -= bytes_of(c->granules);
+			s->away += bytes_of(c->granules);
+		}
+		p.granule += c->granules;
+	}
+}
+
+/* Maps what fits, with as few calls as can be. Returns CUresult; OUT_OF_MEMORY if nothing does. */
+static int back_some(unsigned channel, struct place p, uint32_t end, bool *fits)
 {
 	struct nvs_swap *s = &nvs_swaps[channel];
-	struct chunk *c = &p.span->chunk[p.granule];
-	uint64_t bytes = bytes_of(c->granules), since = 0;
+	uint64_t bytes;
+	uint32_t n = count_fitting(s, p, end, &bytes), here = n;
+	struct place at = p;
+	int result;
 
-	while (s->hold) {
+	*fits = n;
+	if (!n)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	s->resident += bytes;
+	s->away -= bytes;
+	for (uint32_t i = 0; i < n; i++) {
+		p.span->chunk[at.granule].state = CHUNK_BUSY;
+		at.granule += p.span->chunk[at.granule].granules;
+	}
+	nvs_swap_unlock(s);
+	result = nvs_chunk_map(channel, p, &here);
+	if (here)
+		nvs_vmm_arrived(p); /* of the application's own only one is mapped at a time */
+	nvs_swap_lock(s);
+	backed(s, p, n, here);
+	return result;
+}
+
+/*
+ * Whether chunks side by side got their memory, or get it when they come in: while
+ * the GPU is held they have to at once.
+ */
+static bool back(unsigned channel, struct place p, uint32_t end)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	uint64_t since = 0;
+
+	for (;;) {
 		unsigned seen = atomic_load(&s->kick);
-		bool told = since != 0;
-		bool room = s->resident + bytes <= nvs_swap_room(channel);
-		int result = CUDA_ERROR_OUT_OF_MEMORY;
-		uint32_t one = 1;
+		bool told = since != 0, fits;
 
-		if (room) {
-			s->resident += bytes;
-			s->away -= bytes;
-			c->state = CHUNK_BUSY;
-			nvs_swap_unlock(s);
-			result = nvs_chunk_map(channel, p, &one);
-			if (result == CUDA_SUCCESS)
-				nvs_vmm_arrived(p);
-			nvs_swap_lock(s);
-			c->state = result == CUDA_SUCCESS ? CHUNK_HERE : CHUNK_EMPTY;
-			c->opens = TOUCHED;
-			if (result == CUDA_SUCCESS)
-				return true;
-			s->resident -= bytes;
-			s->away += bytes;
-			since = since ? since : nvs_now();
-		} else {
+		/* The mover may have been faster with some. */
+		while (p.granule < end && p.span->chunk[p.granule].state != CHUNK_EMPTY)
+			p.granule += p.span->chunk[p.granule].granules;
+		if (p.granule == end || !s->hold)
+			return true;
+		if (back_some(channel, p, end, &fits) == CUDA_SUCCESS) {
 			since = 0;
+			continue;
 		}
-		if (!nvs_swap_refused(channel, bytes, seen, since, told))
+		since = !fits ? 0 : since ? since : nvs_now();
+		if (!nvs_swap_refused(channel, bytes_of(p.span->chunk[p.granule].granules), seen, since,
+				      told))
 			return false;
 	}
-	return true; /* it gets its memory when it comes in */
+}
+
+bool nvs_chunk_back(unsigned channel, struct place p)
+{
+	return back(channel, p, p.granule + p.span->chunk[p.granule].granules);
+}
+
+/* Unmaps the chunks from p to end that are on the GPU, side by side. Returns where they end. */
+static struct place unmap_run(struct nvs_swap *s, struct place p, uint32_t end)
+{
+	struct place at = p;
+	uint32_t n = 0;
+
+	while (at.granule < end && p.span->chunk[at.granule].state == CHUNK_HERE) {
+		p.span->chunk[at.granule].state = CHUNK_BUSY;
+		at.granule += p.span->chunk[at.granule].granules;
+		n++;
+	}
+	nvs_swap_unlock(s);
+	nvs_chunk_unmap(p, n);
+	nvs_swap_lock(s);
+	s->resident -= bytes_of(at.granule - p.granule);
+	return at;
 }
 
 /* Frees a region whose chunks nobody else looks at any more. */
 static void forget(struct nvs_swap *s, struct place p)
 {
-	struct region *r = region_of(p);
+	const struct region *r = region_of(p);
+	struct place at = p;
 
-	for (uint32_t i = 0; i < r->granules; i += r->piece) {
-		struct place at = { p.span, p.granule + i };
-		struct chunk *c = &p.span->chunk[at.granule];
-		uint64_t bytes = bytes_of(c->granules);
+	while (at.granule < p.granule + r->granules) {
+		const struct chunk *c = &p.span->chunk[at.granule];
 
 		if (c->state == CHUNK_HERE) {
-			c->state = CHUNK_BUSY;
-			nvs_swap_unlock(s);
-			nvs_chunk_unmap(at, 1);
-			nvs_swap_lock(s);
-			s->resident -= bytes;
-		} else {
-			if (c->state == CHUNK_AWAY)
-				nvs_arena_give(p.span->channel, at, c->granules);
-			s->away -= bytes;
+			at = unmap_run(s, at, p.granule + r->granules);
+			continue;
 		}
-		c->state = CHUNK_NONE;
+		if (c->state == CHUNK_AWAY)
+			nvs_arena_give(p.span->channel, at, c->granules);
+		s->away -= bytes_of(c->granules);
+		at.granule += c->granules;
 	}
 	s->claimed -= bytes_of(r->granules);
 	s->fixed -= r->fixed ? bytes_of(r->granules) : 0;
@@ -254,8 +323,7 @@ struct place nvs_region_obtain(unsigned channel, uint32_t granules)
 		s->backing++;
 		for (uint32_t i = 0; i < granules; i += r->piece)
 			p.span->chunk[p.granule + i].state = CHUNK_EMPTY;
-		for (uint32_t i = 0; ok && i < granules; i += r->piece)
-			ok = nvs_chunk_back(channel, (struct place){ p.span, p.granule + i });
+		ok = back(channel, p, p.granule + granules);
 		s->backing--;
 		if (ok)
 			return p;
