@@ -31,6 +31,7 @@ NVS_EXPORT int cuMemPoolGetAttribute(void *pool, int attribute, void *value);
 
 #define MARK_FREES 16u          /* an event after so many frees, */
 #define MARK_BYTES (64ull << 20) /* or so many bytes */
+#define LINES_KEPT 256u         /* whether they are of use or not */
 #define NAP_NS     200000       /* between two looks at what is waited for */
 
 struct nvs_store nvs_stores[NVS_MAX_CHANNELS];
@@ -82,34 +83,6 @@ static struct line *line_find(struct nvs_store *st, const struct nvs_pool *pool,
 	return l;
 }
 
-/* ctx: of the stream. */
-static struct line *line_new(struct nvs_store *st, struct nvs_pool *pool, const struct caller *who,
-			     void *ctx)
-{
-	struct line **at = bucket_of(st, pool, who->stream), *l = st->free_line;
-
-	if (l) {
-		st->free_line = l->next;
-	} else {
-		l = nvs_store_memory(st, sizeof(*l));
-		if (!l)
-			return NULL;
-		l->all = st->lines;
-		st->lines = l;
-	}
-	l->pool = pool;
-	l->ctx = ctx;
-	l->thread = who->thread;
-	l->serial = l->passed = l->unmarked = l->unmarked_bytes = 0;
-	l->marks = l->spares = l->events = 0;
-	l->deaf = false;
-	l->stream = who->stream;
-	l->next = *at;
-	*at = l;
-	pool->lines++;
-	return l;
-}
-
 /* The stream is no more; what was freed in it waits on. */
 static void line_cut(struct nvs_store *st, struct line *l)
 {
@@ -137,6 +110,58 @@ static void line_end(struct nvs_store *st, struct line *l)
 	l->pool = NULL;
 	l->next = st->free_line;
 	st->free_line = l;
+}
+
+/*
+ * Threads that are no more leave lines behind. One with nothing in it is made anew
+ * when it is needed; it is looked for them when their number has doubled.
+ */
+static void sweep(struct nvs_store *st)
+{
+	unsigned used = 0;
+
+	if (st->line_count < st->line_sweep)
+		return;
+	for (struct line *l = st->lines; l; l = l->all) {
+		if (l->pool && l->stream && !l->shelf.oldest && !l->busy) {
+			line_cut(st, l);
+			line_end(st, l);
+		}
+		used += l->pool != NULL;
+	}
+	st->line_sweep = used < LINES_KEPT / 2 ? LINES_KEPT : 2 * used;
+}
+
+/* ctx: of the stream. */
+static struct line *line_new(struct nvs_store *st, struct nvs_pool *pool, const struct caller *who,
+			     void *ctx)
+{
+	struct line **at = bucket_of(st, pool, who->stream), *l;
+
+	if (!st->free_line)
+		sweep(st);
+	l = st->free_line;
+	if (l) {
+		st->free_line = l->next;
+	} else {
+		l = nvs_store_memory(st, sizeof(*l));
+		if (!l)
+			return NULL;
+		l->all = st->lines;
+		st->lines = l;
+		st->line_count++;
+	}
+	l->pool = pool;
+	l->ctx = ctx;
+	l->thread = who->thread;
+	l->serial = l->passed = l->unmarked = l->unmarked_bytes = 0;
+	l->marks = l->spares = l->events = 0;
+	l->deaf = false;
+	l->stream = who->stream;
+	l->next = *at;
+	*at = l;
+	pool->lines++;
+	return l;
 }
 
 /* Destroys events that are of no use. No lock is held. */
@@ -206,6 +231,13 @@ static void leave_mark(struct nvs_swap *s, struct nvs_store *st, struct line *l,
 		l->events--;
 	l->deaf = l->deaf || !ok; /* of another context: it will not be otherwise next time */
 	line_end(st, l);
+}
+
+/* Makes sure of an event for a mark that has to be: the last one moves on. */
+static void free_mark(struct line *l)
+{
+	if (l->events == MARKS && !l->spares && l->marks)
+		l->spare[l->spares++] = l->mark[--l->marks].event;
 }
 
 enum look { LOOK_BLIND, LOOK_LATER, LOOK_PASSED };
@@ -397,11 +429,10 @@ int nvs_swap_alloc_async(int channel, void *handle, void *stream, size_t bytes, 
 	if (!pool)
 		return -1;
 	result = nvs_swap_alloc_pooled(channel, pool, bytes, p);
-	if (result == CUDA_SUCCESS) {
-		nvs_swap_lock(s);
+	nvs_swap_lock(s);
+	if (result == CUDA_SUCCESS)
 		nvs_pool_takes(pool, nvs_place_bytes(bytes));
-		nvs_swap_unlock(s);
-	}
+	nvs_swap_unlock(s);
 	return result;
 }
 
@@ -442,10 +473,13 @@ static int wait_in_line(unsigned channel, struct line *l, CUdeviceptr p, void *s
 	}
 	l->unmarked++;
 	l->unmarked_bytes += k->bytes;
-	if ((l->unmarked >= MARK_FREES || l->unmarked_bytes >= MARK_BYTES) &&
+	/* A thread's own stream cannot be asked by others, nor when the thread is gone. */
+	if ((l->unmarked >= MARK_FREES || l->unmarked_bytes >= MARK_BYTES || l->thread) &&
 	    !atomic_load(&nvs_gate.captures)) {
 		if (l->events == MARKS && !l->spares)
 			look(s, st, l);
+		if (l->thread)
+			free_mark(l);
 		if (l->stream == stream)
 			leave_mark(s, st, l, stream);
 		l->unmarked = l->unmarked_bytes = 0; /* also if there was none to be had */
@@ -510,8 +544,8 @@ void nvs_swap_stream_going(void *stream)
 			if (l->stream != stream)
 				continue;
 			any = true;
-			if (l->shelf.oldest && l->events == MARKS && !l->spares && l->marks)
-				l->spare[l->spares++] = l->mark[--l->marks].event; /* the last one moves on */
+			if (l->shelf.oldest)
+				free_mark(l);
 			if (l->shelf.oldest && !atomic_load(&nvs_gate.captures))
 				leave_mark(s, st, l, stream);
 			if (l->stream == stream)

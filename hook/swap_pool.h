@@ -50,8 +50,10 @@ struct line {
 
 /* Of a channel. */
 struct nvs_store {
-	struct nvs_pool *pools;
-	struct line *lines, *free_line;
+	struct nvs_pool *_Atomic pools; /* both lists only grow; a look whether they are empty needs no lock */
+	struct line *_Atomic lines;
+	struct line *free_line;
+	unsigned line_count, line_sweep; /* records; when to look next for those of no use */
 	struct line *bucket[LINE_BUCKETS];
 	struct nvs_kept *free_kept;
 	void *dead_event[DEAD_EVENTS]; /* to be destroyed */

@@ -552,6 +552,46 @@ static void streams_come_and_go(void)
 	swapper_end();
 }
 
+#define OWN ((CUstream)2) /* a thread's own default stream */
+
+static CUdeviceptr left;  /* freed behind what still runs */
+static CUevent left_done;
+
+/* Each thread's stream is another, also if it has the record of one that ended. */
+static void *one_of_many(void *arg)
+{
+	CUdeviceptr p;
+
+	(void)arg;
+	CU(cuCtxSetCurrent(ctx));
+	p = get(32 * MIB, OWN);
+	CHECK(p != left || cuEventQuery(left_done) == CUDA_SUCCESS);
+	run(2 * 1000000ull, OWN);
+	CU(cuMemFreeAsync(p, OWN));
+	CU(cuEventRecord(left_done, OWN));
+	left = p;
+	return NULL;
+}
+
+static void threads_come_and_go(void)
+{
+	open_on(GPU);
+	threshold(UINT64_MAX);
+	CU(cuEventCreate(&left_done, CU_EVENT_DISABLE_TIMING));
+	for (int i = 0; i < 600; i++) {
+		pthread_t t;
+
+		CHECK(pthread_create(&t, NULL, one_of_many, NULL) == 0);
+		pthread_join(t, NULL);
+		if (i % 50 == 0)
+			CU(cuEventSynchronize(left_done));
+	}
+	CU(cuEventSynchronize(left_done));
+	CU(cuMemPoolTrimTo(pool, 0)); /* what they have left is asked for all the same */
+	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
+	swapper_end();
+}
+
 static void *worker(void *arg)
 {
 	CUstream s;
@@ -726,6 +766,7 @@ static const struct {
 	CASE(any_sequence_keeps_the_order_of_streams),
 	CASE(any_sequence_beside_another_tenant),
 	CASE(streams_come_and_go),
+	CASE(threads_come_and_go),
 	CASE(threads_share_a_pool),
 	CASE(pools_and_contexts_end),
 	CASE(who_waits_for_a_fill_is_woken),
