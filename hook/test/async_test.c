@@ -690,7 +690,8 @@ static _Atomic unsigned late_sleeps;
  */
 long syscall(long number, ...)
 {
-	static long (*real)(long, ...);
+	static long (*_Atomic found)(long, ...);
+	long (*real)(long, ...) = found;
 	long a[6], result;
 	va_list args;
 
@@ -699,7 +700,7 @@ long syscall(long number, ...)
 		a[i] = va_arg(args, long);
 	va_end(args);
 	if (!real)
-		real = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+		found = real = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
 	if (number == SYS_futex && (a[1] & ~FUTEX_PRIVATE_FLAG) == FUTEX_WAIT && a[2] &&
 	    filled_before && real(SYS_gettid) == getpid()) {
 		EVENTUALLY(swapper_seen().ready >= filled_before);
