@@ -406,6 +406,8 @@ static struct { CUdeviceptr p; uint64_t bytes, seed; CUstream s; } live[LIVE];
 static struct { CUdeviceptr p; uint64_t bytes; CUstream s; CUevent done; } past[PAST];
 static unsigned past_next;
 
+static uint64_t largest = 40 * MIB;
+
 static uint64_t some_size(void)
 {
 	switch (rnd(4)) {
@@ -416,7 +418,7 @@ static uint64_t some_size(void)
 	case 2:
 		return MIB + 1 + rnd(3 * MIB);
 	default:
-		return MIB + 1 + rnd(40 * MIB);
+		return MIB + 1 + rnd(largest);
 	}
 }
 
@@ -508,8 +510,9 @@ static void any_sequence_beside_another_tenant(void)
 {
 	pid_t pid;
 
-	open_on(400 * MIB);
-	pid = start_other("300", "1000000");
+	largest = 10 * MIB; /* all is copied, again and again */
+	open_on(160 * MIB);
+	pid = start_other("120", "1000000");
 	EVENTUALLY(swapper_seen().alive == 2);
 	sequence(500);
 	CHECK(swapper_seen().ready > 0 && swapper_seen().out > 0);
