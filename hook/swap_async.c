@@ -200,7 +200,35 @@ static bool line_passed(struct nvs_store *st, struct line *l, uint64_t serial)
 
 /* ---- how far a stream is ---- */
 
-/* Records an event behind all frees so far. The lock is held, and given up meanwhile. */
+/*
+ * Whether this thread may name the stream of a line: a default stream is another
+ * one in another context or thread.
+ */
+static bool may_name(const struct line *l, void *stream)
+{
+	return stream && (!nvs_key_is_default(stream) ||
+			  (nvs_current_context() == l->ctx &&
+			   (!l->thread || l->thread == thread_number())));
+}
+
+/* As the driver does. Under the table's lock the stream is not destroyed. */
+static int record(void *event, struct line *l)
+{
+	void *stream;
+	int result = -1;
+
+	pthread_mutex_lock(&nvs_table_lock);
+	stream = atomic_load(&l->stream);
+	if (may_name(l, stream))
+		result = nvs_driver.event_record(event, stream);
+	pthread_mutex_unlock(&nvs_table_lock);
+	return result;
+}
+
+/*
+ * Records an event behind all frees so far. stream: of the line, that the caller
+ * was called with; NULL: he was not. The lock is held, and given up meanwhile.
+ */
 static void leave_mark(struct nvs_swap *s, struct nvs_store *st, struct line *l, void *stream)
 {
 	uint64_t serial = l->serial;
@@ -219,7 +247,7 @@ static void leave_mark(struct nvs_swap *s, struct nvs_store *st, struct line *l,
 	l->busy++;
 	nvs_swap_unlock(s);
 	ok = event || nvs_driver.event_create(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
-	if (ok && nvs_driver.event_record(event, stream) != CUDA_SUCCESS) {
+	if (ok && (stream ? nvs_driver.event_record(event, stream) : record(event, l)) != CUDA_SUCCESS) {
 		nvs_driver.event_destroy(event);
 		ok = false;
 	}
@@ -229,7 +257,7 @@ static void leave_mark(struct nvs_swap *s, struct nvs_store *st, struct line *l,
 		l->mark[l->marks++] = (struct mark){ event, serial };
 	else if (l->events)
 		l->events--;
-	l->deaf = l->deaf || !ok; /* of another context: it will not be otherwise next time */
+	l->deaf = l->deaf || (stream && !ok); /* of another context: it will not be otherwise next time */
 	line_end(st, l);
 }
 
@@ -255,10 +283,7 @@ static int ask_stream(struct line *l)
 		return -1;
 	pthread_mutex_lock(&nvs_table_lock);
 	stream = atomic_load(&l->stream);
-	/* A default stream is another one in another context or thread. */
-	if (stream && (!nvs_key_is_default(stream) ||
-		       (nvs_current_context() == l->ctx &&
-			(!l->thread || l->thread == thread_number()))))
+	if (may_name(l, stream))
 		result = nvs_driver.stream_query(stream);
 	pthread_mutex_unlock(&nvs_table_lock);
 	return result;
@@ -337,6 +362,20 @@ void nvs_pools_reap(unsigned channel, const struct nvs_pool *pool)
 		look_at_all(channel, pool);
 }
 
+void nvs_pools_mark(unsigned channel)
+{
+	struct nvs_store *st = &nvs_stores[channel];
+	struct nvs_swap *s = &nvs_swaps[channel];
+
+	if (!st->lines || atomic_load(&nvs_gate.captures))
+		return;
+	nvs_swap_lock(s);
+	for (struct line *l = st->lines; l; l = l->all)
+		if (l->shelf.oldest && l->stream && !l->marks)
+			leave_mark(s, st, l, NULL);
+	nvs_swap_unlock(s);
+}
+
 bool nvs_pools_outwait(unsigned channel)
 {
 	static const uint32_t nothing;
@@ -344,8 +383,10 @@ bool nvs_pools_outwait(unsigned channel)
 	int saved = errno;
 
 	while (nvs_stores[channel].lines && (seen = look_at_all(channel, NULL)) == LOOK_LATER &&
-	       !atomic_load(&nvs_exiting))
+	       !atomic_load(&nvs_exiting)) {
+		nvs_pools_mark(channel);
 		nvs_futex_wait(&nothing, 0, NAP_NS, true); /* a nap, no cancellation point */
+	}
 	errno = saved;
 	return seen == LOOK_PASSED;
 }

@@ -295,6 +295,12 @@ void nvs_arena_fork_child(void);
  */
 void nvs_pools_reap(unsigned channel, const struct nvs_pool *pool);
 
+/*
+ * Somebody wants what waits there: from now on it is seen when a stream has passed
+ * it, also if the stream never has nothing to do. No lock is held.
+ */
+void nvs_pools_mark(unsigned channel);
+
 /* Waits until some have. False: there is nothing to wait for. No lock is held. */
 bool nvs_pools_outwait(unsigned channel);
 

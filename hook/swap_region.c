@@ -245,6 +245,8 @@ bool nvs_swap_flush(unsigned channel, uint64_t bytes)
 		any = any || more;
 	}
 	nvs_swap_unlock(s);
+	if (!any)
+		nvs_pools_mark(channel);
 	return any;
 }
 

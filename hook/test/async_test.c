@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -339,6 +340,39 @@ static void what_is_kept_makes_way(void)
 	p = get(901 * MIB, streams[1]);
 	CU(cuMemFreeAsync(p, streams[1]));
 	CHECK(swapper_seen().stuck_memory == 0);
+	swapper_end();
+}
+
+static atomic_bool enough;
+
+/* Keeps the GPU busy. */
+static void *busy(void *arg)
+{
+	(void)arg;
+	CU(cuCtxSetCurrent(ctx));
+	while (!enough) {
+		run(20 * 1000000ull, streams[0]);
+		nap_ms(cuStreamQuery(streams[0]) == CUDA_SUCCESS ? 0 : 10);
+	}
+	return NULL;
+}
+
+/* What a stream has passed is had, although it is never done. */
+static void a_busy_stream_gives_back(void)
+{
+	pthread_t t;
+	CUdeviceptr p;
+
+	open_on(96 * MIB);
+	threshold(UINT64_MAX);
+	CHECK(pthread_create(&t, NULL, busy, NULL) == 0);
+	for (int i = 0; i < 2; i++) {
+		fill_pool(48 * MIB);
+		p = get(80 * MIB, streams[1]);
+		CU(cuMemFreeAsync(p, streams[1]));
+	}
+	enough = true;
+	pthread_join(t, NULL);
 	swapper_end();
 }
 
@@ -766,6 +800,7 @@ static const struct {
 	CASE(pools_tell_what_they_have),
 	CASE(trimming_spares_what_is_in_use),
 	CASE(what_is_kept_makes_way),
+	CASE(a_busy_stream_gives_back),
 	CASE(another_tenant_gets_what_is_kept),
 	CASE(any_sequence_keeps_the_order_of_streams),
 	CASE(any_sequence_beside_another_tenant),
