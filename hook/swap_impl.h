@@ -287,7 +287,7 @@ uint64_t nvs_arena_bytes(unsigned channel, uint64_t *unused);
 void nvs_arena_unregistered(unsigned channel);
 void nvs_arena_fork_child(void);
 
-/* ---- swap_async.c ---- */
+/* ---- swap_async.c, swap_line.c, swap_pool.c ---- */
 
 /*
  * Looks which frees have passed that were made in streams; pool: of it alone. What

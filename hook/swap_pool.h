@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_pool.h: what swap_async.c and swap_pool.c share: the pools of the
+ * swap_pool.h: what swap_async.c, swap_line.c and swap_pool.c share: the pools of the
  * application as far as they are made of memory that moves. The channel's swap lock
  * guards all of it.
  */
@@ -64,6 +64,50 @@ struct nvs_store {
 };
 
 extern struct nvs_store nvs_stores[NVS_MAX_CHANNELS];
+
+/* Whoever calls, in a stream. */
+struct caller {
+	void *stream;
+	void *ctx;       /* of a default stream, they are one in each context */
+	uint64_t thread; /* of a per-thread default stream */
+};
+
+/* ---- swap_line.c ---- */
+
+struct caller nvs_caller_of(void *stream);
+
+/* The lock is held for what follows. */
+struct line *nvs_line_find(struct nvs_store *st, const struct nvs_pool *pool, const struct caller *who);
+/* ctx: of the stream. NULL: the system has no memory. */
+struct line *nvs_line_new(struct nvs_store *st, struct nvs_pool *pool, const struct caller *who,
+			  void *ctx);
+
+/* The stream is no more; what was freed in it waits on. */
+void nvs_line_cut(struct nvs_store *st, struct line *l);
+
+/* A line is over if nothing waits in it and nothing can come. */
+void nvs_line_end(struct nvs_store *st, struct line *l);
+
+/* The stream has passed all its frees up to this one. Returns whether that is news. */
+bool nvs_line_passed(struct nvs_store *st, struct line *l, uint64_t serial);
+
+/*
+ * Records an event behind all frees so far. stream: of the line, that the caller
+ * was called with; NULL: he was not. The lock is given up meanwhile.
+ */
+void nvs_line_mark(struct nvs_swap *s, struct nvs_store *st, struct line *l, void *stream);
+
+/* Makes sure of an event for a mark that has to be: the last one moves on. */
+void nvs_line_free_mark(struct line *l);
+
+/* Looks how far the stream of a line is. The lock is given up meanwhile. */
+enum look { LOOK_BLIND, LOOK_LATER, LOOK_PASSED };
+enum look nvs_line_look(struct nvs_swap *s, struct nvs_store *st, struct line *l);
+
+/* Destroys events that are of no use. No lock is held. */
+void nvs_lines_bury(unsigned channel);
+
+/* ---- swap_async.c and swap_pool.c ---- */
 
 /* The lock is held for all of these. Zeroed and for good; NULL: the system has none. */
 void *nvs_store_memory(struct nvs_store *st, size_t bytes);
