@@ -22,13 +22,13 @@ static bool limited(int channel, struct nvs_limits *l)
 static void clamp(int channel, uint64_t *available, uint64_t *total)
 {
 	bool swapped = channel >= 0 && nvs_swap_is_on((unsigned)channel);
+	/* Asked for before what is used: what is given up meanwhile never looks like in use again. */
+	uint64_t kept = swapped ? nvs_swap_cached((unsigned)channel) : 0;
 	struct nvs_limits l = { 0 };
 
 	if (!limited(channel, &l) && !swapped)
 		return;
 	if (swapped) {
-		uint64_t kept = nvs_swap_cached((unsigned)channel);
-
 		l.used -= kept < l.used ? kept : l.used;
 		*available = *total; /* the rest can be made free */
 	}

@@ -156,7 +156,7 @@ bool nvs_pools_keep(unsigned channel)
 
 uint64_t nvs_pools_idle(unsigned channel)
 {
-	uint64_t bytes = 0;
+	uint64_t bytes = nvs_stores[channel].giving;
 
 	for (const struct nvs_pool *p = nvs_stores[channel].pools; p; p = p->next)
 		bytes += p->shelf.bytes;
@@ -173,14 +173,19 @@ void nvs_pools_take_back(unsigned channel, struct nvs_pool *pool, CUdeviceptr p)
 
 static bool give_up_one(unsigned channel, struct nvs_pool *p)
 {
+	struct nvs_store *st = &nvs_stores[channel];
 	struct nvs_kept *k = p->shelf.oldest;
 	CUdeviceptr address;
+	uint64_t bytes;
 
 	if (!k)
 		return false;
 	address = k->address;
-	nvs_pool_unkept(&nvs_stores[channel], p, &p->shelf, k);
+	bytes = k->bytes;
+	st->giving += bytes;
+	nvs_pool_unkept(st, p, &p->shelf, k);
 	nvs_swap_give_up(channel, address);
+	st->giving -= bytes;
 	return true;
 }
 

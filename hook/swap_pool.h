@@ -59,6 +59,7 @@ struct nvs_store {
 	void *dead_event[DEAD_EVENTS]; /* to be destroyed */
 	unsigned dead;
 	bool trim;           /* a synchronisation was seen */
+	uint64_t giving;     /* bytes that are being given up, without the lock */
 	char *block;         /* where the next record comes from */
 	size_t block_left;
 };
