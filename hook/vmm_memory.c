@@ -554,54 +554,7 @@ int nvs_vmm_share(unsigned long long *handle, int type)
 	return result;
 }
 
-/* ---- for swap_*.c ---- */
-
-bool nvs_vmm_find(struct place p, struct nvs_swap_range *r)
-{
-	const struct memory *m = nvs_vmm_at(p);
-
-	if (!m || !m->shown)
-		return false;
-	r->base = r->mapped = address_of(m->at);
-	r->bytes = r->mapped_bytes = bytes_of(m->granules);
-	r->serial = m->serial;
-	r->mapping = true;
-	r->access = m->access;
-	r->handle_types = m->handle_types;
-	r->rdma = m->rdma;
-	return true;
-}
-
-/* The chunk is busy: nobody changes what is looked at here. */
-static void set_access(struct place p, int flags)
-{
-	struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(p.span->channel) },
-			       flags };
-
-	nvs_driver.set_access(address_of(p), bytes_of(nvs_vmm_chunk(p)->granules), &a, 1);
-}
-
-/* Of a chunk that copies cannot reach as it is; NULL: of none. */
-static const struct memory *closed(struct place p)
-{
-	const struct memory *m = nvs_vmm_region(p)->kind >= REGION_APP ? nvs_vmm_at(p) : NULL;
-
-	return m && m->shown && m->access != CU_MEM_ACCESS_READWRITE ? m : NULL;
-}
-
-void nvs_vmm_leaving(struct place p)
-{
-	if (closed(p))
-		set_access(p, CU_MEM_ACCESS_READWRITE);
-}
-
-void nvs_vmm_arrived(struct place p)
-{
-	const struct memory *m = closed(p);
-
-	if (m)
-		set_access(p, m->access);
-}
+/* ---- */
 
 void nvs_vmm_fork_child(void)
 {
