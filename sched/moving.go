@@ -22,9 +22,12 @@ import (
 // maxStretch bounds how long turns become for what moving took.
 const maxStretch = time.Minute
 
-// easyStretch is how long turns become so that moving takes even less than its share:
-// nobody has to wait for long for that.
-const easyStretch = 5 * time.Second
+// easyStretch is how long turns become so that moving takes even less than its share, and
+// easyRound is within what all who wait to move then get theirs.
+const (
+	easyStretch = 5 * time.Second
+	easyRound   = 10 * time.Second
+)
 
 // maxSwapShare leaves half of the time for work.
 const maxSwapShare = 50
@@ -179,7 +182,7 @@ func (c *Core) owe(t *tenant, moved time.Duration) {
 		return
 	}
 	t.stretch = stretchFor(moved, c.swapShare)
-	easy := min(stretchFor(moved, max(c.swapShare/5, 1)), easyStretch)
+	easy := min(stretchFor(moved, max(c.swapShare/5, 1)), easyStretch, easyRound/time.Duration(max(len(c.afar.items), 1)))
 	c.owedUntil = max(c.owedUntil, c.now.Add(max(t.stretch, easy)))
 }
 
