@@ -423,6 +423,9 @@ func (c *Core) adoptable(cl *client) bool {
 	if c.effective == Concurrent || c.adoptsLatency(cl) {
 		return true
 	}
+	if c.holdOff != 0 {
+		return false // others may be on the GPU that are not recorded, from when all could be
+	}
 	if cl.tenant.gang != nil {
 		return cl.tenant.hold == playing && cl.tenant.gang.phase == running
 	}

@@ -49,6 +49,9 @@ type Residency struct {
 	// Later says whether a client is expected to use the GPU later than another one.
 	// nil: who was granted before the other is.
 	Later func(a, b ClientID) bool
+	// MoveUnit is what clients may move at a time, bytes: so much more than is lacking may
+	// be out. 0: 64 MiB.
+	MoveUnit uint64
 
 	capacity uint64
 	outside  uint64 // of it, what others than clients seem to have; see Refused
@@ -57,6 +60,8 @@ type Residency struct {
 	rooms    []Room // reused by each Plan
 	order    []*occupant
 }
+
+const leastMoveUnit = 64 << 20
 
 // Room is what a client may have on the GPU from now on.
 type Room struct {
@@ -86,6 +91,7 @@ type occupant struct {
 	reported bool   // since it had a grant last
 	unknown  bool   // it was here before this Residency, and has not reported
 	stalled  bool   // it does not move out as it should
+	allOut   bool   // its arena is to hold all that it may have to move
 }
 
 // need is how much it must have on the GPU to run.
@@ -450,7 +456,7 @@ func (r *Residency) Fits(id ClientID, bytes, most, unit uint64, given func(Clien
 	}
 	away := less(add(fixed, movable), r.capacity)
 	for _, o := range r.clients {
-		n := o.arena(away, unit)
+		n := r.arena(o, away, unit)
 		if given != nil {
 			n = max(n, given(o.id))
 		}
@@ -468,17 +474,24 @@ func (r *Residency) sums() (fixed, movable uint64) {
 	return fixed, movable
 }
 
-// moveUnit is about what clients move at a time: so much more than is lacking may
-// be out.
-const moveUnit = 64 << 20
-
 // arena is how much host memory a client needs if so much of all is away.
-func (o *occupant) arena(away, unit uint64) uint64 {
+func (r *Residency) arena(o *occupant, away, unit uint64) uint64 {
 	if o.keep != Swapped || away == 0 {
 		return 0
 	}
-	n := min(o.need()-o.pinned(), add(away, moveUnit))
+	n := o.need() - o.pinned()
+	if !o.allOut {
+		n = min(n, add(away, max(r.MoveUnit, leastMoveUnit)))
+	}
 	return add(n, unit-1) / unit * unit
+}
+
+// ShortOfArena notes that what a client was given for what Arena says does not do: it
+// moves more at a time. From now on Arena is all that it may ever have to move.
+func (r *Residency) ShortOfArena(id ClientID) {
+	if o := r.clients[id]; o != nil {
+		o.allOut = true
+	}
 }
 
 // Arena returns how much host memory a client needs, so that what is promised now, or
@@ -489,7 +502,7 @@ func (r *Residency) Arena(id ClientID, unit, more uint64) uint64 {
 		return 0
 	}
 	fixed, movable := r.sums()
-	return o.arena(less(add(add(fixed, movable), more), r.capacity), unit)
+	return r.arena(o, less(add(add(fixed, movable), more), r.capacity), unit)
 }
 
 // Promised returns what all clients need together.

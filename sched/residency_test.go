@@ -353,3 +353,28 @@ func TestResidencyVictims(t *testing.T) {
 		t.Errorf("%d, %v", arena, err)
 	}
 }
+
+// A client that moves much at a time needs an arena for what it moves too much; one that
+// says that even this does not do gets one for all that it has.
+func TestResidencyMovesInUnits(t *testing.T) {
+	const mib = 1 << 20
+	for _, c := range []struct {
+		unit  uint64
+		short bool
+		want  uint64
+	}{{0, false, 240 * mib}, {512 * mib, false, 688 * mib}, {0, true, 16000 * mib}} {
+		r := NewResidency(16896 * mib)
+		r.MoveUnit = c.unit
+		for id := ClientID(1); id <= 2; id++ {
+			r.Attach(id, Swapped, "", false)
+		}
+		r.Promise(1, 16000*mib, 32<<30)
+		r.Promise(2, 1072*mib, 32<<30)
+		if c.short {
+			r.ShortOfArena(1)
+		}
+		if got := r.Arena(1, mib, 0); got != c.want {
+			t.Errorf("unit %d MiB, short %v: %d MiB, want %d", c.unit/mib, c.short, got/mib, c.want/mib)
+		}
+	}
+}

@@ -98,6 +98,7 @@ func (d *Daemon) openSwap(g *gpu, physical uint64) {
 	capacity := min(physical-min(physical, headroom), g.MemoryBytes)
 	g.swap = &swap{residency: sched.NewResidency(capacity), members: map[sched.ClientID]*clientMemory{}}
 	g.swap.residency.Later = g.core.Later
+	g.swap.residency.MoveUnit = min(physical/64, 512<<20) // as the shim has it (PIECES)
 	d.log.Infof("GPU %d: memory is swapped: %d MiB for clients at a time, %d MiB of host memory for all GPUs", g.Index, capacity>>20, d.opts.SwapMemory>>20)
 }
 
@@ -458,6 +459,9 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 	if f.Code&wire.MovedStuck != 0 && f.Code&wire.MovedNoMemory != 0 {
 		s.residency.Refused(id)
 		d.strand(g, id, m)
+	}
+	if f.Code&wire.MovedStuck != 0 && f.Code&wire.MovedNoArena != 0 {
+		s.residency.ShortOfArena(id)
 	}
 	if f.Code&wire.MovedStuck != 0 {
 		d.log.WithField("client", id).Debugf("GPU %d: cannot move memory: code %#x", g.Index, f.Code)

@@ -327,6 +327,25 @@ func TestArena(t *testing.T) {
 	s.await("the arena is given back", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaUsedBytes == 0 })
 }
 
+// A client whose arena is too small for what it moves at a time gets more: all that it
+// may have to move.
+func TestArenaTooSmall(t *testing.T) {
+	s := start(t, t.TempDir(), swapping)
+	a := newSwapper(t, s)
+	a.allocates(600 * mib)
+	b := newSwapper(t, s)
+	b.allocates(600 * mib)
+	s.await("all is made", func(r *api.StatusResponse) bool {
+		g := r.Gpus[0].Swap
+		return g.ArenaUsedBytes >= 2*176*mib && g.ArenaUsedBytes == g.ArenaBytes
+	})
+	a.moved(wire.MovedStuck|wire.MovedNoArena, 0)
+	s.await("room for all", func(r *api.StatusResponse) bool {
+		g := r.Gpus[0].Swap
+		return g.ArenaUsedBytes >= (600+176)*mib && g.ArenaUsedBytes == g.ArenaBytes
+	})
+}
+
 // Where what is reserved nearly fills the GPU the arena is begun, with half of what there
 // may be; alone nobody needs any.
 func TestArenaAhead(t *testing.T) {
