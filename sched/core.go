@@ -65,6 +65,8 @@ type Core struct {
 	owedUntil   Time          // nobody is to move before, if others can work
 	sparedUntil Time          // the free GPU is not given to who has to move before
 	fillTook    time.Duration // about what moving takes
+	fills       int           // so often memory has come in
+	linkRate    float64       // the best of that, bytes a second
 	pausing     []*client     // those that gave the GPU back as they had nothing to do
 
 	ganged []*tenant // of gangs, with clients here

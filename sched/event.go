@@ -254,6 +254,7 @@ type Moving struct {
 type Ready struct {
 	Client ClientID
 	Epoch  Epoch
+	Bytes  uint64 // that were copied since the grant; 1: none, 0: not known
 }
 
 // SetSwapShare changes how much of the time moving memory may take, percent: see

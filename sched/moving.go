@@ -163,7 +163,7 @@ func (c *Core) isReady(ev Ready) {
 	cl.ran, cl.startVT = 0, t.vt
 	cl.ready = true
 	c.owe(t, cl.moved)
-	c.noteFill(cl.moved)
+	c.noteFill(ev.Bytes, cl.moved)
 	c.review(t)
 }
 

@@ -19,9 +19,27 @@ import (
 // pausesKept is how many of a client's pauses are remembered.
 const pausesKept = 8
 
-// noteFill learns what moving takes: from the longest, of which more is forgotten each
-// time. Some take no time, as those of memory that nobody has touched yet.
-func (c *Core) noteFill(took time.Duration) {
+const (
+	// slowLink is what most links do at least, bytes a second: PCIe 3.0 of 16 lanes.
+	slowLink = 12e9
+	// slowFills is for how many fills a slower link is not believed: as long as the host
+	// memory for what goes out is still being made, moving takes many times as long as
+	// later.
+	slowFills = 16
+)
+
+// noteFill learns what moving takes. From the longest, of which more is forgotten each
+// time: some take no time, as those of memory that nobody has touched yet.
+func (c *Core) noteFill(bytes uint64, took time.Duration) {
+	c.fills++
+	if bytes > 0 && took > 0 {
+		c.linkRate = max(c.linkRate, float64(bytes)/took.Seconds())
+		rate := c.linkRate
+		if c.fills <= slowFills {
+			rate = max(rate, slowLink)
+		}
+		took = min(took, time.Duration(float64(bytes)/rate*float64(time.Second)))
+	}
 	c.fillTook = max(took, c.fillTook-(c.fillTook-took)/4)
 }
 

@@ -242,7 +242,7 @@ func TestAnyHistory(t *testing.T) {
 			case 26:
 				return SetStranded{id, rapid.Bool().Draw(t, "stranded")}
 			case 23, 24:
-				return Ready{id, epoch()}
+				return Ready{id, epoch(), uint64(rapid.IntRange(0, 1<<40).Draw(t, "bytes"))}
 			case 25:
 				return SetSwapShare{rapid.IntRange(0, 60).Draw(t, "share")}
 			case 20:

@@ -255,7 +255,7 @@ func parseEvent(words []string) (Event, error) {
 	case "moving":
 		return Moving{id, epoch}, nil
 	case "ready":
-		return Ready{id, epoch}, nil
+		return Ready{Client: id, Epoch: epoch}, nil
 	case "gone":
 		return Gone{id}, nil
 	case "restore":

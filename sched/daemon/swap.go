@@ -474,13 +474,14 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 	s.unsettled = true
 	switch {
 	case f.Code&wire.MovedReady != 0:
+		copied := f.Moved.In - min(m.grantedIn, f.Moved.In)
 		if m.granted != 0 {
-			d.endMove(g, id, api.EventType_EVENT_TYPE_SWAP_IN, &s.in, f.Moved.In-min(m.grantedIn, f.Moved.In), t.Sub(m.granted))
+			d.endMove(g, id, api.EventType_EVENT_TYPE_SWAP_IN, &s.in, copied, t.Sub(m.granted))
 			m.granted = 0
 		}
 		s.residency.Ready()
 		m.away = false // the core takes that from Ready
-		d.step(g, sched.Ready{Client: id, Epoch: sched.Epoch(f.Epoch)})
+		d.step(g, sched.Ready{Client: id, Epoch: sched.Epoch(f.Epoch), Bytes: max(copied, 1)})
 	case f.Epoch != 0 && f.Moved.Away == 0:
 		d.step(g, sched.Ready{Client: id, Epoch: sched.Epoch(f.Epoch)}) // nothing was away after all
 	case f.Epoch != 0:

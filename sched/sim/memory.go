@@ -224,7 +224,7 @@ func (d *daemon) moved(id sched.ClientID, m memory, epoch sched.Epoch, ready, st
 	case ready && epoch != 0:
 		d.away[id] = false
 		d.residency.Ready()
-		d.step(sched.Ready{Client: id, Epoch: epoch})
+		d.step(sched.Ready{Client: id, Epoch: epoch, Bytes: m.resident})
 	case epoch != 0:
 		d.step(sched.Moving{Client: id, Epoch: epoch})
 	default:
