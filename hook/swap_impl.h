@@ -37,7 +37,7 @@
 
 /* Bytes of freed memory that are kept, mapped and counted, for the next request. */
 #define CACHE_BYTES (128ull << 20)
-#define CACHE_MAX   32u
+#define CACHE_MAX   64u
 
 /* Addresses reserved at once: as many times the GPU's memory, fragmentation with it. */
 #define SPAN_TIMES 4u

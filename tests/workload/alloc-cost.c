@@ -6,8 +6,10 @@
  *
  * For each size, in rounds: COUNT allocations, then COUNT frees; and COUNT times an
  * allocation and its free. Prints one JSON line: alloc_SIZE_ns, free_SIZE_ns,
- * both_SIZE_ns, per call, medians over the rounds, the first left out. Run it in turn
- * with and without LD_PRELOAD, and compare medians of the same run only.
+ * both_SIZE_ns, per call, medians over the rounds, the first left out. Before each size
+ * it works on the GPU: with memory that can be swapped an allocation is given its place
+ * there only once its process holds the GPU. Run it in turn with and without LD_PRELOAD,
+ * and compare medians of the same run only.
  */
 #include "spin.h"
 
@@ -31,6 +33,16 @@ static double median(double *v, int n)
 	return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
+static void work(void)
+{
+	CUdeviceptr p;
+
+	CHECK(cuMemAlloc_v2(&p, 4096));
+	CHECK(cuMemsetD8_v2(p, 0, 4096));
+	CHECK(cuCtxSynchronize());
+	CHECK(cuMemFree_v2(p));
+}
+
 static void size(const char *what, const char *between)
 {
 	static double take[MAX_ROUNDS], back[MAX_ROUNDS], both[MAX_ROUNDS];
@@ -42,6 +54,7 @@ static void size(const char *what, const char *between)
 		fprintf(stderr, "alloc-cost: %s is not SIZE:COUNT:ROUNDS\n", what);
 		exit(2);
 	}
+	work();
 	for (int r = -1; r < rounds; r++) {
 		uint64_t t = now_ns(), u;
 
