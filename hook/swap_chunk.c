@@ -36,7 +36,7 @@ static void let_in(unsigned channel, struct place p)
 static int put(unsigned channel, struct place p)
 {
 	const struct nvs_swap *s = &nvs_swaps[channel];
-	struct chunk *c = &p.span->chunk[p.granule];
+	struct chunk *c = chunk_of(p);
 	struct cu_location at = { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(channel) };
 	/* Such memory can be exported later, and registered with a network card. */
 	struct cu_alloc_full prop = { .head = { CU_MEM_ALLOCATION_PINNED,
@@ -55,11 +55,6 @@ static int put(unsigned channel, struct place p)
 	return result;
 }
 
-static void step(struct place *p)
-{
-	p->granule += p->span->chunk[p->granule].granules;
-}
-
 int nvs_chunk_map(unsigned channel, struct place first, uint32_t *chunks)
 {
 	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(channel) },
@@ -71,7 +66,7 @@ int nvs_chunk_map(unsigned channel, struct place first, uint32_t *chunks)
 	while (n < *chunks && result == CUDA_SUCCESS) {
 		result = put(channel, at);
 		if (result == CUDA_SUCCESS) {
-			step(&at);
+			next_chunk(&at);
 			n++;
 		}
 	}
@@ -92,10 +87,10 @@ void nvs_chunk_unmap(struct place first, uint32_t chunks)
 	bool at_once;
 
 	for (uint32_t i = 0; i < chunks; i++)
-		step(&end);
+		next_chunk(&end);
 	at_once = CALL(cuMemUnmap, address_of(first), address_of(end) - address_of(first)) == CUDA_SUCCESS;
-	for (; at.granule < end.granule; step(&at)) {
-		const struct chunk *c = &at.span->chunk[at.granule];
+	for (; at.granule < end.granule; next_chunk(&at)) {
+		const struct chunk *c = chunk_of(at);
 
 		/* The documentation speaks of a range of one mapping only. */
 		if (!at_once)
@@ -119,6 +114,6 @@ void nvs_swap_open_to_peers(unsigned channel)
 		if (!found)
 			return;
 		let_in(channel, at);
-		at.granule += at.span->chunk[at.granule].granules;
+		next_chunk(&at);
 	}
 }

@@ -159,6 +159,17 @@ static inline uint64_t address_of(struct place p)
 	return p.span->base + bytes_of(p.granule);
 }
 
+static inline struct chunk *chunk_of(struct place p)
+{
+	return &p.span->chunk[p.granule];
+}
+
+/* To where the next chunk may begin. */
+static inline void next_chunk(struct place *p)
+{
+	p->granule += chunk_of(*p)->granules;
+}
+
 static inline struct region *region_of(struct place p)
 {
 	return &p.span->region[p.granule];

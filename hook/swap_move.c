@@ -101,16 +101,6 @@ static bool equip(struct nvs_swap *s)
 
 /* ---- one run ---- */
 
-static struct chunk *chunk_of(struct place p)
-{
-	return &p.span->chunk[p.granule];
-}
-
-static void step(struct place *p)
-{
-	p->granule += chunk_of(*p)->granules;
-}
-
 /* Whether the pass is to go on. The lock is held. */
 static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 {
@@ -164,7 +154,7 @@ static bool pick(struct pass *p, struct run *r)
 		if (!r->chunks++)
 			r->first = p->at;
 		r->bytes += bytes;
-		step(&p->at);
+		next_chunk(&p->at);
 	}
 	nvs_swap_unlock(s);
 	return r->chunks;
@@ -196,7 +186,7 @@ static void settle(struct pass *p, struct run r, bool moved)
 		if (moved && content)
 			*(p->out ? &s->out_bytes : &s->in_bytes) += bytes;
 		c->state = here ? CHUNK_HERE : content ? CHUNK_AWAY : CHUNK_EMPTY;
-		step(&at);
+		next_chunk(&at);
 	}
 	nvs_swap_unlock(s);
 	nvs_swap_kick(s);
@@ -232,7 +222,8 @@ static void land(struct pass *p)
 		give_up(p, result);
 	if ((result == CUDA_SUCCESS) == p->out)
 		nvs_chunk_unmap(f->run.first, f->run.chunks);
-	for (uint32_t i = 0; !p->out && result == CUDA_SUCCESS && i < f->run.chunks; i++, step(&at))
+	for (uint32_t i = 0; !p->out && result == CUDA_SUCCESS && i < f->run.chunks;
+	     i++, next_chunk(&at))
 		nvs_vmm_arrived(at);
 	settle(p, f->run, result == CUDA_SUCCESS);
 	p->untold += f->run.bytes;
@@ -259,7 +250,7 @@ static bool map(struct pass *p, struct run *r)
 	rest.chunks -= chunks;
 	for (r->chunks = 0; r->chunks < chunks; r->chunks++) {
 		rest.bytes -= bytes_of(chunk_of(rest.first)->granules);
-		step(&rest.first);
+		next_chunk(&rest.first);
 	}
 	r->bytes -= rest.bytes;
 	if (rest.chunks)
@@ -278,7 +269,7 @@ static void take_off(struct pass *p, struct run r)
 
 	if (!p->out && !map(p, &r))
 		return;
-	for (uint32_t i = 0; i < r.chunks && result == CUDA_SUCCESS; i++, step(&at)) {
+	for (uint32_t i = 0; i < r.chunks && result == CUDA_SUCCESS; i++, next_chunk(&at)) {
 		const struct chunk *c = chunk_of(at);
 
 		if (c->opens != TOUCHED)

@@ -46,12 +46,12 @@ static uint32_t count_fitting(struct nvs_swap *s, struct place p, uint32_t end, 
 	uint32_t n = 0;
 
 	for (*bytes = 0; p.granule < end; n++) {
-		const struct chunk *c = &p.span->chunk[p.granule];
+		const struct chunk *c = chunk_of(p);
 
 		if (c->state != CHUNK_EMPTY || s->resident + *bytes + bytes_of(c->granules) > room)
 			break;
 		*bytes += bytes_of(c->granules);
-		p.granule += c->granules;
+		next_chunk(&p);
 	}
 	return n;
 }
@@ -60,7 +60,7 @@ static uint32_t count_fitting(struct nvs_swap *s, struct place p, uint32_t end, 
 static void backed(struct nvs_swap *s, struct place p, uint32_t n, uint32_t here)
 {
 	for (uint32_t i = 0; i < n; i++) {
-		struct chunk *c = &p.span->chunk[p.granule];
+		struct chunk *c = chunk_of(p);
 
 		c->opens = TOUCHED;
 		c->state = i < here ? CHUNK_HERE : CHUNK_EMPTY;
@@ -68,7 +68,7 @@ static void backed(struct nvs_swap *s, struct place p, uint32_t n, uint32_t here
 			s->resident -= bytes_of(c->granules);
 			s->away += bytes_of(c->granules);
 		}
-		p.granule += c->granules;
+		next_chunk(&p);
 	}
 }
 
@@ -88,7 +88,7 @@ static int back_some(unsigned channel, struct place p, uint32_t end, bool *fits)
 	s->away -= bytes;
 	for (uint32_t i = 0; i < n; i++) {
 		p.span->chunk[at.granule].state = CHUNK_BUSY;
-		at.granule += p.span->chunk[at.granule].granules;
+		next_chunk(&at);
 	}
 	nvs_swap_unlock(s);
 	result = nvs_chunk_map(channel, p, &here);
@@ -114,7 +114,7 @@ static bool back(unsigned channel, struct place p, uint32_t end)
 
 		/* The mover may have been faster with some. */
 		while (p.granule < end && p.span->chunk[p.granule].state != CHUNK_EMPTY)
-			p.granule += p.span->chunk[p.granule].granules;
+			next_chunk(&p);
 		if (p.granule == end || !s->hold)
 			return true;
 		if (back_some(channel, p, end, &fits) == CUDA_SUCCESS) {
@@ -141,7 +141,7 @@ static struct place unmap_run(struct nvs_swap *s, struct place p, uint32_t end)
 
 	while (at.granule < end && p.span->chunk[at.granule].state == CHUNK_HERE) {
 		p.span->chunk[at.granule].state = CHUNK_BUSY;
-		at.granule += p.span->chunk[at.granule].granules;
+		next_chunk(&at);
 		n++;
 	}
 	nvs_swap_unlock(s);
@@ -167,7 +167,7 @@ static void forget(struct nvs_swap *s, struct place p)
 		if (c->state == CHUNK_AWAY)
 			nvs_arena_give(p.span->channel, at, c->granules);
 		s->away -= bytes_of(c->granules);
-		at.granule += c->granules;
+		next_chunk(&at);
 	}
 	s->claimed -= bytes_of(r->granules);
 	s->fixed -= r->fixed ? bytes_of(r->granules) : 0;

@@ -14,81 +14,29 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "cudadrv.h"
-#include "swapper.h"
+#define EVENTUALLY_MS PATIENCE_MS
+#include "tenant.h"
 
 #define KIB (1ull << 10)
-#define MIB (1ull << 20)
 #define GPU (4096 * MIB)
 #define CACHE (128 * MIB) /* is kept in any case */
-#define CU(call) \
-	do { \
-		int rc_ = (call); \
-		if (rc_) { \
-			fprintf(stderr, "%s:%d: %s: error %d\n", __FILE__, __LINE__, #call, rc_); \
-			exit(1); \
-		} \
-	} while (0)
 
 static const char *self;
 
-static void nap_ms(int ms)
-{
-	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
-
-	nanosleep(&t, NULL);
-}
-
-#define EVENTUALLY(cond) \
-	do { \
-		for (int ms_ = 0; !(cond) && ms_ < PATIENCE_MS; ms_++) \
-			nap_ms(1); \
-		CHECK(cond); \
-	} while (0)
-
-static uint64_t random_state = 88172645463325252ull;
-
-static uint64_t rnd(uint64_t below)
-{
-	random_state ^= random_state << 13;
-	random_state ^= random_state >> 7;
-	random_state ^= random_state << 17;
-	return random_state % below;
-}
-
 /* ---- a tenant ---- */
 
-static const char ptx[] =
-	".version 6.0\n.target sm_50\n.address_size 64\n"
-	".visible .entry nvshare_spin(.param .u64 a, .param .u64 b) { ret; }\n"
-	".visible .entry nvshare_fill(.param .u64 a, .param .u64 b, .param .u64 c) { ret; }\n"
-	".visible .entry nvshare_check(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d) { ret; }\n";
-
-static CUfunction spin, fill, check;
-static CUcontext ctx;
 static CUmemoryPool pool;
 static CUstream streams[2];
-static CUdeviceptr wrong;
 
 /* Holds the GPU afterwards. */
-static void tenant_open(void)
+static void pools_open(void)
 {
-	CUmodule m;
-
-	CU(cuInit(0));
-	CU(cuCtxCreate_v2(&ctx, 0, 0));
-	CU(cuModuleLoadData(&m, ptx));
-	CU(cuModuleGetFunction(&spin, m, "nvshare_spin"));
-	CU(cuModuleGetFunction(&fill, m, "nvshare_fill"));
-	CU(cuModuleGetFunction(&check, m, "nvshare_check"));
+	tenant_open();
 	CU(cuDeviceGetDefaultMemPool(&pool, 0));
 	for (int i = 0; i < 2; i++)
 		CU(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
-	CU(cuMemAlloc_v2(&wrong, 8));
 	CU(cuMemsetD8_v2(wrong, 0, 8));
 	CU(cuCtxSynchronize());
 }
@@ -97,9 +45,8 @@ static void open_on(uint64_t gpu)
 {
 	struct swapper_config c = { .gpu = gpu, .arena = 64 * MIB, .quantum_ms = 30 };
 
-	swapper_init();
-	swapper_start(&c);
-	tenant_open();
+	schedule(c);
+	pools_open();
 }
 
 static void threshold(uint64_t bytes)
@@ -113,14 +60,6 @@ static uint64_t attribute(int what)
 
 	CU(cuMemPoolGetAttribute(pool, what, &value));
 	return value;
-}
-
-static uint64_t used(void)
-{
-	size_t left, total;
-
-	CU(cuMemGetInfo_v2(&left, &total));
-	return total - left;
 }
 
 static void run(uint64_t ns, CUstream s)
@@ -137,7 +76,7 @@ static uint64_t part(uint64_t bytes)
 	return (bytes < 256 * KIB ? bytes : 256 * KIB) / 8 * 8;
 }
 
-static void run_fill(CUdeviceptr p, uint64_t bytes, uint64_t seed, CUstream s)
+static void fill_part(CUdeviceptr p, uint64_t bytes, uint64_t seed, CUstream s)
 {
 	uint64_t n = part(bytes);
 	void *params[] = { &p, &n, &seed };
@@ -146,7 +85,7 @@ static void run_fill(CUdeviceptr p, uint64_t bytes, uint64_t seed, CUstream s)
 }
 
 /* Counted in the stream; see faultless(). */
-static void run_check(CUdeviceptr p, uint64_t bytes, uint64_t seed, CUstream s)
+static void check_part(CUdeviceptr p, uint64_t bytes, uint64_t seed, CUstream s)
 {
 	uint64_t n = part(bytes);
 	void *params[] = { &p, &n, &seed, &wrong };
@@ -314,7 +253,7 @@ static void trimming_spares_what_is_in_use(void)
 	threshold(UINT64_MAX);
 	p = get(256 * MIB, streams[0]);
 	run(300 * 1000000ull, streams[0]);
-	run_fill(p, 256 * MIB, 1, streams[0]);
+	fill_part(p, 256 * MIB, 1, streams[0]);
 	CU(cuMemFreeAsync(p, streams[0]));
 	CU(cuMemPoolTrimTo(pool, 0));
 	CHECK(cuStreamQuery(streams[0]) == CUDA_SUCCESS ||
@@ -383,12 +322,12 @@ static int other(uint64_t mib, int rounds)
 {
 	CUdeviceptr p;
 
-	tenant_open();
+	pools_open();
 	CU(cuMemAlloc_v2(&p, mib * MIB));
 	for (int i = 0; i < rounds; i++) {
-		run_fill(p, mib * MIB, 1, NULL);
+		fill_part(p, mib * MIB, 1, NULL);
 		run(30 * 1000000ull, NULL);
-		run_check(p, mib * MIB, 1, NULL);
+		check_part(p, mib * MIB, 1, NULL);
 		faultless();
 	}
 	return 0;
@@ -415,12 +354,12 @@ static void another_tenant_gets_what_is_kept(void)
 	open_on(1024 * MIB);
 	threshold(UINT64_MAX);
 	p = get(64 * MIB, streams[0]);
-	run_fill(p, 64 * MIB, 7, streams[0]);
+	fill_part(p, 64 * MIB, 7, streams[0]);
 	fill_pool(800 * MIB);
 	CU(cuCtxSynchronize());
 	pid = start_other("600", "5");
 	while (waitpid(pid, &status, WNOHANG) == 0) { /* both work meanwhile */
-		run_check(p, 64 * MIB, 7, streams[0]);
+		check_part(p, 64 * MIB, 7, streams[0]);
 		CU(cuStreamSynchronize(streams[0]));
 		fill_pool(rnd(2) ? 300 * MIB : 100 * KIB);
 		nap_ms(1);
@@ -477,14 +416,14 @@ static void model_alloc(int i, CUstream s)
 	live[i].bytes = bytes;
 	live[i].seed = rnd(1ull << 60);
 	live[i].s = s;
-	run_fill(p, bytes, live[i].seed, s);
+	fill_part(p, bytes, live[i].seed, s);
 }
 
 static void model_free(int i)
 {
 	unsigned k = past_next++ % PAST;
 
-	run_check(live[i].p, live[i].bytes, live[i].seed, live[i].s);
+	check_part(live[i].p, live[i].bytes, live[i].seed, live[i].s);
 	past[k].p = live[i].p;
 	past[k].bytes = live[i].bytes;
 	past[k].s = live[i].s;
@@ -641,8 +580,8 @@ static void *worker(void *arg)
 		uint64_t bytes = i % 3 ? 3000 : 6 * MIB, seed = (uint64_t)(uintptr_t)s + (uint64_t)i;
 		CUdeviceptr p = get(bytes, s), q = get(5000, s);
 
-		run_fill(p, bytes, seed, s);
-		run_check(p, bytes, seed, s);
+		fill_part(p, bytes, seed, s);
+		check_part(p, bytes, seed, s);
 		CU(cuMemFreeAsync(p, s));
 		if (i % 16 == 0)
 			CU(cuStreamSynchronize(s));
@@ -690,9 +629,9 @@ static void pools_and_contexts_end(void)
 		CU(cuMemPoolSetAttribute(own, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
 		CU(cuMemAllocFromPoolAsync(&p, 200 * MIB, own, streams[0]));
 		CU(cuMemAllocFromPoolAsync(&q, 3000, own, streams[0]));
-		run_fill(p, 200 * MIB, 1, streams[0]);
+		fill_part(p, 200 * MIB, 1, streams[0]);
 		CU(cuMemPoolDestroy(own));
-		run_check(p, 200 * MIB, 1, streams[0]); /* lives on */
+		check_part(p, 200 * MIB, 1, streams[0]); /* lives on */
 		CU(cuMemFreeAsync(p, streams[0]));
 		CU(cuMemFreeAsync(q, streams[0]));
 		CU(cuCtxSynchronize());
@@ -703,12 +642,12 @@ static void pools_and_contexts_end(void)
 		CU(cuCtxCreate_v2(&second, 0, 0));
 		CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
 		p = get(40 * MIB, s);
-		run_fill(p, 40 * MIB, 5, s);
+		fill_part(p, 40 * MIB, 5, s);
 		q = get(40 * MIB, s);
 		CU(cuMemFreeAsync(q, s));
 		CU(cuCtxDestroy_v2(second));
 		CU(cuCtxSetCurrent(ctx));
-		run_check(p, 40 * MIB, 5, streams[0]); /* of no context */
+		check_part(p, 40 * MIB, 5, streams[0]); /* of no context */
 		CU(cuMemFreeAsync(p, streams[0]));
 		CU(cuCtxSynchronize());
 	}
@@ -755,8 +694,7 @@ static void who_waits_for_a_fill_is_woken(void)
 	struct swapper_config c = { .gpu = GPU, .arena = 64 * MIB, .quantum_ms = 30 };
 	CUdeviceptr p;
 
-	swapper_init();
-	swapper_start(&c);
+	schedule(c);
 	CU(cuInit(0));
 	CU(cuCtxCreate_v2(&ctx, 0, 0));
 	CU(cuMemAlloc_v2(&p, 2048 * MIB)); /* nowhere, as the GPU is not held */
@@ -791,10 +729,7 @@ static void cost(void)
 	swapper_end();
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} cases[] = {
+static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(steps_reach_a_steady_state),
 	CASE(nothing_is_released_between_synchronisations),
@@ -821,11 +756,5 @@ int main(int argc, char **argv)
 		return cost(), 0;
 	if (argc == 3)
 		random_state += (uint64_t)atoll(argv[2]);
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		if (argc < 2)
-			puts(cases[i].name);
-		else if (strcmp(argv[1], cases[i].name) == 0)
-			return cases[i].run(), 0;
-	}
-	return argc < 2 ? 0 : 2;
+	return run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
 }

@@ -8,107 +8,15 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "cudadrv.h"
-#include "swapper.h"
+#include "tenant.h"
 
-#define MIB (1ull << 20)
 #define GPU (96 * MIB)
-#define CU(call) \
-	do { \
-		int rc_ = (call); \
-		if (rc_) { \
-			fprintf(stderr, "%s:%d: %s: error %d\n", __FILE__, __LINE__, #call, rc_); \
-			exit(1); \
-		} \
-	} while (0)
 
 static const char *self;
 
-static void nap_ms(int ms)
-{
-	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
-
-	nanosleep(&t, NULL);
-}
-
-#define EVENTUALLY(cond) \
-	do { \
-		for (int ms_ = 0; !(cond) && ms_ < 3 * PATIENCE_MS; ms_++) \
-			nap_ms(1); \
-		CHECK(cond); \
-	} while (0)
-
 /* ---- a tenant ---- */
-
-static const char ptx[] =
-	".version 6.0\n.target sm_50\n.address_size 64\n"
-	".visible .entry nvshare_spin(.param .u64 a, .param .u64 b) { ret; }\n"
-	".visible .entry nvshare_fill(.param .u64 a, .param .u64 b, .param .u64 c) { ret; }\n"
-	".visible .entry nvshare_check(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d) { ret; }\n";
-
-static CUfunction spin, fill, check;
-static CUcontext ctx;
-static CUdeviceptr wrong;
-static uint64_t random_state;
-
-static uint64_t rnd(uint64_t below)
-{
-	random_state ^= random_state << 13;
-	random_state ^= random_state >> 7;
-	random_state ^= random_state << 17;
-	return random_state % below;
-}
-
-struct buffer {
-	CUdeviceptr p;
-	uint64_t bytes, seed;
-};
-
-static void tenant_open(void)
-{
-	CUmodule m;
-
-	CU(cuInit(0));
-	CU(cuCtxCreate_v2(&ctx, 0, 0));
-	CU(cuModuleLoadData(&m, ptx));
-	CU(cuModuleGetFunction(&spin, m, "nvshare_spin"));
-	CU(cuModuleGetFunction(&fill, m, "nvshare_fill"));
-	CU(cuModuleGetFunction(&check, m, "nvshare_check"));
-	CU(cuMemAlloc_v2(&wrong, 8));
-}
-
-static void run_fill(struct buffer *b, uint64_t seed)
-{
-	uint64_t n = b->bytes / 8 * 8;
-	void *params[] = { &b->p, &n, &seed };
-
-	b->seed = seed;
-	CU(cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
-}
-
-static void verify(const struct buffer *b)
-{
-	uint64_t n = b->bytes / 8 * 8, seed = b->seed, bad = 1;
-	CUdeviceptr p = b->p;
-	void *params[] = { &p, &n, &seed, &wrong };
-
-	CU(cuLaunchKernel(check, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
-	CU(cuMemcpyDtoH_v2(&bad, wrong, 8));
-	CHECK(bad == 0);
-}
-
-static void work(unsigned ms)
-{
-	uint64_t ns = ms * 1000000ull, zero = 0;
-	void *params[] = { &ns, &zero };
-
-	CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
-	CU(cuCtxSynchronize());
-}
 
 static void get(struct buffer *b, uint64_t bytes)
 {
@@ -157,7 +65,7 @@ static int tenant(uint64_t mib, unsigned rounds, uint64_t seed)
 		if (sum + size > mib * MIB || n == BUFFERS - 1)
 			size = mib * MIB - sum;
 		get(&b[n], size < 8 ? 8 : size);
-		run_fill(&b[n], seed + n);
+		run_fill(&b[n], seed + n, NULL);
 		sum += b[n++].bytes;
 	}
 	for (unsigned i = 0; i < rounds; i++) {
@@ -165,13 +73,13 @@ static int tenant(uint64_t mib, unsigned rounds, uint64_t seed)
 
 		work(10);
 		verify(&b[k]);
-		run_fill(&b[k], rnd(1ull << 60));
+		run_fill(&b[k], rnd(1ull << 60), NULL);
 		if (rnd(4) == 0) {
 			uint64_t size = b[k].bytes;
 
 			put(&b[k]);
 			get(&b[k], size);
-			run_fill(&b[k], rnd(1ull << 60));
+			run_fill(&b[k], rnd(1ull << 60), NULL);
 		}
 		verify(&b[rnd(n)]);
 	}
@@ -213,8 +121,8 @@ static int tenant_graph(uint64_t mib, unsigned rounds, uint64_t seed)
 			CU(cuGraphInstantiateWithFlags(&exec, g, 0));
 			CU(cuGraphDestroy(g));
 		}
-		run_fill(&a, 1);
-		run_fill(&b, 2);
+		run_fill(&a, 1, NULL);
+		run_fill(&b, 2, NULL);
 		CU(cuCtxSynchronize());
 		work(20);
 		CU(cuGraphLaunch(exec, s));
@@ -239,7 +147,7 @@ static int tenant_contexts(uint64_t mib, unsigned rounds, uint64_t seed)
 	random_state = seed;
 	tenant_open();
 	get(&a, mib * MIB / 2);
-	run_fill(&a, seed);
+	run_fill(&a, seed, NULL);
 	for (unsigned i = 0; i < rounds; i++) {
 		CU(cuCtxCreate_v2(&other, 0, 0));
 		get(&b, mib * MIB / 2);
@@ -291,7 +199,7 @@ static int tenant_ipc(uint64_t mib, unsigned rounds, uint64_t seed)
 			CHECK(again == x.p);
 			CU(cuIpcCloseMemHandle(again));
 			verify(&x);
-			run_fill(&x, x.seed + 1);
+			run_fill(&x, x.seed + 1, NULL);
 			CU(cuCtxSynchronize());
 			CU(cuIpcCloseMemHandle(x.p));
 			CHECK(cuMemcpyDtoH_v2(&c, x.p, 1) != CUDA_SUCCESS);
@@ -304,11 +212,11 @@ static int tenant_ipc(uint64_t mib, unsigned rounds, uint64_t seed)
 	get(&small, 5000);
 	get(&large, mib * MIB / 8);
 	get(&own, mib * MIB / 2);
-	run_fill(&own, 5);
+	run_fill(&own, 5, NULL);
 	for (unsigned i = 0; i < 2 * rounds; i++) {
 		struct buffer *x = b[i % 2];
 
-		run_fill(x, 100 * i);
+		run_fill(x, 100 * i, NULL);
 		CU(cuCtxSynchronize());
 		nap_ms(30);
 		CU(cuIpcGetMemHandle(&handle, x->p));
@@ -343,11 +251,11 @@ static int tenant_async(uint64_t mib, unsigned rounds, uint64_t seed)
 	keep.bytes = mib * MIB / 2;
 	CU(cuMemAllocFromPoolAsync(&keep.p, keep.bytes, pool, s[0]));
 	CU(cuStreamSynchronize(s[0]));
-	run_fill(&keep, seed);
+	run_fill(&keep, seed, NULL);
 	for (unsigned i = 0; i < rounds; i++) {
 		a.bytes = b.bytes = i % 2 ? size : 3000;
 		CU(cuMemAllocAsync(&a.p, a.bytes, s[0]));
-		run_fill(&a, i);
+		run_fill(&a, i, NULL);
 		CU(cuCtxSynchronize());
 		CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, s[0], params, NULL));
 		CU(cuMemFreeAsync(a.p, s[0]));
@@ -358,7 +266,7 @@ static int tenant_async(uint64_t mib, unsigned rounds, uint64_t seed)
 		CU(cuMemAllocAsync(&b.p, b.bytes, s[1]));
 		CHECK(b.p != a.p || cuStreamQuery(s[0]) == CUDA_SUCCESS);
 		CU(cuStreamSynchronize(s[1]));
-		run_fill(&b, i + 1);
+		run_fill(&b, i + 1, NULL);
 		work(20);
 		verify(&b);
 		verify(&keep);
@@ -390,7 +298,7 @@ static int tenant_spread(uint64_t mib, unsigned rounds, uint64_t seed)
 	random_state = seed;
 	tenant_open();
 	get(&a, mib * MIB / 2);
-	run_fill(&a, seed);
+	run_fill(&a, seed, NULL);
 	CU(cuMemsetD8_v2(a.p, 7, 4096));
 	CU(cuCtxSynchronize());
 	nap_ms(200);
@@ -420,7 +328,7 @@ static int tenant_queries(uint64_t mib, unsigned rounds, uint64_t seed)
 	(void)seed;
 	tenant_open();
 	get(&a, mib * MIB - 4096);
-	run_fill(&a, 3);
+	run_fill(&a, 3, NULL);
 	CU(cuMemAllocPitch_v2(&p, &pitch, 1000, 50, 4));
 	CHECK(pitch == 1024);
 	for (unsigned i = 0; i < rounds; i++) {
@@ -456,60 +364,21 @@ static int tenant_queries(uint64_t mib, unsigned rounds, uint64_t seed)
 /* A process that nobody arbitrates, and takes what memory it can get. */
 static int hog(uint64_t mib, unsigned rounds, uint64_t seed)
 {
-	CUdeviceptr p;
-
 	(void)rounds;
 	(void)seed;
 	CU(cuInit(0));
 	CU(cuCtxCreate_v2(&ctx, 0, 0));
-	while (mib)
-		if (cuMemAlloc_v2(&p, 2 * MIB) == CUDA_SUCCESS)
-			mib -= 2;
-		else
-			nap_ms(1);
-	for (;;)
-		nap_ms(1000);
+	return take_for_good(mib);
 }
 
 /* ---- tenants as processes ---- */
 
 static pid_t start(const char *kind, uint64_t mib, unsigned rounds, unsigned seed)
 {
-	char a[4][32];
-	pid_t pid;
-
-	snprintf(a[0], 32, "%llu", (unsigned long long)mib);
-	snprintf(a[1], 32, "%u", rounds);
-	snprintf(a[2], 32, "%u", seed);
-	fflush(NULL);
-	pid = fork();
-	CHECK(pid >= 0);
-	if (pid == 0) {
-		if (strcmp(kind, "hog") == 0)
-			unsetenv("LD_PRELOAD");
-		execl(self, self, kind, a[0], a[1], a[2], (char *)NULL);
-		_exit(127);
-	}
-	return pid;
-}
-
-static bool went_well(pid_t pid)
-{
-	int status;
-
-	CHECK(waitpid(pid, &status, 0) == pid);
-	if (!WIFEXITED(status) || WEXITSTATUS(status))
-		fprintf(stderr, "tenant %d: status %#x\n", (int)pid, status);
-	return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+	return start_tenant(self, kind, mib, rounds, seed);
 }
 
 static const struct swapper_config usual = { .gpu = GPU, .arena = 16 * MIB, .quantum_ms = 30 };
-
-static void schedule(struct swapper_config c)
-{
-	swapper_init();
-	swapper_start(&c);
-}
 
 /* ---- cases ---- */
 
@@ -696,10 +565,7 @@ static void memory_of_several_gpus_stays(void)
 
 static void answers_are_the_applications(void) { beside_another("queries", 50, 4); }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} cases[] = {
+static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(alone_nothing_moves),
 	CASE(off_is_as_ever),
@@ -740,11 +606,5 @@ int main(int argc, char **argv)
 		if (strcmp(argv[1], kinds[i].name) == 0)
 			return kinds[i].run((uint64_t)atoll(argv[2]), (unsigned)atoi(argv[3]),
 					    (uint64_t)atoll(argv[4]));
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		if (argc < 2)
-			puts(cases[i].name);
-		else if (strcmp(argv[1], cases[i].name) == 0)
-			return cases[i].run(), 0;
-	}
-	return argc < 2 ? 0 : 2;
+	return run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
 }

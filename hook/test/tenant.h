@@ -37,6 +37,15 @@ static const char ptx[] =
 static CUfunction spin, fill, check;
 static CUcontext ctx;
 static CUdeviceptr wrong;
+static uint64_t random_state = 88172645463325252ull;
+
+static inline uint64_t rnd(uint64_t below)
+{
+	random_state ^= random_state << 13;
+	random_state ^= random_state >> 7;
+	random_state ^= random_state << 17;
+	return random_state % below;
+}
 
 struct buffer {
 	CUdeviceptr p;
@@ -50,9 +59,12 @@ static inline void nap_ms(int ms)
 	nanosleep(&t, NULL);
 }
 
+#ifndef EVENTUALLY_MS
+#define EVENTUALLY_MS (3 * PATIENCE_MS)
+#endif
 #define EVENTUALLY(cond) \
 	do { \
-		for (int ms_ = 0; !(cond) && ms_ < 3 * PATIENCE_MS; ms_++) \
+		for (int ms_ = 0; !(cond) && ms_ < EVENTUALLY_MS; ms_++) \
 			nap_ms(1); \
 		CHECK(cond); \
 	} while (0)
@@ -104,6 +116,29 @@ static inline void work(unsigned ms)
 	CU(cuCtxSynchronize());
 }
 
+static inline uint64_t used(void)
+{
+	size_t left, total;
+
+	CU(cuMemGetInfo_v2(&left, &total));
+	return total - left;
+}
+
+/* Takes so much memory, and never gives it back. There is a context. */
+static inline int take_for_good(uint64_t mib)
+{
+	CUdeviceptr p;
+
+	while (mib)
+		if (cuMemAlloc_v2(&p, 2 * MIB) == CUDA_SUCCESS)
+			mib -= 2;
+		else
+			nap_ms(1);
+	for (;;)
+		nap_ms(1000);
+	return 0;
+}
+
 /* ---- tenants as processes ---- */
 
 static inline pid_t start_tenant(const char *self, const char *kind, uint64_t mib, unsigned rounds,
@@ -136,6 +171,31 @@ static inline bool went_well(pid_t pid)
 	if (!WIFEXITED(status) || WEXITSTATUS(status))
 		fprintf(stderr, "tenant %d: status %#x\n", (int)pid, status);
 	return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* ---- the test ---- */
+
+static inline void schedule(struct swapper_config c)
+{
+	swapper_init();
+	swapper_start(&c);
+}
+
+struct test_case {
+	const char *name;
+	void (*run)(void);
+};
+
+/* The case that is asked for; without any it says which there are. Returns an exit status. */
+static inline int run_case(const struct test_case *c, size_t n, int argc, char **argv)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (argc < 2)
+			puts(c[i].name);
+		else if (strcmp(argv[1], c[i].name) == 0)
+			return c[i].run(), 0;
+	}
+	return argc < 2 ? 0 : 2;
 }
 
 #endif

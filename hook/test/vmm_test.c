@@ -15,15 +15,6 @@
 #define PIECES 256
 
 static const char *self;
-static uint64_t random_state;
-
-static uint64_t rnd(uint64_t below)
-{
-	random_state ^= random_state << 13;
-	random_state ^= random_state >> 7;
-	random_state ^= random_state << 17;
-	return random_state % below;
-}
 
 /* ---- the application's own VMM ---- */
 
@@ -62,14 +53,6 @@ static void map(CUdeviceptr p, uint64_t bytes, CUmemGenericAllocationHandle h)
 {
 	CU(cuMemMap(p, bytes, 0, h, 0));
 	CU(cuMemSetAccess(p, bytes, &usual_access, 1));
-}
-
-static uint64_t used(void)
-{
-	size_t left, total;
-
-	CU(cuMemGetInfo_v2(&left, &total));
-	return total - left;
 }
 
 /* ---- tenants ---- */
@@ -490,17 +473,8 @@ static int tenant_threads(uint64_t mib, unsigned rounds, uint64_t seed)
 /* A process that nobody arbitrates, and takes what memory it can get. */
 static int hog(uint64_t mib, unsigned rounds, uint64_t seed)
 {
-	CUdeviceptr p;
-
 	(void)rounds, (void)seed;
-	while (mib)
-		if (cuMemAlloc_v2(&p, GRANULE) == CUDA_SUCCESS)
-			mib -= 2;
-		else
-			nap_ms(1);
-	for (;;)
-		nap_ms(1000);
-	return 0;
+	return take_for_good(mib);
 }
 
 /* What wrong calls return, one number each, on standard output. */
@@ -582,12 +556,6 @@ static int tenant_errors(uint64_t mib, unsigned rounds, uint64_t seed)
 /* ---- cases ---- */
 
 static const struct swapper_config usual = { .gpu = GPU, .arena = 16 * MIB, .quantum_ms = 30 };
-
-static void schedule(struct swapper_config c)
-{
-	swapper_init();
-	swapper_start(&c);
-}
 
 static pid_t start(const char *kind, uint64_t mib, unsigned rounds, unsigned seed)
 {
@@ -735,10 +703,7 @@ static void off_is_as_ever(void)
 	swapper_end();
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} cases[] = {
+static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(alone_nothing_moves),
 	CASE(off_is_as_ever),
@@ -776,11 +741,5 @@ int main(int argc, char **argv)
 			return kinds[i].run((uint64_t)atoll(argv[2]), (unsigned)atoi(argv[3]),
 					    (uint64_t)atoll(argv[4]));
 		}
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		if (argc < 2)
-			puts(cases[i].name);
-		else if (strcmp(argv[1], cases[i].name) == 0)
-			return cases[i].run(), 0;
-	}
-	return argc < 2 ? 0 : 2;
+	return run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
 }
