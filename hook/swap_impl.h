@@ -24,13 +24,13 @@
 /*
  * Granules of a chunk, at most: a 64th of the GPU's memory, within these. Each takes
  * one map call of the driver: 0.03 ms, but 0.6 to 1 ms while another process's memory
- * goes out (H200, driver 580). By how much comes in meanwhile, its copies stand still
- * for as long; that is inferred. It is as long as the copy of 32 MiB takes, and a
- * twentieth of that of 512 MiB. What is larger comes in later than it could.
+ * goes out (H200, driver 580), and they wait for each other. What is copied meanwhile
+ * goes on, so that it is enough if a chunk's copy takes longer than that, as 2.6 ms.
+ * What is larger comes in later than it could.
  */
 #define PIECES      64u
 #define PIECE       16u
-#define PIECE_LARGE 256u
+#define PIECE_LARGE 64u
 
 /* Granules of memory for slabs that are taken at once, at most. */
 #define SLABS_AT_ONCE 16u

@@ -98,7 +98,7 @@ func (d *Daemon) openSwap(g *gpu, physical uint64) {
 	capacity := min(physical-min(physical, headroom), g.MemoryBytes)
 	g.swap = &swap{residency: sched.NewResidency(capacity), members: map[sched.ClientID]*clientMemory{}}
 	g.swap.residency.Later = g.core.Later
-	g.swap.residency.MoveUnit = min(physical/64, 512<<20) // as the shim has it (PIECES)
+	g.swap.residency.MoveUnit = min(physical/64, 128<<20) // as the shim has it (PIECES)
 	d.log.Infof("GPU %d: memory is swapped: %d MiB for clients at a time, %d MiB of host memory for all GPUs", g.Index, capacity>>20, d.opts.SwapMemory>>20)
 }
 

@@ -37,13 +37,25 @@ type linkLimit struct {
 	InAlone  float64 `json:"in_alone"`
 	OutBoth  float64 `json:"out_both"`
 	InBoth   float64 `json:"in_both"`
-	Touch    float64 `json:"touch_s"`
-	Register float64 `json:"register_s"`
+	// The same while memory of the GPU is given up and obtained at that rate, which
+	// the driver clears.
+	OutCleared float64 `json:"out_cleared"`
+	InCleared  float64 `json:"in_cleared"`
+	Touch      float64 `json:"touch_s"`
+	Register   float64 `json:"register_s"`
 }
 
 // seconds is how long it takes to move so much out and in at the same time.
 func (l linkLimit) seconds(out, in float64) float64 {
 	return max(out/l.OutBoth, in/l.InBoth) / 1e9
+}
+
+// clearing is how long it takes while the driver clears what changes hands; 0: unknown.
+func (l linkLimit) clearing(out, in float64) float64 {
+	if l.OutCleared <= 0 || l.InCleared <= 0 {
+		return 0
+	}
+	return max(out/l.OutCleared, in/l.InCleared) / 1e9
 }
 
 // A switchOver is a moment when another tenant got the GPU.
@@ -54,7 +66,8 @@ type switchOver struct {
 	FromRevoke float64 `json:"from_revoke_s,omitempty"`
 	Out        float64 `json:"out_bytes"`
 	In         float64 `json:"in_bytes"`
-	Limit      float64 `json:"limit_s"` // by the link
+	Limit      float64 `json:"limit_s"`              // by the link
+	Clearing   float64 `json:"clearing_s,omitempty"` // by the link and the driver's clearing
 }
 
 type swapCase struct {
@@ -73,6 +86,7 @@ type swapCase struct {
 	Gap         *spread      `json:"gap,omitempty"`
 	FromRevoke  *spread      `json:"from_revoke,omitempty"`
 	OfLimit     *spread      `json:"of_limit,omitempty"`
+	OfClearing  *spread      `json:"of_clearing,omitempty"`
 	LinkUsed    *spread      `json:"link_used,omitempty"`
 	OutRate     *spread      `json:"out_gb_per_s,omitempty"` // by the scheduler's events
 	InRate      *spread      `json:"in_gb_per_s,omitempty"`
@@ -103,28 +117,28 @@ func (b *bench) swapStep(ctx context.Context, _ string) error {
 	var all []*swapCase
 	var errs []error
 	for i, mib := range append(sizes, sizes[0]) {
-		vmm := 0
+		vmm, stays := 0, 0
 		if i == len(sizes) { // once more, with memory in PyTorch's way
 			vmm = vmmMiB
 		}
 		if most := int(room*hostPart/2/mib20) / 1024 * 1024; most < mib && !b.simulated {
-			fmt.Printf("  %d GiB each do not fit host memory (%.0f GiB free): %d GiB each\n", mib>>10, room/mib20/1024, most>>10)
-			mib = most
+			fmt.Printf("  %d GiB of each do not fit host memory (%.0f GiB free): %d GiB change hands\n", mib>>10, room/mib20/1024, most>>10)
+			stays = mib - most
 		}
-		if len(all) > 0 && mib <= all[0].TenantMiB && vmm == 0 || mib < 64 {
+		if len(all) > 0 && mib-stays <= all[0].TenantMiB && vmm == 0 || mib-stays < 64 {
 			continue
 		}
 		link, err := b.linkLimit(ctx, linkMiB)
 		if err != nil {
 			return errors.Join(append(errs, err)...)
 		}
-		fmt.Printf("  the link: out %.1f GB/s, in %.1f; at the same time %.1f and %.1f; 1 GiB of host memory takes %.2f s to touch, %.2f s to register\n",
-			link.OutAlone, link.InAlone, link.OutBoth, link.InBoth, link.Touch*1024/float64(link.MiB), link.Register*1024/float64(link.MiB))
+		fmt.Printf("  the link: out %.1f GB/s, in %.1f; at the same time %.1f and %.1f, while the driver clears as much %.1f and %.1f; 1 GiB of host memory takes %.2f s to touch, %.2f s to register\n",
+			link.OutAlone, link.InAlone, link.OutBoth, link.InBoth, link.OutCleared, link.InCleared, link.Touch*1024/float64(link.MiB), link.Register*1024/float64(link.MiB))
 		name := fmt.Sprintf("swap-%d", mib)
 		if vmm > 0 {
 			name += "-vmm"
 		}
-		c := &swapCase{Name: name, VMMMiB: vmm, TenantMiB: mib, GPUMiB: mib + max(64, min(512, mib/16)), Link: link}
+		c := &swapCase{Name: name, VMMMiB: vmm, TenantMiB: mib, GPUMiB: mib + stays + max(64, min(512, mib/16)), Link: link}
 		if err := b.swapOne(ctx, c, window); err != nil {
 			c.Problems = append(c.Problems, err.Error())
 			errs = append(errs, fmt.Errorf("%s: %w", c.Name, err))
@@ -207,7 +221,7 @@ func (b *bench) swapOne(ctx context.Context, c *swapCase, window time.Duration) 
 	ctx, cancel := context.WithTimeout(ctx, window+2*time.Minute)
 	defer cancel()
 	c.Args = []string{"--tq", "500ms", "--gpu-memory", fmt.Sprintf("%dMi", c.GPUMiB), "--swap-headroom", "0",
-		"--swap-memory", fmt.Sprintf("%dMi", 2*c.TenantMiB+1024)}
+		"--swap-memory", fmt.Sprintf("%dMi", 2*(2*c.TenantMiB-c.GPUMiB+2048))}
 	s, err := b.scheduler(ctx, c.Name, c.Args...)
 	if err != nil {
 		return err
@@ -314,16 +328,19 @@ func (c *swapCase) measure(trace judge.Trace) {
 			}
 		}
 		if c.Link.OutBoth > 0 && c.Link.InBoth > 0 {
-			s.Limit = c.Link.seconds(s.Out, s.In)
+			s.Limit, s.Clearing = c.Link.seconds(s.Out, s.In), c.Link.clearing(s.Out, s.In)
 		}
 		c.Switches = append(c.Switches, s)
 	}
-	var gaps, revokes, of, used, out, in []float64
+	var gaps, revokes, of, clearing, used, out, in []float64
 	for _, s := range c.Switches[min(len(c.Switches), firstSwitches):] {
 		if s.Limit == 0 || s.Gap <= 0 {
 			continue
 		}
 		gaps, of, revokes = append(gaps, s.Gap), append(of, s.Gap/s.Limit), append(revokes, s.FromRevoke)
+		if s.Clearing > 0 {
+			clearing = append(clearing, s.Gap/s.Clearing)
+		}
 		used = append(used, (s.Out+s.In)/1e9/s.Gap/(c.Link.OutBoth+c.Link.InBoth))
 	}
 	for _, e := range c.Timeline.Events {
@@ -337,7 +354,7 @@ func (c *swapCase) measure(trace judge.Trace) {
 			in = append(in, rate)
 		}
 	}
-	c.FromRevoke = newSpread(revokes)
+	c.FromRevoke, c.OfClearing = newSpread(revokes), newSpread(clearing)
 	c.Gap, c.OfLimit, c.LinkUsed, c.OutRate, c.InRate = newSpread(gaps), newSpread(of), newSpread(used), newSpread(out), newSpread(in)
 }
 
@@ -357,6 +374,9 @@ func (c *swapCase) report() {
 		c.Gap.N, c.Gap.Median, c.Gap.Q1, c.Gap.Q3, c.FromRevoke.Median, rate(c.OutRate), rate(c.InRate), c.Overlaps)
 	fmt.Printf("  at most %.1f times what the link allows: %.3f (%.3f to %.3f): %s\n", swapRatio,
 		c.OfLimit.Median, c.OfLimit.Q1, c.OfLimit.Q3, holds(c.OfLimit.Median <= swapRatio))
+	if c.OfClearing != nil {
+		fmt.Printf("  of what it allows while the driver clears what changes hands: %.3f (%.3f to %.3f)\n", c.OfClearing.Median, c.OfClearing.Q1, c.OfClearing.Q3)
+	}
 	fmt.Printf("  at least %.0f %% of the link while moving: %.1f %%: %s\n", 100*swapLink, 100*c.LinkUsed.Median, holds(c.LinkUsed.Median >= swapLink))
 	wrong, words := uint64(0), uint64(0)
 	for _, events := range c.Told {

@@ -2,7 +2,10 @@
 /*
  * link-limit: how fast memory goes over the link between host and GPU, by one
  * process out, by one in, and by both at the same time: what no exchange of two
- * tenants' memory can beat.
+ * tenants' memory can beat. Then both again, while as much memory of the GPU as goes
+ * out is given up and obtained: the driver clears it before anybody gets it, and on an
+ * H200 with the engine that copies in. An exchange that leaves tenants nothing of each
+ * other's cannot do without that.
  *
  * usage: link-limit [MIB [SECONDS]]
  *
@@ -29,8 +32,19 @@ static struct shared {
 	double rate[2], touch_s[2], register_s[2];
 } *shared;
 
-static void copies(int in, int both, uint64_t size, double seconds)
+/* Obtains memory of the GPU and gives it up. */
+static void turn_over(const CUmemAllocationProp *prop)
 {
+	CUmemGenericAllocationHandle handle;
+
+	CHECK(cuMemCreate(&handle, PIECE, prop, 0));
+	CHECK(cuMemRelease(handle));
+}
+
+static void copies(int in, int both, int clear, uint64_t size, double seconds)
+{
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				     .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
 	uint64_t t, first = 0, last = 0, n = 0, left = (uint64_t)(seconds * 1e9), pieces = size / PIECE;
 	CUevent mark[AHEAD];
 	CUdeviceptr device;
@@ -75,6 +89,8 @@ static void copies(int in, int both, uint64_t size, double seconds)
 				first = last; /* the queue is full from here on */
 			if (last - first >= left)
 				break;
+			if (clear && !in)
+				turn_over(&prop);
 		}
 		if (in)
 			CHECK(cuMemcpyHtoDAsync_v2(device + at, host + at, PIECE, stream));
@@ -88,7 +104,7 @@ static void copies(int in, int both, uint64_t size, double seconds)
 }
 
 /* which: 1 out, 2 in, 3 both. */
-static void run(int which, uint64_t size, double seconds)
+static void run(int which, int clear, uint64_t size, double seconds)
 {
 	pid_t pid[2] = { 0, 0 };
 	int failed = 0;
@@ -103,7 +119,7 @@ static void run(int which, uint64_t size, double seconds)
 			exit(1);
 		}
 		if (pid[i] == 0)
-			copies(i, which == 3, size, seconds);
+			copies(i, which == 3, clear, size, seconds);
 	}
 	for (int i = 0; i < 2; i++) {
 		int status = 0;
@@ -123,7 +139,7 @@ static void run(int which, uint64_t size, double seconds)
 int main(int argc, char **argv)
 {
 	uint64_t size = (argc > 1 ? strtoull(argv[1], NULL, 10) : 1024) << 20;
-	double seconds = argc > 2 ? atof(argv[2]) : 2, out, in;
+	double seconds = argc > 2 ? atof(argv[2]) : 2, out, in, both[2], touch, reg;
 
 	if (size < 2 * PIECE || seconds <= 0) {
 		fputs("usage: link-limit [MIB, at least 64 [SECONDS]]\n", stderr);
@@ -134,13 +150,18 @@ int main(int argc, char **argv)
 		perror("link-limit: mmap");
 		return 1;
 	}
-	run(1, size, seconds);
+	run(1, 0, size, seconds);
 	out = shared->rate[0];
-	run(2, size, seconds);
+	touch = shared->touch_s[0];
+	reg = shared->register_s[0];
+	run(2, 0, size, seconds);
 	in = shared->rate[1];
-	run(3, size, seconds);
+	run(3, 0, size, seconds);
+	memcpy(both, shared->rate, sizeof both);
+	run(3, 1, size, seconds);
 	printf("{\"mib\":%llu,\"out_alone\":%.2f,\"in_alone\":%.2f,\"out_both\":%.2f,\"in_both\":%.2f,"
-	       "\"touch_s\":%.4f,\"register_s\":%.4f}\n", (unsigned long long)(size >> 20), out, in,
-	       shared->rate[0], shared->rate[1], shared->touch_s[0], shared->register_s[0]);
+	       "\"out_cleared\":%.2f,\"in_cleared\":%.2f,\"touch_s\":%.4f,\"register_s\":%.4f}\n",
+	       (unsigned long long)(size >> 20), out, in, both[0], both[1], shared->rate[0], shared->rate[1],
+	       touch, reg);
 	return 0;
 }
