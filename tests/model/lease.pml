@@ -16,7 +16,7 @@
  *   Client: quiesced, drained     hook/channel.c do_drain
  *   Client: filled                hook/channel.c nvs_channel_filled
  *   word[], spage[]               the slot of a grant page, one page a connection
- *   Scheduler, core_*             sched/core.go and policy.go: Step
+ *   Scheduler, core_*             sched/core.go, client.go, grant.go, policy.go: Step
  *   persist, then word, then send sched/daemon/actions.go carryOut, in that order
  *   Env: crash and restart        sched/daemon/gpus.go addGPU, restore
  *
