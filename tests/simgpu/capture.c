@@ -134,6 +134,43 @@ static CUresult node_add(CUgraphNode *node, CUgraph graph, CUDA_MEM_ALLOC_NODE_P
 	return rc;
 }
 
+CUresult graph_node_add(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, const struct op *op)
+{
+	struct deps d = { NULL, 0 };
+	CUresult rc = CUDA_SUCCESS;
+
+	pthread_mutex_lock(&drv_mu);
+	if (!obj_is(graph, M_GRAPH))
+		rc = CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; !rc && i < n; i++) {
+		int at = (int)(uintptr_t)deps[i] - 1;
+
+		if (at < 0 || at >= graph->n)
+			rc = CUDA_ERROR_INVALID_VALUE;
+		else
+			deps_merge(&d, &(struct deps){ &at, 1 });
+	}
+	if (!rc)
+		*node = (CUgraphNode)(uintptr_t)(graph_add(graph, op, &d) + 1);
+	deps_set(&d, NULL, 0);
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+CUresult graph_exec_set(CUgraphExec exec, CUgraphNode node, const struct op *op)
+{
+	int at = (int)(uintptr_t)node - 1;
+	CUresult rc = CUDA_SUCCESS;
+
+	pthread_mutex_lock(&drv_mu);
+	if (obj_is(exec, M_EXEC) && at >= 0 && at < exec->graph->n)
+		exec->graph->node[at].op = *op;
+	else
+		rc = CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
 /* Dependencies do not matter to what takes no time. */
 CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
 				CUDA_MEM_ALLOC_NODE_PARAMS *params)
@@ -158,6 +195,7 @@ CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *
 		return CUDA_ERROR_INVALID_VALUE;
 	switch (params->type) {
 	case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return cuGraphAddMemAllocNode(node, graph, deps, n, &params->u.alloc);
+	case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: return cuGraphAddBatchMemOpNode(node, graph, deps, n, &params->u.memOp);
 	case CU_GRAPH_NODE_TYPE_MEM_FREE:
 	case CU_GRAPH_NODE_TYPE_EMPTY: return node_add(node, graph, NULL);
 	}

@@ -173,7 +173,40 @@ typedef struct {
 
 _Static_assert(sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "CUDA_MEM_ALLOC_NODE_PARAMS");
 
-enum { CU_GRAPH_NODE_TYPE_EMPTY = 5, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH_NODE_TYPE_MEM_FREE = 11 };
+enum {
+	CU_GRAPH_NODE_TYPE_EMPTY = 5, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH_NODE_TYPE_MEM_FREE = 11,
+	CU_GRAPH_NODE_TYPE_BATCH_MEM_OP = 12,
+};
+
+enum { /* stream memory operations; flags of waits and of writes */
+	CU_STREAM_MEM_OP_WAIT_VALUE_32 = 1, CU_STREAM_MEM_OP_WRITE_VALUE_32, CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES,
+	CU_STREAM_MEM_OP_WAIT_VALUE_64, CU_STREAM_MEM_OP_WRITE_VALUE_64, CU_STREAM_MEM_OP_BARRIER,
+	CU_STREAM_WAIT_VALUE_GEQ = 0, CU_STREAM_WAIT_VALUE_EQ, CU_STREAM_WAIT_VALUE_AND, CU_STREAM_WAIT_VALUE_NOR,
+	CU_STREAM_WAIT_VALUE_FLUSH = 1 << 30,
+	CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER = 1,
+};
+
+typedef union {
+	int operation;
+	struct { /* of the four that have a value */
+		int operation;
+		CUdeviceptr address;
+		cuuint64_t value;
+		unsigned flags;
+		CUdeviceptr alias;
+	} value;
+	cuuint64_t pad[6];
+} CUstreamBatchMemOpParams;
+
+typedef struct {
+	CUcontext ctx;
+	unsigned count;
+	CUstreamBatchMemOpParams *paramArray;
+	unsigned flags;
+} CUDA_BATCH_MEM_OP_NODE_PARAMS;
+
+_Static_assert(sizeof(CUstreamBatchMemOpParams) == 48, "CUstreamBatchMemOpParams");
+_Static_assert(sizeof(CUDA_BATCH_MEM_OP_NODE_PARAMS) == 32, "CUDA_BATCH_MEM_OP_NODE_PARAMS");
 
 typedef struct {
 	int type;
@@ -182,6 +215,7 @@ typedef struct {
 		long long reserved1[29];
 		CUDA_MEM_ALLOC_NODE_PARAMS alloc;
 		struct { CUdeviceptr dptr; } free;
+		CUDA_BATCH_MEM_OP_NODE_PARAMS memOp;
 	} u;
 	long long reserved2;
 } CUgraphNodeParams;
@@ -294,6 +328,20 @@ CUresult cuCtxSetCacheConfig(int config);
 CUresult cuCtxGetCacheConfig(int *config);
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags);
 
+/* stream memory operations */
+#define SIM_MEMOP(name, type) CUresult name(CUstream s, CUdeviceptr p, type value, unsigned flags);
+SIM_MEMOP(cuStreamWriteValue32, uint32_t)
+SIM_MEMOP(cuStreamWriteValue32_v2, uint32_t)
+SIM_MEMOP(cuStreamWriteValue64, cuuint64_t)
+SIM_MEMOP(cuStreamWriteValue64_v2, cuuint64_t)
+SIM_MEMOP(cuStreamWaitValue32, uint32_t)
+SIM_MEMOP(cuStreamWaitValue32_v2, uint32_t)
+SIM_MEMOP(cuStreamWaitValue64, cuuint64_t)
+SIM_MEMOP(cuStreamWaitValue64_v2, cuuint64_t)
+#undef SIM_MEMOP
+CUresult cuStreamBatchMemOp(CUstream s, unsigned count, CUstreamBatchMemOpParams *b, unsigned flags);
+CUresult cuStreamBatchMemOp_v2(CUstream s, unsigned count, CUstreamBatchMemOpParams *b, unsigned flags);
+
 /* streams */
 CUresult cuStreamCreate(CUstream *s, unsigned flags);
 CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority);
@@ -344,6 +392,10 @@ CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dep
 			CUgraphNodeParams *params);
 CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const void *edges, size_t n,
 			   CUgraphNodeParams *params);
+CUresult cuGraphAddBatchMemOpNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
+				  const CUDA_BATCH_MEM_OP_NODE_PARAMS *params);
+CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec exec, CUgraphNode node,
+					    const CUDA_BATCH_MEM_OP_NODE_PARAMS *params);
 CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, int attribute, void *value);
 CUresult cuDeviceGraphMemTrim(CUdevice dev);
 

@@ -36,8 +36,8 @@ void obj_free(void *o); /* o may still be looked at, never used */
 int obj_is(const void *o, uint32_t magic);
 
 /*
- * A moment in a stream: reached when the clock is past `time` and the host
- * function `ticket` (0: none) has returned.
+ * A moment in a stream: reached when the clock is past `time` and what has the
+ * ticket (0: nothing) in host.c's queue is done.
  */
 struct point {
 	uint64_t time;
@@ -48,18 +48,18 @@ int point_reached(struct point p);
 void point_wait(struct point p); /* without drv_mu */
 
 /* One thing a stream can be asked to do. */
-enum op_what { OP_NOTHING, OP_SPIN, OP_COPY, OP_SET, OP_FILL, OP_CHECK, OP_HOST, OP_CALLBACK };
+enum op_what { OP_NOTHING, OP_SPIN, OP_COPY, OP_SET, OP_FILL, OP_CHECK, OP_HOST, OP_CALLBACK, OP_WRITE, OP_WAIT };
 struct op {
 	enum op_what what;
 	int engine, kind;
 	uint64_t ns;
 	uint64_t record; /* OP_SPIN: device address of two u64 stamps, or 0; OP_CHECK: of one u64 */
-	uint64_t seed;   /* OP_FILL, OP_CHECK: of the words from dst on */
+	uint64_t seed;   /* OP_FILL, OP_CHECK: of the words from dst on; OP_WRITE, OP_WAIT: the value */
 	char *dst;
 	const char *src;
 	size_t dpitch, spitch, width, height; /* bytes; rows */
-	uint32_t value;
-	int element; /* OP_SET: 1, 2 or 4 bytes */
+	uint32_t value; /* OP_WAIT: enum, how it is compared */
+	int element; /* OP_SET: 1, 2 or 4 bytes; OP_WRITE, OP_WAIT: 4 or 8 */
 	CUhostFn fn;
 	CUstreamCallback callback;
 	void *data;
@@ -148,6 +148,9 @@ extern struct simgpu_calls drv_calls;
 int dev_count(void);
 int dev_gpu(CUdevice dev); /* node index, -1 */
 
+/* host.c; drv_mu held. Queues what happens at a moment, and after another ticket; 0: no memory. */
+uint64_t host_push(const struct op *op, CUstream stream, struct point at, uint64_t also);
+
 /* stream.c; drv_mu held unless said otherwise */
 CUresult stream_find(CUstream h, struct sim_stream **s);
 struct point stream_deps(struct sim_stream *s); /* what new work waits for */
@@ -167,6 +170,10 @@ CUresult capture_event_refuse(const struct sim_event *e);
 void capture_record(struct sim_stream *s, struct sim_event *e);
 CUresult capture_wait(struct sim_stream *s, struct sim_event *e);
 void deps_set(struct deps *d, const int *node, int n);
+
+/* The same without drv_mu: adds a node, or changes one of an executable graph. */
+CUresult graph_node_add(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, const struct op *op);
+CUresult graph_exec_set(CUgraphExec exec, CUgraphNode node, const struct op *op);
 
 /* graphmem.c; drv_mu held unless said otherwise */
 struct graph_memory { /* allocations of a graph: bytes on each GPU */

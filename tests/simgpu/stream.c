@@ -1,145 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * stream.c: streams, events, host functions, and how work gets its place in
- * time. Nothing runs in the background but host functions: work is a pair of
- * times, fixed when it is submitted.
+ * stream.c: streams, events, and how work gets its place in time. Nothing runs
+ * in the background but what host.c does: work is a pair of times, fixed when it
+ * is submitted.
  */
 #include "driver.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-/* ---- host functions: one lazily started thread, in order of time ---- */
-
-struct host_fn {
-	uint64_t time, ticket;
-	struct op op;
-	CUstream stream;
-	int running;
-	struct host_fn *next;
-};
-
-static struct host_fn *host_queue; /* sorted by time, then ticket */
-static uint64_t last_ticket;
-static pthread_cond_t host_cond = PTHREAD_COND_INITIALIZER; /* queue changed */
-static int host_started;
-
-static struct host_fn *host_find(uint64_t ticket)
-{
-	struct host_fn *h;
-
-	for (h = ticket ? host_queue : NULL; h; h = h->next)
-		if (h->ticket == ticket)
-			return h;
-	return NULL;
-}
-
-static void sleep_until(uint64_t t)
-{
-	struct timespec ts = { (time_t)(t / 1000000000ull), (long)(t % 1000000000ull) };
-
-	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) == EINTR)
-		;
-}
-
-static void *host_main(void *unused)
-{
-	pthread_mutex_lock(&drv_mu);
-	for (;;) {
-		struct host_fn *h = host_queue;
-		uint64_t now = sim_now();
-
-		if (!h) {
-			pthread_cond_wait(&host_cond, &drv_mu);
-			continue;
-		}
-		if (h->time > now) {
-			/* short steps: an earlier function may be queued meanwhile */
-			uint64_t until = h->time - now > 1000000 ? now + 1000000 : h->time;
-
-			pthread_mutex_unlock(&drv_mu);
-			sleep_until(until);
-			pthread_mutex_lock(&drv_mu);
-			continue;
-		}
-		h->running = 1; /* keeps its place at the head */
-		pthread_mutex_unlock(&drv_mu);
-		if (h->op.what == OP_HOST)
-			h->op.fn(h->op.data);
-		else
-			h->op.callback(h->stream, CUDA_SUCCESS, h->op.data);
-		pthread_mutex_lock(&drv_mu);
-		host_queue = h->next;
-		free(h);
-		pthread_cond_broadcast(&host_cond);
-	}
-	return unused;
-}
-
-static uint64_t host_push(const struct op *op, CUstream stream, uint64_t time)
-{
-	struct host_fn *h = calloc(1, sizeof *h), **at = &host_queue;
-	pthread_t t;
-
-	if (!h)
-		return 0;
-	h->time = time;
-	h->ticket = ++last_ticket;
-	h->op = *op;
-	h->stream = stream;
-	while (*at && ((*at)->running || (*at)->time <= time))
-		at = &(*at)->next;
-	h->next = *at;
-	*at = h;
-	if (!host_started) {
-		sigset_t all, old;
-
-		sigfillset(&all);
-		pthread_sigmask(SIG_SETMASK, &all, &old);
-		if (pthread_create(&t, NULL, host_main, NULL) == 0) {
-			pthread_detach(t);
-			host_started = 1;
-		}
-		pthread_sigmask(SIG_SETMASK, &old, NULL);
-	}
-	pthread_cond_broadcast(&host_cond);
-	return h->ticket;
-}
-
-/* ---- points ---- */
-
-struct point point_max(struct point a, struct point b)
-{
-	struct host_fn *ha = host_find(a.ticket), *hb = host_find(b.ticket);
-	struct point p = { a.time > b.time ? a.time : b.time, 0 };
-
-	/* functions run in order of time: the later one stands for both */
-	if (ha && hb)
-		p.ticket = ha->time > hb->time || (ha->time == hb->time && ha->ticket > hb->ticket) ? a.ticket : b.ticket;
-	else if (ha || hb)
-		p.ticket = ha ? a.ticket : b.ticket;
-	return p;
-}
-
-int point_reached(struct point p)
-{
-	return sim_now() >= p.time && !host_find(p.ticket);
-}
-
-void point_wait(struct point p)
-{
-	if (sim_now() < p.time)
-		sleep_until(p.time);
-	if (!p.ticket)
-		return;
-	pthread_mutex_lock(&drv_mu);
-	while (host_find(p.ticket))
-		pthread_cond_wait(&host_cond, &drv_mu);
-	pthread_mutex_unlock(&drv_mu);
-}
 
 /* ---- submission ---- */
 
@@ -207,7 +75,14 @@ struct point op_queue(struct sim_ctx *ctx, const struct op *op, CUstream h, stru
 	case OP_CALLBACK:
 		if (end.time < sim_now())
 			end.time = sim_now();
-		end.ticket = host_push(op, h, end.time);
+		end.ticket = host_push(op, h, end, 0);
+		break;
+	case OP_WAIT:
+	case OP_WRITE:
+		if (op->what == OP_WRITE && point_reached(after))
+			memcpy(op->dst, &op->seed, (size_t)op->element); /* now is its turn */
+		else
+			end.ticket = host_push(op, h, end, 0);
 		break;
 	default:
 		end.time = sim_submit(ctx->gpu, op->engine, op->kind, after.time, op->ns, &start);
@@ -270,7 +145,7 @@ void op_move(const struct op *op)
 CUresult submit(CUstream h, const struct op *op, struct point *end)
 {
 	struct sim_stream *s;
-	struct point done;
+	struct point done, after = { 0, 0 };
 	CUresult rc = drv_enter();
 
 	if (rc)
@@ -279,6 +154,8 @@ CUresult submit(CUstream h, const struct op *op, struct point *end)
 	rc = stream_find(h, &s);
 	if (!rc && s->is_legacy)
 		rc = capture_guard_legacy(s->ctx);
+	if (!rc)
+		after = stream_deps(s);
 	if (!rc && s->capture) {
 		rc = end ? capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) : capture_add(s, op);
 		pthread_mutex_unlock(&drv_mu);
@@ -287,6 +164,8 @@ CUresult submit(CUstream h, const struct op *op, struct point *end)
 	pthread_mutex_unlock(&drv_mu);
 	if (rc)
 		return rc;
+	if (end && after.ticket) /* whoever waits for the copy sees what is written before it */
+		point_wait(after);
 	op_move(op); /* program order is good enough; long copies hold no lock */
 	pthread_mutex_lock(&drv_mu);
 	done = op_queue(s->ctx, op, h, stream_deps(s));
