@@ -407,6 +407,7 @@ WATCH(cuGraphAddNode, (void **node, void *graph, const void *deps, size_t count,
 {
 	if (!params_may_have(params))
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	nvs_swap_fix_node(params);
 	return CALL(cuGraphAddNode, node, graph, deps, count, params);
 }
 
@@ -416,6 +417,7 @@ WATCH(cuGraphAddNode, (void **node, void *graph, const void *deps, size_t count,
 	{ \
 		if (!params_may_have(params)) \
 			return CUDA_ERROR_OUT_OF_MEMORY; \
+		nvs_swap_fix_node(params); \
 		return CALL(name, node, graph, deps, edges, count, params); \
 	}
 ADD_NODE(cuGraphAddNode_v2)

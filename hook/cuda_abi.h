@@ -107,7 +107,34 @@ struct cu_alloc_node {
 	CUdeviceptr p;
 };
 
+/*
+ * CUstreamBatchMemOpParams, a union. The address is the first word of what writes a
+ * value or waits for one; of an atomic (CUDA 13.1) it is the second.
+ */
+struct cu_mem_op {
+	uint type;
+	uint flags; /* or nothing */
+	uint64_t word[5];
+};
+
+enum { /* CU_STREAM_MEM_OP_... */
+	CU_MEM_OP_WAIT_32 = 1, CU_MEM_OP_WRITE_32, CU_MEM_OP_FLUSH, CU_MEM_OP_WAIT_64,
+	CU_MEM_OP_WRITE_64, CU_MEM_OP_BARRIER,
+};
+
+/* The driver takes no more in a batch. */
+#define CU_MEM_OPS_MAX 256u
+
+/* CUDA_BATCH_MEM_OP_NODE_PARAMS. */
+struct cu_mem_op_node {
+	void *ctx;
+	uint count;
+	const struct cu_mem_op *ops;
+	uint flags;
+};
+
 #define CU_GRAPH_NODE_TYPE_MEM_ALLOC 10
+#define CU_GRAPH_NODE_TYPE_MEM_OPS   12
 
 /* The head of CUgraphNodeParams. */
 struct cu_node_params {
@@ -115,6 +142,7 @@ struct cu_node_params {
 	int reserved[3];
 	union {
 		struct cu_alloc_node alloc;
+		struct cu_mem_op_node mem_ops;
 		long long size[29];
 	} u;
 };
@@ -153,6 +181,8 @@ _Static_assert(sizeof(struct cu_alloc_full) == 32, "CUmemAllocationProp");
 _Static_assert(sizeof(struct cu_access) == 12, "CUmemAccessDesc");
 _Static_assert(sizeof(struct cu_pool_props) == 88, "CUmemPoolProps");
 _Static_assert(offsetof(struct cu_alloc_node, bytes) == 104, "CUDA_MEM_ALLOC_NODE_PARAMS");
+_Static_assert(sizeof(struct cu_mem_op) == 48, "CUstreamBatchMemOpParams");
+_Static_assert(sizeof(struct cu_mem_op_node) == 32, "CUDA_BATCH_MEM_OP_NODE_PARAMS");
 _Static_assert(offsetof(struct cu_node_params, u) == 16, "CUgraphNodeParams");
 _Static_assert(sizeof(struct cu_array3d) == 40, "CUDA_ARRAY3D_DESCRIPTOR");
 

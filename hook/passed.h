@@ -97,20 +97,9 @@
 	NVS_PASS_SZ(P, cuSignalExternalSemaphoresAsync) NVS_PASS_SZ(P, cuStreamWaitEvent) \
 	NVS_PASS_SZ(P, cuWaitExternalSemaphoresAsync)
 
-/*
- * Class never. Waits, asks whether work is done, or writes a word that work
- * may wait for: stream memory operations, single or in batches. Never gated,
- * as above.
- */
+/* Class never. Waits, or asks whether work is done. Never gated, as above. */
 #define NVS_PASS_NEVER(P) \
-	P(cuEventQuery) \
-	P(cuFlushGPUDirectRDMAWrites) NVS_PASS_SZ(P, cuStreamBatchMemOp) \
-	NVS_PASS_SZ(P, cuStreamBatchMemOp_v2) NVS_PASS_SZ(P, cuStreamQuery) \
-	NVS_PASS_SZ(P, cuStreamWaitValue32) \
-	NVS_PASS_SZ(P, cuStreamWaitValue32_v2) NVS_PASS_SZ(P, cuStreamWaitValue64) \
-	NVS_PASS_SZ(P, cuStreamWaitValue64_v2) NVS_PASS_SZ(P, cuStreamWriteValue32) \
-	NVS_PASS_SZ(P, cuStreamWriteValue32_v2) NVS_PASS_SZ(P, cuStreamWriteValue64) \
-	NVS_PASS_SZ(P, cuStreamWriteValue64_v2)
+	P(cuEventQuery) P(cuFlushGPUDirectRDMAWrites) NVS_PASS_SZ(P, cuStreamQuery)
 
 /*
  * Class graph. Builds, changes and describes graphs and captures. Nothing
@@ -119,24 +108,24 @@
  */
 #define NVS_PASS_GRAPH(P) \
 	P(cuDeviceGetGraphMemAttribute) P(cuDeviceSetGraphMemAttribute) \
-	P(cuGraphAddBatchMemOpNode) P(cuGraphAddChildGraphNode) P(cuGraphAddDependencies) \
+	P(cuGraphAddChildGraphNode) P(cuGraphAddDependencies) \
 	P(cuGraphAddDependencies_v2) P(cuGraphAddEmptyNode) P(cuGraphAddEventRecordNode) \
 	P(cuGraphAddEventWaitNode) P(cuGraphAddExternalSemaphoresSignalNode) \
 	P(cuGraphAddExternalSemaphoresWaitNode) P(cuGraphAddHostNode) P(cuGraphAddKernelNode) \
 	P(cuGraphAddKernelNode_v2) P(cuGraphAddMemFreeNode) \
 	P(cuGraphAddMemcpyNode) P(cuGraphAddMemsetNode) \
-	P(cuGraphBatchMemOpNodeGetParams) P(cuGraphBatchMemOpNodeSetParams) \
+	P(cuGraphBatchMemOpNodeGetParams) \
 	P(cuGraphChildGraphNodeGetGraph) P(cuGraphClone) P(cuGraphConditionalHandleCreate) \
 	P(cuGraphCreate) P(cuGraphDebugDotPrint) P(cuGraphDestroy) P(cuGraphDestroyNode) \
 	P(cuGraphEventRecordNodeGetEvent) P(cuGraphEventRecordNodeSetEvent) \
 	P(cuGraphEventWaitNodeGetEvent) P(cuGraphEventWaitNodeSetEvent) \
-	P(cuGraphExecBatchMemOpNodeSetParams) P(cuGraphExecChildGraphNodeSetParams) \
+	P(cuGraphExecChildGraphNodeSetParams) \
 	P(cuGraphExecEventRecordNodeSetEvent) \
 	P(cuGraphExecEventWaitNodeSetEvent) P(cuGraphExecExternalSemaphoresSignalNodeSetParams) \
 	P(cuGraphExecExternalSemaphoresWaitNodeSetParams) P(cuGraphExecGetFlags) \
 	P(cuGraphExecGetId) P(cuGraphExecHostNodeSetParams) P(cuGraphExecKernelNodeSetParams) \
 	P(cuGraphExecKernelNodeSetParams_v2) P(cuGraphExecMemcpyNodeSetParams) \
-	P(cuGraphExecMemsetNodeSetParams) P(cuGraphExecNodeSetParams) P(cuGraphExecUpdate) \
+	P(cuGraphExecMemsetNodeSetParams) P(cuGraphExecUpdate) \
 	P(cuGraphExecUpdate_v2) P(cuGraphExternalSemaphoresSignalNodeGetParams) \
 	P(cuGraphExternalSemaphoresSignalNodeSetParams) \
 	P(cuGraphExternalSemaphoresWaitNodeGetParams) \
@@ -154,7 +143,7 @@
 	P(cuGraphNodeGetDependencies_v2) P(cuGraphNodeGetDependentNodes) \
 	P(cuGraphNodeGetDependentNodes_v2) P(cuGraphNodeGetEnabled) P(cuGraphNodeGetLocalId) \
 	P(cuGraphNodeGetParams) P(cuGraphNodeGetToolsId) P(cuGraphNodeGetType) \
-	P(cuGraphNodeSetEnabled) P(cuGraphNodeSetParams) P(cuGraphNodeSetParams_v2) \
+	P(cuGraphNodeSetEnabled) \
 	P(cuGraphReleaseUserObject) P(cuGraphRemoveDependencies) P(cuGraphRemoveDependencies_v2) \
 	P(cuGraphRetainUserObject) NVS_PASS_SZ(P, cuStreamGetCaptureInfo) \
 	NVS_PASS_SZ(P, cuStreamGetCaptureInfo_v2) NVS_PASS_SZ(P, cuStreamGetCaptureInfo_v3) \

@@ -68,6 +68,7 @@ struct nvs_swap_range {
 	size_t mapped_bytes;
 	/* The application's own mapping: nothing that can be freed. */
 	bool mapping, rdma;
+	bool fixed;           /* it stays on the GPU for good */
 	int access, handle_types;
 };
 bool nvs_swap_find(CUdeviceptr p, struct nvs_swap_range *r);
@@ -101,9 +102,12 @@ static inline void nvs_swap_synchronised(void)
 
 /*
  * The allocation that p lies in comes to the GPU and stays there for good: others
- * get to know where it is. False: not ours.
+ * get to know where it is, or use it without a grant. False: not ours.
  */
 bool nvs_swap_fix(CUdeviceptr p, struct nvs_swap_range *r);
+
+/* What a graph's node of any kind names of such memory likewise (memop.c). */
+void nvs_swap_fix_node(const struct cu_node_params *p);
 void nvs_ipc_fork_child(void);
 void nvs_async_fork_child(void);
 

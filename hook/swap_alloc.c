@@ -182,6 +182,7 @@ static bool find(struct place p, uint64_t address, struct nvs_swap_range *r)
 	r->owner = owner & POOLED ? NULL : (void *)(uintptr_t)owner;
 	r->pool = owner & POOLED ? (void *)(uintptr_t)(owner & ~POOLED) : NULL;
 	r->serial = g->serial;
+	r->fixed = g->fixed;
 	r->mapped = p.span->base + bytes_of(p.span->head[p.granule] - 1);
 	r->mapped_bytes = bytes_of(g->granules);
 	return true;
@@ -205,17 +206,17 @@ bool nvs_swap_find(CUdeviceptr address, struct nvs_swap_range *r)
 
 /*
  * The driver's own free waits until the context has nothing to do. If no call
- * may have begun since the last drain, that is so.
+ * may have begun since the last drain, that is so, but for what needs no grant.
  */
-static int wait_for_work(unsigned channel, void *ctx)
+static int wait_for_work(const struct nvs_swap_range *r)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
-	void *now = NULL, *popped;
+	struct nvs_swap *s = &nvs_swaps[r->channel];
+	void *now = NULL, *popped, *ctx = r->owner;
 	bool hold;
 	int result;
 
 	nvs_swap_lock(s);
-	hold = s->hold;
+	hold = s->hold || r->fixed;
 	nvs_swap_unlock(s);
 	if (!hold || !nvs_driver.ctx_synchronize)
 		return CUDA_SUCCESS;
@@ -250,7 +251,7 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 	if (!nvs_swap_find(address, &r) || r.base != address || r.mapping)
 		return CUDA_ERROR_INVALID_VALUE;
 	/* What is a pool's is freed when the application says that it is done with. */
-	result = wait && !r.pool ? wait_for_work(r.channel, r.owner) : CUDA_SUCCESS;
+	result = wait && !r.pool ? wait_for_work(&r) : CUDA_SUCCESS;
 	if (result != CUDA_SUCCESS)
 		return result;
 	nvs_swap_lock(s);

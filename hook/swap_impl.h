@@ -80,7 +80,7 @@ struct region {
 	bool published;    /* the application knows of it */
 	bool dying;
 	bool cached;
-	bool fixed;        /* shared with others: stays where it is once it is there */
+	bool fixed;        /* shared, or used without a grant: stays once it is there */
 	uint64_t serial;   /* another one after each free in it */
 };
 

@@ -351,6 +351,15 @@ bool nvs_pools_outwait(unsigned channel)
 	return seen == LOOK_PASSED;
 }
 
+/* Memory that may be used without a grant (memop.c), of which a drain knows nothing. */
+static bool has_fixed(const struct line *l)
+{
+	for (const struct nvs_kept *k = l->shelf.oldest; k; k = k->younger)
+		if (k->no_reuse)
+			return true;
+	return false;
+}
+
 void nvs_pools_drained(unsigned channel)
 {
 	struct nvs_store *st = &nvs_stores[channel];
@@ -358,7 +367,7 @@ void nvs_pools_drained(unsigned channel)
 
 	nvs_swap_lock(s);
 	for (struct line *l = st->lines; l; l = l->all) {
-		if (!l->pool)
+		if (!l->pool || has_fixed(l))
 			continue;
 		for (; l->marks; l->marks--)
 			l->spare[l->spares++] = l->mark[l->marks - 1].event;

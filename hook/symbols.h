@@ -13,8 +13,8 @@
  * NVS_OTHER_TABLE(H): functions with a wrapper written by hand.
  *   H(name)
  *   Classes, by section: submit (BY_HAND, gated as well), info (RESOLVERS),
- *   context (CONTEXTS), stream (STREAMS), memory (MEMORY: what takes, gives
- *   back or tells of device memory).
+ *   context (CONTEXTS), stream (STREAMS), never (MEM_OPS), graph (MEM_OP_NODES),
+ *   memory (MEMORY: what takes, gives back or tells of device memory).
  *
  * Never gated: frees, destroys, synchronisation, queries, event operations and
  * stream memory operations. They may be what running work waits for.
@@ -221,6 +221,25 @@
 	H(cuCtxSynchronize) H(cuCtxSynchronize_v2) H(cuEventSynchronize) \
 	H(cuStreamSynchronize) H(cuStreamSynchronize_ptsz)
 
+/* memop.c: what may name memory that moves, which then stays. Not gated. */
+#define NVS_MEM_OPS(H) \
+	H(cuStreamWriteValue32) H(cuStreamWriteValue32_ptsz) \
+	H(cuStreamWriteValue32_v2) H(cuStreamWriteValue32_v2_ptsz) \
+	H(cuStreamWriteValue64) H(cuStreamWriteValue64_ptsz) \
+	H(cuStreamWriteValue64_v2) H(cuStreamWriteValue64_v2_ptsz) \
+	H(cuStreamWaitValue32) H(cuStreamWaitValue32_ptsz) \
+	H(cuStreamWaitValue32_v2) H(cuStreamWaitValue32_v2_ptsz) \
+	H(cuStreamWaitValue64) H(cuStreamWaitValue64_ptsz) \
+	H(cuStreamWaitValue64_v2) H(cuStreamWaitValue64_v2_ptsz) \
+	H(cuStreamBatchMemOp) H(cuStreamBatchMemOp_ptsz) \
+	H(cuStreamBatchMemOp_v2) H(cuStreamBatchMemOp_v2_ptsz)
+
+/* Nodes of such, and of any kind; what adds the latter is among NVS_MEMORY. */
+#define NVS_MEM_OP_NODES(H) \
+	H(cuGraphAddBatchMemOpNode) H(cuGraphBatchMemOpNodeSetParams) \
+	H(cuGraphExecBatchMemOpNodeSetParams) \
+	H(cuGraphNodeSetParams) H(cuGraphNodeSetParams_v2) H(cuGraphExecNodeSetParams)
+
 /* alloc.c, vmm.c, info.c, pointer.c, ipc.c: counted, limited, clamped, shared */
 #define NVS_MEMORY(H) \
 	H(cuMemAlloc) H(cuMemAlloc_v2) H(cuMemAllocPitch) H(cuMemAllocPitch_v2) \
@@ -268,6 +287,8 @@
 	NVS_RESOLVERS(H) \
 	NVS_CONTEXTS(H) \
 	NVS_STREAMS(H) \
+	NVS_MEM_OPS(H) \
+	NVS_MEM_OP_NODES(H) \
 	NVS_MEMORY(H)
 
 #define NVS_OTHER_TABLE(H) \

@@ -33,7 +33,7 @@ struct conn {
 #define TOLD "NVSHARE_TEST_TOLD" /* names its descriptor */
 static struct told {
 	_Atomic int pid;
-	_Atomic uint64_t away;
+	_Atomic uint64_t away, fixed;
 } *told;
 
 static struct fake place;
@@ -144,7 +144,8 @@ static void arrange(void)
 		h->revoked = true;
 		word(h, 0);
 		answer(h, (struct nvs_frame){ .type = NVS_REVOKE, .epoch = h->epoch,
-					      .u.revoke.grace_ns = 10000000000ull }, -1);
+					      .u.revoke.grace_ns = config.patient ? 3600000000000ull
+										  : 10000000000ull }, -1);
 	}
 	for (int i = 0; i < CONNS; i++)
 		others += conns[i].fd && &conns[i] != h ? conns[i].m.resident : 0;
@@ -180,6 +181,7 @@ static void on_moved(struct conn *c, const struct nvs_frame *f)
 {
 	c->m = f->u.moved;
 	atomic_store(&told[c - conns].away, c->m.away);
+	atomic_store(&told[c - conns].fixed, c->m.fixed);
 	atomic_store(&told[c - conns].pid, c->pid);
 	seen.moved++;
 	if (f->code & NVS_MOVED_READY) {
@@ -358,14 +360,26 @@ void swapper_init(void)
 	fake_init(&place);
 }
 
-uint64_t swapper_away(void)
+static const struct told *own(void)
 {
+	static const struct told nothing;
+
 	if (!told)
 		told_map(atoi(getenv(TOLD)));
 	for (int i = 0; i < CONNS; i++)
 		if (atomic_load(&told[i].pid) == getpid())
-			return atomic_load(&told[i].away);
-	return 0;
+			return &told[i];
+	return &nothing;
+}
+
+uint64_t swapper_away(void)
+{
+	return atomic_load(&own()->away);
+}
+
+uint64_t swapper_fixed(void)
+{
+	return atomic_load(&own()->fixed);
 }
 
 void swapper_start(const struct swapper_config *c)

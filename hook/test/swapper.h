@@ -13,6 +13,7 @@ struct swapper_config {
 	uint64_t arena;       /* bytes of each segment; 0: none is given */
 	unsigned quantum_ms;  /* of a turn that others wait for */
 	bool off;             /* nothing is swapped */
+	bool patient;         /* a grace of an hour */
 };
 
 /* What tenants have said, the dead ones too. */
@@ -36,5 +37,6 @@ void swapper_arena(uint64_t bytes);
 
 /* In a tenant: bytes of its that are away, as it told last. */
 uint64_t swapper_away(void);
+uint64_t swapper_fixed(void); /* that never leave the GPU */
 
 #endif
