@@ -195,9 +195,8 @@ static int tenant_waits(uint64_t mib, unsigned rounds, uint64_t seed)
 	CU(cuCtxSynchronize());
 	EVENTUALLY(swapper_away() >= AWAY);
 	CU(cuStreamWaitValue32(own, p, 1, CU_STREAM_WAIT_VALUE_EQ)); /* comes in for this */
-	EVENTUALLY(swapper_away() >= AWAY);
+	EVENTUALLY(swapper_away() >= AWAY && swapper_fixed() == FIXED);
 	CHECK(cuStreamQuery(own) == CUDA_ERROR_NOT_READY);
-	CHECK(swapper_fixed() == FIXED);
 	CU(cuStreamWriteValue32(NULL, p, 1, 0));
 	CU(cuStreamSynchronize(own));
 	verify(&b);
@@ -252,8 +251,8 @@ static int tenant_streams(uint64_t mib, unsigned rounds, uint64_t seed)
 	EVENTUALLY(swapper_away() >= AWAY);
 	CU(cuStreamWaitValue32(own, p, 1, CU_STREAM_WAIT_VALUE_EQ)); /* comes in for this */
 	CU(cuMemFreeAsync(p, own));
-	EVENTUALLY(swapper_away() >= AWAY);
-	CHECK(swapper_fixed() == FIXED && cuStreamQuery(own) == CUDA_ERROR_NOT_READY);
+	EVENTUALLY(swapper_away() >= AWAY && swapper_fixed() == FIXED);
+	CHECK(cuStreamQuery(own) == CUDA_ERROR_NOT_READY);
 	CU(cuStreamWriteValue32(NULL, p, 1, 0));
 	CU(cuStreamSynchronize(own));
 	verify(&b);
@@ -363,7 +362,7 @@ static int tenant_others(uint64_t mib, unsigned rounds, uint64_t seed)
 		CU(cuStreamWaitValue32(own, (uintptr_t)host, i, CU_STREAM_WAIT_VALUE_GEQ));
 	}
 	CU(cuStreamSynchronize(own));
-	CHECK(*flag == 99 && swapper_fixed() == 0 && swapper_away() >= AWAY);
+	CHECK(*flag == 99 && swapper_fixed() == 0 && swapper_away() >= AWAY); /* in no turn of its own */
 	write_32(p, 1);
 	EVENTUALLY(swapper_fixed() == FIXED);
 	CU(cuMemFree_v2(p));

@@ -34,6 +34,7 @@ struct conn {
 static struct told {
 	_Atomic int pid;
 	_Atomic uint64_t away, fixed;
+	atomic_bool holds; /* the GPU */
 } *told;
 
 static struct fake place;
@@ -95,9 +96,17 @@ static void set_room(struct conn *c, uint64_t bytes)
 		answer(c, (struct nvs_frame){ .type = NVS_ROOM, .u.room.room = bytes }, -1);
 }
 
+/* 0: none */
+static void set_epoch(struct conn *c, uint64_t epoch)
+{
+	c->epoch = epoch;
+	atomic_store(&told[c - conns].holds, epoch != 0);
+}
+
 static void drop(struct conn *c)
 {
 	close(c->fd);
+	set_epoch(c, 0);
 	atomic_store(&told[c - conns].pid, 0);
 	if (c->page)
 		munmap(c->page, NVS_PAGE_SIZE);
@@ -131,7 +140,7 @@ static void arrange(void)
 	if (!h && n) {
 		h = n;
 		h->wants = h->revoked = false;
-		h->epoch = ++epochs;
+		set_epoch(h, ++epochs);
 		h->last = ++turns;
 		h->since_ns = config.off || !h->m.away ? test_now() : 0;
 		seen.grants++;
@@ -254,7 +263,7 @@ static bool serve(struct conn *c)
 	case NVS_ATTACH:
 		c->wants = f.code & NVS_ATTACH_WANT;
 		if (f.epoch && !holder()) { /* adopted */
-			c->epoch = f.epoch;
+			set_epoch(c, f.epoch);
 			epochs = f.epoch > epochs ? f.epoch : epochs;
 			c->since_ns = test_now();
 			word(c, (uint32_t)f.epoch);
@@ -269,7 +278,7 @@ static bool serve(struct conn *c)
 		break;
 	case NVS_RELEASE:
 		if (f.epoch == c->epoch)
-			c->epoch = 0;
+			set_epoch(c, 0);
 		break;
 	case NVS_RESERVE:
 		c->reserved = f.u.reserve.total;
@@ -374,7 +383,10 @@ static const struct told *own(void)
 
 uint64_t swapper_away(void)
 {
-	return atomic_load(&own()->away);
+	const struct told *t = own();
+
+	/* What it told in its turn is known when that is seen to be over. */
+	return atomic_load(&t->holds) ? 0 : atomic_load(&t->away);
 }
 
 uint64_t swapper_fixed(void)

@@ -35,7 +35,7 @@ struct swapper_seen swapper_seen(void);
 /* From now on segments are given, of this size. */
 void swapper_arena(uint64_t bytes);
 
-/* In a tenant: bytes of its that are away, as it told last. */
+/* In a tenant: bytes of its that are away, as it told last; 0 in its turn. */
 uint64_t swapper_away(void);
 uint64_t swapper_fixed(void); /* that never leave the GPU */
 
