@@ -261,29 +261,37 @@ static int tenant_streams(uint64_t mib, unsigned rounds, uint64_t seed)
 }
 
 /*
- * The stream waits, with work behind it: the gate closes, and the drain waits for the
- * write of another stream. That needs no grant, or it would wait for an hour.
+ * What was launched waits, and so does the drain, for the write of another stream.
+ * That needs no grant, or it would wait for half an hour.
  */
 static int tenant_drains(uint64_t mib, unsigned rounds, uint64_t seed)
 {
 	CUdeviceptr p = plain(FIXED), other = plain(64);
 	struct buffer b = large(seed);
+	uint64_t ns = 1000000, zero = 0;
+	void *params[] = { &ns, &zero };
+	CUgraphExec exec;
+	CUgraph g;
 	CUstream s;
 
 	(void)mib;
+	CU(cuMemsetD8_v2(p, 0, 8));
 	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-	for (unsigned i = 1; i <= rounds; i++) {
-		uint64_t ns = 1000000, zero = 0;
-		void *params[] = { &ns, &zero };
-
-		CU(cuStreamWaitValue32(s, p, i, CU_STREAM_WAIT_VALUE_EQ));
-		CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
+	CU(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+	CU(cuStreamWaitValue32(s, p, 1, CU_STREAM_WAIT_VALUE_EQ));
+	CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
+	CU(cuStreamEndCapture(s, &g));
+	CU(cuGraphInstantiateWithFlags(&exec, g, 0));
+	for (unsigned i = 0; i < rounds; i++) {
+		CU(cuGraphLaunch(exec, s));
 		CHECK(cuStreamQuery(s) == CUDA_ERROR_NOT_READY);
 		nap_ms(100); /* the turn is over by then, or nothing is tested */
-		if (i == 1)
-			CU(cuStreamWriteValue32(own, other, i, 0)); /* named first now; it is here */
-		CU(cuStreamWriteValue32(own, p, i, 0));
+		if (i == 0)
+			CU(cuStreamWriteValue32(own, other, 1, 0)); /* named first now; it is here */
+		CU(cuStreamWriteValue32(own, p, 1, 0));
 		CU(cuStreamSynchronize(s));
+		CU(cuStreamWriteValue32(own, p, 0, 0));
+		CU(cuStreamSynchronize(own));
 		verify(&b);
 	}
 	return 0;
