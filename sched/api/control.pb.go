@@ -793,8 +793,9 @@ type Swap struct {
 	Ins               uint64                 `protobuf:"varint,14,opt,name=ins,proto3" json:"ins,omitempty"`
 	OutBytesPerSecond uint64                 `protobuf:"varint,15,opt,name=out_bytes_per_second,json=outBytesPerSecond,proto3" json:"out_bytes_per_second,omitempty"` // the latest time
 	InBytesPerSecond  uint64                 `protobuf:"varint,16,opt,name=in_bytes_per_second,json=inBytesPerSecond,proto3" json:"in_bytes_per_second,omitempty"`
-	Refused           uint64                 `protobuf:"varint,17,opt,name=refused,proto3" json:"refused,omitempty"`                               // reservations for which there was no place
-	SharePercent      uint32                 `protobuf:"varint,18,opt,name=share_percent,json=sharePercent,proto3" json:"share_percent,omitempty"` // of the time that moving may take; 0: turns are as long as the time quantum says
+	Refused           uint64                 `protobuf:"varint,17,opt,name=refused,proto3" json:"refused,omitempty"`                                          // reservations for which there was no place
+	SharePercent      uint32                 `protobuf:"varint,18,opt,name=share_percent,json=sharePercent,proto3" json:"share_percent,omitempty"`            // of the time that moving may take; 0: turns are as long as the time quantum says
+	ArenaReadyBytes   uint64                 `protobuf:"varint,19,opt,name=arena_ready_bytes,json=arenaReadyBytes,proto3" json:"arena_ready_bytes,omitempty"` // kept ready for clients to come, of all GPUs; not of those in use
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -951,6 +952,13 @@ func (x *Swap) GetRefused() uint64 {
 func (x *Swap) GetSharePercent() uint32 {
 	if x != nil {
 		return x.SharePercent
+	}
+	return 0
+}
+
+func (x *Swap) GetArenaReadyBytes() uint64 {
+	if x != nil {
+		return x.ArenaReadyBytes
 	}
 	return 0
 }
@@ -3107,7 +3115,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"modeReason\x12/\n" +
 	"\atenants\x18\x12 \x03(\v2\x15.nvshare.v1.TenantUseR\atenants\x12/\n" +
 	"\bpromises\x18\x13 \x03(\v2\x13.nvshare.v1.PromiseR\bpromises\x12$\n" +
-	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\"\xdb\x04\n" +
+	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\"\x87\x05\n" +
 	"\x04Swap\x12%\n" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x04R\rcapacityBytes\x12%\n" +
 	"\x0epromised_bytes\x18\x02 \x01(\x04R\rpromisedBytes\x12%\n" +
@@ -3130,7 +3138,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14out_bytes_per_second\x18\x0f \x01(\x04R\x11outBytesPerSecond\x12-\n" +
 	"\x13in_bytes_per_second\x18\x10 \x01(\x04R\x10inBytesPerSecond\x12\x18\n" +
 	"\arefused\x18\x11 \x01(\x04R\arefused\x12#\n" +
-	"\rshare_percent\x18\x12 \x01(\rR\fsharePercent\"s\n" +
+	"\rshare_percent\x18\x12 \x01(\rR\fsharePercent\x12*\n" +
+	"\x11arena_ready_bytes\x18\x13 \x01(\x04R\x0farenaReadyBytes\"s\n" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +

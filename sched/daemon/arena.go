@@ -3,11 +3,13 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +26,8 @@ import (
 // of one tenant is ever seen by another, for no segment is used twice.
 //
 // Reservations are refused where the arena could not hold what they may send away
-// (arenaFits), so that a swap finds its segments made.
+// (arenaFits), so that a swap finds its segments made. Some are made before anybody
+// reserves: arena_stock.go.
 
 const (
 	// arenaUnit is what segments are a multiple of, of whatever pages.
@@ -44,16 +47,23 @@ const (
 
 // arena is that of the node.
 type arena struct {
-	used  uint64     // bytes that clients were given, or that are being made for them
-	jobs  int        // segments that are being made
-	err   error      // the latest segment could not be made
-	retry sched.Time // 0: not planned
+	used   uint64     // bytes that clients were given, or that are being made for them
+	making uint64     // of these, what is being made
+	jobs   int        // segments that are being made for clients
+	err    error      // the latest segment could not be made
+	retry  sched.Time // 0: not planned
+	stock  stock
+	// make is newSegment, and memory is hostMemory, but for tests.
+	make     func(size uint64, step func(filled uint64) error) (segment, error)
+	memory   func() (pages, huge uint64, ok bool)
+	unplaced sync.Once // it was said that memory is not taken of a GPU's node
 }
 
 // clientArena is a client's part of it, for one GPU.
 type clientArena struct {
 	given, making uint64 // bytes
 	next          uint64 // number of the next segment
+	segments      int    // that it has
 	unsent        []segment
 	dropped       bool
 }
@@ -73,19 +83,36 @@ func (d *Daemon) arenaFits(total uint64) error {
 	if total > d.opts.SwapMemory {
 		return fmt.Errorf("what is away then may take %d MiB of host memory, and there are %d MiB (--swap-memory), of which clients have %d", total>>20, d.opts.SwapMemory>>20, d.arena.used>>20)
 	}
-	if d.arena.err != nil {
+	more, stock := total-d.arena.used, d.arena.stock.held() // which is there for clients
+	if d.arena.err != nil && more > stock {
 		return fmt.Errorf("host memory for what is away cannot be had: %w", d.arena.err)
 	}
-	if free, ok := hostMemory(); ok && total-d.arena.used > free-min(free, hostReserve) {
-		return fmt.Errorf("what is away then may take %d MiB more of host memory, and %d MiB are left", (total-d.arena.used)>>20, free>>20)
+	if pages, huge, ok := d.arena.memory(); ok && more > less(pages+huge+stock, hostReserve) {
+		return fmt.Errorf("what is away then may take %d MiB more of host memory, and %d MiB are left", more>>20, (pages+huge+stock)>>20)
 	}
 	return nil
 }
+
+// less is a-b, or 0.
+func less(a, b uint64) uint64 { return a - min(a, b) }
 
 // prepareArenas has segments made for those clients that need more; and where all that
 // is reserved just fits, for what they will need if it goes on to grow, as far as the
 // half of the arena lasts.
 func (d *Daemon) prepareArenas(g *gpu) {
+	d.prepareArena(g)
+	d.restock()
+}
+
+// prepareAll is prepareArenas for all GPUs.
+func (d *Daemon) prepareAll() {
+	for _, g := range d.order {
+		d.prepareArena(g)
+	}
+	d.restock()
+}
+
+func (d *Daemon) prepareArena(g *gpu) {
 	if g.swap == nil {
 		return
 	}
@@ -96,30 +123,32 @@ func (d *Daemon) prepareArenas(g *gpu) {
 	}
 }
 
-// prepareUpTo has as many made as there are fillers, if clients are promised so much
-// more. All that is given stays below limit.
+// prepareUpTo gives what is ready and has as many made as there are fillers, if clients
+// are promised so much more. All that is given stays below limit.
 func (d *Daemon) prepareUpTo(g *gpu, limit, more uint64) {
+	for d.giveReady(g, limit, more) {
+	}
 	for d.arena.jobs < fillers() && d.arena.retry == 0 {
-		m, need := d.neediest(g, more)
+		m, lacks := d.neediest(g, more, nil)
 		if m == nil || d.arena.used >= limit {
 			return
 		}
-		size := nextSegment(m.arena.given+m.arena.making, need)
+		size := max(nextSegment(m.arena.given+m.arena.making, lacks), d.leastSegment(m, lacks))
 		size = min(size, limit-d.arena.used) / arenaUnit * arenaUnit
 		if size == 0 {
 			return
 		}
-		d.makeSegment(g, m, size)
+		d.makeSegment(g, m, size, lacks)
 	}
 }
 
 // neediest returns the client with the smallest part of what it needs, and what it
-// lacks; nil: nobody lacks anything.
-func (d *Daemon) neediest(g *gpu, more uint64) (least *clientMemory, lacks uint64) {
+// lacks; nil: nobody lacks anything. Those are passed over that skip says; it may be nil.
+func (d *Daemon) neediest(g *gpu, more uint64, skip func(m *clientMemory, lacks uint64) bool) (least *clientMemory, lacks uint64) {
 	part := 1.0
 	for id, m := range g.swap.members {
 		need, have := g.swap.residency.Arena(id, minSegment, more), m.arena.given+m.arena.making
-		if need < have+arenaUnit {
+		if need < have+arenaUnit || skip != nil && skip(m, need-have) {
 			continue
 		}
 		if p := float64(have) / float64(need); least == nil || p < part {
@@ -136,24 +165,76 @@ func nextSegment(has, lacks uint64) uint64 {
 	return min(size/minSegment*minSegment, lacks)
 }
 
-func (d *Daemon) makeSegment(g *gpu, m *clientMemory, size uint64) {
+// fewSegments and someSegments: a shim keeps 256 for a GPU, so that a client which grows
+// for long, by little at a time, gets no small ones in the end.
+const (
+	fewSegments  = 32
+	someSegments = 64
+)
+
+// leastSegment returns how large a client's next one has to be. That may be more than it
+// lacks, where it takes nothing from what others have reserved.
+func (d *Daemon) leastSegment(m *clientMemory, lacks uint64) uint64 {
+	least := uint64(maxSegment)
+	switch {
+	case m.arena.segments < fewSegments:
+		return 0
+	case m.arena.segments < someSegments:
+		least = tailSegment
+	}
+	if least > lacks && d.arenaFits(d.arenaNeeded(nil)+least-lacks) != nil {
+		return lacks
+	}
+	return least
+}
+
+func (d *Daemon) makeSegment(g *gpu, m *clientMemory, size, lacks uint64) {
+	wait := d.makeWay(g.node, size, lacks)
 	m.arena.making += size
+	d.arena.making += size
 	d.arena.used += size
 	d.arena.jobs++
+	newSegment := d.arena.make
 	d.wg.Add(1)
 	go func() {
 		defer d.wg.Done()
+		for _, p := range wait {
+			select {
+			case <-p.gone:
+			case <-d.ended:
+			}
+		}
 		var seg segment
 		var err error
-		nicely(func() { seg, err = newSegment(size, d.ended) })
+		d.placed(nicely(fillNice, g.node, func() { seg, err = newSegment(size, d.goOn) }))
 		if !d.do(func() { d.finishSegment(g, m, size, seg, err) }) && seg.fd != nil {
 			seg.fd.Close()
 		}
 	}()
 }
 
+// goOn says whether memory is still to be filled.
+func (d *Daemon) goOn(uint64) error {
+	select {
+	case <-d.ended:
+		return errors.New("the scheduler ends")
+	default:
+		return nil
+	}
+}
+
+// placed takes note of whether memory is taken of the GPU's node.
+func (d *Daemon) placed(err error) {
+	if err != nil {
+		d.arena.unplaced.Do(func() {
+			d.log.WithError(err).Debug("host memory is not taken from the GPU's NUMA node first: CAP_SYS_NICE may be missing")
+		})
+	}
+}
+
 func (d *Daemon) finishSegment(g *gpu, m *clientMemory, size uint64, seg segment, err error) {
 	m.arena.making -= size
+	d.arena.making -= size
 	d.arena.jobs--
 	switch {
 	case m.arena.dropped || err != nil:
@@ -166,6 +247,7 @@ func (d *Daemon) finishSegment(g *gpu, m *clientMemory, size uint64, seg segment
 				d.log.WithError(err).Errorf("no host memory for what is swapped out: trying again every %v", arenaRetry)
 			}
 			d.arena.err, d.arena.retry = err, now().Add(arenaRetry)
+			d.giveBack(size, true)
 			return
 		}
 	default:
@@ -173,16 +255,20 @@ func (d *Daemon) finishSegment(g *gpu, m *clientMemory, size uint64, seg segment
 			d.log.Info("host memory for what is swapped out can be had again")
 			d.arena.err = nil
 		}
-		m.arena.given += size
-		d.noteMembers()
-		m.arena.unsent = append(m.arena.unsent, seg)
-		d.reach(beforeArena)
-		d.sendArenas(g, m)
-		d.reach(afterArena)
+		d.give(g, m, seg)
 	}
-	for _, other := range d.order { // each may have waited for a filler
-		d.prepareArenas(other)
-	}
+	d.prepareAll() // each may have waited for a filler
+}
+
+// give makes a segment a client's.
+func (d *Daemon) give(g *gpu, m *clientMemory, seg segment) {
+	m.arena.given += seg.size
+	m.arena.segments++
+	d.noteMembers()
+	m.arena.unsent = append(m.arena.unsent, seg)
+	d.reach(beforeArena)
+	d.sendArenas(g, m)
+	d.reach(afterArena)
 }
 
 // sendArenas hands over the segments that are made, if the client is connected.
@@ -214,6 +300,8 @@ func (d *Daemon) dropArenas(m *clientMemory) {
 		seg.fd.Close()
 	}
 	m.arena.unsent = nil
+	d.arena.stock.paused = false
+	d.restock()
 }
 
 // countOldArena takes what a client got from an earlier scheduler, by its word, into
@@ -225,6 +313,7 @@ func (d *Daemon) countOldArena(g *gpu, m *clientMemory) {
 		d.arena.used += n - m.arena.given
 		m.arena.given = n
 		m.arena.next = 1 << 32 // above those of before
+		m.arena.segments = int(n / minSegment)
 	}
 }
 
@@ -237,31 +326,32 @@ func freeHugePages() uint64 {
 	return n
 }
 
-// hostMemory returns how much memory the scheduler can get, bytes: of the host, huge
-// pages included, and within its cgroup.
-func hostMemory() (free uint64, ok bool) {
+// hostMemory returns how much memory the scheduler can get, bytes, of the host and
+// within its cgroup: of common pages, and in addition of huge ones.
+func hostMemory() (pages, huge uint64, ok bool) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
-		return 0, false
+		return 0, 0, false
 	}
 	for line := range strings.Lines(string(text)) {
 		if rest, found := strings.CutPrefix(line, "MemAvailable:"); found {
 			n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-			free, ok = n<<10, err == nil
+			pages, ok = n<<10, err == nil
 		}
 	}
-	free += freeHugePages() * hugePage
+	huge = freeHugePages() * hugePage
 	if text, err := os.ReadFile("/proc/self/cgroup"); err == nil {
 		if path, found := strings.CutPrefix(strings.TrimSpace(string(text)), "0::"); found {
 			dir := filepath.Join("/sys/fs/cgroup", path)
 			limit, has := readNumber(filepath.Join(dir, "memory.max"))
 			used, knows := readNumber(filepath.Join(dir, "memory.current"))
 			if has && knows {
-				free = min(free, limit-min(used, limit))
+				pages = min(pages, less(limit, used))
+				huge = min(huge, less(limit, used)-pages)
 			}
 		}
 	}
-	return free, ok
+	return pages, huge, ok
 }
 
 func readNumber(path string) (uint64, bool) {

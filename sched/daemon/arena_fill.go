@@ -28,24 +28,28 @@ const (
 // threads in one file wait for each other.
 func fillers() int { return min(max(runtime.NumCPU()/2, 1), maxFillers) }
 
-// nicely does something on a thread that lets others go before.
-func nicely(do func()) {
+// nicely does something on a thread that lets others go before, and takes memory from a
+// NUMA node first; an error: that it may not.
+func nicely(nice, node int, do func()) error {
 	runtime.LockOSThread()
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), fillNice)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), nice)
+	restore, err := prefer(node)
 	do()
-	if unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), 0) == nil {
+	if restore() == nil && unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), 0) == nil {
 		runtime.UnlockOSThread()
 	} // else the thread ends with its goroutine
+	return err
 }
 
-// newSegment makes and fills one; it gives up when ended is closed.
-func newSegment(size uint64, ended <-chan struct{}) (segment, error) {
+// newSegment makes and fills one; it gives up when step, which hears how far it is,
+// returns an error.
+func newSegment(size uint64, step func(filled uint64) error) (segment, error) {
 	if freeHugePages()*hugePage >= size {
-		if fd, err := newMemfd(size, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, ended); err == nil {
+		if fd, err := newMemfd(size, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, step); err == nil {
 			return segment{fd, size, true}, nil
 		}
 	}
-	fd, err := newMemfd(size, 0, ended)
+	fd, err := newMemfd(size, 0, step)
 	if err != nil {
 		return segment{}, fmt.Errorf("a segment of %d MiB: %w", size>>20, err)
 	}
@@ -54,20 +58,20 @@ func newSegment(size uint64, ended <-chan struct{}) (segment, error) {
 
 // newMemfd makes a memfd of which every page is there, and which nobody can make
 // larger or smaller.
-func newMemfd(size uint64, flags int, ended <-chan struct{}) (*os.File, error) {
+func newMemfd(size uint64, flags int, step func(uint64) error) (*os.File, error) {
 	fd, err := unix.MemfdCreate("nvshare-arena", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags)
 	if err != nil {
 		return nil, fmt.Errorf("memfd_create: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), "nvshare-arena")
-	if err := fill(f, size, flags, ended); err != nil {
+	if err := fill(f, size, flags, step); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
 }
 
-func fill(f *os.File, size uint64, flags int, ended <-chan struct{}) error {
+func fill(f *os.File, size uint64, flags int, step func(uint64) error) error {
 	fd := int(f.Fd())
 	if err := unix.Ftruncate(fd, int64(size)); err != nil {
 		return fmt.Errorf("ftruncate: %w", err)
@@ -83,10 +87,8 @@ func fill(f *os.File, size uint64, flags int, ended <-chan struct{}) error {
 		some = write
 	}
 	for from := uint64(0); from < size; from += fillStep {
-		select {
-		case <-ended:
-			return errors.New("the scheduler ends")
-		default:
+		if err := step(from); err != nil {
+			return err
 		}
 		if err := some(fd, int64(from), int(min(fillStep, size-from))); err != nil {
 			return fmt.Errorf("fill: %w", err)

@@ -27,6 +27,7 @@ type GPU struct {
 	UUID        string // GPU-…
 	Name        string
 	MemoryBytes uint64
+	PCIBusID    string // 0000:17:00.0, or "": not known
 }
 
 // Lister finds the GPUs of this node.
@@ -50,6 +51,8 @@ type Options struct {
 	// SwapMemory is how much host memory, on this node, may hold what clients
 	// have away from GPUs, bytes; 0: nothing is swapped.
 	SwapMemory uint64
+	// SwapReady is how much of that is made before clients need it, bytes.
+	SwapReady uint64
 	// SwapHeadroom is what is left free of each GPU's memory for what the driver
 	// needs for processes, bytes, or DefaultHeadroom.
 	SwapHeadroom int64
@@ -73,6 +76,9 @@ type Daemon struct {
 	bootID   string
 	started  time.Time
 	maxConns int
+	maxReady int // segments that may be kept ready
+	// sysfs is where that is; not /sys in tests.
+	sysfs string
 	// registerTimeout is the constant, but for tests.
 	registerTimeout time.Duration
 
@@ -162,6 +168,9 @@ func newDaemon(opts Options) (*Daemon, error) {
 		bootID:          bootID,
 		started:         time.Now(),
 		maxConns:        maxConnections(),
+		maxReady:        maxReadySegments(),
+		sysfs:           "/sys",
+		arena:           arena{make: newSegment, memory: hostMemory},
 		registerTimeout: registerTimeout,
 		events:          make(chan func(), 256),
 		ended:           make(chan struct{}),
@@ -251,6 +260,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 	}
 	d.closeRunDir()
+	d.arena.stock.close() // takes a while, and nobody waits for it
 	return nil
 }
 
@@ -342,6 +352,9 @@ func (d *Daemon) deadline() (at sched.Time, ok bool) {
 	if d.arena.retry != 0 {
 		earliest(d.arena.retry)
 	}
+	if d.arena.stock.due != 0 {
+		earliest(d.arena.stock.due)
+	}
 	if d.membersDue != 0 {
 		earliest(d.membersDue)
 	}
@@ -366,9 +379,10 @@ func (d *Daemon) tick(ctx context.Context) {
 	}
 	if d.arena.retry != 0 && d.arena.retry <= t {
 		d.arena.retry = 0
-		for _, g := range d.order {
-			d.prepareArenas(g)
-		}
+		d.prepareAll()
+	}
+	if d.arena.stock.due != 0 && d.arena.stock.due <= t {
+		d.lookAtStock()
 	}
 	if d.membersDue != 0 && d.membersDue <= t {
 		d.recordMembers()

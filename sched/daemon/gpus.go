@@ -30,6 +30,7 @@ type gpu struct {
 	stats    turnStats
 	ceiling  uint64 // as Options.GPUMemory
 	swap     *swap  // nil: nothing is swapped
+	node     int    // whose memory is near, if something is swapped, or noNode
 
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
@@ -96,6 +97,7 @@ func (d *Daemon) finishDiscovery(found []GPU, err error) {
 			d.log.WithError(err).Warn("ignore a GPU")
 		}
 	}
+	d.restock()
 	if len(d.order) == 0 {
 		if first {
 			d.log.Warnf("no GPU found: waiting for one, looking again every %v", rescanPause)

@@ -70,3 +70,12 @@ func maxConnections() int {
 	}
 	return n
 }
+
+// maxReadySegments leaves to others half of the descriptors that connections leave.
+func maxReadySegments() int {
+	var lim unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) != nil {
+		return 0
+	}
+	return int(min(less(lim.Cur, 2*uint64(maxConnections()))/2, maxClients))
+}

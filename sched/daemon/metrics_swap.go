@@ -42,6 +42,7 @@ func (x *exposition) arena(r *api.StatusResponse) {
 		if g.Swap != nil {
 			x.put("nvshare_arena_bytes", float64(g.Swap.ArenaLimitBytes))
 			x.put("nvshare_arena_used_bytes", float64(g.Swap.ArenaUsedBytes))
+			x.put("nvshare_arena_ready_bytes", float64(g.Swap.ArenaReadyBytes))
 			return
 		}
 	}

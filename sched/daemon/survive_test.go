@@ -50,6 +50,7 @@ func (d *Daemon) abandon() {
 // remains waits for the goroutines of an abandoned daemon and unmaps its pages.
 func (d *Daemon) remains() {
 	d.wg.Wait()
+	d.arena.stock.close()
 	for c := range d.conns {
 		if c.page != nil {
 			c.page.unmap()

@@ -97,6 +97,7 @@ func (d *Daemon) openSwap(g *gpu, physical uint64) {
 	}
 	capacity := min(physical-min(physical, headroom), g.MemoryBytes)
 	g.swap = &swap{residency: sched.NewResidency(capacity), members: map[sched.ClientID]*clientMemory{}}
+	g.node = numaNode(d.sysfs, g.PCIBusID)
 	g.swap.residency.Later = g.core.Later
 	g.swap.residency.MoveUnit = min(physical/64, 128<<20) // as the shim has it (PIECES)
 	d.log.Infof("GPU %d: memory is swapped: %d MiB for clients at a time, %d MiB of host memory for all GPUs", g.Index, capacity>>20, d.opts.SwapMemory>>20)
@@ -264,25 +265,30 @@ func (d *Daemon) placeable(g *gpu, cl *client, want wire.Reserve, force bool) (t
 }
 
 func (d *Daemon) fits(g *gpu, cl *client, total uint64) error {
-	given := func(of *gpu) func(sched.ClientID) uint64 {
-		return func(id sched.ClientID) uint64 {
-			if m := of.swap.members[id]; m != nil {
-				return m.arena.given + m.arena.making
-			}
-			return 0
-		}
-	}
-	arena, err := g.swap.residency.Fits(cl.id, total, g.believed(cl.account), minSegment, given(g))
+	arena, err := g.swap.residency.Fits(cl.id, total, g.believed(cl.account), minSegment, g.swap.arenaOf)
 	if err != nil {
 		return err
 	}
-	for _, other := range d.order {
-		if other != g && other.swap != nil {
-			n, _ := other.swap.residency.Fits(0, 0, 0, minSegment, given(other))
-			arena += n
+	return d.arenaFits(arena + d.arenaNeeded(g))
+}
+
+// arenaNeeded is how much what is promised on all GPUs but one, or nil, needs.
+func (d *Daemon) arenaNeeded(but *gpu) (sum uint64) {
+	for _, g := range d.order {
+		if g != but && g.swap != nil {
+			n, _ := g.swap.residency.Fits(0, 0, 0, minSegment, g.swap.arenaOf)
+			sum += n
 		}
 	}
-	return d.arenaFits(arena)
+	return sum
+}
+
+// arenaOf is what a client has, or is soon to have.
+func (s *swap) arenaOf(id sched.ClientID) uint64 {
+	if m := s.members[id]; m != nil {
+		return m.arena.given + m.arena.making
+	}
+	return 0
 }
 
 // maxRoomWait is how long a client that cannot wait by itself is kept waiting for

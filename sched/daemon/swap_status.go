@@ -29,7 +29,7 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 	}
 	out = &api.Swap{
 		CapacityBytes: s.residency.Capacity(), PromisedBytes: s.residency.Promised(),
-		ArenaLimitBytes: d.opts.SwapMemory, ArenaUsedBytes: d.arena.used,
+		ArenaLimitBytes: d.opts.SwapMemory, ArenaUsedBytes: d.arena.used, ArenaReadyBytes: d.arena.stock.readyBytes(),
 		OutBytes: s.out.bytes, InBytes: s.in.bytes, OutNs: int64(s.out.took), InNs: int64(s.in.took),
 		Outs: s.out.times, Ins: s.in.times, OutBytesPerSecond: s.out.rate, InBytesPerSecond: s.in.rate,
 		Refused: s.refused, SharePercent: uint32(d.swapShareOf(g.UUID)),

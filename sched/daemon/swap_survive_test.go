@@ -253,7 +253,7 @@ func TestSwapKilledAnywhere(t *testing.T) {
 	run := func(failpoint func(*Daemon)) (*Daemon, chan struct{}) {
 		d := o.newDaemon(func(opts *Options) {
 			opts.Quantum, opts.Grace = sched.MinQuantum, 10*time.Second
-			opts.SwapMemory, opts.SwapShare = gib, 0
+			opts.SwapMemory, opts.SwapReady, opts.SwapShare = gib, 64*mib, 0
 			opts.List = func(context.Context) ([]GPU, error) { return []GPU{gpu}, nil }
 		})
 		failpoint(d)

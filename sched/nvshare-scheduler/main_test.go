@@ -51,6 +51,9 @@ func TestUsage(t *testing.T) {
 
 		"--swap-memory lots": "--swap-memory",
 		"--swap-memory -1Gi": "--swap-memory",
+		"--swap-ready 101%":  "--swap-ready",
+		"--swap-ready -1%":   "--swap-ready",
+		"--swap-ready some":  "--swap-ready",
 		"--swap-share 0":     "--swap-share",
 		"--swap-share 51":    "--swap-share",
 		"--swap-headroom x":  "--swap-headroom",

@@ -16,13 +16,14 @@ import (
 
 // swapFlags say whether memory is swapped, and how GPUs look.
 type swapFlags struct {
-	memory, headroom, share, gpuMemory string
-	quantumFixed                       bool
+	memory, ready, headroom, share, gpuMemory string
+	quantumFixed                              bool
 }
 
 func (f *swapFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	fs.StringVar(&f.memory, "swap-memory", "0", "`size` of the host memory that may hold what is moved off GPUs, of the whole node, like 200Gi; 0: nothing is moved")
+	fs.StringVar(&f.ready, "swap-ready", "25%", "`size` or percentage of --swap-memory that is taken from the host and filled before tenants need it, as far as the host has it; 0: nothing")
 	fs.StringVar(&f.share, "swap-share", "10", "`percentage` of the time that moving memory may take, 1 to 50: turns are longer than the time quantum where that needs it, unless --tq is given and this is not")
 	fs.StringVar(&f.headroom, "swap-headroom", "", "`size` of what is left free of each GPU for what the driver needs, like 4Gi; by default a thirty-second of the GPU's memory")
 	fs.StringVar(&f.gpuMemory, "gpu-memory", "", "have GPUs look as if they had no more memory than this `size`, like 24Gi")
@@ -41,6 +42,19 @@ func (f *swapFlags) fill(o *daemon.Options) error {
 			return fmt.Errorf("--%s: %w", size.flag, err)
 		}
 		*size.to = n
+	}
+	if number, percent := strings.CutSuffix(f.ready, "%"); percent {
+		n, err := strconv.ParseUint(number, 10, 64)
+		if err != nil || n > 100 {
+			return fmt.Errorf("--swap-ready: %.64q is neither a size nor a percentage from 0%% to 100%%", f.ready)
+		}
+		o.SwapReady = o.SwapMemory / 100 * n
+	} else if f.ready != "" && f.ready != "0" {
+		n, err := api.ParseMemory(f.ready)
+		if err != nil {
+			return fmt.Errorf("--swap-ready: %w", err)
+		}
+		o.SwapReady = min(n, o.SwapMemory)
 	}
 	o.SwapHeadroom = daemon.DefaultHeadroom
 	if f.headroom == "0" {

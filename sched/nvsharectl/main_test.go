@@ -154,7 +154,7 @@ func swapped() *api.StatusResponse {
 	g := r.Gpus[0]
 	g.Swap = &api.Swap{
 		CapacityBytes: 15 << 30, PromisedBytes: 20 << 30, ResidentBytes: 14 << 30, FixedBytes: 1 << 30, AwayBytes: 6 << 30,
-		ArenaBytes: 10 << 30, ArenaLimitBytes: 64 << 30, ArenaUsedBytes: 12 << 30, OutBytes: 900 << 30, InBytes: 905 << 30,
+		ArenaBytes: 10 << 30, ArenaLimitBytes: 64 << 30, ArenaUsedBytes: 12 << 30, ArenaReadyBytes: 16 << 30, OutBytes: 900 << 30, InBytes: 905 << 30,
 		OutNs: 18e9, InNs: 19e9, Outs: 100, Ins: 101, OutBytesPerSecond: 55 << 30, InBytesPerSecond: 50 << 30, Refused: 1, SharePercent: 10,
 	}
 	holder, waiter := g.Clients[0], g.Clients[1]

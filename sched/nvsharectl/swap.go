@@ -68,7 +68,8 @@ type swapJSON struct {
 	AwayBytes         uint64  `json:"away_bytes"`  // in host memory, or never used
 	ArenaBytes        uint64  `json:"arena_bytes"` // host memory that this GPU's clients were given
 	ArenaLimitBytes   uint64  `json:"arena_limit_bytes"`
-	ArenaUsedBytes    uint64  `json:"arena_used_bytes"` // of all GPUs
+	ArenaUsedBytes    uint64  `json:"arena_used_bytes"`  // of all GPUs
+	ArenaReadyBytes   uint64  `json:"arena_ready_bytes"` // kept ready besides, for all GPUs
 	OutBytes          uint64  `json:"out_bytes"`
 	InBytes           uint64  `json:"in_bytes"`
 	OutSeconds        float64 `json:"out_seconds"`
@@ -86,7 +87,7 @@ func newSwapJSON(s *api.Swap) *swapJSON {
 		return nil
 	}
 	return &swapJSON{
-		s.CapacityBytes, s.PromisedBytes, s.ResidentBytes, s.FixedBytes, s.AwayBytes, s.ArenaBytes, s.ArenaLimitBytes, s.ArenaUsedBytes,
+		s.CapacityBytes, s.PromisedBytes, s.ResidentBytes, s.FixedBytes, s.AwayBytes, s.ArenaBytes, s.ArenaLimitBytes, s.ArenaUsedBytes, s.ArenaReadyBytes,
 		s.OutBytes, s.InBytes, seconds(s.OutNs), seconds(s.InNs), s.Outs, s.Ins, s.OutBytesPerSecond, s.InBytesPerSecond, s.Refused, s.SharePercent,
 	}
 }

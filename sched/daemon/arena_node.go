@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Where a host has several NUMA nodes, memory of the GPU's own is nearer to it.
+
+// noNode is that of a GPU of which the kernel tells none.
+const noNode = -1
+
+// numaNode returns the node of a PCI device as the kernel tells it in sysfs: noNode where
+// the host has but one, as many tell it, or the device is not there.
+func numaNode(sysfs, busID string) int {
+	if busID == "" || !filepath.IsLocal(busID) {
+		return noNode
+	}
+	text, err := os.ReadFile(filepath.Join(sysfs, "bus/pci/devices", busID, "numa_node"))
+	if err != nil {
+		return noNode
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || n < 0 {
+		return noNode
+	}
+	return n
+}
+
+// prefer has this thread take memory from a node as long as that has any, and then from
+// the others; restore ends that. noNode: nothing changes.
+//
+// Pages of a memfd that write, fallocate or a fault makes are taken as the policy of the
+// thread says, if the file has none. A policy of the file (mbind of a shared mapping)
+// would do for common pages, but hugetlbfs does not keep one ("Shared Policies" in the
+// kernel's numa_memory_policy).
+func prefer(node int) (restore func() error, err error) {
+	nothing := func() error { return nil }
+	if node == noNode {
+		return nothing, nil
+	}
+	var mode int32
+	var before, nodes unix.CPUSet // the same kind of mask
+	if _, _, e := unix.Syscall6(unix.SYS_GET_MEMPOLICY, uintptr(unsafe.Pointer(&mode)), uintptr(unsafe.Pointer(&before)), 8*unsafe.Sizeof(before), 0, 0, 0); e != 0 {
+		return nothing, os.NewSyscallError("get_mempolicy", e)
+	}
+	nodes.Set(node)
+	if err := unix.SetMemPolicy(unix.MPOL_PREFERRED, &nodes); err != nil {
+		return nothing, os.NewSyscallError("set_mempolicy", err)
+	}
+	return func() error { return unix.SetMemPolicy(int(mode), &before) }, nil
+}
