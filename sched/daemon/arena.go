@@ -206,7 +206,7 @@ func (d *Daemon) makeSegment(g *gpu, m *clientMemory, size, lacks uint64) {
 		}
 		var seg segment
 		var err error
-		d.placed(nicely(fillNice, g.node, func() { seg, err = newSegment(size, d.goOn) }))
+		d.placed(nicely(g.node, func() { seg, err = newSegment(size, d.goOn) }))
 		if !d.do(func() { d.finishSegment(g, m, size, seg, err) }) && seg.fd != nil {
 			seg.fd.Close()
 		}

@@ -30,9 +30,9 @@ func fillers() int { return min(max(runtime.NumCPU()/2, 1), maxFillers) }
 
 // nicely does something on a thread that lets others go before, and takes memory from a
 // NUMA node first; an error: that it may not.
-func nicely(nice, node int, do func()) error {
+func nicely(node int, do func()) error {
 	runtime.LockOSThread()
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), nice)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), fillNice)
 	restore, err := prefer(node)
 	do()
 	if restore() == nil && unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), 0) == nil {

@@ -20,8 +20,6 @@ import (
 // theirs beside it, under --swap-memory or of the host's memory.
 
 const (
-	// stockNice: after what clients wait for.
-	stockNice = 19
 	// stockPause is how long nothing is tried after the host was short of memory, and
 	// how often it is looked whether it is.
 	stockPause = 5 * time.Second
@@ -29,7 +27,7 @@ const (
 	// not shrink again at once; see hostReserve.
 	stockReserve = 2 * hostReserve
 	// smallReady of each size but the largest are kept, for what is no multiple of that.
-	smallReady = 4
+	smallReady = 8
 )
 
 // stock is the loop's own. Its segments are made, then ready, then given to a client or,
@@ -217,7 +215,7 @@ func (d *Daemon) stockUp(node int, size uint64) {
 		defer d.wg.Done()
 		var seg segment
 		var err error
-		d.placed(nicely(stockNice, node, func() {
+		d.placed(nicely(node, func() {
 			seg, err = newSegment(size, func(filled uint64) error {
 				p.filled.Store(filled)
 				select {

@@ -22,6 +22,26 @@ func ready(bytes uint64) func(*Options) {
 	return func(o *Options) { swapping(o); o.SwapReady = bytes }
 }
 
+// roomy has the host's memory be none of a test's business.
+func roomy(d *Daemon) {
+	d.arena.memory = func() (uint64, uint64, bool) { return 1 << 40, 0, true }
+}
+
+// quick is roomy, and has segments made of no memory: how long that takes is another
+// test's business, where all processors are busy.
+func quick(d *Daemon) {
+	roomy(d)
+	d.arena.make = empty
+}
+
+func empty(size uint64, step func(uint64) error) (segment, error) {
+	if err := step(0); err != nil {
+		return segment{}, err
+	}
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
+	return segment{fd: os.NewFile(uintptr(fd), "test"), size: size}, err
+}
+
 // inLoop runs something where the scheduler's tables may be looked at.
 func (s *scheduler) inLoop(f func()) {
 	s.t.Helper()
@@ -72,10 +92,9 @@ func (s *scheduler) outOfOrder() {
 }
 
 // What is ready is a client's as soon as that reserves beyond the GPU: nothing is made
-// for it. Each segment has one client, also after that one's end; and the figures of
-// the status add up.
+// for it; and the figures of the status add up.
 func TestReady(t *testing.T) {
-	s := start(t, t.TempDir(), ready(512*mib))
+	s := start(t, t.TempDir(), ready(512*mib), quick)
 	s.awaitReady(512 * mib)
 	s.outOfOrder()
 	a, b := newSwapper(t, s), newSwapper(t, s)
@@ -89,28 +108,27 @@ func TestReady(t *testing.T) {
 	if a.arenas[0].Size != minSegment {
 		t.Errorf("the first segment has %d MiB: that takes long to pin", a.arenas[0].Size>>20)
 	}
-	s.stop()
+}
 
-	// What is used is made again; what somebody had is not given again.
-	s = start(t, t.TempDir(), ready(512*mib))
-	var all []*swapper
+// What was taken of the stock is made again, and what a client had is not given again.
+func TestReadyOnce(t *testing.T) {
+	small := gpuA
+	small.MemoryBytes = 64 * mib
+	s := start(t, t.TempDir(), func(o *Options) {
+		ready(128 * mib)(o)
+		o.List = func(context.Context) ([]GPU, error) { return []GPU{small}, nil }
+	}, roomy)
 	seen := map[uint64]bool{}
 	for range 2 {
-		s.awaitReady(512 * mib)
+		s.awaitReady(128 * mib)
 		a, b := newSwapper(t, s), newSwapper(t, s)
-		a.allocates(600 * mib)
-		b.allocates(600 * mib)
-		a.awaitArena(256 * mib)
-		b.awaitArena(256 * mib)
-		a.proc.kill()
-		b.proc.kill()
-		s.await("they are gone", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaUsedBytes == 0 })
-		all = append(all, a, b)
-	}
-	for _, w := range all {
-		for _, fd := range w.fds {
+		a.allocates(40 * mib)
+		b.allocates(40 * mib)
+		a.awaitArena(64 * mib)
+		b.awaitArena(64 * mib)
+		for _, fd := range append(a.fds, b.fds...) { // open until the test's end: no number comes again
 			var st unix.Stat_t
-			if err := unix.Fstat(fd, &st); err != nil || uint64(st.Blocks)*512 < uint64(st.Size) {
+			if err := unix.Fstat(fd, &st); err != nil || uint64(st.Blocks)*512 < uint64(st.Size) || st.Size != 64*mib {
 				t.Errorf("%d of %d bytes are there, %v", st.Blocks*512, st.Size, err)
 			}
 			if seen[st.Ino] {
@@ -118,13 +136,16 @@ func TestReady(t *testing.T) {
 			}
 			seen[st.Ino] = true
 		}
+		a.proc.kill()
+		b.proc.kill()
+		s.await("they are gone", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaUsedBytes == 0 })
 	}
 }
 
 // Two GPUs, near to different NUMA nodes, each with half of the stock. When all of the
 // limit is taken, what cannot be of use to a client makes way to what it lacks.
 func TestReadyMakesWay(t *testing.T) {
-	s := start(t, t.TempDir(), func(o *Options) { twoNodes(o); swapping(o); o.SwapMemory, o.SwapReady = 768*mib, 768*mib }, nodes(t))
+	s := start(t, t.TempDir(), func(o *Options) { twoNodes(o); swapping(o); o.SwapMemory, o.SwapReady = 768*mib, 768*mib }, nodes(t), quick)
 	s.awaitReady(768 * mib)
 	s.inLoop(func() {
 		for _, node := range []int{0, 1} {
@@ -200,10 +221,11 @@ func TestReadyYields(t *testing.T) {
 	s := start(t, t.TempDir(), func(o *Options) { twoNodes(o); ready(512 * mib)(o) }, func(d *Daemon) {
 		// Clients are of the GPU of node 1, and the first piece is made for node 0.
 		nodes(t)(d)
+		roomy(d)
 		d.arena.make = func(size uint64, step func(uint64) error) (segment, error) {
 			for released.Load() || step(0) == nil {
 				if released.Load() {
-					return newSegment(size, step)
+					return empty(size, step)
 				}
 				runtime.Gosched()
 			}
@@ -214,7 +236,7 @@ func TestReadyYields(t *testing.T) {
 	var first *piece
 	s.inLoop(func() {
 		first = s.arena.stock.making[0]
-		s.arena.make = newSegment
+		s.arena.make = empty
 	})
 	if first.node != 0 {
 		t.Fatalf("node %d", first.node)
@@ -251,6 +273,7 @@ func TestReadyAndHostMemory(t *testing.T) {
 	var host atomic.Uint64 // what there would be without the stock and what clients have
 	host.Store(stockReserve + 127*mib)
 	s := start(t, t.TempDir(), ready(512*mib), func(d *Daemon) {
+		d.arena.make = empty
 		d.arena.memory = func() (uint64, uint64, bool) { return less(host.Load(), d.arena.used+d.arena.stock.held()), 0, true }
 	})
 	s.awaitReady(64 * mib)
@@ -267,7 +290,7 @@ func TestReadyAndHostMemory(t *testing.T) {
 	look(2 * gib)
 	s.awaitReady(512 * mib)
 	look(512*mib + hostReserve - 150*mib)
-	s.awaitReady(320 * mib) // 128 and 64 are given back
+	s.awaitReady(320 * mib) // three of 64 are given back
 	s.await("it is with the host", func(*api.StatusResponse) bool {
 		held := uint64(0)
 		s.inLoop(func() { held = s.arena.stock.held() })
@@ -301,13 +324,7 @@ func TestManySegments(t *testing.T) {
 		ready(64 * gib)(o)
 		o.SwapMemory = 2*size + 2*gib
 		o.List = func(context.Context) ([]GPU, error) { return []GPU{big}, nil }
-	}, func(d *Daemon) {
-		d.arena.memory = func() (uint64, uint64, bool) { return 1 << 40, 0, true }
-		d.arena.make = func(size uint64, step func(uint64) error) (segment, error) { // of no memory
-			fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
-			return segment{fd: os.NewFile(uintptr(fd), "test"), size: size}, err
-		}
-	})
+	}, quick)
 	a, b := newSwapper(t, s), newSwapper(t, s)
 	a.allocates(size)
 	for total := uint64(64 * mib); total <= size; total += 64 * mib {
@@ -394,7 +411,7 @@ func TestPlaced(t *testing.T) {
 		return mode, mask[0]
 	}
 	mode, nodes := policy()
-	err := nicely(0, 0, func() {
+	err := nicely(0, func() {
 		if _, err := newSegment(2*mib, func(uint64) error { return nil }); err != nil {
 			t.Error(err)
 		}
@@ -409,7 +426,7 @@ func TestPlaced(t *testing.T) {
 		t.Errorf("policy %d of nodes %#x afterwards, it was %d of %#x", m, n, mode, nodes)
 	}
 	did := false
-	err = nicely(0, 1000, func() { did = true })
+	err = nicely(1000, func() { did = true })
 	if m, n := policy(); err == nil || !did || m != mode || n != nodes {
 		t.Errorf("of node 1000: %v, done %v; policy %d of nodes %#x", err, did, m, n)
 	}
@@ -418,6 +435,7 @@ func TestPlaced(t *testing.T) {
 // A scheduler that makes its stock ends at once, and keeps nothing.
 func TestReadyEnds(t *testing.T) {
 	s := start(t, t.TempDir(), ready(2*gib), func(d *Daemon) {
+		roomy(d)
 		d.arena.make = func(size uint64, step func(uint64) error) (segment, error) {
 			if size > minSegment { // the first ones do get ready
 				for step(0) == nil {
@@ -425,7 +443,7 @@ func TestReadyEnds(t *testing.T) {
 				}
 				return segment{}, unix.ECANCELED
 			}
-			return newSegment(size, step)
+			return empty(size, step)
 		}
 	})
 	s.awaitReady(smallReady * minSegment)
