@@ -314,6 +314,51 @@ func TestReadyAndHostMemory(t *testing.T) {
 	}
 }
 
+// Where the host could not have both, what is ready for others makes way to what a client
+// was promised; that is made when the host has it.
+func TestReadyMakesWayOnHost(t *testing.T) {
+	var host atomic.Uint64
+	host.Store(2 * gib)
+	var made atomic.Uint64
+	var others []*piece
+	s := start(t, t.TempDir(), func(o *Options) { twoNodes(o); ready(256 * mib)(o) }, nodes(t), func(d *Daemon) {
+		d.arena.make = empty
+		d.arena.memory = func() (uint64, uint64, bool) { return less(host.Load(), d.arena.used+d.arena.stock.held()), 0, true }
+	})
+	s.awaitReady(256 * mib)
+	s.inLoop(func() {
+		for _, p := range s.arena.stock.ready {
+			if p.node == 1 {
+				others = append(others, p)
+			}
+		}
+		s.arena.make = func(size uint64, step func(uint64) error) (segment, error) {
+			taken := made.Add(size)
+			for _, p := range others {
+				select {
+				case <-p.gone:
+				default:
+					taken += p.size
+				}
+			}
+			if taken > (256+256-128)*mib {
+				t.Errorf("%d MiB are taken beside what was ready for the GPU: the host does not have that", taken>>20)
+			}
+			return empty(size, step)
+		}
+		host.Store((256+256)*mib + hostReserve)
+	})
+	a, b := newSwapper(t, s), newSwapper(t, s)
+	a.allocates(600 * mib)
+	b.allocates(600 * mib)
+	a.awaitArena(256 * mib)
+	b.awaitArena(256 * mib)
+	if n := s.status().Gpus[0].Swap.ArenaReadyBytes; n != 0 {
+		t.Errorf("%d MiB are still ready", n>>20)
+	}
+	s.inLoop(func() { s.arena.make = empty }) // for when the clients end
+}
+
 // A client that grows for long, by little at a time, gets no more segments than a shim
 // keeps; and what it gets beyond its need is not taken from others.
 func TestManySegments(t *testing.T) {

@@ -100,7 +100,11 @@ func (d *Daemon) openSwap(g *gpu, physical uint64) {
 	g.node = numaNode(d.sysfs, g.PCIBusID)
 	g.swap.residency.Later = g.core.Later
 	g.swap.residency.MoveUnit = min(physical/64, 128<<20) // as the shim has it (PIECES)
-	d.log.Infof("GPU %d: memory is swapped: %d MiB for clients at a time, %d MiB of host memory for all GPUs", g.Index, capacity>>20, d.opts.SwapMemory>>20)
+	near := ""
+	if g.node != noNode {
+		near = fmt.Sprintf(", of NUMA node %d first", g.node)
+	}
+	d.log.Infof("GPU %d: memory is swapped: %d MiB for clients at a time, %d MiB of host memory for all GPUs%s", g.Index, capacity>>20, d.opts.SwapMemory>>20, near)
 }
 
 // unsettle has settleMemory look again.
