@@ -48,7 +48,7 @@ func (f *swapFlags) fill(o *daemon.Options) error {
 		if err != nil || n > 100 {
 			return fmt.Errorf("--swap-ready: %.64q is neither a size nor a percentage from 0%% to 100%%", f.ready)
 		}
-		o.SwapReady = o.SwapMemory / 100 * n
+		o.SwapReady = o.SwapMemory/100*n + o.SwapMemory%100*n/100 // without an overflow
 	} else if f.ready != "" && f.ready != "0" {
 		n, err := api.ParseMemory(f.ready)
 		if err != nil {

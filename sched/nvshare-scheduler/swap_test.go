@@ -16,6 +16,7 @@ func TestSwapFlags(t *testing.T) {
 	for args, want := range map[string]daemon.Options{
 		"":                                     {SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
 		"--swap-memory 200Gi --swap-share 25%": {SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 25},
+		"--swap-memory 16Gi":                   {SwapMemory: 16 << 30, SwapReady: 4 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
 		"--swap-memory 100Gi --swap-ready 0":   {SwapMemory: 100 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
 		"--swap-memory 100Gi --swap-ready 8Gi": {SwapMemory: 100 << 30, SwapReady: 8 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
 		"--swap-memory 8Gi --swap-ready 9Gi":   {SwapMemory: 8 << 30, SwapReady: 8 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
