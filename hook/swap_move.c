@@ -394,6 +394,7 @@ static void *mover_main(void *arg)
 		bool again = false;
 
 		nvs_pools_tidy(channel);
+		nvs_cache_trim(channel);
 		plan = decide(channel);
 		if (plan == PLAN_OUT && !flushed(channel)) {
 			again = !quiet(channel);

@@ -274,23 +274,47 @@ bool nvs_region_is_here(struct place p)
 	return true;
 }
 
+/* Gives up so much of the cache that no more is left than that. The lock is given up meanwhile. */
+static void shrink(unsigned channel, uint64_t left)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+
+	while (s->cache_count && s->cached > left)
+		nvs_region_retire(channel, uncache(s, 0));
+}
+
+void nvs_cache_trim(unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	bool due;
+
+	nvs_swap_lock(s);
+	due = s->cached > CACHE_BYTES && nvs_now() - s->put_by_ns >= LINGER_NS;
+	nvs_swap_unlock(s);
+	if (!due || !nvs_driver_enter())
+		return;
+	nvs_swap_lock(s);
+	shrink(channel, CACHE_BYTES);
+	nvs_swap_unlock(s);
+	nvs_driver_leave();
+}
+
 bool nvs_region_put_by(struct nvs_swap *s, struct place p)
 {
 	struct region *r = region_of(p);
-	uint64_t bytes = bytes_of(r->granules);
+	uint64_t bytes = bytes_of(r->granules), most = nvs_client_memory(p.span->channel) / CACHE_PART;
 
-	if (!s->hold || r->fixed || r->kind != REGION_LARGE || bytes > CACHE_BYTES ||
+	most = most > CACHE_BYTES ? most : CACHE_BYTES;
+	if (!s->hold || r->fixed || r->kind != REGION_LARGE || bytes > most ||
 	    s->resident > nvs_swap_room(p.span->channel) || !nvs_region_is_here(p))
 		return false;
-	while (s->cache_count && (s->cache_count == CACHE_MAX || s->cached + bytes > CACHE_BYTES)) {
-		struct place old = uncache(s, 0);
-
-		nvs_region_retire(p.span->channel, old); /* p is ours meanwhile: the caller marked it */
-	}
+	while (s->cache_count && (s->cache_count == CACHE_MAX || s->cached + bytes > most))
+		nvs_region_retire(p.span->channel, uncache(s, 0)); /* p is ours meanwhile: the caller marked it */
 	r->cached = true;
 	r->dying = r->published = false;
 	s->cache[s->cache_count++] = p;
 	s->cached += bytes;
+	s->put_by_ns = nvs_now();
 	return true;
 }
 
@@ -307,6 +331,7 @@ struct place nvs_region_obtain(unsigned channel, uint32_t granules)
 	p = reuse(s, granules);
 	if (p.span)
 		return p;
+	shrink(channel, CACHE_BYTES);
 	s->claiming += bytes_of(granules);
 	nvs_swap_unlock(s);
 	ok = nvs_claim(&claim, (int)channel, bytes_of(granules));

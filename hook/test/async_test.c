@@ -371,6 +371,42 @@ static void another_tenant_gets_what_is_kept(void)
 	swapper_end();
 }
 
+/*
+ * What is freed while the GPU is held is had again at once, up to a 16th of the GPU; but
+ * nothing else is obtained beside it, and it does not linger.
+ */
+static void what_is_freed_is_had_again(void)
+{
+	const uint64_t bytes = 240 * MIB;
+	unsigned again = 0, kept = 0;
+	uint64_t before;
+
+	open_on(GPU);
+	before = swapper_seen().resident;
+	for (unsigned i = 0; i < 8; i++) {
+		CUdeviceptr p, q;
+
+		CU(cuMemAlloc_v2(&p, bytes));
+		fill_part(p, bytes, i, NULL); /* in its turn */
+		CU(cuMemFree_v2(p));
+		CHECK(used() < bytes);
+		nap_ms(200); /* until the scheduler has been told; LINGER_NS is more */
+		kept += swapper_seen().resident >= before + bytes;
+		CU(cuMemAlloc_v2(&q, bytes));
+		again += q == p;
+		CU(cuMemFree_v2(q));
+		CU(cuMemAlloc_v2(&p, CACHE + MIB));
+		fill_part(p, CACHE + MIB, i, NULL);
+		check_part(p, CACHE + MIB, i, NULL);
+		CU(cuMemFree_v2(p));
+	}
+	CHECK(kept > 0 && again > 0); /* not each time, where the machine stands still */
+	CHECK(swapper_seen().resident_max <= before + bytes + 64 * MIB);
+	EVENTUALLY(swapper_seen().resident <= before + CACHE);
+	faultless();
+	swapper_end();
+}
+
 /* ---- order, against a model ---- */
 
 enum { LIVE = 48, PAST = 4096 };
@@ -738,6 +774,7 @@ static const struct test_case cases[] = {
 	CASE(what_is_kept_makes_way),
 	CASE(a_busy_stream_gives_back),
 	CASE(another_tenant_gets_what_is_kept),
+	CASE(what_is_freed_is_had_again),
 	CASE(any_sequence_keeps_the_order_of_streams),
 	CASE(any_sequence_beside_another_tenant),
 	CASE(streams_come_and_go),

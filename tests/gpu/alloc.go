@@ -69,6 +69,7 @@ func (b *bench) allocStep(ctx context.Context, work string) error {
 		return err
 	}
 	defer s.stop()
+	s.awaitReady(ctx, uint64(arena)<<20/4) // that is done once, and slows others down meanwhile
 	r := &allocResult{Runs: map[string][]launchSample{}, Median: map[string]launchSample{}, OfNative: map[string]launchSample{}}
 	errs := []error{b.allocCost(ctx, s, r), b.saveJSON("alloc.json", r)}
 	for _, g := range b.trioGroups() {

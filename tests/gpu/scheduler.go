@@ -166,6 +166,24 @@ func (s *scheduler) status(ctx context.Context) (*api.StatusResponse, error) {
 	return conn.Status(ctx, &api.StatusRequest{})
 }
 
+// awaitReady waits until so much host memory is ready for tenants to come, bytes, or
+// until no more becomes so.
+func (s *scheduler) awaitReady(ctx context.Context, want uint64) (ready uint64) {
+	grew := time.Now()
+	for ctx.Err() == nil && time.Since(grew) < 5*time.Second {
+		if now, err := s.status(ctx); err == nil && len(now.Gpus) > 0 && now.Gpus[0].Swap != nil {
+			if n := now.Gpus[0].Swap.ArenaReadyBytes; n > ready {
+				ready, grew = n, time.Now()
+			}
+		}
+		if ready >= want {
+			return ready
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return ready
+}
+
 // A sample is where the memory of a GPU's clients was at a moment.
 type sample struct {
 	At      int64          `json:"at_ns"` // since 1970
