@@ -555,6 +555,35 @@ bool nvs_thread_start(void *(*entry)(void *), void *arg)
 	return ok;
 }
 
+/* A thread of its own: who exits may be in a signal handler, and have any lock. */
+static void *give_back_main(void *arg)
+{
+	unsigned i = (unsigned)(uintptr_t)arg;
+	struct channel *c = &nvs_client_channels[i];
+	bool idle = nvs_streams_idle(i);
+
+	pthread_mutex_lock(&nvs_client_lock);
+	if (idle) {
+		nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_IDLE });
+		idle = c->drain;
+		c->drain = false;
+	}
+	pthread_mutex_unlock(&nvs_client_lock);
+	if (idle)
+		do_drain(i);
+	atomic_store(&c->leaves, false);
+	return NULL;
+}
+
+void nvs_channel_give_back(unsigned i)
+{
+	struct channel *c = &nvs_client_channels[i];
+
+	atomic_store(&c->leaves, true);
+	if (!nvs_thread_start(give_back_main, (void *)(uintptr_t)i))
+		atomic_store(&c->leaves, false);
+}
+
 /*
  * With one GPU in use the client thread drains by itself; with several each
  * has a thread, so that a drain of one never delays a revoke of another; and so

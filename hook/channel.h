@@ -39,6 +39,7 @@ struct channel {
 	bool drain;              /* LEASE_ACT_DRAIN is to be done */
 	bool drainer;            /* a thread of its own does the drains */
 	atomic_flag spinning;    /* a thread spins for a grant */
+	atomic_bool leaves;       /* see nvs_channel_give_back */
 	atomic_uint drain_wanted; /* futex of that thread */
 	uint64_t attach_ns;      /* when ATTACH was sent */
 	uint64_t request_ns;     /* when REQUEST was sent */
@@ -121,6 +122,12 @@ bool nvs_channel_room(unsigned channel, uint64_t *room);
 
 /* Does the drains that the leases asked for. Client thread, not locked. */
 void nvs_channel_drain_all(void);
+
+/*
+ * At the end of the process: has the grant given back, if there is one and the GPU has
+ * nothing more to do; `leaves` is true meanwhile. Takes no lock.
+ */
+void nvs_channel_give_back(unsigned i);
 
 /* A thread of the shim: no signals, detached. */
 bool nvs_thread_start(void *(*entry)(void *), void *arg);

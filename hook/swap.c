@@ -295,6 +295,18 @@ bool nvs_swap_may_pass(unsigned channel)
 	return ready;
 }
 
+bool nvs_swap_leave(unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+
+	if (!s->mover || nvs_in_book) /* in a signal handler */
+		return false;
+	nvs_swap_lock(s);
+	s->leaving = s->hold && !s->away && !s->coming && !s->evicting;
+	nvs_swap_unlock(s);
+	return s->leaving;
+}
+
 void nvs_swap_attached(unsigned channel)
 {
 	struct nvs_swap *s = &nvs_swaps[channel];

@@ -106,6 +106,12 @@ static inline void nvs_swap_synchronised(void)
  */
 bool nvs_swap_fix(CUdeviceptr p, struct nvs_swap_range *r);
 
+/*
+ * The process ends. If all that a channel has is on the GPU, it stays there from now on,
+ * so that calls after this need no more than a grant. The client's lock is held.
+ */
+bool nvs_swap_leave(unsigned channel);
+
 /* What a graph's node of any kind names of such memory likewise (memop.c). */
 void nvs_swap_fix_node(const struct cu_node_params *p);
 void nvs_ipc_fork_child(void);

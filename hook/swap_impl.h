@@ -126,6 +126,7 @@ struct nvs_swap {
 	bool mover;            /* its thread runs */
 	bool broken;           /* the driver fails: nothing is moved any more */
 	bool spread;           /* the process has several GPUs: all stays */
+	bool leaving;          /* the process ends, and all is there: it stays */
 	uint32_t opens;        /* times that calls may have begun */
 	uint32_t backing;      /* allocations that wait for room or get their memory */
 	uint64_t claimed;      /* bytes of all regions */

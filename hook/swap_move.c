@@ -106,7 +106,7 @@ static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 {
 	if (s->broken || atomic_load(&nvs_exiting))
 		return false;
-	if (p->out && s->spread)
+	if (p->out && (s->spread || s->leaving))
 		return false;
 	return p->out ? !s->want && s->resident - s->going > nvs_swap_room(p->channel) : s->want;
 }
@@ -338,7 +338,8 @@ static enum plan decide(unsigned channel)
 	open = s->want && (s->broken || (!s->away && !s->coming));
 	if (s->want && !open) {
 		plan = PLAN_IN;
-	} else if (!s->want && !s->hold && !s->broken && !s->spread && c->lease.gate == LEASE_CLOSED &&
+	} else if (!s->want && !s->hold && !s->broken && !s->spread && !s->leaving &&
+		   c->lease.gate == LEASE_CLOSED &&
 		   c->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_room(channel)) {
 		s->evicting = true;
 		plan = PLAN_OUT;

@@ -5,6 +5,7 @@
  * the scheduler and the judge; tenants are processes of their own.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -371,6 +372,33 @@ static int hog(uint64_t mib, unsigned rounds, uint64_t seed)
 	return take_for_good(mib);
 }
 
+static int told_fd = -1, go_fd = -1; /* of a tenant that ends */
+static struct buffer left_behind;
+
+/* Runs after the shim's part of exit(). */
+static void end_slowly(void)
+{
+	char c = 0;
+
+	if (write(told_fd, &c, 1) != 1 || read(go_fd, &c, 1) != 0)
+		_exit(3);
+	verify(&left_behind);
+}
+
+/* Ends, which takes long, and uses its memory once more then. */
+static int tenant_ending(uint64_t mib, unsigned go, uint64_t told)
+{
+	go_fd = (int)go;
+	told_fd = (int)told;
+	if (atexit(end_slowly))
+		return 2;
+	tenant_open();
+	get(&left_behind, mib * MIB);
+	run_fill(&left_behind, 7, NULL);
+	verify(&left_behind);
+	return 0;
+}
+
 /* ---- tenants as processes ---- */
 
 static pid_t start(const char *kind, uint64_t mib, unsigned rounds, unsigned seed)
@@ -387,6 +415,25 @@ static void alone_nothing_moves(void)
 	schedule(usual);
 	CHECK(went_well(start("tenant", 70, 20, 1)));
 	CHECK(swapper_seen().out == 0 && swapper_seen().stuck_memory == 0);
+	swapper_end();
+}
+
+/* Whoever ends does not keep others from working until it has. */
+static void the_end_gives_the_gpu_back(void)
+{
+	int go[2], told[2];
+	pid_t a, b;
+	char c;
+
+	schedule(usual);
+	CHECK(pipe2(go, O_CLOEXEC) == 0 && pipe2(told, O_CLOEXEC) == 0);
+	CHECK(fcntl(go[0], F_SETFD, 0) == 0 && fcntl(told[1], F_SETFD, 0) == 0);
+	a = start("ending", 40, (unsigned)go[0], (unsigned)told[1]);
+	CHECK(read(told[0], &c, 1) == 1);
+	b = start("tenant", 40, 5, 1);
+	CHECK(went_well(b));
+	close(go[1]);
+	CHECK(went_well(a));
 	swapper_end();
 }
 
@@ -568,6 +615,7 @@ static void answers_are_the_applications(void) { beside_another("queries", 50, 4
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(alone_nothing_moves),
+	CASE(the_end_gives_the_gpu_back),
 	CASE(off_is_as_ever),
 	CASE(one_may_have_more_than_the_gpu),
 	CASE(two_that_do_not_fit_take_turns),
@@ -590,6 +638,7 @@ static const struct {
 	int (*run)(uint64_t mib, unsigned rounds, uint64_t seed);
 } kinds[] = {
 	{ "tenant", tenant },
+	{ "ending", tenant_ending },
 	{ "graph", tenant_graph },
 	{ "contexts", tenant_contexts },
 	{ "queries", tenant_queries },
