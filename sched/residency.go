@@ -487,10 +487,12 @@ func (r *Residency) arena(o *occupant, away, unit uint64) uint64 {
 }
 
 // ShortOfArena notes that what a client was given for what Arena says does not do: it
-// moves more at a time. From now on Arena is all that it may ever have to move.
-func (r *Residency) ShortOfArena(id ClientID) {
-	if o := r.clients[id]; o != nil {
+// moves more at a time. From now on Arena is all that it may ever have to move, if that
+// fits: what others were promised comes first.
+func (r *Residency) ShortOfArena(id ClientID, fits func() bool) {
+	if o := r.clients[id]; o != nil && !o.allOut {
 		o.allOut = true
+		o.allOut = fits()
 	}
 }
 

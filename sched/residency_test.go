@@ -371,7 +371,11 @@ func TestResidencyMovesInUnits(t *testing.T) {
 		r.Promise(1, 16000*mib, 32<<30)
 		r.Promise(2, 1072*mib, 32<<30)
 		if c.short {
-			r.ShortOfArena(1)
+			r.ShortOfArena(1, func() bool { return false })
+			if got := r.Arena(1, mib, 0); got != 240*mib {
+				t.Errorf("what did not fit: %d MiB", got/mib)
+			}
+			r.ShortOfArena(1, func() bool { return r.Arena(1, mib, 0) == c.want })
 		}
 		if got := r.Arena(1, mib, 0); got != c.want {
 			t.Errorf("unit %d MiB, short %v: %d MiB, want %d", c.unit/mib, c.short, got/mib, c.want/mib)

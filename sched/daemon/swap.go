@@ -287,6 +287,15 @@ func (d *Daemon) arenaNeeded(but *gpu) (sum uint64) {
 	return sum
 }
 
+// shortOfArena is for a client that cannot move for want of an arena. What it has been
+// given and not made ready yet is no reason to give it more.
+func (d *Daemon) shortOfArena(g *gpu, id sched.ClientID, m *clientMemory) {
+	if m.moved.Arena < g.swap.residency.Arena(id, minSegment, 0) {
+		return
+	}
+	g.swap.residency.ShortOfArena(id, func() bool { return d.arenaFits(d.arenaNeeded(nil)) == nil })
+}
+
 // arenaOf is what a client has, or is soon to have.
 func (s *swap) arenaOf(id sched.ClientID) uint64 {
 	if m := s.members[id]; m != nil {
@@ -471,7 +480,7 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 		d.strand(g, id, m)
 	}
 	if f.Code&wire.MovedStuck != 0 && f.Code&wire.MovedNoArena != 0 {
-		s.residency.ShortOfArena(id)
+		d.shortOfArena(g, id, m)
 	}
 	if f.Code&wire.MovedStuck != 0 {
 		d.log.WithField("client", id).Debugf("GPU %d: cannot move memory: code %#x", g.Index, f.Code)

@@ -328,22 +328,45 @@ func TestArena(t *testing.T) {
 }
 
 // A client whose arena is too small for what it moves at a time gets more: all that it
-// may have to move.
+// may have to move, if that takes nothing from others, and not before what it was given
+// already is of use to it.
 func TestArenaTooSmall(t *testing.T) {
-	s := start(t, t.TempDir(), swapping)
-	a := newSwapper(t, s)
-	a.allocates(600 * mib)
-	b := newSwapper(t, s)
-	b.allocates(600 * mib)
-	s.await("all is made", func(r *api.StatusResponse) bool {
-		g := r.Gpus[0].Swap
-		return g.ArenaUsedBytes >= 2*176*mib && g.ArenaUsedBytes == g.ArenaBytes
-	})
-	a.moved(wire.MovedStuck|wire.MovedNoArena, 0)
-	s.await("room for all", func(r *api.StatusResponse) bool {
-		g := r.Gpus[0].Swap
-		return g.ArenaUsedBytes >= (600+176)*mib && g.ArenaUsedBytes == g.ArenaBytes
-	})
+	for _, c := range []struct {
+		name         string
+		limit, ready uint64
+		more         bool
+	}{
+		{"there is more", 2 * gib, 256 * mib, true},
+		{"what it was given is not ready yet", 2 * gib, 128 * mib, false},
+		{"others need what there is", 800 * mib, 256 * mib, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.SwapMemory = c.limit })
+			a := newSwapper(t, s)
+			a.allocates(600 * mib)
+			b := newSwapper(t, s)
+			b.allocates(600 * mib)
+			s.await("all is made", func(r *api.StatusResponse) bool {
+				g := r.Gpus[0].Swap
+				return g.ArenaUsedBytes >= 2*176*mib && g.ArenaUsedBytes == g.ArenaBytes
+			})
+			a.has.Arena = c.ready
+			a.moved(wire.MovedStuck|wire.MovedNoArena, 0)
+			a.has.Away += 8 * mib // seen after it
+			a.moved(0, 0)
+			s.await("its report", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.AwayBytes == 1208*mib })
+			if !c.more {
+				if g := s.status().Gpus[0].Swap; g.ArenaUsedBytes > 2*256*mib {
+					t.Errorf("%d MiB of the arena", g.ArenaUsedBytes>>20)
+				}
+				return
+			}
+			s.await("room for all", func(r *api.StatusResponse) bool {
+				g := r.Gpus[0].Swap
+				return g.ArenaUsedBytes >= (600+176)*mib && g.ArenaUsedBytes == g.ArenaBytes
+			})
+		})
+	}
 }
 
 // Where what is reserved nearly fills the GPU the arena is begun, with half of what there
