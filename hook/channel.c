@@ -167,7 +167,7 @@ void nvs_channel_step(unsigned i, struct lease_event ev)
 	if (out.actions & LEASE_ACT_REQUEST)
 		send_request(i);
 	if (out.actions & LEASE_ACT_DRAIN)
-		c->drain = true;
+		atomic_store(&c->drain, true);
 	if (out.actions & ~(unsigned)LEASE_ACT_REQUEST)
 		nvs_channel_wake(i);
 }
@@ -558,19 +558,25 @@ bool nvs_thread_start(void *(*entry)(void *), void *arg)
 /* A thread of its own: who exits may be in a signal handler, and have any lock. */
 static void *give_back_main(void *arg)
 {
+	static const struct timespec nap = { 0, 1000000 };
 	unsigned i = (unsigned)(uintptr_t)arg;
 	struct channel *c = &nvs_client_channels[i];
-	bool idle = nvs_streams_idle(i);
+	bool idle = nvs_streams_idle(i), draining = false;
 
 	pthread_mutex_lock(&nvs_client_lock);
-	if (idle) {
-		nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_IDLE });
-		idle = c->drain;
-		c->drain = false;
-	}
-	pthread_mutex_unlock(&nvs_client_lock);
 	if (idle)
+		nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_IDLE });
+	pthread_mutex_unlock(&nvs_client_lock);
+	if (atomic_exchange(&c->drain, false))
 		do_drain(i);
+	else
+		draining = idle; /* by the client thread, which may have been faster */
+	while (draining && !atomic_load(&nvs_exiting)) {
+		nanosleep(&nap, NULL);
+		pthread_mutex_lock(&nvs_client_lock);
+		draining = c->lease.gate == LEASE_DRAINING;
+		pthread_mutex_unlock(&nvs_client_lock);
+	}
 	atomic_store(&c->leaves, false);
 	return NULL;
 }
@@ -599,9 +605,8 @@ void nvs_channel_drain_all(void)
 	for (unsigned i = 0; i < nvs_client_count; i++) {
 		struct channel *c = &nvs_client_channels[i];
 
-		if (!c->drain)
+		if (!atomic_exchange(&c->drain, false))
 			continue;
-		c->drain = false;
 		if ((used > 1 || nvs_reserve_limited(i)) && !c->drainer)
 			c->drainer = nvs_thread_start(drainer_main, (void *)(uintptr_t)i);
 		if (c->drainer) {

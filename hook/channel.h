@@ -36,11 +36,11 @@ struct channel {
 	struct nvs_device device;
 	atomic_uint changed;     /* futex: the lease or the connection changed */
 	atomic_bool used;
-	bool drain;              /* LEASE_ACT_DRAIN is to be done */
+	atomic_bool drain;       /* LEASE_ACT_DRAIN is to be done */
 	bool drainer;            /* a thread of its own does the drains */
 	atomic_flag spinning;    /* a thread spins for a grant */
-	atomic_bool leaves;       /* see nvs_channel_give_back */
 	atomic_uint drain_wanted; /* futex of that thread */
+	atomic_bool leaves;      /* see nvs_channel_give_back */
 	uint64_t attach_ns;      /* when ATTACH was sent */
 	uint64_t request_ns;     /* when REQUEST was sent */
 	uint64_t closed_ns;      /* when the gate was closed */
