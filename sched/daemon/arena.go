@@ -68,6 +68,9 @@ type clientArena struct {
 	dropped       bool
 }
 
+// bytes is what the client has, or is soon to have.
+func (a *clientArena) bytes() uint64 { return a.given + a.making }
+
 // segment is one that the client was not sent yet.
 type segment struct {
 	fd   *os.File
@@ -133,7 +136,7 @@ func (d *Daemon) prepareUpTo(g *gpu, limit, more uint64) {
 		if m == nil || d.arena.used >= limit {
 			return
 		}
-		size := max(nextSegment(m.arena.given+m.arena.making, lacks), d.leastSegment(m, lacks))
+		size := max(nextSegment(m.arena.bytes(), lacks), d.leastSegment(m, lacks))
 		size = min(size, limit-d.arena.used) / arenaUnit * arenaUnit
 		if size == 0 {
 			return
@@ -147,7 +150,7 @@ func (d *Daemon) prepareUpTo(g *gpu, limit, more uint64) {
 func (d *Daemon) neediest(g *gpu, more uint64, skip func(m *clientMemory, lacks uint64) bool) (least *clientMemory, lacks uint64) {
 	part := 1.0
 	for id, m := range g.swap.members {
-		need, have := g.swap.residency.Arena(id, minSegment, more), m.arena.given+m.arena.making
+		need, have := g.swap.residency.Arena(id, minSegment, more), m.arena.bytes()
 		if need < have+arenaUnit || skip != nil && skip(m, need-have) {
 			continue
 		}
@@ -310,11 +313,16 @@ func (d *Daemon) countOldArena(g *gpu, m *clientMemory) {
 	o, _ := g.swap.residency.Occupancy(m.client.id)
 	n := min(m.moved.Arena, o.Promised+maxSegment)
 	if n > m.arena.given {
-		d.arena.used += n - m.arena.given
-		m.arena.given = n
-		m.arena.next = 1 << 32 // above those of before
-		m.arena.segments = int(n / minSegment)
+		d.hadArena(m, n)
 	}
+}
+
+// hadArena makes n bytes what a client got from an earlier scheduler.
+func (d *Daemon) hadArena(m *clientMemory, n uint64) {
+	d.arena.used += n - m.arena.given
+	m.arena.given = n
+	m.arena.next = 1 << 32 // above those of before
+	m.arena.segments = int(n / minSegment)
 }
 
 func freeHugePages() uint64 {

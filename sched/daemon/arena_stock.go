@@ -150,7 +150,7 @@ func (d *Daemon) giveReady(g *gpu, limit, more uint64) bool {
 	}
 	pick := func(m *clientMemory, lacks uint64) *piece {
 		least := d.leastSegment(m, lacks)
-		p := s.pick(g.node, m.arena.given+m.arena.making, least, max(least, lacks))
+		p := s.pick(g.node, m.arena.bytes(), least, max(least, lacks))
 		if p == nil || d.arena.used+p.size > limit {
 			return nil
 		}

@@ -258,15 +258,6 @@ func TestReadyYields(t *testing.T) {
 	s.awaitReady(512 * mib)
 }
 
-func newSwapperOn(t *testing.T, s *scheduler, g GPU) *swapper {
-	t.Helper()
-	p := newProc(t, s.dir, 0)
-	w := &swapper{peerConn: p.connect().register(wire.RegisterSwap), proc: p}
-	w.attach(0, g, 0, 0)
-	w.moved(0, 0)
-	return w
-}
-
 // The stock is only made of what the host can spare, shrinks when it cannot any more, and
 // is host memory that a reservation can count on.
 func TestReadyAndHostMemory(t *testing.T) {

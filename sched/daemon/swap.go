@@ -299,7 +299,7 @@ func (d *Daemon) shortOfArena(g *gpu, id sched.ClientID, m *clientMemory) {
 // arenaOf is what a client has, or is soon to have.
 func (s *swap) arenaOf(id sched.ClientID) uint64 {
 	if m := s.members[id]; m != nil {
-		return m.arena.given + m.arena.making
+		return m.arena.bytes()
 	}
 	return 0
 }

@@ -81,10 +81,7 @@ func (d *Daemon) awaitMembers(g *gpu) {
 		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), keep == sched.Swapped)
 		g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.account))
 		g.swap.residency.Force(cl.id)
-		m.arena.given = min(was.Arena, m.promised+maxSegment)
-		m.arena.next = 1 << 32
-		m.arena.segments = int(m.arena.given / minSegment)
-		d.arena.used += m.arena.given
+		d.hadArena(m, min(was.Arena, m.promised+maxSegment))
 		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.pid, m.promised>>20, stallAfter)
 	}
 	g.swap.unsettled = true

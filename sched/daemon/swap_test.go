@@ -39,9 +39,14 @@ type swapper struct {
 
 func newSwapper(t *testing.T, s *scheduler) *swapper {
 	t.Helper()
+	return newSwapperOn(t, s, gpuA)
+}
+
+func newSwapperOn(t *testing.T, s *scheduler, g GPU) *swapper {
+	t.Helper()
 	p := newProc(t, s.dir, 0)
 	w := &swapper{peerConn: p.connect().register(wire.RegisterSwap), proc: p}
-	w.attach(0, gpuA, 0, 0)
+	w.attach(0, g, 0, 0)
 	w.moved(0, 0)
 	return w
 }
