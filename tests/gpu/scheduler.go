@@ -166,8 +166,11 @@ func (s *scheduler) status(ctx context.Context) (*api.StatusResponse, error) {
 	return conn.Status(ctx, &api.StatusRequest{})
 }
 
-// awaitReady waits until so much host memory is ready for tenants to come, bytes, or
-// until no more becomes so.
+// leastSegment is of what host memory is made, bytes: 64 MiB.
+const leastSegment = 64 << 20
+
+// awaitReady waits until so much host memory is ready for tenants to come, bytes, but for
+// less than the smallest segment, or until no more becomes so.
 func (s *scheduler) awaitReady(ctx context.Context, want uint64) (ready uint64) {
 	grew := time.Now()
 	for ctx.Err() == nil && time.Since(grew) < 5*time.Second {
@@ -176,7 +179,7 @@ func (s *scheduler) awaitReady(ctx context.Context, want uint64) (ready uint64) 
 				ready, grew = n, time.Now()
 			}
 		}
-		if ready >= want {
+		if ready+leastSegment > want {
 			return ready
 		}
 		time.Sleep(20 * time.Millisecond)
