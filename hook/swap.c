@@ -253,6 +253,12 @@ void nvs_swap_tick(uint64_t now)
 
 /* ---- the lease; the client's lock is held ---- */
 
+/* Whether all is on the GPU, and nothing is about to leave. The lock is held. */
+static bool all_here(const struct nvs_swap *s)
+{
+	return !s->away && !s->coming && !s->evicting;
+}
+
 bool nvs_swap_lease(unsigned channel, enum lease_gate gate, bool opens)
 {
 	struct nvs_swap *s = &nvs_swaps[channel];
@@ -264,7 +270,7 @@ bool nvs_swap_lease(unsigned channel, enum lease_gate gate, bool opens)
 	hold = s->hold;
 	want = s->want;
 	if (opens) {
-		s->hold = s->hold || s->broken || (!s->away && !s->coming && !s->evicting);
+		s->hold = s->hold || s->broken || all_here(s);
 		s->want = !s->hold;
 		s->opens += s->hold && !hold;
 	} else if (gate != LEASE_OPEN && gate != LEASE_FREE) {
@@ -289,7 +295,7 @@ bool nvs_swap_may_pass(unsigned channel)
 	if (!s->mover)
 		return true;
 	nvs_swap_lock(s);
-	ready = !s->away && !s->coming && !s->evicting;
+	ready = all_here(s);
 	s->opens += ready;
 	nvs_swap_unlock(s);
 	return ready;
@@ -302,7 +308,7 @@ bool nvs_swap_leave(unsigned channel)
 	if (!s->mover || nvs_in_book) /* in a signal handler */
 		return false;
 	nvs_swap_lock(s);
-	s->leaving = s->hold && !s->away && !s->coming && !s->evicting;
+	s->leaving = s->hold && all_here(s);
 	nvs_swap_unlock(s);
 	return s->leaving;
 }

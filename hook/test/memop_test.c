@@ -534,16 +534,7 @@ static int tenant_native(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 0;
 }
 
-static void off_is_as_ever(void)
-{
-	struct swapper_config c = usual;
-
-	c.off = true;
-	schedule(c);
-	CHECK(went_well(start("native", 0, 0, 3)));
-	CHECK(swapper_seen().moved == 0 && swapper_seen().attached == 1);
-	swapper_end();
-}
+static void off_is_as_ever(void) { check_off(usual, self, "native", 0, 0, 3); }
 
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
@@ -566,10 +557,7 @@ static const struct test_case cases[] = {
 	CASE(off_is_as_ever),
 };
 
-static const struct {
-	const char *name;
-	int (*run)(uint64_t mib, unsigned rounds, uint64_t seed);
-} kinds[] = {
+static const struct tenant_kind kinds[] = {
 	{ "neighbour", neighbour },
 	{ "large", tenant_large },
 	{ "small", tenant_small },
@@ -586,15 +574,15 @@ static const struct {
 	{ "native", tenant_native },
 };
 
+static void open_tenant(void)
+{
+	tenant_open();
+	CU(cuStreamCreate(&own, CU_STREAM_NON_BLOCKING));
+}
+
 int main(int argc, char **argv)
 {
 	self = argv[0];
-	for (size_t i = 0; argc == 5 && i < sizeof(kinds) / sizeof(kinds[0]); i++)
-		if (strcmp(argv[1], kinds[i].name) == 0) {
-			tenant_open();
-			CU(cuStreamCreate(&own, CU_STREAM_NON_BLOCKING));
-			return kinds[i].run((uint64_t)atoll(argv[2]), (unsigned)atoi(argv[3]),
-					    (uint64_t)atoll(argv[4]));
-		}
-	return run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
+	return run_tenant_or_case(kinds, sizeof(kinds) / sizeof(kinds[0]), open_tenant,
+				  cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
 }

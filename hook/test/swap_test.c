@@ -437,16 +437,7 @@ static void the_end_gives_the_gpu_back(void)
 	swapper_end();
 }
 
-static void off_is_as_ever(void)
-{
-	struct swapper_config c = usual;
-
-	c.off = true;
-	schedule(c);
-	CHECK(went_well(start("tenant", 50, 20, 1)));
-	CHECK(swapper_seen().moved == 0 && swapper_seen().attached == 1);
-	swapper_end();
-}
+static void off_is_as_ever(void) { check_off(usual, self, "tenant", 50, 20, 1); }
 
 /* More than the GPU has, by the driver's page faults. */
 static void one_may_have_more_than_the_gpu(void)
@@ -633,10 +624,7 @@ static const struct test_case cases[] = {
 	CASE(processes_may_share_memory),
 };
 
-static const struct {
-	const char *name;
-	int (*run)(uint64_t mib, unsigned rounds, uint64_t seed);
-} kinds[] = {
+static const struct tenant_kind kinds[] = {
 	{ "tenant", tenant },
 	{ "ending", tenant_ending },
 	{ "graph", tenant_graph },
@@ -651,9 +639,6 @@ static const struct {
 int main(int argc, char **argv)
 {
 	self = argv[0];
-	for (size_t i = 0; argc == 5 && i < sizeof(kinds) / sizeof(kinds[0]); i++)
-		if (strcmp(argv[1], kinds[i].name) == 0)
-			return kinds[i].run((uint64_t)atoll(argv[2]), (unsigned)atoi(argv[3]),
-					    (uint64_t)atoll(argv[4]));
-	return run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
+	return run_tenant_or_case(kinds, sizeof(kinds) / sizeof(kinds[0]), NULL,
+				  cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
 }

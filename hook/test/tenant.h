@@ -198,4 +198,34 @@ static inline int run_case(const struct test_case *c, size_t n, int argc, char *
 	return argc < 2 ? 0 : 2;
 }
 
+struct tenant_kind {
+	const char *name;
+	int (*run)(uint64_t mib, unsigned rounds, uint64_t seed);
+};
+
+/* main() of a program that is its own tenants: these begin with open(), if there is one. */
+static inline int run_tenant_or_case(const struct tenant_kind *k, size_t kinds, void (*open)(void),
+				     const struct test_case *c, size_t cases, int argc, char **argv)
+{
+	for (size_t i = 0; argc == 5 && i < kinds; i++)
+		if (strcmp(argv[1], k[i].name) == 0) {
+			if (open)
+				open();
+			return k[i].run((uint64_t)atoll(argv[2]), (unsigned)atoi(argv[3]),
+					(uint64_t)atoll(argv[4]));
+		}
+	return run_case(c, cases, argc, argv);
+}
+
+/* Nothing is swapped: the tenant gets on, and the scheduler hears nothing of its memory. */
+static inline void check_off(struct swapper_config c, const char *self, const char *kind,
+			     uint64_t mib, unsigned rounds, unsigned seed)
+{
+	c.off = true;
+	schedule(c);
+	CHECK(went_well(start_tenant(self, kind, mib, rounds, seed)));
+	CHECK(swapper_seen().moved == 0 && swapper_seen().attached == 1);
+	swapper_end();
+}
+
 #endif

@@ -692,16 +692,7 @@ static int tenant_native(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 0;
 }
 
-static void off_is_as_ever(void)
-{
-	struct swapper_config c = usual;
-
-	c.off = true;
-	schedule(c);
-	CHECK(went_well(start("native", 50, 0, 1)));
-	CHECK(swapper_seen().moved == 0 && swapper_seen().attached == 1);
-	swapper_end();
-}
+static void off_is_as_ever(void) { check_off(usual, self, "native", 50, 0, 1); }
 
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
@@ -717,10 +708,7 @@ static const struct test_case cases[] = {
 	CASE(wrong_calls_fail_as_ever),
 };
 
-static const struct {
-	const char *name;
-	int (*run)(uint64_t mib, unsigned rounds, uint64_t seed);
-} kinds[] = {
+static const struct tenant_kind kinds[] = {
 	{ "segments", tenant_segments },
 	{ "ranges", tenant_ranges },
 	{ "handles", tenant_handles },
@@ -735,11 +723,6 @@ static const struct {
 int main(int argc, char **argv)
 {
 	self = argv[0];
-	for (size_t i = 0; argc == 5 && i < sizeof(kinds) / sizeof(kinds[0]); i++)
-		if (strcmp(argv[1], kinds[i].name) == 0) {
-			tenant_open();
-			return kinds[i].run((uint64_t)atoll(argv[2]), (unsigned)atoi(argv[3]),
-					    (uint64_t)atoll(argv[4]));
-		}
-	return run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
+	return run_tenant_or_case(kinds, sizeof(kinds) / sizeof(kinds[0]), tenant_open,
+				  cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
 }
