@@ -624,6 +624,7 @@ func TestSharesFileIsDamaged(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := start(t, dir, nil)
+		s.await("the GPUs", func(r *api.StatusResponse) bool { return len(r.Gpus) > 0 }) // until then that is a problem
 		s.limit("", 8*gib)
 		if p := s.status().Problems; len(p) != 0 {
 			t.Errorf("%s: problems %q", text, p)
