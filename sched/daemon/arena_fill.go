@@ -3,12 +3,11 @@
 package daemon
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"runtime"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -79,12 +78,9 @@ func fill(f *os.File, size uint64, flags int, step func(uint64) error) error {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		return fmt.Errorf("seal: %w", err)
 	}
-	some := populate
-	switch {
-	case flags&unix.MFD_HUGETLB != 0:
+	some := collapse
+	if flags&unix.MFD_HUGETLB != 0 {
 		some = allocate
-	case !hugeIfAdvised():
-		some = write
 	}
 	for from := uint64(0); from < size; from += fillStep {
 		if err := step(from); err != nil {
@@ -100,7 +96,7 @@ func fill(f *os.File, size uint64, flags int, step func(uint64) error) error {
 var zeros = make([]byte, 256<<10)
 
 // write has pages be there by writing zeros to them: without mapping each that is 1.6
-// times faster than populate.
+// times faster than MADV_POPULATE_WRITE.
 func write(fd int, at int64, n int) error {
 	for n > 0 {
 		done, err := unix.Pwrite(fd, zeros[:min(n, len(zeros))], at)
@@ -125,23 +121,33 @@ func allocate(fd int, at int64, n int) error {
 	}
 }
 
-// populate is for a kernel that uses huge pages where that is advised.
-func populate(fd int, at int64, n int) error {
-	mem, err := unix.Mmap(fd, at, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+// collapse has pages be there as transparent huge ones, whatever shmem_enabled says
+// (madvise(2), MADV_COLLAPSE, Linux 6.1), or else as write does. 4 GiB are then there in
+// 0.2 s rather than 0.4, pinned in 0.08 rather than 0.4, and given up by a client that
+// ends in 0.1 rather than 0.8 (H200). One written byte in each is what the kernel goes by.
+func collapse(fd int, at int64, n int) error {
+	for done := 0; done < n; done += hugePage {
+		if err := write(fd, at+int64(done), 1); err != nil {
+			return err
+		}
+	}
+	if collapsed(fd, at, n) == nil {
+		return nil
+	}
+	return write(fd, at, n)
+}
+
+// collapsed fails if not all could be. The pages are mapped meanwhile, at a multiple of
+// their size.
+func collapsed(fd int, at int64, n int) error {
+	room, err := unix.MmapPtr(-1, 0, nil, uintptr(n+hugePage), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return fmt.Errorf("mmap: %w", err)
 	}
-	defer unix.Munmap(mem)
-	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
-	err = unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
-	if errors.Is(err, unix.EINVAL) { // before Linux 5.14
-		return write(fd, at, n)
+	defer unix.MunmapPtr(room, uintptr(n+hugePage))
+	mem := unsafe.Add(room, -uintptr(room)&(hugePage-1))
+	if _, err := unix.MmapPtr(fd, at, mem, uintptr(n), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		return fmt.Errorf("mmap: %w", err)
 	}
-	return err
-}
-
-// hugeIfAdvised says whether memfds get huge pages by advice.
-func hugeIfAdvised() bool {
-	text, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-	return err == nil && bytes.Contains(text, []byte("[advise]"))
+	return unix.Madvise(unsafe.Slice((*byte)(mem), n), unix.MADV_COLLAPSE)
 }

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Every page of a segment is there, holds zeros, and is a huge one where the kernel lets
+// memfds have those by MADV_COLLAPSE.
+func TestSegmentIsThere(t *testing.T) {
+	const size = fillStep + 6*mib
+	seg, err := newSegment(size, func(uint64) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer seg.fd.Close()
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(seg.fd.Fd()), &stat); err != nil || stat.Size != size || stat.Blocks*512 != size {
+		t.Errorf("%d bytes, %d there, %v; want %d", stat.Size, stat.Blocks*512, err, size)
+	}
+	content := make([]byte, size)
+	if _, err := seg.fd.ReadAt(content, 0); err != nil || bytes.Count(content, []byte{0}) != size {
+		t.Errorf("not all zeros: %v", err)
+	}
+	if seg.huge {
+		t.Skip("of reserved huge pages")
+	}
+	if err := tryCollapse(t); err != nil {
+		t.Skipf("no huge pages for memfds here: %v", err)
+	}
+	if hugeBytes(t, seg.fd, size) == 0 { // a page that is busy just then stays small
+		t.Error("no page is a huge one")
+	}
+}
+
+func tryCollapse(t *testing.T) error {
+	fd, err := unix.MemfdCreate("try", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, hugePage); err != nil {
+		t.Fatal(err)
+	}
+	if err := write(fd, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	return collapsed(fd, 0, hugePage)
+}
+
+// hugeBytes returns how much of the file the kernel maps as huge pages.
+func hugeBytes(t *testing.T, f *os.File, size int) int {
+	room, err := unix.MmapPtr(-1, 0, nil, uintptr(size+hugePage), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.MunmapPtr(room, uintptr(size+hugePage))
+	mem := unsafe.Add(room, -uintptr(room)&(hugePage-1))
+	if _, err := unix.MmapPtr(int(f.Fd()), 0, mem, uintptr(size), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		t.Fatal(err)
+	}
+	bytes.Count(unsafe.Slice((*byte)(mem), size), []byte{1}) // touches all
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(smaps), fmt.Sprintf("\n%x-", uintptr(mem)))
+	if !found {
+		t.Fatal("the mapping is not in smaps")
+	}
+	for line := range strings.Lines(rest) {
+		var kib int
+		if n, _ := fmt.Sscanf(line, "ShmemPmdMapped: %d kB", &kib); n == 1 {
+			return kib << 10
+		}
+	}
+	t.Fatal("no ShmemPmdMapped in smaps")
+	return 0
+}
