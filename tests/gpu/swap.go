@@ -37,12 +37,11 @@ type linkLimit struct {
 	InAlone  float64 `json:"in_alone"`
 	OutBoth  float64 `json:"out_both"`
 	InBoth   float64 `json:"in_both"`
-	// The same while memory of the GPU is given up and obtained at that rate, which
-	// the driver clears.
-	OutCleared float64 `json:"out_cleared"`
-	InCleared  float64 `json:"in_cleared"`
-	Touch      float64 `json:"touch_s"`
-	Register   float64 `json:"register_s"`
+	// When two bare processes exchange memory of the GPU, which the driver clears.
+	OutExchange float64 `json:"out_exchange"`
+	InExchange  float64 `json:"in_exchange"`
+	Touch       float64 `json:"touch_s"`
+	Register    float64 `json:"register_s"`
 }
 
 // seconds is how long it takes to move so much out and in at the same time.
@@ -50,12 +49,12 @@ func (l linkLimit) seconds(out, in float64) float64 {
 	return max(out/l.OutBoth, in/l.InBoth) / 1e9
 }
 
-// clearing is how long it takes while the driver clears what changes hands; 0: unknown.
-func (l linkLimit) clearing(out, in float64) float64 {
-	if l.OutCleared <= 0 || l.InCleared <= 0 {
+// exchange is how long two bare processes take that exchange so much; 0: unknown.
+func (l linkLimit) exchange(out, in float64) float64 {
+	if l.OutExchange <= 0 || l.InExchange <= 0 {
 		return 0
 	}
-	return max(out/l.OutCleared, in/l.InCleared) / 1e9
+	return max(out/l.OutExchange, in/l.InExchange) / 1e9
 }
 
 // A switchOver is a moment when another tenant got the GPU.
@@ -67,7 +66,7 @@ type switchOver struct {
 	Out        float64 `json:"out_bytes"`
 	In         float64 `json:"in_bytes"`
 	Limit      float64 `json:"limit_s"`              // by the link
-	Clearing   float64 `json:"clearing_s,omitempty"` // by the link and the driver's clearing
+	Exchange   float64 `json:"exchange_s,omitempty"` // by two bare processes
 }
 
 type swapCase struct {
@@ -86,7 +85,7 @@ type swapCase struct {
 	Gap         *spread      `json:"gap,omitempty"`
 	FromRevoke  *spread      `json:"from_revoke,omitempty"`
 	OfLimit     *spread      `json:"of_limit,omitempty"`
-	OfClearing  *spread      `json:"of_clearing,omitempty"`
+	OfExchange  *spread      `json:"of_exchange,omitempty"`
 	LinkUsed    *spread      `json:"link_used,omitempty"`
 	OutRate     *spread      `json:"out_gb_per_s,omitempty"` // by the scheduler's events
 	InRate      *spread      `json:"in_gb_per_s,omitempty"`
@@ -132,8 +131,8 @@ func (b *bench) swapStep(ctx context.Context, _ string) error {
 		if err != nil {
 			return errors.Join(append(errs, err)...)
 		}
-		fmt.Printf("  the link: out %.1f GB/s, in %.1f; at the same time %.1f and %.1f, while the driver clears as much %.1f and %.1f; 1 GiB of host memory takes %.2f s to touch, %.2f s to register\n",
-			link.OutAlone, link.InAlone, link.OutBoth, link.InBoth, link.OutCleared, link.InCleared, link.Touch*1024/float64(link.MiB), link.Register*1024/float64(link.MiB))
+		fmt.Printf("  the link: out %.1f GB/s, in %.1f; at the same time %.1f and %.1f, exchanged by two bare processes %.1f and %.1f; 1 GiB of host memory takes %.2f s to touch, %.2f s to register\n",
+			link.OutAlone, link.InAlone, link.OutBoth, link.InBoth, link.OutExchange, link.InExchange, link.Touch*1024/float64(link.MiB), link.Register*1024/float64(link.MiB))
 		name := fmt.Sprintf("swap-%d", mib)
 		if vmm > 0 {
 			name += "-vmm"
@@ -246,9 +245,12 @@ func (b *bench) swapOne(ctx context.Context, c *swapCase, window time.Duration) 
 		}
 	}()
 	began := time.Now()
+	load := []string{"--mib", strconv.Itoa(c.TenantMiB), "--piece-mib", strconv.Itoa(min(512, c.TenantMiB/4)), "--burst-ms", "10"}
+	if c.VMMMiB > 0 { // and what applications that do so may do as well
+		load = append(load, "--vmm", strconv.Itoa(c.VMMMiB), "--memop")
+	}
 	for i := range 2 {
-		l, err := b.startSwapLoad(i, s, window+2*time.Minute, "--mib", strconv.Itoa(c.TenantMiB), "--piece-mib", strconv.Itoa(min(512, c.TenantMiB/4)),
-			"--burst-ms", "10", "--vmm", strconv.Itoa(c.VMMMiB))
+		l, err := b.startSwapLoad(i, s, window+2*time.Minute, load...)
 		if err != nil {
 			return err
 		}
@@ -328,18 +330,18 @@ func (c *swapCase) measure(trace judge.Trace) {
 			}
 		}
 		if c.Link.OutBoth > 0 && c.Link.InBoth > 0 {
-			s.Limit, s.Clearing = c.Link.seconds(s.Out, s.In), c.Link.clearing(s.Out, s.In)
+			s.Limit, s.Exchange = c.Link.seconds(s.Out, s.In), c.Link.exchange(s.Out, s.In)
 		}
 		c.Switches = append(c.Switches, s)
 	}
-	var gaps, revokes, of, clearing, used, out, in []float64
+	var gaps, revokes, of, exchange, used, out, in []float64
 	for _, s := range c.Switches[min(len(c.Switches), firstSwitches):] {
 		if s.Limit == 0 || s.Gap <= 0 {
 			continue
 		}
 		gaps, of, revokes = append(gaps, s.Gap), append(of, s.Gap/s.Limit), append(revokes, s.FromRevoke)
-		if s.Clearing > 0 {
-			clearing = append(clearing, s.Gap/s.Clearing)
+		if s.Exchange > 0 {
+			exchange = append(exchange, s.Gap/s.Exchange)
 		}
 		used = append(used, (s.Out+s.In)/1e9/s.Gap/(c.Link.OutBoth+c.Link.InBoth))
 	}
@@ -354,7 +356,7 @@ func (c *swapCase) measure(trace judge.Trace) {
 			in = append(in, rate)
 		}
 	}
-	c.FromRevoke, c.OfClearing = newSpread(revokes), newSpread(clearing)
+	c.FromRevoke, c.OfExchange = newSpread(revokes), newSpread(exchange)
 	c.Gap, c.OfLimit, c.LinkUsed, c.OutRate, c.InRate = newSpread(gaps), newSpread(of), newSpread(used), newSpread(out), newSpread(in)
 }
 
@@ -374,8 +376,8 @@ func (c *swapCase) report() {
 		c.Gap.N, c.Gap.Median, c.Gap.Q1, c.Gap.Q3, c.FromRevoke.Median, rate(c.OutRate), rate(c.InRate), c.Overlaps)
 	fmt.Printf("  at most %.1f times what the link allows: %.3f (%.3f to %.3f): %s\n", swapRatio,
 		c.OfLimit.Median, c.OfLimit.Q1, c.OfLimit.Q3, holds(c.OfLimit.Median <= swapRatio))
-	if c.OfClearing != nil {
-		fmt.Printf("  of what it allows while the driver clears what changes hands: %.3f (%.3f to %.3f)\n", c.OfClearing.Median, c.OfClearing.Q1, c.OfClearing.Q3)
+	if c.OfExchange != nil {
+		fmt.Printf("  of what two bare processes take that exchange as much: %.3f times (%.3f to %.3f)\n", c.OfExchange.Median, c.OfExchange.Q1, c.OfExchange.Q3)
 	}
 	fmt.Printf("  at least %.0f %% of the link while moving: %.1f %%: %s\n", 100*swapLink, 100*c.LinkUsed.Median, holds(c.LinkUsed.Median >= swapLink))
 	wrong, words := uint64(0), uint64(0)

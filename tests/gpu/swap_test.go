@@ -78,7 +78,7 @@ func TestPlot(t *testing.T) {
 // moved meanwhile, and its limit is what the link needs for that.
 func TestSwitches(t *testing.T) {
 	const gb, s = 1e9, int64(1e9)
-	c := &swapCase{TenantMiB: 64, Link: linkLimit{OutBoth: 50, InBoth: 40, OutCleared: 50, InCleared: 20}, RealToClock: 100 * s}
+	c := &swapCase{TenantMiB: 64, Link: linkLimit{OutBoth: 50, InBoth: 40, OutExchange: 50, InExchange: 20}, RealToClock: 100 * s}
 	c.Timeline = &timeline{}
 	var trace judge.Trace
 	for i := range int64(5) { // turns of 1 s, 2 s apart
@@ -103,7 +103,7 @@ func TestSwitches(t *testing.T) {
 	near("in", c.Switches[1].In, 20*gb)
 	near("limit", c.Switches[1].Limit, 0.8)
 	near("of the limit", c.OfLimit.Median, 1.25)
-	near("of the limit with clearing", c.OfClearing.Median, 1)
+	near("of a bare exchange", c.OfExchange.Median, 1)
 	near("of the link", c.LinkUsed.Median, 60.0/90)
 	near("out rate", c.OutRate.Median, 80)
 	near("in rate", c.InRate.Median, 40)

@@ -2,21 +2,24 @@
 /*
  * link-limit: how fast memory goes over the link between host and GPU, by one
  * process out, by one in, and by both at the same time: what no exchange of two
- * tenants' memory can beat. Then both again, while as much memory of the GPU as goes
- * out is given up and obtained: the driver clears it before anybody gets it, and on an
- * H200 with the engine that copies in. An exchange that leaves tenants nothing of each
- * other's cannot do without that.
+ * tenants' memory can beat. Then such an exchange, by two bare processes: one copies its
+ * memory out and gives it up, the other obtains as much and copies in, in turns. That is
+ * slower: the driver clears memory before anybody gets it, and on an H200 with the engine
+ * that copies in. An exchange that leaves tenants nothing of each other's cannot do
+ * without that.
  *
  * usage: link-limit [MIB [SECONDS]]
  *
  * Each process copies between MIB of the GPU and MIB of host memory, made as the
- * scheduler's arenas are (memfd, shared, registered), in pieces of 32 MiB. Prints
+ * scheduler's arenas are (memfd, shared, registered), in pieces of 32 MiB; what changes
+ * hands is made in chunks of 128 MiB, or a half of MIB. Prints
  * one JSON line: GB/s (10^9) of each, and how long it took to touch and to register
  * the host memory, seconds. Ends after 60 s whatever happens.
  */
 #include "spin.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -25,33 +28,30 @@
 #include <unistd.h>
 
 #define PIECE (32ull << 20)
+#define CHUNK (128ull << 20)
 #define AHEAD 4
+#define MAX_CHUNKS 1024
 
 static struct shared {
-	_Atomic uint64_t ready, begin;
-	double rate[2], touch_s[2], register_s[2];
+	_Atomic uint64_t ready;
+	double rate[2], touch_s[2], register_s[2]; /* out, in */
+	/* Of exchanges: chunks that were given up in this one, and since when; the last one? */
+	_Atomic uint64_t given, since;
+	atomic_bool last;
 } *shared;
 
-/* Obtains memory of the GPU and gives it up. */
-static void turn_over(const CUmemAllocationProp *prop)
-{
-	CUmemGenericAllocationHandle handle;
-
-	CHECK(cuMemCreate(&handle, PIECE, prop, 0));
-	CHECK(cuMemRelease(handle));
-}
-
-static void copies(int in, int both, int clear, uint64_t size, double seconds)
-{
-	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-				     .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
-	uint64_t t, first = 0, last = 0, n = 0, left = (uint64_t)(seconds * 1e9), pieces = size / PIECE;
-	CUevent mark[AHEAD];
-	CUdeviceptr device;
-	CUcontext ctx;
+/* One process of the two. */
+struct side {
 	CUstream stream;
-	CUdevice dev;
 	char *host;
+};
+
+static struct side begin(int me, uint64_t size)
+{
+	struct side s;
+	CUcontext ctx;
+	CUdevice dev;
+	uint64_t t;
 	int fd;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -60,24 +60,40 @@ static void copies(int in, int both, int clear, uint64_t size, double seconds)
 	CHECK(cuDeviceGet(&dev, 0));
 	CHECK(cuDevicePrimaryCtxRetain(&ctx, dev));
 	CHECK(cuCtxSetCurrent(ctx));
-	CHECK(cuStreamCreate(&stream, 1));
-	CHECK(cuMemAlloc_v2(&device, size));
+	CHECK(cuStreamCreate(&s.stream, 1));
 	t = now_ns();
 	fd = memfd_create("link-limit", MFD_CLOEXEC);
 	if (fd < 0 || ftruncate(fd, (off_t)size) ||
-	    (host = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0)) == MAP_FAILED) {
+	    (s.host = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0)) == MAP_FAILED) {
 		perror("link-limit: host memory");
 		exit(1);
 	}
-	shared->touch_s[in] = (double)(now_ns() - t) / 1e9;
+	shared->touch_s[me] = (double)(now_ns() - t) / 1e9;
 	t = now_ns();
-	CHECK(cuMemHostRegister_v2(host, size, 1));
-	shared->register_s[in] = (double)(now_ns() - t) / 1e9;
+	CHECK(cuMemHostRegister_v2(s.host, size, 1));
+	shared->register_s[me] = (double)(now_ns() - t) / 1e9;
+	return s;
+}
+
+/* Returns when so many have come here, in all. */
+static void meet(uint64_t processes)
+{
+	atomic_fetch_add(&shared->ready, 1);
+	while (atomic_load(&shared->ready) < processes)
+		usleep(20);
+}
+
+static void copies(int in, int both, uint64_t size, double seconds)
+{
+	uint64_t first = 0, last = 0, n = 0, left = (uint64_t)(seconds * 1e9), pieces = size / PIECE;
+	struct side s = begin(in, size);
+	CUevent mark[AHEAD];
+	CUdeviceptr device;
+
+	CHECK(cuMemAlloc_v2(&device, size));
 	for (int i = 0; i < AHEAD; i++)
 		CHECK(cuEventCreate(&mark[i], 2));
-	atomic_fetch_add(&shared->ready, 1);
-	while (atomic_load(&shared->ready) < (uint64_t)(1 + both))
-		usleep(100);
+	meet((uint64_t)(1 + both));
 	for (uint64_t i = 0;; i++) {
 		uint64_t at = i % pieces * PIECE;
 
@@ -89,37 +105,131 @@ static void copies(int in, int both, int clear, uint64_t size, double seconds)
 				first = last; /* the queue is full from here on */
 			if (last - first >= left)
 				break;
-			if (clear && !in)
-				turn_over(&prop);
 		}
 		if (in)
-			CHECK(cuMemcpyHtoDAsync_v2(device + at, host + at, PIECE, stream));
+			CHECK(cuMemcpyHtoDAsync_v2(device + at, s.host + at, PIECE, s.stream));
 		else
-			CHECK(cuMemcpyDtoHAsync_v2(host + at, device + at, PIECE, stream));
-		CHECK(cuEventRecord(mark[i % AHEAD], stream));
+			CHECK(cuMemcpyDtoHAsync_v2(s.host + at, device + at, PIECE, s.stream));
+		CHECK(cuEventRecord(mark[i % AHEAD], s.stream));
 	}
 	shared->rate[in] = (double)(n * PIECE) / (double)(last - first);
-	CHECK(cuStreamSynchronize(stream));
+	CHECK(cuStreamSynchronize(s.stream));
 	_exit(0);
 }
 
-/* which: 1 out, 2 in, 3 both. */
-static void run(int which, int clear, uint64_t size, double seconds)
+/* Memory in chunks at addresses that stay. */
+struct chunks {
+	CUdeviceptr base;
+	uint64_t size, count;
+	CUmemGenericAllocationHandle handle[MAX_CHUNKS];
+	CUevent copied[MAX_CHUNKS];
+};
+
+static void obtain(struct chunks *c, uint64_t i)
+{
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				     .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+	CUmemAccessDesc access = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUdeviceptr at = c->base + i * c->size;
+
+	CHECK(cuMemCreate(&c->handle[i], c->size, &prop, 0));
+	CHECK(cuMemMap(at, c->size, 0, c->handle[i], 0));
+	CHECK(cuMemSetAccess(at, c->size, &access, 1));
+}
+
+/* All out; each chunk is given up as soon as it is copied. Returns how long, from the first on, ns. */
+static uint64_t move_out(const struct side *s, struct chunks *c)
+{
+	for (uint64_t i = 0; i < c->count; i++) {
+		CHECK(cuMemcpyDtoHAsync_v2(s->host + i * c->size, c->base + i * c->size, c->size, s->stream));
+		CHECK(cuEventRecord(c->copied[i], s->stream));
+	}
+	for (uint64_t i = 0; i < c->count; i++) {
+		CHECK(cuEventSynchronize(c->copied[i]));
+		if (i == 0)
+			atomic_store(&shared->since, now_ns());
+		CHECK(cuMemUnmap(c->base + i * c->size, c->size));
+		CHECK(cuMemRelease(c->handle[i]));
+		atomic_store(&shared->given, i + 1);
+	}
+	return now_ns() - atomic_load(&shared->since);
+}
+
+/* All in, as the other gives up. Returns how long, from then on, ns. */
+static uint64_t move_in(const struct side *s, struct chunks *c)
+{
+	for (uint64_t i = 0; i < c->count; i++) {
+		while (atomic_load(&shared->given) <= i)
+			usleep(20);
+		obtain(c, i);
+		CHECK(cuMemcpyHtoDAsync_v2(c->base + i * c->size, s->host + i * c->size, c->size, s->stream));
+	}
+	CHECK(cuStreamSynchronize(s->stream));
+	return now_ns() - atomic_load(&shared->since);
+}
+
+/* Memory passes to and fro; the first time does not count. */
+static void exchanges(int me, uint64_t size, double seconds)
+{
+	static struct chunks c;
+	struct side s = begin(me, size);
+	uint64_t began = 0, took[2] = { 0, 0 }, n[2] = { 0, 0 };
+
+	c.size = size / 2 < CHUNK ? size / 2 / PIECE * PIECE : CHUNK;
+	c.count = size / c.size < MAX_CHUNKS ? size / c.size : MAX_CHUNKS;
+	CHECK(cuMemAddressReserve(&c.base, c.count * c.size, 0, 0, 0));
+	for (uint64_t i = 0; i < c.count; i++) {
+		CHECK(cuEventCreate(&c.copied[i], 2));
+		if (me == 0)
+			obtain(&c, i);
+	}
+	for (uint64_t k = 0;; k++) {
+		int in = (int)(k & 1) != me;
+		uint64_t ns;
+
+		if (me == 0 && k == 1)
+			began = now_ns();
+		if (me == 0 && k > 2 && (double)(now_ns() - began) > seconds * 1e9)
+			atomic_store(&shared->last, true);
+		if (!in)
+			atomic_store(&shared->given, 0);
+		meet(4 * k + 2);
+		if (atomic_load(&shared->last))
+			break;
+		ns = in ? move_in(&s, &c) : move_out(&s, &c);
+		if (k) {
+			took[in] += ns;
+			n[in] += in ? c.count : c.count - 1;
+		}
+		meet(4 * k + 4);
+	}
+	/* As much went each way in either process. */
+	if (me == 0)
+		for (int in = 0; in < 2; in++)
+			shared->rate[in] = (double)(n[in] * c.size) / (double)took[in];
+	_exit(0);
+}
+
+enum what { OUT = 1, IN = 2, BOTH = 3, EXCHANGE = 7 };
+
+static void run(enum what which, uint64_t size, double seconds)
 {
 	pid_t pid[2] = { 0, 0 };
 	int failed = 0;
 
 	memset(shared, 0, sizeof *shared);
 	for (int i = 0; i < 2; i++) {
-		if (!(which & 1 << i))
+		if (!((int)which & 1 << i))
 			continue;
 		pid[i] = fork();
 		if (pid[i] < 0) {
 			perror("link-limit: fork");
 			exit(1);
 		}
+		if (pid[i] == 0 && which == EXCHANGE)
+			exchanges(i, size, seconds);
 		if (pid[i] == 0)
-			copies(i, which == 3, clear, size, seconds);
+			copies(i, which == BOTH, size, seconds);
 	}
 	for (int i = 0; i < 2; i++) {
 		int status = 0;
@@ -150,17 +260,17 @@ int main(int argc, char **argv)
 		perror("link-limit: mmap");
 		return 1;
 	}
-	run(1, 0, size, seconds);
+	run(OUT, size, seconds);
 	out = shared->rate[0];
 	touch = shared->touch_s[0];
 	reg = shared->register_s[0];
-	run(2, 0, size, seconds);
+	run(IN, size, seconds);
 	in = shared->rate[1];
-	run(3, 0, size, seconds);
+	run(BOTH, size, seconds);
 	memcpy(both, shared->rate, sizeof both);
-	run(3, 1, size, seconds);
+	run(EXCHANGE, size, seconds);
 	printf("{\"mib\":%llu,\"out_alone\":%.2f,\"in_alone\":%.2f,\"out_both\":%.2f,\"in_both\":%.2f,"
-	       "\"out_cleared\":%.2f,\"in_cleared\":%.2f,\"touch_s\":%.4f,\"register_s\":%.4f}\n",
+	       "\"out_exchange\":%.2f,\"in_exchange\":%.2f,\"touch_s\":%.4f,\"register_s\":%.4f}\n",
 	       (unsigned long long)(size >> 20), out, in, both[0], both[1], shared->rate[0], shared->rate[1],
 	       touch, reg);
 	return 0;
