@@ -408,8 +408,9 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 }
 
 /*
- * With memory that can be swapped a process takes 0.2 s for each GiB of host memory to
- * end (H200): its grant is given back before that, if its work is done. The lock is held.
+ * With memory that can be swapped a process takes up to 0.2 s for each GiB of host memory
+ * to end (H200; 0.02 s, if that is of huge pages): its grant is given back before that, if
+ * its work is done. The lock is held.
  */
 static bool give_back(void)
 {
