@@ -22,8 +22,9 @@ import (
 // scheduler makes, of huge pages if the node has them, fills with zeros beside the
 // loop as soon as reservations make them necessary, or soon may, and hands to one client
 // each.
-// A client keeps what it got until its end; then the kernel takes it back. Nothing
-// of one tenant is ever seen by another, for no segment is used twice.
+// A client keeps what it got until its end; then it is emptied and goes back to the
+// kernel, also if the client has passed it on. Nothing of one tenant is ever seen by
+// another, for no segment is used twice.
 //
 // Reservations are refused where the arena could not hold what they may send away
 // (arenaFits), so that a swap finds its segments made. Some are made before anybody
@@ -49,6 +50,7 @@ const (
 type arena struct {
 	used   uint64     // bytes that clients were given, or that are being made for them
 	making uint64     // of these, what is being made
+	held   int        // segments of clients of which a descriptor is here as well
 	jobs   int        // segments that are being made for clients
 	err    error      // the latest segment could not be made
 	retry  sched.Time // 0: not planned
@@ -64,7 +66,7 @@ type clientArena struct {
 	given, making uint64 // bytes
 	next          uint64 // number of the next segment
 	segments      int    // that it has
-	unsent        []segment
+	unsent, sent  []segment
 	dropped       bool
 }
 
@@ -290,21 +292,25 @@ func (d *Daemon) sendArenas(g *gpu, m *clientMemory) {
 			f.Arena.Flags = wire.ArenaHuge
 		}
 		d.send(c, &f, unix.UnixRights(int(seg.fd.Fd())))
-		seg.fd.Close()
+		if d.arena.held < d.maxHeld {
+			d.arena.held++
+			m.arena.sent = append(m.arena.sent, seg)
+		} else {
+			seg.fd.Close() // for want of descriptors
+		}
 	}
 }
 
-// dropArenas is for a client that is no more.
+// dropArenas is for a client that is no more. What it had goes as the stock's does: others
+// may count on it, and wait for it where the host is short of memory.
 func (d *Daemon) dropArenas(m *clientMemory) {
 	m.arena.dropped = true
 	d.arena.used -= m.arena.given // what is being made follows
 	m.arena.given = 0
-	for _, seg := range m.arena.unsent {
-		seg.fd.Close()
-	}
-	m.arena.unsent = nil
-	d.arena.stock.paused = false
-	d.restock()
+	d.arena.held -= len(m.arena.sent)
+	d.empty(append(m.arena.sent, m.arena.unsent...))
+	m.arena.sent, m.arena.unsent = nil, nil
+	d.restockAgain()
 }
 
 // countOldArena takes what a client got from an earlier scheduler, by its word, into

@@ -55,6 +55,14 @@ func newSegment(size uint64, step func(filled uint64) error) (segment, error) {
 	return segment{fd, size, false}, nil
 }
 
+// free gives its memory back to the kernel, whoever else has a descriptor of it: what
+// they write there later is theirs.
+func (s segment) free() {
+	for unix.Fallocate(int(s.fd.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(s.size)) == unix.EINTR {
+	}
+	s.fd.Close()
+}
+
 // newMemfd makes a memfd of which every page is there, and which nobody can make
 // larger or smaller.
 func newMemfd(size uint64, flags int, step func(uint64) error) (*os.File, error) {

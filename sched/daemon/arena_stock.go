@@ -31,7 +31,7 @@ const (
 )
 
 // stock is the loop's own. Its segments are made, then ready, then given to a client or,
-// leaving, to the kernel.
+// leaving, to the kernel; so do those of clients that are no more.
 type stock struct {
 	making, ready, leaving []*piece
 	paused                 bool       // until due
@@ -167,6 +167,12 @@ func (d *Daemon) giveReady(g *gpu, limit, more uint64) bool {
 	return true
 }
 
+// restockAgain is for when there is more host memory than there was.
+func (d *Daemon) restockAgain() {
+	d.arena.stock.paused = false
+	d.restock()
+}
+
 // restock brings the stock to what it may be, and has it made as far as it lacks.
 func (d *Daemon) restock() {
 	s := &d.arena.stock
@@ -236,7 +242,7 @@ func (d *Daemon) finishStock(p *piece, seg segment, err error) {
 	s := &d.arena.stock
 	p.segment = seg
 	if slices.Contains(s.leaving, p) {
-		d.letGo(p)
+		d.letGo([]*piece{p}, func() {})
 		return
 	}
 	s.making = without(s.making, p)
@@ -312,20 +318,41 @@ func (d *Daemon) discard(p *piece) {
 		return
 	}
 	s.ready, s.leaving = without(s.ready, p), append(s.leaving, p)
-	d.letGo(p)
+	d.letGo([]*piece{p}, func() {})
 }
 
 // letGo is beside the loop, because the kernel takes a tenth of a second for 1 GiB.
-func (d *Daemon) letGo(p *piece) {
+func (d *Daemon) letGo(pieces []*piece, then func()) {
 	d.wg.Add(1)
 	go func() {
 		defer d.wg.Done()
-		if p.segment.fd != nil {
-			p.segment.fd.Close()
+		for _, p := range pieces {
+			if p.segment.fd != nil {
+				p.segment.free()
+			}
+			p.filled.Store(0)
+			close(p.gone)
 		}
-		close(p.gone)
-		d.do(func() { d.arena.stock.leaving = without(d.arena.stock.leaving, p) })
+		d.do(func() {
+			s := &d.arena.stock
+			s.leaving = slices.DeleteFunc(s.leaving, func(p *piece) bool { return slices.Contains(pieces, p) })
+			then()
+		})
 	}()
+}
+
+// empty gives back what a client had that is no more.
+func (d *Daemon) empty(segments []segment) {
+	var pieces []*piece
+	for _, seg := range segments {
+		p := &piece{node: noNode, size: seg.size, segment: seg, gone: make(chan struct{})}
+		p.filled.Store(seg.size)
+		pieces = append(pieces, p)
+	}
+	if len(pieces) > 0 {
+		d.arena.stock.leaving = append(d.arena.stock.leaving, pieces...)
+		d.letGo(pieces, d.restockAgain)
+	}
 }
 
 // lookAtStock sees whether the host needs the memory, or has some again.

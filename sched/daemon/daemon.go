@@ -76,7 +76,8 @@ type Daemon struct {
 	bootID   string
 	started  time.Time
 	maxConns int
-	maxReady int // segments that may be kept ready
+	// maxReady and maxHeld: segments that may be kept ready, and held of clients.
+	maxReady, maxHeld int
 	// sysfs is where that is; not /sys in tests.
 	sysfs string
 	// registerTimeout is the constant, but for tests.
@@ -162,13 +163,15 @@ func newDaemon(opts Options) (*Daemon, error) {
 	}
 	opts.Quantum = cmp.Or(opts.Quantum, sched.DefaultQuantum)
 	opts.Grace = cmp.Or(opts.Grace, sched.DefaultGrace)
+	maxReady, maxHeld := maxSegments()
 	d := &Daemon{
 		opts:            opts,
 		log:             opts.Log,
 		bootID:          bootID,
 		started:         time.Now(),
 		maxConns:        maxConnections(),
-		maxReady:        maxReadySegments(),
+		maxReady:        maxReady,
+		maxHeld:         maxHeld,
 		sysfs:           "/sys",
 		arena:           arena{make: newSegment, memory: hostMemory},
 		registerTimeout: registerTimeout,

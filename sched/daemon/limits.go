@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"math"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -71,11 +72,13 @@ func maxConnections() int {
 	return n
 }
 
-// maxReadySegments leaves to others half of the descriptors that connections leave.
-func maxReadySegments() int {
+// maxSegments returns how many descriptors of host memory there may be: of what is kept
+// ready, and of what clients have. They leave half of what connections leave.
+func maxSegments() (ready, held int) {
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) != nil {
-		return 0
+		return 0, 0
 	}
-	return int(min(less(lim.Cur, 2*uint64(maxConnections()))/2, maxClients))
+	quarter := less(lim.Cur, 2*uint64(maxConnections())) / 4
+	return int(min(quarter, maxClients)), int(min(quarter, math.MaxInt32))
 }

@@ -332,6 +332,39 @@ func TestArena(t *testing.T) {
 	s.await("the arena is given back", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaUsedBytes == 0 })
 }
 
+// What a client had is the kernel's again at its end, whoever has a descriptor of it; and
+// nothing is lost of what it has, when the scheduler ends.
+func TestArenaPassedOn(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir, swapping)
+	a, b := newSwapper(t, s), newSwapper(t, s)
+	a.allocates(600 * mib)
+	b.allocates(600 * mib)
+	for len(a.fds) == 0 || len(b.fds) == 0 {
+		a.reserve(600 * mib) // takes note of segments on the way
+		b.reserve(600 * mib)
+	}
+	there := func(w *swapper) (sum uint64) {
+		for _, fd := range w.fds {
+			var st unix.Stat_t
+			if err := unix.Fstat(fd, &st); err != nil {
+				t.Fatal(err)
+			}
+			sum += uint64(st.Blocks) * 512
+		}
+		return sum
+	}
+	a.proc.kill() // a.fds are those of another process, then
+	s.await("its memory is free", func(*api.StatusResponse) bool { return there(a) == 0 })
+	if there(b) == 0 {
+		t.Error("the other one's is free as well")
+	}
+	s.stop()
+	if there(b) == 0 {
+		t.Error("it is lost with the scheduler")
+	}
+}
+
 // A client whose arena is too small for what it moves at a time gets more: all that it
 // may have to move, if that takes nothing from others, and not before what it was given
 // already is of use to it.
