@@ -179,6 +179,9 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	case Tick:
 	case SetQuantum:
 		c.quantum = clamp(ev.D, MinQuantum, MaxQuantum)
+		if c.swapShare == 0 {
+			c.owedUntil = min(c.owedUntil, c.now.Add(c.quantum))
+		}
 	case SetGrace:
 		c.grace = clamp(ev.D, MinGrace, MaxGrace)
 	case SetMode:

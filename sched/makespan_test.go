@@ -612,6 +612,25 @@ func TestSwapShareHolds(t *testing.T) {
 	}
 }
 
+// Who has moved in stays for the quantum that is fixed, also if it pauses briefly again and
+// again; found in this model, where pauses of 2 ms ended turns of 30 s, and moving took 99 %.
+func TestFixedQuantumHolds(t *testing.T) {
+	const moves = 1270 * ms // what one of them lacks
+	for _, u := range []use{
+		{work: 450 * ms, pause: 50 * ms, times: 400},
+		{work: 10 * ms, pause: 2 * ms, times: 15000},
+	} {
+		for _, quantum := range []time.Duration{time.Second, 5 * time.Second, 30 * time.Second} {
+			u.bytes = 100 * oneGiB
+			w := share(t, 141*oneGiB, quantum, 0, several(2, u)...)
+			t.Logf("work %v, pause %v, turns of %v: %v", u.work, u.pause, quantum, w)
+			if most := float64(moves)/float64(moves+quantum) + 0.02; w.steady > most {
+				t.Errorf("moving takes %.1f %%, want at most %.1f", 100*w.steady, 100*most)
+			}
+		}
+	}
+}
+
 // While arenas are made, moving takes many times as long as later: that is not what pauses
 // are compared with.
 func TestMakespanFromCold(t *testing.T) {

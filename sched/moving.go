@@ -175,10 +175,11 @@ func stretchFor(moved time.Duration, percent int) time.Duration {
 }
 
 // owe has nobody move for what moving took: as the share demands, and as a fifth of
-// it would if that is no long time.
+// it would if that is no long time. A quantum that is fixed says so itself.
 func (c *Core) owe(t *tenant, moved time.Duration) {
 	t.stretch = 0
 	if c.swapShare == 0 {
+		c.owedUntil = max(c.owedUntil, c.now.Add(c.quantum))
 		return
 	}
 	t.stretch = stretchFor(moved, c.swapShare)

@@ -122,7 +122,7 @@ const PatientIdle = 20 * time.Millisecond
 // to move first and must not yet, and most of its pauses are short. To give it back and
 // get it again costs some 0.2 ms each time.
 func (c *Core) patient(cl *client) bool {
-	if cl.in != &c.open || c.effective != Exclusive || c.swapShare == 0 || c.now >= c.owedUntil ||
+	if cl.in != &c.open || c.effective != Exclusive || c.now >= c.owedUntil ||
 		c.ready.top() != nil || c.urgent.top() != nil || c.latency.n > 0 || cl.tenant.limited() {
 		return false
 	}
@@ -190,7 +190,7 @@ func (c *Core) lateness(cl *client) int {
 // would have to move.
 func (c *Core) spare() {
 	c.sparedUntil = c.now
-	if c.swapShare == 0 || c.now >= c.owedUntil {
+	if c.now >= c.owedUntil {
 		return
 	}
 	cost := c.moveCost()
@@ -203,5 +203,5 @@ func (c *Core) spare() {
 
 // spared says whether a free GPU is not for who would have to move, yet.
 func (c *Core) spared() bool {
-	return c.swapShare != 0 && c.now < c.owedUntil && c.now < c.sparedUntil
+	return c.now < c.owedUntil && c.now < c.sparedUntil
 }
