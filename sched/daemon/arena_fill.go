@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -86,15 +87,21 @@ func fill(f *os.File, size uint64, flags int, step func(uint64) error) error {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		return fmt.Errorf("seal: %w", err)
 	}
-	some := collapse
-	if flags&unix.MFD_HUGETLB != 0 {
-		some = allocate
-	}
+	collapses := flags&unix.MFD_HUGETLB == 0
 	for from := uint64(0); from < size; from += fillStep {
 		if err := step(from); err != nil {
 			return err
 		}
-		if err := some(fd, int64(from), int(min(fillStep, size-from))); err != nil {
+		var err error
+		switch at, n := int64(from), int(min(fillStep, size-from)); {
+		case flags&unix.MFD_HUGETLB != 0:
+			err = allocate(fd, at, n)
+		case collapses:
+			collapses, err = collapse(fd, at, n)
+		default:
+			err = write(fd, at, n)
+		}
+		if err != nil {
 			return fmt.Errorf("fill: %w", err)
 		}
 	}
@@ -133,16 +140,19 @@ func allocate(fd int, at int64, n int) error {
 // (madvise(2), MADV_COLLAPSE, Linux 6.1), or else as write does. 4 GiB are then there in
 // 0.2 s rather than 0.4, pinned in 0.08 rather than 0.4, and given up by a client that
 // ends in 0.1 rather than 0.8 (H200). One written byte in each is what the kernel goes by.
-func collapse(fd int, at int64, n int) error {
+// again: it is worth trying with more; not so where the kernel has none, or memory is too
+// scattered, for which it has looked a while.
+func collapse(fd int, at int64, n int) (again bool, err error) {
 	for done := 0; done < n; done += hugePage {
 		if err := write(fd, at+int64(done), 1); err != nil {
-			return err
+			return false, err
 		}
 	}
-	if collapsed(fd, at, n) == nil {
-		return nil
+	err = collapsed(fd, at, n)
+	if err == nil {
+		return true, nil
 	}
-	return write(fd, at, n)
+	return errors.Is(err, unix.EAGAIN), write(fd, at, n)
 }
 
 // collapsed fails if not all could be. The pages are mapped meanwhile, at a multiple of
