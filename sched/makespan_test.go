@@ -613,17 +613,28 @@ func TestSwapShareHolds(t *testing.T) {
 }
 
 // Who has moved in stays for the quantum that is fixed, also if it pauses briefly again and
-// again; found in this model, where pauses of 2 ms ended turns of 30 s, and moving took 99 %.
+// again, or may use a part of the GPU only; found in this model, where pauses of 2 ms ended
+// turns of 30 s, and moving took 99 %, or limits did, and it took 91 %.
 func TestFixedQuantumHolds(t *testing.T) {
 	const moves = 1270 * ms // what one of them lacks
-	for _, u := range []use{
-		{work: 450 * ms, pause: 50 * ms, times: 400},
-		{work: 10 * ms, pause: 2 * ms, times: 15000},
+	for _, c := range []struct {
+		use   use
+		limit int
+	}{
+		{use{work: 450 * ms, pause: 50 * ms, times: 400}, 0},
+		{use{work: 10 * ms, pause: 2 * ms, times: 15000}, 0},
+		{use{work: 10 * ms, pause: 2 * ms, times: 5000}, 20},
+		{use{work: 100 * time.Second, times: 1}, 40},
+		{use{work: 100 * time.Second, times: 1}, 90},
 	} {
 		for _, quantum := range []time.Duration{time.Second, 5 * time.Second, 30 * time.Second} {
-			u.bytes = 100 * oneGiB
-			w := share(t, 141*oneGiB, quantum, 0, several(2, u)...)
-			t.Logf("work %v, pause %v, turns of %v: %v", u.work, u.pause, quantum, w)
+			c.use.bytes = 100 * oneGiB
+			w := newSharing(t, 141*oneGiB, quantum, 0, several(2, c.use)...)
+			for _, p := range w.order {
+				w.step(SetShare{Tenant: fmt.Sprint("t", p.id), Share: Share{Limit: c.limit}})
+			}
+			w.share()
+			t.Logf("work %v, pause %v, limit %d, turns of %v: %v", c.use.work, c.use.pause, c.limit, quantum, w)
 			if most := float64(moves)/float64(moves+quantum) + 0.02; w.steady > most {
 				t.Errorf("moving takes %.1f %%, want at most %.1f", 100*w.steady, 100*most)
 			}

@@ -175,10 +175,12 @@ func stretchFor(moved time.Duration, percent int) time.Duration {
 }
 
 // owe has nobody move for what moving took: as the share demands, and as a fifth of
-// it would if that is no long time. A quantum that is fixed says so itself.
+// it would if that is no long time. A quantum that is fixed says so itself, also of who
+// has a limit.
 func (c *Core) owe(t *tenant, moved time.Duration) {
 	t.stretch = 0
 	if c.swapShare == 0 {
+		t.stretch = min(c.quantum, maxStretch)
 		c.owedUntil = max(c.owedUntil, c.now.Add(c.quantum))
 		return
 	}
