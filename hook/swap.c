@@ -253,12 +253,6 @@ void nvs_swap_tick(uint64_t now)
 
 /* ---- the lease; the client's lock is held ---- */
 
-/* Whether all is on the GPU, and nothing is about to leave. The lock is held. */
-static bool all_here(const struct nvs_swap *s)
-{
-	return !s->away && !s->coming && !s->evicting;
-}
-
 bool nvs_swap_lease(unsigned channel, enum lease_gate gate, bool opens)
 {
 	struct nvs_swap *s = &nvs_swaps[channel];

@@ -244,6 +244,12 @@ struct place nvs_region_obtain(unsigned channel, uint32_t granules);
 /* Frees a region, once nobody is moving it. */
 void nvs_region_retire(unsigned channel, struct place p);
 
+/* Whether all is on the GPU, and nothing is about to leave. The lock is held. */
+static inline bool all_here(const struct nvs_swap *s)
+{
+	return !s->away && !s->coming && !s->evicting;
+}
+
 /* Whether all of a region is on the GPU: only then it is worth keeping. Keeps the lock. */
 bool nvs_region_is_here(struct place p);
 

@@ -335,7 +335,7 @@ static enum plan decide(unsigned channel)
 	nvs_swap_lock(s);
 	plan = s->asked ? PLAN_ANSWER : PLAN_NOTHING;
 	s->evicting = s->asked = false;
-	open = s->want && (s->broken || (!s->away && !s->coming));
+	open = s->want && (s->broken || all_here(s));
 	if (s->want && !open) {
 		plan = PLAN_IN;
 	} else if (!s->want && !s->hold && !s->broken && !s->spread && !s->leaving &&

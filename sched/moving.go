@@ -178,15 +178,14 @@ func stretchFor(moved time.Duration, percent int) time.Duration {
 // it would if that is no long time. A quantum that is fixed says so itself, also of who
 // has a limit.
 func (c *Core) owe(t *tenant, moved time.Duration) {
-	t.stretch = 0
-	if c.swapShare == 0 {
-		t.stretch = min(c.quantum, maxStretch)
-		c.owedUntil = max(c.owedUntil, c.now.Add(c.quantum))
-		return
+	until := c.quantum
+	t.stretch = min(c.quantum, maxStretch)
+	if c.swapShare != 0 {
+		t.stretch = stretchFor(moved, c.swapShare)
+		easy := min(stretchFor(moved, max(c.swapShare/5, 1)), easyStretch, easyRound/time.Duration(max(len(c.afar.items), 1)))
+		until = max(t.stretch, easy)
 	}
-	t.stretch = stretchFor(moved, c.swapShare)
-	easy := min(stretchFor(moved, max(c.swapShare/5, 1)), easyStretch, easyRound/time.Duration(max(len(c.afar.items), 1)))
-	c.owedUntil = max(c.owedUntil, c.now.Add(max(t.stretch, easy)))
+	c.owedUntil = max(c.owedUntil, c.now.Add(until))
 }
 
 // movingDeadline is when something is due because of moving.

@@ -308,9 +308,8 @@ func (d *Daemon) dropArenas(m *clientMemory) {
 	d.arena.used -= m.arena.given // what is being made follows
 	m.arena.given = 0
 	d.arena.held -= len(m.arena.sent)
-	d.empty(append(m.arena.sent, m.arena.unsent...))
+	d.takeBack(append(m.arena.sent, m.arena.unsent...))
 	m.arena.sent, m.arena.unsent = nil, nil
-	d.restockAgain()
 }
 
 // countOldArena takes what a client got from an earlier scheduler, by its word, into

@@ -155,17 +155,28 @@ func collapse(fd int, at int64, n int) (again bool, err error) {
 	return errors.Is(err, unix.EAGAIN), write(fd, at, n)
 }
 
-// collapsed fails if not all could be. The pages are mapped meanwhile, at a multiple of
-// their size.
+// collapsed fails if not all could be.
 func collapsed(fd int, at int64, n int) error {
-	room, err := unix.MmapPtr(-1, 0, nil, uintptr(n+hugePage), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	mem, unmap, err := mapAligned(fd, at, n)
 	if err != nil {
-		return fmt.Errorf("mmap: %w", err)
+		return err
 	}
-	defer unix.MunmapPtr(room, uintptr(n+hugePage))
-	mem := unsafe.Add(room, -uintptr(room)&(hugePage-1))
-	if _, err := unix.MmapPtr(fd, at, mem, uintptr(n), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
-		return fmt.Errorf("mmap: %w", err)
+	defer unmap()
+	return unix.Madvise(mem, unix.MADV_COLLAPSE)
+}
+
+// mapAligned maps a part of a file for reading, at a multiple of a huge page.
+func mapAligned(fd int, at int64, n int) (mem []byte, unmap func(), err error) {
+	size := uintptr(n + hugePage)
+	room, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, nil, fmt.Errorf("mmap: %w", err)
 	}
-	return unix.Madvise(unsafe.Slice((*byte)(mem), n), unix.MADV_COLLAPSE)
+	unmap = func() { _ = unix.MunmapPtr(room, size) }
+	start := unsafe.Add(room, -uintptr(room)&(hugePage-1))
+	if _, err := unix.MmapPtr(fd, at, start, uintptr(n), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		unmap()
+		return nil, nil, fmt.Errorf("mmap: %w", err)
+	}
+	return unsafe.Slice((*byte)(start), n), unmap, nil
 }

@@ -58,21 +58,17 @@ func tryCollapse(t *testing.T) error {
 
 // hugeBytes returns how much of the file the kernel maps as huge pages.
 func hugeBytes(t *testing.T, f *os.File, size int) int {
-	room, err := unix.MmapPtr(-1, 0, nil, uintptr(size+hugePage), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	mem, unmap, err := mapAligned(int(f.Fd()), 0, size)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.MunmapPtr(room, uintptr(size+hugePage))
-	mem := unsafe.Add(room, -uintptr(room)&(hugePage-1))
-	if _, err := unix.MmapPtr(int(f.Fd()), 0, mem, uintptr(size), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
-		t.Fatal(err)
-	}
-	bytes.Count(unsafe.Slice((*byte)(mem), size), []byte{1}) // touches all
+	defer unmap()
+	bytes.Count(mem, []byte{1}) // touches all
 	smaps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, found := strings.Cut(string(smaps), fmt.Sprintf("\n%x-", uintptr(mem)))
+	_, rest, found := strings.Cut(string(smaps), fmt.Sprintf("\n%x-", uintptr(unsafe.Pointer(&mem[0]))))
 	if !found {
 		t.Fatal("the mapping is not in smaps")
 	}

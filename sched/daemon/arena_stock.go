@@ -341,18 +341,16 @@ func (d *Daemon) letGo(pieces []*piece, then func()) {
 	}()
 }
 
-// empty gives back what a client had that is no more.
-func (d *Daemon) empty(segments []segment) {
+// takeBack is for what a client had that is no more. The stock grows when that is gone.
+func (d *Daemon) takeBack(segments []segment) {
 	var pieces []*piece
 	for _, seg := range segments {
 		p := &piece{node: noNode, size: seg.size, segment: seg, gone: make(chan struct{})}
 		p.filled.Store(seg.size)
 		pieces = append(pieces, p)
 	}
-	if len(pieces) > 0 {
-		d.arena.stock.leaving = append(d.arena.stock.leaving, pieces...)
-		d.letGo(pieces, d.restockAgain)
-	}
+	d.arena.stock.leaving = append(d.arena.stock.leaving, pieces...)
+	d.letGo(pieces, d.restockAgain)
 }
 
 // lookAtStock sees whether the host needs the memory, or has some again.

@@ -3,7 +3,6 @@
 package daemon
 
 import (
-	"math"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -80,5 +79,5 @@ func maxSegments() (ready, held int) {
 		return 0, 0
 	}
 	quarter := less(lim.Cur, 2*uint64(maxConnections())) / 4
-	return int(min(quarter, maxClients)), int(min(quarter, math.MaxInt32))
+	return int(min(quarter, maxClients)), int(quarter)
 }

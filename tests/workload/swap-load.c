@@ -192,6 +192,7 @@ static void burst(int kernels, double us)
 	uint32_t counted = ++count;
 
 	if (opt.memop) {
+		counted = 0;
 		CHECK(cuStreamWriteValue32_v2(stream, counter, count, 0));
 		CHECK(cuStreamWaitValue32_v2(stream, counter, count, CU_STREAM_WAIT_VALUE_EQ));
 		CHECK(cuMemcpyDtoHAsync_v2(&counted, counter, sizeof counted, stream));
