@@ -148,7 +148,7 @@ CUresult submit(CUstream h, const struct op *op, struct point *end)
 	struct point done, after = { 0, 0 };
 	CUresult rc = drv_enter();
 
-	if (rc || (rc = drv_failed()))
+	if (rc)
 		return rc;
 	pthread_mutex_lock(&drv_mu);
 	rc = stream_find(h, &s);
@@ -273,7 +273,6 @@ CUresult cuStreamSynchronize(CUstream h)
 	if (!rc)
 		at = s->is_legacy ? stream_deps(s) : s->tail;
 	pthread_mutex_unlock(&drv_mu);
-	rc = rc ? rc : drv_failed();
 	if (!rc)
 		point_wait(at);
 	return rc;
@@ -454,7 +453,6 @@ CUresult cuEventSynchronize(CUevent e)
 	struct point at;
 	CUresult rc = event_watch(e, &at);
 
-	rc = rc ? rc : drv_failed();
 	if (!rc)
 		point_wait(at);
 	return rc;
