@@ -372,6 +372,31 @@ static int hog(uint64_t mib, unsigned rounds, uint64_t seed)
 	return take_for_good(mib);
 }
 
+/* Its context dies while its memory is away: each call says so from then on, and none blocks. */
+static int tenant_faulting(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	struct buffer b;
+
+	random_state = seed;
+	tenant_open();
+	get(&b, mib * MIB);
+	run_fill(&b, seed, NULL);
+	for (unsigned i = 0; i < rounds; i++) {
+		work(10);
+		verify(&b);
+	}
+	EVENTUALLY(swapper_away() >= mib * MIB / 4); /* the neighbour works */
+	simgpu_fail();
+	for (unsigned i = 0; i < 20; i++) {
+		void *params[] = { &b.p, &b.bytes, &seed };
+
+		CHECK(cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL) == CUDA_ERROR_ILLEGAL_ADDRESS);
+		CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS);
+		nap_ms(10);
+	}
+	return 0;
+}
+
 static int told_fd = -1, go_fd = -1; /* of a tenant that ends */
 static struct buffer left_behind;
 
@@ -565,6 +590,19 @@ static void memory_that_others_took_is_waited_for(void)
 	swapper_end();
 }
 
+/* A context that dies harms nobody else, and its process hears of it. */
+static void a_dead_context_stays_alone(void)
+{
+	pid_t a, b;
+
+	schedule(usual);
+	a = start("faulting", 60, 10, 1);
+	b = start("tenant", 65, 30, 2);
+	CHECK(went_well(a));
+	CHECK(went_well(b));
+	swapper_end();
+}
+
 /* Beside a tenant that takes its memory away, again and again. */
 static void beside_another(const char *kind, uint64_t mib, unsigned rounds)
 {
@@ -616,6 +654,7 @@ static const struct test_case cases[] = {
 	CASE(the_scheduler_may_die_in_the_middle),
 	CASE(the_arena_may_come_late),
 	CASE(memory_that_others_took_is_waited_for),
+	CASE(a_dead_context_stays_alone),
 	CASE(graphs_replay),
 	CASE(contexts_come_and_go),
 	CASE(answers_are_the_applications),
@@ -627,6 +666,7 @@ static const struct test_case cases[] = {
 static const struct tenant_kind kinds[] = {
 	{ "tenant", tenant },
 	{ "ending", tenant_ending },
+	{ "faulting", tenant_faulting },
 	{ "graph", tenant_graph },
 	{ "contexts", tenant_contexts },
 	{ "queries", tenant_queries },

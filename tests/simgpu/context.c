@@ -134,6 +134,18 @@ struct simgpu_calls simgpu_calls(void)
 				      .vmm = __atomic_load_n(&drv_calls.vmm, __ATOMIC_RELAXED) };
 }
 
+static int failed;
+
+void simgpu_fail(void)
+{
+	__atomic_store_n(&failed, 1, __ATOMIC_RELEASE);
+}
+
+CUresult drv_failed(void)
+{
+	return __atomic_load_n(&failed, __ATOMIC_ACQUIRE) ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+}
+
 CUresult drv_enter(void)
 {
 	__atomic_fetch_add(&drv_calls.all, 1, __ATOMIC_RELAXED);
@@ -461,6 +473,7 @@ CUresult cuCtxSynchronize_v2(CUcontext ctx)
 	rc = capture_guard_context(ctx);
 	all = ctx->all;
 	pthread_mutex_unlock(&drv_mu);
+	rc = rc ? rc : drv_failed();
 	if (!rc)
 		point_wait(all);
 	return rc;

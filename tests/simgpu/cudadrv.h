@@ -526,6 +526,10 @@ struct simgpu_calls {
 };
 struct simgpu_calls simgpu_calls(void);
 
+/* The contexts of this process are dead from now on, as after an ECC error: each call
+ * that submits work or waits for it fails. */
+void simgpu_fail(void);
+
 #pragma GCC visibility pop
 
 #endif

@@ -141,6 +141,7 @@ struct sim_module {
 
 /* context.c */
 CUresult drv_enter(void); /* first line of every call */
+CUresult drv_failed(void); /* see simgpu_fail(); of calls that submit work or wait for it */
 struct sim_ctx *ctx_current(void);
 CUresult ctx_need(struct sim_ctx **ctx);
 uint64_t thread_id(void);

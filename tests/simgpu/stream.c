@@ -148,7 +148,7 @@ CUresult submit(CUstream h, const struct op *op, struct point *end)
 	struct point done, after = { 0, 0 };
 	CUresult rc = drv_enter();
 
-	if (rc)
+	if (rc || (rc = drv_failed()))
 		return rc;
 	pthread_mutex_lock(&drv_mu);
 	rc = stream_find(h, &s);
@@ -273,6 +273,7 @@ CUresult cuStreamSynchronize(CUstream h)
 	if (!rc)
 		at = s->is_legacy ? stream_deps(s) : s->tail;
 	pthread_mutex_unlock(&drv_mu);
+	rc = rc ? rc : drv_failed();
 	if (!rc)
 		point_wait(at);
 	return rc;
@@ -453,6 +454,7 @@ CUresult cuEventSynchronize(CUevent e)
 	struct point at;
 	CUresult rc = event_watch(e, &at);
 
+	rc = rc ? rc : drv_failed();
 	if (!rc)
 		point_wait(at);
 	return rc;
