@@ -16,7 +16,7 @@ expand() { # MACRO CLASS, with the macro's parameter declared as it comes
 		"$2" "$2" "$1" "$3"
 }
 {
-	printf '#include "%s/symbols.h"\n#include "%s/passed.h"\n' "$hook" "$hook"
+	printf '#include "%s/cuda/symbols.h"\n#include "%s/cuda/passed.h"\n' "$hook" "$hook"
 	expand NVS_GATED_LAUNCH submit G
 	expand NVS_GATED_COPY copy G
 	expand NVS_GATED_SET set G
@@ -30,15 +30,19 @@ expand() { # MACRO CLASS, with the macro's parameter declared as it comes
 	expand NVS_MEMORY memory H
 	# In passed.h the class is the first word above the section.
 	sed -n 's/^.*\* Class \([a-z]*\)\..*/\1/p; /^\/\* Class/!s/^#define \(NVS_PASS_[A-Z]*\)(P) .*/\1/p' \
-		"$hook/passed.h" | while read -r class && read -r section; do
+		"$hook/cuda/passed.h" | while read -r class && read -r section; do
 		expand "$section" "$class" H
 	done
 } | ${CC:-gcc} -E -P - | tr -s ' ;' '\n' | sed -n 's/^@\([a-z]*\)@/\1 /p' >"$tmp/classes"
 
 # "NAME SIZE..." of each wrapper.
-for f in "$hook"/*.c; do
+quote=
+for layer in os core rm memory swap cuda nvml; do
+	quote="$quote -iquote $hook/$layer"
+done
+for f in "$hook"/[a-su-z]*/*.c; do
 	grep -qE '^(WATCH|NVS_GATED_TABLE)\(' "$f" || continue
-	${CC:-gcc} -E -P "$f"
+	${CC:-gcc} -E -P -iquote "$hook" $quote "$f"
 done | tr '\n' ' ' | grep -oE '\<int cu[A-Z][A-Za-z0-9_]* *\([^()]*\) *\{' | tr '(,){' ' ,,' >"$tmp/wrappers"
 
 awk '

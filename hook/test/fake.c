@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../futex.h"
+#include "futex.h"
 
 uint64_t test_now(void)
 {

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../wire.h"
+#include "wire.h"
 
 #define CHECK(cond) \
 	do { \

@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "../client.c"
+#include "../core/client.c"
 
 #define MUST(cond) \
 	do { \

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../lease.h"
+#include "lease.h"
 
 #define MUST(cond) \
 	do { \

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../wire.h"
+#include "wire.h"
 
 #define FILLED(name, ...) { name, { .version = NVS_WIRE_VERSION, __VA_ARGS__ } }
 

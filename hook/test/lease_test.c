@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../lease.h"
+#include "lease.h"
 
 #define CHECK(cond) \
 	do { \

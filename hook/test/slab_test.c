@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../client.h"
-#include "../swap_impl.h"
+#include "client.h"
+#include "swap_impl.h"
 
 #define CHECK(cond) \
 	do { \

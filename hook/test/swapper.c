@@ -12,7 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "../futex.h"
+#include "futex.h"
 
 #define CONNS 16
 

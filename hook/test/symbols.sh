@@ -37,7 +37,7 @@ for lib; do
 	done
 	# Exactly the interposed names are exported, and those without a version.
 	names() { # the table, expanded
-		printf '#include "%s/../symbols.h"\n%s\n%s\n' "$here" \
+		printf '#include "%s/../cuda/symbols.h"\n%s\n%s\n' "$here" \
 			'#define G(name, P, A, key) @name' '#define H(name) @name' |
 			cat - "$here/names.txt" | ${CC:-gcc} -E -P - | tr -s ' ;' '\n' |
 			sed -n 's/^@//p'

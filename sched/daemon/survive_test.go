@@ -124,7 +124,7 @@ func (j *gpuJudge) verdict() error {
 	return j.err
 }
 
-// honest behaves as the shim does: hook/lease.c is what it follows.
+// honest behaves as the shim does: hook/core/lease.c is what it follows.
 type honest struct {
 	name    string
 	proc    *proc

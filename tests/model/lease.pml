@@ -10,11 +10,11 @@
  * whenever a drain takes place, and a patience never.
  *
  *   here                          in the code
- *   App: in_flight, word, own    hook/gate.h nvs_gate_enter, gate.c gate_try
- *   App: at the gate              hook/channel.c nvs_gate_wait, lease.c LEASE_EV_WORD
- *   Client                        hook/lease.c lease_step, one branch for each event
- *   Client: quiesced, drained     hook/channel.c do_drain
- *   Client: filled                hook/channel.c nvs_channel_filled
+ *   App: in_flight, word, own    hook/core/gate.h nvs_gate_enter, gate.c gate_try
+ *   App: at the gate              hook/core/channel.c nvs_gate_wait, lease.c LEASE_EV_WORD
+ *   Client                        hook/core/lease.c lease_step, one branch for each event
+ *   Client: quiesced, drained     hook/core/channel.c do_drain
+ *   Client: filled                hook/core/channel.c nvs_channel_filled
  *   word[], spage[]               the slot of a grant page, one page a connection
  *   Scheduler, core_*             sched/core.go, client.go, grant.go, policy.go: Step
  *   persist, then word, then send sched/daemon/actions.go carryOut, in that order
