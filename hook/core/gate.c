@@ -175,8 +175,7 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 	channel = s->channel;
 	if (capturing)
 		return nvs_gate_enter_memory(channel);
-	if (__atomic_load_n(&atomic_load_explicit(&nvs_channels[channel].slot, memory_order_acquire)
-				     ->present, __ATOMIC_RELAXED))
+	if (nvs_throttled(atomic_load_explicit(&nvs_channels[channel].slot, memory_order_acquire)))
 		nvs_depth_step(s, key);
 	while (nvs_unlikely(!gate_try(t, channel))) {
 		if (nvs_gate_wait(t, channel))
