@@ -15,6 +15,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/page"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -26,7 +27,7 @@ type client struct {
 	*peer.Peer
 	id       sched.ClientID
 	conn     *conn         // nil: none, or lost
-	page     *grantPage    // of the latest conn; nil: it has used no GPU yet
+	page     *page.Page    // of the latest conn; nil: it has used no GPU yet
 	reg      wire.Register // of the latest conn
 	attached map[*gpu]*attachment
 	canMove  bool // its shim can move memory; of the latest conn
@@ -236,7 +237,7 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 	}
 	c.client, c.reg, c.again = cl, f.Register, f.Code&wire.RegisterReconnect != 0
 	c.canMove = f.Code&wire.RegisterSwap != 0
-	page, fd, err := newGrantPage(cl.id)
+	page, fd, err := page.New(uint64(cl.id))
 	if err != nil {
 		d.tell(c, logrus.ErrorLevel, fmt.Sprintf("refuse a client: %v", err))
 		c.refuse(wire.ErrInternal, "no grant page")
@@ -265,7 +266,7 @@ func (d *Daemon) takeOver(c *conn) {
 		d.loseClient(old)
 	}
 	if cl.page != nil {
-		cl.page.unmap() // its gates were shut when its connection was lost
+		cl.page.Unmap() // its gates were shut when its connection was lost
 	}
 	cl.conn, cl.page, cl.reg, cl.canMove = c, c.page, c.reg, c.canMove
 	what := "registered again"
@@ -340,7 +341,7 @@ func (d *Daemon) bury(cl *client) {
 	level := logrus.DebugLevel // it only asked
 	if cl.page != nil {
 		level = logrus.InfoLevel
-		cl.page.unmap()
+		cl.page.Unmap()
 		cl.page = nil
 	}
 	d.tell(&conn{peer: cl.Peer, client: cl}, level, "process has ended")
@@ -440,7 +441,7 @@ func (d *Daemon) dropBroken() {
 		}
 		d.loseClient(c)
 		if c.client.page != c.page && c.page != nil {
-			c.page.unmap() // of one that only asked
+			c.page.Unmap() // of one that only asked
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/page"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -34,7 +35,7 @@ type conn struct {
 	reg      wire.Register                    // what it registered with
 	canMove  bool                             // the shim can move memory
 	again    bool                             // the process says that it was registered before
-	page     *grantPage                       // the client's own once it has attached
+	page     *page.Page                       // the client's own once it has attached
 	channels [wire.MaxChannels]*attachment    // attached over this connection
 	waiting  [wire.MaxChannels]*pendingAttach // ATTACH not answered yet
 	failed   [wire.MaxChannels]bool           // ATTACH was answered with an error

@@ -261,12 +261,12 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.wg.Wait()
 	for c := range d.conns {
 		if c.page != nil {
-			c.page.unmap()
+			c.page.Unmap()
 		}
 	}
 	for _, cl := range d.clients {
 		if cl.page != nil {
-			cl.page.unmap()
+			cl.page.Unmap()
 		}
 	}
 	d.closeRunDir()

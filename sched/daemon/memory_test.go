@@ -19,6 +19,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/page"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -688,12 +689,12 @@ func BenchmarkReserve(b *testing.B) {
 	a := &account{clients: map[*client]struct{}{}}
 	d := &Daemon{counts: map[string]*account{"c": a}}
 	for range maxPerContainer {
-		page, fd, err := newGrantPage(1)
+		page, fd, err := page.New(1)
 		if err != nil {
 			b.Fatal(err)
 		}
 		fd.Close()
-		defer page.unmap()
+		defer page.Unmap()
 		cl := &client{page: page, conn: &conn{}}
 		att := &attachment{client: cl, gpu: g}
 		cl.conn.channels[0] = att

@@ -53,12 +53,12 @@ func (d *Daemon) remains() {
 	d.arena.stock.close()
 	for c := range d.conns {
 		if c.page != nil {
-			c.page.unmap()
+			c.page.Unmap()
 		}
 	}
 	for _, cl := range d.clients {
 		if cl.page != nil {
-			cl.page.unmap()
+			cl.page.Unmap()
 		}
 	}
 }

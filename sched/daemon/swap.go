@@ -375,7 +375,6 @@ func (d *Daemon) place(g *gpu) {
 		}
 		d.reach(beforeRoom)
 		m.client.page.SetRoom(att.channel, max(room.Bytes, 1))
-		m.client.page.wake(att.channel)
 		d.reach(inRoom)
 		d.tellRoom(att, room.Bytes)
 		d.reach(afterRoom)
