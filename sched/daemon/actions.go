@@ -243,7 +243,7 @@ func (d *Daemon) persist(g *gpu, a sched.Persist) bool {
 	s.Epoch, s.Holders, s.Unrecorded = a.Epoch, s.Holders[:0], a.Unrecorded
 	for _, h := range a.Holders {
 		if cl := d.clients[h.Client]; cl != nil {
-			s.Holders = append(s.Holders, holderState{PID: cl.pid, StartTime: cl.start, Epoch: h.Epoch})
+			s.Holders = append(s.Holders, holderState{PID: cl.PID, StartTime: cl.Start, Epoch: h.Epoch})
 		}
 	}
 	d.reach(beforePersist)
