@@ -9,6 +9,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -243,14 +244,11 @@ func (d *Daemon) persist(g *gpu, a sched.Persist) bool {
 	s.Epoch, s.Holders, s.Unrecorded = a.Epoch, s.Holders[:0], a.Unrecorded
 	for _, h := range a.Holders {
 		if cl := d.clients[h.Client]; cl != nil {
-			s.Holders = append(s.Holders, holderState{PID: cl.PID, StartTime: cl.Start, Epoch: h.Epoch})
+			s.Holders = append(s.Holders, state.Holder{PID: cl.PID, StartTime: cl.Start, Epoch: h.Epoch})
 		}
 	}
 	d.reach(beforePersist)
-	err := d.state.saveBy(d.statePath(), func(a, b string) error {
-		d.reach(inPersist)
-		return exchange(a, b)
-	})
+	err := d.state.Save(d.statePath(), func() { d.reach(inPersist) })
 	d.reach(afterPersist)
 	switch {
 	case err != nil && d.persistErr == nil:

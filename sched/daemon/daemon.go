@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -19,6 +17,8 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/rundir"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -85,9 +85,7 @@ type Daemon struct {
 	// registerTimeout is the constant, but for tests.
 	registerTimeout time.Duration
 
-	lock    *os.File
-	tenants *net.UnixListener
-	control net.Listener
+	dir     *rundir.Dir
 	metrics *exporter // nil: none
 
 	events chan func()    // run by the loop
@@ -96,7 +94,7 @@ type Daemon struct {
 
 	// Below: the loop's own.
 
-	state    *state
+	state    *state.File
 	cautious bool // the state file was damaged: holders may be about
 	nextID   sched.ClientID
 	clients  map[sched.ClientID]*client
@@ -146,12 +144,11 @@ func New(opts Options) (*Daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.openRunDir(); err != nil {
+	if d.dir, err = rundir.Open(opts.RunDir); err != nil {
 		return nil, err
 	}
-	d.restoreFiles()
-	if err := d.openMetrics(); err != nil {
-		d.closeRunDir()
+	if err := errors.Join(d.restoreFiles(), d.openMetrics()); err != nil {
+		d.dir.Close()
 		return nil, err
 	}
 	return d, nil
@@ -159,9 +156,9 @@ func New(opts Options) (*Daemon, error) {
 
 // newDaemon has nothing open, and knows nothing of before.
 func newDaemon(opts Options) (*Daemon, error) {
-	bootID, err := readBootID()
+	bootID, err := state.BootID()
 	if err != nil {
-		return nil, fmt.Errorf("read the boot id: %w", err)
+		return nil, err
 	}
 	peers, err := peer.NewFinder()
 	if err != nil {
@@ -169,13 +166,17 @@ func newDaemon(opts Options) (*Daemon, error) {
 	}
 	opts.Quantum = cmp.Or(opts.Quantum, sched.DefaultQuantum)
 	opts.Grace = cmp.Or(opts.Grace, sched.DefaultGrace)
-	maxReady, maxHeld := maxSegments()
+	moreFiles, err := openFiles()
+	if err != nil {
+		return nil, err
+	}
+	maxReady, maxHeld := maxSegments(moreFiles)
 	d := &Daemon{
 		opts:            opts,
 		log:             opts.Log,
 		bootID:          bootID,
 		started:         time.Now(),
-		maxConns:        maxConnections(),
+		maxConns:        maxConnections,
 		maxReady:        maxReady,
 		maxHeld:         maxHeld,
 		sysfs:           "/sys",
@@ -199,15 +200,20 @@ func newDaemon(opts Options) (*Daemon, error) {
 }
 
 // restoreFiles reads what earlier schedulers have written.
-func (d *Daemon) restoreFiles() {
+func (d *Daemon) restoreFiles() error {
 	var err error
-	if d.state, err = loadState(d.statePath(), d.bootID); err != nil {
+	d.state, err = state.Load(d.statePath(), d.bootID)
+	if errors.Is(err, state.ErrNotRegular) {
+		return fmt.Errorf("no grant could be recorded: %w", err)
+	}
+	if err != nil {
 		d.cautious = true
 		d.log.WithError(err).Warn("the state file cannot be used: epochs go on from the wall clock, and the first grants wait for one quantum and grace period, in case an unknown client still holds a GPU")
 	}
 	d.restoreSettings()
 	d.restoreShares()
 	d.restoreMembers()
+	return nil
 }
 
 func (d *Daemon) statePath() string { return filepath.Join(d.opts.RunDir, "state.json") }
@@ -224,11 +230,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.wg.Add(2)
 	go func() {
 		defer d.wg.Done()
-		d.accept(ctx, d.tenants)
+		d.accept(ctx, d.dir.Tenants)
 	}()
 	go func() {
 		defer d.wg.Done()
-		if err := server.Serve(ctx, d.control); err != nil && ctx.Err() == nil {
+		if err := server.Serve(ctx, d.dir.Control); err != nil && ctx.Err() == nil {
 			d.log.WithError(err).Error("control socket: no longer served")
 		}
 	}()
@@ -246,7 +252,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	close(d.ended) // before anything is closed that others wait for
 
-	d.tenants.Close()
+	d.dir.Tenants.Close()
 	server.Close()
 	for c := range d.conns {
 		c.sock.Close()
@@ -269,7 +275,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 			cl.page.Unmap()
 		}
 	}
-	d.closeRunDir()
+	d.dir.Close()
 	d.arena.stock.close() // takes a while, and nobody waits for it
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -137,7 +138,7 @@ func (d *Daemon) addGPU(info GPU) error {
 	}
 	last := d.state.GPUs[info.UUID]
 	if last == nil {
-		last = &gpuState{}
+		last = &state.GPU{}
 		if d.cautious {
 			// Above every epoch of before, as long as there was less than one
 			// grant per microsecond on average.

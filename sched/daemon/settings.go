@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 )
 
 // settingsVersion changes when an older scheduler would misread the file.
@@ -107,7 +108,7 @@ func (d *Daemon) settingsPath() string { return filepath.Join(d.opts.RunDir, "se
 // restoreSettings has what was set before hold again.
 func (d *Daemon) restoreSettings() {
 	given := setting{Quantum: d.opts.Quantum, Mode: d.opts.Mode.String()}
-	d.settings, d.settingsErr = readRecord[settings](d.settingsPath(), settingsVersion)
+	d.settings, d.settingsErr = state.ReadRecord[settings](d.settingsPath(), settingsVersion)
 	if err := d.settings.check(); err != nil {
 		d.settings, d.settingsErr = settings{}, fmt.Errorf("%s: %w", d.settingsPath(), err)
 	}
@@ -161,7 +162,7 @@ func (d *Daemon) swapShareOf(uuid string) int {
 // changeSettings records what Set changes; nothing is changed if that fails.
 func (d *Daemon) changeSettings(uuid string, change setting) error {
 	next := d.settings.with(uuid, change)
-	if err := writeRecord(d.settingsPath(), next); err != nil {
+	if err := state.WriteRecord(d.settingsPath(), next); err != nil {
 		err = fmt.Errorf("record the settings: %w", err)
 		d.log.Error(err)
 		return err
