@@ -393,7 +393,7 @@ static void wait_piece(unsigned i, uint32_t word, bool *spun, sigset_t *mask)
 	lock_masked(mask);
 }
 
-bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
+bool nvs_gate_wait(struct nvs_thread *t, unsigned i, enum nvs_need need)
 {
 	struct channel *c = &nvs_client_channels[i];
 	uint64_t start = nvs_now(), now = start, waited;
@@ -416,7 +416,7 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 		    !atomic_load(&nvs_gate.active))
 			break;
 		if (may_pass(i, now) || may_go_ahead(i) ||
-		    (t->memory_only && nvs_swap_may_pass(i))) {
+		    (need == NVS_NEED_MEMORY && nvs_swap_may_pass(i))) {
 			/* Before the lock is given up: do_drain sees flag or count. */
 			atomic_store(&t->in_flight, 1u << i);
 			pass = true;
@@ -445,6 +445,16 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 	unlock_masked(&mask);
 	errno = saved;
 	return pass;
+}
+
+void nvs_channel_give_up_if_lost(unsigned i)
+{
+	sigset_t mask;
+
+	lock_masked(&mask);
+	if (out_of_patience(i, nvs_now()))
+		nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
+	unlock_masked(&mask);
 }
 
 void nvs_client_use(unsigned i)

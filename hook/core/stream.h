@@ -76,6 +76,9 @@ int nvs_context_channel(void *ctx);
 bool nvs_context_hold(int channel);
 void nvs_context_unhold(int channel);
 
+/* Whether no work was submitted to the context since its last drain. */
+bool nvs_context_is_drained(const void *ctx);
+
 /* Whether it is known as one that cuCtxCreate made. */
 bool nvs_context_own(void *ctx);
 
