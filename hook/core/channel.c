@@ -361,6 +361,24 @@ static void spin_for_grant(struct channel *c, const struct nvs_slot *slot, uint3
 	atomic_flag_clear(&c->spinning);
 }
 
+/*
+ * The process ends, and with it the thread that brings memory in: the thread that waits
+ * for the memory does its work. The lock is held, and given up meanwhile. False: this is
+ * not what the thread waits for.
+ */
+static bool fill_at_exit(unsigned i, sigset_t *mask)
+{
+	const struct lease *l = &nvs_client_channels[i].lease;
+	bool filled;
+
+	if (!atomic_load(&nvs_exiting) || (l->gate != LEASE_OPEN && l->gate != LEASE_FREE))
+		return false;
+	unlock_masked(mask);
+	filled = nvs_swap_fill_at_exit(i);
+	lock_masked(mask);
+	return filled;
+}
+
 /* The lock is held; it is given up while waiting. word: of the page, as last looked at. */
 static void wait_piece(unsigned i, uint32_t word, bool *spun, sigset_t *mask)
 {
@@ -432,7 +450,8 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i, enum nvs_need need)
 		} else if (nvs_elapsed(now, c->request_ns) > NUDGE_NS) {
 			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_NUDGE });
 		}
-		wait_piece(i, word, &spun, &mask);
+		if (!fill_at_exit(i, &mask))
+			wait_piece(i, word, &spun, &mask);
 		now = nvs_now();
 	}
 	leave(t);
@@ -524,6 +543,7 @@ void nvs_thread_setup(const char *name)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 
+	nvs_driver_thread_of_shim();
 	prctl(PR_SET_NAME, name);
 	prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS);
 	if (nvs_driver.exchange_capture_mode && !atomic_load(&nvs_exiting))

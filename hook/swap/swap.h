@@ -112,6 +112,13 @@ bool nvs_swap_fix(CUdeviceptr p, struct nvs_swap_range *r);
  */
 bool nvs_swap_leave(unsigned channel);
 
+/*
+ * The process ends, and the mover has ended with it: brings in what can come in now, on
+ * the calling thread, and opens the gate once all is there. False: no memory has to
+ * come in. No lock is held.
+ */
+bool nvs_swap_fill_at_exit(unsigned channel);
+
 /* What a graph's node of any kind names of such memory likewise (memop.c). */
 void nvs_swap_fix_node(const struct cu_node_params *p);
 void nvs_ipc_fork_child(void);

@@ -184,12 +184,66 @@ static void who_jumped_out_waits_for_a_grant(void)
 	swapper_end();
 }
 
+/* ---- the process ends ---- */
+
+static struct buffer late; /* away when the process ends */
+
+static void end_with_memory_away(void (*handler)(void))
+{
+	CHECK(atexit(handler) == 0); /* before cuInit, so that it runs after the shim's part of exit() */
+	open_tenant();
+	late = filled(1);
+	take_memory_away();
+}
+
+static void use_late_memory(void)
+{
+	verify(&late);
+	for (unsigned i = 0; i < 3; i++) {
+		run_fill(&late, i, NULL);
+		work(50);
+		verify(&late);
+	}
+}
+
+static void use_it_when_it_comes(void)
+{
+	swapper_room(0);
+	swapper_withhold(false);
+	use_late_memory();
+}
+
+static void a_late_handler_gets_its_memory(void) { end_with_memory_away(use_it_when_it_comes); }
+
+/* The first grant is revoked when a part of the memory is there. */
+static void revoke_in_the_middle(void)
+{
+	EVENTUALLY(swapper_seen().filling && swapper_seen().resident >= LARGE / 4);
+	take_the_gpu();
+	swapper_room(0);
+	swapper_withhold(false);
+}
+
+static void use_it_after_a_revoke(void)
+{
+	pthread_t t = start(revoke_in_the_middle);
+
+	swapper_room(LARGE - 2 * MIB);
+	swapper_withhold(false);
+	use_late_memory();
+	pthread_join(t, NULL);
+}
+
+static void a_late_handler_waits_for_all_its_memory(void) { end_with_memory_away(use_it_after_a_revoke); }
+
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(an_allocation_outlives_the_scheduler),
 	CASE(a_handle_outlives_the_scheduler),
 	CASE(a_free_waits_for_work_that_went_ahead),
 	CASE(who_jumped_out_waits_for_a_grant),
+	CASE(a_late_handler_gets_its_memory),
+	CASE(a_late_handler_waits_for_all_its_memory),
 };
 
 int main(int argc, char **argv)
