@@ -9,7 +9,7 @@
 
 #include "client.h"
 #include "glibc.h"
-#include "swap.h"
+#include "ops.h"
 
 struct nvs_channel nvs_channels[NVS_MAX_CHANNELS];
 struct nvs_gate nvs_gate;
@@ -137,7 +137,7 @@ struct nvs_thread *nvs_gate_enter_memory(unsigned channel)
 		return NULL;
 	for (;;) {
 		atomic_store(&t->in_flight, 1u << channel);
-		if (nvs_gate_is_open(channel) || nvs_swap_may_pass(channel))
+		if (nvs_gate_is_open(channel) || nvs_memory_ops.all_there(channel))
 			break;
 		atomic_store(&t->in_flight, 0);
 		if (nvs_gate_wait(t, channel, NVS_NEED_MEMORY) || !atomic_load(&nvs_gate.active))
@@ -165,7 +165,7 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 	if (nvs_unlikely(atomic_load(&nvs_gate.captures))) {
 		t->key = NULL;
 		capturing = nvs_capturing(key);
-		if (capturing && !nvs_swap_is_on(s->channel))
+		if (capturing && !nvs_memory_ops.moves(s->channel))
 			return NULL;
 	} else {
 		remember(t, key, s, generation);

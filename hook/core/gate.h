@@ -15,7 +15,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "hook.h"
+#include "compiler.h"
+#include "driver.h"
 #include "stream.h"
 #include "wire.h"
 
@@ -39,6 +40,11 @@ struct nvs_gate {
 
 extern struct nvs_gate nvs_gate;
 
+static inline bool nvs_active(void)
+{
+	return atomic_load_explicit(&nvs_gate.active, memory_order_acquire);
+}
+
 /* One per thread that ever came to the gate; reused when the thread ends. */
 struct nvs_thread {
 	_Alignas(NVS_CACHE_LINE) atomic_uint in_flight; /* bit per channel */
@@ -58,6 +64,15 @@ struct nvs_thread {
 };
 
 extern __thread struct nvs_thread *nvs_self __attribute__((tls_model("initial-exec")));
+
+/* Channel of the current context. Without one the driver refuses anyway. */
+static inline int nvs_channel_here(const void *ctx)
+{
+	if (!ctx)
+		return -1;
+	return atomic_load_explicit(&nvs_gate.single, memory_order_relaxed)
+		? 0 : nvs_channel_of_current();
+}
 
 /* This thread's record; NULL if there is no memory for one. */
 struct nvs_thread *nvs_thread_register(void);

@@ -4,9 +4,9 @@
  * kept for a moment.
  */
 #include "channel.h"
+#include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
-#include "wrap.h"
 
 #define MS 1000000ull
 
