@@ -14,8 +14,7 @@
 #include "gate.h"
 #include "glibc.h"
 #include "log.h"
-#include "reserve.h"
-#include "swap_impl.h"
+#include "ops.h"
 #include "wire_io.h"
 
 #define ATTACH_WAIT_NS (5 * NVS_S)
@@ -133,7 +132,7 @@ void nvs_channel_step(unsigned i, struct lease_event ev)
 	if (c->lease.link != before && (before == LEASE_ATTACHED || before == LEASE_UNUSED))
 		c->unattached_ns = nvs_now();
 	if (!(out.actions & (LEASE_ACT_OPEN | LEASE_ACT_FREE)))
-		nvs_swap_lease(i, c->lease.gate, false);
+		nvs_memory_ops.lease_changed(i, c->lease.gate, false);
 	if (!out.actions)
 		return;
 	if (out.actions & LEASE_ACT_CLOSE) {
@@ -147,21 +146,21 @@ void nvs_channel_step(unsigned i, struct lease_event ev)
 		set_slot(i, &nvs_client.page->slot[i]);
 	if (out.actions & LEASE_ACT_OPEN) {
 		/* Else nvs_channel_filled() does. */
-		if (nvs_swap_lease(i, c->lease.gate, true))
+		if (nvs_memory_ops.lease_changed(i, c->lease.gate, true))
 			set_epoch(i, (uint32_t)out.epoch);
 		c->idle_ns = 0;
 	}
 	if (out.actions & LEASE_ACT_FREE) {
 		set_epoch(i, NVS_WORD_NONE);
 		set_slot(i, &free_slot);
-		if (nvs_swap_lease(i, c->lease.gate, true))
+		if (nvs_memory_ops.lease_changed(i, c->lease.gate, true))
 			set_epoch(i, free_slot.word);
 		nvs_debugf("GPU %u: running without a scheduler", i);
 	}
 	if (out.actions & LEASE_ACT_ATTACH)
 		send_attach(i, &out);
 	if (out.actions & LEASE_ACT_RELEASE) {
-		nvs_swap_tell_news(i);
+		nvs_memory_ops.before_release(i);
 		send_release(i, &out);
 	}
 	if (out.actions & LEASE_ACT_REQUEST)
@@ -177,12 +176,12 @@ void nvs_channel_filled(unsigned i)
 	struct channel *c = &nvs_client_channels[i];
 
 	if ((c->lease.gate != LEASE_OPEN && c->lease.gate != LEASE_FREE) ||
-	    !nvs_swap_lease(i, c->lease.gate, true))
+	    !nvs_memory_ops.lease_changed(i, c->lease.gate, true))
 		return;
 	set_epoch(i, c->lease.gate == LEASE_FREE ? free_slot.word : (uint32_t)c->lease.epoch);
 	c->idle_ns = 0;
 	if (c->lease.gate == LEASE_OPEN)
-		nvs_swap_tell_locked(i, NVS_MOVED_READY);
+		nvs_memory_ops.gate_opened(i);
 	nvs_channel_wake(i);
 }
 
@@ -305,7 +304,7 @@ static bool may_pass(unsigned i, uint64_t now)
 {
 	struct channel *c = &nvs_client_channels[i];
 
-	if (c->lease.gate != LEASE_DRAINING || !nvs_swap_may_pass(i))
+	if (c->lease.gate != LEASE_DRAINING || !nvs_memory_ops.all_there(i))
 		return false;
 	if (c->step_until_ns) { /* a step, and this thread makes it */
 		bool in_time = now < c->step_until_ns;
@@ -342,7 +341,7 @@ static bool may_go_ahead(unsigned i)
 	return l->link == LEASE_ATTACHED && l->gate == LEASE_CLOSED && l->requested &&
 	       __atomic_load_n(&atomic_load(&nvs_channels[i].slot)->flags, __ATOMIC_RELAXED) &
 		       NVS_GRANT_STANDING &&
-	       nvs_swap_may_pass(i);
+	       nvs_memory_ops.all_there(i);
 }
 
 /*
@@ -416,7 +415,7 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 		    !atomic_load(&nvs_gate.active))
 			break;
 		if (may_pass(i, now) || may_go_ahead(i) ||
-		    (t->memory_only && nvs_swap_may_pass(i))) {
+		    (t->memory_only && nvs_memory_ops.all_there(i))) {
 			/* Before the lock is given up: do_drain sees flag or count. */
 			atomic_store(&t->in_flight, 1u << i);
 			pass = true;
@@ -607,7 +606,7 @@ void nvs_channel_drain_all(void)
 
 		if (!atomic_exchange(&c->drain, false))
 			continue;
-		if ((used > 1 || nvs_reserve_limited(i)) && !c->drainer)
+		if ((used > 1 || nvs_memory_ops.answers_awaited(i)) && !c->drainer)
 			c->drainer = nvs_thread_start(drainer_main, (void *)(uintptr_t)i);
 		if (c->drainer) {
 			atomic_fetch_add(&c->drain_wanted, 1);

@@ -42,6 +42,9 @@ struct nvs_stream {
 	struct nvs_depth depth;
 };
 
+/* The calling thread's current context, NULL if it has none. */
+void *nvs_current_context(void);
+
 /* Channel of the calling thread's current context, -1 if it has none. */
 int nvs_channel_of_current(void);
 

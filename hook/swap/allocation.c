@@ -2,9 +2,9 @@
 /*
  * swap_alloc.c: allocations made of chunks, and their end.
  */
+#include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
-#include "wrap.h"
 
 /* In what a context owns otherwise: the owner is a pool. */
 #define POOLED 1ull

@@ -12,17 +12,15 @@
 #include "gate.h"
 #include "log.h"
 #include "stream.h"
+#include "swap.h"
 #include "swap_impl.h"
 #include "tables.h"
 #include "vmm.h"
-#include "wrap.h"
 
 #define TELL_BYTES (64ull << 20) /* moved between two MOVED on the way */
 #define RUN        32u           /* granules of a run, at most by a chunk more */
 #define IDLE_NS    (1 * NVS_S)
 #define RETRY_NS   (20 * NVS_MS) /* until what the driver refused is tried again */
-
-NVS_EXPORT int cuStreamCreate(void **stream, uint flags);
 
 /* Chunks side by side; all are CHUNK_BUSY, so that they stay what they are. */
 struct run {
@@ -87,7 +85,7 @@ static void leave(void)
 /* The stream and the events of the pass. The context is current. */
 static bool equip(struct nvs_swap *s)
 {
-	if (!s->stream && NVS_REAL(cuStreamCreate)(&s->stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
+	if (!s->stream && nvs_driver.stream_create(&s->stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
 		s->stream = NULL;
 	for (unsigned i = 0; i < FLIGHTS; i++)
 		if (!s->event[i] &&

@@ -3,9 +3,9 @@
  * swap_region.c: regions get their memory and give it up; what is freed at once and
  * kept for a moment.
  */
+#include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
-#include "wrap.h"
 
 #define MS 1000000ull
 
