@@ -37,7 +37,7 @@ func (d *Daemon) step(g *gpu, ev sched.Event) {
 // stepGangs steps the GPUs where a gang's turn goes on because of another GPU.
 func (d *Daemon) stepGangs() {
 	for {
-		uuid, ok := d.gangs.Pending()
+		uuid, ok := d.node.Pending()
 		if !ok {
 			break
 		}
@@ -50,7 +50,7 @@ func (d *Daemon) stepGangs() {
 		d.settleMemory(g)
 	}
 	if d.checkAlways {
-		if err := d.gangs.Check(); err != nil && d.invariantErr == nil {
+		if err := d.node.Check(); err != nil && d.invariantErr == nil {
 			d.invariantErr = err
 		}
 	}
