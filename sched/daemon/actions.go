@@ -38,7 +38,7 @@ func (d *Daemon) step(g *gpu, ev sched.Event) {
 // stepGangs steps the GPUs where a gang's turn goes on because of another GPU.
 func (d *Daemon) stepGangs() {
 	for {
-		uuid, ok := d.gangs.Pending()
+		uuid, ok := d.node.Pending()
 		if !ok {
 			break
 		}
@@ -51,7 +51,7 @@ func (d *Daemon) stepGangs() {
 		d.settleMemory(g)
 	}
 	if d.checkAlways {
-		if err := d.gangs.Check(); err != nil && d.invariantErr == nil {
+		if err := d.node.Check(); err != nil && d.invariantErr == nil {
 			d.invariantErr = err
 		}
 	}
@@ -191,6 +191,16 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 			d.reach(beforeAdopt)
 			att.client.page.Open(att.channel, uint64(a.Epoch), grantFlags(g.modeNow() == sched.Concurrent), uint64(g.quantum), uint64(now()))
 			d.reach(afterAdopt)
+		}
+	case sched.ModeChosen:
+		// A holder keeps its grant when turns end. Its page must say so, or the shim
+		// goes on bounding the work ahead of the GPU, for nobody.
+		if a.Mode == sched.Concurrent {
+			for _, cl := range d.clients {
+				if att := cl.attached[g]; att != nil && cl.page != nil {
+					cl.page.Share(att.channel)
+				}
+			}
 		}
 	case sched.Fence:
 		d.fence(g, a)

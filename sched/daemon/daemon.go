@@ -103,7 +103,7 @@ type Daemon struct {
 	counts   map[string]*account // by peer.Peer.Account
 	gpus     map[wire.UUID]*gpu
 	order    []*gpu                    // by index
-	gangs    *sched.Gangs              // of all GPUs
+	node     *sched.Node               // of all GPUs
 	names    map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
 	shares   shares                    // that were set, or asked for by pods
 	settings settings                  // time quanta and modes that were set
@@ -190,7 +190,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		conns:           map[*conn]struct{}{},
 		counts:          map[string]*account{},
 		gpus:            map[wire.UUID]*gpu{},
-		gangs:           sched.NewGangs(),
+		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},
 		tenantLog:       bucket{rate: tenantLogRate, burst: tenantLogBurst},
 	}

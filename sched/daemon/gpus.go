@@ -156,7 +156,7 @@ func (d *Daemon) addGPU(info GPU) error {
 		SwapShare: d.swapShareOf(info.UUID),
 		LastEpoch: last.Epoch,
 		GPU:       info.UUID,
-		Gangs:     d.gangs,
+		Node:      d.node,
 	})}
 	d.gpus[uuid] = g
 	g.ceiling = d.opts.GPUMemory
