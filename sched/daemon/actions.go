@@ -103,7 +103,7 @@ func (d *Daemon) decide(g *gpu, ev sched.Event) []sched.Action {
 func (d *Daemon) flush(g *gpu) {
 	for i := range g.outbox {
 		if !d.carryOut(g, &g.outbox[i]) {
-			g.retry = now().Add(persistRetry)
+			g.retry.Set(now().Add(persistRetry))
 			g.outbox = slices.Delete(g.outbox, 0, i)
 			return
 		}
@@ -263,6 +263,7 @@ func (d *Daemon) persist(g *gpu, a sched.Persist) bool {
 	switch {
 	case err != nil && d.persistErr == nil:
 		d.log.WithError(err).Error("no grants until the state file can be written")
+		d.watchRunDir()
 	case err == nil && d.persistErr != nil:
 		d.log.Info("the state file can be written again")
 	}

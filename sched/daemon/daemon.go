@@ -16,9 +16,11 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/rundir"
 	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -94,6 +96,11 @@ type Daemon struct {
 
 	// Below: the loop's own.
 
+	timers   timer.List
+	search   *timer.Timer // for GPUs
+	members  *timer.Timer // write the file of who has memory
+	watch    *timer.Timer // that the run directory is there
+	fatal    error        // ends the loop
 	state    *state.File
 	cautious bool // the state file was damaged: holders may be about
 	nextID   sched.ClientID
@@ -110,7 +117,6 @@ type Daemon struct {
 	broken   []*conn                   // to be treated as lost after the current event
 
 	discovering     bool
-	discoverDue     sched.Time // 0: not planned
 	discovered      sched.Time // when the latest search ended; 0: never
 	discoverErr     error
 	pending         []*pendingAttach
@@ -125,9 +131,8 @@ type Daemon struct {
 	unloggedTold    uint64
 	arena           arena
 	before          map[string][]memberState // of GPUs not found yet, by UUID; see swap_record.go
-	membersDue      sched.Time               // their file is to be written; 0: it is right
 	unlogged        uint64                   // lines that tenants caused and tenantLog held back
-	history         history
+	history         *history.Log
 	traffic         traffic
 	checkAlways     bool            // tests
 	failpoint       func(failpoint) // tests
@@ -194,8 +199,13 @@ func newDaemon(opts Options) (*Daemon, error) {
 		names:           map[string]*api.Container{},
 		tenantLog:       bucket{rate: tenantLogRate, burst: tenantLogBurst},
 	}
-	d.history = newHistory(d.started.UnixNano())
-	d.noteChange(nil, &event{kind: api.EventType_EVENT_TYPE_START, text: "version " + opts.Version})
+	d.search = d.timers.New(d.startDiscovery)
+	d.members = d.timers.New(d.recordMembers)
+	d.watch = d.timers.New(d.watchRunDir)
+	d.arena.retry = d.timers.New(d.prepareAll)
+	d.arena.stock.look = d.timers.New(d.lookAtStock)
+	d.history = history.New(d.started.UnixNano())
+	d.noteChange(nil, &history.Event{Kind: api.EventType_EVENT_TYPE_START, Text: "version " + opts.Version})
 	return d, nil
 }
 
@@ -218,8 +228,9 @@ func (d *Daemon) restoreFiles() error {
 
 func (d *Daemon) statePath() string { return filepath.Join(d.opts.RunDir, "state.json") }
 
-// Run serves until ctx is done, then closes the sockets and returns nil. Open
-// gates stay open. It may be called once.
+// Run serves until ctx is done, then closes the sockets and returns nil. It
+// returns an error when the run directory is lost. Open gates stay open. It may
+// be called once.
 func (d *Daemon) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -245,9 +256,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 			d.metrics.serve(ctx)
 		}()
 	}
-	d.startDiscovery(ctx)
+	d.startDiscovery()
+	d.watch.Set(now().Add(watchPause))
 	d.loop(ctx)
-	if d.membersDue != 0 {
+	if d.members.Planned() {
 		d.recordMembers()
 	}
 	close(d.ended) // before anything is closed that others wait for
@@ -277,30 +289,58 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.dir.Close()
 	d.arena.stock.close() // takes a while, and nobody waits for it
-	return nil
+	return d.fatal
 }
 
 // loop is the only goroutine that touches the tables and the cores.
 func (d *Daemon) loop(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
+	wake := time.NewTimer(0)
+	defer wake.Stop()
+	for d.fatal == nil {
 		select {
 		case <-ctx.Done():
 			return
 		case f := <-d.events:
 			f()
-		case <-timer.C:
-			d.tick(ctx)
+		case <-wake.C:
+			d.timers.Run(now())
 		}
 		d.dropBroken()
 		d.applyFences()
-		if at, ok := d.deadline(); ok {
-			timer.Reset(max(at.Sub(now()), 0))
+		d.planTurns()
+		if at, ok := d.timers.Next(); ok {
+			wake.Reset(max(at.Sub(now()), 0))
 		} else {
-			timer.Stop()
+			wake.Stop()
 		}
 	}
+}
+
+// planTurns sets the timers of all GPUs: what one GPU's core waits for can
+// change by a step of another GPU in the same gang.
+func (d *Daemon) planTurns() {
+	for _, g := range d.order {
+		if at, ok := g.core.Deadline(); ok {
+			g.turn.Set(at)
+		} else {
+			g.turn.Stop()
+		}
+		if g.swap != nil && g.swap.due != 0 {
+			g.victims.Set(g.swap.due)
+		} else {
+			g.victims.Stop()
+		}
+	}
+}
+
+// watchRunDir ends the scheduler when the run directory is lost: clients could
+// not connect, and no grant could be recorded. Whoever supervises the scheduler
+// starts one that makes the directory anew.
+func (d *Daemon) watchRunDir() {
+	if d.fatal = d.dir.Check(); d.fatal != nil {
+		d.log.WithError(d.fatal).Error("the run directory is lost")
+	}
+	d.watch.Set(now().Add(watchPause))
 }
 
 // do has the loop run f, after what came before; false: the daemon has ended.
@@ -345,66 +385,4 @@ func now() sched.Time {
 		panic("CLOCK_MONOTONIC: " + err.Error())
 	}
 	return sched.Time(ts.Nano())
-}
-
-// deadline is when tick must run next.
-func (d *Daemon) deadline() (at sched.Time, ok bool) {
-	earliest := func(t sched.Time) {
-		if !ok || t < at {
-			at, ok = t, true
-		}
-	}
-	for _, g := range d.order {
-		if t, has := g.core.Deadline(); has {
-			earliest(t)
-		}
-		if len(g.outbox) > 0 {
-			earliest(g.retry)
-		}
-		if g.swap != nil && g.swap.due != 0 {
-			earliest(g.swap.due)
-		}
-	}
-	if d.arena.retry != 0 {
-		earliest(d.arena.retry)
-	}
-	if d.arena.stock.due != 0 {
-		earliest(d.arena.stock.due)
-	}
-	if d.membersDue != 0 {
-		earliest(d.membersDue)
-	}
-	if d.discoverDue != 0 {
-		earliest(d.discoverDue)
-	}
-	return at, ok
-}
-
-func (d *Daemon) tick(ctx context.Context) {
-	t := now()
-	for _, g := range d.order {
-		if at, ok := g.core.Deadline(); ok && at <= t {
-			d.step(g, sched.Tick{})
-		}
-		if len(g.outbox) > 0 && g.retry <= t {
-			d.flush(g)
-		}
-		if g.swap != nil && g.swap.due != 0 && g.swap.due <= t {
-			d.lookAtVictims(g)
-		}
-	}
-	if d.arena.retry != 0 && d.arena.retry <= t {
-		d.arena.retry = 0
-		d.prepareAll()
-	}
-	if d.arena.stock.due != 0 && d.arena.stock.due <= t {
-		d.lookAtStock()
-	}
-	if d.membersDue != 0 && d.membersDue <= t {
-		d.recordMembers()
-	}
-	if d.discoverDue != 0 && d.discoverDue <= t {
-		d.discoverDue = 0
-		d.startDiscovery(ctx)
-	}
 }

@@ -52,6 +52,10 @@ const (
 	rescanPause     = 30 * time.Second
 	discoverTimeout = 30 * time.Second
 
+	// watchPause is the least time between two looks at whether the run directory
+	// is there.
+	watchPause = 2 * time.Second
+
 	// persistRetry is the pause after the state file could not be written.
 	// The grants that depend on it wait as long.
 	persistRetry = 100 * time.Millisecond

@@ -21,6 +21,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -373,7 +374,7 @@ func TestHistogram(t *testing.T) {
 // BenchmarkScrape is how long the loop is kept by one, with 256 clients of 64
 // containers on a GPU.
 func BenchmarkScrape(b *testing.B) {
-	d := &Daemon{history: newHistory(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}, discovered: 1}
+	d := &Daemon{history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}, discovered: 1}
 	g := &gpu{GPU: gpuA, core: sched.New(sched.Config{}), ledger: sched.NewLedger()}
 	d.order = append(d.order, g)
 	for i := range 256 {

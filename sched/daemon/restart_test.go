@@ -317,6 +317,42 @@ func TestUpgradeFromVersion1(t *testing.T) {
 	}
 }
 
+// A scheduler whose run directory is deleted ends with an error, so that whoever
+// supervises it starts one that clients can reach: at once when it has something
+// to record, else when it looks.
+func TestRunDirIsDeleted(t *testing.T) {
+	for name, act := range map[string]func(*peerConn){
+		"idle":         func(*peerConn) {},
+		"as it grants": func(c *peerConn) { c.request() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "run")
+			d, err := New(testOptions(dir))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			done := make(chan error, 1)
+			go func() { done <- d.Run(ctx) }()
+			c := newProc(t, dir, 0).connect().register(0).attach(0, gpuA, 0, 0)
+			if err := os.RemoveAll(dir); err != nil {
+				t.Fatal(err)
+			}
+			act(c)
+			select {
+			case err := <-done:
+				if err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "deleted") {
+					t.Errorf("ends with %v", err)
+				}
+			case <-time.After(patience):
+				cancel()
+				t.Fatalf("still runs; ended by us: %v", <-done)
+			}
+		})
+	}
+}
+
 func TestUnprivileged(t *testing.T) {
 	uid := uint32(0) // then we are not root, and that is the test
 	dir := filepath.Join(t.TempDir(), "run")

@@ -94,13 +94,13 @@ func (d *Daemon) awaitMembers(g *gpu) {
 
 // noteMembers plans to write the file.
 func (d *Daemon) noteMembers() {
-	if d.membersDue == 0 {
-		d.membersDue = now().Add(membersPause)
+	if !d.members.Planned() {
+		d.members.Set(now().Add(membersPause))
 	}
 }
 
 func (d *Daemon) recordMembers() {
-	d.membersDue = 0
+	d.members.Stop()
 	file := members{Version: membersVersion, BootID: d.bootID, GPUs: map[string][]memberState{}}
 	for _, g := range d.order {
 		if g.swap == nil {
