@@ -302,10 +302,7 @@ func (c *Core) forget(cl *client) {
 }
 
 func (c *Core) restore(ev Restore) {
-	until := ev.Until
-	if until == 0 {
-		until = c.now.Add(c.quantum + c.grace)
-	}
+	until := c.now.Add(c.quantum + c.grace)
 	c.epoch = max(c.epoch, ev.Epoch)
 	if ev.Client == 0 {
 		c.holdOff = max(c.holdOff, until)

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
 // describe answers the control call. c is ours to keep.
@@ -22,7 +23,7 @@ func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContain
 	if old != nil {
 		resp.Old = proto.Clone(old).(*api.Container)
 	}
-	account := containerAccount + c.Id
+	account := peer.ContainerAccount + c.Id
 	was := d.shares.Tenants[account]
 	d.setPodShare(c)
 	is := d.shares.Tenants[account]
@@ -70,7 +71,7 @@ func keepShare(c, old *api.Container, keep *api.Keep) {
 
 // setPodShare is what the plugin's description of a container changes.
 func (d *Daemon) setPodShare(c *api.Container) {
-	account := containerAccount + c.Id
+	account := peer.ContainerAccount + c.Id
 	old := d.shares.Tenants[account]
 	to := old
 	if to.Pod, to.Has = podShare(c), c.Gpus; to.Pod == (share{}) {
