@@ -360,6 +360,24 @@ static void spin_for_grant(struct channel *c, const struct nvs_slot *slot, uint3
 	atomic_flag_clear(&c->spinning);
 }
 
+/*
+ * The process ends, and with it the thread that brings memory in: the thread that waits
+ * for the memory does its work. The lock is held, and given up meanwhile. False: this is
+ * not what the thread waits for.
+ */
+static bool fill_at_exit(unsigned i, sigset_t *mask)
+{
+	const struct lease *l = &nvs_client_channels[i].lease;
+	bool filled;
+
+	if (!atomic_load(&nvs_exiting) || (l->gate != LEASE_OPEN && l->gate != LEASE_FREE))
+		return false;
+	unlock_masked(mask);
+	filled = nvs_memory_ops.fill_at_exit(i);
+	lock_masked(mask);
+	return filled;
+}
+
 /* The lock is held; it is given up while waiting. word: of the page, as last looked at. */
 static void wait_piece(unsigned i, uint32_t word, bool *spun, sigset_t *mask)
 {
@@ -392,7 +410,7 @@ static void wait_piece(unsigned i, uint32_t word, bool *spun, sigset_t *mask)
 	lock_masked(mask);
 }
 
-bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
+bool nvs_gate_wait(struct nvs_thread *t, unsigned i, enum nvs_need need)
 {
 	struct channel *c = &nvs_client_channels[i];
 	uint64_t start = nvs_now(), now = start, waited;
@@ -415,7 +433,7 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 		    !atomic_load(&nvs_gate.active))
 			break;
 		if (may_pass(i, now) || may_go_ahead(i) ||
-		    (t->memory_only && nvs_memory_ops.all_there(i))) {
+		    (need == NVS_NEED_MEMORY && nvs_memory_ops.all_there(i))) {
 			/* Before the lock is given up: do_drain sees flag or count. */
 			atomic_store(&t->in_flight, 1u << i);
 			pass = true;
@@ -431,7 +449,8 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 		} else if (nvs_elapsed(now, c->request_ns) > NUDGE_NS) {
 			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_NUDGE });
 		}
-		wait_piece(i, word, &spun, &mask);
+		if (!fill_at_exit(i, &mask))
+			wait_piece(i, word, &spun, &mask);
 		now = nvs_now();
 	}
 	leave(t);
@@ -444,6 +463,16 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 	unlock_masked(&mask);
 	errno = saved;
 	return pass;
+}
+
+void nvs_channel_give_up_if_lost(unsigned i)
+{
+	sigset_t mask;
+
+	lock_masked(&mask);
+	if (out_of_patience(i, nvs_now()))
+		nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
+	unlock_masked(&mask);
 }
 
 void nvs_client_use(unsigned i)
@@ -513,6 +542,7 @@ void nvs_thread_setup(const char *name)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 
+	nvs_driver_thread_of_shim();
 	prctl(PR_SET_NAME, name);
 	prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS);
 	if (nvs_driver.exchange_capture_mode && !atomic_load(&nvs_exiting))

@@ -54,7 +54,6 @@ struct nvs_thread {
 	struct nvs_stream *stream;
 	struct nvs_channel *channel;
 	_Atomic uint64_t *count;    /* in calls */
-	bool memory_only;           /* nvs_gate_enter_memory waits */
 	struct nvs_thread *next;    /* never changes once listed */
 	atomic_bool taken;
 	/* Under the client's lock: the channel it waits at plus one, and its last look. */
@@ -95,12 +94,19 @@ struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t 
  */
 struct nvs_thread *nvs_gate_enter_memory(unsigned channel);
 
+enum nvs_need {
+	NVS_NEED_GPU,    /* the call submits work */
+	NVS_NEED_MEMORY, /* the call only needs the memory that it names */
+};
+
 /*
  * Waits until the channel may be open. Never called with a flag up. Returns
  * true with the channel's flag up if this one call is to go on while the gate
- * is closed: the running drain waits for more than GPU work, see channel.c.
+ * is closed: the call needs only memory, and all memory is on the GPU; or the
+ * running drain waits for more than GPU work, see channel.c. A signal handler
+ * may jump out of the wait.
  */
-bool nvs_gate_wait(struct nvs_thread *t, unsigned channel);
+bool nvs_gate_wait(struct nvs_thread *t, unsigned channel, enum nvs_need need);
 
 /* Whether a call on this stream is recorded into a graph and not executed. */
 bool nvs_capturing(void *key);

@@ -58,6 +58,12 @@ struct nvs_memory_ops {
 	void (*context_made)(unsigned channel);
 	/* The limit refused so many bytes: whether memory was given up that was only cached. */
 	bool (*make_room)(unsigned channel, uint64_t bytes);
+	/*
+	 * The process ends, and no thread of the shim brings memory in any more: does it on
+	 * the calling thread, as far as there is room, and opens the gate once all is there.
+	 * False: no memory has to come in.
+	 */
+	bool (*fill_at_exit)(unsigned channel);
 };
 
 extern const struct nvs_memory_ops nvs_memory_ops;

@@ -153,6 +153,18 @@ int nvs_context_channel(void *ctx)
 	return channel;
 }
 
+bool nvs_context_is_drained(const void *ctx)
+{
+	struct nvs_context *c;
+	bool drained;
+
+	pthread_mutex_lock(&nvs_table_lock);
+	c = context_find((void *)(uintptr_t)ctx);
+	drained = c && !atomic_load(&c->dirty);
+	pthread_mutex_unlock(&nvs_table_lock);
+	return drained;
+}
+
 bool nvs_context_own(void *ctx)
 {
 	struct nvs_context *c;

@@ -58,4 +58,5 @@ const struct nvs_memory_ops nvs_memory_ops = {
 	.answers_awaited = nvs_reserve_limited,
 	.context_made = nvs_swap_context_made,
 	.make_room = nvs_swap_make_way,
+	.fill_at_exit = nvs_swap_fill_at_exit,
 };

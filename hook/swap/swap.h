@@ -112,6 +112,13 @@ bool nvs_swap_fix(CUdeviceptr p, struct nvs_swap_range *r);
  */
 bool nvs_swap_leave(unsigned channel);
 
+/*
+ * The process ends, and the mover has ended with it: brings in what can come in now, on
+ * the calling thread, and opens the gate once all is there. False: no memory has to
+ * come in. No lock is held.
+ */
+bool nvs_swap_fill_at_exit(unsigned channel);
+
 /* What stream memory operations name of such memory likewise (memop.c); in a node of any kind. */
 void nvs_swap_fix_word(CUdeviceptr p);
 void nvs_swap_fix_ops(const struct cu_mem_op *op, uint count);
