@@ -13,10 +13,12 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/rundir"
 	"github.com/nvshare/nvshare/sched/daemon/state"
@@ -69,7 +71,7 @@ type Options struct {
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
 	// whoever reaches it; "": nowhere. Sample may be nil.
 	MetricsAddr string
-	Sample      Sampler
+	Sample      metrics.Sampler
 }
 
 // Daemon is a scheduler with open sockets. Make one with New, then call Run.
@@ -88,7 +90,7 @@ type Daemon struct {
 	registerTimeout time.Duration
 
 	dir     *rundir.Dir
-	metrics *exporter // nil: none
+	metrics *metrics.Exporter // nil: none
 
 	events chan func()    // run by the loop
 	ended  chan struct{}  // closed when the loop has ended
@@ -127,13 +129,12 @@ type Daemon struct {
 	settingsErr     error // settings were lost
 	nextCheck       sched.Time
 	nextLedgerCheck sched.Time
-	tenantLog       bucket
+	tenantLog       *rate.Limiter
 	unloggedTold    uint64
 	arena           arena
 	before          map[string][]memberState // of GPUs not found yet, by UUID; see swap_record.go
-	unlogged        uint64                   // lines that tenants caused and tenantLog held back
 	history         *history.Log
-	traffic         traffic
+	traffic         metrics.Traffic
 	checkAlways     bool            // tests
 	failpoint       func(failpoint) // tests
 	fencesChanged   bool
@@ -197,7 +198,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},
-		tenantLog:       bucket{rate: tenantLogRate, burst: tenantLogBurst},
+		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}
 	d.search = d.timers.New(d.startDiscovery)
 	d.members = d.timers.New(d.recordMembers)
@@ -253,7 +254,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		d.wg.Add(1)
 		go func() {
 			defer d.wg.Done()
-			d.metrics.serve(ctx)
+			d.metrics.Serve(ctx)
 		}()
 	}
 	d.startDiscovery()

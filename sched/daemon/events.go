@@ -28,15 +28,15 @@ func (d *Daemon) observe(g *gpu, a sched.Action) {
 	t := time.Now()
 	switch a := a.(type) {
 	case sched.Grant:
-		g.stats.granted(t, &a)
+		g.turns.Granted(t, &a)
 		d.turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_GRANT, Epoch: a.Epoch,
 			Waited: a.Waited, Concurrent: a.Concurrent, Latency: a.Latency})
 	case sched.Revoke:
-		g.stats.revoked(a.Why)
+		g.turns.Revoked(a.Why)
 		d.turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_REVOKE, Epoch: a.Epoch,
 			Reason: uint8(a.Why), N: uint32(a.Waiters)})
 	case sched.Released:
-		g.stats.released(t, &a)
+		g.turns.Released(t, &a)
 		kind := api.EventType_EVENT_TYPE_RELEASE
 		if a.Reason == sched.EndDeath {
 			kind = api.EventType_EVENT_TYPE_RECLAIM
@@ -46,7 +46,7 @@ func (d *Daemon) observe(g *gpu, a sched.Action) {
 	case sched.Adopt:
 		d.turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_ADOPT, Epoch: a.Epoch})
 	case sched.Pause:
-		g.stats.pauses++
+		g.turns.Paused()
 	case sched.Fence:
 		e := d.eventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_FENCE, Epoch: a.Epoch, Text: string(d.fenceAction(g, a))})
 		d.history.AddChange(e)

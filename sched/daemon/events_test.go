@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -216,13 +217,13 @@ func TestEventsFitIntoAMessage(t *testing.T) {
 func TestTenantLinesAreLimited(t *testing.T) {
 	var log strings.Builder
 	s := start(t, t.TempDir(), logTo(&log))
-	c := &conn{peer: &peer.Peer{Process: peer.Process{PID: 1}, Command: "noisy"}}
+	noisy := subject{Peer: &peer.Peer{Process: peer.Process{PID: 1}, Command: "noisy"}}
 	if err := s.ask(context.Background(), func() {
 		for range 1000 {
-			s.tell(c, 3, "it talks") // warning
+			s.tell(noisy, 3, "it talks") // warning
 		}
-		s.tenantLog.tokens = tenantLogBurst
-		s.tell(c, 3, "again")
+		s.tenantLog = rate.NewLimiter(tenantLogRate, tenantLogBurst) // as after a pause
+		s.tell(noisy, 3, "again")
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -230,8 +231,8 @@ func TestTenantLinesAreLimited(t *testing.T) {
 	if n := strings.Count(log.String(), "it talks"); n < tenantLogBurst || n > 2*tenantLogBurst {
 		t.Errorf("%d lines", n)
 	}
-	if !strings.Contains(log.String(), "more lines than these") || s.unlogged < 1000-2*tenantLogBurst {
-		t.Errorf("%d lines were left out, and nobody is told:\n%s", s.unlogged, log.String())
+	if !strings.Contains(log.String(), "more lines than these") || s.traffic.UnloggedLines < 1000-2*tenantLogBurst {
+		t.Errorf("%d lines were left out, and nobody is told:\n%s", s.traffic.UnloggedLines, log.String())
 	}
 }
 

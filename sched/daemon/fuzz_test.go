@@ -93,6 +93,7 @@ func (d fuzzDaemon) forget(t *testing.T) {
 	d.settings, d.shares = settings{}, shares{}
 	d.gpus, d.order = map[wire.UUID]*gpu{}, nil
 	d.names = map[string]*api.Container{}
+	d.node = sched.NewNode()
 }
 
 // restart has it read its files, and find two GPUs.

@@ -14,6 +14,7 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
@@ -31,7 +32,7 @@ type gpu struct {
 	mode     sched.Mode
 	fenced   map[sched.ClientID]bool // those for whom FenceDemote is in force
 	demoted  bool                    // and the core knows
-	stats    turnStats
+	turns    metrics.Turns
 	ceiling  uint64 // as Options.GPUMemory
 	swap     *swap  // nil: nothing is swapped
 	node     int    // whose memory is near, if something is swapped, or noNode

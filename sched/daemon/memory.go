@@ -113,7 +113,7 @@ func (d *Daemon) reserve(c *conn, att *attachment, f *wire.Frame) {
 func (d *Daemon) tellCeiling(g *gpu, cl *client, least, used uint64) {
 	text := fmt.Sprintf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", g.ceiling>>20, used>>20)
 	d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: least, Text: text})
-	d.tell(&conn{peer: cl.Peer, client: cl}, logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, least>>20, text))
+	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, least>>20, text))
 }
 
 // tellReserved tells the core how much of the GPU's memory is reserved, when

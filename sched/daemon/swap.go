@@ -262,7 +262,7 @@ func (d *Daemon) placeable(g *gpu, cl *client, want wire.Reserve, force bool) (t
 	g.swap.refused++
 	text := err.Error()
 	d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: want.Total, Text: text})
-	d.tell(&conn{peer: cl.Peer, client: cl}, logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, want.Total>>20, text))
+	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, want.Total>>20, text))
 	if !cl.canMove {
 		return 0, wire.ErrMemory // all that it knows
 	}
@@ -577,7 +577,7 @@ func (d *Daemon) lookAtVictims(g *gpu) {
 			m.stalled = true
 			text := fmt.Sprintf("it does not move %d MiB off the GPU, for which others wait", (o.Resident-min(o.Room, o.Resident))>>20)
 			d.turn(time.Now(), g, id, &history.Event{Kind: api.EventType_EVENT_TYPE_STALL, Text: text})
-			d.tell(&conn{peer: m.client.Peer, client: m.client}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
+			d.tell(m.client.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
 		}
 	}
 	d.answerThose(g)

@@ -92,7 +92,7 @@ func (d *Daemon) strand(g *gpu, id sched.ClientID, m *clientMemory) {
 	m.stranded = now().Add(strandedRetry)
 	text := strandedText(lacks)
 	d.turn(time.Now(), g, id, &history.Event{Kind: api.EventType_EVENT_TYPE_STALL, Text: text})
-	d.tell(&conn{peer: m.client.Peer, client: m.client}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
+	d.tell(m.client.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
 	d.step(g, sched.SetStranded{Client: id, On: true})
 	d.planLook(g)
 }
