@@ -22,8 +22,8 @@ const (
 	podmanTmp = "/run/podman-node/tmp"
 )
 
-// rootfsOf is a podman container's root file system. Images are of no use, because
-// podman load writes to /var/lib/containers, whatever --root says.
+// rootfsOf is a podman container's root file system. It replaces an image, because podman
+// load writes to /var/lib/containers, whatever --root says.
 func (n *Node) rootfsOf(name string) string { return filepath.Join(n.private, "podman-"+name) }
 
 // HavePodman reports whether the machine has podman.
