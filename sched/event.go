@@ -215,7 +215,7 @@ type SetShare struct {
 // SetTuning changes the accounting, from now on.
 type SetTuning struct{ Tuning Tuning }
 
-// GangMoved says that Gangs.Pending named this GPU.
+// GangMoved carries out a StepGPU.
 type GangMoved struct{}
 
 // SetMemory says how much of the GPU's memory is reserved, bytes. Mode Auto
