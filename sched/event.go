@@ -215,7 +215,7 @@ type SetShare struct {
 // SetTuning changes the accounting, from now on.
 type SetTuning struct{ Tuning Tuning }
 
-// GangMoved says that Gangs.Pending named this GPU.
+// GangMoved carries out a StepGPU.
 type GangMoved struct{}
 
 // Utilization says how often the GPU had work of a client, of so many times that the
