@@ -193,6 +193,8 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	case GangMoved:
 	case SetTuning:
 		c.setTuning(ev.Tuning)
+	case Utilization:
+		c.utilization(ev)
 	case SetMemory:
 		c.auto.reserved, c.auto.total, c.auto.swap = ev.Reserved, ev.Total, ev.Swap
 	case SetAway:
@@ -331,7 +333,8 @@ func (c *Core) setMode(m Mode) {
 		return
 	}
 	c.mode = m
-	c.auto.since, c.auto.until, c.auto.short = c.now, 0, 0
+	c.auto.until = 0
+	c.auto.startWindow(c.now)
 	if m != Auto && !(m == Concurrent && c.auto.overfull()) {
 		c.setEffective(m, reasonSet)
 	}
