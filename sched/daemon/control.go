@@ -112,14 +112,10 @@ func (s controlService) ForgetContainer(ctx context.Context, req *api.ForgetCont
 }
 
 func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
-	quantum := time.Duration(req.QuantumNs)
-	if quantum != 0 && (quantum < sched.MinQuantum || quantum > sched.MaxQuantum) {
-		return nil, status.Errorf(codes.InvalidArgument, "set the time quantum to %v: it must be from %v to %v", quantum, sched.MinQuantum, sched.MaxQuantum)
+	change := setting{Quantum: time.Duration(req.QuantumNs), SwapShare: int(req.SwapShare)}
+	if err := change.check(); err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "set: %v", err)
 	}
-	if req.SwapShare > MaxSwapShare {
-		return nil, status.Errorf(codes.InvalidArgument, "set the swap share to %d %%: it must be from 1 to %d", req.SwapShare, MaxSwapShare)
-	}
-	change := setting{Quantum: quantum, SwapShare: int(req.SwapShare)}
 	if req.Mode != api.Mode_MODE_UNSPECIFIED {
 		mode, ok := schedModes[req.Mode]
 		if !ok {

@@ -324,7 +324,7 @@ func TestSetShare(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	notFound := &fake{err: status.Error(codes.NotFound, `GPU "9": no such UUID or index`)}
-	outOfRange := &fake{err: status.Error(codes.InvalidArgument, "set the time quantum to 1ns: it must be from 1ms to 24h0m0s")}
+	outOfRange := &fake{err: status.Error(codes.InvalidArgument, "set: time quantum 1ns is below 1ms: give a time from 1ms to 24h0m0s")}
 	broken := &fake{err: errors.New("it broke")}
 	for _, tc := range []struct {
 		args string
