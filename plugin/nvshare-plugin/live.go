@@ -69,7 +69,7 @@ func (l *live) told(c plugin.Container, r *api.DescribeContainerResponse, err er
 		s := now.GetShare()
 		l.p.Kept(c, now.MemoryLimitBytes, plugin.Share{
 			CoreLimit: s.GetCoreLimit(), CoreRequest: s.GetCoreRequest(), Weight: s.GetWeight(),
-			Priority: s.GetPriority(), Gang: s.GetGang(),
+			Priority: s.GetPriority(), Gang: s.GetGang(), MemoryMode: s.GetMemoryMode(),
 		})
 	}
 	l.w.Told(c, r, err)

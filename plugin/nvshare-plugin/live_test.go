@@ -20,9 +20,12 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/client-go/rest"
 
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
+	"github.com/nvshare/nvshare/plugin/kube"
 	core "github.com/nvshare/nvshare/sched"
 	sched "github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon"
@@ -472,3 +475,49 @@ func TestKubeFlags(t *testing.T) {
 		}
 	}
 }
+
+// A plugin that was restarted knows a container's shares from the scheduler's
+// answer alone. Where the pod's annotations are nonsense, the container goes on
+// with all of them.
+func TestAnswerOfTheSchedulerIsKept(t *testing.T) {
+	names := plugin.NewNames(quiet())
+	p := plugin.New(quiet(), names)
+	p.Follow()
+	pod := &api.PodSandbox{Id: "p", Uid: "uid", Namespace: "ml", Name: "train"}
+	ctr := &api.Container{Id: "1", PodSandboxId: "p", Name: "main", Env: []string{cdi.PreloadEnv + "=" + cdi.ShimPath}}
+	if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{pod}, []*api.Container{ctr}); err != nil {
+		t.Fatal(err)
+	}
+	described := make(chan plugin.Container, 10)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go names.Run(ctx, func(context.Context) (plugin.Describer, error) { return recorder(described), nil })
+	w, err := kube.New(&rest.Config{Host: "http://127.0.0.1:1"}, "node", p, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := &sched.Share{CoreLimit: 60, CoreRequest: 30, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY, Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT}
+	(&live{w, p}).told(<-described, &sched.DescribeContainerResponse{New: &sched.Container{Id: "1", MemoryLimitBytes: gib, Share: known}}, nil)
+
+	nonsense := map[string]string{}
+	for _, key := range []string{plugin.MemoryLimitAnnotation, plugin.CoreLimitAnnotation, plugin.CoreRequestAnnotation, plugin.WeightAnnotation,
+		plugin.PriorityAnnotation, plugin.GangAnnotation, plugin.MemoryModeAnnotation} {
+		nonsense[key] = "?"
+	}
+	refused := p.SetPod(plugin.Pod{UID: "uid", Namespace: "ml", Name: "train", Annotations: nonsense})
+	if len(refused) != 1 {
+		t.Fatalf("refused: %v", refused)
+	}
+	s := refused[0].Container.Share
+	if got := (&sched.Share{CoreLimit: s.CoreLimit, CoreRequest: s.CoreRequest, Weight: s.Weight, Priority: s.Priority, Gang: s.Gang, MemoryMode: s.MemoryMode}); !proto.Equal(got, known) || refused[0].Container.MemoryLimit != gib {
+		t.Errorf("it goes on with %v, want %v", got, known)
+	}
+}
+
+// recorder is a scheduler that says what it is told.
+type recorder chan plugin.Container
+
+func (r recorder) Describe(_ context.Context, c plugin.Container) error { r <- c; return nil }
+func (recorder) Forget(context.Context, string) error                   { return nil }
+func (recorder) Known(context.Context) (plugin.Known, error)            { return plugin.Known{}, nil }
+func (recorder) Close() error                                           { return nil }
