@@ -376,7 +376,7 @@ func TestErrors(t *testing.T) {
 		{"cdi", nil, exitUsage, "generate, list, validate or remove"},
 		{"cdi generate --kind x", nil, exitUsage, "--kind"},
 		{"-T 1 --gpu 9", notFound, exitFailed, `GPU "9"`},
-		{"-T 1ns", outOfRange, exitUsage, "must be from 1ms"},
+		{"-T 1ns", outOfRange, exitUsage, "time quantum 1ns is below 1ms"},
 		{"status", broken, exitFailed, "it broke"},
 		{"status --gpu 9", &fake{status: sample()}, exitFailed, "no such index or UUID"},
 	} {
