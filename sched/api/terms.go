@@ -2,10 +2,7 @@
 
 package api
 
-import (
-	"errors"
-	"fmt"
-)
+import "fmt"
 
 // Terms are what a tenant may have of each GPU and what it is promised, all its
 // processes together: the fields of a Share, and the memory limit. A field that
@@ -243,16 +240,15 @@ func (t Terms) Or(other Terms) Terms {
 	return t
 }
 
-// Validate returns an error that names the fields whose values nobody can have, or
-// nil. Fields are looked at one by one; see Consistent.
+// Validate returns an error that names a field whose value nobody can have, or nil.
+// It looks at each field alone; see Consistent.
 func (t Terms) Validate() error {
-	var errs []error
 	for _, f := range Fields {
 		if err := f.access.check(&t); err != nil {
-			errs = append(errs, fmt.Errorf("%s %w", f.Name, err))
+			return fmt.Errorf("%s %w", f.Name, err)
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // Consistent returns an error if the terms contradict each other.

@@ -5,6 +5,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -87,7 +88,7 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 	if n := len(c.Gpus); n > maxGPUs {
 		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: %d GPUs, %d are possible", c.Id, n, maxGPUs)
 	}
-	if err := c.Share.Validate(); err != nil {
+	if err := errors.Join(c.Terms().Validate(), c.Terms().Consistent()); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: %v", c.Id, err)
 	}
 	var resp *api.DescribeContainerResponse
@@ -258,7 +259,7 @@ func (d *Daemon) status() *api.StatusResponse {
 
 func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 	u := &api.TenantUse{
-		Share:   d.shares.Tenants[t.Tenant].on(g.UUID).api(),
+		Share:   d.shares.Tenants[t.Tenant].on(g.UUID).Share(),
 		Clients: uint32(t.Clients), PromisedPermille: uint32(t.Promised), GotPermille: uint32(t.Got),
 		MovedNs: int64(t.Moved),
 		UsedNs:  int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
