@@ -301,7 +301,7 @@ func TestSetShare(t *testing.T) {
 			&api.SetShareRequest{Container: "ml/train/main", Gpu: "0", CoreLimit: proto.Uint32(25), CoreRequest: proto.Uint32(10), Weight: proto.Uint32(200),
 				Priority: &latency, Gang: proto.String("ring"), MemoryBytes: proto.Uint64(4 << 30)},
 			&api.SetShareResponse{Container: &api.Container{Id: strings.Repeat("b", 64)}, Changes: []*api.ShareChange{gpu0}},
-			"GPU 0, container bbbbbbbbbbbb: core limit 50% → 25%, core request none → 10%, weight 100 → 200, priority latency → batch, gang ml/ring → of itself, memory limit 8Gi → 4Gi\n"},
+			"GPU 0, container bbbbbbbbbbbb: memory limit 8Gi → 4Gi, core limit 50% → 25%, core request none → 10%, weight 100 → 200, priority latency → batch, gang ml/ring → of itself\n"},
 		{"set --user 1000 --core-limit 25 --gang true",
 			&api.SetShareRequest{Uid: proto.Uint32(1000), CoreLimit: proto.Uint32(25), Gang: proto.String("true")},
 			&api.SetShareResponse{Uid: 1000, Changes: []*api.ShareChange{later, gpu0}},
