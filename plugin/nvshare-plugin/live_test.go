@@ -20,7 +20,6 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/proto"
 	"k8s.io/client-go/rest"
 
 	"github.com/nvshare/nvshare/cdi"
@@ -279,8 +278,8 @@ func (n *liveNode) start(f func(context.Context)) (stop func()) {
 // startPlugin runs one, to which the runtime says what it knows.
 func (n *liveNode) startPlugin() (stop func()) {
 	n.t.Helper()
-	names := plugin.NewNames(quiet())
-	p := plugin.New(quiet(), names)
+	containers := plugin.NewContainers(quiet())
+	p := plugin.New(quiet(), containers)
 	ctx, cancel := context.WithCancel(context.Background())
 	f := liveFlags{when: "on", kubeconfig: filepath.Join(n.dir, "kubeconfig"), node: kubeapi.Node}
 	pods, err := f.watch(ctx, p, quiet())
@@ -293,7 +292,7 @@ func (n *liveNode) startPlugin() (stop func()) {
 		n.t.Fatal(err)
 	}
 	end := n.start(func(context.Context) {
-		names.Run(ctx, func(ctx context.Context) (plugin.Describer, error) {
+		containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
 			return dialScheduler(ctx, n.dir, quiet(), pods.told)
 		})
 	})
@@ -438,7 +437,7 @@ func TestUnmanagedIsTold(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	f := liveFlags{when: "on", kubeconfig: file, node: kubeapi.Node}
-	pods, err := f.watch(ctx, plugin.New(quiet(), plugin.NewNames(quiet())), quiet())
+	pods, err := f.watch(ctx, plugin.New(quiet(), plugin.NewContainers(quiet())), quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -467,7 +466,7 @@ func TestKubeFlags(t *testing.T) {
 		{liveFlags{when: "on"}, "--kube on: not in a Kubernetes pod"}, {liveFlags{when: "on", kubeconfig: missing}, missing},
 		{liveFlags{when: "yes"}, "--kube yes: give auto, on or off"},
 	} {
-		pods, err := c.flags.watch(context.Background(), plugin.New(quiet(), plugin.NewNames(quiet())), quiet())
+		pods, err := c.flags.watch(context.Background(), plugin.New(quiet(), plugin.NewContainers(quiet())), quiet())
 		pods.told(plugin.Container{}, nil, nil)
 		pods.unmanaged(plugin.Unmanaged{})
 		if pods != nil || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
@@ -476,13 +475,13 @@ func TestKubeFlags(t *testing.T) {
 	}
 }
 
-// A plugin that was restarted knows a container's shares from the scheduler's
-// answer alone. Where the pod's annotations are nonsense, the container goes on
-// with all of them.
+// A plugin that was restarted knows a container's terms from the scheduler's answer
+// alone. Where the pod's annotations are nonsense, the container goes on with all
+// of them.
 func TestAnswerOfTheSchedulerIsKept(t *testing.T) {
-	names := plugin.NewNames(quiet())
-	p := plugin.New(quiet(), names)
-	p.Follow()
+	containers := plugin.NewContainers(quiet())
+	p := plugin.New(quiet(), containers)
+	p.ExpectPods()
 	pod := &api.PodSandbox{Id: "p", Uid: "uid", Namespace: "ml", Name: "train"}
 	ctr := &api.Container{Id: "1", PodSandboxId: "p", Name: "main", Env: []string{cdi.PreloadEnv + "=" + cdi.ShimPath}}
 	if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{pod}, []*api.Container{ctr}); err != nil {
@@ -491,33 +490,34 @@ func TestAnswerOfTheSchedulerIsKept(t *testing.T) {
 	described := make(chan plugin.Container, 10)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	go names.Run(ctx, func(context.Context) (plugin.Describer, error) { return recorder(described), nil })
+	go containers.Run(ctx, func(context.Context) (plugin.Scheduler, error) { return recorder(described), nil })
 	w, err := kube.New(&rest.Config{Host: "http://127.0.0.1:1"}, "node", p, quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := &sched.Share{CoreLimit: 60, CoreRequest: 30, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY, Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT}
-	(&live{w, p}).told(<-described, &sched.DescribeContainerResponse{New: &sched.Container{Id: "1", MemoryLimitBytes: gib, Share: known}}, nil)
+	known := sched.Terms{MemoryLimit: gib, CoreLimit: 60, CoreRequest: 30, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY,
+		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT}
+	answer := &sched.Container{Id: "1"}
+	answer.SetTerms(known)
+	(&live{w, p}).told(<-described, &sched.DescribeContainerResponse{New: answer}, nil)
 
 	nonsense := map[string]string{}
-	for _, key := range []string{plugin.MemoryLimitAnnotation, plugin.CoreLimitAnnotation, plugin.CoreRequestAnnotation, plugin.WeightAnnotation,
-		plugin.PriorityAnnotation, plugin.GangAnnotation, plugin.MemoryModeAnnotation} {
-		nonsense[key] = "?"
+	for _, f := range sched.Fields {
+		if !f.Said(known) {
+			t.Fatalf("%s is not said", f.Name)
+		}
+		nonsense[f.Annotation()] = "?"
 	}
 	refused := p.SetPod(plugin.Pod{UID: "uid", Namespace: "ml", Name: "train", Annotations: nonsense})
-	if len(refused) != 1 {
-		t.Fatalf("refused: %v", refused)
-	}
-	s := refused[0].Container.Share
-	if got := (&sched.Share{CoreLimit: s.CoreLimit, CoreRequest: s.CoreRequest, Weight: s.Weight, Priority: s.Priority, Gang: s.Gang, MemoryMode: s.MemoryMode}); !proto.Equal(got, known) || refused[0].Container.MemoryLimit != gib {
-		t.Errorf("it goes on with %v, want %v", got, known)
+	if len(refused) != 1 || refused[0].Container.Terms != known {
+		t.Errorf("refused: %+v, want all of %+v to stay", refused, known)
 	}
 }
 
-// recorder is a scheduler that says what it is told.
+// recorder is a scheduler that hands on what it is told.
 type recorder chan plugin.Container
 
 func (r recorder) Describe(_ context.Context, c plugin.Container) error { r <- c; return nil }
 func (recorder) Forget(context.Context, string) error                   { return nil }
-func (recorder) Known(context.Context) (plugin.Known, error)            { return plugin.Known{}, nil }
+func (recorder) State(context.Context) (plugin.State, error)            { return plugin.State{}, nil }
 func (recorder) Close() error                                           { return nil }
