@@ -108,7 +108,7 @@ func tell(t testing.TB, containers *Containers, dial func(context.Context) (Sche
 	}()
 	return func() {
 		cancel()
-		await(t, done, "the end of Names.Run")
+		await(t, done, "the end of Containers.Run")
 	}
 }
 
