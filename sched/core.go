@@ -28,8 +28,8 @@ type Config struct {
 	Tuning    Tuning
 	SwapShare int    // percent of the time that moving memory may take: turns are as long as that needs; 0: as Quantum says
 	LastEpoch Epoch  // the last epoch persisted; the next grant's is higher
-	GPU       string // its name in Gangs.Pending
-	Gangs     *Gangs // of the node; nil: of this GPU alone
+	GPU       string // its name in Node.Pending
+	Node      *Node  // nil: of this GPU alone
 }
 
 // Core schedules one GPU. Make one with New.
@@ -56,8 +56,9 @@ type Core struct {
 	metered   []*tenant // see meter
 
 	gpu   string
-	gangs *Gangs
-	moves []*client // those that move
+	clock *clock   // of the node
+	gangs *gangs   // of the node
+	moves []*grant // under which memory is moved
 
 	// What moving costs, and who may be worth waiting for; see moving.go and pause.go.
 	owedUntil   Time          // nobody is to move before, if others can work
@@ -115,11 +116,13 @@ func New(cfg Config) *Core {
 		clients:   make(map[ClientID]*client),
 		tenants:   make(map[string]*tenant),
 		gpu:       cfg.GPU,
-		gangs:     cfg.Gangs,
 	}
-	if c.gangs == nil {
-		c.gangs = NewGangs()
+	node := cfg.Node
+	if node == nil {
+		node = NewNode()
 	}
+	c.clock, c.gangs = &node.clock, &node.gangs
+	node.clock.gpus = append(node.clock.gpus, c)
 	c.effective, c.auto.reason = cfg.Mode, reasonSet
 	if cfg.Mode == Auto {
 		c.effective, c.auto.reason = Exclusive, reasonTurns
@@ -150,17 +153,15 @@ func clamp(d, lo, hi time.Duration) time.Duration { return min(max(d, lo), hi) }
 // slice is reused by the next Step. A time before that of the latest Step
 // counts as that one.
 func (c *Core) Step(now Time, ev Event) []Action {
+	now = c.clock.advance(now)
 	if !c.started {
 		c.started = true
-		c.now = now
 		c.claimsUntil = now.Add(c.quantum + c.grace)
 		if _, restores := ev.(Restore); restores || c.restarted {
 			c.gangs.gather = max(c.gangs.gather, now.Add(gatherTime))
 		}
 	}
-	c.standStill(now)
-	c.now = max(c.now, now)
-	c.gangs.now = max(c.gangs.now, c.now)
+	c.now = now
 	c.acts = c.acts[:0]
 
 	switch ev := ev.(type) {
@@ -228,6 +229,12 @@ func (c *Core) Step(now Time, ev Event) []Action {
 // Deadline returns when Step must be called next, with a Tick if nothing else
 // happens until then; false if never.
 func (c *Core) Deadline() (Time, bool) {
+	t, ok := c.deadline()
+	return c.clock.toCaller(t), ok
+}
+
+// deadline is Deadline by the node's clock.
+func (c *Core) deadline() (Time, bool) {
 	t, ok := c.due()
 	if look := c.now.Add(fencedLook); c.fenced > 0 && (!ok || look < t) {
 		return look, true
@@ -245,7 +252,7 @@ func (c *Core) due() (Time, bool) {
 		}
 	}
 	if cl := c.closing.head; cl != nil {
-		earliest(cl.base.Add(c.grace))
+		earliest(cl.grant.graceFrom.Add(c.grace))
 	}
 	if at, over := c.turnOver(); over {
 		earliest(at)
@@ -335,8 +342,8 @@ func (c *Core) setEffective(m Mode, reason string) {
 	if m == Concurrent {
 		c.effective = m
 		for cl := c.open.head; cl != nil; cl = cl.next {
-			if cl.paused {
-				c.resume(cl)
+			if cl.grant.state == paused {
+				c.resume(cl.grant)
 			}
 		}
 		c.kept = nil
@@ -345,11 +352,11 @@ func (c *Core) setEffective(m Mode, reason string) {
 		}
 	} else {
 		for cl := c.closing.head; cl != nil; cl = cl.next {
-			cl.revoked = true
+			c.askBack(cl.grant)
 		}
 		for _, l := range []*list{&c.open, &c.latency} {
 			for l.head != nil {
-				c.revoke(l.head, ModeChange)
+				c.revoke(l.head.grant, ModeChange)
 			}
 		}
 		// What they had at the same time is nothing that one has before the other.

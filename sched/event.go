@@ -267,16 +267,15 @@ type SetMode struct{ M Mode }
 
 // Restore brings back what was persisted before a restart of the caller: a
 // client that held Epoch and whose process lives. Nothing is granted until it
-// attaches again, is Gone, or Until has come (0: quantum plus grace from now).
+// attaches again, is Gone, or a quantum and a grace period have passed.
 // Gang is its share's, and Tenant as in Attach, which matters if it has one: a gang
 // whose members held goes on when they are back.
 // Client 0 stands for holders that were not recorded (Persist.Unrecorded);
-// then nothing is granted exclusively until Until. There may be several; they
+// then nothing is granted exclusively for that long. There may be several; they
 // come before all other events.
 type Restore struct {
 	Client ClientID
 	Epoch  Epoch
-	Until  Time
 	Tenant string
 	Gang   string
 }
@@ -353,9 +352,6 @@ func (e Ready) String() string        { return fmt.Sprintf("ready %d epoch=%d", 
 func (e SetSwapShare) String() string { return fmt.Sprintf("set swapshare=%d", e.Percent) }
 func (e Restore) String() string {
 	s := fmt.Sprintf("restore %d epoch=%d", e.Client, e.Epoch)
-	if e.Until != 0 {
-		s += fmt.Sprintf(" until=%v", time.Duration(e.Until))
-	}
 	if e.Tenant != "" {
 		s += " tenant=" + e.Tenant
 	}

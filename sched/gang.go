@@ -60,24 +60,18 @@ import (
 // back in turns, each would get a GPU before it is known that it needs the other's,
 // and drain for a rank that waits there.
 
-// Gangs are the gangs of a node. The cores of its GPUs share one, and are used by
-// one goroutine at a time. After each Step, and before any other event, the
-// caller steps the GPUs that Pending names.
-type Gangs struct {
+// gangs are those of a node.
+type gangs struct {
+	clock   *clock
 	byName  map[string]*gang
-	now     Time    // of the latest Step of any
 	gather  Time    // none is called before
 	tickets uint64  // the latest
 	moved   []*Core // to be stepped with GangMoved
 	changes int     // ever, of phases and of what is kept
 }
 
-// NewGangs returns the gangs of a node where nobody is yet.
-func NewGangs() *Gangs { return &Gangs{byName: map[string]*gang{}} }
-
-// Pending returns Config.GPU of a core that is to be stepped with GangMoved now,
-// each once; false if there is none.
-func (gs *Gangs) Pending() (gpu string, ok bool) {
+// pending is Node.Pending.
+func (gs *gangs) pending() (gpu string, ok bool) {
 	if len(gs.moved) == 0 {
 		return "", false
 	}
@@ -119,7 +113,7 @@ const (
 )
 
 type gang struct {
-	gangs  *Gangs
+	gangs  *gangs
 	name   string
 	seats  []*tenant // on each GPU with clients of it
 	phase  phase
@@ -131,7 +125,7 @@ type gang struct {
 }
 
 // join makes a tenant, which has its first client, one of the gang's.
-func (gs *Gangs) join(t *tenant) {
+func (gs *gangs) join(t *tenant) {
 	g := gs.byName[t.name]
 	if g == nil {
 		g = &gang{gangs: gs, name: t.name}
@@ -142,7 +136,7 @@ func (gs *Gangs) join(t *tenant) {
 }
 
 // leave is for a tenant without clients.
-func (gs *Gangs) leave(t *tenant) {
+func (gs *gangs) leave(t *tenant) {
 	g := t.gang
 	g.seats = slices.Delete(g.seats, slices.Index(g.seats, t), slices.Index(g.seats, t)+1)
 	t.gang, t.hold, t.due = nil, nothing, false
@@ -164,7 +158,7 @@ func (g *gang) advance(cur *Core) {
 				to = stopping
 			case !asks:
 				to = resting
-			case g.isDue() && g.gangs.now >= g.gangs.gather:
+			case g.isDue() && g.gangs.clock.now >= g.gangs.gather:
 				to = called
 			default:
 				to = wanted
@@ -240,7 +234,7 @@ func (t *tenant) isCalled() bool {
 
 // manned says whether anybody would be granted.
 func (t *tenant) manned() bool {
-	return slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.connected && !cl.fenced })
+	return slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.connected && (cl.grant == nil || cl.grant.state != fenced) })
 }
 
 func (g *gang) any(is func(*tenant) bool) bool {
@@ -262,12 +256,12 @@ func (g *gang) nextStep() (Time, bool) {
 	at, drains := g.releasedAt.Add(stepPause), false
 	for _, t := range g.seats {
 		for _, cl := range t.crew {
-			if t.counts() && cl.in == &t.core.closing {
-				at, drains = max(at, g.stoppedAt.Add(stepAfter), cl.revokedAt.Add(stepAfter)), true
+			if t.counts() && cl.grant.closes() {
+				at, drains = max(at, g.stoppedAt.Add(stepAfter), cl.grant.revokedAt.Add(stepAfter)), true
 			}
 		}
 	}
-	return at, drains && g.any(func(t *tenant) bool { return t.stepsAt(max(at, g.gangs.now)) })
+	return at, drains && g.any(func(t *tenant) bool { return t.stepsAt(max(at, g.gangs.clock.now)) })
 }
 
 // stepsAt says whether members here could make a call at that time.
@@ -275,9 +269,8 @@ func (t *tenant) stepsAt(at Time) bool {
 	return t.hold == leaving && t.asks() && at < t.gang.stoppedAt.Add(t.core.grace) && t.core.alone(t)
 }
 
-// Check returns an error that names the first broken invariant, which is a bug
-// in this package, or nil. Nothing is Pending.
-func (gs *Gangs) Check() error {
+// check is Node.Check.
+func (gs *gangs) check() error {
 	if len(gs.moved) > 0 {
 		return fmt.Errorf("gangs: GPU %s is to be stepped", gs.moved[0].gpu)
 	}

@@ -15,7 +15,7 @@ import (
 
 // node is cores that share gangs, and what their clients have.
 type node struct {
-	gangs *Gangs
+	node  *Node
 	cores []*Core
 	now   Time
 	log   func(format string, args ...any)
@@ -43,10 +43,10 @@ func newNode(gpus int, cfg Config) *node {
 
 // start makes the cores, of which the first know nothing of before.
 func (n *node) start() {
-	n.gangs, n.cores = NewGangs(), nil
+	n.node, n.cores = NewNode(), nil
 	for i, p := range n.persisted {
 		cfg := n.cfg
-		cfg.Gangs, cfg.GPU, cfg.LastEpoch = n.gangs, strconv.Itoa(i), p.Epoch
+		cfg.Node, cfg.GPU, cfg.LastEpoch = n.node, strconv.Itoa(i), p.Epoch
 		n.cores = append(n.cores, New(cfg))
 	}
 }
@@ -73,14 +73,14 @@ func (n *node) step(gpu int, ev Event) {
 	n.said = nil
 	n.one(gpu, ev)
 	for {
-		name, ok := n.gangs.Pending()
+		name, ok := n.node.Pending()
 		if !ok {
 			break
 		}
 		i, _ := strconv.Atoi(name)
 		n.one(i, GangMoved{})
 	}
-	if err := n.gangs.Check(); err != nil {
+	if err := n.node.Check(); err != nil {
 		n.fail("%v", err)
 	}
 }
@@ -122,7 +122,7 @@ func (n *node) one(gpu int, ev Event) {
 		case StepOne:
 			grant(a.Client, a.Epoch, true)
 		case Adopt:
-			n.beside[gpu][a.Client] = n.beside[gpu][a.Client] || c.clients[a.Client].latency
+			n.beside[gpu][a.Client] = n.beside[gpu][a.Client] || c.clients[a.Client].grant.kind == latencyGrant
 		case Fence:
 			delete(has, a.Client)
 		}
@@ -138,24 +138,24 @@ func (n *node) one(gpu int, ev Event) {
 func (n *node) bury() {
 	for i, c := range n.cores {
 		for _, cl := range c.inOrder() {
-			if cl.fenced && cl.tenant.limited() {
+			if g := cl.grant; g != nil && g.state == fenced && cl.tenant.limited() {
 				n.step(i, Gone{cl.id})
 			}
 		}
 	}
 }
 
-// deadline returns the GPU whose Tick is next, of those where something is due.
+// deadline returns the GPU whose Tick is next; false if nothing is due anywhere.
 func (n *node) deadline() (gpu int, at Time, ok bool) {
+	due, any := false, false
 	for i, c := range n.cores {
-		if _, has := c.due(); !has {
-			continue
-		}
-		if t, _ := c.Deadline(); !ok || t < at {
-			gpu, at, ok = i, t, true
+		_, has := c.due()
+		due = due || has
+		if t, has := c.Deadline(); has && (!any || t < at) {
+			gpu, at, any = i, t, true
 		}
 	}
-	return
+	return gpu, at, due
 }
 
 // TestAnyGangHistory drives three GPUs with arbitrary events, and checks safety
@@ -465,6 +465,24 @@ func TestGangScripts(t *testing.T) {
 	2ms 0 release 1 epoch=5 revoked
 	2ms 1 release 2 epoch=7 revoked
 	2ms 1 release 3 epoch=6 revoked
+	`},
+		"two GPUs: the machine is suspended while a gang stops": {2, `
+	0ms 0 attach 1 want gang=a
+		0: grant 1 epoch=1 quantum=100ms
+	0ms 1 attach 2 want gang=a
+		1: grant 2 epoch=1 quantum=100ms
+	1ms 1 attach 3 want
+	101ms 1 tick
+		1: revoke 2 epoch=1 grace=1s waiters=1 why=quantum
+		0: revoke 1 epoch=1 grace=1s waiters=0 why=gang
+	102ms 0 release 1 epoch=1 revoked
+	102ms 0 request 1
+	1h 1 tick
+	1h10ms 1 tick
+		0: step 1 epoch=2 grace=989ms
+	1h12ms 0 release 1 epoch=2 revoked
+	1h12ms 1 release 2 epoch=1 revoked
+		1: grant 3 epoch=2 quantum=100ms
 	`},
 		"one GPU: who leaves its gang while it is lost drains": {1, `
 	0ms 0 attach 1 want gang=a

@@ -203,7 +203,6 @@ func parseEvent(words []string) (Event, error) {
 		id, rest = ClientID(n), words[2:]
 	}
 	var epoch Epoch
-	var until Time
 	var want, away bool
 	var reason Reason
 	tenant, share, rest, err := parseShare(rest)
@@ -219,12 +218,6 @@ func parseEvent(words []string) (Event, error) {
 				return nil, err
 			}
 			epoch = Epoch(n)
-		case "until":
-			d, err := time.ParseDuration(value)
-			if err != nil {
-				return nil, err
-			}
-			until = Time(d)
 		case "want":
 			want = true
 		case "away":
@@ -259,7 +252,7 @@ func parseEvent(words []string) (Event, error) {
 	case "gone":
 		return Gone{id}, nil
 	case "restore":
-		return Restore{id, epoch, until, tenant, share.Gang}, nil
+		return Restore{id, epoch, tenant, share.Gang}, nil
 	case "tick":
 		return Tick{}, nil
 	}

@@ -75,8 +75,8 @@ type ClientSnapshot struct {
 	State        State
 	Connected    bool
 	Epoch        Epoch         // of its grant, also when fenced; 0: none
-	Since        Time          // of that grant
-	WaitingSince Time          // while waiting
+	Since        Time          // of that grant; later by the time in which nobody was there, see clock
+	WaitingSince Time          // while waiting; the same
 	Grants       uint64        // given to it
 	Held         time.Duration // under grants, drain included, up to now
 	LongestWait  time.Duration // for a grant, up to now
@@ -86,7 +86,7 @@ type ClientSnapshot struct {
 // Snapshot describes the core as of now, which is at least the time of the
 // latest Step. Clients are in the order of their IDs.
 func (c *Core) Snapshot(now Time) Snapshot {
-	now = max(now, c.now)
+	now = max(c.clock.fromCaller(now), c.now)
 	s := Snapshot{
 		Quantum:    c.quantum,
 		Grace:      c.grace,
@@ -104,18 +104,17 @@ func (c *Core) Snapshot(now Time) Snapshot {
 			ID:          cl.id,
 			State:       c.state(cl),
 			Connected:   cl.connected,
-			Epoch:       cl.epoch,
 			Grants:      cl.grants,
 			Held:        cl.held,
 			LongestWait: cl.longestWait,
-			Moving:      cl.moving,
 		}
-		if cl.epoch != 0 {
-			cs.Since = cl.since
-			cs.Held += now.Sub(cl.since)
+		if g := cl.grant; g != nil {
+			cs.Epoch, cs.Moving = g.epoch, g.move.on
+			cs.Since = c.clock.toCaller(g.since)
+			cs.Held += now.Sub(g.since)
 		}
 		if cs.State == StateWaiting {
-			cs.WaitingSince = cl.waitingSince
+			cs.WaitingSince = c.clock.toCaller(cl.waitingSince)
 			cs.LongestWait = max(cs.LongestWait, now.Sub(cl.waitingSince))
 		}
 		s.Clients = append(s.Clients, cs)
@@ -187,15 +186,15 @@ func (c *Core) queueIDs() []ClientID {
 }
 
 func (c *Core) state(cl *client) State {
-	switch {
-	case cl.fenced:
-		return StateFenced
-	case cl.in == &c.open, cl.in == &c.latency:
+	switch g := cl.grant; {
+	case g.holds():
 		return StateHolding
-	case cl.in == &c.closing && cl.connected:
+	case g.closes() && cl.connected:
 		return StateDraining
-	case cl.in == &c.closing:
+	case g.closes():
 		return StateLost
+	case g != nil:
+		return StateFenced
 	case cl.in == &cl.tenant.queue, cl.later:
 		return StateWaiting
 	}

@@ -14,8 +14,7 @@
 #include "gate.h"
 #include "glibc.h"
 #include "log.h"
-#include "reserve.h"
-#include "swap_impl.h"
+#include "ops.h"
 #include "wire_io.h"
 
 #define ATTACH_WAIT_NS (5 * NVS_S)
@@ -133,7 +132,7 @@ void nvs_channel_step(unsigned i, struct lease_event ev)
 	if (c->lease.link != before && (before == LEASE_ATTACHED || before == LEASE_UNUSED))
 		c->unattached_ns = nvs_now();
 	if (!(out.actions & (LEASE_ACT_OPEN | LEASE_ACT_FREE)))
-		nvs_swap_lease(i, c->lease.gate, false);
+		nvs_memory_ops.lease_changed(i, c->lease.gate, false);
 	if (!out.actions)
 		return;
 	if (out.actions & LEASE_ACT_CLOSE) {
@@ -147,21 +146,21 @@ void nvs_channel_step(unsigned i, struct lease_event ev)
 		set_slot(i, &nvs_client.page->slot[i]);
 	if (out.actions & LEASE_ACT_OPEN) {
 		/* Else nvs_channel_filled() does. */
-		if (nvs_swap_lease(i, c->lease.gate, true))
+		if (nvs_memory_ops.lease_changed(i, c->lease.gate, true))
 			set_epoch(i, (uint32_t)out.epoch);
 		c->idle_ns = 0;
 	}
 	if (out.actions & LEASE_ACT_FREE) {
 		set_epoch(i, NVS_WORD_NONE);
 		set_slot(i, &free_slot);
-		if (nvs_swap_lease(i, c->lease.gate, true))
+		if (nvs_memory_ops.lease_changed(i, c->lease.gate, true))
 			set_epoch(i, free_slot.word);
 		nvs_debugf("GPU %u: running without a scheduler", i);
 	}
 	if (out.actions & LEASE_ACT_ATTACH)
 		send_attach(i, &out);
 	if (out.actions & LEASE_ACT_RELEASE) {
-		nvs_swap_tell_news(i);
+		nvs_memory_ops.before_release(i);
 		send_release(i, &out);
 	}
 	if (out.actions & LEASE_ACT_REQUEST)
@@ -177,12 +176,12 @@ void nvs_channel_filled(unsigned i)
 	struct channel *c = &nvs_client_channels[i];
 
 	if ((c->lease.gate != LEASE_OPEN && c->lease.gate != LEASE_FREE) ||
-	    !nvs_swap_lease(i, c->lease.gate, true))
+	    !nvs_memory_ops.lease_changed(i, c->lease.gate, true))
 		return;
 	set_epoch(i, c->lease.gate == LEASE_FREE ? free_slot.word : (uint32_t)c->lease.epoch);
 	c->idle_ns = 0;
 	if (c->lease.gate == LEASE_OPEN)
-		nvs_swap_tell_locked(i, NVS_MOVED_READY);
+		nvs_memory_ops.gate_opened(i);
 	nvs_channel_wake(i);
 }
 
@@ -305,7 +304,7 @@ static bool may_pass(unsigned i, uint64_t now)
 {
 	struct channel *c = &nvs_client_channels[i];
 
-	if (c->lease.gate != LEASE_DRAINING || !nvs_swap_may_pass(i))
+	if (c->lease.gate != LEASE_DRAINING || !nvs_memory_ops.all_there(i))
 		return false;
 	if (c->step_until_ns) { /* a step, and this thread makes it */
 		bool in_time = now < c->step_until_ns;
@@ -342,7 +341,7 @@ static bool may_go_ahead(unsigned i)
 	return l->link == LEASE_ATTACHED && l->gate == LEASE_CLOSED && l->requested &&
 	       __atomic_load_n(&atomic_load(&nvs_channels[i].slot)->flags, __ATOMIC_RELAXED) &
 		       NVS_GRANT_STANDING &&
-	       nvs_swap_may_pass(i);
+	       nvs_memory_ops.all_there(i);
 }
 
 /*
@@ -359,6 +358,24 @@ static void spin_for_grant(struct channel *c, const struct nvs_slot *slot, uint3
 		for (int i = 0; i < 16; i++)
 			nvs_cpu_relax();
 	atomic_flag_clear(&c->spinning);
+}
+
+/*
+ * The process ends, and with it the thread that brings memory in: the thread that waits
+ * for the memory does its work. The lock is held, and given up meanwhile. False: this is
+ * not what the thread waits for.
+ */
+static bool fill_at_exit(unsigned i, sigset_t *mask)
+{
+	const struct lease *l = &nvs_client_channels[i].lease;
+	bool filled;
+
+	if (!atomic_load(&nvs_exiting) || (l->gate != LEASE_OPEN && l->gate != LEASE_FREE))
+		return false;
+	unlock_masked(mask);
+	filled = nvs_memory_ops.fill_at_exit(i);
+	lock_masked(mask);
+	return filled;
 }
 
 /* The lock is held; it is given up while waiting. word: of the page, as last looked at. */
@@ -393,7 +410,7 @@ static void wait_piece(unsigned i, uint32_t word, bool *spun, sigset_t *mask)
 	lock_masked(mask);
 }
 
-bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
+bool nvs_gate_wait(struct nvs_thread *t, unsigned i, enum nvs_need need)
 {
 	struct channel *c = &nvs_client_channels[i];
 	uint64_t start = nvs_now(), now = start, waited;
@@ -416,7 +433,7 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 		    !atomic_load(&nvs_gate.active))
 			break;
 		if (may_pass(i, now) || may_go_ahead(i) ||
-		    (t->memory_only && nvs_swap_may_pass(i))) {
+		    (need == NVS_NEED_MEMORY && nvs_memory_ops.all_there(i))) {
 			/* Before the lock is given up: do_drain sees flag or count. */
 			atomic_store(&t->in_flight, 1u << i);
 			pass = true;
@@ -432,7 +449,8 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 		} else if (nvs_elapsed(now, c->request_ns) > NUDGE_NS) {
 			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_NUDGE });
 		}
-		wait_piece(i, word, &spun, &mask);
+		if (!fill_at_exit(i, &mask))
+			wait_piece(i, word, &spun, &mask);
 		now = nvs_now();
 	}
 	leave(t);
@@ -445,6 +463,16 @@ bool nvs_gate_wait(struct nvs_thread *t, unsigned i)
 	unlock_masked(&mask);
 	errno = saved;
 	return pass;
+}
+
+void nvs_channel_give_up_if_lost(unsigned i)
+{
+	sigset_t mask;
+
+	lock_masked(&mask);
+	if (out_of_patience(i, nvs_now()))
+		nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
+	unlock_masked(&mask);
 }
 
 void nvs_client_use(unsigned i)
@@ -514,6 +542,7 @@ void nvs_thread_setup(const char *name)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 
+	nvs_driver_thread_of_shim();
 	prctl(PR_SET_NAME, name);
 	prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS);
 	if (nvs_driver.exchange_capture_mode && !atomic_load(&nvs_exiting))
@@ -607,7 +636,7 @@ void nvs_channel_drain_all(void)
 
 		if (!atomic_exchange(&c->drain, false))
 			continue;
-		if ((used > 1 || nvs_reserve_limited(i)) && !c->drainer)
+		if ((used > 1 || nvs_memory_ops.answers_awaited(i)) && !c->drainer)
 			c->drainer = nvs_thread_start(drainer_main, (void *)(uintptr_t)i);
 		if (c->drainer) {
 			atomic_fetch_add(&c->drain_wanted, 1);

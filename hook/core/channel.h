@@ -120,6 +120,12 @@ void nvs_channel_filled(unsigned channel);
  */
 bool nvs_channel_room(unsigned channel, uint64_t *room);
 
+/*
+ * A wait for memory looks here now and then: a channel whose scheduler is gone for too
+ * long runs without one from then on, as NVSHARE_SCHEDULER_LOSS says. Not locked.
+ */
+void nvs_channel_give_up_if_lost(unsigned channel);
+
 /* Does the drains that the leases asked for. Client thread, not locked. */
 void nvs_channel_drain_all(void);
 

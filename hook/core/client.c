@@ -5,7 +5,6 @@
 #include "client.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +15,7 @@
 #include "gate.h"
 #include "glibc.h"
 #include "log.h"
-#include "memory.h"
-#include "reserve.h"
-#include "swap.h"
+#include "ops.h"
 #include "wire_io.h"
 
 #define HELLO_WAIT_NS (10 * NVS_S)  /* for the answer to REGISTER */
@@ -99,7 +96,7 @@ static void disconnect(const char *why)
 	if (nvs_client.link == LINK_UP) {
 		step_all(LEASE_EV_DOWN);
 		set_link(LINK_LOST);
-		nvs_reserve_lost();
+		nvs_memory_ops.lost();
 	} else {
 		nvs_client.backoff_ns = next_backoff();
 		if (nvs_client.link == LINK_STARTING)
@@ -124,7 +121,7 @@ static void try_connect(void)
 		return;
 	}
 	f.code = (nvs_client.registered ? NVS_REGISTER_RECONNECT : 0) |
-		 (nvs_swap_capable() ? NVS_REGISTER_SWAP : 0);
+		 (nvs_memory_ops.capable() ? NVS_REGISTER_SWAP : 0);
 	f.u.reg.min_version = NVS_WIRE_VERSION;
 	f.u.reg.channels = (uint16_t)nvs_client_count;
 	f.u.reg.shim_version = NVS_SHIM_VERSION;
@@ -214,22 +211,16 @@ static bool handle(const struct nvs_frame *f, int fd)
 	case NVS_REFUSED:
 		return f->type == NVS_NOTICE;
 	case NVS_RESERVED:
-		nvs_reserve_answered(i, f);
-		return true;
 	case NVS_ROOM:
-		nvs_swap_room_changed(i);
-		return true;
 	case NVS_ARENA:
-		nvs_swap_arena(i, &f->u.arena, fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3));
+		nvs_memory_ops.receive(i, f, fd);
 		return true;
 	default:
 		return false;
 	}
 	nvs_channel_step(i, ev);
-	if (f->type == NVS_ATTACHED) {
-		nvs_swap_attached(i);
-		nvs_reserve_attached(i);
-	}
+	if (f->type == NVS_ATTACHED)
+		nvs_memory_ops.attached(i);
 	return true;
 }
 
@@ -263,7 +254,7 @@ static void send_stats(uint64_t now)
 		if (c->lease.link != LEASE_ATTACHED || nvs_elapsed(now, c->sent_ns) < STATS_NS)
 			continue;
 		c->stats.calls = nvs_gate_calls(i);
-		nvs_memory_read(i, &c->stats.mem_bytes, &c->stats.mem_peak);
+		nvs_memory_ops.usage(i, &c->stats.mem_bytes, &c->stats.mem_peak);
 		if (memcmp(&c->stats, &c->sent, sizeof(c->sent)) == 0)
 			continue;
 		f.u.stats = c->stats;
@@ -351,10 +342,9 @@ static void *client_main(void *arg)
 		    nvs_elapsed(now, nvs_client.since_ns) > LOSS_WAIT_NS)
 			set_link(LINK_ABSENT);
 		send_stats(now);
-		nvs_swap_tick(now);
 		nvs_channels_forget_waiters(now);
 		wait = early_release(now);
-		trim = nvs_reserve_tick();
+		trim = nvs_memory_ops.tick(now);
 		wait = trim < wait ? trim : wait;
 		if (nvs_client.fd < 0 && nvs_client.retry_ns < now + wait)
 			wait = nvs_client.retry_ns > now ? nvs_client.retry_ns - now : 0;
@@ -398,7 +388,7 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 	nvs_client.interposed = interposed;
 	nvs_client.bypassed = bypassed;
 	pthread_mutex_unlock(&nvs_client_lock);
-	nvs_swap_init(count);
+	nvs_memory_ops.start(count);
 	nvs_gate_init();
 	atomic_store(&nvs_gate.single, count == 1);
 	if (nvs_thread_start(client_main, NULL))
@@ -417,7 +407,7 @@ static bool give_back(void)
 	bool any = false;
 
 	for (unsigned i = 0; i < nvs_client_count; i++)
-		if (nvs_client_channels[i].lease.gate == LEASE_OPEN && nvs_swap_leave(i)) {
+		if (nvs_client_channels[i].lease.gate == LEASE_OPEN && nvs_memory_ops.leave(i)) {
 			nvs_channel_give_back(i);
 			any = true;
 		}

@@ -12,11 +12,17 @@
 
 static atomic_bool stopped;
 static atomic_int in_driver;
+static __thread bool of_shim __attribute__((tls_model("initial-exec")));
+
+void nvs_driver_thread_of_shim(void)
+{
+	of_shim = true;
+}
 
 bool nvs_driver_enter(void)
 {
 	atomic_fetch_add(&in_driver, 1);
-	if (!atomic_load(&stopped))
+	if (!of_shim || !atomic_load(&stopped))
 		return true;
 	atomic_fetch_sub(&in_driver, 1);
 	return false;
@@ -117,6 +123,19 @@ static bool streams_done(unsigned channel)
 	return done;
 }
 
+/* Whether anything was submitted on the channel since the last drain. */
+static bool has_work(unsigned channel)
+{
+	bool work = atomic_load(&nvs_overflow[channel].dirty);
+
+	pthread_mutex_lock(&nvs_table_lock);
+	for (unsigned i = 0; !work && i < nvs_contexts_used; i++)
+		work = nvs_contexts[i].ctx && nvs_contexts[i].channel == channel &&
+		       atomic_load(&nvs_contexts[i].dirty);
+	pthread_mutex_unlock(&nvs_table_lock);
+	return work;
+}
+
 enum nvs_drained nvs_drain(unsigned channel, uint64_t closed_ns, uint64_t patience_ns)
 {
 	static const struct timespec nap = { 0, 200000 };
@@ -128,7 +147,7 @@ enum nvs_drained nvs_drain(unsigned channel, uint64_t closed_ns, uint64_t patien
 		bool done = false;
 
 		if (!nvs_driver_enter())
-			return NVS_DRAIN_STOPPED;
+			return has_work(channel) ? NVS_DRAIN_STOPPED : NVS_DRAINED;
 		pthread_mutex_lock(&nvs_drain_lock[channel]);
 		done = synchronise_contexts(channel) || streams_done(channel);
 		pthread_mutex_unlock(&nvs_drain_lock[channel]);

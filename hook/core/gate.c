@@ -9,7 +9,7 @@
 
 #include "client.h"
 #include "glibc.h"
-#include "swap.h"
+#include "ops.h"
 
 struct nvs_channel nvs_channels[NVS_MAX_CHANNELS];
 struct nvs_gate nvs_gate;
@@ -135,16 +135,14 @@ struct nvs_thread *nvs_gate_enter_memory(unsigned channel)
 
 	if (!t || atomic_load(&t->in_flight) || !atomic_load(&nvs_gate.active))
 		return NULL;
-	t->memory_only = true;
 	for (;;) {
 		atomic_store(&t->in_flight, 1u << channel);
-		if (nvs_gate_is_open(channel) || nvs_swap_may_pass(channel))
+		if (nvs_gate_is_open(channel) || nvs_memory_ops.all_there(channel))
 			break;
 		atomic_store(&t->in_flight, 0);
-		if (nvs_gate_wait(t, channel) || !atomic_load(&nvs_gate.active))
+		if (nvs_gate_wait(t, channel, NVS_NEED_MEMORY) || !atomic_load(&nvs_gate.active))
 			break;
 	}
-	t->memory_only = false;
 	return t;
 }
 
@@ -167,7 +165,7 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 	if (nvs_unlikely(atomic_load(&nvs_gate.captures))) {
 		t->key = NULL;
 		capturing = nvs_capturing(key);
-		if (capturing && !nvs_swap_is_on(s->channel))
+		if (capturing && !nvs_memory_ops.moves(s->channel))
 			return NULL;
 	} else {
 		remember(t, key, s, generation);
@@ -175,11 +173,10 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 	channel = s->channel;
 	if (capturing)
 		return nvs_gate_enter_memory(channel);
-	if (__atomic_load_n(&atomic_load_explicit(&nvs_channels[channel].slot, memory_order_acquire)
-				     ->present, __ATOMIC_RELAXED))
+	if (nvs_throttled(atomic_load_explicit(&nvs_channels[channel].slot, memory_order_acquire)))
 		nvs_depth_step(s, key);
 	while (nvs_unlikely(!gate_try(t, channel))) {
-		if (nvs_gate_wait(t, channel))
+		if (nvs_gate_wait(t, channel, NVS_NEED_GPU))
 			break;
 		if (!atomic_load(&nvs_gate.active))
 			return NULL; /* the process ends */
@@ -230,7 +227,7 @@ struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t 
 		if (closed == NVS_MAX_CHANNELS)
 			break;
 		atomic_store(&t->in_flight, 0);
-		passed = nvs_gate_wait(t, closed) ? 1u << closed : 0;
+		passed = nvs_gate_wait(t, closed, NVS_NEED_GPU) ? 1u << closed : 0;
 		if (!passed && !atomic_load(&nvs_gate.active))
 			return NULL;
 	}

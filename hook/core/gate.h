@@ -15,7 +15,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "hook.h"
+#include "compiler.h"
+#include "driver.h"
 #include "stream.h"
 #include "wire.h"
 
@@ -39,6 +40,11 @@ struct nvs_gate {
 
 extern struct nvs_gate nvs_gate;
 
+static inline bool nvs_active(void)
+{
+	return atomic_load_explicit(&nvs_gate.active, memory_order_acquire);
+}
+
 /* One per thread that ever came to the gate; reused when the thread ends. */
 struct nvs_thread {
 	_Alignas(NVS_CACHE_LINE) atomic_uint in_flight; /* bit per channel */
@@ -48,7 +54,6 @@ struct nvs_thread {
 	struct nvs_stream *stream;
 	struct nvs_channel *channel;
 	_Atomic uint64_t *count;    /* in calls */
-	bool memory_only;           /* nvs_gate_enter_memory waits */
 	struct nvs_thread *next;    /* never changes once listed */
 	atomic_bool taken;
 	/* Under the client's lock: the channel it waits at plus one, and its last look. */
@@ -59,6 +64,15 @@ struct nvs_thread {
 };
 
 extern __thread struct nvs_thread *nvs_self __attribute__((tls_model("initial-exec")));
+
+/* Channel of the current context. Without one the driver refuses anyway. */
+static inline int nvs_channel_here(const void *ctx)
+{
+	if (!ctx)
+		return -1;
+	return atomic_load_explicit(&nvs_gate.single, memory_order_relaxed)
+		? 0 : nvs_channel_of_current();
+}
 
 /* This thread's record; NULL if there is no memory for one. */
 struct nvs_thread *nvs_thread_register(void);
@@ -80,18 +94,42 @@ struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t 
  */
 struct nvs_thread *nvs_gate_enter_memory(unsigned channel);
 
+enum nvs_need {
+	NVS_NEED_GPU,    /* the call submits work */
+	NVS_NEED_MEMORY, /* the call only needs the memory that it names */
+};
+
 /*
  * Waits until the channel may be open. Never called with a flag up. Returns
  * true with the channel's flag up if this one call is to go on while the gate
- * is closed: the running drain waits for more than GPU work, see channel.c.
+ * is closed: the call needs only memory, and all memory is on the GPU; or the
+ * running drain waits for more than GPU work, see channel.c. A signal handler
+ * may jump out of the wait.
  */
-bool nvs_gate_wait(struct nvs_thread *t, unsigned channel);
+bool nvs_gate_wait(struct nvs_thread *t, unsigned channel, enum nvs_need need);
 
 /* Whether a call on this stream is recorded into a graph and not executed. */
 bool nvs_capturing(void *key);
 
 /* Ends what nvs_gate.active stands for: every call passes from now on. */
 void nvs_gate_stop(void);
+
+/*
+ * Whether the work ahead of the GPU is to be kept short: somebody else may get
+ * the GPU after this client. Nobody takes turns where all hold it at the same
+ * time, and a launch shall cost nothing there, but a client with a core limit
+ * has to leave when its time is used up. A latency client holds the GPU at the
+ * same time as others that are kept from it.
+ */
+static inline bool nvs_throttled(const struct nvs_slot *slot)
+{
+	uint32_t all_at_once = NVS_GRANT_CONCURRENT | NVS_GRANT_LATENCY;
+
+	return __atomic_load_n(&slot->present, __ATOMIC_RELAXED) &&
+	       ((__atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & all_at_once) !=
+			NVS_GRANT_CONCURRENT ||
+		__atomic_load_n(&slot->core_limit, __ATOMIC_RELAXED));
+}
 
 /* Whether nvs_depth_step has to see this call; if not, it is counted. */
 static inline bool nvs_depth_due(struct nvs_stream *s)
@@ -170,8 +208,7 @@ static inline struct nvs_thread *nvs_gate_enter(void *key)
 	 * counts: our own client thread sets it, and looks at the flag afterwards.
 	 */
 	slot = atomic_load_explicit(&c->slot, memory_order_acquire);
-	if (nvs_unlikely(__atomic_load_n(&slot->present, __ATOMIC_RELAXED)) &&
-	    nvs_depth_due(t->stream))
+	if (nvs_unlikely(nvs_throttled(slot)) && nvs_depth_due(t->stream))
 		return nvs_gate_enter_slow(key);
 	atomic_store_explicit(&t->in_flight, t->flag, memory_order_seq_cst);
 	if (nvs_unlikely(__atomic_load_n(&slot->word, __ATOMIC_SEQ_CST) !=

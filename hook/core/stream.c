@@ -11,7 +11,7 @@
 #include "gate.h"
 #include "glibc.h"
 #include "log.h"
-#include "swap.h"
+#include "ops.h"
 #include "tables.h"
 
 #define BUCKETS 1024
@@ -65,7 +65,7 @@ static struct nvs_context *context_add(void *ctx, unsigned channel, void *green)
 	return c;
 }
 
-static void *current_context(void)
+void *nvs_current_context(void)
 {
 	void *ctx = NULL;
 
@@ -101,7 +101,7 @@ static int channel_of_context(void *ctx)
 		return channel;
 	if (atomic_load(&nvs_gate.single))
 		return 0;
-	if (ctx == current_context())
+	if (ctx == nvs_current_context())
 		return nvs_channel_of_current();
 	if (!nvs_driver.ctx_push || !nvs_driver.ctx_pop ||
 	    nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)
@@ -124,7 +124,7 @@ void nvs_context_created(void *ctx, int dev, bool own)
 		c->own = own;
 	pthread_mutex_unlock(&nvs_table_lock);
 	nvs_client_use((unsigned)channel);
-	nvs_swap_context_made((unsigned)channel);
+	nvs_memory_ops.context_made((unsigned)channel);
 }
 
 void nvs_context_from_green(void *ctx, void *green)
@@ -151,6 +151,18 @@ int nvs_context_channel(void *ctx)
 		channel = (int)c->channel;
 	pthread_mutex_unlock(&nvs_table_lock);
 	return channel;
+}
+
+bool nvs_context_is_drained(const void *ctx)
+{
+	struct nvs_context *c;
+	bool drained;
+
+	pthread_mutex_lock(&nvs_table_lock);
+	c = context_find((void *)(uintptr_t)ctx);
+	drained = c && !atomic_load(&c->dirty);
+	pthread_mutex_unlock(&nvs_table_lock);
+	return drained;
 }
 
 bool nvs_context_own(void *ctx)
@@ -273,7 +285,7 @@ struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key)
 	int channel;
 
 	if (nvs_key_is_default(key)) {
-		ctx = current_context();
+		ctx = nvs_current_context();
 		if (ctx)
 			s = stream_lookup(key, t, ctx);
 	} else {
@@ -281,7 +293,7 @@ struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key)
 		if (!s && (!nvs_driver.stream_get_ctx ||
 			   nvs_driver.stream_get_ctx(key, &ctx) != CUDA_SUCCESS)) {
 			ctx = NULL;
-			guess = current_context();
+			guess = nvs_current_context();
 		}
 	}
 	if (!s) {
@@ -334,7 +346,7 @@ void nvs_stream_created(void *handle)
 	if (!handle || channel < 0)
 		return;
 	if (!nvs_driver.stream_get_ctx || nvs_driver.stream_get_ctx(handle, &ctx) != CUDA_SUCCESS)
-		ctx = current_context();
+		ctx = nvs_current_context();
 	nvs_stream_destroyed(handle); /* a handle that went unseen with its context */
 	stream_add(handle, NULL, ctx, (unsigned)channel);
 }

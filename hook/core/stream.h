@@ -42,6 +42,9 @@ struct nvs_stream {
 	struct nvs_depth depth;
 };
 
+/* The calling thread's current context, NULL if it has none. */
+void *nvs_current_context(void);
+
 /* Channel of the calling thread's current context, -1 if it has none. */
 int nvs_channel_of_current(void);
 
@@ -76,6 +79,9 @@ int nvs_context_channel(void *ctx);
 bool nvs_context_hold(int channel);
 void nvs_context_unhold(int channel);
 
+/* Whether no work was submitted to the context since its last drain. */
+bool nvs_context_is_drained(const void *ctx);
+
 /* Whether it is known as one that cuCtxCreate made. */
 bool nvs_context_own(void *ctx);
 
@@ -98,7 +104,7 @@ void nvs_capture_ended(void *key);
 enum nvs_drained {
 	NVS_DRAINED,
 	NVS_DRAIN_UNPROVEN, /* a capture hides what still runs */
-	NVS_DRAIN_STOPPED,  /* the process ends, the driver is not asked */
+	NVS_DRAIN_STOPPED,  /* the process ends, and there is work that the driver is not asked about */
 };
 
 /*
@@ -118,7 +124,14 @@ bool nvs_streams_idle(unsigned channel);
 /* No driver calls of our own from now on; waits up to a second for the last. */
 void nvs_driver_stop(void);
 
-/* Brackets a driver call of a thread of ours. False: not any more. */
+/* The calling thread is the shim's own, not the application's. */
+void nvs_driver_thread_of_shim(void);
+
+/*
+ * Brackets driver calls that the shim makes for itself. False: the process ends, and
+ * the shim's own threads call the driver no more. An application's thread still may:
+ * the application calls the driver with it.
+ */
 bool nvs_driver_enter(void);
 void nvs_driver_leave(void);
 

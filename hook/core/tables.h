@@ -13,7 +13,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "cuda_abi.h"
+#include "driver.h"
 #include "stream.h"
 #include "wire.h"
 

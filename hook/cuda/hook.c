@@ -1,20 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * hook.c: the gated wrappers, made from the table, and what happens when the
- * driver is first initialised.
+ * hook.c: the gated wrappers, made from the table, and the table of all wrappers.
  */
 #include "hook.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-#include "client.h"
 #include "gate.h"
-#include "log.h"
 #include "memory.h"
-#include "proof.h"
-#include "swap.h"
 
 /* A constant: whether this may change the memory of graphs. */
 #define NVS_RUNS_GRAPH(f) \
@@ -54,116 +45,3 @@ void *const nvs_wrappers[NVS_F_COUNT] = {
 	NVS_OTHER_TABLE(H)
 #undef H
 };
-
-/*
- * In a forked child CUDA is as if never initialised, and so is the shim. Other
- * threads may have held any lock at the fork, so everything starts afresh.
- */
-static atomic_bool started, ready;
-static __thread bool starting __attribute__((tls_model("initial-exec")));
-
-#define READY_WAIT_NS 2000000000u
-
-static void fork_child(void)
-{
-	nvs_gate_fork_child();
-	nvs_stream_fork_child();
-	nvs_memory_fork_child();
-	nvs_swap_fork_child();
-	nvs_client_fork_child();
-	atomic_store(&started, false);
-	atomic_store(&ready, false);
-	starting = false;
-}
-
-static unsigned list_devices(struct nvs_device *d)
-{
-	const struct nvs_driver *v = &nvs_driver;
-	int count = 0;
-	unsigned n = 0;
-
-	if (!v->device_count || !v->device_get || v->device_count(&count) != CUDA_SUCCESS)
-		return 0;
-	for (int i = 0; i < count && n < NVS_MAX_CHANNELS; i++) {
-		size_t bytes = 0;
-		int ok = -1;
-
-		if (v->device_get(&d[n].dev, i) != CUDA_SUCCESS)
-			break;
-		/* v2 tells the instance of a partitioned GPU. */
-		if (v->device_uuid_v2)
-			ok = v->device_uuid_v2(d[n].uuid, d[n].dev);
-		if (ok != CUDA_SUCCESS && v->device_uuid)
-			ok = v->device_uuid(d[n].uuid, d[n].dev);
-		if (ok != CUDA_SUCCESS)
-			memset(d[n].uuid, 0, NVS_UUID_SIZE);
-		if (v->device_total_mem && v->device_total_mem(&bytes, d[n].dev) == CUDA_SUCCESS)
-			d[n].total_mem = bytes;
-		n++;
-	}
-	return n;
-}
-
-/*
- * pthread_atfork is in a static part of some glibc versions and calls this. It
- * is weak because musl has no such function, and a program that musl loads
- * must not fail for it; it never gets here.
- */
-extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)
-	__attribute__((weak));
-extern void *__dso_handle __attribute__((visibility("hidden")));
-
-void nvs_at_fork(void)
-{
-	static atomic_bool once;
-
-	if (!atomic_exchange(&once, true) && __register_atfork)
-		__register_atfork(NULL, NULL, fork_child, __dso_handle);
-}
-
-static void start(void)
-{
-	static atomic_bool once;
-	struct nvs_device devices[NVS_MAX_CHANNELS] = { 0 };
-	struct nvs_proof proof;
-	unsigned count;
-
-	nvs_log_init();
-	count = list_devices(devices);
-	if (count == 0)
-		return;
-	proof = nvs_prove();
-	nvs_at_fork();
-	/* Runs before what was registered earlier, so before the driver's end. */
-	if (!atomic_exchange(&once, true))
-		atexit(nvs_client_exit);
-	nvs_client_start(devices, count, proof.interposed, proof.bypassed);
-}
-
-/*
- * Of several threads that initialise the driver at once the others wait, lest
- * what they submit slips through before there is a gate. Not for ever: they
- * may hold what the first one needs, the linker's lock in a constructor.
- */
-static void wait_ready(void)
-{
-	static const struct timespec nap = { 0, 100000 };
-	uint64_t start_ns = nvs_now();
-
-	while (!atomic_load(&ready) && !starting && nvs_now() - start_ns < READY_WAIT_NS)
-		nanosleep(&nap, NULL);
-}
-
-void nvs_start(void)
-{
-	if (atomic_load(&ready))
-		return;
-	if (atomic_exchange(&started, true)) {
-		wait_ready();
-		return;
-	}
-	starting = true;
-	start();
-	starting = false;
-	atomic_store(&ready, true);
-}

@@ -14,19 +14,17 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "compiler.h"
+#include "driver.h"
 #include "symbols.h"
-
-#define NVS_EXPORT __attribute__((visibility("default")))
-#define nvs_likely(x)   __builtin_expect(!!(x), 1)
-#define nvs_unlikely(x) __builtin_expect(!!(x), 0)
 
 /* The real export of each interposed name; NULL while unknown or absent. */
 extern _Atomic(void *) nvs_real_table[NVS_F_COUNT];
 
-/* What the shim itself calls. Valid once nvs_resolve() returned true. */
-extern struct nvs_driver nvs_driver;
-
-/* The same of libnvidia-ml, once nvs_resolve_nvml() returned true. */
+/* What the shim itself calls of libnvidia-ml. Valid once nvs_resolve_nvml() returned true. */
+struct nvs_nvml {
+	int (*device_uuid)(void *device, char *uuid, uint size);
+};
 extern struct nvs_nvml nvs_nvml;
 
 extern const char *const nvs_names[NVS_F_COUNT];
@@ -64,11 +62,5 @@ bool nvs_is_wrapper(const void *p);
 /* dlsym of the next library in line, and glibc's dlvsym. */
 void *nvs_next_dlsym(void *handle, const char *name);
 void *nvs_next_dlvsym(void *handle, const char *name, const char *version);
-
-/* Children of a fork start afresh from now on. */
-void nvs_at_fork(void);
-
-/* What cuInit's wrapper does after the driver's first success. */
-void nvs_start(void);
 
 #endif

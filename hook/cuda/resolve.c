@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/auxv.h>
 
+#include "exports.h"
 #include "glibc.h"
 #include "hook.h"
 
@@ -123,7 +124,7 @@ static void resolve_driver(void *handle)
 {
 	struct nvs_driver d;
 
-#define D(member, name, params) *(void **)&d.member = nvs_next_dlsym(handle, name);
+#define D(member, params) *(void **)&d.member = nvs_next_dlsym(handle, NVS_EXPORT_OF_##member);
 	NVS_DRIVER_TABLE(D)
 #undef D
 	for (unsigned i = 0; i < sizeof(d) / sizeof(void *); i++)

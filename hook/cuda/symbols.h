@@ -24,9 +24,6 @@
 
 #include "cuda_abi.h"
 
-#define NVS_KEY_LEGACY(s) ((s) ? (void *)(s) : CU_STREAM_LEGACY)
-#define NVS_KEY_THREAD(s) ((s) ? (void *)(s) : CU_STREAM_PER_THREAD)
-
 /* On a stream: the export and its per-thread-default-stream variant. */
 #define NVS_SZ(G, name, P, A, s) \
 	G(name, P, A, NVS_KEY_LEGACY(s)) \

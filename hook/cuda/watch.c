@@ -12,6 +12,7 @@
 #include "hook.h"
 #include "log.h"
 #include "memory.h"
+#include "start.h"
 #include "swap.h"
 #include "wrap.h"
 

@@ -7,11 +7,10 @@
 #include <sys/mman.h>
 
 #include "client.h"
-#include "hook.h"
+#include "memory_abi.h"
+#include "ops.h"
 #include "reserve.h"
 #include "stream.h"
-#include "swap.h"
-#include "wrap.h"
 
 /* No allocation is larger; keeps sums from overflowing. */
 #define MAX_BYTES (1ull << 60)
@@ -36,10 +35,6 @@ struct physical {
 	int channel;
 };
 
-pthread_mutex_t nvs_memory_lock = PTHREAD_MUTEX_INITIALIZER;
-struct nvs_budget nvs_budgets[NVS_MAX_CHANNELS] = {
-	[0 ... NVS_MAX_CHANNELS - 1] = { .ask = PTHREAD_MUTEX_INITIALIZER },
-};
 atomic_bool nvs_memory_graphs;
 
 static struct entry *table;
@@ -48,8 +43,6 @@ static _Atomic uint64_t stamp;
 static struct physical *physical; /* number 0 is none */
 static uint32_t physical_room, physical_used, physical_free;
 static atomic_uint graph_channels; /* bit mask */
-
-__thread bool nvs_in_book __attribute__((tls_model("initial-exec")));
 
 static void lock(void)
 {
@@ -237,8 +230,8 @@ static unsigned mask_of(int channel)
 static bool reserve(unsigned channel, uint64_t bytes)
 {
 	return nvs_reserve(channel, bytes) ||
-	       (nvs_swap_make_way(channel, bytes) && nvs_reserve(channel, bytes)) ||
-	       (nvs_swap_make_way(channel, UINT64_MAX) && nvs_reserve(channel, bytes));
+	       (nvs_memory_ops.make_room(channel, bytes) && nvs_reserve(channel, bytes)) ||
+	       (nvs_memory_ops.make_room(channel, UINT64_MAX) && nvs_reserve(channel, bytes));
 }
 
 bool nvs_claim(struct nvs_claim *c, int channel, uint64_t bytes)

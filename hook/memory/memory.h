@@ -16,6 +16,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "client.h"
+#include "memory_abi.h"
+#include "reserve.h"
+
+static inline int nvs_channel_of_location(const struct cu_location *l)
+{
+	return l->type == CU_MEM_LOCATION_TYPE_DEVICE ? nvs_client_channel(l->id) : -1;
+}
+
 /* Address spaces of keys. */
 enum nvs_memory_kind {
 	NVS_MEMORY_POINTER = 1,

@@ -10,10 +10,9 @@
 
 #include "client.h"
 #include "glibc.h"
-#include "hook.h"
+#include "gate.h"
 #include "quiet.h"
 #include "wire_io.h"
-#include "wrap.h"
 
 #define WAIT_NS  200000000ull
 #define FRESH_NS 100000000ull
@@ -115,7 +114,6 @@ bool nvs_observe(const uint8_t *uuid, struct nvs_limits *out)
 	uint64_t now;
 	bool known;
 
-	nvs_at_fork(); /* a process that only asks NVML does not come to cuInit */
 	/* One asks, the others wait for what it hears: bounded by its time. */
 	nvs_quiet_begin(&q);
 	pthread_mutex_lock(&answers_lock);

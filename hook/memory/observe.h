@@ -6,7 +6,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "reserve.h"
+/* What a container's processes have of a GPU. */
+struct nvs_limits {
+	uint64_t limit; /* bytes, 0: none */
+	uint64_t used;  /* by all its processes, this one's unused reservation left out */
+};
 
 /*
  * Asks the scheduler about a GPU over a connection of its own, 200 ms at most;

@@ -13,7 +13,6 @@
 #include "log.h"
 #include "observe.h"
 #include "quiet.h"
-#include "wrap.h"
 
 #define STEP          (64ull << 20)
 #define ANSWER_NS     (2 * NVS_S)     /* longest wait for a scheduler, all in all */
@@ -27,6 +26,12 @@
 #define SETTLED_NS    (100 * NVS_MS)  /* wait for an answer before telling sizes */
 #define SEQLOCK_TRIES 1000
 #define UNANSWERED    16 /* frames; a socket that is full of them would be closed */
+
+pthread_mutex_t nvs_memory_lock = PTHREAD_MUTEX_INITIALIZER;
+struct nvs_budget nvs_budgets[NVS_MAX_CHANNELS] = {
+	[0 ... NVS_MAX_CHANNELS - 1] = { .ask = PTHREAD_MUTEX_INITIALIZER },
+};
+__thread bool nvs_in_book __attribute__((tls_model("initial-exec")));
 
 /* ---- the page ---- */
 

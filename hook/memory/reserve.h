@@ -17,6 +17,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "client.h"
+#include "gate.h"
+#include "observe.h"
 #include "wire.h"
 
 struct nvs_budget {
@@ -43,6 +46,19 @@ struct nvs_budget {
 	atomic_uint event;  /* futex: an answer came, or none will */
 };
 
+/* This thread has the lock of the book, or waits for it: a signal handler runs. */
+extern __thread bool nvs_in_book __attribute__((tls_model("initial-exec")));
+
+/*
+ * Whether memory is counted: not in a signal handler that interrupted whoever
+ * has the book's lock, and not any more while the process ends.
+ */
+static inline bool nvs_counting(void)
+{
+	return nvs_active() && !nvs_in_book &&
+	       !atomic_load_explicit(&nvs_exiting, memory_order_relaxed);
+}
+
 extern pthread_mutex_t nvs_memory_lock;
 extern struct nvs_budget nvs_budgets[NVS_MAX_CHANNELS];
 
@@ -63,12 +79,6 @@ bool nvs_reserve_due(const struct nvs_budget *b);
 
 /* Whether answers about a channel's memory may be waited for: it has a limit, or is swapped. */
 bool nvs_reserve_limited(unsigned channel);
-
-/* What a container's processes have of a GPU. */
-struct nvs_limits {
-	uint64_t limit; /* bytes, 0: none */
-	uint64_t used;  /* by all its processes, this one's unused reservation left out */
-};
 
 /*
  * Of a channel, or (channel -1) of any GPU by UUID. A GPU that the process does

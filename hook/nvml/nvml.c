@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "observe.h"
+#include "start.h"
 #include "wrap.h"
 
 #define REAL(name, ...) \
@@ -79,6 +80,7 @@ static bool limited(void *device, struct nvs_limits *l, unsigned long long total
 	uint8_t uuid[NVS_UUID_SIZE];
 	char text[96];
 
+	nvs_at_fork(); /* a process that only asks NVML never comes to cuInit */
 	return nvs_nvml.device_uuid &&
 	       nvs_nvml.device_uuid(device, text, sizeof(text)) == NVML_SUCCESS &&
 	       parse_uuid(text, uuid) && nvs_limits_of(-1, uuid, l) && own(uuid, l, total, free);

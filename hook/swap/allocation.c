@@ -2,9 +2,9 @@
 /*
  * swap_alloc.c: allocations made of chunks, and their end.
  */
+#include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
-#include "wrap.h"
 
 /* In what a context owns otherwise: the owner is a pool. */
 #define POOLED 1ull
@@ -205,8 +205,9 @@ bool nvs_swap_find(CUdeviceptr address, struct nvs_swap_range *r)
 }
 
 /*
- * The driver's own free waits until the context has nothing to do. If no call
- * may have begun since the last drain, that is so, but for what needs no grant.
+ * The driver's own free waits for the work of the context. There is nothing to wait
+ * for if the context was drained and the gate has been closed since then: only fixed
+ * memory is used without passing the gate.
  */
 static int wait_for_work(const struct nvs_swap_range *r)
 {
@@ -218,11 +219,11 @@ static int wait_for_work(const struct nvs_swap_range *r)
 	nvs_swap_lock(s);
 	hold = s->hold || r->fixed;
 	nvs_swap_unlock(s);
-	if (!hold || !nvs_driver.ctx_synchronize)
+	if (!nvs_driver.ctx_synchronize || (!hold && nvs_context_is_drained(ctx)))
 		return CUDA_SUCCESS;
 	nvs_driver.ctx_get_current(&now);
 	if (now != ctx && nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)
-		return CUDA_SUCCESS; /* it is gone, its work too */
+		return CUDA_SUCCESS; /* the context is gone, and its work with it */
 	result = nvs_driver.ctx_synchronize();
 	if (now != ctx)
 		nvs_driver.ctx_pop(&popped);

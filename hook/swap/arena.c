@@ -14,9 +14,9 @@
 #include "channel.h"
 #include "futex.h"
 #include "log.h"
+#include "swap.h"
 #include "swap_impl.h"
 #include "tables.h"
-#include "wrap.h"
 
 #define MAX_SEGMENTS 256u
 /*
@@ -24,9 +24,6 @@
  * pages (measurements 5), so that a drain is not held up for longer.
  */
 #define SLICE 32u /* granules */
-
-NVS_EXPORT int cuMemcpyHtoDAsync_v2(CUdeviceptr d, const void *h, size_t n, void *s);
-NVS_EXPORT int cuMemcpyDtoHAsync_v2(void *d, CUdeviceptr h, size_t n, void *s);
 
 struct segment {
 	char *base;        /* NULL: not mapped yet, or it cannot be */
@@ -130,10 +127,10 @@ int nvs_arena_copy(unsigned channel, struct place p, uint32_t granules, bool out
 
 		n = run_of(store, i, granules);
 		if (out)
-			result = NVS_REAL(cuMemcpyDtoHAsync_v2)(host, device, bytes_of(n),
+			result = nvs_driver.copy_to_host(host, device, bytes_of(n),
 								nvs_swaps[channel].stream);
 		else
-			result = NVS_REAL(cuMemcpyHtoDAsync_v2)(device, host, bytes_of(n),
+			result = nvs_driver.copy_to_device(device, host, bytes_of(n),
 								nvs_swaps[channel].stream);
 	}
 	return result;

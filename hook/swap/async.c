@@ -23,9 +23,6 @@
 #include "channel.h"
 #include "swap_pool.h"
 #include "tables.h"
-#include "wrap.h"
-
-NVS_EXPORT int cuMemPoolGetAttribute(void *pool, int attribute, void *value);
 
 #define MARK_FREES 16u          /* an event after so many frees, */
 #define MARK_BYTES (64ull << 20) /* or so many bytes */
@@ -83,7 +80,8 @@ int nvs_swap_alloc_async(int channel, void *handle, void *stream, size_t bytes, 
 	} else {
 		uint64_t threshold = 0;
 
-		CALL(cuMemPoolGetAttribute, handle, CU_POOL_RELEASE_THRESHOLD, &threshold);
+		if (nvs_driver.pool_get_attribute)
+			nvs_driver.pool_get_attribute(handle, CU_POOL_RELEASE_THRESHOLD, &threshold);
 		nvs_swap_lock(s);
 		pool = nvs_pool_new(st, handle, threshold);
 		nvs_swap_unlock(s);

@@ -3,16 +3,8 @@
  * swap_chunk.c: physical memory of chunks, by the driver.
  */
 #include "client.h"
+#include "swap.h"
 #include "swap_impl.h"
-#include "wrap.h"
-
-/* Wrappers; only their types are needed here. */
-NVS_EXPORT int cuMemCreate(unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,
-			   unsigned long long flags);
-NVS_EXPORT int cuMemRelease(unsigned long long handle);
-NVS_EXPORT int cuMemMap(CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
-			unsigned long long flags);
-NVS_EXPORT int cuMemUnmap(CUdeviceptr p, size_t n);
 
 /* Other GPUs of the process that can reach the channel's memory may. */
 static void let_in(unsigned channel, struct place p)
@@ -44,13 +36,13 @@ static int put(unsigned channel, struct place p)
 				      .rdma = s->rdma };
 	uint64_t bytes = bytes_of(c->granules);
 	unsigned long long handle = 0;
-	int result = CALL(cuMemCreate, &handle, bytes, &prop.head, 0);
+	int result = nvs_driver.mem_create(&handle, bytes, &prop.head, 0);
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = CALL(cuMemMap, address_of(p), bytes, 0, handle, 0);
+	result = nvs_driver.mem_map(address_of(p), bytes, 0, handle, 0);
 	if (result != CUDA_SUCCESS)
-		CALL(cuMemRelease, handle);
+		nvs_driver.mem_release(handle);
 	c->handle = handle;
 	return result;
 }
@@ -88,14 +80,14 @@ void nvs_chunk_unmap(struct place first, uint32_t chunks)
 
 	for (uint32_t i = 0; i < chunks; i++)
 		next_chunk(&end);
-	at_once = CALL(cuMemUnmap, address_of(first), address_of(end) - address_of(first)) == CUDA_SUCCESS;
+	at_once = nvs_driver.mem_unmap(address_of(first), address_of(end) - address_of(first)) == CUDA_SUCCESS;
 	for (; at.granule < end.granule; next_chunk(&at)) {
 		const struct chunk *c = chunk_of(at);
 
 		/* The documentation speaks of a range of one mapping only. */
 		if (!at_once)
-			CALL(cuMemUnmap, address_of(at), bytes_of(c->granules));
-		CALL(cuMemRelease, c->handle);
+			nvs_driver.mem_unmap(address_of(at), bytes_of(c->granules));
+		nvs_driver.mem_release(c->handle);
 	}
 }
 

@@ -23,18 +23,14 @@
 
 #include "channel.h"
 #include "quiet.h"
+#include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
-#include "wrap.h"
 
 #define IPC_MAGIC  0x3143504948534e56ull /* "VNSHIPC1" */
 #define BATCH      16 /* descriptors in a packet */
 #define ANSWER_MS  10000
 #define MAX_OPENED 1024
-
-struct cu_ipc_handle {
-	char reserved[64];
-};
 
 /* What is in a handle. */
 struct ticket {
@@ -52,12 +48,6 @@ struct reply { /* with as many descriptors */
 	uint32_t count, more;
 	uint32_t granules[BATCH];
 };
-
-NVS_EXPORT int cuMemRelease(unsigned long long handle);
-NVS_EXPORT int cuMemMap(CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
-			unsigned long long flags);
-NVS_EXPORT int cuMemUnmap(CUdeviceptr p, size_t n);
-NVS_EXPORT int cuMemImportFromShareableHandle(unsigned long long *handle, void *os, int type);
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t own_name, own_secret; /* 0: there is no socket yet */
@@ -240,7 +230,7 @@ bool nvs_swap_fix(CUdeviceptr address, struct nvs_swap_range *r)
 	return true;
 }
 
-WATCH(cuIpcGetMemHandle, (struct cu_ipc_handle *handle, CUdeviceptr p))
+int nvs_ipc_export(struct cu_ipc_handle *handle, CUdeviceptr p)
 {
 	struct ticket t = { .magic = IPC_MAGIC };
 	struct nvs_swap_range r;
@@ -248,7 +238,7 @@ WATCH(cuIpcGetMemHandle, (struct cu_ipc_handle *handle, CUdeviceptr p))
 	bool ok;
 
 	if (!handle || !nvs_swap_find(p, &r) || r.mapping || !nvs_driver.mem_export)
-		return CALL(cuIpcGetMemHandle, handle, p);
+		return -1;
 	if (!nvs_swap_fix(p, &r))
 		return CUDA_ERROR_INVALID_VALUE;
 	nvs_quiet_begin(&q);
@@ -282,11 +272,11 @@ static bool map_batch(const struct reply *r, const int *fds, CUdeviceptr base, u
 		uint64_t bytes = bytes_of(r->granules[i]);
 
 		ok = ok && bytes && *at + bytes <= end &&
-		     NVS_REAL(cuMemImportFromShareableHandle)(&handle, (void *)(intptr_t)fds[i],
+		     nvs_driver.mem_import(&handle, (void *)(intptr_t)fds[i],
 							      CU_MEM_HANDLE_POSIX_FD) == CUDA_SUCCESS;
 		if (ok) {
-			ok = CALL(cuMemMap, base + *at, bytes, 0, handle, 0) == CUDA_SUCCESS;
-			CALL(cuMemRelease, handle); /* the mapping keeps it */
+			ok = nvs_driver.mem_map(base + *at, bytes, 0, handle, 0) == CUDA_SUCCESS;
+			nvs_driver.mem_release(handle); /* the mapping keeps it */
 			*at += ok ? bytes : 0;
 		}
 		close(fds[i]);
@@ -340,7 +330,7 @@ static bool fetch(const struct ticket *t, CUdeviceptr base, uint64_t *mapped)
 static void unmap(CUdeviceptr base, uint64_t mapped, uint64_t bytes)
 {
 	if (mapped)
-		CALL(cuMemUnmap, base, mapped);
+		nvs_driver.mem_unmap(base, mapped);
 	if (nvs_driver.address_free)
 		nvs_driver.address_free(base, bytes);
 }
@@ -376,37 +366,35 @@ static int open_region(const struct ticket *t, CUdeviceptr *base)
 	return CUDA_SUCCESS;
 }
 
-#define OPEN(function) \
-	WATCH(function, (CUdeviceptr *p, struct cu_ipc_handle handle, uint flags)) \
-	{ \
-		struct nvs_quiet q; \
-		struct ticket t; \
-		CUdeviceptr base = 0; \
-		int result; \
-		memcpy(&t, &handle, sizeof(t)); \
-		if (!p || t.magic != IPC_MAGIC || !nvs_driver.address_reserve || \
-		    !nvs_driver.set_access || t.offset >= t.region_bytes) \
-			return CALL(function, p, handle, flags); \
-		nvs_quiet_begin(&q); \
-		pthread_mutex_lock(&lock); \
-		result = open_region(&t, &base); \
-		pthread_mutex_unlock(&lock); \
-		nvs_quiet_end(&q); \
-		if (result == CUDA_SUCCESS) \
-			*p = base + t.offset; \
-		return result; \
-	}
-OPEN(cuIpcOpenMemHandle)
-OPEN(cuIpcOpenMemHandle_v2)
+int nvs_ipc_open(CUdeviceptr *p, const struct cu_ipc_handle *handle)
+{
+	struct nvs_quiet q;
+	struct ticket t;
+	CUdeviceptr base = 0;
+	int result;
 
-WATCH(cuIpcCloseMemHandle, (CUdeviceptr p))
+	memcpy(&t, handle, sizeof(t));
+	if (!p || t.magic != IPC_MAGIC || !nvs_driver.address_reserve || !nvs_driver.set_access ||
+	    !nvs_driver.mem_import || !nvs_driver.mem_map || t.offset >= t.region_bytes)
+		return -1;
+	nvs_quiet_begin(&q);
+	pthread_mutex_lock(&lock);
+	result = open_region(&t, &base);
+	pthread_mutex_unlock(&lock);
+	nvs_quiet_end(&q);
+	if (result == CUDA_SUCCESS)
+		*p = base + t.offset;
+	return result;
+}
+
+int nvs_ipc_close(CUdeviceptr p)
 {
 	struct nvs_quiet q;
 	struct opened gone = { 0 };
 	bool ours = false;
 
 	if (!atomic_load(&opened_used))
-		return CALL(cuIpcCloseMemHandle, p);
+		return -1;
 	nvs_quiet_begin(&q);
 	pthread_mutex_lock(&lock);
 	for (unsigned i = 0; i < MAX_OPENED && !ours; i++) {
@@ -422,7 +410,7 @@ WATCH(cuIpcCloseMemHandle, (CUdeviceptr p))
 	pthread_mutex_unlock(&lock);
 	nvs_quiet_end(&q);
 	if (!ours)
-		return CALL(cuIpcCloseMemHandle, p);
+		return -1;
 	if (gone.base) {
 		/* As the driver does: nothing uses it any more. */
 		if (nvs_driver.ctx_synchronize)
@@ -430,32 +418,6 @@ WATCH(cuIpcCloseMemHandle, (CUdeviceptr p))
 		unmap(gone.base, gone.bytes, gone.bytes);
 	}
 	return CUDA_SUCCESS;
-}
-
-/* ---- other ways to share: the memory stays, the driver does the rest ---- */
-
-WATCH(cuMemGetHandleForAddressRange, (void *handle, CUdeviceptr p, size_t n, int type,
-				      unsigned long long flags))
-{
-	struct nvs_swap_range r;
-
-	nvs_swap_fix(p, &r);
-	nvs_vmm_fix(p, n);
-	return CALL(cuMemGetHandleForAddressRange, handle, p, n, type, flags);
-}
-
-/* Who sets SYNC_MEMOPS hands the address to another device next (GPUDirect RDMA). */
-#define SYNC_MEMOPS 6
-
-WATCH(cuPointerSetAttribute, (const void *value, int what, CUdeviceptr p))
-{
-	struct nvs_swap_range r;
-
-	if (what == SYNC_MEMOPS) {
-		nvs_swap_fix(p, &r);
-		nvs_vmm_fix(p, 1);
-	}
-	return CALL(cuPointerSetAttribute, value, what, p);
 }
 
 void nvs_ipc_fork_child(void)

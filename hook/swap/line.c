@@ -9,7 +9,6 @@
 #include "futex.h"
 #include "swap_pool.h"
 #include "tables.h"
-#include "wrap.h"
 
 #define LINES_KEPT 256u         /* whether they are of use or not */
 #define NAP_NS     200000       /* between two looks at what is waited for */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * memop.c: wrappers of stream memory operations, which write a word in the order of
+ * memop.c: memory that stream memory operations name. They write a word in the order of
  * a stream, or hold the stream up until a word is as it shall be.
  *
  * They are not gated, and are no GPU work of ours: what a stream waits for may be
@@ -22,9 +22,9 @@
  * Afterwards the way from the address to this knowledge is a subtraction under a
  * lock of our own. Host memory, where such words mostly are, is not in our addresses.
  */
+#include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
-#include "wrap.h"
 
 /* One load where nothing is swapped. */
 static inline bool used(void)
@@ -32,11 +32,11 @@ static inline bool used(void)
 	return nvs_unlikely(atomic_load_explicit(&nvs_spans_used, memory_order_acquire) != 0);
 }
 
-static void fix(CUdeviceptr p)
+void nvs_swap_fix_word(CUdeviceptr p)
 {
 	struct nvs_swap_range r;
 
-	if (!nvs_swap_find(p, &r) || !r.base)
+	if (!used() || !nvs_swap_find(p, &r) || !r.base)
 		return;
 	if (r.mapping)
 		nvs_vmm_fix(p, 1);
@@ -45,9 +45,9 @@ static void fix(CUdeviceptr p)
 }
 
 /* A batch that the driver refuses is not read: it may not be there at all. */
-static void fix_batch(const struct cu_mem_op *op, uint count)
+void nvs_swap_fix_ops(const struct cu_mem_op *op, uint count)
 {
-	if (!op || count > CU_MEM_OPS_MAX)
+	if (!used() || !op || count > CU_MEM_OPS_MAX)
 		return;
 	for (const struct cu_mem_op *end = op + count; op < end; op++)
 		switch (op->type) {
@@ -58,91 +58,16 @@ static void fix_batch(const struct cu_mem_op *op, uint count)
 		case CU_MEM_OP_WAIT_64:
 		case CU_MEM_OP_WRITE_32:
 		case CU_MEM_OP_WRITE_64:
-			fix(op->word[0]);
+			nvs_swap_fix_word(op->word[0]);
 			break;
 		default: /* later ones, of which only the size is known */
 			for (unsigned i = 0; i < 5; i++)
-				fix(op->word[i]);
+				nvs_swap_fix_word(op->word[i]);
 		}
-}
-
-#define MEM_OP(name, type) \
-	WATCH(name, (void *s, CUdeviceptr p, type value, uint flags)) \
-	{ \
-		if (used()) \
-			fix(p); \
-		return CALL(name, s, p, value, flags); \
-	}
-#define MEM_OP_SZ(name, type) MEM_OP(name, type) MEM_OP(name##_ptsz, type)
-MEM_OP_SZ(cuStreamWriteValue32, uint)
-MEM_OP_SZ(cuStreamWriteValue32_v2, uint)
-MEM_OP_SZ(cuStreamWriteValue64, uint64_t)
-MEM_OP_SZ(cuStreamWriteValue64_v2, uint64_t)
-MEM_OP_SZ(cuStreamWaitValue32, uint)
-MEM_OP_SZ(cuStreamWaitValue32_v2, uint)
-MEM_OP_SZ(cuStreamWaitValue64, uint64_t)
-MEM_OP_SZ(cuStreamWaitValue64_v2, uint64_t)
-
-#define BATCH(name) \
-	WATCH(name, (void *s, uint count, const struct cu_mem_op *ops, uint flags)) \
-	{ \
-		if (used()) \
-			fix_batch(ops, count); \
-		return CALL(name, s, count, ops, flags); \
-	}
-BATCH(cuStreamBatchMemOp)
-BATCH(cuStreamBatchMemOp_ptsz)
-BATCH(cuStreamBatchMemOp_v2)
-BATCH(cuStreamBatchMemOp_v2_ptsz)
-
-/* ---- nodes ---- */
-
-static inline void fix_ops(const struct cu_mem_op_node *p)
-{
-	if (used() && p)
-		fix_batch(p->ops, p->count);
 }
 
 void nvs_swap_fix_node(const struct cu_node_params *p)
 {
-	if (used() && p && p->type == CU_GRAPH_NODE_TYPE_MEM_OPS)
-		fix_ops(&p->u.mem_ops);
-}
-
-WATCH(cuGraphAddBatchMemOpNode, (void **node, void *graph, const void *deps, size_t count,
-				 const struct cu_mem_op_node *params))
-{
-	fix_ops(params);
-	return CALL(cuGraphAddBatchMemOpNode, node, graph, deps, count, params);
-}
-
-WATCH(cuGraphBatchMemOpNodeSetParams, (void *node, const struct cu_mem_op_node *params))
-{
-	fix_ops(params);
-	return CALL(cuGraphBatchMemOpNodeSetParams, node, params);
-}
-
-WATCH(cuGraphExecBatchMemOpNodeSetParams, (void *exec, void *node,
-					   const struct cu_mem_op_node *params))
-{
-	fix_ops(params);
-	return CALL(cuGraphExecBatchMemOpNodeSetParams, exec, node, params);
-}
-
-WATCH(cuGraphNodeSetParams, (void *node, struct cu_node_params *params))
-{
-	nvs_swap_fix_node(params);
-	return CALL(cuGraphNodeSetParams, node, params);
-}
-
-WATCH(cuGraphNodeSetParams_v2, (void *node, struct cu_node_params *params))
-{
-	nvs_swap_fix_node(params);
-	return CALL(cuGraphNodeSetParams_v2, node, params);
-}
-
-WATCH(cuGraphExecNodeSetParams, (void *exec, void *node, struct cu_node_params *params))
-{
-	nvs_swap_fix_node(params);
-	return CALL(cuGraphExecNodeSetParams, exec, node, params);
+	if (p && p->type == CU_GRAPH_NODE_TYPE_MEM_OPS)
+		nvs_swap_fix_ops(p->u.mem_ops.ops, p->u.mem_ops.count);
 }

@@ -11,18 +11,17 @@
 #include "channel.h"
 #include "gate.h"
 #include "log.h"
+#include "quiet.h"
 #include "stream.h"
+#include "swap.h"
 #include "swap_impl.h"
 #include "tables.h"
 #include "vmm.h"
-#include "wrap.h"
 
 #define TELL_BYTES (64ull << 20) /* moved between two MOVED on the way */
 #define RUN        32u           /* granules of a run, at most by a chunk more */
 #define IDLE_NS    (1 * NVS_S)
 #define RETRY_NS   (20 * NVS_MS) /* until what the driver refused is tried again */
-
-NVS_EXPORT int cuStreamCreate(void **stream, uint flags);
 
 /* Chunks side by side; all are CHUNK_BUSY, so that they stay what they are. */
 struct run {
@@ -40,6 +39,7 @@ struct flight {
 struct pass {
 	unsigned channel;
 	bool out;
+	bool at_exit;          /* nvs_swap_fill_at_exit() makes it */
 	struct flight flight[FLIGHTS];
 	unsigned first, count; /* in flight, oldest first */
 	struct place at;       /* where the search goes on */
@@ -87,7 +87,7 @@ static void leave(void)
 /* The stream and the events of the pass. The context is current. */
 static bool equip(struct nvs_swap *s)
 {
-	if (!s->stream && NVS_REAL(cuStreamCreate)(&s->stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
+	if (!s->stream && nvs_driver.stream_create(&s->stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
 		s->stream = NULL;
 	for (unsigned i = 0; i < FLIGHTS; i++)
 		if (!s->event[i] &&
@@ -104,7 +104,7 @@ static bool equip(struct nvs_swap *s)
 /* Whether the pass is to go on. The lock is held. */
 static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 {
-	if (s->broken || atomic_load(&nvs_exiting))
+	if (s->broken || (atomic_load(&nvs_exiting) && !p->at_exit))
 		return false;
 	if (p->out && (s->spread || s->leaving))
 		return false;
@@ -295,9 +295,9 @@ static void take_off(struct pass *p, struct run r)
 /* ---- passes ---- */
 
 /* Moves what can be moved now. */
-static struct pass move(unsigned channel, bool out)
+static struct pass move(unsigned channel, bool out, bool at_exit)
 {
-	struct pass p = { .channel = channel, .out = out };
+	struct pass p = { .channel = channel, .out = out, .at_exit = at_exit };
 	struct run r;
 	bool more;
 
@@ -338,7 +338,7 @@ static enum plan decide(unsigned channel)
 	open = s->want && (s->broken || all_here(s));
 	if (s->want && !open) {
 		plan = PLAN_IN;
-	} else if (!s->want && !s->hold && !s->broken && !s->spread && !s->leaving &&
+	} else if (!atomic_load(&nvs_exiting) && !s->want && !s->hold && !s->broken && !s->spread && !s->leaving &&
 		   c->lease.gate == LEASE_CLOSED &&
 		   c->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_room(channel)) {
 		s->evicting = true;
@@ -402,10 +402,10 @@ static void *mover_main(void *arg)
 			if (!again) {
 				nvs_pools_drained(channel);
 				flushed(channel);
-				p = move(channel, true);
+				p = move(channel, true, false);
 			}
 		} else if (plan == PLAN_IN) {
-			p = move(channel, false);
+			p = move(channel, false, false);
 		}
 		if (p.stuck ? p.stuck != told : p.moved || plan == PLAN_ANSWER || plan == PLAN_OUT)
 			nvs_swap_tell(channel, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
@@ -414,6 +414,29 @@ static void *mover_main(void *arg)
 		nvs_swap_wait(s, seen, p.stuck || again ? RETRY_NS : IDLE_NS);
 	}
 	return NULL;
+}
+
+bool nvs_swap_fill_at_exit(unsigned channel)
+{
+	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_quiet q;
+	bool away = false;
+
+	if (!s->mover || nvs_in_book)
+		return false;
+	nvs_quiet_begin(&q);
+	for (bool moved = true; moved && decide(channel) == PLAN_IN;) {
+		unsigned seen = atomic_load(&s->kick);
+		struct pass p = move(channel, false, true);
+
+		moved = p.moved;
+		away = true;
+		nvs_swap_tell(channel, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
+		if (!moved) /* others make room first */
+			nvs_swap_wait(s, seen, RETRY_NS);
+	}
+	nvs_quiet_end(&q);
+	return away;
 }
 
 bool nvs_mover_start(unsigned channel)

@@ -8,7 +8,6 @@
 #include <sys/mman.h>
 
 #include "stream.h"
-#include "wrap.h"
 
 #define BLOCK_BYTES (256ull << 10) /* of records at a time */
 

@@ -3,9 +3,10 @@
  * swap_region.c: regions get their memory and give it up; what is freed at once and
  * kept for a moment.
  */
+#include "channel.h"
+#include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
-#include "wrap.h"
 
 #define MS 1000000ull
 
@@ -31,6 +32,7 @@ bool nvs_swap_refused(unsigned channel, uint64_t bytes, unsigned seen, uint64_t 
 		      nvs_now() - since > REFUSED_NS))
 		return false;
 	nvs_swap_unlock(s);
+	nvs_channel_give_up_if_lost(channel);
 	if (since && !told)
 		nvs_swap_tell(channel, NVS_MOVED_STUCK | NVS_MOVED_NO_MEMORY);
 	if (!nvs_swap_flush(channel, bytes))

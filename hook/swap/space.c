@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include "client.h"
+#include "swap.h"
 #include "swap_impl.h"
 
 struct span nvs_spans[MAX_SPANS];

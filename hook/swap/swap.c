@@ -13,9 +13,9 @@
 #include "gate.h"
 #include "log.h"
 #include "reserve.h"
+#include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
-#include "wrap.h"
 
 #define TELL_NS (100 * NVS_MS) /* between two MOVED that nothing moves for */
 /* How often, and how long, a refused allocation of the driver's is tried again. */
@@ -66,7 +66,9 @@ void nvs_swap_init(unsigned channels)
 
 	managed = oversub && strcmp(oversub, "1") == 0;
 	capable = false;
-	if (!v->device_attribute || !v->address_reserve || !v->set_access || !v->host_register ||
+	if (!v->mem_create || !v->mem_release || !v->mem_map || !v->mem_unmap ||
+	    !v->stream_create || !v->copy_to_device || !v->copy_to_host ||
+	    !v->device_attribute || !v->address_reserve || !v->set_access || !v->host_register ||
 	    !v->event_create || !v->event_record || !v->event_synchronize || !v->ctx_push ||
 	    !v->ctx_pop || !v->ctx_synchronize || !v->ctx_get_current)
 		return;

@@ -25,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cuda_abi.h"
+#include "memory_abi.h"
 #include "lease.h"
 #include "wire.h"
 
@@ -112,8 +112,24 @@ bool nvs_swap_fix(CUdeviceptr p, struct nvs_swap_range *r);
  */
 bool nvs_swap_leave(unsigned channel);
 
-/* What a graph's node of any kind names of such memory likewise (memop.c). */
+/*
+ * The process ends, and the mover has ended with it: brings in what can come in now, on
+ * the calling thread, and opens the gate once all is there. False: no memory has to
+ * come in. No lock is held.
+ */
+bool nvs_swap_fill_at_exit(unsigned channel);
+
+/* What stream memory operations name of such memory likewise (memop.c); in a node of any kind. */
+void nvs_swap_fix_word(CUdeviceptr p);
+void nvs_swap_fix_ops(const struct cu_mem_op *op, uint count);
 void nvs_swap_fix_node(const struct cu_node_params *p);
+
+/*
+ * cuIpc* for memory of ours. CUDA_SUCCESS or an error; -1: it is the driver's to do.
+ */
+int nvs_ipc_export(struct cu_ipc_handle *handle, CUdeviceptr p);
+int nvs_ipc_open(CUdeviceptr *p, const struct cu_ipc_handle *handle);
+int nvs_ipc_close(CUdeviceptr p);
 void nvs_ipc_fork_child(void);
 void nvs_async_fork_child(void);
 
@@ -155,6 +171,8 @@ void nvs_swap_room_changed(unsigned channel);
 /* Takes fd. */
 void nvs_swap_arena(unsigned channel, const struct nvs_arena *a, int fd);
 void nvs_swap_tick(uint64_t now);
+/* Tells the scheduler what is where. code: enum nvs_moved_flags. */
+void nvs_swap_tell_locked(unsigned channel, uint32_t code);
 /* Tells the scheduler what has changed, before it decides for others. */
 void nvs_swap_tell_news(unsigned channel);
 

@@ -13,11 +13,15 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "hook.h"
+#include "compiler.h"
+#include "driver.h"
 #include "memory.h"
 #include "shelf.h"
 #include "slab.h"
-#include "swap.h"
+#include "memory_abi.h"
+
+struct nvs_pool;
+struct nvs_swap_range;
 
 #define GRANULE NVS_SLAB_BYTES /* cuMemGetAllocationGranularity of every GPU so far */
 
@@ -201,8 +205,6 @@ uint64_t nvs_swap_room(unsigned channel);
 
 /* Tells the scheduler what is where. No lock is held. */
 void nvs_swap_tell(unsigned channel, uint32_t code);
-/* The same with the client's lock held. */
-void nvs_swap_tell_locked(unsigned channel, uint32_t code);
 
 /* ---- swap_space.c; the channel's lock is held ---- */
 

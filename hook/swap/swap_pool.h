@@ -7,6 +7,7 @@
 #ifndef NVSHARE_SWAP_POOL_H
 #define NVSHARE_SWAP_POOL_H
 
+#include "swap.h"
 #include "swap_impl.h"
 
 #define MARKS        8u   /* events of a line */

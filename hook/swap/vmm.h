@@ -22,8 +22,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "cuda_abi.h"
-#include "swap.h"
+#include "memory_abi.h"
+
+struct nvs_swap_range;
 
 #define NVS_VMM_DRIVER -1
 

@@ -3,6 +3,7 @@
 #ifndef NVSHARE_VMM_IMPL_H
 #define NVSHARE_VMM_IMPL_H
 
+#include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
 

@@ -6,12 +6,6 @@
 
 #include "client.h"
 #include "vmm_impl.h"
-#include "wrap.h"
-
-/* Wrappers; only their types are needed here. */
-NVS_EXPORT int cuMemMap(CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
-			unsigned long long flags);
-NVS_EXPORT int cuMemUnmap(CUdeviceptr p, size_t n);
 
 /* ---- addresses ---- */
 
@@ -129,7 +123,7 @@ static int show(unsigned channel, struct memory *m, struct place at)
 		s->claimed += bytes;
 		s->resident += bytes;
 		nvs_swap_unlock(s);
-		result = CALL(cuMemMap, address_of(at), bytes, 0, c.handle, 0);
+		result = nvs_driver.mem_map(address_of(at), bytes, 0, c.handle, 0);
 		nvs_swap_lock(s);
 		if (result == CUDA_SUCCESS) {
 			nvs_vmm_chunk(at)->state = CHUNK_HERE;
@@ -270,7 +264,7 @@ static int hide(unsigned channel, struct memory *m)
 		m->worker = &hidden;
 		c->state = CHUNK_BUSY;
 		nvs_swap_unlock(s);
-		result = CALL(cuMemUnmap, address_of(m->at), bytes);
+		result = nvs_driver.mem_unmap(address_of(m->at), bytes);
 		nvs_swap_lock(s);
 		if (result == CUDA_SUCCESS) {
 			m->real = c->handle;
@@ -289,6 +283,16 @@ static int hide(unsigned channel, struct memory *m)
 		c->state = CHUNK_HERE;
 	}
 	nvs_vmm_done(s, m);
+	return result;
+}
+
+int nvs_vmm_driver_unmap(CUdeviceptr p, size_t n)
+{
+	uint64_t stamp = nvs_memory_stamp();
+	int result = nvs_driver.mem_unmap(p, n);
+
+	if (result == CUDA_SUCCESS && nvs_counting())
+		nvs_memory_unmapped(p, n, stamp);
 	return result;
 }
 

@@ -10,15 +10,8 @@
 #include "reserve.h"
 #include "stream.h"
 #include "vmm_impl.h"
-#include "wrap.h"
 
 #define PIECE_NS 50000000ull /* looked again after, at the latest */
-
-/* Wrappers; only their types are needed here. */
-NVS_EXPORT int cuMemCreate(unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,
-			   unsigned long long flags);
-NVS_EXPORT int cuMemRelease(unsigned long long handle);
-NVS_EXPORT int cuMemUnmap(CUdeviceptr p, size_t n);
 
 atomic_bool nvs_vmm_used;
 
@@ -165,7 +158,7 @@ static int driver_create(unsigned channel, uint64_t bytes, unsigned long long *r
 		.rdma = s->rdma,
 	};
 
-	return CALL(cuMemCreate, real, bytes, &prop.head, 0);
+	return nvs_driver.mem_create(real, bytes, &prop.head, 0);
 }
 
 /* Physical memory at once, if the GPU is held. Returns CUresult. */
@@ -306,7 +299,7 @@ void nvs_vmm_destroy(unsigned channel, struct memory *m)
 		drop_chunk(channel, m);
 	} else if (m->real) {
 		nvs_swap_unlock(s);
-		CALL(cuMemRelease, m->real);
+		nvs_driver.mem_release(m->real);
 		nvs_swap_lock(s);
 	} else {
 		s->claiming -= c.bytes;
@@ -404,7 +397,7 @@ void nvs_vmm_uncover(unsigned channel, struct memory *m)
 
 	c->state = CHUNK_BUSY;
 	nvs_swap_unlock(s);
-	CALL(cuMemUnmap, address_of(m->at), bytes_of(m->granules));
+	nvs_driver.mem_unmap(address_of(m->at), bytes_of(m->granules));
 	nvs_swap_lock(s);
 	m->real = c->handle;
 	s->resident -= bytes_of(m->granules);
@@ -475,7 +468,7 @@ static void book(unsigned channel, const struct memory *m, CUdeviceptr mapped)
 	if (!m->handles) {
 		uint64_t stamp = nvs_memory_stamp();
 
-		CALL(cuMemRelease, m->real);
+		nvs_driver.mem_release(m->real);
 		nvs_memory_handle_released(m->real, stamp);
 	}
 }

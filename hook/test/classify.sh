@@ -10,6 +10,11 @@ hook=$here/..
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
+quote="-iquote $hook"
+for layer in os core rm memory swap cuda nvml; do
+	quote="$quote -iquote $hook/$layer"
+done
+
 # "CLASS NAME" of each name in the table.
 expand() { # MACRO CLASS, with the macro's parameter declared as it comes
 	printf '#undef G\n#undef H\n#define G(name, P, A, key) @%s@name\n#define H(name) @%s@name\n%s(%s)\n' \
@@ -33,16 +38,12 @@ expand() { # MACRO CLASS, with the macro's parameter declared as it comes
 		"$hook/cuda/passed.h" | while read -r class && read -r section; do
 		expand "$section" "$class" H
 	done
-} | ${CC:-gcc} -E -P - | tr -s ' ;' '\n' | sed -n 's/^@\([a-z]*\)@/\1 /p' >"$tmp/classes"
+} | ${CC:-gcc} -E -P $quote - | tr -s ' ;' '\n' | sed -n 's/^@\([a-z]*\)@/\1 /p' >"$tmp/classes"
 
 # "NAME SIZE..." of each wrapper.
-quote=
-for layer in os core rm memory swap cuda nvml; do
-	quote="$quote -iquote $hook/$layer"
-done
 for f in "$hook"/[a-su-z]*/*.c; do
 	grep -qE '^(WATCH|NVS_GATED_TABLE)\(' "$f" || continue
-	${CC:-gcc} -E -P -iquote "$hook" $quote "$f"
+	${CC:-gcc} -E -P $quote "$f"
 done | tr '\n' ' ' | grep -oE '\<int cu[A-Z][A-Za-z0-9_]* *\([^()]*\) *\{' | tr '(,){' ' ,,' >"$tmp/wrappers"
 
 awk '

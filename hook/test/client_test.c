@@ -491,6 +491,30 @@ static void depth_is_bounded_beside_others(void)
 	finish(&l);
 }
 
+/* Where nobody takes turns a launch costs no event, unless a core limit may take the GPU away. */
+static void depth_is_free_without_turns(void)
+{
+	begin(1);
+	allow(0, 1);
+	fake.page->slot[0].present = 1;
+	fake.page->slot[0].flags = NVS_GRANT_CONCURRENT;
+	fake_word(&fake, 0, 3);
+	for (int i = 0; i < 1000; i++)
+		CHECK(launch(NULL) == 0);
+	CHECK(atomic_load(&stub_state()->events) == 0);
+	fake.page->slot[0].core_limit = 50;
+	for (int i = 0; i < 1000; i++)
+		CHECK(launch(NULL) == 0);
+	CHECK(atomic_load(&stub_state()->events) > 0);
+	fake.page->slot[0].core_limit = 0;
+	/* A latency client beside an exclusive holder is to leave soon. */
+	fake.page->slot[0].flags = NVS_GRANT_CONCURRENT | NVS_GRANT_LATENCY;
+	atomic_store(&stub_state()->events, 0);
+	for (int i = 0; i < 1000; i++)
+		CHECK(launch(NULL) == 0);
+	CHECK(atomic_load(&stub_state()->events) > 0);
+}
+
 /*
  * Bursts of long work with a turn of somebody else after each, when nothing is
  * known but much short work before: `calls` in a burst, of `each` nanoseconds.
@@ -817,6 +841,7 @@ static const struct life_case cases[] = {
 	CASE(unknown_gpu_runs_free),
 	CASE(captures_are_left_alone),
 	CASE(depth_is_bounded_beside_others),
+	CASE(depth_is_free_without_turns),
 	CASE(depth_is_bounded_in_bursts),
 	CASE(depth_learns_from_drains),
 	CASE(depth_follows_short_work),

@@ -41,6 +41,8 @@ static struct fake place;
 static struct conn conns[CONNS];
 static struct swapper_config config;
 static struct swapper_seen seen;
+static uint64_t fixed_room;   /* of every tenant; 0: what the others leave */
+static bool withheld, standing;
 static uint64_t epochs, turns;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_t thread;
@@ -86,7 +88,7 @@ static void word(struct conn *c, uint32_t w)
 /* 0 would say that nothing is swapped. */
 static void set_room(struct conn *c, uint64_t bytes)
 {
-	bytes = bytes ? bytes : 1;
+	bytes = fixed_room ? fixed_room : bytes ? bytes : 1;
 	if (c->room == bytes || config.off)
 		return;
 	c->room = bytes;
@@ -137,7 +139,7 @@ static void arrange(void)
 	struct conn *h = holder(), *n = next();
 	uint64_t others = 0, excess;
 
-	if (!h && n) {
+	if (!h && n && !withheld) {
 		h = n;
 		h->wants = h->revoked = false;
 		set_epoch(h, ++epochs);
@@ -148,8 +150,9 @@ static void arrange(void)
 		answer(h, (struct nvs_frame){ .type = NVS_GRANT, .epoch = h->epoch }, -1);
 	}
 	n = next();
-	if (h && n && !h->revoked && h->since_ns &&
-	    test_now() - h->since_ns > config.quantum_ms * 1000000ull) {
+	if (h && !h->revoked &&
+	    (withheld || (n && h->since_ns &&
+			  test_now() - h->since_ns > config.quantum_ms * 1000000ull))) {
 		h->revoked = true;
 		word(h, 0);
 		answer(h, (struct nvs_frame){ .type = NVS_REVOKE, .epoch = h->epoch,
@@ -164,6 +167,9 @@ static void arrange(void)
 		struct conn *c = &conns[i];
 		uint64_t away = c->m.resident < excess ? c->m.resident : excess;
 
+		if (c->attached)
+			__atomic_store_n(&c->page->slot[0].flags, standing ? NVS_GRANT_STANDING : 0,
+					 __ATOMIC_RELAXED);
 		if (!c->attached || c == h)
 			continue;
 		set_room(c, c->m.resident - away);
@@ -297,9 +303,13 @@ static bool serve(struct conn *c)
 static void sum_up(void)
 {
 	seen.alive = 0;
+	seen.wants = 0;
+	seen.reserved = 0;
 	seen.out = seen.in = seen.resident = seen.fixed = seen.away = 0;
 	for (int i = 0; i < CONNS; i++) {
 		seen.alive += conns[i].attached;
+		seen.wants += conns[i].attached && conns[i].wants;
+		seen.reserved += conns[i].reserved;
 		seen.out += conns[i].m.out_bytes;
 		seen.in += conns[i].m.in_bytes;
 		seen.resident += conns[i].m.resident;
@@ -434,5 +444,26 @@ void swapper_arena(uint64_t bytes)
 {
 	pthread_mutex_lock(&lock);
 	config.arena = bytes;
+	pthread_mutex_unlock(&lock);
+}
+
+void swapper_room(uint64_t bytes)
+{
+	pthread_mutex_lock(&lock);
+	fixed_room = bytes;
+	pthread_mutex_unlock(&lock);
+}
+
+void swapper_withhold(bool yes)
+{
+	pthread_mutex_lock(&lock);
+	withheld = yes;
+	pthread_mutex_unlock(&lock);
+}
+
+void swapper_standing(bool yes)
+{
+	pthread_mutex_lock(&lock);
+	standing = yes;
 	pthread_mutex_unlock(&lock);
 }

@@ -22,7 +22,8 @@ struct swapper_seen {
 	unsigned stuck_memory, stuck_arena, stuck_error;
 	uint64_t out, in;     /* bytes, of the living */
 	uint64_t resident, resident_max; /* sum over tenants, now and at most */
-	uint64_t fixed, away;
+	uint64_t fixed, away, reserved;
+	unsigned wants;       /* tenants that have asked for the GPU and do not have it */
 	bool filling;         /* the holder is on its way in */
 	int holder, mover;    /* pids: has the GPU; has to move out. 0: nobody */
 };
@@ -34,6 +35,12 @@ void swapper_end(void);
 struct swapper_seen swapper_seen(void);
 /* From now on segments are given, of this size. */
 void swapper_arena(uint64_t bytes);
+/* Every tenant's room on the GPU, from now on; 0: what the others leave. */
+void swapper_room(uint64_t bytes);
+/* Revokes the grant there is, and grants nothing while this is true. */
+void swapper_withhold(bool yes);
+/* Whether tenants may go ahead of their grant, as latency tenants do. */
+void swapper_standing(bool yes);
 
 /* In a tenant: bytes of its that are away, as it told last; 0 in its turn. */
 uint64_t swapper_away(void);

@@ -3,6 +3,7 @@
 # What the built shim needs and exports: symbols.sh LIBRARY...
 set -eu
 here=$(dirname "$0")
+hook=$here/..
 both="__cxa_atexit __errno_location clock_gettime close connect dl_iterate_phdr dladdr dlerror
 dlopen fcntl getauxval getenv getpid lseek memcmp memcpy memmove memset mmap mremap munmap nanosleep ppoll prctl
 pthread_create pthread_detach pthread_key_create pthread_mutex_lock pthread_mutex_trylock
@@ -37,9 +38,9 @@ for lib; do
 	done
 	# Exactly the interposed names are exported, and those without a version.
 	names() { # the table, expanded
-		printf '#include "%s/../cuda/symbols.h"\n%s\n%s\n' "$here" \
+		printf '#include "%s/cuda/symbols.h"\n%s\n%s\n' "$hook" \
 			'#define G(name, P, A, key) @name' '#define H(name) @name' |
-			cat - "$here/names.txt" | ${CC:-gcc} -E -P - | tr -s ' ;' '\n' |
+			cat - "$here/names.txt" | ${CC:-gcc} -E -P -iquote "$hook/core" -iquote "$hook/memory" - | tr -s ' ;' '\n' |
 			sed -n 's/^@//p'
 		printf 'dlsym\ndlvsym\n'
 	}

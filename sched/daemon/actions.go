@@ -37,7 +37,7 @@ func (d *Daemon) step(g *gpu, ev sched.Event) {
 // stepGangs steps the GPUs where a gang's turn goes on because of another GPU.
 func (d *Daemon) stepGangs() {
 	for {
-		uuid, ok := d.gangs.Pending()
+		uuid, ok := d.node.Pending()
 		if !ok {
 			break
 		}
@@ -50,7 +50,7 @@ func (d *Daemon) stepGangs() {
 		d.settleMemory(g)
 	}
 	if d.checkAlways {
-		if err := d.gangs.Check(); err != nil && d.invariantErr == nil {
+		if err := d.node.Check(); err != nil && d.invariantErr == nil {
 			d.invariantErr = err
 		}
 	}
@@ -134,7 +134,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 			}
 			d.grantedMemory(g, a)
 			d.reach(beforeGrant)
-			att.client.page.open(att.channel, a.Epoch, flags|onPage, uint64(a.Quantum), uint64(now()))
+			att.client.page.Open(att.channel, uint64(a.Epoch), flags|onPage, uint64(a.Quantum), uint64(now()))
 			d.reach(inGrant)
 			d.send(att.client.conn, &wire.Frame{
 				Type: wire.TypeGrant, Channel: att.channel, Epoch: uint64(a.Epoch), Code: flags,
@@ -145,7 +145,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 	case sched.Revoke:
 		if att := d.attachmentOf(g, a.Client); att != nil {
 			d.reach(beforeRevoke)
-			att.client.page.shut(att.channel)
+			att.client.page.Shut(att.channel)
 			d.reach(inRevoke)
 			d.send(att.client.conn, &wire.Frame{
 				Type: wire.TypeRevoke, Channel: att.channel, Epoch: uint64(a.Epoch),
@@ -171,7 +171,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 	case sched.Resume:
 		if att := d.attachmentOf(g, a.Client); att != nil {
 			d.reach(beforeResume)
-			att.client.page.reopen(att.channel, a.Epoch)
+			att.client.page.Reopen(att.channel, uint64(a.Epoch))
 			d.reach(afterResume)
 		}
 	case sched.Stand:
@@ -181,15 +181,25 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 	case sched.Close:
 		if att := d.attachmentOf(g, a.Client); att != nil {
 			d.reach(beforeClose)
-			att.client.page.shut(att.channel)
+			att.client.page.Shut(att.channel)
 			d.reach(afterClose)
 		}
 	case sched.Adopt:
 		g.unsettle()
 		if att := d.attachmentOf(g, a.Client); att != nil {
 			d.reach(beforeAdopt)
-			att.client.page.open(att.channel, a.Epoch, grantFlags(g.modeNow() == sched.Concurrent), uint64(g.quantum), uint64(now()))
+			att.client.page.Open(att.channel, uint64(a.Epoch), grantFlags(g.modeNow() == sched.Concurrent), uint64(g.quantum), uint64(now()))
 			d.reach(afterAdopt)
+		}
+	case sched.ModeChosen:
+		// A holder keeps its grant when turns end. Its page must say so, or the shim
+		// goes on bounding the work ahead of the GPU, for nobody.
+		if a.Mode == sched.Concurrent {
+			for _, cl := range d.clients {
+				if att := cl.attached[g]; att != nil && cl.page != nil {
+					cl.page.Share(att.channel)
+				}
+			}
 		}
 	case sched.Fence:
 		d.fence(g, a)
@@ -217,7 +227,7 @@ func (d *Daemon) expectRelease(g *gpu, holder *conn) {
 	if next == nil {
 		return // nobody gains: anti-thrash was turned on
 	}
-	next.client.page.announce(next.channel)
+	next.client.page.Announce(next.channel)
 	holder.lookOut(now().Add(d.opts.Spin))
 }
 
@@ -243,7 +253,7 @@ func (d *Daemon) persist(g *gpu, a sched.Persist) bool {
 	s.Epoch, s.Holders, s.Unrecorded = a.Epoch, s.Holders[:0], a.Unrecorded
 	for _, h := range a.Holders {
 		if cl := d.clients[h.Client]; cl != nil {
-			s.Holders = append(s.Holders, holderState{PID: cl.pid, StartTime: cl.start, Epoch: h.Epoch})
+			s.Holders = append(s.Holders, holderState{PID: cl.PID, StartTime: cl.Start, Epoch: h.Epoch})
 		}
 	}
 	d.reach(beforePersist)

@@ -15,6 +15,8 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/page"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -22,10 +24,10 @@ import (
 // several connections, of which it uses GPUs over at most one: the latest with
 // an ATTACH that is more than a question.
 type client struct {
-	*peer
+	*peer.Peer
 	id       sched.ClientID
 	conn     *conn         // nil: none, or lost
-	page     *grantPage    // of the latest conn; nil: it has used no GPU yet
+	page     *page.Page    // of the latest conn; nil: it has used no GPU yet
 	reg      wire.Register // of the latest conn
 	attached map[*gpu]*attachment
 	canMove  bool // its shim can move memory; of the latest conn
@@ -58,9 +60,9 @@ type pendingAttach struct {
 }
 
 func (d *Daemon) logOf(c *conn) *logrus.Entry {
-	fields := logrus.Fields{"pid": c.peer.pid, "command": c.peer.command}
-	if c.peer.container != "" {
-		fields["container"] = c.peer.container
+	fields := logrus.Fields{"pid": c.peer.PID, "command": c.peer.Command}
+	if c.peer.Container != "" {
+		fields["container"] = c.peer.Container
 	}
 	if c.client != nil {
 		fields["client"] = c.client.id
@@ -82,8 +84,8 @@ func (d *Daemon) tell(c *conn, level logrus.Level, text string) {
 	d.logOf(c).Log(level, text)
 }
 
-func (d *Daemon) accountOf(p *peer) *account {
-	key := p.account
+func (d *Daemon) accountOf(p *peer.Peer) *account {
+	key := p.Account
 	a := d.counts[key]
 	if a == nil {
 		a = &account{clients: map[*client]struct{}{}, rate: newRate()}
@@ -92,9 +94,9 @@ func (d *Daemon) accountOf(p *peer) *account {
 	return a
 }
 
-func (d *Daemon) dropAccount(p *peer) {
-	if a := d.counts[p.account]; a != nil && a.conns == 0 && len(a.clients) == 0 {
-		delete(d.counts, p.account)
+func (d *Daemon) dropAccount(p *peer.Peer) {
+	if a := d.counts[p.Account]; a != nil && a.conns == 0 && len(a.clients) == 0 {
+		delete(d.counts, p.Account)
 	}
 }
 
@@ -131,7 +133,7 @@ func (d *Daemon) refuseAtLimit(c *conn, text string) {
 func (d *Daemon) refuseUnknown(err error) {
 	d.refused++
 	level := logrus.DebugLevel // it ended as soon as it had connected
-	if errors.Is(err, errOtherPIDNamespace) {
+	if errors.Is(err, peer.ErrOtherPIDNamespace) {
 		if d.identifyErr == nil {
 			level = logrus.ErrorLevel
 		}
@@ -212,7 +214,7 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 		d.shutDown(c)
 		return
 	}
-	cl := d.byProc[c.peer.process]
+	cl := d.byProc[c.peer.Process]
 	if cl == nil {
 		a := d.accountOf(c.peer)
 		text := ""
@@ -231,11 +233,11 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 	} else {
 		// The same process over another connection: it only asks, or it uses
 		// GPUs over this one from its first ATTACH on.
-		c.peer.pidfd.Close() // the client has one
+		c.peer.Close() // the client has one
 	}
 	c.client, c.reg, c.again = cl, f.Register, f.Code&wire.RegisterReconnect != 0
 	c.canMove = f.Code&wire.RegisterSwap != 0
-	page, fd, err := newGrantPage(cl.id)
+	page, fd, err := page.New(uint64(cl.id))
 	if err != nil {
 		d.tell(c, logrus.ErrorLevel, fmt.Sprintf("refuse a client: %v", err))
 		c.refuse(wire.ErrInternal, "no grant page")
@@ -264,7 +266,7 @@ func (d *Daemon) takeOver(c *conn) {
 		d.loseClient(old)
 	}
 	if cl.page != nil {
-		cl.page.unmap() // its gates were shut when its connection was lost
+		cl.page.Unmap() // its gates were shut when its connection was lost
 	}
 	cl.conn, cl.page, cl.reg, cl.canMove = c, c.page, c.reg, c.canMove
 	what := "registered again"
@@ -284,16 +286,16 @@ func (d *Daemon) takeOver(c *conn) {
 }
 
 // addClient gives a process its id and watches for its death.
-func (d *Daemon) addClient(p *peer) *client {
+func (d *Daemon) addClient(p *peer.Peer) *client {
 	d.nextID++
-	cl := &client{peer: p, id: d.nextID, attached: map[*gpu]*attachment{}}
+	cl := &client{Peer: p, id: d.nextID, attached: map[*gpu]*attachment{}}
 	d.clients[cl.id] = cl
-	d.byProc[p.process] = cl
+	d.byProc[p.Process] = cl
 	d.accountOf(p).clients[cl] = struct{}{}
 	d.wg.Add(1)
 	go func() {
 		defer d.wg.Done()
-		err := awaitDeath(p.pidfd)
+		err := p.AwaitDeath()
 		if err == nil {
 			d.do(func() { d.bury(cl) })
 			return
@@ -301,7 +303,7 @@ func (d *Daemon) addClient(p *peer) *client {
 		select {
 		case <-d.ended: // and so closed the pidfd
 		default:
-			d.log.WithError(err).Errorf("watch process %d: its death will not be noticed", p.pid)
+			d.log.WithError(err).Errorf("watch process %d: its death will not be noticed", p.PID)
 		}
 	}()
 	return cl
@@ -330,19 +332,19 @@ func (d *Daemon) bury(cl *client) {
 		}
 	}
 	delete(d.clients, cl.id)
-	delete(d.byProc, cl.process)
-	delete(d.accountOf(cl.peer).clients, cl)
+	delete(d.byProc, cl.Process)
+	delete(d.accountOf(cl.Peer).clients, cl)
 	d.dropReservations(cl)
 	d.dropMemory(cl)
-	d.dropAccount(cl.peer)
-	cl.pidfd.Close()
+	d.dropAccount(cl.Peer)
+	cl.Close()
 	level := logrus.DebugLevel // it only asked
 	if cl.page != nil {
 		level = logrus.InfoLevel
-		cl.page.unmap()
+		cl.page.Unmap()
 		cl.page = nil
 	}
-	d.tell(&conn{peer: cl.peer, client: cl}, level, "process has ended")
+	d.tell(&conn{peer: cl.Peer, client: cl}, level, "process has ended")
 }
 
 // attach handles ATTACH; searched: after a search for GPUs.
@@ -377,7 +379,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 		return
 	}
 	if observe {
-		c.page.SetLimits(f.Channel, g.limits(c.peer.account, 0))
+		c.page.SetLimits(f.Channel, g.limits(c.peer.Account, 0))
 		d.send(c, &answer, nil)
 		return
 	}
@@ -391,13 +393,13 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	att := &attachment{client: c.client, gpu: g, channel: f.Channel, ordinal: f.Attach.Ordinal}
 	c.client.attached[g] = att
 	c.channels[f.Channel] = att
-	c.page.SetLimits(f.Channel, g.limits(c.client.account, c.client.id))
+	c.page.SetLimits(f.Channel, g.limits(c.client.Account, c.client.id))
 	delete(g.restored, c.client.id)
 	away := d.attachMemory(g, att, c.again)
 	d.stepAttach(g, att, sched.Attach{
 		Client: c.client.id,
-		Tenant: c.client.account,
-		Share:  d.shareOf(g, c.client.account),
+		Tenant: c.client.Account,
+		Share:  d.shareOf(g, c.client.Account),
 		Held:   sched.Epoch(f.Epoch),
 		Want:   f.Code&wire.AttachWant != 0,
 		Away:   away,
@@ -434,12 +436,12 @@ func (d *Daemon) dropBroken() {
 		d.accountOf(c.peer).conns--
 		d.dropAccount(c.peer)
 		if c.client == nil {
-			c.peer.pidfd.Close()
+			c.peer.Close()
 			continue
 		}
 		d.loseClient(c)
 		if c.client.page != c.page && c.page != nil {
-			c.page.unmap() // of one that only asked
+			c.page.Unmap() // of one that only asked
 		}
 	}
 }

@@ -18,13 +18,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/page"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // conn is one tenant connection.
 type conn struct {
 	sock *net.UnixConn
-	peer *peer
+	peer *peer.Peer
 	rate *rate        // of the peer's account
 	spin atomic.Int64 // sched.Time until which read spins for the next frame
 
@@ -33,7 +35,7 @@ type conn struct {
 	reg      wire.Register                    // what it registered with
 	canMove  bool                             // the shim can move memory
 	again    bool                             // the process says that it was registered before
-	page     *grantPage                       // the client's own once it has attached
+	page     *page.Page                       // the client's own once it has attached
 	channels [wire.MaxChannels]*attachment    // attached over this connection
 	waiting  [wire.MaxChannels]*pendingAttach // ATTACH not answered yet
 	failed   [wire.MaxChannels]bool           // ATTACH was answered with an error
@@ -98,7 +100,7 @@ func (d *Daemon) yieldToOthers() (back func()) {
 func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
 	c := &conn{sock: sock}
 	var err error
-	if c.peer, err = identify(sock); err != nil {
+	if c.peer, err = d.peers.Identify(sock); err != nil {
 		_ = d.ask(ctx, func() { d.refuseUnknown(err) })
 		c.refuse(wire.ErrInternal, "cannot identify your process")
 		sock.Close()
@@ -106,7 +108,7 @@ func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
 	}
 	admitted := false
 	if err := d.ask(ctx, func() { admitted = d.takeIn(c) }); err != nil || !admitted {
-		c.peer.pidfd.Close()
+		c.peer.Close()
 		sock.Close()
 		return
 	}

@@ -338,13 +338,13 @@ func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *ap
 	if cl == nil {
 		return c
 	}
-	c.Pid, c.Uid = uint32(cl.pid), cl.uid
-	c.Command = strings.ToValidUTF8(cl.command, "?")
-	c.Container = &api.Container{Id: cl.container, PodUid: cl.podUID}
-	if names := d.names[cl.container]; names != nil {
+	c.Pid, c.Uid = uint32(cl.PID), cl.UID
+	c.Command = strings.ToValidUTF8(cl.Command, "?")
+	c.Container = &api.Container{Id: cl.Container, PodUid: cl.PodUID}
+	if names := d.names[cl.Container]; names != nil {
 		c.Container = names
 	}
-	c.ReservedBytes = g.ledger.Reserved(cl.account, cs.ID).Total
+	c.ReservedBytes = g.ledger.Reserved(cl.Account, cs.ID).Total
 	c.Interposed, c.Bypassed = cl.reg.Interposed, cl.reg.Bypassed
 	if cl.page != nil {
 		c.ShimVersion = shimVersion(cl.reg.ShimVersion)

@@ -126,7 +126,7 @@ func TestContainers(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, a := newClient(t, s)
-	if err := s.ask(ctx, func() { s.clients[sched.ClientID(a.id)].container = "abc" }); err != nil { // the cgroup is a machine's own
+	if err := s.ask(ctx, func() { s.clients[sched.ClientID(a.id)].Container = "abc" }); err != nil { // the cgroup is a machine's own
 		t.Fatal(err)
 	}
 	r := s.status()

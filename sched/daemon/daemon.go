@@ -18,6 +18,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -80,6 +81,7 @@ type Daemon struct {
 	maxReady, maxHeld int
 	// sysfs is where that is; not /sys in tests.
 	sysfs string
+	peers *peer.Finder
 	// registerTimeout is the constant, but for tests.
 	registerTimeout time.Duration
 
@@ -98,12 +100,12 @@ type Daemon struct {
 	cautious bool // the state file was damaged: holders may be about
 	nextID   sched.ClientID
 	clients  map[sched.ClientID]*client
-	byProc   map[process]*client
+	byProc   map[peer.Process]*client
 	conns    map[*conn]struct{}
-	counts   map[string]*account // by peer.account
+	counts   map[string]*account // by peer.Peer.Account
 	gpus     map[wire.UUID]*gpu
 	order    []*gpu                    // by index
-	gangs    *sched.Gangs              // of all GPUs
+	node     *sched.Node               // of all GPUs
 	names    map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
 	shares   shares                    // that were set, or asked for by pods
 	settings settings                  // time quanta and modes that were set
@@ -161,6 +163,10 @@ func newDaemon(opts Options) (*Daemon, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the boot id: %w", err)
 	}
+	peers, err := peer.NewFinder()
+	if err != nil {
+		return nil, err
+	}
 	opts.Quantum = cmp.Or(opts.Quantum, sched.DefaultQuantum)
 	opts.Grace = cmp.Or(opts.Grace, sched.DefaultGrace)
 	maxReady, maxHeld := maxSegments()
@@ -174,15 +180,16 @@ func newDaemon(opts Options) (*Daemon, error) {
 		maxHeld:         maxHeld,
 		sysfs:           "/sys",
 		arena:           arena{make: newSegment, memory: hostMemory},
+		peers:           peers,
 		registerTimeout: registerTimeout,
 		events:          make(chan func(), 256),
 		ended:           make(chan struct{}),
 		clients:         map[sched.ClientID]*client{},
-		byProc:          map[process]*client{},
+		byProc:          map[peer.Process]*client{},
 		conns:           map[*conn]struct{}{},
 		counts:          map[string]*account{},
 		gpus:            map[wire.UUID]*gpu{},
-		gangs:           sched.NewGangs(),
+		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},
 		tenantLog:       bucket{rate: tenantLogRate, burst: tenantLogBurst},
 	}
@@ -244,22 +251,22 @@ func (d *Daemon) Run(ctx context.Context) error {
 	for c := range d.conns {
 		c.sock.Close()
 		if c.client == nil {
-			c.peer.pidfd.Close()
+			c.peer.Close()
 		}
 	}
 	for _, cl := range d.clients {
-		cl.pidfd.Close()
+		cl.Close()
 	}
 	cancel()
 	d.wg.Wait()
 	for c := range d.conns {
 		if c.page != nil {
-			c.page.unmap()
+			c.page.Unmap()
 		}
 	}
 	for _, cl := range d.clients {
 		if cl.page != nil {
-			cl.page.unmap()
+			cl.page.Unmap()
 		}
 	}
 	d.closeRunDir()

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
 // describe answers the control call. It keeps c, with the terms of the last
@@ -25,7 +26,7 @@ func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContain
 	if old != nil {
 		resp.Old = proto.Clone(old).(*api.Container)
 	}
-	account := containerAccount + c.Id
+	account := peer.ContainerAccount + c.Id
 	was := d.shares.Tenants[account]
 	d.setPodTerms(c)
 	is := d.shares.Tenants[account]
@@ -39,7 +40,7 @@ func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContain
 
 // setPodTerms puts the terms of a described container in force.
 func (d *Daemon) setPodTerms(c *api.Container) {
-	account := containerAccount + c.Id
+	account := peer.ContainerAccount + c.Id
 	old := d.shares.Tenants[account]
 	to := old
 	if to.Pod, to.Has = podTerms(c), c.Gpus; to.Pod == (api.Terms{}) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
 // Pods' annotations change while containers run: what cannot be known of them
@@ -18,7 +19,7 @@ import (
 func TestDescribeAgain(t *testing.T) {
 	dir := t.TempDir()
 	s := newSharing(t, dir)
-	account := containerAccount + whole("a")
+	account := peer.ContainerAccount + whole("a")
 	describe := func(memory uint64, share *api.Share, keep *api.Keep) *api.DescribeContainerResponse {
 		t.Helper()
 		r, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Keep: keep, Container: &api.Container{

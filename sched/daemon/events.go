@@ -13,6 +13,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
 const (
@@ -46,7 +47,7 @@ type event struct {
 	index      int    // of the GPU
 	uuid       string // of the GPU; "": none
 	client     sched.ClientID
-	peer       *peer          // of the client; nil: no client, or unknown
+	peer       *peer.Peer     // of the client; nil: no client, or unknown
 	names      *api.Container // of its container, if we were told
 	epoch      sched.Epoch
 	waited     time.Duration
@@ -183,9 +184,9 @@ func (d *Daemon) eventOf(t time.Time, g *gpu, id sched.ClientID, e *event) *even
 		e.uuid, e.index = g.UUID, g.Index
 	}
 	if cl := d.clients[id]; cl != nil {
-		e.peer = cl.peer
-		if cl.container != "" {
-			e.names = d.names[cl.container]
+		e.peer = cl.Peer
+		if cl.Container != "" {
+			e.names = d.names[cl.Container]
 		}
 	}
 	return e
@@ -294,9 +295,9 @@ func (e *event) api() *api.Event {
 		Fenced: e.fenced, Concurrent: e.concurrent, Latency: e.latency, Container: onlyNames(e.names),
 	}
 	if p := e.peer; p != nil {
-		out.Pid, out.Uid = uint32(p.pid), p.uid
+		out.Pid, out.Uid = uint32(p.PID), p.UID
 		if out.Container == nil {
-			out.Container = &api.Container{Id: p.container, PodUid: p.podUID}
+			out.Container = &api.Container{Id: p.Container, PodUid: p.PodUID}
 		}
 	}
 	switch e.kind {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -244,7 +245,7 @@ func TestEventsFitIntoAMessage(t *testing.T) {
 	found := make([]event, maxEventsAnswer)
 	for i := range found {
 		found[i] = event{seq: 1 << 63, at: 1 << 62, uuid: gpuA.UUID, client: 1 << 63, names: names, epoch: 1 << 63,
-			peer: &peer{process: process{pid: 1 << 22}}, waited: 1 << 62, held: 1 << 62, drained: 1 << 62}
+			peer: &peer.Peer{Process: peer.Process{PID: 1 << 22}}, waited: 1 << 62, held: 1 << 62, drained: 1 << 62}
 	}
 	const message = 4 << 20 // of ttrpc
 	if n := proto.Size(&api.EventsResponse{Events: apiEvents(found)}); n > message {
@@ -256,7 +257,7 @@ func TestEventsFitIntoAMessage(t *testing.T) {
 func TestTenantLinesAreLimited(t *testing.T) {
 	var log strings.Builder
 	s := start(t, t.TempDir(), logTo(&log))
-	c := &conn{peer: &peer{process: process{pid: 1}, command: "noisy"}}
+	c := &conn{peer: &peer.Peer{Process: peer.Process{PID: 1}, Command: "noisy"}}
 	if err := s.ask(context.Background(), func() {
 		for range 1000 {
 			s.tell(c, 3, "it talks") // warning
@@ -281,7 +282,7 @@ func BenchmarkObserve(b *testing.B) {
 	g := &gpu{GPU: gpuA}
 	for i := range sched.ClientID(100) {
 		id := fmt.Sprintf("%064x", i)
-		d.clients[i] = &client{id: i, peer: &peer{container: id}}
+		d.clients[i] = &client{id: i, Peer: &peer.Peer{Container: id}}
 		d.names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
 	}
 	b.ReportAllocs()

@@ -4,9 +4,6 @@ package daemon
 
 import (
 	"fmt"
-	"os"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched"
 )
@@ -53,18 +50,18 @@ func (d *Daemon) fence(g *gpu, a sched.Fence) {
 	if cl == nil {
 		return
 	}
-	log := d.log.WithField("client", a.Client).WithField("pid", cl.pid)
-	if cl.container != "" {
-		log = log.WithField("container", cl.container)
+	log := d.log.WithField("client", a.Client).WithField("pid", cl.PID)
+	if cl.Container != "" {
+		log = log.WithField("container", cl.Container)
 	}
 	text := fmt.Sprintf("GPU %d: fenced: it did not release the GPU within the grace period", g.Index)
 	switch d.fenceAction(g, a) {
 	case FenceKill:
-		if err := kill(cl.pidfd); err != nil {
+		if err := cl.Kill(); err != nil {
 			log.WithError(err).Errorf("%s, may still use it, and cannot be killed", text)
 			return
 		}
-		log.Warnf("%s; %q is killed", text, cl.command)
+		log.Warnf("%s; %q is killed", text, cl.Command)
 	case FenceDemote:
 		log.Warnf("%s; all tenants use it at once until it has, or has ended", text)
 		g.fenced[a.Client] = true
@@ -72,18 +69,6 @@ func (d *Daemon) fence(g *gpu, a sched.Fence) {
 	default:
 		log.Warnf("%s, and may still use it", text)
 	}
-}
-
-// kill cannot hit another process with the same number.
-func kill(pidfd *os.File) error {
-	raw, err := pidfd.SyscallConn()
-	if err != nil {
-		return err
-	}
-	if ctlErr := raw.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }); ctlErr != nil {
-		return ctlErr
-	}
-	return err
 }
 
 // unfence takes note that a grant has ended.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -154,7 +155,7 @@ func (d *Daemon) addGPU(info GPU) error {
 		SwapShare: d.swapShareOf(info.UUID),
 		LastEpoch: last.Epoch,
 		GPU:       info.UUID,
-		Gangs:     d.gangs,
+		Node:      d.node,
 	})}
 	d.gpus[uuid] = g
 	g.ceiling = d.opts.GPUMemory
@@ -174,7 +175,7 @@ func (d *Daemon) addGPU(info GPU) error {
 		d.step(g, sched.Restore{Epoch: last.Epoch})
 	}
 	for _, h := range holders {
-		d.restore(g, process{h.PID, h.StartTime}, h.Epoch)
+		d.restore(g, peer.Process{PID: h.PID, Start: h.StartTime}, h.Epoch)
 	}
 	d.awaitMembers(g)
 	return nil
@@ -182,10 +183,10 @@ func (d *Daemon) addGPU(info GPU) error {
 
 // restore keeps the GPU for the process that held it when an earlier scheduler
 // ended, if it lives.
-func (d *Daemon) restore(g *gpu, proc process, epoch sched.Epoch) {
+func (d *Daemon) restore(g *gpu, proc peer.Process, epoch sched.Epoch) {
 	cl := d.byProc[proc]
 	if cl == nil {
-		p, err := findProcess(proc)
+		p, err := d.peers.Find(proc)
 		if err != nil {
 			d.log.WithError(err).Infof("GPU %d: the holder of before has ended", g.Index)
 			return
@@ -194,7 +195,7 @@ func (d *Daemon) restore(g *gpu, proc process, epoch sched.Epoch) {
 	}
 	d.reach(beforeRestore)
 	g.restored[cl.id] = true
-	d.log.Infof("GPU %d: process %d held it before the restart; nothing is granted until it is back, ends, or its time is over", g.Index, cl.pid)
-	d.step(g, sched.Restore{Client: cl.id, Epoch: epoch, Tenant: cl.account, Gang: d.shareOf(g, cl.account).Gang})
+	d.log.Infof("GPU %d: process %d held it before the restart; nothing is granted until it is back, ends, or its time is over", g.Index, cl.PID)
+	d.step(g, sched.Restore{Client: cl.id, Epoch: epoch, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Gang})
 	d.reach(afterRestore)
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -260,6 +261,33 @@ func (p *proc) tryConnect() (*net.UnixConn, error) {
 		return nil, err
 	}
 	return c.(*net.UnixConn), nil
+}
+
+// ownContainer is the container that this test runs in, or "".
+func ownContainer(t *testing.T) string {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[1])
+	file := os.NewFile(uintptr(fds[0]), "pair")
+	defer file.Close()
+	conn, err := net.FileConn(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	finder, err := peer.NewFinder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := finder.Identify(conn.(*net.UnixConn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Close()
+	return p.Container
 }
 
 // kill ends the process with SIGKILL; it may be called again.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -76,17 +77,17 @@ func (d *Daemon) showLimits(g *gpu, account string) {
 // reserve answers RESERVE.
 func (d *Daemon) reserve(c *conn, att *attachment, f *wire.Frame) {
 	g, cl := att.gpu, att.client
-	before := g.ledger.Reserved(cl.account, 0).Used
+	before := g.ledger.Reserved(cl.Account, 0).Used
 	force := f.Code&wire.ReserveForce != 0
 	total, refused := d.placeable(g, cl, f.Reserve, force)
-	r, ok := g.ledger.Reserved(cl.account, cl.id), false
+	r, ok := g.ledger.Reserved(cl.Account, cl.id), false
 	if refused == wire.OK {
 		refused = wire.ErrMemory
-		r, ok = g.ledger.Reserve(cl.account, cl.id, total, min(f.Reserve.Least, total), force)
+		r, ok = g.ledger.Reserve(cl.Account, cl.id, total, min(f.Reserve.Least, total), force)
 		d.promiseMemory(g, cl, !force)
 	}
 	if r.Used != before {
-		d.showLimits(g, cl.account)
+		d.showLimits(g, cl.Account)
 	}
 	d.tellReserved(g)
 	d.checkLedger(g)
@@ -111,7 +112,7 @@ func (d *Daemon) reserve(c *conn, att *attachment, f *wire.Frame) {
 func (d *Daemon) tellCeiling(g *gpu, cl *client, least, used uint64) {
 	text := fmt.Sprintf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", g.ceiling>>20, used>>20)
 	d.turn(time.Now(), g, cl.id, &event{kind: api.EventType_EVENT_TYPE_NO_ROOM, bytes: least, text: text})
-	d.tell(&conn{peer: cl.peer, client: cl}, logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, least>>20, text))
+	d.tell(&conn{peer: cl.Peer, client: cl}, logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, least>>20, text))
 }
 
 // tellReserved tells the core how much of the GPU's memory is reserved, when
@@ -134,8 +135,8 @@ func (d *Daemon) tellReserved(g *gpu) {
 // program now.
 func (d *Daemon) dropReservations(cl *client) {
 	for _, g := range d.order {
-		if g.ledger.Drop(cl.account, cl.id) {
-			d.showLimits(g, cl.account)
+		if g.ledger.Drop(cl.Account, cl.id) {
+			d.showLimits(g, cl.Account)
 			d.tellReserved(g)
 			d.checkLedger(g)
 		}
@@ -175,22 +176,22 @@ func (d *Daemon) findTenant(want string, uid *uint32) (account string, err error
 	case (want == "") == (uid == nil):
 		return "", status.Error(codes.InvalidArgument, "set a share: name either a container or a user")
 	case uid != nil:
-		return userAccount + strconv.FormatUint(uint64(*uid), 10), nil
+		return peer.AccountOfUser(*uid), nil
 	}
 	var found []string
 	for id, c := range d.containers() {
 		switch {
 		case id == want:
-			return containerAccount + id, nil
+			return peer.ContainerAccount + id, nil
 		case strings.HasPrefix(id, want), c.Pod != "" && api.Who(&api.Client{Container: c}) == want:
 			found = append(found, id)
 		}
 	}
 	switch {
 	case len(found) == 1:
-		return containerAccount + found[0], nil
+		return peer.ContainerAccount + found[0], nil
 	case len(found) == 0 && wholeID.MatchString(want):
-		return containerAccount + want, nil // one that is yet to use a GPU
+		return peer.ContainerAccount + want, nil // one that is yet to use a GPU
 	case len(found) == 0:
 		return "", status.Errorf(codes.NotFound, "container %.128q: none that uses a GPU has this id or name (nvsharectl status lists them)", want)
 	}
@@ -207,10 +208,10 @@ func (d *Daemon) containers() map[string]*api.Container {
 		}
 	}
 	for _, cl := range d.clients {
-		add(cl.container)
+		add(cl.Container)
 	}
 	for account := range d.shares.Tenants {
-		id, _ := strings.CutPrefix(account, containerAccount)
+		id, _ := strings.CutPrefix(account, peer.ContainerAccount)
 		if id != account {
 			add(id)
 		}
@@ -220,13 +221,13 @@ func (d *Daemon) containers() map[string]*api.Container {
 
 // tenantOf is what the API says for an account.
 func (d *Daemon) tenantOf(account string) (c *api.Container, uid uint32) {
-	if id, ok := strings.CutPrefix(account, containerAccount); ok {
+	if id, ok := strings.CutPrefix(account, peer.ContainerAccount); ok {
 		if names := d.names[id]; names != nil {
 			return names, 0
 		}
 		return &api.Container{Id: id}, 0
 	}
-	n, _ := strconv.ParseUint(strings.TrimPrefix(account, userAccount), 10, 32)
+	n, _ := strconv.ParseUint(strings.TrimPrefix(account, peer.UserAccount), 10, 32)
 	return &api.Container{}, uint32(n)
 }
 

@@ -19,6 +19,8 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/page"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -70,7 +72,7 @@ func (p *proc) observe(g GPU) *peerConn {
 func limitRequest(t *testing.T, gpu string, bytes uint64) *api.SetMemoryLimitRequest {
 	t.Helper()
 	r := &api.SetMemoryLimitRequest{Gpu: gpu, Bytes: bytes}
-	if r.Container, _ = containerOf(readFile(t, "/proc/self/cgroup")); r.Container == "" {
+	if r.Container = ownContainer(t); r.Container == "" {
 		uid := uint32(os.Getuid())
 		r.Uid = &uid
 	}
@@ -127,7 +129,7 @@ func TestLimitIsShared(t *testing.T) {
 		t.Errorf("status: %v", r)
 	}
 
-	if own, _ := containerOf(readFile(t, "/proc/self/cgroup")); os.Getuid() != 0 || own != "" {
+	if own := ownContainer(t); os.Getuid() != 0 || own != "" {
 		t.Log("not root outside containers: there is only one tenant here")
 		return
 	}
@@ -522,7 +524,7 @@ func TestSetMemoryLimit(t *testing.T) {
 func TestLimitsAreBounded(t *testing.T) {
 	s := start(t, t.TempDir(), nil, func(d *Daemon) {
 		for i := range maxShares {
-			d.shares.Tenants[userAccount+string(rune('a'+i))] = tenantShares{All: api.Terms{MemoryLimit: gib}}
+			d.shares.Tenants[peer.UserAccount+string(rune('a'+i))] = tenantShares{All: api.Terms{MemoryLimit: gib}}
 		}
 	})
 	if _, err := dial(t, s).SetMemoryLimit(context.Background(), limitRequest(t, "", gib)); status.Code(err) != codes.ResourceExhausted {
@@ -561,7 +563,7 @@ func TestLimitsSurviveARestart(t *testing.T) {
 		t.Errorf("containers that the plugin may forget: %v", r.Containers)
 	}
 	podLimit := func() (limit uint64) {
-		if err := s.ask(ctx, func() { limit = s.order[0].ledger.Reserved(containerAccount+"pod", 0).Limit }); err != nil {
+		if err := s.ask(ctx, func() { limit = s.order[0].ledger.Reserved(peer.ContainerAccount+"pod", 0).Limit }); err != nil {
 			t.Fatal(err)
 		}
 		return limit
@@ -687,12 +689,12 @@ func BenchmarkReserve(b *testing.B) {
 	a := &account{clients: map[*client]struct{}{}}
 	d := &Daemon{counts: map[string]*account{"c": a}}
 	for range maxPerContainer {
-		page, fd, err := newGrantPage(1)
+		page, fd, err := page.New(1)
 		if err != nil {
 			b.Fatal(err)
 		}
 		fd.Close()
-		defer page.unmap()
+		defer page.Unmap()
 		cl := &client{page: page, conn: &conn{}}
 		att := &attachment{client: cl, gpu: g}
 		cl.conn.channels[0] = att

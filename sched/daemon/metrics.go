@@ -220,7 +220,7 @@ func (d *Daemon) fill(s *scrape) {
 	s.traffic, s.unlogged = d.traffic, d.unlogged
 	s.processes = make(map[uint32]bool, len(d.clients))
 	for _, cl := range d.clients {
-		s.processes[uint32(cl.pid)] = true
+		s.processes[uint32(cl.PID)] = true
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -245,7 +246,7 @@ func names(c *api.Container) []string {
 }
 
 func tenantID(c *api.Container, uid uint32) string {
-	return cmp.Or(c.GetId(), userAccount+strconv.FormatUint(uint64(uid), 10))
+	return cmp.Or(c.GetId(), peer.UserAccount+strconv.FormatUint(uint64(uid), 10))
 }
 
 // sameTenant reports whether a container, or a user outside containers, is

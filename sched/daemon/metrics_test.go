@@ -21,6 +21,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -86,17 +87,17 @@ func TestMetrics(t *testing.T) {
 	s.await("b waits", func(r *api.StatusResponse) bool {
 		return stateOf(r, b.id) == api.ClientState_CLIENT_STATE_WAITING && r.Gpus[0].Clients[0].Calls == 5
 	})
-	const account = containerAccount + "abc"
+	const account = peer.ContainerAccount + "abc"
 	if err := s.ask(context.Background(), func() {
 		// The cgroup is a machine's own; this is what a pod's container looks like.
 		cl := s.clients[sched.ClientID(a.id)]
-		cl.container, cl.account = "abc", account
+		cl.Container, cl.Account = "abc", account
 		s.names["abc"] = &api.Container{Id: "abc", Namespace: "ml", Pod: "train", Name: "main"}
 		s.gpus[uuidOf(gpuA)].ledger.SetLimit(account, 50)
 		s.gpus[uuidOf(gpuA)].ledger.Reserve(account, cl.id, 60, 60, true)
 		user := s.clients[sched.ClientID(b.id)]
-		s.gpus[uuidOf(gpuA)].ledger.SetLimit(user.account, 9)
-		s.gpus[uuidOf(gpuA)].ledger.Reserve(user.account, user.id, 5, 5, false)
+		s.gpus[uuidOf(gpuA)].ledger.SetLimit(user.Account, 9)
+		s.gpus[uuidOf(gpuA)].ledger.Reserve(user.Account, user.id, 5, 5, false)
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -377,12 +378,12 @@ func BenchmarkScrape(b *testing.B) {
 	d.order = append(d.order, g)
 	for i := range 256 {
 		id := fmt.Sprintf("%064x", i%64)
-		cl := &client{id: sched.ClientID(i + 1), peer: &peer{container: id, account: containerAccount + id, command: "python3"}}
+		cl := &client{id: sched.ClientID(i + 1), Peer: &peer.Peer{Container: id, Account: peer.ContainerAccount + id, Command: "python3"}}
 		cl.attached = map[*gpu]*attachment{g: {client: cl, gpu: g}}
 		d.clients[cl.id] = cl
 		d.names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
-		g.core.Step(now(), sched.Attach{Client: cl.id, Tenant: cl.account, Want: true})
-		g.ledger.Reserve(cl.account, cl.id, 1<<30, 1<<30, false)
+		g.core.Step(now(), sched.Attach{Client: cl.id, Tenant: cl.Account, Want: true})
+		g.ledger.Reserve(cl.Account, cl.id, 1<<30, 1<<30, false)
 	}
 	for b.Loop() {
 		d.fill(&scrape{})

@@ -466,27 +466,6 @@ func TestUnprivileged(t *testing.T) {
 	c.granted()
 }
 
-func TestParseStat(t *testing.T) {
-	rest := " S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 987654321 20 21"
-	for name, tc := range map[string]struct {
-		stat, command string
-		start         uint64
-		bad           bool
-	}{
-		"plain":           {"12 (python3)" + rest, "python3", 987654321, false},
-		"hostile command": {"12 (a) S 1 (b)" + rest, "a) S 1 (b", 987654321, false},
-		"empty":           {"", "", 0, true},
-		"short":           {"12 (x) S 1 2", "", 0, true},
-		"no brackets":     {"12 x" + rest, "", 0, true},
-		"not a number":    {"12 (x)" + strings.Replace(rest, "987654321", "y", 1), "", 0, true},
-	} {
-		start, command, err := parseStat(tc.stat)
-		if (err != nil) != tc.bad || !tc.bad && (start != tc.start || command != tc.command) {
-			t.Errorf("%s: %d %q %v", name, start, command, err)
-		}
-	}
-}
-
 func TestReasons(t *testing.T) {
 	for code, want := range map[uint32]sched.Reason{
 		wire.ReleaseRevoked: sched.Revoked, wire.ReleaseIdle: sched.Idle, wire.ReleaseExit: sched.Exit,

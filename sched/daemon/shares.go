@@ -15,6 +15,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
 // sharesVersion changes when an older scheduler would misread the file.
@@ -23,7 +24,7 @@ const sharesVersion = 1
 // shares are what tenants may have of GPUs, and are promised.
 type shares struct {
 	Version int                     `json:"version"`
-	Tenants map[string]tenantShares `json:"tenants"` // by peer.account
+	Tenants map[string]tenantShares `json:"tenants"` // by peer.Peer.Account
 }
 
 // tenantShares are the shares of one tenant. Each field of the terms is taken from
@@ -128,7 +129,7 @@ func (d *Daemon) restoreShares() {
 		d.shares.Tenants = map[string]tenantShares{}
 	}
 	for account, t := range d.shares.Tenants {
-		id, ok := strings.CutPrefix(account, containerAccount)
+		id, ok := strings.CutPrefix(account, peer.ContainerAccount)
 		if !ok || t.Pod == (api.Terms{}) {
 			continue
 		}
@@ -201,7 +202,7 @@ func shareChange(g *gpu, account string, old, to tenantShares) *api.ShareChange 
 
 // forgetShares drops the shares of a container that has ended.
 func (d *Daemon) forgetShares(id string) {
-	account := containerAccount + id
+	account := peer.ContainerAccount + id
 	if _, ok := d.shares.Tenants[account]; ok {
 		_ = d.changeShares(account, tenantShares{}, true)
 	}
@@ -240,7 +241,7 @@ func (d *Daemon) promised(uuid, except string) (p promises) {
 
 // has says whether a tenant may use a GPU, as far as we were told.
 func (d *Daemon) has(account, uuid string) bool {
-	id, _ := strings.CutPrefix(account, containerAccount)
+	id, _ := strings.CutPrefix(account, peer.ContainerAccount)
 	c := d.names[id]
 	return id == account || len(c.GetGpus()) == 0 || slices.Contains(c.Gpus, uuid)
 }

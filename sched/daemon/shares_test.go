@@ -16,6 +16,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
 var (
@@ -60,7 +61,7 @@ func (s sharing) told(gpu int, account string) (share sched.Share) {
 // one.
 func TestShareOfATenant(t *testing.T) {
 	s := newSharing(t, t.TempDir())
-	account := containerAccount + whole("a")
+	account := peer.ContainerAccount + whole("a")
 	s.describe("a", &api.Share{CoreLimit: 50, CoreRequest: 20, Weight: 300, Priority: latency, Gang: "ring"})
 	pod := sched.Share{Limit: 50, Request: 20, Weight: 300, Priority: sched.Latency, Gang: "gang ml/ring"}
 	for i, step := range []struct {
@@ -112,7 +113,7 @@ func TestShareIsPossible(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.describe("a", &api.Share{CoreRequest: 60})
-	if got := s.told(0, containerAccount+whole("a")); got != (sched.Share{Limit: 30, Request: 30}) {
+	if got := s.told(0, peer.ContainerAccount+whole("a")); got != (sched.Share{Limit: 30, Request: 30}) {
 		t.Errorf("the core is told %v", got)
 	}
 	if p := s.status().Gpus[0].Promises; len(p) != 1 || p[0].CoreRequest != 30 {
@@ -249,10 +250,10 @@ func TestSharesSurviveARestart(t *testing.T) {
 	s.stop()
 
 	s = newSharing(t, dir)
-	if got := s.told(0, containerAccount+whole("a")); got != (sched.Share{Request: 60, Gang: "gang ml/ring"}) {
+	if got := s.told(0, peer.ContainerAccount+whole("a")); got != (sched.Share{Request: 60, Gang: "gang ml/ring"}) {
 		t.Errorf("of the annotations: %v", got)
 	}
-	if got := s.told(1, containerAccount+whole("b")); got != (sched.Share{Limit: 25, Priority: sched.Latency}) {
+	if got := s.told(1, peer.ContainerAccount+whole("b")); got != (sched.Share{Limit: 25, Priority: sched.Latency}) {
 		t.Errorf("of SetShare: %v", got)
 	}
 	// Which GPUs the pod was given matters before the plugin is back.
@@ -278,7 +279,7 @@ func TestSharesCannotBeRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := s.SetShare(context.Background(), &api.SetShareRequest{Container: whole("a"), CoreLimit: proto.Uint32(25)})
-	if got := s.told(0, containerAccount+whole("a")); status.Code(err) != codes.Unavailable || got != (sched.Share{}) {
+	if got := s.told(0, peer.ContainerAccount+whole("a")); status.Code(err) != codes.Unavailable || got != (sched.Share{}) {
 		t.Errorf("%v, and in force is %v", err, got)
 	}
 }
@@ -368,8 +369,8 @@ func TestDescribeNonsense(t *testing.T) {
 	// The last good value stays.
 	s.describe("a", &api.Share{CoreLimit: 50})
 	bad := &api.Container{Id: whole("a"), Share: &api.Share{CoreLimit: 101}}
-	if _, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Container: bad}); err == nil || s.told(0, containerAccount+whole("a")).Limit != 50 {
-		t.Errorf("after %v the limit is %v", err, s.told(0, containerAccount+whole("a")))
+	if _, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Container: bad}); err == nil || s.told(0, peer.ContainerAccount+whole("a")).Limit != 50 {
+		t.Errorf("after %v the limit is %v", err, s.told(0, peer.ContainerAccount+whole("a")))
 	}
 }
 
@@ -413,7 +414,7 @@ func TestEveryFieldOfAShare(t *testing.T) {
 		wants := func(when string, want api.Terms) {
 			t.Helper()
 			var got api.Terms
-			if err := s.ask(ctx, func() { got = s.shares.Tenants[containerAccount+whole(id)].on(gpuA.UUID) }); err != nil {
+			if err := s.ask(ctx, func() { got = s.shares.Tenants[peer.ContainerAccount+whole(id)].on(gpuA.UUID) }); err != nil {
 				t.Fatal(err)
 			}
 			if got != want {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -48,7 +49,7 @@ func TestOldestShim(t *testing.T) {
 	} {
 		account := s.accountOfClient(w.Welcome.ClientID)
 		req := &api.SetShareRequest{}
-		if id, ok := strings.CutPrefix(account, containerAccount); ok {
+		if id, ok := strings.CutPrefix(account, peer.ContainerAccount); ok {
 			req.Container = id
 		} else {
 			uid := uint32(0)
@@ -89,7 +90,7 @@ func (s *scheduler) accountOfClient(id uint64) (account string) {
 	if err := s.ask(s.t.Context(), func() {
 		for _, cl := range s.clients {
 			if uint64(cl.id) == id {
-				account = cl.account
+				account = cl.Account
 			}
 		}
 	}); err != nil {

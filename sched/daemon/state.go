@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
 // stateVersion changes when an older scheduler would misread the file.
@@ -151,9 +152,9 @@ func (g *gpuState) check() error {
 	case len(g.Holders) > maxRecorded:
 		return fmt.Errorf("%d holders", len(g.Holders))
 	}
-	seen := map[process]bool{}
+	seen := map[peer.Process]bool{}
 	for _, h := range g.Holders {
-		p := process{h.PID, h.StartTime}
+		p := peer.Process{PID: h.PID, Start: h.StartTime}
 		if h.PID <= 0 || h.Epoch == 0 || h.Epoch > g.Epoch || seen[p] {
 			return fmt.Errorf("holder %+v", h)
 		}

@@ -37,11 +37,11 @@ func (d *Daemon) abandon() {
 	for c := range d.conns {
 		c.sock.Close()
 		if c.client == nil {
-			c.peer.pidfd.Close()
+			c.peer.Close()
 		}
 	}
 	for _, cl := range d.clients {
-		cl.pidfd.Close()
+		cl.Close()
 	}
 	d.lock.Close()
 	runtime.Goexit()
@@ -53,12 +53,12 @@ func (d *Daemon) remains() {
 	d.arena.stock.close()
 	for c := range d.conns {
 		if c.page != nil {
-			c.page.unmap()
+			c.page.Unmap()
 		}
 	}
 	for _, cl := range d.clients {
 		if cl.page != nil {
-			cl.page.unmap()
+			cl.page.Unmap()
 		}
 	}
 }
@@ -477,7 +477,7 @@ func TestKilledAnywhere(t *testing.T) {
 	o := &ordeal{t: t, dir: t.TempDir(), reached: map[failpoint]int{},
 		judge: &gpuJudge{holders: map[*honest]uint64{}, news: make(chan struct{}, 1)}}
 	points := killPoints
-	if own, _ := containerOf(readFile(t, "/proc/self/cgroup")); os.Getuid() == 0 && own == "" {
+	if own := ownContainer(t); os.Getuid() == 0 && own == "" {
 		// Two users are two tenants. What one of them is outlives all that comes.
 		points = append(slices.Clone(points), latencyKillPoints...)
 		openToAll(t, o.dir)

@@ -116,7 +116,7 @@ func (g *gpu) unsettle() {
 
 // keepOf says how a client's memory is kept on a GPU, and what its page says.
 func (d *Daemon) keepOf(g *gpu, cl *client) (keep sched.Keep, onPage uint32) {
-	switch d.shares.Tenants[cl.account].on(g.UUID).MemoryMode {
+	switch d.shares.Tenants[cl.Account].on(g.UUID).MemoryMode {
 	case api.MemoryMode_MEMORY_MODE_MANAGED:
 		if g.swap == nil {
 			return sched.Managed, wire.SlotManaged
@@ -175,7 +175,7 @@ func (d *Daemon) attachedMemory(g *gpu, att *attachment) {
 	d.prepareArenas(g)
 }
 
-func (d *Daemon) groupOf(g *gpu, cl *client) string { return d.shareOf(g, cl.account).Gang }
+func (d *Daemon) groupOf(g *gpu, cl *client) string { return d.shareOf(g, cl.Account).Gang }
 
 // keepMemory has a change of a tenant's shares hold for its processes.
 func (d *Daemon) keepMemory(g *gpu, account string) {
@@ -234,13 +234,13 @@ func (d *Daemon) promiseMemory(g *gpu, cl *client, placeable bool) {
 		return
 	}
 	m := g.swap.members[cl.id]
-	if total := g.ledger.Reserved(cl.account, cl.id).Total; total <= m.promised || placeable || d.fits(g, cl, total) == nil {
+	if total := g.ledger.Reserved(cl.Account, cl.id).Total; total <= m.promised || placeable || d.fits(g, cl, total) == nil {
 		if total != m.promised {
 			d.noteMembers()
 		}
 		m.promised = total
 	}
-	g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.account))
+	g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.Account))
 	d.place(g)
 	d.prepareArenas(g)
 }
@@ -248,7 +248,7 @@ func (d *Daemon) promiseMemory(g *gpu, cl *client, placeable bool) {
 // placeable returns how much of a reservation there is a place for, on the GPU or
 // in host memory: all, the least that is of use, or none, with an error.
 func (d *Daemon) placeable(g *gpu, cl *client, want wire.Reserve, force bool) (total uint64, code uint32) {
-	if g.swap == nil || force || want.Total <= g.ledger.Reserved(cl.account, cl.id).Total || g.swap.members[cl.id] == nil {
+	if g.swap == nil || force || want.Total <= g.ledger.Reserved(cl.Account, cl.id).Total || g.swap.members[cl.id] == nil {
 		return want.Total, wire.OK
 	}
 	err := d.fits(g, cl, want.Total)
@@ -261,7 +261,7 @@ func (d *Daemon) placeable(g *gpu, cl *client, want wire.Reserve, force bool) (t
 	g.swap.refused++
 	text := err.Error()
 	d.turn(time.Now(), g, cl.id, &event{kind: api.EventType_EVENT_TYPE_NO_ROOM, bytes: want.Total, text: text})
-	d.tell(&conn{peer: cl.peer, client: cl}, logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, want.Total>>20, text))
+	d.tell(&conn{peer: cl.Peer, client: cl}, logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, want.Total>>20, text))
 	if !cl.canMove {
 		return 0, wire.ErrMemory // all that it knows
 	}
@@ -269,7 +269,7 @@ func (d *Daemon) placeable(g *gpu, cl *client, want wire.Reserve, force bool) (t
 }
 
 func (d *Daemon) fits(g *gpu, cl *client, total uint64) error {
-	arena, err := g.swap.residency.Fits(cl.id, total, g.believed(cl.account), minSegment, g.swap.arenaOf)
+	arena, err := g.swap.residency.Fits(cl.id, total, g.believed(cl.Account), minSegment, g.swap.arenaOf)
 	if err != nil {
 		return err
 	}
@@ -375,7 +375,6 @@ func (d *Daemon) place(g *gpu) {
 		}
 		d.reach(beforeRoom)
 		m.client.page.SetRoom(att.channel, max(room.Bytes, 1))
-		m.client.page.wake(att.channel)
 		d.reach(inRoom)
 		d.tellRoom(att, room.Bytes)
 		d.reach(afterRoom)
@@ -577,7 +576,7 @@ func (d *Daemon) lookAtVictims(g *gpu) {
 			m.stalled = true
 			text := fmt.Sprintf("it does not move %d MiB off the GPU, for which others wait", (o.Resident-min(o.Room, o.Resident))>>20)
 			d.turn(time.Now(), g, id, &event{kind: api.EventType_EVENT_TYPE_STALL, text: text})
-			d.tell(&conn{peer: m.client.peer, client: m.client}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
+			d.tell(&conn{peer: m.client.Peer, client: m.client}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
 		}
 	}
 	d.answerThose(g)

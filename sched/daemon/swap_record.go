@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
 // Who has memory on a GPU where memory is swapped is recorded, so that after a restart
@@ -62,10 +63,10 @@ func (d *Daemon) awaitMembers(g *gpu) {
 		return
 	}
 	for _, was := range list[:min(len(list), maxMembers)] {
-		proc := process{was.PID, was.StartTime}
+		proc := peer.Process{PID: was.PID, Start: was.StartTime}
 		cl := d.byProc[proc]
 		if cl == nil {
-			p, err := findProcess(proc)
+			p, err := d.peers.Find(proc)
 			if err != nil {
 				continue // it has ended
 			}
@@ -79,10 +80,10 @@ func (d *Daemon) awaitMembers(g *gpu) {
 		m := &clientMemory{client: cl, since: now(), promised: min(was.Bytes, g.swap.residency.Capacity())}
 		g.swap.members[cl.id] = m
 		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), keep == sched.Swapped)
-		g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.account))
+		g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.Account))
 		g.swap.residency.Force(cl.id)
 		d.hadArena(m, min(was.Arena, m.promised+maxSegment))
-		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.pid, m.promised>>20, stallAfter)
+		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, m.promised>>20, stallAfter)
 	}
 	g.swap.unsettled = true
 	d.tellPromised(g)
@@ -106,7 +107,7 @@ func (d *Daemon) recordMembers() {
 		}
 		for _, id := range g.swap.residency.IDs() {
 			if m := g.swap.members[id]; m != nil && m.promised != 0 {
-				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.pid, m.client.start, m.promised, m.arena.given, m.client.canMove})
+				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, m.promised, m.arena.given, m.client.canMove})
 			}
 		}
 	}

@@ -46,10 +46,10 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 		}
 		out.ArenaBytes += m.arena.given
 		if m.stranded != 0 {
-			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) is not granted: %s", g.Index, m.client.pid, m.client.command, strandedText(s.residency.Stranded(id))))
+			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) is not granted: %s", g.Index, m.client.PID, m.client.Command, strandedText(s.residency.Stranded(id))))
 		}
 		if m.stalled && lacking > 0 {
-			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) does not move its memory off the GPU; others wait for %d MiB", g.Index, m.client.pid, m.client.command, lacking>>20))
+			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) does not move its memory off the GPU; others wait for %d MiB", g.Index, m.client.PID, m.client.Command, lacking>>20))
 		}
 	}
 	return out, problems
@@ -91,7 +91,7 @@ func (d *Daemon) strand(g *gpu, id sched.ClientID, m *clientMemory) {
 	m.stranded = now().Add(strandedRetry)
 	text := strandedText(lacks)
 	d.turn(time.Now(), g, id, &event{kind: api.EventType_EVENT_TYPE_STALL, text: text})
-	d.tell(&conn{peer: m.client.peer, client: m.client}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
+	d.tell(&conn{peer: m.client.Peer, client: m.client}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
 	d.step(g, sched.SetStranded{Client: id, On: true})
 	d.planLook(g)
 }

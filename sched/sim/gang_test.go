@@ -26,7 +26,7 @@ type ganged struct {
 	seq    uint64
 	calm   bool
 
-	gangs     *sched.Gangs
+	node      *sched.Node
 	cores     []*sched.Core
 	persisted []sched.Persist // by GPU
 	life      int             // of the scheduler; 0: it is down
@@ -210,14 +210,14 @@ func (r *rank) receive(do func()) {
 func (g *ganged) step(gpu int, ev sched.Event) {
 	g.one(gpu, ev)
 	for {
-		name, ok := g.gangs.Pending()
+		name, ok := g.node.Pending()
 		if !ok {
 			break
 		}
 		i, _ := strconv.Atoi(name)
 		g.one(i, sched.GangMoved{})
 	}
-	if err := g.gangs.Check(); err != nil {
+	if err := g.node.Check(); err != nil {
 		g.fail("after %v: %v", ev, err)
 	}
 }
@@ -371,9 +371,9 @@ func (g *ganged) crash() {
 func (g *ganged) boot() {
 	g.lives++
 	g.life = g.lives
-	g.gangs, g.cores = sched.NewGangs(), nil
+	g.node, g.cores = sched.NewNode(), nil
 	for i, p := range g.persisted {
-		g.cores = append(g.cores, sched.New(sched.Config{Quantum: gangQuantum, Grace: gangGrace, Gangs: g.gangs, GPU: strconv.Itoa(i), LastEpoch: p.Epoch}))
+		g.cores = append(g.cores, sched.New(sched.Config{Quantum: gangQuantum, Grace: gangGrace, Node: g.node, GPU: strconv.Itoa(i), LastEpoch: p.Epoch}))
 	}
 	for i, p := range slices.Clone(g.persisted) {
 		if p.Unrecorded {

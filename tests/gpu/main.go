@@ -44,6 +44,7 @@ var steps = []step{
 	{"matrix", "many kinds of work with and without the shim, alone and beside another", (*bench).matrix},
 	{"memory", "what a process with a memory limit is told and given", (*bench).memoryLimit},
 	{"shares", "how exact compute limits and requests are, by the tenants' own work", (*bench).sharesStep},
+	{"programs", "real programs that share the GPU, natively and in each mode", (*bench).programsStep},
 	{"tenants", "what 2 to 16 tenants that saturate the GPU get done together", (*bench).tenantsStep},
 	{"priority", "short requests beside 1, 3 and 8 tenants that saturate the GPU", (*bench).priorityStep},
 	{"swap", "how long it takes to move memory out and in when the GPU passes on, by the link's limit", (*bench).swapStep},
@@ -170,7 +171,8 @@ type bench struct {
 	cellSeconds     float64
 	tenantMiB       int // of the step swap
 	node            *node.Node
-	shared          *pool // of the steps shares, tenants and priority; nil until one needs it
+	backendName     []string // of the pool's processes, in place of PyTorch's loads
+	shared          *pool    // of the steps shares, tenants and priority; nil until one needs it
 }
 
 // run does the steps one after the other. A step that fails does not keep the

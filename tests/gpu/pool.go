@@ -87,6 +87,9 @@ func (b *bench) pool(ctx context.Context, tenants, natives int) (*pool, error) {
 }
 
 func (b *bench) backend() []string {
+	if b.backendName != nil {
+		return b.backendName
+	}
 	if b.simulated {
 		return []string{"driver"}
 	}

@@ -12,6 +12,8 @@
 #             --quick 3), in PyTorch, JAX and CuPy as far as they are there
 #   memory    what a process with a memory limit is told and given
 #   shares    how exact compute limits and requests are
+#   programs  real programs that share the GPU (decoders, trainings, servers):
+#             natively, and in each mode (7 minutes; with --quick 4)
 #   tenants   what 2 to 16 tenants get done together
 #   priority  short requests beside tenants that saturate the GPU
 #   swap      how long the GPU takes to pass to a tenant whose memory is away,
@@ -32,7 +34,7 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | tenants | priority | swap | alloc | makespan | containers | gang | two-gpu) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | tenants | priority | swap | alloc | makespan | containers | gang | two-gpu) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -44,7 +46,7 @@ while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	launch | handover | gemm | matrix | memory | shares | tenants | priority | swap | alloc | makespan | containers | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
+	launch | handover | gemm | matrix | memory | shares | programs | tenants | priority | swap | alloc | makespan | containers | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift

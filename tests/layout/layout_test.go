@@ -29,9 +29,11 @@ var rules = map[string][]string{
 	"sched":                   {},
 	"sched/wire":              {},
 	"sched/api":               {},
-	"sched/daemon":            {"sched", "sched/wire", "sched/api"},
+	"sched/daemon":            {"sched", "sched/wire", "sched/api", "sched/daemon/page", "sched/daemon/peer"},
+	"sched/daemon/page":       {"sched/wire"},
+	"sched/daemon/peer":       {},
 	"sched/sim":               {"sched"},
-	"sched/nvshare-scheduler": {"sched", "sched/daemon", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
+	"sched/nvshare-scheduler": {"sched", "sched/daemon", "sched/daemon/page", "sched/daemon/peer", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
 	"sched/nvsharectl":        {"sched/api", "cdi", "cdi/ldcache"},
 }
 

@@ -163,18 +163,6 @@ WATCH(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long hand
 	return result;
 }
 
-NVS_EXPORT int cuMemUnmap(CUdeviceptr p, size_t n); /* below; only its type is needed here */
-
-int nvs_vmm_driver_unmap(CUdeviceptr p, size_t n)
-{
-	uint64_t stamp = nvs_memory_stamp();
-	int result = CALL(cuMemUnmap, p, n);
-
-	if (result == CUDA_SUCCESS && nvs_counting())
-		nvs_memory_unmapped(p, n, stamp);
-	return result;
-}
-
 WATCH(cuMemUnmap, (CUdeviceptr p, size_t n))
 {
 	int result = used() ? nvs_vmm_unmap(p, n) : NVS_VMM_DRIVER;

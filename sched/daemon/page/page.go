@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package page
 
 import (
 	"errors"
@@ -11,26 +11,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// grantPage is the scheduler's writable mapping of one client's page.
-type grantPage struct {
+// Page is the scheduler's writable mapping of one client's page.
+type Page struct {
 	wire.Page
 	mem []byte
 }
 
-// newGrantPage makes a page and the descriptor to send. After sealing, nobody
-// can map it writable or change its size; our mapping stays as it is. The
-// caller closes the descriptor.
-func newGrantPage(id sched.ClientID) (*grantPage, *os.File, error) {
+// New makes the page of a client, and the descriptor to send. The caller closes
+// the descriptor, and unmaps the page at the client's end.
+func New(client uint64) (*Page, *os.File, error) {
 	fd, err := unix.MemfdCreate("nvshare-grant", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, nil, fmt.Errorf("grant page: memfd_create: %w", err)
 	}
 	file := os.NewFile(uintptr(fd), "nvshare-grant")
-	fail := func(what string, err error) (*grantPage, *os.File, error) {
+	fail := func(what string, err error) (*Page, *os.File, error) {
 		file.Close()
 		return nil, nil, fmt.Errorf("grant page: %s: %w", what, err)
 	}
@@ -41,59 +39,69 @@ func newGrantPage(id sched.ClientID) (*grantPage, *os.File, error) {
 	if err != nil {
 		return fail("mmap", err)
 	}
+	// Our own mapping stays writable.
 	seals := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals|unix.F_SEAL_FUTURE_WRITE)
 	if errors.Is(err, unix.EINVAL) {
-		// Before Linux 5.1. The client could then write to its own page, and
-		// open its own gate, as it can by not loading the shim.
+		// Before Linux 5.1. The client can then write to its own page, and so
+		// open its own gate. It can also do so by not loading the shim.
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
 	}
 	if err != nil {
 		unix.Munmap(mem)
 		return fail("seal", err)
 	}
-	page, err := wire.NewPage(mem, uint64(id))
+	page, err := wire.NewPage(mem, client)
 	if err != nil {
 		unix.Munmap(mem)
 		return fail("layout", err)
 	}
-	return &grantPage{page, mem}, file, nil
+	return &Page{page, mem}, file, nil
 }
 
 // wake wakes every thread of the client that waits on the channel's word. The
 // futex is a shared one: the waiters are in another process.
-func (p *grantPage) wake(channel uint16) {
+func (p *Page) wake(channel uint16) {
 	const futexWake = 1
 	// It fails only for a bad address.
 	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(p.WordAddr(channel))), futexWake, math.MaxInt32, 0, 0, 0)
 }
 
-func (p *grantPage) open(channel uint16, epoch sched.Epoch, flags uint32, quantumNs, nowNs uint64) {
-	p.Open(channel, uint64(epoch), flags, quantumNs, nowNs)
+// Open opens the gate under a grant, and wakes who waits for one.
+func (p *Page) Open(channel uint16, epoch uint64, flags uint32, quantumNs, nowNs uint64) {
+	p.Page.Open(channel, epoch, flags, quantumNs, nowNs)
 	p.wake(channel)
 }
 
-func (p *grantPage) reopen(channel uint16, epoch sched.Epoch) {
-	p.Reopen(channel, uint64(epoch))
+// Reopen opens the gate again under the grant for which it was open before.
+func (p *Page) Reopen(channel uint16, epoch uint64) {
+	p.Page.Reopen(channel, epoch)
 	p.wake(channel)
 }
 
-func (p *grantPage) shut(channel uint16) {
+// Shut shuts the gate. Close does so too, where nobody can be waiting yet.
+func (p *Page) Shut(channel uint16) {
 	p.Close(channel)
 	p.wake(channel)
 }
 
-// announce has the client's waiting threads look out for a grant.
-func (p *grantPage) announce(channel uint16) {
+// Announce has the client's waiting threads look out for a grant.
+func (p *Page) Announce(channel uint16) {
 	p.Next(channel)
 	p.wake(channel)
 }
 
-// unmap gives the memory back; p must not be used after it, but for another
-// unmap.
-func (p *grantPage) unmap() {
+// SetRoom says how many bytes of the GPU's memory the client may have there, and
+// wakes who waits for a change.
+func (p *Page) SetRoom(channel uint16, bytes uint64) {
+	p.Page.SetRoom(channel, bytes)
+	p.wake(channel)
+}
+
+// Unmap gives the memory back. After that the Page may only be unmapped again.
+func (p *Page) Unmap() {
 	if p.mem != nil {
 		unix.Munmap(p.mem)
 	}
-	*p = grantPage{}
+	*p = Page{}
 }

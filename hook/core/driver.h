@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * driver.h: the driver functions that the shim calls for itself.
+ *
+ * cuda/ finds them in the driver and fills the table, past the shim's own
+ * wrappers. The layers below call the table and need no CUDA header: handles
+ * are void *, results are int, and structures are named only.
+ */
+#ifndef NVSHARE_DRIVER_H
+#define NVSHARE_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef unsigned long long CUdeviceptr;
+typedef unsigned int uint;
+
+enum {
+	CUDA_SUCCESS         = 0,
+	CUDA_ERROR_INVALID_VALUE = 1,
+	CUDA_ERROR_OUT_OF_MEMORY = 2,
+	CUDA_ERROR_NOT_FOUND = 500,
+	CUDA_ERROR_NOT_READY = 600,
+};
+
+/* Stream handles with a meaning of their own. */
+#define CU_STREAM_LEGACY     ((void *)0x1)
+#define CU_STREAM_PER_THREAD ((void *)0x2)
+
+/* The stream that a handle means: 0 is the legacy default stream, or the thread's own. */
+#define NVS_KEY_LEGACY(s) ((s) ? (void *)(s) : CU_STREAM_LEGACY)
+#define NVS_KEY_THREAD(s) ((s) ? (void *)(s) : CU_STREAM_PER_THREAD)
+
+#define CU_STREAM_NON_BLOCKING          1u
+#define CU_STREAM_CAPTURE_MODE_RELAXED  2
+#define CU_EVENT_BLOCKING_SYNC          1u
+#define CU_EVENT_DISABLE_TIMING         2u
+
+struct cu_access;
+struct cu_alloc_prop;
+struct cu_array_requirements;
+
+/* D(member, parameters). cuda/exports.h says which export of the driver it is. */
+#define NVS_DRIVER_TABLE(D) \
+	D(ctx_from_green, (void **ctx, void *green)) \
+	D(ctx_get_current, (void **ctx)) \
+	D(ctx_get_device, (int *dev)) \
+	D(ctx_push, (void *ctx)) \
+	D(ctx_pop, (void **ctx)) \
+	D(ctx_synchronize, (void)) \
+	D(device_count, (int *count)) \
+	D(device_get, (int *dev, int ordinal)) \
+	D(device_uuid, (void *uuid, int dev)) \
+	D(device_uuid_v2, (void *uuid, int dev)) \
+	D(device_total_mem, (size_t *bytes, int dev)) \
+	D(primary_state, (int dev, uint *flags, int *active)) \
+	D(array_requirements, (struct cu_array_requirements *r, void *array, int dev)) \
+	D(mipmap_requirements, (struct cu_array_requirements *r, void *array, int dev)) \
+	D(graph_memory, (int dev, int what, void *value)) \
+	D(driver_version, (int *version)) \
+	D(event_create, (void **event, uint flags)) \
+	D(event_destroy, (void *event)) \
+	D(event_record, (void *event, void *stream)) \
+	D(event_query, (void *event)) \
+	D(stream_get_ctx, (void *stream, void **ctx)) \
+	D(stream_get_device, (void *stream, int *dev)) \
+	D(stream_capturing, (void *stream, int *status)) \
+	D(stream_query, (void *stream)) \
+	D(device_attribute, (int *value, int what, int dev)) \
+	D(address_reserve, \
+		(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsigned long long flags)) \
+	D(set_access, (CUdeviceptr p, size_t n, const struct cu_access *a, size_t count)) \
+	D(can_access_peer, (int *can, int dev, int peer)) \
+	D(device_mem_pool, (void **pool, int dev)) \
+	D(address_free, (CUdeviceptr p, size_t n)) \
+	D(mem_export, (void *out, unsigned long long handle, int type, unsigned long long flags)) \
+	D(host_register, (void *p, size_t n, uint flags)) \
+	D(host_unregister, (void *p)) \
+	D(event_synchronize, (void *event)) \
+	D(stream_synchronize, (void *stream)) \
+	D(exchange_capture_mode, (int *mode)) \
+	D(mem_create, \
+		(unsigned long long *handle, size_t n, const struct cu_alloc_prop *p, unsigned long long flags)) \
+	D(mem_release, (unsigned long long handle)) \
+	D(mem_map, \
+		(CUdeviceptr p, size_t n, size_t offset, unsigned long long handle, unsigned long long flags)) \
+	D(mem_unmap, (CUdeviceptr p, size_t n)) \
+	D(mem_import, (unsigned long long *handle, void *os, int type)) \
+	D(pool_get_attribute, (void *pool, int attribute, void *value)) \
+	D(stream_create, (void **stream, uint flags)) \
+	D(copy_to_device, (CUdeviceptr d, const void *h, size_t n, void *stream)) \
+	D(copy_to_host, (void *h, CUdeviceptr d, size_t n, void *stream))
+
+/* Members are NULL where the driver does not have the function. */
+struct nvs_driver {
+#define D(member, params) int (*member) params;
+	NVS_DRIVER_TABLE(D)
+#undef D
+};
+
+/* Valid once nvs_resolve() returned true. */
+extern struct nvs_driver nvs_driver;
+
+#endif

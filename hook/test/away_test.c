@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * away_test.c: calls that wait for memory, and how each of these waits ends. Run
+ * with the shim preloaded; one case per process, "" lists them. The process is the
+ * tenant, and a thread of it the scheduler.
+ */
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#define EVENTUALLY_MS PATIENCE_MS
+#include "tenant.h"
+
+#define GPU (96 * MIB)
+#define LARGE (40 * MIB)
+
+static CUstream own; /* not the one that the rest works in */
+
+static void open_tenant(void)
+{
+	struct swapper_config c = { .gpu = GPU, .arena = 16 * MIB, .quantum_ms = 30 };
+
+	schedule(c);
+	tenant_open();
+	CU(cuStreamCreate(&own, CU_STREAM_NON_BLOCKING));
+	work(1); /* holds the GPU afterwards */
+}
+
+static struct buffer filled(uint64_t seed)
+{
+	struct buffer b = { .bytes = LARGE };
+
+	CU(cuMemAlloc_v2(&b.p, b.bytes));
+	run_fill(&b, seed, NULL);
+	CU(cuCtxSynchronize());
+	return b;
+}
+
+/* The tenant has no grant afterwards, and gets none. */
+static void take_the_gpu(void)
+{
+	swapper_withhold(true);
+	EVENTUALLY(swapper_seen().holder == 0);
+}
+
+static void take_memory_away(void)
+{
+	take_the_gpu();
+	swapper_room(1);
+	EVENTUALLY(swapper_seen().resident <= 2 * MIB);
+}
+
+/* The scheduler's side, while a call of the main thread waits. */
+static void *beside(void *run)
+{
+	((void (*)(void))run)();
+	return NULL;
+}
+
+static pthread_t start(void (*run)(void))
+{
+	pthread_t t;
+
+	CHECK(pthread_create(&t, NULL, beside, (void *)run) == 0);
+	return t;
+}
+
+/* ---- the scheduler goes ---- */
+
+/* Once more is reserved than there is room for, who asked for it waits for the room. */
+static void stop_when_somebody_waits(void)
+{
+	EVENTUALLY(swapper_seen().reserved >= 2 * LARGE);
+	nap_ms(100);
+	swapper_stop();
+}
+
+static CUresult create(CUdeviceptr *p, size_t bytes)
+{
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+
+	return cuMemCreate(p, bytes, &prop, 0);
+}
+
+/* From then on the GPU's own memory is the limit, and its driver the judge. */
+static void without_a_scheduler(CUresult (*allocate)(CUdeviceptr *, size_t))
+{
+	CUdeviceptr p;
+	pthread_t t;
+
+	open_tenant();
+	swapper_room(LARGE);
+	t = start(stop_when_somebody_waits);
+	CHECK(allocate(&p, 2 * LARGE) == CUDA_SUCCESS);
+	pthread_join(t, NULL);
+	CHECK(allocate(&p, 2 * LARGE) == CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+static void an_allocation_outlives_the_scheduler(void) { without_a_scheduler(cuMemAlloc_v2); }
+static void a_handle_outlives_the_scheduler(void) { without_a_scheduler(create); }
+
+/* ---- work without a grant ---- */
+
+/* A latency tenant's work begins before its grant; what it uses is freed after it. */
+static void a_free_waits_for_work_that_went_ahead(void)
+{
+	uint64_t ns = 300000000, zero = 0;
+	void *params[] = { &ns, &zero };
+	struct buffer b;
+
+	open_tenant();
+	b = filled(1);
+	take_the_gpu();
+	swapper_standing(true);
+	CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
+	run_fill(&b, 2, NULL);
+	CHECK(swapper_seen().holder == 0);
+	CU(cuMemFree_v2(b.p));
+	CHECK(cuStreamQuery(NULL) == CUDA_SUCCESS);
+	swapper_standing(false);
+	swapper_withhold(false);
+	swapper_end();
+}
+
+/* ---- who leaves the wait for memory ---- */
+
+static sigjmp_buf back;
+static atomic_bool granted;
+
+static void jump(int sig)
+{
+	(void)sig;
+	siglongjmp(back, 1);
+}
+
+/* Sends the signal when the main thread waits for memory. */
+static void interrupt(void)
+{
+	EVENTUALLY(swapper_seen().wants > 0);
+	nap_ms(100);
+	CHECK(kill(getpid(), SIGUSR1) == 0);
+}
+
+static void grant_late(void)
+{
+	EVENTUALLY(swapper_seen().wants > 0);
+	nap_ms(200);
+	granted = true;
+	swapper_withhold(false);
+}
+
+static void who_jumped_out_waits_for_a_grant(void)
+{
+	struct buffer a, b;
+	pthread_t t;
+	CUgraph g;
+
+	open_tenant();
+	CHECK(signal(SIGUSR1, jump) != SIG_ERR);
+	a = filled(1);
+	b = filled(2);
+	take_memory_away();
+	CU(cuStreamBeginCapture_v2(own, CU_STREAM_CAPTURE_MODE_RELAXED));
+	t = start(interrupt);
+	if (!sigsetjmp(back, 1)) {
+		cuMemcpyDtoDAsync_v2(b.p, a.p, a.bytes, own);
+		CHECK(!"the copy waits for its memory");
+	}
+	pthread_join(t, NULL);
+	CU(cuStreamEndCapture(own, &g));
+	swapper_room(0);
+	swapper_withhold(false);
+	verify(&a); /* all comes in */
+	take_the_gpu();
+	t = start(grant_late);
+	run_fill(&a, 3, NULL);
+	CHECK(granted);
+	pthread_join(t, NULL);
+	verify(&a);
+	verify(&b);
+	swapper_end();
+}
+
+/* ---- the process ends ---- */
+
+static struct buffer late; /* away when the process ends */
+
+static void end_with_memory_away(void (*handler)(void))
+{
+	CHECK(atexit(handler) == 0); /* before cuInit, so that it runs after the shim's part of exit() */
+	open_tenant();
+	late = filled(1);
+	take_memory_away();
+}
+
+static void use_late_memory(void)
+{
+	verify(&late);
+	for (unsigned i = 0; i < 3; i++) {
+		run_fill(&late, i, NULL);
+		work(50);
+		verify(&late);
+	}
+}
+
+static void use_it_when_it_comes(void)
+{
+	swapper_room(0);
+	swapper_withhold(false);
+	use_late_memory();
+}
+
+static void a_late_handler_gets_its_memory(void) { end_with_memory_away(use_it_when_it_comes); }
+
+/* The first grant is revoked when a part of the memory is there. */
+static void revoke_in_the_middle(void)
+{
+	EVENTUALLY(swapper_seen().filling && swapper_seen().resident >= LARGE / 4);
+	take_the_gpu();
+	swapper_room(0);
+	swapper_withhold(false);
+}
+
+static void use_it_after_a_revoke(void)
+{
+	pthread_t t = start(revoke_in_the_middle);
+
+	swapper_room(LARGE - 2 * MIB);
+	swapper_withhold(false);
+	use_late_memory();
+	pthread_join(t, NULL);
+}
+
+static void a_late_handler_waits_for_all_its_memory(void) { end_with_memory_away(use_it_after_a_revoke); }
+
+static const struct test_case cases[] = {
+#define CASE(name) { #name, name }
+	CASE(an_allocation_outlives_the_scheduler),
+	CASE(a_handle_outlives_the_scheduler),
+	CASE(a_free_waits_for_work_that_went_ahead),
+	CASE(who_jumped_out_waits_for_a_grant),
+	CASE(a_late_handler_gets_its_memory),
+	CASE(a_late_handler_waits_for_all_its_memory),
+};
+
+int main(int argc, char **argv)
+{
+	alarm(60);
+	return run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
+}

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package peer says which process is at the other end of a connection, and
+// proves when that process is dead.
+//
+// What it guarantees:
+//
+//   - Every answer comes from the kernel: SO_PEERCRED, a pidfd, /proc and the
+//     cgroup file system. Nothing that the process sends is used.
+//   - A pid alone names nobody: a Process also has the start time, and a Peer a
+//     pidfd. Only the pidfd proves death.
+//   - A process belongs to a container only if the cgroup directory that names
+//     the container belongs to root. Any user can make directories, with any
+//     names, in a cgroup that was delegated to that user. A process below such a
+//     directory counts to the directory's owner, whatever its own user is. So
+//     rootless containers of one user share that user's account.
+//   - Where the scheduler cannot see the host's cgroup directories (in a
+//     container with a cgroup namespace of its own), only directories below
+//     systemd's user@<uid>.service are known to be delegated.
+package peer

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrOtherPIDNamespace: without a pid there is no identity, and no proof of death.
+var ErrOtherPIDNamespace = errors.New("the process is not in the scheduler's PID namespace: run nvshare-scheduler in the host's (hostPID: true in Kubernetes, --pid=host in podman and docker)")
+
+// soPeerPidfd is SO_PEERPIDFD, Linux 6.5.
+const soPeerPidfd = 77
+
+// Process names a process for the time since boot: a pid is reused, but not
+// with the same start time.
+type Process struct {
+	PID   int32
+	Start uint64 // clock ticks since boot, field 22 of /proc/<pid>/stat
+}
+
+// Peer is what the kernel says of a process.
+type Peer struct {
+	Process
+	UID       uint32
+	Container string // id, empty outside containers
+	PodUID    string
+	// Account is what the process's connections, clients and memory are counted
+	// by: ContainerAccount and the container's id, or UserAccount and a user's
+	// number.
+	Account string
+	Command string // chosen by the process: any bytes
+	pidfd   *os.File
+}
+
+// How accounts begin.
+const (
+	ContainerAccount = "container "
+	UserAccount      = "user "
+)
+
+// AccountOfUser returns the account of a user outside containers.
+func AccountOfUser(uid uint32) string { return UserAccount + strconv.FormatUint(uint64(uid), 10) }
+
+// Finder identifies processes on a host whose cgroups it has found.
+type Finder struct{ cgroups hierarchies }
+
+// NewFinder looks for the host's cgroup file systems, once: a later mount is
+// not seen.
+func NewFinder() (*Finder, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("find the cgroup file systems: %w", err)
+	}
+	return &Finder{readHierarchies(string(text))}, nil
+}
+
+// Identify asks the kernel who connected. The caller closes the Peer.
+func (f *Finder) Identify(conn *net.UnixConn) (*Peer, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	pidfd := -1
+	var credErr, fdErr error
+	if err := raw.Control(func(fd uintptr) {
+		if cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); credErr != nil {
+			return
+		}
+		pidfd, fdErr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, soPeerPidfd)
+	}); err != nil {
+		return nil, err
+	}
+	if credErr != nil {
+		return nil, fmt.Errorf("SO_PEERCRED: %w", credErr)
+	}
+	if cred.Pid <= 0 {
+		if pidfd >= 0 {
+			unix.Close(pidfd)
+		}
+		return nil, ErrOtherPIDNamespace
+	}
+	if errors.Is(fdErr, unix.ENOPROTOOPT) {
+		// Before Linux 6.5. If the peer died and its pid was given to another
+		// process since it connected, that one is taken for it. It then holds
+		// a GPU until the dead one's connection has been lost for the grace
+		// period, at worst.
+		pidfd, fdErr = unix.PidfdOpen(int(cred.Pid), 0)
+	}
+	if fdErr != nil {
+		return nil, fmt.Errorf("pidfd of process %d: %w", cred.Pid, fdErr)
+	}
+	return f.describe(cred.Pid, cred.Uid, pidfd)
+}
+
+// Find opens a process that was recorded before. It fails if the process is
+// dead or its pid names another process now. The caller closes the Peer.
+func (f *Finder) Find(want Process) (*Peer, error) {
+	pidfd, err := unix.PidfdOpen(int(want.PID), 0)
+	if err != nil {
+		return nil, fmt.Errorf("pidfd of process %d: %w", want.PID, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d", want.PID), &st); err != nil {
+		unix.Close(pidfd)
+		return nil, err
+	}
+	p, err := f.describe(want.PID, st.Uid, pidfd)
+	if err != nil {
+		return nil, err
+	}
+	if p.Process != want {
+		p.pidfd.Close()
+		return nil, fmt.Errorf("process %d is another process now", want.PID)
+	}
+	return p, nil
+}
+
+// describe reads what /proc has of a process, and owns the pidfd.
+func (f *Finder) describe(pid int32, uid uint32, pidfd int) (*Peer, error) {
+	if err := unix.SetNonblock(pidfd, true); err != nil { // makes Go's poller take it
+		unix.Close(pidfd)
+		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
+	}
+	p := &Peer{Process: Process{PID: pid}, UID: uid, pidfd: os.NewFile(uintptr(pidfd), "pidfd")}
+	err := f.read(p)
+	if err == nil && dead(pidfd) {
+		err = errors.New("the process has ended") // what we read may be of the pid's next owner
+	}
+	if err != nil {
+		p.Close()
+		return nil, fmt.Errorf("process %d: %w", pid, err)
+	}
+	return p, nil
+}
+
+// read fills in what the files below /proc/<pid> say.
+func (f *Finder) read(p *Peer) error {
+	dir := "/proc/" + strconv.Itoa(int(p.PID)) + "/"
+	stat, err := os.ReadFile(dir + "stat")
+	if err != nil {
+		return err
+	}
+	if p.Start, p.Command, err = parseStat(string(stat)); err != nil {
+		return err
+	}
+	cgroup, err := os.ReadFile(dir + "cgroup")
+	if err != nil {
+		return err
+	}
+	var delegated *uint32
+	p.Container, p.PodUID, delegated = f.cgroups.containerOf(string(cgroup))
+	switch {
+	case p.Container != "":
+		p.Account = ContainerAccount + p.Container
+	case delegated != nil:
+		p.Account = AccountOfUser(*delegated)
+	default:
+		p.Account = AccountOfUser(p.UID)
+	}
+	return nil
+}
+
+// parseStat finds start time and command in the text of /proc/<pid>/stat. The
+// command may contain anything, so the fields are counted from its end.
+func parseStat(stat string) (start uint64, command string, err error) {
+	open, end := strings.IndexByte(stat, '('), strings.LastIndexByte(stat, ')')
+	if open < 0 || end < open {
+		return 0, "", fmt.Errorf("stat has no command: %q", stat)
+	}
+	fields := strings.Fields(stat[end+1:])
+	const startTime = 22 - 3 // field 3 is the first after the command
+	if len(fields) <= startTime {
+		return 0, "", fmt.Errorf("stat is too short: %q", stat)
+	}
+	start, err = strconv.ParseUint(fields[startTime], 10, 64)
+	return start, stat[open+1 : end], err
+}
+
+func dead(pidfd int) bool {
+	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n == 1
+}
+
+// AwaitDeath returns nil when the process is dead, all its threads included,
+// and an error when the Peer is closed first.
+func (p *Peer) AwaitDeath() error {
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Read(func(fd uintptr) bool { return dead(int(fd)) })
+}
+
+// Kill sends the process SIGKILL. It cannot hit another process with the same
+// number.
+func (p *Peer) Kill() error {
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if ctlErr := raw.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }); ctlErr != nil {
+		return ctlErr
+	}
+	return err
+}
+
+// Close gives the pidfd back. What the Peer says stays.
+func (p *Peer) Close() { p.pidfd.Close() }

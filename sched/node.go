@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import "time"
+
+// Node is what the GPUs of a node have in common: one clock, and the gangs. Its
+// GPUs are used by one goroutine at a time. After each Step, and before any other
+// event, the caller steps the GPUs that Pending names.
+type Node struct {
+	clock clock
+	gangs gangs
+}
+
+// NewNode returns a node without GPUs. New adds them.
+func NewNode() *Node {
+	n := &Node{gangs: gangs{byName: map[string]*gang{}}}
+	n.gangs.clock = &n.clock
+	return n
+}
+
+// Pending returns Config.GPU of a core that is to be stepped with GangMoved now,
+// each once; false if there is none.
+func (n *Node) Pending() (gpu string, ok bool) { return n.gangs.pending() }
+
+// Check returns an error that names the first broken invariant of the gangs, which
+// is a bug in this package, or nil. Nothing is Pending.
+func (n *Node) Check() error { return n.gangs.check() }
+
+// maxLate is how late a Step may be, after the earliest Deadline of the node, for
+// the time before that Step to count.
+const maxLate = 100 * time.Millisecond
+
+// fencedLook is the time between two Steps, at most, while a grant is fenced.
+// Nothing is due then, but the tenant pays for the GPU, and must not pay for the
+// time in which the scheduler was stopped.
+const fencedLook = time.Second
+
+// clock is the time of a node. It follows the caller's clock, but stands still
+// while nobody is there to do what is due: the machine is suspended, or the
+// scheduler is stopped. If that time counted, holders would owe hours to the
+// others, and healthy clients would be fenced because they had no time to drain.
+//
+// All times inside this package are this clock's. Step and Snapshot convert the
+// times that they are given; Deadline and Snapshot convert the times that they
+// return.
+type clock struct {
+	lost time.Duration // the caller's clock is ahead by that much
+	now  Time          // of the latest Step of any GPU; never runs backwards
+	gpus []*Core
+}
+
+// advance returns the time of a Step that comes at this time of the caller's clock.
+func (k *clock) advance(caller Time) Time {
+	now := k.fromCaller(caller)
+	for _, c := range k.gpus {
+		if at, ok := c.deadline(); ok && now > k.now && now.Sub(at) > maxLate {
+			k.lost += now.Sub(k.now)
+			return k.now
+		}
+	}
+	k.now = max(k.now, now)
+	return k.now
+}
+
+func (k *clock) fromCaller(t Time) Time { return t.Add(-k.lost) }
+func (k *clock) toCaller(t Time) Time   { return t.Add(k.lost) }

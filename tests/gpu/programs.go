@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// mixes are the programs that share the GPU, two or three at a time.
+var mixes = [][]string{
+	{"decode", "decode"},
+	{"decode", "decode", "decode"},
+	{"decode", "gemm"},
+	{"decode", "train"},
+	{"embed", "train"},
+	{"embed", "gemm"},
+	{"train", "train"},
+	{"compiled", "decode"},
+	{"compiled", "compiled"},
+	{"embed", "embed", "embed"},
+	{"decode", "embed", "train"},
+	{"gemm", "gemm"},
+}
+
+// A way is how the programs of a mix share: natively, or with the shim in a mode
+// that nvsharectl -S sets.
+type way string
+
+const nativeWay way = "native"
+
+var ways = []way{nativeWay, "on", "auto", "off"}
+
+// A ran is a mix that ran one way.
+type ran struct {
+	Way     way       `json:"way"`
+	Mode    string    `json:"mode,omitempty"` // what the scheduler chose
+	Rates   []float64 `json:"steps_per_second"`
+	Of      []float64 `json:"of_alone"` // of the program's native rate alone, in this run
+	Sum     float64   `json:"sum"`
+	P50     []float64 `json:"request_p50_ms,omitempty"` // of programs that answer requests; 0: others
+	P99     []float64 `json:"request_p99_ms,omitempty"`
+	Longest []float64 `json:"longest_gaps_s"`
+}
+
+// A mixed is all that was measured of a mix.
+type mixed struct {
+	Programs []string `json:"programs"`
+	Runs     []ran    `json:"runs"`
+}
+
+// programResults is programs.json.
+type programResults struct {
+	Seconds float64            `json:"seconds"`
+	Native  map[string]float64 `json:"native_alone"` // steps per second, the mean of before and after
+	Shim    map[string]float64 `json:"shim_alone"`
+	Embed   map[string]float64 `json:"embed_alone_ms"`
+	Mixes   []*mixed           `json:"mixes"`
+	Notes   []string           `json:"notes,omitempty"`
+}
+
+// programsStep measures real programs that share the GPU, natively and in each mode.
+func (b *bench) programsStep(ctx context.Context, _ string) error {
+	old := b.shared
+	b.shared = nil
+	b.backendName = []string{"programs"}
+	defer func() {
+		if b.shared != nil {
+			_ = b.shared.stop()
+		}
+		b.shared, b.backendName = old, nil
+	}()
+	chosen, length := mixes, 5*time.Second
+	if b.cells.quick {
+		chosen, length = mixes[:6], 3*time.Second
+	}
+	if b.cells.only != nil {
+		chosen = slices.DeleteFunc(slices.Clone(mixes), func(m []string) bool { return !b.cells.only.MatchString(strings.Join(m, "+")) })
+	}
+	if b.simulated {
+		b.backendName = []string{"driver"}
+		chosen, length = [][]string{{"spin", "spin"}}, time.Second
+	}
+	most := 0
+	for _, m := range chosen {
+		most = max(most, len(m))
+	}
+	p, err := b.pool(ctx, most, most)
+	if err != nil {
+		return err
+	}
+	if err := p.setShares(ctx); err != nil {
+		return err
+	}
+	r := &programResults{Seconds: length.Seconds(), Native: map[string]float64{}, Shim: map[string]float64{}, Embed: map[string]float64{}}
+	var errs []error
+	for i, m := range chosen {
+		if i > 0 {
+			if err := p.keepOnly(ctx, m); err != nil {
+				errs = append(errs, err)
+			}
+		}
+		got, err := b.mix(ctx, r, m, length)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", strings.Join(m, " + "), err))
+			continue
+		}
+		r.Mixes = append(r.Mixes, got)
+		for _, line := range got.lines() {
+			fmt.Println("  " + line)
+		}
+		errs = append(errs, b.saveJSON("programs.json", r)) // what there is, if a later mix hangs
+	}
+	_, err = b.node.Ctl(ctx, "-S", "on")
+	return errors.Join(append(errs, err)...)
+}
+
+// keepOnly frees the loads that the next mix does not need.
+func (p *pool) keepOnly(ctx context.Context, loads []string) error {
+	return errors.Join(together(slices.Concat(p.tenants, p.natives), func(w *worker) error {
+		for load := range p.built[w] {
+			if !slices.Contains(loads, load) {
+				if err := w.drop(ctx, load); err != nil {
+					return err
+				}
+				delete(p.built[w], load)
+			}
+		}
+		return nil
+	})...)
+}
+
+func (b *bench) mix(ctx context.Context, r *programResults, programs []string, length time.Duration) (*mixed, error) {
+	p, n := b.shared, len(programs)
+	if err := p.have(ctx, append(p.natives[:n:n], p.tenants[:n]...), append(slices.Clone(programs), programs...)); err != nil {
+		return nil, err
+	}
+	for _, name := range programs {
+		if _, known := r.Native[name]; known {
+			continue
+		}
+		i := slices.Index(programs, name)
+		for _, of := range []struct {
+			w  *worker
+			to map[string]float64
+		}{{p.natives[i], r.Native}, {p.tenants[i], r.Shim}} {
+			s := soon(refLead, length)
+			c, err := p.work(ctx, s, 0, []*worker{of.w}, []string{name})
+			if err != nil {
+				return nil, err
+			}
+			of.to[name] = round(c[0].Rate, 3)
+			if lat, err := of.w.latencies(ctx, name, s); err == nil && len(lat) > 0 && of.w == p.natives[i] {
+				r.Embed["p50"], r.Embed["p99"] = inMS(lat)
+			}
+		}
+		fmt.Printf("  %s alone: %.2f steps/s natively, %.2f with the shim (%.1f %%)\n", name, r.Native[name], r.Shim[name], 100*r.Shim[name]/r.Native[name])
+	}
+	m := &mixed{Programs: programs}
+	for _, how := range ways {
+		workers := p.natives[:n]
+		if how != nativeWay {
+			if _, err := b.node.Ctl(ctx, "-S", string(how)); err != nil {
+				return m, err
+			}
+			workers = p.tenants[:n]
+		}
+		s := soon(refLead+time.Second, length)
+		c, err := p.work(ctx, s, 0, workers, programs)
+		if err != nil {
+			return m, fmt.Errorf("%s: %w", how, err)
+		}
+		one := ran{Way: how}
+		if how == "auto" {
+			if st, err := b.node.Status(ctx); err == nil && len(st.Gpus) > 0 {
+				one.Mode = st.Gpus[0].ModeReason
+			}
+		}
+		for i, k := range c {
+			of := k.Rate / r.Native[programs[i]]
+			one.Rates, one.Of = append(one.Rates, round(k.Rate, 3)), append(one.Of, round(of, 4))
+			one.Sum = round(one.Sum+of, 4)
+			one.Longest = append(one.Longest, round(k.LongestGap, 4))
+			lat, err := workers[i].latencies(ctx, programs[i], s)
+			if err != nil {
+				return m, err
+			}
+			p50, p99 := inMS(lat)
+			one.P50, one.P99 = append(one.P50, p50), append(one.P99, p99)
+		}
+		m.Runs = append(m.Runs, one)
+	}
+	return m, nil
+}
+
+// latencies are those of a program that answers requests, in seconds; empty for others.
+func (w *worker) latencies(ctx context.Context, load string, s span) ([]float64, error) {
+	if load != "embed" {
+		return nil, nil
+	}
+	var r struct {
+		Latencies []float64 `json:"latencies"`
+	}
+	err := w.call(ctx, dropWithin, map[string]any{"op": "call", "function": "latencies", "args": []any{load, s.start, s.end}}, &r)
+	return r.Latencies, err
+}
+
+// inMS are median and 99th percentile of seconds, in milliseconds; zeros for none.
+func inMS(seconds []float64) (p50, p99 float64) {
+	if len(seconds) == 0 {
+		return 0, 0
+	}
+	return round(1000*quantile(seconds, 0.5), 3), round(1000*quantile(seconds, 0.99), 3)
+}
+
+func (m *mixed) lines() []string {
+	best := 0.0
+	for _, r := range m.Runs {
+		best = max(best, r.Sum)
+	}
+	lines := []string{strings.Join(m.Programs, " + ")}
+	for _, r := range m.Runs {
+		line := fmt.Sprintf("  %-6s sum %.3f of alone = %5.1f %% of the best;", r.Way, r.Sum, 100*r.Sum/best)
+		for i, of := range r.Of {
+			line += fmt.Sprintf(" %s %.3f", m.Programs[i], of)
+			if r.P99[i] > 0 {
+				line += fmt.Sprintf(" (p50 %.1f, p99 %.1f ms)", r.P50[i], r.P99[i])
+			}
+		}
+		if r.Mode != "" {
+			line += " [" + r.Mode + "]"
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
