@@ -85,6 +85,10 @@ type StepOne struct {
 	Grace  time.Duration // time until the grant is fenced
 }
 
+// StepGPU has the caller step another GPU of the node with GangMoved, after the
+// actions before this one and before any other event: a gang has changed for it.
+type StepGPU struct{ GPU string } // as in Config.GPU
+
 // Pause shuts the client's gate for a moment, beside a latency tenant: word := 0,
 // and nothing else. What it submitted goes on, its grant stays.
 type Pause struct{ Client ClientID }
@@ -180,6 +184,7 @@ func (Adopt) action()      {}
 func (Fence) action()      {}
 func (Notice) action()     {}
 func (StepOne) action()    {}
+func (StepGPU) action()    {}
 func (Pause) action()      {}
 func (Resume) action()     {}
 func (Stand) action()      {}
@@ -220,9 +225,10 @@ func (a Revoke) String() string {
 func (a StepOne) String() string {
 	return fmt.Sprintf("step %d epoch=%d grace=%v", a.Client, a.Epoch, a.Grace)
 }
-func (a Pause) String() string  { return fmt.Sprintf("pause %d", a.Client) }
-func (a Resume) String() string { return fmt.Sprintf("resume %d epoch=%d", a.Client, a.Epoch) }
-func (a Stand) String() string  { return fmt.Sprintf("stand %d %t", a.Client, a.On) }
+func (a StepGPU) String() string { return "step GPU " + a.GPU }
+func (a Pause) String() string   { return fmt.Sprintf("pause %d", a.Client) }
+func (a Resume) String() string  { return fmt.Sprintf("resume %d epoch=%d", a.Client, a.Epoch) }
+func (a Stand) String() string   { return fmt.Sprintf("stand %d %t", a.Client, a.On) }
 func (a Released) String() string {
 	s := fmt.Sprintf("released %d epoch=%d %v held=%v", a.Client, a.Epoch, a.Reason, a.Held)
 	if a.Drained != 0 {

@@ -53,7 +53,7 @@ func (c *Core) attach(ev Attach) {
 		c.clients[ev.Client] = cl
 	}
 	cl.account, cl.away = ev.Tenant, ev.Away
-	if cl.tenant != nil && cl.tenant != t && (cl.tenant.gang != nil || t.isGang()) && cl.grant != nil {
+	if cl.tenant != nil && cl.tenant != t && (cl.tenant.seat != nil || t.isGang()) && cl.grant != nil {
 		c.askBack(cl.grant) // it was given to it as another
 	}
 	c.join(cl, t)
@@ -110,8 +110,8 @@ func (c *Core) adoptable(g *grant) bool {
 	if c.holdOff != 0 {
 		return false // others may be on the GPU that are not recorded, from when all could be
 	}
-	if t.gang != nil {
-		return t.hold == playing && t.gang.phase == running
+	if t.seat != nil {
+		return t.seat.hold == playing && t.seat.gang.phase == running
 	}
 	// After a restart several may be recorded that held at the same time, or
 	// that were next; who really holds is known only when all are back.

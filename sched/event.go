@@ -215,8 +215,15 @@ type SetShare struct {
 // SetTuning changes the accounting, from now on.
 type SetTuning struct{ Tuning Tuning }
 
-// GangMoved says that Gangs.Pending named this GPU.
+// GangMoved carries out a StepGPU.
 type GangMoved struct{}
+
+// Utilization says how often the GPU had work of a client, of so many times that the
+// client looked while its gate was open and others were there, since the one before.
+type Utilization struct {
+	Client        ClientID
+	Samples, Busy int
+}
 
 // SetMemory says how much of the GPU's memory is reserved, bytes. Mode Auto
 // takes it into account. With Swap, more can be reserved than there is, and then
@@ -292,6 +299,7 @@ func (SetMode) event()      {}
 func (SetShare) event()     {}
 func (SetTuning) event()    {}
 func (GangMoved) event()    {}
+func (Utilization) event()  {}
 func (SetMemory) event()    {}
 func (SetAway) event()      {}
 func (SetStranded) event()  {}
@@ -334,6 +342,9 @@ func (e SetShare) String() string {
 }
 func (e SetTuning) String() string { return "set " + e.Tuning.String() }
 func (GangMoved) String() string   { return "gang moved" }
+func (e Utilization) String() string {
+	return fmt.Sprintf("utilization %d %d/%d", e.Client, e.Busy, e.Samples)
+}
 func (e SetMemory) String() string {
 	s := fmt.Sprintf("set memory=%d/%d", e.Reserved, e.Total)
 	if e.Swap {

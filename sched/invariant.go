@@ -147,7 +147,7 @@ func (c *Core) checkGrant(cl *client, g *grant) error {
 		if cl.tenant.limited() {
 			waiters, present = max(waiters, 1), max(present, 1)
 		}
-		if cl.tenant.gang != nil && c.effective == Exclusive {
+		if cl.tenant.seat != nil && c.effective == Exclusive {
 			waiters, present = 0, max(present, 1)
 		}
 		if t := cl.told; (t.Waiters > 0) != (waiters > 0) || (t.Present > 0) != (present > 0) ||
@@ -224,7 +224,7 @@ func (c *Core) checkTenants(waiting int) error {
 			requests += t.share.Request
 			weights += t.share.Weight
 		}
-		if t.clients > 0 && (t.limited() || t.share.Request > 0 || t.share.Priority == Latency || t.gang != nil) {
+		if t.clients > 0 && (t.limited() || t.share.Request > 0 || t.share.Priority == Latency || t.seat != nil) {
 			special++
 			if t.limited() || t.share.Request > 0 {
 				exact++

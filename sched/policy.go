@@ -42,7 +42,7 @@ func (c *Core) turnOver() (Time, bool) {
 		return 0, false
 	}
 	if cl == nil {
-		if c.kept == nil || c.kept.hold != playing {
+		if c.kept == nil || c.kept.seat.hold != playing {
 			return 0, false
 		}
 		if cl = c.kept.awaited(); cl == nil {
@@ -53,7 +53,7 @@ func (c *Core) turnOver() (Time, bool) {
 	if g.state == paused || g.move.on {
 		return 0, false
 	}
-	if next.isCalled() {
+	if next.seat.isCalled() {
 		if c.kept == nil {
 			return c.now, true // its virtual time makes up for it
 		}
@@ -119,7 +119,7 @@ func (c *Core) revokeOverdue() {
 		}
 		next := c.upNext()
 		why := QuantumOver
-		if next.gang != nil {
+		if next.seat != nil {
 			why = GangTurn
 		}
 		if c.kept != nil {
@@ -158,7 +158,7 @@ func (c *Core) revoke(g *grant, why RevokeReason) {
 // chooseNext decides, while the holder drains, who is granted next, so that all
 // that can be done before it has drained is done then.
 func (c *Core) chooseNext() {
-	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next.isCalled()) {
+	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next != nil && next.seat.isCalled()) {
 		c.next = nil // not any more
 	}
 	if c.open.n == 0 && c.closingBatch > 0 {
@@ -172,7 +172,7 @@ func (c *Core) reserve() {
 		return
 	}
 	t := c.passOver()
-	if t == nil || t.gang != nil || t.place == afar && c.spared() {
+	if t == nil || t.seat != nil || t.place == afar && c.spared() {
 		return
 	}
 	c.next = t.queue.head
@@ -218,7 +218,7 @@ func (c *Core) grantNext() {
 			break
 		}
 		switch cl := c.next; {
-		case t.gang != nil:
+		case t.seat != nil:
 			c.keep(t)
 		case cl != nil && cl.tenant.takesTurn():
 			c.grant(cl)
@@ -257,7 +257,7 @@ func (c *Core) grant(cl *client) {
 	t := cl.tenant
 	cl.standing = false // the grant says what holds now
 	latency := t.place == urgent
-	if c.effective == Exclusive && !latency && !c.free() && (c.kept != t || t.hold != playing || !c.alone(t)) {
+	if c.effective == Exclusive && !latency && !c.free() && (c.kept != t || t.seat.hold != playing || !c.alone(t)) {
 		panic("sched: two holders")
 	}
 	gr := c.give(cl, c.unqueueForGrant(cl))
@@ -407,7 +407,7 @@ func (c *Core) notice(cl *client) {
 	if cl.tenant.limited() {
 		n.Waiters, n.Present = max(n.Waiters, 1), max(n.Present, 1)
 	}
-	if cl.tenant.gang != nil && c.effective == Exclusive {
+	if cl.tenant.seat != nil && c.effective == Exclusive {
 		// Ranks that are idle are part of the job, and go when it does.
 		n.Waiters, n.Present = 0, max(n.Present, 1)
 	}

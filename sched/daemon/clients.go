@@ -180,6 +180,8 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 		})
 	case wire.TypeStats:
 		att.stats = f.Stats
+	case wire.TypeUtil:
+		d.step(att.gpu, sched.Utilization{Client: c.client.id, Samples: int(f.Util.Samples), Busy: int(f.Util.Busy)})
 	case wire.TypeReserve:
 		d.reserve(c, att, f)
 	case wire.TypeMoved:
