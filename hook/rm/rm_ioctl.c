@@ -11,6 +11,7 @@
 #include <sys/ioctl.h>
 
 #include "compiler.h"
+#include "log.h"
 #include "rm_abi.h"
 #include "rm_call.h"
 #include "rm_control.h"
@@ -25,8 +26,10 @@ static void note_alloc(int fd, const struct rm_alloc *a, uint32_t status, uint32
 	if (a->class == RM_CLASS_GROUP && a->params && !(flags & RM_ALLOC_SERIALIZED) &&
 	    (!a->params_size || a->params_size >= sizeof(struct rm_group_params)))
 		engine = ((const struct rm_group_params *)(uintptr_t)a->params)->engine;
-	if (rm_note_alloc(fd, a->client, a->parent, a->object, a->class, engine))
+	if (rm_note_alloc(fd, a->client, a->parent, a->object, a->class, engine)) {
+		nvs_debugf("rm: compute group %#x of client %#x", a->object, a->client);
 		rm_slice_new_group();
+	}
 }
 
 static void note(int fd, unsigned long request, const void *arg, uint64_t serial)
