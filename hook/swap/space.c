@@ -182,6 +182,13 @@ struct place nvs_place_of(uint64_t address)
 	return (struct place){ NULL, 0 };
 }
 
+int nvs_swap_channel_of(CUdeviceptr address)
+{
+	struct place p = nvs_place_of(address);
+
+	return p.span ? (int)p.span->channel : -1;
+}
+
 /* Steps over a region or a run of free granules. */
 static uint32_t step(const struct span *s, uint32_t i)
 {

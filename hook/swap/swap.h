@@ -73,6 +73,9 @@ struct nvs_swap_range {
 };
 bool nvs_swap_find(CUdeviceptr p, struct nvs_swap_range *r);
 
+/* The channel whose memory that moves an address may lie in; -1: none. Takes no lock. */
+int nvs_swap_channel_of(CUdeviceptr p);
+
 /*
  * The same in a stream (of cuda_abi.h's keys) and from a pool; its memory is of no
  * context. -1: it is the driver's to do.
@@ -119,10 +122,9 @@ bool nvs_swap_leave(unsigned channel);
  */
 bool nvs_swap_fill_at_exit(unsigned channel);
 
-/* What stream memory operations name of such memory likewise (memop.c); in a node of any kind. */
+/* What stream memory operations name of such memory likewise (memop.c). */
 void nvs_swap_fix_word(CUdeviceptr p);
 void nvs_swap_fix_ops(const struct cu_mem_op *op, uint count);
-void nvs_swap_fix_node(const struct cu_node_params *p);
 
 /*
  * cuIpc* for memory of ours. CUDA_SUCCESS or an error; -1: it is the driver's to do.
