@@ -10,7 +10,7 @@ TOOLS   := $(BUILD)/tools
 VERSION ?= $(shell sed -n 's/^## \[\([0-9][^]]*\)\].*/\1/p' CHANGELOG.md | head -n 1)
 LDFLAGS := -s -w -X github.com/nvshare/nvshare/sched/api.Version=$(VERSION)
 GO      ?= go
-# sudo's PATH lacks the directory that go.dev/dl says to install Go in.
+# sudo's PATH lacks the directory in which go.dev/dl says to install Go.
 export PATH := $(PATH):/usr/local/go/bin
 # Go's own stamp of the commit fails in a clone that another user owns.
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
@@ -18,11 +18,11 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 # go-nvml binds functions that nvml.h marks deprecated.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-# A GPU host's demo uses the GPU; SIM=1 forces the simulated one.
+# The demo uses the machine's GPU if there is one; SIM=1 forces the simulated GPU.
 SIM   ?=
 GOAL  := demo
 STEPS ?= 1000000000
-# Of make test: a quarter of a minute of a processor, and the same seeds each time.
+# The steps of make sim in make test: 15 s on one core, with the same seed each time.
 TEST_STEPS := 5000000
 EXECS ?= 50000
 FUZZ  := sched/wire:FuzzDecode sched/daemon:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl \
@@ -38,7 +38,8 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 
 .DEFAULT_GOAL := build
-# What is installed comes first; sub-makes run their jobs in parallel.
+# Prerequisites run in order, because installing packages comes first; sub-makes run
+# their jobs in parallel.
 .NOTPARALLEL:
 .PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e runtimes compat stress bench bench-nri sim model fuzz generate \
 	engines test-engines gpu-bundle release tarball install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s clean
@@ -54,7 +55,7 @@ shim: ## .build/lib/libnvshare.so
 simgpu: ## the simulated GPU and the test workload
 	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD)
 
-# The hook runs in containers' root file systems and on any host: static.
+# The hook is static, because it runs in containers' root file systems and on any host.
 binaries: ## nvshare-scheduler, nvshare-plugin, nvsharectl, nvshare-cdi-hook
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
@@ -64,63 +65,63 @@ root:
 	@test "$$(id -u)" = 0 || { echo "make $(GOAL) needs root, for namespaces, mounts and cgroups: sudo make $(GOAL)" >&2; exit 1; }
 
 test: GOAL := test
-deps: ## installs the packages that demo or test needs, if any is missing
+deps: ## install the packages that demo or test needs, if any is missing
 	@sh tests/install-deps.sh $(GOAL)
 
 tools: deps ## containerd, runc, crictl at the versions pinned in tests/tools
 	@sh tests/tools/build.sh $(TOOLS)
 
-demo: root deps build simgpu tools ## the main job, on a real or simulated GPU
+demo: root deps build simgpu tools ## two pods and a podman container share one GPU; SIM=1 simulates it
 	$(GO) build -trimpath -o $(BIN)/ ./tests/demo
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
 
-test: root deps test-c test-unit test-compat test-e2e e2e-k8s test-engines ## everything
+test: root deps test-c test-unit test-compat test-e2e e2e-k8s test-engines ## every test (10 minutes, and as many more once, to build Kubernetes)
 
-test-c: shim simgpu binaries
+test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in C
 	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD) test
 	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD) test
 	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD) check
 
-test-unit: shim simgpu
+test-unit: shim simgpu ## of make test: everything in Go that needs no containers
 	$(GO) vet ./...
 	$(GO) vet -tags e2e ./tests/e2e
 	NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(GO) test ./...
 	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
 
-test-compat: build simgpu
+test-compat: build simgpu ## of make test: the shim in other people's programs
 	$(GO) vet -tags compat ./tests/compat
 	@$(MAKE) --no-print-directory -C tests/compat OUT=$(BUILD) test
 
 compat: GOAL := test
-compat: root deps build simgpu runtimes ## the shim in images of other releases and with NVIDIA's runtime; fetches them
+compat: root deps build simgpu runtimes ## the shim in images of other releases and with NVIDIA's runtime, which it downloads
 	@$(MAKE) --no-print-directory -C tests/compat OUT=$(BUILD) full
 
-# On containerd 1.7 and 2.0, which drop the CDI devices of plugins.
+# containerd 1.7 and 2.0 drop the CDI devices that plugins name.
 RUNTIMES := 1.7 2.0
 RUNTIME_TESTS := BadRequest|Unannotated|Suffixes|DeviceNames|PreloadIsKept|ControlSocket|ContainersOfAPod|Churn|Images|Musl|FailClosed|KilledPlugin|KilledContainerd
 runtimes: GOAL := test
-runtimes: root deps build simgpu tools ## pods on older containerds, which it builds (minutes, once)
+runtimes: root deps build simgpu tools ## pods on containerd 1.7 and 2.0, which it builds once (minutes)
 	@set -e; for v in $(RUNTIMES); do \
 		sh tests/tools/containerd.sh $$v $(BUILD)/containerd-$$v; \
 		NVSHARE_CONTAINERD=$(BUILD)/containerd-$$v $(GO) test -count=1 -tags e2e -timeout 10m -run '$(RUNTIME_TESTS)' ./tests/e2e; \
 	done
 
-test-e2e: build simgpu tools
+test-e2e: build simgpu tools ## of make test: pods and containers, on a real containerd; root
 	$(GO) test -count=1 -tags e2e -timeout 15m ./tests/e2e
 
-test-engines: release simgpu tools
+test-engines: release simgpu tools ## of make test: the examples of deployments, install and uninstall; root
 	$(GO) vet -tags engines ./tests/engines
 	$(GO) test -count=1 -tags engines -timeout 10m ./tests/engines
 
 engines: GOAL := test
-engines: root deps release simgpu tools ## the examples with podman and Docker of later releases; fetches them
+engines: root deps release simgpu tools ## the examples with podman and Docker of later releases, which it downloads
 	NVSHARE_ENGINES=full $(GO) test -count=1 -tags engines -timeout 20m -v ./tests/engines
 
 tools-k8s: deps
 	@sh tests/tools/k8s/build.sh $(BUILD)/tools-k8s
 
 e2e-k8s: GOAL := test
-e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a real Kubernetes of one node, built from source
+e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a real Kubernetes of one node, which it builds once
 	$(GO) vet -tags k8s ./tests/kubernetes
 	$(GO) test -count=1 -tags k8s -timeout 30m ./tests/kubernetes
 
@@ -128,54 +129,55 @@ stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSaniti
 	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) all
 	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) stress
 
-bench: build simgpu ## what the shim costs a call, on a driver that does nothing
+bench: build simgpu ## what the shim adds to a call of a driver that does nothing
 	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD)
 
 bench-nri: GOAL := test
-bench-nri: root build simgpu tools ## what nvshare costs the creation of a container, on real containerds (minutes)
+bench-nri: root build simgpu tools ## what nvshare adds to the creation of a container, on real containerd (minutes)
 	$(GO) build -o $(BUILD)/bench/nvshare-bench-nri ./tests/bench/nri
 	$(BUILD)/bench/nvshare-bench-nri -build $(BUILD) -results tests/bench/results
 	$(GO) test -run '^$$' -bench CreateContainer -benchtime 5000x ./plugin
 
-sim: ## the scheduler core in virtual time: make sim STEPS=1000000000 SEED=42
+sim: ## faults of the scheduler's core in virtual time: make sim STEPS=1000000000 SEED=42
 	STEPS=$(STEPS) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run 'TestSim$$' -v ./sched/sim
 
-model: ## the protocol in Spin, with the counterexamples of what it would be without its parts
+model: ## the protocol in Spin; without each of its parts, a counterexample
 	$(GO) test -count=1 -v ./tests/model
 
-# Minimising what is only interesting takes longer than all the rest.
-fuzz: ## what others write: EXECS=50000 executions of each fuzz target
+# Minimising inputs that only reach new code takes longer than all other work.
+fuzz: ## hostile input: EXECS=50000 executions of each fuzz target
 	@set -e; for t in $(FUZZ); do echo "$$t"; $(GO) test -run '^$$' -fuzz "^$${t#*:}\$$" -fuzztime $(EXECS)x -fuzzminimizetime 10x ./$${t%:*}; done
 
-generate: ## the control API's Go code and the golden frames
+generate: ## the Go code of the control API
 	@$(MAKE) --no-print-directory -C sched/api generate
 
-gpu-bundle: static simgpu tools ## .build/gpu-bundle.tar.xz: everything a GPU host without network needs
+gpu-bundle: static simgpu tools ## .build/gpu-bundle.tar.xz: tests/gpu for a GPU host without network
 	@sh tests/gpu/bundle.sh $(BUILD)
 
-# The programs of a release run on the build machine's glibc or a later one;
-# STATIC=1: on any, but without NVML they know neither the GPUs' memory nor load.
+# The programs of a release need the build machine's glibc or a later one. With
+# STATIC=1 they run on any, but without NVML, and so do not know the GPUs' memory and
+# load.
 RELEASE := $(BUILD)/release
 STATIC  ?=
 
-release: build $(if $(STATIC),static) ## .build/release: what a host gets, ready for nvsharectl install
+release: build $(if $(STATIC),static) ## .build/release: the files of a release, ready for nvsharectl install
 	@rm -rf $(RELEASE)
 	@install -D -t $(RELEASE) $(addprefix $(if $(STATIC),$(BUILD)/static/bin,$(BIN))/, \
 		nvshare-scheduler nvshare-plugin nvsharectl nvshare-cdi-hook) $(BUILD)/lib/libnvshare.so
 	@install -m 644 -t $(RELEASE) README.md CHANGELOG.md LICENSE
 	@cp -R --preserve=mode deployments $(RELEASE)/
 
-# Twice the same tree, twice the same bytes. Without a directory around it: the
-# deployment guide moves its files from where it was unpacked.
+# The same tree gives the same bytes. The tarball has no top directory, because users
+# choose the directory into which they unpack it.
 tarball: release ## .build/nvshare-vVERSION.tar.gz, and its checksum
 	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 0)} \
 		-C $(RELEASE) -cf - $$(ls $(RELEASE)) | gzip -n >$(BUILD)/nvshare-v$(VERSION).tar.gz
 	@cd $(BUILD) && sha256sum nvshare-v$(VERSION).tar.gz | tee nvshare-v$(VERSION).tar.gz.sha256
 
-install: release ## into PREFIX (/usr/local), below DESTDIR; root for the default
+install: release ## install into PREFIX (/usr/local), below DESTDIR; the default needs root
 	$(RELEASE)/nvsharectl install --prefix $(PREFIX) $(if $(DESTDIR),--root $(DESTDIR))
 
-uninstall: build ## what install put there, and what nvshare-plugin did
+uninstall: build ## remove what install and nvshare-plugin put there
 	$(BIN)/nvsharectl uninstall --prefix $(PREFIX) $(if $(DESTDIR),--root $(DESTDIR))
 
 static: shim ## .build/static: binaries for any host or image
@@ -183,23 +185,23 @@ static: shim ## .build/static: binaries for any host or image
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILD)/static/bin/ \
 		./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
 
-# The image's programs are linked with the C library, for NVML; see root.sh.
-image-root: ## .build/image/ARCH/root: the files of the node image; ARCH=arm64 for the other one
+# The image's programs are linked with the C library, because NVML needs it; see root.sh.
+image-root: ## .build/image/ARCH/root: the files of the node image; ARCH=amd64 or arm64
 	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD) $(if $(filter $(ARCH),$(HOSTARCH)),all,aarch64)
 	LDFLAGS='$(LDFLAGS)' VERSION=$(VERSION) sh deployments/image/root.sh $(ARCH) $(BUILD)/image/$(ARCH)/root
 
-image: image-root ## the node image IMAGE:VERSION of what was compiled here, by ENGINE (podman)
+image: image-root ## the node image IMAGE:VERSION of what is compiled here, by ENGINE (podman)
 	$(ENGINE) build -f Containerfile --platform linux/$(ARCH) --build-arg VERSION=$(VERSION) \
 		--build-context files=$(BUILD)/image/$(ARCH) -t $(IMAGE):$(VERSION) $(BUILD)/image
 
-push: ## that image to its registry: make image push IMAGE=registry.example/nvshare
+push: ## push that image: make image push IMAGE=registry.example/nvshare
 	$(ENGINE) push $(IMAGE):$(VERSION)
 
 BUILDX = docker buildx build --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION)
-buildx-load: ## the node image compiled in a container, for docker here
+buildx-load: ## the node image, compiled in a container, for this host's docker
 	$(BUILDX) --load .
 
-buildx-push: ## the same for linux/amd64 and linux/arm64, to a registry
+buildx-push: ## the same for linux/amd64 and linux/arm64, pushed to a registry
 	$(BUILDX) --platform linux/amd64,linux/arm64 --push .
 
 clean:

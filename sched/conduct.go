@@ -77,18 +77,16 @@ func (c *Core) stepMembers(t *tenant) {
 		if cl.in != &t.queue {
 			continue
 		}
-		c.unqueueForGrant(cl)
-		cl.since, cl.runFrom, cl.ran = c.now, c.now, 0
-		cl.revoked, cl.revokedAt = true, c.now
-		cl.base = t.gang.stoppedAt // it is all one drain
-		c.enlist(cl, &c.closing)
+		g := c.give(cl, c.unqueueForGrant(cl))
+		g.graceFrom = t.gang.stoppedAt // it is all one drain
+		c.become(g, draining)
 		stepped = append(stepped, cl)
 	}
 	if r := c.record(); len(stepped) > 0 && !covers(c.persisted, r) {
 		c.persist(r)
 	}
 	for _, cl := range stepped {
-		c.do(StepOne{Client: cl.id, Epoch: cl.epoch, Grace: cl.base.Add(c.grace).Sub(c.now)})
+		c.do(StepOne{Client: cl.id, Epoch: cl.grant.epoch, Grace: cl.grant.graceFrom.Add(c.grace).Sub(c.now)})
 	}
 }
 
@@ -158,7 +156,7 @@ func (c *Core) restoreGang(t *tenant) {
 // may go on when it is back; nil: there is none.
 func (t *tenant) awaited() *client {
 	for _, cl := range t.crew {
-		if cl.in == &t.core.closing && !cl.connected && !cl.revoked {
+		if cl.grant != nil && cl.grant.state == lost {
 			return cl
 		}
 	}
@@ -182,7 +180,7 @@ func (c *Core) grantGang() {
 		c.gangs.changes++
 		t.vt = max(t.vt, c.virtualNow()-int64(c.quantum)*int64(c.active+1)) // see setActive
 		for _, cl := range slices.Clone(t.crew) {
-			if cl.connected && cl.in == nil && !cl.fenced {
+			if cl.connected && cl.in == nil && cl.grant == nil {
 				c.request(cl)
 			}
 		}
@@ -222,10 +220,10 @@ func (c *Core) reshare(account string, s Share) {
 		t := c.tenantOf(account, cl.id, s)
 		if t != cl.tenant && c.effective == Exclusive {
 			switch {
-			case cl.in == &c.open, cl.in == &c.latency:
-				c.revoke(cl, GangTurn)
-			case cl.in == &c.closing && !cl.revoked: // lost; it will not go on with what it had as another
-				cl.revoked, cl.revokedAt = true, c.now
+			case cl.grant.holds():
+				c.revoke(cl.grant, GangTurn)
+			case cl.grant.closes():
+				c.askBack(cl.grant) // it was given to it as another
 			}
 		}
 		c.join(cl, t)

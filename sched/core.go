@@ -56,9 +56,9 @@ type Core struct {
 	metered   []*tenant // see meter
 
 	gpu   string
-	clock *clock    // of the node
-	gangs *gangs    // of the node
-	moves []*client // those that move
+	clock *clock   // of the node
+	gangs *gangs   // of the node
+	moves []*grant // under which memory is moved
 
 	// What moving costs, and who may be worth waiting for; see moving.go and pause.go.
 	owedUntil   Time          // nobody is to move before, if others can work
@@ -252,7 +252,7 @@ func (c *Core) due() (Time, bool) {
 		}
 	}
 	if cl := c.closing.head; cl != nil {
-		earliest(cl.base.Add(c.grace))
+		earliest(cl.grant.graceFrom.Add(c.grace))
 	}
 	if at, over := c.turnOver(); over {
 		earliest(at)
@@ -342,8 +342,8 @@ func (c *Core) setEffective(m Mode, reason string) {
 	if m == Concurrent {
 		c.effective = m
 		for cl := c.open.head; cl != nil; cl = cl.next {
-			if cl.paused {
-				c.resume(cl)
+			if cl.grant.state == paused {
+				c.resume(cl.grant)
 			}
 		}
 		c.kept = nil
@@ -352,11 +352,11 @@ func (c *Core) setEffective(m Mode, reason string) {
 		}
 	} else {
 		for cl := c.closing.head; cl != nil; cl = cl.next {
-			cl.revoked = true
+			c.askBack(cl.grant)
 		}
 		for _, l := range []*list{&c.open, &c.latency} {
 			for l.head != nil {
-				c.revoke(l.head, ModeChange)
+				c.revoke(l.head.grant, ModeChange)
 			}
 		}
 		// What they had at the same time is nothing that one has before the other.

@@ -234,7 +234,7 @@ func (t *tenant) isCalled() bool {
 
 // manned says whether anybody would be granted.
 func (t *tenant) manned() bool {
-	return slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.connected && !cl.fenced })
+	return slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.connected && (cl.grant == nil || cl.grant.state != fenced) })
 }
 
 func (g *gang) any(is func(*tenant) bool) bool {
@@ -256,8 +256,8 @@ func (g *gang) nextStep() (Time, bool) {
 	at, drains := g.releasedAt.Add(stepPause), false
 	for _, t := range g.seats {
 		for _, cl := range t.crew {
-			if t.counts() && cl.in == &t.core.closing {
-				at, drains = max(at, g.stoppedAt.Add(stepAfter), cl.revokedAt.Add(stepAfter)), true
+			if t.counts() && cl.grant.closes() {
+				at, drains = max(at, g.stoppedAt.Add(stepAfter), cl.grant.revokedAt.Add(stepAfter)), true
 			}
 		}
 	}

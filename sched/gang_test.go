@@ -122,7 +122,7 @@ func (n *node) one(gpu int, ev Event) {
 		case StepOne:
 			grant(a.Client, a.Epoch, true)
 		case Adopt:
-			n.beside[gpu][a.Client] = n.beside[gpu][a.Client] || c.clients[a.Client].latency
+			n.beside[gpu][a.Client] = n.beside[gpu][a.Client] || c.clients[a.Client].grant.kind == latencyGrant
 		case Fence:
 			delete(has, a.Client)
 		}
@@ -138,7 +138,7 @@ func (n *node) one(gpu int, ev Event) {
 func (n *node) bury() {
 	for i, c := range n.cores {
 		for _, cl := range c.inOrder() {
-			if cl.fenced && cl.tenant.limited() {
+			if g := cl.grant; g != nil && g.state == fenced && cl.tenant.limited() {
 				n.step(i, Gone{cl.id})
 			}
 		}

@@ -389,7 +389,7 @@ func BenchmarkStep(b *testing.B) {
 				case 1:
 					c.Step(now, Request{holder.id})
 				case 2:
-					c.Step(now, Release{holder.id, holder.epoch, Revoked})
+					c.Step(now, Release{holder.id, holder.grant.epoch, Revoked})
 				}
 			}
 			if got := c.counters; got.Grants < uint64(b.N)/3 {

@@ -188,7 +188,7 @@ func (c *Core) join(cl *client, t *tenant) {
 	}
 	if old != nil {
 		c.bill(old)
-		c.count(cl, -1)
+		c.count(cl.grant, -1)
 		old.clients--
 		old.crew = slices.DeleteFunc(old.crew, func(o *client) bool { return o == cl })
 	}
@@ -202,7 +202,7 @@ func (c *Core) join(cl *client, t *tenant) {
 			c.sit(t)
 		}
 	}
-	c.count(cl, +1)
+	c.count(cl.grant, +1)
 	if waits {
 		c.seq++
 		cl.seq = c.seq
@@ -213,27 +213,6 @@ func (c *Core) join(cl *client, t *tenant) {
 		c.abandon(old)
 	}
 	c.review(t)
-}
-
-// count adds a client's grant to its tenant's sums, or takes it out again. The
-// tenant is billed up to now.
-func (c *Core) count(cl *client, n int) {
-	t := cl.tenant
-	switch {
-	case cl.epoch == 0:
-		return
-	case cl.fenced:
-		t.fenced += n
-		c.fenced += n
-		return
-	case cl.in == &c.closing:
-		t.closing += n
-	case cl.in == &c.open && !cl.paused && !cl.moving, cl.in == &c.latency:
-		t.open += n
-	}
-	if cl.in != nil && !cl.latency {
-		t.batch += n
-	}
 }
 
 // leave takes a client from its tenant for good.
@@ -406,7 +385,7 @@ func (c *Core) virtualNow() int64 {
 	if c.effective == Exclusive {
 		for _, l := range []*list{&c.open, &c.closing} {
 			for cl := l.head; cl != nil; cl = cl.next {
-				if !cl.latency {
+				if cl.grant.kind == turnGrant {
 					c.bill(cl.tenant)
 					least(cl.tenant)
 				}

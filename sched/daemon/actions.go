@@ -191,6 +191,16 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 			att.client.page.Open(att.channel, uint64(a.Epoch), grantFlags(g.modeNow() == sched.Concurrent), uint64(g.quantum), uint64(now()))
 			d.reach(afterAdopt)
 		}
+	case sched.ModeChosen:
+		// A holder keeps its grant when turns end. Its page must say so, or the shim
+		// goes on bounding the work ahead of the GPU, for nobody.
+		if a.Mode == sched.Concurrent {
+			for _, cl := range d.clients {
+				if att := cl.attached[g]; att != nil && cl.page != nil {
+					cl.page.Share(att.channel)
+				}
+			}
+		}
 	case sched.Fence:
 		d.fence(g, a)
 	case sched.Notice:

@@ -263,6 +263,9 @@ func TestConcurrentMode(t *testing.T) {
 	if f.Code != wire.GrantConcurrent || b.page.Flags(0) != wire.GrantConcurrent || a.page.Word(0) != uint32(e) {
 		t.Errorf("grant %+v, flags %d, first word %d", f, b.page.Flags(0), a.page.Word(0))
 	}
+	if a.page.Flags(0) != wire.GrantConcurrent {
+		t.Errorf("flags %d of the client that held the GPU before: it goes on as if others waited", a.page.Flags(0))
+	}
 	if st := readState(t, s.dir).GPUs[gpuA.UUID]; len(st.Holders) != 2 {
 		t.Errorf("state file does not name both holders: %+v", st)
 	}

@@ -80,6 +80,11 @@ func (p Page) Open(channel uint16, epoch uint64, flags uint32, quantumNs, nowNs 
 	atomic.StoreUint32(p.WordAddr(channel), uint32(epoch))
 }
 
+// Share says that others may hold the GPU beside the grant that the page describes.
+func (p Page) Share(channel uint16) {
+	p.setFlags(channel, p.Flags(channel)|GrantConcurrent)
+}
+
 // Close stores WordClosed. The caller wakes the futex.
 func (p Page) Close(channel uint16) {
 	atomic.StoreUint32(p.WordAddr(channel), WordClosed)

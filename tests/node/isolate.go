@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -28,6 +29,13 @@ const (
 
 // exitInterrupted is what the outer process returns after SIGINT or SIGTERM.
 const exitInterrupted = 130
+
+// privateDirs are empty in each node, and clusterDirs also in a node that runs
+// Kubernetes.
+var (
+	privateDirs = []string{"/run", "/dev/shm"}
+	clusterDirs = []string{"/var/lib", "/var/log"}
+)
 
 // killAfter is how long the worker may clean up after a signal.
 const killAfter = 20 * time.Second
@@ -79,6 +87,15 @@ func runOuter(parent, prefix string, network uintptr) (status int, err error) {
 	if err != nil {
 		return 1, err
 	}
+	self, err := os.Executable()
+	if err != nil {
+		return 1, err
+	}
+	for _, path := range []string{parent, self} {
+		if dir := replaced(path, network != 0); dir != "" {
+			return 1, fmt.Errorf("%s is below %s, which the node replaces by an empty directory: move the clone, or set TMPDIR, to another place", path, dir)
+		}
+	}
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return 1, err
 	}
@@ -126,6 +143,21 @@ func runOuter(parent, prefix string, network uintptr) (status int, err error) {
 			return exitStatus(cmd.ProcessState.Sys().(syscall.WaitStatus)), nil
 		}
 	}
+}
+
+// replaced returns the directory above path that the node replaces by one of its
+// own, or "" if the node's processes can see path.
+func replaced(path string, cluster bool) string {
+	dirs := privateDirs
+	if cluster {
+		dirs = append(slices.Clone(dirs), clusterDirs...)
+	}
+	for _, dir := range dirs {
+		if strings.HasPrefix(path, dir+"/") {
+			return dir
+		}
+	}
+	return ""
 }
 
 // startStage executes this program again. The child dies with this process:
@@ -233,7 +265,7 @@ func privateMounts(dir string) error {
 }
 
 func clusterMounts() error {
-	for _, dir := range []string{"/var/lib", "/var/log"} {
+	for _, dir := range clusterDirs {
 		if err := unix.Mount("nvshare"+strings.ReplaceAll(dir, "/", "-"), dir, "tmpfs", unix.MS_NODEV, "mode=0755"); err != nil {
 			return fmt.Errorf("mount tmpfs on %s: %w", dir, err)
 		}
