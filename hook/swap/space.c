@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_space.c: addresses. Next fit over the runs of free granules; a search
+ * space.c: addresses. Next fit over the runs of free granules; a search
  * steps from region to region, not from granule to granule.
  */
 #include <string.h>
