@@ -192,8 +192,8 @@ func (c *Core) endGrant(cl *client, how EndReason) {
 	cl.held += held
 	cl.grant = nil
 	cl.want = false
-	if t.gang != nil {
-		t.gang.releasedAt = c.now
+	if t.seat != nil {
+		t.seat.gang.releasedAt = c.now
 	}
 	if t.credit < 0 && t.limited() {
 		t.credit = t.credit * time.Duration(100-c.tuning.DropCarry) / 100

@@ -232,7 +232,7 @@ func (c *Core) revokeStalled() {
 		if !g.client.stranded { // or it is not let try again before there is a place
 			t.notBefore = c.now.Add(min(c.now.Sub(g.move.since), maxStretch))
 		}
-		if c.kept == t && t.hold == playing {
+		if c.kept == t && t.seat.hold == playing {
 			c.stop(t, MoveStalled)
 		} else {
 			c.revoke(g, MoveStalled)

@@ -42,7 +42,7 @@ func (c *Core) turnOver() (Time, bool) {
 		return 0, false
 	}
 	if cl == nil {
-		if c.kept == nil || c.kept.hold != playing {
+		if c.kept == nil || c.kept.seat.hold != playing {
 			return 0, false
 		}
 		if cl = c.kept.awaited(); cl == nil {
@@ -53,7 +53,7 @@ func (c *Core) turnOver() (Time, bool) {
 	if g.state == paused || g.move.on {
 		return 0, false
 	}
-	if next.isCalled() {
+	if next.seat.isCalled() {
 		if c.kept == nil {
 			return c.now, true // its virtual time makes up for it
 		}
@@ -119,7 +119,7 @@ func (c *Core) revokeOverdue() {
 		}
 		next := c.upNext()
 		why := QuantumOver
-		if next.gang != nil {
+		if next.seat != nil {
 			why = GangTurn
 		}
 		if c.kept != nil {
@@ -158,7 +158,7 @@ func (c *Core) revoke(g *grant, why RevokeReason) {
 // chooseNext decides, while the holder drains, who is granted next, so that all
 // that can be done before it has drained is done then.
 func (c *Core) chooseNext() {
-	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next.isCalled()) {
+	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next != nil && next.seat.isCalled()) {
 		c.next = nil // not any more
 	}
 	if c.open.n == 0 && c.closingBatch > 0 {
@@ -172,7 +172,7 @@ func (c *Core) reserve() {
 		return
 	}
 	t := c.passOver()
-	if t == nil || t.gang != nil || t.place == afar && c.spared() {
+	if t == nil || t.seat != nil || t.place == afar && c.spared() {
 		return
 	}
 	c.next = t.queue.head
@@ -218,7 +218,7 @@ func (c *Core) grantNext() {
 			break
 		}
 		switch cl := c.next; {
-		case t.gang != nil:
+		case t.seat != nil:
 			c.keep(t)
 		case cl != nil && cl.tenant.takesTurn():
 			c.grant(cl)
@@ -257,7 +257,7 @@ func (c *Core) grant(cl *client) {
 	t := cl.tenant
 	cl.standing = false // the grant says what holds now
 	latency := t.place == urgent
-	if c.effective == Exclusive && !latency && !c.free() && (c.kept != t || t.hold != playing || !c.alone(t)) {
+	if c.effective == Exclusive && !latency && !c.free() && (c.kept != t || t.seat.hold != playing || !c.alone(t)) {
 		panic("sched: two holders")
 	}
 	gr := c.give(cl, c.unqueueForGrant(cl))
@@ -295,7 +295,7 @@ func (c *Core) grant(cl *client) {
 	}
 	c.notice(cl) // before the gate opens, so that the page is right when it does
 	c.do(g)
-	if latency && c.latency.n > noticed && cl.told.Waiters > 0 {
+	if latency && c.latency.n > noticed && cl.told.Leave {
 		c.tellAll = true // they may be granted in this Step as well
 	}
 }
@@ -317,27 +317,8 @@ func (c *Core) settle() {
 	if r := c.record(); r != c.persisted {
 		c.persist(r)
 	}
-	// More holders than a few are told only when it changes whether there are
-	// others: present is above zero for each of them, before this Step and after
-	// it, and nobody waits in concurrent mode.
-	if waits := c.effective == Exclusive && c.waiting+c.open.n > 0; waits != c.toldWaits {
-		c.toldWaits, c.tellAll = waits, true
-	}
-	if c.open.n <= noticed || c.tellAll {
-		for cl := c.open.head; cl != nil; cl = cl.next {
-			c.notice(cl)
-		}
-	}
-	if c.latency.n <= noticed || c.tellAll {
-		for cl := c.latency.head; cl != nil; cl = cl.next {
-			c.notice(cl)
-		}
-	}
-	c.tellAll = false
+	c.noticeAll()
 }
-
-// noticed is up to how many holders are told exactly how many others there are.
-const noticed = 8
 
 // record returns what a restart would have to know now.
 func (c *Core) record() Persist {
@@ -387,33 +368,4 @@ func covers(p, q Persist) bool {
 func (c *Core) persist(p Persist) {
 	c.persisted = p
 	c.do(p)
-}
-
-// notice tells a client how many others there are, if that has changed. To one
-// with a limit it is as if the limit were somebody: its work ahead is to be
-// bounded, and its grant given back when it is idle.
-func (c *Core) notice(cl *client) {
-	n := Notice{Client: cl.id, Present: c.connected - 1}
-	if c.effective == Exclusive {
-		n.Waiters = c.waiting // concurrently, they wait no longer than this Step
-		// Holders keep latency tenants waiting for the rest of what they have
-		// submitted, and those keep holders out: whoever is idle is to go.
-		if cl.grant.kind == latencyGrant {
-			n.Waiters += c.open.n
-		} else {
-			n.Waiters += c.latency.n
-		}
-	}
-	if cl.tenant.limited() {
-		n.Waiters, n.Present = max(n.Waiters, 1), max(n.Present, 1)
-	}
-	if cl.tenant.gang != nil && c.effective == Exclusive {
-		// Ranks that are idle are part of the job, and go when it does.
-		n.Waiters, n.Present = 0, max(n.Present, 1)
-	}
-	n.Patient = n.Waiters > 0 && c.patient(cl)
-	if n != cl.told {
-		cl.told = n
-		c.do(n)
-	}
 }

@@ -141,15 +141,15 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	// The parts end when ctx does, or when one of them fails.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	names := plugin.NewNames(log)
-	names.PromiseMemory(f.promiseMemory)
-	p := plugin.New(log, names)
+	containers := plugin.NewContainers(log)
+	containers.PromiseMemory(f.promiseMemory)
+	p := plugin.New(log, containers)
 	pods, err := f.kube.watch(ctx, p, log)
 	if err != nil {
 		return err
 	}
 	p.SetAudit(audit, pods.unmanaged)
-	go names.Run(ctx, func(ctx context.Context) (plugin.Describer, error) {
+	go containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
 		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log, pods.told)
 	})
 	// A plugin that has ended lets pods that ask start without a GPU, and

@@ -120,14 +120,14 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	if o.Quantum, err = api.ParseDuration(f.quantum); err != nil {
 		return o, fmt.Errorf("--tq: %w", err)
 	}
-	if o.Quantum < sched.MinQuantum || o.Quantum > sched.MaxQuantum {
-		return o, fmt.Errorf("--tq: %v is not from %v to %v", o.Quantum, sched.MinQuantum, sched.MaxQuantum)
+	if err := daemon.CheckQuantum(o.Quantum); err != nil {
+		return o, fmt.Errorf("--tq: %w", err)
 	}
 	if o.Grace, err = api.ParseDuration(f.grace); err != nil {
 		return o, fmt.Errorf("--grace: %w", err)
 	}
-	if o.Grace < sched.MinGrace || o.Grace > sched.MaxGrace {
-		return o, fmt.Errorf("--grace: %v is not from %v to %v", o.Grace, sched.MinGrace, sched.MaxGrace)
+	if err := daemon.CheckGrace(o.Grace); err != nil {
+		return o, fmt.Errorf("--grace: %w", err)
 	}
 	if o.FenceAction, err = daemon.ParseFenceAction(f.fenceAction); err != nil {
 		return o, fmt.Errorf("--fence-action: %w", err)
