@@ -165,15 +165,16 @@ type Fence struct {
 	Claimed bool // it says itself that it has this grant; nobody knows of it
 }
 
-// Notice tells a client that holds a grant, or gets one next, how many others
-// there are: write both to its page, and send NOTICE where one of them changed
-// between zero and more. Under an exclusive grant both numbers are exact;
-// under concurrent ones only whether they are zero.
+// Notice tells a client that holds a grant, or gets one next, about the others on
+// its GPU: write all of it to the page, and send NOTICE if Leave or Bound has
+// changed. The numbers are exact for up to a few holders.
 type Notice struct {
 	Client  ClientID
-	Waiters int  // other clients that wait for this GPU
-	Present int  // other clients attached to this GPU
-	Patient bool // it is to keep the GPU over short pauses all the same, see PatientIdle
+	Waiters int  // others that wait for this GPU, or are slowed down by this client
+	Present int  // others that are attached to this GPU
+	Leave   bool // give the GPU back when idle
+	Bound   bool // keep little work ahead of the GPU
+	Patient bool // keep the GPU over short pauses in spite of Leave, see PatientIdle
 }
 
 func (Persist) action()    {}
@@ -248,6 +249,15 @@ func (a Adopt) String() string      { return fmt.Sprintf("adopt %d epoch=%d", a.
 func (a Fence) String() string      { return fmt.Sprintf("fence %d epoch=%d", a.Client, a.Epoch) }
 func (a Notice) String() string {
 	s := fmt.Sprintf("notice %d waiters=%d present=%d", a.Client, a.Waiters, a.Present)
+	switch { // as the numbers do not say
+	case a.Leave && a.Waiters == 0:
+		s += " leave"
+	case !a.Leave && a.Waiters > 0:
+		s += " stay"
+	}
+	if a.Bound && a.Present == 0 {
+		s += " bound"
+	}
 	if a.Patient {
 		s += " patient"
 	}

@@ -191,15 +191,17 @@ func (c *Core) unqueue(cl *client) {
 	}
 }
 
+func (c *Core) withdraw(cl *client) {
+	cl.want = false
+	c.unqueue(cl)
+}
+
 func (c *Core) release(ev Release) {
 	cl := c.clients[ev.Client]
 	if cl == nil || cl.grant == nil || ev.Epoch != cl.grant.epoch {
-		if ev.Epoch != 0 || ev.Reason != Exit {
-			c.counters.StaleReleases++
-		}
+		c.counters.StaleReleases++
 		if cl != nil && ev.Reason == Exit {
-			cl.want = false
-			c.unqueue(cl)
+			c.withdraw(cl)
 		}
 		return
 	}
@@ -273,24 +275,30 @@ func (c *Core) forget(cl *client) {
 }
 
 func (c *Core) restore(ev Restore) {
-	until := c.now.Add(c.quantum + c.grace)
-	c.epoch = max(c.epoch, ev.Epoch)
-	if ev.Client == 0 {
-		c.holdOff = max(c.holdOff, until)
-	} else {
-		if c.connected != 0 || c.clients[ev.Client] != nil || ev.Epoch == 0 {
-			panic(fmt.Sprintf("sched: %v: needs an epoch, and comes before any other event", ev))
-		}
-		cl := &client{id: ev.Client}
-		if ev.Gang != "" {
-			cl.account = ev.Tenant // others belong to nobody until they are back
-		}
-		c.clients[cl.id] = cl
-		c.join(cl, c.tenantOf("", cl.id, Share{Gang: ev.Gang}))
-		g := c.give(cl, ev.Epoch)
-		g.graceFrom = until.Add(-c.grace)
-		c.become(g, lost)
-		c.restoreGang(cl.tenant)
+	if c.connected != 0 || c.clients[ev.Client] != nil || ev.Client == 0 || ev.Epoch == 0 {
+		panic(fmt.Sprintf("sched: %v: needs a client and an epoch, and comes before any other event", ev))
 	}
-	c.persisted = c.record() // that is where the event came from
+	cl := &client{id: ev.Client}
+	if ev.Gang != "" {
+		cl.account = ev.Tenant // others belong to nobody until they are back
+	}
+	c.clients[cl.id] = cl
+	c.join(cl, c.tenantOf("", cl.id, Share{Gang: ev.Gang}))
+	g := c.give(cl, ev.Epoch)
+	g.graceFrom = c.now.Add(c.quantum)
+	c.become(g, lost)
+	c.restoreGang(cl.tenant)
+	c.restored(ev.Epoch)
+}
+
+func (c *Core) restoreUnknown(ev RestoreUnknown) {
+	c.holdOff = max(c.holdOff, c.now.Add(c.quantum+c.grace))
+	c.restored(ev.Epoch)
+}
+
+// restored has no epoch be given out again.
+func (c *Core) restored(epoch Epoch) {
+	c.epoch = max(c.epoch, epoch)
+	c.persisted = c.record() // the events come from there
+	c.gangs.await()
 }

@@ -157,8 +157,8 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	if !c.started {
 		c.started = true
 		c.claimsUntil = now.Add(c.quantum + c.grace)
-		if _, restores := ev.(Restore); restores || c.restarted {
-			c.gangs.gather = max(c.gangs.gather, now.Add(gatherTime))
+		if c.restarted {
+			c.gangs.await()
 		}
 	}
 	delete(c.gangs.toStep, c.gpu)
@@ -207,8 +207,14 @@ func (c *Core) Step(now Time, ev Event) []Action {
 		c.isReady(ev)
 	case SetSwapShare:
 		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
+	case Withdraw:
+		if cl := c.clients[ev.Client]; cl != nil {
+			c.withdraw(cl)
+		}
 	case Restore:
 		c.restore(ev)
+	case RestoreUnknown:
+		c.restoreUnknown(ev)
 	default:
 		panic(fmt.Sprintf("sched: unknown event %T", ev))
 	}

@@ -165,6 +165,9 @@ func (s *seat) take(h hold) {
 	s.gang.gangs.changes++
 }
 
+// await has no gang be called until the clients of before a restart can be back.
+func (gs *gangs) await() { gs.gather = max(gs.gather, gs.clock.now.Add(gatherTime)) }
+
 // advance has the gang go on as far as things are.
 func (g *gang) advance() {
 	for {

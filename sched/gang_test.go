@@ -57,7 +57,7 @@ func (n *node) restart(tenant func(ClientID) (name, gang string)) {
 	n.start()
 	for i, p := range slices.Clone(n.persisted) {
 		if p.Unrecorded {
-			n.step(i, Restore{Epoch: p.Epoch})
+			n.step(i, RestoreUnknown{p.Epoch})
 		}
 		for _, h := range p.Holders {
 			if h.Client != 0 {

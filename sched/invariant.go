@@ -134,26 +134,8 @@ func (c *Core) checkGrant(cl *client, g *grant) error {
 	case !g.revoked() && g.epoch > c.epoch:
 		return fmt.Errorf("epoch %d is above the latest, %d", g.epoch, c.epoch)
 	}
-	if g.holds() {
-		waiters, present := 0, c.connected-1
-		if c.effective == Exclusive {
-			waiters = c.waiting
-			if g.kind == latencyGrant {
-				waiters += c.open.n
-			} else {
-				waiters += c.latency.n
-			}
-		}
-		if cl.tenant.limited() {
-			waiters, present = max(waiters, 1), max(present, 1)
-		}
-		if cl.tenant.seat != nil && c.effective == Exclusive {
-			waiters, present = 0, max(present, 1)
-		}
-		if t := cl.told; (t.Waiters > 0) != (waiters > 0) || (t.Present > 0) != (present > 0) ||
-			c.open.n+c.latency.n <= noticed && (t.Waiters != waiters || t.Present != present || t.Patient != (waiters > 0 && c.patient(cl))) {
-			return fmt.Errorf("was told %v, there are %d waiting and %d present", t, waiters, present)
-		}
+	if g.holds() && !c.wasTold(cl) {
+		return fmt.Errorf("was told %v, and is to be told %v", cl.told, c.expected(cl))
 	}
 	return nil
 }

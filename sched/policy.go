@@ -295,7 +295,7 @@ func (c *Core) grant(cl *client) {
 	}
 	c.notice(cl) // before the gate opens, so that the page is right when it does
 	c.do(g)
-	if latency && c.latency.n > noticed && cl.told.Waiters > 0 {
+	if latency && c.latency.n > noticed && cl.told.Leave {
 		c.tellAll = true // they may be granted in this Step as well
 	}
 }
@@ -317,27 +317,8 @@ func (c *Core) settle() {
 	if r := c.record(); r != c.persisted {
 		c.persist(r)
 	}
-	// More holders than a few are told only when it changes whether there are
-	// others: present is above zero for each of them, before this Step and after
-	// it, and nobody waits in concurrent mode.
-	if waits := c.effective == Exclusive && c.waiting+c.open.n > 0; waits != c.toldWaits {
-		c.toldWaits, c.tellAll = waits, true
-	}
-	if c.open.n <= noticed || c.tellAll {
-		for cl := c.open.head; cl != nil; cl = cl.next {
-			c.notice(cl)
-		}
-	}
-	if c.latency.n <= noticed || c.tellAll {
-		for cl := c.latency.head; cl != nil; cl = cl.next {
-			c.notice(cl)
-		}
-	}
-	c.tellAll = false
+	c.noticeAll()
 }
-
-// noticed is up to how many holders are told exactly how many others there are.
-const noticed = 8
 
 // record returns what a restart would have to know now.
 func (c *Core) record() Persist {
@@ -387,33 +368,4 @@ func covers(p, q Persist) bool {
 func (c *Core) persist(p Persist) {
 	c.persisted = p
 	c.do(p)
-}
-
-// notice tells a client how many others there are, if that has changed. To one
-// with a limit it is as if the limit were somebody: its work ahead is to be
-// bounded, and its grant given back when it is idle.
-func (c *Core) notice(cl *client) {
-	n := Notice{Client: cl.id, Present: c.connected - 1}
-	if c.effective == Exclusive {
-		n.Waiters = c.waiting // concurrently, they wait no longer than this Step
-		// Holders keep latency tenants waiting for the rest of what they have
-		// submitted, and those keep holders out: whoever is idle is to go.
-		if cl.grant.kind == latencyGrant {
-			n.Waiters += c.open.n
-		} else {
-			n.Waiters += c.latency.n
-		}
-	}
-	if cl.tenant.limited() {
-		n.Waiters, n.Present = max(n.Waiters, 1), max(n.Present, 1)
-	}
-	if cl.tenant.seat != nil && c.effective == Exclusive {
-		// Ranks that are idle are part of the job, and go when it does.
-		n.Waiters, n.Present = 0, max(n.Present, 1)
-	}
-	n.Patient = n.Waiters > 0 && c.patient(cl)
-	if n != cl.told {
-		cl.told = n
-		c.do(n)
-	}
 }

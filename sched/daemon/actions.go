@@ -281,7 +281,7 @@ func (d *Daemon) notice(g *gpu, a sched.Notice) {
 	if att == nil {
 		return
 	}
-	n := wire.Notice{Waiters: uint32(a.Waiters), Present: uint32(a.Present)}
+	n := wire.Notice{Waiters: shown(a.Leave, a.Waiters), Present: shown(a.Bound, a.Present)}
 	old := att.told
 	att.told = n
 	att.client.page.Hint(att.channel, n.Waiters, n.Present)
@@ -289,4 +289,13 @@ func (d *Daemon) notice(g *gpu, a sched.Notice) {
 	if (n.Waiters == 0) != (old.Waiters == 0) || (n.Present == 0) != (old.Present == 0) {
 		d.send(att.client.conn, &wire.Frame{Type: wire.TypeNotice, Channel: att.channel, Notice: n}, nil)
 	}
+}
+
+// shown is what a page says instead of a number of others: clients go by whether it
+// is zero.
+func shown(on bool, others int) uint32 {
+	if !on {
+		return 0
+	}
+	return uint32(max(others, 1))
 }

@@ -376,7 +376,7 @@ func (g *ganged) boot() {
 	}
 	for i, p := range slices.Clone(g.persisted) {
 		if p.Unrecorded {
-			g.step(i, sched.Restore{Epoch: p.Epoch})
+			g.step(i, sched.RestoreUnknown{Epoch: p.Epoch})
 		}
 		for _, h := range p.Holders {
 			if r := g.procs[h.Client]; r != nil && !r.dead {
