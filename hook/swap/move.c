@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_move.c: the thread that moves memory out and in, one per channel.
+ * move.c: the thread that moves memory out and in, one per channel.
  *
  * It goes by runs, chunks side by side. Some are in flight: while one is copied,
  * the physical memory of those before it is given up, or that of those after it
@@ -108,7 +108,7 @@ static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 		return false;
 	if (p->out && (s->spread || s->leaving))
 		return false;
-	return p->out ? !s->want && s->resident - s->going > nvs_swap_room(p->channel) : s->want;
+	return p->out ? !s->want && s->resident - s->going > nvs_swap_capacity(p->channel) : s->want;
 }
 
 /* Takes the next run in hand. False: there is none, or nothing to do. */
@@ -143,7 +143,7 @@ static bool pick(struct pass *p, struct run *r)
 				c->opens = TOUCHED;
 			s->going += bytes;
 		} else {
-			if (s->resident + bytes > nvs_swap_room(p->channel))
+			if (s->resident + bytes > nvs_swap_capacity(p->channel))
 				break;
 			s->resident += bytes;
 			s->away -= bytes;
@@ -340,7 +340,7 @@ static enum plan decide(unsigned channel)
 		plan = PLAN_IN;
 	} else if (!atomic_load(&nvs_exiting) && !s->want && !s->hold && !s->broken && !s->spread && !s->leaving &&
 		   c->lease.gate == LEASE_CLOSED &&
-		   c->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_room(channel)) {
+		   c->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_capacity(channel)) {
 		s->evicting = true;
 		plan = PLAN_OUT;
 	}
@@ -368,7 +368,7 @@ static bool flushed(unsigned channel)
 	uint64_t room, over;
 
 	nvs_swap_lock(s);
-	room = nvs_swap_room(channel);
+	room = nvs_swap_capacity(channel);
 	over = s->resident > room ? s->resident - room : 0;
 	nvs_swap_unlock(s);
 	if (over && nvs_driver_enter()) {
@@ -394,7 +394,7 @@ static void *mover_main(void *arg)
 		struct pass p = { 0 };
 		bool again = false;
 
-		nvs_pools_tidy(channel);
+		nvs_pools_trim(channel);
 		nvs_cache_trim(channel);
 		plan = decide(channel);
 		if (plan == PLAN_OUT && !flushed(channel)) {

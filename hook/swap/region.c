@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_region.c: regions get their memory and give it up; what is freed at once and
+ * region.c: regions get their memory and give it up; what is freed at once and
  * kept for a moment.
  */
 #include "channel.h"
@@ -25,10 +25,10 @@
 bool nvs_swap_refused(unsigned channel, uint64_t bytes, unsigned seen, uint64_t since, bool told)
 {
 	struct nvs_swap *s = &nvs_swaps[channel];
-	bool kept = s->cached || nvs_pools_keep(channel);
+	bool kept = s->cached || nvs_pools_cache_any(channel);
 
 	/* Without a scheduler nobody makes room. */
-	if (since && ((!kept && nvs_swap_room(channel) == UINT64_MAX) ||
+	if (since && ((!kept && nvs_swap_capacity(channel) == UINT64_MAX) ||
 		      nvs_now() - since > REFUSED_NS))
 		return false;
 	nvs_swap_unlock(s);
@@ -44,7 +44,7 @@ bool nvs_swap_refused(unsigned channel, uint64_t bytes, unsigned seen, uint64_t 
 /* Chunks from p to end, side by side, that are nowhere and fit into the room now. */
 static uint32_t count_fitting(struct nvs_swap *s, struct place p, uint32_t end, uint64_t *bytes)
 {
-	uint64_t room = nvs_swap_room(p.span->channel);
+	uint64_t room = nvs_swap_capacity(p.span->channel);
 	uint32_t n = 0;
 
 	for (*bytes = 0; p.granule < end; n++) {
@@ -209,9 +209,9 @@ uint64_t nvs_swap_cached(unsigned channel)
 	struct nvs_swap *s = &nvs_swaps[channel];
 	uint64_t bytes;
 
-	nvs_pools_reap(channel, NULL);
+	nvs_pools_look(channel, NULL);
 	nvs_swap_lock(s);
-	bytes = s->cached + nvs_pools_idle(channel);
+	bytes = s->cached + nvs_pools_cached(channel);
 	nvs_swap_unlock(s);
 	return bytes;
 }
@@ -233,7 +233,7 @@ bool nvs_swap_flush(unsigned channel, uint64_t bytes)
 	uint64_t before;
 	bool any = false, more = true;
 
-	nvs_pools_reap(channel, NULL);
+	nvs_pools_look(channel, NULL);
 	nvs_swap_lock(s);
 	before = s->retired;
 	while (more && s->retired - before < bytes) {
@@ -242,13 +242,11 @@ bool nvs_swap_flush(unsigned channel, uint64_t bytes)
 
 			nvs_region_retire(channel, p);
 		} else {
-			more = nvs_pools_give_up_one(channel);
+			more = nvs_pools_release_one(channel);
 		}
 		any = any || more;
 	}
 	nvs_swap_unlock(s);
-	if (!any)
-		nvs_pools_mark(channel);
 	return any;
 }
 
@@ -308,7 +306,7 @@ bool nvs_region_put_by(struct nvs_swap *s, struct place p)
 
 	most = most > CACHE_BYTES ? most : CACHE_BYTES;
 	if (!s->hold || r->fixed || r->kind != REGION_LARGE || bytes > most ||
-	    s->resident > nvs_swap_room(p.span->channel) || !nvs_region_is_here(p))
+	    s->resident > nvs_swap_capacity(p.span->channel) || !nvs_region_is_here(p))
 		return false;
 	while (s->cache_count && (s->cache_count == CACHE_MAX || s->cached + bytes > most))
 		nvs_region_retire(p.span->channel, uncache(s, 0)); /* p is ours meanwhile: the caller marked it */

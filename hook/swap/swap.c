@@ -159,7 +159,7 @@ static uint64_t fixed(unsigned channel)
 	return used > ours ? used - ours : 0;
 }
 
-uint64_t nvs_swap_room(unsigned channel)
+uint64_t nvs_swap_capacity(unsigned channel)
 {
 	uint64_t room = nvs_swaps[channel].last_room, not_ours; /* without a page: as before */
 
@@ -182,7 +182,7 @@ bool nvs_swap_retry(int channel, unsigned *tries)
 	s = &nvs_swaps[channel];
 	nvs_swap_flush((unsigned)channel, UINT64_MAX);
 	nvs_swap_lock(s);
-	alone = nvs_swap_room((unsigned)channel) == UINT64_MAX;
+	alone = nvs_swap_capacity((unsigned)channel) == UINT64_MAX;
 	nvs_swap_unlock(s);
 	if (alone)
 		return *tries == 1;

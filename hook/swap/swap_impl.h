@@ -16,7 +16,7 @@
 #include "compiler.h"
 #include "driver.h"
 #include "memory.h"
-#include "shelf.h"
+#include "freelist.h"
 #include "slab.h"
 #include "memory_abi.h"
 
@@ -84,7 +84,7 @@ struct region {
 	uint32_t granules;
 	uint32_t piece;    /* granules of each chunk but the last */
 	uint64_t bytes;    /* that were asked for */
-	uint64_t owner;    /* context or pool, see swap_alloc.c */
+	uint64_t owner;    /* context or pool, see allocation.c */
 	uint32_t slabs;    /* in use */
 	uint32_t end;      /* of the last two kinds: chunks are in so many granules at most */
 	uint8_t kind;
@@ -201,12 +201,12 @@ void nvs_swap_kick(struct nvs_swap *s);
 void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns);
 
 /* Bytes that chunks may take on the GPU now. The lock is held. */
-uint64_t nvs_swap_room(unsigned channel);
+uint64_t nvs_swap_capacity(unsigned channel);
 
 /* Tells the scheduler what is where. No lock is held. */
 void nvs_swap_tell(unsigned channel, uint32_t code);
 
-/* ---- swap_space.c; the channel's lock is held ---- */
+/* ---- space.c; the channel's lock is held ---- */
 
 /* Addresses for a region, its chunks empty; granule's span is NULL if there are none. */
 struct place nvs_region_new(unsigned channel, uint32_t granules);
@@ -223,7 +223,7 @@ struct place nvs_place_of(uint64_t address);
  */
 bool nvs_chunk_next(unsigned channel, unsigned states, struct place *at, uint32_t *looked);
 
-/* ---- swap_chunk.c; no lock is held ---- */
+/* ---- chunk.c; no lock is held ---- */
 
 /*
  * Physical memory for chunks side by side, and its mapping. Returns CUresult;
@@ -235,7 +235,7 @@ void nvs_chunk_unmap(struct place first, uint32_t chunks);
 /* Lets the process's other GPUs reach what is on this one. */
 void nvs_swap_open_to_peers(unsigned channel);
 
-/* ---- swap_region.c; the channel's lock is held, and given up meanwhile ---- */
+/* ---- region.c; the channel's lock is held, and given up meanwhile ---- */
 
 /*
  * Memory for `granules`, claimed and, if the GPU is held, there. No lock is held;
@@ -281,7 +281,7 @@ bool nvs_swap_refused(unsigned channel, uint64_t bytes, unsigned seen, uint64_t 
  */
 bool nvs_chunk_back(unsigned channel, struct place p);
 
-/* ---- swap_alloc.c ---- */
+/* ---- allocation.c ---- */
 
 /* As nvs_swap_alloc; the memory is a pool's. */
 int nvs_swap_alloc_pooled(int channel, struct nvs_pool *pool, size_t bytes, CUdeviceptr *p);
@@ -290,19 +290,19 @@ int nvs_swap_alloc_pooled(int channel, struct nvs_pool *pool, size_t bytes, CUde
 bool nvs_swap_lookup(CUdeviceptr p, struct nvs_swap_range *r);
 
 /*
- * The allocation at k->address is the application's no more, stays where it is, and
- * is described in *k. False: part of it is away or nowhere, so that no work can be
- * using it, and it is to be given up.
+ * The allocation at b->address ends, and its block stays mapped; *b describes it. False:
+ * part of the block is not on the GPU, so that no work can be using it, and it is to be
+ * released.
  */
-bool nvs_swap_lay_by(struct nvs_kept *k);
+bool nvs_alloc_cache(struct nvs_block *b);
 
-/* What was laid by becomes an allocation of so many bytes, which fit there. */
-void nvs_swap_take_up(CUdeviceptr p, size_t bytes);
+/* A cached block becomes an allocation of so many bytes, which fit there. */
+void nvs_alloc_reuse(CUdeviceptr p, size_t bytes);
 
-/* Frees what was laid by. The lock is given up meanwhile. */
-void nvs_swap_give_up(unsigned channel, CUdeviceptr p);
+/* Frees a cached block. The lock is given up meanwhile. */
+void nvs_alloc_release(unsigned channel, CUdeviceptr p);
 
-/* ---- swap_arena.c; nvs_swap.lock is held for the first two ---- */
+/* ---- arena.c; nvs_swap.lock is held for the first two ---- */
 
 /* Finds places for granules that go away. False: the arena does not have them. */
 bool nvs_arena_take(unsigned channel, struct place p, uint32_t granules);
@@ -318,43 +318,34 @@ uint64_t nvs_arena_bytes(unsigned channel, uint64_t *unused);
 void nvs_arena_unregistered(unsigned channel);
 void nvs_arena_fork_child(void);
 
-/* ---- swap_async.c, swap_line.c, swap_pool.c ---- */
+/* ---- async.c, pool.c ---- */
 
-/*
- * Looks which frees have passed that were made in streams; pool: of it alone. What
- * cannot be asked about now stays as it is. No lock is held.
- */
-void nvs_pools_reap(unsigned channel, const struct nvs_pool *pool);
+/* Finds out which frees the streams have passed; pool: of this pool only. No lock is held. */
+void nvs_pools_look(unsigned channel, const struct nvs_pool *pool);
 
-/*
- * Somebody wants what waits there: from now on it is seen when a stream has passed
- * it, also if the stream never has nothing to do. No lock is held.
- */
-void nvs_pools_mark(unsigned channel);
+/* Waits until a stream has passed a free. False: there is none to wait for. No lock is held. */
+bool nvs_pools_wait(unsigned channel);
 
-/* Waits until some have. False: there is nothing to wait for. No lock is held. */
-bool nvs_pools_outwait(unsigned channel);
-
-/* The channel has been drained: all have. No lock is held. */
+/* The channel was drained: streams have passed all frees. No lock is held. */
 void nvs_pools_drained(unsigned channel);
 
-/* Gives up what pools keep beyond their thresholds, if a synchronisation was seen. */
-void nvs_pools_tidy(unsigned channel);
+/* Releases what pools have beyond their thresholds, if the host has waited for work. No lock is held. */
+void nvs_pools_trim(unsigned channel);
 
-/* The memory of a context is going, or (NULL) of a channel's primary one. */
+/* A context is gone, or (NULL) the primary one of a channel. No lock is held. */
 void nvs_pools_context_gone(unsigned channel, const void *ctx);
 
-/* The lock is held for these: whether pools keep anything, and bytes that may be used at once. */
-bool nvs_pools_keep(unsigned channel);
-uint64_t nvs_pools_idle(unsigned channel);
+/* The lock is held for what follows: whether pools cache anything; bytes of it that no stream uses. */
+bool nvs_pools_cache_any(unsigned channel);
+uint64_t nvs_pools_cached(unsigned channel);
 
-/* Gives up one of these. False: there is none. The lock is given up meanwhile. */
-bool nvs_pools_give_up_one(unsigned channel);
+/* Releases one block that no stream uses. False: there is none. The lock is given up meanwhile. */
+bool nvs_pools_release_one(unsigned channel);
 
-/* The allocation at p, which no work uses any more, goes back to its pool. */
-void nvs_pools_take_back(unsigned channel, struct nvs_pool *pool, CUdeviceptr p);
+/* The allocation at p ends, and no work uses it: its block goes to the pool, for all streams. */
+void nvs_pools_free(unsigned channel, struct nvs_pool *pool, CUdeviceptr p);
 
-/* ---- swap_move.c ---- */
+/* ---- move.c ---- */
 
 /* False: no thread can be made. */
 bool nvs_mover_start(unsigned channel);

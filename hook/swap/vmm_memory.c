@@ -172,7 +172,7 @@ static int obtain(unsigned channel, struct memory *m)
 		bool told = since != 0;
 		int result;
 
-		if (s->resident + bytes <= nvs_swap_room(channel)) {
+		if (s->resident + bytes <= nvs_swap_capacity(channel)) {
 			s->claiming -= bytes; /* it counts as the driver's */
 			nvs_swap_unlock(s);
 			result = driver_create(channel, bytes, &m->real);

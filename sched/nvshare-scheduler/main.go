@@ -61,10 +61,10 @@ func command(status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nvshare-scheduler",
 		Short: "Decide which container may use a GPU, and when",
-		Long: `nvshare-scheduler finds the GPUs of this node and gives each to one client at a
-time. It runs in the foreground and logs to standard error; NVSHARE_DEBUG=1 in
-the environment logs every decision. It needs no root with a run directory of
-its own.`,
+		Long: `nvshare-scheduler finds the GPUs of this node and grants each to its tenants in
+turn. It runs in the foreground and logs to standard error; with NVSHARE_DEBUG=1
+in the environment it logs each decision. With a run directory of its own it does
+not need root.`,
 		Args:          cobra.NoArgs,
 		Version:       api.Version,
 		SilenceUsage:  true,
@@ -82,13 +82,13 @@ its own.`,
 	fs := cmd.Flags()
 	fs.StringVar(&f.runDir, "run-dir", api.RunDir(), "`directory` of sockets and state; default from NVSHARE_RUN_DIR")
 	fs.StringVar(&f.quantum, "tq", sched.DefaultQuantum.String(), "time quantum: `seconds`, or with a unit, like 200ms")
-	fs.StringVar(&f.grace, "grace", sched.DefaultGrace.String(), "`time` a client has to release a GPU before others get it anyway")
-	fs.StringVar(&f.antiThrash, "anti-thrash", antiThrashDefault(), "`on|off|auto`: one client at a time, all at once, or one of the two, by memory and by how short turns are")
-	fs.StringVar(&f.fenceAction, "fence-action", string(daemon.FenceReport), "`report|demote|kill`: what to do, after the grace time, about a client that did not release a GPU; demote: all use that GPU at once until it has")
-	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` that scheduler and next client may spin at a hand-over, at most 8ms; 0: sleep")
+	fs.StringVar(&f.grace, "grace", sched.DefaultGrace.String(), "`time` in which a client must release a GPU after a revoke; then others get it")
+	fs.StringVar(&f.antiThrash, "anti-thrash", antiThrashDefault(), "`on|off|auto`: how tenants share a GPU: in turns, all at the same time, or whichever of the two suits their work")
+	fs.StringVar(&f.fenceAction, "fence-action", string(daemon.FenceReport), "`report|demote|kill`: what to do about a client that did not release a GPU in the grace period; demote: all use that GPU at the same time until the client has released it")
+	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` for which scheduler and next client may spin at a hand-over, at most 8ms; 0: sleep")
 	f.tuning.add(cmd)
 	f.swap.add(cmd)
-	fs.BoolVar(&f.metrics, "metrics", os.Getenv("NVSHARE_METRICS_ENABLE") == "1", "serve Prometheus metrics on /metrics, and /healthz, to whoever reaches the address; default from NVSHARE_METRICS_ENABLE")
+	fs.BoolVar(&f.metrics, "metrics", os.Getenv("NVSHARE_METRICS_ENABLE") == "1", "serve Prometheus metrics on /metrics, and /healthz, to everybody who reaches the address; default from NVSHARE_METRICS_ENABLE")
 	fs.StringVar(&f.metricsAddr, "metrics-addr", cmp.Or(os.Getenv("NVSHARE_METRICS_ADDR"), defaultMetricsAddr), "`address` of --metrics; default from NVSHARE_METRICS_ADDR")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 	return cmd
