@@ -23,8 +23,8 @@
 //   - With Options.SwapMemory clients can be promised more memory than a GPU has.
 //     A reservation is refused when it is made if it could never be placed
 //     (swap.go), never later; host memory for what is away is made beside the
-//     loop, before it is needed (arena.go) and in part before anybody reserves
-//     (arena_stock.go), and no page of it ever has two tenants.
+//     loop, before it is needed (package arena) and in part before anybody
+//     reserves, and no page of it ever has two tenants.
 //   - The scheduler's end changes nothing for running holders: their gates
 //     stay open, and the next scheduler finds them in the state file.
 //
