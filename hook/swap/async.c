@@ -16,13 +16,15 @@
  * allocations, in the same streams, soon makes no call but the event's. No question
  * is asked while a stream captures: it could break the capture.
  *
- * The channel's swap lock guards all of this.
+ * The GPU's swap lock guards all of this.
  */
 #include <string.h>
 
-#include "channel.h"
+#include "clock.h"
+#include "connection.h"
+#include "drain.h"
+#include "stream.h"
 #include "swap_pool.h"
-#include "tables.h"
 
 #define MARK_FREES 16u          /* an event after so many frees, */
 #define MARK_BYTES (64ull << 20) /* or so many bytes */
@@ -52,7 +54,7 @@ static bool reuse(struct nvs_store *st, struct nvs_pool *pool, struct line *own,
 	return false;
 }
 
-int nvs_swap_alloc_async(int channel, void *handle, void *stream, size_t bytes, CUdeviceptr *p)
+int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *handle, void *stream, size_t bytes, CUdeviceptr *p)
 {
 	struct caller who;
 	struct nvs_store *st;
@@ -61,11 +63,11 @@ int nvs_swap_alloc_async(int channel, void *handle, void *stream, size_t bytes, 
 	bool found = false;
 	int result;
 
-	if (!bytes || !p || !nvs_swap_on(channel))
+	if (!bytes || !p || !nvs_swap_on(gpu))
 		return -1;
 	who = nvs_caller_of(stream);
-	st = &nvs_stores[channel];
-	s = &nvs_swaps[channel];
+	st = gpu->swap->store;
+	s = gpu->swap;
 	nvs_swap_lock(s);
 	pool = nvs_pool_find(st, handle);
 	found = pool && reuse(st, pool, nvs_line_find(st, pool, &who), bytes, p);
@@ -73,7 +75,7 @@ int nvs_swap_alloc_async(int channel, void *handle, void *stream, size_t bytes, 
 	if (found)
 		return CUDA_SUCCESS;
 	if (pool) {
-		nvs_pools_reap((unsigned)channel, pool);
+		nvs_pools_reap(gpu, pool);
 		nvs_swap_lock(s);
 		found = reuse(st, pool, nvs_line_find(st, pool, &who), bytes, p);
 		nvs_swap_unlock(s);
@@ -90,7 +92,7 @@ int nvs_swap_alloc_async(int channel, void *handle, void *stream, size_t bytes, 
 		return CUDA_SUCCESS;
 	if (!pool)
 		return -1;
-	result = nvs_swap_alloc_pooled(channel, pool, bytes, p);
+	result = nvs_swap_alloc_pooled(gpu, pool, bytes, p);
 	nvs_swap_lock(s);
 	if (result == CUDA_SUCCESS)
 		nvs_pool_takes(pool, nvs_place_bytes(bytes));
@@ -122,15 +124,15 @@ static int free_plain(CUdeviceptr p, void *stream)
 }
 
 /* Puts it into the line. The lock is held, and given up meanwhile. */
-static int wait_in_line(unsigned channel, struct line *l, CUdeviceptr p, void *stream)
+static int wait_in_line(struct nvs_gpu *gpu, struct line *l, CUdeviceptr p, void *stream)
 {
-	struct nvs_store *st = &nvs_stores[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_store *st = gpu->swap->store;
+	struct nvs_swap *s = gpu->swap;
 	struct nvs_pool *pool = l->pool;
 	struct nvs_kept *k = nvs_pool_keep(st, pool, &l->shelf, p, ++l->serial);
 
 	if (!k) {
-		nvs_swap_give_up(channel, p);
+		nvs_swap_give_up(gpu, p);
 		return CUDA_SUCCESS;
 	}
 	l->unmarked++;
@@ -161,8 +163,8 @@ int nvs_swap_free_async(CUdeviceptr p, void *stream)
 
 	if (!at.span || nvs_in_book)
 		return -1;
-	st = &nvs_stores[at.span->channel];
-	s = &nvs_swaps[at.span->channel];
+	st = at.span->gpu->swap->store;
+	s = at.span->gpu->swap;
 	who = nvs_caller_of(stream);
 	nvs_swap_lock(s);
 	if (!nvs_swap_lookup(p, &r)) {
@@ -183,7 +185,7 @@ int nvs_swap_free_async(CUdeviceptr p, void *stream)
 		l = nvs_line_find(st, r.pool, &who);
 		l = l ? l : nvs_line_new(st, r.pool, &who, ctx);
 	}
-	result = l ? wait_in_line(r.channel, l, p, stream) : -1;
+	result = l ? wait_in_line(r.gpu, l, p, stream) : -1;
 	nvs_swap_unlock(s);
 	return result >= 0 ? result : free_plain(p, stream);
 }
@@ -194,9 +196,9 @@ void nvs_swap_stream_going(void *stream)
 {
 	if (!stream || nvs_key_is_default(stream))
 		return;
-	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++) {
-		struct nvs_store *st = &nvs_stores[i];
-		struct nvs_swap *s = &nvs_swaps[i];
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_store *st = gpu->swap->store;
+		struct nvs_swap *s = gpu->swap;
 		bool any = false;
 
 		if (!st->lines || nvs_in_book)
@@ -216,7 +218,7 @@ void nvs_swap_stream_going(void *stream)
 		}
 		nvs_swap_unlock(s);
 		if (any)
-			nvs_lines_bury(i);
+			nvs_lines_bury(gpu);
 	}
 	/* Whoever asks the stream has done so. */
 	pthread_mutex_lock(&nvs_table_lock);
@@ -230,10 +232,10 @@ void nvs_pool_end_lines(struct nvs_store *st, const struct nvs_pool *pool)
 			nvs_line_end(st, l);
 }
 
-void nvs_pools_context_gone(unsigned channel, const void *ctx)
+void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx)
 {
-	struct nvs_store *st = &nvs_stores[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_store *st = gpu->swap->store;
+	struct nvs_swap *s = gpu->swap;
 
 	nvs_swap_lock(s);
 	st->dead = 0;
@@ -248,15 +250,20 @@ void nvs_pools_context_gone(unsigned channel, const void *ctx)
 			nvs_line_passed(st, l, l->serial);
 	}
 	/* With a primary context goes the memory that is of no context. */
-	while (!ctx && nvs_pools_give_up_one(channel))
+	while (!ctx && nvs_pools_give_up_one(gpu))
 		;
 	for (struct nvs_pool *p = st->pools; !ctx && p; p = p->next)
 		p->used = 0;
 	nvs_swap_unlock(s);
 }
 
+void nvs_store_reset(struct nvs_store *st, struct nvs_gpu *gpu)
+{
+	memset(st, 0, sizeof(*st));
+	st->gpu = gpu;
+}
+
 void nvs_async_fork_child(void)
 {
-	memset(nvs_stores, 0, sizeof(nvs_stores)); /* what they had is left behind */
 	atomic_store(&nvs_swap_excess, 0);
 }

@@ -5,15 +5,16 @@
 #include <errno.h>
 #include <string.h>
 
-#include "channel.h"
+#include "clock.h"
+#include "connection.h"
+#include "drain.h"
 #include "futex.h"
+#include "stream.h"
 #include "swap_pool.h"
-#include "tables.h"
 
 #define LINES_KEPT 256u         /* whether they are of use or not */
 #define NAP_NS     200000       /* between two looks at what is waited for */
 
-struct nvs_store nvs_stores[NVS_MAX_CHANNELS];
 
 /* Threads' records are used again by others; this number is not. */
 static uint64_t thread_number(void)
@@ -133,10 +134,10 @@ struct line *nvs_line_new(struct nvs_store *st, struct nvs_pool *pool, const str
 	return l;
 }
 
-void nvs_lines_bury(unsigned channel)
+void nvs_lines_bury(struct nvs_gpu *gpu)
 {
-	struct nvs_store *st = &nvs_stores[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_store *st = gpu->swap->store;
+	struct nvs_swap *s = gpu->swap;
 	void *event[DEAD_EVENTS];
 	unsigned n;
 
@@ -292,10 +293,10 @@ enum look nvs_line_look(struct nvs_swap *s, struct nvs_store *st, struct line *l
 }
 
 /* Looks at all lines with something in them; pool: at its lines. No lock is held. */
-static enum look look_at_all(unsigned channel, const struct nvs_pool *pool)
+static enum look look_at_all(struct nvs_gpu *gpu, const struct nvs_pool *pool)
 {
-	struct nvs_store *st = &nvs_stores[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_store *st = gpu->swap->store;
+	struct nvs_swap *s = gpu->swap;
 	enum look seen = LOOK_BLIND, one;
 	bool dead;
 
@@ -311,20 +312,20 @@ static enum look look_at_all(unsigned channel, const struct nvs_pool *pool)
 	dead = st->dead > 0;
 	nvs_swap_unlock(s);
 	if (dead)
-		nvs_lines_bury(channel);
+		nvs_lines_bury(gpu);
 	return seen;
 }
 
-void nvs_pools_reap(unsigned channel, const struct nvs_pool *pool)
+void nvs_pools_reap(struct nvs_gpu *gpu, const struct nvs_pool *pool)
 {
-	if (nvs_stores[channel].lines)
-		look_at_all(channel, pool);
+	if (gpu->swap->store->lines)
+		look_at_all(gpu, pool);
 }
 
-void nvs_pools_mark(unsigned channel)
+void nvs_pools_mark(struct nvs_gpu *gpu)
 {
-	struct nvs_store *st = &nvs_stores[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_store *st = gpu->swap->store;
+	struct nvs_swap *s = gpu->swap;
 
 	if (!st->lines || atomic_load(&nvs_gate.captures))
 		return;
@@ -335,15 +336,15 @@ void nvs_pools_mark(unsigned channel)
 	nvs_swap_unlock(s);
 }
 
-bool nvs_pools_outwait(unsigned channel)
+bool nvs_pools_outwait(struct nvs_gpu *gpu)
 {
 	static const uint32_t nothing;
 	enum look seen = LOOK_BLIND;
 	int saved = errno;
 
-	while (nvs_stores[channel].lines && (seen = look_at_all(channel, NULL)) == LOOK_LATER &&
+	while (gpu->swap->store->lines && (seen = look_at_all(gpu, NULL)) == LOOK_LATER &&
 	       !atomic_load(&nvs_exiting)) {
-		nvs_pools_mark(channel);
+		nvs_pools_mark(gpu);
 		nvs_futex_wait(&nothing, 0, NAP_NS, true); /* a nap, no cancellation point */
 	}
 	errno = saved;
@@ -359,10 +360,10 @@ static bool has_fixed(const struct line *l)
 	return false;
 }
 
-void nvs_pools_drained(unsigned channel)
+void nvs_pools_drained(struct nvs_gpu *gpu)
 {
-	struct nvs_store *st = &nvs_stores[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_store *st = gpu->swap->store;
+	struct nvs_swap *s = gpu->swap;
 
 	nvs_swap_lock(s);
 	for (struct line *l = st->lines; l; l = l->all) {

@@ -3,6 +3,8 @@
  * swap_pool.c: how much memory pools keep, when they give it up, and what is told
  * of it.
  */
+#include "drain.h"
+#include "stream.h"
 #include "swap_pool.h"
 
 #include <sys/mman.h>
@@ -87,26 +89,26 @@ void nvs_pool_takes(struct nvs_pool *p, uint64_t bytes)
 }
 
 /* Bytes that may be kept at a synchronisation. */
-static uint64_t allowance(unsigned channel, const struct nvs_pool *p)
+static uint64_t allowance(struct nvs_gpu *gpu, const struct nvs_pool *p)
 {
 	uint64_t left = p->threshold > p->used ? p->threshold - p->used : 0;
 
-	if (p->gone || nvs_swaps[channel].spread)
+	if (p->gone || gpu->swap->spread)
 		return 0;
 	return left > CACHE_BYTES ? left : CACHE_BYTES;
 }
 
-static void note_excess(unsigned channel, const struct nvs_pool *p)
+static void note_excess(struct nvs_gpu *gpu, const struct nvs_pool *p)
 {
-	if (p->kept > allowance(channel, p) &&
-	    !(atomic_load_explicit(&nvs_swap_excess, memory_order_relaxed) & 1u << channel))
-		atomic_fetch_or(&nvs_swap_excess, 1u << channel);
+	if (p->kept > allowance(gpu, p) &&
+	    !(atomic_load_explicit(&nvs_swap_excess, memory_order_relaxed) & gpu->bit))
+		atomic_fetch_or(&nvs_swap_excess, gpu->bit);
 }
 
 struct nvs_kept *nvs_pool_keep(struct nvs_store *st, struct nvs_pool *p, struct nvs_shelf *s,
 			       CUdeviceptr address, uint64_t serial)
 {
-	unsigned channel = (unsigned)(st - nvs_stores);
+	struct nvs_gpu *gpu = st->gpu;
 	struct nvs_kept spare, *k = st->free_kept;
 	bool kept;
 
@@ -130,10 +132,10 @@ struct nvs_kept *nvs_pool_keep(struct nvs_store *st, struct nvs_pool *p, struct 
 	nvs_shelf_add(s, k);
 	p->kept += k->bytes;
 	note_highs(p);
-	note_excess(channel, p);
+	note_excess(gpu, p);
 	/* While others have the GPU nothing may be kept from them. */
-	if (!nvs_swaps[channel].hold && nvs_swaps[channel].resident > nvs_swap_room(channel))
-		nvs_swap_kick(&nvs_swaps[channel]);
+	if (!gpu->swap->hold && gpu->swap->resident > nvs_swap_room(gpu))
+		nvs_swap_kick(gpu->swap);
 	return k;
 }
 
@@ -145,34 +147,34 @@ void nvs_pool_unkept(struct nvs_store *st, struct nvs_pool *p, struct nvs_shelf 
 	st->free_kept = k;
 }
 
-bool nvs_pools_keep(unsigned channel)
+bool nvs_pools_keep(struct nvs_gpu *gpu)
 {
-	for (const struct nvs_pool *p = nvs_stores[channel].pools; p; p = p->next)
+	for (const struct nvs_pool *p = gpu->swap->store->pools; p; p = p->next)
 		if (p->kept)
 			return true;
 	return false;
 }
 
-uint64_t nvs_pools_idle(unsigned channel)
+uint64_t nvs_pools_idle(struct nvs_gpu *gpu)
 {
-	uint64_t bytes = nvs_stores[channel].giving;
+	uint64_t bytes = gpu->swap->store->giving;
 
-	for (const struct nvs_pool *p = nvs_stores[channel].pools; p; p = p->next)
+	for (const struct nvs_pool *p = gpu->swap->store->pools; p; p = p->next)
 		bytes += p->shelf.bytes;
 	return bytes;
 }
 
-void nvs_pools_take_back(unsigned channel, struct nvs_pool *pool, CUdeviceptr p)
+void nvs_pools_take_back(struct nvs_gpu *gpu, struct nvs_pool *pool, CUdeviceptr p)
 {
-	if (!nvs_pool_keep(&nvs_stores[channel], pool, &pool->shelf, p, 0))
-		nvs_swap_give_up(channel, p);
+	if (!nvs_pool_keep(gpu->swap->store, pool, &pool->shelf, p, 0))
+		nvs_swap_give_up(gpu, p);
 }
 
 /* ---- giving up; the lock is held, and given up meanwhile ---- */
 
-static bool give_up_one(unsigned channel, struct nvs_pool *p)
+static bool give_up_one(struct nvs_gpu *gpu, struct nvs_pool *p)
 {
-	struct nvs_store *st = &nvs_stores[channel];
+	struct nvs_store *st = gpu->swap->store;
 	struct nvs_kept *k = p->shelf.oldest;
 	CUdeviceptr address;
 	uint64_t bytes;
@@ -183,53 +185,53 @@ static bool give_up_one(unsigned channel, struct nvs_pool *p)
 	bytes = k->bytes;
 	st->giving += bytes;
 	nvs_pool_unkept(st, p, &p->shelf, k);
-	nvs_swap_give_up(channel, address);
+	nvs_swap_give_up(gpu, address);
 	st->giving -= bytes;
 	return true;
 }
 
-bool nvs_pools_give_up_one(unsigned channel)
+bool nvs_pools_give_up_one(struct nvs_gpu *gpu)
 {
-	for (struct nvs_pool *p = nvs_stores[channel].pools; p; p = p->next)
-		if (give_up_one(channel, p))
+	for (struct nvs_pool *p = gpu->swap->store->pools; p; p = p->next)
+		if (give_up_one(gpu, p))
 			return true;
 	return false;
 }
 
-void nvs_pools_tidy(unsigned channel)
+void nvs_pools_tidy(struct nvs_gpu *gpu)
 {
-	struct nvs_store *st = &nvs_stores[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_store *st = gpu->swap->store;
+	struct nvs_swap *s = gpu->swap;
 	bool excess = false, trim;
 
-	if (!(atomic_load(&nvs_swap_excess) & 1u << channel) || !nvs_driver_enter())
+	if (!(atomic_load(&nvs_swap_excess) & gpu->bit) || !nvs_driver_enter())
 		return;
 	nvs_swap_lock(s);
 	trim = st->trim;
 	st->trim = false;
 	for (struct nvs_pool *p = st->pools; trim && p; p = p->next) {
-		while (p->kept > allowance(channel, p) && give_up_one(channel, p))
+		while (p->kept > allowance(gpu, p) && give_up_one(gpu, p))
 			;
-		excess = excess || p->kept > allowance(channel, p);
+		excess = excess || p->kept > allowance(gpu, p);
 	}
 	if (trim && !excess)
-		atomic_fetch_and(&nvs_swap_excess, ~(1u << channel));
+		atomic_fetch_and(&nvs_swap_excess, ~(gpu->bit));
 	nvs_swap_unlock(s);
 	nvs_driver_leave();
 }
 
 void nvs_swap_trim(void)
 {
-	unsigned channels = atomic_load(&nvs_swap_excess);
+	unsigned excess = atomic_load(&nvs_swap_excess);
 
-	for (unsigned i = 0; channels >> i && nvs_counting(); i++) {
-		struct nvs_swap *s = &nvs_swaps[i];
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_swap *s = gpu->swap;
 
-		if (!(channels & 1u << i))
+		if (!(excess & gpu->bit) || !nvs_counting())
 			continue;
-		nvs_pools_reap(i, NULL); /* here, because a default stream is the caller's own */
+		nvs_pools_reap(gpu, NULL); /* here, because a default stream is the caller's own */
 		nvs_swap_lock(s);
-		nvs_stores[i].trim = true;
+		s->store->trim = true;
 		nvs_swap_unlock(s);
 		nvs_swap_kick(s);
 	}
@@ -237,46 +239,46 @@ void nvs_swap_trim(void)
 
 /* ---- what the application does with its pools ---- */
 
-/* Locks the channel that a pool has memory of ours on. NULL: none, nothing is locked. */
-static struct nvs_pool *locked_pool(void *handle, unsigned *channel)
+/* Locks the GPU that a pool has memory of ours on. NULL: none, nothing is locked. */
+static struct nvs_pool *locked_pool(void *handle, struct nvs_gpu **on)
 {
-	for (unsigned i = 0; i < NVS_MAX_CHANNELS && nvs_counting(); i++) {
+	NVS_FOR_EACH_GPU(gpu) {
 		struct nvs_pool *p;
 
-		if (!nvs_stores[i].pools)
+		if (!gpu->swap->store->pools || !nvs_counting())
 			continue;
-		nvs_swap_lock(&nvs_swaps[i]);
-		p = nvs_pool_find(&nvs_stores[i], handle);
-		*channel = i;
+		nvs_swap_lock(gpu->swap);
+		p = nvs_pool_find(gpu->swap->store, handle);
+		*on = gpu;
 		if (p)
 			return p;
-		nvs_swap_unlock(&nvs_swaps[i]);
+		nvs_swap_unlock(gpu->swap);
 	}
 	return NULL;
 }
 
 void nvs_swap_pool_set(void *handle, int attribute, uint64_t value)
 {
-	unsigned channel;
-	struct nvs_pool *p = locked_pool(handle, &channel);
+	struct nvs_gpu *gpu;
+	struct nvs_pool *p = locked_pool(handle, &gpu);
 
 	if (!p)
 		return;
 	if (attribute == CU_POOL_RELEASE_THRESHOLD) {
 		p->threshold = value;
-		note_excess(channel, p);
+		note_excess(gpu, p);
 	} else if (attribute == CU_POOL_RESERVED_HIGH) {
 		p->reserved_high = 0;
 	} else if (attribute == CU_POOL_USED_HIGH) {
 		p->used_high = 0;
 	}
-	nvs_swap_unlock(&nvs_swaps[channel]);
+	nvs_swap_unlock(gpu->swap);
 }
 
 void nvs_swap_pool_tell(void *handle, int attribute, uint64_t *value)
 {
-	unsigned channel;
-	struct nvs_pool *p = locked_pool(handle, &channel);
+	struct nvs_gpu *gpu;
+	struct nvs_pool *p = locked_pool(handle, &gpu);
 
 	if (!p)
 		return;
@@ -293,39 +295,39 @@ void nvs_swap_pool_tell(void *handle, int attribute, uint64_t *value)
 	default:
 		*value += p->used_high;
 	}
-	nvs_swap_unlock(&nvs_swaps[channel]);
+	nvs_swap_unlock(gpu->swap);
 }
 
 void nvs_swap_pool_trim(void *handle, uint64_t keep)
 {
-	unsigned channel;
-	struct nvs_pool *p = locked_pool(handle, &channel);
+	struct nvs_gpu *gpu;
+	struct nvs_pool *p = locked_pool(handle, &gpu);
 
 	if (!p)
 		return;
-	nvs_swap_unlock(&nvs_swaps[channel]);
-	nvs_pools_reap(channel, p);
-	nvs_swap_lock(&nvs_swaps[channel]);
+	nvs_swap_unlock(gpu->swap);
+	nvs_pools_reap(gpu, p);
+	nvs_swap_lock(gpu->swap);
 	while (p->shelf.oldest && p->used + p->kept - p->shelf.oldest->bytes >= keep &&
-	       give_up_one(channel, p))
+	       give_up_one(gpu, p))
 		;
-	nvs_swap_unlock(&nvs_swaps[channel]);
+	nvs_swap_unlock(gpu->swap);
 }
 
 void nvs_swap_pool_destroyed(void *handle)
 {
-	unsigned channel;
-	struct nvs_pool *p = locked_pool(handle, &channel);
+	struct nvs_gpu *gpu;
+	struct nvs_pool *p = locked_pool(handle, &gpu);
 
 	if (!p)
 		return;
 	p->gone = true;
-	nvs_swap_unlock(&nvs_swaps[channel]);
-	nvs_pools_reap(channel, p);
-	nvs_swap_lock(&nvs_swaps[channel]);
-	while (give_up_one(channel, p))
+	nvs_swap_unlock(gpu->swap);
+	nvs_pools_reap(gpu, p);
+	nvs_swap_lock(gpu->swap);
+	while (give_up_one(gpu, p))
 		;
-	nvs_pool_end_lines(&nvs_stores[channel], p);
-	note_excess(channel, p);
-	nvs_swap_unlock(&nvs_swaps[channel]);
+	nvs_pool_end_lines(gpu->swap->store, p);
+	note_excess(gpu, p);
+	nvs_swap_unlock(gpu->swap);
 }

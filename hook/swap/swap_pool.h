@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * swap_pool.h: what swap_async.c, swap_line.c and swap_pool.c share: the pools of the
- * application as far as they are made of memory that moves. The channel's swap lock
+ * application as far as they are made of memory that moves. The gpu's swap lock
  * guards all of it.
  */
 #ifndef NVSHARE_SWAP_POOL_H
@@ -49,8 +49,9 @@ struct line {
 	struct line *all;        /* never changes once listed */
 };
 
-/* Of a channel. */
+/* Of a GPU. */
 struct nvs_store {
+	struct nvs_gpu *gpu;
 	struct nvs_pool *_Atomic pools; /* both lists only grow; a look whether they are empty needs no lock */
 	struct line *_Atomic lines;
 	struct line *free_line;
@@ -64,8 +65,6 @@ struct nvs_store {
 	char *block;         /* where the next record comes from */
 	size_t block_left;
 };
-
-extern struct nvs_store nvs_stores[NVS_MAX_CHANNELS];
 
 /* Whoever calls, in a stream. */
 struct caller {
@@ -107,7 +106,7 @@ enum look { LOOK_BLIND, LOOK_LATER, LOOK_PASSED };
 enum look nvs_line_look(struct nvs_swap *s, struct nvs_store *st, struct line *l);
 
 /* Destroys events that are of no use. No lock is held. */
-void nvs_lines_bury(unsigned channel);
+void nvs_lines_bury(struct nvs_gpu *gpu);
 
 /* ---- swap_async.c and swap_pool.c ---- */
 
