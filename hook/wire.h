@@ -77,6 +77,7 @@ enum nvs_type {
 	NVS_STATS    = 5, /* counters of a channel, at most once a second */
 	NVS_RESERVE  = 6, /* code: enum nvs_reserve_flags; an attached channel */
 	NVS_MOVED    = 8, /* code: enum nvs_moved_flags; epoch: of the grant in hand, or 0 */
+	NVS_UTIL     = 9, /* samples of whether the GPU had work; see struct nvs_util */
 	/* scheduler to client */
 	NVS_WELCOME  = 65, /* carries the grant page's descriptor */
 	NVS_ATTACHED = 66, /* code: enum nvs_error, 0 for success */
@@ -259,6 +260,20 @@ struct nvs_moved {
 	uint64_t arena;     /* bytes of arena segments that are mapped and ready */
 };
 
+/*
+ * How often the GPU had work of this client, of so many times that the client
+ * looked while its gate was open and others were attached, since the frame
+ * before. Sent at most four times a second, and only where the page's features
+ * have NVS_FEATURE_UTIL.
+ */
+struct nvs_util {
+	uint32_t samples; /* at most NVS_UTIL_MAX */
+	uint32_t busy;    /* at most samples */
+	uint8_t  reserved[40];
+};
+
+#define NVS_UTIL_MAX 1000000u
+
 /* The slot's room at the time; the slot itself is what counts. */
 struct nvs_room {
 	uint64_t room; /* bytes */
@@ -330,6 +345,7 @@ struct nvs_frame {
 		struct nvs_reserve  reserve;
 		struct nvs_reserved memory;
 		struct nvs_moved    moved;
+		struct nvs_util     util;
 		struct nvs_room     room;
 		struct nvs_arena    arena;
 		uint8_t             raw[48];
@@ -367,12 +383,18 @@ struct nvs_slot {
 	uint64_t room;
 };
 
+enum nvs_features {
+	NVS_FEATURE_UTIL = 1u << 0, /* UTIL */
+};
+
 struct nvs_page {
 	uint32_t magic;   /* NVS_PAGE_MAGIC */
 	uint16_t version; /* NVS_WIRE_VERSION */
 	uint16_t slots;   /* NVS_MAX_CHANNELS */
 	uint64_t client_id;
-	uint64_t reserved[6];
+	uint32_t features; /* enum nvs_features: what this scheduler understands */
+	uint32_t reserved0;
+	uint64_t reserved[5];
 	struct nvs_slot slot[NVS_MAX_CHANNELS];
 };
 
@@ -400,6 +422,8 @@ _Static_assert(offsetof(struct nvs_page, slot) == 64, "slots follow the header")
 _Static_assert(offsetof(struct nvs_slot, room) == 56, "slot.room");
 _Static_assert(sizeof(struct nvs_moved) == 48, "moved");
 _Static_assert(sizeof(struct nvs_room) == 48, "room");
+_Static_assert(sizeof(struct nvs_util) == 48, "util");
+_Static_assert(offsetof(struct nvs_page, features) == 16, "page.features");
 _Static_assert(sizeof(struct nvs_arena) == 48, "arena");
 _Static_assert(sizeof(struct nvs_page) <= NVS_PAGE_SIZE, "page fits");
 

@@ -5,6 +5,7 @@ package plugin
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -15,29 +16,27 @@ import (
 
 // refusal is why a container is not admitted.
 type refusal struct {
-	annotation string // that asks for too much; "": the one that asks for GPUs
+	annotation string // its name, if it asks for too much; "": the one that asks for GPUs
 	error
 }
 
 func (r refusal) Unwrap() error { return r.error }
 
-// Admit is Add for a container that does not exist yet, and decides which GPUs
-// it has if count of them are to be chosen: one book for all who decide. It
-// fails, and changes nothing, if no GPU can be chosen, or if those that somebody
-// else has decided on would be promised to more than 100 % by the requests of
-// all, or have neighbours that the labels forbid. gpus are what this node can give.
+// admit enters a container that does not exist yet, and decides which GPUs it has
+// if count of them are to be chosen. All decisions are made here, so that no two
+// contradict each other. It fails, and changes nothing, if no GPU can be chosen, or
+// if of the GPUs that somebody else has chosen more than 100 % would be requested,
+// or they have neighbours that the labels forbid. gpus are what this node can give.
+// The lock is held.
 //
 // A container whose GPUs are not known counts on each of them, and is nobody's
-// neighbour. Memory is promised by limits, and only where the plugin chooses is
-// that a reason to refuse: who names a GPU may want to share its memory.
-func (n *Names) Admit(c Container, count int, gpus []cdi.GPU) (Container, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	c, _ = n.follow.now(c)
-	devices := n.devices(gpus, c)
+// neighbour. Memory is promised by limits, and is a reason to refuse only where the
+// plugin chooses: who names a GPU may want to share its memory.
+func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, error) {
+	devices := cs.devices(gpus, c)
 	if count > 0 {
 		chosen, err := placement.Choose(devices, placement.Request{
-			Count: count, Core: c.Share.CoreRequest, Memory: c.MemoryLimit, Labels: c.Labels, Had: n.had(c),
+			Count: count, Core: c.Terms.CoreRequest, Memory: c.Terms.MemoryLimit, Labels: c.Labels, Had: cs.had(c),
 		})
 		if err != nil {
 			return c, refusal{error: err}
@@ -46,24 +45,24 @@ func (n *Names) Admit(c Container, count int, gpus []cdi.GPU) (Container, error)
 	} else if err := c.acceptable(devices); err != nil {
 		return c, err
 	}
-	// Of one that is started again the runtime may report the end later. Until
-	// then nobody else is to be refused for what it was promised twice.
+	// The runtime may report the end of a container that is started again later
+	// than the new start. Until then its promises would count twice.
 	again := func(_ string, o Container) bool { return o.sameAs(c) }
-	maps.DeleteFunc(n.want, again)
-	maps.DeleteFunc(n.ended, again)
-	n.want[c.ID] = c
-	n.poke()
+	maps.DeleteFunc(cs.want, again)
+	maps.DeleteFunc(cs.ended, again)
+	cs.want[c.ID] = c
+	cs.poke()
 	return c, nil
 }
 
-// acceptable says why a container cannot have the GPUs that were decided on.
+// acceptable returns why a container cannot have the GPUs that somebody chose.
 func (c Container) acceptable(devices []placement.Device) error {
 	for _, d := range devices {
 		if !c.uses(d.UUID) {
 			continue
 		}
-		if c.Share.CoreRequest != 0 {
-			if err := keepable(c.Share.CoreRequest, d); err != nil {
+		if c.Terms.CoreRequest != 0 {
+			if err := keepable(c.Terms.CoreRequest, d); err != nil {
 				return refusal{CoreRequestAnnotation, err}
 			}
 		}
@@ -74,34 +73,34 @@ func (c Container) acceptable(devices []placement.Device) error {
 	return nil
 }
 
-// PromiseMemory lets this many percent of each GPU's memory be promised, by
-// memory limits, to containers whose GPUs the plugin chooses: 100 unless more
-// than the memory of a GPU can be used, by swapping.
-func (n *Names) PromiseMemory(percent uint32) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.percent = uint64(percent)
+// PromiseMemory sets how many percent of each GPU's memory the memory limits of
+// containers may add up to, where the plugin chooses the GPU. More than 100 needs
+// swapping.
+func (cs *Containers) PromiseMemory(percent uint32) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.percent = uint64(percent)
 }
 
-// devices returns what can be given of this node's GPUs, with those who have a
-// part of it, or are promised one, except one container: of one that is started
-// again, the runtime may report the end after the new one's begin.
-func (n *Names) devices(gpus []cdi.GPU, except Container) []placement.Device {
+// devices returns what can be given of this node's GPUs, each with the tenants that
+// have it or are promised a part of it, without one container and what it was
+// before it was started again.
+func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Device {
 	devices := devicesOf(gpus)
 	at := make(map[string]*placement.Device, len(devices))
 	for i := range devices {
 		d := &devices[i]
-		d.Memory = cmp.Or(d.Memory, n.memory[d.UUID]) * n.percent / 100
+		d.Memory = cmp.Or(d.Memory, cs.memory[d.UUID]) * cs.percent / 100
 		at[d.UUID] = d
 	}
 	old := func(o Container) bool { return o.ID == except.ID || o.sameAs(except) }
 	type part struct{ id, uuid string }
-	said := map[part]Promise{} // by the scheduler, of our containers
-	for _, p := range n.promises {
-		d, o := at[p.UUID], n.want[p.ID]
+	said := map[part]Promise{} // by the scheduler
+	for _, p := range cs.promises {
+		d, o := at[p.UUID], cs.want[p.ID]
 		ours := o.ID != ""
 		switch {
-		case d == nil || ours && old(o) || !ours && p.described: // the latter has ended
+		case d == nil || ours && old(o) || !ours && p.described: // a described one has ended
 		case ours && o.GPUs != "" && o.uses(p.UUID):
 			said[part{p.ID, p.UUID}] = p
 		default:
@@ -109,7 +108,7 @@ func (n *Names) devices(gpus []cdi.GPU, except Container) []placement.Device {
 			d.Tenants = append(d.Tenants, placement.Tenant{Name: p.Who, Core: p.Percent, Memory: p.Memory, Outside: true})
 		}
 	}
-	for id, o := range n.want {
+	for id, o := range cs.want {
 		if old(o) {
 			continue
 		}
@@ -117,10 +116,10 @@ func (n *Names) devices(gpus []cdi.GPU, except Container) []placement.Device {
 		add := func(d *placement.Device) {
 			p, told := said[part{id, d.UUID}]
 			if told && o.GPUs == "" {
-				return // it is there already
+				return // among the promises already
 			}
 			d.Tenants = append(d.Tenants, placement.Tenant{
-				Name: cmp.Or(p.Who, name), Core: cmp.Or(p.Percent, o.Share.CoreRequest), Memory: cmp.Or(p.Memory, o.MemoryLimit),
+				Name: cmp.Or(p.Who, name), Core: cmp.Or(p.Percent, o.Terms.CoreRequest), Memory: cmp.Or(p.Memory, o.Terms.MemoryLimit),
 				Labels: o.Labels, Outside: o.GPUs == "",
 			})
 		}
@@ -137,17 +136,17 @@ func (n *Names) devices(gpus []cdi.GPU, except Container) []placement.Device {
 		}
 	}
 	for _, d := range devices {
-		// As they come from maps, and messages name the first that is in the way.
+		// They come from maps, and messages name the first that is in the way.
 		slices.SortFunc(d.Tenants, func(a, b placement.Tenant) int { return cmp.Compare(a.Name, b.Name) })
 	}
 	return devices
 }
 
-// had returns the GPUs of a container that is started again: best on the same,
-// where others of its pod may be.
-func (n *Names) had(c Container) []string {
+// had returns the GPUs that a container had before it is started again. It goes
+// back to them if it can, because others of its pod may be there.
+func (cs *Containers) had(c Container) []string {
 	var last Container
-	for _, all := range []map[string]Container{n.ended, n.want} { // what still is goes before what was
+	for _, all := range []map[string]Container{cs.ended, cs.want} { // what still is goes before what was
 		var found Container
 		for _, o := range all {
 			if o.sameAs(c) && o.GPUs != "" && (found.ID == "" || o.ID < found.ID) {
@@ -161,29 +160,29 @@ func (n *Names) had(c Container) []string {
 	return strings.FieldsFunc(last.GPUs, func(r rune) bool { return r == ',' })
 }
 
-// End frees what a container has whose processes have ended. Until it is
-// removed it may be started again, under another ID.
-func (n *Names) End(id string) {
-	n.change(func() {
-		c, ok := n.want[id]
-		if !ok {
-			return
-		}
-		delete(n.want, id)
-		maps.DeleteFunc(n.ended, func(_ string, o Container) bool { return o.sameAs(c) })
-		n.ended[id] = c
-	})
-}
+// maxHolders is how many tenants an error names.
+const maxHolders = 8
 
-// EndPod forgets all containers of a pod's sandbox: also those that the runtime
-// failed to create, and said no more of.
-func (n *Names) EndPod(sandbox string) {
-	if sandbox == "" {
-		return
+// keepable returns why a part of a GPU cannot be promised beside the others.
+func keepable(percent uint32, d placement.Device) error {
+	var sum uint32
+	others := slices.DeleteFunc(slices.Clone(d.Tenants), func(t placement.Tenant) bool { return t.Core == 0 })
+	for _, t := range others {
+		sum += t.Core
 	}
-	n.change(func() {
-		gone := func(_ string, c Container) bool { return c.Sandbox == sandbox }
-		maps.DeleteFunc(n.want, gone)
-		maps.DeleteFunc(n.ended, gone)
+	if sum+percent <= 100 {
+		return nil
+	}
+	slices.SortFunc(others, func(a, b placement.Tenant) int {
+		return cmp.Or(cmp.Compare(b.Core, a.Core), cmp.Compare(a.Name, b.Name))
 	})
+	var who []string
+	for _, t := range others[:min(len(others), maxHolders)] {
+		who = append(who, fmt.Sprintf("%d %% to %s", t.Core, t.Name))
+	}
+	if more := len(others) - len(who); more > 0 {
+		who = append(who, fmt.Sprintf("the rest to %d more", more))
+	}
+	return fmt.Errorf("%d %% of %s cannot be promised: %d %% are already, %s; at most %d %% are left",
+		percent, d.Name, sum, strings.Join(who, ", "), 100-min(sum, 100))
 }

@@ -48,7 +48,7 @@ type placing struct {
 }
 
 func newPlacing(t testing.TB, n int) *placing {
-	p := &placing{New(quiet(), NewNames(quiet())), t, map[string]*api.PodSandbox{}, map[string]*api.Container{}}
+	p := &placing{New(quiet(), NewContainers(quiet())), t, map[string]*api.PodSandbox{}, map[string]*api.Container{}}
 	p.SetInventory(simulated(t, n))
 	return p
 }
@@ -330,7 +330,7 @@ func TestPlacementOfARestartedContainer(t *testing.T) {
 	}
 	got, err = p.createAs("b", "b3", "gpu-core-request=70")
 	expect(got, err, "0")
-	if n := len(p.names.ended); n != 0 {
+	if n := len(p.containers.ended); n != 0 {
 		t.Errorf("%d that ended are remembered", n)
 	}
 }
@@ -359,7 +359,7 @@ func TestFailedCreationsLeaveNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := len(p.names.want) + len(p.names.ended); n > 1 {
+	if n := len(p.containers.want) + len(p.containers.ended); n > 1 {
 		t.Errorf("%d containers are remembered", n)
 	}
 	if _, err := p.create("b", "gpu-core-request=1"); err == nil {
@@ -374,7 +374,7 @@ func TestFailedCreationsLeaveNothing(t *testing.T) {
 	if err := p.StopPodSandbox(ctx, &api.PodSandbox{Id: "sandbox-a"}); err != nil {
 		t.Fatal(err)
 	}
-	if n := len(p.names.want) + len(p.names.ended); n != 0 {
+	if n := len(p.containers.want) + len(p.containers.ended); n != 0 {
 		t.Errorf("%d containers are left", n)
 	}
 	// A container that cannot be adjusted after all, either.
@@ -383,7 +383,7 @@ func TestFailedCreationsLeaveNothing(t *testing.T) {
 	if got, err := p.create("c", "gpu-core-request=60"); err == nil {
 		t.Errorf("given %q", got)
 	}
-	if n := len(p.names.want); n != 0 {
+	if n := len(p.containers.want); n != 0 {
 		t.Errorf("%d containers are left", n)
 	}
 }
@@ -428,7 +428,7 @@ func TestPlacementByTheSchedulersWord(t *testing.T) {
 		t.Fatalf("given %q, %v", got, err)
 	}
 	p.remove("b")
-	p.names.learn(Known{
+	p.containers.learn(State{
 		IDs:    []string{"id-a"},
 		Memory: map[string]uint64{gpuID(0): 16 * gib, gpuID(1): 8 * gib},
 		Promises: []Promise{
@@ -436,7 +436,7 @@ func TestPlacementByTheSchedulersWord(t *testing.T) {
 			{Who: "user 1000", UUID: gpuID(1), Memory: 3 * gib, Percent: 20},
 		},
 	})
-	p.names.learn(Known{IDs: []string{"id-a"}, Promises: p.names.promises}) // a scheduler that has just started
+	p.containers.learn(State{IDs: []string{"id-a"}, Promises: p.containers.promises}) // a scheduler that has just started
 	_, err := p.create("c", "gpu=1", "gpu-memory-limit=11Gi")
 	for _, part := range []string{"GPU 0 (" + gpuID(0) + ") has 100 % and 10Gi of 16Gi left (ml/a/main has 6Gi)", "GPU 1 (" + gpuID(1) + ") has 80 % and 5Gi of 8Gi left (user 1000 has 20 % and 3Gi)"} {
 		if !strings.Contains(fmt.Sprint(err), part) {
@@ -446,7 +446,7 @@ func TestPlacementByTheSchedulersWord(t *testing.T) {
 	if got, err := p.create("c", "gpu=1", "gpu-memory-limit=10Gi"); got != "0" {
 		t.Errorf("given %q, %v", got, err)
 	}
-	p.names.PromiseMemory(200)
+	p.containers.PromiseMemory(200)
 	if got, err := p.create("d", "gpu=1", "gpu-memory-limit=14Gi"); got == "" {
 		t.Errorf("with twice the memory promised: %v", err)
 	}
@@ -501,12 +501,12 @@ func TestPlacementIsWhatTheRuntimeTells(t *testing.T) {
 				if c.State == api.ContainerState_CONTAINER_STOPPED {
 					continue
 				}
-				r, err := ParseRequest(p.pods[c.PodSandboxId].Annotations, "main", nil)
+				r, err := parsed(p.pods[c.PodSandboxId].Annotations, "main", nil)
 				if err != nil && len(r.Devices) > 0 {
 					rt.Fatal(err)
 				}
 				for uuid := range strings.SplitSeq(c.Annotations[PlacementAnnotation], ",") {
-					if core[uuid] += r.Share.CoreRequest; core[uuid] > 100 && uuid != "" {
+					if core[uuid] += r.Terms.CoreRequest; core[uuid] > 100 && uuid != "" {
 						rt.Fatalf("%d %% of %s are promised", core[uuid], uuid)
 					}
 				}

@@ -57,7 +57,7 @@ func TestAuditFindsWhoRunsWithout(t *testing.T) {
 	r.start()
 	defer r.stop()
 	found := make(chan Unmanaged, 100)
-	p := New(quiet(), NewNames(quiet()))
+	p := New(quiet(), NewContainers(quiet()))
 	p.SetAudit(AuditReport, func(u Unmanaged) { found <- u })
 	runPlugin(t, r, p)
 	await(t, r.synced, "the registration")

@@ -23,7 +23,7 @@ import (
 
 // silence is a scheduler's control socket that accepts and never answers: what
 // a scheduler that hangs looks like.
-func silence(t testing.TB) (dial func(context.Context) (Describer, error), accepted <-chan struct{}) {
+func silence(t testing.TB) (dial func(context.Context) (Scheduler, error), accepted <-chan struct{}) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "nvs")
 	if err != nil {
@@ -46,7 +46,7 @@ func silence(t testing.TB) (dial func(context.Context) (Describer, error), accep
 			ch <- struct{}{}
 		}
 	}()
-	return func(ctx context.Context) (Describer, error) {
+	return func(ctx context.Context) (Scheduler, error) {
 		conn, err := sched.Dial(ctx, dir)
 		return &silent{conn}, err
 	}, ch
@@ -62,9 +62,9 @@ func (s *silent) Forget(ctx context.Context, id string) error {
 	_, err := s.conn.ForgetContainer(ctx, &sched.ForgetContainerRequest{Id: id})
 	return err
 }
-func (s *silent) Known(ctx context.Context) (Known, error) {
+func (s *silent) State(ctx context.Context) (State, error) {
 	_, err := s.conn.Status(ctx, &sched.StatusRequest{})
-	return Known{}, errors.Join(err, errors.New("it answered"))
+	return State{}, errors.Join(err, errors.New("it answered"))
 }
 func (s *silent) Close() error { return s.conn.Close() }
 
@@ -90,25 +90,25 @@ func beside500(t testing.TB) *fakeRuntime {
 	r.start()
 	t.Cleanup(r.stop)
 	dial, accepted := silence(t)
-	names := NewNames(quiet())
-	t.Cleanup(tell(t, names, dial))
-	run(t, r, names)
+	containers := NewContainers(quiet())
+	t.Cleanup(tell(t, containers, dial))
+	run(t, r, containers)
 	await(t, r.synced, "the registration")
 	await(t, accepted, "a call to the scheduler")
 	return r
 }
 
 // tell has names told through dial until the function that it returns is called.
-func tell(t testing.TB, names *Names, dial func(context.Context) (Describer, error)) (stop func()) {
+func tell(t testing.TB, containers *Containers, dial func(context.Context) (Scheduler, error)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
-		names.Run(ctx, dial)
+		containers.Run(ctx, dial)
 		close(done)
 	}()
 	return func() {
 		cancel()
-		await(t, done, "the end of Names.Run")
+		await(t, done, "the end of Containers.Run")
 	}
 }
 
@@ -184,9 +184,9 @@ func TestChurnLeavesNothing(t *testing.T) {
 	r := newRuntime(t, "v2.4.2")
 	r.start()
 	defer r.stop()
-	names, s := NewNames(quiet()), newScheduler()
-	defer tell(t, names, s.dial)()
-	run(t, r, names)
+	containers, s := NewContainers(quiet()), newScheduler()
+	defer tell(t, containers, s.dial)()
+	run(t, r, containers)
 	await(t, r.synced, "the registration")
 
 	const pods, atOnce = 500, 4
@@ -226,7 +226,7 @@ func TestChurnLeavesNothing(t *testing.T) {
 		if err := r.remove(p, first); err != nil {
 			return err
 		}
-		if got := names.limitOf(second.Id); got != 4<<30 {
+		if got := containers.limitOf(second.Id); got != 4<<30 {
 			return fmt.Errorf("%s has the limit %d after its predecessor's end", second.Id, got)
 		}
 		if _, err := start("refused", 0); err == nil {
@@ -257,11 +257,11 @@ func TestChurnLeavesNothing(t *testing.T) {
 		return
 	}
 	s.await(t)
-	names.mu.Lock()
-	if left := len(names.want) + len(names.ended) + len(names.follow.pods); left != 0 {
-		t.Errorf("left are %v, %v, %v", names.want, names.ended, names.follow.pods)
+	containers.mu.Lock()
+	if left := len(containers.want) + len(containers.ended) + len(containers.live.byUID); left != 0 {
+		t.Errorf("left are %v, %v, %v", containers.want, containers.ended, containers.live.byUID)
 	}
-	names.mu.Unlock()
+	containers.mu.Unlock()
 	// What ends, ends in its own time.
 	limit := time.Now().Add(patience)
 	for {
@@ -280,8 +280,8 @@ func TestChurnLeavesNothing(t *testing.T) {
 	}
 }
 
-func (n *Names) limitOf(id string) uint64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.want[id].MemoryLimit
+func (cs *Containers) limitOf(id string) uint64 {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return cs.want[id].Terms.MemoryLimit
 }

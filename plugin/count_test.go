@@ -51,7 +51,7 @@ func TestParseCount(t *testing.T) {
 		"other digits":                      {a{Annotation: "٢"}, 0, "", "not a CDI device name"},
 		"a part that is wrong asks nothing": {a{request: "400"}, 0, "", request},
 	} {
-		got, err := ParseRequest(c.annotations, "main", known)
+		got, err := parsed(c.annotations, "main", known)
 		if got.Count != c.count || strings.Join(got.Devices, ",") != c.devices || (err == nil) != (c.says == "") || !strings.Contains(fmt.Sprint(err), c.says) && err != nil {
 			t.Errorf("%s: got %d and %q, %v; want %d and %q, %q", name, got.Count, got.Devices, err, c.count, c.devices, c.says)
 		}
@@ -80,7 +80,7 @@ func TestParseLabels(t *testing.T) {
 			`annotation nvshare.com/gpu-affinity="prod/red": not a label`},
 		"long": {map[string]string{AntiAffinityAnnotation: strings.Repeat("x", 64)}, placement.Labels{}, "up to 63"},
 	} {
-		got, err := ParseRequest(c.annotations, "main", known)
+		got, err := parsed(c.annotations, "main", known)
 		if got.Labels != c.want || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: got %+v, %v; want %+v, %q", name, got.Labels, err, c.want, c.says)
 		}

@@ -3,11 +3,11 @@
 package plugin
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 
-	sched "github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/tests/mutants"
 )
 
@@ -42,7 +42,7 @@ func requests(t *testing.T, devices, memory, other, container string, scope uint
 	known := []string{"0", "1", "all", "GPU-51600000-0000-4000-8000-000000000000", "GPU-51600000-0000-4000-8000-000000000001"}
 	scopes := []string{"", "/pod", "/container.app"}
 	suffix := scopes[int(scope)%len(scopes)]
-	r, err := ParseRequest(map[string]string{
+	r, err := parsed(map[string]string{
 		Annotation + suffix:            devices,
 		MemoryLimitAnnotation + suffix: memory,
 		CoreLimitAnnotation:            other,
@@ -73,11 +73,7 @@ func requests(t *testing.T, devices, memory, other, container string, scope uint
 			t.Fatalf("%q twice in %q", d, r.Devices)
 		}
 	}
-	if n := r.MemoryLimit; n != 0 && (n < sched.MinMemory || n > sched.MaxMemory) {
-		t.Fatalf("a memory limit of %d bytes from %q", n, memory)
-	}
-	s := &sched.Share{CoreLimit: r.Share.CoreLimit, CoreRequest: r.Share.CoreRequest, Weight: r.Share.Weight, Priority: r.Share.Priority, Gang: r.Share.Gang}
-	if err := s.Validate(); err != nil {
+	if err := errors.Join(r.Terms.Validate(), r.Terms.Consistent()); err != nil {
 		t.Fatalf("the scheduler would refuse what the annotations gave: %v", err)
 	}
 }

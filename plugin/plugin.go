@@ -22,12 +22,12 @@ import (
 // NRI runtime knows are handled, because an old one refuses a plugin that
 // subscribes to a new one.
 type Plugin struct {
-	log       logrus.FieldLogger
-	names     *Names
-	inventory atomic.Pointer[Inventory]
-	explicit  atomic.Bool // see Adjust
-	audit     Audit
-	report    func(Unmanaged)
+	log        logrus.FieldLogger
+	containers *Containers
+	inventory  atomic.Pointer[Inventory]
+	explicit   atomic.Bool // see Adjust
+	audit      Audit
+	report     func(Unmanaged)
 }
 
 var (
@@ -41,10 +41,10 @@ var (
 	_ stub.PostStartContainerInterface = (*Plugin)(nil)
 )
 
-// New returns a plugin that knows no devices yet; names is told which
-// containers use GPUs, and within which limits.
-func New(log logrus.FieldLogger, names *Names) *Plugin {
-	p := &Plugin{log: log, names: names}
+// New returns a plugin that knows no devices yet. It enters the containers that use
+// GPUs in containers.
+func New(log logrus.FieldLogger, containers *Containers) *Plugin {
+	p := &Plugin{log: log, containers: containers}
 	p.inventory.Store(&Inventory{})
 	return p
 }
@@ -71,45 +71,47 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 		byID[pod.GetId()] = pod
 	}
 	inv := p.inventory.Load()
+	using, wrong := p.enter(byID, ctrs, inv)
+	for _, err := range wrong { // created while no plugin was there to refuse them
+		p.log.Warn(err)
+	}
+	go p.look(byID, ctrs)
+	p.log.Debugf("synchronized: %d containers, %d use GPUs through nvshare", len(ctrs), using)
+	return nil, nil
+}
+
+// enter makes the containers that exist those that are known. It returns how many
+// use GPUs, and which of them ask for what cannot be.
+func (p *Plugin) enter(pods map[string]*api.PodSandbox, ctrs []*api.Container, inv *Inventory) (n int, wrong []error) {
+	cs := p.containers
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
 	var using, ended []Container
 	for _, ctr := range ctrs {
-		pod := byID[ctr.GetPodSandboxId()]
+		pod := pods[ctr.GetPodSandboxId()]
 		switch {
 		case pod == nil || !usesGPU(ctr):
 		case !alive(ctr):
 			ended = append(ended, existing(pod, ctr, Request{}, inv))
 		default:
-			req, err := p.request(pod, ctr, inv)
-			if err != nil { // created while no plugin was there to refuse it
-				p.log.Warnf("pod %s/%s, container %q runs without a part of what it asks for: %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
+			req, err := cs.request(pod, ctr.GetName(), inv.Devices())
+			if err != nil {
+				wrong = append(wrong, fmt.Errorf("pod %s/%s, container %q runs without a part of what it asks for: %w", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err))
 			}
 			using = append(using, existing(pod, ctr, req, inv))
 		}
 	}
-	p.names.Replace(using, ended...)
-	go p.look(byID, ctrs)
-	p.log.Debugf("synchronized: %d containers, %d use GPUs through nvshare", len(ctrs), len(using))
-	return nil, nil
+	cs.replace(using, ended)
+	return len(using), wrong
 }
 
 // CreateContainer gives a container the GPUs that its pod's annotations ask
 // for. An error refuses the container.
 func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	inv := p.inventory.Load()
-	req, err := p.request(pod, ctr, inv)
+	c, req, uses, err := p.admit(pod, ctr, inv)
 	if err != nil && inv.problem != nil {
 		err = fmt.Errorf("%w; nvshare-plugin cannot say which GPUs there are: %w", err, inv.problem)
-	}
-	if len(given(ctr)) > 0 || hasMount(ctr) {
-		req.Count = 0 // somebody else has chosen
-	}
-	c := describe(pod, ctr, req, inv)
-	uses := len(req.Devices) > 0 || req.Count > 0 || usesGPU(ctr)
-	if err == nil && uses {
-		if c, err = p.names.Admit(c, req.Count, inv.givable()); err != nil {
-			annotations, _ := p.names.annotations(pod, ctr.GetName())
-			err = refusedFor(err, annotations, ctr, inv)
-		}
 	}
 	var adjust *api.ContainerAdjustment
 	if err == nil {
@@ -117,7 +119,7 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 			req.Devices = strings.Split(c.GPUs, ",")
 		}
 		if adjust, err = Adjust(req, ctr, inv, p.explicit.Load()); err != nil {
-			p.names.Remove(c.ID)
+			p.containers.Remove(c.ID)
 		}
 	}
 	if err != nil {
@@ -132,42 +134,55 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		if unknown := UnknownAnnotations(pod.GetAnnotations()); unknown != "" {
 			p.log.Warnf("pod %s/%s: %s", pod.GetNamespace(), pod.GetName(), unknown)
 		}
-		p.log.Infof("pod %s/%s, container %q: gave %v, %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), req.Devices, req.shares())
+		p.log.Infof("pod %s/%s, container %q: gave %v, %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), req.Devices, describeTerms(req.Terms))
 	}
 	return adjust, nil, nil
 }
 
-// refusedFor names the annotation that a container is refused for.
-func refusedFor(err error, annotations map[string]string, ctr *api.Container, inv *Inventory) error {
-	key, value, ok := askedBy(annotations, ctr.GetName())
-	if r := (refusal{}); errors.As(err, &r) && r.annotation != "" {
-		key, value, ok = annotationFor(annotations, r.annotation, ctr.GetName())
+// admit reads what a container asks for that is being created, and enters it if it
+// uses GPUs. A change of the pod's annotations comes before or after, not between.
+func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) (c Container, req Request, uses bool, err error) {
+	cs := p.containers
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if req, err = cs.request(pod, ctr.GetName(), inv.Devices()); err != nil {
+		return c, req, false, err
 	}
-	if ok {
-		err = annotationError(key, value, err)
+	if len(given(ctr)) > 0 || hasMount(ctr) {
+		req.Count = 0 // somebody else has chosen
 	}
-	if inv.problem != nil {
-		err = fmt.Errorf("%w; nvshare-plugin cannot say which GPUs there are: %w", err, inv.problem)
+	c = describe(pod, ctr, req, inv)
+	if uses = len(req.Devices) > 0 || req.Count > 0 || usesGPU(ctr); !uses {
+		return c, req, false, nil
 	}
-	return err
+	if c, err = cs.admit(c, req.Count, inv.givable()); err != nil {
+		key, value, ok := askedBy(pod.GetAnnotations(), ctr.GetName())
+		if r := (refusal{}); errors.As(err, &r) && r.annotation != "" {
+			key, value, ok = cs.annotation(pod, r.annotation, ctr.GetName())
+		}
+		if ok {
+			err = annotationError(key, value, err)
+		}
+	}
+	return c, req, true, err
 }
 
 // StopContainer frees what a container has whose processes have ended.
 func (p *Plugin) StopContainer(_ context.Context, _ *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
-	p.names.End(ctr.GetId())
+	p.containers.End(ctr.GetId())
 	return nil, nil
 }
 
 // RemoveContainer forgets a container, also one that never started.
 func (p *Plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, ctr *api.Container) error {
-	p.names.Remove(ctr.GetId())
+	p.containers.Remove(ctr.GetId())
 	return nil
 }
 
 // StopPodSandbox forgets all containers of a pod. The runtime has told of the
 // end of each, unless it failed to create one.
 func (p *Plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
-	p.names.EndPod(pod.GetId())
+	p.containers.EndPod(pod.GetId())
 	return nil
 }
 
@@ -176,7 +191,7 @@ func (p *Plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
 	return Container{
 		ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(),
-		MemoryLimit: req.MemoryLimit, Share: req.Share, Keep: req.Keep,
+		Terms: req.Terms, Keep: req.Keep,
 		GPUs:   strings.Join(inv.identify(append(given(ctr), req.Devices...)), ","),
 		Labels: labelsIn(pod.GetNamespace(), req.Labels), Sandbox: pod.GetId(), Placed: req.Count > 0,
 	}

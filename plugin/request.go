@@ -10,41 +10,40 @@ import (
 
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin/placement"
+	sched "github.com/nvshare/nvshare/sched/api"
 )
 
 const (
 	// Annotation is the key by which a pod asks for GPUs.
 	Annotation = "nvshare.com/gpu"
-	// MemoryLimitAnnotation is the key by which it limits the memory that a
-	// container gets of each.
-	MemoryLimitAnnotation = "nvshare.com/gpu-memory-limit"
 
 	// maxDevices bounds the names in one annotation.
 	maxDevices = 128
-	// maxShown is how much of an annotation errors show, in bytes: they end in
-	// logs and events, and whoever makes pods may write a quarter of a MiB.
+	// maxShown is how many bytes of an annotation an error shows. Errors end in logs
+	// and events, and an annotation may have a quarter of a MiB.
 	maxShown = 256
 )
 
 // Request is what a container asks for.
 type Request struct {
 	// Devices are device names without the kind, each once, in the order
-	// asked; just "all" if that is among them. Empty: it does not ask.
+	// asked; just "all" if that is among them. Empty: it asks for none by name.
 	Devices []string
 	// Count is how many GPUs the plugin is to choose; 0 if there are Devices.
 	Count  int
 	Labels placement.Labels // of the pod's namespace
-	// MemoryLimit is what the container may have of each GPU's memory, bytes;
-	// 0: no limit.
-	MemoryLimit uint64
-	Share       Share // of each GPU's time
-	Keep        Fields
+	// Terms are what the container may have of each GPU.
+	Terms sched.Terms
+	// Keep has the fields of Terms that are not known now. The scheduler keeps the
+	// values that it was told before; those in Terms are for a scheduler that was
+	// told none.
+	Keep sched.FieldSet
 }
 
-// annotationFor returns the annotation with this name that holds for a
-// container: the one of the narrowest scope, as NRI's own helper has it.
+// annotationFor returns the annotation with this name that holds for a container:
+// the one with the narrowest scope, by the rules of NRI's own helper.
 func annotationFor(annotations map[string]string, name, container string) (key, value string, ok bool) {
-	// For keys with a suffix, where name has one "/" too many for Kubernetes.
+	// Kubernetes allows one "/" in a key: with a suffix, the domain comes last.
 	domain, word, _ := strings.Cut(name, "/")
 	for _, suffix := range []string{"/container." + container, "/pod", ""} {
 		for _, k := range []string{name + suffix, word + "." + domain + suffix} {
@@ -56,21 +55,32 @@ func annotationFor(annotations map[string]string, name, container string) (key, 
 	return "", "", false
 }
 
-// ParseRequest reads what a container of a pod with these annotations asks for.
-// known are the device names of this node. The error names the annotations that
+// parseRequest reads what a container of a pod with these annotations asks for.
+// known are the device names of this node. The errors name the annotations that
 // are wrong, their values and what is possible; the request is without them.
-func ParseRequest(annotations map[string]string, container string, known []string) (r Request, err error) {
-	key, value, ok := annotationFor(annotations, Annotation, container)
-	if ok {
+func parseRequest(annotations map[string]string, container string, known []string) (r Request, choiceErr, termsErr error) {
+	r, choiceErr = parseChoice(annotations, container, known)
+	r.Terms, r.Keep, termsErr = parseTerms(annotations, container)
+	r.imply(annotations, container)
+	return r, choiceErr, termsErr
+}
+
+// parseChoice reads which GPUs a container asks for, and next to whom.
+func parseChoice(annotations map[string]string, container string, known []string) (r Request, err error) {
+	if key, value, ok := annotationFor(annotations, Annotation, container); ok {
 		if r.Devices, r.Count, err = parseGPUs(value, known); err != nil {
 			err = annotationError(key, value, err)
 		}
 	}
-	err = errors.Join(err, r.parseShares(annotations, container), r.parseLabels(annotations, container))
-	if !ok && r.Share.CoreRequest != 0 && !asksByName(annotations) {
+	return r, errors.Join(err, r.parseLabels(annotations, container))
+}
+
+// imply has a core request ask for one GPU where the pod does not say which or how
+// many.
+func (r *Request) imply(annotations map[string]string, container string) {
+	if _, _, said := annotationFor(annotations, Annotation, container); !said && r.Terms.CoreRequest != 0 && !asksByName(annotations) {
 		r.Count = 1
 	}
-	return r, err
 }
 
 func annotationError(key, value string, err error) error {

@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,6 +16,12 @@ import (
 const uuid = "GPU-51600000-0000-4000-8000-000000000001"
 
 var known = []string{"0", "1", "GPU-51600000-0000-4000-8000-000000000000", uuid, "all"}
+
+// parsed is parseRequest with one error.
+func parsed(annotations map[string]string, container string, known []string) (Request, error) {
+	r, choiceErr, termsErr := parseRequest(annotations, container, known)
+	return r, errors.Join(choiceErr, termsErr)
+}
 
 func TestParseRequest(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -57,12 +64,12 @@ func TestParseRequest(t *testing.T) {
 		"bad in the suffix":   {map[string]string{Annotation: "nvshare.com/gpu=0", Annotation + "/container.main": "no"}, nil, "nvshare.com/gpu/container.main"},
 		"empty beats a pod's": {map[string]string{Annotation: "nvshare.com/gpu=0", Annotation + "/container.main": ""}, nil, "empty"},
 	} {
-		got, err := ParseRequest(c.annotations, "main", known)
+		got, err := parsed(c.annotations, "main", known)
 		if !slices.Equal(got.Devices, c.want) || (err == nil) != (c.says == "") || (err != nil && !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: got %v, %v; want %v, %q", name, got.Devices, err, c.want, c.says)
 		}
 	}
-	if _, err := ParseRequest(map[string]string{Annotation: "nvshare.com/gpu=0"}, "main", nil); err == nil || !strings.Contains(err.Error(), "no GPU") {
+	if _, err := parsed(map[string]string{Annotation: "nvshare.com/gpu=0"}, "main", nil); err == nil || !strings.Contains(err.Error(), "no GPU") {
 		t.Errorf("node without GPU: %v", err)
 	}
 }
@@ -114,13 +121,13 @@ func TestMemoryLimit(t *testing.T) {
 		"hours of work":         {map[string]string{key: "1e999999999"}, 0, "a quantity such as 8Gi"},
 		"nonsense in the scope": {map[string]string{key: "8Gi", "gpu-memory-limit.nvshare.com/container.main": "x"}, 0, `annotation gpu-memory-limit.nvshare.com/container.main="x"`},
 	} {
-		got, err := ParseRequest(c.annotations, "main", known)
-		if got.MemoryLimit != c.want || (err == nil) != (c.says == "") || (err != nil && !strings.Contains(err.Error(), c.says)) {
-			t.Errorf("%s: got %v, %v; want %v, %q", name, got.MemoryLimit, err, c.want, c.says)
+		got, err := parsed(c.annotations, "main", known)
+		if got.Terms.MemoryLimit != c.want || (err == nil) != (c.says == "") || (err != nil && !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s: got %v, %v; want %v, %q", name, got.Terms.MemoryLimit, err, c.want, c.says)
 		}
 	}
 	long := strings.Repeat("9", 200<<10)
-	if _, err := ParseRequest(map[string]string{key: long}, "main", known); err == nil || len(err.Error()) > 8*maxShown {
+	if _, err := parsed(map[string]string{key: long}, "main", known); err == nil || len(err.Error()) > 8*maxShown {
 		t.Errorf("error of %d bytes", len(fmt.Sprint(err)))
 	}
 }
@@ -129,7 +136,7 @@ func TestMemoryLimit(t *testing.T) {
 func TestErrorsAreShort(t *testing.T) {
 	long := strings.Repeat("x", 200<<10)
 	for _, value := range []string{long, "nvshare.com/gpu=" + long, long + "=0", "nvshare.com/gpu=0," + long} {
-		_, err := ParseRequest(map[string]string{Annotation: value}, "main", known)
+		_, err := parsed(map[string]string{Annotation: value}, "main", known)
 		if err == nil || len(err.Error()) > 8*maxShown || !strings.Contains(err.Error(), value[:maxShown]) {
 			t.Errorf("error of %d bytes for %.60q", len(fmt.Sprint(err)), value)
 		}
@@ -141,7 +148,7 @@ func FuzzParseRequest(f *testing.F) {
 		f.Add(v)
 	}
 	f.Fuzz(func(t *testing.T, value string) {
-		got, err := ParseRequest(map[string]string{Annotation: value}, "main", known)
+		got, err := parsed(map[string]string{Annotation: value}, "main", known)
 		if err == nil && len(got.Devices) == 0 && got.Count == 0 && strings.TrimSpace(value) != noGPU {
 			t.Fatalf("%q is neither met nor refused", value)
 		}

@@ -152,9 +152,9 @@ func (r *fakeRuntime) create(pod *api.PodSandbox, ctr *api.Container) (*api.Cont
 }
 
 // run runs the plugin against a runtime until the test ends or stop is called.
-func run(t testing.TB, r *fakeRuntime, names *Names) (stop func()) {
+func run(t testing.TB, r *fakeRuntime, containers *Containers) (stop func()) {
 	t.Helper()
-	return runPlugin(t, r, New(quiet(), names))
+	return runPlugin(t, r, New(quiet(), containers))
 }
 
 // runPlugin is run for a plugin of the test's own.
@@ -194,7 +194,7 @@ func TestRuntimeGetsAdjustments(t *testing.T) {
 	r := newRuntime(t, "v2.4.2")
 	r.start()
 	defer r.stop()
-	run(t, r, NewNames(quiet()))
+	run(t, r, NewContainers(quiet()))
 	await(t, r.synced, "the registration")
 
 	a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main", "LD_PRELOAD=/user.so"))
@@ -236,7 +236,7 @@ func TestOldRuntimeGetsExplicitEdits(t *testing.T) {
 	r := newRuntime(t, "2.0.14")
 	r.start()
 	defer r.stop()
-	run(t, r, NewNames(quiet()))
+	run(t, r, NewContainers(quiet()))
 	await(t, r.synced, "the registration")
 	a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main", "LD_PRELOAD=/user.so"))
 	env, _ := envOf(a)
@@ -268,7 +268,7 @@ func TestPreloadOfAnotherPluginIsKept(t *testing.T) {
 	}
 	defer other.Stop()
 	await(t, r.synced, "the other plugin")
-	run(t, r, NewNames(quiet()))
+	run(t, r, NewContainers(quiet()))
 	await(t, r.synced, "ours")
 	a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main"))
 	if env, _ := envOf(a); err != nil || env["LD_PRELOAD"] != cdi.ShimPath+":/other.so" {
@@ -284,7 +284,7 @@ func TestReconnects(t *testing.T) {
 			t.Errorf("%s: %v, %v", when, a, err)
 		}
 	}
-	stop := run(t, r, NewNames(quiet())) // before the runtime is there
+	stop := run(t, r, NewContainers(quiet())) // before the runtime is there
 	r.start()
 	await(t, r.synced, "the first registration")
 	ask("at first")
@@ -300,7 +300,7 @@ func TestReconnects(t *testing.T) {
 	ask("connection lost")
 
 	stop()
-	run(t, r, NewNames(quiet()))
+	run(t, r, NewContainers(quiet()))
 	await(t, r.synced, "registration of a new plugin")
 	ask("plugin restarted")
 	r.stop()
@@ -315,7 +315,7 @@ func TestEndsWhileRuntimeIsSilent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	stop := run(t, r, NewNames(quiet()))
+	stop := run(t, r, NewContainers(quiet()))
 	conn, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
@@ -328,7 +328,7 @@ func TestBadNameEndsThePlugin(t *testing.T) {
 	for _, c := range []Connection{{Name: "nvshare", Index: "1"}, {Name: "nvshare", Index: "abc"}, {Name: "nv share", Index: "10"}, {Name: "", Index: "10"}} {
 		c.Socket = "/nonexistent"
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		if err := Run(ctx, c, New(quiet(), NewNames(quiet()))); err == nil {
+		if err := Run(ctx, c, New(quiet(), NewContainers(quiet()))); err == nil {
 			t.Errorf("%+v was accepted", c)
 		}
 		cancel()
@@ -340,12 +340,12 @@ func TestHungSchedulerDelaysNothing(t *testing.T) {
 	r := newRuntime(t, "v2.4.2")
 	r.start()
 	defer r.stop()
-	names := NewNames(quiet())
+	containers := NewContainers(quiet())
 	s := newScheduler()
 	s.hang.Store(true)
-	stopNames := runNames(t, names, s)
-	defer stopNames()
-	run(t, r, names)
+	stopContainers := runContainers(t, containers, s)
+	defer stopContainers()
+	run(t, r, containers)
 	await(t, r.synced, "the registration")
 	await(t, s.dialed, "a call to the scheduler")
 	for range 50 {
@@ -372,11 +372,11 @@ func TestSchedulerLearnsNames(t *testing.T) {
 	}
 	r.start()
 	defer r.stop()
-	names := NewNames(quiet())
-	names.ping = time.Millisecond
+	containers := NewContainers(quiet())
+	containers.ping = time.Millisecond
 	s := newScheduler()
-	defer runNames(t, names, s)()
-	run(t, r, names)
+	defer runContainers(t, containers, s)()
+	run(t, r, containers)
 	s.await(t, "env", "uses")
 	if _, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("new")); err != nil {
 		t.Fatal(err)
@@ -412,11 +412,11 @@ func TestSchedulerLearnsLimits(t *testing.T) {
 	}
 	r.start()
 	defer r.stop()
-	names := NewNames(quiet())
-	names.ping = time.Millisecond
+	containers := NewContainers(quiet())
+	containers.ping = time.Millisecond
 	s := newScheduler()
-	defer runNames(t, names, s)()
-	run(t, r, names)
+	defer runContainers(t, containers, s)()
+	run(t, r, containers)
 	s.await(t, "odd", "old")
 
 	asking := pod(limited.Annotations)
@@ -439,7 +439,7 @@ func TestSchedulerLearnsLimits(t *testing.T) {
 	for range 2 {
 		s.await(t, "id-given", "id-main", "id-small", "odd", "old")
 		for id, want := range map[string]uint64{"id-given": 8 << 30, "id-main": 8 << 30, "id-small": 512 << 20, "odd": 0, "old": 8 << 30} {
-			if got := s.get(id).MemoryLimit; got != want {
+			if got := s.get(id).Terms.MemoryLimit; got != want {
 				t.Errorf("%s: the scheduler was told of a limit of %d, want %d", id, got, want)
 			}
 		}
@@ -469,9 +469,9 @@ func TestSynchronizeWithManyContainers(t *testing.T) {
 	}
 	r.start()
 	defer r.stop()
-	names, s := NewNames(quiet()), newScheduler()
-	defer runNames(t, names, s)()
-	run(t, r, names)
+	containers, s := NewContainers(quiet()), newScheduler()
+	defer runContainers(t, containers, s)()
+	run(t, r, containers)
 	await(t, r.synced, "the registration")
 	s.await(t, using...)
 	if a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main")); err != nil || len(a.GetCDIDevices()) != 1 {
@@ -485,7 +485,7 @@ func TestPreloadClaimedAfterOurs(t *testing.T) {
 	r := newRuntime(t, "v2.4.2")
 	r.start()
 	defer r.stop()
-	run(t, r, NewNames(quiet()))
+	run(t, r, NewContainers(quiet()))
 	await(t, r.synced, "ours")
 	other, err := stub.New(otherPlugin{}, stub.WithPluginName("other"), stub.WithPluginIdx("90"), stub.WithSocketPath(r.socket), stub.WithLogger(stubLogger{quiet()}))
 	if err != nil {

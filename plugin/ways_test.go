@@ -111,7 +111,7 @@ func TestAllRuntimesGiveTheSame(t *testing.T) {
 			r.name = c.runtime
 			r.start()
 			defer r.stop()
-			run(t, r, NewNames(quiet()))
+			run(t, r, NewContainers(quiet()))
 			await(t, r.synced, "the registration")
 			a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main", "PATH=/bin", "LD_PRELOAD=/user.so"))
 			if err != nil {

@@ -85,6 +85,10 @@ type StepOne struct {
 	Grace  time.Duration // time until the grant is fenced
 }
 
+// StepGPU has the caller step another GPU of the node with GangMoved, after the
+// actions before this one and before any other event: a gang has changed for it.
+type StepGPU struct{ GPU string } // as in Config.GPU
+
 // Pause shuts the client's gate for a moment, beside a latency tenant: word := 0,
 // and nothing else. What it submitted goes on, its grant stays.
 type Pause struct{ Client ClientID }
@@ -161,15 +165,16 @@ type Fence struct {
 	Claimed bool // it says itself that it has this grant; nobody knows of it
 }
 
-// Notice tells a client that holds a grant, or gets one next, how many others
-// there are: write both to its page, and send NOTICE where one of them changed
-// between zero and more. Under an exclusive grant both numbers are exact;
-// under concurrent ones only whether they are zero.
+// Notice tells a client that holds a grant, or gets one next, about the others on
+// its GPU: write all of it to the page, and send NOTICE if Leave or Bound has
+// changed. The numbers are exact for up to a few holders.
 type Notice struct {
 	Client  ClientID
-	Waiters int  // other clients that wait for this GPU
-	Present int  // other clients attached to this GPU
-	Patient bool // it is to keep the GPU over short pauses all the same, see PatientIdle
+	Waiters int  // others that wait for this GPU, or are slowed down by this client
+	Present int  // others that are attached to this GPU
+	Leave   bool // give the GPU back when idle
+	Bound   bool // keep little work ahead of the GPU
+	Patient bool // keep the GPU over short pauses in spite of Leave, see PatientIdle
 }
 
 func (Persist) action()    {}
@@ -180,6 +185,7 @@ func (Adopt) action()      {}
 func (Fence) action()      {}
 func (Notice) action()     {}
 func (StepOne) action()    {}
+func (StepGPU) action()    {}
 func (Pause) action()      {}
 func (Resume) action()     {}
 func (Stand) action()      {}
@@ -220,9 +226,10 @@ func (a Revoke) String() string {
 func (a StepOne) String() string {
 	return fmt.Sprintf("step %d epoch=%d grace=%v", a.Client, a.Epoch, a.Grace)
 }
-func (a Pause) String() string  { return fmt.Sprintf("pause %d", a.Client) }
-func (a Resume) String() string { return fmt.Sprintf("resume %d epoch=%d", a.Client, a.Epoch) }
-func (a Stand) String() string  { return fmt.Sprintf("stand %d %t", a.Client, a.On) }
+func (a StepGPU) String() string { return "step GPU " + a.GPU }
+func (a Pause) String() string   { return fmt.Sprintf("pause %d", a.Client) }
+func (a Resume) String() string  { return fmt.Sprintf("resume %d epoch=%d", a.Client, a.Epoch) }
+func (a Stand) String() string   { return fmt.Sprintf("stand %d %t", a.Client, a.On) }
 func (a Released) String() string {
 	s := fmt.Sprintf("released %d epoch=%d %v held=%v", a.Client, a.Epoch, a.Reason, a.Held)
 	if a.Drained != 0 {
@@ -242,6 +249,15 @@ func (a Adopt) String() string      { return fmt.Sprintf("adopt %d epoch=%d", a.
 func (a Fence) String() string      { return fmt.Sprintf("fence %d epoch=%d", a.Client, a.Epoch) }
 func (a Notice) String() string {
 	s := fmt.Sprintf("notice %d waiters=%d present=%d", a.Client, a.Waiters, a.Present)
+	switch { // as the numbers do not say
+	case a.Leave && a.Waiters == 0:
+		s += " leave"
+	case !a.Leave && a.Waiters > 0:
+		s += " stay"
+	}
+	if a.Bound && a.Present == 0 {
+		s += " bound"
+	}
 	if a.Patient {
 		s += " patient"
 	}

@@ -4,10 +4,16 @@ package sched
 
 import "time"
 
-// In mode Auto the core chooses. Turns are what serves tenants best that keep
-// the GPU busy, and the only way once memory is short. Where turns end after a
-// moment because their tenants have nothing to do, passing the GPU on costs more
-// than using it together.
+// In mode Auto the core chooses. Turns serve tenants best that keep the GPU busy, and
+// are the only way once memory is short. A tenant that leaves the GPU idle in its turn,
+// because the CPU has work to do between kernels, wastes that time for all: such
+// tenants get more done at the same time, by the driver's own time slices. So do
+// tenants whose turns end after a moment.
+//
+// Shims tell how often the GPU had work of theirs (Utilization). In turns the samples
+// say what turns waste. At the same time they say what turns would waste: a tenant
+// that is idle for a part f of the time beside n others, on a GPU that is busy, would
+// be idle for about n times f alone.
 const (
 	reasonSet    = "as set"
 	reasonTurns  = "tenants keep the GPU busy: turns cost less than mixing"
@@ -15,12 +21,24 @@ const (
 	reasonSwap   = "more memory is reserved than the GPU has: tenants take turns, and what one lacks is moved out of the others"
 	reasonShares = "tenants have limits, requests or priorities"
 	reasonShort  = "turns are short: passing the GPU on costs more than sharing it"
+	reasonGaps   = "tenants leave the GPU idle in their turns: at the same time they get more done"
 
 	autoWindow = time.Second      // of looking at turns
 	autoTrial  = 10 * time.Second // of concurrent mode, before it looks again
 	// shortTurns a second, given back early while somebody waited, are too
 	// many: at some 0.3 ms each that is 5 % of the GPU.
 	shortTurns = 160
+
+	// Mixing costs tenants that keep the GPU busy some 7 % (two matrix products on an
+	// H200), so turns may waste about as much.
+	idleInTurns  = 0.10 // of the time of turns: more is worth mixing
+	idleTogether = 0.05 // the sum of tenants at the same time: less is worth turns
+
+	sharedWindow = 2 * time.Second // of looking at tenants at the same time
+	fewSamples   = 50              // of a GPU in turns, or of a client at the same time, say nothing
+	staleWindow  = 5 * time.Second // with few samples
+	// A client looks 200 times a second. One that says more counts for no more.
+	mostSamples = 250
 )
 
 // auto is what mode Auto knows.
@@ -30,7 +48,57 @@ type auto struct {
 	swap            bool   // what is reserved beyond the total is moved out
 	since           Time   // start of the window
 	short           int    // turns in it that were given back early while somebody waited
-	until           Time   // end of concurrent mode; 0: exclusive
+	until           Time   // end of a trial of concurrent mode; 0: none
+	util            map[ClientID]samples
+}
+
+// samples are how often a client looked in the window, and how often the GPU had work
+// of it then.
+type samples struct{ n, busy int }
+
+func (a *auto) startWindow(now Time) {
+	a.since, a.short = now, 0
+	clear(a.util)
+}
+
+// utilization takes note of what a client says.
+func (c *Core) utilization(ev Utilization) {
+	if c.mode != Auto || c.clients[ev.Client] == nil || ev.Samples <= 0 {
+		return
+	}
+	a := &c.auto
+	if a.util == nil {
+		a.util = map[ClientID]samples{}
+	}
+	s := a.util[ev.Client]
+	s.n += ev.Samples
+	s.busy += min(ev.Busy, ev.Samples)
+	a.util[ev.Client] = s
+}
+
+// idle returns the part of the time of turns in which the GPU was idle; false: too
+// little is known.
+func (a *auto) idle(window time.Duration) (float64, bool) {
+	var n, idle float64
+	for _, s := range a.util {
+		weight := min(float64(s.n), mostSamples*window.Seconds())
+		n += weight
+		idle += weight * float64(s.n-s.busy) / float64(s.n)
+	}
+	return idle / n, n >= fewSamples
+}
+
+// wouldWaste returns about which part of their turns tenants would leave the GPU idle
+// that work at the same time now; false: too little is known.
+func (a *auto) wouldWaste() (float64, bool) {
+	clients, idle := 0, 0.0
+	for _, s := range a.util {
+		if s.n >= fewSamples {
+			clients++
+			idle += float64(s.n-s.busy) / float64(s.n)
+		}
+	}
+	return idle, clients > 1
 }
 
 func (a *auto) deadline(c *Core) (Time, bool) { return a.until, c.mode == Auto && a.until != 0 }
@@ -54,9 +122,11 @@ func (c *Core) lookAtMode() {
 		return
 	}
 	exclusive := func(reason string) {
-		a.since, a.short, a.until = c.now, 0, 0
+		a.until = 0
+		a.startWindow(c.now)
 		c.setEffective(Exclusive, reason)
 	}
+	window := c.now.Sub(a.since)
 	switch {
 	case a.overfull():
 		exclusive(reasonSwap)
@@ -68,13 +138,29 @@ func (c *Core) lookAtMode() {
 		if c.now >= a.until {
 			exclusive(reasonTurns)
 		}
-	case c.now.Sub(a.since) >= autoWindow:
-		if float64(a.short) >= shortTurns*c.now.Sub(a.since).Seconds() {
+	case a.reason == reasonGaps:
+		if window < sharedWindow {
+			return
+		}
+		if idle, known := a.wouldWaste(); known && idle < idleTogether {
+			exclusive(reasonTurns)
+		}
+		a.startWindow(c.now)
+	case window >= autoWindow:
+		if float64(a.short) >= shortTurns*window.Seconds() {
 			a.until = c.now.Add(autoTrial)
 			c.setEffective(Concurrent, reasonShort)
 			return
 		}
-		exclusive(reasonTurns)
+		idle, known := a.idle(window)
+		if known && idle > idleInTurns {
+			a.startWindow(c.now)
+			c.setEffective(Concurrent, reasonGaps)
+			return
+		}
+		if known || window >= staleWindow || a.reason != reasonTurns {
+			exclusive(reasonTurns)
+		}
 	case a.reason != reasonTurns:
 		exclusive(reasonTurns)
 	}

@@ -18,29 +18,12 @@ type client struct {
 
 	standing bool // has no grant, and was told that it may go ahead, see Stand
 
-	// The grant; epoch is 0 if it has none, and the rest then means nothing.
-	epoch     Epoch
-	since     Time
-	latency   bool // given to a latency tenant, beside others
-	paused    bool // gate shut for the moment, by a latency grant
-	revoked   bool // asked back, or never ours to adopt
-	claimed   bool // the client says so; there is no record of it
-	fenced    bool
-	base      Time // end of grace = base + Core.grace; while in closing
-	revokedAt Time
-	ran       time.Duration // of its turn, up to runFrom
-	runFrom   Time          // means nothing while paused
-	startVT   int64         // of the tenant, when it began
+	grant *grant // nil: it has none
 
 	// Memory; see moving.go.
-	away        bool          // it has some that is not on the GPU
-	moving      bool          // under its grant, and its gate is not open yet
-	movingSince Time          // means nothing else
-	movedAt     Time          // the latest piece
-	ready       bool          // it has opened its gate after that
-	moved       time.Duration // under this grant, up to movingSince
-	stranded    bool          // there is no place for it
-	later       bool          // it wants a grant once there is
+	away     bool // it has some that is not on the GPU
+	stranded bool // there is no place for it
+	later    bool // it wants a grant once there is
 
 	// Its pauses; see pause.go.
 	idleSince Time // it has no grant and wants none, from then on
@@ -70,9 +53,8 @@ func (c *Core) attach(ev Attach) {
 		c.clients[ev.Client] = cl
 	}
 	cl.account, cl.away = ev.Tenant, ev.Away
-	if cl.tenant != nil && cl.tenant != t && (cl.tenant.gang != nil || t.isGang()) && cl.epoch != 0 && !cl.fenced {
-		cl.revoked, cl.revokedAt = true, c.now // it was given to it as another
-		c.startClosing(cl)
+	if cl.tenant != nil && cl.tenant != t && (cl.tenant.seat != nil || t.isGang()) && cl.grant != nil {
+		c.askBack(cl.grant) // it was given to it as another
 	}
 	c.join(cl, t)
 	changed := t.share != clampShare(ev.Share)
@@ -90,22 +72,19 @@ func (c *Core) attach(ev Attach) {
 	case ev.Held == 0:
 		// It does not hold what we thought: the release was lost with the
 		// old connection, or the grant never reached it.
-		if cl.epoch != 0 {
+		if cl.grant != nil {
 			c.endGrant(cl, EndLost)
 		}
 		if !ev.Want {
 			c.unqueue(cl)
 		}
-	case ev.Held == cl.epoch && c.adoptable(cl):
-		c.adopt(cl)
-	case cl.epoch != 0:
+	case cl.grant != nil && ev.Held == cl.grant.epoch && c.adoptable(cl.grant):
+		c.adopt(cl.grant)
+	case cl.grant != nil:
 		// Revoked, or it names another epoch than ours. It sees a word that
 		// is not its epoch, drains, and releases the epoch it named.
-		cl.epoch = ev.Held
-		if !cl.revoked {
-			cl.revoked, cl.revokedAt = true, c.now
-		}
-		c.startClosing(cl)
+		cl.grant.epoch = ev.Held
+		c.askBack(cl.grant)
 	default:
 		c.claim(cl, ev.Held)
 	}
@@ -120,50 +99,47 @@ func (c *Core) attach(ev Attach) {
 }
 
 // adoptable says whether a client that is back may go on under its grant.
-func (c *Core) adoptable(cl *client) bool {
-	if cl.revoked || cl.fenced {
+func (c *Core) adoptable(g *grant) bool {
+	if g.revoked() {
 		return false
 	}
-	if c.effective == Concurrent || c.adoptsLatency(cl) {
+	t := g.client.tenant
+	if c.effective == Concurrent || c.adoptedAs(g) == latencyGrant {
 		return true
 	}
 	if c.holdOff != 0 {
 		return false // others may be on the GPU that are not recorded, from when all could be
 	}
-	if cl.tenant.gang != nil {
-		return cl.tenant.hold == playing && cl.tenant.gang.phase == running
+	if t.seat != nil {
+		return t.seat.hold == playing && t.seat.gang.phase == running
 	}
 	// After a restart several may be recorded that held at the same time, or
 	// that were next; who really holds is known only when all are back.
 	others := c.open.n + c.closingBatch
-	if !cl.latency {
+	if g.kind == turnGrant {
 		others-- // itself
 	}
 	// A lost holder is not revoked by the clock, there is nobody to tell. It
 	// is now; or cutting the connection would buy another grace period.
 	next := c.inTurn()
-	return others == 0 && c.kept == nil && (next == nil || next.place == afar && c.now < c.owedUntil || c.ranAt(cl) < c.turn(cl.tenant))
+	return others == 0 && c.kept == nil && (next == nil || next.place == afar && c.now < c.owedUntil || c.ranAt(g) < c.turn(t))
 }
 
-// adoptsLatency says whether a grant that is adopted is a latency one: after a
-// restart that is known by the tenant's share alone.
-func (c *Core) adoptsLatency(cl *client) bool {
-	return c.effective == Exclusive && (cl.latency || cl.tenant.share.Priority == Latency && !cl.tenant.demoted)
-}
-
-func (c *Core) adopt(cl *client) {
-	latency := c.adoptsLatency(cl)
-	ran := c.ranAt(cl)
-	c.unlist(cl)
-	cl.latency, cl.paused = latency, false
-	cl.ran, cl.runFrom = ran, c.now
-	if latency {
-		c.enlist(cl, &c.latency)
-	} else {
-		c.enlist(cl, &c.open)
+// adoptedAs returns the kind that a grant has when it is adopted: after a restart
+// the tenant's share alone says whether it is a latency grant.
+func (c *Core) adoptedAs(g *grant) grantKind {
+	t := g.client.tenant
+	if c.effective == Exclusive && (g.kind == latencyGrant || t.share.Priority == Latency && !t.demoted) {
+		return latencyGrant
 	}
-	c.do(Adopt{cl.id, cl.epoch})
-	c.notice(cl)
+	return turnGrant
+}
+
+func (c *Core) adopt(g *grant) {
+	c.recount(g, func() { c.stopMoving(g) }) // it says anew whether it moves
+	c.change(g, granted, c.adoptedAs(g))
+	c.do(Adopt{g.client.id, g.epoch})
+	c.notice(g.client)
 }
 
 // claim takes note of a grant the core has no record of. The client will
@@ -173,24 +149,19 @@ func (c *Core) adopt(cl *client) {
 // by making claims for ever.
 func (c *Core) claim(cl *client, held Epoch) {
 	c.unqueue(cl)
-	cl.epoch = held
-	cl.since = c.now
-	cl.revokedAt = c.now
-	cl.ran, cl.runFrom = 0, c.now
-	cl.revoked = true
-	cl.claimed = true
-	cl.latency, cl.paused = false, false
+	g := c.give(cl, held)
+	g.claimed = true
 	if c.now < c.claimsUntil {
-		c.startClosing(cl)
+		c.become(g, draining)
 	} else {
-		c.fence(cl)
+		c.fence(g)
 	}
 }
 
 func (c *Core) request(cl *client) {
 	c.endPause(cl)
 	switch {
-	case cl.epoch != 0:
+	case cl.grant != nil:
 		cl.want = true
 	case cl.stranded:
 		if !cl.later {
@@ -220,22 +191,24 @@ func (c *Core) unqueue(cl *client) {
 	}
 }
 
+func (c *Core) withdraw(cl *client) {
+	cl.want = false
+	c.unqueue(cl)
+}
+
 func (c *Core) release(ev Release) {
 	cl := c.clients[ev.Client]
-	if cl == nil || ev.Epoch == 0 || ev.Epoch != cl.epoch {
-		if ev.Epoch != 0 || ev.Reason != Exit {
-			c.counters.StaleReleases++
-		}
+	if cl == nil || cl.grant == nil || ev.Epoch != cl.grant.epoch {
+		c.counters.StaleReleases++
 		if cl != nil && ev.Reason == Exit {
-			cl.want = false
-			c.unqueue(cl)
+			c.withdraw(cl)
 		}
 		return
 	}
 	how := EndRevoked
-	if cl.in == &c.open || cl.in == &c.latency {
+	if cl.grant.holds() {
 		how = EndIdle
-		if !cl.paused {
+		if cl.grant.state == granted {
 			c.do(Close{cl.id})
 		}
 	}
@@ -264,15 +237,15 @@ func (c *Core) lost(id ClientID) {
 	cl.connected = false
 	c.connected--
 	cl.want = false
-	if cl.epoch == 0 {
+	if cl.grant == nil {
 		c.forget(cl)
 		return
 	}
-	if cl.in == &c.open || cl.in == &c.latency {
-		if !cl.paused {
+	if cl.grant.holds() {
+		if cl.grant.state == granted {
 			c.do(Close{id})
 		}
-		c.startClosing(cl)
+		c.become(cl.grant, lost)
 	}
 }
 
@@ -281,8 +254,8 @@ func (c *Core) gone(id ClientID) {
 	if cl == nil {
 		return
 	}
-	if cl.epoch != 0 {
-		if !cl.fenced {
+	if cl.grant != nil {
+		if cl.grant.state != fenced {
 			c.counters.Reclaims++
 		}
 		c.endGrant(cl, EndDeath)
@@ -302,23 +275,30 @@ func (c *Core) forget(cl *client) {
 }
 
 func (c *Core) restore(ev Restore) {
-	until := c.now.Add(c.quantum + c.grace)
-	c.epoch = max(c.epoch, ev.Epoch)
-	if ev.Client == 0 {
-		c.holdOff = max(c.holdOff, until)
-	} else {
-		if c.connected != 0 || c.clients[ev.Client] != nil || ev.Epoch == 0 {
-			panic(fmt.Sprintf("sched: %v: needs an epoch, and comes before any other event", ev))
-		}
-		cl := &client{id: ev.Client}
-		if ev.Gang != "" {
-			cl.account = ev.Tenant // others belong to nobody until they are back
-		}
-		c.clients[cl.id] = cl
-		c.join(cl, c.tenantOf("", cl.id, Share{Gang: ev.Gang}))
-		cl.epoch, cl.since, cl.runFrom, cl.base = ev.Epoch, c.now, c.now, until.Add(-c.grace)
-		c.enlist(cl, &c.closing)
-		c.restoreGang(cl.tenant)
+	if c.connected != 0 || c.clients[ev.Client] != nil || ev.Client == 0 || ev.Epoch == 0 {
+		panic(fmt.Sprintf("sched: %v: needs a client and an epoch, and comes before any other event", ev))
 	}
-	c.persisted = c.record() // that is where the event came from
+	cl := &client{id: ev.Client}
+	if ev.Gang != "" {
+		cl.account = ev.Tenant // others belong to nobody until they are back
+	}
+	c.clients[cl.id] = cl
+	c.join(cl, c.tenantOf("", cl.id, Share{Gang: ev.Gang}))
+	g := c.give(cl, ev.Epoch)
+	g.graceFrom = c.now.Add(c.quantum)
+	c.become(g, lost)
+	c.restoreGang(cl.tenant)
+	c.restored(ev.Epoch)
+}
+
+func (c *Core) restoreUnknown(ev RestoreUnknown) {
+	c.holdOff = max(c.holdOff, c.now.Add(c.quantum+c.grace))
+	c.restored(ev.Epoch)
+}
+
+// restored has no epoch be given out again.
+func (c *Core) restored(epoch Epoch) {
+	c.epoch = max(c.epoch, epoch)
+	c.persisted = c.record() // the events come from there
+	c.gangs.await()
 }

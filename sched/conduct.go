@@ -5,6 +5,7 @@ package sched
 import (
 	"fmt"
 	"slices"
+	"time"
 )
 
 // What a core does for the gangs with clients on its GPU; gang.go has the whole.
@@ -12,38 +13,38 @@ import (
 // conduct has the gangs go on, and does what that means here.
 func (c *Core) conduct() {
 	for _, t := range c.ganged {
-		t.gang.advance(c)
+		t.seat.gang.advance()
 		c.follow(t)
 	}
 }
 
 // follow brings what a gang has of this GPU in line with its phase.
 func (c *Core) follow(t *tenant) {
-	g := t.gang
+	g := t.seat.gang
 	if c.effective != Exclusive {
 		return
 	}
-	if t.hold == playing && g.phase != running || t.hold == kept && g.phase == stopping {
+	if t.seat.hold == playing && g.phase != running || t.seat.hold == kept && g.phase == stopping {
 		c.stop(t, GangTurn)
 	}
 	switch {
-	case t.hold == leaving && g.phase != stopping, t.hold == kept && g.phase != called && g.phase != running, c.mustYield(t),
-		t.hold != nothing && !t.manned() && !t.live():
-		c.kept, t.hold = nil, nothing
-		c.gangs.changes++
-	case t.hold == nothing && g.phase == stopping && c.kept == nil && t.batch > 0 && c.open.n == 0 && c.closingBatch == t.batch:
+	case t.seat.hold == leaving && g.phase != stopping, t.seat.hold == kept && g.phase != called && g.phase != running, c.mustYield(t),
+		t.seat.hold != nothing && !t.manned() && !t.live():
+		c.kept = nil
+		t.seat.take(nothing)
+	case t.seat.hold == nothing && g.phase == stopping && c.kept == nil && t.batch > 0 && c.open.n == 0 && c.closingBatch == t.batch:
 		// It drains what it had before it was a gang, or before a restart.
-		c.kept, t.hold, t.round = t, leaving, g.round
+		c.kept, t.seat.hold, t.seat.round = t, leaving, g.round
 	}
-	if t.hold == leaving {
+	if t.seat.hold == leaving {
 		if at, has := g.nextStep(); has && c.now >= at {
 			g.round++
 			g.releasedAt = c.now
-			g.tell(c)
+			g.tell()
 		}
-		if t.round != g.round {
-			t.round = g.round
-			if t.stepsAt(c.now) {
+		if t.seat.round != g.round {
+			t.seat.round = g.round
+			if t.seat.stepsAt(c.now) {
 				c.stepMembers(t)
 			}
 		}
@@ -55,17 +56,17 @@ func (c *Core) follow(t *tenant) {
 // one, which has come to this GPU since.
 func (c *Core) mustYield(t *tenant) bool {
 	first := c.upNext()
-	return t.hold == kept && t.gang.phase == called && first.isCalled() &&
-		first.gang.ticket < t.gang.ticket
+	return t.seat.hold == kept && t.seat.gang.phase == called && first != nil && first.seat.isCalled() &&
+		first.seat.gang.ticket < t.seat.gang.ticket
 }
 
 // stop ends the turn of the gang that has this GPU, on all its GPUs.
 func (c *Core) stop(t *tenant, why RevokeReason) {
-	g := t.gang
-	t.hold, t.round = leaving, g.round
+	g := t.seat.gang
+	t.seat.hold, t.seat.round = leaving, g.round
 	c.revokeTenant(t, &c.open, why)
 	if g.phase == running || g.phase == called {
-		g.enter(stopping, c)
+		g.enter(stopping)
 	}
 	c.review(t)
 }
@@ -77,18 +78,16 @@ func (c *Core) stepMembers(t *tenant) {
 		if cl.in != &t.queue {
 			continue
 		}
-		c.unqueueForGrant(cl)
-		cl.since, cl.runFrom, cl.ran = c.now, c.now, 0
-		cl.revoked, cl.revokedAt = true, c.now
-		cl.base = t.gang.stoppedAt // it is all one drain
-		c.enlist(cl, &c.closing)
+		g := c.give(cl, c.unqueueForGrant(cl))
+		g.graceFrom = t.seat.gang.stoppedAt // it is all one drain
+		c.become(g, draining)
 		stepped = append(stepped, cl)
 	}
 	if r := c.record(); len(stepped) > 0 && !covers(c.persisted, r) {
 		c.persist(r)
 	}
 	for _, cl := range stepped {
-		c.do(StepOne{Client: cl.id, Epoch: cl.epoch, Grace: cl.base.Add(c.grace).Sub(c.now)})
+		c.do(StepOne{Client: cl.id, Epoch: cl.grant.epoch, Grace: cl.grant.graceFrom.Add(c.grace).Sub(c.now)})
 	}
 }
 
@@ -96,7 +95,7 @@ func (c *Core) stepMembers(t *tenant) {
 func (c *Core) upNext() *tenant {
 	var first *tenant
 	for _, t := range c.ganged {
-		if t.isCalled() && c.kept != t && (first == nil || t.gang.ticket < first.gang.ticket) {
+		if t.seat.isCalled() && c.kept != t && (first == nil || t.seat.gang.ticket < first.seat.gang.ticket) {
 			first = t
 		}
 	}
@@ -110,11 +109,11 @@ func (c *Core) upNext() *tenant {
 // not so yet on all its GPUs others go before it.
 func (c *Core) setAside() bool {
 	t := c.upNext()
-	if t == nil || t.gang == nil || t.gang.phase != wanted || c.effective != Exclusive {
+	if t == nil || t.seat == nil || t.seat.gang.phase != wanted || c.effective != Exclusive {
 		return false
 	}
-	t.due = true
-	t.gang.advance(c)
+	t.seat.due = true
+	t.seat.gang.advance()
 	c.review(t)
 	return true
 }
@@ -128,9 +127,9 @@ func (c *Core) passOver() *tenant {
 
 // keep keeps the free GPU for a gang that is called, or runs elsewhere.
 func (c *Core) keep(t *tenant) {
-	c.kept, t.hold = t, kept
-	c.gangs.changes++
-	t.gang.advance(c)
+	c.kept = t
+	t.seat.take(kept)
+	t.seat.gang.advance()
 	c.review(t)
 }
 
@@ -141,15 +140,15 @@ func (c *Core) restoreGang(t *tenant) {
 	case c.effective != Exclusive:
 	case c.kept != nil && c.kept != t:
 		c.stop(c.kept, GangTurn)
-	case t.gang == nil || c.kept == t:
+	case t.seat == nil || c.kept == t:
 	case c.closingBatch > t.batch || c.open.n > 0 || c.holdOff != 0:
-		if t.gang.phase == running {
-			t.gang.enter(stopping, c)
+		if t.seat.gang.phase == running {
+			t.seat.gang.enter(stopping)
 		}
-	case t.gang.phase == resting || t.gang.phase == running:
-		c.kept, t.hold = t, playing
-		if t.gang.phase == resting {
-			t.gang.enter(running, c)
+	case t.seat.gang.phase == resting || t.seat.gang.phase == running:
+		c.kept, t.seat.hold = t, playing
+		if t.seat.gang.phase == resting {
+			t.seat.gang.enter(running)
 		}
 	}
 }
@@ -158,7 +157,7 @@ func (c *Core) restoreGang(t *tenant) {
 // may go on when it is back; nil: there is none.
 func (t *tenant) awaited() *client {
 	for _, cl := range t.crew {
-		if cl.in == &t.core.closing && !cl.connected && !cl.revoked {
+		if cl.grant != nil && cl.grant.state == lost {
 			return cl
 		}
 	}
@@ -174,27 +173,48 @@ func (c *Core) alone(t *tenant) bool {
 // later those that ask.
 func (c *Core) grantGang() {
 	t := c.kept
-	if t == nil || t.gang.phase != running || !c.alone(t) {
+	if t == nil || t.seat.gang.phase != running || !c.alone(t) {
 		return
 	}
-	if t.hold == kept {
-		t.hold = playing
-		c.gangs.changes++
+	if t.seat.hold == kept {
+		t.seat.take(playing)
 		t.vt = max(t.vt, c.virtualNow()-int64(c.quantum)*int64(c.active+1)) // see setActive
 		for _, cl := range slices.Clone(t.crew) {
-			if cl.connected && cl.in == nil && !cl.fenced {
+			if cl.connected && cl.in == nil && cl.grant == nil {
 				c.request(cl)
 			}
 		}
 	}
-	for t.hold == playing && t.queue.n > 0 {
+	for t.seat.hold == playing && t.queue.n > 0 {
 		c.grant(t.queue.head)
 	}
 }
 
+// What a gang sees of this GPU.
+
+func (t *tenant) gpu() string          { return t.core.gpu }
+func (t *tenant) counts() bool         { return t.core.effective == Exclusive }
+func (t *tenant) asks() bool           { return t.queue.n > 0 }
+func (t *tenant) live() bool           { return t.batch > 0 }
+func (t *tenant) alone() bool          { return t.core.alone(t) }
+func (t *tenant) grace() time.Duration { return t.core.grace }
+
+func (t *tenant) manned() bool {
+	return slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.connected && (cl.grant == nil || cl.grant.state != fenced) })
+}
+
+func (t *tenant) drains() (since Time, ok bool) {
+	for _, cl := range t.crew {
+		if cl.grant.closes() {
+			since, ok = max(since, cl.grant.revokedAt), true
+		}
+	}
+	return since, ok
+}
+
 // sit and unsit: the tenant of a gang has its first client, or lost its last.
 func (c *Core) sit(t *tenant) {
-	c.gangs.join(t)
+	t.seat = c.gangs.sit(t.name, t)
 	c.ganged = append(c.ganged, t)
 }
 
@@ -203,7 +223,8 @@ func (c *Core) unsit(t *tenant) {
 		c.kept = nil
 	}
 	c.ganged = slices.Delete(c.ganged, slices.Index(c.ganged, t), slices.Index(c.ganged, t)+1)
-	c.gangs.leave(t)
+	t.seat.leave()
+	t.seat = nil
 }
 
 // reshare is SetShare: what the tenant's clients are part of may change with it.
@@ -222,10 +243,10 @@ func (c *Core) reshare(account string, s Share) {
 		t := c.tenantOf(account, cl.id, s)
 		if t != cl.tenant && c.effective == Exclusive {
 			switch {
-			case cl.in == &c.open, cl.in == &c.latency:
-				c.revoke(cl, GangTurn)
-			case cl.in == &c.closing && !cl.revoked: // lost; it will not go on with what it had as another
-				cl.revoked, cl.revokedAt = true, c.now
+			case cl.grant.holds():
+				c.revoke(cl.grant, GangTurn)
+			case cl.grant.closes():
+				c.askBack(cl.grant) // it was given to it as another
 			}
 		}
 		c.join(cl, t)
@@ -236,26 +257,35 @@ func (c *Core) reshare(account string, s Share) {
 
 // checkGangs checks what is kept, and who is granted together.
 func (c *Core) checkGangs() error {
-	if c.kept != nil && (c.effective != Exclusive || c.kept.gang == nil || c.kept.hold == nothing || c.kept.clients == 0) {
+	if c.kept != nil && (c.effective != Exclusive || c.kept.seat == nil || c.kept.seat.hold == nothing || c.kept.clients == 0) {
 		return fmt.Errorf("the GPU is kept for nobody: %s", c.kept.displayName())
 	}
 	for _, t := range c.ganged {
-		if t.gang == nil || len(t.crew) != t.clients || t.clients == 0 {
+		if t.seat == nil || !slices.Contains(t.seat.gang.seats, t.seat) || c.tenants[t.seat.gang.name] != t || len(t.crew) != t.clients || t.clients == 0 {
 			return fmt.Errorf("tenant %s: %d clients, %d in its crew", t.displayName(), t.clients, len(t.crew))
 		}
-		if t.hold != nothing && c.kept != t {
+		if t.seat.hold != nothing && c.kept != t {
 			return fmt.Errorf("tenant %s says it has the GPU", t.displayName())
 		}
 	}
 	if c.effective != Exclusive {
 		return nil
 	}
+	for _, t := range c.ganged {
+		o := c.kept
+		switch {
+		case t.open > 0 && t.seat.hold != playing:
+			return fmt.Errorf("gang %s: %d grants without a turn", t.displayName(), t.open)
+		case o != nil && o != t && t.seat.gang.phase == called && t.seat.isCalled() && o.seat.gang.phase == called && o.seat.gang.ticket > t.seat.gang.ticket:
+			return fmt.Errorf("the GPU is kept for ticket %d, and ticket %d is called", o.seat.gang.ticket, t.seat.gang.ticket)
+		}
+	}
 	for cl := c.open.head; cl != nil; cl = cl.next {
-		if c.open.n > 1 && (c.kept == nil || cl.tenant != c.kept) || c.kept != nil && (cl.tenant != c.kept || c.kept.hold != playing) {
+		if c.open.n > 1 && (c.kept == nil || cl.tenant != c.kept) || c.kept != nil && (cl.tenant != c.kept || c.kept.seat.hold != playing) {
 			return fmt.Errorf("two holders: %d grants are open, that of client %d not by its gang's turn", c.open.n, cl.id)
 		}
 	}
-	if t := c.kept; t != nil && t.gang.phase == running && t.queue.n > 0 && c.alone(t) {
+	if t := c.kept; t != nil && t.seat.gang.phase == running && t.queue.n > 0 && c.alone(t) {
 		return fmt.Errorf("%d clients of the gang that has the GPU wait", t.queue.n)
 	}
 	return nil

@@ -28,7 +28,7 @@ type Config struct {
 	Tuning    Tuning
 	SwapShare int    // percent of the time that moving memory may take: turns are as long as that needs; 0: as Quantum says
 	LastEpoch Epoch  // the last epoch persisted; the next grant's is higher
-	GPU       string // its name in Node.Pending
+	GPU       string // its name in StepGPU
 	Node      *Node  // nil: of this GPU alone
 }
 
@@ -56,9 +56,9 @@ type Core struct {
 	metered   []*tenant // see meter
 
 	gpu   string
-	clock *clock    // of the node
-	gangs *gangs    // of the node
-	moves []*client // those that move
+	clock *clock   // of the node
+	gangs *gangs   // of the node
+	moves []*grant // under which memory is moved
 
 	// What moving costs, and who may be worth waiting for; see moving.go and pause.go.
 	owedUntil   Time          // nobody is to move before, if others can work
@@ -157,10 +157,11 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	if !c.started {
 		c.started = true
 		c.claimsUntil = now.Add(c.quantum + c.grace)
-		if _, restores := ev.(Restore); restores || c.restarted {
-			c.gangs.gather = max(c.gangs.gather, now.Add(gatherTime))
+		if c.restarted {
+			c.gangs.await()
 		}
 	}
+	delete(c.gangs.toStep, c.gpu)
 	c.now = now
 	c.acts = c.acts[:0]
 
@@ -192,6 +193,8 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	case GangMoved:
 	case SetTuning:
 		c.setTuning(ev.Tuning)
+	case Utilization:
+		c.utilization(ev)
 	case SetMemory:
 		c.auto.reserved, c.auto.total, c.auto.swap = ev.Reserved, ev.Total, ev.Swap
 	case SetAway:
@@ -204,8 +207,14 @@ func (c *Core) Step(now Time, ev Event) []Action {
 		c.isReady(ev)
 	case SetSwapShare:
 		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
+	case Withdraw:
+		if cl := c.clients[ev.Client]; cl != nil {
+			c.withdraw(cl)
+		}
 	case Restore:
 		c.restore(ev)
+	case RestoreUnknown:
+		c.restoreUnknown(ev)
 	default:
 		panic(fmt.Sprintf("sched: unknown event %T", ev))
 	}
@@ -223,6 +232,9 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	}
 	c.settle()
 	c.exorcise()
+	for _, gpu := range c.gangs.others(c.gpu) {
+		c.do(StepGPU{gpu})
+	}
 	return c.acts
 }
 
@@ -252,7 +264,7 @@ func (c *Core) due() (Time, bool) {
 		}
 	}
 	if cl := c.closing.head; cl != nil {
-		earliest(cl.base.Add(c.grace))
+		earliest(cl.grant.graceFrom.Add(c.grace))
 	}
 	if at, over := c.turnOver(); over {
 		earliest(at)
@@ -275,12 +287,12 @@ func (c *Core) due() (Time, bool) {
 		earliest(at)
 	}
 	for _, t := range c.ganged {
-		if g := t.gang; g.phase == wanted && g.isDue() {
+		if g := t.seat.gang; g.phase == wanted && g.isDue() {
 			earliest(g.gangs.gather)
 		}
 	}
-	if c.kept != nil && c.kept.hold == leaving {
-		if at, has := c.kept.gang.nextStep(); has {
+	if c.kept != nil && c.kept.seat.hold == leaving {
+		if at, has := c.kept.seat.gang.nextStep(); has {
 			earliest(at)
 		}
 	}
@@ -293,7 +305,7 @@ func (c *Core) Next() ClientID {
 	if c.next != nil {
 		return c.next.id
 	}
-	if t := c.upNext(); t != nil && t.gang == nil {
+	if t := c.upNext(); t != nil && t.seat == nil {
 		return t.queue.head.id
 	}
 	return 0
@@ -321,7 +333,8 @@ func (c *Core) setMode(m Mode) {
 		return
 	}
 	c.mode = m
-	c.auto.since, c.auto.until, c.auto.short = c.now, 0, 0
+	c.auto.until = 0
+	c.auto.startWindow(c.now)
 	if m != Auto && !(m == Concurrent && c.auto.overfull()) {
 		c.setEffective(m, reasonSet)
 	}
@@ -342,21 +355,21 @@ func (c *Core) setEffective(m Mode, reason string) {
 	if m == Concurrent {
 		c.effective = m
 		for cl := c.open.head; cl != nil; cl = cl.next {
-			if cl.paused {
-				c.resume(cl)
+			if cl.grant.state == paused {
+				c.resume(cl.grant)
 			}
 		}
 		c.kept = nil
 		for _, t := range c.ganged {
-			t.hold, t.due = nothing, false
+			t.seat.hold, t.seat.due = nothing, false
 		}
 	} else {
 		for cl := c.closing.head; cl != nil; cl = cl.next {
-			cl.revoked = true
+			c.askBack(cl.grant)
 		}
 		for _, l := range []*list{&c.open, &c.latency} {
 			for l.head != nil {
-				c.revoke(l.head, ModeChange)
+				c.revoke(l.head.grant, ModeChange)
 			}
 		}
 		// What they had at the same time is nothing that one has before the other.
@@ -378,7 +391,7 @@ func (c *Core) setEffective(m Mode, reason string) {
 		c.stand(cl)
 	}
 	for _, t := range c.ganged {
-		t.gang.tell(c)
+		t.seat.gang.tell()
 	}
 }
 

@@ -187,6 +187,9 @@ type Release struct {
 	Reason Reason
 }
 
+// Withdraw says that the client, which has no grant, wants none any more.
+type Withdraw struct{ Client ClientID }
+
 // Lost says that the client's connection is lost, which proves nothing about
 // its work. Events about clients the core does not know change nothing.
 type Lost struct{ Client ClientID }
@@ -215,8 +218,15 @@ type SetShare struct {
 // SetTuning changes the accounting, from now on.
 type SetTuning struct{ Tuning Tuning }
 
-// GangMoved says that Gangs.Pending named this GPU.
+// GangMoved carries out a StepGPU.
 type GangMoved struct{}
+
+// Utilization says how often the GPU had work of a client, of so many times that the
+// client looked while its gate was open and others were there, since the one before.
+type Utilization struct {
+	Client        ClientID
+	Samples, Busy int
+}
 
 // SetMemory says how much of the GPU's memory is reserved, bytes. Mode Auto
 // takes it into account. With Swap, more can be reserved than there is, and then
@@ -270,9 +280,7 @@ type SetMode struct{ M Mode }
 // attaches again, is Gone, or a quantum and a grace period have passed.
 // Gang is its share's, and Tenant as in Attach, which matters if it has one: a gang
 // whose members held goes on when they are back.
-// Client 0 stands for holders that were not recorded (Persist.Unrecorded);
-// then nothing is granted exclusively for that long. There may be several; they
-// come before all other events.
+// There may be several; they come before all other events.
 type Restore struct {
 	Client ClientID
 	Epoch  Epoch
@@ -280,25 +288,33 @@ type Restore struct {
 	Gang   string
 }
 
-func (Attach) event()       {}
-func (Request) event()      {}
-func (Release) event()      {}
-func (Lost) event()         {}
-func (Gone) event()         {}
-func (Tick) event()         {}
-func (SetQuantum) event()   {}
-func (SetGrace) event()     {}
-func (SetMode) event()      {}
-func (SetShare) event()     {}
-func (SetTuning) event()    {}
-func (GangMoved) event()    {}
-func (SetMemory) event()    {}
-func (SetAway) event()      {}
-func (SetStranded) event()  {}
-func (Moving) event()       {}
-func (Ready) event()        {}
-func (SetSwapShare) event() {}
-func (Restore) event()      {}
+// RestoreUnknown says that clients may hold that were not recorded before a restart
+// of the caller (Persist.Unrecorded), with epochs up to this one. No exclusive grant
+// is given for a quantum and a grace period. It comes as Restore does.
+type RestoreUnknown struct{ Epoch Epoch }
+
+func (Attach) event()         {}
+func (Request) event()        {}
+func (Release) event()        {}
+func (Lost) event()           {}
+func (Gone) event()           {}
+func (Tick) event()           {}
+func (SetQuantum) event()     {}
+func (SetGrace) event()       {}
+func (SetMode) event()        {}
+func (SetShare) event()       {}
+func (SetTuning) event()      {}
+func (GangMoved) event()      {}
+func (Utilization) event()    {}
+func (SetMemory) event()      {}
+func (SetAway) event()        {}
+func (SetStranded) event()    {}
+func (Moving) event()         {}
+func (Ready) event()          {}
+func (SetSwapShare) event()   {}
+func (Restore) event()        {}
+func (RestoreUnknown) event() {}
+func (Withdraw) event()       {}
 
 func (e Attach) String() string {
 	s := fmt.Sprintf("attach %d", e.Client)
@@ -323,17 +339,22 @@ func (e Request) String() string { return fmt.Sprintf("request %d", e.Client) }
 func (e Release) String() string {
 	return fmt.Sprintf("release %d epoch=%d %v", e.Client, e.Epoch, e.Reason)
 }
-func (e Lost) String() string       { return fmt.Sprintf("lost %d", e.Client) }
-func (e Gone) String() string       { return fmt.Sprintf("gone %d", e.Client) }
-func (Tick) String() string         { return "tick" }
-func (e SetQuantum) String() string { return fmt.Sprintf("set quantum=%v", e.D) }
-func (e SetGrace) String() string   { return fmt.Sprintf("set grace=%v", e.D) }
-func (e SetMode) String() string    { return fmt.Sprintf("set mode=%v", e.M) }
+func (e Withdraw) String() string       { return fmt.Sprintf("withdraw %d", e.Client) }
+func (e RestoreUnknown) String() string { return fmt.Sprintf("restore unknown epoch=%d", e.Epoch) }
+func (e Lost) String() string           { return fmt.Sprintf("lost %d", e.Client) }
+func (e Gone) String() string           { return fmt.Sprintf("gone %d", e.Client) }
+func (Tick) String() string             { return "tick" }
+func (e SetQuantum) String() string     { return fmt.Sprintf("set quantum=%v", e.D) }
+func (e SetGrace) String() string       { return fmt.Sprintf("set grace=%v", e.D) }
+func (e SetMode) String() string        { return fmt.Sprintf("set mode=%v", e.M) }
 func (e SetShare) String() string {
 	return strings.TrimSuffix(fmt.Sprintf("set tenant=%s %v", e.Tenant, e.Share), " ")
 }
 func (e SetTuning) String() string { return "set " + e.Tuning.String() }
 func (GangMoved) String() string   { return "gang moved" }
+func (e Utilization) String() string {
+	return fmt.Sprintf("utilization %d %d/%d", e.Client, e.Busy, e.Samples)
+}
 func (e SetMemory) String() string {
 	s := fmt.Sprintf("set memory=%d/%d", e.Reserved, e.Total)
 	if e.Swap {

@@ -64,20 +64,11 @@ import (
 type gangs struct {
 	clock   *clock
 	byName  map[string]*gang
-	gather  Time    // none is called before
-	tickets uint64  // the latest
-	moved   []*Core // to be stepped with GangMoved
-	changes int     // ever, of phases and of what is kept
-}
-
-// pending is Node.Pending.
-func (gs *gangs) pending() (gpu string, ok bool) {
-	if len(gs.moved) == 0 {
-		return "", false
-	}
-	gpu = gs.moved[0].gpu
-	gs.moved = gs.moved[1:]
-	return gpu, true
+	gather  Time            // none is called before
+	tickets uint64          // the latest
+	changes int             // ever, of phases and of what is kept
+	moved   []string        // GPUs that a gang has changed for in this Step
+	toStep  map[string]bool // GPUs that the caller was told to step, and has not
 }
 
 type phase uint8
@@ -115,7 +106,7 @@ const (
 type gang struct {
 	gangs  *gangs
 	name   string
-	seats  []*tenant // on each GPU with clients of it
+	seats  []*seat // one on each GPU with clients of it
 	phase  phase
 	ticket uint64 // since it was called
 
@@ -124,33 +115,64 @@ type gang struct {
 	round      uint64
 }
 
-// join makes a tenant, which has its first client, one of the gang's.
-func (gs *gangs) join(t *tenant) {
-	g := gs.byName[t.name]
+// seat is what a gang has of one GPU.
+type seat struct {
+	members
+	gang  *gang
+	hold  hold
+	due   bool   // its turn has come here
+	round uint64 // of steps, see gang.nextStep
+}
+
+// members is all that a gang sees of a GPU: its own clients there.
+type members interface {
+	gpu() string                   // its name
+	counts() bool                  // turns on this GPU are those of the gang
+	asks() bool                    // somebody waits for a grant
+	live() bool                    // somebody has one that keeps others out
+	manned() bool                  // somebody would be granted
+	drains() (since Time, ok bool) // somebody drains or is lost; since the latest revoke
+	alone() bool                   // nobody else is on the GPU
+	grace() time.Duration
+}
+
+// sit makes a seat for members, who are the first of the gang on their GPU.
+func (gs *gangs) sit(name string, m members) *seat {
+	g := gs.byName[name]
 	if g == nil {
-		g = &gang{gangs: gs, name: t.name}
-		gs.byName[t.name] = g
+		g = &gang{gangs: gs, name: name}
+		gs.byName[name] = g
 	}
-	t.gang, t.hold, t.due, t.round = g, nothing, false, g.round
-	g.seats = append(g.seats, t)
+	s := &seat{members: m, gang: g, round: g.round}
+	g.seats = append(g.seats, s)
+	return s
 }
 
-// leave is for a tenant without clients.
-func (gs *gangs) leave(t *tenant) {
-	g := t.gang
-	g.seats = slices.Delete(g.seats, slices.Index(g.seats, t), slices.Index(g.seats, t)+1)
-	t.gang, t.hold, t.due = nil, nothing, false
+// leave is for a seat without clients.
+func (s *seat) leave() {
+	g := s.gang
+	i := slices.Index(g.seats, s)
+	g.seats = slices.Delete(g.seats, i, i+1)
 	if len(g.seats) == 0 {
-		delete(gs.byName, g.name)
+		delete(g.gangs.byName, g.name)
 	}
-	g.advance(t.core)
+	g.advance()
 }
 
-// advance has the gang go on as far as things are. cur is the core that steps.
-func (g *gang) advance(cur *Core) {
+// take changes what the gang has of the GPU.
+func (s *seat) take(h hold) {
+	s.hold = h
+	s.gang.gangs.changes++
+}
+
+// await has no gang be called until the clients of before a restart can be back.
+func (gs *gangs) await() { gs.gather = max(gs.gather, gs.clock.now.Add(gatherTime)) }
+
+// advance has the gang go on as far as things are.
+func (g *gang) advance() {
 	for {
 		to := g.phase
-		asks, live := g.any((*tenant).asks), g.any((*tenant).live)
+		asks, live := g.any(members.asks), g.any(members.live)
 		switch g.phase {
 		case resting, wanted:
 			switch {
@@ -167,7 +189,7 @@ func (g *gang) advance(cur *Core) {
 			switch {
 			case !asks:
 				to = stopping
-			case g.all(func(t *tenant) bool { return t.hold == kept }):
+			case g.all(func(s *seat) bool { return s.hold == kept }):
 				to = running
 			}
 		case running:
@@ -182,11 +204,11 @@ func (g *gang) advance(cur *Core) {
 		if to == g.phase {
 			return
 		}
-		g.enter(to, cur)
+		g.enter(to)
 	}
 }
 
-func (g *gang) enter(to phase, cur *Core) {
+func (g *gang) enter(to phase) {
 	g.phase = to
 	g.gangs.changes++
 	switch to {
@@ -194,59 +216,59 @@ func (g *gang) enter(to phase, cur *Core) {
 		g.gangs.tickets++
 		g.ticket = g.gangs.tickets
 	case stopping:
-		g.stoppedAt, g.releasedAt = cur.now, cur.now
+		g.stoppedAt, g.releasedAt = g.gangs.clock.now, g.gangs.clock.now
 		g.idle()
 	case resting:
 		g.ticket = 0
 		g.idle()
 	}
-	g.tell(cur)
+	g.tell()
 }
 
-// idle has it be due nowhere.
+// idle has the gang be due nowhere.
 func (g *gang) idle() {
-	for _, t := range g.seats {
-		t.due = false
+	for _, s := range g.seats {
+		s.due = false
 	}
 }
 
-// tell has all other cores look at the gang.
-func (g *gang) tell(cur *Core) {
-	for _, t := range g.seats {
-		if t.core != cur && !slices.Contains(g.gangs.moved, t.core) {
-			g.gangs.moved = append(g.gangs.moved, t.core)
+// tell has all GPUs of the gang look at it.
+func (g *gang) tell() {
+	for _, s := range g.seats {
+		g.gangs.moved = append(g.gangs.moved, s.gpu())
+	}
+}
+
+// others returns the GPUs, beside the one that is stepped now, that the caller is
+// to step because gangs have changed. It names each once until that is stepped.
+func (gs *gangs) others(stepped string) (gpus []string) {
+	for _, gpu := range gs.moved {
+		if gpu != stepped && !gs.toStep[gpu] {
+			gs.toStep[gpu] = true
+			gpus = append(gpus, gpu)
 		}
 	}
+	gs.moved = gs.moved[:0]
+	return gpus
 }
 
-// counts says whether turns on this GPU are those of its gang.
-func (t *tenant) counts() bool { return t.core.effective == Exclusive }
-
-func (t *tenant) asks() bool { return t.queue.n > 0 }
-func (t *tenant) live() bool { return t.batch > 0 }
-
-// isCalled says whether the tenant is next on its GPU, before all who are not
+// isCalled says whether the gang is next on the GPU, before all who are not
 // called: so is one that comes to a gang that has its turn, or drains, already.
-func (t *tenant) isCalled() bool {
-	return t != nil && t.gang != nil && t.counts() && t.manned() &&
-		(t.gang.phase == called || (t.gang.phase == running || t.gang.phase == stopping) && t.hold == nothing && t.asks())
+func (s *seat) isCalled() bool {
+	return s != nil && s.counts() && s.manned() &&
+		(s.gang.phase == called || (s.gang.phase == running || s.gang.phase == stopping) && s.hold == nothing && s.asks())
 }
 
-// manned says whether anybody would be granted.
-func (t *tenant) manned() bool {
-	return slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.connected && !cl.fenced })
+func (g *gang) any(is func(members) bool) bool {
+	return slices.ContainsFunc(g.seats, func(s *seat) bool { return s.counts() && is(s) })
 }
 
-func (g *gang) any(is func(*tenant) bool) bool {
-	return slices.ContainsFunc(g.seats, func(t *tenant) bool { return t.counts() && is(t) })
-}
-
-func (g *gang) all(are func(*tenant) bool) bool {
-	return !slices.ContainsFunc(g.seats, func(t *tenant) bool { return t.counts() && t.manned() && !are(t) })
+func (g *gang) all(are func(*seat) bool) bool {
+	return !slices.ContainsFunc(g.seats, func(s *seat) bool { return s.counts() && s.manned() && !are(s) })
 }
 
 // isDue says whether its turn has come on all its GPUs.
-func (g *gang) isDue() bool { return g.all(func(t *tenant) bool { return t.due }) }
+func (g *gang) isDue() bool { return g.all(func(s *seat) bool { return s.due }) }
 
 // nextStep returns when those that have drained make one more call.
 func (g *gang) nextStep() (Time, bool) {
@@ -254,59 +276,48 @@ func (g *gang) nextStep() (Time, bool) {
 		return 0, false
 	}
 	at, drains := g.releasedAt.Add(stepPause), false
-	for _, t := range g.seats {
-		for _, cl := range t.crew {
-			if t.counts() && cl.in == &t.core.closing {
-				at, drains = max(at, g.stoppedAt.Add(stepAfter), cl.revokedAt.Add(stepAfter)), true
-			}
+	for _, s := range g.seats {
+		if since, ok := s.drains(); ok && s.counts() {
+			at, drains = max(at, g.stoppedAt.Add(stepAfter), since.Add(stepAfter)), true
 		}
 	}
-	return at, drains && g.any(func(t *tenant) bool { return t.stepsAt(max(at, g.gangs.clock.now)) })
+	soonest := max(at, g.gangs.clock.now)
+	return at, drains && slices.ContainsFunc(g.seats, func(s *seat) bool { return s.stepsAt(soonest) })
 }
 
 // stepsAt says whether members here could make a call at that time.
-func (t *tenant) stepsAt(at Time) bool {
-	return t.hold == leaving && t.asks() && at < t.gang.stoppedAt.Add(t.core.grace) && t.core.alone(t)
+func (s *seat) stepsAt(at Time) bool {
+	return s.counts() && s.hold == leaving && s.asks() && at < s.gang.stoppedAt.Add(s.grace()) && s.alone()
 }
 
 // check is Node.Check.
 func (gs *gangs) check() error {
-	if len(gs.moved) > 0 {
-		return fmt.Errorf("gangs: GPU %s is to be stepped", gs.moved[0].gpu)
+	for gpu := range gs.toStep {
+		return fmt.Errorf("gangs: GPU %s is to be stepped", gpu)
 	}
 	for name, g := range gs.byName {
 		if len(g.seats) == 0 || g.name != name {
 			return fmt.Errorf("gang %q has %d GPUs, name %q", name, len(g.seats), g.name)
 		}
-		asks, live := g.any((*tenant).asks), g.any((*tenant).live)
+		asks, live := g.any(members.asks), g.any(members.live)
 		switch {
 		case g.phase == resting && (asks || live), g.phase == wanted && (!asks || live), g.phase == called && !asks, g.phase == stopping && !live:
 			return fmt.Errorf("gang %s: phase %d, asks: %t, has grants: %t", name, g.phase, asks, live)
 		case g.phase == called && g.ticket == 0:
 			return fmt.Errorf("gang %s is called without a ticket", name)
 		}
-		for _, t := range g.seats {
-			c := t.core
-			if c.tenants[name] != t || t.gang != g || (t.hold != nothing) != (c.kept == t) {
-				return fmt.Errorf("gang %s: GPU %s does not know its seat, hold %d", name, c.gpu, t.hold)
-			}
-			ok := t.hold == nothing
+		for _, s := range g.seats {
+			ok := s.hold == nothing
 			switch g.phase {
 			case called:
-				ok = ok || t.hold == kept
+				ok = ok || s.hold == kept
 			case running:
-				ok = ok || t.hold == playing || t.hold == kept // while latency tenants are there
+				ok = ok || s.hold == playing || s.hold == kept // while latency tenants are there
 			case stopping:
-				ok = ok || t.hold == leaving
+				ok = ok || s.hold == leaving
 			}
-			if !ok {
-				return fmt.Errorf("gang %s: phase %d, hold %d on GPU %s", name, g.phase, t.hold, c.gpu)
-			}
-			if o := c.kept; g.phase == called && t.manned() && o != nil && o != t && o.gang.phase == called && o.gang.ticket > g.ticket && t.isCalled() {
-				return fmt.Errorf("GPU %s is kept for ticket %d, and ticket %d is called", c.gpu, o.gang.ticket, g.ticket)
-			}
-			if t.counts() && t.open > 0 && t.hold != playing {
-				return fmt.Errorf("gang %s: %d grants on GPU %s without a turn", name, t.open, c.gpu)
+			if !ok || s.gang != g {
+				return fmt.Errorf("gang %s: phase %d, hold %d on GPU %s", name, g.phase, s.hold, s.gpu())
 			}
 		}
 	}

@@ -57,7 +57,7 @@ func (n *node) restart(tenant func(ClientID) (name, gang string)) {
 	n.start()
 	for i, p := range slices.Clone(n.persisted) {
 		if p.Unrecorded {
-			n.step(i, Restore{Epoch: p.Epoch})
+			n.step(i, RestoreUnknown{p.Epoch})
 		}
 		for _, h := range p.Holders {
 			if h.Client != 0 {
@@ -71,21 +71,17 @@ func (n *node) restart(tenant func(ClientID) (name, gang string)) {
 // step gives an event to a GPU's core, and lets the gangs go on.
 func (n *node) step(gpu int, ev Event) {
 	n.said = nil
-	n.one(gpu, ev)
-	for {
-		name, ok := n.node.Pending()
-		if !ok {
-			break
-		}
-		i, _ := strconv.Atoi(name)
-		n.one(i, GangMoved{})
+	for todo := n.one(gpu, ev); len(todo) > 0; todo = todo[1:] {
+		i, _ := strconv.Atoi(todo[0])
+		todo = append(todo, n.one(i, GangMoved{})...)
 	}
 	if err := n.node.Check(); err != nil {
 		n.fail("%v", err)
 	}
 }
 
-func (n *node) one(gpu int, ev Event) {
+// one returns the GPUs that are to be stepped next.
+func (n *node) one(gpu int, ev Event) (todo []string) {
 	c, has := n.cores[gpu], n.has[gpu]
 	acts := c.Step(n.now, ev)
 	if err := c.Check(); err != nil {
@@ -122,23 +118,26 @@ func (n *node) one(gpu int, ev Event) {
 		case StepOne:
 			grant(a.Client, a.Epoch, true)
 		case Adopt:
-			n.beside[gpu][a.Client] = n.beside[gpu][a.Client] || c.clients[a.Client].latency
+			n.beside[gpu][a.Client] = n.beside[gpu][a.Client] || c.clients[a.Client].grant.kind == latencyGrant
 		case Fence:
 			delete(has, a.Client)
+		case StepGPU:
+			todo = append(todo, a.GPU)
 		}
 		switch a.(type) {
-		case Persist, Notice, Released, ModeChosen:
+		case Persist, Notice, Released, ModeChosen, StepGPU:
 		default:
 			n.said = append(n.said, fmt.Sprintf("%d: %v", gpu, a))
 		}
 	}
+	return todo
 }
 
 // bury ends those that are fenced and would use up their limit for ever.
 func (n *node) bury() {
 	for i, c := range n.cores {
 		for _, cl := range c.inOrder() {
-			if cl.fenced && cl.tenant.limited() {
+			if g := cl.grant; g != nil && g.state == fenced && cl.tenant.limited() {
 				n.step(i, Gone{cl.id})
 			}
 		}
@@ -268,7 +267,7 @@ func TestAnyGangHistory(t *testing.T) {
 			if len(s.Queue) != 0 {
 				t.Fatalf("GPU %d: these wait for ever: %v", i, s.Queue)
 			}
-			if c.kept != nil && c.kept.gang.phase != running {
+			if c.kept != nil && c.kept.seat.gang.phase != running {
 				t.Fatalf("GPU %d is kept for %s for ever", i, c.kept.displayName())
 			}
 		}

@@ -9,64 +9,191 @@ import (
 	"time"
 )
 
-// enlist puts a client whose grant is live, or becomes so, into one of open,
-// latency and closing, and counts it.
-func (c *Core) enlist(cl *client, l *list) {
-	c.bill(cl.tenant)
-	if l == &c.closing {
-		l.insert(cl)
-		if !cl.latency {
-			c.closingBatch++
-		}
-	} else {
-		l.push(cl)
+// grantState is where a grant is in its life; doc.go draws the way. The states
+// are in the order of that way: a grant may skip some, and goes back only from
+// paused or lost to granted.
+//
+// A preempted grant, whose channels are off and whose work stays for the next
+// grant, will be one more state here, which is not on the GPU; see listOf and
+// count.
+type grantState uint8
+
+const (
+	over     grantState = iota // not given yet, released, or reclaimed
+	granted                    // the gate is open, or opens when the client's memory is on the GPU
+	paused                     // the gate is shut while latency grants are there; submitted work goes on
+	lost                       // the connection is lost; the client may go on when it is back
+	draining                   // asked back, or not to be gone on with: the client drains and releases
+	fenced                     // not released in time; others are granted
+)
+
+// grantKind says what a grant keeps others from. With time slices, a client's
+// slice will be a third kind.
+type grantKind uint8
+
+const (
+	turnGrant    grantKind = iota // the GPU, in its turn; in concurrent mode, the GPU together with the others
+	latencyGrant                  // given to a latency tenant beside others, whose gates are shut
+)
+
+// grant is the permission of one client to submit work, from the moment in which
+// it is given, claimed or restored until it is over.
+type grant struct {
+	client  *client
+	epoch   Epoch
+	kind    grantKind
+	state   grantState
+	claimed bool // the client says so; there is no record of it
+
+	since     Time
+	revokedAt Time          // while draining or fenced
+	graceFrom Time          // the end of grace is a grace period later; while lost or draining
+	ran       time.Duration // of its turn, up to runFrom
+	runFrom   Time
+	startVT   int64 // of the tenant, when its turn began
+
+	move move
+}
+
+// holds says whether the client may submit work, now or after a pause.
+func (g *grant) holds() bool { return g != nil && (g.state == granted || g.state == paused) }
+
+// closes says whether the grant is on its way back, and not fenced.
+func (g *grant) closes() bool { return g != nil && (g.state == lost || g.state == draining) }
+
+// revoked says whether the client must not go on under it.
+func (g *grant) revoked() bool { return g.state == draining || g.state == fenced }
+
+// listOf returns the list of the grants of that state and kind, nil: there is none.
+func (c *Core) listOf(state grantState, kind grantKind) *list {
+	switch {
+	case state == lost || state == draining:
+		return &c.closing
+	case state == over || state == fenced:
+		return nil
+	case kind == latencyGrant:
+		return &c.latency
 	}
-	c.count(cl, +1)
+	return &c.open
+}
+
+// become changes the state of a grant.
+func (c *Core) become(g *grant, to grantState) { c.change(g, to, g.kind) }
+
+// change is the one function that changes the state or the kind of a grant: it
+// bills the tenant, lists the grant, counts it, and reviews the tenant. A grant
+// that is over, and begins lost or draining, brings its graceFrom.
+func (c *Core) change(g *grant, to grantState, kind grantKind) {
+	cl, from := g.client, g.state
+	c.bill(cl.tenant)
+	c.count(g, -1)
+	if to != granted && to != paused {
+		c.stopMoving(g)
+	}
+	g.ran, g.runFrom = c.ranAt(g), c.now
+	old, in := cl.in, c.listOf(to, kind)
+	if old == &c.closing && g.kind == turnGrant {
+		c.closingBatch--
+	}
+	if old != in {
+		if old != nil {
+			old.remove(cl)
+		}
+		if in == &c.closing && from != over {
+			g.graceFrom = c.now
+		}
+	}
+	wasRevoked := g.revoked()
+	g.state, g.kind = to, kind
+	if g.revoked() && !wasRevoked {
+		g.revokedAt = c.now
+	}
+	switch {
+	case old == in || in == nil:
+	case in == &c.closing:
+		in.insert(cl)
+	default:
+		in.push(cl)
+	}
+	if in == &c.closing && kind == turnGrant {
+		c.closingBatch++
+	}
+	c.count(g, +1)
 	c.review(cl.tenant)
 }
 
-// unlist takes it out again.
-func (c *Core) unlist(cl *client) {
-	c.bill(cl.tenant)
-	c.count(cl, -1)
-	c.stopMoving(cl)
-	if cl.in == &c.closing && !cl.latency {
-		c.closingBatch--
+// count adds a grant to the sums of its tenant, or takes it out again. The tenant
+// is billed up to now.
+func (c *Core) count(g *grant, n int) {
+	if g == nil {
+		return
 	}
-	cl.in.remove(cl)
-	c.review(cl.tenant)
+	t := g.client.tenant
+	switch {
+	case g.state == fenced:
+		t.fenced += n
+		c.fenced += n
+	case g.closes():
+		t.closing += n
+	case g.state == granted && !g.move.on:
+		t.open += n
+	}
+	if g.kind == turnGrant && (g.holds() || g.closes()) {
+		t.batch += n
+	}
+}
+
+// recount is for changes to a grant, or of its tenant, that move it from one sum to
+// another.
+func (c *Core) recount(g *grant, change func()) {
+	c.bill(g.client.tenant)
+	c.count(g, -1)
+	change()
+	c.count(g, +1)
+	c.review(g.client.tenant)
+}
+
+// give makes a grant for a client that has none, which is not over only after the
+// next change.
+func (c *Core) give(cl *client, epoch Epoch) *grant {
+	cl.grant = &grant{client: cl, epoch: epoch, since: c.now, runFrom: c.now, graceFrom: c.now}
+	return cl.grant
 }
 
 // ranAt returns how much of its turn a grant has had.
-func (c *Core) ranAt(cl *client) time.Duration {
-	if cl.paused || cl.moving {
-		return cl.ran
+func (c *Core) ranAt(g *grant) time.Duration {
+	if g.state == paused || g.move.on {
+		return g.ran
 	}
-	return cl.ran + c.now.Sub(cl.runFrom)
+	return g.ran + c.now.Sub(g.runFrom)
+}
+
+// askBack has a client drain that must not go on under its grant.
+func (c *Core) askBack(g *grant) {
+	if !g.revoked() {
+		c.become(g, draining)
+	}
 }
 
 // endGrant takes the client's grant away: released, reclaimed, or never held.
 func (c *Core) endGrant(cl *client, how EndReason) {
-	held := c.now.Sub(cl.since)
-	r := Released{Client: cl.id, Tenant: cl.tenant.displayName(), Epoch: cl.epoch, Reason: how, Held: held, Fenced: cl.fenced}
-	if cl.revoked {
-		r.Drained = c.now.Sub(cl.revokedAt)
+	g, t := cl.grant, cl.tenant
+	held := c.now.Sub(g.since)
+	r := Released{Client: cl.id, Tenant: t.displayName(), Epoch: g.epoch, Reason: how, Held: held, Fenced: g.state == fenced}
+	if g.revoked() {
+		r.Drained = c.now.Sub(g.revokedAt)
 	}
 	if cl.in == &c.open || cl.in == &c.closing {
 		c.spare()
 		c.reserve() // those who wait go before it, should it want another one at once
 	}
-	c.unclose(cl)
-	r.Moved = cl.moved
-	cl.moved, cl.ready = 0, false
+	c.become(g, over)
+	r.Moved = g.move.took
 	cl.held += held
-	cl.epoch = 0
+	cl.grant = nil
 	cl.want = false
-	cl.revoked, cl.claimed = false, false
-	cl.latency, cl.paused = false, false
-	t := cl.tenant
-	if t.gang != nil {
-		t.gang.releasedAt = c.now
+	if t.seat != nil {
+		t.seat.gang.releasedAt = c.now
 	}
 	if t.credit < 0 && t.limited() {
 		t.credit = t.credit * time.Duration(100-c.tuning.DropCarry) / 100
@@ -79,31 +206,6 @@ func (c *Core) endGrant(cl *client, how EndReason) {
 		c.auto.short++
 	}
 	c.do(r)
-}
-
-// unclose takes the grant out of what it is in, as if it were none.
-func (c *Core) unclose(cl *client) {
-	if cl.fenced {
-		c.bill(cl.tenant)
-		c.count(cl, -1)
-		cl.fenced = false
-	} else if cl.in != nil {
-		c.unlist(cl)
-	}
-}
-
-// startClosing lets the grace period of a grant begin, if it has not.
-func (c *Core) startClosing(cl *client) {
-	if cl.fenced || cl.in == &c.closing {
-		return
-	}
-	if cl.in != nil {
-		cl.ran, cl.runFrom = c.ranAt(cl), c.now
-		c.unlist(cl)
-	}
-	cl.paused = false
-	cl.base = c.now
-	c.enlist(cl, &c.closing)
 }
 
 // inOrder returns all clients in the order of their ids.

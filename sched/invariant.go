@@ -18,7 +18,7 @@ func (c *Core) Check() error {
 			return err
 		}
 	}
-	connected, listed, waiting, closingBatch, adoptable := 0, 0, 0, 0, 0
+	connected, listed, waiting, closingBatch := 0, 0, 0, 0
 	for id, cl := range c.clients {
 		if cl.id != id {
 			return fmt.Errorf("client %d is recorded as %d", cl.id, id)
@@ -34,11 +34,8 @@ func (c *Core) Check() error {
 		} else if cl.in != nil {
 			listed++
 		}
-		if cl.in == &c.closing && !cl.latency {
+		if cl.in == &c.closing && cl.grant.kind == turnGrant {
 			closingBatch++
-		}
-		if cl.in == &c.open {
-			adoptable++
 		}
 	}
 	switch {
@@ -62,8 +59,8 @@ func (c *Core) Check() error {
 		return fmt.Errorf("client %d is next under epoch %d and does not wait", c.next.id, c.nextEpoch)
 	}
 	for h := c.open.head; h != nil && c.effective == Exclusive; h = h.next {
-		if h.paused != (c.latency.n > 0) {
-			return fmt.Errorf("client %d holds and is paused: %t, beside %d latency grants", h.id, h.paused, c.latency.n)
+		if (h.grant.state == paused) != (c.latency.n > 0) {
+			return fmt.Errorf("client %d holds, beside %d latency grants: %+v", h.id, c.latency.n, *h.grant)
 		}
 	}
 	if err := c.checkGangs(); err != nil {
@@ -86,7 +83,7 @@ func (c *Core) checkList(name string, l *list) error {
 			return fmt.Errorf("%s is not linked right at client %d", name, cl.id)
 		case c.clients[cl.id] != cl:
 			return fmt.Errorf("%s has client %d, which is unknown", name, cl.id)
-		case l == &c.closing && prev != nil && prev.base > cl.base:
+		case l == &c.closing && prev != nil && prev.grant.graceFrom > cl.grant.graceFrom:
 			return fmt.Errorf("client %d drains behind client %d, whose grace ends later", cl.id, prev.id)
 		case l != &c.open && l != &c.latency && l != &c.closing && prev != nil && prev.seq >= cl.seq:
 			return fmt.Errorf("client %d waits behind client %d, which came later", cl.id, prev.id)
@@ -100,58 +97,45 @@ func (c *Core) checkList(name string, l *list) error {
 }
 
 func (c *Core) checkClient(cl *client) error {
-	holds := cl.in == &c.open || cl.in == &c.latency
-	live := holds || cl.in == &c.closing
+	g := cl.grant
 	switch {
 	case cl.tenant == nil || c.tenants[cl.tenant.name] != cl.tenant:
 		return fmt.Errorf("belongs to no known tenant")
-	case cl.in != nil && cl.in != &cl.tenant.queue && !live:
-		return fmt.Errorf("is in a foreign list")
-	case cl.epoch == 0 && (live || cl.fenced || cl.revoked || cl.want || cl.latency || cl.paused || cl.claimed || cl.moving || cl.moved != 0):
-		return fmt.Errorf("has no grant, but the marks of one: %+v", *cl)
-	case cl.epoch != 0 && live == cl.fenced:
-		return fmt.Errorf("epoch %d is live: %t, fenced: %t", cl.epoch, live, cl.fenced)
-	case cl.epoch != 0 && cl.in == &cl.tenant.queue:
-		return fmt.Errorf("waits and has epoch %d", cl.epoch)
-	case cl.in == &cl.tenant.queue && !cl.connected:
-		return fmt.Errorf("waits without a connection")
-	case cl.stranded && cl.in == &cl.tenant.queue, cl.later && (!cl.stranded || cl.in != nil || cl.epoch != 0 || !cl.connected):
+	case cl.standing && (g != nil || cl.tenant.share.Priority != Latency || c.effective != Exclusive):
+		return fmt.Errorf("may go ahead, with a grant: %t, %v, in %v mode", g != nil, cl.tenant.share.Priority, c.effective)
+	case cl.later && (!cl.stranded || cl.in != nil || g != nil || !cl.connected), cl.stranded && cl.in == &cl.tenant.queue:
 		return fmt.Errorf("is stranded: %t, waits for a place: %t, for its turn: %t", cl.stranded, cl.later, cl.in == &cl.tenant.queue)
-	case holds && (!cl.connected || cl.revoked):
-		return fmt.Errorf("holds epoch %d, connected: %t, revoked: %t", cl.epoch, cl.connected, cl.revoked)
-	case cl.standing && (cl.epoch != 0 || cl.tenant.share.Priority != Latency || c.effective != Exclusive):
-		return fmt.Errorf("may go ahead, with epoch %d, %v, in %v mode", cl.epoch, cl.tenant.share.Priority, c.effective)
-	case cl.moving && cl.in != &c.open || cl.moving != slices.Contains(c.moves, cl):
-		return fmt.Errorf("moves memory: %t, has an open grant: %t", cl.moving, cl.in == &c.open)
-	case cl.paused && cl.in != &c.open:
-		return fmt.Errorf("is paused without an open grant")
-	case cl.latency && cl.in == &c.open, !cl.latency && cl.in == &c.latency:
-		return fmt.Errorf("has a latency grant: %t, and is listed otherwise", cl.latency)
-	case cl.epoch == 0 && !cl.connected:
+	case g != nil:
+		return c.checkGrant(cl, g)
+	case cl.in != nil && cl.in != &cl.tenant.queue:
+		return fmt.Errorf("is in a foreign list")
+	case cl.want:
+		return fmt.Errorf("wants its next grant, and has none")
+	case !cl.connected:
 		return fmt.Errorf("has neither a connection nor a grant")
-	case !cl.revoked && cl.epoch > c.epoch:
-		return fmt.Errorf("epoch %d is above the latest, %d", cl.epoch, c.epoch)
 	}
-	if holds {
-		waiters, present := 0, c.connected-1
-		if c.effective == Exclusive {
-			waiters = c.waiting
-			if cl.latency {
-				waiters += c.open.n
-			} else {
-				waiters += c.latency.n
-			}
-		}
-		if cl.tenant.limited() {
-			waiters, present = max(waiters, 1), max(present, 1)
-		}
-		if cl.tenant.gang != nil && c.effective == Exclusive {
-			waiters, present = 0, max(present, 1)
-		}
-		if t := cl.told; (t.Waiters > 0) != (waiters > 0) || (t.Present > 0) != (present > 0) ||
-			c.open.n+c.latency.n <= noticed && (t.Waiters != waiters || t.Present != present || t.Patient != (waiters > 0 && c.patient(cl))) {
-			return fmt.Errorf("was told %v, there are %d waiting and %d present", t, waiters, present)
-		}
+	return nil
+}
+
+func (c *Core) checkGrant(cl *client, g *grant) error {
+	switch {
+	case g.client != cl:
+		return fmt.Errorf("has the grant of client %d", g.client.id)
+	case g.state == over || g.epoch == 0:
+		return fmt.Errorf("has a grant that is over, or nameless: %+v", *g)
+	case cl.in != c.listOf(g.state, g.kind):
+		return fmt.Errorf("is not in the list of its grant: %+v", *g)
+	case (g.holds() && !cl.connected) || (g.state == lost && cl.connected):
+		return fmt.Errorf("holds or lost its connection, which is there: %t: %+v", cl.connected, *g)
+	case g.state == paused && (g.kind == latencyGrant || c.effective != Exclusive):
+		return fmt.Errorf("is paused in %v mode: %+v", c.effective, *g)
+	case g.move.on && (!g.holds() || g.kind == latencyGrant) || g.move.on != slices.Contains(c.moves, g):
+		return fmt.Errorf("moves memory: %+v", *g)
+	case !g.revoked() && g.epoch > c.epoch:
+		return fmt.Errorf("epoch %d is above the latest, %d", g.epoch, c.epoch)
+	}
+	if g.holds() && !c.wasTold(cl) {
+		return fmt.Errorf("was told %v, and is to be told %v", cl.told, c.expected(cl))
 	}
 	return nil
 }
@@ -166,15 +150,19 @@ func (c *Core) checkTenants(waiting int) error {
 			has[cl.tenant] = s
 		}
 		s.clients++
+		g := cl.grant
+		if g == nil {
+			continue
+		}
 		switch {
-		case cl.fenced:
+		case g.state == fenced:
 			s.fenced++
-		case cl.in == &c.closing:
+		case g.closes():
 			s.closing++
-		case (cl.in == &c.open || cl.in == &c.latency) && !cl.paused && !cl.moving:
+		case g.state == granted && !g.move.on:
 			s.open++
 		}
-		if cl.epoch != 0 && !cl.fenced && !cl.latency {
+		if g.kind == turnGrant && g.state != fenced {
 			s.batch++
 		}
 	}
@@ -218,7 +206,7 @@ func (c *Core) checkTenants(waiting int) error {
 			requests += t.share.Request
 			weights += t.share.Weight
 		}
-		if t.clients > 0 && (t.limited() || t.share.Request > 0 || t.share.Priority == Latency || t.gang != nil) {
+		if t.clients > 0 && (t.limited() || t.share.Request > 0 || t.share.Priority == Latency || t.seat != nil) {
 			special++
 			if t.limited() || t.share.Request > 0 {
 				exact++
@@ -242,7 +230,7 @@ func (c *Core) checkTenants(waiting int) error {
 func (c *Core) checkDeadline() error {
 	t, ok := c.Deadline()
 	need := c.closing.n > 0 || c.holdOff != 0 || c.throttled.top() != nil ||
-		c.effective == Exclusive && c.open.n > 0 && c.upNext() != nil && !c.open.head.paused ||
+		c.effective == Exclusive && c.open.n > 0 && c.upNext() != nil && c.open.head.grant.state != paused ||
 		len(c.moves) > 0 && c.waiting > 0
 	switch {
 	case need && !ok:

@@ -12,12 +12,12 @@ type list struct {
 // push appends a client that is in no list.
 func (l *list) push(cl *client) { l.insertAfter(l.tail, cl) }
 
-// insert puts a client that is in no list behind those with an earlier base.
-// Bases are the time of insertion, except for a restored client's, so this
-// passes at most that one.
+// insert puts a client with a grant, which is in no list, behind those whose grace
+// period began earlier. It begins at the insertion, but for restored grants and
+// those of StepOne, so this passes no others.
 func (l *list) insert(cl *client) {
 	at := l.tail
-	for at != nil && at.base > cl.base {
+	for at != nil && at.grant.graceFrom > cl.grant.graceFrom {
 		at = at.prev
 	}
 	l.insertAfter(at, cl)

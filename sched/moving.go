@@ -37,14 +37,14 @@ func clampShareOfSwap(percent int) int { return min(max(percent, 0), maxSwapShar
 // Active says whether a client has a grant, of whatever state: it may use memory.
 func (c *Core) Active(id ClientID) bool {
 	cl := c.clients[id]
-	return cl != nil && cl.epoch != 0
+	return cl != nil && cl.grant != nil
 }
 
 // Grant returns the epoch of a client's grant, 0: it has none, and whether it moves
 // memory before its turn begins.
 func (c *Core) Grant(id ClientID) (epoch Epoch, moving bool) {
-	if cl := c.clients[id]; cl != nil {
-		return cl.epoch, cl.moving
+	if cl := c.clients[id]; cl != nil && cl.grant != nil {
+		return cl.grant.epoch, cl.grant.move.on
 	}
 	return 0, false
 }
@@ -92,32 +92,42 @@ func (c *Core) inTurn() *tenant {
 	return here
 }
 
-// startMoving is part of a grant.
-func (c *Core) startMoving(cl *client) {
-	cl.moved, cl.ready = 0, false
-	if cl.away && !cl.latency {
-		c.beginMoving(cl)
-	} else if c.now >= c.owedUntil {
-		cl.tenant.stretch = 0
+// move is what a client moves under a grant.
+type move struct {
+	on    bool          // it moves, and its gate is not open yet
+	since Time          // while on
+	at    Time          // of the latest piece, while on
+	took  time.Duration // before since
+	ready bool          // it has opened its gate after it moved
+}
+
+// startMoving is for a grant that begins.
+func (c *Core) startMoving(g *grant) {
+	switch t := g.client.tenant; {
+	case g.client.away && g.kind == turnGrant:
+		c.beginMoving(g)
+	case c.now >= c.owedUntil:
+		t.stretch = 0
 	}
 }
 
-func (c *Core) beginMoving(cl *client) {
-	cl.moving, cl.movingSince, cl.movedAt = true, c.now, c.now
-	c.moves = append(c.moves, cl)
+func (c *Core) beginMoving(g *grant) {
+	g.ran, g.runFrom = c.ranAt(g), c.now
+	g.move.on, g.move.since, g.move.at = true, c.now, c.now
+	c.moves = append(c.moves, g)
 }
 
-// stopMoving puts what moving took into its accounts. The client is not counted.
-func (c *Core) stopMoving(cl *client) {
-	if !cl.moving {
+// stopMoving puts what moving took into its accounts. The grant is not counted.
+func (c *Core) stopMoving(g *grant) {
+	if !g.move.on {
 		return
 	}
-	took := c.now.Sub(cl.movingSince)
-	cl.moving = false
-	cl.moved += took
-	cl.tenant.moved += took
-	cl.runFrom = c.now
-	c.moves = slices.DeleteFunc(c.moves, func(o *client) bool { return o == cl })
+	took := c.now.Sub(g.move.since)
+	g.move.on = false
+	g.move.took += took
+	g.client.tenant.moved += took
+	g.runFrom = c.now
+	c.moves = slices.DeleteFunc(c.moves, func(o *grant) bool { return o == g })
 }
 
 // movesOn is Moving: it goes on, also if its connection was lost meanwhile.
@@ -127,43 +137,34 @@ func (c *Core) movesOn(ev Moving) {
 		cl.tenant.notBefore = 0
 		c.review(cl.tenant)
 	}
-	if cl == nil || cl.epoch == 0 || cl.epoch != ev.Epoch || cl.in != &c.open {
+	if cl == nil || !cl.grant.holds() || cl.grant.kind != turnGrant || cl.grant.epoch != ev.Epoch {
 		return
 	}
-	if cl.moving {
-		cl.movedAt = c.now
-		return
+	switch g := cl.grant; {
+	case g.move.on:
+		g.move.at = c.now
+	case g.move.took == 0 || g.move.ready: // it opened its gate at once, or has; what it reports now is no fill
+	default:
+		c.recount(g, func() { c.beginMoving(g) })
 	}
-	if cl.moved == 0 || cl.ready {
-		return // it opened its gate at once, or has; what it reports now is no fill
-	}
-	c.bill(cl.tenant)
-	c.count(cl, -1)
-	cl.ran = c.ranAt(cl)
-	c.beginMoving(cl)
-	c.count(cl, +1)
-	c.review(cl.tenant)
 }
 
 // isReady is Ready.
 func (c *Core) isReady(ev Ready) {
 	cl := c.clients[ev.Client]
-	if cl == nil || cl.epoch == 0 || cl.epoch != ev.Epoch {
+	if cl == nil || cl.grant == nil || cl.grant.epoch != ev.Epoch {
 		return
 	}
 	cl.away = false
-	if !cl.moving {
+	g, t := cl.grant, cl.tenant
+	if !g.move.on {
 		return
 	}
-	t := cl.tenant
-	c.bill(t)
-	c.count(cl, -1)
-	c.stopMoving(cl)
-	c.count(cl, +1)
-	cl.ran, cl.startVT = 0, t.vt
-	cl.ready = true
-	c.owe(t, cl.moved)
-	c.noteFill(ev.Bytes, cl.moved)
+	c.recount(g, func() { c.stopMoving(g) })
+	g.ran, g.startVT = 0, t.vt
+	g.move.ready = true
+	c.owe(t, g.move.took)
+	c.noteFill(ev.Bytes, g.move.took)
 	c.review(t)
 }
 
@@ -196,8 +197,8 @@ func (c *Core) movingDeadline() (at Time, ok bool) {
 		}
 	}
 	if c.waiting > 0 {
-		for _, cl := range c.moves {
-			earliest(c.givesUp(cl))
+		for _, g := range c.moves {
+			earliest(c.givesUp(g))
 		}
 	}
 	if c.afar.top() != nil && c.effective == Exclusive {
@@ -212,29 +213,29 @@ func (c *Core) movingDeadline() (at Time, ok bool) {
 }
 
 // givesUp is when a client that moves, and others wait for, has not got on for too long.
-func (c *Core) givesUp(cl *client) Time {
-	if cl.stranded {
+func (c *Core) givesUp(g *grant) Time {
+	if g.client.stranded {
 		return c.now
 	}
-	return cl.movedAt.Add(c.grace)
+	return g.move.at.Add(c.grace)
 }
 
 // revokeStalled asks back the grants of those that do not get their memory.
 func (c *Core) revokeStalled() {
 	for i := 0; i < len(c.moves) && c.waiting > 0; i++ {
-		cl := c.moves[i]
-		if c.now < c.givesUp(cl) {
+		g := c.moves[i]
+		if c.now < c.givesUp(g) {
 			continue
 		}
-		t := cl.tenant
+		t := g.client.tenant
 		c.bill(t)
-		if !cl.stranded { // or it is not let try again before there is a place
-			t.notBefore = c.now.Add(min(c.now.Sub(cl.movingSince), maxStretch))
+		if !g.client.stranded { // or it is not let try again before there is a place
+			t.notBefore = c.now.Add(min(c.now.Sub(g.move.since), maxStretch))
 		}
-		if c.kept == t && t.hold == playing {
+		if c.kept == t && t.seat.hold == playing {
 			c.stop(t, MoveStalled)
 		} else {
-			c.revoke(cl, MoveStalled)
+			c.revoke(g, MoveStalled)
 		}
 		i = -1
 	}

@@ -31,7 +31,7 @@ func TestNext(t *testing.T) {
 	next("the first of them died", 3)
 	c.Step(5, Lost{Client: 3})
 	next("the second lost its connection", 4)
-	c.Step(6, Release{Client: 4, Epoch: 0, Reason: Exit})
+	c.Step(6, Withdraw{Client: 4})
 	next("the last left", 0)
 }
 

@@ -5,8 +5,7 @@ package sched
 import "time"
 
 // Node is what the GPUs of a node have in common: one clock, and the gangs. Its
-// GPUs are used by one goroutine at a time. After each Step, and before any other
-// event, the caller steps the GPUs that Pending names.
+// GPUs are used by one goroutine at a time.
 type Node struct {
 	clock clock
 	gangs gangs
@@ -14,17 +13,13 @@ type Node struct {
 
 // NewNode returns a node without GPUs. New adds them.
 func NewNode() *Node {
-	n := &Node{gangs: gangs{byName: map[string]*gang{}}}
+	n := &Node{gangs: gangs{byName: map[string]*gang{}, toStep: map[string]bool{}}}
 	n.gangs.clock = &n.clock
 	return n
 }
 
-// Pending returns Config.GPU of a core that is to be stepped with GangMoved now,
-// each once; false if there is none.
-func (n *Node) Pending() (gpu string, ok bool) { return n.gangs.pending() }
-
 // Check returns an error that names the first broken invariant of the gangs, which
-// is a bug in this package, or nil. Nothing is Pending.
+// is a bug in this package, or nil. Each StepGPU was carried out.
 func (n *Node) Check() error { return n.gangs.check() }
 
 // maxLate is how late a Step may be, after the earliest Deadline of the node, for

@@ -140,7 +140,7 @@ const longIdle = time.Second
 
 // sleeps says whether a client has been idle for longer than its pauses are.
 func (c *Core) sleeps(cl *client) bool {
-	if cl.in != nil || cl.epoch != 0 {
+	if cl.in != nil || cl.grant != nil {
 		return false
 	}
 	longest := longIdle / 2

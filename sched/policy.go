@@ -12,23 +12,15 @@ func (c *Core) fenceOverdue() {
 	if c.holdOff != 0 && c.now >= c.holdOff {
 		c.holdOff = 0
 	}
-	for cl := c.closing.head; cl != nil && c.now >= cl.base.Add(c.grace); cl = c.closing.head {
-		c.fence(cl)
+	for cl := c.closing.head; cl != nil && c.now >= cl.grant.graceFrom.Add(c.grace); cl = c.closing.head {
+		c.fence(cl.grant)
 	}
 }
 
-func (c *Core) fence(cl *client) {
-	if cl.in != nil {
-		c.unlist(cl)
-	}
-	cl.fenced = true
-	c.bill(cl.tenant)
-	c.count(cl, +1)
-	if !cl.revoked {
-		cl.revoked, cl.revokedAt = true, c.now
-	}
+func (c *Core) fence(g *grant) {
+	c.become(g, fenced)
 	c.counters.Fences++
-	c.do(Fence{cl.id, cl.epoch, cl.claimed})
+	c.do(Fence{g.client.id, g.epoch, g.claimed})
 }
 
 // unthrottle lets tenants go on that have credit again.
@@ -50,28 +42,29 @@ func (c *Core) turnOver() (Time, bool) {
 		return 0, false
 	}
 	if cl == nil {
-		if c.kept == nil || c.kept.hold != playing {
+		if c.kept == nil || c.kept.seat.hold != playing {
 			return 0, false
 		}
 		if cl = c.kept.awaited(); cl == nil {
 			return c.now, true // nobody of it is left here
 		}
 	}
-	if cl.paused || cl.moving {
+	g := cl.grant
+	if g.state == paused || g.move.on {
 		return 0, false
 	}
-	if next.isCalled() {
+	if next.seat.isCalled() {
 		if c.kept == nil {
 			return c.now, true // its virtual time makes up for it
 		}
-		end := cl.runFrom.Add(c.minTurn() - cl.ran) // gangs do not stop each other all the time
+		end := g.runFrom.Add(c.minTurn() - g.ran) // gangs do not stop each other all the time
 		if next.comesFromAway() {
 			end = max(end, c.owedUntil)
 		}
 		return end, true
 	}
 	turn := c.turn(cl.tenant)
-	switch lead, part := cl.startVT-next.vt, c.part(cl.tenant); {
+	switch lead, part := g.startVT-next.vt, c.part(cl.tenant); {
 	case lead > 0 && next != cl.tenant:
 		turn = max(turn-time.Duration(scale(lead, part, one)), min(turn, c.minTurn()))
 	case lead < 0 && c.active == 2 && c.exact > 0:
@@ -79,7 +72,7 @@ func (c *Core) turnOver() (Time, bool) {
 		left := time.Duration(scale(-lead, part, one)) - turn
 		turn += min(max(left, 0), turn)
 	}
-	end := cl.runFrom.Add(turn - cl.ran)
+	end := g.runFrom.Add(turn - g.ran)
 	if next.comesFromAway() {
 		end = max(end, c.owedUntil)
 	}
@@ -126,13 +119,13 @@ func (c *Core) revokeOverdue() {
 		}
 		next := c.upNext()
 		why := QuantumOver
-		if next.gang != nil {
+		if next.seat != nil {
 			why = GangTurn
 		}
 		if c.kept != nil {
 			c.stop(c.kept, why)
 		} else {
-			c.revoke(c.open.head, why)
+			c.revoke(c.open.head.grant, why)
 		}
 	}
 }
@@ -150,23 +143,22 @@ func (c *Core) revokeTenant(t *tenant, l *list, why RevokeReason) {
 	for cl := l.head; cl != nil; {
 		next := cl.next
 		if cl.tenant == t {
-			c.revoke(cl, why)
+			c.revoke(cl.grant, why)
 		}
 		cl = next
 	}
 }
 
-func (c *Core) revoke(cl *client, why RevokeReason) {
-	cl.revoked, cl.revokedAt = true, c.now
-	c.startClosing(cl)
+func (c *Core) revoke(g *grant, why RevokeReason) {
+	c.become(g, draining)
 	c.counters.Revokes++
-	c.do(Revoke{Client: cl.id, Epoch: cl.epoch, Grace: c.grace, Waiters: c.waiting, Why: why})
+	c.do(Revoke{Client: g.client.id, Epoch: g.epoch, Grace: c.grace, Waiters: c.waiting, Why: why})
 }
 
 // chooseNext decides, while the holder drains, who is granted next, so that all
 // that can be done before it has drained is done then.
 func (c *Core) chooseNext() {
-	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next.isCalled()) {
+	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next != nil && next.seat.isCalled()) {
 		c.next = nil // not any more
 	}
 	if c.open.n == 0 && c.closingBatch > 0 {
@@ -180,7 +172,7 @@ func (c *Core) reserve() {
 		return
 	}
 	t := c.passOver()
-	if t == nil || t.gang != nil || t.place == afar && c.spared() {
+	if t == nil || t.seat != nil || t.place == afar && c.spared() {
 		return
 	}
 	c.next = t.queue.head
@@ -197,32 +189,18 @@ func (c *Core) pauseOrResume() {
 	come := c.latency.n > 0 || c.urgent.top() != nil && c.holdOff == 0
 	for ; cl != nil; cl = cl.next { // several only of a gang
 		switch {
-		case come && !cl.paused:
-			c.pause(cl)
-		case !come && cl.paused:
-			c.resume(cl)
+		case come && cl.grant.state == granted:
+			c.become(cl.grant, paused)
+			c.do(Pause{cl.id})
+		case !come && cl.grant.state == paused:
+			c.resume(cl.grant)
 		}
 	}
 }
 
-func (c *Core) pause(cl *client) {
-	c.bill(cl.tenant)
-	c.count(cl, -1)
-	cl.ran = c.ranAt(cl)
-	cl.paused = true
-	c.count(cl, +1)
-	c.review(cl.tenant)
-	c.do(Pause{cl.id})
-}
-
-func (c *Core) resume(cl *client) {
-	c.bill(cl.tenant)
-	c.count(cl, -1)
-	cl.paused = false
-	cl.runFrom = c.now
-	c.count(cl, +1)
-	c.review(cl.tenant)
-	c.do(Resume{cl.id, cl.epoch})
+func (c *Core) resume(g *grant) {
+	c.become(g, granted)
+	c.do(Resume{g.client.id, g.epoch})
 }
 
 // grantNext grants to those whose turn it is, if the GPU is free for them.
@@ -240,7 +218,7 @@ func (c *Core) grantNext() {
 			break
 		}
 		switch cl := c.next; {
-		case t.gang != nil:
+		case t.seat != nil:
 			c.keep(t)
 		case cl != nil && cl.tenant.takesTurn():
 			c.grant(cl)
@@ -259,9 +237,9 @@ func (c *Core) free() bool {
 // stand tells a client whether it may go ahead, if that has changed.
 func (c *Core) stand(cl *client) {
 	t := cl.tenant
-	on := cl.connected && cl.epoch == 0 && cl.in == nil && c.effective == Exclusive && c.holdOff == 0 &&
+	on := cl.connected && cl.grant == nil && cl.in == nil && c.effective == Exclusive && c.holdOff == 0 &&
 		t.share.Priority == Latency && !t.demoted && !t.capped && !cl.away
-	if on != cl.standing && cl.connected && cl.epoch == 0 {
+	if on != cl.standing && cl.connected && cl.grant == nil {
 		cl.standing = on
 		c.do(Stand{cl.id, on})
 	}
@@ -279,31 +257,30 @@ func (c *Core) grant(cl *client) {
 	t := cl.tenant
 	cl.standing = false // the grant says what holds now
 	latency := t.place == urgent
-	if c.effective == Exclusive && !latency && !c.free() && (c.kept != t || t.hold != playing || !c.alone(t)) {
+	if c.effective == Exclusive && !latency && !c.free() && (c.kept != t || t.seat.hold != playing || !c.alone(t)) {
 		panic("sched: two holders")
 	}
-	c.unqueueForGrant(cl)
-	cl.since, cl.runFrom, cl.ran = c.now, c.now, 0
+	gr := c.give(cl, c.unqueueForGrant(cl))
 	waited := c.now.Sub(cl.waitingSince)
 	cl.longestWait = max(cl.longestWait, waited)
 	t.longestWait = max(t.longestWait, waited)
 	cl.grants++
 	t.grants++
 	c.counters.Grants++
-	cl.latency = latency
-	c.startMoving(cl)
-	g := Grant{
-		Client: cl.id, Tenant: t.displayName(), Epoch: cl.epoch, Waited: waited,
-		Concurrent: latency || c.effective == Concurrent, Latency: latency, Moving: cl.moving,
-	}
+	first := c.open.head
 	if latency {
-		c.enlist(cl, &c.latency)
-	} else {
-		first := c.open.head
-		c.enlist(cl, &c.open)
-		cl.startVT = t.vt
+		gr.kind = latencyGrant
+	}
+	c.startMoving(gr)
+	c.become(gr, granted)
+	g := Grant{
+		Client: cl.id, Tenant: t.displayName(), Epoch: gr.epoch, Waited: waited,
+		Concurrent: latency || c.effective == Concurrent, Latency: latency, Moving: gr.move.on,
+	}
+	if !latency {
+		gr.startVT = t.vt
 		if first != nil && c.effective == Exclusive { // of a gang, whose turn it is already
-			cl.ran, cl.startVT = c.ranAt(first), first.startVT
+			gr.ran, gr.startVT = c.ranAt(first.grant), first.grant.startVT
 		}
 		if c.effective == Exclusive {
 			g.Quantum = c.turn(t)
@@ -318,21 +295,20 @@ func (c *Core) grant(cl *client) {
 	}
 	c.notice(cl) // before the gate opens, so that the page is right when it does
 	c.do(g)
-	if latency && c.latency.n > noticed && cl.told.Waiters > 0 {
+	if latency && c.latency.n > noticed && cl.told.Leave {
 		c.tellAll = true // they may be granted in this Step as well
 	}
 }
 
-// unqueueForGrant takes a client out of its queue and gives it an epoch: the one
-// that was chosen for it, or the next.
-func (c *Core) unqueueForGrant(cl *client) {
+// unqueueForGrant takes a client out of its queue and returns the epoch of its
+// grant: the one that was chosen for it, or the next.
+func (c *Core) unqueueForGrant(cl *client) Epoch {
 	chosen := c.next == cl
 	c.unqueue(cl)
 	if chosen {
-		cl.epoch = c.nextEpoch
-		return
+		return c.nextEpoch
 	}
-	cl.epoch = c.takeEpoch()
+	return c.takeEpoch()
 }
 
 // settle brings what was persisted and what the pages say up to date.
@@ -341,27 +317,8 @@ func (c *Core) settle() {
 	if r := c.record(); r != c.persisted {
 		c.persist(r)
 	}
-	// More holders than a few are told only when it changes whether there are
-	// others: present is above zero for each of them, before this Step and after
-	// it, and nobody waits in concurrent mode.
-	if waits := c.effective == Exclusive && c.waiting+c.open.n > 0; waits != c.toldWaits {
-		c.toldWaits, c.tellAll = waits, true
-	}
-	if c.open.n <= noticed || c.tellAll {
-		for cl := c.open.head; cl != nil; cl = cl.next {
-			c.notice(cl)
-		}
-	}
-	if c.latency.n <= noticed || c.tellAll {
-		for cl := c.latency.head; cl != nil; cl = cl.next {
-			c.notice(cl)
-		}
-	}
-	c.tellAll = false
+	c.noticeAll()
 }
-
-// noticed is up to how many holders are told exactly how many others there are.
-const noticed = 8
 
 // record returns what a restart would have to know now.
 func (c *Core) record() Persist {
@@ -373,8 +330,8 @@ func (c *Core) record() Persist {
 	n := 0
 	for _, l := range [...]*list{&c.open, &c.latency, &c.closing} {
 		for cl := l.head; cl != nil; cl = cl.next {
-			if !cl.claimed {
-				p.Holders[n] = Holder{cl.id, min(cl.epoch, c.epoch)} // a client may say any
+			if !cl.grant.claimed {
+				p.Holders[n] = Holder{cl.id, min(cl.grant.epoch, c.epoch)} // a client may say any
 				n++
 			}
 		}
@@ -411,33 +368,4 @@ func covers(p, q Persist) bool {
 func (c *Core) persist(p Persist) {
 	c.persisted = p
 	c.do(p)
-}
-
-// notice tells a client how many others there are, if that has changed. To one
-// with a limit it is as if the limit were somebody: its work ahead is to be
-// bounded, and its grant given back when it is idle.
-func (c *Core) notice(cl *client) {
-	n := Notice{Client: cl.id, Present: c.connected - 1}
-	if c.effective == Exclusive {
-		n.Waiters = c.waiting // concurrently, they wait no longer than this Step
-		// Holders keep latency tenants waiting for the rest of what they have
-		// submitted, and those keep holders out: whoever is idle is to go.
-		if cl.latency {
-			n.Waiters += c.open.n
-		} else {
-			n.Waiters += c.latency.n
-		}
-	}
-	if cl.tenant.limited() {
-		n.Waiters, n.Present = max(n.Waiters, 1), max(n.Present, 1)
-	}
-	if cl.tenant.gang != nil && c.effective == Exclusive {
-		// Ranks that are idle are part of the job, and go when it does.
-		n.Waiters, n.Present = 0, max(n.Present, 1)
-	}
-	n.Patient = n.Waiters > 0 && c.patient(cl)
-	if n != cl.told {
-		cl.told = n
-		c.do(n)
-	}
 }

@@ -214,7 +214,7 @@ func TestAnyHistory(t *testing.T) {
 				own := h.of(id).epoch
 				return rapid.SampledFrom([]Epoch{0, own, own, own, h.epoch, h.epoch + 5, 3}).Draw(t, "epoch")
 			}
-			switch rapid.IntRange(0, 28).Draw(t, "kind") {
+			switch rapid.IntRange(0, 30).Draw(t, "kind") {
 			case 0, 1, 2:
 				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want"), rapid.IntRange(0, 3).Draw(t, "away") == 0}
 			case 3, 4, 5, 6, 7:
@@ -245,6 +245,9 @@ func TestAnyHistory(t *testing.T) {
 				return Ready{id, epoch(), uint64(rapid.IntRange(0, 1<<40).Draw(t, "bytes"))}
 			case 25:
 				return SetSwapShare{rapid.IntRange(0, 60).Draw(t, "share")}
+			case 27, 28:
+				n := rapid.IntRange(-1, 1000).Draw(t, "samples")
+				return Utilization{id, n, rapid.IntRange(0, max(n, 0)).Draw(t, "busy")}
 			case 20:
 				return SetTuning{Tuning{
 					Window:    time.Duration(rapid.IntRange(0, 1000).Draw(t, "window")) * time.Millisecond,
@@ -389,7 +392,7 @@ func BenchmarkStep(b *testing.B) {
 				case 1:
 					c.Step(now, Request{holder.id})
 				case 2:
-					c.Step(now, Release{holder.id, holder.epoch, Revoked})
+					c.Step(now, Release{holder.id, holder.grant.epoch, Revoked})
 				}
 			}
 			if got := c.counters; got.Grants < uint64(b.N)/3 {

@@ -198,6 +198,11 @@ func parseEvent(words []string) (Event, error) {
 	}
 	var id ClientID
 	var rest []string
+	if words[0] == "restore" && len(words) == 3 && words[1] == "unknown" {
+		var ev RestoreUnknown
+		_, err := fmt.Sscanf(words[2], "epoch=%d", &ev.Epoch)
+		return ev, err
+	}
 	if len(words) > 1 {
 		n, _ := strconv.ParseUint(words[1], 10, 64)
 		id, rest = ClientID(n), words[2:]
@@ -239,6 +244,8 @@ func parseEvent(words []string) (Event, error) {
 		return Request{id}, nil
 	case "release":
 		return Release{id, epoch, reason}, nil
+	case "withdraw":
+		return Withdraw{id}, nil
 	case "lost":
 		return Lost{id}, nil
 	case "away", "here":

@@ -104,15 +104,14 @@ func (c *Core) Snapshot(now Time) Snapshot {
 			ID:          cl.id,
 			State:       c.state(cl),
 			Connected:   cl.connected,
-			Epoch:       cl.epoch,
 			Grants:      cl.grants,
 			Held:        cl.held,
 			LongestWait: cl.longestWait,
-			Moving:      cl.moving,
 		}
-		if cl.epoch != 0 {
-			cs.Since = c.clock.toCaller(cl.since)
-			cs.Held += now.Sub(cl.since)
+		if g := cl.grant; g != nil {
+			cs.Epoch, cs.Moving = g.epoch, g.move.on
+			cs.Since = c.clock.toCaller(g.since)
+			cs.Held += now.Sub(g.since)
 		}
 		if cs.State == StateWaiting {
 			cs.WaitingSince = c.clock.toCaller(cl.waitingSince)
@@ -187,15 +186,15 @@ func (c *Core) queueIDs() []ClientID {
 }
 
 func (c *Core) state(cl *client) State {
-	switch {
-	case cl.fenced:
-		return StateFenced
-	case cl.in == &c.open, cl.in == &c.latency:
+	switch g := cl.grant; {
+	case g.holds():
 		return StateHolding
-	case cl.in == &c.closing && cl.connected:
+	case g.closes() && cl.connected:
 		return StateDraining
-	case cl.in == &c.closing:
+	case g.closes():
 		return StateLost
+	case g != nil:
+		return StateFenced
 	case cl.in == &cl.tenant.queue, cl.later:
 		return StateWaiting
 	}

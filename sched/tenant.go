@@ -100,13 +100,10 @@ type tenant struct {
 	grants      uint64
 	longestWait time.Duration
 
-	// Of a gang on this GPU, else the gang is nil.
-	core  *Core
-	gang  *gang
-	crew  []*client // its clients
-	hold  hold
-	due   bool   // its turn has come here
-	round uint64 // of steps, see gang.nextStep
+	// Of a gang on this GPU, else the seat is nil.
+	core *Core
+	seat *seat
+	crew []*client // its clients
 
 	metered int  // index in Core.metered, -1: none
 	special bool // counted in Core.special
@@ -150,7 +147,7 @@ func (t *tenant) isGang() bool { return strings.HasPrefix(t.name, gangKey) }
 
 // isOf says whether the tenant is a gang of that account's clients alone.
 func (t *tenant) isOf(account string) bool {
-	return t.gang != nil && !slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.account != account })
+	return t.seat != nil && !slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.account != account })
 }
 
 // tenantOf returns the tenant of that name, made if need be; of a name that is
@@ -188,7 +185,7 @@ func (c *Core) join(cl *client, t *tenant) {
 	}
 	if old != nil {
 		c.bill(old)
-		c.count(cl, -1)
+		c.count(cl.grant, -1)
 		old.clients--
 		old.crew = slices.DeleteFunc(old.crew, func(o *client) bool { return o == cl })
 	}
@@ -198,11 +195,11 @@ func (c *Core) join(cl *client, t *tenant) {
 	t.ghost = false
 	if t.isGang() {
 		t.crew = append(t.crew, cl)
-		if t.gang == nil {
+		if t.seat == nil {
 			c.sit(t)
 		}
 	}
-	c.count(cl, +1)
+	c.count(cl.grant, +1)
 	if waits {
 		c.seq++
 		cl.seq = c.seq
@@ -213,27 +210,6 @@ func (c *Core) join(cl *client, t *tenant) {
 		c.abandon(old)
 	}
 	c.review(t)
-}
-
-// count adds a client's grant to its tenant's sums, or takes it out again. The
-// tenant is billed up to now.
-func (c *Core) count(cl *client, n int) {
-	t := cl.tenant
-	switch {
-	case cl.epoch == 0:
-		return
-	case cl.fenced:
-		t.fenced += n
-		c.fenced += n
-		return
-	case cl.in == &c.closing:
-		t.closing += n
-	case cl.in == &c.open && !cl.paused && !cl.moving, cl.in == &c.latency:
-		t.open += n
-	}
-	if cl.in != nil && !cl.latency {
-		t.batch += n
-	}
 }
 
 // leave takes a client from its tenant for good.
@@ -249,7 +225,7 @@ func (c *Core) abandon(t *tenant) {
 	if t.clients > 0 {
 		return
 	}
-	if t.gang != nil {
+	if t.seat != nil {
 		c.unsit(t)
 		c.review(t)
 	}
@@ -406,7 +382,7 @@ func (c *Core) virtualNow() int64 {
 	if c.effective == Exclusive {
 		for _, l := range []*list{&c.open, &c.closing} {
 			for cl := l.head; cl != nil; cl = cl.next {
-				if !cl.latency {
+				if cl.grant.kind == turnGrant {
 					c.bill(cl.tenant)
 					least(cl.tenant)
 				}
@@ -464,7 +440,7 @@ func (c *Core) review(t *tenant) {
 	to := nowhere
 	switch {
 	case t.queue.n == 0 && !t.proxy():
-	case t.gang != nil && c.effective == Exclusive && (t.hold != nothing || t.due || t.gang.phase == called || t.gang.phase == stopping || t.isCalled()):
+	case t.seat != nil && c.effective == Exclusive && (t.seat.hold != nothing || t.seat.due || t.seat.gang.phase == called || t.seat.gang.phase == stopping || t.seat.isCalled()):
 		to = aside
 	case t.capped, t.notBefore > c.now:
 		to = throttled
@@ -504,7 +480,7 @@ func (c *Core) review(t *tenant) {
 			c.exact--
 		}
 	}
-	if special := exact || t.clients > 0 && (t.share.Priority == Latency || t.gang != nil); special != t.special {
+	if special := exact || t.clients > 0 && (t.share.Priority == Latency || t.seat != nil); special != t.special {
 		t.special = special
 		if special {
 			c.special++
@@ -516,7 +492,7 @@ func (c *Core) review(t *tenant) {
 
 // proxy says whether the tenant wants its turn for members on other GPUs.
 func (t *tenant) proxy() bool {
-	return t.gang != nil && t.counts() && (t.gang.phase == wanted || t.gang.phase == called) && t.manned()
+	return t.seat != nil && t.counts() && (t.seat.gang.phase == wanted || t.seat.gang.phase == called) && t.manned()
 }
 
 // inHeap says whether its place is a heap.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: install-deps.sh demo|test
-# Installs the Debian or Ubuntu packages that make demo or make test needs,
-# if they are missing, after saying which and why. Nothing else is changed,
-# and nothing is downloaded but packages from apt.
+# Installs the missing Debian or Ubuntu packages that make demo or make test needs, after
+# it has said which and why. It changes nothing else, and downloads only packages from
+# apt.
 set -eu
 
 goal=${1:?usage: install-deps.sh demo|test}
@@ -16,7 +16,7 @@ report=
 need() {
 	missing "$@" || required="$required $package"
 }
-# want is need for a package that can be left out.
+# want is the same as need, for a package that can be left out.
 want() {
 	missing "$@" || optional="$optional $package"
 }
@@ -35,8 +35,8 @@ installed() { for file in /usr/lib/*/"$1"; do test -e "$file" && return; done; }
 # library COMPILER NAME: the compiler finds it
 library() { path=$("$1" -print-file-name="$2") && test "$path" != "$2"; }
 
-# Go is not installed from apt: what a distribution has is too old. From 1.21
-# on, Go fetches the version it needs by itself.
+# Go is not installed from apt, because distributions have old versions. Go 1.21 or later
+# downloads the version that go.mod names.
 if ! said=$(cd "$(dirname "$0")/tools" && "${GO:-go}" list -m 2>&1); then
 	printf '%s\n' "$said" >&2
 	echo "Go is missing or too old: install the current one (https://go.dev/dl), then try again" >&2
@@ -52,19 +52,19 @@ want podman "the demo's third tenant and the podman tests; left out without it" 
 if [ "$goal" = test ]; then
 	arm64=aarch64-linux-gnu-gcc
 	want gcc-aarch64-linux-gnu "the shim's arm64 build; left out without it" program $arm64
-	want libc6-dev-arm64-cross "the same" library $arm64 libc.so
+	want libc6-dev-arm64-cross "the C library for that build" library $arm64 libc.so
 	want qemu-user "runs the arm64 build's tests; left out without it" program qemu-aarch64
-	want musl-tools "the shim in a program of another C library; left out without it" program musl-gcc
+	want musl-tools "programs with another C library than glibc; left out without it" program musl-gcc
 	want strace "compares programs' system calls with and without the shim" program strace
 	need iproute2 "addresses of the Kubernetes node" program ip
 	want python3 "the shim in a Python program; left out without it" program python3
 	want valgrind "counts the instructions that the shim adds; left out without it" program valgrind
 	want spin "checks the model of grants and restarts; left out without it" program spin
-	# What people preload beside the shim.
+	# Libraries that people preload beside the shim.
 	want libjemalloc2 "beside the shim; left out without it" installed libjemalloc.so.2
-	want libtcmalloc-minimal4 "the same" installed libtcmalloc_minimal.so.4
-	want libeatmydata1 "the same" installed libeatmydata.so
-	want faketime "the same" installed faketime/libfaketime.so.1
+	want libtcmalloc-minimal4 "beside the shim; left out without it" installed libtcmalloc_minimal.so.4
+	want libeatmydata1 "beside the shim; left out without it" installed libeatmydata.so
+	want faketime "beside the shim; left out without it" installed faketime/libfaketime.so.1
 fi
 
 if [ -z "$required$optional" ]; then
@@ -81,9 +81,9 @@ fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 export DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1
-# Another apt-get may be at work: a fresh machine updates itself.
+# Waits for another apt-get: a fresh machine updates itself.
 apt() { apt-get -y -qq -o DPkg::Lock::Timeout=300 "$@" </dev/null >>"$log" 2>&1; }
-# The package lists may be absent (fresh images have none) or stale.
+# The package lists may be missing (fresh images have none) or old.
 install() { apt install --no-install-recommends "$@" || { apt update && apt install --no-install-recommends "$@"; }; }
 
 echo "installing them with apt-get" >&2

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: libc.sh ARCH [OUT]
-# Prints the C compiler for ARCH, and copies the C library that it links programs
-# with below OUT, where such programs look for it.
+# Prints the C compiler for ARCH. Copies that compiler's C library to OUT, at the
+# paths where programs look for it.
 set -eu
 
 arch=${1:?usage: libc.sh ARCH [OUT]} out=${2:-}

@@ -6,8 +6,8 @@
 # programs, the shim, the C library they need, and the list of all of it
 # (usr/share/nvshare/sbom.spdx.json). No shell, no package manager.
 #
-# The programs are linked with the C library, because NVML is one and has to be
-# loaded; so the image has one too, the machine's that builds it.
+# The programs load NVML, which needs the C library. So they are linked with the C
+# library of the machine that builds the image, and the image contains that library.
 set -eu
 
 arch=${1:?usage: root.sh ARCH OUT} out=${2:?usage: root.sh ARCH OUT}
@@ -33,7 +33,7 @@ echo 'root:x:0:0:root:/:/nonexistent' >"$out/etc/passwd"
 echo 'root:x:0:' >"$out/etc/group"
 
 cd "$top"
-# netgo, osusergo: without them Go asks libraries that a static list cannot name.
+# Without netgo and osusergo, Go's programs load further libraries of glibc at run time.
 CGO_ENABLED=1 GOOS=linux GOARCH=$arch CC=$cc $go build -trimpath -tags netgo,osusergo -ldflags "${LDFLAGS:--s -w}" -o "$out/usr/bin/" \
 	./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
 CGO_ENABLED=0 GOOS=linux GOARCH=$arch $go build -trimpath -ldflags "${LDFLAGS:--s -w}" -o "$out/usr/bin/" ./cdi/nvshare-cdi-hook

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: sbom.sh ROOT
-# Prints, in SPDX 2.3, what the programs in ROOT/usr/bin are made of, by what the
-# Go linker wrote into them, and the C library beside them.
+# Prints a list of parts in SPDX 2.3: the Go modules of the programs in ROOT/usr/bin, as
+# the Go linker noted them, and the C library.
 set -eu
 
 root=${1:?usage: sbom.sh ROOT}
@@ -12,7 +12,7 @@ top=$(cd "$(dirname "$0")/../.." && pwd)
 version=${VERSION:-$(sed -n 's/^## \[\([0-9][^]]*\)\].*/\1/p' "$top/CHANGELOG.md" | head -n 1)}
 libc=$(strings -a "$root"/lib/*/libc.so.6 2>/dev/null | sed -n 's/^GNU C Library (\(.*\)) stable release version \([0-9.]*[0-9]\).*/\1 \2/p' | head -n 1)
 sums=$(cd "$root" && find usr/bin usr/lib lib lib64 -type f 2>/dev/null | sort | xargs sha256sum)
-# Reproducible: the date is the last commit's, or the epoch's.
+# The date is the last commit's, or the epoch's, so that the same tree gives the same list.
 date=$(date -u -d "@${SOURCE_DATE_EPOCH:-$(git -C "$top" log -1 --format=%ct 2>/dev/null || echo 0)}" +%Y-%m-%dT%H:%M:%SZ)
 
 $go version -m "$root"/usr/bin/* | awk -v version="$version" -v libc="$libc" -v date="$date" -v sums="$sums" '

@@ -527,6 +527,7 @@ static int tenant_native(uint64_t mib, unsigned rounds, uint64_t seed)
 
 	(void)mib, (void)rounds;
 	CU(cuMemsetD8_v2(p, 0, 8));
+	CU(cuStreamSynchronize(NULL)); /* the other stream does not wait for this one */
 	write_64(p, seed);
 	CU(cuStreamWaitValue64(own, p, seed, CU_STREAM_WAIT_VALUE_EQ));
 	CU(cuStreamSynchronize(own));

@@ -13,25 +13,21 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// terms are what a container may have, for people, in the order of names.
+// terms are what was last said of a container.
 type terms struct {
-	id     string // of the container
-	values [len(names)]string
+	id string // of the container
+	api.Terms
 }
 
-var names = [...]string{"memory limit", "core limit", "core request", "weight", "priority", "gang", "memory mode"}
-
-func termsOf(c *api.Container, memory uint64, s *api.Share) terms {
-	return terms{c.Id, [len(names)]string{
-		api.FormatMemory(memory), api.FormatPercent(s.GetCoreLimit()), api.FormatPercent(s.GetCoreRequest()),
-		api.FormatWeight(s.GetWeight()), api.FormatPriority(s.GetPriority()),
-		api.FormatGang(strings.TrimPrefix(s.GetGang(), c.Namespace+"/")),
-		api.FormatMemoryMode(s.GetMemoryMode()),
-	}}
+// termsOf returns a container's terms with its gang as the pod names it.
+func termsOf(c *api.Container, s *api.Share, memoryLimit uint64) terms {
+	t := api.TermsOf(s, memoryLimit)
+	t.Gang = strings.TrimPrefix(t.Gang, c.Namespace+"/")
+	return terms{c.Id, t}
 }
 
-// refuse says what of a pod's annotations was refused, unless that was said
-// already, and has what may become possible tried again. The lock is held.
+// refuse says which of a pod's annotations were refused, unless the same was said
+// before. It has the pod tried again later where that may help. The lock is held.
 func (w *Watcher) refuse(p *pod, all []plugin.Refusal) {
 	said := p.refused
 	p.refused = map[string]string{}
@@ -49,8 +45,8 @@ func (w *Watcher) refuse(p *pod, all []plugin.Refusal) {
 	}
 }
 
-// Told says what came of telling the scheduler of a container: its answer, or
-// why it refuses.
+// Told says on a container's pod what the scheduler answered to its description:
+// what has changed, or why the scheduler refuses.
 func (w *Watcher) Told(c plugin.Container, r *api.DescribeContainerResponse, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -63,40 +59,40 @@ func (w *Watcher) Told(c plugin.Container, r *api.DescribeContainerResponse, err
 	case codes.InvalidArgument, codes.ResourceExhausted:
 		w.say(p, c.Name, warning, "GPUShareRefused", "the scheduler refuses: "+status.Convert(err).Message())
 		return
-	default: // it is told again
+	default: // the plugin describes the container again
 		return
 	}
 	if r.GetNew() == nil {
-		return // a scheduler of before this could be asked
+		return // an older scheduler
 	}
 	was, known := p.described[c.Name]
-	now := termsOf(r.New, r.New.MemoryLimitBytes, r.New.Share)
+	now := termsOf(r.New, r.New.Share, r.New.MemoryLimitBytes)
 	p.described[c.Name] = now
 	if !known || was.id != c.ID {
 		if r.Old == nil {
-			return // it is new, and so has what it asked for
+			return // the container is new: it has what it asked for
 		}
-		was = termsOf(r.New, r.Old.MemoryLimitBytes, r.Old.Share)
+		was = termsOf(r.New, r.Old.Share, r.Old.MemoryLimitBytes)
 	}
-	if was != now {
-		kind, reason, note := changed(was, now, r)
+	if kind, reason, note := changed(was, now, r); note != "" {
 		w.say(p, c.Name, kind, reason, note)
 	}
 }
 
-// changed puts a change into words.
+// changed puts a change into words; the note is empty if nobody would see one.
 func changed(was, now terms, r *api.DescribeContainerResponse) (kind, reason, note string) {
 	kind, reason = normal, "GPUShareChanged"
 	var parts []string
-	for i, name := range names {
-		if was.values[i] == now.values[i] {
+	for _, f := range api.Fields {
+		old, new := f.Format(was.Terms), f.Format(now.Terms)
+		if old == new {
 			continue
 		}
-		part := fmt.Sprintf("%s %s (was %s)", name, now.values[i], was.values[i])
+		part := fmt.Sprintf("%s %s (was %s)", f.Name, new, old)
 		for _, g := range r.Changes {
-			if in := termsOf(r.New, g.NewMemoryBytes, g.New); in.values[i] != now.values[i] {
+			if in := f.Format(termsOf(r.New, g.New, g.NewMemoryBytes).Terms); in != new {
 				kind, reason = warning, "GPUShareOverruled"
-				part += fmt.Sprintf(", without effect on GPU %d: %s, set with nvsharectl, holds there", g.Index, in.values[i])
+				part += fmt.Sprintf(", without effect on GPU %d: %s, set with nvsharectl, holds there", g.Index, in)
 			}
 		}
 		parts = append(parts, part)
@@ -109,13 +105,13 @@ func changed(was, now terms, r *api.DescribeContainerResponse) (kind, reason, no
 	return kind, reason, strings.Join(parts, "; ")
 }
 
-// Warn says something else of a container on its pod. What is too much is left
-// out.
+// Warn says something else of a container on its pod. Warnings beyond the queue are
+// left out.
 func (w *Watcher) Warn(p plugin.Pod, container, reason, note string) {
 	w.events.add(p, container, warning, reason, note)
 }
 
-// say makes an event. The lock is held.
+// say makes an event, unless the pod has had too many. The lock is held.
 func (w *Watcher) say(p *pod, container, kind, reason, note string) {
 	if p.limit == nil {
 		p.limit = newLimit()

@@ -266,7 +266,7 @@ func TestRefusalsAreTold(t *testing.T) {
 	// Said once: not after an outage, nor when something else is changed.
 	s.Cut()
 	await(t, l.told, "all pods")
-	s.Set("a", "ml", "train", map[string]string{plugin.MemoryLimitAnnotation: "x", plugin.WeightAnnotation: "5"})
+	s.Set("a", "ml", "train", map[string]string{plugin.MemoryLimitAnnotation: "x", "nvshare.com/gpu-weight": "5"})
 	s.Set("a", "ml", "train", limit("y"))
 	expect("y")
 }

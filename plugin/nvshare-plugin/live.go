@@ -26,14 +26,15 @@ func (f *liveFlags) add(s *pflag.FlagSet) {
 	s.StringVar(&f.node, "node-name", os.Getenv("NODE_NAME"), "this node's name in Kubernetes (NODE_NAME; default: the host's)")
 }
 
-// live is what pods are told through; nil: nothing.
+// live carries what happens to containers to the plugin and to their pods; nil:
+// there is no API server.
 type live struct {
 	w *kube.Watcher
 	p *plugin.Plugin
 }
 
-// watch has p told of pods' annotations until ctx ends. Where there is no API
-// server to watch, it returns nil.
+// watch tells p of pods' annotations until ctx ends. It returns nil where there is
+// no API server.
 func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.FieldLogger) (*live, error) {
 	config, err := kube.Config(f.when, f.kubeconfig)
 	switch {
@@ -55,27 +56,23 @@ func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.Fiel
 		return nil, err
 	}
 	log.Infof("watching the annotations of the pods of node %s at %s", node, config.Host)
-	p.Follow()
+	p.ExpectPods()
 	go w.Run(ctx)
 	return &live{w, p}, nil
 }
 
-// told is called with what came of telling the scheduler of a container.
+// told is called with the scheduler's answer to each description.
 func (l *live) told(c plugin.Container, r *api.DescribeContainerResponse, err error) {
 	if l == nil {
 		return
 	}
 	if now := r.GetNew(); err == nil && now != nil {
-		s := now.GetShare()
-		l.p.Kept(c, now.MemoryLimitBytes, plugin.Share{
-			CoreLimit: s.GetCoreLimit(), CoreRequest: s.GetCoreRequest(), Weight: s.GetWeight(),
-			Priority: s.GetPriority(), Gang: s.GetGang(),
-		})
+		l.p.KeptByScheduler(c, now.Terms())
 	}
 	l.w.Told(c, r, err)
 }
 
-// unmanaged is called with a container that runs without nvshare.
+// unmanaged is called with each container that runs without nvshare.
 func (l *live) unmanaged(u plugin.Unmanaged) {
 	if l == nil {
 		return

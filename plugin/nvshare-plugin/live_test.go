@@ -20,9 +20,11 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+	"k8s.io/client-go/rest"
 
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
+	"github.com/nvshare/nvshare/plugin/kube"
 	core "github.com/nvshare/nvshare/sched"
 	sched "github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon"
@@ -276,8 +278,8 @@ func (n *liveNode) start(f func(context.Context)) (stop func()) {
 // startPlugin runs one, to which the runtime says what it knows.
 func (n *liveNode) startPlugin() (stop func()) {
 	n.t.Helper()
-	names := plugin.NewNames(quiet())
-	p := plugin.New(quiet(), names)
+	containers := plugin.NewContainers(quiet())
+	p := plugin.New(quiet(), containers)
 	ctx, cancel := context.WithCancel(context.Background())
 	f := liveFlags{when: "on", kubeconfig: filepath.Join(n.dir, "kubeconfig"), node: kubeapi.Node}
 	pods, err := f.watch(ctx, p, quiet())
@@ -290,7 +292,7 @@ func (n *liveNode) startPlugin() (stop func()) {
 		n.t.Fatal(err)
 	}
 	end := n.start(func(context.Context) {
-		names.Run(ctx, func(ctx context.Context) (plugin.Describer, error) {
+		containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
 			return dialScheduler(ctx, n.dir, quiet(), pods.told)
 		})
 	})
@@ -435,7 +437,7 @@ func TestUnmanagedIsTold(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	f := liveFlags{when: "on", kubeconfig: file, node: kubeapi.Node}
-	pods, err := f.watch(ctx, plugin.New(quiet(), plugin.NewNames(quiet())), quiet())
+	pods, err := f.watch(ctx, plugin.New(quiet(), plugin.NewContainers(quiet())), quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -464,7 +466,7 @@ func TestKubeFlags(t *testing.T) {
 		{liveFlags{when: "on"}, "--kube on: not in a Kubernetes pod"}, {liveFlags{when: "on", kubeconfig: missing}, missing},
 		{liveFlags{when: "yes"}, "--kube yes: give auto, on or off"},
 	} {
-		pods, err := c.flags.watch(context.Background(), plugin.New(quiet(), plugin.NewNames(quiet())), quiet())
+		pods, err := c.flags.watch(context.Background(), plugin.New(quiet(), plugin.NewContainers(quiet())), quiet())
 		pods.told(plugin.Container{}, nil, nil)
 		pods.unmanaged(plugin.Unmanaged{})
 		if pods != nil || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
@@ -472,3 +474,50 @@ func TestKubeFlags(t *testing.T) {
 		}
 	}
 }
+
+// A plugin that was restarted knows a container's terms from the scheduler's answer
+// alone. Where the pod's annotations are nonsense, the container goes on with all
+// of them.
+func TestAnswerOfTheSchedulerIsKept(t *testing.T) {
+	containers := plugin.NewContainers(quiet())
+	p := plugin.New(quiet(), containers)
+	p.ExpectPods()
+	pod := &api.PodSandbox{Id: "p", Uid: "uid", Namespace: "ml", Name: "train"}
+	ctr := &api.Container{Id: "1", PodSandboxId: "p", Name: "main", Env: []string{cdi.PreloadEnv + "=" + cdi.ShimPath}}
+	if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{pod}, []*api.Container{ctr}); err != nil {
+		t.Fatal(err)
+	}
+	described := make(chan plugin.Container, 10)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go containers.Run(ctx, func(context.Context) (plugin.Scheduler, error) { return recorder(described), nil })
+	w, err := kube.New(&rest.Config{Host: "http://127.0.0.1:1"}, "node", p, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := sched.Terms{MemoryLimit: gib, CoreLimit: 60, CoreRequest: 30, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY,
+		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT}
+	answer := &sched.Container{Id: "1"}
+	answer.SetTerms(known)
+	(&live{w, p}).told(<-described, &sched.DescribeContainerResponse{New: answer}, nil)
+
+	nonsense := map[string]string{}
+	for _, f := range sched.Fields {
+		if !f.Said(known) {
+			t.Fatalf("%s is not said", f.Name)
+		}
+		nonsense[f.Annotation()] = "?"
+	}
+	refused := p.SetPod(plugin.Pod{UID: "uid", Namespace: "ml", Name: "train", Annotations: nonsense})
+	if len(refused) != 1 || refused[0].Container.Terms != known {
+		t.Errorf("refused: %+v, want all of %+v to stay", refused, known)
+	}
+}
+
+// recorder is a scheduler that hands on what it is told.
+type recorder chan plugin.Container
+
+func (r recorder) Describe(_ context.Context, c plugin.Container) error { r <- c; return nil }
+func (recorder) Forget(context.Context, string) error                   { return nil }
+func (recorder) State(context.Context) (plugin.State, error)            { return plugin.State{}, nil }
+func (recorder) Close() error                                           { return nil }

@@ -70,9 +70,9 @@ func command(log logrus.FieldLogger) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nvshare-plugin",
 		Short: "Share this node's GPUs with containers: CDI specs and NRI plugin",
-		Long: `Puts the shim on the host, writes the CDI specs nvshare.com/gpu and
-nvshare.com/gpu-nri, and serves pods that ask for GPUs in their annotations.
-SIGHUP looks at the GPUs and the driver again. NVSHARE_DEBUG=1 shows more.`,
+		Long: `nvshare-plugin puts the shim on the host, writes the CDI specs nvshare.com/gpu and
+nvshare.com/gpu-nri, and gives GPUs to pods that ask for them in annotations. At
+SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -85,7 +85,7 @@ SIGHUP looks at the GPUs and the driver again. NVSHARE_DEBUG=1 shows more.`,
 	s.StringVar(&f.lib, "lib", "", "the shim to place (default: found beside this program)")
 	s.StringVar(&f.hook, "hook", "", "the OCI hook to place (default: found beside this program)")
 	s.StringVar(&f.cdiDir, "cdi-dir", cdi.DefaultSpecDir, "directory for the CDI specs")
-	s.StringVar(&f.hostRoot, "host-root", "", "where the host's / is seen, when running in a container")
+	s.StringVar(&f.hostRoot, "host-root", "", "path of the host's / in this container")
 	s.StringVar(&f.nriSocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket")
 	s.StringVar(&f.name, "name", "nvshare", "name to register with NRI")
 	s.StringVar(&f.index, "index", "10", "two digits: plugins are called in ascending order")
@@ -94,7 +94,7 @@ SIGHUP looks at the GPUs and the driver again. NVSHARE_DEBUG=1 shows more.`,
 	s.BoolVar(&f.place, "place", false, "place shim and hook on the host and exit")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	f.kube.add(s)
-	s.StringVar(&f.audit, "audit", "report", "what to do at each registration with containers that asked for GPUs and run without nvshare: report, or stop (needs the host's PID namespace)")
+	s.StringVar(&f.audit, "audit", "report", "what to do about containers that asked for GPUs and run without nvshare, at each registration: report, or stop (needs the host's PID namespace)")
 	return cmd
 }
 
@@ -141,15 +141,15 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	// The parts end when ctx does, or when one of them fails.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	names := plugin.NewNames(log)
-	names.PromiseMemory(f.promiseMemory)
-	p := plugin.New(log, names)
+	containers := plugin.NewContainers(log)
+	containers.PromiseMemory(f.promiseMemory)
+	p := plugin.New(log, containers)
 	pods, err := f.kube.watch(ctx, p, log)
 	if err != nil {
 		return err
 	}
 	p.SetAudit(audit, pods.unmanaged)
-	go names.Run(ctx, func(ctx context.Context) (plugin.Describer, error) {
+	go containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
 		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log, pods.told)
 	})
 	// A plugin that has ended lets pods that ask start without a GPU, and

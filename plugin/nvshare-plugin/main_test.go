@@ -165,7 +165,7 @@ func TestServesWithoutADriver(t *testing.T) {
 		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths,
 		cdiDir: root + "/run/cdi", every: time.Millisecond,
 	}
-	p := plugin.New(quiet(), plugin.NewNames(quiet()))
+	p := plugin.New(quiet(), plugin.NewContainers(quiet()))
 	create := func() error {
 		_, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{Name: "train", Namespace: "ml",
 			Annotations: map[string]string{plugin.Annotation: "nvshare.com/gpu=0"}}, &api.Container{Name: "main"})
@@ -317,23 +317,33 @@ func TestSchedulerConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	dial := func(ctx context.Context) (plugin.Describer, error) { return dialScheduler(ctx, dir, quiet(), nil) }
+	dial := func(ctx context.Context) (plugin.Scheduler, error) { return dialScheduler(ctx, dir, quiet(), nil) }
 	if _, err := dial(context.Background()); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("no scheduler: %v", err)
 	}
 	c := control{described: make(chan *sched.Container, 10), forgotten: make(chan string, 10)}
-	names := plugin.NewNames(quiet())
-	names.Replace(nil)
+	containers := plugin.NewContainers(quiet())
+	terms := sched.Terms{MemoryLimit: 8 << 30, CoreLimit: 50, CoreRequest: 10, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY,
+		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT}
+	annotations := map[string]string{}
+	for _, f := range sched.Fields {
+		annotations[f.Annotation()] = f.Format(terms)
+	}
+	pod := &api.PodSandbox{Id: "p", Uid: "u", Namespace: "ml", Name: "train", Annotations: annotations}
+	container := func(id, name string) *api.Container {
+		return &api.Container{Id: id, PodSandboxId: "p", Name: name, Env: []string{cdi.PreloadEnv + "=" + cdi.ShimPath},
+			Annotations: map[string]string{plugin.PlacementAnnotation: "GPU-x,GPU-y"}}
+	}
+	if _, err := plugin.New(quiet(), containers).Synchronize(context.Background(), []*api.PodSandbox{pod},
+		[]*api.Container{container("x", "refused"), container("y", "too many"), container("a", "main")}); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
-		names.Run(ctx, dial)
+		containers.Run(ctx, dial)
 		close(done)
 	}()
-	names.Add(plugin.Container{ID: "x", Name: "refused"})
-	names.Add(plugin.Container{ID: "y", Name: "too many"})
-	names.Add(plugin.Container{ID: "a", Name: "main", Namespace: "ml", Pod: "train", PodUID: "u", MemoryLimit: 8 << 30,
-		Share: plugin.Share{CoreLimit: 50, CoreRequest: 10, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY, Gang: "ring"}, GPUs: "GPU-x,GPU-y"})
 	for range 2 { // the second scheduler is told again
 		server, err := ttrpc.NewServer()
 		if err != nil {
@@ -347,11 +357,11 @@ func TestSchedulerConnection(t *testing.T) {
 		go server.Serve(context.Background(), l)
 		select {
 		case got := <-c.described:
-			if got.Id != "a" || got.Name != "main" || got.Namespace != "ml" || got.Pod != "train" || got.PodUid != "u" || got.MemoryLimitBytes != 8<<30 {
+			if got.Id != "a" || got.Name != "main" || got.Namespace != "ml" || got.Pod != "train" || got.PodUid != "u" {
 				t.Errorf("described as %v", got)
 			}
-			if s := got.Share; s.CoreLimit != 50 || s.CoreRequest != 10 || s.Weight != 7 || s.Priority != sched.Priority_PRIORITY_LATENCY || s.Gang != "ring" || len(got.Gpus) != 2 || got.Gpus[1] != "GPU-y" {
-				t.Errorf("described with %v of %q", s, got.Gpus)
+			if got.Terms() != terms || !slices.Equal(got.Gpus, []string{"GPU-x", "GPU-y"}) {
+				t.Errorf("described with %+v of %q", got.Terms(), got.Gpus)
 			}
 		case <-time.After(patience):
 			t.Fatal("the scheduler was told nothing")
@@ -368,9 +378,9 @@ func TestSchedulerConnection(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		known, err := conn.Known(ctx)
-		if want := []plugin.Promise{{Who: "user 7", UUID: "GPU-x", Percent: 30}, {ID: "b", Who: "container b", UUID: "GPU-x", Percent: 20}}; err != nil || !slices.Equal(known.Promises, want) || !slices.Equal(known.IDs, []string{"ended"}) {
-			t.Errorf("known is %+v, %v", known, err)
+		state, err := conn.State(ctx)
+		if want := []plugin.Promise{{Who: "user 7", UUID: "GPU-x", Percent: 30}, {ID: "b", Who: "container b", UUID: "GPU-x", Percent: 20}}; err != nil || !slices.Equal(state.Promises, want) || !slices.Equal(state.IDs, []string{"ended"}) {
+			t.Errorf("the state is %+v, %v", state, err)
 		}
 		conn.Close()
 		if err := server.Close(); err != nil {

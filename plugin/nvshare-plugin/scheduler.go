@@ -21,11 +21,11 @@ type scheduler struct {
 	told func(plugin.Container, *api.DescribeContainerResponse, error)
 }
 
-var _ plugin.Describer = (*scheduler)(nil)
+var _ plugin.Scheduler = (*scheduler)(nil)
 
-// dialScheduler connects to the scheduler. told, if not nil, is called with what
-// came of each description.
-func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, told func(plugin.Container, *api.DescribeContainerResponse, error)) (plugin.Describer, error) {
+// dialScheduler connects to the scheduler. told, if not nil, is called with the
+// answer to each description.
+func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, told func(plugin.Container, *api.DescribeContainerResponse, error)) (plugin.Scheduler, error) {
 	conn, err := api.Dial(ctx, runDir)
 	if err != nil {
 		return nil, err
@@ -33,21 +33,13 @@ func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, t
 	return &scheduler{conn, log, told}, nil
 }
 
-// Describe gives a container its names and shares. What the scheduler refuses is
-// logged and left out: saying it again would change nothing.
+// Describe tells the scheduler the names and terms of a container. A refusal is
+// logged, and not an error: the same description would be refused again.
 func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
-	k := c.Keep
-	resp, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: &api.Container{
-		Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID, MemoryLimitBytes: c.MemoryLimit,
-		Share: &api.Share{
-			CoreLimit: c.Share.CoreLimit, CoreRequest: c.Share.CoreRequest, Weight: c.Share.Weight,
-			Priority: c.Share.Priority, Gang: c.Share.Gang, MemoryMode: c.Share.MemoryMode,
-		},
-		Gpus: strings.FieldsFunc(c.GPUs, func(r rune) bool { return r == ',' }),
-	}, Keep: &api.Keep{
-		MemoryLimit: k.MemoryLimit, CoreLimit: k.CoreLimit, CoreRequest: k.CoreRequest,
-		Weight: k.Weight, Priority: k.Priority, Gang: k.Gang, MemoryMode: k.MemoryMode,
-	}})
+	described := &api.Container{Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID,
+		Gpus: strings.FieldsFunc(c.GPUs, func(r rune) bool { return r == ',' })}
+	described.SetTerms(c.Terms)
+	resp, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: described, Keep: c.Keep.Keep()})
 	if s.told != nil {
 		s.told(c, resp, err)
 	}
@@ -64,24 +56,24 @@ func (s *scheduler) Forget(ctx context.Context, id string) error {
 	return err
 }
 
-func (s *scheduler) Known(ctx context.Context) (plugin.Known, error) {
+func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 	r, err := s.conn.Status(ctx, &api.StatusRequest{})
 	if err != nil {
-		return plugin.Known{}, err
+		return plugin.State{}, err
 	}
-	k := plugin.Known{Memory: map[string]uint64{}}
+	state := plugin.State{Memory: map[string]uint64{}}
 	for _, c := range r.Containers {
-		k.IDs = append(k.IDs, c.Id)
+		state.IDs = append(state.IDs, c.Id)
 	}
 	for _, g := range r.Gpus {
-		k.Memory[g.Uuid] = g.MemoryBytes
+		state.Memory[g.Uuid] = g.MemoryBytes
 		for _, p := range api.Promised(g) {
-			k.Promises = append(k.Promises, plugin.Promise{
+			state.Promises = append(state.Promises, plugin.Promise{
 				ID: p.Container.GetId(), Who: api.Tenant(p.Container, p.Uid), UUID: g.Uuid, Percent: p.CoreRequest, Memory: p.MemoryBytes,
 			})
 		}
 	}
-	return k, nil
+	return state, nil
 }
 
 func (s *scheduler) Close() error { return s.conn.Close() }

@@ -12,14 +12,13 @@ import (
 // MaxWeight is the greatest weight of a share.
 const MaxWeight = 10000
 
-// GangOfItself is the gang of a tenant whose processes get GPUs together, and
-// with nobody else.
+// GangOfItself is the gang of a tenant whose own processes get GPUs together.
 const GangOfItself = "true"
 
 var (
 	percentage = regexp.MustCompile(`^[0-9]{1,4}%?$`)
 	weight     = regexp.MustCompile(`^[0-9]{1,6}$`)
-	// gangName is what Kubernetes takes as the value of a label.
+	// gangName is the syntax of a label's value in Kubernetes.
 	gangName = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
 )
 
@@ -65,19 +64,8 @@ func ParseMemoryMode(s string) (MemoryMode, error) {
 	return 0, fmt.Errorf("%.64q is not a memory mode: give swap, resident or managed", s)
 }
 
-// FormatMemoryMode writes a memory mode; what is not said is swap.
-func FormatMemoryMode(m MemoryMode) string {
-	switch m {
-	case MemoryMode_MEMORY_MODE_RESIDENT:
-		return "resident"
-	case MemoryMode_MEMORY_MODE_MANAGED:
-		return "managed"
-	}
-	return "swap"
-}
-
-// ParseGang reads the name of a gang, "true" (GangOfItself), or "false" or "none":
-// no gang, which is "".
+// ParseGang reads the name of a gang, or "true" (GangOfItself). It returns "", no
+// gang, for "false" and "none".
 func ParseGang(s string) (string, error) {
 	switch {
 	case s == "false" || s == "none":
@@ -88,28 +76,6 @@ func ParseGang(s string) (string, error) {
 	return s, nil
 }
 
-// Validate returns an error that says what is wrong with a share that somebody
-// asks for, or nil.
-func (s *Share) Validate() error {
-	switch {
-	case s.GetCoreLimit() > 100:
-		return fmt.Errorf("core limit %d: it must be from 1 to 100 %%", s.CoreLimit)
-	case s.GetCoreRequest() > 100:
-		return fmt.Errorf("core request %d: it must be from 1 to 100 %%", s.CoreRequest)
-	case s.GetCoreLimit() != 0 && s.CoreRequest > s.CoreLimit:
-		return fmt.Errorf("the core request, %d %%, is above the core limit, %d %%", s.CoreRequest, s.CoreLimit)
-	case s.GetWeight() > MaxWeight:
-		return fmt.Errorf("weight %d: it must be from 1 to %d", s.Weight, MaxWeight)
-	case s.GetPriority() < 0 || s.GetPriority() > Priority_PRIORITY_LATENCY:
-		return fmt.Errorf("priority %d: unknown", s.Priority)
-	case s.GetMemoryMode() < 0 || s.GetMemoryMode() > MemoryMode_MEMORY_MODE_MANAGED:
-		return fmt.Errorf("memory mode %d: unknown", s.MemoryMode)
-	case s.GetGang() != "" && !gangName.MatchString(s.Gang):
-		return fmt.Errorf("gang %.64q: not a name", s.Gang)
-	}
-	return nil
-}
-
 // FormatPercent writes a part of a GPU's time; 0 is "none".
 func FormatPercent(n uint32) string {
 	if n == 0 {
@@ -118,7 +84,7 @@ func FormatPercent(n uint32) string {
 	return fmt.Sprintf("%d%%", n)
 }
 
-// FormatWeight writes a weight; 0 is that of a tenant without one.
+// FormatWeight writes a weight; a tenant without one has 100.
 func FormatWeight(n uint32) string {
 	if n == 0 {
 		return "100"
@@ -126,7 +92,7 @@ func FormatWeight(n uint32) string {
 	return strconv.FormatUint(uint64(n), 10)
 }
 
-// FormatPriority writes a priority; what is not said is batch.
+// FormatPriority writes a priority; one that is not said is batch.
 func FormatPriority(p Priority) string {
 	if p == Priority_PRIORITY_LATENCY {
 		return "latency"
@@ -134,7 +100,7 @@ func FormatPriority(p Priority) string {
 	return "batch"
 }
 
-// FormatGang writes a gang as people know it; "" is "none".
+// FormatGang writes a gang for people; "" is "none".
 func FormatGang(gang string) string {
 	switch gang {
 	case "":
@@ -143,4 +109,74 @@ func FormatGang(gang string) string {
 		return "of itself"
 	}
 	return gang
+}
+
+// FormatMemoryMode writes a memory mode; one that is not said is swap.
+func FormatMemoryMode(m MemoryMode) string {
+	switch m {
+	case MemoryMode_MEMORY_MODE_RESIDENT:
+		return "resident"
+	case MemoryMode_MEMORY_MODE_MANAGED:
+		return "managed"
+	}
+	return "swap"
+}
+
+// JSON has priorities and memory modes in the words that people use. A word that
+// only a later version knows counts as not said.
+
+func (p Priority) MarshalText() ([]byte, error) { return []byte(FormatPriority(p)), nil }
+func (p *Priority) UnmarshalText(text []byte) error {
+	*p, _ = ParsePriority(string(text))
+	return nil
+}
+
+func (m MemoryMode) MarshalText() ([]byte, error) { return []byte(FormatMemoryMode(m)), nil }
+func (m *MemoryMode) UnmarshalText(text []byte) error {
+	*m, _ = ParseMemoryMode(string(text))
+	return nil
+}
+
+// The values that a share may have. Zero, which is not said, is always one.
+
+func checkMemory(bytes uint64) error {
+	if bytes != 0 && (bytes < MinMemory || bytes > MaxMemory) {
+		return fmt.Errorf("%d bytes is out of range: give a size from 1Mi to 1Pi", bytes)
+	}
+	return nil
+}
+
+func checkPercent(n uint32) error {
+	if n > 100 {
+		return fmt.Errorf("%d is out of range: give a percentage from 1 to 100", n)
+	}
+	return nil
+}
+
+func checkWeight(n uint32) error {
+	if n > MaxWeight {
+		return fmt.Errorf("%d is out of range: give a number from 1 to %d", n, MaxWeight)
+	}
+	return nil
+}
+
+func checkPriority(p Priority) error {
+	if p < 0 || p > Priority_PRIORITY_LATENCY {
+		return fmt.Errorf("%d is unknown: give batch or latency", p)
+	}
+	return nil
+}
+
+func checkGang(gang string) error {
+	if gang != "" && !gangName.MatchString(gang) {
+		return fmt.Errorf("%.64q is not a name: give up to 63 letters, digits and . _ - that begin and end with a letter or digit", gang)
+	}
+	return nil
+}
+
+func checkMemoryMode(m MemoryMode) error {
+	if m < 0 || m > MemoryMode_MEMORY_MODE_MANAGED {
+		return fmt.Errorf("%d is unknown: give swap, resident or managed", m)
+	}
+	return nil
 }

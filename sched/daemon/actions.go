@@ -36,13 +36,10 @@ func (d *Daemon) step(g *gpu, ev sched.Event) {
 
 // stepGangs steps the GPUs where a gang's turn goes on because of another GPU.
 func (d *Daemon) stepGangs() {
-	for {
-		uuid, ok := d.node.Pending()
-		if !ok {
-			break
-		}
-		i := slices.IndexFunc(d.order, func(g *gpu) bool { return g.UUID == uuid })
-		g := d.order[i]
+	for len(d.toStep) > 0 {
+		uuid := d.toStep[0]
+		d.toStep = d.toStep[1:]
+		g := d.order[slices.IndexFunc(d.order, func(g *gpu) bool { return g.UUID == uuid })]
 		for _, a := range d.decide(g, sched.GangMoved{}) {
 			g.outbox = append(g.outbox, work{action: a})
 		}
@@ -85,6 +82,13 @@ func (d *Daemon) stepAttach(g *gpu, att *attachment, ev sched.Attach, answer wir
 func (d *Daemon) decide(g *gpu, ev sched.Event) []sched.Action {
 	t := now()
 	acts := g.core.Step(t, ev)
+	acts = slices.DeleteFunc(acts, func(a sched.Action) bool {
+		other, ok := a.(sched.StepGPU)
+		if ok {
+			d.toStep = append(d.toStep, other.GPU)
+		}
+		return ok
+	})
 	d.reach(atDecided)
 	if t >= d.nextCheck || d.checkAlways {
 		d.nextCheck = t.Add(checkPause)
@@ -277,7 +281,7 @@ func (d *Daemon) notice(g *gpu, a sched.Notice) {
 	if att == nil {
 		return
 	}
-	n := wire.Notice{Waiters: uint32(a.Waiters), Present: uint32(a.Present)}
+	n := wire.Notice{Waiters: shown(a.Leave, a.Waiters), Present: shown(a.Bound, a.Present)}
 	old := att.told
 	att.told = n
 	att.client.page.Hint(att.channel, n.Waiters, n.Present)
@@ -285,4 +289,13 @@ func (d *Daemon) notice(g *gpu, a sched.Notice) {
 	if (n.Waiters == 0) != (old.Waiters == 0) || (n.Present == 0) != (old.Present == 0) {
 		d.send(att.client.conn, &wire.Frame{Type: wire.TypeNotice, Channel: att.channel, Notice: n}, nil)
 	}
+}
+
+// shown is what a page says instead of a number of others: clients go by whether it
+// is zero.
+func shown(on bool, others int) uint32 {
+	if !on {
+		return 0
+	}
+	return uint32(max(others, 1))
 }

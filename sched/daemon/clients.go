@@ -173,6 +173,10 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 	case wire.TypeRequest:
 		d.step(att.gpu, sched.Request{Client: c.client.id})
 	case wire.TypeRelease:
+		if f.Epoch == 0 && f.Code == uint32(sched.Exit) {
+			d.step(att.gpu, sched.Withdraw{Client: c.client.id})
+			return
+		}
 		d.step(att.gpu, sched.Release{
 			Client: c.client.id,
 			Epoch:  sched.Epoch(f.Epoch),
@@ -180,6 +184,8 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 		})
 	case wire.TypeStats:
 		att.stats = f.Stats
+	case wire.TypeUtil:
+		d.step(att.gpu, sched.Utilization{Client: c.client.id, Samples: int(f.Util.Samples), Busy: int(f.Util.Busy)})
 	case wire.TypeReserve:
 		d.reserve(c, att, f)
 	case wire.TypeMoved:

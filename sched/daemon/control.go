@@ -5,6 +5,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -87,7 +88,7 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 	if n := len(c.Gpus); n > maxGPUs {
 		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: %d GPUs, %d are possible", c.Id, n, maxGPUs)
 	}
-	if err := c.Share.Validate(); err != nil {
+	if err := errors.Join(c.Terms().Validate(), c.Terms().Consistent()); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: %v", c.Id, err)
 	}
 	var resp *api.DescribeContainerResponse
@@ -112,14 +113,10 @@ func (s controlService) ForgetContainer(ctx context.Context, req *api.ForgetCont
 }
 
 func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
-	quantum := time.Duration(req.QuantumNs)
-	if quantum != 0 && (quantum < sched.MinQuantum || quantum > sched.MaxQuantum) {
-		return nil, status.Errorf(codes.InvalidArgument, "set the time quantum to %v: it must be from %v to %v", quantum, sched.MinQuantum, sched.MaxQuantum)
+	change := setting{Quantum: time.Duration(req.QuantumNs), SwapShare: int(req.SwapShare)}
+	if err := change.check(); err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "set: %v", err)
 	}
-	if req.SwapShare > MaxSwapShare {
-		return nil, status.Errorf(codes.InvalidArgument, "set the swap share to %d %%: it must be from 1 to %d", req.SwapShare, MaxSwapShare)
-	}
-	change := setting{Quantum: quantum, SwapShare: int(req.SwapShare)}
 	if req.Mode != api.Mode_MODE_UNSPECIFIED {
 		mode, ok := schedModes[req.Mode]
 		if !ok {
@@ -262,7 +259,7 @@ func (d *Daemon) status() *api.StatusResponse {
 
 func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 	u := &api.TenantUse{
-		Share:   d.shares.Tenants[t.Tenant].on(g.UUID).api(),
+		Share:   d.shares.Tenants[t.Tenant].on(g.UUID).Share(),
 		Clients: uint32(t.Clients), PromisedPermille: uint32(t.Promised), GotPermille: uint32(t.Got),
 		MovedNs: int64(t.Moved),
 		UsedNs:  int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),

@@ -106,6 +106,7 @@ type Daemon struct {
 	gpus     map[wire.UUID]*gpu
 	order    []*gpu                    // by index
 	node     *sched.Node               // of all GPUs
+	toStep   []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
 	names    map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
 	shares   shares                    // that were set, or asked for by pods
 	settings settings                  // time quanta and modes that were set

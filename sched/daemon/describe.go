@@ -11,11 +11,14 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
-// describe answers the control call. c is ours to keep.
+// describe answers the control call. It keeps c, with the terms of the last
+// description where keep says so: the daemon owns the latest good value.
 func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContainerResponse {
 	old := d.names[c.Id]
 	if old != nil {
-		keepShare(c, old, keep)
+		terms := c.Terms()
+		terms.Copy(old.Terms(), keep.Fields())
+		c.SetTerms(terms)
 	}
 	d.names[c.Id] = c
 	// The answer is encoded while the loop goes on.
@@ -25,61 +28,27 @@ func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContain
 	}
 	account := peer.ContainerAccount + c.Id
 	was := d.shares.Tenants[account]
-	d.setPodShare(c)
+	d.setPodTerms(c)
 	is := d.shares.Tenants[account]
 	for _, g := range d.order {
-		if !d.has(account, g.UUID) {
-			continue
+		if d.has(account, g.UUID) {
+			resp.Changes = append(resp.Changes, shareChange(g, account, was, is))
 		}
-		o, n := was.on(g.UUID), is.on(g.UUID)
-		resp.Changes = append(resp.Changes, &api.ShareChange{
-			Uuid: g.UUID, Index: uint32(g.Index), Old: o.api(), New: n.api(),
-			OldMemoryBytes: o.Memory, NewMemoryBytes: n.Memory, UsedMemoryBytes: g.ledger.Reserved(account, 0).Used,
-		})
 	}
 	return resp
 }
 
-// keepShare has c ask for what it asked for before, where that is to stay.
-func keepShare(c, old *api.Container, keep *api.Keep) {
-	if keep.GetMemoryLimit() {
-		c.MemoryLimitBytes = old.MemoryLimitBytes
-	}
-	if c.Share == nil {
-		c.Share = &api.Share{}
-	}
-	s := old.GetShare()
-	if keep.GetCoreLimit() {
-		c.Share.CoreLimit = s.GetCoreLimit()
-	}
-	if keep.GetCoreRequest() {
-		c.Share.CoreRequest = s.GetCoreRequest()
-	}
-	if keep.GetWeight() {
-		c.Share.Weight = s.GetWeight()
-	}
-	if keep.GetPriority() {
-		c.Share.Priority = s.GetPriority()
-	}
-	if keep.GetGang() {
-		c.Share.Gang = s.GetGang()
-	}
-	if keep.GetMemoryMode() {
-		c.Share.MemoryMode = s.GetMemoryMode()
-	}
-}
-
-// setPodShare is what the plugin's description of a container changes.
-func (d *Daemon) setPodShare(c *api.Container) {
+// setPodTerms puts the terms of a described container in force.
+func (d *Daemon) setPodTerms(c *api.Container) {
 	account := peer.ContainerAccount + c.Id
 	old := d.shares.Tenants[account]
 	to := old
-	if to.Pod, to.Has = podShare(c), c.Gpus; to.Pod == (share{}) {
-		to.Has = nil // names[…] has it as long as it matters
+	if to.Pod, to.Has = podTerms(c), c.Gpus; to.Pod == (api.Terms{}) {
+		to.Has = nil // d.names has the GPUs as long as they matter
 	}
 	if to.Pod != old.Pod || !slices.Equal(to.Has, old.Has) {
-		// In force also if a restart would not know of it: the plugin would
-		// say it again.
+		// In force also if the record fails: after a restart the plugin describes
+		// the container again.
 		_ = d.changeShares(account, to, true)
 	}
 }

@@ -53,7 +53,7 @@ func readsState(t *testing.T, text []byte) {
 	for _, g := range s.GPUs {
 		core := sched.New(sched.Config{LastEpoch: g.Epoch})
 		if g.Unrecorded {
-			core.Step(1, sched.Restore{Epoch: g.Epoch})
+			core.Step(1, sched.RestoreUnknown{Epoch: g.Epoch})
 		}
 		for i, h := range g.Holders {
 			core.Step(1, sched.Restore{Client: sched.ClientID(i + 1), Epoch: h.Epoch})

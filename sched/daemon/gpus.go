@@ -172,7 +172,7 @@ func (d *Daemon) addGPU(info GPU) error {
 	d.noteChange(g, &event{kind: api.EventType_EVENT_TYPE_GPU, text: info.Name})
 	unrecorded, holders := last.Unrecorded, slices.Clone(last.Holders) // steps write to last
 	if unrecorded {
-		d.step(g, sched.Restore{Epoch: last.Epoch})
+		d.step(g, sched.RestoreUnknown{Epoch: last.Epoch})
 	}
 	for _, h := range holders {
 		d.restore(g, peer.Process{PID: h.PID, Start: h.StartTime}, h.Epoch)

@@ -24,7 +24,7 @@ import (
 // applyLimit brings a GPU's ledger and the tenant's pages into line with the
 // limits.
 func (d *Daemon) applyLimit(g *gpu, account string) {
-	limit := d.shares.Tenants[account].on(g.UUID).Memory
+	limit := d.shares.Tenants[account].on(g.UUID).MemoryLimit
 	if g.ledger.SetLimit(account, limit) != limit {
 		d.showLimits(g, account)
 	}

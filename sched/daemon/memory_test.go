@@ -524,7 +524,7 @@ func TestSetMemoryLimit(t *testing.T) {
 func TestLimitsAreBounded(t *testing.T) {
 	s := start(t, t.TempDir(), nil, func(d *Daemon) {
 		for i := range maxShares {
-			d.shares.Tenants[peer.UserAccount+string(rune('a'+i))] = tenantShares{All: share{Memory: gib}}
+			d.shares.Tenants[peer.UserAccount+string(rune('a'+i))] = tenantShares{All: api.Terms{MemoryLimit: gib}}
 		}
 	})
 	if _, err := dial(t, s).SetMemoryLimit(context.Background(), limitRequest(t, "", gib)); status.Code(err) != codes.ResourceExhausted {

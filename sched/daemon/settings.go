@@ -9,23 +9,25 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/nvshare/nvshare/sched"
 )
 
 // settingsVersion changes when an older scheduler would misread the file.
 const settingsVersion = 1
 
-// settings are the time quanta and modes that Set has changed. The latest word
-// holds: they outlive the scheduler until they are set again, or until it is
-// started with another command line than the one they were set under.
+// settings are the time quanta, modes and swap shares that Set has changed. The
+// latest word holds: a setting outlives the scheduler until it is set again, or
+// until the scheduler is started with another value of the same flag.
 type settings struct {
 	Version int                `json:"version"`
-	Given   setting            `json:"given"`          // by the command line, when All was set
+	Given   setting            `json:"given"`          // by the command line, when the file was written
 	All     setting            `json:"all"`            // by Set for all GPUs
 	GPUs    map[string]setting `json:"gpus,omitempty"` // by Set for one, by UUID
 }
 
-// setting is what is said of a GPU; what is zero is not said.
+// setting is how a GPU is shared. A part that is zero is not set.
 type setting struct {
 	Quantum time.Duration `json:"quantum_ns,omitempty"`
 	Mode    string        `json:"mode,omitempty"` // as sched.Mode has it
@@ -37,15 +39,57 @@ func (s setting) or(other setting) setting {
 	return setting{cmp.Or(s.Quantum, other.Quantum), cmp.Or(s.Mode, other.Mode), cmp.Or(s.SwapShare, other.SwapShare)}
 }
 
+// without returns s without the parts that change says.
+func (s setting) without(change setting) setting {
+	if change.Quantum != 0 {
+		s.Quantum = 0
+	}
+	if change.Mode != "" {
+		s.Mode = ""
+	}
+	if change.SwapShare != 0 {
+		s.SwapShare = 0
+	}
+	return s
+}
+
 func (s setting) check() error {
-	if s.Quantum != 0 && (s.Quantum < sched.MinQuantum || s.Quantum > sched.MaxQuantum) {
-		return fmt.Errorf("a time quantum of %v", s.Quantum)
+	if s.Quantum != 0 {
+		if err := CheckQuantum(s.Quantum); err != nil {
+			return err
+		}
 	}
 	if _, ok := modeNamed(s.Mode); s.Mode != "" && !ok {
-		return fmt.Errorf("a mode %.64q", s.Mode)
+		return fmt.Errorf("mode %.64q is unknown", s.Mode)
 	}
-	if s.SwapShare < 0 || s.SwapShare > MaxSwapShare {
-		return fmt.Errorf("a swap share of %d %%", s.SwapShare)
+	return checkSwapShare(s.SwapShare)
+}
+
+// CheckQuantum returns an error for a time quantum that the scheduler does not
+// accept.
+func CheckQuantum(q time.Duration) error {
+	return inRange("time quantum", q, sched.MinQuantum, sched.MaxQuantum)
+}
+
+// CheckGrace returns an error for a grace time that the scheduler does not accept.
+func CheckGrace(grace time.Duration) error {
+	return inRange("grace time", grace, sched.MinGrace, sched.MaxGrace)
+}
+
+func inRange(name string, d, least, most time.Duration) error {
+	switch {
+	case d < least:
+		return fmt.Errorf("%s %v is below %v: give a time from %v to %v", name, d, least, least, most)
+	case d > most:
+		return fmt.Errorf("%s %v is above %v: give a time from %v to %v", name, d, most, least, most)
+	}
+	return nil
+}
+
+// checkSwapShare accepts 0, which says nothing.
+func checkSwapShare(percent int) error {
+	if percent < 0 || percent > MaxSwapShare {
+		return fmt.Errorf("swap share %d %% is out of range: give a percentage from 1 to %d", percent, MaxSwapShare)
 	}
 	return nil
 }
@@ -74,23 +118,14 @@ func (s settings) check() error {
 	return nil
 }
 
-// with returns s with what Set changes. For all GPUs it replaces what was said
-// of single ones.
+// with returns s with a change by Set. A change for all GPUs also replaces the
+// settings of single ones.
 func (s settings) with(uuid string, change setting) settings {
 	gpus := map[string]setting{}
 	if uuid == "" {
 		s.All = change.or(s.All)
 		for u, g := range s.GPUs {
-			if change.Quantum != 0 {
-				g.Quantum = 0
-			}
-			if change.Mode != "" {
-				g.Mode = ""
-			}
-			if change.SwapShare != 0 {
-				g.SwapShare = 0
-			}
-			if g != (setting{}) {
+			if g = g.without(change); g != (setting{}) {
 				gpus[u] = g
 			}
 		}
@@ -104,32 +139,46 @@ func (s settings) with(uuid string, change setting) settings {
 
 func (d *Daemon) settingsPath() string { return filepath.Join(d.opts.RunDir, "settings.json") }
 
-// restoreSettings has what was set before hold again.
+// restoreSettings puts earlier settings in force again, except those that another
+// command line replaces.
 func (d *Daemon) restoreSettings() {
-	given := setting{Quantum: d.opts.Quantum, Mode: d.opts.Mode.String()}
+	given := setting{Quantum: d.opts.Quantum, Mode: d.opts.Mode.String(), SwapShare: d.opts.SwapShare}
 	d.settings, d.settingsErr = readRecord[settings](d.settingsPath(), settingsVersion)
 	if err := d.settings.check(); err != nil {
 		d.settings, d.settingsErr = settings{}, fmt.Errorf("%s: %w", d.settingsPath(), err)
 	}
 	d.settings.Version = settingsVersion
 	if d.settingsErr != nil {
-		d.log.WithError(d.settingsErr).Error("time quanta and modes that were set are lost: set them again")
+		d.log.WithError(d.settingsErr).Error("the settings of time quantum, mode and swap share are lost: set them again")
 	}
-	was := d.settings.Given
-	if d.settings.All.Quantum != 0 && was.Quantum != given.Quantum {
-		d.log.Infof("time quantum %v, as the command line says now; it was set to %v before", given.Quantum, d.settings.All.Quantum)
-		d.settings.All.Quantum = 0
-	}
-	if d.settings.All.Mode != "" && was.Mode != given.Mode {
-		d.log.Infof("mode %s, as the command line says now; it was set to %s before", given.Mode, d.settings.All.Mode)
-		d.settings.All.Mode = ""
-	}
+	was, all := d.settings.Given, &d.settings.All
 	d.settings.Given = given
-	all := d.settings.All.or(given)
-	if all != given {
-		d.log.Infof("time quantum %v, mode %s, as it was set before; the command line says %v, %s", all.Quantum, all.Mode, given.Quantum, given.Mode)
+	before := *all
+	replace(d.log, "time quantum %v", &all.Quantum, was.Quantum, given.Quantum)
+	replace(d.log, "mode %v", &all.Mode, was.Mode, given.Mode)
+	replace(d.log, "swap share %v %%", &all.SwapShare, was.SwapShare, given.SwapShare)
+	if *all != before {
+		// Recorded, or the next start with the earlier command line would bring
+		// the setting back. If the record fails, that is all that goes wrong.
+		_ = d.recordSettings(d.settings)
 	}
-	d.opts.Quantum, d.opts.Mode = all.values()
+	if now := all.or(given); now != given {
+		d.log.Infof("settings from before: time quantum %v, mode %s, swap share %d %%; the command line says %v, %s, %d %%",
+			now.Quantum, now.Mode, now.SwapShare, given.Quantum, given.Mode, given.SwapShare)
+	}
+	d.opts.Quantum, d.opts.Mode = all.or(given).values()
+}
+
+// replace drops a setting for all GPUs if the command line has changed since it
+// was set. What the command line was is zero if an older scheduler did not record
+// it: the setting then stays.
+func replace[T comparable](log *logrus.Entry, format string, set *T, was, given T) {
+	var none T
+	if *set == none || was == none || was == given {
+		return
+	}
+	log.Infof(format+", as the command line says now; it was set to %v before", given, *set)
+	*set = none
 }
 
 func (s setting) values() (time.Duration, sched.Mode) {
@@ -137,7 +186,7 @@ func (s setting) values() (time.Duration, sched.Mode) {
 	return s.Quantum, m
 }
 
-// settingOf returns what holds for a GPU.
+// settingOf returns the time quantum and the mode of a GPU.
 func (d *Daemon) settingOf(uuid string) (time.Duration, sched.Mode) {
 	return d.settings.GPUs[uuid].or(d.settings.All).or(d.settings.Given).values()
 }
@@ -146,7 +195,8 @@ func (d *Daemon) settingOf(uuid string) (time.Duration, sched.Mode) {
 const MaxSwapShare = 50
 
 // swapShareOf returns the percentage of the time that moving memory may take on a
-// GPU. A quantum that somebody fixed is kept, 0, unless the share was set as well.
+// GPU. It is 0, which keeps the time quantum as it is, where somebody fixed the
+// quantum and did not set the share as well.
 func (d *Daemon) swapShareOf(uuid string) int {
 	s := d.settings.GPUs[uuid].or(d.settings.All)
 	switch {
@@ -158,14 +208,21 @@ func (d *Daemon) swapShareOf(uuid string) int {
 	return d.opts.SwapShare
 }
 
-// changeSettings records what Set changes; nothing is changed if that fails.
+// changeSettings records a change by Set. If the record fails nothing changes.
 func (d *Daemon) changeSettings(uuid string, change setting) error {
 	next := d.settings.with(uuid, change)
-	if err := writeRecord(d.settingsPath(), next); err != nil {
-		err = fmt.Errorf("record the settings: %w", err)
-		d.log.Error(err)
+	if err := d.recordSettings(next); err != nil {
 		return err
 	}
 	d.settings, d.settingsErr = next, nil
 	return nil
+}
+
+func (d *Daemon) recordSettings(s settings) error {
+	err := writeRecord(d.settingsPath(), s)
+	if err != nil {
+		err = fmt.Errorf("record the settings: %w", err)
+		d.log.Error(err)
+	}
+	return err
 }

@@ -139,3 +139,45 @@ func TestSettingCannotBeRecorded(t *testing.T) {
 	}
 	s.expectSettings(0, time.Second, exclusive)
 }
+
+// A swap share that was set holds until the scheduler is started with another
+// --swap-share.
+func TestChangedSwapShareWins(t *testing.T) {
+	dir := t.TempDir()
+	with := func(percent int) func(*Options) {
+		return func(o *Options) { o.SwapShare = percent }
+	}
+	inForce := func(s *scheduler) (percent int) {
+		t.Helper()
+		if err := s.ask(t.Context(), func() { percent = s.swapShareOf(gpuA.UUID) }); err != nil {
+			t.Fatal(err)
+		}
+		return percent
+	}
+	s := startFound(t, dir, with(10))
+	s.set(&api.SetRequest{SwapShare: 25})
+	s.set(&api.SetRequest{Gpu: "1", SwapShare: 30})
+	s.stop()
+	for _, start := range []struct{ given, want int }{{10, 25}, {20, 20}, {10, 10}} {
+		s = startFound(t, dir, with(start.given))
+		if got := inForce(s); got != start.want {
+			t.Errorf("started with %d %%: %d %% is in force, want %d %%", start.given, got, start.want)
+		}
+		s.stop()
+	}
+}
+
+// A setting that another command line has replaced does not come back with the
+// command line that it was made under.
+func TestReplacedSettingStaysReplaced(t *testing.T) {
+	dir := t.TempDir()
+	with := func(q time.Duration) func(*Options) { return func(o *Options) { o.Quantum = q } }
+	s := startFound(t, dir, with(time.Second))
+	s.set(&api.SetRequest{QuantumNs: int64(3 * time.Second)})
+	s.stop()
+	for _, q := range []time.Duration{2 * time.Second, time.Second} {
+		s = startFound(t, dir, with(q))
+		s.expectSettings(0, q, exclusive)
+		s.stop()
+	}
+}

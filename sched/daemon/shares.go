@@ -12,7 +12,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
@@ -28,127 +27,52 @@ type shares struct {
 	Tenants map[string]tenantShares `json:"tenants"` // by peer.Peer.Account
 }
 
-// tenantShares are the shares of one tenant. For each field of a share, the
-// more particular one that says something holds.
+// tenantShares are the shares of one tenant. Each field of the terms is taken from
+// the most particular of them that says it. A gang is api.GangOfItself, or has its
+// namespace before its name.
 type tenantShares struct {
-	Pod  share            `json:"pod,omitzero"`   // as the pod's annotations say, of each GPU
-	All  share            `json:"all,omitzero"`   // as SetShare says, of each GPU
-	GPUs map[string]share `json:"gpus,omitempty"` // as SetShare says, by UUID
-	Has  []string         `json:"has,omitempty"`  // UUIDs of the GPUs that the pod was given; none: not known
+	Pod  api.Terms            `json:"pod,omitzero"`   // by the pod's annotations, for each GPU
+	All  api.Terms            `json:"all,omitzero"`   // by SetShare, for each GPU
+	GPUs map[string]api.Terms `json:"gpus,omitempty"` // by SetShare, by UUID
+	Has  []string             `json:"has,omitempty"`  // UUIDs of the GPUs that the pod was given; none: not known
 }
 
-// share is what a tenant may have of one GPU. What is zero is not said.
-type share struct {
-	Memory   uint64 `json:"memory,omitempty"`      // limit, bytes
-	Limit    uint32 `json:"limit,omitempty"`       // of time, percent
-	Request  uint32 `json:"request,omitempty"`     // of time, percent
-	Weight   uint32 `json:"weight,omitempty"`      //
-	Priority string `json:"priority,omitempty"`    // batch, latency
-	Gang     string `json:"gang,omitempty"`        // api.GangOfItself, or <namespace>/<name>
-	Keep     string `json:"memory_mode,omitempty"` // swap, resident, managed
-}
-
-// on returns the share that is in force on a GPU, for "" on those found later.
-func (t tenantShares) on(uuid string) share {
-	one := t.GPUs[uuid]
-	return share{
-		Memory:   cmp.Or(one.Memory, t.All.Memory, t.Pod.Memory),
-		Limit:    cmp.Or(one.Limit, t.All.Limit, t.Pod.Limit),
-		Request:  cmp.Or(one.Request, t.All.Request, t.Pod.Request),
-		Weight:   cmp.Or(one.Weight, t.All.Weight, t.Pod.Weight),
-		Priority: cmp.Or(one.Priority, t.All.Priority, t.Pod.Priority),
-		Gang:     cmp.Or(one.Gang, t.All.Gang, t.Pod.Gang),
-		Keep:     cmp.Or(one.Keep, t.All.Keep, t.Pod.Keep),
-	}
-}
+// on returns the terms that are in force on a GPU, for "" on GPUs found later.
+func (t tenantShares) on(uuid string) api.Terms { return t.GPUs[uuid].Or(t.All).Or(t.Pod) }
 
 func (t tenantShares) isZero() bool {
-	return t.Pod == share{} && t.All == share{} && len(t.GPUs) == 0
+	return t.Pod == api.Terms{} && t.All == api.Terms{} && len(t.GPUs) == 0
 }
 
-// with returns t with what SetShare changes. For all GPUs it replaces what was
-// said of single ones.
-func (t tenantShares) with(uuid string, req *api.SetShareRequest, namespace string) tenantShares {
-	gpus := map[string]share{}
-	for u, s := range t.GPUs {
-		switch uuid {
-		case "":
-			s = s.without(req)
-		case u:
-			s = s.with(req, namespace)
-		}
-		gpus[u] = s
-	}
+// with returns t with these fields as SetShare says them. A change for all GPUs
+// also removes the fields from single ones.
+func (t tenantShares) with(uuid string, terms api.Terms, fields api.FieldSet) tenantShares {
+	gpus := map[string]api.Terms{}
+	maps.Copy(gpus, t.GPUs)
 	if uuid == "" {
-		t.All = t.All.with(req, namespace)
-	} else if _, ok := t.GPUs[uuid]; !ok {
-		gpus[uuid] = share{}.with(req, namespace)
+		t.All.Copy(terms, fields)
+		for u, one := range gpus {
+			one.Copy(api.Terms{}, fields)
+			gpus[u] = one
+		}
+	} else {
+		one := gpus[uuid]
+		one.Copy(terms, fields)
+		gpus[uuid] = one
 	}
-	maps.DeleteFunc(gpus, func(_ string, s share) bool { return s == share{} })
+	maps.DeleteFunc(gpus, func(_ string, one api.Terms) bool { return one == api.Terms{} })
 	t.GPUs = gpus
 	return t
 }
 
-// with returns s with the fields that a request has.
-func (s share) with(req *api.SetShareRequest, namespace string) share {
-	if req.MemoryBytes != nil {
-		s.Memory = *req.MemoryBytes
-	}
-	if req.CoreLimit != nil {
-		s.Limit = *req.CoreLimit
-	}
-	if req.CoreRequest != nil {
-		s.Request = *req.CoreRequest
-	}
-	if req.Weight != nil {
-		s.Weight = *req.Weight
-	}
-	if req.Priority != nil {
-		s.Priority = priorityName(*req.Priority)
-	}
-	if req.Gang != nil {
-		s.Gang = gangIn(namespace, *req.Gang)
-	}
-	if req.MemoryMode != nil {
-		s.Keep = memoryModeName(*req.MemoryMode)
-	}
-	return s
+// podTerms returns the terms of a container's pod.
+func podTerms(c *api.Container) api.Terms {
+	t := c.Terms()
+	t.Gang = gangIn(c.Namespace, t.Gang)
+	return t
 }
 
-// without returns s without the fields that a request has.
-func (s share) without(req *api.SetShareRequest) share {
-	zero := proto.Clone(req).(*api.SetShareRequest)
-	for _, n := range []*uint32{zero.CoreLimit, zero.CoreRequest, zero.Weight} {
-		if n != nil {
-			*n = 0
-		}
-	}
-	if zero.MemoryBytes != nil {
-		*zero.MemoryBytes = 0
-	}
-	if zero.Priority != nil {
-		*zero.Priority = api.Priority_PRIORITY_UNSPECIFIED
-	}
-	if zero.Gang != nil {
-		*zero.Gang = ""
-	}
-	if zero.MemoryMode != nil {
-		*zero.MemoryMode = api.MemoryMode_MEMORY_MODE_UNSPECIFIED
-	}
-	return s.with(zero, "")
-}
-
-// podShare is what the plugin says of a container.
-func podShare(c *api.Container) share {
-	s := c.GetShare()
-	return share{
-		Memory: c.MemoryLimitBytes, Limit: s.GetCoreLimit(), Request: s.GetCoreRequest(), Weight: s.GetWeight(),
-		Priority: priorityName(s.GetPriority()), Gang: gangIn(c.Namespace, s.GetGang()),
-		Keep: memoryModeName(s.GetMemoryMode()),
-	}
-}
-
-// gangIn is the gang of this name in a namespace.
+// gangIn returns the gang of this name in a namespace.
 func gangIn(namespace, gang string) string {
 	if gang == "" || gang == api.GangOfItself {
 		return gang
@@ -156,66 +80,46 @@ func gangIn(namespace, gang string) string {
 	return namespace + "/" + gang
 }
 
-func priorityName(p api.Priority) string {
-	if p == api.Priority_PRIORITY_UNSPECIFIED {
-		return ""
-	}
-	return api.FormatPriority(p)
-}
-
-func memoryModeName(m api.MemoryMode) string {
-	if m == api.MemoryMode_MEMORY_MODE_UNSPECIFIED {
-		return ""
-	}
-	return api.FormatMemoryMode(m)
-}
-
-// api returns the share as the control API has it; memory is apart.
-func (s share) api() *api.Share {
-	p, _ := api.ParsePriority(s.Priority) // not said: unspecified
-	keep, _ := api.ParseMemoryMode(s.Keep)
-	return &api.Share{CoreLimit: s.Limit, CoreRequest: s.Request, Weight: s.Weight, Priority: p, Gang: s.Gang, MemoryMode: keep}
-}
-
-// core returns the share as the core has it, which knows nobody's names.
-func (s share) core(account string) sched.Share {
-	c := sched.Share{Limit: int(s.Limit), Request: int(s.promised()), Weight: int(s.Weight)}
-	if p, _ := api.ParsePriority(s.Priority); p == api.Priority_PRIORITY_LATENCY {
+// coreShare returns a tenant's terms as the core has them, which knows nobody's
+// names and nothing of memory.
+func coreShare(t api.Terms, account string) sched.Share {
+	c := sched.Share{Limit: int(t.CoreLimit), Request: int(promisedBy(t)), Weight: int(t.Weight)}
+	if t.Priority == api.Priority_PRIORITY_LATENCY {
 		c.Priority = sched.Latency
 	}
-	switch s.Gang {
+	switch t.Gang {
 	case "":
 	case api.GangOfItself:
 		c.Gang = account
 	default:
-		c.Gang = gangTenant + s.Gang
+		c.Gang = gangTenant + t.Gang
 	}
 	return c
 }
 
-// promised is what the request can be: annotations and SetShare may have said
-// one thing each.
-func (s share) promised() uint32 {
-	if s.Limit == 0 {
-		return s.Request
+// promisedBy returns the percentage of a GPU that terms promise. The request can be
+// above the limit, because annotations and SetShare said one of them each.
+func promisedBy(t api.Terms) uint32 {
+	if t.CoreLimit == 0 {
+		return t.CoreRequest
 	}
-	return min(s.Request, s.Limit)
+	return min(t.CoreRequest, t.CoreLimit)
 }
 
 // gangTenant begins the name under which a core has the gang of several tenants.
-// That of one tenant has its account's.
+// The gang of one tenant has the name of its account.
 const gangTenant = "gang "
 
-// shareOf returns what a core is to be told of a tenant.
+// shareOf returns a tenant's share for the core of a GPU.
 func (d *Daemon) shareOf(g *gpu, account string) sched.Share {
-	return d.shares.Tenants[account].on(g.UUID).core(account)
+	return coreShare(d.shares.Tenants[account].on(g.UUID), account)
 }
 
 func (d *Daemon) sharesPath() string { return filepath.Join(d.opts.RunDir, "shares.json") }
 
-// restoreShares reads the shares of before. Containers whose pods' annotations
-// say something are known to us, so that the plugin has us forget those that
-// ended meanwhile.
+// restoreShares reads the record of an earlier scheduler. It makes the containers
+// of pods with shares known, so that the plugin can tell us to forget those that
+// have ended.
 func (d *Daemon) restoreShares() {
 	d.shares, d.sharesErr = readRecord[shares](d.sharesPath(), sharesVersion)
 	if d.sharesErr != nil {
@@ -226,20 +130,20 @@ func (d *Daemon) restoreShares() {
 	}
 	for account, t := range d.shares.Tenants {
 		id, ok := strings.CutPrefix(account, peer.ContainerAccount)
-		if !ok || t.Pod == (share{}) {
+		if !ok || t.Pod == (api.Terms{}) {
 			continue
 		}
-		c := &api.Container{Id: id, MemoryLimitBytes: t.Pod.Memory, Share: t.Pod.api(), Gpus: t.Has}
-		c.Namespace, c.Share.Gang, ok = strings.Cut(t.Pod.Gang, "/")
-		if !ok {
-			c.Namespace, c.Share.Gang = "", t.Pod.Gang
+		c := &api.Container{Id: id, Gpus: t.Has}
+		if namespace, gang, ok := strings.Cut(t.Pod.Gang, "/"); ok {
+			c.Namespace, t.Pod.Gang = namespace, gang
 		}
+		c.SetTerms(t.Pod)
 		d.names[id] = c
 	}
 }
 
-// changeShares records what a tenant's shares are now, and has them hold. If
-// they cannot be recorded nothing has changed, unless force.
+// changeShares records a tenant's shares and puts them in force. If the record
+// fails nothing changes, unless force is set.
 func (d *Daemon) changeShares(account string, to tenantShares, force bool) error {
 	next := shares{sharesVersion, maps.Clone(d.shares.Tenants)}
 	if to.isZero() {
@@ -259,7 +163,7 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 	d.shares, d.sharesErr = next, err
 	for _, g := range d.order {
 		d.applyLimit(g, account)
-		if s := d.shareOf(g, account); s != old.on(g.UUID).core(account) {
+		if s := d.shareOf(g, account); s != coreShare(old.on(g.UUID), account) {
 			d.step(g, sched.SetShare{Tenant: account, Share: s})
 		}
 		d.keepMemory(g, account)
@@ -270,24 +174,30 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 	return err
 }
 
-// noteShare says in the log and the events what has changed on a GPU.
-func (d *Daemon) noteShare(g *gpu, account string, old, new share) {
+// noteShare notes in the log and the events which terms have changed on a GPU.
+func (d *Daemon) noteShare(g *gpu, account string, old, new api.Terms) {
 	c, uid := d.tenantOf(account)
 	who := api.Tenant(c, uid)
-	note := func(what, old, new string) {
-		if old != new {
-			d.log.Infof("GPU %d: %s of %s: %s, was %s", g.Index, what, who, new, old)
-			d.noteSetting(g, account, what, old, new)
+	for _, f := range api.Fields {
+		was, is := f.Format(old), f.Format(new)
+		if was != is {
+			d.log.Infof("GPU %d: %s of %s: %s, was %s", g.Index, f.Name, who, is, was)
+			d.noteSetting(g, account, f.Name, was, is)
 		}
 	}
-	o, n := old.api(), new.api()
-	note("memory limit", api.FormatMemory(old.Memory), api.FormatMemory(new.Memory))
-	note("core limit", api.FormatPercent(o.CoreLimit), api.FormatPercent(n.CoreLimit))
-	note("core request", api.FormatPercent(o.CoreRequest), api.FormatPercent(n.CoreRequest))
-	note("weight", api.FormatWeight(o.Weight), api.FormatWeight(n.Weight))
-	note("priority", api.FormatPriority(o.Priority), api.FormatPriority(n.Priority))
-	note("gang", api.FormatGang(o.Gang), api.FormatGang(n.Gang))
-	note("memory mode", api.FormatMemoryMode(o.MemoryMode), api.FormatMemoryMode(n.MemoryMode))
+}
+
+// shareChange describes a change of a tenant's shares on a GPU; nil: on GPUs found
+// later.
+func shareChange(g *gpu, account string, old, to tenantShares) *api.ShareChange {
+	c := &api.ShareChange{}
+	if g != nil {
+		c.Uuid, c.Index, c.UsedMemoryBytes = g.UUID, uint32(g.Index), g.ledger.Reserved(account, 0).Used
+	}
+	was, is := old.on(c.Uuid), to.on(c.Uuid)
+	c.Old, c.OldMemoryBytes = was.Share(), was.MemoryLimit
+	c.New, c.NewMemoryBytes = is.Share(), is.MemoryLimit
+	return c
 }
 
 // forgetShares drops the shares of a container that has ended.
@@ -317,8 +227,8 @@ func (p promises) sum() (n uint32) {
 // whose GPUs are not known counts on all.
 func (d *Daemon) promised(uuid, except string) (p promises) {
 	for account, t := range d.shares.Tenants {
-		n := t.on(uuid).promised()
-		if n == 0 || account == except || t.GPUs[uuid].Request == 0 && !d.has(account, uuid) {
+		n := promisedBy(t.on(uuid))
+		if n == 0 || account == except || t.GPUs[uuid].CoreRequest == 0 && !d.has(account, uuid) {
 			continue
 		}
 		p = append(p, promise{account, n})
@@ -371,7 +281,10 @@ func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, erro
 	if err != nil {
 		return nil, err
 	}
-	if err := validShare(req); err != nil {
+	// The fields are checked one by one here, and with the terms in force beside
+	// them for each GPU below.
+	terms, fields := req.Terms()
+	if err := terms.Validate(); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "set a share: %v", err)
 	}
 	uuid := ""
@@ -386,7 +299,8 @@ func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, erro
 	resp := &api.SetShareResponse{}
 	resp.Container, resp.Uid = d.tenantOf(account)
 	old, known := d.shares.Tenants[account]
-	to := old.with(uuid, req, resp.Container.Namespace)
+	terms.Gang = gangIn(resp.Container.Namespace, terms.Gang)
+	to := old.with(uuid, terms, fields)
 	if !known && !to.isZero() && len(d.shares.Tenants) >= maxShares {
 		return nil, status.Errorf(codes.ResourceExhausted, "set a share: %d tenants have one already; remove some", len(d.shares.Tenants))
 	}
@@ -407,51 +321,28 @@ func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, erro
 	if err := d.changeShares(account, to, false); err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
-	describe := func(uuid string) *api.ShareChange {
-		o, n := old.on(uuid), to.on(uuid)
-		return &api.ShareChange{Uuid: uuid, Old: o.api(), New: n.api(), OldMemoryBytes: o.Memory, NewMemoryBytes: n.Memory}
-	}
 	if uuid == "" {
-		resp.Changes = append(resp.Changes, describe(""))
+		resp.Changes = append(resp.Changes, shareChange(nil, account, old, to))
 	}
 	for _, g := range gpus {
-		c := describe(g.UUID)
-		c.Index, c.UsedMemoryBytes = uint32(g.Index), g.ledger.Reserved(account, 0).Used
-		resp.Changes = append(resp.Changes, c)
+		resp.Changes = append(resp.Changes, shareChange(g, account, old, to))
 	}
 	return resp, nil
 }
 
-// validShare says what is wrong with a request by itself.
-func validShare(req *api.SetShareRequest) error {
-	if n := req.GetMemoryBytes(); n != 0 && (n < api.MinMemory || n > api.MaxMemory) {
-		return fmt.Errorf("memory limit of %d bytes: it must be from 1Mi to 1Pi", n)
-	}
-	for _, s := range []*api.Share{ // apart: what is in force beside them matters
-		{CoreLimit: req.GetCoreLimit(), Weight: req.GetWeight(), Priority: req.GetPriority(), Gang: req.GetGang(), MemoryMode: req.GetMemoryMode()},
-		{CoreRequest: req.GetCoreRequest()},
-	} {
-		if err := s.Validate(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// keepable says why a change of a tenant's shares of a GPU cannot be: they
-// contradict each other, or the GPU would be promised to more than 100 %.
+// keepable returns why a tenant cannot have new terms on a GPU: they contradict
+// each other, or more than 100 % of the GPU would be promised.
 func (d *Daemon) keepable(gpu, uuid, account string, old, to tenantShares, who string) error {
 	was, is := old.on(uuid), to.on(uuid)
-	if is.Limit != 0 && is.Request > is.Limit && is != was {
-		return status.Errorf(codes.InvalidArgument, "%s: the core request of %s, %d %%, would be above its core limit, %d %%",
-			gpu, who, is.Request, is.Limit)
+	if err := is.Consistent(); err != nil && is != was {
+		return status.Errorf(codes.InvalidArgument, "%s: %s: %v", gpu, who, err)
 	}
-	if is.Request <= was.Request || to.GPUs[uuid].Request == 0 && !d.has(account, uuid) {
+	if is.CoreRequest <= was.CoreRequest || to.GPUs[uuid].CoreRequest == 0 && !d.has(account, uuid) {
 		return nil
 	}
-	if p := d.promised(uuid, account); p.sum()+is.Request > 100 {
+	if p := d.promised(uuid, account); p.sum()+is.CoreRequest > 100 {
 		return status.Errorf(codes.FailedPrecondition, "%s: %d %% cannot be promised to %s: %d %% are already, %s; at most %d %% are left",
-			gpu, is.Request, who, p.sum(), d.describePromises(p), 100-min(p.sum(), 100))
+			gpu, is.CoreRequest, who, p.sum(), d.describePromises(p), 100-min(p.sum(), 100))
 	}
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -380,29 +379,88 @@ func TestBoundsOfShares(t *testing.T) {
 	if api.MaxWeight != sched.MaxWeight || api.FormatWeight(0) != fmt.Sprint(sched.DefaultWeight) {
 		t.Error("weights")
 	}
-	for _, s := range []share{{}, {Limit: 100, Request: 100, Weight: api.MaxWeight, Priority: "latency", Gang: "a/b"}, {Limit: 1, Request: 100}} {
-		if err := s.core("x").Validate(); err != nil {
+	for _, s := range []api.Terms{{}, {CoreLimit: 100, CoreRequest: 100, Weight: api.MaxWeight, Priority: latency, Gang: "a/b"}, {CoreLimit: 1, CoreRequest: 100}} {
+		if err := coreShare(s, "x").Validate(); err != nil {
 			t.Errorf("%+v: %v", s, err)
-		}
-	}
-	// Every field of a share is settled by every word.
-	full := share{1, 2, 3, 4, "batch", "g", "swap"}
-	for i := range reflect.TypeFor[share]().NumField() {
-		one := share{}
-		reflect.ValueOf(&one).Elem().Field(i).Set(reflect.ValueOf(full).Field(i))
-		for name, ts := range map[string]tenantShares{"pod": {Pod: one}, "all": {All: one}, "gpu": {GPUs: map[string]share{"u": one}}} {
-			if got := ts.on("u"); got != one {
-				t.Errorf("field %d, %s: %+v", i, name, got)
-			}
-		}
-		if got := full.with(fullRequest(), "ns").without(fullRequest()); got != (share{}) {
-			t.Errorf("left after removal: %+v", got)
 		}
 	}
 }
 
-var swapMode = api.MemoryMode_MEMORY_MODE_SWAP
+// Every field is recorded, merged, changed, removed, kept and reported, whoever
+// says it.
+func TestEveryFieldOfAShare(t *testing.T) {
+	full := api.Terms{MemoryLimit: gib, CoreLimit: 60, CoreRequest: 30, Weight: 7, Priority: latency,
+		Gang: "ring", MemoryMode: api.MemoryMode_MEMORY_MODE_RESIDENT}
+	dir := t.TempDir()
+	s := newSharing(t, dir)
+	ctx := context.Background()
+	describe := func(id string, terms api.Terms, keep api.FieldSet) *api.DescribeContainerResponse {
+		t.Helper()
+		c := &api.Container{Id: whole(id), Namespace: "ml", Pod: id, Name: "main", Gpus: []string{gpuA.UUID}}
+		c.SetTerms(terms)
+		r, err := s.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: c, Keep: keep.Keep()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	for i, f := range api.Fields {
+		var one, inForce api.Terms
+		one.Copy(full, f.ID)
+		if inForce = one; f.ID == api.GangField {
+			inForce.Gang = "ml/ring"
+		}
+		id := fmt.Sprintf("%x", i+1)
+		wants := func(when string, want api.Terms) {
+			t.Helper()
+			var got api.Terms
+			if err := s.ask(ctx, func() { got = s.shares.Tenants[peer.ContainerAccount+whole(id)].on(gpuA.UUID) }); err != nil {
+				t.Fatal(err)
+			}
+			if got != want {
+				t.Errorf("%s, %s: %+v is in force, want %+v", f.Name, when, got, want)
+			}
+		}
+		describe(id, one, 0)
+		wants("by the pod", inForce)
+		if r := describe(id, api.Terms{}, f.ID); r.New.Terms() != one || len(r.Changes) != 1 || api.TermsOf(r.Changes[0].New, r.Changes[0].NewMemoryBytes) != inForce {
+			t.Errorf("%s, kept: %v", f.Name, r)
+		}
+		s.stop()
+		s = newSharing(t, dir)
+		wants("after a restart", inForce)
+		if r := describe(id, api.Terms{}, f.ID); r.New.Terms() != one {
+			t.Errorf("%s, kept after a restart: %v", f.Name, r)
+		}
+		describe(id, api.Terms{}, 0)
+		wants("removed from the pod", api.Terms{})
 
-func fullRequest() *api.SetShareRequest {
-	return &api.SetShareRequest{CoreLimit: proto.Uint32(1), CoreRequest: proto.Uint32(1), Weight: proto.Uint32(1), Priority: &latency, Gang: proto.String("g"), MemoryBytes: proto.Uint64(gib), MemoryMode: &swapMode}
+		for _, gpu := range []string{"", "0"} {
+			req := &api.SetShareRequest{Container: "ml/" + id + "/main", Gpu: gpu}
+			for _, change := range []struct{ to, want api.Terms }{{one, inForce}, {api.Terms{}, api.Terms{}}} {
+				req.Change(change.to, f.ID)
+				r, err := s.SetShare(ctx, req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c := r.Changes[len(r.Changes)-1]
+				if got := api.TermsOf(c.New, c.NewMemoryBytes); got != change.want {
+					t.Errorf("%s, set to %+v for GPU %q: %+v", f.Name, change.to, gpu, got)
+				}
+				wants("set for GPU "+gpu, change.want)
+			}
+		}
+		said := map[string]bool{}
+		for _, e := range events(t, s.Conn, &api.EventsRequest{}).Events {
+			if e.Type == api.EventType_EVENT_TYPE_SET {
+				said[e.Setting] = true
+			}
+		}
+		if !said[f.Name] {
+			t.Errorf("%s: no event of it: %v", f.Name, said)
+		}
+		if _, err := s.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: whole(id)}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -116,8 +116,8 @@ func (g *gpu) unsettle() {
 
 // keepOf says how a client's memory is kept on a GPU, and what its page says.
 func (d *Daemon) keepOf(g *gpu, cl *client) (keep sched.Keep, onPage uint32) {
-	switch d.shares.Tenants[cl.Account].on(g.UUID).Keep {
-	case "managed":
+	switch d.shares.Tenants[cl.Account].on(g.UUID).MemoryMode {
+	case api.MemoryMode_MEMORY_MODE_MANAGED:
 		if g.swap == nil {
 			return sched.Managed, wire.SlotManaged
 		}
@@ -125,7 +125,7 @@ func (d *Daemon) keepOf(g *gpu, cl *client) (keep sched.Keep, onPage uint32) {
 			return sched.Resident, wire.SlotManaged // what it has allocated so far is not
 		}
 		return sched.Managed, wire.SlotManaged
-	case "resident":
+	case api.MemoryMode_MEMORY_MODE_RESIDENT:
 		return sched.Resident, wire.SlotResident
 	}
 	if !cl.canMove {
@@ -587,8 +587,9 @@ func (d *Daemon) lookAtVictims(g *gpu) {
 
 // residentFits says why a tenant's memory cannot be kept on a GPU.
 func (d *Daemon) residentFits(g *gpu, account string, old, to tenantShares, who string) error {
+	const resident = api.MemoryMode_MEMORY_MODE_RESIDENT
 	a := d.counts[account]
-	if g.swap == nil || a == nil || to.on(g.UUID).Keep != "resident" || old.on(g.UUID).Keep == "resident" {
+	if g.swap == nil || a == nil || to.on(g.UUID).MemoryMode != resident || old.on(g.UUID).MemoryMode == resident {
 		return nil
 	}
 	r := g.swap.residency

@@ -61,10 +61,10 @@ func command(status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nvshare-scheduler",
 		Short: "Decide which container may use a GPU, and when",
-		Long: `nvshare-scheduler finds the GPUs of this node and gives each to one client at a
-time. It runs in the foreground and logs to standard error; NVSHARE_DEBUG=1 in
-the environment logs every decision. It needs no root with a run directory of
-its own.`,
+		Long: `nvshare-scheduler finds the GPUs of this node and grants each to its tenants in
+turn. It runs in the foreground and logs to standard error; with NVSHARE_DEBUG=1
+in the environment it logs each decision. With a run directory of its own it does
+not need root.`,
 		Args:          cobra.NoArgs,
 		Version:       api.Version,
 		SilenceUsage:  true,
@@ -82,13 +82,13 @@ its own.`,
 	fs := cmd.Flags()
 	fs.StringVar(&f.runDir, "run-dir", api.RunDir(), "`directory` of sockets and state; default from NVSHARE_RUN_DIR")
 	fs.StringVar(&f.quantum, "tq", sched.DefaultQuantum.String(), "time quantum: `seconds`, or with a unit, like 200ms")
-	fs.StringVar(&f.grace, "grace", sched.DefaultGrace.String(), "`time` a client has to release a GPU before others get it anyway")
-	fs.StringVar(&f.antiThrash, "anti-thrash", antiThrashDefault(), "`on|off|auto`: one client at a time, all at once, or one of the two, by memory and by how short turns are")
-	fs.StringVar(&f.fenceAction, "fence-action", string(daemon.FenceReport), "`report|demote|kill`: what to do, after the grace time, about a client that did not release a GPU; demote: all use that GPU at once until it has")
-	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` that scheduler and next client may spin at a hand-over, at most 8ms; 0: sleep")
+	fs.StringVar(&f.grace, "grace", sched.DefaultGrace.String(), "`time` in which a client must release a GPU after a revoke; then others get it")
+	fs.StringVar(&f.antiThrash, "anti-thrash", antiThrashDefault(), "`on|off|auto`: how tenants share a GPU: in turns, all at the same time, or whichever of the two suits their work")
+	fs.StringVar(&f.fenceAction, "fence-action", string(daemon.FenceReport), "`report|demote|kill`: what to do about a client that did not release a GPU in the grace period; demote: all use that GPU at the same time until the client has released it")
+	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` for which scheduler and next client may spin at a hand-over, at most 8ms; 0: sleep")
 	f.tuning.add(cmd)
 	f.swap.add(cmd)
-	fs.BoolVar(&f.metrics, "metrics", os.Getenv("NVSHARE_METRICS_ENABLE") == "1", "serve Prometheus metrics on /metrics, and /healthz, to whoever reaches the address; default from NVSHARE_METRICS_ENABLE")
+	fs.BoolVar(&f.metrics, "metrics", os.Getenv("NVSHARE_METRICS_ENABLE") == "1", "serve Prometheus metrics on /metrics, and /healthz, to everybody who reaches the address; default from NVSHARE_METRICS_ENABLE")
 	fs.StringVar(&f.metricsAddr, "metrics-addr", cmp.Or(os.Getenv("NVSHARE_METRICS_ADDR"), defaultMetricsAddr), "`address` of --metrics; default from NVSHARE_METRICS_ADDR")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 	return cmd
@@ -120,14 +120,14 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	if o.Quantum, err = api.ParseDuration(f.quantum); err != nil {
 		return o, fmt.Errorf("--tq: %w", err)
 	}
-	if o.Quantum < sched.MinQuantum || o.Quantum > sched.MaxQuantum {
-		return o, fmt.Errorf("--tq: %v is not from %v to %v", o.Quantum, sched.MinQuantum, sched.MaxQuantum)
+	if err := daemon.CheckQuantum(o.Quantum); err != nil {
+		return o, fmt.Errorf("--tq: %w", err)
 	}
 	if o.Grace, err = api.ParseDuration(f.grace); err != nil {
 		return o, fmt.Errorf("--grace: %w", err)
 	}
-	if o.Grace < sched.MinGrace || o.Grace > sched.MaxGrace {
-		return o, fmt.Errorf("--grace: %v is not from %v to %v", o.Grace, sched.MinGrace, sched.MaxGrace)
+	if err := daemon.CheckGrace(o.Grace); err != nil {
+		return o, fmt.Errorf("--grace: %w", err)
 	}
 	if o.FenceAction, err = daemon.ParseFenceAction(f.fenceAction); err != nil {
 		return o, fmt.Errorf("--fence-action: %w", err)

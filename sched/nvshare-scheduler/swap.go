@@ -22,11 +22,11 @@ type swapFlags struct {
 
 func (f *swapFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
-	fs.StringVar(&f.memory, "swap-memory", "0", "`size` of the host memory that may hold what is moved off GPUs, of the whole node, like 200Gi; 0: nothing is moved")
-	fs.StringVar(&f.ready, "swap-ready", "25%", "`size` or percentage of --swap-memory that is taken from the host and filled before tenants need it, as far as the host has it; 0: nothing")
-	fs.StringVar(&f.share, "swap-share", "10", "`percentage` of the time that moving memory may take, 1 to 50: turns are longer than the time quantum where that needs it, unless --tq is given and this is not")
-	fs.StringVar(&f.headroom, "swap-headroom", "", "`size` of what is left free of each GPU for what the driver needs, like 4Gi; by default a thirty-second of the GPU's memory")
-	fs.StringVar(&f.gpuMemory, "gpu-memory", "", "have GPUs look as if they had no more memory than this `size`, like 24Gi")
+	fs.StringVar(&f.memory, "swap-memory", "0", "`size` of the host memory, of the whole node, for memory that is moved off GPUs, like 200Gi; 0: nothing is moved")
+	fs.StringVar(&f.ready, "swap-ready", "25%", "`size` or percentage of --swap-memory that is taken from the host before tenants need it, as far as the host can spare it; 0: nothing")
+	fs.StringVar(&f.share, "swap-share", "10", "`percentage` of the time that moving memory may take, 1 to 50: turns become longer than the time quantum for that, unless only --tq is given")
+	fs.StringVar(&f.headroom, "swap-headroom", "", "`size` of the part of each GPU that is left to the driver, like 4Gi; by default a thirty-second of the GPU's memory")
+	fs.StringVar(&f.gpuMemory, "gpu-memory", "", "let GPUs look as if they had no more memory than this `size`, like 24Gi")
 }
 
 func (f *swapFlags) fill(o *daemon.Options) error {

@@ -63,17 +63,17 @@ func cdiCommand(io streams) *cobra.Command {
 	validate := &cobra.Command{
 		Use:   "validate",
 		Short: "Check the CDI specs that container engines read on this node",
-		Long: `Checks what container engines read: that the specs of nvshare are valid and of
-the loaded driver, that no other file declares the same devices, and that this
-node has what they bring. Exit status 1 if containers would fail.`,
+		Long: `validate checks the specs that container engines read: whether nvshare's specs are
+valid and of the loaded driver, whether another file declares the same devices, and
+whether this node has the files that they name. Exit status 1: containers would fail.`,
 		Args: cobra.NoArgs,
 		RunE: func(_ *cobra.Command, _ []string) error { return f.validate(io) },
 	}
 	remove := &cobra.Command{
 		Use:   "remove",
 		Short: "Remove the CDI specs that nvshare has written",
-		Long: `Removes nvshare's own specs, under any name, and no others. A running
-nvshare-plugin writes its own again.`,
+		Long: `remove removes nvshare's specs, under any name, and no others. A running
+nvshare-plugin writes its specs again.`,
 		Args: cobra.NoArgs,
 		RunE: func(_ *cobra.Command, _ []string) error { return f.remove(io) },
 	}

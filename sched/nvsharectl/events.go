@@ -34,19 +34,19 @@ func eventsCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show what has happened, and why",
-		Long: `events shows what the scheduler still knows of: turns of GPUs (grant, revoke,
-release), processes that came and went, settings that were changed, and what
-went wrong. With -f it goes on, also over a restart of the scheduler.`,
+		Long: `events shows the events that the scheduler still remembers: turns of GPUs (grant,
+revoke, release), processes that came and went, settings that were changed, and
+errors. With -f it goes on, also after a restart of the scheduler.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.Context(), root.runDir, io)
 		},
 	}
 	fs := cmd.Flags()
-	fs.BoolVarP(&f.follow, "follow", "f", false, "go on with events as they come")
-	fs.IntVarP(&f.last, "last", "n", -1, "of the events until now only the last `n`; 0 tells only whether the scheduler answers")
+	fs.BoolVarP(&f.follow, "follow", "f", false, "go on with new events")
+	fs.IntVarP(&f.last, "last", "n", -1, "of the past events only the last `n`; 0 only asks whether the scheduler answers")
 	fs.StringVarP(&f.output, "output", "o", "text", "`text|json`; json: one object a line")
-	fs.StringVar(&f.gpu, "gpu", "", "only those of the GPU with this `index or UUID`")
+	fs.StringVar(&f.gpu, "gpu", "", "only events of the GPU with this `index or UUID`")
 	return cmd
 }
 

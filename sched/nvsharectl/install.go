@@ -94,10 +94,9 @@ func installCommand(in *installer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install nvshare on this host from an unpacked release",
-		Long: `Puts the files of an unpacked release in place: programs, shim, systemd units.
-Files that are there and not from nvshare, or were changed, are never
-overwritten: then nothing is installed. Doing it again changes nothing, and with
-a newer release it is an upgrade.`,
+		Long: `install puts the files of an unpacked release in place: programs, shim, systemd
+units. If a file exists that is not nvshare's, or that was changed, nothing is
+installed. A second install changes nothing; with a newer release, it upgrades.`,
 		Example: `  mkdir nvshare && tar -xzf nvshare-v0.1.0.tar.gz -C nvshare
   sudo nvshare/nvsharectl install --start`,
 		Args: cobra.NoArgs,

@@ -87,14 +87,16 @@ type tenantJSON struct {
 	MovedSeconds     float64   `json:"moved_seconds,omitempty"` // moving memory onto the GPU, which is not in used_seconds
 }
 
-// shareJSON has 0 and "" for what is not said.
+// shareJSON has 0 and "" for what is not said. It has the fields of api.Terms,
+// which are converted to it.
 type shareJSON struct {
-	CoreLimit   uint32 `json:"core_limit"`   // percent
-	CoreRequest uint32 `json:"core_request"` // percent
-	Weight      uint32 `json:"weight"`
-	Priority    string `json:"priority"`              // batch, latency
-	Gang        string `json:"gang"`                  // "true": of its own processes
-	MemoryMode  string `json:"memory_mode,omitempty"` // swap, resident, managed
+	MemoryLimit uint64         `json:"-"`                     // a field of its own beside each share
+	CoreLimit   uint32         `json:"core_limit"`            // percent
+	CoreRequest uint32         `json:"core_request"`          // percent
+	Weight      uint32         `json:"weight"`                //
+	Priority    api.Priority   `json:"priority"`              // batch, latency
+	Gang        string         `json:"gang"`                  // "true": of its own processes
+	MemoryMode  api.MemoryMode `json:"memory_mode,omitempty"` // swap, resident, managed
 }
 
 type clientJSON struct {
@@ -143,13 +145,7 @@ func newContainer(c *api.Container) container {
 		c.GetMemoryLimitBytes(), newShare(c.GetShare()), append([]string{}, c.GetGpus()...)}
 }
 
-func newShare(s *api.Share) shareJSON {
-	out := shareJSON{CoreLimit: s.GetCoreLimit(), CoreRequest: s.GetCoreRequest(), Weight: s.GetWeight(), Priority: api.FormatPriority(s.GetPriority()), Gang: s.GetGang()}
-	if m := s.GetMemoryMode(); m != api.MemoryMode_MEMORY_MODE_UNSPECIFIED {
-		out.MemoryMode = api.FormatMemoryMode(m)
-	}
-	return out
-}
+func newShare(s *api.Share) shareJSON { return shareJSON(api.TermsOf(s, 0)) }
 
 func newStatusJSON(r *api.StatusResponse) statusJSON {
 	s := statusJSON{

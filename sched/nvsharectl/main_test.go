@@ -301,7 +301,7 @@ func TestSetShare(t *testing.T) {
 			&api.SetShareRequest{Container: "ml/train/main", Gpu: "0", CoreLimit: proto.Uint32(25), CoreRequest: proto.Uint32(10), Weight: proto.Uint32(200),
 				Priority: &latency, Gang: proto.String("ring"), MemoryBytes: proto.Uint64(4 << 30)},
 			&api.SetShareResponse{Container: &api.Container{Id: strings.Repeat("b", 64)}, Changes: []*api.ShareChange{gpu0}},
-			"GPU 0, container bbbbbbbbbbbb: core limit 50% → 25%, core request none → 10%, weight 100 → 200, priority latency → batch, gang ml/ring → of itself, memory limit 8Gi → 4Gi\n"},
+			"GPU 0, container bbbbbbbbbbbb: memory limit 8Gi → 4Gi, core limit 50% → 25%, core request none → 10%, weight 100 → 200, priority latency → batch, gang ml/ring → of itself\n"},
 		{"set --user 1000 --core-limit 25 --gang true",
 			&api.SetShareRequest{Uid: proto.Uint32(1000), CoreLimit: proto.Uint32(25), Gang: proto.String("true")},
 			&api.SetShareResponse{Uid: 1000, Changes: []*api.ShareChange{later, gpu0}},
@@ -324,7 +324,7 @@ func TestSetShare(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	notFound := &fake{err: status.Error(codes.NotFound, `GPU "9": no such UUID or index`)}
-	outOfRange := &fake{err: status.Error(codes.InvalidArgument, "set the time quantum to 1ns: it must be from 1ms to 24h0m0s")}
+	outOfRange := &fake{err: status.Error(codes.InvalidArgument, "set: time quantum 1ns is below 1ms: give a time from 1ms to 24h0m0s")}
 	broken := &fake{err: errors.New("it broke")}
 	for _, tc := range []struct {
 		args string
@@ -376,7 +376,7 @@ func TestErrors(t *testing.T) {
 		{"cdi", nil, exitUsage, "generate, list, validate or remove"},
 		{"cdi generate --kind x", nil, exitUsage, "--kind"},
 		{"-T 1 --gpu 9", notFound, exitFailed, `GPU "9"`},
-		{"-T 1ns", outOfRange, exitUsage, "must be from 1ms"},
+		{"-T 1ns", outOfRange, exitUsage, "time quantum 1ns is below 1ms"},
 		{"status", broken, exitFailed, "it broke"},
 		{"status --gpu 9", &fake{status: sample()}, exitFailed, "no such index or UUID"},
 	} {

@@ -23,14 +23,15 @@ func statusCommand(f *rootFlags, io streams) *cobra.Command {
 		Long: `status shows each GPU and each tenant: a container, or the processes of one
 user outside containers.
 
-PROMISED is the part of the GPU's time that a tenant gets if it wants it, as
-long as the same tenants want it as now; GETS what it got over five seconds.
-DEBT is what it used above its core limit and has to make up for. FOR is how
-long it has held the GPU, or waited for it. Where memory is swapped a table says
-where it is: what is on the GPU, of that what cannot be moved (FIXED), and what is
-in host memory or was never used (AWAY). The lines "promised are" have core
-requests and memory limits, also of tenants that do not use the GPU now: they
-decide where pods are placed, and whether. Exit status 1: there is a problem.`,
+PROMISED is the part of the GPU's time that a tenant gets if it wants it, while
+the same tenants want the GPU as now; GETS is what it got in the last five seconds.
+DEBT is the time that it used above its core limit and has to make up for. FOR is
+how long it has held the GPU, or waited for it. Where memory is swapped, a table
+says which memory is on the GPU, which part of that cannot be moved (FIXED), and
+which memory is in host memory or was never used (AWAY). The lines "promised are"
+add up core requests and memory limits, also of tenants that do not use the GPU
+now: these decide whether and where pods are placed. Exit status 1: there is a
+problem.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return showStatus(cmd.Context(), f, io)

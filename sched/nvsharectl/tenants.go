@@ -120,28 +120,14 @@ func (t *tenant) name() string {
 	return name
 }
 
-// share says what is not as with everybody.
+// share says in which terms the tenant differs from one without a share.
 func (t *tenant) share() string {
-	s := t.use.GetShare()
+	terms := api.TermsOf(t.use.GetShare(), 0)
 	var parts []string
-	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
-	if s.GetCoreLimit() != 0 {
-		add("limit %d%%", s.CoreLimit)
-	}
-	if s.GetCoreRequest() != 0 {
-		add("request %d%%", s.CoreRequest)
-	}
-	if w := s.GetWeight(); w != 0 && w != 100 {
-		add("weight %d", w)
-	}
-	if s.GetPriority() == api.Priority_PRIORITY_LATENCY {
-		add("latency")
-	}
-	if s.GetGang() != "" {
-		add("gang %s", api.FormatGang(s.Gang))
-	}
-	if m := s.GetMemoryMode(); m > api.MemoryMode_MEMORY_MODE_SWAP {
-		add("%s", api.FormatMemoryMode(m))
+	for _, f := range api.Fields {
+		if value := f.Format(terms); value != f.Format(api.Terms{}) {
+			parts = append(parts, f.Short+value)
+		}
 	}
 	return strings.Join(parts, ", ")
 }

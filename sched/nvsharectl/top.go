@@ -27,10 +27,10 @@ func topCommand(root *rootFlags, io streams) *cobra.Command {
 	f := &topFlags{}
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show again and again what each tenant uses",
-		Long: `top shows what has happened in each interval: the part of the GPU's time that
-each tenant used, turns and calls a second. On a terminal it draws in place,
-elsewhere one below the other. Exit status 1: there was a problem at last.`,
+		Short: "Show what each tenant uses, again and again",
+		Long: `top shows for each interval the part of the GPU's time that each tenant used, and
+its turns and calls per second. On a terminal it draws in place, otherwise one
+table below the other. Exit status 1: the last table showed a problem.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.Context(), root.runDir, io)

@@ -23,10 +23,10 @@ func uninstallCommand(in *installer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove nvshare from this host",
-		Long: `Stops the services and removes what nvsharectl install and nvshare-plugin have
-put on the host: programs, units, shim, hook, CDI specs, sockets. A file that was
-changed since is left, and named. Containers that run keep running, and cannot
-be started again with a device of nvshare.`,
+		Long: `uninstall stops the services and removes what nvsharectl install and nvshare-plugin
+put on the host: programs, units, shim, hook, CDI specs, sockets. It leaves and names
+files that were changed. Running containers run on, but cannot be started again with
+a device of nvshare.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("prefix") && in.root == "" {
@@ -40,7 +40,7 @@ be started again with a device of nvshare.`,
 		},
 	}
 	in.flags(cmd)
-	cmd.Flags().BoolVar(&stay, "stay", false, "then wait to be ended, as a DaemonSet's containers have to")
+	cmd.Flags().BoolVar(&stay, "stay", false, "afterwards wait for a signal, because the containers of a DaemonSet must not end")
 	return cmd
 }
 

@@ -289,7 +289,7 @@ func (c *client) idle() {
 		if c.local != epoch || c.burst != burst || c.busy {
 			return
 		}
-		if c.page.waiters > 0 && c.page.word == c.local && c.mem.away == 0 {
+		if c.page.leave && c.page.word == c.local && c.mem.away == 0 {
 			c.close(sched.Idle)
 			return
 		}

@@ -13,7 +13,7 @@ import (
 type page struct {
 	word    sched.Epoch
 	latency bool
-	waiters int
+	leave   bool
 	room    uint64
 }
 
@@ -66,7 +66,7 @@ func (d *daemon) start() {
 	d.effective = d.core.Snapshot(d.w.now).Effective
 	d.w.judge.restarted()
 	if p := d.persisted; p.Unrecorded {
-		d.step(sched.Restore{Epoch: p.Epoch})
+		d.step(sched.RestoreUnknown{Epoch: p.Epoch})
 	}
 	for _, h := range d.persisted.Holders {
 		if c := d.w.byID[h.Client]; c != nil && d.core != nil {
@@ -192,7 +192,7 @@ func (d *daemon) perform(a sched.Action) {
 		c := d.conns[a.Client].c
 		c.later(w.latency(), func() { c.wake(p) })
 	case sched.Notice:
-		d.pages[a.Client].waiters = a.Waiters
+		d.pages[a.Client].leave = a.Leave
 	case sched.Stand: // see the shim's tests: such a client asks all the same
 	case sched.Released:
 		if d.w.capacity != 0 {

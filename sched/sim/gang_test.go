@@ -208,21 +208,17 @@ func (r *rank) receive(do func()) {
 }
 
 func (g *ganged) step(gpu int, ev sched.Event) {
-	g.one(gpu, ev)
-	for {
-		name, ok := g.node.Pending()
-		if !ok {
-			break
-		}
-		i, _ := strconv.Atoi(name)
-		g.one(i, sched.GangMoved{})
+	for todo := g.one(gpu, ev); len(todo) > 0; todo = todo[1:] {
+		i, _ := strconv.Atoi(todo[0])
+		todo = append(todo, g.one(i, sched.GangMoved{})...)
 	}
 	if err := g.node.Check(); err != nil {
 		g.fail("after %v: %v", ev, err)
 	}
 }
 
-func (g *ganged) one(gpu int, ev sched.Event) {
+// one returns the GPUs that are to be stepped next.
+func (g *ganged) one(gpu int, ev sched.Event) (todo []string) {
 	acts := g.cores[gpu].Step(g.now, ev)
 	if err := g.cores[gpu].Check(); err != nil {
 		g.fail("GPU %d after %v: %v", gpu, ev, err)
@@ -277,6 +273,8 @@ func (g *ganged) one(gpu int, ev sched.Event) {
 			})
 		case sched.Close:
 			g.procs[a.Client].word = 0
+		case sched.StepGPU:
+			todo = append(todo, a.GPU)
 		case sched.Fence:
 			g.fences++
 			if g.calm {
@@ -286,6 +284,7 @@ func (g *ganged) one(gpu int, ev sched.Event) {
 			g.procs[a.Client].j.end() // what the job's owner does
 		}
 	}
+	return todo
 }
 
 func (r *rank) revoked(epoch sched.Epoch) {
@@ -377,7 +376,7 @@ func (g *ganged) boot() {
 	}
 	for i, p := range slices.Clone(g.persisted) {
 		if p.Unrecorded {
-			g.step(i, sched.Restore{Epoch: p.Epoch})
+			g.step(i, sched.RestoreUnknown{Epoch: p.Epoch})
 		}
 		for _, h := range p.Holders {
 			if r := g.procs[h.Client]; r != nil && !r.dead {

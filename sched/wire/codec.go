@@ -31,6 +31,7 @@ var (
 	errMinVersion = &frameError{"REGISTER: oldest version is 0 or above the newest"}
 	errPage       = &frameError{"WELCOME: page size or slots unknown"}
 	errText       = &frameError{"REFUSED: text is not NUL-terminated UTF-8"}
+	errUtil       = &frameError{"UTIL: more samples than can be, or more busy ones than samples"}
 	errObserve    = &frameError{"ATTACH: observes and holds or wants at once"}
 )
 
@@ -138,6 +139,10 @@ func (f *Frame) decodePayload(p []byte) error {
 		m.In = le.Uint64(p[32:])
 		m.Arena = le.Uint64(p[40:])
 		used = 48
+	case TypeUtil:
+		f.Util.Samples = le.Uint32(p)
+		f.Util.Busy = le.Uint32(p[4:])
+		used = 8
 	case TypeRoom:
 		f.Room.Bytes = le.Uint64(p)
 		used = 8
@@ -173,7 +178,7 @@ func (t Type) rule() rule {
 		return rule{flags: true, codeMax: RegisterReconnect, noEpoch: true}
 	case TypeAttach:
 		return rule{channel: true, flags: true, codeMax: AttachWant | AttachObserve, epoch: true, noEpoch: true}
-	case TypeRequest, TypeStats, TypeNotice, TypeRoom, TypeArena:
+	case TypeRequest, TypeStats, TypeUtil, TypeNotice, TypeRoom, TypeArena:
 		return rule{channel: true, noEpoch: true}
 	case TypeReserve:
 		return rule{channel: true, flags: true, codeMax: ReserveForce, noEpoch: true}
@@ -234,6 +239,10 @@ func (f *Frame) check() error {
 	case TypeMoved:
 		if code&MovedReady != 0 && f.Epoch == 0 {
 			return errEpoch
+		}
+	case TypeUtil:
+		if f.Util.Samples > UtilMax || f.Util.Busy > f.Util.Samples {
+			return errUtil
 		}
 	case TypeRefused:
 		return f.Refused.check()
@@ -315,6 +324,9 @@ func (f *Frame) Encode() (b [FrameSize]byte) {
 		le.PutUint64(p[24:], f.Moved.Out)
 		le.PutUint64(p[32:], f.Moved.In)
 		le.PutUint64(p[40:], f.Moved.Arena)
+	case TypeUtil:
+		le.PutUint32(p, f.Util.Samples)
+		le.PutUint32(p[4:], f.Util.Busy)
 	case TypeRoom:
 		le.PutUint64(p, f.Room.Bytes)
 	case TypeArena:

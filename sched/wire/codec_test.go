@@ -34,6 +34,7 @@ func samples() []Frame {
 		{Version: 1, Type: TypeRefused, Code: ErrTooMany, Refused: text("container has 256 clients")},
 		{Version: 1, Type: TypeReserved, Channel: 9, Code: ErrMemory, Reserved: Reserved{Total: 1 << 30, Used: 7 << 30, Limit: 8 << 30, Serial: 8}},
 		{Version: 1, Type: TypeMoved, Channel: 9, Code: MovedStuck | MovedNoArena, Epoch: 79, Moved: Moved{Resident: 7 << 30, Fixed: 1 << 30, Away: 3 << 30, Out: 4, In: 5, Arena: 6}},
+		{Version: 1, Type: TypeUtil, Channel: 9, Util: Util{Samples: 50, Busy: 31}},
 		{Version: 1, Type: TypeRoom, Channel: 9, Room: Room{Bytes: 8 << 30}},
 		{Version: 1, Type: TypeArena, Channel: 9, Arena: Arena{Segment: 3, Size: 1 << 30, Flags: ArenaHuge}},
 	}
@@ -165,6 +166,9 @@ func TestDecodeRefuses(t *testing.T) {
 		"reserve with epoch":     {set(TypeReserve, 8, 1), errEpoch},
 		"reserve reserved":       {set(TypeReserve, 40, 1), errReserved},
 		"moved flag":             {set(TypeMoved, 4, 4), errCode},
+		"util reserved":          {set(TypeUtil, 24, 1), errReserved},
+		"util busier than looks": {set(TypeUtil, 20, 51), errUtil},
+		"util too many samples":  {set(TypeUtil, 18, 0x10), errUtil},
 		"room reserved":          {set(TypeRoom, 24, 1), errReserved},
 		"arena reserved":         {set(TypeArena, 36, 1), errReserved},
 		"reserve channel":        {set(TypeReserve, 2, 32), errChannel},

@@ -43,6 +43,7 @@ const (
 	TypeStats    Type = 5
 	TypeReserve  Type = 6
 	TypeMoved    Type = 8
+	TypeUtil     Type = 9
 
 	TypeWelcome  Type = 65
 	TypeAttached Type = 66
@@ -72,6 +73,8 @@ func (t Type) String() string {
 		return "RESERVE"
 	case TypeMoved:
 		return "MOVED"
+	case TypeUtil:
+		return "UTIL"
 	case TypeWelcome:
 		return "WELCOME"
 	case TypeAttached:
@@ -95,7 +98,9 @@ func (t Type) String() string {
 }
 
 // FromClient reports whether the type goes from client to scheduler.
-func (t Type) FromClient() bool { return t >= TypeRegister && t <= TypeReserve || t == TypeMoved }
+func (t Type) FromClient() bool {
+	return t >= TypeRegister && t <= TypeReserve || t == TypeMoved || t == TypeUtil
+}
 
 // OptionalFlags are those flags of a Frame.Code that a peer ignores if it does
 // not know them: a newer one may set them without asking. Unknown flags of the
@@ -168,6 +173,7 @@ type Frame struct {
 	Reserve  Reserve
 	Reserved Reserved
 	Moved    Moved
+	Util     Util
 	Room     Room
 	Arena    Arena
 }
@@ -252,6 +258,16 @@ type Moved struct {
 	Out, In  uint64 // copied since the process attached first
 	Arena    uint64 // of segments that are mapped and ready
 }
+
+// Util is the payload of UTIL: how often the GPU had work of this client, of so many
+// times that the client looked while its gate was open and others were attached.
+type Util struct {
+	Samples uint32 // at most UtilMax
+	Busy    uint32 // at most Samples
+}
+
+// UtilMax is the most samples of one UTIL.
+const UtilMax = 1_000_000
 
 // Room is the payload of ROOM.
 type Room struct {

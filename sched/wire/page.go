@@ -14,6 +14,7 @@ const (
 	pageVersion  = 4
 	pageSlots    = 6
 	pageClientID = 8
+	pageFeatures = 16
 	pageSlot     = 64
 
 	slotSize      = 64
@@ -29,6 +30,10 @@ const (
 	slotMemUsed   = 48
 	slotRoom      = 56
 )
+
+// FeatureUtil, in a page's features: the scheduler understands UTIL. A shim that knows
+// features sends what older schedulers refuse only to one that says so.
+const FeatureUtil uint32 = 1 << 0
 
 // Page is one client's grant page: the scheduler's writable mapping, or the
 // client's read-only one. It does not own the mapping; using a Page after its
@@ -56,6 +61,12 @@ func OpenPage(mem []byte) (Page, error) {
 	}
 	return Page{mem}, nil
 }
+
+// SetFeatures says what the scheduler understands, before the client has the page.
+func (p Page) SetFeatures(features uint32) { le.PutUint32(p.mem[pageFeatures:], features) }
+
+// Features returns what the scheduler that made the page understands.
+func (p Page) Features() uint32 { return le.Uint32(p.mem[pageFeatures:]) }
 
 func (p Page) at(channel uint16, field int) unsafe.Pointer {
 	return unsafe.Pointer(&p.mem[pageSlot+int(channel)*slotSize+field])

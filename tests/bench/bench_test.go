@@ -56,7 +56,7 @@ func TestParseSample(t *testing.T) {
 	}
 }
 
-// What is measured pair by pair has to be measured in each run.
+// Figures of pairs need a measurement in each run of a pair.
 func TestFigures(t *testing.T) {
 	b := &bench{libraries: []library{{name: "shim", ours: true}, {name: "peer"}}}
 	r := result{scenario: scenario{Calls: []string{"launch"}, Threads: 1}, Samples: map[string][]sample{

@@ -25,18 +25,18 @@ const (
 	handOverSeconds = 8
 )
 
-// wait is when a launch could not go on, from its call to its return, ns.
+// wait is a launch that had to wait at its gate, from its call to its return, ns.
 type wait struct{ from, to int64 }
 
-// handOver is how long the GPU takes from one tenant to another, on a driver
-// that does nothing: from the first call of the one that finds its gate shut, to
-// the return of the other's first launch. Between are the drain, which has
-// nothing to wait for, the release, the scheduler, and the other's wake-up.
+// handOver is how long a hand-over takes on a driver that does nothing: from the first
+// call of one tenant that finds its gate shut, to the return of the other's first launch.
+// Between are the drain, which has nothing to wait for, the release, the scheduler, and
+// the other's wake-up.
 type handOver struct {
 	TurnMS  float64 `json:"turn_ms"`
 	Tenants int     `json:"tenants"`
 	All     times   `json:"shut_to_launch"`
-	Second  times   `json:"release_to_launch"` // the part of it after the scheduler has the release
+	Second  times   `json:"release_to_launch"` // the part after the scheduler has received the release
 }
 
 // times are durations, sorted, ns.
@@ -54,19 +54,19 @@ func newTimes(ns []int64) (times, error) {
 	return times{ns, ns[len(ns)/2], ns[len(ns)*99/100]}, nil
 }
 
-// handOvers finds them in the waits of two tenants, each in order of time: one's
-// wait begins while the other waits, and lasts longer.
+// handOvers finds the hand-overs in the waits of two tenants, each in order of time: one
+// tenant's wait begins while the other waits, and lasts longer.
 func handOvers(a, b []wait) []int64 {
 	var all []int64
 	for len(a) > 0 && len(b) > 0 {
 		if a[0].from > b[0].from {
 			a, b = b, a
 		}
-		// a waited first: b is shut within a's wait, or a has waited for nothing.
+		// a waited first. Either b's gate was shut during a's wait, or this is no hand-over.
 		switch {
 		case b[0].from >= a[0].to:
 			a = a[1:]
-		case b[0].to < a[0].to: // within: the machine paused b
+		case b[0].to < a[0].to: // b's wait is within a's: the machine paused b
 			b = b[1:]
 		default:
 			all = append(all, a[0].to-b[0].from)
@@ -76,8 +76,8 @@ func handOvers(a, b []wait) []int64 {
 	return all
 }
 
-// firstLaunches returns the times from each release to the end of the first wait
-// after it. All are ns of one clock.
+// firstLaunches returns the time from each release to the end of the first wait after
+// the release. All are ns of one clock.
 func firstLaunches(releases []int64, a, b []wait) []int64 {
 	var opened []int64
 	for _, w := range slices.Concat(a, b) {
@@ -85,7 +85,7 @@ func firstLaunches(releases []int64, a, b []wait) []int64 {
 	}
 	slices.Sort(opened)
 	var all []int64
-	for _, t := range releases { // others had turns before
+	for _, t := range releases { // earlier releases belong to other hand-overs
 		if i, _ := slices.BinarySearch(opened, t); i > 0 && i < len(opened) {
 			all = append(all, opened[i]-t)
 		}
@@ -93,8 +93,8 @@ func firstLaunches(releases []int64, a, b []wait) []int64 {
 	return all
 }
 
-// releases returns when the scheduler heard of releases, ns of CLOCK_MONOTONIC;
-// of those that it still knows of.
+// releases returns when the scheduler received releases, as far as it still knows them,
+// in ns of CLOCK_MONOTONIC.
 func releases(ctx context.Context, conn *api.Conn) ([]int64, error) {
 	var real, mono unix.Timespec
 	if err := errors.Join(unix.ClockGettime(unix.CLOCK_REALTIME, &real), unix.ClockGettime(unix.CLOCK_MONOTONIC, &mono)); err != nil {
@@ -173,7 +173,7 @@ func (b *bench) handOver(ctx context.Context) (*handOver, error) {
 	return h, err
 }
 
-// parseWaits reads what turns prints.
+// parseWaits reads the output of the program turns.
 func parseWaits(r io.Reader) ([]wait, error) {
 	var word string
 	if _, err := fmt.Fscanln(r, &word); err != nil || word != "ready" {

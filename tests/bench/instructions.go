@@ -19,8 +19,8 @@ import (
 
 var errNoValgrind = errors.New("no valgrind")
 
-// instructions counts what a call takes, its loop included, in the thread
-// that makes it. The same code gives the same number each time.
+// instructions counts the instructions of a call, including the loop around it, in the
+// calling thread. The same code gives the same number each time.
 func (b *bench) instructions(ctx context.Context, l *library, s scenario, tenant *program) (map[string]float64, error) {
 	valgrind, err := exec.LookPath("valgrind")
 	if err != nil {
@@ -55,14 +55,14 @@ func (b *bench) instructions(ctx context.Context, l *library, s scenario, tenant
 		if len(totals[call]) == 0 {
 			return nil, fmt.Errorf("callgrind has not seen run_%s", call)
 		}
-		// The first batches differ: symbols and caches of all kinds are cold.
+		// The first batches differ, because symbols are unresolved and caches cold.
 		counts[call] = quartile(totals[call], 2) / perBatch
 	}
 	return counts, nil
 }
 
-// parseDump reads what callgrind wrote at the end of a run_ function: which
-// one, and all instructions since its beginning. Other dumps have no name.
+// parseDump reads what callgrind wrote at the end of a run_ function: the function's name
+// and its number of instructions. Other dumps have no name.
 func parseDump(file string) (call string, total float64, err error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -82,7 +82,7 @@ func parseDump(file string) (call string, total float64, err error) {
 	return call, total, nil
 }
 
-// check holds the most common calls against the limits.
+// check compares the most common calls with the limits.
 func (b *bench) check(ctx context.Context, w io.Writer) error {
 	s := scenarios[0]
 	s.Calls = slices.Sorted(maps.Keys(limits))
@@ -102,8 +102,8 @@ func (b *bench) check(ctx context.Context, w io.Writer) error {
 	for _, call := range s.Calls {
 		added := after[call] - before[call]
 		said = append(said, fmt.Sprintf("%s %+.0f", call, added))
-		// A batch ends with a synchronisation, whose cost is a fraction of an
-		// instruction to each call.
+		// A batch ends with a synchronisation, which adds a fraction of an instruction
+		// to each call.
 		if math.Round(added) > limits[call] {
 			over = append(over, fmt.Sprintf("%s: %+.1f instructions, the limit is %+.0f", call, added, limits[call]))
 		}

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench measures what the shim costs the calls it stands in front of:
-// instructions, counted by callgrind, and nanoseconds, in pairs of runs with
-// and without it; and what a hand-over takes. The driver below is one that does nothing (stub/driver.c);
-// the gate is opened by a grant of a real nvshare-scheduler.
+// Command bench measures what the shim adds to calls of the driver, in instructions
+// (counted by callgrind) and in nanoseconds (in pairs of runs with and without the shim).
+// It also measures how long a hand-over takes. The driver does nothing (stub/driver.c);
+// the grants come from a real nvshare-scheduler.
 //
-// What the same calls cost on a real driver measures tests/gpu.
+// tests/gpu measures the same calls on a real driver.
 package main
 
 import (
@@ -31,11 +31,11 @@ import (
 // scenario is one way to call the driver.
 type scenario struct {
 	Name    string   `json:"name"`
-	Calls   []string `json:"calls"` // as launch-cost --only has them
+	Calls   []string `json:"calls"` // names for launch-cost --only
 	Threads int      `json:"threads"`
-	Streams int      `json:"streams"` // of each thread, used in turn; 0: the default one
+	Streams int      `json:"streams"` // of each thread, used in turn; 0: the default stream
 	GPUs    int      `json:"gpus"`
-	Tenant  bool     `json:"tenant"` // another client is attached, and waits for nothing
+	Tenant  bool     `json:"tenant"` // another client is attached, and does not ask for the GPU
 }
 
 var (
@@ -56,8 +56,8 @@ var (
 	}
 )
 
-// limits: instructions that the shim may add to a call, as in the first scenario.
-// They leave room for another compiler, not for another look-up or lock.
+// limits is how many instructions the shim may add to a call, in the first scenario.
+// They leave room for another compiler, but not for another look-up or lock.
 var limits = map[string]float64{
 	"launch": 110, "launch_ex": 100, "copy": 95, "copy_uva": 95, "event": 0, "event_query": 0,
 	"rt_launch": 110, // by stub/runtime.c
@@ -65,8 +65,8 @@ var limits = map[string]float64{
 
 const native = "native"
 
-// figures are those of one call in one scenario; the raw samples are in
-// result.Samples.
+// figures are the results of one call in one scenario; result.Samples has the raw
+// samples.
 type figures struct {
 	Native       float64  `json:"native_ns"`
 	Added        spread   `json:"added_ns"` // over pairs
@@ -80,7 +80,7 @@ type spread struct {
 	Q3     float64 `json:"q3"`
 }
 
-// result is one scenario's. The first key is native or a library's name.
+// result is one scenario's. Outer keys are "native" and names of libraries.
 type result struct {
 	scenario
 	Samples map[string][]sample           `json:"samples"`

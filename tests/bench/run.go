@@ -21,20 +21,20 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// Of launch-cost: batches of each call in a run, and calls in a batch.
+// For launch-cost: batches of each call in a run, and calls in a batch.
 const (
 	batches  = 150
 	perBatch = 1000
 )
 
-// How long a process may take to get ready, and a run to end; neither is
-// reached where all works.
+// Bounds of how long a process takes to get ready, and a run to end. They are reached
+// only if something is broken.
 const (
 	startTimeout = 30 * time.Second
 	runTimeout   = 2 * time.Minute
 )
 
-// library is one that is preloaded; nil: none.
+// A library is preloaded; nil means none.
 type library struct {
 	name, path string
 	ours       bool // registers with the scheduler
@@ -47,13 +47,13 @@ func (l *library) key() string {
 	return l.name
 }
 
-// peer says whether l is somebody else's, which may fail without harm.
+// peer tells whether l is not ours; a peer may fail without failing the run.
 func (l *library) peer() bool { return l != nil && !l.ours }
 
 // sample is what a run of launch-cost printed: nanoseconds by name.
 type sample map[string]float64
 
-// parseSample reads a line of launch-cost's; nil if it is none.
+// parseSample reads a line that launch-cost printed; nil if it is not a sample.
 func parseSample(line []byte) sample {
 	var all map[string]any
 	if json.Unmarshal(line, &all) != nil {
@@ -103,7 +103,7 @@ func newBench(build, shim string, peers []string) (*bench, error) {
 	return b, nil
 }
 
-// prepare makes what the scheduler finds the GPUs by; the driver is another.
+// prepare makes the simulated GPUs that the scheduler finds; the driver is a stub.
 func (b *bench) prepare() error {
 	for _, d := range []string{"run", "sim/run", "sim/lib"} {
 		if err := os.MkdirAll(filepath.Join(b.dir, d), 0o755); err != nil {
@@ -144,7 +144,7 @@ func (b *bench) startScheduler(ctx context.Context) error {
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
 			_ = cmd.Process.Kill()
-			_ = cmd.Wait() // the log is whole
+			_ = cmd.Wait() // then the log is complete
 			b.scheduler = nil
 			return fmt.Errorf("nvshare-scheduler does not answer: %w\n%s", err, log.String())
 		}
@@ -161,7 +161,7 @@ func (b *bench) status(ctx context.Context) (*api.StatusResponse, error) {
 	return conn.Status(ctx, &api.StatusRequest{})
 }
 
-// program is a launch-cost that has submitted something and waits.
+// program is a launch-cost that has submitted work and waits.
 type program struct {
 	cmd   *exec.Cmd
 	in    io.WriteCloser
@@ -170,8 +170,8 @@ type program struct {
 	ended bool
 }
 
-// start runs launch-cost with a library preloaded, or none, under a command
-// like valgrind if wrap is not empty.
+// start runs launch-cost with a library preloaded, or none; with wrap, under a command
+// like valgrind.
 func (b *bench) start(ctx context.Context, l *library, s scenario, wrap []string, args ...string) (*program, error) {
 	argv := append(slices.Clone(wrap), filepath.Join(b.build, "bench", "launch-cost"), "--wait",
 		"--threads", strconv.Itoa(s.Threads), "--streams", strconv.Itoa(s.Streams),
@@ -196,10 +196,10 @@ func (b *bench) start(ctx context.Context, l *library, s scenario, wrap []string
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
-	// A peer may hang instead; its end ends the read.
+	// A peer may hang; killing it ends the read.
 	timer := time.AfterFunc(startTimeout, func() { _ = p.cmd.Process.Kill() })
 	defer timer.Stop()
-	for line := ""; line != "ready\n"; { // others may print, too
+	for line := ""; line != "ready\n"; { // a peer may print more
 		if line, err = p.out.ReadString('\n'); err != nil {
 			return nil, p.end(fmt.Errorf("not ready: %w", err))
 		}
@@ -207,7 +207,7 @@ func (b *bench) start(ctx context.Context, l *library, s scenario, wrap []string
 	return p, nil
 }
 
-// end waits for the program and adds to err what it said.
+// end waits for the program and adds its output to err.
 func (p *program) end(err error) error {
 	if p.ended {
 		return err
@@ -221,7 +221,7 @@ func (p *program) end(err error) error {
 	return nil
 }
 
-// finish lets the program measure, and returns what it printed.
+// finish lets the program measure, and returns its sample.
 func (p *program) finish() (sample, error) {
 	if _, err := io.WriteString(p.in, "\n"); err != nil {
 		return nil, p.end(err)
@@ -239,8 +239,8 @@ func (p *program) finish() (sample, error) {
 	}
 }
 
-// arbitrated waits until the program's gate is open by a grant, every entry
-// point leads to the shim, and nobody else is there but the tenant.
+// arbitrated waits until the program has a grant, all its entry points lead to the shim,
+// and no other client is attached except the scenario's tenant.
 func (b *bench) arbitrated(ctx context.Context, p, tenant *program) error {
 	deadline := time.Now().Add(startTimeout)
 	for {
@@ -251,11 +251,11 @@ func (b *bench) arbitrated(ctx context.Context, p, tenant *program) error {
 		if time.Now().After(deadline) || ctx.Err() != nil {
 			return errors.New(wrong)
 		}
-		time.Sleep(time.Millisecond) // the scheduler hears of an ended process by itself
+		time.Sleep(time.Millisecond) // the scheduler learns later that a process has ended
 	}
 }
 
-// unlike says what is not as arbitrated wants it.
+// unlike says which condition of arbitrated does not hold.
 func (b *bench) unlike(ctx context.Context, p, tenant *program) (string, error) {
 	status, err := b.status(ctx)
 	if err != nil {
@@ -296,7 +296,7 @@ func (b *bench) once(ctx context.Context, l *library, s scenario, tenant *progra
 	return p.finish()
 }
 
-// tenant starts the other client of a scenario that has one.
+// tenant starts the other client, if the scenario has one.
 func (b *bench) tenant(ctx context.Context, s scenario) (*program, error) {
 	if !s.Tenant {
 		return nil, nil
@@ -319,7 +319,7 @@ func (b *bench) measure(ctx context.Context, s scenario, pairs int) (result, err
 	}
 	args := []string{strconv.Itoa(batches), strconv.Itoa(perBatch)}
 	for range pairs {
-		// Forwards and backwards: what drifts hits all.
+		// Forwards and backwards, so that drift affects all libraries alike.
 		for _, l := range runs {
 			name := l.key()
 			if r.Failed[name] != "" {

@@ -22,8 +22,8 @@ func needArm64(t *testing.T) {
 	need(t, "qemu-aarch64", "aarch64-linux-gnu-gcc")
 }
 
-// emulated is a command that the emulator runs, with a C library of that
-// architecture below root.
+// emulated is a command that the emulator runs with the C library below root, which is of
+// the other architecture.
 func emulated(root, preload, libraries string, argv ...string) *exec.Cmd {
 	args := []string{"-L", root, "-E", "LD_LIBRARY_PATH=" + libraries}
 	if preload != "" {
@@ -36,8 +36,8 @@ func emulated(root, preload, libraries string, argv ...string) *exec.Cmd {
 
 const arm64Root = "/usr/aarch64-linux-gnu"
 
-// arm64: emulated programs with the shim of their architecture, and the
-// simulated GPU of theirs, beside this machine's and under its scheduler.
+// arm64 runs emulated programs with the shim and the simulated GPU of their architecture,
+// under this machine's scheduler, next to this machine's programs.
 func arm64(t *testing.T) {
 	at := func(name string) string { return program("arm64/" + name) }
 	for name, c := range map[string]struct{ preload, program, way string }{
@@ -61,10 +61,9 @@ func arm64(t *testing.T) {
 	})
 }
 
-// notEmulated: the emulator has a thread of its own in each process, keeps
-// descriptors that a program has no room for, is slow by fits and starts, fails
-// at forks beside busy threads, knows not all of prctl, and would have to be
-// told to the kernel for execve.
+// notEmulated lists tests that fail because of the emulator. It has a thread of its own
+// in each process, keeps descriptors open, is slow at times, fails at forks beside busy
+// threads, lacks parts of prctl, and is not registered with the kernel for execve.
 var notEmulated = []string{
 	"forks", "descriptors_nobody_asked_for", "depth_follows_short_work", "small_allocations_stay_in_the_process",
 	"forks_while_threads_are_at_work", "fork_in_a_handler_at_the_gate", "exec_is_a_new_client",
@@ -103,7 +102,7 @@ func arm64Tests(t *testing.T) {
 		if _, err := exec.LookPath("qemu-aarch64"); err != nil {
 			continue
 		}
-		// Without arguments it prints the names of its cases.
+		// Without arguments the test prints the names of its cases.
 		names, err := emulated(arm64Root, "", dir, file).Output()
 		if err != nil {
 			t.Errorf("%s does not name its cases: %v", suite, err)

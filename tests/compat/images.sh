@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: images.sh DIRECTORY SUITE ARCHITECTURE PACKAGE...
-# Unpacks packages of a Debian release, with all that they depend on, into
-# DIRECTORY: a root file system whose maintainer scripts have not run. Nothing
-# of this machine's package state is touched. Packages come from where this
-# machine gets its own. Component non-free is included.
-# Exit status 3: this machine has no such source.
+# Unpacks packages of a Debian release, and all that they depend on, into DIRECTORY, as
+# a root file system. Maintainer scripts do not run, and this machine's package state is
+# not changed. Packages come from this machine's own source, with component non-free.
+# Exit status 3: this machine has no Debian source.
 set -eu
 root=$1 suite=$2 arch=$3
 shift 3
@@ -34,13 +33,13 @@ get() {
 get update
 case $1 in
 --only)
-	# Without what they depend on.
+	# Without dependencies.
 	shift
 	(cd "$apt/cache/archives" && get download "$@")
 	;;
 *) get install --download-only "$@" ;;
 esac
-# Newer releases have one /usr, older ones are content with it.
+# Newer releases have a merged /usr, with which older ones work too.
 for dir in bin sbin lib lib32 lib64; do
 	mkdir -p "$root.tmp/usr/$dir"
 	ln -s "usr/$dir" "$root.tmp/$dir"
@@ -49,7 +48,7 @@ for deb in "$apt"/cache/archives/*.deb; do
 	dpkg-deb --fsys-tarfile "$deb" |
 		tar -x -C "$root.tmp" --keep-directory-symlink --no-same-owner --warning=no-timestamp --exclude=./dev
 done
-# A compiler is to find its way about in there from outside.
+# Links become relative, so that a compiler outside can follow them.
 find "$root.tmp/usr/lib" "$root.tmp/usr/lib64" -type l -lname '/*' | while read -r link; do
 	ln -sfrn "$root.tmp$(readlink "$link")" "$link"
 done

@@ -13,13 +13,13 @@ import (
 	"testing"
 )
 
-// oldest is the release with the oldest C library that can still be had.
+// oldest is the release with the oldest C library that can still be downloaded.
 const oldest = "bullseye"
 
 var fetching sync.Map // directory to its mutex
 
-// image returns a root file system made of a release's packages; once made, it
-// stays in the build directory.
+// image returns a root file system made of a release's packages. It stays in the build
+// directory.
 func image(t *testing.T, name, suite, arch string, packages ...string) string {
 	t.Helper()
 	root := program("images/" + name)
@@ -45,8 +45,8 @@ func release(t *testing.T, suite, arch string) string {
 	return image(t, suite+"-"+arch, suite, arch, "bash", "coreutils", "perl-base", "python3", "libc6-dev")
 }
 
-// old builds the programs and the simulated driver with the C library of the
-// oldest release, whence they run with each later one, and returns where.
+// old builds the programs and the simulated driver with the C library of the oldest
+// release, so that they run with each later one, and returns their directory.
 func old(t *testing.T, arch string) string {
 	t.Helper()
 	out := program("oldest-" + arch)
@@ -66,8 +66,8 @@ func old(t *testing.T, arch string) string {
 	return out
 }
 
-// fetch makes the images before anything is measured by them, because that is
-// much work. What cannot be had is said by the cases that want it.
+// fetch makes the images before the cases run, because that is much work. A case whose
+// image cannot be made says so.
 func fetch(t *testing.T) {
 	t.Run("fetch", func(t *testing.T) {
 		for _, arch := range []string{"amd64", "arm64"} {
@@ -82,7 +82,7 @@ func fetch(t *testing.T) {
 
 var suites = []string{oldest, "bookworm", "trixie", "forky", "sid"}
 
-// releases: the shim as it was built here, in images older and newer.
+// releases runs the shim, as built on this machine, in older and newer images.
 func releases(t *testing.T) {
 	const lib, preload = "LD_LIBRARY_PATH=/usr/lib/nvshare", "LD_PRELOAD=/usr/lib/nvshare/libnvshare.so"
 	for _, suite := range suites {
@@ -131,7 +131,7 @@ func releases(t *testing.T) {
 			managed(t, emulated(root, preload, lib, filepath.Join(out, "compat/probe-linked"), "next"))
 		})
 	}
-	// A 32-bit program cannot load the shim: the loader says so and goes on.
+	// A 32-bit program cannot load the shim: the loader prints a line and goes on.
 	check(t, "32-bit image", func(t *testing.T) {
 		t.Parallel()
 		needRoot(t)

@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-// cc compiles something small for one case.
+// cc compiles a small program for one case.
 func cc(t *testing.T, args ...string) {
 	t.Helper()
 	cmd := exec.Command("gcc", append([]string{"-std=c11", "-D_GNU_SOURCE", "-O1"}, args...)...)
@@ -30,7 +30,7 @@ func nobody() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 }
 
-// driverFor is a copy of the driver that any user can read.
+// driverFor makes a copy of the driver that any user can read.
 func driverFor(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(filepath.Dir(run), "driver")
@@ -52,7 +52,7 @@ func install(t *testing.T, from, to string) {
 	}
 }
 
-// calls sums up what strace has written: each system call and how often.
+// calls counts each system call in strace's output.
 func calls(t *testing.T, file string) string {
 	t.Helper()
 	count := map[string]int{}
@@ -66,8 +66,8 @@ func calls(t *testing.T, file string) string {
 	return b.String()
 }
 
-// enter is a command that runs in another root file system, where the
-// scheduler's sockets and the simulated GPU are at their default places.
+// enter is a command that runs in another root file system, in which the scheduler's
+// sockets and the simulated GPU are at their default paths.
 func enter(root string, env []string, argv ...string) *exec.Cmd {
 	return enterAs("0:0", root, env, argv...)
 }
@@ -84,7 +84,7 @@ exec chroot --userspec="$USER" "$ROOT" /usr/bin/env -i "$@"`
 	return cmd
 }
 
-// mountPoints makes the directories that enter mounts on.
+// mountPoints makes the directories on which enter mounts.
 func mountPoints(t *testing.T, root string) {
 	t.Helper()
 	for _, dir := range []string{"var/run/nvshare", "run/nvshare-simgpu", "proc"} {
@@ -94,8 +94,8 @@ func mountPoints(t *testing.T, root string) {
 	}
 }
 
-// bare makes a root file system of nothing but a C library, env, the driver,
-// the shim and a program.
+// bare makes a root file system with only a C library, env, the driver, the shim and a
+// program.
 func bare(t *testing.T) string {
 	t.Helper()
 	root := must(os.MkdirTemp(filepath.Dir(run), "root-"))(t)
@@ -120,7 +120,7 @@ func bare(t *testing.T) string {
 	return root
 }
 
-// roots: other root file systems, made of this machine's files.
+// roots runs programs in other root file systems, made of this machine's files.
 func roots(t *testing.T) {
 	const lib, preload = "LD_LIBRARY_PATH=/usr/lib/nvshare", "LD_PRELOAD=/usr/lib/nvshare/libnvshare.so"
 	check(t, "an image of a C library and a program", func(t *testing.T) {
@@ -142,9 +142,9 @@ func roots(t *testing.T) {
 		}
 		managed(t, enter(root, []string{lib}, "/usr/bin/probe", "dlsym"))
 		managed(t, enter(root, []string{lib}, "/usr/bin/probe-linked", "linked"))
-		// Named twice, as where a container engine adds it too.
+		// Also in LD_PRELOAD, as a container engine adds it.
 		managed(t, enter(root, []string{lib, preload}, "/usr/bin/probe", "thread"))
-		// A setuid program, which LD_PRELOAD does not reach, is held.
+		// A setuid program, which ignores LD_PRELOAD, is held.
 		file := filepath.Join(root, "usr/bin/setuid")
 		cc(t, "-DLINKED", "-pthread", "-o", file, "programs/probe.c", "-L"+built("simgpu"), "-l:libcuda.so.1", "-ldl", "-Wl,--disable-new-dtags,-rpath,/usr/lib/nvshare")
 		if err := os.Chmod(file, 0o755|os.ModeSetuid); err != nil {

@@ -12,10 +12,9 @@ import (
 	"testing"
 )
 
-// runtimes: what NVIDIA's own CUDA runtime looks up, and what it is given. It
-// asks for each entry point it may ever use when it starts. Then it wants
-// tables that the simulated driver does not have, and reports an error; the
-// rest of its life is seen on a real GPU.
+// runtimes checks what NVIDIA's CUDA runtime looks up, and what it gets. At its start it
+// looks up each entry point that it may use. Then it asks for tables that the simulated
+// driver lacks, and reports an error. tests/gpu runs it on a real GPU.
 func runtimes(t *testing.T) {
 	check(t, "CUDA runtime, static", staticRuntime)
 	for version, source := range map[string]struct{ suite, name string }{
@@ -35,7 +34,7 @@ func runtimes(t *testing.T) {
 	}
 }
 
-// STATIC_CUDART names a libcudart_static.a, which only a very large package has.
+// STATIC_CUDART names a libcudart_static.a, which is in a very large package only.
 const staticEnv = "STATIC_CUDART"
 
 func staticRuntime(t *testing.T) {
@@ -60,10 +59,10 @@ func exported(t *testing.T) map[string]bool {
 	return names
 }
 
-// lookUps compares a run with the shim and one without: the runtime asks for
-// the same, hears the same, and is given the shim's function in place of each
-// that the shim interposes, of the same name and so of the same stream
-// semantics, and the driver's own otherwise.
+// lookUps compares a run with the shim and one without. The runtime must look up the same
+// names and get the same results. For each function that the shim interposes it must get
+// the shim's function of the same name, and so with the same stream semantics; otherwise
+// the driver's.
 func lookUps(t *testing.T, argv ...string) {
 	t.Helper()
 	var lines [2][]string

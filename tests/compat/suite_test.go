@@ -24,8 +24,7 @@ import (
 	"github.com/nvshare/nvshare/tests/judge"
 )
 
-// patience is how long anything may take before a case fails: a machine may be
-// slow. Nothing waits that long when all is well.
+// patience bounds each wait of a case. It is long, because a machine may be slow.
 const patience = 60 * time.Second
 
 var (
@@ -33,7 +32,7 @@ var (
 	shim   string
 	run    string // the scheduler's directory of sockets
 	sim    string // the simulated node that the scheduler arbitrates
-	apart  string // one that nobody arbitrates, for processes without the shim
+	apart  string // a simulated node without a scheduler, for processes without the shim
 	images = os.Getenv("NVSHARE_COMPAT") == "full"
 
 	passed, failed, skipped atomic.Int32
@@ -57,7 +56,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// check runs one case and counts it.
+// check runs and counts one case.
 func check(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
@@ -76,9 +75,9 @@ func check(t *testing.T, name string, f func(t *testing.T)) {
 	})
 }
 
-// TestCompat is all cases: those of the shim at work share one GPU with each
-// other and with a rival that always has work. Then the simulated GPU is asked
-// whether two ever had it at once.
+// TestCompat runs all cases. Programs with the shim share one GPU with each other and with
+// a rival that always has work. Then the simulated GPU's record says whether two ever had
+// the GPU at once.
 func TestCompat(t *testing.T) {
 	if images {
 		fetch(t)
@@ -117,14 +116,14 @@ func TestCompat(t *testing.T) {
 	})
 }
 
-// start makes the world: two simulated nodes, a scheduler on one, a rival.
+// start makes two simulated nodes, a scheduler on one of them, and the rival.
 func start(t *testing.T) {
 	for _, file := range []string{shim, built("simgpu/libcuda.so.1"), built("bin/nvshare-scheduler"), program("probe")} {
 		if _, err := os.Stat(file); err != nil {
 			t.Fatalf("%v (make test-compat builds it)", err)
 		}
 	}
-	// Others' user ids work in here too.
+	// Processes of other users work here too.
 	dir, err := os.MkdirTemp("", "nvshare-compat-")
 	if err != nil {
 		t.Fatal(err)
@@ -170,8 +169,8 @@ func start(t *testing.T) {
 	})
 }
 
-// environment is that of a process in a managed container. With no preloads
-// the process is an unmanaged one.
+// environment is the environment of a process in a managed container; without preloads,
+// of an unmanaged process.
 func environment(preload ...string) []string {
 	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "LANG=C", "LD_LIBRARY_PATH=" + built("simgpu"), "NVSHARE_RUN_DIR=" + run}
 	if len(preload) == 0 {
@@ -203,7 +202,7 @@ func status() (*api.StatusResponse, error) {
 	return conn.Status(ctx, &api.StatusRequest{})
 }
 
-// client is what the scheduler knows of a process.
+// client returns what the scheduler knows of a process.
 func client(pid int) (*api.Client, error) {
 	s, err := status()
 	if err != nil {
@@ -230,8 +229,8 @@ func await(t *testing.T, what string, done func() error) {
 	t.Fatalf("%s: %v", what, err)
 }
 
-// begin starts a command. What it and its children have not done in time they
-// no longer do; stop ends that watch.
+// begin starts a command, and kills it and its children after patience; stop ends this
+// watch.
 func begin(t *testing.T, cmd *exec.Cmd) *time.Timer {
 	t.Helper()
 	if cmd.SysProcAttr == nil {
@@ -255,14 +254,14 @@ func output(t *testing.T, cmd *exec.Cmd) (string, error) {
 	return text.String(), err
 }
 
-// session is a program that has worked and stays until it is told to go.
+// session is a program that has done its work and stays until its input ends.
 type session struct {
-	pid, calls int // as the program told
+	pid, calls int // as the program printed them
 	end        func()
 }
 
-// work starts a program that prints as probe.c does, and waits for that. When
-// the session ends, the program must have succeeded and printed nothing else.
+// work starts a program that prints the same line as probe.c, and waits for the line.
+// When the session ends, the program must have succeeded and printed nothing else.
 func work(t *testing.T, cmd *exec.Cmd) *session {
 	t.Helper()
 	var stderr bytes.Buffer
@@ -305,12 +304,12 @@ func work(t *testing.T, cmd *exec.Cmd) *session {
 	return s
 }
 
-// managed: the program is a client of the scheduler, each of its submissions
-// went through the gate, no entry point leads past the shim, and it prints
-// nothing but its own.
+// managed checks that the program is a client of the scheduler, that each of its
+// submissions went through the gate, that no entry point leads past the shim, and that it
+// prints only its own output.
 func managed(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
-	// What the judge calls it.
+	// The process's name in the judge's report.
 	cmd.Env = append(cmd.Env, fmt.Sprintf("NVSHARE_SIMGPU_TENANT=%.19s", filepath.Base(t.Name())))
 	s := work(t, cmd)
 	await(t, fmt.Sprintf("%v: all %d submissions are counted", cmd.Args, s.calls), func() error {
@@ -328,7 +327,7 @@ func managed(t *testing.T, cmd *exec.Cmd) {
 	s.end()
 }
 
-// alone: the program works as well, and the scheduler has not heard of it.
+// alone checks that the program works, and that the scheduler does not know it.
 func alone(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	s := work(t, cmd)
@@ -345,7 +344,7 @@ func command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// need skips the case without one of these programs.
+// need skips the case if one of these programs is missing.
 func need(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {

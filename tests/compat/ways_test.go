@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// ways: how programs come to the driver.
+// ways runs programs that reach the driver in different ways.
 func ways(t *testing.T) {
 	for name, argv := range map[string][]string{
 		"linked":                         {program("probe-linked"), "linked"},
@@ -42,7 +42,7 @@ func ways(t *testing.T) {
 	}
 }
 
-// besideOthers: libraries of others that are preloaded too, before and after.
+// besideOthers preloads other people's libraries too, before and after the shim.
 func besideOthers(t *testing.T) {
 	own := func(name string) func() string { return func() string { return program(name) } }
 	installed := func(pattern string) func() string {
@@ -77,13 +77,14 @@ func besideOthers(t *testing.T) {
 					preload = []string{shim, lib}
 				}
 				for _, argv := range [][]string{{program("probe"), "dlsym"}, {program("probe"), "thread"}, {program("probe-linked"), "linked"}} {
-					// The thread sanitizer gives up where mappings are random by 32 bits.
+					// The thread sanitizer fails where mappings are random by 32 bits.
 					cmd := exec.Command("setarch", append([]string{"-R"}, argv...)...)
-					// What a process keeps to its end is not a leak that matters here.
+					// Memory that a process keeps to its end is not a leak here.
 					cmd.Env = append(environment(preload...), "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0", "LSAN_OPTIONS=detect_leaks=0")
 					if name == "libfaketime" {
-						// The simulated GPU goes by the clock and the sleeps that this one
-						// changes: its process gets a GPU of its own, under the same grants.
+						// libfaketime changes the clock and the sleeps on which the simulated
+						// GPU depends. So its process gets a GPU of its own, under the same
+						// grants.
 						cmd.Env = append(cmd.Env, "FAKETIME=-10d", "FAKETIME_DONT_FAKE_MONOTONIC=1", "NVSHARE_SIMGPU_DIR="+apart)
 					}
 					managed(t, cmd)
@@ -93,8 +94,8 @@ func besideOthers(t *testing.T) {
 	}
 }
 
-// unmanaged: processes that the shim does not hold, or that do not use a GPU,
-// run as if there were none.
+// unmanaged checks that processes that the shim does not hold, or that do not use a GPU,
+// run as without the shim.
 func unmanaged(t *testing.T) {
 	check(t, "environment thrown away", func(t *testing.T) {
 		t.Parallel()
@@ -132,7 +133,7 @@ func unmanaged(t *testing.T) {
 			}
 		})
 	}
-	// A sanitizer looks up what it interposes before anything of its own works.
+	// A sanitizer looks up the functions that it interposes before it works itself.
 	for name, flags := range map[string][]string{
 		"built with the thread sanitizer":           {"-fsanitize=thread"},
 		"built with the address sanitizer inside":   {"-fsanitize=address", "-static-libasan"},
@@ -178,8 +179,8 @@ func unmanaged(t *testing.T) {
 	}
 }
 
-// same: with the shim a program prints the same, ends the same way and makes
-// the same sockets, processes and threads as without.
+// same checks that a program prints the same, ends in the same way, and makes the same
+// sockets, processes and threads with the shim as without.
 func same(t *testing.T, argv ...string) {
 	t.Helper()
 	_, noTrace := exec.LookPath("strace")

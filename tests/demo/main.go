@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo shows the main job of nvshare on this machine: two pods and,
-// if there is podman, a third container share one GPU. It ends with a verdict
-// that is not nvshare's own: it comes from what the GPU recorded.
+// Command demo shows the main job of nvshare on this machine: two pods and, if podman is
+// installed, a third container share one GPU. Its verdict comes from the GPU's own
+// record, not from nvshare.
 //
-// Exit status 0: everything held. It needs root, uses a containerd of its own
-// and leaves nothing behind, whichever way it ends.
+// Exit status 0: everything held. The demo needs root, uses a containerd of its own, and
+// leaves nothing behind, however it ends.
 package main
 
 import (

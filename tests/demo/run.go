@@ -54,7 +54,7 @@ func (t tenant) client(gpu *api.GPU) *api.Client {
 	return nil
 }
 
-// run plays the demo and reports whether everything the verdict asks held.
+// run plays the demo and reports whether the verdict is good.
 func (d *demo) run(ctx context.Context) (bool, error) {
 	if err := d.bringUp(ctx); err != nil {
 		return false, err
@@ -156,7 +156,7 @@ func (d *demo) startTenants(ctx context.Context) error {
 	} else {
 		d.screen.say("no podman here: two tenants only")
 	}
-	// The shares are measured from when all have begun.
+	// Shares are measured from the time at which all have begun.
 	return node.Until(ctx, "all tenants to use the GPU", func() error {
 		status, err := d.node.Status(ctx)
 		if err != nil {
@@ -174,16 +174,16 @@ func (d *demo) startTenants(ctx context.Context) error {
 func (d *demo) workload(name string) node.ContainerSpec {
 	args := []string{"/usr/bin/cuda-busy", "--kernel-us", "500"}
 	if d.simulated {
-		// Hardly ever out of work, so that turns are as long as the quantum.
+		// Nearly always with work, so that turns last the quantum.
 		args = append(args, "--depth", "400")
 	} else {
-		// The record is written each time the program waits for its work.
+		// The program writes its record each time it waits for its work.
 		args = append(args, "--depth", "64", "--record", "/record/"+name+".jsonl")
 	}
 	return node.ContainerSpec{Args: args, Env: map[string]string{node.TenantEnv: name}}
 }
 
-// gpu is the one that tenants named.
+// gpu is the GPU that the tenants named.
 func (d *demo) gpu(status *api.StatusResponse) *api.GPU {
 	for _, g := range status.GetGpus() {
 		if g.Index == 0 {
@@ -193,8 +193,8 @@ func (d *demo) gpu(status *api.StatusResponse) *api.GPU {
 	return nil
 }
 
-// watch shows the state until long has passed. With a condition it ends as
-// soon as that holds, and it is an error if it never does.
+// watch shows the state for the given time. With a condition, watch ends as soon as it
+// holds, and returns an error if it never does.
 func (d *demo) watch(ctx context.Context, long time.Duration, until func(*api.GPU) bool) error {
 	pace := 50 * time.Millisecond
 	if until != nil {

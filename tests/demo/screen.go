@@ -13,18 +13,18 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// plainEvery is the pace of lines where the screen can't be updated in place.
+// plainEvery is the pace of lines where the output is not a terminal.
 const plainEvery = time.Second
 
 // redrawEvery is the pace of updates on a terminal.
 const redrawEvery = 100 * time.Millisecond
 
-// widestBar keeps the block's lines below 80 columns: what wraps can't be
+// widestBar keeps the block's lines below 80 columns, because wrapped lines cannot be
 // redrawn in place.
 const widestBar = 18
 
-// A screen shows the live state: on a terminal as a block that is redrawn
-// below the messages, elsewhere as one line a second.
+// A screen shows the live state: on a terminal as a block below the messages, otherwise
+// as one line a second.
 type screen struct {
 	out   *os.File
 	tty   bool

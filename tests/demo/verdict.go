@@ -15,10 +15,10 @@ import (
 	"github.com/nvshare/nvshare/tests/node"
 )
 
-// What the verdict asks for. None of it measures how fast the machine is.
+// What the verdict demands. Nothing here measures how fast the machine is.
 const (
 	leastShare   = 0.5              // of an even share, while all tenants run
-	longestWait  = 10 * time.Second // the scheduler's grace: nobody had to be fenced
+	longestWait  = 10 * time.Second // the scheduler's grace period: nobody had to be fenced
 	regrantAfter = 10 * time.Second
 )
 
@@ -30,8 +30,8 @@ type times struct {
 	end    int64
 }
 
-// now reads the clock of the record: CLOCK_MONOTONIC for the simulated GPU;
-// a real one's timer counts from the epoch.
+// now reads the clock of the record: CLOCK_MONOTONIC for the simulated GPU, and time
+// since the epoch for a real GPU.
 func (d *demo) now() int64 {
 	if d.simulated {
 		return judge.Now()
@@ -54,8 +54,7 @@ func (d *demo) evidence() (judge.Trace, error) {
 	return judge.ReadRecords(files...)
 }
 
-// verdict weighs what the GPU recorded, prints it and reports whether
-// everything held.
+// verdict judges and prints what the GPU recorded, and reports whether everything held.
 func (d *demo) verdict(t times, victim tenant) (bool, error) {
 	trace, err := d.evidence()
 	if err != nil {
@@ -106,10 +105,10 @@ func (d *demo) verdict(t times, victim tenant) (bool, error) {
 	say(least >= leastShare*even, "shares while all ran: %.1f to %.1f %%, even would be %.1f %%", 100*least, 100*most, 100*even)
 	say(wait < int64(longestWait), "longest wait of anybody: %v", round(time.Duration(wait)))
 	a, z := turn(usage(before, d.tenants[0].name)), turn(usage(after, d.tenants[0].name))
-	// Not judged: a tenant with nothing to do ends its turn early.
+	// Only shown: a tenant without work ends its turn early.
 	fmt.Fprintf(&b, "          time quantum %v, then %v: mean turn of %s %v, then %v\n", defaultQuantum, longQuantum, d.tenants[0].name, round(a), round(z))
 	next, found := judge.Regrant(trace, gpu, victim.name, t.killed)
-	// On a real GPU a killed program's last stamps are lost with it.
+	// On a real GPU the last stamps of a killed program are lost.
 	agrees := next.Held || !d.simulated
 	say(found && agrees && next.Gap < int64(regrantAfter), "%s killed while it held the GPU (%s); %s went on after %v",
 		victim.name, map[bool]string{true: "the record agrees", false: "the record has nothing on that"}[next.Held],

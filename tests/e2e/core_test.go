@@ -23,14 +23,14 @@ const (
 	priorityAnnotation    = "nvshare.com/gpu-priority"
 	gangAnnotation        = "nvshare.com/gpu-gang"
 
-	// window is how much of the GPU's time shares are judged by, and points how
-	// far they may be off, in percent of it: turns are a tenth of a second, and
-	// this machine's few cores have the tenants' own work to do as well.
+	// window is the GPU time over which shares are judged, and points how far a share
+	// may be off, in percent of the window: turns last a tenth of a second, and the
+	// tenants' own work competes for the machine's few cores.
 	window = 2 * time.Second
 	points = 10
 )
 
-// corePod starts a busy pod on the first GPU that says something of its share.
+// corePod starts a busy pod on the first GPU, with annotations about its share.
 func corePod(t *testing.T, name string, share map[string]string, args ...string) *node.Pod {
 	t.Helper()
 	annotations := map[string]string{gpuAnnotation: firstGPU}
@@ -40,9 +40,8 @@ func corePod(t *testing.T, name string, share map[string]string, args ...string)
 	return startPod(t, name, annotations, busy(name, args...))
 }
 
-// awaitShares waits for a window in which each tenant's part of the work that
-// was done is as wanted, in percent. A machine that is busy with something else
-// may spoil one or another; shares that are wrong spoil all.
+// awaitShares waits for a window in which each tenant did the wanted part of the work,
+// in percent. Other work on the machine may spoil some windows; wrong shares spoil all.
 func awaitShares(t *testing.T, ctx context.Context, want map[string]int) {
 	t.Helper()
 	seen := ""
@@ -82,8 +81,8 @@ func (e *evidence) firstGPU() judge.GPUReport {
 	return judge.GPUReport{}
 }
 
-// Pods get the parts of a GPU that their annotations say, and what is said to
-// them later.
+// Pods get the parts of a GPU that their annotations say, and later the parts that
+// nvsharectl sets.
 func TestCoreLimits(t *testing.T) {
 	ctx := within(t)
 	start := judge.Now()
@@ -103,7 +102,7 @@ func TestCoreLimits(t *testing.T) {
 	}
 	awaitShares(t, ctx, map[string]int{"core-25": 60, "core-75": 40})
 
-	// The operator's word outlives the scheduler.
+	// What nvsharectl set outlives the scheduler.
 	restartScheduler(t)
 	awaitShares(t, ctx, map[string]int{"core-25": 60, "core-75": 40})
 	for _, name := range []string{"core-25", "core-75"} {
@@ -116,7 +115,7 @@ func TestCoreLimits(t *testing.T) {
 	observe(t, start).noOverlap(t)
 }
 
-// A limit holds also for who is alone.
+// A limit also holds for a tenant that is alone.
 func TestCoreLimitAlone(t *testing.T) {
 	ctx := within(t)
 	from := judge.Now()
@@ -138,7 +137,7 @@ func TestCoreLimitAlone(t *testing.T) {
 	}
 }
 
-// A request is kept however much the others weigh; what is left goes by weight.
+// A request is kept, whatever the others' weights are; the rest is shared by weight.
 func TestCoreRequests(t *testing.T) {
 	ctx := within(t)
 	start := judge.Now()
@@ -153,7 +152,7 @@ func TestCoreRequests(t *testing.T) {
 	awaitShares(t, ctx, e)
 	observe(t, start).noOverlap(t)
 
-	// Nobody is promised what is promised already.
+	// More than 100 % cannot be promised.
 	name := "req-too-much"
 	pod, err := shared.RunPod(ctx, name, map[string]string{gpuAnnotation: firstGPU, coreRequestAnnotation: "51"}, sleeper("main", nil))
 	if err == nil {
@@ -196,7 +195,7 @@ func TestLatencyBesideBatch(t *testing.T) {
 	e := observe(t, from)
 	fast, slow := e.tenant("latency"), e.tenant("batch")
 	t.Logf("latency: %d turns, longest wait %v; batch: %v of work", fast.Turns, time.Duration(fast.LongestWait), time.Duration(slow.Busy))
-	// Taking turns it would have had a few.
+	// With turns it would have had a few.
 	if fast.Turns < 15 {
 		t.Errorf("the latency tenant was let in %d times while batch worked for %v", fast.Turns, time.Duration(slow.Busy))
 	}

@@ -21,7 +21,7 @@ type evidence struct {
 	report judge.Report
 }
 
-// observe reads the record from a time until now; 0 is the beginning.
+// observe reads the record from a time until now; 0 is the record's beginning.
 func observe(t *testing.T, from int64) *evidence {
 	t.Helper()
 	return observeIn(t, node.SimGPU, from)
@@ -36,7 +36,7 @@ func observeIn(t *testing.T, simGPU string, from int64) *evidence {
 	return &evidence{trace, judge.Judge(trace, judge.Options{Since: from, Until: judge.Now()})}
 }
 
-// tenant returns a tenant's usage of the first GPU; zero if it had none.
+// tenant returns a tenant's usage of the first GPU; zero if the tenant did not use it.
 func (e *evidence) tenant(name string) judge.Usage {
 	for _, gpu := range e.report.GPUs {
 		for _, u := range gpu.Tenants {
@@ -65,7 +65,7 @@ func (e *evidence) noOverlap(t *testing.T) {
 	}
 }
 
-// noOverlapWithout is noOverlap in a world without one tenant.
+// noOverlapWithout is noOverlap for all tenants except one.
 func (e *evidence) noOverlapWithout(t *testing.T, tenant string, from, until int64) {
 	t.Helper()
 	var rest judge.Trace
@@ -84,7 +84,7 @@ func awaitTurns(t *testing.T, ctx context.Context, tenant string, from int64, n 
 	awaitEvidence(t, ctx, tenant+" to take turns", from, func(e *evidence) error { return e.hasTurns(tenant, n) })
 }
 
-// readEvery paces looks at the log, which take some CPU time.
+// readEvery is the pace at which the log is read, which takes CPU time.
 const readEvery = 100 * time.Millisecond
 
 func awaitEvidence(t *testing.T, ctx context.Context, what string, from int64, ok func(*evidence) error) {

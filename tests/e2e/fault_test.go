@@ -57,8 +57,8 @@ func TestKilledWaiterIsForgotten(t *testing.T) {
 	observe(t, from).noOverlap(t)
 }
 
-// A holder that does not answer a revoke loses its grant after the grace
-// period; the others go on, and it is let in again once it answers.
+// A holder that does not answer a revoke loses its grant after the grace period, and
+// the others go on. Once it answers, it gets turns again.
 func TestStoppedHolderIsFenced(t *testing.T) {
 	ctx := within(t)
 	restartScheduler(t, "--grace", "500ms")
@@ -78,16 +78,16 @@ func TestStoppedHolderIsFenced(t *testing.T) {
 	})
 	back := judge.Now()
 	awaitTurns(t, ctx, "stopped", back, 2)
-	// What a stopped process had under way may end late; that is what a fence
-	// cannot prevent. Before and after, nobody overlaps.
+	// Work that a stopped process had submitted may end late, which a fence cannot
+	// prevent. Before and after that, nobody overlaps.
 	observe(t, at).noOverlapWithout(t, "stopped", at, resumed)
 	observe(t, back).noOverlap(t)
 }
 
-// stopHolder stops a process while it holds the GPU, and returns when its
-// grant is fenced. A process may be stopped too late, with its release on the
-// way, or while it has the lock of the simulated GPU, which would stop all
-// tenants and not only their turns: then it goes on and is stopped again.
+// stopHolder stops a process while it holds the GPU, and returns when its grant is
+// fenced. The process may be stopped too late, with its release on the way, or while it
+// has the lock of the simulated GPU, which would stop all tenants. Then stopHolder lets
+// it go on, and stops it again.
 func stopHolder(t *testing.T, pid int) {
 	t.Helper()
 	ctx := within(t)
@@ -112,15 +112,15 @@ func stopHolder(t *testing.T, pid int) {
 	}
 }
 
-// restartScheduler ends the scheduler in good order and starts it with args.
+// restartScheduler ends the scheduler with SIGTERM and starts it with args.
 func restartScheduler(t *testing.T, args ...string) {
 	t.Helper()
 	check(t, shared.Scheduler.Stop())
 	check(t, shared.StartScheduler(within(t), args...))
 }
 
-// With the closed policy no two tenants ever use the GPU at the same time,
-// however long the scheduler is away: the holder runs on, the others wait.
+// With NVSHARE_SCHEDULER_LOSS=closed no two tenants use the GPU at the same time, however
+// long the scheduler is away: the holder runs on, and the others wait.
 func TestKilledSchedulerClosed(t *testing.T) {
 	ctx := within(t)
 	from := judge.Now()
@@ -133,7 +133,7 @@ func TestKilledSchedulerClosed(t *testing.T) {
 	for _, pod := range pods {
 		awaitTurns(t, ctx, pod.Name, from, 2)
 	}
-	// It must die while a grant is open: between two grants there is no holder.
+	// The scheduler must die during a grant: between two grants there is no holder.
 	must(shared.Ctl(ctx, "-T", "30s"))(t)
 	check(t, node.Until(ctx, "a holder", func() error {
 		for _, pod := range pods {
@@ -163,8 +163,8 @@ func TestKilledSchedulerClosed(t *testing.T) {
 	observe(t, from).noOverlap(t)
 }
 
-// With the open policy, the default, waiting tenants run on too after a
-// while, and all take turns again once the scheduler is back.
+// With NVSHARE_SCHEDULER_LOSS=open, the default, waiting tenants run on too after a
+// while. All take turns again once the scheduler is back.
 func TestKilledSchedulerOpen(t *testing.T) {
 	ctx := within(t)
 	from := judge.Now()
@@ -177,8 +177,8 @@ func TestKilledSchedulerOpen(t *testing.T) {
 	for _, pod := range pods {
 		awaitTurns(t, ctx, pod.Name, killed, 1)
 	}
-	// The holder may have ended its turn's work just before; only work at the
-	// same time shows that both run without turns.
+	// The holder may have just ended the work of its turn. Only work at the same time
+	// shows that both run without turns.
 	awaitEvidence(t, ctx, "both to run", killed, func(e *evidence) error {
 		if e.report.Overlaps() == 0 {
 			return errors.New("they still take turns")
@@ -189,8 +189,8 @@ func TestKilledSchedulerOpen(t *testing.T) {
 	arbitrated(t, ctx, pods...)
 }
 
-// arbitrated waits until the pods have had grants, and checks that they keep
-// out of each other's way from then on.
+// arbitrated waits until the pods have had grants, and checks that they do not overlap
+// from then on.
 func arbitrated(t *testing.T, ctx context.Context, pods ...*node.Pod) {
 	t.Helper()
 	for _, pod := range pods {

@@ -18,9 +18,9 @@ import (
 
 const bareImage, muslImage = "localhost/nvshare-bare:1", "localhost/nvshare-musl:1"
 
-// Containers as people run them: each is held, whatever its user, its rights, its
-// root file system and what it preloads. AppArmor is not among them: the node has
-// it off, because loading a profile would change the machine.
+// The shim holds each container, whatever its user, rights, root file system and
+// preloaded libraries are. AppArmor is not tested: the node has it off, because loading a
+// profile would change the machine.
 func TestImages(t *testing.T) {
 	ctx := within(t)
 	check(t, shared.AddImage(ctx, bareImage, true, map[string]string{busyProgram: filepath.Join(buildDir, "bin", "cuda-busy")}))
@@ -45,7 +45,7 @@ func TestImages(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			ctx := within(t)
 			from := judge.Now()
-			tenant := fmt.Sprintf("image-%d", i) // longer ones are cut
+			tenant := fmt.Sprintf("image-%d", i) // the record cuts longer names
 			spec := busy(tenant)
 			spec.Restricted, spec.Image = tc.restricted, tc.image
 			for k, v := range tc.env {
@@ -94,8 +94,8 @@ func noIDMaps(err error) bool {
 	return strings.Contains(err.Error(), "MOUNT_ATTR_IDMAP") || strings.Contains(err.Error(), "idmap")
 }
 
-// On musl the shim cannot be loaded: the program runs as without it, and the
-// plugin says so.
+// On musl the shim cannot be loaded. The program runs without it, and the plugin
+// reports the container.
 func TestMuslIsReported(t *testing.T) {
 	cc, err := exec.LookPath("musl-gcc")
 	if err != nil {

@@ -120,7 +120,7 @@ func TestDeviceNames(t *testing.T) {
 func TestUsersPreloadIsKept(t *testing.T) {
 	pod := startPod(t, "preload", map[string]string{gpuAnnotation: firstGPU},
 		sleeper("main", map[string]string{"LD_PRELOAD": node.UserLibrary}))
-	// A container that has just started may not have loaded anything yet.
+	// A container that has just started may not have loaded its libraries yet.
 	check(t, node.Until(within(t), "both libraries in the program", func() error {
 		maps := string(must(os.ReadFile("/proc/" + strconv.Itoa(pod.PID()) + "/maps"))(t))
 		for _, lib := range []string{"libnvshare.so", filepath.Base(node.UserLibrary)} {
@@ -132,7 +132,7 @@ func TestUsersPreloadIsKept(t *testing.T) {
 	}))
 }
 
-// A tenant sees its own socket and nothing of the control side.
+// A tenant sees the socket for tenants, and neither the control socket nor the state.
 func TestControlSocketIsHidden(t *testing.T) {
 	ctx := within(t)
 	pod := busyPod(t, "prying")

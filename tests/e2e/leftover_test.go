@@ -22,9 +22,8 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// The demo, however it ends, leaves the machine as it was. (Here "the
-// machine" is the test's own node, which sees everything the demo could
-// leave.)
+// The demo leaves the machine as it was, however the demo ends. Here the test's own node
+// is the machine: everything that the demo could leave behind is visible there.
 func TestDemoLeavesNothingBehind(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "demo")
 	if out, err := exec.Command("go", "build", "-o", program, "../demo").CombinedOutput(); err != nil {
@@ -51,8 +50,8 @@ func TestDemoLeavesNothingBehind(t *testing.T) {
 			}
 		})
 	}
-	// Killed outright, it cannot clean up; everything inside ends all the
-	// same, and the next run removes the rest.
+	// With SIGKILL the demo cannot clean up. Its processes end all the same, and the
+	// next run removes the rest.
 	t.Run("killed-outside", func(t *testing.T) {
 		before := traces(t)
 		demo, wait := startDemo(t, program)
@@ -66,8 +65,8 @@ func TestDemoLeavesNothingBehind(t *testing.T) {
 	})
 }
 
-// noWorkDir: after a crash the logs stay, in the demo's own directory, until
-// the next run; otherwise that goes too.
+// noWorkDir checks that the demo's directory is gone. Only after a crash it stays, with
+// the logs, until the next run.
 func noWorkDir(t *testing.T) {
 	t.Helper()
 	if left := must(filepath.Glob(filepath.Join(buildDir, "demo-*")))(t); len(left) > 0 {
@@ -120,7 +119,7 @@ func onlyChild(t *testing.T, pid int) int {
 	return child
 }
 
-// traces lists everything a run could leave: processes, namespaces, mounts,
+// traces lists everything that a run could leave behind: processes, namespaces, mounts,
 // cgroups, files.
 func traces(t *testing.T) map[string]bool {
 	t.Helper()
@@ -129,7 +128,7 @@ func traces(t *testing.T) map[string]bool {
 	for _, p := range procs {
 		comm, err := os.ReadFile(p + "/comm")
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		found["process "+filepath.Base(p)+" "+strings.TrimSpace(string(comm))] = true
 		for _, ns := range []string{"mnt", "pid", "ipc", "uts", "net", "cgroup"} {
@@ -169,8 +168,8 @@ func list(found map[string]bool, root string, depth int) {
 	})
 }
 
-// compare fails the test on anything that is there now and was not before.
-// The machine's other users come and go, so a trace must stay to count.
+// compare fails the test on each trace that is there now and was not before. A trace
+// must stay for some seconds to count, because the machine has other users.
 func compare(t *testing.T, before map[string]bool, demos ...*exec.Cmd) {
 	t.Helper()
 	var extra []string
@@ -191,8 +190,8 @@ func compare(t *testing.T, before map[string]bool, demos ...*exec.Cmd) {
 	}
 }
 
-// ofAnotherNode: a demo or test run that goes on elsewhere on the machine has
-// its cgroups in the same hierarchies.
+// ofAnotherNode tells whether a trace is a cgroup of another demo or test that runs on
+// the machine: all have their cgroups in the same hierarchies.
 func ofAnotherNode(trace string, demos []*exec.Cmd) bool {
 	if !strings.HasPrefix(trace, "file "+cgroupRoot+"/") || !strings.Contains(trace, "/nvshare-") {
 		return false

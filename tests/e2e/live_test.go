@@ -16,9 +16,9 @@ import (
 	"github.com/nvshare/nvshare/tests/node"
 )
 
-// Annotations that change in the API server reach running containers, and
-// containers that are started again in a pod whose sandbox has the old ones; also
-// those that changed while plugin, scheduler or containerd were away.
+// Annotations that change in the API server reach running containers, also when they
+// changed while plugin, scheduler or containerd were away. They also reach containers
+// that are started again in a pod whose sandbox has the old annotations.
 func TestAnnotationsChangeLive(t *testing.T) {
 	ctx := within(t)
 	api := kubeapi.New(t)
@@ -61,7 +61,7 @@ func TestAnnotationsChangeLive(t *testing.T) {
 		t.Errorf("above the new limit: %+v", h)
 	}
 
-	// Everything is restarted in turn, with a change meanwhile.
+	// Each daemon is restarted in turn, and the annotation changes meanwhile.
 	check(t, shared.Scheduler.Stop())
 	annotate(limitAnnotation, "2Gi")
 	check(t, shared.StartScheduler(ctx))
@@ -71,7 +71,7 @@ func TestAnnotationsChangeLive(t *testing.T) {
 	check(t, shared.StartPlugin(ctx, live...))
 	holds("after the plugin's restart", 4096)
 
-	// The runtime says 1Gi of a container that is started again.
+	// The runtime still has 1Gi for a container that is started again.
 	old := pod.Containers[0]
 	check(t, unix.Kill(pod.PID(), unix.SIGKILL))
 	must(pod.Ended(ctx, old))(t)

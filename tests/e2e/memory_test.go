@@ -32,8 +32,8 @@ type hog struct {
 	Total int    `json:"total_mib"`
 }
 
-// hogs builds memory-hog and returns a container that holds so much memory,
-// and has the program.
+// hogs builds memory-hog and returns a container that has the program and holds the
+// given amount of memory.
 func hogs(t *testing.T, mib int) node.ContainerSpec {
 	t.Helper()
 	dir := t.TempDir()
@@ -48,7 +48,7 @@ func hogs(t *testing.T, mib int) node.ContainerSpec {
 	}
 }
 
-// hogPod starts a pod that holds memory, and returns it with what it got.
+// hogPod starts a pod that holds memory, and returns the pod and the memory that it got.
 func hogPod(t *testing.T, name string, annotations map[string]string, mib int) (*node.Pod, hog) {
 	t.Helper()
 	pod := startPod(t, name, annotations, hogs(t, mib))
@@ -57,8 +57,8 @@ func hogPod(t *testing.T, name string, annotations map[string]string, mib int) (
 	return pod, h
 }
 
-// grab runs one more process in the pod's container, which takes what it can
-// get of so much memory, and ends.
+// grab runs one more process in the pod's container. The process allocates up to the
+// given amount of memory, and ends.
 func grab(t *testing.T, ctx context.Context, pod *node.Pod, id string, mib int) (h hog) {
 	t.Helper()
 	out, err := shared.Ctr(ctx, "task", "exec", "--exec-id", id, pod.Containers[0].ID, hogDir+"/memory-hog", strconv.Itoa(mib), "50")
@@ -71,7 +71,7 @@ func grab(t *testing.T, ctx context.Context, pod *node.Pod, id string, mib int) 
 	return h
 }
 
-// used returns what the scheduler has of the pod's memory on the first GPU, MiB.
+// used returns the pod's memory on the first GPU by the scheduler's account, in MiB.
 func used(t *testing.T, ctx context.Context, pod *node.Pod) (limit, used int) {
 	t.Helper()
 	for _, m := range must(shared.Status(ctx))(t).Gpus[0].Memory {
@@ -82,7 +82,7 @@ func used(t *testing.T, ctx context.Context, pod *node.Pod) (limit, used int) {
 	return 0, 0
 }
 
-// awaitUsed waits until the processes that ended have returned their memory.
+// awaitUsed waits until the memory of processes that have ended is free again.
 func awaitUsed(t *testing.T, ctx context.Context, pod *node.Pod, most int) {
 	t.Helper()
 	check(t, node.Until(ctx, "the memory of dead processes to be returned", func() error {
@@ -93,8 +93,8 @@ func awaitUsed(t *testing.T, ctx context.Context, pod *node.Pod, most int) {
 	}))
 }
 
-// The processes of a container have its limit together. They see it, too; and
-// it can be changed while they run, and outlives the scheduler.
+// A container's memory limit holds for all its processes together. They see the limit as
+// the GPU's size; it can be changed while they run, and it outlives the scheduler.
 func TestMemoryLimitIsShared(t *testing.T) {
 	ctx := within(t)
 	pod, first := hogPod(t, "hog-limited", map[string]string{gpuAnnotation: firstGPU, limitAnnotation: "1Gi"}, 600)
@@ -114,7 +114,7 @@ func TestMemoryLimitIsShared(t *testing.T) {
 		awaitUsed(t, ctx, pod, most)
 	}
 	over("second", 1024-600)
-	over("third", 1024-600) // what the second had is free again
+	over("third", 1024-600) // the second process's memory is free again
 	if h := grab(t, ctx, pod, "modest", 200); h.Error != "" || h.MiB != 200 {
 		t.Errorf("within the limit: %+v", h)
 	}
@@ -135,7 +135,7 @@ func TestMemoryLimitIsShared(t *testing.T) {
 	}
 	over("raised", 2048-600)
 	restartScheduler(t)
-	awaitUsed(t, ctx, pod, most) // the first process is back when it says what it has
+	awaitUsed(t, ctx, pod, most) // the first process has attached again when the scheduler knows its memory
 	check(t, node.Until(ctx, "the first process to be back", func() error {
 		if limit, n := used(t, ctx, pod); limit != 2048 || n < 600 {
 			return fmt.Errorf("the scheduler has %d of %d MiB", n, limit)
@@ -144,8 +144,8 @@ func TestMemoryLimitIsShared(t *testing.T) {
 	}))
 	over("after-the-restart", 2048-600)
 
-	// Below what is in use: nothing more, and somebody is told. By id, because
-	// the plugin takes its time to tell a new scheduler the names.
+	// With a limit below the use, allocations fail and the status says so. The container
+	// is named by ID, because a new scheduler does not know its name at once.
 	id := pod.Containers[0].ID[:20]
 	out = must(shared.Ctl(ctx, "set", "--container", id, "--memory-limit", "512Mi"))(t)
 	if !strings.Contains(out, "2Gi → 512Mi; 6") {

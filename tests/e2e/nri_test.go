@@ -20,8 +20,8 @@ import (
 	"github.com/nvshare/nvshare/tests/node"
 )
 
-// requires has containerd's validator refuse containers that nvshare's plugin
-// did not see.
+// requires is the annotation with which containerd's validator refuses containers while
+// nvshare's plugin is not registered.
 const requires = "required-plugins.noderesource.dev"
 
 func restartPlugin(t *testing.T, args ...string) {
@@ -30,7 +30,7 @@ func restartPlugin(t *testing.T, args ...string) {
 	check(t, shared.StartPlugin(within(t), args...))
 }
 
-// pluginSays waits for a line of the plugin's log that has all these parts.
+// pluginSays waits for a line of the plugin's log that contains all these parts.
 func pluginSays(t *testing.T, parts ...string) {
 	t.Helper()
 	check(t, node.Until(within(t), fmt.Sprintf("the plugin to say %q", parts), func() error {
@@ -49,9 +49,9 @@ func pluginSays(t *testing.T, parts ...string) {
 	}))
 }
 
-// While no plugin is there, a pod that requires it is refused, and one that does
-// not starts without a GPU; the plugin finds it when it is back, says so, and
-// stops it if it is to. What is then started again has the GPU.
+// While no plugin is registered, a pod that requires the plugin is refused, and a pod
+// that does not starts without a GPU. When the plugin is back, it reports that pod, and
+// stops it if told to. Its container has the GPU when it is started again.
 func TestFailClosed(t *testing.T) {
 	ctx := within(t)
 	closed := map[string]string{gpuAnnotation: firstGPU, requires: `["nvshare"]`}
@@ -66,7 +66,7 @@ func TestFailClosed(t *testing.T) {
 			check(t, shared.StartPlugin(within(t)))
 		}
 	}()
-	// The validator came with containerd 2.2. Before it, the audit has to do.
+	// containerd has the validator from 2.2 on. Before, there is only the audit.
 	refuses := otherContainerd == ""
 	for name, annotations := range map[string]map[string]string{
 		"closed-pod":       closed,
@@ -129,9 +129,9 @@ func described(t *testing.T, ctx context.Context, pod string, want map[string]ui
 	}))
 }
 
-// A pod with an init container, two with limits of their own, one that asks for
-// nothing, one that is added while it runs, and one that is killed and started
-// again.
+// A pod has several containers: an init container, two with limits of their own, one
+// without a request, one that is added while the pod runs, and one that is killed and
+// started again.
 func TestContainersOfAPod(t *testing.T) {
 	ctx := within(t)
 	from := judge.Now()
@@ -149,7 +149,7 @@ func TestContainersOfAPod(t *testing.T) {
 	if status, err := pod.Ended(ctx, pod.Containers[0]); err != nil || status != 0 {
 		t.Fatalf("the init container ended with %d, %v: %s", status, err, pod.Containers[0].Log())
 	}
-	described(t, ctx, "several", map[string]uint64{}) // kubelet removes it later
+	described(t, ctx, "several", map[string]uint64{}) // the kubelet removes the init container later
 
 	start := func(name string, attempt int) *node.Container {
 		t.Helper()
@@ -185,7 +185,7 @@ func TestContainersOfAPod(t *testing.T) {
 	observe(t, from).noOverlap(t)
 }
 
-// leaves counts what pods could leave behind on a node.
+// leaves counts the things that pods could leave behind on a node.
 func leaves(t *testing.T) map[string]int {
 	t.Helper()
 	count := map[string]int{}
@@ -201,7 +201,7 @@ func leaves(t *testing.T) map[string]int {
 		"specs":      "/run/cdi/*",
 		"host files": "/run/nvshare-host/*/*",
 		"tasks":      "/run/containerd/io.containerd.runtime.v2.task/k8s.io/*",
-		// A network of their own.
+		// Network namespaces.
 		"networks": "/run/netns/*",
 	} {
 		count[name] = len(must(filepath.Glob(pattern))(t))
@@ -212,8 +212,8 @@ func leaves(t *testing.T) map[string]int {
 	return count
 }
 
-// Pods come and go, and nothing of them is left: 24 here on a real containerd;
-// 500 in the plugin's own test.
+// Pods that come and go leave nothing behind: 24 pods here, on a real containerd; 500 in
+// the plugin's own test.
 func TestChurn(t *testing.T) {
 	ctx := within(t)
 	churn := func(from, to int) {
@@ -221,20 +221,20 @@ func TestChurn(t *testing.T) {
 			name := fmt.Sprintf("churn-%d", i)
 			pod := must(shared.RunPod(ctx, name, map[string]string{gpuAnnotation: firstGPU, "nvshare.com/gpu-core-request": "40"},
 				sleeper("main", nil)))(t)
-			if i%3 == 0 { // one that is refused leaves nothing either
+			if i%3 == 0 { // a refused container leaves nothing behind either
 				if _, err := pod.Start(ctx, sleeper("main", map[string]string{"again": "1"})); err == nil {
 					t.Error("two containers of one name")
 				}
 			}
 			if i%2 == 0 {
-				check(t, unix.Kill(pod.PID(), unix.SIGKILL)) // by itself, not by the runtime
+				check(t, unix.Kill(pod.PID(), unix.SIGKILL)) // the process ends without the runtime
 			}
-			// Where a container has just ended by itself, containerd may fail with
-			// "ttrpc: closed" (1.7 was seen to): kubelet tries again, too.
+			// When a container has just ended, containerd may fail with "ttrpc:
+			// closed" (seen with 1.7). The kubelet tries again too.
 			check(t, node.Until(ctx, name+" to be removed", func() error { return pod.Remove(ctx) }))
 		}
 	}
-	churn(0, 4) // opens what stays open
+	churn(0, 4) // opens files that stay open
 	before := leaves(t)
 	churn(4, 24)
 	check(t, node.Until(ctx, "nothing to be left", func() error {

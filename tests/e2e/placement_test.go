@@ -15,7 +15,7 @@ import (
 
 const exclusionAnnotation = "nvshare.com/gpu-exclusion"
 
-// given returns the indices of the simulated GPUs that a container has.
+// given returns the indices of the simulated GPUs that a container got.
 func given(t *testing.T, c *node.Container) string {
 	t.Helper()
 	env := must(c.Environ())(t)
@@ -28,8 +28,8 @@ func given(t *testing.T, c *node.Container) string {
 	return strings.Join(has, " ")
 }
 
-// Pods that name no GPU are placed where they fit, also by a plugin that was not
-// there when the others were, and refused with the figures if they don't.
+// The plugin places pods that name no GPU where they fit, also after a restart of the
+// plugin. A pod that fits nowhere is refused, with the figures of each GPU.
 func TestPlacement(t *testing.T) {
 	ctx := within(t)
 	start := judge.Now()
@@ -67,7 +67,7 @@ func TestPlacement(t *testing.T) {
 	}
 
 	place("placed-a", "0", part("60", "8Gi"))
-	place("placed-b", "0", part("30", "4Gi")) // the best fit, beside a
+	place("placed-b", "0", part("30", "4Gi")) // the best fit, on a's GPU
 	c := place("placed-c", "1", part("40", "8Gi"))
 	figures("new")
 	refuse("placed-3", map[string]string{gpuAnnotation: "3"}, "3 different GPUs are asked for, and this node has 2")
@@ -94,7 +94,7 @@ func TestPlacement(t *testing.T) {
 	check(t, shared.PluginAccepted(ctx, accepted))
 	figures("after-containerd")
 
-	// What cannot be started, or is refused after all, keeps nothing.
+	// A container that cannot be started, or is refused, keeps no part of a GPU.
 	for range 2 {
 		broken := part("60", "8Gi")
 		if pod, err := shared.RunPod(ctx, "placed-broken", broken, node.ContainerSpec{Args: []string{"/no/such/program"}}); err == nil {
@@ -104,7 +104,7 @@ func TestPlacement(t *testing.T) {
 			t.Errorf("refused for another reason: %v", err)
 		}
 	}
-	check(t, c.Stop(ctx)) // it ended, and is not removed
+	check(t, c.Stop(ctx)) // the container has ended and is not removed
 	both := place("placed-both", "0 1", map[string]string{gpuAnnotation: "2", coreRequestAnnotation: "10"})
 	refuse("placed-alone", map[string]string{gpuAnnotation: "1", exclusionAnnotation: "alone"}, `exclusion label "default/alone"`)
 	check(t, both.Stop(ctx))

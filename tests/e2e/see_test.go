@@ -16,8 +16,7 @@ import (
 	"github.com/nvshare/nvshare/tests/node"
 )
 
-// What happens to pods is seen under their names: by Prometheus, in the events
-// and in the status.
+// Metrics, events and the status show pods by their names.
 func TestPodsAreSeen(t *testing.T) {
 	ctx := within(t)
 	const addr = "127.0.0.1:9402"
@@ -82,7 +81,7 @@ func TestPodsAreSeen(t *testing.T) {
 			for _, what := range []string{
 				"register  " + who + "uses GPUs through the shim",
 				"grant     " + who + "waited",
-				"release   " + who, // As asked or, on a machine that starves the pod, with nothing to do.
+				"release   " + who, // after a revoke or, when the machine starves the pod, without work
 			} {
 				if !strings.Contains(happened, what) {
 					return fmt.Errorf("no event %q in:\n%s", what, happened)

@@ -17,7 +17,7 @@ import (
 	"github.com/nvshare/nvshare/tests/node"
 )
 
-// turnsEach is how many turns every tenant must get in a test of sharing.
+// turnsEach is how many turns each tenant must get in a test of sharing.
 const turnsEach = 5
 
 func TestPodsAndPodmanTakeTurns(t *testing.T) {
@@ -34,14 +34,14 @@ func TestPodsAndPodmanTakeTurns(t *testing.T) {
 	for _, tenant := range tenants {
 		awaitTurns(t, ctx, tenant, from, 1)
 	}
-	// How even turns are depends on who gets the CPU, too: package sim measures it.
+	// How even turns are also depends on the CPU. Package sim measures evenness.
 	together := judge.Now()
 	for _, tenant := range tenants {
 		awaitTurns(t, ctx, tenant, together, turnsEach)
 	}
 	observe(t, from).noOverlap(t)
 
-	// The pods are known by name.
+	// The scheduler knows the pods by name.
 	for _, pod := range []*node.Pod{podA, podB} {
 		c := client(t, ctx, pod.PID())
 		if c == nil || c.Container.GetPod() != pod.Name || c.Container.GetNamespace() != "default" || c.Container.GetName() != "main" {
@@ -56,8 +56,8 @@ func TestPodsAndPodmanTakeTurns(t *testing.T) {
 	}
 }
 
-// GPUs are granted one by one: tenants of different GPUs do not wait for each
-// other, and each sees its own GPU only.
+// Each GPU is granted by itself: tenants of different GPUs do not wait for each other,
+// and each sees its own GPU only.
 func TestGPUsAreIndependent(t *testing.T) {
 	ctx := within(t)
 	from := judge.Now()
@@ -76,7 +76,7 @@ func TestGPUsAreIndependent(t *testing.T) {
 	}
 }
 
-// Whatever kind of work a program submits, it waits for its turn.
+// A program waits for its turn with every kind of work.
 func TestEveryKindOfWorkTakesTurns(t *testing.T) {
 	for _, mode := range []string{"kernel", "ex", "graph", "copy", "mix"} {
 		t.Run(mode, func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestLongerQuantumMakesLongerTurns(t *testing.T) {
 	ctx := within(t)
 	start := judge.Now()
 	for _, name := range []string{"tq-a", "tq-b"} {
-		// Turns as long as the quantum: hardly ever out of work.
+		// Nearly always with work, so that turns last the quantum.
 		startPod(t, name, map[string]string{gpuAnnotation: firstGPU}, busy(name, "--depth", "3000"))
 	}
 	awaitTurns(t, ctx, "tq-b", start, turnsEach)
@@ -108,7 +108,7 @@ func TestLongerQuantumMakesLongerTurns(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	// The turn under way began with the old quantum.
+	// The current turn began with the old quantum.
 	from := judge.Now()
 	awaitTurns(t, ctx, "tq-b", from, 2)
 	from = judge.Now()
@@ -135,7 +135,7 @@ func TestAntiThrashOffLetsAllRun(t *testing.T) {
 		return nil
 	})
 	must(shared.Ctl(ctx, "-S", "on"))(t)
-	// On holds from the first turn on: what ran before has drained by then.
+	// From the first turn on, tenants take turns: earlier work has drained by then.
 	from = judge.Now()
 	awaitTurns(t, ctx, "conc-a", from, 2)
 	awaitTurns(t, ctx, "conc-b", from, 2)
@@ -173,8 +173,8 @@ func TestCtrDevice(t *testing.T) {
 	observe(t, from).noOverlap(t)
 }
 
-// Programs of an unprivileged user share a GPU through a scheduler of the
-// same user, without containers.
+// Programs of an unprivileged user share a GPU through a scheduler of the same user,
+// without containers.
 func TestUnprivilegedLocalUse(t *testing.T) {
 	ctx := within(t)
 	local := must(shared.NewLocal("nobody-node"))(t)

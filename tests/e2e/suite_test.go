@@ -20,21 +20,20 @@ const (
 	gpuAnnotation = "nvshare.com/gpu"
 	firstGPU      = "nvshare.com/gpu=0"
 
-	// The log keeps all of the suite.
+	// The log keeps the records of the whole suite.
 	simConfig = "gpus=2\nmemory_mib=16384\nlog_records=262144\n"
 
 	busyProgram = "/usr/bin/cuda-busy"
 
-	// patience bounds every wait for an event. It is no measure of speed.
+	// patience bounds each wait for an event. It does not measure speed.
 	patience = 60 * time.Second
 )
 
-// shared is the node all tests use, one after another. A test that changes
-// its daemons puts them back.
+// shared is the node that all tests use, one after the other. A test that changes the
+// daemons restores them.
 var shared *node.Node
 
-// otherContainerd is the directory of another containerd than the pinned one, to
-// run the suite with.
+// otherContainerd is the directory of a containerd to use instead of the pinned one.
 var otherContainerd = os.Getenv("NVSHARE_CONTAINERD")
 
 // buildDir holds what make build, simgpu and tools have made.
@@ -70,7 +69,7 @@ func bringUp(dir string) error {
 // if the test fails.
 func within(t *testing.T) context.Context {
 	t.Helper()
-	// Not of t.Context(): cleanups wait for things too.
+	// Not derived from t.Context(), which ends before cleanups that wait.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	t.Cleanup(cancel)
 	t.Cleanup(func() {
@@ -99,9 +98,9 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// busy is a container that keeps the GPU busy under the tenant name given. It
-// rarely waits for its own work: a tenant that has nothing to do releases the
-// GPU before its time quantum is over.
+// busy is a container that keeps the GPU busy under the given tenant name. It rarely
+// waits for its own work, because a tenant without work releases the GPU before its time
+// quantum is over.
 func busy(tenant string, args ...string) node.ContainerSpec {
 	return node.ContainerSpec{
 		Args: append([]string{busyProgram, "--kernel-us", "500", "--depth", "400"}, args...),
@@ -109,8 +108,8 @@ func busy(tenant string, args ...string) node.ContainerSpec {
 	}
 }
 
-// busyPod starts a pod of one busy container, annotated for the first GPU and
-// removed at the end of the test. Its name is the tenant's.
+// busyPod starts a pod of one busy container, annotated for the first GPU. The pod has
+// the tenant's name, and is removed at the end of the test.
 func busyPod(t *testing.T, name string) *node.Pod {
 	t.Helper()
 	return startPod(t, name, map[string]string{gpuAnnotation: firstGPU}, busy(name))
@@ -128,7 +127,7 @@ func runPod(t *testing.T, spec node.PodSpec, containers ...node.ContainerSpec) *
 	pod := must(shared.Run(ctx, spec, containers...))(t)
 	t.Cleanup(func() { removePod(t, pod) })
 	if containers[0].Args[0] == busyProgram {
-		// In good order: nothing of it is left in the GPU's queue for the next test.
+		// Stop lets the pod's submitted work end before the next test.
 		t.Cleanup(func() { check(t, pod.Stop(within(t))) })
 	}
 	return pod

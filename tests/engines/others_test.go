@@ -28,7 +28,7 @@ func TestDocker(t *testing.T) {
 	testDocker(t, "docker-sid", release(t, "sid"))
 }
 
-// From Docker 25 to 28.1 the feature has to be switched on.
+// Docker 25 to 28.1 has the feature off by default.
 func TestDockerBeforeItWasDefault(t *testing.T) {
 	testDocker(t, "docker-trixie", release(t, "trixie"), "--config-file", "/docker/daemon.json")
 }
@@ -37,7 +37,7 @@ func testDocker(t *testing.T, name, root string, options ...string) {
 	ctx := within(t)
 	e := must(shared.NewEngine(name, root, map[string]string{examples: inside, filepath.Join(examples, "../docker"): "/docker"}))(t)
 	wrapper(t, e, "nothing", "")
-	// A containerd that sees the same file system, and leaves NRI's socket alone.
+	// This containerd sees the same file system as Docker, and does not use NRI's socket.
 	socket, ctd := "unix:///run/"+name+".sock", "/run/"+name+"-containerd"
 	config := filepath.Join(e.Private, "containerd.toml")
 	check(t, os.WriteFile(config, []byte("version = 3\nroot = '/var/lib/containerd'\nstate = '"+ctd+"'\nimports = []\n"+

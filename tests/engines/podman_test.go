@@ -17,8 +17,8 @@ import (
 	"github.com/nvshare/nvshare/tests/node"
 )
 
-// podman prepares an engine for podman: cgroups of the node, no network of its
-// own, the pinned runc, because crun refuses hybrid cgroup hierarchies.
+// podman prepares an engine for podman, with the node's cgroups and network, and with
+// the pinned runc, because crun refuses hybrid cgroup hierarchies.
 func podman(t *testing.T, e *node.Engine) {
 	t.Helper()
 	conf := filepath.Join(e.Private, "containers.conf")
@@ -40,7 +40,7 @@ network_config_dir = "%[3]s/networks"
 	storage := filepath.Join(e.Private, "storage.conf")
 	check(t, os.WriteFile(storage, []byte(fmt.Sprintf("[storage]\ndriver = \"vfs\"\ngraphroot = \"%s/storage\"\nrunroot = \"/run/%s\"\n", e.Private, filepath.Base(e.Private))), 0o644))
 	e.Setenv("CONTAINERS_STORAGE_CONF", storage)
-	// As in package node: limits, where a test may not raise them.
+	// As in package node: podman must not raise limits.
 	wrapper(t, e, "podman", `sub=$1; shift
 case $sub in
 run) exec /usr/bin/podman run --cgroup-parent `+shared.Cgroup()+` --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 "$@" ;;
@@ -58,7 +58,7 @@ func podmanVersion(t *testing.T, e *node.Engine) string {
 	return version[len(version)-1]
 }
 
-// What podman does with our devices, in every version that can be had.
+// testPodman tests nvshare's devices with one version of podman.
 func testPodman(t *testing.T, name, root, scripts string) {
 	e := must(shared.NewEngine(name, root, map[string]string{examples: inside, filepath.Join(examples, "../quadlet"): "/quadlet"}))(t)
 	podman(t, e)
@@ -79,7 +79,7 @@ func testPodman(t *testing.T, name, root, scripts string) {
 	t.Run("another user", func(t *testing.T) {
 		run(t, "user", "--user", "65534:65534", "--cap-drop", "all", "--security-opt", "no-new-privileges")
 	})
-	// Documented: CDI cannot merge what the image preloads.
+	// As documented, CDI replaces the image's LD_PRELOAD.
 	t.Run("an own LD_PRELOAD", func(t *testing.T) { run(t, "preload", "--env", "LD_PRELOAD="+node.UserLibrary) })
 	if root != "" {
 		t.Run("quadlet", func(t *testing.T) { testQuadlet(t, e) })
@@ -92,7 +92,8 @@ func testPodman(t *testing.T, name, root, scripts string) {
 	})
 }
 
-// Without root podman reads the same specs, and the scheduler knows the user.
+// testRootless: without root, podman reads the same specs, and the scheduler knows the
+// user.
 func testRootless(t *testing.T, e *node.Engine, name string) {
 	if e.Root == "" {
 		t.Skip("the machine's user database is not for tests: make engines does it elsewhere")
@@ -100,8 +101,8 @@ func testRootless(t *testing.T, e *node.Engine, name string) {
 	ctx := within(t)
 	home, run := "/home/user", "/run/user-"+name
 	check(t, errors.Join(os.Mkdir(run, 0o700), os.Chown(run, uid, uid)))
-	// A user has no cgroups here, and only crun can do without those of version 2;
-	// of version 1 nobody expects any.
+	// A user has no cgroups here. With cgroup v2 only crun works without; with v1 runc
+	// does too.
 	runtime, cgroups := "crun", []string{"--cgroups", "disabled"}
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
 		runtime, cgroups = "runc", nil
@@ -129,7 +130,7 @@ func testRootless(t *testing.T, e *node.Engine, name string) {
 
 const uid = 1000
 
-// systemd's generator turns the quadlet into podman run with the device.
+// testQuadlet: systemd's generator turns the quadlet into podman run with the device.
 func testQuadlet(t *testing.T, e *node.Engine) {
 	e.Setenv("QUADLET_UNIT_DIRS", "/quadlet")
 	out := must(e.Run(within(t), "/usr/libexec/podman/quadlet", "--dryrun"))(t)
@@ -144,7 +145,7 @@ func testQuadlet(t *testing.T, e *node.Engine) {
 			t.Errorf("ExecStart lacks %q:\n%s", want, out)
 		}
 	}
-	// It orders the container after the spec.
+	// The container starts after the plugin, which writes the spec.
 	if !strings.Contains(out, "After=nvshare-scheduler.service nvshare-plugin.service") {
 		t.Errorf("it does not wait for nvshare:\n%s", out)
 	}

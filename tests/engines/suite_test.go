@@ -20,7 +20,7 @@ import (
 	"github.com/nvshare/nvshare/tests/node"
 )
 
-// patience bounds every wait for an event. It is no measure of speed.
+// patience bounds each wait for an event. It does not measure speed.
 const patience = 60 * time.Second
 
 var (
@@ -28,12 +28,12 @@ var (
 	buildDir string
 	examples string // the machine's deployments/examples
 
-	// full: also engines of other releases, which are fetched.
+	// full: also engines of other releases, which are downloaded.
 	full = os.Getenv("NVSHARE_ENGINES") == "full"
 )
 
 const (
-	// inside is where engines of other releases see the examples.
+	// inside is the path at which engines of other releases see the examples.
 	inside = "/examples"
 	image  = "localhost/nvshare-workload:1"
 )
@@ -96,12 +96,12 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// enginePackages are what a release's root file system is made of: the engines,
-// and a shell for the examples.
+// enginePackages are the packages of a release's root file system: the engines, and a
+// shell for the examples.
 var enginePackages = []string{"podman", "crun", "conmon", "docker.io", "docker-cli", "dash", "coreutils"}
 
-// release returns the root file system of a Debian release with its engines,
-// which stays in the build directory, and skips the test without make engines.
+// release returns the root file system of a Debian release with its engines. It stays in
+// the build directory. Only make engines downloads it; otherwise the test is skipped.
 func release(t *testing.T, suite string) string {
 	t.Helper()
 	if !full {
@@ -118,8 +118,8 @@ func release(t *testing.T, suite string) string {
 	return root
 }
 
-// wrapper puts a program of the same name before an engine's own: an example
-// says what a user says, and this what a test must add.
+// wrapper puts a script before an engine's program of the same name in PATH. It adds the
+// options that a test needs to the command line of an example.
 func wrapper(t *testing.T, e *node.Engine, name, text string) {
 	t.Helper()
 	dir := filepath.Join(e.Private, "bin")
@@ -127,13 +127,13 @@ func wrapper(t *testing.T, e *node.Engine, name, text string) {
 	e.Setenv("PATH", dir+":"+shared.Tools()+":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 }
 
-// busy is the program that examples run, for the tenant name given.
+// busy is the program that examples run, with the given tenant name.
 func busy(tenant string) []string {
 	return []string{"/usr/bin/cuda-busy", "--kernel-us", "500", "--depth", "400", "--tenant", tenant}
 }
 
-// awaitTurns waits until a process that is not one of known has had turns, and
-// returns it as the scheduler sees it.
+// awaitTurns waits until a process that is not in known has had a turn, and returns it as
+// the scheduler sees it.
 func awaitTurns(t *testing.T, ctx context.Context, p *node.Process, known map[uint32]bool) *api.Client {
 	t.Helper()
 	var got *api.Client
@@ -167,8 +167,8 @@ func clients(t *testing.T, ctx context.Context) map[uint32]bool {
 	return pids
 }
 
-// runExample runs an example until its container has had turns beside another
-// tenant, looks at what the container got, and ends it.
+// runExample runs an example until its container has had a turn, checks what the
+// container got, and ends it.
 func runExample(t *testing.T, e *node.Engine, name string, argv ...string) *api.Client {
 	t.Helper()
 	ctx := within(t)

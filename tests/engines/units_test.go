@@ -10,8 +10,7 @@ import (
 	"testing"
 )
 
-// systemd must understand each line of the units: it ignores what it does not,
-// with a line in the journal.
+// systemd must understand each line of the units, because it ignores other lines.
 func TestUnits(t *testing.T) {
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
 		t.Skip("there is no systemd-analyze here")
@@ -27,7 +26,7 @@ func TestUnits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Programs that are not installed here are an error too.
+		// A program that is not installed is an error too, so /bin/true replaces it.
 		changed := strings.ReplaceAll(string(text), "ExecStart=/usr/local/sbin/nvshare-", "ExecStart=/bin/true ")
 		if changed == string(text) {
 			t.Errorf("%s starts nothing from /usr/local/sbin, where install puts it", unit)
@@ -40,7 +39,7 @@ func TestUnits(t *testing.T) {
 	}
 	out, err := exec.Command("systemd-analyze", args...).CombinedOutput()
 	for line := range strings.Lines(string(out)) {
-		if strings.Contains(line, "nvshare") { // it looks at the machine's units too
+		if strings.Contains(line, "nvshare") { // systemd-analyze checks the machine's units too
 			t.Error(line)
 		}
 	}

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: bundle.sh BUILD-DIR
-# Makes BUILD-DIR/gpu-bundle.tar.xz of what `make static simgpu tools` left
-# there: all that a GPU host needs to run tests/gpu without network, Go or
-# NVIDIA's container toolkit. `make gpu-bundle` does both. On that host, as root:
+# Makes BUILD-DIR/gpu-bundle.tar.xz: all files that a GPU host needs to run tests/gpu
+# without network, Go or NVIDIA's container toolkit. `make static simgpu tools` must
+# have run; `make gpu-bundle` does both. On the GPU host, as root:
 #   tar xJf gpu-bundle.tar.xz && gpu-bundle/run.sh [RESULTS-DIR] [STEP...]
 set -eu
 
@@ -16,14 +16,15 @@ rm -rf "$out"
 mkdir -p "$out/bin" "$out/nvml" "$out/lib" "$out/tools"
 
 cd "$root"
-# Static: the host's C library may be any. They find GPUs without NVML.
+# These programs are static, because the host's C library may be any version. They find
+# GPUs without NVML.
 cp "$build"/static/bin/* "$out/bin/"
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/" ./tests/demo
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/nvshare-gpu" ./tests/gpu
-# Only what is linked to a C library, of any age here, finds NVML, and so how
-# much memory a GPU has, which swapping rests on.
+# Only a program that is linked with the C library can load NVML. Swapping needs NVML to
+# know how much memory a GPU has.
 $go build -trimpath -ldflags '-s -w' -o "$out/nvml/" ./sched/nvshare-scheduler
-# Linked to the simulated driver's soname only: on the host it is the real one.
+# These are linked by the driver's soname: on the host, the real driver has this name.
 for program in cuda-busy hand-over short-request launch-cost swap-load link-limit alloc-cost; do
 	cp "$build/bin/$program" "$out/bin/"
 done

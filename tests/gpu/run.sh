@@ -2,32 +2,32 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...]
-# On a GPU host, as root, from the unpacked bundle: the steps named, or the
-# first six. Writes RESULTS-DIR.
+# Run it on a GPU host, as root, from the unpacked bundle. It runs the steps that are
+# named, or the first six, and writes their results to RESULTS-DIR.
 #   demo      the demo on the real GPU
 #   launch    what the shim adds to a launch and to other calls
-#   handover  how long the GPU stands still at a hand-over
+#   handover  how long the GPU is idle at a hand-over
 #   gemm      two PyTorch containers that share the GPU
-#   matrix    many kinds of work, alone and beside another (9 minutes; with
-#             --quick 3), in PyTorch, JAX and CuPy as far as they are there
-#   memory    what a process with a memory limit is told and given
+#   matrix    many kinds of work, alone and beside another process (9 minutes; with
+#             --quick 3), in those of PyTorch, JAX and CuPy that are installed
+#   memory    what a process with a memory limit sees and gets
 #   shares    how exact compute limits and requests are
 #   programs  real programs that share the GPU (decoders, trainings, servers):
 #             natively, and in each mode (7 minutes; with --quick 4)
-#   tenants   what 2 to 16 tenants get done together
+#   tenants   how much work 2 to 16 tenants do together
 #   priority  short requests beside tenants that saturate the GPU
-#   swap      how long the GPU takes to pass to a tenant whose memory is away,
-#             two of 16 GiB, then two of up to 60, then 16 again in PyTorch's
-#             expandable segments' way (3 minutes)
-#   alloc     what allocations cost, and PyTorch while all fits, with swapping
-#             on (4 minutes)
-#   makespan  tenants whose memory does not fit together, against one after the
-#             other (4 minutes)
+#   swap      how long a hand-over to a tenant takes whose memory is away: two of
+#             16 GiB, two of up to 60, and two of 16 with memory as PyTorch's
+#             expandable segments make it (3 minutes)
+#   alloc     with swapping on, what allocations cost, and PyTorch while all memory
+#             fits (4 minutes)
+#   makespan  tenants whose memory does not fit together, compared with one after
+#             the other (4 minutes)
 #   containers  rows of the matrix in two containers, and CDI without NRI
 #             (3.5 minutes)
 #   gang      a job on two GPUs beside tenants of one, and beside another job
 #   two-gpu   processes that use two GPUs each
-# Frameworks are looked for in python3 (PYTHON names another).
+# The frameworks are those of python3; PYTHON names another interpreter.
 # bin/nvshare-gpu -h explains the flags.
 set -u
 
@@ -40,7 +40,7 @@ esac
 mkdir -p "$results"
 results=$(cd "$results" && pwd)
 
-# The demo is a program of its own; the rest is passed on.
+# The demo is a program of its own; other steps and flags go to nvshare-gpu.
 demo=no others=no left=$#
 while [ "$left" -gt 0 ]; do
 	left=$((left - 1))

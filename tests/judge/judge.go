@@ -13,16 +13,16 @@ type Options struct {
 	Since, Until int64
 }
 
-// Usage is what a tenant or a process had of one GPU. Times in nanoseconds.
+// Usage is what a tenant or a process had of one GPU. Times are in nanoseconds.
 //
-// A wait goes from the end of a turn to the next one or, where none follows
-// and others had turns, to the process's death or the end of the evidence. A
-// process that wants nothing seems to wait.
+// A wait lasts from the end of a turn to the begin of the next one. If none follows and
+// others had turns, it lasts to the process's death or the end of the evidence. A process
+// without work also seems to wait.
 type Usage struct {
 	Tenant      string   `json:"tenant"`
 	Process     *Process `json:"process,omitempty"` // nil for a tenant
-	Busy        int64    `json:"busy_ns"`           // time the GPU worked for it
-	Occupied    int64    `json:"occupied_ns"`       // time it kept others out
+	Busy        int64    `json:"busy_ns"`           // time in which the GPU worked for it
+	Occupied    int64    `json:"occupied_ns"`       // time in which it kept others out
 	Share       float64  `json:"share"`             // of the busy time of all, 0..1
 	Turns       int      `json:"turns"`             // runs without another process between
 	LongestTurn int64    `json:"longest_turn_ns"`
@@ -69,8 +69,8 @@ func (r Report) Overlaps() int {
 	return n
 }
 
-// Judge weighs the evidence. Tenants and processes come in order of their
-// first work.
+// Judge judges the evidence. It lists tenants and processes in the order of their first
+// work.
 func Judge(t Trace, o Options) Report {
 	exits := map[Process]int64{}
 	for _, l := range t.Lives {
@@ -90,7 +90,7 @@ func Judge(t Trace, o Options) Report {
 	return r
 }
 
-// cut ends an interval at its process's death and at the window's edges. Its
+// cut ends an interval at its process's death and at the window's edges. The interval's
 // busy time shrinks with its length.
 func cut(iv Interval, exit int64, o Options) (Interval, bool) {
 	full := iv.End - iv.Start
@@ -147,7 +147,7 @@ func judgeGPU(gpu string, ivs []Interval, exits map[Process]int64) GPUReport {
 		}
 		lastEnd[t.Process] = t.End
 	}
-	// Whoever lived on without another turn while others had theirs waited too.
+	// A process that lived on without another turn waited too, if others had turns.
 	for _, p := range order {
 		until := g.End
 		if exit := exits[p]; exit > 0 {
@@ -266,8 +266,8 @@ type Handover struct {
 	Next Process `json:"next"`
 }
 
-// Regrant finds who had a GPU next after a tenant was killed at a time
-// (nanoseconds of CLOCK_MONOTONIC, see Now). False: nobody had.
+// Regrant finds which tenant had a GPU next after a tenant was killed at a time
+// (nanoseconds of CLOCK_MONOTONIC, see Now). False means that none had.
 func Regrant(t Trace, gpu, victim string, killed int64) (Handover, bool) {
 	var h Handover
 	found := false

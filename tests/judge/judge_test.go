@@ -15,8 +15,8 @@ const gpu = "GPU-x"
 
 func proc(name string) Process { return Process{Tenant: name[:1], ID: name} }
 
-// trace reads "a1 0-10 b1 10-20": process, occupied from-to. A process is
-// named by its tenant's letter and a digit; "a1 !5" says it died at 5.
+// trace reads "a1 0-10 b1 10-20": a process, and when it occupied the GPU. A process is
+// named by its tenant's letter and a digit; "a1 !5" means that a1 died at 5.
 func trace(t testing.TB, script string) Trace {
 	t.Helper()
 	var tr Trace
@@ -73,7 +73,7 @@ func TestOverlaps(t *testing.T) {
 	}
 }
 
-// The sweep agrees with counting moment by moment.
+// The sweep finds the same overlaps as counting moment by moment.
 func TestOverlapTotalIsWhatCountingGives(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var tr Trace
@@ -163,7 +163,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// Queued work occupies from its submission, and is busy from its start.
+// Queued work occupies the GPU from its submission, and keeps it busy from its start.
 func TestQueueing(t *testing.T) {
 	tr := Trace{Intervals: []Interval{
 		{gpu, proc("a1"), Kernel, 0, 0, 100, 60, 3},

@@ -16,7 +16,7 @@ import (
 // Kind of work on a GPU.
 type Kind uint8
 
-// Kinds, as tests/simgpu/shared.h numbers them.
+// Kinds, with the numbers of tests/simgpu/shared.h.
 const (
 	Kernel Kind = 1
 	HtoD   Kind = 2
@@ -27,16 +27,15 @@ const (
 	kindExit  Kind = 65
 )
 
-// Process is one process that used a GPU. It is comparable: equal values are
-// the same process.
+// Process is one process that used a GPU. Equal values mean the same process.
 type Process struct {
 	Tenant string `json:"tenant"`
 	PID    uint32 `json:"pid"` // in the process's own pid namespace
 	ID     string `json:"id"`  // unique within one source
 }
 
-// Interval is a piece of work, or several of one process that follow each
-// other without a gap. Submit <= Start <= End, in nanoseconds.
+// Interval is a piece of work, or several of one process without a gap between them.
+// Submit <= Start <= End, in nanoseconds.
 type Interval struct {
 	GPU                string // UUID
 	Process            Process
@@ -46,8 +45,8 @@ type Interval struct {
 	Count              int   // pieces of work
 }
 
-// Life is when a process took and left the GPU, in nanoseconds; 0 is unknown.
-// Work past Exit never ran.
+// Life is when a process took and left the GPU, in nanoseconds; 0 means unknown. Work
+// after Exit never ran.
 type Life struct {
 	Process     Process
 	Start, Exit int64
@@ -153,8 +152,8 @@ func UUID(index int) string {
 	return fmt.Sprintf("GPU-51600000-0000-4000-8000-%012x", index)
 }
 
-// ReadRecords reads files that cuda-busy --record wrote. A last line without
-// a newline, as a killed process leaves it, is dropped.
+// ReadRecords reads files that cuda-busy --record wrote. It drops a last line without a
+// newline, which a killed process leaves.
 func ReadRecords(paths ...string) (Trace, error) {
 	var t Trace
 	for _, path := range paths {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeapi is a small Kubernetes API server for tests: as much of one as
-// nvshare asks of it. Bad requests fail the test.
+// Package kubeapi is a small Kubernetes API server for tests. It answers the requests
+// that nvshare makes, and fails the test on a bad request.
 package kubeapi
 
 import (
@@ -24,12 +24,12 @@ import (
 // Node is the name of the only node.
 const Node = "node-1"
 
-// Server has the metadata of one node's pods, to be listed, watched and streamed,
-// and takes events.
+// Server serves the metadata of one node's pods (list, watch, streaming list), and takes
+// events.
 type Server struct {
 	*httptest.Server
 	Events chan Event
-	Asked  chan string // what was answered about pods: list, watch, stream, or a status code
+	Asked  chan string // the answers about pods: list, watch, stream, or a status code
 
 	t *testing.T
 
@@ -79,7 +79,7 @@ func New(t *testing.T) *Server {
 	return s
 }
 
-// Kubeconfig writes a file that leads to the server.
+// Kubeconfig writes a kubeconfig file for the server.
 func (s *Server) Kubeconfig(file string) {
 	s.t.Helper()
 	text := `{"apiVersion":"v1","kind":"Config","current-context":"test",
@@ -91,10 +91,10 @@ func (s *Server) Kubeconfig(file string) {
 	}
 }
 
-// NoStreams has the server know no streaming lists, as before Kubernetes 1.32.
+// NoStreams makes the server refuse streaming lists, as before Kubernetes 1.32.
 func (s *Server) NoStreams() { s.old = true }
 
-// Set makes or changes a pod.
+// Set creates or changes a pod.
 func (s *Server) Set(uid, namespace, name string, annotations map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,7 +140,8 @@ func (s *Server) Cut() {
 	clear(s.watchers)
 }
 
-// FailWith has all questions about pods answered with a status; 0: as usual.
+// FailWith makes the server answer all requests about pods with a status code; 0 ends
+// that.
 func (s *Server) FailWith(code int) {
 	s.mu.Lock()
 	s.fail = code
@@ -240,7 +241,7 @@ func (s *Server) servePods(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveEvent refuses what a real one would.
+// serveEvent refuses the events that a real API server refuses.
 func (s *Server) serveEvent(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	var e Event

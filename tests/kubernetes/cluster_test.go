@@ -24,12 +24,12 @@ import (
 const (
 	small1, small2 = "nvshare-matmul-small-pod-1", "nvshare-matmul-small-pod-2"
 	pod1, pod2     = "nvshare-matmul-small-1", "nvshare-matmul-small-2"
-	// As the simulated GPU records them.
+	// Tenants' names in the simulated GPU's record.
 	tenant1, tenant2 = "matmul-small-1", "matmul-small-2"
 )
 
-// TestCluster is one story: a cluster gets nvshare, works, is disturbed, and gets
-// rid of nvshare. Each step needs the ones before it.
+// TestCluster installs nvshare in a cluster, uses it, disturbs it and removes it. Each
+// step needs the steps before it.
 func TestCluster(t *testing.T) {
 	for _, step := range []struct {
 		name string
@@ -59,7 +59,7 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// accepted waits until containerd has taken a plugin since it had before.
+// accepted waits until containerd has accepted a plugin more often than before.
 func accepted(t *testing.T, ctx context.Context, before int) {
 	t.Helper()
 	await(t, ctx, "containerd to accept the plugin", func() error {
@@ -88,7 +88,7 @@ func deploy(t *testing.T) {
 	}
 }
 
-// ours finds the processes that the DaemonSet's containers began with.
+// ours finds the first processes of the DaemonSet's containers.
 func ours(t *testing.T, program string) (pids []int) {
 	t.Helper()
 	dirs, err := filepath.Glob("/proc/[0-9]*")
@@ -103,7 +103,7 @@ func ours(t *testing.T, program string) (pids []int) {
 	return pids
 }
 
-// Neither has a capability, a way to get one, or a file system to write to.
+// Neither process has a capability, a way to get one, or a writable root file system.
 func noPrivileges(t *testing.T) {
 	for _, program := range []string{"nvshare-plugin", "nvshare-scheduler"} {
 		pids := ours(t, program)
@@ -124,7 +124,7 @@ func noPrivileges(t *testing.T) {
 	}
 }
 
-// Two pods share a GPU, in turns, by the GPU's own record.
+// Two pods share a GPU in turns, by the GPU's own record.
 func share(t *testing.T) {
 	ctx := within(t)
 	from := judge.Now()
@@ -138,7 +138,7 @@ func share(t *testing.T) {
 	}
 }
 
-// The image can load NVML: the simulated one here.
+// The image's programs can load NVML, which is the simulated one here.
 func metrics(t *testing.T) {
 	ctx := within(t)
 	pod := strings.TrimSpace(kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-o", "jsonpath={.items[0].metadata.name}"))
@@ -196,8 +196,8 @@ func coreLimits(t *testing.T) {
 	runPods(t, ctx, small1, small2)
 }
 
-// kubectl annotate changes what a running tenant may have, and taking the
-// annotation away takes the limit away.
+// kubectl annotate changes the limits of a running tenant, and removing an annotation
+// removes its limit.
 func liveLimits(t *testing.T) {
 	ctx := within(t)
 	limits := func(memory uint64, core uint32) func() error {
@@ -224,7 +224,7 @@ func liveLimits(t *testing.T) {
 	await(t, ctx, "no limits", limits(0, 0))
 }
 
-// A pod that asks for what is not there is told so.
+// A pod that asks for a GPU that does not exist gets an error.
 func refusal(t *testing.T) {
 	ctx := within(t)
 	text, err := os.ReadFile(manifest(small1))
@@ -242,8 +242,8 @@ func refusal(t *testing.T) {
 	kubectl(t, ctx, "delete", "pod", "refused", "--timeout="+patience.String())
 }
 
-// untouched runs disturb and checks that the tenants' processes ran on through
-// it and have turns afterwards.
+// untouched runs disturb, and checks that the tenants' processes ran on meanwhile and
+// have turns afterwards.
 func untouched(t *testing.T, ctx context.Context, disturb func()) {
 	t.Helper()
 	ids := func() string {
@@ -251,7 +251,7 @@ func untouched(t *testing.T, ctx context.Context, disturb func()) {
 	}
 	before := ids()
 	disturb()
-	// Tenants that missed the scheduler for long may have gone on without turns.
+	// Tenants that had no scheduler for some seconds may have run without turns.
 	await(t, ctx, "both to be back with the scheduler", func() error {
 		s, err := shared.Status(ctx)
 		if err == nil && len(s.Gpus[0].Clients) != 2 {
@@ -266,7 +266,7 @@ func untouched(t *testing.T, ctx context.Context, disturb func()) {
 	}
 }
 
-// newTenant checks that a pod made now gets the GPU.
+// newTenant checks that a new pod gets the GPU.
 func newTenant(t *testing.T, ctx context.Context) {
 	t.Helper()
 	from := judge.Now()
@@ -338,7 +338,7 @@ spec:
         args: [/usr/bin/cuda-busy, --launches, "8", --depth, "4"]
 `
 
-// A hundred pods come and go, and nothing of them stays.
+// A hundred pods come and go, and leave nothing behind.
 func churn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(within(t), patience)
 	defer cancel()
@@ -379,12 +379,12 @@ func podCgroups(t *testing.T) (n int) {
 	return len(seen)
 }
 
-// Where the policy is, a pod that asks does not start without the plugin.
+// With the policy, a pod that asks for a GPU does not start without the plugin.
 func required(t *testing.T) {
 	ctx := within(t)
 	kubectl(t, ctx, "apply", "-f", deployments+"overlays/required/policy.yaml")
 	deletePods(t, ctx, small1, small2)
-	// A policy is in force some time after it was made.
+	// A policy holds only some time after it was created.
 	await(t, ctx, "the policy", func() error {
 		out, err := cluster.Kubectl(ctx, "create", "--dry-run=server", "-f", manifest(small1), "-o", "jsonpath={.metadata.annotations}")
 		if err == nil && !strings.Contains(out, "required-plugins") {
@@ -401,7 +401,7 @@ func required(t *testing.T) {
 		}
 		return err
 	})
-	// The plugin comes, and kubelet's next attempt succeeds.
+	// The plugin starts, and the kubelet's next attempt succeeds.
 	kubectl(t, ctx, "apply", "-k", "simgpu")
 	from := judge.Now()
 	runPods(t, ctx, small1)
@@ -410,8 +410,8 @@ func required(t *testing.T) {
 	kubectl(t, ctx, "delete", "-f", deployments+"overlays/required/policy.yaml")
 }
 
-// Deleting leaves files for containers that still use them; the uninstall
-// overlay takes those as well.
+// Deleting leaves files for containers that still use them; the overlay uninstall
+// removes these too.
 func uninstall(t *testing.T) {
 	ctx := within(t)
 	kubectl(t, ctx, "delete", "-k", "simgpu", "--timeout="+patience.String())

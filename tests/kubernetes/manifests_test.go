@@ -33,7 +33,7 @@ func kustomize(t *testing.T, ctx context.Context, dir string) string {
 	return kubectl(t, ctx, "kustomize", dir)
 }
 
-// objects reads a stream of YAML documents by kind and name.
+// objects reads a stream of YAML documents into a map by kind and name.
 func objects(t *testing.T, text string) map[string]map[string]any {
 	t.Helper()
 	found := map[string]map[string]any{}
@@ -59,7 +59,7 @@ func pretty(o any) string {
 	return string(data)
 }
 
-// Who installs with kustomize and who does with Helm get the same.
+// kustomize and Helm make the same objects.
 func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 	ctx := within(t)
 	for overlay, values := range map[string][]string{
@@ -80,7 +80,7 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 			continue
 		}
 		byHelm, byKustomize := objects(t, text), objects(t, kustomize(t, ctx, deployments+overlay))
-		delete(byKustomize, "Namespace nvshare-system") // Helm's to make
+		delete(byKustomize, "Namespace nvshare-system") // Helm makes the namespace itself
 		for name, want := range byKustomize {
 			got := byHelm[name]
 			unorder(want)
@@ -95,8 +95,8 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 	}
 }
 
-// unorder makes maps of a DaemonSet's containers and their environments: patches
-// put what they change in front.
+// unorder turns a DaemonSet's containers and their environments into maps, because
+// patches put the parts that they change first.
 func unorder(o map[string]any) {
 	if o["kind"] != "DaemonSet" {
 		return
@@ -138,7 +138,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	}
 }
 
-// A release changes one line of the changelog; what names it elsewhere follows.
+// The changelog's newest version is the one that other files name.
 func TestManifestsNameThisRelease(t *testing.T) {
 	for file, want := range map[string]string{
 		deployments + "base/kustomization.yaml":               "newTag: " + version(),
@@ -153,7 +153,7 @@ func TestManifestsNameThisRelease(t *testing.T) {
 	}
 }
 
-// The API server knows every field of every object and admits it.
+// The API server knows each field of each object, and admits the objects.
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
@@ -171,7 +171,7 @@ func TestAPIServerTakesManifests(t *testing.T) {
 	check(t, err)
 	objectsOf = append(objectsOf, text)
 
-	// What is namespaced needs the namespace, even if nothing is made.
+	// A dry run of namespaced objects needs the namespace.
 	_, err = cluster.Apply(ctx, namespaceOnly(t, objectsOf[0]), "apply", "--validate=strict")
 	check(t, err)
 	await(t, ctx, "the default service account", func() error {
@@ -181,7 +181,7 @@ func TestAPIServerTakesManifests(t *testing.T) {
 	for _, text := range objectsOf {
 		kept := []string{}
 		for name, o := range objects(t, text) {
-			if !strings.HasPrefix(name, "PodMonitor ") && !strings.HasPrefix(name, "ServiceMonitor ") { // the Prometheus operator's, which is not here
+			if !strings.HasPrefix(name, "PodMonitor ") && !strings.HasPrefix(name, "ServiceMonitor ") { // kinds of the Prometheus operator, which this cluster lacks
 				kept = append(kept, pretty(o))
 			}
 		}
@@ -190,7 +190,7 @@ func TestAPIServerTakesManifests(t *testing.T) {
 			t.Errorf("%v\n%s", err, out)
 		}
 	}
-	// It is strict.
+	// The check fails on an unknown field.
 	if _, err := cluster.Apply(ctx, strings.Replace(objectsOf[0], "hostPID: true", "hostPid: true", 1), "apply", "--dry-run=server", "--validate=strict"); err == nil || !strings.Contains(err.Error(), "hostPid") {
 		t.Errorf("a misspelt field: %v", err)
 	}

@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// The log keeps all of the suite.
+	// The log keeps the records of the whole suite.
 	simConfig = "gpus=2\nmemory_mib=32768\nlog_records=1048576\n"
 
-	// patience bounds every wait for an event. It is no measure of speed.
+	// patience bounds each wait for an event. It does not measure speed.
 	patience = 4 * time.Minute
 )
 
@@ -81,7 +81,7 @@ func bringUp(dir string) error {
 	return nil
 }
 
-// version is what CHANGELOG.md calls the newest release.
+// version is the newest version in CHANGELOG.md.
 func version() string {
 	text, err := os.ReadFile("../../CHANGELOG.md")
 	if err != nil {
@@ -98,8 +98,8 @@ func version() string {
 
 func imageName() string { return "localhost/nvshare:" + version() }
 
-// within returns a context for one step's waits, and shows what the node's parts
-// said if the step fails.
+// within returns a context for one step's waits. If the step fails, the logs of the
+// node's parts are shown.
 func within(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -166,8 +166,8 @@ func deletePods(t *testing.T, ctx context.Context, files ...string) {
 	}
 }
 
-// awaitTurns waits until each tenant has had n turns on a GPU since from, by the
-// GPU's own record, and returns what it recorded.
+// awaitTurns waits until each tenant has had n turns on a GPU since from, by the GPU's own
+// record, and returns the record.
 func awaitTurns(t *testing.T, ctx context.Context, from int64, n int, tenants ...string) judge.Report {
 	t.Helper()
 	var report judge.Report

@@ -3,50 +3,51 @@
  * lease.pml: one GPU in exclusive mode, its scheduler, and N processes with the
  * shim; for the model checker Spin. model_test.go says how it is run.
  *
- * It covers what no test can try in every order: threads of a client against
- * its own client thread, words that are read while they change, frames that are
- * lost with a connection, and a scheduler that dies between any two actions.
- * Time is left out: a quantum may end whenever somebody waits, a grace period
- * whenever a drain takes place, and a patience never.
+ * It covers what no test can try in each order: threads of a client against its own
+ * client thread, words that are read while they change, frames that are lost with a
+ * connection, and a scheduler that dies between any two actions. Time is left out: a
+ * quantum may end at any time when a client waits, a grace period at any time of a
+ * drain, and a patience never.
  *
  *   here                          in the code
- *   App: in_flight, word, own    hook/core/gate.h nvs_gate_enter, gate.c gate_try
- *   App: at the gate              hook/core/channel.c nvs_gate_wait, lease.c LEASE_EV_WORD
- *   Client                        hook/core/lease.c lease_step, one branch for each event
- *   Client: quiesced, drained     hook/core/channel.c do_drain
- *   Client: filled                hook/core/channel.c nvs_channel_filled
+ *   App: in_flight, word, own     hook/core: nvs_gate_enter, gate_try
+ *   App: at the gate              hook/core: nvs_gate_wait, LEASE_EV_WORD
+ *   Client                        hook/core: lease_step, one branch for each event
+ *   Client: quiesced, drained     hook/core: do_drain
+ *   Client: filled                hook/core: nvs_channel_filled
  *   word[], spage[]               the slot of a grant page, one page a connection
- *   Scheduler, core_*             sched/core.go, client.go, grant.go, policy.go: Step
- *   persist, then word, then send sched/daemon/actions.go carryOut, in that order
- *   Env: crash and restart        sched/daemon/gpus.go addGPU, restore
+ *   Scheduler, core_*             sched: Step
+ *   persist, then word, then send sched/daemon: carrying out actions, in that order
+ *   Env: crash and restart        sched/daemon: a GPU's start from the state file
  *
- * Each lease step is atomic, as the client's lock makes it; what a thread reads
- * of the page is not. The checker's memory is sequentially consistent, and so
- * are the four accesses that the gate depends on (seq_cst in gate.h). Epochs are
- * compared and nothing else, so a fresh one is any that occurs nowhere; that
- * keeps the model finite without an end. Left out: several GPUs and gangs, which
- * sched/sim plays; concurrent mode, latency tenants, and a client that runs without
- * a scheduler (policy `open`, which promises nothing).
+ * Each lease step is atomic, because the client's lock protects it; a thread's reads of
+ * the page are not. The checker's memory is sequentially consistent, and so are the
+ * four accesses on which the gate depends (seq_cst in the code). Epochs are only
+ * compared, so a fresh epoch is any that occurs nowhere, which keeps the model finite.
+ * Left out: several GPUs and gangs, which sched/sim covers; concurrent mode, latency
+ * tenants, and a client that runs without a scheduler (policy `open`, which promises
+ * nothing).
  *
  * Promised, and checked:
- *   safe      two processes never have work on the GPU, fenced ones excepted
+ *   safe      two processes never have work on the GPU, except fenced ones
  *   no stuck  no state in which nothing can happen any more
- *   served    whoever waits at the gate gets a grant (with WHO: of client WHO)
+ *   served    a client that waits at the gate gets a grant (WHO names the client)
  *
- * Turned off, to see the checker find what each is for:
- *   NO_INFLIGHT   no flag: the gate as in the original nvshare, check and launch
+ * Each of these macros turns a part off; the checker then finds what the part prevents:
+ *   NO_INFLIGHT   no in-flight flag: the gate checks and launches, as in the original
+ *                 nvshare
  *   NO_PERSIST    holders are not recorded before they are granted
- *   IDLE_EARLY    an early release before the GRANT of what is released was read
+ *   IDLE_EARLY    an early release before the GRANT of the same epoch was read
  *   NO_CLOSED     a released epoch opens the gate again if the page still has it
  *
- * MOVES has clients move memory onto the GPU under their grants: a gate opens for
- * threads some time after its lease, or never. Copies are no work here: they may go
- * on beside another's.
+ * With MOVES, clients move memory onto the GPU under their grants: a gate opens for
+ * threads some time after its lease, or never. Copies are not work here: they may go on
+ * beside another client's.
  *
- * CHOSEN has the scheduler choose and record the next holder while the one of
- * now drains, as it does; without, it does so at the release, which has an
- * eighth of the states. Faults, at most so many: CRASHES of the scheduler, CUTS
- * of connections, KILLS of processes, FENCES.
+ * With CHOSEN, the scheduler chooses and records the next holder while the current one
+ * drains, as the code does. Without, it does so at the release, which has an eighth of
+ * the states. CRASHES of the scheduler, CUTS of connections, KILLS of processes and
+ * FENCES are the greatest numbers of faults.
  */
 #ifndef N
 #define N 2
@@ -72,7 +73,7 @@ mtype = { ATTACH, REQUEST, RELEASE, ATTACHED, GRANT, REVOKE };
 mtype = { DETACHED, ATTACHING, LINKED };           /* enum lease_link */
 mtype = { SHUT, OPEN, DRAINING, QUIESCED, DRAINED }; /* enum lease_gate; QUIESCED: no call in flight */
 
-/* The GPU, and what a judge knows of it. */
+/* The GPU, as a judge sees it. */
 bool work[N];
 bool fenced[N];
 
@@ -86,35 +87,35 @@ mtype gate[N] = SHUT;
 byte held[N];       /* struct lease: epoch */
 byte closed[N];
 bool requested[N];
-bool guessed[N];    /* opened by the word, its GRANT is still to come */
+bool guessed[N];    /* opened by the word; the GRANT has not arrived */
 bool waiting[N];
-byte seen[N];       /* what a thread has read of the page */
-byte frame_epoch[N], word_read[N]; /* what the client thread has */
+byte seen[N];       /* what a thread has read from the page */
+byte frame_epoch[N], word_read[N]; /* what the client thread has read */
 
 /*
- * Between them: the word of the page that a client looks at, and of the one that
- * its connection brought, until it looks at that. A page outlives the scheduler
- * that made it.
+ * Between process and scheduler: the word of the page that a client reads, and the word
+ * of the page that a new connection brought, until the client reads that page. A page
+ * outlives the scheduler that made it.
  */
 #define OLD_PAGE 0
 #define NEW_PAGE 1
 byte words[2 * N];
 #define word(i, p) words[2 * (i) + (p)]
 bool conn[N];
-bool ceof[N], seof[N]; /* it ended; not noticed yet by client, scheduler */
+bool ceof[N], seof[N]; /* it ended; client, scheduler have not noticed */
 chan up[N]   = [3] of { mtype, byte, bool };
 chan down[N] = [4] of { mtype, byte };
 
 /* The scheduler: a file, and memory that a crash clears. */
-byte p_epoch[N]; /* under which a client holds, or may be granted next */
+byte p_epoch[N]; /* the epoch that a client holds, or may be granted next */
 bool running = true, crash;
-bit  spage[N]; /* OLD_PAGE once the client looks at the one that the scheduler writes to */
+bit  spage[N]; /* OLD_PAGE once the client reads the page to which the scheduler writes */
 byte c_epoch[N];
 bool c_revoked[N], c_fenced[N], c_connected[N], c_want[N], c_gone[N];
 byte queue[N], queued;
-byte next_client = NOBODY, next_epoch; /* CHOSEN: the next one is recorded while the holder drains */
+byte next_client = NOBODY, next_epoch; /* CHOSEN: the next holder is recorded while the current one drains */
 byte fences;
-byte turn; /* whose frames are looked at first, so that nobody's wait for ever */
+byte turn; /* the client whose frames are read first, so that none wait for ever */
 
 /* ---- the process ---- */
 
@@ -177,7 +178,7 @@ inline attach(i) {
 #define grants(i, w) (w != CLOSED_WORD && w != closed[i])
 #endif
 
-/* Drained without a connection: nobody is told. */
+/* Drained without a connection: no RELEASE is sent. */
 inline forget_held(i) {
 	closed[i] = held[i];
 	held[i] = 0;
@@ -187,7 +188,7 @@ inline forget_held(i) {
 inline look_at_new(i) {
 	d_step {
 		if
-		:: spage[i] == NEW_PAGE -> /* else the connection is cut already */
+		:: spage[i] == NEW_PAGE -> /* otherwise the connection is cut */
 			word(i, OLD_PAGE) = word(i, NEW_PAGE);
 			word(i, NEW_PAGE) = CLOSED_WORD;
 			spage[i] = OLD_PAGE
@@ -213,7 +214,7 @@ inline on_attached(i, w) {
 inline on_revoke(i, epoch) {
 	if
 	:: gate[i] == OPEN && epoch == held[i] -> drain(i)
-	:: gate[i] == OPEN && epoch != held[i] /* older: what it had is given back since */
+	:: gate[i] == OPEN && epoch != held[i] /* an older epoch, which was released */
 	:: gate[i] == DRAINING || gate[i] == QUIESCED -> held[i] = epoch
 	:: gate[i] == SHUT -> held[i] = epoch; fenced[i] = false; release(i) /* never opened */
 	:: else
@@ -226,7 +227,7 @@ inline on_revoke(i, epoch) {
 #define may_idle(i) (!guessed[i])
 #endif
 
-/* A thread of the application, which launches for ever. */
+/* A thread of the application; it launches without an end. */
 proctype App(byte i) {
 	byte j;
 	{
@@ -288,7 +289,7 @@ proctype Client(byte i) {
 		word(i, NEW_PAGE) = CLOSED_WORD;
 		attach(i)
 	   }
-	:: atomic { /* LEASE_EV_DOWN; what was not read by now never is */
+	:: atomic { /* LEASE_EV_DOWN; unread frames are lost */
 		ceof[i] && !lock[i] ->
 		ceof[i] = false;
 		do
@@ -410,7 +411,7 @@ inline core_end(i) {
 	d_step { c_epoch[i] = 0; c_revoked[i] = false; c_fenced[i] = false; c_want[i] = false }
 }
 
-/* An epoch that occurs nowhere. */
+/* An epoch that occurs nowhere else. */
 inline fresh(into) {
 	d_step {
 		into = 1;
@@ -473,8 +474,8 @@ inline send_down(i, type, epoch) {
 #define next(i) (ready(i) && none_before(i))
 
 /*
- * What one client sent, or how it ended: the core's step, and the actions. A
- * crash may come between any two of them, so each stands by itself.
+ * A frame or the end of one client: the core's step, and its actions. Each action is a
+ * step of its own, because a crash may come between any two.
  */
 inline event(i) {
 	if
@@ -546,7 +547,7 @@ inline event(i) {
 	   :: atomic { shut -> word(i, spage[i]) = CLOSED_WORD; shut = false; pick() }
 	   :: else
 	   fi
-	:: atomic { next(i) && seof[i] -> /* Lost; what it sent before has been read, or is lost too */
+	:: atomic { next(i) && seof[i] -> /* Lost; its unread frames are lost too */
 		turn = after(i);
 		do
 		:: up[i]?_, _, _
@@ -582,7 +583,7 @@ inline event(i) {
 	grant()
 }
 
-/* Whose turn it is, if the GPU is free; and who is next, if it is being freed. */
+/* Chooses the holder, if the GPU is free, and the next one, if the holder drains. */
 inline pick() {
 	if
 	:: queued > 0 && nobody_live ->
@@ -605,7 +606,7 @@ inline pick() {
 #endif
 }
 
-/* The rest of the actions: a grant, if one was decided, and what is recorded. */
+/* The other actions: the grant, if there is one, and the record. */
 inline grant() {
 	if
 	:: e != 0 ->
@@ -702,7 +703,7 @@ end_of_events:
 	goto start
 }
 
-/* ---- what goes wrong ---- */
+/* ---- faults ---- */
 
 inline cut(i) {
 	atomic { cuts < CUTS && conn[i] -> cuts++; conn[i] = false; ceof[i] = true; seof[i] = true }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package model checks lease.pml with Spin: what the gate, the lease and the
-// scheduler promise together, in every order of their steps.
+// Package model checks lease.pml with Spin: the promises of gate, lease and scheduler
+// together, in each order of their steps.
 package model
 
 import (
@@ -14,13 +14,12 @@ import (
 	"testing"
 )
 
-// A check is one run of the model checker over all states that the settings
-// lead to.
+// A check is one run of the model checker over all states that the settings reach.
 type check struct {
 	name     string
 	settings string // macros of lease.pml
 	liveness bool   // the property "served", under weak fairness, instead of the assertions
-	broken   bool   // something is turned off: the checker must find two at a time
+	broken   bool   // a part is turned off: the checker must find two holders at a time
 	full     bool   // takes a minute or more: only with NVSHARE_MODEL_FULL
 }
 
@@ -65,7 +64,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// What the model has of the code, by the code's names, or why it has not.
+// For each name of the code: where the model has it, or why not.
 const (
 	noScheduler = "a client without a scheduler is left out"
 	noMatter    = "grants do not depend on it"
@@ -79,19 +78,19 @@ var states = map[string]string{
 	"LEASE_EV_REVOKE": "on_revoke", "LEASE_EV_WANT": "waiting", "LEASE_EV_LEAVE": "waiting", "LEASE_EV_WORD": "closed_gate", "LEASE_EV_NUDGE": "frames arrive, or the connection ends",
 	"LEASE_EV_IDLE": "LEASE_EV_IDLE", "LEASE_EV_DRAINED": "LEASE_EV_DRAINED", "LEASE_EV_GIVE_UP": noScheduler,
 
-	"NVS_REGISTER": "LEASE_EV_UP", "NVS_ATTACH": "ATTACH", "NVS_REQUEST": "REQUEST", "NVS_RELEASE": "RELEASE", "NVS_STATS": noMatter, "NVS_RESERVE": noMatter, "NVS_MOVED": "nvs_channel_filled",
+	"NVS_REGISTER": "LEASE_EV_UP", "NVS_ATTACH": "ATTACH", "NVS_REQUEST": "REQUEST", "NVS_RELEASE": "RELEASE", "NVS_STATS": noMatter, "NVS_RESERVE": noMatter, "NVS_MOVED": "nvs_channel_filled", "NVS_UTIL": noMatter,
 	"NVS_WELCOME": "LEASE_EV_UP", "NVS_ATTACHED": "ATTACHED", "NVS_GRANT": "GRANT", "NVS_REVOKE": "REVOKE", "NVS_NOTICE": "queued", "NVS_REFUSED": "cut", "NVS_RESERVED": noMatter, "NVS_ROOM": "MOVES", "NVS_ARENA": "MOVES",
 }
 
-// The code has the states, events and frames that the model was made of. Whoever
-// adds one says here where the model has it, or why not.
+// The model covers the code's states, events and frames. A new one needs an entry here
+// that says where the model has it, or why not.
 func TestModelKnowsTheCode(t *testing.T) {
 	model, err := os.ReadFile("lease.pml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	found := 0
-	for file, enums := range map[string][]string{"lease.h": {"lease_link", "lease_gate", "lease_event_type"}, "wire.h": {"nvs_type"}} {
+	for file, enums := range map[string][]string{"core/lease.h": {"lease_link", "lease_gate", "lease_event_type"}, "wire.h": {"nvs_type"}} {
 		text, err := os.ReadFile(filepath.Join("..", "..", "hook", file))
 		if err != nil {
 			t.Fatal(err)
@@ -142,7 +141,7 @@ func (c check) run(t *testing.T, model string) {
 
 	optimise := "-O0"
 	if c.full || !c.broken && strings.Contains(c.settings, "CRASHES=1") {
-		optimise = "-O2" // the search takes longer than compiling
+		optimise = "-O2" // here the search takes longer than compiling
 	}
 	compile := []string{optimise, "-w", "-DCOLLAPSE", "-o", "pan", "pan.c"}
 	search := []string{"-m2000000"}

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mutants gives tests the inputs of a fuzz target in a plain run: its
-// seeds, and changes of them, the same each time. make fuzz looks for more, by what
-// they reach.
+// Package mutants gives a fuzz target inputs in a plain test run: its seeds and changed
+// seeds, the same each time. make fuzz searches further, by the code that inputs reach.
 package mutants
 
 import (
@@ -54,7 +53,7 @@ func mutate(rng *rand.Rand, v, other any) any {
 	panic(fmt.Sprintf("mutants: no change of a %T", v))
 }
 
-// telling are bytes that often matter.
+// telling are bytes that often reach other code.
 const telling = "\x00\x01\x7f\x80\xff019-.,:\"{}[]/ "
 
 // change changes a copy of b.

@@ -12,19 +12,19 @@ import (
 	"text/template"
 )
 
-// CRISocket is where containerd answers, NRISocket where it waits for plugins:
-// the default places, which are private, unless the node is one of several.
+// CRISocket is the socket of containerd's CRI, and NRISocket that of its NRI: the
+// default paths, because /run is private, unless the node is one of several.
 func (n *Node) CRISocket() string { return n.state() + "/containerd.sock" }
 func (n *Node) NRISocket() string { return "/run/nri" + n.instance + "/nri.sock" }
 
 func (n *Node) state() string { return "/run/containerd" + n.instance }
 
-// Settings have a reason:
+// Reasons for settings:
 //
 // restrict_oom_score_adj: without CAP_SYS_RESOURCE (many sandboxes) every pod
 // fails with "can't get final child's PID from pipe".
-// disable_apparmor: loading a profile would outlive the node.
-// no_sync: what survives a crash of the machine matters to nobody.
+// disable_apparmor: a loaded profile would outlive the node.
+// no_sync: nobody needs the node's files after a crash of the machine.
 const (
 	configBegin = `
 root = '{{.Private}}/containerd'
@@ -41,7 +41,7 @@ imports = []
 [ttrpc]
   address = '{{.CRI}}.ttrpc'
 `
-	// Version 4 ignores them there, without a word.
+	// Version 4 ignores them there without a message.
 	serversAsPlugins = `
 [plugins.'io.containerd.server.v1.grpc']
   address = '{{.CRI}}'
@@ -81,7 +81,7 @@ imports = []
       {{.BinDir}}
       conf_dir = '{{.Private}}/cni/net.d'
 ` + configEnd
-	// Neither NRI nor CDI is.
+	// Neither NRI nor CDI is on by default.
 	config17 = "version = 2\n" + configBegin + `
   [plugins.'io.containerd.grpc.v1.cri']
     sandbox_image = '{{.PauseImage}}'
@@ -102,15 +102,15 @@ imports = []
 ` + configEnd
 )
 
-// writeConfig writes the configuration of this node's containerd, as its version
-// has it, and the network of pods that have one.
+// writeConfig writes the configuration of this node's containerd in the form of its
+// version, and the network of pods that have one.
 func (n *Node) writeConfig(ctx context.Context) (path string, err error) {
 	out, err := output(ctx, n.env, filepath.Join(n.containerd, "containerd"), "--version")
 	if err != nil {
 		return "", err
 	}
-	// "containerd github.com/containerd/containerd/v2 2.4.2+unknown"; built as
-	// here, the module's version may be missing: "…/v2 2.0.0+unknown".
+	// For example "containerd github.com/containerd/containerd/v2 2.4.2+unknown". In
+	// what build.sh builds, the module's version may be missing: "…/v2 2.0.0+unknown".
 	f := strings.Fields(out)
 	if len(f) < 3 {
 		return "", fmt.Errorf("containerd --version prints %q", out)
@@ -141,8 +141,8 @@ func (n *Node) writeConfig(ctx context.Context) (path string, err error) {
 	return path, os.WriteFile(path, config.Bytes(), 0o644)
 }
 
-// network makes what pods with a network of their own are connected with: to
-// nothing. The runtime insists on an address.
+// network makes the network of pods that do not use the node's. It connects them to
+// nothing; the runtime only demands an address.
 func (n *Node) network() error {
 	if n.cluster {
 		return nil // NewKubernetes has made one
@@ -168,5 +168,5 @@ esac
 		[]byte(`{"cniVersion":"1.0.0","name":"none","plugins":[{"type":"none"}]}`), 0o644)
 }
 
-// CgroupParent is below which all containers of the node run.
+// CgroupParent is the parent of the cgroups of all containers of the node.
 func (n *Node) CgroupParent() string { return "/" + n.cgroup }

@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StartContainerd starts containerd, or starts it again, and waits until its
-// CRI answers.
+// StartContainerd starts or restarts containerd, and waits until its CRI answers.
 func (n *Node) StartContainerd(ctx context.Context) error {
 	path, err := n.writeConfig(ctx)
 	if err != nil {
@@ -40,8 +39,7 @@ func (n *Node) crictl(ctx context.Context, args ...string) (string, error) {
 		"--runtime-endpoint", "unix://" + n.CRISocket(), "--image-endpoint", "unix://" + n.CRISocket()}, args...)...)
 }
 
-// Ctr runs containerd's own client in the CRI's namespace, where the images
-// are.
+// Ctr runs containerd's own client in the CRI's namespace, which has the images.
 func (n *Node) Ctr(ctx context.Context, args ...string) (string, error) {
 	return output(ctx, n.env, append([]string{filepath.Join(n.tools, "ctr"), "--address", n.CRISocket(), "--namespace", "k8s.io"}, args...)...)
 }
@@ -54,8 +52,7 @@ const (
 	namespaceNode      = 2
 )
 
-// ownUsersFrom is the first of the node's user IDs that pods with their own users
-// have.
+// ownUsersFrom is the first user ID, on the node, of pods with a user namespace.
 const ownUsersFrom = 1 << 20
 
 // A ContainerSpec is one container of a pod.
@@ -68,9 +65,9 @@ type ContainerSpec struct {
 	Image  string // default: WorkloadImage
 	// Attempt counts how often a container of this name was started before.
 	Attempt int
-	// Restricted: what Kubernetes' Pod Security Standard of that name asks for,
-	// and a read-only root file system: a user other than root, no
-	// capabilities, no new privileges, the runtime's own seccomp profile.
+	// Restricted: the rules of Kubernetes' Pod Security Standard of that name (a user
+	// other than root, no capabilities, no new privileges, the runtime's own seccomp
+	// profile), and a read-only root file system.
 	Restricted bool
 }
 
@@ -81,16 +78,16 @@ type Mount struct{ Host, Container string }
 type PodSpec struct {
 	Name        string
 	Annotations map[string]string
-	// OwnUsers is Kubernetes' hostUsers: false: a user namespace, whose IDs
-	// are others on the node. Such a pod has a network of its own.
+	// OwnUsers is hostUsers: false of Kubernetes: the pod has a user namespace with
+	// other IDs on the node, and a network namespace.
 	OwnUsers bool
-	// SharedPIDs is shareProcessNamespace: true. Programs are not the first of
-	// their PID namespace then, and so end by SIGTERM without a handler.
+	// SharedPIDs is shareProcessNamespace: true of Kubernetes. Programs are then not
+	// process 1 of their PID namespace, and so SIGTERM ends them without a handler.
 	SharedPIDs bool
 }
 
-// A Pod runs on the node's network, unless it has its own users: no CNI plugin is
-// needed. Its first container is the one that Container and PID speak of.
+// A Pod uses the node's network, so that no CNI plugin is needed, unless OwnUsers is
+// set. Its methods that do not name a container are about the first one.
 type Pod struct {
 	Name       string
 	ID         string
@@ -98,16 +95,16 @@ type Pod struct {
 
 	node    *Node
 	sandbox string         // file with its configuration
-	spaces  map[string]any // its namespaces, which its containers are to name too
+	spaces  map[string]any // its namespaces, which each container has to name
 }
 
-// RunPod starts a pod through the CRI. The error of a refused container is
-// containerd's; the pod is removed then.
+// RunPod starts a pod through the CRI. If a container is refused, RunPod removes the
+// pod and returns containerd's error.
 func (n *Node) RunPod(ctx context.Context, name string, annotations map[string]string, containers ...ContainerSpec) (*Pod, error) {
 	return n.Run(ctx, PodSpec{Name: name, Annotations: annotations}, containers...)
 }
 
-// Run is RunPod for pods that are out of the ordinary.
+// Run is RunPod with all of a pod's settings.
 func (n *Node) Run(ctx context.Context, spec PodSpec, containers ...ContainerSpec) (*Pod, error) {
 	name := spec.Name
 	pod := &Pod{Name: name, node: n, spaces: map[string]any{"network": namespaceNode, "pid": namespaceContainer}}
@@ -148,8 +145,8 @@ func (n *Node) Run(ctx context.Context, spec PodSpec, containers ...ContainerSpe
 	return pod, nil
 }
 
-// Start starts one more container in a pod that runs: as kubelet does for
-// containers after the first, for one that has ended, and for ephemeral ones.
+// Start starts one more container in a running pod. The kubelet does so for each
+// container after the first, for ephemeral ones, and for one that has ended.
 func (p *Pod) Start(ctx context.Context, spec ContainerSpec) (*Container, error) {
 	c, err := p.node.runContainer(ctx, p, spec)
 	if err != nil {
@@ -224,15 +221,15 @@ func (n *Node) runContainer(ctx context.Context, pod *Pod, spec ContainerSpec) (
 	}, nil
 }
 
-// begun waits until a container's process is its program: when it counts as
-// started, it may be runc's for a moment yet, with an environment of its own.
+// begun waits until a container's process runs its program. For a moment after the
+// container counts as started, the process is still runc's, with runc's environment.
 func begun(ctx context.Context, pid int) error {
 	return Until(ctx, "the program to begin", func() error {
 		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		if err == nil && strings.HasPrefix(string(comm), "runc:") {
 			return fmt.Errorf("process %d is %s", pid, strings.TrimSpace(string(comm)))
 		}
-		return nil // it is, or has ended already
+		return nil // the program runs, or has ended
 	})
 }
 
@@ -248,8 +245,7 @@ func (p *Pod) Running(ctx context.Context) (bool, error) {
 	return info.Status.State == "CONTAINER_RUNNING", err
 }
 
-// Ended waits until a container has ended by itself, or was killed, and returns
-// its exit status.
+// Ended waits until a container has ended, and returns its exit status.
 func (p *Pod) Ended(ctx context.Context, c *Container) (status int, err error) {
 	err = Until(ctx, "the end of "+p.Name+"/"+c.Name, func() error {
 		info, err := p.node.inspect(ctx, c.ID)
@@ -262,8 +258,8 @@ func (p *Pod) Ended(ctx context.Context, c *Container) (status int, err error) {
 	return status, err
 }
 
-// Stop ends the containers' processes as kubelet does: SIGTERM, and SIGKILL
-// for what has not ended after a while. It returns when they have ended.
+// Stop ends the containers' processes as the kubelet does: SIGTERM, then SIGKILL for
+// those that have not ended. It returns when all have ended.
 func (p *Pod) Stop(ctx context.Context) error {
 	for _, c := range p.Containers {
 		if _, err := p.node.crictl(ctx, "stop", "--timeout", "10", c.ID); err != nil {
@@ -317,7 +313,7 @@ type Container struct {
 	PID  int // of its first process, in the node's pid namespace
 
 	log    string
-	criLog bool // lines have the CRI's "time stream F " before them
+	criLog bool // lines begin with the CRI's "time stream F "
 }
 
 // Log returns what the container has printed so far.
@@ -338,7 +334,7 @@ func (c *Container) Log() string {
 	return b.String()
 }
 
-// Environ returns the environment the first process started with.
+// Environ returns the environment with which the first process started.
 func (c *Container) Environ() (map[string]string, error) {
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(c.PID) + "/environ")
 	if err != nil {
@@ -352,5 +348,5 @@ func (c *Container) Environ() (map[string]string, error) {
 	return env, nil
 }
 
-// Root is where the container's file system can be read from the node.
+// Root is the path at which the node sees the container's file system.
 func (c *Container) Root() string { return "/proc/" + strconv.Itoa(c.PID) + "/root" }

@@ -16,8 +16,8 @@ import (
 const (
 	// RunDir is the scheduler's default run directory; /run is private.
 	RunDir = "/var/run/nvshare"
-	// SimGPU holds the simulated driver (lib) and its state (run). Below
-	// /run, so that an unprivileged user reaches it wherever the tree lies.
+	// SimGPU holds the simulated driver (lib) and its state (run). It is below /run,
+	// because an unprivileged user may not reach the clone.
 	SimGPU = "/run/simgpu"
 	// LibDir is where the plugin puts the shim for containers.
 	LibDir = "/run/nvshare-host/lib"
@@ -32,7 +32,7 @@ func (n *Node) installSimGPU(config string) error {
 	if err := os.MkdirAll(SimGPU+"/lib", 0o755); err != nil {
 		return err
 	}
-	// Tenants of any user share the state, as they share a GPU.
+	// Tenants of all users share this state, as they share a GPU.
 	if err := os.MkdirAll(SimGPU+"/run", 0o777); err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func copyFile(to, from string) error {
 // Bin is the path of one of the project's programs.
 func (n *Node) Bin(name string) string { return filepath.Join(n.build, "bin", name) }
 
-// Shim is the path of libnvshare.so as it was built.
+// Shim is the path of libnvshare.so in the build directory.
 func (n *Node) Shim() string { return filepath.Join(n.build, "lib", "libnvshare.so") }
 
 func (n *Node) simFlag() []string {
@@ -86,8 +86,8 @@ func (n *Node) Start(ctx context.Context) error {
 	return nil
 }
 
-// StartScheduler starts nvshare-scheduler, or starts it again, and waits
-// until it answers. args are added to the command line.
+// StartScheduler starts or restarts nvshare-scheduler, and waits until it answers.
+// args are added to the command line.
 func (n *Node) StartScheduler(ctx context.Context, args ...string) error {
 	argv := append(append([]string{n.Bin("nvshare-scheduler")}, n.simFlag()...), args...)
 	p, err := start("scheduler", n.logFile("scheduler"), n.env, argv...)
@@ -116,9 +116,8 @@ func (n *Node) Ctl(ctx context.Context, args ...string) (string, error) {
 	return output(ctx, n.env, append([]string{n.Bin("nvsharectl")}, args...)...)
 }
 
-// StartPlugin starts nvshare-plugin, or starts it again, and waits until
-// containerd has accepted it: pods created from now on are adjusted.
-// args are added to the command line.
+// StartPlugin starts or restarts nvshare-plugin, and waits until containerd has
+// accepted it: from then on, new pods are adjusted. args are added to the command line.
 func (n *Node) StartPlugin(ctx context.Context, args ...string) error {
 	before := n.PluginAccepts()
 	argv := append(append([]string{n.Bin("nvshare-plugin"), "--lib-dir", LibDir, "--nri-socket", n.NRISocket()}, n.simFlag()...), args...)
@@ -130,8 +129,7 @@ func (n *Node) StartPlugin(ctx context.Context, args ...string) error {
 	return n.PluginAccepted(ctx, before)
 }
 
-// PluginAccepts is how often containerd has accepted the plugin so far, by
-// containerd's own log.
+// PluginAccepts counts in containerd's log how often it has accepted the plugin.
 func (n *Node) PluginAccepts() int {
 	data, err := os.ReadFile(n.logFile("containerd"))
 	if err != nil {

@@ -13,22 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Engine is a place where container engines run with state of their own: the
-// machine's root file system, or another release's. Its processes see the
-// node's /run, so the node's CDI specs, sockets and simulated GPU.
+// An Engine is a root file system in which container engines run with state of their
+// own. Its processes see the node's /run, and so the node's CDI specs, sockets and
+// simulated GPU.
 type Engine struct {
 	// Private is a directory on tmpfs, at the same path inside.
 	Private string
-	// Root is empty for the machine's own.
+	// Root is the root file system; empty: the machine's own.
 	Root string
 
 	node *Node
 	env  []string
 }
 
-// NewEngine makes a place whose root file system is a copy of root, written to
-// in memory only; root is empty for the machine's own. show is where programs
-// inside see directories of the machine.
+// NewEngine makes an Engine from a copy of root; what is written to the copy stays in
+// memory. With an empty root, the Engine uses the machine's own root file system. show
+// maps directories of the machine to the paths at which programs inside see them.
 func (n *Node) NewEngine(name, root string, show map[string]string) (*Engine, error) {
 	e := &Engine{Private: filepath.Join(n.private, "engine-"+name), node: n, env: n.env}
 	if err := os.MkdirAll(e.Private, 0o755); err != nil {
@@ -59,7 +59,7 @@ func (n *Node) NewEngine(name, root string, show map[string]string) (*Engine, er
 			return nil, err
 		}
 	}
-	// Maintainer scripts, which make these, have not run.
+	// Maintainer scripts make these files; none has run here.
 	for name, text := range map[string]string{
 		"etc/passwd": "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n",
 		"etc/group":  "root:x:0:\nuser:x:1000:\n",
@@ -69,7 +69,7 @@ func (n *Node) NewEngine(name, root string, show map[string]string) (*Engine, er
 			return nil, err
 		}
 	}
-	// What engines keep below /var is as big as images.
+	// Engines keep images below /var/lib.
 	for _, dir := range []string{"var/lib", "var/tmp", "tmp", "root", "home/user"} {
 		at := filepath.Join(e.Root, dir)
 		if err := os.MkdirAll(at, 0o755); err != nil {
@@ -97,38 +97,38 @@ func (e *Engine) bind(host, inside string) error {
 	return nil
 }
 
-// Setenv adds to the environment of what starts from now on.
+// Setenv adds to the environment of programs that start from now on.
 func (e *Engine) Setenv(key, value string) {
 	e.env = append(e.env[:len(e.env):len(e.env)], key+"="+value)
 }
 
-// argv enters the root file system, as a user without privileges if uid is not 0.
+// argv is the command line that runs argv in the root file system, as user uid.
 func (e *Engine) argv(uid int, argv []string) []string {
 	if e.Root == "" && uid == 0 {
-		return append([]string{"/usr/bin/env"}, argv...) // looks where e.env says, not where this program would
+		return append([]string{"/usr/bin/env"}, argv...) // env looks in e.env's PATH; exec would look in this program's
 	}
 	id := fmt.Sprint(uid)
 	enter := []string{"chroot", "--userspec=" + id + ":" + id, "--groups="}
 	if e.Root == "" || uid == 0 {
 		return append(append(enter, filepath.Join("/", e.Root)), argv...)
 	}
-	// In a chroot the kernel makes nobody a user namespace: let it be the root of
-	// a mount namespace. The former one stays, at /old.
+	// The kernel allows no user namespace in a chroot, so the directory becomes the
+	// root of a mount namespace. The former root stays at /old.
 	pivot := []string{"unshare", "--mount", "sh", "-c", `cd "$0" && mkdir -p old && pivot_root . old && exec "$@"`, e.Root}
 	return append(append(append(pivot, enter...), "/"), argv...)
 }
 
-// Run runs a program there and returns its standard output.
+// Run runs a program in the Engine and returns its standard output.
 func (e *Engine) Run(ctx context.Context, argv ...string) (string, error) {
 	return output(ctx, e.env, e.argv(0, argv)...)
 }
 
-// Start starts a program there; its output goes to the log directory.
+// Start starts a program in the Engine; its output goes to the log directory.
 func (e *Engine) Start(name string, argv ...string) (*Process, error) {
 	return e.StartAs(0, name, argv...)
 }
 
-// StartAs starts a program there as a user.
+// StartAs is Start as a user.
 func (e *Engine) StartAs(uid int, name string, argv ...string) (*Process, error) {
 	return start(name, e.node.logFile("engine-"+name), e.env, e.argv(uid, argv)...)
 }
@@ -136,9 +136,8 @@ func (e *Engine) StartAs(uid int, name string, argv ...string) (*Process, error)
 // Ended is closed when the process has ended.
 func (p *Process) Ended() <-chan struct{} { return p.done }
 
-// WriteWorkload writes the root file system of the workload image as a tar,
-// which podman import and docker import take. BuildImages must have been
-// called.
+// WriteWorkload writes the root file system of the workload image as a tar, for podman
+// import and docker import. Call BuildImages first.
 func (n *Node) WriteWorkload(to string) error {
 	layer, err := n.workload.layer()
 	if err != nil {
@@ -147,12 +146,12 @@ func (n *Node) WriteWorkload(to string) error {
 	return os.WriteFile(to, layer, 0o644)
 }
 
-// WriteWorkloadDir makes the same in a new directory.
+// WriteWorkloadDir writes the same files to a new directory.
 func (n *Node) WriteWorkloadDir(dir string) error { return n.workload.writeDir(dir) }
 
-// Cgroup is the parent of all containers' cgroups, a path from the root of each
+// Cgroup is the parent of all containers' cgroups: a path below the root of each
 // hierarchy.
 func (n *Node) Cgroup() string { return "/" + n.cgroup }
 
-// Tools is the directory of containerd, runc and crictl as pinned.
+// Tools is the directory of the pinned containerd, runc and crictl.
 func (n *Node) Tools() string { return n.tools }

@@ -22,14 +22,14 @@ import (
 	"strings"
 )
 
-// Image names. They have no registry to be pulled from: a missing image is
-// an error, never a download.
+// Image names. No registry has these images, so a missing image is an error and never
+// a download.
 const (
 	PauseImage    = "localhost/nvshare-pause:1"
 	WorkloadImage = "localhost/nvshare-workload:1"
 )
 
-// muslLibrary is what musl's libraries and programs call their C library.
+// muslLibrary is the name by which musl's programs and libraries load their C library.
 const muslLibrary = "libc.so"
 
 // UserLibrary is a library in the workload image that does nothing.
@@ -46,8 +46,8 @@ type file struct {
 	data []byte
 }
 
-// newRootfs starts a file system laid out as a merged-/usr distribution's,
-// empty but for what a C program needs besides its libraries.
+// newRootfs returns a file system with a merged /usr, that has only what a C program
+// needs besides its libraries.
 func newRootfs() *rootfs {
 	r := &rootfs{files: map[string]file{}}
 	for _, d := range []string{"bin", "lib", "lib64", "sbin"} {
@@ -70,7 +70,7 @@ func (r *rootfs) dir(name string) { r.files[name] = file{mode: fs.ModeDir | 0o75
 
 func (r *rootfs) text(name, text string) { r.files[name] = file{mode: 0o644, data: []byte(text)} }
 
-// copyFile puts the file host at name.
+// copyFile copies the machine's file host to name.
 func (r *rootfs) copyFile(name, host string) error {
 	data, err := os.ReadFile(host)
 	if err != nil {
@@ -80,9 +80,8 @@ func (r *rootfs) copyFile(name, host string) error {
 	return nil
 }
 
-// copyProgram puts the program host at name, with the loader and the
-// libraries it names. Libraries the machine does not have are left out: the
-// driver's arrive through CDI.
+// copyProgram copies the machine's program host to name, with its loader and libraries.
+// Libraries that the machine lacks are left out: CDI brings the driver's.
 func (r *rootfs) copyProgram(name, host string) error {
 	if err := r.copyFile(name, host); err != nil {
 		return err
@@ -114,7 +113,7 @@ func (r *rootfs) copyLibraries(host string) error {
 		return fmt.Errorf("%s: %w", host, err)
 	}
 	for _, lib := range needed {
-		if lib == muslLibrary { // is the loader itself, which is there; this machine's is glibc's
+		if lib == muslLibrary { // the same file as the loader, which is copied already
 			continue
 		}
 		if err := r.copyLibrary(lib); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -124,8 +123,8 @@ func (r *rootfs) copyLibraries(host string) error {
 	return nil
 }
 
-// copyLibrary puts a library of the machine, and what it needs, where the
-// machine has it. An error of fs.ErrNotExist: the machine does not.
+// copyLibrary copies a library of the machine, and the libraries that it needs, to the
+// same paths. fs.ErrNotExist means that the machine lacks the library.
 func (r *rootfs) copyLibrary(lib string) error {
 	at, err := findLibrary(lib)
 	if err != nil {
@@ -141,8 +140,8 @@ func (r *rootfs) copyLibrary(lib string) error {
 	return r.copyLibraries(at)
 }
 
-// copyCLibrary puts what every image with glibc has: the shim and the driver's
-// libraries are linked with some of it.
+// copyCLibrary copies the libraries that every image with glibc has. The shim and the
+// driver's libraries are linked with some of them.
 func (r *rootfs) copyCLibrary() error {
 	for _, lib := range []string{"libpthread.so.0", "libdl.so.2", "librt.so.1", "libm.so.6"} {
 		if err := r.copyLibrary(lib); err != nil {
@@ -167,7 +166,7 @@ func libraryDirs() []string {
 	return []string{"/lib/" + arch + "-linux-gnu", "/usr/lib/" + arch + "-linux-gnu", "/lib64", "/usr/lib64", "/usr/lib"}
 }
 
-// mergedUsr maps an absolute path to where a merged-/usr image has it.
+// mergedUsr maps an absolute path to its path in an image with a merged /usr.
 func mergedUsr(abs string) string {
 	name := strings.TrimPrefix(abs, "/")
 	if strings.HasPrefix(name, "lib") {
@@ -176,7 +175,7 @@ func mergedUsr(abs string) string {
 	return name
 }
 
-// names lists everything, parents first.
+// names lists all paths, parents first.
 func (r *rootfs) names() []string {
 	for name := range r.files {
 		for d := path.Dir(name); d != "."; d = path.Dir(d) {
@@ -203,7 +202,7 @@ func (r *rootfs) writeDir(dir string) error {
 		var err error
 		switch {
 		case f.mode.IsDir():
-			// Chmod: mkdir leaves out the umask's bits, and the sticky one.
+			// Mkdir applies the umask and ignores the sticky bit; Chmod does neither.
 			err = errors.Join(os.Mkdir(at, f.mode.Perm()), os.Chmod(at, f.mode))
 		case f.mode&fs.ModeSymlink != 0:
 			err = os.Symlink(f.link, at)
@@ -317,8 +316,7 @@ func (r *rootfs) writeImage(to, name string, entrypoint ...string) error {
 	return errors.Join(w.Close(), f.Close())
 }
 
-// ImportDir makes an image of what is below dir and imports it. containerd must
-// run.
+// ImportDir makes an image of the files below dir and imports it. containerd must run.
 func (n *Node) ImportDir(ctx context.Context, name, dir string, entrypoint ...string) error {
 	r := &rootfs{files: map[string]file{}}
 	if err := filepath.WalkDir(dir, func(at string, d fs.DirEntry, err error) error {

@@ -120,7 +120,7 @@ func TestDirHasWhatTheLayerHas(t *testing.T) {
 	}
 }
 
-// A program's image has what its loader needs, as far as the machine has it.
+// A program's image has the libraries that its loader needs and the machine has.
 func TestProgramBringsItsLibraries(t *testing.T) {
 	r := newRootfs()
 	if err := r.copyProgram("usr/bin/sleep", "/usr/bin/sleep"); err != nil {

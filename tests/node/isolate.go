@@ -40,19 +40,18 @@ var (
 // killAfter is how long the worker may clean up after a signal.
 const killAfter = 20 * time.Second
 
-// Isolated calls inside in a private node environment below parent and
-// returns an exit status: inside's own, or 1 with a message on standard error
-// when the environment cannot be made. inside gets a fresh work directory,
-// whose base name starts with prefix; dir/log survives a failure, everything
-// else is removed. It must be called early in main, with all state in
-// arguments and environment, because it executes the program again.
+// Isolated calls inside in a private environment below parent. It returns inside's exit
+// status, or 1 with a message on standard error if the environment cannot be made.
+// inside gets a fresh work directory, whose base name starts with prefix. After a
+// failure dir/log stays; everything else is removed. Call it early in main, with all
+// state in arguments and environment, because it executes the program again.
 func Isolated(parent, prefix string, inside func(dir string) int) int {
 	return isolated(parent, prefix, 0, inside)
 }
 
-// IsolatedCluster is Isolated for a node that runs Kubernetes: it has a network
-// of its own, with no way out, /var/lib and /var/log are private too, and mounts
-// propagate, as pods' volumes may ask for.
+// IsolatedCluster is Isolated for a node that runs Kubernetes. Its network has no way
+// out, /var/lib and /var/log are private too, and mounts propagate, because volumes of
+// pods may ask for that.
 func IsolatedCluster(parent, prefix string, inside func(dir string) int) int {
 	return isolated(parent, prefix, unix.CLONE_NEWNET, inside)
 }
@@ -65,7 +64,7 @@ func isolated(parent, prefix string, network uintptr, inside func(dir string) in
 		status, err = runInit(os.Getenv(dirEnv), network != 0)
 	case stageWorker:
 		dir := os.Getenv(dirEnv)
-		// Nested use (the demo inside a test) starts from the outside again.
+		// A nested use (the demo inside a test) starts with the first stage.
 		os.Unsetenv(stageEnv)
 		os.Unsetenv(dirEnv)
 		return inside(dir)
@@ -160,9 +159,8 @@ func replaced(path string, cluster bool) string {
 	return ""
 }
 
-// startStage executes this program again. The child dies with this process:
-// the parent-death signal is tied to the thread, hence the lock, which is
-// never undone.
+// startStage executes this program again. The child dies with this process. Its
+// parent-death signal belongs to the thread that started it, so the thread stays locked.
 func startStage(stage, dir string, cloneflags uintptr) (*exec.Cmd, error) {
 	runtime.LockOSThread()
 	self, err := os.Executable()
@@ -177,8 +175,8 @@ func startStage(stage, dir string, cloneflags uintptr) (*exec.Cmd, error) {
 	return cmd, cmd.Start()
 }
 
-// runInit is process 1 of the namespaces. It reaps what daemons leave behind,
-// which the worker could not do without disturbing os/exec.
+// runInit is process 1 of the namespaces. It reaps the processes that daemons leave
+// behind; the worker cannot, because os/exec waits for its own children there.
 func runInit(dir string, cluster bool) (int, error) {
 	if err := privateMounts(dir); err != nil {
 		return 1, err
@@ -226,13 +224,13 @@ func exitStatus(ws syscall.WaitStatus) int {
 	return ws.ExitStatus()
 }
 
-// privateMounts hides the machine's run-time state from the node and the
-// node's from the machine. dir/private holds all container state, in memory.
+// privateMounts hides the machine's run-time state from the node, and the node's state
+// from the machine. dir/private holds all container state, in memory.
 func privateMounts(dir string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	// A resolver file below /run would vanish, and container engines insist on it.
+	// Container engines need the resolver file, which may be below /run.
 	resolv, _ := filepath.EvalSymlinks("/etc/resolv.conf")
 	resolvData, _ := os.ReadFile(resolv)
 
@@ -270,8 +268,7 @@ func clusterMounts() error {
 			return fmt.Errorf("mount tmpfs on %s: %w", dir, err)
 		}
 	}
-	// Below the namespace's root nothing reaches the machine: its mounts are
-	// no peers of these.
+	// These mounts do not reach the machine: they are no peers of the machine's.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("make mounts shared: %w", err)
 	}

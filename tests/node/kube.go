@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Addresses of the cluster. The first address of the services' range is the API
-// server's own, so that pods reach it without kube-proxy.
+// Addresses of the cluster. The API server has the first address of the services'
+// range, so that pods reach it without kube-proxy.
 const (
 	kubeServices = "10.96.0.0/16"
 	kubeAPI      = "10.96.0.1"
@@ -38,8 +38,8 @@ type Kubernetes struct {
 	bin  string
 }
 
-// NewKubernetes prepares a cluster; the process must be in an Isolated
-// environment with Cluster set. It touches no address, file or setting outside.
+// NewKubernetes prepares a cluster. The process must be in the environment of
+// IsolatedCluster. No address, file or setting outside of it is changed.
 func (n *Node) NewKubernetes(ctx context.Context) (*Kubernetes, error) {
 	n.cluster = true
 	k := &Kubernetes{node: n, dir: filepath.Join(n.private, "kube"), bin: filepath.Join(n.build, "tools-k8s")}
@@ -74,7 +74,7 @@ func setAddresses(ctx context.Context, env []string) error {
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)
 }
 
-// writeCNI gives pods a bridge, which vanishes with the network namespace.
+// writeCNI gives pods a bridge, which ends with the network namespace.
 func (k *Kubernetes) writeCNI() error {
 	bin, conf := filepath.Join(k.node.private, "cni", "bin"), filepath.Join(k.node.private, "cni", "net.d")
 	if err := os.MkdirAll(conf, 0o755); err != nil {
@@ -88,7 +88,8 @@ func (k *Kubernetes) writeCNI() error {
  "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`, filepath.Join(k.dir, "addresses"), kubePods), 0o644)
 }
 
-// hideSysctls puts files over what kubelet sets for the whole machine.
+// hideSysctls mounts files over the settings that the kubelet changes for the whole
+// machine.
 func (k *Kubernetes) hideSysctls() error {
 	for _, name := range []string{
 		"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
@@ -110,14 +111,14 @@ func (k *Kubernetes) hideSysctls() error {
 	return nil
 }
 
-// makeCgroups makes the node's cgroup in each hierarchy, as kubelet demands of
-// its cgroupRoot. Isolated removes them.
+// makeCgroups makes the node's cgroup in each hierarchy, because the kubelet demands
+// that its cgroupRoot exists. Isolated removes them.
 func makeCgroups(name string) error {
 	roots, err := cgroupRoots()
 	if err != nil {
 		return err
 	}
-	// The top is a hierarchy itself only with cgroup v2 alone.
+	// The top directory is itself a hierarchy only where all is cgroup v2.
 	var top unix.Statfs_t
 	if err := unix.Statfs(cgroupRoot, &top); err != nil {
 		return err
@@ -135,8 +136,8 @@ func makeCgroups(name string) error {
 	return nil
 }
 
-// kubeletConfig: no CAP_SYS_RESOURCE may be had (oomScoreAdj, maxOpenFiles), and
-// the host may have cgroup v1.
+// kubeletConfig works without CAP_SYS_RESOURCE (oomScoreAdj, maxOpenFiles), and on a
+// host with cgroup v1.
 var kubeletConfig = template.Must(template.New("kubelet").Parse(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 failCgroupV1: false
@@ -235,8 +236,7 @@ func (k *Kubernetes) StartControlPlane(ctx context.Context) (err error) {
 	return err
 }
 
-// StartKubelet starts kubelet, or starts it again, and waits until the node is
-// ready.
+// StartKubelet starts or restarts the kubelet, and waits until the node is ready.
 func (k *Kubernetes) StartKubelet(ctx context.Context) (err error) {
 	if k.kubelet, err = k.start("kubelet", "--config="+filepath.Join(k.dir, "kubelet.yaml"), "--kubeconfig="+k.kubeconfig("kubelet"),
 		"--hostname-override="+KubeNode, "--node-ip="+kubeNodeIP, "--cert-dir="+k.pki("")); err != nil {
@@ -251,7 +251,7 @@ func (k *Kubernetes) StartKubelet(ctx context.Context) (err error) {
 	})
 }
 
-// StopKubelet ends kubelet; pods run on.
+// StopKubelet ends the kubelet; pods run on.
 func (k *Kubernetes) StopKubelet() error { return k.kubelet.Stop() }
 
 // Kubectl runs kubectl as the cluster's administrator.
@@ -259,7 +259,7 @@ func (k *Kubernetes) Kubectl(ctx context.Context, args ...string) (string, error
 	return output(ctx, k.node.env, append([]string{filepath.Join(k.bin, "kubectl"), "--kubeconfig=" + k.kubeconfig("admin")}, args...)...)
 }
 
-// Apply gives text to kubectl, whose arguments say what it does with it.
+// Apply runs kubectl with text as its standard input.
 func (k *Kubernetes) Apply(ctx context.Context, text string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(k.bin, "kubectl"), append([]string{"--kubeconfig=" + k.kubeconfig("admin")}, append(args, "-f", "-")...)...)
 	cmd.Env = k.node.env

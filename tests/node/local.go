@@ -27,8 +27,8 @@ type Local struct {
 	processes []*Process
 }
 
-// NewLocal prepares a Local below /run. Programs are copied there, because
-// the tree may lie where other users can't look.
+// NewLocal prepares a Local below /run. Programs are copied there, because other users
+// may not be allowed to read the clone.
 func (n *Node) NewLocal(name string) (*Local, error) {
 	dir := filepath.Join("/run", name)
 	l := &Local{RunDir: dir + "/run", SimGPU: dir + "/simgpu", node: n, dir: dir}
@@ -112,7 +112,7 @@ func (l *Local) Ctl(ctx context.Context, args ...string) (string, error) {
 	return p.Tail(1000), nil
 }
 
-// Stop ends everything, programs first.
+// Stop ends all processes, programs first.
 func (l *Local) Stop() error {
 	var errs []error
 	for i := len(l.processes) - 1; i >= 0; i-- {

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// A Node is what New makes and the Start methods bring up. Its methods are for one goroutine,
-// Process and Container values for any.
+// A Node is made by New and brought up by the Start methods. Only one goroutine may use
+// its methods; any may use Process and Container values.
 type Node struct {
 	Containerd *Process
 	Scheduler  *Process
@@ -36,32 +36,31 @@ type Node struct {
 type Options struct {
 	// Build is the absolute .build directory of the repository.
 	Build string
-	// Simulated: the node has simulated GPUs in place of the machine's.
+	// Simulated: the node has simulated GPUs instead of the machine's.
 	Simulated bool
-	// SimConfig is the simulated GPU's config file; empty: its defaults.
+	// SimConfig is the text of the simulated GPU's config file; empty: its defaults.
 	SimConfig string
-	// Containerd is the directory of another containerd and its shim than the
-	// pinned ones, of version 1.7 or later.
+	// Containerd is a directory with containerd 1.7 or later and its shim, to use
+	// instead of the pinned ones.
 	Containerd string
-	// Instance tells apart nodes that run at the same time in one Isolated:
-	// each has its own containerd. They share all else.
+	// Instance is the name of one of several nodes in one Isolated. Each has its own
+	// containerd; everything else is shared.
 	Instance string
 	NRI      NRI
 }
 
-// NRI says what containerd's NRI is like.
+// NRI is how containerd's NRI is set up.
 type NRI int
 
 const (
 	NRIOn NRI = iota
-	// NRIValidates: and its default validator refuses containers for which a
-	// plugin is missing that their pod names.
+	// NRIValidates: NRI is on, and its default validator refuses a container whose pod
+	// names a plugin that is not registered.
 	NRIValidates
 	NRIOff
 )
 
-// New makes the images and directories of a node below dir, the directory
-// that Isolated gave. Nothing runs yet.
+// New makes the directories of a node below dir, which Isolated gave. Nothing runs yet.
 func New(dir string, o Options) (*Node, error) {
 	n := &Node{
 		dir: dir, private: filepath.Join(dir, "private"), build: o.Build, tools: filepath.Join(o.Build, "tools"),
@@ -81,7 +80,7 @@ func New(dir string, o Options) (*Node, error) {
 			return nil, err
 		}
 	}
-	// The tools come first: containerd and podman find runc by PATH too.
+	// The tools come first, because containerd and podman look for runc in PATH.
 	n.env = []string{
 		"PATH=" + n.containerd + ":" + n.tools + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME=" + n.private, "TMPDIR=" + tmp, "LANG=C.UTF-8",
@@ -92,8 +91,7 @@ func New(dir string, o Options) (*Node, error) {
 	return n, n.installSimGPU(o.SimConfig)
 }
 
-// BuildImages makes the pause and the workload image and imports them.
-// containerd must run.
+// BuildImages makes and imports the pause and the workload image. containerd must run.
 func (n *Node) BuildImages(ctx context.Context) error {
 	pause := newRootfs()
 	if err := pause.copyProgram("usr/bin/sleep", "/usr/bin/sleep"); err != nil {
@@ -114,7 +112,7 @@ func (n *Node) BuildImages(ctx context.Context) error {
 	if err := work.copyCLibrary(); err != nil {
 		return err
 	}
-	// Any library will do to stand for one that a user preloads.
+	// Stands for a library that a user preloads; any library will do.
 	user, err := findLibrary("libutil.so.1")
 	if err != nil {
 		return err
@@ -142,10 +140,9 @@ func (n *Node) importImage(ctx context.Context, tar string) error {
 	return nil
 }
 
-// AddImage makes and imports an image of nothing but programs of the machine,
-// by their paths in the image, and the libraries that they name, with glibc those
-// that belong to it too: no shell, no users, no configuration of the loader.
-// containerd must run.
+// AddImage makes and imports an image that contains only programs of the machine, given
+// by their paths in the image, and their libraries; with glibc also all of glibc's. The
+// image has no shell, no users, and no configuration of the loader. containerd must run.
 func (n *Node) AddImage(ctx context.Context, name string, glibc bool, programs map[string]string) error {
 	r := &rootfs{files: map[string]file{}}
 	if glibc {
@@ -158,7 +155,7 @@ func (n *Node) AddImage(ctx context.Context, name string, glibc bool, programs m
 			return err
 		}
 	}
-	// As distributions with one /usr have it: the loader is named without.
+	// Programs name the loader without /usr.
 	for _, d := range []string{"lib", "lib64"} {
 		r.files[d] = file{mode: fs.ModeSymlink | 0o777, link: "usr/" + d}
 	}
@@ -173,17 +170,17 @@ func (n *Node) logFile(name string) string {
 	return filepath.Join(n.dir, "log", name+n.instance+".log")
 }
 
-// Logs returns the last lines of every daemon, for a report of a failure.
+// Logs returns the last lines of each daemon, to report a failure.
 func (n *Node) Logs(lines int) string {
 	var b strings.Builder
 	for _, name := range []string{"scheduler", "plugin", "containerd", "kubelet"} {
 		text, err := os.ReadFile(n.logFile(name))
 		if err != nil {
-			continue // it was not started
+			continue // the daemon was not started
 		}
 		var kept []string
 		for line := range strings.Lines(string(text)) {
-			// containerd tells every step of every container.
+			// containerd logs each step of each container.
 			if name != "containerd" || !strings.Contains(line, "level=info") {
 				kept = append(kept, line)
 			}

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// writePKI writes a certificate authority and what it signed for each part of a
-// cluster into dir, as NAME.crt and NAME.key, and the key of service accounts.
+// writePKI writes to dir, as NAME.crt and NAME.key: a certificate authority, the
+// certificates that it signed for each part of a cluster, and the service accounts' key.
 func writePKI(dir string) error {
 	ca := &x509.Certificate{
 		Subject: pkix.Name{CommonName: "test"}, IsCA: true, BasicConstraintsValid: true,

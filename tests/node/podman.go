@@ -22,8 +22,8 @@ const (
 	podmanTmp = "/run/podman-node/tmp"
 )
 
-// rootfsOf is a podman container's root file system: podman load would write
-// to /var/lib/containers, whatever --root says.
+// rootfsOf is a podman container's root file system. It replaces an image, because podman
+// load writes to /var/lib/containers, whatever --root says.
 func (n *Node) rootfsOf(name string) string { return filepath.Join(n.private, "podman-"+name) }
 
 // HavePodman reports whether the machine has podman.
@@ -32,9 +32,9 @@ func HavePodman() bool {
 	return err == nil
 }
 
-// podman runs the machine's podman with storage and state of the node's own.
-// runc: crun refuses hybrid cgroup hierarchies. Its network settings matter
-// although no container gets a network: podman locks their directory.
+// podman runs the machine's podman with the node's storage and state. It uses runc,
+// because crun refuses hybrid cgroup hierarchies. No container gets a network, but podman
+// locks the directory of the network's settings.
 func (n *Node) podman(ctx context.Context, args ...string) (string, error) {
 	return output(ctx, n.env, append([]string{"podman",
 		"--root", filepath.Join(n.private, "podman"), "--runroot", podmanRun, "--tmpdir", podmanTmp,
@@ -50,8 +50,8 @@ func (n *Node) RunPodman(ctx context.Context, name string, devices []string, spe
 	if err := n.workload.writeDir(root); err != nil {
 		return nil, err
 	}
-	// podman raises these limits to its own defaults unless told; without
-	// CAP_SYS_RESOURCE that fails, so keep what there is.
+	// podman would raise these limits to its own defaults, which fails without
+	// CAP_SYS_RESOURCE. So they stay as they are.
 	var nofile, nproc unix.Rlimit
 	if err := errors.Join(unix.Getrlimit(unix.RLIMIT_NOFILE, &nofile), unix.Getrlimit(unix.RLIMIT_NPROC, &nproc)); err != nil {
 		return nil, fmt.Errorf("read limits: %w", err)
@@ -97,13 +97,13 @@ func (n *Node) RemovePodman(ctx context.Context, name string) error {
 }
 
 func ulimit(name string, max uint64) string {
-	// Limits above this are "unlimited", for which podman has no word.
+	// Greater limits mean "unlimited", which podman's option cannot say.
 	v := strconv.FormatUint(min(max, 1<<20), 10)
 	return name + "=" + v + ":" + v
 }
 
-// PodmanImage builds an image with podman, with files in the place of the stage
-// of that name, and imports it into containerd, which must run.
+// PodmanImage builds an image with podman, whose stage "files" is replaced by files, and
+// imports the image into containerd, which must run.
 func (n *Node) PodmanImage(ctx context.Context, name, containerfile, files string, args ...string) error {
 	for _, d := range []string{podmanRun, podmanTmp} {
 		if err := os.MkdirAll(d, 0o755); err != nil {

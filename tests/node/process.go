@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pollEvery paces the attempts of waits for things that send no event.
+// pollEvery is the pace of waits for things that send no event.
 const pollEvery = 20 * time.Millisecond
 
 // stopAfter is how long a daemon may take to end after SIGTERM.
@@ -28,10 +28,10 @@ type Process struct {
 	Log  string // file with standard output and error, appended to
 
 	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended and was waited for
+	done chan struct{} // closed when the process has ended and was waited for
 }
 
-// start runs a program with its output appended to log. It leads a process
+// start runs a program and appends its output to log. The program leads a process
 // group of its own, so that Ctrl-C reaches only the demo.
 func start(name, log string, env []string, argv ...string) (*Process, error) {
 	return startAs(nil, name, log, env, argv...)
@@ -58,7 +58,7 @@ func startAs(cred *syscall.Credential, name, log string, env []string, argv ...s
 	return p, nil
 }
 
-// Signal sends sig; a process that has ended already is not an error.
+// Signal sends sig. It is not an error if the process has ended.
 func (p *Process) Signal(sig syscall.Signal) {
 	_ = p.cmd.Process.Signal(sig)
 }
@@ -79,7 +79,7 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
-// Stop ends the process with SIGTERM, or SIGKILL if it does not listen.
+// Stop ends the process with SIGTERM, then with SIGKILL if it has not ended.
 func (p *Process) Stop() error {
 	p.Signal(unix.SIGTERM)
 	select {
@@ -106,7 +106,7 @@ func tail(file string, n int) string {
 	return strings.Join(lines, "\n")
 }
 
-// Until calls try until it returns nil. It gives up when ctx ends, with what
+// Until calls try until it returns nil. It gives up when ctx ends; its error names what
 // was awaited and try's last error.
 func Until(ctx context.Context, what string, try func() error) error {
 	return UntilEvery(ctx, pollEvery, what, try)
@@ -144,8 +144,8 @@ func (p *Process) ready(ctx context.Context, what string, try func() error) erro
 	return nil
 }
 
-// output runs a program and returns its standard output. The error has what
-// it wrote to standard error.
+// output runs a program and returns its standard output. The error contains what the
+// program wrote to standard error.
 func output(ctx context.Context, env []string, argv ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = env
@@ -157,5 +157,5 @@ func output(ctx context.Context, env []string, argv ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// PID is the process's, in the node's pid namespace.
+// PID is the process's ID in the node's pid namespace.
 func (p *Process) PID() int { return p.cmd.Process.Pid }

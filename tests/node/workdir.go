@@ -16,12 +16,12 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// cgroupGone bounds the wait for the kernel to let go of cgroups whose
-// processes have just been killed.
+// cgroupGone bounds the wait until the kernel lets cgroups be removed whose processes
+// have just been killed.
 const cgroupGone = 10 * time.Second
 
-// makeWorkDir creates dir and returns its lock, which marks the directory as
-// in use until the file is closed.
+// makeWorkDir creates dir and returns its lock. The directory counts as in use until
+// the lock is closed.
 func makeWorkDir(dir string) (*os.File, error) {
 	for _, d := range []string{dir, filepath.Join(dir, "private"), filepath.Join(dir, "log")} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
@@ -39,8 +39,8 @@ func makeWorkDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// removeWorkDir removes dir and its cgroups; with keepLog it leaves dir/log,
-// until the next run.
+// removeWorkDir removes dir and its cgroups; with keepLog it leaves dir/log for the
+// next run to remove.
 func removeWorkDir(dir string, keepLog bool) error {
 	err := removeCgroups(filepath.Base(dir))
 	if !keepLog {
@@ -50,8 +50,8 @@ func removeWorkDir(dir string, keepLog bool) error {
 	return errors.Join(err, os.RemoveAll(filepath.Join(dir, "private")))
 }
 
-// sweep removes what runs left behind that were killed from outside. A work
-// directory whose lock is free belongs to nobody.
+// sweep removes what killed runs left behind. A work directory whose lock is free is
+// not in use.
 func sweep(parent, prefix string) {
 	dirs, _ := filepath.Glob(filepath.Join(parent, prefix+"[0-9]*"))
 	for _, dir := range dirs {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package robustness has a hundred real processes with the real shim share a
-// simulated GPU, ends schedulers and tenants in all ways, and lets the GPU's own
-// record judge: nobody exits, nobody has the GPU beside another, and turns go on.
-// Everything runs as the user that runs the test; no containers are needed.
+// Package robustness lets a hundred real processes with the real shim share a simulated
+// GPU, and ends schedulers and tenants in many ways. The GPU's own record judges: no
+// process exits, no two hold the GPU at the same time, and turns go on. All processes run
+// as the user of the test, without containers.
 package robustness

@@ -18,8 +18,8 @@ import (
 	"github.com/nvshare/nvshare/tests/judge"
 )
 
-// openTo makes the site one that a user other than root can use, and returns how
-// to start a tenant of that user's.
+// openTo lets a user other than root use the site, and returns a function that starts a
+// tenant of that user.
 func (s *site) openTo(uid uint32) func(*exec.Cmd) {
 	s.t.Helper()
 	for d := s.dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
@@ -43,9 +43,9 @@ func onGPU(i int) func(*exec.Cmd) {
 	return func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, fmt.Sprintf("CUDA_VISIBLE_DEVICES=%d", i)) }
 }
 
-// A job with a rank on each of two GPUs has its turn when the scheduler is killed,
-// and still when the next one is there, though another tenant of one of the GPUs
-// may be back first. After that they take turns.
+// A job with a rank on each of two GPUs has its turn when the scheduler is killed. It
+// keeps the turn under the next scheduler, even if another tenant of one GPU attaches
+// first. After that they take turns.
 func TestGangOutlivesTheScheduler(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to be two users")
@@ -103,7 +103,7 @@ func TestGangOutlivesTheScheduler(t *testing.T) {
 	time.Sleep(away)
 	s.startScheduler("--tq", "1h")
 	s.awaitAttached(3)
-	// With the grants they had: this scheduler has given none.
+	// The ranks kept their grants: this scheduler has given none.
 	expect("both ranks go on", func(i int, c *api.Client) bool { return holds(i, c) && c.Grants == 0 })
 
 	ctl(func(ctx context.Context, c *api.Conn) error {

@@ -25,18 +25,18 @@ import (
 
 const (
 	tenants = 100
-	// patience bounds every wait; it only has to be longer than any machine takes.
+	// patience bounds each wait. It has to be longer than the slowest machine takes.
 	patience = 60 * time.Second
-	// away is how long there is no scheduler in a restart.
+	// away is how long a restart leaves the node without a scheduler.
 	away = 150 * time.Millisecond
-	// restarts of each kind, and kills of holders: what the figures are of.
-	// restartsEnv asks for more.
+	// restarts is the number of restarts of each kind, and of kills of holders.
+	// restartsEnv sets another number.
 	restarts    = 2
 	kills       = 40
 	restartsEnv = "NVSHARE_TEST_RESTARTS"
 )
 
-// site is a simulated GPU with tenants, and a scheduler now and then.
+// site is a simulated GPU with tenants, and with a scheduler that comes and goes.
 type site struct {
 	t         *testing.T
 	dir       string
@@ -49,7 +49,7 @@ type tenant struct {
 	name string
 	cmd  *exec.Cmd
 	end  chan struct{} // closed when the process has ended
-	err  error         // and how
+	err  error         // how the process ended
 }
 
 // newSite needs what `make shim simgpu` builds.
@@ -78,7 +78,7 @@ func newSite(t *testing.T) *site {
 	return s
 }
 
-// configure says how the GPU is, before anybody uses it.
+// configure writes the simulated GPU's configuration; call it before the first use.
 func (s *site) configure(text string) {
 	s.t.Helper()
 	s.check(os.WriteFile(filepath.Join(s.dir, "sim", "run", "config"), []byte(text), 0o644))
@@ -91,8 +91,7 @@ func (s *site) check(err error) {
 	}
 }
 
-// install builds the scheduler and puts it in the place of another one, as a
-// package does.
+// install builds the scheduler and replaces the installed one, as a package does.
 func (s *site) install() {
 	s.t.Helper()
 	path := filepath.Join(s.dir, "nvshare-scheduler")
@@ -123,7 +122,7 @@ func (s *site) startScheduler(more ...string) {
 	s.scheduler = cmd
 }
 
-// endScheduler waits until it has ended.
+// endScheduler waits until the scheduler has ended.
 func (s *site) endScheduler(sig syscall.Signal) {
 	s.t.Helper()
 	s.check(s.scheduler.Process.Signal(sig))
@@ -148,8 +147,8 @@ func (s *site) startTenant(name string, change ...func(*exec.Cmd)) *tenant {
 		f(x.cmd)
 	}
 	s.check(x.cmd.Start())
-	if x.cmd.SysProcAttr.Credential == nil { // another user's may not be changed
-		s.check(unix.Prlimit(x.cmd.Process.Pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)) // signals are to leave nothing behind
+	if x.cmd.SysProcAttr.Credential == nil { // the limits of another user's process cannot be changed
+		s.check(unix.Prlimit(x.cmd.Process.Pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)) // signals must not leave core files behind
 	}
 	go func() {
 		x.err = x.cmd.Wait()
@@ -170,7 +169,7 @@ func (s *site) status() (*api.StatusResponse, error) {
 	return conn.Status(ctx, &api.StatusRequest{})
 }
 
-// until polls: what the scheduler and the GPU do of themselves tells nobody.
+// until polls, because scheduler and GPU send no event to the test.
 func (s *site) until(what string, ok func() error) {
 	s.t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
@@ -244,8 +243,8 @@ func (s *site) trace() judge.Trace {
 	return trace
 }
 
-// firstOf returns when somebody other than one tenant first submitted work after
-// a time; 0: nobody has.
+// firstOf returns when a tenant other than the given one first submitted work after a
+// time; 0: none has.
 func firstOf(trace judge.Trace, since int64, except string) (at int64) {
 	for _, iv := range trace.Intervals {
 		if iv.Submit >= since && iv.Process.Tenant != except && (at == 0 || iv.Submit < at) {
@@ -255,7 +254,7 @@ func firstOf(trace judge.Trace, since int64, except string) (at int64) {
 	return at
 }
 
-// workOf counts the work that a tenant submitted in a time.
+// workOf counts the pieces of work that a tenant submitted in a period.
 func workOf(trace judge.Trace, name string, from, to int64) (n int) {
 	for _, iv := range trace.Intervals {
 		if iv.Process.Tenant == name && iv.End > from && iv.Submit < to {
@@ -265,7 +264,7 @@ func workOf(trace judge.Trace, name string, from, to int64) (n int) {
 	return n
 }
 
-// expectAlone fails if anybody had the GPU beside another.
+// expectAlone fails if two tenants had the GPU at the same time.
 func (s *site) expectAlone(since int64) {
 	s.t.Helper()
 	for _, g := range judge.Judge(s.trace(), judge.Options{Since: since}).GPUs {
@@ -296,9 +295,9 @@ func report(t *testing.T, what string, took []time.Duration) {
 	t.Logf("%s: %d times, median %v, p99 %v, longest %v", what, len(took), took[len(took)/2], took[len(took)*99/100], took[len(took)-1])
 }
 
-// A hundred tenants, and the scheduler is stopped, killed and upgraded: who
-// holds goes on meanwhile, nobody ends or holds beside another, and turns go on
-// with the next scheduler. Then holders die of all kinds of signals.
+// A hundred tenants share a GPU while the scheduler is stopped, killed and upgraded. The
+// holder runs on meanwhile, no tenant ends, no two hold at the same time, and turns go on
+// with the next scheduler. Then holders are killed by several signals.
 func TestHundredTenants(t *testing.T) {
 	s := newSite(t)
 	s.startScheduler()
@@ -331,7 +330,7 @@ func TestHundredTenants(t *testing.T) {
 			s.startScheduler()
 			s.awaitAttached(tenants)
 			trace := s.trace()
-			// Somebody may have been granted between the look and the end.
+			// The GPU may have passed on between the look and the scheduler's end.
 			for _, x := range s.tenants {
 				if workOf(trace, x.name, ended, up) > 0 {
 					holder = x
@@ -372,8 +371,7 @@ func TestHundredTenants(t *testing.T) {
 	}
 }
 
-// holdersDie kills whoever holds, again and again, and takes the time to the
-// next turn.
+// holdersDie kills the holder again and again, and measures the time to the next turn.
 func (s *site) holdersDie() {
 	s.t.Helper()
 	signals := []syscall.Signal{unix.SIGKILL, unix.SIGSEGV, unix.SIGABRT, unix.SIGBUS, unix.SIGQUIT, unix.SIGHUP, unix.SIGILL, unix.SIGUSR1}
@@ -389,7 +387,7 @@ func (s *site) holdersDie() {
 			if !ok {
 				return errors.New("nobody else has had one")
 			}
-			if h.Held { // else it had given the GPU back already
+			if h.Held { // otherwise the tenant had released the GPU already
 				took = append(took, time.Duration(h.Gap))
 			}
 			return nil

@@ -34,7 +34,7 @@ type swapTenant struct {
 	out *bufio.Reader
 }
 
-// verdict is what it prints at its end.
+// verdict is what swap-tenant prints at its end.
 type verdict struct {
 	Rounds, Wrong, MiB uint64
 }
@@ -73,7 +73,7 @@ func (s *site) startSwapTenant(name string, seed int) *swapTenant {
 	return x
 }
 
-// finish has it check all once more, and returns what it found.
+// finish makes the tenant check all its memory once more, and returns the verdict.
 func (x *swapTenant) finish(s *site) (v verdict) {
 	s.t.Helper()
 	x.in.Close()
@@ -93,7 +93,7 @@ func (x *swapTenant) finish(s *site) (v verdict) {
 	return v
 }
 
-// swap is what the status says of swapping.
+// swap is the part of the status about swapping.
 func (s *site) swap() *api.Swap {
 	r, err := s.status()
 	if err != nil || len(r.Gpus) == 0 {
@@ -102,7 +102,7 @@ func (s *site) swap() *api.Swap {
 	return r.Gpus[0].Swap
 }
 
-// awaitSwaps waits until so many more moves have ended in each direction.
+// awaitSwaps waits until n more moves have ended in each direction.
 func (s *site) awaitSwaps(n uint64) {
 	s.t.Helper()
 	var began *api.Swap
@@ -121,9 +121,9 @@ func (s *site) awaitSwaps(n uint64) {
 	})
 }
 
-// Two tenants whose memory does not fit together take turns, each with all of it on
-// the GPU, and every word of it is always what it was: whatever happens to the
-// scheduler, to a victim that is stopped, and to another tenant that dies.
+// Two tenants whose memory does not fit together take turns, each with all its memory on
+// the GPU. Each word of it keeps its value, also when the scheduler is killed, a tenant
+// is stopped, or another tenant dies.
 func TestSwap(t *testing.T) {
 	s := newSite(t)
 	s.configure(fmt.Sprintf("gpus=1\nmemory_mib=%d\n", gpuMiB))
@@ -135,7 +135,7 @@ func TestSwap(t *testing.T) {
 	})
 	args := []string{"--swap-memory", "1Gi", "--swap-headroom", "0", "--swap-share", "50"}
 	s.startScheduler(args...)
-	s.until("the scheduler swaps", func() error { // what is allocated before stays where it is
+	s.until("the scheduler swaps", func() error { // memory that was allocated earlier is not moved
 		if s.swap() == nil {
 			return errors.New("not yet")
 		}
@@ -147,7 +147,7 @@ func TestSwap(t *testing.T) {
 		t.Errorf("status %v", u)
 	}
 
-	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGKILL} { // in the middle of whatever is going on
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGKILL} { // at any moment of a move
 		s.endScheduler(sig)
 		s.startScheduler(args...)
 		s.awaitAttached(2)
@@ -186,8 +186,8 @@ func TestSwap(t *testing.T) {
 	s.expectKernelsAlone()
 }
 
-// expectKernelsAlone fails if a tenant computed beside another. One moves in while
-// another one moves out.
+// expectKernelsAlone fails if kernels of two tenants ran at the same time. One may move in
+// while the other moves out.
 func (s *site) expectKernelsAlone() {
 	s.t.Helper()
 	trace := s.trace()

@@ -16,6 +16,8 @@ struct sim_node {
 
 struct sim_graph {
 	struct obj o;
+	uint32_t serial; /* names it in the handles of its nodes */
+	struct sim_graph *next;
 	struct graph_memory memory;
 	struct sim_node *node;
 	int n, room;
@@ -40,6 +42,7 @@ struct capture {
 };
 
 static struct capture *captures;
+static struct sim_graph *graphs;
 static unsigned long long next_capture = 1;
 static _Thread_local int thread_mode; /* CU_STREAM_CAPTURE_MODE_GLOBAL */
 
@@ -80,6 +83,32 @@ static void deps_merge(struct deps *d, const struct deps *from)
 	free(all);
 }
 
+static struct sim_graph *graph_new(void)
+{
+	static uint32_t serial;
+	struct sim_graph *g = obj_new(M_GRAPH, sizeof *g);
+
+	if (!g)
+		return NULL;
+	g->serial = ++serial;
+	g->next = graphs;
+	graphs = g;
+	return g;
+}
+
+/* The handle of a node holds its graph's serial and its number, from 1. */
+static CUgraphNode node_handle(const struct sim_graph *g, int i)
+{
+	return (CUgraphNode)(uintptr_t)((uint64_t)g->serial << 32 | (uint32_t)(i + 1));
+}
+
+static int node_index(const struct sim_graph *g, CUgraphNode node)
+{
+	uint32_t i = (uint32_t)(uintptr_t)node;
+
+	return i && i <= (uint32_t)g->n ? (int)i - 1 : -1;
+}
+
 static int graph_add(struct sim_graph *g, const struct op *op, const struct deps *deps)
 {
 	if (g->n == g->room) {
@@ -96,6 +125,11 @@ static int graph_add(struct sim_graph *g, const struct op *op, const struct deps
 
 static void graph_free(struct sim_graph *g)
 {
+	struct sim_graph **at;
+
+	for (at = &graphs; *at != g; at = &(*at)->next)
+		;
+	*at = g->next;
 	for (int i = 0; i < g->n; i++)
 		deps_set(&g->node[i].deps, NULL, 0);
 	free(g->node);
@@ -127,9 +161,9 @@ static CUresult node_add(CUgraphNode *node, CUgraph graph, CUDA_MEM_ALLOC_NODE_P
 	if (!rc && alloc)
 		rc = graph_memory_add(&graph->memory, dev_gpu(alloc->poolProps.location.id), alloc->bytesize,
 				      &alloc->dptr);
-	if (!rc) /* as a handle only good for being one */
-		*node = (CUgraphNode)(uintptr_t)(graph_add(graph, &(struct op){ .what = OP_NOTHING },
-							   &(struct deps){ NULL, 0 }) + 1);
+	if (!rc)
+		*node = node_handle(graph, graph_add(graph, &(struct op){ .what = OP_NOTHING },
+						     &(struct deps){ NULL, 0 }));
 	pthread_mutex_unlock(&drv_mu);
 	return rc;
 }
@@ -143,15 +177,15 @@ CUresult graph_node_add(CUgraphNode *node, CUgraph graph, const CUgraphNode *dep
 	if (!obj_is(graph, M_GRAPH))
 		rc = CUDA_ERROR_INVALID_VALUE;
 	for (size_t i = 0; !rc && i < n; i++) {
-		int at = (int)(uintptr_t)deps[i] - 1;
+		int at = node_index(graph, deps[i]);
 
-		if (at < 0 || at >= graph->n)
+		if (at < 0)
 			rc = CUDA_ERROR_INVALID_VALUE;
 		else
 			deps_merge(&d, &(struct deps){ &at, 1 });
 	}
 	if (!rc)
-		*node = (CUgraphNode)(uintptr_t)(graph_add(graph, op, &d) + 1);
+		*node = node_handle(graph, graph_add(graph, op, &d));
 	deps_set(&d, NULL, 0);
 	pthread_mutex_unlock(&drv_mu);
 	return rc;
@@ -159,14 +193,29 @@ CUresult graph_node_add(CUgraphNode *node, CUgraph graph, const CUgraphNode *dep
 
 CUresult graph_exec_set(CUgraphExec exec, CUgraphNode node, const struct op *op)
 {
-	int at = (int)(uintptr_t)node - 1;
 	CUresult rc = CUDA_SUCCESS;
+	int at;
 
 	pthread_mutex_lock(&drv_mu);
-	if (obj_is(exec, M_EXEC) && at >= 0 && at < exec->graph->n)
+	at = obj_is(exec, M_EXEC) ? node_index(exec->graph, node) : -1;
+	if (at >= 0)
 		exec->graph->node[at].op = *op;
 	else
 		rc = CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+CUresult graph_node_set(CUgraphNode node, const struct op *op)
+{
+	CUresult rc = CUDA_ERROR_INVALID_VALUE;
+
+	pthread_mutex_lock(&drv_mu);
+	for (struct sim_graph *g = graphs; g; g = g->next)
+		if (g->serial == (uint64_t)(uintptr_t)node >> 32 && node_index(g, node) >= 0) {
+			g->node[node_index(g, node)].op = *op;
+			rc = CUDA_SUCCESS;
+		}
 	pthread_mutex_unlock(&drv_mu);
 	return rc;
 }
@@ -194,6 +243,11 @@ CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *
 	if (!params)
 		return CUDA_ERROR_INVALID_VALUE;
 	switch (params->type) {
+	case CU_GRAPH_NODE_TYPE_KERNEL: return cuGraphAddKernelNode_v2(node, graph, deps, n, &params->u.kernel);
+	case CU_GRAPH_NODE_TYPE_MEMCPY:
+		return cuGraphAddMemcpyNode(node, graph, deps, n, &params->u.copy.params, params->u.copy.ctx);
+	case CU_GRAPH_NODE_TYPE_MEMSET:
+		return cuGraphAddMemsetNode(node, graph, deps, n, &params->u.set.params, params->u.set.ctx);
 	case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return cuGraphAddMemAllocNode(node, graph, deps, n, &params->u.alloc);
 	case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: return cuGraphAddBatchMemOpNode(node, graph, deps, n, &params->u.memOp);
 	case CU_GRAPH_NODE_TYPE_MEM_FREE:
@@ -357,7 +411,7 @@ CUresult cuStreamBeginCapture_v2(CUstream h, int mode)
 		rc = CUDA_ERROR_ILLEGAL_STATE;
 	if (!rc) {
 		c = calloc(1, sizeof *c);
-		if (!c || !(c->graph = obj_new(M_GRAPH, sizeof *c->graph)))
+		if (!c || !(c->graph = graph_new()))
 			abort();
 		c->id = next_capture++;
 		c->ctx = s->ctx;
@@ -523,12 +577,12 @@ CUresult cuGraphCreate(CUgraph *graph, unsigned flags)
 	if (!graph || flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&drv_mu);
-	*graph = obj_new(M_GRAPH, sizeof **graph);
+	*graph = graph_new();
 	pthread_mutex_unlock(&drv_mu);
 	return *graph ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Only the number of nodes: node handles are not implemented. */
+/* *n nodes at most. */
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *n)
 {
 	CUresult rc = drv_enter();
@@ -537,9 +591,11 @@ CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *n)
 		return rc;
 	if (!n || !obj_is(graph, M_GRAPH))
 		return CUDA_ERROR_INVALID_VALUE;
-	if (nodes)
-		return CUDA_ERROR_NOT_SUPPORTED;
+	pthread_mutex_lock(&drv_mu);
+	for (size_t i = 0; nodes && i < *n && i < (size_t)graph->n; i++)
+		nodes[i] = node_handle(graph, (int)i);
 	*n = (size_t)graph->n;
+	pthread_mutex_unlock(&drv_mu);
 	return CUDA_SUCCESS;
 }
 
@@ -571,7 +627,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
 		rc = CUDA_ERROR_INVALID_VALUE;
 	} else {
 		x = obj_new(M_EXEC, sizeof *x);
-		if (!x || !(x->graph = obj_new(M_GRAPH, sizeof *x->graph)))
+		if (!x || !(x->graph = graph_new()))
 			abort();
 		for (int i = 0; i < graph->n; i++)
 			graph_add(x->graph, &graph->node[i].op, &graph->node[i].deps);
@@ -635,7 +691,7 @@ CUresult cuGraphUpload(CUgraphExec exec, CUstream h)
 		rc = obj_is(exec, M_EXEC) ? exec_upload(exec) : CUDA_ERROR_INVALID_VALUE;
 		pthread_mutex_unlock(&drv_mu);
 	}
-	return rc ? rc : submit(h, &op, NULL);
+	return rc ? rc : submit(h, &op, 0);
 }
 PTSZ(cuGraphUpload, (CUgraphExec x, CUstream s), (x, PT(s)))
 
@@ -679,6 +735,8 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream h)
 		return rc;
 	pthread_mutex_lock(&drv_mu);
 	rc = obj_is(exec, M_EXEC) ? stream_find(h, &s) : CUDA_ERROR_INVALID_VALUE;
+	if (!rc)
+		rc = ctx_failed(s->ctx);
 	if (!rc && s->is_legacy)
 		rc = capture_guard_legacy(s->ctx);
 	if (rc || s->capture) {
@@ -701,7 +759,6 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream h)
 
 		for (int j = 0; j < g->node[i].deps.n; j++)
 			after = point_max(after, ends[g->node[i].deps.node[j]]);
-		op_move(&g->node[i].op);
 		ends[i] = op_queue(s->ctx, &g->node[i].op, h, after);
 		last = point_max(last, ends[i]);
 	}

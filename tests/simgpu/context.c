@@ -141,9 +141,16 @@ void simgpu_fail(void)
 	__atomic_store_n(&failed, 1, __ATOMIC_RELEASE);
 }
 
-CUresult drv_failed(void)
+CUresult ctx_failed(const struct sim_ctx *c)
 {
-	return __atomic_load_n(&failed, __ATOMIC_ACQUIRE) ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+	if (__atomic_load_n(&failed, __ATOMIC_ACQUIRE))
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	return c ? __atomic_load_n(&c->fault, __ATOMIC_ACQUIRE) : CUDA_SUCCESS;
+}
+
+int drv_closed(void)
+{
+	return __atomic_load_n(&state, __ATOMIC_ACQUIRE) == S_CLOSED;
 }
 
 CUresult drv_enter(void)
@@ -473,10 +480,10 @@ CUresult cuCtxSynchronize_v2(CUcontext ctx)
 	rc = capture_guard_context(ctx);
 	all = ctx->all;
 	pthread_mutex_unlock(&drv_mu);
-	rc = rc ? rc : drv_failed();
+	rc = rc ? rc : ctx_failed(ctx);
 	if (!rc)
 		point_wait(all);
-	return rc;
+	return rc ? rc : ctx_failed(ctx);
 }
 
 CUresult cuCtxSynchronize(void)

@@ -27,6 +27,8 @@ typedef struct sim_graphexec *CUgraphExec;
 typedef struct sim_pool *CUmemoryPool;
 typedef struct sim_array *CUarray;
 typedef struct sim_mipmap *CUmipmappedArray;
+typedef struct sim_texref *CUtexref;
+typedef unsigned long long CUtexObject;
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef void (*CUhostFn)(void *userData);
 typedef void (*CUstreamCallback)(CUstream, CUresult, void *userData);
@@ -173,7 +175,76 @@ typedef struct {
 
 _Static_assert(sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "CUDA_MEM_ALLOC_NODE_PARAMS");
 
+typedef struct {
+	CUfunction func;
+	unsigned gridDimX, gridDimY, gridDimZ;
+	unsigned blockDimX, blockDimY, blockDimZ;
+	unsigned sharedMemBytes;
+	void **kernelParams;
+	void **extra;
+	CUkernel kern; /* from here on not in the first version */
+	CUcontext ctx;
+} CUDA_KERNEL_NODE_PARAMS;
+
+_Static_assert(offsetof(CUDA_KERNEL_NODE_PARAMS, kern) == 56, "CUDA_KERNEL_NODE_PARAMS_v1");
+_Static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS) == 72, "CUDA_KERNEL_NODE_PARAMS_v2");
+
+typedef struct {
+	size_t srcXInBytes, srcY, srcZ, srcLOD;
+	int srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr srcDevice;
+	CUarray srcArray;
+	void *reserved0;
+	size_t srcPitch, srcHeight;
+	size_t dstXInBytes, dstY, dstZ, dstLOD;
+	int dstMemoryType;
+	void *dstHost;
+	CUdeviceptr dstDevice;
+	CUarray dstArray;
+	void *reserved1;
+	size_t dstPitch, dstHeight;
+	size_t WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D;
+
+_Static_assert(sizeof(CUDA_MEMCPY3D) == 200, "CUDA_MEMCPY3D");
+
+typedef struct {
+	CUdeviceptr dst;
+	size_t pitch;
+	unsigned value, elementSize;
+	size_t width, height;
+} CUDA_MEMSET_NODE_PARAMS;
+
+_Static_assert(sizeof(CUDA_MEMSET_NODE_PARAMS) == 40, "CUDA_MEMSET_NODE_PARAMS");
+
+enum { CU_RESOURCE_TYPE_ARRAY, CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, CU_RESOURCE_TYPE_LINEAR, CU_RESOURCE_TYPE_PITCH2D };
+
+typedef struct {
+	int resType;
+	union {
+		CUarray array;
+		struct {
+			CUdeviceptr devPtr;
+			int format;
+			unsigned numChannels;
+			size_t sizeInBytes;
+		} linear;
+		struct {
+			CUdeviceptr devPtr;
+			int format;
+			unsigned numChannels;
+			size_t width, height, pitchInBytes;
+		} pitch2D;
+		int reserved[32];
+	} res;
+	unsigned flags;
+} CUDA_RESOURCE_DESC;
+
+_Static_assert(sizeof(CUDA_RESOURCE_DESC) == 144, "CUDA_RESOURCE_DESC");
+
 enum {
+	CU_GRAPH_NODE_TYPE_KERNEL = 0, CU_GRAPH_NODE_TYPE_MEMCPY = 1, CU_GRAPH_NODE_TYPE_MEMSET = 2,
 	CU_GRAPH_NODE_TYPE_EMPTY = 5, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH_NODE_TYPE_MEM_FREE = 11,
 	CU_GRAPH_NODE_TYPE_BATCH_MEM_OP = 12,
 };
@@ -213,6 +284,9 @@ typedef struct {
 	int reserved0[3];
 	union {
 		long long reserved1[29];
+		CUDA_KERNEL_NODE_PARAMS kernel;
+		struct { int flags, reserved; CUcontext ctx; CUDA_MEMCPY3D params; } copy;
+		struct { CUDA_MEMSET_NODE_PARAMS params; CUcontext ctx; } set;
 		CUDA_MEM_ALLOC_NODE_PARAMS alloc;
 		struct { CUdeviceptr dptr; } free;
 		CUDA_BATCH_MEM_OP_NODE_PARAMS memOp;
@@ -396,6 +470,25 @@ CUresult cuGraphAddBatchMemOpNode(CUgraphNode *node, CUgraph graph, const CUgrap
 				  const CUDA_BATCH_MEM_OP_NODE_PARAMS *params);
 CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec exec, CUgraphNode node,
 					    const CUDA_BATCH_MEM_OP_NODE_PARAMS *params);
+CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
+			      const CUDA_KERNEL_NODE_PARAMS *p);
+CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
+				 const CUDA_KERNEL_NODE_PARAMS *p);
+CUresult cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
+			      const CUDA_MEMCPY3D *p, CUcontext ctx);
+CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
+			      const CUDA_MEMSET_NODE_PARAMS *p, CUcontext ctx);
+CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p);
+CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p);
+CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D *p);
+CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *p);
+CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p);
+CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p);
+CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *p, CUcontext ctx);
+CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *p,
+					CUcontext ctx);
+CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *params);
+CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *params);
 CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, int attribute, void *value);
 CUresult cuDeviceGraphMemTrim(CUdevice dev);
 
@@ -457,6 +550,17 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array);
 CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *r, CUmipmappedArray array,
 					       CUdevice dev);
+
+/* textures; kernels know them only by their memory */
+CUresult cuTexObjectCreate(CUtexObject *object, const CUDA_RESOURCE_DESC *resource, const void *texture, const void *view);
+CUresult cuTexObjectDestroy(CUtexObject object);
+CUresult cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *resource, CUtexObject object);
+CUresult cuModuleGetTexRef(CUtexref *ref, CUmodule m, const char *name);
+CUresult cuTexRefSetAddress_v2(size_t *offset, CUtexref ref, CUdeviceptr p, size_t bytes);
+CUresult cuTexRefSetAddress2D_v3(CUtexref ref, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr p, size_t pitch);
+CUresult cuTexRefGetAddress_v2(CUdeviceptr *p, CUtexref ref);
+CUresult cuTexRefSetFormat(CUtexref ref, int format, int channels);
+CUresult cuTexRefSetFlags(CUtexref ref, unsigned flags);
 
 /* copies and memsets */
 CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t n);

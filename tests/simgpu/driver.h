@@ -22,7 +22,7 @@ extern pthread_mutex_t drv_mu;
 
 enum { /* magics */
 	M_CTX = 0x43545831, M_STREAM, M_EVENT, M_MODULE, M_FUNC, M_GRAPH, M_EXEC, M_POOL, M_PHYS,
-	M_HANDLE, M_ARRAY, M_MIPMAP, M_MAGICS
+	M_HANDLE, M_ARRAY, M_MIPMAP, M_TEXTURE, M_TEXREF, M_MAGICS
 };
 
 struct obj {
@@ -37,7 +37,7 @@ int obj_is(const void *o, uint32_t magic);
 
 /*
  * A moment in a stream: reached when the clock is past `time` and what has the
- * ticket (0: nothing) in host.c's queue is done.
+ * ticket (0: nothing) in work.c's list is done.
  */
 struct point {
 	uint64_t time;
@@ -48,15 +48,22 @@ int point_reached(struct point p);
 void point_wait(struct point p); /* without drv_mu */
 
 /* One thing a stream can be asked to do. */
-enum op_what { OP_NOTHING, OP_SPIN, OP_COPY, OP_SET, OP_FILL, OP_CHECK, OP_HOST, OP_CALLBACK, OP_WRITE, OP_WAIT };
+enum op_what {
+	OP_NOTHING, OP_SPIN, OP_COPY, OP_SET, OP_FILL, OP_CHECK, OP_ADD, OP_SUM,
+	OP_HOST, OP_CALLBACK, OP_WRITE, OP_WAIT, OP_FREE
+};
+/* Where one side of a copy is: host memory that the driver knows, device memory, or other host memory. */
+enum side { PINNED_SIDE, ON_GPU, PAGEABLE };
 struct op {
 	enum op_what what;
 	int engine, kind;
 	uint64_t ns;
-	uint64_t record; /* OP_SPIN: device address of two u64 stamps, or 0; OP_CHECK: of one u64 */
+	uint64_t record; /* device address. OP_SPIN: of two u64 stamps, or 0; OP_CHECK, OP_SUM: of one u64 */
 	uint64_t seed;   /* OP_FILL, OP_CHECK: of the words from dst on; OP_WRITE, OP_WAIT: the value */
 	char *dst;
 	const char *src;
+	enum side dst_side, src_side; /* OP_COPY */
+	void *staged; /* OP_COPY: what is copied instead of src; freed with the work */
 	size_t dpitch, spitch, width, height; /* bytes; rows */
 	uint32_t value; /* OP_WAIT: enum, how it is compared */
 	int element; /* OP_SET: 1, 2 or 4 bytes; OP_WRITE, OP_WAIT: 4 or 8 */
@@ -72,6 +79,7 @@ struct sim_ctx {
 	unsigned flags;
 	int primary, refs;
 	unsigned long long id;
+	CUresult fault;        /* not 0: it is dead, every call that submits work or asks for it says so */
 	struct point all;      /* everything submitted */
 	struct point blocking; /* everything in blocking streams */
 	struct sim_stream *legacy;
@@ -119,6 +127,7 @@ struct sim_func {
 struct sim_module {
 	struct obj o;
 	char *ptx; /* copy of the source, NULL for a binary image */
+	struct sim_texref *ref; /* one a module, whatever its name */
 	struct sim_func *funcs;
 };
 
@@ -141,7 +150,8 @@ struct sim_module {
 
 /* context.c */
 CUresult drv_enter(void); /* first line of every call */
-CUresult drv_failed(void); /* see simgpu_fail(); of calls that submit work or wait for it */
+int drv_closed(void); /* the process ends */
+CUresult ctx_failed(const struct sim_ctx *c); /* its fault, or that of simgpu_fail() */
 struct sim_ctx *ctx_current(void);
 CUresult ctx_need(struct sim_ctx **ctx);
 uint64_t thread_id(void);
@@ -149,8 +159,14 @@ extern struct simgpu_calls drv_calls;
 int dev_count(void);
 int dev_gpu(CUdevice dev); /* node index, -1 */
 
-/* host.c; drv_mu held. Queues what happens at a moment, and after another ticket; 0: no memory. */
-uint64_t host_push(const struct op *op, CUstream stream, struct point at, uint64_t also);
+/* work.c; drv_mu held */
+int op_names_memory(const struct op *op);
+/* Queues what happens from start to end, after end's ticket and another one; 0: no memory. */
+uint64_t work_push(const struct op *op, struct sim_ctx *ctx, CUstream stream, struct point end, uint64_t start,
+		   uint64_t also);
+/* Before a range is mapped or unmapped: work that runs now and misses it kills its context. */
+void work_before_mapping(void);
+void work_before_unmapping(uintptr_t at, size_t size); /* may let go of drv_mu */
 
 /* stream.c; drv_mu held unless said otherwise */
 CUresult stream_find(CUstream h, struct sim_stream **s);
@@ -158,8 +174,8 @@ struct point stream_deps(struct sim_stream *s); /* what new work waits for */
 void stream_done(struct sim_stream *s, struct point end);
 struct point op_queue(struct sim_ctx *ctx, const struct op *op, CUstream h, struct point after);
 void op_move(const struct op *op); /* the bytes; without drv_mu */
-/* The whole of a submission, without drv_mu; end may be NULL. */
-CUresult submit(CUstream h, const struct op *op, struct point *end);
+/* The whole of a submission, without drv_mu; wait: and of the work. */
+CUresult submit(CUstream h, const struct op *op, int wait);
 
 /* capture.c; drv_mu held */
 CUresult capture_guard_unsafe(void);
@@ -174,7 +190,17 @@ void deps_set(struct deps *d, const int *node, int n);
 
 /* The same without drv_mu: adds a node, or changes one of an executable graph. */
 CUresult graph_node_add(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, const struct op *op);
+CUresult graph_node_set(CUgraphNode node, const struct op *op);
 CUresult graph_exec_set(CUgraphExec exec, CUgraphNode node, const struct op *op);
+
+/* kernel.c, transfer.c: what a node does, from its parameters; without drv_mu */
+CUresult kernel_op(struct op *op, CUfunction f, const CUDA_KERNEL_NODE_PARAMS *p);
+CUresult copy_op(struct op *op, const CUDA_MEMCPY3D *p);
+CUresult set_op(struct op *op, const CUDA_MEMSET_NODE_PARAMS *p);
+
+/* texture.c; takes drv_mu. The memory that a texture object, or a module's reference, reads. */
+int texture_memory(uint64_t object, const struct sim_module *m, struct op *op);
+void texture_ref_free(struct sim_module *m); /* drv_mu held */
 
 /* graphmem.c; drv_mu held unless said otherwise */
 struct graph_memory { /* allocations of a graph: bytes on each GPU */
@@ -192,7 +218,11 @@ void array_release_all(struct sim_ctx *ctx);
 
 /* memory.c; takes drv_mu itself */
 int mem_valid(CUdeviceptr p, size_t n);       /* device-accessible range */
+int mem_valid_locked(CUdeviceptr p, size_t n); /* the same, drv_mu held */
 int mem_device(CUdeviceptr p, int *gpu);      /* 1: device memory */
+int mem_pageable(CUdeviceptr p);              /* 1: the driver knows nothing of it */
+void mem_end(uintptr_t p);                    /* drv_mu held: what cuMemFreeAsync left goes now */
+int vmm_reserved(CUdeviceptr p);              /* 1: in a reserved range, mapped or not */
 void mem_release_all(struct sim_ctx *ctx);    /* drv_mu held */
 
 #endif

@@ -2,7 +2,7 @@
 /*
  * memop.c: stream memory operations: a stream writes a word, or waits until one
  * is as it shall be. An address that is not mapped, or not accessible, is error 1
- * at the call; where it goes later, what comes to it is SIGSEGV. Barriers and
+ * at the call; if it goes later, the context dies. Barriers and
  * flushes do nothing. Both versions of each call are the same here, though a
  * driver may have the first switched off.
  */
@@ -30,7 +30,7 @@ static CUresult single(CUstream s, enum op_what what, CUdeviceptr p, cuuint64_t 
 
 	if (!rc)
 		rc = memop(&op, what, p, value, bytes, flags);
-	return rc ? rc : submit(s, &op, NULL);
+	return rc ? rc : submit(s, &op, 0);
 }
 
 #define ARGS(type) (CUstream s, CUdeviceptr p, type value, unsigned flags)
@@ -87,7 +87,7 @@ SIM_EXPORT CUresult cuStreamBatchMemOp_v2(CUstream s, unsigned count, CUstreamBa
 	CUresult rc = batch(op, &n, count, b, flags);
 
 	for (unsigned i = 0; !rc && i < n; i++)
-		rc = submit(s, &op[i], NULL);
+		rc = submit(s, &op[i], 0);
 	return rc;
 }
 PTSZ(cuStreamBatchMemOp_v2, (CUstream s, unsigned n, CUstreamBatchMemOpParams *b, unsigned f), (PT(s), n, b, f))

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #define ALLOC_ROUND 512ull
+#define CHARGE(bytes) (((bytes) + ALLOC_ROUND - 1) / ALLOC_ROUND * ALLOC_ROUND)
 
 struct areas live;
 
@@ -63,23 +64,40 @@ void area_del(struct areas *v, struct area *a)
 	v->n--;
 }
 
-int mem_valid(CUdeviceptr p, size_t n)
+int mem_valid_locked(CUdeviceptr p, size_t n)
 {
 	uintptr_t at = (uintptr_t)p, end = at + n;
-	struct area *a;
-	int ok = 1;
 
 	if (end < at)
 		return 0;
-	pthread_mutex_lock(&drv_mu);
-	while (ok && at < end) { /* VMM ranges may span several mappings */
-		a = area_find(&live, at);
-		ok = a && (a->kind != MAPPED || a->access);
-		if (ok)
-			at = a->base + a->size;
+	while (at < end) { /* VMM ranges may span several mappings */
+		struct area *a = area_find(&live, at);
+
+		if (!a || (a->kind == MAPPED && !a->access))
+			return 0;
+		at = a->base + a->size;
 	}
+	return 1;
+}
+
+int mem_valid(CUdeviceptr p, size_t n)
+{
+	int ok;
+
+	pthread_mutex_lock(&drv_mu);
+	ok = mem_valid_locked(p, n);
 	pthread_mutex_unlock(&drv_mu);
 	return ok;
+}
+
+int mem_pageable(CUdeviceptr p)
+{
+	int yes;
+
+	pthread_mutex_lock(&drv_mu);
+	yes = !area_find(&live, (uintptr_t)p);
+	pthread_mutex_unlock(&drv_mu);
+	return yes;
 }
 
 int mem_device(CUdeviceptr p, int *gpu)
@@ -105,7 +123,7 @@ static void *host_pages(size_t bytes)
 
 CUresult mem_alloc(void **out, size_t bytes, enum area_kind kind, int unsafe)
 {
-	uint64_t charge = (bytes + ALLOC_ROUND - 1) / ALLOC_ROUND * ALLOC_ROUND;
+	uint64_t charge = CHARGE(bytes);
 	struct sim_ctx *c;
 	struct area a;
 	CUresult rc = drv_enter();
@@ -142,7 +160,7 @@ CUresult mem_alloc(void **out, size_t bytes, enum area_kind kind, int unsafe)
 
 CUresult mem_alloc_pooled(CUdeviceptr *out, size_t bytes, int gpu)
 {
-	uint64_t charge = (bytes + ALLOC_ROUND - 1) / ALLOC_ROUND * ALLOC_ROUND;
+	uint64_t charge = CHARGE(bytes);
 	struct area a = { .size = bytes, .kind = DEVICE, .gpu = gpu };
 	CUresult rc = CUDA_SUCCESS;
 
@@ -173,8 +191,8 @@ CUresult mem_alloc_pooled(CUdeviceptr *out, size_t bytes, int gpu)
 
 static void area_release(struct area *a)
 {
-	if (a->kind == DEVICE)
-		sim_uncharge(a->gpu, (a->size + ALLOC_ROUND - 1) / ALLOC_ROUND * ALLOC_ROUND);
+	if (a->kind == DEVICE && !a->ending)
+		sim_uncharge(a->gpu, CHARGE(a->size));
 	if (a->kind != REGISTERED)
 		munmap((void *)a->base, a->size);
 	area_del(&live, a);
@@ -197,7 +215,7 @@ CUresult mem_release(uintptr_t p, enum area_kind k1, enum area_kind k2, int wait
 		return rc;
 	pthread_mutex_lock(&drv_mu);
 	a = area_find(&live, p);
-	if (!a || a->base != p || (a->kind != k1 && a->kind != k2))
+	if (!a || a->base != p || a->ending || (a->kind != k1 && a->kind != k2))
 		rc = CUDA_ERROR_INVALID_VALUE;
 	else if (wait && !(rc = capture_guard_unsafe()) && a->ctx)
 		all = a->ctx->all;
@@ -208,10 +226,44 @@ CUresult mem_release(uintptr_t p, enum area_kind k1, enum area_kind k2, int wait
 		point_wait(all); /* cuMemFree waits for the context's work */
 	pthread_mutex_lock(&drv_mu);
 	a = area_find(&live, p);
+	if (a && a->kind != REGISTERED) {
+		work_before_unmapping(a->base, a->size);
+		a = area_find(&live, p);
+	}
 	if (a && a->base == p)
 		area_release(a);
 	pthread_mutex_unlock(&drv_mu);
 	return rc;
+}
+
+/* What it takes is free at once; its address stays until the stream comes to it. */
+CUresult mem_release_behind(CUstream h, uintptr_t p)
+{
+	struct sim_stream *s;
+	struct area *a;
+	CUresult rc;
+
+	pthread_mutex_lock(&drv_mu);
+	rc = stream_find(h, &s);
+	a = area_find(&live, p);
+	if (!rc && p && (!a || a->base != p || a->ending || (a->kind != DEVICE && a->kind != PINNED)))
+		rc = CUDA_ERROR_INVALID_VALUE;
+	if (!rc && p) {
+		if (a->kind == DEVICE)
+			sim_uncharge(a->gpu, CHARGE(a->size));
+		a->ending = 1;
+		stream_done(s, op_queue(s->ctx, &(struct op){ .what = OP_FREE, .dst = (char *)p }, h, stream_deps(s)));
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+void mem_end(uintptr_t p)
+{
+	struct area *a = area_find(&live, p);
+
+	if (a && a->base == p && a->ending)
+		area_release(a);
 }
 
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
@@ -435,7 +487,7 @@ CUresult cuMemPrefetchAsync(CUdeviceptr p, size_t bytes, CUdevice dev, CUstream 
 
 	if (!mem_valid(p, bytes))
 		return CUDA_ERROR_INVALID_VALUE;
-	return submit(s, &op, NULL);
+	return submit(s, &op, 0);
 }
 PTSZ(cuMemPrefetchAsync, (CUdeviceptr p, size_t n, CUdevice d, CUstream s), (p, n, d, PT(s)))
 

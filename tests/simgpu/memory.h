@@ -33,6 +33,7 @@ struct area {
 	struct sim_ctx *ctx; /* NULL: outlives contexts (VMM, pools, graphs) */
 	int gpu;
 	int access; /* MAPPED: cuMemSetAccess was called */
+	int ending; /* freed in a stream that has not come to it */
 	struct phys *phys;
 };
 
@@ -58,5 +59,7 @@ CUresult mem_alloc(void **out, size_t bytes, enum area_kind kind, int unsafe);
  * wait: for all work of the context first, and unsafe during a capture.
  */
 CUresult mem_release(uintptr_t p, enum area_kind k1, enum area_kind k2, int wait);
+/* Frees an allocation when a stream comes to it; takes drv_mu. */
+CUresult mem_release_behind(CUstream s, uintptr_t p);
 
 #endif

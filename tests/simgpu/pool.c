@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * pool.c: stream-ordered allocation. Pools are bookkeeping only: memory comes
- * and goes at once, whatever the stream still has to do.
+ * at once and is free at once, whatever the stream still has to do; its address
+ * stays until the stream comes to the free.
  */
 #include "memory.h"
 
@@ -67,7 +68,7 @@ CUresult cuMemFreeAsync(CUdeviceptr p, CUstream h)
 		return rc;
 	}
 	pthread_mutex_unlock(&drv_mu);
-	return rc ? rc : mem_release((uintptr_t)p, DEVICE, PINNED, 0);
+	return rc ? rc : mem_release_behind(h, (uintptr_t)p);
 }
 PTSZ(cuMemFreeAsync, (CUdeviceptr p, CUstream s), (p, PT(s)))
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * stream.c: streams, events, and how work gets its place in time. Nothing runs
- * in the background but what host.c does: work is a pair of times, fixed when it
- * is submitted.
+ * stream.c: streams, events, and how work gets its place in time: a pair of
+ * times, fixed when it is submitted. What names memory, and what the host does,
+ * work.c does at these times.
  */
 #include "driver.h"
 
@@ -66,31 +66,24 @@ void stream_done(struct sim_stream *s, struct point end)
 struct point op_queue(struct sim_ctx *ctx, const struct op *op, CUstream h, struct point after)
 {
 	struct point end = after;
-	uint64_t start, stamps[2];
+	uint64_t start;
 
 	switch (op->what) {
 	case OP_NOTHING:
 		break;
 	case OP_HOST:
 	case OP_CALLBACK:
-		if (end.time < sim_now())
-			end.time = sim_now();
-		end.ticket = host_push(op, h, end, 0);
-		break;
 	case OP_WAIT:
 	case OP_WRITE:
-		if (op->what == OP_WRITE && point_reached(after))
-			memcpy(op->dst, &op->seed, (size_t)op->element); /* now is its turn */
-		else
-			end.ticket = host_push(op, h, end, 0);
+	case OP_FREE:
+		if (end.time < sim_now())
+			end.time = sim_now();
+		end.ticket = work_push(op, ctx, h, end, end.time, 0);
 		break;
 	default:
 		end.time = sim_submit(ctx->gpu, op->engine, op->kind, after.time, op->ns, &start);
-		if (op->what == OP_SPIN && op->record) {
-			stamps[0] = start;
-			stamps[1] = end.time;
-			memcpy((void *)(uintptr_t)op->record, stamps, sizeof stamps);
-		}
+		if (op_names_memory(op))
+			end.ticket = work_push(op, ctx, h, end, start, 0);
 	}
 	return end;
 }
@@ -103,7 +96,7 @@ static uint64_t word_of(uint64_t seed, size_t i)
 	return x ^ x >> 29;
 }
 
-static void fill_or_check(const struct op *op)
+static void on_words(const struct op *op)
 {
 	uint64_t *word = (void *)op->dst, wrong = 0;
 	size_t n = op->width / 8;
@@ -111,6 +104,8 @@ static void fill_or_check(const struct op *op)
 	for (size_t i = 0; i < n; i++) {
 		if (op->what == OP_FILL)
 			word[i] = word_of(op->seed, i);
+		else if (op->what == OP_ADD)
+			word[i]++;
 		else
 			wrong += word[i] != word_of(op->seed, i);
 	}
@@ -118,11 +113,26 @@ static void fill_or_check(const struct op *op)
 		memcpy((void *)(uintptr_t)op->record, &wrong, sizeof wrong);
 }
 
+/* What a texture's kernel reads: all bytes of its rows. */
+static void sum(const struct op *op)
+{
+	uint64_t bytes = 0;
+
+	for (size_t y = 0; y < op->height; y++)
+		for (size_t x = 0; x < op->width; x++)
+			bytes += (unsigned char)op->src[y * op->spitch + x];
+	memcpy((void *)(uintptr_t)op->record, &bytes, sizeof bytes);
+}
+
 void op_move(const struct op *op)
 {
-	if (op->what == OP_FILL || op->what == OP_CHECK)
-		fill_or_check(op);
-	if (op->what == OP_COPY) {
+	if (op->what == OP_FILL || op->what == OP_CHECK || op->what == OP_ADD)
+		on_words(op);
+	else if (op->what == OP_SUM)
+		sum(op);
+	else if (op->what == OP_WRITE)
+		memcpy(op->dst, &op->seed, (size_t)op->element);
+	else if (op->what == OP_COPY) {
 		if (op->height == 1 || (op->dpitch == op->width && op->spitch == op->width)) {
 			memmove(op->dst, op->src, op->width * op->height);
 			return;
@@ -142,38 +152,57 @@ void op_move(const struct op *op)
 	}
 }
 
-CUresult submit(CUstream h, const struct op *op, struct point *end)
+/* A pageable source may change when the call is over: its bytes are taken now. */
+static CUresult stage(struct op *op)
 {
+	char *to = malloc(op->width * op->height);
+
+	if (!to)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	for (size_t y = 0; y < op->height; y++)
+		memcpy(to + y * op->width, op->src + y * op->spitch, op->width);
+	op->staged = to;
+	op->src = to;
+	op->spitch = op->width;
+	return CUDA_SUCCESS;
+}
+
+CUresult submit(CUstream h, const struct op *given, int wait)
+{
+	struct op op = *given;
 	struct sim_stream *s;
-	struct point done, after = { 0, 0 };
+	struct point end = { 0, 0 };
+	struct sim_ctx *ctx = NULL;
+	int captured = 0;
 	CUresult rc = drv_enter();
 
-	if (rc || (rc = drv_failed()))
+	if (rc)
 		return rc;
 	pthread_mutex_lock(&drv_mu);
 	rc = stream_find(h, &s);
+	if (!rc)
+		rc = ctx_failed(ctx = s->ctx);
 	if (!rc && s->is_legacy)
 		rc = capture_guard_legacy(s->ctx);
-	if (!rc)
-		after = stream_deps(s);
 	if (!rc && s->capture) {
-		rc = end ? capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) : capture_add(s, op);
-		pthread_mutex_unlock(&drv_mu);
-		return rc;
+		rc = wait ? capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) : capture_add(s, &op);
+		captured = 1;
 	}
 	pthread_mutex_unlock(&drv_mu);
-	if (rc)
+	if (rc || captured)
 		return rc;
-	if (end && after.ticket) /* whoever waits for the copy sees what is written before it */
-		point_wait(after);
-	op_move(op); /* program order is good enough; long copies hold no lock */
+	if (op.what == OP_COPY && op.src_side == PAGEABLE && !wait && (rc = stage(&op)))
+		return rc;
+	if (op.what == OP_COPY && op.dst_side == PAGEABLE)
+		wait = 1; /* as the driver does */
 	pthread_mutex_lock(&drv_mu);
-	done = op_queue(s->ctx, op, h, stream_deps(s));
-	stream_done(s, done);
+	end = op_queue(ctx, &op, h, stream_deps(s));
+	stream_done(s, end);
 	pthread_mutex_unlock(&drv_mu);
-	if (end)
-		*end = done;
-	return CUDA_SUCCESS;
+	if (!wait)
+		return CUDA_SUCCESS;
+	point_wait(end);
+	return ctx_failed(ctx);
 }
 
 /* ---- streams ---- */
@@ -259,6 +288,8 @@ CUresult cuStreamQuery(CUstream h)
 	if (!rc)
 		rc = stream_watch(s);
 	if (!rc)
+		rc = ctx_failed(s->ctx);
+	if (!rc)
 		rc = point_reached(s->is_legacy ? stream_deps(s) : s->tail) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 	UNLOCK_RETURN();
 }
@@ -273,10 +304,10 @@ CUresult cuStreamSynchronize(CUstream h)
 	if (!rc)
 		at = s->is_legacy ? stream_deps(s) : s->tail;
 	pthread_mutex_unlock(&drv_mu);
-	rc = rc ? rc : drv_failed();
+	rc = rc ? rc : ctx_failed(s->ctx);
 	if (!rc)
 		point_wait(at);
-	return rc;
+	return rc ? rc : ctx_failed(s->ctx);
 }
 PTSZ(cuStreamSynchronize, (CUstream s), (PT(s)))
 
@@ -326,7 +357,7 @@ CUresult cuLaunchHostFunc(CUstream h, CUhostFn fn, void *data)
 {
 	struct op op = { .what = OP_HOST, .fn = fn, .data = data };
 
-	return fn ? submit(h, &op, NULL) : CUDA_ERROR_INVALID_VALUE;
+	return fn ? submit(h, &op, 0) : CUDA_ERROR_INVALID_VALUE;
 }
 PTSZ(cuLaunchHostFunc, (CUstream s, CUhostFn fn, void *data), (PT(s), fn, data))
 
@@ -344,7 +375,7 @@ CUresult cuStreamAddCallback(CUstream h, CUstreamCallback fn, void *data, unsign
 		if (rc)
 			return rc;
 	}
-	return submit(h, &op, NULL);
+	return submit(h, &op, 0);
 }
 PTSZ(cuStreamAddCallback, (CUstream s, CUstreamCallback fn, void *d, unsigned f), (PT(s), fn, d, f))
 
@@ -445,7 +476,9 @@ CUresult cuEventQuery(CUevent e)
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&drv_mu);
-	rc = point_reached(at) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+	rc = ctx_failed(e->ctx);
+	if (!rc)
+		rc = point_reached(at) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 	UNLOCK_RETURN();
 }
 
@@ -454,10 +487,10 @@ CUresult cuEventSynchronize(CUevent e)
 	struct point at;
 	CUresult rc = event_watch(e, &at);
 
-	rc = rc ? rc : drv_failed();
+	rc = rc ? rc : ctx_failed(e->ctx);
 	if (!rc)
 		point_wait(at);
-	return rc;
+	return rc ? rc : ctx_failed(e->ctx);
 }
 
 CUresult cuEventElapsedTime_v2(float *ms, CUevent start, CUevent end)

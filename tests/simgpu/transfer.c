@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * transfer.c: copies and memsets. The bytes move at submission, in program
- * order; the time they take is that of the engine and its bandwidth.
+ * transfer.c: copies and memsets. They take the time of the engine and its
+ * bandwidth; their bytes move at the end of that time. A copy from pageable
+ * memory takes the bytes when it is submitted, and one to such memory is waited
+ * for, as the driver does. An address that is not mapped is error 1 at the call;
+ * if it is unmapped before the end, the context dies.
  */
 #include "driver.h"
 
@@ -32,17 +35,12 @@ enum { ASYNC, SYNC };
 
 static CUresult finish(CUstream s, struct op *op, int sync)
 {
-	struct point end;
-	CUresult rc;
+	return op->width && op->height ? submit(s, op, sync) : drv_enter();
+}
 
-	if (!op->width || !op->height)
-		return drv_enter();
-	if (!sync)
-		return submit(s, op, NULL);
-	rc = submit(s, op, &end);
-	if (!rc)
-		point_wait(end);
-	return rc;
+static enum side side(const void *p, int on_gpu)
+{
+	return on_gpu ? ON_GPU : mem_pageable((uintptr_t)p) ? PAGEABLE : PINNED_SIDE;
 }
 
 /* d, s: 1 must be device memory, 0 host, -1 either. */
@@ -64,6 +62,10 @@ static CUresult copy(void *dst, int d, const void *src, int s, size_t n, CUstrea
 		d = mem_device((uintptr_t)dst, &gpu);
 	if (s < 0)
 		s = mem_device((uintptr_t)src, &gpu);
+	if ((!d && vmm_reserved((uintptr_t)dst)) || (!s && vmm_reserved((uintptr_t)src)))
+		return CUDA_ERROR_INVALID_VALUE; /* nothing is mapped there */
+	op.dst_side = side(dst, d);
+	op.src_side = side(src, s);
 	cost(&op, d, s);
 	/* a synchronous copy inside the device does not hold up the host */
 	return finish(h, &op, sync && !(d && s));
@@ -131,7 +133,7 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr d, CUcontext dc, CUdeviceptr s, CUcontext
 PTSZ(cuMemcpyPeerAsync, (CUdeviceptr d, CUcontext dc, CUdeviceptr s, CUcontext sc, size_t n, CUstream h),
      (d, dc, s, sc, n, PT(h)))
 
-static CUresult copy2d(const CUDA_MEMCPY2D *c, CUstream h, int sync)
+static CUresult copy2d_op(struct op *out, const CUDA_MEMCPY2D *c)
 {
 	struct op op = { .what = OP_COPY };
 	CUresult rc = drv_enter();
@@ -164,8 +166,19 @@ static CUresult copy2d(const CUDA_MEMCPY2D *c, CUstream h, int sync)
 		if (c->srcMemoryType == CU_MEMORYTYPE_DEVICE && !mem_valid((uintptr_t)op.src, span))
 			return CUDA_ERROR_INVALID_VALUE;
 	}
+	op.dst_side = side(op.dst, d);
+	op.src_side = side(op.src, s);
 	cost(&op, d, s);
-	return finish(h, &op, sync && !(d && s));
+	*out = op;
+	return CUDA_SUCCESS;
+}
+
+static CUresult copy2d(const CUDA_MEMCPY2D *c, CUstream h, int sync)
+{
+	struct op op;
+	CUresult rc = copy2d_op(&op, c);
+
+	return rc ? rc : finish(h, &op, sync && !(op.dst_side == ON_GPU && op.src_side == ON_GPU));
 }
 
 DUAL(cuMemcpy2D_v2, (const CUDA_MEMCPY2D *c), (c, NULL, SYNC), (c, PTDS, SYNC), copy2d)
@@ -177,21 +190,48 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream h)
 }
 PTSZ(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *c, CUstream h), (c, PT(h)))
 
-/* w: elements in a row; pitch in bytes. Like the driver, never waits. */
-static CUresult set(CUdeviceptr d, size_t pitch, uint32_t v, int element, size_t w, size_t h, CUstream s)
+CUresult copy_op(struct op *op, const CUDA_MEMCPY3D *p)
 {
-	struct op op = { .what = OP_SET, .dst = P(d), .value = v, .element = element, .height = h };
+	CUDA_MEMCPY2D c = {
+		.srcXInBytes = p->srcXInBytes, .srcY = p->srcY, .srcMemoryType = p->srcMemoryType,
+		.srcHost = p->srcHost, .srcDevice = p->srcDevice, .srcPitch = p->srcPitch,
+		.dstXInBytes = p->dstXInBytes, .dstY = p->dstY, .dstMemoryType = p->dstMemoryType,
+		.dstHost = p->dstHost, .dstDevice = p->dstDevice, .dstPitch = p->dstPitch,
+		.WidthInBytes = p->WidthInBytes, .Height = p->Height,
+	};
+
+	if (p->Depth != 1 || p->srcZ || p->dstZ)
+		return CUDA_ERROR_NOT_SUPPORTED; /* no third dimension here */
+	return copy2d_op(op, &c);
+}
+
+/* w: elements in a row; pitch in bytes. Like the driver, never waits. */
+CUresult set_op(struct op *op, const CUDA_MEMSET_NODE_PARAMS *p)
+{
 	CUresult rc = drv_enter();
 
 	if (rc)
 		return rc;
-	op.width = w * (size_t)element;
-	op.dpitch = h == 1 ? op.width : pitch;
-	if (op.width && h &&
-	    (op.dpitch < op.width || d % (unsigned)element || !mem_valid(d, (h - 1) * op.dpitch + op.width)))
+	if (p->elementSize != 1 && p->elementSize != 2 && p->elementSize != 4)
 		return CUDA_ERROR_INVALID_VALUE;
-	cost(&op, 1, 1);
-	return finish(s, &op, ASYNC);
+	*op = (struct op){ .what = OP_SET, .dst = P(p->dst), .value = p->value, .element = (int)p->elementSize,
+			   .height = p->height, .width = p->width * p->elementSize };
+	op->dpitch = p->height == 1 ? op->width : p->pitch;
+	if (op->width && op->height &&
+	    (op->dpitch < op->width || p->dst % p->elementSize ||
+	     !mem_valid(p->dst, (op->height - 1) * op->dpitch + op->width)))
+		return CUDA_ERROR_INVALID_VALUE;
+	cost(op, 1, 1);
+	return CUDA_SUCCESS;
+}
+
+static CUresult set(CUdeviceptr d, size_t pitch, uint32_t v, int element, size_t w, size_t h, CUstream s)
+{
+	CUDA_MEMSET_NODE_PARAMS p = { d, pitch, v, (unsigned)element, w, h };
+	struct op op;
+	CUresult rc = set_op(&op, &p);
+
+	return rc ? rc : finish(s, &op, ASYNC);
 }
 
 #define SETS(bits, type, size)                                                                                \

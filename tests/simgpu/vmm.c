@@ -308,8 +308,18 @@ CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocat
 	return rc;
 }
 
-/* Calls fn on each mapping of [p, p+size); the range must be whole mappings. */
-static CUresult each_mapping(CUdeviceptr p, size_t size, CUresult (*fn)(struct area *))
+int vmm_reserved(CUdeviceptr p)
+{
+	int yes;
+
+	pthread_mutex_lock(&drv_mu);
+	yes = area_find(&reserved, (uintptr_t)p) != NULL;
+	pthread_mutex_unlock(&drv_mu);
+	return yes;
+}
+
+/* Calls fn on each mapping of [p, p+size); the range must be whole mappings. goes: it is taken away. */
+static CUresult each_mapping(CUdeviceptr p, size_t size, CUresult (*fn)(struct area *), int goes)
 {
 	uintptr_t at, end = (uintptr_t)p + size;
 	CUresult rc = vmm_enter();
@@ -317,6 +327,10 @@ static CUresult each_mapping(CUdeviceptr p, size_t size, CUresult (*fn)(struct a
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&drv_mu);
+	if (goes)
+		work_before_unmapping((uintptr_t)p, size);
+	else
+		work_before_mapping();
 	for (at = (uintptr_t)p; !rc && at < end;) {
 		struct area *a = area_find(&live, at);
 
@@ -348,7 +362,7 @@ static CUresult unmap_one(struct area *a)
 
 CUresult cuMemUnmap(CUdeviceptr p, size_t size)
 {
-	return each_mapping(p, size, unmap_one);
+	return each_mapping(p, size, unmap_one, 1);
 }
 
 static CUresult open_one(struct area *a)
@@ -367,7 +381,7 @@ CUresult cuMemSetAccess(CUdeviceptr p, size_t size, const CUmemAccessDesc *desc,
 {
 	if (!desc || !n)
 		return CUDA_ERROR_INVALID_VALUE;
-	return each_mapping(p, size, desc[0].flags ? open_one : close_one);
+	return each_mapping(p, size, desc[0].flags ? open_one : close_one, !desc[0].flags);
 }
 
 /* Mappings are open to all GPUs or to none. */

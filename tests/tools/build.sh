@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: build.sh DIR
-# Builds the container programs that demo and tests run into DIR, at the
-# versions go.mod here pins. Does nothing when DIR has them already.
+# Builds the container programs that the demo and the tests run into DIR, at the
+# versions that go.mod here pins. Does nothing if DIR has them already.
 set -eu
 
 out=${1:?usage: build.sh DIR}
@@ -24,7 +24,7 @@ CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -tags no_btrfs,no_zfs -o "$ou
 	github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2 \
 	github.com/containerd/containerd/v2/cmd/ctr
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/" sigs.k8s.io/cri-tools/cmd/crictl
-# Static: runc starts itself again inside containers' mount namespaces.
+# Static, because runc starts itself again inside containers' mount namespaces.
 CGO_ENABLED=1 $go build -trimpath -ldflags "-s -w -extldflags '-static'" -tags netgo,osusergo,seccomp \
 	-o "$out/" github.com/opencontainers/runc
 

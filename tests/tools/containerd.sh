@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: containerd.sh VERSION DIR
-# Builds another containerd, and its shim, than the one that tests/tools/go.mod
-# pins, into DIR: VERSION is 1.7 or 2.0. Does nothing when DIR has them already.
+# Builds containerd VERSION (1.7 or 2.0) and its shim into DIR. Does nothing if DIR has
+# them already.
 set -eu
 
 version=${1:?usage: containerd.sh VERSION DIR} out=${2:?usage: containerd.sh VERSION DIR}

@@ -1,7 +1,7 @@
 //go:build tools
 
-// Package tools pins the programs the end-to-end tests run. It is a module
-// of its own, so that none of their dependencies reach the product.
+// Package tools pins the programs that the end-to-end tests run. It is a module of its
+// own, so that their dependencies do not reach the product.
 package tools
 
 import (

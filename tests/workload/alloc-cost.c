@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * alloc-cost: what cuMemAlloc and cuMemFree cost the calling thread.
+ * alloc-cost: measures how long cuMemAlloc and cuMemFree take in the calling thread.
  *
  * usage: alloc-cost [SIZE:COUNT:ROUNDS...]   (default 4096:256:20 2097152:64:20 1073741824:4:8)
  *
  * For each size, in rounds: COUNT allocations, then COUNT frees; and COUNT times an
- * allocation and its free. Prints one JSON line: alloc_SIZE_ns, free_SIZE_ns,
- * both_SIZE_ns, per call, medians over the rounds, the first left out. Before each size
- * it works on the GPU: with memory that can be swapped an allocation is given its place
- * there only once its process holds the GPU. Run it in turn with and without LD_PRELOAD,
- * and compare medians of the same run only.
+ * allocation and its free. Prints one JSON line with alloc_SIZE_ns, free_SIZE_ns and
+ * both_SIZE_ns: ns per call, medians over the rounds without the first. Before each size
+ * it works on the GPU, because memory that can be swapped gets its place only when its
+ * process holds the GPU. Run it in turn with and without LD_PRELOAD, and compare medians
+ * of the same run only.
  */
 #include "spin.h"
 

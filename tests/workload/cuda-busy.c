@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * cuda-busy: keeps a GPU busy through the driver API and tells how it went.
- * The same binary runs on the simulated and on a real driver. It needs libc
- * and libcuda.so.1, nothing else.
+ * cuda-busy: keeps a GPU busy through the driver API, and prints how much work it did.
+ * The same binary runs on the simulated and on a real driver. It needs only libc and
+ * libcuda.so.1.
  */
 #include "spin.h"
 
@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 /*
- * Spins for ns nanoseconds of the GPU's clock; then one thread stores start
- * and end at record, if that is not 0. The simulated driver knows it by name.
+ * Spins for ns nanoseconds of the GPU's clock. Then one thread stores start and end at
+ * record, if record is not 0. The simulated driver knows this kernel by its name.
  */
 enum mode { KERNEL, EX, GRAPH, COPY, MIX };
 static const char *const mode_names[] = { "kernel", "ex", "graph", "copy", "mix" };
@@ -122,7 +122,7 @@ static void write_records(void)
 	}
 }
 
-/* One batch: depth pieces of work and a synchronise. */
+/* One batch: depth pieces of work and a synchronisation. */
 static void batch(enum mode mode)
 {
 	switch (mode) {

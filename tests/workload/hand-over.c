@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * hand-over: what a hand-over of the GPU between two processes costs at least.
+ * hand-over: measures the least that a hand-over of the GPU between two processes costs.
  *
  * usage: hand-over [QUANTUM-MS [KERNEL-US [SECONDS]]]
  *
- * Two processes take turns without nvshare: each submits a quantum of kernels
- * at once, waits for the last by spinning, and passes a word in shared memory
- * on which the other spins. No decision, no message and no sleep lies between
- * them, so what is left is the driver's launch and the GPU's own change of
- * context: the limit for any exclusive sharing of a GPU. Then one of them does
- * the same alone. Prints one line of JSON.
+ * Two processes take turns without nvshare. Each submits a quantum of kernels at once,
+ * spins until the last has ended, and writes a word in shared memory on which the other
+ * spins. There is no decision, message or sleep between them, so only the driver's launch
+ * and the GPU's own change of context remain: the limit for exclusive sharing of a GPU.
+ * Then one process does the same alone. Prints one line of JSON.
  */
 #include "spin.h"
 
@@ -22,14 +21,14 @@
 #include <unistd.h>
 
 static struct shared {
-	atomic_int turn;  /* whose it is: 0 or 1 */
+	atomic_int turn;  /* the process whose turn it is: 0 or 1 */
 	atomic_int ready;
 	atomic_int stop;
 	atomic_ulong turns, kernels;
 	_Atomic uint64_t begin, end; /* of the measured time, ns */
 } *shared;
 
-/* One of the two has failed: the other is not to wait for it. */
+/* One of the two has failed: the other must not wait. */
 static void checked(CUresult rc, const char *what)
 {
 	if (rc)
@@ -40,7 +39,7 @@ static void checked(CUresult rc, const char *what)
 #undef CHECK
 #define CHECK(call) checked(call, #call)
 
-/* Takes every turn of `me` of `tenants` until the time is over. */
+/* Takes the turns of process `me` of `tenants` until the time is over. */
 static void tenant(int me, int tenants, double quantum_ms, double kernel_us, double seconds)
 {
 	CUdevice dev;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * launch-cost: what submitting an empty kernel, or another call, costs the
- * calling thread.
+ * launch-cost: measures how long submitting an empty kernel, or another call, takes in
+ * the calling thread.
  *
  * usage: launch-cost [options] [batches] [calls-per-batch]
- *   --only LIST     what is timed, comma separated (launch,launch_ex); see below
- *   --threads N     threads that do it at the same time (1)
- *   --streams N     streams that each thread uses in turn (1); 0: the default one
+ *   --only LIST     calls to time, comma separated (launch,launch_ex); see below
+ *   --threads N     threads that call at the same time (1)
+ *   --streams N     streams that each thread uses in turn (1); 0: the default stream
  *   --runtime FILE  a libcudart.so, for rt_...
- *   --wait          after the first launch prints "ready", goes on after a line
- *                   from standard input
+ *   --wait          print "ready" after the first launch, and go on after a line from
+ *                   standard input
  *
  *   launch       cuLaunchKernel, an empty kernel
  *   launch_ex    cuLaunchKernelEx, the same
@@ -22,12 +22,11 @@
  *                cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
  *                cudaEventRecord; needs CUDA 12.8's runtime or later
  *
- * Each batch is timed as a whole and followed by a synchronisation that is not
- * timed, so the queue never fills. Prints one JSON line: for each of them
- * NAME_ns, wall time per call, and NAME_cpu_ns, the thread's own, both the
- * median over batches and the mean over threads. What the runtime can't do is
- * left out; "runtime" then says why. Run it in turn with and without
- * LD_PRELOAD and compare medians of the same run only.
+ * Each batch is timed as a whole. A synchronisation that is not timed follows, so that
+ * the queue never fills. Prints one JSON line with, for each call, NAME_ns (wall time)
+ * and NAME_cpu_ns (the thread's CPU time): ns per call, median over batches, mean over
+ * threads. Calls that the runtime lacks are left out; "runtime" then says why. Run it in
+ * turn with and without LD_PRELOAD, and compare medians of the same run only.
  */
 #include <dlfcn.h>
 #include <getopt.h>
@@ -38,7 +37,7 @@
 #include <string.h>
 #include <time.h>
 
-/* The parts of the CUDA driver API that are used, as cuda.h declares them. */
+/* The parts of the CUDA driver API in use, as cuda.h declares them. */
 typedef int CUresult;
 typedef unsigned long long CUdeviceptr;
 typedef void *CUcontext, *CUmodule, *CUfunction, *CUstream, *CUevent;
@@ -68,7 +67,7 @@ CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned,
 	unsigned, unsigned, unsigned, CUstream, void **, void **);
 CUresult cuLaunchKernelEx(const struct launch_config *, CUfunction, void **, void **);
 
-/* And of the runtime API; its stream, event and context are the driver's. */
+/* The parts of the runtime API in use; its streams, events and contexts are the driver's. */
 struct dim3 {
 	unsigned x, y, z;
 };
@@ -98,7 +97,7 @@ static struct {
 #undef R
 } rt;
 static void *rt_kernel;
-static char rt_said[200]; /* its version, or what went wrong */
+static char rt_said[200]; /* the runtime's version, or its error */
 
 static const char ptx[] =
 	".version 6.0\n.target sm_50\n.address_size 64\n"
@@ -136,8 +135,8 @@ struct worker {
 };
 
 /*
- * The timed loops, one function each, so that a profiler tells them apart.
- * What a loop does itself is the same with and without a library in between.
+ * The timed loops: one function each, so that a profiler can tell them apart. A loop's
+ * own cost is the same with and without a library in between.
  */
 #define LOOP(name, call) \
 	static __attribute__((noinline)) void run_##name(struct worker *w) \
@@ -205,7 +204,7 @@ static void want(char *list)
 	}
 }
 
-/* False if the runtime can't be used; rt_said tells why. */
+/* False if the runtime cannot be used; rt_said says why. */
 static int load_runtime(const char *file)
 {
 	void *handle = file ? dlopen(file, RTLD_NOW | RTLD_LOCAL) : NULL, *library;

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * link-limit: how fast memory goes over the link between host and GPU, by one
- * process out, by one in, and by both at the same time: what no exchange of two
- * tenants' memory can beat. Then such an exchange, by two bare processes: one copies its
- * memory out and gives it up, the other obtains as much and copies in, in turns. That is
- * slower: the driver clears memory before anybody gets it, and on an H200 with the engine
- * that copies in. An exchange that leaves tenants nothing of each other's cannot do
- * without that.
+ * link-limit: measures how fast memory goes over the link between host and GPU: by one
+ * process out, by one in, and by both at the same time. No exchange of two tenants'
+ * memory can be faster. Then it measures such an exchange by two bare processes, in
+ * turns: one copies its memory out and gives it up, the other obtains as much and copies
+ * in. This is slower, because the driver clears memory before it gives it to a process,
+ * on an H200 with the engine that copies in. Without clearing, a tenant could read
+ * another's memory.
  *
  * usage: link-limit [MIB [SECONDS]]
  *
- * Each process copies between MIB of the GPU and MIB of host memory, made as the
- * scheduler's arenas are (memfd, shared, registered), in pieces of 32 MiB; what changes
- * hands is made in chunks of 128 MiB, or a half of MIB. Prints
- * one JSON line: GB/s (10^9) of each, and how long it took to touch and to register
- * the host memory, seconds. Ends after 60 s whatever happens.
+ * Each process copies between MIB of the GPU and MIB of host memory, in pieces of 32 MiB.
+ * The host memory is made like the scheduler's arenas (memfd, shared, registered). Memory
+ * that changes hands is made in chunks of 128 MiB, or of half of MIB. Prints one JSON
+ * line: GB/s (10^9) of each measurement, and the seconds that touching and registering
+ * the host memory took. Ends after 60 s at the latest.
  */
 #include "spin.h"
 
@@ -35,7 +35,7 @@
 static struct shared {
 	_Atomic uint64_t ready;
 	double rate[2], touch_s[2], register_s[2]; /* out, in */
-	/* Of exchanges: chunks that were given up in this one, and since when; the last one? */
+	/* Of exchanges: chunks given up in this one, its begin, and whether it is the last. */
 	_Atomic uint64_t given, since;
 	atomic_bool last;
 } *shared;
@@ -75,7 +75,7 @@ static struct side begin(int me, uint64_t size)
 	return s;
 }
 
-/* Returns when so many have come here, in all. */
+/* Returns when this many processes, in all, have called it. */
 static void meet(uint64_t processes)
 {
 	atomic_fetch_add(&shared->ready, 1);
@@ -137,7 +137,7 @@ static void obtain(struct chunks *c, uint64_t i)
 	CHECK(cuMemSetAccess(at, c->size, &access, 1));
 }
 
-/* All out; each chunk is given up as soon as it is copied. Returns how long, from the first on, ns. */
+/* Copies all chunks out, and gives each up when it is copied. Returns the time in ns. */
 static uint64_t move_out(const struct side *s, struct chunks *c)
 {
 	for (uint64_t i = 0; i < c->count; i++) {
@@ -155,7 +155,7 @@ static uint64_t move_out(const struct side *s, struct chunks *c)
 	return now_ns() - atomic_load(&shared->since);
 }
 
-/* All in, as the other gives up. Returns how long, from then on, ns. */
+/* Copies all chunks in, as the other process gives memory up. Returns the time in ns. */
 static uint64_t move_in(const struct side *s, struct chunks *c)
 {
 	for (uint64_t i = 0; i < c->count; i++) {
@@ -168,7 +168,7 @@ static uint64_t move_in(const struct side *s, struct chunks *c)
 	return now_ns() - atomic_load(&shared->since);
 }
 
-/* Memory passes to and fro; the first time does not count. */
+/* Passes memory back and forth; the first time does not count. */
 static void exchanges(int me, uint64_t size, double seconds)
 {
 	static struct chunks c;
@@ -203,7 +203,7 @@ static void exchanges(int me, uint64_t size, double seconds)
 		}
 		meet(4 * k + 4);
 	}
-	/* As much went each way in either process. */
+	/* Each process copied the same amount each way. */
 	if (me == 0)
 		for (int in = 0; in < 2; in++)
 			shared->rate[in] = (double)(n[in] * c.size) / (double)took[in];
@@ -236,7 +236,7 @@ static void run(enum what which, uint64_t size, double seconds)
 
 		if (pid[i] > 0)
 			waitpid(pid[i], &status, 0);
-		if (status && !failed) { /* the other one may wait for it */
+		if (status && !failed) { /* the other process may wait for this one */
 			failed = 1;
 			if (i == 0 && pid[1] > 0)
 				kill(pid[1], SIGKILL);

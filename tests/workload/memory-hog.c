@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * memory-hog: allocates device memory until it has enough or gets no more, and
- * tells how far it came.
+ * memory-hog: allocates device memory until it has enough or gets no more, and prints how
+ * much it got.
  *
  * usage: memory-hog [--hold] MIB [CHUNK-MIB]
  *
@@ -10,9 +10,9 @@
  *
  *   mib         how much it got
  *   error       of the allocation that failed, or ""
- *   free_mib, total_mib   as cuMemGetInfo has them after that
+ *   free_mib, total_mib   of cuMemGetInfo, after the allocations
  *
- * Then it ends, with status 0 also if it got less; with --hold, at a signal.
+ * Then it ends, with status 0 even if it got less; with --hold, it ends at a signal.
  */
 #include "cudadrv.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * short-request: a tenant that answers short requests: so many small kernels
- * every so often, on a fixed schedule. A request's latency is counted from
- * when it was due, so one that waits for the one before is late too.
+ * short-request: a tenant that answers short requests: a number of small kernels in each
+ * period, on a fixed schedule. A request's latency begins when the request is due, so a
+ * request that waits for an earlier one is late too.
  *
  * usage: short-request START SECONDS [PERIOD-US [KERNELS [KERNEL-US [BLOCKS]]]]
  *
@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long before a request is due the thread stops sleeping, ns: timers are late. */
+/* The thread stops sleeping this long before a request is due, ns: timers are late. */
 #define AWAKE 150000u
 
 static void until(uint64_t t)
@@ -39,7 +39,7 @@ static CUevent began, ended;
 static unsigned kernels = 20, blocks = 1;
 static uint64_t kernel_ns = 10000, none;
 
-/* One request; the time it took on the GPU, ms. */
+/* Makes one request; returns its time on the GPU, ms. */
 static double request(void)
 {
 	void *params[] = { &kernel_ns, &none };
@@ -123,7 +123,7 @@ int main(int argc, char **argv)
 	       "\"gpu_p50_ms\":%.3f,\"gpu_p99_ms\":%.3f,\"percentiles_ms\":[",
 	       n, late, at(latency, n, 0.5), at(latency, n, 0.9), at(latency, n, 0.99), at(latency, n, 0.999),
 	       latency[n - 1], at(gpu, n, 0.5), at(gpu, n, 0.99));
-	for (int i = 0; i <= 100; i++) /* every percentile, then the last ones by the tenth */
+	for (int i = 0; i <= 100; i++) /* each percentile, then tenths of the last one */
 		printf("%s%.3f", i ? "," : "", at(latency, n, i / 100.0));
 	for (int i = 1; i <= 10; i++)
 		printf(",%.3f", at(latency, n, 0.99 + i / 1000.0));

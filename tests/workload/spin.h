@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * spin.h: the kernel of the workloads, their clock, and their way out of an
- * error. The same source runs on the simulated and on a real driver.
+ * spin.h: the kernel of the workloads, their clock, and how they end on an error. The
+ * same source runs on the simulated and on a real driver.
  */
 #ifndef NVSHARE_SPIN_H
 #define NVSHARE_SPIN_H
@@ -15,8 +15,8 @@
 #include <time.h>
 
 /*
- * nvshare_spin(ns, record): runs for so long by the GPU's own clock; record, if
- * it is not 0, is where it stores its first and last look at that clock.
+ * nvshare_spin(ns, record): runs for ns by the GPU's own clock. If record is not 0, the
+ * kernel stores its begin and its end there.
  */
 static const char ptx[] =
 	".version 6.0\n"

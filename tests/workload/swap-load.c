@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap-load: a tenant with much memory, that works in bursts and pauses between
- * them, and knows at the end whether its memory is still what it was. The same
- * binary runs on the simulated and on a real driver.
+ * swap-load: a tenant with much memory that works in bursts, pauses between them, and
+ * checks at the end whether its memory kept its contents. The same binary runs on the
+ * simulated and on a real driver.
  *
  * usage: swap-load --mib N [options], see usage().
  *
  * Prints JSON lines:
- *   ready    all is allocated and filled. alloc_s, fill_s; clock: what the GPU's
- *            clock and the time of day were at the same moment, ns
- *   done     the bursts are done: how many, began_ns and ended_ns (CLOCK_MONOTONIC)
- *   checked  wrong: words of 8 bytes that were not what they should have been;
- *            wrong_on_the_way: the same between bursts, and counts that were not
- * After "ready" it waits for a line on standard input; its end ends it early.
+ *   ready    all memory is allocated and filled. alloc_s, fill_s; clock: the GPU's clock
+ *            and the time of day at the same moment, ns
+ *   done     the bursts are done: their number, began_ns and ended_ns (CLOCK_MONOTONIC)
+ *   checked  wrong: words of 8 bytes with a wrong value; wrong_on_the_way: the same
+ *            between bursts, and wrong counts
+ * After "ready" it waits for a line on standard input. The end of standard input ends the
+ * program early.
  */
 #include "spin.h"
 
@@ -184,7 +185,7 @@ static uint64_t check_piece(int i)
 	return bad;
 }
 
-/* Kernels one after the other; when each began and ended goes to the record. */
+/* Runs kernels one after the other; the record gets each one's begin and end. */
 static void burst(int kernels, double us)
 {
 	uint64_t ns = (uint64_t)(us * 1000);
@@ -247,13 +248,13 @@ static void setup(void)
 	CHECK(cuStreamCreate(&stream, 0));
 	CHECK(cuMemAlloc_v2(&stamps, sizeof pairs));
 	CHECK(cuMemAlloc_v2(&wrong_at, 8));
-	CHECK(cuMemAlloc_v2(&counter, 2 << 20)); /* by itself: what such an operation names stays */
+	CHECK(cuMemAlloc_v2(&counter, 2 << 20)); /* separate: memory that such an operation names stays on the GPU */
 	load_pattern();
 }
 
 /*
- * Memory for a piece by the VMM, as PyTorch's expandable segments do it: in
- * handles of so many MiB, in a range that was reserved for all pieces.
+ * Maps memory for a piece as PyTorch's expandable segments do: in handles of a fixed
+ * size, in an address range that was reserved for all pieces.
  */
 static CUdeviceptr map_piece(uint64_t size)
 {
@@ -272,7 +273,7 @@ static CUdeviceptr map_piece(uint64_t size)
 		part = size < opt.vmm_mib << 20 ? size : opt.vmm_mib << 20;
 		CHECK(cuMemCreate(&handle, part, &prop, 0));
 		CHECK(cuMemMap(next, part, 0, handle, 0));
-		CHECK(cuMemRelease(handle)); /* the mapping keeps it */
+		CHECK(cuMemRelease(handle)); /* the mapping keeps the memory */
 		next += part;
 	}
 	CHECK(cuMemSetAccess(base, next - base, &access, 1));
@@ -287,7 +288,7 @@ static uint64_t time_of_day(void)
 	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-/* Allocates and fills it all, and tells. */
+/* Allocates and fills all memory, and prints "ready". */
 static void take(void)
 {
 	uint64_t began = now_ns(), allocated, filled, left = opt.mib << 20, day;
@@ -319,7 +320,7 @@ static void take(void)
 	       pairs[1], day);
 }
 
-/* Whether standard input has ended, or with wait: a line came. */
+/* Whether standard input has ended or, with wait, a line came. */
 static int ended(int wait)
 {
 	struct pollfd p = { .fd = 0, .events = POLLIN };
@@ -403,7 +404,7 @@ int main(int argc, char **argv)
 	began = now_ns();
 	for (; (!opt.bursts || n < opt.bursts) && !ended(0); n++) {
 		burst(kernels, opt.kernel_us);
-		if (!opt.bursts && n % 4 == 0) /* where time is not what counts */
+		if (!opt.bursts && n % 4 == 0) /* only where time is not measured */
 			on_the_way += check_piece((int)(n / 4) % pieces);
 		if (opt.pause_ms > 0)
 			nanosleep(&(struct timespec){ (time_t)(opt.pause_ms / 1000), (long)(opt.pause_ms * 1e6) % 1000000000L }, NULL);

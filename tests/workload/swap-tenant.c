@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap-tenant: fills device memory and looks again and again whether it is still
- * what it was, by the GPU's own eyes.
+ * swap-tenant: fills device memory, and has the GPU check again and again that the memory
+ * kept its contents.
  *
  * usage: swap-tenant MIB SEED
  *
- * Allocates MIB in pieces of 32 MiB, and small ones, on the first device, has the
- * GPU write a pattern of its own into each, and then checks and works by turns,
- * until its standard input ends: all is checked once more, and it
- * prints one JSON line:
+ * Allocates MIB on the first device, in pieces of 32 MiB and in small ones. The GPU
+ * writes a different pattern into each piece. Then the program checks and works in turn
+ * until its standard input ends, checks all memory once more, and prints one JSON line:
  *
- *   rounds   how many times all was checked
- *   wrong    words of 8 bytes that were not what they should have been
- *   mib      how much it got
+ *   rounds   how many times all memory was checked
+ *   wrong    words of 8 bytes with a wrong value
+ *   mib      how much memory it got
  */
 #include "cudadrv.h"
 

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command nri measures what it costs the creation of a container that nvshare
-// takes part: the CRI's CreateContainer on real containerds, each as often as the
-// others and in turn, so that what else the machine does meets all alike.
+// Command nri measures what nvshare adds to the creation of a container: the CRI's
+// CreateContainer on several real containerds in turn, so that other work on the machine
+// affects all alike.
 //
-// The containerds differ in one thing each: without NRI; with NRI and no plugin;
-// with a plugin that handles the same event and does nothing; with
-// nvshare-plugin, for a pod that does not ask, and for one that asks for a GPU
-// and is injected; and the same once more with a scheduler that hangs. The GPU is
-// simulated: what is measured has nothing to do with it.
+// The containerds differ in one thing each: no NRI; NRI without a plugin; a plugin that
+// handles the same event and does nothing; nvshare-plugin with a pod that does not ask;
+// nvshare-plugin with a pod that asks for a GPU; the same with a scheduler that hangs.
+// The GPU is simulated and does not affect the result.
 package main
 
 import (
@@ -85,7 +84,7 @@ func main() {
 	}))
 }
 
-// target is one kind: a containerd, and the pod whose containers it creates.
+// target is one kind: a containerd, and the pod in which containers are created.
 type target struct {
 	runtime cri.RuntimeServiceClient
 	pod     *cri.PodSandboxConfig
@@ -95,8 +94,8 @@ type target struct {
 
 const gpu = "nvshare.com/gpu"
 
-// warm is how many rounds are not counted: the first create directories and
-// open files.
+// warm is how many rounds are not counted: the first ones create directories and open
+// files.
 const warm = 10
 
 func measure(ctx context.Context, build, work string, rounds int) (*report, error) {
@@ -160,15 +159,16 @@ func measure(ctx context.Context, build, work string, rounds int) (*report, erro
 	if err := r.rounds(ctx, targets, order, rounds); err != nil {
 		return nil, err
 	}
-	// The scheduler hangs: it accepts, by its backlog, and never answers. It is
-	// the same for all, so that this comes after the others, beside "off" again.
+	// The scheduler hangs: its backlog accepts connections, and it never answers. All
+	// containerds share it, so this comes after the other kinds, with "off" again to
+	// compare with.
 	ours.Scheduler.Signal(unix.SIGSTOP)
 	defer ours.Scheduler.Signal(unix.SIGCONT)
 	targets["hung"], targets[again] = targets["gpu"], targets["off"]
 	return r, r.rounds(ctx, targets, []string{again, "hung"}, rounds)
 }
 
-// again is the name of the kind "off" beside "hung".
+// again is the name of the kind "off" that is measured together with "hung".
 const again = "off, again"
 
 func (r *report) rounds(ctx context.Context, targets map[string]*target, order []string, rounds int) error {
@@ -210,7 +210,7 @@ func newTarget(ctx context.Context, n *node.Node, name string, annotations map[s
 	return t, nil
 }
 
-// create creates a container, and removes it; the time is the creation's, in ms.
+// create creates and removes a container, and returns the time of the creation in ms.
 func (t *target) create(ctx context.Context) (ms float64, err error) {
 	t.made++
 	req := &cri.CreateContainerRequest{PodSandboxId: t.podID, SandboxConfig: t.pod, Config: &cri.ContainerConfig{
@@ -229,7 +229,7 @@ func (t *target) create(ctx context.Context) (ms float64, err error) {
 	return float64(took.Microseconds()) / 1000, err
 }
 
-// empty handles what nvshare-plugin handles, and does nothing.
+// empty handles the same events as nvshare-plugin, and does nothing.
 type empty struct{}
 
 func (empty) Configure(context.Context, string, string, string) (api.EventMask, error) { return 0, nil }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * driver.c: a libcuda.so.1 that does nothing, as fast as it can, so that what
- * stands in front of it shows. Nothing runs, every event has passed.
+ * driver.c: a libcuda.so.1 that does nothing, so that only the cost of a library in
+ * front of it shows. No work runs, and each event has passed.
  *
- * NVSHARE_BENCH_GPUS: number of GPUs, default 1. Their UUIDs are the simulated
- * GPU's, by which a scheduler knows them.
+ * NVSHARE_BENCH_GPUS is the number of GPUs, default 1. They have the simulated GPUs'
+ * UUIDs, which the scheduler knows.
  */
 #include <dlfcn.h>
 #include <stddef.h>
@@ -25,11 +25,11 @@ static struct context primary[MAX_GPUS];
 static __thread struct context *stack[MAX_DEPTH];
 static __thread int top;
 
-/* One of the API's functions: declared and defined, the body follows. */
+/* Declares and begins the definition of a function of the API; the body follows. */
 #define API(name, ...) \
 	int name(__VA_ARGS__); \
 	int name(__VA_ARGS__)
-/* One that is measured, or else has nothing to do. */
+/* A function that only returns: it is measured, or has nothing to do. */
 #define NOTHING(name, ...) API(name, __VA_ARGS__) { return 0; }
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
@@ -142,7 +142,7 @@ NOTHING(cuLaunchKernel, void *f, unsigned gx, unsigned gy, unsigned gz, unsigned
 	unsigned bz, unsigned shared, void *stream, void **params, void **extra)
 NOTHING(cuLaunchKernelEx, const void *config, void *f, void **params, void **extra)
 
-/* Every address is free; none is given out twice, as by a real driver. */
+/* Each address is free, and none is given out twice, as by a real driver. */
 API(cuMemAlloc_v2, unsigned long long *p, size_t n)
 {
 	static __thread unsigned long long next;
@@ -158,7 +158,7 @@ API(cuMemFreeHost, void *p) { free(p); return 0; }
 NOTHING(cuMemcpyAsync, unsigned long long to, unsigned long long from, size_t n, void *stream)
 NOTHING(cuMemcpyHtoDAsync_v2, unsigned long long to, const void *from, size_t n, void *stream)
 
-/* Not measured, but peers want to see them at their start. */
+/* Not measured; peers look them up at their start. */
 API(cuMemAllocManaged, unsigned long long *p, size_t n, unsigned flags) { return cuMemAlloc_v2(p, n); }
 NOTHING(cuMemcpy, unsigned long long to, unsigned long long from, size_t n)
 NOTHING(cuMemcpyHtoD_v2, unsigned long long to, const void *from, size_t n)
@@ -171,7 +171,7 @@ API(cuGetErrorString, int error, const char **text) { *text = "an error"; return
 
 API(cuGetProcAddress_v2, const char *symbol, void **p, int version, uint64_t flags, int *status)
 {
-	/* Of itself: another library may come first in line. */
+	/* In this library: another library may come first in the search order. */
 	void *self = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
 	char newer[80];
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * runtime.c: as much of a CUDA runtime as launch-cost uses, so that its way
- * through a runtime library is tested where there is no CUDA. It finds the
- * driver as the real one does: dlopen, then dlsym.
+ * runtime.c: the functions of a CUDA runtime that launch-cost uses, so that calls through
+ * a runtime library can be tested without CUDA. It finds the driver as the real runtime
+ * does: dlopen, then dlsym.
  */
 #include <dlfcn.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@ struct config {
 	void *stream, *attrs;
 	unsigned num_attrs;
 };
-/* CUlaunchConfig has the same layout, but for a shorter `shared`. */
+/* CUlaunchConfig has the same layout, except for a shorter `shared`. */
 _Static_assert(offsetof(struct config, stream) == 32, "cudaLaunchConfig_t");
 
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * turns: launches without a pause, and prints when it could not.
+ * turns: launches without a pause, and prints when a launch had to wait.
  *
  * usage: turns SECONDS
  *
- * Prints "ready", and for each launch that took longer than MIN_NS a line with
- * its start and its end, ns of CLOCK_MONOTONIC: with a driver that does nothing
- * that is a wait at the gate, or the machine's own doing. All of it is printed at
- * the end.
+ * Prints "ready". At the end it prints a line for each launch that took longer than
+ * MIN_NS: start and end in ns of CLOCK_MONOTONIC. With a driver that does nothing, such
+ * a launch waited at the gate, or the machine paused it.
  */
 #include <inttypes.h>
 #include <stdint.h>

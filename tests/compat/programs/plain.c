@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * plain: a program that has nothing to do with CUDA, for musl, for static
- * linking and for what else cannot load the shim. It uses what the shim
- * interposes: look-ups, threads, fork.
+ * plain: a program without CUDA, for musl, static linking and other cases that cannot
+ * load the shim. It uses functions that the shim interposes: look-ups, threads, fork.
  */
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * preloads.c: two libraries of others that are preloaded beside the shim.
- * With FINDS it interposes dlsym, as tracers do, and counts; else it interposes
- * malloc and looks up the real one when it is first called.
+ * preloads.c: two libraries that stand for other people's, preloaded with the shim. With
+ * FINDS it interposes dlsym, as tracers do, and counts calls. Otherwise it interposes
+ * malloc, and looks up the real malloc at the first call.
  */
 #include <dlfcn.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@ typedef void *dlsym_fn(void *, const char *);
 
 unsigned long finds_count;
 
-/* It does not keep the caller's address: RTLD_NEXT means after this library. */
+/* RTLD_NEXT of callers means: after this library. */
 void *dlsym(void *handle, const char *name)
 {
 	static dlsym_fn *real;

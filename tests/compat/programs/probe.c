@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * probe: does some work through the driver API, found in one of many ways,
- * tells its process id and its number of submissions, and stays until its
- * standard input ends:
+ * probe: finds the driver API in one of many ways, does some work, prints its process ID
+ * and its number of submissions, and stays until its standard input ends:
  *
  *   worked PID SUBMISSIONS
  *
- * Built with LINKED it is linked against the driver and knows the ways linked,
- * default (dlsym of RTLD_DEFAULT) and next; else those of `ways` below. With
- * "fork" before the way a child does it all, with "threads" four threads do at
- * once, from cuInit on. It needs a libc and nothing else.
+ * Built with LINKED, it is linked against the driver, and its ways are linked, default
+ * (dlsym of RTLD_DEFAULT) and next; otherwise the table `ways` below has them. With "fork"
+ * before the way, a child does the work; with "threads", four threads do it at once, from
+ * cuInit on. It needs only a libc.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -89,7 +88,7 @@ static void *by_resolver_v2(const char *base, uint64_t flags)
 
 	if (!resolve) {
 		*(void **)&resolve = dlsym(driver, "cuGetProcAddress_v2");
-		/* A runtime asks the resolver for itself, and uses that. */
+		/* Like a runtime: asks the resolver for the resolver, and uses the answer. */
 		if (resolve && resolve("cuGetProcAddress", &p, 12000, flags, &status) == 0)
 			*(void **)&resolve = p;
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * runtime: makes NVIDIA's CUDA runtime look up the driver, and tells what the
- * runtime said: runtime LIBRARY. With STATIC the runtime is linked in.
+ * runtime: makes NVIDIA's CUDA runtime look up the driver, and prints the runtime's
+ * answer. Usage: runtime LIBRARY. With STATIC the runtime is linked in.
  */
 #include <dlfcn.h>
 #include <stdio.h>

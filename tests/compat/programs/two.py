@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two libraries of one Python process that come to the driver each in its own
-way, as PyTorch and CuPy do: one opens it by name and looks names up, the other
-opens it globally by its path and asks cuGetProcAddress for per-thread default
-streams. Both work at once, in threads. Prints as probe.c does."""
+"""Two libraries of one Python process reach the driver in different ways, as PyTorch
+and CuPy do. One opens it by name and looks functions up; the other opens it globally by
+its path, and asks cuGetProcAddress for functions with per-thread default streams. Both
+work at once, in threads. Prints the same line as probe.c."""
 import ctypes
 import os
 import sys

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * watches.c: preloaded before the shim, it sees what the CUDA runtime asks for
- * and is given, and writes to the file WATCH_TO, a line each:
+ * watches.c: preloaded before the shim. It records the CUDA runtime's look-ups and their
+ * results in the file WATCH_TO, one line each:
  *
  *   dlsym NAME OBJECT SYMBOL
  *   resolver[_v2] NAME VERSION FLAGS RESULT OBJECT SYMBOL
  *
- * OBJECT is the file that holds the pointer that was given, SYMBOL its name.
+ * OBJECT is the file that contains the resulting pointer, SYMBOL the pointer's name.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -71,7 +71,7 @@ static int resolve_v2(const char *name, void **p, int version, uint64_t flags, i
 		name = "''";
 	snprintf(asked, sizeof(asked), "resolver_v2 %s %d %llu %d", name, version, (unsigned long long)flags, rc);
 	say(asked, rc == 0 && p ? *p : NULL);
-	/* A runtime asks the resolver for itself, and uses that. */
+	/* A runtime asks the resolver for the resolver, and uses the answer. */
 	if (rc == 0 && strcmp(name, "cuGetProcAddress") == 0 && version >= 12000) {
 		*(void **)&next_resolve_v2 = *p;
 		*p = (void *)resolve_v2;
@@ -82,7 +82,7 @@ static int resolve_v2(const char *name, void **p, int version, uint64_t flags, i
 	return rc;
 }
 
-/* It does not keep the caller's address; the runtime does not use RTLD_NEXT. */
+/* RTLD_NEXT would mean: after this library. The runtime does not use it. */
 void *dlsym(void *handle, const char *name)
 {
 	static dlsym_fn *real;
@@ -93,7 +93,7 @@ void *dlsym(void *handle, const char *name)
 	if (!real)
 		*(void **)&real = dlvsym(RTLD_NEXT, "dlsym", BASE);
 	p = real ? real(handle, name) : NULL;
-	/* The shim looks up what it needs for itself. */
+	/* The shim's own look-ups do not count. */
 	if (dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libnvshare.so"))
 		return p;
 	if (name[0] != 'c' || name[1] != 'u' || name[2] < 'A' || name[2] > 'Z')

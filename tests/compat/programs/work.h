@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* work.h: what the Go programs do, given the driver's functions. */
+/* work.h: the work of the Go programs, by the driver's functions that they found. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: build.sh DIR
-# Builds the programs of a Kubernetes cluster of one node into DIR, at the
-# versions go.mod here pins. Does nothing when DIR has them already.
+# Builds the programs of a Kubernetes cluster of one node into DIR, at the versions that
+# go.mod here pins. Does nothing if DIR has them already.
 set -eu
 
 out=${1:?usage: build.sh DIR}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command node1 is a Kubernetes cluster of one node in one file: by the name it
-// is called with it is etcd, one of Kubernetes' own programs, or helm. One file
-// links once, and shares most of what is compiled and loaded.
+// Command node1 is a Kubernetes cluster of one node in one file. Called by the name of
+// etcd, of one of Kubernetes' programs, or of helm, it runs as that program. One file is
+// linked once, and shares most of the compiled code.
 package main
 
 import (

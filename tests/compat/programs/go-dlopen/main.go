@@ -2,8 +2,8 @@
 
 // SPDX-License-Identifier: Apache-2.0
 
-// A cgo program that opens the driver, as go-nvml's relatives do. Prints as
-// probe.c does.
+// A cgo program that opens the driver, as bindings like go-nvml do. Prints the same line
+// as probe.c.
 package main
 
 /*

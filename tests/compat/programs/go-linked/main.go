@@ -2,7 +2,7 @@
 
 // SPDX-License-Identifier: Apache-2.0
 
-// A cgo program that is linked against the driver. Prints as probe.c does.
+// A cgo program that is linked against the driver. Prints the same line as probe.c.
 package main
 
 /*

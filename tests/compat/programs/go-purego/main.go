@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A program that opens the driver without cgo. Prints as probe.c does.
+// A program that opens the driver without cgo. Prints the same line as probe.c.
 package main
 
 import (

@@ -21,7 +21,7 @@ type liveSite struct {
 }
 
 func newLiveSite(t *testing.T, created map[string]string) *liveSite {
-	p := New(quiet(), NewNames(quiet()))
+	p := New(quiet(), NewContainers(quiet()))
 	p.SetInventory(inventory(t))
 	annotations := map[string]string{Annotation: "nvshare.com/gpu=0"}
 	for k, v := range created {
@@ -64,10 +64,10 @@ func (s *liveSite) annotate(pairs ...string) string {
 // holds checks what the scheduler is to be told of a container.
 func (s *liveSite) holds(when, id, want string) {
 	s.t.Helper()
-	all, _ := s.names.snapshot()
+	all, _ := s.containers.snapshot()
 	c := all[id]
-	got := fmt.Sprintf("%s %d/%d %d %s %s", sched.FormatMemory(c.MemoryLimit), c.Share.CoreLimit, c.Share.CoreRequest, c.Share.Weight,
-		sched.FormatPriority(c.Share.Priority), sched.FormatGang(c.Share.Gang))
+	got := fmt.Sprintf("%s %d/%d %d %s %s", sched.FormatMemory(c.Terms.MemoryLimit), c.Terms.CoreLimit, c.Terms.CoreRequest, c.Terms.Weight,
+		sched.FormatPriority(c.Terms.Priority), sched.FormatGang(c.Terms.Gang))
 	if got != want {
 		s.t.Errorf("%s: %s has %s, want %s", when, id, got, want)
 	}
@@ -94,7 +94,7 @@ func TestAnnotationsChange(t *testing.T) {
 			"6Gi 30/0 0 batch none", "4Gi 30/0 0 batch none", `main: annotation|="101"|="-1"|gpu-weight="0"|="high"|="a/b"`},
 		// A limit below the request, and a request above the limit that stays.
 		{[]string{CoreLimitAnnotation, "50", CoreRequestAnnotation, "40"}, "none 50/40 0 batch none", "none 50/40 0 batch none", ""},
-		{[]string{CoreLimitAnnotation, "30", CoreRequestAnnotation, "40"}, "none 50/40 0 batch none", "none 50/40 0 batch none", `nvshare.com/gpu-core-request="40": above`},
+		{[]string{CoreLimitAnnotation, "30", CoreRequestAnnotation, "40"}, "none 50/40 0 batch none", "none 50/40 0 batch none", `nvshare.com/gpu-core-request="40": core request 40 % is above the core limit of 30 %`},
 		{[]string{CoreLimitAnnotation, "none", CoreRequestAnnotation, "60", WeightAnnotation, "9"}, "none 50/40 9 batch none", "none 50/40 9 batch none", `="none"|60 % is above the core limit of 50 %`},
 		// Removed: as if nothing had ever been said.
 		{nil, "none 0/0 0 batch none", "none 0/0 0 batch none", ""},
@@ -117,13 +117,17 @@ func TestAnnotationsChange(t *testing.T) {
 
 // A change that comes while a container is being created is not lost.
 func TestAnnotationsChangeMeanwhile(t *testing.T) {
-	s := newLiveSite(t, nil)
-	s.annotate(MemoryLimitAnnotation, "2Gi")
-	read := Container{ID: "1", Name: "main", Namespace: "ml", Pod: "train-a", PodUID: "uid0", MemoryLimit: 1 << 30}
-	if _, err := s.names.Admit(read, 0, s.inventory.Load().gpus); err != nil {
-		t.Fatal(err)
+	for range 200 {
+		s := newLiveSite(t, map[string]string{MemoryLimitAnnotation: "1Gi"})
+		changed := make(chan struct{})
+		go func() {
+			s.SetPod(s.annotated(map[string]string{MemoryLimitAnnotation: "2Gi"}))
+			close(changed)
+		}()
+		s.mustCreate("main", "1")
+		<-changed
+		s.holds("changed meanwhile", "1", "2Gi 0/0 0 batch none")
 	}
-	s.holds("read before", "1", "2Gi 0/0 0 batch none")
 }
 
 // What was wrong at the creation can be put right.
@@ -153,7 +157,7 @@ func TestPodOfAnotherName(t *testing.T) {
 func TestLiveRequestIsPromised(t *testing.T) {
 	s := newLiveSite(t, map[string]string{CoreRequestAnnotation: "40"})
 	s.mustCreate("main", "1")
-	s.names.Add(Container{ID: "o", Name: "main", Namespace: "ml", Pod: "b", PodUID: "b", Share: Share{CoreRequest: 50}})
+	s.containers.add(Container{ID: "o", Name: "main", Namespace: "ml", Pod: "b", PodUID: "b", Terms: sched.Terms{CoreRequest: 50}})
 
 	r := s.SetPod(s.annotated(map[string]string{CoreRequestAnnotation: "60", WeightAnnotation: "3"}))
 	if len(r) != 1 || !r[0].Later || !strings.Contains(r[0].Err.Error(), `annotation nvshare.com/gpu-core-request="60": 60 % of GPU 0`) || !strings.Contains(r[0].Err.Error(), "50 % to ml/b/main") {
@@ -166,16 +170,16 @@ func TestLiveRequestIsPromised(t *testing.T) {
 		t.Errorf("as much as is left: %s", refused)
 	}
 	// What the scheduler said last is not what it will say next.
-	s.names.learn(Known{IDs: []string{"1", "o"}, Promises: []Promise{{ID: "1", UUID: known[2], Percent: 50}, {ID: "o", UUID: known[2], Percent: 50}}})
+	s.containers.learn(State{IDs: []string{"1", "o"}, Promises: []Promise{{ID: "1", UUID: known[2], Percent: 50}, {ID: "o", UUID: known[2], Percent: 50}}})
 	s.annotate(CoreRequestAnnotation, "10")
-	if _, err := s.names.Admit(Container{ID: "p", Name: "p", PodUID: "p", Share: Share{CoreRequest: 40}}, 0, s.inventory.Load().gpus); err != nil {
+	if err := s.containers.tryAdmit(Container{ID: "p", Name: "p", PodUID: "p", Terms: sched.Terms{CoreRequest: 40}}, s.inventory.Load().gpus); err != nil {
 		t.Errorf("room was made: %v", err)
 	}
-	s.names.Remove("p")
+	s.containers.Remove("p")
 	s.annotate(CoreRequestAnnotation, "60", WeightAnnotation, "3")
 	s.holds("too much", "1", "none 0/10 3 batch none")
-	s.names.Remove("o")
-	s.names.learn(Known{IDs: []string{"1"}})
+	s.containers.Remove("o")
+	s.containers.learn(State{IDs: []string{"1"}})
 	if refused := s.annotate(CoreRequestAnnotation, "60", WeightAnnotation, "3"); refused != "" {
 		t.Errorf("others have gone: %s", refused)
 	}
@@ -204,8 +208,8 @@ func TestLiveMemoryIsPromised(t *testing.T) {
 		if c.created == "" {
 			delete(s.pod.Annotations, MemoryLimitAnnotation)
 		}
-		s.names.learn(Known{Memory: map[string]uint64{known[2]: 16 << 30, uuid: 1 << 30}})
-		s.names.Add(Container{ID: "o", Name: "main", Namespace: "ml", Pod: "b", PodUID: "b", MemoryLimit: 6 << 30, GPUs: known[2]})
+		s.containers.learn(State{Memory: map[string]uint64{known[2]: 16 << 30, uuid: 1 << 30}})
+		s.containers.add(Container{ID: "o", Name: "main", Namespace: "ml", Pod: "b", PodUID: "b", Terms: sched.Terms{MemoryLimit: 6 << 30}, GPUs: known[2]})
 		s.mustCreate("main", "1")
 		refused := ""
 		for _, value := range c.live {
@@ -229,19 +233,19 @@ func TestLiveRequestAsksForNothing(t *testing.T) {
 		s := newLiveSite(t, nil)
 		s.pod.Annotations = created
 		s.annotate(live...)
-		r, err := s.request(s.pod, &api.Container{Name: "main"}, s.inventory.Load())
+		r, err := s.containers.request(s.pod, "main", s.inventory.Load().Devices())
 		if err != nil {
 			t.Fatal(err)
 		}
 		return r
 	}
-	if r := request(map[string]string{CoreRequestAnnotation: "40"}); r.Count != 1 || r.Share.CoreRequest != 0 {
+	if r := request(map[string]string{CoreRequestAnnotation: "40"}); r.Count != 1 || r.Terms.CoreRequest != 0 {
 		t.Errorf("removed: %+v", r)
 	}
-	if r := request(nil, CoreRequestAnnotation, "40"); r.Count != 0 || r.Share.CoreRequest != 40 {
+	if r := request(nil, CoreRequestAnnotation, "40"); r.Count != 0 || r.Terms.CoreRequest != 40 {
 		t.Errorf("added: %+v", r)
 	}
-	if r := request(map[string]string{CoreRequestAnnotation: "lots"}, CoreRequestAnnotation, "40"); r.Count != 1 || r.Share.CoreRequest != 40 {
+	if r := request(map[string]string{CoreRequestAnnotation: "lots"}, CoreRequestAnnotation, "40"); r.Count != 1 || r.Terms.CoreRequest != 40 {
 		t.Errorf("corrected: %+v", r)
 	}
 }
@@ -254,23 +258,23 @@ func TestRestartedPluginKeeps(t *testing.T) {
 	running := func(id string) *api.Container {
 		return &api.Container{Id: id, PodSandboxId: "pod0", Name: "main", Env: []string{"LD_PRELOAD=/usr/lib/nvshare/libnvshare.so"}}
 	}
-	s.Follow()
+	s.ExpectPods()
 	_, _ = s.Synchronize(context.Background(), []*api.PodSandbox{s.pod}, []*api.Container{running("1")})
 	container := func(id string) Container {
-		all, _ := s.names.snapshot()
+		all, _ := s.containers.snapshot()
 		if _, ok := all[id]; !ok {
 			t.Fatalf("no container %s in %v", id, all)
 		}
 		return all[id]
 	}
-	if c := container("1"); c.Keep != everything || c.MemoryLimit != 8<<30 {
+	if c := container("1"); c.Keep != sched.AllFields || c.Terms.MemoryLimit != 8<<30 {
 		t.Errorf("before the API server has answered: %+v", c)
 	}
-	s.Kept(container("1"), 4<<30, Share{Weight: 5}) // as the scheduler answers
+	s.KeptByScheduler(container("1"), sched.Terms{MemoryLimit: 4 << 30, Weight: 5}) // as the scheduler answers
 	s.holds("as the scheduler knows", "1", "4Gi 0/0 5 batch none")
 
 	s.SetPods([]Pod{s.annotated(map[string]string{MemoryLimitAnnotation: "4GiB", CoreLimitAnnotation: "50"})})
-	if c := container("1"); c.Keep != (Fields{MemoryLimit: true}) {
+	if c := container("1"); c.Keep != sched.MemoryLimitField {
 		t.Errorf("with nonsense: %+v", c)
 	}
 	s.holds("with nonsense", "1", "4Gi 50/0 0 batch none")
@@ -279,18 +283,18 @@ func TestRestartedPluginKeeps(t *testing.T) {
 
 	stale := container("2")
 	s.annotate(MemoryLimitAnnotation, "2Gi")
-	s.Kept(stale, 4<<30, Share{})
+	s.KeptByScheduler(stale, sched.Terms{MemoryLimit: 4 << 30})
 	s.holds("an answer that comes late", "2", "2Gi 0/0 0 batch none")
-	if c := container("2"); c.Keep != (Fields{}) {
+	if c := container("2"); c.Keep != 0 {
 		t.Errorf("nothing is in doubt, but %+v is kept", c.Keep)
 	}
 
 	// A pod that the API server has not: the runtime's word is all there is.
-	s.Follow()
-	s.names.follow.pods = nil
+	s.ExpectPods()
+	s.containers.live.byUID = nil
 	_, _ = s.Synchronize(context.Background(), []*api.PodSandbox{s.pod}, []*api.Container{running("1")})
 	s.SetPods(nil)
-	if c := container("1"); c.Keep != (Fields{}) || c.MemoryLimit != 8<<30 {
+	if c := container("1"); c.Keep != 0 || c.Terms.MemoryLimit != 8<<30 {
 		t.Errorf("without a pod: %+v", c)
 	}
 	// It is gone: what held does, as long as containers take to end.

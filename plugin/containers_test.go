@@ -11,7 +11,31 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/cdi"
 )
+
+// Keys of terms that only tests name.
+const (
+	WeightAnnotation     = "nvshare.com/gpu-weight"
+	PriorityAnnotation   = "nvshare.com/gpu-priority"
+	GangAnnotation       = "nvshare.com/gpu-gang"
+	MemoryModeAnnotation = "nvshare.com/gpu-memory-mode"
+)
+
+// add enters a container without asking whether it can be.
+func (cs *Containers) add(c Container) { cs.change(func() { cs.want[c.ID] = c }) }
+
+// set makes these the containers that exist.
+func (cs *Containers) set(all ...Container) { cs.change(func() { cs.replace(all, nil) }) }
+
+// tryAdmit is admit with the lock taken.
+func (cs *Containers) tryAdmit(c Container, gpus []cdi.GPU) error {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	_, err := cs.admit(c, 0, gpus)
+	return err
+}
 
 // fakeScheduler keeps what it is told.
 type fakeScheduler struct {
@@ -68,7 +92,7 @@ type fakeConn struct {
 	life int
 }
 
-func (s *fakeScheduler) dial(context.Context) (Describer, error) {
+func (s *fakeScheduler) dial(context.Context) (Scheduler, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return &fakeConn{s, s.life}, nil
@@ -101,15 +125,15 @@ func (c *fakeConn) Describe(ctx context.Context, ctr Container) error {
 func (c *fakeConn) Forget(ctx context.Context, id string) error {
 	return c.call(ctx, func() { delete(c.known, id) })
 }
-func (c *fakeConn) Known(ctx context.Context) (k Known, err error) {
+func (c *fakeConn) State(ctx context.Context) (k State, err error) {
 	err = c.call(ctx, func() {
-		k = Known{slices.Collect(maps.Keys(c.known)), slices.Clone(c.promises), maps.Clone(c.memory)}
+		k = State{slices.Collect(maps.Keys(c.known)), slices.Clone(c.promises), maps.Clone(c.memory)}
 	})
 	return k, err
 }
 func (c *fakeConn) Close() error { return nil }
 
-func runNames(t *testing.T, n *Names, s *fakeScheduler) (stop func()) {
+func runContainers(t *testing.T, n *Containers, s *fakeScheduler) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -119,56 +143,56 @@ func runNames(t *testing.T, n *Names, s *fakeScheduler) (stop func()) {
 	}()
 	return func() {
 		cancel()
-		await(t, done, "the end of Names.Run")
+		await(t, done, "the end of Containers.Run")
 	}
 }
 
-func TestNamesAreToldOnce(t *testing.T) {
-	n, s := NewNames(quiet()), newScheduler()
+func TestContainersAreToldOnce(t *testing.T) {
+	n, s := NewContainers(quiet()), newScheduler()
 	// What cancels out before the scheduler is there is not told at all.
 	for range 1000 {
-		n.Add(Container{ID: "gone"})
+		n.add(Container{ID: "gone"})
 		n.Remove("gone")
 	}
-	n.Add(Container{ID: "a"})
-	n.Add(Container{ID: "a", Name: "x"})
+	n.add(Container{ID: "a"})
+	n.add(Container{ID: "a", Name: "x"})
 	n.Remove("never known")
-	defer runNames(t, n, s)()
+	defer runContainers(t, n, s)()
 	s.await(t, "a")
-	n.Replace([]Container{{ID: "a", Name: "x"}, {ID: "b"}})
+	n.set(Container{ID: "a", Name: "x"}, Container{ID: "b"})
 	s.await(t, "a", "b")
-	n.Replace(nil)
+	n.set()
 	s.await(t)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if want := 1 + 2 + 2; s.calls != want { // what it knows, two names, two forgotten
+	if want := 1 + 2 + 2; s.calls != want { // its state, two descriptions, two forgotten
 		t.Errorf("%d calls, want %d", s.calls, want)
 	}
 }
 
-func TestNamesSurviveAHungScheduler(t *testing.T) {
-	n, s := NewNames(quiet()), newScheduler()
+func TestContainersOutliveAHungScheduler(t *testing.T) {
+	n, s := NewContainers(quiet()), newScheduler()
 	s.hang.Store(true)
-	defer runNames(t, n, s)()
+	defer runContainers(t, n, s)()
 	await(t, s.dialed, "the first call")
-	n.Add(Container{ID: "a"})
+	n.add(Container{ID: "a"})
 	s.hang.Store(false)
 	s.await(t, "a")
 }
 
 // What ended while no plugin ran is forgotten, once the runtime has said what
 // there is; not before, because until then the plugin knows nothing.
-func TestNamesOfAnEarlierPlugin(t *testing.T) {
-	n, s := NewNames(quiet()), newScheduler()
+func TestContainersOfAnEarlierPlugin(t *testing.T) {
+	n, s := NewContainers(quiet()), newScheduler()
 	s.known = map[string]Container{"ended": {ID: "ended"}, "runs": {ID: "runs", Name: "old"}}
-	defer runNames(t, n, s)()
-	n.Add(Container{ID: "new"})
+	defer runContainers(t, n, s)()
+	n.add(Container{ID: "new"})
 	s.await(t, "ended", "new", "runs")
 	n.Remove("new")
 	s.await(t, "ended", "runs")
-	n.Replace([]Container{{ID: "runs", Name: "current"}})
+	n.set(Container{ID: "runs", Name: "current"})
 	s.await(t, "runs")
-	n.Add(Container{ID: "last"}) // after it, the name was told
+	n.add(Container{ID: "last"}) // after it, the name was told
 	s.await(t, "last", "runs")
 	if c := s.get("runs"); c.Name != "current" {
 		t.Errorf("still described as %+v", c)

@@ -18,46 +18,46 @@ import (
 func TestShare(t *testing.T) {
 	for name, c := range map[string]struct {
 		annotations map[string]string
-		want        Share
+		want        sched.Terms
 		says        string // part of the error
 	}{
-		"none":         {nil, Share{}, ""},
-		"limit":        {map[string]string{CoreLimitAnnotation: "60"}, Share{CoreLimit: 60}, ""},
-		"percent sign": {map[string]string{CoreLimitAnnotation: "60%"}, Share{CoreLimit: 60}, ""},
-		"spaces":       {map[string]string{CoreLimitAnnotation: " 60 "}, Share{CoreLimit: 60}, ""},
+		"none":         {nil, sched.Terms{}, ""},
+		"limit":        {map[string]string{CoreLimitAnnotation: "60"}, sched.Terms{CoreLimit: 60}, ""},
+		"percent sign": {map[string]string{CoreLimitAnnotation: "60%"}, sched.Terms{CoreLimit: 60}, ""},
+		"spaces":       {map[string]string{CoreLimitAnnotation: " 60 "}, sched.Terms{CoreLimit: 60}, ""},
 		"all": {map[string]string{CoreLimitAnnotation: "100", CoreRequestAnnotation: "100", WeightAnnotation: "10000", PriorityAnnotation: "latency", GangAnnotation: "ring-1", MemoryModeAnnotation: "resident"},
-			Share{100, 100, 10000, sched.Priority_PRIORITY_LATENCY, "ring-1", sched.MemoryMode_MEMORY_MODE_RESIDENT}, ""},
-		"the least":          {map[string]string{CoreLimitAnnotation: "1", CoreRequestAnnotation: "1", WeightAnnotation: "1", PriorityAnnotation: "batch"}, Share{1, 1, 1, sched.Priority_PRIORITY_BATCH, "", 0}, ""},
-		"gang of itself":     {map[string]string{GangAnnotation: "true"}, Share{Gang: "true"}, ""},
-		"no gang":            {map[string]string{GangAnnotation: "false"}, Share{}, ""},
-		"narrowest scope":    {map[string]string{CoreLimitAnnotation: "60", CoreLimitAnnotation + "/pod": "50", "gpu-core-limit.nvshare.com/container.main": "40"}, Share{CoreLimit: 40}, ""},
-		"for another":        {map[string]string{CoreLimitAnnotation + "/container.side": "60"}, Share{}, ""},
-		"limit per pod":      {map[string]string{"gpu-weight.nvshare.com/pod": "5"}, Share{Weight: 5}, ""},
-		"as much as allowed": {map[string]string{CoreLimitAnnotation: "60", CoreRequestAnnotation: "60"}, Share{CoreLimit: 60, CoreRequest: 60}, ""},
+			sched.Terms{CoreLimit: 100, CoreRequest: 100, Weight: 10000, Priority: sched.Priority_PRIORITY_LATENCY, Gang: "ring-1", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT}, ""},
+		"the least":          {map[string]string{CoreLimitAnnotation: "1", CoreRequestAnnotation: "1", WeightAnnotation: "1", PriorityAnnotation: "batch"}, sched.Terms{CoreLimit: 1, CoreRequest: 1, Weight: 1, Priority: sched.Priority_PRIORITY_BATCH}, ""},
+		"gang of itself":     {map[string]string{GangAnnotation: "true"}, sched.Terms{Gang: "true"}, ""},
+		"no gang":            {map[string]string{GangAnnotation: "false"}, sched.Terms{}, ""},
+		"narrowest scope":    {map[string]string{CoreLimitAnnotation: "60", CoreLimitAnnotation + "/pod": "50", "gpu-core-limit.nvshare.com/container.main": "40"}, sched.Terms{CoreLimit: 40}, ""},
+		"for another":        {map[string]string{CoreLimitAnnotation + "/container.side": "60"}, sched.Terms{}, ""},
+		"limit per pod":      {map[string]string{"gpu-weight.nvshare.com/pod": "5"}, sched.Terms{Weight: 5}, ""},
+		"as much as allowed": {map[string]string{CoreLimitAnnotation: "60", CoreRequestAnnotation: "60"}, sched.Terms{CoreLimit: 60, CoreRequest: 60}, ""},
 
-		"zero":           {map[string]string{CoreLimitAnnotation: "0"}, Share{}, `annotation nvshare.com/gpu-core-limit="0": "0" is not a percentage of the GPU's time: give a whole number from 1 to 100`},
-		"too much":       {map[string]string{CoreLimitAnnotation: "101"}, Share{}, "from 1 to 100"},
-		"negative":       {map[string]string{CoreRequestAnnotation: "-5"}, Share{}, `annotation nvshare.com/gpu-core-request="-5"`},
-		"signed":         {map[string]string{CoreRequestAnnotation: "+5"}, Share{}, "from 1 to 100"},
-		"fraction":       {map[string]string{CoreRequestAnnotation: "0.5"}, Share{}, "from 1 to 100"},
-		"empty":          {map[string]string{CoreRequestAnnotation: ""}, Share{}, "from 1 to 100"},
-		"huge":           {map[string]string{CoreRequestAnnotation: strings.Repeat("9", 200<<10)}, Share{}, "from 1 to 100"},
-		"just a sign":    {map[string]string{CoreRequestAnnotation: "%"}, Share{}, "from 1 to 100"},
-		"two signs":      {map[string]string{CoreRequestAnnotation: "5%%"}, Share{}, "from 1 to 100"},
-		"weight":         {map[string]string{WeightAnnotation: "10001"}, Share{}, "from 1 to 10000"},
-		"no weight":      {map[string]string{WeightAnnotation: "0"}, Share{}, "from 1 to 10000"},
-		"priority":       {map[string]string{PriorityAnnotation: "high"}, Share{}, `annotation nvshare.com/gpu-priority="high": "high" is not a priority: give batch or latency`},
-		"gang":           {map[string]string{GangAnnotation: "a/b"}, Share{}, `annotation nvshare.com/gpu-gang="a/b"`},
-		"memory mode":    {map[string]string{MemoryModeAnnotation: "swapped"}, Share{}, `annotation nvshare.com/gpu-memory-mode="swapped"`},
-		"gang, empty":    {map[string]string{GangAnnotation: ""}, Share{}, "give true, or a name"},
-		"gang, too long": {map[string]string{GangAnnotation: strings.Repeat("x", 64)}, Share{}, "give true, or a name"},
-		"more requested than allowed": {map[string]string{CoreLimitAnnotation: "50", "gpu-core-request.nvshare.com/pod": "60"}, Share{CoreLimit: 50, CoreRequest: 50},
-			`annotation gpu-core-request.nvshare.com/pod="60": above nvshare.com/gpu-core-limit="50"`},
-		"several": {map[string]string{CoreLimitAnnotation: "x", WeightAnnotation: "7", PriorityAnnotation: "y"}, Share{Weight: 7}, `nvshare.com/gpu-priority="y"`},
+		"zero":           {map[string]string{CoreLimitAnnotation: "0"}, sched.Terms{}, `annotation nvshare.com/gpu-core-limit="0": "0" is not a percentage of the GPU's time: give a whole number from 1 to 100`},
+		"too much":       {map[string]string{CoreLimitAnnotation: "101"}, sched.Terms{}, "from 1 to 100"},
+		"negative":       {map[string]string{CoreRequestAnnotation: "-5"}, sched.Terms{}, `annotation nvshare.com/gpu-core-request="-5"`},
+		"signed":         {map[string]string{CoreRequestAnnotation: "+5"}, sched.Terms{}, "from 1 to 100"},
+		"fraction":       {map[string]string{CoreRequestAnnotation: "0.5"}, sched.Terms{}, "from 1 to 100"},
+		"empty":          {map[string]string{CoreRequestAnnotation: ""}, sched.Terms{}, "from 1 to 100"},
+		"huge":           {map[string]string{CoreRequestAnnotation: strings.Repeat("9", 200<<10)}, sched.Terms{}, "from 1 to 100"},
+		"just a sign":    {map[string]string{CoreRequestAnnotation: "%"}, sched.Terms{}, "from 1 to 100"},
+		"two signs":      {map[string]string{CoreRequestAnnotation: "5%%"}, sched.Terms{}, "from 1 to 100"},
+		"weight":         {map[string]string{WeightAnnotation: "10001"}, sched.Terms{}, "from 1 to 10000"},
+		"no weight":      {map[string]string{WeightAnnotation: "0"}, sched.Terms{}, "from 1 to 10000"},
+		"priority":       {map[string]string{PriorityAnnotation: "high"}, sched.Terms{}, `annotation nvshare.com/gpu-priority="high": "high" is not a priority: give batch or latency`},
+		"gang":           {map[string]string{GangAnnotation: "a/b"}, sched.Terms{}, `annotation nvshare.com/gpu-gang="a/b"`},
+		"memory mode":    {map[string]string{MemoryModeAnnotation: "swapped"}, sched.Terms{}, `annotation nvshare.com/gpu-memory-mode="swapped"`},
+		"gang, empty":    {map[string]string{GangAnnotation: ""}, sched.Terms{}, "give true, or a name"},
+		"gang, too long": {map[string]string{GangAnnotation: strings.Repeat("x", 64)}, sched.Terms{}, "give true, or a name"},
+		"more requested than allowed": {map[string]string{CoreLimitAnnotation: "50", "gpu-core-request.nvshare.com/pod": "60"}, sched.Terms{CoreLimit: 50, CoreRequest: 50},
+			`annotation gpu-core-request.nvshare.com/pod="60": core request 60 % is above the core limit of 50 %, nvshare.com/gpu-core-limit="50"`},
+		"several": {map[string]string{CoreLimitAnnotation: "x", WeightAnnotation: "7", PriorityAnnotation: "y"}, sched.Terms{Weight: 7}, `nvshare.com/gpu-priority="y"`},
 	} {
-		got, err := ParseRequest(c.annotations, "main", known)
-		if got.Share != c.want || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: got %+v, %v; want %+v, %q", name, got.Share, err, c.want, c.says)
+		got, err := parsed(c.annotations, "main", known)
+		if got.Terms != c.want || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: got %+v, %v; want %+v, %q", name, got.Terms, err, c.want, c.says)
 		}
 		if err != nil && len(err.Error()) > 8*maxShown {
 			t.Errorf("%s: error of %d bytes", name, len(err.Error()))
@@ -71,13 +71,13 @@ func FuzzShare(f *testing.F) {
 	}
 	names := []string{CoreLimitAnnotation, CoreRequestAnnotation, WeightAnnotation, PriorityAnnotation, GangAnnotation, MemoryModeAnnotation, MemoryLimitAnnotation}
 	f.Fuzz(func(t *testing.T, which uint, value string) {
-		r, err := ParseRequest(map[string]string{names[which%uint(len(names))]: value}, "main", known)
-		s := &sched.Share{CoreLimit: r.Share.CoreLimit, CoreRequest: r.Share.CoreRequest, Weight: r.Share.Weight, Priority: r.Share.Priority, Gang: r.Share.Gang, MemoryMode: r.Share.MemoryMode}
+		r, err := parsed(map[string]string{names[which%uint(len(names))]: value}, "main", known)
+		s := &sched.Terms{CoreLimit: r.Terms.CoreLimit, CoreRequest: r.Terms.CoreRequest, Weight: r.Terms.Weight, Priority: r.Terms.Priority, Gang: r.Terms.Gang, MemoryMode: r.Terms.MemoryMode}
 		if invalid := s.Validate(); invalid != nil {
 			t.Fatalf("%q gave %v (%v)", value, invalid, err)
 		}
-		if err != nil && r.Share != (Share{}) {
-			t.Fatalf("%q is refused, and gave %+v", value, r.Share)
+		if err != nil && r.Terms != (sched.Terms{}) {
+			t.Fatalf("%q is refused, and gave %+v", value, r.Terms)
 		}
 	})
 }
@@ -94,7 +94,7 @@ func asking(name, gpu, request string) (*api.PodSandbox, *api.Container) {
 
 // A GPU is not promised twice; who would be too much is told who has it.
 func TestPromises(t *testing.T) {
-	p := New(quiet(), NewNames(quiet()))
+	p := New(quiet(), NewContainers(quiet()))
 	p.SetInventory(inventory(t))
 	ctx := context.Background()
 	create := func(name, gpu, request string) error {
@@ -141,7 +141,7 @@ func second[A, B any](_ A, b B) B { return b }
 // A container that is started again has another id, and its end may be heard
 // of after its new begin. Another pod of the same name is another.
 func TestPromiseOfARestartedContainer(t *testing.T) {
-	p := New(quiet(), NewNames(quiet()))
+	p := New(quiet(), NewContainers(quiet()))
 	p.SetInventory(inventory(t))
 	create := func(id, uid string) error {
 		pod, ctr := asking("a", "0", "60")
@@ -162,7 +162,7 @@ func TestPromiseOfARestartedContainer(t *testing.T) {
 // Containers of before the plugin are in the book: by their pod's annotation,
 // by what the runtime says, or else on all GPUs. They are not refused.
 func TestPromisesOfEarlierContainers(t *testing.T) {
-	p := New(quiet(), NewNames(quiet()))
+	p := New(quiet(), NewContainers(quiet()))
 	p.SetInventory(inventory(t))
 	ctx := context.Background()
 	shim := []*api.Mount{{Destination: cdi.ShimDir}}
@@ -205,8 +205,8 @@ func TestPromisesOfEarlierContainers(t *testing.T) {
 // What was promised by others' word than a pod's annotation counts as well, as
 // soon as the scheduler has said so.
 func TestPromisesOfTheScheduler(t *testing.T) {
-	names, s := NewNames(quiet()), newScheduler()
-	names.ping = time.Millisecond
+	containers, s := NewContainers(quiet()), newScheduler()
+	containers.ping = time.Millisecond
 	s.promises = []Promise{
 		{Who: "user 1000", UUID: known[2], Percent: 30},
 		{ID: "podman's", Who: "container abc", UUID: known[3], Percent: 40},
@@ -214,7 +214,7 @@ func TestPromisesOfTheScheduler(t *testing.T) {
 		{ID: "ended", Who: "ml/ended/main", UUID: known[2], Percent: 99},
 	}
 	s.known = map[string]Container{"ended": {ID: "ended"}}
-	p := New(quiet(), names)
+	p := New(quiet(), containers)
 	p.SetInventory(inventory(t))
 	create := func(name, gpu, request string) error {
 		_, _, err := p.CreateContainer(context.Background(), first(asking(name, gpu, request)), second(asking(name, gpu, request)))
@@ -223,11 +223,11 @@ func TestPromisesOfTheScheduler(t *testing.T) {
 	if err := create("a", "0", "60"); err != nil { // before anything is known
 		t.Fatal(err)
 	}
-	defer runNames(t, names, s)()
+	defer runContainers(t, containers, s)()
 	learned := func(n int) bool {
-		names.mu.Lock()
-		defer names.mu.Unlock()
-		return len(names.promises) == n
+		containers.mu.Lock()
+		defer containers.mu.Unlock()
+		return len(containers.promises) == n
 	}
 	for end := time.Now().Add(patience); !learned(4); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -249,7 +249,7 @@ func TestPromisesOfTheScheduler(t *testing.T) {
 
 // Many who hold promises are not all named.
 func TestManyPromises(t *testing.T) {
-	p := New(quiet(), NewNames(quiet()))
+	p := New(quiet(), NewContainers(quiet()))
 	p.SetInventory(inventory(t))
 	for i := range 50 {
 		pod, ctr := asking(fmt.Sprintf("p%02d", i), "0", "2")
@@ -266,9 +266,9 @@ func TestManyPromises(t *testing.T) {
 
 // Shares go the way of names.
 func TestSchedulerLearnsShares(t *testing.T) {
-	names, s := NewNames(quiet()), newScheduler()
-	defer runNames(t, names, s)()
-	p := New(quiet(), names)
+	containers, s := NewContainers(quiet()), newScheduler()
+	defer runContainers(t, containers, s)()
+	p := New(quiet(), containers)
 	p.SetInventory(inventory(t))
 	pod, ctr := asking("a", "all", "10%")
 	pod.Annotations[WeightAnnotation] = "7"
@@ -276,7 +276,51 @@ func TestSchedulerLearnsShares(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.await(t, "id-a")
-	if c := s.get("id-a"); c.Share != (Share{CoreRequest: 10, Weight: 7}) || c.GPUs != known[2]+","+known[3] {
+	if c := s.get("id-a"); c.Terms != (sched.Terms{CoreRequest: 10, Weight: 7}) || c.GPUs != known[2]+","+known[3] {
 		t.Errorf("described as %+v", c)
+	}
+}
+
+// Every field is read from the annotations of the pod's creation and from those of
+// now, stays when it is annotated with nonsense or not known, and reaches the
+// scheduler.
+func TestEveryFieldOfTheTerms(t *testing.T) {
+	full := sched.Terms{MemoryLimit: 3 << 30, CoreLimit: 60, CoreRequest: 30, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY,
+		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT}
+	for _, f := range sched.Fields {
+		var one sched.Terms
+		one.Copy(full, f.ID)
+		if one == (sched.Terms{}) || !IsShareAnnotation(f.Annotation()) {
+			t.Fatalf("%s: nothing to say", f.Name)
+		}
+		value := f.Format(one)
+		s := newLiveSite(t, map[string]string{f.Annotation(): value})
+		scheduler := newScheduler()
+		stop := runContainers(t, s.containers, scheduler)
+		has := func(when, id string, want sched.Terms, keep sched.FieldSet) {
+			t.Helper()
+			all, _ := s.containers.snapshot()
+			if c := all[id]; c.Terms != want || c.Keep != keep {
+				t.Errorf("%s, %s: %+v, keep %b, want %+v, %b", f.Name, when, c.Terms, c.Keep, want, keep)
+			}
+		}
+		s.mustCreate("main", "1")
+		has("created", "1", one, 0)
+		s.annotate()
+		has("removed", "1", sched.Terms{}, 0)
+		s.annotate(f.Annotation(), value)
+		has("annotated", "1", one, 0)
+		s.annotate(f.Annotation(), "?")
+		has("nonsense", "1", one, f.ID)
+		s.mustCreate("main", "2")
+		has("started again", "2", one, f.ID)
+		scheduler.await(t, "2")
+		if c := scheduler.get("2"); c.Terms != one {
+			t.Errorf("%s: the scheduler is told %+v", f.Name, c.Terms)
+		}
+		if log := describeTerms(one); !strings.Contains(log, f.Name+" "+value) {
+			t.Errorf("%s: the log says %q", f.Name, log)
+		}
+		stop()
 	}
 }

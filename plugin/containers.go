@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/nvshare/nvshare/plugin/placement"
+	sched "github.com/nvshare/nvshare/sched/api"
+)
+
+// Container is one container that uses GPUs: its names, its terms and its GPUs.
+// Equal values describe the container to the scheduler in the same way.
+type Container struct {
+	ID        string // the runtime's, as in the cgroup's name
+	Name      string
+	Namespace string
+	Pod       string
+	PodUID    string
+	Terms     sched.Terms
+	Keep      sched.FieldSet   // see Request
+	GPUs      string           // UUIDs of the GPUs that it has, separated by commas; empty: not known
+	Labels    placement.Labels // of all namespaces: <namespace>/<label>
+	Sandbox   string           // the pod's, by the runtime's ID
+	Placed    bool             // the plugin chose the GPUs
+}
+
+// uses tells whether a container has a GPU, or may have it.
+func (c Container) uses(uuid string) bool {
+	if c.GPUs == "" {
+		return true
+	}
+	for u := range strings.SplitSeq(c.GPUs, ",") {
+		if u == uuid {
+			return true
+		}
+	}
+	return false
+}
+
+// sameAs tells whether the two are one container of a pod, started twice.
+func (c Container) sameAs(o Container) bool {
+	return c.Name == o.Name && c.Pod == o.Pod && c.Namespace == o.Namespace && c.PodUID == o.PodUID
+}
+
+func (c Container) String() string { return c.Namespace + "/" + c.Pod + "/" + c.Name }
+
+// Containers holds the containers of this node that use GPUs, admits new ones, and
+// tells the scheduler of all. Handlers change memory only; Run tells the scheduler
+// in its own time.
+type Containers struct {
+	log  logrus.FieldLogger
+	ping time.Duration // between looks whether the scheduler is still the same
+	wake chan struct{} // holds a token when there may be something to tell
+
+	mu       sync.Mutex
+	want     map[string]Container // by ID
+	complete bool                 // want holds all containers that exist
+	ended    map[string]Container // that the runtime may start again: see admit
+	promises []Promise            // as the scheduler has said
+	memory   map[string]uint64    // bytes of GPUs by UUID, as the scheduler has said
+	percent  uint64               // of GPUs' memory, that may be promised
+	live     livePods
+}
+
+// NewContainers returns an empty set of containers.
+func NewContainers(log logrus.FieldLogger) *Containers {
+	return &Containers{log: log, ping: pingInterval, wake: make(chan struct{}, 1), want: map[string]Container{}, ended: map[string]Container{}, percent: 100}
+}
+
+// Remove forgets a container; an unknown one is no error.
+func (cs *Containers) Remove(id string) {
+	cs.change(func() { delete(cs.want, id); delete(cs.ended, id) })
+}
+
+// End frees the GPUs and promises of a container whose processes have ended. Until
+// it is removed it may be started again, under another ID.
+func (cs *Containers) End(id string) {
+	cs.change(func() {
+		c, ok := cs.want[id]
+		if !ok {
+			return
+		}
+		delete(cs.want, id)
+		maps.DeleteFunc(cs.ended, func(_ string, o Container) bool { return o.sameAs(c) })
+		cs.ended[id] = c
+	})
+}
+
+// EndPod forgets all containers of a pod's sandbox, also those that the runtime
+// failed to create and never reported as ended.
+func (cs *Containers) EndPod(sandbox string) {
+	if sandbox == "" {
+		return
+	}
+	cs.change(func() {
+		gone := func(_ string, c Container) bool { return c.Sandbox == sandbox }
+		maps.DeleteFunc(cs.want, gone)
+		maps.DeleteFunc(cs.ended, gone)
+	})
+}
+
+// replace forgets all containers but these, and those that have ended and are not
+// removed yet. The lock is held.
+func (cs *Containers) replace(all, ended []Container) {
+	cs.complete = true
+	cs.want, cs.ended = byID(all), byID(ended)
+	cs.poke()
+}
+
+func byID(all []Container) map[string]Container {
+	m := make(map[string]Container, len(all))
+	for _, c := range all {
+		m[c.ID] = c
+	}
+	return m
+}
+
+func (cs *Containers) change(f func()) {
+	cs.mu.Lock()
+	f()
+	cs.mu.Unlock()
+	cs.poke()
+}

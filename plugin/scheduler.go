@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Scheduler is a connection to the scheduler. Its calls get a context that ends
+// after a while; after an error the connection is not used again.
+type Scheduler interface {
+	Describe(context.Context, Container) error
+	Forget(ctx context.Context, id string) error
+	// State fails if the scheduler on the other side has ended.
+	State(context.Context) (State, error)
+	Close() error
+}
+
+// State is what the plugin asks the scheduler for.
+type State struct {
+	IDs      []string          // of the containers that are described
+	Promises []Promise         // who is promised a part of which GPU
+	Memory   map[string]uint64 // bytes of GPUs, by UUID
+}
+
+// Promise is a part of a GPU that somebody was promised.
+type Promise struct {
+	ID      string // of the container; "": a user's processes outside containers
+	Who     string // for people
+	UUID    string // of the GPU
+	Percent uint32 // of its time; 0: none
+	Memory  uint64 // limit, bytes; 0: none
+
+	described bool // by a plugin
+}
+
+const (
+	callLimit    = 2 * time.Second
+	pingInterval = 5 * time.Second
+)
+
+// learn takes over the scheduler's promises: requests that were changed with
+// nvsharectl, and those of others than the plugin's containers.
+func (cs *Containers) learn(s State) {
+	for i := range s.Promises {
+		s.Promises[i].described = slices.Contains(s.IDs, s.Promises[i].ID)
+	}
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.promises = s.Promises
+	if len(s.Memory) > 0 { // else it has just been started, or is an older one
+		cs.memory = s.Memory
+	}
+}
+
+// poke wakes Run.
+func (cs *Containers) poke() {
+	select {
+	case cs.wake <- struct{}{}:
+	default: // a token is there already
+	}
+}
+
+func (cs *Containers) snapshot() (want map[string]Container, complete bool) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return maps.Clone(cs.want), cs.complete
+}
+
+// Run keeps the scheduler in line until ctx ends. dial connects to it. A restarted
+// scheduler is told everything again. Once the runtime has said which containers
+// there are, the scheduler also forgets those that ended while no plugin ran.
+//
+// A scheduler that lags behind costs no queue: changes that cancel out, or repeat,
+// are told once or not at all.
+func (cs *Containers) Run(ctx context.Context, dial func(context.Context) (Scheduler, error)) {
+	wait := backoff{min: 50 * time.Millisecond, max: 2 * time.Second}
+	for ctx.Err() == nil {
+		err := cs.serve(ctx, dial, wait.reset)
+		if ctx.Err() == nil {
+			cs.log.Debugf("scheduler: %v; trying again", err)
+		}
+		wait.sleep(ctx)
+	}
+}
+
+// serve uses one connection until it fails. It calls worked whenever the scheduler
+// is in line.
+func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Scheduler, error), worked func()) error {
+	limited := func(f func(context.Context) error) error {
+		ctx, cancel := context.WithTimeout(ctx, callLimit)
+		defer cancel()
+		return f(ctx)
+	}
+	var s Scheduler
+	err := limited(func(ctx context.Context) (err error) {
+		s, err = dial(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	told := map[string]Container{}
+	err = limited(func(ctx context.Context) error {
+		state, err := s.State(ctx)
+		cs.learn(state)
+		for _, id := range state.IDs {
+			told[id] = Container{} // described by an earlier plugin, or over an earlier connection
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+
+	tick := time.NewTicker(cs.ping)
+	defer tick.Stop()
+	for {
+		want, complete := cs.snapshot()
+		// Forget first: the scheduler's room for descriptions is limited.
+		for id, c := range told {
+			if _, ok := want[id]; ok || c == (Container{}) && !complete {
+				continue
+			}
+			if err := limited(func(ctx context.Context) error { return s.Forget(ctx, id) }); err != nil {
+				return err
+			}
+			delete(told, id)
+		}
+		for id, c := range want {
+			if told[id] == c {
+				continue
+			}
+			if err := limited(func(ctx context.Context) error { return s.Describe(ctx, c) }); err != nil {
+				return err
+			}
+			told[id] = c
+		}
+		worked()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-cs.wake:
+		case <-tick.C:
+			if err := limited(func(ctx context.Context) error {
+				state, err := s.State(ctx)
+				if err == nil {
+					cs.learn(state)
+				}
+				return err
+			}); err != nil {
+				return err
+			}
+		}
+	}
+}

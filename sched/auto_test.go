@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"testing"
+	"time"
+)
+
+// autoGPU is a GPU in mode Auto with clients that all want it, and a clock.
+type autoGPU struct {
+	t *testing.T
+	c *Core
+	n ClientID
+
+	now Time
+}
+
+func newAutoGPU(t *testing.T, clients int) *autoGPU {
+	g := &autoGPU{t: t, c: New(Config{Mode: Auto}), n: ClientID(clients), now: Time(time.Hour)}
+	for id := range g.n {
+		g.step(Attach{Client: id + 1, Want: true})
+	}
+	return g
+}
+
+func (g *autoGPU) step(ev Event) {
+	g.t.Helper()
+	var acts []Action
+	acts = append(acts, g.c.Step(g.now, ev)...)
+	if err := g.c.Check(); err != nil {
+		g.t.Fatalf("after %v: %v", ev, err)
+	}
+	for _, a := range acts {
+		if r, ok := a.(Revoke); ok {
+			g.step(Release{Client: r.Client, Epoch: r.Epoch, Reason: Revoked})
+			g.step(Request{Client: r.Client})
+		}
+	}
+}
+
+// run lets time pass; busy are the parts of the time in which the GPU has work of each
+// client while its gate is open.
+func (g *autoGPU) run(d time.Duration, busy ...float64) {
+	const every = 250 * time.Millisecond
+	for range d / every {
+		until := g.now.Add(every)
+		for g.now < until {
+			g.now = g.now.Add(5 * time.Millisecond)
+			g.step(Tick{})
+		}
+		for i, b := range busy {
+			samples := 50 // a look each 5 ms while the gate is open
+			if g.c.effective == Exclusive {
+				samples /= int(g.n)
+			}
+			g.step(Utilization{Client: ClientID(i + 1), Samples: samples, Busy: int(b*float64(samples) + 0.5)})
+		}
+	}
+}
+
+func (g *autoGPU) is(want Mode, reason string) {
+	g.t.Helper()
+	if g.c.effective != want || g.c.auto.reason != reason {
+		g.t.Fatalf("%v (%s), want %v (%s)", g.c.effective, g.c.auto.reason, want, reason)
+	}
+}
+
+func TestAutoLeavesTurnsThatWaste(t *testing.T) {
+	g := newAutoGPU(t, 3)
+	g.run(2*time.Second, 1, 1, 1)
+	g.is(Exclusive, reasonTurns)
+	g.run(2*time.Second, 0.45, 0.45, 0.45) // three that decode
+	g.is(Concurrent, reasonGaps)
+	g.run(10*time.Second, 0.7, 0.7, 0.7) // at the same time they are less idle
+	g.is(Concurrent, reasonGaps)
+	g.run(5*time.Second, 1, 1, 0.99)
+	g.is(Exclusive, reasonTurns)
+}
+
+// One that saturates the GPU beside one that leaves gaps.
+func TestAutoMixed(t *testing.T) {
+	g := newAutoGPU(t, 2)
+	g.run(2*time.Second, 1, 0.5)
+	g.is(Concurrent, reasonGaps)
+	g.run(10*time.Second, 1, 0.7)
+	g.is(Concurrent, reasonGaps)
+}
+
+func TestAutoKnowsTooLittle(t *testing.T) {
+	g := newAutoGPU(t, 2)
+	g.run(10 * time.Second) // shims that tell nothing
+	g.is(Exclusive, reasonTurns)
+	g.step(Utilization{Client: 1, Samples: 10, Busy: 0})
+	g.run(2 * time.Second)
+	g.is(Exclusive, reasonTurns)
+	g.step(Utilization{Client: 99, Samples: 1000, Busy: 0}) // nobody
+	g.run(2 * time.Second)
+	g.is(Exclusive, reasonTurns)
+}
+
+// A client that claims more samples than it can have taken weighs no more than one that
+// had the GPU all the time.
+func TestAutoBoundsAClaim(t *testing.T) {
+	g := newAutoGPU(t, 8)
+	for range 8 {
+		g.run(250*time.Millisecond, 1, 1, 1, 1, 1, 1, 1, 1)
+		g.step(Utilization{Client: 1, Samples: 1_000_000, Busy: 850_000})
+	}
+	g.is(Exclusive, reasonTurns)
+}
+
+// Shares, and memory that is short, come before what turns waste.
+func TestAutoKeepsTurnsForShares(t *testing.T) {
+	g := newAutoGPU(t, 2)
+	g.run(2*time.Second, 0.5, 0.5)
+	g.is(Concurrent, reasonGaps)
+	g.step(SetMemory{Reserved: 95, Total: 100})
+	g.is(Exclusive, reasonMemory)
+	g.run(2*time.Second, 0.5, 0.5)
+	g.is(Exclusive, reasonMemory)
+	g.step(SetMemory{Reserved: 50, Total: 100})
+	g.run(2*time.Second, 0.5, 0.5)
+	g.is(Concurrent, reasonGaps)
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+// noticed is up to how many holders are told exactly how many others there are.
+const noticed = 8
+
+// standing is all that decides what a holder is told of the others.
+type standing struct {
+	mode     Mode      // in effect
+	kind     grantKind // of its grant
+	attached int       // other clients on the GPU
+	waiting  int       // clients that may be granted and are not
+	turns    int       // turn grants that are open or paused
+	latency  int       // latency grants that are open
+	limited  bool      // its tenant has a limit
+	ganged   bool      // its tenant is a gang
+	patient  bool      // it is to keep the GPU over short pauses
+}
+
+// notice returns what a holder is to be told.
+func (s standing) notice(id ClientID) Notice {
+	n := Notice{Client: id, Present: s.attached}
+	switch {
+	case s.mode != Exclusive:
+		// Nobody waits for longer than this Step.
+	case s.kind == latencyGrant:
+		n.Waiters = s.waiting + s.turns // it keeps their gates shut
+	default:
+		n.Waiters = s.waiting + s.latency // its submitted work slows them down
+	}
+	switch {
+	case s.ganged && s.mode == Exclusive:
+		n.Bound = true // ranks that are idle are part of the job, and go when it does
+	case s.limited:
+		n.Leave, n.Bound = true, true // as if its limit were somebody who waits
+	default:
+		n.Leave, n.Bound = n.Waiters > 0, n.Present > 0
+	}
+	n.Patient = n.Leave && s.patient
+	return n
+}
+
+// expected returns what a client with a grant is to be told.
+func (c *Core) expected(cl *client) Notice {
+	t := cl.tenant
+	return standing{
+		mode:     c.effective,
+		kind:     cl.grant.kind,
+		attached: c.connected - 1,
+		waiting:  c.waiting,
+		turns:    c.open.n,
+		latency:  c.latency.n,
+		limited:  t.limited(),
+		ganged:   t.seat != nil,
+		patient:  c.patient(cl),
+	}.notice(cl.id)
+}
+
+// notice tells a client how many others there are, if that has changed.
+func (c *Core) notice(cl *client) {
+	if n := c.expected(cl); n != cl.told {
+		cl.told = n
+		c.do(n)
+	}
+}
+
+// noticeAll tells all holders. More than a few are told only when it changes whether
+// there are others: Present is above zero for each of them, before this Step and
+// after it, and nobody waits in concurrent mode.
+func (c *Core) noticeAll() {
+	if waits := c.effective == Exclusive && c.waiting+c.open.n > 0; waits != c.toldWaits {
+		c.toldWaits, c.tellAll = waits, true
+	}
+	for _, l := range []*list{&c.open, &c.latency} {
+		for cl := l.head; cl != nil && (l.n <= noticed || c.tellAll); cl = cl.next {
+			c.notice(cl)
+		}
+	}
+	c.tellAll = false
+}
+
+// wasTold says whether a client was told what it is to be told, up to the numbers
+// where there are many holders.
+func (c *Core) wasTold(cl *client) bool {
+	want, got := c.expected(cl), cl.told
+	if c.open.n+c.latency.n > noticed {
+		want.Waiters, want.Present, want.Patient = got.Waiters, got.Present, got.Patient
+	}
+	return got == want
+}

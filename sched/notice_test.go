@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestNotice(t *testing.T) {
+	for name, test := range map[string]struct {
+		of   standing
+		want Notice
+	}{
+		"alone":                         {standing{}, Notice{}},
+		"another one is idle":           {standing{attached: 1}, Notice{Present: 1, Bound: true}},
+		"another one waits":             {standing{attached: 2, waiting: 1, turns: 1}, Notice{Waiters: 1, Present: 2, Leave: true, Bound: true}},
+		"a latency tenant is beside it": {standing{attached: 1, turns: 1, latency: 1}, Notice{Waiters: 1, Present: 1, Leave: true, Bound: true}},
+		"it is let in beside a holder":  {standing{kind: latencyGrant, attached: 1, turns: 1, latency: 1}, Notice{Waiters: 1, Present: 1, Leave: true, Bound: true}},
+		"it is let in, nobody holds":    {standing{kind: latencyGrant, attached: 1, latency: 1}, Notice{Present: 1, Bound: true}},
+		"all hold at the same time":     {standing{mode: Concurrent, attached: 3, turns: 4}, Notice{Present: 3, Bound: true}},
+		"alone, with a limit":           {standing{limited: true}, Notice{Leave: true, Bound: true}},
+		"a limit among all":             {standing{mode: Concurrent, attached: 1, turns: 2, limited: true}, Notice{Present: 1, Leave: true, Bound: true}},
+		"a rank, and somebody waits":    {standing{attached: 2, waiting: 1, turns: 2, ganged: true}, Notice{Waiters: 1, Present: 2, Bound: true}},
+		"the only rank here":            {standing{ganged: true}, Notice{Bound: true}},
+		"a rank of a gang with a limit": {standing{ganged: true, limited: true}, Notice{Bound: true}},
+		"a rank among all":              {standing{mode: Concurrent, ganged: true}, Notice{}},
+		"those who wait have to move":   {standing{attached: 1, waiting: 1, turns: 1, patient: true}, Notice{Waiters: 1, Present: 1, Leave: true, Bound: true, Patient: true}},
+		"patient for nobody":            {standing{attached: 1, turns: 1, patient: true}, Notice{Present: 1, Bound: true}},
+	} {
+		if got := test.of.notice(0); got != test.want {
+			t.Errorf("%s: told %v, want %v", name, got, test.want)
+		}
+	}
+}
+
+// TestNoticeKeepsItsPromises tests what holders depend on, for any standing that can
+// be: nobody waits for a holder that was not told to leave when it is idle, and who
+// has the GPU for itself loses nothing.
+func TestNoticeKeepsItsPromises(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		some := rapid.IntRange(0, 3)
+		s := standing{
+			mode:    rapid.SampledFrom([]Mode{Exclusive, Concurrent}).Draw(t, "mode"),
+			waiting: some.Draw(t, "waiting"), turns: some.Draw(t, "turns"), latency: some.Draw(t, "latency"),
+			limited: rapid.Bool().Draw(t, "limited"), ganged: rapid.Bool().Draw(t, "ganged"), patient: rapid.Bool().Draw(t, "patient"),
+		}
+		if s.mode == Concurrent {
+			s.waiting, s.latency = 0, 0
+		} else if rapid.Bool().Draw(t, "latency grant") {
+			s.kind, s.ganged = latencyGrant, false
+		}
+		others := s.waiting + s.latency + s.turns
+		if s.kind == latencyGrant {
+			s.latency++
+		} else {
+			s.turns++
+		}
+		s.attached = others + some.Draw(t, "idle")
+		n := s.notice(7)
+		keeps := s.waiting // those that wait for this holder
+		if s.kind == latencyGrant {
+			keeps += s.turns
+		} else {
+			keeps += s.latency
+		}
+		switch {
+		case n.Client != 7 || n.Present != s.attached:
+			t.Fatalf("%+v: told %v", s, n)
+		case s.mode == Exclusive && keeps > 0 && !n.Leave && !s.ganged:
+			t.Fatalf("%+v: %d wait, told %v", s, keeps, n)
+		case n.Leave && keeps == 0 && !s.limited, n.Bound && s.attached == 0 && !s.limited && !s.ganged:
+			t.Fatalf("%+v: nobody needs it, told %v", s, n)
+		case n.Leave && !n.Bound, n.Patient && !n.Leave:
+			t.Fatalf("%+v: told %v", s, n)
+		case s.attached > 0 && !n.Bound:
+			t.Fatalf("%+v: its work ahead delays others, told %v", s, n)
+		}
+	})
+}
