@@ -8,7 +8,7 @@
  * ends the wait that our own drain waits for. A gate before either would keep that
  * from happening. What is behind them in a stream is gated, so that a drain waits
  * for it, and with it for them, as it does for a kernel that waits for a flag
- * (may_pass() in channel.c, and the grace). It waits for all of a context in which
+ * (may_pass() in gpu.c, and the grace). It waits for all of a context in which
  * anything ran; but a wait alone, where nothing ran since the last drain, is in
  * nobody's way: it takes nothing of the GPU.
  *
@@ -64,10 +64,4 @@ void nvs_swap_fix_ops(const struct cu_mem_op *op, uint count)
 			for (unsigned i = 0; i < 5; i++)
 				nvs_swap_fix_word(op->word[i]);
 		}
-}
-
-void nvs_swap_fix_node(const struct cu_node_params *p)
-{
-	if (p && p->type == CU_GRAPH_NODE_TYPE_MEM_OPS)
-		nvs_swap_fix_ops(p->u.mem_ops.ops, p->u.mem_ops.count);
 }

@@ -4,7 +4,7 @@
  *
  * Where the scheduler swaps, a handle that cuMemCreate gives is a number of ours
  * and stands for a memory. What the application maps whole, at one place of a
- * range that it has reserved (in our addresses, swap_space.c), is one chunk there
+ * range that it has reserved (in our addresses, space.c), is one chunk there
  * and goes away and comes back like any other (swap.h). Physical memory is
  * obtained at once while the GPU is held, and otherwise when it comes in.
  *
@@ -36,7 +36,7 @@ extern atomic_bool nvs_vmm_used;
 
 static inline bool nvs_vmm_is(unsigned long long handle)
 {
-	return __builtin_expect(handle >> 48 == NVS_VMM_MARK, 0);
+	return __builtin_expect(handle >> 48 == NVS_VMM_MARK, 0) && atomic_load(&nvs_vmm_used);
 }
 
 int nvs_vmm_create(unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,
