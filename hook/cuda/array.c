@@ -96,16 +96,16 @@ NVS_EXPORT int cuMipmappedArrayCreate(void **array, const void *desc, uint level
  * What an array takes with its layout's padding. The driver tells for arrays of
  * deferred mapping only, so one is made just like it: that takes no memory.
  */
-static uint64_t array_bytes(const struct cu_array3d *d, uint levels, bool mipmapped, int channel)
+static uint64_t array_bytes(const struct cu_array3d *d, uint levels, bool mipmapped, struct nvs_gpu *gpu)
 {
-	int dev = channel >= 0 ? nvs_client_device((unsigned)channel) : 0, known = -1;
+	int dev = gpu ? gpu->device.dev : 0, known = -1;
 	uint64_t estimate = elements_bytes(d, levels);
 	struct cu_array_requirements r = { 0 };
 	struct cu_array3d twin = *d;
 	void *a = NULL;
 
 	twin.flags |= CU_ARRAY3D_DEFERRED_MAPPING;
-	if (channel < 0) {
+	if (!gpu) {
 		return estimate;
 	} else if (mipmapped) {
 		if (nvs_driver.mipmap_requirements &&
@@ -127,18 +127,19 @@ static uint64_t array_bytes(const struct cu_array3d *d, uint levels, bool mipmap
 		struct cu_array3d d; \
 		struct nvs_claim claim; \
 		unsigned tries = 0; \
-		int channel, result; \
+		struct nvs_gpu *gpu; \
+		int result; \
 		void *ctx; \
 		if (!nvs_counting() || !read_descriptor(version, desc, &d)) \
 			return CALL(name, NVS_SPREAD A); \
 		ctx = nvs_current_context(); \
-		channel = nvs_channel_here(ctx); \
-		if (!nvs_claim(&claim, channel, array_bytes(&d, levels, mipmapped, channel))) \
+		gpu = nvs_gpu_here(ctx); \
+		if (!nvs_claim(&claim, gpu, array_bytes(&d, levels, mipmapped, gpu))) \
 			return CUDA_ERROR_OUT_OF_MEMORY; \
 		do \
 			result = CALL(name, NVS_SPREAD A); \
 		while (nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && \
-		       nvs_swap_retry(claim.channel, &tries)); \
+		       nvs_swap_retry(claim.gpu, &tries)); \
 		if (result == CUDA_SUCCESS) \
 			nvs_claim_keep(&claim, NVS_MEMORY_ARRAY, (uintptr_t)*array, claim.bytes, \
 				       ctx); \
