@@ -153,7 +153,10 @@ func New(opts Options) (*Daemon, error) {
 	if d.dir, err = rundir.Open(opts.RunDir); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(d.restoreFiles(), d.openMetrics()); err != nil {
+	if err = d.restoreFiles(); err == nil {
+		err = d.openMetrics()
+	}
+	if err != nil {
 		d.dir.Close()
 		return nil, err
 	}
@@ -235,23 +238,14 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.wg.Add(2)
-	go func() {
-		defer d.wg.Done()
-		d.accept(ctx, d.dir.Tenants)
-	}()
-	go func() {
-		defer d.wg.Done()
+	d.wg.Go(func() { d.accept(ctx, d.dir.Tenants) })
+	d.wg.Go(func() {
 		if err := server.Serve(ctx, d.dir.Control); err != nil && ctx.Err() == nil {
 			d.log.WithError(err).Error("control socket: no longer served")
 		}
-	}()
+	})
 	if d.metrics != nil {
-		d.wg.Add(1)
-		go func() {
-			defer d.wg.Done()
-			d.metrics.Serve(ctx)
-		}()
+		d.wg.Go(func() { d.metrics.Serve(ctx) })
 	}
 	d.startDiscovery()
 	d.watch.Set(now().Add(watchPause))

@@ -82,21 +82,18 @@ func (d *Daemon) mayRediscover() bool {
 func (d *Daemon) startDiscovery() {
 	d.discovering = true
 	ctx, cancel := context.WithTimeout(context.Background(), discoverTimeout)
-	d.wg.Add(2)
-	go func() {
-		defer d.wg.Done()
+	d.wg.Go(func() {
 		select {
 		case <-d.ended:
 			cancel()
 		case <-ctx.Done():
 		}
-	}()
-	go func() {
-		defer d.wg.Done()
+	})
+	d.wg.Go(func() {
 		defer cancel()
 		found, err := d.opts.List(ctx)
 		d.do(func() { d.finishDiscovery(found, err) })
-	}()
+	})
 }
 
 func (d *Daemon) finishDiscovery(found []GPU, err error) {
