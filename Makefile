@@ -25,7 +25,7 @@ STEPS ?= 1000000000
 # The steps of make sim in make test: 15 s on one core, with the same seed each time.
 TEST_STEPS := 5000000
 EXECS ?= 50000
-FUZZ  := sched/wire:FuzzDecode sched/daemon:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl \
+FUZZ  := sched/wire:FuzzDecode sched/daemon/state:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl \
 	plugin:FuzzRequest plugin:FuzzParseRequest plugin:FuzzShare sched/api:FuzzParseMemory cdi/ldcache:FuzzParse
 SEED  ?= 0
 

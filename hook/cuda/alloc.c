@@ -402,13 +402,22 @@ static bool params_may_have(const struct cu_node_params *p)
 	       node_may_have(&p->u.alloc);
 }
 
+/* A call that adds a node; the memory that the node names is on the GPU meanwhile. */
+#define adding(params, call) \
+	__extension__({ \
+		struct nvs_thread *t_ = nvs_node_enter(params); \
+		int result_ = call; \
+		if (nvs_unlikely(t_ != NULL)) \
+			nvs_gate_leave(t_); \
+		result_; \
+	})
+
 WATCH(cuGraphAddNode, (void **node, void *graph, const void *deps, size_t count,
 		       struct cu_node_params *params))
 {
 	if (!params_may_have(params))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	nvs_swap_fix_node(params);
-	return CALL(cuGraphAddNode, node, graph, deps, count, params);
+	return adding(params, CALL(cuGraphAddNode, node, graph, deps, count, params));
 }
 
 #define ADD_NODE(name) \
@@ -417,8 +426,7 @@ WATCH(cuGraphAddNode, (void **node, void *graph, const void *deps, size_t count,
 	{ \
 		if (!params_may_have(params)) \
 			return CUDA_ERROR_OUT_OF_MEMORY; \
-		nvs_swap_fix_node(params); \
-		return CALL(name, node, graph, deps, edges, count, params); \
+		return adding(params, CALL(name, node, graph, deps, edges, count, params)); \
 	}
 ADD_NODE(cuGraphAddNode_v2)
 ADD_NODE(cuGraphAddNode_v3)

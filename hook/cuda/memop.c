@@ -56,21 +56,3 @@ WATCH(cuGraphExecBatchMemOpNodeSetParams, (void *exec, void *node,
 		nvs_swap_fix_ops(params->ops, params->count);
 	return CALL(cuGraphExecBatchMemOpNodeSetParams, exec, node, params);
 }
-
-WATCH(cuGraphNodeSetParams, (void *node, struct cu_node_params *params))
-{
-	nvs_swap_fix_node(params);
-	return CALL(cuGraphNodeSetParams, node, params);
-}
-
-WATCH(cuGraphNodeSetParams_v2, (void *node, struct cu_node_params *params))
-{
-	nvs_swap_fix_node(params);
-	return CALL(cuGraphNodeSetParams_v2, node, params);
-}
-
-WATCH(cuGraphExecNodeSetParams, (void *exec, void *node, struct cu_node_params *params))
-{
-	nvs_swap_fix_node(params);
-	return CALL(cuGraphExecNodeSetParams, exec, node, params);
-}

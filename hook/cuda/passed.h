@@ -113,7 +113,6 @@
 	P(cuGraphAddEventWaitNode) P(cuGraphAddExternalSemaphoresSignalNode) \
 	P(cuGraphAddExternalSemaphoresWaitNode) P(cuGraphAddHostNode) P(cuGraphAddKernelNode) \
 	P(cuGraphAddKernelNode_v2) P(cuGraphAddMemFreeNode) \
-	P(cuGraphAddMemcpyNode) P(cuGraphAddMemsetNode) \
 	P(cuGraphBatchMemOpNodeGetParams) \
 	P(cuGraphChildGraphNodeGetGraph) P(cuGraphClone) P(cuGraphConditionalHandleCreate) \
 	P(cuGraphCreate) P(cuGraphDebugDotPrint) P(cuGraphDestroy) P(cuGraphDestroyNode) \
@@ -124,8 +123,8 @@
 	P(cuGraphExecEventWaitNodeSetEvent) P(cuGraphExecExternalSemaphoresSignalNodeSetParams) \
 	P(cuGraphExecExternalSemaphoresWaitNodeSetParams) P(cuGraphExecGetFlags) \
 	P(cuGraphExecGetId) P(cuGraphExecHostNodeSetParams) P(cuGraphExecKernelNodeSetParams) \
-	P(cuGraphExecKernelNodeSetParams_v2) P(cuGraphExecMemcpyNodeSetParams) \
-	P(cuGraphExecMemsetNodeSetParams) P(cuGraphExecUpdate) \
+	P(cuGraphExecKernelNodeSetParams_v2) \
+	P(cuGraphExecUpdate) \
 	P(cuGraphExecUpdate_v2) P(cuGraphExternalSemaphoresSignalNodeGetParams) \
 	P(cuGraphExternalSemaphoresSignalNodeSetParams) \
 	P(cuGraphExternalSemaphoresWaitNodeGetParams) \
@@ -137,8 +136,8 @@
 	P(cuGraphKernelNodeGetParams_v2) P(cuGraphKernelNodeSetAttribute) \
 	P(cuGraphKernelNodeSetParams) P(cuGraphKernelNodeSetParams_v2) \
 	P(cuGraphMemAllocNodeGetParams) P(cuGraphMemFreeNodeGetParams) \
-	P(cuGraphMemcpyNodeGetParams) P(cuGraphMemcpyNodeSetParams) \
-	P(cuGraphMemsetNodeGetParams) P(cuGraphMemsetNodeSetParams) P(cuGraphNodeFindInClone) \
+	P(cuGraphMemcpyNodeGetParams) \
+	P(cuGraphMemsetNodeGetParams) P(cuGraphNodeFindInClone) \
 	P(cuGraphNodeGetContainingGraph) P(cuGraphNodeGetDependencies) \
 	P(cuGraphNodeGetDependencies_v2) P(cuGraphNodeGetDependentNodes) \
 	P(cuGraphNodeGetDependentNodes_v2) P(cuGraphNodeGetEnabled) P(cuGraphNodeGetLocalId) \
@@ -205,7 +204,7 @@
 	P(cuParamSetf) P(cuParamSeti) P(cuParamSetv) P(cuSurfObjectCreate) \
 	P(cuSurfObjectDestroy) P(cuSurfObjectGetResourceDesc) P(cuSurfRefGetArray) \
 	P(cuSurfRefSetArray) P(cuTensorMapEncodeIm2col) P(cuTensorMapEncodeIm2colWide) \
-	P(cuTensorMapEncodeTiled) P(cuTensorMapReplaceAddress) P(cuTexObjectCreate) \
+	P(cuTensorMapEncodeTiled) P(cuTensorMapReplaceAddress) \
 	P(cuTexObjectDestroy) P(cuTexObjectGetResourceDesc) P(cuTexObjectGetResourceViewDesc) \
 	P(cuTexObjectGetTextureDesc) P(cuTexRefCreate) P(cuTexRefDestroy) P(cuTexRefGetAddress) \
 	P(cuTexRefGetAddressMode) P(cuTexRefGetAddress_v2) P(cuTexRefGetArray) \
@@ -213,8 +212,8 @@
 	P(cuTexRefGetFormat) P(cuTexRefGetMaxAnisotropy) P(cuTexRefGetMipmapFilterMode) \
 	P(cuTexRefGetMipmapLevelBias) P(cuTexRefGetMipmapLevelClamp) \
 	P(cuTexRefGetMipmappedArray) P(cuTexRefSetAddress) P(cuTexRefSetAddress2D) \
-	P(cuTexRefSetAddress2D_v2) P(cuTexRefSetAddress2D_v3) P(cuTexRefSetAddressMode) \
-	P(cuTexRefSetAddress_v2) P(cuTexRefSetArray) P(cuTexRefSetBorderColor) \
+	P(cuTexRefSetAddressMode) \
+	P(cuTexRefSetArray) P(cuTexRefSetBorderColor) \
 	P(cuTexRefSetFilterMode) P(cuTexRefSetFlags) P(cuTexRefSetFormat) \
 	P(cuTexRefSetMaxAnisotropy) P(cuTexRefSetMipmapFilterMode) P(cuTexRefSetMipmapLevelBias) \
 	P(cuTexRefSetMipmapLevelClamp) P(cuTexRefSetMipmappedArray)

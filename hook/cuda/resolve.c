@@ -16,6 +16,7 @@
 #include "exports.h"
 #include "glibc.h"
 #include "hook.h"
+#include "rm.h"
 
 _Atomic(void *) nvs_real_table[NVS_F_COUNT];
 struct nvs_driver nvs_driver;
@@ -131,6 +132,18 @@ static void resolve_driver(void *handle)
 		__atomic_store_n((void **)&nvs_driver + i, ((void **)&d)[i], __ATOMIC_RELAXED);
 }
 
+/* Where our ioctl leads: to a driver's own, which a simulated one has, or to who comes after us. */
+static void resolve_ioctl(void *handle)
+{
+	void *own = nvs_next_dlsym(handle, "ioctl"), *next = nvs_next_dlsym(RTLD_NEXT, "ioctl");
+	Dl_info driver, it;
+
+	if (own && dladdr(own, &it) && dladdr(atomic_load(&nvs_real_table[cuda.anchor]), &driver) &&
+	    it.dli_fbase == driver.dli_fbase)
+		next = own;
+	nvs_rm_set_next((nvs_rm_ioctl *)next);
+}
+
 static bool resolve(struct library *l, void *hint, bool load)
 {
 	int saved = errno;
@@ -143,12 +156,14 @@ static bool resolve(struct library *l, void *hint, bool load)
 	if (handle) {
 		for (unsigned f = l->first; f < l->end; f++)
 			atomic_store(&nvs_real_table[f], nvs_next_dlsym(handle, nvs_names[f]));
-		if (l == &cuda)
+		if (l == &cuda) {
+			resolve_ioctl(handle);
 			resolve_driver(handle);
-		else
+		} else {
 			__atomic_store_n((void **)&nvs_nvml.device_uuid,
 					 nvs_next_dlsym(handle, "nvmlDeviceGetUUID"),
 					 __ATOMIC_RELAXED);
+		}
 		map_fill(l);
 		atomic_store(&l->resolved, true);
 	}

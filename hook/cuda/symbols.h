@@ -14,6 +14,7 @@
  *   H(name)
  *   Classes, by section: submit (BY_HAND, gated as well), info (RESOLVERS),
  *   context (CONTEXTS), stream (STREAMS), never (MEM_OPS), graph (MEM_OP_NODES),
+ *   names (NAMES: the driver may look up memory that the call only names),
  *   memory (MEMORY: what takes, gives back or tells of device memory).
  *
  * Never gated: frees, destroys, synchronisation, queries, event operations and
@@ -231,11 +232,21 @@
 	H(cuStreamBatchMemOp) H(cuStreamBatchMemOp_ptsz) \
 	H(cuStreamBatchMemOp_v2) H(cuStreamBatchMemOp_v2_ptsz)
 
-/* Nodes of such, and of any kind; what adds the latter is among NVS_MEMORY. */
+/* Nodes of graphs that hold memory operations (memop.c). */
 #define NVS_MEM_OP_NODES(H) \
 	H(cuGraphAddBatchMemOpNode) H(cuGraphBatchMemOpNodeSetParams) \
-	H(cuGraphExecBatchMemOpNodeSetParams) \
-	H(cuGraphNodeSetParams) H(cuGraphNodeSetParams_v2) H(cuGraphExecNodeSetParams)
+	H(cuGraphExecBatchMemOpNodeSetParams)
+
+/*
+ * Calls that name memory (names.c); they wait until that memory is on the GPU. So do
+ * those that add a node of any kind, which are among NVS_MEMORY.
+ */
+#define NVS_NAMES(H) \
+	H(cuGraphAddMemcpyNode) H(cuGraphMemcpyNodeSetParams) H(cuGraphExecMemcpyNodeSetParams) \
+	H(cuGraphAddMemsetNode) H(cuGraphMemsetNodeSetParams) H(cuGraphExecMemsetNodeSetParams) \
+	H(cuGraphNodeSetParams) H(cuGraphNodeSetParams_v2) H(cuGraphExecNodeSetParams) \
+	H(cuTexObjectCreate) H(cuTexRefSetAddress_v2) \
+	H(cuTexRefSetAddress2D_v2) H(cuTexRefSetAddress2D_v3)
 
 /* alloc.c, vmm.c, info.c, pointer.c, ipc.c: counted, limited, clamped, shared */
 #define NVS_MEMORY(H) \
@@ -286,6 +297,7 @@
 	NVS_STREAMS(H) \
 	NVS_MEM_OPS(H) \
 	NVS_MEM_OP_NODES(H) \
+	NVS_NAMES(H) \
 	NVS_MEMORY(H)
 
 #define NVS_OTHER_TABLE(H) \

@@ -388,22 +388,30 @@ CAPTURE_END_SZ(cuStreamEndCaptureToCig, (void *s), (s))
 
 /* ---- synchronisation: never gated ---- */
 
-#define SYNCHRONISE(name, P, A) \
-	WATCH(name, P) \
-	{ \
-		int result = CALL(name, NVS_SPREAD A); \
-		nvs_swap_synchronised(); \
-		return result; \
-	}
-WATCH(cuCtxSynchronize, (void))
+/* The host has waited: pools may release memory, and know what streams have passed. */
+static int waited(int result, uint64_t frees, const void *ctx, void *stream)
 {
-	__typeof__(&cuCtxSynchronize) real = NVS_REAL(cuCtxSynchronize);
-	int result = real ? real() : CUDA_ERROR_NOT_FOUND;
-
-	nvs_swap_synchronised();
+	if (nvs_unlikely(frees != 0) && result == CUDA_SUCCESS)
+		nvs_swap_host_waited(frees, ctx, stream);
+	if (nvs_unlikely(atomic_load_explicit(&nvs_swap_excess, memory_order_relaxed) != 0))
+		nvs_swap_trim();
 	return result;
 }
-SYNCHRONISE(cuCtxSynchronize_v2, (void *ctx), (ctx))
-SYNCHRONISE(cuEventSynchronize, (void *event), (event))
-SYNCHRONISE(cuStreamSynchronize, (void *s), (s))
-SYNCHRONISE(cuStreamSynchronize_ptsz, (void *s), (s))
+
+#define SYNCHRONISE(name, P, A, ctx, stream) \
+	WATCH(name, P) \
+	{ \
+		uint64_t frees = atomic_load(&nvs_swap_frees); \
+		__typeof__(&name) real = NVS_REAL(name); \
+		return waited(real ? real A : CUDA_ERROR_NOT_FOUND, frees, ctx, stream); \
+	}
+SYNCHRONISE(cuCtxSynchronize, (void), (), NULL, NULL)
+SYNCHRONISE(cuCtxSynchronize_v2, (void *ctx), (ctx), ctx, NULL)
+SYNCHRONISE(cuStreamSynchronize, (void *s), (s), NULL, NVS_KEY_LEGACY(s))
+SYNCHRONISE(cuStreamSynchronize_ptsz, (void *s), (s), NULL, NVS_KEY_THREAD(s))
+
+/* What the event stands behind is not known. */
+WATCH(cuEventSynchronize, (void *event))
+{
+	return waited(CALL(cuEventSynchronize, event), 0, NULL, NULL);
+}

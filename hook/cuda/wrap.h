@@ -43,4 +43,10 @@ static inline uint64_t nvs_times(uint64_t a, uint64_t b)
 		return result; \
 	}
 
+/*
+ * A node of a graph is about to be made or changed: waits until the memory that the node
+ * names is on the GPU, see names.c. Left with nvs_gate_leave(); NULL: nothing to leave.
+ */
+struct nvs_thread *nvs_node_enter(const struct cu_node_params *p);
+
 #endif

@@ -107,6 +107,46 @@ struct cu_mem_op_node {
 	uint flags;
 };
 
+/* CUDA_MEMCPY3D. */
+struct cu_memcpy3d {
+	size_t src_at[4];   /* byte, row, slice, level */
+	uint src_type;
+	const void *src_host;
+	CUdeviceptr src;
+	void *src_array, *src_context;
+	size_t src_pitch, src_height;
+	size_t dst_at[4];
+	uint dst_type;
+	void *dst_host;
+	CUdeviceptr dst;
+	void *dst_array, *dst_context;
+	size_t dst_pitch, dst_height;
+	size_t width, height, depth;
+};
+
+/* The head of CUDA_MEMSET_NODE_PARAMS, of either version. */
+struct cu_memset_node {
+	CUdeviceptr dst;
+};
+
+/* CUDA_MEMCPY_NODE_PARAMS. */
+struct cu_memcpy_node {
+	int flags, reserved;
+	void *ctx;
+	struct cu_memcpy3d params;
+};
+
+/* The head of CUDA_RESOURCE_DESC, as far as memory that moves may be named there. */
+struct cu_resource {
+	int type;
+	CUdeviceptr address;
+};
+
+#define CU_RESOURCE_TYPE_LINEAR  2
+#define CU_RESOURCE_TYPE_PITCH2D 3
+
+#define CU_GRAPH_NODE_TYPE_MEMCPY    1
+#define CU_GRAPH_NODE_TYPE_MEMSET    2
 #define CU_GRAPH_NODE_TYPE_MEM_ALLOC 10
 #define CU_GRAPH_NODE_TYPE_MEM_OPS   12
 
@@ -117,6 +157,8 @@ struct cu_node_params {
 	union {
 		struct cu_alloc_node alloc;
 		struct cu_mem_op_node mem_ops;
+		struct cu_memcpy_node copy;
+		struct cu_memset_node set;
 		long long size[29];
 	} u;
 };
@@ -163,6 +205,10 @@ _Static_assert(offsetof(struct cu_alloc_node, bytes) == 104, "CUDA_MEM_ALLOC_NOD
 _Static_assert(sizeof(struct cu_mem_op) == 48, "CUstreamBatchMemOpParams");
 _Static_assert(sizeof(struct cu_mem_op_node) == 32, "CUDA_BATCH_MEM_OP_NODE_PARAMS");
 _Static_assert(offsetof(struct cu_node_params, u) == 16, "CUgraphNodeParams");
+_Static_assert(sizeof(struct cu_memcpy3d) == 200, "CUDA_MEMCPY3D");
+_Static_assert(offsetof(struct cu_memcpy3d, src) == 48, "CUDA_MEMCPY3D");
+_Static_assert(offsetof(struct cu_memcpy3d, dst) == 136, "CUDA_MEMCPY3D");
+_Static_assert(offsetof(struct cu_resource, address) == 8, "CUDA_RESOURCE_DESC");
 _Static_assert(sizeof(struct cu_array3d) == 40, "CUDA_ARRAY3D_DESCRIPTOR");
 
 #endif

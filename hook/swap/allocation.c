@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_alloc.c: allocations made of chunks, and their end.
+ * allocation.c: allocations made of chunks, and their end.
  */
 #include "stream.h"
 #include "swap.h"
@@ -137,7 +137,7 @@ static int alloc(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdeviceptr 
 	do /* what streams have freed may be had when they are done with it */
 		result = (bytes <= NVS_SLAB_LARGEST ? alloc_small : alloc_large)
 				(gpu, owner, bytes, out);
-	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_pools_outwait(gpu));
+	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_pools_wait(gpu));
 	return result;
 }
 
@@ -260,7 +260,7 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 	if (!find(p, address, &r) || r.base != address) {
 		result = CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
 	} else if (r.pool) {
-		nvs_pools_take_back(r.gpu, r.pool, address);
+		nvs_pools_free(r.gpu, r.pool, address);
 	} else if (region_of(p)->kind == REGION_LARGE && p.span->head[p.granule] == p.granule + 1) {
 		region_of(p)->dying = true; /* nobody else frees it */
 		if (!nvs_region_put_by(s, p))
@@ -272,7 +272,7 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 	return result;
 }
 
-/* ---- what pools keep; the lock is held ---- */
+/* ---- blocks of pools; the lock is held ---- */
 
 bool nvs_swap_lookup(CUdeviceptr address, struct nvs_swap_range *r)
 {
@@ -281,24 +281,24 @@ bool nvs_swap_lookup(CUdeviceptr address, struct nvs_swap_range *r)
 	return find(p, address, r) && r->base == address;
 }
 
-bool nvs_swap_lay_by(struct nvs_kept *k)
+bool nvs_alloc_cache(struct nvs_block *b)
 {
-	struct place p = nvs_place_of(k->address);
+	struct place p = nvs_place_of(b->address);
 	struct region *r = &p.span->region[p.span->head[p.granule] - 1];
 
-	k->no_reuse = r->fixed;
+	b->no_reuse = r->fixed;
 	if (r->kind == REGION_SLABS) {
-		nvs_slab_hide(slab_of(p), k->address);
-		k->bytes = nvs_slab_size(slab_of(p)->class);
+		nvs_slab_hide(slab_of(p), b->address);
+		b->bytes = nvs_slab_size(slab_of(p)->class);
 		return true;
 	}
 	r->published = false;
 	r->cached = true;
-	k->bytes = bytes_of(r->granules);
+	b->bytes = bytes_of(r->granules);
 	return nvs_region_is_here(p);
 }
 
-void nvs_swap_take_up(CUdeviceptr address, size_t bytes)
+void nvs_alloc_reuse(CUdeviceptr address, size_t bytes)
 {
 	struct place p = nvs_place_of(address);
 	struct region *r = &p.span->region[p.span->head[p.granule] - 1];
@@ -313,7 +313,7 @@ void nvs_swap_take_up(CUdeviceptr address, size_t bytes)
 	r->published = true;
 }
 
-void nvs_swap_give_up(struct nvs_gpu *gpu, CUdeviceptr address)
+void nvs_alloc_release(struct nvs_gpu *gpu, CUdeviceptr address)
 {
 	struct place p = nvs_place_of(address);
 	struct region *r = &p.span->region[p.span->head[p.granule] - 1];

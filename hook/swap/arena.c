@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_arena.c: host memory for what is away, in segments that the scheduler
+ * arena.c: host memory for what is away, in segments that the scheduler
  * gives. A thread of its own maps them and pins them, slice by slice, before
  * they are needed; what is not pinned yet, or cannot be, is used all the same,
  * through the driver's own staging buffers, four times slower.

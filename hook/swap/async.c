@@ -1,54 +1,329 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_async.c: stream-ordered allocation of memory that moves.
+ * async.c: stream-ordered allocation of memory that moves.
  *
- * An allocation is good from the moment it is made, so also from its place in
- * the stream on. What is freed in a stream stays where it is, as in the driver's
- * pools: it waits in a line, of that stream and pool, whose next allocations may
- * have it at once. When the stream has passed the free it goes to the pool's shelf,
- * for all streams. Nothing of it is given up before a synchronisation, and then only
- * what the pool has beyond its threshold (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD), unless
- * memory gets short.
+ * An allocation may be used from the moment it is made, so also from its place in the
+ * stream on. A freed block stays mapped, as in the driver's pools. It waits in a queue of
+ * its stream and pool, and the next allocation of that stream and pool may take it at
+ * once. When the stream has passed the free, the block goes to the pool, for all streams.
+ * Blocks are released at a synchronisation, and only as far as the pool has more than its
+ * threshold (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD), or when memory gets short.
  *
- * Whether a stream has passed a free is told by events that are recorded behind
- * some of its frees, and by the stream itself where it has nothing more to do. A
- * line asks only when somebody wants what is in it, so that a loop over the same
- * allocations, in the same streams, soon makes no call but the event's. No question
- * is asked while a stream captures: it could break the capture.
- *
- * The GPU's swap lock guards all of this.
+ * That a stream has passed a free is known from events that are recorded behind some
+ * frees, and from the host's waits for the stream or its context. Events are queried only
+ * when somebody wants a block, so that a loop over the same allocations in the same
+ * streams soon makes no driver call but the events'. The driver is called with the stream
+ * of the caller alone, never with another one's, and with no lock. While a stream
+ * captures no call is made: it could break the capture.
  */
+#include <errno.h>
 #include <string.h>
 
 #include "clock.h"
 #include "connection.h"
 #include "drain.h"
+#include "futex.h"
+#include "pool.h"
 #include "stream.h"
-#include "swap_pool.h"
+#include "swap.h"
 
-#define MARK_FREES 16u          /* an event after so many frees, */
-#define MARK_BYTES (64ull << 20) /* or so many bytes */
+/* An event is recorded after so many frees or so many bytes of them. */
+#define MARK_FREES 16u
+#define MARK_BYTES (16ull << 20)
+#define NAP_NS     200000u /* between two looks at events that are waited for */
+
+_Atomic uint64_t nvs_swap_frees;
+
+/* Who calls, in which stream. */
+struct caller {
+	void *stream;
+	void *ctx;       /* current, for a default stream: each context has one */
+	uint64_t thread; /* for a per-thread default stream */
+};
+
+/* Records of threads are used again by other threads; this number is not. */
+static uint64_t thread_number(void)
+{
+	static _Atomic uint64_t last;
+	static __thread uint64_t number __attribute__((tls_model("initial-exec")));
+
+	if (!number)
+		number = atomic_fetch_add(&last, 1) + 1;
+	return number;
+}
+
+static struct caller caller_of(void *stream)
+{
+	return (struct caller){
+		.stream = stream,
+		.ctx = nvs_key_is_default(stream) ? nvs_current_context() : NULL,
+		.thread = stream == CU_STREAM_PER_THREAD ? thread_number() : 0,
+	};
+}
+
+/* ---- queues; the lock is held ---- */
+
+static struct queue **bucket_of(struct nvs_pools *all, const struct nvs_pool *pool, void *stream)
+{
+	uint64_t x = ((uintptr_t)stream ^ (uintptr_t)pool >> 3) * 0x9e3779b97f4a7c15ull;
+
+	return &all->bucket[(x >> 40) % QUEUE_BUCKETS];
+}
+
+static bool is_of(const struct queue *q, const struct caller *who)
+{
+	return q->stream == who->stream && q->thread == who->thread &&
+	       (!nvs_key_is_default(who->stream) || q->ctx == who->ctx);
+}
+
+static struct queue *queue_find(struct nvs_pools *all, const struct nvs_pool *pool, const struct caller *who)
+{
+	struct queue *q = *bucket_of(all, pool, who->stream);
+
+	while (q && !(q->pool == pool && is_of(q, who)))
+		q = q->next;
+	return q;
+}
+
+/* ctx: of the stream. NULL: the system has no memory. */
+static struct queue *queue_new(struct nvs_pools *all, struct nvs_pool *pool, const struct caller *who, void *ctx)
+{
+	struct queue **bucket = bucket_of(all, pool, who->stream), *q = *bucket;
+
+	while (q && (q->pool || q->busy))
+		q = q->next;
+	if (!q) {
+		q = nvs_pool_record(all, sizeof(*q));
+		if (!q)
+			return NULL;
+		q->next = *bucket;
+		*bucket = q;
+		q->all = all->queues;
+		all->queues = q;
+	}
+	q->pool = pool;
+	q->stream = who->stream;
+	q->ctx = ctx;
+	q->thread = who->thread;
+	q->end = &q->oldest;
+	q->no_events = false;
+	pool->queues++;
+	return q;
+}
+
+static void event_unused(struct nvs_pools *all, struct pool_event *e)
+{
+	e->next = all->unused_events;
+	all->unused_events = e;
+}
+
+static struct pool_event *oldest_event(struct queue *q)
+{
+	struct pool_event *e = q->oldest;
+
+	if (!e)
+		return NULL;
+	q->oldest = e->next;
+	if (!q->oldest)
+		q->end = &q->oldest;
+	return e;
+}
+
+/* The events of a queue tell nothing that is wanted any more. */
+static void drop_events(struct nvs_pools *all, struct queue *q)
+{
+	for (struct pool_event *e; (e = oldest_event(q));)
+		event_unused(all, e);
+	q->unmarked = q->unmarked_bytes = 0;
+}
+
+/* Ends a queue that is empty and stays empty. One of a living stream will be needed again. */
+static void queue_end(struct nvs_pools *all, struct queue *q)
+{
+	if (!q->pool || q->blocks.oldest || q->busy ||
+	    (q->stream && !nvs_key_is_default(q->stream) && !q->pool->gone))
+		return;
+	drop_events(all, q);
+	q->pool->queues--;
+	q->pool = NULL;
+}
+
+void nvs_pool_end_queues(struct nvs_pools *all, const struct nvs_pool *pool)
+{
+	for (struct queue *q = all->queues; q; q = q->all)
+		if (q->pool == pool)
+			queue_end(all, q);
+}
+
+/* The stream has passed all its frees up to this one. Returns whether that is news. */
+static bool passed(struct nvs_pools *all, struct queue *q, uint64_t serial)
+{
+	struct nvs_block *b;
+	bool any = false;
+
+	while ((b = q->blocks.oldest) && b->serial <= serial) {
+		nvs_freelist_remove(&q->blocks, b);
+		nvs_freelist_add(&q->pool->free, b);
+		any = true;
+	}
+	if (!q->blocks.oldest)
+		drop_events(all, q);
+	queue_end(all, q);
+	return any;
+}
+
+/* ---- events; the lock is held, and given up meanwhile ---- */
+
+enum look { LOOK_NOTHING, LOOK_LATER, LOOK_PASSED };
+
+/* How far the stream of a queue is, by the events. */
+static enum look look(struct nvs_swap *s, struct nvs_pools *all, struct queue *q)
+{
+	enum look seen = LOOK_NOTHING;
+	struct pool_event *e;
+
+	while (q->blocks.oldest && (e = oldest_event(q))) {
+		int result;
+
+		q->busy++;
+		nvs_swap_unlock(s);
+		result = nvs_driver.event_query(e->event);
+		nvs_swap_lock(s);
+		q->busy--;
+		if (!q->ctx) { /* the event went with its context meanwhile */
+			e->event = NULL;
+			event_unused(all, e);
+			break;
+		}
+		if (result == CUDA_ERROR_NOT_READY) {
+			e->next = q->oldest;
+			if (!e->next)
+				q->end = &e->next;
+			q->oldest = e;
+			return seen == LOOK_PASSED ? seen : LOOK_LATER;
+		}
+		if (passed(all, q, e->serial))
+			seen = LOOK_PASSED;
+		event_unused(all, e);
+	}
+	queue_end(all, q);
+	return seen;
+}
+
+/* An event of the queue's context; the driver's may not exist yet. NULL: the system has no memory. */
+static struct pool_event *event_for(struct nvs_pools *all, struct queue *q)
+{
+	struct pool_event **at = &all->unused_events, *e;
+
+	while (*at && (*at)->event && (*at)->ctx != q->ctx)
+		at = &(*at)->next;
+	e = *at;
+	if (e)
+		*at = e->next;
+	else
+		e = nvs_pool_record(all, sizeof(*e));
+	if (e)
+		e->ctx = q->ctx;
+	return e;
+}
+
+/* Records an event behind all frees so far. stream: of the queue, and of the caller. */
+static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, void *stream)
+{
+	uint64_t serial = atomic_load(&nvs_swap_frees);
+	struct pool_event *e;
+	bool ok;
+
+	if (q->no_events || !nvs_driver.event_query)
+		return;
+	e = event_for(all, q);
+	if (!e)
+		return;
+	q->unmarked = q->unmarked_bytes = 0;
+	q->busy++;
+	nvs_swap_unlock(s);
+	ok = (e->event || nvs_driver.event_create(&e->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) &&
+	     nvs_driver.event_record(e->event, stream) == CUDA_SUCCESS;
+	nvs_swap_lock(s);
+	q->busy--;
+	if (!q->ctx)
+		e->event = NULL;
+	if (ok && q->ctx && q->blocks.oldest) {
+		e->serial = serial;
+		e->next = NULL;
+		*q->end = e;
+		q->end = &e->next;
+	} else {
+		event_unused(all, e);
+	}
+	q->no_events = q->no_events || !ok; /* it will not work the next time either */
+	queue_end(all, q);
+}
+
+/* Looks at all queues, or at those of a pool. No lock is held. */
+static enum look look_at_all(struct nvs_gpu *gpu, const struct nvs_pool *pool)
+{
+	struct nvs_pools *all = gpu->swap->pools;
+	struct nvs_swap *s = gpu->swap;
+	enum look seen = LOOK_NOTHING, one;
+
+	if (atomic_load(&nvs_gate.captures) || !nvs_driver.event_query)
+		return LOOK_NOTHING;
+	nvs_swap_lock(s);
+	for (struct queue *q = all->queues; q; q = q->all) {
+		if (!q->oldest || (pool && q->pool != pool))
+			continue;
+		one = look(s, all, q);
+		seen = one > seen ? one : seen;
+	}
+	nvs_swap_unlock(s);
+	return seen;
+}
+
+void nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool)
+{
+	if (gpu->swap->pools->queues)
+		look_at_all(gpu, pool);
+}
+
+bool nvs_pools_wait(struct nvs_gpu *gpu)
+{
+	static const uint32_t nothing;
+	enum look seen = LOOK_NOTHING;
+	int saved = errno;
+
+	while (gpu->swap->pools->queues && (seen = look_at_all(gpu, NULL)) == LOOK_LATER &&
+	       !atomic_load(&nvs_exiting))
+		nvs_futex_wait(&nothing, 0, NAP_NS, true); /* a nap, no cancellation point */
+	errno = saved;
+	return seen == LOOK_PASSED;
+}
 
 /* ---- allocation ---- */
 
-/* Of exactly the size rather than of more, of its own stream's rather than all's. */
-static bool reuse(struct nvs_store *st, struct nvs_pool *pool, struct line *own, size_t bytes,
+/*
+ * A block of exactly the size rather than of more, of the stream's own rather than of
+ * all streams'. The lock is held.
+ */
+static bool reuse(struct nvs_pools *all, struct nvs_pool *pool, const struct caller *who, size_t bytes,
 		  CUdeviceptr *p)
 {
-	for (int roomy = 0; roomy < 2; roomy++) {
-		struct nvs_shelf *from = own ? &own->shelf : NULL;
-		struct nvs_kept *k = own ? nvs_shelf_find(from, bytes, roomy) : NULL;
+	struct queue *own = queue_find(all, pool, who);
 
-		if (!k) {
-			from = &pool->shelf;
-			k = nvs_shelf_find(from, bytes, roomy);
+	for (int larger = 0; larger < 2; larger++) {
+		struct nvs_freelist *from = own ? &own->blocks : NULL;
+		struct nvs_block *b = own ? nvs_freelist_find(from, bytes, larger) : NULL;
+
+		if (!b) {
+			from = &pool->free;
+			b = nvs_freelist_find(from, bytes, larger);
 		}
-		if (!k)
+		if (!b)
 			continue;
-		*p = k->address;
-		nvs_swap_take_up(k->address, bytes);
-		nvs_pool_takes(pool, k->bytes);
-		nvs_pool_unkept(st, pool, from, k);
+		*p = b->address;
+		nvs_alloc_reuse(b->address, bytes);
+		nvs_pool_count(pool, b->bytes);
+		nvs_pool_uncache(all, pool, from, b);
 		return true;
 	}
 	return false;
@@ -56,28 +331,28 @@ static bool reuse(struct nvs_store *st, struct nvs_pool *pool, struct line *own,
 
 int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *handle, void *stream, size_t bytes, CUdeviceptr *p)
 {
-	struct caller who;
-	struct nvs_store *st;
+	struct nvs_pools *all;
 	struct nvs_swap *s;
 	struct nvs_pool *pool;
-	bool found = false;
+	struct caller who;
+	bool found;
 	int result;
 
 	if (!bytes || !p || !nvs_swap_on(gpu))
 		return -1;
-	who = nvs_caller_of(stream);
-	st = gpu->swap->store;
+	who = caller_of(stream);
+	all = gpu->swap->pools;
 	s = gpu->swap;
 	nvs_swap_lock(s);
-	pool = nvs_pool_find(st, handle);
-	found = pool && reuse(st, pool, nvs_line_find(st, pool, &who), bytes, p);
+	pool = nvs_pool_find(all, handle);
+	found = pool && reuse(all, pool, &who, bytes, p);
 	nvs_swap_unlock(s);
 	if (found)
 		return CUDA_SUCCESS;
 	if (pool) {
-		nvs_pools_reap(gpu, pool);
+		nvs_pools_look(gpu, pool);
 		nvs_swap_lock(s);
-		found = reuse(st, pool, nvs_line_find(st, pool, &who), bytes, p);
+		found = reuse(all, pool, &who, bytes, p);
 		nvs_swap_unlock(s);
 	} else {
 		uint64_t threshold = 0;
@@ -85,7 +360,7 @@ int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *handle, void *stream, size_t
 		if (nvs_driver.pool_get_attribute)
 			nvs_driver.pool_get_attribute(handle, CU_POOL_RELEASE_THRESHOLD, &threshold);
 		nvs_swap_lock(s);
-		pool = nvs_pool_new(st, handle, threshold);
+		pool = nvs_pool_new(all, handle, threshold);
 		nvs_swap_unlock(s);
 	}
 	if (found)
@@ -95,12 +370,12 @@ int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *handle, void *stream, size_t
 	result = nvs_swap_alloc_pooled(gpu, pool, bytes, p);
 	nvs_swap_lock(s);
 	if (result == CUDA_SUCCESS)
-		nvs_pool_takes(pool, nvs_place_bytes(bytes));
+		nvs_pool_count(pool, nvs_block_bytes(bytes));
 	nvs_swap_unlock(s);
 	return result;
 }
 
-/* ---- the end of one ---- */
+/* ---- free ---- */
 
 /* The context of a stream. No lock is held. */
 static void *context_of(const struct caller *who)
@@ -123,56 +398,52 @@ static int free_plain(CUdeviceptr p, void *stream)
 	return result == CUDA_SUCCESS ? nvs_swap_free(p, false) : result;
 }
 
-/* Puts it into the line. The lock is held, and given up meanwhile. */
-static int wait_in_line(struct nvs_gpu *gpu, struct line *l, CUdeviceptr p, void *stream)
+/* The allocation goes to the queue. The lock is held, and given up meanwhile. */
+static void enqueue(struct nvs_gpu *gpu, struct queue *q, CUdeviceptr p, void *stream)
 {
-	struct nvs_store *st = gpu->swap->store;
+	struct nvs_pools *all = gpu->swap->pools;
 	struct nvs_swap *s = gpu->swap;
-	struct nvs_pool *pool = l->pool;
-	struct nvs_kept *k = nvs_pool_keep(st, pool, &l->shelf, p, ++l->serial);
+	struct nvs_block *b = nvs_pool_cache(all, q->pool, &q->blocks, p, atomic_fetch_add(&nvs_swap_frees, 1) + 1);
 
-	if (!k) {
-		nvs_swap_give_up(gpu, p);
-		return CUDA_SUCCESS;
+	if (!b) {
+		nvs_alloc_release(gpu, p);
+		return;
 	}
-	l->unmarked++;
-	l->unmarked_bytes += k->bytes;
-	/* A thread's own stream cannot be asked by others, nor when the thread is gone. */
-	if ((l->unmarked >= MARK_FREES || l->unmarked_bytes >= MARK_BYTES || l->thread) &&
-	    !atomic_load(&nvs_gate.captures)) {
-		if (l->events == MARKS && !l->spares)
-			nvs_line_look(s, st, l);
-		if (l->thread)
-			nvs_line_free_mark(l);
-		if (l->stream == stream)
-			nvs_line_mark(s, st, l, stream);
-		l->unmarked = l->unmarked_bytes = 0; /* also if there was none to be had */
-	}
-	return CUDA_SUCCESS;
+	q->unmarked++;
+	q->unmarked_bytes += b->bytes;
+	/* A thread's own stream gets no event when the thread is gone. */
+	if ((q->unmarked < MARK_FREES && q->unmarked_bytes < MARK_BYTES && !q->thread) ||
+	    atomic_load(&nvs_gate.captures))
+		return;
+	q->busy++; /* it stays the queue of this stream */
+	look(s, all, q); /* so that events are used again */
+	if (q->blocks.oldest && q->stream)
+		mark(s, all, q, stream);
+	q->busy--;
+	queue_end(all, q);
 }
 
 int nvs_swap_free_async(CUdeviceptr p, void *stream)
 {
 	struct place at = nvs_place_of(p);
 	struct nvs_swap_range r;
-	struct nvs_store *st;
-	struct caller who;
+	struct nvs_pools *all;
 	struct nvs_swap *s;
-	struct line *l;
-	int result;
+	struct caller who;
+	struct queue *q;
 
 	if (!at.span || nvs_in_book)
 		return -1;
-	st = at.span->gpu->swap->store;
+	all = at.span->gpu->swap->pools;
 	s = at.span->gpu->swap;
-	who = nvs_caller_of(stream);
+	who = caller_of(stream);
 	nvs_swap_lock(s);
 	if (!nvs_swap_lookup(p, &r)) {
 		nvs_swap_unlock(s);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	l = r.pool ? nvs_line_find(st, r.pool, &who) : NULL;
-	if (r.pool && !l) {
+	q = r.pool ? queue_find(all, r.pool, &who) : NULL;
+	if (r.pool && !q) {
 		void *ctx;
 
 		nvs_swap_unlock(s);
@@ -182,88 +453,122 @@ int nvs_swap_free_async(CUdeviceptr p, void *stream)
 			nvs_swap_unlock(s);
 			return CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
 		}
-		l = nvs_line_find(st, r.pool, &who);
-		l = l ? l : nvs_line_new(st, r.pool, &who, ctx);
+		q = queue_find(all, r.pool, &who);
+		q = q ? q : queue_new(all, r.pool, &who, ctx);
 	}
-	result = l ? wait_in_line(r.gpu, l, p, stream) : -1;
+	if (q)
+		enqueue(r.gpu, q, p, stream);
 	nvs_swap_unlock(s);
-	return result >= 0 ? result : free_plain(p, stream);
+	return q ? CUDA_SUCCESS : free_plain(p, stream);
 }
 
-/* ---- what goes ---- */
+/* ---- what else tells that a stream has passed its frees ---- */
+
+void nvs_swap_host_waited(uint64_t frees, const void *ctx, void *stream)
+{
+	struct caller who = { NULL, NULL, 0 };
+
+	if (nvs_in_book)
+		return;
+	if (!ctx && stream)
+		who = caller_of(stream);
+	else if (!ctx)
+		ctx = nvs_current_context();
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_pools *all = gpu->swap->pools;
+
+		if (!all->queues || !nvs_counting())
+			continue;
+		nvs_swap_lock(gpu->swap);
+		for (struct queue *q = all->queues; q; q = q->all)
+			if (q->blocks.oldest && (ctx ? q->ctx == ctx : is_of(q, &who)))
+				passed(all, q, frees);
+		nvs_swap_unlock(gpu->swap);
+	}
+}
+
+/* Memory that may be used without a grant (memop.c), which a drain knows nothing of. */
+static bool has_pinned(const struct queue *q)
+{
+	for (const struct nvs_block *b = q->blocks.oldest; b; b = b->younger)
+		if (b->no_reuse)
+			return true;
+	return false;
+}
+
+void nvs_pools_drained(struct nvs_gpu *gpu)
+{
+	struct nvs_pools *all = gpu->swap->pools;
+	struct nvs_swap *s = gpu->swap;
+
+	nvs_swap_lock(s);
+	for (struct queue *q = all->queues; q; q = q->all)
+		if (q->pool && !has_pinned(q))
+			passed(all, q, UINT64_MAX);
+	nvs_swap_unlock(s);
+}
 
 void nvs_swap_stream_going(void *stream)
 {
-	if (!stream || nvs_key_is_default(stream))
+	if (!stream || nvs_key_is_default(stream) || nvs_in_book)
 		return;
 	NVS_FOR_EACH_GPU(gpu) {
-		struct nvs_store *st = gpu->swap->store;
+		struct nvs_pools *all = gpu->swap->pools;
 		struct nvs_swap *s = gpu->swap;
-		bool any = false;
 
-		if (!st->lines || nvs_in_book)
+		if (!all->queues)
 			continue;
 		nvs_swap_lock(s);
-		for (struct line *l = st->lines; l; l = l->all) {
-			if (l->stream != stream)
+		for (struct queue *q = all->queues; q; q = q->all) {
+			if (!q->pool || q->stream != stream)
 				continue;
-			any = true;
-			if (l->shelf.oldest)
-				nvs_line_free_mark(l);
-			if (l->shelf.oldest && !atomic_load(&nvs_gate.captures))
-				nvs_line_mark(s, st, l, stream);
-			if (l->stream == stream)
-				nvs_line_cut(st, l);
-			nvs_line_end(st, l);
+			if (q->unmarked && q->blocks.oldest && !atomic_load(&nvs_gate.captures))
+				mark(s, all, q, stream);
+			if (q->stream == stream)
+				q->stream = NULL;
+			queue_end(all, q);
 		}
 		nvs_swap_unlock(s);
-		if (any)
-			nvs_lines_bury(gpu);
 	}
-	/* Whoever asks the stream has done so. */
-	pthread_mutex_lock(&nvs_table_lock);
-	pthread_mutex_unlock(&nvs_table_lock);
-}
-
-void nvs_pool_end_lines(struct nvs_store *st, const struct nvs_pool *pool)
-{
-	for (struct line *l = st->lines; l; l = l->all)
-		if (l->pool == pool)
-			nvs_line_end(st, l);
 }
 
 void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx)
 {
-	struct nvs_store *st = gpu->swap->store;
+	struct nvs_pools *all = gpu->swap->pools;
 	struct nvs_swap *s = gpu->swap;
 
 	nvs_swap_lock(s);
-	st->dead = 0;
-	for (struct line *l = st->lines; l; l = l->all) {
-		bool its = l->pool && (ctx ? l->ctx == ctx : !nvs_context_own(l->ctx));
+	for (struct pool_event *e = all->unused_events; e; e = e->next)
+		if (ctx ? e->ctx == ctx : e->ctx && !nvs_context_own(e->ctx))
+			e->event = e->ctx = NULL; /* the driver's event went with the context */
+	for (struct queue *q = all->queues; q; q = q->all) {
+		bool its = q->pool && q->ctx && (ctx ? q->ctx == ctx : !nvs_context_own(q->ctx));
 
-		if (its) /* the events went with the context, like the work */
-			l->marks = l->spares = l->events = 0;
-		if (its && l->stream)
-			nvs_line_cut(st, l);
-		if (l->pool && (its || !ctx))
-			nvs_line_passed(st, l, l->serial);
+		if (its) {
+			for (struct pool_event *e = q->oldest; e; e = e->next)
+				e->event = e->ctx = NULL;
+			q->stream = q->ctx = NULL;
+		}
+		if (q->pool && (its || !ctx))
+			passed(all, q, UINT64_MAX);
 	}
 	/* With a primary context goes the memory that is of no context. */
-	while (!ctx && nvs_pools_give_up_one(gpu))
+	while (!ctx && nvs_pools_release_one(gpu))
 		;
-	for (struct nvs_pool *p = st->pools; !ctx && p; p = p->next)
+	for (struct nvs_pool *p = all->first; !ctx && p; p = p->next)
 		p->used = 0;
 	nvs_swap_unlock(s);
 }
 
-void nvs_store_reset(struct nvs_store *st, struct nvs_gpu *gpu)
+/* Records of before are left behind. */
+void nvs_pools_reset(struct nvs_pools *all, struct nvs_gpu *gpu)
 {
-	memset(st, 0, sizeof(*st));
-	st->gpu = gpu;
+	memset(all, 0, sizeof(*all));
+	all->gpu = gpu;
 }
 
 void nvs_async_fork_child(void)
 {
 	atomic_store(&nvs_swap_excess, 0);
+	atomic_store(&nvs_swap_frees, 0);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_chunk.c: physical memory of chunks, by the driver.
+ * chunk.c: physical memory of chunks, by the driver.
  */
 #include "swap.h"
 #include "swap_impl.h"

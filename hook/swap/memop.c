@@ -65,9 +65,3 @@ void nvs_swap_fix_ops(const struct cu_mem_op *op, uint count)
 				nvs_swap_fix_word(op->word[i]);
 		}
 }
-
-void nvs_swap_fix_node(const struct cu_node_params *p)
-{
-	if (p && p->type == CU_GRAPH_NODE_TYPE_MEM_OPS)
-		nvs_swap_fix_ops(p->u.mem_ops.ops, p->u.mem_ops.count);
-}

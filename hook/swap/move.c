@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_move.c: the thread that moves memory out and in, one per GPU.
+ * move.c: the thread that moves memory out and in, one per GPU.
  *
  * It goes by runs, chunks side by side. Some are in flight: while one is copied,
  * the physical memory of those before it is given up, or that of those after it
@@ -111,7 +111,7 @@ static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 		return false;
 	if (p->out && (s->spread || s->leaving))
 		return false;
-	return p->out ? !s->want && s->resident - s->going > nvs_swap_room(p->gpu) : s->want;
+	return p->out ? !s->want && s->resident - s->going > nvs_swap_capacity(p->gpu) : s->want;
 }
 
 /* Takes the next run in hand. False: there is none, or nothing to do. */
@@ -146,7 +146,7 @@ static bool pick(struct pass *p, struct run *r)
 				c->opens = TOUCHED;
 			s->going += bytes;
 		} else {
-			if (s->resident + bytes > nvs_swap_room(p->gpu))
+			if (s->resident + bytes > nvs_swap_capacity(p->gpu))
 				break;
 			s->resident += bytes;
 			s->away -= bytes;
@@ -342,7 +342,7 @@ static enum plan decide(struct nvs_gpu *gpu)
 		plan = PLAN_IN;
 	} else if (!atomic_load(&nvs_exiting) && !s->want && !s->hold && !s->broken && !s->spread && !s->leaving &&
 		   gpu->lease.gate == LEASE_CLOSED &&
-		   gpu->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_room(gpu)) {
+		   gpu->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_capacity(gpu)) {
 		s->evicting = true;
 		plan = PLAN_OUT;
 	}
@@ -370,7 +370,7 @@ static bool flushed(struct nvs_gpu *gpu)
 	uint64_t room, over;
 
 	nvs_swap_lock(s);
-	room = nvs_swap_room(gpu);
+	room = nvs_swap_capacity(gpu);
 	over = s->resident > room ? s->resident - room : 0;
 	nvs_swap_unlock(s);
 	if (over && nvs_driver_enter()) {
@@ -396,7 +396,7 @@ static void *mover_main(void *arg)
 		struct pass p = { 0 };
 		bool again = false;
 
-		nvs_pools_tidy(gpu);
+		nvs_pools_trim(gpu);
 		nvs_cache_trim(gpu);
 		plan = decide(gpu);
 		if (plan == PLAN_OUT && !flushed(gpu)) {

@@ -6,16 +6,16 @@
 #include <string.h>
 
 #include "memory.h"
+#include "pool.h"
 #include "reserve.h"
 #include "swap.h"
 #include "swap_impl.h"
-#include "swap_pool.h"
 
 /* What memory/ and swap/ know of each GPU. */
 static struct {
 	struct nvs_budget budget;
 	struct nvs_swap swap;
-	struct nvs_store store;
+	struct nvs_pools pools;
 } parts[NVS_MAX_GPUS];
 
 static void start(void)
@@ -23,7 +23,7 @@ static void start(void)
 	NVS_FOR_EACH_GPU(gpu) {
 		gpu->budget = &parts[gpu->number].budget;
 		gpu->swap = &parts[gpu->number].swap;
-		gpu->swap->store = &parts[gpu->number].store;
+		gpu->swap->pools = &parts[gpu->number].pools;
 		nvs_budget_init(gpu->budget);
 		nvs_swap_reset(gpu);
 	}

@@ -1,69 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_pool.c: how much memory pools keep, when they give it up, and what is told
- * of it.
+ * pool.c: how much freed memory pools cache, when they release it, and what the
+ * application is told of it.
  */
-#include "drain.h"
-#include "stream.h"
-#include "swap_pool.h"
+
+#include "pool.h"
 
 #include <sys/mman.h>
 
+#include "drain.h"
 #include "stream.h"
+#include "swap.h"
 
-#define BLOCK_BYTES (256ull << 10) /* of records at a time */
+#define RECORD_BYTES (256ull << 10) /* of records at a time */
 
 atomic_uint nvs_swap_excess;
 
 /* ---- records; the lock is held ---- */
 
-void *nvs_store_memory(struct nvs_store *st, size_t bytes)
+void *nvs_pool_record(struct nvs_pools *all, size_t bytes)
 {
 	void *p;
 
 	bytes = (bytes + 15) / 16 * 16;
-	if (st->block_left < bytes) {
-		p = mmap(NULL, BLOCK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (all->records_left < bytes) {
+		p = mmap(NULL, RECORD_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (p == MAP_FAILED)
 			return NULL;
-		st->block = p;
-		st->block_left = BLOCK_BYTES;
+		all->records = p;
+		all->records_left = RECORD_BYTES;
 	}
-	p = st->block;
-	st->block += bytes;
-	st->block_left -= bytes;
+	p = all->records;
+	all->records += bytes;
+	all->records_left -= bytes;
 	return p;
 }
 
-struct nvs_pool *nvs_pool_find(struct nvs_store *st, void *handle)
+struct nvs_pool *nvs_pool_find(struct nvs_pools *all, void *handle)
 {
-	struct nvs_pool *p = st->pools;
+	struct nvs_pool *p = all->first;
 
 	while (p && (p->gone || p->handle != handle))
 		p = p->next;
 	return p;
 }
 
-/* Nothing of it is left anywhere. */
+/* Whether nothing of it is left, so that its record may be used again. */
 static bool is_over(const struct nvs_pool *p)
 {
-	return p->gone && !p->used && !p->kept && !p->lines;
+	return p->gone && !p->used && !p->cached && !p->queues;
 }
 
-struct nvs_pool *nvs_pool_new(struct nvs_store *st, void *handle, uint64_t threshold)
+struct nvs_pool *nvs_pool_new(struct nvs_pools *all, void *handle, uint64_t threshold)
 {
-	struct nvs_pool *p = nvs_pool_find(st, handle);
+	struct nvs_pool *p = nvs_pool_find(all, handle);
 
 	if (p)
 		return p; /* another thread was faster */
-	for (p = st->pools; p && !is_over(p);)
+	for (p = all->first; p && !is_over(p);)
 		p = p->next;
 	if (!p) {
-		p = nvs_store_memory(st, sizeof(*p));
+		p = nvs_pool_record(all, sizeof(*p));
 		if (!p)
 			return NULL;
-		p->next = st->pools;
-		st->pools = p;
+		p->next = all->first;
+		all->first = p;
 	}
 	p->handle = handle;
 	p->threshold = threshold;
@@ -72,23 +73,23 @@ struct nvs_pool *nvs_pool_new(struct nvs_store *st, void *handle, uint64_t thres
 	return p;
 }
 
-/* ---- what there is; the lock is held ---- */
+/* ---- account; the lock is held ---- */
 
 static void note_highs(struct nvs_pool *p)
 {
 	if (p->used > p->used_high)
 		p->used_high = p->used;
-	if (p->used + p->kept > p->reserved_high)
-		p->reserved_high = p->used + p->kept;
+	if (p->used + p->cached > p->reserved_high)
+		p->reserved_high = p->used + p->cached;
 }
 
-void nvs_pool_takes(struct nvs_pool *p, uint64_t bytes)
+void nvs_pool_count(struct nvs_pool *p, uint64_t bytes)
 {
 	p->used += bytes;
 	note_highs(p);
 }
 
-/* Bytes that may be kept at a synchronisation. */
+/* Bytes that stay cached at a synchronisation. */
 static uint64_t allowance(struct nvs_gpu *gpu, const struct nvs_pool *p)
 {
 	uint64_t left = p->threshold > p->used ? p->threshold - p->used : 0;
@@ -100,119 +101,125 @@ static uint64_t allowance(struct nvs_gpu *gpu, const struct nvs_pool *p)
 
 static void note_excess(struct nvs_gpu *gpu, const struct nvs_pool *p)
 {
-	if (p->kept > allowance(gpu, p) &&
+	if (p->cached > allowance(gpu, p) &&
 	    !(atomic_load_explicit(&nvs_swap_excess, memory_order_relaxed) & gpu->bit))
 		atomic_fetch_or(&nvs_swap_excess, gpu->bit);
 }
 
-struct nvs_kept *nvs_pool_keep(struct nvs_store *st, struct nvs_pool *p, struct nvs_shelf *s,
-			       CUdeviceptr address, uint64_t serial)
+static void block_unused(struct nvs_pools *all, struct nvs_block *b)
 {
-	struct nvs_gpu *gpu = st->gpu;
-	struct nvs_kept spare, *k = st->free_kept;
-	bool kept;
+	b->next = all->unused_blocks;
+	all->unused_blocks = b;
+}
 
-	if (k)
-		st->free_kept = k->next;
+struct nvs_block *nvs_pool_cache(struct nvs_pools *all, struct nvs_pool *p, struct nvs_freelist *l,
+				 CUdeviceptr address, uint64_t serial)
+{
+	struct nvs_gpu *gpu = all->gpu;
+	struct nvs_swap *s = gpu->swap;
+	struct nvs_block none, *b = all->unused_blocks;
+
+	if (b)
+		all->unused_blocks = b->next;
 	else
-		k = nvs_store_memory(st, sizeof(*k));
-	spare.address = address;
-	if (k)
-		k->address = address;
-	kept = nvs_swap_lay_by(k ? k : &spare);
-	p->used -= k ? k->bytes : spare.bytes;
-	if (!kept || !k) {
-		if (k) {
-			k->next = st->free_kept;
-			st->free_kept = k;
-		}
+		b = nvs_pool_record(all, sizeof(*b));
+	if (!b) { /* the system has no memory */
+		none.address = address;
+		nvs_alloc_cache(&none);
+		p->used -= none.bytes;
 		return NULL;
 	}
-	k->serial = serial;
-	nvs_shelf_add(s, k);
-	p->kept += k->bytes;
+	b->address = address;
+	b->serial = serial;
+	if (!nvs_alloc_cache(b)) {
+		p->used -= b->bytes;
+		block_unused(all, b);
+		return NULL;
+	}
+	p->used -= b->bytes;
+	p->cached += b->bytes;
+	nvs_freelist_add(l, b);
 	note_highs(p);
 	note_excess(gpu, p);
-	/* While others have the GPU nothing may be kept from them. */
-	if (!gpu->swap->hold && gpu->swap->resident > nvs_swap_room(gpu))
-		nvs_swap_kick(gpu->swap);
-	return k;
+	/* While others have the GPU, nothing is cached that they need. */
+	if (!s->hold && s->resident > nvs_swap_capacity(gpu))
+		nvs_swap_kick(s);
+	return b;
 }
 
-void nvs_pool_unkept(struct nvs_store *st, struct nvs_pool *p, struct nvs_shelf *s, struct nvs_kept *k)
+void nvs_pool_uncache(struct nvs_pools *all, struct nvs_pool *p, struct nvs_freelist *l, struct nvs_block *b)
 {
-	nvs_shelf_remove(s, k);
-	p->kept -= k->bytes;
-	k->next = st->free_kept;
-	st->free_kept = k;
+	nvs_freelist_remove(l, b);
+	p->cached -= b->bytes;
+	block_unused(all, b);
 }
 
-bool nvs_pools_keep(struct nvs_gpu *gpu)
+bool nvs_pools_cache_any(struct nvs_gpu *gpu)
 {
-	for (const struct nvs_pool *p = gpu->swap->store->pools; p; p = p->next)
-		if (p->kept)
+	for (const struct nvs_pool *p = gpu->swap->pools->first; p; p = p->next)
+		if (p->cached)
 			return true;
 	return false;
 }
 
-uint64_t nvs_pools_idle(struct nvs_gpu *gpu)
+uint64_t nvs_pools_cached(struct nvs_gpu *gpu)
 {
-	uint64_t bytes = gpu->swap->store->giving;
+	uint64_t bytes = gpu->swap->pools->releasing;
 
-	for (const struct nvs_pool *p = gpu->swap->store->pools; p; p = p->next)
-		bytes += p->shelf.bytes;
+	for (const struct nvs_pool *p = gpu->swap->pools->first; p; p = p->next)
+		bytes += p->free.bytes;
 	return bytes;
 }
 
-void nvs_pools_take_back(struct nvs_gpu *gpu, struct nvs_pool *pool, CUdeviceptr p)
+void nvs_pools_free(struct nvs_gpu *gpu, struct nvs_pool *pool, CUdeviceptr p)
 {
-	if (!nvs_pool_keep(gpu->swap->store, pool, &pool->shelf, p, 0))
-		nvs_swap_give_up(gpu, p);
+	if (!nvs_pool_cache(gpu->swap->pools, pool, &pool->free, p, 0))
+		nvs_alloc_release(gpu, p);
 }
 
-/* ---- giving up; the lock is held, and given up meanwhile ---- */
+/* ---- release; the lock is held, and given up meanwhile ---- */
 
-static bool give_up_one(struct nvs_gpu *gpu, struct nvs_pool *p)
+static bool release_one(struct nvs_gpu *gpu, struct nvs_pool *p)
 {
-	struct nvs_store *st = gpu->swap->store;
-	struct nvs_kept *k = p->shelf.oldest;
+	struct nvs_pools *all = gpu->swap->pools;
+	struct nvs_block *b = p->free.oldest;
 	CUdeviceptr address;
 	uint64_t bytes;
 
-	if (!k)
+	if (!b)
 		return false;
-	address = k->address;
-	bytes = k->bytes;
-	st->giving += bytes;
-	nvs_pool_unkept(st, p, &p->shelf, k);
-	nvs_swap_give_up(gpu, address);
-	st->giving -= bytes;
+	address = b->address;
+	bytes = b->bytes;
+	all->releasing += bytes;
+	nvs_pool_uncache(all, p, &p->free, b);
+	nvs_alloc_release(gpu, address);
+	all->releasing -= bytes;
 	return true;
 }
 
-bool nvs_pools_give_up_one(struct nvs_gpu *gpu)
+bool nvs_pools_release_one(struct nvs_gpu *gpu)
 {
-	for (struct nvs_pool *p = gpu->swap->store->pools; p; p = p->next)
-		if (give_up_one(gpu, p))
+	for (struct nvs_pool *p = gpu->swap->pools->first; p; p = p->next)
+		if (release_one(gpu, p))
 			return true;
 	return false;
 }
 
-void nvs_pools_tidy(struct nvs_gpu *gpu)
+void nvs_pools_trim(struct nvs_gpu *gpu)
 {
-	struct nvs_store *st = gpu->swap->store;
+	struct nvs_pools *all = gpu->swap->pools;
 	struct nvs_swap *s = gpu->swap;
 	bool excess = false, trim;
 
 	if (!(atomic_load(&nvs_swap_excess) & gpu->bit) || !nvs_driver_enter())
 		return;
 	nvs_swap_lock(s);
-	trim = st->trim;
-	st->trim = false;
-	for (struct nvs_pool *p = st->pools; trim && p; p = p->next) {
-		while (p->kept > allowance(gpu, p) && give_up_one(gpu, p))
+	trim = all->trim;
+	all->trim = false;
+	for (struct nvs_pool *p = all->first; trim && p; p = p->next) {
+		while (p->cached > allowance(gpu, p) && release_one(gpu, p))
 			;
-		excess = excess || p->kept > allowance(gpu, p);
+		excess = excess || p->cached > allowance(gpu, p);
 	}
 	if (trim && !excess)
 		atomic_fetch_and(&nvs_swap_excess, ~(gpu->bit));
@@ -229,9 +236,9 @@ void nvs_swap_trim(void)
 
 		if (!(excess & gpu->bit) || !nvs_counting())
 			continue;
-		nvs_pools_reap(gpu, NULL); /* here, because a default stream is the caller's own */
+		nvs_pools_look(gpu, NULL);
 		nvs_swap_lock(s);
-		s->store->trim = true;
+		s->pools->trim = true;
 		nvs_swap_unlock(s);
 		nvs_swap_kick(s);
 	}
@@ -239,16 +246,16 @@ void nvs_swap_trim(void)
 
 /* ---- what the application does with its pools ---- */
 
-/* Locks the GPU that a pool has memory of ours on. NULL: none, nothing is locked. */
+/* Finds a pool of memory that moves, and locks its GPU. NULL: there is none, nothing is locked. */
 static struct nvs_pool *locked_pool(void *handle, struct nvs_gpu **on)
 {
 	NVS_FOR_EACH_GPU(gpu) {
 		struct nvs_pool *p;
 
-		if (!gpu->swap->store->pools || !nvs_counting())
+		if (!gpu->swap->pools->first || !nvs_counting())
 			continue;
 		nvs_swap_lock(gpu->swap);
-		p = nvs_pool_find(gpu->swap->store, handle);
+		p = nvs_pool_find(gpu->swap->pools, handle);
 		*on = gpu;
 		if (p)
 			return p;
@@ -284,7 +291,7 @@ void nvs_swap_pool_tell(void *handle, int attribute, uint64_t *value)
 		return;
 	switch (attribute) {
 	case CU_POOL_RESERVED_CURRENT:
-		*value += p->used + p->kept;
+		*value += p->used + p->cached;
 		break;
 	case CU_POOL_RESERVED_HIGH:
 		*value += p->reserved_high;
@@ -306,10 +313,10 @@ void nvs_swap_pool_trim(void *handle, uint64_t keep)
 	if (!p)
 		return;
 	nvs_swap_unlock(gpu->swap);
-	nvs_pools_reap(gpu, p);
+	nvs_pools_look(gpu, p);
 	nvs_swap_lock(gpu->swap);
-	while (p->shelf.oldest && p->used + p->kept - p->shelf.oldest->bytes >= keep &&
-	       give_up_one(gpu, p))
+	while (p->free.oldest && p->used + p->cached - p->free.oldest->bytes >= keep &&
+	       release_one(gpu, p))
 		;
 	nvs_swap_unlock(gpu->swap);
 }
@@ -323,11 +330,11 @@ void nvs_swap_pool_destroyed(void *handle)
 		return;
 	p->gone = true;
 	nvs_swap_unlock(gpu->swap);
-	nvs_pools_reap(gpu, p);
+	nvs_pools_look(gpu, p);
 	nvs_swap_lock(gpu->swap);
-	while (give_up_one(gpu, p))
+	while (release_one(gpu, p))
 		;
-	nvs_pool_end_lines(gpu->swap->store, p);
+	nvs_pool_end_queues(gpu->swap->pools, p);
 	note_excess(gpu, p);
 	nvs_swap_unlock(gpu->swap);
 }

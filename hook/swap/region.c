@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_region.c: regions get their memory and give it up; what is freed at once and
+ * region.c: regions get their memory and give it up; what is freed at once and
  * kept for a moment.
  */
 #include "clock.h"
@@ -28,10 +28,10 @@
 bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64_t since, bool told)
 {
 	struct nvs_swap *s = gpu->swap;
-	bool kept = s->cached || nvs_pools_keep(gpu);
+	bool kept = s->cached || nvs_pools_cache_any(gpu);
 
 	/* Without a scheduler nobody makes room. */
-	if (since && ((!kept && nvs_swap_room(gpu) == UINT64_MAX) ||
+	if (since && ((!kept && nvs_swap_capacity(gpu) == UINT64_MAX) ||
 		      nvs_now() - since > REFUSED_NS))
 		return false;
 	nvs_swap_unlock(s);
@@ -47,7 +47,7 @@ bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64
 /* Chunks from p to end, side by side, that are nowhere and fit into the room now. */
 static uint32_t count_fitting(struct nvs_swap *s, struct place p, uint32_t end, uint64_t *bytes)
 {
-	uint64_t room = nvs_swap_room(p.span->gpu);
+	uint64_t room = nvs_swap_capacity(p.span->gpu);
 	uint32_t n = 0;
 
 	for (*bytes = 0; p.granule < end; n++) {
@@ -212,9 +212,9 @@ uint64_t nvs_swap_cached(struct nvs_gpu *gpu)
 	struct nvs_swap *s = gpu->swap;
 	uint64_t bytes;
 
-	nvs_pools_reap(gpu, NULL);
+	nvs_pools_look(gpu, NULL);
 	nvs_swap_lock(s);
-	bytes = s->cached + nvs_pools_idle(gpu);
+	bytes = s->cached + nvs_pools_cached(gpu);
 	nvs_swap_unlock(s);
 	return bytes;
 }
@@ -236,7 +236,7 @@ bool nvs_swap_flush(struct nvs_gpu *gpu, uint64_t bytes)
 	uint64_t before;
 	bool any = false, more = true;
 
-	nvs_pools_reap(gpu, NULL);
+	nvs_pools_look(gpu, NULL);
 	nvs_swap_lock(s);
 	before = s->retired;
 	while (more && s->retired - before < bytes) {
@@ -245,13 +245,11 @@ bool nvs_swap_flush(struct nvs_gpu *gpu, uint64_t bytes)
 
 			nvs_region_retire(gpu, p);
 		} else {
-			more = nvs_pools_give_up_one(gpu);
+			more = nvs_pools_release_one(gpu);
 		}
 		any = any || more;
 	}
 	nvs_swap_unlock(s);
-	if (!any)
-		nvs_pools_mark(gpu);
 	return any;
 }
 
@@ -311,7 +309,7 @@ bool nvs_region_put_by(struct nvs_swap *s, struct place p)
 
 	most = most > CACHE_BYTES ? most : CACHE_BYTES;
 	if (!s->hold || r->fixed || r->kind != REGION_LARGE || bytes > most ||
-	    s->resident > nvs_swap_room(p.span->gpu) || !nvs_region_is_here(p))
+	    s->resident > nvs_swap_capacity(p.span->gpu) || !nvs_region_is_here(p))
 		return false;
 	while (s->cache_count && (s->cache_count == CACHE_MAX || s->cached + bytes > most))
 		nvs_region_retire(p.span->gpu, uncache(s, 0)); /* p is ours meanwhile: the caller marked it */

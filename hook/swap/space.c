@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_space.c: addresses. Next fit over the runs of free granules; a search
+ * space.c: addresses. Next fit over the runs of free granules; a search
  * steps from region to region, not from granule to granule.
  */
 #include <string.h>
@@ -180,6 +180,13 @@ struct place nvs_place_of(uint64_t address)
 			return (struct place){ s, (uint32_t)((address - s->base) / GRANULE) };
 	}
 	return (struct place){ NULL, 0 };
+}
+
+struct nvs_gpu *nvs_swap_gpu_of(CUdeviceptr address)
+{
+	struct place p = nvs_place_of(address);
+
+	return p.span ? p.span->gpu : NULL;
 }
 
 /* Steps over a region or a run of free granules. */

@@ -29,12 +29,12 @@ static atomic_uint visited; /* GPUs that the process has had a context on; a bit
 
 void nvs_swap_reset(struct nvs_gpu *gpu)
 {
-	struct nvs_store *store = gpu->swap->store;
+	struct nvs_pools *pools = gpu->swap->pools;
 
 	memset(gpu->swap, 0, sizeof(*gpu->swap));
 	gpu->swap->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	gpu->swap->store = store;
-	nvs_store_reset(store, gpu);
+	gpu->swap->pools = pools;
+	nvs_pools_reset(pools, gpu);
 }
 
 /* ---- locking and waiting ---- */
@@ -168,7 +168,7 @@ static uint64_t fixed(struct nvs_gpu *gpu)
 	return used > ours ? used - ours : 0;
 }
 
-uint64_t nvs_swap_room(struct nvs_gpu *gpu)
+uint64_t nvs_swap_capacity(struct nvs_gpu *gpu)
 {
 	uint64_t room = gpu->swap->last_room, not_ours; /* without a page: as before */
 
@@ -191,7 +191,7 @@ bool nvs_swap_retry(struct nvs_gpu *gpu, unsigned *tries)
 	s = gpu->swap;
 	nvs_swap_flush(gpu, UINT64_MAX);
 	nvs_swap_lock(s);
-	alone = nvs_swap_room(gpu) == UINT64_MAX;
+	alone = nvs_swap_capacity(gpu) == UINT64_MAX;
 	nvs_swap_unlock(s);
 	if (alone)
 		return *tries == 1;

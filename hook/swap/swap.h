@@ -5,7 +5,7 @@
  * Where the scheduler swaps (a slot's room is not 0), what the application
  * allocates is made of chunks of physical memory that are mapped into addresses
  * of ours. While another client has the GPU, chunks are copied to the arena and
- * their physical memory is given up, as many as room demands (swap_move.c); at
+ * their physical memory is given up, as many as room demands (move.c); at
  * the next grant they come back before the gate opens. Everywhere else none of
  * this is used, and an allocation is the driver's.
  *
@@ -60,7 +60,7 @@ struct nvs_swap_range {
 	CUdeviceptr base;
 	size_t bytes;
 	void *owner;          /* context; of a pool's memory NULL */
-	struct nvs_pool *pool; /* swap_async.c */
+	struct nvs_pool *pool; /* async.c */
 	struct nvs_gpu *gpu;
 	uint64_t serial;      /* no allocation at this address had it before */
 	CUdeviceptr mapped;   /* what the driver would call the allocation */
@@ -71,6 +71,9 @@ struct nvs_swap_range {
 	int access, handle_types;
 };
 bool nvs_swap_find(CUdeviceptr p, struct nvs_swap_range *r);
+
+/* The GPU whose memory that moves an address may lie in; -1: none. Takes no lock. */
+struct nvs_gpu *nvs_swap_gpu_of(CUdeviceptr p);
 
 /*
  * The same in a stream (of cuda_abi.h's keys) and from a pool; its memory is of no
@@ -88,16 +91,19 @@ void nvs_swap_stream_going(void *stream);
 /* Adds to what the driver says of a pool what it has of ours. */
 void nvs_swap_pool_tell(void *pool, int attribute, uint64_t *value);
 
-/* A bit for each GPU whose pools keep more than they shall. */
+/* A bit for each GPU whose pools cache more than they shall. */
 extern atomic_uint nvs_swap_excess;
 void nvs_swap_trim(void);
 
-/* The host has waited for a stream, an event or a context. */
-static inline void nvs_swap_synchronised(void)
-{
-	if (__builtin_expect(atomic_load_explicit(&nvs_swap_excess, memory_order_relaxed) != 0, 0))
-		nvs_swap_trim();
-}
+/* Stream-ordered frees so far. Read before the host waits for work. */
+extern _Atomic uint64_t nvs_swap_frees;
+
+/*
+ * The host has waited for a context, or (ctx NULL) for a stream of cuda_abi.h's keys, or
+ * (both NULL) for the current context: for all work that was submitted when there had been
+ * so many frees.
+ */
+void nvs_swap_host_waited(uint64_t frees, const void *ctx, void *stream);
 
 /*
  * The allocation that p lies in comes to the GPU and stays there for good: others
@@ -118,10 +124,9 @@ bool nvs_swap_leave(struct nvs_gpu *gpu);
  */
 bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu);
 
-/* What stream memory operations name of such memory likewise (memop.c); in a node of any kind. */
+/* What stream memory operations name of such memory likewise (memop.c). */
 void nvs_swap_fix_word(CUdeviceptr p);
 void nvs_swap_fix_ops(const struct cu_mem_op *op, uint count);
-void nvs_swap_fix_node(const struct cu_node_params *p);
 
 /*
  * cuIpc* for memory of ours. CUDA_SUCCESS or an error; -1: it is the driver's to do.

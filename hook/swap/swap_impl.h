@@ -16,14 +16,14 @@
 #include "compiler.h"
 #include "driver.h"
 #include "memory.h"
-#include "shelf.h"
+#include "freelist.h"
 #include "slab.h"
 #include "memory_abi.h"
 
 struct arena;
 struct memory;
 struct nvs_pool;
-struct nvs_store;
+struct nvs_pools;
 struct nvs_swap_range;
 
 #define GRANULE NVS_SLAB_BYTES /* cuMemGetAllocationGranularity of every GPU so far */
@@ -87,7 +87,7 @@ struct region {
 	uint32_t granules;
 	uint32_t piece;    /* granules of each chunk but the last */
 	uint64_t bytes;    /* that were asked for */
-	uint64_t owner;    /* context or pool, see swap_alloc.c */
+	uint64_t owner;    /* context or pool, see allocation.c */
 	uint32_t slabs;    /* in use */
 	uint32_t end;      /* of the last two kinds: chunks are in so many granules at most */
 	uint8_t kind;
@@ -155,7 +155,7 @@ struct nvs_swap {
 	uint64_t last_room;    /* last that the scheduler said */
 	bool asked;            /* it said so, and has no answer yet */
 	struct arena *arena;   /* arena.c; NULL: none */
-	struct nvs_store *store; /* swap_pool.h */
+	struct nvs_pools *pools; /* pool.h */
 	struct {               /* vmm_memory.c; number 0 is none */
 		struct memory *memory; /* zeroed; only what is touched takes memory */
 		uint32_t used, free;
@@ -200,7 +200,7 @@ static inline struct region *region_of(struct place p)
 
 /* An empty record: nothing is known of the GPU's memory. */
 void nvs_swap_reset(struct nvs_gpu *gpu);
-void nvs_store_reset(struct nvs_store *st, struct nvs_gpu *gpu);
+void nvs_pools_reset(struct nvs_pools *all, struct nvs_gpu *gpu);
 
 /* The lock; signal handlers that allocate meanwhile are told to go elsewhere. */
 void nvs_swap_lock(struct nvs_swap *s);
@@ -213,12 +213,12 @@ void nvs_swap_kick(struct nvs_swap *s);
 void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns);
 
 /* Bytes that chunks may take on the GPU now. The lock is held. */
-uint64_t nvs_swap_room(struct nvs_gpu *gpu);
+uint64_t nvs_swap_capacity(struct nvs_gpu *gpu);
 
 /* Tells the scheduler what is where. No lock is held. */
 void nvs_swap_tell(struct nvs_gpu *gpu, uint32_t code);
 
-/* ---- swap_space.c; the GPU's lock is held ---- */
+/* ---- space.c; the GPU's lock is held ---- */
 
 /* Addresses for a region, its chunks empty; granule's span is NULL if there are none. */
 struct place nvs_region_new(struct nvs_gpu *gpu, uint32_t granules);
@@ -235,7 +235,7 @@ struct place nvs_place_of(uint64_t address);
  */
 bool nvs_chunk_next(struct nvs_gpu *gpu, unsigned states, struct place *at, uint32_t *looked);
 
-/* ---- swap_chunk.c; no lock is held ---- */
+/* ---- chunk.c; no lock is held ---- */
 
 /*
  * Physical memory for chunks side by side, and its mapping. Returns CUresult;
@@ -247,7 +247,7 @@ void nvs_chunk_unmap(struct place first, uint32_t chunks);
 /* Lets the process's other GPUs reach what is on this one. */
 void nvs_swap_open_to_peers(struct nvs_gpu *gpu);
 
-/* ---- swap_region.c; the GPU's lock is held, and given up meanwhile ---- */
+/* ---- region.c; the GPU's lock is held, and given up meanwhile ---- */
 
 /*
  * Memory for `granules`, claimed and, if the GPU is held, there. No lock is held;
@@ -293,7 +293,7 @@ bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64
  */
 bool nvs_chunk_back(struct nvs_gpu *gpu, struct place p);
 
-/* ---- swap_alloc.c ---- */
+/* ---- allocation.c ---- */
 
 /* As nvs_swap_alloc; the memory is a pool's. */
 int nvs_swap_alloc_pooled(struct nvs_gpu *gpu, struct nvs_pool *pool, size_t bytes, CUdeviceptr *p);
@@ -302,19 +302,19 @@ int nvs_swap_alloc_pooled(struct nvs_gpu *gpu, struct nvs_pool *pool, size_t byt
 bool nvs_swap_lookup(CUdeviceptr p, struct nvs_swap_range *r);
 
 /*
- * The allocation at k->address is the application's no more, stays where it is, and
- * is described in *k. False: part of it is away or nowhere, so that no work can be
- * using it, and it is to be given up.
+ * The allocation at b->address ends, and its block stays mapped; *b describes it. False:
+ * part of the block is not on the GPU, so that no work can be using it, and it is to be
+ * released.
  */
-bool nvs_swap_lay_by(struct nvs_kept *k);
+bool nvs_alloc_cache(struct nvs_block *b);
 
-/* What was laid by becomes an allocation of so many bytes, which fit there. */
-void nvs_swap_take_up(CUdeviceptr p, size_t bytes);
+/* A cached block becomes an allocation of so many bytes, which fit there. */
+void nvs_alloc_reuse(CUdeviceptr p, size_t bytes);
 
-/* Frees what was laid by. The lock is given up meanwhile. */
-void nvs_swap_give_up(struct nvs_gpu *gpu, CUdeviceptr p);
+/* Frees a cached block. The lock is given up meanwhile. */
+void nvs_alloc_release(struct nvs_gpu *gpu, CUdeviceptr p);
 
-/* ---- swap_arena.c; nvs_swap.lock is held for the first two ---- */
+/* ---- arena.c; nvs_swap.lock is held for the first two ---- */
 
 /* Finds places for granules that go away. False: the arena does not have them. */
 bool nvs_arena_take(struct nvs_gpu *gpu, struct place p, uint32_t granules);
@@ -330,43 +330,34 @@ uint64_t nvs_arena_bytes(struct nvs_gpu *gpu, uint64_t *unused);
 void nvs_arena_unregistered(struct nvs_gpu *gpu);
 void nvs_arena_fork_child(void);
 
-/* ---- swap_async.c, swap_line.c, swap_pool.c ---- */
+/* ---- async.c, pool.c ---- */
 
-/*
- * Looks which frees have passed that were made in streams; pool: of it alone. What
- * cannot be asked about now stays as it is. No lock is held.
- */
-void nvs_pools_reap(struct nvs_gpu *gpu, const struct nvs_pool *pool);
+/* Finds out which frees the streams have passed; pool: of this pool only. No lock is held. */
+void nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool);
 
-/*
- * Somebody wants what waits there: from now on it is seen when a stream has passed
- * it, also if the stream never has nothing to do. No lock is held.
- */
-void nvs_pools_mark(struct nvs_gpu *gpu);
+/* Waits until a stream has passed a free. False: there is none to wait for. No lock is held. */
+bool nvs_pools_wait(struct nvs_gpu *gpu);
 
-/* Waits until some have. False: there is nothing to wait for. No lock is held. */
-bool nvs_pools_outwait(struct nvs_gpu *gpu);
-
-/* The gpu has been drained: all have. No lock is held. */
+/* The GPU was drained: streams have passed all frees. No lock is held. */
 void nvs_pools_drained(struct nvs_gpu *gpu);
 
-/* Gives up what pools keep beyond their thresholds, if a synchronisation was seen. */
-void nvs_pools_tidy(struct nvs_gpu *gpu);
+/* Releases what pools have beyond their thresholds, if the host has waited for work. No lock is held. */
+void nvs_pools_trim(struct nvs_gpu *gpu);
 
-/* The memory of a context is going, or (NULL) of a GPU's primary one. */
+/* A context is gone, or (NULL) the primary one of a GPU. No lock is held. */
 void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx);
 
-/* The lock is held for these: whether pools keep anything, and bytes that may be used at once. */
-bool nvs_pools_keep(struct nvs_gpu *gpu);
-uint64_t nvs_pools_idle(struct nvs_gpu *gpu);
+/* The lock is held for what follows: whether pools cache anything; bytes of it that no stream uses. */
+bool nvs_pools_cache_any(struct nvs_gpu *gpu);
+uint64_t nvs_pools_cached(struct nvs_gpu *gpu);
 
-/* Gives up one of these. False: there is none. The lock is given up meanwhile. */
-bool nvs_pools_give_up_one(struct nvs_gpu *gpu);
+/* Releases one block that no stream uses. False: there is none. The lock is given up meanwhile. */
+bool nvs_pools_release_one(struct nvs_gpu *gpu);
 
-/* The allocation at p, which no work uses any more, goes back to its pool. */
-void nvs_pools_take_back(struct nvs_gpu *gpu, struct nvs_pool *pool, CUdeviceptr p);
+/* The allocation at p ends, and no work uses it: its block goes to the pool, for all streams. */
+void nvs_pools_free(struct nvs_gpu *gpu, struct nvs_pool *pool, CUdeviceptr p);
 
-/* ---- swap_move.c ---- */
+/* ---- move.c ---- */
 
 /* False: no thread can be made. */
 bool nvs_mover_start(struct nvs_gpu *gpu);

@@ -4,7 +4,7 @@
  *
  * Where the scheduler swaps, a handle that cuMemCreate gives is a number of ours
  * and stands for a memory. What the application maps whole, at one place of a
- * range that it has reserved (in our addresses, swap_space.c), is one chunk there
+ * range that it has reserved (in our addresses, space.c), is one chunk there
  * and goes away and comes back like any other (swap.h). Physical memory is
  * obtained at once while the GPU is held, and otherwise when it comes in.
  *

@@ -167,7 +167,7 @@ static int obtain(struct nvs_gpu *gpu, struct memory *m)
 		bool told = since != 0;
 		int result;
 
-		if (s->resident + bytes <= nvs_swap_room(gpu)) {
+		if (s->resident + bytes <= nvs_swap_capacity(gpu)) {
 			s->claiming -= bytes; /* it counts as the driver's */
 			nvs_swap_unlock(s);
 			result = driver_create(gpu, bytes, &m->real);

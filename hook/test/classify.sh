@@ -32,6 +32,7 @@ expand() { # MACRO CLASS, with the macro's parameter declared as it comes
 	expand NVS_STREAMS stream H
 	expand NVS_MEM_OPS never H
 	expand NVS_MEM_OP_NODES graph H
+	expand NVS_NAMES names H
 	expand NVS_MEMORY memory H
 	# In passed.h the class is the first word above the section.
 	sed -n 's/^.*\* Class \([a-z]*\)\..*/\1/p; /^\/\* Class/!s/^#define \(NVS_PASS_[A-Z]*\)(P) .*/\1/p' \

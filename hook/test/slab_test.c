@@ -146,16 +146,16 @@ static void slabs_keep_to_the_model(uint64_t count)
 
 enum { KEPT = 2000 };
 
-static struct nvs_kept kept[KEPT];
-static bool on_shelf[KEPT];
+static struct nvs_block kept[KEPT];
+static bool listed[KEPT];
 
 /* Whether a place fits an allocation as it should. */
-static bool fits(const struct nvs_kept *k, uint64_t bytes, bool roomy)
+static bool fits(const struct nvs_block *k, uint64_t bytes, bool larger)
 {
-	uint64_t least = nvs_place_bytes(bytes);
+	uint64_t least = nvs_block_bytes(bytes);
 
 	return !k->no_reuse && k->bytes >= bytes &&
-	       (roomy ? k->bytes - least <= least / 8 : k->bytes == least);
+	       (larger ? k->bytes - least <= least / 8 : k->bytes == least);
 }
 
 static uint64_t large_size(void)
@@ -165,45 +165,45 @@ static uint64_t large_size(void)
 
 static void shelves_keep_to_the_model(uint64_t count)
 {
-	static struct nvs_shelf shelf;
+	static struct nvs_freelist list;
 	uint64_t serial = 0, bytes = 0, hits = 0;
 
 	for (; count; count--) {
 		unsigned i = (unsigned)rnd(KEPT);
 		uint64_t size = rnd(2) ? a_size() : large_size();
-		bool roomy = rnd(2), there = false;
-		struct nvs_kept *k;
+		bool larger = rnd(2), there = false;
+		struct nvs_block *k;
 
-		if (!on_shelf[i]) {
-			kept[i] = (struct nvs_kept){ .bytes = nvs_place_bytes(size), .serial = ++serial,
+		if (!listed[i]) {
+			kept[i] = (struct nvs_block){ .bytes = nvs_block_bytes(size), .serial = ++serial,
 						     .no_reuse = rnd(50) == 0 };
 			CHECK(kept[i].bytes >= size);
-			nvs_shelf_add(&shelf, &kept[i]);
-			CHECK(shelf.youngest == &kept[i]);
+			nvs_freelist_add(&list, &kept[i]);
+			CHECK(list.youngest == &kept[i]);
 		} else {
-			nvs_shelf_remove(&shelf, &kept[i]);
+			nvs_freelist_remove(&list, &kept[i]);
 		}
-		bytes += on_shelf[i] ? -kept[i].bytes : kept[i].bytes;
-		on_shelf[i] = !on_shelf[i];
-		CHECK(shelf.bytes == bytes && !shelf.oldest == !bytes);
-		CHECK(!shelf.oldest || !shelf.oldest->younger ||
-		      shelf.oldest->serial < shelf.oldest->younger->serial);
+		bytes += listed[i] ? -kept[i].bytes : kept[i].bytes;
+		listed[i] = !listed[i];
+		CHECK(list.bytes == bytes && !list.oldest == !bytes);
+		CHECK(!list.oldest || !list.oldest->younger ||
+		      list.oldest->serial < list.oldest->younger->serial);
 		if (count % 16)
 			continue;
-		k = nvs_shelf_find(&shelf, size, roomy);
-		CHECK(!k || (fits(k, size, roomy) && on_shelf[k - kept]));
+		k = nvs_freelist_find(&list, size, larger);
+		CHECK(!k || (fits(k, size, larger) && listed[k - kept]));
 		hits += k != NULL;
 		/* Of what is very large not all are looked at. */
 		for (unsigned n = 0; !k && n < KEPT && size <= 64 * NVS_SLAB_BYTES; n++)
-			there = there || (on_shelf[n] && fits(&kept[n], size, false));
+			there = there || (listed[n] && fits(&kept[n], size, false));
 		CHECK(!there);
 	}
-	while (shelf.oldest)
-		nvs_shelf_remove(&shelf, shelf.oldest);
-	CHECK(!shelf.bytes && !shelf.youngest);
-	for (uint32_t b = 0; b < NVS_SHELF_BINS; b++)
-		CHECK(!shelf.bin[b] && !(shelf.filled[b / 64] >> b % 64 & 1));
-	printf("shelves: %llu found\n", (unsigned long long)hits);
+	while (list.oldest)
+		nvs_freelist_remove(&list, list.oldest);
+	CHECK(!list.bytes && !list.youngest);
+	for (uint32_t b = 0; b < NVS_FREELIST_BINS; b++)
+		CHECK(!list.bin[b] && !(list.filled[b / 64] >> b % 64 & 1));
+	printf("free lists: %llu found\n", (unsigned long long)hits);
 }
 
 /* ---- addresses ---- */

@@ -42,7 +42,7 @@ for lib; do
 			'#define G(name, P, A, key) @name' '#define H(name) @name' |
 			cat - "$here/names.txt" | ${CC:-gcc} -E -P -iquote "$hook/core" -iquote "$hook/memory" - | tr -s ' ;' '\n' |
 			sed -n 's/^@//p'
-		printf 'dlsym\ndlvsym\n'
+		printf 'dlsym\ndlvsym\nioctl\n'
 	}
 	readelf -W --dyn-syms "$lib" | awk '$7 != "UND" && $5 == "GLOBAL" { print $8 }' | sort >"$lib.exports"
 	names | sort >"$lib.table"

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -48,12 +48,12 @@ const (
 
 // arena is that of the node.
 type arena struct {
-	used   uint64     // bytes that clients were given, or that are being made for them
-	making uint64     // of these, what is being made
-	held   int        // segments of clients of which a descriptor is here as well
-	jobs   int        // segments that are being made for clients
-	err    error      // the latest segment could not be made
-	retry  sched.Time // 0: not planned
+	used   uint64 // bytes that clients were given, or that are being made for them
+	making uint64 // of these, what is being made
+	held   int    // segments of clients of which a descriptor is here as well
+	jobs   int    // segments that are being made for clients
+	err    error  // the latest segment could not be made
+	retry  *timer.Timer
 	stock  stock
 	// make is newSegment, and memory is hostMemory, but for tests.
 	make     func(size uint64, step func(filled uint64) error) (segment, error)
@@ -133,7 +133,7 @@ func (d *Daemon) prepareArena(g *gpu) {
 func (d *Daemon) prepareUpTo(g *gpu, limit, more uint64) {
 	for d.giveReady(g, limit, more) {
 	}
-	for d.arena.jobs < fillers() && d.arena.retry == 0 {
+	for d.arena.jobs < fillers() && !d.arena.retry.Planned() {
 		m, lacks := d.neediest(g, more, nil)
 		if m == nil || d.arena.used >= limit {
 			return
@@ -251,7 +251,8 @@ func (d *Daemon) finishSegment(g *gpu, m *clientMemory, size uint64, seg segment
 			if d.arena.err == nil {
 				d.log.WithError(err).Errorf("no host memory for what is swapped out: trying again every %v", arenaRetry)
 			}
-			d.arena.err, d.arena.retry = err, now().Add(arenaRetry)
+			d.arena.err = err
+			d.arena.retry.Set(now().Add(arenaRetry))
 			d.giveBack(size, true)
 			return
 		}

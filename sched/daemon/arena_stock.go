@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
 )
 
 // The stock is part of the arena that is made while nobody needs it, so that a client
@@ -34,9 +34,9 @@ const (
 // leaving, to the kernel; so do those of clients that are no more.
 type stock struct {
 	making, ready, leaving []*piece
-	paused                 bool       // until due
-	due                    sched.Time // of lookAtStock; 0: there is nothing to look at
-	full                   [2]uint64  // target and bytes with which nothing was to be made
+	paused                 bool         // until look
+	look                   *timer.Timer // for lookAtStock, if there is anything to look at
+	full                   [2]uint64    // target and bytes with which nothing was to be made
 }
 
 // piece is a segment of it.
@@ -181,7 +181,7 @@ func (d *Daemon) restock() {
 	}
 	d.giveBack(less(d.arena.used+s.bytes(), d.opts.SwapMemory), false)
 	nodes, target := d.nodes(), min(d.opts.SwapReady, less(d.opts.SwapMemory, d.arena.used))
-	for len(nodes) > 0 && !s.paused && d.arena.jobs == 0 && d.arena.retry == 0 && len(s.making) < fillers() && len(s.making)+len(s.ready) < d.maxReady {
+	for len(nodes) > 0 && !s.paused && d.arena.jobs == 0 && !d.arena.retry.Planned() && len(s.making) < fillers() && len(s.making)+len(s.ready) < d.maxReady {
 		are := [2]uint64{target, s.bytes()}
 		if are == s.full {
 			break
@@ -197,8 +197,8 @@ func (d *Daemon) restock() {
 		}
 		d.stockUp(node, size)
 	}
-	if s.due == 0 && (s.paused || len(s.making)+len(s.ready) > 0) {
-		s.due = now().Add(stockPause)
+	if !s.look.Planned() && (s.paused || len(s.making)+len(s.ready) > 0) {
+		s.look.Set(now().Add(stockPause))
 	}
 }
 
@@ -356,7 +356,8 @@ func (d *Daemon) takeBack(segments []segment) {
 // lookAtStock sees whether the host needs the memory, or has some again.
 func (d *Daemon) lookAtStock() {
 	s := &d.arena.stock
-	s.due, s.paused = 0, false
+	s.look.Stop()
+	s.paused = false
 	if pages, _, ok := d.arena.memory(); ok && pages < hostReserve {
 		d.giveBack(hostReserve-pages, true)
 		s.paused = true

@@ -270,7 +270,7 @@ func TestReadyAndHostMemory(t *testing.T) {
 	s.awaitReady(64 * mib)
 	s.inLoop(func() {
 		st := &s.arena.stock
-		if len(st.making) != 0 || !st.paused || st.due == 0 {
+		if len(st.making) != 0 || !st.paused || !st.look.Planned() {
 			t.Errorf("making %d, paused %v", len(st.making), st.paused)
 		}
 	})

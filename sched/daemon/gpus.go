@@ -13,7 +13,11 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -28,7 +32,7 @@ type gpu struct {
 	mode     sched.Mode
 	fenced   map[sched.ClientID]bool // those for whom FenceDemote is in force
 	demoted  bool                    // and the core knows
-	stats    turnStats
+	turns    metrics.Turns
 	ceiling  uint64 // as Options.GPUMemory
 	swap     *swap  // nil: nothing is swapped
 	node     int    // whose memory is near, if something is swapped, or noNode
@@ -36,7 +40,10 @@ type gpu struct {
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
 	outbox []work
-	retry  sched.Time
+	retry  *timer.Timer // to carry out the outbox
+
+	turn    *timer.Timer // the core's Deadline
+	victims *timer.Timer // swap.due
 }
 
 // parseUUID reads "GPU-" or, for a MIG device, "MIG-", and 32 hexadecimal
@@ -66,19 +73,27 @@ func (d *Daemon) mayRediscover() bool {
 	if d.discovered != 0 && now().Sub(d.discovered) < rediscoverPause {
 		return false
 	}
-	d.discoverDue = now() // tick has the context
+	d.search.Set(now())
 	d.discovering = true
 	return true
 }
 
 // startDiscovery searches for GPUs beside the loop: the driver may take its
 // time, and clients of known GPUs must not wait for it.
-func (d *Daemon) startDiscovery(ctx context.Context) {
+func (d *Daemon) startDiscovery() {
 	d.discovering = true
-	d.wg.Add(1)
+	ctx, cancel := context.WithTimeout(context.Background(), discoverTimeout)
+	d.wg.Add(2)
 	go func() {
 		defer d.wg.Done()
-		ctx, cancel := context.WithTimeout(ctx, discoverTimeout)
+		select {
+		case <-d.ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	go func() {
+		defer d.wg.Done()
 		defer cancel()
 		found, err := d.opts.List(ctx)
 		d.do(func() { d.finishDiscovery(found, err) })
@@ -103,7 +118,7 @@ func (d *Daemon) finishDiscovery(found []GPU, err error) {
 		if first {
 			d.log.Warnf("no GPU found: waiting for one, looking again every %v", rescanPause)
 		}
-		d.discoverDue = now().Add(rescanPause)
+		d.search.Set(now().Add(rescanPause))
 	}
 	pending := d.pending
 	d.pending = nil
@@ -137,7 +152,7 @@ func (d *Daemon) addGPU(info GPU) error {
 	}
 	last := d.state.GPUs[info.UUID]
 	if last == nil {
-		last = &gpuState{}
+		last = &state.GPU{}
 		if d.cautious {
 			// Above every epoch of before, as long as there was less than one
 			// grant per microsecond on average.
@@ -157,6 +172,9 @@ func (d *Daemon) addGPU(info GPU) error {
 		GPU:       info.UUID,
 		Node:      d.node,
 	})}
+	g.turn = d.timers.New(func() { d.step(g, sched.Tick{}) })
+	g.retry = d.timers.New(func() { d.flush(g) })
+	g.victims = d.timers.New(func() { d.lookAtVictims(g) })
 	d.gpus[uuid] = g
 	g.ceiling = d.opts.GPUMemory
 	d.openSwap(g, physical)
@@ -169,7 +187,7 @@ func (d *Daemon) addGPU(info GPU) error {
 	d.order = append(d.order, g)
 	slices.SortStableFunc(d.order, func(a, b *gpu) int { return cmp.Compare(a.Index, b.Index) })
 	d.log.Infof("GPU %d: %s %s, %d MiB", info.Index, info.UUID, info.Name, info.MemoryBytes>>20)
-	d.noteChange(g, &event{kind: api.EventType_EVENT_TYPE_GPU, text: info.Name})
+	d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_GPU, Text: info.Name})
 	unrecorded, holders := last.Unrecorded, slices.Clone(last.Holders) // steps write to last
 	if unrecorded {
 		d.step(g, sched.RestoreUnknown{Epoch: last.Epoch})

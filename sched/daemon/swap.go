@@ -10,6 +10,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -260,8 +261,8 @@ func (d *Daemon) placeable(g *gpu, cl *client, want wire.Reserve, force bool) (t
 	}
 	g.swap.refused++
 	text := err.Error()
-	d.turn(time.Now(), g, cl.id, &event{kind: api.EventType_EVENT_TYPE_NO_ROOM, bytes: want.Total, text: text})
-	d.tell(&conn{peer: cl.Peer, client: cl}, logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, want.Total>>20, text))
+	d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: want.Total, Text: text})
+	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, want.Total>>20, text))
 	if !cl.canMove {
 		return 0, wire.ErrMemory // all that it knows
 	}
@@ -524,7 +525,7 @@ func (d *Daemon) endMove(g *gpu, id sched.ClientID, kind api.EventType, m *direc
 		return
 	}
 	m.ended(bytes, took)
-	d.turn(time.Now(), g, id, &event{kind: kind, bytes: bytes, took: took})
+	d.turn(time.Now(), g, id, &history.Event{Kind: kind, Bytes: bytes, Took: took})
 }
 
 // letStalledGoOn tells the core that those can try again whose grants were asked
@@ -575,8 +576,8 @@ func (d *Daemon) lookAtVictims(g *gpu) {
 		if o, _ := g.swap.residency.Occupancy(id); o.Stalled && !m.stalled && t >= m.since.Add(max(d.opts.Grace, stallAfter)) {
 			m.stalled = true
 			text := fmt.Sprintf("it does not move %d MiB off the GPU, for which others wait", (o.Resident-min(o.Room, o.Resident))>>20)
-			d.turn(time.Now(), g, id, &event{kind: api.EventType_EVENT_TYPE_STALL, text: text})
-			d.tell(&conn{peer: m.client.Peer, client: m.client}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
+			d.turn(time.Now(), g, id, &history.Event{Kind: api.EventType_EVENT_TYPE_STALL, Text: text})
+			d.tell(m.client.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
 		}
 	}
 	d.answerThose(g)

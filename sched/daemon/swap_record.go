@@ -9,6 +9,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 )
 
 // Who has memory on a GPU where memory is swapped is recorded, so that after a restart
@@ -46,7 +47,7 @@ func (d *Daemon) restoreMembers() {
 	if d.opts.SwapMemory == 0 {
 		return
 	}
-	m, err := readRecord[members](d.membersPath(), membersVersion)
+	m, err := state.ReadRecord[members](d.membersPath(), membersVersion)
 	if err != nil {
 		d.log.WithError(err).Warn("who has memory on GPUs is not known until all are back: some may be told to wait by the driver")
 	}
@@ -93,13 +94,13 @@ func (d *Daemon) awaitMembers(g *gpu) {
 
 // noteMembers plans to write the file.
 func (d *Daemon) noteMembers() {
-	if d.membersDue == 0 {
-		d.membersDue = now().Add(membersPause)
+	if !d.members.Planned() {
+		d.members.Set(now().Add(membersPause))
 	}
 }
 
 func (d *Daemon) recordMembers() {
-	d.membersDue = 0
+	d.members.Stop()
 	file := members{Version: membersVersion, BootID: d.bootID, GPUs: map[string][]memberState{}}
 	for _, g := range d.order {
 		if g.swap == nil {
@@ -114,7 +115,7 @@ func (d *Daemon) recordMembers() {
 	for uuid, list := range d.before { // GPUs that are not found yet
 		file.GPUs[uuid] = list
 	}
-	if err := writeRecord(d.membersPath(), file); err != nil {
+	if err := state.WriteRecord(d.membersPath(), file); err != nil {
 		d.log.WithError(fmt.Errorf("record who has memory on GPUs: %w", err)).Warn("after a restart it is not known before all are back")
 	}
 }

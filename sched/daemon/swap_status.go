@@ -12,6 +12,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
 )
 
 var apiKeeps = map[sched.Keep]api.MemoryMode{
@@ -90,8 +91,8 @@ func (d *Daemon) strand(g *gpu, id sched.ClientID, m *clientMemory) {
 	}
 	m.stranded = now().Add(strandedRetry)
 	text := strandedText(lacks)
-	d.turn(time.Now(), g, id, &event{kind: api.EventType_EVENT_TYPE_STALL, text: text})
-	d.tell(&conn{peer: m.client.Peer, client: m.client}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
+	d.turn(time.Now(), g, id, &history.Event{Kind: api.EventType_EVENT_TYPE_STALL, Text: text})
+	d.tell(m.client.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
 	d.step(g, sched.SetStranded{Client: id, On: true})
 	d.planLook(g)
 }

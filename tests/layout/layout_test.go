@@ -29,11 +29,16 @@ var rules = map[string][]string{
 	"sched":                   {},
 	"sched/wire":              {},
 	"sched/api":               {},
-	"sched/daemon":            {"sched", "sched/wire", "sched/api", "sched/daemon/page", "sched/daemon/peer"},
+	"sched/daemon":            {"sched", "sched/wire", "sched/api", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/timer"},
+	"sched/daemon/history":    {"sched", "sched/api", "sched/daemon/peer"},
+	"sched/daemon/metrics":    {"sched", "sched/wire", "sched/api", "sched/daemon/peer"},
 	"sched/daemon/page":       {"sched/wire"},
 	"sched/daemon/peer":       {},
+	"sched/daemon/rundir":     {"sched/wire", "sched/api"},
+	"sched/daemon/state":      {"sched"},
+	"sched/daemon/timer":      {"sched"},
 	"sched/sim":               {"sched"},
-	"sched/nvshare-scheduler": {"sched", "sched/daemon", "sched/daemon/page", "sched/daemon/peer", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
+	"sched/nvshare-scheduler": {"sched", "sched/daemon", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/timer", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
 	"sched/nvsharectl":        {"sched/api", "cdi", "cdi/ldcache"},
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package metrics
 
 import (
 	"cmp"
@@ -24,7 +24,7 @@ const (
 	maxMetricTenants = 512
 )
 
-// exposition turns a scrape into metrics. The value names are metricNames'.
+// exposition turns a scrape into metrics. metricNames has their names.
 type exposition struct {
 	ch               chan<- prometheus.Metric
 	descs            map[string]*prometheus.Desc
@@ -47,9 +47,9 @@ func (x *exposition) histogram(name string, h *histogram, labels ...string) {
 }
 
 func (x *exposition) all() {
-	r := x.s.status
+	r := x.s.Status
 	for i, g := range r.Gpus {
-		x.gpu(g, &x.s.turns[i])
+		x.gpu(g, &x.s.Turns[i])
 		x.sample(g)
 		for _, c := range g.Clients {
 			x.client(g, c)
@@ -58,15 +58,15 @@ func (x *exposition) all() {
 	}
 	x.arena(r)
 	x.put("nvshare_nvml_up", number(x.s.sampled))
-	for t, n := range x.s.traffic.messages {
+	for t, n := range x.s.Traffic.Messages {
 		if typ := wire.Type(t); typ.FromClient() {
 			x.put("nvshare_scheduler_messages_total", float64(n), typ.String())
 		}
 	}
-	x.put("nvshare_scheduler_client_disconnect_total", float64(x.s.traffic.disconnects))
-	x.put("nvshare_scheduler_registrations_total", float64(x.s.traffic.registrations))
-	x.put("nvshare_scheduler_bypassed_registrations_total", float64(x.s.traffic.bypasses))
-	x.put("nvshare_scheduler_suppressed_log_lines_total", float64(x.s.unlogged))
+	x.put("nvshare_scheduler_client_disconnect_total", float64(x.s.Traffic.Disconnects))
+	x.put("nvshare_scheduler_registrations_total", float64(x.s.Traffic.Registrations))
+	x.put("nvshare_scheduler_bypassed_registrations_total", float64(x.s.Traffic.Bypasses))
+	x.put("nvshare_scheduler_suppressed_log_lines_total", float64(x.s.Traffic.UnloggedLines))
 	x.put("nvshare_scheduler_clients", float64(r.Clients))
 	x.put("nvshare_scheduler_connections", float64(r.Connections))
 	x.put("nvshare_scheduler_refused_connections_total", float64(r.Refused))
@@ -79,7 +79,7 @@ func (x *exposition) all() {
 	x.put("nvshare_metrics_left_out", float64(max(x.tenants-maxMetricTenants, 0)), "tenant")
 }
 
-func (x *exposition) gpu(g *api.GPU, turns *turnStats) {
+func (x *exposition) gpu(g *api.GPU, turns *Turns) {
 	gpu := []string{g.Uuid, strconv.Itoa(int(g.Index))}
 	with := func(more ...string) []string { return append(gpu[:2:2], more...) }
 	x.put("nvshare_gpu_info", 1, with(g.Name)...)
@@ -97,7 +97,11 @@ func (x *exposition) gpu(g *api.GPU, turns *turnStats) {
 			memory += c.MemoryBytes
 		}
 	}
-	for _, state := range apiStates {
+	for n := range api.ClientState_name {
+		state := api.ClientState(n)
+		if state == api.ClientState_CLIENT_STATE_UNSPECIFIED {
+			continue
+		}
 		name := strings.ToLower(strings.TrimPrefix(state.String(), "CLIENT_STATE_"))
 		x.put("nvshare_gpu_clients", float64(states[state]), with(name)...)
 	}
@@ -164,7 +168,7 @@ func (x *exposition) sample(g *api.GPU) {
 	if s.Processes != nil {
 		unmanaged := 0
 		for pid := range s.Processes {
-			if !x.s.processes[pid] {
+			if !x.s.Processes[pid] {
 				unmanaged++
 			}
 		}
@@ -246,7 +250,7 @@ func names(c *api.Container) []string {
 }
 
 func tenantID(c *api.Container, uid uint32) string {
-	return cmp.Or(c.GetId(), peer.UserAccount+strconv.FormatUint(uint64(uid), 10))
+	return cmp.Or(c.GetId(), peer.AccountOfUser(uid))
 }
 
 // sameTenant reports whether a container, or a user outside containers, is

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package metrics
 
 import (
 	"time"
@@ -19,8 +19,8 @@ var turnBounds = [...]time.Duration{
 	10 * time.Second, 30 * time.Second, time.Minute, 5 * time.Minute,
 }
 
-// histogram counts durations. The loop adds to it at each turn, so it is
-// cheaper than one of the Prometheus library, and no other goroutine sees it.
+// histogram counts durations. The scheduler's loop adds to it at each turn, so it
+// is cheaper than one of the Prometheus library, and no other goroutine sees it.
 type histogram struct {
 	counts [len(turnBounds) + 1]uint64 // the last one: longer than all bounds
 	sum    time.Duration
@@ -46,8 +46,8 @@ func (h *histogram) cumulative() (count uint64, buckets map[float64]uint64) {
 	return count + h.counts[len(turnBounds)], buckets
 }
 
-// turnStats sums up the turns of one GPU since the scheduler's start.
-type turnStats struct {
+// Turns sums up the turns of one GPU since the scheduler's start.
+type Turns struct {
 	wait, hold, drain, handOver histogram
 
 	revokes  [sched.MoveStalled + 2]uint64 // by sched.RevokeReason; the last: reasons we don't know
@@ -58,7 +58,8 @@ type turnStats struct {
 	ended    time.Time // of the latest grant that has ended; zero after the next grant
 }
 
-func (s *turnStats) granted(t time.Time, a *sched.Grant) {
+// Granted counts a grant.
+func (s *Turns) Granted(t time.Time, a *sched.Grant) {
 	s.wait.add(a.Waited)
 	if a.Latency {
 		s.latency++
@@ -71,11 +72,13 @@ func (s *turnStats) granted(t time.Time, a *sched.Grant) {
 	s.ended = time.Time{}
 }
 
-func (s *turnStats) revoked(why sched.RevokeReason) {
+// Revoked counts a grant that was asked back.
+func (s *Turns) Revoked(why sched.RevokeReason) {
 	s.revokes[min(int(why), len(s.revokes)-1)]++
 }
 
-func (s *turnStats) released(t time.Time, a *sched.Released) {
+// Released counts a grant that has ended.
+func (s *Turns) Released(t time.Time, a *sched.Released) {
 	s.releases[min(int(a.Reason), len(s.releases)-1)]++
 	if a.Fenced { // others had the GPU meanwhile
 		s.late++
@@ -87,3 +90,6 @@ func (s *turnStats) released(t time.Time, a *sched.Released) {
 	}
 	s.ended = t
 }
+
+// Paused counts a gate that was shut for a latency tenant.
+func (s *Turns) Paused() { s.pauses++ }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package state
 
 import (
 	"encoding/json"
@@ -10,23 +10,23 @@ import (
 	"os"
 )
 
-// What people set and what is to outlive the scheduler is in small files of its
-// own, written when it is changed. The state file, which is written at each
-// grant, stays small.
-
-// readRecord reads such a file; its "version" must be the one given. Missing, it
-// is a zero T. If it cannot be used it is a zero T and an error, and the file is
-// put aside, so that the next writeRecord does not destroy it.
-func readRecord[T any](path string, version int) (T, error) {
+// ReadRecord reads a record; its "version" must be the one given. Where there is
+// none, it returns a zero T. Where the file cannot be used, it returns a zero T
+// and an error, and puts the file aside, so that the next WriteRecord does not
+// destroy the file.
+func ReadRecord[T any](path string, version int) (T, error) {
 	var none, t T
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	text, err := read(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return none, nil
-	}
-	if err != nil {
+	case errors.Is(err, ErrNotRegular):
+	case err != nil:
 		return none, err
+	default:
+		err = DecodeRecord(text, version, &t)
 	}
-	if err = decodeRecord(text, version, &t); err == nil {
+	if err == nil {
 		return t, nil
 	}
 	aside := path + ".damaged"
@@ -36,7 +36,8 @@ func readRecord[T any](path string, version int) (T, error) {
 	return none, fmt.Errorf("%s cannot be used: %w", aside, err)
 }
 
-func decodeRecord(text []byte, version int, to any) error {
+// DecodeRecord is ReadRecord for the text of a record.
+func DecodeRecord(text []byte, version int, to any) error {
 	var head struct {
 		Version int `json:"version"`
 	}
@@ -52,8 +53,8 @@ func decodeRecord(text []byte, version int, to any) error {
 	return json.Unmarshal(text, to)
 }
 
-// writeRecord replaces the file at one stroke.
-func writeRecord(path string, content any) error {
+// WriteRecord replaces a record.
+func WriteRecord(path string, content any) error {
 	text, err := json.MarshalIndent(content, "", "  ")
 	if err != nil {
 		return err

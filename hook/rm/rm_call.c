@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rm_call.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "rm_abi.h"
+
+static _Atomic(nvs_rm_ioctl *) next;
+
+void nvs_rm_set_next(nvs_rm_ioctl *fn)
+{
+	atomic_store(&next, fn);
+}
+
+int rm_next(int fd, unsigned long request, void *arg)
+{
+	nvs_rm_ioctl *fn = atomic_load_explicit(&next, memory_order_relaxed);
+
+	return fn ? fn(fd, request, arg) : (int)syscall(SYS_ioctl, fd, request, arg);
+}
+
+/* An application may close any descriptor, and its number may be another file's by now. */
+static bool still_there(const struct rm_descriptor *d)
+{
+	struct stat st;
+
+	return syscall(SYS_fstat, d->fd, &st) == 0 && st.st_dev == d->device && st.st_ino == d->inode;
+}
+
+enum nvs_rm_result rm_control(const struct rm_target *t, uint32_t object, uint32_t command, void *params,
+			      uint32_t size, uint32_t *status)
+{
+	struct rm_control c = { .client = t->client, .object = object, .command = command,
+				.params = (uintptr_t)params, .params_size = size };
+
+	if (!still_there(&t->via) || rm_next(t->via.fd, RM_CONTROL, &c) != 0)
+		return NVS_RM_LOST;
+	*status = c.status;
+	return c.status ? NVS_RM_REFUSED : NVS_RM_OK;
+}

@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * rm_control.c: time slices, and channels off and on. One thread at a time has
+ * its turn with the controls (turn, below): the targets are copied from the table
+ * first, so that the table's lock is free while the driver works. Objects that
+ * come or go meanwhile are seen by the table's serial number.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "log.h"
+#include "quiet.h"
+#include "rm.h"
+#include "rm_abi.h"
+#include "rm_call.h"
+#include "rm_control.h"
+#include "rm_object.h"
+
+/* A control takes less than 1 ms; the driver itself gives up on one after some seconds. */
+#define TURN_WAIT_NS 5000000000ull
+#define TRIES        8 /* looks at a table that changes all the time */
+
+const char *nvs_rm_text(enum nvs_rm_result r)
+{
+	static const char *const text[] = {
+		[NVS_RM_OK] = "works",
+		[NVS_RM_UNTRIED] = "not tried",
+		[NVS_RM_UNSEEN] = "no compute channels of this GPU were seen",
+		[NVS_RM_REFUSED] = "the driver refuses",
+		[NVS_RM_FAKED] = "the driver answers success and changes nothing",
+		[NVS_RM_LOST] = "the driver's descriptor is gone",
+		[NVS_RM_BUSY] = "busy",
+	};
+
+	return (unsigned)r < sizeof(text) / sizeof(text[0]) ? text[r] : "unknown";
+}
+
+/* ---- turns ---- */
+
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(pid_t) turn_owner;
+static atomic_bool ended; /* the process ends: channels stay on */
+
+/* Room for the targets of the thread whose turn it is. */
+static struct rm_target targets[NVS_RM_MAX_TARGETS];
+
+static bool begin_turn(struct nvs_quiet *q)
+{
+	static const struct timespec nap = { 0, 20000 };
+	pid_t me = getpid();
+
+	nvs_quiet_begin(q);
+	if (turn_owner != me) { /* a child of fork: the thread that had the turn is not here */
+		if (turn_owner)
+			turn = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+		turn_owner = me;
+	}
+	for (uint64_t waited = 0; waited < TURN_WAIT_NS; waited += (uint64_t)nap.tv_nsec) {
+		if (pthread_mutex_trylock(&turn) == 0)
+			return true;
+		nanosleep(&nap, NULL);
+	}
+	nvs_quiet_end(q);
+	return false;
+}
+
+static void end_turn(const struct nvs_quiet *q)
+{
+	pthread_mutex_unlock(&turn);
+	nvs_quiet_end(q);
+}
+
+/* Asks the RM which GPUs the subdevices are that came since the last time. */
+static void name_subdevices(void)
+{
+	struct rm_target t;
+
+	while (rm_unnamed_subdevice(&t)) {
+		struct rm_uuid u = { .flags = RM_UUID_BINARY };
+		uint32_t status;
+		bool told = rm_control(&t, t.subdevice, RM_GET_UUID, &u, sizeof(u), &status) == NVS_RM_OK &&
+			    u.length == NVS_RM_UUID;
+
+		rm_name_subdevice(&t, told ? u.data : NULL);
+	}
+}
+
+/* ---- results ---- */
+
+struct result {
+	enum nvs_rm_result r;
+	uint32_t status;
+	uint64_t us;
+};
+
+static void keep_slice_result(struct rm_gpu *g, void *arg)
+{
+	const struct result *r = arg;
+
+	g->slice = r->r;
+	if (r->r == NVS_RM_OK)
+		g->slice_us = r->us;
+	if (r->r == NVS_RM_REFUSED)
+		g->status = r->status;
+}
+
+static void keep_off_on_result(struct rm_gpu *g, void *arg)
+{
+	const struct result *r = arg;
+
+	g->off_on = r->r;
+	if (r->r == NVS_RM_REFUSED)
+		g->status = r->status;
+}
+
+static void want_slice(struct rm_gpu *g, void *us)
+{
+	g->wanted_us = *(uint64_t *)us;
+}
+
+/* ---- slices ---- */
+
+static enum nvs_rm_result get_slice(const struct rm_target *t, uint64_t *us, uint32_t *status)
+{
+	struct rm_slice s = { 0 };
+	enum nvs_rm_result r = rm_control(t, t->object, RM_GET_SLICE, &s, sizeof(s), status);
+
+	*us = s.us;
+	return r;
+}
+
+static enum nvs_rm_result set_slice(const struct rm_target *t, uint64_t us, uint32_t *status)
+{
+	struct rm_slice s = { us };
+	uint64_t now;
+	enum nvs_rm_result r = rm_control(t, t->object, RM_SET_SLICE, &s, sizeof(s), status);
+
+	if (r == NVS_RM_OK)
+		r = get_slice(t, &now, status);
+	return r == NVS_RM_OK && now != us ? NVS_RM_FAKED : r;
+}
+
+static bool gone(const struct result *r)
+{
+	return r->r == NVS_RM_REFUSED && (r->status == RM_NO_OBJECT || r->status == RM_BAD_OBJECT || r->status == RM_BAD_HANDLE);
+}
+
+/* With the turn. A group that ended meanwhile is no failure. */
+static struct result slice_all(const uint8_t *uuid, uint64_t us)
+{
+	struct result all = { NVS_RM_UNSEEN, 0, us };
+	uint64_t seen;
+
+	for (int tries = 0; tries < TRIES; tries++) {
+		unsigned n;
+
+		seen = rm_serial();
+		n = rm_targets(uuid, RM_KIND_GROUPS, targets);
+		all = (struct result){ n ? NVS_RM_OK : NVS_RM_UNSEEN, 0, us };
+		for (unsigned i = 0; i < n; i++) {
+			struct result one = { NVS_RM_OK, 0, us };
+
+			one.r = set_slice(&targets[i], us, &one.status);
+			if (one.r != NVS_RM_OK && !(gone(&one) && seen != rm_serial()))
+				all = one;
+		}
+		if (seen == rm_serial())
+			break;
+	}
+	return all;
+}
+
+enum nvs_rm_result nvs_rm_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t us)
+{
+	struct result r = { NVS_RM_OK, 0, us };
+	struct nvs_quiet q;
+
+	if (!begin_turn(&q))
+		return NVS_RM_BUSY;
+	name_subdevices();
+	if (!rm_with_gpu(uuid, want_slice, &us))
+		r.r = NVS_RM_UNSEEN;
+	else if (us) {
+		r = slice_all(uuid, us);
+		rm_with_gpu(uuid, keep_slice_result, &r);
+	}
+	end_turn(&q);
+	return r.r;
+}
+
+void rm_slice_new_group(void)
+{
+	uint8_t uuid[NVS_RM_UUID];
+	uint64_t us;
+
+	for (unsigned i = 0; i < NVS_RM_MAX_GPUS; i++)
+		if (rm_wanted_slice(i, uuid, &us))
+			nvs_rm_slice(uuid, us);
+}
+
+enum nvs_rm_result nvs_rm_get_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t *us)
+{
+	struct result r = { NVS_RM_UNSEEN, 0, 0 };
+	struct nvs_quiet q;
+
+	*us = 0;
+	if (!begin_turn(&q))
+		return NVS_RM_BUSY;
+	name_subdevices();
+	if (rm_targets(uuid, RM_KIND_GROUPS, targets)) {
+		r.r = get_slice(&targets[0], &r.us, &r.status);
+		rm_with_gpu(uuid, keep_slice_result, &r);
+		*us = r.us;
+	}
+	end_turn(&q);
+	return r.r;
+}
+
+enum nvs_rm_result nvs_rm_prove(const uint8_t uuid[NVS_RM_UUID])
+{
+	struct result r = { NVS_RM_UNSEEN, 0, 0 };
+	uint64_t before = 0;
+	struct nvs_quiet q;
+
+	if (!begin_turn(&q))
+		return NVS_RM_BUSY;
+	name_subdevices();
+	if (rm_targets(uuid, RM_KIND_GROUPS, targets)) {
+		struct rm_target t = targets[0];
+
+		r.r = get_slice(&t, &before, &r.status);
+		r.us = before;
+		if (r.r == NVS_RM_OK)
+			r.r = set_slice(&t, before != 1000 ? 1000 : 2000, &r.status);
+		if (r.r == NVS_RM_OK)
+			r.r = set_slice(&t, before, &r.status);
+		rm_with_gpu(uuid, keep_slice_result, &r);
+	}
+	end_turn(&q);
+	return r.r;
+}
+
+/* ---- channels ---- */
+
+/* Sends one control for each subdevice and each 64 channels. *changed: objects came or went. */
+static struct result switch_all(const uint8_t *uuid, bool on, bool *changed)
+{
+	uint64_t seen = rm_serial();
+	unsigned n = rm_targets(uuid, RM_KIND_CHANNELS, targets);
+	struct result all = { n ? NVS_RM_OK : NVS_RM_UNSEEN, 0, 0 };
+	struct rm_channels c;
+
+	for (unsigned i = 0; i < n;) {
+		const struct rm_target *t = &targets[i];
+		struct result one = { NVS_RM_OK, 0, 0 };
+
+		memset(&c, 0, sizeof(c));
+		c.disable = !on;
+		while (i < n && c.count < RM_CHANNELS_MAX && targets[i].client == t->client &&
+		       targets[i].subdevice == t->subdevice && targets[i].via.fd == t->via.fd) {
+			c.client[c.count] = targets[i].client;
+			c.channel[c.count++] = targets[i++].object;
+		}
+		one.r = rm_control(t, t->subdevice, RM_CHANNELS, &c, sizeof(c), &one.status);
+		if (one.r != NVS_RM_OK)
+			all = one;
+	}
+	*changed = seen != rm_serial();
+	return all;
+}
+
+/* With the turn. Objects that come or go meanwhile make one call fail, or miss a channel: again. */
+static struct result switch_until_steady(const uint8_t *uuid, bool on)
+{
+	struct result r;
+	bool changed = true;
+
+	for (int tries = 0; changed && tries < TRIES; tries++)
+		r = switch_all(uuid, on, &changed);
+	return r;
+}
+
+static void mark_off(struct rm_gpu *g, void *may)
+{
+	*(bool *)may = !g->keepers && !ended;
+	if (*(bool *)may)
+		g->off = true;
+}
+
+static void mark_on(struct rm_gpu *g, void *was_off)
+{
+	if (was_off)
+		*(bool *)was_off = g->off;
+	g->off = false;
+}
+
+/*
+ * A process that ends must not wait for channels that are off. Registered when
+ * they are first taken off, so this runs before what was registered earlier: the
+ * driver's own end.
+ */
+static void put_on_at_exit(void)
+{
+	ended = true;
+	rm_put_all_on();
+}
+
+static enum nvs_rm_result take_off(const uint8_t *uuid)
+{
+	static bool registered;
+	struct result r;
+	bool may = false;
+
+	if (!registered) {
+		registered = true;
+		atexit(put_on_at_exit);
+	}
+	/* Marked first: who begins to keep them on from here on sees that, and puts them on after us. */
+	if (!rm_with_gpu(uuid, mark_off, &may))
+		return NVS_RM_UNSEEN;
+	if (!may)
+		return NVS_RM_BUSY;
+	r = switch_until_steady(uuid, false);
+	if (r.r != NVS_RM_OK) { /* some may be off */
+		switch_until_steady(uuid, true);
+		rm_with_gpu(uuid, mark_on, NULL);
+	}
+	rm_with_gpu(uuid, keep_off_on_result, &r);
+	return r.r;
+}
+
+/* Also where nothing says that they are off: it does no harm. */
+static enum nvs_rm_result put_on(const uint8_t *uuid)
+{
+	struct result r = switch_until_steady(uuid, true);
+
+	rm_with_gpu(uuid, mark_on, NULL);
+	rm_with_gpu(uuid, keep_off_on_result, &r);
+	return r.r;
+}
+
+enum nvs_rm_result nvs_rm_channels(const uint8_t uuid[NVS_RM_UUID], bool on)
+{
+	enum nvs_rm_result r;
+	struct nvs_quiet q;
+
+	if (!begin_turn(&q))
+		return NVS_RM_BUSY;
+	name_subdevices();
+	r = on ? put_on(uuid) : take_off(uuid);
+	end_turn(&q);
+	nvs_debugf("rm: channels %s: %s", on ? "on" : "off", nvs_rm_text(r));
+	return r;
+}
+
+struct keep {
+	int by;
+	bool off;
+};
+
+static void count_keepers(struct rm_gpu *g, void *arg)
+{
+	struct keep *k = arg;
+
+	if (k->by > 0 || g->keepers)
+		g->keepers += (unsigned)k->by;
+	k->off = g->off;
+}
+
+void nvs_rm_keep_on(const uint8_t uuid[NVS_RM_UUID])
+{
+	struct keep k = { 1, false };
+
+	if (rm_with_gpu(uuid, count_keepers, &k) && k.off)
+		nvs_rm_channels(uuid, true);
+}
+
+void nvs_rm_let_go(const uint8_t uuid[NVS_RM_UUID])
+{
+	struct keep k = { -1, false };
+
+	rm_with_gpu(uuid, count_keepers, &k);
+}
+
+void rm_put_all_on(void)
+{
+	uint8_t uuid[NVS_RM_UUID];
+
+	while (rm_gpu_off(uuid))
+		if (nvs_rm_channels(uuid, true) == NVS_RM_BUSY)
+			break;
+}
+
+/* ---- state ---- */
+
+static void copy_gpu(struct rm_gpu *g, void *arg)
+{
+	*(struct rm_gpu *)arg = *g;
+}
+
+bool nvs_rm_state(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
+{
+	struct rm_gpu g;
+	struct nvs_quiet q;
+
+	memset(s, 0, sizeof(*s));
+	if (begin_turn(&q)) {
+		name_subdevices();
+		end_turn(&q);
+	}
+	rm_count(uuid, s);
+	s->slice = s->off_on = NVS_RM_UNTRIED;
+	if (!s->compute_groups && !s->other_groups)
+		return false;
+	if (rm_with_gpu(uuid, copy_gpu, &g)) {
+		s->off = g.off;
+		s->keepers = g.keepers;
+		s->slice_us = g.slice_us;
+		s->slice = g.slice;
+		s->off_on = g.off_on;
+		s->status = g.status;
+	}
+	return true;
+}

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * rm_object.c: a table of objects, in the order in which they were made. It is
+ * searched from end to end: objects come and go with contexts, which takes
+ * milliseconds, and there are some 25 of a context.
+ */
+#include "rm_object.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "quiet.h"
+#include "rm_abi.h"
+
+#define MAX_OBJECTS     8192
+#define MAX_DESCRIPTORS 64
+
+struct object {
+	uint64_t serial;
+	uint32_t client, handle, parent, class;
+	uint32_t engine;  /* of a group */
+	uint16_t via;     /* descriptor */
+	uint8_t gpu;      /* of a subdevice: 1 + its number */
+	bool unnamed;     /* a subdevice that nobody asked for its GPU */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(pid_t) owner; /* a child of fork has none of this */
+
+static struct object objects[MAX_OBJECTS];
+static unsigned used;
+static uint64_t serial;
+static struct rm_descriptor descriptors[MAX_DESCRIPTORS];
+static unsigned descriptors_used;
+static struct rm_gpu gpus[NVS_RM_MAX_GPUS];
+static bool overflow;
+static char driver[64];
+static atomic_uint gpus_off;
+
+/*
+ * In a child of fork there is one thread, and the lock may be taken for ever: the
+ * driver's objects are the parent's, so everything begins anew.
+ */
+static void begin(struct nvs_quiet *q)
+{
+	pid_t me = getpid();
+
+	nvs_quiet_begin(q);
+	if (atomic_load(&owner) != me) {
+		if (atomic_load(&owner)) {
+			lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+			used = descriptors_used = 0;
+			overflow = false;
+			atomic_store(&gpus_off, 0);
+			memset(gpus, 0, sizeof(gpus));
+		}
+		atomic_store(&owner, me);
+	}
+	pthread_mutex_lock(&lock);
+}
+
+static void end(const struct nvs_quiet *q)
+{
+	pthread_mutex_unlock(&lock);
+	nvs_quiet_end(q);
+}
+
+static struct object *find(uint32_t client, uint32_t handle)
+{
+	for (unsigned i = 0; i < used; i++)
+		if (objects[i].client == client && objects[i].handle == handle)
+			return &objects[i];
+	return NULL;
+}
+
+/* ---- what comes and goes ---- */
+
+/* The number of a descriptor as it is now; MAX_DESCRIPTORS: no room. */
+static unsigned descriptor(int fd)
+{
+	struct rm_descriptor d = { .fd = fd };
+	struct stat st;
+
+	if (syscall(SYS_fstat, fd, &st) != 0)
+		return MAX_DESCRIPTORS;
+	d.device = st.st_dev;
+	d.inode = st.st_ino;
+	for (unsigned i = 0; i < descriptors_used; i++)
+		if (descriptors[i].fd == fd && descriptors[i].device == d.device && descriptors[i].inode == d.inode)
+			return i;
+	if (descriptors_used < MAX_DESCRIPTORS)
+		descriptors[descriptors_used++] = d;
+	return descriptors_used - 1;
+}
+
+uint64_t rm_serial(void)
+{
+	return __atomic_load_n(&serial, __ATOMIC_ACQUIRE);
+}
+
+bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t handle, uint32_t class, uint32_t engine)
+{
+	struct nvs_quiet q;
+	unsigned via;
+
+	if (class != RM_CLASS_DEVICE && class != RM_CLASS_SUBDEVICE && class != RM_CLASS_GROUP &&
+	    !RM_IS_CHANNEL(class))
+		return false;
+	begin(&q);
+	via = descriptor(fd);
+	if (used == MAX_OBJECTS || via == MAX_DESCRIPTORS)
+		overflow = true;
+	else
+		objects[used++] = (struct object){ .serial = serial + 1, .client = client, .handle = handle,
+						   .parent = parent, .class = class, .engine = engine,
+						   .via = (uint16_t)via, .unnamed = class == RM_CLASS_SUBDEVICE };
+	__atomic_store_n(&serial, serial + 1, __ATOMIC_RELEASE);
+	end(&q);
+	return class == RM_CLASS_GROUP && RM_IS_COMPUTE(engine);
+}
+
+void rm_note_free(uint32_t client, uint32_t handle, uint64_t before)
+{
+	struct nvs_quiet q;
+	bool more;
+
+	begin(&q);
+	for (unsigned i = 0; i < used; i++) {
+		struct object *o = &objects[i];
+
+		if (o->client == client && o->serial <= before && (o->handle == handle || client == handle))
+			o->serial = 0;
+	}
+	do { /* what sits below goes with it: a parent may stand behind its child */
+		more = false;
+		for (unsigned i = 0; i < used; i++) {
+			struct object *o = &objects[i], *parent;
+
+			if (!o->serial || o->serial > before)
+				continue;
+			parent = find(o->client, o->parent);
+			if (parent && !parent->serial) {
+				o->serial = 0;
+				more = true;
+			}
+		}
+	} while (more);
+	for (unsigned i = used; i-- > 0;)
+		if (!objects[i].serial)
+			memmove(&objects[i], &objects[i + 1], sizeof(objects[0]) * (--used - i));
+	__atomic_store_n(&serial, serial + 1, __ATOMIC_RELEASE);
+	end(&q);
+}
+
+void rm_note_version(const char text[64])
+{
+	struct nvs_quiet q;
+
+	begin(&q);
+	memcpy(driver, text, sizeof(driver) - 1);
+	end(&q);
+}
+
+bool rm_note_known(int fd)
+{
+	struct nvs_quiet q;
+	bool known = false;
+
+	begin(&q);
+	for (unsigned i = 0; i < descriptors_used; i++)
+		known |= descriptors[i].fd == fd;
+	end(&q);
+	return known;
+}
+
+/* ---- GPUs ---- */
+
+static int gpu_of_uuid(const uint8_t uuid[NVS_RM_UUID])
+{
+	for (int i = 0; i < NVS_RM_MAX_GPUS; i++)
+		if (gpus[i].used && memcmp(gpus[i].uuid, uuid, NVS_RM_UUID) == 0)
+			return i;
+	return -1;
+}
+
+static int gpu_make(const uint8_t uuid[NVS_RM_UUID])
+{
+	int i = gpu_of_uuid(uuid);
+
+	for (int j = 0; i < 0 && j < NVS_RM_MAX_GPUS; j++)
+		if (!gpus[j].used) {
+			gpus[j] = (struct rm_gpu){ .used = true, .slice = NVS_RM_UNTRIED, .off_on = NVS_RM_UNTRIED };
+			memcpy(gpus[j].uuid, uuid, NVS_RM_UUID);
+			i = j;
+		}
+	return i;
+}
+
+bool rm_unnamed_subdevice(struct rm_target *t)
+{
+	struct nvs_quiet q;
+	bool found = false;
+
+	begin(&q);
+	for (unsigned i = 0; i < used && !found; i++)
+		if (objects[i].unnamed) {
+			*t = (struct rm_target){ descriptors[objects[i].via], objects[i].client, objects[i].handle,
+						 objects[i].handle };
+			found = true;
+		}
+	end(&q);
+	return found;
+}
+
+void rm_name_subdevice(const struct rm_target *t, const uint8_t *uuid)
+{
+	struct nvs_quiet q;
+	struct object *o;
+
+	begin(&q);
+	o = find(t->client, t->subdevice);
+	if (o) {
+		o->unnamed = false;
+		o->gpu = uuid ? (uint8_t)(1 + gpu_make(uuid)) : 0;
+	}
+	end(&q);
+}
+
+/* The subdevice of the device on which a group sits, if it is of that GPU. */
+static const struct object *subdevice_of(const struct object *group, int gpu)
+{
+	for (unsigned i = 0; i < used; i++)
+		if (objects[i].class == RM_CLASS_SUBDEVICE && objects[i].client == group->client &&
+		    objects[i].parent == group->parent && objects[i].gpu == gpu + 1)
+			return &objects[i];
+	return NULL;
+}
+
+static const struct object *group_of(const struct object *channel)
+{
+	const struct object *g = find(channel->client, channel->parent);
+
+	return g && g->class == RM_CLASS_GROUP ? g : NULL;
+}
+
+unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct rm_target *t)
+{
+	struct nvs_quiet q;
+	unsigned n = 0;
+	int gpu;
+
+	begin(&q);
+	gpu = gpu_of_uuid(uuid);
+	for (unsigned i = 0; gpu >= 0 && i < used && n < NVS_RM_MAX_TARGETS; i++) {
+		const struct object *o = &objects[i], *group, *sub;
+
+		if (kind == RM_KIND_GROUPS)
+			group = o->class == RM_CLASS_GROUP ? o : NULL;
+		else
+			group = RM_IS_CHANNEL(o->class) ? group_of(o) : NULL;
+		if (!group || !RM_IS_COMPUTE(group->engine))
+			continue;
+		sub = subdevice_of(group, gpu);
+		if (sub)
+			t[n++] = (struct rm_target){ descriptors[o->via], o->client, sub->handle, o->handle };
+	}
+	end(&q);
+	return n;
+}
+
+bool rm_wanted_slice(unsigned i, uint8_t uuid[NVS_RM_UUID], uint64_t *us)
+{
+	struct nvs_quiet q;
+	bool wanted = false;
+
+	begin(&q);
+	if (i < NVS_RM_MAX_GPUS && gpus[i].used && gpus[i].wanted_us) {
+		memcpy(uuid, gpus[i].uuid, NVS_RM_UUID);
+		*us = gpus[i].wanted_us;
+		wanted = true;
+	}
+	end(&q);
+	return wanted;
+}
+
+bool rm_with_gpu(const uint8_t uuid[NVS_RM_UUID], void (*fn)(struct rm_gpu *, void *), void *arg)
+{
+	struct nvs_quiet q;
+	unsigned off = 0;
+	int i;
+
+	begin(&q);
+	i = gpu_make(uuid);
+	if (i >= 0)
+		fn(&gpus[i], arg);
+	for (int j = 0; j < NVS_RM_MAX_GPUS; j++)
+		off += gpus[j].used && gpus[j].off;
+	atomic_store(&gpus_off, off);
+	end(&q);
+	return i >= 0;
+}
+
+bool rm_any_off(void)
+{
+	return atomic_load_explicit(&gpus_off, memory_order_relaxed) != 0;
+}
+
+bool rm_gpu_off(uint8_t uuid[NVS_RM_UUID])
+{
+	struct nvs_quiet q;
+	bool found = false;
+
+	begin(&q);
+	for (int i = 0; i < NVS_RM_MAX_GPUS && !found; i++)
+		if (gpus[i].used && gpus[i].off) {
+			memcpy(uuid, gpus[i].uuid, NVS_RM_UUID);
+			found = true;
+		}
+	end(&q);
+	return found;
+}
+
+void rm_count(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
+{
+	struct nvs_quiet q;
+	int gpu;
+
+	begin(&q);
+	gpu = gpu_of_uuid(uuid);
+	s->overflow = overflow;
+	memcpy(s->driver, driver, sizeof(s->driver));
+	for (unsigned i = 0; i < used; i++) {
+		const struct object *o = &objects[i], *group = o;
+
+		if (RM_IS_CHANNEL(o->class)) {
+			group = group_of(o);
+			s->bare_channels += !group;
+		} else if (o->class != RM_CLASS_GROUP) {
+			group = NULL;
+		}
+		if (!group || gpu < 0 || !subdevice_of(group, gpu))
+			continue;
+		if (group != o && RM_IS_COMPUTE(group->engine))
+			s->channels++;
+		else if (group != o)
+			s->other_channels++;
+		else if (RM_IS_COMPUTE(o->engine))
+			s->compute_groups++;
+		else
+			s->other_groups++;
+	}
+	end(&q);
+}

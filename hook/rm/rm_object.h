@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * rm_object.h: the objects of the RM that this process has: devices, subdevices,
+ * channel groups, channels. For ioctl.c, which notes them, and control.c, which
+ * uses them.
+ *
+ * All functions are for any thread; none calls the driver. The lock of the table
+ * is the innermost of the shim: nothing is waited for while it is held, and no
+ * signal handler runs then.
+ */
+#ifndef NVSHARE_RM_OBJECT_H
+#define NVSHARE_RM_OBJECT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "rm.h"
+
+#define NVS_RM_MAX_GPUS    32
+#define NVS_RM_MAX_TARGETS 2048 /* channels, or groups, of one GPU */
+
+/* The descriptor that an object was made through, and what it was then. */
+struct rm_descriptor {
+	int fd;
+	dev_t device;
+	ino_t inode;
+};
+
+/* What a control is sent to. */
+struct rm_target {
+	struct rm_descriptor via;
+	uint32_t client, subdevice, object;
+};
+
+struct rm_gpu {
+	uint8_t uuid[NVS_RM_UUID];
+	bool used;
+	bool off;
+	unsigned keepers;
+	uint64_t wanted_us, slice_us;
+	enum nvs_rm_result slice, off_on;
+	uint32_t status;
+};
+
+enum rm_kind { RM_KIND_GROUPS, RM_KIND_CHANNELS };
+
+/* Grows with each object that comes or goes. */
+uint64_t rm_serial(void);
+
+/* True if it is a compute group: it has the driver's own time slice. */
+bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t object, uint32_t class, uint32_t engine);
+/* Forgets an object that was there at `serial`, and all below it. client == object: all of the client. */
+void rm_note_free(uint32_t client, uint32_t object, uint64_t serial);
+void rm_note_version(const char text[64]);
+bool rm_note_known(int fd); /* an object was made through this descriptor */
+
+/* A subdevice whose GPU is not known yet; false: there is none. */
+bool rm_unnamed_subdevice(struct rm_target *t);
+/* Which GPU it is. NULL: the RM does not say, which is not asked again. */
+void rm_name_subdevice(const struct rm_target *t, const uint8_t *uuid);
+
+/* The compute groups of a GPU, or their channels; at most NVS_RM_MAX_TARGETS. */
+unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct rm_target *t);
+/* The groups of the GPU on which a group sits, if a slice was wanted there: its UUID and the slice. */
+bool rm_wanted_slice(unsigned i, uint8_t uuid[NVS_RM_UUID], uint64_t *us);
+
+/* Calls fn with the GPU's record, which it may change; a new one if there is none. false: no room. */
+bool rm_with_gpu(const uint8_t uuid[NVS_RM_UUID], void (*fn)(struct rm_gpu *, void *), void *arg);
+/* The i-th GPU whose channels are off. */
+bool rm_gpu_off(uint8_t uuid[NVS_RM_UUID]);
+bool rm_any_off(void); /* without the lock */
+
+void rm_count(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *state);
+
+#endif
