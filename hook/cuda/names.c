@@ -15,7 +15,7 @@ static struct nvs_thread *enter(CUdeviceptr a, CUdeviceptr b)
 
 	if (!gpu)
 		gpu = nvs_swap_gpu_of(b);
-	return nvs_unlikely(gpu) ? nvs_gate_enter_memory(gpu) : NULL;
+	return nvs_unlikely(gpu != NULL) ? nvs_gate_enter_memory(gpu) : NULL;
 }
 
 static void leave(struct nvs_thread *t)

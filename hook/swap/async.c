@@ -20,7 +20,6 @@
 #include <string.h>
 
 #include "clock.h"
-#include "connection.h"
 #include "drain.h"
 #include "futex.h"
 #include "pool.h"
@@ -560,10 +559,9 @@ void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx)
 	nvs_swap_unlock(s);
 }
 
-/* Records of before are left behind. */
 void nvs_pools_reset(struct nvs_pools *all, struct nvs_gpu *gpu)
 {
-	memset(all, 0, sizeof(*all));
+	memset(all, 0, sizeof(*all)); /* records of a parent process are left behind */
 	all->gpu = gpu;
 }
 

@@ -3,7 +3,6 @@
  * pool.c: how much freed memory pools cache, when they release it, and what the
  * application is told of it.
  */
-
 #include "pool.h"
 
 #include <sys/mman.h>
@@ -232,21 +231,19 @@ void nvs_swap_trim(void)
 	unsigned excess = atomic_load(&nvs_swap_excess);
 
 	NVS_FOR_EACH_GPU(gpu) {
-		struct nvs_swap *s = gpu->swap;
-
 		if (!(excess & gpu->bit) || !nvs_counting())
 			continue;
 		nvs_pools_look(gpu, NULL);
-		nvs_swap_lock(s);
-		s->pools->trim = true;
-		nvs_swap_unlock(s);
-		nvs_swap_kick(s);
+		nvs_swap_lock(gpu->swap);
+		gpu->swap->pools->trim = true;
+		nvs_swap_unlock(gpu->swap);
+		nvs_swap_kick(gpu->swap);
 	}
 }
 
 /* ---- what the application does with its pools ---- */
 
-/* Finds a pool of memory that moves, and locks its GPU. NULL: there is none, nothing is locked. */
+/* Finds a pool of memory that moves, and locks its GPU's memory. NULL: there is none, nothing is locked. */
 static struct nvs_pool *locked_pool(void *handle, struct nvs_gpu **on)
 {
 	NVS_FOR_EACH_GPU(gpu) {

@@ -72,7 +72,7 @@ struct nvs_swap_range {
 };
 bool nvs_swap_find(CUdeviceptr p, struct nvs_swap_range *r);
 
-/* The GPU whose memory that moves an address may lie in; -1: none. Takes no lock. */
+/* The GPU whose memory that moves an address may lie in; NULL: none. Takes no lock. */
 struct nvs_gpu *nvs_swap_gpu_of(CUdeviceptr p);
 
 /*

@@ -200,7 +200,7 @@ static inline struct region *region_of(struct place p)
 
 /* An empty record: nothing is known of the GPU's memory. */
 void nvs_swap_reset(struct nvs_gpu *gpu);
-void nvs_pools_reset(struct nvs_pools *all, struct nvs_gpu *gpu);
+void nvs_pools_reset(struct nvs_pools *pools, struct nvs_gpu *gpu);
 
 /* The lock; signal handlers that allocate meanwhile are told to go elsewhere. */
 void nvs_swap_lock(struct nvs_swap *s);

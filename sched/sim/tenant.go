@@ -166,5 +166,6 @@ func (j *judge) patience(c *client) time.Duration {
 		// What is fenced goes on to count, for as long as it is on the GPU.
 		bound += (clients + 1) * (turn + 3*maxGrace) * 100 / time.Duration(c.tenant.share.Limit)
 	}
-	return bound * clients * 3 // of which latency tenants may take two thirds
+	bound = min(bound, 24*time.Hour) // with thousands of clients the product is too large
+	return bound * clients * 3       // of which latency tenants may take two thirds
 }
