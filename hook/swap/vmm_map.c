@@ -24,7 +24,7 @@ struct place nvs_vmm_place(CUdeviceptr p)
 	return at;
 }
 
-/* The gpu whose memory is to be mapped, as far as can be known: the context's. */
+/* The GPU whose memory is to be mapped, as far as can be known: the context's. */
 static struct nvs_gpu *gpu_here(void)
 {
 	void *ctx = nvs_current_context();
