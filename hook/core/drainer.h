@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* drainer.h: does the drains that leases ask for. No lock is held. */
+/* drainer.h: a thread for each GPU does the drains that leases ask for. */
 #ifndef NVSHARE_DRAINER_H
 #define NVSHARE_DRAINER_H
 
 #include "gpu.h"
 
-/* Does the drains that are due, or has them done. Client thread. */
+/* Has the drains done that are due. Client thread. */
 void nvs_drains_start(void);
+
+/*
+ * Has the GPU looked at, and the grant given back if there is nothing to do.
+ * Client thread, under nvs_client_lock or not; nothing is waited for.
+ */
+void nvs_drainer_look(struct nvs_gpu *gpu);
 
 /*
  * At the end of the process: has the grant given back, if there is one and the GPU has

@@ -169,9 +169,9 @@ static void pin(struct nvs_gpu *gpu, struct segment *g)
 	void *popped;
 	int result;
 
-	pthread_mutex_lock(&gpu->drain_lock);
+	nvs_lock(&gpu->drain_lock);
 	if (!nvs_mover_context(gpu)) {
-		pthread_mutex_unlock(&gpu->drain_lock);
+		nvs_unlock(&gpu->drain_lock);
 		nvs_swap_wait(gpu->swap, atomic_load(&gpu->swap->kick), 50 * NVS_MS);
 		return;
 	}
@@ -183,7 +183,7 @@ static void pin(struct nvs_gpu *gpu, struct segment *g)
 		g->pinned += n;
 	else
 		g->unpinnable = true;
-	pthread_mutex_unlock(&gpu->drain_lock);
+	nvs_unlock(&gpu->drain_lock);
 	if (result != CUDA_SUCCESS)
 		nvs_debugf("GPU %u: host memory cannot be pinned: error %d; copies go through the "
 			   "driver's buffers", gpu->number, result);

@@ -123,7 +123,7 @@ enum swap_mode { SWAP_UNKNOWN, SWAP_OFF, SWAP_ON };
 
 /* Of a GPU; what has no other guard is guarded by lock. */
 struct nvs_swap {
-	pthread_mutex_t lock;
+	struct nvs_lock lock;
 	atomic_uint kick;      /* futex: room, the lease, or a chunk changed */
 	atomic_int mode;       /* enum swap_mode */
 	bool capable, rdma, posix_fd;
