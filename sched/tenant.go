@@ -252,50 +252,6 @@ func (c *Core) ratesOf(t *tenant) rates {
 	return r
 }
 
-// virtualNow returns the virtual time of who is behind the others, the GPU's
-// own clock. It never runs backwards.
-func (c *Core) virtualNow() int64 {
-	v := int64(0)
-	any := false
-	least := func(t *tenant) {
-		if !any || t.vt < v {
-			v, any = t.vt, true
-		}
-	}
-	if c.effective == Exclusive {
-		for _, l := range []*list{&c.open, &c.closing} {
-			for cl := l.head; cl != nil; cl = cl.next {
-				if cl.grant.kind == turnGrant {
-					c.bill(cl.tenant)
-					least(cl.tenant)
-				}
-			}
-		}
-	}
-	for _, h := range []*tenantHeap{&c.ready, &c.afar} {
-		if t := h.top(); t != nil {
-			least(t)
-		}
-	}
-	if any {
-		c.vtime = max(c.vtime, v)
-	}
-	return c.vtime
-}
-
-// turn returns how long a tenant may hold the GPU while others wait.
-func (c *Core) turn(t *tenant) time.Duration {
-	n := int64(max(c.active, 1))
-	round := int64(c.quantum) * n
-	if c.exact > 0 {
-		round = min(round, max(int64(c.quantum), int64(maxRound)))
-	}
-	d := time.Duration(scale(round, c.part(t), one))
-	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
-}
-
-func (c *Core) minTurn() time.Duration { return max(MinQuantum, c.quantum/minTurnPart) }
-
 // setActive has a tenant count among those that want the GPU, or not any more.
 func (c *Core) setActive(t *tenant, active bool) {
 	if t.active == active {
@@ -391,56 +347,6 @@ func (c *Core) heap(p place) *tenantHeap {
 		return &c.urgent
 	}
 	return &c.throttled
-}
-
-// meter keeps the list of tenants whose grants can run into a bound of theirs.
-func (c *Core) meter(t *tenant) {
-	want := t.open > 0 && (t.limited() || t.share.Priority == Latency)
-	switch {
-	case want && t.metered < 0:
-		t.metered = len(c.metered)
-		c.metered = append(c.metered, t)
-	case !want && t.metered >= 0:
-		last := c.metered[len(c.metered)-1]
-		c.metered[t.metered] = last
-		last.metered = t.metered
-		c.metered = c.metered[:len(c.metered)-1]
-		t.metered = -1
-	}
-}
-
-// backAt returns when a throttled tenant has credit for a slice again.
-func (t *tenant) backAt() Time {
-	if !t.limited() || !t.capped {
-		return max(t.billedAt, t.notBefore) // its limit was taken away just now, or it is not that
-	}
-	return max(t.notBefore, t.account.backAt(t.share.Limit, t.slice()))
-}
-
-// endsAt returns when the tenant's running grants will have used up what bounds
-// them; false if never.
-func (c *Core) endsAt(t *tenant) (at Time, ok bool) {
-	bound := func(left time.Duration, fill, use int) {
-		if left <= 0 {
-			at, ok = c.now, true
-		} else if use > fill {
-			u := t.billedAt.Add((left*100 + time.Duration(use-fill) - 1) / time.Duration(use-fill))
-			if s := Time(c.tuning.Sample); s > 0 && left == t.credit {
-				u = (u + s - 1) / s * s
-			}
-			if !ok || u < at {
-				at, ok = u, true
-			}
-		}
-	}
-	use := 100*(t.open+t.fenced) + (100-c.tuning.DropTail)*t.closing
-	if t.limited() {
-		bound(t.credit, t.share.Limit, use)
-	}
-	if t.share.Priority == Latency && c.keptOut {
-		bound(t.patience, max(patiencePercent, t.share.Request), 100)
-	}
-	return at, ok
 }
 
 // setShare changes what a tenant may have.
