@@ -323,6 +323,19 @@ bool nvs_region_put_by(struct nvs_swap *s, struct place p)
 
 /* ---- regions ---- */
 
+struct place nvs_region_reserve(struct nvs_gpu *gpu, uint32_t granules)
+{
+	struct place p = nvs_region_new(gpu, granules);
+
+	for (bool added = true; !p.span && added;) {
+		nvs_swap_unlock(gpu->swap);
+		added = nvs_span_add(gpu, granules); /* asks the driver */
+		nvs_swap_lock(gpu->swap);
+		p = nvs_region_new(gpu, granules);
+	}
+	return p;
+}
+
 struct place nvs_region_obtain(struct nvs_gpu *gpu, uint32_t granules)
 {
 	struct nvs_swap *s = gpu->swap;
@@ -344,7 +357,7 @@ struct place nvs_region_obtain(struct nvs_gpu *gpu, uint32_t granules)
 	s->claiming -= bytes_of(granules);
 	if (!ok || !claim.gpu)
 		return p;
-	p = nvs_region_new(gpu, granules);
+	p = nvs_region_reserve(gpu, granules);
 	if (p.span) {
 		struct region *r = region_of(p);
 

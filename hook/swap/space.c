@@ -36,20 +36,17 @@ static bool arrays(struct span *s)
 	s->slab = array(n, sizeof(*s->slab));
 	s->memory = array(n, sizeof(*s->memory));
 	if (!s->head || !s->run || !s->store || !s->chunk || !s->region || !s->slab || !s->memory)
-		return false; /* what there is of them stays; this does not happen twice */
+		return false; /* the other arrays are lost; this does not happen twice */
 	s->run[0] = s->run[n - 1] = n;
 	return true;
 }
 
-/*
- * The lock of the GPU is held over one call of the driver here: it takes
- * part in nothing that waits for us.
- */
-static struct span *span_add(struct nvs_gpu *gpu, uint32_t least)
+bool nvs_span_add(struct nvs_gpu *gpu, uint32_t least)
 {
 	uint64_t want = gpu->device.total_mem / GRANULE * SPAN_TIMES;
-	struct span s = { .gpu = gpu }, *at = NULL;
+	struct span s = { .gpu = gpu };
 	CUdeviceptr base = 0;
+	bool added = false;
 	unsigned n;
 
 	if (want < least)
@@ -66,12 +63,12 @@ static struct span *span_add(struct nvs_gpu *gpu, uint32_t least)
 	}
 	s.base = base;
 	if (base && arrays(&s)) {
-		at = &nvs_spans[n];
-		*at = s;
+		nvs_spans[n] = s;
 		atomic_store_explicit(&nvs_spans_used, n + 1, memory_order_release);
+		added = true;
 	}
 	pthread_mutex_unlock(&spans_lock);
-	return at;
+	return added;
 }
 
 /* A free run of so many granules; span.granules if there is none. */
@@ -131,10 +128,6 @@ struct place nvs_region_new(struct nvs_gpu *gpu, uint32_t granules)
 							    : nvs_spans[i].granules;
 		if (p.granule < nvs_spans[i].granules)
 			p.span = &nvs_spans[i];
-	}
-	if (!p.span) {
-		p.span = span_add(gpu, granules);
-		p.granule = 0;
 	}
 	if (!p.span)
 		return p;

@@ -220,8 +220,11 @@ void nvs_swap_tell(struct nvs_gpu *gpu, uint32_t code);
 
 /* ---- space.c; the GPU's lock is held ---- */
 
-/* Addresses for a region, its chunks empty; granule's span is NULL if there are none. */
+/* Addresses for a region, its chunks empty. span is NULL: the spans have none. */
 struct place nvs_region_new(struct nvs_gpu *gpu, uint32_t granules);
+
+/* Reserves addresses for one more span, with so many granules at least. No lock is held. */
+bool nvs_span_add(struct nvs_gpu *gpu, uint32_t least);
 
 /* Gives addresses back. Its chunks have been given up. */
 void nvs_region_drop(struct place p);
@@ -248,6 +251,9 @@ void nvs_chunk_unmap(struct place first, uint32_t chunks);
 void nvs_swap_open_to_peers(struct nvs_gpu *gpu);
 
 /* ---- region.c; the GPU's lock is held, and given up meanwhile ---- */
+
+/* As nvs_region_new, and with a new span if need be. */
+struct place nvs_region_reserve(struct nvs_gpu *gpu, uint32_t granules);
 
 /*
  * Memory for `granules`, claimed and, if the GPU is held, there. No lock is held;

@@ -24,7 +24,7 @@ struct place nvs_vmm_place(CUdeviceptr p)
 	return at;
 }
 
-/* The gpu whose memory is to be mapped, as far as can be known: the context's. */
+/* The GPU whose memory is to be mapped, as far as can be known: the context's. */
 static struct nvs_gpu *gpu_here(void)
 {
 	void *ctx = nvs_current_context();
@@ -47,7 +47,7 @@ int nvs_vmm_reserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsi
 		return NVS_VMM_DRIVER;
 	s = gpu->swap;
 	nvs_swap_lock(s);
-	got = nvs_region_new(gpu, (uint32_t)(n / GRANULE));
+	got = nvs_region_reserve(gpu, (uint32_t)(n / GRANULE));
 	if (got.span) {
 		region_of(got)->kind = REGION_APP;
 		region_of(got)->piece = 1;
@@ -247,9 +247,14 @@ static int hide(struct nvs_gpu *gpu, struct memory *m)
 		return CUDA_SUCCESS;
 	}
 	if (c->state == CHUNK_AWAY) {
-		hidden = nvs_region_new(gpu, m->granules);
-		if (!hidden.span)
+		m->worker = &hidden;
+		c->state = CHUNK_BUSY; /* stays away meanwhile */
+		hidden = nvs_region_reserve(gpu, m->granules);
+		c->state = CHUNK_AWAY;
+		if (!hidden.span) {
+			nvs_vmm_done(s, m);
 			return CUDA_ERROR_OUT_OF_MEMORY;
+		}
 		region_of(hidden)->kind = REGION_HIDDEN;
 		region_of(hidden)->piece = 1;
 		memcpy(&hidden.span->store[hidden.granule], &m->at.span->store[m->at.granule],
@@ -258,6 +263,7 @@ static int hide(struct nvs_gpu *gpu, struct memory *m)
 		nvs_vmm_vacate(m->at);
 		m->at = hidden;
 		m->shown = false;
+		nvs_vmm_done(s, m);
 		return CUDA_SUCCESS;
 	}
 	if (c->state == CHUNK_HERE) {
