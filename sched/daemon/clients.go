@@ -273,9 +273,7 @@ func (d *Daemon) addClient(p *peer.Peer) *client {
 	d.clients[cl.id] = cl
 	d.byProc[p.Process] = cl
 	d.accountOf(p).clients[cl] = struct{}{}
-	d.wg.Add(1)
-	go func() {
-		defer d.wg.Done()
+	d.wg.Go(func() {
 		err := p.AwaitDeath()
 		if err == nil {
 			d.do(func() { d.bury(cl) })
@@ -286,7 +284,7 @@ func (d *Daemon) addClient(p *peer.Peer) *client {
 		default:
 			d.log.WithError(err).Errorf("watch process %d: its death will not be noticed", p.PID)
 		}
-	}()
+	})
 	return cl
 }
 

@@ -113,12 +113,10 @@ func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
 		sock.Close()
 		return
 	}
-	d.wg.Add(1)
-	go func() {
-		defer d.wg.Done()
+	d.wg.Go(func() {
 		err := d.read(c)
 		d.do(func() { d.hangUp(c, err) })
-	}()
+	})
 }
 
 // read passes frames to the loop until the connection ends, and says why it

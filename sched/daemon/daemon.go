@@ -17,6 +17,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
@@ -81,8 +82,6 @@ type Daemon struct {
 	bootID   string
 	started  time.Time
 	maxConns int
-	// maxReady and maxHeld: segments that may be kept ready, and held of clients.
-	maxReady, maxHeld int
 	// sysfs is where that is; not /sys in tests.
 	sysfs string
 	peers *peer.Finder
@@ -132,7 +131,7 @@ type Daemon struct {
 	nextLedgerCheck sched.Time
 	tenantLog       *rate.Limiter
 	unloggedTold    uint64
-	arena           arena
+	arena           *arena.Pool
 	before          map[string][]memberState // of GPUs not found yet, by UUID; see swap_record.go
 	history         *history.Log
 	traffic         metrics.Traffic
@@ -154,7 +153,10 @@ func New(opts Options) (*Daemon, error) {
 	if d.dir, err = rundir.Open(opts.RunDir); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(d.restoreFiles(), d.openMetrics()); err != nil {
+	if err = d.restoreFiles(); err == nil {
+		err = d.openMetrics()
+	}
+	if err != nil {
 		d.dir.Close()
 		return nil, err
 	}
@@ -184,10 +186,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		bootID:          bootID,
 		started:         time.Now(),
 		maxConns:        maxConnections,
-		maxReady:        maxReady,
-		maxHeld:         maxHeld,
 		sysfs:           "/sys",
-		arena:           arena{make: newSegment, memory: hostMemory},
 		peers:           peers,
 		registerTimeout: registerTimeout,
 		events:          make(chan func(), 256),
@@ -204,8 +203,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 	d.search = d.timers.New(d.startDiscovery)
 	d.members = d.timers.New(d.recordMembers)
 	d.watch = d.timers.New(d.watchRunDir)
-	d.arena.retry = d.timers.New(d.prepareAll)
-	d.arena.stock.look = d.timers.New(d.lookAtStock)
+	d.openArena(arena.Kernel{}, maxReady, maxHeld)
 	d.history = history.New(d.started.UnixNano())
 	d.noteChange(nil, &history.Event{Kind: api.EventType_EVENT_TYPE_START, Text: "version " + opts.Version})
 	return d, nil
@@ -240,23 +238,14 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.wg.Add(2)
-	go func() {
-		defer d.wg.Done()
-		d.accept(ctx, d.dir.Tenants)
-	}()
-	go func() {
-		defer d.wg.Done()
+	d.wg.Go(func() { d.accept(ctx, d.dir.Tenants) })
+	d.wg.Go(func() {
 		if err := server.Serve(ctx, d.dir.Control); err != nil && ctx.Err() == nil {
 			d.log.WithError(err).Error("control socket: no longer served")
 		}
-	}()
+	})
 	if d.metrics != nil {
-		d.wg.Add(1)
-		go func() {
-			defer d.wg.Done()
-			d.metrics.Serve(ctx)
-		}()
+		d.wg.Go(func() { d.metrics.Serve(ctx) })
 	}
 	d.startDiscovery()
 	d.watch.Set(now().Add(watchPause))
@@ -290,7 +279,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 	}
 	d.dir.Close()
-	d.arena.stock.close() // takes a while, and nobody waits for it
+	d.arena.Close() // takes a while, and nobody waits for it
 	return d.fatal
 }
 

@@ -35,7 +35,6 @@ type gpu struct {
 	turns    metrics.Turns
 	ceiling  uint64 // as Options.GPUMemory
 	swap     *swap  // nil: nothing is swapped
-	node     int    // whose memory is near, if something is swapped, or noNode
 
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
@@ -83,21 +82,18 @@ func (d *Daemon) mayRediscover() bool {
 func (d *Daemon) startDiscovery() {
 	d.discovering = true
 	ctx, cancel := context.WithTimeout(context.Background(), discoverTimeout)
-	d.wg.Add(2)
-	go func() {
-		defer d.wg.Done()
+	d.wg.Go(func() {
 		select {
 		case <-d.ended:
 			cancel()
 		case <-ctx.Done():
 		}
-	}()
-	go func() {
-		defer d.wg.Done()
+	})
+	d.wg.Go(func() {
 		defer cancel()
 		found, err := d.opts.List(ctx)
 		d.do(func() { d.finishDiscovery(found, err) })
-	}()
+	})
 }
 
 func (d *Daemon) finishDiscovery(found []GPU, err error) {
@@ -113,7 +109,7 @@ func (d *Daemon) finishDiscovery(found []GPU, err error) {
 			d.log.WithError(err).Warn("ignore a GPU")
 		}
 	}
-	d.restock()
+	d.arena.Prepare()
 	if len(d.order) == 0 {
 		if first {
 			d.log.Warnf("no GPU found: waiting for one, looking again every %v", rescanPause)

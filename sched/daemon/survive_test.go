@@ -48,7 +48,7 @@ func (d *Daemon) abandon() {
 // remains waits for the goroutines of an abandoned daemon and unmaps its pages.
 func (d *Daemon) remains() {
 	d.wg.Wait()
-	d.arena.stock.close()
+	d.arena.Close()
 	for c := range d.conns {
 		if c.page != nil {
 			c.page.Unmap()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -34,6 +35,7 @@ const DefaultHeadroom = -1
 
 // swap is what a GPU has where memory is swapped.
 type swap struct {
+	arenas    *arena.GPU
 	residency *sched.Residency
 	members   map[sched.ClientID]*clientMemory
 	unsettled bool // who has a grant, or what clients have, has changed
@@ -80,7 +82,14 @@ type clientMemory struct {
 	granted   sched.Time // and is on its way in; 0: not
 	grantedIn uint64
 
-	arena clientArena
+	arena *arena.Client
+}
+
+// prepare has host memory made for the clients of a GPU.
+func (s *swap) prepare() {
+	if s != nil {
+		s.arenas.Prepare()
+	}
 }
 
 // openSwap is addGPU's part.
@@ -98,12 +107,13 @@ func (d *Daemon) openSwap(g *gpu, physical uint64) {
 	}
 	capacity := min(physical-min(physical, headroom), g.MemoryBytes)
 	g.swap = &swap{residency: sched.NewResidency(capacity), members: map[sched.ClientID]*clientMemory{}}
-	g.node = numaNode(d.sysfs, g.PCIBusID)
+	node := arena.NUMANode(d.sysfs, g.PCIBusID)
+	g.swap.arenas = d.arena.AddGPU(node)
 	g.swap.residency.Later = g.core.Later
 	g.swap.residency.MoveUnit = min(physical/64, 128<<20) // as the shim has it (PIECES)
 	near := ""
-	if g.node != noNode {
-		near = fmt.Sprintf(", of NUMA node %d first", g.node)
+	if node != arena.NoNode {
+		near = fmt.Sprintf(", of NUMA node %d first", node)
 	}
 	d.log.Infof("GPU %d: memory is swapped: %d MiB for clients at a time, %d MiB of host memory for all GPUs%s", g.Index, capacity>>20, d.opts.SwapMemory>>20, near)
 }
@@ -147,6 +157,7 @@ func (d *Daemon) attachMemory(g *gpu, att *attachment, again bool) (away bool) {
 	m := g.swap.members[cl.id]
 	if m == nil {
 		m = &clientMemory{client: cl, since: now()}
+		d.addArena(g, m)
 		g.swap.members[cl.id] = m
 		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), again && keep == sched.Swapped)
 		d.promiseMemory(g, cl, false)
@@ -171,9 +182,9 @@ func (d *Daemon) attachedMemory(g *gpu, att *attachment) {
 		if m.asked != 0 {
 			d.tellRoom(att, att.client.page.Room(att.channel))
 		}
-		d.sendArenas(g, m)
+		m.arena.Flush()
 	}
-	d.prepareArenas(g)
+	g.swap.prepare()
 }
 
 func (d *Daemon) groupOf(g *gpu, cl *client) string { return d.shareOf(g, cl.Account).Gang }
@@ -197,7 +208,7 @@ func (d *Daemon) keepMemory(g *gpu, account string) {
 		}
 	}
 	d.settleMemory(g)
-	d.prepareArenas(g)
+	g.swap.prepare()
 }
 
 // dropMemory forgets what a client has: it is dead, or another program now.
@@ -207,7 +218,7 @@ func (d *Daemon) dropMemory(cl *client) {
 			continue
 		}
 		m := g.swap.members[cl.id]
-		d.dropArenas(m)
+		m.arena.Drop()
 		delete(g.swap.members, cl.id)
 		d.noteMembers()
 		g.swap.residency.Drop(cl.id)
@@ -243,7 +254,7 @@ func (d *Daemon) promiseMemory(g *gpu, cl *client, placeable bool) {
 	}
 	g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.Account))
 	d.place(g)
-	d.prepareArenas(g)
+	g.swap.prepare()
 }
 
 // placeable returns how much of a reservation there is a place for, on the GPU or
@@ -270,18 +281,18 @@ func (d *Daemon) placeable(g *gpu, cl *client, want wire.Reserve, force bool) (t
 }
 
 func (d *Daemon) fits(g *gpu, cl *client, total uint64) error {
-	arena, err := g.swap.residency.Fits(cl.id, total, g.believed(cl.Account), minSegment, g.swap.arenaOf)
+	needed, err := g.swap.residency.Fits(cl.id, total, g.believed(cl.Account), arena.MinSegment, g.swap.arenaOf)
 	if err != nil {
 		return err
 	}
-	return d.arenaFits(arena + d.arenaNeeded(g))
+	return d.arenaFits(needed + d.arenaNeeded(g))
 }
 
 // arenaNeeded is how much what is promised on all GPUs but one, or nil, needs.
 func (d *Daemon) arenaNeeded(but *gpu) (sum uint64) {
 	for _, g := range d.order {
 		if g != but && g.swap != nil {
-			n, _ := g.swap.residency.Fits(0, 0, 0, minSegment, g.swap.arenaOf)
+			n, _ := g.swap.residency.Fits(0, 0, 0, arena.MinSegment, g.swap.arenaOf)
 			sum += n
 		}
 	}
@@ -291,7 +302,7 @@ func (d *Daemon) arenaNeeded(but *gpu) (sum uint64) {
 // shortOfArena is for a client that cannot move for want of an arena. What it has been
 // given and not made ready yet is no reason to give it more.
 func (d *Daemon) shortOfArena(g *gpu, id sched.ClientID, m *clientMemory) {
-	if m.moved.Arena < g.swap.residency.Arena(id, minSegment, 0) {
+	if m.moved.Arena < g.swap.residency.Arena(id, arena.MinSegment, 0) {
 		return
 	}
 	g.swap.residency.ShortOfArena(id, func() bool { return d.arenaFits(d.arenaNeeded(nil)) == nil })
@@ -300,7 +311,7 @@ func (d *Daemon) shortOfArena(g *gpu, id sched.ClientID, m *clientMemory) {
 // arenaOf is what a client has, or is soon to have.
 func (s *swap) arenaOf(id sched.ClientID) uint64 {
 	if m := s.members[id]; m != nil {
-		return m.arena.bytes()
+		return m.arena.Bytes()
 	}
 	return 0
 }
@@ -469,7 +480,7 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 	if !was { // of before a restart
 		m.moved.Out, m.moved.In = f.Moved.Out, f.Moved.In
 		m.askedOut, m.grantedIn = f.Moved.Out, f.Moved.In
-		d.countOldArena(g, m)
+		g.countOldArena(m)
 	} else {
 		s.out.bytes += f.Moved.Out - min(old.Out, f.Moved.Out)
 		s.in.bytes += f.Moved.In - min(old.In, f.Moved.In)
@@ -517,7 +528,7 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 	}
 	d.settleMemory(g)
 	d.tellPromised(g)
-	d.prepareArenas(g)
+	g.swap.prepare()
 }
 
 func (d *Daemon) endMove(g *gpu, id sched.ClientID, kind api.EventType, m *direction, bytes uint64, took time.Duration) {
@@ -606,7 +617,7 @@ func (d *Daemon) residentFits(g *gpu, account string, old, to tenantShares, who 
 			moved = append(moved, cl)
 		}
 	}
-	if _, err := r.Fits(0, 0, 0, minSegment, nil); err != nil {
+	if _, err := r.Fits(0, 0, 0, arena.MinSegment, nil); err != nil {
 		return notResident(g, who, err)
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 )
@@ -79,11 +80,12 @@ func (d *Daemon) awaitMembers(g *gpu) {
 		}
 		keep, _ := d.keepOf(g, cl)
 		m := &clientMemory{client: cl, since: now(), promised: min(was.Bytes, g.swap.residency.Capacity())}
+		d.addArena(g, m)
 		g.swap.members[cl.id] = m
 		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), keep == sched.Swapped)
 		g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.Account))
 		g.swap.residency.Force(cl.id)
-		d.hadArena(m, min(was.Arena, m.promised+maxSegment))
+		m.arena.Had(min(was.Arena, m.promised+arena.MaxSegment))
 		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, m.promised>>20, stallAfter)
 	}
 	g.swap.unsettled = true
@@ -108,7 +110,7 @@ func (d *Daemon) recordMembers() {
 		}
 		for _, id := range g.swap.residency.IDs() {
 			if m := g.swap.members[id]; m != nil && m.promised != 0 {
-				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, m.promised, m.arena.given, m.client.canMove})
+				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, m.promised, m.arena.Given(), m.client.canMove})
 			}
 		}
 	}

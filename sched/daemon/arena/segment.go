@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package arena
 
 import (
 	"errors"
@@ -43,25 +43,25 @@ func nicely(node int, do func()) error {
 
 // newSegment makes and fills one; it gives up when step, which hears how far it is,
 // returns an error.
-func newSegment(size uint64, step func(filled uint64) error) (segment, error) {
+func newSegment(size uint64, step func(filled uint64) error) (Segment, error) {
 	if freeHugePages()*hugePage >= size {
 		if fd, err := newMemfd(size, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, step); err == nil {
-			return segment{fd, size, true}, nil
+			return Segment{fd, size, true}, nil
 		}
 	}
 	fd, err := newMemfd(size, 0, step)
 	if err != nil {
-		return segment{}, fmt.Errorf("a segment of %d MiB: %w", size>>20, err)
+		return Segment{}, fmt.Errorf("a segment of %d MiB: %w", size>>20, err)
 	}
-	return segment{fd, size, false}, nil
+	return Segment{fd, size, false}, nil
 }
 
 // free gives its memory back to the kernel, whoever else has a descriptor of it: what
 // they write there later is theirs.
-func (s segment) free() {
-	for unix.Fallocate(int(s.fd.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(s.size)) == unix.EINTR {
+func (s Segment) free() {
+	for unix.Fallocate(int(s.File.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(s.Size)) == unix.EINTR {
 	}
-	s.fd.Close()
+	s.File.Close()
 }
 
 // newMemfd makes a memfd of which every page is there, and which nobody can make

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package arena
 
 import (
 	"os"
@@ -14,28 +14,28 @@ import (
 
 // Where a host has several NUMA nodes, memory of the GPU's own is nearer to it.
 
-// noNode is that of a GPU of which the kernel tells none.
-const noNode = -1
+// NoNode is the node of a GPU of which the kernel tells none.
+const NoNode = -1
 
-// numaNode returns the node of a PCI device as the kernel tells it in sysfs: noNode where
-// the host has but one, as many tell it, or the device is not there.
-func numaNode(sysfs, busID string) int {
+// NUMANode returns the node of a PCI device as the kernel tells it below sysfs: NoNode
+// where a host has one node only and says so that way, or the device is not there.
+func NUMANode(sysfs, busID string) int {
 	if busID == "" || !filepath.IsLocal(busID) {
-		return noNode
+		return NoNode
 	}
 	text, err := os.ReadFile(filepath.Join(sysfs, "bus/pci/devices", busID, "numa_node"))
 	if err != nil {
-		return noNode
+		return NoNode
 	}
 	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil || n < 0 {
-		return noNode
+		return NoNode
 	}
 	return n
 }
 
 // prefer has this thread take memory from a node as long as that has any, and then from
-// the others; restore ends that. noNode: nothing changes.
+// the others; restore ends that. NoNode: nothing changes.
 //
 // Pages of a memfd that write, fallocate or a fault makes are taken as the policy of the
 // thread says, if the file has none. A policy of the file (mbind of a shared mapping)
@@ -43,7 +43,7 @@ func numaNode(sysfs, busID string) int {
 // kernel's numa_memory_policy).
 func prefer(node int) (restore func() error, err error) {
 	nothing := func() error { return nil }
-	if node == noNode {
+	if node == NoNode {
 		return nothing, nil
 	}
 	var mode int32

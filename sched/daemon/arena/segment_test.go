@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package arena
 
 import (
 	"bytes"
@@ -21,22 +21,22 @@ func TestSegmentIsThere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer seg.fd.Close()
+	defer seg.File.Close()
 	var stat unix.Stat_t
-	if err := unix.Fstat(int(seg.fd.Fd()), &stat); err != nil || stat.Size != size || stat.Blocks*512 != size {
+	if err := unix.Fstat(int(seg.File.Fd()), &stat); err != nil || stat.Size != size || stat.Blocks*512 != size {
 		t.Errorf("%d bytes, %d there, %v; want %d", stat.Size, stat.Blocks*512, err, size)
 	}
 	content := make([]byte, size)
-	if _, err := seg.fd.ReadAt(content, 0); err != nil || bytes.Count(content, []byte{0}) != size {
+	if _, err := seg.File.ReadAt(content, 0); err != nil || bytes.Count(content, []byte{0}) != size {
 		t.Errorf("not all zeros: %v", err)
 	}
-	if seg.huge {
+	if seg.Huge {
 		t.Skip("of reserved huge pages")
 	}
 	if err := tryCollapse(t); err != nil {
 		t.Skipf("no huge pages for memfds here: %v", err)
 	}
-	if hugeBytes(t, seg.fd, size) == 0 { // a page that is busy just then stays small
+	if hugeBytes(t, seg.File, size) == 0 { // a page that is busy just then stays small
 		t.Error("no page is a huge one")
 	}
 }

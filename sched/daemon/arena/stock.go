@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package arena
 
 import (
 	"cmp"
@@ -24,8 +24,8 @@ const (
 	// how often it is looked whether it is.
 	stockPause = 5 * time.Second
 	// stockReserve is left of the host's memory when the stock grows, so that it does
-	// not shrink again at once; see hostReserve.
-	stockReserve = 2 * hostReserve
+	// not shrink again at once; see HostReserve.
+	stockReserve = 2 * HostReserve
 	// smallReady of each size but the largest are kept, for what is no multiple of that.
 	smallReady = 8
 )
@@ -43,7 +43,7 @@ type stock struct {
 type piece struct {
 	node    int
 	size    uint64
-	segment segment       // once it is ready
+	segment Segment       // once it is ready
 	filled  atomic.Uint64 // bytes of it that are taken from the host
 	stop    chan struct{} // closed: it is not wanted any more
 	gone    chan struct{} // closed: it is with the kernel
@@ -59,8 +59,6 @@ func sizes(pieces []*piece) (sum uint64) {
 // bytes is what clients cannot have beside it.
 func (s *stock) bytes() uint64 { return sizes(s.making) + sizes(s.ready) }
 
-func (s *stock) readyBytes() uint64 { return sizes(s.ready) }
-
 // held is what it has taken from the host.
 func (s *stock) held() (sum uint64) {
 	for _, list := range [][]*piece{s.making, s.ready, s.leaving} {
@@ -71,14 +69,15 @@ func (s *stock) held() (sum uint64) {
 	return sum
 }
 
-func without(list []*piece, p *piece) []*piece {
-	return slices.DeleteFunc(list, func(other *piece) bool { return other == p })
+// remove removes an element of a list.
+func remove[T comparable](list []T, one T) []T {
+	return slices.DeleteFunc(list, func(other T) bool { return other == one })
 }
 
 // pick returns the piece that a client with so much is to have: near its GPU, from least
 // to most bytes. The first ones are small, so that it has soon pinned one; nil: none.
 func (s *stock) pick(node int, has, least, most uint64) (best *piece) {
-	ideal := max(has, least, minSegment)
+	ideal := max(has, least, MinSegment)
 	for _, p := range s.ready {
 		if p.node != node || p.size < least || p.size > most {
 			continue
@@ -118,12 +117,12 @@ func (s *stock) next(nodes []int, target uint64) (node int, size uint64) {
 // there is to be so much more: a few of each, the small ones first; then the largest, for
 // a shim keeps 256. 0: none.
 func readySize(number map[uint64]int, room uint64) uint64 {
-	for size := uint64(minSegment); size < maxSegment; size *= 2 {
+	for size := uint64(MinSegment); size < MaxSegment; size *= 2 {
 		if size <= room && number[size] < smallReady {
 			return size
 		}
 	}
-	for size := uint64(maxSegment); size >= minSegment; size /= 2 {
+	for size := uint64(MaxSegment); size >= MinSegment; size /= 2 {
 		if size <= room {
 			return size
 		}
@@ -131,10 +130,10 @@ func readySize(number map[uint64]int, room uint64) uint64 {
 	return 0
 }
 
-// nodes are those of GPUs whose memory is swapped.
-func (d *Daemon) nodes() (all []int) {
-	for _, g := range d.order {
-		if g.swap != nil && !slices.Contains(all, g.node) {
+// nodes are those of GPUs.
+func (a *Pool) nodes() (all []int) {
+	for _, g := range a.gpus {
+		if !slices.Contains(all, g.node) {
 			all = append(all, g.node)
 		}
 	}
@@ -143,45 +142,46 @@ func (d *Daemon) nodes() (all []int) {
 
 // giveReady gives a piece to the client of a GPU that needs one most, of those for whom
 // there is one; false: there is none.
-func (d *Daemon) giveReady(g *gpu, limit, more uint64) bool {
-	s := &d.arena.stock
+func (g *GPU) giveReady(limit uint64, soon bool) bool {
+	a := g.pool
+	s := &a.stock
 	if len(s.ready) == 0 {
 		return false
 	}
-	pick := func(m *clientMemory, lacks uint64) *piece {
-		least := d.leastSegment(m, lacks)
-		p := s.pick(g.node, m.arena.bytes(), least, max(least, lacks))
-		if p == nil || d.arena.used+p.size > limit {
+	pick := func(c *Client, lacks uint64) *piece {
+		least := c.leastSegment(lacks)
+		p := s.pick(g.node, c.Bytes(), least, max(least, lacks))
+		if p == nil || a.used+p.size > limit {
 			return nil
 		}
 		return p
 	}
-	m, lacks := d.neediest(g, more, func(m *clientMemory, lacks uint64) bool { return pick(m, lacks) == nil })
-	if m == nil {
+	c, lacks := g.neediest(soon, func(c *Client, lacks uint64) bool { return pick(c, lacks) == nil })
+	if c == nil {
 		return false
 	}
-	p := pick(m, lacks)
-	s.ready = without(s.ready, p)
-	d.arena.used += p.size
-	d.give(g, m, p.segment)
+	p := pick(c, lacks)
+	s.ready = remove(s.ready, p)
+	a.used += p.size
+	c.give(p.segment)
 	return true
 }
 
 // restockAgain is for when there is more host memory than there was.
-func (d *Daemon) restockAgain() {
-	d.arena.stock.paused = false
-	d.restock()
+func (a *Pool) restockAgain() {
+	a.stock.paused = false
+	a.restock()
 }
 
 // restock brings the stock to what it may be, and has it made as far as it lacks.
-func (d *Daemon) restock() {
-	s := &d.arena.stock
-	if d.opts.SwapReady == 0 {
+func (a *Pool) restock() {
+	s := &a.stock
+	if a.Config.Ready == 0 {
 		return
 	}
-	d.giveBack(less(d.arena.used+s.bytes(), d.opts.SwapMemory), false)
-	nodes, target := d.nodes(), min(d.opts.SwapReady, less(d.opts.SwapMemory, d.arena.used))
-	for len(nodes) > 0 && !s.paused && d.arena.jobs == 0 && !d.arena.retry.Planned() && len(s.making) < fillers() && len(s.making)+len(s.ready) < d.maxReady {
+	a.giveBack(less(a.used+s.bytes(), a.Limit), false)
+	nodes, target := a.nodes(), min(a.Config.Ready, less(a.Limit, a.used))
+	for len(nodes) > 0 && !s.paused && a.jobs == 0 && !a.retry.Planned() && len(s.making) < fillers() && len(s.making)+len(s.ready) < a.MaxReady {
 		are := [2]uint64{target, s.bytes()}
 		if are == s.full {
 			break
@@ -191,87 +191,84 @@ func (d *Daemon) restock() {
 			s.full = are
 			break
 		}
-		if !d.hostHas(size) {
+		if !a.hostHas(size) {
 			s.paused = true
 			break
 		}
-		d.stockUp(node, size)
+		a.stockUp(node, size)
 	}
 	if !s.look.Planned() && (s.paused || len(s.making)+len(s.ready) > 0) {
-		s.look.Set(now().Add(stockPause))
+		s.look.Set(a.Loop.Now().Add(stockPause))
 	}
 }
 
 // hostHas says whether the stock may grow so much.
-func (d *Daemon) hostHas(size uint64) bool {
-	pages, huge, ok := d.arena.memory()
-	for _, p := range d.arena.stock.making {
+func (a *Pool) hostHas(size uint64) bool {
+	pages, huge, ok := a.Host.Free()
+	for _, p := range a.stock.making {
 		size += less(p.size, p.filled.Load())
 	}
 	return !ok || huge >= size || pages >= size+stockReserve
 }
 
 // stockUp has a piece made.
-func (d *Daemon) stockUp(node int, size uint64) {
+func (a *Pool) stockUp(node int, size uint64) {
 	p := &piece{node: node, size: size, stop: make(chan struct{}), gone: make(chan struct{})}
-	d.arena.stock.making = append(d.arena.stock.making, p)
-	newSegment := d.arena.make
-	d.wg.Add(1)
-	go func() {
-		defer d.wg.Done()
-		var seg segment
+	a.stock.making = append(a.stock.making, p)
+	a.Loop.Go(func() {
+		var seg Segment
 		var err error
-		d.placed(nicely(node, func() {
-			seg, err = newSegment(size, func(filled uint64) error {
+		a.placed(nicely(node, func() {
+			seg, err = a.Host.Make(size, func(filled uint64) error {
 				p.filled.Store(filled)
 				select {
 				case <-p.stop:
 					return errors.New("it is not wanted any more")
 				default:
-					return d.goOn(filled)
+					return a.goOn(filled)
 				}
 			})
 		}))
-		if !d.do(func() { d.finishStock(p, seg, err) }) && seg.fd != nil {
-			seg.fd.Close()
+		if !a.Loop.Do(func() { a.finishStock(p, seg, err) }) && seg.File != nil {
+			seg.File.Close()
 		}
-	}()
+	})
 }
 
-func (d *Daemon) finishStock(p *piece, seg segment, err error) {
-	s := &d.arena.stock
+func (a *Pool) finishStock(p *piece, seg Segment, err error) {
+	s := &a.stock
 	p.segment = seg
 	if slices.Contains(s.leaving, p) {
-		d.letGo([]*piece{p}, func() {})
+		a.letGo([]*piece{p}, func() {})
 		return
 	}
-	s.making = without(s.making, p)
+	s.making = remove(s.making, p)
 	if err != nil {
-		d.log.WithError(err).Debugf("no host memory that is kept ready: trying again in %v", stockPause)
+		a.Log.WithError(err).Debugf("no host memory that is kept ready: trying again in %v", stockPause)
 		s.paused = true
 	} else {
 		p.filled.Store(p.size)
 		s.ready = append(s.ready, p)
 	}
-	d.prepareAll()
+	a.Prepare()
 }
 
 // makeWay has the stock give way to a segment that is to be made for a client which lacks
 // so much. That begins once those are gone that it returns.
-func (d *Daemon) makeWay(node int, size, lacks uint64) (wait []*piece) {
-	s := &d.arena.stock
+func (a *Pool) makeWay(node int, size, lacks uint64) (wait []*piece) {
+	s := &a.stock
 	for _, p := range slices.Clone(s.making) {
 		if p.node != node || p.size > lacks { // else it is soon given to the client
-			d.discard(p)
+			a.discard(p)
 		}
 	}
-	d.giveBack(less(d.arena.used+size+s.bytes(), d.opts.SwapMemory), false)
+	a.giveBack(less(a.used+size+s.bytes(), a.Limit), false)
 	if len(s.making)+len(s.ready)+len(s.leaving) == 0 {
 		return nil
 	}
 	// All that is being made may be yet to be taken.
-	if pages, huge, ok := d.arena.memory(); ok && huge < d.arena.making+size && pages < d.arena.making+size+hostReserve {
-		d.giveBack(d.arena.making+size+hostReserve-pages, true)
+	if pages, huge, ok := a.Host.Free(); ok && huge < a.making+size && pages < a.making+size+HostReserve {
+		a.giveBack(a.making+size+HostReserve-pages, true)
 		return slices.Clone(s.leaving)
 	}
 	return nil
@@ -279,8 +276,8 @@ func (d *Daemon) makeWay(node int, size, lacks uint64) (wait []*piece) {
 
 // giveBack gives up so much of the stock, as far as there is any: what is being made
 // first. For the host it is about what was taken, and not about huge pages.
-func (d *Daemon) giveBack(n uint64, host bool) {
-	s := &d.arena.stock
+func (a *Pool) giveBack(n uint64, host bool) {
+	s := &a.stock
 	for n > 0 {
 		p := s.leastUse(n, host)
 		if p == nil {
@@ -291,7 +288,7 @@ func (d *Daemon) giveBack(n uint64, host bool) {
 		} else {
 			n = less(n, p.size)
 		}
-		d.discard(p)
+		a.discard(p)
 	}
 }
 
@@ -301,7 +298,7 @@ func (s *stock) leastUse(n uint64, host bool) (best *piece) {
 	}
 	for _, p := range s.ready {
 		switch {
-		case host && p.segment.huge:
+		case host && p.segment.Huge:
 		case best == nil, p.size >= n && (best.size < n || p.size < best.size), best.size < n && p.size > best.size:
 			best = p
 		}
@@ -310,70 +307,69 @@ func (s *stock) leastUse(n uint64, host bool) (best *piece) {
 }
 
 // discard gives a piece up.
-func (d *Daemon) discard(p *piece) {
-	s := &d.arena.stock
+func (a *Pool) discard(p *piece) {
+	s := &a.stock
 	close(p.stop)
 	if slices.Contains(s.making, p) {
-		s.making, s.leaving = without(s.making, p), append(s.leaving, p) // its maker goes on to finishStock
+		s.making, s.leaving = remove(s.making, p), append(s.leaving, p) // its maker goes on to finishStock
 		return
 	}
-	s.ready, s.leaving = without(s.ready, p), append(s.leaving, p)
-	d.letGo([]*piece{p}, func() {})
+	s.ready, s.leaving = remove(s.ready, p), append(s.leaving, p)
+	a.letGo([]*piece{p}, func() {})
 }
 
 // letGo is beside the loop, because the kernel takes a tenth of a second for 1 GiB.
-func (d *Daemon) letGo(pieces []*piece, then func()) {
-	d.wg.Add(1)
-	go func() {
-		defer d.wg.Done()
+func (a *Pool) letGo(pieces []*piece, then func()) {
+	a.Loop.Go(func() {
 		for _, p := range pieces {
-			if p.segment.fd != nil {
+			if p.segment.File != nil {
 				p.segment.free()
 			}
 			p.filled.Store(0)
 			close(p.gone)
 		}
-		d.do(func() {
-			s := &d.arena.stock
+		a.Loop.Do(func() {
+			s := &a.stock
 			s.leaving = slices.DeleteFunc(s.leaving, func(p *piece) bool { return slices.Contains(pieces, p) })
 			then()
 		})
-	}()
+	})
 }
 
 // takeBack is for what a client had that is no more. The stock grows when that is gone.
-func (d *Daemon) takeBack(segments []segment) {
+func (a *Pool) takeBack(segments []Segment) {
 	var pieces []*piece
 	for _, seg := range segments {
-		p := &piece{node: noNode, size: seg.size, segment: seg, gone: make(chan struct{})}
-		p.filled.Store(seg.size)
+		p := &piece{node: NoNode, size: seg.Size, segment: seg, gone: make(chan struct{})}
+		p.filled.Store(seg.Size)
 		pieces = append(pieces, p)
 	}
-	d.arena.stock.leaving = append(d.arena.stock.leaving, pieces...)
-	d.letGo(pieces, d.restockAgain)
+	a.stock.leaving = append(a.stock.leaving, pieces...)
+	a.letGo(pieces, a.restockAgain)
 }
 
 // lookAtStock sees whether the host needs the memory, or has some again.
-func (d *Daemon) lookAtStock() {
-	s := &d.arena.stock
+func (a *Pool) lookAtStock() {
+	s := &a.stock
 	s.look.Stop()
 	s.paused = false
-	if pages, _, ok := d.arena.memory(); ok && pages < hostReserve {
-		d.giveBack(hostReserve-pages, true)
+	if pages, _, ok := a.Host.Free(); ok && pages < HostReserve {
+		a.giveBack(HostReserve-pages, true)
 		s.paused = true
 	}
-	d.restock()
+	a.restock()
 }
 
-// close gives all of it back; the loop has ended.
-func (s *stock) close() {
+// Close gives the stock back; the loop has ended.
+func (a *Pool) Close() {
+	s := &a.stock
 	var wg sync.WaitGroup
 	for part := range slices.Chunk(s.ready, max(1, (len(s.ready)+maxFillers-1)/maxFillers)) {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
 			for _, p := range part {
-				p.segment.fd.Close()
+				p.segment.File.Close()
 			}
 		}()
 	}
