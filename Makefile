@@ -25,7 +25,7 @@ STEPS ?= 1000000000
 # The steps of make sim in make test: 15 s on one core, with the same seed each time.
 TEST_STEPS := 5000000
 EXECS ?= 50000
-FUZZ  := sched/wire:FuzzDecode sched/daemon:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl \
+FUZZ  := sched/wire:FuzzDecode sched/daemon/state:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl \
 	plugin:FuzzRequest plugin:FuzzParseRequest plugin:FuzzShare sched/api:FuzzParseMemory cdi/ldcache:FuzzParse
 SEED  ?= 0
 
@@ -165,6 +165,7 @@ release: build $(if $(STATIC),static) ## .build/release: the files of a release,
 	@install -D -t $(RELEASE) $(addprefix $(if $(STATIC),$(BUILD)/static/bin,$(BIN))/, \
 		nvshare-scheduler nvshare-plugin nvsharectl nvshare-cdi-hook) $(BUILD)/lib/libnvshare.so
 	@install -m 644 -t $(RELEASE) README.md CHANGELOG.md LICENSE
+	@for page in sched/README.md plugin/README.md; do install -D -m 644 $$page $(RELEASE)/$$page; done
 	@cp -R --preserve=mode deployments $(RELEASE)/
 
 # The same tree gives the same bytes. The tarball has no top directory, because users

@@ -35,16 +35,20 @@ const nativeWay way = "native"
 
 var ways = []way{nativeWay, "on", "auto", "off"}
 
+// autoLead is what mode auto takes to look at the programs before it is measured.
+const autoLead = 4 * time.Second
+
 // A ran is a mix that ran one way.
 type ran struct {
-	Way     way       `json:"way"`
-	Mode    string    `json:"mode,omitempty"` // what the scheduler chose
-	Rates   []float64 `json:"steps_per_second"`
-	Of      []float64 `json:"of_alone"` // of the program's native rate alone, in this run
-	Sum     float64   `json:"sum"`
-	P50     []float64 `json:"request_p50_ms,omitempty"` // of programs that answer requests; 0: others
-	P99     []float64 `json:"request_p99_ms,omitempty"`
-	Longest []float64 `json:"longest_gaps_s"`
+	Way     way         `json:"way"`
+	Mode    string      `json:"mode,omitempty"` // why the scheduler chose turns, or none
+	Rounds  [][]float64 `json:"rounds"`         // steps per second of each program in each round
+	Rates   []float64   `json:"steps_per_second"`
+	Of      []float64   `json:"of_alone"` // of the program's native rate alone, in this run
+	Sum     float64     `json:"sum"`
+	P50     []float64   `json:"request_p50_ms,omitempty"` // of programs that answer requests; 0: others
+	P99     []float64   `json:"request_p99_ms,omitempty"`
+	Longest []float64   `json:"longest_gaps_s"`
 }
 
 // A mixed is all that was measured of a mix.
@@ -160,41 +164,84 @@ func (b *bench) mix(ctx context.Context, r *programResults, programs []string, l
 		}
 		fmt.Printf("  %s alone: %.2f steps/s natively, %.2f with the shim (%.1f %%)\n", name, r.Native[name], r.Shim[name], 100*r.Shim[name]/r.Native[name])
 	}
-	m := &mixed{Programs: programs}
-	for _, how := range ways {
-		workers := p.natives[:n]
-		if how != nativeWay {
-			if _, err := b.node.Ctl(ctx, "-S", string(how)); err != nil {
-				return m, err
-			}
-			workers = p.tenants[:n]
+	m := &mixed{Programs: programs, Runs: make([]ran, len(ways))}
+	lats := make([][][]float64, len(ways))
+	for i, how := range ways {
+		m.Runs[i] = ran{Way: how, Longest: make([]float64, n)}
+		lats[i] = make([][]float64, n)
+	}
+	// There and back again, so that what drifts hits all.
+	order := make([]int, 0, 2*len(ways))
+	for i := range ways {
+		order = append(order, i)
+	}
+	if !b.cells.quick {
+		for i := range ways {
+			order = append(order, len(ways)-1-i)
 		}
-		s := soon(refLead+time.Second, length)
-		c, err := p.work(ctx, s, 0, workers, programs)
-		if err != nil {
-			return m, fmt.Errorf("%s: %w", how, err)
+	}
+	for _, i := range order {
+		if err := b.round(ctx, &m.Runs[i], lats[i], programs, length); err != nil {
+			return m, fmt.Errorf("%s: %w", ways[i], err)
 		}
-		one := ran{Way: how}
-		if how == "auto" {
-			if st, err := b.node.Status(ctx); err == nil && len(st.Gpus) > 0 {
-				one.Mode = st.Gpus[0].ModeReason
-			}
-		}
-		for i, k := range c {
-			of := k.Rate / r.Native[programs[i]]
-			one.Rates, one.Of = append(one.Rates, round(k.Rate, 3)), append(one.Of, round(of, 4))
-			one.Sum = round(one.Sum+of, 4)
-			one.Longest = append(one.Longest, round(k.LongestGap, 4))
-			lat, err := workers[i].latencies(ctx, programs[i], s)
-			if err != nil {
-				return m, err
-			}
-			p50, p99 := inMS(lat)
-			one.P50, one.P99 = append(one.P50, p50), append(one.P99, p99)
-		}
-		m.Runs = append(m.Runs, one)
+	}
+	for i := range m.Runs {
+		m.Runs[i].sum(r.Native, programs, lats[i])
 	}
 	return m, nil
+}
+
+// round lets the programs work once, one way.
+func (b *bench) round(ctx context.Context, r *ran, lats [][]float64, programs []string, length time.Duration) error {
+	p, n := b.shared, len(programs)
+	workers, lead := p.natives[:n], refLead
+	if r.Way != nativeWay {
+		if _, err := b.node.Ctl(ctx, "-S", string(r.Way)); err != nil {
+			return err
+		}
+		workers = p.tenants[:n]
+	}
+	if r.Way == "auto" {
+		lead += autoLead
+	}
+	s := soon(lead, length)
+	counts, err := p.work(ctx, s, 0, workers, programs)
+	if err != nil {
+		return err
+	}
+	if r.Way == "auto" {
+		if st, err := b.node.Status(ctx); err == nil && len(st.Gpus) > 0 {
+			r.Mode = st.Gpus[0].ModeReason
+		}
+	}
+	rates := make([]float64, n)
+	for i, c := range counts {
+		rates[i] = round(c.Rate, 3)
+		r.Longest[i] = max(r.Longest[i], round(c.LongestGap, 4))
+		more, err := workers[i].latencies(ctx, programs[i], s)
+		if err != nil {
+			return err
+		}
+		lats[i] = append(lats[i], more...)
+	}
+	r.Rounds = append(r.Rounds, rates)
+	return nil
+}
+
+// sum adds up what the rounds said, by what each program reaches alone.
+func (r *ran) sum(alone map[string]float64, programs []string, lats [][]float64) {
+	for i, name := range programs {
+		rate := 0.0
+		for _, round := range r.Rounds {
+			rate += round[i] / float64(len(r.Rounds))
+		}
+		r.Rates = append(r.Rates, round(rate, 3))
+		r.Of = append(r.Of, round(rate/alone[name], 4))
+		r.Sum += rate / alone[name]
+		p50, p99 := inMS(lats[i])
+		r.P50, r.P99 = append(r.P50, p50), append(r.P99, p99)
+	}
+	r.Sum = round(r.Sum, 4)
 }
 
 // latencies are those of a program that answers requests, in seconds; empty for others.
