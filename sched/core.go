@@ -100,7 +100,8 @@ type Core struct {
 
 	persisted Persist
 
-	acts []Action // reused by each Step
+	policies []policy
+	acts     []Action // reused by each Step
 }
 
 // New returns the core of a GPU that nobody uses yet. The last epoch and, by
@@ -116,6 +117,7 @@ func New(cfg Config) *Core {
 		clients:   make(map[ClientID]*client),
 		tenants:   make(map[string]*tenant),
 		gpu:       cfg.GPU,
+		policies:  policies(),
 	}
 	node := cfg.Node
 	if node == nil {
@@ -131,20 +133,6 @@ func New(cfg Config) *Core {
 	c.persisted.Epoch = cfg.LastEpoch
 	c.restarted = cfg.LastEpoch != 0
 	return c
-}
-
-// unrecorded is more than the latency grants of one Step, which are given before
-// they are recorded: their epochs may have been used before a restart.
-const unrecorded = 10_000
-
-// takeEpoch returns the epoch of a grant to come.
-func (c *Core) takeEpoch() Epoch {
-	if c.restarted {
-		c.restarted = false
-		c.epoch += unrecorded
-	}
-	c.epoch = NextEpoch(c.epoch)
-	return c.epoch
 }
 
 func clamp(d, lo, hi time.Duration) time.Duration { return min(max(d, lo), hi) }
@@ -219,17 +207,7 @@ func (c *Core) Step(now Time, ev Event) []Action {
 		panic(fmt.Sprintf("sched: unknown event %T", ev))
 	}
 
-	c.fenceOverdue()
-	c.lookAtMode()
-	c.unthrottle()
-	for done := -1; done != len(c.acts)+c.gangs.changes; { // one may make another due
-		done = len(c.acts) + c.gangs.changes
-		c.conduct()
-		c.lookWhoIsOut()
-		c.revokeOverdue()
-		c.pauseOrResume()
-		c.grantNext()
-	}
+	c.applyPolicies()
 	c.settle()
 	c.exorcise()
 	for _, gpu := range c.gangs.others(c.gpu) {
@@ -250,51 +228,6 @@ func (c *Core) deadline() (Time, bool) {
 	t, ok := c.due()
 	if look := c.now.Add(fencedLook); c.fenced > 0 && (!ok || look < t) {
 		return look, true
-	}
-	return t, ok
-}
-
-// due returns when something has to be done.
-func (c *Core) due() (Time, bool) {
-	var t Time
-	var ok bool
-	earliest := func(u Time) {
-		if !ok || u < t {
-			t, ok = u, true
-		}
-	}
-	if cl := c.closing.head; cl != nil {
-		earliest(cl.grant.graceFrom.Add(c.grace))
-	}
-	if at, over := c.turnOver(); over {
-		earliest(at)
-	}
-	for _, t := range c.metered {
-		if at, ends := c.endsAt(t); ends {
-			earliest(at)
-		}
-	}
-	if t := c.throttled.top(); t != nil {
-		earliest(t.backAt())
-	}
-	if at, has := c.auto.deadline(c); has {
-		earliest(at)
-	}
-	if c.holdOff != 0 {
-		earliest(c.holdOff)
-	}
-	if at, has := c.movingDeadline(); has {
-		earliest(at)
-	}
-	for _, t := range c.ganged {
-		if g := t.seat.gang; g.phase == wanted && g.isDue() {
-			earliest(g.gangs.gather)
-		}
-	}
-	if c.kept != nil && c.kept.seat.hold == leaving {
-		if at, has := c.kept.seat.gang.nextStep(); has {
-			earliest(at)
-		}
 	}
 	return t, ok
 }
@@ -324,80 +257,3 @@ func (c *Core) Requested(except string) int {
 }
 
 func (c *Core) do(a Action) { c.acts = append(c.acts, a) }
-
-func (c *Core) setMode(m Mode) {
-	if m > Auto {
-		panic(fmt.Sprintf("sched: unknown %v", m))
-	}
-	if m == c.mode {
-		return
-	}
-	c.mode = m
-	c.auto.until = 0
-	c.auto.startWindow(c.now)
-	if m != Auto && !(m == Concurrent && c.auto.overfull()) {
-		c.setEffective(m, reasonSet)
-	}
-}
-
-// setEffective changes how grants are given from now on.
-func (c *Core) setEffective(m Mode, reason string) {
-	if m == c.effective && reason == c.auto.reason {
-		return
-	}
-	c.auto.reason = reason
-	c.do(ModeChosen{m, reason})
-	if m == c.effective {
-		return
-	}
-	c.tellAll = true
-	c.next = nil
-	if m == Concurrent {
-		c.effective = m
-		for cl := c.open.head; cl != nil; cl = cl.next {
-			if cl.grant.state == paused {
-				c.resume(cl.grant)
-			}
-		}
-		c.kept = nil
-		for _, t := range c.ganged {
-			t.seat.hold, t.seat.due = nothing, false
-		}
-	} else {
-		for cl := c.closing.head; cl != nil; cl = cl.next {
-			c.askBack(cl.grant)
-		}
-		for _, l := range []*list{&c.open, &c.latency} {
-			for l.head != nil {
-				c.revoke(l.head.grant, ModeChange)
-			}
-		}
-		// What they had at the same time is nothing that one has before the other.
-		c.effective = m
-		for _, t := range c.tenants {
-			c.bill(t)
-		}
-		for _, t := range c.tenants {
-			c.vtime = max(c.vtime, t.vt)
-		}
-		for _, t := range c.tenants {
-			t.vt = c.vtime
-		}
-		c.ready.reorder()
-		c.afar.reorder()
-	}
-	for _, cl := range c.inOrder() {
-		c.review(cl.tenant) // who is urgent depends on the mode
-		c.stand(cl)
-	}
-	for _, t := range c.ganged {
-		t.seat.gang.tell()
-	}
-}
-
-func (c *Core) setTuning(tuning Tuning) {
-	for _, t := range c.tenants {
-		c.bill(t) // so far by the old one
-	}
-	c.tuning = tuning.clamped()
-}
