@@ -242,7 +242,7 @@ func (d *Daemon) takeOver(c *conn) {
 	if cl.conn == c {
 		return
 	}
-	if old := cl.conn; old != nil { // of before an exec, or half lost
+	if old := cl.conn; old != nil { // from before an exec, or half lost
 		d.shutDown(old)
 		d.loseClient(old)
 	}

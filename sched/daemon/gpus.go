@@ -150,7 +150,7 @@ func (d *Daemon) addGPU(info GPU) error {
 	if last == nil {
 		last = &state.GPU{}
 		if d.cautious {
-			// Above every epoch of before, as long as there was less than one
+			// Above every earlier epoch, as long as there was less than one
 			// grant per microsecond on average.
 			last.Epoch = sched.NextEpoch(sched.Epoch(time.Now().UnixMicro()))
 			last.Unrecorded = true
@@ -202,7 +202,7 @@ func (d *Daemon) restore(g *gpu, proc peer.Process, epoch sched.Epoch) {
 	if cl == nil {
 		p, err := d.peers.Find(proc)
 		if err != nil {
-			d.log.WithError(err).Infof("GPU %d: the holder of before has ended", g.Index)
+			d.log.WithError(err).Infof("GPU %d: the earlier holder has ended", g.Index)
 			return
 		}
 		cl = d.addClient(p)
