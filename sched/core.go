@@ -32,92 +32,60 @@ type Config struct {
 	Node      *Node  // nil: of this GPU alone
 }
 
-// Core schedules one GPU. Make one with New.
+// Core schedules one GPU. Make one with New. Its parts are where their fields are
+// used most.
 type Core struct {
-	quantum, grace time.Duration
-	mode           Mode // as it was set
-	effective      Mode // Exclusive or Concurrent
-	auto           auto
-	tuning         Tuning
-	swapShare      int
-	epoch          Epoch // of the latest grant, or of the next one if that is fixed
-	restarted      bool  // no epoch was given out yet since a restart, see takeEpoch
-	counters       Counters
+	settings
+	effective Mode // Exclusive or Concurrent
+	auto      auto
+
+	gpu   string
+	clock *clock // of the node
+	gangs *gangs // of the node
 
 	started     bool
 	now         Time // of the latest Step; never runs backwards
 	claimsUntil Time // see attach
-	holdOff     Time // no exclusive grant before; 0: none
 
 	clients   map[ClientID]*client
 	connected int // clients with a connection
-	tenants   map[string]*tenant
-	ghosts    []*tenant // without clients, see leave
-	metered   []*tenant // see meter
-
-	gpu   string
-	clock *clock   // of the node
-	gangs *gangs   // of the node
-	moves []*grant // under which memory is moved
-
-	// What moving costs, and who may be worth waiting for; see moving.go and pause.go.
-	owedUntil   Time          // nobody is to move before, if others can work
-	sparedUntil Time          // the free GPU is not given to who has to move before
-	fillTook    time.Duration // about what moving takes
-	fills       int           // so often memory has come in
-	linkRate    float64       // the best of that, bytes a second
-	pausing     []*client     // those that gave the GPU back as they had nothing to do
-
-	ganged []*tenant // of gangs, with clients here
-	kept   *tenant   // the gang that has the GPU, or is about to; see gang.go
-
-	// Where tenants with waiting clients stand.
-	ready, afar, urgent, throttled tenantHeap
-	waiting                        int    // clients of those in ready and urgent
-	seq                            uint64 // of the latest request
-
-	// The tenants that are active, and what they may have in sum.
-	active, requests, weights int
-	special                   int   // tenants that ask for more than turns, see review
-	exact                     int   // those of them with a limit or a request
-	vtime                     int64 // see virtualNow
-
-	// The live grants: those that keep others from an exclusive one, but for
-	// the ones given to latency tenants.
-	open         list // gate open or paused, in the order of their grants
-	latency      list // the same, of latency grants
-	closing      list // draining or lost, the earliest end of grace first
-	closingBatch int  // of closing, those that are not latency grants
-	toldWaits    bool // somebody waits for latency grants to end
-	tellAll      bool // the mode or a share has changed, which every holder is to know
-	keptOut      bool // latency grants keep batch tenants from the GPU
-	fenced       int  // grants that are fenced, and not released yet
-
-	// Who is granted when the holder has released, if nothing happens to it
-	// before, and under which epoch: decided, and recorded, while it drains.
-	next      *client
-	nextEpoch Epoch
-
-	persisted Persist
+	roster
+	queues
+	grants
+	transfers
+	notices
+	records
+	counters Counters
 
 	policies []policy
 	acts     []Action // reused by each Step
+}
+
+// settings are what the user has chosen.
+type settings struct {
+	quantum, grace time.Duration
+	mode           Mode
+	tuning         Tuning
+	swapShare      int
 }
 
 // New returns the core of a GPU that nobody uses yet. The last epoch and, by
 // Restore, the holders must be those that were persisted before a restart.
 func New(cfg Config) *Core {
 	c := &Core{
-		quantum:   clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
-		grace:     clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
-		mode:      cfg.Mode,
-		tuning:    cfg.Tuning.clamped(),
-		swapShare: clampShareOfSwap(cfg.SwapShare),
-		epoch:     cfg.LastEpoch,
-		clients:   make(map[ClientID]*client),
-		tenants:   make(map[string]*tenant),
-		gpu:       cfg.GPU,
-		policies:  policies(),
+		settings: settings{
+			quantum:   clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
+			grace:     clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
+			mode:      cfg.Mode,
+			tuning:    cfg.Tuning.clamped(),
+			swapShare: clampShareOfSwap(cfg.SwapShare),
+		},
+		clients:  make(map[ClientID]*client),
+		roster:   roster{tenants: make(map[string]*tenant)},
+		queues:   newQueues(),
+		records:  newRecords(cfg.LastEpoch),
+		gpu:      cfg.GPU,
+		policies: policies(),
 	}
 	node := cfg.Node
 	if node == nil {
@@ -129,9 +97,6 @@ func New(cfg Config) *Core {
 	if cfg.Mode == Auto {
 		c.effective, c.auto.reason = Exclusive, reasonTurns
 	}
-	c.ready.less, c.afar.less, c.urgent.less, c.throttled.less = behind, behind, before, backFirst
-	c.persisted.Epoch = cfg.LastEpoch
-	c.restarted = cfg.LastEpoch != 0
 	return c
 }
 

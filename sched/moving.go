@@ -77,6 +77,17 @@ func (c *Core) setStranded(ev SetStranded) {
 // comesFromAway says whether who of the tenant is granted next has to move first.
 func (t *tenant) comesFromAway() bool { return t.queue.head != nil && t.queue.head.away }
 
+// transfers is what is known of moving memory on this GPU; see also pause.go.
+type transfers struct {
+	moves       []*grant      // under which memory is moved
+	owedUntil   Time          // nobody is to move before, if others can work
+	sparedUntil Time          // the free GPU is not given to who has to move before
+	fillTook    time.Duration // about what moving takes
+	fills       int           // so often memory has come in
+	linkRate    float64       // the best of that, bytes a second
+	pausing     []*client     // those that gave the GPU back as they had nothing to do
+}
+
 // move is what a client moves under a grant.
 type move struct {
 	on    bool          // it moves, and its gate is not open yet

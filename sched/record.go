@@ -9,14 +9,25 @@ package sched
 // they are recorded: their epochs may have been used before a restart.
 const unrecorded = 10_000
 
+// records are what was handed out as a Persist, and the epochs after that.
+type records struct {
+	epoch     Epoch // of the latest grant, or of the next one if that is fixed
+	restarted bool  // no epoch was given out yet since a restart, see takeEpoch
+	persisted Persist
+}
+
+func newRecords(last Epoch) records {
+	return records{epoch: last, restarted: last != 0, persisted: Persist{Epoch: last}}
+}
+
 // takeEpoch returns the epoch of a grant to come.
-func (c *Core) takeEpoch() Epoch {
-	if c.restarted {
-		c.restarted = false
-		c.epoch += unrecorded
+func (r *records) takeEpoch() Epoch {
+	if r.restarted {
+		r.restarted = false
+		r.epoch += unrecorded
 	}
-	c.epoch = NextEpoch(c.epoch)
-	return c.epoch
+	r.epoch = NextEpoch(r.epoch)
+	return r.epoch
 }
 
 // settle brings what was persisted and what the pages say up to date.

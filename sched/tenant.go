@@ -21,6 +21,34 @@ const (
 	aside                  // for its gang
 )
 
+// roster is the tenants of a GPU.
+type roster struct {
+	tenants map[string]*tenant
+	ghosts  []*tenant // without clients, see leave
+	metered []*tenant // see meter
+	ganged  []*tenant // of gangs, with clients here
+
+	// The tenants that are active, and what they may have in sum.
+	active, requests, weights int
+	special                   int   // tenants that ask for more than turns, see review
+	exact                     int   // those of them with a limit or a request
+	vtime                     int64 // see virtualNow
+}
+
+// queues is where tenants with waiting clients stand.
+type queues struct {
+	ready, afar, urgent, throttled tenantHeap
+	waiting                        int    // clients of those in ready, afar and urgent
+	seq                            uint64 // of the latest request
+}
+
+func newQueues() queues {
+	return queues{
+		ready: tenantHeap{less: behind}, afar: tenantHeap{less: behind},
+		urgent: tenantHeap{less: before}, throttled: tenantHeap{less: backFirst},
+	}
+}
+
 // tenant is those whose time is counted together.
 type tenant struct {
 	name    string // key of Core.tenants
@@ -214,8 +242,8 @@ func (c *Core) exorcise() {
 
 // part returns what a tenant gets of the GPU if all that are active want it, in
 // parts of one: what it was promised, and of the rest as much as its weight says.
-func (c *Core) part(t *tenant) int64 {
-	requests, weights := c.requests, c.weights
+func (r *roster) part(t *tenant) int64 {
+	requests, weights := r.requests, r.weights
 	if !t.active {
 		requests += t.share.Request
 		weights += t.share.Weight
@@ -337,16 +365,16 @@ func (t *tenant) proxy() bool {
 // inHeap says whether its place is a heap.
 func (t *tenant) inHeap() bool { return t.place != nowhere && t.place != aside }
 
-func (c *Core) heap(p place) *tenantHeap {
+func (q *queues) heap(p place) *tenantHeap {
 	switch p {
 	case ready:
-		return &c.ready
+		return &q.ready
 	case afar:
-		return &c.afar
+		return &q.afar
 	case urgent:
-		return &c.urgent
+		return &q.urgent
 	}
-	return &c.throttled
+	return &q.throttled
 }
 
 // setShare changes what a tenant may have.

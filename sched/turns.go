@@ -181,6 +181,6 @@ func (c *Core) reserve() {
 }
 
 // free says whether an exclusive grant may be given.
-func (c *Core) free() bool {
-	return c.open.n == 0 && c.latency.n == 0 && c.closingBatch == 0 && c.holdOff == 0 && c.kept == nil
+func (gs *grants) free() bool {
+	return gs.open.n == 0 && gs.latency.n == 0 && gs.closingBatch == 0 && gs.holdOff == 0 && gs.kept == nil
 }
