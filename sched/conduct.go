@@ -10,6 +10,25 @@ import (
 
 // What a core does for the gangs with clients on its GPU; gang.go has the whole.
 
+// gangTurns keeps the GPU for gangs whose turn has come on all their GPUs.
+func gangTurns() policy {
+	return policy{
+		due: func(c *Core) (Time, bool) {
+			var e earliest
+			for _, t := range c.ganged {
+				g := t.seat.gang
+				e.either(g.gangs.gather, g.phase == wanted && g.isDue())
+			}
+			if c.kept != nil && c.kept.seat.hold == leaving {
+				e.either(c.kept.seat.gang.nextStep())
+			}
+			return e.at, e.ok
+		},
+		revoke: (*Core).conduct,
+		grant:  (*Core).grantGang,
+	}
+}
+
 // conduct has the gangs go on, and does what that means here.
 func (c *Core) conduct() {
 	for _, t := range c.ganged {

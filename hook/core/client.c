@@ -11,63 +11,30 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "channel.h"
-#include "gate.h"
+#include "clock.h"
+#include "connection.h"
+#include "drain.h"
+#include "drainer.h"
 #include "glibc.h"
+#include "grant.h"
 #include "log.h"
 #include "ops.h"
+#include "thread.h"
+#include "wait.h"
 #include "wire_io.h"
 
 #define HELLO_WAIT_NS (10 * NVS_S)  /* for the answer to REGISTER */
 #define RETRY_MIN_NS  (50 * NVS_MS)
 #define RETRY_MAX_NS  (1 * NVS_S)
+#define ABSENT_NS     (5 * NVS_S)  /* a scheduler that is lost for so long is absent */
 #define STATS_NS      (1 * NVS_S)
 #define IDLE_NS       (1 * NVS_MS)  /* no call for so long: release early */
 #define GRACE_MAX_NS  (3600 * NVS_S) /* more is not believed */
 
-uint64_t nvs_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * NVS_S + (uint64_t)t.tv_nsec;
-}
-
-int nvs_client_channel(int dev)
-{
-	for (unsigned i = 0; i < nvs_client_count; i++)
-		if (nvs_client_channels[i].device.dev == dev)
-			return (int)i;
-	return -1;
-}
-
-int nvs_client_channel_of_uuid(const uint8_t *uuid)
-{
-	for (unsigned i = 0; i < nvs_client_count; i++)
-		if (memcmp(nvs_client_channels[i].device.uuid, uuid, NVS_UUID_SIZE) == 0)
-			return (int)i;
-	return -1;
-}
-
-int nvs_client_device(unsigned i)
-{
-	return nvs_client_channels[i].device.dev;
-}
-
-uint64_t nvs_client_memory(unsigned i)
-{
-	return nvs_client_channels[i].device.total_mem;
-}
-
-const uint8_t *nvs_client_uuid(unsigned i)
-{
-	return nvs_client_channels[i].device.uuid;
-}
-
 static void step_all(enum lease_event_type type)
 {
-	for (unsigned i = 0; i < nvs_client_count; i++)
-		nvs_channel_step(i, (struct lease_event){ .type = type });
+	NVS_FOR_EACH_GPU(gpu)
+		nvs_gpu_step(gpu, (struct lease_event){ .type = type });
 }
 
 /* ---- the connection; client thread only, under the lock ---- */
@@ -78,8 +45,8 @@ static void set_link(enum link link)
 		return;
 	nvs_client.link = link;
 	nvs_client.since_ns = nvs_now();
-	for (unsigned i = 0; i < nvs_client_count; i++)
-		nvs_channel_wake(i);
+	NVS_FOR_EACH_GPU(gpu)
+		nvs_gpu_wake(gpu);
 }
 
 static uint64_t next_backoff(void)
@@ -123,12 +90,12 @@ static void try_connect(void)
 	f.code = (nvs_client.registered ? NVS_REGISTER_RECONNECT : 0) |
 		 (nvs_memory_ops.capable() ? NVS_REGISTER_SWAP : 0);
 	f.u.reg.min_version = NVS_WIRE_VERSION;
-	f.u.reg.channels = (uint16_t)nvs_client_count;
+	f.u.reg.channels = (uint16_t)nvs_gpu_count;
 	f.u.reg.shim_version = NVS_SHIM_VERSION;
 	f.u.reg.interposed = nvs_client.interposed;
 	f.u.reg.bypassed = nvs_client.bypassed;
 	nvs_client.hello_ns = nvs_now();
-	if (!nvs_channel_send(&f))
+	if (!nvs_client_send(&f))
 		disconnect("cannot register");
 }
 
@@ -136,8 +103,8 @@ static bool page_in_use(const struct nvs_page *page)
 {
 	const char *begin = (const char *)page, *end = begin + NVS_PAGE_SIZE;
 
-	for (unsigned i = 0; i < nvs_client_count; i++) {
-		const char *slot = (const char *)atomic_load(&nvs_channels[i].slot);
+	NVS_FOR_EACH_GPU(gpu) {
+		const char *slot = (const char *)atomic_load(&gpu->slot);
 
 		if (slot >= begin && slot < end)
 			return true;
@@ -172,10 +139,10 @@ static bool valid_epoch(uint64_t epoch)
 /* Returns false if the frame is not one to be had here. */
 static bool handle(const struct nvs_frame *f, int fd)
 {
-	unsigned i = f->channel;
+	struct nvs_gpu *gpu;
 	struct lease_event ev = { .code = f->code, .epoch = f->epoch };
 
-	if (f->version != NVS_WIRE_VERSION || i >= NVS_MAX_CHANNELS)
+	if (f->version != NVS_WIRE_VERSION || f->channel >= NVS_MAX_CHANNELS)
 		return false;
 	if (nvs_client.link != LINK_UP || f->type == NVS_WELCOME) {
 		if (f->type == NVS_REFUSED) {
@@ -185,26 +152,27 @@ static bool handle(const struct nvs_frame *f, int fd)
 		}
 		return f->type == NVS_WELCOME && nvs_client.link != LINK_UP && welcome(f, fd);
 	}
-	if (i >= nvs_client_count)
+	if (f->channel >= nvs_gpu_count)
 		return false;
+	gpu = &nvs_gpus[f->channel];
 	switch (f->type) {
 	case NVS_ATTACHED:
 		ev.type = LEASE_EV_ATTACHED;
-		ev.word = __atomic_load_n(&nvs_client.page->slot[i].word, __ATOMIC_SEQ_CST);
+		ev.word = __atomic_load_n(&nvs_client.page->slot[gpu->number].word, __ATOMIC_SEQ_CST);
 		if (f->code)
-			nvs_debugf("GPU %u is not arbitrated: error %u", i, f->code);
+			nvs_debugf("GPU %u is not arbitrated: error %u", gpu->number, f->code);
 		break;
 	case NVS_GRANT:
 		if (!valid_epoch(f->epoch))
 			return false;
 		ev.type = LEASE_EV_GRANT;
-		ev.word = nvs_channel_word(i);
+		ev.word = nvs_gpu_word(gpu);
 		break;
 	case NVS_REVOKE:
 		if (!valid_epoch(f->epoch))
 			return false;
 		ev.type = LEASE_EV_REVOKE;
-		nvs_client_channels[i].grace_ns = f->u.revoke.grace_ns < GRACE_MAX_NS
+		gpu->grace_ns = f->u.revoke.grace_ns < GRACE_MAX_NS
 			? f->u.revoke.grace_ns : GRACE_MAX_NS;
 		break;
 	case NVS_NOTICE:
@@ -213,14 +181,14 @@ static bool handle(const struct nvs_frame *f, int fd)
 	case NVS_RESERVED:
 	case NVS_ROOM:
 	case NVS_ARENA:
-		nvs_memory_ops.receive(i, f, fd);
+		nvs_memory_ops.receive(gpu, f, fd);
 		return true;
 	default:
 		return false;
 	}
-	nvs_channel_step(i, ev);
+	nvs_gpu_step(gpu, ev);
 	if (f->type == NVS_ATTACHED)
-		nvs_memory_ops.attached(i);
+		nvs_memory_ops.attached(gpu);
 	return true;
 }
 
@@ -246,29 +214,28 @@ static void receive(void)
 
 static void send_stats(uint64_t now)
 {
-	for (unsigned i = 0; i < nvs_client_count; i++) {
-		struct channel *c = &nvs_client_channels[i];
-		struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_STATS,
-				       .channel = (uint16_t)i };
+	NVS_FOR_EACH_GPU(gpu) {
+			struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_STATS,
+				       .channel = (uint16_t)gpu->number };
 
-		if (c->lease.link != LEASE_ATTACHED || nvs_elapsed(now, c->sent_ns) < STATS_NS)
+		if (gpu->lease.link != LEASE_ATTACHED || nvs_elapsed(now, gpu->sent_ns) < STATS_NS)
 			continue;
-		c->stats.calls = nvs_gate_calls(i);
-		nvs_memory_ops.usage(i, &c->stats.mem_bytes, &c->stats.mem_peak);
-		if (memcmp(&c->stats, &c->sent, sizeof(c->sent)) == 0)
+		gpu->stats.calls = nvs_gate_calls(gpu);
+		nvs_memory_ops.usage(gpu, &gpu->stats.mem_bytes, &gpu->stats.mem_peak);
+		if (memcmp(&gpu->stats, &gpu->sent, sizeof(gpu->sent)) == 0)
 			continue;
-		f.u.stats = c->stats;
-		if (nvs_channel_send(&f)) {
-			c->sent = c->stats;
-			c->sent_ns = now;
+		f.u.stats = gpu->stats;
+		if (nvs_client_send(&f)) {
+			gpu->sent = gpu->stats;
+			gpu->sent_ns = now;
 		}
 	}
 }
 
 /* How long there must be no call before the GPU is given back to who waits. */
-static uint64_t idle_time(unsigned i)
+static uint64_t idle_time(struct nvs_gpu *gpu)
 {
-	uint32_t flags = __atomic_load_n(&nvs_client.page->slot[i].flags, __ATOMIC_RELAXED);
+	uint32_t flags = __atomic_load_n(&nvs_client.page->slot[gpu->number].flags, __ATOMIC_RELAXED);
 
 	if (flags & NVS_GRANT_LATENCY)
 		return NVS_LATENCY_IDLE_NS;
@@ -276,17 +243,16 @@ static uint64_t idle_time(unsigned i)
 }
 
 /* The gate is open and somebody waits: whether there was no call for that time. */
-static bool idle_long(unsigned i, uint64_t now)
+static bool idle_long(struct nvs_gpu *gpu, uint64_t now)
 {
-	struct channel *c = &nvs_client_channels[i];
-	uint64_t calls = nvs_gate_calls(i);
+	uint64_t calls = nvs_gate_calls(gpu);
 
-	if (!c->idle_ns || calls != c->idle_calls || nvs_gate_busy(i)) {
-		c->idle_calls = calls;
-		c->idle_ns = now;
+	if (!gpu->idle_ns || calls != gpu->idle_calls || nvs_gate_busy(gpu)) {
+		gpu->idle_calls = calls;
+		gpu->idle_ns = now;
 		return false;
 	}
-	return nvs_elapsed(now, c->idle_ns) >= idle_time(i);
+	return nvs_elapsed(now, gpu->idle_ns) >= idle_time(gpu);
 }
 
 /* Returns the nanoseconds until it wants to be called again. */
@@ -294,31 +260,30 @@ static uint64_t early_release(uint64_t now)
 {
 	uint64_t next = STATS_NS;
 
-	for (unsigned i = 0; i < nvs_client_count; i++) {
-		struct channel *c = &nvs_client_channels[i];
-		bool idle;
+	NVS_FOR_EACH_GPU(gpu) {
+			bool idle;
 
 		/* Shut for a moment, it may well have run dry. */
-		if (c->lease.link != LEASE_ATTACHED || c->lease.gate != LEASE_OPEN ||
-		    nvs_channel_word(i) != atomic_load(&nvs_channels[i].epoch) ||
-		    !__atomic_load_n(&nvs_client.page->slot[i].waiters, __ATOMIC_RELAXED)) {
-			c->idle_ns = 0;
+		if (gpu->lease.link != LEASE_ATTACHED || gpu->lease.gate != LEASE_OPEN ||
+		    nvs_gpu_word(gpu) != atomic_load(&gpu->epoch) ||
+		    !__atomic_load_n(&nvs_client.page->slot[gpu->number].waiters, __ATOMIC_RELAXED)) {
+			gpu->idle_ns = 0;
 			continue;
 		}
-		if (idle_time(i) / 2 < next)
-			next = idle_time(i) / 2;
-		if (c->lease.waiting) { /* a thread that waited has not had its turn yet */
-			c->idle_ns = 0;
+		if (idle_time(gpu) / 2 < next)
+			next = idle_time(gpu) / 2;
+		if (gpu->lease.waiting) { /* a thread that waited has not had its turn yet */
+			gpu->idle_ns = 0;
 			continue;
 		}
-		if (!idle_long(i, now))
+		if (!idle_long(gpu, now))
 			continue;
 		/* The driver is asked without the lock; the lease is checked again. */
 		pthread_mutex_unlock(&nvs_client_lock);
-		idle = nvs_streams_idle(i);
+		idle = nvs_streams_idle(gpu);
 		pthread_mutex_lock(&nvs_client_lock);
-		if (idle && !c->lease.waiting && nvs_gate_calls(i) == c->idle_calls)
-			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_IDLE });
+		if (idle && !gpu->lease.waiting && nvs_gate_calls(gpu) == gpu->idle_calls)
+			nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_IDLE });
 	}
 	return next;
 }
@@ -339,10 +304,10 @@ static void *client_main(void *arg)
 		    nvs_elapsed(now, nvs_client.hello_ns) > HELLO_WAIT_NS)
 			disconnect("no answer to REGISTER");
 		if (nvs_client.link == LINK_LOST && !nvs_client.closed_policy &&
-		    nvs_elapsed(now, nvs_client.since_ns) > LOSS_WAIT_NS)
+		    nvs_elapsed(now, nvs_client.since_ns) > ABSENT_NS)
 			set_link(LINK_ABSENT);
 		send_stats(now);
-		nvs_channels_forget_waiters(now);
+		nvs_gate_forget_waiters(now);
 		wait = early_release(now);
 		trim = nvs_memory_ops.tick(now);
 		wait = trim < wait ? trim : wait;
@@ -350,7 +315,7 @@ static void *client_main(void *arg)
 			wait = nvs_client.retry_ns > now ? nvs_client.retry_ns - now : 0;
 		p.fd = nvs_client.fd;
 		pthread_mutex_unlock(&nvs_client_lock);
-		nvs_channel_drain_all();
+		nvs_drains_start();
 
 		t.tv_sec = (time_t)(wait / NVS_S);
 		t.tv_nsec = (long)(wait % NVS_S);
@@ -358,7 +323,7 @@ static void *client_main(void *arg)
 			pthread_mutex_lock(&nvs_client_lock);
 			receive();
 			pthread_mutex_unlock(&nvs_client_lock);
-			nvs_channel_drain_all();
+			nvs_drains_start();
 		}
 	}
 	return NULL;
@@ -375,11 +340,7 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 		return;
 	nvs_connect_init();
 	pthread_mutex_lock(&nvs_client_lock);
-	nvs_client_count = count;
-	for (unsigned i = 0; i < count; i++) {
-		nvs_client_channels[i].device = devices[i];
-		nvs_channel_close(i);
-	}
+	nvs_gpus_start(devices, count);
 	nvs_client.link = LINK_STARTING;
 	nvs_client.since_ns = nvs_now();
 	nvs_client.retry_ns = 0;
@@ -388,8 +349,8 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 	nvs_client.interposed = interposed;
 	nvs_client.bypassed = bypassed;
 	pthread_mutex_unlock(&nvs_client_lock);
-	nvs_memory_ops.start(count);
-	nvs_gate_init();
+	nvs_memory_ops.start();
+	nvs_threads_init();
 	atomic_store(&nvs_gate.single, count == 1);
 	if (nvs_thread_start(client_main, NULL))
 		atomic_store(&nvs_gate.active, true);
@@ -406,9 +367,9 @@ static bool give_back(void)
 {
 	bool any = false;
 
-	for (unsigned i = 0; i < nvs_client_count; i++)
-		if (nvs_client_channels[i].lease.gate == LEASE_OPEN && nvs_memory_ops.leave(i)) {
-			nvs_channel_give_back(i);
+	NVS_FOR_EACH_GPU(gpu)
+		if (gpu->lease.gate == LEASE_OPEN && nvs_memory_ops.leave(gpu)) {
+			nvs_gpu_give_back(gpu);
 			any = true;
 		}
 	return any;
@@ -416,8 +377,8 @@ static bool give_back(void)
 
 static bool given_back(void)
 {
-	for (unsigned i = 0; i < nvs_client_count; i++)
-		if (atomic_load(&nvs_client_channels[i].leaves))
+	NVS_FOR_EACH_GPU(gpu)
+		if (atomic_load(&gpu->leaves))
 			return false;
 	return true;
 }
@@ -443,8 +404,8 @@ void nvs_client_exit(void)
 	locked = lock_at_exit();
 	nvs_exiting_ns = nvs_now();
 	if (locked) {
-		for (unsigned i = 0; i < nvs_client_count; i++)
-			nvs_client_channels[i].sent_ns = 0;
+		NVS_FOR_EACH_GPU(gpu)
+			gpu->sent_ns = 0;
 		send_stats(nvs_exiting_ns);
 		draining = give_back();
 	}
@@ -463,16 +424,7 @@ void nvs_client_exit(void)
 
 void nvs_client_fork_child(void)
 {
-	static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	if (nvs_client.fd >= 0)
-		close(nvs_client.fd);
-	memset(&nvs_client, 0, sizeof(nvs_client));
-	nvs_client.fd = -1;
-	memset(nvs_client_channels, 0, sizeof(nvs_client_channels));
-	nvs_client_count = 0;
-	atomic_store(&nvs_exiting, false);
-	nvs_client_lock = fresh;
+	nvs_connection_fork_child();
 	nvs_pages_fork_child();
-	nvs_channels_fork_child();
+	nvs_gpus_fork_child();
 }

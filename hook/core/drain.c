@@ -4,25 +4,21 @@
  */
 #include <time.h>
 
-#include "client.h"
-#include "gate.h"
+#include "clock.h"
+#include "drain.h"
 #include "glibc.h"
 #include "log.h"
-#include "tables.h"
+#include "stream.h"
+#include "thread.h"
+#include "throttle.h"
 
 static atomic_bool stopped;
 static atomic_int in_driver;
-static __thread bool of_shim __attribute__((tls_model("initial-exec")));
-
-void nvs_driver_thread_of_shim(void)
-{
-	of_shim = true;
-}
 
 bool nvs_driver_enter(void)
 {
 	atomic_fetch_add(&in_driver, 1);
-	if (!of_shim || !atomic_load(&stopped))
+	if (!nvs_of_shim || !atomic_load(&stopped))
 		return true;
 	atomic_fetch_sub(&in_driver, 1);
 	return false;
@@ -42,17 +38,17 @@ void nvs_driver_stop(void)
 		nanosleep(&nap, NULL);
 }
 
-/* drain_lock of the channel is held. False: a capture was begun, see HOLD_NS. */
-static bool synchronise_contexts(unsigned channel)
+/* gpu->drain_lock is held. False: a capture was begun, see HOLD_NS. */
+static bool synchronise_contexts(struct nvs_gpu *gpu)
 {
 	for (unsigned i = 0; i < NVS_MAX_CONTEXTS; i++) {
 		struct nvs_context *c = &nvs_contexts[i];
 		void *ctx = NULL, *popped;
 
-		if (atomic_load(&nvs_captures_on[channel]))
+		if (atomic_load(&gpu->captures))
 			return false;
 		pthread_mutex_lock(&nvs_table_lock);
-		if (i < nvs_contexts_used && c->channel == channel && atomic_load(&c->dirty))
+		if (i < nvs_contexts_used && c->gpu == gpu && atomic_load(&c->dirty))
 			ctx = c->ctx;
 		pthread_mutex_unlock(&nvs_table_lock);
 		if (!ctx)
@@ -62,7 +58,7 @@ static bool synchronise_contexts(unsigned channel)
 			int result = nvs_driver.ctx_synchronize();
 
 			if (result != CUDA_SUCCESS)
-				nvs_debugf("drain of GPU %u: context %p: error %d", channel, ctx,
+				nvs_debugf("drain of GPU %u: context %p: error %d", gpu->number, ctx,
 					   result);
 			nvs_driver.ctx_pop(&popped);
 		}
@@ -71,27 +67,27 @@ static bool synchronise_contexts(unsigned channel)
 	return true;
 }
 
-void nvs_streams_touch(unsigned channel)
+void nvs_streams_touch(struct nvs_gpu *gpu)
 {
 	pthread_mutex_lock(&nvs_table_lock);
 	for (unsigned i = 0; i < nvs_contexts_used; i++)
-		if (nvs_contexts[i].ctx && nvs_contexts[i].channel == channel)
+		if (nvs_contexts[i].ctx && nvs_contexts[i].gpu == gpu)
 			atomic_store(&nvs_contexts[i].dirty, true);
 	for (unsigned i = 0; i < nvs_streams_used; i++)
-		if (nvs_streams[i].key && nvs_streams[i].channel == channel)
+		if (nvs_streams[i].key && nvs_streams[i].gpu == gpu)
 			atomic_store(&nvs_streams[i].dirty, true);
 	pthread_mutex_unlock(&nvs_table_lock);
 }
 
 /* took_ns: from the closed gate to the end of the work. */
-static void forget_work(unsigned channel, uint64_t took_ns)
+static void forget_work(struct nvs_gpu *gpu, uint64_t took_ns)
 {
 	pthread_mutex_lock(&nvs_table_lock);
 	for (unsigned i = 0; i < nvs_streams_used; i++)
-		if (nvs_streams[i].channel == channel &&
+		if (nvs_streams[i].gpu == gpu &&
 		    atomic_exchange(&nvs_streams[i].dirty, false))
-			nvs_depth_drained(&nvs_streams[i], took_ns);
-	atomic_store(&nvs_overflow[channel].dirty, false);
+			nvs_throttle_drained(&nvs_streams[i], took_ns);
+	atomic_store(&gpu->overflow.dirty, false);
 	pthread_mutex_unlock(&nvs_table_lock);
 	/* A context switch that went past us is noticed at the next grant. */
 	atomic_fetch_add(&nvs_gate.generation, 1);
@@ -101,17 +97,17 @@ static void forget_work(unsigned channel, uint64_t took_ns)
  * While a capture is open: whether every stream with work is seen to be idle.
  * drain_lock is held, so that none of them begins to capture now.
  */
-static bool streams_done(unsigned channel)
+static bool streams_done(struct nvs_gpu *gpu)
 {
 	bool done = true;
 
 	pthread_mutex_lock(&nvs_table_lock);
-	if (atomic_load(&nvs_overflow[channel].dirty))
+	if (atomic_load(&gpu->overflow.dirty))
 		done = false;
 	for (unsigned i = 0; done && i < nvs_streams_used; i++) {
 		struct nvs_stream *s = &nvs_streams[i];
 
-		if (!s->key || s->channel != channel || !atomic_load(&s->dirty))
+		if (!s->key || s->gpu != gpu || !atomic_load(&s->dirty))
 			continue;
 		/* Asking about a default or capturing stream would break the capture. */
 		if (nvs_key_is_default(s->key) || s->capturing || nvs_capturing(s->key))
@@ -123,20 +119,20 @@ static bool streams_done(unsigned channel)
 	return done;
 }
 
-/* Whether anything was submitted on the channel since the last drain. */
-static bool has_work(unsigned channel)
+/* Whether anything was submitted on the GPU since the last drain. */
+static bool has_work(struct nvs_gpu *gpu)
 {
-	bool work = atomic_load(&nvs_overflow[channel].dirty);
+	bool work = atomic_load(&gpu->overflow.dirty);
 
 	pthread_mutex_lock(&nvs_table_lock);
 	for (unsigned i = 0; !work && i < nvs_contexts_used; i++)
-		work = nvs_contexts[i].ctx && nvs_contexts[i].channel == channel &&
+		work = nvs_contexts[i].ctx && nvs_contexts[i].gpu == gpu &&
 		       atomic_load(&nvs_contexts[i].dirty);
 	pthread_mutex_unlock(&nvs_table_lock);
 	return work;
 }
 
-enum nvs_drained nvs_drain(unsigned channel, uint64_t closed_ns, uint64_t patience_ns)
+enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t closed_ns, uint64_t patience_ns)
 {
 	static const struct timespec nap = { 0, 200000 };
 	uint64_t deadline = nvs_now() + patience_ns;
@@ -147,15 +143,15 @@ enum nvs_drained nvs_drain(unsigned channel, uint64_t closed_ns, uint64_t patien
 		bool done = false;
 
 		if (!nvs_driver_enter())
-			return has_work(channel) ? NVS_DRAIN_STOPPED : NVS_DRAINED;
-		pthread_mutex_lock(&nvs_drain_lock[channel]);
-		done = synchronise_contexts(channel) || streams_done(channel);
-		pthread_mutex_unlock(&nvs_drain_lock[channel]);
+			return has_work(gpu) ? NVS_DRAIN_STOPPED : NVS_DRAINED;
+		pthread_mutex_lock(&gpu->drain_lock);
+		done = synchronise_contexts(gpu) || streams_done(gpu);
+		pthread_mutex_unlock(&gpu->drain_lock);
 		nvs_driver_leave();
 		if (done) {
 			uint64_t now = nvs_now();
 
-			forget_work(channel, now > closed_ns ? now - closed_ns : 0);
+			forget_work(gpu, now > closed_ns ? now - closed_ns : 0);
 			return NVS_DRAINED;
 		}
 		if (nvs_now() >= deadline)
@@ -180,26 +176,26 @@ static bool stream_idle(struct nvs_stream *s)
 	return idle;
 }
 
-bool nvs_streams_idle(unsigned channel)
+bool nvs_streams_idle(struct nvs_gpu *gpu)
 {
 	bool idle = true;
 
 	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
 		return false;
-	if (pthread_mutex_trylock(&nvs_drain_lock[channel]) != 0)
+	if (pthread_mutex_trylock(&gpu->drain_lock) != 0)
 		return false;
-	if (atomic_load(&nvs_captures_on[channel]) || !nvs_driver_enter()) {
-		pthread_mutex_unlock(&nvs_drain_lock[channel]);
+	if (atomic_load(&gpu->captures) || !nvs_driver_enter()) {
+		pthread_mutex_unlock(&gpu->drain_lock);
 		return false;
 	}
 	pthread_mutex_lock(&nvs_table_lock);
 	for (unsigned i = 0; idle && i < nvs_streams_used; i++)
-		if (nvs_streams[i].key && nvs_streams[i].channel == channel &&
+		if (nvs_streams[i].key && nvs_streams[i].gpu == gpu &&
 		    atomic_load(&nvs_streams[i].dirty))
 			idle = stream_idle(&nvs_streams[i]);
 	pthread_mutex_unlock(&nvs_table_lock);
 	nvs_driver_leave();
-	pthread_mutex_unlock(&nvs_drain_lock[channel]);
+	pthread_mutex_unlock(&gpu->drain_lock);
 	return idle;
 }
 

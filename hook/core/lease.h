@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * lease.h: what one channel of the client may do, as a pure state machine.
+ * lease.h: what the process may do on one GPU, as a pure state machine.
  *
  * No I/O, no clock, no atomics: the caller holds the client's lock, feeds
  * events in and carries out the actions that come back, all of them before the

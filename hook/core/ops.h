@@ -10,60 +10,57 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "lease.h"
-#include "wire.h"
+#include "gpu.h"
 
 struct nvs_memory_ops {
 	/* Once, after the driver's start and before the client thread. No lock is held. */
-	void (*start)(unsigned gpus);
+	void (*start)(void);
 
 	/* ---- nvs_client_lock is held ---- */
 
 	/* Whether any GPU's memory can move: said in REGISTER. */
 	bool (*capable)(void);
 	/* Bytes allocated now, and the most there ever were. */
-	void (*usage)(unsigned channel, uint64_t *now, uint64_t *peak);
+	void (*usage)(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak);
 	/* ATTACHED came for the GPU, and the lease has taken note. */
-	void (*attached)(unsigned channel);
+	void (*attached)(struct nvs_gpu *gpu);
 	/* The connection is lost: no answer will come. */
 	void (*lost)(void);
 	/* RESERVED, ROOM or ARENA came. fd: what came with it, or -1; the caller closes it. */
-	void (*receive)(unsigned channel, const struct nvs_frame *f, int fd);
+	void (*receive)(struct nvs_gpu *gpu, const struct nvs_frame *f, int fd);
 	/* Called now and then. Returns when to call again, ns. */
 	uint64_t (*tick)(uint64_t now);
 	/* After each step of a lease. False: the gate may not open yet, memory is away. */
-	bool (*lease_changed)(unsigned channel, enum lease_gate gate, bool opens);
+	bool (*lease_changed)(struct nvs_gpu *gpu, enum lease_gate gate, bool opens);
 	/* The gate has opened, later than the grant, because memory is back. */
-	void (*gate_opened)(unsigned channel);
+	void (*gate_opened)(struct nvs_gpu *gpu);
 	/* RELEASE is sent next. */
-	void (*before_release)(unsigned channel);
+	void (*before_release)(struct nvs_gpu *gpu);
 	/*
 	 * The process ends. Whether all memory is on the GPU: then it stays there,
 	 * so that later calls need no more than a grant.
 	 */
-	bool (*leave)(unsigned channel);
+	bool (*leave)(struct nvs_gpu *gpu);
 
 	/* ---- with nvs_client_lock or without ---- */
 
 	/* A call is to pass a closed gate: whether all memory it may touch is there. */
-	bool (*all_there)(unsigned channel);
+	bool (*all_there)(struct nvs_gpu *gpu);
 	/* Whether memory of the GPU may be away: a call that only names memory waits too. */
-	bool (*moves)(unsigned channel);
+	bool (*moves)(struct nvs_gpu *gpu);
 
 	/* ---- no lock is held ---- */
 
 	/* Whether threads wait for answers about memory, so that no drain may delay them. */
-	bool (*answers_awaited)(unsigned channel);
-	/* The process has a context on the GPU. May wait for memory. */
-	void (*context_made)(unsigned channel);
+	bool (*answers_awaited)(struct nvs_gpu *gpu);
 	/* The limit refused so many bytes: whether memory was given up that was only cached. */
-	bool (*make_room)(unsigned channel, uint64_t bytes);
+	bool (*make_room)(struct nvs_gpu *gpu, uint64_t bytes);
 	/*
 	 * The process ends, and no thread of the shim brings memory in any more: does it on
 	 * the calling thread, as far as there is room, and opens the gate once all is there.
 	 * False: no memory has to come in.
 	 */
-	bool (*fill_at_exit)(unsigned channel);
+	bool (*fill_at_exit)(struct nvs_gpu *gpu);
 };
 
 extern const struct nvs_memory_ops nvs_memory_ops;

@@ -6,24 +6,18 @@
 #include <string.h>
 #include <time.h>
 
-#include "client.h"
+#include "clock.h"
 #include "futex.h"
-#include "gate.h"
 #include "glibc.h"
 #include "log.h"
-#include "ops.h"
-#include "tables.h"
 
 #define BUCKETS 1024
 
 pthread_mutex_t nvs_table_lock = PTHREAD_MUTEX_INITIALIZER;
-pthread_mutex_t nvs_drain_lock[NVS_MAX_CHANNELS];
 struct nvs_context nvs_contexts[NVS_MAX_CONTEXTS];
 unsigned nvs_contexts_used;
 struct nvs_stream nvs_streams[NVS_MAX_STREAMS];
 unsigned nvs_streams_used;
-struct nvs_stream nvs_overflow[NVS_MAX_CHANNELS];
-atomic_int nvs_captures_on[NVS_MAX_CHANNELS];
 
 static _Atomic(struct nvs_stream *) buckets[BUCKETS];
 
@@ -44,7 +38,7 @@ static struct nvs_context *context_find(void *ctx)
 }
 
 /* table_lock is held. NULL if the table is full. */
-static struct nvs_context *context_add(void *ctx, unsigned channel, void *green)
+static struct nvs_context *context_add(void *ctx, struct nvs_gpu *gpu, void *green)
 {
 	struct nvs_context *c = context_find(ctx);
 
@@ -59,7 +53,7 @@ static struct nvs_context *context_add(void *ctx, unsigned channel, void *green)
 		c->own = false;
 	}
 	c->ctx = ctx;
-	c->channel = channel;
+	c->gpu = gpu;
 	if (green)
 		c->green = green;
 	return c;
@@ -74,83 +68,78 @@ void *nvs_current_context(void)
 	return ctx;
 }
 
-int nvs_channel_of_current(void)
+struct nvs_gpu *nvs_gpu_of_current(void)
 {
 	int dev;
 
 	if (!nvs_driver.ctx_get_device || nvs_driver.ctx_get_device(&dev) != CUDA_SUCCESS)
-		return -1;
-	return nvs_client_channel(dev);
+		return NULL;
+	return nvs_gpu_of_device(dev);
 }
 
-/* A drain of the channel looks at the context too, if it lies there. */
-static void context_note(void *ctx, unsigned channel)
+/* A drain of the gpu looks at the context too, if it lies there. */
+static void context_note(void *ctx, struct nvs_gpu *gpu)
 {
 	pthread_mutex_lock(&nvs_table_lock);
 	if (!context_find(ctx))
-		context_add(ctx, channel, NULL);
+		context_add(ctx, gpu, NULL);
 	pthread_mutex_unlock(&nvs_table_lock);
 }
 
 /* Not under table_lock: asks the driver. */
-static int channel_of_context(void *ctx)
+static struct nvs_gpu *gpu_of_context(void *ctx)
 {
-	int channel = nvs_context_channel(ctx);
+	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
 
-	if (channel >= 0)
-		return channel;
+	if (gpu)
+		return gpu;
 	if (atomic_load(&nvs_gate.single))
-		return 0;
+		return nvs_gpus;
 	if (ctx == nvs_current_context())
-		return nvs_channel_of_current();
+		return nvs_gpu_of_current();
 	if (!nvs_driver.ctx_push || !nvs_driver.ctx_pop ||
 	    nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)
-		return -1;
-	channel = nvs_channel_of_current();
+		return NULL;
+	gpu = nvs_gpu_of_current();
 	nvs_driver.ctx_pop(&ctx);
-	return channel;
+	return gpu;
 }
 
-void nvs_context_created(void *ctx, int dev, bool own)
+void nvs_context_created(void *ctx, struct nvs_gpu *gpu, bool own)
 {
-	int channel = nvs_client_channel(dev);
 	struct nvs_context *c;
 
-	if (!ctx || channel < 0)
-		return;
 	pthread_mutex_lock(&nvs_table_lock);
-	c = context_add(ctx, (unsigned)channel, NULL);
+	c = context_add(ctx, gpu, NULL);
 	if (c)
 		c->own = own;
 	pthread_mutex_unlock(&nvs_table_lock);
-	nvs_client_use((unsigned)channel);
-	nvs_memory_ops.context_made((unsigned)channel);
 }
 
 void nvs_context_from_green(void *ctx, void *green)
 {
-	int channel = channel_of_context(ctx);
+	struct nvs_gpu *gpu = gpu_of_context(ctx);
 
-	if (!ctx || channel < 0)
+	if (!ctx || !gpu)
 		return;
 	pthread_mutex_lock(&nvs_table_lock);
-	context_add(ctx, (unsigned)channel, green);
+	context_add(ctx, gpu, green);
 	pthread_mutex_unlock(&nvs_table_lock);
 }
 
-int nvs_context_channel(void *ctx)
+struct nvs_gpu *nvs_gpu_of_context(void *ctx)
 {
 	struct nvs_context *c;
-	int channel = -1;
+	struct nvs_gpu *gpu = NULL;
 
 	if (!ctx)
-		return -1;
+		return NULL;
 	pthread_mutex_lock(&nvs_table_lock);
 	c = context_find(ctx);
 	if (c)
-		channel = (int)c->channel;
+		gpu = c->gpu;
 	pthread_mutex_unlock(&nvs_table_lock);
-	return channel;
+	return gpu;
 }
 
 bool nvs_context_is_drained(const void *ctx)
@@ -189,31 +178,31 @@ void *nvs_context_of_green(void *green)
 	return ctx;
 }
 
-bool nvs_context_hold(int channel)
+bool nvs_context_hold(struct nvs_gpu *gpu)
 {
 	static const uint32_t nothing;
 	int saved = errno;
 	uint64_t start;
 	bool held;
 
-	if (channel < 0)
+	if (!gpu)
 		return false;
-	if (pthread_mutex_trylock(&nvs_drain_lock[channel]) == 0)
+	if (pthread_mutex_trylock(&gpu->drain_lock) == 0)
 		return true;
 	start = nvs_now();
 	do {
 		nvs_futex_wait(&nothing, 0, 200000, true); /* a nap, no cancellation point */
-		held = pthread_mutex_trylock(&nvs_drain_lock[channel]) == 0;
+		held = pthread_mutex_trylock(&gpu->drain_lock) == 0;
 	} while (!held && nvs_now() - start < HOLD_NS);
 	if (!held)
-		nvs_debugf("GPU %d: a drain does not end, going on beside it", channel);
+		nvs_debugf("GPU %u: a drain does not end, going on beside it", gpu->number);
 	errno = saved;
 	return held;
 }
 
-void nvs_context_unhold(int channel)
+void nvs_context_unhold(struct nvs_gpu *gpu)
 {
-	pthread_mutex_unlock(&nvs_drain_lock[channel]);
+	pthread_mutex_unlock(&gpu->drain_lock);
 }
 
 /* ---- streams ---- */
@@ -242,7 +231,7 @@ static struct nvs_stream *stream_lookup(void *key, struct nvs_thread *owner, voi
 	return NULL;
 }
 
-static struct nvs_stream *stream_add(void *key, struct nvs_thread *owner, void *ctx, unsigned channel)
+static struct nvs_stream *stream_add(void *key, struct nvs_thread *owner, void *ctx, struct nvs_gpu *gpu)
 {
 	_Atomic(struct nvs_stream *) *bucket = bucket_of(key);
 	struct nvs_stream *s, *fresh = NULL;
@@ -258,16 +247,16 @@ static struct nvs_stream *stream_add(void *key, struct nvs_thread *owner, void *
 	if (!s && nvs_streams_used < NVS_MAX_STREAMS)
 		s = fresh = &nvs_streams[nvs_streams_used++];
 	if (!s) {
-		s = &nvs_overflow[channel];
-		s->channel = channel;
+		s = &gpu->overflow;
+		s->gpu = gpu;
 		goto out;
 	}
 	s->owner = owner;
-	s->context = ctx ? context_add(ctx, channel, NULL) : NULL;
-	s->channel = channel;
+	s->context = ctx ? context_add(ctx, gpu, NULL) : NULL;
+	s->gpu = gpu;
 	s->capturing = false;
 	atomic_store(&s->dirty, false);
-	memset(&s->depth, 0, sizeof(s->depth));
+	memset(&s->throttle, 0, sizeof(s->throttle));
 	atomic_store_explicit(&s->key, key, memory_order_release);
 	if (fresh) {
 		s->next = atomic_load(bucket);
@@ -282,7 +271,7 @@ struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key)
 {
 	struct nvs_stream *s = NULL;
 	void *ctx = NULL, *guess = NULL; /* where the driver does not tell the stream's context */
-	int channel;
+	struct nvs_gpu *gpu;
 
 	if (nvs_key_is_default(key)) {
 		ctx = nvs_current_context();
@@ -300,17 +289,17 @@ struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key)
 		int dev;
 
 		if (atomic_load(&nvs_gate.single))
-			channel = 0;
+			gpu = nvs_gpus;
 		else if (!nvs_key_is_default(key) && nvs_driver.stream_get_device &&
 			 nvs_driver.stream_get_device(key, &dev) == CUDA_SUCCESS)
-			channel = nvs_client_channel(dev);
+			gpu = nvs_gpu_of_device(dev);
 		else
-			channel = ctx || guess ? channel_of_context(ctx ? ctx : guess) : -1;
-		if (channel < 0)
+			gpu = ctx || guess ? gpu_of_context(ctx ? ctx : guess) : NULL;
+		if (!gpu)
 			return NULL;
 		if (guess)
-			context_note(guess, (unsigned)channel);
-		s = stream_add(key, t, ctx, (unsigned)channel);
+			context_note(guess, gpu);
+		s = stream_add(key, t, ctx, gpu);
 	}
 	return s;
 }
@@ -331,7 +320,7 @@ void nvs_stream_mark(struct nvs_stream *s)
 	} else {
 		pthread_mutex_lock(&nvs_table_lock);
 		for (unsigned i = 0; i < nvs_contexts_used; i++)
-			if (nvs_contexts[i].channel == s->channel)
+			if (nvs_contexts[i].gpu == s->gpu)
 				atomic_store(&nvs_contexts[i].dirty, true);
 		pthread_mutex_unlock(&nvs_table_lock);
 	}
@@ -340,46 +329,46 @@ void nvs_stream_mark(struct nvs_stream *s)
 
 void nvs_stream_created(void *handle)
 {
-	int channel = nvs_channel_of_current();
+	struct nvs_gpu *gpu = nvs_gpu_of_current();
 	void *ctx = NULL;
 
-	if (!handle || channel < 0)
+	if (!handle || !gpu)
 		return;
 	if (!nvs_driver.stream_get_ctx || nvs_driver.stream_get_ctx(handle, &ctx) != CUDA_SUCCESS)
 		ctx = nvs_current_context();
 	nvs_stream_destroyed(handle); /* a handle that went unseen with its context */
-	stream_add(handle, NULL, ctx, (unsigned)channel);
+	stream_add(handle, NULL, ctx, gpu);
 }
 
 void nvs_stream_created_in(void *handle, void *ctx)
 {
-	int channel = nvs_context_channel(ctx);
+	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
 
-	if (!handle || channel < 0)
+	if (!handle || !gpu)
 		return;
 	nvs_stream_destroyed(handle);
-	stream_add(handle, NULL, ctx, (unsigned)channel);
+	stream_add(handle, NULL, ctx, gpu);
 }
 
 /* table_lock is held; the capture is counted off by the caller. */
 static void stream_forget(struct nvs_stream *s)
 {
 	s->key = NULL;
-	memset(&s->depth, 0, sizeof(s->depth));
+	memset(&s->throttle, 0, sizeof(s->throttle));
 	s->context = NULL;
 	atomic_fetch_add(&nvs_gate.generation, 1);
 }
 
-static void capture_uncount(unsigned channel)
+static void capture_uncount(struct nvs_gpu *gpu)
 {
-	atomic_fetch_sub(&nvs_captures_on[channel], 1);
+	atomic_fetch_sub(&gpu->captures, 1);
 	atomic_fetch_sub(&nvs_gate.captures, 1);
 }
 
 static void capture_off(struct nvs_stream *s)
 {
 	if (atomic_exchange(&s->capturing, false))
-		capture_uncount(s->channel);
+		capture_uncount(s->gpu);
 }
 
 void nvs_stream_destroyed(void *handle)
@@ -392,9 +381,9 @@ void nvs_stream_destroyed(void *handle)
 	capture_off(s);
 	/* Its work may run on; only a drain of the context tells. */
 	if (atomic_load(&s->dirty))
-		atomic_store(&nvs_overflow[s->channel].dirty, true);
+		atomic_store(&s->gpu->overflow.dirty, true);
 	pthread_mutex_lock(&nvs_table_lock);
-	memcpy(event, s->depth.event, sizeof(event));
+	memcpy(event, s->throttle.event, sizeof(event));
 	stream_forget(s);
 	pthread_mutex_unlock(&nvs_table_lock);
 	for (int i = 0; i < 2; i++)
@@ -402,12 +391,12 @@ void nvs_stream_destroyed(void *handle)
 			nvs_driver.event_destroy(event[i]);
 }
 
-void nvs_context_kept(void *ctx, int channel, bool own, void *green)
+void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, bool own, void *green)
 {
 	struct nvs_context *c;
 
 	pthread_mutex_lock(&nvs_table_lock);
-	c = context_add(ctx, (unsigned)channel, green);
+	c = context_add(ctx, gpu, green);
 	if (c) {
 		c->own = own;
 		atomic_store(&c->dirty, true);
@@ -415,7 +404,7 @@ void nvs_context_kept(void *ctx, int channel, bool own, void *green)
 	pthread_mutex_unlock(&nvs_table_lock);
 }
 
-bool nvs_context_destroyed(void *ctx, int channel)
+bool nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 {
 	bool own = false;
 
@@ -425,14 +414,14 @@ bool nvs_context_destroyed(void *ctx, int channel)
 
 		struct nvs_context *c = s->context;
 
-		if (!s->key || !c || (int)s->channel != channel ||
+		if (!s->key || !c || s->gpu != gpu ||
 		    (ctx ? c->ctx != ctx : c->own))
 			continue;
 		capture_off(s);
 		stream_forget(s);
 	}
 	for (unsigned i = 0; i < nvs_contexts_used; i++)
-		if (nvs_contexts[i].ctx && (int)nvs_contexts[i].channel == channel &&
+		if (nvs_contexts[i].ctx && nvs_contexts[i].gpu == gpu &&
 		    (ctx ? nvs_contexts[i].ctx == ctx : !nvs_contexts[i].own)) {
 			own = nvs_contexts[i].own;
 			nvs_contexts[i].ctx = NULL;
@@ -458,15 +447,15 @@ bool nvs_capture_begin(void *key)
 
 	if (!s)
 		return false;
-	held = nvs_context_hold((int)s->channel);
+	held = nvs_context_hold(s->gpu);
 	fresh = !atomic_exchange(&s->capturing, true);
 	if (fresh) {
-		atomic_fetch_add(&nvs_captures_on[s->channel], 1);
+		atomic_fetch_add(&s->gpu->captures, 1);
 		atomic_fetch_add(&nvs_gate.captures, 1);
 		atomic_fetch_add(&nvs_gate.generation, 1); /* every call looks whether it is captured */
 	}
 	if (held)
-		nvs_context_unhold((int)s->channel);
+		nvs_context_unhold(s->gpu);
 	return fresh;
 }
 
@@ -499,14 +488,8 @@ void nvs_stream_fork_child(void)
 	static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
 
 	nvs_table_lock = fresh;
-	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++) {
-		nvs_drain_lock[i] = fresh;
-		atomic_store(&nvs_captures_on[i], 0);
-		atomic_store(&nvs_overflow[i].dirty, false);
-	}
 	for (unsigned i = 0; i < nvs_streams_used; i++)
 		stream_forget(&nvs_streams[i]);
 	for (unsigned i = 0; i < nvs_contexts_used; i++)
 		nvs_contexts[i].ctx = NULL;
-	nvs_drain_fork_child();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * depth.c: keep the work ahead of the GPU short while another client is there,
+ * throttle.c: keep the work ahead of the GPU short while another client is there,
  * so that a revoke is answered soon.
  *
  * Every `batch` calls an event goes into the stream, and the thread goes on
@@ -21,9 +21,11 @@
  */
 #include <errno.h>
 
-#include "client.h"
+#include "clock.h"
 #include "futex.h"
-#include "gate.h"
+#include "gpu.h"
+#include "stream.h"
+#include "throttle.h"
 
 #define BATCH_NS    2500000ull
 #define BATCH_FIRST 4u
@@ -38,7 +40,7 @@
 #define PATIENCE_NS 2000000000ull
 #define PATIENCE_MAX_NS 16000000000ull
 
-static bool events_made(struct nvs_depth *d)
+static bool events_made(struct nvs_throttle *d)
 {
 	for (int i = 0; i < 2; i++)
 		if (!d->event[i] &&
@@ -63,7 +65,7 @@ static unsigned adapt(unsigned batch, uint64_t took)
 }
 
 /* False: it has not passed, and the thread has waited long enough. */
-static bool wait_for(struct nvs_depth *d, void *event)
+static bool wait_for(struct nvs_throttle *d, void *event)
 {
 	static const uint32_t nothing;
 	uint64_t start = nvs_now(), patience = d->patience_ns ? d->patience_ns : PATIENCE_NS;
@@ -86,7 +88,7 @@ static bool wait_for(struct nvs_depth *d, void *event)
 
 static void end_batch(struct nvs_stream *s, void *key)
 {
-	struct nvs_depth *d = &s->depth;
+	struct nvs_throttle *d = &s->throttle;
 	unsigned batch = atomic_load(&d->batch), calls = atomic_load(&d->count) - 1;
 	uint64_t now;
 	void *before;
@@ -124,9 +126,9 @@ static void end_batch(struct nvs_stream *s, void *key)
 	d->passed_ns = now;
 }
 
-void nvs_depth_step(struct nvs_stream *s, void *key)
+void nvs_throttle_step(struct nvs_stream *s, void *key)
 {
-	struct nvs_depth *d = &s->depth;
+	struct nvs_throttle *d = &s->throttle;
 	struct nvs_driver *v = &nvs_driver;
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	int saved = errno;
@@ -156,13 +158,13 @@ void nvs_depth_step(struct nvs_stream *s, void *key)
 	errno = saved;
 }
 
-void nvs_depth_drained(struct nvs_stream *s, uint64_t took_ns)
+void nvs_throttle_drained(struct nvs_stream *s, uint64_t took_ns)
 {
-	unsigned batch = atomic_load(&s->depth.batch), less;
+	unsigned batch = atomic_load(&s->throttle.batch), less;
 
 	if (took_ns <= 2 * BATCH_NS || batch < 2)
 		return;
 	less = (unsigned)(batch * 2 * BATCH_NS / took_ns);
 	/* A thread that measures at the same time may be right as well. */
-	atomic_compare_exchange_strong(&s->depth.batch, &batch, less ? less : 1);
+	atomic_compare_exchange_strong(&s->throttle.batch, &batch, less ? less : 1);
 }

@@ -13,16 +13,16 @@
 
 /* ---- where an allocation goes ---- */
 
-static int channel_of_stream(void *key)
+static struct nvs_gpu *gpu_of_stream(void *key)
 {
 	struct nvs_thread *t;
 	struct nvs_stream *s;
 
 	if (atomic_load_explicit(&nvs_gate.single, memory_order_relaxed))
-		return 0;
+		return nvs_gpus;
 	t = nvs_self ? nvs_self : nvs_thread_register();
 	s = t ? nvs_stream_find(t, key) : NULL;
-	return s ? (int)s->channel : -1;
+	return s ? s->gpu : NULL;
 }
 
 /* What is called on a capturing stream happens when the graph runs. */
@@ -56,18 +56,19 @@ static int allowed_in_capture(void)
 /* Allocates where memory is not simply the driver's. Returns -1: it is. */
 static int elsewhere(void *ctx, size_t n, CUdeviceptr *p)
 {
-	int channel = nvs_channel_here(ctx), result;
+	struct nvs_gpu *gpu = nvs_gpu_here(ctx);
+	int result;
 	bool on;
 
 	if (!n || !p)
 		return -1;
-	on = nvs_swap_on(channel); /* first: it waits for the page */
-	if (nvs_swap_managed(channel))
+	on = nvs_swap_on(gpu); /* first: it waits for the page */
+	if (nvs_swap_managed(gpu))
 		return cuMemAllocManaged(p, n, CU_MEM_ATTACH_GLOBAL);
 	if (!on)
 		return -1;
 	result = allowed_in_capture();
-	return result == CUDA_SUCCESS ? nvs_swap_alloc(channel, ctx, n, p) : result;
+	return result == CUDA_SUCCESS ? nvs_swap_alloc(gpu, ctx, n, p) : result;
 }
 
 #define PITCH 512u /* what the driver rounds a row up to */
@@ -105,12 +106,12 @@ static int elsewhere_pitch(void *ctx, CUdeviceptr *p, size_t *pitch, size_t w, s
 		result = other; \
 		if (result >= 0) \
 			return result; \
-		if (!nvs_claim(&claim, nvs_channel_here(ctx), estimate)) \
+		if (!nvs_claim(&claim, nvs_gpu_here(ctx), estimate)) \
 			return CUDA_ERROR_OUT_OF_MEMORY; \
 		do \
 			result = CALL(name, NVS_SPREAD A); \
 		while (nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && \
-		       nvs_swap_retry(claim.channel, &tries)); \
+		       nvs_swap_retry(claim.gpu, &tries)); \
 		if (result == CUDA_SUCCESS && (size) > claim.bytes && \
 		    !nvs_claim_more(&claim, size) && CALL(cuMemFree_v2, key) == CUDA_SUCCESS) \
 			result = CUDA_ERROR_OUT_OF_MEMORY; \
@@ -157,44 +158,42 @@ WATCH(cuMemFree_v2, (CUdeviceptr p))
 /* ---- stream-ordered ---- */
 
 /* Whether a graph may have so much more memory; it is charged once it exists. */
-static bool graph_may_have(int channel, uint64_t bytes)
+static bool graph_may_have(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	struct nvs_claim claim;
 
-	if (channel < 0)
+	if (!gpu)
 		return true;
-	if (!nvs_claim(&claim, channel, bytes))
+	if (!nvs_claim(&claim, gpu, bytes))
 		return false;
 	nvs_claim_drop(&claim);
-	nvs_memory_graph_used(channel);
+	nvs_memory_graph_used(gpu);
 	return true;
 }
 
 /* Returns what the driver's function is still to be asked for: OOM or success. */
-static int begin_async(struct nvs_claim *claim, bool *graph, int channel, size_t n, void *key)
+static int begin_async(struct nvs_claim *claim, bool *graph, struct nvs_gpu *gpu, size_t n, void *key)
 {
-	claim->channel = -1;
+	claim->gpu = NULL;
 	*graph = recorded(key);
-	if (*graph ? graph_may_have(channel, n) : nvs_claim(claim, channel, n))
+	if (*graph ? graph_may_have(gpu, n) : nvs_claim(claim, gpu, n))
 		return CUDA_SUCCESS;
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* What cuMemAllocAsync takes from; NULL: the driver is to be asked. */
-static _Atomic(void *) current[NVS_MAX_CHANNELS];
 static atomic_uint current_changes;
 
-static void *current_pool(int channel)
+static void *current_pool(struct nvs_gpu *gpu)
 {
-	void *pool = atomic_load_explicit(&current[channel], memory_order_acquire);
+	void *pool = atomic_load_explicit(&gpu->pool, memory_order_acquire);
 	unsigned changes = atomic_load(&current_changes);
 
 	if (nvs_likely(pool != NULL) || !nvs_driver.device_mem_pool)
 		return pool;
-	nvs_driver.device_mem_pool(&pool, nvs_client_device((unsigned)channel));
-	atomic_store(&current[channel], pool);
+	nvs_driver.device_mem_pool(&pool, gpu->device.dev);
+	atomic_store(&gpu->pool, pool);
 	if (atomic_load(&current_changes) != changes)
-		atomic_store(&current[channel], NULL);
+		atomic_store(&gpu->pool, NULL);
 	return pool;
 }
 
@@ -202,8 +201,8 @@ static void *current_pool(int channel)
 static void current_changed(void)
 {
 	atomic_fetch_add(&current_changes, 1);
-	for (int i = 0; i < NVS_MAX_CHANNELS; i++)
-		atomic_store(&current[i], NULL);
+	NVS_FOR_EACH_GPU(gpu)
+		atomic_store(&gpu->pool, NULL);
 }
 
 /*
@@ -211,11 +210,11 @@ static void current_changed(void)
  * nothing is swapped, or it becomes part of a graph, or the pool is one that
  * others may have access to.
  */
-static int movable(int channel, void *pool, size_t n, void *key, CUdeviceptr *p)
+static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdeviceptr *p)
 {
 	if (recorded(key) || nvs_memory_pool_shared((uintptr_t)pool))
 		return -1;
-	return nvs_swap_alloc_async(channel, pool, key, n, p);
+	return nvs_swap_alloc_async(gpu, pool, key, n, p);
 }
 
 #define ASYNC(name, P, A, key, where, pool_of) \
@@ -224,40 +223,41 @@ static int movable(int channel, void *pool, size_t n, void *key, CUdeviceptr *p)
 		struct nvs_claim claim; \
 		unsigned tries = 0; \
 		bool graph; \
-		int channel, result; \
+		struct nvs_gpu *gpu; \
+		int result; \
 		if (!nvs_counting()) \
 			return CALL(name, NVS_SPREAD A); \
-		channel = where; \
-		result = nvs_swap_on(channel) ? movable(channel, pool_of, n, key, p) : -1; \
+		gpu = where; \
+		result = nvs_swap_on(gpu) ? movable(gpu, pool_of, n, key, p) : -1; \
 		if (result >= 0) \
 			return result; \
-		result = begin_async(&claim, &graph, channel, n, key); \
+		result = begin_async(&claim, &graph, gpu, n, key); \
 		if (result != CUDA_SUCCESS) \
 			return result; \
 		do \
 			result = CALL(name, NVS_SPREAD A); \
 		while (nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && !graph && \
-		       nvs_swap_retry(claim.channel, &tries)); \
+		       nvs_swap_retry(claim.gpu, &tries)); \
 		if (result != CUDA_SUCCESS) \
 			nvs_claim_drop(&claim); \
 		else /* a pool's memory outlives contexts */ \
 			nvs_claim_keep(&claim, NVS_MEMORY_POINTER, *p, n, NULL); \
 		return result; \
 	}
-#define ASYNC_SZ(name, P, A, channel_of, pool) \
-	ASYNC(name, P, A, NVS_KEY_LEGACY(s), channel_of(NVS_KEY_LEGACY(s)), pool) \
-	ASYNC(name##_ptsz, P, A, NVS_KEY_THREAD(s), channel_of(NVS_KEY_THREAD(s)), pool)
+#define ASYNC_SZ(name, P, A, gpu_of, pool) \
+	ASYNC(name, P, A, NVS_KEY_LEGACY(s), gpu_of(NVS_KEY_LEGACY(s)), pool) \
+	ASYNC(name##_ptsz, P, A, NVS_KEY_THREAD(s), gpu_of(NVS_KEY_THREAD(s)), pool)
 
-static int channel_of_pool(void *pool, void *key)
+static struct nvs_gpu *gpu_of_pool(void *pool, void *key)
 {
-	int channel;
+	struct nvs_gpu *gpu;
 
-	return nvs_memory_pool_find((uintptr_t)pool, &channel) ? channel : channel_of_stream(key);
+	return nvs_memory_pool_find((uintptr_t)pool, &gpu) ? gpu : gpu_of_stream(key);
 }
 
-#define FROM_POOL(key) channel_of_pool(pool, key)
-ASYNC_SZ(cuMemAllocAsync, (CUdeviceptr *p, size_t n, void *s), (p, n, s), channel_of_stream,
-	 current_pool(channel))
+#define FROM_POOL(key) gpu_of_pool(pool, key)
+ASYNC_SZ(cuMemAllocAsync, (CUdeviceptr *p, size_t n, void *s), (p, n, s), gpu_of_stream,
+	 current_pool(gpu))
 ASYNC_SZ(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, void *pool, void *s), (p, n, pool, s),
 	 FROM_POOL, pool)
 
@@ -279,10 +279,10 @@ FREE_ASYNC(cuMemFreeAsync_ptsz, NVS_KEY_THREAD(s))
 
 /* ---- pools: where each lies, and what it keeps ---- */
 
-static int pool_at(int result, void **pool, int channel)
+static int pool_at(int result, void **pool, struct nvs_gpu *gpu)
 {
 	if (result == CUDA_SUCCESS && nvs_counting())
-		nvs_memory_pool((uintptr_t)*pool, channel);
+		nvs_memory_pool((uintptr_t)*pool, gpu);
 	return result;
 }
 
@@ -290,7 +290,7 @@ WATCH(cuMemPoolCreate, (void **pool, const struct cu_pool_props *props))
 {
 	int result = CALL(cuMemPoolCreate, pool, props);
 
-	result = pool_at(result, pool, result == CUDA_SUCCESS ? nvs_channel_of_location(&props->location) : -1);
+	result = pool_at(result, pool, result == CUDA_SUCCESS ? nvs_gpu_of_location(&props->location) : NULL);
 	if (result == CUDA_SUCCESS && props->handle_types)
 		nvs_memory_pool_share((uintptr_t)*pool);
 	return result;
@@ -307,19 +307,19 @@ WATCH(cuMemPoolSetAccess, (void *pool, const struct cu_access *list, size_t coun
 WATCH(cuMemPoolImportFromShareableHandle, (void **pool, void *os, int type,
 					   unsigned long long flags))
 {
-	return pool_at(CALL(cuMemPoolImportFromShareableHandle, pool, os, type, flags), pool, -1);
+	return pool_at(CALL(cuMemPoolImportFromShareableHandle, pool, os, type, flags), pool, NULL);
 }
 
 WATCH(cuDeviceGetDefaultMemPool, (void **pool, int dev))
 {
-	return pool_at(CALL(cuDeviceGetDefaultMemPool, pool, dev), pool, nvs_client_channel(dev));
+	return pool_at(CALL(cuDeviceGetDefaultMemPool, pool, dev), pool, nvs_gpu_of_device(dev));
 }
 
 WATCH(cuMemGetDefaultMemPool, (void **pool, const struct cu_location *at, int type))
 {
 	int result = CALL(cuMemGetDefaultMemPool, pool, at, type);
 
-	return pool_at(result, pool, result == CUDA_SUCCESS ? nvs_channel_of_location(at) : -1);
+	return pool_at(result, pool, result == CUDA_SUCCESS ? nvs_gpu_of_location(at) : NULL);
 }
 
 WATCH(cuMemPoolDestroy, (void *pool))
@@ -385,7 +385,7 @@ WATCH(cuMemPoolGetAttribute, (void *pool, int attribute, void *value))
 
 static bool node_may_have(const struct cu_alloc_node *n)
 {
-	return graph_may_have(nvs_channel_of_location(&n->props.location), n->bytes);
+	return graph_may_have(nvs_gpu_of_location(&n->props.location), n->bytes);
 }
 
 WATCH(cuGraphAddMemAllocNode, (void **node, void *graph, const void *deps, size_t count,

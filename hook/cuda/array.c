@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * array.c: wrappers of what allocates and frees arrays. They are the driver's
- * own, with a layout that only it knows: where memory is swapped they stay.
+ * array.c: wrappers that allocate and free arrays. Only the driver knows the layout of an
+ * array, so that arrays never move.
  */
 #include "memory.h"
 #include "swap.h"
@@ -9,7 +9,7 @@
 
 enum { OLD_2D, OLD_3D, NEW_2D, NEW_3D };
 
-/* The four descriptors as one. Arrays of these flags get no memory of their own. */
+/* Reads a descriptor of any version. False: an array of these flags has no memory of its own. */
 static bool read_descriptor(int version, const void *desc, struct cu_array3d *d)
 {
 	if (!desc)
@@ -33,58 +33,6 @@ static bool read_descriptor(int version, const void *desc, struct cu_array3d *d)
 	return !(d->flags & (CU_ARRAY3D_SPARSE | CU_ARRAY3D_DEFERRED_MAPPING));
 }
 
-/* Bits of an element; block-compressed and planar formats: of a pixel, rounded up. */
-static uint bits_of(uint format, uint channels)
-{
-	switch (format) {
-	case 0x01: case 0x08: /* 8-bit integers */
-		return 8 * channels;
-	case 0x02: case 0x09: case 0x10: /* 16-bit integers, half */
-		return 16 * channels;
-	case 0x03: case 0x0a: case 0x20: /* 32-bit integers, float */
-		return 32 * channels;
-	case 0x91: case 0x92: case 0x97: case 0x98: /* BC1, BC4 */
-		return 4;
-	case 0x93: case 0x94: case 0x95: case 0x96: /* BC2, BC3 */
-	case 0x99: case 0x9a: case 0x9b: case 0x9c: case 0x9d: case 0x9e: /* BC5 to BC7 */
-		return 8;
-	case 0xc0: case 0xc6:
-		return 8;
-	case 0xc1: case 0xc3: case 0xc7: case 0xc9:
-		return 16;
-	case 0xc2: case 0xc4: case 0xc8: case 0xca: case 0x50:
-		return 32;
-	case 0xc5: case 0xcb:
-		return 64;
-	case 0xb0: /* NV12 */
-		return 12;
-	case 0xa2: case 0xa5: /* NV16, YUY2 */
-		return 16;
-	case 0x9f: case 0xa1: case 0xb2: case 0xb4: /* P010, P016, 4:4:4 of 8 bits */
-		return 24;
-	case 0xa3: case 0xa4: case 0xa6: case 0xa7: case 0xa8: case 0xa9:
-		return 32;
-	default:
-		return 8 * channels;
-	}
-}
-
-/* What the elements take, at least. */
-static uint64_t elements_bytes(const struct cu_array3d *d, uint levels)
-{
-	size_t w = d->width, h = d->height ? d->height : 1, z = d->depth ? d->depth : 1;
-	uint64_t sum = 0;
-
-	for (uint l = 0; l < levels && l < 32; l++) {
-		sum += nvs_times(nvs_times(nvs_times(w, h), z), bits_of(d->format, d->channels)) / 8;
-		w = w > 1 ? w / 2 : 1;
-		h = h > 1 ? h / 2 : 1;
-		if (!(d->flags & CU_ARRAY3D_LAYERED))
-			z = z > 1 ? z / 2 : 1;
-	}
-	return sum;
-}
-
 FREE(cuArrayDestroy, NVS_MEMORY_ARRAY, (void *array), (array), array)
 FREE(cuMipmappedArrayDestroy, NVS_MEMORY_ARRAY, (void *array), (array), array)
 
@@ -92,33 +40,38 @@ FREE(cuMipmappedArrayDestroy, NVS_MEMORY_ARRAY, (void *array), (array), array)
 NVS_EXPORT int cuArray3DCreate_v2(void **array, const void *desc);
 NVS_EXPORT int cuMipmappedArrayCreate(void **array, const void *desc, uint levels);
 
-/*
- * What an array takes with its layout's padding. The driver tells for arrays of
- * deferred mapping only, so one is made just like it: that takes no memory.
- */
-static uint64_t array_bytes(const struct cu_array3d *d, uint levels, bool mipmapped, int channel)
+/* Where the driver does not tell: 4 bytes for each channel, and all levels of a pyramid. */
+static uint64_t guess(const struct cu_array3d *d, uint levels)
 {
-	int dev = channel >= 0 ? nvs_client_device((unsigned)channel) : 0, known = -1;
-	uint64_t estimate = elements_bytes(d, levels);
+	uint64_t rows = nvs_times(d->height ? d->height : 1, d->depth ? d->depth : 1);
+
+	return nvs_times(nvs_times(d->width, rows), 4ull * d->channels * (levels > 1 ? 2 : 1));
+}
+
+/*
+ * The bytes of an array with the padding of its layout. The driver tells them only of
+ * arrays of deferred mapping, so such an array is made for a moment: it takes no memory.
+ */
+static uint64_t array_bytes(const struct cu_array3d *d, uint levels, bool mipmapped, struct nvs_gpu *gpu)
+{
 	struct cu_array_requirements r = { 0 };
 	struct cu_array3d twin = *d;
+	int known = -1;
 	void *a = NULL;
 
 	twin.flags |= CU_ARRAY3D_DEFERRED_MAPPING;
-	if (channel < 0) {
-		return estimate;
-	} else if (mipmapped) {
-		if (nvs_driver.mipmap_requirements &&
-		    CALL(cuMipmappedArrayCreate, &a, &twin, levels) == CUDA_SUCCESS) {
-			known = nvs_driver.mipmap_requirements(&r, a, dev);
-			CALL(cuMipmappedArrayDestroy, a);
-		}
-	} else if (nvs_driver.array_requirements &&
+	if (!gpu)
+		return 0; /* nothing is counted */
+	if (mipmapped && nvs_driver.mipmap_requirements &&
+	    CALL(cuMipmappedArrayCreate, &a, &twin, levels) == CUDA_SUCCESS) {
+		known = nvs_driver.mipmap_requirements(&r, a, gpu->device.dev);
+		CALL(cuMipmappedArrayDestroy, a);
+	} else if (!mipmapped && nvs_driver.array_requirements &&
 		   CALL(cuArray3DCreate_v2, &a, &twin) == CUDA_SUCCESS) {
-		known = nvs_driver.array_requirements(&r, a, dev);
+		known = nvs_driver.array_requirements(&r, a, gpu->device.dev);
 		CALL(cuArrayDestroy, a);
 	}
-	return known == CUDA_SUCCESS && r.size > estimate ? r.size : estimate;
+	return known == CUDA_SUCCESS && r.size ? r.size : guess(d, levels);
 }
 
 #define ARRAY(name, P, A, version, levels, mipmapped) \
@@ -127,18 +80,19 @@ static uint64_t array_bytes(const struct cu_array3d *d, uint levels, bool mipmap
 		struct cu_array3d d; \
 		struct nvs_claim claim; \
 		unsigned tries = 0; \
-		int channel, result; \
+		struct nvs_gpu *gpu; \
+		int result; \
 		void *ctx; \
 		if (!nvs_counting() || !read_descriptor(version, desc, &d)) \
 			return CALL(name, NVS_SPREAD A); \
 		ctx = nvs_current_context(); \
-		channel = nvs_channel_here(ctx); \
-		if (!nvs_claim(&claim, channel, array_bytes(&d, levels, mipmapped, channel))) \
+		gpu = nvs_gpu_here(ctx); \
+		if (!nvs_claim(&claim, gpu, array_bytes(&d, levels, mipmapped, gpu))) \
 			return CUDA_ERROR_OUT_OF_MEMORY; \
 		do \
 			result = CALL(name, NVS_SPREAD A); \
 		while (nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && \
-		       nvs_swap_retry(claim.channel, &tries)); \
+		       nvs_swap_retry(claim.gpu, &tries)); \
 		if (result == CUDA_SUCCESS) \
 			nvs_claim_keep(&claim, NVS_MEMORY_ARRAY, (uintptr_t)*array, claim.bytes, \
 				       ctx); \

@@ -13,20 +13,20 @@ static uint64_t least(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-static bool limited(int channel, struct nvs_limits *l)
+static bool limited(struct nvs_gpu *gpu, struct nvs_limits *l)
 {
-	return channel >= 0 && nvs_limits_of(channel, NULL, l) && l->limit;
+	return gpu && nvs_limits_of(gpu, NULL, l) && l->limit;
 }
 
 /* What cuMemGetInfo tells, of what the driver says. */
-static void clamp(int channel, uint64_t *available, uint64_t *total)
+static void clamp(struct nvs_gpu *gpu, uint64_t *available, uint64_t *total)
 {
-	bool swapped = channel >= 0 && nvs_swap_is_on((unsigned)channel);
+	bool swapped = gpu && nvs_swap_is_on(gpu);
 	/* Asked for before what is used: what is given up meanwhile never looks like in use again. */
-	uint64_t kept = swapped ? nvs_swap_cached((unsigned)channel) : 0;
+	uint64_t kept = swapped ? nvs_swap_cached(gpu) : 0;
 	struct nvs_limits l = { 0 };
 
-	if (!limited(channel, &l) && !swapped)
+	if (!limited(gpu, &l) && !swapped)
 		return;
 	if (swapped) {
 		l.used -= kept < l.used ? kept : l.used;
@@ -44,7 +44,7 @@ static void clamp(int channel, uint64_t *available, uint64_t *total)
 		int result = CALL(name, &a, &t); \
 		uint64_t most = t, left = a; \
 		if (result == CUDA_SUCCESS && nvs_counting()) \
-			clamp(nvs_channel_of_current(), &left, &most); \
+			clamp(nvs_gpu_of_current(), &left, &most); \
 		if (result == CUDA_SUCCESS && total) \
 			*total = (size)most; \
 		if (result == CUDA_SUCCESS && available) \
@@ -60,7 +60,7 @@ MEM_GET_INFO(cuMemGetInfo_v2, size_t)
 		int result = CALL(name, bytes, dev); \
 		struct nvs_limits l; \
 		if (result == CUDA_SUCCESS && bytes && nvs_counting() && \
-		    limited(nvs_client_channel(dev), &l)) \
+		    limited(nvs_gpu_of_device(dev), &l)) \
 			*bytes = (size)least(*bytes, l.limit); \
 		return result; \
 	}

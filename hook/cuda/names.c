@@ -11,11 +11,11 @@
 /* To be left with leave(). NULL: none of the addresses is in memory that moves. */
 static struct nvs_thread *enter(CUdeviceptr a, CUdeviceptr b)
 {
-	int channel = nvs_swap_channel_of(a);
+	struct nvs_gpu *gpu = nvs_swap_gpu_of(a);
 
-	if (channel < 0)
-		channel = nvs_swap_channel_of(b);
-	return nvs_unlikely(channel >= 0) ? nvs_gate_enter_memory((unsigned)channel) : NULL;
+	if (!gpu)
+		gpu = nvs_swap_gpu_of(b);
+	return nvs_unlikely(gpu != NULL) ? nvs_gate_enter_memory(gpu) : NULL;
 }
 
 static void leave(struct nvs_thread *t)

@@ -59,7 +59,7 @@ static int tell(void *data, int what, CUdeviceptr p, const struct nvs_swap_range
 		*(unsigned char *)data = 0;
 		break;
 	case DEVICE_ORDINAL:
-		*(int *)data = nvs_client_device(r->channel);
+		*(int *)data = r->gpu->device.dev;
 		break;
 	case RANGE_START:
 		*(CUdeviceptr *)data = r->base;

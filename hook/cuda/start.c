@@ -9,11 +9,14 @@
 #include <time.h>
 
 #include "client.h"
+#include "clock.h"
+#include "drain.h"
 #include "gate.h"
 #include "hook.h"
 #include "log.h"
 #include "memory.h"
 #include "proof.h"
+#include "stream.h"
 #include "swap.h"
 
 /*
@@ -27,8 +30,9 @@ static __thread bool starting __attribute__((tls_model("initial-exec")));
 
 static void fork_child(void)
 {
-	nvs_gate_fork_child();
+	nvs_threads_fork_child();
 	nvs_stream_fork_child();
+	nvs_drain_fork_child();
 	nvs_memory_fork_child();
 	nvs_swap_fork_child();
 	nvs_client_fork_child();

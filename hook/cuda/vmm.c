@@ -28,11 +28,11 @@ WATCH(cuMemCreate, (unsigned long long *handle, size_t n, const struct cu_alloc_
 	result = nvs_vmm_create(handle, n, prop, flags);
 	if (result != NVS_VMM_DRIVER)
 		return result;
-	if (!nvs_claim(&claim, nvs_channel_of_location(&prop->location), n))
+	if (!nvs_claim(&claim, nvs_gpu_of_location(&prop->location), n))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	do
 		result = CALL(cuMemCreate, handle, n, prop, flags);
-	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry(claim.channel, &tries));
+	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry(claim.gpu, &tries));
 	if (result == CUDA_SUCCESS)
 		nvs_claim_keep_handle(&claim, *handle);
 	else

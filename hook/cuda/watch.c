@@ -13,6 +13,7 @@
 #include "log.h"
 #include "memory.h"
 #include "start.h"
+#include "wait.h"
 #include "swap.h"
 #include "wrap.h"
 
@@ -117,7 +118,13 @@ INSTANTIATE(cuGraphInstantiateWithParams_ptsz, NVS_KEY_THREAD)
 static int created(int result, void **ctx, int dev, bool own)
 {
 	if (result == CUDA_SUCCESS && nvs_active()) {
-		nvs_context_created(*ctx, dev, own);
+		struct nvs_gpu *gpu = nvs_gpu_of_device(dev);
+
+		if (*ctx && gpu) {
+			nvs_context_created(*ctx, gpu, own);
+			nvs_gpu_use(gpu);
+			nvs_swap_context_made(gpu);
+		}
 		nvs_thread_forget();
 	}
 	return result;
@@ -166,20 +173,20 @@ WATCH(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, void 
 #define DESTROY(name) \
 	WATCH(name, (void *ctx)) \
 	{ \
-		int channel = nvs_active() ? nvs_context_channel(ctx) : -1; \
+		struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_context(ctx) : NULL; \
 		uint64_t stamp = nvs_memory_stamp(); \
-		bool held = nvs_context_hold(channel); \
+		bool held = nvs_context_hold(gpu); \
 		/* The record goes first: afterwards the handle may be somebody else's. */ \
-		bool own = channel >= 0 && nvs_context_destroyed(ctx, channel); \
+		bool own = gpu && nvs_context_destroyed(ctx, gpu); \
 		int result = CALL(name, ctx); \
 		if (result == CUDA_SUCCESS && nvs_counting()) \
 			nvs_memory_context_gone(ctx, stamp); \
-		if (result == CUDA_SUCCESS && channel >= 0) \
-			nvs_swap_context_gone(ctx, (unsigned)channel); \
-		if (channel >= 0 && result != CUDA_SUCCESS) \
-			nvs_context_kept(ctx, channel, own, NULL); \
+		if (result == CUDA_SUCCESS && gpu) \
+			nvs_swap_context_gone(ctx, gpu); \
+		if (gpu && result != CUDA_SUCCESS) \
+			nvs_context_kept(ctx, gpu, own, NULL); \
 		if (held) \
-			nvs_context_unhold(channel); \
+			nvs_context_unhold(gpu); \
 		nvs_thread_forget(); \
 		return result; \
 	}
@@ -204,43 +211,43 @@ WATCH(cuDevicePrimaryCtxRetain, (void **ctx, int dev))
 	return created(CALL(cuDevicePrimaryCtxRetain, ctx, dev), ctx, dev, false);
 }
 
-static void primary_reset(int channel, uint64_t stamp)
+static void primary_reset(struct nvs_gpu *gpu, uint64_t stamp)
 {
-	nvs_context_destroyed(NULL, channel);
+	nvs_context_destroyed(NULL, gpu);
 	if (nvs_counting())
-		nvs_memory_primary_gone((unsigned)channel, stamp);
-	nvs_swap_context_gone(NULL, (unsigned)channel);
+		nvs_memory_primary_gone(gpu, stamp);
+	nvs_swap_context_gone(NULL, gpu);
 }
 
 /* The primary context is gone if nobody holds it any more. */
-static void primary_gone(int dev, int channel, uint64_t stamp)
+static void primary_gone(int dev, struct nvs_gpu *gpu, uint64_t stamp)
 {
 	uint flags;
 	int alive = 1;
 
-	if (channel >= 0 && nvs_driver.primary_state &&
+	if (gpu && nvs_driver.primary_state &&
 	    nvs_driver.primary_state(dev, &flags, &alive) == CUDA_SUCCESS && !alive)
-		primary_reset(channel, stamp);
+		primary_reset(gpu, stamp);
 }
 
 #define PRIMARY(name, gone) \
 	WATCH(name, (int dev)) \
 	{ \
-		int channel = nvs_active() ? nvs_client_channel(dev) : -1; \
+		struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_device(dev) : NULL; \
 		uint64_t stamp = nvs_memory_stamp(); \
-		bool held = nvs_context_hold(channel); \
+		bool held = nvs_context_hold(gpu); \
 		int result = CALL(name, dev); \
-		if (channel >= 0 && result == CUDA_SUCCESS) \
+		if (gpu && result == CUDA_SUCCESS) \
 			gone; \
 		if (held) \
-			nvs_context_unhold(channel); \
+			nvs_context_unhold(gpu); \
 		nvs_thread_forget(); \
 		return result; \
 	}
-PRIMARY(cuDevicePrimaryCtxRelease, primary_gone(dev, channel, stamp))
-PRIMARY(cuDevicePrimaryCtxRelease_v2, primary_gone(dev, channel, stamp))
-PRIMARY(cuDevicePrimaryCtxReset, primary_reset(channel, stamp))
-PRIMARY(cuDevicePrimaryCtxReset_v2, primary_reset(channel, stamp))
+PRIMARY(cuDevicePrimaryCtxRelease, primary_gone(dev, gpu, stamp))
+PRIMARY(cuDevicePrimaryCtxRelease_v2, primary_gone(dev, gpu, stamp))
+PRIMARY(cuDevicePrimaryCtxReset, primary_reset(gpu, stamp))
+PRIMARY(cuDevicePrimaryCtxReset_v2, primary_reset(gpu, stamp))
 
 /*
  * A green context is part of its GPU's primary context. What the driver turns
@@ -259,10 +266,10 @@ WATCH(cuGreenCtxCreate, (void **green, void *desc, int dev, uint flags))
 	int result = CALL(cuGreenCtxCreate, green, desc, dev, flags);
 
 	if (result == CUDA_SUCCESS && nvs_active()) {
-		int channel = nvs_client_channel(dev);
+		struct nvs_gpu *gpu = nvs_gpu_of_device(dev);
 
-		if (channel >= 0)
-			nvs_client_use((unsigned)channel);
+		if (gpu)
+			nvs_gpu_use(gpu);
 		green_seen(*green);
 	}
 	return result;
@@ -280,15 +287,15 @@ WATCH(cuCtxFromGreenCtx, (void **ctx, void *green))
 WATCH(cuGreenCtxDestroy, (void *green))
 {
 	void *ctx = nvs_active() ? nvs_context_of_green(green) : NULL;
-	int channel = nvs_context_channel(ctx);
-	bool held = nvs_context_hold(channel);
-	bool own = channel >= 0 && nvs_context_destroyed(ctx, channel); /* first, see DESTROY */
+	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
+	bool held = nvs_context_hold(gpu);
+	bool own = gpu && nvs_context_destroyed(ctx, gpu); /* first, see DESTROY */
 	int result = CALL(cuGreenCtxDestroy, green);
 
-	if (channel >= 0 && result != CUDA_SUCCESS)
-		nvs_context_kept(ctx, channel, own, green);
+	if (gpu && result != CUDA_SUCCESS)
+		nvs_context_kept(ctx, gpu, own, green);
 	if (held)
-		nvs_context_unhold(channel);
+		nvs_context_unhold(gpu);
 	return result;
 }
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "client.h"
+#include "compiler.h"
 #include "memory_abi.h"
 #include "ops.h"
 #include "reserve.h"
@@ -21,18 +21,18 @@ struct entry {
 	uint64_t bytes;
 	uint64_t owner;      /* POINTER, ARRAY: context; HANDLE, MAPPING: number of the memory */
 	uint64_t kind : 8;   /* 0: the place is free */
-	uint64_t channel : 8; /* NO_CHANNEL: not counted */
+	uint64_t gpu : 8;    /* number; NO_GPU: not counted */
 	uint64_t stamp : 48;
 };
 
-#define NO_CHANNEL 0xff
+#define NO_GPU 0xff
 
 /* Physical memory of the VMM. */
 struct physical {
 	uint64_t bytes;
 	uint32_t handles, mappings; /* references; both 0: free */
 	uint32_t next;              /* in the list of free ones */
-	int channel;
+	struct nvs_gpu *gpu;
 };
 
 atomic_bool nvs_memory_graphs;
@@ -42,7 +42,7 @@ static size_t size, filled;
 static _Atomic uint64_t stamp;
 static struct physical *physical; /* number 0 is none */
 static uint32_t physical_room, physical_used, physical_free;
-static atomic_uint graph_channels; /* bit mask */
+static atomic_uint graph_gpus; /* bit mask */
 
 static void lock(void)
 {
@@ -109,10 +109,10 @@ static bool grow(void)
 }
 
 static bool insert(enum nvs_memory_kind kind, uint64_t key, uint64_t bytes, uint64_t owner,
-		   int channel)
+		   struct nvs_gpu *gpu)
 {
 	struct entry e = { .key = key, .bytes = bytes, .owner = owner, .kind = kind,
-			   .channel = channel < 0 ? NO_CHANNEL : (unsigned)channel };
+			   .gpu = gpu ? gpu->number : NO_GPU };
 
 	if (!grow())
 		return false;
@@ -145,24 +145,24 @@ static void take_out(struct entry *e)
 
 /* ---- sums; the lock is held ---- */
 
-static void count(unsigned channel, uint64_t bytes)
+static void count(struct nvs_gpu *gpu, uint64_t bytes)
 {
-	struct nvs_budget *b = &nvs_budgets[channel];
+	struct nvs_budget *b = gpu->budget;
 
 	atomic_store_explicit(&b->used, b->used + bytes, memory_order_relaxed);
 }
 
-static void uncount(unsigned channel, uint64_t bytes)
+static void uncount(struct nvs_gpu *gpu, uint64_t bytes)
 {
-	struct nvs_budget *b = &nvs_budgets[channel];
+	struct nvs_budget *b = gpu->budget;
 
 	atomic_store_explicit(&b->used, b->used - bytes, memory_order_relaxed);
 }
 
 /* What was claimed exists: only now it is part of the most there ever was. */
-static void exists(unsigned channel)
+static void exists(struct nvs_gpu *gpu)
 {
-	struct nvs_budget *b = &nvs_budgets[channel];
+	struct nvs_budget *b = gpu->budget;
 	uint64_t now = b->used - b->asking;
 
 	if (now > b->peak)
@@ -175,8 +175,8 @@ static void physical_drop(uint32_t n)
 
 	if (p->handles || p->mappings)
 		return;
-	if (p->channel >= 0)
-		uncount((unsigned)p->channel, p->bytes);
+	if (p->gpu)
+		uncount(p->gpu, p->bytes);
 	p->next = physical_free;
 	physical_free = n;
 }
@@ -187,8 +187,8 @@ static void strike(struct entry *e)
 	uint32_t n = (uint32_t)e->owner;
 	unsigned kind = e->kind;
 
-	if (kind != NVS_MEMORY_HANDLE && kind != NVS_MEMORY_MAPPING && e->channel != NO_CHANNEL)
-		uncount(e->channel, e->bytes);
+	if (kind != NVS_MEMORY_HANDLE && kind != NVS_MEMORY_MAPPING && e->gpu != NO_GPU)
+		uncount(&nvs_gpus[e->gpu], e->bytes);
 	take_out(e);
 	if (kind == NVS_MEMORY_HANDLE)
 		physical[n].handles = 0;
@@ -207,53 +207,55 @@ static void supersede(enum nvs_memory_kind kind, uint64_t key)
 		strike(e);
 }
 
-/* Unlocks, and tells the scheduler what it has to know of these channels. */
-static void unlock_and_settle(unsigned channels)
+/* Unlocks, and tells the scheduler what it has to know of these GPUs. gpus: a bit each. */
+static void unlock_and_settle(unsigned gpus)
 {
-	for (unsigned i = 0; channels >> i; i++)
-		if ((channels & (1u << i)) && !nvs_reserve_due(&nvs_budgets[i]))
-			channels &= ~(1u << i);
+	NVS_FOR_EACH_GPU(gpu)
+		if ((gpus & gpu->bit) && !nvs_reserve_due(gpu->budget))
+			gpus &= ~gpu->bit;
 	unlock();
-	for (unsigned i = 0; nvs_unlikely(channels >> i); i++)
-		if (channels & (1u << i))
-			nvs_reserve_settle(i);
+	if (nvs_likely(!gpus))
+		return;
+	NVS_FOR_EACH_GPU(gpu)
+		if (gpus & gpu->bit)
+			nvs_reserve_settle(gpu);
 }
 
-static unsigned mask_of(int channel)
+static unsigned mask_of(struct nvs_gpu *gpu)
 {
-	return channel >= 0 && channel < NVS_MAX_CHANNELS ? 1u << channel : 0;
+	return gpu ? gpu->bit : 0;
 }
 
 /* ---- allocations ---- */
 
 /* What is kept for the next allocations goes before one is refused. */
-static bool reserve(unsigned channel, uint64_t bytes)
+static bool reserve(struct nvs_gpu *gpu, uint64_t bytes)
 {
-	return nvs_reserve(channel, bytes) ||
-	       (nvs_memory_ops.make_room(channel, bytes) && nvs_reserve(channel, bytes)) ||
-	       (nvs_memory_ops.make_room(channel, UINT64_MAX) && nvs_reserve(channel, bytes));
+	return nvs_reserve(gpu, bytes) ||
+	       (nvs_memory_ops.make_room(gpu, bytes) && nvs_reserve(gpu, bytes)) ||
+	       (nvs_memory_ops.make_room(gpu, UINT64_MAX) && nvs_reserve(gpu, bytes));
 }
 
-bool nvs_claim(struct nvs_claim *c, int channel, uint64_t bytes)
+bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
 {
 	struct nvs_budget *b;
 	bool fits;
 
-	c->channel = -1;
+	c->gpu = NULL;
 	c->bytes = bytes;
-	if (channel < 0 || channel >= NVS_MAX_CHANNELS)
+	if (!gpu)
 		return true;
-	b = &nvs_budgets[channel];
+	b = gpu->budget;
 	if (nvs_unlikely(bytes > MAX_BYTES))
 		return !b->limit; /* the driver will know how to refuse it */
 	lock();
 	fits = b->used <= b->reserved && bytes <= b->reserved - b->used;
 	if (fits)
-		count((unsigned)channel, bytes);
+		count(gpu, bytes);
 	unlock();
-	if (nvs_unlikely(!fits) && !reserve((unsigned)channel, bytes))
+	if (nvs_unlikely(!fits) && !reserve(gpu, bytes))
 		return false;
-	c->channel = channel;
+	c->gpu = gpu;
 	return true;
 }
 
@@ -261,11 +263,11 @@ bool nvs_claim_more(struct nvs_claim *c, uint64_t bytes)
 {
 	struct nvs_claim more;
 
-	if (c->channel < 0)
+	if (!c->gpu)
 		return true;
-	if (!nvs_claim(&more, c->channel, bytes - c->bytes))
+	if (!nvs_claim(&more, c->gpu, bytes - c->bytes))
 		return false;
-	if (more.channel >= 0)
+	if (more.gpu)
 		c->bytes = bytes;
 	return true;
 }
@@ -273,41 +275,41 @@ bool nvs_claim_more(struct nvs_claim *c, uint64_t bytes)
 void nvs_claim_exists(const struct nvs_claim *c)
 {
 	lock();
-	exists((unsigned)c->channel);
+	exists(c->gpu);
 	unlock();
 }
 
 void nvs_claim_drop(const struct nvs_claim *c)
 {
-	if (c->channel < 0)
+	if (!c->gpu)
 		return;
 	lock();
-	uncount((unsigned)c->channel, c->bytes);
-	unlock_and_settle(mask_of(c->channel));
+	uncount(c->gpu, c->bytes);
+	unlock_and_settle(mask_of(c->gpu));
 }
 
 /* The claim turns out to be for so many bytes. The lock is held. */
 static void correct(const struct nvs_claim *c, uint64_t bytes)
 {
 	if (bytes > c->bytes)
-		count((unsigned)c->channel, bytes - c->bytes);
+		count(c->gpu, bytes - c->bytes);
 	else
-		uncount((unsigned)c->channel, c->bytes - bytes);
+		uncount(c->gpu, c->bytes - bytes);
 }
 
 void nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64_t key,
 		    uint64_t bytes, const void *owner)
 {
-	if (c->channel < 0)
+	if (!c->gpu)
 		return;
 	lock();
 	correct(c, bytes);
 	supersede(kind, key);
-	if (key && insert(kind, key, bytes, (uintptr_t)owner, c->channel))
-		exists((unsigned)c->channel);
+	if (key && insert(kind, key, bytes, (uintptr_t)owner, c->gpu))
+		exists(c->gpu);
 	else
-		uncount((unsigned)c->channel, bytes); /* could not be struck out later */
-	unlock_and_settle(mask_of(c->channel));
+		uncount(c->gpu, bytes); /* could not be struck out later */
+	unlock_and_settle(mask_of(c->gpu));
 }
 
 uint64_t nvs_memory_stamp(void)
@@ -317,17 +319,17 @@ uint64_t nvs_memory_stamp(void)
 
 void nvs_memory_remove(enum nvs_memory_kind kind, uint64_t key, uint64_t before)
 {
-	unsigned channels = 0;
+	unsigned gpus = 0;
 	struct entry *e;
 
 	lock();
 	e = find(kind, key);
 	if (e && e->stamp <= before) {
-		if (e->channel != NO_CHANNEL)
-			channels = 1u << e->channel;
+		if (e->gpu != NO_GPU)
+			gpus = 1u << e->gpu;
 		strike(e);
 	}
-	unlock_and_settle(channels);
+	unlock_and_settle(gpus);
 }
 
 /* Whether the entry belongs to a context and was there at a stamp. */
@@ -339,26 +341,26 @@ static bool owned(const struct entry *e, uint64_t before)
 
 void nvs_memory_context_gone(const void *ctx, uint64_t before)
 {
-	unsigned channels = 0;
+	unsigned gpus = 0;
 
 	lock();
 	/* What closes a gap comes from behind it, or was looked at before. */
 	for (size_t i = 0; i < size; i++)
 		while (owned(&table[i], before) && table[i].owner == (uintptr_t)ctx) {
-			channels |= 1u << table[i].channel;
+			gpus |= 1u << table[i].gpu;
 			strike(&table[i]);
 		}
-	unlock_and_settle(channels);
+	unlock_and_settle(gpus);
 }
 
-void nvs_memory_primary_gone(unsigned channel, uint64_t before)
+void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t before)
 {
 	uint64_t asked = 0;
 	bool own = false; /* whether that context is not part of the primary one */
 
 	lock();
 	for (size_t i = 0; i < size; i++)
-		while (owned(&table[i], before) && table[i].channel == channel) {
+		while (owned(&table[i], before) && table[i].gpu == gpu->number) {
 			if (table[i].owner != asked) {
 				asked = table[i].owner;
 				own = nvs_context_own((void *)(uintptr_t)asked);
@@ -367,21 +369,21 @@ void nvs_memory_primary_gone(unsigned channel, uint64_t before)
 				break;
 			strike(&table[i]);
 		}
-	unlock_and_settle(1u << channel);
+	unlock_and_settle(gpu->bit);
 }
 
 /* ---- pools ---- */
 
-void nvs_memory_pool(uint64_t pool, int channel)
+void nvs_memory_pool(uint64_t pool, struct nvs_gpu *gpu)
 {
 	struct entry *e;
 
 	lock();
 	e = find(NVS_MEMORY_POOL, pool);
-	if (!e || e->channel != (channel < 0 ? NO_CHANNEL : (unsigned)channel)) {
+	if (!e || e->gpu != (gpu ? gpu->number : NO_GPU)) {
 		supersede(NVS_MEMORY_POOL, pool);
 		if (pool)
-			insert(NVS_MEMORY_POOL, pool, 0, 0, channel);
+			insert(NVS_MEMORY_POOL, pool, 0, 0, gpu);
 	}
 	unlock();
 }
@@ -390,7 +392,7 @@ void nvs_memory_pool_share(uint64_t pool)
 {
 	lock();
 	if (pool && !find(NVS_MEMORY_SHARED, pool))
-		insert(NVS_MEMORY_SHARED, pool, 0, 0, -1);
+		insert(NVS_MEMORY_SHARED, pool, 0, 0, NULL);
 	unlock();
 }
 
@@ -404,14 +406,14 @@ bool nvs_memory_pool_shared(uint64_t pool)
 	return yes;
 }
 
-bool nvs_memory_pool_find(uint64_t pool, int *channel)
+bool nvs_memory_pool_find(uint64_t pool, struct nvs_gpu **gpu)
 {
 	struct entry *e;
 
 	lock();
 	e = find(NVS_MEMORY_POOL, pool);
 	if (e)
-		*channel = e->channel == NO_CHANNEL ? -1 : (int)e->channel;
+		*gpu = e->gpu == NO_GPU ? NULL : &nvs_gpus[e->gpu];
 	unlock();
 	return e != NULL;
 }
@@ -419,7 +421,7 @@ bool nvs_memory_pool_find(uint64_t pool, int *channel)
 /* ---- VMM ---- */
 
 /* Number of a fresh one with one handle, 0 if there is no memory. Locked. */
-static uint32_t physical_new(uint64_t bytes, int channel)
+static uint32_t physical_new(uint64_t bytes, struct nvs_gpu *gpu)
 {
 	uint32_t n = physical_free;
 
@@ -442,22 +444,22 @@ static uint32_t physical_new(uint64_t bytes, int channel)
 		}
 		n = ++physical_used;
 	}
-	physical[n] = (struct physical){ .bytes = bytes, .handles = 1, .channel = channel };
+	physical[n] = (struct physical){ .bytes = bytes, .handles = 1, .gpu = gpu };
 	return n;
 }
 
 /* Gives a handle value a fresh memory. False: neither is known. Locked. */
-static bool handle_new(uint64_t handle, uint64_t bytes, int channel)
+static bool handle_new(uint64_t handle, uint64_t bytes, struct nvs_gpu *gpu)
 {
 	uint32_t n;
 
 	supersede(NVS_MEMORY_HANDLE, handle);
-	n = physical_new(bytes, channel);
+	n = physical_new(bytes, gpu);
 	if (!n)
 		return false;
-	if (insert(NVS_MEMORY_HANDLE, handle, bytes, n, channel))
+	if (insert(NVS_MEMORY_HANDLE, handle, bytes, n, gpu))
 		return true;
-	physical[n].channel = -1;
+	physical[n].gpu = NULL;
 	physical[n].handles = 0;
 	physical_drop(n);
 	return false;
@@ -468,12 +470,12 @@ void nvs_claim_keep_handle(const struct nvs_claim *c, uint64_t handle)
 	bool known;
 
 	lock();
-	known = handle_new(handle, c->bytes, c->channel);
-	if (c->channel >= 0 && known)
-		exists((unsigned)c->channel);
-	else if (c->channel >= 0)
-		uncount((unsigned)c->channel, c->bytes);
-	unlock_and_settle(mask_of(c->channel));
+	known = handle_new(handle, c->bytes, c->gpu);
+	if (c->gpu && known)
+		exists(c->gpu);
+	else if (c->gpu)
+		uncount(c->gpu, c->bytes);
+	unlock_and_settle(mask_of(c->gpu));
 }
 
 void nvs_memory_handle_imported(uint64_t handle)
@@ -485,7 +487,7 @@ void nvs_memory_handle_imported(uint64_t handle)
 	if (e) /* our own export came back: one more reference */
 		physical[e->owner].handles++;
 	else
-		handle_new(handle, 0, -1);
+		handle_new(handle, 0, NULL);
 	unlock();
 }
 
@@ -515,7 +517,7 @@ void nvs_memory_handle_retained(uint64_t handle, uint64_t address)
 			strike(e);
 			e = NULL;
 		}
-		if (e || insert(NVS_MEMORY_HANDLE, handle, physical[n].bytes, n, physical[n].channel))
+		if (e || insert(NVS_MEMORY_HANDLE, handle, physical[n].bytes, n, physical[n].gpu))
 			physical[n].handles++;
 	}
 	unlock();
@@ -523,7 +525,7 @@ void nvs_memory_handle_retained(uint64_t handle, uint64_t address)
 
 void nvs_memory_handle_released(uint64_t handle, uint64_t before)
 {
-	unsigned channels = 0;
+	unsigned gpus = 0;
 	struct entry *e;
 
 	lock();
@@ -531,13 +533,13 @@ void nvs_memory_handle_released(uint64_t handle, uint64_t before)
 	if (e && e->stamp <= before) {
 		struct physical *p = &physical[e->owner];
 
-		channels = mask_of(p->channel);
+		gpus = mask_of(p->gpu);
 		if (p->handles > 1)
 			p->handles--;
 		else
 			strike(e);
 	}
-	unlock_and_settle(channels);
+	unlock_and_settle(gpus);
 }
 
 uint32_t nvs_memory_hold(uint64_t handle)
@@ -557,22 +559,22 @@ uint32_t nvs_memory_hold(uint64_t handle)
 
 void nvs_memory_unhold(uint32_t n)
 {
-	unsigned channels;
+	unsigned gpus;
 
 	if (!n)
 		return;
 	lock();
-	channels = mask_of(physical[n].channel);
+	gpus = mask_of(physical[n].gpu);
 	physical[n].mappings--;
 	physical_drop(n);
-	unlock_and_settle(channels);
+	unlock_and_settle(gpus);
 }
 
 void nvs_memory_mapped(uint32_t n, uint64_t address, uint64_t bytes)
 {
 	lock();
 	supersede(NVS_MEMORY_MAPPING, address);
-	if (!insert(NVS_MEMORY_MAPPING, address, bytes, n, -1) && n) {
+	if (!insert(NVS_MEMORY_MAPPING, address, bytes, n, NULL) && n) {
 		physical[n].mappings--;
 		physical_drop(n);
 	}
@@ -582,7 +584,7 @@ void nvs_memory_mapped(uint32_t n, uint64_t address, uint64_t bytes)
 void nvs_memory_unmapped(uint64_t address, uint64_t bytes, uint64_t before)
 {
 	uint64_t at = address, end = address + bytes;
-	unsigned channels = 0;
+	unsigned gpus = 0;
 
 	lock();
 	/* One mapping after the other, as a range is laid out as a rule. */
@@ -595,67 +597,64 @@ void nvs_memory_unmapped(uint64_t address, uint64_t bytes, uint64_t before)
 		if (e->stamp > before)
 			continue;
 		if (e->owner)
-			channels |= mask_of(physical[e->owner].channel);
+			gpus |= mask_of(physical[e->owner].gpu);
 		strike(e);
 	}
 	for (size_t i = 0; at < end && i < size; i++)
 		while (table[i].kind == NVS_MEMORY_MAPPING && table[i].stamp <= before &&
 		       table[i].key - address < bytes) {
 			if (table[i].owner)
-				channels |= mask_of(physical[table[i].owner].channel);
+				gpus |= mask_of(physical[table[i].owner].gpu);
 			strike(&table[i]);
 		}
-	unlock_and_settle(channels);
+	unlock_and_settle(gpus);
 }
 
 /* ---- graphs ---- */
 
-void nvs_memory_graph_used(int channel)
+void nvs_memory_graph_used(struct nvs_gpu *gpu)
 {
-	atomic_fetch_or(&graph_channels, mask_of(channel));
+	atomic_fetch_or(&graph_gpus, mask_of(gpu));
 	atomic_store(&nvs_memory_graphs, true);
 }
 
 void nvs_memory_graph_look(void)
 {
-	unsigned channels = atomic_load(&graph_channels);
+	unsigned gpus = atomic_load(&graph_gpus);
 	int saved = errno;
 
 	if (!nvs_counting())
 		return;
-	for (unsigned i = 0; channels >> i; i++) {
-		struct nvs_budget *b = &nvs_budgets[i];
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_budget *b = gpu->budget;
 		uint64_t bytes = 0;
 
-		if (!(channels & (1u << i)) || !nvs_driver.graph_memory ||
-		    nvs_driver.graph_memory(nvs_client_device(i), CU_GRAPH_MEM_RESERVED, &bytes) !=
+		if (!(gpus & gpu->bit) || !nvs_driver.graph_memory ||
+		    nvs_driver.graph_memory(gpu->device.dev, CU_GRAPH_MEM_RESERVED, &bytes) !=
 			    CUDA_SUCCESS || bytes > MAX_BYTES)
 			continue;
 		lock();
 		if (bytes > b->graphs)
-			count(i, bytes - b->graphs);
+			count(gpu, bytes - b->graphs);
 		else
-			uncount(i, b->graphs - bytes);
-		exists(i);
+			uncount(gpu, b->graphs - bytes);
+		exists(gpu);
 		b->graphs = bytes;
-		unlock_and_settle(1u << i);
+		unlock_and_settle(gpu->bit);
 	}
 	errno = saved;
 }
 
 /* ---- */
 
-void nvs_memory_read(unsigned channel, uint64_t *now, uint64_t *peak)
+void nvs_memory_read(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak)
 {
-	*now = atomic_load_explicit(&nvs_budgets[channel].used, memory_order_relaxed);
-	*peak = atomic_load_explicit(&nvs_budgets[channel].peak, memory_order_relaxed);
+	*now = atomic_load_explicit(&gpu->budget->used, memory_order_relaxed);
+	*peak = atomic_load_explicit(&gpu->budget->peak, memory_order_relaxed);
 }
 
 void nvs_memory_fork_child(void)
 {
-	static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	nvs_memory_lock = fresh;
 	nvs_in_book = false; /* if a signal handler forked there */
 	if (table) /* may have been caught half changed */
 		munmap(table, size * sizeof(*table));
@@ -666,6 +665,6 @@ void nvs_memory_fork_child(void)
 	size = filled = 0;
 	physical_room = physical_used = physical_free = 0;
 	atomic_store(&nvs_memory_graphs, false);
-	atomic_store(&graph_channels, 0);
+	atomic_store(&graph_gpus, 0);
 	nvs_reserve_fork_child();
 }

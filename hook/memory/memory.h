@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * memory.h: the book of the device memory that the process has, per channel.
+ * memory.h: the book of the device memory that the process has, per GPU.
  *
  * An allocation is claimed before the driver is called, which may ask the
  * scheduler (reserve.h), and then entered or given up. What the driver freed is
@@ -16,13 +16,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "client.h"
 #include "memory_abi.h"
 #include "reserve.h"
 
-static inline int nvs_channel_of_location(const struct cu_location *l)
+static inline struct nvs_gpu *nvs_gpu_of_location(const struct cu_location *l)
 {
-	return l->type == CU_MEM_LOCATION_TYPE_DEVICE ? nvs_client_channel(l->id) : -1;
+	return l->type == CU_MEM_LOCATION_TYPE_DEVICE ? nvs_gpu_of_device(l->id) : NULL;
 }
 
 /* Address spaces of keys. */
@@ -36,15 +35,15 @@ enum nvs_memory_kind {
 };
 
 struct nvs_claim {
-	int channel; /* -1: not counted */
+	struct nvs_gpu *gpu; /* NULL: not counted */
 	uint64_t bytes;
 };
 
 /*
  * Room for an allocation. False: the container's limit does not have it, the
- * driver is not to be called. channel -1: always, and nothing is counted.
+ * driver is not to be called. gpu NULL: always, and nothing is counted.
  */
-bool nvs_claim(struct nvs_claim *c, int channel, uint64_t bytes);
+bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes);
 
 /* It takes more, so many bytes in all. False: the limit does not have them. */
 bool nvs_claim_more(struct nvs_claim *c, uint64_t bytes);
@@ -65,19 +64,19 @@ uint64_t nvs_memory_stamp(void);
 /* The driver freed it. Unknown keys, and those entered after stamp, are ignored. */
 void nvs_memory_remove(enum nvs_memory_kind kind, uint64_t key, uint64_t stamp);
 
-/* Pointers and arrays of a context went with it, or with a channel's primary one. */
+/* Pointers and arrays of a context went with it, or with a GPU's primary one. */
 void nvs_memory_context_gone(const void *ctx, uint64_t stamp);
-void nvs_memory_primary_gone(unsigned channel, uint64_t stamp);
+void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t stamp);
 
-/* A pool lies on a channel (-1: in host memory, or another process charges it). */
-void nvs_memory_pool(uint64_t pool, int channel);
+/* A pool lies on a GPU (-1: in host memory, or another process charges it). */
+void nvs_memory_pool(uint64_t pool, struct nvs_gpu *gpu);
 
 /* Others than this process's GPU may use what is in it: its memory is the driver's. */
 void nvs_memory_pool_share(uint64_t pool);
 bool nvs_memory_pool_shared(uint64_t pool);
 
-/* Whether the pool is known; *channel as above. */
-bool nvs_memory_pool_find(uint64_t pool, int *channel);
+/* Whether the pool is known; *gpu as above. */
+bool nvs_memory_pool_find(uint64_t pool, struct nvs_gpu **gpu);
 
 /*
  * Physical memory of the VMM lives as long as a handle or a mapping refers to
@@ -95,12 +94,12 @@ void nvs_memory_mapped(uint32_t memory, uint64_t address, uint64_t bytes);
 void nvs_memory_unmapped(uint64_t address, uint64_t bytes, uint64_t stamp);
 
 /* Bytes allocated now, and the most there ever were. Takes no lock. */
-void nvs_memory_read(unsigned channel, uint64_t *now, uint64_t *peak);
+void nvs_memory_read(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak);
 
 /* ---- memory that graphs own: the driver says how much it is ---- */
 
-/* The process has put an allocation into a graph of this channel. */
-void nvs_memory_graph_used(int channel);
+/* The process has put an allocation into a graph of this gpu. */
+void nvs_memory_graph_used(struct nvs_gpu *gpu);
 
 extern atomic_bool nvs_memory_graphs; /* it has, on any */
 void nvs_memory_graph_look(void);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "client.h"
+#include "clock.h"
 #include "glibc.h"
 #include "gate.h"
 #include "quiet.h"

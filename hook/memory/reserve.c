@@ -7,12 +7,13 @@
 
 #include <errno.h>
 
-#include "channel.h"
+#include "clock.h"
+#include "connection.h"
 #include "futex.h"
-#include "gate.h"
 #include "log.h"
 #include "observe.h"
 #include "quiet.h"
+#include "wait.h"
 
 #define STEP          (64ull << 20)
 #define ANSWER_NS     (2 * NVS_S)     /* longest wait for a scheduler, all in all */
@@ -28,9 +29,6 @@
 #define UNANSWERED    16 /* frames; a socket that is full of them would be closed */
 
 pthread_mutex_t nvs_memory_lock = PTHREAD_MUTEX_INITIALIZER;
-struct nvs_budget nvs_budgets[NVS_MAX_CHANNELS] = {
-	[0 ... NVS_MAX_CHANNELS - 1] = { .ask = PTHREAD_MUTEX_INITIALIZER },
-};
 __thread bool nvs_in_book __attribute__((tls_model("initial-exec")));
 
 /* ---- the page ---- */
@@ -59,19 +57,19 @@ static uint64_t minus(uint64_t a, uint64_t b)
 }
 
 /* To a scheduler that keeps account of memory. The client's lock is held. */
-static bool attached(unsigned i)
+static bool attached(struct nvs_gpu *gpu)
 {
-	return nvs_client.link == LINK_UP && nvs_client_channels[i].lease.link == LEASE_ATTACHED &&
-	       nvs_budgets[i].account;
+	return nvs_client.link == LINK_UP && gpu->lease.link == LEASE_ATTACHED &&
+	       gpu->budget->account;
 }
 
 /* Both locks are held. */
-static void refresh(unsigned i)
+static void refresh(struct nvs_gpu *gpu)
 {
-	struct nvs_budget *b = &nvs_budgets[i];
+	struct nvs_budget *b = gpu->budget;
 	uint64_t limit, used;
 
-	if (!attached(i) || !read_slot(&nvs_client.page->slot[i], &limit, &used))
+	if (!attached(gpu) || !read_slot(&nvs_client.page->slot[gpu->number], &limit, &used))
 		return;
 	b->known = true;
 	b->limit = limit;
@@ -107,14 +105,14 @@ static uint64_t wanted(const struct nvs_budget *b, uint64_t least)
 
 /* ---- sending; both locks are held ---- */
 
-static struct nvs_frame frame_of(unsigned i, uint64_t total, uint64_t least, uint32_t flags)
+static struct nvs_frame frame_of(struct nvs_gpu *gpu, uint64_t total, uint64_t least, uint32_t flags)
 {
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_RESERVE,
-			       .channel = (uint16_t)i, .code = flags };
+			       .channel = (uint16_t)gpu->number, .code = flags };
 
 	f.u.reserve.total = total;
 	f.u.reserve.least = least;
-	f.u.reserve.serial = ++nvs_budgets[i].sent;
+	f.u.reserve.serial = ++gpu->budget->sent;
 	return f;
 }
 
@@ -131,9 +129,9 @@ bool nvs_reserve_due(const struct nvs_budget *b)
 }
 
 /* What no one waits for is always granted, so that it counts at once. */
-static bool settle(unsigned i, bool tick, struct nvs_frame *f)
+static bool settle(struct nvs_gpu *gpu, bool tick, struct nvs_frame *f)
 {
-	struct nvs_budget *b = &nvs_budgets[i];
+	struct nvs_budget *b = gpu->budget;
 	uint64_t total = b->reserved;
 	uint32_t flags = 0;
 
@@ -152,33 +150,33 @@ static bool settle(unsigned i, bool tick, struct nvs_frame *f)
 	if (total == b->reserved)
 		return false;
 	b->reserved = total;
-	if (!attached(i))
+	if (!attached(gpu))
 		return false;
-	*f = frame_of(i, total, total, flags);
+	*f = frame_of(gpu, total, total, flags);
 	return true;
 }
 
-static void settle_and_send(unsigned i, bool tick)
+static void settle_and_send(struct nvs_gpu *gpu, bool tick)
 {
 	struct nvs_frame f;
 	bool send;
 
 	lock();
-	refresh(i);
-	send = settle(i, tick, &f);
+	refresh(gpu);
+	send = settle(gpu, tick, &f);
 	unlock();
 	if (send)
-		nvs_channel_send(&f);
+		nvs_client_send(&f);
 }
 
-void nvs_reserve_settle(unsigned i)
+void nvs_reserve_settle(struct nvs_gpu *gpu)
 {
 	struct nvs_quiet q;
 	int saved = errno;
 
 	nvs_quiet_begin(&q);
 	pthread_mutex_lock(&nvs_client_lock);
-	settle_and_send(i, false);
+	settle_and_send(gpu, false);
 	pthread_mutex_unlock(&nvs_client_lock);
 	nvs_quiet_end(&q);
 	errno = saved;
@@ -187,28 +185,28 @@ void nvs_reserve_settle(unsigned i)
 /* ---- asking ---- */
 
 /*
- * Waits until it is known whether there is a scheduler for the channel. The
+ * Waits until it is known whether there is a scheduler for the GPU. The
  * client's lock is held; it is given up meanwhile.
  */
-static void wait_attached(unsigned i)
+static void wait_attached(struct nvs_gpu *gpu)
 {
 	uint64_t start = nvs_now();
 
 	for (;;) {
-		struct channel *c = &nvs_client_channels[i];
-		uint32_t seen = atomic_load(&c->changed);
+		
+		uint32_t seen = atomic_load(&gpu->changed);
 		bool pending = nvs_client.link == LINK_STARTING ||
-			       (nvs_client.link == LINK_UP && c->lease.link == LEASE_ATTACHING);
+			       (nvs_client.link == LINK_UP && gpu->lease.link == LEASE_ATTACHING);
 
 		lock();
 		if (pending && nvs_elapsed(nvs_now(), start) > ANSWER_NS)
-			nvs_budgets[i].deaf = true;
-		pending = pending && !nvs_budgets[i].deaf;
+			gpu->budget->deaf = true;
+		pending = pending && !gpu->budget->deaf;
 		unlock();
 		if (!pending || atomic_load(&nvs_exiting))
 			return;
 		pthread_mutex_unlock(&nvs_client_lock);
-		nvs_futex_wait((uint32_t *)&c->changed, seen, PIECE_NS, true);
+		nvs_futex_wait((uint32_t *)&gpu->changed, seen, PIECE_NS, true);
 		pthread_mutex_lock(&nvs_client_lock);
 	}
 }
@@ -231,18 +229,18 @@ static bool wait_answer(struct nvs_budget *b, uint64_t serial, uint64_t until)
 }
 
 /* Whether others have given back enough. No lock is held. */
-static bool wait_yield(unsigned i, uint64_t bytes, uint64_t until)
+static bool wait_yield(struct nvs_gpu *gpu, uint64_t bytes, uint64_t until)
 {
 	static const uint32_t nothing;
-	struct nvs_budget *b = &nvs_budgets[i];
+	struct nvs_budget *b = gpu->budget;
 
 	for (;;) {
 		bool hope, fits;
 
 		pthread_mutex_lock(&nvs_client_lock);
 		lock();
-		refresh(i);
-		hope = b->others != b->tight && minus(b->limit, b->used) >= bytes && attached(i);
+		refresh(gpu);
+		hope = b->others != b->tight && minus(b->limit, b->used) >= bytes && attached(gpu);
 		fits = minus(b->limit, b->others + b->used) >= bytes;
 		if (!fits && nvs_now() >= until)
 			b->tight = b->others; /* not again for the same */
@@ -257,15 +255,15 @@ static bool wait_yield(unsigned i, uint64_t bytes, uint64_t until)
 enum verdict { GRANTED, REFUSED, ASKED };
 
 /* Decides what can be decided here; counts what is granted. All locks are held. */
-static enum verdict decide(unsigned i, uint64_t bytes, bool alone)
+static enum verdict decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
 {
-	struct nvs_budget *b = &nvs_budgets[i];
+	struct nvs_budget *b = gpu->budget;
 	bool fits;
 
-	refresh(i);
+	refresh(gpu);
 	fits = b->used <= b->reserved && bytes <= b->reserved - b->used;
 	if (!fits && (b->limit || b->swap)) {
-		if (attached(i) && !b->deaf && !alone)
+		if (attached(gpu) && !b->deaf && !alone)
 			return ASKED;
 		/* Of the others nothing is known. */
 		if (b->limit && minus(b->limit, b->used) < bytes)
@@ -276,14 +274,14 @@ static enum verdict decide(unsigned i, uint64_t bytes, bool alone)
 }
 
 /* The budget's ask is held. */
-static bool ask(unsigned i, uint64_t bytes)
+static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 {
-	struct nvs_budget *b = &nvs_budgets[i];
+	struct nvs_budget *b = gpu->budget;
 	uint64_t start = nvs_now(), until = start + ANSWER_NS, serial = 0;
 	bool alone = false, yielded = false;
 
 	pthread_mutex_lock(&nvs_client_lock);
-	wait_attached(i);
+	wait_attached(gpu);
 	for (;;) {
 		struct nvs_frame f = { 0 };
 		enum verdict v;
@@ -291,18 +289,18 @@ static bool ask(unsigned i, uint64_t bytes)
 		uint32_t code;
 
 		lock();
-		v = decide(i, bytes, alone || atomic_load(&nvs_exiting));
+		v = decide(gpu, bytes, alone || atomic_load(&nvs_exiting));
 		if (v == ASKED) {
 			/* Counted already: nobody else takes it once it is granted. */
 			atomic_store_explicit(&b->used, b->used + bytes, memory_order_relaxed);
 			b->asking = bytes;
 			b->busy = true;
-			f = frame_of(i, wanted(b, b->used), b->used, 0);
+			f = frame_of(gpu, wanted(b, b->used), b->used, 0);
 			serial = b->sent;
 		}
 		unlock();
 		if (v == ASKED)
-			nvs_channel_send(&f);
+			nvs_client_send(&f);
 		pthread_mutex_unlock(&nvs_client_lock);
 		if (v != ASKED)
 			return v == GRANTED;
@@ -318,14 +316,14 @@ static bool ask(unsigned i, uint64_t bytes)
 			b->deaf = true;
 		unlock();
 		if (!answered)
-			nvs_debugf("GPU %u: no answer from the scheduler about memory", i);
-		nvs_reserve_settle(i); /* what was put off for us */
+			nvs_debugf("GPU %u: no answer from the scheduler about memory", gpu->number);
+		nvs_reserve_settle(gpu); /* what was put off for us */
 		if (code == NVS_OK)
 			return true;
 		if (code == NVS_ERR_ARENA)
 			return false;
 		if (code == NVS_ERR_MEMORY) {
-			if (yielded || !wait_yield(i, bytes, start + YIELD_NS))
+			if (yielded || !wait_yield(gpu, bytes, start + YIELD_NS))
 				return false;
 			yielded = true;
 		}
@@ -335,31 +333,31 @@ static bool ask(unsigned i, uint64_t bytes)
 	}
 }
 
-void nvs_reserve_attach(unsigned i)
+void nvs_reserve_attach(struct nvs_gpu *gpu)
 {
 	struct nvs_quiet q;
 	int saved = errno;
 
-	nvs_client_use(i);
+	nvs_gpu_use(gpu);
 	nvs_quiet_begin(&q);
 	pthread_mutex_lock(&nvs_client_lock);
-	wait_attached(i);
+	wait_attached(gpu);
 	pthread_mutex_unlock(&nvs_client_lock);
 	nvs_quiet_end(&q);
 	errno = saved;
 }
 
-bool nvs_reserve(unsigned i, uint64_t bytes)
+bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes)
 {
-	struct nvs_budget *b = &nvs_budgets[i];
+	struct nvs_budget *b = gpu->budget;
 	struct nvs_quiet q;
 	int saved = errno;
 	bool ok;
 
-	nvs_client_use(i);
+	nvs_gpu_use(gpu);
 	nvs_quiet_begin(&q);
 	pthread_mutex_lock(&b->ask);
-	ok = ask(i, bytes);
+	ok = ask(gpu, bytes);
 	pthread_mutex_unlock(&b->ask);
 	nvs_quiet_end(&q);
 	errno = saved;
@@ -368,9 +366,9 @@ bool nvs_reserve(unsigned i, uint64_t bytes)
 
 /* ---- answers ---- */
 
-void nvs_reserve_answered(unsigned i, const struct nvs_frame *f)
+void nvs_reserve_answered(struct nvs_gpu *gpu, const struct nvs_frame *f)
 {
-	struct nvs_budget *b = &nvs_budgets[i];
+	struct nvs_budget *b = gpu->budget;
 	bool last;
 
 	lock();
@@ -388,41 +386,41 @@ void nvs_reserve_answered(unsigned i, const struct nvs_frame *f)
 	atomic_fetch_add(&b->event, 1);
 	nvs_futex_wake((uint32_t *)&b->event, true);
 	if (last)
-		settle_and_send(i, false);
+		settle_and_send(gpu, false);
 }
 
-void nvs_reserve_attached(unsigned i)
+void nvs_reserve_attached(struct nvs_gpu *gpu)
 {
-	struct nvs_budget *b = &nvs_budgets[i];
+	struct nvs_budget *b = gpu->budget;
 	struct nvs_frame f;
 	uint64_t have;
 
 	/* One that does not would close the connection over a RESERVE, each time. */
-	b->account = nvs_client_channels[i].lease.link == LEASE_ATTACHED &&
-		     __atomic_load_n(&nvs_client.page->slot[i].limit_seq, __ATOMIC_ACQUIRE);
+	b->account = gpu->lease.link == LEASE_ATTACHED &&
+		     __atomic_load_n(&nvs_client.page->slot[gpu->number].limit_seq, __ATOMIC_ACQUIRE);
 	b->swap = nvs_client.page &&
-		  __atomic_load_n(&nvs_client.page->slot[i].room, __ATOMIC_ACQUIRE) != 0;
-	if (!attached(i))
+		  __atomic_load_n(&nvs_client.page->slot[gpu->number].room, __ATOMIC_ACQUIRE) != 0;
+	if (!attached(gpu))
 		return;
 	lock();
 	b->deaf = false;
 	b->reserved = b->acked = 0;
 	b->answered = b->sent;
-	refresh(i);
+	refresh(gpu);
 	have = b->used - b->asking;
 	if (have) { /* it is new to this scheduler, or to this connection */
 		b->reserved = b->limit ? have : round_up(have);
-		f = frame_of(i, b->reserved, b->reserved, NVS_RESERVE_FORCE);
+		f = frame_of(gpu, b->reserved, b->reserved, NVS_RESERVE_FORCE);
 	}
 	unlock();
 	if (have)
-		nvs_channel_send(&f);
+		nvs_client_send(&f);
 }
 
 void nvs_reserve_lost(void)
 {
-	for (unsigned i = 0; i < nvs_client_count; i++) {
-		struct nvs_budget *b = &nvs_budgets[i];
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_budget *b = gpu->budget;
 
 		lock();
 		if (b->answered < b->sent) {
@@ -439,12 +437,12 @@ uint64_t nvs_reserve_tick(void)
 {
 	uint64_t next = 1 * NVS_S;
 
-	for (unsigned i = 0; i < nvs_client_count; i++) {
-		struct nvs_budget *b = &nvs_budgets[i];
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_budget *b = gpu->budget;
 
-		if (!attached(i))
+		if (!attached(gpu))
 			continue;
-		settle_and_send(i, true);
+		settle_and_send(gpu, true);
 		lock();
 		if (b->limit && b->reserved > b->used)
 			next = TRIM_NS;
@@ -453,22 +451,22 @@ uint64_t nvs_reserve_tick(void)
 	return next;
 }
 
-bool nvs_reserve_limited(unsigned i)
+bool nvs_reserve_limited(struct nvs_gpu *gpu)
 {
 	bool yes;
 
 	lock();
-	yes = nvs_budgets[i].limit || nvs_budgets[i].swap;
+	yes = gpu->budget->limit || gpu->budget->swap;
 	unlock();
 	return yes;
 }
 
 /* ---- what may be known ---- */
 
-/* False: the process does not use the channel, and did not. */
-static bool limits_of_channel(unsigned i, struct nvs_limits *out)
+/* False: the process does not use the GPU, and did not. */
+static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out)
 {
-	struct nvs_budget *b = &nvs_budgets[i];
+	struct nvs_budget *b = gpu->budget;
 	struct nvs_quiet q;
 	uint64_t sent;
 	bool known;
@@ -480,7 +478,7 @@ static bool limits_of_channel(unsigned i, struct nvs_limits *out)
 	wait_answer(b, sent, nvs_now() + SETTLED_NS);
 	pthread_mutex_lock(&nvs_client_lock);
 	lock();
-	refresh(i);
+	refresh(gpu);
 	known = b->known;
 	out->limit = b->limit;
 	out->used = b->others + b->used;
@@ -490,18 +488,18 @@ static bool limits_of_channel(unsigned i, struct nvs_limits *out)
 	return known;
 }
 
-bool nvs_limits_of(int channel, const uint8_t *uuid, struct nvs_limits *out)
+bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *out)
 {
 	int saved = errno;
 	bool known;
 
 	if (nvs_in_book)
 		return false;
-	if (channel < 0 && nvs_active())
-		channel = nvs_client_channel_of_uuid(uuid);
-	if (channel >= 0 && !uuid)
-		uuid = nvs_client_uuid((unsigned)channel);
-	known = channel >= 0 && limits_of_channel((unsigned)channel, out);
+	if (!gpu && nvs_active())
+		gpu = nvs_gpu_of_uuid(uuid);
+	if (gpu && !uuid)
+		uuid = gpu->device.uuid;
+	known = gpu && limits_of_own(gpu, out);
 	if (!known && uuid)
 		known = nvs_observe(uuid, out);
 	errno = saved;
@@ -510,17 +508,14 @@ bool nvs_limits_of(int channel, const uint8_t *uuid, struct nvs_limits *out)
 
 void nvs_reserve_fork_child(void)
 {
-	static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
-	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++) {
-		struct nvs_budget *b = &nvs_budgets[i];
-
-		b->used = b->peak = 0;
-		b->reserved = b->asking = b->graphs = 0;
-		b->limit = b->others = b->tight = b->acked = 0;
-		b->sent = b->answered = 0;
-		b->known = b->busy = b->deaf = b->account = b->swap = false;
-		b->ask = fresh;
-	}
+	nvs_memory_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	NVS_FOR_EACH_GPU(gpu)
+		if (gpu->budget) /* not in the middle of the start */
+			nvs_budget_init(gpu->budget);
 	nvs_observe_fork_child();
+}
+
+void nvs_budget_init(struct nvs_budget *b)
+{
+	*b = (struct nvs_budget){ .ask = PTHREAD_MUTEX_INITIALIZER };
 }

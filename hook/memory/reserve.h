@@ -2,7 +2,7 @@
 /*
  * reserve.h: what the process may use of its container's memory limit.
  *
- * Per channel the scheduler has granted `reserved` bytes and the book counts
+ * Per GPU the scheduler has granted `reserved` bytes and the book counts
  * `used`. As long as used stays below reserved nobody is asked; more is reserved
  * in steps. Without a limit the scheduler is told and not waited for.
  *
@@ -17,8 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "client.h"
-#include "gate.h"
+#include "gpu.h"
 #include "observe.h"
 #include "wire.h"
 
@@ -40,7 +39,7 @@ struct nvs_budget {
 	bool deaf;          /* the scheduler did not answer; do not wait for it */
 	bool swap;          /* it has to find room for what is promised: always ask */
 	/* Guarded by nvs_client_lock. */
-	bool account;       /* the scheduler that the channel is attached to keeps one */
+	bool account;       /* the scheduler that the GPU is attached to keeps one */
 	/* Guarded by itself. */
 	pthread_mutex_t ask;
 	atomic_uint event;  /* futex: an answer came, or none will */
@@ -60,16 +59,17 @@ static inline bool nvs_counting(void)
 }
 
 extern pthread_mutex_t nvs_memory_lock;
-extern struct nvs_budget nvs_budgets[NVS_MAX_CHANNELS];
+
+void nvs_budget_init(struct nvs_budget *b);
 
 /* Gets room for bytes that do not fit into what is reserved, and counts them. */
-bool nvs_reserve(unsigned channel, uint64_t bytes);
+bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes);
 
-/* Waits, seconds at most, until it is known what holds for the channel. */
-void nvs_reserve_attach(unsigned channel);
+/* Waits, seconds at most, until it is known what holds for the GPU. */
+void nvs_reserve_attach(struct nvs_gpu *gpu);
 
 /* After a change of used: tells the scheduler if it has to know. Never waits. */
-void nvs_reserve_settle(unsigned channel);
+void nvs_reserve_settle(struct nvs_gpu *gpu);
 
 /*
  * Whether settling is due, by what is known: the client thread, which looks at
@@ -77,20 +77,20 @@ void nvs_reserve_settle(unsigned channel);
  */
 bool nvs_reserve_due(const struct nvs_budget *b);
 
-/* Whether answers about a channel's memory may be waited for: it has a limit, or is swapped. */
-bool nvs_reserve_limited(unsigned channel);
+/* Whether answers about a GPU's memory may be waited for: it has a limit, or is swapped. */
+bool nvs_reserve_limited(struct nvs_gpu *gpu);
 
 /*
- * Of a channel, or (channel -1) of any GPU by UUID. A GPU that the process does
+ * Of a GPU, or (gpu NULL) of any GPU by UUID. A GPU that the process does
  * not use is asked about over a connection of its own; that takes 200 ms at most
  * and leaves nothing behind. Returns false if there is no scheduler to tell.
  */
-bool nvs_limits_of(int channel, const uint8_t *uuid, struct nvs_limits *out);
+bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *out);
 
 /* ---- the client's side; nvs_client_lock is held ---- */
 
-void nvs_reserve_attached(unsigned channel);
-void nvs_reserve_answered(unsigned channel, const struct nvs_frame *f);
+void nvs_reserve_attached(struct nvs_gpu *gpu);
+void nvs_reserve_answered(struct nvs_gpu *gpu, const struct nvs_frame *f);
 void nvs_reserve_lost(void); /* the connection is */
 /* Gives back what was long unused; returns when to come again, ns. */
 uint64_t nvs_reserve_tick(void);

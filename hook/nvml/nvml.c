@@ -58,9 +58,9 @@ static bool parse_uuid(const char *text, uint8_t *uuid)
 /* Where memory is swapped, a GPU is the container's alone as far as it can see. */
 static bool swapped(const uint8_t *uuid)
 {
-	int channel = nvs_active() ? nvs_client_channel_of_uuid(uuid) : -1;
+	struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_uuid(uuid) : NULL;
 
-	return channel >= 0 && nvs_swap_is_on((unsigned)channel);
+	return gpu && nvs_swap_is_on(gpu);
 }
 
 /* Whether the container sees figures of its own. */
@@ -83,7 +83,7 @@ static bool limited(void *device, struct nvs_limits *l, unsigned long long total
 	nvs_at_fork(); /* a process that only asks NVML never comes to cuInit */
 	return nvs_nvml.device_uuid &&
 	       nvs_nvml.device_uuid(device, text, sizeof(text)) == NVML_SUCCESS &&
-	       parse_uuid(text, uuid) && nvs_limits_of(-1, uuid, l) && own(uuid, l, total, free);
+	       parse_uuid(text, uuid) && nvs_limits_of(NULL, uuid, l) && own(uuid, l, total, free);
 }
 
 /* Of a GPU that is full otherwise less is free than the container may have. */

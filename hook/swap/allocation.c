@@ -2,6 +2,7 @@
 /*
  * allocation.c: allocations made of chunks, and their end.
  */
+#include "stream.h"
 #include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
@@ -40,9 +41,9 @@ static void idle_remove(struct nvs_swap *s, struct nvs_slab *b)
 }
 
 /* One more slab, from new memory if need be. The lock is given up for that. */
-static bool slab_more(unsigned channel, uint64_t owner, uint32_t class)
+static bool slab_more(struct nvs_gpu *gpu, uint64_t owner, uint32_t class)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct place p;
 
 	if (!s->idle) {
@@ -51,10 +52,10 @@ static bool slab_more(unsigned channel, uint64_t owner, uint32_t class)
 		while (granules < SLABS_AT_ONCE && granules * 16 <= s->slabs_used)
 			granules *= 2;
 		nvs_swap_unlock(s);
-		p = nvs_region_obtain(channel, granules);
+		p = nvs_region_obtain(gpu, granules);
 		if (!p.span && granules > 1) {
 			nvs_swap_unlock(s);
-			p = nvs_region_obtain(channel, granules = 1);
+			p = nvs_region_obtain(gpu, granules = 1);
 		}
 		if (!p.span)
 			return false;
@@ -82,9 +83,9 @@ static bool slab_more(unsigned channel, uint64_t owner, uint32_t class)
 }
 
 /* A slab has no object left. */
-static void slab_less(unsigned channel, struct place p)
+static void slab_less(struct nvs_gpu *gpu, struct place p)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct place first = { p.span, p.span->head[p.granule] - 1 };
 	struct region *r = region_of(first);
 
@@ -95,25 +96,25 @@ static void slab_less(unsigned channel, struct place p)
 		return; /* one region is kept for the next small allocation */
 	for (uint32_t i = 0; i < r->granules; i++)
 		idle_remove(s, &p.span->slab[first.granule + i]);
-	nvs_region_retire(channel, first);
+	nvs_region_retire(gpu, first);
 }
 
-static int alloc_small(unsigned channel, uint64_t owner, size_t bytes, CUdeviceptr *p)
+static int alloc_small(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdeviceptr *p)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct nvs_slab *in;
 	bool ok = true;
 
 	nvs_swap_lock(s);
 	while (!(*p = nvs_slab_alloc(&s->heap, owner, bytes, &in)) && ok)
-		ok = slab_more(channel, owner, nvs_slab_class(bytes));
+		ok = slab_more(gpu, owner, nvs_slab_class(bytes));
 	nvs_swap_unlock(s);
 	return *p ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static int alloc_large(unsigned channel, uint64_t owner, size_t bytes, CUdeviceptr *out)
+static int alloc_large(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdeviceptr *out)
 {
-	struct place p = nvs_region_obtain(channel, (uint32_t)((bytes + GRANULE - 1) / GRANULE));
+	struct place p = nvs_region_obtain(gpu, (uint32_t)((bytes + GRANULE - 1) / GRANULE));
 
 	if (p.span) {
 		region_of(p)->kind = REGION_LARGE;
@@ -123,42 +124,42 @@ static int alloc_large(unsigned channel, uint64_t owner, size_t bytes, CUdevicep
 		region_of(p)->published = true;
 		*out = address_of(p);
 	}
-	nvs_swap_unlock(&nvs_swaps[channel]);
+	nvs_swap_unlock(gpu->swap);
 	return p.span ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static int alloc(int channel, uint64_t owner, size_t bytes, CUdeviceptr *out)
+static int alloc(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdeviceptr *out)
 {
 	int result;
 
-	if (!bytes || bytes > 1ull << 50 || !out || !nvs_swap_on(channel))
+	if (!bytes || bytes > 1ull << 50 || !out || !nvs_swap_on(gpu))
 		return -1;
 	do /* what streams have freed may be had when they are done with it */
 		result = (bytes <= NVS_SLAB_LARGEST ? alloc_small : alloc_large)
-				((unsigned)channel, owner, bytes, out);
-	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_pools_wait((unsigned)channel));
+				(gpu, owner, bytes, out);
+	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_pools_wait(gpu));
 	return result;
 }
 
-int nvs_swap_alloc(int channel, void *ctx, size_t bytes, CUdeviceptr *out)
+int nvs_swap_alloc(struct nvs_gpu *gpu, void *ctx, size_t bytes, CUdeviceptr *out)
 {
-	return alloc(channel, (uintptr_t)ctx, bytes, out);
+	return alloc(gpu, (uintptr_t)ctx, bytes, out);
 }
 
-int nvs_swap_alloc_pooled(int channel, struct nvs_pool *pool, size_t bytes, CUdeviceptr *out)
+int nvs_swap_alloc_pooled(struct nvs_gpu *gpu, struct nvs_pool *pool, size_t bytes, CUdeviceptr *out)
 {
-	return alloc(channel, POOLED | (uintptr_t)pool, bytes, out);
+	return alloc(gpu, POOLED | (uintptr_t)pool, bytes, out);
 }
 
 /* ---- looking up ---- */
 
-/* The lock of the span's channel is held. */
+/* The lock of the span's gpu is held. */
 static bool find(struct place p, uint64_t address, struct nvs_swap_range *r)
 {
 	uint64_t base = 0, bytes = 0, owner = 0;
 	struct region *g;
 
-	*r = (struct nvs_swap_range){ .channel = p.span->channel };
+	*r = (struct nvs_swap_range){ .gpu = p.span->gpu };
 	if (!p.span->head[p.granule])
 		return false;
 	g = &p.span->region[p.span->head[p.granule] - 1];
@@ -196,11 +197,11 @@ bool nvs_swap_find(CUdeviceptr address, struct nvs_swap_range *r)
 
 	if (!p.span || nvs_in_book)
 		return false;
-	nvs_swap_lock(&nvs_swaps[p.span->channel]);
+	nvs_swap_lock(p.span->gpu->swap);
 	head = p.span->head[p.granule];
 	/* What the driver has mapped where the application has reserved is its to tell of. */
 	ours = find(p, address, r) || !head || p.span->region[head - 1].kind < REGION_APP;
-	nvs_swap_unlock(&nvs_swaps[p.span->channel]);
+	nvs_swap_unlock(p.span->gpu->swap);
 	return ours;
 }
 
@@ -211,7 +212,7 @@ bool nvs_swap_find(CUdeviceptr address, struct nvs_swap_range *r)
  */
 static int wait_for_work(const struct nvs_swap_range *r)
 {
-	struct nvs_swap *s = &nvs_swaps[r->channel];
+	struct nvs_swap *s = r->gpu->swap;
 	void *now = NULL, *popped, *ctx = r->owner;
 	bool hold;
 	int result;
@@ -231,12 +232,12 @@ static int wait_for_work(const struct nvs_swap_range *r)
 }
 
 /* An object of a slab. The lock is held, and may be given up. */
-static void free_small(unsigned channel, struct place p, CUdeviceptr address)
+static void free_small(struct nvs_gpu *gpu, struct place p, CUdeviceptr address)
 {
-	nvs_slab_free(&nvs_swaps[channel].heap, slab_of(p), address);
+	nvs_slab_free(&gpu->swap->heap, slab_of(p), address);
 	p.span->region[p.span->head[p.granule] - 1].serial = ++serials;
 	if (!slab_of(p)->used)
-		slab_less(channel, p);
+		slab_less(gpu, p);
 }
 
 int nvs_swap_free(CUdeviceptr address, bool wait)
@@ -248,7 +249,7 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 
 	if (!p.span || nvs_in_book)
 		return -1;
-	s = &nvs_swaps[p.span->channel];
+	s = p.span->gpu->swap;
 	if (!nvs_swap_find(address, &r) || r.base != address || r.mapping)
 		return CUDA_ERROR_INVALID_VALUE;
 	/* What is a pool's is freed when the application says that it is done with. */
@@ -259,13 +260,13 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 	if (!find(p, address, &r) || r.base != address) {
 		result = CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
 	} else if (r.pool) {
-		nvs_pools_free(r.channel, r.pool, address);
+		nvs_pools_free(r.gpu, r.pool, address);
 	} else if (region_of(p)->kind == REGION_LARGE && p.span->head[p.granule] == p.granule + 1) {
 		region_of(p)->dying = true; /* nobody else frees it */
 		if (!nvs_region_put_by(s, p))
-			nvs_region_retire(r.channel, p);
+			nvs_region_retire(r.gpu, p);
 	} else {
-		free_small(r.channel, p, address);
+		free_small(r.gpu, p, address);
 	}
 	nvs_swap_unlock(s);
 	return result;
@@ -312,17 +313,17 @@ void nvs_alloc_reuse(CUdeviceptr address, size_t bytes)
 	r->published = true;
 }
 
-void nvs_alloc_release(unsigned channel, CUdeviceptr address)
+void nvs_alloc_release(struct nvs_gpu *gpu, CUdeviceptr address)
 {
 	struct place p = nvs_place_of(address);
 	struct region *r = &p.span->region[p.span->head[p.granule] - 1];
 
 	if (r->kind == REGION_SLABS) {
 		nvs_slab_show(slab_of(p), address, 1);
-		free_small(channel, p, address);
+		free_small(gpu, p, address);
 	} else {
 		r->cached = false;
-		nvs_region_retire(channel, p);
+		nvs_region_retire(gpu, p);
 	}
 }
 
@@ -335,12 +336,12 @@ static bool goes(uint64_t owner, const void *ctx)
 }
 
 /* Retires one region or slab of the context; false when there is none left. */
-static bool one_gone(unsigned channel, const void *ctx)
+static bool one_gone(struct nvs_gpu *gpu, const void *ctx)
 {
 	for (unsigned i = 0; i < atomic_load(&nvs_spans_used); i++) {
 		struct span *sp = &nvs_spans[i];
 
-		if (sp->channel != channel)
+		if (sp->gpu != gpu)
 			continue;
 		for (uint32_t g = 0; g < sp->granules;
 		     g += sp->head[g] ? sp->region[g].granules : sp->run[g]) {
@@ -349,12 +350,12 @@ static bool one_gone(unsigned channel, const void *ctx)
 			if (!sp->head[g] || !r->published || r->dying)
 				continue;
 			if (r->kind == REGION_LARGE && goes(r->owner, ctx)) {
-				nvs_region_retire(channel, (struct place){ sp, g });
+				nvs_region_retire(gpu, (struct place){ sp, g });
 				return true;
 			}
 			for (uint32_t j = g; r->kind == REGION_SLABS && j < g + r->granules; j++)
 				if (sp->slab[j].entry && goes(sp->slab[j].owner, ctx)) {
-					slab_less(channel, (struct place){ sp, j });
+					slab_less(gpu, (struct place){ sp, j });
 					return true;
 				}
 		}
@@ -362,20 +363,20 @@ static bool one_gone(unsigned channel, const void *ctx)
 	return false;
 }
 
-void nvs_swap_context_gone(const void *ctx, unsigned channel)
+void nvs_swap_context_gone(const void *ctx, struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 
 	if (!s->mover)
 		return;
 	/* The mover's stream was of a context; which one does not matter. */
 	if (!ctx || s->ctx == ctx) {
 		s->ctx = NULL;
-		nvs_arena_unregistered(channel);
+		nvs_arena_unregistered(gpu);
 	}
-	nvs_pools_context_gone(channel, ctx);
+	nvs_pools_context_gone(gpu, ctx);
 	nvs_swap_lock(s);
-	while (one_gone(channel, ctx))
+	while (one_gone(gpu, ctx))
 		;
 	nvs_swap_unlock(s);
 }

@@ -11,12 +11,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "channel.h"
+#include "clock.h"
+#include "drain.h"
 #include "futex.h"
 #include "log.h"
+#include "stream.h"
 #include "swap.h"
 #include "swap_impl.h"
-#include "tables.h"
+#include "thread.h"
 
 #define MAX_SEGMENTS 256u
 /*
@@ -36,14 +38,12 @@ struct segment {
 	uint8_t *used;     /* per granule */
 };
 
-/* Of a channel; guarded by its swap lock, but see pin(). */
+/* Of a GPU; guarded by its swap lock, but see pin(). */
 struct arena {
 	struct segment segment[MAX_SEGMENTS];
 	uint32_t count;
 	bool thread;
 };
-
-static struct arena *arenas[NVS_MAX_CHANNELS];
 
 /* A place in the arena as one number: segment and granule. */
 #define STORE(segment, granule) ((uint32_t)(segment) << 24 | (granule))
@@ -54,9 +54,9 @@ _Static_assert(MAX_SEGMENTS <= 256, "eight bits of a store");
 
 /* ---- places ---- */
 
-bool nvs_arena_take(unsigned channel, struct place p, uint32_t granules)
+bool nvs_arena_take(struct nvs_gpu *gpu, struct place p, uint32_t granules)
 {
-	struct arena *a = arenas[channel];
+	struct arena *a = gpu->swap->arena;
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; a && i < a->count && n < granules; i++) {
@@ -76,24 +76,24 @@ bool nvs_arena_take(unsigned channel, struct place p, uint32_t granules)
 		}
 	}
 	if (n < granules)
-		nvs_arena_give(channel, p, n);
+		nvs_arena_give(gpu, p, n);
 	return n == granules;
 }
 
-void nvs_arena_give(unsigned channel, struct place p, uint32_t granules)
+void nvs_arena_give(struct nvs_gpu *gpu, struct place p, uint32_t granules)
 {
 	for (uint32_t i = 0; i < granules; i++) {
 		uint32_t store = p.span->store[p.granule + i];
-		struct segment *g = &arenas[channel]->segment[SEGMENT_OF(store)];
+		struct segment *g = &gpu->swap->arena->segment[SEGMENT_OF(store)];
 
 		g->used[GRANULE_OF(store)] = 0;
 		g->free++;
 	}
 }
 
-uint64_t nvs_arena_bytes(unsigned channel, uint64_t *unused)
+uint64_t nvs_arena_bytes(struct nvs_gpu *gpu, uint64_t *unused)
 {
-	struct arena *a = arenas[channel];
+	struct arena *a = gpu->swap->arena;
 	uint64_t sum = 0;
 
 	*unused = 0;
@@ -115,23 +115,23 @@ static uint32_t run_of(const uint32_t *store, uint32_t i, uint32_t granules)
 	return n;
 }
 
-int nvs_arena_copy(unsigned channel, struct place p, uint32_t granules, bool out)
+int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, uint32_t granules, bool out)
 {
 	const uint32_t *store = &p.span->store[p.granule];
 	int result = CUDA_SUCCESS;
 
 	for (uint32_t i = 0, n; result == CUDA_SUCCESS && i < granules; i += n) {
-		char *host = arenas[channel]->segment[SEGMENT_OF(store[i])].base +
+		char *host = gpu->swap->arena->segment[SEGMENT_OF(store[i])].base +
 			     bytes_of(GRANULE_OF(store[i]));
 		CUdeviceptr device = address_of(p) + bytes_of(i);
 
 		n = run_of(store, i, granules);
 		if (out)
 			result = nvs_driver.copy_to_host(host, device, bytes_of(n),
-								nvs_swaps[channel].stream);
+								gpu->swap->stream);
 		else
 			result = nvs_driver.copy_to_device(device, host, bytes_of(n),
-								nvs_swaps[channel].stream);
+								gpu->swap->stream);
 	}
 	return result;
 }
@@ -162,17 +162,17 @@ static void map(struct nvs_swap *s, struct segment *g)
 	nvs_swap_kick(s);
 }
 
-/* Registers the next slice. The driver's lock of the channel keeps its contexts alive. */
-static void pin(unsigned channel, struct segment *g)
+/* Registers the next slice. The driver's lock of the GPU keeps its contexts alive. */
+static void pin(struct nvs_gpu *gpu, struct segment *g)
 {
 	uint32_t n = g->granules - g->pinned < SLICE ? g->granules - g->pinned : SLICE;
 	void *popped;
 	int result;
 
-	pthread_mutex_lock(&nvs_drain_lock[channel]);
-	if (!nvs_mover_context(channel)) {
-		pthread_mutex_unlock(&nvs_drain_lock[channel]);
-		nvs_swap_wait(&nvs_swaps[channel], atomic_load(&nvs_swaps[channel].kick), 50 * NVS_MS);
+	pthread_mutex_lock(&gpu->drain_lock);
+	if (!nvs_mover_context(gpu)) {
+		pthread_mutex_unlock(&gpu->drain_lock);
+		nvs_swap_wait(gpu->swap, atomic_load(&gpu->swap->kick), 50 * NVS_MS);
 		return;
 	}
 	result = nvs_driver.host_register(g->base + bytes_of(g->pinned), bytes_of(n),
@@ -183,16 +183,16 @@ static void pin(unsigned channel, struct segment *g)
 		g->pinned += n;
 	else
 		g->unpinnable = true;
-	pthread_mutex_unlock(&nvs_drain_lock[channel]);
+	pthread_mutex_unlock(&gpu->drain_lock);
 	if (result != CUDA_SUCCESS)
 		nvs_debugf("GPU %u: host memory cannot be pinned: error %d; copies go through the "
-			   "driver's buffers", channel, result);
+			   "driver's buffers", gpu->number, result);
 }
 
-static struct segment *next_job(unsigned channel)
+static struct segment *next_job(struct nvs_gpu *gpu)
 {
-	struct arena *a = arenas[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct arena *a = gpu->swap->arena;
+	struct nvs_swap *s = gpu->swap;
 	struct segment *found = NULL;
 
 	nvs_swap_lock(s);
@@ -210,28 +210,28 @@ static struct segment *next_job(unsigned channel)
 
 static void *arena_main(void *arg)
 {
-	unsigned channel = (unsigned)(uintptr_t)arg;
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_gpu *gpu = arg;
+	struct nvs_swap *s = gpu->swap;
 
 	nvs_thread_setup("nvshare-arena");
 	while (!atomic_load(&nvs_exiting)) {
 		unsigned seen = atomic_load(&s->kick);
-		struct segment *g = next_job(channel);
+		struct segment *g = next_job(gpu);
 
 		if (!g)
 			nvs_swap_wait(s, seen, 10 * NVS_S);
 		else if (g->fd >= 0)
 			map(s, g);
 		else
-			pin(channel, g);
+			pin(gpu, g);
 	}
 	return NULL;
 }
 
-void nvs_swap_arena(unsigned channel, const struct nvs_arena *f, int fd)
+void nvs_swap_arena(struct nvs_gpu *gpu, const struct nvs_arena *f, int fd)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
-	struct arena *a = arenas[channel];
+	struct nvs_swap *s = gpu->swap;
+	struct arena *a = gpu->swap->arena;
 	uint64_t granules = f->size / GRANULE;
 
 	if (fd < 0)
@@ -240,7 +240,7 @@ void nvs_swap_arena(unsigned channel, const struct nvs_arena *f, int fd)
 		void *p = mmap(NULL, sizeof(*a), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
 			       -1, 0);
 
-		a = arenas[channel] = p == MAP_FAILED ? NULL : p;
+		a = gpu->swap->arena = p == MAP_FAILED ? NULL : p;
 	}
 	if (!a || a->count == MAX_SEGMENTS || !granules || granules > 0xffffff) {
 		close(fd);
@@ -250,25 +250,26 @@ void nvs_swap_arena(unsigned channel, const struct nvs_arena *f, int fd)
 	a->segment[a->count++] = (struct segment){ .fd = fd, .granules = (uint32_t)granules };
 	nvs_swap_unlock(s);
 	if (!a->thread)
-		a->thread = nvs_thread_start(arena_main, (void *)(uintptr_t)channel);
+		a->thread = nvs_thread_start(arena_main, gpu);
 	nvs_swap_kick(s);
 }
 
-void nvs_arena_unregistered(unsigned channel)
+void nvs_arena_unregistered(struct nvs_gpu *gpu)
 {
-	struct arena *a = arenas[channel];
+	struct arena *a = gpu->swap->arena;
 
 	for (uint32_t i = 0; a && i < a->count; i++)
 		a->segment[i].pinned = 0;
-	nvs_swap_kick(&nvs_swaps[channel]);
+	nvs_swap_kick(gpu->swap);
 }
 
 void nvs_arena_fork_child(void)
 {
-	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++) {
-		for (uint32_t j = 0; arenas[i] && j < arenas[i]->count; j++)
-			if (arenas[i]->segment[j].fd >= 0)
-				close(arenas[i]->segment[j].fd);
-		arenas[i] = NULL;
+	NVS_FOR_EACH_GPU(gpu) {
+		struct arena *a = gpu->swap ? gpu->swap->arena : NULL; /* in the middle of the start */
+
+		for (uint32_t i = 0; a && i < a->count; i++)
+			if (a->segment[i].fd >= 0)
+				close(a->segment[i].fd);
 	}
 }

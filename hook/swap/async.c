@@ -19,18 +19,18 @@
 #include <errno.h>
 #include <string.h>
 
-#include "channel.h"
+#include "clock.h"
+#include "drain.h"
 #include "futex.h"
 #include "pool.h"
+#include "stream.h"
 #include "swap.h"
-#include "tables.h"
 
 /* An event is recorded after so many frees or so many bytes of them. */
 #define MARK_FREES 16u
 #define MARK_BYTES (16ull << 20)
 #define NAP_NS     200000u /* between two looks at events that are waited for */
 
-struct nvs_pools nvs_pools[NVS_MAX_CHANNELS];
 _Atomic uint64_t nvs_swap_frees;
 
 /* Who calls, in which stream. */
@@ -260,10 +260,10 @@ static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, voi
 }
 
 /* Looks at all queues, or at those of a pool. No lock is held. */
-static enum look look_at_all(unsigned channel, const struct nvs_pool *pool)
+static enum look look_at_all(struct nvs_gpu *gpu, const struct nvs_pool *pool)
 {
-	struct nvs_pools *all = &nvs_pools[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_pools *all = gpu->swap->pools;
+	struct nvs_swap *s = gpu->swap;
 	enum look seen = LOOK_NOTHING, one;
 
 	if (atomic_load(&nvs_gate.captures) || !nvs_driver.event_query)
@@ -279,19 +279,19 @@ static enum look look_at_all(unsigned channel, const struct nvs_pool *pool)
 	return seen;
 }
 
-void nvs_pools_look(unsigned channel, const struct nvs_pool *pool)
+void nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool)
 {
-	if (nvs_pools[channel].queues)
-		look_at_all(channel, pool);
+	if (gpu->swap->pools->queues)
+		look_at_all(gpu, pool);
 }
 
-bool nvs_pools_wait(unsigned channel)
+bool nvs_pools_wait(struct nvs_gpu *gpu)
 {
 	static const uint32_t nothing;
 	enum look seen = LOOK_NOTHING;
 	int saved = errno;
 
-	while (nvs_pools[channel].queues && (seen = look_at_all(channel, NULL)) == LOOK_LATER &&
+	while (gpu->swap->pools->queues && (seen = look_at_all(gpu, NULL)) == LOOK_LATER &&
 	       !atomic_load(&nvs_exiting))
 		nvs_futex_wait(&nothing, 0, NAP_NS, true); /* a nap, no cancellation point */
 	errno = saved;
@@ -328,7 +328,7 @@ static bool reuse(struct nvs_pools *all, struct nvs_pool *pool, const struct cal
 	return false;
 }
 
-int nvs_swap_alloc_async(int channel, void *handle, void *stream, size_t bytes, CUdeviceptr *p)
+int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *handle, void *stream, size_t bytes, CUdeviceptr *p)
 {
 	struct nvs_pools *all;
 	struct nvs_swap *s;
@@ -337,11 +337,11 @@ int nvs_swap_alloc_async(int channel, void *handle, void *stream, size_t bytes, 
 	bool found;
 	int result;
 
-	if (!bytes || !p || !nvs_swap_on(channel))
+	if (!bytes || !p || !nvs_swap_on(gpu))
 		return -1;
 	who = caller_of(stream);
-	all = &nvs_pools[channel];
-	s = &nvs_swaps[channel];
+	all = gpu->swap->pools;
+	s = gpu->swap;
 	nvs_swap_lock(s);
 	pool = nvs_pool_find(all, handle);
 	found = pool && reuse(all, pool, &who, bytes, p);
@@ -349,7 +349,7 @@ int nvs_swap_alloc_async(int channel, void *handle, void *stream, size_t bytes, 
 	if (found)
 		return CUDA_SUCCESS;
 	if (pool) {
-		nvs_pools_look((unsigned)channel, pool);
+		nvs_pools_look(gpu, pool);
 		nvs_swap_lock(s);
 		found = reuse(all, pool, &who, bytes, p);
 		nvs_swap_unlock(s);
@@ -366,7 +366,7 @@ int nvs_swap_alloc_async(int channel, void *handle, void *stream, size_t bytes, 
 		return CUDA_SUCCESS;
 	if (!pool)
 		return -1;
-	result = nvs_swap_alloc_pooled(channel, pool, bytes, p);
+	result = nvs_swap_alloc_pooled(gpu, pool, bytes, p);
 	nvs_swap_lock(s);
 	if (result == CUDA_SUCCESS)
 		nvs_pool_count(pool, nvs_block_bytes(bytes));
@@ -398,14 +398,14 @@ static int free_plain(CUdeviceptr p, void *stream)
 }
 
 /* The allocation goes to the queue. The lock is held, and given up meanwhile. */
-static void enqueue(unsigned channel, struct queue *q, CUdeviceptr p, void *stream)
+static void enqueue(struct nvs_gpu *gpu, struct queue *q, CUdeviceptr p, void *stream)
 {
-	struct nvs_pools *all = &nvs_pools[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_pools *all = gpu->swap->pools;
+	struct nvs_swap *s = gpu->swap;
 	struct nvs_block *b = nvs_pool_cache(all, q->pool, &q->blocks, p, atomic_fetch_add(&nvs_swap_frees, 1) + 1);
 
 	if (!b) {
-		nvs_alloc_release(channel, p);
+		nvs_alloc_release(gpu, p);
 		return;
 	}
 	q->unmarked++;
@@ -433,8 +433,8 @@ int nvs_swap_free_async(CUdeviceptr p, void *stream)
 
 	if (!at.span || nvs_in_book)
 		return -1;
-	all = &nvs_pools[at.span->channel];
-	s = &nvs_swaps[at.span->channel];
+	all = at.span->gpu->swap->pools;
+	s = at.span->gpu->swap;
 	who = caller_of(stream);
 	nvs_swap_lock(s);
 	if (!nvs_swap_lookup(p, &r)) {
@@ -456,7 +456,7 @@ int nvs_swap_free_async(CUdeviceptr p, void *stream)
 		q = q ? q : queue_new(all, r.pool, &who, ctx);
 	}
 	if (q)
-		enqueue(r.channel, q, p, stream);
+		enqueue(r.gpu, q, p, stream);
 	nvs_swap_unlock(s);
 	return q ? CUDA_SUCCESS : free_plain(p, stream);
 }
@@ -473,16 +473,16 @@ void nvs_swap_host_waited(uint64_t frees, const void *ctx, void *stream)
 		who = caller_of(stream);
 	else if (!ctx)
 		ctx = nvs_current_context();
-	for (unsigned i = 0; i < NVS_MAX_CHANNELS && nvs_counting(); i++) {
-		struct nvs_pools *all = &nvs_pools[i];
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_pools *all = gpu->swap->pools;
 
-		if (!all->queues)
+		if (!all->queues || !nvs_counting())
 			continue;
-		nvs_swap_lock(&nvs_swaps[i]);
+		nvs_swap_lock(gpu->swap);
 		for (struct queue *q = all->queues; q; q = q->all)
 			if (q->blocks.oldest && (ctx ? q->ctx == ctx : is_of(q, &who)))
 				passed(all, q, frees);
-		nvs_swap_unlock(&nvs_swaps[i]);
+		nvs_swap_unlock(gpu->swap);
 	}
 }
 
@@ -495,10 +495,10 @@ static bool has_pinned(const struct queue *q)
 	return false;
 }
 
-void nvs_pools_drained(unsigned channel)
+void nvs_pools_drained(struct nvs_gpu *gpu)
 {
-	struct nvs_pools *all = &nvs_pools[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_pools *all = gpu->swap->pools;
+	struct nvs_swap *s = gpu->swap;
 
 	nvs_swap_lock(s);
 	for (struct queue *q = all->queues; q; q = q->all)
@@ -511,9 +511,9 @@ void nvs_swap_stream_going(void *stream)
 {
 	if (!stream || nvs_key_is_default(stream) || nvs_in_book)
 		return;
-	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++) {
-		struct nvs_pools *all = &nvs_pools[i];
-		struct nvs_swap *s = &nvs_swaps[i];
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_pools *all = gpu->swap->pools;
+		struct nvs_swap *s = gpu->swap;
 
 		if (!all->queues)
 			continue;
@@ -531,10 +531,10 @@ void nvs_swap_stream_going(void *stream)
 	}
 }
 
-void nvs_pools_context_gone(unsigned channel, const void *ctx)
+void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx)
 {
-	struct nvs_pools *all = &nvs_pools[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_pools *all = gpu->swap->pools;
+	struct nvs_swap *s = gpu->swap;
 
 	nvs_swap_lock(s);
 	for (struct pool_event *e = all->unused_events; e; e = e->next)
@@ -552,16 +552,21 @@ void nvs_pools_context_gone(unsigned channel, const void *ctx)
 			passed(all, q, UINT64_MAX);
 	}
 	/* With a primary context goes the memory that is of no context. */
-	while (!ctx && nvs_pools_release_one(channel))
+	while (!ctx && nvs_pools_release_one(gpu))
 		;
 	for (struct nvs_pool *p = all->first; !ctx && p; p = p->next)
 		p->used = 0;
 	nvs_swap_unlock(s);
 }
 
+void nvs_pools_reset(struct nvs_pools *all, struct nvs_gpu *gpu)
+{
+	memset(all, 0, sizeof(*all)); /* records of a parent process are left behind */
+	all->gpu = gpu;
+}
+
 void nvs_async_fork_child(void)
 {
-	memset(nvs_pools, 0, sizeof(nvs_pools)); /* the records are left behind */
 	atomic_store(&nvs_swap_excess, 0);
 	atomic_store(&nvs_swap_frees, 0);
 }

@@ -2,22 +2,21 @@
 /*
  * chunk.c: physical memory of chunks, by the driver.
  */
-#include "client.h"
 #include "swap.h"
 #include "swap_impl.h"
 
-/* Other GPUs of the process that can reach the channel's memory may. */
-static void let_in(unsigned channel, struct place p)
+/* Other GPUs of the process that can reach the GPU's memory may. */
+static void let_in(struct nvs_gpu *gpu, struct place p)
 {
-	int dev = nvs_client_device(channel), can = 0;
+	int dev = gpu->device.dev, can = 0;
 
 	if (p.span->region[p.span->head[p.granule] - 1].kind >= REGION_APP)
 		return; /* the application says itself who may */
-	for (unsigned i = 0; i < NVS_MAX_CHANNELS && nvs_client_memory(i); i++) {
-		struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(i) },
+	NVS_FOR_EACH_GPU(other) {
+		struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, other->device.dev },
 				       CU_MEM_ACCESS_READWRITE };
 
-		if (i != channel && nvs_driver.can_access_peer &&
+		if (other != gpu && nvs_driver.can_access_peer &&
 		    nvs_driver.can_access_peer(&can, a.location.id, dev) == CUDA_SUCCESS && can)
 			nvs_driver.set_access(address_of(p), bytes_of(p.span->chunk[p.granule].granules),
 					      &a, 1);
@@ -25,11 +24,11 @@ static void let_in(unsigned channel, struct place p)
 }
 
 /* Memory for one chunk, at its place; nobody can reach it yet. */
-static int put(unsigned channel, struct place p)
+static int put(struct nvs_gpu *gpu, struct place p)
 {
-	const struct nvs_swap *s = &nvs_swaps[channel];
+	const struct nvs_swap *s = gpu->swap;
 	struct chunk *c = chunk_of(p);
-	struct cu_location at = { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(channel) };
+	struct cu_location at = { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev };
 	/* Such memory can be exported later, and registered with a network card. */
 	struct cu_alloc_full prop = { .head = { CU_MEM_ALLOCATION_PINNED,
 						s->posix_fd ? CU_MEM_HANDLE_POSIX_FD : 0, at },
@@ -47,16 +46,16 @@ static int put(unsigned channel, struct place p)
 	return result;
 }
 
-int nvs_chunk_map(unsigned channel, struct place first, uint32_t *chunks)
+int nvs_chunk_map(struct nvs_gpu *gpu, struct place first, uint32_t *chunks)
 {
-	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(channel) },
+	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev },
 				    CU_MEM_ACCESS_READWRITE };
 	struct place at = first;
 	int result = CUDA_SUCCESS, opened;
 	uint32_t n = 0;
 
 	while (n < *chunks && result == CUDA_SUCCESS) {
-		result = put(channel, at);
+		result = put(gpu, at);
 		if (result == CUDA_SUCCESS) {
 			next_chunk(&at);
 			n++;
@@ -91,9 +90,9 @@ void nvs_chunk_unmap(struct place first, uint32_t chunks)
 	}
 }
 
-void nvs_swap_open_to_peers(unsigned channel)
+void nvs_swap_open_to_peers(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct place at = { NULL, 0 };
 	uint32_t looked = 0;
 
@@ -101,11 +100,11 @@ void nvs_swap_open_to_peers(unsigned channel)
 		bool found;
 
 		nvs_swap_lock(s);
-		found = nvs_chunk_next(channel, 1u << CHUNK_HERE, &at, &looked);
+		found = nvs_chunk_next(gpu, 1u << CHUNK_HERE, &at, &looked);
 		nvs_swap_unlock(s);
 		if (!found)
 			return;
-		let_in(channel, at);
+		let_in(gpu, at);
 		next_chunk(&at);
 	}
 }

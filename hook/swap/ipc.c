@@ -21,10 +21,14 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "channel.h"
+#include "clock.h"
+#include "connection.h"
+#include "drain.h"
+#include "gate.h"
 #include "quiet.h"
 #include "swap.h"
 #include "swap_impl.h"
+#include "thread.h"
 #include "vmm.h"
 
 #define IPC_MAGIC  0x3143504948534e56ull /* "VNSHIPC1" */
@@ -97,7 +101,7 @@ static bool readable(int fd)
 static bool send_chunks(int fd, struct place p)
 {
 	const struct region *r = region_of(p);
-	struct nvs_swap *s = &nvs_swaps[p.span->channel];
+	struct nvs_swap *s = p.span->gpu->swap;
 	uint32_t i = 0;
 	bool ok = true;
 
@@ -205,7 +209,7 @@ static bool listening(void)
 static void fix(CUdeviceptr address)
 {
 	struct place p = nvs_place_of(address);
-	struct nvs_swap *s = &nvs_swaps[p.span->channel];
+	struct nvs_swap *s = p.span->gpu->swap;
 	struct region *r;
 
 	nvs_swap_lock(s);
@@ -223,7 +227,7 @@ bool nvs_swap_fix(CUdeviceptr address, struct nvs_swap_range *r)
 
 	if (!nvs_swap_find(address, r) || !r->base || r->mapping)
 		return false;
-	t = nvs_gate_enter_memory(r->channel);
+	t = nvs_gate_enter_memory(r->gpu);
 	fix(address);
 	if (t)
 		nvs_gate_leave(t);

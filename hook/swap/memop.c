@@ -8,7 +8,7 @@
  * ends the wait that our own drain waits for. A gate before either would keep that
  * from happening. What is behind them in a stream is gated, so that a drain waits
  * for it, and with it for them, as it does for a kernel that waits for a flag
- * (may_pass() in channel.c, and the grace). It waits for all of a context in which
+ * (may_pass() in gpu.c, and the grace). It waits for all of a context in which
  * anything ran; but a wait alone, where nothing ran since the last drain, is in
  * nobody's way: it takes nothing of the GPU.
  *

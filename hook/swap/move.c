@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * move.c: the thread that moves memory out and in, one per channel.
+ * move.c: the thread that moves memory out and in, one per GPU.
  *
  * It goes by runs, chunks side by side. Some are in flight: while one is copied,
  * the physical memory of those before it is given up, or that of those after it
@@ -8,14 +8,17 @@
  */
 #include <string.h>
 
-#include "channel.h"
+#include "clock.h"
+#include "connection.h"
+#include "drain.h"
 #include "gate.h"
+#include "grant.h"
 #include "log.h"
 #include "quiet.h"
 #include "stream.h"
 #include "swap.h"
 #include "swap_impl.h"
-#include "tables.h"
+#include "thread.h"
 #include "vmm.h"
 
 #define TELL_BYTES (64ull << 20) /* moved between two MOVED on the way */
@@ -37,7 +40,7 @@ struct flight {
 
 /* One pass in one direction. */
 struct pass {
-	unsigned channel;
+	struct nvs_gpu *gpu;
 	bool out;
 	bool at_exit;          /* nvs_swap_fill_at_exit() makes it */
 	struct flight flight[FLIGHTS];
@@ -49,16 +52,16 @@ struct pass {
 	uint32_t stuck;        /* why it cannot go on: enum nvs_moved_flags */
 };
 
-void *nvs_mover_context(unsigned channel)
+void *nvs_mover_context(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	void *ctx = NULL;
 
 	pthread_mutex_lock(&nvs_table_lock);
 	for (unsigned i = 0; i < nvs_contexts_used; i++) {
 		struct nvs_context *c = &nvs_contexts[i];
 
-		if (c->ctx && c->channel == channel && !c->green && (!ctx || c->ctx == s->ctx))
+		if (c->ctx && c->gpu == gpu && !c->green && (!ctx || c->ctx == s->ctx))
 			ctx = c->ctx;
 	}
 	pthread_mutex_unlock(&nvs_table_lock);
@@ -108,13 +111,13 @@ static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 		return false;
 	if (p->out && (s->spread || s->leaving))
 		return false;
-	return p->out ? !s->want && s->resident - s->going > nvs_swap_capacity(p->channel) : s->want;
+	return p->out ? !s->want && s->resident - s->going > nvs_swap_capacity(p->gpu) : s->want;
 }
 
 /* Takes the next run in hand. False: there is none, or nothing to do. */
 static bool pick(struct pass *p, struct run *r)
 {
-	struct nvs_swap *s = &nvs_swaps[p->channel];
+	struct nvs_swap *s = p->gpu->swap;
 
 	*r = (struct run){ .chunks = 0 };
 	nvs_swap_lock(s);
@@ -122,7 +125,7 @@ static bool pick(struct pass *p, struct run *r)
 		struct chunk *c;
 		uint64_t bytes;
 
-		if (!nvs_chunk_next(p->channel, p->out ? 1u << CHUNK_HERE
+		if (!nvs_chunk_next(p->gpu, p->out ? 1u << CHUNK_HERE
 						       : 1u << CHUNK_AWAY | 1u << CHUNK_EMPTY,
 				    &p->at, &p->looked))
 			break;
@@ -135,7 +138,7 @@ static bool pick(struct pass *p, struct run *r)
 			/* What no call can have touched since it came is nothing. */
 			bool blank = c->opens == s->opens;
 
-			if (!blank && !nvs_arena_take(p->channel, p->at, c->granules)) {
+			if (!blank && !nvs_arena_take(p->gpu, p->at, c->granules)) {
 				p->stuck = NVS_MOVED_NO_ARENA;
 				break;
 			}
@@ -143,7 +146,7 @@ static bool pick(struct pass *p, struct run *r)
 				c->opens = TOUCHED;
 			s->going += bytes;
 		} else {
-			if (s->resident + bytes > nvs_swap_capacity(p->channel))
+			if (s->resident + bytes > nvs_swap_capacity(p->gpu))
 				break;
 			s->resident += bytes;
 			s->away -= bytes;
@@ -163,7 +166,7 @@ static bool pick(struct pass *p, struct run *r)
 /* The run has got where the pass moves it, or (moved false) is where it was. */
 static void settle(struct pass *p, struct run r, bool moved)
 {
-	struct nvs_swap *s = &nvs_swaps[p->channel];
+	struct nvs_swap *s = p->gpu->swap;
 	bool here = moved != p->out;
 	struct place at = r.first;
 
@@ -181,7 +184,7 @@ static void settle(struct pass *p, struct run r, bool moved)
 			s->resident -= bytes;
 			s->away += bytes;
 		} else if (content) {
-			nvs_arena_give(p->channel, at, c->granules);
+			nvs_arena_give(p->gpu, at, c->granules);
 		}
 		if (moved && content)
 			*(p->out ? &s->out_bytes : &s->in_bytes) += bytes;
@@ -199,10 +202,10 @@ static void settle(struct pass *p, struct run r, bool moved)
  */
 static void give_up(struct pass *p, int result)
 {
-	struct nvs_swap *s = &nvs_swaps[p->channel];
+	struct nvs_swap *s = p->gpu->swap;
 	bool dead = nvs_driver.ctx_synchronize() != CUDA_SUCCESS;
 
-	nvs_debugf("GPU %u: moving memory failed: error %d%s", p->channel, result,
+	nvs_debugf("GPU %u: moving memory failed: error %d%s", p->gpu->number, result,
 		   dead ? ", and the context with it" : "");
 	nvs_swap_lock(s);
 	s->broken = s->broken || dead;
@@ -213,7 +216,7 @@ static void give_up(struct pass *p, int result)
 /* Waits for the oldest flight and settles it. */
 static void land(struct pass *p)
 {
-	struct nvs_swap *s = &nvs_swaps[p->channel];
+	struct nvs_swap *s = p->gpu->swap;
 	struct flight *f = &p->flight[p->first];
 	struct place at = f->run.first;
 	int result = f->copied ? nvs_driver.event_synchronize(s->event[p->first]) : CUDA_SUCCESS;
@@ -232,7 +235,7 @@ static void land(struct pass *p)
 	p->count--;
 	if (p->untold >= TELL_BYTES) {
 		p->untold = 0;
-		nvs_swap_tell(p->channel, 0);
+		nvs_swap_tell(p->gpu, 0);
 	}
 }
 
@@ -240,7 +243,7 @@ static void land(struct pass *p)
 static bool map(struct pass *p, struct run *r)
 {
 	uint32_t chunks = r->chunks;
-	int result = nvs_chunk_map(p->channel, r->first, &chunks);
+	int result = nvs_chunk_map(p->gpu, r->first, &chunks);
 	struct run rest = *r;
 
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
@@ -261,7 +264,7 @@ static bool map(struct pass *p, struct run *r)
 /* Sends the run in hand on its way. */
 static void take_off(struct pass *p, struct run r)
 {
-	struct nvs_swap *s = &nvs_swaps[p->channel];
+	struct nvs_swap *s = p->gpu->swap;
 	unsigned slot = (p->first + p->count) % FLIGHTS;
 	struct place at = r.first;
 	int result = CUDA_SUCCESS;
@@ -277,7 +280,7 @@ static void take_off(struct pass *p, struct run r)
 		copied = true;
 		if (p->out)
 			nvs_vmm_leaving(at);
-		result = nvs_arena_copy(p->channel, at, c->granules, p->out);
+		result = nvs_arena_copy(p->gpu, at, c->granules, p->out);
 	}
 	if (result == CUDA_SUCCESS && copied)
 		result = nvs_driver.event_record(s->event[slot], s->stream);
@@ -295,17 +298,17 @@ static void take_off(struct pass *p, struct run r)
 /* ---- passes ---- */
 
 /* Moves what can be moved now. */
-static struct pass move(unsigned channel, bool out, bool at_exit)
+static struct pass move(struct nvs_gpu *gpu, bool out, bool at_exit)
 {
-	struct pass p = { .channel = channel, .out = out, .at_exit = at_exit };
+	struct pass p = { .gpu = gpu, .out = out, .at_exit = at_exit };
 	struct run r;
 	bool more;
 
-	pthread_mutex_lock(&nvs_drain_lock[channel]);
-	if (!nvs_mover_context(channel)) {
+	pthread_mutex_lock(&gpu->drain_lock);
+	if (!nvs_mover_context(gpu)) {
 		p.stuck = NVS_MOVED_ERROR;
 	} else {
-		if (!equip(&nvs_swaps[channel]))
+		if (!equip(gpu->swap))
 			p.stuck = NVS_MOVED_ERROR;
 		/* Room may come while what is in flight lands. */
 		for (more = true; more || p.count;) {
@@ -317,17 +320,16 @@ static struct pass move(unsigned channel, bool out, bool at_exit)
 		}
 		leave();
 	}
-	pthread_mutex_unlock(&nvs_drain_lock[channel]);
+	pthread_mutex_unlock(&gpu->drain_lock);
 	return p;
 }
 
 enum plan { PLAN_NOTHING, PLAN_ANSWER, PLAN_OUT, PLAN_IN };
 
 /* Opens the gate if all is there; else says what is to be done. */
-static enum plan decide(unsigned channel)
+static enum plan decide(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
-	const struct channel *c = &nvs_client_channels[channel];
+	struct nvs_swap *s = gpu->swap;
 	enum plan plan;
 	bool open;
 
@@ -339,14 +341,14 @@ static enum plan decide(unsigned channel)
 	if (s->want && !open) {
 		plan = PLAN_IN;
 	} else if (!atomic_load(&nvs_exiting) && !s->want && !s->hold && !s->broken && !s->spread && !s->leaving &&
-		   c->lease.gate == LEASE_CLOSED &&
-		   c->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_capacity(channel)) {
+		   gpu->lease.gate == LEASE_CLOSED &&
+		   gpu->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_capacity(gpu)) {
 		s->evicting = true;
 		plan = PLAN_OUT;
 	}
 	nvs_swap_unlock(s);
 	if (open)
-		nvs_channel_filled(channel);
+		nvs_gpu_filled(gpu);
 	pthread_mutex_unlock(&nvs_client_lock);
 	return plan;
 }
@@ -355,24 +357,24 @@ static enum plan decide(unsigned channel)
  * Before anything leaves: calls that were let in without a grant, and their work.
  * False: a capture hides whether there is any; its calls pass until it ends.
  */
-static bool quiet(unsigned channel)
+static bool quiet(struct nvs_gpu *gpu)
 {
-	nvs_gate_quiesce(channel);
-	return nvs_drain(channel, nvs_now(), 0) == NVS_DRAINED;
+	nvs_gate_quiesce(gpu);
+	return nvs_drain(gpu, nvs_now(), 0) == NVS_DRAINED;
 }
 
 /* Whether giving up what is free anyway makes what is left fit into the room. */
-static bool flushed(unsigned channel)
+static bool flushed(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	uint64_t room, over;
 
 	nvs_swap_lock(s);
-	room = nvs_swap_capacity(channel);
+	room = nvs_swap_capacity(gpu);
 	over = s->resident > room ? s->resident - room : 0;
 	nvs_swap_unlock(s);
 	if (over && nvs_driver_enter()) {
-		nvs_swap_flush(channel, over);
+		nvs_swap_flush(gpu, over);
 		nvs_driver_leave();
 	}
 	nvs_swap_lock(s);
@@ -383,8 +385,8 @@ static bool flushed(unsigned channel)
 
 static void *mover_main(void *arg)
 {
-	unsigned channel = (unsigned)(uintptr_t)arg;
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_gpu *gpu = arg;
+	struct nvs_swap *s = gpu->swap;
 	uint32_t told = 0; /* why it is stuck, as last told */
 
 	nvs_thread_setup("nvshare-swap");
@@ -394,21 +396,21 @@ static void *mover_main(void *arg)
 		struct pass p = { 0 };
 		bool again = false;
 
-		nvs_pools_trim(channel);
-		nvs_cache_trim(channel);
-		plan = decide(channel);
-		if (plan == PLAN_OUT && !flushed(channel)) {
-			again = !quiet(channel);
+		nvs_pools_trim(gpu);
+		nvs_cache_trim(gpu);
+		plan = decide(gpu);
+		if (plan == PLAN_OUT && !flushed(gpu)) {
+			again = !quiet(gpu);
 			if (!again) {
-				nvs_pools_drained(channel);
-				flushed(channel);
-				p = move(channel, true, false);
+				nvs_pools_drained(gpu);
+				flushed(gpu);
+				p = move(gpu, true, false);
 			}
 		} else if (plan == PLAN_IN) {
-			p = move(channel, false, false);
+			p = move(gpu, false, false);
 		}
 		if (p.stuck ? p.stuck != told : p.moved || plan == PLAN_ANSWER || plan == PLAN_OUT)
-			nvs_swap_tell(channel, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
+			nvs_swap_tell(gpu, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
 		told = p.stuck;
 		/* What was moved changed the kick: it is looked at once more. */
 		nvs_swap_wait(s, seen, p.stuck || again ? RETRY_NS : IDLE_NS);
@@ -416,22 +418,22 @@ static void *mover_main(void *arg)
 	return NULL;
 }
 
-bool nvs_swap_fill_at_exit(unsigned channel)
+bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct nvs_quiet q;
 	bool away = false;
 
 	if (!s->mover || nvs_in_book)
 		return false;
 	nvs_quiet_begin(&q);
-	for (bool moved = true; moved && decide(channel) == PLAN_IN;) {
+	for (bool moved = true; moved && decide(gpu) == PLAN_IN;) {
 		unsigned seen = atomic_load(&s->kick);
-		struct pass p = move(channel, false, true);
+		struct pass p = move(gpu, false, true);
 
 		moved = p.moved;
 		away = true;
-		nvs_swap_tell(channel, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
+		nvs_swap_tell(gpu, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
 		if (!moved) /* others make room first */
 			nvs_swap_wait(s, seen, RETRY_NS);
 	}
@@ -439,7 +441,7 @@ bool nvs_swap_fill_at_exit(unsigned channel)
 	return away;
 }
 
-bool nvs_mover_start(unsigned channel)
+bool nvs_mover_start(struct nvs_gpu *gpu)
 {
-	return nvs_thread_start(mover_main, (void *)(uintptr_t)channel);
+	return nvs_thread_start(mover_main, gpu);
 }

@@ -3,28 +3,50 @@
 #include "ops.h"
 
 #include <fcntl.h>
+#include <string.h>
 
 #include "memory.h"
+#include "pool.h"
 #include "reserve.h"
 #include "swap.h"
+#include "swap_impl.h"
 
-static void attached(unsigned channel)
+/* What memory/ and swap/ know of each GPU. */
+static struct {
+	struct nvs_budget budget;
+	struct nvs_swap swap;
+	struct nvs_pools pools;
+} parts[NVS_MAX_GPUS];
+
+static void start(void)
 {
-	nvs_swap_attached(channel);
-	nvs_reserve_attached(channel);
+	NVS_FOR_EACH_GPU(gpu) {
+		gpu->budget = &parts[gpu->number].budget;
+		gpu->swap = &parts[gpu->number].swap;
+		gpu->swap->pools = &parts[gpu->number].pools;
+		nvs_budget_init(gpu->budget);
+		nvs_swap_reset(gpu);
+	}
+	nvs_swap_init();
 }
 
-static void receive(unsigned channel, const struct nvs_frame *f, int fd)
+static void attached(struct nvs_gpu *gpu)
+{
+	nvs_swap_attached(gpu);
+	nvs_reserve_attached(gpu);
+}
+
+static void receive(struct nvs_gpu *gpu, const struct nvs_frame *f, int fd)
 {
 	switch (f->type) {
 	case NVS_RESERVED:
-		nvs_reserve_answered(channel, f);
+		nvs_reserve_answered(gpu, f);
 		break;
 	case NVS_ROOM:
-		nvs_swap_room_changed(channel);
+		nvs_swap_room_changed(gpu);
 		break;
 	case NVS_ARENA:
-		nvs_swap_arena(channel, &f->u.arena,
+		nvs_swap_arena(gpu, &f->u.arena,
 			       fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3));
 		break;
 	}
@@ -36,13 +58,13 @@ static uint64_t tick(uint64_t now)
 	return nvs_reserve_tick();
 }
 
-static void gate_opened(unsigned channel)
+static void gate_opened(struct nvs_gpu *gpu)
 {
-	nvs_swap_tell_locked(channel, NVS_MOVED_READY);
+	nvs_swap_tell_locked(gpu, NVS_MOVED_READY);
 }
 
 const struct nvs_memory_ops nvs_memory_ops = {
-	.start = nvs_swap_init,
+	.start = start,
 	.capable = nvs_swap_capable,
 	.usage = nvs_memory_read,
 	.attached = attached,
@@ -56,7 +78,6 @@ const struct nvs_memory_ops nvs_memory_ops = {
 	.all_there = nvs_swap_may_pass,
 	.moves = nvs_swap_is_on,
 	.answers_awaited = nvs_reserve_limited,
-	.context_made = nvs_swap_context_made,
 	.make_room = nvs_swap_make_way,
 	.fill_at_exit = nvs_swap_fill_at_exit,
 };

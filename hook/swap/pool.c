@@ -7,6 +7,7 @@
 
 #include <sys/mman.h>
 
+#include "drain.h"
 #include "stream.h"
 #include "swap.h"
 
@@ -88,20 +89,20 @@ void nvs_pool_count(struct nvs_pool *p, uint64_t bytes)
 }
 
 /* Bytes that stay cached at a synchronisation. */
-static uint64_t allowance(unsigned channel, const struct nvs_pool *p)
+static uint64_t allowance(struct nvs_gpu *gpu, const struct nvs_pool *p)
 {
 	uint64_t left = p->threshold > p->used ? p->threshold - p->used : 0;
 
-	if (p->gone || nvs_swaps[channel].spread)
+	if (p->gone || gpu->swap->spread)
 		return 0;
 	return left > CACHE_BYTES ? left : CACHE_BYTES;
 }
 
-static void note_excess(unsigned channel, const struct nvs_pool *p)
+static void note_excess(struct nvs_gpu *gpu, const struct nvs_pool *p)
 {
-	if (p->cached > allowance(channel, p) &&
-	    !(atomic_load_explicit(&nvs_swap_excess, memory_order_relaxed) & 1u << channel))
-		atomic_fetch_or(&nvs_swap_excess, 1u << channel);
+	if (p->cached > allowance(gpu, p) &&
+	    !(atomic_load_explicit(&nvs_swap_excess, memory_order_relaxed) & gpu->bit))
+		atomic_fetch_or(&nvs_swap_excess, gpu->bit);
 }
 
 static void block_unused(struct nvs_pools *all, struct nvs_block *b)
@@ -113,8 +114,8 @@ static void block_unused(struct nvs_pools *all, struct nvs_block *b)
 struct nvs_block *nvs_pool_cache(struct nvs_pools *all, struct nvs_pool *p, struct nvs_freelist *l,
 				 CUdeviceptr address, uint64_t serial)
 {
-	unsigned channel = (unsigned)(all - nvs_pools);
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_gpu *gpu = all->gpu;
+	struct nvs_swap *s = gpu->swap;
 	struct nvs_block none, *b = all->unused_blocks;
 
 	if (b)
@@ -138,9 +139,9 @@ struct nvs_block *nvs_pool_cache(struct nvs_pools *all, struct nvs_pool *p, stru
 	p->cached += b->bytes;
 	nvs_freelist_add(l, b);
 	note_highs(p);
-	note_excess(channel, p);
+	note_excess(gpu, p);
 	/* While others have the GPU, nothing is cached that they need. */
-	if (!s->hold && s->resident > nvs_swap_capacity(channel))
+	if (!s->hold && s->resident > nvs_swap_capacity(gpu))
 		nvs_swap_kick(s);
 	return b;
 }
@@ -152,34 +153,34 @@ void nvs_pool_uncache(struct nvs_pools *all, struct nvs_pool *p, struct nvs_free
 	block_unused(all, b);
 }
 
-bool nvs_pools_cache_any(unsigned channel)
+bool nvs_pools_cache_any(struct nvs_gpu *gpu)
 {
-	for (const struct nvs_pool *p = nvs_pools[channel].first; p; p = p->next)
+	for (const struct nvs_pool *p = gpu->swap->pools->first; p; p = p->next)
 		if (p->cached)
 			return true;
 	return false;
 }
 
-uint64_t nvs_pools_cached(unsigned channel)
+uint64_t nvs_pools_cached(struct nvs_gpu *gpu)
 {
-	uint64_t bytes = nvs_pools[channel].releasing;
+	uint64_t bytes = gpu->swap->pools->releasing;
 
-	for (const struct nvs_pool *p = nvs_pools[channel].first; p; p = p->next)
+	for (const struct nvs_pool *p = gpu->swap->pools->first; p; p = p->next)
 		bytes += p->free.bytes;
 	return bytes;
 }
 
-void nvs_pools_free(unsigned channel, struct nvs_pool *pool, CUdeviceptr p)
+void nvs_pools_free(struct nvs_gpu *gpu, struct nvs_pool *pool, CUdeviceptr p)
 {
-	if (!nvs_pool_cache(&nvs_pools[channel], pool, &pool->free, p, 0))
-		nvs_alloc_release(channel, p);
+	if (!nvs_pool_cache(gpu->swap->pools, pool, &pool->free, p, 0))
+		nvs_alloc_release(gpu, p);
 }
 
 /* ---- release; the lock is held, and given up meanwhile ---- */
 
-static bool release_one(unsigned channel, struct nvs_pool *p)
+static bool release_one(struct nvs_gpu *gpu, struct nvs_pool *p)
 {
-	struct nvs_pools *all = &nvs_pools[channel];
+	struct nvs_pools *all = gpu->swap->pools;
 	struct nvs_block *b = p->free.oldest;
 	CUdeviceptr address;
 	uint64_t bytes;
@@ -190,100 +191,98 @@ static bool release_one(unsigned channel, struct nvs_pool *p)
 	bytes = b->bytes;
 	all->releasing += bytes;
 	nvs_pool_uncache(all, p, &p->free, b);
-	nvs_alloc_release(channel, address);
+	nvs_alloc_release(gpu, address);
 	all->releasing -= bytes;
 	return true;
 }
 
-bool nvs_pools_release_one(unsigned channel)
+bool nvs_pools_release_one(struct nvs_gpu *gpu)
 {
-	for (struct nvs_pool *p = nvs_pools[channel].first; p; p = p->next)
-		if (release_one(channel, p))
+	for (struct nvs_pool *p = gpu->swap->pools->first; p; p = p->next)
+		if (release_one(gpu, p))
 			return true;
 	return false;
 }
 
-void nvs_pools_trim(unsigned channel)
+void nvs_pools_trim(struct nvs_gpu *gpu)
 {
-	struct nvs_pools *all = &nvs_pools[channel];
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_pools *all = gpu->swap->pools;
+	struct nvs_swap *s = gpu->swap;
 	bool excess = false, trim;
 
-	if (!(atomic_load(&nvs_swap_excess) & 1u << channel) || !nvs_driver_enter())
+	if (!(atomic_load(&nvs_swap_excess) & gpu->bit) || !nvs_driver_enter())
 		return;
 	nvs_swap_lock(s);
 	trim = all->trim;
 	all->trim = false;
 	for (struct nvs_pool *p = all->first; trim && p; p = p->next) {
-		while (p->cached > allowance(channel, p) && release_one(channel, p))
+		while (p->cached > allowance(gpu, p) && release_one(gpu, p))
 			;
-		excess = excess || p->cached > allowance(channel, p);
+		excess = excess || p->cached > allowance(gpu, p);
 	}
 	if (trim && !excess)
-		atomic_fetch_and(&nvs_swap_excess, ~(1u << channel));
+		atomic_fetch_and(&nvs_swap_excess, ~(gpu->bit));
 	nvs_swap_unlock(s);
 	nvs_driver_leave();
 }
 
 void nvs_swap_trim(void)
 {
-	unsigned channels = atomic_load(&nvs_swap_excess);
+	unsigned excess = atomic_load(&nvs_swap_excess);
 
-	for (unsigned i = 0; channels >> i && nvs_counting(); i++) {
-		struct nvs_swap *s = &nvs_swaps[i];
-
-		if (!(channels & 1u << i))
+	NVS_FOR_EACH_GPU(gpu) {
+		if (!(excess & gpu->bit) || !nvs_counting())
 			continue;
-		nvs_pools_look(i, NULL);
-		nvs_swap_lock(s);
-		nvs_pools[i].trim = true;
-		nvs_swap_unlock(s);
-		nvs_swap_kick(s);
+		nvs_pools_look(gpu, NULL);
+		nvs_swap_lock(gpu->swap);
+		gpu->swap->pools->trim = true;
+		nvs_swap_unlock(gpu->swap);
+		nvs_swap_kick(gpu->swap);
 	}
 }
 
 /* ---- what the application does with its pools ---- */
 
-/* Finds a pool of memory that moves, and locks its channel. NULL: there is none, nothing is locked. */
-static struct nvs_pool *locked_pool(void *handle, unsigned *channel)
+/* Finds a pool of memory that moves, and locks its GPU's memory. NULL: there is none, nothing is locked. */
+static struct nvs_pool *locked_pool(void *handle, struct nvs_gpu **on)
 {
-	for (unsigned i = 0; i < NVS_MAX_CHANNELS && nvs_counting(); i++) {
+	NVS_FOR_EACH_GPU(gpu) {
 		struct nvs_pool *p;
 
-		if (!nvs_pools[i].first)
+		if (!gpu->swap->pools->first || !nvs_counting())
 			continue;
-		nvs_swap_lock(&nvs_swaps[i]);
-		p = nvs_pool_find(&nvs_pools[i], handle);
-		*channel = i;
+		nvs_swap_lock(gpu->swap);
+		p = nvs_pool_find(gpu->swap->pools, handle);
+		*on = gpu;
 		if (p)
 			return p;
-		nvs_swap_unlock(&nvs_swaps[i]);
+		nvs_swap_unlock(gpu->swap);
 	}
 	return NULL;
 }
 
 void nvs_swap_pool_set(void *handle, int attribute, uint64_t value)
 {
-	unsigned channel;
-	struct nvs_pool *p = locked_pool(handle, &channel);
+	struct nvs_gpu *gpu;
+	struct nvs_pool *p = locked_pool(handle, &gpu);
 
 	if (!p)
 		return;
 	if (attribute == CU_POOL_RELEASE_THRESHOLD) {
 		p->threshold = value;
-		note_excess(channel, p);
+		note_excess(gpu, p);
 	} else if (attribute == CU_POOL_RESERVED_HIGH) {
 		p->reserved_high = 0;
 	} else if (attribute == CU_POOL_USED_HIGH) {
 		p->used_high = 0;
 	}
-	nvs_swap_unlock(&nvs_swaps[channel]);
+	nvs_swap_unlock(gpu->swap);
 }
 
 void nvs_swap_pool_tell(void *handle, int attribute, uint64_t *value)
 {
-	unsigned channel;
-	struct nvs_pool *p = locked_pool(handle, &channel);
+	struct nvs_gpu *gpu;
+	struct nvs_pool *p = locked_pool(handle, &gpu);
 
 	if (!p)
 		return;
@@ -300,39 +299,39 @@ void nvs_swap_pool_tell(void *handle, int attribute, uint64_t *value)
 	default:
 		*value += p->used_high;
 	}
-	nvs_swap_unlock(&nvs_swaps[channel]);
+	nvs_swap_unlock(gpu->swap);
 }
 
 void nvs_swap_pool_trim(void *handle, uint64_t keep)
 {
-	unsigned channel;
-	struct nvs_pool *p = locked_pool(handle, &channel);
+	struct nvs_gpu *gpu;
+	struct nvs_pool *p = locked_pool(handle, &gpu);
 
 	if (!p)
 		return;
-	nvs_swap_unlock(&nvs_swaps[channel]);
-	nvs_pools_look(channel, p);
-	nvs_swap_lock(&nvs_swaps[channel]);
+	nvs_swap_unlock(gpu->swap);
+	nvs_pools_look(gpu, p);
+	nvs_swap_lock(gpu->swap);
 	while (p->free.oldest && p->used + p->cached - p->free.oldest->bytes >= keep &&
-	       release_one(channel, p))
+	       release_one(gpu, p))
 		;
-	nvs_swap_unlock(&nvs_swaps[channel]);
+	nvs_swap_unlock(gpu->swap);
 }
 
 void nvs_swap_pool_destroyed(void *handle)
 {
-	unsigned channel;
-	struct nvs_pool *p = locked_pool(handle, &channel);
+	struct nvs_gpu *gpu;
+	struct nvs_pool *p = locked_pool(handle, &gpu);
 
 	if (!p)
 		return;
 	p->gone = true;
-	nvs_swap_unlock(&nvs_swaps[channel]);
-	nvs_pools_look(channel, p);
-	nvs_swap_lock(&nvs_swaps[channel]);
-	while (release_one(channel, p))
+	nvs_swap_unlock(gpu->swap);
+	nvs_pools_look(gpu, p);
+	nvs_swap_lock(gpu->swap);
+	while (release_one(gpu, p))
 		;
-	nvs_pool_end_queues(&nvs_pools[channel], p);
-	note_excess(channel, p);
-	nvs_swap_unlock(&nvs_swaps[channel]);
+	nvs_pool_end_queues(gpu->swap->pools, p);
+	note_excess(gpu, p);
+	nvs_swap_unlock(gpu->swap);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * pool.h: what async.c and pool.c share: the application's memory pools, as far as they
- * are made of memory that moves. The channel's swap lock guards all of it, and is held
+ * are made of memory that moves. The GPU's swap lock guards all of it, and is held
  * where no function says otherwise.
  */
 #ifndef NVSHARE_POOL_H
@@ -42,11 +42,12 @@ struct queue {
 	uint64_t unmarked, unmarked_bytes; /* frees behind the last event */
 	unsigned busy;            /* threads that use the record without the lock */
 	bool no_events;           /* the stream takes none of this context */
-	struct queue *next, *all; /* in its bucket, and of the channel: neither ever changes */
+	struct queue *next, *all; /* in its bucket, and of the GPU: neither ever changes */
 };
 
-/* Of a channel. Records are never freed, only used again. */
+/* Of a GPU. Records are never freed, only used again. */
 struct nvs_pools {
+	struct nvs_gpu *gpu;
 	struct nvs_pool *_Atomic first; /* a look whether there is any needs no lock, here and below */
 	struct queue *_Atomic queues;
 	struct queue *bucket[QUEUE_BUCKETS];
@@ -57,8 +58,6 @@ struct nvs_pools {
 	char *records;       /* memory for the next records */
 	size_t records_left;
 };
-
-extern struct nvs_pools nvs_pools[NVS_MAX_CHANNELS];
 
 /* ---- async.c ---- */
 

@@ -3,10 +3,13 @@
  * region.c: regions get their memory and give it up; what is freed at once and
  * kept for a moment.
  */
-#include "channel.h"
+#include "clock.h"
+#include "connection.h"
+#include "drain.h"
 #include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
+#include "wait.h"
 
 #define MS 1000000ull
 
@@ -22,20 +25,20 @@
 
 /* ---- backing; the lock is held, and given up while waiting ---- */
 
-bool nvs_swap_refused(unsigned channel, uint64_t bytes, unsigned seen, uint64_t since, bool told)
+bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64_t since, bool told)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
-	bool kept = s->cached || nvs_pools_cache_any(channel);
+	struct nvs_swap *s = gpu->swap;
+	bool kept = s->cached || nvs_pools_cache_any(gpu);
 
 	/* Without a scheduler nobody makes room. */
-	if (since && ((!kept && nvs_swap_capacity(channel) == UINT64_MAX) ||
+	if (since && ((!kept && nvs_swap_capacity(gpu) == UINT64_MAX) ||
 		      nvs_now() - since > REFUSED_NS))
 		return false;
 	nvs_swap_unlock(s);
-	nvs_channel_give_up_if_lost(channel);
+	nvs_gpu_give_up_if_lost(gpu);
 	if (since && !told)
-		nvs_swap_tell(channel, NVS_MOVED_STUCK | NVS_MOVED_NO_MEMORY);
-	if (!nvs_swap_flush(channel, bytes))
+		nvs_swap_tell(gpu, NVS_MOVED_STUCK | NVS_MOVED_NO_MEMORY);
+	if (!nvs_swap_flush(gpu, bytes))
 		nvs_swap_wait(s, seen, kept ? MS : PIECE_NS);
 	nvs_swap_lock(s);
 	return true;
@@ -44,7 +47,7 @@ bool nvs_swap_refused(unsigned channel, uint64_t bytes, unsigned seen, uint64_t 
 /* Chunks from p to end, side by side, that are nowhere and fit into the room now. */
 static uint32_t count_fitting(struct nvs_swap *s, struct place p, uint32_t end, uint64_t *bytes)
 {
-	uint64_t room = nvs_swap_capacity(p.span->channel);
+	uint64_t room = nvs_swap_capacity(p.span->gpu);
 	uint32_t n = 0;
 
 	for (*bytes = 0; p.granule < end; n++) {
@@ -75,9 +78,9 @@ static void backed(struct nvs_swap *s, struct place p, uint32_t n, uint32_t here
 }
 
 /* Maps what fits, with as few calls as can be. Returns CUresult; OUT_OF_MEMORY if nothing does. */
-static int back_some(unsigned channel, struct place p, uint32_t end, bool *fits)
+static int back_some(struct nvs_gpu *gpu, struct place p, uint32_t end, bool *fits)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	uint64_t bytes;
 	uint32_t n = count_fitting(s, p, end, &bytes), here = n;
 	struct place at = p;
@@ -93,7 +96,7 @@ static int back_some(unsigned channel, struct place p, uint32_t end, bool *fits)
 		next_chunk(&at);
 	}
 	nvs_swap_unlock(s);
-	result = nvs_chunk_map(channel, p, &here);
+	result = nvs_chunk_map(gpu, p, &here);
 	if (here)
 		nvs_vmm_arrived(p); /* of the application's own only one is mapped at a time */
 	nvs_swap_lock(s);
@@ -105,9 +108,9 @@ static int back_some(unsigned channel, struct place p, uint32_t end, bool *fits)
  * Whether chunks side by side got their memory, or get it when they come in: while
  * the GPU is held they have to at once.
  */
-static bool back(unsigned channel, struct place p, uint32_t end)
+static bool back(struct nvs_gpu *gpu, struct place p, uint32_t end)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	uint64_t since = 0;
 
 	for (;;) {
@@ -119,20 +122,20 @@ static bool back(unsigned channel, struct place p, uint32_t end)
 			next_chunk(&p);
 		if (p.granule == end || !s->hold)
 			return true;
-		if (back_some(channel, p, end, &fits) == CUDA_SUCCESS) {
+		if (back_some(gpu, p, end, &fits) == CUDA_SUCCESS) {
 			since = 0;
 			continue;
 		}
 		since = !fits ? 0 : since ? since : nvs_now();
-		if (!nvs_swap_refused(channel, bytes_of(p.span->chunk[p.granule].granules), seen, since,
+		if (!nvs_swap_refused(gpu, bytes_of(p.span->chunk[p.granule].granules), seen, since,
 				      told))
 			return false;
 	}
 }
 
-bool nvs_chunk_back(unsigned channel, struct place p)
+bool nvs_chunk_back(struct nvs_gpu *gpu, struct place p)
 {
-	return back(channel, p, p.granule + p.span->chunk[p.granule].granules);
+	return back(gpu, p, p.granule + p.span->chunk[p.granule].granules);
 }
 
 /* Unmaps the chunks from p to end that are on the GPU, side by side. Returns where they end. */
@@ -167,7 +170,7 @@ static void forget(struct nvs_swap *s, struct place p)
 			continue;
 		}
 		if (c->state == CHUNK_AWAY)
-			nvs_arena_give(p.span->channel, at, c->granules);
+			nvs_arena_give(p.span->gpu, at, c->granules);
 		s->away -= bytes_of(c->granules);
 		next_chunk(&at);
 	}
@@ -176,11 +179,11 @@ static void forget(struct nvs_swap *s, struct place p)
 	nvs_region_drop(p);
 }
 
-void nvs_region_retire(unsigned channel, struct place p)
+void nvs_region_retire(struct nvs_gpu *gpu, struct place p)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct region *r = region_of(p);
-	struct nvs_claim claim = { (int)channel, bytes_of(r->granules) };
+	struct nvs_claim claim = { gpu, bytes_of(r->granules) };
 
 	r->dying = true;
 	for (uint32_t i = 0; i < r->granules;) {
@@ -204,14 +207,14 @@ void nvs_region_retire(unsigned channel, struct place p)
 
 /* ---- freed memory that is kept ---- */
 
-uint64_t nvs_swap_cached(unsigned channel)
+uint64_t nvs_swap_cached(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	uint64_t bytes;
 
-	nvs_pools_look(channel, NULL);
+	nvs_pools_look(gpu, NULL);
 	nvs_swap_lock(s);
-	bytes = s->cached + nvs_pools_cached(channel);
+	bytes = s->cached + nvs_pools_cached(gpu);
 	nvs_swap_unlock(s);
 	return bytes;
 }
@@ -227,22 +230,22 @@ static struct place uncache(struct nvs_swap *s, uint32_t i)
 	return p;
 }
 
-bool nvs_swap_flush(unsigned channel, uint64_t bytes)
+bool nvs_swap_flush(struct nvs_gpu *gpu, uint64_t bytes)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	uint64_t before;
 	bool any = false, more = true;
 
-	nvs_pools_look(channel, NULL);
+	nvs_pools_look(gpu, NULL);
 	nvs_swap_lock(s);
 	before = s->retired;
 	while (more && s->retired - before < bytes) {
 		if (s->cache_count) {
 			struct place p = uncache(s, 0);
 
-			nvs_region_retire(channel, p);
+			nvs_region_retire(gpu, p);
 		} else {
-			more = nvs_pools_release_one(channel);
+			more = nvs_pools_release_one(gpu);
 		}
 		any = any || more;
 	}
@@ -250,9 +253,9 @@ bool nvs_swap_flush(unsigned channel, uint64_t bytes)
 	return any;
 }
 
-bool nvs_swap_make_way(unsigned channel, uint64_t bytes)
+bool nvs_swap_make_way(struct nvs_gpu *gpu, uint64_t bytes)
 {
-	return nvs_swaps[channel].mover && nvs_swap_flush(channel, bytes);
+	return gpu->swap->mover && nvs_swap_flush(gpu, bytes);
 }
 
 /* A large region of that size that is kept. The lock is held. */
@@ -275,17 +278,17 @@ bool nvs_region_is_here(struct place p)
 }
 
 /* Gives up so much of the cache that no more is left than that. The lock is given up meanwhile. */
-static void shrink(unsigned channel, uint64_t left)
+static void shrink(struct nvs_gpu *gpu, uint64_t left)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 
 	while (s->cache_count && s->cached > left)
-		nvs_region_retire(channel, uncache(s, 0));
+		nvs_region_retire(gpu, uncache(s, 0));
 }
 
-void nvs_cache_trim(unsigned channel)
+void nvs_cache_trim(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	bool due;
 
 	nvs_swap_lock(s);
@@ -294,7 +297,7 @@ void nvs_cache_trim(unsigned channel)
 	if (!due || !nvs_driver_enter())
 		return;
 	nvs_swap_lock(s);
-	shrink(channel, CACHE_BYTES);
+	shrink(gpu, CACHE_BYTES);
 	nvs_swap_unlock(s);
 	nvs_driver_leave();
 }
@@ -302,14 +305,14 @@ void nvs_cache_trim(unsigned channel)
 bool nvs_region_put_by(struct nvs_swap *s, struct place p)
 {
 	struct region *r = region_of(p);
-	uint64_t bytes = bytes_of(r->granules), most = nvs_client_memory(p.span->channel) / CACHE_PART;
+	uint64_t bytes = bytes_of(r->granules), most = p.span->gpu->device.total_mem / CACHE_PART;
 
 	most = most > CACHE_BYTES ? most : CACHE_BYTES;
 	if (!s->hold || r->fixed || r->kind != REGION_LARGE || bytes > most ||
-	    s->resident > nvs_swap_capacity(p.span->channel) || !nvs_region_is_here(p))
+	    s->resident > nvs_swap_capacity(p.span->gpu) || !nvs_region_is_here(p))
 		return false;
 	while (s->cache_count && (s->cache_count == CACHE_MAX || s->cached + bytes > most))
-		nvs_region_retire(p.span->channel, uncache(s, 0)); /* p is ours meanwhile: the caller marked it */
+		nvs_region_retire(p.span->gpu, uncache(s, 0)); /* p is ours meanwhile: the caller marked it */
 	r->cached = true;
 	r->dying = r->published = false;
 	s->cache[s->cache_count++] = p;
@@ -320,9 +323,22 @@ bool nvs_region_put_by(struct nvs_swap *s, struct place p)
 
 /* ---- regions ---- */
 
-struct place nvs_region_obtain(unsigned channel, uint32_t granules)
+struct place nvs_region_reserve(struct nvs_gpu *gpu, uint32_t granules)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct place p = nvs_region_new(gpu, granules);
+
+	for (bool added = true; !p.span && added;) {
+		nvs_swap_unlock(gpu->swap);
+		added = nvs_span_add(gpu, granules); /* asks the driver */
+		nvs_swap_lock(gpu->swap);
+		p = nvs_region_new(gpu, granules);
+	}
+	return p;
+}
+
+struct place nvs_region_obtain(struct nvs_gpu *gpu, uint32_t granules)
+{
+	struct nvs_swap *s = gpu->swap;
 	struct nvs_claim claim;
 	struct place p;
 	bool ok = true;
@@ -331,17 +347,17 @@ struct place nvs_region_obtain(unsigned channel, uint32_t granules)
 	p = reuse(s, granules);
 	if (p.span)
 		return p;
-	shrink(channel, CACHE_BYTES);
+	shrink(gpu, CACHE_BYTES);
 	s->claiming += bytes_of(granules);
 	nvs_swap_unlock(s);
-	ok = nvs_claim(&claim, (int)channel, bytes_of(granules));
-	if (ok && claim.channel >= 0)
+	ok = nvs_claim(&claim, gpu, bytes_of(granules));
+	if (ok && claim.gpu)
 		nvs_claim_exists(&claim);
 	nvs_swap_lock(s);
 	s->claiming -= bytes_of(granules);
-	if (!ok || claim.channel < 0)
+	if (!ok || !claim.gpu)
 		return p;
-	p = nvs_region_new(channel, granules);
+	p = nvs_region_reserve(gpu, granules);
 	if (p.span) {
 		struct region *r = region_of(p);
 
@@ -350,11 +366,11 @@ struct place nvs_region_obtain(unsigned channel, uint32_t granules)
 		s->backing++;
 		for (uint32_t i = 0; i < granules; i += r->piece)
 			p.span->chunk[p.granule + i].state = CHUNK_EMPTY;
-		ok = back(channel, p, p.granule + granules);
+		ok = back(gpu, p, p.granule + granules);
 		s->backing--;
 		if (ok)
 			return p;
-		nvs_region_retire(channel, p);
+		nvs_region_retire(gpu, p);
 		p.span = NULL;
 	} else {
 		nvs_swap_unlock(s);

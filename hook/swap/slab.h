@@ -28,7 +28,7 @@ struct nvs_slab {
 	struct nvs_slab *next, *prev; /* of those of its class with a free object */
 };
 
-/* Of a channel. A zeroed heap is a valid one. */
+/* Of a GPU. A zeroed heap is a valid one. */
 struct nvs_slab_heap {
 	struct nvs_slab *partial[NVS_SLAB_CLASSES];
 	uint32_t *spare[NVS_SLAB_CLASSES];  /* entries that are not in use, a list */

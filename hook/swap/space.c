@@ -36,20 +36,17 @@ static bool arrays(struct span *s)
 	s->slab = array(n, sizeof(*s->slab));
 	s->memory = array(n, sizeof(*s->memory));
 	if (!s->head || !s->run || !s->store || !s->chunk || !s->region || !s->slab || !s->memory)
-		return false; /* what there is of them stays; this does not happen twice */
+		return false; /* the other arrays are lost; this does not happen twice */
 	s->run[0] = s->run[n - 1] = n;
 	return true;
 }
 
-/*
- * The lock of the channel is held over one call of the driver here: it takes
- * part in nothing that waits for us.
- */
-static struct span *span_add(unsigned channel, uint32_t least)
+bool nvs_span_add(struct nvs_gpu *gpu, uint32_t least)
 {
-	uint64_t want = nvs_client_memory(channel) / GRANULE * SPAN_TIMES;
-	struct span s = { .channel = channel }, *at = NULL;
+	uint64_t want = gpu->device.total_mem / GRANULE * SPAN_TIMES;
+	struct span s = { .gpu = gpu };
 	CUdeviceptr base = 0;
+	bool added = false;
 	unsigned n;
 
 	if (want < least)
@@ -66,12 +63,12 @@ static struct span *span_add(unsigned channel, uint32_t least)
 	}
 	s.base = base;
 	if (base && arrays(&s)) {
-		at = &nvs_spans[n];
-		*at = s;
+		nvs_spans[n] = s;
 		atomic_store_explicit(&nvs_spans_used, n + 1, memory_order_release);
+		added = true;
 	}
 	pthread_mutex_unlock(&spans_lock);
-	return at;
+	return added;
 }
 
 /* A free run of so many granules; span.granules if there is none. */
@@ -113,34 +110,30 @@ static void take_run(struct span *s, uint32_t first, uint32_t granules)
 	s->rover = first + granules;
 }
 
-static uint32_t piece_of(unsigned channel)
+static uint32_t piece_of(struct nvs_gpu *gpu)
 {
-	uint64_t piece = nvs_client_memory(channel) / GRANULE / PIECES;
+	uint64_t piece = gpu->device.total_mem / GRANULE / PIECES;
 
 	return piece < PIECE ? PIECE : piece > PIECE_LARGE ? PIECE_LARGE : (uint32_t)piece;
 }
 
-struct place nvs_region_new(unsigned channel, uint32_t granules)
+struct place nvs_region_new(struct nvs_gpu *gpu, uint32_t granules)
 {
 	unsigned used = atomic_load_explicit(&nvs_spans_used, memory_order_acquire);
 	struct place p = { NULL, 0 };
 	struct region *r;
 
 	for (unsigned i = 0; i < used && !p.span; i++) {
-		p.granule = nvs_spans[i].channel == channel ? find_run(&nvs_spans[i], granules)
+		p.granule = nvs_spans[i].gpu == gpu ? find_run(&nvs_spans[i], granules)
 							    : nvs_spans[i].granules;
 		if (p.granule < nvs_spans[i].granules)
 			p.span = &nvs_spans[i];
-	}
-	if (!p.span) {
-		p.span = span_add(channel, granules);
-		p.granule = 0;
 	}
 	if (!p.span)
 		return p;
 	r = region_of(p);
 	*r = (struct region){ .granules = granules,
-			      .piece = piece_of(channel) };
+			      .piece = piece_of(gpu) };
 	take_run(p.span, p.granule, granules);
 	for (uint32_t i = 0; i < granules; i += r->piece)
 		p.span->chunk[p.granule + i] = (struct chunk){
@@ -182,11 +175,11 @@ struct place nvs_place_of(uint64_t address)
 	return (struct place){ NULL, 0 };
 }
 
-int nvs_swap_channel_of(CUdeviceptr address)
+struct nvs_gpu *nvs_swap_gpu_of(CUdeviceptr address)
 {
 	struct place p = nvs_place_of(address);
 
-	return p.span ? (int)p.span->channel : -1;
+	return p.span ? p.span->gpu : NULL;
 }
 
 /* Steps over a region or a run of free granules. */
@@ -214,7 +207,7 @@ static bool in_region(struct span *s, uint32_t i, uint32_t from, unsigned states
 	return false;
 }
 
-bool nvs_chunk_next(unsigned channel, unsigned states, struct place *at, uint32_t *looked)
+bool nvs_chunk_next(struct nvs_gpu *gpu, unsigned states, struct place *at, uint32_t *looked)
 {
 	unsigned used = atomic_load_explicit(&nvs_spans_used, memory_order_acquire);
 
@@ -222,7 +215,7 @@ bool nvs_chunk_next(unsigned channel, unsigned states, struct place *at, uint32_
 	while (*looked <= used) {
 		struct span *s = at->span;
 
-		if (s && s->channel == channel && at->granule < s->granules) {
+		if (s && s->gpu == gpu && at->granule < s->granules) {
 			uint32_t head = s->head[at->granule], i, found;
 
 			/* The beginning of what the place is in now; it may have changed. */

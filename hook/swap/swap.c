@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap.c: whether memory of a channel is swapped, when its gate may open, and
+ * swap.c: whether memory of a GPU is swapped, when its gate may open, and
  * what the scheduler is told.
  */
 #include <errno.h>
@@ -8,9 +8,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "channel.h"
+#include "clock.h"
+#include "connection.h"
 #include "futex.h"
 #include "gate.h"
+#include "grant.h"
 #include "log.h"
 #include "reserve.h"
 #include "swap.h"
@@ -22,10 +24,18 @@
 #define RETRY_NS    (10 * NVS_MS)
 #define RETRY_TIMES 1000
 
-struct nvs_swap nvs_swaps[NVS_MAX_CHANNELS] = {
-	[0 ... NVS_MAX_CHANNELS - 1] = { .lock = PTHREAD_MUTEX_INITIALIZER },
-};
 static bool capable, managed;
+static atomic_uint visited; /* GPUs that the process has had a context on; a bit each */
+
+void nvs_swap_reset(struct nvs_gpu *gpu)
+{
+	struct nvs_pools *pools = gpu->swap->pools;
+
+	memset(gpu->swap, 0, sizeof(*gpu->swap));
+	gpu->swap->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	gpu->swap->pools = pools;
+	nvs_pools_reset(pools, gpu);
+}
 
 /* ---- locking and waiting ---- */
 
@@ -59,7 +69,7 @@ void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns)
 
 /* ---- whether ---- */
 
-void nvs_swap_init(unsigned channels)
+void nvs_swap_init(void)
 {
 	const struct nvs_driver *v = &nvs_driver;
 	const char *oversub = getenv("NVSHARE_ENABLE_SINGLE_OVERSUB");
@@ -72,9 +82,9 @@ void nvs_swap_init(unsigned channels)
 	    !v->event_create || !v->event_record || !v->event_synchronize || !v->ctx_push ||
 	    !v->ctx_pop || !v->ctx_synchronize || !v->ctx_get_current)
 		return;
-	for (unsigned i = 0; i < channels; i++) {
-		struct nvs_swap *s = &nvs_swaps[i];
-		int dev = nvs_client_device(i), yes = 0;
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_swap *s = gpu->swap;
+		int dev = gpu->device.dev, yes = 0;
 
 		s->capable = v->device_attribute(&yes, CU_ATTRIBUTE_VMM, dev) == CUDA_SUCCESS && yes;
 		s->posix_fd = v->device_attribute(&yes, CU_ATTRIBUTE_VMM_POSIX_FD, dev) ==
@@ -89,59 +99,58 @@ bool nvs_swap_capable(void)
 	return capable;
 }
 
-bool nvs_swap_on(int channel)
+bool nvs_swap_on(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s;
 
-	if (!capable || channel < 0 || channel >= NVS_MAX_CHANNELS)
+	if (!capable || !gpu)
 		return false;
-	s = &nvs_swaps[channel];
+	s = gpu->swap;
 	if (!s->capable)
 		return false;
 	/* The first allocation waits for the scheduler's word, as it does for a limit. */
 	if (nvs_unlikely(atomic_load_explicit(&s->mode, memory_order_acquire) == SWAP_UNKNOWN)) {
 		int unknown = SWAP_UNKNOWN;
 
-		nvs_reserve_attach((unsigned)channel);
+		nvs_reserve_attach(gpu);
 		atomic_compare_exchange_strong(&s->mode, &unknown, SWAP_OFF);
 	}
 	return atomic_load_explicit(&s->mode, memory_order_acquire) == SWAP_ON && !s->spread;
 }
 
-bool nvs_swap_is_on(unsigned channel)
+bool nvs_swap_is_on(struct nvs_gpu *gpu)
 {
-	return atomic_load_explicit(&nvs_swaps[channel].mode, memory_order_acquire) == SWAP_ON;
+	return atomic_load_explicit(&gpu->swap->mode, memory_order_acquire) == SWAP_ON;
 }
 
-bool nvs_swap_managed(int channel)
+bool nvs_swap_managed(struct nvs_gpu *gpu)
 {
 	const struct nvs_slot *slot;
 
-	if (channel < 0 || channel >= NVS_MAX_CHANNELS)
+	if (!gpu)
 		return false;
-	slot = atomic_load(&nvs_channels[channel].slot);
+	slot = atomic_load(&gpu->slot);
 	return managed || (slot && __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & NVS_SLOT_MANAGED);
 }
 
-void nvs_swap_context_made(unsigned channel)
+void nvs_swap_context_made(struct nvs_gpu *here)
 {
-	static atomic_uint seen;
-	unsigned mask = atomic_fetch_or(&seen, 1u << channel) | 1u << channel;
+	unsigned mask = atomic_fetch_or(&visited, here->bit) | here->bit;
 
 	if (!capable || !(mask & (mask - 1)))
 		return;
-	for (unsigned i = 0; i < nvs_client_count; i++) {
-		struct nvs_swap *s = &nvs_swaps[i];
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_swap *s = gpu->swap;
 		struct nvs_thread *t;
 
 		if (s->spread)
 			continue;
-		t = s->mover ? nvs_gate_enter_memory(i) : NULL;
+		t = s->mover ? nvs_gate_enter_memory(gpu) : NULL;
 		nvs_swap_lock(s);
 		s->spread = true;
 		nvs_swap_unlock(s);
 		if (s->mover)
-			nvs_swap_open_to_peers(i);
+			nvs_swap_open_to_peers(gpu);
 		if (t)
 			nvs_gate_leave(t);
 	}
@@ -150,39 +159,39 @@ void nvs_swap_context_made(unsigned channel)
 /* ---- room ---- */
 
 /* Bytes of the driver's own that the book knows of. The lock is held. */
-static uint64_t fixed(unsigned channel)
+static uint64_t fixed(struct nvs_gpu *gpu)
 {
-	const struct nvs_swap *s = &nvs_swaps[channel];
+	const struct nvs_swap *s = gpu->swap;
 	uint64_t used, peak, ours = s->claimed + s->claiming;
 
-	nvs_memory_read(channel, &used, &peak);
+	nvs_memory_read(gpu, &used, &peak);
 	return used > ours ? used - ours : 0;
 }
 
-uint64_t nvs_swap_capacity(unsigned channel)
+uint64_t nvs_swap_capacity(struct nvs_gpu *gpu)
 {
-	uint64_t room = nvs_swaps[channel].last_room, not_ours; /* without a page: as before */
+	uint64_t room = gpu->swap->last_room, not_ours; /* without a page: as before */
 
-	nvs_channel_room(channel, &room);
+	nvs_gpu_room(gpu, &room);
 	/* Nothing is swapped here any more: all comes back, if the driver has room. */
-	if (atomic_load(&nvs_swaps[channel].mode) != SWAP_ON || room == UINT64_MAX)
+	if (atomic_load(&gpu->swap->mode) != SWAP_ON || room == UINT64_MAX)
 		return UINT64_MAX;
-	nvs_swaps[channel].last_room = room;
-	not_ours = fixed(channel);
+	gpu->swap->last_room = room;
+	not_ours = fixed(gpu);
 	return room > not_ours ? room - not_ours : 0;
 }
 
-bool nvs_swap_retry(int channel, unsigned *tries)
+bool nvs_swap_retry(struct nvs_gpu *gpu, unsigned *tries)
 {
 	struct nvs_swap *s;
 	bool alone;
 
-	if (!nvs_swap_on(channel) || ++*tries > RETRY_TIMES)
+	if (!nvs_swap_on(gpu) || ++*tries > RETRY_TIMES)
 		return false;
-	s = &nvs_swaps[channel];
-	nvs_swap_flush((unsigned)channel, UINT64_MAX);
+	s = gpu->swap;
+	nvs_swap_flush(gpu, UINT64_MAX);
 	nvs_swap_lock(s);
-	alone = nvs_swap_capacity((unsigned)channel) == UINT64_MAX;
+	alone = nvs_swap_capacity(gpu) == UINT64_MAX;
 	nvs_swap_unlock(s);
 	if (alone)
 		return *tries == 1;
@@ -192,72 +201,71 @@ bool nvs_swap_retry(int channel, unsigned *tries)
 
 /* ---- what the scheduler is told ---- */
 
-void nvs_swap_tell(unsigned channel, uint32_t code)
+void nvs_swap_tell(struct nvs_gpu *gpu, uint32_t code)
 {
 	pthread_mutex_lock(&nvs_client_lock);
-	nvs_swap_tell_locked(channel, code);
+	nvs_swap_tell_locked(gpu, code);
 	pthread_mutex_unlock(&nvs_client_lock);
 }
 
 /* The frame of now. The client's lock is held. */
-static struct nvs_moved state_of(unsigned channel)
+static struct nvs_moved state_of(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	uint64_t not_ours, unused;
 	struct nvs_moved m;
 
 	nvs_swap_lock(s);
-	not_ours = fixed(channel);
+	not_ours = fixed(gpu);
 	m.resident = s->resident + not_ours;
 	m.fixed = not_ours + (s->broken || s->spread ? s->resident : s->fixed);
 	m.away = s->away;
 	m.out_bytes = s->out_bytes;
 	m.in_bytes = s->in_bytes;
-	m.arena = nvs_arena_bytes(channel, &unused);
+	m.arena = nvs_arena_bytes(gpu, &unused);
 	nvs_swap_unlock(s);
 	return m;
 }
 
-void nvs_swap_tell_locked(unsigned channel, uint32_t code)
+void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
-	const struct channel *c = &nvs_client_channels[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_MOVED,
-			       .channel = (uint16_t)channel, .code = code };
+			       .channel = (uint16_t)gpu->number, .code = code };
 
-	if (c->lease.link != LEASE_ATTACHED || atomic_load(&s->mode) != SWAP_ON)
+	if (gpu->lease.link != LEASE_ATTACHED || atomic_load(&s->mode) != SWAP_ON)
 		return;
-	if (c->lease.gate == LEASE_OPEN)
-		f.epoch = c->lease.epoch;
-	f.u.moved = s->told = state_of(channel);
+	if (gpu->lease.gate == LEASE_OPEN)
+		f.epoch = gpu->lease.epoch;
+	f.u.moved = s->told = state_of(gpu);
 	s->told_ns = nvs_now();
-	nvs_channel_send(&f);
+	nvs_client_send(&f);
 }
 
-void nvs_swap_tell_news(unsigned channel)
+void nvs_swap_tell_news(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct nvs_moved m;
 
 	if (atomic_load(&s->mode) != SWAP_ON)
 		return;
-	m = state_of(channel);
+	m = state_of(gpu);
 	if (memcmp(&m, &s->told, sizeof(m)) != 0)
-		nvs_swap_tell_locked(channel, 0);
+		nvs_swap_tell_locked(gpu, 0);
 }
 
 void nvs_swap_tick(uint64_t now)
 {
-	for (unsigned i = 0; i < nvs_client_count; i++)
-		if (nvs_elapsed(now, nvs_swaps[i].told_ns) >= TELL_NS)
-			nvs_swap_tell_news(i);
+	NVS_FOR_EACH_GPU(gpu)
+		if (nvs_elapsed(now, gpu->swap->told_ns) >= TELL_NS)
+			nvs_swap_tell_news(gpu);
 }
 
 /* ---- the lease; the client's lock is held ---- */
 
-bool nvs_swap_lease(unsigned channel, enum lease_gate gate, bool opens)
+bool nvs_swap_lease(struct nvs_gpu *gpu, enum lease_gate gate, bool opens)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	bool hold, want;
 
 	if (!s->mover)
@@ -283,9 +291,9 @@ bool nvs_swap_lease(unsigned channel, enum lease_gate gate, bool opens)
 	return opens;
 }
 
-bool nvs_swap_may_pass(unsigned channel)
+bool nvs_swap_may_pass(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	bool ready;
 
 	if (!s->mover)
@@ -297,9 +305,9 @@ bool nvs_swap_may_pass(unsigned channel)
 	return ready;
 }
 
-bool nvs_swap_leave(unsigned channel)
+bool nvs_swap_leave(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 
 	if (!s->mover || nvs_in_book) /* in a signal handler */
 		return false;
@@ -309,12 +317,12 @@ bool nvs_swap_leave(unsigned channel)
 	return s->leaving;
 }
 
-void nvs_swap_attached(unsigned channel)
+void nvs_swap_attached(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
-	const struct nvs_slot *slot = &nvs_client.page->slot[channel];
+	struct nvs_swap *s = gpu->swap;
+	const struct nvs_slot *slot = &nvs_client.page->slot[gpu->number];
 	uint64_t room = __atomic_load_n(&slot->room, __ATOMIC_ACQUIRE);
-	bool on = s->capable && nvs_client_channels[channel].lease.link == LEASE_ATTACHED && room &&
+	bool on = s->capable && gpu->lease.link == LEASE_ATTACHED && room &&
 		  !(__atomic_load_n(&slot->flags, __ATOMIC_RELAXED) &
 		    (NVS_SLOT_RESIDENT | NVS_SLOT_MANAGED));
 
@@ -322,22 +330,22 @@ void nvs_swap_attached(unsigned channel)
 		s->last_room = room;
 		if (!s->mover) {
 			/* What is allocated later is held, if the gate is open now. */
-			s->mover = nvs_mover_start(channel);
-			s->hold = nvs_client_channels[channel].lease.gate == LEASE_OPEN ||
-				  nvs_client_channels[channel].lease.gate == LEASE_DRAINING;
+			s->mover = nvs_mover_start(gpu);
+			s->hold = gpu->lease.gate == LEASE_OPEN ||
+				  gpu->lease.gate == LEASE_DRAINING;
 		}
 		on = s->mover;
 	}
 	/* Where it was on, a region stays what it is. */
 	atomic_store_explicit(&s->mode, on ? SWAP_ON : SWAP_OFF, memory_order_release);
 	if (on)
-		nvs_swap_tell_locked(channel, 0);
+		nvs_swap_tell_locked(gpu, 0);
 	nvs_swap_kick(s);
 }
 
-void nvs_swap_room_changed(unsigned channel)
+void nvs_swap_room_changed(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 
 	if (!s->mover)
 		return;
@@ -349,15 +357,14 @@ void nvs_swap_room_changed(unsigned channel)
 
 void nvs_swap_fork_child(void)
 {
-	static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-
+	nvs_arena_fork_child();
+	NVS_FOR_EACH_GPU(gpu)
+		if (gpu->swap) /* not in the middle of the start */
+			nvs_swap_reset(gpu);
 	/* The parent's addresses mean nothing here; the arrays are left behind. */
 	atomic_store(&nvs_spans_used, 0);
-	memset(nvs_swaps, 0, sizeof(nvs_swaps));
-	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++)
-		nvs_swaps[i].lock = fresh;
 	capable = managed = false;
-	nvs_arena_fork_child();
+	atomic_store(&visited, 0);
 	nvs_ipc_fork_child();
 	nvs_async_fork_child();
 	nvs_vmm_fork_child();

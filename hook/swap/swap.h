@@ -14,7 +14,7 @@
  * GPU (nvs_swap.hold). Bytes that the book counts and that are in no chunk are
  * fixed: the driver's own allocations, arrays, pools, what is shared.
  *
- * Locks, outermost first: nvs_drain_lock, nvs_client_lock, a channel's swap lock,
+ * Locks, outermost first: nvs_drain_lock, nvs_client_lock, a GPU's swap lock,
  * nvs_memory_lock. No driver call is made under a swap lock.
  */
 #ifndef NVSHARE_SWAP_H
@@ -26,29 +26,28 @@
 #include <stdint.h>
 
 #include "memory_abi.h"
-#include "lease.h"
-#include "wire.h"
+#include "gpu.h"
 
 /* Looks which GPUs can do it. Called once, after the driver's start. */
-void nvs_swap_init(unsigned channels);
+void nvs_swap_init(void);
 
 /* Whether any can: said in REGISTER. */
 bool nvs_swap_capable(void);
 
-/* Whether allocations of the channel are to be made movable now. */
-bool nvs_swap_on(int channel);
+/* Whether allocations of the GPU are to be made movable now. */
+bool nvs_swap_on(struct nvs_gpu *gpu);
 
 /* The same, without waiting for what is not known yet. */
-bool nvs_swap_is_on(unsigned channel);
+bool nvs_swap_is_on(struct nvs_gpu *gpu);
 
 /* Whether the container wants managed memory in place of the driver's usual. */
-bool nvs_swap_managed(int channel);
+bool nvs_swap_managed(struct nvs_gpu *gpu);
 
 /*
  * Allocates for a context. CUDA_SUCCESS, CUDA_ERROR_OUT_OF_MEMORY, or -1: it is
  * the driver's to allocate. While the GPU is held this may wait for room.
  */
-int nvs_swap_alloc(int channel, void *ctx, size_t bytes, CUdeviceptr *p);
+int nvs_swap_alloc(struct nvs_gpu *gpu, void *ctx, size_t bytes, CUdeviceptr *p);
 
 /*
  * CUDA_SUCCESS or an error; -1: not ours. wait: for the context's work, as the
@@ -62,7 +61,7 @@ struct nvs_swap_range {
 	size_t bytes;
 	void *owner;          /* context; of a pool's memory NULL */
 	struct nvs_pool *pool; /* async.c */
-	unsigned channel;
+	struct nvs_gpu *gpu;
 	uint64_t serial;      /* no allocation at this address had it before */
 	CUdeviceptr mapped;   /* what the driver would call the allocation */
 	size_t mapped_bytes;
@@ -73,14 +72,14 @@ struct nvs_swap_range {
 };
 bool nvs_swap_find(CUdeviceptr p, struct nvs_swap_range *r);
 
-/* The channel whose memory that moves an address may lie in; -1: none. Takes no lock. */
-int nvs_swap_channel_of(CUdeviceptr p);
+/* The GPU whose memory that moves an address may lie in; NULL: none. Takes no lock. */
+struct nvs_gpu *nvs_swap_gpu_of(CUdeviceptr p);
 
 /*
  * The same in a stream (of cuda_abi.h's keys) and from a pool; its memory is of no
  * context. -1: it is the driver's to do.
  */
-int nvs_swap_alloc_async(int channel, void *pool, void *stream, size_t bytes, CUdeviceptr *p);
+int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *pool, void *stream, size_t bytes, CUdeviceptr *p);
 int nvs_swap_free_async(CUdeviceptr p, void *stream);
 
 /* The driver did this to a pool, or a stream is about to go. */
@@ -92,7 +91,7 @@ void nvs_swap_stream_going(void *stream);
 /* Adds to what the driver says of a pool what it has of ours. */
 void nvs_swap_pool_tell(void *pool, int attribute, uint64_t *value);
 
-/* A bit for each channel whose pools cache more than they shall. */
+/* A bit for each GPU whose pools cache more than they shall. */
 extern atomic_uint nvs_swap_excess;
 void nvs_swap_trim(void);
 
@@ -113,17 +112,17 @@ void nvs_swap_host_waited(uint64_t frees, const void *ctx, void *stream);
 bool nvs_swap_fix(CUdeviceptr p, struct nvs_swap_range *r);
 
 /*
- * The process ends. If all that a channel has is on the GPU, it stays there from now on,
+ * The process ends. If all that a GPU has is on the GPU, it stays there from now on,
  * so that calls after this need no more than a grant. The client's lock is held.
  */
-bool nvs_swap_leave(unsigned channel);
+bool nvs_swap_leave(struct nvs_gpu *gpu);
 
 /*
  * The process ends, and the mover has ended with it: brings in what can come in now, on
  * the calling thread, and opens the gate once all is there. False: no memory has to
  * come in. No lock is held.
  */
-bool nvs_swap_fill_at_exit(unsigned channel);
+bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu);
 
 /* What stream memory operations name of such memory likewise (memop.c). */
 void nvs_swap_fix_word(CUdeviceptr p);
@@ -139,47 +138,47 @@ void nvs_ipc_fork_child(void);
 void nvs_async_fork_child(void);
 
 /*
- * There is a context on a channel. From the second GPU on nothing moves any more in
+ * There is a context on a GPU. From the second GPU on nothing moves any more in
  * this process: copies and kernels of one GPU reach into another's memory, under
  * the grant of one. Waits for what is away.
  */
-void nvs_swap_context_made(unsigned channel);
+void nvs_swap_context_made(struct nvs_gpu *gpu);
 
-/* A context is gone, or (NULL) a channel's primary one: so is its memory. */
-void nvs_swap_context_gone(const void *ctx, unsigned channel);
+/* A context is gone, or (NULL) a GPU's primary one: so is its memory. */
+void nvs_swap_context_gone(const void *ctx, struct nvs_gpu *gpu);
 
 /*
- * The driver refused to allocate on a channel: whether to ask again, because
+ * The driver refused to allocate on a GPU: whether to ask again, because
  * the scheduler may make room. tries: 0 at first.
  */
-bool nvs_swap_retry(int channel, unsigned *tries);
+bool nvs_swap_retry(struct nvs_gpu *gpu, unsigned *tries);
 
 /*
  * The limit refused to have so many bytes more: whether to ask it again, because
  * freed memory was given up that was kept for reuse. No lock is held.
  */
-bool nvs_swap_make_way(unsigned channel, uint64_t bytes);
+bool nvs_swap_make_way(struct nvs_gpu *gpu, uint64_t bytes);
 
 /* Bytes that are reserved and kept although nothing is allocated there. No lock is held. */
-uint64_t nvs_swap_cached(unsigned channel);
+uint64_t nvs_swap_cached(struct nvs_gpu *gpu);
 
 /* ---- the client's side; nvs_client_lock is held ---- */
 
 /* After each step of a lease. Returns false: the gate is not to open yet. */
-bool nvs_swap_lease(unsigned channel, enum lease_gate gate, bool opens);
+bool nvs_swap_lease(struct nvs_gpu *gpu, enum lease_gate gate, bool opens);
 
 /* A call may pass a closed gate: whether all it may touch is there. */
-bool nvs_swap_may_pass(unsigned channel);
+bool nvs_swap_may_pass(struct nvs_gpu *gpu);
 
-void nvs_swap_attached(unsigned channel);
-void nvs_swap_room_changed(unsigned channel);
+void nvs_swap_attached(struct nvs_gpu *gpu);
+void nvs_swap_room_changed(struct nvs_gpu *gpu);
 /* Takes fd. */
-void nvs_swap_arena(unsigned channel, const struct nvs_arena *a, int fd);
+void nvs_swap_arena(struct nvs_gpu *gpu, const struct nvs_arena *a, int fd);
 void nvs_swap_tick(uint64_t now);
 /* Tells the scheduler what is where. code: enum nvs_moved_flags. */
-void nvs_swap_tell_locked(unsigned channel, uint32_t code);
+void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code);
 /* Tells the scheduler what has changed, before it decides for others. */
-void nvs_swap_tell_news(unsigned channel);
+void nvs_swap_tell_news(struct nvs_gpu *gpu);
 
 void nvs_swap_fork_child(void);
 

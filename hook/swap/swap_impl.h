@@ -20,7 +20,10 @@
 #include "slab.h"
 #include "memory_abi.h"
 
+struct arena;
+struct memory;
 struct nvs_pool;
+struct nvs_pools;
 struct nvs_swap_range;
 
 #define GRANULE NVS_SLAB_BYTES /* cuMemGetAllocationGranularity of every GPU so far */
@@ -65,7 +68,7 @@ enum chunk_state {
 
 struct chunk {
 	uint64_t handle;   /* of the driver, while on the GPU */
-	uint32_t opens;    /* of the channel, when it got its memory; TOUCHED */
+	uint32_t opens;    /* of the GPU, when it got its memory; TOUCHED */
 	uint32_t granules;
 	uint8_t state;     /* enum chunk_state */
 };
@@ -99,7 +102,7 @@ struct span {
 	uint64_t base;
 	uint32_t granules;
 	uint32_t rover;        /* where the search for addresses begins */
-	unsigned channel;
+	struct nvs_gpu *gpu;
 	uint32_t *head;        /* the first granule of its region plus one; 0: free */
 	uint32_t *run;         /* at both ends of a free run: its length */
 	uint32_t *store;       /* where in the arena, while away */
@@ -118,7 +121,7 @@ struct place { /* of a granule */
 
 enum swap_mode { SWAP_UNKNOWN, SWAP_OFF, SWAP_ON };
 
-/* Of a channel; what has no other guard is guarded by lock. */
+/* Of a GPU; what has no other guard is guarded by lock. */
 struct nvs_swap {
 	pthread_mutex_t lock;
 	atomic_uint kick;      /* futex: room, the lease, or a chunk changed */
@@ -151,14 +154,19 @@ struct nvs_swap {
 	uint64_t out_bytes, in_bytes;
 	uint64_t last_room;    /* last that the scheduler said */
 	bool asked;            /* it said so, and has no answer yet */
+	struct arena *arena;   /* arena.c; NULL: none */
+	struct nvs_pools *pools; /* pool.h */
+	struct {               /* vmm_memory.c; number 0 is none */
+		struct memory *memory; /* zeroed; only what is touched takes memory */
+		uint32_t used, free;
+	} handles;
 	/* Guarded by nvs_client_lock. */
 	struct nvs_moved told;
 	uint64_t told_ns;
-	/* The mover's; guarded by nvs_drain_lock of the channel. */
+	/* The mover's; guarded by nvs_drain_lock of the GPU. */
 	void *ctx, *stream, *event[FLIGHTS];
 };
 
-extern struct nvs_swap nvs_swaps[NVS_MAX_CHANNELS];
 extern struct span nvs_spans[MAX_SPANS];
 extern atomic_uint nvs_spans_used;
 
@@ -190,6 +198,10 @@ static inline struct region *region_of(struct place p)
 
 /* ---- swap.c ---- */
 
+/* An empty record: nothing is known of the GPU's memory. */
+void nvs_swap_reset(struct nvs_gpu *gpu);
+void nvs_pools_reset(struct nvs_pools *pools, struct nvs_gpu *gpu);
+
 /* The lock; signal handlers that allocate meanwhile are told to go elsewhere. */
 void nvs_swap_lock(struct nvs_swap *s);
 void nvs_swap_unlock(struct nvs_swap *s);
@@ -201,15 +213,18 @@ void nvs_swap_kick(struct nvs_swap *s);
 void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns);
 
 /* Bytes that chunks may take on the GPU now. The lock is held. */
-uint64_t nvs_swap_capacity(unsigned channel);
+uint64_t nvs_swap_capacity(struct nvs_gpu *gpu);
 
 /* Tells the scheduler what is where. No lock is held. */
-void nvs_swap_tell(unsigned channel, uint32_t code);
+void nvs_swap_tell(struct nvs_gpu *gpu, uint32_t code);
 
-/* ---- space.c; the channel's lock is held ---- */
+/* ---- space.c; the GPU's lock is held ---- */
 
-/* Addresses for a region, its chunks empty; granule's span is NULL if there are none. */
-struct place nvs_region_new(unsigned channel, uint32_t granules);
+/* Addresses for a region, its chunks empty. span is NULL: the spans have none. */
+struct place nvs_region_new(struct nvs_gpu *gpu, uint32_t granules);
+
+/* Reserves addresses for one more span, with so many granules at least. No lock is held. */
+bool nvs_span_add(struct nvs_gpu *gpu, uint32_t least);
 
 /* Gives addresses back. Its chunks have been given up. */
 void nvs_region_drop(struct place p);
@@ -218,10 +233,10 @@ void nvs_region_drop(struct place p);
 struct place nvs_place_of(uint64_t address);
 
 /*
- * The next chunk of a channel that is in one of these states (a bit each) and
+ * The next chunk of a GPU that is in one of these states (a bit each) and
  * may be moved, from *at on, round once. looked: 0 at first.
  */
-bool nvs_chunk_next(unsigned channel, unsigned states, struct place *at, uint32_t *looked);
+bool nvs_chunk_next(struct nvs_gpu *gpu, unsigned states, struct place *at, uint32_t *looked);
 
 /* ---- chunk.c; no lock is held ---- */
 
@@ -229,22 +244,25 @@ bool nvs_chunk_next(unsigned channel, unsigned states, struct place *at, uint32_
  * Physical memory for chunks side by side, and its mapping. Returns CUresult;
  * chunks becomes how many from the first on have it.
  */
-int nvs_chunk_map(unsigned channel, struct place first, uint32_t *chunks);
+int nvs_chunk_map(struct nvs_gpu *gpu, struct place first, uint32_t *chunks);
 void nvs_chunk_unmap(struct place first, uint32_t chunks);
 
 /* Lets the process's other GPUs reach what is on this one. */
-void nvs_swap_open_to_peers(unsigned channel);
+void nvs_swap_open_to_peers(struct nvs_gpu *gpu);
 
-/* ---- region.c; the channel's lock is held, and given up meanwhile ---- */
+/* ---- region.c; the GPU's lock is held, and given up meanwhile ---- */
+
+/* As nvs_region_new, and with a new span if need be. */
+struct place nvs_region_reserve(struct nvs_gpu *gpu, uint32_t granules);
 
 /*
  * Memory for `granules`, claimed and, if the GPU is held, there. No lock is held;
  * returns with the lock held. span is NULL if it is not to be had.
  */
-struct place nvs_region_obtain(unsigned channel, uint32_t granules);
+struct place nvs_region_obtain(struct nvs_gpu *gpu, uint32_t granules);
 
 /* Frees a region, once nobody is moving it. */
-void nvs_region_retire(unsigned channel, struct place p);
+void nvs_region_retire(struct nvs_gpu *gpu, struct place p);
 
 /* Whether all is on the GPU, and nothing is about to leave. The lock is held. */
 static inline bool all_here(const struct nvs_swap *s)
@@ -256,7 +274,7 @@ static inline bool all_here(const struct nvs_swap *s)
 bool nvs_region_is_here(struct place p);
 
 /* Gives up what lingers in the cache. No lock is held. */
-void nvs_cache_trim(unsigned channel);
+void nvs_cache_trim(struct nvs_gpu *gpu);
 
 /* Whether a region that is marked as dying was put by, for the next allocation. */
 bool nvs_region_put_by(struct nvs_swap *s, struct place p);
@@ -266,25 +284,25 @@ bool nvs_region_put_by(struct nvs_swap *s, struct place p);
  * many bytes at least, what was freed first first. Returns whether there was any. No
  * lock is held.
  */
-bool nvs_swap_flush(unsigned channel, uint64_t bytes);
+bool nvs_swap_flush(struct nvs_gpu *gpu, uint64_t bytes);
 
 /*
  * So many bytes were refused: waits until something changes after `seen`. since:
  * when the driver first refused, ns; 0: there was no room. told: the scheduler knows
  * of it. False: they are not to be had. The lock is held, and given up meanwhile.
  */
-bool nvs_swap_refused(unsigned channel, uint64_t bytes, unsigned seen, uint64_t since, bool told);
+bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64_t since, bool told);
 
 /*
  * Gives an empty chunk its memory if the GPU is held. False: it is not to be
  * had. The lock is held, and given up meanwhile.
  */
-bool nvs_chunk_back(unsigned channel, struct place p);
+bool nvs_chunk_back(struct nvs_gpu *gpu, struct place p);
 
 /* ---- allocation.c ---- */
 
 /* As nvs_swap_alloc; the memory is a pool's. */
-int nvs_swap_alloc_pooled(int channel, struct nvs_pool *pool, size_t bytes, CUdeviceptr *p);
+int nvs_swap_alloc_pooled(struct nvs_gpu *gpu, struct nvs_pool *pool, size_t bytes, CUdeviceptr *p);
 
 /* Whether an allocation begins there; all of it in *r. The lock is held, as for what follows. */
 bool nvs_swap_lookup(CUdeviceptr p, struct nvs_swap_range *r);
@@ -300,60 +318,60 @@ bool nvs_alloc_cache(struct nvs_block *b);
 void nvs_alloc_reuse(CUdeviceptr p, size_t bytes);
 
 /* Frees a cached block. The lock is given up meanwhile. */
-void nvs_alloc_release(unsigned channel, CUdeviceptr p);
+void nvs_alloc_release(struct nvs_gpu *gpu, CUdeviceptr p);
 
 /* ---- arena.c; nvs_swap.lock is held for the first two ---- */
 
 /* Finds places for granules that go away. False: the arena does not have them. */
-bool nvs_arena_take(unsigned channel, struct place p, uint32_t granules);
-void nvs_arena_give(unsigned channel, struct place p, uint32_t granules);
+bool nvs_arena_take(struct nvs_gpu *gpu, struct place p, uint32_t granules);
+void nvs_arena_give(struct nvs_gpu *gpu, struct place p, uint32_t granules);
 
 /* Copies a chunk, asynchronously on the mover's stream. Returns CUresult. */
-int nvs_arena_copy(unsigned channel, struct place p, uint32_t granules, bool out);
+int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, uint32_t granules, bool out);
 
 /* Bytes mapped; free ones of them. */
-uint64_t nvs_arena_bytes(unsigned channel, uint64_t *unused);
+uint64_t nvs_arena_bytes(struct nvs_gpu *gpu, uint64_t *unused);
 
 /* The context is gone, and with it what it had registered. */
-void nvs_arena_unregistered(unsigned channel);
+void nvs_arena_unregistered(struct nvs_gpu *gpu);
 void nvs_arena_fork_child(void);
 
 /* ---- async.c, pool.c ---- */
 
 /* Finds out which frees the streams have passed; pool: of this pool only. No lock is held. */
-void nvs_pools_look(unsigned channel, const struct nvs_pool *pool);
+void nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool);
 
 /* Waits until a stream has passed a free. False: there is none to wait for. No lock is held. */
-bool nvs_pools_wait(unsigned channel);
+bool nvs_pools_wait(struct nvs_gpu *gpu);
 
-/* The channel was drained: streams have passed all frees. No lock is held. */
-void nvs_pools_drained(unsigned channel);
+/* The GPU was drained: streams have passed all frees. No lock is held. */
+void nvs_pools_drained(struct nvs_gpu *gpu);
 
 /* Releases what pools have beyond their thresholds, if the host has waited for work. No lock is held. */
-void nvs_pools_trim(unsigned channel);
+void nvs_pools_trim(struct nvs_gpu *gpu);
 
-/* A context is gone, or (NULL) the primary one of a channel. No lock is held. */
-void nvs_pools_context_gone(unsigned channel, const void *ctx);
+/* A context is gone, or (NULL) the primary one of a GPU. No lock is held. */
+void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx);
 
 /* The lock is held for what follows: whether pools cache anything; bytes of it that no stream uses. */
-bool nvs_pools_cache_any(unsigned channel);
-uint64_t nvs_pools_cached(unsigned channel);
+bool nvs_pools_cache_any(struct nvs_gpu *gpu);
+uint64_t nvs_pools_cached(struct nvs_gpu *gpu);
 
 /* Releases one block that no stream uses. False: there is none. The lock is given up meanwhile. */
-bool nvs_pools_release_one(unsigned channel);
+bool nvs_pools_release_one(struct nvs_gpu *gpu);
 
 /* The allocation at p ends, and no work uses it: its block goes to the pool, for all streams. */
-void nvs_pools_free(unsigned channel, struct nvs_pool *pool, CUdeviceptr p);
+void nvs_pools_free(struct nvs_gpu *gpu, struct nvs_pool *pool, CUdeviceptr p);
 
 /* ---- move.c ---- */
 
 /* False: no thread can be made. */
-bool nvs_mover_start(unsigned channel);
+bool nvs_mover_start(struct nvs_gpu *gpu);
 
 /*
- * Makes a context of the channel current, with nvs_drain_lock held, until it is
+ * Makes a context of the GPU current, with nvs_drain_lock held, until it is
  * popped and nvs_driver_leave() called. NULL: there is none.
  */
-void *nvs_mover_context(unsigned channel);
+void *nvs_mover_context(struct nvs_gpu *gpu);
 
 #endif

@@ -36,7 +36,7 @@ extern atomic_bool nvs_vmm_used;
 
 static inline bool nvs_vmm_is(unsigned long long handle)
 {
-	return __builtin_expect(handle >> 48 == NVS_VMM_MARK, 0);
+	return __builtin_expect(handle >> 48 == NVS_VMM_MARK, 0) && atomic_load(&nvs_vmm_used);
 }
 
 int nvs_vmm_create(unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,

@@ -8,7 +8,7 @@
 #include "vmm.h"
 
 /*
- * What a cuMemCreate made. Guarded by its channel's swap lock. It is nowhere (no
+ * What a cuMemCreate made. Guarded by its gpu's swap lock. It is nowhere (no
  * chunk and no real handle; counted in nvs_swap.claiming), or on the GPU and not
  * mapped (a real handle; counted as the driver's), or one chunk: where the
  * application has mapped it (shown), or hidden from it, if it was unmapped while
@@ -31,15 +31,18 @@ struct memory {
 	bool fixed;              /* the driver's for good; only the handle is ours */
 };
 
-/* A handle: the mark, then channel, generation, index. */
+/* A handle: the mark, then the number of the GPU, generation, index. */
 #define INDEX_BITS      18
 #define GENERATION_BITS 25
 #define MAX_MEMORIES    (1u << INDEX_BITS)
-_Static_assert(NVS_MAX_CHANNELS <= 32, "five bits of a handle");
+_Static_assert(NVS_MAX_GPUS <= 32, "five bits of a handle");
 
-static inline unsigned nvs_vmm_channel(unsigned long long handle)
+/* Of what is no handle of ours, any: a look into its table tells. */
+static inline struct nvs_gpu *nvs_vmm_gpu(unsigned long long handle)
 {
-	return (unsigned)(handle >> (INDEX_BITS + GENERATION_BITS)) & 31;
+	unsigned number = (unsigned)(handle >> (INDEX_BITS + GENERATION_BITS)) & 31;
+
+	return &nvs_gpus[number < nvs_gpu_count ? number : 0];
 }
 
 #define OF_DRIVER UINT32_MAX /* in span.memory: mapped by the driver alone */
@@ -66,16 +69,16 @@ void nvs_vmm_occupy(struct place p, uint32_t what, struct chunk c);
 void nvs_vmm_vacate(struct place p);
 
 /* Nothing refers to it any more, and nobody changes it; may wait. */
-void nvs_vmm_destroy(unsigned channel, struct memory *m);
+void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m);
 
 /* Takes a hidden memory that is on the GPU from its hiding place; may wait. */
-void nvs_vmm_uncover(unsigned channel, struct memory *m);
+void nvs_vmm_uncover(struct nvs_gpu *gpu, struct memory *m);
 
 /* The driver's for good, *m->real* or mapped where it is; may wait. Returns CUresult. */
-int nvs_vmm_give_away(unsigned channel, struct memory *m);
+int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m);
 
 /* Drops its index; it is counted elsewhere or not at all. */
-void nvs_vmm_forget(unsigned channel, struct memory *m);
+void nvs_vmm_forget(struct nvs_gpu *gpu, struct memory *m);
 
 /* ---- vmm_map.c ---- */
 

@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "client.h"
+#include "stream.h"
 #include "vmm_impl.h"
 
 /* ---- addresses ---- */
@@ -16,7 +16,7 @@ struct place nvs_vmm_place(CUdeviceptr p)
 
 	if (!at.span || nvs_in_book)
 		return (struct place){ NULL, 0 };
-	s = &nvs_swaps[at.span->channel];
+	s = at.span->gpu->swap;
 	nvs_swap_lock(s);
 	if (!at.span->head[at.granule] || nvs_vmm_region(at)->kind != REGION_APP)
 		at.span = NULL;
@@ -24,30 +24,30 @@ struct place nvs_vmm_place(CUdeviceptr p)
 	return at;
 }
 
-/* The channel whose memory is to be mapped, as far as can be known: the context's. */
-static int channel_here(void)
+/* The GPU whose memory is to be mapped, as far as can be known: the context's. */
+static struct nvs_gpu *gpu_here(void)
 {
 	void *ctx = nvs_current_context();
 
 	return !ctx && atomic_load_explicit(&nvs_gate.single, memory_order_relaxed)
-		? 0 : nvs_channel_here(ctx);
+		? nvs_gpus : nvs_gpu_here(ctx);
 }
 
 int nvs_vmm_reserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsigned long long flags)
 {
-	int channel;
+	struct nvs_gpu *gpu;
 	struct place got;
 	struct nvs_swap *s;
 
 	if (!p || !n || n % GRANULE || n / GRANULE >= UINT32_MAX || at || flags || align > GRANULE ||
 	    (align & (align - 1)))
 		return NVS_VMM_DRIVER;
-	channel = channel_here();
-	if (!nvs_swap_on(channel))
+	gpu = gpu_here();
+	if (!nvs_swap_on(gpu))
 		return NVS_VMM_DRIVER;
-	s = &nvs_swaps[channel];
+	s = gpu->swap;
 	nvs_swap_lock(s);
-	got = nvs_region_new((unsigned)channel, (uint32_t)(n / GRANULE));
+	got = nvs_region_reserve(gpu, (uint32_t)(n / GRANULE));
 	if (got.span) {
 		region_of(got)->kind = REGION_APP;
 		region_of(got)->piece = 1;
@@ -79,7 +79,7 @@ int nvs_vmm_unreserve(CUdeviceptr p, size_t n)
 
 	if (!at.span)
 		return NVS_VMM_DRIVER;
-	s = &nvs_swaps[at.span->channel];
+	s = at.span->gpu->swap;
 	nvs_swap_lock(s);
 	ok = p == address_of(at) && at.span->head[at.granule] == at.granule + 1 &&
 	     n == bytes_of(region_of(at)->granules) && vacant(at, region_of(at)->granules);
@@ -92,16 +92,16 @@ int nvs_vmm_unreserve(CUdeviceptr p, size_t n)
 /* ---- mapping ---- */
 
 /* A memory without a chunk becomes one, or its hidden one goes there. The lock is held. */
-static int show(unsigned channel, struct memory *m, struct place at)
+static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct chunk c = { .granules = m->granules, .opens = TOUCHED };
 	uint64_t bytes = bytes_of(m->granules);
 	int result = CUDA_SUCCESS;
 
 	m->worker = &c;
 	if (m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_HERE)
-		nvs_vmm_uncover(channel, m);
+		nvs_vmm_uncover(gpu, m);
 	if (!vacant(at, m->granules)) { /* the lock was given up */
 		nvs_vmm_done(s, m);
 		return CUDA_ERROR_INVALID_VALUE;
@@ -140,7 +140,7 @@ static int show(unsigned channel, struct memory *m, struct place at)
 		s->claiming -= bytes;
 		s->claimed += bytes;
 		s->away += bytes;
-		if (!nvs_chunk_back(channel, at)) {
+		if (!nvs_chunk_back(gpu, at)) {
 			result = CUDA_ERROR_OUT_OF_MEMORY;
 			s->claiming += bytes;
 			s->claimed -= bytes;
@@ -172,7 +172,7 @@ int nvs_vmm_map(CUdeviceptr p, size_t n, size_t offset, unsigned long long *hand
 	if (at.span) {
 		bool free;
 
-		s = &nvs_swaps[at.span->channel];
+		s = at.span->gpu->swap;
 		nvs_swap_lock(s);
 		free = vacant(at, n / GRANULE);
 		nvs_swap_unlock(s);
@@ -181,16 +181,16 @@ int nvs_vmm_map(CUdeviceptr p, size_t n, size_t offset, unsigned long long *hand
 	}
 	if (!ours)
 		return NVS_VMM_DRIVER;
-	s = &nvs_swaps[nvs_vmm_channel(*handle)];
+	s = nvs_vmm_gpu(*handle)->swap;
 	nvs_swap_lock(s);
 	m = nvs_vmm_of(s, *handle);
 	if (!m || offset > bytes_of(m->granules) || n > bytes_of(m->granules) - offset)
 		result = CUDA_ERROR_INVALID_VALUE;
 	else if (!m->fixed && !m->shown && at.span &&
-		 at.span->channel == nvs_vmm_channel(*handle) && n == bytes_of(m->granules))
-		result = show(at.span->channel, m, at);
+		 at.span->gpu == nvs_vmm_gpu(*handle) && n == bytes_of(m->granules))
+		result = show(at.span->gpu, m, at);
 	else if (!m->fixed)
-		result = nvs_vmm_give_away(nvs_vmm_channel(*handle), m);
+		result = nvs_vmm_give_away(nvs_vmm_gpu(*handle), m);
 	if (m && m->fixed && (result == CUDA_SUCCESS || result == NVS_VMM_DRIVER)) {
 		*handle = m->real;
 		result = NVS_VMM_DRIVER;
@@ -206,10 +206,10 @@ void nvs_vmm_mapped(CUdeviceptr p, size_t n)
 
 	if (!at.span)
 		return;
-	nvs_swap_lock(&nvs_swaps[at.span->channel]);
+	nvs_swap_lock(at.span->gpu->swap);
 	if (vacant(at, c.granules))
 		nvs_vmm_occupy(at, OF_DRIVER, c);
-	nvs_swap_unlock(&nvs_swaps[at.span->channel]);
+	nvs_swap_unlock(at.span->gpu->swap);
 }
 
 /* ---- ranges of whole mappings ---- */
@@ -234,22 +234,27 @@ static bool whole(struct place at, CUdeviceptr p, size_t n)
 }
 
 /* Takes a mapping away. The lock is held, and given up meanwhile. */
-static int hide(unsigned channel, struct memory *m)
+static int hide(struct nvs_gpu *gpu, struct memory *m)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct chunk *c = nvs_vmm_chunk(m->at);
 	uint64_t bytes = bytes_of(m->granules);
 	struct place hidden;
 	int result = CUDA_SUCCESS;
 
 	if (!m->handles) {
-		nvs_vmm_destroy(channel, m);
+		nvs_vmm_destroy(gpu, m);
 		return CUDA_SUCCESS;
 	}
 	if (c->state == CHUNK_AWAY) {
-		hidden = nvs_region_new(channel, m->granules);
-		if (!hidden.span)
+		m->worker = &hidden;
+		c->state = CHUNK_BUSY; /* stays away meanwhile */
+		hidden = nvs_region_reserve(gpu, m->granules);
+		c->state = CHUNK_AWAY;
+		if (!hidden.span) {
+			nvs_vmm_done(s, m);
 			return CUDA_ERROR_OUT_OF_MEMORY;
+		}
 		region_of(hidden)->kind = REGION_HIDDEN;
 		region_of(hidden)->piece = 1;
 		memcpy(&hidden.span->store[hidden.granule], &m->at.span->store[m->at.granule],
@@ -258,6 +263,7 @@ static int hide(unsigned channel, struct memory *m)
 		nvs_vmm_vacate(m->at);
 		m->at = hidden;
 		m->shown = false;
+		nvs_vmm_done(s, m);
 		return CUDA_SUCCESS;
 	}
 	if (c->state == CHUNK_HERE) {
@@ -305,7 +311,7 @@ int nvs_vmm_unmap(CUdeviceptr p, size_t n)
 
 	if (!at.span)
 		return NVS_VMM_DRIVER;
-	s = &nvs_swaps[at.span->channel];
+	s = at.span->gpu->swap;
 	nvs_swap_lock(s);
 	if (!whole(at, p, n))
 		result = CUDA_ERROR_INVALID_VALUE;
@@ -319,7 +325,7 @@ int nvs_vmm_unmap(CUdeviceptr p, size_t n)
 			continue;
 		}
 		if (m) {
-			result = hide(at.span->channel, m);
+			result = hide(at.span->gpu, m);
 		} else if (at.span->memory[at.granule] == OF_DRIVER) {
 			nvs_swap_unlock(s);
 			result = nvs_vmm_driver_unmap(address_of(at), bytes_of(next.granule - at.granule));
@@ -411,8 +417,8 @@ int nvs_vmm_set_access(CUdeviceptr p, size_t n, const struct cu_access *a, size_
 	flags = a[count - 1].flags;
 	for (size_t i = 0; i < count; i++)
 		others = others ||
-			 nvs_channel_of_location(&a[i].location) != (int)at.span->channel;
-	s = &nvs_swaps[at.span->channel];
+			 nvs_gpu_of_location(&a[i].location) != at.span->gpu;
+	s = at.span->gpu->swap;
 	nvs_swap_lock(s);
 	ok = whole(at, p, n);
 	nvs_swap_unlock(s);
@@ -439,11 +445,11 @@ int nvs_vmm_get_access(unsigned long long *flags, const struct cu_location *l, C
 
 	if (!at.span || !flags || !l)
 		return NVS_VMM_DRIVER;
-	s = &nvs_swaps[at.span->channel];
+	s = at.span->gpu->swap;
 	nvs_swap_lock(s);
 	m = nvs_vmm_at(at);
 	if (m)
-		*flags = nvs_channel_of_location(l) == (int)at.span->channel ? m->access
+		*flags = nvs_gpu_of_location(l) == at.span->gpu ? m->access
 									     : CU_MEM_ACCESS_NONE;
 	nvs_swap_unlock(s);
 	return m ? CUDA_SUCCESS : NVS_VMM_DRIVER;
@@ -459,7 +465,7 @@ void nvs_vmm_fix(CUdeviceptr p, size_t n)
 
 	if (!at.span || !n)
 		return;
-	s = &nvs_swaps[at.span->channel];
+	s = at.span->gpu->swap;
 	nvs_swap_lock(s);
 	end = at.span->head[at.granule] - 1 + (uint64_t)nvs_vmm_region(at)->end;
 	if (end > at.granule + (p % GRANULE + n + GRANULE - 1) / GRANULE)
@@ -473,7 +479,7 @@ void nvs_vmm_fix(CUdeviceptr p, size_t n)
 			continue;
 		}
 		if (m)
-			nvs_vmm_give_away(at.span->channel, m);
+			nvs_vmm_give_away(at.span->gpu, m);
 		at.granule++;
 	}
 	nvs_swap_unlock(s);
@@ -500,7 +506,7 @@ bool nvs_vmm_find(struct place p, struct nvs_swap_range *r)
 /* The chunk is busy: nobody changes what is looked at here. */
 static void set_access(struct place p, int flags)
 {
-	struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(p.span->channel) },
+	struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, p.span->gpu->device.dev },
 			       flags };
 
 	nvs_driver.set_access(address_of(p), bytes_of(nvs_vmm_chunk(p)->granules), &a, 1);

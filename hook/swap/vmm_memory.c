@@ -5,7 +5,7 @@
  */
 #include <sys/mman.h>
 
-#include "client.h"
+#include "clock.h"
 #include "gate.h"
 #include "reserve.h"
 #include "stream.h"
@@ -15,78 +15,73 @@
 
 atomic_bool nvs_vmm_used;
 
-/* Of a channel; guarded by its swap lock. Number 0 is none. */
-static struct table {
-	struct memory *memory; /* zeroed; only what is touched takes memory */
-	uint32_t used, free;
-} tables[NVS_MAX_CHANNELS];
 static _Atomic uint64_t serials;
 
 /* ---- the table ---- */
 
-static struct memory *memory_new(unsigned channel, uint32_t granules)
+static struct memory *memory_new(struct nvs_gpu *gpu, uint32_t granules)
 {
-	struct table *t = &tables[channel];
-	uint32_t index = t->free, generation;
+	struct nvs_swap *s = gpu->swap;
+	uint32_t index = s->handles.free, generation;
 	struct memory *m;
 
-	if (!t->memory) {
+	if (!s->handles.memory) {
 		void *p = mmap(NULL, MAX_MEMORIES * sizeof(*m), PROT_READ | PROT_WRITE,
 			       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 		if (p == MAP_FAILED)
 			return NULL;
-		t->memory = p;
+		s->handles.memory = p;
 	}
 	if (!index) {
-		if (t->used + 1 == MAX_MEMORIES)
+		if (s->handles.used + 1 == MAX_MEMORIES)
 			return NULL;
-		index = ++t->used;
+		index = ++s->handles.used;
 	} else {
-		t->free = t->memory[index].next;
+		s->handles.free = s->handles.memory[index].next;
 	}
-	m = &t->memory[index];
+	m = &s->handles.memory[index];
 	generation = m->generation;
 	*m = (struct memory){ .index = index, .generation = generation, .granules = granules,
 			      .handles = 1, .serial = 1ull << 62 | ++serials };
 	return m;
 }
 
-void nvs_vmm_forget(unsigned channel, struct memory *m)
+void nvs_vmm_forget(struct nvs_gpu *gpu, struct memory *m)
 {
-	struct table *t = &tables[channel];
+	struct nvs_swap *s = gpu->swap;
 
 	m->granules = 0;
 	m->generation++;
-	m->next = t->free;
-	t->free = m->index;
+	m->next = s->handles.free;
+	s->handles.free = m->index;
 }
 
-static unsigned long long handle_of(unsigned channel, const struct memory *m)
+static unsigned long long handle_of(const struct nvs_gpu *gpu, const struct memory *m)
 {
 	unsigned long long generation = m->generation & ((1u << GENERATION_BITS) - 1);
 
-	return NVS_VMM_MARK << 48 | (unsigned long long)channel << (INDEX_BITS + GENERATION_BITS) |
+	return NVS_VMM_MARK << 48 | (unsigned long long)gpu->number << (INDEX_BITS + GENERATION_BITS) |
 	       generation << INDEX_BITS | m->index;
 }
 
 static struct memory *find(unsigned long long handle)
 {
-	struct table *t = &tables[nvs_vmm_channel(handle)];
+	const struct nvs_swap *s = nvs_vmm_gpu(handle)->swap;
 	uint32_t index = (uint32_t)handle & (MAX_MEMORIES - 1);
 	struct memory *m;
 
-	if (!nvs_vmm_is(handle) || !index || index > t->used)
+	if (!nvs_vmm_is(handle) || !index || index > s->handles.used)
 		return NULL;
-	m = &t->memory[index];
-	return m->granules && m->handles && handle_of(nvs_vmm_channel(handle), m) == handle ? m : NULL;
+	m = &s->handles.memory[index];
+	return m->granules && m->handles && handle_of(nvs_vmm_gpu(handle), m) == handle ? m : NULL;
 }
 
 struct memory *nvs_vmm_at(struct place p)
 {
 	uint32_t index = p.span->memory[p.granule];
 
-	return index && index != OF_DRIVER ? &tables[p.span->channel].memory[index] : NULL;
+	return index && index != OF_DRIVER ? &p.span->gpu->swap->handles.memory[index] : NULL;
 }
 
 /* ---- one at a time ---- */
@@ -148,13 +143,13 @@ void nvs_vmm_vacate(struct place p)
 
 /* ---- beginning ---- */
 
-static int driver_create(unsigned channel, uint64_t bytes, unsigned long long *real)
+static int driver_create(struct nvs_gpu *gpu, uint64_t bytes, unsigned long long *real)
 {
-	const struct nvs_swap *s = &nvs_swaps[channel];
+	const struct nvs_swap *s = gpu->swap;
 	/* As chunks have it: the application's wishes are less or the same. */
 	struct cu_alloc_full prop = {
 		.head = { CU_MEM_ALLOCATION_PINNED, s->posix_fd ? CU_MEM_HANDLE_POSIX_FD : 0,
-			  { CU_MEM_LOCATION_TYPE_DEVICE, nvs_client_device(channel) } },
+			  { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev } },
 		.rdma = s->rdma,
 	};
 
@@ -162,9 +157,9 @@ static int driver_create(unsigned channel, uint64_t bytes, unsigned long long *r
 }
 
 /* Physical memory at once, if the GPU is held. Returns CUresult. */
-static int obtain(unsigned channel, struct memory *m)
+static int obtain(struct nvs_gpu *gpu, struct memory *m)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	uint64_t bytes = bytes_of(m->granules), since = 0;
 
 	while (s->hold) {
@@ -172,10 +167,10 @@ static int obtain(unsigned channel, struct memory *m)
 		bool told = since != 0;
 		int result;
 
-		if (s->resident + bytes <= nvs_swap_capacity(channel)) {
+		if (s->resident + bytes <= nvs_swap_capacity(gpu)) {
 			s->claiming -= bytes; /* it counts as the driver's */
 			nvs_swap_unlock(s);
-			result = driver_create(channel, bytes, &m->real);
+			result = driver_create(gpu, bytes, &m->real);
 			nvs_swap_lock(s);
 			if (result == CUDA_SUCCESS)
 				return result;
@@ -187,7 +182,7 @@ static int obtain(unsigned channel, struct memory *m)
 		} else {
 			since = 0;
 		}
-		if (!nvs_swap_refused(channel, bytes, seen, since, told))
+		if (!nvs_swap_refused(gpu, bytes, seen, since, told))
 			return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	return CUDA_SUCCESS;
@@ -204,16 +199,16 @@ static bool suits(const struct nvs_swap *s, size_t n, const struct cu_alloc_full
 }
 
 /* Claims bytes that no chunk has yet. Returns CUresult, or that it is the driver's. */
-static int claim(unsigned channel, uint64_t bytes, struct nvs_claim *c)
+static int claim(struct nvs_gpu *gpu, uint64_t bytes, struct nvs_claim *c)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	bool ok;
 
 	nvs_swap_lock(s);
 	s->claiming += bytes;
 	nvs_swap_unlock(s);
-	ok = nvs_claim(c, (int)channel, bytes);
-	if (ok && c->channel >= 0) {
+	ok = nvs_claim(c, gpu, bytes);
+	if (ok && c->gpu) {
 		nvs_claim_exists(c);
 		return CUDA_SUCCESS;
 	}
@@ -227,32 +222,32 @@ int nvs_vmm_create(unsigned long long *handle, size_t n, const struct cu_alloc_p
 		   unsigned long long flags)
 {
 	const struct cu_alloc_full *prop = (const struct cu_alloc_full *)head;
-	int at = nvs_channel_of_location(&head->location), result;
-	unsigned channel = (unsigned)at;
+	struct nvs_gpu *gpu = nvs_gpu_of_location(&head->location);
+	int result;
 	struct nvs_claim c;
 	struct nvs_swap *s;
 	struct memory *m;
 
-	if (!nvs_swap_on(at) || !handle || !suits(&nvs_swaps[channel], n, prop, flags))
+	if (!nvs_swap_on(gpu) || !handle || !suits(gpu->swap, n, prop, flags))
 		return NVS_VMM_DRIVER;
-	s = &nvs_swaps[channel];
-	result = claim(channel, n, &c);
+	s = gpu->swap;
+	result = claim(gpu, n, &c);
 	if (result != CUDA_SUCCESS)
 		return result;
 	nvs_swap_lock(s);
-	m = memory_new(channel, (uint32_t)(n / GRANULE));
+	m = memory_new(gpu, (uint32_t)(n / GRANULE));
 	if (m) {
 		m->handle_types = prop->head.handle_types;
 		m->rdma = prop->rdma;
-		result = obtain(channel, m); /* nobody else knows of it yet */
+		result = obtain(gpu, m); /* nobody else knows of it yet */
 	}
 	if (m && result == CUDA_SUCCESS) {
-		*handle = handle_of(channel, m);
+		*handle = handle_of(gpu, m);
 		atomic_store_explicit(&nvs_vmm_used, true, memory_order_release);
 	} else {
 		s->claiming -= n;
 		if (m)
-			nvs_vmm_forget(channel, m);
+			nvs_vmm_forget(gpu, m);
 		else
 			result = NVS_VMM_DRIVER;
 	}
@@ -265,9 +260,9 @@ int nvs_vmm_create(unsigned long long *handle, size_t n, const struct cu_alloc_p
 /* ---- end ---- */
 
 /* Gives up the chunk of a memory: its bytes are in no chunk any more; may wait. */
-static void drop_chunk(unsigned channel, struct memory *m)
+static void drop_chunk(struct nvs_gpu *gpu, struct memory *m)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct chunk *c = nvs_vmm_chunk(m->at);
 	uint64_t bytes = bytes_of(m->granules);
 
@@ -279,7 +274,7 @@ static void drop_chunk(unsigned channel, struct memory *m)
 		s->resident -= bytes;
 	} else {
 		if (c->state == CHUNK_AWAY)
-			nvs_arena_give(channel, m->at, m->granules);
+			nvs_arena_give(gpu, m->at, m->granules);
 		s->away -= bytes;
 	}
 	s->claimed -= bytes;
@@ -289,14 +284,14 @@ static void drop_chunk(unsigned channel, struct memory *m)
 	m->at.span = NULL;
 }
 
-void nvs_vmm_destroy(unsigned channel, struct memory *m)
+void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
-	struct nvs_claim c = { (int)channel, bytes_of(m->granules) };
+	struct nvs_swap *s = gpu->swap;
+	struct nvs_claim c = { gpu, bytes_of(m->granules) };
 
 	m->worker = &c;
 	if (m->at.span) {
-		drop_chunk(channel, m);
+		drop_chunk(gpu, m);
 	} else if (m->real) {
 		nvs_swap_unlock(s);
 		nvs_driver.mem_release(m->real);
@@ -304,7 +299,7 @@ void nvs_vmm_destroy(unsigned channel, struct memory *m)
 	} else {
 		s->claiming -= c.bytes;
 	}
-	nvs_vmm_forget(channel, m);
+	nvs_vmm_forget(gpu, m);
 	nvs_swap_unlock(s);
 	nvs_claim_drop(&c);
 	nvs_swap_kick(s);
@@ -313,8 +308,8 @@ void nvs_vmm_destroy(unsigned channel, struct memory *m)
 
 int nvs_vmm_release(unsigned long long *handle)
 {
-	unsigned channel = nvs_vmm_channel(*handle);
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_gpu *gpu = nvs_vmm_gpu(*handle);
+	struct nvs_swap *s = gpu->swap;
 	int result = CUDA_SUCCESS;
 	struct memory *m;
 
@@ -328,9 +323,9 @@ int nvs_vmm_release(unsigned long long *handle)
 		if (m->fixed) {
 			*handle = m->real;
 			result = NVS_VMM_DRIVER;
-			nvs_vmm_forget(channel, m);
+			nvs_vmm_forget(gpu, m);
 		} else if (!m->shown) {
-			nvs_vmm_destroy(channel, m);
+			nvs_vmm_destroy(gpu, m);
 		}
 	}
 	nvs_swap_unlock(s);
@@ -347,7 +342,7 @@ int nvs_vmm_retain(unsigned long long *handle, CUdeviceptr address)
 
 	if (!p.span || !handle)
 		return NVS_VMM_DRIVER;
-	s = &nvs_swaps[p.span->channel];
+	s = p.span->gpu->swap;
 	nvs_swap_lock(s);
 	for (;;) {
 		unsigned seen = atomic_load(&s->kick);
@@ -359,7 +354,7 @@ int nvs_vmm_retain(unsigned long long *handle, CUdeviceptr address)
 		}
 		if (m) {
 			m->handles++;
-			*handle = handle_of(p.span->channel, m);
+			*handle = handle_of(p.span->gpu, m);
 			result = CUDA_SUCCESS;
 		}
 		break;
@@ -370,7 +365,7 @@ int nvs_vmm_retain(unsigned long long *handle, CUdeviceptr address)
 
 int nvs_vmm_properties(struct cu_alloc_full *prop, unsigned long long handle)
 {
-	struct nvs_swap *s = &nvs_swaps[nvs_vmm_channel(handle)];
+	struct nvs_swap *s = nvs_vmm_gpu(handle)->swap;
 	struct memory *m;
 
 	if (nvs_in_book || !prop)
@@ -381,7 +376,7 @@ int nvs_vmm_properties(struct cu_alloc_full *prop, unsigned long long handle)
 		*prop = (struct cu_alloc_full){
 			.head = { CU_MEM_ALLOCATION_PINNED, m->handle_types,
 				  { CU_MEM_LOCATION_TYPE_DEVICE,
-				    nvs_client_device(nvs_vmm_channel(handle)) } },
+				    nvs_vmm_gpu(handle)->device.dev } },
 			.rdma = m->rdma,
 		};
 	nvs_swap_unlock(s);
@@ -390,9 +385,9 @@ int nvs_vmm_properties(struct cu_alloc_full *prop, unsigned long long handle)
 
 /* ---- from ours to the driver's ---- */
 
-void nvs_vmm_uncover(unsigned channel, struct memory *m)
+void nvs_vmm_uncover(struct nvs_gpu *gpu, struct memory *m)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct chunk *c = nvs_vmm_chunk(m->at);
 
 	c->state = CHUNK_BUSY;
@@ -408,9 +403,9 @@ void nvs_vmm_uncover(unsigned channel, struct memory *m)
 }
 
 /* Memory for an empty chunk that is not to move any more; may wait, not for the GPU. */
-static int fill(unsigned channel, struct memory *m)
+static int fill(struct nvs_gpu *gpu, struct memory *m)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct chunk *c = nvs_vmm_chunk(m->at);
 	uint64_t bytes = bytes_of(m->granules);
 	unsigned tries = 0;
@@ -424,8 +419,8 @@ static int fill(unsigned channel, struct memory *m)
 	nvs_swap_unlock(s);
 	do {
 		one = 1;
-		result = nvs_chunk_map(channel, m->at, &one);
-	} while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry((int)channel, &tries));
+		result = nvs_chunk_map(gpu, m->at, &one);
+	} while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry(gpu, &tries));
 	if (result == CUDA_SUCCESS)
 		nvs_vmm_arrived(m->at);
 	nvs_swap_lock(s);
@@ -438,17 +433,17 @@ static int fill(unsigned channel, struct memory *m)
 }
 
 /* The memory gets physical memory and a real handle, unmapped. */
-static int materialise(unsigned channel, struct memory *m)
+static int materialise(struct nvs_gpu *gpu, struct memory *m)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	uint64_t bytes = bytes_of(m->granules);
 	unsigned tries = 0;
 	int result;
 
 	nvs_swap_unlock(s);
 	do
-		result = driver_create(channel, bytes, &m->real);
-	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry((int)channel, &tries));
+		result = driver_create(gpu, bytes, &m->real);
+	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry(gpu, &tries));
 	nvs_swap_lock(s);
 	if (result == CUDA_SUCCESS)
 		s->claiming -= bytes;
@@ -458,9 +453,9 @@ static int materialise(unsigned channel, struct memory *m)
 }
 
 /* Enters it in the book as the driver's; it is counted already. */
-static void book(unsigned channel, const struct memory *m, CUdeviceptr mapped)
+static void book(struct nvs_gpu *gpu, const struct memory *m, CUdeviceptr mapped)
 {
-	struct nvs_claim c = { (int)channel, bytes_of(m->granules) };
+	struct nvs_claim c = { gpu, bytes_of(m->granules) };
 
 	nvs_claim_keep_handle(&c, m->real);
 	if (mapped)
@@ -473,29 +468,29 @@ static void book(unsigned channel, const struct memory *m, CUdeviceptr mapped)
 	}
 }
 
-int nvs_vmm_give_away(unsigned channel, struct memory *m)
+int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m)
 {
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_swap *s = gpu->swap;
 	struct nvs_thread *t = NULL;
 	int result = CUDA_SUCCESS;
 	CUdeviceptr mapped = 0;
 
 	m->worker = &t;
 	if (m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_EMPTY) {
-		result = fill(channel, m);
+		result = fill(gpu, m);
 	} else if (m->at.span) {
 		nvs_swap_unlock(s);
-		t = nvs_gate_enter_memory(channel); /* all is on the GPU, and stays until we leave */
+		t = nvs_gate_enter_memory(gpu); /* all is on the GPU, and stays until we leave */
 		nvs_swap_lock(s);
 		while (nvs_vmm_chunk(m->at)->state == CHUNK_BUSY)
 			nvs_vmm_pause(s, atomic_load(&s->kick));
 		if (nvs_vmm_chunk(m->at)->state != CHUNK_HERE)
 			result = CUDA_ERROR_NOT_READY; /* the process ends */
 	} else if (!m->real) {
-		result = materialise(channel, m);
+		result = materialise(gpu, m);
 	}
 	if (result == CUDA_SUCCESS && m->at.span && !m->shown) {
-		nvs_vmm_uncover(channel, m);
+		nvs_vmm_uncover(gpu, m);
 	} else if (result == CUDA_SUCCESS && m->at.span) {
 		struct chunk c = *nvs_vmm_chunk(m->at);
 
@@ -511,7 +506,7 @@ int nvs_vmm_give_away(unsigned channel, struct memory *m)
 	if (result == CUDA_SUCCESS) {
 		m->fixed = true;
 		nvs_swap_unlock(s);
-		book(channel, m, mapped);
+		book(gpu, m, mapped);
 	} else {
 		nvs_swap_unlock(s);
 	}
@@ -520,14 +515,14 @@ int nvs_vmm_give_away(unsigned channel, struct memory *m)
 	nvs_swap_lock(s);
 	nvs_vmm_done(s, m);
 	if (m->fixed && !m->handles)
-		nvs_vmm_forget(channel, m);
+		nvs_vmm_forget(gpu, m);
 	return result;
 }
 
 int nvs_vmm_share(unsigned long long *handle, int type)
 {
-	unsigned channel = nvs_vmm_channel(*handle);
-	struct nvs_swap *s = &nvs_swaps[channel];
+	struct nvs_gpu *gpu = nvs_vmm_gpu(*handle);
+	struct nvs_swap *s = gpu->swap;
 	int result = CUDA_SUCCESS;
 	struct memory *m;
 
@@ -538,7 +533,7 @@ int nvs_vmm_share(unsigned long long *handle, int type)
 	if (!m || (type && !(m->handle_types & type)))
 		result = CUDA_ERROR_INVALID_VALUE;
 	else if (!m->fixed)
-		result = nvs_vmm_give_away(channel, m);
+		result = nvs_vmm_give_away(gpu, m);
 	if (result == CUDA_SUCCESS) {
 		*handle = m->real;
 		result = NVS_VMM_DRIVER;
@@ -551,7 +546,5 @@ int nvs_vmm_share(unsigned long long *handle, int type)
 
 void nvs_vmm_fork_child(void)
 {
-	for (unsigned i = 0; i < NVS_MAX_CHANNELS; i++)
-		tables[i] = (struct table){ NULL, 0, 0 };
 	atomic_store(&nvs_vmm_used, false);
 }

@@ -184,6 +184,116 @@ static void who_jumped_out_waits_for_a_grant(void)
 	swapper_end();
 }
 
+/* ---- calls that name memory ---- */
+
+static struct buffer named, copied; /* away, when a call names the first */
+static CUgraph graph;
+static CUgraphNode node;
+static CUgraphExec exec;
+
+static CUDA_MEMCPY3D copy_to(CUdeviceptr to)
+{
+	return (CUDA_MEMCPY3D){ .srcMemoryType = CU_MEMORYTYPE_DEVICE, .srcDevice = copied.p,
+				.dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = to,
+				.WidthInBytes = 4096, .Height = 1, .Depth = 1 };
+}
+
+static CUDA_MEMSET_NODE_PARAMS set_to(CUdeviceptr to)
+{
+	return (CUDA_MEMSET_NODE_PARAMS){ .dst = to, .elementSize = 4, .width = 64, .height = 1 };
+}
+
+static CUresult add_copy_node(void)
+{
+	CUDA_MEMCPY3D p = copy_to(named.p);
+
+	return cuGraphAddMemcpyNode(&node, graph, NULL, 0, &p, ctx);
+}
+
+static CUresult add_set_node(void)
+{
+	CUDA_MEMSET_NODE_PARAMS p = set_to(named.p);
+
+	return cuGraphAddMemsetNode(&node, graph, NULL, 0, &p, ctx);
+}
+
+static CUresult add_any_node(void)
+{
+	CUgraphNodeParams p = { .type = CU_GRAPH_NODE_TYPE_MEMCPY };
+
+	p.u.copy.params = copy_to(named.p);
+	p.u.copy.ctx = ctx;
+	return cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &p);
+}
+
+static CUresult set_node_params(void)
+{
+	CUDA_MEMSET_NODE_PARAMS p = set_to(named.p);
+
+	return cuGraphMemsetNodeSetParams(node, &p);
+}
+
+static CUresult set_exec_params(void)
+{
+	CUDA_MEMSET_NODE_PARAMS p = set_to(named.p);
+
+	return cuGraphExecMemsetNodeSetParams(exec, node, &p, ctx);
+}
+
+static CUresult create_texture(void)
+{
+	CUDA_RESOURCE_DESC r = { .resType = CU_RESOURCE_TYPE_LINEAR };
+	uint32_t texture[32] = { 0 }; /* CUDA_TEXTURE_DESC */
+	CUtexObject object;
+
+	r.res.linear.devPtr = named.p;
+	r.res.linear.format = CU_AD_FORMAT_FLOAT;
+	r.res.linear.numChannels = 1;
+	r.res.linear.sizeInBytes = 4096;
+	return cuTexObjectCreate(&object, &r, texture, NULL);
+}
+
+/* The call waits until all memory is there, and needs no grant for itself. */
+static void waits_for_memory(CUresult (*call)(void))
+{
+	pthread_t t;
+
+	take_memory_away();
+	granted = false;
+	swapper_room(0);
+	t = start(grant_late);
+	CHECK(call() == CUDA_SUCCESS);
+	CHECK(granted);
+	pthread_join(t, NULL);
+	verify(&named);
+	take_the_gpu();
+	CHECK(call() == CUDA_SUCCESS);
+	CHECK(swapper_seen().holder == 0);
+	swapper_withhold(false);
+}
+
+static void who_names_memory_waits_for_it(void)
+{
+	CUDA_MEMSET_NODE_PARAMS p;
+
+	open_tenant();
+	named = filled(1);
+	copied = filled(2);
+	CU(cuGraphCreate(&graph, 0));
+	waits_for_memory(add_copy_node);
+	waits_for_memory(add_set_node);
+	waits_for_memory(add_any_node);
+	waits_for_memory(create_texture);
+	CU(cuGraphDestroy(graph));
+	CU(cuGraphCreate(&graph, 0));
+	p = set_to(copied.p);
+	CU(cuGraphAddMemsetNode(&node, graph, NULL, 0, &p, ctx));
+	CU(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	waits_for_memory(set_node_params);
+	waits_for_memory(set_exec_params);
+	swapper_end();
+}
+
 /* ---- the process ends ---- */
 
 static struct buffer late; /* away when the process ends */
@@ -242,12 +352,13 @@ static const struct test_case cases[] = {
 	CASE(a_handle_outlives_the_scheduler),
 	CASE(a_free_waits_for_work_that_went_ahead),
 	CASE(who_jumped_out_waits_for_a_grant),
+	CASE(who_names_memory_waits_for_it),
 	CASE(a_late_handler_gets_its_memory),
 	CASE(a_late_handler_waits_for_all_its_memory),
 };
 
 int main(int argc, char **argv)
 {
-	alarm(60);
+	alarm(120);
 	return run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
 }

@@ -107,17 +107,18 @@ static void packet(const uint8_t *data, size_t size, unsigned how)
 static void check(void)
 {
 	for (unsigned i = 0; i < GPUS; i++) {
-		const struct lease *l = &nvs_client_channels[i].lease;
-		bool passes = nvs_gate_is_open(i);
+		struct nvs_gpu *gpu = &nvs_gpus[i];
+		const struct lease *l = &gpu->lease;
+		bool passes = nvs_gate_is_open(gpu);
 
 		/* Whatever the page says: a lease opens the gate, or that there is none. */
 		MUST(!passes || l->gate == LEASE_OPEN || l->gate == LEASE_FREE);
 		MUST(l->gate != LEASE_FREE || (passes && l->link != LEASE_ATTACHED));
 		MUST(l->gate != LEASE_OPEN ||
-		     atomic_load(&nvs_channels[i].epoch) == (uint32_t)l->epoch);
-		MUST(nvs_client_channels[i].drain == (l->gate == LEASE_DRAINING));
+		     atomic_load(&gpu->epoch) == (uint32_t)l->epoch);
+		MUST(gpu->drain == (l->gate == LEASE_DRAINING));
 		MUST(l->waiting == waiting[i]);
-		MUST(nvs_client_channels[i].grace_ns <= GRACE_MAX_NS);
+		MUST(gpu->grace_ns <= GRACE_MAX_NS);
 	}
 	MUST((nvs_client.link == LINK_UP) <= (nvs_client.fd >= 0));
 }
@@ -129,6 +130,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		{ .dev = 0, .total_mem = 1 << 30 },
 		{ .dev = 1, .uuid = { 1 }, .total_mem = 1 << 30 },
 	};
+	static struct nvs_budget *budgets[GPUS];
+	static struct nvs_swap *swaps[GPUS];
 	static unsigned runs, open_fds;
 
 	if (!runs)
@@ -144,11 +147,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	page->magic = NVS_PAGE_MAGIC;
 	page->version = NVS_WIRE_VERSION;
 	page->slots = NVS_MAX_CHANNELS;
-	nvs_client_count = GPUS;
+	nvs_gpus_start(devices, GPUS);
+	if (runs == 1)
+		nvs_memory_ops.start();
 	for (unsigned i = 0; i < GPUS; i++) {
 		page->slot[i].limit_seq = 2;
-		nvs_client_channels[i].device = devices[i];
-		nvs_channel_close(i);
+		/* What is known of memory stays, and so do its threads. */
+		budgets[i] = nvs_gpus[i].budget = runs == 1 ? nvs_gpus[i].budget : budgets[i];
+		swaps[i] = nvs_gpus[i].swap = runs == 1 ? nvs_gpus[i].swap : swaps[i];
 	}
 	nvs_client.link = LINK_STARTING;
 	nvs_client.backoff_ns = RETRY_MIN_NS;
@@ -162,24 +168,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		size--;
 		switch (op % 8) {
 		case 0: /* a thread comes to the gate; nvs_gate_wait without the waiting */
-			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_USE });
-			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_WANT });
-			nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_WORD,
-								  .word = nvs_channel_word(i) });
+			nvs_gpu_step(&nvs_gpus[i], (struct lease_event){ .type = LEASE_EV_USE });
+			nvs_gpu_step(&nvs_gpus[i], (struct lease_event){ .type = LEASE_EV_WANT });
+			nvs_gpu_step(&nvs_gpus[i], (struct lease_event){ .type = LEASE_EV_WORD,
+								  .word = nvs_gpu_word(&nvs_gpus[i]) });
 			waiting[i]++;
 			break;
 		case 1:
 			if (waiting[i]) {
-				nvs_channel_step(i, (struct lease_event){ .type = LEASE_EV_LEAVE });
+				nvs_gpu_step(&nvs_gpus[i], (struct lease_event){ .type = LEASE_EV_LEAVE });
 				waiting[i]--;
 			}
 			break;
 		case 2: /* the drains end */
 			ev.type = LEASE_EV_DRAINED;
 			for (unsigned j = 0; j < GPUS; j++)
-				if (nvs_client_channels[j].drain) {
-					nvs_client_channels[j].drain = false;
-					nvs_channel_step(j, ev);
+				if (nvs_gpus[j].drain) {
+					nvs_gpus[j].drain = false;
+					nvs_gpu_step(&nvs_gpus[j], ev);
 				}
 			break;
 		case 3: /* the page changes, any part of it */
@@ -197,7 +203,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			send_stats(nvs_now() + NVS_S);
 			early_release(nvs_now());
 			ev.type = op & 0x20 ? LEASE_EV_NUDGE : LEASE_EV_IDLE;
-			nvs_channel_step(i, ev);
+			nvs_gpu_step(&nvs_gpus[i], ev);
 			break;
 		default:
 			n = size < NVS_FRAME_SIZE ? size : NVS_FRAME_SIZE;

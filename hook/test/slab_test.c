@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * slab_test.c: allocations of slabs and of addresses, and what is kept of freed
+ * slab_test.c: allocations of slabs and of addresses, and lists of freed
  * ones, against a model, many times. slab_test [COUNT [SEED]]: so many allocations
  * and frees.
  */
@@ -163,7 +163,7 @@ static uint64_t large_size(void)
 	return NVS_SLAB_LARGEST + 1 + rnd(1ull << (21 + rnd(18)));
 }
 
-static void shelves_keep_to_the_model(uint64_t count)
+static void free_lists_keep_to_the_model(uint64_t count)
 {
 	static struct nvs_freelist list;
 	uint64_t serial = 0, bytes = 0, hits = 0;
@@ -208,7 +208,7 @@ static void shelves_keep_to_the_model(uint64_t count)
 
 /* ---- addresses ---- */
 
-/* What swap_space.c wants of the others. */
+/* What space.c calls. */
 struct nvs_driver nvs_driver;
 static uint64_t spans;
 
@@ -220,11 +220,7 @@ static int reserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsig
 	return n < 1ull << 40 ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-uint64_t nvs_client_memory(unsigned channel)
-{
-	(void)channel;
-	return 4096 * GRANULE;
-}
+static struct nvs_gpu gpu = { .device = { .total_mem = 4096 * GRANULE } };
 
 enum { REGIONS = 3000, MODEL = 16384 };
 
@@ -259,7 +255,11 @@ static void addresses_keep_to_the_model(uint64_t count)
 			continue;
 		}
 		n = 1 + (uint32_t)rnd(rnd(8) ? 16 : 200);
-		*r = nvs_region_new(0, n);
+		*r = nvs_region_new(&gpu, n);
+		if (!r->span) {
+			CHECK(nvs_span_add(&gpu, n));
+			*r = nvs_region_new(&gpu, n);
+		}
 		CHECK(r->span && region_of(*r)->granules == n);
 		mark(*r, n, 0, i + 1);
 	}
@@ -281,7 +281,7 @@ int main(int argc, char **argv)
 
 	state = argc > 2 ? (uint64_t)atoll(argv[2]) : 88172645463325252ull;
 	slabs_keep_to_the_model(count);
-	shelves_keep_to_the_model(count);
+	free_lists_keep_to_the_model(count);
 	addresses_keep_to_the_model(count / 10);
 	return 0;
 }

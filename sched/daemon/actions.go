@@ -9,6 +9,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -106,7 +107,7 @@ func (d *Daemon) decide(g *gpu, ev sched.Event) []sched.Action {
 func (d *Daemon) flush(g *gpu) {
 	for i := range g.outbox {
 		if !d.carryOut(g, &g.outbox[i]) {
-			g.retry = now().Add(persistRetry)
+			g.retry.Set(now().Add(persistRetry))
 			g.outbox = slices.Delete(g.outbox, 0, i)
 			return
 		}
@@ -257,18 +258,16 @@ func (d *Daemon) persist(g *gpu, a sched.Persist) bool {
 	s.Epoch, s.Holders, s.Unrecorded = a.Epoch, s.Holders[:0], a.Unrecorded
 	for _, h := range a.Holders {
 		if cl := d.clients[h.Client]; cl != nil {
-			s.Holders = append(s.Holders, holderState{PID: cl.PID, StartTime: cl.Start, Epoch: h.Epoch})
+			s.Holders = append(s.Holders, state.Holder{PID: cl.PID, StartTime: cl.Start, Epoch: h.Epoch})
 		}
 	}
 	d.reach(beforePersist)
-	err := d.state.saveBy(d.statePath(), func(a, b string) error {
-		d.reach(inPersist)
-		return exchange(a, b)
-	})
+	err := d.state.Save(d.statePath(), func() { d.reach(inPersist) })
 	d.reach(afterPersist)
 	switch {
 	case err != nil && d.persistErr == nil:
 		d.log.WithError(err).Error("no grants until the state file can be written")
+		d.watchRunDir()
 	case err == nil && d.persistErr != nil:
 		d.log.Info("the state file can be written again")
 	}

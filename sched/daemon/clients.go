@@ -8,10 +8,10 @@ import (
 	"io"
 	"net"
 	"os"
-	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
@@ -49,7 +49,7 @@ type attachment struct {
 type account struct {
 	conns   int
 	clients map[*client]struct{}
-	rate    *rate
+	rate    *rate.Limiter
 }
 
 // pendingAttach is an ATTACH that waits for a search for GPUs.
@@ -59,36 +59,11 @@ type pendingAttach struct {
 	reserves []wire.Frame // that came meanwhile
 }
 
-func (d *Daemon) logOf(c *conn) *logrus.Entry {
-	fields := logrus.Fields{"pid": c.peer.PID, "command": c.peer.Command}
-	if c.peer.Container != "" {
-		fields["container"] = c.peer.Container
-	}
-	if c.client != nil {
-		fields["client"] = c.client.id
-	}
-	return d.log.WithFields(fields)
-}
-
-// tell writes a line that a tenant causes, as often as it likes.
-func (d *Daemon) tell(c *conn, level logrus.Level, text string) {
-	switch {
-	case level >= logrus.DebugLevel:
-	case !d.tenantLog.takeIf(time.Now()):
-		d.unlogged++
-		level = logrus.DebugLevel
-	case d.unlogged > d.unloggedTold:
-		d.log.WithField("lines", d.unlogged-d.unloggedTold).Warn("clients caused more lines than these: they are written with NVSHARE_DEBUG=1 only")
-		d.unloggedTold = d.unlogged
-	}
-	d.logOf(c).Log(level, text)
-}
-
 func (d *Daemon) accountOf(p *peer.Peer) *account {
 	key := p.Account
 	a := d.counts[key]
 	if a == nil {
-		a = &account{clients: map[*client]struct{}{}, rate: newRate()}
+		a = &account{clients: map[*client]struct{}{}, rate: rate.NewLimiter(frameRate, frameBurst)}
 		d.counts[key] = a
 	}
 	return a
@@ -124,7 +99,7 @@ func (d *Daemon) takeIn(c *conn) bool {
 // 48 bytes: it is for the client as well.
 func (d *Daemon) refuseAtLimit(c *conn, text string) {
 	d.refused++
-	d.tell(c, logrus.WarnLevel, "refuse a connection: "+text)
+	d.tell(c.subject(), logrus.WarnLevel, "refuse a connection: "+text)
 	c.refuse(wire.ErrTooMany, text)
 }
 
@@ -148,7 +123,7 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 		return
 	}
 	d.reach(atFrame)
-	d.traffic.messages[f.Type]++
+	d.traffic.Messages[f.Type]++
 	switch f.Type {
 	case wire.TypeRegister:
 		d.register(c, f)
@@ -215,7 +190,7 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 	if f.Register.MinVersion > wire.Version {
 		d.refused++
 		text := fmt.Sprintf("protocol %d..%d, scheduler speaks %d", f.Register.MinVersion, f.Version, wire.Version)
-		d.tell(c, logrus.WarnLevel, "refuse a client: "+text)
+		d.tell(c.subject(), logrus.WarnLevel, "refuse a client: "+text)
 		c.refuse(wire.ErrVersion, text)
 		d.shutDown(c)
 		return
@@ -245,7 +220,7 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 	c.canMove = f.Code&wire.RegisterSwap != 0
 	page, fd, err := page.New(uint64(cl.id))
 	if err != nil {
-		d.tell(c, logrus.ErrorLevel, fmt.Sprintf("refuse a client: %v", err))
+		d.tell(c.subject(), logrus.ErrorLevel, fmt.Sprintf("refuse a client: %v", err))
 		c.refuse(wire.ErrInternal, "no grant page")
 		d.shutDown(c)
 		return
@@ -267,7 +242,7 @@ func (d *Daemon) takeOver(c *conn) {
 	if cl.conn == c {
 		return
 	}
-	if old := cl.conn; old != nil { // of before an exec, or half lost
+	if old := cl.conn; old != nil { // from before an exec, or half lost
 		d.shutDown(old)
 		d.loseClient(old)
 	}
@@ -281,12 +256,12 @@ func (d *Daemon) takeOver(c *conn) {
 		d.dropReservations(cl) // what an earlier program of this process had
 		d.dropMemory(cl)
 	}
-	d.traffic.registrations++
+	d.traffic.Registrations++
 	d.noteClient(cl, api.EventType_EVENT_TYPE_REGISTER, 0)
-	d.tell(c, logrus.InfoLevel, fmt.Sprintf("%s, shim %s, %d entry points interposed", what, shimVersion(cl.reg.ShimVersion), cl.reg.Interposed))
+	d.tell(c.subject(), logrus.InfoLevel, fmt.Sprintf("%s, shim %s, %d entry points interposed", what, shimVersion(cl.reg.ShimVersion), cl.reg.Interposed))
 	if cl.reg.Bypassed > 0 {
-		d.tell(c, logrus.WarnLevel, fmt.Sprintf("%d entry points of CUDA bypass the shim: its work may not be arbitrated", cl.reg.Bypassed))
-		d.traffic.bypasses++
+		d.tell(c.subject(), logrus.WarnLevel, fmt.Sprintf("%d entry points of CUDA bypass the shim: its work may not be arbitrated", cl.reg.Bypassed))
+		d.traffic.Bypasses++
 		d.noteClient(cl, api.EventType_EVENT_TYPE_BYPASS, cl.reg.Bypassed)
 	}
 }
@@ -298,9 +273,7 @@ func (d *Daemon) addClient(p *peer.Peer) *client {
 	d.clients[cl.id] = cl
 	d.byProc[p.Process] = cl
 	d.accountOf(p).clients[cl] = struct{}{}
-	d.wg.Add(1)
-	go func() {
-		defer d.wg.Done()
+	d.wg.Go(func() {
 		err := p.AwaitDeath()
 		if err == nil {
 			d.do(func() { d.bury(cl) })
@@ -311,7 +284,7 @@ func (d *Daemon) addClient(p *peer.Peer) *client {
 		default:
 			d.log.WithError(err).Errorf("watch process %d: its death will not be noticed", p.PID)
 		}
-	}()
+	})
 	return cl
 }
 
@@ -350,7 +323,7 @@ func (d *Daemon) bury(cl *client) {
 		cl.page.Unmap()
 		cl.page = nil
 	}
-	d.tell(&conn{peer: cl.Peer, client: cl}, level, "process has ended")
+	d.tell(cl.subject(), level, "process has ended")
 }
 
 // attach handles ATTACH; searched: after a search for GPUs.
@@ -379,7 +352,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 			return
 		}
 		if !observe {
-			d.tell(c, logrus.WarnLevel, fmt.Sprintf("no GPU %s on this node: the client runs on it unarbitrated", formatUUID(f.Attach.UUID)))
+			d.tell(c.subject(), logrus.WarnLevel, fmt.Sprintf("no GPU %s on this node: the client runs on it unarbitrated", formatUUID(f.Attach.UUID)))
 		}
 		fail(wire.ErrUnknownGPU)
 		return
@@ -425,7 +398,7 @@ func (d *Daemon) hangUp(c *conn, err error) {
 		d.shutDown(c)
 	default:
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-			d.logOf(c).WithError(err).Debug("connection ended")
+			d.logOf(c.subject()).WithError(err).Debug("connection ended")
 		}
 		d.shutDown(c)
 	}
@@ -438,7 +411,7 @@ func (d *Daemon) dropBroken() {
 		c := d.broken[0]
 		d.broken = d.broken[1:]
 		delete(d.conns, c)
-		d.traffic.disconnects++
+		d.traffic.Disconnects++
 		d.accountOf(c.peer).conns--
 		d.dropAccount(c.peer)
 		if c.client == nil {
@@ -460,7 +433,7 @@ func (d *Daemon) loseClient(c *conn) {
 		return
 	}
 	cl.conn = nil
-	d.logOf(c).Debug("connection lost")
+	d.logOf(c.subject()).Debug("connection lost")
 	for _, att := range c.channels {
 		if att != nil {
 			d.step(att.gpu, sched.Lost{Client: cl.id})

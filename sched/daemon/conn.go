@@ -16,6 +16,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/daemon/page"
@@ -27,8 +28,8 @@ import (
 type conn struct {
 	sock *net.UnixConn
 	peer *peer.Peer
-	rate *rate        // of the peer's account
-	spin atomic.Int64 // sched.Time until which read spins for the next frame
+	rate *rate.Limiter // of the peer's account
+	spin atomic.Int64  // sched.Time until which read spins for the next frame
 
 	// The loop's own:
 	client   *client                          // nil before REGISTER
@@ -112,12 +113,10 @@ func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
 		sock.Close()
 		return
 	}
-	d.wg.Add(1)
-	go func() {
-		defer d.wg.Done()
+	d.wg.Go(func() {
 		err := d.read(c)
 		d.do(func() { d.hangUp(c, err) })
-	}()
+	})
 }
 
 // read passes frames to the loop until the connection ends, and says why it
@@ -154,11 +153,11 @@ func (d *Daemon) read(c *conn) error {
 			registered = true
 			c.sock.SetReadDeadline(time.Time{})
 		}
-		cost := 1.0
+		cost := 1
 		if f.Type == wire.TypeRegister {
 			cost = registerCost
 		}
-		if wait := c.rate.take(cost); wait > 0 {
+		if wait := c.rate.ReserveN(time.Now(), cost).Delay(); wait > 0 {
 			select {
 			case <-time.After(wait):
 			case <-d.ended:
@@ -242,9 +241,9 @@ func (d *Daemon) send(c *conn, f *wire.Frame, oob []byte) {
 	}
 	if err := c.send(f, oob); err != nil {
 		if errors.Is(err, unix.EAGAIN) {
-			d.tell(c, logrus.WarnLevel, fmt.Sprintf("disconnect a client that does not read: %v", err))
+			d.tell(c.subject(), logrus.WarnLevel, fmt.Sprintf("disconnect a client that does not read: %v", err))
 		} else { // it is gone, or going
-			d.logOf(c).WithError(err).Debug("connection ended")
+			d.logOf(c.subject()).WithError(err).Debug("connection ended")
 		}
 		d.shutDown(c)
 	}
@@ -262,7 +261,7 @@ func (d *Daemon) shutDown(c *conn) {
 // protocolError refuses and closes a connection.
 func (d *Daemon) protocolError(c *conn, err error) {
 	d.malformed++
-	d.tell(c, logrus.WarnLevel, fmt.Sprintf("disconnect a client that broke the protocol: %v", err))
+	d.tell(c.subject(), logrus.WarnLevel, fmt.Sprintf("disconnect a client that broke the protocol: %v", err))
 	c.refuse(wire.ErrProtocol, strings.TrimPrefix(err.Error(), wire.ErrFrame.Error()+": "))
 	d.shutDown(c)
 }

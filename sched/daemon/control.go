@@ -290,8 +290,8 @@ func (d *Daemon) problems() (p []string) {
 	if d.identifyErr != nil {
 		p = append(p, fmt.Sprintf("clients are refused and run unarbitrated: %v", d.identifyErr))
 	}
-	if d.arena.err != nil {
-		p = append(p, fmt.Sprintf("host memory for what is swapped out is short: %v", d.arena.err))
+	if d.arena.Err() != nil {
+		p = append(p, fmt.Sprintf("host memory for what is swapped out is short: %v", d.arena.Err()))
 	}
 	if len(d.order) == 0 {
 		switch {

@@ -7,18 +7,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/arena"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/rundir"
+	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -67,7 +72,7 @@ type Options struct {
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
 	// whoever reaches it; "": nowhere. Sample may be nil.
 	MetricsAddr string
-	Sample      Sampler
+	Sample      metrics.Sampler
 }
 
 // Daemon is a scheduler with open sockets. Make one with New, then call Run.
@@ -77,18 +82,14 @@ type Daemon struct {
 	bootID   string
 	started  time.Time
 	maxConns int
-	// maxReady and maxHeld: segments that may be kept ready, and held of clients.
-	maxReady, maxHeld int
 	// sysfs is where that is; not /sys in tests.
 	sysfs string
 	peers *peer.Finder
 	// registerTimeout is the constant, but for tests.
 	registerTimeout time.Duration
 
-	lock    *os.File
-	tenants *net.UnixListener
-	control net.Listener
-	metrics *exporter // nil: none
+	dir     *rundir.Dir
+	metrics *metrics.Exporter // nil: none
 
 	events chan func()    // run by the loop
 	ended  chan struct{}  // closed when the loop has ended
@@ -96,7 +97,12 @@ type Daemon struct {
 
 	// Below: the loop's own.
 
-	state    *state
+	timers   timer.List
+	search   *timer.Timer // for GPUs
+	members  *timer.Timer // write the file of who has memory
+	watch    *timer.Timer // that the run directory is there
+	fatal    error        // ends the loop
+	state    *state.File
 	cautious bool // the state file was damaged: holders may be about
 	nextID   sched.ClientID
 	clients  map[sched.ClientID]*client
@@ -113,7 +119,6 @@ type Daemon struct {
 	broken   []*conn                   // to be treated as lost after the current event
 
 	discovering     bool
-	discoverDue     sched.Time // 0: not planned
 	discovered      sched.Time // when the latest search ended; 0: never
 	discoverErr     error
 	pending         []*pendingAttach
@@ -124,14 +129,12 @@ type Daemon struct {
 	settingsErr     error // settings were lost
 	nextCheck       sched.Time
 	nextLedgerCheck sched.Time
-	tenantLog       bucket
+	tenantLog       *rate.Limiter
 	unloggedTold    uint64
-	arena           arena
+	arena           *arena.Pool
 	before          map[string][]memberState // of GPUs not found yet, by UUID; see swap_record.go
-	membersDue      sched.Time               // their file is to be written; 0: it is right
-	unlogged        uint64                   // lines that tenants caused and tenantLog held back
-	history         history
-	traffic         traffic
+	history         *history.Log
+	traffic         metrics.Traffic
 	checkAlways     bool            // tests
 	failpoint       func(failpoint) // tests
 	fencesChanged   bool
@@ -147,22 +150,24 @@ func New(opts Options) (*Daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.openRunDir(); err != nil {
+	if d.dir, err = rundir.Open(opts.RunDir); err != nil {
 		return nil, err
 	}
-	d.restoreFiles()
-	if err := d.openMetrics(); err != nil {
-		d.closeRunDir()
+	if err = d.restoreFiles(); err == nil {
+		err = d.openMetrics()
+	}
+	if err != nil {
+		d.dir.Close()
 		return nil, err
 	}
 	return d, nil
 }
 
-// newDaemon has nothing open, and knows nothing of before.
+// newDaemon has nothing open, and knows nothing of earlier schedulers.
 func newDaemon(opts Options) (*Daemon, error) {
-	bootID, err := readBootID()
+	bootID, err := state.BootID()
 	if err != nil {
-		return nil, fmt.Errorf("read the boot id: %w", err)
+		return nil, err
 	}
 	peers, err := peer.NewFinder()
 	if err != nil {
@@ -170,17 +175,18 @@ func newDaemon(opts Options) (*Daemon, error) {
 	}
 	opts.Quantum = cmp.Or(opts.Quantum, sched.DefaultQuantum)
 	opts.Grace = cmp.Or(opts.Grace, sched.DefaultGrace)
-	maxReady, maxHeld := maxSegments()
+	moreFiles, err := openFiles()
+	if err != nil {
+		return nil, err
+	}
+	maxReady, maxHeld := maxSegments(moreFiles)
 	d := &Daemon{
 		opts:            opts,
 		log:             opts.Log,
 		bootID:          bootID,
 		started:         time.Now(),
-		maxConns:        maxConnections(),
-		maxReady:        maxReady,
-		maxHeld:         maxHeld,
+		maxConns:        maxConnections,
 		sysfs:           "/sys",
-		arena:           arena{make: newSegment, memory: hostMemory},
 		peers:           peers,
 		registerTimeout: registerTimeout,
 		events:          make(chan func(), 256),
@@ -192,29 +198,39 @@ func newDaemon(opts Options) (*Daemon, error) {
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},
-		tenantLog:       bucket{rate: tenantLogRate, burst: tenantLogBurst},
+		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}
-	d.history = newHistory(d.started.UnixNano())
-	d.noteChange(nil, &event{kind: api.EventType_EVENT_TYPE_START, text: "version " + opts.Version})
+	d.search = d.timers.New(d.startDiscovery)
+	d.members = d.timers.New(d.recordMembers)
+	d.watch = d.timers.New(d.watchRunDir)
+	d.openArena(arena.Kernel{}, maxReady, maxHeld)
+	d.history = history.New(d.started.UnixNano())
+	d.noteChange(nil, &history.Event{Kind: api.EventType_EVENT_TYPE_START, Text: "version " + opts.Version})
 	return d, nil
 }
 
 // restoreFiles reads what earlier schedulers have written.
-func (d *Daemon) restoreFiles() {
+func (d *Daemon) restoreFiles() error {
 	var err error
-	if d.state, err = loadState(d.statePath(), d.bootID); err != nil {
+	d.state, err = state.Load(d.statePath(), d.bootID)
+	if errors.Is(err, state.ErrNotRegular) {
+		return fmt.Errorf("no grant could be recorded: %w", err)
+	}
+	if err != nil {
 		d.cautious = true
 		d.log.WithError(err).Warn("the state file cannot be used: epochs go on from the wall clock, and the first grants wait for one quantum and grace period, in case an unknown client still holds a GPU")
 	}
 	d.restoreSettings()
 	d.restoreShares()
 	d.restoreMembers()
+	return nil
 }
 
 func (d *Daemon) statePath() string { return filepath.Join(d.opts.RunDir, "state.json") }
 
-// Run serves until ctx is done, then closes the sockets and returns nil. Open
-// gates stay open. It may be called once.
+// Run serves until ctx is done, then closes the sockets and returns nil. It
+// returns an error when the run directory is lost. Open gates stay open. It may
+// be called once.
 func (d *Daemon) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -222,32 +238,24 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.wg.Add(2)
-	go func() {
-		defer d.wg.Done()
-		d.accept(ctx, d.tenants)
-	}()
-	go func() {
-		defer d.wg.Done()
-		if err := server.Serve(ctx, d.control); err != nil && ctx.Err() == nil {
+	d.wg.Go(func() { d.accept(ctx, d.dir.Tenants) })
+	d.wg.Go(func() {
+		if err := server.Serve(ctx, d.dir.Control); err != nil && ctx.Err() == nil {
 			d.log.WithError(err).Error("control socket: no longer served")
 		}
-	}()
+	})
 	if d.metrics != nil {
-		d.wg.Add(1)
-		go func() {
-			defer d.wg.Done()
-			d.metrics.serve(ctx)
-		}()
+		d.wg.Go(func() { d.metrics.Serve(ctx) })
 	}
-	d.startDiscovery(ctx)
+	d.startDiscovery()
+	d.watch.Set(now().Add(watchPause))
 	d.loop(ctx)
-	if d.membersDue != 0 {
+	if d.members.Planned() {
 		d.recordMembers()
 	}
 	close(d.ended) // before anything is closed that others wait for
 
-	d.tenants.Close()
+	d.dir.Tenants.Close()
 	server.Close()
 	for c := range d.conns {
 		c.sock.Close()
@@ -270,32 +278,60 @@ func (d *Daemon) Run(ctx context.Context) error {
 			cl.page.Unmap()
 		}
 	}
-	d.closeRunDir()
-	d.arena.stock.close() // takes a while, and nobody waits for it
-	return nil
+	d.dir.Close()
+	d.arena.Close() // takes a while, and nobody waits for it
+	return d.fatal
 }
 
 // loop is the only goroutine that touches the tables and the cores.
 func (d *Daemon) loop(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
+	wake := time.NewTimer(0)
+	defer wake.Stop()
+	for d.fatal == nil {
 		select {
 		case <-ctx.Done():
 			return
 		case f := <-d.events:
 			f()
-		case <-timer.C:
-			d.tick(ctx)
+		case <-wake.C:
+			d.timers.Run(now())
 		}
 		d.dropBroken()
 		d.applyFences()
-		if at, ok := d.deadline(); ok {
-			timer.Reset(max(at.Sub(now()), 0))
+		d.planTurns()
+		if at, ok := d.timers.Next(); ok {
+			wake.Reset(max(at.Sub(now()), 0))
 		} else {
-			timer.Stop()
+			wake.Stop()
 		}
 	}
+}
+
+// planTurns sets the timers of all GPUs: what one GPU's core waits for can
+// change by a step of another GPU in the same gang.
+func (d *Daemon) planTurns() {
+	for _, g := range d.order {
+		if at, ok := g.core.Deadline(); ok {
+			g.turn.Set(at)
+		} else {
+			g.turn.Stop()
+		}
+		if g.swap != nil && g.swap.due != 0 {
+			g.victims.Set(g.swap.due)
+		} else {
+			g.victims.Stop()
+		}
+	}
+}
+
+// watchRunDir ends the scheduler when the run directory is lost: clients could
+// not connect, and no grant could be recorded. Whoever supervises the scheduler
+// starts one that makes the directory anew.
+func (d *Daemon) watchRunDir() {
+	if d.fatal = d.dir.Check(); d.fatal != nil {
+		d.log.WithError(d.fatal).Error("the run directory is lost")
+	}
+	d.watch.Set(now().Add(watchPause))
 }
 
 // do has the loop run f, after what came before; false: the daemon has ended.
@@ -340,66 +376,4 @@ func now() sched.Time {
 		panic("CLOCK_MONOTONIC: " + err.Error())
 	}
 	return sched.Time(ts.Nano())
-}
-
-// deadline is when tick must run next.
-func (d *Daemon) deadline() (at sched.Time, ok bool) {
-	earliest := func(t sched.Time) {
-		if !ok || t < at {
-			at, ok = t, true
-		}
-	}
-	for _, g := range d.order {
-		if t, has := g.core.Deadline(); has {
-			earliest(t)
-		}
-		if len(g.outbox) > 0 {
-			earliest(g.retry)
-		}
-		if g.swap != nil && g.swap.due != 0 {
-			earliest(g.swap.due)
-		}
-	}
-	if d.arena.retry != 0 {
-		earliest(d.arena.retry)
-	}
-	if d.arena.stock.due != 0 {
-		earliest(d.arena.stock.due)
-	}
-	if d.membersDue != 0 {
-		earliest(d.membersDue)
-	}
-	if d.discoverDue != 0 {
-		earliest(d.discoverDue)
-	}
-	return at, ok
-}
-
-func (d *Daemon) tick(ctx context.Context) {
-	t := now()
-	for _, g := range d.order {
-		if at, ok := g.core.Deadline(); ok && at <= t {
-			d.step(g, sched.Tick{})
-		}
-		if len(g.outbox) > 0 && g.retry <= t {
-			d.flush(g)
-		}
-		if g.swap != nil && g.swap.due != 0 && g.swap.due <= t {
-			d.lookAtVictims(g)
-		}
-	}
-	if d.arena.retry != 0 && d.arena.retry <= t {
-		d.arena.retry = 0
-		d.prepareAll()
-	}
-	if d.arena.stock.due != 0 && d.arena.stock.due <= t {
-		d.lookAtStock()
-	}
-	if d.membersDue != 0 && d.membersDue <= t {
-		d.recordMembers()
-	}
-	if d.discoverDue != 0 && d.discoverDue <= t {
-		d.discoverDue = 0
-		d.startDiscovery(ctx)
-	}
 }

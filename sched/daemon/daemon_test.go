@@ -14,12 +14,13 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-func readState(t *testing.T, dir string) state {
+func readState(t *testing.T, dir string) state.File {
 	t.Helper()
-	var s state
+	var s state.File
 	text, err := os.ReadFile(filepath.Join(dir, "state.json"))
 	if err == nil {
 		err = json.Unmarshal(text, &s)

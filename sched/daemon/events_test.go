@@ -5,17 +5,18 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -185,53 +186,12 @@ func TestEventsEndWithTheScheduler(t *testing.T) {
 	}()
 	s.await("it waits", func(*api.StatusResponse) bool {
 		waits := false
-		_ = s.ask(context.Background(), func() { waits = s.history.more != nil })
+		_ = s.ask(context.Background(), func() { waits = s.history.AwaitedByAny() })
 		return waits
 	})
 	s.stop()
 	if err := <-done; err == nil {
 		t.Error("no error")
-	}
-}
-
-// What is rare outlives the turns, and what is gone is counted.
-func TestHistoryForgetsTurnsFirst(t *testing.T) {
-	h := newHistory(1)
-	h.add(&h.changes, &event{kind: api.EventType_EVENT_TYPE_FENCE})
-	const turns = keptTurns + 100
-	for i := range turns {
-		h.add(&h.turns, &event{kind: api.EventType_EVENT_TYPE_GRANT, uuid: fmt.Sprint(i % 2)})
-	}
-	h.add(&h.changes, &event{kind: api.EventType_EVENT_TYPE_SET})
-
-	var all []event
-	seq, lost := uint64(0), uint64(0)
-	for {
-		found, next, gone := h.since(seq, "")
-		if len(found) > maxEventsAnswer {
-			t.Fatalf("%d events at once", len(found))
-		}
-		if len(found) == 0 {
-			break
-		}
-		all, seq, lost = append(all, found...), next, lost+gone
-	}
-	if lost != 100 || len(all) != keptTurns+2 {
-		t.Errorf("%d events, %d lost", len(all), lost)
-	}
-	if all[0].kind != api.EventType_EVENT_TYPE_FENCE || all[1].seq != 102 || all[len(all)-1].seq != turns+2 {
-		t.Errorf("first %+v, then %+v, last %+v", all[0], all[1], all[len(all)-1])
-	}
-	if !slices.IsSortedFunc(all, func(a, b event) int { return int(a.seq) - int(b.seq) }) {
-		t.Error("not in order")
-	}
-	// A GPU of which nothing is in reach costs one answer, not one for each page.
-	if found, next, _ := h.since(0, "other"); len(found) != 0 || next != turns+2 {
-		t.Errorf("%d events, next %d", len(found), next)
-	}
-	// Of a scheduler that has done less.
-	if found, _, lost := h.since(1<<40, ""); len(found) == 0 || lost != 100 {
-		t.Errorf("%d events, %d lost", len(found), lost)
 	}
 }
 
@@ -242,13 +202,13 @@ func TestEventsFitIntoAMessage(t *testing.T) {
 	for range maxGPUs {
 		names.Gpus = append(names.Gpus, gpuA.UUID)
 	}
-	found := make([]event, maxEventsAnswer)
+	found := make([]history.Event, history.MaxAnswer)
 	for i := range found {
-		found[i] = event{seq: 1 << 63, at: 1 << 62, uuid: gpuA.UUID, client: 1 << 63, names: names, epoch: 1 << 63,
-			peer: &peer.Peer{Process: peer.Process{PID: 1 << 22}}, waited: 1 << 62, held: 1 << 62, drained: 1 << 62}
+		found[i] = history.Event{Seq: 1 << 63, At: 1 << 62, UUID: gpuA.UUID, Client: 1 << 63, Names: names, Epoch: 1 << 63,
+			Peer: &peer.Peer{Process: peer.Process{PID: 1 << 22}}, Waited: 1 << 62, Held: 1 << 62, Drained: 1 << 62}
 	}
 	const message = 4 << 20 // of ttrpc
-	if n := proto.Size(&api.EventsResponse{Events: apiEvents(found)}); n > message {
+	if n := proto.Size(&api.EventsResponse{Events: history.API(found)}); n > message {
 		t.Errorf("%d bytes", n)
 	}
 }
@@ -257,13 +217,13 @@ func TestEventsFitIntoAMessage(t *testing.T) {
 func TestTenantLinesAreLimited(t *testing.T) {
 	var log strings.Builder
 	s := start(t, t.TempDir(), logTo(&log))
-	c := &conn{peer: &peer.Peer{Process: peer.Process{PID: 1}, Command: "noisy"}}
+	noisy := subject{Peer: &peer.Peer{Process: peer.Process{PID: 1}, Command: "noisy"}}
 	if err := s.ask(context.Background(), func() {
 		for range 1000 {
-			s.tell(c, 3, "it talks") // warning
+			s.tell(noisy, 3, "it talks") // warning
 		}
-		s.tenantLog.tokens = tenantLogBurst
-		s.tell(c, 3, "again")
+		s.tenantLog = rate.NewLimiter(tenantLogRate, tenantLogBurst) // as after a pause
+		s.tell(noisy, 3, "again")
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -271,14 +231,14 @@ func TestTenantLinesAreLimited(t *testing.T) {
 	if n := strings.Count(log.String(), "it talks"); n < tenantLogBurst || n > 2*tenantLogBurst {
 		t.Errorf("%d lines", n)
 	}
-	if !strings.Contains(log.String(), "more lines than these") || s.unlogged < 1000-2*tenantLogBurst {
-		t.Errorf("%d lines were left out, and nobody is told:\n%s", s.unlogged, log.String())
+	if !strings.Contains(log.String(), "more lines than these") || s.traffic.UnloggedLines < 1000-2*tenantLogBurst {
+		t.Errorf("%d lines were left out, and nobody is told:\n%s", s.traffic.UnloggedLines, log.String())
 	}
 }
 
 // BenchmarkObserve is what a turn pays for events and metrics.
 func BenchmarkObserve(b *testing.B) {
-	d := &Daemon{history: newHistory(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}}
+	d := &Daemon{history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}}
 	g := &gpu{GPU: gpuA}
 	for i := range sched.ClientID(100) {
 		id := fmt.Sprintf("%064x", i)

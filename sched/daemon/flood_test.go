@@ -21,6 +21,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/rundir"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -179,7 +180,7 @@ func attacker(dir, what string) {
 				os.Exit(0)
 			}
 		}
-		if os.WriteFile(filepath.Join(dir, tenantDir, "x"), nil, 0o600) == nil || os.Remove(filepath.Join(dir, tenantDir, wire.SocketName)) == nil {
+		if os.WriteFile(filepath.Join(dir, rundir.TenantDir, "x"), nil, 0o600) == nil || os.Remove(filepath.Join(dir, rundir.TenantDir, wire.SocketName)) == nil {
 			fmt.Println("the tenants' directory can be written to")
 			os.Exit(0)
 		}
@@ -330,7 +331,7 @@ func TestOthersStayOut(t *testing.T) {
 	s.set(&api.SetRequest{QuantumNs: int64(time.Second)})
 	_, a, _ := newHolder(t, s)
 	attack(t, dir, "knocks")
-	entries, err := os.ReadDir(filepath.Join(dir, tenantDir))
+	entries, err := os.ReadDir(filepath.Join(dir, rundir.TenantDir))
 	if err != nil || len(entries) != 1 || entries[0].Name() != wire.SocketName {
 		t.Errorf("containers see %v, %v", entries, err)
 	}

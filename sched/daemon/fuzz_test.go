@@ -4,7 +4,6 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,66 +16,10 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/wire"
 	"github.com/nvshare/nvshare/tests/mutants"
 )
-
-func FuzzState(f *testing.F) {
-	for _, s := range stateSeeds() {
-		f.Add(s[0].([]byte))
-	}
-	f.Fuzz(readsState)
-}
-
-func TestStateMutants(t *testing.T) {
-	mutants.Run(t, stateSeeds(), func(t *testing.T, in []any) { readsState(t, in[0].([]byte)) })
-}
-
-func stateSeeds() (seeds [][]any) {
-	for _, s := range []string{
-		`{"version":2,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"holders":[{"pid":5,"starttime":6,"epoch":8},{"pid":7,"starttime":6,"epoch":9}],"unrecorded":true}}}`,
-		`{"version":1,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"holder":{"pid":5,"starttime":6},"concurrent":true}}}`,
-		`{"version":3}`, `{"version":2,"gpus":null}`, `{`, "", "null", `[1]`, "\x00\xff",
-	} {
-		seeds = append(seeds, []any{[]byte(s)})
-	}
-	return seeds
-}
-
-// Whatever is in the state file, the scheduler starts; with what it took from
-// it, the cores do. (They panic on what only our own bugs could bring about.)
-func readsState(t *testing.T, text []byte) {
-	s, err := decodeState(text)
-	if err != nil {
-		return
-	}
-	for _, g := range s.GPUs {
-		core := sched.New(sched.Config{LastEpoch: g.Epoch})
-		if g.Unrecorded {
-			core.Step(1, sched.RestoreUnknown{Epoch: g.Epoch})
-		}
-		for i, h := range g.Holders {
-			core.Step(1, sched.Restore{Client: sched.ClientID(i + 1), Epoch: h.Epoch})
-		}
-		core.Step(2, sched.Attach{Client: 1000, Want: true})
-		core.Step(sched.Time(sched.MaxGrace), sched.Tick{})
-		if err := core.Check(); err != nil {
-			t.Fatalf("%+v: %v", g, err)
-		}
-	}
-	s.Version = stateVersion
-	again, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s2, err := decodeState(again)
-	if err != nil {
-		t.Fatalf("taken, but not when written again as %s: %v", again, err)
-	}
-	if a, _ := json.Marshal(s2); string(a) != string(again) {
-		t.Fatalf("%s became %s", again, a)
-	}
-}
 
 func FuzzRecords(f *testing.F) {
 	for _, s := range recordSeeds() {
@@ -107,11 +50,11 @@ func recordSeeds() (seeds [][]any) {
 // cores take it.
 func (d fuzzDaemon) readsRecords(t *testing.T, text []byte) {
 	d.forget(t)
-	if decodeRecord(text, settingsVersion, &d.settings) != nil || d.settings.check() != nil {
+	if state.DecodeRecord(text, settingsVersion, &d.settings) != nil || d.settings.check() != nil {
 		d.settings = settings{}
 	}
 	d.settings.Given = setting{Quantum: sched.DefaultQuantum, Mode: sched.Exclusive.String()}
-	if err := decodeRecord(text, sharesVersion, &d.shares); err != nil {
+	if err := state.DecodeRecord(text, sharesVersion, &d.shares); err != nil {
 		d.shares = shares{}
 	}
 	d.finishDiscovery([]GPU{gpuA, gpuB}, nil)
@@ -146,10 +89,11 @@ func (d fuzzDaemon) forget(t *testing.T) {
 	t.Helper()
 	fresh := testOptions(d.dir)
 	d.opts.Quantum, d.opts.Mode = fresh.Quantum, fresh.Mode
-	d.state = &state{Version: stateVersion, BootID: d.bootID, GPUs: map[string]*gpuState{}}
+	d.state = state.New(d.bootID)
 	d.settings, d.shares = settings{}, shares{}
 	d.gpus, d.order, d.node = map[wire.UUID]*gpu{}, nil, sched.NewNode()
 	d.names = map[string]*api.Container{}
+	d.node = sched.NewNode()
 }
 
 // restart has it read its files, and find two GPUs.

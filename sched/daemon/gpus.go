@@ -13,7 +13,11 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -28,15 +32,17 @@ type gpu struct {
 	mode     sched.Mode
 	fenced   map[sched.ClientID]bool // those for whom FenceDemote is in force
 	demoted  bool                    // and the core knows
-	stats    turnStats
+	turns    metrics.Turns
 	ceiling  uint64 // as Options.GPUMemory
 	swap     *swap  // nil: nothing is swapped
-	node     int    // whose memory is near, if something is swapped, or noNode
 
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
 	outbox []work
-	retry  sched.Time
+	retry  *timer.Timer // to carry out the outbox
+
+	turn    *timer.Timer // the core's Deadline
+	victims *timer.Timer // swap.due
 }
 
 // parseUUID reads "GPU-" or, for a MIG device, "MIG-", and 32 hexadecimal
@@ -66,23 +72,28 @@ func (d *Daemon) mayRediscover() bool {
 	if d.discovered != 0 && now().Sub(d.discovered) < rediscoverPause {
 		return false
 	}
-	d.discoverDue = now() // tick has the context
+	d.search.Set(now())
 	d.discovering = true
 	return true
 }
 
 // startDiscovery searches for GPUs beside the loop: the driver may take its
 // time, and clients of known GPUs must not wait for it.
-func (d *Daemon) startDiscovery(ctx context.Context) {
+func (d *Daemon) startDiscovery() {
 	d.discovering = true
-	d.wg.Add(1)
-	go func() {
-		defer d.wg.Done()
-		ctx, cancel := context.WithTimeout(ctx, discoverTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), discoverTimeout)
+	d.wg.Go(func() {
+		select {
+		case <-d.ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	d.wg.Go(func() {
 		defer cancel()
 		found, err := d.opts.List(ctx)
 		d.do(func() { d.finishDiscovery(found, err) })
-	}()
+	})
 }
 
 func (d *Daemon) finishDiscovery(found []GPU, err error) {
@@ -98,12 +109,12 @@ func (d *Daemon) finishDiscovery(found []GPU, err error) {
 			d.log.WithError(err).Warn("ignore a GPU")
 		}
 	}
-	d.restock()
+	d.arena.Prepare()
 	if len(d.order) == 0 {
 		if first {
 			d.log.Warnf("no GPU found: waiting for one, looking again every %v", rescanPause)
 		}
-		d.discoverDue = now().Add(rescanPause)
+		d.search.Set(now().Add(rescanPause))
 	}
 	pending := d.pending
 	d.pending = nil
@@ -137,9 +148,9 @@ func (d *Daemon) addGPU(info GPU) error {
 	}
 	last := d.state.GPUs[info.UUID]
 	if last == nil {
-		last = &gpuState{}
+		last = &state.GPU{}
 		if d.cautious {
-			// Above every epoch of before, as long as there was less than one
+			// Above every earlier epoch, as long as there was less than one
 			// grant per microsecond on average.
 			last.Epoch = sched.NextEpoch(sched.Epoch(time.Now().UnixMicro()))
 			last.Unrecorded = true
@@ -157,6 +168,9 @@ func (d *Daemon) addGPU(info GPU) error {
 		GPU:       info.UUID,
 		Node:      d.node,
 	})}
+	g.turn = d.timers.New(func() { d.step(g, sched.Tick{}) })
+	g.retry = d.timers.New(func() { d.flush(g) })
+	g.victims = d.timers.New(func() { d.lookAtVictims(g) })
 	d.gpus[uuid] = g
 	g.ceiling = d.opts.GPUMemory
 	d.openSwap(g, physical)
@@ -169,7 +183,7 @@ func (d *Daemon) addGPU(info GPU) error {
 	d.order = append(d.order, g)
 	slices.SortStableFunc(d.order, func(a, b *gpu) int { return cmp.Compare(a.Index, b.Index) })
 	d.log.Infof("GPU %d: %s %s, %d MiB", info.Index, info.UUID, info.Name, info.MemoryBytes>>20)
-	d.noteChange(g, &event{kind: api.EventType_EVENT_TYPE_GPU, text: info.Name})
+	d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_GPU, Text: info.Name})
 	unrecorded, holders := last.Unrecorded, slices.Clone(last.Holders) // steps write to last
 	if unrecorded {
 		d.step(g, sched.RestoreUnknown{Epoch: last.Epoch})
@@ -188,7 +202,7 @@ func (d *Daemon) restore(g *gpu, proc peer.Process, epoch sched.Epoch) {
 	if cl == nil {
 		p, err := d.peers.Find(proc)
 		if err != nil {
-			d.log.WithError(err).Infof("GPU %d: the holder of before has ended", g.Index)
+			d.log.WithError(err).Infof("GPU %d: the earlier holder has ended", g.Index)
 			return
 		}
 		cl = d.addClient(p)

@@ -17,8 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -250,15 +248,16 @@ func (n *noDescriptors) AcceptUnix() (*net.UnixConn, error) {
 
 func TestAcceptSurvivesExhaustion(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
-	other, err := listen(filepath.Join(s.dir, "other.sock"), unix.SOCK_SEQPACKET, 0o666)
+	path := filepath.Join(s.dir, "other.sock")
+	other, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	from := &noDescriptors{acceptor: other.(*net.UnixListener), failures: 3}
+	from := &noDescriptors{acceptor: other, failures: 3}
 	go func() { s.accept(ctx, from); close(done) }()
-	conn, err := net.Dial("unixpacket", filepath.Join(s.dir, "other.sock"))
+	conn, err := net.Dial("unixpacket", path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,15 +2,14 @@
 
 package daemon
 
-import (
-	"time"
-
-	"golang.org/x/sys/unix"
-)
+import "time"
 
 const (
 	// maxClients is the number of processes on one node.
 	maxClients = 4096
+	// maxConnections is the number of connections and of processes on one node,
+	// together: a process may connect anew before its old connection has ended.
+	maxConnections = 2 * maxClients
 	// maxPerContainer limits the clients, and apart from them the connections,
 	// of one container; processes outside containers are counted by user.
 	maxPerContainer = 256
@@ -53,31 +52,11 @@ const (
 	rescanPause     = 30 * time.Second
 	discoverTimeout = 30 * time.Second
 
+	// watchPause is the least time between two looks at whether the run directory
+	// is there.
+	watchPause = 2 * time.Second
+
 	// persistRetry is the pause after the state file could not be written.
 	// The grants that depend on it wait as long.
 	persistRetry = 100 * time.Millisecond
 )
-
-// maxConnections keeps the sum of connections and pidfds (two descriptors each)
-// under the limit of open files, so that tenants cannot take the descriptors
-// that the state file and the control socket need.
-func maxConnections() int {
-	const reserve = 64
-	n := 2 * maxClients
-	var lim unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil && lim.Cur < uint64(2*n+reserve) {
-		n = max((int(lim.Cur)-reserve)/2, 1)
-	}
-	return n
-}
-
-// maxSegments returns how many descriptors of host memory there may be: of what is kept
-// ready, and of what clients have. They leave half of what connections leave.
-func maxSegments() (ready, held int) {
-	var lim unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) != nil {
-		return 0, 0
-	}
-	quarter := less(lim.Cur, 2*uint64(maxConnections())) / 4
-	return int(min(quarter, maxClients)), int(quarter)
-}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -111,8 +112,8 @@ func (d *Daemon) reserve(c *conn, att *attachment, f *wire.Frame) {
 // tellCeiling says that a reservation was refused because the GPU is to look small.
 func (d *Daemon) tellCeiling(g *gpu, cl *client, least, used uint64) {
 	text := fmt.Sprintf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", g.ceiling>>20, used>>20)
-	d.turn(time.Now(), g, cl.id, &event{kind: api.EventType_EVENT_TYPE_NO_ROOM, bytes: least, text: text})
-	d.tell(&conn{peer: cl.Peer, client: cl}, logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, least>>20, text))
+	d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: least, Text: text})
+	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, least>>20, text))
 }
 
 // tellReserved tells the core how much of the GPU's memory is reserved, when

@@ -21,6 +21,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/page"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -588,7 +589,7 @@ func TestLimitsSurviveARestart(t *testing.T) {
 	}
 	s.limit("", 0)
 	s.stop()
-	if l, err := readRecord[shares](filepath.Join(dir, "shares.json"), sharesVersion); err != nil || len(l.Tenants) != 0 {
+	if l, err := state.ReadRecord[shares](filepath.Join(dir, "shares.json"), sharesVersion); err != nil || len(l.Tenants) != 0 {
 		t.Errorf("left in the file: %v, %v", l, err)
 	}
 }

@@ -3,240 +3,39 @@
 package daemon
 
 import (
-	"bytes"
 	"context"
-	"errors"
-	"fmt"
-	"log"
-	"net"
-	"net/http"
-	"strings"
-	"sync"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"github.com/sirupsen/logrus"
-	"golang.org/x/net/netutil"
-
-	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 )
 
-const (
-	// scrapeTimeout is how long the loop may take to answer, sampleTimeout the
-	// driver, which hangs when a GPU does. Prometheus gives up after 10 s.
-	scrapeTimeout = 5 * time.Second
-	sampleTimeout = 2 * time.Second
-	// scrapeRate and scrapeBurst bound the requests that are answered: anybody
-	// who reaches the port can ask. scrapeConns bounds their connections.
-	scrapeRate  = 5 // per second
-	scrapeBurst = 20
-	scrapeConns = 16 // of the descriptors that maxConnections leaves
-	// scrapePause is how old an answer may be that serves for the next
-	// request too.
-	scrapePause = 500 * time.Millisecond
-)
-
-// GPUSample is what the driver says of a GPU, just now.
-type GPUSample struct {
-	UUID string
-	// From 0 to 1, negative if the driver does not say.
-	Utilization       float64 // part of the time in which a kernel ran
-	MemoryUtilization float64 // part of the time in which its memory was read or written
-	// Bytes, all 0 if the driver does not say.
-	MemoryTotal, MemoryUsed, MemoryFree uint64
-	// Processes are those that use the GPU, with the bytes of its memory that
-	// they have (0: unknown), by pid. Nil if the driver does not say.
-	Processes map[uint32]uint64
+// openMetrics opens the port, if one was configured.
+func (d *Daemon) openMetrics() (err error) {
+	if d.opts.MetricsAddr != "" {
+		d.metrics, err = metrics.Listen(d.opts.MetricsAddr, metricsSource{d}, d.opts.Sample, d.log)
+	}
+	return err
 }
 
-// Sampler asks the driver about all GPUs.
-type Sampler func(ctx context.Context) ([]GPUSample, error)
+// metricsSource answers the exporter from the loop.
+type metricsSource struct{ d *Daemon }
 
-// traffic counts what tenants do, since the scheduler's start.
-type traffic struct {
-	messages      [64]uint64 // by wire.Type
-	disconnects   uint64
-	registrations uint64 // programs that began to use GPUs
-	bypasses      uint64 // those of them whose self-proof failed
+func (s metricsSource) Snapshot(ctx context.Context) (found *metrics.Snapshot, err error) {
+	err = s.d.ask(ctx, func() { found = s.d.snapshot() })
+	return found, err
 }
 
-// exporter serves /metrics and /healthz.
-type exporter struct {
-	d        *Daemon
-	listener net.Listener
-	rate     *rate
-	descs    map[string]*prometheus.Desc
-
-	mu        sync.Mutex
-	latest    *scrape
-	sampleErr string // of the latest sample; "": none
+func (s metricsSource) Problems(ctx context.Context) (problems []string, err error) {
+	err = s.d.ask(ctx, func() { problems = s.d.status().Problems })
+	return problems, err
 }
 
-// scrape is what one round of questions found out.
-type scrape struct {
-	at        time.Time
-	status    *api.StatusResponse
-	turns     []turnStats // by GPU, as in status
-	traffic   traffic
-	unlogged  uint64
-	samples   map[string]*GPUSample // by UUID
-	sampled   bool                  // the driver answered
-	processes map[uint32]bool       // pids of clients
-}
-
-// openMetrics opens the port.
-func (d *Daemon) openMetrics() error {
-	if d.opts.MetricsAddr == "" {
-		return nil
-	}
-	l, err := net.Listen("tcp", d.opts.MetricsAddr)
-	if err != nil {
-		return fmt.Errorf("serve metrics: %w (choose another address with --metrics-addr)", err)
-	}
-	d.metrics = &exporter{
-		d: d, listener: netutil.LimitListener(l, scrapeConns),
-		rate:  &rate{b: bucket{rate: scrapeRate, burst: scrapeBurst}},
-		descs: newDescs(),
-	}
-	return nil
-}
-
-// serve answers until the listener is closed.
-func (x *exporter) serve(ctx context.Context) {
-	lines := log.New(debugLines{x.d.log}, "", 0)
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(x,
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
-		ErrorLog:       lines,
-		ErrorHandling:  promhttp.HTTPErrorOnError,
-		CoalesceGather: true,
-		Timeout:        2 * scrapeTimeout,
-	}))
-	mux.HandleFunc("GET /healthz", x.health)
-	server := &http.Server{
-		Handler:        x.limit(mux),
-		ReadTimeout:    scrapeTimeout,
-		WriteTimeout:   3 * scrapeTimeout,
-		IdleTimeout:    4 * scrapeTimeout,
-		MaxHeaderBytes: 16 << 10,
-		ErrorLog:       lines,
-		BaseContext:    func(net.Listener) context.Context { return ctx },
-	}
-	stop := context.AfterFunc(ctx, func() { server.Close() })
-	defer stop()
-	if err := server.Serve(x.listener); err != nil && ctx.Err() == nil {
-		x.d.log.WithError(err).Error("metrics: no longer served")
-	}
-}
-
-func (x *exporter) limit(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !x.rate.takeIf() {
-			w.Header().Set("Retry-After", "1")
-			http.Error(w, "too many requests", http.StatusTooManyRequests)
-			return
-		}
-		h.ServeHTTP(w, r)
-	})
-}
-
-// debugLines are what the HTTP server has to say: whoever asks can cause it.
-type debugLines struct{ *logrus.Entry }
-
-func (l debugLines) Write(b []byte) (int, error) {
-	l.Debugf("metrics: %s", bytes.TrimSpace(b))
-	return len(b), nil
-}
-
-// health says ok, or what is wrong with status 503.
-func (x *exporter) health(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), scrapeTimeout)
-	defer cancel()
-	var problems []string
-	if err := x.d.ask(ctx, func() { problems = x.d.status().Problems }); err != nil {
-		problems = []string{fmt.Sprintf("the scheduler does not answer: %v", err)}
-	}
-	if len(problems) > 0 {
-		http.Error(w, strings.Join(problems, "\n"), http.StatusServiceUnavailable)
-		return
-	}
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = w.Write([]byte("ok\n"))
-}
-
-// scrape asks the driver, and the loop once.
-func (x *exporter) scrape() (*scrape, error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.latest != nil && time.Since(x.latest.at) < scrapePause {
-		return x.latest, nil
-	}
-	s := &scrape{}
-	s.samples, s.sampled = x.sample()
-	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
-	defer cancel()
-	if err := x.d.ask(ctx, func() { x.d.fill(s) }); err != nil {
-		return nil, err
-	}
-	s.at = time.Now()
-	x.latest = s
-	return s, nil
-}
-
-// sample asks the driver; false: it does not answer.
-func (x *exporter) sample() (map[string]*GPUSample, bool) {
-	if x.d.opts.Sample == nil {
-		return nil, false
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), sampleTimeout)
-	defer cancel()
-	samples, err := x.d.opts.Sample(ctx)
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	if text != x.sampleErr && err != nil {
-		x.d.log.WithError(err).Warn("metrics: the driver says nothing about GPUs")
-	}
-	x.sampleErr = text
-	byUUID := make(map[string]*GPUSample, len(samples))
-	for i := range samples {
-		byUUID[samples[i].UUID] = &samples[i]
-	}
-	return byUUID, err == nil
-}
-
-// fill is the loop's part of a scrape.
-func (d *Daemon) fill(s *scrape) {
-	s.status = d.status()
+func (d *Daemon) snapshot() *metrics.Snapshot {
+	s := &metrics.Snapshot{Status: d.status(), Traffic: d.traffic, Processes: make(map[uint32]bool, len(d.clients))}
 	for _, g := range d.order {
-		s.turns = append(s.turns, g.stats)
+		s.Turns = append(s.Turns, g.turns)
 	}
-	s.traffic, s.unlogged = d.traffic, d.unlogged
-	s.processes = make(map[uint32]bool, len(d.clients))
 	for _, cl := range d.clients {
-		s.processes[uint32(cl.PID)] = true
+		s.Processes[uint32(cl.PID)] = true
 	}
-}
-
-// Collect is the prometheus.Collector's.
-func (x *exporter) Collect(ch chan<- prometheus.Metric) {
-	s, err := x.scrape()
-	if err != nil {
-		ch <- prometheus.NewInvalidMetric(x.descs["nvshare_scheduler_healthy"], errors.Join(errors.New("the scheduler does not answer"), err))
-		return
-	}
-	(&exposition{ch: ch, descs: x.descs, s: s}).all()
-}
-
-// Describe is the prometheus.Collector's.
-func (x *exporter) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range x.descs {
-		ch <- d
-	}
+	return s
 }

@@ -13,34 +13,45 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-	dto "github.com/prometheus/client_model/go"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // withMetrics serves metrics, of GPUs that samples describes.
-func withMetrics(samples func() ([]GPUSample, error)) func(*Options) {
+func withMetrics(samples func() ([]metrics.GPUSample, error)) func(*Options) {
 	return func(o *Options) {
 		o.MetricsAddr = "127.0.0.1:0"
-		o.Sample = func(context.Context) ([]GPUSample, error) { return samples() }
+		o.Sample = func(context.Context) ([]metrics.GPUSample, error) { return samples() }
 	}
 }
 
+// get asks an exporter that has not asked the scheduler before: what the test did
+// is to be seen.
 func get(t *testing.T, s *scheduler, path string) (code int, body string) {
 	t.Helper()
-	s.metrics.mu.Lock()
-	s.metrics.latest = nil // what this test did is to be seen
-	s.metrics.mu.Unlock()
+	x, err := metrics.Listen("127.0.0.1:0", metricsSource{s.Daemon}, s.opts.Sample, s.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan struct{})
+	go func() { x.Serve(ctx); close(served) }()
+	defer func() { cancel(); <-served }()
+	return fetch(t, x.Addr(), path)
+}
+
+func fetch(t *testing.T, addr, path string) (code int, body string) {
+	t.Helper()
 	client := &http.Client{Timeout: patience}
 	defer client.CloseIdleConnections()
-	r, err := client.Get("http://" + s.metrics.listener.Addr().String() + path)
+	r, err := client.Get("http://" + addr + path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,8 +80,8 @@ func values(text string) map[string]string {
 
 func TestMetrics(t *testing.T) {
 	pid := uint32(0)
-	serve := withMetrics(func() ([]GPUSample, error) {
-		return []GPUSample{{
+	serve := withMetrics(func() ([]metrics.GPUSample, error) {
+		return []metrics.GPUSample{{
 			UUID: gpuA.UUID, Utilization: 0.5, MemoryUtilization: 0.25, MemoryTotal: 100, MemoryUsed: 60, MemoryFree: 40,
 			Processes: map[uint32]uint64{pid: 7, math.MaxUint32: 8},
 		}}, nil
@@ -178,15 +189,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 
-	// Every name is there, and well formed.
-	for _, m := range metricNames {
-		if !strings.Contains(text, "# TYPE "+m.name+" ") {
-			t.Errorf("no %s", m.name)
-		}
-		if len(m.labels) == 0 && got[m.name] == "" {
-			t.Errorf("%s has no value", m.name)
-		}
-	}
+	// All are well formed.
 	problems, err := promlint.New(strings.NewReader(text)).Lint()
 	if err != nil {
 		t.Error(err)
@@ -205,7 +208,7 @@ func TestMetrics(t *testing.T) {
 
 // Without the driver there are the scheduler's own figures.
 func TestMetricsWithoutTheDriver(t *testing.T) {
-	s := start(t, t.TempDir(), withMetrics(func() ([]GPUSample, error) { return nil, errors.New("no NVML") }))
+	s := start(t, t.TempDir(), withMetrics(func() ([]metrics.GPUSample, error) { return nil, errors.New("no NVML") }))
 	s.await("GPUs are found", func(r *api.StatusResponse) bool { return len(r.Gpus) == 2 })
 	code, text := get(t, s, "/metrics")
 	got := values(text)
@@ -217,30 +220,10 @@ func TestMetricsWithoutTheDriver(t *testing.T) {
 	}
 }
 
-// A driver that hangs, as it does when a GPU fell off the bus, costs its own
-// figures only.
-func TestMetricsWhenTheDriverHangs(t *testing.T) {
-	s := start(t, t.TempDir(), func(o *Options) {
-		o.MetricsAddr = "127.0.0.1:0"
-		o.Sample = func(ctx context.Context) ([]GPUSample, error) {
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}
-	})
-	s.await("GPUs are found", func(r *api.StatusResponse) bool { return len(r.Gpus) == 2 })
-	code, text := get(t, s, "/metrics")
-	if got := values(text); code != http.StatusOK || got["nvshare_nvml_up"] != "0" || got["nvshare_scheduler_healthy"] != "1" {
-		t.Errorf("%d %s", code, text)
-	}
-	if code, text := get(t, s, "/healthz"); code != http.StatusOK {
-		t.Errorf("%d %q", code, text)
-	}
-}
-
 func TestHealthz(t *testing.T) {
-	s := start(t, t.TempDir(), withMetrics(func() ([]GPUSample, error) { return nil, nil }))
+	s := start(t, t.TempDir(), withMetrics(func() ([]metrics.GPUSample, error) { return nil, nil }))
 	s.await("GPUs are found", func(r *api.StatusResponse) bool { return len(r.Gpus) == 2 })
-	if code, text := get(t, s, "/healthz"); code != http.StatusOK || text != "ok\n" {
+	if code, text := fetch(t, s.metrics.Addr(), "/healthz"); code != http.StatusOK || text != "ok\n" {
 		t.Errorf("%d %q", code, text)
 	}
 	c := newProc(t, s.dir, 0).connect()
@@ -252,35 +235,8 @@ func TestHealthz(t *testing.T) {
 	if code, text := get(t, s, "/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "2 entry points of CUDA bypass the shim") {
 		t.Errorf("%d %q", code, text)
 	}
-	if code, _ := get(t, s, "/"); code != http.StatusNotFound {
+	if code, _ := fetch(t, s.metrics.Addr(), "/"); code != http.StatusNotFound {
 		t.Errorf("/: %d", code)
-	}
-}
-
-// Whoever asks too often is told so, and costs the loop nothing.
-func TestScrapesAreLimited(t *testing.T) {
-	sampled := 0
-	s := start(t, t.TempDir(), withMetrics(func() ([]GPUSample, error) { sampled++; return nil, nil }))
-	url := "http://" + s.metrics.listener.Addr().String() + "/metrics"
-	refused := 0
-	began := time.Now()
-	const requests = 100
-	for range requests {
-		r, err := http.Get(url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Body.Close()
-		if r.StatusCode == http.StatusTooManyRequests {
-			refused++
-		}
-	}
-	answered := scrapeBurst + scrapeRate*time.Since(began).Seconds() + 1
-	if served := requests - refused; float64(served) > answered {
-		t.Errorf("%d of %d requests are served in %v", served, requests, time.Since(began))
-	}
-	if most := time.Since(began).Seconds()/scrapePause.Seconds() + 2; float64(sampled) > most {
-		t.Errorf("the loop is asked %d times in %v", sampled, time.Since(began))
 	}
 }
 
@@ -299,81 +255,10 @@ func TestMetricsAddressInUse(t *testing.T) {
 	start(t, dir, nil) // nothing is left behind
 }
 
-// However many clients there are, the metrics end somewhere.
-func TestMetricsAreBounded(t *testing.T) {
-	gpu := &api.GPU{Uuid: gpuA.UUID}
-	const n = maxMetricClients + 100
-	for i := range uint32(n) {
-		id := &api.Container{Id: fmt.Sprintf("%064x", i)}
-		gpu.Clients = append(gpu.Clients, &api.Client{Id: uint64(i + 1), Container: id})
-		gpu.Tenants = append(gpu.Tenants, &api.TenantUse{Container: id})
-	}
-	s := &scrape{status: &api.StatusResponse{Gpus: []*api.GPU{gpu}}, turns: make([]turnStats, 1)}
-	descs := newDescs()
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(fixed{s, descs})
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	count := map[string]int{}
-	leftOut := map[string]float64{}
-	for _, f := range families {
-		count[f.GetName()] = len(f.Metric)
-		for _, m := range f.Metric {
-			if f.GetName() == "nvshare_metrics_left_out" {
-				leftOut[label(m, "kind")] = m.GetGauge().GetValue()
-			}
-		}
-	}
-	if count["nvshare_client_info"] != maxMetricClients || leftOut["client"] != 100 {
-		t.Errorf("%d clients, %v left out", count["nvshare_client_info"], leftOut["client"])
-	}
-	if count["nvshare_tenant_got_ratio"] != maxMetricTenants || leftOut["tenant"] != n-maxMetricTenants {
-		t.Errorf("%d tenants, %v left out", count["nvshare_tenant_got_ratio"], leftOut["tenant"])
-	}
-}
-
-func label(m *dto.Metric, name string) string {
-	for _, l := range m.Label {
-		if l.GetName() == name {
-			return l.GetValue()
-		}
-	}
-	return ""
-}
-
-// fixed collects one scrape.
-type fixed struct {
-	s     *scrape
-	descs map[string]*prometheus.Desc
-}
-
-func (f fixed) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range f.descs {
-		ch <- d
-	}
-}
-
-func (f fixed) Collect(ch chan<- prometheus.Metric) {
-	(&exposition{ch: ch, descs: f.descs, s: f.s}).all()
-}
-
-func TestHistogram(t *testing.T) {
-	var h histogram
-	for _, d := range []time.Duration{0, 10 * time.Microsecond, 11 * time.Microsecond, time.Second, time.Hour} {
-		h.add(d)
-	}
-	count, buckets := h.cumulative()
-	if count != 5 || buckets[1e-5] != 2 || buckets[2.5e-5] != 3 || buckets[1] != 4 || buckets[300] != 4 || h.sum != time.Hour+time.Second+21*time.Microsecond {
-		t.Errorf("%d %v %v", count, buckets, h.sum)
-	}
-}
-
 // BenchmarkScrape is how long the loop is kept by one, with 256 clients of 64
 // containers on a GPU.
 func BenchmarkScrape(b *testing.B) {
-	d := &Daemon{history: newHistory(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}, discovered: 1}
+	d := &Daemon{history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}, discovered: 1}
 	g := &gpu{GPU: gpuA, core: sched.New(sched.Config{}), ledger: sched.NewLedger()}
 	d.order = append(d.order, g)
 	for i := range 256 {
@@ -386,6 +271,6 @@ func BenchmarkScrape(b *testing.B) {
 		g.ledger.Reserve(cl.Account, cl.id, 1<<30, 1<<30, false)
 	}
 	for b.Loop() {
-		d.fill(&scrape{})
+		d.snapshot()
 	}
 }

@@ -4,9 +4,7 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -51,12 +49,6 @@ func openToAll(t *testing.T, dir string) {
 func schedulerProcess(dir string) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if n, err := strconv.Atoi(os.Getenv(roleWhatEnv)); err == nil { // open files
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(n), Max: uint64(n)}); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-	}
 	o := testOptions(dir)
 	o.Log.Logger.SetOutput(os.Stderr)
 	o.Log.Logger.SetLevel(logrus.ErrorLevel)
@@ -64,6 +56,13 @@ func schedulerProcess(dir string) {
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
+	}
+	if n, err := strconv.Atoi(os.Getenv(roleWhatEnv)); err == nil { // open files, in proportion
+		d.maxConns = (n - (neededFiles - 2*maxConnections)) / 2
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(n), Max: uint64(n)}); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
 	}
 	fmt.Println("ready")
 	if err := d.Run(ctx); err != nil {
@@ -261,25 +260,25 @@ func TestStateFileIsDamaged(t *testing.T) {
 	}
 }
 
-func TestLoadState(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state.json")
-	if s, err := loadState(path, "boot"); err != nil || len(s.GPUs) != 0 || s.BootID != "boot" {
-		t.Errorf("missing file: %+v, %v", s, err)
-	}
-	s := &state{Version: stateVersion, BootID: "boot", GPUs: map[string]*gpuState{
-		"GPU-1": {Epoch: 1<<60 + 1, Holders: []holderState{{PID: 5, StartTime: 6, Epoch: 7}}},
-		"GPU-2": {Epoch: 3, Unrecorded: true},
-	}}
-	if err := s.save(path); err != nil {
-		t.Fatal(err)
-	}
-	same, err := loadState(path, "boot")
-	if err != nil || same.GPUs["GPU-1"].Epoch != 1<<60+1 || same.GPUs["GPU-1"].Holders[0] != (holderState{5, 6, 7}) || !same.GPUs["GPU-2"].Unrecorded {
-		t.Errorf("read back %+v, %v", same.GPUs["GPU-1"], err)
-	}
-	other, err := loadState(path, "another boot")
-	if err != nil || other.GPUs["GPU-1"].Epoch != 1<<60+1 || other.GPUs["GPU-1"].Holders != nil || other.GPUs["GPU-2"].Unrecorded {
-		t.Errorf("after a reboot %+v, %v", other.GPUs["GPU-1"], err)
+// What is no file of ours where the state file should be: no grant could be
+// recorded, so the scheduler does not start. It says what to do.
+func TestStateFileIsNoFile(t *testing.T) {
+	for name, put := range map[string]func(path string) error{
+		"pipe": func(path string) error { return unix.Mkfifo(path, 0o666) },
+		"link": func(path string) error { return os.Symlink("elsewhere", path) },
+	} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "state.json")
+		if err := put(path); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := New(testOptions(dir)); err == nil || !strings.Contains(err.Error(), path+" is not a regular file; remove it") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		start(t, dir, nil).stop() // nothing else is in the way
 	}
 }
 
@@ -313,135 +312,44 @@ func TestUpgradeFromVersion1(t *testing.T) {
 	if e2 := b.granted(); e2 <= e {
 		t.Errorf("epoch %d after %d", e2, e)
 	}
-	if st := readState(t, dir); st.Version != stateVersion {
+	if st := readState(t, dir); st.Version != 2 {
 		t.Errorf("the file has version %d still", st.Version)
 	}
 }
 
-func TestDecodeState(t *testing.T) {
-	gpu := func(body string) string { return `{"version":2,"boot_id":"x","gpus":{"GPU-1":` + body + `}}` }
-	for text, want := range map[string]string{
-		`{"version":3,"boot_id":"x"}`:                       "a newer nvshare-scheduler wrote it: version 3",
-		`{"version":0,"boot_id":"x"}`:                       "damaged: version 0",
-		`{"version":-1,"boot_id":"x"}`:                      "damaged: version -1",
-		`{"boot_id":"x"}`:                                   "damaged: version 0",
-		`{"version":2}`:                                     "no boot id",
-		`{"version":1}`:                                     "no boot id",
-		`{"version":"2","boot_id":"x"}`:                     "damaged",
-		`[]`:                                                "damaged",
-		`{"version":2,"boot_id":"x"}}`:                      "damaged",
-		gpu(`{"epoch":-1}`):                                 "damaged",
-		gpu(`{"epoch":4611686018427387905}`):                "epoch 4611686018427387905",
-		gpu(`{"epoch":9,"holders":[{"pid":0,"epoch":9}]}`):  "holder",
-		gpu(`{"epoch":9,"holders":[{"pid":5,"epoch":0}]}`):  "holder",
-		gpu(`{"epoch":9,"holders":[{"pid":5,"epoch":10}]}`): "holder",
-		gpu(`{"epoch":9,"holders":[` + strings.Repeat(`{"pid":5,"epoch":9},`, 70) + `{"pid":5,"epoch":9}]}`): "71 holders",
-		`{"version":1,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"holder":{"pid":-5}}}}`:                       "holder",
-		`{"version":1,"boot_id":"x","gpus":{"GPU-1":null}}`:                                                  "null",
+// A scheduler whose run directory is deleted ends with an error, so that whoever
+// supervises it starts one that clients can reach: at once when it has something
+// to record, else when it looks.
+func TestRunDirIsDeleted(t *testing.T) {
+	for name, act := range map[string]func(*peerConn){
+		"idle":         func(*peerConn) {},
+		"as it grants": func(c *peerConn) { c.request() },
 	} {
-		if s, err := decodeState([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%.100s: %+v, %v, want %q", text, s, err, want)
-		}
-	}
-	for _, text := range []string{`{"version":2,"boot_id":"x"}`, gpu(`{"epoch":0}`), gpu(`{"epoch":9,"later":[1]}`) + "  \n\n"} {
-		if _, err := decodeState([]byte(text)); err != nil {
-			t.Errorf("%s: %v", text, err)
-		}
-	}
-}
-
-func TestSecondScheduler(t *testing.T) {
-	dir := t.TempDir()
-	s := start(t, dir, nil)
-	_, err := New(testOptions(dir))
-	if err == nil || !strings.Contains(err.Error(), "another nvshare-scheduler runs") || !strings.Contains(err.Error(), dir) {
-		t.Errorf("error %v", err)
-	}
-	s.status() // the first one is unharmed
-	newProc(t, dir, 0).connect().register(0)
-
-	// Its lock file deleted, it still answers.
-	if err := os.Remove(filepath.Join(dir, "lock")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := New(testOptions(dir)); err == nil || !strings.Contains(err.Error(), "another nvshare-scheduler runs") {
-		t.Errorf("error %v", err)
-	}
-	newProc(t, dir, 0).connect().register(0)
-}
-
-func TestStaleSockets(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, tenantDir), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for name, network := range map[string]string{"tenant/scheduler.sock": "unixpacket", "control.sock": "unix", "scheduler.sock": "unix"} {
-		l, err := net.ListenUnix(network, &net.UnixAddr{Name: filepath.Join(dir, name), Net: network})
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.SetUnlinkOnClose(false)
-		l.Close()
-	}
-	s := start(t, dir, nil)
-	_, c := newClient(t, s)
-	c.request().granted()
-	for name, want := range map[string]os.FileMode{
-		"tenant":                os.ModeDir | 0o755,
-		"tenant/scheduler.sock": os.ModeSocket | 0o666,
-		"control.sock":          os.ModeSocket | 0o600,
-		"scheduler.sock":        os.ModeSymlink | 0o777,
-	} {
-		if st, err := os.Lstat(filepath.Join(dir, name)); err != nil || st.Mode() != want {
-			t.Errorf("%s: mode %v, %v, want %v", name, st.Mode(), err, want)
-		}
-	}
-	if link, _ := os.Readlink(filepath.Join(dir, "scheduler.sock")); link != "tenant/scheduler.sock" {
-		t.Errorf("link to %q: must be relative, for other mount points", link)
-	}
-}
-
-func TestRunDirErrors(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	inTheWay := filepath.Join(dir, "way")
-	if err := os.MkdirAll(filepath.Join(inTheWay, "tenant", "scheduler.sock"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	linked := filepath.Join(dir, "linked")
-	if err := errors.Join(os.Mkdir(linked, 0o755), os.Symlink("/", filepath.Join(linked, "tenant"))); err != nil {
-		t.Fatal(err)
-	}
-	for runDir, want := range map[string]string{
-		linked:   "not a directory of ours",
-		file:     "make the run directory",
-		inTheWay: "not a socket",
-		filepath.Join(dir, strings.Repeat("x", 100)): "shorter --run-dir",
-	} {
-		if _, err := New(testOptions(runDir)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v, want %q", runDir, err, want)
-		}
-	}
-}
-
-// A directory that somebody made for us keeps its mode; it could be any.
-func TestRunDirModes(t *testing.T) {
-	old := syscall.Umask(0o077)
-	defer syscall.Umask(old)
-	fresh, given := filepath.Join(t.TempDir(), "a", "run"), t.TempDir()
-	if err := os.Chmod(given, 0o711); err != nil {
-		t.Fatal(err)
-	}
-	for dir, want := range map[string]os.FileMode{fresh: 0o755, given: 0o711} {
-		start(t, dir, nil).stop()
-		for path, want := range map[string]os.FileMode{dir: want, filepath.Join(dir, tenantDir): 0o755} {
-			if st, err := os.Stat(path); err != nil || st.Mode().Perm() != want {
-				t.Errorf("%s: mode %v, %v, want %v", path, st.Mode(), err, want)
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "run")
+			d, err := New(testOptions(dir))
+			if err != nil {
+				t.Fatal(err)
 			}
-		}
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			done := make(chan error, 1)
+			go func() { done <- d.Run(ctx) }()
+			c := newProc(t, dir, 0).connect().register(0).attach(0, gpuA, 0, 0)
+			if err := os.RemoveAll(dir); err != nil {
+				t.Fatal(err)
+			}
+			act(c)
+			select {
+			case err := <-done:
+				if err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "deleted") {
+					t.Errorf("ends with %v", err)
+				}
+			case <-time.After(patience):
+				cancel()
+				t.Fatalf("still runs; ended by us: %v", <-done)
+			}
+		})
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 )
 
 // settingsVersion changes when an older scheduler would misread the file.
@@ -143,7 +144,7 @@ func (d *Daemon) settingsPath() string { return filepath.Join(d.opts.RunDir, "se
 // command line replaces.
 func (d *Daemon) restoreSettings() {
 	given := setting{Quantum: d.opts.Quantum, Mode: d.opts.Mode.String(), SwapShare: d.opts.SwapShare}
-	d.settings, d.settingsErr = readRecord[settings](d.settingsPath(), settingsVersion)
+	d.settings, d.settingsErr = state.ReadRecord[settings](d.settingsPath(), settingsVersion)
 	if err := d.settings.check(); err != nil {
 		d.settings, d.settingsErr = settings{}, fmt.Errorf("%s: %w", d.settingsPath(), err)
 	}
@@ -219,7 +220,7 @@ func (d *Daemon) changeSettings(uuid string, change setting) error {
 }
 
 func (d *Daemon) recordSettings(s settings) error {
-	err := writeRecord(d.settingsPath(), s)
+	err := state.WriteRecord(d.settingsPath(), s)
 	if err != nil {
 		err = fmt.Errorf("record the settings: %w", err)
 		d.log.Error(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 )
 
 // sharesVersion changes when an older scheduler would misread the file.
@@ -121,7 +122,7 @@ func (d *Daemon) sharesPath() string { return filepath.Join(d.opts.RunDir, "shar
 // of pods with shares known, so that the plugin can tell us to forget those that
 // have ended.
 func (d *Daemon) restoreShares() {
-	d.shares, d.sharesErr = readRecord[shares](d.sharesPath(), sharesVersion)
+	d.shares, d.sharesErr = state.ReadRecord[shares](d.sharesPath(), sharesVersion)
 	if d.sharesErr != nil {
 		d.log.WithError(d.sharesErr).Error("shares and memory limits are lost: set them again; nvshare-plugin brings back those of pods")
 	}
@@ -151,7 +152,7 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 	} else {
 		next.Tenants[account] = to
 	}
-	err := writeRecord(d.sharesPath(), next)
+	err := state.WriteRecord(d.sharesPath(), next)
 	if err != nil {
 		err = fmt.Errorf("record shares: %w", err)
 		d.log.Error(err)

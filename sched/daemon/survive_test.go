@@ -32,8 +32,6 @@ const killSeedsEnv = "NVSHARE_TEST_KILL_SEEDS"
 func (d *Daemon) abandon() {
 	d.failpoint = nil // for deferred ones
 	close(d.ended)
-	d.tenants.Close()
-	d.control.Close()
 	for c := range d.conns {
 		c.sock.Close()
 		if c.client == nil {
@@ -43,14 +41,14 @@ func (d *Daemon) abandon() {
 	for _, cl := range d.clients {
 		cl.Close()
 	}
-	d.lock.Close()
+	d.dir.Abandon()
 	runtime.Goexit()
 }
 
 // remains waits for the goroutines of an abandoned daemon and unmaps its pages.
 func (d *Daemon) remains() {
 	d.wg.Wait()
-	d.arena.stock.close()
+	d.arena.Close()
 	for c := range d.conns {
 		if c.page != nil {
 			c.page.Unmap()

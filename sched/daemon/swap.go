@@ -10,6 +10,8 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/arena"
+	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -33,6 +35,7 @@ const DefaultHeadroom = -1
 
 // swap is what a GPU has where memory is swapped.
 type swap struct {
+	arenas    *arena.GPU
 	residency *sched.Residency
 	members   map[sched.ClientID]*clientMemory
 	unsettled bool // who has a grant, or what clients have, has changed
@@ -79,7 +82,14 @@ type clientMemory struct {
 	granted   sched.Time // and is on its way in; 0: not
 	grantedIn uint64
 
-	arena clientArena
+	arena *arena.Client
+}
+
+// prepare has host memory made for the clients of a GPU.
+func (s *swap) prepare() {
+	if s != nil {
+		s.arenas.Prepare()
+	}
 }
 
 // openSwap is addGPU's part.
@@ -97,12 +107,13 @@ func (d *Daemon) openSwap(g *gpu, physical uint64) {
 	}
 	capacity := min(physical-min(physical, headroom), g.MemoryBytes)
 	g.swap = &swap{residency: sched.NewResidency(capacity), members: map[sched.ClientID]*clientMemory{}}
-	g.node = numaNode(d.sysfs, g.PCIBusID)
+	node := arena.NUMANode(d.sysfs, g.PCIBusID)
+	g.swap.arenas = d.arena.AddGPU(node)
 	g.swap.residency.Later = g.core.Later
 	g.swap.residency.MoveUnit = min(physical/64, 128<<20) // as the shim has it (PIECES)
 	near := ""
-	if g.node != noNode {
-		near = fmt.Sprintf(", of NUMA node %d first", g.node)
+	if node != arena.NoNode {
+		near = fmt.Sprintf(", of NUMA node %d first", node)
 	}
 	d.log.Infof("GPU %d: memory is swapped: %d MiB for clients at a time, %d MiB of host memory for all GPUs%s", g.Index, capacity>>20, d.opts.SwapMemory>>20, near)
 }
@@ -146,6 +157,7 @@ func (d *Daemon) attachMemory(g *gpu, att *attachment, again bool) (away bool) {
 	m := g.swap.members[cl.id]
 	if m == nil {
 		m = &clientMemory{client: cl, since: now()}
+		d.addArena(g, m)
 		g.swap.members[cl.id] = m
 		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), again && keep == sched.Swapped)
 		d.promiseMemory(g, cl, false)
@@ -170,9 +182,9 @@ func (d *Daemon) attachedMemory(g *gpu, att *attachment) {
 		if m.asked != 0 {
 			d.tellRoom(att, att.client.page.Room(att.channel))
 		}
-		d.sendArenas(g, m)
+		m.arena.Flush()
 	}
-	d.prepareArenas(g)
+	g.swap.prepare()
 }
 
 func (d *Daemon) groupOf(g *gpu, cl *client) string { return d.shareOf(g, cl.Account).Gang }
@@ -196,7 +208,7 @@ func (d *Daemon) keepMemory(g *gpu, account string) {
 		}
 	}
 	d.settleMemory(g)
-	d.prepareArenas(g)
+	g.swap.prepare()
 }
 
 // dropMemory forgets what a client has: it is dead, or another program now.
@@ -206,7 +218,7 @@ func (d *Daemon) dropMemory(cl *client) {
 			continue
 		}
 		m := g.swap.members[cl.id]
-		d.dropArenas(m)
+		m.arena.Drop()
 		delete(g.swap.members, cl.id)
 		d.noteMembers()
 		g.swap.residency.Drop(cl.id)
@@ -242,7 +254,7 @@ func (d *Daemon) promiseMemory(g *gpu, cl *client, placeable bool) {
 	}
 	g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.Account))
 	d.place(g)
-	d.prepareArenas(g)
+	g.swap.prepare()
 }
 
 // placeable returns how much of a reservation there is a place for, on the GPU or
@@ -260,8 +272,8 @@ func (d *Daemon) placeable(g *gpu, cl *client, want wire.Reserve, force bool) (t
 	}
 	g.swap.refused++
 	text := err.Error()
-	d.turn(time.Now(), g, cl.id, &event{kind: api.EventType_EVENT_TYPE_NO_ROOM, bytes: want.Total, text: text})
-	d.tell(&conn{peer: cl.Peer, client: cl}, logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, want.Total>>20, text))
+	d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: want.Total, Text: text})
+	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, want.Total>>20, text))
 	if !cl.canMove {
 		return 0, wire.ErrMemory // all that it knows
 	}
@@ -269,18 +281,18 @@ func (d *Daemon) placeable(g *gpu, cl *client, want wire.Reserve, force bool) (t
 }
 
 func (d *Daemon) fits(g *gpu, cl *client, total uint64) error {
-	arena, err := g.swap.residency.Fits(cl.id, total, g.believed(cl.Account), minSegment, g.swap.arenaOf)
+	needed, err := g.swap.residency.Fits(cl.id, total, g.believed(cl.Account), arena.MinSegment, g.swap.arenaOf)
 	if err != nil {
 		return err
 	}
-	return d.arenaFits(arena + d.arenaNeeded(g))
+	return d.arenaFits(needed + d.arenaNeeded(g))
 }
 
 // arenaNeeded is how much what is promised on all GPUs but one, or nil, needs.
 func (d *Daemon) arenaNeeded(but *gpu) (sum uint64) {
 	for _, g := range d.order {
 		if g != but && g.swap != nil {
-			n, _ := g.swap.residency.Fits(0, 0, 0, minSegment, g.swap.arenaOf)
+			n, _ := g.swap.residency.Fits(0, 0, 0, arena.MinSegment, g.swap.arenaOf)
 			sum += n
 		}
 	}
@@ -290,7 +302,7 @@ func (d *Daemon) arenaNeeded(but *gpu) (sum uint64) {
 // shortOfArena is for a client that cannot move for want of an arena. What it has been
 // given and not made ready yet is no reason to give it more.
 func (d *Daemon) shortOfArena(g *gpu, id sched.ClientID, m *clientMemory) {
-	if m.moved.Arena < g.swap.residency.Arena(id, minSegment, 0) {
+	if m.moved.Arena < g.swap.residency.Arena(id, arena.MinSegment, 0) {
 		return
 	}
 	g.swap.residency.ShortOfArena(id, func() bool { return d.arenaFits(d.arenaNeeded(nil)) == nil })
@@ -299,7 +311,7 @@ func (d *Daemon) shortOfArena(g *gpu, id sched.ClientID, m *clientMemory) {
 // arenaOf is what a client has, or is soon to have.
 func (s *swap) arenaOf(id sched.ClientID) uint64 {
 	if m := s.members[id]; m != nil {
-		return m.arena.bytes()
+		return m.arena.Bytes()
 	}
 	return 0
 }
@@ -468,7 +480,7 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 	if !was { // of before a restart
 		m.moved.Out, m.moved.In = f.Moved.Out, f.Moved.In
 		m.askedOut, m.grantedIn = f.Moved.Out, f.Moved.In
-		d.countOldArena(g, m)
+		g.countOldArena(m)
 	} else {
 		s.out.bytes += f.Moved.Out - min(old.Out, f.Moved.Out)
 		s.in.bytes += f.Moved.In - min(old.In, f.Moved.In)
@@ -516,7 +528,7 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 	}
 	d.settleMemory(g)
 	d.tellPromised(g)
-	d.prepareArenas(g)
+	g.swap.prepare()
 }
 
 func (d *Daemon) endMove(g *gpu, id sched.ClientID, kind api.EventType, m *direction, bytes uint64, took time.Duration) {
@@ -524,7 +536,7 @@ func (d *Daemon) endMove(g *gpu, id sched.ClientID, kind api.EventType, m *direc
 		return
 	}
 	m.ended(bytes, took)
-	d.turn(time.Now(), g, id, &event{kind: kind, bytes: bytes, took: took})
+	d.turn(time.Now(), g, id, &history.Event{Kind: kind, Bytes: bytes, Took: took})
 }
 
 // letStalledGoOn tells the core that those can try again whose grants were asked
@@ -575,8 +587,8 @@ func (d *Daemon) lookAtVictims(g *gpu) {
 		if o, _ := g.swap.residency.Occupancy(id); o.Stalled && !m.stalled && t >= m.since.Add(max(d.opts.Grace, stallAfter)) {
 			m.stalled = true
 			text := fmt.Sprintf("it does not move %d MiB off the GPU, for which others wait", (o.Resident-min(o.Room, o.Resident))>>20)
-			d.turn(time.Now(), g, id, &event{kind: api.EventType_EVENT_TYPE_STALL, text: text})
-			d.tell(&conn{peer: m.client.Peer, client: m.client}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
+			d.turn(time.Now(), g, id, &history.Event{Kind: api.EventType_EVENT_TYPE_STALL, Text: text})
+			d.tell(m.client.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
 		}
 	}
 	d.answerThose(g)
@@ -605,7 +617,7 @@ func (d *Daemon) residentFits(g *gpu, account string, old, to tenantShares, who 
 			moved = append(moved, cl)
 		}
 	}
-	if _, err := r.Fits(0, 0, 0, minSegment, nil); err != nil {
+	if _, err := r.Fits(0, 0, 0, arena.MinSegment, nil); err != nil {
 		return notResident(g, who, err)
 	}
 	return nil

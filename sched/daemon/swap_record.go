@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 )
 
 // Who has memory on a GPU where memory is swapped is recorded, so that after a restart
@@ -46,7 +48,7 @@ func (d *Daemon) restoreMembers() {
 	if d.opts.SwapMemory == 0 {
 		return
 	}
-	m, err := readRecord[members](d.membersPath(), membersVersion)
+	m, err := state.ReadRecord[members](d.membersPath(), membersVersion)
 	if err != nil {
 		d.log.WithError(err).Warn("who has memory on GPUs is not known until all are back: some may be told to wait by the driver")
 	}
@@ -78,11 +80,12 @@ func (d *Daemon) awaitMembers(g *gpu) {
 		}
 		keep, _ := d.keepOf(g, cl)
 		m := &clientMemory{client: cl, since: now(), promised: min(was.Bytes, g.swap.residency.Capacity())}
+		d.addArena(g, m)
 		g.swap.members[cl.id] = m
 		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), keep == sched.Swapped)
 		g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.Account))
 		g.swap.residency.Force(cl.id)
-		d.hadArena(m, min(was.Arena, m.promised+maxSegment))
+		m.arena.Had(min(was.Arena, m.promised+arena.MaxSegment))
 		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, m.promised>>20, stallAfter)
 	}
 	g.swap.unsettled = true
@@ -93,13 +96,13 @@ func (d *Daemon) awaitMembers(g *gpu) {
 
 // noteMembers plans to write the file.
 func (d *Daemon) noteMembers() {
-	if d.membersDue == 0 {
-		d.membersDue = now().Add(membersPause)
+	if !d.members.Planned() {
+		d.members.Set(now().Add(membersPause))
 	}
 }
 
 func (d *Daemon) recordMembers() {
-	d.membersDue = 0
+	d.members.Stop()
 	file := members{Version: membersVersion, BootID: d.bootID, GPUs: map[string][]memberState{}}
 	for _, g := range d.order {
 		if g.swap == nil {
@@ -107,14 +110,14 @@ func (d *Daemon) recordMembers() {
 		}
 		for _, id := range g.swap.residency.IDs() {
 			if m := g.swap.members[id]; m != nil && m.promised != 0 {
-				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, m.promised, m.arena.given, m.client.canMove})
+				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, m.promised, m.arena.Given(), m.client.canMove})
 			}
 		}
 	}
 	for uuid, list := range d.before { // GPUs that are not found yet
 		file.GPUs[uuid] = list
 	}
-	if err := writeRecord(d.membersPath(), file); err != nil {
+	if err := state.WriteRecord(d.membersPath(), file); err != nil {
 		d.log.WithError(fmt.Errorf("record who has memory on GPUs: %w", err)).Warn("after a restart it is not known before all are back")
 	}
 }

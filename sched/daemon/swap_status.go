@@ -12,6 +12,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
 )
 
 var apiKeeps = map[sched.Keep]api.MemoryMode{
@@ -29,7 +30,7 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 	}
 	out = &api.Swap{
 		CapacityBytes: s.residency.Capacity(), PromisedBytes: s.residency.Promised(),
-		ArenaLimitBytes: d.opts.SwapMemory, ArenaUsedBytes: d.arena.used, ArenaReadyBytes: d.arena.stock.readyBytes(),
+		ArenaLimitBytes: d.opts.SwapMemory, ArenaUsedBytes: d.arena.Used(), ArenaReadyBytes: d.arena.Ready(),
 		OutBytes: s.out.bytes, InBytes: s.in.bytes, OutNs: int64(s.out.took), InNs: int64(s.in.took),
 		Outs: s.out.times, Ins: s.in.times, OutBytesPerSecond: s.out.rate, InBytesPerSecond: s.in.rate,
 		Refused: s.refused, SharePercent: uint32(d.swapShareOf(g.UUID)),
@@ -44,7 +45,7 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 		if m == nil {
 			continue
 		}
-		out.ArenaBytes += m.arena.given
+		out.ArenaBytes += m.arena.Given()
 		if m.stranded != 0 {
 			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) is not granted: %s", g.Index, m.client.PID, m.client.Command, strandedText(s.residency.Stranded(id))))
 		}
@@ -68,7 +69,7 @@ func (d *Daemon) memoryOfClient(g *gpu, cl *client, c *api.Client) {
 	c.MemoryMode = apiKeeps[o.Keep]
 	c.ResidentBytes, c.FixedBytes, c.AwayBytes = o.Resident, o.Fixed, o.Away
 	c.RoomBytes, c.LacksBytes, c.Stalled = o.Room, o.Lacks, o.Stalled
-	c.ArenaBytes = m.arena.given
+	c.ArenaBytes = m.arena.Given()
 	c.SwappedOutBytes, c.SwappedInBytes = m.moved.Out, m.moved.In
 }
 
@@ -90,8 +91,8 @@ func (d *Daemon) strand(g *gpu, id sched.ClientID, m *clientMemory) {
 	}
 	m.stranded = now().Add(strandedRetry)
 	text := strandedText(lacks)
-	d.turn(time.Now(), g, id, &event{kind: api.EventType_EVENT_TYPE_STALL, text: text})
-	d.tell(&conn{peer: m.client.Peer, client: m.client}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
+	d.turn(time.Now(), g, id, &history.Event{Kind: api.EventType_EVENT_TYPE_STALL, Text: text})
+	d.tell(m.client.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
 	d.step(g, sched.SetStranded{Client: id, On: true})
 	d.planLook(g)
 }

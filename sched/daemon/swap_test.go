@@ -427,27 +427,6 @@ func TestArenaAhead(t *testing.T) {
 	}
 }
 
-// The first segment is soon there, and the last ones are there together.
-func TestSegments(t *testing.T) {
-	const need = 64 * gib
-	n, largest := 0, uint64(0)
-	for has := uint64(0); has < need; n++ {
-		size := nextSegment(has, need-has)
-		switch {
-		case size == 0 || size%minSegment != 0 || size > maxSegment || has+size > need:
-			t.Fatalf("%d MiB after %d", size>>20, has>>20)
-		case n == 0 && size != minSegment:
-			t.Errorf("the first one has %d MiB", size>>20)
-		case has+size == need && size > max(need/uint64(fillers()), tailSegment):
-			t.Errorf("the last one has %d MiB", size>>20)
-		}
-		has, largest = has+size, max(largest, size)
-	}
-	if largest != maxSegment || n > 128 { // shims keep 256
-		t.Errorf("%d segments, of %d MiB at most", n, largest>>20)
-	}
-}
-
 // Whoever does not move is passed over, then reported; who waits gets the room from
 // somebody else, or when the one that was stopped goes on, or dies.
 func TestSwapStuckVictim(t *testing.T) {

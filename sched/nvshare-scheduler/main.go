@@ -23,6 +23,7 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -179,13 +180,13 @@ func lister(simGPU string, log *logrus.Entry) daemon.Lister {
 }
 
 // sampler asks NVML, which stays loaded from the first time on.
-func sampler(simGPU string) daemon.Sampler {
+func sampler(simGPU string) metrics.Sampler {
 	s := cdi.Sampler{SimDir: simGPU}
-	return func(ctx context.Context) ([]daemon.GPUSample, error) {
+	return func(ctx context.Context) ([]metrics.GPUSample, error) {
 		found, err := s.Sample(ctx)
-		samples := make([]daemon.GPUSample, 0, len(found))
+		samples := make([]metrics.GPUSample, 0, len(found))
 		for _, g := range found {
-			samples = append(samples, daemon.GPUSample(g))
+			samples = append(samples, metrics.GPUSample(g))
 		}
 		return samples, err
 	}

@@ -46,7 +46,7 @@ func (w *world) spawn(slot int) {
 	c.tenant = w.tenantOf[slot]
 	c.allocates()
 	w.client[slot] = c
-	w.byID[c.id] = c
+	w.byID[c.id], w.joined[c.id] = c, c.tenant
 	c.later(w.duration(0, 20*time.Millisecond), c.connect)
 	c.later(w.duration(0, 20*time.Millisecond), c.work)
 	if c.hostile {
@@ -196,9 +196,34 @@ func (c *client) onRevoke(epoch sched.Epoch) {
 	}
 }
 
+// onStep lets the thread make one call, and drains.
+func (c *client) onStep(epoch sched.Epoch) {
+	if c.local != 0 || c.closing != 0 {
+		c.w.fail("client %d is to make a call under epoch %d, gate %d, draining %d", c.id, epoch, c.local, c.closing)
+		return
+	}
+	c.drain(epoch, sched.Revoked)
+	c.pass() // it has another call
+}
+
 // close shuts the gate, drains, and releases.
 func (c *client) close(why sched.Reason) {
-	c.closing, c.local = c.local, 0
+	epoch := c.local
+	c.local = 0
+	c.drain(epoch, why)
+	if c.busy {
+		// The thread comes to the gate again, before or after the release.
+		c.busy = false
+		c.burst++
+		c.later(c.w.duration(0, 5*time.Millisecond), c.pass)
+	} else if c.pending {
+		c.pass() // it waits for memory, and now for another grant
+	}
+}
+
+// drain releases a grant when the work under it has ended.
+func (c *client) drain(epoch sched.Epoch, why sched.Reason) {
+	c.closing = epoch
 	c.requested = false
 	drain := c.w.duration(0, 3*time.Millisecond)
 	if c.w.chance(c.w.faults.ignore) {
@@ -216,14 +241,6 @@ func (c *client) close(why sched.Reason) {
 		}
 		c.wake(c.page)
 	})
-	if c.busy {
-		// The thread comes to the gate again, before or after the release.
-		c.busy = false
-		c.burst++
-		c.later(c.w.duration(0, 5*time.Millisecond), c.pass)
-	} else if c.pending {
-		c.pass() // it waits for memory, and now for another grant
-	}
 }
 
 // Work.

@@ -70,7 +70,12 @@ func (d *daemon) start() {
 	}
 	for _, h := range d.persisted.Holders {
 		if c := d.w.byID[h.Client]; c != nil && d.core != nil {
-			d.step(sched.Restore{Client: c.id, Epoch: h.Epoch})
+			r := sched.Restore{Client: c.id, Epoch: h.Epoch, Gang: d.w.gangOf(c.id)}
+			if c.tenant != nil {
+				r.Tenant = c.tenant.name
+			}
+			d.w.judge.restored(r)
+			d.step(r)
 		}
 	}
 }
@@ -170,6 +175,9 @@ func (d *daemon) perform(a sched.Action) {
 		w.judge.running(a.Client, true)
 		d.pages[a.Client].word = 0
 		d.send(a.Client, func(c *client) { c.onRevoke(a.Epoch) })
+	case sched.StepOne:
+		w.judge.stepped(a)
+		d.send(a.Client, func(c *client) { c.onStep(a.Epoch) })
 	case sched.Close:
 		d.pages[a.Client].word = 0
 	case sched.Adopt:

@@ -25,6 +25,7 @@ type judge struct {
 // grant is the latest one of a client.
 type grant struct {
 	concurrent, latency bool
+	gang                string // of its client, when it was given
 	overlap             int
 	counts, running     bool // for its tenant: it is live; and not paused
 }
@@ -82,6 +83,7 @@ func (j *judge) alone(c sched.ClientID, what string, epoch sched.Epoch) {
 	for _, other := range j.w.client {
 		switch {
 		case other == nil || other.id == c || !occupies(other) || j.grants[other.id].latency:
+		case j.ganged(c, other.id):
 		case j.fenced[other]:
 			j.w.report.Overlaps++
 		default:
@@ -91,6 +93,12 @@ func (j *judge) alone(c sched.ClientID, what string, epoch sched.Epoch) {
 	}
 }
 
+// ganged says whether two clients are of one gang, now or when they were granted.
+func (j *judge) ganged(a, b sched.ClientID) bool {
+	now, then := j.w.gangOf(a), j.grants[a].gang
+	return now != "" && now == j.w.gangOf(b) || then != "" && then == j.grants[b].gang
+}
+
 func (j *judge) granted(a sched.Grant) {
 	if j.used[a.Epoch] {
 		j.w.fail("%v: that epoch was used before", a)
@@ -98,14 +106,31 @@ func (j *judge) granted(a sched.Grant) {
 	j.used[a.Epoch] = true
 	delete(j.fenced, j.w.byID[a.Client])
 	j.ended(a.Client)
-	j.grants[a.Client] = grant{concurrent: a.Concurrent, latency: a.Latency, overlap: j.overlap, counts: true}
+	j.grants[a.Client] = grant{concurrent: a.Concurrent, latency: a.Latency, gang: j.w.gangOf(a.Client), overlap: j.overlap, counts: true}
 	j.running(a.Client, true)
+	if j.grants[a.Client].gang != "" && !a.Concurrent {
+		j.w.report.GangGrants++
+	}
 	switch {
 	case a.Latency:
 		j.shut(a.Client)
 	case !a.Concurrent:
 		j.alone(a.Client, "is granted", a.Epoch)
 	}
+}
+
+// restored notes what a restarted core is told of a grant: the share of its client
+// may have changed meanwhile.
+func (j *judge) restored(r sched.Restore) {
+	g := j.grants[r.Client]
+	g.gang = r.Gang
+	j.grants[r.Client] = g
+}
+
+// stepped is for a client of a gang that makes one call while others drain.
+func (j *judge) stepped(a sched.StepOne) {
+	j.w.report.GangSteps++
+	j.granted(sched.Grant{Client: a.Client, Epoch: a.Epoch})
 }
 
 // shut fails if a gate is open beside which a latency tenant is let in.

@@ -60,6 +60,10 @@ func (w *world) onGPU() (sum uint64) {
 func (w *world) outOfRoom(c *client) bool {
 	need := c.mem.size
 	for _, other := range w.client {
+		if gang := w.gangOf(c.id); other != nil && other != c && gang != "" && gang == w.gangOf(other.id) {
+			need += other.mem.size // a gang is on the GPU as a whole
+			continue
+		}
 		if other != nil && other != c && other.hostile {
 			need += max(other.mem.resident, other.page.room)
 		}

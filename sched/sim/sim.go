@@ -31,6 +31,7 @@ type Report struct {
 	Fences, Adoptions      int
 	Deaths, Stops, Cuts    int // clients killed or stopped, connections lost
 	Crashes                int // of the daemon
+	GangGrants, GangSteps  int // to clients of gangs, in their turn and while others drain
 	Leaps                  int // of the clock
 	Modes, Shares          int // changes
 	Limits                 int // windows in which a limit was checked
@@ -43,10 +44,10 @@ type Report struct {
 func (r Report) String() string {
 	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, pauses %d), early releases %d, revokes %d, fences %d, adoptions %d; "+
 		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, changes of mode %d, of shares %d; "+
-		"memory moved in %d, out %d, stalled %d times, refused %d; "+
+		"gang grants %d, steps %d; memory moved in %d, out %d, stalled %d times, refused %d; "+
 		"fenced overlaps %d, limits checked %d, longest wait %v",
 		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Pauses, r.EarlyReleases, r.Revokes, r.Fences, r.Adoptions,
-		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.MovedIn, r.MovedOut, r.Stalls, r.Refused, r.Overlaps, r.Limits, r.LongestWait)
+		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused, r.Overlaps, r.Limits, r.LongestWait)
 }
 
 // Bounds of what the operator sets. Short, so that faults meet often.
@@ -75,6 +76,7 @@ type world struct {
 	// The tenants of slots: some have one in common, others are on their own.
 	tenants  []*tenant
 	tenantOf []*tenant
+	joined   map[sched.ClientID]*tenant // of clients, also of the dead: grants may be on their way to them
 	lastID   sched.ClientID
 	capacity uint64 // of the GPU's memory; 0: it is not looked at
 
@@ -95,7 +97,7 @@ const maxEventsPerStep = 50
 // names the seed and the broken promise, and ends with what happened before.
 // The same seed, steps and options do the same.
 func Run(seed uint64, steps int, opts Options) (report Report, err error) {
-	w := &world{rng: rand.New(rand.NewPCG(seed, 0x6e76736861726531)), trace: opts.Trace, byID: map[sched.ClientID]*client{}}
+	w := &world{rng: rand.New(rand.NewPCG(seed, 0x6e76736861726531)), trace: opts.Trace, byID: map[sched.ClientID]*client{}, joined: map[sched.ClientID]*tenant{}}
 	w.report.Seed = seed
 	defer func() {
 		report = w.report
@@ -228,6 +230,14 @@ func (w *world) leap() {
 	w.note("clock", text(fmt.Sprintf("leaps by %v", d)))
 	w.now = w.now.Add(d)
 	w.changed()
+}
+
+// gangOf returns the gang of a client, dead or alive, "": none.
+func (w *world) gangOf(id sched.ClientID) string {
+	if t := w.joined[id]; t != nil {
+		return t.share.Gang
+	}
+	return ""
 }
 
 // after calls do when d has passed; things due at once happen in the order in

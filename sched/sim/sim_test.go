@@ -71,7 +71,7 @@ func TestSim(t *testing.T) {
 			"grant": total.Grants, "concurrent grant": total.Concurrent, "early release": total.EarlyReleases,
 			"latency grant": total.Latency, "pause": total.Pauses, "leap of the clock": total.Leaps,
 			"change of mode": total.Modes, "change of a share": total.Shares, "limit checked": total.Limits, "revoke": total.Revokes, "fence": total.Fences, "adoption": total.Adoptions, "death": total.Deaths,
-			"stop": total.Stops, "lost connection": total.Cuts, "crash": total.Crashes, "memory moved in": total.MovedIn, "out": total.MovedOut, "fenced overlap": total.Overlaps,
+			"stop": total.Stops, "lost connection": total.Cuts, "crash": total.Crashes, "memory moved in": total.MovedIn, "grant to a gang": total.GangGrants, "call of a gang while others drain": total.GangSteps, "out": total.MovedOut, "fenced overlap": total.Overlaps,
 		} {
 			if n == 0 {
 				t.Errorf("not one %s in %d steps", what, *steps)
@@ -156,6 +156,8 @@ func add(a, b Report) Report {
 	a.Concurrent += b.Concurrent
 	a.Latency += b.Latency
 	a.Pauses += b.Pauses
+	a.GangGrants += b.GangGrants
+	a.GangSteps += b.GangSteps
 	a.Leaps += b.Leaps
 	a.Modes += b.Modes
 	a.Shares += b.Shares

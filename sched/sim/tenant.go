@@ -4,6 +4,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
@@ -16,6 +17,9 @@ const (
 	limitWindow = 5 * time.Second
 	samples     = int(limitWindow/often) + 1
 )
+
+// gatherTime is for how long no gang has a turn after a restart, and a little more.
+const gatherTime = 1200 * time.Millisecond
 
 // maxRequests is what the simulated tenants are promised in sum, percent.
 const maxRequests = 80
@@ -50,6 +54,10 @@ func (w *world) newTenants() {
 // newShare chooses a share within what the others leave.
 func (w *world) newShare(t *tenant) sched.Share {
 	var s sched.Share
+	if w.chance(0.15) {
+		s.Gang = []string{"g", "h"}[w.rng.IntN(2)]
+		return s
+	}
 	left := maxRequests
 	for _, other := range w.tenants {
 		if other != t {
@@ -114,7 +122,7 @@ func (j *judge) checkLimits() {
 		before := t.ring[t.sampled%samples]
 		t.ring[t.sampled%samples] = t.held
 		t.sampled++
-		if t.sampled <= samples || w.capacity != 0 || t.share.Limit == 0 || t.share.Limit == 100 || w.daemon.tuning != (sched.Tuning{}) {
+		if t.sampled <= samples || w.capacity != 0 || t.share.Gang != "" || t.share.Limit == 0 || t.share.Limit == 100 || w.daemon.tuning != (sched.Tuning{}) {
 			continue
 		}
 		// The oldest sample is older than the window by one piece.
@@ -143,6 +151,9 @@ func (j *judge) patience(c *client) time.Duration {
 		turn += 4*(maxGrace+3*maxGrace) + 9*4*maxGrace
 	}
 	bound := 2*(n+2)*turn + maxGrace
+	if slices.ContainsFunc(w.tenants, func(t *tenant) bool { return t.share.Gang != "" }) {
+		bound += 2*bound + gatherTime // a gang waits for all its clients, and all wait for it
+	}
 	if len(w.tenants) == 0 {
 		return bound
 	}
@@ -155,5 +166,6 @@ func (j *judge) patience(c *client) time.Duration {
 		// What is fenced goes on to count, for as long as it is on the GPU.
 		bound += (clients + 1) * (turn + 3*maxGrace) * 100 / time.Duration(c.tenant.share.Limit)
 	}
-	return bound * clients * 3 // of which latency tenants may take two thirds
+	bound = min(bound, 24*time.Hour) // with thousands of clients the product is too large
+	return bound * clients * 3       // of which latency tenants may take two thirds
 }

@@ -35,7 +35,7 @@ func image(t *testing.T, name, suite, arch string, packages ...string) string {
 	}
 	cmd := exec.Command("sh", append([]string{"images.sh", root, suite, arch}, packages...)...)
 	if text, err := cmd.CombinedOutput(); err != nil {
-		t.Skipf("it could not be had: %v\n%s", err, text)
+		t.Skipf("the packages of this release could not be downloaded: %v\n%s", err, text)
 	}
 	return root
 }

@@ -92,11 +92,11 @@ func lookUps(t *testing.T, argv ...string) {
 			ours++
 		}
 		if want := strings.Join(f, " "); lines[1][i] != want {
-			t.Errorf("it asks %q, want %q", lines[1][i], want)
+			t.Errorf("with the shim the runtime looks up %q, want %q", lines[1][i], want)
 		}
 	}
 	if ours == 0 {
-		t.Error("it is given nothing of the shim's")
+		t.Error("the runtime got no function of the shim")
 	}
 	t.Logf("%d look-ups, %d lead to the shim; %s", len(lines[0]), ours, strings.TrimSpace(said[1]))
 }

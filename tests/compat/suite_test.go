@@ -163,7 +163,7 @@ func start(t *testing.T) {
 	await(t, "the rival holds the GPU", func() error {
 		c, err := client(rival.Process.Pid)
 		if err == nil && c.Grants == 0 {
-			err = fmt.Errorf("it has no grant yet")
+			err = fmt.Errorf("the rival has no grant yet")
 		}
 		return err
 	})
@@ -357,7 +357,7 @@ func need(t *testing.T, names ...string) {
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("it needs root")
+		t.Skip("the case needs root")
 	}
 }
 

@@ -70,7 +70,7 @@ func besideOthers(t *testing.T) {
 				t.Parallel()
 				lib := find()
 				if lib == "" {
-					t.Skip("it is not installed")
+					t.Skip("the library is not installed")
 				}
 				preload := []string{lib, shim}
 				if order == "after" {
@@ -125,7 +125,7 @@ func unmanaged(t *testing.T) {
 		check(t, name, func(t *testing.T) {
 			t.Parallel()
 			if _, err := os.Stat(program(file)); err != nil {
-				t.Skip("it could not be built here")
+				t.Skip("the program could not be built on this machine")
 			}
 			cmd := command(program(file))
 			if text, err := output(t, cmd); err != nil || text != "plain: all is well\n" {

@@ -121,7 +121,7 @@ func (d *demo) bringUp(ctx context.Context) error {
 	if err := n.StartContainerd(ctx); err != nil {
 		return err
 	}
-	d.screen.say("containerd runs, its own, with CRI and NRI")
+	d.screen.say("the demo's own containerd runs, with CRI and NRI")
 	if err := n.BuildImages(ctx); err != nil {
 		return err
 	}

@@ -103,7 +103,7 @@ func (d *demo) verdict(t times, victim tenant) (bool, error) {
 		least, most, wait = min(least, u.Share), max(most, u.Share), max(wait, u.LongestWait)
 	}
 	say(least >= leastShare*even, "shares while all ran: %.1f to %.1f %%, even would be %.1f %%", 100*least, 100*most, 100*even)
-	say(wait < int64(longestWait), "longest wait of anybody: %v", round(time.Duration(wait)))
+	say(wait < int64(longestWait), "longest wait of a tenant: %v", round(time.Duration(wait)))
 	a, z := turn(usage(before, d.tenants[0].name)), turn(usage(after, d.tenants[0].name))
 	// Only shown: a tenant without work ends its turn early.
 	fmt.Fprintf(&b, "          time quantum %v, then %v: mean turn of %s %v, then %v\n", defaultQuantum, longQuantum, d.tenants[0].name, round(a), round(z))

@@ -133,7 +133,7 @@ func TestCoreLimitAlone(t *testing.T) {
 	})
 	t.Logf("alone, limited to 25 %%: %.1f %% of the time", got)
 	if got > 25+points {
-		t.Errorf("it used %.1f %% of the GPU's time", got)
+		t.Errorf("the tenant used %.1f %% of the GPU's time", got)
 	}
 }
 

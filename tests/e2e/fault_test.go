@@ -181,7 +181,7 @@ func TestKilledSchedulerOpen(t *testing.T) {
 	// shows that both run without turns.
 	awaitEvidence(t, ctx, "both to run", killed, func(e *evidence) error {
 		if e.report.Overlaps() == 0 {
-			return errors.New("they still take turns")
+			return errors.New("the tenants still take turns")
 		}
 		return nil
 	})

@@ -65,7 +65,7 @@ func TestImages(t *testing.T) {
 			status := string(must(os.ReadFile(fmt.Sprintf("/proc/%d/status", pod.PID())))(t))
 			is := func(line string) bool { return strings.Contains(status, "\n"+line+"\n") }
 			if tc.restricted && !(is("CapBnd:\t0000000000000000") && is("NoNewPrivs:\t1") && is("Seccomp:\t2")) {
-				t.Errorf("it is not restricted as it was to be:\n%s", status)
+				t.Errorf("the process is not restricted as intended:\n%s", status)
 			}
 			uid := 0
 			if tc.restricted {
@@ -115,7 +115,7 @@ int main(void) { puts("it runs"); fflush(stdout); pause(); return 0; }
 		node.ContainerSpec{Args: []string{"/usr/bin/main"}, Image: muslImage})
 	check(t, node.Until(ctx, "the program to run", func() error {
 		if log := pod.Log(); !strings.Contains(log, "it runs") {
-			return fmt.Errorf("it printed %q", log)
+			return fmt.Errorf("the program printed %q", log)
 		}
 		return nil
 	}))

@@ -45,7 +45,7 @@ func TestAnnotationsChangeLive(t *testing.T) {
 		t.Helper()
 		check(t, node.Until(ctx, fmt.Sprintf("a limit of %d MiB %s", want, when), func() error {
 			if limit, _ := used(t, ctx, pod); limit != want {
-				return fmt.Errorf("it is %d MiB", limit)
+				return fmt.Errorf("the limit is %d MiB", limit)
 			}
 			return nil
 		}))

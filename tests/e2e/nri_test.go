@@ -123,7 +123,7 @@ func described(t *testing.T, ctx context.Context, pod string, want map[string]ui
 			}
 		}
 		if fmt.Sprint(got) != fmt.Sprint(want) {
-			return fmt.Errorf("it is %v, not %v", got, want)
+			return fmt.Errorf("the scheduler has %v, want %v", got, want)
 		}
 		return nil
 	}))
@@ -245,7 +245,7 @@ func TestChurn(t *testing.T) {
 		}
 		for name, n := range leaves(t) {
 			if n > before[name] {
-				return fmt.Errorf("%d %s, before it were %d", n, name, before[name])
+				return fmt.Errorf("%d %s, before there were %d", n, name, before[name])
 			}
 		}
 		return nil

@@ -164,10 +164,10 @@ func awaitClient(t *testing.T, ctx context.Context, what string, pid int, ok fun
 	check(t, node.Until(ctx, what, func() error {
 		c := client(t, ctx, pid)
 		if c == nil {
-			return fmt.Errorf("process %d is no client", pid)
+			return fmt.Errorf("process %d is not a client", pid)
 		}
 		if !ok(c) {
-			return fmt.Errorf("it is %v", c)
+			return fmt.Errorf("the client is %v", c)
 		}
 		return nil
 	}))

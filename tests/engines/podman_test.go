@@ -147,7 +147,7 @@ func testQuadlet(t *testing.T, e *node.Engine) {
 	}
 	// The container starts after the plugin, which writes the spec.
 	if !strings.Contains(out, "After=nvshare-scheduler.service nvshare-plugin.service") {
-		t.Errorf("it does not wait for nvshare:\n%s", out)
+		t.Errorf("the unit does not start after nvshare's:\n%s", out)
 	}
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
 		t.Log("there is no systemd-analyze here to look at the unit")

@@ -112,7 +112,7 @@ func release(t *testing.T, suite string) string {
 		check(t, os.MkdirAll(filepath.Dir(root), 0o755))
 		cmd := exec.Command("sh", append([]string{"../compat/images.sh", root, suite, "amd64"}, enginePackages...)...)
 		if text, err := cmd.CombinedOutput(); err != nil {
-			t.Skipf("it could not be had: %v\n%s", err, text)
+			t.Skipf("the packages of this release could not be downloaded: %v\n%s", err, text)
 		}
 	}
 	return root
@@ -151,7 +151,7 @@ func awaitTurns(t *testing.T, ctx context.Context, p *node.Process, known map[ui
 				}
 			}
 		}
-		return errors.New("it is not there:\n" + p.Tail(5))
+		return errors.New("no new client has had a turn:\n" + p.Tail(5))
 	}))
 	return got
 }

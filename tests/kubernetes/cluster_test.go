@@ -162,7 +162,7 @@ func memoryLimit(t *testing.T) {
 	kubectl(t, ctx, "apply", "-f", manifest(pod))
 	kubectl(t, ctx, "wait", "--for=jsonpath={.status.phase}=Failed", "pod/"+pod, "--timeout="+patience.String())
 	if out := kubectl(t, ctx, "logs", pod); !strings.Contains(out, "OUT_OF_MEMORY") {
-		t.Errorf("it did not fail for memory: %s", out)
+		t.Errorf("the pod did not fail for lack of memory: %s", out)
 	}
 	deletePods(t, ctx, pod)
 }
@@ -204,7 +204,7 @@ func liveLimits(t *testing.T) {
 		return func() error {
 			m, c, err := known(ctx, pod1)
 			if err == nil && (m != memory || c != core) {
-				err = fmt.Errorf("they are %d bytes and %d %%", m, c)
+				err = fmt.Errorf("the limits are %d bytes and %d %%", m, c)
 			}
 			return err
 		}
@@ -216,7 +216,7 @@ func liveLimits(t *testing.T) {
 	await(t, ctx, "an Event on the pod", func() error {
 		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name="+pod1, "-o", "jsonpath={.items[*].message}")
 		if err == nil && !strings.Contains(out, "8Gi") {
-			err = fmt.Errorf("they are: %s", out)
+			err = fmt.Errorf("the Events are: %s", out)
 		}
 		return err
 	})
@@ -235,7 +235,7 @@ func refusal(t *testing.T) {
 	await(t, ctx, "an Event that says why", func() error {
 		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=refused", "-o", "jsonpath={.items[*].message}")
 		if err == nil && !strings.Contains(out, "nvshare.com/gpu=99") {
-			err = fmt.Errorf("they are: %s", out)
+			err = fmt.Errorf("the Events are: %s", out)
 		}
 		return err
 	})
@@ -349,7 +349,7 @@ func churn(t *testing.T) {
 	await(t, ctx, "the scheduler to forget them", func() error {
 		s, err := shared.Status(ctx)
 		if err == nil && (len(s.Containers) != 2 || len(s.Gpus[1].Clients) != 0) {
-			err = fmt.Errorf("it has %d containers, and %d clients of the second GPU", len(s.Containers), len(s.Gpus[1].Clients))
+			err = fmt.Errorf("the scheduler has %d containers, and %d clients of the second GPU", len(s.Containers), len(s.Gpus[1].Clients))
 		}
 		return err
 	})
@@ -394,10 +394,10 @@ func required(t *testing.T) {
 	})
 	kubectl(t, ctx, "delete", "-n", "nvshare-system", "daemonset/nvshare", "--cascade=foreground", "--timeout="+patience.String())
 	kubectl(t, ctx, "apply", "-f", manifest(small1))
-	await(t, ctx, "an Event that refuses it", func() error {
+	await(t, ctx, "an Event that refuses the pod", func() error {
 		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name="+pod1, "-o", "jsonpath={.items[*].message}")
 		if err == nil && !strings.Contains(out, "required") {
-			err = fmt.Errorf("they are: %s", out)
+			err = fmt.Errorf("the Events are: %s", out)
 		}
 		return err
 	})

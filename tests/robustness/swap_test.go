@@ -155,7 +155,7 @@ func TestSwap(t *testing.T) {
 	}
 
 	s.check(a.cmd.Process.Signal(syscall.SIGSTOP))
-	s.until("it holds up the other one, or wants nothing", func() error {
+	s.until("the stopped tenant holds up the other one, or does not want the GPU", func() error {
 		r, err := s.status()
 		if err != nil {
 			return err

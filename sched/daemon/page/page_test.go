@@ -119,4 +119,3 @@ func TestChangesWake(t *testing.T) {
 		}
 	}
 }
-

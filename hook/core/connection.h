@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * connection.h: the connection to the scheduler, and the lock of what the client
+ * thread and the application's threads share.
+ *
+ * nvs_client_lock guards the leases, the connection and their statistics. The lock
+ * is never held over a driver call, a drain or a wait.
+ */
+#ifndef NVSHARE_CONNECTION_H
+#define NVSHARE_CONNECTION_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "wire.h"
+
+enum link {
+	LINK_STARTING, /* no answer yet */
+	LINK_UP,       /* registered */
+	LINK_LOST,     /* was up; waiting for it to come back */
+	LINK_ABSENT,   /* no scheduler: run open */
+};
+
+struct nvs_client {
+	enum link link;
+	int fd;                /* -1: none */
+	bool registered;       /* ever */
+	uint64_t since_ns;     /* in this link state */
+	uint64_t retry_ns;     /* next attempt to connect */
+	uint64_t backoff_ns;
+	uint64_t hello_ns;     /* when REGISTER was sent */
+	bool closed_policy;    /* NVSHARE_SCHEDULER_LOSS=closed */
+	uint32_t interposed, bypassed;
+	const struct nvs_page *page;
+};
+
+extern pthread_mutex_t nvs_client_lock;
+extern struct nvs_client nvs_client;
+
+/* Sends a frame, if there is a connection. The lock is held. */
+bool nvs_client_send(const struct nvs_frame *f);
+
+/* After fork: no connection. The descriptor is closed. */
+void nvs_connection_fork_child(void);
+
+#endif

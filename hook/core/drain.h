@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+/* drain.h: whether the GPU has finished what was submitted. */
+#ifndef NVSHARE_DRAIN_H
+#define NVSHARE_DRAIN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "gpu.h"
+
+enum nvs_drained {
+	NVS_DRAINED,
+	NVS_DRAIN_UNPROVEN, /* a capture hides what still runs */
+	NVS_DRAIN_STOPPED,  /* the process ends, and there is work that the driver is not asked about */
+};
+
+/*
+ * Waits until the GPU has finished what was submitted on the GPU. The gate
+ * is closed, since closed_ns, and no call is in flight. A context is never synchronised while a
+ * capture is open on its GPU, that would invalidate the graph: streams are
+ * looked at one by one instead, for at most patience_ns.
+ */
+enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t closed_ns, uint64_t patience_ns);
+
+/* A call passed the closed gate: the next drain looks at everything again. */
+void nvs_streams_touch(struct nvs_gpu *gpu);
+
+/* Whether all streams with work are idle now; a guess, confirmed by a drain. */
+bool nvs_streams_idle(struct nvs_gpu *gpu);
+
+/* No driver calls of our own from now on; waits up to a second for the last. */
+void nvs_driver_stop(void);
+
+/*
+ * Brackets driver calls that the shim makes for itself. False: the process ends, and
+ * the shim's own threads call the driver no more. An application's thread still may:
+ * the application calls the driver with it.
+ */
+bool nvs_driver_enter(void);
+void nvs_driver_leave(void);
+
+void nvs_drain_fork_child(void);
+
+#endif

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * gpu.h: a GPU of the process: all that the shim knows about it.
+ *
+ * Frames and pages call a GPU by its channel, the number of its slot in the
+ * page. In the shim a GPU is a pointer that goes from function to function.
+ */
+#ifndef NVSHARE_GPU_H
+#define NVSHARE_GPU_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lease.h"
+#include "wire.h"
+#include "work.h"
+
+#define NVS_CACHE_LINE 64
+#define NVS_MAX_GPUS   NVS_MAX_CHANNELS
+
+/* A GPU as the driver describes it. */
+struct nvs_device {
+	int dev;                     /* CUdevice */
+	uint8_t uuid[NVS_UUID_SIZE];
+	uint64_t total_mem;          /* bytes */
+};
+
+struct nvs_gpu {
+	/* What a gated call reads. Written under nvs_client_lock. */
+	_Alignas(NVS_CACHE_LINE) _Atomic(const struct nvs_slot *) slot;
+	_Atomic uint32_t epoch; /* NVS_WORD_NONE: closed */
+	uint32_t bit;           /* in nvs_thread.in_flight: 1 << number */
+
+	/* Set once, before the first call passes the gate. */
+	_Alignas(NVS_CACHE_LINE) unsigned number; /* the channel on the wire */
+	struct nvs_device device;
+	struct nvs_budget *budget; /* memory/reserve.h */
+	struct nvs_swap *swap;     /* swap/swap_impl.h */
+	_Atomic(void *) pool;      /* that cuMemAllocAsync takes from; NULL: ask the driver. cuda/alloc.c */
+
+	/* ---- turns; guarded by nvs_client_lock, but what is atomic ---- */
+	struct lease lease;
+	atomic_uint changed;     /* futex: the lease or the connection changed */
+	atomic_bool used;
+	atomic_bool drain;       /* LEASE_ACT_DRAIN is to be done */
+	bool drainer;            /* a thread of its own does the drains */
+	atomic_flag spinning;    /* a thread spins for a grant */
+	atomic_uint drain_wanted; /* futex of that thread */
+	atomic_bool leaves;      /* see nvs_gpu_give_back */
+	uint64_t attach_ns;      /* when ATTACH was sent */
+	uint64_t request_ns;     /* when REQUEST was sent */
+	uint64_t closed_ns;      /* when the gate was closed */
+	uint64_t drain_ns;       /* length of the last drain */
+	uint64_t grace_ns;       /* of the last REVOKE */
+	uint64_t unattached_ns;  /* since when no scheduler knows of us */
+	/* Calls that pass during a drain; see may_pass() in wait.c. */
+	uint64_t pass_from_ns;   /* the next window begins, or has begun */
+	uint64_t pass_until_ns;  /* end of the window; 0: not begun */
+	uint64_t pass_gap_ns;    /* from the end of a window to the next */
+	uint64_t passed;         /* calls that passed a closed gate, ever */
+	uint64_t step_until_ns;  /* one call may pass up to then; 0: none */
+	uint64_t grant_calls;    /* gated calls before the grant */
+	uint64_t idle_calls;     /* early release: calls at the last look */
+	uint64_t idle_ns;        /* and since when that number holds */
+	struct nvs_stats stats;
+	struct nvs_stats sent;
+	uint64_t sent_ns;
+
+	/* ---- work ---- */
+	pthread_mutex_t drain_lock; /* held while contexts are synchronised or destroyed */
+	atomic_int captures;        /* open on the GPU; goes up under drain_lock */
+	struct nvs_stream overflow; /* of streams beyond NVS_MAX_STREAMS */
+};
+
+extern struct nvs_gpu nvs_gpus[NVS_MAX_GPUS];
+extern unsigned nvs_gpu_count; /* 0 until cuInit has succeeded */
+
+#define NVS_FOR_EACH_GPU(gpu) \
+	for (struct nvs_gpu *gpu = nvs_gpus; gpu < nvs_gpus + nvs_gpu_count; gpu++)
+
+/* Read by every gated call, written rarely. */
+struct nvs_gate {
+	_Alignas(NVS_CACHE_LINE) atomic_bool active; /* false: every call passes */
+	atomic_bool single;       /* one GPU in this process: nvs_gpus[0] */
+	atomic_uint generation;   /* of what threads remember; grows if it may not hold */
+	atomic_int captures;      /* open stream captures in the process */
+};
+
+extern struct nvs_gate nvs_gate;
+
+static inline bool nvs_active(void)
+{
+	return atomic_load_explicit(&nvs_gate.active, memory_order_acquire);
+}
+
+/* Ends what nvs_gate.active stands for: every call passes from now on. */
+void nvs_gate_stop(void);
+
+extern atomic_bool nvs_exiting;  /* the process ends */
+extern uint64_t nvs_exiting_ns;  /* since then */
+
+/* Begins with these GPUs, gates closed. nvs_client_lock is held. */
+void nvs_gpus_start(const struct nvs_device *devices, unsigned count);
+
+/* After fork: no GPU is known, and the gates of those that were are open. */
+void nvs_gpus_fork_child(void);
+
+/* NULL: none of the process. */
+struct nvs_gpu *nvs_gpu_of_device(int dev); /* CUdevice */
+struct nvs_gpu *nvs_gpu_of_uuid(const uint8_t *uuid);
+
+/* Slots of no scheduler: an open gate, and a closed one. */
+extern const struct nvs_slot nvs_free_slot, nvs_closed_slot;
+
+/* The word of the page that the GPU's gate looks at. */
+static inline uint32_t nvs_gpu_word(struct nvs_gpu *gpu)
+{
+	const struct nvs_slot *slot = atomic_load_explicit(&gpu->slot, memory_order_acquire);
+
+	return __atomic_load_n(&slot->word, __ATOMIC_SEQ_CST);
+}
+
+/* Means something only while this thread's flag for the GPU is up. */
+static inline bool nvs_gate_is_open(struct nvs_gpu *gpu)
+{
+	return nvs_gpu_word(gpu) == atomic_load_explicit(&gpu->epoch, memory_order_seq_cst);
+}
+
+#endif

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * grant.c: carries out what the lease of a GPU decides.
+ */
+#include "grant.h"
+
+#include <string.h>
+
+#include "clock.h"
+#include "connection.h"
+#include "futex.h"
+#include "log.h"
+#include "ops.h"
+#include "thread.h"
+
+/* Calls pass in windows during a drain that does not end: the gap to the first. */
+#define PASS_GAP_NS (1 * NVS_S) /* or an eighth of the grace, if that is less */
+
+void nvs_gpu_wake(struct nvs_gpu *gpu)
+{
+	const struct nvs_slot *slot = atomic_load(&gpu->slot);
+
+	atomic_fetch_add(&gpu->changed, 1);
+	nvs_futex_wake((uint32_t *)&gpu->changed, true);
+	if (slot != &nvs_free_slot && slot != &nvs_closed_slot)
+		nvs_futex_wake(&slot->word, false);
+}
+
+static void set_epoch(struct nvs_gpu *gpu, uint32_t word)
+{
+	atomic_store(&gpu->epoch, word);
+}
+
+static void set_slot(struct nvs_gpu *gpu, const struct nvs_slot *slot)
+{
+	const struct nvs_slot *old = atomic_load(&gpu->slot);
+
+	atomic_store(&gpu->slot, slot);
+	if (old && old != slot && old != &nvs_free_slot && old != &nvs_closed_slot)
+		nvs_futex_wake(&old->word, false);
+}
+
+static void send_attach(struct nvs_gpu *gpu, const struct lease_out *out)
+{
+	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_ATTACH,
+			       .channel = (uint16_t)gpu->number, .epoch = out->epoch,
+			       .code = out->want ? NVS_ATTACH_WANT : 0 };
+
+	memcpy(f.u.attach.uuid, gpu->device.uuid, NVS_UUID_SIZE);
+	f.u.attach.ordinal = gpu->number;
+	f.u.attach.total_mem = gpu->device.total_mem;
+	gpu->attach_ns = gpu->request_ns = nvs_now();
+	nvs_client_send(&f);
+}
+
+static void send_release(struct nvs_gpu *gpu, const struct lease_out *out)
+{
+	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_RELEASE,
+			       .channel = (uint16_t)gpu->number, .epoch = out->epoch,
+			       .code = out->reason };
+	uint64_t calls = nvs_gate_calls(gpu); /* none is added while the gate is closed */
+
+	f.u.released.drain_ns = gpu->drain_ns;
+	f.u.released.calls = calls - gpu->grant_calls;
+	nvs_client_send(&f);
+	gpu->drain_ns = 0;
+	gpu->grant_calls = calls;
+}
+
+static void send_request(struct nvs_gpu *gpu)
+{
+	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_REQUEST,
+			       .channel = (uint16_t)gpu->number };
+
+	gpu->request_ns = nvs_now();
+	nvs_client_send(&f); /* if the socket is full the next nudge tries again */
+}
+
+/* The gate is closed: when the first window of this drain would begin. */
+static void plan_passes(struct nvs_gpu *gpu)
+{
+	uint64_t gap = gpu->grace_ns / 8;
+
+	if (gap == 0 || gap > PASS_GAP_NS)
+		gap = PASS_GAP_NS;
+	gpu->pass_gap_ns = gap;
+	gpu->pass_from_ns = gpu->closed_ns + (gpu->grace_ns ? gpu->grace_ns / 2 : gap);
+	gpu->pass_until_ns = 0;
+}
+
+void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
+{
+	enum lease_link before = gpu->lease.link;
+	struct lease_out out = lease_step(&gpu->lease, ev);
+
+	if (gpu->lease.link != before && (before == LEASE_ATTACHED || before == LEASE_UNUSED))
+		gpu->unattached_ns = nvs_now();
+	if (!(out.actions & (LEASE_ACT_OPEN | LEASE_ACT_FREE)))
+		nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, false);
+	if (!out.actions)
+		return;
+	if (out.actions & LEASE_ACT_CLOSE) {
+		set_epoch(gpu, NVS_WORD_NONE);
+		gpu->closed_ns = nvs_now();
+		plan_passes(gpu);
+	}
+	if (out.actions & LEASE_ACT_STEP)
+		gpu->step_until_ns = gpu->closed_ns + NVS_STEP_NS;
+	if (out.actions & LEASE_ACT_PAGE)
+		set_slot(gpu, &nvs_client.page->slot[gpu->number]);
+	if (out.actions & LEASE_ACT_OPEN) {
+		/* Else nvs_gpu_filled() does. */
+		if (nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, true))
+			set_epoch(gpu, (uint32_t)out.epoch);
+		gpu->idle_ns = 0;
+	}
+	if (out.actions & LEASE_ACT_FREE) {
+		set_epoch(gpu, NVS_WORD_NONE);
+		set_slot(gpu, &nvs_free_slot);
+		if (nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, true))
+			set_epoch(gpu, nvs_free_slot.word);
+		nvs_debugf("GPU %u: running without a scheduler", gpu->number);
+	}
+	if (out.actions & LEASE_ACT_ATTACH)
+		send_attach(gpu, &out);
+	if (out.actions & LEASE_ACT_RELEASE) {
+		nvs_memory_ops.before_release(gpu);
+		send_release(gpu, &out);
+	}
+	if (out.actions & LEASE_ACT_REQUEST)
+		send_request(gpu);
+	if (out.actions & LEASE_ACT_DRAIN)
+		atomic_store(&gpu->drain, true);
+	if (out.actions & ~(unsigned)LEASE_ACT_REQUEST)
+		nvs_gpu_wake(gpu);
+}
+
+void nvs_gpu_filled(struct nvs_gpu *gpu)
+{
+	if ((gpu->lease.gate != LEASE_OPEN && gpu->lease.gate != LEASE_FREE) ||
+	    !nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, true))
+		return;
+	set_epoch(gpu, gpu->lease.gate == LEASE_FREE ? nvs_free_slot.word : (uint32_t)gpu->lease.epoch);
+	gpu->idle_ns = 0;
+	if (gpu->lease.gate == LEASE_OPEN)
+		nvs_memory_ops.gate_opened(gpu);
+	nvs_gpu_wake(gpu);
+}
+
+bool nvs_gpu_room(struct nvs_gpu *gpu, uint64_t *room)
+{
+	const struct nvs_slot *slot = atomic_load(&gpu->slot);
+
+	if (!slot || slot == &nvs_closed_slot)
+		return false;
+	*room = slot == &nvs_free_slot ? UINT64_MAX : __atomic_load_n(&slot->room, __ATOMIC_ACQUIRE);
+	return true;
+}

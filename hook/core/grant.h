@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * grant.h: what the lease of a GPU decides is carried out: gates open and close,
+ * frames are sent, drains are asked for.
+ *
+ * nvs_client_lock is held for all of these. Events of an application's thread
+ * never ask for a drain; those are the client thread's.
+ */
+#ifndef NVSHARE_GRANT_H
+#define NVSHARE_GRANT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "gpu.h"
+
+/* Feeds an event to the lease and does what it asks for. */
+void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev);
+
+/* Wakes the threads that wait at the gate, to look again. */
+void nvs_gpu_wake(struct nvs_gpu *gpu);
+
+/* All memory is there: the gate of an open lease opens. */
+void nvs_gpu_filled(struct nvs_gpu *gpu);
+
+/*
+ * The room in the slot. False: there is no page to look at. UINT64_MAX: the
+ * process runs without a scheduler.
+ */
+bool nvs_gpu_room(struct nvs_gpu *gpu, uint64_t *room);
+
+#endif

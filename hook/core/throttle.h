@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * throttle.h: the work ahead of the GPU is kept short while clients take turns.
+ */
+#ifndef NVSHARE_THROTTLE_H
+#define NVSHARE_THROTTLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "wire.h"
+#include "work.h"
+
+/*
+ * Whether the work ahead of the GPU is to be kept short: somebody else may get
+ * the GPU after this client. Nobody takes turns where all hold it at the same
+ * time, and a launch shall cost nothing there, but a client with a core limit
+ * has to leave when its time is used up. A latency client holds the GPU at the
+ * same time as others that are kept from it.
+ */
+static inline bool nvs_throttled(const struct nvs_slot *slot)
+{
+	uint32_t all_at_once = NVS_GRANT_CONCURRENT | NVS_GRANT_LATENCY;
+
+	return __atomic_load_n(&slot->present, __ATOMIC_RELAXED) &&
+	       ((__atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & all_at_once) !=
+			NVS_GRANT_CONCURRENT ||
+		__atomic_load_n(&slot->core_limit, __ATOMIC_RELAXED));
+}
+
+/* Whether nvs_throttle_step has to see this call; if not, it is counted. */
+static inline bool nvs_throttle_due(struct nvs_stream *s)
+{
+	unsigned count = atomic_load_explicit(&s->throttle.count, memory_order_relaxed) + 1;
+
+	if (count > atomic_load_explicit(&s->throttle.batch, memory_order_relaxed))
+		return true;
+	atomic_store_explicit(&s->throttle.count, count, memory_order_relaxed);
+	return false;
+}
+
+/* Keeps the work ahead of the GPU short. Never called with a flag up. */
+void nvs_throttle_step(struct nvs_stream *s, void *key);
+
+/* What the stream had ahead, with others, took so long after the gate closed. */
+void nvs_throttle_drained(struct nvs_stream *s, uint64_t took_ns);
+
+#endif

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * wait.c: threads of the application wait at the gate of a GPU.
+ */
+#include "wait.h"
+
+#include <errno.h>
+#include <signal.h>
+
+#include "clock.h"
+#include "connection.h"
+#include "futex.h"
+#include "glibc.h"
+#include "grant.h"
+#include "log.h"
+#include "ops.h"
+
+#define ATTACH_WAIT_NS (5 * NVS_S)
+#define LOSS_WAIT_NS   (5 * NVS_S)    /* calls wait this long for a lost scheduler */
+#define START_WAIT_NS  (2 * NVS_S)    /* and this long for its first answer */
+#define GONE_NS        (2 * NVS_S)    /* who has not looked for so long does not wait */
+#define NUDGE_NS       (1 * NVS_S)    /* waiting threads repeat their request */
+#define WAIT_PIECE_NS  (200 * NVS_MS) /* a wait looks at the connection this often */
+#define EXIT_WAIT_NS   (1 * NVS_S)    /* at the end of the process a call waits this long for a drain */
+
+/* Windows in which calls pass during a drain: length, and the longest gap between. */
+#define PASS_NS        (20 * NVS_MS)
+#define PASS_GAP_MAX_NS (60 * NVS_S)
+
+/*
+ * A signal handler may fork, exit or jump away: not while its thread has the
+ * lock, which would stay locked.
+ */
+static void lock_masked(sigset_t *old)
+{
+	sigset_t all;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, old);
+	pthread_mutex_lock(&nvs_client_lock);
+}
+
+static void unlock_masked(const sigset_t *old)
+{
+	pthread_mutex_unlock(&nvs_client_lock);
+	pthread_sigmask(SIG_SETMASK, old, NULL);
+}
+
+static void leave(struct nvs_thread *t)
+{
+	if (t->waits_at)
+		nvs_gpu_step(t->waits_at, (struct lease_event){ .type = LEASE_EV_LEAVE });
+	t->waits_at = NULL;
+}
+
+/* The thread waits at the gate; it may have been taken for gone, or have gone from another. */
+static void want(struct nvs_thread *t, struct nvs_gpu *gpu, uint64_t now)
+{
+	t->looked_ns = now;
+	if (t->waits_at == gpu)
+		return;
+	leave(t);
+	t->waits_at = gpu;
+	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_WANT });
+}
+
+void nvs_gate_forget_waiters(uint64_t now)
+{
+	for (struct nvs_thread *t = nvs_threads(); t; t = t->next)
+		if (t->waits_at && nvs_elapsed(now, t->looked_ns) > GONE_NS)
+			leave(t);
+}
+
+/* Whether a thread that has waited since t0 should run without a scheduler. */
+static bool out_of_patience(struct nvs_gpu *gpu, uint64_t now)
+{
+	/* At the end of the process a drain does not finish, see nvs_driver_stop. */
+	if (atomic_load(&nvs_exiting) && gpu->lease.gate == LEASE_DRAINING)
+		return nvs_elapsed(now, nvs_exiting_ns) > EXIT_WAIT_NS;
+	if (gpu->lease.link == LEASE_ATTACHED)
+		return false;
+	switch (nvs_client.link) {
+	case LINK_ABSENT:
+		return true;
+	case LINK_STARTING:
+		return nvs_elapsed(now, nvs_client.since_ns) > START_WAIT_NS;
+	case LINK_LOST:
+		/* Counted over reconnects: it may come back and fall again for ever. */
+		return !nvs_client.closed_policy &&
+		       nvs_elapsed(now, gpu->unattached_ns) > LOSS_WAIT_NS;
+	case LINK_UP:
+		return !nvs_client.closed_policy && gpu->lease.link == LEASE_ATTACHING &&
+		       nvs_elapsed(now, gpu->attach_ns) > ATTACH_WAIT_NS;
+	}
+	return false;
+}
+
+/*
+ * The way out of a drain that cannot end by itself: the GPU's work waits for
+ * one of the threads at the gate, for its next launch, or for what it does or
+ * lets go of after it (a flag in host memory, a lock that a host function
+ * wants). From half of the grace on, which leaves long kernels time to end,
+ * every call passes for PASS_NS, and again after ever longer gaps; the drain
+ * begins anew each time. Up to the end of the grace the GPU is still ours, so
+ * nobody is disturbed; after it the scheduler has fenced us and our work runs
+ * beside the others' anyway, and this is how the process gets to release in the
+ * end. A slow queue that is mistaken for a stuck one grows by what fits into a
+ * window, and that the depth bound keeps small.
+ */
+static bool may_pass(struct nvs_gpu *gpu, uint64_t now)
+{
+	if (gpu->lease.gate != LEASE_DRAINING || !nvs_memory_ops.all_there(gpu))
+		return false;
+	if (gpu->step_until_ns) { /* a step, and this thread makes it */
+		bool in_time = now < gpu->step_until_ns;
+
+		gpu->step_until_ns = 0;
+		if (in_time) {
+			gpu->passed++;
+			nvs_gpu_wake(gpu); /* the drain may begin */
+			return true;
+		}
+	}
+	if (now < gpu->pass_from_ns)
+		return false;
+	if (!gpu->pass_until_ns) {
+		gpu->pass_until_ns = now + PASS_NS;
+		nvs_gpu_wake(gpu);
+		nvs_debugf("GPU %u: the drain does not end, calls pass for a moment", gpu->number);
+	}
+	if (now < gpu->pass_until_ns) {
+		gpu->passed++;
+		return true;
+	}
+	gpu->pass_from_ns = gpu->pass_until_ns + gpu->pass_gap_ns;
+	gpu->pass_until_ns = 0;
+	gpu->pass_gap_ns = gpu->pass_gap_ns * 2 < PASS_GAP_MAX_NS ? gpu->pass_gap_ns * 2 : PASS_GAP_MAX_NS;
+	return false;
+}
+
+/* A latency client need not wait for a grant that it will get at once. */
+static bool may_go_ahead(struct nvs_gpu *gpu)
+{
+	const struct lease *l = &gpu->lease;
+
+	return l->link == LEASE_ATTACHED && l->gate == LEASE_CLOSED && l->requested &&
+	       __atomic_load_n(&atomic_load(&gpu->slot)->flags, __ATOMIC_RELAXED) &
+		       NVS_GRANT_STANDING &&
+	       nvs_memory_ops.all_there(gpu);
+}
+
+/*
+ * The scheduler says that this GPU is next for the process: looks out for the grant
+ * without sleeping, one thread of the process, once in its wait.
+ */
+static void spin_for_grant(struct nvs_gpu *gpu, const struct nvs_slot *slot, uint32_t seen)
+{
+	uint64_t end = nvs_now() + NVS_SPIN_NS;
+
+	if (atomic_flag_test_and_set(&gpu->spinning))
+		return;
+	while (__atomic_load_n(&slot->word, __ATOMIC_RELAXED) == seen && nvs_now() < end)
+		for (int i = 0; i < 16; i++)
+			nvs_cpu_relax();
+	atomic_flag_clear(&gpu->spinning);
+}
+
+/*
+ * The process ends, and with it the thread that brings memory in: the thread that waits
+ * for the memory does its work. The lock is held, and given up meanwhile. False: this is
+ * not what the thread waits for.
+ */
+static bool fill_at_exit(struct nvs_gpu *gpu, sigset_t *mask)
+{
+	const struct lease *l = &gpu->lease;
+	bool filled;
+
+	if (!atomic_load(&nvs_exiting) || (l->gate != LEASE_OPEN && l->gate != LEASE_FREE))
+		return false;
+	unlock_masked(mask);
+	filled = nvs_memory_ops.fill_at_exit(gpu);
+	lock_masked(mask);
+	return filled;
+}
+
+/* The lock is held; it is given up while waiting. word: of the page, as last looked at. */
+static void wait_piece(struct nvs_gpu *gpu, uint32_t word, bool *spun, sigset_t *mask)
+{
+	const struct nvs_slot *slot = atomic_load(&gpu->slot);
+	/*
+	 * Open, yet the word is another: shut for a moment, the page tells when it is
+	 * over. If the word is right, memory is on its way: that ends here, and changes
+	 * no word.
+	 */
+	bool on_page = gpu->lease.link == LEASE_ATTACHED &&
+		       (gpu->lease.gate == LEASE_CLOSED ||
+			(gpu->lease.gate == LEASE_OPEN && word != (uint32_t)gpu->lease.epoch));
+	uint32_t seen = on_page ? word : atomic_load(&gpu->changed);
+	uint64_t left = nvs_elapsed(gpu->pass_from_ns, nvs_now()), ns = WAIT_PIECE_NS;
+
+	if (gpu->lease.gate == LEASE_DRAINING && left && left < ns)
+		ns = left;
+	pthread_mutex_unlock(&nvs_client_lock);
+	if (on_page && !*spun &&
+	    __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & NVS_GRANT_NEXT) {
+		*spun = true;
+		spin_for_grant(gpu, slot, seen);
+	}
+	pthread_sigmask(SIG_SETMASK, mask, NULL);
+	if (on_page)
+		nvs_futex_wait(&slot->word, seen, ns, false);
+	else
+		nvs_futex_wait((uint32_t *)&gpu->changed, seen, ns, true);
+	lock_masked(mask);
+}
+
+bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need)
+{
+	uint64_t start = nvs_now(), now = start, waited;
+	bool spun = false, pass = false;
+	int saved = errno;
+	sigset_t mask;
+
+	atomic_store(&gpu->used, true);
+	lock_masked(&mask);
+	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_USE });
+	leave(t); /* of a wait that a signal handler jumped out of */
+	for (;;) {
+		uint32_t word;
+
+		want(t, gpu, now);
+		word = nvs_gpu_word(gpu);
+
+		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_WORD, .word = word });
+		if (word == atomic_load(&gpu->epoch) ||
+		    !atomic_load(&nvs_gate.active))
+			break;
+		if (may_pass(gpu, now) || may_go_ahead(gpu) ||
+		    (need == NVS_NEED_MEMORY && nvs_memory_ops.all_there(gpu))) {
+			/* Before the lock is given up: do_drain sees flag or count. */
+			atomic_store(&t->in_flight, gpu->bit);
+			pass = true;
+			break;
+		}
+		if (out_of_patience(gpu, now)) {
+			if (atomic_load(&nvs_exiting) && gpu->lease.gate == LEASE_DRAINING)
+				nvs_gate_stop();
+			nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
+			if (gpu->lease.gate == LEASE_FREE &&
+			    atomic_load(&gpu->epoch) == nvs_free_slot.word)
+				break;
+		} else if (nvs_elapsed(now, gpu->request_ns) > NUDGE_NS) {
+			nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_NUDGE });
+		}
+		if (!fill_at_exit(gpu, &mask))
+			wait_piece(gpu, word, &spun, &mask);
+		now = nvs_now();
+	}
+	leave(t);
+	gpu->idle_ns = 0; /* its call comes now */
+	waited = nvs_now() - start;
+	gpu->stats.waits++;
+	gpu->stats.wait_ns += waited;
+	if (waited > gpu->stats.wait_max_ns)
+		gpu->stats.wait_max_ns = waited;
+	unlock_masked(&mask);
+	errno = saved;
+	return pass;
+}
+
+void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu)
+{
+	sigset_t mask;
+
+	lock_masked(&mask);
+	if (out_of_patience(gpu, nvs_now()))
+		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
+	unlock_masked(&mask);
+}
+
+void nvs_gpu_use(struct nvs_gpu *gpu)
+{
+	int saved = errno;
+	sigset_t mask;
+
+	if (gpu->number >= nvs_gpu_count || atomic_exchange(&gpu->used, true))
+		return;
+	lock_masked(&mask);
+	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_USE });
+	unlock_masked(&mask);
+	errno = saved;
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * work.h: contexts and streams, and whether they may have work that runs.
+ *
+ * Records are never freed, only reused, so that a stale pointer is harmless;
+ * nvs_gate.generation tells when one is stale. stream.c keeps the tables,
+ * drain.c looks for work in them. nvs_table_lock guards them; nothing is waited
+ * for under it, and no driver function is called.
+ */
+#ifndef NVSHARE_WORK_H
+#define NVSHARE_WORK_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "driver.h"
+
+struct nvs_gpu;
+struct nvs_thread;
+
+struct nvs_context {
+	_Atomic(void *) ctx; /* NULL: the record is free */
+	void *green;
+	struct nvs_gpu *gpu;
+	bool own;          /* made by cuCtxCreate: outlives the primary context */
+	atomic_bool dirty; /* work since the last drain */
+};
+
+/* The bound on the work that a stream has ahead of the GPU; see throttle.c. */
+struct nvs_throttle {
+	atomic_flag busy;
+	atomic_uint count;   /* calls since the last event */
+	atomic_uint batch;   /* calls per event, 0: not set up */
+	bool off;            /* events do not work here */
+	bool pending[2];
+	uint8_t next;
+	unsigned last_calls; /* calls of the batch before the last event */
+	unsigned unwaited;   /* batches since one was waited for */
+	uint64_t passed_ns;  /* when the last event was seen to pass; 0: nobody waited for it */
+	uint64_t took_ns;    /* GPU time of the last batch that is known */
+	uint64_t patience_ns; /* longest wait for an event; 0: the usual */
+	void *event[2];
+};
+
+struct nvs_stream {
+	_Atomic(void *) key;    /* handle; CU_STREAM_LEGACY, CU_STREAM_PER_THREAD; NULL: none */
+	struct nvs_thread *owner; /* of a per-thread default stream */
+	_Atomic(struct nvs_context *) context; /* NULL: not known */
+	struct nvs_gpu *gpu;
+	atomic_bool dirty;      /* work since the last drain */
+	atomic_bool capturing;  /* a capture was begun on the stream */
+	struct nvs_stream *next; /* in the same bucket */
+	struct nvs_throttle throttle;
+};
+
+#define NVS_MAX_CONTEXTS 256
+#define NVS_MAX_STREAMS  4096 /* further ones share the record of their GPU */
+
+extern pthread_mutex_t nvs_table_lock;
+extern struct nvs_context nvs_contexts[NVS_MAX_CONTEXTS];
+extern unsigned nvs_contexts_used;
+extern struct nvs_stream nvs_streams[NVS_MAX_STREAMS];
+extern unsigned nvs_streams_used;
+
+static inline bool nvs_key_is_default(void *key)
+{
+	return key <= CU_STREAM_PER_THREAD;
+}
+
+#endif

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// maxMetricClients and maxMetricTenants are how many clients and tenants, over
+// all GPUs, have metrics of their own; nvshare_metrics_left_out counts the rest.
+const (
+	maxMetricClients = 512
+	maxMetricTenants = 512
+)
+
+// exposition turns a scrape into metrics. metricNames has their names.
+type exposition struct {
+	ch               chan<- prometheus.Metric
+	descs            map[string]*prometheus.Desc
+	s                *scrape
+	clients, tenants int // so far
+}
+
+// put passes on one value. Names that end in _total are counters.
+func (x *exposition) put(name string, v float64, labels ...string) {
+	kind := prometheus.GaugeValue
+	if strings.HasSuffix(name, "_total") {
+		kind = prometheus.CounterValue
+	}
+	x.ch <- prometheus.MustNewConstMetric(x.descs[name], kind, v, labels...)
+}
+
+func (x *exposition) histogram(name string, h *histogram, labels ...string) {
+	count, buckets := h.cumulative()
+	x.ch <- prometheus.MustNewConstHistogram(x.descs[name], count, h.sum.Seconds(), buckets, labels...)
+}
+
+func (x *exposition) all() {
+	r := x.s.Status
+	for i, g := range r.Gpus {
+		x.gpu(g, &x.s.Turns[i])
+		x.sample(g)
+		for _, c := range g.Clients {
+			x.client(g, c)
+		}
+		x.tenantsOf(g)
+	}
+	x.arena(r)
+	x.put("nvshare_nvml_up", number(x.s.sampled))
+	for t, n := range x.s.Traffic.Messages {
+		if typ := wire.Type(t); typ.FromClient() {
+			x.put("nvshare_scheduler_messages_total", float64(n), typ.String())
+		}
+	}
+	x.put("nvshare_scheduler_client_disconnect_total", float64(x.s.Traffic.Disconnects))
+	x.put("nvshare_scheduler_registrations_total", float64(x.s.Traffic.Registrations))
+	x.put("nvshare_scheduler_bypassed_registrations_total", float64(x.s.Traffic.Bypasses))
+	x.put("nvshare_scheduler_suppressed_log_lines_total", float64(x.s.Traffic.UnloggedLines))
+	x.put("nvshare_scheduler_clients", float64(r.Clients))
+	x.put("nvshare_scheduler_connections", float64(r.Connections))
+	x.put("nvshare_scheduler_refused_connections_total", float64(r.Refused))
+	x.put("nvshare_scheduler_protocol_errors_total", float64(r.ProtocolErrors))
+	x.put("nvshare_scheduler_healthy", number(len(r.Problems) == 0))
+	x.put("nvshare_scheduler_problems", float64(len(r.Problems)))
+	x.put("nvshare_scheduler_uptime_seconds", seconds(r.UptimeNs))
+	x.put("nvshare_build_info", 1, r.Version)
+	x.put("nvshare_metrics_left_out", float64(max(x.clients-maxMetricClients, 0)), "client")
+	x.put("nvshare_metrics_left_out", float64(max(x.tenants-maxMetricTenants, 0)), "tenant")
+}
+
+func (x *exposition) gpu(g *api.GPU, turns *Turns) {
+	gpu := []string{g.Uuid, strconv.Itoa(int(g.Index))}
+	with := func(more ...string) []string { return append(gpu[:2:2], more...) }
+	x.put("nvshare_gpu_info", 1, with(g.Name)...)
+	x.put("nvshare_gpu_mode", 1, with(modeLabel(g.Mode), modeLabel(cmp.Or(g.EffectiveMode, g.Mode)))...)
+	x.put("nvshare_gpu_quantum_seconds", seconds(g.QuantumNs), gpu...)
+
+	states := map[api.ClientState]int{}
+	var running int
+	var memory, reserved uint64
+	for _, c := range g.Clients {
+		states[c.State]++
+		switch c.State {
+		case api.ClientState_CLIENT_STATE_HOLDING, api.ClientState_CLIENT_STATE_DRAINING, api.ClientState_CLIENT_STATE_LOST:
+			running++
+			memory += c.MemoryBytes
+		}
+	}
+	for n := range api.ClientState_name {
+		state := api.ClientState(n)
+		if state == api.ClientState_CLIENT_STATE_UNSPECIFIED {
+			continue
+		}
+		name := strings.ToLower(strings.TrimPrefix(state.String(), "CLIENT_STATE_"))
+		x.put("nvshare_gpu_clients", float64(states[state]), with(name)...)
+	}
+	for _, m := range g.Memory {
+		reserved += m.UsedBytes
+	}
+	x.put("nvshare_scheduler_running_clients", float64(running), gpu...)
+	x.put("nvshare_scheduler_request_queue_clients", float64(states[api.ClientState_CLIENT_STATE_WAITING]), gpu...)
+	x.put("nvshare_scheduler_running_memory_bytes", float64(memory), gpu...)
+	x.put("nvshare_gpu_memory_reserved_bytes", float64(reserved), gpu...)
+
+	x.swap(g)
+	x.put("nvshare_gpu_grants_total", float64(g.Grants), gpu...)
+	x.put("nvshare_scheduler_drop_lock_total", float64(g.Revokes), gpu...)
+	x.put("nvshare_gpu_fences_total", float64(g.Fences), gpu...)
+	x.put("nvshare_gpu_reclaims_total", float64(g.Reclaims), gpu...)
+	x.put("nvshare_gpu_stale_releases_total", float64(g.StaleReleases), gpu...)
+	x.put("nvshare_gpu_latency_grants_total", float64(turns.latency), gpu...)
+	x.put("nvshare_gpu_pauses_total", float64(turns.pauses), gpu...)
+	x.put("nvshare_gpu_late_releases_total", float64(turns.late), gpu...)
+	x.byReason("nvshare_gpu_revokes_total", turns.revokes[:], func(i int) string { return sched.RevokeReason(i).String() }, gpu)
+	x.byReason("nvshare_gpu_releases_total", turns.releases[:], func(i int) string { return sched.EndReason(i).String() }, gpu)
+	x.histogram("nvshare_gpu_wait_seconds", &turns.wait, gpu...)
+	x.histogram("nvshare_gpu_hold_seconds", &turns.hold, gpu...)
+	x.histogram("nvshare_gpu_drain_seconds", &turns.drain, gpu...)
+	x.histogram("nvshare_gpu_handover_seconds", &turns.handOver, gpu...)
+}
+
+// byReason passes on counts[1:], the last of which is for other reasons.
+func (x *exposition) byReason(name string, counts []uint64, reason func(int) string, gpu []string) {
+	for i, n := range counts {
+		text := "other"
+		if i < len(counts)-1 {
+			text = reason(i)
+		}
+		if i != 0 && (n != 0 || text != "other") {
+			x.put(name, float64(n), append(gpu[:2:2], text)...)
+		}
+	}
+}
+
+// sample passes on what the driver says.
+func (x *exposition) sample(g *api.GPU) {
+	gpu := []string{g.Uuid, strconv.Itoa(int(g.Index))}
+	s := x.s.samples[g.Uuid]
+	x.put("nvshare_gpu_sampler_up", number(s != nil), gpu...)
+	if s == nil {
+		if g.MemoryBytes != 0 {
+			x.put("nvshare_gpu_memory_total_bytes", float64(g.MemoryBytes), gpu...)
+		}
+		return
+	}
+	if s.MemoryTotal != 0 {
+		x.put("nvshare_gpu_memory_total_bytes", float64(s.MemoryTotal), gpu...)
+		x.put("nvshare_gpu_memory_used_bytes", float64(s.MemoryUsed), gpu...)
+		x.put("nvshare_gpu_memory_free_bytes", float64(s.MemoryFree), gpu...)
+	}
+	if s.Utilization >= 0 {
+		x.put("nvshare_gpu_utilization_ratio", s.Utilization, gpu...)
+	}
+	if s.MemoryUtilization >= 0 {
+		x.put("nvshare_gpu_memory_utilization_ratio", s.MemoryUtilization, gpu...)
+	}
+	if s.Processes != nil {
+		unmanaged := 0
+		for pid := range s.Processes {
+			if !x.s.Processes[pid] {
+				unmanaged++
+			}
+		}
+		x.put("nvshare_gpu_processes", float64(len(s.Processes)), gpu...)
+		x.put("nvshare_gpu_unmanaged_processes", float64(unmanaged), gpu...)
+	}
+}
+
+func (x *exposition) client(g *api.GPU, c *api.Client) {
+	if x.clients++; x.clients > maxMetricClients {
+		return
+	}
+	l := append(names(c.Container), strconv.FormatUint(c.Id, 10), g.Uuid)
+	x.put("nvshare_client_info", 1, append(l[:5:5], strconv.Itoa(int(g.Index)), strconv.Itoa(int(c.Pid)))...)
+	x.put("nvshare_client_managed_allocated_bytes", float64(c.MemoryBytes), l...)
+	x.put("nvshare_client_managed_allocated_peak_bytes", float64(c.MemoryPeakBytes), l...)
+	if s := x.s.samples[g.Uuid]; s != nil && s.Processes[c.Pid] != 0 {
+		x.put("nvshare_client_nvml_used_bytes", float64(s.Processes[c.Pid]), l...)
+	}
+	if m := memoryOf(g, c.Container, c.Uid); m != nil && m.LimitBytes != 0 {
+		x.put("nvshare_client_memory_quota_bytes", float64(m.LimitBytes), l...)
+		x.put("nvshare_client_memory_quota_exceeded", number(m.UsedBytes > m.LimitBytes), l...)
+	}
+	if t := tenantUse(g, c); t != nil {
+		x.put("nvshare_client_core_quota_config_percent", float64(cmp.Or(t.Share.GetCoreLimit(), 100)), l...)
+		x.put("nvshare_client_core_quota_effective_percent", float64(t.PromisedPermille)/10, l...)
+		x.put("nvshare_client_core_usage_ratio", float64(t.GotPermille)/1000, l...)
+		x.put("nvshare_client_throttled", number(t.ThrottledNs > 0), l...)
+	}
+	x.put("nvshare_client_pending_drop", number(c.State == api.ClientState_CLIENT_STATE_DRAINING), l...)
+	x.put("nvshare_client_bypassed_entry_points", float64(c.Bypassed), l...)
+	x.put("nvshare_client_grants_total", float64(c.Grants), l...)
+	x.put("nvshare_client_held_seconds_total", seconds(c.HeldNs), l...)
+	x.put("nvshare_client_calls_total", float64(c.Calls), l...)
+	if g.Swap != nil {
+		x.put("nvshare_client_resident_bytes", float64(c.ResidentBytes), l...)
+		x.put("nvshare_client_fixed_bytes", float64(c.FixedBytes), l...)
+		x.put("nvshare_client_away_bytes", float64(c.AwayBytes), l...)
+		x.put("nvshare_client_arena_bytes", float64(c.ArenaBytes), l...)
+		x.put("nvshare_client_swapped_out_bytes_total", float64(c.SwappedOutBytes), l...)
+		x.put("nvshare_client_swapped_in_bytes_total", float64(c.SwappedInBytes), l...)
+	}
+	x.put("nvshare_client_gate_wait_seconds_total", seconds(c.WaitNs), l...)
+}
+
+func (x *exposition) tenantsOf(g *api.GPU) {
+	for _, t := range g.Tenants {
+		if x.tenants++; x.tenants > maxMetricTenants {
+			continue
+		}
+		l := append(names(t.Container), tenantID(t.Container, t.Uid), g.Uuid)
+		x.put("nvshare_tenant_promised_ratio", float64(t.PromisedPermille)/1000, l...)
+		x.put("nvshare_tenant_got_ratio", float64(t.GotPermille)/1000, l...)
+		x.put("nvshare_tenant_used_seconds_total", seconds(t.UsedNs), l...)
+		x.put("nvshare_tenant_debt_seconds", seconds(t.DebtNs), l...)
+		x.put("nvshare_tenant_throttled_seconds", seconds(t.ThrottledNs), l...)
+		x.put("nvshare_tenant_longest_wait_seconds", seconds(t.WaitMaxNs), l...)
+		x.put("nvshare_tenant_grants_total", float64(t.Grants), l...)
+		x.put("nvshare_tenant_clients", float64(t.Clients), l...)
+		if g.Swap != nil {
+			x.put("nvshare_tenant_moving_seconds_total", seconds(t.MovedNs), l...)
+		}
+		if m := memoryOf(g, t.Container, t.Uid); m != nil {
+			x.put("nvshare_tenant_memory_reserved_bytes", float64(m.UsedBytes), l...)
+			if m.LimitBytes != 0 {
+				x.put("nvshare_tenant_memory_limit_bytes", float64(m.LimitBytes), l...)
+			}
+		}
+	}
+}
+
+// names are the first three of clientLabels and tenantLabels.
+func names(c *api.Container) []string {
+	return []string{
+		strings.ToValidUTF8(c.GetNamespace(), "?"),
+		strings.ToValidUTF8(c.GetPod(), "?"),
+		strings.ToValidUTF8(cmp.Or(c.GetName(), fmt.Sprintf("%.12s", c.GetId())), "?"),
+	}
+}
+
+func tenantID(c *api.Container, uid uint32) string {
+	return cmp.Or(c.GetId(), peer.AccountOfUser(uid))
+}
+
+// sameTenant reports whether a container, or a user outside containers, is
+// that of a client.
+func sameTenant(c *api.Container, uid uint32, of *api.Container, ofUID uint32) bool {
+	return c.GetId() == of.GetId() && (c.GetId() != "" || uid == ofUID)
+}
+
+func memoryOf(g *api.GPU, c *api.Container, uid uint32) *api.MemoryAccount {
+	for _, m := range g.Memory {
+		if sameTenant(m.Container, m.Uid, c, uid) {
+			return m
+		}
+	}
+	return nil
+}
+
+func tenantUse(g *api.GPU, c *api.Client) *api.TenantUse {
+	for _, t := range g.Tenants {
+		if sameTenant(t.Container, t.Uid, c.Container, c.Uid) {
+			return t
+		}
+	}
+	return nil
+}
+
+func modeLabel(m api.Mode) string {
+	return strings.ToLower(strings.TrimPrefix(m.String(), "MODE_"))
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func seconds(ns int64) float64 { return time.Duration(ns).Seconds() }

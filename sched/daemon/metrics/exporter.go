@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/net/netutil"
+	"golang.org/x/time/rate"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+const (
+	// scrapeTimeout is how long the scheduler may take to answer, sampleTimeout the
+	// driver, which hangs when a GPU does. Prometheus gives up after 10 s.
+	scrapeTimeout = 5 * time.Second
+	sampleTimeout = 2 * time.Second
+	// scrapeRate and scrapeBurst bound the requests that are answered: anybody
+	// who reaches the port can ask. scrapeConns bounds their connections.
+	scrapeRate  = 5 // per second
+	scrapeBurst = 20
+	scrapeConns = 16 // of the descriptors that the scheduler keeps from tenants
+	// scrapePause is how old an answer may be that serves for the next
+	// request too.
+	scrapePause = 500 * time.Millisecond
+)
+
+// GPUSample is what the driver says of a GPU, just now.
+type GPUSample struct {
+	UUID string
+	// From 0 to 1, negative if the driver does not say.
+	Utilization       float64 // part of the time in which a kernel ran
+	MemoryUtilization float64 // part of the time in which its memory was read or written
+	// Bytes, all 0 if the driver does not say.
+	MemoryTotal, MemoryUsed, MemoryFree uint64
+	// Processes are those that use the GPU, with the bytes of its memory that
+	// they have (0: unknown), by pid. Nil if the driver does not say.
+	Processes map[uint32]uint64
+}
+
+// Sampler asks the driver about all GPUs.
+type Sampler func(ctx context.Context) ([]GPUSample, error)
+
+// Traffic counts what tenants do, since the scheduler's start.
+type Traffic struct {
+	Messages      [64]uint64 // by wire.Type
+	Disconnects   uint64
+	Registrations uint64 // programs that began to use GPUs
+	Bypasses      uint64 // those of them whose self-proof failed
+	UnloggedLines uint64 // lines of log that tenants caused and that were too many
+}
+
+// Snapshot is what the scheduler knows at one instant.
+type Snapshot struct {
+	Status    *api.StatusResponse
+	Turns     []Turns // by GPU, as in Status
+	Traffic   Traffic
+	Processes map[uint32]bool // pids of clients
+}
+
+// Source is the scheduler, as far as metrics need it. Both calls wait for its
+// loop until ctx is done.
+type Source interface {
+	Snapshot(ctx context.Context) (*Snapshot, error)
+	Problems(ctx context.Context) ([]string, error)
+}
+
+// Exporter serves /metrics and /healthz.
+type Exporter struct {
+	source   Source
+	sample   Sampler // nil: the driver is not asked
+	log      *logrus.Entry
+	listener net.Listener
+	rate     *rate.Limiter
+	descs    map[string]*prometheus.Desc
+
+	mu        sync.Mutex
+	latest    *scrape
+	sampleErr string // of the latest sample; "": none
+}
+
+// scrape is what one round of questions found out.
+type scrape struct {
+	*Snapshot
+	at      time.Time
+	samples map[string]*GPUSample // by UUID
+	sampled bool                  // the driver answered
+}
+
+// Listen opens the port. sample may be nil. The caller calls Serve or Close.
+func Listen(addr string, source Source, sample Sampler, log *logrus.Entry) (*Exporter, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("serve metrics: %w (choose another address with --metrics-addr)", err)
+	}
+	return &Exporter{
+		source: source, sample: sample, log: log,
+		listener: netutil.LimitListener(l, scrapeConns),
+		rate:     rate.NewLimiter(scrapeRate, scrapeBurst),
+		descs:    newDescs(),
+	}, nil
+}
+
+// Addr is where the Exporter listens.
+func (x *Exporter) Addr() string { return x.listener.Addr().String() }
+
+// Close closes the port, if Serve is not called.
+func (x *Exporter) Close() { x.listener.Close() }
+
+// Serve answers until ctx is done.
+func (x *Exporter) Serve(ctx context.Context) {
+	lines := log.New(debugLines{x.log}, "", 0)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(x,
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+		ErrorLog:       lines,
+		ErrorHandling:  promhttp.HTTPErrorOnError,
+		CoalesceGather: true,
+		Timeout:        2 * scrapeTimeout,
+	}))
+	mux.HandleFunc("GET /healthz", x.health)
+	server := &http.Server{
+		Handler:        x.limit(mux),
+		ReadTimeout:    scrapeTimeout,
+		WriteTimeout:   3 * scrapeTimeout,
+		IdleTimeout:    4 * scrapeTimeout,
+		MaxHeaderBytes: 16 << 10,
+		ErrorLog:       lines,
+		BaseContext:    func(net.Listener) context.Context { return ctx },
+	}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(x.listener); err != nil && ctx.Err() == nil {
+		x.log.WithError(err).Error("metrics: no longer served")
+	}
+}
+
+func (x *Exporter) limit(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !x.rate.Allow() {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "too many requests", http.StatusTooManyRequests)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// debugLines are what the HTTP server has to say: whoever asks can cause it.
+type debugLines struct{ *logrus.Entry }
+
+func (l debugLines) Write(b []byte) (int, error) {
+	l.Debugf("metrics: %s", bytes.TrimSpace(b))
+	return len(b), nil
+}
+
+// health says ok, or what is wrong with status 503.
+func (x *Exporter) health(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), scrapeTimeout)
+	defer cancel()
+	problems, err := x.source.Problems(ctx)
+	if err != nil {
+		problems = []string{fmt.Sprintf("the scheduler does not answer: %v", err)}
+	}
+	if len(problems) > 0 {
+		http.Error(w, strings.Join(problems, "\n"), http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = w.Write([]byte("ok\n"))
+}
+
+// scrape asks the driver, and the scheduler once.
+func (x *Exporter) scrape() (*scrape, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.latest != nil && time.Since(x.latest.at) < scrapePause {
+		return x.latest, nil
+	}
+	s := &scrape{}
+	s.samples, s.sampled = x.askDriver()
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	defer cancel()
+	var err error
+	if s.Snapshot, err = x.source.Snapshot(ctx); err != nil {
+		return nil, err
+	}
+	s.at = time.Now()
+	x.latest = s
+	return s, nil
+}
+
+// askDriver asks the driver; false: it does not answer.
+func (x *Exporter) askDriver() (map[string]*GPUSample, bool) {
+	if x.sample == nil {
+		return nil, false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), sampleTimeout)
+	defer cancel()
+	samples, err := x.sample(ctx)
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != x.sampleErr && err != nil {
+		x.log.WithError(err).Warn("metrics: the driver says nothing about GPUs")
+	}
+	x.sampleErr = text
+	byUUID := make(map[string]*GPUSample, len(samples))
+	for i := range samples {
+		byUUID[samples[i].UUID] = &samples[i]
+	}
+	return byUUID, err == nil
+}
+
+// Collect is the prometheus.Collector's.
+func (x *Exporter) Collect(ch chan<- prometheus.Metric) {
+	s, err := x.scrape()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(x.descs["nvshare_scheduler_healthy"], errors.Join(errors.New("the scheduler does not answer"), err))
+		return
+	}
+	(&exposition{ch: ch, descs: x.descs, s: s}).all()
+}
+
+// Describe is the prometheus.Collector's.
+func (x *Exporter) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range x.descs {
+		ch <- d
+	}
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Labels. A client is a process on one GPU, a tenant its container or, outside
+// containers, its user. A process chooses none of these; the names come from
+// the container engine.
+var (
+	gpuLabels    = []string{"gpu_uuid", "gpu_index"}
+	clientLabels = []string{"namespace", "pod", "container", "client_id", "gpu_uuid"}
+	tenantLabels = []string{"namespace", "pod", "container", "tenant", "gpu_uuid"}
+)
+
+// metricName describes one metric.
+type metricName struct {
+	name   string
+	labels []string
+	help   string
+}
+
+// metricNames are all metrics of ours. The names that nvshare's fork (luogangyi)
+// has, keep their meaning. Not taken over from it:
+//
+//	gpu_process_count                           gpu_processes; _count is a histogram's
+//	client_core_window_{usage,limit}_ms         there is no window: client_core_usage_ratio,
+//	                                            tenant_throttled_seconds
+//	client_quota_debt_ms                        tenant_debt_seconds
+//	scheduler_wait_queue_clients,               nobody waits for memory: what is over a limit
+//	scheduler_{wait_for_mem,mem_available}_total  is refused at once
+//	scheduler_memory_{safe_limit_bytes,overloaded}  gpu_mode, with its reason in nvsharectl
+//	scheduler_peak_running_memory_bytes         max_over_time of scheduler_running_memory_bytes
+//	gpu_sampler_backend_info                    there is one: NVML
+var metricNames = []metricName{
+	{"nvshare_gpu_info", append(gpuLabels[:2:2], "gpu_name"), "A GPU of this node; always 1."},
+	{"nvshare_gpu_memory_total_bytes", gpuLabels, "Memory of the GPU."},
+	{"nvshare_gpu_memory_used_bytes", gpuLabels, "Memory in use on the GPU, by whomever, as NVML says."},
+	{"nvshare_gpu_memory_free_bytes", gpuLabels, "Memory not in use on the GPU, as NVML says."},
+	{"nvshare_gpu_utilization_ratio", gpuLabels, "Part of the latest moment in which a kernel ran, as NVML says, 0 to 1."},
+	{"nvshare_gpu_memory_utilization_ratio", gpuLabels, "Part of the latest moment in which the GPU's memory was read or written, as NVML says, 0 to 1."},
+	{"nvshare_gpu_processes", gpuLabels, "Processes that use the GPU, as NVML says."},
+	{"nvshare_gpu_unmanaged_processes", gpuLabels, "Processes that use the GPU and are no clients of the scheduler: nothing arbitrates their work."},
+	{"nvshare_gpu_sampler_up", gpuLabels, "1 if NVML told about this GPU."},
+	{"nvshare_nvml_up", nil, "1 if NVML answers."},
+
+	{"nvshare_gpu_mode", append(gpuLabels[:2:2], "set", "effective"), "How clients share the GPU, as it was set and as it is; always 1."},
+	{"nvshare_gpu_quantum_seconds", gpuLabels, "Time quantum."},
+	{"nvshare_gpu_clients", append(gpuLabels[:2:2], "state"), "Clients of the GPU by what they do."},
+	{"nvshare_gpu_memory_reserved_bytes", gpuLabels, "Memory that clients have reserved."},
+	{"nvshare_gpu_grants_total", gpuLabels, "Grants given."},
+	{"nvshare_gpu_latency_grants_total", gpuLabels, "Grants that let a latency tenant in beside others."},
+	{"nvshare_gpu_pauses_total", gpuLabels, "Times that a holder's gate was shut for a latency tenant."},
+	{"nvshare_gpu_revokes_total", append(gpuLabels[:2:2], "reason"), "Grants asked back."},
+	{"nvshare_gpu_releases_total", append(gpuLabels[:2:2], "reason"), "Grants that have ended."},
+	{"nvshare_gpu_late_releases_total", gpuLabels, "Grants that ended after their fence."},
+	{"nvshare_gpu_fences_total", gpuLabels, "Clients that did not release the GPU within the grace period."},
+	{"nvshare_gpu_reclaims_total", gpuLabels, "Grants that ended by the death of the client."},
+	{"nvshare_gpu_stale_releases_total", gpuLabels, "Releases of a grant that the client did not have."},
+	{"nvshare_gpu_wait_seconds", gpuLabels, "From a client's request to its grant."},
+	{"nvshare_gpu_hold_seconds", gpuLabels, "From a grant to its release, drain included."},
+	{"nvshare_gpu_drain_seconds", gpuLabels, "From a revoke to the release."},
+	{"nvshare_gpu_handover_seconds", gpuLabels, "From a release to the next grant, if that was waited for: the scheduler's own part of a hand-over."},
+
+	{"nvshare_gpu_swap_capacity_bytes", gpuLabels, "What clients may have on the GPU together; absent if nothing is swapped."},
+	{"nvshare_gpu_swap_promised_bytes", gpuLabels, "What clients have reserved, on the GPU or away."},
+	{"nvshare_gpu_swap_resident_bytes", gpuLabels, "What clients have on the GPU."},
+	{"nvshare_gpu_swap_fixed_bytes", gpuLabels, "Of that, what cannot be moved."},
+	{"nvshare_gpu_swap_away_bytes", gpuLabels, "What clients have in host memory, or never used."},
+	{"nvshare_gpu_swap_bytes_total", append(gpuLabels[:2:2], "direction"), "Memory moved."},
+	{"nvshare_gpu_swap_seconds_total", append(gpuLabels[:2:2], "direction"), "Time that clients took to move memory."},
+	{"nvshare_gpu_swaps_total", append(gpuLabels[:2:2], "direction"), "Times that a client moved memory."},
+	{"nvshare_gpu_swap_bandwidth_bytes_per_second", append(gpuLabels[:2:2], "direction"), "Memory moved in a second, the latest time."},
+	{"nvshare_gpu_swap_share_ratio", gpuLabels, "Part of the time that moving memory may take, 0 to 1; 0: turns are as long as the time quantum says."},
+	{"nvshare_gpu_swap_refused_reservations_total", gpuLabels, "Reservations refused because there was no place, on the GPU or in host memory."},
+	{"nvshare_gpu_arena_bytes", gpuLabels, "Host memory that clients of the GPU were given for what is away."},
+	{"nvshare_arena_bytes", nil, "Host memory that there may be for what is away, of all GPUs."},
+	{"nvshare_arena_used_bytes", nil, "Of that, what clients were given."},
+	{"nvshare_arena_ready_bytes", nil, "Of the rest, what is kept ready for clients to come."},
+
+	{"nvshare_client_resident_bytes", clientLabels, "What the process has on the GPU."},
+	{"nvshare_client_fixed_bytes", clientLabels, "Of that, what cannot be moved."},
+	{"nvshare_client_away_bytes", clientLabels, "What the process has in host memory, or never used."},
+	{"nvshare_client_arena_bytes", clientLabels, "Host memory that it was given for that."},
+	{"nvshare_client_swapped_out_bytes_total", clientLabels, "Memory that the process moved off the GPU."},
+	{"nvshare_client_swapped_in_bytes_total", clientLabels, "Memory that the process moved onto the GPU."},
+	{"nvshare_tenant_moving_seconds_total", tenantLabels, "Time that it had the GPU to move memory onto it, which is not billed."},
+
+	{"nvshare_client_info", append(clientLabels[:5:5], "gpu_index", "host_pid"), "A process that uses the GPU through the shim; always 1."},
+	{"nvshare_client_managed_allocated_bytes", clientLabels, "GPU memory that the process has allocated through the shim."},
+	{"nvshare_client_managed_allocated_peak_bytes", clientLabels, "The most that was."},
+	{"nvshare_client_nvml_used_bytes", clientLabels, "GPU memory of the process, as NVML says."},
+	{"nvshare_client_memory_quota_bytes", clientLabels, "Memory limit of its tenant; absent without one."},
+	{"nvshare_client_memory_quota_exceeded", clientLabels, "1 if its tenant has reserved more than its limit."},
+	{"nvshare_client_core_quota_config_percent", clientLabels, "Limit of its tenant's GPU time; 100 without one."},
+	{"nvshare_client_core_quota_effective_percent", clientLabels, "GPU time that its tenant is promised just now."},
+	{"nvshare_client_core_usage_ratio", clientLabels, "Part of the GPU's time that its tenant got, over five seconds."},
+	{"nvshare_client_throttled", clientLabels, "1 if its tenant waits for its limit."},
+	{"nvshare_client_pending_drop", clientLabels, "1 if its grant was asked back and is not released yet."},
+	{"nvshare_client_bypassed_entry_points", clientLabels, "Entry points of CUDA that do not lead to the shim in this process."},
+	{"nvshare_client_grants_total", clientLabels, "Grants that the process was given."},
+	{"nvshare_client_held_seconds_total", clientLabels, "Time under grants, drains included."},
+	{"nvshare_client_calls_total", clientLabels, "Calls through the gate."},
+	{"nvshare_client_gate_wait_seconds_total", clientLabels, "Time that its threads waited at the gate, together."},
+
+	{"nvshare_tenant_promised_ratio", tenantLabels, "Part of the GPU's time that it gets if it wants it, 0 to 1."},
+	{"nvshare_tenant_got_ratio", tenantLabels, "Part of the GPU's time that it got, over five seconds, 0 to 1."},
+	{"nvshare_tenant_used_seconds_total", tenantLabels, "GPU time that it was billed."},
+	{"nvshare_tenant_debt_seconds", tenantLabels, "GPU time that it used above its limit and has to make up for."},
+	{"nvshare_tenant_throttled_seconds", tenantLabels, "Time until its limit lets it go on; 0: it does."},
+	{"nvshare_tenant_longest_wait_seconds", tenantLabels, "Its longest wait for a grant."},
+	{"nvshare_tenant_grants_total", tenantLabels, "Grants that its processes were given."},
+	{"nvshare_tenant_clients", tenantLabels, "Its processes on the GPU."},
+	{"nvshare_tenant_memory_reserved_bytes", tenantLabels, "GPU memory that its processes have reserved."},
+	{"nvshare_tenant_memory_limit_bytes", tenantLabels, "Limit of that; absent without one."},
+
+	{"nvshare_scheduler_running_clients", gpuLabels, "Clients with a grant: they hold the GPU, drain, or have lost their connection."},
+	{"nvshare_scheduler_request_queue_clients", gpuLabels, "Clients that wait for a grant."},
+	{"nvshare_scheduler_running_memory_bytes", gpuLabels, "GPU memory that the clients with a grant have allocated."},
+	{"nvshare_scheduler_drop_lock_total", gpuLabels, "Grants asked back, whatever the reason."},
+	{"nvshare_scheduler_messages_total", []string{"type"}, "Frames received from clients."},
+	{"nvshare_scheduler_client_disconnect_total", nil, "Connections of clients that have ended."},
+	{"nvshare_scheduler_clients", nil, "Registered processes."},
+	{"nvshare_scheduler_connections", nil, "Connections of clients."},
+	{"nvshare_scheduler_refused_connections_total", nil, "Connections refused, at a limit mostly."},
+	{"nvshare_scheduler_protocol_errors_total", nil, "Connections closed for a malformed frame."},
+	{"nvshare_scheduler_registrations_total", nil, "Programs that began to use GPUs through the shim."},
+	{"nvshare_scheduler_bypassed_registrations_total", nil, "Those of them that can reach the GPU past the shim."},
+	{"nvshare_scheduler_suppressed_log_lines_total", nil, "Lines of log that clients caused and that were too many."},
+	{"nvshare_scheduler_healthy", nil, "1 if there is no problem: /healthz names them."},
+	{"nvshare_scheduler_problems", nil, "Problems that /healthz and nvsharectl name."},
+	{"nvshare_scheduler_uptime_seconds", nil, "Time since the scheduler's start."},
+	{"nvshare_build_info", []string{"version"}, "The scheduler's version; always 1."},
+	{"nvshare_metrics_left_out", []string{"kind"}, "Clients and tenants that have no metrics of their own because there are too many."},
+}
+
+func newDescs() map[string]*prometheus.Desc {
+	descs := make(map[string]*prometheus.Desc, len(metricNames))
+	for _, m := range metricNames {
+		descs[m.name] = prometheus.NewDesc(m.name, m.help, m.labels, nil)
+	}
+	return descs
+}

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rundir takes the scheduler's run directory: it makes and locks the
+// directory, and opens the sockets.
+//
+// What it guarantees:
+//
+//   - One scheduler has the directory at a time. The kernel drops its lock with
+//     the process, so a file or socket that was left behind means nothing.
+//   - Nothing is used that belongs to another user: neither the directory, nor
+//     the lock, nor the part that containers see. No link is followed there.
+//   - Each socket has its mode before anybody can connect.
+//   - Close removes this process's sockets and no others.
+//
+// In the directory:
+//
+//	tenant/scheduler.sock  clients, mode 0666; the directory containers get
+//	scheduler.sock         symbolic link to it, for programs on the host
+//	control.sock           package api, mode 0600
+//	lock                   held by the running scheduler
+package rundir

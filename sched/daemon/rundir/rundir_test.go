@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rundir
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// other is a user that is not the one of the test.
+const other = 3000
+
+func open(t *testing.T, path string) *Dir {
+	t.Helper()
+	d, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	return d
+}
+
+// answers reports whether somebody listens.
+func answers(network, path string) bool {
+	c, err := net.Dial(network, path)
+	if err == nil {
+		c.Close()
+	}
+	return err == nil
+}
+
+func TestOneScheduler(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run")
+	d := open(t, path)
+	_, err := Open(path)
+	if err == nil || !strings.Contains(err.Error(), "another nvshare-scheduler runs") || !strings.Contains(err.Error(), path) {
+		t.Errorf("a second one: %v", err)
+	}
+	// The first one's lock file is deleted, but it still answers.
+	if err := os.Remove(filepath.Join(path, "lock")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), "another nvshare-scheduler runs") {
+		t.Errorf("without its lock: %v", err)
+	}
+	if !answers("unixpacket", filepath.Join(path, "scheduler.sock")) || !answers("unix", filepath.Join(path, "control.sock")) {
+		t.Error("the first one does not answer any more")
+	}
+	d.Close()
+	for _, socket := range []string{"tenant/scheduler.sock", "control.sock"} {
+		if _, err := os.Lstat(filepath.Join(path, socket)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left behind: %v", socket, err)
+		}
+	}
+	open(t, path)
+}
+
+// What a killed scheduler left behind is in nobody's way.
+func TestAfterAKill(t *testing.T) {
+	path := t.TempDir()
+	open(t, path).Abandon()
+	for _, socket := range []string{"tenant/scheduler.sock", "control.sock"} {
+		if _, err := os.Lstat(filepath.Join(path, socket)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open(t, path)
+	for name, want := range map[string]os.FileMode{
+		"tenant":                os.ModeDir | 0o755,
+		"tenant/scheduler.sock": os.ModeSocket | 0o666,
+		"control.sock":          os.ModeSocket | 0o600,
+		"scheduler.sock":        os.ModeSymlink | 0o777,
+		"lock":                  0o600,
+	} {
+		if st, err := os.Lstat(filepath.Join(path, name)); err != nil || st.Mode() != want {
+			t.Errorf("%s: mode %v, %v, want %v", name, st.Mode(), err, want)
+		}
+	}
+	if link, _ := os.Readlink(filepath.Join(path, "scheduler.sock")); link != "tenant/scheduler.sock" {
+		t.Errorf("link to %q: must be relative, for other mount points", link)
+	}
+}
+
+// A directory that somebody made for us keeps its mode; it could be any.
+func TestModes(t *testing.T) {
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	fresh, given := filepath.Join(t.TempDir(), "a", "run"), t.TempDir()
+	if err := os.Chmod(given, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]os.FileMode{fresh: 0o755, given: 0o711} {
+		open(t, dir)
+		for path, want := range map[string]os.FileMode{dir: want, filepath.Join(dir, TenantDir): 0o755} {
+			if st, err := os.Stat(path); err != nil || st.Mode().Perm() != want {
+				t.Errorf("%s: mode %v, %v, want %v", path, st.Mode(), err, want)
+			}
+		}
+	}
+}
+
+// What is not ours, or not what it should be, is refused, and what to do is said.
+func TestRefused(t *testing.T) {
+	for name, tc := range map[string]struct {
+		make func(dir string) error
+		want string
+		root bool // only root can make that
+	}{
+		"a file": {func(dir string) error {
+			return errors.Join(os.Remove(dir), os.WriteFile(dir, nil, 0o600))
+		}, "not a directory of ours", false},
+		"a link": {func(dir string) error {
+			return errors.Join(os.Mkdir(dir+".real", 0o755), os.Remove(dir), os.Symlink(dir+".real", dir))
+		}, "is a symbolic link, not a directory of ours", false},
+		"another user's directory": {func(dir string) error {
+			return os.Chown(dir, other, other)
+		}, "it belongs to user 3000", true},
+		"another user's tenant directory": {func(dir string) error {
+			return errors.Join(os.Mkdir(dir+"/tenant", 0o755), os.Chown(dir+"/tenant", other, other))
+		}, "it belongs to user 3000", true},
+		"another user's lock": {func(dir string) error {
+			return errors.Join(os.WriteFile(dir+"/lock", nil, 0o666), os.Chown(dir+"/lock", other, other))
+		}, "lock is not a regular file of ours: it belongs to user 3000", true},
+		"a link as tenant directory": {func(dir string) error {
+			return os.Symlink("/", dir+"/tenant")
+		}, "is a symbolic link, not a directory of ours", false},
+		"a link as lock": {func(dir string) error {
+			return os.Symlink("elsewhere", dir+"/lock")
+		}, "lock is a symbolic link, not a regular file of ours", false},
+		"a pipe as lock": {func(dir string) error {
+			return unix.Mkfifo(dir+"/lock", 0o600)
+		}, "lock is not a regular file of ours", false},
+		"a directory as socket": {func(dir string) error {
+			return os.MkdirAll(dir+"/tenant/scheduler.sock", 0o755)
+		}, "not a socket", false},
+	} {
+		if tc.root && os.Getuid() != 0 {
+			continue
+		}
+		dir := filepath.Join(t.TempDir(), "run")
+		if err := errors.Join(os.Mkdir(dir, 0o755), tc.make(dir)); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if d, err := Open(dir); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want %q", name, err, tc.want)
+			if err == nil {
+				d.Close()
+			}
+		}
+		if _, err := os.Lstat(filepath.Join(filepath.Dir(dir), "elsewhere")); err == nil {
+			t.Errorf("%s: a link was followed", name)
+		}
+	}
+	if _, err := Open(filepath.Join(t.TempDir(), strings.Repeat("x", 100))); err == nil || !strings.Contains(err.Error(), "shorter --run-dir") {
+		t.Errorf("a long path: %v", err)
+	}
+}
+
+// A scheduler learns that its directory or a socket is gone, and then leaves
+// alone what others have there.
+func TestCheck(t *testing.T) {
+	for name, breakIt := range map[string]func(dir string) error{
+		"deleted":            os.RemoveAll,
+		"renamed":            func(dir string) error { return os.Rename(dir, dir+".old") },
+		"no tenants' socket": func(dir string) error { return os.Remove(dir + "/tenant/scheduler.sock") },
+		"no control socket":  func(dir string) error { return os.Remove(dir + "/control.sock") },
+	} {
+		dir := filepath.Join(t.TempDir(), "run")
+		d := open(t, dir)
+		if err := d.Check(); err != nil {
+			t.Errorf("%s: before: %v", name, err)
+		}
+		if err := breakIt(dir); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Check(); err == nil || !strings.Contains(err.Error(), dir) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	dir := filepath.Join(t.TempDir(), "run")
+	d := open(t, dir)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	open(t, dir)
+	d.Close()
+	if !answers("unixpacket", dir+"/scheduler.sock") || !answers("unix", dir+"/control.sock") {
+		t.Error("the end of the first scheduler removed the sockets of the second")
+	}
+}

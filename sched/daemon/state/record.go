@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package state
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+)
+
+// ReadRecord reads a record; its "version" must be the one given. Where there is
+// none, it returns a zero T. Where the file cannot be used, it returns a zero T
+// and an error, and puts the file aside, so that the next WriteRecord does not
+// destroy the file.
+func ReadRecord[T any](path string, version int) (T, error) {
+	var none, t T
+	text, err := read(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return none, nil
+	case errors.Is(err, ErrNotRegular):
+	case err != nil:
+		return none, err
+	default:
+		err = DecodeRecord(text, version, &t)
+	}
+	if err == nil {
+		return t, nil
+	}
+	aside := path + ".damaged"
+	if os.Rename(path, aside) != nil {
+		aside = path
+	}
+	return none, fmt.Errorf("%s cannot be used: %w", aside, err)
+}
+
+// DecodeRecord is ReadRecord for the text of a record.
+func DecodeRecord(text []byte, version int, to any) error {
+	var head struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(text, &head); err != nil {
+		return err
+	}
+	switch {
+	case head.Version > version:
+		return fmt.Errorf("a newer nvshare-scheduler wrote it: version %d, this one reads %d", head.Version, version)
+	case head.Version != version:
+		return fmt.Errorf("version %d, this nvshare-scheduler reads %d", head.Version, version)
+	}
+	return json.Unmarshal(text, to)
+}
+
+// WriteRecord replaces a record.
+func WriteRecord(path string, content any) error {
+	text, err := json.MarshalIndent(content, "", "  ")
+	if err != nil {
+		return err
+	}
+	tmp := path + ".tmp"
+	if err := overwrite(tmp, append(text, '\n')); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}

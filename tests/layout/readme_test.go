@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package layout
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// pages lists the Markdown files of the tree.
+func pages(t *testing.T) (paths []string) {
+	t.Helper()
+	for _, pattern := range []string{"../../*.md", "../../*/README.md", "../../*/*/README.md"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil || len(found) == 0 {
+			t.Fatalf("%s: %v, %v", pattern, found, err)
+		}
+		for _, path := range found {
+			if !strings.HasPrefix(path, "../../.") { // such as .build, which Glob matches too
+				paths = append(paths, path)
+			}
+		}
+	}
+	return paths
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestEachFolderHasAPage(t *testing.T) {
+	entries, err := os.ReadDir("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") {
+			read(t, filepath.Join("../..", e.Name(), "README.md"))
+		}
+	}
+}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	noWord  = regexp.MustCompile(`[^a-z0-9 -]`)
+)
+
+// anchors returns the anchors that GitHub gives a page's headings.
+func anchors(page string) map[string]bool {
+	all := map[string]bool{}
+	for _, h := range heading.FindAllStringSubmatch(page, -1) {
+		all[strings.ReplaceAll(noWord.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-")] = true
+	}
+	return all
+}
+
+func TestLinksLeadSomewhere(t *testing.T) {
+	links := 0
+	for _, page := range pages(t) {
+		for _, l := range link.FindAllStringSubmatch(read(t, page), -1) {
+			if strings.Contains(l[1], "://") {
+				continue
+			}
+			links++
+			file, anchor, _ := strings.Cut(l[1], "#")
+			target := page
+			if file != "" {
+				target = filepath.Join(filepath.Dir(page), file)
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s links to %s: %v", page, l[1], err)
+			} else if anchor != "" && !anchors(read(t, target))[anchor] {
+				t.Errorf("%s links to %s, and %s has no such heading", page, l[1], target)
+			}
+		}
+	}
+	if links < 10 {
+		t.Errorf("found %d links: the pattern is wrong", links)
+	}
+}
+
+// The figures of tests/gpu name the raw results from which they come.
+func TestFiguresHaveSources(t *testing.T) {
+	page := read(t, "../gpu/README.md")
+	directory := map[string]string{}
+	for _, d := range regexp.MustCompile("\\*(\\d+)\\*\\s+is `(results/[^`]*)`").FindAllStringSubmatch(page, -1) {
+		directory[d[1]] = filepath.Join("../gpu", d[2])
+	}
+	sources := regexp.MustCompile(`\*(\d+)\*/([a-z0-9/.-]*[a-z0-9])`).FindAllStringSubmatch(page, -1)
+	if len(directory) == 0 || len(sources) < 10 {
+		t.Fatalf("found %d sources in %v: the patterns are wrong", len(sources), directory)
+	}
+	for _, s := range sources {
+		if _, err := os.Stat(filepath.Join(directory[s[1]], s[2])); err != nil {
+			t.Errorf("tests/gpu/README.md names %s: %v", s[0], err)
+		}
+	}
+}
