@@ -46,7 +46,7 @@ static atomic_uint graph_gpus; /* bit mask */
 
 static void lock(void)
 {
-	nvs_in_book = true;
+	nvs_memory_locked = true;
 	atomic_signal_fence(memory_order_seq_cst);
 	pthread_mutex_lock(&nvs_memory_lock);
 }
@@ -55,7 +55,7 @@ static void unlock(void)
 {
 	pthread_mutex_unlock(&nvs_memory_lock);
 	atomic_signal_fence(memory_order_seq_cst);
-	nvs_in_book = false;
+	nvs_memory_locked = false;
 }
 
 /* ---- the table; the lock is held ---- */
@@ -655,7 +655,7 @@ void nvs_memory_read(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak)
 
 void nvs_memory_fork_child(void)
 {
-	nvs_in_book = false; /* if a signal handler forked there */
+	nvs_memory_locked = false; /* if a signal handler forked there */
 	if (table) /* may have been caught half changed */
 		munmap(table, size * sizeof(*table));
 	if (physical)

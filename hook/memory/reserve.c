@@ -29,7 +29,7 @@
 #define UNANSWERED    16 /* frames; a socket that is full of them would be closed */
 
 pthread_mutex_t nvs_memory_lock = PTHREAD_MUTEX_INITIALIZER;
-__thread bool nvs_in_book __attribute__((tls_model("initial-exec")));
+__thread bool nvs_memory_locked __attribute__((tls_model("initial-exec")));
 
 /* ---- the page ---- */
 
@@ -493,7 +493,7 @@ bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *
 	int saved = errno;
 	bool known;
 
-	if (nvs_in_book)
+	if (nvs_memory_locked)
 		return false;
 	if (!gpu && nvs_active())
 		gpu = nvs_gpu_of_uuid(uuid);

@@ -46,7 +46,7 @@ struct nvs_budget {
 };
 
 /* This thread has the lock of the book, or waits for it: a signal handler runs. */
-extern __thread bool nvs_in_book __attribute__((tls_model("initial-exec")));
+extern __thread bool nvs_memory_locked __attribute__((tls_model("initial-exec")));
 
 /*
  * Whether memory is counted: not in a signal handler that interrupted whoever
@@ -54,7 +54,7 @@ extern __thread bool nvs_in_book __attribute__((tls_model("initial-exec")));
  */
 static inline bool nvs_counting(void)
 {
-	return nvs_active() && !nvs_in_book &&
+	return nvs_active() && !nvs_memory_locked &&
 	       !atomic_load_explicit(&nvs_exiting, memory_order_relaxed);
 }
 

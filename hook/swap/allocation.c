@@ -52,10 +52,10 @@ static bool slab_more(struct nvs_gpu *gpu, uint64_t owner, uint32_t class)
 		while (granules < SLABS_AT_ONCE && granules * 16 <= s->slabs_used)
 			granules *= 2;
 		nvs_swap_unlock(s);
-		p = nvs_region_obtain(gpu, granules);
+		p = nvs_region_alloc(gpu, granules);
 		if (!p.span && granules > 1) {
 			nvs_swap_unlock(s);
-			p = nvs_region_obtain(gpu, granules = 1);
+			p = nvs_region_alloc(gpu, granules = 1);
 		}
 		if (!p.span)
 			return false;
@@ -96,7 +96,7 @@ static void slab_less(struct nvs_gpu *gpu, struct place p)
 		return; /* one region is kept for the next small allocation */
 	for (uint32_t i = 0; i < r->granules; i++)
 		idle_remove(s, &p.span->slab[first.granule + i]);
-	nvs_region_retire(gpu, first);
+	nvs_region_free(gpu, first);
 }
 
 static int alloc_small(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdeviceptr *p)
@@ -114,7 +114,7 @@ static int alloc_small(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdevi
 
 static int alloc_large(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdeviceptr *out)
 {
-	struct place p = nvs_region_obtain(gpu, (uint32_t)((bytes + GRANULE - 1) / GRANULE));
+	struct place p = nvs_region_alloc(gpu, (uint32_t)((bytes + GRANULE - 1) / GRANULE));
 
 	if (p.span) {
 		region_of(p)->kind = REGION_LARGE;
@@ -183,7 +183,7 @@ static bool find(struct place p, uint64_t address, struct nvs_swap_range *r)
 	r->owner = owner & POOLED ? NULL : (void *)(uintptr_t)owner;
 	r->pool = owner & POOLED ? (void *)(uintptr_t)(owner & ~POOLED) : NULL;
 	r->serial = g->serial;
-	r->fixed = g->fixed;
+	r->pinned = g->pinned;
 	r->mapped = p.span->base + bytes_of(p.span->head[p.granule] - 1);
 	r->mapped_bytes = bytes_of(g->granules);
 	return true;
@@ -195,7 +195,7 @@ bool nvs_swap_find(CUdeviceptr address, struct nvs_swap_range *r)
 	uint32_t head;
 	bool ours;
 
-	if (!p.span || nvs_in_book)
+	if (!p.span || nvs_memory_locked)
 		return false;
 	nvs_swap_lock(p.span->gpu->swap);
 	head = p.span->head[p.granule];
@@ -218,7 +218,7 @@ static int wait_for_work(const struct nvs_swap_range *r)
 	int result;
 
 	nvs_swap_lock(s);
-	hold = s->hold || r->fixed;
+	hold = s->hold || r->pinned;
 	nvs_swap_unlock(s);
 	if (!nvs_driver.ctx_synchronize || (!hold && nvs_context_is_drained(ctx)))
 		return CUDA_SUCCESS;
@@ -247,7 +247,7 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 	struct nvs_swap *s;
 	int result;
 
-	if (!p.span || nvs_in_book)
+	if (!p.span || nvs_memory_locked)
 		return -1;
 	s = p.span->gpu->swap;
 	if (!nvs_swap_find(address, &r) || r.base != address || r.mapping)
@@ -263,8 +263,8 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 		nvs_pools_free(r.gpu, r.pool, address);
 	} else if (region_of(p)->kind == REGION_LARGE && p.span->head[p.granule] == p.granule + 1) {
 		region_of(p)->dying = true; /* nobody else frees it */
-		if (!nvs_region_put_by(s, p))
-			nvs_region_retire(r.gpu, p);
+		if (!nvs_region_cache(s, p))
+			nvs_region_free(r.gpu, p);
 	} else {
 		free_small(r.gpu, p, address);
 	}
@@ -286,7 +286,7 @@ bool nvs_alloc_cache(struct nvs_block *b)
 	struct place p = nvs_place_of(b->address);
 	struct region *r = &p.span->region[p.span->head[p.granule] - 1];
 
-	b->no_reuse = r->fixed;
+	b->no_reuse = r->pinned;
 	if (r->kind == REGION_SLABS) {
 		nvs_slab_hide(slab_of(p), b->address);
 		b->bytes = nvs_slab_size(slab_of(p)->class);
@@ -323,7 +323,7 @@ void nvs_alloc_release(struct nvs_gpu *gpu, CUdeviceptr address)
 		free_small(gpu, p, address);
 	} else {
 		r->cached = false;
-		nvs_region_retire(gpu, p);
+		nvs_region_free(gpu, p);
 	}
 }
 
@@ -350,7 +350,7 @@ static bool one_gone(struct nvs_gpu *gpu, const void *ctx)
 			if (!sp->head[g] || !r->published || r->dying)
 				continue;
 			if (r->kind == REGION_LARGE && goes(r->owner, ctx)) {
-				nvs_region_retire(gpu, (struct place){ sp, g });
+				nvs_region_free(gpu, (struct place){ sp, g });
 				return true;
 			}
 			for (uint32_t j = g; r->kind == REGION_SLABS && j < g + r->granules; j++)

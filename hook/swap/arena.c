@@ -31,14 +31,14 @@ struct segment {
 	char *base;        /* NULL: not mapped yet, or it cannot be */
 	int fd;            /* until it is mapped */
 	uint32_t granules;
-	uint32_t pinned;   /* granules that are registered, from the first on */
+	uint32_t registered;  /* granules that are registered, from the first on */
 	uint32_t free;     /* granules that hold nothing */
 	uint32_t next;     /* where the search begins */
-	bool unpinnable;
+	bool refused;
 	uint8_t *used;     /* per granule */
 };
 
-/* Of a GPU; guarded by its swap lock, but see pin(). */
+/* Of a GPU; guarded by its swap lock, but see register_slice(). */
 struct arena {
 	struct segment segment[MAX_SEGMENTS];
 	uint32_t count;
@@ -54,7 +54,7 @@ _Static_assert(MAX_SEGMENTS <= 256, "eight bits of a store");
 
 /* ---- places ---- */
 
-bool nvs_arena_take(struct nvs_gpu *gpu, struct place p, uint32_t granules)
+bool nvs_arena_alloc(struct nvs_gpu *gpu, struct place p, uint32_t granules)
 {
 	struct arena *a = gpu->swap->arena;
 	uint32_t n = 0;
@@ -76,11 +76,11 @@ bool nvs_arena_take(struct nvs_gpu *gpu, struct place p, uint32_t granules)
 		}
 	}
 	if (n < granules)
-		nvs_arena_give(gpu, p, n);
+		nvs_arena_free(gpu, p, n);
 	return n == granules;
 }
 
-void nvs_arena_give(struct nvs_gpu *gpu, struct place p, uint32_t granules)
+void nvs_arena_free(struct nvs_gpu *gpu, struct place p, uint32_t granules)
 {
 	for (uint32_t i = 0; i < granules; i++) {
 		uint32_t store = p.span->store[p.granule + i];
@@ -156,16 +156,16 @@ static void map(struct nvs_swap *s, struct segment *g)
 		g->free = g->granules;
 		g->base = p;
 	} else {
-		g->unpinnable = true;
+		g->refused = true;
 	}
 	nvs_swap_unlock(s);
 	nvs_swap_kick(s);
 }
 
 /* Registers the next slice. The driver's lock of the GPU keeps its contexts alive. */
-static void pin(struct nvs_gpu *gpu, struct segment *g)
+static void register_slice(struct nvs_gpu *gpu, struct segment *g)
 {
-	uint32_t n = g->granules - g->pinned < SLICE ? g->granules - g->pinned : SLICE;
+	uint32_t n = g->granules - g->registered < SLICE ? g->granules - g->registered : SLICE;
 	void *popped;
 	int result;
 
@@ -175,14 +175,14 @@ static void pin(struct nvs_gpu *gpu, struct segment *g)
 		nvs_swap_wait(gpu->swap, atomic_load(&gpu->swap->kick), 50 * NVS_MS);
 		return;
 	}
-	result = nvs_driver.host_register(g->base + bytes_of(g->pinned), bytes_of(n),
+	result = nvs_driver.host_register(g->base + bytes_of(g->registered), bytes_of(n),
 					  CU_HOST_REGISTER_PORTABLE);
 	nvs_driver.ctx_pop(&popped);
 	nvs_driver_leave();
 	if (result == CUDA_SUCCESS)
-		g->pinned += n;
+		g->registered += n;
 	else
-		g->unpinnable = true;
+		g->refused = true;
 	pthread_mutex_unlock(&gpu->drain_lock);
 	if (result != CUDA_SUCCESS)
 		nvs_debugf("GPU %u: host memory cannot be pinned: error %d; copies go through the "
@@ -201,8 +201,8 @@ static struct segment *next_job(struct nvs_gpu *gpu)
 		if (a->segment[i].fd >= 0)
 			found = &a->segment[i];
 	for (uint32_t i = 0; i < a->count && !found; i++)
-		if (a->segment[i].base && !a->segment[i].unpinnable &&
-		    a->segment[i].pinned < a->segment[i].granules)
+		if (a->segment[i].base && !a->segment[i].refused &&
+		    a->segment[i].registered < a->segment[i].granules)
 			found = &a->segment[i];
 	nvs_swap_unlock(s);
 	return found;
@@ -223,7 +223,7 @@ static void *arena_main(void *arg)
 		else if (g->fd >= 0)
 			map(s, g);
 		else
-			pin(gpu, g);
+			register_slice(gpu, g);
 	}
 	return NULL;
 }
@@ -259,7 +259,7 @@ void nvs_arena_unregistered(struct nvs_gpu *gpu)
 	struct arena *a = gpu->swap->arena;
 
 	for (uint32_t i = 0; a && i < a->count; i++)
-		a->segment[i].pinned = 0;
+		a->segment[i].registered = 0;
 	nvs_swap_kick(gpu->swap);
 }
 

@@ -118,7 +118,7 @@ static bool send_chunks(int fd, struct place p)
 			bool here;
 
 			nvs_swap_lock(s);
-			here = chunk->state == CHUNK_HERE && !r->dying && r->fixed;
+			here = chunk->state == CHUNK_HERE && !r->dying && r->pinned;
 			nvs_swap_unlock(s);
 			/* Fixed: it stays while the application keeps it, as it has to. */
 			ok = here && nvs_driver.mem_export(&fds[reply.count], chunk->handle,
@@ -206,7 +206,7 @@ static bool listening(void)
  * Once on the GPU the region of an address stays there. The caller has made sure
  * that it is there now, and keeps it so meanwhile.
  */
-static void fix(CUdeviceptr address)
+static void pin(CUdeviceptr address)
 {
 	struct place p = nvs_place_of(address);
 	struct nvs_swap *s = p.span->gpu->swap;
@@ -214,21 +214,21 @@ static void fix(CUdeviceptr address)
 
 	nvs_swap_lock(s);
 	r = p.span->head[p.granule] ? &p.span->region[p.span->head[p.granule] - 1] : NULL;
-	if (r && !r->fixed) {
-		r->fixed = true;
-		s->fixed += bytes_of(r->granules);
+	if (r && !r->pinned) {
+		r->pinned = true;
+		s->pinned += bytes_of(r->granules);
 	}
 	nvs_swap_unlock(s);
 }
 
-bool nvs_swap_fix(CUdeviceptr address, struct nvs_swap_range *r)
+bool nvs_swap_pin(CUdeviceptr address, struct nvs_swap_range *r)
 {
 	struct nvs_thread *t;
 
 	if (!nvs_swap_find(address, r) || !r->base || r->mapping)
 		return false;
 	t = nvs_gate_enter_memory(r->gpu);
-	fix(address);
+	pin(address);
 	if (t)
 		nvs_gate_leave(t);
 	return true;
@@ -243,7 +243,7 @@ int nvs_ipc_export(struct cu_ipc_handle *handle, CUdeviceptr p)
 
 	if (!handle || !nvs_swap_find(p, &r) || r.mapping || !nvs_driver.mem_export)
 		return -1;
-	if (!nvs_swap_fix(p, &r))
+	if (!nvs_swap_pin(p, &r))
 		return CUDA_ERROR_INVALID_VALUE;
 	nvs_quiet_begin(&q);
 	pthread_mutex_lock(&lock);

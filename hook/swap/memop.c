@@ -32,20 +32,20 @@ static inline bool used(void)
 	return nvs_unlikely(atomic_load_explicit(&nvs_spans_used, memory_order_acquire) != 0);
 }
 
-void nvs_swap_fix_word(CUdeviceptr p)
+void nvs_swap_pin_word(CUdeviceptr p)
 {
 	struct nvs_swap_range r;
 
 	if (!used() || !nvs_swap_find(p, &r) || !r.base)
 		return;
 	if (r.mapping)
-		nvs_vmm_fix(p, 1);
-	else if (!r.fixed)
-		nvs_swap_fix(p, &r);
+		nvs_vmm_pin(p, 1);
+	else if (!r.pinned)
+		nvs_swap_pin(p, &r);
 }
 
 /* A batch that the driver refuses is not read: it may not be there at all. */
-void nvs_swap_fix_ops(const struct cu_mem_op *op, uint count)
+void nvs_swap_pin_ops(const struct cu_mem_op *op, uint count)
 {
 	if (!used() || !op || count > CU_MEM_OPS_MAX)
 		return;
@@ -58,10 +58,10 @@ void nvs_swap_fix_ops(const struct cu_mem_op *op, uint count)
 		case CU_MEM_OP_WAIT_64:
 		case CU_MEM_OP_WRITE_32:
 		case CU_MEM_OP_WRITE_64:
-			nvs_swap_fix_word(op->word[0]);
+			nvs_swap_pin_word(op->word[0]);
 			break;
 		default: /* later ones, of which only the size is known */
 			for (unsigned i = 0; i < 5; i++)
-				nvs_swap_fix_word(op->word[i]);
+				nvs_swap_pin_word(op->word[i]);
 		}
 }

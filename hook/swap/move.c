@@ -109,7 +109,7 @@ static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 {
 	if (s->broken || (atomic_load(&nvs_exiting) && !p->at_exit))
 		return false;
-	if (p->out && (s->spread || s->leaving))
+	if (p->out && (s->several_gpus || s->leaving))
 		return false;
 	return p->out ? !s->want && s->resident - s->going > nvs_swap_capacity(p->gpu) : s->want;
 }
@@ -138,7 +138,7 @@ static bool pick(struct pass *p, struct run *r)
 			/* What no call can have touched since it came is nothing. */
 			bool blank = c->opens == s->opens;
 
-			if (!blank && !nvs_arena_take(p->gpu, p->at, c->granules)) {
+			if (!blank && !nvs_arena_alloc(p->gpu, p->at, c->granules)) {
 				p->stuck = NVS_MOVED_NO_ARENA;
 				break;
 			}
@@ -184,7 +184,7 @@ static void settle(struct pass *p, struct run r, bool moved)
 			s->resident -= bytes;
 			s->away += bytes;
 		} else if (content) {
-			nvs_arena_give(p->gpu, at, c->granules);
+			nvs_arena_free(p->gpu, at, c->granules);
 		}
 		if (moved && content)
 			*(p->out ? &s->out_bytes : &s->in_bytes) += bytes;
@@ -340,7 +340,7 @@ static enum plan decide(struct nvs_gpu *gpu)
 	open = s->want && (s->broken || all_here(s));
 	if (s->want && !open) {
 		plan = PLAN_IN;
-	} else if (!atomic_load(&nvs_exiting) && !s->want && !s->hold && !s->broken && !s->spread && !s->leaving &&
+	} else if (!atomic_load(&nvs_exiting) && !s->want && !s->hold && !s->broken && !s->several_gpus && !s->leaving &&
 		   gpu->lease.gate == LEASE_CLOSED &&
 		   gpu->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_capacity(gpu)) {
 		s->evicting = true;
@@ -424,7 +424,7 @@ bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu)
 	struct nvs_quiet q;
 	bool away = false;
 
-	if (!s->mover || nvs_in_book)
+	if (!s->mover || nvs_memory_locked)
 		return false;
 	nvs_quiet_begin(&q);
 	for (bool moved = true; moved && decide(gpu) == PLAN_IN;) {

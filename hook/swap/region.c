@@ -28,7 +28,7 @@
 bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64_t since, bool told)
 {
 	struct nvs_swap *s = gpu->swap;
-	bool kept = s->cached || nvs_pools_cache_any(gpu);
+	bool kept = s->cached || nvs_pools_have_cached(gpu);
 
 	/* Without a scheduler nobody makes room. */
 	if (since && ((!kept && nvs_swap_capacity(gpu) == UINT64_MAX) ||
@@ -133,7 +133,7 @@ static bool back(struct nvs_gpu *gpu, struct place p, uint32_t end)
 	}
 }
 
-bool nvs_chunk_back(struct nvs_gpu *gpu, struct place p)
+bool nvs_chunk_populate(struct nvs_gpu *gpu, struct place p)
 {
 	return back(gpu, p, p.granule + p.span->chunk[p.granule].granules);
 }
@@ -170,16 +170,16 @@ static void forget(struct nvs_swap *s, struct place p)
 			continue;
 		}
 		if (c->state == CHUNK_AWAY)
-			nvs_arena_give(p.span->gpu, at, c->granules);
+			nvs_arena_free(p.span->gpu, at, c->granules);
 		s->away -= bytes_of(c->granules);
 		next_chunk(&at);
 	}
 	s->claimed -= bytes_of(r->granules);
-	s->fixed -= r->fixed ? bytes_of(r->granules) : 0;
+	s->pinned -= r->pinned ? bytes_of(r->granules) : 0;
 	nvs_region_drop(p);
 }
 
-void nvs_region_retire(struct nvs_gpu *gpu, struct place p)
+void nvs_region_free(struct nvs_gpu *gpu, struct place p)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct region *r = region_of(p);
@@ -243,7 +243,7 @@ bool nvs_swap_flush(struct nvs_gpu *gpu, uint64_t bytes)
 		if (s->cache_count) {
 			struct place p = uncache(s, 0);
 
-			nvs_region_retire(gpu, p);
+			nvs_region_free(gpu, p);
 		} else {
 			more = nvs_pools_release_one(gpu);
 		}
@@ -253,7 +253,7 @@ bool nvs_swap_flush(struct nvs_gpu *gpu, uint64_t bytes)
 	return any;
 }
 
-bool nvs_swap_make_way(struct nvs_gpu *gpu, uint64_t bytes)
+bool nvs_swap_release_cached(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	return gpu->swap->mover && nvs_swap_flush(gpu, bytes);
 }
@@ -283,7 +283,7 @@ static void shrink(struct nvs_gpu *gpu, uint64_t left)
 	struct nvs_swap *s = gpu->swap;
 
 	while (s->cache_count && s->cached > left)
-		nvs_region_retire(gpu, uncache(s, 0));
+		nvs_region_free(gpu, uncache(s, 0));
 }
 
 void nvs_cache_trim(struct nvs_gpu *gpu)
@@ -292,7 +292,7 @@ void nvs_cache_trim(struct nvs_gpu *gpu)
 	bool due;
 
 	nvs_swap_lock(s);
-	due = s->cached > CACHE_BYTES && nvs_now() - s->put_by_ns >= LINGER_NS;
+	due = s->cached > CACHE_BYTES && nvs_now() - s->cached_ns >= LINGER_NS;
 	nvs_swap_unlock(s);
 	if (!due || !nvs_driver_enter())
 		return;
@@ -302,22 +302,22 @@ void nvs_cache_trim(struct nvs_gpu *gpu)
 	nvs_driver_leave();
 }
 
-bool nvs_region_put_by(struct nvs_swap *s, struct place p)
+bool nvs_region_cache(struct nvs_swap *s, struct place p)
 {
 	struct region *r = region_of(p);
 	uint64_t bytes = bytes_of(r->granules), most = p.span->gpu->device.total_mem / CACHE_PART;
 
 	most = most > CACHE_BYTES ? most : CACHE_BYTES;
-	if (!s->hold || r->fixed || r->kind != REGION_LARGE || bytes > most ||
+	if (!s->hold || r->pinned || r->kind != REGION_LARGE || bytes > most ||
 	    s->resident > nvs_swap_capacity(p.span->gpu) || !nvs_region_is_here(p))
 		return false;
 	while (s->cache_count && (s->cache_count == CACHE_MAX || s->cached + bytes > most))
-		nvs_region_retire(p.span->gpu, uncache(s, 0)); /* p is ours meanwhile: the caller marked it */
+		nvs_region_free(p.span->gpu, uncache(s, 0)); /* p is ours meanwhile: the caller marked it */
 	r->cached = true;
 	r->dying = r->published = false;
 	s->cache[s->cache_count++] = p;
 	s->cached += bytes;
-	s->put_by_ns = nvs_now();
+	s->cached_ns = nvs_now();
 	return true;
 }
 
@@ -336,7 +336,7 @@ struct place nvs_region_reserve(struct nvs_gpu *gpu, uint32_t granules)
 	return p;
 }
 
-struct place nvs_region_obtain(struct nvs_gpu *gpu, uint32_t granules)
+struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_claim claim;
@@ -370,7 +370,7 @@ struct place nvs_region_obtain(struct nvs_gpu *gpu, uint32_t granules)
 		s->backing--;
 		if (ok)
 			return p;
-		nvs_region_retire(gpu, p);
+		nvs_region_free(gpu, p);
 		p.span = NULL;
 	} else {
 		nvs_swap_unlock(s);

@@ -74,7 +74,7 @@ bool nvs_span_add(struct nvs_gpu *gpu, uint32_t least)
 /* A free run of so many granules; span.granules if there is none. */
 static uint32_t find_run(struct span *s, uint32_t granules)
 {
-	uint32_t i = s->rover;
+	uint32_t i = s->next_fit;
 	bool wrapped = false;
 
 	for (;;) {
@@ -84,7 +84,7 @@ static uint32_t find_run(struct span *s, uint32_t granules)
 			wrapped = true;
 			i = 0;
 		}
-		if (wrapped && i >= s->rover)
+		if (wrapped && i >= s->next_fit)
 			return s->granules;
 		if (s->head[i]) {
 			i += s->region[i].granules;
@@ -107,7 +107,7 @@ static void take_run(struct span *s, uint32_t first, uint32_t granules)
 	set_run(s, first + granules, s->run[first] - granules);
 	for (uint32_t i = first; i < first + granules; i++)
 		__atomic_store_n(&s->head[i], first + 1, __ATOMIC_RELEASE);
-	s->rover = first + granules;
+	s->next_fit = first + granules;
 }
 
 static uint32_t piece_of(struct nvs_gpu *gpu)
@@ -158,8 +158,8 @@ void nvs_region_drop(struct place p)
 		first -= s->run[first - 1];
 	}
 	set_run(s, first, n);
-	if (s->rover > first && s->rover <= first + n)
-		s->rover = first; /* never inside a run */
+	if (s->next_fit > first && s->next_fit <= first + n)
+		s->next_fit = first; /* never inside a run */
 }
 
 struct place nvs_place_of(uint64_t address)
@@ -195,7 +195,7 @@ static bool in_region(struct span *s, uint32_t i, uint32_t from, unsigned states
 	const struct region *r = &s->region[i];
 	uint32_t j = i, end = i + (r->kind < REGION_APP ? r->granules : r->end);
 
-	if (!s->head[i] || r->dying || r->cached || (r->fixed && states & 1u << CHUNK_HERE))
+	if (!s->head[i] || r->dying || r->cached || (r->pinned && states & 1u << CHUNK_HERE))
 		return false;
 	if (from > i)
 		j += (from - i + r->piece - 1) / r->piece * r->piece;

@@ -41,7 +41,7 @@ void nvs_swap_reset(struct nvs_gpu *gpu)
 
 void nvs_swap_lock(struct nvs_swap *s)
 {
-	nvs_in_book = true;
+	nvs_memory_locked = true;
 	atomic_signal_fence(memory_order_seq_cst);
 	pthread_mutex_lock(&s->lock);
 }
@@ -50,7 +50,7 @@ void nvs_swap_unlock(struct nvs_swap *s)
 {
 	pthread_mutex_unlock(&s->lock);
 	atomic_signal_fence(memory_order_seq_cst);
-	nvs_in_book = false;
+	nvs_memory_locked = false;
 }
 
 void nvs_swap_kick(struct nvs_swap *s)
@@ -115,7 +115,7 @@ bool nvs_swap_on(struct nvs_gpu *gpu)
 		nvs_reserve_attach(gpu);
 		atomic_compare_exchange_strong(&s->mode, &unknown, SWAP_OFF);
 	}
-	return atomic_load_explicit(&s->mode, memory_order_acquire) == SWAP_ON && !s->spread;
+	return atomic_load_explicit(&s->mode, memory_order_acquire) == SWAP_ON && !s->several_gpus;
 }
 
 bool nvs_swap_is_on(struct nvs_gpu *gpu)
@@ -143,11 +143,11 @@ void nvs_swap_context_made(struct nvs_gpu *here)
 		struct nvs_swap *s = gpu->swap;
 		struct nvs_thread *t;
 
-		if (s->spread)
+		if (s->several_gpus)
 			continue;
 		t = s->mover ? nvs_gate_enter_memory(gpu) : NULL;
 		nvs_swap_lock(s);
-		s->spread = true;
+		s->several_gpus = true;
 		nvs_swap_unlock(s);
 		if (s->mover)
 			nvs_swap_open_to_peers(gpu);
@@ -159,7 +159,7 @@ void nvs_swap_context_made(struct nvs_gpu *here)
 /* ---- room ---- */
 
 /* Bytes of the driver's own that the book knows of. The lock is held. */
-static uint64_t fixed(struct nvs_gpu *gpu)
+static uint64_t driver_bytes(struct nvs_gpu *gpu)
 {
 	const struct nvs_swap *s = gpu->swap;
 	uint64_t used, peak, ours = s->claimed + s->claiming;
@@ -177,7 +177,7 @@ uint64_t nvs_swap_capacity(struct nvs_gpu *gpu)
 	if (atomic_load(&gpu->swap->mode) != SWAP_ON || room == UINT64_MAX)
 		return UINT64_MAX;
 	gpu->swap->last_room = room;
-	not_ours = fixed(gpu);
+	not_ours = driver_bytes(gpu);
 	return room > not_ours ? room - not_ours : 0;
 }
 
@@ -216,9 +216,9 @@ static struct nvs_moved state_of(struct nvs_gpu *gpu)
 	struct nvs_moved m;
 
 	nvs_swap_lock(s);
-	not_ours = fixed(gpu);
+	not_ours = driver_bytes(gpu);
 	m.resident = s->resident + not_ours;
-	m.fixed = not_ours + (s->broken || s->spread ? s->resident : s->fixed);
+	m.fixed = not_ours + (s->broken || s->several_gpus ? s->resident : s->pinned);
 	m.away = s->away;
 	m.out_bytes = s->out_bytes;
 	m.in_bytes = s->in_bytes;
@@ -291,7 +291,7 @@ bool nvs_swap_lease(struct nvs_gpu *gpu, enum lease_gate gate, bool opens)
 	return opens;
 }
 
-bool nvs_swap_may_pass(struct nvs_gpu *gpu)
+bool nvs_swap_all_here(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
 	bool ready;
@@ -309,7 +309,7 @@ bool nvs_swap_leave(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
 
-	if (!s->mover || nvs_in_book) /* in a signal handler */
+	if (!s->mover || nvs_memory_locked) /* in a signal handler */
 		return false;
 	nvs_swap_lock(s);
 	s->leaving = s->hold && all_here(s);

@@ -67,7 +67,7 @@ struct nvs_swap_range {
 	size_t mapped_bytes;
 	/* The application's own mapping: nothing that can be freed. */
 	bool mapping, rdma;
-	bool fixed;           /* it stays on the GPU for good */
+	bool pinned;           /* it stays on the GPU for good */
 	int access, handle_types;
 };
 bool nvs_swap_find(CUdeviceptr p, struct nvs_swap_range *r);
@@ -109,7 +109,7 @@ void nvs_swap_host_waited(uint64_t frees, const void *ctx, void *stream);
  * The allocation that p lies in comes to the GPU and stays there for good: others
  * get to know where it is, or use it without a grant. False: not ours.
  */
-bool nvs_swap_fix(CUdeviceptr p, struct nvs_swap_range *r);
+bool nvs_swap_pin(CUdeviceptr p, struct nvs_swap_range *r);
 
 /*
  * The process ends. If all that a GPU has is on the GPU, it stays there from now on,
@@ -125,8 +125,8 @@ bool nvs_swap_leave(struct nvs_gpu *gpu);
 bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu);
 
 /* What stream memory operations name of such memory likewise (memop.c). */
-void nvs_swap_fix_word(CUdeviceptr p);
-void nvs_swap_fix_ops(const struct cu_mem_op *op, uint count);
+void nvs_swap_pin_word(CUdeviceptr p);
+void nvs_swap_pin_ops(const struct cu_mem_op *op, uint count);
 
 /*
  * cuIpc* for memory of ours. CUDA_SUCCESS or an error; -1: it is the driver's to do.
@@ -157,7 +157,7 @@ bool nvs_swap_retry(struct nvs_gpu *gpu, unsigned *tries);
  * The limit refused to have so many bytes more: whether to ask it again, because
  * freed memory was given up that was kept for reuse. No lock is held.
  */
-bool nvs_swap_make_way(struct nvs_gpu *gpu, uint64_t bytes);
+bool nvs_swap_release_cached(struct nvs_gpu *gpu, uint64_t bytes);
 
 /* Bytes that are reserved and kept although nothing is allocated there. No lock is held. */
 uint64_t nvs_swap_cached(struct nvs_gpu *gpu);
@@ -168,7 +168,7 @@ uint64_t nvs_swap_cached(struct nvs_gpu *gpu);
 bool nvs_swap_lease(struct nvs_gpu *gpu, enum lease_gate gate, bool opens);
 
 /* A call may pass a closed gate: whether all it may touch is there. */
-bool nvs_swap_may_pass(struct nvs_gpu *gpu);
+bool nvs_swap_all_here(struct nvs_gpu *gpu);
 
 void nvs_swap_attached(struct nvs_gpu *gpu);
 void nvs_swap_room_changed(struct nvs_gpu *gpu);

@@ -63,7 +63,7 @@ enum chunk_state {
 	CHUNK_HERE,  /* mapped on the GPU */
 	CHUNK_AWAY,  /* in the arena */
 	CHUNK_BUSY,  /* somebody is changing it, without the lock */
-	CHUNK_FIXED, /* the application's mapping of what is the driver's: never moved */
+	CHUNK_PINNED, /* the application's mapping of what is the driver's: never moved */
 };
 
 struct chunk {
@@ -94,14 +94,14 @@ struct region {
 	bool published;    /* the application knows of it */
 	bool dying;
 	bool cached;
-	bool fixed;        /* shared, or used without a grant: stays once it is there */
+	bool pinned;        /* shared, or used without a grant: stays once it is there */
 	uint64_t serial;   /* another one after each free in it */
 };
 
 struct span {
 	uint64_t base;
 	uint32_t granules;
-	uint32_t rover;        /* where the search for addresses begins */
+	uint32_t next_fit;        /* where the search for addresses begins */
 	struct nvs_gpu *gpu;
 	uint32_t *head;        /* the first granule of its region plus one; 0: free */
 	uint32_t *run;         /* at both ends of a free run: its length */
@@ -132,13 +132,13 @@ struct nvs_swap {
 	bool evicting;         /* chunks are on their way out: no call may pass */
 	bool mover;            /* its thread runs */
 	bool broken;           /* the driver fails: nothing is moved any more */
-	bool spread;           /* the process has several GPUs: all stays */
+	bool several_gpus;           /* the process has several GPUs: all stays */
 	bool leaving;          /* the process ends, and all is there: it stays */
 	uint32_t opens;        /* times that calls may have begun */
 	uint32_t backing;      /* allocations that wait for room or get their memory */
 	uint64_t claimed;      /* bytes of all regions */
 	uint64_t claiming;     /* bytes that are being claimed for one */
-	uint64_t fixed;        /* of claimed: of regions that are fixed */
+	uint64_t pinned;        /* of claimed: of regions that are fixed */
 	uint64_t resident;     /* of these, on the GPU or about to be */
 	uint64_t away;         /* in the arena or nowhere; both add up to claimed */
 	uint64_t coming;       /* of resident: not there yet */
@@ -147,7 +147,7 @@ struct nvs_swap {
 	uint64_t retired;      /* bytes of all regions that were ever freed */
 	struct place cache[CACHE_MAX];
 	uint32_t cache_count;
-	uint64_t put_by_ns;    /* when one came into the cache last */
+	uint64_t cached_ns;    /* when one came into the cache last */
 	struct nvs_slab_heap heap;
 	struct nvs_slab *idle; /* granules for slabs that are not in use */
 	uint32_t idle_count, slabs_used;
@@ -259,10 +259,10 @@ struct place nvs_region_reserve(struct nvs_gpu *gpu, uint32_t granules);
  * Memory for `granules`, claimed and, if the GPU is held, there. No lock is held;
  * returns with the lock held. span is NULL if it is not to be had.
  */
-struct place nvs_region_obtain(struct nvs_gpu *gpu, uint32_t granules);
+struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules);
 
 /* Frees a region, once nobody is moving it. */
-void nvs_region_retire(struct nvs_gpu *gpu, struct place p);
+void nvs_region_free(struct nvs_gpu *gpu, struct place p);
 
 /* Whether all is on the GPU, and nothing is about to leave. The lock is held. */
 static inline bool all_here(const struct nvs_swap *s)
@@ -277,7 +277,7 @@ bool nvs_region_is_here(struct place p);
 void nvs_cache_trim(struct nvs_gpu *gpu);
 
 /* Whether a region that is marked as dying was put by, for the next allocation. */
-bool nvs_region_put_by(struct nvs_swap *s, struct place p);
+bool nvs_region_cache(struct nvs_swap *s, struct place p);
 
 /*
  * Gives freed memory up that is kept for reuse, and that no work uses any more: so
@@ -297,7 +297,7 @@ bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64
  * Gives an empty chunk its memory if the GPU is held. False: it is not to be
  * had. The lock is held, and given up meanwhile.
  */
-bool nvs_chunk_back(struct nvs_gpu *gpu, struct place p);
+bool nvs_chunk_populate(struct nvs_gpu *gpu, struct place p);
 
 /* ---- allocation.c ---- */
 
@@ -323,8 +323,8 @@ void nvs_alloc_release(struct nvs_gpu *gpu, CUdeviceptr p);
 /* ---- arena.c; nvs_swap.lock is held for the first two ---- */
 
 /* Finds places for granules that go away. False: the arena does not have them. */
-bool nvs_arena_take(struct nvs_gpu *gpu, struct place p, uint32_t granules);
-void nvs_arena_give(struct nvs_gpu *gpu, struct place p, uint32_t granules);
+bool nvs_arena_alloc(struct nvs_gpu *gpu, struct place p, uint32_t granules);
+void nvs_arena_free(struct nvs_gpu *gpu, struct place p, uint32_t granules);
 
 /* Copies a chunk, asynchronously on the mover's stream. Returns CUresult. */
 int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, uint32_t granules, bool out);
@@ -354,7 +354,7 @@ void nvs_pools_trim(struct nvs_gpu *gpu);
 void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx);
 
 /* The lock is held for what follows: whether pools cache anything; bytes of it that no stream uses. */
-bool nvs_pools_cache_any(struct nvs_gpu *gpu);
+bool nvs_pools_have_cached(struct nvs_gpu *gpu);
 uint64_t nvs_pools_cached(struct nvs_gpu *gpu);
 
 /* Releases one block that no stream uses. False: there is none. The lock is given up meanwhile. */

@@ -66,7 +66,7 @@ int nvs_vmm_set_access(CUdeviceptr p, size_t n, const struct cu_access *a, size_
 int nvs_vmm_get_access(unsigned long long *flags, const struct cu_location *l, CUdeviceptr p);
 
 /* What is mapped in the range becomes the driver's. */
-void nvs_vmm_fix(CUdeviceptr p, size_t n);
+void nvs_vmm_pin(CUdeviceptr p, size_t n);
 
 /* ---- for swap_*.c ---- */
 

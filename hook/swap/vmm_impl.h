@@ -28,7 +28,7 @@ struct memory {
 	uint8_t access;
 	bool rdma;
 	bool shown;
-	bool fixed;              /* the driver's for good; only the handle is ours */
+	bool pinned;              /* the driver's for good; only the handle is ours */
 };
 
 /* A handle: the mark, then the number of the GPU, generation, index. */
@@ -72,10 +72,10 @@ void nvs_vmm_vacate(struct place p);
 void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m);
 
 /* Takes a hidden memory that is on the GPU from its hiding place; may wait. */
-void nvs_vmm_uncover(struct nvs_gpu *gpu, struct memory *m);
+void nvs_vmm_unhide(struct nvs_gpu *gpu, struct memory *m);
 
 /* The driver's for good, *m->real* or mapped where it is; may wait. Returns CUresult. */
-int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m);
+int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m);
 
 /* Drops its index; it is counted elsewhere or not at all. */
 void nvs_vmm_forget(struct nvs_gpu *gpu, struct memory *m);

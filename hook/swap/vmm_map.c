@@ -14,7 +14,7 @@ struct place nvs_vmm_place(CUdeviceptr p)
 	struct place at = nvs_place_of(p);
 	struct nvs_swap *s;
 
-	if (!at.span || nvs_in_book)
+	if (!at.span || nvs_memory_locked)
 		return (struct place){ NULL, 0 };
 	s = at.span->gpu->swap;
 	nvs_swap_lock(s);
@@ -101,7 +101,7 @@ static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 
 	m->worker = &c;
 	if (m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_HERE)
-		nvs_vmm_uncover(gpu, m);
+		nvs_vmm_unhide(gpu, m);
 	if (!vacant(at, m->granules)) { /* the lock was given up */
 		nvs_vmm_done(s, m);
 		return CUDA_ERROR_INVALID_VALUE;
@@ -140,7 +140,7 @@ static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 		s->claiming -= bytes;
 		s->claimed += bytes;
 		s->away += bytes;
-		if (!nvs_chunk_back(gpu, at)) {
+		if (!nvs_chunk_populate(gpu, at)) {
 			result = CUDA_ERROR_OUT_OF_MEMORY;
 			s->claiming += bytes;
 			s->claimed -= bytes;
@@ -167,7 +167,7 @@ int nvs_vmm_map(CUdeviceptr p, size_t n, size_t offset, unsigned long long *hand
 
 	if (!ours && !at.span)
 		return NVS_VMM_DRIVER;
-	if (nvs_in_book || !n || n % GRANULE || p % GRANULE || offset % GRANULE || flags)
+	if (nvs_memory_locked || !n || n % GRANULE || p % GRANULE || offset % GRANULE || flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (at.span) {
 		bool free;
@@ -186,12 +186,12 @@ int nvs_vmm_map(CUdeviceptr p, size_t n, size_t offset, unsigned long long *hand
 	m = nvs_vmm_of(s, *handle);
 	if (!m || offset > bytes_of(m->granules) || n > bytes_of(m->granules) - offset)
 		result = CUDA_ERROR_INVALID_VALUE;
-	else if (!m->fixed && !m->shown && at.span &&
+	else if (!m->pinned && !m->shown && at.span &&
 		 at.span->gpu == nvs_vmm_gpu(*handle) && n == bytes_of(m->granules))
 		result = show(at.span->gpu, m, at);
-	else if (!m->fixed)
-		result = nvs_vmm_give_away(nvs_vmm_gpu(*handle), m);
-	if (m && m->fixed && (result == CUDA_SUCCESS || result == NVS_VMM_DRIVER)) {
+	else if (!m->pinned)
+		result = nvs_vmm_hand_over(nvs_vmm_gpu(*handle), m);
+	if (m && m->pinned && (result == CUDA_SUCCESS || result == NVS_VMM_DRIVER)) {
 		*handle = m->real;
 		result = NVS_VMM_DRIVER;
 	}
@@ -202,7 +202,7 @@ int nvs_vmm_map(CUdeviceptr p, size_t n, size_t offset, unsigned long long *hand
 void nvs_vmm_mapped(CUdeviceptr p, size_t n)
 {
 	struct place at = nvs_vmm_place(p);
-	struct chunk c = { .granules = (uint32_t)(n / GRANULE), .state = CHUNK_FIXED };
+	struct chunk c = { .granules = (uint32_t)(n / GRANULE), .state = CHUNK_PINNED };
 
 	if (!at.span)
 		return;
@@ -348,7 +348,7 @@ static bool asked(struct place p, const void *worker)
 {
 	const struct memory *m = nvs_vmm_at(p);
 
-	return m ? m->worker == worker : nvs_vmm_chunk(p)->state == CHUNK_FIXED;
+	return m ? m->worker == worker : nvs_vmm_chunk(p)->state == CHUNK_PINNED;
 }
 
 /* Lets all of a range in hand that is on the GPU; what is not gets its access later. */
@@ -426,7 +426,7 @@ int nvs_vmm_set_access(CUdeviceptr p, size_t n, const struct cu_access *a, size_
 		    flags != CU_MEM_ACCESS_READWRITE))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (others) {
-		nvs_vmm_fix(p, n);
+		nvs_vmm_pin(p, n);
 		return NVS_VMM_DRIVER;
 	}
 	nvs_swap_lock(s);
@@ -457,7 +457,7 @@ int nvs_vmm_get_access(unsigned long long *flags, const struct cu_location *l, C
 
 /* ---- sharing by address ---- */
 
-void nvs_vmm_fix(CUdeviceptr p, size_t n)
+void nvs_vmm_pin(CUdeviceptr p, size_t n)
 {
 	struct place at = nvs_vmm_place(p);
 	uint64_t end;
@@ -479,7 +479,7 @@ void nvs_vmm_fix(CUdeviceptr p, size_t n)
 			continue;
 		}
 		if (m)
-			nvs_vmm_give_away(at.span->gpu, m);
+			nvs_vmm_hand_over(at.span->gpu, m);
 		at.granule++;
 	}
 	nvs_swap_unlock(s);

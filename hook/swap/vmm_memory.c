@@ -274,7 +274,7 @@ static void drop_chunk(struct nvs_gpu *gpu, struct memory *m)
 		s->resident -= bytes;
 	} else {
 		if (c->state == CHUNK_AWAY)
-			nvs_arena_give(gpu, m->at, m->granules);
+			nvs_arena_free(gpu, m->at, m->granules);
 		s->away -= bytes;
 	}
 	s->claimed -= bytes;
@@ -313,14 +313,14 @@ int nvs_vmm_release(unsigned long long *handle)
 	int result = CUDA_SUCCESS;
 	struct memory *m;
 
-	if (nvs_in_book)
+	if (nvs_memory_locked)
 		return CUDA_ERROR_INVALID_VALUE; /* a signal handler in the midst of ours */
 	nvs_swap_lock(s);
 	m = nvs_vmm_of(s, *handle);
 	if (!m) {
 		result = CUDA_ERROR_INVALID_VALUE;
 	} else if (--m->handles == 0) {
-		if (m->fixed) {
+		if (m->pinned) {
 			*handle = m->real;
 			result = NVS_VMM_DRIVER;
 			nvs_vmm_forget(gpu, m);
@@ -368,7 +368,7 @@ int nvs_vmm_properties(struct cu_alloc_full *prop, unsigned long long handle)
 	struct nvs_swap *s = nvs_vmm_gpu(handle)->swap;
 	struct memory *m;
 
-	if (nvs_in_book || !prop)
+	if (nvs_memory_locked || !prop)
 		return CUDA_ERROR_INVALID_VALUE;
 	nvs_swap_lock(s);
 	m = find(handle);
@@ -385,7 +385,7 @@ int nvs_vmm_properties(struct cu_alloc_full *prop, unsigned long long handle)
 
 /* ---- from ours to the driver's ---- */
 
-void nvs_vmm_uncover(struct nvs_gpu *gpu, struct memory *m)
+void nvs_vmm_unhide(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct chunk *c = nvs_vmm_chunk(m->at);
@@ -468,7 +468,7 @@ static void book(struct nvs_gpu *gpu, const struct memory *m, CUdeviceptr mapped
 	}
 }
 
-int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m)
+int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_thread *t = NULL;
@@ -490,7 +490,7 @@ int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m)
 		result = materialise(gpu, m);
 	}
 	if (result == CUDA_SUCCESS && m->at.span && !m->shown) {
-		nvs_vmm_uncover(gpu, m);
+		nvs_vmm_unhide(gpu, m);
 	} else if (result == CUDA_SUCCESS && m->at.span) {
 		struct chunk c = *nvs_vmm_chunk(m->at);
 
@@ -498,13 +498,13 @@ int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m)
 		m->real = c.handle;
 		s->resident -= bytes_of(m->granules);
 		s->claimed -= bytes_of(m->granules);
-		c.state = CHUNK_FIXED;
+		c.state = CHUNK_PINNED;
 		nvs_vmm_occupy(m->at, OF_DRIVER, c);
 		m->at.span = NULL;
 		m->shown = false;
 	}
 	if (result == CUDA_SUCCESS) {
-		m->fixed = true;
+		m->pinned = true;
 		nvs_swap_unlock(s);
 		book(gpu, m, mapped);
 	} else {
@@ -514,7 +514,7 @@ int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m)
 		nvs_gate_leave(t);
 	nvs_swap_lock(s);
 	nvs_vmm_done(s, m);
-	if (m->fixed && !m->handles)
+	if (m->pinned && !m->handles)
 		nvs_vmm_forget(gpu, m);
 	return result;
 }
@@ -526,14 +526,14 @@ int nvs_vmm_share(unsigned long long *handle, int type)
 	int result = CUDA_SUCCESS;
 	struct memory *m;
 
-	if (nvs_in_book)
+	if (nvs_memory_locked)
 		return CUDA_ERROR_INVALID_VALUE;
 	nvs_swap_lock(s);
 	m = nvs_vmm_of(s, *handle);
 	if (!m || (type && !(m->handle_types & type)))
 		result = CUDA_ERROR_INVALID_VALUE;
-	else if (!m->fixed)
-		result = nvs_vmm_give_away(gpu, m);
+	else if (!m->pinned)
+		result = nvs_vmm_hand_over(gpu, m);
 	if (result == CUDA_SUCCESS) {
 		*handle = m->real;
 		result = NVS_VMM_DRIVER;
