@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* ops.c: the table that core asks about memory, filled. */
+/* ops.c: what core asks about memory. */
 #include "ops.h"
 
 #include <fcntl.h>
