@@ -77,6 +77,11 @@ demo: root deps build simgpu tools ## two pods and a podman container share one 
 
 test: root deps test-c test-unit test-compat test-e2e e2e-k8s test-engines ## every test (10 minutes, and as many more once, to build Kubernetes)
 
+# Tests make sockets, whose paths are short, and start programs as other users, who must
+# be able to enter the directory. TMPDIR may be long or closed.
+TEST_TMP ?= /tmp
+test-c test-unit test-compat test-e2e test-engines e2e-k8s: export TMPDIR := $(TEST_TMP)
+
 test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in C
 	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD) test
 	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD) test
@@ -165,6 +170,7 @@ release: build $(if $(STATIC),static) ## .build/release: the files of a release,
 	@install -D -t $(RELEASE) $(addprefix $(if $(STATIC),$(BUILD)/static/bin,$(BIN))/, \
 		nvshare-scheduler nvshare-plugin nvsharectl nvshare-cdi-hook) $(BUILD)/lib/libnvshare.so
 	@install -m 644 -t $(RELEASE) README.md CHANGELOG.md LICENSE
+	@for page in sched/README.md plugin/README.md; do install -D -m 644 $$page $(RELEASE)/$$page; done
 	@cp -R --preserve=mode deployments $(RELEASE)/
 
 # The same tree gives the same bytes. The tarball has no top directory, because users

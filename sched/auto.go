@@ -101,7 +101,13 @@ func (a *auto) wouldWaste() (float64, bool) {
 	return idle, clients > 1
 }
 
-func (a *auto) deadline(c *Core) (Time, bool) { return a.until, c.mode == Auto && a.until != 0 }
+// chosenMode has the mode follow what is measured.
+func chosenMode() policy {
+	return policy{
+		due:    func(c *Core) (Time, bool) { return c.auto.until, c.mode == Auto && c.auto.until != 0 },
+		revoke: (*Core).lookAtMode,
+	}
+}
 
 func (a *auto) memoryShort() bool { return a.total > 0 && !a.swap && a.reserved > a.total/10*9 }
 

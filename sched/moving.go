@@ -77,19 +77,15 @@ func (c *Core) setStranded(ev SetStranded) {
 // comesFromAway says whether who of the tenant is granted next has to move first.
 func (t *tenant) comesFromAway() bool { return t.queue.head != nil && t.queue.head.away }
 
-// takesTurn says whether it waits for its turn.
-func (t *tenant) takesTurn() bool { return t.place == ready || t.place == afar }
-
-// inTurn returns who of those that wait for their turns is next; nil: nobody waits.
-func (c *Core) inTurn() *tenant {
-	here, away := c.ready.top(), c.afar.top()
-	switch {
-	case away == nil:
-		return here
-	case here == nil, c.now >= c.owedUntil && behind(away, here):
-		return away
-	}
-	return here
+// transfers is what is known of moving memory on this GPU; see also pause.go.
+type transfers struct {
+	moves       []*grant      // under which memory is moved
+	owedUntil   Time          // nobody is to move before, if others can work
+	sparedUntil Time          // the free GPU is not given to who has to move before
+	fillTook    time.Duration // about what moving takes
+	fills       int           // so often memory has come in
+	linkRate    float64       // the best of that, bytes a second
+	pausing     []*client     // those that gave the GPU back as they had nothing to do
 }
 
 // move is what a client moves under a grant.
@@ -189,27 +185,24 @@ func (c *Core) owe(t *tenant, moved time.Duration) {
 	c.owedUntil = max(c.owedUntil, c.now.Add(until))
 }
 
-// movingDeadline is when something is due because of moving.
-func (c *Core) movingDeadline() (at Time, ok bool) {
-	earliest := func(t Time) {
-		if !ok || t < at {
-			at, ok = t, true
-		}
-	}
+// stalledMoves asks back the grants of those that do not get their memory, and says
+// when those who have to move may.
+func stalledMoves() policy {
+	return policy{due: (*Core).movingDeadline, revoke: (*Core).revokeStalled}
+}
+
+func (c *Core) movingDeadline() (Time, bool) {
+	var e earliest
 	if c.waiting > 0 {
 		for _, g := range c.moves {
-			earliest(c.givesUp(g))
+			e.either(c.givesUp(g), true)
 		}
 	}
 	if c.afar.top() != nil && c.effective == Exclusive {
-		if c.owedUntil > c.now {
-			earliest(c.owedUntil)
-		}
-		if c.free() && c.sparedUntil > c.now {
-			earliest(c.sparedUntil)
-		}
+		e.either(c.owedUntil, c.owedUntil > c.now)
+		e.either(c.sparedUntil, c.free() && c.sparedUntil > c.now)
 	}
-	return at, ok
+	return e.at, e.ok
 }
 
 // givesUp is when a client that moves, and others wait for, has not got on for too long.

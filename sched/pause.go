@@ -45,7 +45,7 @@ func (c *Core) noteFill(bytes uint64, took time.Duration) {
 
 // moveCost is what moving for a pause costs: what one lacks comes in, and then goes
 // again, for the one that was there comes back.
-func (c *Core) moveCost() time.Duration { return 2 * c.fillTook }
+func (tr *transfers) moveCost() time.Duration { return 2 * tr.fillTook }
 
 // beginPause notes that a client gave the GPU back, and endPause that it wants it
 // again.

@@ -130,27 +130,24 @@ func (c *Core) Snapshot(now Time) Snapshot {
 }
 
 func (c *Core) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
-	// Billed up to now, in copies: this changes nothing.
-	core, copied := *c, *t
-	core.now = now
-	copied.place = nowhere
-	core.bill(&copied)
+	a := t.account // billed up to now in a copy: this changes nothing
+	a.bill(now, c.ratesOf(t))
 	ts := TenantSnapshot{
 		Tenant:      t.displayName(),
 		Share:       t.share,
 		Clients:     t.clients,
 		Promised:    int(c.part(t) * 1000 / one),
-		Got:         copied.gotLately(now),
-		Used:        copied.used,
-		Moved:       copied.moved,
+		Got:         a.gotLately(now),
+		Used:        a.used,
+		Moved:       t.moved,
 		Grants:      t.grants,
 		LongestWait: t.longestWait,
 	}
 	if t.limited() {
 		ts.Promised = min(ts.Promised, t.share.Limit*10)
-		ts.Debt = max(0, -copied.credit)
-		if copied.capped {
-			ts.Throttled = max(0, copied.backAt().Sub(now))
+		ts.Debt = max(0, -a.credit)
+		if a.capped {
+			ts.Throttled = max(0, max(t.notBefore, a.backAt(t.share.Limit, t.slice())).Sub(now))
 		}
 	}
 	if cl := t.queue.head; cl != nil {

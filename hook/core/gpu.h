@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "lease.h"
+#include "utilization.h"
 #include "wire.h"
 #include "work.h"
 
@@ -64,6 +65,7 @@ struct nvs_gpu {
 	uint64_t grant_calls;    /* gated calls before the grant */
 	uint64_t idle_calls;     /* early release: calls at the last look */
 	uint64_t idle_ns;        /* and since when that number holds */
+	struct nvs_utilization utilization;
 	struct nvs_stats stats;
 	struct nvs_stats sent;
 	uint64_t sent_ns;

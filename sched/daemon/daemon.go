@@ -163,7 +163,7 @@ func New(opts Options) (*Daemon, error) {
 	return d, nil
 }
 
-// newDaemon has nothing open, and knows nothing of before.
+// newDaemon has nothing open, and knows nothing of earlier schedulers.
 func newDaemon(opts Options) (*Daemon, error) {
 	bootID, err := state.BootID()
 	if err != nil {

@@ -129,8 +129,8 @@ func (d *Daemon) finishDiscovery(found []GPU, err error) {
 	}
 }
 
-// addGPU makes the core of a GPU not known yet, with what the state file says
-// of it.
+// addGPU makes the core of a GPU that is not known yet, from what the state file
+// says about the GPU.
 func (d *Daemon) addGPU(info GPU) error {
 	uuid, err := parseUUID(info.UUID)
 	if err != nil {
@@ -150,7 +150,7 @@ func (d *Daemon) addGPU(info GPU) error {
 	if last == nil {
 		last = &state.GPU{}
 		if d.cautious {
-			// Above every epoch of before, as long as there was less than one
+			// Above every earlier epoch, as long as there was less than one
 			// grant per microsecond on average.
 			last.Epoch = sched.NextEpoch(sched.Epoch(time.Now().UnixMicro()))
 			last.Unrecorded = true
@@ -195,14 +195,14 @@ func (d *Daemon) addGPU(info GPU) error {
 	return nil
 }
 
-// restore keeps the GPU for the process that held it when an earlier scheduler
-// ended, if it lives.
+// restore keeps the GPU for the process that held the GPU when an earlier scheduler
+// ended, if that process lives.
 func (d *Daemon) restore(g *gpu, proc peer.Process, epoch sched.Epoch) {
 	cl := d.byProc[proc]
 	if cl == nil {
 		p, err := d.peers.Find(proc)
 		if err != nil {
-			d.log.WithError(err).Infof("GPU %d: the holder of before has ended", g.Index)
+			d.log.WithError(err).Infof("GPU %d: the earlier holder has ended", g.Index)
 			return
 		}
 		cl = d.addClient(p)
