@@ -184,6 +184,7 @@ func (c *Core) join(cl *client, t *tenant) {
 	if old != nil {
 		c.review(old)
 		c.abandon(old)
+		c.tellAll = true // the new tenant may have a limit, see standing
 	}
 	c.review(t)
 }
