@@ -21,15 +21,20 @@ import (
 // instead of naming CDI devices: for runtimes that drop those silently.
 //
 // Devices that the container was given by other means (a device plugin, a
-// resource claim) are not given again. Their LD_PRELOAD has replaced the
-// container's own before NRI sees it: nothing can bring that back here.
+// resource claim) are not given again, but the container gets the shim with them.
+// The edits of nvshare.com/gpu have replaced the container's own LD_PRELOAD before
+// NRI sees it, and nothing here can bring that back.
 func Adjust(req Request, ctr *api.Container, inv *Inventory, explicit bool) (*api.ContainerAdjustment, error) {
-	devices := missing(req.Devices, given(ctr))
-	if len(devices) == 0 {
+	has := given(ctr)
+	devices := missing(req.Devices, has)
+	if len(devices) == 0 && len(has) == 0 {
 		return nil, nil
 	}
 	adjust := &api.ContainerAdjustment{}
-	if explicit {
+	changed := len(devices) > 0
+	switch {
+	case !changed: // only the environment may be left to do
+	case explicit:
 		edits, err := nvcdi.Edits(inv.spec, devices...)
 		if err != nil {
 			return nil, err
@@ -37,17 +42,30 @@ func Adjust(req Request, ctr *api.Container, inv *Inventory, explicit bool) (*ap
 		if err := spellOut(adjust, edits, inv.nodes); err != nil {
 			return nil, err
 		}
-	} else {
+	default:
 		for _, d := range devices {
 			adjust.AddCDIDevice(&api.CDIDevice{Name: nvcdi.KindNRI + "=" + d})
 		}
 	}
-	old, set := lookupEnv(ctr.GetEnv(), nvcdi.PreloadEnv)
-	if set {
-		// Another plugin may have set it: its value is in old.
-		adjust.RemoveEnv(nvcdi.PreloadEnv)
+	setEnv := func(key, value string, replace bool) {
+		if replace { // another plugin may have set it
+			adjust.RemoveEnv(key)
+		}
+		adjust.AddEnv(key, value)
+		changed = true
 	}
-	adjust.AddEnv(nvcdi.PreloadEnv, mergePreload(old))
+	old, set := lookupEnv(ctr.GetEnv(), nvcdi.PreloadEnv)
+	if merged := mergePreload(old); len(devices) > 0 || merged != old {
+		setEnv(nvcdi.PreloadEnv, merged, set)
+	}
+	// The shim finds the sockets without the variable. An image or a pod that has it
+	// would send the shim to a directory without a scheduler.
+	if old, set := lookupEnv(ctr.GetEnv(), nvcdi.RunDirEnv); set && old != nvcdi.ContainerRunDir {
+		setEnv(nvcdi.RunDirEnv, nvcdi.ContainerRunDir, true)
+	}
+	if !changed {
+		return nil, nil
+	}
 	return adjust, nil
 }
 
@@ -91,11 +109,6 @@ func lookupEnv(env []string, key string) (value string, set bool) {
 
 // isSeparator tells what the dynamic linker splits LD_PRELOAD at.
 func isSeparator(r rune) bool { return r == ' ' || r == ':' }
-
-// hasShim tells whether a value of LD_PRELOAD names the shim.
-func hasShim(preload string) bool {
-	return slices.Contains(strings.FieldsFunc(preload, isSeparator), nvcdi.ShimPath)
-}
 
 // mergePreload puts the shim in front of what a container preloads itself. The
 // container's own list stays as it is, except that the shim is not repeated.

@@ -88,7 +88,7 @@ func (p *Plugin) look(pods map[string]*api.PodSandbox, ctrs []*api.Container) {
 		if pod == nil || !alive(ctr) {
 			continue
 		}
-		if u := identity(pod, ctr); usesGPU(ctr) {
+		if u := identity(pod, ctr); p.usesGPU(ctr) {
 			running = append(running, u)
 		} else if u.Asked != "" {
 			missed = append(missed, u)

@@ -20,7 +20,7 @@ var (
 // PostStartContainer has a look at a container that was given the shim, in its
 // own time.
 func (p *Plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) error {
-	if usesGPU(ctr) {
+	if p.usesGPU(ctr) {
 		go p.examine([]Unmanaged{identity(pod, ctr)})
 	}
 	return nil

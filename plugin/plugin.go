@@ -26,6 +26,7 @@ type Plugin struct {
 	containers *Containers
 	inventory  atomic.Pointer[Inventory]
 	explicit   atomic.Bool // see Adjust
+	libDir     string      // of the host, with the shim
 	audit      Audit
 	report     func(Unmanaged)
 }
@@ -44,10 +45,14 @@ var (
 // New returns a plugin that knows no devices yet. It enters the containers that use
 // GPUs in containers.
 func New(log logrus.FieldLogger, containers *Containers) *Plugin {
-	p := &Plugin{log: log, containers: containers}
+	p := &Plugin{log: log, containers: containers, libDir: cdi.DefaultLibDir}
 	p.inventory.Store(&Inventory{})
 	return p
 }
+
+// SetLibDir tells from which directory of the host containers have the shim, if it
+// is not cdi.DefaultLibDir. It must be called before Run.
+func (p *Plugin) SetLibDir(dir string) { p.libDir = dir }
 
 // SetInventory changes what containers can be given from now on.
 func (p *Plugin) SetInventory(inv *Inventory) { p.inventory.Store(inv) }
@@ -90,7 +95,7 @@ func (p *Plugin) enter(pods map[string]*api.PodSandbox, ctrs []*api.Container, i
 	for _, ctr := range ctrs {
 		pod := pods[ctr.GetPodSandboxId()]
 		switch {
-		case pod == nil || !usesGPU(ctr):
+		case pod == nil || !p.usesGPU(ctr):
 		case !alive(ctr):
 			ended = append(ended, existing(pod, ctr, Request{}, inv))
 		default:
@@ -148,11 +153,11 @@ func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) 
 	if req, err = cs.request(pod, ctr.GetName(), inv.Devices()); err != nil {
 		return c, req, false, err
 	}
-	if len(given(ctr)) > 0 || hasMount(ctr) {
+	if len(given(ctr)) > 0 || p.hasShim(ctr) {
 		req.Count = 0 // somebody else has chosen
 	}
 	c = describe(pod, ctr, req, inv)
-	if uses = len(req.Devices) > 0 || req.Count > 0 || usesGPU(ctr); !uses {
+	if uses = len(req.Devices) > 0 || req.Count > 0 || p.usesGPU(ctr); !uses {
 		return c, req, false, nil
 	}
 	if c, err = cs.admit(c, req.Count, inv.givable()); err != nil {
@@ -205,16 +210,19 @@ func existing(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Invento
 	return c
 }
 
-// usesGPU tells whether an existing container has the shim, however it came
-// there.
-func usesGPU(ctr *api.Container) bool {
-	value, _ := lookupEnv(ctr.GetEnv(), cdi.PreloadEnv)
-	return hasShim(value) || hasMount(ctr) || len(given(ctr)) > 0
+// usesGPU tells whether a container was given GPUs, by this plugin or by other
+// means. It believes what only the node's own programs can write: the record of a
+// placement, devices, and a mount of the shim. Environment and other mounts are the
+// pod's to choose.
+func (p *Plugin) usesGPU(ctr *api.Container) bool {
+	return recorded(ctr) != "" || len(given(ctr)) > 0 || p.hasShim(ctr)
 }
 
-// hasMount tells whether the shim is mounted in a container.
-func hasMount(ctr *api.Container) bool {
-	return slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool { return m.GetDestination() == cdi.ShimDir })
+// hasShim tells whether the node's shim is mounted in a container.
+func (p *Plugin) hasShim(ctr *api.Container) bool {
+	return slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool {
+		return m.GetDestination() == cdi.ShimDir && m.GetSource() == p.libDir
+	})
 }
 
 func alive(ctr *api.Container) bool {

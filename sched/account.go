@@ -7,47 +7,47 @@ import (
 	"time"
 )
 
-// How time is accounted, for each tenant:
+// The account of a tenant has three parts:
 //
-// Virtual time. Time on the GPU, divided by the tenant's part of it. Who is
-// behind is granted first, so parts come out as promised. Who wants nothing
-// falls behind by one turn at most: idleness is no capital.
+// Virtual time: time on the GPU, divided by the tenant's part of the GPU. The tenant
+// that is behind is granted first, so that all get their parts. A tenant that wants
+// nothing falls behind by one turn at most: idle time is not saved up.
 //
-// Credit. A tenant with a limit has an account that fills with the limit's part
-// of the time and empties with what it uses. With nothing left its grant is
-// revoked, and it waits until there is enough for a slice. It may be overdrawn,
-// for kernels cannot be cut short: that is the debt.
+// Credit: for a tenant with a limit, time that fills with the limit's part and is
+// emptied by use. When nothing is left the tenant's grants are revoked, and it waits
+// until there is enough for a slice. Credit may become negative, because kernels
+// cannot be cut short: that is the tenant's debt.
 //
-// Patience. What a latency tenant may still keep batch tenants out.
+// Patience: for how long a latency tenant may still keep batch tenants out.
 const (
-	// one is the whole of a GPU in the parts that parts are counted in.
+	// one is the whole of a GPU, in the unit of part.
 	one = 1_000_000
 	// minPart keeps virtual time finite.
 	minPart = 100
 
-	// slicePeriod is the time in which a tenant alone gets its limit once, and
-	// minSlice the least that it gets at once.
+	// slicePeriod is the time in which a tenant alone gets its limit once.
+	// minSlice is the least that it gets at once.
 	slicePeriod = 100 * time.Millisecond
 	minSlice    = 5 * time.Millisecond
 
-	// A latency tenant goes before batch tenants for half of the time, and for
-	// a quarter of a second more, if it has left that unused. Then it takes
-	// turns like they do, until it has half of that again.
+	// A latency tenant goes before batch tenants for half of the time, and for a
+	// quarter of a second more if it has left that unused. Then it takes turns as
+	// they do, until it has half of that quarter again.
 	patiencePercent = 50
 	patienceMax     = 250 * time.Millisecond
 
-	// A turn is shorter the more its tenant is ahead of who waits, down to
-	// this part of the quantum.
+	// The more a tenant is ahead of those that wait, the shorter is its turn, down
+	// to this part of the quantum.
 	minTurnPart = 8
 
-	// maxRound is how long it may take until each has had its turn, where
-	// shares are to be exact; unless the quantum is longer.
+	// maxRound is how long a round of turns may take where shares are to be exact,
+	// unless the quantum is longer.
 	maxRound = 250 * time.Millisecond
 
-	// maxDebt bounds what a process that is fenced for ever costs its tenant.
+	// maxDebt bounds the debt of a tenant with a process that is fenced for ever.
 	maxDebt = 24 * time.Hour
 
-	// gotSeconds is what TenantSnapshot.Got looks back on.
+	// gotSeconds is the window of TenantSnapshot.Got.
 	gotSeconds = 5
 )
 
@@ -65,13 +65,13 @@ type account struct {
 	gotAt int64                         // the latest second in it
 }
 
-// rates are at which an account is billed: the same since it was billed last.
+// rates say how an account is billed. They have not changed since it was last billed.
 type rates struct {
-	open, closing, fenced int   // the tenant's grants that run, that close, and that are fenced
-	part                  int64 // of the GPU that is the tenant's, if its grants take turns; 0: they do not
+	open, closing, fenced int   // the tenant's grants, as in tenant
+	part                  int64 // as tenant's part, for virtual time; 0: the grants do not count for that
 	share                 Share
 	slice                 time.Duration
-	waits                 bool // somebody of the tenant waits for a grant
+	waits                 bool // a client of the tenant waits for a grant
 	keepsOut              bool // latency grants keep batch tenants from the GPU
 	tuning                Tuning
 }
@@ -91,7 +91,7 @@ func (a *account) bill(now Time, r rates) {
 		a.spread(from, now, charge)
 	}
 	if onGPU > 0 && r.part > 0 {
-		a.vt += scale(int64(min(onGPU, maxDebt)), one, r.part) // bounded, or weeks at a small part overflow
+		a.vt += scale(int64(min(onGPU, maxDebt)), one, r.part) // bounded, as weeks divided by a small part overflow
 	}
 	if r.share.limited() {
 		a.billCredit(dt, charge, r)

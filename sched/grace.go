@@ -18,7 +18,7 @@ func gracePeriods() policy {
 	}
 }
 
-// fenceOverdue fences what did not drain within its grace period.
+// fenceOverdue fences the grants whose grace period is over.
 func (c *Core) fenceOverdue() {
 	if c.holdOff != 0 && c.now >= c.holdOff {
 		c.holdOff = 0

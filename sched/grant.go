@@ -171,8 +171,7 @@ func (c *Core) recount(g *grant, change func()) {
 	c.review(g.client.tenant)
 }
 
-// give makes a grant for a client that has none, which is not over only after the
-// next change.
+// give makes a grant for a client that has none. It counts from its first change on.
 func (c *Core) give(cl *client, epoch Epoch) *grant {
 	cl.grant = &grant{client: cl, epoch: epoch, since: c.now, runFrom: c.now, graceFrom: c.now}
 	return cl.grant

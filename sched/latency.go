@@ -2,8 +2,8 @@
 
 package sched
 
-// latencyTenants lets tenants in at once that want the GPU briefly, shuts the gates of
-// the others meanwhile, and has those take turns that keep others out for too long.
+// latencyTenants grants at once to tenants that want the GPU briefly, and shuts the gates
+// of the others meanwhile. A tenant that keeps others out for too long takes turns.
 func latencyTenants() policy {
 	return policy{
 		due: func(c *Core) (Time, bool) {
@@ -22,15 +22,15 @@ func latencyTenants() policy {
 		grant: func(c *Core) {
 			c.pauseOrResume()
 			for t := c.urgent.top(); t != nil && c.holdOff == 0; t = c.urgent.top() {
-				c.pauseOrResume() // time may have made it urgent just now
+				c.pauseOrResume() // the tenant may have become urgent just now
 				c.grant(t.queue.head)
 			}
 		},
 	}
 }
 
-// lookWhoIsOut notes whether latency tenants keep others from the GPU, which is
-// what their patience is spent on.
+// lookWhoIsOut notes whether latency tenants keep others from the GPU. That uses up their
+// patience.
 func (c *Core) lookWhoIsOut() {
 	kept := c.latency.n > 0 && c.effective == Exclusive && (c.open.n > 0 || c.upNext() != nil || c.kept != nil)
 	if kept == c.keptOut {
@@ -64,15 +64,15 @@ func (c *Core) holds(t *tenant, l *list) bool {
 	return false
 }
 
-// pauseOrResume shuts the holder's gate while latency tenants are on the GPU or
-// about to be, and opens it when they have gone.
+// pauseOrResume shuts the holder's gate while latency tenants are on the GPU or about to
+// come, and opens the gate when they have gone.
 func (c *Core) pauseOrResume() {
 	cl := c.open.head
 	if cl == nil || c.effective != Exclusive {
 		return
 	}
 	come := c.latency.n > 0 || c.urgent.top() != nil && c.holdOff == 0
-	for ; cl != nil; cl = cl.next { // several only of a gang
+	for ; cl != nil; cl = cl.next { // several only if they are of a gang
 		switch {
 		case come && cl.grant.state == granted:
 			c.become(cl.grant, paused)

@@ -4,8 +4,8 @@ package sched
 
 import "time"
 
-// limits revokes the grants of a tenant that has used up its limit, and lets it wait
-// for its turn again when it has credit for a slice.
+// limits revokes the grants of a tenant that has used up its limit. When it has credit
+// for a slice, it waits for its turn again.
 func limits() policy {
 	return policy{
 		due: func(c *Core) (Time, bool) {
@@ -25,10 +25,10 @@ func limits() policy {
 	}
 }
 
-// unthrottle lets tenants go on that have credit again.
+// unthrottle lets tenants wait for their turns again that have credit.
 func (c *Core) unthrottle() {
 	for t := c.throttled.top(); t != nil && c.now >= t.backAt(); t = c.throttled.top() {
-		c.bill(t) // not what was expected, if other grants of it run
+		c.bill(t) // other grants of the tenant may have used credit meanwhile
 		if t.credit >= t.slice() || !t.limited() {
 			t.capped = false
 		}
@@ -68,7 +68,7 @@ func (c *Core) creditEnds(t *tenant) (Time, bool) {
 	return at, ok
 }
 
-// usedUp returns when a tenant will have used up what it has left, if that is filled
+// usedUp returns when a tenant will have nothing left of what it has, if that is filled
 // and used at these percentages of the time; false if never.
 func (c *Core) usedUp(t *tenant, left time.Duration, fill, use int) (Time, bool) {
 	switch {
@@ -81,7 +81,7 @@ func (c *Core) usedUp(t *tenant, left time.Duration, fill, use int) (Time, bool)
 	return t.billedAt.Add((left*100 + rate - 1) / rate), true
 }
 
-// meter keeps the list of tenants whose grants can run into a bound of theirs.
+// meter keeps the list of tenants whose grants can use up their credit or patience.
 func (c *Core) meter(t *tenant) {
 	want := t.open > 0 && (t.limited() || t.share.Priority == Latency)
 	switch {
@@ -100,7 +100,7 @@ func (c *Core) meter(t *tenant) {
 // backAt returns when a throttled tenant has credit for a slice again.
 func (t *tenant) backAt() Time {
 	if !t.limited() || !t.capped {
-		return max(t.billedAt, t.notBefore) // its limit was taken away just now, or it is not that
+		return max(t.billedAt, t.notBefore) // its limit was taken away just now, or something else keeps it waiting
 	}
 	return max(t.notBefore, t.account.backAt(t.share.Limit, t.slice()))
 }

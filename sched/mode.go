@@ -51,7 +51,7 @@ func (c *Core) setEffective(m Mode, reason string) {
 				c.revoke(l.head.grant, ModeChange)
 			}
 		}
-		// What they had at the same time is nothing that one has before the other.
+		// Clients that had the GPU at the same time are not ahead of each other.
 		c.effective = m
 		for _, t := range c.tenants {
 			c.bill(t)
@@ -76,7 +76,7 @@ func (c *Core) setEffective(m Mode, reason string) {
 
 func (c *Core) setTuning(tuning Tuning) {
 	for _, t := range c.tenants {
-		c.bill(t) // so far by the old one
+		c.bill(t) // by the old tuning so far
 	}
 	c.tuning = tuning.clamped()
 }

@@ -68,7 +68,7 @@ func (e *earliest) either(at Time, ok bool) {
 
 func (c *Core) grant(cl *client) {
 	t := cl.tenant
-	cl.standing = false // the grant says what holds now
+	cl.standing = false // the grant replaces that
 	latency := t.place == urgent
 	if c.effective == Exclusive && !latency && !c.free() && (c.kept != t || t.seat.hold != playing || !c.alone(t)) {
 		panic("sched: two holders")
@@ -92,16 +92,16 @@ func (c *Core) grant(cl *client) {
 	}
 	if !latency {
 		gr.startVT = t.vt
-		if first != nil && c.effective == Exclusive { // of a gang, whose turn it is already
+		if first != nil && c.effective == Exclusive { // the turn of its gang has begun already
 			gr.ran, gr.startVT = c.ranAt(first.grant), first.grant.startVT
 		}
 		if c.effective == Exclusive {
 			g.Quantum = c.turn(t)
 		}
 	}
-	// A latency grant is not waited for by anybody, so it need not outlive a
-	// restart: it is recorded when it has been given, see settle. Its epoch
-	// must not be one that a restart would use again, see takeEpoch.
+	// Nobody waits for the end of a latency grant, so it need not outlive a restart:
+	// it is recorded after it has been given, see settle. Its epoch must not be used
+	// again after a restart, see takeEpoch.
 	late := latency && c.persisted.Epoch != 0 && c.epoch < c.persisted.Epoch+unrecorded
 	if r := c.record(); !late && !covers(c.persisted, r) {
 		c.persist(r)

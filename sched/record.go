@@ -5,8 +5,8 @@ package sched
 // What outlives a restart of the caller: the epochs that were given, and who holds a
 // grant or may be given one.
 
-// unrecorded is more than the latency grants of one Step, which are given before
-// they are recorded: their epochs may have been used before a restart.
+// unrecorded is more than the number of latency grants of one Step. They are given
+// before they are recorded, so their epochs may have been used before a restart.
 const unrecorded = 10_000
 
 // records are what was handed out as a Persist, and the epochs after that.
@@ -20,7 +20,7 @@ func newRecords(last Epoch) records {
 	return records{epoch: last, restarted: last != 0, persisted: Persist{Epoch: last}}
 }
 
-// takeEpoch returns the epoch of a grant to come.
+// takeEpoch returns the epoch of the next grant.
 func (r *records) takeEpoch() Epoch {
 	if r.restarted {
 		r.restarted = false
@@ -30,7 +30,7 @@ func (r *records) takeEpoch() Epoch {
 	return r.epoch
 }
 
-// settle brings what was persisted and what the pages say up to date.
+// settle brings up to date what was persisted and what the pages say.
 func (c *Core) settle() {
 	c.chooseNext()
 	if r := c.record(); r != c.persisted {
@@ -50,7 +50,7 @@ func (c *Core) record() Persist {
 	for _, l := range [...]*list{&c.open, &c.latency, &c.closing} {
 		for cl := l.head; cl != nil; cl = cl.next {
 			if !cl.grant.claimed {
-				p.Holders[n] = Holder{cl.id, min(cl.grant.epoch, c.epoch)} // a client may say any
+				p.Holders[n] = Holder{cl.id, min(cl.grant.epoch, c.epoch)} // a client may claim any epoch
 				n++
 			}
 		}
@@ -61,7 +61,7 @@ func (c *Core) record() Persist {
 	return p
 }
 
-// covers says whether a restart that knows p knows all that is in q.
+// covers says whether p says all that q says.
 func covers(p, q Persist) bool {
 	if p.Epoch < q.Epoch || q.Unrecorded && !p.Unrecorded {
 		return false

@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// place is where a tenant that waits stands.
+// place is where a waiting tenant stands.
 type place uint8
 
 const (
 	nowhere   place = iota // it does not wait
-	ready                  // for its turn
-	afar                   // the same, but it has memory to move first
-	urgent                 // to be let in at once
-	throttled              // for its limit to allow it
-	aside                  // for its gang
+	ready                  // it waits for its turn
+	afar                   // it waits for its turn, and then has memory to move first
+	urgent                 // it is to be let in at once
+	throttled              // it waits until its limit allows a grant
+	aside                  // it waits for its gang
 )
 
 // roster is the tenants of a GPU.
@@ -26,16 +26,16 @@ type roster struct {
 	tenants map[string]*tenant
 	ghosts  []*tenant // without clients, see leave
 	metered []*tenant // see meter
-	ganged  []*tenant // of gangs, with clients here
+	ganged  []*tenant // of gangs
 
-	// The tenants that are active, and what they may have in sum.
+	// The number of tenants that are active, and the sums of their shares.
 	active, requests, weights int
 	special                   int   // tenants that ask for more than turns, see review
 	exact                     int   // those of them with a limit or a request
 	vtime                     int64 // see virtualNow
 }
 
-// queues is where tenants with waiting clients stand.
+// queues holds the tenants with waiting clients.
 type queues struct {
 	ready, afar, urgent, throttled tenantHeap
 	waiting                        int    // clients of those in ready, afar and urgent
@@ -49,13 +49,13 @@ func newQueues() queues {
 	}
 }
 
-// tenant is those whose time is counted together.
+// tenant is the clients whose time is counted together.
 type tenant struct {
 	name    string // key of Core.tenants
 	own     ClientID
 	share   Share // clamped
-	clients int   // known
-	queue   list  // those that wait for a grant
+	clients int   // with and without connections
+	queue   list  // its clients that wait for a grant
 
 	place   place
 	pos     int // in that place's heap
@@ -63,18 +63,18 @@ type tenant struct {
 
 	account
 	open    int // grants that run: gate open, not paused
-	closing int // that drain or are lost
+	closing int // grants that drain or are lost
 	fenced  int
 	batch   int  // live grants that are not latency ones
 	active  bool // counts in Core.weights and requests
 
-	notBefore   Time          // it is granted again, see moving.go
+	notBefore   Time          // no grant before; see moving.go
 	moved       time.Duration // moving memory, which is not in used
-	stretch     time.Duration // its slices are at least that long, for what moving took
+	stretch     time.Duration // its slices are at least that long, because of what moving took
 	grants      uint64
 	longestWait time.Duration
 
-	// Of a gang on this GPU, else the seat is nil.
+	// If the tenant is a gang; else the seat is nil.
 	core *Core
 	seat *seat
 	crew []*client // its clients
@@ -94,7 +94,7 @@ func clampShare(s Share) Share {
 	s.Weight = min(s.Weight, MaxWeight)
 	s.Priority = min(s.Priority, Latency)
 	if s.Gang != "" {
-		s.Priority = Batch // what waits for others is not let in alone
+		s.Priority = Batch // a rank that waits for others is not let in alone
 	}
 	return s
 }
@@ -126,8 +126,8 @@ func (t *tenant) isOf(account string) bool {
 	return t.seat != nil && !slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.account != account })
 }
 
-// tenantOf returns the tenant of that name, made if need be; of a name that is
-// empty, the client's own; with a gang in its share, that one's.
+// tenantOf returns the tenant of that name, and makes it if there is none. With a gang
+// in the share, it is the gang's tenant; with an empty name, the client's own.
 func (c *Core) tenantOf(name string, id ClientID, share Share) *tenant {
 	own := ClientID(0)
 	switch {
@@ -146,7 +146,7 @@ func (c *Core) tenantOf(name string, id ClientID, share Share) *tenant {
 	return t
 }
 
-// join makes a client one of a tenant's, with all that it has.
+// join makes a client one of a tenant's clients, with its grant or its request.
 func (c *Core) join(cl *client, t *tenant) {
 	if cl.tenant == t {
 		return
@@ -208,7 +208,7 @@ func (c *Core) abandon(t *tenant) {
 	if t.own != 0 {
 		c.dropTenant(t)
 	} else if !t.ghost {
-		// Coming back as new would shed a debt, or a lead over the others.
+		// As a new tenant it would lose its debt, or its lead over the others.
 		t.ghost = true
 		c.ghosts = append(c.ghosts, t)
 	}
@@ -219,7 +219,7 @@ func (c *Core) dropTenant(t *tenant) { delete(c.tenants, t.name) }
 // maxGhosts is how many tenants without clients are remembered.
 const maxGhosts = 1024
 
-// exorcise forgets one tenant whose clients are gone and that owes nothing.
+// exorcise forgets tenants whose clients are gone and that owe nothing.
 func (c *Core) exorcise() {
 	for len(c.ghosts) > 0 {
 		t := c.ghosts[0]
@@ -240,8 +240,8 @@ func (c *Core) exorcise() {
 	}
 }
 
-// part returns what a tenant gets of the GPU if all that are active want it, in
-// parts of one: what it was promised, and of the rest as much as its weight says.
+// part returns what a tenant gets of the GPU if all active tenants want it, as a part
+// of one: what it was promised, and as much of the rest as its weight says.
 func (r *roster) part(t *tenant) int64 {
 	requests, weights := r.requests, r.weights
 	if !t.active {
@@ -280,7 +280,7 @@ func (c *Core) ratesOf(t *tenant) rates {
 	return r
 }
 
-// setActive has a tenant count among those that want the GPU, or not any more.
+// setActive says whether a tenant counts among those that want the GPU.
 func (c *Core) setActive(t *tenant, active bool) {
 	if t.active == active {
 		return
@@ -297,11 +297,11 @@ func (c *Core) setActive(t *tenant, active bool) {
 	c.requests += n * t.share.Request
 	c.weights += n * t.share.Weight
 	if c.active == 0 {
-		c.vtime = max(c.vtime, t.vt) // or whoever comes next would be ahead by all that it had alone
+		c.vtime = max(c.vtime, t.vt) // or the next tenant would be ahead by all the time that this one had alone
 	}
 }
 
-// review puts a tenant where it belongs, after anything about it has changed.
+// review puts a tenant in its place after anything about it has changed.
 func (c *Core) review(t *tenant) {
 	c.bill(t)
 	to := nowhere
@@ -334,7 +334,7 @@ func (c *Core) review(t *tenant) {
 	}
 	n := 0
 	if to == ready || to == afar || to == urgent {
-		n = max(t.queue.n, 1) // of a gang others may wait elsewhere
+		n = max(t.queue.n, 1) // members of its gang may wait on other GPUs
 	}
 	c.waiting += n - t.counted
 	t.counted = n
@@ -357,7 +357,8 @@ func (c *Core) review(t *tenant) {
 	}
 }
 
-// proxy says whether the tenant wants its turn for members on other GPUs.
+// proxy says whether the tenant wants its turn because members of its gang on other
+// GPUs do.
 func (t *tenant) proxy() bool {
 	return t.seat != nil && t.counts() && (t.seat.gang.phase == wanted || t.seat.gang.phase == called) && t.manned()
 }
@@ -388,7 +389,7 @@ func (c *Core) setShare(t *tenant, s Share) {
 		c.requests += s.Request - t.share.Request
 		c.weights += s.Weight - t.share.Weight
 	}
-	c.tellAll = true // a limit counts as somebody who waits, see notice
+	c.tellAll = true // a limit counts as a client that waits, see standing
 	if !t.limited() {
 		t.credit = 0
 	}

@@ -4,8 +4,8 @@ package sched
 
 import "time"
 
-// turns gives the GPU to one tenant, or gang, after the other. Who is behind in virtual
-// time is next.
+// turns gives the GPU to one tenant, or gang, after the other. The one that is behind
+// in virtual time is next.
 func turns() policy {
 	return policy{
 		due:    (*Core).turnOver,
@@ -21,7 +21,7 @@ func turns() policy {
 func (c *Core) endTurns() {
 	for at, over := c.turnOver(); over && c.now >= at; at, over = c.turnOver() {
 		if c.setAside() {
-			continue // it has to wait for other GPUs, or is before all now
+			continue // the gang waits for other GPUs, or is called and before all now
 		}
 		why := QuantumOver
 		if c.upNext().seat != nil {
@@ -35,7 +35,7 @@ func (c *Core) endTurns() {
 	}
 }
 
-// grantTurn gives the free GPU to who is next; false if nobody gets it now.
+// grantTurn gives the free GPU to the next tenant; false if nobody gets it now.
 func (c *Core) grantTurn() bool {
 	t := c.passOver()
 	if t == nil || t.place == afar && c.spared() {
@@ -52,7 +52,7 @@ func (c *Core) grantTurn() bool {
 	return true
 }
 
-// inTurn returns who of those that wait for their turns is next; nil: nobody waits.
+// inTurn returns the next of the tenants that wait for their turns; nil: none.
 func (c *Core) inTurn() *tenant {
 	here, away := c.ready.top(), c.afar.top()
 	switch {
@@ -64,11 +64,11 @@ func (c *Core) inTurn() *tenant {
 	return here
 }
 
-// takesTurn says whether it waits for its turn.
+// takesTurn says whether the tenant waits for its turn.
 func (t *tenant) takesTurn() bool { return t.place == ready || t.place == afar }
 
-// turnOver returns when the turn of the holder ends; false if it has no end as
-// things are.
+// turnOver returns when the turn of the holder ends; false if nothing ends it as things
+// are.
 func (c *Core) turnOver() (Time, bool) {
 	cl, next := c.open.head, c.upNext()
 	if c.effective != Exclusive || next == nil {
@@ -79,7 +79,7 @@ func (c *Core) turnOver() (Time, bool) {
 			return 0, false
 		}
 		if cl = c.kept.awaited(); cl == nil {
-			return c.now, true // nobody of it is left here
+			return c.now, true // no member of the gang is left
 		}
 	}
 	g := cl.grant
@@ -88,9 +88,9 @@ func (c *Core) turnOver() (Time, bool) {
 	}
 	if next.seat.isCalled() {
 		if c.kept == nil {
-			return c.now, true // its virtual time makes up for it
+			return c.now, true // the virtual time of the holder makes up for it
 		}
-		end := g.runFrom.Add(c.minTurn() - g.ran) // gangs do not stop each other all the time
+		end := g.runFrom.Add(c.minTurn() - g.ran) // or gangs would stop each other all the time
 		if next.comesFromAway() {
 			end = max(end, c.owedUntil)
 		}
@@ -101,7 +101,7 @@ func (c *Core) turnOver() (Time, bool) {
 	case lead > 0 && next != cl.tenant:
 		turn = max(turn-time.Duration(scale(lead, part, one)), min(turn, c.minTurn()))
 	case lead < 0 && c.active == 2 && c.exact > 0:
-		// The other one is next even if this one is behind it after its turn.
+		// The other tenant is next even if this one is behind it after its turn.
 		left := time.Duration(scale(-lead, part, one)) - turn
 		turn += min(max(left, 0), turn)
 	}
@@ -125,8 +125,8 @@ func (c *Core) turn(t *tenant) time.Duration {
 
 func (c *Core) minTurn() time.Duration { return max(MinQuantum, c.quantum/minTurnPart) }
 
-// virtualNow returns the virtual time of who is behind the others, the GPU's
-// own clock. It never runs backwards.
+// virtualNow returns the virtual time of the tenant that is behind the others. It is
+// the virtual time of the GPU, and never runs backwards.
 func (c *Core) virtualNow() int64 {
 	v := int64(0)
 	any := false
@@ -156,18 +156,18 @@ func (c *Core) virtualNow() int64 {
 	return c.vtime
 }
 
-// chooseNext decides, while the holder drains, who is granted next, so that all
-// that can be done before it has drained is done then.
+// chooseNext decides, while the holder drains, who is granted next: recording that takes
+// time, which the drain hides.
 func (c *Core) chooseNext() {
 	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next != nil && next.seat.isCalled()) {
-		c.next = nil // not any more
+		c.next = nil // another one is next now
 	}
 	if c.open.n == 0 && c.closingBatch > 0 {
 		c.reserve()
 	}
 }
 
-// reserve makes the one whose turn it is as of now the next one, with an epoch.
+// reserve chooses the client whose turn it is now as the next one, with an epoch.
 func (c *Core) reserve() {
 	if c.next != nil || c.effective != Exclusive || c.kept != nil {
 		return

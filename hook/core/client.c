@@ -20,6 +20,7 @@
 #include "log.h"
 #include "ops.h"
 #include "thread.h"
+#include "utilization.h"
 #include "wait.h"
 #include "wire_io.h"
 
@@ -308,7 +309,7 @@ static void *client_main(void *arg)
 			set_link(LINK_ABSENT);
 		send_stats(now);
 		nvs_gate_forget_waiters(now);
-		wait = early_release(now);
+		wait = nvs_utilization_look(now, early_release(now));
 		trim = nvs_memory_ops.tick(now);
 		wait = trim < wait ? trim : wait;
 		if (nvs_client.fd < 0 && nvs_client.retry_ns < now + wait)

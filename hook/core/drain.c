@@ -160,43 +160,79 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t closed_ns, uint64_t pat
 	}
 }
 
-static bool stream_idle(struct nvs_stream *s)
+static enum nvs_streams_state stream_state(struct nvs_stream *s)
 {
 	struct nvs_context *c = s->context;
 	void *popped;
-	bool idle;
+	int result;
 
-	/* Another thread's default stream can't be asked about; the drain will. */
-	if (s->key == CU_STREAM_PER_THREAD || !c || !c->ctx)
-		return true;
-	if (nvs_driver.ctx_push(c->ctx) != CUDA_SUCCESS)
-		return true;
-	idle = nvs_driver.stream_query(s->key) != CUDA_ERROR_NOT_READY;
+	/* Another thread's default stream can't be asked about; a drain will find its work. */
+	if (s->key == CU_STREAM_PER_THREAD || !c || !c->ctx ||
+	    nvs_driver.ctx_push(c->ctx) != CUDA_SUCCESS)
+		return NVS_STREAMS_UNKNOWN;
+	result = nvs_driver.stream_query(s->key);
 	nvs_driver.ctx_pop(&popped);
-	return idle;
+	return result == CUDA_ERROR_NOT_READY ? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
+}
+
+/* The state, and whether a stream was left out. drain_lock is held. */
+static enum nvs_streams_state streams_state(struct nvs_gpu *gpu, bool *left_out)
+{
+	enum nvs_streams_state state = NVS_STREAMS_IDLE;
+
+	pthread_mutex_lock(&nvs_table_lock);
+	for (unsigned i = 0; state != NVS_STREAMS_BUSY && i < nvs_streams_used; i++) {
+		struct nvs_stream *s = &nvs_streams[i];
+
+		if (!s->key || s->gpu != gpu || !atomic_load(&s->dirty))
+			continue;
+		switch (stream_state(s)) {
+		case NVS_STREAMS_BUSY:
+			state = NVS_STREAMS_BUSY;
+			break;
+		case NVS_STREAMS_UNKNOWN:
+			*left_out = true;
+			break;
+		case NVS_STREAMS_IDLE:
+			break;
+		}
+	}
+	pthread_mutex_unlock(&nvs_table_lock);
+	return state;
+}
+
+static enum nvs_streams_state look(struct nvs_gpu *gpu, bool *left_out)
+{
+	enum nvs_streams_state state;
+
+	*left_out = false;
+	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
+		return NVS_STREAMS_UNKNOWN;
+	if (pthread_mutex_trylock(&gpu->drain_lock) != 0)
+		return NVS_STREAMS_UNKNOWN;
+	if (atomic_load(&gpu->captures) || !nvs_driver_enter()) {
+		pthread_mutex_unlock(&gpu->drain_lock);
+		return NVS_STREAMS_UNKNOWN;
+	}
+	state = streams_state(gpu, left_out);
+	nvs_driver_leave();
+	pthread_mutex_unlock(&gpu->drain_lock);
+	return state;
+}
+
+enum nvs_streams_state nvs_streams_look(struct nvs_gpu *gpu)
+{
+	bool left_out;
+	enum nvs_streams_state state = look(gpu, &left_out);
+
+	return state == NVS_STREAMS_IDLE && left_out ? NVS_STREAMS_UNKNOWN : state;
 }
 
 bool nvs_streams_idle(struct nvs_gpu *gpu)
 {
-	bool idle = true;
+	bool left_out;
 
-	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
-		return false;
-	if (pthread_mutex_trylock(&gpu->drain_lock) != 0)
-		return false;
-	if (atomic_load(&gpu->captures) || !nvs_driver_enter()) {
-		pthread_mutex_unlock(&gpu->drain_lock);
-		return false;
-	}
-	pthread_mutex_lock(&nvs_table_lock);
-	for (unsigned i = 0; idle && i < nvs_streams_used; i++)
-		if (nvs_streams[i].key && nvs_streams[i].gpu == gpu &&
-		    atomic_load(&nvs_streams[i].dirty))
-			idle = stream_idle(&nvs_streams[i]);
-	pthread_mutex_unlock(&nvs_table_lock);
-	nvs_driver_leave();
-	pthread_mutex_unlock(&gpu->drain_lock);
-	return idle;
+	return look(gpu, &left_out) == NVS_STREAMS_IDLE;
 }
 
 void nvs_drain_fork_child(void)

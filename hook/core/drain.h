@@ -25,7 +25,16 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t closed_ns, uint64_t pat
 /* A call passed the closed gate: the next drain looks at everything again. */
 void nvs_streams_touch(struct nvs_gpu *gpu);
 
-/* Whether all streams with work are idle now; a guess, confirmed by a drain. */
+enum nvs_streams_state {
+	NVS_STREAMS_IDLE,
+	NVS_STREAMS_BUSY,
+	NVS_STREAMS_UNKNOWN, /* a capture is open, or a stream cannot be asked about */
+};
+
+/* What the streams with work do now. No lock is held; nothing is waited for. */
+enum nvs_streams_state nvs_streams_look(struct nvs_gpu *gpu);
+
+/* Whether all streams that can be asked about are idle now; a drain confirms the guess. */
 bool nvs_streams_idle(struct nvs_gpu *gpu);
 
 /* No driver calls of our own from now on; waits up to a second for the last. */

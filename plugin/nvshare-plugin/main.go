@@ -144,6 +144,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	containers := plugin.NewContainers(log)
 	containers.PromiseMemory(f.promiseMemory)
 	p := plugin.New(log, containers)
+	p.SetLibDir(f.libDir)
 	pods, err := f.kube.watch(ctx, p, log)
 	if err != nil {
 		return err

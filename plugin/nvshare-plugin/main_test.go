@@ -331,7 +331,7 @@ func TestSchedulerConnection(t *testing.T) {
 	}
 	pod := &api.PodSandbox{Id: "p", Uid: "u", Namespace: "ml", Name: "train", Annotations: annotations}
 	container := func(id, name string) *api.Container {
-		return &api.Container{Id: id, PodSandboxId: "p", Name: name, Env: []string{cdi.PreloadEnv + "=" + cdi.ShimPath},
+		return &api.Container{Id: id, PodSandboxId: "p", Name: name,
 			Annotations: map[string]string{plugin.PlacementAnnotation: "GPU-x,GPU-y"}}
 	}
 	if _, err := plugin.New(quiet(), containers).Synchronize(context.Background(), []*api.PodSandbox{pod},

@@ -89,8 +89,8 @@ func (d *Daemon) arenaFits(total uint64) error {
 	return nil
 }
 
-// countOldArena takes what a client got from an earlier scheduler, by its word, into
-// account: as far as it can have needed that.
+// countOldArena counts what a client says that it got from an earlier scheduler, as far
+// as the client can have needed that.
 func (g *gpu) countOldArena(m *clientMemory) {
 	o, _ := g.swap.residency.Occupancy(m.client.id)
 	if n := min(m.moved.Arena, o.Promised+arena.MaxSegment); n > m.arena.Given() {

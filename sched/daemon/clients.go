@@ -75,7 +75,8 @@ func (d *Daemon) dropAccount(p *peer.Peer) {
 	}
 }
 
-// takeIn is admit's part in the loop: is there room for one more connection?
+// takeIn is admit's part in the loop. It reports whether there is room for one more
+// connection.
 func (d *Daemon) takeIn(c *conn) bool {
 	a := d.accountOf(c.peer)
 	text := ""
@@ -95,8 +96,8 @@ func (d *Daemon) takeIn(c *conn) bool {
 	return false
 }
 
-// refuseAtLimit is for a connection above a limit, which text names, in less than
-// 48 bytes: it is for the client as well.
+// refuseAtLimit refuses a connection above a limit. text names the limit in less
+// than 48 bytes, because the client gets it too.
 func (d *Daemon) refuseAtLimit(c *conn, text string) {
 	d.refused++
 	d.tell(c.subject(), logrus.WarnLevel, "refuse a connection: "+text)

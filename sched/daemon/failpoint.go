@@ -3,7 +3,7 @@
 package daemon
 
 // failpoint names a place in the loop at which tests end the daemon, as SIGKILL
-// would. It costs others one comparison with nil.
+// would. Outside tests it costs one comparison with nil.
 type failpoint string
 
 // Where they are: around all that leaves the daemon or that a restart depends

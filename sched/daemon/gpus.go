@@ -129,8 +129,8 @@ func (d *Daemon) finishDiscovery(found []GPU, err error) {
 	}
 }
 
-// addGPU makes the core of a GPU not known yet, with what the state file says
-// of it.
+// addGPU makes the core of a GPU that is not known yet, from what the state file
+// says about the GPU.
 func (d *Daemon) addGPU(info GPU) error {
 	uuid, err := parseUUID(info.UUID)
 	if err != nil {
@@ -195,8 +195,8 @@ func (d *Daemon) addGPU(info GPU) error {
 	return nil
 }
 
-// restore keeps the GPU for the process that held it when an earlier scheduler
-// ended, if it lives.
+// restore keeps the GPU for the process that held the GPU when an earlier scheduler
+// ended, if that process lives.
 func (d *Daemon) restore(g *gpu, proc peer.Process, epoch sched.Epoch) {
 	cl := d.byProc[proc]
 	if cl == nil {

@@ -259,6 +259,7 @@ func TestMetricsAddressInUse(t *testing.T) {
 // containers on a GPU.
 func BenchmarkScrape(b *testing.B) {
 	d := &Daemon{history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}, discovered: 1}
+	d.openArena(plenty{}, 0, 0)
 	g := &gpu{GPU: gpuA, core: sched.New(sched.Config{}), ledger: sched.NewLedger()}
 	d.order = append(d.order, g)
 	for i := range 256 {
