@@ -4,6 +4,8 @@
  * they are off. The shim is inside this program; the GPU is simulated.
  */
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +13,12 @@
 
 #include "cudadrv.h"
 #include "rm.h"
+
+/* core/stream.h, whose words for the driver's types are not those of cudadrv.h */
+struct nvs_gpu;
+struct nvs_gpu *nvs_gpu_of_device(int dev);
+bool nvs_context_hold(struct nvs_gpu *gpu);
+void nvs_context_unhold(struct nvs_gpu *gpu);
 
 #define CHECK(cond) \
 	do { \
@@ -78,6 +86,33 @@ static void a_context_is_destroyed_while_they_are_off(void)
 	CHECK(errno == 77 && !state().compute_groups && !state().keepers);
 }
 
+static atomic_bool drains;
+
+/* As a drain: waits for the GPU under the lock that the end of a context wants. */
+static void *drain(void *ctx)
+{
+	CU(cuCtxSetCurrent(ctx));
+	CHECK(nvs_context_hold(nvs_gpu_of_device(0)));
+	atomic_store(&drains, true);
+	CU(cuCtxSynchronize());
+	nvs_context_unhold(nvs_gpu_of_device(0));
+	return NULL;
+}
+
+static void a_context_is_destroyed_while_a_drain_waits(void)
+{
+	pthread_t t;
+
+	begin(false);
+	CHECK(off() == NVS_RM_OK);
+	CHECK(pthread_create(&t, NULL, drain, context) == 0);
+	while (!atomic_load(&drains))
+		usleep(1000);
+	CU(cuCtxDestroy_v2(context));
+	pthread_join(t, NULL);
+	CHECK(!state().compute_groups && !state().keepers);
+}
+
 static void a_primary_context_ends_while_they_are_off(void)
 {
 	begin(true);
@@ -108,6 +143,7 @@ static const struct {
 #define CASE(name) { #name, name }
 	CASE(the_shim_sees_the_channels),
 	CASE(a_context_is_destroyed_while_they_are_off),
+	CASE(a_context_is_destroyed_while_a_drain_waits),
 	CASE(a_primary_context_ends_while_they_are_off),
 	CASE(one_that_can_not_be_destroyed_lets_go),
 	CASE(the_process_ends_while_they_are_off),
