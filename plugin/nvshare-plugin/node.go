@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -82,7 +83,8 @@ func (n *node) look(ctx context.Context) *plugin.Inventory {
 }
 
 // watch refreshes at SIGHUP and as soon as something changed, until ctx ends, and
-// hands over what was found. What can't be refreshed stays as it was.
+// hands over the inventory. If the refresh fails the inventory stays, unless a
+// foreign file keeps engines from the devices.
 func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
@@ -111,6 +113,11 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 			found(inv)
 		case ctx.Err() == nil && err.Error() != failure: // tried again, not said again
 			failure = err.Error()
+			if errors.Is(err, cdi.ErrForeign) { // engines do not find the devices
+				n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
+				found(plugin.Unavailable(err))
+				break
+			}
 			n.log.Errorf("GPUs or driver changed, but the CDI specs are still the old ones: %v", err)
 		}
 	}
