@@ -14,7 +14,6 @@
 #include <stdint.h>
 
 #include "lease.h"
-#include "utilization.h"
 #include "wire.h"
 #include "work.h"
 
@@ -26,6 +25,15 @@ struct nvs_device {
 	int dev;                     /* CUdevice */
 	uint8_t uuid[NVS_UUID_SIZE];
 	uint64_t total_mem;          /* bytes */
+};
+
+/* Samples of whether the GPU has work; see utilization.h. */
+struct nvs_utilization {
+	uint64_t due_ns;    /* of the next look */
+	uint64_t sent_ns;   /* of the latest frame */
+	uint64_t calls;     /* gated calls at the latest look */
+	uint64_t called_ns; /* when that number was seen to grow */
+	uint32_t samples, busy; /* since the latest frame */
 };
 
 struct nvs_gpu {

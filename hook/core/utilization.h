@@ -13,14 +13,6 @@
 
 #include <stdint.h>
 
-struct nvs_utilization {
-	uint64_t due_ns;    /* of the next look */
-	uint64_t sent_ns;   /* of the latest frame */
-	uint64_t calls;     /* gated calls at the latest look */
-	uint64_t called_ns; /* when that number was seen to grow */
-	uint32_t samples, busy; /* since the latest frame */
-};
-
 /*
  * Looks where a look is due, and tells the scheduler. Called by the client
  * thread with nvs_client_lock held, which is released while the driver is
