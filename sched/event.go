@@ -170,7 +170,9 @@ type Attach struct {
 	Share  Share
 	Held   Epoch // the grant the client still holds or drains; 0: none
 	Want   bool  // counts as a Request
-	Away   bool  // as SetAway has it
+
+	CanMove bool // the client can move its memory; else it stays on the GPU
+	Again   bool // the process was attached before, perhaps to an earlier scheduler: its memory may be on the GPU
 }
 
 // Request says that a thread of the client waits at the gate. A second one changes
@@ -227,45 +229,6 @@ type Utilization struct {
 	Samples, Busy int
 }
 
-// SetMemory says how much of the GPU's memory is reserved, bytes. Mode Auto
-// takes it into account. With Swap, more can be reserved than there is, and then
-// clients take turns whatever the mode.
-type SetMemory struct {
-	Reserved, Total uint64
-	Swap            bool
-}
-
-// SetAway says whether a client has memory that is not on the GPU, so that it has
-// to move it there before it can go on under a grant.
-type SetAway struct {
-	Client ClientID
-	Away   bool
-}
-
-// SetStranded says whether there is no place on the GPU for all the memory of a client
-// that has some away, because others' cannot be moved: then it is granted nothing, and
-// asked for what it was granted if it moves and others wait.
-type SetStranded struct {
-	Client ClientID
-	On     bool
-}
-
-// Moving says that a client moves memory under its grant and has not opened its
-// gate: another piece has been moved, by it or for it. With Epoch 0, that there is
-// room for one whose grant was asked back because it did not get on.
-type Moving struct {
-	Client ClientID
-	Epoch  Epoch
-}
-
-// Ready says that all the memory of a client with a grant is on the GPU, and its
-// gate open. Its turn begins.
-type Ready struct {
-	Client ClientID
-	Epoch  Epoch
-	Bytes  uint64 // that were copied since the grant; 1: none, 0: not known
-}
-
 // SetSwapShare changes how much of the time moving memory may take, percent: see
 // Config.SwapShare.
 type SetSwapShare struct{ Percent int }
@@ -304,11 +267,6 @@ func (SetShare) event()       {}
 func (SetTuning) event()      {}
 func (GangMoved) event()      {}
 func (Utilization) event()    {}
-func (SetMemory) event()      {}
-func (SetAway) event()        {}
-func (SetStranded) event()    {}
-func (Moving) event()         {}
-func (Ready) event()          {}
 func (SetSwapShare) event()   {}
 func (Restore) event()        {}
 func (RestoreUnknown) event() {}
@@ -328,10 +286,7 @@ func (e Attach) String() string {
 	if e.Want {
 		s += " want"
 	}
-	if e.Away {
-		s += " away"
-	}
-	return s
+	return flags(s, "canmove", e.CanMove, "again", e.Again)
 }
 func (e Request) String() string { return fmt.Sprintf("request %d", e.Client) }
 func (e Release) String() string {
@@ -353,21 +308,6 @@ func (GangMoved) String() string   { return "gang moved" }
 func (e Utilization) String() string {
 	return fmt.Sprintf("utilization %d %d/%d", e.Client, e.Busy, e.Samples)
 }
-func (e SetMemory) String() string {
-	s := fmt.Sprintf("set memory=%d/%d", e.Reserved, e.Total)
-	if e.Swap {
-		s += " swap"
-	}
-	return s
-}
-func (e SetAway) String() string {
-	return fmt.Sprintf("%s %d", map[bool]string{true: "away", false: "here"}[e.Away], e.Client)
-}
-func (e SetStranded) String() string {
-	return fmt.Sprintf("%s %d", map[bool]string{true: "stranded", false: "placed"}[e.On], e.Client)
-}
-func (e Moving) String() string       { return fmt.Sprintf("moving %d epoch=%d", e.Client, e.Epoch) }
-func (e Ready) String() string        { return fmt.Sprintf("ready %d epoch=%d", e.Client, e.Epoch) }
 func (e SetSwapShare) String() string { return fmt.Sprintf("set swapshare=%d", e.Percent) }
 func (e Restore) String() string {
 	s := fmt.Sprintf("restore %d epoch=%d", e.Client, e.Epoch)
