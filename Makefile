@@ -27,7 +27,7 @@ TEST_STEPS := 5000000
 EXECS ?= 50000
 FUZZ  := sched/wire:FuzzDecode sched/daemon/state:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl \
 	plugin:FuzzRequest plugin:FuzzParseRequest plugin:FuzzShare sched/api:FuzzParseMemory cdi/ldcache:FuzzParse
-SEED  ?= 0
+SEED  ?= 1
 
 IMAGE    ?= localhost/nvshare
 ENGINE   ?= podman
@@ -76,6 +76,11 @@ demo: root deps build simgpu tools ## two pods and a podman container share one 
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
 
 test: root deps test-c test-unit test-compat test-e2e e2e-k8s test-engines ## every test (10 minutes, and as many more once, to build Kubernetes)
+
+# Tests make sockets, whose paths are short, and start programs as other users, who must
+# be able to enter the directory. TMPDIR may be long or closed.
+TEST_TMP ?= /tmp
+test-c test-unit test-compat test-e2e test-engines e2e-k8s: export TMPDIR := $(TEST_TMP)
 
 test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in C
 	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD) test
@@ -138,7 +143,7 @@ bench-nri: root build simgpu tools ## what nvshare adds to the creation of a con
 	$(BUILD)/bench/nvshare-bench-nri -build $(BUILD) -results tests/bench/results
 	$(GO) test -run '^$$' -bench CreateContainer -benchtime 5000x ./plugin
 
-sim: ## faults of the scheduler's core in virtual time: make sim STEPS=1000000000 SEED=42
+sim: ## faults of the scheduler's core in virtual time: make sim STEPS=1000000000 SEED=random
 	STEPS=$(STEPS) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run 'TestSim$$' -v ./sched/sim
 
 model: ## the protocol in Spin; without each of its parts, a counterexample
@@ -165,6 +170,7 @@ release: build $(if $(STATIC),static) ## .build/release: the files of a release,
 	@install -D -t $(RELEASE) $(addprefix $(if $(STATIC),$(BUILD)/static/bin,$(BIN))/, \
 		nvshare-scheduler nvshare-plugin nvsharectl nvshare-cdi-hook) $(BUILD)/lib/libnvshare.so
 	@install -m 644 -t $(RELEASE) README.md CHANGELOG.md LICENSE
+	@for page in sched/README.md plugin/README.md; do install -D -m 644 $$page $(RELEASE)/$$page; done
 	@cp -R --preserve=mode deployments $(RELEASE)/
 
 # The same tree gives the same bytes. The tarball has no top directory, because users

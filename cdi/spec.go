@@ -23,6 +23,8 @@ const (
 
 	// PreloadEnv makes the dynamic linker load the shim.
 	PreloadEnv = "LD_PRELOAD"
+	// RunDirEnv tells the shim where the sockets are.
+	RunDirEnv = "NVSHARE_RUN_DIR"
 	// ShimPath is the shim inside containers.
 	ShimPath = ShimDir + "/" + ShimFile
 	// ShimDir is where containers see Paths.LibDir.
@@ -32,7 +34,8 @@ const (
 	// HookFile is the name of the OCI hook in its directory on the host.
 	HookFile = "nvshare-cdi-hook"
 
-	containerRun = "/var/run/nvshare"
+	// ContainerRunDir is where containers see Paths.TenantDir.
+	ContainerRunDir = "/var/run/nvshare"
 )
 
 // Where nvshare keeps things on a host unless told otherwise.
@@ -78,9 +81,11 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 	// restarts, and a mount of it would keep showing the old one.
 	common.Mounts = append(common.Mounts,
 		bind(p.LibDir, ShimDir, readOnly),
-		bind(p.TenantDir(), containerRun, append([]string{"noexec"}, readOnly...)))
+		bind(p.TenantDir(), ContainerRunDir, append([]string{"noexec"}, readOnly...)))
 	if kind == Kind {
-		common.Env = append(common.Env, PreloadEnv+"="+ShimPath)
+		// An image could send the shim to a directory without a scheduler, where
+		// nobody arbitrates.
+		common.Env = append(common.Env, PreloadEnv+"="+ShimPath, RunDirEnv+"="+ContainerRunDir)
 	}
 
 	var all specs.ContainerEdits

@@ -262,7 +262,7 @@ func TestEngineInjects(t *testing.T) {
 			for _, n := range strings.Fields(names) {
 				devices = append(devices, kind+"="+n)
 			}
-			spec := &oci.Spec{Process: &oci.Process{Env: []string{"LD_PRELOAD=/user.so", "NVIDIA_VISIBLE_DEVICES=all"}}, Linux: &oci.Linux{}}
+			spec := &oci.Spec{Process: &oci.Process{Env: []string{"LD_PRELOAD=/user.so", "NVIDIA_VISIBLE_DEVICES=all", "NVSHARE_RUN_DIR=/tmp/mine"}}, Linux: &oci.Linux{}}
 			if _, err := cache.InjectDevices(spec, devices...); err != nil {
 				t.Errorf("%v: %v", devices, err)
 				continue
@@ -282,12 +282,13 @@ func TestEngineInjects(t *testing.T) {
 			if want := []string{"/l/libcuda.so.1.2 /l/libcuda.so.1", "/var/lib/nvshare/lib /usr/lib/nvshare", "/var/run/nvshare/tenant /var/run/nvshare"}; !slices.Equal(gotMounts, want) {
 				t.Errorf("%v: mounts %v", devices, gotMounts)
 			}
-			preload := "LD_PRELOAD=" + ShimPath
+			env := []string{"LD_PRELOAD=" + ShimPath, nvidiaVoid, "NVSHARE_RUN_DIR=/var/run/nvshare"}
 			if kind == KindNRI {
-				preload = "LD_PRELOAD=/user.so"
+				env = []string{"LD_PRELOAD=/user.so", nvidiaVoid, "NVSHARE_RUN_DIR=/tmp/mine"} // the plugin's to change
 			}
-			if !slices.Contains(spec.Process.Env, preload) || !slices.Contains(spec.Process.Env, nvidiaVoid) || len(spec.Process.Env) != 2 {
-				t.Errorf("%v: environment %v", devices, spec.Process.Env)
+			slices.Sort(spec.Process.Env)
+			if !slices.Equal(spec.Process.Env, env) {
+				t.Errorf("%v: environment %v, want %v", devices, spec.Process.Env, env)
 			}
 			if h := spec.Hooks.CreateContainer; len(h) != 1 || h[0].Path != "/hook" {
 				t.Errorf("%v: hooks %v", devices, h)

@@ -162,7 +162,7 @@ func hint(m *specs.Mount) string {
 	switch m.ContainerPath {
 	case ShimDir:
 		return " (nvshare-plugin puts the shim there)"
-	case containerRun:
+	case ContainerRunDir:
 		return " (nvshare-scheduler makes it)"
 	}
 	return ""

@@ -21,15 +21,20 @@ import (
 // instead of naming CDI devices: for runtimes that drop those silently.
 //
 // Devices that the container was given by other means (a device plugin, a
-// resource claim) are not given again. Their LD_PRELOAD has replaced the
-// container's own before NRI sees it: nothing can bring that back here.
+// resource claim) are not given again, but the container gets the shim with them.
+// The edits of nvshare.com/gpu have replaced the container's own LD_PRELOAD before
+// NRI sees it, and nothing here can bring that back.
 func Adjust(req Request, ctr *api.Container, inv *Inventory, explicit bool) (*api.ContainerAdjustment, error) {
-	devices := missing(req.Devices, given(ctr))
-	if len(devices) == 0 {
+	has := given(ctr)
+	devices := missing(req.Devices, has)
+	if len(devices) == 0 && len(has) == 0 {
 		return nil, nil
 	}
 	adjust := &api.ContainerAdjustment{}
-	if explicit {
+	changed := len(devices) > 0
+	switch {
+	case !changed: // only the environment may be left to do
+	case explicit:
 		edits, err := nvcdi.Edits(inv.spec, devices...)
 		if err != nil {
 			return nil, err
@@ -37,23 +42,36 @@ func Adjust(req Request, ctr *api.Container, inv *Inventory, explicit bool) (*ap
 		if err := spellOut(adjust, edits, inv.nodes); err != nil {
 			return nil, err
 		}
-	} else {
+	default:
 		for _, d := range devices {
 			adjust.AddCDIDevice(&api.CDIDevice{Name: nvcdi.KindNRI + "=" + d})
 		}
 	}
-	old, set := lookupEnv(ctr.GetEnv(), nvcdi.PreloadEnv)
-	if set {
-		// Another plugin may have set it: its value is in old.
-		adjust.RemoveEnv(nvcdi.PreloadEnv)
+	setEnv := func(key, value string, replace bool) {
+		if replace { // another plugin may have set it
+			adjust.RemoveEnv(key)
+		}
+		adjust.AddEnv(key, value)
+		changed = true
 	}
-	adjust.AddEnv(nvcdi.PreloadEnv, mergePreload(old))
+	old, set := lookupEnv(ctr.GetEnv(), nvcdi.PreloadEnv)
+	if merged := mergePreload(old); len(devices) > 0 || merged != old {
+		setEnv(nvcdi.PreloadEnv, merged, set)
+	}
+	// The shim finds the sockets without the variable. An image or a pod that has it
+	// would send the shim to a directory without a scheduler.
+	if old, set := lookupEnv(ctr.GetEnv(), nvcdi.RunDirEnv); set && old != nvcdi.ContainerRunDir {
+		setEnv(nvcdi.RunDirEnv, nvcdi.ContainerRunDir, true)
+	}
+	if !changed {
+		return nil, nil
+	}
 	return adjust, nil
 }
 
-// given returns the names of our devices that the runtime has already been
-// told to inject. Only containerd 2.3 and later says so; elsewhere a device is
-// injected twice, which changes nothing.
+// given returns the names of nvshare's devices that the runtime was told to inject by
+// other means. Only containerd 2.3 and later says so; elsewhere a device is injected
+// twice, which changes nothing.
 func given(ctr *api.Container) []string {
 	var names []string
 	for _, d := range ctr.GetCDIDevices() {
@@ -89,16 +107,11 @@ func lookupEnv(env []string, key string) (value string, set bool) {
 	return value, set
 }
 
-// isSeparator tells what the dynamic linker splits LD_PRELOAD at.
+// isSeparator tells whether the dynamic linker splits LD_PRELOAD at r.
 func isSeparator(r rune) bool { return r == ' ' || r == ':' }
 
-// hasShim tells whether a value of LD_PRELOAD names the shim.
-func hasShim(preload string) bool {
-	return slices.Contains(strings.FieldsFunc(preload, isSeparator), nvcdi.ShimPath)
-}
-
-// mergePreload puts the shim in front of what a container preloads itself. The
-// container's own list stays as it is, except that the shim is not repeated.
+// mergePreload puts the shim in front of a container's own LD_PRELOAD, whose order
+// stays. The shim is not repeated.
 func mergePreload(own string) string {
 	var rest strings.Builder
 	for own != "" {
@@ -173,9 +186,9 @@ func addHook(adjust *api.ContainerAdjustment, h *specs.Hook) error {
 
 var versionNumbers = regexp.MustCompile(`^v?(\d+)\.(\d+)(?:\.(\d+))?`)
 
-// injectsCDI reports whether a runtime is known to act on CDI devices that a
-// plugin names. containerd before 1.7.30 and 2.0.x drop them without a word;
-// so does whatever is not known here, until shown otherwise.
+// injectsCDI reports whether a runtime is known to inject CDI devices that a plugin
+// names. containerd before 1.7.30 and 2.0.x drop them silently. A runtime that is not
+// known here is assumed to do so too.
 func injectsCDI(runtime, version string) bool {
 	m := versionNumbers.FindStringSubmatch(version)
 	if m == nil {

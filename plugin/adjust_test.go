@@ -87,8 +87,8 @@ func TestAdjustNamesCDIDevices(t *testing.T) {
 		"own preload":           {[]string{"all"}, nil, []string{"LD_PRELOAD=/u.so"}, []string{"nvshare.com/gpu-nri=all"}, cdi.ShimPath + ":/u.so"},
 		"last preload counts":   {[]string{"0"}, nil, []string{"LD_PRELOAD=/a.so", "LD_PRELOAD=/b.so"}, []string{"nvshare.com/gpu-nri=0"}, cdi.ShimPath + ":/b.so"},
 		"given already":         {[]string{"0"}, []string{"nvshare.com/gpu=0"}, []string{"LD_PRELOAD=" + cdi.ShimPath}, nil, ""},
-		"given as ours":         {[]string{"0"}, []string{"nvshare.com/gpu-nri=0"}, nil, nil, ""},
-		"all given":             {[]string{"0", "1"}, []string{"nvshare.com/gpu=all"}, nil, nil, ""},
+		"given as ours":         {[]string{"0"}, []string{"nvshare.com/gpu-nri=0"}, nil, []string{}, cdi.ShimPath},
+		"all given":             {[]string{"0", "1"}, []string{"nvshare.com/gpu=all"}, []string{"LD_PRELOAD=" + cdi.ShimPath}, nil, ""},
 		"one given":             {[]string{"0", "1"}, []string{"nvshare.com/gpu=0"}, []string{"LD_PRELOAD=" + cdi.ShimPath}, []string{"nvshare.com/gpu-nri=1"}, cdi.ShimPath},
 		"another vendor's":      {[]string{"0"}, []string{"nvidia.com/gpu=0"}, nil, []string{"nvshare.com/gpu-nri=0"}, cdi.ShimPath},
 		"given but not asked":   {nil, []string{"nvshare.com/gpu=0"}, []string{"LD_PRELOAD=" + cdi.ShimPath}, nil, ""},
@@ -195,6 +195,42 @@ func TestInjectsCDI(t *testing.T) {
 		name, version, _ := strings.Cut(runtime, " ")
 		if got := injectsCDI(name, version); got != want {
 			t.Errorf("injectsCDI(%q, %q) = %v", name, version, got)
+		}
+	}
+}
+
+// An image or a pod cannot send the shim to another scheduler than the node's.
+func TestRunDirectoryIsTheNodes(t *testing.T) {
+	for value, changed := range map[string]bool{"/tmp/mine": true, "": true, "/var/run/nvshare": false} {
+		ctr := &api.Container{Env: []string{"NVSHARE_RUN_DIR=" + value}}
+		for _, explicit := range []bool{false, true} {
+			a, err := Adjust(Request{Devices: []string{"0"}}, ctr, inventory(t), explicit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			set, removed := envOf(a)
+			if changed && (set["NVSHARE_RUN_DIR"] != "/var/run/nvshare" || !slices.Contains(removed, "NVSHARE_RUN_DIR")) {
+				t.Errorf("%q: set %v, removed %v", value, set, removed)
+			}
+		}
+	}
+	if a, err := Adjust(Request{}, &api.Container{Env: []string{"NVSHARE_RUN_DIR=/tmp/mine"}}, inventory(t), false); a != nil || err != nil {
+		t.Errorf("a container that asks for nothing: %v, %v", a, err)
+	}
+}
+
+// The kind for this plugin alone does not set LD_PRELOAD. Whoever was given such a
+// device by other means gets the shim all the same.
+func TestDevicesOfTheInternalKindGetTheShim(t *testing.T) {
+	ctr := &api.Container{Env: []string{"LD_PRELOAD=/u.so", "NVSHARE_RUN_DIR=/tmp/mine"}, CDIDevices: []*api.CDIDevice{{Name: "nvshare.com/gpu-nri=0"}}}
+	for _, ask := range [][]string{nil, {"0"}} {
+		a, err := Adjust(Request{Devices: ask}, ctr, inventory(t), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set, removed := envOf(a)
+		if set["LD_PRELOAD"] != cdi.ShimPath+":/u.so" || set["NVSHARE_RUN_DIR"] != "/var/run/nvshare" || !slices.Equal(removed, []string{"LD_PRELOAD", "NVSHARE_RUN_DIR"}) || len(a.GetCDIDevices()) != 0 {
+			t.Errorf("asked for %v: set %v, removed %v, devices %v", ask, set, removed, a.GetCDIDevices())
 		}
 	}
 }

@@ -90,7 +90,7 @@ func applied(ctr *api.Container, adjust *api.ContainerAdjustment) *api.Container
 	ctr = &api.Container{Id: ctr.Id, PodSandboxId: ctr.PodSandboxId, Name: ctr.Name, State: api.ContainerState_CONTAINER_RUNNING}
 	if adjust != nil {
 		ctr.Annotations = adjust.GetAnnotations()
-		ctr.Mounts = []*api.Mount{{Destination: cdi.ShimDir}}
+		ctr.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}
 	}
 	return ctr
 }
@@ -239,7 +239,7 @@ func TestPlacementByOthers(t *testing.T) {
 	}
 	// Before containerd 2.3, all that is seen of a device is what it brings.
 	pod, ctr = podOf("mounted", "id-mounted", says("gpu-core-request=10"))
-	ctr.Mounts = []*api.Mount{{Destination: cdi.ShimDir}}
+	ctr.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}
 	if adjust, _, err := p.CreateContainer(context.Background(), pod, ctr); err != nil && !strings.Contains(err.Error(), "cannot be promised") || adjust != nil {
 		t.Errorf("with the shim mounted: given %v, %v", adjust, err)
 	}
@@ -550,6 +550,40 @@ func TestPlacementOnMIGDevices(t *testing.T) {
 		}
 		if recorded(applied(ctr, adjust)) != c.want {
 			t.Errorf("%s: %q cannot be read back", c.name, c.want)
+		}
+	}
+}
+
+// Signs of nvshare that anybody can write into a pod book nothing, and keep nobody
+// from the GPUs.
+func TestForgedSignsBookNothing(t *testing.T) {
+	elsewhere := &api.Mount{Source: "/var/lib/kubelet/pods/x/volumes/kubernetes.io~empty-dir/v", Destination: cdi.ShimDir}
+	for name, forge := range map[string]func(*api.Container){
+		"preload": func(c *api.Container) { c.Env = []string{cdi.PreloadEnv + "=" + cdi.ShimPath} },
+		"mount":   func(c *api.Container) { c.Mounts = []*api.Mount{elsewhere} },
+	} {
+		p := newPlacing(t, 1)
+		pod, ctr := podOf("forger", "forger", says("gpu=none", "gpu-core-request=100", "gpu-exclusion=mine"))
+		forge(ctr)
+		if adjust, _, err := p.CreateContainer(context.Background(), pod, ctr); err != nil || adjust != nil {
+			t.Errorf("%s: created with %v, %v", name, adjust, err)
+		}
+		if _, err := p.create("honest", "gpu=1", "gpu-core-request=100"); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		// Nor does a plugin that comes later believe them.
+		later := newPlacing(t, 1)
+		if _, err := later.Synchronize(context.Background(), []*api.PodSandbox{pod}, []*api.Container{ctr}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := later.create("honest", "gpu=1", "gpu-core-request=100"); err != nil {
+			t.Errorf("%s, after a restart: %v", name, err)
+		}
+		// Who asks for a GPU gets one all the same.
+		pod, ctr = podOf("asking", "asking", says("gpu=1"))
+		forge(ctr)
+		if adjust, _, err := newPlacing(t, 1).CreateContainer(context.Background(), pod, ctr); err != nil || len(cdiNames(adjust)) != 1 {
+			t.Errorf("%s: asked for a GPU and got %v, %v", name, adjust, err)
 		}
 	}
 }

@@ -45,8 +45,9 @@ func TestAuditFindsWhoRunsWithout(t *testing.T) {
 	running := api.ContainerState_CONTAINER_RUNNING
 	r.ctrs = []*api.Container{
 		{Id: "missed", PodSandboxId: "pod0", Name: "main", State: running},
-		{Id: "mounted", PodSandboxId: "pod0", Name: "a", State: running, Mounts: []*api.Mount{{Destination: cdi.ShimDir}}},
-		{Id: "preloaded", PodSandboxId: "pod0", Name: "b", State: running, Env: []string{"LD_PRELOAD=/x.so:" + cdi.ShimPath}},
+		{Id: "mounted", PodSandboxId: "pod0", Name: "a", State: running, Mounts: []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}},
+		{Id: "preloaded", PodSandboxId: "pod0", Name: "b", State: running, Env: []string{"LD_PRELOAD=/x.so:" + cdi.ShimPath}}, // by itself
+		{Id: "recorded", PodSandboxId: "pod0", Name: "d", State: running, Annotations: map[string]string{PlacementAnnotation: known[2]}},
 		{Id: "ended", PodSandboxId: "pod0", Name: "c", State: api.ContainerState_CONTAINER_STOPPED},
 		{Id: "bad", PodSandboxId: "pod1", Name: "train", State: running}, // no plugin would have let it in
 		{Id: "sidecar", PodSandboxId: "pod1", Name: "sidecar", State: running},
@@ -76,7 +77,7 @@ func TestAuditFindsWhoRunsWithout(t *testing.T) {
 			t.Errorf("found %v, want %v", got, ids)
 		}
 	}
-	expect("bad", "missed", "part")
+	expect("bad", "missed", "part", "preloaded")
 
 	// As after a request that took too long: the runtime drops the plugin and
 	// makes the container without it.

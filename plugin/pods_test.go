@@ -256,7 +256,7 @@ func TestLiveRequestAsksForNothing(t *testing.T) {
 func TestRestartedPluginKeeps(t *testing.T) {
 	s := newLiveSite(t, map[string]string{MemoryLimitAnnotation: "8Gi"})
 	running := func(id string) *api.Container {
-		return &api.Container{Id: id, PodSandboxId: "pod0", Name: "main", Env: []string{"LD_PRELOAD=/usr/lib/nvshare/libnvshare.so"}}
+		return &api.Container{Id: id, PodSandboxId: "pod0", Name: "main", Annotations: map[string]string{PlacementAnnotation: known[2]}}
 	}
 	s.ExpectPods()
 	_, _ = s.Synchronize(context.Background(), []*api.PodSandbox{s.pod}, []*api.Container{running("1")})

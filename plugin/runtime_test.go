@@ -362,10 +362,10 @@ func TestHungSchedulerDelaysNothing(t *testing.T) {
 func TestSchedulerLearnsNames(t *testing.T) {
 	r := newRuntime(t, "v2.4.2")
 	r.pods = []*api.PodSandbox{pod(nil)}
-	shim := &api.Mount{Destination: cdi.ShimDir}
+	shim := &api.Mount{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}
 	r.ctrs = []*api.Container{
 		{Id: "uses", PodSandboxId: "pod0", Name: "uses", Mounts: []*api.Mount{shim}},
-		{Id: "env", PodSandboxId: "pod0", Name: "env", Env: []string{"LD_PRELOAD=" + cdi.ShimPath + ":/u.so"}},
+		{Id: "placed", PodSandboxId: "pod0", Name: "placed", Annotations: map[string]string{PlacementAnnotation: known[2]}},
 		{Id: "plain", PodSandboxId: "pod0", Name: "plain"},
 		{Id: "ended", PodSandboxId: "pod0", Name: "ended", Mounts: []*api.Mount{shim}, State: api.ContainerState_CONTAINER_STOPPED},
 		{Id: "orphan", PodSandboxId: "none", Name: "orphan", Mounts: []*api.Mount{shim}},
@@ -377,19 +377,19 @@ func TestSchedulerLearnsNames(t *testing.T) {
 	s := newScheduler()
 	defer runContainers(t, containers, s)()
 	run(t, r, containers)
-	s.await(t, "env", "uses")
+	s.await(t, "placed", "uses")
 	if _, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("new")); err != nil {
 		t.Fatal(err)
 	}
-	s.await(t, "env", "id-new", "uses")
+	s.await(t, "id-new", "placed", "uses")
 	if c := s.get("id-new"); c != (Container{ID: "id-new", Name: "new", Namespace: "ml", Pod: "train-a", PodUID: "uid0", GPUs: known[2], Sandbox: "pod0"}) {
 		t.Errorf("described as %+v", c)
 	}
 	if _, err := r.nri.StopContainer(context.Background(), &api.StopContainerRequest{Pod: pod(nil), Container: &api.Container{Id: "uses"}}); err != nil {
 		t.Fatal(err)
 	}
-	s.await(t, "env", "id-new")
-	if err := r.nri.RemoveContainer(context.Background(), &api.RemoveContainerRequest{Pod: pod(nil), Container: &api.Container{Id: "env"}}); err != nil {
+	s.await(t, "id-new", "placed")
+	if err := r.nri.RemoveContainer(context.Background(), &api.RemoveContainerRequest{Pod: pod(nil), Container: &api.Container{Id: "placed"}}); err != nil {
 		t.Fatal(err)
 	}
 	s.await(t, "id-new")
@@ -404,7 +404,7 @@ func TestSchedulerLearnsNames(t *testing.T) {
 func TestSchedulerLearnsLimits(t *testing.T) {
 	r := newRuntime(t, "v2.4.2")
 	limited := pod(map[string]string{MemoryLimitAnnotation: "8Gi", "gpu-memory-limit.nvshare.com/container.small": "512", MemoryLimitAnnotation + "/container.odd": "lots"})
-	shim := &api.Mount{Destination: cdi.ShimDir}
+	shim := &api.Mount{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}
 	r.pods = []*api.PodSandbox{limited}
 	r.ctrs = []*api.Container{
 		{Id: "old", PodSandboxId: "pod0", Name: "old", Mounts: []*api.Mount{shim}},
@@ -462,7 +462,7 @@ func TestSynchronizeWithManyContainers(t *testing.T) {
 		}
 		c := &api.Container{Id: fmt.Sprintf("c%03d", i), PodSandboxId: p.Id, Name: "x", Env: []string{"BIG=" + strings.Repeat("x", 16<<10)}}
 		if i%2 == 0 {
-			c.Mounts = []*api.Mount{{Destination: cdi.ShimDir}}
+			c.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}
 			using = append(using, c.Id)
 		}
 		r.ctrs = append(r.ctrs, c)

@@ -13,32 +13,32 @@ type client struct {
 	account   string // as in Attach
 	tenant    *tenant
 	connected bool
-	want      bool   // has a grant, and asked for the next one already
+	want      bool   // it has a grant, and has asked for the next one
 	seq       uint64 // of its request
 
-	standing bool // has no grant, and was told that it may go ahead, see Stand
+	standing bool // it has no grant, and was told that it may go ahead, see Stand
 
-	grant *grant // nil: it has none
+	grant *grant // nil: none
 
 	// Memory; see moving.go.
-	away     bool // it has some that is not on the GPU
-	stranded bool // there is no place for it
-	later    bool // it wants a grant once there is
+	away     bool // some of its memory is not on the GPU
+	stranded bool // there is no place on the GPU for its memory
+	later    bool // it wants a grant as soon as there is a place
 
 	// Its pauses; see pause.go.
-	idleSince Time // it has no grant and wants none, from then on
-	pausing   bool // by itself
+	idleSince Time // since then it has no grant and wants none
+	pausing   bool // it gave the GPU back because it had nothing to do
 	pauses    [pausesKept]time.Duration
-	nPauses   int // ever
+	nPauses   int // all its pauses so far
 
 	told Notice // what its page says
 
 	waitingSince Time
 	longestWait  time.Duration
-	held         time.Duration // under grants that have ended
+	held         time.Duration // the GPU, under grants that are over
 	grants       uint64
 
-	prev, next *client // within in
+	prev, next *client // in the list that it is in
 	in         *list
 }
 
@@ -52,9 +52,10 @@ func (c *Core) attach(ev Attach) {
 		cl = &client{id: ev.Client, idleSince: c.now}
 		c.clients[ev.Client] = cl
 	}
-	cl.account, cl.away = ev.Tenant, ev.Away
+	cl.account = ev.Tenant
+	c.attachMemory(cl, ev)
 	if cl.tenant != nil && cl.tenant != t && (cl.tenant.seat != nil || t.isGang()) && cl.grant != nil {
-		c.askBack(cl.grant) // it was given to it as another
+		c.askBack(cl.grant) // the grant was given to another tenant
 	}
 	c.join(cl, t)
 	changed := t.share != clampShare(ev.Share)
@@ -66,12 +67,12 @@ func (c *Core) attach(ev Attach) {
 	cl.told = Notice{Client: cl.id} // a new page says nothing
 	cl.standing = false
 	cl.want = false
-	cl.stranded, cl.later = false, false // it is tried again
+	cl.stranded, cl.later = false, false // its place is looked for again
 
 	switch {
 	case ev.Held == 0:
-		// It does not hold what we thought: the release was lost with the
-		// old connection, or the grant never reached it.
+		// The release was lost with the old connection, or the grant never
+		// reached the client.
 		if cl.grant != nil {
 			c.endGrant(cl, EndLost)
 		}
@@ -81,8 +82,8 @@ func (c *Core) attach(ev Attach) {
 	case cl.grant != nil && ev.Held == cl.grant.epoch && c.adoptable(cl.grant):
 		c.adopt(cl.grant)
 	case cl.grant != nil:
-		// Revoked, or it names another epoch than ours. It sees a word that
-		// is not its epoch, drains, and releases the epoch it named.
+		// The grant was revoked, or the client names another epoch. It sees a
+		// word that is not its epoch, drains, and releases the epoch it named.
 		cl.grant.epoch = ev.Held
 		c.askBack(cl.grant)
 	default:
@@ -108,19 +109,19 @@ func (c *Core) adoptable(g *grant) bool {
 		return true
 	}
 	if c.holdOff != 0 {
-		return false // others may be on the GPU that are not recorded, from when all could be
+		return false // clients that were not recorded may be on the GPU
 	}
 	if t.seat != nil {
 		return t.seat.hold == playing && t.seat.gang.phase == running
 	}
-	// After a restart several may be recorded that held at the same time, or
-	// that were next; who really holds is known only when all are back.
+	// After a restart several clients may be recorded: they held at the same
+	// time, or were next. Who holds is known only when all are back.
 	others := c.open.n + c.closingBatch
 	if g.kind == turnGrant {
-		others-- // itself
+		others-- // this grant
 	}
-	// A lost holder is not revoked by the clock, there is nobody to tell. It
-	// is now; or cutting the connection would buy another grace period.
+	// A lost holder is not revoked when its turn is over, as nobody is there to be
+	// told. It is revoked now, or cutting the connection would buy a grace period.
 	next := c.inTurn()
 	return others == 0 && c.kept == nil && (next == nil || next.place == afar && c.now < c.owedUntil || c.ranAt(g) < c.turn(t))
 }
@@ -136,17 +137,16 @@ func (c *Core) adoptedAs(g *grant) grantKind {
 }
 
 func (c *Core) adopt(g *grant) {
-	c.recount(g, func() { c.stopMoving(g) }) // it says anew whether it moves
+	c.recount(g, func() { c.stopMoving(g) }) // it will say again whether it moves memory
 	c.change(g, granted, c.adoptedAs(g))
 	c.do(Adopt{g.client.id, g.epoch})
 	c.notice(g.client)
 }
 
-// claim takes note of a grant the core has no record of. The client will
-// drain and release it; nothing is granted meanwhile, for a grace period at
-// most. Only after a restart that lost what was persisted can that be honest,
-// so late claims block nobody: else a process could keep the GPU from others
-// by making claims for ever.
+// claim takes note of a grant that the core has no record of. The client will drain
+// and release it. Nothing is granted meanwhile, for a grace period at most. A claim can
+// be honest only after a restart that lost what was persisted. So a late claim blocks
+// nobody; else a process could keep the GPU from others by making claims for ever.
 func (c *Core) claim(cl *client, held Epoch) {
 	c.unqueue(cl)
 	g := c.give(cl, held)
@@ -177,7 +177,7 @@ func (c *Core) request(cl *client) {
 	}
 }
 
-// unqueue takes a client that waits, if it does, out of its tenant's queue.
+// unqueue takes a client out of its tenant's queue, if it waits.
 func (c *Core) unqueue(cl *client) {
 	cl.later = false
 	if cl.in != &cl.tenant.queue {
@@ -250,6 +250,7 @@ func (c *Core) lost(id ClientID) {
 }
 
 func (c *Core) gone(id ClientID) {
+	defer c.dropMemory(id)
 	cl := c.clients[id]
 	if cl == nil {
 		return
@@ -266,10 +267,13 @@ func (c *Core) gone(id ClientID) {
 	c.forget(cl)
 }
 
-// forget removes a client without a grant.
+// forget removes a client that has no grant.
 func (c *Core) forget(cl *client) {
 	c.unqueue(cl)
 	c.forgetPause(cl)
+	if m := c.mem.members[cl.id]; m != nil {
+		c.unstrand(m)
+	}
 	delete(c.clients, cl.id)
 	c.leave(cl)
 }
@@ -280,7 +284,7 @@ func (c *Core) restore(ev Restore) {
 	}
 	cl := &client{id: ev.Client}
 	if ev.Gang != "" {
-		cl.account = ev.Tenant // others belong to nobody until they are back
+		cl.account = ev.Tenant // a client without a gang has no tenant until it is back
 	}
 	c.clients[cl.id] = cl
 	c.join(cl, c.tenantOf("", cl.id, Share{Gang: ev.Gang}))
@@ -296,9 +300,9 @@ func (c *Core) restoreUnknown(ev RestoreUnknown) {
 	c.restored(ev.Epoch)
 }
 
-// restored has no epoch be given out again.
+// restored keeps an epoch from being given out again.
 func (c *Core) restored(epoch Epoch) {
 	c.epoch = max(c.epoch, epoch)
-	c.persisted = c.record() // the events come from there
+	c.persisted = c.record() // what the event says was persisted
 	c.gangs.await()
 }

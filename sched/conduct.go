@@ -8,9 +8,29 @@ import (
 	"time"
 )
 
-// What a core does for the gangs with clients on its GPU; gang.go has the whole.
+// What a core does for the gangs with clients on its GPU. gang.go has the rules.
 
-// conduct has the gangs go on, and does what that means here.
+// gangTurns keeps the GPU for gangs whose turn has come on all their GPUs.
+func gangTurns() policy {
+	return policy{
+		due: func(c *Core) (Time, bool) {
+			var e earliest
+			for _, t := range c.ganged {
+				g := t.seat.gang
+				e.either(g.gangs.gather, g.phase == wanted && g.isDue())
+			}
+			if c.kept != nil && c.kept.seat.hold == leaving {
+				e.either(c.kept.seat.gang.nextStep())
+			}
+			return e.at, e.ok
+		},
+		revoke: (*Core).conduct,
+		grant:  (*Core).grantGang,
+	}
+}
+
+// conduct brings all gangs on this GPU to their next phase, and does what that means
+// for the GPU.
 func (c *Core) conduct() {
 	for _, t := range c.ganged {
 		t.seat.gang.advance()
@@ -33,7 +53,7 @@ func (c *Core) follow(t *tenant) {
 		c.kept = nil
 		t.seat.take(nothing)
 	case t.seat.hold == nothing && g.phase == stopping && c.kept == nil && t.batch > 0 && c.open.n == 0 && c.closingBatch == t.batch:
-		// It drains what it had before it was a gang, or before a restart.
+		// The members drain what they had before they were a gang, or before a restart.
 		c.kept, t.seat.hold, t.seat.round = t, leaving, g.round
 	}
 	if t.seat.hold == leaving {
@@ -52,8 +72,8 @@ func (c *Core) follow(t *tenant) {
 	c.review(t)
 }
 
-// mustYield says whether the GPU is kept for a gang that is called after another
-// one, which has come to this GPU since.
+// mustYield says whether the GPU is kept for a gang, and a gang that was called
+// earlier has come to this GPU since.
 func (c *Core) mustYield(t *tenant) bool {
 	first := c.upNext()
 	return t.seat.hold == kept && t.seat.gang.phase == called && first != nil && first.seat.isCalled() &&
@@ -79,7 +99,7 @@ func (c *Core) stepMembers(t *tenant) {
 			continue
 		}
 		g := c.give(cl, c.unqueueForGrant(cl))
-		g.graceFrom = t.seat.gang.stoppedAt // it is all one drain
+		g.graceFrom = t.seat.gang.stoppedAt // all steps are one drain
 		c.become(g, draining)
 		stepped = append(stepped, cl)
 	}
@@ -91,7 +111,8 @@ func (c *Core) stepMembers(t *tenant) {
 	}
 }
 
-// upNext returns who has the GPU next: who is called, else who is behind.
+// upNext returns the tenant that has the GPU next: a gang that is called, else the
+// tenant that is behind the others.
 func (c *Core) upNext() *tenant {
 	var first *tenant
 	for _, t := range c.ganged {
@@ -105,8 +126,8 @@ func (c *Core) upNext() *tenant {
 	return first
 }
 
-// setAside notes that the turn of a gang has come here, if it is next. If that is
-// not so yet on all its GPUs others go before it.
+// setAside notes that the turn of a gang has come on this GPU, if a gang is next. Others
+// go before it until its turn has come on all its GPUs.
 func (c *Core) setAside() bool {
 	t := c.upNext()
 	if t == nil || t.seat == nil || t.seat.gang.phase != wanted || c.effective != Exclusive {
@@ -118,7 +139,7 @@ func (c *Core) setAside() bool {
 	return true
 }
 
-// passOver returns who gets the GPU next, now that it is, or becomes, free.
+// passOver returns the tenant that gets the GPU when it is free.
 func (c *Core) passOver() *tenant {
 	for c.setAside() {
 	}
@@ -133,8 +154,8 @@ func (c *Core) keep(t *tenant) {
 	c.review(t)
 }
 
-// restoreGang has a gang that held go on: it runs, and its members are lost. Did
-// others hold as well, then not as turns are, and it gives back what it has.
+// restoreGang lets a gang go on that held before a restart: it runs, and its members
+// are lost. If others held as well, those were no turns, and the gang drains.
 func (c *Core) restoreGang(t *tenant) {
 	switch {
 	case c.effective != Exclusive:
@@ -153,8 +174,8 @@ func (c *Core) restoreGang(t *tenant) {
 	}
 }
 
-// awaited returns a member of the gang that has its turn here which is lost, and
-// may go on when it is back; nil: there is none.
+// awaited returns a lost member of the gang, which may go on when it is back; nil:
+// there is none.
 func (t *tenant) awaited() *client {
 	for _, cl := range t.crew {
 		if cl.grant != nil && cl.grant.state == lost {
@@ -164,13 +185,13 @@ func (t *tenant) awaited() *client {
 	return nil
 }
 
-// alone says whether nobody is on the GPU but the gang for which it is kept.
+// alone says whether only the gang is on the GPU that is kept for it.
 func (c *Core) alone(t *tenant) bool {
 	return c.open.n+c.closingBatch == t.batch && c.latency.n == 0 && c.urgent.top() == nil && c.holdOff == 0
 }
 
-// grantGang grants the members of the gang that has its turn: at its begin all,
-// later those that ask.
+// grantGang grants the members of the gang that has its turn: all of them when it
+// begins, and later those that ask.
 func (c *Core) grantGang() {
 	t := c.kept
 	if t == nil || t.seat.gang.phase != running || !c.alone(t) {
@@ -212,7 +233,8 @@ func (t *tenant) drains() (since Time, ok bool) {
 	return since, ok
 }
 
-// sit and unsit: the tenant of a gang has its first client, or lost its last.
+// sit is for the tenant of a gang that has its first client, and unsit for one that
+// has lost its last.
 func (c *Core) sit(t *tenant) {
 	t.seat = c.gangs.sit(t.name, t)
 	c.ganged = append(c.ganged, t)
@@ -227,12 +249,12 @@ func (c *Core) unsit(t *tenant) {
 	t.seat = nil
 }
 
-// reshare is SetShare: what the tenant's clients are part of may change with it.
+// reshare is SetShare. It may make the tenant's clients members of a gang, or end that.
 func (c *Core) reshare(account string, s Share) {
 	if t := c.tenants[account]; t != nil && s.Gang == "" {
 		c.setShare(t, s)
 		if t.share.Priority == Batch {
-			c.revokeTenant(t, &c.latency, PriorityUsedUp) // nothing else would end them
+			c.revokeTenant(t, &c.latency, PriorityUsedUp) // nothing else would end these grants
 		}
 		c.standAll(t)
 	}
@@ -246,7 +268,7 @@ func (c *Core) reshare(account string, s Share) {
 			case cl.grant.holds():
 				c.revoke(cl.grant, GangTurn)
 			case cl.grant.closes():
-				c.askBack(cl.grant) // it was given to it as another
+				c.askBack(cl.grant) // the grant was given to another tenant
 			}
 		}
 		c.join(cl, t)
@@ -255,7 +277,7 @@ func (c *Core) reshare(account string, s Share) {
 	}
 }
 
-// checkGangs checks what is kept, and who is granted together.
+// checkGangs checks for whom the GPU is kept, and who is granted together.
 func (c *Core) checkGangs() error {
 	if c.kept != nil && (c.effective != Exclusive || c.kept.seat == nil || c.kept.seat.hold == nothing || c.kept.clients == 0) {
 		return fmt.Errorf("the GPU is kept for nobody: %s", c.kept.displayName())

@@ -30,92 +30,65 @@ type Config struct {
 	LastEpoch Epoch  // the last epoch persisted; the next grant's is higher
 	GPU       string // its name in StepGPU
 	Node      *Node  // nil: of this GPU alone
+	Memory    Memory
 }
 
-// Core schedules one GPU. Make one with New.
+// Core schedules one GPU. Make one with New. Its parts are where their fields are
+// used most.
 type Core struct {
-	quantum, grace time.Duration
-	mode           Mode // as it was set
-	effective      Mode // Exclusive or Concurrent
-	auto           auto
-	tuning         Tuning
-	swapShare      int
-	epoch          Epoch // of the latest grant, or of the next one if that is fixed
-	restarted      bool  // no epoch was given out yet since a restart, see takeEpoch
-	counters       Counters
+	settings
+	effective Mode // Exclusive or Concurrent
+	auto      auto
+
+	gpu   string
+	clock *clock // of the node
+	gangs *gangs // of the node
 
 	started     bool
 	now         Time // of the latest Step; never runs backwards
 	claimsUntil Time // see attach
-	holdOff     Time // no exclusive grant before; 0: none
 
 	clients   map[ClientID]*client
 	connected int // clients with a connection
-	tenants   map[string]*tenant
-	ghosts    []*tenant // without clients, see leave
-	metered   []*tenant // see meter
+	roster
+	queues
+	grants
+	transfers
+	notices
+	records
+	counters Counters
 
-	gpu   string
-	clock *clock   // of the node
-	gangs *gangs   // of the node
-	moves []*grant // under which memory is moved
+	mem memory // see memory.go
 
-	// What moving costs, and who may be worth waiting for; see moving.go and pause.go.
-	owedUntil   Time          // nobody is to move before, if others can work
-	sparedUntil Time          // the free GPU is not given to who has to move before
-	fillTook    time.Duration // about what moving takes
-	fills       int           // so often memory has come in
-	linkRate    float64       // the best of that, bytes a second
-	pausing     []*client     // those that gave the GPU back as they had nothing to do
+	policies []policy
+	acts     []Action // reused by each Step
+}
 
-	ganged []*tenant // of gangs, with clients here
-	kept   *tenant   // the gang that has the GPU, or is about to; see gang.go
-
-	// Where tenants with waiting clients stand.
-	ready, afar, urgent, throttled tenantHeap
-	waiting                        int    // clients of those in ready and urgent
-	seq                            uint64 // of the latest request
-
-	// The tenants that are active, and what they may have in sum.
-	active, requests, weights int
-	special                   int   // tenants that ask for more than turns, see review
-	exact                     int   // those of them with a limit or a request
-	vtime                     int64 // see virtualNow
-
-	// The live grants: those that keep others from an exclusive one, but for
-	// the ones given to latency tenants.
-	open         list // gate open or paused, in the order of their grants
-	latency      list // the same, of latency grants
-	closing      list // draining or lost, the earliest end of grace first
-	closingBatch int  // of closing, those that are not latency grants
-	toldWaits    bool // somebody waits for latency grants to end
-	tellAll      bool // the mode or a share has changed, which every holder is to know
-	keptOut      bool // latency grants keep batch tenants from the GPU
-	fenced       int  // grants that are fenced, and not released yet
-
-	// Who is granted when the holder has released, if nothing happens to it
-	// before, and under which epoch: decided, and recorded, while it drains.
-	next      *client
-	nextEpoch Epoch
-
-	persisted Persist
-
-	acts []Action // reused by each Step
+// settings are what the user has chosen.
+type settings struct {
+	quantum, grace time.Duration
+	mode           Mode
+	tuning         Tuning
+	swapShare      int
 }
 
 // New returns the core of a GPU that nobody uses yet. The last epoch and, by
 // Restore, the holders must be those that were persisted before a restart.
 func New(cfg Config) *Core {
 	c := &Core{
-		quantum:   clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
-		grace:     clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
-		mode:      cfg.Mode,
-		tuning:    cfg.Tuning.clamped(),
-		swapShare: clampShareOfSwap(cfg.SwapShare),
-		epoch:     cfg.LastEpoch,
-		clients:   make(map[ClientID]*client),
-		tenants:   make(map[string]*tenant),
-		gpu:       cfg.GPU,
+		settings: settings{
+			quantum:   clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
+			grace:     clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
+			mode:      cfg.Mode,
+			tuning:    cfg.Tuning.clamped(),
+			swapShare: clampShareOfSwap(cfg.SwapShare),
+		},
+		clients:  make(map[ClientID]*client),
+		roster:   roster{tenants: make(map[string]*tenant)},
+		queues:   newQueues(),
+		records:  newRecords(cfg.LastEpoch),
+		gpu:      cfg.GPU,
+		policies: policies(),
 	}
 	node := cfg.Node
 	if node == nil {
@@ -127,24 +100,8 @@ func New(cfg Config) *Core {
 	if cfg.Mode == Auto {
 		c.effective, c.auto.reason = Exclusive, reasonTurns
 	}
-	c.ready.less, c.afar.less, c.urgent.less, c.throttled.less = behind, behind, before, backFirst
-	c.persisted.Epoch = cfg.LastEpoch
-	c.restarted = cfg.LastEpoch != 0
+	c.mem = newMemory(cfg.Memory, &node.Arenas, c.later)
 	return c
-}
-
-// unrecorded is more than the latency grants of one Step, which are given before
-// they are recorded: their epochs may have been used before a restart.
-const unrecorded = 10_000
-
-// takeEpoch returns the epoch of a grant to come.
-func (c *Core) takeEpoch() Epoch {
-	if c.restarted {
-		c.restarted = false
-		c.epoch += unrecorded
-	}
-	c.epoch = NextEpoch(c.epoch)
-	return c.epoch
 }
 
 func clamp(d, lo, hi time.Duration) time.Duration { return min(max(d, lo), hi) }
@@ -186,25 +143,32 @@ func (c *Core) Step(now Time, ev Event) []Action {
 		}
 	case SetGrace:
 		c.grace = clamp(ev.D, MinGrace, MaxGrace)
+		c.mem.unsettled = true // what is late depends on it
 	case SetMode:
 		c.setMode(ev.M)
 	case SetShare:
 		c.reshare(ev.Tenant, ev.Share)
+		c.regroup(ev.Tenant, ev.Share.Gang)
 	case GangMoved:
 	case SetTuning:
 		c.setTuning(ev.Tuning)
+	case Reserve:
+		c.reserveMemory(ev)
+	case Moved:
+		c.movedMemory(ev)
+	case SetTenantMemory:
+		c.setTenantMemory(ev)
+	case SetGPUMemory:
+		c.mem.Bytes = ev.Bytes
+		c.memoryChanged()
+	case ArenaChanged:
+		c.arenaChanged(ev)
+	case Exec:
+		c.dropMemory(ev.Client)
+	case RestoreMemory:
+		c.restoreMemory(ev)
 	case Utilization:
 		c.utilization(ev)
-	case SetMemory:
-		c.auto.reserved, c.auto.total, c.auto.swap = ev.Reserved, ev.Total, ev.Swap
-	case SetAway:
-		c.setAway(ev)
-	case SetStranded:
-		c.setStranded(ev)
-	case Moving:
-		c.movesOn(ev)
-	case Ready:
-		c.isReady(ev)
 	case SetSwapShare:
 		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
 	case Withdraw:
@@ -219,18 +183,9 @@ func (c *Core) Step(now Time, ev Event) []Action {
 		panic(fmt.Sprintf("sched: unknown event %T", ev))
 	}
 
-	c.fenceOverdue()
-	c.lookAtMode()
-	c.unthrottle()
-	for done := -1; done != len(c.acts)+c.gangs.changes; { // one may make another due
-		done = len(c.acts) + c.gangs.changes
-		c.conduct()
-		c.lookWhoIsOut()
-		c.revokeOverdue()
-		c.pauseOrResume()
-		c.grantNext()
-	}
+	c.applyPolicies()
 	c.settle()
+	c.settleMemory()
 	c.exorcise()
 	for _, gpu := range c.gangs.others(c.gpu) {
 		c.do(StepGPU{gpu})
@@ -250,51 +205,6 @@ func (c *Core) deadline() (Time, bool) {
 	t, ok := c.due()
 	if look := c.now.Add(fencedLook); c.fenced > 0 && (!ok || look < t) {
 		return look, true
-	}
-	return t, ok
-}
-
-// due returns when something has to be done.
-func (c *Core) due() (Time, bool) {
-	var t Time
-	var ok bool
-	earliest := func(u Time) {
-		if !ok || u < t {
-			t, ok = u, true
-		}
-	}
-	if cl := c.closing.head; cl != nil {
-		earliest(cl.grant.graceFrom.Add(c.grace))
-	}
-	if at, over := c.turnOver(); over {
-		earliest(at)
-	}
-	for _, t := range c.metered {
-		if at, ends := c.endsAt(t); ends {
-			earliest(at)
-		}
-	}
-	if t := c.throttled.top(); t != nil {
-		earliest(t.backAt())
-	}
-	if at, has := c.auto.deadline(c); has {
-		earliest(at)
-	}
-	if c.holdOff != 0 {
-		earliest(c.holdOff)
-	}
-	if at, has := c.movingDeadline(); has {
-		earliest(at)
-	}
-	for _, t := range c.ganged {
-		if g := t.seat.gang; g.phase == wanted && g.isDue() {
-			earliest(g.gangs.gather)
-		}
-	}
-	if c.kept != nil && c.kept.seat.hold == leaving {
-		if at, has := c.kept.seat.gang.nextStep(); has {
-			earliest(at)
-		}
 	}
 	return t, ok
 }
@@ -324,80 +234,3 @@ func (c *Core) Requested(except string) int {
 }
 
 func (c *Core) do(a Action) { c.acts = append(c.acts, a) }
-
-func (c *Core) setMode(m Mode) {
-	if m > Auto {
-		panic(fmt.Sprintf("sched: unknown %v", m))
-	}
-	if m == c.mode {
-		return
-	}
-	c.mode = m
-	c.auto.until = 0
-	c.auto.startWindow(c.now)
-	if m != Auto && !(m == Concurrent && c.auto.overfull()) {
-		c.setEffective(m, reasonSet)
-	}
-}
-
-// setEffective changes how grants are given from now on.
-func (c *Core) setEffective(m Mode, reason string) {
-	if m == c.effective && reason == c.auto.reason {
-		return
-	}
-	c.auto.reason = reason
-	c.do(ModeChosen{m, reason})
-	if m == c.effective {
-		return
-	}
-	c.tellAll = true
-	c.next = nil
-	if m == Concurrent {
-		c.effective = m
-		for cl := c.open.head; cl != nil; cl = cl.next {
-			if cl.grant.state == paused {
-				c.resume(cl.grant)
-			}
-		}
-		c.kept = nil
-		for _, t := range c.ganged {
-			t.seat.hold, t.seat.due = nothing, false
-		}
-	} else {
-		for cl := c.closing.head; cl != nil; cl = cl.next {
-			c.askBack(cl.grant)
-		}
-		for _, l := range []*list{&c.open, &c.latency} {
-			for l.head != nil {
-				c.revoke(l.head.grant, ModeChange)
-			}
-		}
-		// What they had at the same time is nothing that one has before the other.
-		c.effective = m
-		for _, t := range c.tenants {
-			c.bill(t)
-		}
-		for _, t := range c.tenants {
-			c.vtime = max(c.vtime, t.vt)
-		}
-		for _, t := range c.tenants {
-			t.vt = c.vtime
-		}
-		c.ready.reorder()
-		c.afar.reorder()
-	}
-	for _, cl := range c.inOrder() {
-		c.review(cl.tenant) // who is urgent depends on the mode
-		c.stand(cl)
-	}
-	for _, t := range c.ganged {
-		t.seat.gang.tell()
-	}
-}
-
-func (c *Core) setTuning(tuning Tuning) {
-	for _, t := range c.tenants {
-		c.bill(t) // so far by the old one
-	}
-	c.tuning = tuning.clamped()
-}

@@ -1,100 +1,133 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sched decides which client may use a GPU. It is a pure state
-// machine, one Core for each GPU UUID: no I/O, no goroutines, no clock. The
-// caller tells it what happened (Step), carries out the actions it answers
-// with, in order, and calls again when Deadline says so. The same events give
-// the same actions, always.
+// Package sched decides which client may use a GPU. It is a pure state machine,
+// one Core for each GPU UUID: no I/O, no goroutines, no clock. The caller tells a
+// core what happened (Step), carries out the actions that Step returns, in order,
+// and calls again when Deadline says so. The same events always give the same
+// actions. The daemon and the simulator (sched/sim) drive the same core.
 //
 // # Words
 //
-// A grant is the permission to submit work; its epoch is the number it
-// carries, rising with each grant of the GPU. A holder has a grant. When its turn
-// is over the grant is revoked if somebody waits: the client closes its gate,
-// drains what it submitted, and releases. Grace is the time it has for that;
-// then it is fenced. A dead client's grant is reclaimed. A tenant is those
-// clients whose time is counted together, a container mostly.
+// A grant is the permission to submit work. Its epoch is its number, and rises with
+// each grant of the GPU. A holder is a client with a grant. When the turn of a
+// holder is over and somebody waits, its grant is revoked: the client closes its
+// gate, drains the work that it submitted, and releases the grant. The grace period
+// is the time for that; after it, the grant is fenced. The grant of a dead client is
+// reclaimed. A tenant is the clients whose time is counted together, mostly a
+// container.
 //
-// # States of a client
+// # States
 //
-//	idle      attached, wants nothing
-//	waiting   asked for a grant
-//	holding   has a grant, its gate is open, or paused by a latency tenant
-//	draining  has a grant that was asked back, or that it claims to have
-//	          from before and that is not the current one
-//	lost      has a grant, but no connection; or restored and not back yet
-//	fenced    did not release in time; counts as not holding
+// A client without a grant is idle, or it waits. A grant has one state, and one
+// function changes it (grant.change):
 //
-//	          Request             grant               Revoke
-//	  idle ───────────► waiting ─────────► holding ─────────► draining
-//	   ▲                   ▲                │  ▲ Adopt           │
-//	   │                   │ if it wants    │  └───────┐         │ grace over
-//	   │                   │         Lost   └────────► lost ─┐   ▼
-//	   └───────────────────┴──────────────── Release ◄──────fenced
+//	granted   the gate is open, or opens when the client's memory is on the GPU
+//	paused    the gate is shut while latency grants are there; the work goes on
+//	lost      the connection is lost, or the caller has restarted; the client may
+//	          go on when it is back
+//	draining  the grant was asked back, or it is one that the client claims and
+//	          that is not the current one
+//	fenced    the grant was not released in time; others are granted
+//
+//	          Request           grant                 Revoke            grace over
+//	  idle ───────────► waiting ─────► granted, paused ─────► draining ──────────► fenced
+//	   ▲                   ▲              │       ▲              │  ▲                 │
+//	   │                   │         Lost ▼       │ Adopt        │  │ cannot          │
+//	   │                   │              lost ───┴──────────────┼──┘ go on           │
+//	   │                   │ it asked again                      │                    │
+//	   └───────────────────┴────────────────────────── Release ◄─┴────────────────────┘
+//
+// The grace period of a lost grant ends with a fence too.
+//
+// # Policies
+//
+// Who is granted, and when a grant is asked back, is decided by policies, one file
+// each: grace.go, auto.go, limits.go, conduct.go (gangs), latency.go, moving.go,
+// turns.go, together.go. policy.go says what a policy is and lists them.
+//
+// What comes next has its place. Time slices, where all gates are open and each
+// client has a slice, are a third mode: a policy beside together.go, a grantKind,
+// and an action that says how long the slice is. A preempted grant, whose channels
+// are off and whose work stays for the next grant, is one more grantState that is
+// not on the GPU. An overlap group, whose processes run at the same time by MPS, is
+// a tenant whose clients are granted together, as those of a gang are.
 //
 // # Who is next
 //
-// Tenants have virtual time: their time on the GPU, from the grant to the end
-// of the drain, divided by the part of the GPU that is theirs. Who is behind is
-// next; within a tenant, who asked first. A tenant's part is what it was
-// promised (Share.Request), and of what nobody was promised as much as its weight
-// says among those that want it. The time quantum is a turn where all parts are
-// even; uneven parts make longer and shorter turns, so that each has one in each
-// round. A tenant that is ahead of those that wait has a shorter turn, an
-// eighth of the quantum at least. Where tenants have limits or requests, a round
-// takes a quarter of a second at most, if the quantum allows it, so that shares
-// are exact over seconds. Wanting nothing for a while earns one turn at
-// most.
+// A tenant has virtual time: its time on the GPU, from the grant to the end of the
+// drain, divided by the part of the GPU that is its own. The tenant that is behind
+// the others is next. Within a tenant, the client that asked first is next. The part
+// of a tenant is what it was promised (Share.Request), and, of what nobody was
+// promised, as much as its weight says among the tenants that want it. If all parts
+// are even, a turn lasts a time quantum. If not, turns are longer and shorter, so
+// that each tenant has one turn in each round. A tenant that is ahead of those that
+// wait has a shorter turn, but an eighth of the quantum at least. Where tenants have
+// limits or requests, a round takes a quarter of a second at most, if the quantum
+// allows that, so that shares are exact over seconds. A tenant that wants nothing
+// for a while earns one turn at most.
 //
-// A limit (Share.Limit) is an account: it fills with the limit's part of the
-// time and is emptied by use, drains included; empty, the tenant's grants are
-// revoked, also if nobody else waits, until it has enough for a slice: its part
-// of 100 ms. What a drain uses beyond it is a debt, and is paid back in full.
+// A limit (Share.Limit) is an account. It fills with the limit's part of the time,
+// and use empties it, drains included. When the account is empty the tenant's grants
+// are revoked, also if nobody else waits, until there is enough for a slice, which
+// is the limit's part of 100 ms. What a drain uses beyond that is a debt, and is paid
+// back in full.
 //
-// A latency tenant (Share.Priority) is granted at once. The holder's gate is
-// shut meanwhile, without a revoke (Pause, Resume); what it has submitted goes on
-// beside. This is for those who want the GPU briefly: who keeps others out for
-// more than half of the time takes turns like everybody until it has been away
-// for as long.
+// A latency tenant (Share.Priority) is granted at once. The holder's gate is shut
+// meanwhile, without a revoke (Pause, Resume); the work that it submitted goes on.
+// That is for tenants that want the GPU briefly: one that keeps others out for more
+// than half of the time takes turns like everybody, until it has been away for as
+// long.
 //
 // # Gangs
 //
-// Processes that work as one (Share.Gang), on one GPU or several, are granted
-// and revoked together: their shares count as those of one tenant, and their
-// turn comes when it has come on all their GPUs. Ranks that are idle keep their
-// grant, as parts of the job. Priorities mean nothing for a gang; and gangs mean
-// nothing in concurrent mode. The cores of a node share Gangs; gang.go has the
-// rules, why they do not end in a deadlock, and how gangs outlive a restart.
+// Processes that work as one (Share.Gang), on one GPU or several, are granted and
+// revoked together. Their shares count as the share of one tenant, and their turn
+// comes when it has come on all their GPUs. Ranks that are idle keep their grants, as
+// parts of the job. A gang has no priority, and in concurrent mode gangs mean
+// nothing. The cores of a node share the gangs (Node). gang.go has the rules, says
+// why they cannot end in a deadlock, and how gangs outlive a restart.
+//
+// # Time
+//
+// The cores of a node share one clock (Node). It follows the times that Step is
+// given, but stands still while nobody is there to do what is due, because the
+// machine is suspended or the scheduler is stopped: nobody is billed or fenced for
+// that time.
 //
 // # Guarantees
 //
-// In exclusive mode no grant is given to a batch tenant or gang while another client
-// holds, drains or is lost; only a fence ends that without the client. Beside it
-// there are latency grants only. Every client that waits gets its grant within
-// the turns and grace periods of those ahead of it, and twice their moving of memory
-// with a minute at most after each in which nobody else moves, unless its tenant's
-// own limit keeps it waiting. A holder without a limit is not disturbed before an
-// eighth of the quantum is over, but for a gang whose turn has come on all its
-// GPUs, nor while nobody waits. In concurrent mode every
-// request is granted at once, within the tenant's limit. Epochs of a client rise strictly,
+// In exclusive mode no grant is given to a batch tenant or a gang while another
+// client holds, drains or is lost; only a fence ends that without the client. Only
+// latency grants are given beside it. Every client that waits gets its grant within
+// the turns and grace periods of those ahead of it, and twice the time for which they
+// move memory, with a minute at most after each in which nobody else moves; unless
+// the limit of its own tenant keeps it waiting. A holder without a limit is not
+// disturbed while nobody waits, nor before an eighth of the quantum is over, except
+// for a gang whose turn has come on all its GPUs. In concurrent mode every request is
+// granted at once, within the tenant's limit. The epochs of a client rise strictly,
 // and what a restart must know is handed out as a Persist before the Grant that
 // depends on it. Who is next after a revoke is chosen, and persisted, while the
-// holder drains. Check tests these, except the ones about time, in O(clients).
+// holder drains. Check tests all this, except what is about time, in O(clients).
 //
 // # Memory
 //
-// A Ledger, beside each Core, keeps what clients have reserved of the GPU's
-// memory, so that a container's limit holds for all its processes together.
-// Where more can be promised than the GPU has, a Residency decides how much of it
-// each client may have there at a time. The three know nothing of each other.
+// The core keeps what clients have reserved of the GPU's memory (ledger.go), so that a
+// tenant's limit holds for all its clients together. Where more can be reserved than
+// the GPU has (Memory.Swap), the core also decides how much of it each client may have
+// on the GPU at a time (residency.go, placing.go), who makes room for whom, what is
+// refused because there is no place for it (fits.go), and how much host memory each
+// client needs for what is away (Node.Arenas). Clients say what they have (Moved), and
+// the caller tells them their rooms (Room). It decides nothing itself.
 //
-// The core is told who has memory away (SetAway): that client moves it onto the
-// GPU at the begin of its grant, before its turn, which begins with Ready. Then those
-// whose memory is there have the GPU for as long as what moving costs demands
-// (Config.SwapShare), but for pauses in which it pays to move (moving.go, pause.go).
-// If what is promised does not fit, clients take turns in every mode.
+// A client that has memory away moves it onto the GPU at the begin of its grant, before
+// its turn. Then those whose memory is there have the GPU for as long as what moving
+// costs demands (Config.SwapShare), except for pauses in which moving pays (moving.go,
+// pause.go). If what is promised does not fit, clients take turns in every mode. A
+// client that does not make room is passed over (Memory.StallAfter); a client for which
+// there is no place any more is stranded and granted nothing.
 //
 // Step costs O(log n) in the number of clients; changes of mode and tuning cost
 // O(n), and so do, in concurrent mode, grants with limits in the number of
-// those. A Core is not safe for use by several goroutines at once.
+// those. A Reserve, and a Moved, cost O(n log n) in clients where memory is swapped.
+// A Core is not safe for use by several goroutines at once.
 package sched

@@ -8,67 +8,67 @@ import (
 	"time"
 )
 
-// A gang is processes that work as one, such as the ranks of a job, on one GPU
-// or several. Ranks wait for each other on the GPU, in collectives, so a rank
-// that has its GPU without the others only blocks it. A gang has its GPUs all at
-// the same time or not at all. On each GPU its clients are one tenant.
+// A gang is processes that work as one, such as the ranks of a job, on one GPU or
+// several. Ranks wait for each other on the GPU, in collectives, so a rank that has
+// its GPU without the other ranks only blocks that GPU. A gang has all its GPUs at the
+// same time or none. On each GPU the clients of a gang are one tenant.
 //
-//	resting    nobody of it waits
-//	wanted     somebody does: the gang takes its place in the order of each of
-//	           its GPUs. Where its turn has come it is due; others go on there.
-//	called     it is due on all of them, and gets a ticket. It is next on each,
-//	           before who is not called and who has a higher ticket; holders are
-//	           revoked. A GPU that is free is kept for it.
-//	running    all GPUs are kept: all members are granted at once, who asks later
-//	           too. Over on one GPU, the turn is over on all. A member that comes
-//	           on another GPU meanwhile is called there.
-//	stopping   all are revoked. The GPUs stay kept until nobody drains any more.
+//	resting    no client of the gang waits.
+//	wanted     a client waits. The gang takes its place in the order of each of its
+//	           GPUs. Where its turn has come the gang is due, and others go on.
+//	called     the gang is due on all its GPUs, and gets a ticket. It is next on each
+//	           of them, before gangs with a higher ticket and all that are not called.
+//	           Holders are revoked. A GPU that becomes free is kept for the gang.
+//	running    all GPUs are kept. All clients are granted at once, also those that ask
+//	           later. When the turn is over on one GPU it is over on all. If a client
+//	           comes on another GPU meanwhile, the gang is called there.
+//	stopping   all clients are revoked. The GPUs stay kept until nobody drains.
 //
-// There is no deadlock. A GPU is kept only for a gang that is called, runs or
-// stops. Gangs are called on all their GPUs at the same moment, and with rising
-// tickets: who has the lowest ticket of those that are called is before all
-// others on each of its GPUs, also on one where it is new and that is kept for a
-// higher ticket. So it waits for nobody but gangs that run or stop, and for
-// drains. Those end: a gang that runs is stopped where somebody is called, after
-// an eighth of a quantum at the latest; who stops waits for nothing but its
-// drains, which end by a fence if not otherwise. (Drains that wait for a rank
-// that came late, on a GPU that another gang keeps for the same reason, do end by
-// a fence only.) So the lowest ticket gets its GPUs, and then the next.
+// There is no deadlock. A GPU is kept only for a gang that is called, runs or stops.
+// A gang is called on all its GPUs at the same moment, and tickets rise. So, among the
+// gangs that are called, the one with the lowest ticket is before all others on each
+// of its GPUs, also on a GPU where it is new and that is kept for a higher ticket. It
+// waits only for gangs that run or stop, and for drains. Both end. A gang that runs is
+// stopped where another one is called, after an eighth of a quantum at the latest. A
+// gang that stops waits for its drains only, and a drain ends by a fence if not
+// otherwise. (A drain that waits for a rank that came late, on a GPU that another gang
+// keeps for the same reason, ends by a fence only.) So the gang with the lowest ticket
+// gets its GPUs, and then the next one.
 //
-// Nobody starves. Who waits is passed by others only while they are behind it,
-// and due once, a gang stays due. Being called does not push others aside for
-// ever: it takes a turn of the gang on each of its GPUs, by the order there, also
-// where nobody of it asked.
+// Nobody starves. Others pass a gang that waits only while they are behind it in
+// virtual time, and a gang stays due. Others are not pushed aside for ever either: a
+// call takes a turn of the gang on each of its GPUs, also where none of its clients
+// asked.
 //
-// Drains may depend on each other: a rank has half of a collective in its queue,
-// and the other half is a call that waits at the gate of another rank. So those
-// that have drained, and wait at the gate, are let make one call each while
-// others drain (StepOne). The ranks' calls have one order, and nobody makes one
-// while all others have drained, so they meet at the same point of it.
+// Drains may depend on each other: one rank has half of a collective in its queue, and
+// the other half is a call that waits at the gate of another rank. So the ranks that
+// have drained, and wait at the gate, may make one call each while others drain
+// (StepOne). The calls of all ranks have one order, and no rank makes a call once all
+// others have drained, so all ranks stop at the same call.
 //
-// What it costs: a GPU is idle from its drain to the last drain of the gang's GPUs,
-// twice a turn. Of jobs of two GPUs that alone keep them busy for 84 % (TestGangsShare
-// prints it), two that take turns keep them busy for 82 % with turns of 20 ms, and for
-// 84 % with 100 ms; one beside a tenant on each GPU, for 90 and 92 % together, where 92
-// would be without a loss. Jobs that overlap on a part of their GPUs cost more: where
-// one has its turn, the others' other GPUs are idle. Three on three GPUs, each on two,
-// keep them busy for 56 %.
+// The costs: a GPU is idle from its own drain to the last drain on the gang's GPUs,
+// twice a turn. Jobs of two GPUs keep them busy for 84 % alone (TestGangsShare prints
+// the figures). Two such jobs that take turns keep them busy for 82 % with turns of 20
+// ms, and for 84 % with 100 ms. One beside a tenant on each GPU: 90 and 92 % together,
+// where 92 % would be without a loss. Jobs that overlap on a part of their GPUs cost
+// more: while one has its turn, the other GPUs of the others are idle. Three jobs on
+// three GPUs, each on two, keep them busy for 56 %.
 //
-// After a restart of the caller, gangs that had their turn have it still, as
-// Restore says; with MaxRecorded clients on a GPU they drain first, as everybody
-// does. No other is called for a moment (gather): where the ranks of two gangs come
-// back in turns, each would get a GPU before it is known that it needs the other's,
-// and drain for a rank that waits there.
+// After a restart of the caller, a gang that had its turn still has it, as Restore
+// says. With MaxRecorded clients on a GPU the gang drains first, as everybody does. No
+// other gang is called for a moment (gather): where the ranks of two gangs come back
+// in turns, each gang would get a GPU before it is known to need the other's GPU, and
+// would drain there for a rank that waits.
 
-// gangs are those of a node.
+// gangs is all gangs of a node.
 type gangs struct {
 	clock   *clock
 	byName  map[string]*gang
-	gather  Time            // none is called before
-	tickets uint64          // the latest
+	gather  Time            // no gang is called before
+	tickets uint64          // the latest ticket
 	changes int             // ever, of phases and of what is kept
 	moved   []string        // GPUs that a gang has changed for in this Step
-	toStep  map[string]bool // GPUs that the caller was told to step, and has not
+	toStep  map[string]bool // GPUs that the caller was told to step and has not stepped
 }
 
 type phase uint8
@@ -86,20 +86,20 @@ type hold uint8
 
 const (
 	nothing hold = iota
-	kept         // the GPU is kept for it, it runs nowhere yet
+	kept         // the GPU is kept for the gang, which runs nowhere yet
 	playing      // its members are granted
-	leaving      // no more: they drain
+	leaving      // its members drain
 )
 
 const (
-	// stepAfter is how long drains may take before others are let make a call
-	// for them, and stepPause the pause after a drain that has ended: others
-	// often end with it.
+	// stepAfter is how long drains may take before the other ranks make a call
+	// for them. stepPause is the pause after the end of a drain: others often end
+	// together with it.
 	stepAfter = 10 * time.Millisecond
 	stepPause = 500 * time.Microsecond
 
-	// gatherTime is in what time the clients of before a restart are back: they
-	// look for the caller each second at least.
+	// gatherTime is how long the clients need to come back after a restart: they
+	// look for the caller once a second at least.
 	gatherTime = 1100 * time.Millisecond
 )
 
@@ -120,23 +120,23 @@ type seat struct {
 	members
 	gang  *gang
 	hold  hold
-	due   bool   // its turn has come here
+	due   bool   // the gang's turn has come on this GPU
 	round uint64 // of steps, see gang.nextStep
 }
 
-// members is all that a gang sees of a GPU: its own clients there.
+// members is all that a gang sees of a GPU: its own clients on that GPU.
 type members interface {
 	gpu() string                   // its name
 	counts() bool                  // turns on this GPU are those of the gang
-	asks() bool                    // somebody waits for a grant
-	live() bool                    // somebody has one that keeps others out
-	manned() bool                  // somebody would be granted
-	drains() (since Time, ok bool) // somebody drains or is lost; since the latest revoke
+	asks() bool                    // a member waits for a grant
+	live() bool                    // a member has a grant that keeps others out
+	manned() bool                  // there is a member that would be granted
+	drains() (since Time, ok bool) // a member drains or is lost; since is the latest revoke
 	alone() bool                   // nobody else is on the GPU
 	grace() time.Duration
 }
 
-// sit makes a seat for members, who are the first of the gang on their GPU.
+// sit makes a seat for the first members of a gang on their GPU.
 func (gs *gangs) sit(name string, m members) *seat {
 	g := gs.byName[name]
 	if g == nil {
@@ -148,7 +148,7 @@ func (gs *gangs) sit(name string, m members) *seat {
 	return s
 }
 
-// leave is for a seat without clients.
+// leave takes away a seat whose last client has left.
 func (s *seat) leave() {
 	g := s.gang
 	i := slices.Index(g.seats, s)
@@ -165,10 +165,10 @@ func (s *seat) take(h hold) {
 	s.gang.gangs.changes++
 }
 
-// await has no gang be called until the clients of before a restart can be back.
+// await puts off all calls until clients can be back after a restart.
 func (gs *gangs) await() { gs.gather = max(gs.gather, gs.clock.now.Add(gatherTime)) }
 
-// advance has the gang go on as far as things are.
+// advance brings the gang to the phase that its members are ready for.
 func (g *gang) advance() {
 	for {
 		to := g.phase
@@ -176,7 +176,7 @@ func (g *gang) advance() {
 		switch g.phase {
 		case resting, wanted:
 			switch {
-			case live: // of before they were in it
+			case live: // granted before they were in the gang
 				to = stopping
 			case !asks:
 				to = resting
@@ -225,14 +225,14 @@ func (g *gang) enter(to phase) {
 	g.tell()
 }
 
-// idle has the gang be due nowhere.
+// idle ends that the gang is due.
 func (g *gang) idle() {
 	for _, s := range g.seats {
 		s.due = false
 	}
 }
 
-// tell has all GPUs of the gang look at it.
+// tell notes that all GPUs of the gang must look at it.
 func (g *gang) tell() {
 	for _, s := range g.seats {
 		g.gangs.moved = append(g.gangs.moved, s.gpu())
@@ -252,8 +252,8 @@ func (gs *gangs) others(stepped string) (gpus []string) {
 	return gpus
 }
 
-// isCalled says whether the gang is next on the GPU, before all who are not
-// called: so is one that comes to a gang that has its turn, or drains, already.
+// isCalled says whether the gang is next on the GPU, before all that are not called.
+// A gang that has its turn, or drains, on other GPUs is called on a new one.
 func (s *seat) isCalled() bool {
 	return s != nil && s.counts() && s.manned() &&
 		(s.gang.phase == called || (s.gang.phase == running || s.gang.phase == stopping) && s.hold == nothing && s.asks())
@@ -267,10 +267,10 @@ func (g *gang) all(are func(*seat) bool) bool {
 	return !slices.ContainsFunc(g.seats, func(s *seat) bool { return s.counts() && s.manned() && !are(s) })
 }
 
-// isDue says whether its turn has come on all its GPUs.
+// isDue says whether the gang's turn has come on all its GPUs.
 func (g *gang) isDue() bool { return g.all(func(s *seat) bool { return s.due }) }
 
-// nextStep returns when those that have drained make one more call.
+// nextStep returns when the members that have drained make one more call.
 func (g *gang) nextStep() (Time, bool) {
 	if g.phase != stopping {
 		return 0, false
@@ -285,7 +285,7 @@ func (g *gang) nextStep() (Time, bool) {
 	return at, drains && slices.ContainsFunc(g.seats, func(s *seat) bool { return s.stepsAt(soonest) })
 }
 
-// stepsAt says whether members here could make a call at that time.
+// stepsAt says whether members on this GPU could make a call at that time.
 func (s *seat) stepsAt(at Time) bool {
 	return s.counts() && s.hold == leaving && s.asks() && at < s.gang.stoppedAt.Add(s.grace()) && s.alone()
 }
@@ -312,7 +312,7 @@ func (gs *gangs) check() error {
 			case called:
 				ok = ok || s.hold == kept
 			case running:
-				ok = ok || s.hold == playing || s.hold == kept // while latency tenants are there
+				ok = ok || s.hold == playing || s.hold == kept // while latency grants are there
 			case stopping:
 				ok = ok || s.hold == leaving
 			}

@@ -55,6 +55,24 @@ type grant struct {
 	move move
 }
 
+// grants are those of a GPU that are not over.
+type grants struct {
+	open         list // gate open or paused, in the order of their grants
+	latency      list // the same, of latency grants
+	closing      list // draining or lost, the earliest end of grace first
+	closingBatch int  // of closing, those that are not latency grants
+	fenced       int  // grants that are fenced, and not released yet
+	keptOut      bool // latency grants keep batch tenants from the GPU
+
+	kept    *tenant // the gang that has the GPU, or is about to; see gang.go
+	holdOff Time    // no exclusive grant before; 0: none
+
+	// Who is granted when the holder has released, if nothing happens to it
+	// before, and under which epoch: decided, and recorded, while it drains.
+	next      *client
+	nextEpoch Epoch
+}
+
 // holds says whether the client may submit work, now or after a pause.
 func (g *grant) holds() bool { return g != nil && (g.state == granted || g.state == paused) }
 
@@ -65,16 +83,16 @@ func (g *grant) closes() bool { return g != nil && (g.state == lost || g.state =
 func (g *grant) revoked() bool { return g.state == draining || g.state == fenced }
 
 // listOf returns the list of the grants of that state and kind, nil: there is none.
-func (c *Core) listOf(state grantState, kind grantKind) *list {
+func (gs *grants) listOf(state grantState, kind grantKind) *list {
 	switch {
 	case state == lost || state == draining:
-		return &c.closing
+		return &gs.closing
 	case state == over || state == fenced:
 		return nil
 	case kind == latencyGrant:
-		return &c.latency
+		return &gs.latency
 	}
-	return &c.open
+	return &gs.open
 }
 
 // become changes the state of a grant.
@@ -153,10 +171,10 @@ func (c *Core) recount(g *grant, change func()) {
 	c.review(g.client.tenant)
 }
 
-// give makes a grant for a client that has none, which is not over only after the
-// next change.
+// give makes a grant for a client that has none. It counts from its first change on.
 func (c *Core) give(cl *client, epoch Epoch) *grant {
 	cl.grant = &grant{client: cl, epoch: epoch, since: c.now, runFrom: c.now, graceFrom: c.now}
+	c.memoryActive(cl)
 	return cl.grant
 }
 
@@ -191,6 +209,7 @@ func (c *Core) endGrant(cl *client, how EndReason) {
 	r.Moved = g.move.took
 	cl.held += held
 	cl.grant = nil
+	c.releasedMemory(cl, r.Moved)
 	cl.want = false
 	if t.seat != nil {
 		t.seat.gang.releasedAt = c.now

@@ -5,6 +5,12 @@ package sched
 // noticed is up to how many holders are told exactly how many others there are.
 const noticed = 8
 
+// notices are what decides whether more than a few holders are told.
+type notices struct {
+	toldWaits bool // somebody waits for latency grants to end
+	tellAll   bool // the mode or a share has changed, which every holder is to know
+}
+
 // standing is all that decides what a holder is told of the others.
 type standing struct {
 	mode     Mode      // in effect

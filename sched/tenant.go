@@ -3,104 +3,78 @@
 package sched
 
 import (
-	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
 
-// How time is accounted, for each tenant:
-//
-// Virtual time. Time on the GPU, divided by the tenant's part of it. Who is
-// behind is granted first, so parts come out as promised. Who wants nothing
-// falls behind by one turn at most: idleness is no capital.
-//
-// Credit. A tenant with a limit has an account that fills with the limit's part
-// of the time and empties with what it uses. With nothing left its grant is
-// revoked, and it waits until there is enough for a slice. It may be overdrawn,
-// for kernels cannot be cut short: that is the debt.
-//
-// Patience. What a latency tenant may still keep batch tenants out.
-const (
-	// one is the whole of a GPU in the parts that parts are counted in.
-	one = 1_000_000
-	// minPart keeps virtual time finite.
-	minPart = 100
-
-	// slicePeriod is the time in which a tenant alone gets its limit once, and
-	// minSlice the least that it gets at once.
-	slicePeriod = 100 * time.Millisecond
-	minSlice    = 5 * time.Millisecond
-
-	// A latency tenant goes before batch tenants for half of the time, and for
-	// a quarter of a second more, if it has left that unused. Then it takes
-	// turns like they do, until it has half of that again.
-	patiencePercent = 50
-	patienceMax     = 250 * time.Millisecond
-
-	// A turn is shorter the more its tenant is ahead of who waits, down to
-	// this part of the quantum.
-	minTurnPart = 8
-
-	// maxRound is how long it may take until each has had its turn, where
-	// shares are to be exact; unless the quantum is longer.
-	maxRound = 250 * time.Millisecond
-
-	// maxDebt bounds what a process that is fenced for ever costs its tenant.
-	maxDebt = 24 * time.Hour
-
-	// gotSeconds is what TenantSnapshot.Got looks back on.
-	gotSeconds = 5
-)
-
-// place is where a tenant that waits stands.
+// place is where a waiting tenant stands.
 type place uint8
 
 const (
 	nowhere   place = iota // it does not wait
-	ready                  // for its turn
-	afar                   // the same, but it has memory to move first
-	urgent                 // to be let in at once
-	throttled              // for its limit to allow it
-	aside                  // for its gang
+	ready                  // it waits for its turn
+	afar                   // it waits for its turn, and then has memory to move first
+	urgent                 // it is to be let in at once
+	throttled              // it waits until its limit allows a grant
+	aside                  // it waits for its gang
 )
 
-// tenant is those whose time is counted together.
+// roster is the tenants of a GPU.
+type roster struct {
+	tenants map[string]*tenant
+	ghosts  []*tenant // without clients, see leave
+	metered []*tenant // see meter
+	ganged  []*tenant // of gangs
+
+	// The number of tenants that are active, and the sums of their shares.
+	active, requests, weights int
+	special                   int   // tenants that ask for more than turns, see review
+	exact                     int   // those of them with a limit or a request
+	vtime                     int64 // see virtualNow
+}
+
+// queues holds the tenants with waiting clients.
+type queues struct {
+	ready, afar, urgent, throttled tenantHeap
+	waiting                        int    // clients of those in ready, afar and urgent
+	seq                            uint64 // of the latest request
+}
+
+func newQueues() queues {
+	return queues{
+		ready: tenantHeap{less: behind}, afar: tenantHeap{less: behind},
+		urgent: tenantHeap{less: before}, throttled: tenantHeap{less: backFirst},
+	}
+}
+
+// tenant is the clients whose time is counted together.
 type tenant struct {
 	name    string // key of Core.tenants
 	own     ClientID
 	share   Share // clamped
-	clients int   // known
-	queue   list  // those that wait for a grant
+	clients int   // with and without connections
+	queue   list  // its clients that wait for a grant
 
 	place   place
 	pos     int // in that place's heap
 	counted int // of queue, in Core.waiting
 
-	billedAt Time
-	open     int // grants that run: gate open, not paused
-	closing  int // that drain or are lost
-	fenced   int
-	batch    int  // live grants that are not latency ones
-	active   bool // counts in Core.weights and requests
+	account
+	open    int // grants that run: gate open, not paused
+	closing int // grants that drain or are lost
+	fenced  int
+	batch   int  // live grants that are not latency ones
+	active  bool // counts in Core.weights and requests
 
-	vt       int64 // virtual time, nanoseconds
-	credit   time.Duration
-	capped   bool // out of credit, and not back to a slice yet
-	patience time.Duration
-	demoted  bool // out of patience, and not back to half of it yet
-
-	used        time.Duration
-	notBefore   Time                          // it is granted again, see moving.go
-	moved       time.Duration                 // moving memory, which is not in used
-	stretch     time.Duration                 // its slices are at least that long, for what moving took
-	got         [gotSeconds + 1]time.Duration // by second of use, a ring
-	gotAt       int64                         // the latest second in it
+	notBefore   Time          // no grant before; see moving.go
+	moved       time.Duration // moving memory, which is not in used
+	stretch     time.Duration // its slices are at least that long, because of what moving took
 	grants      uint64
 	longestWait time.Duration
 
-	// Of a gang on this GPU, else the seat is nil.
+	// If the tenant is a gang; else the seat is nil.
 	core *Core
 	seat *seat
 	crew []*client // its clients
@@ -120,13 +94,15 @@ func clampShare(s Share) Share {
 	s.Weight = min(s.Weight, MaxWeight)
 	s.Priority = min(s.Priority, Latency)
 	if s.Gang != "" {
-		s.Priority = Batch // what waits for others is not let in alone
+		s.Priority = Batch // a rank that waits for others is not let in alone
 	}
 	return s
 }
 
-// limited says whether the tenant has a limit that means anything.
-func (t *tenant) limited() bool { return t.share.Limit > 0 && t.share.Limit < 100 }
+// limited says whether the share has a limit that means anything.
+func (s Share) limited() bool { return s.Limit > 0 && s.Limit < 100 }
+
+func (t *tenant) limited() bool { return t.share.limited() }
 
 // slice is what a tenant with a limit gets at once if nobody else wants it.
 func (t *tenant) slice() time.Duration {
@@ -150,8 +126,8 @@ func (t *tenant) isOf(account string) bool {
 	return t.seat != nil && !slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.account != account })
 }
 
-// tenantOf returns the tenant of that name, made if need be; of a name that is
-// empty, the client's own; with a gang in its share, that one's.
+// tenantOf returns the tenant of that name, and makes it if there is none. With a gang
+// in the share, it is the gang's tenant; with an empty name, the client's own.
 func (c *Core) tenantOf(name string, id ClientID, share Share) *tenant {
 	own := ClientID(0)
 	switch {
@@ -163,14 +139,14 @@ func (c *Core) tenantOf(name string, id ClientID, share Share) *tenant {
 	}
 	t := c.tenants[name]
 	if t == nil {
-		t = &tenant{name: name, own: own, share: clampShare(share), billedAt: c.now, vt: c.virtualNow(), patience: patienceMax, metered: -1, core: c}
+		t = &tenant{name: name, own: own, share: clampShare(share), account: account{billedAt: c.now, vt: c.virtualNow(), patience: patienceMax}, metered: -1, core: c}
 		t.credit = t.slice()
 		c.tenants[name] = t
 	}
 	return t
 }
 
-// join makes a client one of a tenant's, with all that it has.
+// join makes a client one of a tenant's clients, with its grant or its request.
 func (c *Core) join(cl *client, t *tenant) {
 	if cl.tenant == t {
 		return
@@ -184,6 +160,7 @@ func (c *Core) join(cl *client, t *tenant) {
 		}
 	}
 	if old != nil {
+		c.tellAll = true // what holders are told depends on their tenants' limits and gangs
 		c.bill(old)
 		c.count(cl.grant, -1)
 		old.clients--
@@ -232,7 +209,7 @@ func (c *Core) abandon(t *tenant) {
 	if t.own != 0 {
 		c.dropTenant(t)
 	} else if !t.ghost {
-		// Coming back as new would shed a debt, or a lead over the others.
+		// As a new tenant it would lose its debt, or its lead over the others.
 		t.ghost = true
 		c.ghosts = append(c.ghosts, t)
 	}
@@ -243,7 +220,7 @@ func (c *Core) dropTenant(t *tenant) { delete(c.tenants, t.name) }
 // maxGhosts is how many tenants without clients are remembered.
 const maxGhosts = 1024
 
-// exorcise forgets one tenant whose clients are gone and that owes nothing.
+// exorcise forgets tenants whose clients are gone and that owe nothing.
 func (c *Core) exorcise() {
 	for len(c.ghosts) > 0 {
 		t := c.ghosts[0]
@@ -264,10 +241,10 @@ func (c *Core) exorcise() {
 	}
 }
 
-// part returns what a tenant gets of the GPU if all that are active want it, in
-// parts of one: what it was promised, and of the rest as much as its weight says.
-func (c *Core) part(t *tenant) int64 {
-	requests, weights := c.requests, c.weights
+// part returns what a tenant gets of the GPU if all active tenants want it, as a part
+// of one: what it was promised, and as much of the rest as its weight says.
+func (r *roster) part(t *tenant) int64 {
+	requests, weights := r.requests, r.weights
 	if !t.active {
 		requests += t.share.Request
 		weights += t.share.Weight
@@ -279,141 +256,32 @@ func (c *Core) part(t *tenant) int64 {
 
 // bill charges a tenant for the time since it was last billed.
 func (c *Core) bill(t *tenant) {
-	from := t.billedAt
-	dt := c.now.Sub(from)
-	if dt <= 0 {
+	if c.now <= t.billedAt {
 		return
 	}
-	t.billedAt = c.now
-	onGPU := dt*time.Duration(t.open) + dt*time.Duration(t.closing)*time.Duration(100-c.tuning.DropTail)/100
-	charge := onGPU + dt*time.Duration(t.fenced)
-	if charge > 0 {
-		t.used += charge
-		t.spread(from, c.now, charge)
-	}
-	if onGPU > 0 && t.batch > 0 {
-		t.vt += scale(int64(min(onGPU, maxDebt)), one, c.part(t)) // bounded, or weeks at a small part overflow
-		if t.takesTurn() {
-			c.heap(t.place).fix(t)
-		}
-	}
-	if t.limited() {
-		top := t.slice()
-		if charge > 0 || t.queue.n > 0 {
-			top = max(top, c.tuning.Window*time.Duration(t.share.Limit)/100)
-		}
-		t.credit = min(t.credit+dt*time.Duration(t.share.Limit)/100, max(top, t.credit)) - charge
-		t.credit = max(t.credit, -maxDebt)
-		switch {
-		case t.credit <= 0:
-			t.capped = true
-		case t.credit >= t.slice():
-			t.capped = false
-		}
+	vt := t.vt
+	t.account.bill(c.now, c.ratesOf(t))
+	if t.vt != vt && t.takesTurn() {
+		c.heap(t.place).fix(t)
 	}
 	if t.place == throttled {
 		c.throttled.fix(t) // its other grants have cost it time
 	}
-	if t.share.Priority == Latency {
-		t.patience = min(t.patience+dt*time.Duration(max(patiencePercent, t.share.Request))/100, patienceMax)
-		if c.keptOut && charge > 0 {
-			t.patience -= min(dt, charge)
-		}
-		switch {
-		case t.patience <= 0:
-			t.demoted = true
-		case t.patience >= patienceMax/2:
-			t.demoted = false
-		}
-	}
 }
 
-// spread notes in which seconds a charge was used.
-func (t *tenant) spread(from, to Time, charge time.Duration) {
-	const second = Time(time.Second)
-	last := int64(to / second)
-	for s := max(t.gotAt+1, last-gotSeconds); s <= last; s++ {
-		t.got[s%int64(len(t.got))] = 0
+// ratesOf returns at which rates a tenant is billed as things are.
+func (c *Core) ratesOf(t *tenant) rates {
+	r := rates{
+		open: t.open, closing: t.closing, fenced: t.fenced,
+		share: t.share, slice: t.slice(), waits: t.queue.n > 0, keepsOut: c.keptOut, tuning: c.tuning,
 	}
-	t.gotAt = max(t.gotAt, last)
-	for s := max(int64(from/second), last-gotSeconds); s <= last; s++ {
-		lo, hi := max(from, Time(s)*second), min(to, Time(s+1)*second)
-		t.got[s%int64(len(t.got))] += time.Duration(scale(int64(charge), int64(hi-lo), int64(to-from)))
+	if t.batch > 0 && t.open+t.closing > 0 {
+		r.part = c.part(t)
 	}
+	return r
 }
 
-// gotLately returns what the tenant used in the latest gotSeconds, permille; it
-// is billed up to now.
-func (t *tenant) gotLately(now Time) int {
-	t.spread(now, now+1, 0)
-	const second = Time(time.Second)
-	into := time.Duration(now % second)
-	var sum time.Duration
-	for s := int64(now/second) - gotSeconds; s <= int64(now/second); s++ {
-		if s < 0 {
-			continue
-		}
-		use := t.got[s%int64(len(t.got))]
-		if s == int64(now/second)-gotSeconds { // the part of it that is within
-			use = time.Duration(scale(int64(use), int64(time.Second-into), int64(time.Second)))
-		}
-		sum += use
-	}
-	return int(min(sum/(gotSeconds*time.Second/1000), 1000))
-}
-
-// scale returns a·num/den, which must fit.
-func scale(a, num, den int64) int64 {
-	hi, lo := bits.Mul64(uint64(a), uint64(num))
-	q, _ := bits.Div64(hi, lo, uint64(den))
-	return int64(q)
-}
-
-// virtualNow returns the virtual time of who is behind the others, the GPU's
-// own clock. It never runs backwards.
-func (c *Core) virtualNow() int64 {
-	v := int64(0)
-	any := false
-	least := func(t *tenant) {
-		if !any || t.vt < v {
-			v, any = t.vt, true
-		}
-	}
-	if c.effective == Exclusive {
-		for _, l := range []*list{&c.open, &c.closing} {
-			for cl := l.head; cl != nil; cl = cl.next {
-				if cl.grant.kind == turnGrant {
-					c.bill(cl.tenant)
-					least(cl.tenant)
-				}
-			}
-		}
-	}
-	for _, h := range []*tenantHeap{&c.ready, &c.afar} {
-		if t := h.top(); t != nil {
-			least(t)
-		}
-	}
-	if any {
-		c.vtime = max(c.vtime, v)
-	}
-	return c.vtime
-}
-
-// turn returns how long a tenant may hold the GPU while others wait.
-func (c *Core) turn(t *tenant) time.Duration {
-	n := int64(max(c.active, 1))
-	round := int64(c.quantum) * n
-	if c.exact > 0 {
-		round = min(round, max(int64(c.quantum), int64(maxRound)))
-	}
-	d := time.Duration(scale(round, c.part(t), one))
-	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
-}
-
-func (c *Core) minTurn() time.Duration { return max(MinQuantum, c.quantum/minTurnPart) }
-
-// setActive has a tenant count among those that want the GPU, or not any more.
+// setActive says whether a tenant counts among those that want the GPU.
 func (c *Core) setActive(t *tenant, active bool) {
 	if t.active == active {
 		return
@@ -430,11 +298,11 @@ func (c *Core) setActive(t *tenant, active bool) {
 	c.requests += n * t.share.Request
 	c.weights += n * t.share.Weight
 	if c.active == 0 {
-		c.vtime = max(c.vtime, t.vt) // or whoever comes next would be ahead by all that it had alone
+		c.vtime = max(c.vtime, t.vt) // or the next tenant would be ahead by all the time that this one had alone
 	}
 }
 
-// review puts a tenant where it belongs, after anything about it has changed.
+// review puts a tenant in its place after anything about it has changed.
 func (c *Core) review(t *tenant) {
 	c.bill(t)
 	to := nowhere
@@ -467,7 +335,7 @@ func (c *Core) review(t *tenant) {
 	}
 	n := 0
 	if to == ready || to == afar || to == urgent {
-		n = max(t.queue.n, 1) // of a gang others may wait elsewhere
+		n = max(t.queue.n, 1) // members of its gang may wait on other GPUs
 	}
 	c.waiting += n - t.counted
 	t.counted = n
@@ -490,7 +358,8 @@ func (c *Core) review(t *tenant) {
 	}
 }
 
-// proxy says whether the tenant wants its turn for members on other GPUs.
+// proxy says whether the tenant wants its turn because members of its gang on other
+// GPUs do.
 func (t *tenant) proxy() bool {
 	return t.seat != nil && t.counts() && (t.seat.gang.phase == wanted || t.seat.gang.phase == called) && t.manned()
 }
@@ -498,67 +367,16 @@ func (t *tenant) proxy() bool {
 // inHeap says whether its place is a heap.
 func (t *tenant) inHeap() bool { return t.place != nowhere && t.place != aside }
 
-func (c *Core) heap(p place) *tenantHeap {
+func (q *queues) heap(p place) *tenantHeap {
 	switch p {
 	case ready:
-		return &c.ready
+		return &q.ready
 	case afar:
-		return &c.afar
+		return &q.afar
 	case urgent:
-		return &c.urgent
+		return &q.urgent
 	}
-	return &c.throttled
-}
-
-// meter keeps the list of tenants whose grants can run into a bound of theirs.
-func (c *Core) meter(t *tenant) {
-	want := t.open > 0 && (t.limited() || t.share.Priority == Latency)
-	switch {
-	case want && t.metered < 0:
-		t.metered = len(c.metered)
-		c.metered = append(c.metered, t)
-	case !want && t.metered >= 0:
-		last := c.metered[len(c.metered)-1]
-		c.metered[t.metered] = last
-		last.metered = t.metered
-		c.metered = c.metered[:len(c.metered)-1]
-		t.metered = -1
-	}
-}
-
-// backAt returns when a throttled tenant has credit for a slice again.
-func (t *tenant) backAt() Time {
-	if !t.limited() || !t.capped {
-		return max(t.billedAt, t.notBefore) // its limit was taken away just now, or it is not that
-	}
-	need := t.slice() - t.credit
-	return max(t.notBefore, t.billedAt.Add((need*100+time.Duration(t.share.Limit)-1)/time.Duration(t.share.Limit)))
-}
-
-// endsAt returns when the tenant's running grants will have used up what bounds
-// them; false if never.
-func (c *Core) endsAt(t *tenant) (at Time, ok bool) {
-	bound := func(left time.Duration, fill, use int) {
-		if left <= 0 {
-			at, ok = c.now, true
-		} else if use > fill {
-			u := t.billedAt.Add((left*100 + time.Duration(use-fill) - 1) / time.Duration(use-fill))
-			if s := Time(c.tuning.Sample); s > 0 && left == t.credit {
-				u = (u + s - 1) / s * s
-			}
-			if !ok || u < at {
-				at, ok = u, true
-			}
-		}
-	}
-	use := 100*(t.open+t.fenced) + (100-c.tuning.DropTail)*t.closing
-	if t.limited() {
-		bound(t.credit, t.share.Limit, use)
-	}
-	if t.share.Priority == Latency && c.keptOut {
-		bound(t.patience, max(patiencePercent, t.share.Request), 100)
-	}
-	return at, ok
+	return &q.throttled
 }
 
 // setShare changes what a tenant may have.
@@ -572,7 +390,7 @@ func (c *Core) setShare(t *tenant, s Share) {
 		c.requests += s.Request - t.share.Request
 		c.weights += s.Weight - t.share.Weight
 	}
-	c.tellAll = true // a limit counts as somebody who waits, see notice
+	c.tellAll = true // a limit counts as a client that waits, see standing
 	if !t.limited() {
 		t.credit = 0
 	}

@@ -20,6 +20,7 @@
 #include "log.h"
 #include "ops.h"
 #include "thread.h"
+#include "utilization.h"
 #include "wait.h"
 #include "wire_io.h"
 
@@ -283,7 +284,7 @@ static uint64_t early_release(uint64_t now)
 		}
 		if (!idle_long(gpu, now))
 			continue;
-		nvs_drainer_look(gpu);
+		nvs_drainer_look(gpu, NVS_LOOK_IDLE);
 	}
 	return next;
 }
@@ -309,6 +310,9 @@ static void *client_main(void *arg)
 		send_stats(now);
 		nvs_gate_forget_waiters(now);
 		wait = early_release(now);
+		NVS_FOR_EACH_GPU(gpu)
+			if (nvs_utilization_due(gpu, now, &wait))
+				nvs_drainer_look(gpu, NVS_LOOK_SAMPLE);
 		trim = nvs_memory_ops.tick(now);
 		wait = trim < wait ? trim : wait;
 		if (nvs_client.fd < 0 && nvs_client.retry_ns < now + wait)

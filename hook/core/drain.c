@@ -118,29 +118,35 @@ static bool next_with_work(struct nvs_gpu *gpu, unsigned *i, struct question *q)
 }
 
 /*
- * Whether no stream of the GPU has work that `has_work` sees. The driver is asked under
- * query_lock alone: who destroys a stream waits for the answer, see
- * nvs_stream_destroyed; nobody else does.
+ * What the streams of the GPU with work do: BUSY if one is, else IDLE; left_out says
+ * whether the state of one is not known. The driver is asked under query_lock alone:
+ * who destroys a stream waits for the answer, see nvs_stream_destroyed; nobody else does.
  */
-static bool no_stream(struct nvs_gpu *gpu, bool (*has_work)(const struct question *q))
+static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu,
+					  enum nvs_streams_state (*ask)(const struct question *q),
+					  bool *left_out)
 {
+	enum nvs_streams_state state = NVS_STREAMS_IDLE;
 	struct question q;
-	bool more = true, idle = true;
+	bool more = true;
 
-	for (unsigned i = 0; more && idle;) {
+	*left_out = false;
+	for (unsigned i = 0; more && state != NVS_STREAMS_BUSY;) {
 		nvs_lock(&gpu->query_lock);
 		more = next_with_work(gpu, &i, &q);
-		idle = !more || !has_work(&q);
+		state = more ? ask(&q) : NVS_STREAMS_IDLE;
 		nvs_unlock(&gpu->query_lock);
+		*left_out = *left_out || state == NVS_STREAMS_UNKNOWN;
 	}
-	return idle;
+	return state;
 }
 
-static bool has_work_beside_capture(const struct question *q)
+static enum nvs_streams_state state_beside_capture(const struct question *q)
 {
 	/* To ask about a default or capturing stream would break the capture. */
 	return nvs_key_is_default(q->key) || q->capturing || nvs_capturing(q->key) ||
-	       nvs_driver.stream_query(q->key) == CUDA_ERROR_NOT_READY;
+	       nvs_driver.stream_query(q->key) == CUDA_ERROR_NOT_READY
+		? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
 }
 
 /*
@@ -149,7 +155,10 @@ static bool has_work_beside_capture(const struct question *q)
  */
 static bool streams_done(struct nvs_gpu *gpu)
 {
-	return !atomic_load(&gpu->overflow.dirty) && no_stream(gpu, has_work_beside_capture);
+	bool left_out;
+
+	return !atomic_load(&gpu->overflow.dirty) &&
+	       ask_streams(gpu, state_beside_capture, &left_out) == NVS_STREAMS_IDLE;
 }
 
 bool nvs_gpu_has_work(struct nvs_gpu *gpu)
@@ -192,33 +201,49 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t closed_ns, uint64_t pat
 	}
 }
 
-static bool has_work(const struct question *q)
+static enum nvs_streams_state state_of(const struct question *q)
 {
 	void *popped;
-	bool work;
+	int result;
 
-	/* Another thread's default stream can't be asked about; the drain will. */
+	/* Another thread's default stream can't be asked about; a drain will find its work. */
 	if (q->key == CU_STREAM_PER_THREAD || !q->ctx || nvs_driver.ctx_push(q->ctx) != CUDA_SUCCESS)
-		return false;
-	work = nvs_driver.stream_query(q->key) == CUDA_ERROR_NOT_READY;
+		return NVS_STREAMS_UNKNOWN;
+	result = nvs_driver.stream_query(q->key);
 	nvs_driver.ctx_pop(&popped);
-	return work;
+	return result == CUDA_ERROR_NOT_READY ? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
+}
+
+static enum nvs_streams_state look(struct nvs_gpu *gpu, bool *left_out)
+{
+	enum nvs_streams_state state = NVS_STREAMS_UNKNOWN;
+
+	*left_out = false;
+	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
+		return state;
+	if (!nvs_trylock(&gpu->drain_lock))
+		return state;
+	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
+		state = ask_streams(gpu, state_of, left_out);
+		nvs_driver_leave();
+	}
+	nvs_unlock(&gpu->drain_lock);
+	return state;
+}
+
+enum nvs_streams_state nvs_streams_look(struct nvs_gpu *gpu)
+{
+	bool left_out;
+	enum nvs_streams_state state = look(gpu, &left_out);
+
+	return state == NVS_STREAMS_IDLE && left_out ? NVS_STREAMS_UNKNOWN : state;
 }
 
 bool nvs_streams_idle(struct nvs_gpu *gpu)
 {
-	bool idle = false;
+	bool left_out;
 
-	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
-		return false;
-	if (!nvs_trylock(&gpu->drain_lock))
-		return false;
-	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
-		idle = no_stream(gpu, has_work);
-		nvs_driver_leave();
-	}
-	nvs_unlock(&gpu->drain_lock);
-	return idle;
+	return look(gpu, &left_out) == NVS_STREAMS_IDLE;
 }
 
 void nvs_drain_fork_child(void)

@@ -28,7 +28,16 @@ void nvs_streams_touch(struct nvs_gpu *gpu);
 /* Whether anything was submitted on the GPU since the last drain. Asks no driver. */
 bool nvs_gpu_has_work(struct nvs_gpu *gpu);
 
-/* Whether all streams with work are idle now; a guess, confirmed by a drain. */
+enum nvs_streams_state {
+	NVS_STREAMS_IDLE,
+	NVS_STREAMS_BUSY,
+	NVS_STREAMS_UNKNOWN, /* a capture is open, or a stream cannot be asked about */
+};
+
+/* What the streams with work do now. No lock is held; nothing is waited for. */
+enum nvs_streams_state nvs_streams_look(struct nvs_gpu *gpu);
+
+/* Whether all streams that can be asked about are idle now; a drain confirms the guess. */
 bool nvs_streams_idle(struct nvs_gpu *gpu);
 
 /* No driver calls of our own from now on; waits up to a second for the last. */

@@ -14,6 +14,7 @@
 #include "log.h"
 #include "ops.h"
 #include "thread.h"
+#include "utilization.h"
 
 #define DRAIN_PATIENCE_NS (1 * NVS_S) /* with a capture open, unless REVOKE says more */
 
@@ -78,7 +79,7 @@ static void release_if_idle(struct nvs_gpu *gpu)
 static void *drainer_main(void *arg)
 {
 	struct nvs_gpu *gpu = arg;
-	unsigned done = 0;
+	unsigned done = 0, look;
 
 	nvs_thread_setup("nvshare-drain");
 	for (;;) {
@@ -89,10 +90,11 @@ static void *drainer_main(void *arg)
 			continue;
 		}
 		done = wanted;
-		if (atomic_load(&gpu->look)) {
+		look = atomic_exchange(&gpu->look, 0);
+		if (look & NVS_LOOK_IDLE)
 			release_if_idle(gpu);
-			atomic_store(&gpu->look, false);
-		}
+		if (look & NVS_LOOK_SAMPLE)
+			nvs_utilization_sample(gpu);
 		if (atomic_exchange(&gpu->drain, false))
 			do_drain(gpu);
 	}
@@ -143,10 +145,10 @@ static bool wake(struct nvs_gpu *gpu)
 	return true;
 }
 
-void nvs_drainer_look(struct nvs_gpu *gpu)
+void nvs_drainer_look(struct nvs_gpu *gpu, enum nvs_look why)
 {
-	if (nvs_active() && !atomic_exchange(&gpu->look, true) && !wake(gpu))
-		atomic_store(&gpu->look, false);
+	if (nvs_active() && !(atomic_fetch_or(&gpu->look, why) & why))
+		wake(gpu);
 }
 
 void nvs_drains_start(void)

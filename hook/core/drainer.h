@@ -8,11 +8,13 @@
 /* Has the drains done that are due. Client thread. */
 void nvs_drains_start(void);
 
-/*
- * Has the GPU looked at, and the grant given back if there is nothing to do.
- * Client thread, under nvs_client_lock or not; nothing is waited for.
- */
-void nvs_drainer_look(struct nvs_gpu *gpu);
+enum nvs_look {
+	NVS_LOOK_IDLE   = 1u << 0, /* give the grant back if the GPU has nothing to do */
+	NVS_LOOK_SAMPLE = 1u << 1, /* count whether it has; see utilization.h */
+};
+
+/* Has the GPU looked at. Client thread; nothing is waited for. */
+void nvs_drainer_look(struct nvs_gpu *gpu, enum nvs_look why);
 
 /*
  * At the end of the process: has the grant given back, if there is one and the GPU has

@@ -26,6 +26,15 @@ struct nvs_device {
 	uint64_t total_mem;          /* bytes */
 };
 
+/* Samples of whether the GPU has work; see utilization.h. */
+struct nvs_utilization {
+	uint64_t due_ns;    /* of the next look */
+	uint64_t sent_ns;   /* of the latest frame */
+	uint64_t calls;     /* gated calls at the latest look */
+	uint64_t called_ns; /* when that number was seen to grow */
+	uint32_t samples, busy; /* since the latest frame */
+};
+
 struct nvs_gpu {
 	/* What a gated call reads. Written under nvs_client_lock. */
 	_Alignas(NVS_CACHE_LINE) _Atomic(const struct nvs_slot *) slot;
@@ -44,7 +53,7 @@ struct nvs_gpu {
 	atomic_uint changed;     /* futex: the lease or the connection changed */
 	atomic_bool used;
 	atomic_bool drain;       /* LEASE_ACT_DRAIN is to be done */
-	atomic_bool look;        /* the GPU may be idle: look, and release */
+	atomic_uint look;        /* enum nvs_look: what the drainer is to look for */
 	bool drainer;            /* the thread that does both has been started */
 	atomic_flag spinning;    /* a thread spins for a grant */
 	atomic_uint drain_wanted; /* futex of that thread */
@@ -64,6 +73,7 @@ struct nvs_gpu {
 	uint64_t grant_calls;    /* gated calls before the grant */
 	uint64_t idle_calls;     /* early release: calls at the last look */
 	uint64_t idle_ns;        /* and since when that number holds */
+	struct nvs_utilization utilization;
 	struct nvs_stats stats;
 	struct nvs_stats sent;
 	uint64_t sent_ns;

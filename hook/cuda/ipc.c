@@ -36,8 +36,8 @@ WATCH(cuMemGetHandleForAddressRange, (void *handle, CUdeviceptr p, size_t n, int
 {
 	struct nvs_swap_range r;
 
-	nvs_swap_fix(p, &r);
-	nvs_vmm_fix(p, n);
+	nvs_swap_pin(p, &r);
+	nvs_vmm_pin(p, n);
 	return CALL(cuMemGetHandleForAddressRange, handle, p, n, type, flags);
 }
 
@@ -49,8 +49,8 @@ WATCH(cuPointerSetAttribute, (const void *value, int what, CUdeviceptr p))
 	struct nvs_swap_range r;
 
 	if (what == SYNC_MEMOPS) {
-		nvs_swap_fix(p, &r);
-		nvs_vmm_fix(p, 1);
+		nvs_swap_pin(p, &r);
+		nvs_vmm_pin(p, 1);
 	}
 	return CALL(cuPointerSetAttribute, value, what, p);
 }

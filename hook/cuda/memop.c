@@ -10,7 +10,7 @@
 #define MEM_OP(name, type) \
 	WATCH(name, (void *s, CUdeviceptr p, type value, uint flags)) \
 	{ \
-		nvs_swap_fix_word(p); \
+		nvs_swap_pin_word(p); \
 		return CALL(name, s, p, value, flags); \
 	}
 #define MEM_OP_SZ(name, type) MEM_OP(name, type) MEM_OP(name##_ptsz, type)
@@ -26,7 +26,7 @@ MEM_OP_SZ(cuStreamWaitValue64_v2, uint64_t)
 #define BATCH(name) \
 	WATCH(name, (void *s, uint count, const struct cu_mem_op *ops, uint flags)) \
 	{ \
-		nvs_swap_fix_ops(ops, count); \
+		nvs_swap_pin_ops(ops, count); \
 		return CALL(name, s, count, ops, flags); \
 	}
 BATCH(cuStreamBatchMemOp)
@@ -38,14 +38,14 @@ WATCH(cuGraphAddBatchMemOpNode, (void **node, void *graph, const void *deps, siz
 				 const struct cu_mem_op_node *params))
 {
 	if (params)
-		nvs_swap_fix_ops(params->ops, params->count);
+		nvs_swap_pin_ops(params->ops, params->count);
 	return CALL(cuGraphAddBatchMemOpNode, node, graph, deps, count, params);
 }
 
 WATCH(cuGraphBatchMemOpNodeSetParams, (void *node, const struct cu_mem_op_node *params))
 {
 	if (params)
-		nvs_swap_fix_ops(params->ops, params->count);
+		nvs_swap_pin_ops(params->ops, params->count);
 	return CALL(cuGraphBatchMemOpNodeSetParams, node, params);
 }
 
@@ -53,6 +53,6 @@ WATCH(cuGraphExecBatchMemOpNodeSetParams, (void *exec, void *node,
 					   const struct cu_mem_op_node *params))
 {
 	if (params)
-		nvs_swap_fix_ops(params->ops, params->count);
+		nvs_swap_pin_ops(params->ops, params->count);
 	return CALL(cuGraphExecBatchMemOpNodeSetParams, exec, node, params);
 }

@@ -60,7 +60,7 @@ struct nvs_thread *nvs_node_enter(const struct cu_node_params *p)
 	case CU_GRAPH_NODE_TYPE_MEMSET:
 		return enter(p->u.set.dst, 0);
 	case CU_GRAPH_NODE_TYPE_MEM_OPS:
-		nvs_swap_fix_ops(p->u.mem_ops.ops, p->u.mem_ops.count);
+		nvs_swap_pin_ops(p->u.mem_ops.ops, p->u.mem_ops.count);
 	}
 	return NULL;
 }

@@ -116,7 +116,7 @@ BIND(cuMulticastBindMem_v2, (unsigned long long multicast, int dev, size_t at,
 	WATCH(name, P) \
 	{ \
 		if (used()) \
-			nvs_vmm_fix(p, n); \
+			nvs_vmm_pin(p, n); \
 		return CALL(name, NVS_SPREAD A); \
 	}
 BIND_ADDRESS(cuMulticastBindAddr, (unsigned long long multicast, size_t at, CUdeviceptr p, size_t n,

@@ -7,38 +7,26 @@
 #include <sys/mman.h>
 
 #include "compiler.h"
+#include "entries.h"
 #include "memory_abi.h"
 #include "ops.h"
 #include "reserve.h"
 #include "stream.h"
 
-/* No allocation is larger; keeps sums from overflowing. */
+/* No allocation is larger, so that sums do not overflow. */
 #define MAX_BYTES (1ull << 60)
-
-/* Open addressing; grows by mmap so that the application's allocator is left alone. */
-struct entry {
-	uint64_t key;
-	uint64_t bytes;
-	uint64_t owner;      /* POINTER, ARRAY: context; HANDLE, MAPPING: number of the memory */
-	uint64_t kind : 8;   /* 0: the place is free */
-	uint64_t gpu : 8;    /* number; NO_GPU: not counted */
-	uint64_t stamp : 48;
-};
-
-#define NO_GPU 0xff
 
 /* Physical memory of the VMM. */
 struct physical {
 	uint64_t bytes;
-	uint32_t handles, mappings; /* references; both 0: free */
-	uint32_t next;              /* in the list of free ones */
+	uint32_t handles, mappings; /* references; both 0: unused */
+	uint32_t next;              /* in the list of unused ones */
 	struct nvs_gpu *gpu;
 };
 
 atomic_bool nvs_memory_graphs;
 
-static struct entry *table;
-static size_t size, filled;
+static struct nvs_entries entries;
 static _Atomic uint64_t stamp;
 static struct physical *physical; /* number 0 is none */
 static uint32_t physical_room, physical_used, physical_free;
@@ -46,7 +34,7 @@ static atomic_uint graph_gpus; /* bit mask */
 
 static void lock(void)
 {
-	nvs_in_book = true;
+	nvs_memory_locked = true;
 	atomic_signal_fence(memory_order_seq_cst);
 	nvs_lock(&nvs_memory_lock);
 }
@@ -55,95 +43,26 @@ static void unlock(void)
 {
 	nvs_unlock(&nvs_memory_lock);
 	atomic_signal_fence(memory_order_seq_cst);
-	nvs_in_book = false;
+	nvs_memory_locked = false;
 }
 
-/* ---- the table; the lock is held ---- */
+/* ---- entries; the lock is held ---- */
 
-static size_t home_of(unsigned kind, uint64_t key)
+static struct nvs_entry *find(enum nvs_memory_kind kind, uint64_t key)
 {
-	return (size_t)(((key ^ ((uint64_t)kind << 60)) * 0x9e3779b97f4a7c15ull) >> 20) & (size - 1);
+	return nvs_entry_find(&entries, kind, key);
 }
 
-static struct entry *find(enum nvs_memory_kind kind, uint64_t key)
+static bool insert(enum nvs_memory_kind kind, uint64_t key, uint64_t bytes, uint64_t owner, struct nvs_gpu *gpu)
 {
-	if (!size)
-		return NULL;
-	for (size_t i = home_of(kind, key); table[i].kind; i = (i + 1) & (size - 1))
-		if (table[i].kind == kind && table[i].key == key)
-			return &table[i];
-	return NULL;
-}
+	struct nvs_entry e = { .key = key, .bytes = bytes, .owner = owner, .kind = kind,
+			       .gpu = gpu ? gpu->number : NVS_NO_GPU };
 
-static void place(const struct entry *e)
-{
-	size_t i = home_of(e->kind, e->key);
-
-	while (table[i].kind)
-		i = (i + 1) & (size - 1);
-	table[i] = *e;
-	filled++;
-}
-
-static bool grow(void)
-{
-	struct entry *old = table;
-	size_t old_size = size, new_size = size ? size * 2 : 1024;
-	void *p;
-
-	if (filled * 4 < size * 3)
-		return true;
-	p = mmap(NULL, new_size * sizeof(*table), PROT_READ | PROT_WRITE,
-		 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (p == MAP_FAILED)
-		return size && filled + 1 < size;
-	table = p;
-	size = new_size;
-	filled = 0;
-	for (size_t i = 0; i < old_size; i++)
-		if (old[i].kind)
-			place(&old[i]);
-	if (old)
-		munmap(old, old_size * sizeof(*old));
-	return true;
-}
-
-static bool insert(enum nvs_memory_kind kind, uint64_t key, uint64_t bytes, uint64_t owner,
-		   struct nvs_gpu *gpu)
-{
-	struct entry e = { .key = key, .bytes = bytes, .owner = owner, .kind = kind,
-			   .gpu = gpu ? gpu->number : NO_GPU };
-
-	if (!grow())
-		return false;
 	e.stamp = atomic_fetch_add_explicit(&stamp, 1, memory_order_relaxed) + 1;
-	place(&e);
-	return true;
+	return nvs_entry_add(&entries, &e);
 }
 
-/* Takes an entry out and closes the gap: no tombstones gather. */
-static void take_out(struct entry *e)
-{
-	size_t hole = (size_t)(e - table), i = hole;
-
-	for (;;) {
-		size_t home;
-
-		i = (i + 1) & (size - 1);
-		if (!table[i].kind)
-			break;
-		home = home_of(table[i].kind, table[i].key);
-		/* Stays if its home lies behind the hole, going round. */
-		if (((i - home) & (size - 1)) < ((i - hole) & (size - 1)))
-			continue;
-		table[hole] = table[i];
-		hole = i;
-	}
-	table[hole].kind = 0;
-	filled--;
-}
-
-/* ---- sums; the lock is held ---- */
+/* ---- account; the lock is held ---- */
 
 static void count(struct nvs_gpu *gpu, uint64_t bytes)
 {
@@ -159,7 +78,7 @@ static void uncount(struct nvs_gpu *gpu, uint64_t bytes)
 	atomic_store_explicit(&b->used, b->used - bytes, memory_order_relaxed);
 }
 
-/* What was claimed exists: only now it is part of the most there ever was. */
+/* Claimed memory exists: only now it may make a new peak. */
 static void exists(struct nvs_gpu *gpu)
 {
 	struct nvs_budget *b = gpu->budget;
@@ -181,15 +100,15 @@ static void physical_drop(uint32_t n)
 	physical_free = n;
 }
 
-/* Strikes an entry out, with what it stands for. */
-static void strike(struct entry *e)
+/* Removes an entry, and its bytes from the account. */
+static void strike(struct nvs_entry *e)
 {
 	uint32_t n = (uint32_t)e->owner;
 	unsigned kind = e->kind;
 
-	if (kind != NVS_MEMORY_HANDLE && kind != NVS_MEMORY_MAPPING && e->gpu != NO_GPU)
+	if (kind != NVS_MEMORY_HANDLE && kind != NVS_MEMORY_MAPPING && e->gpu != NVS_NO_GPU)
 		uncount(&nvs_gpus[e->gpu], e->bytes);
-	take_out(e);
+	nvs_entry_remove(&entries, e);
 	if (kind == NVS_MEMORY_HANDLE)
 		physical[n].handles = 0;
 	else if (kind == NVS_MEMORY_MAPPING && n)
@@ -198,16 +117,16 @@ static void strike(struct entry *e)
 		physical_drop(n);
 }
 
-/* Makes way for a key that the driver just gave out: its free went past us. */
+/* The driver has given out a key again: its free went past the shim. */
 static void supersede(enum nvs_memory_kind kind, uint64_t key)
 {
-	struct entry *e = find(kind, key);
+	struct nvs_entry *e = find(kind, key);
 
 	if (e)
 		strike(e);
 }
 
-/* Unlocks, and tells the scheduler what it has to know of these GPUs. gpus: a bit each. */
+/* Unlocks, and tells the scheduler about these GPUs if it has to know. gpus: a bit each. */
 static void unlock_and_settle(unsigned gpus)
 {
 	NVS_FOR_EACH_GPU(gpu)
@@ -228,7 +147,7 @@ static unsigned mask_of(struct nvs_gpu *gpu)
 
 /* ---- allocations ---- */
 
-/* What is kept for the next allocations goes before one is refused. */
+/* Cached memory is released before an allocation is refused. */
 static bool reserve(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	return nvs_reserve(gpu, bytes) ||
@@ -247,7 +166,7 @@ bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
 		return true;
 	b = gpu->budget;
 	if (nvs_unlikely(bytes > MAX_BYTES))
-		return !b->limit; /* the driver will know how to refuse it */
+		return !b->limit; /* the driver refuses it */
 	lock();
 	fits = b->used <= b->reserved && bytes <= b->reserved - b->used;
 	if (fits)
@@ -288,7 +207,7 @@ void nvs_claim_drop(const struct nvs_claim *c)
 	unlock_and_settle(mask_of(c->gpu));
 }
 
-/* The claim turns out to be for so many bytes. The lock is held. */
+/* The allocation has so many bytes. The lock is held. */
 static void correct(const struct nvs_claim *c, uint64_t bytes)
 {
 	if (bytes > c->bytes)
@@ -308,7 +227,7 @@ void nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64
 	if (key && insert(kind, key, bytes, (uintptr_t)owner, c->gpu))
 		exists(c->gpu);
 	else
-		uncount(c->gpu, bytes); /* could not be struck out later */
+		uncount(c->gpu, bytes); /* could not be removed later */
 	unlock_and_settle(mask_of(c->gpu));
 }
 
@@ -320,20 +239,20 @@ uint64_t nvs_memory_stamp(void)
 void nvs_memory_remove(enum nvs_memory_kind kind, uint64_t key, uint64_t before)
 {
 	unsigned gpus = 0;
-	struct entry *e;
+	struct nvs_entry *e;
 
 	lock();
 	e = find(kind, key);
 	if (e && e->stamp <= before) {
-		if (e->gpu != NO_GPU)
+		if (e->gpu != NVS_NO_GPU)
 			gpus = 1u << e->gpu;
 		strike(e);
 	}
 	unlock_and_settle(gpus);
 }
 
-/* Whether the entry belongs to a context and was there at a stamp. */
-static bool owned(const struct entry *e, uint64_t before)
+/* Whether the entry belongs to a context and is not newer than a stamp. */
+static bool owned(const struct nvs_entry *e, uint64_t before)
 {
 	return (e->kind == NVS_MEMORY_POINTER || e->kind == NVS_MEMORY_ARRAY) && e->owner &&
 	       e->stamp <= before;
@@ -344,11 +263,10 @@ void nvs_memory_context_gone(const void *ctx, uint64_t before)
 	unsigned gpus = 0;
 
 	lock();
-	/* What closes a gap comes from behind it, or was looked at before. */
-	for (size_t i = 0; i < size; i++)
-		while (owned(&table[i], before) && table[i].owner == (uintptr_t)ctx) {
-			gpus |= 1u << table[i].gpu;
-			strike(&table[i]);
+	for (size_t i = 0; i < entries.size; i++)
+		while (owned(&entries.at[i], before) && entries.at[i].owner == (uintptr_t)ctx) {
+			gpus |= 1u << entries.at[i].gpu;
+			strike(&entries.at[i]);
 		}
 	unlock_and_settle(gpus);
 }
@@ -356,18 +274,18 @@ void nvs_memory_context_gone(const void *ctx, uint64_t before)
 void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t before)
 {
 	uint64_t asked = 0;
-	bool own = false; /* whether that context is not part of the primary one */
+	bool own = false; /* `asked` is no part of the primary context */
 
 	lock();
-	for (size_t i = 0; i < size; i++)
-		while (owned(&table[i], before) && table[i].gpu == gpu->number) {
-			if (table[i].owner != asked) {
-				asked = table[i].owner;
+	for (size_t i = 0; i < entries.size; i++)
+		while (owned(&entries.at[i], before) && entries.at[i].gpu == gpu->number) {
+			if (entries.at[i].owner != asked) {
+				asked = entries.at[i].owner;
 				own = nvs_context_own((void *)(uintptr_t)asked);
 			}
 			if (own)
 				break;
-			strike(&table[i]);
+			strike(&entries.at[i]);
 		}
 	unlock_and_settle(gpu->bit);
 }
@@ -376,11 +294,11 @@ void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t before)
 
 void nvs_memory_pool(uint64_t pool, struct nvs_gpu *gpu)
 {
-	struct entry *e;
+	struct nvs_entry *e;
 
 	lock();
 	e = find(NVS_MEMORY_POOL, pool);
-	if (!e || e->gpu != (gpu ? gpu->number : NO_GPU)) {
+	if (!e || e->gpu != (gpu ? gpu->number : NVS_NO_GPU)) {
 		supersede(NVS_MEMORY_POOL, pool);
 		if (pool)
 			insert(NVS_MEMORY_POOL, pool, 0, 0, gpu);
@@ -408,19 +326,19 @@ bool nvs_memory_pool_shared(uint64_t pool)
 
 bool nvs_memory_pool_find(uint64_t pool, struct nvs_gpu **gpu)
 {
-	struct entry *e;
+	struct nvs_entry *e;
 
 	lock();
 	e = find(NVS_MEMORY_POOL, pool);
 	if (e)
-		*gpu = e->gpu == NO_GPU ? NULL : &nvs_gpus[e->gpu];
+		*gpu = e->gpu == NVS_NO_GPU ? NULL : &nvs_gpus[e->gpu];
 	unlock();
 	return e != NULL;
 }
 
 /* ---- VMM ---- */
 
-/* Number of a fresh one with one handle, 0 if there is no memory. Locked. */
+/* The number of a new memory with one handle; 0: the system has no memory. Locked. */
 static uint32_t physical_new(uint64_t bytes, struct nvs_gpu *gpu)
 {
 	uint32_t n = physical_free;
@@ -448,7 +366,7 @@ static uint32_t physical_new(uint64_t bytes, struct nvs_gpu *gpu)
 	return n;
 }
 
-/* Gives a handle value a fresh memory. False: neither is known. Locked. */
+/* A handle value stands for a new memory. False: the system has no memory. Locked. */
 static bool handle_new(uint64_t handle, uint64_t bytes, struct nvs_gpu *gpu)
 {
 	uint32_t n;
@@ -480,11 +398,11 @@ void nvs_claim_keep_handle(const struct nvs_claim *c, uint64_t handle)
 
 void nvs_memory_handle_imported(uint64_t handle)
 {
-	struct entry *e;
+	struct nvs_entry *e;
 
 	lock();
 	e = find(NVS_MEMORY_HANDLE, handle);
-	if (e) /* our own export came back: one more reference */
+	if (e) /* this process exported it: one more reference */
 		physical[e->owner].handles++;
 	else
 		handle_new(handle, 0, NULL);
@@ -492,26 +410,26 @@ void nvs_memory_handle_imported(uint64_t handle)
 }
 
 /* The mapping that an address lies in. Locked. */
-static struct entry *mapping_of(uint64_t address)
+static struct nvs_entry *mapping_of(uint64_t address)
 {
-	struct entry *e = find(NVS_MEMORY_MAPPING, address);
+	struct nvs_entry *e = find(NVS_MEMORY_MAPPING, address);
 
-	for (size_t i = 0; !e && i < size; i++)
-		if (table[i].kind == NVS_MEMORY_MAPPING && address - table[i].key < table[i].bytes)
-			e = &table[i];
+	for (size_t i = 0; !e && i < entries.size; i++)
+		if (entries.at[i].kind == NVS_MEMORY_MAPPING && address - entries.at[i].key < entries.at[i].bytes)
+			e = &entries.at[i];
 	return e;
 }
 
 void nvs_memory_handle_retained(uint64_t handle, uint64_t address)
 {
-	struct entry *m;
+	struct nvs_entry *m;
 	uint32_t n;
 
 	lock();
 	m = mapping_of(address);
 	n = m ? (uint32_t)m->owner : 0;
 	if (n) {
-		struct entry *e = find(NVS_MEMORY_HANDLE, handle);
+		struct nvs_entry *e = find(NVS_MEMORY_HANDLE, handle);
 
 		if (e && e->owner != n) {
 			strike(e);
@@ -526,7 +444,7 @@ void nvs_memory_handle_retained(uint64_t handle, uint64_t address)
 void nvs_memory_handle_released(uint64_t handle, uint64_t before)
 {
 	unsigned gpus = 0;
-	struct entry *e;
+	struct nvs_entry *e;
 
 	lock();
 	e = find(NVS_MEMORY_HANDLE, handle);
@@ -544,7 +462,7 @@ void nvs_memory_handle_released(uint64_t handle, uint64_t before)
 
 uint32_t nvs_memory_hold(uint64_t handle)
 {
-	struct entry *e;
+	struct nvs_entry *e;
 	uint32_t n = 0;
 
 	lock();
@@ -587,9 +505,9 @@ void nvs_memory_unmapped(uint64_t address, uint64_t bytes, uint64_t before)
 	unsigned gpus = 0;
 
 	lock();
-	/* One mapping after the other, as a range is laid out as a rule. */
+	/* Mostly, a range consists of mappings side by side. */
 	while (at < end) {
-		struct entry *e = find(NVS_MEMORY_MAPPING, at);
+		struct nvs_entry *e = find(NVS_MEMORY_MAPPING, at);
 
 		if (!e || !e->bytes)
 			break;
@@ -600,12 +518,12 @@ void nvs_memory_unmapped(uint64_t address, uint64_t bytes, uint64_t before)
 			gpus |= mask_of(physical[e->owner].gpu);
 		strike(e);
 	}
-	for (size_t i = 0; at < end && i < size; i++)
-		while (table[i].kind == NVS_MEMORY_MAPPING && table[i].stamp <= before &&
-		       table[i].key - address < bytes) {
-			if (table[i].owner)
-				gpus |= mask_of(physical[table[i].owner].gpu);
-			strike(&table[i]);
+	for (size_t i = 0; at < end && i < entries.size; i++)
+		while (entries.at[i].kind == NVS_MEMORY_MAPPING && entries.at[i].stamp <= before &&
+		       entries.at[i].key - address < bytes) {
+			if (entries.at[i].owner)
+				gpus |= mask_of(physical[entries.at[i].owner].gpu);
+			strike(&entries.at[i]);
 		}
 	unlock_and_settle(gpus);
 }
@@ -655,14 +573,11 @@ void nvs_memory_read(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak)
 
 void nvs_memory_fork_child(void)
 {
-	nvs_in_book = false; /* if a signal handler forked there */
-	if (table) /* may have been caught half changed */
-		munmap(table, size * sizeof(*table));
+	nvs_memory_locked = false; /* a signal handler may have forked */
+	nvs_entries_reset(&entries); /* fork() may have caught it half changed */
 	if (physical)
 		munmap(physical, physical_room * sizeof(*physical));
-	table = NULL;
 	physical = NULL;
-	size = filled = 0;
 	physical_room = physical_used = physical_free = 0;
 	atomic_store(&nvs_memory_graphs, false);
 	atomic_store(&graph_gpus, 0);

@@ -44,7 +44,7 @@ static bool wait_readable(int fd, uint64_t until)
 	}
 }
 
-/* The next frame of a type, within the time; *passed as nvs_receive_frame. */
+/* Receives a frame, which must be of this type, within the time. *passed: as in nvs_receive_frame. */
 static bool expect(int fd, uint8_t type, uint64_t until, struct nvs_frame *f, int *passed)
 {
 	int n;
@@ -55,7 +55,7 @@ static bool expect(int fd, uint8_t type, uint64_t until, struct nvs_frame *f, in
 	return n > 0 && f->version == NVS_WIRE_VERSION && f->type == type;
 }
 
-/* A page that may vanish is not mapped for a single look. */
+/* Reads a page without a mapping: it is looked at once, and may be truncated. */
 static bool read_page(int page, struct nvs_slot *slot)
 {
 	for (int i = 0; i < 1000; i++) {
@@ -115,7 +115,7 @@ bool nvs_observe(const uint8_t *uuid, struct nvs_limits *out)
 	uint64_t now;
 	bool known;
 
-	/* One asks, the others wait for what it hears: bounded by its time. */
+	/* One thread asks, and the others wait for its answer, as long as the query may take. */
 	nvs_quiet_begin(&q);
 	nvs_lock(&answers_lock);
 	now = nvs_now();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * reserve.c: reservations of device memory with the scheduler, and what a
- * container may know of its limits.
+ * reserve.c: reservations of device memory with the scheduler, and the limits that a
+ * container is told.
  */
 #include "reserve.h"
 
@@ -16,20 +16,20 @@
 #include "wait.h"
 
 #define STEP          (64ull << 20)
-#define ANSWER_NS     (2 * NVS_S)     /* longest wait for a scheduler, all in all */
+#define ANSWER_NS     (2 * NVS_S)     /* longest wait for a scheduler, in all */
 #define PIECE_NS      (20 * NVS_MS)
 /*
- * After a refusal, how long for others of the container to give back what they
- * do not use; they look every TRIM_NS.
+ * After a refusal, the time for the container's other processes to return what they do
+ * not use: they look every TRIM_NS.
  */
 #define YIELD_NS      (150 * NVS_MS)
 #define TRIM_NS       (100 * NVS_MS)
-#define SETTLED_NS    (100 * NVS_MS)  /* wait for an answer before telling sizes */
+#define SETTLED_NS    (100 * NVS_MS)  /* wait for an answer before sizes are told */
 #define SEQLOCK_TRIES 1000
-#define UNANSWERED    16 /* frames; a socket that is full of them would be closed */
+#define UNANSWERED    16 /* frames; a full socket would be closed */
 
 struct nvs_lock nvs_memory_lock = NVS_LOCK(NVS_RANK_MEMORY);
-__thread bool nvs_in_book __attribute__((tls_model("initial-exec")));
+__thread bool nvs_memory_locked __attribute__((tls_model("initial-exec")));
 
 /* ---- the page ---- */
 
@@ -56,7 +56,7 @@ static uint64_t minus(uint64_t a, uint64_t b)
 	return a > b ? a - b : 0;
 }
 
-/* To a scheduler that keeps account of memory. The client's lock is held. */
+/* Whether the GPU is attached to a scheduler that keeps account of memory. The client's lock is held. */
 static bool attached(struct nvs_gpu *gpu)
 {
 	return nvs_client.link == LINK_UP && gpu->lease.link == LEASE_ATTACHED &&
@@ -77,7 +77,7 @@ static void refresh(struct nvs_gpu *gpu)
 		b->others = minus(used, b->acked);
 }
 
-/* The container has little left: everybody keeps to what he uses. */
+/* The container has little left: no process reserves more than it uses. */
 static bool is_short(const struct nvs_budget *b)
 {
 	return b->limit && minus(b->limit, b->others + b->reserved) < STEP;
@@ -88,7 +88,7 @@ static uint64_t round_up(uint64_t bytes)
 	return (bytes + STEP - 1) / STEP * STEP;
 }
 
-/* What to ask for if `least` is needed. */
+/* The bytes to ask for if `least` are needed. */
 static uint64_t wanted(const struct nvs_budget *b, uint64_t least)
 {
 	uint64_t total = round_up(least), left;
@@ -116,7 +116,7 @@ static struct nvs_frame frame_of(struct nvs_gpu *gpu, uint64_t total, uint64_t l
 	return f;
 }
 
-/* More than this is not kept in hand, with a limit. */
+/* With a limit, no more than this stays reserved without use. */
 static bool has_plenty(const struct nvs_budget *b)
 {
 	return minus(b->reserved, b->used) > 2 * STEP;
@@ -128,7 +128,7 @@ bool nvs_reserve_due(const struct nvs_budget *b)
 	       (b->limit && b->reserved > b->used && (has_plenty(b) || is_short(b)));
 }
 
-/* What no one waits for is always granted, so that it counts at once. */
+/* What nobody waits for is always granted, so that it is counted at once. */
 static bool settle(struct nvs_gpu *gpu, bool tick, struct nvs_frame *f)
 {
 	struct nvs_budget *b = gpu->budget;
@@ -136,9 +136,9 @@ static bool settle(struct nvs_gpu *gpu, bool tick, struct nvs_frame *f)
 	uint32_t flags = 0;
 
 	if (b->busy)
-		return false; /* the one who waits does it */
+		return false; /* the thread that waits does it */
 	if (b->sent - b->answered >= UNANSWERED && !tick)
-		return false; /* the last answer does it, or the clock */
+		return false; /* done at the last answer, or by the clock */
 	if (b->used > b->reserved) {
 		total = b->limit ? b->used : round_up(b->used);
 		flags = NVS_RESERVE_FORCE;
@@ -211,7 +211,7 @@ static void wait_attached(struct nvs_gpu *gpu)
 	}
 }
 
-/* Waits for the answer to a serial; false if none came. No lock is held. */
+/* Waits for the answer to a serial. False: none came. No lock is held. */
 static bool wait_answer(struct nvs_budget *b, uint64_t serial, uint64_t until)
 {
 	for (;;) {
@@ -228,7 +228,7 @@ static bool wait_answer(struct nvs_budget *b, uint64_t serial, uint64_t until)
 	}
 }
 
-/* Whether others have given back enough. No lock is held. */
+/* Whether other processes have returned enough. No lock is held. */
 static bool wait_yield(struct nvs_gpu *gpu, uint64_t bytes, uint64_t until)
 {
 	static const uint32_t nothing;
@@ -243,7 +243,7 @@ static bool wait_yield(struct nvs_gpu *gpu, uint64_t bytes, uint64_t until)
 		hope = b->others != b->tight && minus(b->limit, b->used) >= bytes && attached(gpu);
 		fits = minus(b->limit, b->others + b->used) >= bytes;
 		if (!fits && nvs_now() >= until)
-			b->tight = b->others; /* not again for the same */
+			b->tight = b->others; /* no second wait for the same value */
 		unlock();
 		nvs_unlock(&nvs_client_lock);
 		if (fits || !hope || nvs_now() >= until)
@@ -254,7 +254,7 @@ static bool wait_yield(struct nvs_gpu *gpu, uint64_t bytes, uint64_t until)
 
 enum verdict { GRANTED, REFUSED, ASKED };
 
-/* Decides what can be decided here; counts what is granted. All locks are held. */
+/* Decides as far as this process can; counts what is granted. All locks are held. */
 static enum verdict decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
 {
 	struct nvs_budget *b = gpu->budget;
@@ -265,7 +265,7 @@ static enum verdict decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
 	if (!fits && (b->limit || b->swap)) {
 		if (attached(gpu) && !b->deaf && !alone)
 			return ASKED;
-		/* Of the others nothing is known. */
+		/* What the other processes have is not known. */
 		if (b->limit && minus(b->limit, b->used) < bytes)
 			return REFUSED;
 	}
@@ -291,7 +291,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 		lock();
 		v = decide(gpu, bytes, alone || atomic_load(&nvs_exiting));
 		if (v == ASKED) {
-			/* Counted already: nobody else takes it once it is granted. */
+			/* Counted already: no other thread takes it once it is granted. */
 			atomic_store_explicit(&b->used, b->used + bytes, memory_order_relaxed);
 			b->asking = bytes;
 			b->busy = true;
@@ -317,7 +317,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 		unlock();
 		if (!answered)
 			nvs_debugf("GPU %u: no answer from the scheduler about memory", gpu->number);
-		nvs_reserve_settle(gpu); /* what was put off for us */
+		nvs_reserve_settle(gpu); /* which was put off meanwhile */
 		if (code == NVS_OK)
 			return true;
 		if (code == NVS_ERR_ARENA)
@@ -328,7 +328,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 			yielded = true;
 		}
 		nvs_lock(&nvs_client_lock);
-		/* The connection was lost: ask a new one, or decide without. */
+		/* The connection was lost: ask over a new one, or decide alone. */
 		alone = nvs_now() >= until;
 	}
 }
@@ -395,7 +395,7 @@ void nvs_reserve_attached(struct nvs_gpu *gpu)
 	struct nvs_frame f;
 	uint64_t have;
 
-	/* One that does not would close the connection over a RESERVE, each time. */
+	/* A scheduler that keeps none would close the connection after each RESERVE. */
 	b->account = gpu->lease.link == LEASE_ATTACHED &&
 		     __atomic_load_n(&nvs_client.page->slot[gpu->number].limit_seq, __ATOMIC_ACQUIRE);
 	b->swap = nvs_client.page &&
@@ -408,7 +408,7 @@ void nvs_reserve_attached(struct nvs_gpu *gpu)
 	b->answered = b->sent;
 	refresh(gpu);
 	have = b->used - b->asking;
-	if (have) { /* it is new to this scheduler, or to this connection */
+	if (have) { /* new to this scheduler, or to this connection */
 		b->reserved = b->limit ? have : round_up(have);
 		f = frame_of(gpu, b->reserved, b->reserved, NVS_RESERVE_FORCE);
 	}
@@ -451,9 +451,9 @@ uint64_t nvs_reserve_tick(void)
 	return next;
 }
 
-/* ---- what may be known ---- */
+/* ---- what the container is told ---- */
 
-/* False: the process does not use the GPU, and did not. */
+/* False: the process has never used the GPU. */
 static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out)
 {
 	struct nvs_budget *b = gpu->budget;
@@ -483,7 +483,7 @@ bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *
 	int saved = errno;
 	bool known;
 
-	if (nvs_in_book)
+	if (nvs_memory_locked)
 		return false;
 	if (!gpu && nvs_active())
 		gpu = nvs_gpu_of_uuid(uuid);

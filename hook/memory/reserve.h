@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * reserve.h: what the process may use of its container's memory limit.
+ * reserve.h: the budget of the process, its part of the container's memory limit.
  *
- * Per GPU the scheduler has granted `reserved` bytes and the book counts
- * `used`. As long as used stays below reserved nobody is asked; more is reserved
- * in steps. Without a limit the scheduler is told and not waited for.
+ * For each GPU the scheduler has granted `reserved` bytes, and `used` bytes are counted.
+ * While used stays below reserved, nobody is asked; more is reserved in steps. Without a
+ * limit the scheduler is told and no answer is waited for.
  *
- * Locks, outermost first: a budget's ask, nvs_client_lock, nvs_memory_lock. None
- * is held over a driver call. Only ask is held while waiting for an answer.
+ * Locks, outermost first: a budget's ask, nvs_client_lock, nvs_memory_lock. None is held
+ * over a driver call. Only ask is held while an answer is waited for.
  */
 #ifndef NVSHARE_RESERVE_H
 #define NVSHARE_RESERVE_H
@@ -23,37 +23,37 @@
 struct nvs_budget {
 	/* Guarded by nvs_memory_lock. */
 	_Atomic uint64_t used, peak; /* bytes; read without the lock too */
-	uint64_t reserved;  /* to be used without asking */
+	uint64_t reserved;  /* bytes that may be used without asking */
 	uint64_t asking;    /* part of used whose reservation is not answered yet */
 	uint64_t graphs;    /* part of used that graphs own */
 	uint64_t limit;     /* of the container, last known; 0: none */
-	uint64_t others;    /* bytes its other processes have, last known */
-	uint64_t tight;     /* others, when waiting for them to give back was of no use */
+	uint64_t others;    /* bytes of the container's other processes, last known */
+	uint64_t tight;     /* value of others for which waiting was in vain */
 	uint64_t acked;     /* reserved, in the scheduler's last answer */
 	uint64_t sent;      /* serial of the last RESERVE */
 	uint64_t answered;  /* no answer is awaited up to this serial */
 	uint32_t code;      /* of the last answer */
-	bool known;         /* was attached once: limit means something */
+	bool known;         /* was attached once, so that limit is valid */
 	bool busy;          /* a thread waits for an answer */
-	bool deaf;          /* the scheduler did not answer; do not wait for it */
-	bool swap;          /* it has to find room for what is promised: always ask */
+	bool deaf;          /* the scheduler did not answer; its answers are not waited for */
+	bool swap;          /* the scheduler has to find room for each promise: it is always asked */
 	/* Guarded by nvs_client_lock. */
-	bool account;       /* the scheduler that the GPU is attached to keeps one */
+	bool account;       /* the scheduler keeps account of memory */
 	/* Guarded by itself. */
 	struct nvs_lock ask;
 	atomic_uint event;  /* futex: an answer came, or none will */
 };
 
-/* This thread has the lock of the book, or waits for it: a signal handler runs. */
-extern __thread bool nvs_in_book __attribute__((tls_model("initial-exec")));
+/* This thread has a lock of memory, or waits for it. Who sees this is a signal handler. */
+extern __thread bool nvs_memory_locked __attribute__((tls_model("initial-exec")));
 
 /*
- * Whether memory is counted: not in a signal handler that interrupted whoever
- * has the book's lock, and not any more while the process ends.
+ * Whether memory is counted: not in a signal handler of a thread that has a lock of
+ * memory, and not while the process ends.
  */
 static inline bool nvs_counting(void)
 {
-	return nvs_active() && !nvs_in_book &&
+	return nvs_active() && !nvs_memory_locked &&
 	       !atomic_load_explicit(&nvs_exiting, memory_order_relaxed);
 }
 
@@ -61,25 +61,25 @@ extern struct nvs_lock nvs_memory_lock;
 
 void nvs_budget_init(struct nvs_budget *b);
 
-/* Gets room for bytes that do not fit into what is reserved, and counts them. */
+/* Reserves more, and counts so many bytes. False: refused. Waits some seconds at most. */
 bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes);
 
-/* Waits, seconds at most, until it is known what holds for the GPU. */
+/* Waits until the scheduler has answered for the GPU, or is absent; some seconds at most. */
 void nvs_reserve_attach(struct nvs_gpu *gpu);
 
-/* After a change of used: tells the scheduler if it has to know. Never waits. */
+/* After a change of used: tells the scheduler if need be. Never waits. */
 void nvs_reserve_settle(struct nvs_gpu *gpu);
 
 /*
- * Whether settling is due, by what is known: the client thread, which looks at
- * the page as well, comes by now and then. nvs_memory_lock is held.
+ * Whether the scheduler has to be told, as far as is known: the client thread looks at
+ * the page as well, now and then. nvs_memory_lock is held.
  */
 bool nvs_reserve_due(const struct nvs_budget *b);
 
 /*
- * Of a GPU, or (gpu NULL) of any GPU by UUID. A GPU that the process does
- * not use is asked about over a connection of its own; that takes 200 ms at most
- * and leaves nothing behind. Returns false if there is no scheduler to tell.
+ * The limits of a GPU, or (gpu NULL) of any GPU by its UUID. For a GPU that the process
+ * does not use, a connection of its own is made; that takes 200 ms at most. False: no
+ * scheduler knows.
  */
 bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *out);
 
@@ -87,8 +87,8 @@ bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *
 
 void nvs_reserve_attached(struct nvs_gpu *gpu);
 void nvs_reserve_answered(struct nvs_gpu *gpu, const struct nvs_frame *f);
-void nvs_reserve_lost(void); /* the connection is */
-/* Gives back what was long unused; returns when to come again, ns. */
+void nvs_reserve_lost(void); /* no answer will come: the connection is lost */
+/* Returns reservations that were not used for long. Returns when to call again, ns. */
 uint64_t nvs_reserve_tick(void);
 
 void nvs_reserve_fork_child(void);

@@ -7,7 +7,7 @@
 #include "swap_impl.h"
 #include "vmm.h"
 
-/* In what a context owns otherwise: the owner is a pool. */
+/* A bit of region.owner: the owner is a pool, not a context. */
 #define POOLED 1ull
 
 static _Atomic uint64_t serials; /* of allocations */
@@ -40,22 +40,22 @@ static void idle_remove(struct nvs_swap *s, struct nvs_slab *b)
 	s->idle_count--;
 }
 
-/* One more slab, from new memory if need be. The lock is given up for that. */
+/* Adds a slab, from new memory if need be. The lock is given up meanwhile. */
 static bool slab_more(struct nvs_gpu *gpu, uint64_t owner, uint32_t class)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct place p;
 
 	if (!s->idle) {
-		uint32_t granules = 1; /* an eighth of what small allocations have already */
+		uint32_t granules = 1; /* up to an eighth of what small allocations use already */
 
 		while (granules < SLABS_AT_ONCE && granules * 16 <= s->slabs_used)
 			granules *= 2;
 		nvs_swap_unlock(s);
-		p = nvs_region_obtain(gpu, granules);
+		p = nvs_region_alloc(gpu, granules);
 		if (!p.span && granules > 1) {
 			nvs_swap_unlock(s);
-			p = nvs_region_obtain(gpu, granules = 1);
+			p = nvs_region_alloc(gpu, granules = 1);
 		}
 		if (!p.span)
 			return false;
@@ -82,7 +82,7 @@ static bool slab_more(struct nvs_gpu *gpu, uint64_t owner, uint32_t class)
 	return true;
 }
 
-/* A slab has no object left. */
+/* Removes a slab that has no object left. */
 static void slab_less(struct nvs_gpu *gpu, struct place p)
 {
 	struct nvs_swap *s = gpu->swap;
@@ -93,10 +93,10 @@ static void slab_less(struct nvs_gpu *gpu, struct place p)
 	idle_push(s, slab_of(p));
 	s->slabs_used--;
 	if (--r->slabs || s->idle_count - r->granules < 1)
-		return; /* one region is kept for the next small allocation */
+		return; /* one region stays for the next small allocation */
 	for (uint32_t i = 0; i < r->granules; i++)
 		idle_remove(s, &p.span->slab[first.granule + i]);
-	nvs_region_retire(gpu, first);
+	nvs_region_free(gpu, first);
 }
 
 static int alloc_small(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdeviceptr *p)
@@ -114,7 +114,7 @@ static int alloc_small(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdevi
 
 static int alloc_large(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdeviceptr *out)
 {
-	struct place p = nvs_region_obtain(gpu, (uint32_t)((bytes + GRANULE - 1) / GRANULE));
+	struct place p = nvs_region_alloc(gpu, (uint32_t)((bytes + GRANULE - 1) / GRANULE));
 
 	if (p.span) {
 		region_of(p)->kind = REGION_LARGE;
@@ -134,7 +134,7 @@ static int alloc(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdeviceptr 
 
 	if (!bytes || bytes > 1ull << 50 || !out || !nvs_swap_on(gpu))
 		return -1;
-	do /* what streams have freed may be had when they are done with it */
+	do /* memory that streams have freed becomes free when they have passed the free */
 		result = (bytes <= NVS_SLAB_LARGEST ? alloc_small : alloc_large)
 				(gpu, owner, bytes, out);
 	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_pools_wait(gpu));
@@ -183,7 +183,7 @@ static bool find(struct place p, uint64_t address, struct nvs_swap_range *r)
 	r->owner = owner & POOLED ? NULL : (void *)(uintptr_t)owner;
 	r->pool = owner & POOLED ? (void *)(uintptr_t)(owner & ~POOLED) : NULL;
 	r->serial = g->serial;
-	r->fixed = g->fixed;
+	r->pinned = g->pinned;
 	r->mapped = p.span->base + bytes_of(p.span->head[p.granule] - 1);
 	r->mapped_bytes = bytes_of(g->granules);
 	return true;
@@ -195,11 +195,11 @@ bool nvs_swap_find(CUdeviceptr address, struct nvs_swap_range *r)
 	uint32_t head;
 	bool ours;
 
-	if (!p.span || nvs_in_book)
+	if (!p.span || nvs_memory_locked)
 		return false;
 	nvs_swap_lock(p.span->gpu->swap);
 	head = p.span->head[p.granule];
-	/* What the driver has mapped where the application has reserved is its to tell of. */
+	/* The driver tells of its own memory that the application has mapped there. */
 	ours = find(p, address, r) || !head || p.span->region[head - 1].kind < REGION_APP;
 	nvs_swap_unlock(p.span->gpu->swap);
 	return ours;
@@ -218,7 +218,7 @@ static int wait_for_work(const struct nvs_swap_range *r)
 	int result;
 
 	nvs_swap_lock(s);
-	hold = s->hold || r->fixed;
+	hold = s->hold || r->pinned;
 	nvs_swap_unlock(s);
 	if (!nvs_driver.ctx_synchronize || (!hold && nvs_context_is_drained(ctx)))
 		return CUDA_SUCCESS;
@@ -247,12 +247,12 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 	struct nvs_swap *s;
 	int result;
 
-	if (!p.span || nvs_in_book)
+	if (!p.span || nvs_memory_locked)
 		return -1;
 	s = p.span->gpu->swap;
 	if (!nvs_swap_find(address, &r) || r.base != address || r.mapping)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* What is a pool's is freed when the application says that it is done with. */
+	/* A pool's memory is not waited for: the application has done so. */
 	result = wait && !r.pool ? wait_for_work(&r) : CUDA_SUCCESS;
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -262,9 +262,9 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 	} else if (r.pool) {
 		nvs_pools_free(r.gpu, r.pool, address);
 	} else if (region_of(p)->kind == REGION_LARGE && p.span->head[p.granule] == p.granule + 1) {
-		region_of(p)->dying = true; /* nobody else frees it */
-		if (!nvs_region_put_by(s, p))
-			nvs_region_retire(r.gpu, p);
+		region_of(p)->dying = true; /* no other thread frees it */
+		if (!nvs_region_cache(s, p))
+			nvs_region_free(r.gpu, p);
 	} else {
 		free_small(r.gpu, p, address);
 	}
@@ -286,7 +286,7 @@ bool nvs_alloc_cache(struct nvs_block *b)
 	struct place p = nvs_place_of(b->address);
 	struct region *r = &p.span->region[p.span->head[p.granule] - 1];
 
-	b->no_reuse = r->fixed;
+	b->no_reuse = r->pinned;
 	if (r->kind == REGION_SLABS) {
 		nvs_slab_hide(slab_of(p), b->address);
 		b->bytes = nvs_slab_size(slab_of(p)->class);
@@ -323,19 +323,19 @@ void nvs_alloc_release(struct nvs_gpu *gpu, CUdeviceptr address)
 		free_small(gpu, p, address);
 	} else {
 		r->cached = false;
-		nvs_region_retire(gpu, p);
+		nvs_region_free(gpu, p);
 	}
 }
 
 /* ---- contexts ---- */
 
-/* Whether what an owner has goes with a context, or with the primary one. */
+/* Whether the owner's memory is gone with a context, or (NULL) with the primary one. */
 static bool goes(uint64_t owner, const void *ctx)
 {
 	return ctx ? owner == (uintptr_t)ctx : !nvs_context_own((void *)(uintptr_t)owner);
 }
 
-/* Retires one region or slab of the context; false when there is none left. */
+/* Frees one region or slab of the context. False: none is left. */
 static bool one_gone(struct nvs_gpu *gpu, const void *ctx)
 {
 	for (unsigned i = 0; i < atomic_load(&nvs_spans_used); i++) {
@@ -350,7 +350,7 @@ static bool one_gone(struct nvs_gpu *gpu, const void *ctx)
 			if (!sp->head[g] || !r->published || r->dying)
 				continue;
 			if (r->kind == REGION_LARGE && goes(r->owner, ctx)) {
-				nvs_region_retire(gpu, (struct place){ sp, g });
+				nvs_region_free(gpu, (struct place){ sp, g });
 				return true;
 			}
 			for (uint32_t j = g; r->kind == REGION_SLABS && j < g + r->granules; j++)
@@ -369,7 +369,7 @@ void nvs_swap_context_gone(const void *ctx, struct nvs_gpu *gpu)
 
 	if (!s->mover)
 		return;
-	/* The mover's stream was of a context; which one does not matter. */
+	/* The mover takes another context for its stream. */
 	if (!ctx || s->ctx == ctx) {
 		s->ctx = NULL;
 		nvs_arena_unregistered(gpu);

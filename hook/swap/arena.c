@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * arena.c: host memory for what is away, in segments that the scheduler
- * gives. A thread of its own maps them and pins them, slice by slice, before
- * they are needed; what is not pinned yet, or cannot be, is used all the same,
- * through the driver's own staging buffers, four times slower.
+ * arena.c: host memory for chunks that are away, in segments that the scheduler gives. A
+ * thread maps the segments and registers them with the driver, slice by slice, before
+ * they are needed. Copies to memory that is not registered go through the driver's
+ * staging buffers, four times slower.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -22,30 +22,30 @@
 
 #define MAX_SEGMENTS 256u
 /*
- * Pinned at a time, under the drain lock: some 4 ms at the 18 GB/s of 4 KiB
- * pages (measurements 5), so that a drain is not held up for longer.
+ * Granules that are registered at a time, under the drain lock: a drain waits for some
+ * 4 ms at most, at the 18 GB/s of 4 KiB pages (H200, driver 580).
  */
-#define SLICE 32u /* granules */
+#define SLICE 32u
 
 struct segment {
-	char *base;        /* NULL: not mapped yet, or it cannot be */
-	int fd;            /* until it is mapped */
+	char *base;        /* NULL: not mapped */
+	int fd;            /* -1 once the segment is mapped */
 	uint32_t granules;
-	uint32_t pinned;   /* granules that are registered, from the first on */
-	uint32_t free;     /* granules that hold nothing */
-	uint32_t next;     /* where the search begins */
-	bool unpinnable;
-	uint8_t *used;     /* per granule */
+	uint32_t registered;  /* so many granules, from the first on, are */
+	uint32_t free;     /* granules that are not used */
+	uint32_t next;     /* where the next search begins */
+	bool refused;
+	uint8_t *used;     /* for each granule */
 };
 
-/* Of a GPU; guarded by its swap lock, but see pin(). */
+/* Of a GPU; guarded by its swap lock, but see register_slice(). */
 struct arena {
 	struct segment segment[MAX_SEGMENTS];
 	uint32_t count;
 	bool thread;
 };
 
-/* A place in the arena as one number: segment and granule. */
+/* A place in the arena in one number: segment and granule. */
 #define STORE(segment, granule) ((uint32_t)(segment) << 24 | (granule))
 #define SEGMENT_OF(store) ((store) >> 24)
 #define GRANULE_OF(store) ((store) & 0xffffff)
@@ -54,7 +54,7 @@ _Static_assert(MAX_SEGMENTS <= 256, "eight bits of a store");
 
 /* ---- places ---- */
 
-bool nvs_arena_take(struct nvs_gpu *gpu, struct place p, uint32_t granules)
+bool nvs_arena_alloc(struct nvs_gpu *gpu, struct place p, uint32_t granules)
 {
 	struct arena *a = gpu->swap->arena;
 	uint32_t n = 0;
@@ -76,11 +76,11 @@ bool nvs_arena_take(struct nvs_gpu *gpu, struct place p, uint32_t granules)
 		}
 	}
 	if (n < granules)
-		nvs_arena_give(gpu, p, n);
+		nvs_arena_free(gpu, p, n);
 	return n == granules;
 }
 
-void nvs_arena_give(struct nvs_gpu *gpu, struct place p, uint32_t granules)
+void nvs_arena_free(struct nvs_gpu *gpu, struct place p, uint32_t granules)
 {
 	for (uint32_t i = 0; i < granules; i++) {
 		uint32_t store = p.span->store[p.granule + i];
@@ -91,17 +91,14 @@ void nvs_arena_give(struct nvs_gpu *gpu, struct place p, uint32_t granules)
 	}
 }
 
-uint64_t nvs_arena_bytes(struct nvs_gpu *gpu, uint64_t *unused)
+uint64_t nvs_arena_bytes(struct nvs_gpu *gpu)
 {
 	struct arena *a = gpu->swap->arena;
 	uint64_t sum = 0;
 
-	*unused = 0;
 	for (uint32_t i = 0; a && i < a->count; i++)
-		if (a->segment[i].base) {
+		if (a->segment[i].base)
 			sum += bytes_of(a->segment[i].granules);
-			*unused += bytes_of(a->segment[i].free);
-		}
 	return sum;
 }
 
@@ -138,13 +135,13 @@ int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, uint32_t granules, bool 
 
 /* ---- the thread ---- */
 
-/* Maps a segment. Its memory is there already: the scheduler has filled it with zeros. */
+/* Maps a segment. The scheduler has allocated its memory already. */
 static void map(struct nvs_swap *s, struct segment *g)
 {
 	uint64_t bytes = bytes_of(g->granules);
 	void *p = MAP_FAILED, *used;
 
-	/* A file that is too short means SIGBUS in the application. */
+	/* A file that is too short would raise SIGBUS in the application. */
 	if (lseek(g->fd, 0, SEEK_END) >= (off_t)bytes)
 		p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, g->fd, 0);
 	used = mmap(NULL, g->granules, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -156,16 +153,16 @@ static void map(struct nvs_swap *s, struct segment *g)
 		g->free = g->granules;
 		g->base = p;
 	} else {
-		g->unpinnable = true;
+		g->refused = true;
 	}
 	nvs_swap_unlock(s);
 	nvs_swap_kick(s);
 }
 
-/* Registers the next slice. The driver's lock of the GPU keeps its contexts alive. */
-static void pin(struct nvs_gpu *gpu, struct segment *g)
+/* Registers the next slice. The drain lock keeps the GPU's contexts alive. */
+static void register_slice(struct nvs_gpu *gpu, struct segment *g)
 {
-	uint32_t n = g->granules - g->pinned < SLICE ? g->granules - g->pinned : SLICE;
+	uint32_t n = g->granules - g->registered < SLICE ? g->granules - g->registered : SLICE;
 	void *popped;
 	int result;
 
@@ -175,14 +172,14 @@ static void pin(struct nvs_gpu *gpu, struct segment *g)
 		nvs_swap_wait(gpu->swap, atomic_load(&gpu->swap->kick), 50 * NVS_MS);
 		return;
 	}
-	result = nvs_driver.host_register(g->base + bytes_of(g->pinned), bytes_of(n),
+	result = nvs_driver.host_register(g->base + bytes_of(g->registered), bytes_of(n),
 					  CU_HOST_REGISTER_PORTABLE);
 	nvs_driver.ctx_pop(&popped);
 	nvs_driver_leave();
 	if (result == CUDA_SUCCESS)
-		g->pinned += n;
+		g->registered += n;
 	else
-		g->unpinnable = true;
+		g->refused = true;
 	nvs_unlock(&gpu->drain_lock);
 	if (result != CUDA_SUCCESS)
 		nvs_debugf("GPU %u: host memory cannot be pinned: error %d; copies go through the "
@@ -196,13 +193,13 @@ static struct segment *next_job(struct nvs_gpu *gpu)
 	struct segment *found = NULL;
 
 	nvs_swap_lock(s);
-	/* All are mapped before the first is pinned. */
+	/* All segments are mapped before the first is registered. */
 	for (uint32_t i = 0; i < a->count && !found; i++)
 		if (a->segment[i].fd >= 0)
 			found = &a->segment[i];
 	for (uint32_t i = 0; i < a->count && !found; i++)
-		if (a->segment[i].base && !a->segment[i].unpinnable &&
-		    a->segment[i].pinned < a->segment[i].granules)
+		if (a->segment[i].base && !a->segment[i].refused &&
+		    a->segment[i].registered < a->segment[i].granules)
 			found = &a->segment[i];
 	nvs_swap_unlock(s);
 	return found;
@@ -223,7 +220,7 @@ static void *arena_main(void *arg)
 		else if (g->fd >= 0)
 			map(s, g);
 		else
-			pin(gpu, g);
+			register_slice(gpu, g);
 	}
 	return NULL;
 }
@@ -259,7 +256,7 @@ void nvs_arena_unregistered(struct nvs_gpu *gpu)
 	struct arena *a = gpu->swap->arena;
 
 	for (uint32_t i = 0; a && i < a->count; i++)
-		a->segment[i].pinned = 0;
+		a->segment[i].registered = 0;
 	nvs_swap_kick(gpu->swap);
 }
 

@@ -431,7 +431,7 @@ int nvs_swap_free_async(CUdeviceptr p, void *stream)
 	struct caller who;
 	struct queue *q;
 
-	if (!at.span || nvs_in_book)
+	if (!at.span || nvs_memory_locked)
 		return -1;
 	all = at.span->gpu->swap->pools;
 	s = at.span->gpu->swap;
@@ -467,7 +467,7 @@ void nvs_swap_host_waited(uint64_t frees, const void *ctx, void *stream)
 {
 	struct caller who = { NULL, NULL, 0 };
 
-	if (nvs_in_book)
+	if (nvs_memory_locked)
 		return;
 	if (!ctx && stream)
 		who = caller_of(stream);
@@ -509,7 +509,7 @@ void nvs_pools_drained(struct nvs_gpu *gpu)
 
 void nvs_swap_stream_going(void *stream)
 {
-	if (!stream || nvs_key_is_default(stream) || nvs_in_book)
+	if (!stream || nvs_key_is_default(stream) || nvs_memory_locked)
 		return;
 	NVS_FOR_EACH_GPU(gpu) {
 		struct nvs_pools *all = gpu->swap->pools;

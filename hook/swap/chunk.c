@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * chunk.c: physical memory of chunks, by the driver.
+ * chunk.c: physical memory of chunks.
  */
 #include "swap.h"
 #include "swap_impl.h"
 
-/* Other GPUs of the process that can reach the GPU's memory may. */
+/* Gives other GPUs of the process access, where they can have it. */
 static void let_in(struct nvs_gpu *gpu, struct place p)
 {
 	int dev = gpu->device.dev, can = 0;
 
 	if (p.span->region[p.span->head[p.granule] - 1].kind >= REGION_APP)
-		return; /* the application says itself who may */
+		return; /* the application gives access itself */
 	NVS_FOR_EACH_GPU(other) {
 		struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, other->device.dev },
 				       CU_MEM_ACCESS_READWRITE };
@@ -23,19 +23,25 @@ static void let_in(struct nvs_gpu *gpu, struct place p)
 	}
 }
 
-/* Memory for one chunk, at its place; nobody can reach it yet. */
-static int put(struct nvs_gpu *gpu, struct place p)
+int nvs_chunk_create(struct nvs_gpu *gpu, uint64_t bytes, unsigned long long *handle)
 {
 	const struct nvs_swap *s = gpu->swap;
+	struct cu_alloc_full prop = {
+		.head = { CU_MEM_ALLOCATION_PINNED, s->posix_fd ? CU_MEM_HANDLE_POSIX_FD : 0,
+			  { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev } },
+		.rdma = s->rdma,
+	};
+
+	return nvs_driver.mem_create(handle, bytes, &prop.head, 0);
+}
+
+/* Creates memory for one chunk and maps it; nobody has access yet. */
+static int map_one(struct nvs_gpu *gpu, struct place p)
+{
 	struct chunk *c = chunk_of(p);
-	struct cu_location at = { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev };
-	/* Such memory can be exported later, and registered with a network card. */
-	struct cu_alloc_full prop = { .head = { CU_MEM_ALLOCATION_PINNED,
-						s->posix_fd ? CU_MEM_HANDLE_POSIX_FD : 0, at },
-				      .rdma = s->rdma };
 	uint64_t bytes = bytes_of(c->granules);
 	unsigned long long handle = 0;
-	int result = nvs_driver.mem_create(&handle, bytes, &prop.head, 0);
+	int result = nvs_chunk_create(gpu, bytes, &handle);
 
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -55,7 +61,7 @@ int nvs_chunk_map(struct nvs_gpu *gpu, struct place first, uint32_t *chunks)
 	uint32_t n = 0;
 
 	while (n < *chunks && result == CUDA_SUCCESS) {
-		result = put(gpu, at);
+		result = map_one(gpu, at);
 		if (result == CUDA_SUCCESS) {
 			next_chunk(&at);
 			n++;
@@ -83,7 +89,7 @@ void nvs_chunk_unmap(struct place first, uint32_t chunks)
 	for (; at.granule < end.granule; next_chunk(&at)) {
 		const struct chunk *c = chunk_of(at);
 
-		/* The documentation speaks of a range of one mapping only. */
+		/* Only the unmapping of one mapping is documented. */
 		if (!at_once)
 			nvs_driver.mem_unmap(address_of(at), bytes_of(c->granules));
 		nvs_driver.mem_release(c->handle);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * ipc.c: cuIpc* for memory of ours, which the driver has no such handle for.
+ * ipc.c: cuIpc* for memory that moves; the driver has no such handles for it.
  *
- * The handle that the application passes on holds the name of a socket of the
- * process that has the memory, and a secret. Who opens it, through the shim as
- * well, gets the chunks' descriptors over that socket, for the same user only,
- * and maps them. From the first handle on the memory stays on the GPU for good:
- * nobody could tell the others when it leaves.
+ * The handle that the application passes on holds the name of a socket of the process
+ * that owns the memory, and a secret. The process that opens the handle, through the shim
+ * as well, gets descriptors of the chunks over that socket and maps them; only a process
+ * of the same user does. From the first handle on the memory is pinned: nobody could
+ * tell the other processes when it leaves.
  *
- * An abstract socket belongs to a network namespace, which processes that share
- * memory share: those of a container, or of a pod.
+ * An abstract socket belongs to a network namespace. Processes that share memory share
+ * that: those of a container, or of a pod.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -36,11 +36,11 @@
 #define ANSWER_MS  10000
 #define MAX_OPENED 1024
 
-/* What is in a handle. */
+/* The contents of a handle. */
 struct ticket {
 	uint64_t magic;
 	uint64_t name, secret; /* of the socket, of the process */
-	uint64_t region;       /* address there */
+	uint64_t region;       /* its address in that process */
 	uint64_t region_bytes;
 	uint64_t offset;       /* of the allocation in the region */
 	uint64_t bytes;
@@ -48,7 +48,7 @@ struct ticket {
 };
 _Static_assert(sizeof(struct ticket) == sizeof(struct cu_ipc_handle), "CUipcMemHandle");
 
-struct reply { /* with as many descriptors */
+struct reply { /* comes with `count` descriptors */
 	uint32_t count, more;
 	uint32_t granules[BATCH];
 };
@@ -57,7 +57,7 @@ static struct nvs_lock lock = NVS_LOCK(NVS_RANK_IPC);
 static uint64_t own_name, own_secret; /* 0: there is no socket yet */
 static int listener = -1;
 
-/* Memory of others that is open here. */
+/* Memory of other processes that is open in this one. */
 static struct opened {
 	uint64_t name, region;
 	CUdeviceptr base;     /* 0: free */
@@ -95,9 +95,9 @@ static bool readable(int fd)
 	return syscall(SYS_ppoll, &p, 1, &t, NULL, 8) > 0;
 }
 
-/* ---- the giving side ---- */
+/* ---- export ---- */
 
-/* Sends descriptors of a region's chunks, a packet full at a time. */
+/* Sends the descriptors of a region's chunks, packet by packet. */
 static bool send_chunks(int fd, struct place p)
 {
 	const struct region *r = region_of(p);
@@ -118,9 +118,9 @@ static bool send_chunks(int fd, struct place p)
 			bool here;
 
 			nvs_swap_lock(s);
-			here = chunk->state == CHUNK_HERE && !r->dying && r->fixed;
+			here = chunk->state == CHUNK_HERE && !r->dying && r->pinned;
 			nvs_swap_unlock(s);
-			/* Fixed: it stays while the application keeps it, as it has to. */
+			/* A pinned region stays until the application frees it, as with the driver. */
 			ok = here && nvs_driver.mem_export(&fds[reply.count], chunk->handle,
 							   CU_MEM_HANDLE_POSIX_FD, 0) == CUDA_SUCCESS;
 			if (ok)
@@ -175,7 +175,7 @@ static void *ipc_main(void *arg)
 	return NULL;
 }
 
-/* The socket and its thread, once. The lock is held. */
+/* Creates the socket and its thread, once. The lock is held. */
 static bool listening(void)
 {
 	struct sockaddr_un a;
@@ -202,11 +202,8 @@ static bool listening(void)
 	return true;
 }
 
-/*
- * Once on the GPU the region of an address stays there. The caller has made sure
- * that it is there now, and keeps it so meanwhile.
- */
-static void fix(CUdeviceptr address)
+/* Pins the region of an address. The caller keeps its memory on the GPU meanwhile. */
+static void pin(CUdeviceptr address)
 {
 	struct place p = nvs_place_of(address);
 	struct nvs_swap *s = p.span->gpu->swap;
@@ -214,21 +211,21 @@ static void fix(CUdeviceptr address)
 
 	nvs_swap_lock(s);
 	r = p.span->head[p.granule] ? &p.span->region[p.span->head[p.granule] - 1] : NULL;
-	if (r && !r->fixed) {
-		r->fixed = true;
-		s->fixed += bytes_of(r->granules);
+	if (r && !r->pinned) {
+		r->pinned = true;
+		s->pinned += bytes_of(r->granules);
 	}
 	nvs_swap_unlock(s);
 }
 
-bool nvs_swap_fix(CUdeviceptr address, struct nvs_swap_range *r)
+bool nvs_swap_pin(CUdeviceptr address, struct nvs_swap_range *r)
 {
 	struct nvs_thread *t;
 
 	if (!nvs_swap_find(address, r) || !r->base || r->mapping)
 		return false;
 	t = nvs_gate_enter_memory(r->gpu);
-	fix(address);
+	pin(address);
 	if (t)
 		nvs_gate_leave(t);
 	return true;
@@ -243,7 +240,7 @@ int nvs_ipc_export(struct cu_ipc_handle *handle, CUdeviceptr p)
 
 	if (!handle || !nvs_swap_find(p, &r) || r.mapping || !nvs_driver.mem_export)
 		return -1;
-	if (!nvs_swap_fix(p, &r))
+	if (!nvs_swap_pin(p, &r))
 		return CUDA_ERROR_INVALID_VALUE;
 	nvs_quiet_begin(&q);
 	nvs_lock(&lock);
@@ -263,9 +260,9 @@ int nvs_ipc_export(struct cu_ipc_handle *handle, CUdeviceptr p)
 	return CUDA_SUCCESS;
 }
 
-/* ---- the taking side ---- */
+/* ---- import ---- */
 
-/* Imports what came in a packet and maps it. Closes the descriptors. */
+/* Imports and maps the chunks of a packet. Closes the descriptors. */
 static bool map_batch(const struct reply *r, const int *fds, CUdeviceptr base, uint64_t *at,
 		      uint64_t end)
 {
@@ -280,7 +277,7 @@ static bool map_batch(const struct reply *r, const int *fds, CUdeviceptr base, u
 							      CU_MEM_HANDLE_POSIX_FD) == CUDA_SUCCESS;
 		if (ok) {
 			ok = nvs_driver.mem_map(base + *at, bytes, 0, handle, 0) == CUDA_SUCCESS;
-			nvs_driver.mem_release(handle); /* the mapping keeps it */
+			nvs_driver.mem_release(handle); /* the mapping keeps the memory */
 			*at += ok ? bytes : 0;
 		}
 		close(fds[i]);
@@ -288,7 +285,7 @@ static bool map_batch(const struct reply *r, const int *fds, CUdeviceptr base, u
 	return ok;
 }
 
-/* One packet. Returns false if it is not one. */
+/* Receives a packet. False: what came is none. */
 static bool receive(int fd, struct reply *r, int *fds)
 {
 	union { struct cmsghdr align; char buf[CMSG_SPACE(BATCH * sizeof(int))]; } control;
@@ -416,7 +413,7 @@ int nvs_ipc_close(CUdeviceptr p)
 	if (!ours)
 		return -1;
 	if (gone.base) {
-		/* As the driver does: nothing uses it any more. */
+		/* The driver waits as well: no work uses the memory any more. */
 		if (nvs_driver.ctx_synchronize)
 			nvs_driver.ctx_synchronize();
 		unmap(gone.base, gone.bytes, gone.bytes);

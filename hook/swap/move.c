@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * move.c: the thread that moves memory out and in, one per GPU.
+ * move.c: the mover, a thread for each GPU that moves memory out and in.
  *
- * It goes by runs, chunks side by side. Some are in flight: while one is copied,
- * the physical memory of those before it is given up, or that of those after it
- * obtained.
+ * The mover works in runs of chunks side by side. While one run is copied, the physical
+ * memory of an earlier run is released, or that of a later run is created.
  */
 #include <string.h>
 
@@ -21,12 +20,12 @@
 #include "thread.h"
 #include "vmm.h"
 
-#define TELL_BYTES (64ull << 20) /* moved between two MOVED on the way */
-#define RUN        32u           /* granules of a run, at most by a chunk more */
+#define TELL_BYTES (64ull << 20) /* between two MOVED messages of a pass */
+#define RUN        32u           /* granules of a run, and one chunk more at most */
 #define IDLE_NS    (1 * NVS_S)
-#define RETRY_NS   (20 * NVS_MS) /* until what the driver refused is tried again */
+#define RETRY_NS   (20 * NVS_MS) /* until a refused driver call is repeated */
 
-/* Chunks side by side; all are CHUNK_BUSY, so that they stay what they are. */
+/* Chunks side by side. All are CHUNK_BUSY: no other thread changes them. */
 struct run {
 	struct place first;
 	uint32_t chunks;
@@ -35,7 +34,7 @@ struct run {
 
 struct flight {
 	struct run run;
-	bool copied;   /* its event tells when it is there */
+	bool copied;   /* the event of its slot tells when the copy has ended */
 };
 
 /* One pass in one direction. */
@@ -44,12 +43,12 @@ struct pass {
 	bool out;
 	bool at_exit;          /* nvs_swap_fill_at_exit() makes it */
 	struct flight flight[FLIGHTS];
-	unsigned first, count; /* in flight, oldest first */
-	struct place at;       /* where the search goes on */
+	unsigned first, count; /* slots in flight, oldest first */
+	struct place at;       /* of nvs_chunk_next() */
 	uint32_t looked;
-	uint64_t untold;       /* bytes moved since the last MOVED */
+	uint64_t untold;       /* bytes moved since the last MOVED message */
 	bool moved;
-	uint32_t stuck;        /* why it cannot go on: enum nvs_moved_flags */
+	uint32_t stuck;        /* why the pass cannot go on: enum nvs_moved_flags */
 };
 
 void *nvs_mover_context(struct nvs_gpu *gpu)
@@ -71,7 +70,7 @@ void *nvs_mover_context(struct nvs_gpu *gpu)
 		nvs_driver_leave();
 		return NULL;
 	}
-	if (ctx != s->ctx) { /* what there was went with its context */
+	if (ctx != s->ctx) { /* stream and events are gone with their context */
 		s->ctx = ctx;
 		s->stream = NULL;
 		memset(s->event, 0, sizeof(s->event));
@@ -87,8 +86,8 @@ static void leave(void)
 	nvs_driver_leave();
 }
 
-/* The stream and the events of the pass. The context is current. */
-static bool equip(struct nvs_swap *s)
+/* Creates the stream and the events of a pass. The context is current. */
+static bool prepare(struct nvs_swap *s)
 {
 	if (!s->stream && nvs_driver.stream_create(&s->stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
 		s->stream = NULL;
@@ -104,17 +103,17 @@ static bool equip(struct nvs_swap *s)
 
 /* ---- one run ---- */
 
-/* Whether the pass is to go on. The lock is held. */
+/* Whether more is to be moved. The lock is held. */
 static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 {
 	if (s->broken || (atomic_load(&nvs_exiting) && !p->at_exit))
 		return false;
-	if (p->out && (s->spread || s->leaving))
+	if (p->out && (s->several_gpus || s->leaving))
 		return false;
 	return p->out ? !s->want && s->resident - s->going > nvs_swap_capacity(p->gpu) : s->want;
 }
 
-/* Takes the next run in hand. False: there is none, or nothing to do. */
+/* Makes the next run busy. False: there is none, or nothing to do. */
 static bool pick(struct pass *p, struct run *r)
 {
 	struct nvs_swap *s = p->gpu->swap;
@@ -135,10 +134,10 @@ static bool pick(struct pass *p, struct run *r)
 		c = chunk_of(p->at);
 		bytes = bytes_of(c->granules);
 		if (p->out) {
-			/* What no call can have touched since it came is nothing. */
+			/* No work can have used the chunk since it got its memory. */
 			bool blank = c->opens == s->opens;
 
-			if (!blank && !nvs_arena_take(p->gpu, p->at, c->granules)) {
+			if (!blank && !nvs_arena_alloc(p->gpu, p->at, c->granules)) {
 				p->stuck = NVS_MOVED_NO_ARENA;
 				break;
 			}
@@ -163,7 +162,7 @@ static bool pick(struct pass *p, struct run *r)
 	return r->chunks;
 }
 
-/* The run has got where the pass moves it, or (moved false) is where it was. */
+/* The run is where the pass moves it, or (moved false) where it was. */
 static void settle(struct pass *p, struct run r, bool moved)
 {
 	struct nvs_swap *s = p->gpu->swap;
@@ -184,7 +183,7 @@ static void settle(struct pass *p, struct run r, bool moved)
 			s->resident -= bytes;
 			s->away += bytes;
 		} else if (content) {
-			nvs_arena_give(p->gpu, at, c->granules);
+			nvs_arena_free(p->gpu, at, c->granules);
 		}
 		if (moved && content)
 			*(p->out ? &s->out_bytes : &s->in_bytes) += bytes;
@@ -196,9 +195,9 @@ static void settle(struct pass *p, struct run r, bool moved)
 }
 
 /*
- * The driver fails otherwise than for want of memory. If the context is dead
- * nothing is moved any more, and the gate opens all the same: each call of the
- * application will say so. Else it is tried again.
+ * A driver call failed, and not because memory is short. If the context is dead, nothing
+ * moves any more and the gate opens all the same: each call of the application will
+ * return the error. Otherwise the pass is repeated later.
  */
 static void give_up(struct pass *p, int result)
 {
@@ -213,8 +212,8 @@ static void give_up(struct pass *p, int result)
 	p->stuck = NVS_MOVED_ERROR;
 }
 
-/* Waits for the oldest flight and settles it. */
-static void land(struct pass *p)
+/* Waits for the oldest run in flight and settles it. */
+static void complete(struct pass *p)
 {
 	struct nvs_swap *s = p->gpu->swap;
 	struct flight *f = &p->flight[p->first];
@@ -239,7 +238,7 @@ static void land(struct pass *p)
 	}
 }
 
-/* Memory for a run that comes in. What cannot have any stays away. */
+/* Creates memory for a run that comes in. Chunks that get none stay away. */
 static bool map(struct pass *p, struct run *r)
 {
 	uint32_t chunks = r->chunks;
@@ -261,8 +260,8 @@ static bool map(struct pass *p, struct run *r)
 	return r->chunks;
 }
 
-/* Sends the run in hand on its way. */
-static void take_off(struct pass *p, struct run r)
+/* Begins to copy a run. */
+static void begin(struct pass *p, struct run r)
 {
 	struct nvs_swap *s = p->gpu->swap;
 	unsigned slot = (p->first + p->count) % FLIGHTS;
@@ -285,7 +284,7 @@ static void take_off(struct pass *p, struct run r)
 	if (result == CUDA_SUCCESS && copied)
 		result = nvs_driver.event_record(s->event[slot], s->stream);
 	if (result != CUDA_SUCCESS) {
-		give_up(p, result); /* nothing that was begun writes there any more */
+		give_up(p, result); /* waits until copies that were begun have ended */
 		if (!p->out)
 			nvs_chunk_unmap(r.first, r.chunks);
 		settle(p, r, false);
@@ -297,7 +296,7 @@ static void take_off(struct pass *p, struct run r)
 
 /* ---- passes ---- */
 
-/* Moves what can be moved now. */
+/* Moves memory as far as possible now. */
 static struct pass move(struct nvs_gpu *gpu, bool out, bool at_exit)
 {
 	struct pass p = { .gpu = gpu, .out = out, .at_exit = at_exit };
@@ -308,15 +307,15 @@ static struct pass move(struct nvs_gpu *gpu, bool out, bool at_exit)
 	if (!nvs_mover_context(gpu)) {
 		p.stuck = NVS_MOVED_ERROR;
 	} else {
-		if (!equip(gpu->swap))
+		if (!prepare(gpu->swap))
 			p.stuck = NVS_MOVED_ERROR;
-		/* Room may come while what is in flight lands. */
+		/* There may be more room when a run in flight has completed. */
 		for (more = true; more || p.count;) {
 			more = !p.stuck && pick(&p, &r);
 			if (p.count && (!more || p.count == FLIGHTS))
-				land(&p);
+				complete(&p);
 			if (more)
-				take_off(&p, r);
+				begin(&p, r);
 		}
 		leave();
 	}
@@ -326,7 +325,7 @@ static struct pass move(struct nvs_gpu *gpu, bool out, bool at_exit)
 
 enum plan { PLAN_NOTHING, PLAN_ANSWER, PLAN_OUT, PLAN_IN };
 
-/* Opens the gate if all is there; else says what is to be done. */
+/* Opens the gate if all memory is there; else says what is to be done. */
 static enum plan decide(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
@@ -340,7 +339,7 @@ static enum plan decide(struct nvs_gpu *gpu)
 	open = s->want && (s->broken || all_here(s));
 	if (s->want && !open) {
 		plan = PLAN_IN;
-	} else if (!atomic_load(&nvs_exiting) && !s->want && !s->hold && !s->broken && !s->spread && !s->leaving &&
+	} else if (!atomic_load(&nvs_exiting) && !s->want && !s->hold && !s->broken && !s->several_gpus && !s->leaving &&
 		   gpu->lease.gate == LEASE_CLOSED &&
 		   gpu->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_capacity(gpu)) {
 		s->evicting = true;
@@ -354,16 +353,16 @@ static enum plan decide(struct nvs_gpu *gpu)
 }
 
 /*
- * Before anything leaves: calls that were let in without a grant, and their work.
- * False: a capture hides whether there is any; its calls pass until it ends.
+ * Before memory leaves: waits for calls that passed without a grant, and for their work.
+ * False: a capture hides whether work is left; it is looked again when the capture ends.
  */
-static bool quiet(struct nvs_gpu *gpu)
+static bool drained(struct nvs_gpu *gpu)
 {
 	nvs_gate_quiesce(gpu);
 	return nvs_drain(gpu, nvs_now(), 0) == NVS_DRAINED;
 }
 
-/* Whether giving up what is free anyway makes what is left fit into the room. */
+/* Releases cached memory. Returns whether the rest fits into the room. */
 static bool flushed(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
@@ -387,7 +386,7 @@ static void *mover_main(void *arg)
 {
 	struct nvs_gpu *gpu = arg;
 	struct nvs_swap *s = gpu->swap;
-	uint32_t told = 0; /* why it is stuck, as last told */
+	uint32_t told = 0; /* the last reason for being stuck that was told */
 
 	nvs_thread_setup("nvshare-swap");
 	while (!atomic_load(&nvs_exiting)) {
@@ -400,7 +399,7 @@ static void *mover_main(void *arg)
 		nvs_cache_trim(gpu);
 		plan = decide(gpu);
 		if (plan == PLAN_OUT && !flushed(gpu)) {
-			again = !quiet(gpu);
+			again = !drained(gpu);
 			if (!again) {
 				nvs_pools_drained(gpu);
 				flushed(gpu);
@@ -412,7 +411,7 @@ static void *mover_main(void *arg)
 		if (p.stuck ? p.stuck != told : p.moved || plan == PLAN_ANSWER || plan == PLAN_OUT)
 			nvs_swap_tell(gpu, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
 		told = p.stuck;
-		/* What was moved changed the kick: it is looked at once more. */
+		/* Moving has changed the kick, so that the loop looks once more. */
 		nvs_swap_wait(s, seen, p.stuck || again ? RETRY_NS : IDLE_NS);
 	}
 	return NULL;
@@ -424,7 +423,7 @@ bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu)
 	struct nvs_quiet q;
 	bool away = false;
 
-	if (!s->mover || nvs_in_book)
+	if (!s->mover || nvs_memory_locked)
 		return false;
 	nvs_quiet_begin(&q);
 	for (bool moved = true; moved && decide(gpu) == PLAN_IN;) {
@@ -434,7 +433,7 @@ bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu)
 		moved = p.moved;
 		away = true;
 		nvs_swap_tell(gpu, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
-		if (!moved) /* others make room first */
+		if (!moved) /* other clients have to make room first */
 			nvs_swap_wait(s, seen, RETRY_NS);
 	}
 	nvs_quiet_end(&q);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* ops.c: the table that core asks about memory, filled. */
+/* ops.c: what core asks about memory. */
 #include "ops.h"
 
 #include <fcntl.h>
@@ -75,8 +75,8 @@ const struct nvs_memory_ops nvs_memory_ops = {
 	.gate_opened = gate_opened,
 	.before_release = nvs_swap_tell_news,
 	.leave = nvs_swap_leave,
-	.all_there = nvs_swap_may_pass,
+	.all_there = nvs_swap_all_here,
 	.moves = nvs_swap_is_on,
-	.make_room = nvs_swap_make_way,
+	.make_room = nvs_swap_release_cached,
 	.fill_at_exit = nvs_swap_fill_at_exit,
 };

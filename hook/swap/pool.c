@@ -93,7 +93,7 @@ static uint64_t allowance(struct nvs_gpu *gpu, const struct nvs_pool *p)
 {
 	uint64_t left = p->threshold > p->used ? p->threshold - p->used : 0;
 
-	if (p->gone || gpu->swap->spread)
+	if (p->gone || gpu->swap->several_gpus)
 		return 0;
 	return left > CACHE_BYTES ? left : CACHE_BYTES;
 }
@@ -153,7 +153,7 @@ void nvs_pool_uncache(struct nvs_pools *all, struct nvs_pool *p, struct nvs_free
 	block_unused(all, b);
 }
 
-bool nvs_pools_cache_any(struct nvs_gpu *gpu)
+bool nvs_pools_have_cached(struct nvs_gpu *gpu)
 {
 	for (const struct nvs_pool *p = gpu->swap->pools->first; p; p = p->next)
 		if (p->cached)

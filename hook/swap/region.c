@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * region.c: regions get their memory and give it up; what is freed at once and
- * kept for a moment.
+ * region.c: regions get their memory and release it; the cache of freed regions.
  */
 #include "clock.h"
 #include "connection.h"
@@ -14,24 +13,23 @@
 #define MS 1000000ull
 
 /*
- * How long the driver may refuse memory that room promises before the
- * application is told. The victim gives up physical memory before it says so,
- * but processes that nobody arbitrates may take it, and a scheduler that has
- * just started does not know of all clients yet: longer than the slowest of
- * them takes to come back.
+ * How long the driver may refuse memory that the room promises, before the application
+ * is told. Other clients release physical memory before they say so; but processes
+ * without the shim may take it, and a scheduler that has just started does not know all
+ * clients yet. So this is longer than the slowest client takes to come back.
  */
 #define REFUSED_NS (30000 * MS)
 #define PIECE_NS   (50 * MS)
 
-/* ---- backing; the lock is held, and given up while waiting ---- */
+/* ---- memory for chunks; the lock is held, and given up while waiting ---- */
 
 bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64_t since, bool told)
 {
 	struct nvs_swap *s = gpu->swap;
-	bool kept = s->cached || nvs_pools_cache_any(gpu);
+	bool cached = s->cached || nvs_pools_have_cached(gpu);
 
 	/* Without a scheduler nobody makes room. */
-	if (since && ((!kept && nvs_swap_capacity(gpu) == UINT64_MAX) ||
+	if (since && ((!cached && nvs_swap_capacity(gpu) == UINT64_MAX) ||
 		      nvs_now() - since > REFUSED_NS))
 		return false;
 	nvs_swap_unlock(s);
@@ -39,12 +37,12 @@ bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64
 	if (since && !told)
 		nvs_swap_tell(gpu, NVS_MOVED_STUCK | NVS_MOVED_NO_MEMORY);
 	if (!nvs_swap_flush(gpu, bytes))
-		nvs_swap_wait(s, seen, kept ? MS : PIECE_NS);
+		nvs_swap_wait(s, seen, cached ? MS : PIECE_NS);
 	nvs_swap_lock(s);
 	return true;
 }
 
-/* Chunks from p to end, side by side, that are nowhere and fit into the room now. */
+/* How many chunks from p to end, side by side, are empty and fit onto the GPU now. */
 static uint32_t count_fitting(struct nvs_swap *s, struct place p, uint32_t end, uint64_t *bytes)
 {
 	uint64_t room = nvs_swap_capacity(p.span->gpu);
@@ -61,8 +59,8 @@ static uint32_t count_fitting(struct nvs_swap *s, struct place p, uint32_t end, 
 	return n;
 }
 
-/* What n chunks become that are CHUNK_BUSY now; the first `here` of them got memory. */
-static void backed(struct nvs_swap *s, struct place p, uint32_t n, uint32_t here)
+/* n chunks are CHUNK_BUSY no more; the first `here` of them have got memory. */
+static void settle(struct nvs_swap *s, struct place p, uint32_t n, uint32_t here)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		struct chunk *c = chunk_of(p);
@@ -77,8 +75,8 @@ static void backed(struct nvs_swap *s, struct place p, uint32_t n, uint32_t here
 	}
 }
 
-/* Maps what fits, with as few calls as can be. Returns CUresult; OUT_OF_MEMORY if nothing does. */
-static int back_some(struct nvs_gpu *gpu, struct place p, uint32_t end, bool *fits)
+/* Maps what fits with as few driver calls as possible. Returns CUresult; OUT_OF_MEMORY if nothing fits. */
+static int populate_some(struct nvs_gpu *gpu, struct place p, uint32_t end, bool *fits)
 {
 	struct nvs_swap *s = gpu->swap;
 	uint64_t bytes;
@@ -98,17 +96,17 @@ static int back_some(struct nvs_gpu *gpu, struct place p, uint32_t end, bool *fi
 	nvs_swap_unlock(s);
 	result = nvs_chunk_map(gpu, p, &here);
 	if (here)
-		nvs_vmm_arrived(p); /* of the application's own only one is mapped at a time */
+		nvs_vmm_arrived(p); /* in a range of the application, only one chunk is mapped at a time */
 	nvs_swap_lock(s);
-	backed(s, p, n, here);
+	settle(s, p, n, here);
 	return result;
 }
 
 /*
- * Whether chunks side by side got their memory, or get it when they come in: while
- * the GPU is held they have to at once.
+ * While the GPU is held, the chunks from p to end get their memory at once; otherwise
+ * when they come in. False: the memory is not to be had.
  */
-static bool back(struct nvs_gpu *gpu, struct place p, uint32_t end)
+static bool populate(struct nvs_gpu *gpu, struct place p, uint32_t end)
 {
 	struct nvs_swap *s = gpu->swap;
 	uint64_t since = 0;
@@ -117,12 +115,12 @@ static bool back(struct nvs_gpu *gpu, struct place p, uint32_t end)
 		unsigned seen = atomic_load(&s->kick);
 		bool told = since != 0, fits;
 
-		/* The mover may have been faster with some. */
+		/* The mover may have been faster. */
 		while (p.granule < end && p.span->chunk[p.granule].state != CHUNK_EMPTY)
 			next_chunk(&p);
 		if (p.granule == end || !s->hold)
 			return true;
-		if (back_some(gpu, p, end, &fits) == CUDA_SUCCESS) {
+		if (populate_some(gpu, p, end, &fits) == CUDA_SUCCESS) {
 			since = 0;
 			continue;
 		}
@@ -133,12 +131,12 @@ static bool back(struct nvs_gpu *gpu, struct place p, uint32_t end)
 	}
 }
 
-bool nvs_chunk_back(struct nvs_gpu *gpu, struct place p)
+bool nvs_chunk_populate(struct nvs_gpu *gpu, struct place p)
 {
-	return back(gpu, p, p.granule + p.span->chunk[p.granule].granules);
+	return populate(gpu, p, p.granule + p.span->chunk[p.granule].granules);
 }
 
-/* Unmaps the chunks from p to end that are on the GPU, side by side. Returns where they end. */
+/* Unmaps the chunks from p to end that are on the GPU and side by side. Returns where they end. */
 static struct place unmap_run(struct nvs_swap *s, struct place p, uint32_t end)
 {
 	struct place at = p;
@@ -156,8 +154,8 @@ static struct place unmap_run(struct nvs_swap *s, struct place p, uint32_t end)
 	return at;
 }
 
-/* Frees a region whose chunks nobody else looks at any more. */
-static void forget(struct nvs_swap *s, struct place p)
+/* Frees a region whose chunks no other thread uses. */
+static void release(struct nvs_swap *s, struct place p)
 {
 	const struct region *r = region_of(p);
 	struct place at = p;
@@ -170,16 +168,16 @@ static void forget(struct nvs_swap *s, struct place p)
 			continue;
 		}
 		if (c->state == CHUNK_AWAY)
-			nvs_arena_give(p.span->gpu, at, c->granules);
+			nvs_arena_free(p.span->gpu, at, c->granules);
 		s->away -= bytes_of(c->granules);
 		next_chunk(&at);
 	}
 	s->claimed -= bytes_of(r->granules);
-	s->fixed -= r->fixed ? bytes_of(r->granules) : 0;
+	s->pinned -= r->pinned ? bytes_of(r->granules) : 0;
 	nvs_region_drop(p);
 }
 
-void nvs_region_retire(struct nvs_gpu *gpu, struct place p)
+void nvs_region_free(struct nvs_gpu *gpu, struct place p)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct region *r = region_of(p);
@@ -197,15 +195,15 @@ void nvs_region_retire(struct nvs_gpu *gpu, struct place p)
 			i += r->piece;
 		}
 	}
-	forget(s, p);
+	release(s, p);
 	nvs_swap_unlock(s);
 	nvs_claim_drop(&claim);
 	nvs_swap_kick(s);
 	nvs_swap_lock(s);
-	s->retired += claim.bytes;
+	s->freed += claim.bytes;
 }
 
-/* ---- freed memory that is kept ---- */
+/* ---- cache ---- */
 
 uint64_t nvs_swap_cached(struct nvs_gpu *gpu)
 {
@@ -238,12 +236,12 @@ bool nvs_swap_flush(struct nvs_gpu *gpu, uint64_t bytes)
 
 	nvs_pools_look(gpu, NULL);
 	nvs_swap_lock(s);
-	before = s->retired;
-	while (more && s->retired - before < bytes) {
+	before = s->freed;
+	while (more && s->freed - before < bytes) {
 		if (s->cache_count) {
 			struct place p = uncache(s, 0);
 
-			nvs_region_retire(gpu, p);
+			nvs_region_free(gpu, p);
 		} else {
 			more = nvs_pools_release_one(gpu);
 		}
@@ -253,12 +251,12 @@ bool nvs_swap_flush(struct nvs_gpu *gpu, uint64_t bytes)
 	return any;
 }
 
-bool nvs_swap_make_way(struct nvs_gpu *gpu, uint64_t bytes)
+bool nvs_swap_release_cached(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	return gpu->swap->mover && nvs_swap_flush(gpu, bytes);
 }
 
-/* A large region of that size that is kept. The lock is held. */
+/* A cached region of that size. The lock is held. */
 static struct place reuse(struct nvs_swap *s, uint32_t granules)
 {
 	for (uint32_t i = s->cache_count; i-- > 0;)
@@ -277,13 +275,13 @@ bool nvs_region_is_here(struct place p)
 	return true;
 }
 
-/* Gives up so much of the cache that no more is left than that. The lock is given up meanwhile. */
+/* Shrinks the cache to so many bytes. The lock is held, and given up meanwhile. */
 static void shrink(struct nvs_gpu *gpu, uint64_t left)
 {
 	struct nvs_swap *s = gpu->swap;
 
 	while (s->cache_count && s->cached > left)
-		nvs_region_retire(gpu, uncache(s, 0));
+		nvs_region_free(gpu, uncache(s, 0));
 }
 
 void nvs_cache_trim(struct nvs_gpu *gpu)
@@ -292,7 +290,7 @@ void nvs_cache_trim(struct nvs_gpu *gpu)
 	bool due;
 
 	nvs_swap_lock(s);
-	due = s->cached > CACHE_BYTES && nvs_now() - s->put_by_ns >= LINGER_NS;
+	due = s->cached > CACHE_BYTES && nvs_now() - s->cached_ns >= LINGER_NS;
 	nvs_swap_unlock(s);
 	if (!due || !nvs_driver_enter())
 		return;
@@ -302,22 +300,22 @@ void nvs_cache_trim(struct nvs_gpu *gpu)
 	nvs_driver_leave();
 }
 
-bool nvs_region_put_by(struct nvs_swap *s, struct place p)
+bool nvs_region_cache(struct nvs_swap *s, struct place p)
 {
 	struct region *r = region_of(p);
 	uint64_t bytes = bytes_of(r->granules), most = p.span->gpu->device.total_mem / CACHE_PART;
 
 	most = most > CACHE_BYTES ? most : CACHE_BYTES;
-	if (!s->hold || r->fixed || r->kind != REGION_LARGE || bytes > most ||
+	if (!s->hold || r->pinned || r->kind != REGION_LARGE || bytes > most ||
 	    s->resident > nvs_swap_capacity(p.span->gpu) || !nvs_region_is_here(p))
 		return false;
 	while (s->cache_count && (s->cache_count == CACHE_MAX || s->cached + bytes > most))
-		nvs_region_retire(p.span->gpu, uncache(s, 0)); /* p is ours meanwhile: the caller marked it */
+		nvs_region_free(p.span->gpu, uncache(s, 0)); /* p is dying: no other thread frees it */
 	r->cached = true;
 	r->dying = r->published = false;
 	s->cache[s->cache_count++] = p;
 	s->cached += bytes;
-	s->put_by_ns = nvs_now();
+	s->cached_ns = nvs_now();
 	return true;
 }
 
@@ -336,7 +334,7 @@ struct place nvs_region_reserve(struct nvs_gpu *gpu, uint32_t granules)
 	return p;
 }
 
-struct place nvs_region_obtain(struct nvs_gpu *gpu, uint32_t granules)
+struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_claim claim;
@@ -363,14 +361,12 @@ struct place nvs_region_obtain(struct nvs_gpu *gpu, uint32_t granules)
 
 		s->claimed += bytes_of(granules);
 		s->away += bytes_of(granules);
-		s->backing++;
 		for (uint32_t i = 0; i < granules; i += r->piece)
 			p.span->chunk[p.granule + i].state = CHUNK_EMPTY;
-		ok = back(gpu, p, p.granule + granules);
-		s->backing--;
+		ok = populate(gpu, p, p.granule + granules);
 		if (ok)
 			return p;
-		nvs_region_retire(gpu, p);
+		nvs_region_free(gpu, p);
 		p.span = NULL;
 	} else {
 		nvs_swap_unlock(s);

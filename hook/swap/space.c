@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * space.c: addresses. Next fit over the runs of free granules; a search
+ * space.c: allocation of addresses. Next fit over the runs of free granules. A search
  * steps from region to region, not from granule to granule.
  */
 #include <string.h>
@@ -15,7 +15,7 @@ atomic_uint nvs_spans_used;
 
 static struct nvs_lock spans_lock = NVS_LOCK(NVS_RANK_SPANS);
 
-/* Zeroed, and only what is touched takes memory. */
+/* Zeroed. Only pages that are touched take memory. */
 static void *array(uint32_t count, size_t size)
 {
 	void *p = mmap(NULL, count * size, PROT_READ | PROT_WRITE,
@@ -53,7 +53,7 @@ bool nvs_span_add(struct nvs_gpu *gpu, uint32_t least)
 		want = least;
 	nvs_lock(&spans_lock);
 	n = atomic_load(&nvs_spans_used);
-	/* Less, where the process may not have so many addresses. */
+	/* The process may be limited in addresses: then a smaller span. */
 	while (n < MAX_SPANS && want < UINT32_MAX && want >= least && !base) {
 		if (nvs_driver.address_reserve(&base, want * GRANULE, GRANULE, 0, 0) != CUDA_SUCCESS)
 			base = 0;
@@ -71,10 +71,10 @@ bool nvs_span_add(struct nvs_gpu *gpu, uint32_t least)
 	return added;
 }
 
-/* A free run of so many granules; span.granules if there is none. */
+/* A free run of so many granules; s->granules: there is none. */
 static uint32_t find_run(struct span *s, uint32_t granules)
 {
-	uint32_t i = s->rover;
+	uint32_t i = s->next_fit;
 	bool wrapped = false;
 
 	for (;;) {
@@ -84,7 +84,7 @@ static uint32_t find_run(struct span *s, uint32_t granules)
 			wrapped = true;
 			i = 0;
 		}
-		if (wrapped && i >= s->rover)
+		if (wrapped && i >= s->next_fit)
 			return s->granules;
 		if (s->head[i]) {
 			i += s->region[i].granules;
@@ -107,7 +107,7 @@ static void take_run(struct span *s, uint32_t first, uint32_t granules)
 	set_run(s, first + granules, s->run[first] - granules);
 	for (uint32_t i = first; i < first + granules; i++)
 		__atomic_store_n(&s->head[i], first + 1, __ATOMIC_RELEASE);
-	s->rover = first + granules;
+	s->next_fit = first + granules;
 }
 
 static uint32_t piece_of(struct nvs_gpu *gpu)
@@ -158,8 +158,8 @@ void nvs_region_drop(struct place p)
 		first -= s->run[first - 1];
 	}
 	set_run(s, first, n);
-	if (s->rover > first && s->rover <= first + n)
-		s->rover = first; /* never inside a run */
+	if (s->next_fit > first && s->next_fit <= first + n)
+		s->next_fit = first; /* never inside a run */
 }
 
 struct place nvs_place_of(uint64_t address)
@@ -188,14 +188,14 @@ static uint32_t step(const struct span *s, uint32_t i)
 	return i + (s->head[i] ? s->region[i].granules : s->run[i]);
 }
 
-/* A chunk in one of these states in the region at i, from granule `from` on. */
+/* Finds a chunk in one of these states in the region at i, from granule `from` on. */
 static bool in_region(struct span *s, uint32_t i, uint32_t from, unsigned states,
 		      uint32_t *found)
 {
 	const struct region *r = &s->region[i];
 	uint32_t j = i, end = i + (r->kind < REGION_APP ? r->granules : r->end);
 
-	if (!s->head[i] || r->dying || r->cached || (r->fixed && states & 1u << CHUNK_HERE))
+	if (!s->head[i] || r->dying || r->cached || (r->pinned && states & 1u << CHUNK_HERE))
 		return false;
 	if (from > i)
 		j += (from - i + r->piece - 1) / r->piece * r->piece;
@@ -211,14 +211,14 @@ bool nvs_chunk_next(struct nvs_gpu *gpu, unsigned states, struct place *at, uint
 {
 	unsigned used = atomic_load_explicit(&nvs_spans_used, memory_order_acquire);
 
-	/* At most once round: the spans after the place, then from the first. */
+	/* Once round at most: the spans after the place, then from the first on. */
 	while (*looked <= used) {
 		struct span *s = at->span;
 
 		if (s && s->gpu == gpu && at->granule < s->granules) {
 			uint32_t head = s->head[at->granule], i, found;
 
-			/* The beginning of what the place is in now; it may have changed. */
+			/* The beginning of the region or run that the place is in now. */
 			i = head ? head - 1 : 0;
 			while (!head && step(s, i) <= at->granule)
 				i = step(s, i);

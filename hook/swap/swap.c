@@ -19,13 +19,13 @@
 #include "swap_impl.h"
 #include "vmm.h"
 
-#define TELL_NS (100 * NVS_MS) /* between two MOVED that nothing moves for */
-/* How often, and how long, a refused allocation of the driver's is tried again. */
+#define TELL_NS (100 * NVS_MS) /* between two MOVED messages while nothing moves */
+/* How often an allocation that the driver refuses is repeated, and after what time. */
 #define RETRY_NS    (10 * NVS_MS)
 #define RETRY_TIMES 1000
 
 static bool capable, managed;
-static atomic_uint visited; /* GPUs that the process has had a context on; a bit each */
+static atomic_uint visited; /* a bit for each GPU that the process has had a context on */
 
 void nvs_swap_reset(struct nvs_gpu *gpu)
 {
@@ -41,7 +41,7 @@ void nvs_swap_reset(struct nvs_gpu *gpu)
 
 void nvs_swap_lock(struct nvs_swap *s)
 {
-	nvs_in_book = true;
+	nvs_memory_locked = true;
 	atomic_signal_fence(memory_order_seq_cst);
 	nvs_lock(&s->lock);
 }
@@ -50,7 +50,7 @@ void nvs_swap_unlock(struct nvs_swap *s)
 {
 	nvs_unlock(&s->lock);
 	atomic_signal_fence(memory_order_seq_cst);
-	nvs_in_book = false;
+	nvs_memory_locked = false;
 }
 
 void nvs_swap_kick(struct nvs_swap *s)
@@ -67,7 +67,7 @@ void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns)
 	errno = saved;
 }
 
-/* ---- whether ---- */
+/* ---- whether memory is swapped ---- */
 
 void nvs_swap_init(void)
 {
@@ -108,14 +108,14 @@ bool nvs_swap_on(struct nvs_gpu *gpu)
 	s = gpu->swap;
 	if (!s->capable)
 		return false;
-	/* The first allocation waits for the scheduler's word, as it does for a limit. */
+	/* The first allocation waits for the scheduler's answer, as it does under a limit. */
 	if (nvs_unlikely(atomic_load_explicit(&s->mode, memory_order_acquire) == SWAP_UNKNOWN)) {
 		int unknown = SWAP_UNKNOWN;
 
 		nvs_reserve_attach(gpu);
 		atomic_compare_exchange_strong(&s->mode, &unknown, SWAP_OFF);
 	}
-	return atomic_load_explicit(&s->mode, memory_order_acquire) == SWAP_ON && !s->spread;
+	return atomic_load_explicit(&s->mode, memory_order_acquire) == SWAP_ON && !s->several_gpus;
 }
 
 bool nvs_swap_is_on(struct nvs_gpu *gpu)
@@ -143,11 +143,11 @@ void nvs_swap_context_made(struct nvs_gpu *here)
 		struct nvs_swap *s = gpu->swap;
 		struct nvs_thread *t;
 
-		if (s->spread)
+		if (s->several_gpus)
 			continue;
 		t = s->mover ? nvs_gate_enter_memory(gpu) : NULL;
 		nvs_swap_lock(s);
-		s->spread = true;
+		s->several_gpus = true;
 		nvs_swap_unlock(s);
 		if (s->mover)
 			nvs_swap_open_to_peers(gpu);
@@ -158,8 +158,8 @@ void nvs_swap_context_made(struct nvs_gpu *here)
 
 /* ---- room ---- */
 
-/* Bytes of the driver's own that the book knows of. The lock is held. */
-static uint64_t fixed(struct nvs_gpu *gpu)
+/* Bytes that are counted and in no chunk. The lock is held. */
+static uint64_t driver_bytes(struct nvs_gpu *gpu)
 {
 	const struct nvs_swap *s = gpu->swap;
 	uint64_t used, peak, ours = s->claimed + s->claiming;
@@ -170,14 +170,14 @@ static uint64_t fixed(struct nvs_gpu *gpu)
 
 uint64_t nvs_swap_capacity(struct nvs_gpu *gpu)
 {
-	uint64_t room = gpu->swap->last_room, not_ours; /* without a page: as before */
+	uint64_t room = gpu->swap->last_room, not_ours; /* without a page the last value holds */
 
 	nvs_gpu_room(gpu, &room);
-	/* Nothing is swapped here any more: all comes back, if the driver has room. */
+	/* Nothing is swapped any more: all memory comes back, as far as the driver has room. */
 	if (atomic_load(&gpu->swap->mode) != SWAP_ON || room == UINT64_MAX)
 		return UINT64_MAX;
 	gpu->swap->last_room = room;
-	not_ours = fixed(gpu);
+	not_ours = driver_bytes(gpu);
 	return room > not_ours ? room - not_ours : 0;
 }
 
@@ -208,21 +208,21 @@ void nvs_swap_tell(struct nvs_gpu *gpu, uint32_t code)
 	nvs_unlock(&nvs_client_lock);
 }
 
-/* The frame of now. The client's lock is held. */
+/* What a MOVED message says now. The client's lock is held. */
 static struct nvs_moved state_of(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
-	uint64_t not_ours, unused;
+	uint64_t not_ours;
 	struct nvs_moved m;
 
 	nvs_swap_lock(s);
-	not_ours = fixed(gpu);
+	not_ours = driver_bytes(gpu);
 	m.resident = s->resident + not_ours;
-	m.fixed = not_ours + (s->broken || s->spread ? s->resident : s->fixed);
+	m.fixed = not_ours + (s->broken || s->several_gpus ? s->resident : s->pinned);
 	m.away = s->away;
 	m.out_bytes = s->out_bytes;
 	m.in_bytes = s->in_bytes;
-	m.arena = nvs_arena_bytes(gpu, &unused);
+	m.arena = nvs_arena_bytes(gpu);
 	nvs_swap_unlock(s);
 	return m;
 }
@@ -291,7 +291,7 @@ bool nvs_swap_lease(struct nvs_gpu *gpu, enum lease_gate gate, bool opens)
 	return opens;
 }
 
-bool nvs_swap_may_pass(struct nvs_gpu *gpu)
+bool nvs_swap_all_here(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
 	bool ready;
@@ -309,7 +309,7 @@ bool nvs_swap_leave(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
 
-	if (!s->mover || nvs_in_book) /* in a signal handler */
+	if (!s->mover || nvs_memory_locked) /* in a signal handler */
 		return false;
 	nvs_swap_lock(s);
 	s->leaving = s->hold && all_here(s);
@@ -329,14 +329,14 @@ void nvs_swap_attached(struct nvs_gpu *gpu)
 	if (on) {
 		s->last_room = room;
 		if (!s->mover) {
-			/* What is allocated later is held, if the gate is open now. */
+			/* If the gate is open now, later allocations get their memory at once. */
 			s->mover = nvs_mover_start(gpu);
 			s->hold = gpu->lease.gate == LEASE_OPEN ||
 				  gpu->lease.gate == LEASE_DRAINING;
 		}
 		on = s->mover;
 	}
-	/* Where it was on, a region stays what it is. */
+	/* Regions that exist stay movable. */
 	atomic_store_explicit(&s->mode, on ? SWAP_ON : SWAP_OFF, memory_order_release);
 	if (on)
 		nvs_swap_tell_locked(gpu, 0);
@@ -361,7 +361,7 @@ void nvs_swap_fork_child(void)
 	NVS_FOR_EACH_GPU(gpu)
 		if (gpu->swap) /* not in the middle of the start */
 			nvs_swap_reset(gpu);
-	/* The parent's addresses mean nothing here; the arrays are left behind. */
+	/* The parent's addresses mean nothing here. The arrays stay allocated. */
 	atomic_store(&nvs_spans_used, 0);
 	capable = managed = false;
 	atomic_store(&visited, 0);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * swap_impl.h: what the swap_*.c share. swap.h says what it is for.
+ * swap_impl.h: what the sources of this folder share. swap.h says what they are for.
  *
- * Addresses come from spans, large ranges that the driver reserved for us, in
- * granules of 2 MiB. All that is known about a granule stands in arrays of its
- * span, so that the way from an address to its allocation is a subtraction, and
- * no metadata has to be allocated when memory is.
+ * Addresses come from spans: large ranges that the driver has reserved for the shim. A
+ * span consists of granules of 2 MiB, and has arrays with what is known about each
+ * granule. So an address is looked up with a subtraction, and an allocation needs no
+ * metadata of its own.
  */
 #ifndef NVSHARE_SWAP_IMPL_H
 #define NVSHARE_SWAP_IMPL_H
@@ -29,131 +29,130 @@ struct nvs_swap_range;
 #define GRANULE NVS_SLAB_BYTES /* cuMemGetAllocationGranularity of every GPU so far */
 
 /*
- * Granules of a chunk, at most: a 64th of the GPU's memory, within these. Each takes
- * one map call of the driver: 0.03 ms, but 0.6 to 1 ms while another process's memory
- * goes out (H200, driver 580), and they wait for each other. What is copied meanwhile
- * goes on, so that it is enough if a chunk's copy takes longer than that, as 2.6 ms.
- * What is larger comes in later than it could.
+ * The most granules of a chunk: a 64th of the GPU's memory, between PIECE and PIECE_LARGE.
+ * To map a chunk takes one driver call: 0.03 ms, but 0.6 to 1 ms while another process
+ * moves memory out (H200, driver 580), and such calls wait for each other. Copies go on
+ * meanwhile, so the copy of a chunk should take longer than that call: 2.6 ms. Larger
+ * chunks come in later than they could.
  */
 #define PIECES      64u
 #define PIECE       16u
 #define PIECE_LARGE 64u
 
-/* Granules of memory for slabs that are taken at once, at most. */
+/* The most granules for slabs that are allocated at once. */
 #define SLABS_AT_ONCE 16u
 
 /*
- * Bytes of freed memory that are kept, mapped and counted, for the next request of that
- * size. For LINGER_NS after the latest free there may be more, a 16th of the GPU: to
- * give up 1 GiB and to obtain it again takes 1.2 ms, where the driver's own free and
- * allocation take 0.4 (H200). It goes before anything else is obtained.
+ * Bytes of freed memory that stay cached, mapped and counted, for the next allocation of
+ * the same size. For LINGER_NS after the latest free the cache may be larger, a 16th of
+ * the GPU: to release 1 GiB and to allocate it again takes 1.2 ms, the driver's own free
+ * and allocation take 0.4 ms (H200). It shrinks before other memory is allocated.
  */
 #define CACHE_BYTES (128ull << 20)
 #define CACHE_PART  16u
 #define LINGER_NS   500000000ull
 #define CACHE_MAX   64u
 
-/* Addresses reserved at once: as many times the GPU's memory, fragmentation with it. */
+/* The size of a span, in times the GPU's memory: addresses get fragmented. */
 #define SPAN_TIMES 4u
 #define MAX_SPANS  64u
 
 enum chunk_state {
 	CHUNK_NONE,  /* no chunk begins here */
-	CHUNK_EMPTY, /* never used: nowhere */
+	CHUNK_EMPTY, /* never used, and nowhere */
 	CHUNK_HERE,  /* mapped on the GPU */
 	CHUNK_AWAY,  /* in the arena */
-	CHUNK_BUSY,  /* somebody is changing it, without the lock */
-	CHUNK_FIXED, /* the application's mapping of what is the driver's: never moved */
+	CHUNK_BUSY,  /* a thread is changing it without the lock */
+	CHUNK_PINNED, /* the application has mapped memory of the driver: never moved */
 };
 
 struct chunk {
 	uint64_t handle;   /* of the driver, while on the GPU */
-	uint32_t opens;    /* of the GPU, when it got its memory; TOUCHED */
+	uint32_t opens;    /* nvs_swap.opens when it got its memory, or TOUCHED */
 	uint32_t granules;
 	uint8_t state;     /* enum chunk_state */
 };
 
-#define TOUCHED UINT32_MAX /* was used, or may have been */
+#define TOUCHED UINT32_MAX /* work has used it, or may have */
 
 /*
- * The last two are of vmm.h: addresses that the application reserved, and such
- * as it does not know, for a memory that it has not mapped. Chunks are anywhere
- * in them: a piece is one granule.
+ * REGION_APP: addresses that the application has reserved. REGION_HIDDEN: addresses that
+ * it does not know, for a memory that it has unmapped (vmm.h). In both, chunks may begin
+ * at any granule.
  */
 enum region_kind { REGION_LARGE, REGION_SLABS, REGION_APP, REGION_HIDDEN };
 
-/* An allocation, or slabs side by side; at its first granule. */
+/* An allocation, or slabs side by side. Stands at its first granule. */
 struct region {
 	uint32_t granules;
 	uint32_t piece;    /* granules of each chunk but the last */
-	uint64_t bytes;    /* that were asked for */
+	uint64_t bytes;    /* of the allocation */
 	uint64_t owner;    /* context or pool, see allocation.c */
 	uint32_t slabs;    /* in use */
-	uint32_t end;      /* of the last two kinds: chunks are in so many granules at most */
+	uint32_t end;      /* REGION_APP, REGION_HIDDEN: no chunk is behind this granule */
 	uint8_t kind;
-	bool published;    /* the application knows of it */
-	bool dying;
+	bool published;    /* the application knows the allocation */
+	bool dying;        /* is being freed */
 	bool cached;
-	bool fixed;        /* shared, or used without a grant: stays once it is there */
-	uint64_t serial;   /* another one after each free in it */
+	bool pinned;       /* shared, or used without a grant: stays on the GPU once it is there */
+	uint64_t serial;   /* changes with each free in the region */
 };
 
 struct span {
 	uint64_t base;
 	uint32_t granules;
-	uint32_t rover;        /* where the search for addresses begins */
+	uint32_t next_fit;     /* where the next search for addresses begins */
 	struct nvs_gpu *gpu;
 	uint32_t *head;        /* the first granule of its region plus one; 0: free */
 	uint32_t *run;         /* at both ends of a free run: its length */
-	uint32_t *store;       /* where in the arena, while away */
+	uint32_t *store;       /* place in the arena, while away */
 	struct chunk *chunk;   /* at a chunk's first granule */
 	struct region *region; /* at a region's first granule */
 	struct nvs_slab *slab;
-	uint32_t *memory;      /* of vmm.h, mapped to the granule */
+	uint32_t *memory;      /* vmm_impl.h: what is mapped there */
 };
 
-struct place { /* of a granule */
+struct place {
 	struct span *span;
 	uint32_t granule;
 };
 
-#define FLIGHTS 3u /* runs that are moved at a time */
+#define FLIGHTS 3u /* runs that are copied at a time */
 
 enum swap_mode { SWAP_UNKNOWN, SWAP_OFF, SWAP_ON };
 
-/* Of a GPU; what has no other guard is guarded by lock. */
+/* The memory of a GPU. Guarded by lock where nothing else is said. */
 struct nvs_swap {
 	struct nvs_lock lock;
-	atomic_uint kick;      /* futex: room, the lease, or a chunk changed */
+	atomic_uint kick;      /* futex: room, the lease or a chunk has changed */
 	atomic_int mode;       /* enum swap_mode */
 	bool capable, rdma, posix_fd;
-	bool hold;             /* all must be on the GPU, see swap.h */
-	bool want;             /* the lease is open, the gate is not yet */
-	bool evicting;         /* chunks are on their way out: no call may pass */
-	bool mover;            /* its thread runs */
-	bool broken;           /* the driver fails: nothing is moved any more */
-	bool spread;           /* the process has several GPUs: all stays */
-	bool leaving;          /* the process ends, and all is there: it stays */
-	uint32_t opens;        /* times that calls may have begun */
-	uint32_t backing;      /* allocations that wait for room or get their memory */
+	bool hold;             /* all chunks must be on the GPU, see swap.h */
+	bool want;             /* the lease is open; the gate waits for memory */
+	bool evicting;         /* chunks are moving out: no call may pass */
+	bool mover;            /* the mover's thread runs */
+	bool broken;           /* the driver fails: nothing moves any more */
+	bool several_gpus;     /* the process uses several GPUs: nothing moves any more */
+	bool leaving;          /* the process ends with all memory on the GPU: it stays */
+	uint32_t opens;        /* how often calls may have begun to use memory */
 	uint64_t claimed;      /* bytes of all regions */
-	uint64_t claiming;     /* bytes that are being claimed for one */
-	uint64_t fixed;        /* of claimed: of regions that are fixed */
-	uint64_t resident;     /* of these, on the GPU or about to be */
-	uint64_t away;         /* in the arena or nowhere; both add up to claimed */
+	uint64_t claiming;     /* bytes that are charged for regions to come */
+	uint64_t pinned;       /* of claimed: in pinned regions */
+	uint64_t resident;     /* of claimed: on the GPU, or about to be */
+	uint64_t away;         /* of claimed: the rest, in the arena or nowhere */
 	uint64_t coming;       /* of resident: not there yet */
 	uint64_t going;        /* of resident: about to leave */
-	uint64_t cached;       /* of claimed: in the cache; pools keep more */
-	uint64_t retired;      /* bytes of all regions that were ever freed */
+	uint64_t cached;       /* of claimed: in the cache below; pools have caches of their own */
+	uint64_t freed;        /* bytes of all regions that were ever freed */
 	struct place cache[CACHE_MAX];
 	uint32_t cache_count;
-	uint64_t put_by_ns;    /* when one came into the cache last */
+	uint64_t cached_ns;    /* when the cache grew last */
 	struct nvs_slab_heap heap;
-	struct nvs_slab *idle; /* granules for slabs that are not in use */
+	struct nvs_slab *idle; /* granules of slabs that are not in use */
 	uint32_t idle_count, slabs_used;
 	uint64_t out_bytes, in_bytes;
-	uint64_t last_room;    /* last that the scheduler said */
-	bool asked;            /* it said so, and has no answer yet */
+	uint64_t last_room;    /* as the scheduler said last */
+	bool asked;            /* the scheduler has not been answered since */
 	struct arena *arena;   /* arena.c; NULL: none */
 	struct nvs_pools *pools; /* pool.h */
 	struct {               /* vmm_memory.c; number 0 is none */
@@ -163,7 +162,7 @@ struct nvs_swap {
 	/* Guarded by nvs_client_lock. */
 	struct nvs_moved told;
 	uint64_t told_ns;
-	/* The mover's; guarded by nvs_drain_lock of the GPU. */
+	/* The mover's. Guarded by the GPU's drain lock. */
 	void *ctx, *stream, *event[FLIGHTS];
 };
 
@@ -185,7 +184,7 @@ static inline struct chunk *chunk_of(struct place p)
 	return &p.span->chunk[p.granule];
 }
 
-/* To where the next chunk may begin. */
+/* Steps to where the next chunk may begin. */
 static inline void next_chunk(struct place *p)
 {
 	p->granule += chunk_of(*p)->granules;
@@ -198,24 +197,24 @@ static inline struct region *region_of(struct place p)
 
 /* ---- swap.c ---- */
 
-/* An empty record: nothing is known of the GPU's memory. */
+/* Nothing is known of the GPU's memory. */
 void nvs_swap_reset(struct nvs_gpu *gpu);
 void nvs_pools_reset(struct nvs_pools *pools, struct nvs_gpu *gpu);
 
-/* The lock; signal handlers that allocate meanwhile are told to go elsewhere. */
+/* Signal handlers that run meanwhile see nvs_memory_locked, and leave calls to the driver. */
 void nvs_swap_lock(struct nvs_swap *s);
 void nvs_swap_unlock(struct nvs_swap *s);
 
-/* Something changed that others wait for. */
+/* Wakes all who wait for a change. */
 void nvs_swap_kick(struct nvs_swap *s);
 
-/* Sleeps until then; seen: kick, read before looking. The lock is not held. */
+/* Sleeps until the next kick after `seen`, ns at most. The lock is not held. */
 void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns);
 
 /* Bytes that chunks may take on the GPU now. The lock is held. */
 uint64_t nvs_swap_capacity(struct nvs_gpu *gpu);
 
-/* Tells the scheduler what is where. No lock is held. */
+/* Tells the scheduler where memory is. No lock is held. */
 void nvs_swap_tell(struct nvs_gpu *gpu, uint32_t code);
 
 /* ---- space.c; the GPU's lock is held ---- */
@@ -226,28 +225,34 @@ struct place nvs_region_new(struct nvs_gpu *gpu, uint32_t granules);
 /* Reserves addresses for one more span, with so many granules at least. No lock is held. */
 bool nvs_span_add(struct nvs_gpu *gpu, uint32_t least);
 
-/* Gives addresses back. Its chunks have been given up. */
+/* Gives addresses back. The region's chunks have no memory any more. */
 void nvs_region_drop(struct place p);
 
-/* Needs no lock: the granule of an address; span is NULL if it is not ours. */
+/* The granule of an address; span is NULL if it lies in none. Needs no lock. */
 struct place nvs_place_of(uint64_t address);
 
 /*
- * The next chunk of a GPU that is in one of these states (a bit each) and
- * may be moved, from *at on, round once. looked: 0 at first.
+ * Finds the next chunk that may be moved and is in one of these states (a bit each). The
+ * search begins at *at and goes round once. looked: 0 at first.
  */
 bool nvs_chunk_next(struct nvs_gpu *gpu, unsigned states, struct place *at, uint32_t *looked);
 
 /* ---- chunk.c; no lock is held ---- */
 
 /*
- * Physical memory for chunks side by side, and its mapping. Returns CUresult;
- * chunks becomes how many from the first on have it.
+ * Creates physical memory of any kind that the application may want of it: it can be
+ * exported, and registered with a network card. Returns CUresult.
+ */
+int nvs_chunk_create(struct nvs_gpu *gpu, uint64_t bytes, unsigned long long *handle);
+
+/*
+ * Creates physical memory for chunks side by side, and maps it. Returns CUresult;
+ * *chunks becomes the number of chunks, from the first on, that have memory.
  */
 int nvs_chunk_map(struct nvs_gpu *gpu, struct place first, uint32_t *chunks);
 void nvs_chunk_unmap(struct place first, uint32_t chunks);
 
-/* Lets the process's other GPUs reach what is on this one. */
+/* Gives the process's other GPUs access to the memory of this one. */
 void nvs_swap_open_to_peers(struct nvs_gpu *gpu);
 
 /* ---- region.c; the GPU's lock is held, and given up meanwhile ---- */
@@ -256,55 +261,51 @@ void nvs_swap_open_to_peers(struct nvs_gpu *gpu);
 struct place nvs_region_reserve(struct nvs_gpu *gpu, uint32_t granules);
 
 /*
- * Memory for `granules`, claimed and, if the GPU is held, there. No lock is held;
- * returns with the lock held. span is NULL if it is not to be had.
+ * A region of so many granules, charged and, if the GPU is held, with its memory. No lock
+ * is held at the call; the lock is held at the return. span is NULL: refused.
  */
-struct place nvs_region_obtain(struct nvs_gpu *gpu, uint32_t granules);
+struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules);
 
-/* Frees a region, once nobody is moving it. */
-void nvs_region_retire(struct nvs_gpu *gpu, struct place p);
+/* Frees a region. Waits while its chunks are being moved. */
+void nvs_region_free(struct nvs_gpu *gpu, struct place p);
 
-/* Whether all is on the GPU, and nothing is about to leave. The lock is held. */
+/* Whether all memory is on the GPU, and none is about to leave. */
 static inline bool all_here(const struct nvs_swap *s)
 {
 	return !s->away && !s->coming && !s->evicting;
 }
 
-/* Whether all of a region is on the GPU: only then it is worth keeping. Keeps the lock. */
+/* Whether all of a region is on the GPU: only then it is worth caching. Keeps the lock. */
 bool nvs_region_is_here(struct place p);
 
-/* Gives up what lingers in the cache. No lock is held. */
+/* Shrinks the cache to CACHE_BYTES, LINGER_NS after the latest free. No lock is held. */
 void nvs_cache_trim(struct nvs_gpu *gpu);
 
-/* Whether a region that is marked as dying was put by, for the next allocation. */
-bool nvs_region_put_by(struct nvs_swap *s, struct place p);
+/* Puts a dying region into the cache. False: it is to be freed. */
+bool nvs_region_cache(struct nvs_swap *s, struct place p);
 
 /*
- * Gives freed memory up that is kept for reuse, and that no work uses any more: so
- * many bytes at least, what was freed first first. Returns whether there was any. No
- * lock is held.
+ * Releases cached memory that no work uses: so many bytes at least, the oldest first.
+ * Returns whether there was any. No lock is held.
  */
 bool nvs_swap_flush(struct nvs_gpu *gpu, uint64_t bytes);
 
 /*
- * So many bytes were refused: waits until something changes after `seen`. since:
- * when the driver first refused, ns; 0: there was no room. told: the scheduler knows
- * of it. False: they are not to be had. The lock is held, and given up meanwhile.
+ * So many bytes were refused: waits for a change after `seen`, 50 ms at most, and gives
+ * up a scheduler that is gone. since: when the driver first refused, ns; 0: there was no
+ * room. told: the scheduler knows. False: the memory is not to be had.
  */
 bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64_t since, bool told);
 
-/*
- * Gives an empty chunk its memory if the GPU is held. False: it is not to be
- * had. The lock is held, and given up meanwhile.
- */
-bool nvs_chunk_back(struct nvs_gpu *gpu, struct place p);
+/* Gives an empty chunk its memory if the GPU is held. False: the memory is not to be had. */
+bool nvs_chunk_populate(struct nvs_gpu *gpu, struct place p);
 
 /* ---- allocation.c ---- */
 
-/* As nvs_swap_alloc; the memory is a pool's. */
+/* As nvs_swap_alloc, for a pool. No lock is held. */
 int nvs_swap_alloc_pooled(struct nvs_gpu *gpu, struct nvs_pool *pool, size_t bytes, CUdeviceptr *p);
 
-/* Whether an allocation begins there; all of it in *r. The lock is held, as for what follows. */
+/* Whether an allocation begins at p; *r describes it. The lock is held, here and below. */
 bool nvs_swap_lookup(CUdeviceptr p, struct nvs_swap_range *r);
 
 /*
@@ -320,19 +321,19 @@ void nvs_alloc_reuse(CUdeviceptr p, size_t bytes);
 /* Frees a cached block. The lock is given up meanwhile. */
 void nvs_alloc_release(struct nvs_gpu *gpu, CUdeviceptr p);
 
-/* ---- arena.c; nvs_swap.lock is held for the first two ---- */
+/* ---- arena.c ---- */
 
-/* Finds places for granules that go away. False: the arena does not have them. */
-bool nvs_arena_take(struct nvs_gpu *gpu, struct place p, uint32_t granules);
-void nvs_arena_give(struct nvs_gpu *gpu, struct place p, uint32_t granules);
+/* Places in the arena for granules that go away. False: the arena is full. The lock is held. */
+bool nvs_arena_alloc(struct nvs_gpu *gpu, struct place p, uint32_t granules);
+void nvs_arena_free(struct nvs_gpu *gpu, struct place p, uint32_t granules);
 
-/* Copies a chunk, asynchronously on the mover's stream. Returns CUresult. */
+/* Copies a chunk asynchronously, in the mover's stream. Returns CUresult. */
 int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, uint32_t granules, bool out);
 
-/* Bytes mapped; free ones of them. */
-uint64_t nvs_arena_bytes(struct nvs_gpu *gpu, uint64_t *unused);
+/* Bytes of the arena that are mapped. The lock is held. */
+uint64_t nvs_arena_bytes(struct nvs_gpu *gpu);
 
-/* The context is gone, and with it what it had registered. */
+/* The context is gone, and with it the registration of host memory. */
 void nvs_arena_unregistered(struct nvs_gpu *gpu);
 void nvs_arena_fork_child(void);
 
@@ -354,7 +355,7 @@ void nvs_pools_trim(struct nvs_gpu *gpu);
 void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx);
 
 /* The lock is held for what follows: whether pools cache anything; bytes of it that no stream uses. */
-bool nvs_pools_cache_any(struct nvs_gpu *gpu);
+bool nvs_pools_have_cached(struct nvs_gpu *gpu);
 uint64_t nvs_pools_cached(struct nvs_gpu *gpu);
 
 /* Releases one block that no stream uses. False: there is none. The lock is given up meanwhile. */
@@ -365,12 +366,12 @@ void nvs_pools_free(struct nvs_gpu *gpu, struct nvs_pool *pool, CUdeviceptr p);
 
 /* ---- move.c ---- */
 
-/* False: no thread can be made. */
+/* Starts the mover. False: no thread can be created. */
 bool nvs_mover_start(struct nvs_gpu *gpu);
 
 /*
- * Makes a context of the GPU current, with nvs_drain_lock held, until it is
- * popped and nvs_driver_leave() called. NULL: there is none.
+ * Makes a context of the GPU current. The drain lock is held until the caller has popped
+ * the context and called nvs_driver_leave(). NULL: there is no context, nothing to undo.
  */
 void *nvs_mover_context(struct nvs_gpu *gpu);
 

@@ -8,19 +8,20 @@
 #include "vmm.h"
 
 /*
- * What a cuMemCreate made. Guarded by its gpu's swap lock. It is nowhere (no
- * chunk and no real handle; counted in nvs_swap.claiming), or on the GPU and not
- * mapped (a real handle; counted as the driver's), or one chunk: where the
- * application has mapped it (shown), or hidden from it, if it was unmapped while
- * it was away and something still refers to it.
+ * What cuMemCreate has made. Guarded by the swap lock of its GPU. Such a memory is
+ * - nowhere: no chunk and no handle of the driver; counted in nvs_swap.claiming;
+ * - on the GPU and not mapped: a handle of the driver, counted as the driver's;
+ * - one chunk where the application has mapped it (shown); or
+ * - one chunk at an address that the application does not know (hidden), if the memory
+ *   was unmapped while it was away and a handle still refers to it.
  */
 struct memory {
 	unsigned long long real; /* the driver's handle, while it is in no chunk */
 	struct place at;         /* its chunk; span NULL: none */
-	const void *worker;      /* who changes it without the lock; NULL: nobody */
-	uint64_t serial;         /* no other ever had it */
+	const void *worker;      /* of a thread that changes it without the lock; NULL: none */
+	uint64_t serial;         /* unique */
 	uint32_t index;
-	uint32_t generation;     /* of what has this index; in the handle */
+	uint32_t generation;     /* in the handle; grows when the index is used again */
 	uint32_t next;           /* in the list of free ones */
 	uint32_t granules;
 	uint32_t handles;        /* the application's references */
@@ -28,7 +29,7 @@ struct memory {
 	uint8_t access;
 	bool rdma;
 	bool shown;
-	bool fixed;              /* the driver's for good; only the handle is ours */
+	bool pinned;             /* the driver's for good; only the handle is the shim's */
 };
 
 /* A handle: the mark, then the number of the GPU, generation, index. */
@@ -49,40 +50,40 @@ static inline struct nvs_gpu *nvs_vmm_gpu(unsigned long long handle)
 
 /* ---- vmm_memory.c; the lock is held, and given up where `may wait` is said ---- */
 
-/* The memory that is mapped, or hidden, at a granule. NULL: none of ours. */
+/* The memory that is mapped or hidden at a granule. NULL: none of the shim. */
 struct memory *nvs_vmm_at(struct place p);
 
-/* The memory of a handle, once nobody changes it; may wait. NULL: not a handle. */
+/* The memory of a handle, when no thread changes it; may wait. NULL: no such handle. */
 struct memory *nvs_vmm_of(struct nvs_swap *s, unsigned long long handle);
 
-/* Whether nobody changes it, and it does not move. */
+/* Whether no thread changes or moves it. */
 bool nvs_vmm_idle(const struct memory *m);
 
-/* Waits for a change after `seen`, of the kick. */
+/* Waits for a kick after `seen`, 50 ms at most. */
 void nvs_vmm_pause(struct nvs_swap *s, unsigned seen);
 
-/* Lets others at a memory again. */
+/* The calling thread has changed the memory; others may. */
 void nvs_vmm_done(struct nvs_swap *s, struct memory *m);
 
-/* Puts a chunk at a place, and takes one from it. what: for span.memory. */
+/* Puts a chunk at a place, or removes the chunk there. what: for span.memory. */
 void nvs_vmm_occupy(struct place p, uint32_t what, struct chunk c);
 void nvs_vmm_vacate(struct place p);
 
-/* Nothing refers to it any more, and nobody changes it; may wait. */
+/* Frees a memory that nothing refers to; may wait. */
 void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m);
 
-/* Takes a hidden memory that is on the GPU from its hiding place; may wait. */
-void nvs_vmm_uncover(struct nvs_gpu *gpu, struct memory *m);
+/* Unmaps a hidden memory that is on the GPU; may wait. */
+void nvs_vmm_unhide(struct nvs_gpu *gpu, struct memory *m);
 
-/* The driver's for good, *m->real* or mapped where it is; may wait. Returns CUresult. */
-int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m);
+/* Makes a memory the driver's for good; may wait. Returns CUresult. */
+int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m);
 
-/* Drops its index; it is counted elsewhere or not at all. */
+/* Frees the index. The memory is counted elsewhere, or not at all. */
 void nvs_vmm_forget(struct nvs_gpu *gpu, struct memory *m);
 
 /* ---- vmm_map.c ---- */
 
-/* The granule of an address that lies where the application has reserved; span NULL: it does not. */
+/* The granule of an address in a range that the application has reserved; span NULL: it is in none. */
 struct place nvs_vmm_place(CUdeviceptr p);
 
 static inline struct chunk *nvs_vmm_chunk(struct place p)

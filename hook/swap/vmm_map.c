@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * vmm_map.c: addresses that the application reserves, and what it maps there.
+ * vmm_map.c: addresses that the application reserves, and the memory that it maps there.
  */
 #include <string.h>
 
@@ -14,7 +14,7 @@ struct place nvs_vmm_place(CUdeviceptr p)
 	struct place at = nvs_place_of(p);
 	struct nvs_swap *s;
 
-	if (!at.span || nvs_in_book)
+	if (!at.span || nvs_memory_locked)
 		return (struct place){ NULL, 0 };
 	s = at.span->gpu->swap;
 	nvs_swap_lock(s);
@@ -24,7 +24,7 @@ struct place nvs_vmm_place(CUdeviceptr p)
 	return at;
 }
 
-/* The GPU whose memory is to be mapped, as far as can be known: the context's. */
+/* The GPU whose memory will probably be mapped: the current context's. */
 static struct nvs_gpu *gpu_here(void)
 {
 	void *ctx = nvs_current_context();
@@ -91,7 +91,7 @@ int nvs_vmm_unreserve(CUdeviceptr p, size_t n)
 
 /* ---- mapping ---- */
 
-/* A memory without a chunk becomes one, or its hidden one goes there. The lock is held. */
+/* Makes a memory a chunk, or moves its hidden chunk, to a place. The lock is held. */
 static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 {
 	struct nvs_swap *s = gpu->swap;
@@ -101,8 +101,8 @@ static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 
 	m->worker = &c;
 	if (m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_HERE)
-		nvs_vmm_uncover(gpu, m);
-	if (!vacant(at, m->granules)) { /* the lock was given up */
+		nvs_vmm_unhide(gpu, m);
+	if (!vacant(at, m->granules)) { /* the lock was given up meanwhile */
 		nvs_vmm_done(s, m);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
@@ -136,11 +136,11 @@ static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 		c.state = CHUNK_EMPTY;
 		nvs_vmm_occupy(at, m->index, c);
 		m->at = at;
-		m->shown = true; /* it may come in while room is waited for */
+		m->shown = true; /* it may come in while this thread waits for room */
 		s->claiming -= bytes;
 		s->claimed += bytes;
 		s->away += bytes;
-		if (!nvs_chunk_back(gpu, at)) {
+		if (!nvs_chunk_populate(gpu, at)) {
 			result = CUDA_ERROR_OUT_OF_MEMORY;
 			s->claiming += bytes;
 			s->claimed -= bytes;
@@ -167,7 +167,7 @@ int nvs_vmm_map(CUdeviceptr p, size_t n, size_t offset, unsigned long long *hand
 
 	if (!ours && !at.span)
 		return NVS_VMM_DRIVER;
-	if (nvs_in_book || !n || n % GRANULE || p % GRANULE || offset % GRANULE || flags)
+	if (nvs_memory_locked || !n || n % GRANULE || p % GRANULE || offset % GRANULE || flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (at.span) {
 		bool free;
@@ -186,12 +186,12 @@ int nvs_vmm_map(CUdeviceptr p, size_t n, size_t offset, unsigned long long *hand
 	m = nvs_vmm_of(s, *handle);
 	if (!m || offset > bytes_of(m->granules) || n > bytes_of(m->granules) - offset)
 		result = CUDA_ERROR_INVALID_VALUE;
-	else if (!m->fixed && !m->shown && at.span &&
+	else if (!m->pinned && !m->shown && at.span &&
 		 at.span->gpu == nvs_vmm_gpu(*handle) && n == bytes_of(m->granules))
 		result = show(at.span->gpu, m, at);
-	else if (!m->fixed)
-		result = nvs_vmm_give_away(nvs_vmm_gpu(*handle), m);
-	if (m && m->fixed && (result == CUDA_SUCCESS || result == NVS_VMM_DRIVER)) {
+	else if (!m->pinned)
+		result = nvs_vmm_hand_over(nvs_vmm_gpu(*handle), m);
+	if (m && m->pinned && (result == CUDA_SUCCESS || result == NVS_VMM_DRIVER)) {
 		*handle = m->real;
 		result = NVS_VMM_DRIVER;
 	}
@@ -202,7 +202,7 @@ int nvs_vmm_map(CUdeviceptr p, size_t n, size_t offset, unsigned long long *hand
 void nvs_vmm_mapped(CUdeviceptr p, size_t n)
 {
 	struct place at = nvs_vmm_place(p);
-	struct chunk c = { .granules = (uint32_t)(n / GRANULE), .state = CHUNK_FIXED };
+	struct chunk c = { .granules = (uint32_t)(n / GRANULE), .state = CHUNK_PINNED };
 
 	if (!at.span)
 		return;
@@ -220,7 +220,7 @@ static struct place next_of(struct place p)
 	return p;
 }
 
-/* Whether a range is such. The lock is held. */
+/* Whether a range consists of whole mappings. The lock is held. */
 static bool whole(struct place at, CUdeviceptr p, size_t n)
 {
 	uint64_t end = at.granule + n / GRANULE;
@@ -233,7 +233,7 @@ static bool whole(struct place at, CUdeviceptr p, size_t n)
 	return at.granule == end;
 }
 
-/* Takes a mapping away. The lock is held, and given up meanwhile. */
+/* Removes a mapping. The lock is held, and given up meanwhile. */
 static int hide(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
@@ -343,15 +343,15 @@ int nvs_vmm_unmap(CUdeviceptr p, size_t n)
 
 /* ---- access ---- */
 
-/* A mapping that the driver is to be asked about, by this caller. */
+/* Whether the driver is to change a mapping for this caller. */
 static bool asked(struct place p, const void *worker)
 {
 	const struct memory *m = nvs_vmm_at(p);
 
-	return m ? m->worker == worker : nvs_vmm_chunk(p)->state == CHUNK_FIXED;
+	return m ? m->worker == worker : nvs_vmm_chunk(p)->state == CHUNK_PINNED;
 }
 
-/* Lets all of a range in hand that is on the GPU; what is not gets its access later. */
+/* Claims the mappings of a range that are on the GPU for this caller; others get their access when they come in. */
 static void take_in_hand(struct nvs_swap *s, struct place at, uint64_t end, const void *worker,
 			 int flags)
 {
@@ -370,7 +370,7 @@ static void take_in_hand(struct nvs_swap *s, struct place at, uint64_t end, cons
 	}
 }
 
-/* One call of the driver for what lies side by side. The lock is held, and given up meanwhile. */
+/* Makes one driver call for mappings side by side. The lock is held, and given up meanwhile. */
 static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end,
 			   const struct cu_access *a, size_t count, const void *worker)
 {
@@ -426,7 +426,7 @@ int nvs_vmm_set_access(CUdeviceptr p, size_t n, const struct cu_access *a, size_
 		    flags != CU_MEM_ACCESS_READWRITE))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (others) {
-		nvs_vmm_fix(p, n);
+		nvs_vmm_pin(p, n);
 		return NVS_VMM_DRIVER;
 	}
 	nvs_swap_lock(s);
@@ -457,7 +457,7 @@ int nvs_vmm_get_access(unsigned long long *flags, const struct cu_location *l, C
 
 /* ---- sharing by address ---- */
 
-void nvs_vmm_fix(CUdeviceptr p, size_t n)
+void nvs_vmm_pin(CUdeviceptr p, size_t n)
 {
 	struct place at = nvs_vmm_place(p);
 	uint64_t end;
@@ -479,13 +479,13 @@ void nvs_vmm_fix(CUdeviceptr p, size_t n)
 			continue;
 		}
 		if (m)
-			nvs_vmm_give_away(at.span->gpu, m);
+			nvs_vmm_hand_over(at.span->gpu, m);
 		at.granule++;
 	}
 	nvs_swap_unlock(s);
 }
 
-/* ---- for swap_*.c ---- */
+/* ---- for the rest of this folder ---- */
 
 bool nvs_vmm_find(struct place p, struct nvs_swap_range *r)
 {
@@ -503,7 +503,7 @@ bool nvs_vmm_find(struct place p, struct nvs_swap_range *r)
 	return true;
 }
 
-/* The chunk is busy: nobody changes what is looked at here. */
+/* The chunk is busy: no other thread changes it. */
 static void set_access(struct place p, int flags)
 {
 	struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, p.span->gpu->device.dev },
@@ -512,7 +512,7 @@ static void set_access(struct place p, int flags)
 	nvs_driver.set_access(address_of(p), bytes_of(nvs_vmm_chunk(p)->granules), &a, 1);
 }
 
-/* Of a chunk that copies cannot reach as it is; NULL: of none. */
+/* The memory of a chunk that copies have no access to; NULL: they have. */
 static const struct memory *closed(struct place p)
 {
 	const struct memory *m = nvs_vmm_region(p)->kind >= REGION_APP ? nvs_vmm_at(p) : NULL;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * vmm_memory.c: what the application's handles stand for, from cuMemCreate to
- * the last reference.
+ * vmm_memory.c: the memories that the application's handles stand for, from cuMemCreate
+ * to the last reference.
  */
 #include <sys/mman.h>
 
@@ -11,7 +11,7 @@
 #include "stream.h"
 #include "vmm_impl.h"
 
-#define PIECE_NS 50000000ull /* looked again after, at the latest */
+#define PIECE_NS 50000000ull /* a wait looks again after this time */
 
 atomic_bool nvs_vmm_used;
 
@@ -84,7 +84,7 @@ struct memory *nvs_vmm_at(struct place p)
 	return index && index != OF_DRIVER ? &p.span->gpu->swap->handles.memory[index] : NULL;
 }
 
-/* ---- one at a time ---- */
+/* ---- one thread at a time ---- */
 
 bool nvs_vmm_idle(const struct memory *m)
 {
@@ -141,22 +141,9 @@ void nvs_vmm_vacate(struct place p)
 	c->state = CHUNK_NONE;
 }
 
-/* ---- beginning ---- */
+/* ---- creation ---- */
 
-static int driver_create(struct nvs_gpu *gpu, uint64_t bytes, unsigned long long *real)
-{
-	const struct nvs_swap *s = gpu->swap;
-	/* As chunks have it: the application's wishes are less or the same. */
-	struct cu_alloc_full prop = {
-		.head = { CU_MEM_ALLOCATION_PINNED, s->posix_fd ? CU_MEM_HANDLE_POSIX_FD : 0,
-			  { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev } },
-		.rdma = s->rdma,
-	};
-
-	return nvs_driver.mem_create(real, bytes, &prop.head, 0);
-}
-
-/* Physical memory at once, if the GPU is held. Returns CUresult. */
+/* Creates physical memory at once, if the GPU is held. Returns CUresult. */
 static int obtain(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
@@ -168,9 +155,9 @@ static int obtain(struct nvs_gpu *gpu, struct memory *m)
 		int result;
 
 		if (s->resident + bytes <= nvs_swap_capacity(gpu)) {
-			s->claiming -= bytes; /* it counts as the driver's */
+			s->claiming -= bytes; /* it will count as the driver's */
 			nvs_swap_unlock(s);
-			result = driver_create(gpu, bytes, &m->real);
+			result = nvs_chunk_create(gpu, bytes, &m->real);
 			nvs_swap_lock(s);
 			if (result == CUDA_SUCCESS)
 				return result;
@@ -188,7 +175,7 @@ static int obtain(struct nvs_gpu *gpu, struct memory *m)
 	return CUDA_SUCCESS;
 }
 
-/* Whether such memory can be ours: nothing that chunks do not have. */
+/* Whether chunks have all properties that are asked for. */
 static bool suits(const struct nvs_swap *s, size_t n, const struct cu_alloc_full *p,
 		  unsigned long long flags)
 {
@@ -198,7 +185,7 @@ static bool suits(const struct nvs_swap *s, size_t n, const struct cu_alloc_full
 	       p->rdma <= s->rdma && !p->compression && !p->usage;
 }
 
-/* Claims bytes that no chunk has yet. Returns CUresult, or that it is the driver's. */
+/* Charges bytes that are in no chunk yet. Returns CUresult or NVS_VMM_DRIVER. */
 static int claim(struct nvs_gpu *gpu, uint64_t bytes, struct nvs_claim *c)
 {
 	struct nvs_swap *s = gpu->swap;
@@ -239,7 +226,7 @@ int nvs_vmm_create(unsigned long long *handle, size_t n, const struct cu_alloc_p
 	if (m) {
 		m->handle_types = prop->head.handle_types;
 		m->rdma = prop->rdma;
-		result = obtain(gpu, m); /* nobody else knows of it yet */
+		result = obtain(gpu, m); /* no other thread knows it yet */
 	}
 	if (m && result == CUDA_SUCCESS) {
 		*handle = handle_of(gpu, m);
@@ -259,7 +246,7 @@ int nvs_vmm_create(unsigned long long *handle, size_t n, const struct cu_alloc_p
 
 /* ---- end ---- */
 
-/* Gives up the chunk of a memory: its bytes are in no chunk any more; may wait. */
+/* Frees the chunk of a memory; may wait. */
 static void drop_chunk(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
@@ -274,7 +261,7 @@ static void drop_chunk(struct nvs_gpu *gpu, struct memory *m)
 		s->resident -= bytes;
 	} else {
 		if (c->state == CHUNK_AWAY)
-			nvs_arena_give(gpu, m->at, m->granules);
+			nvs_arena_free(gpu, m->at, m->granules);
 		s->away -= bytes;
 	}
 	s->claimed -= bytes;
@@ -313,14 +300,14 @@ int nvs_vmm_release(unsigned long long *handle)
 	int result = CUDA_SUCCESS;
 	struct memory *m;
 
-	if (nvs_in_book)
-		return CUDA_ERROR_INVALID_VALUE; /* a signal handler in the midst of ours */
+	if (nvs_memory_locked)
+		return CUDA_ERROR_INVALID_VALUE; /* a signal handler, and its thread has a memory lock */
 	nvs_swap_lock(s);
 	m = nvs_vmm_of(s, *handle);
 	if (!m) {
 		result = CUDA_ERROR_INVALID_VALUE;
 	} else if (--m->handles == 0) {
-		if (m->fixed) {
+		if (m->pinned) {
 			*handle = m->real;
 			result = NVS_VMM_DRIVER;
 			nvs_vmm_forget(gpu, m);
@@ -332,7 +319,7 @@ int nvs_vmm_release(unsigned long long *handle)
 	return result;
 }
 
-/* ---- references and what is told of them ---- */
+/* ---- references and properties ---- */
 
 int nvs_vmm_retain(unsigned long long *handle, CUdeviceptr address)
 {
@@ -349,7 +336,7 @@ int nvs_vmm_retain(unsigned long long *handle, CUdeviceptr address)
 		struct memory *m = nvs_vmm_at(p);
 
 		if (m && !nvs_vmm_idle(m)) {
-			nvs_vmm_pause(s, seen); /* it may be on its way out */
+			nvs_vmm_pause(s, seen); /* it may be moving out */
 			continue;
 		}
 		if (m) {
@@ -368,7 +355,7 @@ int nvs_vmm_properties(struct cu_alloc_full *prop, unsigned long long handle)
 	struct nvs_swap *s = nvs_vmm_gpu(handle)->swap;
 	struct memory *m;
 
-	if (nvs_in_book || !prop)
+	if (nvs_memory_locked || !prop)
 		return CUDA_ERROR_INVALID_VALUE;
 	nvs_swap_lock(s);
 	m = find(handle);
@@ -383,9 +370,9 @@ int nvs_vmm_properties(struct cu_alloc_full *prop, unsigned long long handle)
 	return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- from ours to the driver's ---- */
+/* ---- from the shim to the driver ---- */
 
-void nvs_vmm_uncover(struct nvs_gpu *gpu, struct memory *m)
+void nvs_vmm_unhide(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct chunk *c = nvs_vmm_chunk(m->at);
@@ -402,7 +389,7 @@ void nvs_vmm_uncover(struct nvs_gpu *gpu, struct memory *m)
 	m->at.span = NULL;
 }
 
-/* Memory for an empty chunk that is not to move any more; may wait, not for the GPU. */
+/* Creates memory for an empty chunk, held or not; may wait 10 s. */
 static int fill(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
@@ -432,7 +419,7 @@ static int fill(struct nvs_gpu *gpu, struct memory *m)
 	return result;
 }
 
-/* The memory gets physical memory and a real handle, unmapped. */
+/* Creates physical memory, and so a handle of the driver. */
 static int materialise(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
@@ -442,7 +429,7 @@ static int materialise(struct nvs_gpu *gpu, struct memory *m)
 
 	nvs_swap_unlock(s);
 	do
-		result = driver_create(gpu, bytes, &m->real);
+		result = nvs_chunk_create(gpu, bytes, &m->real);
 	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry(gpu, &tries));
 	nvs_swap_lock(s);
 	if (result == CUDA_SUCCESS)
@@ -452,8 +439,8 @@ static int materialise(struct nvs_gpu *gpu, struct memory *m)
 	return result;
 }
 
-/* Enters it in the book as the driver's; it is counted already. */
-static void book(struct nvs_gpu *gpu, const struct memory *m, CUdeviceptr mapped)
+/* The memory is the driver's from now on; it is counted already. */
+static void count_as_driver(struct nvs_gpu *gpu, const struct memory *m, CUdeviceptr mapped)
 {
 	struct nvs_claim c = { gpu, bytes_of(m->granules) };
 
@@ -468,7 +455,7 @@ static void book(struct nvs_gpu *gpu, const struct memory *m, CUdeviceptr mapped
 	}
 }
 
-int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m)
+int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_thread *t = NULL;
@@ -480,7 +467,7 @@ int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m)
 		result = fill(gpu, m);
 	} else if (m->at.span) {
 		nvs_swap_unlock(s);
-		t = nvs_gate_enter_memory(gpu); /* all is on the GPU, and stays until we leave */
+		t = nvs_gate_enter_memory(gpu); /* all memory is on the GPU until nvs_gate_leave() */
 		nvs_swap_lock(s);
 		while (nvs_vmm_chunk(m->at)->state == CHUNK_BUSY)
 			nvs_vmm_pause(s, atomic_load(&s->kick));
@@ -490,7 +477,7 @@ int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m)
 		result = materialise(gpu, m);
 	}
 	if (result == CUDA_SUCCESS && m->at.span && !m->shown) {
-		nvs_vmm_uncover(gpu, m);
+		nvs_vmm_unhide(gpu, m);
 	} else if (result == CUDA_SUCCESS && m->at.span) {
 		struct chunk c = *nvs_vmm_chunk(m->at);
 
@@ -498,15 +485,15 @@ int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m)
 		m->real = c.handle;
 		s->resident -= bytes_of(m->granules);
 		s->claimed -= bytes_of(m->granules);
-		c.state = CHUNK_FIXED;
+		c.state = CHUNK_PINNED;
 		nvs_vmm_occupy(m->at, OF_DRIVER, c);
 		m->at.span = NULL;
 		m->shown = false;
 	}
 	if (result == CUDA_SUCCESS) {
-		m->fixed = true;
+		m->pinned = true;
 		nvs_swap_unlock(s);
-		book(gpu, m, mapped);
+		count_as_driver(gpu, m, mapped);
 	} else {
 		nvs_swap_unlock(s);
 	}
@@ -514,7 +501,7 @@ int nvs_vmm_give_away(struct nvs_gpu *gpu, struct memory *m)
 		nvs_gate_leave(t);
 	nvs_swap_lock(s);
 	nvs_vmm_done(s, m);
-	if (m->fixed && !m->handles)
+	if (m->pinned && !m->handles)
 		nvs_vmm_forget(gpu, m);
 	return result;
 }
@@ -526,14 +513,14 @@ int nvs_vmm_share(unsigned long long *handle, int type)
 	int result = CUDA_SUCCESS;
 	struct memory *m;
 
-	if (nvs_in_book)
+	if (nvs_memory_locked)
 		return CUDA_ERROR_INVALID_VALUE;
 	nvs_swap_lock(s);
 	m = nvs_vmm_of(s, *handle);
 	if (!m || (type && !(m->handle_types & type)))
 		result = CUDA_ERROR_INVALID_VALUE;
-	else if (!m->fixed)
-		result = nvs_vmm_give_away(gpu, m);
+	else if (!m->pinned)
+		result = nvs_vmm_hand_over(gpu, m);
 	if (result == CUDA_SUCCESS) {
 		*handle = m->real;
 		result = NVS_VMM_DRIVER;

@@ -311,6 +311,55 @@ static void keeps_the_gpu_over_short_pauses(void)
 	CHECK(clock_ns() - began >= NVS_PATIENT_IDLE_NS);
 }
 
+/* The next UTIL; a RELEASE in between would be an early one, which this is not about. */
+static struct nvs_util expect_util(void)
+{
+	struct nvs_util u = fake_expect(&fake, NVS_UTIL).u.util;
+
+	CHECK(u.samples > 0 && u.busy <= u.samples && u.samples <= NVS_UTIL_MAX);
+	return u;
+}
+
+/* While others want the GPU: how often it has work of this process. */
+static void tells_how_often_the_gpu_has_work(void)
+{
+	struct launcher l;
+	struct nvs_frame r;
+	struct nvs_util u;
+
+	begin(1);
+	allow(0, 1);
+	fake.page->features = NVS_FEATURE_UTIL;
+	stub_state()->work_ns = 0; /* each launch has ended when it is asked about */
+	start(&l, 0, 0);
+	fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 3);
+	CHECK(!fake_receive(&fake, &r, 600)); /* nobody waits */
+	fake.page->slot[0].waiters = 1;
+	fake_send(&fake, NVS_NOTICE, 0, 0, 0);
+	CHECK(expect_util().busy == 0);
+	stub_state()->work_ns = 3600000000000u; /* never ends */
+	expect_util();
+	u = expect_util();
+	CHECK(u.busy == u.samples);
+	/* At the same time as others: whoever is there counts, waiting or not. */
+	fake.page->slot[0].waiters = 0;
+	fake.page->slot[0].present = 1;
+	fake.page->slot[0].flags = NVS_GRANT_CONCURRENT;
+	expect_util();
+	u = expect_util();
+	CHECK(u.busy == u.samples);
+	finish(&l);
+	/* Without calls there is nothing to tell, though the GPU has work. */
+	while (fake_receive(&fake, &r, 1500))
+		CHECK(r.type == NVS_UTIL);
+	/* A scheduler that does not know the frame never gets one. */
+	fake.page->features = 0;
+	start(&l, 0, 0);
+	CHECK(!fake_receive(&fake, &r, 600));
+	finish(&l);
+}
+
 static void runs_without_a_scheduler(void)
 {
 	struct launcher l;
@@ -855,6 +904,7 @@ static const struct life_case cases[] = {
 	CASE(makes_one_call_for_its_gang),
 	CASE(goes_ahead_of_its_grant),
 	CASE(what_went_ahead_is_drained_before_a_release),
+	CASE(tells_how_often_the_gpu_has_work),
 	CASE(runs_without_a_scheduler),
 	CASE(holder_survives_a_restart),
 	CASE(waiter_opens_after_a_loss),

@@ -22,7 +22,6 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 
-	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
 	"github.com/nvshare/nvshare/plugin/kube"
 	core "github.com/nvshare/nvshare/sched"
@@ -288,7 +287,7 @@ func (n *liveNode) startPlugin() (stop func()) {
 	}
 	if _, err := p.Synchronize(ctx,
 		[]*api.PodSandbox{{Id: "p", Uid: "uid", Namespace: "ml", Name: "train", Annotations: n.created}},
-		[]*api.Container{{Id: n.container, PodSandboxId: "p", Name: "main", Env: []string{cdi.PreloadEnv + "=" + cdi.ShimPath}}}); err != nil {
+		[]*api.Container{{Id: n.container, PodSandboxId: "p", Name: "main", Annotations: map[string]string{plugin.PlacementAnnotation: liveGPU}}}); err != nil {
 		n.t.Fatal(err)
 	}
 	end := n.start(func(context.Context) {
@@ -483,7 +482,7 @@ func TestAnswerOfTheSchedulerIsKept(t *testing.T) {
 	p := plugin.New(quiet(), containers)
 	p.ExpectPods()
 	pod := &api.PodSandbox{Id: "p", Uid: "uid", Namespace: "ml", Name: "train"}
-	ctr := &api.Container{Id: "1", PodSandboxId: "p", Name: "main", Env: []string{cdi.PreloadEnv + "=" + cdi.ShimPath}}
+	ctr := &api.Container{Id: "1", PodSandboxId: "p", Name: "main", Annotations: map[string]string{plugin.PlacementAnnotation: liveGPU}}
 	if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{pod}, []*api.Container{ctr}); err != nil {
 		t.Fatal(err)
 	}
@@ -499,7 +498,13 @@ func TestAnswerOfTheSchedulerIsKept(t *testing.T) {
 		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT}
 	answer := &sched.Container{Id: "1"}
 	answer.SetTerms(known)
-	(&live{w, p}).told(<-described, &sched.DescribeContainerResponse{New: answer}, nil)
+	var c plugin.Container
+	select {
+	case c = <-described:
+	case <-time.After(patience):
+		t.Fatal("the container was not described")
+	}
+	(&live{w, p}).told(c, &sched.DescribeContainerResponse{New: answer}, nil)
 
 	nonsense := map[string]string{}
 	for _, f := range sched.Fields {

@@ -75,7 +75,8 @@ func (d *Daemon) dropAccount(p *peer.Peer) {
 	}
 }
 
-// takeIn is admit's part in the loop: is there room for one more connection?
+// takeIn is admit's part in the loop. It reports whether there is room for one more
+// connection.
 func (d *Daemon) takeIn(c *conn) bool {
 	a := d.accountOf(c.peer)
 	text := ""
@@ -95,8 +96,8 @@ func (d *Daemon) takeIn(c *conn) bool {
 	return false
 }
 
-// refuseAtLimit is for a connection above a limit, which text names, in less than
-// 48 bytes: it is for the client as well.
+// refuseAtLimit refuses a connection above a limit. text names the limit in less
+// than 48 bytes, because the client gets it too.
 func (d *Daemon) refuseAtLimit(c *conn, text string) {
 	d.refused++
 	d.tell(c.subject(), logrus.WarnLevel, "refuse a connection: "+text)
@@ -162,7 +163,7 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 	case wire.TypeUtil:
 		d.step(att.gpu, sched.Utilization{Client: c.client.id, Samples: int(f.Util.Samples), Busy: int(f.Util.Busy)})
 	case wire.TypeReserve:
-		d.reserve(c, att, f)
+		d.reserve(att, f)
 	case wire.TypeMoved:
 		d.moved(att, f)
 	}
@@ -242,7 +243,7 @@ func (d *Daemon) takeOver(c *conn) {
 	if cl.conn == c {
 		return
 	}
-	if old := cl.conn; old != nil { // of before an exec, or half lost
+	if old := cl.conn; old != nil { // from before an exec, or half lost
 		d.shutDown(old)
 		d.loseClient(old)
 	}
@@ -253,8 +254,7 @@ func (d *Daemon) takeOver(c *conn) {
 	what := "registered again"
 	if !c.again {
 		what = "registered"
-		d.dropReservations(cl) // what an earlier program of this process had
-		d.dropMemory(cl)
+		d.dropMemory(cl, sched.Exec{Client: cl.id}) // what an earlier program of this process had
 	}
 	d.traffic.Registrations++
 	d.noteClient(cl, api.EventType_EVENT_TYPE_REGISTER, 0)
@@ -303,18 +303,14 @@ func (d *Daemon) bury(cl *client) {
 	if cl.page != nil {
 		d.noteClient(cl, api.EventType_EVENT_TYPE_END, 0)
 	}
+	d.dropMemory(cl, sched.Gone{Client: cl.id})
 	for _, g := range d.order {
-		if cl.attached[g] != nil || g.restored[cl.id] {
-			d.step(g, sched.Gone{Client: cl.id})
-			delete(cl.attached, g)
-			delete(g.restored, cl.id)
-		}
+		delete(cl.attached, g)
+		delete(g.restored, cl.id)
 	}
 	delete(d.clients, cl.id)
 	delete(d.byProc, cl.Process)
 	delete(d.accountOf(cl.Peer).clients, cl)
-	d.dropReservations(cl)
-	d.dropMemory(cl)
 	d.dropAccount(cl.Peer)
 	cl.Close()
 	level := logrus.DebugLevel // it only asked
@@ -374,16 +370,20 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	c.channels[f.Channel] = att
 	c.page.SetLimits(f.Channel, g.limits(c.client.Account, c.client.id))
 	delete(g.restored, c.client.id)
-	away := d.attachMemory(g, att, c.again)
+	d.showMemoryMode(g, c.client, att.channel)
+	if g.swap != nil && g.swap.members[c.client.id] == nil {
+		d.addMember(g, c.client)
+	}
 	d.stepAttach(g, att, sched.Attach{
-		Client: c.client.id,
-		Tenant: c.client.Account,
-		Share:  d.shareOf(g, c.client.Account),
-		Held:   sched.Epoch(f.Epoch),
-		Want:   f.Code&wire.AttachWant != 0,
-		Away:   away,
+		Client:  c.client.id,
+		Tenant:  c.client.Account,
+		Share:   d.shareOf(g, c.client.Account),
+		Held:    sched.Epoch(f.Epoch),
+		Want:    f.Code&wire.AttachWant != 0,
+		CanMove: c.client.canMove,
+		Again:   c.again,
 	}, answer)
-	d.attachedMemory(g, att)
+	d.attachedMemory(g, c.client.id)
 }
 
 // hangUp ends a connection whose reader has stopped.

@@ -48,9 +48,8 @@ type acceptor interface {
 	AcceptUnix() (*net.UnixConn, error)
 }
 
-// accept takes connections until the listener is closed. Everything up to the
-// first frame happens here, one connection at a time, so that a flood of them
-// waits in the kernel's backlog.
+// accept takes connections until the listener is closed. It identifies one peer
+// at a time, so that a flood of connections waits in the kernel's backlog.
 func (d *Daemon) accept(ctx context.Context, from acceptor) {
 	defer d.yieldToOthers()()
 	const minPause, maxPause = 5 * time.Millisecond, time.Second
@@ -61,7 +60,7 @@ func (d *Daemon) accept(ctx context.Context, from acceptor) {
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			// Out of descriptors or memory: those connected are served on.
+			// Out of descriptors or memory. Those who are connected are still served.
 			d.log.WithError(err).Warnf("accept a client: trying again in %v", pause)
 			select {
 			case <-time.After(pause):
@@ -76,9 +75,9 @@ func (d *Daemon) accept(ctx context.Context, from acceptor) {
 	}
 }
 
-// yieldToOthers gives this goroutine a thread of its own that gets the processor
-// after the others of this process, up to the call of back: who is connected does
-// not wait for who connects.
+// yieldToOthers gives this goroutine a thread of its own that runs after the other
+// threads of this process, until back is called. So clients that are connected do
+// not wait for those that connect.
 func (d *Daemon) yieldToOthers() (back func()) {
 	const self = 0
 	runtime.LockOSThread()
@@ -97,7 +96,7 @@ func (d *Daemon) yieldToOthers() (back func()) {
 	}
 }
 
-// admit finds out who connected and starts to serve them, within the limits.
+// admit identifies the peer and starts to serve the connection, within the limits.
 func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
 	c := &conn{sock: sock}
 	var err error
@@ -170,7 +169,7 @@ func (d *Daemon) read(c *conn) error {
 	}
 }
 
-// receive waits for a packet, for a while without sleeping if lookOut says so.
+// receive waits for a packet. After lookOut it spins for a while before it sleeps.
 func (c *conn) receive(b []byte) (n, flags int, err error) {
 	if until := sched.Time(c.spin.Swap(0)); until != 0 {
 		raw, err := c.sock.SyscallConn()
@@ -226,15 +225,15 @@ func (c *conn) send(f *wire.Frame, oob []byte) error {
 	return nil
 }
 
-// refuse says why the connection is closed next; it is only a courtesy.
+// refuse tells the peer why its connection is closed next, if that can be sent.
 func (c *conn) refuse(code uint32, text string) {
 	f := wire.Frame{Type: wire.TypeRefused, Code: code}
 	f.Refused.SetText(text)
 	_ = c.send(&f, nil)
 }
 
-// send sends to a client, if it is connected. If that fails the connection is
-// closed, and lost once the current event is dealt with.
+// send sends to a client, if it is connected. If that fails, the connection is
+// closed now, and lost after the current event.
 func (d *Daemon) send(c *conn, f *wire.Frame, oob []byte) {
 	if c == nil || c.dead {
 		return

@@ -23,7 +23,7 @@ const (
 	eventsPace = 50 * time.Millisecond
 )
 
-// observe takes down an action that was carried out, for events and metrics.
+// observe notes an action that was carried out, for events and metrics.
 func (d *Daemon) observe(g *gpu, a sched.Action) {
 	t := time.Now()
 	switch a := a.(type) {
@@ -56,7 +56,7 @@ func (d *Daemon) observe(g *gpu, a sched.Action) {
 	}
 }
 
-// turn notes an event that a client causes.
+// turn notes an event that a client causes. g may be nil.
 func (d *Daemon) turn(t time.Time, g *gpu, id sched.ClientID, e *history.Event) {
 	d.history.AddTurn(d.eventOf(t, g, id, e))
 }
@@ -81,13 +81,13 @@ func (d *Daemon) noteClient(cl *client, kind api.EventType, n uint32) {
 	d.turn(time.Now(), nil, cl.id, &history.Event{Kind: kind, N: n})
 }
 
-// noteChange notes an event that is no client's doing; g may be nil.
+// noteChange notes an event that no client causes. g may be nil.
 func (d *Daemon) noteChange(g *gpu, e *history.Event) {
 	d.history.AddChange(d.eventOf(time.Now(), g, 0, e))
 }
 
-// noteSetting notes a setting that was changed, on one GPU or (nil) for those
-// found later; of a tenant, by account, or "".
+// noteSetting notes a setting that was changed: on one GPU, or (nil) for GPUs that
+// are found later. account is the tenant whose setting it is, or "".
 func (d *Daemon) noteSetting(g *gpu, account, setting string, old, new any) {
 	c := &history.Change{Setting: setting, Old: fmt.Sprint(old), New: fmt.Sprint(new)}
 	if c.Old == c.New {

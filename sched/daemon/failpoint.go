@@ -3,7 +3,7 @@
 package daemon
 
 // failpoint names a place in the loop at which tests end the daemon, as SIGKILL
-// would. It costs others one comparison with nil.
+// would. Outside tests it costs one comparison with nil.
 type failpoint string
 
 // Where they are: around all that leaves the daemon or that a restart depends
@@ -42,8 +42,8 @@ const (
 	afterReserved  failpoint = "RESERVED is sent"
 	beforeBury     failpoint = "a process has died, its grant is not reclaimed"
 	afterBury      failpoint = "a dead process is forgotten"
-	beforeRestore  failpoint = "a holder of before is found, the core does not know"
-	afterRestore   failpoint = "the core knows a holder of before"
+	beforeRestore  failpoint = "an earlier holder is found, the core does not know"
+	afterRestore   failpoint = "the core knows an earlier holder"
 	atMoved        failpoint = "a report of moved memory has come, nothing is done about it"
 	beforeRoom     failpoint = "before the page says how much room there is"
 	inRoom         failpoint = "the page says how much room there is, ROOM is not sent"

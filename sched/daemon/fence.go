@@ -32,10 +32,10 @@ func ParseFenceAction(s string) (FenceAction, error) {
 	return "", fmt.Errorf("%q is none of %s, %s, %s", s, FenceReport, FenceDemote, FenceKill)
 }
 
-// fenceAction is what is configured. A client that was never asked is only
-// reported: one that has not come back after a restart, or that says itself
-// that it has a grant which nobody gave it. (Else a tenant could have a GPU
-// demoted by a word.)
+// fenceAction is what to do about a fenced client: what is configured, unless
+// nobody asked the client for the GPU. Such a client is only reported: it has
+// not come back after a restart, or claims a grant that nobody gave it. A tenant
+// could otherwise have a GPU demoted by a claim.
 func (d *Daemon) fenceAction(g *gpu, a sched.Fence) FenceAction {
 	if a.Claimed || g.restored[a.Client] || d.opts.FenceAction == "" {
 		return FenceReport
@@ -50,10 +50,7 @@ func (d *Daemon) fence(g *gpu, a sched.Fence) {
 	if cl == nil {
 		return
 	}
-	log := d.log.WithField("client", a.Client).WithField("pid", cl.PID)
-	if cl.Container != "" {
-		log = log.WithField("container", cl.Container)
-	}
+	log := d.logOf(cl.subject())
 	text := fmt.Sprintf("GPU %d: fenced: it did not release the GPU within the grace period", g.Index)
 	switch d.fenceAction(g, a) {
 	case FenceKill:
@@ -71,7 +68,7 @@ func (d *Daemon) fence(g *gpu, a sched.Fence) {
 	}
 }
 
-// unfence takes note that a grant has ended.
+// unfence notes that a grant has ended.
 func (d *Daemon) unfence(g *gpu, id sched.ClientID) {
 	if g.fenced[id] {
 		delete(g.fenced, id)
@@ -79,8 +76,8 @@ func (d *Daemon) unfence(g *gpu, id sched.ClientID) {
 	}
 }
 
-// applyFences demotes GPUs that fenced clients still use, and ends that, between
-// two events.
+// applyFences demotes GPUs that fenced clients still use, and restores GPUs that
+// none uses any more. The loop calls it between two events.
 func (d *Daemon) applyFences() {
 	for d.fencesChanged {
 		d.fencesChanged = false
@@ -96,7 +93,7 @@ func (d *Daemon) applyFences() {
 	}
 }
 
-// modeNow is the mode that the core is to have.
+// modeNow is the mode for the core: what is set, unless the GPU is demoted.
 func (g *gpu) modeNow() sched.Mode {
 	if g.demoted {
 		return sched.Concurrent

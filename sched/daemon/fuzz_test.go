@@ -91,7 +91,7 @@ func (d fuzzDaemon) forget(t *testing.T) {
 	d.opts.Quantum, d.opts.Mode = fresh.Quantum, fresh.Mode
 	d.state = state.New(d.bootID)
 	d.settings, d.shares = settings{}, shares{}
-	d.gpus, d.order = map[wire.UUID]*gpu{}, nil
+	d.gpus, d.order, d.node = map[wire.UUID]*gpu{}, nil, sched.NewNode()
 	d.names = map[string]*api.Container{}
 	d.node = sched.NewNode()
 }

@@ -25,24 +25,20 @@ import (
 type gpu struct {
 	GPU
 	core     *sched.Core
-	ledger   *sched.Ledger
-	reserved uint64                  // as the core was told
 	restored map[sched.ClientID]bool // had a grant before the restart, not back yet
 	quantum  time.Duration           // as the core has them
 	mode     sched.Mode
 	fenced   map[sched.ClientID]bool // those for whom FenceDemote is in force
 	demoted  bool                    // and the core knows
 	turns    metrics.Turns
-	ceiling  uint64 // as Options.GPUMemory
-	swap     *swap  // nil: nothing is swapped
+	swap     *swap // nil: nothing is swapped
 
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
 	outbox []work
 	retry  *timer.Timer // to carry out the outbox
 
-	turn    *timer.Timer // the core's Deadline
-	victims *timer.Timer // swap.due
+	turn *timer.Timer // the core's Deadline
 }
 
 // parseUUID reads "GPU-" or, for a MIG device, "MIG-", and 32 hexadecimal
@@ -129,8 +125,8 @@ func (d *Daemon) finishDiscovery(found []GPU, err error) {
 	}
 }
 
-// addGPU makes the core of a GPU not known yet, with what the state file says
-// of it.
+// addGPU makes the core of a GPU that is not known yet, from what the state file
+// says about the GPU.
 func (d *Daemon) addGPU(info GPU) error {
 	uuid, err := parseUUID(info.UUID)
 	if err != nil {
@@ -143,14 +139,18 @@ func (d *Daemon) addGPU(info GPU) error {
 		info.MemoryBytes = min(info.MemoryBytes, d.opts.GPUMemory)
 	}
 	if g := d.gpus[uuid]; g != nil {
+		changed := g.MemoryBytes != info.MemoryBytes
 		g.GPU = info
+		if changed {
+			d.step(g, sched.SetGPUMemory{Bytes: info.MemoryBytes})
+		}
 		return nil
 	}
 	last := d.state.GPUs[info.UUID]
 	if last == nil {
 		last = &state.GPU{}
 		if d.cautious {
-			// Above every epoch of before, as long as there was less than one
+			// Above every earlier epoch, as long as there was less than one
 			// grant per microsecond on average.
 			last.Epoch = sched.NextEpoch(sched.Epoch(time.Now().UnixMicro()))
 			last.Unrecorded = true
@@ -158,7 +158,8 @@ func (d *Daemon) addGPU(info GPU) error {
 		d.state.GPUs[info.UUID] = last
 	}
 	quantum, mode := d.settingOf(info.UUID)
-	g := &gpu{GPU: info, restored: map[sched.ClientID]bool{}, fenced: map[sched.ClientID]bool{}, quantum: quantum, mode: mode, ledger: sched.NewLedger(), core: sched.New(sched.Config{
+	g := &gpu{GPU: info, restored: map[sched.ClientID]bool{}, fenced: map[sched.ClientID]bool{}, quantum: quantum, mode: mode}
+	g.core = sched.New(sched.Config{
 		Quantum:   quantum,
 		Grace:     d.opts.Grace,
 		Mode:      mode,
@@ -167,19 +168,11 @@ func (d *Daemon) addGPU(info GPU) error {
 		LastEpoch: last.Epoch,
 		GPU:       info.UUID,
 		Node:      d.node,
-	})}
+		Memory:    d.openMemory(g, physical),
+	})
 	g.turn = d.timers.New(func() { d.step(g, sched.Tick{}) })
 	g.retry = d.timers.New(func() { d.flush(g) })
-	g.victims = d.timers.New(func() { d.lookAtVictims(g) })
 	d.gpus[uuid] = g
-	g.ceiling = d.opts.GPUMemory
-	d.openSwap(g, physical)
-	if g.swap == nil {
-		g.ledger.SetCeiling(g.ceiling)
-	} // else each process is bounded, by Residency.Fits
-	for account := range d.shares.Tenants {
-		d.applyLimit(g, account)
-	}
 	d.order = append(d.order, g)
 	slices.SortStableFunc(d.order, func(a, b *gpu) int { return cmp.Compare(a.Index, b.Index) })
 	d.log.Infof("GPU %d: %s %s, %d MiB", info.Index, info.UUID, info.Name, info.MemoryBytes>>20)
@@ -191,18 +184,21 @@ func (d *Daemon) addGPU(info GPU) error {
 	for _, h := range holders {
 		d.restore(g, peer.Process{PID: h.PID, Start: h.StartTime}, h.Epoch)
 	}
+	for account := range d.shares.Tenants {
+		d.setTenantMemory(g, account)
+	}
 	d.awaitMembers(g)
 	return nil
 }
 
-// restore keeps the GPU for the process that held it when an earlier scheduler
-// ended, if it lives.
+// restore keeps the GPU for the process that held the GPU when an earlier scheduler
+// ended, if that process lives.
 func (d *Daemon) restore(g *gpu, proc peer.Process, epoch sched.Epoch) {
 	cl := d.byProc[proc]
 	if cl == nil {
 		p, err := d.peers.Find(proc)
 		if err != nil {
-			d.log.WithError(err).Infof("GPU %d: the holder of before has ended", g.Index)
+			d.log.WithError(err).Infof("GPU %d: the earlier holder has ended", g.Index)
 			return
 		}
 		cl = d.addClient(p)

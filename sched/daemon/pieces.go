@@ -17,7 +17,7 @@ const (
 )
 
 // pieces are answers that are too large for a message. Each is kept until its last
-// piece was asked for, or others have come after it.
+// piece was asked for, or until maxKept newer ones are kept.
 type pieces struct {
 	mu   sync.Mutex
 	last uint64

@@ -80,12 +80,14 @@ func (f *tuningFlags) tuning() (sched.Tuning, error) {
 // --anti-thrash.
 func antiThrashDefault() string {
 	switch mode := os.Getenv("NVSHARE_SCHEDULING_MODE"); mode {
-	case "", "serial":
+	case "":
+		return "auto"
+	case "serial":
 		return "on"
 	case "concurrent":
 		return "off"
 	default:
-		return mode // "auto"; anything else is refused as the flag's value is
+		return mode // "auto"; the flag refuses anything else
 	}
 }
 

@@ -67,7 +67,7 @@ func TestTuningIsRefusedAtTheStart(t *testing.T) {
 }
 
 func TestSchedulingMode(t *testing.T) {
-	for env, want := range map[string]string{"": "on", "serial": "on", "concurrent": "off", "auto": "auto", "x": "x"} {
+	for env, want := range map[string]string{"": "auto", "serial": "on", "concurrent": "off", "auto": "auto", "x": "x"} {
 		t.Setenv("NVSHARE_SCHEDULING_MODE", env)
 		if got := antiThrashDefault(); got != want {
 			t.Errorf("%q: %s, want %s", env, got, want)

@@ -142,7 +142,7 @@ func start(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := must(os.Create(filepath.Join(dir, "scheduler.log")))(t)
-	scheduler := exec.Command(built("bin/nvshare-scheduler"), "--run-dir", run, "--simgpu", filepath.Join(dir, "gpu"), "--tq", "20ms")
+	scheduler := exec.Command(built("bin/nvshare-scheduler"), "--run-dir", run, "--simgpu", filepath.Join(dir, "gpu"), "--anti-thrash", "on", "--tq", "20ms")
 	scheduler.Stderr = log
 	scheduler.Env = []string{"PATH=" + os.Getenv("PATH")}
 	background(t, scheduler)

@@ -92,7 +92,7 @@ func (b *bench) scheduler(ctx context.Context, name string, args ...string) (*sc
 		return nil, err
 	}
 	defer log.Close()
-	argv := append([]string{"--run-dir", s.dir}, args...)
+	argv := append([]string{"--run-dir", s.dir, "--anti-thrash", "on"}, args...)
 	if b.simulated {
 		argv = append(argv, "--simgpu", node.SimGPU)
 	}

@@ -132,8 +132,8 @@ func ParseLog(b []byte) (Trace, error) {
 				Submit: submit, Start: start, End: end,
 				Busy: end - start, Count: int(le.Uint32(r[36:])),
 			}
-			if iv.Count > 1 {
-				iv.Busy = int64(le.Uint32(r[32:]))
+			if busy := int64(le.Uint32(r[32:])); busy != 0 {
+				iv.Busy = busy
 			}
 			if submit > start || start > end {
 				return Trace{}, fmt.Errorf("%w: record %d runs backwards", ErrLog, i)

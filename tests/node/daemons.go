@@ -87,9 +87,10 @@ func (n *Node) Start(ctx context.Context) error {
 }
 
 // StartScheduler starts or restarts nvshare-scheduler, and waits until it answers.
-// args are added to the command line.
+// args are added to the command line. Tenants take turns unless args say otherwise:
+// most tests judge that no two of them are on the GPU at the same time.
 func (n *Node) StartScheduler(ctx context.Context, args ...string) error {
-	argv := append(append([]string{n.Bin("nvshare-scheduler")}, n.simFlag()...), args...)
+	argv := append(append([]string{n.Bin("nvshare-scheduler"), "--anti-thrash", "on"}, n.simFlag()...), args...)
 	p, err := start("scheduler", n.logFile("scheduler"), n.env, argv...)
 	if err != nil {
 		return err

@@ -111,7 +111,7 @@ func (s *site) env(extra ...string) []string {
 func (s *site) startScheduler(more ...string) {
 	s.t.Helper()
 	cmd := exec.Command(filepath.Join(s.dir, "nvshare-scheduler"),
-		append([]string{"--simgpu", s.dir + "/sim", "--tq", "20ms", "--grace", "30s"}, more...)...)
+		append([]string{"--simgpu", s.dir + "/sim", "--anti-thrash", "on", "--tq", "20ms", "--grace", "30s"}, more...)...)
 	cmd.Env = s.env()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	log, err := os.OpenFile(filepath.Join(s.dir, "scheduler.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)

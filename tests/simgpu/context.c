@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* context.c: initialisation and contexts. */
 #include "driver.h"
+#include "rm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,6 +83,7 @@ static void fork_parent(void)
 static void fork_child(void)
 {
 	sim_fork_child();
+	rm_fork_child();
 	pthread_mutex_init(&drv_mu, NULL);
 	if (state != S_NEW)
 		state = S_FORKED; /* as the driver: CUDA is gone for this child */
@@ -91,6 +93,7 @@ __attribute__((destructor)) static void fini(void)
 {
 	if (state != S_READY)
 		return;
+	rm_close();
 	state = S_CLOSED;
 	sim_leave();
 }
@@ -118,6 +121,7 @@ CUresult cuInit(unsigned flags)
 			rc = CUDA_ERROR_NO_DEVICE;
 			goto out;
 		}
+		rm_open();
 		pthread_atfork(fork_prepare, fork_parent, fork_child);
 		state = S_READY;
 	}
@@ -217,6 +221,7 @@ static struct sim_ctx *ctx_new(CUdevice dev, unsigned flags)
 	s->is_legacy = 1;
 	s->id = 1;
 	c->legacy = s;
+	c->rm = rm_make_context(c->gpu);
 	sim_count_context(c->gpu, 1);
 	return c;
 }
@@ -232,6 +237,7 @@ static void ctx_free(struct sim_ctx *c)
 		obj_free(s);
 	}
 	obj_free(c->legacy);
+	rm_free_context(c->rm);
 	sim_count_context(c->gpu, -1);
 	obj_free(c);
 }
@@ -318,7 +324,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice dev)
 
 static CUresult primary_drop(CUdevice dev, int reset)
 {
-	struct point all = { 0, 0 };
+	struct point all = { { 0, 0 }, 0 };
 	struct sim_ctx *gone = NULL;
 
 	ENTER();

@@ -36,20 +36,21 @@ void obj_free(void *o); /* o may still be looked at, never used */
 int obj_is(const void *o, uint32_t magic);
 
 /*
- * A moment in a stream: reached when the clock is past `time` and what has the
+ * A moment in a stream: reached when its clock is past `time` and what has the
  * ticket (0: nothing) in work.c's list is done.
  */
 struct point {
-	uint64_t time;
+	struct sim_time time;
 	uint64_t ticket;
 };
 struct point point_max(struct point a, struct point b);
 int point_reached(struct point p);
+struct point point_now(void);
 void point_wait(struct point p); /* without drv_mu */
 
 /* One thing a stream can be asked to do. */
 enum op_what {
-	OP_NOTHING, OP_SPIN, OP_COPY, OP_SET, OP_FILL, OP_CHECK, OP_ADD, OP_SUM,
+	OP_NOTHING, OP_SPIN, OP_GAP, OP_COPY, OP_SET, OP_FILL, OP_CHECK, OP_ADD, OP_SUM,
 	OP_HOST, OP_CALLBACK, OP_WRITE, OP_WAIT, OP_FREE
 };
 /* Where one side of a copy is: host memory that the driver knows, device memory, or other host memory. */
@@ -79,6 +80,7 @@ struct sim_ctx {
 	unsigned flags;
 	int primary, refs;
 	unsigned long long id;
+	uint32_t rm;           /* its groups and channels */
 	CUresult fault;        /* not 0: it is dead, every call that submits work or asks for it says so */
 	struct point all;      /* everything submitted */
 	struct point blocking; /* everything in blocking streams */
@@ -166,6 +168,8 @@ uint64_t work_push(const struct op *op, struct sim_ctx *ctx, CUstream stream, st
 		   uint64_t also);
 /* Before a range is mapped or unmapped: work that runs now and misses it kills its context. */
 void work_before_mapping(void);
+/* Without drv_mu: does what is over by a GPU's clock, so that its channels can go off. */
+void work_settle(int gpu);
 void work_before_unmapping(uintptr_t at, size_t size); /* may let go of drv_mu */
 
 /* stream.c; drv_mu held unless said otherwise */

@@ -8,6 +8,8 @@
  *   nvshare_fill(to, bytes, seed)        writes a pattern that depends on seed and each word's number
  *   nvshare_check(from, bytes, seed, to) stores at `to` how many words differ from that pattern
  *   nvshare_add(at, bytes, ns)           takes ns, adds 1 to each word when it starts and 1 when it ends
+ *   nvshare_gap(ns, to)                  takes ns; each block stores at to + 32 times its number when it first
+ *                                        and last looked at the clock, the longest gap between, when that began
  *   nvshare_texture(object, to)          stores at `to` the sum of the bytes that a texture object reads
  *   nvshare_texref(to)                   the same of the module's texture reference
  *
@@ -29,6 +31,7 @@ static const struct {
 	int params;
 } known[] = {
 	{ "nvshare_spin", OP_SPIN, 2 },
+	{ "nvshare_gap", OP_GAP, 2 },
 	{ "nvshare_fill", OP_FILL, 3 },
 	{ "nvshare_check", OP_CHECK, 4 },
 	{ "nvshare_add", OP_ADD, 3 },
@@ -361,6 +364,10 @@ static CUresult prepare(struct op *op, const struct sim_func *f, void **params, 
 			op->record = v[1];
 		}
 		return CUDA_SUCCESS;
+	case OP_GAP: /* height: blocks */
+		op->ns = v[0];
+		op->record = v[1];
+		return CUDA_SUCCESS;
 	case OP_SUM:
 		op->record = v[f->params - 1];
 		if (!texture_memory(f->params == 2 ? v[0] : 0, f->module, op))
@@ -393,6 +400,7 @@ static CUresult launch_op(struct op *op, CUfunction f, struct dims grid, struct 
 	if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z ||
 	    (uint64_t)block.x * block.y * block.z > 1024)
 		return CUDA_ERROR_INVALID_VALUE;
+	op->height = grid.x;
 	return prepare(op, f, params, extra);
 }
 

@@ -207,7 +207,7 @@ void mem_release_all(struct sim_ctx *c)
 
 CUresult mem_release(uintptr_t p, enum area_kind k1, enum area_kind k2, int wait)
 {
-	struct point all = { 0, 0 };
+	struct point all = { { 0, 0 }, 0 };
 	struct area *a;
 	CUresult rc = drv_enter();
 

@@ -17,6 +17,7 @@
 
 #define MERGE_SPAN_NS 10000000ull  /* longest merged record */
 #define SWEEP_NS      100000000ull /* between two looks for dead processes */
+#define LOOK_NS       500000ull    /* between two looks at a clock that stands still */
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* flock is per descriptor */
 static int fd = -1; /* never closed: a close would drop the slot's record lock */
@@ -164,6 +165,8 @@ int sim_open(void)
 	}
 	if (m->magic != SIM_STATE_MAGIC) {
 		read_config(m);
+		for (int i = 0; i < SIM_MAX_GPUS; i++)
+			m->gpu[i].serves = -1;
 		__atomic_store_n(&m->magic, SIM_STATE_MAGIC, __ATOMIC_RELEASE);
 	}
 	rc = map_log(m->log_records);
@@ -225,6 +228,11 @@ static int held(int i, uint32_t *pid)
 	return st->slot[i].pid == *pid && st->slot[i].pid_ns == my_ns && st->slot[i].started == my_start;
 }
 
+static int has_work(const struct sim_slot_gpu *s)
+{
+	return s->v < s->tail[SIM_COMPUTE];
+}
+
 static struct sim_record *record_add(int i, int gpu, int kind, uint64_t submit)
 {
 	struct sim_slot *s = &st->slot[i];
@@ -255,7 +263,7 @@ static void record_work(int gpu, int kind, uint64_t submit, uint64_t start, uint
 		r = &lg->record[(*last - 1) % lg->capacity];
 		if (r->slot == self && r->generation == st->slot[self].generation && r->gpu == gpu && r->kind == kind &&
 		    submit <= r->end_ns && end - r->submit_ns <= MERGE_SPAN_NS) {
-			if (r->count == 1)
+			if (!r->busy_ns)
 				r->busy_ns = (uint32_t)(r->end_ns - r->start_ns);
 			r->busy_ns += (uint32_t)(end - start);
 			r->count++;
@@ -409,8 +417,9 @@ static int bury_pending(int gpu, uint64_t now)
 
 		if (!s->used || i == self)
 			continue;
-		for (int e = 0; e < SIM_ENGINES; e++)
+		for (int e = SIM_COMPUTE + 1; e < SIM_ENGINES; e++)
 			pending |= s->gpu[gpu].tail[e] > now;
+		pending |= has_work(&s->gpu[gpu]);
 		if (pending && !held(i, &pid)) {
 			bury(i);
 			n++;
@@ -419,14 +428,335 @@ static int bury_pending(int gpu, uint64_t now)
 	return n;
 }
 
-uint64_t sim_submit(int gpu, int engine, int kind, uint64_t after, uint64_t ns, uint64_t *start)
+/* ---- the compute engine ---- */
+
+static int in_gap(const struct sim_slot_gpu *s)
 {
-	uint64_t now, begin;
+	return s->v >= s->gap_from && s->v < s->gap_to;
+}
+
+/* Whether a process wants the engine now. */
+static int wants(const struct sim_slot *s, int gpu)
+{
+	return s->used && has_work(&s->gpu[gpu]) && !s->gpu[gpu].off && !in_gap(&s->gpu[gpu]);
+}
+
+/* From here on its clock goes with the day's: a new segment if it stood still before. */
+static void goes(struct sim_slot_gpu *s, uint64_t at)
+{
+	const struct sim_segment *last = &s->segment[(s->segments - 1) % SIM_SEGMENTS];
+
+	if (!s->segments || at - s->v != last->t - last->v)
+		s->segment[s->segments++ % SIM_SEGMENTS] = (struct sim_segment){ s->v, at };
+}
+
+/* A process that has work stood still: what is in the log of it ends later. */
+static void stood_still(const struct sim_slot *s, int gpu, uint64_t at, uint64_t ns)
+{
+	static const int kinds[] = { SIM_KERNEL, SIM_DTOD };
+
+	for (int k = 0; k < 2; k++) {
+		uint64_t last = s->gpu[gpu].last_log[kinds[k]];
+		struct sim_record *r = &lg->record[(last - 1) % lg->capacity];
+
+		if (!last || lg->next - (last - 1) >= lg->capacity || r->slot != s - st->slot ||
+		    r->generation != s->generation || r->gpu != gpu || r->end_ns < at)
+			continue;
+		if (!r->busy_ns)
+			r->busy_ns = (uint32_t)(r->end_ns - r->start_ns);
+		if (r->start_ns >= at)
+			r->start_ns += ns;
+		__atomic_store_n(&r->end_ns, r->end_ns + ns, __ATOMIC_RELEASE);
+	}
+}
+
+static uint64_t slice_of(int slot, int gpu)
+{
+	uint64_t ns = st->slot[slot].gpu[gpu].slice;
+
+	return ns ? ns : SIM_SLICE_NS;
+}
+
+/* Who is served: who was, while it wants and its slice lasts, else the next in the round; -1 nobody. */
+static int serve(struct sim_gpu *g, int gpu, int *others)
+{
+	int n = (int)st->high, next = -1, last = g->serves;
+
+	*others = 0;
+	if (last >= n || (last >= 0 && st->slot[last].generation != g->generation))
+		last = g->serves = -1;
+	for (int k = 1; k <= n; k++) {
+		int i = (last + k) % n;
+
+		if (!wants(&st->slot[i], gpu) || i == last)
+			continue;
+		if (next < 0)
+			next = i;
+		++*others;
+	}
+	if (last >= 0 && wants(&st->slot[last], gpu) && (g->slice_left || next < 0)) {
+		if (!g->slice_left)
+			g->slice_left = slice_of(last, gpu);
+		return last;
+	}
+	if (next < 0)
+		return -1;
+	*others -= 1;
+	g->switch_left = last >= 0 ? SIM_SWITCH_NS : 0;
+	g->serves = next;
+	g->generation = st->slot[next].generation;
+	g->slice_left = slice_of(next, gpu);
+	*others += last >= 0 && wants(&st->slot[last], gpu);
+	return next;
+}
+
+/* Brings all clocks of a GPU up to now. */
+static void advance(int gpu, uint64_t now)
+{
+	struct sim_gpu *g = &st->gpu[gpu];
+
+	while (g->at < now) {
+		uint64_t step = now - g->at;
+		int others, served = serve(g, gpu, &others), idle = served < 0;
+
+		for (uint32_t i = 0; i < st->high; i++) { /* not beyond where a gap ends */
+			const struct sim_slot_gpu *s = &st->slot[i].gpu[gpu];
+
+			if (st->slot[i].used && has_work(s) && !s->off && in_gap(s)) {
+				idle = 0;
+				if (s->gap_to - s->v < step)
+					step = s->gap_to - s->v;
+			}
+		}
+		if (served >= 0 && g->switch_left) {
+			if (g->switch_left < step)
+				step = g->switch_left;
+		} else if (served >= 0) {
+			const struct sim_slot_gpu *s = &st->slot[served].gpu[gpu];
+			uint64_t end = s->v < s->gap_from && s->gap_from < s->gap_to ? s->gap_from : s->tail[SIM_COMPUTE];
+
+			if (end - s->v < step)
+				step = end - s->v;
+			if (others && g->slice_left < step)
+				step = g->slice_left;
+		}
+		for (uint32_t i = 0; !idle && i < st->high; i++) {
+			struct sim_slot_gpu *s = &st->slot[i].gpu[gpu];
+
+			if (!st->slot[i].used || !has_work(s))
+				continue;
+			if ((!s->off && in_gap(s)) || ((int)i == served && !g->switch_left)) {
+				goes(s, g->at);
+				s->v += step;
+			} else {
+				stood_still(&st->slot[i], gpu, g->at, step);
+			}
+		}
+		if (idle) /* those whose channels are off */
+			for (uint32_t i = 0; i < st->high; i++)
+				if (st->slot[i].used && has_work(&st->slot[i].gpu[gpu]))
+					stood_still(&st->slot[i], gpu, g->at, step);
+		if (served >= 0 && g->switch_left)
+			g->switch_left -= step;
+		else if (served >= 0) /* who is alone begins one slice after the other */
+			g->slice_left = g->slice_left > step
+						? g->slice_left - step
+						: others ? 0 : slice_of(served, gpu) - (step - g->slice_left) % slice_of(served, gpu);
+		g->at += step;
+	}
+}
+
+/* Locked: this process's clock, brought up to now. */
+static uint64_t own_clock(int gpu, uint64_t now)
+{
+	struct sim_slot_gpu *s = &st->slot[self].gpu[gpu];
+
+	advance(gpu, now);
+	return has_work(s) ? s->v : now;
+}
+
+uint64_t sim_clock(int clock)
+{
+	uint64_t now, v;
+
+	if (!clock)
+		return sim_now();
+	lock();
+	now = sim_now();
+	v = self < 0 ? UINT64_MAX : own_clock(clock - 1, now);
+	unlock();
+	return v;
+}
+
+uint64_t sim_day(struct sim_time t, int end)
+{
+	uint64_t day = t.ns;
+
+	if (!t.clock)
+		return day;
+	lock();
+	if (self >= 0) {
+		const struct sim_slot_gpu *s = &st->slot[self].gpu[t.clock - 1];
+
+		for (uint32_t k = 0; k < SIM_SEGMENTS && k < s->segments; k++) {
+			const struct sim_segment *g = &s->segment[(s->segments - 1 - k) % SIM_SEGMENTS];
+
+			day = g->t + (t.ns - g->v);
+			if (g->v < t.ns || (g->v == t.ns && !end))
+				break;
+		}
+	}
+	unlock();
+	return day;
+}
+
+uint64_t sim_still(struct sim_time from, uint64_t to, uint64_t *began)
+{
+	uint64_t longest = 0;
+
+	*began = 0;
+	lock();
+	if (self >= 0 && from.clock) {
+		const struct sim_slot_gpu *s = &st->slot[self].gpu[from.clock - 1];
+
+		for (uint32_t k = 0; k + 1 < SIM_SEGMENTS && k + 1 < s->segments; k++) {
+			const struct sim_segment *g = &s->segment[(s->segments - 1 - k) % SIM_SEGMENTS];
+			const struct sim_segment *before = &s->segment[(s->segments - 2 - k) % SIM_SEGMENTS];
+			uint64_t stood = before->t + (g->v - before->v);
+
+			if (g->v > from.ns && g->v < to && g->t - stood > longest) {
+				longest = g->t - stood;
+				*began = stood;
+			}
+		}
+	}
+	unlock();
+	return longest;
+}
+
+struct sim_time sim_later(struct sim_time a, struct sim_time b)
+{
+	uint64_t now, v;
+
+	if (a.clock == b.clock || !a.ns || !b.ns)
+		return a.ns > b.ns ? a : b;
+	if (!b.clock) { /* a: of the day */
+		struct sim_time t = a;
+
+		a = b;
+		b = t;
+	}
+	lock();
+	now = sim_now();
+	v = self < 0 ? UINT64_MAX : own_clock(b.clock - 1, now);
+	unlock();
+	if (b.ns <= v)
+		return a;
+	/* the clock does not go faster than the day: at the latest then */
+	if (a.ns > now && v + (a.ns - now) > b.ns)
+		b.ns = v + (a.ns - now);
+	return b;
+}
+
+uint64_t sim_soonest(struct sim_time t)
+{
+	uint64_t now, v, soonest = t.ns;
+
+	if (!t.clock)
+		return soonest;
+	lock();
+	now = soonest = sim_now();
+	if (self >= 0) {
+		int others, gpu = t.clock - 1;
+
+		v = own_clock(gpu, now);
+		if (t.ns > v) {
+			soonest = now + (t.ns - v);
+			if (st->slot[self].gpu[gpu].off || serve(&st->gpu[gpu], gpu, &others) != self)
+				soonest = soonest > now + LOOK_NS ? soonest : now + LOOK_NS;
+		}
+	}
+	unlock();
+	return soonest;
+}
+
+void sim_set_off(int gpu, int off)
+{
+	lock();
+	if (self >= 0) {
+		struct sim_slot_gpu *s = &st->slot[self].gpu[gpu];
+
+		advance(gpu, sim_now());
+		s->times_on += s->off && !off;
+		s->off = (uint32_t)off;
+	}
+	unlock();
+}
+
+int sim_is_off(int gpu, uint32_t *times_on)
+{
+	int off = 0;
+
+	*times_on = 0;
+	if (self >= 0) {
+		off = (int)__atomic_load_n(&st->slot[self].gpu[gpu].off, __ATOMIC_ACQUIRE);
+		*times_on = __atomic_load_n(&st->slot[self].gpu[gpu].times_on, __ATOMIC_ACQUIRE);
+	}
+	return off;
+}
+
+void sim_set_slice(int gpu, uint64_t ns)
+{
+	lock();
+	if (self >= 0) {
+		advance(gpu, sim_now());
+		st->slot[self].gpu[gpu].slice = ns;
+		if (st->gpu[gpu].serves == self)
+			st->gpu[gpu].slice_left = ns ? ns : SIM_SLICE_NS;
+	}
+	unlock();
+}
+
+/* ---- submission ---- */
+
+/* Compute work, by the clock of the process. */
+static uint64_t submit_compute(int gpu, int kind, uint64_t now, struct sim_time after, uint64_t ns, uint64_t *start)
+{
+	struct sim_slot_gpu *s = &st->slot[self].gpu[gpu];
+	uint64_t v = own_clock(gpu, now), begin = v, busy;
+
+	if (!has_work(s)) { /* the clock shows the day again */
+		s->v = v;
+		s->gap_from = s->gap_to = 0;
+		goes(s, now);
+		s->tail[SIM_COMPUTE] = v;
+	}
+	if (after.clock == 1 + gpu && after.ns > begin)
+		begin = after.ns;
+	else if (!after.clock && after.ns > now && v + (after.ns - now) > begin)
+		begin = v + (after.ns - now); /* not before that: the clock goes no faster than the day */
+	busy = s->tail[SIM_COMPUTE];
+	if (busy > begin)
+		begin = busy;
+	if (begin > busy && s->gap_to <= v) { /* a second gap is held to be work */
+		s->gap_from = busy;
+		s->gap_to = begin;
+	}
+	s->tail[SIM_COMPUTE] = begin + ns;
+	record_work(gpu, kind, now, now + (begin - v), now + (begin + ns - v));
+	*start = begin;
+	return begin + ns;
+}
+
+struct sim_time sim_submit(int gpu, int engine, int kind, struct sim_time after, uint64_t ns, uint64_t *start)
+{
+	uint64_t now, v, begin, ahead = 0;
+	struct sim_time end = { 0, 0 };
 
 	lock();
 	if (self < 0) { /* the process is past exit(): nothing runs any more */
 		unlock();
-		*start = after;
+		*start = after.ns;
 		return after;
 	}
 	now = sim_now();
@@ -437,15 +767,27 @@ uint64_t sim_submit(int gpu, int engine, int kind, uint64_t after, uint64_t ns, 
 	} else if (bury_pending(gpu, now)) {
 		now = sim_now();
 	}
-	begin = now > after ? now : after;
+	if (engine == SIM_COMPUTE) {
+		end = (struct sim_time){ submit_compute(gpu, kind, now, after, ns, start), 1 + gpu };
+		unlock();
+		return end;
+	}
 	for (uint32_t i = 0; i < st->high; i++)
-		if (st->slot[i].used && st->slot[i].gpu[gpu].tail[engine] > begin)
-			begin = st->slot[i].gpu[gpu].tail[engine];
-	st->slot[self].gpu[gpu].tail[engine] = begin + ns;
-	record_work(gpu, kind, now, begin, begin + ns);
+		if (st->slot[i].used && st->slot[i].gpu[gpu].tail[engine] > now + ahead)
+			ahead = st->slot[i].gpu[gpu].tail[engine] - now;
+	v = after.clock ? own_clock(after.clock - 1, now) : now;
+	begin = v + ahead > after.ns ? v + ahead : after.ns;
+	if (after.clock && begin == v + ahead && after.ns <= v) {
+		after.clock = 0; /* what it waits for is over: it goes by the day */
+		begin = now + ahead;
+		v = now;
+	}
+	st->slot[self].gpu[gpu].tail[engine] = now + (begin - v) + ns;
+	record_work(gpu, kind, now, now + (begin - v), now + (begin - v) + ns);
 	unlock();
 	*start = begin;
-	return begin + ns;
+	end = (struct sim_time){ begin + ns, after.clock };
+	return end;
 }
 
 static uint64_t used_locked(int gpu)
@@ -530,8 +872,9 @@ int sim_busy(int gpu)
 
 	lock();
 	bury_pending(gpu, now);
+	advance(gpu, now);
 	for (uint32_t i = 0; i < st->high; i++)
-		busy |= st->slot[i].used && st->slot[i].gpu[gpu].tail[SIM_COMPUTE] > now;
+		busy |= st->slot[i].used && has_work(&st->slot[i].gpu[gpu]);
 	unlock();
 	return busy;
 }

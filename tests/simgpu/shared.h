@@ -38,7 +38,17 @@
 #define SIM_MAX_GPUS    16
 #define SIM_MAX_SLOTS   1024 /* processes at a time */
 
-/* Each engine does one thing at a time, for all processes together. */
+/*
+ * Each copy engine does one thing at a time, for all processes together, in the
+ * order in which it was submitted. The compute engine is shared by time slices:
+ * the processes that have work take turns, each for its slice, and a turn of
+ * another process than the last costs SIM_SWITCH_NS. Compute work of a process
+ * therefore has its times on a clock of the process (struct sim_slot_gpu): that
+ * stands still while the process has work and is not served, and shows the time
+ * of day while there is none.
+ */
+#define SIM_SLICE_NS  2048000ull
+#define SIM_SWITCH_NS 140000ull
 enum sim_engine { SIM_COMPUTE, SIM_COPY_IN, SIM_COPY_OUT, SIM_ENGINES };
 
 enum sim_kind {
@@ -51,8 +61,22 @@ enum sim_kind {
 	SIM_EXIT = 65,  /* it left, or was found dead: work past this time never ran */
 };
 
+/* From `v` of a process's clock on, which was `t` of the day, both went on. */
+struct sim_segment {
+	uint64_t v, t;
+};
+#define SIM_SEGMENTS 64 /* the last ones */
+
 struct sim_slot_gpu {
-	uint64_t tail[SIM_ENGINES];  /* ns: end of the last work submitted */
+	uint64_t tail[SIM_ENGINES];  /* ns: end of the last work submitted; compute: by the process's clock */
+	uint64_t v;                  /* the process's clock, while that has work, v < tail[SIM_COMPUTE] */
+	uint64_t gap_from, gap_to;   /* of that clock: no work between */
+	uint64_t slice;              /* ns; 0: SIM_SLICE_NS */
+	uint32_t off;                /* its compute channels are off */
+	uint32_t times_on;           /* how often they were put on */
+	uint32_t segments;           /* ever begun */
+	uint32_t padding;
+	struct sim_segment segment[SIM_SEGMENTS];
 	uint64_t memory;             /* bytes allocated */
 	uint64_t last_log[SIM_KINDS]; /* log position + 1 of the last record, 0 none */
 	uint32_t contexts;
@@ -71,6 +95,13 @@ struct sim_slot {
 	struct sim_slot_gpu gpu[SIM_MAX_GPUS];
 };
 
+struct sim_gpu { /* the compute engine */
+	uint64_t at;         /* the time up to which all clocks are right */
+	uint64_t slice_left, switch_left;
+	int32_t serves;      /* slot, the last one that was served; -1 none */
+	uint32_t generation; /* of that slot */
+};
+
 struct sim_state {
 	uint64_t magic; /* stored last */
 	uint32_t gpus;
@@ -79,6 +110,7 @@ struct sim_state {
 	uint64_t swept;  /* ns: when somebody last looked for dead processes */
 	uint32_t high;   /* no slot at or above it is used */
 	uint32_t reserved;
+	struct sim_gpu gpu[SIM_MAX_GPUS];
 	struct sim_slot slot[SIM_MAX_SLOTS];
 };
 
@@ -91,7 +123,7 @@ struct sim_record {
 	uint64_t submit_ns, start_ns, end_ns;
 	uint32_t pid;
 	uint32_t generation; /* slot and generation name a process */
-	uint32_t busy_ns;    /* sum of durations; 0 for a single piece: end - start */
+	uint32_t busy_ns;    /* sum of durations; 0: end - start */
 	uint32_t count;
 	uint16_t slot;
 	uint8_t gpu;
@@ -127,11 +159,29 @@ void sim_fork_child(void);
 int sim_gpus(void);
 uint64_t sim_memory(void);
 
+/* A time of day, or of this process's clock on a GPU. */
+struct sim_time {
+	uint64_t ns;
+	int clock; /* 0: of day; 1 + GPU */
+};
+
 /*
  * Queues `ns` of work on an engine, not before `after`. Returns its end and
- * stores its start.
+ * stores its start, of the same clock.
  */
-uint64_t sim_submit(int gpu, int engine, int kind, uint64_t after, uint64_t ns, uint64_t *start);
+struct sim_time sim_submit(int gpu, int engine, int kind, struct sim_time after, uint64_t ns, uint64_t *start);
+
+uint64_t sim_clock(int clock);              /* what it shows */
+uint64_t sim_day(struct sim_time t, int end); /* the time of day at which it was; end: of what ended then */
+struct sim_time sim_later(struct sim_time a, struct sim_time b); /* of the day, or of one GPU */
+uint64_t sim_soonest(struct sim_time t);    /* the time of day to look again: it is not before that */
+/* The longest time that the clock stood still between two of its times, and when that began. */
+uint64_t sim_still(struct sim_time from, uint64_t to, uint64_t *began);
+
+/* Channels of this process off and on, and its slice; 0: the default. */
+void sim_set_off(int gpu, int off);
+int sim_is_off(int gpu, uint32_t *times_on);
+void sim_set_slice(int gpu, uint64_t ns);
 
 /* Charges bytes of device memory. 0, or -1 when the GPU has not that much. */
 int sim_charge(int gpu, uint64_t bytes);

@@ -76,9 +76,9 @@ struct point op_queue(struct sim_ctx *ctx, const struct op *op, CUstream h, stru
 	case OP_WAIT:
 	case OP_WRITE:
 	case OP_FREE:
-		if (end.time < sim_now())
-			end.time = sim_now();
-		end.ticket = work_push(op, ctx, h, end, end.time, 0);
+		if (!end.time.clock && end.time.ns < sim_now())
+			end.time = point_now().time;
+		end.ticket = work_push(op, ctx, h, end, end.time.ns, 0);
 		break;
 	default:
 		end.time = sim_submit(ctx->gpu, op->engine, op->kind, after.time, op->ns, &start);
@@ -171,7 +171,7 @@ CUresult submit(CUstream h, const struct op *given, int wait)
 {
 	struct op op = *given;
 	struct sim_stream *s;
-	struct point end = { 0, 0 };
+	struct point end = { { 0, 0 }, 0 };
 	struct sim_ctx *ctx = NULL;
 	int captured = 0;
 	CUresult rc = drv_enter();
@@ -297,7 +297,7 @@ PTSZ(cuStreamQuery, (CUstream s), (PT(s)))
 
 CUresult cuStreamSynchronize(CUstream h)
 {
-	struct point at = { 0, 0 };
+	struct point at = { { 0, 0 }, 0 };
 	LOCKED(h, s);
 	if (!rc)
 		rc = stream_watch(s);
@@ -431,13 +431,11 @@ CUresult cuEventRecordWithFlags(CUevent e, CUstream h, unsigned flags)
 	if (!rc && s->capture) {
 		capture_record(s, e);
 	} else if (!rc) {
-		uint64_t now = sim_now();
-
 		e->capture = 0;
 		e->recorded = 1;
 		e->at = s->is_legacy ? stream_deps(s) : s->tail;
-		if (e->at.time < now)
-			e->at.time = now;
+		if (sim_clock(e->at.time.clock) >= e->at.time.ns)
+			e->at.time = point_now().time;
 	}
 	UNLOCK_RETURN();
 }
@@ -508,7 +506,7 @@ CUresult cuEventElapsedTime_v2(float *ms, CUevent start, CUevent end)
 	else if (!point_reached(start->at) || !point_reached(end->at))
 		rc = CUDA_ERROR_NOT_READY;
 	else
-		*ms = (float)((double)(int64_t)(end->at.time - start->at.time) / 1e6);
+		*ms = (float)((double)(int64_t)(sim_day(end->at.time, 1) - sim_day(start->at.time, 1)) / 1e6);
 	UNLOCK_RETURN();
 }
 

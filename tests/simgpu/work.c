@@ -5,7 +5,7 @@
  * its memory must be mapped and accessible from one to the other, or its context
  * dies. Its bytes move at its end.
  *
- * Items are done in order of their ends. Not in this order are host functions,
+ * Items of one clock are done in order of their ends. Not in this order are host functions,
  * waits for a word, and what comes behind them ("loose"). Two threads, started
  * lazily, do the items: one moves bytes, one calls host functions. Who waits for
  * an item helps.
@@ -24,6 +24,8 @@
 
 struct item {
 	uint64_t start, end;
+	int clock;         /* of both: 0 the day's, 1 + GPU that of this process there */
+	uint32_t times_on; /* how often channels had been put on when its memory was last looked at */
 	uint64_t ticket;
 	uint64_t after, also; /* tickets before it; 0: none */
 	struct op op;
@@ -33,10 +35,12 @@ struct item {
 	int running;
 	int begun; /* its start has come, its memory was there */
 	int held;  /* something loose kept it beyond its start */
+	uint64_t began;          /* the time of day at its start, of what tells that */
+	uint64_t still, still_at; /* OP_GAP: longest gap so far, and when it began */
 	struct item *prev, *next, *chain;
 };
 
-static struct item *first, *last; /* sorted by end, then ticket */
+static struct item *first, *last; /* those of one clock are sorted by end, then ticket */
 static struct item *bucket[BUCKETS];
 static int loose;  /* items that may be done out of order */
 static int moving; /* a thread moves bytes: the others wait for their turn */
@@ -83,7 +87,7 @@ static void insert(struct item *w)
 {
 	struct item *at = last;
 
-	while (at && at->end > w->end)
+	while (at && (at->clock != w->clock || at->end > w->end))
 		at = at->prev;
 	w->prev = at;
 	w->next = at ? at->next : first;
@@ -127,6 +131,9 @@ static int ranges(const struct op *op, struct range r[3])
 	case OP_SPIN:
 		if (op->record)
 			r[n++] = (struct range){ op->record, 16 };
+		break;
+	case OP_GAP:
+		r[n++] = (struct range){ op->record, op->height * 32 };
 		break;
 	case OP_FILL:
 	case OP_ADD:
@@ -210,6 +217,18 @@ static void fault(struct sim_ctx *ctx)
 	pthread_cond_broadcast(&done);
 }
 
+/* What all clocks show, each read when it is first asked for. */
+struct clocks {
+	uint64_t shows[1 + SIM_MAX_GPUS];
+};
+
+static uint64_t shown(struct clocks *c, int clock)
+{
+	if (!c->shows[clock])
+		c->shows[clock] = sim_clock(clock);
+	return c->shows[clock];
+}
+
 /* Whether all is done that comes before an item; what it waited for too long moves it. */
 static int ready(struct item *w, uint64_t now)
 {
@@ -233,42 +252,71 @@ static int ready(struct item *w, uint64_t now)
 	return 1;
 }
 
+/* Kernels that tell when they ran: that is known for a while only. */
+static int tells(const struct item *w)
+{
+	return w->op.what == OP_SPIN || w->op.what == OP_GAP;
+}
+
+static void look_for_gap(struct item *w, uint64_t now)
+{
+	uint64_t at, still = sim_still((struct sim_time){ w->start, w->clock }, now < w->end ? now : w->end, &at);
+
+	if (still > w->still) {
+		w->still = still;
+		w->still_at = at;
+	}
+}
+
 /* Begins what has to; memory that is not there kills its context. */
-static void begin_due(uint64_t now)
+static void begin_due(struct clocks *c)
 {
 	struct item *w, *next;
 
 	for (w = first; w; w = next) {
+		uint64_t now = shown(c, w->clock);
+		uint32_t times_on = 0;
+		int off = w->clock && sim_is_off(w->clock - 1, &times_on);
+
 		next = w->next;
-		if (w->begun || w->start > now || !ready(w, now) || w->start > now)
+		if (w->begun && !w->running && w->op.what == OP_GAP)
+			look_for_gap(w, now);
+		if (w->running || off || (w->begun && w->times_on == times_on))
+			continue; /* what is off does not look at memory; what comes on looks again */
+		if (!w->begun && (w->start > now || !ready(w, now) || w->start > now))
 			continue;
-		w->begun = 1;
+		w->times_on = times_on;
 		if (!memory_there(&w->op)) {
 			fault(w->ctx);
 			next = first; /* the list changed under us */
-		} else if (w->op.what == OP_ADD) {
-			op_move(&w->op); /* its first half */
+			continue;
 		}
+		if (w->op.what == OP_ADD && !w->begun)
+			op_move(&w->op); /* its first half */
+		if (!w->begun && tells(w))
+			w->began = sim_day((struct sim_time){ w->start, w->clock }, 0);
+		w->begun = 1;
 	}
 }
 
 void work_before_mapping(void)
 {
-	begin_due(sim_now());
+	begin_due(&(struct clocks){ { 0 } });
 }
 
 void work_before_unmapping(uintptr_t at, size_t size)
 {
+	uint32_t unused;
 	struct item *w;
 
-	begin_due(sim_now());
-	for (w = first; w; w = w->next) {
-		if (!w->begun || !touches(&w->op, at, size))
-			continue;
-		fault(w->ctx);
-		w = first;
-		if (!w)
-			return;
+	begin_due(&(struct clocks){ { 0 } });
+	for (w = first; w;) {
+		if (w->begun && touches(&w->op, at, size) && !(w->clock && sim_is_off(w->clock - 1, &unused))) {
+			fault(w->ctx);
+			w = first;
+		} else {
+			w = w->next;
+		}
 	}
 	/* Bytes that move just now: let them, the memory goes afterwards. */
 	for (w = first; w;) {
@@ -303,16 +351,31 @@ static int met(const struct op *op)
 }
 
 /* The first item whose end has come, of those that call or of the others; or NULL. */
-static struct item *due(uint64_t now, int calls)
+static struct item *due(int calls)
 {
+	struct clocks c = { { 0 } };
 	struct item *w;
 
-	begin_due(now);
-	for (w = first; w && w->end <= now; w = w->next)
-		if (!w->running && w->begun && is_call(w) == calls &&
+	begin_due(&c);
+	for (w = first; w; w = w->next)
+		if (w->begun && !w->running && is_call(w) == calls && w->end <= shown(&c, w->clock) &&
 		    (w->op.what != OP_WAIT || met(&w->op)))
 			return w;
 	return NULL;
+}
+
+/* What the kernel's blocks saw: first and last look at the clock, the longest gap, when it began. */
+static void store_gap(struct item *w, uint64_t end)
+{
+	uint64_t looks[4] = { w->began, end, 1000, w->began };
+
+	look_for_gap(w, w->end);
+	if (w->still > looks[2]) {
+		looks[2] = w->still;
+		looks[3] = w->still_at;
+	}
+	for (size_t i = 0; i < w->op.height; i++)
+		memcpy((char *)(uintptr_t)w->op.record + 32 * i, looks, sizeof looks);
 }
 
 static void run(struct item *w)
@@ -320,7 +383,7 @@ static void run(struct item *w)
 	struct op op = w->op;
 	CUresult status = w->ctx ? w->ctx->fault : CUDA_SUCCESS;
 	CUstream stream = w->stream;
-	uint64_t stamps[2] = { w->start, w->end };
+	uint64_t stamps[2] = { w->began, tells(w) ? sim_day((struct sim_time){ w->end, w->clock }, 1) : 0 };
 
 	w->running = 1; /* keeps its place */
 	pthread_mutex_unlock(&drv_mu);
@@ -333,6 +396,9 @@ static void run(struct item *w)
 		break;
 	case OP_SPIN:
 		memcpy((void *)(uintptr_t)op.record, stamps, sizeof stamps);
+		break;
+	case OP_GAP:
+		store_gap(w, stamps[1]);
 		break;
 	default:
 		op_move(&op);
@@ -348,7 +414,7 @@ static void run(struct item *w)
 /* Moves the bytes of what is due, if nobody does. */
 static int move_due(void)
 {
-	struct item *w = moving ? NULL : due(sim_now(), 0);
+	struct item *w = moving ? NULL : due(0);
 
 	if (!w)
 		return 0;
@@ -364,11 +430,14 @@ static void wait_until_due(pthread_cond_t *cond, uint64_t no_longer)
 	uint64_t now = sim_now(), until = no_longer;
 	struct timespec ts;
 
-	for (struct item *w = first; w && w->end < until; w = w->next) {
-		if (w->running)
+	for (struct item *w = first; w; w = w->next) {
+		uint64_t next = tells(w) && !w->begun ? w->start : w->end;
+		uint64_t soonest = w->running ? until : sim_soonest((struct sim_time){ next, w->clock });
+
+		if (w->running || soonest >= until)
 			continue;
-		if (w->end > now)
-			until = w->end;
+		if (soonest > now)
+			until = soonest;
 		else if (words && now + LOOK_NS < until)
 			until = now + LOOK_NS;
 	}
@@ -394,7 +463,7 @@ static void *call_main(void *unused)
 
 	pthread_mutex_lock(&drv_mu);
 	while (!drv_closed())
-		if ((w = due(sim_now(), 1)))
+		if ((w = due(1)))
 			run(w);
 		else
 			wait_until_due(&changed, sim_now() + IDLE_NS);
@@ -425,7 +494,8 @@ uint64_t work_push(const struct op *op, struct sim_ctx *ctx, CUstream stream, st
 	if (!w)
 		return 0;
 	w->start = start;
-	w->end = end.time;
+	w->end = end.time.ns;
+	w->clock = end.time.clock;
 	w->after = end.ticket;
 	w->also = also;
 	w->ticket = ++last_ticket;
@@ -449,22 +519,55 @@ uint64_t work_push(const struct op *op, struct sim_ctx *ctx, CUstream stream, st
 	return w->ticket;
 }
 
+void work_settle(int gpu)
+{
+	struct item *w;
+
+	pthread_mutex_lock(&drv_mu);
+	for (;;) {
+		uint64_t now = sim_clock(1 + gpu);
+
+		for (w = first; w; w = w->next)
+			if (w->clock == 1 + gpu && w->begun && w->end <= now && !is_call(w))
+				break;
+		if (!w)
+			break;
+		if (!move_due())
+			wait_until_due(&done, sim_now() + LOOK_NS);
+	}
+	pthread_mutex_unlock(&drv_mu);
+}
+
 /* ---- points ---- */
+
+/* Something that comes after both. */
+static uint64_t join(struct point a, uint64_t b)
+{
+	return work_push(&(struct op){ .what = OP_NOTHING }, NULL, NULL, a, a.time.ns, b);
+}
 
 struct point point_max(struct point a, struct point b)
 {
 	struct item *wa = find(a.ticket), *wb = find(b.ticket);
-	struct point p = { a.time > b.time ? a.time : b.time, 0 };
+	struct point p = { { 0, 0 }, 0 };
 
+	if (a.time.clock && b.time.clock && a.time.clock != b.time.clock && a.time.ns && b.time.ns) {
+		if (sim_clock(b.time.clock) >= b.time.ns) {
+			b.time = (struct sim_time){ 0, 0 };
+		} else { /* of another GPU: it is waited for, not computed */
+			b.ticket = join(b, 0);
+			b.time = (struct sim_time){ 0, 0 };
+			wb = find(b.ticket);
+		}
+	}
+	p.time = sim_later(a.time, b.time);
 	if (!wa || !wb || wa == wb) {
 		p.ticket = wa ? a.ticket : wb ? b.ticket : 0;
 	} else if (wa->after == b.ticket || wb->after == a.ticket) {
 		p.ticket = wa->after == b.ticket ? a.ticket : b.ticket;
-	} else if (loose) {
-		/* which of the two is later nobody knows: something that comes after both */
-		struct point both = { wa->end > wb->end ? wa->end : wb->end, a.ticket };
-
-		p.ticket = work_push(&(struct op){ .what = OP_NOTHING }, NULL, NULL, both, both.time, b.ticket);
+	} else if (loose || wa->clock != wb->clock) {
+		/* which of the two is later nobody knows */
+		p.ticket = join((struct point){ { wa->end, wa->clock }, a.ticket }, b.ticket);
 	} else {
 		/* they are done in order of their ends: the later one stands for both */
 		p.ticket = wa->end > wb->end || (wa->end == wb->end && wa->ticket > wb->ticket) ? a.ticket : b.ticket;
@@ -472,15 +575,18 @@ struct point point_max(struct point a, struct point b)
 	return p;
 }
 
+struct point point_now(void)
+{
+	return (struct point){ { sim_now(), 0 }, 0 };
+}
+
 int point_reached(struct point p)
 {
-	return sim_now() >= p.time && !find(p.ticket);
+	return !find(p.ticket) && sim_clock(p.time.clock) >= p.time.ns;
 }
 
 void point_wait(struct point p)
 {
-	struct timespec ts = { (time_t)(p.time / 1000000000ull), (long)(p.time % 1000000000ull) };
-
 	if (p.ticket) {
 		pthread_mutex_lock(&drv_mu);
 		while (find(p.ticket))
@@ -488,7 +594,10 @@ void point_wait(struct point p)
 				wait_until_due(&done, sim_now() + IDLE_NS);
 		pthread_mutex_unlock(&drv_mu);
 	}
-	if (sim_now() < p.time)
-		while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) == EINTR)
-			;
+	while (sim_clock(p.time.clock) < p.time.ns) {
+		uint64_t until = sim_soonest(p.time);
+		struct timespec ts = { (time_t)(until / 1000000000ull), (long)(until % 1000000000ull) };
+
+		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL);
+	}
 }

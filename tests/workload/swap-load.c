@@ -335,7 +335,7 @@ static void usage(void)
 {
 	fputs("usage: swap-load --mib N [options]\n"
 	      "  --mib N         memory, MiB\n"
-	      "  --piece-mib N   in allocations of so many MiB (256)\n"
+	      "  --piece-mib N   in allocations of N MiB (256)\n"
 	      "  --seed N        tells one tenant's contents from another's\n"
 	      "  --burst-ms X    work between two synchronisations (20)\n"
 	      "  --pause-ms X    sleep after that (0)\n"
@@ -346,7 +346,7 @@ static void usage(void)
 	      "  --vmm N         memory by the VMM, in handles of N MiB: even, like the other sizes\n"
 	      "  --memop         count the bursts by stream memory operations, and check that\n"
 	      "  --copy          fill and check by copies, not on the GPU\n"
-	      "  --limit S       end with a signal after so many seconds (300)\n", stderr);
+	      "  --limit S       end with a signal after S seconds (300)\n", stderr);
 	exit(2);
 }
 

@@ -34,12 +34,12 @@ func NUMANode(sysfs, busID string) int {
 	return n
 }
 
-// prefer has this thread take memory from a node as long as that has any, and then from
-// the others; restore ends that. NoNode: nothing changes.
+// prefer has this thread take memory from a node as long as the node has any, and then
+// from other nodes, until restore. NoNode: nothing changes.
 //
-// Pages of a memfd that write, fallocate or a fault makes are taken as the policy of the
-// thread says, if the file has none. A policy of the file (mbind of a shared mapping)
-// would do for common pages, but hugetlbfs does not keep one ("Shared Policies" in the
+// A memfd without a policy of its own takes pages as the thread's policy says, whether
+// write, fallocate or a fault makes them. A policy of the file (mbind of a shared mapping)
+// would work for common pages only: hugetlbfs keeps none ("Shared Policies" in the
 // kernel's numa_memory_policy).
 func prefer(node int) (restore func() error, err error) {
 	nothing := func() error { return nil }

@@ -110,16 +110,16 @@ type Segment struct {
 
 // New returns a Pool that has nothing yet.
 func New(c Config) *Pool {
-	p := &Pool{Config: c}
-	p.retry = c.Timers.New(p.Prepare)
-	p.stock.look = c.Timers.New(p.lookAtStock)
-	return p
+	a := &Pool{Config: c}
+	a.retry = c.Timers.New(a.Prepare)
+	a.stock.look = c.Timers.New(a.lookAtStock)
+	return a
 }
 
 // AddGPU adds a GPU that is near to a NUMA node, or to NoNode.
-func (p *Pool) AddGPU(node int) *GPU {
-	g := &GPU{pool: p, node: node}
-	p.gpus = append(p.gpus, g)
+func (a *Pool) AddGPU(node int) *GPU {
+	g := &GPU{pool: a, node: node}
+	a.gpus = append(a.gpus, g)
 	return g
 }
 
@@ -140,16 +140,16 @@ func (c *Client) Given() uint64 { return c.given }
 func (c *Client) Segments() int { return c.segments }
 
 // Used is what clients have, or are soon to have, bytes.
-func (p *Pool) Used() uint64 { return p.used }
+func (a *Pool) Used() uint64 { return a.used }
 
 // Err says why the latest segment could not be made; nil: it could.
-func (p *Pool) Err() error { return p.err }
+func (a *Pool) Err() error { return a.err }
 
 // Ready is what the stock has ready, bytes.
-func (p *Pool) Ready() uint64 { return sizes(p.stock.ready) }
+func (a *Pool) Ready() uint64 { return sizes(a.stock.ready) }
 
 // Held is what the stock has taken from the host, bytes. Clients can have it.
-func (p *Pool) Held() uint64 { return p.stock.held() }
+func (a *Pool) Held() uint64 { return a.stock.held() }
 
 // less is a-b, or 0.
 func less(a, b uint64) uint64 { return a - min(a, b) }
@@ -163,45 +163,45 @@ func (g *GPU) Prepare() {
 }
 
 // Prepare is GPU.Prepare for all GPUs.
-func (p *Pool) Prepare() {
-	for _, g := range p.gpus {
+func (a *Pool) Prepare() {
+	for _, g := range a.gpus {
 		g.due = true
 	}
-	p.prepare()
+	a.prepare()
 }
 
-func (p *Pool) prepare() {
-	if p.preparing {
+func (a *Pool) prepare() {
+	if a.preparing {
 		return // who prepares sees what is due
 	}
-	p.preparing = true
-	defer func() { p.preparing = false }()
+	a.preparing = true
+	defer func() { a.preparing = false }()
 	for due := true; due; {
 		due = false
-		for _, g := range p.gpus {
+		for _, g := range a.gpus {
 			if g.due {
 				g.due, due = false, true
-				g.prepareUpTo(p.Limit, false)
-				g.prepareUpTo(p.Limit/2, true)
+				g.prepareUpTo(a.Limit, false)
+				g.prepareUpTo(a.Limit/2, true)
 			}
 		}
 	}
-	p.restock()
+	a.restock()
 }
 
 // prepareUpTo gives what is ready and has as many made as there are fillers, for
 // what clients need, or may need soon. All that is given stays below limit.
 func (g *GPU) prepareUpTo(limit uint64, soon bool) {
-	p := g.pool
+	a := g.pool
 	for g.giveReady(limit, soon) {
 	}
-	for p.jobs < fillers() && !p.retry.Planned() {
+	for a.jobs < fillers() && !a.retry.Planned() {
 		c, lacks := g.neediest(soon, nil)
-		if c == nil || p.used >= limit {
+		if c == nil || a.used >= limit {
 			return
 		}
 		size := max(nextSegment(c.Bytes(), lacks), c.leastSegment(lacks))
-		size = min(size, limit-p.used) / unit * unit
+		size = min(size, limit-a.used) / unit * unit
 		if size == 0 {
 			return
 		}
@@ -222,8 +222,8 @@ func (g *GPU) neediest(soon bool, skip func(c *Client, lacks uint64) bool) (leas
 		if need < have+unit || skip != nil && skip(c, need-have) {
 			continue
 		}
-		if p := float64(have) / float64(need); least == nil || p < part {
-			least, lacks, part = c, need-have, p
+		if got := float64(have) / float64(need); least == nil || got < part {
+			least, lacks, part = c, need-have, got
 		}
 	}
 	return least, lacks
@@ -261,33 +261,33 @@ func (c *Client) leastSegment(lacks uint64) uint64 {
 }
 
 func (c *Client) makeSegment(size, lacks uint64) {
-	p, node := c.gpu.pool, c.gpu.node
-	wait := p.makeWay(node, size, lacks)
+	a, node := c.gpu.pool, c.gpu.node
+	wait := a.makeWay(node, size, lacks)
 	c.making += size
-	p.making += size
-	p.used += size
-	p.jobs++
+	a.making += size
+	a.used += size
+	a.jobs++
 	c.owner.Changed()
-	p.Loop.Go(func() {
+	a.Loop.Go(func() {
 		for _, w := range wait {
 			select {
 			case <-w.gone:
-			case <-p.Loop.Ended():
+			case <-a.Loop.Ended():
 			}
 		}
 		var seg Segment
 		var err error
-		p.placed(nicely(node, func() { seg, err = p.Host.Make(size, p.goOn) }))
-		if !p.Loop.Do(func() { c.finishSegment(size, seg, err) }) && seg.File != nil {
+		a.placed(nicely(node, func() { seg, err = a.Host.Make(size, a.goOn) }))
+		if !a.Loop.Do(func() { c.finishSegment(size, seg, err) }) && seg.File != nil {
 			seg.File.Close()
 		}
 	})
 }
 
 // goOn says whether memory is still to be filled.
-func (p *Pool) goOn(uint64) error {
+func (a *Pool) goOn(uint64) error {
 	select {
-	case <-p.Loop.Ended():
+	case <-a.Loop.Ended():
 		return errors.New("the scheduler ends")
 	default:
 		return nil
@@ -295,45 +295,45 @@ func (p *Pool) goOn(uint64) error {
 }
 
 // placed takes note of whether memory is taken of the GPU's node.
-func (p *Pool) placed(err error) {
+func (a *Pool) placed(err error) {
 	if err != nil {
-		p.unplaced.Do(func() {
-			p.Log.WithError(err).Debug("host memory is not taken from the GPU's NUMA node first: CAP_SYS_NICE may be missing")
+		a.unplaced.Do(func() {
+			a.Log.WithError(err).Debug("host memory is not taken from the GPU's NUMA node first: CAP_SYS_NICE may be missing")
 		})
 	}
 }
 
 func (c *Client) finishSegment(size uint64, seg Segment, err error) {
-	p := c.gpu.pool
+	a := c.gpu.pool
 	c.making -= size
-	p.making -= size
-	p.jobs--
+	a.making -= size
+	a.jobs--
 	if c.dropped || err != nil {
 		if seg.File != nil {
 			seg.File.Close()
 		}
-		p.used -= size
+		a.used -= size
 		if !c.dropped {
 			c.owner.Changed()
 		}
 	}
 	switch {
 	case err != nil:
-		if p.err == nil {
-			p.Log.WithError(err).Errorf("no host memory for what is swapped out: trying again every %v", retryPause)
+		if a.err == nil {
+			a.Log.WithError(err).Errorf("no host memory for what is swapped out: trying again every %v", retryPause)
 		}
-		p.err = err
-		p.retry.Set(p.Loop.Now().Add(retryPause))
-		p.giveBack(size, true)
+		a.err = err
+		a.retry.Set(a.Loop.Now().Add(retryPause))
+		a.giveBack(size, true)
 		return
 	case !c.dropped:
-		if p.err != nil {
-			p.Log.Info("host memory for what is swapped out can be had again")
-			p.err = nil
+		if a.err != nil {
+			a.Log.Info("host memory for what is swapped out can be had again")
+			a.err = nil
 		}
 		c.give(seg)
 	}
-	p.Prepare() // clients of all GPUs may have waited for a filler
+	a.Prepare() // clients of all GPUs may have waited for a filler
 }
 
 // give makes a segment a client's.
@@ -347,7 +347,7 @@ func (c *Client) give(seg Segment) {
 
 // Flush sends the segments that could not be sent before.
 func (c *Client) Flush() {
-	p := c.gpu.pool
+	a := c.gpu.pool
 	for len(c.unsent) > 0 {
 		seg := c.unsent[0]
 		if !c.owner.Send(c.next+1, seg) {
@@ -355,8 +355,8 @@ func (c *Client) Flush() {
 		}
 		c.unsent = c.unsent[1:]
 		c.next++
-		if p.held < p.MaxHeld {
-			p.held++
+		if a.held < a.MaxHeld {
+			a.held++
 			c.sent = append(c.sent, seg)
 		} else {
 			seg.File.Close() // descriptors are short; the client has its own
@@ -367,12 +367,12 @@ func (c *Client) Flush() {
 // Drop takes all from a client that has ended. That goes as the stock's does: other
 // clients may count on it, and wait for it where the host is short of memory.
 func (c *Client) Drop() {
-	p := c.gpu.pool
+	a := c.gpu.pool
 	c.dropped = true
-	p.used -= c.given // what is being made follows
+	a.used -= c.given // what is being made follows
 	c.given = 0
-	p.held -= len(c.sent)
-	p.takeBack(append(c.sent, c.unsent...))
+	a.held -= len(c.sent)
+	a.takeBack(append(c.sent, c.unsent...))
 	c.sent, c.unsent = nil, nil
 	c.gpu.clients = remove(c.gpu.clients, c)
 }

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// fillStep is what is filled between two looks at whether it is still wanted.
+	// fillStep is how many bytes are filled before the maker asks whether to go on.
 	fillStep = 64 << 20
-	// maxFillers: what zeroes memory is soon limited by that, not by threads.
+	// maxFillers: with more threads the memory is the limit.
 	maxFillers = 8
-	// fillNice: tenants' threads go before.
+	// fillNice is the nice value of threads that fill: tenants' threads run first.
 	fillNice = 10
 
 	hugePage = 2 << 20
@@ -28,8 +28,9 @@ const (
 // threads in one file wait for each other.
 func fillers() int { return min(max(runtime.NumCPU()/2, 1), maxFillers) }
 
-// nicely does something on a thread that lets others go before, and takes memory from a
-// NUMA node first; an error: that it may not.
+// nicely runs do on a thread that lets others run first, and that takes memory from a
+// NUMA node as long as the node has any. The error says why the node is not preferred;
+// do has run in any case.
 func nicely(node int, do func()) error {
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), fillNice)
@@ -41,8 +42,8 @@ func nicely(node int, do func()) error {
 	return err
 }
 
-// newSegment makes and fills one; it gives up when step, which hears how far it is,
-// returns an error.
+// newSegment makes and fills a segment. It gives up when step, which hears how many
+// bytes are filled, returns an error.
 func newSegment(size uint64, step func(filled uint64) error) (Segment, error) {
 	if freeHugePages()*hugePage >= size {
 		if fd, err := newMemfd(size, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, step); err == nil {
@@ -56,16 +57,15 @@ func newSegment(size uint64, step func(filled uint64) error) (Segment, error) {
 	return Segment{fd, size, false}, nil
 }
 
-// free gives its memory back to the kernel, whoever else has a descriptor of it: what
-// they write there later is theirs.
+// free gives the memory back to the kernel, whoever else has a descriptor of the
+// segment. Memory that others make by writing there later counts to them.
 func (s Segment) free() {
 	for unix.Fallocate(int(s.File.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(s.Size)) == unix.EINTR {
 	}
 	s.File.Close()
 }
 
-// newMemfd makes a memfd of which every page is there, and which nobody can make
-// larger or smaller.
+// newMemfd makes a memfd with every page in memory, whose size nobody can change.
 func newMemfd(size uint64, flags int, step func(uint64) error) (*os.File, error) {
 	fd, err := unix.MemfdCreate("nvshare-arena", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags)
 	if err != nil {
@@ -110,8 +110,8 @@ func fill(f *os.File, size uint64, flags int, step func(uint64) error) error {
 
 var zeros = make([]byte, 256<<10)
 
-// write has pages be there by writing zeros to them: without mapping each that is 1.6
-// times faster than MADV_POPULATE_WRITE.
+// write makes pages by writing zeros to them. That maps none of them, and is 1.6 times
+// as fast as MADV_POPULATE_WRITE.
 func write(fd int, at int64, n int) error {
 	for n > 0 {
 		done, err := unix.Pwrite(fd, zeros[:min(n, len(zeros))], at)
@@ -127,7 +127,7 @@ func write(fd int, at int64, n int) error {
 	return nil
 }
 
-// allocate is for huge pages: they are zeroed as they are allocated.
+// allocate makes huge pages. The kernel zeroes them as it allocates them.
 func allocate(fd int, at int64, n int) error {
 	for {
 		if err := unix.Fallocate(fd, 0, at, int64(n)); err != unix.EINTR {
@@ -136,12 +136,13 @@ func allocate(fd int, at int64, n int) error {
 	}
 }
 
-// collapse has pages be there as transparent huge ones, whatever shmem_enabled says
-// (madvise(2), MADV_COLLAPSE, Linux 6.1), or else as write does. 4 GiB are then there in
-// 0.2 s rather than 0.4, pinned in 0.08 rather than 0.4, and given up by a client that
-// ends in 0.1 rather than 0.8 (H200). One written byte in each is what the kernel goes by.
-// again: it is worth trying with more; not so where the kernel has none, or memory is too
-// scattered, for which it has looked a while.
+// collapse makes transparent huge pages, whatever shmem_enabled says (madvise(2),
+// MADV_COLLAPSE, Linux 6.1), or else makes pages as write does. With huge pages 4 GiB
+// are made in 0.2 s instead of 0.4, pinned in 0.08 s instead of 0.4, and given up by a
+// client that ends in 0.1 s instead of 0.8 (H200). One written byte in each is enough
+// for the kernel. again: it is worth trying with more. It is not where the kernel does
+// not support that, or where memory is too scattered, for which the kernel has searched
+// a while.
 func collapse(fd int, at int64, n int) (again bool, err error) {
 	for done := 0; done < n; done += hugePage {
 		if err := write(fd, at+int64(done), 1); err != nil {
@@ -155,7 +156,7 @@ func collapse(fd int, at int64, n int) (again bool, err error) {
 	return errors.Is(err, unix.EAGAIN), write(fd, at, n)
 }
 
-// collapsed fails if not all could be.
+// collapsed fails if not all pages could be made huge ones.
 func collapsed(fd int, at int64, n int) error {
 	mem, unmap, err := mapAligned(fd, at, n)
 	if err != nil {

@@ -13,40 +13,40 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/timer"
 )
 
-// The stock is part of the arena that is made while nobody needs it, so that a client
-// which begins to need host memory has it at once. A segment leaves it for one client and
-// never comes back: the client may have passed it on. What clients need goes first:
-// then nothing is made for the stock, and it is given back where they could not have
-// theirs beside it, under --swap-memory or of the host's memory.
+// The stock is memory that is made while nobody needs it, so that a client which begins
+// to need host memory has it at once. A segment leaves the stock for one client and never
+// comes back: the client may have passed a descriptor on. What clients need comes first.
+// While they lack anything, nothing is made for the stock. The stock is given back where
+// they could not have theirs beside it, by the limit or by the host's memory.
 
 const (
-	// stockPause is how long nothing is tried after the host was short of memory, and
-	// how often it is looked whether it is.
+	// stockPause is how long nothing is made after the host was short of memory, and the
+	// time between two looks at whether the host is.
 	stockPause = 5 * time.Second
-	// stockReserve is left of the host's memory when the stock grows, so that it does
-	// not shrink again at once; see HostReserve.
+	// stockReserve is left of the host's memory when the stock grows, bytes. It is more
+	// than HostReserve, so that the stock does not shrink again at once.
 	stockReserve = 2 * HostReserve
-	// smallReady of each size but the largest are kept, for what is no multiple of that.
+	// smallReady is how many segments of each size but the largest are kept.
 	smallReady = 8
 )
 
-// stock is the loop's own. Its segments are made, then ready, then given to a client or,
-// leaving, to the kernel; so do those of clients that are no more.
+// stock has segments that are made, then ready, and then given to a client or, leaving,
+// to the kernel. Segments of clients that have ended leave in the same way.
 type stock struct {
 	making, ready, leaving []*piece
 	paused                 bool         // until look
 	look                   *timer.Timer // for lookAtStock, if there is anything to look at
-	full                   [2]uint64    // target and bytes with which nothing was to be made
+	full                   [2]uint64    // target and bytes for which next returned nothing
 }
 
-// piece is a segment of it.
+// piece is a segment of the stock.
 type piece struct {
 	node    int
 	size    uint64
 	segment Segment       // once it is ready
-	filled  atomic.Uint64 // bytes of it that are taken from the host
-	stop    chan struct{} // closed: it is not wanted any more
-	gone    chan struct{} // closed: it is with the kernel
+	filled  atomic.Uint64 // bytes that are taken from the host
+	stop    chan struct{} // closed: the piece is not wanted any more
+	gone    chan struct{} // closed: the memory is with the kernel
 }
 
 func sizes(pieces []*piece) (sum uint64) {
@@ -56,10 +56,10 @@ func sizes(pieces []*piece) (sum uint64) {
 	return sum
 }
 
-// bytes is what clients cannot have beside it.
+// bytes is what clients cannot have beside the stock.
 func (s *stock) bytes() uint64 { return sizes(s.making) + sizes(s.ready) }
 
-// held is what it has taken from the host.
+// held is what the stock has taken from the host, bytes.
 func (s *stock) held() (sum uint64) {
 	for _, list := range [][]*piece{s.making, s.ready, s.leaving} {
 		for _, p := range list {
@@ -74,8 +74,9 @@ func remove[T comparable](list []T, one T) []T {
 	return slices.DeleteFunc(list, func(other T) bool { return other == one })
 }
 
-// pick returns the piece that a client with so much is to have: near its GPU, from least
-// to most bytes. The first ones are small, so that it has soon pinned one; nil: none.
+// pick returns the piece that is next for a client which has so many bytes: near the
+// client's GPU, of least to most bytes; nil: none. The first ones are small, so that the
+// client has soon pinned one.
 func (s *stock) pick(node int, has, least, most uint64) (best *piece) {
 	ideal := max(has, least, MinSegment)
 	for _, p := range s.ready {
@@ -97,8 +98,8 @@ func (s *stock) pick(node int, has, least, most uint64) (best *piece) {
 	return best
 }
 
-// next returns what is to be made next, if so much is to be there for the GPUs of these
-// nodes, at least one; size 0: nothing.
+// next returns what to make next for a stock of target bytes in all, for the GPUs of
+// these nodes (at least one); size 0: nothing.
 func (s *stock) next(nodes []int, target uint64) (node int, size uint64) {
 	has := map[int]uint64{}
 	number := map[int]map[uint64]int{}
@@ -113,9 +114,9 @@ func (s *stock) next(nodes []int, target uint64) (node int, size uint64) {
 	return node, readySize(number[node], min(less(target/uint64(len(nodes)), has[node]), less(target, s.bytes())))
 }
 
-// readySize returns the size of the next one, where there are so many of each size and
-// there is to be so much more: a few of each, the small ones first; then the largest, for
-// a shim keeps 256. 0: none.
+// readySize returns the size of the next segment, where there are so many of each size
+// and room for so many bytes: a few of each size, the small ones first; then the largest,
+// because a shim keeps 256. 0: none.
 func readySize(number map[uint64]int, room uint64) uint64 {
 	for size := uint64(MinSegment); size < MaxSegment; size *= 2 {
 		if size <= room && number[size] < smallReady {
@@ -130,7 +131,7 @@ func readySize(number map[uint64]int, room uint64) uint64 {
 	return 0
 }
 
-// nodes are those of GPUs.
+// nodes are the NUMA nodes of all GPUs, each once.
 func (a *Pool) nodes() (all []int) {
 	for _, g := range a.gpus {
 		if !slices.Contains(all, g.node) {
@@ -140,8 +141,8 @@ func (a *Pool) nodes() (all []int) {
 	return all
 }
 
-// giveReady gives a piece to the client of a GPU that needs one most, of those for whom
-// there is one; false: there is none.
+// giveReady gives a piece to the client that needs memory most, of those for whom there
+// is a piece; false: there is none.
 func (g *GPU) giveReady(limit uint64, soon bool) bool {
 	a := g.pool
 	s := &a.stock
@@ -167,13 +168,13 @@ func (g *GPU) giveReady(limit uint64, soon bool) bool {
 	return true
 }
 
-// restockAgain is for when there is more host memory than there was.
+// restockAgain is restock when there is more host memory than before.
 func (a *Pool) restockAgain() {
 	a.stock.paused = false
 	a.restock()
 }
 
-// restock brings the stock to what it may be, and has it made as far as it lacks.
+// restock gives back what the stock may not have, and has made what it lacks.
 func (a *Pool) restock() {
 	s := &a.stock
 	if a.Config.Ready == 0 {
@@ -202,7 +203,7 @@ func (a *Pool) restock() {
 	}
 }
 
-// hostHas says whether the stock may grow so much.
+// hostHas reports whether the stock may grow by so many bytes.
 func (a *Pool) hostHas(size uint64) bool {
 	pages, huge, ok := a.Host.Free()
 	for _, p := range a.stock.making {
@@ -211,7 +212,7 @@ func (a *Pool) hostHas(size uint64) bool {
 	return !ok || huge >= size || pages >= size+stockReserve
 }
 
-// stockUp has a piece made.
+// stockUp has a piece made, beside the loop.
 func (a *Pool) stockUp(node int, size uint64) {
 	p := &piece{node: node, size: size, stop: make(chan struct{}), gone: make(chan struct{})}
 	a.stock.making = append(a.stock.making, p)
@@ -223,7 +224,7 @@ func (a *Pool) stockUp(node int, size uint64) {
 				p.filled.Store(filled)
 				select {
 				case <-p.stop:
-					return errors.New("it is not wanted any more")
+					return errors.New("the segment is not wanted any more")
 				default:
 					return a.goOn(filled)
 				}
@@ -253,8 +254,8 @@ func (a *Pool) finishStock(p *piece, seg Segment, err error) {
 	a.Prepare()
 }
 
-// makeWay has the stock give way to a segment that is to be made for a client which lacks
-// so much. That begins once those are gone that it returns.
+// makeWay gives back what keeps a segment from being made for a client that lacks so
+// much. The maker waits for the pieces that makeWay returns to be gone.
 func (a *Pool) makeWay(node int, size, lacks uint64) (wait []*piece) {
 	s := &a.stock
 	for _, p := range slices.Clone(s.making) {
@@ -266,7 +267,7 @@ func (a *Pool) makeWay(node int, size, lacks uint64) (wait []*piece) {
 	if len(s.making)+len(s.ready)+len(s.leaving) == 0 {
 		return nil
 	}
-	// All that is being made may be yet to be taken.
+	// Perhaps nothing of what is being made is taken from the host yet.
 	if pages, huge, ok := a.Host.Free(); ok && huge < a.making+size && pages < a.making+size+HostReserve {
 		a.giveBack(a.making+size+HostReserve-pages, true)
 		return slices.Clone(s.leaving)
@@ -274,8 +275,8 @@ func (a *Pool) makeWay(node int, size, lacks uint64) (wait []*piece) {
 	return nil
 }
 
-// giveBack gives up so much of the stock, as far as there is any: what is being made
-// first. For the host it is about what was taken, and not about huge pages.
+// giveBack gives up n bytes of the stock, or all of it: what is being made first. For the
+// host only what was taken from the host counts, and huge pages are kept.
 func (a *Pool) giveBack(n uint64, host bool) {
 	s := &a.stock
 	for n > 0 {
@@ -292,6 +293,7 @@ func (a *Pool) giveBack(n uint64, host bool) {
 	}
 }
 
+// leastUse returns the piece to give up next, if n bytes are to be given up; nil: none.
 func (s *stock) leastUse(n uint64, host bool) (best *piece) {
 	if len(s.making) > 0 {
 		return s.making[len(s.making)-1]
@@ -306,7 +308,7 @@ func (s *stock) leastUse(n uint64, host bool) (best *piece) {
 	return best
 }
 
-// discard gives a piece up.
+// discard gives a piece to the kernel.
 func (a *Pool) discard(p *piece) {
 	s := &a.stock
 	close(p.stop)
@@ -318,7 +320,8 @@ func (a *Pool) discard(p *piece) {
 	a.letGo([]*piece{p}, func() {})
 }
 
-// letGo is beside the loop, because the kernel takes a tenth of a second for 1 GiB.
+// letGo gives pieces to the kernel beside the loop, because the kernel takes a tenth of a
+// second for 1 GiB. Then the loop runs then.
 func (a *Pool) letGo(pieces []*piece, then func()) {
 	a.Loop.Go(func() {
 		for _, p := range pieces {
@@ -336,7 +339,8 @@ func (a *Pool) letGo(pieces []*piece, then func()) {
 	})
 }
 
-// takeBack is for what a client had that is no more. The stock grows when that is gone.
+// takeBack gives the segments of a client that has ended to the kernel. The stock grows
+// when that has the memory.
 func (a *Pool) takeBack(segments []Segment) {
 	var pieces []*piece
 	for _, seg := range segments {
@@ -348,7 +352,8 @@ func (a *Pool) takeBack(segments []Segment) {
 	a.letGo(pieces, a.restockAgain)
 }
 
-// lookAtStock sees whether the host needs the memory, or has some again.
+// lookAtStock gives memory back if the host needs it, and makes some if the host has it
+// again.
 func (a *Pool) lookAtStock() {
 	s := &a.stock
 	s.look.Stop()
@@ -365,13 +370,11 @@ func (a *Pool) Close() {
 	s := &a.stock
 	var wg sync.WaitGroup
 	for part := range slices.Chunk(s.ready, max(1, (len(s.ready)+maxFillers-1)/maxFillers)) {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for _, p := range part {
 				p.segment.File.Close()
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	s.ready = nil

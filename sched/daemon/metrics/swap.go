@@ -8,7 +8,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// swap is what there is of a GPU whose memory is swapped.
+// swap passes on the figures of a GPU whose memory is swapped.
 func (x *exposition) swap(g *api.GPU) {
 	s := g.Swap
 	if s == nil {
@@ -36,7 +36,7 @@ func (x *exposition) swap(g *api.GPU) {
 	}
 }
 
-// arena is that of the node.
+// arena passes on the figures of the node's host memory.
 func (x *exposition) arena(r *api.StatusResponse) {
 	for _, g := range r.Gpus {
 		if g.Swap != nil {

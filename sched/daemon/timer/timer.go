@@ -13,93 +13,61 @@ package timer
 
 import (
 	"cmp"
-	"container/heap"
 	"slices"
 
 	"github.com/nvshare/nvshare/sched"
 )
 
-// List holds the timers of one loop. The zero List is empty.
-type List struct{ planned planned }
+// List holds the timers of one loop that have a time. There are few of them, so
+// they are searched from end to end. The zero List is empty.
+type List struct{ planned []*Timer }
 
 // Timer is one thing to do.
 type Timer struct {
-	list  *List
-	do    func()
-	at    sched.Time
-	index int // in list.planned; -1: not planned
+	list *List
+	do   func()
+	at   sched.Time
 }
 
 // New returns a Timer that is not planned yet.
-func (l *List) New(do func()) *Timer { return &Timer{list: l, do: do, index: -1} }
+func (l *List) New(do func()) *Timer { return &Timer{list: l, do: do} }
 
 // Set plans the Timer for a time, instead of the one it had.
 func (t *Timer) Set(at sched.Time) {
-	was := t.at
 	t.at = at
-	switch {
-	case t.index < 0:
-		heap.Push(&t.list.planned, t)
-	case at != was:
-		heap.Fix(&t.list.planned, t.index)
+	if !t.Planned() {
+		t.list.planned = append(t.list.planned, t)
 	}
 }
 
 // Stop has the Timer do nothing, until it is set again.
 func (t *Timer) Stop() {
-	if t.index >= 0 {
-		heap.Remove(&t.list.planned, t.index)
+	if i := slices.Index(t.list.planned, t); i >= 0 {
+		t.list.planned = slices.Delete(t.list.planned, i, i+1)
 	}
 }
 
 // Planned reports whether the Timer has a time.
-func (t *Timer) Planned() bool { return t.index >= 0 }
+func (t *Timer) Planned() bool { return slices.Contains(t.list.planned, t) }
+
+func byTime(a, b *Timer) int { return cmp.Compare(a.at, b.at) }
 
 // Next returns the earliest time of all.
 func (l *List) Next() (at sched.Time, ok bool) {
 	if len(l.planned) == 0 {
 		return 0, false
 	}
-	return l.planned[0].at, true
+	return slices.MinFunc(l.planned, byTime).at, true
 }
 
 // Run does what is due.
 func (l *List) Run(now sched.Time) {
-	var due []*Timer
-	for _, t := range l.planned {
-		if t.at <= now {
-			due = append(due, t)
-		}
-	}
-	slices.SortFunc(due, func(a, b *Timer) int { return cmp.Compare(a.at, b.at) })
+	due := slices.DeleteFunc(slices.Clone(l.planned), func(t *Timer) bool { return t.at > now })
+	slices.SortFunc(due, byTime)
 	for _, t := range due {
-		if t.index >= 0 && t.at <= now { // else another one has stopped it
+		if t.Planned() && t.at <= now { // else another one has stopped it
 			t.Stop()
 			t.do()
 		}
 	}
-}
-
-// planned is a heap by time.
-type planned []*Timer
-
-func (p planned) Len() int           { return len(p) }
-func (p planned) Less(i, j int) bool { return p[i].at < p[j].at }
-func (p planned) Swap(i, j int) {
-	p[i], p[j] = p[j], p[i]
-	p[i].index, p[j].index = i, j
-}
-
-func (p *planned) Push(x any) {
-	t := x.(*Timer)
-	t.index = len(*p)
-	*p = append(*p, t)
-}
-
-func (p *planned) Pop() any {
-	last := len(*p) - 1
-	t := (*p)[last]
-	(*p)[last], *p = nil, (*p)[:last]
-	t.index = -1
-	return t
 }

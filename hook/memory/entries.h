@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * entries.h: the table of what is counted, by kind and key. Open addressing; it grows
+ * with mmap and leaves the application's allocator alone. The caller has a lock.
+ */
+#ifndef NVSHARE_ENTRIES_H
+#define NVSHARE_ENTRIES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct nvs_entry {
+	uint64_t key;
+	uint64_t bytes;
+	uint64_t owner;      /* POINTER, ARRAY: context; HANDLE, MAPPING: number of the memory */
+	uint64_t kind : 8;   /* enum nvs_memory_kind; 0: unused */
+	uint64_t gpu : 8;    /* number; NVS_NO_GPU: not counted */
+	uint64_t stamp : 48;
+};
+
+#define NVS_NO_GPU 0xff
+
+/* A zeroed table is empty. `at` has `size` entries; any of them may be unused. */
+struct nvs_entries {
+	struct nvs_entry *at;
+	size_t size, used;
+};
+
+/* NULL: there is none. */
+struct nvs_entry *nvs_entry_find(const struct nvs_entries *t, unsigned kind, uint64_t key);
+
+/* False: the system has no memory. The key may not be there already. Pointers become invalid. */
+bool nvs_entry_add(struct nvs_entries *t, const struct nvs_entry *e);
+
+/*
+ * Removes an entry of the table. Another one may move to its place, from behind it, going
+ * round: who steps through the table looks at the place again.
+ */
+void nvs_entry_remove(struct nvs_entries *t, struct nvs_entry *e);
+
+void nvs_entries_reset(struct nvs_entries *t);
+
+#endif

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"math/bits"
+	"time"
+)
+
+// The account of a tenant has three parts:
+//
+// Virtual time: time on the GPU, divided by the tenant's part of the GPU. The tenant
+// that is behind is granted first, so that all get their parts. A tenant that wants
+// nothing falls behind by one turn at most: idle time is not saved up.
+//
+// Credit: for a tenant with a limit, time that fills with the limit's part and is
+// emptied by use. When nothing is left the tenant's grants are revoked, and it waits
+// until there is enough for a slice. Credit may become negative, because kernels
+// cannot be cut short: that is the tenant's debt.
+//
+// Patience: for how long a latency tenant may still keep batch tenants out.
+const (
+	// one is the whole of a GPU, in the unit of part.
+	one = 1_000_000
+	// minPart keeps virtual time finite.
+	minPart = 100
+
+	// slicePeriod is the time in which a tenant alone gets its limit once.
+	// minSlice is the least that it gets at once.
+	slicePeriod = 100 * time.Millisecond
+	minSlice    = 5 * time.Millisecond
+
+	// A latency tenant goes before batch tenants for half of the time, and for a
+	// quarter of a second more if it has left that unused. Then it takes turns as
+	// they do, until it has half of that quarter again.
+	patiencePercent = 50
+	patienceMax     = 250 * time.Millisecond
+
+	// The more a tenant is ahead of those that wait, the shorter is its turn, down
+	// to this part of the quantum.
+	minTurnPart = 8
+
+	// maxRound is how long a round of turns may take where shares are to be exact,
+	// unless the quantum is longer.
+	maxRound = 250 * time.Millisecond
+
+	// maxDebt bounds the debt of a tenant with a process that is fenced for ever.
+	maxDebt = 24 * time.Hour
+
+	// gotSeconds is the window of TenantSnapshot.Got.
+	gotSeconds = 5
+)
+
+// account is the time of one tenant.
+type account struct {
+	billedAt Time
+	vt       int64 // virtual time, nanoseconds
+	credit   time.Duration
+	capped   bool // out of credit, and not back to a slice yet
+	patience time.Duration
+	demoted  bool // out of patience, and not back to half of it yet
+
+	used  time.Duration
+	got   [gotSeconds + 1]time.Duration // by second of use, a ring
+	gotAt int64                         // the latest second in it
+}
+
+// rates say how an account is billed. They have not changed since it was last billed.
+type rates struct {
+	open, closing, fenced int   // the tenant's grants, as in tenant
+	part                  int64 // as tenant's part, for virtual time; 0: the grants do not count for that
+	share                 Share
+	slice                 time.Duration
+	waits                 bool // a client of the tenant waits for a grant
+	keepsOut              bool // latency grants keep batch tenants from the GPU
+	tuning                Tuning
+}
+
+// bill charges the account for the time since it was last billed.
+func (a *account) bill(now Time, r rates) {
+	from := a.billedAt
+	dt := now.Sub(from)
+	if dt <= 0 {
+		return
+	}
+	a.billedAt = now
+	onGPU := dt*time.Duration(r.open) + dt*time.Duration(r.closing)*time.Duration(100-r.tuning.DropTail)/100
+	charge := onGPU + dt*time.Duration(r.fenced)
+	if charge > 0 {
+		a.used += charge
+		a.spread(from, now, charge)
+	}
+	if onGPU > 0 && r.part > 0 {
+		a.vt += scale(int64(min(onGPU, maxDebt)), one, r.part) // bounded, as weeks divided by a small part overflow
+	}
+	if r.share.limited() {
+		a.billCredit(dt, charge, r)
+	}
+	if r.share.Priority == Latency {
+		a.billPatience(dt, charge, r)
+	}
+}
+
+func (a *account) billCredit(dt, charge time.Duration, r rates) {
+	limit := time.Duration(r.share.Limit)
+	top := r.slice
+	if charge > 0 || r.waits {
+		top = max(top, r.tuning.Window*limit/100)
+	}
+	a.credit = min(a.credit+dt*limit/100, max(top, a.credit)) - charge
+	a.credit = max(a.credit, -maxDebt)
+	switch {
+	case a.credit <= 0:
+		a.capped = true
+	case a.credit >= r.slice:
+		a.capped = false
+	}
+}
+
+func (a *account) billPatience(dt, charge time.Duration, r rates) {
+	a.patience = min(a.patience+dt*time.Duration(max(patiencePercent, r.share.Request))/100, patienceMax)
+	if r.keepsOut && charge > 0 {
+		a.patience -= min(dt, charge)
+	}
+	switch {
+	case a.patience <= 0:
+		a.demoted = true
+	case a.patience >= patienceMax/2:
+		a.demoted = false
+	}
+}
+
+// backAt returns when there is credit for a slice, if nothing is charged.
+func (a *account) backAt(limit int, slice time.Duration) Time {
+	return a.billedAt.Add(((slice-a.credit)*100 + time.Duration(limit) - 1) / time.Duration(limit))
+}
+
+// spread notes in which seconds a charge was used.
+func (a *account) spread(from, to Time, charge time.Duration) {
+	const second = Time(time.Second)
+	last := int64(to / second)
+	for s := max(a.gotAt+1, last-gotSeconds); s <= last; s++ {
+		a.got[s%int64(len(a.got))] = 0
+	}
+	a.gotAt = max(a.gotAt, last)
+	for s := max(int64(from/second), last-gotSeconds); s <= last; s++ {
+		lo, hi := max(from, Time(s)*second), min(to, Time(s+1)*second)
+		a.got[s%int64(len(a.got))] += time.Duration(scale(int64(charge), int64(hi-lo), int64(to-from)))
+	}
+}
+
+// gotLately returns what the tenant used in the latest gotSeconds, permille; the
+// account is billed up to now.
+func (a *account) gotLately(now Time) int {
+	a.spread(now, now+1, 0)
+	const second = Time(time.Second)
+	into := time.Duration(now % second)
+	var sum time.Duration
+	for s := int64(now/second) - gotSeconds; s <= int64(now/second); s++ {
+		if s < 0 {
+			continue
+		}
+		use := a.got[s%int64(len(a.got))]
+		if s == int64(now/second)-gotSeconds { // the part of it that is within
+			use = time.Duration(scale(int64(use), int64(time.Second-into), int64(time.Second)))
+		}
+		sum += use
+	}
+	return int(min(sum/(gotSeconds*time.Second/1000), 1000))
+}
+
+// scale returns a·num/den, which must fit.
+func scale(a, num, den int64) int64 {
+	hi, lo := bits.Mul64(uint64(a), uint64(num))
+	q, _ := bits.Div64(hi, lo, uint64(den))
+	return int64(q)
+}

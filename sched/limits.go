@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import "time"
+
+// limits revokes the grants of a tenant that has used up its limit. When it has credit
+// for a slice, it waits for its turn again.
+func limits() policy {
+	return policy{
+		due: func(c *Core) (Time, bool) {
+			var e earliest
+			for _, t := range c.metered {
+				e.either(c.creditEnds(t))
+			}
+			if t := c.throttled.top(); t != nil {
+				e.either(t.backAt(), true)
+			}
+			return e.at, e.ok
+		},
+		revoke: func(c *Core) {
+			c.unthrottle()
+			c.revokeLimited()
+		},
+	}
+}
+
+// unthrottle lets tenants wait for their turns again that have credit.
+func (c *Core) unthrottle() {
+	for t := c.throttled.top(); t != nil && c.now >= t.backAt(); t = c.throttled.top() {
+		c.bill(t) // other grants of the tenant may have used credit meanwhile
+		if t.credit >= t.slice() || !t.limited() {
+			t.capped = false
+		}
+		c.review(t)
+	}
+}
+
+// revokeLimited asks back the grants of tenants without credit.
+func (c *Core) revokeLimited() {
+	for i := 0; i < len(c.metered); i++ {
+		t := c.metered[i]
+		c.bill(t)
+		if !t.limited() || t.credit > 0 {
+			continue
+		}
+		if c.kept == t {
+			c.stop(t, LimitReached)
+		}
+		c.revokeTenant(t, &c.open, LimitReached)
+		c.revokeTenant(t, &c.latency, LimitReached)
+		c.standAll(t)
+		i = -1 // the list has changed
+	}
+}
+
+// creditEnds returns when the tenant's grants will have used up its credit; false if
+// never.
+func (c *Core) creditEnds(t *tenant) (Time, bool) {
+	if !t.limited() {
+		return 0, false
+	}
+	use := 100*(t.open+t.fenced) + (100-c.tuning.DropTail)*t.closing
+	at, ok := c.usedUp(t, t.credit, t.share.Limit, use)
+	if s := Time(c.tuning.Sample); s > 0 && ok && t.credit > 0 {
+		at = (at + s - 1) / s * s
+	}
+	return at, ok
+}
+
+// usedUp returns when a tenant will have nothing left of what it has, if that is filled
+// and used at these percentages of the time; false if never.
+func (c *Core) usedUp(t *tenant, left time.Duration, fill, use int) (Time, bool) {
+	switch {
+	case left <= 0:
+		return c.now, true
+	case use <= fill:
+		return 0, false
+	}
+	rate := time.Duration(use - fill)
+	return t.billedAt.Add((left*100 + rate - 1) / rate), true
+}
+
+// meter keeps the list of tenants whose grants can use up their credit or patience.
+func (c *Core) meter(t *tenant) {
+	want := t.open > 0 && (t.limited() || t.share.Priority == Latency)
+	switch {
+	case want && t.metered < 0:
+		t.metered = len(c.metered)
+		c.metered = append(c.metered, t)
+	case !want && t.metered >= 0:
+		last := c.metered[len(c.metered)-1]
+		c.metered[t.metered] = last
+		last.metered = t.metered
+		c.metered = c.metered[:len(c.metered)-1]
+		t.metered = -1
+	}
+}
+
+// backAt returns when a throttled tenant has credit for a slice again.
+func (t *tenant) backAt() Time {
+	if !t.limited() || !t.capped {
+		return max(t.billedAt, t.notBefore) // its limit was taken away just now, or something else keeps it waiting
+	}
+	return max(t.notBefore, t.account.backAt(t.share.Limit, t.slice()))
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import "fmt"
+
+func (c *Core) setMode(m Mode) {
+	if m > Auto {
+		panic(fmt.Sprintf("sched: unknown %v", m))
+	}
+	if m == c.mode {
+		return
+	}
+	c.mode = m
+	c.auto.until = 0
+	c.auto.startWindow(c.now)
+	if m != Auto && !(m == Concurrent && c.auto.overfull()) {
+		c.setEffective(m, reasonSet)
+	}
+}
+
+// setEffective changes how grants are given from now on.
+func (c *Core) setEffective(m Mode, reason string) {
+	if m == c.effective && reason == c.auto.reason {
+		return
+	}
+	c.auto.reason = reason
+	c.do(ModeChosen{m, reason})
+	if m == c.effective {
+		return
+	}
+	c.tellAll = true
+	c.next = nil
+	if m == Concurrent {
+		c.effective = m
+		for cl := c.open.head; cl != nil; cl = cl.next {
+			if cl.grant.state == paused {
+				c.resume(cl.grant)
+			}
+		}
+		c.kept = nil
+		for _, t := range c.ganged {
+			t.seat.hold, t.seat.due = nothing, false
+		}
+	} else {
+		for cl := c.closing.head; cl != nil; cl = cl.next {
+			c.askBack(cl.grant)
+		}
+		for _, l := range []*list{&c.open, &c.latency} {
+			for l.head != nil {
+				c.revoke(l.head.grant, ModeChange)
+			}
+		}
+		// Clients that had the GPU at the same time are not ahead of each other.
+		c.effective = m
+		for _, t := range c.tenants {
+			c.bill(t)
+		}
+		for _, t := range c.tenants {
+			c.vtime = max(c.vtime, t.vt)
+		}
+		for _, t := range c.tenants {
+			t.vt = c.vtime
+		}
+		c.ready.reorder()
+		c.afar.reorder()
+	}
+	for _, cl := range c.inOrder() {
+		c.review(cl.tenant) // who is urgent depends on the mode
+		c.stand(cl)
+	}
+	for _, t := range c.ganged {
+		t.seat.gang.tell()
+	}
+}
+
+func (c *Core) setTuning(tuning Tuning) {
+	for _, t := range c.tenants {
+		c.bill(t) // by the old tuning so far
+	}
+	c.tuning = tuning.clamped()
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import "time"
+
+// turns gives the GPU to one tenant, or gang, after the other. The one that is behind
+// in virtual time is next.
+func turns() policy {
+	return policy{
+		due:    (*Core).turnOver,
+		revoke: (*Core).endTurns,
+		grant: func(c *Core) {
+			for c.effective == Exclusive && c.free() && c.grantTurn() {
+			}
+		},
+	}
+}
+
+// endTurns asks back the grants of the holder whose turn is over.
+func (c *Core) endTurns() {
+	for at, over := c.turnOver(); over && c.now >= at; at, over = c.turnOver() {
+		if c.setAside() {
+			continue // the gang waits for other GPUs, or is called and before all now
+		}
+		why := QuantumOver
+		if c.upNext().seat != nil {
+			why = GangTurn
+		}
+		if c.kept != nil {
+			c.stop(c.kept, why)
+		} else {
+			c.revoke(c.open.head.grant, why)
+		}
+	}
+}
+
+// grantTurn gives the free GPU to the next tenant; false if nobody gets it now.
+func (c *Core) grantTurn() bool {
+	t := c.passOver()
+	if t == nil || t.place == afar && c.spared() {
+		return false
+	}
+	switch cl := c.next; {
+	case t.seat != nil:
+		c.keep(t)
+	case cl != nil && cl.tenant.takesTurn():
+		c.grant(cl)
+	default:
+		c.grant(t.queue.head)
+	}
+	return true
+}
+
+// inTurn returns the next of the tenants that wait for their turns; nil: none.
+func (c *Core) inTurn() *tenant {
+	here, away := c.ready.top(), c.afar.top()
+	switch {
+	case away == nil:
+		return here
+	case here == nil, c.now >= c.owedUntil && behind(away, here):
+		return away
+	}
+	return here
+}
+
+// takesTurn says whether the tenant waits for its turn.
+func (t *tenant) takesTurn() bool { return t.place == ready || t.place == afar }
+
+// turnOver returns when the turn of the holder ends; false if nothing ends it as things
+// are.
+func (c *Core) turnOver() (Time, bool) {
+	cl, next := c.open.head, c.upNext()
+	if c.effective != Exclusive || next == nil {
+		return 0, false
+	}
+	if cl == nil {
+		if c.kept == nil || c.kept.seat.hold != playing {
+			return 0, false
+		}
+		if cl = c.kept.awaited(); cl == nil {
+			return c.now, true // no member of the gang is left
+		}
+	}
+	g := cl.grant
+	if g.state == paused || g.move.on {
+		return 0, false
+	}
+	if next.seat.isCalled() {
+		if c.kept == nil {
+			return c.now, true // the virtual time of the holder makes up for it
+		}
+		end := g.runFrom.Add(c.minTurn() - g.ran) // or gangs would stop each other all the time
+		if next.comesFromAway() {
+			end = max(end, c.owedUntil)
+		}
+		return end, true
+	}
+	turn := c.turn(cl.tenant)
+	switch lead, part := g.startVT-next.vt, c.part(cl.tenant); {
+	case lead > 0 && next != cl.tenant:
+		turn = max(turn-time.Duration(scale(lead, part, one)), min(turn, c.minTurn()))
+	case lead < 0 && c.active == 2 && c.exact > 0:
+		// The other tenant is next even if this one is behind it after its turn.
+		left := time.Duration(scale(-lead, part, one)) - turn
+		turn += min(max(left, 0), turn)
+	}
+	end := g.runFrom.Add(turn - g.ran)
+	if next.comesFromAway() {
+		end = max(end, c.owedUntil)
+	}
+	return end, true
+}
+
+// turn returns how long a tenant may hold the GPU while others wait.
+func (c *Core) turn(t *tenant) time.Duration {
+	n := int64(max(c.active, 1))
+	round := int64(c.quantum) * n
+	if c.exact > 0 {
+		round = min(round, max(int64(c.quantum), int64(maxRound)))
+	}
+	d := time.Duration(scale(round, c.part(t), one))
+	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
+}
+
+func (c *Core) minTurn() time.Duration { return max(MinQuantum, c.quantum/minTurnPart) }
+
+// virtualNow returns the virtual time of the tenant that is behind the others. It is
+// the virtual time of the GPU, and never runs backwards.
+func (c *Core) virtualNow() int64 {
+	v := int64(0)
+	any := false
+	least := func(t *tenant) {
+		if !any || t.vt < v {
+			v, any = t.vt, true
+		}
+	}
+	if c.effective == Exclusive {
+		for _, l := range []*list{&c.open, &c.closing} {
+			for cl := l.head; cl != nil; cl = cl.next {
+				if cl.grant.kind == turnGrant {
+					c.bill(cl.tenant)
+					least(cl.tenant)
+				}
+			}
+		}
+	}
+	for _, h := range []*tenantHeap{&c.ready, &c.afar} {
+		if t := h.top(); t != nil {
+			least(t)
+		}
+	}
+	if any {
+		c.vtime = max(c.vtime, v)
+	}
+	return c.vtime
+}
+
+// chooseNext decides, while the holder drains, who is granted next: recording that takes
+// time, which the drain hides.
+func (c *Core) chooseNext() {
+	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next != nil && next.seat.isCalled()) {
+		c.next = nil // another one is next now
+	}
+	if c.open.n == 0 && c.closingBatch > 0 {
+		c.reserve()
+	}
+}
+
+// reserve chooses the client whose turn it is now as the next one, with an epoch.
+func (c *Core) reserve() {
+	if c.next != nil || c.effective != Exclusive || c.kept != nil {
+		return
+	}
+	t := c.passOver()
+	if t == nil || t.seat != nil || t.place == afar && c.spared() {
+		return
+	}
+	c.next = t.queue.head
+	c.nextEpoch = c.takeEpoch()
+}
+
+// free says whether an exclusive grant may be given.
+func (gs *grants) free() bool {
+	return gs.open.n == 0 && gs.latency.n == 0 && gs.closingBatch == 0 && gs.holdOff == 0 && gs.kept == nil
+}
