@@ -58,6 +58,7 @@ type Core struct {
 	counters Counters
 
 	policies []policy
+	slices   sliceState
 	acts     []Action // reused by each Step
 }
 

@@ -394,6 +394,8 @@ func (c *Core) setShare(t *tenant, s Share) {
 		t.credit = 0
 	}
 	t.share = s
+	c.slices.stale = true
+	c.slices.ever = c.slices.ever || s.Priority == Latency
 	if t.limited() {
 		t.credit = min(t.credit, t.slice())
 		t.capped = t.credit < 0 || t.capped && t.credit < t.slice()
