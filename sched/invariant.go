@@ -69,6 +69,9 @@ func (c *Core) Check() error {
 	if err := c.checkTenants(waiting); err != nil {
 		return err
 	}
+	if err := c.checkMemory(); err != nil {
+		return err
+	}
 	return c.checkDeadline()
 }
 

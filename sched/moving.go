@@ -34,38 +34,17 @@ const maxSwapShare = 50
 
 func clampShareOfSwap(percent int) int { return min(max(percent, 0), maxSwapShare) }
 
-// Active says whether a client has a grant, of whatever state: it may use memory.
-func (c *Core) Active(id ClientID) bool {
-	cl := c.clients[id]
-	return cl != nil && cl.grant != nil
-}
-
-// Grant returns the epoch of a client's grant, 0: it has none, and whether it moves
-// memory before its turn begins.
-func (c *Core) Grant(id ClientID) (epoch Epoch, moving bool) {
-	if cl := c.clients[id]; cl != nil && cl.grant != nil {
-		return cl.grant.epoch, cl.grant.move.on
-	}
-	return 0, false
-}
-
-func (c *Core) setAway(ev SetAway) {
-	cl := c.clients[ev.Client]
-	if cl == nil || cl.away == ev.Away {
-		return
-	}
-	cl.away = ev.Away
+// setAway says whether a client has memory that is not on the GPU, so that it has to
+// move it there before it can go on under a grant.
+func (c *Core) setAway(cl *client, away bool) {
+	cl.away = away
 	c.review(cl.tenant)
 	c.stand(cl)
 }
 
-// setStranded takes who has no place on the GPU out of the queue, or back in.
-func (c *Core) setStranded(ev SetStranded) {
-	cl := c.clients[ev.Client]
-	if cl == nil || cl.stranded == ev.On {
-		return
-	}
-	cl.stranded = ev.On
+// setStranded takes a client that has no place on the GPU out of the queue, or back in.
+func (c *Core) setStranded(cl *client, on bool) {
+	cl.stranded = on
 	waits, since := cl.in == &cl.tenant.queue || cl.later, cl.waitingSince
 	c.unqueue(cl)
 	if waits {
@@ -126,14 +105,21 @@ func (c *Core) stopMoving(g *grant) {
 	c.moves = slices.DeleteFunc(c.moves, func(o *grant) bool { return o == g })
 }
 
-// movesOn is Moving: it goes on, also if its connection was lost meanwhile.
-func (c *Core) movesOn(ev Moving) {
-	cl := c.clients[ev.Client]
-	if cl != nil && ev.Epoch == 0 && cl.tenant.notBefore != 0 {
-		cl.tenant.notBefore = 0
-		c.review(cl.tenant)
+// thereMayBeRoom lets those try again whose grants were asked back because they did
+// not get on.
+func (c *Core) thereMayBeRoom() {
+	for _, cl := range c.inOrder() {
+		if t := cl.tenant; t.notBefore != 0 {
+			t.notBefore = 0
+			c.review(t)
+		}
 	}
-	if cl == nil || !cl.grant.holds() || cl.grant.kind != turnGrant || cl.grant.epoch != ev.Epoch {
+}
+
+// movesOn says that a client has moved another piece under its grant and has not opened
+// its gate, perhaps after its connection was lost and made anew.
+func (c *Core) movesOn(cl *client, epoch Epoch) {
+	if !cl.grant.holds() || cl.grant.kind != turnGrant || cl.grant.epoch != epoch {
 		return
 	}
 	switch g := cl.grant; {
@@ -145,10 +131,10 @@ func (c *Core) movesOn(ev Moving) {
 	}
 }
 
-// isReady is Ready.
-func (c *Core) isReady(ev Ready) {
-	cl := c.clients[ev.Client]
-	if cl == nil || cl.grant == nil || cl.grant.epoch != ev.Epoch {
+// isReady says that all the memory of a client is on the GPU, and its gate open: its
+// turn begins. Copied is how much it moved since the grant, if that is known.
+func (c *Core) isReady(cl *client, epoch Epoch, copied uint64, known bool) {
+	if cl.grant == nil || cl.grant.epoch != epoch {
 		return
 	}
 	cl.away = false
@@ -160,7 +146,7 @@ func (c *Core) isReady(ev Ready) {
 	g.ran, g.startVT = 0, t.vt
 	g.move.ready = true
 	c.owe(t, g.move.took)
-	c.noteFill(ev.Bytes, g.move.took)
+	c.noteFill(copied, known, g.move.took)
 	c.review(t)
 }
 
@@ -193,7 +179,7 @@ func stalledMoves() policy {
 
 func (c *Core) movingDeadline() (Time, bool) {
 	var e earliest
-	if c.waiting > 0 {
+	if c.isWaitedFor() {
 		for _, g := range c.moves {
 			e.either(c.givesUp(g), true)
 		}
@@ -205,6 +191,10 @@ func (c *Core) movingDeadline() (Time, bool) {
 	return e.at, e.ok
 }
 
+// isWaitedFor says whether somebody waits for the GPU: a gang whose turn has come too,
+// which is in no queue.
+func (c *Core) isWaitedFor() bool { return c.waiting > 0 || c.upNext() != nil }
+
 // givesUp is when a client that moves, and others wait for, has not got on for too long.
 func (c *Core) givesUp(g *grant) Time {
 	if g.client.stranded {
@@ -215,7 +205,7 @@ func (c *Core) givesUp(g *grant) Time {
 
 // revokeStalled asks back the grants of those that do not get their memory.
 func (c *Core) revokeStalled() {
-	for i := 0; i < len(c.moves) && c.waiting > 0; i++ {
+	for i := 0; i < len(c.moves) && c.isWaitedFor(); i++ {
 		g := c.moves[i]
 		if c.now < c.givesUp(g) {
 			continue

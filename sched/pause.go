@@ -30,9 +30,12 @@ const (
 
 // noteFill learns what moving takes. From the longest, of which more is forgotten each
 // time: some take no time, as those of memory that nobody has touched yet.
-func (c *Core) noteFill(bytes uint64, took time.Duration) {
+func (c *Core) noteFill(bytes uint64, known bool, took time.Duration) {
 	c.fills++
-	if bytes > 0 && took > 0 {
+	switch {
+	case known && bytes == 0:
+		took = 0
+	case known && took > 0:
 		c.linkRate = max(c.linkRate, float64(bytes)/took.Seconds())
 		rate := c.linkRate
 		if c.fills <= slowFills {
@@ -150,11 +153,11 @@ func (c *Core) sleeps(cl *client) bool {
 	return c.now.Sub(cl.idleSince) > 2*longest
 }
 
-// Later says whether a client is expected to use the GPU later than another one, as
+// later says whether a client is expected to use the GPU later than another one, as
 // things are: its memory is the first to make room. Those that have been idle for the
 // longest time come last, and before them those that are next by their virtual time;
 // who is let in at once comes first.
-func (c *Core) Later(a, b ClientID) bool {
+func (c *Core) later(a, b ClientID) bool {
 	x, y := c.clients[a], c.clients[b]
 	if p, q := c.lateness(x), c.lateness(y); p != q {
 		return p > q

@@ -21,6 +21,7 @@ func policies() []policy {
 		gangTurns(),
 		latencyTenants(),
 		timeSlices(),
+		strandedMemory(),
 		stalledMoves(),
 		turns(),
 		together(),
@@ -86,6 +87,7 @@ func (c *Core) grant(cl *client) {
 		gr.kind = latencyGrant
 	}
 	c.startMoving(gr)
+	c.grantedMemory(gr)
 	c.become(gr, granted)
 	g := Grant{
 		Client: cl.id, Tenant: t.displayName(), Epoch: gr.epoch, Waited: waited,
