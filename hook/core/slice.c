@@ -18,11 +18,11 @@ void nvs_slices_apply(void)
 		uint64_t slice_ns;
 		bool due;
 
-		pthread_mutex_lock(&nvs_client_lock);
+		nvs_lock(&nvs_client_lock);
 		due = gpu->slice_due;
 		slice_ns = gpu->slice_ns;
 		gpu->slice_due = false;
-		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_unlock(&nvs_client_lock);
 		if (due && !nvs_slice_ops.set(gpu, slice_ns))
 			nvs_debugf("GPU %u: its time slice stays as it is", gpu->number);
 	}
