@@ -228,8 +228,8 @@ func (c *Core) checkTenants(waiting int) error {
 	return nil
 }
 
-// checkDeadline checks that nothing due was left, and that what will be due
-// has a deadline.
+// checkDeadline checks that nothing is left that was due, and that there is a deadline for
+// what will be due.
 func (c *Core) checkDeadline() error {
 	t, ok := c.Deadline()
 	need := c.closing.n > 0 || c.holdOff != 0 || c.throttled.top() != nil ||
