@@ -408,7 +408,9 @@ static void what_is_freed_is_had_again(void)
 		fill_part(p, bytes, i, NULL); /* in its turn */
 		CU(cuMemFree_v2(p));
 		CHECK(used() < bytes);
-		nap_ms(200); /* until the scheduler has been told; LINGER_NS is more */
+		/* The scheduler is told each second; LINGER_NS is more than this waits. */
+		for (int ms = 0; ms < 400 && swapper_seen().resident < before + bytes; ms++)
+			nap_ms(1);
 		kept += swapper_seen().resident >= before + bytes;
 		CU(cuMemAlloc_v2(&q, bytes));
 		again += q == p;
