@@ -27,7 +27,7 @@ TEST_STEPS := 5000000
 EXECS ?= 50000
 FUZZ  := sched/wire:FuzzDecode sched/daemon/state:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl \
 	plugin:FuzzRequest plugin:FuzzParseRequest plugin:FuzzShare sched/api:FuzzParseMemory cdi/ldcache:FuzzParse
-SEED  ?= 0
+SEED  ?= 1
 
 IMAGE    ?= localhost/nvshare
 ENGINE   ?= podman
@@ -143,7 +143,7 @@ bench-nri: root build simgpu tools ## what nvshare adds to the creation of a con
 	$(BUILD)/bench/nvshare-bench-nri -build $(BUILD) -results tests/bench/results
 	$(GO) test -run '^$$' -bench CreateContainer -benchtime 5000x ./plugin
 
-sim: ## faults of the scheduler's core in virtual time: make sim STEPS=1000000000 SEED=42
+sim: ## faults of the scheduler's core in virtual time: make sim STEPS=1000000000 SEED=random
 	STEPS=$(STEPS) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run 'TestSim$$' -v ./sched/sim
 
 model: ## the protocol in Spin; without each of its parts, a counterexample

@@ -30,13 +30,12 @@ func (b *Base) instance(i, j int) *specs.ContainerEdits {
 	return &b.PerInstance[i][j]
 }
 
-// nvidiaVoid tells NVIDIA's container runtime, where it is the default, to add
-// nothing of its own: images ask for all GPUs by this variable. NVIDIA's specs
-// set it too.
+// nvidiaVoid tells NVIDIA's container runtime to add nothing of its own, where it is
+// the default runtime: images ask for all GPUs by this variable. NVIDIA's specs set it
+// too.
 const nvidiaVoid = "NVIDIA_VISIBLE_DEVICES=void"
 
-// readOnly are the options of our mounts: containers only look at what we give
-// them.
+// readOnly are the options of nvshare's mounts: containers only read them.
 var readOnly = []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}
 
 func bind(host, container string, options []string) *specs.Mount {

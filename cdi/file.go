@@ -40,7 +40,7 @@ func ReplaceFile(file string, data []byte, mode fs.FileMode, check func(string) 
 	if _, err := tmp.Write(data); err != nil {
 		return err
 	}
-	if err := tmp.Chmod(mode); err != nil { // the umask has no say
+	if err := tmp.Chmod(mode); err != nil { // whatever the umask
 		return err
 	}
 	if err := tmp.Sync(); err != nil {

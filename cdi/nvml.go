@@ -21,8 +21,8 @@ type NVML struct {
 
 var _ Lister = NVML{}
 
-// inNVML holds a token while this process is in NVML: what hangs there keeps a
-// thread, and whoever tries again and again must not collect them.
+// inNVML holds a token while this process is in NVML. A call that hangs there keeps a
+// thread, and repeated attempts must not collect such threads.
 var inNVML = make(chan struct{}, 1)
 
 // List returns the GPUs, ErrNoNVML if the library or the driver is not there,

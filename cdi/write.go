@@ -16,9 +16,12 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// ErrForeign means that a file in the CDI directory that is not ours is in the
+// ErrForeign means that something in the CDI directory that is not ours is in the
 // way.
 var ErrForeign = errors.New("not written by nvshare")
+
+// errDamaged means that a regular file holds no spec.
+var errDamaged = errors.New("it is damaged")
 
 // maxSpecSize bounds what is read of a spec file to see whose it is, in bytes.
 const maxSpecSize = 4 << 20
@@ -46,10 +49,11 @@ func Marshal(spec *specs.Spec) ([]byte, error) {
 // reports whether anything changed. Each file is validated as a container
 // engine would, then replaced as a whole, mode 0644.
 //
-// Engines ignore a device that two files of one directory declare. So another
-// file that Marshal made of one of our kinds is removed: it is an older one. If
-// somebody else's declares a device of ours, or has one of our names, Write
-// writes nothing and returns ErrForeign, wrapped.
+// Engines ignore a device that two files of one directory declare. So Write removes
+// another file that Marshal made of one of our kinds: it is an older one. A regular
+// file with one of our names and no spec in it is replaced. If somebody else's file
+// declares a device of ours, or has one of our names, Write writes nothing and
+// returns ErrForeign, wrapped.
 func Write(dir string, all ...*specs.Spec) (changed bool, err error) {
 	if err := MakeDir(dir); err != nil {
 		return false, fmt.Errorf("make the CDI directory: %w", err)
@@ -110,10 +114,10 @@ func Remove(dir string, kinds ...string) (removed bool, err error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, errDamaged) {
 			return removed, fmt.Errorf("remove CDI spec: %w", err)
 		}
-		if got != kind {
+		if err == nil && got != kind {
 			return removed, fmt.Errorf("remove CDI spec: %s is of kind %s: %w", file, got, ErrForeign)
 		}
 		if err := os.Remove(file); err != nil {
@@ -134,7 +138,7 @@ func inTheWay(dir string, spec *specs.Spec) (old []string, err error) {
 	own := filepath.Join(dir, FileName(spec.Kind))
 	got, err := kindOf(own)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, errDamaged): // Write makes it anew
 	case err != nil:
 		return nil, fmt.Errorf("%w (move it away: nvshare needs this name)", err)
 	case got != spec.Kind:
@@ -176,22 +180,25 @@ func (h head) has(device string) bool {
 	return false
 }
 
-// headOf returns ErrForeign for anything that is not a regular file with a CDI
-// spec in it.
+// headOf returns errDamaged for a regular file without a CDI spec in it, and
+// ErrForeign for anything that is no regular file.
 func headOf(file string) (h head, err error) {
 	info, err := os.Lstat(file)
 	if err != nil {
 		return h, err
 	}
-	if !info.Mode().IsRegular() || info.Size() > maxSpecSize {
-		return h, fmt.Errorf("%s is no CDI spec: %w", file, ErrForeign)
+	if !info.Mode().IsRegular() {
+		return h, fmt.Errorf("%s is no regular file: %w", file, ErrForeign)
+	}
+	if info.Size() > maxSpecSize {
+		return h, fmt.Errorf("%s is no CDI spec: %w", file, errDamaged)
 	}
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return h, err
 	}
 	if err := yaml.Unmarshal(data, &h); err != nil || h.Kind == "" {
-		return h, fmt.Errorf("%s is no CDI spec: %w", file, ErrForeign)
+		return h, fmt.Errorf("%s is no CDI spec: %w", file, errDamaged)
 	}
 	h.ours = bytes.HasPrefix(data, []byte(mark))
 	return h, nil

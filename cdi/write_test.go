@@ -102,8 +102,6 @@ func TestForeignFilesAreNotTouched(t *testing.T) {
 		keeps   bool // Remove reports it, too
 	}{
 		"another kind under our name": {FileName(Kind), func(f string) error { return os.WriteFile(f, []byte(foreign), 0o644) }, true, true},
-		"no spec under our name":      {FileName(Kind), func(f string) error { return os.WriteFile(f, []byte("{hello"), 0o644) }, true, true},
-		"empty file under our name":   {FileName(Kind), func(f string) error { return os.WriteFile(f, nil, 0o644) }, true, true},
 		"directory under our name":    {FileName(Kind), func(f string) error { return os.Mkdir(f, 0o755) }, true, true},
 		"link under our name":         {FileName(Kind), func(f string) error { return os.Symlink("/dev/zero", f) }, true, true},
 		"our device in another file":  {"old.json", func(f string) error { return os.WriteFile(f, []byte(twice), 0o644) }, true, false},
@@ -133,6 +131,32 @@ func TestForeignFilesAreNotTouched(t *testing.T) {
 		}
 		if after, err := os.Lstat(file); err != nil || !os.SameFile(before, after) || after.ModTime() != before.ModTime() {
 			t.Errorf("%s: the file changed: %v", name, err)
+		}
+	}
+}
+
+// A file under our name that is no spec at all, after a full disk perhaps, is
+// written anew, and can be removed.
+func TestDamagedSpecHeals(t *testing.T) {
+	for name, text := range map[string]string{"truncated": mark + "---\ncdiVersion: 0.5.0\nkind", "empty": "", "no YAML": "{hello", "no kind": "devices: []\n", "huge": strings.Repeat("#\n", maxSpecSize)} {
+		dir := t.TempDir()
+		file := filepath.Join(dir, FileName(Kind))
+		damage := func() {
+			t.Helper()
+			if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		damage()
+		if changed, err := Write(dir, someSpec(t, KindNRI), someSpec(t, Kind)); err != nil || !changed {
+			t.Errorf("%s: write: %v, %v", name, changed, err)
+		}
+		if err := validate(file); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		damage()
+		if removed, err := Remove(dir, Kind); err != nil || !removed {
+			t.Errorf("%s: remove: %v, %v", name, removed, err)
 		}
 	}
 }

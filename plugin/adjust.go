@@ -69,9 +69,9 @@ func Adjust(req Request, ctr *api.Container, inv *Inventory, explicit bool) (*ap
 	return adjust, nil
 }
 
-// given returns the names of our devices that the runtime has already been
-// told to inject. Only containerd 2.3 and later says so; elsewhere a device is
-// injected twice, which changes nothing.
+// given returns the names of nvshare's devices that the runtime was told to inject by
+// other means. Only containerd 2.3 and later says so; elsewhere a device is injected
+// twice, which changes nothing.
 func given(ctr *api.Container) []string {
 	var names []string
 	for _, d := range ctr.GetCDIDevices() {
@@ -107,11 +107,11 @@ func lookupEnv(env []string, key string) (value string, set bool) {
 	return value, set
 }
 
-// isSeparator tells what the dynamic linker splits LD_PRELOAD at.
+// isSeparator tells whether the dynamic linker splits LD_PRELOAD at r.
 func isSeparator(r rune) bool { return r == ' ' || r == ':' }
 
-// mergePreload puts the shim in front of what a container preloads itself. The
-// container's own list stays as it is, except that the shim is not repeated.
+// mergePreload puts the shim in front of a container's own LD_PRELOAD, whose order
+// stays. The shim is not repeated.
 func mergePreload(own string) string {
 	var rest strings.Builder
 	for own != "" {
@@ -186,9 +186,9 @@ func addHook(adjust *api.ContainerAdjustment, h *specs.Hook) error {
 
 var versionNumbers = regexp.MustCompile(`^v?(\d+)\.(\d+)(?:\.(\d+))?`)
 
-// injectsCDI reports whether a runtime is known to act on CDI devices that a
-// plugin names. containerd before 1.7.30 and 2.0.x drop them without a word;
-// so does whatever is not known here, until shown otherwise.
+// injectsCDI reports whether a runtime is known to inject CDI devices that a plugin
+// names. containerd before 1.7.30 and 2.0.x drop them silently. A runtime that is not
+// known here is assumed to do so too.
 func injectsCDI(runtime, version string) bool {
 	m := versionNumbers.FindStringSubmatch(version)
 	if m == nil {

@@ -14,17 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Audit says what becomes of containers that asked for GPUs and run without the
-// shim: made while no plugin was registered, or after the runtime had dropped
-// it. The runtime tells of all containers at each registration, so none of them
-// stays unseen for longer than the plugin was away.
+// Audit says what the plugin does about containers that asked for GPUs and run
+// without the shim, because they were created while no plugin was registered. The
+// runtime reports all containers at each registration.
 type Audit int
 
 const (
-	// AuditReport has them logged, and handed to whoever SetAudit names.
+	// AuditReport logs them and passes them to the function of SetAudit.
 	AuditReport Audit = iota
-	// AuditStop also ends their processes: whoever manages the pod starts it
-	// again, this time through the plugin. It needs the host's PID namespace.
+	// AuditStop also ends their processes. The manager of the pod starts them again,
+	// this time through the plugin. It needs the host's PID namespace.
 	AuditStop
 )
 
@@ -36,16 +35,16 @@ func ParseAudit(s string) (Audit, error) {
 	case "stop":
 		return AuditStop, nil
 	}
-	return 0, fmt.Errorf("%q is not what can be done with containers that run without nvshare: report or stop", s)
+	return 0, fmt.Errorf("%q is unknown: give report or stop, for containers that run without nvshare", s)
 }
 
 // Unmanaged is a container that asked for GPUs and runs without nvshare.
 type Unmanaged struct {
 	ID, Namespace, Pod, PodUID, Name string
 
-	Asked string // the annotation, as key="value"; empty: it was given GPUs otherwise
-	Why   string // it is so, and what to do
-	// PID of its first process, as the runtime sees it; 0: it has none yet.
+	Asked string // the annotation, as key="value"; empty: something else gave it GPUs
+	Why   string // the reason, and what to do
+	// PID of its first process, in the runtime's PID namespace; 0: it has none yet.
 	PID int
 }
 
@@ -53,10 +52,10 @@ func (u Unmanaged) String() string {
 	return fmt.Sprintf("pod %s/%s, container %q", u.Namespace, u.Pod, u.Name)
 }
 
-// SetAudit decides what becomes of containers that were created without what they
-// asked for; report, if not nil, is told of each container that runs without
-// nvshare, also of those whose image cannot load the shim, in a goroutine of its
-// own. It must be called before Run. The default is AuditReport.
+// SetAudit sets what to do about containers that run without what they asked for.
+// report, if not nil, is called in a goroutine of its own for each container that
+// runs without nvshare, also for containers whose image cannot load the shim. The
+// default is AuditReport. SetAudit must be called before Run.
 func (p *Plugin) SetAudit(what Audit, report func(Unmanaged)) {
 	p.audit, p.report = what, report
 }
@@ -79,8 +78,8 @@ func (p *Plugin) tell(u Unmanaged) {
 	}
 }
 
-// look is the audit of the containers that exist when the plugin registers. pods
-// are by ID. It reads files: not for a handler.
+// look audits the containers that exist when the plugin registers. pods are by ID. It
+// reads files, so a handler must not wait for it.
 func (p *Plugin) look(pods map[string]*api.PodSandbox, ctrs []*api.Container) {
 	var missed, running []Unmanaged
 	for _, ctr := range ctrs {
@@ -99,7 +98,7 @@ func (p *Plugin) look(pods map[string]*api.PodSandbox, ctrs []*api.Container) {
 }
 
 // act reports containers that were created without what they asked for, and stops
-// them if it is to.
+// them with AuditStop.
 func (p *Plugin) act(missed []Unmanaged) {
 	for _, u := range missed {
 		u.Why = "it was created while no plugin was registered; "
@@ -130,8 +129,8 @@ const stopGrace = 10 * time.Second
 
 var errNoProcess = errors.New("there is no such process: it has just ended, or the plugin does not run in the host's PID namespace")
 
-// stopProcess ends the first process of a container; the runtime ends the others
-// when it has ended. forced as of endProcess.
+// stopProcess ends the first process of a container. The runtime then ends the
+// others. forced is as in endProcess.
 func stopProcess(pid int, id string, grace time.Duration) (forced bool, err error) {
 	fd, err := openProcess(pid, id)
 	if err != nil {
@@ -141,14 +140,14 @@ func stopProcess(pid int, id string, grace time.Duration) (forced bool, err erro
 	return endProcess(fd, grace)
 }
 
-// openProcess returns a pidfd of a process of a container. That it is the
-// container's is known from its cgroup, whose name has the container's ID: a PID
-// alone may be another's by now, or of another PID namespace than ours.
+// openProcess returns a pidfd of a process of a container. It checks that the name of
+// the process's cgroup has the container's ID: the PID may be another process's by
+// now, or of another PID namespace.
 func openProcess(pid int, id string) (fd int, err error) {
 	if pid <= 0 {
 		return -1, errors.New("the runtime tells no process of it")
 	}
-	if len(id) < 8 { // would be found in about any cgroup's name
+	if len(id) < 8 { // almost any cgroup's name would have it
 		return -1, fmt.Errorf("container ID %q is too short to be recognised", id)
 	}
 	fd, err = unix.PidfdOpen(pid, 0)
@@ -158,7 +157,8 @@ func openProcess(pid int, id string) (fd int, err error) {
 	if err != nil {
 		return -1, fmt.Errorf("pidfd_open %d: %w", pid, err)
 	}
-	// Read now, this is of the process that fd holds, or of none if it has ended.
+	// Read after the pidfd was opened: the file is that process's, or the process has
+	// ended.
 	cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	switch {
 	case err != nil || ended(fd, 0):
@@ -172,8 +172,7 @@ func openProcess(pid int, id string) (fd int, err error) {
 	return -1, err
 }
 
-// endProcess ends a process by SIGTERM, and by SIGKILL (forced) when grace is
-// over.
+// endProcess ends a process by SIGTERM, and after grace by SIGKILL (forced).
 func endProcess(pidfd int, grace time.Duration) (forced bool, err error) {
 	send := func(sig unix.Signal) error {
 		if err := unix.PidfdSendSignal(pidfd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -190,7 +189,7 @@ func endProcess(pidfd int, grace time.Duration) (forced bool, err error) {
 	return true, send(unix.SIGKILL)
 }
 
-// ended waits until a process has, for at most limit.
+// ended waits at most limit for the end of a process, and tells whether it came.
 func ended(pidfd int, limit time.Duration) bool {
 	for deadline := time.Now().Add(limit); ; {
 		left := max(0, time.Until(deadline))

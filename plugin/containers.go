@@ -55,16 +55,16 @@ func (c Container) String() string { return c.Namespace + "/" + c.Pod + "/" + c.
 // in its own time.
 type Containers struct {
 	log  logrus.FieldLogger
-	ping time.Duration // between looks whether the scheduler is still the same
+	ping time.Duration // between requests for the scheduler's State
 	wake chan struct{} // holds a token when there may be something to tell
 
 	mu       sync.Mutex
 	want     map[string]Container // by ID
 	complete bool                 // want holds all containers that exist
 	ended    map[string]Container // that the runtime may start again: see admit
-	promises []Promise            // as the scheduler has said
-	memory   map[string]uint64    // bytes of GPUs by UUID, as the scheduler has said
-	percent  uint64               // of GPUs' memory, that may be promised
+	promises []Promise            // of the scheduler's latest State
+	memory   map[string]uint64    // bytes of GPUs by UUID, of the scheduler's latest State
+	percent  uint64               // of each GPU's memory that may be promised
 	live     livePods
 }
 

@@ -13,23 +13,23 @@ import (
 	"github.com/nvshare/nvshare/plugin/placement"
 )
 
-// Keys by which a pod says next to whom its containers want to be; see package
-// placement. A label is one of the pod's namespace.
+// Keys of labels, which say with which containers a container may share a GPU; see
+// package placement. A label belongs to the pod's namespace.
 const (
 	AffinityAnnotation     = "nvshare.com/gpu-affinity"
 	AntiAffinityAnnotation = "nvshare.com/gpu-anti-affinity"
 	ExclusionAnnotation    = "nvshare.com/gpu-exclusion"
 )
 
-// noGPU is the value of Annotation for a container that is to have none although
-// others of its pod are.
+// noGPU is the value of Annotation for a container without GPUs, in a pod whose other
+// containers have some.
 const noGPU = "none"
 
 var (
-	// number is whatever somebody may have meant as a number.
+	// number matches all that somebody may have meant as a number.
 	number = regexp.MustCompile(`^[-+]?[0-9.]+%?$`)
 	count  = regexp.MustCompile(`^[1-9][0-9]{0,8}$`)
-	// label is what Kubernetes takes as the value of one.
+	// label is the syntax of a label's value in Kubernetes.
 	label = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
 )
 
@@ -54,8 +54,8 @@ func parseGPUs(value string, known []string) (devices []string, n int, err error
 	return nil, 0, fmt.Errorf("%.64q is not a count of GPUs: give a whole number from 1, and what you want of each as %s: \"40\", percent", text, CoreRequestAnnotation)
 }
 
-// askedBy returns the annotation by which a container asks for GPUs, whether what
-// it says can be met or not.
+// askedBy returns the annotation by which a container asks for GPUs. Its value may be
+// impossible to meet.
 func askedBy(annotations map[string]string, container string) (key, value string, ok bool) {
 	key, value, ok = annotationFor(annotations, Annotation, container)
 	switch {
@@ -67,8 +67,8 @@ func askedBy(annotations map[string]string, container string) (key, value string
 	return annotationFor(annotations, CoreRequestAnnotation, container)
 }
 
-// asksByName tells whether a pod says of any container which GPUs it is to have,
-// or how many. If not, a core request alone asks for one.
+// asksByName tells whether a pod says, for any container, which GPUs or how many it
+// gets. If not, a core request alone asks for one.
 func asksByName(annotations map[string]string) bool {
 	domain, word, _ := strings.Cut(Annotation, "/")
 	for key, value := range annotations {
@@ -106,7 +106,7 @@ func (r *Request) parseLabels(annotations map[string]string, container string) e
 	return errors.Join(errs...)
 }
 
-// labelsIn returns labels of a namespace as others compare them.
+// labelsIn returns labels with their namespace, so that they can be compared.
 func labelsIn(namespace string, l placement.Labels) placement.Labels {
 	for _, s := range []*string{&l.Affinity, &l.AntiAffinity, &l.Exclusion} {
 		if *s != "" {

@@ -1,94 +1,90 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugin is nvshare's NRI plugin: it reads which GPUs a pod asks for in
-// its annotations and has the container runtime give them to the containers.
+// Package plugin is nvshare's NRI plugin. It reads from a pod's annotations which
+// GPUs its containers ask for, and tells the container runtime to give them.
 //
-// A pod asks with the annotation
+// # GPUs
 //
-//	nvshare.com/gpu: nvshare.com/gpu=0
+//	nvshare.com/gpu: "2"                two GPUs that the plugin chooses, on two physical ones
+//	nvshare.com/gpu: nvshare.com/gpu=2  the GPU with index 2
+//	nvshare.com/gpu: none               no GPU, although other containers of the pod have one
 //
-// whose value is one or more CDI device names, separated by commas: by index,
-// by UUID, or nvshare.com/gpu=all; or a count of GPUs; or "none". With the suffix
-// /container.<name> the annotation holds for that container only and goes before
-// /pod, which goes before none. Kubernetes accepts only one "/" in a key: there,
-// write gpu.nvshare.com/container.<name>.
+// A bare number is a count and never an index; "0" is refused, because it could mean
+// either. Otherwise the value is CDI device names, separated by commas: by index, by
+// UUID, or nvshare.com/gpu=all.
 //
-// A bare number is a count, and never an index:
+// Each annotation may have a scope: the suffix /container.<name>, or /pod, or none.
+// The narrowest scope wins. Kubernetes allows one "/" in a key: there, write
+// gpu.nvshare.com/container.<name>.
 //
-//	nvshare.com/gpu: "2"                two GPUs, whichever; always two physical ones
-//	nvshare.com/gpu: nvshare.com/gpu=2  the one with index 2
-//	nvshare.com/gpu: "0"                refused, because it may be meant as either
+// A core request (below) asks for one GPU if no annotation of the pod says which or
+// how many. Package placement says which GPUs are chosen. Where the plugin chooses,
+// the memory limits of a GPU's containers add up to no more than its memory
+// (--promise-memory). A container that names a GPU gets the GPU whatever the limits
+// add up to. Of a GPU with MIG devices the plugin chooses these, each with a time
+// and a memory of its own.
 //
-// A core request (below) asks for one GPU, if no annotation of the pod says which
-// or how many for any of its containers. Which GPUs are taken then, package
-// placement says: a part goes where it fits best among GPUs in use, a container
-// without a core request to where most is left. Memory limits count: those of the
-// containers of a GPU add up to no more than its memory, where the plugin chose
-// (--promise-memory). Who names a GPU gets it whatever the limits add up to. Of a
-// GPU with MIG devices, these are chosen, each with its own time and memory.
+// Labels of the pod's namespace say which containers may share a GPU:
 //
-// Next to whom a container is put, by labels of its namespace:
+//	nvshare.com/gpu-affinity: ring      a GPU of containers with the same label, or an idle GPU
+//	nvshare.com/gpu-anti-affinity: web  no GPU of a container with the same label
+//	nvshare.com/gpu-exclusion: prod     a GPU of containers with the same label only
 //
-//	nvshare.com/gpu-affinity: ring      on a GPU of those with the same, or an idle one
-//	nvshare.com/gpu-anti-affinity: web  on none with one of those with the same
-//	nvshare.com/gpu-exclusion: prod     on a GPU that only those with the same are on
+// They hold for named GPUs too. A container without an exclusion label gets no GPU of
+// containers with one. A container whose request cannot be met is refused at its
+// creation. The error says what is left of each GPU and who has the rest. The kubelet
+// tries again.
 //
-// These hold where a GPU is named, too; and nobody without an exclusion label gets
-// a GPU of those with one. What cannot be met is refused when the container is
-// created, with what is left of each GPU and who has the rest; the kubelet tries
-// again.
+// The plugin writes its choice on the container (PlacementAnnotation), where the next
+// plugin finds it. The choice ends with the container. A container that is started
+// again in its pod returns to its GPUs if it can. GPUs that a device plugin or a
+// resource claim chose are counted in the same way.
 //
-// The choice is written on the container (PlacementAnnotation), where the next
-// plugin finds it. It is given up when the container ends, and kept in mind until
-// it is removed: a container that is started again in its pod returns to its GPUs
-// if they still can take it. Somebody else may choose, too: devices that the
-// runtime was told to inject already (a device plugin, a resource claim) are not
-// chosen again, and are entered in the same book.
+// # Terms
 //
-// How much of each GPU's memory a container may have, with all its processes,
-// is said in the same way:
+// Terms say what a container may have of each of its GPUs, all its processes
+// together:
 //
-//	nvshare.com/gpu-memory-limit: 8Gi
+//	nvshare.com/gpu-memory-limit: 8Gi      at most this much memory; a bare number means MiB
+//	nvshare.com/gpu-core-limit: "60"       at most this percentage of the time, also when alone
+//	nvshare.com/gpu-core-request: "30%"    this percentage of the time whenever it wants it
+//	nvshare.com/gpu-weight: "200"          its part of the time that nobody was promised; 1 to 10000, else 100
+//	nvshare.com/gpu-priority: latency      it does not wait for its turn; or batch
+//	nvshare.com/gpu-gang: ring             it gets GPUs together with the containers of the
+//	                                       namespace with the same gang; "true": only its own processes
+//	nvshare.com/gpu-memory-mode: resident  its memory stays on the GPU; or swap, or managed
 //
-// The value is a Kubernetes quantity; a bare number means MiB. And so is what it
-// may have of each GPU's time, all its processes together:
+// The table of these fields is sched/api.Fields. Core requests of more than 100 % of a
+// GPU are refused: the container is told who has what. A container whose GPUs the
+// plugin does not know counts on all GPUs and is nobody's neighbour.
 //
-//	nvshare.com/gpu-core-limit: "60"     percent, at most; also when it is alone
-//	nvshare.com/gpu-core-request: "30%"  percent that it gets if it wants it; asks for a GPU
-//	nvshare.com/gpu-weight: "200"        its part of what nobody was promised, 1 to 10000; 100
-//	nvshare.com/gpu-priority: latency    does not wait for its turn; or batch
-//	nvshare.com/gpu-gang: ring           gets GPUs together with the containers of
-//	                                     this namespace that say the same; "true": its
-//	                                     own processes among themselves
+// Terms may change while containers run, where package kube watches the pods. The
+// choice of GPUs may not. The plugin says what the pod says; the scheduler owns the
+// latest good value.
 //
-// More than 100 % of a GPU cannot be requested: the container that would be too
-// much is refused, and told who has what. A container whose GPUs the plugin
-// cannot tell, because something else gave them, counts on all, and has no say in
-// who is beside it.
+// # Guarantees
 //
-// These may change while containers run, where package kube watches the pods;
-// which GPUs a container gets may not.
+//   - A handler answers from memory. It waits for no scheduler and no file, and for no
+//     lock that is held across one. The runtime calls plugins one at a time for the
+//     whole node and drops a plugin that takes 2 s.
+//   - A container whose request cannot be met fails with an error that names the pod,
+//     the container, the annotation and what is possible.
+//   - A container that does not ask is not changed.
+//   - A container with GPUs has the node's shim and the node's run directory, whatever
+//     its image or pod says of LD_PRELOAD and NVSHARE_RUN_DIR.
+//   - Only what a pod cannot write counts as a sign of GPUs: the record of the
+//     placement, devices, and mounts of the node's own shim.
+//   - An annotation that looks like nvshare's and is unknown is named in the log and,
+//     with package kube, in an Event on the pod. The pod starts: the annotation may be
+//     of a later nvshare.
+//   - A lost connection to the runtime is made again, whichever side was restarted.
+//   - A container that asked and runs without nvshare is reported, because it was
+//     created while no plugin was registered or because its image has musl libc. The
+//     former are stopped if the administrator wants that (Audit).
+//   - Containers get the same from every runtime. containerd before 1.7.30 and 2.0.x
+//     silently drop CDI devices that plugins name: they get each edit spelled out. The
+//     runtime says in Configure which it is.
 //
-// What it guarantees:
-//
-//   - A handler answers from memory: it waits for no scheduler, file or lock
-//     held across one. The runtime calls plugins one at a time for the whole
-//     node and drops one that takes 2 s.
-//   - A request that cannot be met fails the container with an error that names
-//     the pod, the container, the annotation and what there is.
-//   - A container that does not ask is not touched.
-//   - A key like ours that is none, a misspelt limit perhaps, is named in the log
-//     and, with package kube, in an Event on the pod. Its pod starts: the key may
-//     be of a later nvshare.
-//   - A lost connection is made again, whichever side was restarted.
-//   - A container that asked and runs without nvshare, because it was created
-//     while no plugin was registered, or because its image has musl libc, is
-//     reported at the next registration, or when it starts; the former are
-//     stopped if the administrator wants that (Audit).
-//   - Containers get the same from every runtime. containerd before 1.7.30 and
-//     2.0.x drop CDI devices that plugins name, without a word: these get each
-//     edit spelled out. Which runtime it is, it says in Configure.
-//
-// NRI tells the plugin nothing of a pod's resource requests, and only CRI calls
-// NRI: podman, nerdctl and ctr use the CDI specs by themselves.
+// NRI tells the plugin nothing of a pod's resource requests, and only CRI calls NRI:
+// podman, nerdctl and ctr use the CDI specs by themselves.
 package plugin

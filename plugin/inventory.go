@@ -17,14 +17,14 @@ import (
 	"github.com/nvshare/nvshare/plugin/placement"
 )
 
-// Inventory is what this node can give to containers. It never changes once
-// made; the zero value has no device.
+// Inventory is what this node can give to containers. It never changes. The zero
+// value has no device.
 type Inventory struct {
 	spec  *specs.Spec                 // of cdi.KindNRI
 	nodes map[string]*api.LinuxDevice // by path in the container
 	gpus  []cdi.GPU
 
-	problem error // why it has no devices though there may be GPUs
+	problem error // why it has no devices although there may be GPUs
 }
 
 // Unavailable returns an inventory without devices, for a node whose GPUs or
@@ -32,10 +32,10 @@ type Inventory struct {
 // reason.
 func Unavailable(why error) *Inventory { return &Inventory{problem: why} }
 
-// NewInventory looks up what explicit edits need beyond the spec of
-// cdi.KindNRI: the numbers of its device nodes. spec is nil without GPUs, and
-// of gpus otherwise; hostRoot is as cdi.Options.HostRoot. A device node that is missing is
-// reported when a container asks for it.
+// NewInventory returns the inventory of a node with these GPUs. It looks up the
+// numbers of the spec's device nodes, which explicit edits need. spec is the spec of
+// cdi.KindNRI for gpus, nil without GPUs; hostRoot is as cdi.Options.HostRoot. A
+// missing device node is an error when a container asks for it.
 func NewInventory(spec *specs.Spec, gpus []cdi.GPU, hostRoot string) *Inventory {
 	inv := &Inventory{spec: spec, nodes: map[string]*api.LinuxDevice{}, gpus: gpus}
 	if spec == nil {
@@ -81,9 +81,9 @@ func (inv *Inventory) givable() (gpus []cdi.GPU) {
 	return gpus
 }
 
-// devicesOf returns what there is of GPUs: each, or its MIG
-// devices if it has any, for then it can be used through them only. The UUID of
-// a MIG device is its device name where it is not known.
+// devicesOf returns the devices of GPUs: each GPU, or its MIG devices if it has any,
+// because then it can be used through them only. A MIG device without a known UUID
+// has its device name instead.
 func devicesOf(gpus []cdi.GPU) (devices []placement.Device) {
 	add := func(d placement.Device) {
 		d.Index = len(devices)
@@ -101,8 +101,8 @@ func devicesOf(gpus []cdi.GPU) (devices []placement.Device) {
 	return devices
 }
 
-// identify returns the UUIDs of what containers with these device names have, each
-// once and in order; unknown names are left out.
+// identify returns the UUIDs of the devices with these names, each once and in order.
+// Unknown names are left out.
 func (inv *Inventory) identify(names []string) []string {
 	meant := map[string]bool{} // UUIDs, of GPUs too
 	for _, g := range inv.gpus {
@@ -126,8 +126,8 @@ func (inv *Inventory) identify(names []string) []string {
 	return uuids
 }
 
-// linuxDevice returns the device node as NRI has it, asking the host for what
-// the spec leaves open, as a runtime that resolves CDI devices does.
+// linuxDevice returns a device node in NRI's form. It reads from the host what the
+// spec leaves open, as runtimes do that resolve CDI devices.
 func linuxDevice(n *specs.DeviceNode, hostRoot string) (*api.LinuxDevice, error) {
 	d := &api.LinuxDevice{Path: n.Path, Type: n.Type, Major: n.Major, Minor: n.Minor, FileMode: api.FileMode(n.FileMode), Uid: api.UInt32(n.UID), Gid: api.UInt32(n.GID)}
 	if d.Type != "" && d.Major != 0 {

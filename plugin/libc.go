@@ -11,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Loaders of the two C libraries, where the programs of an image name them.
+// Loaders of the two C libraries, at the paths that programs name.
 var (
 	glibcLoaders = []string{"lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"}
 	muslLoaders  = []string{"lib/ld-musl-x86_64.so.1", "lib/ld-musl-aarch64.so.1"}
 )
 
-// PostStartContainer has a look at a container that was given the shim, in its
-// own time.
+// PostStartContainer examines a container with the shim in the background.
 func (p *Plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) error {
 	if p.usesGPU(ctr) {
 		go p.examine([]Unmanaged{identity(pod, ctr)})
@@ -26,9 +25,9 @@ func (p *Plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, ctr 
 	return nil
 }
 
-// examine reports containers whose programs cannot load the shim. What cannot be
-// seen from here, without the host's PID namespace or CAP_SYS_PTRACE, is not
-// reported.
+// examine reports containers whose programs cannot load the shim. It reports nothing
+// if the plugin cannot look into them, without the host's PID namespace or
+// CAP_SYS_PTRACE.
 func (p *Plugin) examine(running []Unmanaged) {
 	for _, u := range running {
 		fd, err := openProcess(u.PID, u.ID)
@@ -37,7 +36,7 @@ func (p *Plugin) examine(running []Unmanaged) {
 			continue
 		}
 		musl := muslOnly(fmt.Sprintf("/proc/%d/root", u.PID))
-		if !ended(fd, 0) && musl { // else it was another's file system
+		if !ended(fd, 0) && musl { // else the file system was another process's
 			u.Why = "its image has musl libc, which cannot load it, nor NVIDIA's driver libraries; use an image with glibc"
 			p.tell(u)
 		}
@@ -45,8 +44,8 @@ func (p *Plugin) examine(running []Unmanaged) {
 	}
 }
 
-// muslOnly tells whether an image has musl's loader, and not glibc's. Whatever
-// the image's links lead to, they are followed inside it.
+// muslOnly tells whether an image has musl's loader and not glibc's. It follows the
+// image's links inside the image.
 func muslOnly(root string) bool {
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 )
 
-// Place puts a copy of the file from at to, executable by everyone, and reports
-// whether that changed anything. The file is replaced as a whole: processes
-// that have the old one mapped keep it.
+// Place copies the file from to the path to, executable by everyone, and reports
+// whether that changed anything. The file is replaced as a whole: processes that have
+// mapped the old file keep it.
 func Place(from, to string) (changed bool, err error) {
 	data, err := os.ReadFile(from)
 	if err != nil {

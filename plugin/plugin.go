@@ -18,9 +18,9 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 )
 
-// Plugin handles the events of one container runtime. Only events that every
-// NRI runtime knows are handled, because an old one refuses a plugin that
-// subscribes to a new one.
+// Plugin handles the events of one container runtime. It subscribes only to events
+// that every NRI runtime knows: an old runtime refuses a plugin that subscribes to a
+// new event.
 type Plugin struct {
 	log        logrus.FieldLogger
 	containers *Containers
@@ -68,8 +68,7 @@ func (p *Plugin) Configure(_ context.Context, _, runtime, version string) (api.E
 	return 0, nil // subscribe to all events that have a handler
 }
 
-// Synchronize learns which containers exist, and looks for those that run
-// without what they asked for. It answers before anything is done about them.
+// Synchronize learns which containers exist, and starts the audit.
 func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*api.Container) ([]*api.ContainerUpdate, error) {
 	byID := make(map[string]*api.PodSandbox, len(pods))
 	for _, pod := range pods {
@@ -85,8 +84,8 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 	return nil, nil
 }
 
-// enter makes the containers that exist those that are known. It returns how many
-// use GPUs, and which of them ask for what cannot be.
+// enter replaces the known containers by those that exist. It returns how many use
+// GPUs, and an error for each whose annotations cannot be met.
 func (p *Plugin) enter(pods map[string]*api.PodSandbox, ctrs []*api.Container, inv *Inventory) (n int, wrong []error) {
 	cs := p.containers
 	cs.mu.Lock()
@@ -144,8 +143,8 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 	return adjust, nil, nil
 }
 
-// admit reads what a container asks for that is being created, and enters it if it
-// uses GPUs. A change of the pod's annotations comes before or after, not between.
+// admit reads what a new container asks for, and enters it if it uses GPUs. Both happen
+// under one lock, so that no change of the pod's annotations is lost between them.
 func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) (c Container, req Request, uses bool, err error) {
 	cs := p.containers
 	cs.mu.Lock()
@@ -172,7 +171,7 @@ func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) 
 	return c, req, true, err
 }
 
-// StopContainer frees what a container has whose processes have ended.
+// StopContainer frees the GPUs of a container whose processes have ended.
 func (p *Plugin) StopContainer(_ context.Context, _ *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
 	p.containers.End(ctr.GetId())
 	return nil, nil
@@ -184,15 +183,15 @@ func (p *Plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, ctr *api.
 	return nil
 }
 
-// StopPodSandbox forgets all containers of a pod. The runtime has told of the
-// end of each, unless it failed to create one.
+// StopPodSandbox forgets all containers of a pod. The runtime reports the end of each
+// before, except of containers that it failed to create.
 func (p *Plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	p.containers.EndPod(pod.GetId())
 	return nil
 }
 
-// describe says what is known of a container: what it asked for, and what it
-// was given by other means.
+// describe returns a container with what it asked for and the devices that it was
+// given by other means.
 func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
 	return Container{
 		ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(),
@@ -202,8 +201,7 @@ func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Invento
 	}
 }
 
-// existing is describe for a container that may have been given its GPUs by an
-// earlier plugin.
+// existing is describe for a container that may have its GPUs from an earlier plugin.
 func existing(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
 	c := describe(pod, ctr, req, inv)
 	c.GPUs = cmp.Or(recorded(ctr), c.GPUs)

@@ -25,11 +25,11 @@ type Connection struct {
 }
 
 const (
-	// dialMax bounds the wait for a runtime that is not there: looking for its
-	// socket costs it nothing, and pods created before we are back miss out.
+	// dialMax bounds the wait for a runtime that is not there. Looking for its socket
+	// is cheap, and pods that are created before the registration get no GPUs.
 	dialMax = time.Second
-	// registerMax bounds the wait after a registration that failed or did not
-	// last: each one makes the runtime stop and take stock of all containers.
+	// registerMax bounds the wait after a registration that failed or did not last.
+	// Each registration makes the runtime stop and list all containers.
 	registerMax = 15 * time.Second
 	// configureLimit is twice what runtimes allow for a registration.
 	configureLimit = 10 * time.Second
@@ -80,7 +80,7 @@ var errNotConfigured = fmt.Errorf("it did not configure the plugin within %v", c
 func register(ctx context.Context, conn net.Conn, c Connection, p *Plugin) error {
 	defer conn.Close() // the stub leaves it open if the registration fails
 	s := &session{Plugin: p, configured: make(chan struct{})}
-	// A stub that failed once keeps its dead connection: take a new one.
+	// A stub that failed keeps its dead connection, so each connection has a new stub.
 	plugin, err := stub.New(s, stub.WithPluginName(c.Name), stub.WithPluginIdx(c.Index),
 		stub.WithConnection(conn), stub.WithLogger(stubLogger{p.log}))
 	if err != nil {
@@ -89,8 +89,8 @@ func register(ctx context.Context, conn net.Conn, c Connection, p *Plugin) error
 	done := make(chan error, 1)
 	go func() { done <- plugin.Run(ctx) }()
 
-	// A stub whose runtime ends between registration and configuration waits
-	// for ever, deaf to ctx: leave it behind then.
+	// A stub whose runtime ends between registration and configuration waits for ever
+	// and ignores ctx. After configureLimit it is left behind.
 	limit := time.NewTimer(configureLimit)
 	defer limit.Stop()
 	select {
@@ -118,8 +118,8 @@ func (s *session) Configure(ctx context.Context, config, runtime, version string
 	return s.Plugin.Configure(ctx, config, runtime, version)
 }
 
-// backoff waits between attempts: from min, doubled up to max, with jitter so
-// that the plugins of a node do not come in step.
+// backoff waits between attempts: from min, doubled up to max. Jitter keeps the
+// plugins of a node out of step.
 type backoff struct {
 	min, max, next time.Duration
 }
@@ -136,7 +136,8 @@ func (b *backoff) sleep(ctx context.Context) {
 	}
 }
 
-// stubLogger shows what the stub says at one level less: it reports each step.
+// stubLogger logs the stub's lines at one level less, because the stub reports each
+// step.
 type stubLogger struct{ log logrus.FieldLogger }
 
 var _ nrilog.Logger = stubLogger{}

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Action is something the caller must carry out, in the order returned. The
-// types below are all there are. Close and Fence may concern a client whose
-// connection is lost; all others have one.
+// Action is something that the caller must carry out, in the order returned. The
+// types below are all there are. Close and Fence may concern a client whose connection
+// is lost; the clients of all other actions have one.
 type Action interface {
 	fmt.Stringer
 	action()
@@ -18,10 +18,10 @@ type Action interface {
 // MaxRecorded is how many holders of a GPU a Persist names.
 const MaxRecorded = 8
 
-// Persist records, before any later action is carried out, what a restart
-// must know: the last epoch given out and who holds a grant, or may be given
-// one without a further Persist; but latency grants only after they were given.
-// If recording fails, the Grant that follows must not be carried out.
+// Persist records what a restart must know, before any later action is carried out: the
+// last epoch, and who holds a grant or may be given one without a further Persist.
+// Latency grants are recorded after they are given. If recording fails, the Grant that
+// follows must not be carried out.
 type Persist struct {
 	Epoch      Epoch
 	Holders    [MaxRecorded]Holder // the first ones; the rest is zero
@@ -51,10 +51,10 @@ type Grant struct {
 type RevokeReason uint8
 
 const (
-	QuantumOver    RevokeReason = iota + 1 // and somebody waits
-	LimitReached                           // the tenant's Share.Limit
+	QuantumOver    RevokeReason = iota + 1 // the turn is over, and somebody waits
+	LimitReached                           // the tenant has used up its Share.Limit
 	PriorityUsedUp                         // a latency tenant kept batch tenants out for too long
-	ModeChange                             // to Exclusive
+	ModeChange                             // the mode became Exclusive
 	GangTurn                               // a gang's turn begins or ends on several GPUs
 	MoveStalled                            // its memory does not get onto the GPU, and somebody waits
 )
@@ -76,21 +76,21 @@ type Revoke struct {
 	Why     RevokeReason
 }
 
-// StepOne lets a client of a gang make one call, as others of it that drain may
-// wait for it: send REVOKE of this epoch, with the flag for a step. The word
-// stays 0, the client drains and releases.
+// StepOne lets a client of a gang make one call, because others of the gang that drain
+// may wait for that call: send REVOKE of this epoch, with the flag for a step. The word
+// stays 0; the client drains and releases.
 type StepOne struct {
 	Client ClientID
 	Epoch  Epoch
 	Grace  time.Duration // time until the grant is fenced
 }
 
-// StepGPU has the caller step another GPU of the node with GangMoved, after the
-// actions before this one and before any other event: a gang has changed for it.
+// StepGPU asks the caller to step another GPU of the node with GangMoved, because a gang
+// has changed: after the actions before this one, and before any other event.
 type StepGPU struct{ GPU string } // as in Config.GPU
 
-// Pause shuts the client's gate for a moment, beside a latency tenant: word := 0,
-// and nothing else. What it submitted goes on, its grant stays.
+// Pause shuts the client's gate while latency tenants are on the GPU: word := 0, and
+// nothing else. Its submitted work goes on, and its grant stays.
 type Pause struct{ Client ClientID }
 
 // Resume opens the gate again: write the epoch's word, wake the waiters on it.
@@ -99,8 +99,8 @@ type Resume struct {
 	Epoch  Epoch
 }
 
-// Stand tells a latency client without a grant whether it may go ahead when it
-// asks for one, before the grant has come: it would be let in at once anyway.
+// Stand tells a latency client without a grant whether it may go ahead when it asks for
+// a grant, before the grant has come: it would be granted at once anyway.
 type Stand struct {
 	Client ClientID
 	On     bool
@@ -111,10 +111,10 @@ type EndReason uint8
 
 const (
 	EndRevoked EndReason = iota + 1 // released after a revoke
-	EndIdle                         // released early: nothing to do
-	EndExit                         // released as its process left
-	EndDeath                        // its process died
-	EndLost                         // the client is back and has it no more
+	EndIdle                         // released early, with nothing to do
+	EndExit                         // released because the process ends
+	EndDeath                        // the process died
+	EndLost                         // the client is back and does not have the grant
 )
 
 func (r EndReason) String() string {
@@ -131,21 +131,21 @@ type Released struct {
 	Tenant  string
 	Epoch   Epoch
 	Reason  EndReason
-	Held    time.Duration // from the grant on, drain included
-	Drained time.Duration // the part after the revoke; 0 without one
+	Held    time.Duration // since the grant, drain included
+	Drained time.Duration // the part after the revoke; 0: not revoked
 	Moved   time.Duration // the part in which it moved memory, before its turn began
-	Fenced  bool          // it came after the fence
+	Fenced  bool          // the grant was fenced before
 }
 
-// ModeChosen says which mode is in effect, when that has changed or its reason
-// has. There is nothing to carry out.
+// ModeChosen says which mode is in effect, and why, when either has changed. There is
+// nothing to carry out.
 type ModeChosen struct {
 	Mode   Mode // Exclusive or Concurrent
 	Reason string
 }
 
-// Close shuts the gate without a frame: word := 0. The client has released
-// early, or its connection is lost (then it is the page of that connection).
+// Close shuts the gate without a frame: word := 0. The client has released early, or
+// its connection is lost; then the page is that of the lost connection.
 type Close struct{ Client ClientID }
 
 // Adopt lets a client that attached again go on under the grant it holds:
@@ -155,14 +155,13 @@ type Adopt struct {
 	Epoch  Epoch
 }
 
-// Fence reports a client that did not release within the grace period. Its
-// word is 0 already, unless it is on a page from before a restart that nobody
-// can write to any more. The client gets no grant before its late release or
-// its death; others do.
+// Fence reports a client that did not release within the grace period. Its word is 0
+// already, unless its page is from before a restart, as nobody can write to that page.
+// Others are granted now; the client is not before it has released or died.
 type Fence struct {
 	Client  ClientID
 	Epoch   Epoch
-	Claimed bool // it says itself that it has this grant; nobody knows of it
+	Claimed bool // only the client itself says that it has this grant
 }
 
 // Notice tells a client that holds a grant, or gets one next, about the others on

@@ -2,7 +2,11 @@
 
 package sched
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+)
 
 // In mode Auto the core chooses. Turns serve tenants best that keep the GPU busy, and
 // are the only way once memory is short. A tenant that leaves the GPU idle in its turn,
@@ -80,7 +84,8 @@ func (c *Core) utilization(ev Utilization) {
 // little is known.
 func (a *auto) idle(window time.Duration) (float64, bool) {
 	var n, idle float64
-	for _, s := range a.util {
+	for _, id := range slices.Sorted(maps.Keys(a.util)) { // sums of floats depend on the order
+		s := a.util[id]
 		weight := min(float64(s.n), mostSamples*window.Seconds())
 		n += weight
 		idle += weight * float64(s.n-s.busy) / float64(s.n)
@@ -92,8 +97,8 @@ func (a *auto) idle(window time.Duration) (float64, bool) {
 // that work at the same time now; false: too little is known.
 func (a *auto) wouldWaste() (float64, bool) {
 	clients, idle := 0, 0.0
-	for _, s := range a.util {
-		if s.n >= fewSamples {
+	for _, id := range slices.Sorted(maps.Keys(a.util)) {
+		if s := a.util[id]; s.n >= fewSamples {
 			clients++
 			idle += float64(s.n-s.busy) / float64(s.n)
 		}

@@ -17,7 +17,7 @@ type autoGPU struct {
 }
 
 func newAutoGPU(t *testing.T, clients int) *autoGPU {
-	g := &autoGPU{t: t, c: New(Config{Mode: Auto}), n: ClientID(clients), now: Time(time.Hour)}
+	g := &autoGPU{t: t, c: New(Config{Mode: Auto, Memory: Memory{Bytes: 100}}), n: ClientID(clients), now: Time(time.Hour)}
 	for id := range g.n {
 		g.step(Attach{Client: id + 1, Want: true})
 	}
@@ -115,11 +115,11 @@ func TestAutoKeepsTurnsForShares(t *testing.T) {
 	g := newAutoGPU(t, 2)
 	g.run(2*time.Second, 0.5, 0.5)
 	g.is(Concurrent, reasonGaps)
-	g.step(SetMemory{Reserved: 95, Total: 100})
+	g.step(Reserve{Client: 1, Total: 95})
 	g.is(Exclusive, reasonMemory)
 	g.run(2*time.Second, 0.5, 0.5)
 	g.is(Exclusive, reasonMemory)
-	g.step(SetMemory{Reserved: 50, Total: 100})
+	g.step(Reserve{Client: 1, Total: 50})
 	g.run(2*time.Second, 0.5, 0.5)
 	g.is(Concurrent, reasonGaps)
 }

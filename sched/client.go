@@ -52,7 +52,8 @@ func (c *Core) attach(ev Attach) {
 		cl = &client{id: ev.Client, idleSince: c.now}
 		c.clients[ev.Client] = cl
 	}
-	cl.account, cl.away = ev.Tenant, ev.Away
+	cl.account = ev.Tenant
+	c.attachMemory(cl, ev)
 	if cl.tenant != nil && cl.tenant != t && (cl.tenant.seat != nil || t.isGang()) && cl.grant != nil {
 		c.askBack(cl.grant) // the grant was given to another tenant
 	}
@@ -249,6 +250,7 @@ func (c *Core) lost(id ClientID) {
 }
 
 func (c *Core) gone(id ClientID) {
+	defer c.dropMemory(id)
 	cl := c.clients[id]
 	if cl == nil {
 		return
@@ -269,6 +271,9 @@ func (c *Core) gone(id ClientID) {
 func (c *Core) forget(cl *client) {
 	c.unqueue(cl)
 	c.forgetPause(cl)
+	if m := c.mem.members[cl.id]; m != nil {
+		c.unstrand(m)
+	}
 	delete(c.clients, cl.id)
 	c.leave(cl)
 }

@@ -30,6 +30,7 @@ type Config struct {
 	LastEpoch Epoch  // the last epoch persisted; the next grant's is higher
 	GPU       string // its name in StepGPU
 	Node      *Node  // nil: of this GPU alone
+	Memory    Memory
 }
 
 // Core schedules one GPU. Make one with New. Its parts are where their fields are
@@ -56,6 +57,8 @@ type Core struct {
 	notices
 	records
 	counters Counters
+
+	mem memory // see memory.go
 
 	policies []policy
 	acts     []Action // reused by each Step
@@ -97,6 +100,7 @@ func New(cfg Config) *Core {
 	if cfg.Mode == Auto {
 		c.effective, c.auto.reason = Exclusive, reasonTurns
 	}
+	c.mem = newMemory(cfg.Memory, &node.Arenas, c.later)
 	return c
 }
 
@@ -139,25 +143,32 @@ func (c *Core) Step(now Time, ev Event) []Action {
 		}
 	case SetGrace:
 		c.grace = clamp(ev.D, MinGrace, MaxGrace)
+		c.mem.unsettled = true // what is late depends on it
 	case SetMode:
 		c.setMode(ev.M)
 	case SetShare:
 		c.reshare(ev.Tenant, ev.Share)
+		c.regroup(ev.Tenant, ev.Share.Gang)
 	case GangMoved:
 	case SetTuning:
 		c.setTuning(ev.Tuning)
+	case Reserve:
+		c.reserveMemory(ev)
+	case Moved:
+		c.movedMemory(ev)
+	case SetTenantMemory:
+		c.setTenantMemory(ev)
+	case SetGPUMemory:
+		c.mem.Bytes = ev.Bytes
+		c.memoryChanged()
+	case ArenaChanged:
+		c.arenaChanged(ev)
+	case Exec:
+		c.dropMemory(ev.Client)
+	case RestoreMemory:
+		c.restoreMemory(ev)
 	case Utilization:
 		c.utilization(ev)
-	case SetMemory:
-		c.auto.reserved, c.auto.total, c.auto.swap = ev.Reserved, ev.Total, ev.Swap
-	case SetAway:
-		c.setAway(ev)
-	case SetStranded:
-		c.setStranded(ev)
-	case Moving:
-		c.movesOn(ev)
-	case Ready:
-		c.isReady(ev)
 	case SetSwapShare:
 		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
 	case Withdraw:
@@ -174,6 +185,7 @@ func (c *Core) Step(now Time, ev Event) []Action {
 
 	c.applyPolicies()
 	c.settle()
+	c.settleMemory()
 	c.exorcise()
 	for _, gpu := range c.gangs.others(c.gpu) {
 		c.do(StepGPU{gpu})

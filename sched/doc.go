@@ -111,18 +111,23 @@
 //
 // # Memory
 //
-// A Ledger, beside each Core, keeps what clients have reserved of the GPU's
-// memory, so that a container's limit holds for all its processes together.
-// Where more can be promised than the GPU has, a Residency decides how much of it
-// each client may have there at a time. The three know nothing of each other.
+// The core keeps what clients have reserved of the GPU's memory (ledger.go), so that a
+// tenant's limit holds for all its clients together. Where more can be reserved than
+// the GPU has (Memory.Swap), the core also decides how much of it each client may have
+// on the GPU at a time (residency.go, placing.go), who makes room for whom, what is
+// refused because there is no place for it (fits.go), and how much host memory each
+// client needs for what is away (Node.Arenas). Clients say what they have (Moved), and
+// the caller tells them their rooms (Room). It decides nothing itself.
 //
-// The core is told who has memory away (SetAway): that client moves it onto the
-// GPU at the begin of its grant, before its turn, which begins with Ready. Then those
-// whose memory is there have the GPU for as long as what moving costs demands
-// (Config.SwapShare), but for pauses in which it pays to move (moving.go, pause.go).
-// If what is promised does not fit, clients take turns in every mode.
+// A client that has memory away moves it onto the GPU at the begin of its grant, before
+// its turn. Then those whose memory is there have the GPU for as long as what moving
+// costs demands (Config.SwapShare), except for pauses in which moving pays (moving.go,
+// pause.go). If what is promised does not fit, clients take turns in every mode. A
+// client that does not make room is passed over (Memory.StallAfter); a client for which
+// there is no place any more is stranded and granted nothing.
 //
 // Step costs O(log n) in the number of clients; changes of mode and tuning cost
 // O(n), and so do, in concurrent mode, grants with limits in the number of
-// those. A Core is not safe for use by several goroutines at once.
+// those. A Reserve, and a Moved, cost O(n log n) in clients where memory is swapped.
+// A Core is not safe for use by several goroutines at once.
 package sched

@@ -61,7 +61,7 @@ type Priority uint8
 
 const (
 	Batch   Priority = iota // takes turns
-	Latency                 // is let in at once, beside the holder, whose gate closes meanwhile
+	Latency                 // is granted at once, while the gates of batch tenants are shut
 )
 
 func (p Priority) String() string {
@@ -74,15 +74,14 @@ func (p Priority) String() string {
 	return fmt.Sprintf("priority(%d)", uint8(p))
 }
 
-// DefaultWeight is the weight of a tenant that says none; MaxWeight the
-// greatest.
+// DefaultWeight is the weight of a tenant that says none. MaxWeight is the greatest.
 const (
 	DefaultWeight = 100
 	MaxWeight     = 10000
 )
 
-// Share is what a tenant may have of a GPU's time and what it is promised, all
-// its processes together. The zero Share takes turns like everybody.
+// Share is what a tenant, with all its processes, may have of a GPU's time and what it
+// is promised. The zero Share takes turns like everybody.
 type Share struct {
 	Limit    int      // percent of the GPU's time, 1 to 100, also when alone; 0: no limit
 	Request  int      // percent that it gets if it wants it, up to 100; 0: nothing is promised
@@ -136,7 +135,7 @@ type Reason uint8
 const (
 	Revoked Reason = iota + 1 // the answer to a revoke
 	Idle                      // early release: somebody waits and the client has no work
-	Exit                      // the process leaves in good order and wants nothing more
+	Exit                      // the process ends, and wants nothing more
 )
 
 func (r Reason) String() string {
@@ -158,40 +157,42 @@ type Event interface {
 	event()
 }
 
-// Attach says that a process uses this GPU over a new connection. If it still
-// has an old one, say Lost for that first; at any rate not afterwards. If the
-// answer has an Adopt it is the first action, so that the caller can carry it
-// out, send ATTACHED, and go on with the rest.
+// Attach says that a process uses this GPU over a new connection. If the process still
+// has an old connection, Lost for that comes before Attach, or never. If Step returns
+// an Adopt, it is the first action: the caller carries it out, sends ATTACHED, and
+// goes on with the rest.
 //
-// Tenant names those whose time is counted together, a container mostly; ""
-// makes the client a tenant of its own. Share is the tenant's as of now.
+// Tenant names the clients whose time is counted together, mostly a container; ""
+// makes the client a tenant of its own. Share is the tenant's share from now on.
 type Attach struct {
 	Client ClientID
 	Tenant string
 	Share  Share
 	Held   Epoch // the grant the client still holds or drains; 0: none
 	Want   bool  // counts as a Request
-	Away   bool  // as SetAway has it
+
+	CanMove bool // the client can move its memory; else it stays on the GPU
+	Again   bool // the process was attached before, perhaps to an earlier scheduler: its memory may be on the GPU
 }
 
-// Request says that a thread of the client waits at the gate. Repeating it
-// changes nothing. While the client has a grant it is remembered until that
-// grant is released: a client may ask again before its release was seen.
+// Request says that a thread of the client waits at the gate. A second one changes
+// nothing. While the client has a grant, the request is remembered until that grant is
+// released: a client may ask again before its release was seen.
 type Request struct{ Client ClientID }
 
-// Release says that the grant with this epoch is drained and given back. Any
-// other epoch than the one the client has is counted as stale and ignored.
+// Release says that the grant with this epoch is drained and given back. An epoch that
+// the client does not have is counted as stale and ignored.
 type Release struct {
 	Client ClientID
 	Epoch  Epoch
 	Reason Reason
 }
 
-// Withdraw says that the client, which has no grant, wants none any more.
+// Withdraw says that the client wants no grant any more.
 type Withdraw struct{ Client ClientID }
 
 // Lost says that the client's connection is lost, which proves nothing about
-// its work. Events about clients the core does not know change nothing.
+// its work. Events about clients that the core does not know change nothing.
 type Lost struct{ Client ClientID }
 
 // Gone says that the process is dead and its work on the GPU has ended.
@@ -200,16 +201,16 @@ type Gone struct{ Client ClientID }
 // Tick says only that time has passed. See Core.Deadline.
 type Tick struct{}
 
-// SetQuantum changes the time quantum, also of the grant that runs. The value
-// is clamped to MinQuantum..MaxQuantum.
+// SetQuantum changes the time quantum, also of the current turn. The value is
+// clamped to MinQuantum..MaxQuantum.
 type SetQuantum struct{ D time.Duration }
 
-// SetGrace changes the grace period, also of the drains that run. The value
-// is clamped to MinGrace..MaxGrace.
+// SetGrace changes the grace period, also of current drains. The value is
+// clamped to MinGrace..MaxGrace.
 type SetGrace struct{ D time.Duration }
 
-// SetShare changes the share of a tenant, also of one that waits or holds. One
-// that the core does not know has it in its next Attach.
+// SetShare changes the share of a tenant, also while it waits or holds. A tenant that
+// the core does not know gets its share by its next Attach.
 type SetShare struct {
 	Tenant string
 	Share  Share
@@ -228,59 +229,19 @@ type Utilization struct {
 	Samples, Busy int
 }
 
-// SetMemory says how much of the GPU's memory is reserved, bytes. Mode Auto
-// takes it into account. With Swap, more can be reserved than there is, and then
-// clients take turns whatever the mode.
-type SetMemory struct {
-	Reserved, Total uint64
-	Swap            bool
-}
-
-// SetAway says whether a client has memory that is not on the GPU, so that it has
-// to move it there before it can go on under a grant.
-type SetAway struct {
-	Client ClientID
-	Away   bool
-}
-
-// SetStranded says whether there is no place on the GPU for all the memory of a client
-// that has some away, because others' cannot be moved: then it is granted nothing, and
-// asked for what it was granted if it moves and others wait.
-type SetStranded struct {
-	Client ClientID
-	On     bool
-}
-
-// Moving says that a client moves memory under its grant and has not opened its
-// gate: another piece has been moved, by it or for it. With Epoch 0, that there is
-// room for one whose grant was asked back because it did not get on.
-type Moving struct {
-	Client ClientID
-	Epoch  Epoch
-}
-
-// Ready says that all the memory of a client with a grant is on the GPU, and its
-// gate open. Its turn begins.
-type Ready struct {
-	Client ClientID
-	Epoch  Epoch
-	Bytes  uint64 // that were copied since the grant; 1: none, 0: not known
-}
-
 // SetSwapShare changes how much of the time moving memory may take, percent: see
 // Config.SwapShare.
 type SetSwapShare struct{ Percent int }
 
-// SetMode changes the mode. To Exclusive, all grants are revoked, and the
-// first exclusive grant follows when all are released or fenced.
+// SetMode changes the mode. When it becomes Exclusive all grants are revoked, and the
+// first exclusive grant is given when all are released or fenced.
 type SetMode struct{ M Mode }
 
-// Restore brings back what was persisted before a restart of the caller: a
-// client that held Epoch and whose process lives. Nothing is granted until it
-// attaches again, is Gone, or a quantum and a grace period have passed.
-// Gang is its share's, and Tenant as in Attach, which matters if it has one: a gang
-// whose members held goes on when they are back.
-// There may be several; they come before all other events.
+// Restore brings back what was persisted before a restart of the caller: a client that
+// held Epoch and whose process lives. Nothing is granted until the client attaches
+// again, is Gone, or a quantum and a grace period have passed. Gang is that of its
+// share; with a gang, Tenant is as in Attach: a gang whose members held goes on when
+// they are back. Restores come before all other events.
 type Restore struct {
 	Client ClientID
 	Epoch  Epoch
@@ -290,7 +251,7 @@ type Restore struct {
 
 // RestoreUnknown says that clients may hold that were not recorded before a restart
 // of the caller (Persist.Unrecorded), with epochs up to this one. No exclusive grant
-// is given for a quantum and a grace period. It comes as Restore does.
+// is given for a quantum and a grace period. It comes when Restores come.
 type RestoreUnknown struct{ Epoch Epoch }
 
 func (Attach) event()         {}
@@ -306,11 +267,6 @@ func (SetShare) event()       {}
 func (SetTuning) event()      {}
 func (GangMoved) event()      {}
 func (Utilization) event()    {}
-func (SetMemory) event()      {}
-func (SetAway) event()        {}
-func (SetStranded) event()    {}
-func (Moving) event()         {}
-func (Ready) event()          {}
 func (SetSwapShare) event()   {}
 func (Restore) event()        {}
 func (RestoreUnknown) event() {}
@@ -330,10 +286,7 @@ func (e Attach) String() string {
 	if e.Want {
 		s += " want"
 	}
-	if e.Away {
-		s += " away"
-	}
-	return s
+	return flags(s, "canmove", e.CanMove, "again", e.Again)
 }
 func (e Request) String() string { return fmt.Sprintf("request %d", e.Client) }
 func (e Release) String() string {
@@ -355,21 +308,6 @@ func (GangMoved) String() string   { return "gang moved" }
 func (e Utilization) String() string {
 	return fmt.Sprintf("utilization %d %d/%d", e.Client, e.Busy, e.Samples)
 }
-func (e SetMemory) String() string {
-	s := fmt.Sprintf("set memory=%d/%d", e.Reserved, e.Total)
-	if e.Swap {
-		s += " swap"
-	}
-	return s
-}
-func (e SetAway) String() string {
-	return fmt.Sprintf("%s %d", map[bool]string{true: "away", false: "here"}[e.Away], e.Client)
-}
-func (e SetStranded) String() string {
-	return fmt.Sprintf("%s %d", map[bool]string{true: "stranded", false: "placed"}[e.On], e.Client)
-}
-func (e Moving) String() string       { return fmt.Sprintf("moving %d epoch=%d", e.Client, e.Epoch) }
-func (e Ready) String() string        { return fmt.Sprintf("ready %d epoch=%d", e.Client, e.Epoch) }
 func (e SetSwapShare) String() string { return fmt.Sprintf("set swapshare=%d", e.Percent) }
 func (e Restore) String() string {
 	s := fmt.Sprintf("restore %d epoch=%d", e.Client, e.Epoch)

@@ -174,6 +174,7 @@ func (c *Core) recount(g *grant, change func()) {
 // give makes a grant for a client that has none. It counts from its first change on.
 func (c *Core) give(cl *client, epoch Epoch) *grant {
 	cl.grant = &grant{client: cl, epoch: epoch, since: c.now, runFrom: c.now, graceFrom: c.now}
+	c.memoryActive(cl)
 	return cl.grant
 }
 
@@ -208,6 +209,7 @@ func (c *Core) endGrant(cl *client, how EndReason) {
 	r.Moved = g.move.took
 	cl.held += held
 	cl.grant = nil
+	c.releasedMemory(cl, r.Moved)
 	cl.want = false
 	if t.seat != nil {
 		t.seat.gang.releasedAt = c.now

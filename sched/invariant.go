@@ -69,6 +69,9 @@ func (c *Core) Check() error {
 	if err := c.checkTenants(waiting); err != nil {
 		return err
 	}
+	if err := c.checkMemory(); err != nil {
+		return err
+	}
 	return c.checkDeadline()
 }
 
@@ -225,8 +228,8 @@ func (c *Core) checkTenants(waiting int) error {
 	return nil
 }
 
-// checkDeadline checks that nothing due was left, and that what will be due
-// has a deadline.
+// checkDeadline checks that nothing is left that was due, and that there is a deadline for
+// what will be due.
 func (c *Core) checkDeadline() error {
 	t, ok := c.Deadline()
 	need := c.closing.n > 0 || c.holdOff != 0 || c.throttled.top() != nil ||

@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// Ledger keeps what the processes of each account have reserved of one GPU's
+// ledger keeps what the processes of each account have reserved of one GPU's
 // memory, and the limit of each account, which holds for their sum. An account
 // is a container, or what else the caller keeps limits by. Sizes are bytes.
 //
@@ -18,41 +18,40 @@ import (
 // refuse it: it was forced, or the limit was lowered. Nothing more is granted
 // then until enough is given back. Any value is safe, up to 2^64-1.
 //
-// A Ledger holds one number for each client that has something reserved, and
-// one for each limit. Like a Core it has no clock, and is not safe for use by
-// several goroutines at once.
-type Ledger struct {
-	accounts map[string]*memory // those with a limit, or with something reserved
-	ceiling  uint64             // of each account, beside its limit; 0: none
+// A ledger holds one number for each client that has something reserved, and
+// one for each limit.
+type ledger struct {
+	accounts map[string]*ledgerAccount // those with a limit, or with something reserved
+	ceiling  uint64                    // of each account, beside its limit; 0: none
 
 	high, low uint64 // the sum of what all have, in 128 bits
 }
 
-// memory is what one account has.
-type memory struct {
+// ledgerAccount is what one account has.
+type ledgerAccount struct {
 	limit    uint64 // 0: none
 	used     uint64 // the sum of reserved
 	reserved map[ClientID]uint64
 }
 
-// Reserved says where a client stands.
-type Reserved struct {
+// Standing is what a client and its account have reserved of a GPU's memory, bytes.
+type Standing struct {
 	Total uint64 // it has
 	Used  uint64 // all clients of its account have
 	Limit uint64 // of the account; 0: none
 }
 
-// NewLedger returns a ledger in which nobody has anything.
-func NewLedger() *Ledger { return &Ledger{accounts: map[string]*memory{}} }
+// newLedger returns a ledger in which nobody has anything.
+func newLedger() *ledger { return &ledger{accounts: map[string]*ledgerAccount{}} }
 
-// Reserve makes total what a client has reserved. More than it has is granted
+// reserve makes total what a client has reserved. More than it has is granted
 // as far as the account's limit goes, if that is at least `least`; else nothing
 // changes and ok is false. Less is always granted, and so is everything with
 // force: that memory exists already.
-func (l *Ledger) Reserve(account string, id ClientID, total, least uint64, force bool) (r Reserved, ok bool) {
+func (l *ledger) reserve(account string, id ClientID, total, least uint64, force bool) (s Standing, ok bool) {
 	m := l.accounts[account]
 	if m == nil {
-		m = &memory{}
+		m = &ledgerAccount{}
 	}
 	have := m.reserved[id]
 	if total > have {
@@ -66,7 +65,7 @@ func (l *Ledger) Reserve(account string, id ClientID, total, least uint64, force
 		}
 		room := bound - min(others, bound)
 		if total > room && !force && room < max(least, have) {
-			return l.Reserved(account, id), false
+			return l.reservedBy(account, id), false
 		}
 		total = min(total, room)
 	}
@@ -85,27 +84,27 @@ func (l *Ledger) Reserve(account string, id ClientID, total, least uint64, force
 		m.reserved[id] = total
 	}
 	l.keep(account, m)
-	return l.Reserved(account, id), true
+	return l.reservedBy(account, id), true
 }
 
-// Drop returns what a client has; it is dead, or another program now. It
+// drop returns what a client has; it is dead, or another program now. It
 // reports whether that was anything.
-func (l *Ledger) Drop(account string, id ClientID) bool {
-	had := l.Reserved(account, id).Total != 0
-	l.Reserve(account, id, 0, 0, false)
+func (l *ledger) drop(account string, id ClientID) bool {
+	had := l.reservedBy(account, id).Total != 0
+	l.reserve(account, id, 0, 0, false)
 	return had
 }
 
-// SetCeiling bounds what each account can reserve, whatever its limit; 0: nothing
+// setCeiling bounds what each account can reserve, whatever its limit; 0: nothing
 // does.
-func (l *Ledger) SetCeiling(ceiling uint64) { l.ceiling = ceiling }
+func (l *ledger) setCeiling(ceiling uint64) { l.ceiling = ceiling }
 
-// SetLimit changes the limit of an account, 0: to none, and returns the old
+// setLimit changes the limit of an account, 0: to none, and returns the old
 // one. What is reserved stays, also above a lower limit.
-func (l *Ledger) SetLimit(account string, limit uint64) (old uint64) {
+func (l *ledger) setLimit(account string, limit uint64) (old uint64) {
 	m := l.accounts[account]
 	if m == nil {
-		m = &memory{}
+		m = &ledgerAccount{}
 	}
 	old, m.limit = m.limit, limit
 	l.keep(account, m)
@@ -113,7 +112,7 @@ func (l *Ledger) SetLimit(account string, limit uint64) (old uint64) {
 }
 
 // keep remembers an account as long as there is something to remember.
-func (l *Ledger) keep(account string, m *memory) {
+func (l *ledger) keep(account string, m *ledgerAccount) {
 	if m.limit == 0 && len(m.reserved) == 0 {
 		delete(l.accounts, account)
 	} else {
@@ -121,31 +120,31 @@ func (l *Ledger) keep(account string, m *memory) {
 	}
 }
 
-// Reserved returns where a client stands; with client 0, where its account
+// reservedBy returns where a client stands; with client 0, where its account
 // does.
-func (l *Ledger) Reserved(account string, id ClientID) Reserved {
+func (l *ledger) reservedBy(account string, id ClientID) Standing {
 	m := l.accounts[account]
 	if m == nil {
-		return Reserved{}
+		return Standing{}
 	}
-	return Reserved{Total: m.reserved[id], Used: m.used, Limit: m.limit}
+	return Standing{Total: m.reserved[id], Used: m.used, Limit: m.limit}
 }
 
-// Total returns what all accounts have together, 2^64-1 if it is more.
-func (l *Ledger) Total() uint64 {
+// total returns what all accounts have together, 2^64-1 if it is more.
+func (l *ledger) total() uint64 {
 	if l.high != 0 {
 		return math.MaxUint64
 	}
 	return l.low
 }
 
-// Accounts returns the names of all accounts with a limit or with something
+// names returns the names of all accounts with a limit or with something
 // reserved, in order.
-func (l *Ledger) Accounts() []string { return slices.Sorted(maps.Keys(l.accounts)) }
+func (l *ledger) names() []string { return slices.Sorted(maps.Keys(l.accounts)) }
 
-// Check returns an error that names a broken invariant, which is a bug
+// check returns an error that names a broken invariant, which is a bug
 // in this package, or nil. It costs O(clients) and changes nothing.
-func (l *Ledger) Check() error {
+func (l *ledger) check() error {
 	var high, low uint64
 	for name, m := range l.accounts {
 		if m.limit == 0 && len(m.reserved) == 0 {

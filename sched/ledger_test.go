@@ -15,87 +15,87 @@ const gib = 1 << 30
 
 func TestLedger(t *testing.T) {
 	type step struct {
-		do   func(l *Ledger) (Reserved, bool)
-		want Reserved
+		do   func(l *ledger) (Standing, bool)
+		want Standing
 		ok   bool
 	}
-	reserve := func(id ClientID, total, least uint64) func(*Ledger) (Reserved, bool) {
-		return func(l *Ledger) (Reserved, bool) { return l.Reserve("c", id, total, least, false) }
+	reserve := func(id ClientID, total, least uint64) func(*ledger) (Standing, bool) {
+		return func(l *ledger) (Standing, bool) { return l.reserve("c", id, total, least, false) }
 	}
-	force := func(id ClientID, total uint64) func(*Ledger) (Reserved, bool) {
-		return func(l *Ledger) (Reserved, bool) { return l.Reserve("c", id, total, 0, true) }
+	force := func(id ClientID, total uint64) func(*ledger) (Standing, bool) {
+		return func(l *ledger) (Standing, bool) { return l.reserve("c", id, total, 0, true) }
 	}
-	limit := func(n uint64) func(*Ledger) (Reserved, bool) {
-		return func(l *Ledger) (Reserved, bool) { l.SetLimit("c", n); return l.Reserved("c", 0), true }
+	limit := func(n uint64) func(*ledger) (Standing, bool) {
+		return func(l *ledger) (Standing, bool) { l.setLimit("c", n); return l.reservedBy("c", 0), true }
 	}
-	drop := func(id ClientID) func(*Ledger) (Reserved, bool) {
-		return func(l *Ledger) (Reserved, bool) { had := l.Drop("c", id); return l.Reserved("c", 0), had }
+	drop := func(id ClientID) func(*ledger) (Standing, bool) {
+		return func(l *ledger) (Standing, bool) { had := l.drop("c", id); return l.reservedBy("c", 0), had }
 	}
 	for name, steps := range map[string][]step{
 		"no limit": {
-			{reserve(1, 5*gib, 5*gib), Reserved{5 * gib, 5 * gib, 0}, true},
-			{reserve(2, 1<<60, 1), Reserved{1 << 60, 1<<60 + 5*gib, 0}, true},
+			{reserve(1, 5*gib, 5*gib), Standing{5 * gib, 5 * gib, 0}, true},
+			{reserve(2, 1<<60, 1), Standing{1 << 60, 1<<60 + 5*gib, 0}, true},
 		},
 		"shared by the processes of a container": {
-			{limit(8 * gib), Reserved{0, 0, 8 * gib}, true},
-			{reserve(1, 5*gib, 5*gib), Reserved{5 * gib, 5 * gib, 8 * gib}, true},
-			{reserve(2, 5*gib, 5*gib), Reserved{0, 5 * gib, 8 * gib}, false},
-			{reserve(2, 5*gib, 1*gib), Reserved{3 * gib, 8 * gib, 8 * gib}, true}, // what is left
-			{reserve(1, 5*gib, 5*gib), Reserved{5 * gib, 8 * gib, 8 * gib}, true}, // repeated
-			{reserve(1, 2*gib, 0), Reserved{2 * gib, 5 * gib, 8 * gib}, true},
-			{reserve(2, 6*gib, 6*gib), Reserved{6 * gib, 8 * gib, 8 * gib}, true},
+			{limit(8 * gib), Standing{0, 0, 8 * gib}, true},
+			{reserve(1, 5*gib, 5*gib), Standing{5 * gib, 5 * gib, 8 * gib}, true},
+			{reserve(2, 5*gib, 5*gib), Standing{0, 5 * gib, 8 * gib}, false},
+			{reserve(2, 5*gib, 1*gib), Standing{3 * gib, 8 * gib, 8 * gib}, true}, // what is left
+			{reserve(1, 5*gib, 5*gib), Standing{5 * gib, 8 * gib, 8 * gib}, true}, // repeated
+			{reserve(1, 2*gib, 0), Standing{2 * gib, 5 * gib, 8 * gib}, true},
+			{reserve(2, 6*gib, 6*gib), Standing{6 * gib, 8 * gib, 8 * gib}, true},
 		},
 		"death returns everything": {
-			{limit(8 * gib), Reserved{0, 0, 8 * gib}, true},
-			{reserve(1, 8*gib, 8*gib), Reserved{8 * gib, 8 * gib, 8 * gib}, true},
-			{drop(1), Reserved{0, 0, 8 * gib}, true},
-			{drop(1), Reserved{0, 0, 8 * gib}, false},
-			{reserve(2, 8*gib, 8*gib), Reserved{8 * gib, 8 * gib, 8 * gib}, true},
+			{limit(8 * gib), Standing{0, 0, 8 * gib}, true},
+			{reserve(1, 8*gib, 8*gib), Standing{8 * gib, 8 * gib, 8 * gib}, true},
+			{drop(1), Standing{0, 0, 8 * gib}, true},
+			{drop(1), Standing{0, 0, 8 * gib}, false},
+			{reserve(2, 8*gib, 8*gib), Standing{8 * gib, 8 * gib, 8 * gib}, true},
 		},
 		"forced over the limit": {
-			{limit(8 * gib), Reserved{0, 0, 8 * gib}, true},
-			{reserve(2, 1*gib, 0), Reserved{1 * gib, 1 * gib, 8 * gib}, true},
-			{force(1, 9*gib), Reserved{9 * gib, 10 * gib, 8 * gib}, true},
-			{reserve(2, 2*gib, 1), Reserved{1 * gib, 10 * gib, 8 * gib}, false},
-			{reserve(1, 10*gib, 1), Reserved{9 * gib, 10 * gib, 8 * gib}, false}, // not cut to what would be left, either
-			{reserve(1, 6*gib, 6*gib), Reserved{6 * gib, 7 * gib, 8 * gib}, true},
-			{reserve(2, 3*gib, 2*gib), Reserved{2 * gib, 8 * gib, 8 * gib}, true},
+			{limit(8 * gib), Standing{0, 0, 8 * gib}, true},
+			{reserve(2, 1*gib, 0), Standing{1 * gib, 1 * gib, 8 * gib}, true},
+			{force(1, 9*gib), Standing{9 * gib, 10 * gib, 8 * gib}, true},
+			{reserve(2, 2*gib, 1), Standing{1 * gib, 10 * gib, 8 * gib}, false},
+			{reserve(1, 10*gib, 1), Standing{9 * gib, 10 * gib, 8 * gib}, false}, // not cut to what would be left, either
+			{reserve(1, 6*gib, 6*gib), Standing{6 * gib, 7 * gib, 8 * gib}, true},
+			{reserve(2, 3*gib, 2*gib), Standing{2 * gib, 8 * gib, 8 * gib}, true},
 		},
 		"a limit that changes": {
-			{reserve(1, 5*gib, 5*gib), Reserved{5 * gib, 5 * gib, 0}, true},
-			{limit(4 * gib), Reserved{0, 5 * gib, 4 * gib}, true},
-			{reserve(1, 5*gib, 5*gib), Reserved{5 * gib, 5 * gib, 4 * gib}, true}, // has it
-			{reserve(1, 5*gib+1, 1), Reserved{5 * gib, 5 * gib, 4 * gib}, false},
-			{reserve(2, 1, 1), Reserved{0, 5 * gib, 4 * gib}, false},
-			{limit(6 * gib), Reserved{0, 5 * gib, 6 * gib}, true},
-			{reserve(1, 7*gib, 1), Reserved{6 * gib, 6 * gib, 6 * gib}, true},
-			{limit(0), Reserved{0, 6 * gib, 0}, true},
-			{reserve(1, 7*gib, 7*gib), Reserved{7 * gib, 7 * gib, 0}, true},
+			{reserve(1, 5*gib, 5*gib), Standing{5 * gib, 5 * gib, 0}, true},
+			{limit(4 * gib), Standing{0, 5 * gib, 4 * gib}, true},
+			{reserve(1, 5*gib, 5*gib), Standing{5 * gib, 5 * gib, 4 * gib}, true}, // has it
+			{reserve(1, 5*gib+1, 1), Standing{5 * gib, 5 * gib, 4 * gib}, false},
+			{reserve(2, 1, 1), Standing{0, 5 * gib, 4 * gib}, false},
+			{limit(6 * gib), Standing{0, 5 * gib, 6 * gib}, true},
+			{reserve(1, 7*gib, 1), Standing{6 * gib, 6 * gib, 6 * gib}, true},
+			{limit(0), Standing{0, 6 * gib, 0}, true},
+			{reserve(1, 7*gib, 7*gib), Standing{7 * gib, 7 * gib, 0}, true},
 		},
 		"hostile values": {
-			{force(1, math.MaxUint64), Reserved{math.MaxUint64, math.MaxUint64, 0}, true},
-			{force(2, math.MaxUint64), Reserved{0, math.MaxUint64, 0}, true}, // no sum overflows
-			{reserve(3, 1, 1), Reserved{0, math.MaxUint64, 0}, false},
-			{limit(math.MaxUint64), Reserved{0, math.MaxUint64, math.MaxUint64}, true},
-			{drop(1), Reserved{0, 0, math.MaxUint64}, true},
-			{reserve(3, math.MaxUint64, math.MaxUint64), Reserved{math.MaxUint64, math.MaxUint64, math.MaxUint64}, true},
-			{reserve(3, 1, math.MaxUint64), Reserved{1, 1, math.MaxUint64}, true}, // least above total: less is always granted
-			{reserve(3, 0, 0), Reserved{0, 0, math.MaxUint64}, true},
+			{force(1, math.MaxUint64), Standing{math.MaxUint64, math.MaxUint64, 0}, true},
+			{force(2, math.MaxUint64), Standing{0, math.MaxUint64, 0}, true}, // no sum overflows
+			{reserve(3, 1, 1), Standing{0, math.MaxUint64, 0}, false},
+			{limit(math.MaxUint64), Standing{0, math.MaxUint64, math.MaxUint64}, true},
+			{drop(1), Standing{0, 0, math.MaxUint64}, true},
+			{reserve(3, math.MaxUint64, math.MaxUint64), Standing{math.MaxUint64, math.MaxUint64, math.MaxUint64}, true},
+			{reserve(3, 1, math.MaxUint64), Standing{1, 1, math.MaxUint64}, true}, // least above total: less is always granted
+			{reserve(3, 0, 0), Standing{0, 0, math.MaxUint64}, true},
 		},
 		"nothing of nothing": {
-			{reserve(1, 0, 0), Reserved{}, true},
-			{force(1, 0), Reserved{}, true},
-			{limit(0), Reserved{}, true},
-			{drop(7), Reserved{}, false},
+			{reserve(1, 0, 0), Standing{}, true},
+			{force(1, 0), Standing{}, true},
+			{limit(0), Standing{}, true},
+			{drop(7), Standing{}, false},
 		},
 	} {
-		l := NewLedger()
+		l := newLedger()
 		for i, s := range steps {
 			got, ok := s.do(l)
 			if got != s.want || ok != s.ok {
 				t.Errorf("%s, step %d: %+v %v, want %+v %v", name, i+1, got, ok, s.want, s.ok)
 			}
-			if err := l.Check(); err != nil {
+			if err := l.check(); err != nil {
 				t.Errorf("%s, step %d: %v", name, i+1, err)
 			}
 		}
@@ -104,16 +104,16 @@ func TestLedger(t *testing.T) {
 
 // Accounts know nothing of each other.
 func TestLedgerAccountsAreApart(t *testing.T) {
-	l := NewLedger()
-	l.SetLimit("a", 1)
-	l.Reserve("a", 1, 5, 0, true)
-	if r, ok := l.Reserve("b", 1, 5, 5, false); !ok || r != (Reserved{5, 5, 0}) {
+	l := newLedger()
+	l.setLimit("a", 1)
+	l.reserve("a", 1, 5, 0, true)
+	if r, ok := l.reserve("b", 1, 5, 5, false); !ok || r != (Standing{5, 5, 0}) {
 		t.Errorf("the neighbour got %+v, %v", r, ok)
 	}
-	if old := l.SetLimit("a", 2); old != 1 {
+	if old := l.setLimit("a", 2); old != 1 {
 		t.Errorf("the old limit was %d", old)
 	}
-	if got := l.Accounts(); !slices.Equal(got, []string{"a", "b"}) {
+	if got := l.names(); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("accounts %q", got)
 	}
 }
@@ -139,7 +139,7 @@ func (m *model) used(account string) *big.Int {
 func TestLedgerAnyHistory(t *testing.T) {
 	top := new(big.Int).SetUint64(math.MaxUint64)
 	rapid.Check(t, func(t *rapid.T) {
-		l := NewLedger()
+		l := newLedger()
 		m := &model{map[string]map[ClientID]*big.Int{"a": {}, "b": {}}, map[string]uint64{}, map[string]bool{}}
 		values := rapid.OneOf(rapid.Uint64Range(0, 20), rapid.Uint64Range(math.MaxUint64-20, math.MaxUint64), rapid.Uint64(),
 			rapid.SampledFrom([]uint64{1 << 63, 1<<63 - 1}))
@@ -154,7 +154,7 @@ func TestLedgerAnyHistory(t *testing.T) {
 			default:
 				total, least := values.Draw(t, "total"), values.Draw(t, "least")
 				force := rapid.IntRange(0, 3).Draw(t, "force") == 0
-				got, ok := l.Reserve(account, id, total, least, force)
+				got, ok := l.reserve(account, id, total, least, force)
 
 				want := new(big.Int).SetUint64(total)
 				wantOK := true
@@ -185,30 +185,30 @@ func TestLedgerAnyHistory(t *testing.T) {
 					t.Fatalf("reserve %s %d total %d least %d force %v, had %v: got %+v %v, want %v %v", account, id, total, least, force, have, got, ok, want, wantOK)
 				}
 			case 0:
-				if had := l.Drop(account, id); had != (have.Sign() > 0) {
+				if had := l.drop(account, id); had != (have.Sign() > 0) {
 					t.Fatalf("drop %s %d: %v, it had %v", account, id, had, have)
 				}
 				delete(m.reserved[account], id)
 			case 1, 2:
 				limit := values.Draw(t, "limit")
-				if old := l.SetLimit(account, limit); old != m.limit[account] {
+				if old := l.setLimit(account, limit); old != m.limit[account] {
 					t.Fatalf("the limit of %s was %d, want %d", account, old, m.limit[account])
 				}
 				m.limit[account] = limit
 				m.excess[account] = true // until it is back under it
 			}
-			if err := l.Check(); err != nil {
+			if err := l.check(); err != nil {
 				t.Fatal(err)
 			}
 			all := new(big.Int).Add(m.used("a"), m.used("b"))
 			if all.Cmp(top) > 0 {
 				all = top
 			}
-			if new(big.Int).SetUint64(l.Total()).Cmp(all) != 0 {
-				t.Fatalf("all have %d, want %v", l.Total(), all)
+			if new(big.Int).SetUint64(l.total()).Cmp(all) != 0 {
+				t.Fatalf("all have %d, want %v", l.total(), all)
 			}
 			for _, account := range []string{"a", "b"} {
-				r, used := l.Reserved(account, 0), m.used(account)
+				r, used := l.reservedBy(account, 0), m.used(account)
 				if used.Cmp(new(big.Int).SetUint64(r.Used)) != 0 || r.Limit != m.limit[account] {
 					t.Fatalf("account %s stands at %+v, want %v of %d", account, r, used, m.limit[account])
 				}
@@ -220,25 +220,25 @@ func TestLedgerAnyHistory(t *testing.T) {
 			}
 		}
 		for _, account := range []string{"a", "b"} {
-			l.SetLimit(account, 0)
+			l.setLimit(account, 0)
 			for id := range ClientID(5) {
-				l.Drop(account, id)
+				l.drop(account, id)
 			}
 		}
-		if left := l.Accounts(); len(left) != 0 {
+		if left := l.names(); len(left) != 0 {
 			t.Fatalf("left behind: %q", left)
 		}
 	})
 }
 
 func BenchmarkReserve(b *testing.B) {
-	l := NewLedger()
-	l.SetLimit("c", 1<<40)
+	l := newLedger()
+	l.setLimit("c", 1<<40)
 	for i := range 256 {
-		l.Reserve("c", ClientID(i+1), gib, 0, false)
+		l.reserve("c", ClientID(i+1), gib, 0, false)
 	}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		l.Reserve("c", 7, uint64(gib+i%2), 0, false)
+		l.reserve("c", 7, uint64(gib+i%2), 0, false)
 	}
 }

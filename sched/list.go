@@ -2,8 +2,8 @@
 
 package sched
 
-// list is a doubly linked list through the clients themselves, so that a
-// client leaves the middle of it in constant time and without a search.
+// list is a doubly linked list through the clients themselves: a client leaves the
+// middle of it in constant time, without a search.
 type list struct {
 	head, tail *client
 	n          int

@@ -4,16 +4,18 @@ package sched
 
 import "time"
 
-// Node is what the GPUs of a node have in common: one clock, and the gangs. Its
-// GPUs are used by one goroutine at a time.
+// Node is what the GPUs of a node have in common: one clock, the gangs, and the host
+// memory for what is away from GPUs. Its GPUs are used by one goroutine at a time.
 type Node struct {
 	clock clock
 	gangs gangs
+	// Arenas bounds what clients are promised; NewNode's are without bounds.
+	Arenas Arenas
 }
 
 // NewNode returns a node without GPUs. New adds them.
 func NewNode() *Node {
-	n := &Node{gangs: gangs{byName: map[string]*gang{}, toStep: map[string]bool{}}}
+	n := &Node{gangs: gangs{byName: map[string]*gang{}, toStep: map[string]bool{}}, Arenas: Arenas{limit: ^uint64(0)}}
 	n.gangs.clock = &n.clock
 	return n
 }

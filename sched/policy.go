@@ -20,6 +20,7 @@ func policies() []policy {
 		limits(),
 		gangTurns(),
 		latencyTenants(),
+		strandedMemory(),
 		stalledMoves(),
 		turns(),
 		together(),
@@ -85,6 +86,7 @@ func (c *Core) grant(cl *client) {
 		gr.kind = latencyGrant
 	}
 	c.startMoving(gr)
+	c.grantedMemory(gr)
 	c.become(gr, granted)
 	g := Grant{
 		Client: cl.id, Tenant: t.displayName(), Epoch: gr.epoch, Waited: waited,

@@ -80,9 +80,14 @@ func (h *history) saw(ev Event, acts []Action) error {
 			g.open = false // its new page says nothing yet
 		}
 	}
-	for i, a := range acts {
-		if _, ok := a.(Adopt); ok && i > 0 {
+	attach, _ := ev.(Attach)
+	first := true // but for the room on the new page
+	for _, a := range acts {
+		if _, ok := a.(Adopt); ok && !first {
 			return fmt.Errorf("%v is not the first of %v", a, acts)
+		}
+		if r, ok := a.(Room); !ok || r.Client != attach.Client {
+			first = false
 		}
 		switch a := a.(type) {
 		case Persist:
@@ -166,6 +171,9 @@ func TestAnyHistory(t *testing.T) {
 			LastEpoch: Epoch(rapid.SampledFrom([]uint64{0, 7, 0xfffffffc - unrecorded}).Draw(t, "last epoch")),
 		}
 		cfg.SwapShare = rapid.SampledFrom([]int{0, 10, 50}).Draw(t, "swap share")
+		cfg.Memory = Memory{Bytes: 120, Swap: rapid.Bool().Draw(t, "swap"), Capacity: 100, StallAfter: time.Duration(graces.Draw(t, "stall after")),
+			Ceiling: rapid.SampledFrom([]uint64{0, 0, 90}).Draw(t, "ceiling")}
+		bytes := rapid.OneOf(rapid.Uint64Range(0, 60), rapid.Uint64Range(0, 120), rapid.SampledFrom([]uint64{1 << 63, ^uint64(0)}))
 		plain := rapid.Bool().Draw(t, "without shares")
 		c := New(cfg)
 		h := &history{epoch: cfg.LastEpoch, used: map[Epoch]bool{}, live: map[ClientID]*liveGrant{}, shares: map[ClientID]Share{}}
@@ -216,7 +224,7 @@ func TestAnyHistory(t *testing.T) {
 			}
 			switch rapid.IntRange(0, 30).Draw(t, "kind") {
 			case 0, 1, 2:
-				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want"), rapid.IntRange(0, 3).Draw(t, "away") == 0}
+				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want"), rapid.IntRange(0, 3).Draw(t, "can move") > 0, rapid.Bool().Draw(t, "again")}
 			case 3, 4, 5, 6, 7:
 				return Request{id}
 			case 8, 9, 10, 11:
@@ -234,15 +242,17 @@ func TestAnyHistory(t *testing.T) {
 			case 18:
 				return SetShare{tenant, shares.Draw(t, "share")}
 			case 19:
-				return SetMemory{uint64(rapid.IntRange(0, 120).Draw(t, "reserved")), 100, rapid.Bool().Draw(t, "swap")}
-			case 21:
-				return SetAway{id, rapid.Bool().Draw(t, "away")}
-			case 22:
-				return Moving{id, epoch()}
-			case 26:
-				return SetStranded{id, rapid.Bool().Draw(t, "stranded")}
-			case 23, 24:
-				return Ready{id, epoch(), uint64(rapid.IntRange(0, 1<<40).Draw(t, "bytes"))}
+				return rapid.SampledFrom([]Event{
+					SetTenantMemory{tenant, bytes.Draw(t, "limit"), Keep(rapid.IntRange(0, 2).Draw(t, "keep"))},
+					SetGPUMemory{bytes.Draw(t, "GPU")}, ArenaChanged{id, bytes.Draw(t, "arena")}, Exec{id},
+					RestoreMemory{id, tenant, "", rapid.Bool().Draw(t, "can move"), bytes.Draw(t, "bytes")},
+				}).Draw(t, "memory")
+			case 21, 26:
+				return Reserve{id, bytes.Draw(t, "total"), bytes.Draw(t, "least"), rapid.IntRange(0, 3).Draw(t, "force") == 0, 1}
+			case 22, 23, 24:
+				is := func(what string) bool { return rapid.IntRange(0, 2).Draw(t, what) == 0 }
+				r := Report{bytes.Draw(t, "resident"), bytes.Draw(t, "fixed"), bytes.Draw(t, "away"), bytes.Draw(t, "arena"), bytes.Draw(t, "out"), bytes.Draw(t, "in")}
+				return Moved{id, epoch(), r, is("ready"), is("stuck"), is("no memory"), is("no arena")}
 			case 25:
 				return SetSwapShare{rapid.IntRange(0, 60).Draw(t, "share")}
 			case 27, 28:

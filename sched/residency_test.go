@@ -21,7 +21,7 @@ type mover struct {
 	granted        bool   // as it knows
 	stopped        bool
 	answer         bool // it was told to move out, and has not said that it has
-	sent           []func(r *Residency)
+	sent           []func(r *residency)
 }
 
 func (m *mover) total() uint64 { return m.resident + m.away }
@@ -29,7 +29,7 @@ func (m *mover) total() uint64 { return m.resident + m.away }
 // report says what the client has now; the frame arrives later, in order.
 func (m *mover) report() {
 	resident, fixed, away := m.resident, m.fixed, m.away
-	m.sent = append(m.sent, func(r *Residency) { r.Moved(m.id, resident, fixed, away, false) })
+	m.sent = append(m.sent, func(r *residency) { r.moved(m.id, resident, fixed, away, false) })
 }
 
 // piece is what moves at once.
@@ -38,7 +38,7 @@ const piece = 4
 // step does the next thing that a client does by itself, and reports whether
 // there was anything to do.
 func (m *mover) step() bool {
-	if m.stopped || m.keep == Unmovable {
+	if m.stopped {
 		return false
 	}
 	switch {
@@ -61,7 +61,7 @@ func (m *mover) step() bool {
 
 type moving struct {
 	t        *rapid.T
-	r        *Residency
+	r        *residency
 	clients  []*mover
 	capacity uint64
 	holder   *mover // has the grant, as the scheduler knows
@@ -69,7 +69,7 @@ type moving struct {
 }
 
 func (w *moving) plan() {
-	for _, room := range w.r.Plan() {
+	for _, room := range w.r.plan() {
 		for _, m := range w.clients {
 			if m.id == room.Client {
 				m.room = room.Bytes
@@ -77,7 +77,7 @@ func (w *moving) plan() {
 			}
 		}
 	}
-	if err := w.r.Check(); err != nil {
+	if err := w.r.check(); err != nil {
 		w.t.Fatal(err)
 	}
 	sum := uint64(0)
@@ -119,7 +119,7 @@ func (w *moving) deliver(m *mover) bool {
 
 func (w *moving) grant(m *mover) {
 	w.holder = m
-	w.r.SetActive(m.id, true)
+	w.r.setActive(m.id, true)
 	w.plan()
 	m.granted = true
 }
@@ -127,8 +127,8 @@ func (w *moving) grant(m *mover) {
 // release sends it; it counts when it has arrived.
 func (w *moving) release(m *mover) {
 	m.granted = false
-	m.sent = append(m.sent, func(r *Residency) {
-		r.SetActive(m.id, false)
+	m.sent = append(m.sent, func(r *residency) {
+		r.setActive(m.id, false)
 		if w.holder == m {
 			w.holder = nil
 		}
@@ -144,12 +144,12 @@ func (w *moving) reserve(m *mover, n uint64) bool {
 		}
 	}
 	if n > m.reserved {
-		if _, err := w.r.Fits(m.id, n, w.capacity, 1, nil); err != nil {
+		if _, err := w.r.fits(m.id, n, w.capacity); err != nil {
 			return false
 		}
 	}
 	m.reserved = n
-	w.r.Promise(m.id, n, w.capacity)
+	w.r.promise(m.id, n, w.capacity)
 	w.plan()
 	return true
 }
@@ -172,29 +172,22 @@ func (w *moving) settle() {
 // soon as the others can move.
 func TestResidency(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &moving{t: t, capacity: 100, r: NewResidency(100)}
+		w := &moving{t: t, capacity: 100, r: newResidency(100)}
 		for range rapid.IntRange(1, 120).Draw(t, "steps") {
 			m := w.some()
 			op := rapid.IntRange(0, 11).Draw(t, "op")
 			switch {
 			case m == nil || op == 0 && len(w.clients) < 6:
 				w.last++
-				m = &mover{id: w.last, keep: Keep(rapid.IntRange(0, 2).Draw(t, "keep"))}
+				m = &mover{id: w.last, keep: Keep(rapid.IntRange(0, 1).Draw(t, "keep"))}
 				w.clients = append(w.clients, m)
-				w.r.Attach(m.id, m.keep, "", false)
+				w.r.attach(m.id, m.keep, "", false)
 				w.plan()
 			case op <= 2: // it allocates
 				n := rapid.Uint64Range(1, 40).Draw(t, "bytes")
 				if w.reserve(m, m.reserved+n) {
-					switch {
-					case m.keep == Unmovable && w.r.used() <= w.capacity:
-						m.resident += n
-					case m.keep == Unmovable:
-						w.reserve(m, m.reserved-n) // the driver refuses
-					default:
-						m.away += n
-						m.report()
-					}
+					m.away += n
+					m.report()
 				}
 			case op == 3 && m.total() > m.fixed: // it frees
 				n := rapid.Uint64Range(1, m.total()-m.fixed).Draw(t, "bytes")
@@ -211,10 +204,12 @@ func TestResidency(t *testing.T) {
 					was, knew := m.fixed, known.fixed
 					m.fixed += rapid.Uint64Range(1, m.resident-m.fixed).Draw(t, "exported")
 					known.fixed = m.fixed
-					if _, err := w.r.Fits(m.id, m.reserved, w.capacity, 1, nil); err != nil {
+					w.r.recount(known)
+					if _, err := w.r.fits(m.id, m.reserved, w.capacity); err != nil {
 						m.fixed = was // somebody could not be placed beside it any more
 					}
 					known.fixed = knew
+					w.r.recount(known)
 					m.report()
 					for w.deliver(m) { // or somebody is promised meanwhile what it has
 					}
@@ -222,12 +217,12 @@ func TestResidency(t *testing.T) {
 			case op == 7:
 				m.stopped = !m.stopped
 			case op == 8:
-				for _, id := range w.r.Victims() {
-					w.r.Stall(id)
+				for _, o := range w.r.late() {
+					w.r.stall(o.id)
 				}
 				w.plan()
 			case op == 9 && m.reserved > 0 && rapid.IntRange(0, 9).Draw(t, "dies") == 0:
-				w.r.Drop(m.id)
+				w.r.drop(m.id)
 				if w.holder == m {
 					w.holder = nil
 				}
@@ -239,11 +234,11 @@ func TestResidency(t *testing.T) {
 				}
 				w.plan()
 			case op == 10 && rapid.IntRange(0, 9).Draw(t, "restarts") == 0:
-				w.r = NewResidency(w.capacity)
+				w.r = newResidency(w.capacity)
 				for _, m := range w.clients {
-					w.r.Attach(m.id, m.keep, "", m.keep != Unmovable)
-					w.r.Promise(m.id, m.reserved, w.capacity)
-					w.r.SetActive(m.id, w.holder == m)
+					w.r.attach(m.id, m.keep, "", true)
+					w.r.promise(m.id, m.reserved, w.capacity)
+					w.r.setActive(m.id, w.holder == m)
 					m.room, m.sent, m.answer = w.capacity, nil, false
 					if w.holder == m && !m.granted {
 						w.release(m) // again, after it was lost
@@ -278,78 +273,78 @@ func TestResidency(t *testing.T) {
 // Where something else has memory of the GPU, more of the others' is moved out, until
 // it seems to be gone.
 func TestResidencyOutside(t *testing.T) {
-	r := NewResidency(100)
+	r := newResidency(100)
 	for id := ClientID(1); id <= 2; id++ {
-		r.Attach(id, Swapped, "", false)
-		r.Promise(id, 50, 100)
+		r.attach(id, Swapped, "", false)
+		r.promise(id, 50, 100)
 	}
 	fill := func(id ClientID, n uint64) {
-		r.SetActive(id, true)
-		r.Plan()
-		r.Moved(id, n, 0, 50-n, false)
+		r.setActive(id, true)
+		r.plan()
+		r.moved(id, n, 0, 50-n, false)
 	}
 	fill(1, 50)
-	r.SetActive(1, false)
-	r.Moved(1, 50, 0, 0, false)
+	r.setActive(1, false)
+	r.moved(1, 50, 0, 0, false)
 	fill(2, 30) // there is no more: something has 20
-	r.Moved(2, 30, 0, 20, true)
-	r.Refused(2)
-	if rooms := r.Plan(); len(rooms) != 1 || rooms[0] != (Room{Client: 1, Bytes: 30, Less: true}) {
+	r.moved(2, 30, 0, 20, true)
+	r.refused(2)
+	if rooms := r.plan(); len(rooms) != 1 || rooms[0] != (Room{Client: 1, Bytes: 30, Less: true}) {
 		t.Fatalf("%v, want 20 of client 1", rooms)
 	}
-	r.Moved(1, 30, 0, 20, false)
-	r.Moved(2, 50, 0, 0, false)
-	r.Ready()
-	r.SetActive(2, false)
-	r.Moved(2, 50, 0, 0, false)
-	r.SetActive(1, true)
+	r.moved(1, 30, 0, 20, false)
+	r.moved(2, 50, 0, 0, false)
+	r.filled()
+	r.setActive(2, false)
+	r.moved(2, 50, 0, 0, false)
+	r.setActive(1, true)
 	// 18 are still thought to be away; not for ever.
 	for range 40 {
-		r.Ready()
+		r.filled()
 	}
-	r.Plan()
-	if o, _ := r.Occupancy(1); o.Room != 50 {
-		t.Errorf("room %d", o.Room)
+	r.plan()
+	if o := r.clients[1]; o.room != 50 {
+		t.Errorf("room %d", o.room)
 	}
-	if len(r.Victims()) != 0 {
-		t.Errorf("%v are still to move", r.Victims())
+	if len(r.late()) != 0 {
+		t.Errorf("%d are still to move", len(r.late()))
 	}
 }
 
 // The least recently granted has to leave first, and only what is lacking; who has a
 // grant stays, and so does what is fixed.
 func TestResidencyVictims(t *testing.T) {
-	r := NewResidency(100)
+	r := newResidency(100)
 	for id := ClientID(1); id <= 4; id++ {
-		r.Attach(id, Swapped, "", false)
+		r.attach(id, Swapped, "", false)
 	}
 	for id, n := range map[ClientID]uint64{1: 30, 2: 30, 3: 40} {
-		r.Promise(id, n, 100)
+		r.promise(id, n, 100)
 	}
 	for _, id := range []ClientID{2, 1, 3} {
-		r.SetActive(id, true)
-		r.Plan()
-		o, _ := r.Occupancy(id)
+		r.setActive(id, true)
+		r.plan()
+		room := r.clients[id].room
 		fixed := uint64(0)
 		if id == 2 {
 			fixed = 5
 		}
-		r.Moved(id, o.Room, fixed, 0, false)
+		r.moved(id, room, fixed, 0, false)
 		if id != 3 {
-			r.SetActive(id, false)
-			r.Moved(id, o.Room, fixed, 0, false)
+			r.setActive(id, false)
+			r.moved(id, room, fixed, 0, false)
 		}
 	}
-	r.Promise(4, 40, 100)
-	r.SetActive(4, true)
+	r.promise(4, 40, 100)
+	r.setActive(4, true)
 	want := []Room{{2, 5, true}, {1, 15, true}}
-	if got := r.Plan(); len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
+	if got := r.plan(); len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
 		t.Errorf("%v, want %v", got, want)
 	}
-	if _, err := r.Fits(4, 96, 100, 1, nil); err == nil {
+	if _, err := r.fits(4, 96, 100); err == nil {
 		t.Error("96 beside 5 that cannot be moved")
 	}
-	if arena, err := r.Fits(4, 50, 100, 1, nil); err != nil || arena == 0 {
+	if arena, err := r.fits(4, 50, 100); err != nil || arena == 0 {
 		t.Errorf("%d, %v", arena, err)
 	}
 }
@@ -363,21 +358,21 @@ func TestResidencyMovesInUnits(t *testing.T) {
 		short bool
 		want  uint64
 	}{{0, false, 240 * mib}, {512 * mib, false, 688 * mib}, {0, true, 16000 * mib}} {
-		r := NewResidency(16896 * mib)
-		r.MoveUnit = c.unit
+		r := newResidency(16896 * mib)
+		r.moveUnit, r.arenaUnit = c.unit, mib
 		for id := ClientID(1); id <= 2; id++ {
-			r.Attach(id, Swapped, "", false)
+			r.attach(id, Swapped, "", false)
 		}
-		r.Promise(1, 16000*mib, 32<<30)
-		r.Promise(2, 1072*mib, 32<<30)
+		r.promise(1, 16000*mib, 32<<30)
+		r.promise(2, 1072*mib, 32<<30)
 		if c.short {
-			r.ShortOfArena(1, func() bool { return false })
-			if got := r.Arena(1, mib, 0); got != 240*mib {
+			r.shortOfArena(1, func() bool { return false })
+			if got := r.arenaOf(r.clients[1], 0); got != 240*mib {
 				t.Errorf("what did not fit: %d MiB", got/mib)
 			}
-			r.ShortOfArena(1, func() bool { return r.Arena(1, mib, 0) == c.want })
+			r.shortOfArena(1, func() bool { return r.arenaOf(r.clients[1], 0) == c.want })
 		}
-		if got := r.Arena(1, mib, 0); got != c.want {
+		if got := r.arenaOf(r.clients[1], 0); got != c.want {
 			t.Errorf("unit %d MiB, short %v: %d MiB, want %d", c.unit/mib, c.short, got/mib, c.want/mib)
 		}
 	}

@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; com
 // TestScripts runs testdata/*.txt. A script is lines of events and the actions
 // expected after each, indented; # begins a comment. The first line may be
 //
-//	config [quantum=D] [grace=D] [mode=M] [last=EPOCH] [swapshare=PERCENT]
+//	config [quantum=D] [grace=D] [mode=M] [last=EPOCH] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [stallafter=D]
 //
 // an event is
 //
@@ -165,6 +165,13 @@ func parseConfig(words []string, cfg *Config) (err error) {
 			cfg.Mode, err = parseMode(value)
 		case "swapshare":
 			cfg.SwapShare, err = strconv.Atoi(value)
+		case "memory":
+			cfg.Memory.Bytes, err = strconv.ParseUint(value, 10, 64)
+		case "stallafter":
+			cfg.Memory.StallAfter, err = time.ParseDuration(value)
+		case "swap":
+			cfg.Memory.Swap = true
+			cfg.Memory.Capacity, err = strconv.ParseUint(value, 10, 64)
 		case "last":
 			var n uint64
 			n, err = strconv.ParseUint(value, 0, 64)
@@ -208,7 +215,8 @@ func parseEvent(words []string) (Event, error) {
 		id, rest = ClientID(n), words[2:]
 	}
 	var epoch Epoch
-	var want, away bool
+	var is = map[string]bool{}
+	bytes := map[string]uint64{}
 	var reason Reason
 	tenant, share, rest, err := parseShare(rest)
 	if err != nil {
@@ -223,10 +231,12 @@ func parseEvent(words []string) (Event, error) {
 				return nil, err
 			}
 			epoch = Epoch(n)
-		case "want":
-			want = true
-		case "away":
-			away = true
+		case "want", "canmove", "again", "force", "ready", "stuck", "nomemory", "noarena":
+			is[key] = true
+		case "total", "least", "serial", "resident", "fixed", "away", "arena", "out", "in", "bytes":
+			if bytes[key], err = strconv.ParseUint(value, 10, 64); err != nil {
+				return nil, err
+			}
 		case "revoked":
 			reason = Revoked
 		case "idle":
@@ -239,7 +249,7 @@ func parseEvent(words []string) (Event, error) {
 	}
 	switch words[0] {
 	case "attach":
-		return Attach{id, tenant, share, epoch, want, away}, nil
+		return Attach{id, tenant, share, epoch, is["want"], is["canmove"], is["again"]}, nil
 	case "request":
 		return Request{id}, nil
 	case "release":
@@ -248,14 +258,15 @@ func parseEvent(words []string) (Event, error) {
 		return Withdraw{id}, nil
 	case "lost":
 		return Lost{id}, nil
-	case "away", "here":
-		return SetAway{id, words[0] == "away"}, nil
-	case "stranded", "placed":
-		return SetStranded{id, words[0] == "stranded"}, nil
-	case "moving":
-		return Moving{id, epoch}, nil
-	case "ready":
-		return Ready{Client: id, Epoch: epoch}, nil
+	case "reserve":
+		return Reserve{id, bytes["total"], bytes["least"], is["force"], bytes["serial"]}, nil
+	case "moved":
+		r := Report{bytes["resident"], bytes["fixed"], bytes["away"], bytes["arena"], bytes["out"], bytes["in"]}
+		return Moved{id, epoch, r, is["ready"], is["stuck"], is["nomemory"], is["noarena"]}, nil
+	case "exec":
+		return Exec{id}, nil
+	case "restorememory":
+		return RestoreMemory{id, tenant, share.Gang, is["canmove"], bytes["bytes"]}, nil
 	case "gone":
 		return Gone{id}, nil
 	case "restore":
@@ -319,13 +330,9 @@ func parseSetting(words []string) (ev Event, err error) {
 			var d time.Duration
 			d, err = time.ParseDuration(value)
 			ev = SetGrace{d}
-		case "memory":
-			var m SetMemory
-			_, err = fmt.Sscanf(value, "%d/%d", &m.Reserved, &m.Total)
-			ev = m
-		case "swap":
-			m, _ := ev.(SetMemory)
-			m.Swap = true
+		case "gpumemory":
+			var m SetGPUMemory
+			m.Bytes, err = strconv.ParseUint(value, 10, 64)
 			ev = m
 		case "swapshare":
 			var n int

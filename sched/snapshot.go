@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// State is what a client is doing on the GPU; doc.go draws them.
+// State is what a client does on the GPU; doc.go draws the states.
 type State uint8
 
 const (
@@ -38,7 +38,7 @@ type Counters struct {
 	StaleReleases uint64 // releases of an epoch the client does not have
 }
 
-// Snapshot describes a Core at one moment; it shares nothing with it.
+// Snapshot describes a Core at one moment, and shares nothing with it.
 type Snapshot struct {
 	Quantum, Grace time.Duration
 	Mode           Mode       // as it was set
@@ -52,31 +52,31 @@ type Snapshot struct {
 	Counters       Counters
 }
 
-// TenantSnapshot describes a tenant with clients on this GPU, or with a debt
-// that outlives them.
+// TenantSnapshot describes a tenant with clients on this GPU, or with a debt that
+// outlives its clients.
 type TenantSnapshot struct {
 	Tenant      string // as in Attach; "" never: a client of its own is "client N"
 	Share       Share
 	Clients     int
-	Promised    int           // permille of the GPU's time that it gets if it wants it, while the same tenants want it as now
+	Promised    int           // permille of the GPU's time that it can have while the tenants of now want theirs
 	Got         int           // permille of the GPU's time, over the latest five seconds
-	Used        time.Duration // billed since the core knows it
+	Used        time.Duration // billed so far
 	Moved       time.Duration // moving memory, which is not billed
 	Debt        time.Duration // used above its limit, to be made up for; 0: none
-	Throttled   time.Duration // until its limit lets it go on; 0: it does
+	Throttled   time.Duration // until its limit allows a grant; 0: it does now
 	Grants      uint64
 	LongestWait time.Duration // for a grant, up to now
 }
 
-// ClientSnapshot describes one client. Its numbers begin when the core first
-// sees it; losing the connection without a grant ends it.
+// ClientSnapshot describes one client. Its numbers begin when the core first sees the
+// client. A client without a grant is forgotten when it loses its connection.
 type ClientSnapshot struct {
 	ID           ClientID
 	State        State
 	Connected    bool
 	Epoch        Epoch         // of its grant, also when fenced; 0: none
-	Since        Time          // of that grant; later by the time in which nobody was there, see clock
-	WaitingSince Time          // while waiting; the same
+	Since        Time          // the beginning of that grant; the time of a suspension is left out
+	WaitingSince Time          // while waiting; likewise
 	Grants       uint64        // given to it
 	Held         time.Duration // under grants, drain included, up to now
 	LongestWait  time.Duration // for a grant, up to now

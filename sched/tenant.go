@@ -160,6 +160,7 @@ func (c *Core) join(cl *client, t *tenant) {
 		}
 	}
 	if old != nil {
+		c.tellAll = true // what holders are told depends on their tenants' limits and gangs
 		c.bill(old)
 		c.count(cl.grant, -1)
 		old.clients--

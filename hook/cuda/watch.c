@@ -12,6 +12,7 @@
 #include "hook.h"
 #include "log.h"
 #include "memory.h"
+#include "rm.h"
 #include "start.h"
 #include "wait.h"
 #include "swap.h"
@@ -170,12 +171,31 @@ WATCH(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, void 
 	return created(CALL(cuVDPAUCtxCreate_v2, ctx, flags, dev, vdp, get_proc), ctx, dev, true);
 }
 
+/*
+ * While a context is destroyed: the driver waits for its work, so the channels
+ * are on; and nobody drains it. The channels first: who drains may wait for them.
+ */
+static bool hold_context(struct nvs_gpu *gpu)
+{
+	if (gpu)
+		nvs_rm_keep_on(gpu->device.uuid);
+	return nvs_context_hold(gpu);
+}
+
+static void unhold_context(struct nvs_gpu *gpu, bool held)
+{
+	if (held)
+		nvs_context_unhold(gpu);
+	if (gpu)
+		nvs_rm_let_go(gpu->device.uuid);
+}
+
 #define DESTROY(name) \
 	WATCH(name, (void *ctx)) \
 	{ \
 		struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_context(ctx) : NULL; \
 		uint64_t stamp = nvs_memory_stamp(); \
-		bool held = nvs_context_hold(gpu); \
+		bool held = hold_context(gpu); \
 		/* The record goes first: afterwards the handle may be somebody else's. */ \
 		bool own = gpu && nvs_context_destroyed(ctx, gpu); \
 		int result = CALL(name, ctx); \
@@ -185,8 +205,7 @@ WATCH(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, void 
 			nvs_swap_context_gone(ctx, gpu); \
 		if (gpu && result != CUDA_SUCCESS) \
 			nvs_context_kept(ctx, gpu, own, NULL); \
-		if (held) \
-			nvs_context_unhold(gpu); \
+		unhold_context(gpu, held); \
 		nvs_thread_forget(); \
 		return result; \
 	}
@@ -235,12 +254,11 @@ static void primary_gone(int dev, struct nvs_gpu *gpu, uint64_t stamp)
 	{ \
 		struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_device(dev) : NULL; \
 		uint64_t stamp = nvs_memory_stamp(); \
-		bool held = nvs_context_hold(gpu); \
+		bool held = hold_context(gpu); \
 		int result = CALL(name, dev); \
 		if (gpu && result == CUDA_SUCCESS) \
 			gone; \
-		if (held) \
-			nvs_context_unhold(gpu); \
+		unhold_context(gpu, held); \
 		nvs_thread_forget(); \
 		return result; \
 	}
@@ -288,14 +306,13 @@ WATCH(cuGreenCtxDestroy, (void *green))
 {
 	void *ctx = nvs_active() ? nvs_context_of_green(green) : NULL;
 	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
-	bool held = nvs_context_hold(gpu);
+	bool held = hold_context(gpu);
 	bool own = gpu && nvs_context_destroyed(ctx, gpu); /* first, see DESTROY */
 	int result = CALL(cuGreenCtxDestroy, green);
 
 	if (gpu && result != CUDA_SUCCESS)
 		nvs_context_kept(ctx, gpu, own, green);
-	if (held)
-		nvs_context_unhold(gpu);
+	unhold_context(gpu, held);
 	return result;
 }
 

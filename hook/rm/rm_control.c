@@ -375,9 +375,11 @@ static void count_keepers(struct rm_gpu *g, void *arg)
 void nvs_rm_keep_on(const uint8_t uuid[NVS_RM_UUID])
 {
 	struct keep k = { 1, false };
+	int saved = errno;
 
 	if (rm_with_gpu(uuid, count_keepers, &k) && k.off)
 		nvs_rm_channels(uuid, true);
+	errno = saved;
 }
 
 void nvs_rm_let_go(const uint8_t uuid[NVS_RM_UUID])

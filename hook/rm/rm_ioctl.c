@@ -32,7 +32,7 @@ static void note_alloc(int fd, const struct rm_alloc *a, uint32_t status, uint32
 	}
 }
 
-static void note(int fd, unsigned long request, const void *arg, uint64_t serial)
+static void note(int fd, uint32_t request, const void *arg, uint64_t serial)
 {
 	const struct rm_alloc_rights *r = arg;
 	const struct rm_alloc *a = arg;
@@ -59,14 +59,15 @@ static void note(int fd, unsigned long request, const void *arg, uint64_t serial
 static int rm_request(int fd, unsigned long request, void *arg)
 {
 	uint64_t serial = rm_serial();
+	uint32_t number = (uint32_t)request; /* all that the kernel looks at */
 	int rc, saved;
 
-	if (request == RM_FREE && rm_any_off() && rm_note_known(fd))
+	if (number == RM_FREE && rm_any_off() && rm_note_known(fd))
 		rm_put_all_on();
 	rc = rm_next(fd, request, arg);
 	saved = errno;
 	if (rc == 0 && arg)
-		note(fd, request, arg, serial);
+		note(fd, number, arg, serial);
 	errno = saved;
 	return rc;
 }

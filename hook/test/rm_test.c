@@ -147,6 +147,8 @@ static uint32_t alloc(const struct rm_alloc *a)
 	return 0;
 }
 
+static void (*during_channels)(void); /* called once, while the control is under way */
+
 /* What comes after the shim. */
 static int fake_ioctl(int fd, unsigned long request, ...)
 {
@@ -161,6 +163,12 @@ static int fake_ioctl(int fd, unsigned long request, ...)
 	if ((uintptr_t)arg < 4096) {
 		errno = EFAULT;
 		return -1;
+	}
+	if (request == RM_CONTROL && ((struct rm_control *)arg)->command == RM_CHANNELS && during_channels) {
+		void (*fn)(void) = during_channels;
+
+		during_channels = NULL;
+		fn();
 	}
 	pthread_mutex_lock(&rm_mutex);
 	switch (request) {
@@ -290,7 +298,8 @@ static void foreign_requests_pass(void)
 static void objects_are_counted(void)
 {
 	struct rm_version v = { 0 };
-	struct rm_alloc twice = { 1, 1, DEVICE(0), RM_CLASS_DEVICE, 0, 0, 0 };
+	struct rm_group_params compute = { .engine = 1 };
+	struct rm_alloc twice = { 1, DEVICE(0), GROUP(0, 0), RM_CLASS_GROUP, (uintptr_t)&compute, sizeof(compute), 0 };
 	struct nvs_rm_state s;
 
 	start();
@@ -298,8 +307,8 @@ static void objects_are_counted(void)
 	CHECK(ioctl(fd, RM_VERSION, &v) == 0);
 	make_device(1, 0);
 	make_device(1, 1);
-	CHECK(ioctl(fd, RM_ALLOC, &twice) == 0 && twice.status); /* refused: not noted */
 	make_group(1, 0, 0, 8);
+	CHECK(ioctl(fd, RM_ALLOC, &twice) == 0 && twice.status); /* refused: not noted */
 	make_group(1, 0, 1, 2);
 	make_group(1, 0, 2, 8); /* a second context */
 	make_group(1, 1, 0, 3);
@@ -372,6 +381,29 @@ static void channels_go_off_and_on(void)
 	CHECK(OFF(1) == NVS_RM_OK && atomic_load(&live_off) == 188);
 	CHECK(ON(0) == NVS_RM_OK && atomic_load(&live_off) == 8 && !state(0).off);
 	CHECK(ON(0) == NVS_RM_OK && ON(1) == NVS_RM_OK && atomic_load(&live_off) == 0);
+}
+
+static void make_another(void)
+{
+	make_group(1, 0, 2, 8);
+}
+
+static void free_one(void)
+{
+	release(1, GROUP(0, 2) + 1);
+}
+
+/* Objects that come or go while a control is under way: it is done again. */
+static void objects_change_meanwhile(void)
+{
+	start();
+	make_device(1, 0);
+	make_group(1, 0, 0, 8);
+	during_channels = make_another;
+	CHECK(OFF(0) == NVS_RM_OK && atomic_load(&live_off) == 16);
+	CHECK(ON(0) == NVS_RM_OK && atomic_load(&live_off) == 0);
+	during_channels = free_one; /* the control that names it fails */
+	CHECK(ON(0) == NVS_RM_OK && unknown_named == 1 && state(0).channels == 15);
 }
 
 static void a_driver_opened_twice(void)
@@ -633,19 +665,18 @@ static void signal_handlers_may_use_the_driver(void)
 
 	start();
 	make_device(1, 0);
-	make_group(1, 0, 0, 8);
-	nvs_rm_set_next(fake_ioctl);
+	for (unsigned i = 0; i < 16; i += 2) /* so that to count takes long */
+		make_group(1, 0, i, 100);
 	pthread_mutexattr_t a;
 	pthread_mutexattr_init(&a); /* ours, not the shim's, must bear it */
 	pthread_mutexattr_settype(&a, PTHREAD_MUTEX_RECURSIVE);
 	pthread_mutex_init(&rm_mutex, &a);
 	signal(SIGUSR1, on_signal);
 	CHECK(pthread_create(&t, NULL, send_signals, &self) == 0);
-	for (int i = 0; i < 20000; i++)
-		state(0);
+	for (int i = 0; i < 300; i++)
+		CHECK(state(0).channels == 800);
 	atomic_store(&stop, true);
 	pthread_join(t, NULL);
-	CHECK(state(0).channels == 8);
 }
 
 static void (*const cases[])(void) = {
@@ -654,6 +685,7 @@ static void (*const cases[])(void) = {
 	slices_are_set_and_read_back,
 	a_driver_that_refuses_or_fakes_is_found_out,
 	channels_go_off_and_on,
+	objects_change_meanwhile,
 	a_driver_opened_twice,
 	what_is_freed_is_forgotten_with_all_below,
 	channels_are_on_when_objects_are_freed,

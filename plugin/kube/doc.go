@@ -1,47 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kube lets pods' shares of GPUs change while they run: it watches the
-// annotations of this node's pods in the API server, and says on each pod what
-// came of a change.
+// Package kube changes pods' terms while they run. It watches the annotations of this
+// node's pods in the API server, and says on each pod what a change has done.
 //
 //	kubectl annotate pod train nvshare.com/gpu-memory-limit=8Gi --overwrite
 //
-// All annotations of package plugin may change but those that say which GPUs a
-// container gets and next to whom. They have all their forms:
-// nvshare.com/gpu-core-limit, gpu-core-limit.nvshare.com/pod and
-// gpu-core-limit.nvshare.com/container.<name>; the narrowest goes before. What
-// holds is what the pod's annotations say now:
+// The terms of package plugin may change; the choice of GPUs may not. All forms of an
+// annotation count: nvshare.com/gpu-core-limit, gpu-core-limit.nvshare.com/pod and
+// gpu-core-limit.nvshare.com/container.<name>; the narrowest scope wins. The current
+// annotations hold:
 //
-//   - It goes before what they said when the pod was created, also for containers
-//     that are started again, of which the runtime has the old annotations.
-//     Removing one removes the limit, as if it had never been there.
-//   - What was set with nvsharectl goes before it, until that is removed.
-//   - A value that is nonsense, or that cannot be promised, changes nothing: what
-//     held before stays, also over a restart of the plugin or the scheduler. The
-//     latter kind is tried again every ten seconds. (More than 100 % of a GPU's
-//     time cannot be promised; nor can, by a memory limit that is raised, more
-//     than its memory, where the plugin chose the GPU.)
-//   - A memory limit below what is in use takes nothing away: no more is granted
-//     until enough was freed.
+//   - They replace the annotations of the pod's creation, also for containers that are
+//     started again, for which the runtime has the old ones. Removing an annotation
+//     removes its value.
+//   - A value that was set with nvsharectl goes before the annotation until it is
+//     removed.
+//   - A value that is nonsense or cannot be promised changes nothing. The latest good
+//     value stays, also over a restart of the plugin or the scheduler. A value that
+//     cannot be promised is tried again every ten seconds: more than 100 % of a GPU's
+//     time, or a raised memory limit beyond the memory of a GPU that the plugin chose.
+//   - A memory limit below the memory in use takes nothing away. The container gets no
+//     more until it has freed enough.
 //   - While the API server cannot be reached, everything stays as it is.
-//   - Static pods have what their manifest says: kubelet makes them anew when that
-//     changes.
+//   - Static pods have the annotations of their manifest. The kubelet creates them
+//     anew when the manifest changes.
 //
-// Each change is told in an Event on the pod (kubectl describe pod), by the
-// container it concerns: GPUShareChanged, GPUShareRefused, GPUShareOverruled (an
-// nvsharectl setting goes before), GPUChoiceStays (something else of ours was
-// changed, which takes a new pod) and GPUAnnotationUnknown (a key like ours that
-// is none). A pod gets ten of them at once, then one every
-// 30 s; the others are left out. Containers that run without nvshare are told of
-// in the same way, as GPUUnmanaged, at each registration with the runtime.
+// Each change makes an Event on the pod (kubectl describe pod) that names the
+// container: GPUShareChanged; GPUShareRefused; GPUShareOverruled, where a setting of
+// nvsharectl goes before; GPUChoiceStays, where the change needs a new pod; and
+// GPUAnnotationUnknown, for a key that looks like nvshare's. A pod gets ten Events at
+// once, then one every 30 s; further ones are left out. A container that runs without
+// nvshare gets GPUUnmanaged at each registration with the runtime.
 //
 // # Cost
 //
-// One watch per node, filtered to its pods by the API server, of which only the
-// metadata is sent, and kept: the annotations that matter. Lost watches are made
-// again after 0.8 to 30 s, with the usual backoff. The clientset of client-go,
-// and with it its recorder of events, would triple the program: events are posted
-// as they are.
+// There is one watch per node. The API server filters it to the node's pods and sends
+// their metadata only, of which nvshare's annotations are kept. A lost watch is made
+// again after 0.8 to 30 s. Events are posted without the recorder of client-go, whose
+// clientset would triple the size of the program.
 //
 // # Rights
 //
@@ -50,6 +46,6 @@
 //	apiGroups: [""]               resources: [pods]    verbs: [list, watch]
 //	apiGroups: ["events.k8s.io"]  resources: [events]  verbs: [create]
 //
-// RBAC cannot narrow the first to one node's pods. Without these rights, or
-// without an API server, annotations hold as they were when pods were created.
+// RBAC cannot narrow the first to one node's pods. Without these rights, or without an
+// API server, the annotations of the pods' creation hold.
 package kube

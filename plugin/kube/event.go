@@ -24,15 +24,15 @@ const (
 	normal  = "Normal"
 	warning = "Warning"
 
-	// eventBurst and eventEvery bound the events of one pod: whoever may
-	// annotate it can cause them.
+	// eventBurst and eventEvery bound the events of one pod, because everybody who may
+	// annotate the pod can cause them.
 	eventBurst = 10
 	eventEvery = 30 * time.Second
 	// maxWaiting is how many events wait while the API server is slow.
 	maxWaiting = 256
-	// maxNote is how long the API server lets a note be, bytes.
+	// maxNote is the API server's limit for a note, bytes.
 	maxNote = 1024
-	// maxEventName leaves room in an object's name for what is added.
+	// maxEventName leaves room in an event's name for the time.
 	maxEventName = 220
 	postLimit    = 10 * time.Second
 	attempts     = 4
@@ -42,8 +42,8 @@ func newLimit() flowcontrol.PassiveRateLimiter {
 	return flowcontrol.NewTokenBucketPassiveRateLimiter(float32(1/eventEvery.Seconds()), eventBurst)
 }
 
-// event is what of events.k8s.io/v1 is used. The generated types would add 3 MB
-// to the program.
+// event has the fields of events.k8s.io/v1 that are used. The generated types would
+// add 3 MB to the program.
 type event struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -67,7 +67,7 @@ type regarding struct {
 	FieldPath  string `json:"fieldPath,omitempty"`
 }
 
-// events posts events, in its own time; what is too much is left out.
+// events posts events in the background. Events beyond the queue are left out.
 type events struct {
 	client *rest.RESTClient
 	node   string
@@ -85,7 +85,7 @@ func newEvents(c *rest.Config, client *http.Client, node string, log logrus.Fiel
 	return &events{client: r, node: node, log: log, queue: make(chan event, maxWaiting)}, nil
 }
 
-// add has an event posted, if that is possible.
+// add queues an event, unless the queue is full.
 func (e *events) add(p plugin.Pod, container, kind, reason, note string) {
 	now := time.Now()
 	ev := event{
@@ -133,7 +133,7 @@ func (e *events) run(ctx context.Context) {
 	}
 }
 
-// post tries again what the API server did not refuse.
+// post posts an event, and tries again unless the API server refuses it.
 func (e *events) post(ctx context.Context, ev event) error {
 	body, err := json.Marshal(ev)
 	if err != nil {

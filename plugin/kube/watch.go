@@ -32,23 +32,22 @@ const (
 	again = 10 * time.Second
 )
 
-// Pods is told of pods' annotations; see plugin.Plugin, which is one. Its methods
-// do not block.
+// Pods receives pods' annotations. plugin.Plugin is one. The methods do not block.
 type Pods interface {
 	SetPods([]plugin.Pod) []plugin.Refusal
 	SetPod(plugin.Pod) []plugin.Refusal
 	DropPod(uid string)
 }
 
-// Watcher tells of the annotations of one node's pods, and says on the pods what
-// became of them.
+// Watcher passes on the annotations of one node's pods, and says on the pods what
+// came of them.
 type Watcher struct {
 	log    logrus.FieldLogger
 	lister metadata.ResourceInterface
 	node   string
 	to     Pods
 	events *events
-	queue  workqueue.TypedDelayingInterface[string] // UIDs of pods to be told of
+	queue  workqueue.TypedDelayingInterface[string] // UIDs of pods to pass on
 
 	mu     sync.Mutex
 	pods   map[string]*pod // by UID
@@ -58,10 +57,10 @@ type Watcher struct {
 // pod is a pod of this node.
 type pod struct {
 	plugin.Pod
-	changed   time.Time                      // when it was last told of
-	described map[string]terms               // by container: what the scheduler was last told
-	refused   map[string]string              // by container: what was last said to be refused
-	unknown   string                         // of its annotations, as was last said
+	changed   time.Time                      // when it was last passed on
+	described map[string]terms               // by container: the terms of the last description
+	refused   map[string]string              // by container: the last refusal that was said
+	unknown   string                         // unknown annotations, as they were last said
 	limit     flowcontrol.PassiveRateLimiter // of events; nil before the first
 }
 
@@ -88,8 +87,7 @@ func New(c *rest.Config, node string, to Pods, log logrus.FieldLogger) (*Watcher
 
 // Run watches until ctx ends.
 func (w *Watcher) Run(ctx context.Context) {
-	// client-go writes to the global klog unless told otherwise; what matters
-	// of its errors is seen below.
+	// Without a logger client-go writes to the global klog. Its errors are noted below.
 	ctx = klog.NewContext(ctx, klog.Logger{})
 	r := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -135,12 +133,12 @@ func (w *Watcher) note(ctx context.Context, err error) {
 	}
 }
 
-// store is what the reflector fills.
+// store receives the pods from the reflector.
 type store struct{ *Watcher }
 
 var _ cache.ReflectorStore = store{}
 
-// podOf returns a pod with our annotations, and what is to be said of others.
+// podOf returns a pod with nvshare's annotations, and the text about unknown ones.
 func podOf(obj any) (p plugin.Pod, unknown string, ok bool) {
 	m, ok := obj.(*metav1.PartialObjectMetadata)
 	if !ok {
@@ -157,7 +155,7 @@ func podOf(obj any) (p plugin.Pod, unknown string, ok bool) {
 
 func (s store) Add(obj any) error { return s.Update(obj) }
 
-// Update is called for each change of a pod, also of its status.
+// Update is called for each change of a pod, including its status.
 func (s store) Update(obj any) error {
 	p, unknown, ok := podOf(obj)
 	if !ok {
@@ -173,7 +171,7 @@ func (s store) Update(obj any) error {
 	return nil
 }
 
-// set notes what a pod is now. The lock is held.
+// set notes the current state of a pod. The lock is held.
 func (w *Watcher) set(p plugin.Pod, unknown string) *pod {
 	k := w.pods[p.UID]
 	if k == nil {
@@ -234,7 +232,7 @@ func (s store) Replace(objs []any, _ string) error {
 
 func (s store) Resync() error { return nil }
 
-// work tells of pods that have changed.
+// work passes on pods that have changed.
 func (w *Watcher) work() {
 	for {
 		uid, end := w.queue.Get()

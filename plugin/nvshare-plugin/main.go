@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command nvshare-plugin makes this node's GPUs available to containers through
-// nvshare: it puts the shim on the host, writes the CDI specs, keeps them right
-// as GPUs and driver change, and serves pods as an NRI plugin.
+// nvshare. It puts the shim on the host, writes the CDI specs, keeps them right as
+// GPUs and driver change, and serves pods as an NRI plugin.
 //
-// When it ends, the files and specs stay: containers that run need the shim,
-// and containers that restart need the spec. Only a node without GPU has its
-// specs removed.
+// When the plugin ends, the files and specs stay: running containers need the shim,
+// and containers that restart need the spec. Only a node without GPUs has its specs
+// removed.
 //
-// A plugin that is not registered lets pods that ask start without a GPU. So it
-// ends for a wrong command line and for files that it cannot place, but not for
-// GPUs, drivers or CDI directories that it cannot make use of: it then refuses
-// who asks, says why, and tries again.
+// While no plugin is registered, pods that ask for GPUs start without one. So the
+// plugin ends only for a wrong command line and for files that it cannot place. With
+// GPUs, drivers or CDI directories that it cannot use it refuses pods that ask, says
+// why, and tries again.
 package main
 
 import (
@@ -58,11 +58,11 @@ func main() {
 	}
 }
 
-// headStart is how long the first look at the GPUs keeps the plugin from
-// registering: a cold driver takes seconds, a broken one has no end.
+// headStart bounds how long the plugin waits for the first look at the GPUs before it
+// registers. A cold driver takes seconds; a broken one may hang.
 const headStart = 5 * time.Second
 
-// maxPromise is a hundred times what there is: more must be a mistake.
+// maxPromise is a hundred times the memory of a GPU: more must be a mistake.
 const maxPromise = 10000
 
 func command(log logrus.FieldLogger) *cobra.Command {
@@ -153,9 +153,9 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	go containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
 		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log, pods.told)
 	})
-	// A plugin that has ended lets pods that ask start without a GPU, and
-	// without a word: whatever the GPUs do, it registers, and then refuses.
-	p.SetInventory(plugin.Unavailable(errors.New("it has not found out yet")))
+	// Without a plugin, pods that ask start without a GPU, silently. So the plugin
+	// registers in any case, and refuses pods while it knows no GPUs.
+	p.SetInventory(plugin.Unavailable(errors.New("the first look at the GPUs is not finished")))
 	looked, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -173,7 +173,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	}
 	err = plugin.Run(ctx, plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}, p)
 	cancel()
-	// Whoever ended us may remove our files now: write none after that.
+	// The files may be removed after the plugin's end: write none from here on.
 	select {
 	case <-ended:
 	case <-time.After(headStart):
@@ -181,8 +181,8 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	return err
 }
 
-// place puts the shim and the hook on the host, and makes the directory that
-// containers will see, so that they start before the scheduler does.
+// place puts the shim and the hook on the host. It also makes the directory that
+// containers share with the scheduler, so that they can start before the scheduler.
 func (n *node) place(f flags) error {
 	for _, file := range []struct{ flag, given, to string }{
 		{"--lib", f.lib, filepath.Join(n.paths.LibDir, cdi.ShimFile)},

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -193,6 +194,50 @@ func TestServesWithoutADriver(t *testing.T) {
 	}
 	if err := create(); err != nil {
 		t.Errorf("with a driver: %v", err)
+	}
+	cancel()
+	<-done
+}
+
+// Somebody else's file in the way of a spec keeps engines from the devices: pods are
+// refused, and told why, until it is gone.
+func TestFileInTheWayIsToldToPods(t *testing.T) {
+	root, _ := host(t, 1)
+	n := &node{
+		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths,
+		cdiDir: root + "/run/cdi", every: time.Millisecond,
+	}
+	p := plugin.New(quiet(), plugin.NewContainers(quiet()))
+	p.SetInventory(n.look(context.Background()))
+	file := root + "/run/cdi/" + cdi.FileName(cdi.KindNRI)
+	if err := errors.Join(os.Remove(file), os.Mkdir(file, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	found, done := make(chan *plugin.Inventory, 100), make(chan struct{})
+	go func() {
+		n.watch(ctx, func(inv *plugin.Inventory) { found <- inv })
+		close(done)
+	}()
+	create := func() error {
+		select {
+		case inv := <-found:
+			p.SetInventory(inv)
+		case <-time.After(patience):
+			t.Fatal("the change was not noticed")
+		}
+		_, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{Name: "train", Namespace: "ml",
+			Annotations: map[string]string{plugin.Annotation: "nvshare.com/gpu=0"}}, &api.Container{Name: "main"})
+		return err
+	}
+	if err := create(); err == nil || !strings.Contains(err.Error(), file) {
+		t.Errorf("created with %v", err)
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := create(); err != nil {
+		t.Errorf("put right: %v", err)
 	}
 	cancel()
 	<-done

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -19,8 +20,8 @@ import (
 )
 
 const (
-	// watchInterval is how often this node is looked at for changes that nobody
-	// announces, such as MIG devices; a look reads directories and wakes no GPU.
+	// watchInterval is the time between looks for changes that nobody announces, such as
+	// MIG devices. A look reads directories and wakes no GPU.
 	watchInterval = time.Minute
 	// discoverLimit bounds a discovery: NVML can hang on a broken GPU.
 	discoverLimit = 60 * time.Second
@@ -37,13 +38,12 @@ type node struct {
 	seen string // fingerprint from before the last refresh that succeeded
 }
 
-// refresh looks for GPUs and driver, and writes or removes the specs
-// accordingly.
+// refresh looks for GPUs and driver, and writes or removes the specs.
 func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
 	defer cancel()
-	// From before, so that no change is missed; our own writes then cost one
-	// look more.
+	// The fingerprint is from before the look, so that no change is missed. The specs
+	// that are written then cause one more look.
 	seen := n.fingerprint()
 	found, err := cdi.Generate(ctx, n.options, n.paths)
 	if err != nil {
@@ -68,8 +68,8 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	return plugin.NewInventory(found.Spec(cdi.KindNRI), found.GPUs, n.options.HostRoot), nil
 }
 
-// look is the first refresh. If it fails, nothing can be given until watch, which
-// tries again, succeeds.
+// look is the first refresh. If it fails, no GPU can be given until a refresh of watch
+// succeeds.
 func (n *node) look(ctx context.Context) *plugin.Inventory {
 	inv, err := n.refresh(ctx)
 	if err != nil {
@@ -82,7 +82,8 @@ func (n *node) look(ctx context.Context) *plugin.Inventory {
 }
 
 // watch refreshes at SIGHUP and as soon as something changed, until ctx ends, and
-// hands over what was found. What can't be refreshed stays as it was.
+// hands over the inventory. If the refresh fails the inventory stays, unless a
+// foreign file keeps engines from the devices.
 func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
@@ -111,6 +112,11 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 			found(inv)
 		case ctx.Err() == nil && err.Error() != failure: // tried again, not said again
 			failure = err.Error()
+			if errors.Is(err, cdi.ErrForeign) { // engines do not find the devices
+				n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
+				found(plugin.Unavailable(err))
+				break
+			}
 			n.log.Errorf("GPUs or driver changed, but the CDI specs are still the old ones: %v", err)
 		}
 	}

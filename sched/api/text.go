@@ -33,14 +33,13 @@ func ParseDuration(s string) (time.Duration, error) {
 		d = time.Duration(seconds * float64(time.Second))
 	}
 	if d <= 0 {
-		return 0, fmt.Errorf("%q is not positive", s)
+		return 0, fmt.Errorf("%q is not positive: give a time above 0", s)
 	}
 	return d, nil
 }
 
-// ParseAntiThrash reads the mode as people give it: "on" lets one client at a
-// time use a GPU, "off" all at once, "auto" one of the two as the scheduler sees
-// fit.
+// ParseAntiThrash reads a mode as people give it: with "on" one client at a time uses a
+// GPU, with "off" all at once; with "auto" the scheduler chooses one of the two.
 func ParseAntiThrash(s string) (Mode, error) {
 	switch s {
 	case "on":
@@ -50,7 +49,7 @@ func ParseAntiThrash(s string) (Mode, error) {
 	case "auto":
 		return Mode_MODE_AUTO, nil
 	}
-	return Mode_MODE_UNSPECIFIED, fmt.Errorf("%q is neither on nor off nor auto", s)
+	return Mode_MODE_UNSPECIFIED, fmt.Errorf("%q is neither on nor off nor auto: give one of them", s)
 }
 
 // AntiThrash is the inverse of ParseAntiThrash.

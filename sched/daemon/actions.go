@@ -32,7 +32,26 @@ func (d *Daemon) step(g *gpu, ev sched.Event) {
 	}
 	d.flush(g)
 	d.stepGangs()
-	d.settleMemory(g)
+	d.makeArenas(g)
+}
+
+// makeArenas has arenas made where the step of a GPU has changed what is wanted.
+func (d *Daemon) makeArenas(g *gpu) {
+	s := g.swap
+	if s == nil {
+		return
+	}
+	found := s.found
+	s.found = nil
+	for _, f := range found {
+		if m := s.members[f.Client]; m != nil && f.Bytes > m.arena.Given() {
+			m.arena.Had(f.Bytes)
+		}
+	}
+	if s.wanting {
+		s.wanting = false
+		s.arenas.Prepare()
+	}
 }
 
 // stepGangs steps the GPUs where a gang's turn goes on because of another GPU.
@@ -45,7 +64,7 @@ func (d *Daemon) stepGangs() {
 			g.outbox = append(g.outbox, work{action: a})
 		}
 		d.flush(g)
-		d.settleMemory(g)
+		d.makeArenas(g)
 	}
 	if d.checkAlways {
 		if err := d.node.Check(); err != nil && d.invariantErr == nil {
@@ -59,9 +78,14 @@ func (d *Daemon) stepGangs() {
 func (d *Daemon) stepAttach(g *gpu, att *attachment, ev sched.Attach, answer wire.Frame) {
 	acts := d.decide(g, ev)
 	at := 0
-	for i, a := range acts {
-		if adopt, ok := a.(sched.Adopt); ok && adopt.Client == ev.Client {
-			at = i + 1
+	if len(acts) > at {
+		if room, ok := acts[at].(sched.Room); ok && room.Client == ev.Client {
+			at++
+		}
+	}
+	if len(acts) > at {
+		if adopt, ok := acts[at].(sched.Adopt); ok {
+			at++
 			answer.Epoch = uint64(adopt.Epoch)
 		}
 	}
@@ -76,12 +100,15 @@ func (d *Daemon) stepAttach(g *gpu, att *attachment, ev sched.Attach, answer wir
 	}
 	d.flush(g)
 	d.stepGangs()
-	d.settleMemory(g)
+	d.makeArenas(g)
 }
 
 // decide runs the core. The actions are valid until the next call.
 func (d *Daemon) decide(g *gpu, ev sched.Event) []sched.Action {
 	t := now()
+	if g.core.AsksHost(ev) {
+		d.observeHost()
+	}
 	acts := g.core.Step(t, ev)
 	acts = slices.DeleteFunc(acts, func(a sched.Action) bool {
 		other, ok := a.(sched.StepGPU)
@@ -102,17 +129,21 @@ func (d *Daemon) decide(g *gpu, ev sched.Event) []sched.Action {
 }
 
 // flush carries out the outbox in order. If the state file cannot be written
-// the rest waits: a grant that is not recorded could be given twice after a
-// restart.
+// the rest waits, but for what concerns memory: a grant that is not recorded could
+// be given twice after a restart.
 func (d *Daemon) flush(g *gpu) {
+	kept := g.outbox[:0]
 	for i := range g.outbox {
-		if !d.carryOut(g, &g.outbox[i]) {
-			g.retry.Set(now().Add(persistRetry))
-			g.outbox = slices.Delete(g.outbox, 0, i)
-			return
+		w := g.outbox[i]
+		switch {
+		case len(kept) == 0 && d.carryOut(g, &w), len(kept) > 0 && w.att == nil && d.carryOutMemory(g, w.action):
+		default:
+			kept = append(kept, w)
 		}
 	}
-	g.outbox = g.outbox[:0]
+	if g.outbox = kept; len(kept) > 0 {
+		g.retry.Set(now().Add(persistRetry))
+	}
 }
 
 func (d *Daemon) carryOut(g *gpu, w *work) bool {
@@ -137,7 +168,6 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 			if a.Latency {
 				onPage = wire.GrantLatency
 			}
-			d.grantedMemory(g, a)
 			d.reach(beforeGrant)
 			att.client.page.Open(att.channel, uint64(a.Epoch), flags|onPage, uint64(a.Quantum), uint64(now()))
 			d.reach(inGrant)
@@ -160,7 +190,6 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 			d.expectRelease(g, att.client.conn)
 		}
 	case sched.StepOne:
-		g.unsettle()
 		if att := d.attachmentOf(g, a.Client); att != nil {
 			d.send(att.client.conn, &wire.Frame{
 				Type: wire.TypeRevoke, Channel: att.channel, Code: wire.RevokeStep, Epoch: uint64(a.Epoch),
@@ -190,7 +219,6 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 			d.reach(afterClose)
 		}
 	case sched.Adopt:
-		g.unsettle()
 		if att := d.attachmentOf(g, a.Client); att != nil {
 			d.reach(beforeAdopt)
 			att.client.page.Open(att.channel, uint64(a.Epoch), grantFlags(g.modeNow() == sched.Concurrent), uint64(g.quantum), uint64(now()))
@@ -214,8 +242,9 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 		d.reach(afterNotice)
 	case sched.Released:
 		d.unfence(g, a.Client)
-		d.releasedMemory(g, a)
 		d.reach(afterReleased)
+	default:
+		d.carryOutMemory(g, a)
 	}
 	d.observe(g, w.action)
 	return true

@@ -163,7 +163,7 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 	case wire.TypeUtil:
 		d.step(att.gpu, sched.Utilization{Client: c.client.id, Samples: int(f.Util.Samples), Busy: int(f.Util.Busy)})
 	case wire.TypeReserve:
-		d.reserve(c, att, f)
+		d.reserve(att, f)
 	case wire.TypeMoved:
 		d.moved(att, f)
 	}
@@ -254,8 +254,7 @@ func (d *Daemon) takeOver(c *conn) {
 	what := "registered again"
 	if !c.again {
 		what = "registered"
-		d.dropReservations(cl) // what an earlier program of this process had
-		d.dropMemory(cl)
+		d.dropMemory(cl, sched.Exec{Client: cl.id}) // what an earlier program of this process had
 	}
 	d.traffic.Registrations++
 	d.noteClient(cl, api.EventType_EVENT_TYPE_REGISTER, 0)
@@ -304,18 +303,14 @@ func (d *Daemon) bury(cl *client) {
 	if cl.page != nil {
 		d.noteClient(cl, api.EventType_EVENT_TYPE_END, 0)
 	}
+	d.dropMemory(cl, sched.Gone{Client: cl.id})
 	for _, g := range d.order {
-		if cl.attached[g] != nil || g.restored[cl.id] {
-			d.step(g, sched.Gone{Client: cl.id})
-			delete(cl.attached, g)
-			delete(g.restored, cl.id)
-		}
+		delete(cl.attached, g)
+		delete(g.restored, cl.id)
 	}
 	delete(d.clients, cl.id)
 	delete(d.byProc, cl.Process)
 	delete(d.accountOf(cl.Peer).clients, cl)
-	d.dropReservations(cl)
-	d.dropMemory(cl)
 	d.dropAccount(cl.Peer)
 	cl.Close()
 	level := logrus.DebugLevel // it only asked
@@ -375,16 +370,20 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	c.channels[f.Channel] = att
 	c.page.SetLimits(f.Channel, g.limits(c.client.Account, c.client.id))
 	delete(g.restored, c.client.id)
-	away := d.attachMemory(g, att, c.again)
+	d.showMemoryMode(g, c.client, att.channel)
+	if g.swap != nil && g.swap.members[c.client.id] == nil {
+		d.addMember(g, c.client)
+	}
 	d.stepAttach(g, att, sched.Attach{
-		Client: c.client.id,
-		Tenant: c.client.Account,
-		Share:  d.shareOf(g, c.client.Account),
-		Held:   sched.Epoch(f.Epoch),
-		Want:   f.Code&wire.AttachWant != 0,
-		Away:   away,
+		Client:  c.client.id,
+		Tenant:  c.client.Account,
+		Share:   d.shareOf(g, c.client.Account),
+		Held:    sched.Epoch(f.Epoch),
+		Want:    f.Code&wire.AttachWant != 0,
+		CanMove: c.client.canMove,
+		Again:   c.again,
 	}, answer)
-	d.attachedMemory(g, att)
+	d.attachedMemory(g, c.client.id)
 }
 
 // hangUp ends a connection whose reader has stopped.

@@ -344,7 +344,7 @@ func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *ap
 	if names := d.names[cl.Container]; names != nil {
 		c.Container = names
 	}
-	c.ReservedBytes = g.ledger.Reserved(cl.Account, cs.ID).Total
+	c.ReservedBytes = g.core.ReservedBy(cl.Account, cs.ID).Total
 	c.Interposed, c.Bypassed = cl.reg.Interposed, cl.reg.Bypassed
 	if cl.page != nil {
 		c.ShimVersion = shimVersion(cl.reg.ShimVersion)

@@ -118,28 +118,27 @@ type Daemon struct {
 	settings settings                  // time quanta and modes that were set
 	broken   []*conn                   // to be treated as lost after the current event
 
-	discovering     bool
-	discovered      sched.Time // when the latest search ended; 0: never
-	discoverErr     error
-	pending         []*pendingAttach
-	persistErr      error
-	invariantErr    error
-	identifyErr     error // clients are refused that no client can do anything about
-	sharesErr       error // shares were lost, or would be at a restart
-	settingsErr     error // settings were lost
-	nextCheck       sched.Time
-	nextLedgerCheck sched.Time
-	tenantLog       *rate.Limiter
-	unloggedTold    uint64
-	arena           *arena.Pool
-	before          map[string][]memberState // of GPUs not found yet, by UUID; see swap_record.go
-	history         *history.Log
-	traffic         metrics.Traffic
-	checkAlways     bool            // tests
-	failpoint       func(failpoint) // tests
-	fencesChanged   bool
-	refused         uint64
-	malformed       uint64
+	discovering   bool
+	discovered    sched.Time // when the latest search ended; 0: never
+	discoverErr   error
+	pending       []*pendingAttach
+	persistErr    error
+	invariantErr  error
+	identifyErr   error // clients are refused that no client can do anything about
+	sharesErr     error // shares were lost, or would be at a restart
+	settingsErr   error // settings were lost
+	nextCheck     sched.Time
+	tenantLog     *rate.Limiter
+	unloggedTold  uint64
+	arena         *arena.Pool
+	before        map[string][]memberState // of GPUs not found yet, by UUID; see swap_record.go
+	history       *history.Log
+	traffic       metrics.Traffic
+	checkAlways   bool            // tests
+	failpoint     func(failpoint) // tests
+	fencesChanged bool
+	refused       uint64
+	malformed     uint64
 }
 
 // New takes the run directory, reads the state file and opens the sockets, so
@@ -200,6 +199,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		names:           map[string]*api.Container{},
 		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}
+	d.node.Arenas.Bound(opts.SwapMemory, arena.HostReserve)
 	d.search = d.timers.New(d.startDiscovery)
 	d.members = d.timers.New(d.recordMembers)
 	d.watch = d.timers.New(d.watchRunDir)
@@ -315,11 +315,6 @@ func (d *Daemon) planTurns() {
 			g.turn.Set(at)
 		} else {
 			g.turn.Stop()
-		}
-		if g.swap != nil && g.swap.due != 0 {
-			g.victims.Set(g.swap.due)
-		} else {
-			g.victims.Stop()
 		}
 	}
 }

@@ -25,24 +25,20 @@ import (
 type gpu struct {
 	GPU
 	core     *sched.Core
-	ledger   *sched.Ledger
-	reserved uint64                  // as the core was told
 	restored map[sched.ClientID]bool // had a grant before the restart, not back yet
 	quantum  time.Duration           // as the core has them
 	mode     sched.Mode
 	fenced   map[sched.ClientID]bool // those for whom FenceDemote is in force
 	demoted  bool                    // and the core knows
 	turns    metrics.Turns
-	ceiling  uint64 // as Options.GPUMemory
-	swap     *swap  // nil: nothing is swapped
+	swap     *swap // nil: nothing is swapped
 
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
 	outbox []work
 	retry  *timer.Timer // to carry out the outbox
 
-	turn    *timer.Timer // the core's Deadline
-	victims *timer.Timer // swap.due
+	turn *timer.Timer // the core's Deadline
 }
 
 // parseUUID reads "GPU-" or, for a MIG device, "MIG-", and 32 hexadecimal
@@ -143,7 +139,11 @@ func (d *Daemon) addGPU(info GPU) error {
 		info.MemoryBytes = min(info.MemoryBytes, d.opts.GPUMemory)
 	}
 	if g := d.gpus[uuid]; g != nil {
+		changed := g.MemoryBytes != info.MemoryBytes
 		g.GPU = info
+		if changed {
+			d.step(g, sched.SetGPUMemory{Bytes: info.MemoryBytes})
+		}
 		return nil
 	}
 	last := d.state.GPUs[info.UUID]
@@ -158,7 +158,8 @@ func (d *Daemon) addGPU(info GPU) error {
 		d.state.GPUs[info.UUID] = last
 	}
 	quantum, mode := d.settingOf(info.UUID)
-	g := &gpu{GPU: info, restored: map[sched.ClientID]bool{}, fenced: map[sched.ClientID]bool{}, quantum: quantum, mode: mode, ledger: sched.NewLedger(), core: sched.New(sched.Config{
+	g := &gpu{GPU: info, restored: map[sched.ClientID]bool{}, fenced: map[sched.ClientID]bool{}, quantum: quantum, mode: mode}
+	g.core = sched.New(sched.Config{
 		Quantum:   quantum,
 		Grace:     d.opts.Grace,
 		Mode:      mode,
@@ -167,19 +168,11 @@ func (d *Daemon) addGPU(info GPU) error {
 		LastEpoch: last.Epoch,
 		GPU:       info.UUID,
 		Node:      d.node,
-	})}
+		Memory:    d.openMemory(g, physical),
+	})
 	g.turn = d.timers.New(func() { d.step(g, sched.Tick{}) })
 	g.retry = d.timers.New(func() { d.flush(g) })
-	g.victims = d.timers.New(func() { d.lookAtVictims(g) })
 	d.gpus[uuid] = g
-	g.ceiling = d.opts.GPUMemory
-	d.openSwap(g, physical)
-	if g.swap == nil {
-		g.ledger.SetCeiling(g.ceiling)
-	} // else each process is bounded, by Residency.Fits
-	for account := range d.shares.Tenants {
-		d.applyLimit(g, account)
-	}
 	d.order = append(d.order, g)
 	slices.SortStableFunc(d.order, func(a, b *gpu) int { return cmp.Compare(a.Index, b.Index) })
 	d.log.Infof("GPU %d: %s %s, %d MiB", info.Index, info.UUID, info.Name, info.MemoryBytes>>20)
@@ -190,6 +183,9 @@ func (d *Daemon) addGPU(info GPU) error {
 	}
 	for _, h := range holders {
 		d.restore(g, peer.Process{PID: h.PID, Start: h.StartTime}, h.Epoch)
+	}
+	for account := range d.shares.Tenants {
+		d.setTenantMemory(g, account)
 	}
 	d.awaitMembers(g)
 	return nil

@@ -22,43 +22,11 @@ import (
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// applyLimit brings a GPU's ledger and the tenant's pages into line with the
-// limits.
-func (d *Daemon) applyLimit(g *gpu, account string) {
-	limit := d.shares.Tenants[account].on(g.UUID).MemoryLimit
-	if g.ledger.SetLimit(account, limit) != limit {
-		d.showLimits(g, account)
-	}
-}
-
 // limits is what the page of a tenant's process says of the GPU; client 0: of one that
 // uses none.
 func (g *gpu) limits(account string, id sched.ClientID) wire.Limits {
-	r := g.told(g.ledger.Reserved(account, id), id)
-	return wire.Limits{Memory: r.Limit, Used: r.Used}
-}
-
-// told is how a process hears where it stands. Where memory is swapped a GPU that is to
-// look small bounds each process, not all of a tenant together: as a small one would.
-func (g *gpu) told(r sched.Reserved, id sched.ClientID) sched.Reserved {
-	byCeiling := g.ceiling != 0 && (r.Limit == 0 || r.Limit >= g.ceiling)
-	r.Limit = g.limitOf(r.Limit)
-	switch {
-	case !byCeiling || g.swap == nil:
-	case id == 0:
-		r.Used = min(r.Used, r.Limit)
-	default:
-		r.Used = r.Total
-	}
-	return r
-}
-
-// limitOf is the lower one of a tenant's limit and what the GPU is to look like.
-func (g *gpu) limitOf(limit uint64) uint64 {
-	if g.ceiling != 0 && (limit == 0 || limit > g.ceiling) {
-		return g.ceiling
-	}
-	return limit
+	s := g.core.Standing(account, id)
+	return wire.Limits{Memory: s.Limit, Used: s.Used}
 }
 
 // showLimits brings the pages of a tenant's processes into line with the
@@ -75,83 +43,43 @@ func (d *Daemon) showLimits(g *gpu, account string) {
 	}
 }
 
-// reserve answers RESERVE.
-func (d *Daemon) reserve(c *conn, att *attachment, f *wire.Frame) {
-	g, cl := att.gpu, att.client
-	before := g.ledger.Reserved(cl.Account, 0).Used
-	force := f.Code&wire.ReserveForce != 0
-	total, refused := d.placeable(g, cl, f.Reserve, force)
-	r, ok := g.ledger.Reserved(cl.Account, cl.id), false
-	if refused == wire.OK {
-		refused = wire.ErrMemory
-		r, ok = g.ledger.Reserve(cl.Account, cl.id, total, min(f.Reserve.Least, total), force)
-		d.promiseMemory(g, cl, !force)
-	}
-	if r.Used != before {
-		d.showLimits(g, cl.Account)
-	}
-	d.tellReserved(g)
-	d.checkLedger(g)
-	if !ok && refused == wire.ErrMemory && g.ceiling != 0 && (r.Limit == 0 || r.Limit > g.ceiling) && g.swap == nil {
-		d.tellCeiling(g, cl, f.Reserve.Least, r.Used)
-	}
-	r = g.told(r, cl.id)
-	answer := wire.Frame{Type: wire.TypeReserved, Channel: att.channel,
-		Reserved: wire.Reserved{Total: r.Total, Used: r.Used, Limit: r.Limit, Serial: f.Reserve.Serial}}
-	if !ok {
-		answer.Code = refused
-	}
-	if d.awaitRoom(g, cl, &answer, force) {
+// reserve passes RESERVE on.
+func (d *Daemon) reserve(att *attachment, f *wire.Frame) {
+	r := f.Reserve
+	d.step(att.gpu, sched.Reserve{Client: att.client.id, Total: r.Total, Least: r.Least, Force: f.Code&wire.ReserveForce != 0, Serial: r.Serial})
+}
+
+// reserved answers RESERVE.
+func (d *Daemon) reserved(g *gpu, a sched.Reserved) {
+	att := d.attachmentOf(g, a.Client)
+	if att == nil {
 		return
 	}
+	cl := att.client
+	answer := wire.Frame{Type: wire.TypeReserved, Channel: att.channel,
+		Reserved: wire.Reserved{Total: a.Stands.Total, Used: a.Stands.Used, Limit: a.Stands.Limit, Serial: a.Serial}}
+	switch a.Refused {
+	case sched.NoPlace:
+		answer.Code = wire.ErrArena
+		if !cl.canMove {
+			answer.Code = wire.ErrMemory // all that it knows
+		}
+		d.noteNoRoom(g, cl, a.Asked, a.Why.Error())
+	case sched.OverCeiling:
+		answer.Code = wire.ErrMemory
+		d.noteNoRoom(g, cl, a.Asked, fmt.Sprintf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", d.opts.GPUMemory>>20, a.Stands.Used>>20))
+	case sched.OverLimit:
+		answer.Code = wire.ErrMemory
+	}
 	d.reach(beforeReserved)
-	d.send(c, &answer, nil)
+	d.send(cl.conn, &answer, nil)
 	d.reach(afterReserved)
 }
 
-// tellCeiling says that a reservation was refused because the GPU is to look small.
-func (d *Daemon) tellCeiling(g *gpu, cl *client, least, used uint64) {
-	text := fmt.Sprintf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", g.ceiling>>20, used>>20)
-	d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: least, Text: text})
-	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, least>>20, text))
-}
-
-// tellReserved tells the core how much of the GPU's memory is reserved, when
-// that has changed by a hundredth of it or to nothing: the mode may depend on it.
-func (d *Daemon) tellReserved(g *gpu) {
-	if g.swap != nil {
-		d.tellPromised(g)
-		return
-	}
-	n := g.ledger.Total()
-	change := max(n, g.reserved) - min(n, g.reserved)
-	if change == 0 || n != 0 && change < g.MemoryBytes/100 {
-		return
-	}
-	g.reserved = n
-	d.step(g, sched.SetMemory{Reserved: n, Total: g.MemoryBytes})
-}
-
-// dropReservations gives back what a client has: it is dead, or another
-// program now.
-func (d *Daemon) dropReservations(cl *client) {
-	for _, g := range d.order {
-		if g.ledger.Drop(cl.Account, cl.id) {
-			d.showLimits(g, cl.Account)
-			d.tellReserved(g)
-			d.checkLedger(g)
-		}
-	}
-}
-
-func (d *Daemon) checkLedger(g *gpu) {
-	if t := now(); t >= d.nextLedgerCheck || d.checkAlways {
-		d.nextLedgerCheck = t.Add(checkPause)
-		if err := g.ledger.Check(); err != nil && d.invariantErr == nil {
-			d.invariantErr = err
-			d.log.WithError(err).Errorf("bug in nvshare-scheduler: ledger of GPU %d", g.Index)
-		}
-	}
+// noteNoRoom notes and logs why a reservation was refused that its tenant's limit allows.
+func (d *Daemon) noteNoRoom(g *gpu, cl *client, bytes uint64, why string) {
+	d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: bytes, Text: why})
+	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, bytes>>20, why))
 }
 
 // setMemoryLimit answers the control call, which is SetShare for memory alone.
@@ -234,8 +162,9 @@ func (d *Daemon) tenantOf(account string) (c *api.Container, uid uint32) {
 
 // memoryStatus describes a GPU's ledger, and what is wrong in it.
 func (d *Daemon) memoryStatus(g *gpu) (accounts []*api.MemoryAccount, problems []string) {
-	for _, account := range g.ledger.Accounts() {
-		r := g.ledger.Reserved(account, 0)
+	tenants, stand := g.core.Reservations()
+	for i, account := range tenants {
+		r := stand[i]
 		a := &api.MemoryAccount{LimitBytes: r.Limit, UsedBytes: r.Used}
 		a.Container, a.Uid = d.tenantOf(account)
 		accounts = append(accounts, a)

@@ -514,8 +514,8 @@ func TestSetMemoryLimit(t *testing.T) {
 		}
 	}
 	if err := s.ask(ctx, func() {
-		if len(s.Daemon.shares.Tenants) != 0 || len(s.order[0].ledger.Accounts()) != 0 {
-			t.Errorf("left behind: %v, %v", s.Daemon.shares, s.order[0].ledger.Accounts())
+		if tenants, _ := s.order[0].core.Reservations(); len(s.Daemon.shares.Tenants) != 0 || len(tenants) != 0 {
+			t.Errorf("left behind: %v, %v", s.Daemon.shares, tenants)
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -564,7 +564,7 @@ func TestLimitsSurviveARestart(t *testing.T) {
 		t.Errorf("containers that the plugin may forget: %v", r.Containers)
 	}
 	podLimit := func() (limit uint64) {
-		if err := s.ask(ctx, func() { limit = s.order[0].ledger.Reserved(peer.ContainerAccount+"pod", 0).Limit }); err != nil {
+		if err := s.ask(ctx, func() { limit = s.order[0].core.ReservedBy(peer.ContainerAccount+"pod", 0).Limit }); err != nil {
 			t.Fatal(err)
 		}
 		return limit
@@ -685,8 +685,8 @@ func TestLimitOfAGPUFoundLater(t *testing.T) {
 // BenchmarkReserve is one reservation of a container with as many processes
 // as it may have, but for the frames.
 func BenchmarkReserve(b *testing.B) {
-	l := sched.NewLedger()
-	g := &gpu{ledger: l}
+	g := &gpu{core: sched.New(sched.Config{})}
+	g.core.Step(0, sched.Attach{Client: 1, Tenant: "c"})
 	a := &account{clients: map[*client]struct{}{}}
 	d := &Daemon{counts: map[string]*account{"c": a}}
 	for range maxPerContainer {
@@ -703,7 +703,7 @@ func BenchmarkReserve(b *testing.B) {
 		a.clients[cl] = struct{}{}
 	}
 	for i := 0; b.Loop(); i++ {
-		l.Reserve("c", 1, uint64(i), 0, true)
+		g.core.Step(0, sched.Reserve{Client: 1, Total: uint64(i), Force: true})
 		d.showLimits(g, "c")
 	}
 }

@@ -90,6 +90,21 @@ func TestMetrics(t *testing.T) {
 	ctl := dial(t, s)
 	p, a := newClient(t, s)
 	pid = uint32(p.cmd.Process.Pid)
+	const account = peer.ContainerAccount + "abc"
+	if err := s.ask(context.Background(), func() {
+		// The cgroup is a machine's own; this is what a pod's container looks like.
+		g, cl := s.gpus[uuidOf(gpuA)], s.clients[sched.ClientID(a.id)]
+		cl.Container, cl.Account = "abc", account
+		s.names["abc"] = &api.Container{Id: "abc", Namespace: "ml", Pod: "train", Name: "main"}
+		s.step(g, sched.Attach{Client: cl.id, Tenant: account})
+		s.step(g, sched.SetTenantMemory{Tenant: account, Limit: 50})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	a.expect(wire.TypeRoom)
+	a.send(wire.Frame{Type: wire.TypeReserve, Code: wire.ReserveForce, Reserve: wire.Reserve{Total: 60, Least: 60}})
+	a.expect(wire.TypeRoom)
+	a.expect(wire.TypeReserved)
 	a.request()
 	e := a.granted()
 	a.send(wire.Frame{Type: wire.TypeStats, Stats: wire.Stats{Calls: 5, Waits: 1, WaitNs: 2e9, MemBytes: 3, MemPeak: 4}})
@@ -98,20 +113,6 @@ func TestMetrics(t *testing.T) {
 	s.await("b waits", func(r *api.StatusResponse) bool {
 		return stateOf(r, b.id) == api.ClientState_CLIENT_STATE_WAITING && r.Gpus[0].Clients[0].Calls == 5
 	})
-	const account = peer.ContainerAccount + "abc"
-	if err := s.ask(context.Background(), func() {
-		// The cgroup is a machine's own; this is what a pod's container looks like.
-		cl := s.clients[sched.ClientID(a.id)]
-		cl.Container, cl.Account = "abc", account
-		s.names["abc"] = &api.Container{Id: "abc", Namespace: "ml", Pod: "train", Name: "main"}
-		s.gpus[uuidOf(gpuA)].ledger.SetLimit(account, 50)
-		s.gpus[uuidOf(gpuA)].ledger.Reserve(account, cl.id, 60, 60, true)
-		user := s.clients[sched.ClientID(b.id)]
-		s.gpus[uuidOf(gpuA)].ledger.SetLimit(user.Account, 9)
-		s.gpus[uuidOf(gpuA)].ledger.Reserve(user.Account, user.id, 5, 5, false)
-	}); err != nil {
-		t.Fatal(err)
-	}
 
 	code, text := get(t, s, "/metrics")
 	if code != http.StatusOK {
@@ -260,7 +261,7 @@ func TestMetricsAddressInUse(t *testing.T) {
 func BenchmarkScrape(b *testing.B) {
 	d := &Daemon{history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}, discovered: 1}
 	d.openArena(plenty{}, 0, 0)
-	g := &gpu{GPU: gpuA, core: sched.New(sched.Config{}), ledger: sched.NewLedger()}
+	g := &gpu{GPU: gpuA, core: sched.New(sched.Config{})}
 	d.order = append(d.order, g)
 	for i := range 256 {
 		id := fmt.Sprintf("%064x", i%64)
@@ -269,7 +270,7 @@ func BenchmarkScrape(b *testing.B) {
 		d.clients[cl.id] = cl
 		d.names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
 		g.core.Step(now(), sched.Attach{Client: cl.id, Tenant: cl.Account, Want: true})
-		g.ledger.Reserve(cl.Account, cl.id, 1<<30, 1<<30, false)
+		g.core.Step(now(), sched.Reserve{Client: cl.id, Total: 1 << 30, Least: 1 << 30})
 	}
 	for b.Loop() {
 		d.snapshot()

@@ -163,11 +163,12 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 	old := d.shares.Tenants[account]
 	d.shares, d.sharesErr = next, err
 	for _, g := range d.order {
-		d.applyLimit(g, account)
 		if s := d.shareOf(g, account); s != coreShare(old.on(g.UUID), account) {
 			d.step(g, sched.SetShare{Tenant: account, Share: s})
 		}
-		d.keepMemory(g, account)
+		if o, n := old.on(g.UUID), to.on(g.UUID); o.MemoryLimit != n.MemoryLimit || o.MemoryMode != n.MemoryMode {
+			d.setTenantMemory(g, account)
+		}
 		if d.has(account, g.UUID) {
 			d.noteShare(g, account, old.on(g.UUID), to.on(g.UUID))
 		}
@@ -193,7 +194,7 @@ func (d *Daemon) noteShare(g *gpu, account string, old, new api.Terms) {
 func shareChange(g *gpu, account string, old, to tenantShares) *api.ShareChange {
 	c := &api.ShareChange{}
 	if g != nil {
-		c.Uuid, c.Index, c.UsedMemoryBytes = g.UUID, uint32(g.Index), g.ledger.Reserved(account, 0).Used
+		c.Uuid, c.Index, c.UsedMemoryBytes = g.UUID, uint32(g.Index), g.core.ReservedBy(account, 0).Used
 	}
 	was, is := old.on(c.Uuid), to.on(c.Uuid)
 	c.Old, c.OldMemoryBytes = was.Share(), was.MemoryLimit

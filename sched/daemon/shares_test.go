@@ -318,38 +318,6 @@ func TestCoreIsToldOfShares(t *testing.T) {
 	}
 }
 
-// The core hears how much memory is reserved, but not of every page.
-func TestCoreIsToldOfMemory(t *testing.T) {
-	s := start(t, t.TempDir(), nil)
-	_, a := newClient(t, s)
-	p, b := newClient(t, s)
-	told := func() (n uint64) {
-		if err := s.ask(context.Background(), func() { n = s.order[0].reserved }); err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	const percent = gib/100 + 1 // of the GPU's memory, which is 1 GiB
-	for i, step := range []struct {
-		do   func()
-		want uint64
-	}{
-		{func() { a.reserve(percent/2, 0, 0) }, 0},
-		{func() { b.reserve(percent/2+1, 0, 0) }, percent},
-		{func() { b.reserve(percent, 0, 0) }, percent},
-		{func() { a.reserve(0, 0, 0) }, percent},
-		{func() { b.reserve(30*percent, 0, 0) }, 30 * percent},
-		{func() {
-			p.kill()
-			s.await("its memory is returned", func(r *api.StatusResponse) bool { return len(r.Gpus[0].Memory) == 0 })
-		}, 0},
-	} {
-		if step.do(); told() != step.want {
-			t.Errorf("step %d: the core was told of %d bytes, want %d", i+1, told(), step.want)
-		}
-	}
-}
-
 func TestDescribeNonsense(t *testing.T) {
 	s := newSharing(t, t.TempDir())
 	for name, c := range map[string]*api.Container{

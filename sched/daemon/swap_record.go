@@ -57,7 +57,7 @@ func (d *Daemon) restoreMembers() {
 	}
 }
 
-// awaitMembers has a GPU's Residency wait for those that were here before and live.
+// awaitMembers has a GPU wait for those that were here before and live.
 func (d *Daemon) awaitMembers(g *gpu) {
 	list := d.before[g.UUID]
 	delete(d.before, g.UUID)
@@ -75,23 +75,15 @@ func (d *Daemon) awaitMembers(g *gpu) {
 			cl = d.addClient(p)
 			cl.canMove = was.Movable
 		}
-		if g.swap.members[cl.id] != nil {
+		if g.memberOf(cl.id) != nil {
 			continue
 		}
-		keep, _ := d.keepOf(g, cl)
-		m := &clientMemory{client: cl, since: now(), promised: min(was.Bytes, g.swap.residency.Capacity())}
-		d.addArena(g, m)
-		g.swap.members[cl.id] = m
-		g.swap.residency.Attach(cl.id, keep, d.groupOf(g, cl), keep == sched.Swapped)
-		g.swap.residency.Promise(cl.id, m.promised, g.believed(cl.Account))
-		g.swap.residency.Force(cl.id)
-		m.arena.Had(min(was.Arena, m.promised+arena.MaxSegment))
-		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, m.promised>>20, stallAfter)
+		m := d.addMember(g, cl)
+		d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Gang, CanMove: cl.canMove, Bytes: was.Bytes})
+		promised, _ := g.core.ClientMemory(cl.id)
+		m.arena.Had(min(was.Arena, promised.Promised+arena.MaxSegment))
+		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, promised.Promised>>20, sched.DefaultStallAfter)
 	}
-	g.swap.unsettled = true
-	d.tellPromised(g)
-	d.settleMemory(g)
-	d.planLook(g)
 }
 
 // noteMembers plans to write the file.
@@ -108,9 +100,9 @@ func (d *Daemon) recordMembers() {
 		if g.swap == nil {
 			continue
 		}
-		for _, id := range g.swap.residency.IDs() {
-			if m := g.swap.members[id]; m != nil && m.promised != 0 {
-				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, m.promised, m.arena.Given(), m.client.canMove})
+		for _, had := range g.core.MemorySnapshot().Clients {
+			if m := g.swap.members[had.Client]; m != nil && had.Promised != 0 {
+				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, had.Promised, m.arena.Given(), m.client.canMove})
 			}
 		}
 	}

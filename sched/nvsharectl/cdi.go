@@ -16,7 +16,7 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 )
 
-// cdiFlags say where things are, for all commands.
+// cdiFlags are the paths that all cdi commands take.
 type cdiFlags struct {
 	simGPU string
 	kind   string
@@ -86,11 +86,11 @@ nvshare-plugin writes its specs again.`,
 	return cmd
 }
 
-// systemSpecDirs are where all engines look, podman without root too.
+// systemSpecDirs are the directories that all engines read, rootless podman too.
 var systemSpecDirs = []string{"/etc/cdi", cdi.DefaultSpecDir}
 
-// userSpecDir is where nerdctl and Docker look when they run without root, and
-// nowhere else but in $XDG_RUNTIME_DIR/cdi.
+// userSpecDir is the directory that rootless nerdctl and Docker read, besides
+// $XDG_RUNTIME_DIR/cdi only.
 const userSpecDir = "$XDG_CONFIG_HOME/cdi"
 
 // userDirs returns the directories that rootless nerdctl and Docker read, later
@@ -228,8 +228,7 @@ func (f *cdiFlags) generate(cmd *cobra.Command, io streams) error {
 	return nil
 }
 
-// warnOfTwins says which other files beside the one just written declare the
-// same devices.
+// warnOfTwins names the files that declare the same devices as the new one.
 func (f *cdiFlags) warnOfTwins(io streams) {
 	for _, found := range cdi.Validate(f.options(io), filepath.Dir(f.output)) {
 		if found.Bad && strings.Contains(found.Text, f.kind+"=") {
@@ -239,9 +238,9 @@ func (f *cdiFlags) warnOfTwins(io streams) {
 	}
 }
 
-// replaceFile writes a file that everyone can read, as a whole or not at all.
-// The directory is made if need be: /etc/cdi is not there on a fresh host. What
-// is there and is no file, like /dev/stdout, is left alone.
+// replaceFile writes a file that everyone can read, as a whole or not at all. It makes
+// the directory: a fresh host has no /etc/cdi. Anything there that is no regular file,
+// like /dev/stdout, is an error.
 func replaceFile(path string, data []byte) error {
 	if st, err := os.Lstat(path); err == nil && !st.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file; remove it, or choose another name", path)

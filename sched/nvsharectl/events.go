@@ -16,16 +16,15 @@ import (
 )
 
 const (
-	// followWait is how long one call waits for an event; less than callTimeout.
+	// followWait bounds how long one call waits for an event. It is less than callTimeout.
 	followWait = 5 * time.Second
-	// followRetry is the pause before a scheduler that has ended is looked for
-	// again.
+	// followRetry is the pause before connecting again after the scheduler has ended.
 	followRetry = 500 * time.Millisecond
 )
 
 type eventsFlags struct {
 	follow      bool
-	last        int // of what is kept; -1: all
+	last        int // how many of the kept events to show; -1: all
 	output, gpu string
 }
 
@@ -141,7 +140,7 @@ var eventColour = map[api.EventType]string{
 	api.EventType_EVENT_TYPE_RECLAIM: red,
 }
 
-// describeEvent is one line: when, where, what, who, why.
+// describeEvent returns an event as one line: when, where, what, who, why.
 func describeEvent(io streams, e *api.Event) string {
 	gpu := "-"
 	if e.Uuid != "" {
@@ -156,7 +155,7 @@ func eventName(e *api.Event) string {
 	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(e.Type.String(), "EVENT_TYPE_")), "_", "-")
 }
 
-// eventText says who, and why.
+// eventText returns who an event is about, and why it came.
 func eventText(e *api.Event) string {
 	who := ""
 	if e.Client != 0 {
@@ -224,7 +223,7 @@ func eventText(e *api.Event) string {
 	return who + strings.Join(parts, ", ")
 }
 
-// reasons are the words for what the API says in one.
+// reasons explain the API's one-word reasons.
 var reasons = map[string]string{
 	"quantum":  "time quantum over",
 	"limit":    "core limit reached",
@@ -246,8 +245,8 @@ func reasonOf(e *api.Event) string {
 	return e.Reason
 }
 
-// eventJSON is what -o json prints; as in json.go. What an event does not have
-// is left out.
+// eventJSON is what -o json prints, by the rules of json.go. Fields that an event does
+// not have are left out.
 type eventJSON struct {
 	Sequence       uint64    `json:"sequence"`
 	Time           time.Time `json:"time"`
@@ -274,7 +273,7 @@ type eventJSON struct {
 	TookSeconds    *float64  `json:"took_seconds,omitempty"`
 }
 
-// named is what a container is called.
+// named has the names of a container.
 type named struct {
 	ID        string `json:"id"`
 	Name      string `json:"name"`

@@ -18,7 +18,7 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 )
 
-// installer puts nvshare on a host and takes it away.
+// installer installs nvshare on a host and removes it.
 type installer struct {
 	from   string // the unpacked release
 	prefix string
@@ -28,9 +28,9 @@ type installer struct {
 	io     streams
 	// command runs a program of the host.
 	command func(ctx context.Context, name string, args ...string) error
-	// systemd reports whether it runs here.
+	// systemd reports whether systemd runs here.
 	systemd func() bool
-	// scheduler reports whether one answers in the run directory.
+	// scheduler reports whether a scheduler answers in the run directory.
 	scheduler func(ctx context.Context, runDir string) bool
 }
 
@@ -41,7 +41,7 @@ func newInstaller(io streams) *installer {
 // services are started, in this order, and stopped.
 var services = []string{"nvshare-scheduler.service", "nvshare-plugin.service"}
 
-// builtPrefix is what the units in the release say.
+// builtPrefix is the prefix in the release's units.
 const builtPrefix = "/usr/local"
 
 // An item is one file to install.
@@ -56,8 +56,8 @@ func (in *installer) manifestPath() string {
 	return filepath.Join(in.prefix, "lib/nvshare/manifest")
 }
 
-// here reports whether the host is this one, so that its services can be
-// told.
+// here reports whether the host is this one, so that its services can be started and
+// stopped.
 func (in *installer) here() bool { return in.root == "" || filepath.Clean(in.root) == "/" }
 
 func (in *installer) say(format string, args ...any) {
@@ -74,7 +74,7 @@ func (in *installer) flags(cmd *cobra.Command) {
 	fs.BoolVar(&in.dryRun, "dry-run", false, "say what would be done")
 }
 
-// check is for what both commands need.
+// check returns an error if install and uninstall cannot work.
 func (in *installer) check() error {
 	if !filepath.IsAbs(in.prefix) {
 		return usageError{fmt.Errorf("--prefix: %q is not an absolute path", in.prefix)}
@@ -197,8 +197,8 @@ func (in *installer) install(ctx context.Context) error {
 	return in.settle(ctx, changed)
 }
 
-// compare returns what has to be written. It is an error if that would
-// overwrite what is not ours.
+// compare returns the files that have to be written. It returns an error if one would
+// overwrite a file that nvshare did not install.
 func (in *installer) compare(items []item, old manifest) (write []item, err error) {
 	var refused []string
 	for _, i := range items {
@@ -206,7 +206,7 @@ func (in *installer) compare(items []item, old manifest) (write []item, err erro
 		if cdi.HoldsFile(seen, i.data, i.mode) {
 			continue
 		}
-		// The same content with another mode is put right.
+		// The content is right: only the mode may have to change.
 		known := manifest{files: map[string][]string{i.path: append(slices.Clone(old.files[i.path]), sum(i.data))}}
 		whose, err := known.whose(i.path, seen)
 		if err != nil {
@@ -224,7 +224,7 @@ func (in *installer) compare(items []item, old manifest) (write []item, err erro
 	return write, nil
 }
 
-// leftOver returns what an older release had and this one has not.
+// leftOver returns the files of an older release that this one does not have.
 func (in *installer) leftOver(items []item, old manifest) (gone []string) {
 	for _, path := range old.paths() {
 		if slices.ContainsFunc(items, func(i item) bool { return i.path == path }) {
@@ -237,8 +237,8 @@ func (in *installer) leftOver(items []item, old manifest) (gone []string) {
 	return gone
 }
 
-// apply writes files. The manifest comes first and has old and new: whenever
-// this is interrupted, the next install or uninstall knows what is ours.
+// apply writes files. It writes the manifest first, with old and new hashes: whenever
+// apply is interrupted, the next install or uninstall knows which files are nvshare's.
 func (in *installer) apply(items, write []item, gone []string, old manifest) error {
 	final := manifest{files: map[string][]string{}, dirs: old.dirs}
 	for _, i := range items {
@@ -275,7 +275,7 @@ func (in *installer) apply(items, write []item, gone []string, old manifest) err
 	return final.write(file)
 }
 
-// missingDirs returns dir and those above it that do not exist, parents first.
+// missingDirs returns dir and its parents that do not exist, parents first.
 func (in *installer) missingDirs(dir string) (missing []string) {
 	for ; dir != "/"; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(in.at(dir)); err == nil {
@@ -286,7 +286,7 @@ func (in *installer) missingDirs(dir string) (missing []string) {
 	return missing
 }
 
-// settle tells the host what changed, and says what is left to do.
+// settle brings the services of the host into line, and prints what is left to do.
 func (in *installer) settle(ctx context.Context, changed bool) error {
 	if !in.here() {
 		return nil
@@ -325,7 +325,7 @@ func (in *installer) settle(ctx context.Context, changed bool) error {
 	return nil
 }
 
-// tell runs a program of the host, or says so.
+// tell runs a program of the host, or prints that it would.
 func (in *installer) tell(ctx context.Context, name string, args ...string) error {
 	in.say("run %s %s", name, strings.Join(args, " "))
 	if in.dryRun {
@@ -342,7 +342,7 @@ func runCommand(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// systemdRuns is sd_booted(3).
+// systemdRuns does what sd_booted(3) does.
 func systemdRuns() bool {
 	info, err := os.Lstat("/run/systemd/system")
 	return err == nil && info.IsDir()

@@ -32,7 +32,7 @@ type gpuJSON struct {
 	MemoryBytes   uint64       `json:"memory_bytes"`
 	AntiThrash    string       `json:"anti_thrash"` // on, off, auto
 	Effective     string       `json:"effective"`   // on, off; "" by an older scheduler
-	ModeReason    string       `json:"mode_reason"` // why that one
+	ModeReason    string       `json:"mode_reason"` // why that mode is in effect
 	TQSeconds     float64      `json:"tq_seconds"`
 	GraceSeconds  float64      `json:"grace_seconds"`
 	Epoch         string       `json:"epoch"`
@@ -46,13 +46,13 @@ type gpuJSON struct {
 	Clients       []clientJSON `json:"clients"`
 	Tenants       []tenantJSON `json:"tenants"`
 	Memory        []memoryJSON `json:"memory"` // of containers and users with a limit, or with something reserved
-	// Core requests and memory limits of those who may use it, the greatest first.
+	// Core requests and memory limits of the tenants that may use it, the greatest first.
 	Promises []promiseJSON `json:"promises"`
 	Swap     *swapJSON     `json:"swap,omitempty"` // nothing is swapped without it
 }
 
-// promiseJSON is what one container was promised of a GPU, or a user's processes
-// outside containers: then the id is empty.
+// promiseJSON is a container's promised part of a GPU. With an empty id it is that of a
+// user's processes outside containers.
 type promiseJSON struct {
 	Container   container `json:"container"`
 	UID         uint32    `json:"uid"`
@@ -60,8 +60,8 @@ type promiseJSON struct {
 	MemoryBytes uint64    `json:"memory_bytes"` // its memory limit; 0: none
 }
 
-// memoryJSON is what one container has of a GPU's memory, or a user's
-// processes outside containers: then the id is empty.
+// memoryJSON is a container's part of a GPU's memory. With an empty id it is that of a
+// user's processes outside containers.
 type memoryJSON struct {
 	Container  container `json:"container"`
 	UID        uint32    `json:"uid"`
@@ -69,12 +69,12 @@ type memoryJSON struct {
 	UsedBytes  uint64    `json:"used_bytes"`
 }
 
-// tenantJSON is what one container has of a GPU's time, or a user's processes
-// outside containers: then the id is empty.
+// tenantJSON is a container's part of a GPU's time. With an empty id it is that of a
+// user's processes outside containers.
 type tenantJSON struct {
 	Container        container `json:"container"`
 	UID              uint32    `json:"uid"`
-	State            string    `json:"state"`    // of its client that is nearest to the GPU; gone: it has none
+	State            string    `json:"state"`    // of its client in the most urgent state; gone: it has none
 	Share            shareJSON `json:"share"`    // in force
 	Promised         float64   `json:"promised"` // part of the GPU's time, 0 to 1
 	Got              float64   `json:"got"`      // over five seconds
@@ -87,8 +87,8 @@ type tenantJSON struct {
 	MovedSeconds     float64   `json:"moved_seconds,omitempty"` // moving memory onto the GPU, which is not in used_seconds
 }
 
-// shareJSON has 0 and "" for what is not said. It has the fields of api.Terms,
-// which are converted to it.
+// shareJSON has 0 and "" for terms that are not said. Its fields are those of
+// api.Terms, which are converted to it.
 type shareJSON struct {
 	MemoryLimit uint64         `json:"-"`                     // a field of its own beside each share
 	CoreLimit   uint32         `json:"core_limit"`            // percent
@@ -132,7 +132,7 @@ type container struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	PodUID    string `json:"pod_uid"`
-	// As the pod's annotations say.
+	// By the pod's annotations.
 	MemoryLimitBytes uint64    `json:"memory_limit_bytes"`
 	Share            shareJSON `json:"share"`
 	GPUs             []string  `json:"gpus"` // UUIDs of those it was given; none: not known

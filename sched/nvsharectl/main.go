@@ -31,7 +31,7 @@ const (
 // callTimeout bounds each call: the scheduler answers from memory.
 const callTimeout = 10 * time.Second
 
-// errUnhealthy is returned after a status that says itself what is wrong.
+// errUnhealthy is returned after the status has said what is wrong.
 var errUnhealthy = errors.New("unhealthy")
 
 func main() {
@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string, io streams) int {
 	if errors.Is(err, errUnhealthy) {
 		return exitFailed
 	}
-	if !ran { // cobra did not like the command line
+	if !ran { // cobra refused the command line
 		err = usageError{err}
 	}
 	text := err.Error()

@@ -16,11 +16,11 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 )
 
-// manifest is what install has put on a host: how uninstall, and the next
-// install, know what is theirs. On disk it is a line for each file as sha256sum
-// prints it, and "# directory PATH" for each directory that was made.
+// manifest lists the files that install has put on a host, so that uninstall and the
+// next install know them. On disk it has a line for each file as sha256sum prints it,
+// and "# directory PATH" for each directory that was made.
 type manifest struct {
-	files map[string][]string // absolute path: hashes that are ours, one but while installing
+	files map[string][]string // by absolute path: hashes of nvshare's versions, two while installing
 	dirs  []string            // parents first
 }
 
@@ -31,7 +31,7 @@ func sum(data []byte) string {
 	return hex.EncodeToString(h[:])
 }
 
-// readManifest returns an empty one if there is none.
+// readManifest returns an empty manifest if there is no file.
 func readManifest(file string) (m manifest, err error) {
 	m.files = map[string][]string{}
 	data, err := os.ReadFile(file)
@@ -93,13 +93,13 @@ func (m *manifest) paths() (paths []string) {
 	return paths
 }
 
-// owned says whose the file at path is, which is seen at seen.
+// owned tells who owns the file at path. This program sees the file at seen.
 type owned int
 
 const (
 	absent  owned = iota
 	ours          // as it was installed
-	foreign       // not from us, changed since, or no file at all
+	foreign       // not installed by nvshare, changed since, or no file at all
 )
 
 func (m *manifest) whose(path, seen string) (owned, error) {

@@ -13,8 +13,8 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// setFlags are the settings, on the root command as users of the original
-// nvsharectl know them.
+// setFlags are the settings of GPUs, on the root command as in the original
+// nvsharectl.
 type setFlags struct {
 	quantum, antiThrash, swapShare, gpu string
 }
@@ -55,12 +55,12 @@ func (f *setFlags) request() (*api.SetRequest, error) {
 		req.SwapShare = n
 	}
 	if req.QuantumNs == 0 && req.Mode == api.Mode_MODE_UNSPECIFIED && req.SwapShare == 0 {
-		return nil, usageError{fmt.Errorf("--set-tq, --anti-thrash or --swap-share has no value")}
+		return nil, usageError{fmt.Errorf("--set-tq, --anti-thrash or --swap-share has no value: give one, like --set-tq 200ms")}
 	}
 	return req, nil
 }
 
-// run changes the settings and prints what they were and are.
+// run changes the settings and prints the old and the new values.
 func (f *setFlags) run(ctx context.Context, runDir string, io streams) error {
 	req, err := f.request()
 	if err != nil {

@@ -46,8 +46,8 @@ func outputFlag(cmd *cobra.Command, f *rootFlags) {
 	cmd.Flags().StringVarP(&f.output, "output", "o", "table", "`table|wide|json`; wide: every process as well")
 }
 
-// showStatus returns errUnhealthy if the scheduler reports problems, after it
-// has printed them.
+// showStatus prints the status. It returns errUnhealthy if the scheduler reports
+// problems.
 func showStatus(ctx context.Context, f *rootFlags, io streams) error {
 	if err := oneOf("--output", f.output, "table", "wide", "json"); err != nil {
 		return err
@@ -85,7 +85,7 @@ func oneOf(flag, value string, values ...string) error {
 	return usageError{fmt.Errorf("%s: %q is none of %s", flag, value, strings.Join(values, ", "))}
 }
 
-// restrict leaves one GPU, by index or UUID; all of them for "".
+// restrict removes all GPUs but one, named by index or UUID; "" removes none.
 func restrict(r *api.StatusResponse, gpu string) error {
 	if gpu == "" {
 		return nil
@@ -99,8 +99,8 @@ func restrict(r *api.StatusResponse, gpu string) error {
 	return fmt.Errorf("GPU %q: no such index or UUID (nvsharectl status lists them)", gpu)
 }
 
-// printStatus prints who has which GPU, and what is wrong: on one screen, unless
-// every process is wanted.
+// printStatus prints who has which GPU, and what is wrong. It fits on one screen,
+// unless every process is shown.
 func printStatus(io streams, r *api.StatusResponse, wide bool) {
 	gpus := table{head: []string{"GPU", "NAME", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "ANTI-THRASH", "MEMORY", "GRANTS", "FENCED"}}
 	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "PROMISED", "GETS", "DEBT", "SHARE", "LONGEST WAIT", "MEMORY", "PROCESSES"}}
@@ -165,8 +165,8 @@ func printStatus(io streams, r *api.StatusResponse, wide bool) {
 // maxPromises is how many tenants a line names.
 const maxPromises = 8
 
-// promisedOf says what was promised of a GPU, and to whom, whether they use it or
-// not: what a pod that is refused is told about; "" if nothing.
+// promisedOf returns what was promised of a GPU, and to whom, also to tenants that do
+// not use it; "" if nothing was. A pod that is refused is told the same.
 func promisedOf(g *api.GPU, wide bool) string {
 	write := func(core uint32, memory uint64) string {
 		var parts []string
@@ -210,7 +210,7 @@ func addTenant(t *table, g *api.GPU, who *tenant) {
 		who.debt(), who.share(), short(who.longestWait()), memory, fmt.Sprint(len(who.clients)))
 }
 
-// summary is the last line, which says whether all is well.
+// summary returns the last line, which says whether the scheduler is healthy.
 func summary(io streams, r *api.StatusResponse) string {
 	health := io.paint(green, "OK")
 	if n := len(r.Problems); n > 0 {
@@ -223,7 +223,7 @@ func summary(io streams, r *api.StatusResponse) string {
 		r.Version, time.Duration(r.UptimeNs).Round(time.Second), r.Clients, health)
 }
 
-// antiThrash is how a GPU is shared; of auto also what that is now.
+// antiThrash returns how a GPU is shared; with auto, also the mode in effect.
 func antiThrash(g *api.GPU) string {
 	text := api.AntiThrash(g.Mode)
 	if g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode {
@@ -267,7 +267,7 @@ func isHolder(c *api.Client) bool {
 	return false
 }
 
-// holderOf says who has the GPU, and for how long.
+// holderOf returns who has the GPU, and for how long.
 func holderOf(g *api.GPU) (holder, held string) {
 	holder, held = "-", "-"
 	n := 0

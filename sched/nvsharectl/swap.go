@@ -8,7 +8,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// swapTable says how much memory is where, by GPU, if any is swapped.
+// swapTable shows how much memory is where, by GPU, if memory is swapped.
 func swapTable() table {
 	return table{head: []string{"GPU", "ON GPU", "FIXED", "AWAY", "HOST MEMORY", "MOVED OUT", "MOVED IN", "OUT/S", "IN/S", "SWAP SHARE", "REFUSED"}}
 }
@@ -28,7 +28,7 @@ func addSwap(t *table, g *api.GPU) {
 		size(s.OutBytesPerSecond), size(s.InBytesPerSecond), share, fmt.Sprint(s.Refused))
 }
 
-// placeTable says the same by process.
+// placeTable shows how much memory is where, by process.
 func placeTable() table {
 	return table{head: []string{"GPU", "CLIENT", "PID", "KEPT", "ON GPU", "FIXED", "AWAY", "ROOM", "LACKS", "HOST MEMORY", "MOVED OUT", "MOVED IN"}}
 }
@@ -52,7 +52,7 @@ func kept(c *api.Client) string {
 	return api.FormatMemoryMode(c.MemoryMode)
 }
 
-// doing is what a client does, in one word.
+// doing returns what a client does, in one word.
 func doing(c *api.Client) string {
 	if c.Moving && c.State == api.ClientState_CLIENT_STATE_HOLDING {
 		return "moving"

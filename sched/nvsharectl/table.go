@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// streams are where a command writes.
+// streams are the outputs of a command.
 type streams struct {
 	out, err io.Writer
 	colour   bool
-	rows     func() int // of the terminal that can be drawn on; nil: there is none
+	rows     func() int // of the terminal; nil: the output is no terminal
 }
 
 // SGR parameters.
@@ -34,8 +34,8 @@ func (s streams) paint(colour, text string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[0m"
 }
 
-// standard are the streams of this process. Colour only for a terminal, and
-// not against NO_COLOR (no-color.org).
+// standard returns the streams of this process. They have colour only on a terminal
+// and without NO_COLOR (no-color.org).
 func standard() streams {
 	fd := int(os.Stdout.Fd())
 	s := streams{out: os.Stdout, err: os.Stderr}
@@ -53,15 +53,14 @@ func standard() streams {
 	return s
 }
 
-// table is text in columns. Unlike text/tabwriter it knows that colours take
-// no room.
+// table is text in columns. Unlike text/tabwriter it does not count colours as text.
 type table struct {
 	head    []string
 	rows    [][]string
 	colours []map[int]string // of each row, by column
 }
 
-// add makes cells printable: some come from tenants.
+// add adds a row. It makes cells printable, because some come from tenants.
 func (t *table) add(colours map[int]string, cells ...string) {
 	for i, c := range cells {
 		cells[i] = printable(c)

@@ -12,14 +12,13 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// tenant is what a container, or a user's processes outside containers, has of
-// one GPU.
+// tenant is a container, or a user's processes outside containers, on one GPU.
 type tenant struct {
 	container *api.Container
 	uid       uint32
 	clients   []*api.Client
 	use       *api.TenantUse     // zero: an older scheduler
-	memory    *api.MemoryAccount // zero: neither limit nor anything reserved
+	memory    *api.MemoryAccount // zero: no limit, and nothing is reserved
 }
 
 func (t *tenant) is(c *api.Container, uid uint32) bool {
@@ -32,7 +31,7 @@ func (t *tenant) key() string {
 	return cmp.Or(t.container.GetId(), "user "+strconv.FormatUint(uint64(t.uid), 10))
 }
 
-// tenantsOf groups what the status says of a GPU, those who hold or wait first.
+// tenantsOf groups the clients of a GPU by tenant, with those that hold or wait first.
 func tenantsOf(g *api.GPU) []*tenant {
 	var all []*tenant
 	find := func(c *api.Container, uid uint32) *tenant {
@@ -53,7 +52,7 @@ func tenantsOf(g *api.GPU) []*tenant {
 		find(u.Container, u.Uid).use = u
 	}
 	for _, m := range g.Memory {
-		// One that has nothing but a limit is not there.
+		// A tenant with nothing but a limit is not shown.
 		if i := slices.IndexFunc(all, func(t *tenant) bool { return t.is(m.Container, m.Uid) }); i >= 0 {
 			all[i].memory = m
 		}
@@ -83,8 +82,8 @@ var byUrgency = []api.ClientState{
 	api.ClientState_CLIENT_STATE_UNSPECIFIED,
 }
 
-// foremost is the client whose state stands for the tenant's: of those in the
-// most urgent state the one that is longest in it. Nil: it has none.
+// foremost returns the client whose state stands for the tenant's: the one that is
+// longest in the most urgent state. Nil: the tenant has no client.
 func (t *tenant) foremost() *api.Client {
 	if len(t.clients) == 0 {
 		return nil
@@ -94,7 +93,7 @@ func (t *tenant) foremost() *api.Client {
 	})
 }
 
-// state says what the tenant does, since when, and in which colour.
+// state returns what the tenant does, since when, and the colour to show it in.
 func (t *tenant) state() (state, since, colour string) {
 	c := t.foremost()
 	if c == nil {
@@ -110,8 +109,8 @@ func (t *tenant) state() (state, since, colour string) {
 	return state, since, colour
 }
 
-// name is for people. Processes outside containers have the name of their
-// user, and of the program if it is one.
+// name names the tenant for people. Processes outside containers have the name of
+// their user, and of the program if there is one process.
 func (t *tenant) name() string {
 	name := api.Tenant(t.container, t.uid)
 	if t.container.GetId() == "" && len(t.clients) == 1 {
@@ -120,7 +119,7 @@ func (t *tenant) name() string {
 	return name
 }
 
-// share says in which terms the tenant differs from one without a share.
+// share returns the terms in which the tenant differs from one without a share.
 func (t *tenant) share() string {
 	terms := api.TermsOf(t.use.GetShare(), 0)
 	var parts []string
@@ -143,7 +142,7 @@ func (t *tenant) part(permille uint32) string {
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(permille)/10), ".0") + "%"
 }
 
-// debt is the time that it has to make up for.
+// debt returns the time that the tenant has to make up for.
 func (t *tenant) debt() string {
 	if t.use.DebtNs == 0 {
 		return "-"
@@ -159,7 +158,7 @@ func (t *tenant) longestWait() int64 {
 	return longest
 }
 
-// ofLimit says how much memory it has reserved, and of what.
+// ofLimit returns how much memory the tenant has reserved, and its limit.
 func (t *tenant) ofLimit() (text, colour string) {
 	m := t.memory
 	text = size(m.UsedBytes)

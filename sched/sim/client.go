@@ -145,7 +145,7 @@ func (c *client) onAttached(p *page) {
 	c.blockedSince = c.w.now
 	c.mem.answer = true
 	defer c.move()
-	c.report(false, false)
+	c.tellMemory()
 	if c.local != 0 && p.word != c.local {
 		c.close(sched.Revoked)
 	}
@@ -248,6 +248,7 @@ func (c *client) drain(epoch sched.Epoch, why sched.Reason) {
 // work begins a burst, again and again.
 func (c *client) work() {
 	c.pending = true
+	c.changeMemory()
 	c.fate()
 	c.pass()
 }
@@ -356,8 +357,7 @@ func (c *client) die() {
 	delete(w.byID, c.id)
 	id := c.id
 	w.after(w.duration(0, 30*time.Millisecond), func() {
-		w.daemon.step(sched.Gone{Client: id})
-		w.daemon.dropMemory(id)
+		w.daemon.gone(id)
 	})
 	w.after(w.duration(0, 100*time.Millisecond), func() { w.spawn(c.slot) })
 }

@@ -36,6 +36,7 @@ type daemon struct {
 	mode           sched.Mode
 	tuning         sched.Tuning
 	swapShare      int
+	promised       map[sched.ClientID]uint64 // as it was recorded, see memory.go
 
 	// Does not. core is nil while the daemon is down.
 	core      *sched.Core
@@ -46,11 +47,8 @@ type daemon struct {
 	timer     sched.Time // of the tick that is under way; 0: none
 
 	// Memory, see memory.go.
-	residency           *sched.Residency
-	since               map[sched.ClientID]sched.Time // of the latest report, or of being told to move
-	away                map[sched.ClientID]bool       // as the core knows
-	promised            uint64                        // the same
-	unsettled, settling bool
+	node   *sched.Node
+	arenas map[sched.ClientID]uint64
 }
 
 func (d *daemon) start() {
@@ -58,11 +56,11 @@ func (d *daemon) start() {
 	d.conns = map[sched.ClientID]*conn{}
 	d.pages = map[sched.ClientID]*page{}
 	d.timer = 0
-	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, Tuning: d.tuning, SwapShare: d.swapShare, LastEpoch: d.persisted.Epoch})
+	d.node = sched.NewNode()
+	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, Tuning: d.tuning, SwapShare: d.swapShare, LastEpoch: d.persisted.Epoch, Node: d.node, Memory: d.memoryConfig()})
 	if d.w.trace != nil {
 		d.w.note("daemon", text(fmt.Sprintf("starts with %v, mode %v", d.persisted, d.mode)))
 	}
-	d.startMemory()
 	d.effective = d.core.Snapshot(d.w.now).Effective
 	d.w.judge.restarted()
 	if p := d.persisted; p.Unrecorded {
@@ -78,6 +76,7 @@ func (d *daemon) start() {
 			d.step(r)
 		}
 	}
+	d.startMemory()
 }
 
 func (d *daemon) crash() {
@@ -105,6 +104,7 @@ func (d *daemon) step(ev sched.Event) {
 	}
 	w.report.Steps++
 	w.note("event", ev)
+	d.before(ev)
 	acts := d.core.Step(w.now, ev)
 	// A broken invariant rarely mends itself, and to check them costs more
 	// than a step.
@@ -118,7 +118,11 @@ func (d *daemon) step(ev sched.Event) {
 		w.judge.running(lost.Client, true)
 	}
 	attach, attaching := ev.(sched.Attach)
-	for _, a := range acts {
+	for i, a := range acts {
+		if r, ok := a.(sched.Room); ok && attaching && i == 0 && r.Client == attach.Client {
+			d.pages[r.Client].room = r.Bytes // of the new page, before ATTACHED
+			continue
+		}
 		if _, adopt := a.(sched.Adopt); attaching && !adopt {
 			attaching = false
 			d.attached(attach.Client)
@@ -142,7 +146,6 @@ func (d *daemon) step(ev sched.Event) {
 			}
 		})
 	}
-	d.settle()
 }
 
 func (d *daemon) perform(a sched.Action) {
@@ -160,11 +163,6 @@ func (d *daemon) perform(a sched.Action) {
 			w.report.Latency++
 		}
 		w.judge.granted(a)
-		if w.capacity != 0 {
-			d.residency.SetActive(a.Client, true)
-			d.room()
-			d.unsettled = true
-		}
 		p := d.pages[a.Client]
 		p.word, p.latency = a.Epoch, a.Latency
 		c := d.conns[a.Client].c
@@ -181,7 +179,6 @@ func (d *daemon) perform(a sched.Action) {
 	case sched.Close:
 		d.pages[a.Client].word = 0
 	case sched.Adopt:
-		d.unsettled = true
 		w.report.Adoptions++
 		w.judge.adopted(a)
 		d.pages[a.Client].word = a.Epoch
@@ -203,10 +200,6 @@ func (d *daemon) perform(a sched.Action) {
 		d.pages[a.Client].leave = a.Leave
 	case sched.Stand: // see the shim's tests: such a client asks all the same
 	case sched.Released:
-		if d.w.capacity != 0 {
-			d.residency.SetActive(a.Client, d.core.Active(a.Client))
-		}
-		d.unsettled = true
 		w.judge.ended(a.Client)
 	case sched.ModeChosen:
 		w.report.Modes++
@@ -215,7 +208,9 @@ func (d *daemon) perform(a sched.Action) {
 			w.judge.modeSet(a.Mode)
 		}
 	default:
-		w.fail("unknown action %T", a)
+		if !d.performMemory(a) {
+			w.fail("unknown action %T", a)
+		}
 	}
 }
 
@@ -245,6 +240,7 @@ func (d *daemon) receive(k *conn, ev sched.Event) {
 	attach, ok := ev.(sched.Attach)
 	if !ok {
 		if d.conns[id] == k {
+			d.w.judge.asks(ev)
 			d.step(ev)
 		}
 		return
@@ -262,14 +258,10 @@ func (d *daemon) receive(k *conn, ev sched.Event) {
 	d.conns[id] = k
 	d.pages[id] = &page{}
 	d.w.judge.attaches(k.c)
-	d.attachMemory(k.c, k.c.known)
 	if t := k.c.tenant; t != nil {
 		attach.Tenant, attach.Share = t.name, t.share
 	}
-	if d.w.capacity != 0 {
-		attach.Away = d.residency.Away(id)
-		d.away[id] = attach.Away
-	}
+	attach.CanMove, attach.Again = k.c.mem.canMove, k.c.known
 	d.step(attach)
 }
 

@@ -20,6 +20,11 @@ type judge struct {
 	// that have not attached to this run by then have had their time.
 	holdOff  sched.Time // 0: none
 	attached map[*client]int
+
+	// Memory, in this life of the daemon; see memory.go.
+	has    map[sched.ClientID]uint64     // granted by RESERVED
+	asked  map[sched.ClientID]sched.Time // since when an answer is owed
+	forced map[sched.ClientID]bool       // has reserved by force
 }
 
 // grant is the latest one of a client.
@@ -48,6 +53,7 @@ func (j *judge) restarted() {
 		j.ended(id)
 	}
 	j.w.changed()
+	j.has, j.asked, j.forced = map[sched.ClientID]uint64{}, map[sched.ClientID]sched.Time{}, map[sched.ClientID]bool{}
 	j.holdOff = 0
 	if d.persisted.Unrecorded {
 		j.holdOff = j.w.now.Add(d.quantum + d.grace)

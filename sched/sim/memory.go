@@ -3,45 +3,84 @@
 package sim
 
 import (
-	"slices"
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
 )
 
-// Memory, in some worlds: clients have more of it than the GPU, and move it as the
-// shim does, while the daemon says how much each may have there. The GPU refuses
-// what it does not have.
+// Memory, in some worlds: clients reserve it, and in most of these worlds they have
+// more than the GPU, and move it as the shim does. The GPU refuses what it does not
+// have. The daemon decides nothing: it carries events and actions.
 
-// memoryPiece is what moves at once, and how long that takes.
 const (
+	// gpuMemory is what the GPU has. Sizes have no unit.
+	gpuMemory = 100
+	// memoryPiece moves at once, and takes up to pieceTime.
 	memoryPiece = 8
 	pieceTime   = 100 * time.Microsecond
-	stallAfter  = 10 * time.Millisecond
+	// refusedPause is how long a client waits after the driver had no memory.
+	refusedPause = 5 * time.Millisecond
+	// stallAfter is short, so that faults meet often.
+	stallAfter = 10 * time.Millisecond
+	// mostRoomWait is what the core has for an answer to Reserve, and a little more.
+	mostRoomWait = 1600 * time.Millisecond
 )
+
+// memoryWorld says what memory is like in a world.
+type memoryWorld struct {
+	limits   bool   // clients reserve, within their tenants' limits
+	capacity uint64 // of the GPU where memory is swapped; 0: it is not
+	arena    uint64 // host memory for what is away; 0: without bounds
+	exports  bool   // clients make memory unmovable at times
+}
 
 // memory is what one client has.
 type memory struct {
-	size, resident, away uint64
-	moving               bool // a piece is on its way, or waited for
-	answer               bool // it was told to make room, and has not answered
+	canMove bool
+	want    uint64 // what it would like to have
+	size    uint64 // what it has: resident and away
+
+	resident, away, fixed uint64
+	in                    uint64 // copied in, ever
+	moving                bool   // a piece is on its way, or waited for
+	answer                bool   // it was told to make room, and has not answered
+
+	asks   bool // RESERVE is on its way, or its answer
+	asked  sched.Time
+	serial uint64
 }
 
-// newMemory chooses whether there is any.
+// newMemory chooses what memory is like.
 func (w *world) newMemory() {
-	if !w.chance(0.4) {
+	w.mem.limits = w.chance(0.6)
+	if !w.mem.limits || w.chance(0.3) {
 		return
 	}
-	w.capacity = 100
+	w.mem.capacity = gpuMemory
+	w.mem.exports = w.chance(0.3)
+	if w.chance(0.3) {
+		w.mem.arena = 100 + w.rng.Uint64N(200)
+	}
 	w.daemon.swapShare = []int{0, 50}[w.rng.IntN(2)]
-	w.after(stallAfter, w.lookAtVictims)
+}
+
+// newLimit chooses a tenant's memory limit and mode.
+func (w *world) newLimit(t *tenant) sched.SetTenantMemory {
+	ev := sched.SetTenantMemory{Tenant: t.name}
+	if w.chance(0.5) {
+		ev.Limit = 1 + w.rng.Uint64N(100)
+	}
+	if w.chance(0.1) {
+		ev.Keep = sched.Resident
+	}
+	return ev
 }
 
 // allocates is a new client.
 func (c *client) allocates() {
-	if c.w.capacity != 0 {
-		c.mem.size = 1 + c.w.rng.Uint64N(60)
-		c.mem.away = c.mem.size
+	if c.w.mem.limits {
+		c.mem.want = 1 + c.w.rng.Uint64N(60)
+		c.mem.canMove = !c.w.chance(0.1)
 	}
 }
 
@@ -55,8 +94,24 @@ func (w *world) onGPU() (sum uint64) {
 	return sum
 }
 
+// stays is what a client has on the GPU that is never moved out, as things are.
+func (c *client) stays() uint64 {
+	switch {
+	case c.hostile: // it does not release
+		return max(c.mem.resident, c.page.room)
+	case c.moves():
+		return c.mem.fixed
+	}
+	return c.mem.size
+}
+
+// moves says whether a client's memory can be moved out.
+func (c *client) moves() bool {
+	return c.mem.canMove && (c.tenant == nil || c.tenant.memory.Keep == sched.Swapped)
+}
+
 // outOfRoom says whether a client has no place on the GPU because others hold
-// theirs for good: who does not release, and never ends, is never moved out.
+// theirs for good.
 func (w *world) outOfRoom(c *client) bool {
 	need := c.mem.size
 	for _, other := range w.client {
@@ -64,42 +119,145 @@ func (w *world) outOfRoom(c *client) bool {
 			need += other.mem.size // a gang is on the GPU as a whole
 			continue
 		}
-		if other != nil && other != c && other.hostile {
-			need += max(other.mem.resident, other.page.room)
+		if other != nil && other != c {
+			need += other.stays()
 		}
 	}
-	return w.capacity != 0 && need > w.capacity
+	return w.mem.capacity != 0 && need > w.mem.capacity
+}
+
+// reserve asks for what the client would like to have, or gives some back.
+func (c *client) reserve() {
+	m := &c.mem
+	if !c.w.mem.limits || !c.attached || m.asks || m.want == m.size {
+		return
+	}
+	if m.want < m.size { // freed first
+		freed := min(m.size-m.want, m.size-m.fixed)
+		gone := min(freed, m.away)
+		m.away -= gone
+		m.resident -= freed - gone
+		m.size -= freed
+		m.want = m.size
+		c.ask(sched.Reserve{Total: m.size})
+		c.report(false, false)
+		return
+	}
+	c.ask(sched.Reserve{Total: m.want, Least: m.size + 1})
+}
+
+func (c *client) ask(ev sched.Reserve) {
+	c.mem.serial++
+	c.mem.asks, c.mem.asked = true, c.w.now
+	ev.Client, ev.Serial = c.id, c.mem.serial
+	c.send(ev)
+}
+
+// tellMemory tells a daemon, over a new connection, what it has.
+func (c *client) tellMemory() {
+	if !c.w.mem.limits {
+		return
+	}
+	c.mem.asks = false // the answer is lost
+	if c.mem.size != 0 {
+		c.mem.want = c.mem.size
+		c.ask(sched.Reserve{Total: c.mem.size, Force: true})
+	} else {
+		c.reserve()
+	}
+	c.report(false, false)
+}
+
+// onReserved is the answer.
+func (c *client) onReserved(a sched.Reserved) {
+	m, w := &c.mem, c.w
+	if a.Serial != m.serial || !m.asks {
+		return
+	}
+	m.asks = false
+	if a.Refused != sched.NotRefused {
+		m.want = m.size
+		return
+	}
+	if a.Stands.Total <= m.size {
+		return // it gave some back, or told a new daemon what it has
+	}
+	n := a.Stands.Total - m.size
+	switch {
+	case w.mem.capacity == 0: // the driver keeps the sum below what there is
+		m.resident += n
+	case c.moves():
+		m.away += n
+	case w.onGPU()+n <= w.mem.capacity:
+		m.resident += n
+	default: // its room is to be there when the answer comes, unless that took too long
+		if w.now.Sub(m.asked) < time.Second {
+			w.judge.refused(c)
+		}
+		m.want = m.size
+		c.ask(sched.Reserve{Total: m.size})
+		return
+	}
+	m.size += n
+	m.want = m.size
+	c.report(false, false)
+	c.move()
+}
+
+// changeMemory is what a client's program does with its memory between bursts.
+func (c *client) changeMemory() {
+	w, m := c.w, &c.mem
+	if !w.mem.limits {
+		return
+	}
+	if w.chance(0.05) {
+		m.want = w.rng.Uint64N(60)
+	}
+	if w.mem.exports && c.moves() {
+		switch {
+		case w.chance(0.1) && m.resident > m.fixed:
+			m.fixed += 1 + w.rng.Uint64N(m.resident-m.fixed)
+			w.report.Exports++
+			c.report(false, false)
+		case w.chance(0.03) && m.fixed > 0:
+			m.fixed = 0
+			c.report(false, false)
+		}
+	}
+	c.reserve()
 }
 
 // report says what is where.
 func (c *client) report(ready, stuck bool) {
-	k := c.conn
-	if k == nil || !c.attached || c.w.capacity == 0 {
+	if !c.attached || c.w.mem.capacity == 0 {
 		return
 	}
-	m, epoch := c.mem, c.local
-	k.up = max(k.up, c.w.now.Add(c.w.latency()))
-	c.w.at(k.up, func() {
-		if d := c.w.daemon; d.core != nil && !k.closed && d.conns[c.id] == k {
-			d.moved(c.id, m, epoch, ready, stuck)
-		}
+	m := &c.mem
+	c.send(sched.Moved{
+		Client: c.id, Epoch: c.local, Ready: ready, Stuck: stuck, NoMemory: stuck,
+		Report: sched.Report{Resident: m.resident, Fixed: m.fixed, Away: m.away, In: m.in},
 	})
 }
 
 // move goes on with what there is to move.
 func (c *client) move() {
 	m := &c.mem
-	if m.moving || c.w.capacity == 0 {
+	if m.moving || c.w.mem.capacity == 0 {
 		return
 	}
 	idle := c.local == 0 && c.closing == 0
+	canMoveOut := func() bool { return c.moves() && m.resident > max(c.page.room, m.fixed) }
 	switch {
-	case idle && c.attached && m.resident > c.page.room:
+	case idle && c.attached && canMoveOut():
 		m.moving = true
-		c.later(c.w.duration(0, pieceTime), func() {
+		took := c.w.duration(0, pieceTime)
+		if c.w.chance(c.w.faults.ignore / 4) {
+			took = c.w.duration(0, 3*maxGrace)
+		}
+		c.later(took, func() {
 			m.moving = false
-			if c.local == 0 && c.closing == 0 && m.resident > c.page.room {
-				n := min(memoryPiece, m.resident)
+			if c.local == 0 && c.closing == 0 && canMoveOut() {
+				n := min(memoryPiece, m.resident-m.fixed)
 				m.resident -= n
 				m.away += n
 				c.w.report.MovedOut += int(n)
@@ -114,180 +272,192 @@ func (c *client) move() {
 		m.moving = true
 		c.later(c.w.duration(pieceTime/2, pieceTime), func() {
 			m.moving = false
-			c.moveIn()
-			c.move()
+			if c.moveIn() {
+				c.move()
+			} else {
+				c.later(refusedPause, c.move)
+			}
 		})
 	}
 }
 
-func (c *client) moveIn() {
+// moveIn moves a piece onto the GPU, if there is room; false: the driver has refused.
+func (c *client) moveIn() bool {
 	m := &c.mem
 	n := min(memoryPiece, m.away)
 	switch {
 	case c.local == 0 || n == 0 || m.resident+n > c.page.room:
-		return // it looks again
-	case c.w.onGPU()+n > c.w.capacity:
+		return true // it looks again
+	case c.w.onGPU()+n > c.w.mem.capacity:
 		c.w.judge.refused(c)
 		c.report(false, true)
-		return
+		return false
 	}
 	m.resident += n
 	m.away -= n
+	m.in += n
 	c.w.report.MovedIn += int(n)
 	if m.away == 0 {
 		c.note("has all its memory")
 	}
 	c.report(m.away == 0, false)
 	c.pass()
+	return true
 }
 
-// refused: the GPU has no memory although the daemon has said so. After a restart it
-// does not know of all, and not of one that has ended before it heard of it.
+// refused: the GPU has no memory although the daemon has said so. After a restart the
+// daemon does not know of all, and not of one that has ended before the daemon heard of
+// it. And what was promised a place may have none any more: others have made memory
+// unmovable since, or are granted together with the client.
 func (j *judge) refused(c *client) {
 	j.w.report.Refused++
-	if j.w.report.Crashes == 0 {
+	if j.w.report.Crashes == 0 && !j.w.mem.exports && !j.w.modesChange && !j.w.outOfRoom(c) {
 		j.w.fail("client %d gets no memory: room for %d, has %d, all have %d", c.id, c.page.room, c.mem.resident, j.w.onGPU())
 	}
 }
 
-// The daemon's side.
-
-// attachMemory comes before ATTACHED.
-func (d *daemon) attachMemory(c *client, again bool) {
-	if d.w.capacity == 0 {
-		return
-	}
-	if _, known := d.residency.Occupancy(c.id); !known {
-		d.residency.Attach(c.id, sched.Swapped, "", again)
-		d.since[c.id] = d.w.now
-	}
-	d.residency.Promise(c.id, c.mem.size, d.w.capacity)
-	o, _ := d.residency.Occupancy(c.id)
-	d.pages[c.id].room = o.Room
-	d.unsettled = true
-}
-
-// room carries out what the Residency has decided.
-func (d *daemon) room() {
-	for _, r := range d.residency.Plan() {
-		if r.Less {
-			d.since[r.Client] = d.w.now
-		}
-		p := d.pages[r.Client]
-		if p == nil || d.conns[r.Client] == nil {
-			continue
-		}
-		p.room = r.Bytes
-		less := r.Less
-		d.send(r.Client, func(c *client) {
-			c.mem.answer = c.mem.answer || less
-			c.move()
-		})
-	}
-	if err := d.residency.Check(); err != nil {
-		d.w.fail("residency: %w", err)
-	}
-}
-
-// settle tells the Residency who has a grant, and the core who has memory away.
-func (d *daemon) settle() {
-	if d.core == nil || d.settling || d.w.capacity == 0 {
-		return
-	}
-	d.settling = true
-	defer func() { d.settling = false }()
-	for d.unsettled && d.core != nil {
-		d.unsettled = false
-		ids := d.residency.IDs()
-		for _, id := range ids {
-			d.residency.SetActive(id, d.core.Active(id))
-		}
-		d.room()
-		for _, id := range ids {
-			if away := d.residency.Away(id); away != d.away[id] && d.core != nil {
-				d.away[id] = away
-				d.step(sched.SetAway{Client: id, Away: away})
-			}
-		}
-		if n := d.residency.Promised(); n != d.promised && d.core != nil {
-			d.promised = n
-			d.step(sched.SetMemory{Reserved: n, Total: d.w.capacity, Swap: true})
-		}
-	}
-}
-
-func (d *daemon) moved(id sched.ClientID, m memory, epoch sched.Epoch, ready, stuck bool) {
-	before, _ := d.residency.Occupancy(id)
-	d.residency.Moved(id, m.resident, 0, m.away, stuck)
-	if stuck {
-		d.residency.Refused(id)
-	}
-	d.since[id] = d.w.now
-	d.unsettled = true
+// reserved holds the core to its word on memory limits: nothing more is granted that does
+// not fit the limit.
+func (j *judge) reserved(a sched.Reserved) {
+	w := j.w
+	late := j.asked[a.Client] != w.now // it was granted when it was asked for
+	delete(j.asked, a.Client)
+	has := j.has[a.Client]
 	switch {
-	case ready && epoch != 0:
-		d.away[id] = false
-		d.residency.Ready()
-		d.step(sched.Ready{Client: id, Epoch: epoch, Bytes: m.resident})
-	case epoch != 0:
-		d.step(sched.Moving{Client: id, Epoch: epoch})
+	case a.Refused == sched.NoPlace:
+		w.report.NoPlace++
+	case a.Refused != sched.NotRefused:
+		w.report.OverLimit++
 	default:
-		for _, other := range d.residency.IDs() {
-			if d.core == nil {
-				return
-			}
-			if e, moving := d.core.Grant(other); moving {
-				d.step(sched.Moving{Client: other, Epoch: e})
-			}
-		}
+		w.report.Reserved++
+		j.has[a.Client] = a.Stands.Total
 	}
-	if before.Stalled && !stuck {
-		d.goOn()
-	}
-	d.settle()
-}
-
-// goOn tells the core that there may be room.
-func (d *daemon) goOn() {
-	for _, id := range d.residency.IDs() {
-		if d.core != nil {
-			d.step(sched.Moving{Client: id})
-		}
-	}
-}
-
-func (d *daemon) dropMemory(id sched.ClientID) {
-	if d.core == nil || d.w.capacity == 0 {
+	c := w.byID[a.Client]
+	if c == nil || c.tenant == nil || c.tenant.memory.Limit == 0 || j.has[a.Client] <= has || j.forced[a.Client] || late {
 		return
 	}
-	d.residency.Drop(id)
-	delete(d.away, id)
-	d.unsettled = true
-	d.settle()
-	if d.core != nil {
-		d.goOn()
+	sum := uint64(0)
+	for id, n := range j.has {
+		if w.joined[id] == c.tenant {
+			sum += n
+		}
+	}
+	if sum > c.tenant.memory.Limit {
+		w.fail("%v: tenant %s has %d of %d", a, c.tenant.name, sum, c.tenant.memory.Limit)
 	}
 }
 
-// lookAtVictims passes over those that do not move.
-func (w *world) lookAtVictims() {
-	w.after(stallAfter, w.lookAtVictims)
-	d := w.daemon
+// asks notes that the daemon has heard an event.
+func (j *judge) asks(ev sched.Event) {
+	if r, ok := ev.(sched.Reserve); ok {
+		j.asked[r.Client] = j.w.now
+		j.forced[r.Client] = j.forced[r.Client] || r.Force
+	}
+}
+
+// checkReservations holds the core to its word that each RESERVE is answered in time.
+func (j *judge) checkReservations() {
+	for id, since := range j.asked {
+		c := j.w.byID[id]
+		if wait := j.w.now.Sub(max(since, j.w.stable)); c != nil && c.conn != nil && j.w.daemon.conns[id] == c.conn && wait > mostRoomWait {
+			j.w.fail("client %d waits for the answer to RESERVE for %v", id, wait)
+		}
+	}
+}
+
+// forget is for a client that is dead, or a daemon that has ended.
+func (j *judge) forget(id sched.ClientID) {
+	delete(j.has, id)
+	delete(j.asked, id)
+	delete(j.forced, id)
+}
+
+// gone tells the core that a process has ended.
+func (d *daemon) gone(id sched.ClientID) {
+	d.w.judge.forget(id)
+	delete(d.arenas, id)
+	delete(d.promised, id)
+	d.step(sched.Gone{Client: id})
+}
+
+// The daemon's side: it knows nothing but what it has to carry.
+
+// memoryConfig is what a daemon starts with.
+func (d *daemon) memoryConfig() sched.Memory {
+	return sched.Memory{Bytes: gpuMemory, Swap: d.w.mem.capacity != 0, Capacity: d.w.mem.capacity, StallAfter: stallAfter}
+}
+
+// startMemory tells a new core what was set and recorded before.
+func (d *daemon) startMemory() {
+	w := d.w
 	if d.core == nil {
 		return
 	}
-	for _, id := range slices.Clone(d.residency.Victims()) {
-		if w.now.Sub(d.since[id]) >= stallAfter && d.residency.Stall(id) {
-			w.report.Stalls++
-			d.unsettled = true
+	d.arenas = map[sched.ClientID]uint64{}
+	if w.mem.arena != 0 {
+		d.node.Arenas.Bound(w.mem.arena, 0)
+	}
+	for _, t := range w.tenants {
+		if t.memory.Tenant != "" {
+			d.step(t.memory)
 		}
 	}
-	d.settle()
+	for _, c := range w.client {
+		if c == nil || d.promised[c.id] == 0 || w.chance(0.1) { // it was not recorded yet
+			continue
+		}
+		r := sched.RestoreMemory{Client: c.id, CanMove: c.mem.canMove, Bytes: d.promised[c.id], Gang: w.gangOf(c.id)}
+		if c.tenant != nil {
+			r.Tenant = c.tenant.name
+		}
+		d.step(r)
+	}
 }
 
-func (d *daemon) startMemory() {
-	d.residency = sched.NewResidency(d.w.capacity)
-	d.residency.Later = d.core.Later
-	d.since, d.away = map[sched.ClientID]sched.Time{}, map[sched.ClientID]bool{}
-	d.promised, d.unsettled, d.settling = 0, false, false
+// before is for what a core has to know before an event.
+func (d *daemon) before(ev sched.Event) {
+	if !d.core.AsksHost(ev) {
+		return
+	}
+	sum := uint64(0)
+	for _, n := range d.arenas {
+		sum += n
+	}
+	d.node.Arenas.Observe(sched.Host{Used: sum})
+}
+
+// performMemory carries out what was decided about memory, and says whether the action
+// was one of these.
+func (d *daemon) performMemory(a sched.Action) bool {
+	w := d.w
+	switch a := a.(type) {
+	case sched.Room:
+		p := d.pages[a.Client]
+		p.room = a.Bytes
+		d.send(a.Client, func(c *client) {
+			c.mem.answer = c.mem.answer || a.Less
+			c.move()
+		})
+	case sched.Reserved:
+		w.judge.reserved(a)
+		d.send(a.Client, func(c *client) { c.onReserved(a) })
+	case sched.ArenaWanted:
+		run := d.run
+		w.after(w.latency(), func() {
+			if d.run == run && d.core != nil && w.byID[a.Client] != nil {
+				d.arenas[a.Client] = max(d.arenas[a.Client], a.Bytes)
+				d.step(sched.ArenaChanged{Client: a.Client, Bytes: d.arenas[a.Client]})
+			}
+		})
+	case sched.Promised:
+		d.promised[a.Client] = a.Bytes
+	case sched.SwapStalled:
+		w.report.Stalls++
+	case sched.Stranded:
+		w.report.Stranded++
+	case sched.LimitsChanged, sched.SwapDone, sched.ArenaFound:
+	default:
+		return false
+	}
+	return true
 }

@@ -38,6 +38,9 @@ type Report struct {
 	Overlaps               int // of fenced clients with holders: allowed
 	MovedIn, MovedOut      int // memory, in units of no meaning
 	Stalls, Refused        int // clients that did not make room; requests that the GPU had no memory for
+	Reserved, OverLimit    int // RESERVE granted; refused by a limit
+	NoPlace, Stranded      int // refused as there is no place; clients that have none any more
+	Exports, MemoryLimits  int // memory made unmovable; changes of memory limits and modes
 	LongestWait            time.Duration
 }
 
@@ -45,9 +48,11 @@ func (r Report) String() string {
 	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, pauses %d), early releases %d, revokes %d, fences %d, adoptions %d; "+
 		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, changes of mode %d, of shares %d; "+
 		"gang grants %d, steps %d; memory moved in %d, out %d, stalled %d times, refused %d; "+
+		"reserved %d, over a limit %d, no place %d, stranded %d, exports %d, memory limits %d; "+
 		"fenced overlaps %d, limits checked %d, longest wait %v",
 		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Pauses, r.EarlyReleases, r.Revokes, r.Fences, r.Adoptions,
-		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused, r.Overlaps, r.Limits, r.LongestWait)
+		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused,
+		r.Reserved, r.OverLimit, r.NoPlace, r.Stranded, r.Exports, r.MemoryLimits, r.Overlaps, r.Limits, r.LongestWait)
 }
 
 // Bounds of what the operator sets. Short, so that faults meet often.
@@ -78,7 +83,9 @@ type world struct {
 	tenantOf []*tenant
 	joined   map[sched.ClientID]*tenant // of clients, also of the dead: grants may be on their way to them
 	lastID   sched.ClientID
-	capacity uint64 // of the GPU's memory; 0: it is not looked at
+	mem      memoryWorld
+	// modesChange says that memory which could be moved was told to stay at times.
+	modesChange bool
 
 	report  Report
 	stable  sched.Time // since then nobody's share has changed
@@ -123,7 +130,7 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 		}
 	}
 	w.judge = newJudge(w)
-	w.daemon = &daemon{w: w}
+	w.daemon = &daemon{w: w, promised: map[sched.ClientID]uint64{}}
 	if !opts.Calm && w.chance(0.3) {
 		w.daemon.mode = sched.Mode(1 + w.rng.IntN(2))
 		w.faults.operator = 0.3 // concurrent holders alone give the core nothing to do
@@ -166,6 +173,7 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 func (w *world) everySoOften() {
 	w.judge.checkStarvation()
 	w.judge.checkLimits()
+	w.judge.checkReservations()
 	if w.chance(w.faults.leap) {
 		w.leap()
 	}
@@ -188,10 +196,14 @@ func (w *world) operate() {
 		d.mode = sched.Mode(w.rng.IntN(3))
 		d.step(sched.SetMode{M: d.mode})
 	case 4:
-		if w.capacity != 0 {
-			return // the clients say
+		if len(w.tenants) == 0 || !w.mem.limits {
+			return
 		}
-		d.step(sched.SetMemory{Reserved: w.rng.Uint64N(100), Total: 100})
+		t := w.tenants[w.rng.IntN(len(w.tenants))]
+		t.memory = w.newLimit(t)
+		w.modesChange = w.modesChange || t.memory.Keep != sched.Swapped
+		w.report.MemoryLimits++
+		d.step(t.memory)
 	case 5:
 		d.tuning = sched.Tuning{}
 		if w.chance(0.5) {

@@ -17,13 +17,21 @@ import (
 // The flags win over the environment: STEPS and SEED, as `make sim` sets them.
 var (
 	steps = flag.Int("steps", int(fromEnv("STEPS", 300_000)), "steps of the core in all")
-	seed  = flag.Uint64("seed", fromEnv("SEED", 1), "first seed; 0: a new one, as make sim has it")
+	seed  = flag.Uint64("seed", firstSeed(), "first seed")
 	trace = flag.Bool("events", false, "print every event and action of that one seed")
 )
 
 // stepsPerSeed is short enough for many mixes of faults, and long enough for
 // each of them to meet.
 const stepsPerSeed = 10_000
+
+// firstSeed is the same in each run, unless SEED says otherwise.
+func firstSeed() uint64 {
+	if os.Getenv("SEED") == "random" {
+		return uint64(time.Now().UnixNano()) % 1_000_000_000 * 1000
+	}
+	return fromEnv("SEED", 1)
+}
 
 func fromEnv(name string, otherwise uint64) uint64 {
 	s := os.Getenv(name)
@@ -32,16 +40,13 @@ func fromEnv(name string, otherwise uint64) uint64 {
 	}
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
-		panic(fmt.Sprintf("%s=%s: not a number", name, s))
+		panic(fmt.Sprintf("%s=%s: not a number; SEED may also be random", name, s))
 	}
 	return n
 }
 
 func TestSim(t *testing.T) {
 	first := *seed
-	if first == 0 {
-		first = uint64(time.Now().UnixNano()) % 1_000_000_000 * 1000
-	}
 	if *trace {
 		report, err := Run(first, min(*steps, stepsPerSeed), Options{Trace: os.Stdout})
 		t.Log(report)
@@ -71,7 +76,7 @@ func TestSim(t *testing.T) {
 			"grant": total.Grants, "concurrent grant": total.Concurrent, "early release": total.EarlyReleases,
 			"latency grant": total.Latency, "pause": total.Pauses, "leap of the clock": total.Leaps,
 			"change of mode": total.Modes, "change of a share": total.Shares, "limit checked": total.Limits, "revoke": total.Revokes, "fence": total.Fences, "adoption": total.Adoptions, "death": total.Deaths,
-			"stop": total.Stops, "lost connection": total.Cuts, "crash": total.Crashes, "memory moved in": total.MovedIn, "grant to a gang": total.GangGrants, "call of a gang while others drain": total.GangSteps, "out": total.MovedOut, "fenced overlap": total.Overlaps,
+			"stop": total.Stops, "lost connection": total.Cuts, "crash": total.Crashes, "memory moved in": total.MovedIn, "reservation": total.Reserved, "one over a limit": total.OverLimit, "one without a place": total.NoPlace, "stranded client": total.Stranded, "export": total.Exports, "stalled client": total.Stalls, "change of a memory limit": total.MemoryLimits, "grant to a gang": total.GangGrants, "call of a gang while others drain": total.GangSteps, "out": total.MovedOut, "fenced overlap": total.Overlaps,
 		} {
 			if n == 0 {
 				t.Errorf("not one %s in %d steps", what, *steps)
@@ -174,6 +179,12 @@ func add(a, b Report) Report {
 	a.MovedIn += b.MovedIn
 	a.MovedOut += b.MovedOut
 	a.Stalls += b.Stalls
+	a.Reserved += b.Reserved
+	a.OverLimit += b.OverLimit
+	a.NoPlace += b.NoPlace
+	a.Stranded += b.Stranded
+	a.Exports += b.Exports
+	a.MemoryLimits += b.MemoryLimits
 	a.Refused += b.Refused
 	a.LongestWait = max(a.LongestWait, b.LongestWait)
 	return a

@@ -29,8 +29,9 @@ const maxRequests = 80
 type tenant struct {
 	name    string
 	share   sched.Share
-	clients int        // slots
-	stable  sched.Time // since then nothing has changed that bounds it
+	memory  sched.SetTenantMemory // no Tenant: nothing was set
+	clients int                   // slots
+	stable  sched.Time            // since then nothing has changed that bounds it
 
 	holding int // clients with a live grant that is not paused
 	counted sched.Time
@@ -122,7 +123,7 @@ func (j *judge) checkLimits() {
 		before := t.ring[t.sampled%samples]
 		t.ring[t.sampled%samples] = t.held
 		t.sampled++
-		if t.sampled <= samples || w.capacity != 0 || t.share.Gang != "" || t.share.Limit == 0 || t.share.Limit == 100 || w.daemon.tuning != (sched.Tuning{}) {
+		if t.sampled <= samples || w.mem.capacity != 0 || t.share.Gang != "" || t.share.Limit == 0 || t.share.Limit == 100 || w.daemon.tuning != (sched.Tuning{}) {
 			continue
 		}
 		// The oldest sample is older than the window by one piece.
@@ -145,7 +146,7 @@ func (j *judge) patience(c *client) time.Duration {
 	w := j.w
 	n := time.Duration(len(w.client))
 	turn := 2*maxQuantum + maxGrace + 20*time.Millisecond
-	if w.capacity != 0 {
+	if w.mem.capacity != 0 {
 		// Who moves and does not get on has the GPU for a grace period after each piece,
 		// and keeps away from it for as long. Then nobody moves for nine times as long.
 		turn += 4*(maxGrace+3*maxGrace) + 9*4*maxGrace

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import "fmt"
+
+// What can be promised of a GPU's memory, and how much host memory that needs.
+
+// Unplaceable says why a reservation can never be placed on the GPU.
+type Unplaceable struct {
+	Fixed    uint64 // cannot be moved
+	Largest  uint64 // what else has to be on the GPU at a time
+	Capacity uint64
+}
+
+func (e *Unplaceable) Error() string {
+	return fmt.Sprintf("%d MiB that cannot be moved and the %d MiB of the largest tenant do not fit the %d MiB of the GPU",
+		e.Fixed>>20, e.Largest>>20, e.Capacity>>20)
+}
+
+// fits returns how much arena all clients need together if bytes are promised to
+// a client: or an *Unplaceable. What clients were given already, which they keep,
+// counts where it is more. It costs O(n).
+func (r *residency) fits(id ClientID, bytes, most uint64) (arena uint64, err error) {
+	if o := r.clients[id]; o != nil && o.keep != Managed {
+		if bytes > r.capacity {
+			return 0, &Unplaceable{Largest: bytes, Capacity: r.capacity}
+		}
+		promised, was := o.promised, o.most
+		defer func() {
+			o.promised, o.most = promised, was
+			r.recount(o)
+		}()
+		o.promised, o.most = bytes, min(most, r.capacity)
+		r.recount(o)
+	}
+	if err := r.placeable(); err != nil {
+		return 0, err
+	}
+	return r.arenaNeeded(), nil
+}
+
+// placeable returns an *Unplaceable if what is promised has no place on the GPU.
+func (r *residency) placeable() error {
+	largest := uint64(0)
+	var groups map[string]uint64
+	for _, o := range r.clients {
+		n := o.counted.movable
+		if o.group != "" {
+			if groups == nil {
+				groups = map[string]uint64{}
+			}
+			groups[o.group] += n
+			n = groups[o.group]
+		}
+		largest = max(largest, n)
+	}
+	if r.sum.fixed+largest > r.capacity {
+		return &Unplaceable{r.sum.fixed, largest, r.capacity}
+	}
+	return nil
+}
+
+// arenaNeeded is how much host memory all clients need or have together.
+func (r *residency) arenaNeeded() (sum uint64) {
+	for _, o := range r.clients {
+		sum += max(r.arenaOf(o, 0), o.arena)
+	}
+	return sum
+}
+
+// arenaOf returns how much host memory a client needs, rounded up to a multiple of
+// arenaUnit, so that what is promised now, or if so much more is, can be moved.
+func (r *residency) arenaOf(o *occupant, more uint64) uint64 {
+	away := less(add(r.promised(), more), r.capacity)
+	if o.keep != Swapped || away == 0 {
+		return 0
+	}
+	n := o.counted.movable
+	if !o.allOut {
+		n = min(n, add(away, max(r.moveUnit, leastMoveUnit)))
+	}
+	unit := max(r.arenaUnit, 1)
+	return (n + unit - 1) / unit * unit
+}
+
+// shortOfArena notes that the arena which a client was given does not do: the client
+// moves more at a time. From now on its arena is to hold all that it may ever have to
+// move, if that fits: what others were promised comes first.
+func (r *residency) shortOfArena(id ClientID, fits func() bool) {
+	if o := r.clients[id]; o != nil && !o.allOut {
+		o.allOut = true
+		o.allOut = fits()
+	}
+}
+
+// stranded returns how much of what a client needs has no place on the GPU because
+// others' memory that cannot be moved is there: they made it so after it was promised.
+func (r *residency) stranded(id ClientID) uint64 {
+	o := r.clients[id]
+	if o == nil || o.keep != Swapped {
+		return 0
+	}
+	return less(add(o.need(), less(r.sum.fixed, o.pinned())), r.capacity)
+}
+
+// Arenas is the host memory of a node that holds what is away from its GPUs. The
+// GPUs of the node share it.
+type Arenas struct {
+	limit, reserve uint64
+	needed         uint64 // by the clients of all GPUs
+	host           Host
+}
+
+// Host is what the node has of host memory, bytes.
+type Host struct {
+	Used      uint64 // in arenas that clients have, or that are being made for them
+	Ready     uint64 // in arenas that were made in advance; clients can have them
+	Free      uint64 // left, Ready included
+	FreeKnown bool
+	Failed    error // why the latest arena could not be made; nil: it could
+}
+
+// Bound sets what arenas may take of the host's memory, and what they leave of it.
+func (a *Arenas) Bound(limit, reserve uint64) { a.limit, a.reserve = limit, reserve }
+
+// Observe tells what the node has now.
+func (a *Arenas) Observe(h Host) { a.host = h }
+
+// Fits says why more arena than the clients need now cannot be had; nil: it can.
+func (a *Arenas) Fits(more uint64) error { return a.fits(a.needed + more) }
+
+func (a *Arenas) fits(total uint64) error {
+	h := &a.host
+	if total <= h.Used {
+		return nil // it is there
+	}
+	if total > a.limit {
+		return fmt.Errorf("what is away then may take %d MiB of host memory, and there are %d MiB (--swap-memory), of which clients have %d", total>>20, a.limit>>20, h.Used>>20)
+	}
+	more := total - h.Used
+	if h.Failed != nil && more > h.Ready {
+		return fmt.Errorf("host memory for what is away cannot be had: %w", h.Failed)
+	}
+	if h.FreeKnown && more > less(h.Free, a.reserve) {
+		return fmt.Errorf("what is away then may take %d MiB more of host memory, and %d MiB are left", more>>20, h.Free>>20)
+	}
+	return nil
+}

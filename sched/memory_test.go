@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import "testing"
+
+// Mode auto takes note of how much memory is reserved, but not of every page: at the line
+// where it chooses otherwise it would change its mind with each allocation.
+func TestAutoNotesWhatIsReserved(t *testing.T) {
+	c := New(Config{Memory: Memory{Bytes: gib}})
+	for id := ClientID(1); id <= 2; id++ {
+		c.Step(0, Attach{Client: id, Tenant: "t"})
+	}
+	const percent = gib/100 + 1
+	for i, step := range []struct {
+		event Event
+		want  uint64
+	}{
+		{Reserve{Client: 1, Total: percent / 2}, 0},
+		{Reserve{Client: 2, Total: percent/2 + 1}, percent},
+		{Reserve{Client: 2, Total: percent}, percent},
+		{Reserve{Client: 1, Total: 0}, percent},
+		{Reserve{Client: 2, Total: 30 * percent}, 30 * percent},
+		{Gone{2}, 0},
+	} {
+		if c.Step(0, step.event); c.auto.reserved != step.want {
+			t.Errorf("step %d: %v: %d bytes are noted, want %d", i+1, step.event, c.auto.reserved, step.want)
+		}
+	}
+}
+
+// What a client has stays where it is when its tenant's limit is lowered: found in
+// simulation, where its place was promised to others.
+func TestLowerLimitLeavesWhatIsThere(t *testing.T) {
+	c := New(Config{Memory: Memory{Bytes: 100, Swap: true, Capacity: 100}})
+	refused := func(id ClientID, total uint64) (r Refusal) {
+		t.Helper()
+		for _, a := range c.Step(0, Reserve{Client: id, Total: total, Least: total}) {
+			if a, ok := a.(Reserved); ok {
+				r = a.Refused
+			}
+		}
+		return r
+	}
+	c.Step(0, Attach{Client: 1, Tenant: "a"}) // its memory never moves
+	c.Step(0, Attach{Client: 2, Tenant: "b", CanMove: true})
+	if r := refused(1, 60); r != NotRefused {
+		t.Fatalf("60 of 100: refused, %v", r)
+	}
+	c.Step(0, SetTenantMemory{Tenant: "a", Limit: 10})
+	if r := refused(2, 50); r != NoPlace {
+		t.Errorf("50 beside 60 that stay, on a GPU of 100: refused %q, want %v", r, NoPlace)
+	}
+}

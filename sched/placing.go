@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Who makes room for whom.
+
+// plan returns the rooms that change now. The slice is reused by the next plan.
+// It costs O(n log n) in clients where somebody lacks room, else O(n).
+func (r *residency) plan() []Room {
+	if r.sum.unknown == 0 && (r.sum.wanting > 0 || r.sum.may > r.usable()) {
+		r.place(r.inOrder()) // while one is unknown nobody knows what is free
+	}
+	r.rooms = r.rooms[:0]
+	var changed []*occupant
+	for _, o := range r.clients {
+		if o.room != o.told && o.keep != Managed {
+			changed = append(changed, o)
+		}
+	}
+	slices.SortFunc(changed, byGrant)
+	for _, o := range changed {
+		r.rooms = append(r.rooms, Room{Client: o.id, Bytes: o.room, Less: o.room < o.told && o.may > o.room})
+		o.told = o.room
+	}
+	return r.rooms
+}
+
+// inOrder returns all clients by byGrant.
+func (r *residency) inOrder() []*occupant {
+	r.order = r.order[:0]
+	for _, o := range r.clients {
+		r.order = append(r.order, o)
+	}
+	slices.SortFunc(r.order, byGrant)
+	return r.order
+}
+
+// byGrant puts those first whose memory stays, then the client that was granted
+// before the others.
+func byGrant(a, b *occupant) int {
+	if (a.keep == Resident) != (b.keep == Resident) {
+		if a.keep == Resident {
+			return -1
+		}
+		return 1
+	}
+	return cmp.Compare(a.seq, b.seq)
+}
+
+// place gives room to those who want it, and takes it from others.
+func (r *residency) place(order []*occupant) {
+	r.raise(order)
+	var lacks, coming uint64
+	for _, o := range order {
+		if o.wants() {
+			lacks = add(lacks, less(o.need(), max(o.room, o.may)))
+		} else if o.victim() && !o.stalled {
+			coming = add(coming, less(o.may, o.room))
+		}
+	}
+	lacks = less(add(lacks, less(r.sum.may, r.usable())), coming) // what was forced has to go first
+	for _, o := range r.victimsOf(order, lacks) {
+		if lacks == 0 {
+			break
+		}
+		take := min(o.room-o.fixed, lacks)
+		lacks -= take
+		o.room -= take
+		if o.reported {
+			o.may = max(o.room, o.resident) // what it does not use is free at once
+			o.given = min(o.given, o.may)
+		}
+		r.recount(o)
+	}
+	r.raise(order)
+	if lacks > 0 && coming == 0 {
+		r.overdraw(order)
+	}
+}
+
+// victimsOf returns those from whom something can be taken, in the order in which
+// it is to be taken.
+func (r *residency) victimsOf(order []*occupant, lacks uint64) (all []*occupant) {
+	if lacks == 0 {
+		return nil
+	}
+	for _, o := range order {
+		if o.victim() && !o.stalled && o.room > o.fixed {
+			all = append(all, o)
+		}
+	}
+	if r.later != nil {
+		slices.SortStableFunc(all, func(a, b *occupant) int {
+			switch {
+			case r.later(a.id, b.id):
+				return -1
+			case r.later(b.id, a.id):
+				return 1
+			}
+			return 0
+		})
+	}
+	return all
+}
+
+// raise gives free room to those who want it.
+func (r *residency) raise(order []*occupant) {
+	free := less(r.usable(), r.sum.may)
+	for _, o := range order {
+		if !o.wants() {
+			continue
+		}
+		room := min(o.need(), add(max(o.may, o.room), free))
+		if room <= o.room {
+			continue
+		}
+		free -= less(room, o.may)
+		o.given = max(o.given, min(room, add(o.given, less(room, o.may))))
+		o.room, o.may = room, max(o.may, room)
+		r.recount(o)
+	}
+}
+
+// overdraw gives a client that has a grant, and for which nobody can be moved out
+// any more, the room that it needs: what was reserved by force does not fit, and
+// the driver has the last word.
+func (r *residency) overdraw(order []*occupant) {
+	var who *occupant
+	for _, o := range order {
+		switch {
+		case o.wants() && o.active:
+			who = o
+		case o.active, o.victim() && (o.stalled || o.may > o.fixed):
+			return // there is somebody to wait for
+		}
+	}
+	if who != nil {
+		who.room, who.may = who.need(), max(who.may, who.need())
+		r.recount(who)
+	}
+}
+
+// late returns those that are to move out and have not, for somebody who waits.
+func (r *residency) late() (all []*occupant) {
+	if r.sum.wanting == 0 && r.sum.may <= r.usable() {
+		return nil
+	}
+	for _, o := range r.inOrder() {
+		if o.unknown || o.victim() && o.may > o.room {
+			all = append(all, o)
+		}
+	}
+	return all
+}
