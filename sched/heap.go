@@ -49,7 +49,7 @@ func before(a, b *tenant) bool { return a.first() < b.first() }
 
 func (t *tenant) first() uint64 {
 	if t.queue.head == nil {
-		return 0 // about to leave its place, or a gang with nobody waiting here
+		return 0 // it is about to leave its place, or is a gang whose clients wait on other GPUs
 	}
 	return t.queue.head.seq
 }

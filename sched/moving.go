@@ -7,23 +7,23 @@ import (
 	"time"
 )
 
-// Moving memory. A client whose memory is not all on the GPU moves it there when
-// it is granted, while its gate is still shut. That time is in an account of its
-// own: it is not billed, and the turn begins when the client is ready. If nothing
-// is moved for a grace period, and others wait, the grant is asked back, and the
-// tenant waits for as long as that took, or until there is room.
+// Moving memory. A client that has memory away moves it onto the GPU when it is granted,
+// while its gate is still shut. That time is counted on its own: it is not billed, and
+// the turn begins when the client is ready. If nothing is moved for a grace period, and
+// others wait, the grant is asked back. The tenant then waits for as long as that took,
+// or until there is room.
 //
-// Moving takes no more than its share of the time from those who could work: after
-// it nobody is granted who would have to move, for as long as that needs, while
-// somebody is there who need not. Those whose memory is on the GPU take their turns
-// among themselves meanwhile; one alone goes on. In pauses of all of them others may
-// have the GPU, if moving pays; pause.go has that.
+// Moving takes no more than its share of the time from those that could work. After a
+// client has moved its memory in, nobody is granted for some time that would have to
+// move, while there are clients that need not. Those take their turns among themselves
+// meanwhile; one alone goes on. When all of them pause, others may have the GPU if
+// moving pays (pause.go).
 
-// maxStretch bounds how long turns become for what moving took.
+// maxStretch bounds how long turns become because of what moving took.
 const maxStretch = time.Minute
 
-// easyStretch is how long turns become so that moving takes even less than its share, and
-// easyRound is within what all who wait to move then get theirs.
+// easyStretch is how long turns become so that moving takes even less than its share.
+// easyRound is the time in which all that wait to move get a turn then.
 const (
 	easyStretch = 5 * time.Second
 	easyRound   = 10 * time.Second
@@ -36,14 +36,14 @@ func clampShareOfSwap(percent int) int { return min(max(percent, 0), maxSwapShar
 
 // setAway says whether a client has memory that is not on the GPU, so that it has to
 // move it there before it can go on under a grant.
-func (c *Core) setAway(cl *client, away bool) {
+func (c *GPU) setAway(cl *client, away bool) {
 	cl.away = away
 	c.review(cl.tenant)
 	c.stand(cl)
 }
 
 // setStranded takes a client that has no place on the GPU out of the queue, or back in.
-func (c *Core) setStranded(cl *client, on bool) {
+func (c *GPU) setStranded(cl *client, on bool) {
 	cl.stranded = on
 	waits, since := cl.in == &cl.tenant.queue || cl.later, cl.waitingSince
 	c.unqueue(cl)
@@ -53,21 +53,21 @@ func (c *Core) setStranded(cl *client, on bool) {
 	}
 }
 
-// comesFromAway says whether who of the tenant is granted next has to move first.
+// comesFromAway says whether the tenant's next client has to move memory first.
 func (t *tenant) comesFromAway() bool { return t.queue.head != nil && t.queue.head.away }
 
-// transfers is what is known of moving memory on this GPU; see also pause.go.
+// transfers is what a core knows of moving memory on its GPU; see also pause.go.
 type transfers struct {
-	moves       []*grant      // under which memory is moved
-	owedUntil   Time          // nobody is to move before, if others can work
-	sparedUntil Time          // the free GPU is not given to who has to move before
+	moves       []*grant      // whose clients move memory
+	owedUntil   Time          // nobody moves before, if others can work
+	sparedUntil Time          // the free GPU is not given before to those that have to move
 	fillTook    time.Duration // about what moving takes
-	fills       int           // so often memory has come in
-	linkRate    float64       // the best of that, bytes a second
-	pausing     []*client     // those that gave the GPU back as they had nothing to do
+	fills       int           // how often memory was moved in
+	linkRate    float64       // the fastest fill, bytes a second
+	pausing     []*client     // that gave the GPU back because they had nothing to do
 }
 
-// move is what a client moves under a grant.
+// move is the moving of memory under a grant.
 type move struct {
 	on    bool          // it moves, and its gate is not open yet
 	since Time          // while on
@@ -77,7 +77,7 @@ type move struct {
 }
 
 // startMoving is for a grant that begins.
-func (c *Core) startMoving(g *grant) {
+func (c *GPU) startMoving(g *grant) {
 	switch t := g.client.tenant; {
 	case g.client.away && g.kind == turnGrant:
 		c.beginMoving(g)
@@ -86,14 +86,14 @@ func (c *Core) startMoving(g *grant) {
 	}
 }
 
-func (c *Core) beginMoving(g *grant) {
+func (c *GPU) beginMoving(g *grant) {
 	g.ran, g.runFrom = c.ranAt(g), c.now
 	g.move.on, g.move.since, g.move.at = true, c.now, c.now
 	c.moves = append(c.moves, g)
 }
 
 // stopMoving puts what moving took into its accounts. The grant is not counted.
-func (c *Core) stopMoving(g *grant) {
+func (c *GPU) stopMoving(g *grant) {
 	if !g.move.on {
 		return
 	}
@@ -107,7 +107,7 @@ func (c *Core) stopMoving(g *grant) {
 
 // thereMayBeRoom lets those try again whose grants were asked back because they did
 // not get on.
-func (c *Core) thereMayBeRoom() {
+func (c *GPU) thereMayBeRoom() {
 	for _, cl := range c.inOrder() {
 		if t := cl.tenant; t.notBefore != 0 {
 			t.notBefore = 0
@@ -118,7 +118,7 @@ func (c *Core) thereMayBeRoom() {
 
 // movesOn says that a client has moved another piece under its grant and has not opened
 // its gate, perhaps after its connection was lost and made anew.
-func (c *Core) movesOn(cl *client, epoch Epoch) {
+func (c *GPU) movesOn(cl *client, epoch Epoch) {
 	if !cl.grant.holds() || cl.grant.kind != turnGrant || cl.grant.epoch != epoch {
 		return
 	}
@@ -133,7 +133,7 @@ func (c *Core) movesOn(cl *client, epoch Epoch) {
 
 // isReady says that all the memory of a client is on the GPU, and its gate open: its
 // turn begins. Copied is how much it moved since the grant, if that is known.
-func (c *Core) isReady(cl *client, epoch Epoch, copied uint64, known bool) {
+func (c *GPU) isReady(cl *client, epoch Epoch, copied uint64, known bool) {
 	if cl.grant == nil || cl.grant.epoch != epoch {
 		return
 	}
@@ -150,17 +150,17 @@ func (c *Core) isReady(cl *client, epoch Epoch, copied uint64, known bool) {
 	c.review(t)
 }
 
-// stretchFor is for how long nobody is to move after moving for so long, so that it
-// takes its share of the time, percent.
+// stretchFor returns for how long nobody is to move after moving has taken that long, so
+// that moving takes its share of the time, percent.
 func stretchFor(moved time.Duration, percent int) time.Duration {
 	moved = min(moved, maxStretch)
 	return min(moved*time.Duration(100-percent)/time.Duration(percent), maxStretch)
 }
 
-// owe has nobody move for what moving took: as the share demands, and as a fifth of
-// it would if that is no long time. A quantum that is fixed says so itself, also of who
-// has a limit.
-func (c *Core) owe(t *tenant, moved time.Duration) {
+// owe puts off further moving because of what moving took: for as long as the share
+// demands, or as a fifth of the share would if that is not long. A fixed quantum says
+// itself for how long, also for a tenant with a limit.
+func (c *GPU) owe(t *tenant, moved time.Duration) {
 	until := c.quantum
 	t.stretch = min(c.quantum, maxStretch)
 	if c.swapShare != 0 {
@@ -171,13 +171,13 @@ func (c *Core) owe(t *tenant, moved time.Duration) {
 	c.owedUntil = max(c.owedUntil, c.now.Add(until))
 }
 
-// stalledMoves asks back the grants of those that do not get their memory, and says
-// when those who have to move may.
+// stalledMoves asks back the grants of clients that do not get their memory, and says
+// when others may move.
 func stalledMoves() policy {
-	return policy{due: (*Core).movingDeadline, revoke: (*Core).revokeStalled}
+	return policy{due: (*GPU).movingDeadline, revoke: (*GPU).revokeStalled}
 }
 
-func (c *Core) movingDeadline() (Time, bool) {
+func (c *GPU) movingDeadline() (Time, bool) {
 	var e earliest
 	if c.isWaitedFor() {
 		for _, g := range c.moves {
@@ -193,18 +193,18 @@ func (c *Core) movingDeadline() (Time, bool) {
 
 // isWaitedFor says whether somebody waits for the GPU: a gang whose turn has come too,
 // which is in no queue.
-func (c *Core) isWaitedFor() bool { return c.waiting > 0 || c.upNext() != nil }
+func (c *GPU) isWaitedFor() bool { return c.waiting > 0 || c.upNext() != nil }
 
-// givesUp is when a client that moves, and others wait for, has not got on for too long.
-func (c *Core) givesUp(g *grant) Time {
+// givesUp returns when a client has not moved anything for too long.
+func (c *GPU) givesUp(g *grant) Time {
 	if g.client.stranded {
 		return c.now
 	}
 	return g.move.at.Add(c.grace)
 }
 
-// revokeStalled asks back the grants of those that do not get their memory.
-func (c *Core) revokeStalled() {
+// revokeStalled asks back the grants of clients that do not get their memory.
+func (c *GPU) revokeStalled() {
 	for i := 0; i < len(c.moves) && c.isWaitedFor(); i++ {
 		g := c.moves[i]
 		if c.now < c.givesUp(g) {
@@ -212,7 +212,7 @@ func (c *Core) revokeStalled() {
 		}
 		t := g.client.tenant
 		c.bill(t)
-		if !g.client.stranded { // or it is not let try again before there is a place
+		if !g.client.stranded { // a stranded client tries again when there is a place
 			t.notBefore = c.now.Add(min(c.now.Sub(g.move.since), maxStretch))
 		}
 		if c.kept == t && t.seat.hold == playing {

@@ -79,3 +79,20 @@ func TestNoticeKeepsItsPromises(t *testing.T) {
 		}
 	})
 }
+
+// TestManyHoldersAreToldOfALimit takes a client out of its gang, into a tenant with a
+// limit, while more clients hold than are told the exact numbers.
+func TestManyHoldersAreToldOfALimit(t *testing.T) {
+	c := New(Config{Mode: Concurrent})
+	c.Step(0, Attach{Client: 1, Tenant: "a", Share: Share{Gang: "g"}, Want: true})
+	for id := ClientID(2); id <= noticed+2; id++ {
+		c.Step(0, Attach{Client: id, Want: true})
+	}
+	c.Step(1, SetShare{Tenant: "a", Share: Share{Limit: 50}})
+	if err := c.Check(); err != nil {
+		t.Error(err)
+	}
+	if told := c.clients[1].told; !told.Leave {
+		t.Errorf("client 1 has a limit and was told %v", told)
+	}
+}

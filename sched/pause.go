@@ -7,30 +7,29 @@ import (
 	"time"
 )
 
-// Pauses. A client that has nothing to do gives the GPU back if somebody waits. If
-// all who wait would have to move memory first, and those whose memory is there have
-// not worked for long enough for that (moving.go), then it is a bet: if the client
-// comes back at once, moving was in vain; if it does not, waiting is. What its latest
-// pauses would have cost decides: the GPU is kept free for as long as would have been
-// best for those, on the way from nothing to what moving costs. So who pauses for
-// longer than moving takes has others work meanwhile, and who pauses briefly keeps
-// its place, without anybody knowing programs.
+// Pauses. A client that has nothing to do gives the GPU back if somebody waits. All
+// that wait may have to move memory first, while the clients whose memory is on the GPU
+// have not worked for long enough for that (moving.go). Then the core bets. If the
+// client comes back at once, moving was in vain; if it does not, waiting was. The
+// client's latest pauses decide: the GPU is kept free for the time that would have been
+// best for those pauses, from nothing up to what moving costs. So others work while a
+// client pauses for longer than moving takes, and a client that pauses briefly keeps
+// its place. Nobody has to know the programs.
 
 // pausesKept is how many of a client's pauses are remembered.
 const pausesKept = 8
 
 const (
-	// slowLink is what most links do at least, bytes a second: PCIe 3.0 of 16 lanes.
+	// slowLink is the speed of most links at least, bytes a second: PCIe 3.0 of 16 lanes.
 	slowLink = 12e9
-	// slowFills is for how many fills a slower link is not believed: as long as the host
-	// memory for what goes out is still being made, moving takes many times as long as
-	// later.
+	// slowFills is the number of fills in which a slower link is not believed: while the
+	// host memory for what moves out is still being made, moving takes many times longer.
 	slowFills = 16
 )
 
-// noteFill learns what moving takes. From the longest, of which more is forgotten each
-// time: some take no time, as those of memory that nobody has touched yet.
-func (c *Core) noteFill(bytes uint64, known bool, took time.Duration) {
+// noteFill learns how long moving takes: the longest time, which is forgotten bit by bit.
+// Some fills take no time, as those of memory that nobody has touched yet.
+func (c *GPU) noteFill(bytes uint64, known bool, took time.Duration) {
 	c.fills++
 	switch {
 	case known && bytes == 0:
@@ -46,13 +45,13 @@ func (c *Core) noteFill(bytes uint64, known bool, took time.Duration) {
 	c.fillTook = max(took, c.fillTook-(c.fillTook-took)/4)
 }
 
-// moveCost is what moving for a pause costs: what one lacks comes in, and then goes
-// again, for the one that was there comes back.
+// moveCost is what moving for a pause costs: another client's memory moves in, and out
+// again when the client that paused comes back.
 func (tr *transfers) moveCost() time.Duration { return 2 * tr.fillTook }
 
-// beginPause notes that a client gave the GPU back, and endPause that it wants it
+// beginPause notes that a client gave the GPU back, and endPause that the client wants it
 // again.
-func (c *Core) beginPause(cl *client, idle bool) {
+func (c *GPU) beginPause(cl *client, idle bool) {
 	c.forgetPause(cl)
 	cl.idleSince = c.now
 	if idle && c.effective == Exclusive {
@@ -61,7 +60,7 @@ func (c *Core) beginPause(cl *client, idle bool) {
 	}
 }
 
-func (c *Core) endPause(cl *client) {
+func (c *GPU) endPause(cl *client) {
 	if cl.pausing {
 		cl.pauses[cl.nPauses%pausesKept] = c.now.Sub(cl.idleSince)
 		cl.nPauses++
@@ -69,18 +68,18 @@ func (c *Core) endPause(cl *client) {
 	}
 }
 
-func (c *Core) forgetPause(cl *client) {
+func (c *GPU) forgetPause(cl *client) {
 	if cl.pausing {
 		cl.pausing = false
 		c.pausing = slices.DeleteFunc(c.pausing, func(o *client) bool { return o == cl })
 	}
 }
 
-// lately returns the latest pauses of a client, in no order.
+// lately returns the latest pauses of a client, not in order.
 func (cl *client) lately() []time.Duration { return cl.pauses[:min(cl.nPauses, pausesKept)] }
 
-// worthWaiting returns for how long it is worth to wait for a client that has paused
-// for so long already, if moving costs so much.
+// worthWaiting returns for how long it is worth to wait for a client, by how long it has
+// paused and what moving costs.
 func (cl *client) worthWaiting(paused, cost time.Duration) time.Duration {
 	known, best, least := 0, time.Duration(0), time.Duration(0)
 	for _, p := range cl.lately() {
@@ -93,7 +92,7 @@ func (cl *client) worthWaiting(paused, cost time.Duration) time.Duration {
 		if cl.nPauses == 0 {
 			return max(cost/2-paused, 0)
 		}
-		return 0 // it takes longer than ever
+		return 0 // this pause is longer than all before
 	}
 	for _, p := range cl.lately() {
 		wait := p + p/8 - paused
@@ -117,14 +116,14 @@ func (cl *client) worthWaiting(paused, cost time.Duration) time.Duration {
 	return best
 }
 
-// PatientIdle is how long a client with Notice.Patient has nothing to do before it gives
-// the GPU back.
+// PatientIdle is how long a client with Notice.Patient is idle before it gives the GPU
+// back.
 const PatientIdle = 20 * time.Millisecond
 
-// patient says whether a holder is to keep the GPU over short pauses: all who wait have
-// to move first and must not yet, and most of its pauses are short. To give it back and
-// get it again costs some 0.2 ms each time.
-func (c *Core) patient(cl *client) bool {
+// patient says whether a holder is to keep the GPU over short pauses: all that wait have
+// to move first, and must not yet, and most of the holder's pauses are short. To give the
+// GPU back and get it again costs some 0.2 ms each time.
+func (c *GPU) patient(cl *client) bool {
 	if cl.in != &c.open || c.effective != Exclusive || c.now >= c.owedUntil ||
 		c.ready.top() != nil || c.urgent.top() != nil || c.latency.n > 0 || cl.tenant.limited() {
 		return false
@@ -138,11 +137,11 @@ func (c *Core) patient(cl *client) bool {
 	return short > pausesKept/2
 }
 
-// longIdle is how long a client is idle, at least, that is not expected back soon.
+// longIdle is the least idle time of a client that is not expected back soon.
 const longIdle = time.Second
 
 // sleeps says whether a client has been idle for longer than its pauses are.
-func (c *Core) sleeps(cl *client) bool {
+func (c *GPU) sleeps(cl *client) bool {
 	if cl.in != nil || cl.grant != nil {
 		return false
 	}
@@ -157,7 +156,7 @@ func (c *Core) sleeps(cl *client) bool {
 // things are: its memory is the first to make room. Those that have been idle for the
 // longest time come last, and before them those that are next by their virtual time;
 // who is let in at once comes first.
-func (c *Core) later(a, b ClientID) bool {
+func (c *GPU) later(a, b ClientID) bool {
 	x, y := c.clients[a], c.clients[b]
 	if p, q := c.lateness(x), c.lateness(y); p != q {
 		return p > q
@@ -177,7 +176,7 @@ func (c *Core) later(a, b ClientID) bool {
 	return a > b
 }
 
-func (c *Core) lateness(cl *client) int {
+func (c *GPU) lateness(cl *client) int {
 	switch {
 	case cl == nil:
 		return 3
@@ -189,9 +188,9 @@ func (c *Core) lateness(cl *client) int {
 	return 1
 }
 
-// spare decides, as the GPU becomes free, for how long it is kept from those that
+// spare decides, when the GPU becomes free, for how long it is not given to those that
 // would have to move.
-func (c *Core) spare() {
+func (c *GPU) spare() {
 	c.sparedUntil = c.now
 	if c.now >= c.owedUntil {
 		return
@@ -204,7 +203,7 @@ func (c *Core) spare() {
 	}
 }
 
-// spared says whether a free GPU is not for who would have to move, yet.
-func (c *Core) spared() bool {
+// spared says whether a free GPU is not given yet to those that would have to move.
+func (c *GPU) spared() bool {
 	return c.now < c.owedUntil && c.now < c.sparedUntil
 }
