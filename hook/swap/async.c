@@ -242,7 +242,7 @@ static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, voi
 	struct pool_event *e;
 	bool ok;
 
-	if (q->no_events || !nvs_driver.event_query)
+	if (q->no_events || !nvs_driver_has(event_query))
 		return;
 	e = event_for(all, q);
 	if (!e)

@@ -123,7 +123,7 @@ enum swap_mode { SWAP_UNKNOWN, SWAP_OFF, SWAP_ON };
 
 /* The memory of a GPU. Guarded by lock where nothing else is said. */
 struct nvs_swap {
-	pthread_mutex_t lock;
+	struct nvs_lock lock;
 	atomic_uint kick;      /* futex: room, the lease or a chunk has changed */
 	atomic_int mode;       /* enum swap_mode */
 	bool capable, rdma, posix_fd;
