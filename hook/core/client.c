@@ -32,10 +32,16 @@
 #define IDLE_NS       (1 * NVS_MS)  /* no call for so long: release early */
 #define GRACE_MAX_NS  (3600 * NVS_S) /* more is not believed */
 
+/* Whether work may run on the GPU, whatever its lease says. */
+static bool has_work(struct nvs_gpu *gpu)
+{
+	return nvs_gate_busy(gpu) || nvs_gpu_has_work(gpu);
+}
+
 static void step_all(enum lease_event_type type)
 {
 	NVS_FOR_EACH_GPU(gpu)
-		nvs_gpu_step(gpu, (struct lease_event){ .type = type });
+		nvs_gpu_step(gpu, (struct lease_event){ .type = type, .work = has_work(gpu) });
 }
 
 /* ---- the connection; client thread only, under the lock ---- */
@@ -173,6 +179,7 @@ static bool handle(const struct nvs_frame *f, int fd)
 		if (!valid_epoch(f->epoch))
 			return false;
 		ev.type = LEASE_EV_REVOKE;
+		ev.work = has_work(gpu);
 		gpu->grace_ns = f->u.revoke.grace_ns < GRACE_MAX_NS
 			? f->u.revoke.grace_ns : GRACE_MAX_NS;
 		break;
@@ -262,9 +269,7 @@ static uint64_t early_release(uint64_t now)
 	uint64_t next = STATS_NS;
 
 	NVS_FOR_EACH_GPU(gpu) {
-			bool idle;
-
-		/* Shut for a moment, it may well have run dry. */
+			/* Shut for a moment, it may well have run dry. */
 		if (gpu->lease.link != LEASE_ATTACHED || gpu->lease.gate != LEASE_OPEN ||
 		    nvs_gpu_word(gpu) != atomic_load(&gpu->epoch) ||
 		    !__atomic_load_n(&nvs_client.page->slot[gpu->number].waiters, __ATOMIC_RELAXED)) {
@@ -279,12 +284,7 @@ static uint64_t early_release(uint64_t now)
 		}
 		if (!idle_long(gpu, now))
 			continue;
-		/* The driver is asked without the lock; the lease is checked again. */
-		pthread_mutex_unlock(&nvs_client_lock);
-		idle = nvs_streams_idle(gpu);
-		pthread_mutex_lock(&nvs_client_lock);
-		if (idle && !gpu->lease.waiting && nvs_gate_calls(gpu) == gpu->idle_calls)
-			nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_IDLE });
+		nvs_drainer_look(gpu, NVS_LOOK_IDLE);
 	}
 	return next;
 }
@@ -298,7 +298,7 @@ static void *client_main(void *arg)
 		uint64_t now = nvs_now(), wait, trim;
 		struct timespec t;
 
-		pthread_mutex_lock(&nvs_client_lock);
+		nvs_lock(&nvs_client_lock);
 		if (nvs_client.fd < 0 && now >= nvs_client.retry_ns)
 			try_connect();
 		if (nvs_client.fd >= 0 && nvs_client.link != LINK_UP &&
@@ -309,21 +309,24 @@ static void *client_main(void *arg)
 			set_link(LINK_ABSENT);
 		send_stats(now);
 		nvs_gate_forget_waiters(now);
-		wait = nvs_utilization_look(now, early_release(now));
+		wait = early_release(now);
+		NVS_FOR_EACH_GPU(gpu)
+			if (nvs_utilization_due(gpu, now, &wait))
+				nvs_drainer_look(gpu, NVS_LOOK_SAMPLE);
 		trim = nvs_memory_ops.tick(now);
 		wait = trim < wait ? trim : wait;
 		if (nvs_client.fd < 0 && nvs_client.retry_ns < now + wait)
 			wait = nvs_client.retry_ns > now ? nvs_client.retry_ns - now : 0;
 		p.fd = nvs_client.fd;
-		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_unlock(&nvs_client_lock);
 		nvs_drains_start();
 
 		t.tv_sec = (time_t)(wait / NVS_S);
 		t.tv_nsec = (long)(wait % NVS_S);
 		if (ppoll(&p, 1, &t, NULL) > 0) {
-			pthread_mutex_lock(&nvs_client_lock);
+			nvs_lock(&nvs_client_lock);
 			receive();
-			pthread_mutex_unlock(&nvs_client_lock);
+			nvs_unlock(&nvs_client_lock);
 			nvs_drains_start();
 		}
 	}
@@ -340,7 +343,7 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 	if (count == 0)
 		return;
 	nvs_connect_init();
-	pthread_mutex_lock(&nvs_client_lock);
+	nvs_lock(&nvs_client_lock);
 	nvs_gpus_start(devices, count);
 	nvs_client.link = LINK_STARTING;
 	nvs_client.since_ns = nvs_now();
@@ -349,7 +352,7 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 	nvs_client.closed_policy = loss && strcmp(loss, "closed") == 0;
 	nvs_client.interposed = interposed;
 	nvs_client.bypassed = bypassed;
-	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_unlock(&nvs_client_lock);
 	nvs_memory_ops.start();
 	nvs_threads_init();
 	atomic_store(&nvs_gate.single, count == 1);
@@ -390,7 +393,7 @@ static bool lock_at_exit(void)
 	static const struct timespec nap = { 0, 1000000 };
 	bool locked = false;
 
-	for (int i = 0; i < 200 && !(locked = pthread_mutex_trylock(&nvs_client_lock) == 0); i++)
+	for (int i = 0; i < 200 && !(locked = nvs_trylock(&nvs_client_lock)); i++)
 		nanosleep(&nap, NULL);
 	return locked;
 }
@@ -411,7 +414,7 @@ void nvs_client_exit(void)
 		draining = give_back();
 	}
 	if (draining) {
-		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_unlock(&nvs_client_lock);
 		/* As long as nvs_driver_stop() waits, at most: work that still runs is not waited for. */
 		for (int i = 0; i < 1000 && !given_back(); i++)
 			nanosleep(&nap, NULL);
@@ -419,7 +422,7 @@ void nvs_client_exit(void)
 	}
 	atomic_store(&nvs_exiting, true);
 	if (locked)
-		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_unlock(&nvs_client_lock);
 	nvs_driver_stop();
 }
 

@@ -6,7 +6,7 @@
 
 #include "wire_io.h"
 
-pthread_mutex_t nvs_client_lock = PTHREAD_MUTEX_INITIALIZER;
+struct nvs_lock nvs_client_lock = NVS_LOCK(NVS_RANK_CLIENT);
 struct nvs_client nvs_client = { .fd = -1 };
 
 /* STATS and REQUEST are tried again anyway; the rest must arrive. */
@@ -19,7 +19,7 @@ bool nvs_client_send(const struct nvs_frame *f)
 
 void nvs_connection_fork_child(void)
 {
-	static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
+	static const struct nvs_lock unlocked = NVS_LOCK(NVS_RANK_CLIENT);
 
 	if (nvs_client.fd >= 0)
 		close(nvs_client.fd);

@@ -9,10 +9,10 @@
 #ifndef NVSHARE_CONNECTION_H
 #define NVSHARE_CONNECTION_H
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "lock.h"
 #include "wire.h"
 
 enum link {
@@ -35,7 +35,7 @@ struct nvs_client {
 	const struct nvs_page *page;
 };
 
-extern pthread_mutex_t nvs_client_lock;
+extern struct nvs_lock nvs_client_lock;
 extern struct nvs_client nvs_client;
 
 /* Sends a frame, if there is a connection. The lock is held. */

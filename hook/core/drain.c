@@ -47,10 +47,10 @@ static bool synchronise_contexts(struct nvs_gpu *gpu)
 
 		if (atomic_load(&gpu->captures))
 			return false;
-		pthread_mutex_lock(&nvs_table_lock);
+		nvs_lock(&nvs_table_lock);
 		if (i < nvs_contexts_used && c->gpu == gpu && atomic_load(&c->dirty))
 			ctx = c->ctx;
-		pthread_mutex_unlock(&nvs_table_lock);
+		nvs_unlock(&nvs_table_lock);
 		if (!ctx)
 			continue;
 		if (nvs_driver.ctx_push(ctx) == CUDA_SUCCESS) {
@@ -69,28 +69,84 @@ static bool synchronise_contexts(struct nvs_gpu *gpu)
 
 void nvs_streams_touch(struct nvs_gpu *gpu)
 {
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	for (unsigned i = 0; i < nvs_contexts_used; i++)
 		if (nvs_contexts[i].ctx && nvs_contexts[i].gpu == gpu)
 			atomic_store(&nvs_contexts[i].dirty, true);
 	for (unsigned i = 0; i < nvs_streams_used; i++)
 		if (nvs_streams[i].key && nvs_streams[i].gpu == gpu)
 			atomic_store(&nvs_streams[i].dirty, true);
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 }
 
 /* took_ns: from the closed gate to the end of the work. */
 static void forget_work(struct nvs_gpu *gpu, uint64_t took_ns)
 {
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	for (unsigned i = 0; i < nvs_streams_used; i++)
 		if (nvs_streams[i].gpu == gpu &&
 		    atomic_exchange(&nvs_streams[i].dirty, false))
 			nvs_throttle_drained(&nvs_streams[i], took_ns);
 	atomic_store(&gpu->overflow.dirty, false);
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 	/* A context switch that went past us is noticed at the next grant. */
 	atomic_fetch_add(&nvs_gate.generation, 1);
+}
+
+/* What a question about a stream needs. */
+struct question {
+	void *key, *ctx;
+	bool capturing;
+};
+
+/* The next stream of the GPU with work, from *i on. False: there is none. */
+static bool next_with_work(struct nvs_gpu *gpu, unsigned *i, struct question *q)
+{
+	bool found = false;
+
+	nvs_lock(&nvs_table_lock);
+	for (; !found && *i < nvs_streams_used; ++*i) {
+		struct nvs_stream *s = &nvs_streams[*i];
+		struct nvs_context *c = s->context;
+
+		found = s->key && s->gpu == gpu && atomic_load(&s->dirty);
+		if (found)
+			*q = (struct question){ s->key, c ? c->ctx : NULL, s->capturing };
+	}
+	nvs_unlock(&nvs_table_lock);
+	return found;
+}
+
+/*
+ * What the streams of the GPU with work do: BUSY if one is, else IDLE; left_out says
+ * whether the state of one is not known. The driver is asked under query_lock alone:
+ * who destroys a stream waits for the answer, see nvs_stream_destroyed; nobody else does.
+ */
+static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu,
+					  enum nvs_streams_state (*ask)(const struct question *q),
+					  bool *left_out)
+{
+	enum nvs_streams_state state = NVS_STREAMS_IDLE;
+	struct question q;
+	bool more = true;
+
+	*left_out = false;
+	for (unsigned i = 0; more && state != NVS_STREAMS_BUSY;) {
+		nvs_lock(&gpu->query_lock);
+		more = next_with_work(gpu, &i, &q);
+		state = more ? ask(&q) : NVS_STREAMS_IDLE;
+		nvs_unlock(&gpu->query_lock);
+		*left_out = *left_out || state == NVS_STREAMS_UNKNOWN;
+	}
+	return state;
+}
+
+static enum nvs_streams_state state_beside_capture(const struct question *q)
+{
+	/* To ask about a default or capturing stream would break the capture. */
+	return nvs_key_is_default(q->key) || q->capturing || nvs_capturing(q->key) ||
+	       nvs_driver.stream_query(q->key) == CUDA_ERROR_NOT_READY
+		? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
 }
 
 /*
@@ -99,36 +155,21 @@ static void forget_work(struct nvs_gpu *gpu, uint64_t took_ns)
  */
 static bool streams_done(struct nvs_gpu *gpu)
 {
-	bool done = true;
+	bool left_out;
 
-	pthread_mutex_lock(&nvs_table_lock);
-	if (atomic_load(&gpu->overflow.dirty))
-		done = false;
-	for (unsigned i = 0; done && i < nvs_streams_used; i++) {
-		struct nvs_stream *s = &nvs_streams[i];
-
-		if (!s->key || s->gpu != gpu || !atomic_load(&s->dirty))
-			continue;
-		/* Asking about a default or capturing stream would break the capture. */
-		if (nvs_key_is_default(s->key) || s->capturing || nvs_capturing(s->key))
-			done = false;
-		else if (nvs_driver.stream_query(s->key) == CUDA_ERROR_NOT_READY)
-			done = false;
-	}
-	pthread_mutex_unlock(&nvs_table_lock);
-	return done;
+	return !atomic_load(&gpu->overflow.dirty) &&
+	       ask_streams(gpu, state_beside_capture, &left_out) == NVS_STREAMS_IDLE;
 }
 
-/* Whether anything was submitted on the GPU since the last drain. */
-static bool has_work(struct nvs_gpu *gpu)
+bool nvs_gpu_has_work(struct nvs_gpu *gpu)
 {
 	bool work = atomic_load(&gpu->overflow.dirty);
 
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	for (unsigned i = 0; !work && i < nvs_contexts_used; i++)
 		work = nvs_contexts[i].ctx && nvs_contexts[i].gpu == gpu &&
 		       atomic_load(&nvs_contexts[i].dirty);
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 	return work;
 }
 
@@ -143,10 +184,10 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t closed_ns, uint64_t pat
 		bool done = false;
 
 		if (!nvs_driver_enter())
-			return has_work(gpu) ? NVS_DRAIN_STOPPED : NVS_DRAINED;
-		pthread_mutex_lock(&gpu->drain_lock);
+			return nvs_gpu_has_work(gpu) ? NVS_DRAIN_STOPPED : NVS_DRAINED;
+		nvs_lock(&gpu->drain_lock);
 		done = synchronise_contexts(gpu) || streams_done(gpu);
-		pthread_mutex_unlock(&gpu->drain_lock);
+		nvs_unlock(&gpu->drain_lock);
 		nvs_driver_leave();
 		if (done) {
 			uint64_t now = nvs_now();
@@ -160,63 +201,33 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t closed_ns, uint64_t pat
 	}
 }
 
-static enum nvs_streams_state stream_state(struct nvs_stream *s)
+static enum nvs_streams_state state_of(const struct question *q)
 {
-	struct nvs_context *c = s->context;
 	void *popped;
 	int result;
 
 	/* Another thread's default stream can't be asked about; a drain will find its work. */
-	if (s->key == CU_STREAM_PER_THREAD || !c || !c->ctx ||
-	    nvs_driver.ctx_push(c->ctx) != CUDA_SUCCESS)
+	if (q->key == CU_STREAM_PER_THREAD || !q->ctx || nvs_driver.ctx_push(q->ctx) != CUDA_SUCCESS)
 		return NVS_STREAMS_UNKNOWN;
-	result = nvs_driver.stream_query(s->key);
+	result = nvs_driver.stream_query(q->key);
 	nvs_driver.ctx_pop(&popped);
 	return result == CUDA_ERROR_NOT_READY ? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
 }
 
-/* The state, and whether a stream was left out. drain_lock is held. */
-static enum nvs_streams_state streams_state(struct nvs_gpu *gpu, bool *left_out)
-{
-	enum nvs_streams_state state = NVS_STREAMS_IDLE;
-
-	pthread_mutex_lock(&nvs_table_lock);
-	for (unsigned i = 0; state != NVS_STREAMS_BUSY && i < nvs_streams_used; i++) {
-		struct nvs_stream *s = &nvs_streams[i];
-
-		if (!s->key || s->gpu != gpu || !atomic_load(&s->dirty))
-			continue;
-		switch (stream_state(s)) {
-		case NVS_STREAMS_BUSY:
-			state = NVS_STREAMS_BUSY;
-			break;
-		case NVS_STREAMS_UNKNOWN:
-			*left_out = true;
-			break;
-		case NVS_STREAMS_IDLE:
-			break;
-		}
-	}
-	pthread_mutex_unlock(&nvs_table_lock);
-	return state;
-}
-
 static enum nvs_streams_state look(struct nvs_gpu *gpu, bool *left_out)
 {
-	enum nvs_streams_state state;
+	enum nvs_streams_state state = NVS_STREAMS_UNKNOWN;
 
 	*left_out = false;
 	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
-		return NVS_STREAMS_UNKNOWN;
-	if (pthread_mutex_trylock(&gpu->drain_lock) != 0)
-		return NVS_STREAMS_UNKNOWN;
-	if (atomic_load(&gpu->captures) || !nvs_driver_enter()) {
-		pthread_mutex_unlock(&gpu->drain_lock);
-		return NVS_STREAMS_UNKNOWN;
+		return state;
+	if (!nvs_trylock(&gpu->drain_lock))
+		return state;
+	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
+		state = ask_streams(gpu, state_of, left_out);
+		nvs_driver_leave();
 	}
-	state = streams_state(gpu, left_out);
-	nvs_driver_leave();
-	pthread_mutex_unlock(&gpu->drain_lock);
+	nvs_unlock(&gpu->drain_lock);
 	return state;
 }
 

@@ -25,6 +25,9 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t closed_ns, uint64_t pat
 /* A call passed the closed gate: the next drain looks at everything again. */
 void nvs_streams_touch(struct nvs_gpu *gpu);
 
+/* Whether anything was submitted on the GPU since the last drain. Asks no driver. */
+bool nvs_gpu_has_work(struct nvs_gpu *gpu);
+
 enum nvs_streams_state {
 	NVS_STREAMS_IDLE,
 	NVS_STREAMS_BUSY,

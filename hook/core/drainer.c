@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * drainer.c: does the drains that leases ask for, and tells the lease.
+ * drainer.c: a thread for each GPU does the drains that leases ask for, and tells
+ * the lease. The client thread never calls the driver: a call may take as long as
+ * the application keeps the driver busy, and the scheduler is to be heard.
  */
 #include "drainer.h"
 
@@ -12,6 +14,7 @@
 #include "log.h"
 #include "ops.h"
 #include "thread.h"
+#include "utilization.h"
 
 #define DRAIN_PATIENCE_NS (1 * NVS_S) /* with a capture open, unless REVOKE says more */
 
@@ -26,9 +29,9 @@ static void await_step(struct nvs_gpu *gpu)
 			gpu->step_until_ns = 0;
 			break;
 		}
-		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_unlock(&nvs_client_lock);
 		nvs_futex_wait((uint32_t *)&gpu->changed, seen, left, true);
-		pthread_mutex_lock(&nvs_client_lock);
+		nvs_lock(&nvs_client_lock);
 	}
 }
 
@@ -38,18 +41,18 @@ static void do_drain(struct nvs_gpu *gpu)
 	enum nvs_drained result;
 	uint64_t closed, deadline, passed;
 
-	pthread_mutex_lock(&nvs_client_lock);
+	nvs_lock(&nvs_client_lock);
 	await_step(gpu);
 	closed = gpu->closed_ns;
 	deadline = closed + (gpu->grace_ns ? gpu->grace_ns / 4 * 3 : DRAIN_PATIENCE_NS);
 	passed = gpu->passed;
 	for (;;) {
-		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_unlock(&nvs_client_lock);
 		nvs_gate_quiesce(gpu);
 		result = nvs_drain(gpu, closed, nvs_elapsed(deadline, nvs_now()));
 		if (result == NVS_DRAIN_STOPPED)
 			return; /* the end of the process releases the GPU */
-		pthread_mutex_lock(&nvs_client_lock);
+		nvs_lock(&nvs_client_lock);
 		if (gpu->passed == passed)
 			break;
 		passed = gpu->passed; /* more work has come in meanwhile */
@@ -59,13 +62,24 @@ static void do_drain(struct nvs_gpu *gpu)
 		nvs_debugf("GPU %u: released with a capture open, work may still run", gpu->number);
 	gpu->drain_ns = nvs_now() - gpu->closed_ns;
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_DRAINED });
-	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_unlock(&nvs_client_lock);
+}
+
+/* Gives the grant back if the GPU has nothing to do and no call came meanwhile. */
+static void release_if_idle(struct nvs_gpu *gpu)
+{
+	bool idle = nvs_streams_idle(gpu);
+
+	nvs_lock(&nvs_client_lock);
+	if (idle && !gpu->lease.waiting && nvs_gate_calls(gpu) == gpu->idle_calls)
+		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_IDLE });
+	nvs_unlock(&nvs_client_lock);
 }
 
 static void *drainer_main(void *arg)
 {
 	struct nvs_gpu *gpu = arg;
-	unsigned done = 0;
+	unsigned done = 0, look;
 
 	nvs_thread_setup("nvshare-drain");
 	for (;;) {
@@ -76,7 +90,13 @@ static void *drainer_main(void *arg)
 			continue;
 		}
 		done = wanted;
-		do_drain(gpu);
+		look = atomic_exchange(&gpu->look, 0);
+		if (look & NVS_LOOK_IDLE)
+			release_if_idle(gpu);
+		if (look & NVS_LOOK_SAMPLE)
+			nvs_utilization_sample(gpu);
+		if (atomic_exchange(&gpu->drain, false))
+			do_drain(gpu);
 	}
 	return NULL;
 }
@@ -88,19 +108,19 @@ static void *give_back_main(void *arg)
 	struct nvs_gpu *gpu = arg;
 	bool idle = nvs_streams_idle(gpu), draining = false;
 
-	pthread_mutex_lock(&nvs_client_lock);
+	nvs_lock(&nvs_client_lock);
 	if (idle)
 		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_IDLE });
-	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_unlock(&nvs_client_lock);
 	if (atomic_exchange(&gpu->drain, false))
 		do_drain(gpu);
 	else
 		draining = idle; /* by the client thread, which may have been faster */
 	while (draining && !atomic_load(&nvs_exiting)) {
 		nanosleep(&nap, NULL);
-		pthread_mutex_lock(&nvs_client_lock);
+		nvs_lock(&nvs_client_lock);
 		draining = gpu->lease.gate == LEASE_DRAINING;
-		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_unlock(&nvs_client_lock);
 	}
 	atomic_store(&gpu->leaves, false);
 	return NULL;
@@ -108,35 +128,32 @@ static void *give_back_main(void *arg)
 
 void nvs_gpu_give_back(struct nvs_gpu *gpu)
 {
-
 	atomic_store(&gpu->leaves, true);
 	if (!nvs_thread_start(give_back_main, gpu))
 		atomic_store(&gpu->leaves, false);
 }
 
-/*
- * With one GPU in use the client thread drains by itself; with several each
- * has a thread, so that a drain of one never delays a revoke of another; and so
- * it is under a memory limit: who allocates waits for what the client thread
- * hears.
- */
+/* False: there can be no thread. */
+static bool wake(struct nvs_gpu *gpu)
+{
+	if (!gpu->drainer)
+		gpu->drainer = nvs_thread_start(drainer_main, gpu);
+	if (!gpu->drainer)
+		return false;
+	atomic_fetch_add(&gpu->drain_wanted, 1);
+	nvs_futex_wake((uint32_t *)&gpu->drain_wanted, true);
+	return true;
+}
+
+void nvs_drainer_look(struct nvs_gpu *gpu, enum nvs_look why)
+{
+	if (nvs_active() && !(atomic_fetch_or(&gpu->look, why) & why))
+		wake(gpu);
+}
+
 void nvs_drains_start(void)
 {
-	unsigned used = 0;
-
 	NVS_FOR_EACH_GPU(gpu)
-		used += atomic_load(&gpu->used);
-	NVS_FOR_EACH_GPU(gpu) {
-	
-		if (!atomic_exchange(&gpu->drain, false))
-			continue;
-		if ((used > 1 || nvs_memory_ops.answers_awaited(gpu)) && !gpu->drainer)
-			gpu->drainer = nvs_thread_start(drainer_main, gpu);
-		if (gpu->drainer) {
-			atomic_fetch_add(&gpu->drain_wanted, 1);
-			nvs_futex_wake((uint32_t *)&gpu->drain_wanted, true);
-		} else {
-			do_drain(gpu);
-		}
-	}
+		if (atomic_load(&gpu->drain) && !wake(gpu) && atomic_exchange(&gpu->drain, false))
+			do_drain(gpu); /* rather than never */
 }

@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-/* drainer.h: does the drains that leases ask for. No lock is held. */
+/* drainer.h: a thread for each GPU does the drains that leases ask for. */
 #ifndef NVSHARE_DRAINER_H
 #define NVSHARE_DRAINER_H
 
 #include "gpu.h"
 
-/* Does the drains that are due, or has them done. Client thread. */
+/* Has the drains done that are due. Client thread. */
 void nvs_drains_start(void);
+
+enum nvs_look {
+	NVS_LOOK_IDLE   = 1u << 0, /* give the grant back if the GPU has nothing to do */
+	NVS_LOOK_SAMPLE = 1u << 1, /* count whether it has; see utilization.h */
+};
+
+/* Has the GPU looked at. Client thread; nothing is waited for. */
+void nvs_drainer_look(struct nvs_gpu *gpu, enum nvs_look why);
 
 /*
  * At the end of the process: has the grant given back, if there is one and the GPU has

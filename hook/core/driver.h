@@ -12,6 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lock.h"
+
 typedef unsigned long long CUdeviceptr;
 typedef unsigned int uint;
 
@@ -92,13 +94,27 @@ struct cu_array_requirements;
 	D(copy_to_host, (void *h, CUdeviceptr d, size_t n, void *stream))
 
 /* Members are NULL where the driver does not have the function. */
-struct nvs_driver {
+struct nvs_driver_table {
 #define D(member, params) int (*member) params;
 	NVS_DRIVER_TABLE(D)
 #undef D
 };
 
-/* Valid once nvs_resolve() returned true. */
-extern struct nvs_driver nvs_driver;
+/* Valid once nvs_resolve() returned true. The code calls it nvs_driver. */
+extern struct nvs_driver_table nvs_driver_functions;
+
+/* Whether the driver has a function; allowed under any lock. */
+#define nvs_driver_has(member) (nvs_driver_functions.member != NULL)
+
+#ifdef NVS_LOCK_CHECKS
+static inline struct nvs_driver_table *nvs_driver_checked(void)
+{
+	nvs_lock_check_driver();
+	return &nvs_driver_functions;
+}
+#define nvs_driver (*nvs_driver_checked())
+#else
+#define nvs_driver nvs_driver_functions
+#endif
 
 #endif

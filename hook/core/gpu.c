@@ -21,12 +21,11 @@ void nvs_gate_stop(void)
 /* An empty record, with a gate of its own, that no thread looks at. */
 static void reset(struct nvs_gpu *gpu, unsigned number, const struct nvs_slot *slot, uint32_t epoch)
 {
-	static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
-
 	memset(gpu, 0, sizeof(*gpu));
 	gpu->number = number;
 	gpu->bit = 1u << number;
-	gpu->drain_lock = unlocked;
+	gpu->drain_lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_DRAIN);
+	gpu->query_lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_QUERY);
 	atomic_store(&gpu->epoch, epoch);
 	atomic_store(&gpu->slot, slot);
 }

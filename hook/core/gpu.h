@@ -8,7 +8,6 @@
 #ifndef NVSHARE_GPU_H
 #define NVSHARE_GPU_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -54,7 +53,8 @@ struct nvs_gpu {
 	atomic_uint changed;     /* futex: the lease or the connection changed */
 	atomic_bool used;
 	atomic_bool drain;       /* LEASE_ACT_DRAIN is to be done */
-	bool drainer;            /* a thread of its own does the drains */
+	atomic_uint look;        /* enum nvs_look: what the drainer is to look for */
+	bool drainer;            /* the thread that does both has been started */
 	atomic_flag spinning;    /* a thread spins for a grant */
 	atomic_uint drain_wanted; /* futex of that thread */
 	atomic_bool leaves;      /* see nvs_gpu_give_back */
@@ -79,7 +79,8 @@ struct nvs_gpu {
 	uint64_t sent_ns;
 
 	/* ---- work ---- */
-	pthread_mutex_t drain_lock; /* held while contexts are synchronised or destroyed */
+	struct nvs_lock drain_lock; /* held while contexts are synchronised or destroyed */
+	struct nvs_lock query_lock; /* held while a stream is asked about */
 	atomic_int captures;        /* open on the GPU; goes up under drain_lock */
 	struct nvs_stream overflow; /* of streams beyond NVS_MAX_STREAMS */
 };

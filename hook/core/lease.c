@@ -85,14 +85,14 @@ static void release(struct lease *l, struct lease_out *out)
 	ask(l, out);
 }
 
-static void on_up(struct lease *l, struct lease_out *out)
+static void on_up(struct lease *l, struct lease_event ev, struct lease_out *out)
 {
 	l->up = true;
 	l->requested = false;
 	if (l->link == LEASE_UNUSED)
 		return;
 	l->link = LEASE_DETACHED;
-	if (l->gate == LEASE_FREE)
+	if (l->gate == LEASE_FREE || (l->gate == LEASE_CLOSED && ev.work))
 		drain(l, 0, NVS_RELEASE_REVOKED, out); /* ATTACH only when drained */
 	else if (l->gate != LEASE_DRAINING || l->epoch)
 		attach(l, out);
@@ -157,10 +157,11 @@ static void on_revoke(struct lease *l, struct lease_event ev, struct lease_out *
 		l->epoch = ev.epoch;
 		l->reason = NVS_RELEASE_REVOKED;
 		break;
-	case LEASE_CLOSED: /* nobody had opened it */
-		if (ev.code & NVS_REVOKE_STEP) {
+	case LEASE_CLOSED: /* nobody had opened it, but a call may have gone ahead */
+		if (ev.work || ev.code & NVS_REVOKE_STEP) {
 			drain(l, ev.epoch, NVS_RELEASE_REVOKED, out);
-			out->actions |= LEASE_ACT_STEP;
+			if (ev.code & NVS_REVOKE_STEP)
+				out->actions |= LEASE_ACT_STEP;
 			break;
 		}
 		l->epoch = ev.epoch;
@@ -217,7 +218,7 @@ struct lease_out lease_step(struct lease *l, struct lease_event ev)
 		}
 		break;
 	case LEASE_EV_UP:
-		on_up(l, &out);
+		on_up(l, ev, &out);
 		break;
 	case LEASE_EV_DOWN:
 		l->up = false;

@@ -62,6 +62,7 @@ enum lease_event_type {
 
 struct lease_event {
 	enum lease_event_type type;
+	bool work; /* UP, REVOKE: work may run that went ahead of a grant */
 	uint32_t code;
 	uint32_t word;
 	uint64_t epoch;

@@ -51,8 +51,6 @@ struct nvs_memory_ops {
 
 	/* ---- no lock is held ---- */
 
-	/* Whether threads wait for answers about memory, so that no drain may delay them. */
-	bool (*answers_awaited)(struct nvs_gpu *gpu);
 	/* The limit refused so many bytes: whether memory was given up that was only cached. */
 	bool (*make_room)(struct nvs_gpu *gpu, uint64_t bytes);
 	/*

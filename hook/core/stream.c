@@ -13,7 +13,7 @@
 
 #define BUCKETS 1024
 
-pthread_mutex_t nvs_table_lock = PTHREAD_MUTEX_INITIALIZER;
+struct nvs_lock nvs_table_lock = NVS_LOCK(NVS_RANK_TABLE);
 struct nvs_context nvs_contexts[NVS_MAX_CONTEXTS];
 unsigned nvs_contexts_used;
 struct nvs_stream nvs_streams[NVS_MAX_STREAMS];
@@ -80,10 +80,10 @@ struct nvs_gpu *nvs_gpu_of_current(void)
 /* A drain of the gpu looks at the context too, if it lies there. */
 static void context_note(void *ctx, struct nvs_gpu *gpu)
 {
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	if (!context_find(ctx))
 		context_add(ctx, gpu, NULL);
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 }
 
 /* Not under table_lock: asks the driver. */
@@ -109,11 +109,11 @@ void nvs_context_created(void *ctx, struct nvs_gpu *gpu, bool own)
 {
 	struct nvs_context *c;
 
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	c = context_add(ctx, gpu, NULL);
 	if (c)
 		c->own = own;
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 }
 
 void nvs_context_from_green(void *ctx, void *green)
@@ -122,9 +122,9 @@ void nvs_context_from_green(void *ctx, void *green)
 
 	if (!ctx || !gpu)
 		return;
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	context_add(ctx, gpu, green);
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 }
 
 struct nvs_gpu *nvs_gpu_of_context(void *ctx)
@@ -134,11 +134,11 @@ struct nvs_gpu *nvs_gpu_of_context(void *ctx)
 
 	if (!ctx)
 		return NULL;
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	c = context_find(ctx);
 	if (c)
 		gpu = c->gpu;
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 	return gpu;
 }
 
@@ -147,10 +147,10 @@ bool nvs_context_is_drained(const void *ctx)
 	struct nvs_context *c;
 	bool drained;
 
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	c = context_find((void *)(uintptr_t)ctx);
 	drained = c && !atomic_load(&c->dirty);
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 	return drained;
 }
 
@@ -159,10 +159,10 @@ bool nvs_context_own(void *ctx)
 	struct nvs_context *c;
 	bool own;
 
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	c = context_find(ctx);
 	own = c && c->own;
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 	return own;
 }
 
@@ -170,11 +170,11 @@ void *nvs_context_of_green(void *green)
 {
 	void *ctx = NULL;
 
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	for (unsigned i = 0; green && i < nvs_contexts_used; i++)
 		if (nvs_contexts[i].ctx && nvs_contexts[i].green == green)
 			ctx = nvs_contexts[i].ctx;
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 	return ctx;
 }
 
@@ -187,12 +187,12 @@ bool nvs_context_hold(struct nvs_gpu *gpu)
 
 	if (!gpu)
 		return false;
-	if (pthread_mutex_trylock(&gpu->drain_lock) == 0)
+	if (nvs_trylock(&gpu->drain_lock))
 		return true;
 	start = nvs_now();
 	do {
 		nvs_futex_wait(&nothing, 0, 200000, true); /* a nap, no cancellation point */
-		held = pthread_mutex_trylock(&gpu->drain_lock) == 0;
+		held = nvs_trylock(&gpu->drain_lock);
 	} while (!held && nvs_now() - start < HOLD_NS);
 	if (!held)
 		nvs_debugf("GPU %u: a drain does not end, going on beside it", gpu->number);
@@ -202,7 +202,7 @@ bool nvs_context_hold(struct nvs_gpu *gpu)
 
 void nvs_context_unhold(struct nvs_gpu *gpu)
 {
-	pthread_mutex_unlock(&gpu->drain_lock);
+	nvs_unlock(&gpu->drain_lock);
 }
 
 /* ---- streams ---- */
@@ -238,7 +238,7 @@ static struct nvs_stream *stream_add(void *key, struct nvs_thread *owner, void *
 
 	if (key != CU_STREAM_PER_THREAD)
 		owner = NULL;
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	s = stream_lookup(key, owner, ctx);
 	if (s)
 		goto out;
@@ -263,7 +263,7 @@ static struct nvs_stream *stream_add(void *key, struct nvs_thread *owner, void *
 		atomic_store_explicit(bucket, s, memory_order_release);
 	}
 out:
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 	return s;
 }
 
@@ -318,11 +318,11 @@ void nvs_stream_mark(struct nvs_stream *s)
 	if (c) {
 		atomic_store(&c->dirty, true);
 	} else {
-		pthread_mutex_lock(&nvs_table_lock);
+		nvs_lock(&nvs_table_lock);
 		for (unsigned i = 0; i < nvs_contexts_used; i++)
 			if (nvs_contexts[i].gpu == s->gpu)
 				atomic_store(&nvs_contexts[i].dirty, true);
-		pthread_mutex_unlock(&nvs_table_lock);
+		nvs_unlock(&nvs_table_lock);
 	}
 	atomic_store(&s->dirty, true);
 }
@@ -382,10 +382,13 @@ void nvs_stream_destroyed(void *handle)
 	/* Its work may run on; only a drain of the context tells. */
 	if (atomic_load(&s->dirty))
 		atomic_store(&s->gpu->overflow.dirty, true);
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	memcpy(event, s->throttle.event, sizeof(event));
 	stream_forget(s);
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
+	/* Who asks the driver about the stream has done so. */
+	nvs_lock(&s->gpu->query_lock);
+	nvs_unlock(&s->gpu->query_lock);
 	for (int i = 0; i < 2; i++)
 		if (event[i])
 			nvs_driver.event_destroy(event[i]);
@@ -395,20 +398,20 @@ void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, bool own, void *green)
 {
 	struct nvs_context *c;
 
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	c = context_add(ctx, gpu, green);
 	if (c) {
 		c->own = own;
 		atomic_store(&c->dirty, true);
 	}
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 }
 
 bool nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 {
 	bool own = false;
 
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	for (unsigned i = 0; i < nvs_streams_used; i++) {
 		struct nvs_stream *s = &nvs_streams[i];
 
@@ -427,7 +430,7 @@ bool nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 			nvs_contexts[i].ctx = NULL;
 			nvs_contexts[i].green = NULL;
 		}
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 	return own;
 }
 
@@ -485,7 +488,7 @@ bool nvs_capturing(void *key)
 
 void nvs_stream_fork_child(void)
 {
-	static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+	static const struct nvs_lock fresh = NVS_LOCK(NVS_RANK_TABLE);
 
 	nvs_table_lock = fresh;
 	for (unsigned i = 0; i < nvs_streams_used; i++)

@@ -129,7 +129,7 @@ static void end_batch(struct nvs_stream *s, void *key)
 void nvs_throttle_step(struct nvs_stream *s, void *key)
 {
 	struct nvs_throttle *d = &s->throttle;
-	struct nvs_driver *v = &nvs_driver;
+	struct nvs_driver_table *v = &nvs_driver;
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	int saved = errno;
 	unsigned batch = atomic_load_explicit(&d->batch, memory_order_relaxed);

@@ -50,32 +50,32 @@ static void tell(struct nvs_gpu *gpu, uint64_t now)
 	u->sent_ns = now;
 }
 
-uint64_t nvs_utilization_look(uint64_t now, uint64_t most)
+bool nvs_utilization_due(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 {
-	if (nvs_client.link != LINK_UP || !(nvs_client.page->features & NVS_FEATURE_UTIL))
-		return most;
-	NVS_FOR_EACH_GPU(gpu) {
-		struct nvs_utilization *u = &gpu->utilization;
-		enum nvs_streams_state state;
+	struct nvs_utilization *u = &gpu->utilization;
+	bool due;
 
-		if (!contended(gpu) || !active(gpu, now))
-			continue;
-		if (now >= u->due_ns) {
-			u->due_ns = now + LOOK_NS;
-			pthread_mutex_unlock(&nvs_client_lock);
-			state = nvs_streams_look(gpu);
-			pthread_mutex_lock(&nvs_client_lock);
-			/* A gate that was shut meanwhile has nothing behind it. */
-			if (state != NVS_STREAMS_UNKNOWN && nvs_client.link == LINK_UP && contended(gpu)) {
-				u->samples++;
-				u->busy += state == NVS_STREAMS_BUSY;
-			}
-			if (nvs_client.link != LINK_UP)
-				return most;
-			tell(gpu, now);
-		}
-		if (u->due_ns - now < most)
-			most = u->due_ns - now;
+	if (nvs_client.link != LINK_UP || !(nvs_client.page->features & NVS_FEATURE_UTIL) ||
+	    !contended(gpu) || !active(gpu, now))
+		return false;
+	due = now >= u->due_ns;
+	if (due)
+		u->due_ns = now + LOOK_NS;
+	if (u->due_ns - now < *next)
+		*next = u->due_ns - now;
+	return due;
+}
+
+void nvs_utilization_sample(struct nvs_gpu *gpu)
+{
+	enum nvs_streams_state state = nvs_streams_look(gpu);
+
+	nvs_lock(&nvs_client_lock);
+	/* A gate that was shut meanwhile has nothing behind it. */
+	if (state != NVS_STREAMS_UNKNOWN && nvs_client.link == LINK_UP && contended(gpu)) {
+		gpu->utilization.samples++;
+		gpu->utilization.busy += state == NVS_STREAMS_BUSY;
+		tell(gpu, nvs_now());
 	}
-	return most;
+	nvs_unlock(&nvs_client_lock);
 }

@@ -2,7 +2,7 @@
 /*
  * utilization.h: how often the GPU has work of this process.
  *
- * While the gate is open and others want the GPU too, the client thread looks
+ * While the gate is open and others want the GPU too, the drainer looks
  * every few milliseconds whether a stream has work, and tells the scheduler
  * four times a second (UTIL). Turns of a program that leaves the GPU idle
  * between its kernels waste that time; the scheduler cannot see it otherwise.
@@ -11,14 +11,18 @@
 #ifndef NVSHARE_UTILIZATION_H
 #define NVSHARE_UTILIZATION_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "gpu.h"
+
 /*
- * Looks where a look is due, and tells the scheduler. Called by the client
- * thread with nvs_client_lock held, which is released while the driver is
- * asked. Returns the nanoseconds until it wants to be called again, at most
- * `most`.
+ * Whether a sample is due. Lowers *next, the nanoseconds until the question is to be
+ * asked again. Client thread; nvs_client_lock is held.
  */
-uint64_t nvs_utilization_look(uint64_t now, uint64_t most);
+bool nvs_utilization_due(struct nvs_gpu *gpu, uint64_t now, uint64_t *next);
+
+/* Takes a sample, and tells the scheduler now and then. Asks the driver; no lock is held. */
+void nvs_utilization_sample(struct nvs_gpu *gpu);
 
 #endif

@@ -37,12 +37,12 @@ static void lock_masked(sigset_t *old)
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, old);
-	pthread_mutex_lock(&nvs_client_lock);
+	nvs_lock(&nvs_client_lock);
 }
 
 static void unlock_masked(const sigset_t *old)
 {
-	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_unlock(&nvs_client_lock);
 	pthread_sigmask(SIG_SETMASK, old, NULL);
 }
 
@@ -200,7 +200,7 @@ static void wait_piece(struct nvs_gpu *gpu, uint32_t word, bool *spun, sigset_t 
 
 	if (gpu->lease.gate == LEASE_DRAINING && left && left < ns)
 		ns = left;
-	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_unlock(&nvs_client_lock);
 	if (on_page && !*spun &&
 	    __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & NVS_GRANT_NEXT) {
 		*spun = true;

@@ -10,12 +10,12 @@
 #ifndef NVSHARE_WORK_H
 #define NVSHARE_WORK_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "driver.h"
+#include "lock.h"
 
 struct nvs_gpu;
 struct nvs_thread;
@@ -58,7 +58,7 @@ struct nvs_stream {
 #define NVS_MAX_CONTEXTS 256
 #define NVS_MAX_STREAMS  4096 /* further ones share the record of their GPU */
 
-extern pthread_mutex_t nvs_table_lock;
+extern struct nvs_lock nvs_table_lock;
 extern struct nvs_context nvs_contexts[NVS_MAX_CONTEXTS];
 extern unsigned nvs_contexts_used;
 extern struct nvs_stream nvs_streams[NVS_MAX_STREAMS];

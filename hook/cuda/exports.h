@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* exports.h: the export of the driver behind each member of struct nvs_driver. */
+/* exports.h: the export of the driver behind each member of struct nvs_driver_table. */
 #ifndef NVSHARE_EXPORTS_H
 #define NVSHARE_EXPORTS_H
 

@@ -19,7 +19,7 @@
 #include "rm.h"
 
 _Atomic(void *) nvs_real_table[NVS_F_COUNT];
-struct nvs_driver nvs_driver;
+struct nvs_driver_table nvs_driver_functions;
 struct nvs_nvml nvs_nvml;
 
 const char *const nvs_names[NVS_F_COUNT] = {
@@ -123,13 +123,13 @@ static void *open_library(const struct library *l, void *hint, bool load)
 
 static void resolve_driver(void *handle)
 {
-	struct nvs_driver d;
+	struct nvs_driver_table d;
 
 #define D(member, params) *(void **)&d.member = nvs_next_dlsym(handle, NVS_EXPORT_OF_##member);
 	NVS_DRIVER_TABLE(D)
 #undef D
 	for (unsigned i = 0; i < sizeof(d) / sizeof(void *); i++)
-		__atomic_store_n((void **)&nvs_driver + i, ((void **)&d)[i], __ATOMIC_RELAXED);
+		__atomic_store_n((void **)&nvs_driver_functions + i, ((void **)&d)[i], __ATOMIC_RELAXED);
 }
 
 /* Where our ioctl leads: to a driver's own, which a simulated one has, or to who comes after us. */

@@ -13,6 +13,7 @@
 #include "drain.h"
 #include "gate.h"
 #include "hook.h"
+#include "lock.h"
 #include "log.h"
 #include "memory.h"
 #include "proof.h"
@@ -30,6 +31,7 @@ static __thread bool starting __attribute__((tls_model("initial-exec")));
 
 static void fork_child(void)
 {
+	nvs_locks_fork_child();
 	nvs_threads_fork_child();
 	nvs_stream_fork_child();
 	nvs_drain_fork_child();
@@ -43,7 +45,7 @@ static void fork_child(void)
 
 static unsigned list_devices(struct nvs_device *d)
 {
-	const struct nvs_driver *v = &nvs_driver;
+	const struct nvs_driver_table *v = &nvs_driver;
 	int count = 0;
 	unsigned n = 0;
 

@@ -36,12 +36,12 @@ static void lock(void)
 {
 	nvs_memory_locked = true;
 	atomic_signal_fence(memory_order_seq_cst);
-	pthread_mutex_lock(&nvs_memory_lock);
+	nvs_lock(&nvs_memory_lock);
 }
 
 static void unlock(void)
 {
-	pthread_mutex_unlock(&nvs_memory_lock);
+	nvs_unlock(&nvs_memory_lock);
 	atomic_signal_fence(memory_order_seq_cst);
 	nvs_memory_locked = false;
 }

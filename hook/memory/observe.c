@@ -26,7 +26,7 @@ static struct answer {
 	struct nvs_limits limits;
 } answers[GPUS];
 
-static pthread_mutex_t answers_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct nvs_lock answers_lock = NVS_LOCK(NVS_RANK_OBSERVE);
 
 static bool wait_readable(int fd, uint64_t until)
 {
@@ -117,7 +117,7 @@ bool nvs_observe(const uint8_t *uuid, struct nvs_limits *out)
 
 	/* One thread asks, and the others wait for its answer, as long as the query may take. */
 	nvs_quiet_begin(&q);
-	pthread_mutex_lock(&answers_lock);
+	nvs_lock(&answers_lock);
 	now = nvs_now();
 	for (unsigned i = 0; i < GPUS; i++) {
 		if (answers[i].at_ns && memcmp(answers[i].uuid, uuid, NVS_UUID_SIZE) == 0) {
@@ -134,7 +134,7 @@ bool nvs_observe(const uint8_t *uuid, struct nvs_limits *out)
 	}
 	known = a->known;
 	*out = a->limits;
-	pthread_mutex_unlock(&answers_lock);
+	nvs_unlock(&answers_lock);
 	nvs_quiet_end(&q);
 	return known;
 }
@@ -153,7 +153,7 @@ bool nvs_scheduler_exists(void)
 
 void nvs_observe_fork_child(void)
 {
-	static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+	static const struct nvs_lock fresh = NVS_LOCK(NVS_RANK_OBSERVE);
 
 	answers_lock = fresh;
 	memset(answers, 0, sizeof(answers));

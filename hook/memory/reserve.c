@@ -28,7 +28,7 @@
 #define SEQLOCK_TRIES 1000
 #define UNANSWERED    16 /* frames; a full socket would be closed */
 
-pthread_mutex_t nvs_memory_lock = PTHREAD_MUTEX_INITIALIZER;
+struct nvs_lock nvs_memory_lock = NVS_LOCK(NVS_RANK_MEMORY);
 __thread bool nvs_memory_locked __attribute__((tls_model("initial-exec")));
 
 /* ---- the page ---- */
@@ -48,8 +48,8 @@ static bool read_slot(const struct nvs_slot *s, uint64_t *limit, uint64_t *used)
 	return false;
 }
 
-static void lock(void) { pthread_mutex_lock(&nvs_memory_lock); }
-static void unlock(void) { pthread_mutex_unlock(&nvs_memory_lock); }
+static void lock(void) { nvs_lock(&nvs_memory_lock); }
+static void unlock(void) { nvs_unlock(&nvs_memory_lock); }
 
 static uint64_t minus(uint64_t a, uint64_t b)
 {
@@ -175,9 +175,9 @@ void nvs_reserve_settle(struct nvs_gpu *gpu)
 	int saved = errno;
 
 	nvs_quiet_begin(&q);
-	pthread_mutex_lock(&nvs_client_lock);
+	nvs_lock(&nvs_client_lock);
 	settle_and_send(gpu, false);
-	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_unlock(&nvs_client_lock);
 	nvs_quiet_end(&q);
 	errno = saved;
 }
@@ -205,9 +205,9 @@ static void wait_attached(struct nvs_gpu *gpu)
 		unlock();
 		if (!pending || atomic_load(&nvs_exiting))
 			return;
-		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_unlock(&nvs_client_lock);
 		nvs_futex_wait((uint32_t *)&gpu->changed, seen, PIECE_NS, true);
-		pthread_mutex_lock(&nvs_client_lock);
+		nvs_lock(&nvs_client_lock);
 	}
 }
 
@@ -237,7 +237,7 @@ static bool wait_yield(struct nvs_gpu *gpu, uint64_t bytes, uint64_t until)
 	for (;;) {
 		bool hope, fits;
 
-		pthread_mutex_lock(&nvs_client_lock);
+		nvs_lock(&nvs_client_lock);
 		lock();
 		refresh(gpu);
 		hope = b->others != b->tight && minus(b->limit, b->used) >= bytes && attached(gpu);
@@ -245,7 +245,7 @@ static bool wait_yield(struct nvs_gpu *gpu, uint64_t bytes, uint64_t until)
 		if (!fits && nvs_now() >= until)
 			b->tight = b->others; /* no second wait for the same value */
 		unlock();
-		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_unlock(&nvs_client_lock);
 		if (fits || !hope || nvs_now() >= until)
 			return fits;
 		nvs_futex_wait(&nothing, 0, 2 * NVS_MS, true); /* a nap, no cancellation point */
@@ -280,7 +280,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 	uint64_t start = nvs_now(), until = start + ANSWER_NS, serial = 0;
 	bool alone = false, yielded = false;
 
-	pthread_mutex_lock(&nvs_client_lock);
+	nvs_lock(&nvs_client_lock);
 	wait_attached(gpu);
 	for (;;) {
 		struct nvs_frame f = { 0 };
@@ -301,7 +301,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 		unlock();
 		if (v == ASKED)
 			nvs_client_send(&f);
-		pthread_mutex_unlock(&nvs_client_lock);
+		nvs_unlock(&nvs_client_lock);
 		if (v != ASKED)
 			return v == GRANTED;
 
@@ -327,7 +327,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 				return false;
 			yielded = true;
 		}
-		pthread_mutex_lock(&nvs_client_lock);
+		nvs_lock(&nvs_client_lock);
 		/* The connection was lost: ask over a new one, or decide alone. */
 		alone = nvs_now() >= until;
 	}
@@ -340,9 +340,9 @@ void nvs_reserve_attach(struct nvs_gpu *gpu)
 
 	nvs_gpu_use(gpu);
 	nvs_quiet_begin(&q);
-	pthread_mutex_lock(&nvs_client_lock);
+	nvs_lock(&nvs_client_lock);
 	wait_attached(gpu);
-	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_unlock(&nvs_client_lock);
 	nvs_quiet_end(&q);
 	errno = saved;
 }
@@ -356,9 +356,9 @@ bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes)
 
 	nvs_gpu_use(gpu);
 	nvs_quiet_begin(&q);
-	pthread_mutex_lock(&b->ask);
+	nvs_lock(&b->ask);
 	ok = ask(gpu, bytes);
-	pthread_mutex_unlock(&b->ask);
+	nvs_unlock(&b->ask);
 	nvs_quiet_end(&q);
 	errno = saved;
 	return ok;
@@ -451,16 +451,6 @@ uint64_t nvs_reserve_tick(void)
 	return next;
 }
 
-bool nvs_reserve_limited(struct nvs_gpu *gpu)
-{
-	bool yes;
-
-	lock();
-	yes = gpu->budget->limit || gpu->budget->swap;
-	unlock();
-	return yes;
-}
-
 /* ---- what the container is told ---- */
 
 /* False: the process has never used the GPU. */
@@ -476,14 +466,14 @@ static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out)
 	sent = b->deaf || !b->known || !b->limit ? 0 : b->sent;
 	unlock();
 	wait_answer(b, sent, nvs_now() + SETTLED_NS);
-	pthread_mutex_lock(&nvs_client_lock);
+	nvs_lock(&nvs_client_lock);
 	lock();
 	refresh(gpu);
 	known = b->known;
 	out->limit = b->limit;
 	out->used = b->others + b->used;
 	unlock();
-	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_unlock(&nvs_client_lock);
 	nvs_quiet_end(&q);
 	return known;
 }
@@ -508,7 +498,7 @@ bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *
 
 void nvs_reserve_fork_child(void)
 {
-	nvs_memory_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	nvs_memory_lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_MEMORY);
 	NVS_FOR_EACH_GPU(gpu)
 		if (gpu->budget) /* not in the middle of the start */
 			nvs_budget_init(gpu->budget);
@@ -517,5 +507,5 @@ void nvs_reserve_fork_child(void)
 
 void nvs_budget_init(struct nvs_budget *b)
 {
-	*b = (struct nvs_budget){ .ask = PTHREAD_MUTEX_INITIALIZER };
+	*b = (struct nvs_budget){ .ask = NVS_LOCK(NVS_RANK_ASK) };
 }

@@ -12,7 +12,6 @@
 #ifndef NVSHARE_RESERVE_H
 #define NVSHARE_RESERVE_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -41,7 +40,7 @@ struct nvs_budget {
 	/* Guarded by nvs_client_lock. */
 	bool account;       /* the scheduler keeps account of memory */
 	/* Guarded by itself. */
-	pthread_mutex_t ask;
+	struct nvs_lock ask;
 	atomic_uint event;  /* futex: an answer came, or none will */
 };
 
@@ -58,7 +57,7 @@ static inline bool nvs_counting(void)
 	       !atomic_load_explicit(&nvs_exiting, memory_order_relaxed);
 }
 
-extern pthread_mutex_t nvs_memory_lock;
+extern struct nvs_lock nvs_memory_lock;
 
 void nvs_budget_init(struct nvs_budget *b);
 
@@ -76,9 +75,6 @@ void nvs_reserve_settle(struct nvs_gpu *gpu);
  * the page as well, now and then. nvs_memory_lock is held.
  */
 bool nvs_reserve_due(const struct nvs_budget *b);
-
-/* Whether threads may wait for answers about the GPU's memory: there is a limit, or swapping. */
-bool nvs_reserve_limited(struct nvs_gpu *gpu);
 
 /*
  * The limits of a GPU, or (gpu NULL) of any GPU by its UUID. For a GPU that the process

@@ -166,9 +166,9 @@ static void register_slice(struct nvs_gpu *gpu, struct segment *g)
 	void *popped;
 	int result;
 
-	pthread_mutex_lock(&gpu->drain_lock);
+	nvs_lock(&gpu->drain_lock);
 	if (!nvs_mover_context(gpu)) {
-		pthread_mutex_unlock(&gpu->drain_lock);
+		nvs_unlock(&gpu->drain_lock);
 		nvs_swap_wait(gpu->swap, atomic_load(&gpu->swap->kick), 50 * NVS_MS);
 		return;
 	}
@@ -180,7 +180,7 @@ static void register_slice(struct nvs_gpu *gpu, struct segment *g)
 		g->registered += n;
 	else
 		g->refused = true;
-	pthread_mutex_unlock(&gpu->drain_lock);
+	nvs_unlock(&gpu->drain_lock);
 	if (result != CUDA_SUCCESS)
 		nvs_debugf("GPU %u: host memory cannot be pinned: error %d; copies go through the "
 			   "driver's buffers", gpu->number, result);

@@ -53,7 +53,7 @@ struct reply { /* comes with `count` descriptors */
 	uint32_t granules[BATCH];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct nvs_lock lock = NVS_LOCK(NVS_RANK_IPC);
 static uint64_t own_name, own_secret; /* 0: there is no socket yet */
 static int listener = -1;
 
@@ -243,11 +243,11 @@ int nvs_ipc_export(struct cu_ipc_handle *handle, CUdeviceptr p)
 	if (!nvs_swap_pin(p, &r))
 		return CUDA_ERROR_INVALID_VALUE;
 	nvs_quiet_begin(&q);
-	pthread_mutex_lock(&lock);
+	nvs_lock(&lock);
 	ok = listening();
 	t.name = own_name;
 	t.secret = own_secret;
-	pthread_mutex_unlock(&lock);
+	nvs_unlock(&lock);
 	nvs_quiet_end(&q);
 	if (!ok)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -379,9 +379,9 @@ int nvs_ipc_open(CUdeviceptr *p, const struct cu_ipc_handle *handle)
 	    !nvs_driver.mem_import || !nvs_driver.mem_map || t.offset >= t.region_bytes)
 		return -1;
 	nvs_quiet_begin(&q);
-	pthread_mutex_lock(&lock);
+	nvs_lock(&lock);
 	result = open_region(&t, &base);
-	pthread_mutex_unlock(&lock);
+	nvs_unlock(&lock);
 	nvs_quiet_end(&q);
 	if (result == CUDA_SUCCESS)
 		*p = base + t.offset;
@@ -397,7 +397,7 @@ int nvs_ipc_close(CUdeviceptr p)
 	if (!atomic_load(&opened_used))
 		return -1;
 	nvs_quiet_begin(&q);
-	pthread_mutex_lock(&lock);
+	nvs_lock(&lock);
 	for (unsigned i = 0; i < MAX_OPENED && !ours; i++) {
 		struct opened *o = &opened[i];
 
@@ -408,7 +408,7 @@ int nvs_ipc_close(CUdeviceptr p)
 			atomic_fetch_sub(&opened_used, 1);
 		}
 	}
-	pthread_mutex_unlock(&lock);
+	nvs_unlock(&lock);
 	nvs_quiet_end(&q);
 	if (!ours)
 		return -1;
@@ -423,7 +423,7 @@ int nvs_ipc_close(CUdeviceptr p)
 
 void nvs_ipc_fork_child(void)
 {
-	static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+	static const struct nvs_lock fresh = NVS_LOCK(NVS_RANK_IPC);
 
 	lock = fresh;
 	if (listener >= 0)

@@ -56,14 +56,14 @@ void *nvs_mover_context(struct nvs_gpu *gpu)
 	struct nvs_swap *s = gpu->swap;
 	void *ctx = NULL;
 
-	pthread_mutex_lock(&nvs_table_lock);
+	nvs_lock(&nvs_table_lock);
 	for (unsigned i = 0; i < nvs_contexts_used; i++) {
 		struct nvs_context *c = &nvs_contexts[i];
 
 		if (c->ctx && c->gpu == gpu && !c->green && (!ctx || c->ctx == s->ctx))
 			ctx = c->ctx;
 	}
-	pthread_mutex_unlock(&nvs_table_lock);
+	nvs_unlock(&nvs_table_lock);
 	if (!ctx || !nvs_driver_enter())
 		return NULL;
 	if (nvs_driver.ctx_push(ctx) != CUDA_SUCCESS) {
@@ -303,7 +303,7 @@ static struct pass move(struct nvs_gpu *gpu, bool out, bool at_exit)
 	struct run r;
 	bool more;
 
-	pthread_mutex_lock(&gpu->drain_lock);
+	nvs_lock(&gpu->drain_lock);
 	if (!nvs_mover_context(gpu)) {
 		p.stuck = NVS_MOVED_ERROR;
 	} else {
@@ -319,7 +319,7 @@ static struct pass move(struct nvs_gpu *gpu, bool out, bool at_exit)
 		}
 		leave();
 	}
-	pthread_mutex_unlock(&gpu->drain_lock);
+	nvs_unlock(&gpu->drain_lock);
 	return p;
 }
 
@@ -332,7 +332,7 @@ static enum plan decide(struct nvs_gpu *gpu)
 	enum plan plan;
 	bool open;
 
-	pthread_mutex_lock(&nvs_client_lock);
+	nvs_lock(&nvs_client_lock);
 	nvs_swap_lock(s);
 	plan = s->asked ? PLAN_ANSWER : PLAN_NOTHING;
 	s->evicting = s->asked = false;
@@ -348,7 +348,7 @@ static enum plan decide(struct nvs_gpu *gpu)
 	nvs_swap_unlock(s);
 	if (open)
 		nvs_gpu_filled(gpu);
-	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_unlock(&nvs_client_lock);
 	return plan;
 }
 

@@ -13,7 +13,7 @@
 struct span nvs_spans[MAX_SPANS];
 atomic_uint nvs_spans_used;
 
-static pthread_mutex_t spans_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct nvs_lock spans_lock = NVS_LOCK(NVS_RANK_SPANS);
 
 /* Zeroed. Only pages that are touched take memory. */
 static void *array(uint32_t count, size_t size)
@@ -51,7 +51,7 @@ bool nvs_span_add(struct nvs_gpu *gpu, uint32_t least)
 
 	if (want < least)
 		want = least;
-	pthread_mutex_lock(&spans_lock);
+	nvs_lock(&spans_lock);
 	n = atomic_load(&nvs_spans_used);
 	/* The process may be limited in addresses: then a smaller span. */
 	while (n < MAX_SPANS && want < UINT32_MAX && want >= least && !base) {
@@ -67,7 +67,7 @@ bool nvs_span_add(struct nvs_gpu *gpu, uint32_t least)
 		atomic_store_explicit(&nvs_spans_used, n + 1, memory_order_release);
 		added = true;
 	}
-	pthread_mutex_unlock(&spans_lock);
+	nvs_unlock(&spans_lock);
 	return added;
 }
 

@@ -32,7 +32,7 @@ void nvs_swap_reset(struct nvs_gpu *gpu)
 	struct nvs_pools *pools = gpu->swap->pools;
 
 	memset(gpu->swap, 0, sizeof(*gpu->swap));
-	gpu->swap->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	gpu->swap->lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_SWAP);
 	gpu->swap->pools = pools;
 	nvs_pools_reset(pools, gpu);
 }
@@ -43,12 +43,12 @@ void nvs_swap_lock(struct nvs_swap *s)
 {
 	nvs_memory_locked = true;
 	atomic_signal_fence(memory_order_seq_cst);
-	pthread_mutex_lock(&s->lock);
+	nvs_lock(&s->lock);
 }
 
 void nvs_swap_unlock(struct nvs_swap *s)
 {
-	pthread_mutex_unlock(&s->lock);
+	nvs_unlock(&s->lock);
 	atomic_signal_fence(memory_order_seq_cst);
 	nvs_memory_locked = false;
 }
@@ -71,7 +71,7 @@ void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns)
 
 void nvs_swap_init(void)
 {
-	const struct nvs_driver *v = &nvs_driver;
+	const struct nvs_driver_table *v = &nvs_driver;
 	const char *oversub = getenv("NVSHARE_ENABLE_SINGLE_OVERSUB");
 
 	managed = oversub && strcmp(oversub, "1") == 0;
@@ -203,9 +203,9 @@ bool nvs_swap_retry(struct nvs_gpu *gpu, unsigned *tries)
 
 void nvs_swap_tell(struct nvs_gpu *gpu, uint32_t code)
 {
-	pthread_mutex_lock(&nvs_client_lock);
+	nvs_lock(&nvs_client_lock);
 	nvs_swap_tell_locked(gpu, code);
-	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_unlock(&nvs_client_lock);
 }
 
 /* What a MOVED message says now. The client's lock is held. */

@@ -230,6 +230,27 @@ static void makes_one_call_for_its_gang(void)
 	finish(&l);
 }
 
+/*
+ * The grant comes and goes before the client thread looks at either. What went ahead
+ * still runs: it is drained before the release.
+ */
+static void what_went_ahead_is_drained_before_a_release(void)
+{
+	struct nvs_frame r;
+
+	begin(1);
+	allow(0, 1);
+	fake.page->slot[0].flags = NVS_GRANT_STANDING;
+	stub_state()->work_ns = 300000000u;
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0 && launch(NULL) == 0);
+	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	fake_send(&fake, NVS_GRANT, 0, 0, 3);
+	fake_send(&fake, NVS_REVOKE, 0, 0, 3);
+	r = fake_expect(&fake, NVS_RELEASE);
+	CHECK(r.epoch == 3);
+	CHECK(test_now() >= atomic_load(&stub_state()->busy_until[0]));
+}
+
 /* A latency client that would be let in at once asks, and does not wait. */
 static void goes_ahead_of_its_grant(void)
 {
@@ -882,6 +903,7 @@ static const struct life_case cases[] = {
 	CASE(stops_for_a_moment),
 	CASE(makes_one_call_for_its_gang),
 	CASE(goes_ahead_of_its_grant),
+	CASE(what_went_ahead_is_drained_before_a_release),
 	CASE(tells_how_often_the_gpu_has_work),
 	CASE(runs_without_a_scheduler),
 	CASE(holder_survives_a_restart),

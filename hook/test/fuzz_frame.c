@@ -158,7 +158,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	nvs_client.link = LINK_STARTING;
 	nvs_client.backoff_ns = RETRY_MIN_NS;
-	pthread_mutex_lock(&nvs_client_lock);
+	nvs_lock(&nvs_client_lock);
 	connected();
 	while (size) {
 		struct lease_event ev = { 0 };
@@ -221,7 +221,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	if (nvs_client.fd >= 0)
 		disconnect("end of the run");
-	pthread_mutex_unlock(&nvs_client_lock);
+	nvs_unlock(&nvs_client_lock);
 	close(scheduler);
 	scheduler = -1;
 	return 0;

@@ -57,6 +57,25 @@ static void test_grant_and_revoke(void)
 	ACTS(STEP(&l, .type = LEASE_EV_WORD, .word = 12), LEASE_ACT_OPEN);
 }
 
+static void test_work_that_went_ahead(void)
+{
+	struct lease l = attached();
+	struct lease_out out;
+
+	/* GRANT and REVOKE came together: nobody opened the gate, but a call has passed. */
+	ACTS(STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 4, .work = true),
+	     LEASE_ACT_CLOSE | LEASE_ACT_DRAIN);
+	out = STEP(&l, .type = LEASE_EV_DRAINED);
+	ACTS(out, LEASE_ACT_RELEASE);
+	CHECK(out.epoch == 4);
+	/* No work: there is nothing to wait for. */
+	ACTS(STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 5), LEASE_ACT_RELEASE);
+	/* A scheduler that comes back hears of the GPU when the work is done. */
+	STEP(&l, .type = LEASE_EV_DOWN);
+	ACTS(STEP(&l, .type = LEASE_EV_UP, .work = true), LEASE_ACT_CLOSE | LEASE_ACT_DRAIN);
+	ACTS(STEP(&l, .type = LEASE_EV_DRAINED), LEASE_ACT_ATTACH);
+}
+
 static void test_thread_opens_by_the_page(void)
 {
 	struct lease l = attached();
@@ -321,6 +340,7 @@ static void test_random(unsigned seed, long steps)
 int main(void)
 {
 	test_grant_and_revoke();
+	test_work_that_went_ahead();
 	test_thread_opens_by_the_page();
 	test_one_call_for_the_gang();
 	test_early_release();
@@ -333,6 +353,6 @@ int main(void)
 	test_rejected_gpu_runs_free();
 	for (unsigned seed = 1; seed <= 200; seed++)
 		test_random(seed, 20000);
-	puts("lease: 10 examples, 200 random walks of 20000 steps");
+	puts("lease: 11 examples, 200 random walks of 20000 steps");
 	return 0;
 }

@@ -209,7 +209,7 @@ static void free_lists_keep_to_the_model(uint64_t count)
 /* ---- addresses ---- */
 
 /* What space.c calls. */
-struct nvs_driver nvs_driver;
+struct nvs_driver_table nvs_driver_functions;
 static uint64_t spans;
 
 static int reserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsigned long long flags)

@@ -223,6 +223,49 @@ static void work_belongs_to_the_streams_gpu(void)
 	drained(0, 4);
 }
 
+static void *record_event(void *arg)
+{
+	int cuEventCreate(void **event, unsigned flags);
+	int cuEventRecord(void *event, void *stream);
+	void *event;
+
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0 && cuEventCreate(&event, 2) == 0);
+	CHECK(cuEventRecord(event, NULL) == 0);
+	return arg;
+}
+
+/*
+ * The driver holds up a call of the application on one GPU, and each call of the shim
+ * with it: the client thread hears the scheduler all the same, and what is known of
+ * streams can be changed.
+ */
+static void a_blocked_driver_stops_one_gpu(void)
+{
+	struct launcher l;
+	void *stream;
+	pthread_t t;
+
+	begin(2);
+	hold(3);
+	allow(1, 1);
+	fake_word(&fake, 1, 7);
+	start(&l, 1, 1);
+	finish(&l);
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0 && launch(NULL) == 0);
+	stub_state()->blocked[0] = 1;
+	CHECK(pthread_create(&t, NULL, record_event, NULL) == 0);
+	EVENTUALLY(atomic_load(&stub_state()->events) > 0);
+	/* The shim asks whether the GPU has nothing to do, and gets no answer. */
+	fake.page->slot[0].waiters = 1;
+	EVENTUALLY(atomic_load(&stub_state()->asked) > 0);
+	CHECK(cuCtxSetCurrent(contexts[1]) == 0 && cuStreamCreate(&stream, 0) == 0);
+	CHECK(launch(stream) == 0);
+	drained(1, 7);
+	stub_state()->blocked[0] = 0;
+	CHECK(pthread_join(t, NULL) == 0);
+	CHECK(released().channel == 0);
+}
+
 static void *launch_everywhere(void *arg)
 {
 	struct stub_launch list[2] = { 0 };
@@ -364,6 +407,7 @@ static const struct life_case cases[] = {
 	CASE(handle_used_again_at_once),
 	CASE(primary_context_goes_and_comes),
 	CASE(work_belongs_to_the_streams_gpu),
+	CASE(a_blocked_driver_stops_one_gpu),
 	CASE(call_on_two_gpus_keeps_none_while_it_waits),
 	CASE(asking_is_not_using),
 	CASE(captures_go_on_through_revokes),

@@ -29,8 +29,10 @@ struct stub {
 	atomic_ulong broken_captures;          /* context synchronised, or stream asked, during a capture */
 	uint64_t capturing_ns;                 /* cuStreamIsCapturing's answer is so old */
 	atomic_ulong recorded;                 /* launches into a capture */
+	atomic_ulong asked;                    /* streams, whether they have work */
 	atomic_ulong events;                   /* event records */
 	atomic_ulong per_thread;               /* launches by way of cuLaunchKernel_ptsz */
+	atomic_int blocked[STUB_GPUS];         /* event and stream calls do not return: the driver is busy */
 	atomic_ulong destroyed;                /* contexts, and primary ones let go of */
 };
 

@@ -198,11 +198,19 @@ int cuStreamGetCtx(void *stream, void **ctx)
 	*ctx = (uintptr_t)stream <= 2 ? (void *)current() : (void *)((struct stream *)stream)->ctx;
 	return 0;
 }
+static void wait_while_blocked(int dev)
+{
+		while (atomic_load(&state.blocked[dev]))
+		nap();
+}
+
 int cuStreamQuery(void *stream);
 int cuStreamQuery(void *stream)
 {
 	if ((uintptr_t)stream > 2 && atomic_load(&((struct stream *)stream)->capturing))
 		atomic_fetch_add(&state.broken_captures, 1);
+	atomic_fetch_add(&state.asked, 1);
+	wait_while_blocked((uintptr_t)stream <= 2 ? current()->dev : ((struct stream *)stream)->ctx->dev);
 	return running((uintptr_t)stream <= 2 ? &state.busy_until[current()->dev]
 					      : &((struct stream *)stream)->busy_until) ? 600 : 0;
 }
@@ -257,6 +265,7 @@ int cuEventRecord(void *event, void *stream)
 {
 	(void)stream;
 	atomic_fetch_add(&state.events, 1);
+	wait_while_blocked(current()->dev);
 	atomic_store((_Atomic uint64_t *)event, atomic_load(&state.busy_until[current()->dev]));
 	return 0;
 }
