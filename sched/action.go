@@ -8,8 +8,9 @@ import (
 )
 
 // Action is something that the caller must carry out, in the order returned. The
-// types below are all there are. Close and Fence may concern a client whose connection
-// is lost; the clients of all other actions have one.
+// types here and in memory_events.go are all there are. Close, Fence, ArenaWanted and
+// those with nothing to carry out may concern a client whose connection is lost; the
+// clients of all other actions have one.
 type Action interface {
 	fmt.Stringer
 	action()
