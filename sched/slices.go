@@ -14,7 +14,7 @@ const LatencySlice = 50 * time.Microsecond
 // the holder's slice, the sooner the latency tenant's kernels run. With one process on the
 // GPU a short slice costs nothing.
 func timeSlices() policy {
-	return policy{grant: (*Core).setSlices}
+	return policy{grant: (*GPU).setSlices}
 }
 
 // sliceState is what a GPU knows of time slices.
@@ -26,7 +26,7 @@ type sliceState struct {
 
 // setSlices tells clients their slices, where they have changed. When clients or shares
 // change it costs O(n), on a GPU that ever had a latency tenant; else nothing.
-func (c *Core) setSlices() {
+func (c *GPU) setSlices() {
 	if !c.slices.stale {
 		return
 	}
@@ -48,7 +48,7 @@ func (c *Core) setSlices() {
 	}
 }
 
-func (c *Core) hasLatencyTenant() bool {
+func (c *GPU) hasLatencyTenant() bool {
 	for _, cl := range c.clients {
 		if cl.connected && cl.tenant.share.Priority == Latency {
 			return true
