@@ -42,7 +42,7 @@ type client struct {
 	in         *list
 }
 
-func (c *Core) attach(ev Attach) {
+func (c *GPU) attach(ev Attach) {
 	if ev.Client == 0 {
 		panic("sched: attach of client 0")
 	}
@@ -100,7 +100,7 @@ func (c *Core) attach(ev Attach) {
 }
 
 // adoptable says whether a client that is back may go on under its grant.
-func (c *Core) adoptable(g *grant) bool {
+func (c *GPU) adoptable(g *grant) bool {
 	if g.revoked() {
 		return false
 	}
@@ -128,7 +128,7 @@ func (c *Core) adoptable(g *grant) bool {
 
 // adoptedAs returns the kind that a grant has when it is adopted: after a restart
 // the tenant's share alone says whether it is a latency grant.
-func (c *Core) adoptedAs(g *grant) grantKind {
+func (c *GPU) adoptedAs(g *grant) grantKind {
 	t := g.client.tenant
 	if c.effective == Exclusive && (g.kind == latencyGrant || t.share.Priority == Latency && !t.demoted) {
 		return latencyGrant
@@ -136,7 +136,7 @@ func (c *Core) adoptedAs(g *grant) grantKind {
 	return turnGrant
 }
 
-func (c *Core) adopt(g *grant) {
+func (c *GPU) adopt(g *grant) {
 	c.recount(g, func() { c.stopMoving(g) }) // it will say again whether it moves memory
 	c.change(g, granted, c.adoptedAs(g))
 	c.do(Adopt{g.client.id, g.epoch})
@@ -147,7 +147,7 @@ func (c *Core) adopt(g *grant) {
 // and release it. Nothing is granted meanwhile, for a grace period at most. A claim can
 // be honest only after a restart that lost what was persisted. So a late claim blocks
 // nobody; else a process could keep the GPU from others by making claims for ever.
-func (c *Core) claim(cl *client, held Epoch) {
+func (c *GPU) claim(cl *client, held Epoch) {
 	c.unqueue(cl)
 	g := c.give(cl, held)
 	g.claimed = true
@@ -158,7 +158,7 @@ func (c *Core) claim(cl *client, held Epoch) {
 	}
 }
 
-func (c *Core) request(cl *client) {
+func (c *GPU) request(cl *client) {
 	c.endPause(cl)
 	switch {
 	case cl.grant != nil:
@@ -178,7 +178,7 @@ func (c *Core) request(cl *client) {
 }
 
 // unqueue takes a client out of its tenant's queue, if it waits.
-func (c *Core) unqueue(cl *client) {
+func (c *GPU) unqueue(cl *client) {
 	cl.later = false
 	if cl.in != &cl.tenant.queue {
 		return
@@ -191,12 +191,12 @@ func (c *Core) unqueue(cl *client) {
 	}
 }
 
-func (c *Core) withdraw(cl *client) {
+func (c *GPU) withdraw(cl *client) {
 	cl.want = false
 	c.unqueue(cl)
 }
 
-func (c *Core) release(ev Release) {
+func (c *GPU) release(ev Release) {
 	cl := c.clients[ev.Client]
 	if cl == nil || cl.grant == nil || ev.Epoch != cl.grant.epoch {
 		c.counters.StaleReleases++
@@ -229,7 +229,7 @@ func (c *Core) release(ev Release) {
 	c.stand(cl)
 }
 
-func (c *Core) lost(id ClientID) {
+func (c *GPU) lost(id ClientID) {
 	cl := c.clients[id]
 	if cl == nil || !cl.connected {
 		return
@@ -249,7 +249,7 @@ func (c *Core) lost(id ClientID) {
 	}
 }
 
-func (c *Core) gone(id ClientID) {
+func (c *GPU) gone(id ClientID) {
 	defer c.dropMemory(id)
 	cl := c.clients[id]
 	if cl == nil {
@@ -268,7 +268,7 @@ func (c *Core) gone(id ClientID) {
 }
 
 // forget removes a client that has no grant.
-func (c *Core) forget(cl *client) {
+func (c *GPU) forget(cl *client) {
 	c.unqueue(cl)
 	c.forgetPause(cl)
 	if m := c.mem.members[cl.id]; m != nil {
@@ -278,7 +278,7 @@ func (c *Core) forget(cl *client) {
 	c.leave(cl)
 }
 
-func (c *Core) restore(ev Restore) {
+func (c *GPU) restore(ev Restore) {
 	if c.connected != 0 || c.clients[ev.Client] != nil || ev.Client == 0 || ev.Epoch == 0 {
 		panic(fmt.Sprintf("sched: %v: needs a client and an epoch, and comes before any other event", ev))
 	}
@@ -295,13 +295,13 @@ func (c *Core) restore(ev Restore) {
 	c.restored(ev.Epoch)
 }
 
-func (c *Core) restoreUnknown(ev RestoreUnknown) {
+func (c *GPU) restoreUnknown(ev RestoreUnknown) {
 	c.holdOff = max(c.holdOff, c.now.Add(c.quantum+c.grace))
 	c.restored(ev.Epoch)
 }
 
 // restored keeps an epoch from being given out again.
-func (c *Core) restored(epoch Epoch) {
+func (c *GPU) restored(epoch Epoch) {
 	c.epoch = max(c.epoch, epoch)
 	c.persisted = c.record() // what the event says was persisted
 	c.gangs.await()

@@ -47,7 +47,7 @@ type Memory struct {
 	StallAfter time.Duration // 0: DefaultStallAfter
 }
 
-// memory is the part of a Core that decides about memory.
+// memory is the part of a GPU that decides about memory.
 type memory struct {
 	Memory
 	arenas    *Arenas // of the node
@@ -172,7 +172,7 @@ func (m *memory) keepOf(c *member) Keep {
 // reserved; with client 0, what a process that has reserved nothing is to see. Where
 // memory is swapped and the GPU is to look small, that bounds each process, not all
 // of a tenant together: as a small GPU would.
-func (c *Core) Standing(tenant string, id ClientID) Standing {
+func (c *GPU) Standing(tenant string, id ClientID) Standing {
 	m := &c.mem
 	s := m.ledger.reservedBy(tenant, id)
 	byCeiling := m.Ceiling != 0 && (s.Limit == 0 || s.Limit >= m.Ceiling)
@@ -188,7 +188,7 @@ func (c *Core) Standing(tenant string, id ClientID) Standing {
 }
 
 // attachMemory takes in a client that attaches, and gives its new page its room.
-func (c *Core) attachMemory(cl *client, ev Attach) {
+func (c *GPU) attachMemory(cl *client, ev Attach) {
 	mem := &c.mem
 	m := mem.members[cl.id]
 	isNew := m == nil
@@ -220,13 +220,13 @@ func (c *Core) attachMemory(cl *client, ev Attach) {
 }
 
 // dropAnswer forgets the answer that waits for room.
-func (c *Core) dropAnswer(m *member) {
+func (c *GPU) dropAnswer(m *member) {
 	m.answer = nil
 	c.mem.awaiting = slices.DeleteFunc(c.mem.awaiting, func(o *member) bool { return o == m })
 }
 
 // restoreMemory has residency wait for a client that was here before a restart.
-func (c *Core) restoreMemory(ev RestoreMemory) {
+func (c *GPU) restoreMemory(ev RestoreMemory) {
 	mem := &c.mem
 	if mem.residency == nil || mem.members[ev.Client] != nil {
 		return
@@ -245,7 +245,7 @@ func (c *Core) restoreMemory(ev RestoreMemory) {
 }
 
 // dropMemory forgets what a client has: it is dead, or another program now.
-func (c *Core) dropMemory(id ClientID) {
+func (c *GPU) dropMemory(id ClientID) {
 	mem := &c.mem
 	m := mem.members[id]
 	if m == nil {
@@ -271,7 +271,7 @@ func (c *Core) dropMemory(id ClientID) {
 }
 
 // setTenantMemory changes a tenant's limit, and how its clients' memory is kept.
-func (c *Core) setTenantMemory(ev SetTenantMemory) {
+func (c *GPU) setTenantMemory(ev SetTenantMemory) {
 	mem := &c.mem
 	if mem.ledger.setLimit(ev.Tenant, ev.Limit) != ev.Limit {
 		c.do(LimitsChanged{ev.Tenant})
@@ -285,7 +285,7 @@ func (c *Core) setTenantMemory(ev SetTenantMemory) {
 }
 
 // regroup has a change of a tenant's gang hold for its clients.
-func (c *Core) regroup(tenant, gang string) {
+func (c *GPU) regroup(tenant, gang string) {
 	changed := false
 	for _, m := range c.membersOf(tenant) {
 		changed = changed || m.gang != gang
@@ -297,7 +297,7 @@ func (c *Core) regroup(tenant, gang string) {
 }
 
 // keepAnew has a change of a tenant's memory mode, limit or gang hold for its clients.
-func (c *Core) keepAnew(tenant string) {
+func (c *GPU) keepAnew(tenant string) {
 	if c.mem.residency == nil {
 		return
 	}
@@ -310,7 +310,7 @@ func (c *Core) keepAnew(tenant string) {
 }
 
 // membersOf returns the members of a tenant, in order.
-func (c *Core) membersOf(tenant string) (all []*member) {
+func (c *GPU) membersOf(tenant string) (all []*member) {
 	for _, m := range c.mem.members {
 		if m.account == tenant {
 			all = append(all, m)
@@ -323,7 +323,7 @@ func (c *Core) membersOf(tenant string) (all []*member) {
 // promise tells residency what a client has reserved. What was forced and has no
 // place is not promised, or a process could take by a word what there is for others:
 // whether it exists, reports and the driver tell.
-func (c *Core) promise(m *member, placeable bool) {
+func (c *GPU) promise(m *member, placeable bool) {
 	mem := &c.mem
 	total := mem.ledger.reservedBy(m.account, m.id).Total
 	if total <= m.promised || placeable || c.fits(m, total) == nil {
@@ -337,7 +337,7 @@ func (c *Core) promise(m *member, placeable bool) {
 }
 
 // lookWhatIsAway has the turns know whether a client has memory away.
-func (c *Core) lookWhatIsAway(m *member) {
+func (c *GPU) lookWhatIsAway(m *member) {
 	cl := c.clients[m.id]
 	if cl == nil || cl.tenant == nil { // it attaches just now
 		return
@@ -349,7 +349,7 @@ func (c *Core) lookWhatIsAway(m *member) {
 
 // memoryChanged has settleMemory look again, and mode Auto know what is reserved: if
 // that has changed by a hundredth of the GPU's memory, to nothing, or beyond what fits.
-func (c *Core) memoryChanged() {
+func (c *GPU) memoryChanged() {
 	mem, a := &c.mem, &c.auto
 	mem.unsettled, mem.resized = true, true
 	n, total := mem.ledger.total(), mem.Bytes

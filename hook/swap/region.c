@@ -248,6 +248,8 @@ bool nvs_swap_flush(struct nvs_gpu *gpu, uint64_t bytes)
 		any = any || more;
 	}
 	nvs_swap_unlock(s);
+	if (!any)
+		nvs_pools_mark(gpu);
 	return any;
 }
 

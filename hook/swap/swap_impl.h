@@ -339,8 +339,16 @@ void nvs_arena_fork_child(void);
 
 /* ---- async.c, pool.c ---- */
 
+enum look { LOOK_NOTHING, LOOK_LATER, LOOK_PASSED };
+
 /* Finds out which frees the streams have passed; pool: of this pool only. No lock is held. */
-void nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool);
+enum look nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool);
+
+/*
+ * Somebody wants memory that waits for streams: records the events that are missing behind
+ * frees. No lock is held.
+ */
+void nvs_pools_mark(struct nvs_gpu *gpu);
 
 /* Waits until a stream has passed a free. False: there is none to wait for. No lock is held. */
 bool nvs_pools_wait(struct nvs_gpu *gpu);

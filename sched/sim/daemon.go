@@ -39,7 +39,7 @@ type daemon struct {
 	promised       map[sched.ClientID]uint64 // as it was recorded, see memory.go
 
 	// Does not. core is nil while the daemon is down.
-	core      *sched.Core
+	core      *sched.GPU
 	effective sched.Mode
 	run       int // which life of the daemon this is
 	conns     map[sched.ClientID]*conn
