@@ -66,7 +66,7 @@ func (a *auto) startWindow(now Time) {
 }
 
 // utilization takes note of what a client says.
-func (c *Core) utilization(ev Utilization) {
+func (c *GPU) utilization(ev Utilization) {
 	if c.mode != Auto || c.clients[ev.Client] == nil || ev.Samples <= 0 {
 		return
 	}
@@ -109,8 +109,8 @@ func (a *auto) wouldWaste() (float64, bool) {
 // chosenMode has the mode follow what is measured.
 func chosenMode() policy {
 	return policy{
-		due:    func(c *Core) (Time, bool) { return c.auto.until, c.mode == Auto && c.auto.until != 0 },
-		revoke: (*Core).lookAtMode,
+		due:    func(c *GPU) (Time, bool) { return c.auto.until, c.mode == Auto && c.auto.until != 0 },
+		revoke: (*GPU).lookAtMode,
 	}
 }
 
@@ -120,7 +120,7 @@ func (a *auto) memoryShort() bool { return a.total > 0 && !a.swap && a.reserved 
 func (a *auto) overfull() bool { return a.swap && a.reserved > a.total }
 
 // lookAtMode chooses the mode anew if that is due.
-func (c *Core) lookAtMode() {
+func (c *GPU) lookAtMode() {
 	a := &c.auto
 	switch {
 	case c.mode == Exclusive:

@@ -10,7 +10,7 @@ import (
 // autoGPU is a GPU in mode Auto with clients that all want it, and a clock.
 type autoGPU struct {
 	t *testing.T
-	c *Core
+	c *GPU
 	n ClientID
 
 	now Time

@@ -31,7 +31,8 @@ type client struct {
 	pauses    [pausesKept]time.Duration
 	nPauses   int // all its pauses so far
 
-	told Notice // what its page says
+	told  Notice        // what its page says
+	slice time.Duration // the GPU's own time slice, as it was told; 0: the driver's
 
 	waitingSince Time
 	longestWait  time.Duration
@@ -42,7 +43,7 @@ type client struct {
 	in         *list
 }
 
-func (c *Core) attach(ev Attach) {
+func (c *GPU) attach(ev Attach) {
 	if ev.Client == 0 {
 		panic("sched: attach of client 0")
 	}
@@ -65,6 +66,8 @@ func (c *Core) attach(ev Attach) {
 		c.connected++
 	}
 	cl.told = Notice{Client: cl.id} // a new page says nothing
+	cl.slice, c.slices.stale = 0, true
+	c.slices.ever = c.slices.ever || t.share.Priority == Latency
 	cl.standing = false
 	cl.want = false
 	cl.stranded, cl.later = false, false // its place is looked for again
@@ -100,7 +103,7 @@ func (c *Core) attach(ev Attach) {
 }
 
 // adoptable says whether a client that is back may go on under its grant.
-func (c *Core) adoptable(g *grant) bool {
+func (c *GPU) adoptable(g *grant) bool {
 	if g.revoked() {
 		return false
 	}
@@ -128,7 +131,7 @@ func (c *Core) adoptable(g *grant) bool {
 
 // adoptedAs returns the kind that a grant has when it is adopted: after a restart
 // the tenant's share alone says whether it is a latency grant.
-func (c *Core) adoptedAs(g *grant) grantKind {
+func (c *GPU) adoptedAs(g *grant) grantKind {
 	t := g.client.tenant
 	if c.effective == Exclusive && (g.kind == latencyGrant || t.share.Priority == Latency && !t.demoted) {
 		return latencyGrant
@@ -136,7 +139,7 @@ func (c *Core) adoptedAs(g *grant) grantKind {
 	return turnGrant
 }
 
-func (c *Core) adopt(g *grant) {
+func (c *GPU) adopt(g *grant) {
 	c.recount(g, func() { c.stopMoving(g) }) // it will say again whether it moves memory
 	c.change(g, granted, c.adoptedAs(g))
 	c.do(Adopt{g.client.id, g.epoch})
@@ -147,7 +150,7 @@ func (c *Core) adopt(g *grant) {
 // and release it. Nothing is granted meanwhile, for a grace period at most. A claim can
 // be honest only after a restart that lost what was persisted. So a late claim blocks
 // nobody; else a process could keep the GPU from others by making claims for ever.
-func (c *Core) claim(cl *client, held Epoch) {
+func (c *GPU) claim(cl *client, held Epoch) {
 	c.unqueue(cl)
 	g := c.give(cl, held)
 	g.claimed = true
@@ -158,7 +161,7 @@ func (c *Core) claim(cl *client, held Epoch) {
 	}
 }
 
-func (c *Core) request(cl *client) {
+func (c *GPU) request(cl *client) {
 	c.endPause(cl)
 	switch {
 	case cl.grant != nil:
@@ -178,7 +181,7 @@ func (c *Core) request(cl *client) {
 }
 
 // unqueue takes a client out of its tenant's queue, if it waits.
-func (c *Core) unqueue(cl *client) {
+func (c *GPU) unqueue(cl *client) {
 	cl.later = false
 	if cl.in != &cl.tenant.queue {
 		return
@@ -191,12 +194,12 @@ func (c *Core) unqueue(cl *client) {
 	}
 }
 
-func (c *Core) withdraw(cl *client) {
+func (c *GPU) withdraw(cl *client) {
 	cl.want = false
 	c.unqueue(cl)
 }
 
-func (c *Core) release(ev Release) {
+func (c *GPU) release(ev Release) {
 	cl := c.clients[ev.Client]
 	if cl == nil || cl.grant == nil || ev.Epoch != cl.grant.epoch {
 		c.counters.StaleReleases++
@@ -229,13 +232,14 @@ func (c *Core) release(ev Release) {
 	c.stand(cl)
 }
 
-func (c *Core) lost(id ClientID) {
+func (c *GPU) lost(id ClientID) {
 	cl := c.clients[id]
 	if cl == nil || !cl.connected {
 		return
 	}
 	cl.connected = false
 	c.connected--
+	c.slices.stale = true
 	cl.want = false
 	if cl.grant == nil {
 		c.forget(cl)
@@ -249,7 +253,7 @@ func (c *Core) lost(id ClientID) {
 	}
 }
 
-func (c *Core) gone(id ClientID) {
+func (c *GPU) gone(id ClientID) {
 	defer c.dropMemory(id)
 	cl := c.clients[id]
 	if cl == nil {
@@ -264,11 +268,12 @@ func (c *Core) gone(id ClientID) {
 	if cl.connected {
 		c.connected--
 	}
+	c.slices.stale = true
 	c.forget(cl)
 }
 
 // forget removes a client that has no grant.
-func (c *Core) forget(cl *client) {
+func (c *GPU) forget(cl *client) {
 	c.unqueue(cl)
 	c.forgetPause(cl)
 	if m := c.mem.members[cl.id]; m != nil {
@@ -278,7 +283,7 @@ func (c *Core) forget(cl *client) {
 	c.leave(cl)
 }
 
-func (c *Core) restore(ev Restore) {
+func (c *GPU) restore(ev Restore) {
 	if c.connected != 0 || c.clients[ev.Client] != nil || ev.Client == 0 || ev.Epoch == 0 {
 		panic(fmt.Sprintf("sched: %v: needs a client and an epoch, and comes before any other event", ev))
 	}
@@ -295,13 +300,13 @@ func (c *Core) restore(ev Restore) {
 	c.restored(ev.Epoch)
 }
 
-func (c *Core) restoreUnknown(ev RestoreUnknown) {
+func (c *GPU) restoreUnknown(ev RestoreUnknown) {
 	c.holdOff = max(c.holdOff, c.now.Add(c.quantum+c.grace))
 	c.restored(ev.Epoch)
 }
 
 // restored keeps an epoch from being given out again.
-func (c *Core) restored(epoch Epoch) {
+func (c *GPU) restored(epoch Epoch) {
 	c.epoch = max(c.epoch, epoch)
 	c.persisted = c.record() // what the event says was persisted
 	c.gangs.await()

@@ -13,7 +13,7 @@ import (
 // gangTurns keeps the GPU for gangs whose turn has come on all their GPUs.
 func gangTurns() policy {
 	return policy{
-		due: func(c *Core) (Time, bool) {
+		due: func(c *GPU) (Time, bool) {
 			var e earliest
 			for _, t := range c.ganged {
 				g := t.seat.gang
@@ -24,14 +24,14 @@ func gangTurns() policy {
 			}
 			return e.at, e.ok
 		},
-		revoke: (*Core).conduct,
-		grant:  (*Core).grantGang,
+		revoke: (*GPU).conduct,
+		grant:  (*GPU).grantGang,
 	}
 }
 
 // conduct brings all gangs on this GPU to their next phase, and does what that means
 // for the GPU.
-func (c *Core) conduct() {
+func (c *GPU) conduct() {
 	for _, t := range c.ganged {
 		t.seat.gang.advance()
 		c.follow(t)
@@ -39,7 +39,7 @@ func (c *Core) conduct() {
 }
 
 // follow brings what a gang has of this GPU in line with its phase.
-func (c *Core) follow(t *tenant) {
+func (c *GPU) follow(t *tenant) {
 	g := t.seat.gang
 	if c.effective != Exclusive {
 		return
@@ -74,14 +74,14 @@ func (c *Core) follow(t *tenant) {
 
 // mustYield says whether the GPU is kept for a gang, and a gang that was called
 // earlier has come to this GPU since.
-func (c *Core) mustYield(t *tenant) bool {
+func (c *GPU) mustYield(t *tenant) bool {
 	first := c.upNext()
 	return t.seat.hold == kept && t.seat.gang.phase == called && first != nil && first.seat.isCalled() &&
 		first.seat.gang.ticket < t.seat.gang.ticket
 }
 
 // stop ends the turn of the gang that has this GPU, on all its GPUs.
-func (c *Core) stop(t *tenant, why RevokeReason) {
+func (c *GPU) stop(t *tenant, why RevokeReason) {
 	g := t.seat.gang
 	t.seat.hold, t.seat.round = leaving, g.round
 	c.revokeTenant(t, &c.open, why)
@@ -92,7 +92,7 @@ func (c *Core) stop(t *tenant, why RevokeReason) {
 }
 
 // stepMembers lets the members that have drained and wait make one call each.
-func (c *Core) stepMembers(t *tenant) {
+func (c *GPU) stepMembers(t *tenant) {
 	var stepped []*client
 	for _, cl := range slices.Clone(t.crew) {
 		if cl.in != &t.queue {
@@ -113,7 +113,7 @@ func (c *Core) stepMembers(t *tenant) {
 
 // upNext returns the tenant that has the GPU next: a gang that is called, else the
 // tenant that is behind the others.
-func (c *Core) upNext() *tenant {
+func (c *GPU) upNext() *tenant {
 	var first *tenant
 	for _, t := range c.ganged {
 		if t.seat.isCalled() && c.kept != t && (first == nil || t.seat.gang.ticket < first.seat.gang.ticket) {
@@ -128,7 +128,7 @@ func (c *Core) upNext() *tenant {
 
 // setAside notes that the turn of a gang has come on this GPU, if a gang is next. Others
 // go before it until its turn has come on all its GPUs.
-func (c *Core) setAside() bool {
+func (c *GPU) setAside() bool {
 	t := c.upNext()
 	if t == nil || t.seat == nil || t.seat.gang.phase != wanted || c.effective != Exclusive {
 		return false
@@ -140,14 +140,14 @@ func (c *Core) setAside() bool {
 }
 
 // passOver returns the tenant that gets the GPU when it is free.
-func (c *Core) passOver() *tenant {
+func (c *GPU) passOver() *tenant {
 	for c.setAside() {
 	}
 	return c.upNext()
 }
 
 // keep keeps the free GPU for a gang that is called, or runs elsewhere.
-func (c *Core) keep(t *tenant) {
+func (c *GPU) keep(t *tenant) {
 	c.kept = t
 	t.seat.take(kept)
 	t.seat.gang.advance()
@@ -156,7 +156,7 @@ func (c *Core) keep(t *tenant) {
 
 // restoreGang lets a gang go on that held before a restart: it runs, and its members
 // are lost. If others held as well, those were no turns, and the gang drains.
-func (c *Core) restoreGang(t *tenant) {
+func (c *GPU) restoreGang(t *tenant) {
 	switch {
 	case c.effective != Exclusive:
 	case c.kept != nil && c.kept != t:
@@ -186,13 +186,13 @@ func (t *tenant) awaited() *client {
 }
 
 // alone says whether only the gang is on the GPU that is kept for it.
-func (c *Core) alone(t *tenant) bool {
+func (c *GPU) alone(t *tenant) bool {
 	return c.open.n+c.closingBatch == t.batch && c.latency.n == 0 && c.urgent.top() == nil && c.holdOff == 0
 }
 
 // grantGang grants the members of the gang that has its turn: all of them when it
 // begins, and later those that ask.
-func (c *Core) grantGang() {
+func (c *GPU) grantGang() {
 	t := c.kept
 	if t == nil || t.seat.gang.phase != running || !c.alone(t) {
 		return
@@ -235,12 +235,12 @@ func (t *tenant) drains() (since Time, ok bool) {
 
 // sit is for the tenant of a gang that has its first client, and unsit for one that
 // has lost its last.
-func (c *Core) sit(t *tenant) {
+func (c *GPU) sit(t *tenant) {
 	t.seat = c.gangs.sit(t.name, t)
 	c.ganged = append(c.ganged, t)
 }
 
-func (c *Core) unsit(t *tenant) {
+func (c *GPU) unsit(t *tenant) {
 	if c.kept == t {
 		c.kept = nil
 	}
@@ -250,7 +250,7 @@ func (c *Core) unsit(t *tenant) {
 }
 
 // reshare is SetShare. It may make the tenant's clients members of a gang, or end that.
-func (c *Core) reshare(account string, s Share) {
+func (c *GPU) reshare(account string, s Share) {
 	if t := c.tenants[account]; t != nil && s.Gang == "" {
 		c.setShare(t, s)
 		if t.share.Priority == Batch {
@@ -278,7 +278,7 @@ func (c *Core) reshare(account string, s Share) {
 }
 
 // checkGangs checks for whom the GPU is kept, and who is granted together.
-func (c *Core) checkGangs() error {
+func (c *GPU) checkGangs() error {
 	if c.kept != nil && (c.effective != Exclusive || c.kept.seat == nil || c.kept.seat.hold == nothing || c.kept.clients == 0) {
 		return fmt.Errorf("the GPU is kept for nobody: %s", c.kept.displayName())
 	}

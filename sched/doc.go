@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sched decides which client may use a GPU. It is a pure state machine,
-// one Core for each GPU UUID: no I/O, no goroutines, no clock. The caller tells a
-// core what happened (Step), carries out the actions that Step returns, in order,
-// and calls again when Deadline says so. The same events always give the same
-// actions. The daemon and the simulator (sched/sim) drive the same core.
+// Package sched decides which client may use a GPU. It is a pure state machine, the
+// core of the scheduler, with one value of type GPU for each UUID: no I/O, no
+// goroutines, no clock. The caller tells the core what happened (Step), carries out the
+// actions that Step returns, in order, and calls again when Deadline says so. The same
+// events always give the same actions. The daemon and the simulator (sched/sim) drive
+// the same core.
 //
 // # Words
 //
@@ -129,5 +130,5 @@
 // Step costs O(log n) in the number of clients; changes of mode and tuning cost
 // O(n), and so do, in concurrent mode, grants with limits in the number of
 // those. A Reserve, and a Moved, cost O(n log n) in clients where memory is swapped.
-// A Core is not safe for use by several goroutines at once.
+// A GPU is not safe for use by several goroutines at once.
 package sched

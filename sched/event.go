@@ -91,7 +91,7 @@ type Share struct {
 }
 
 // Validate returns an error that says what is wrong with a share that a user
-// asks for, or nil. A Core clamps what it is given.
+// asks for, or nil. A GPU clamps what it is given.
 func (s Share) Validate() error {
 	switch {
 	case s.Limit < 0 || s.Limit > 100:
@@ -198,7 +198,7 @@ type Lost struct{ Client ClientID }
 // Gone says that the process is dead and its work on the GPU has ended.
 type Gone struct{ Client ClientID }
 
-// Tick says only that time has passed. See Core.Deadline.
+// Tick says only that time has passed. See GPU.Deadline.
 type Tick struct{}
 
 // SetQuantum changes the time quantum, also of the current turn. The value is

@@ -16,7 +16,7 @@ import (
 // node is cores that share gangs, and what their clients have.
 type node struct {
 	node  *Node
-	cores []*Core
+	cores []*GPU
 	now   Time
 	log   func(format string, args ...any)
 	fail  func(format string, args ...any)

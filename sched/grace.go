@@ -6,7 +6,7 @@ package sched
 // after a restart in which unknown clients may hold.
 func gracePeriods() policy {
 	return policy{
-		due: func(c *Core) (Time, bool) {
+		due: func(c *GPU) (Time, bool) {
 			var e earliest
 			if cl := c.closing.head; cl != nil {
 				e.either(cl.grant.graceFrom.Add(c.grace), true)
@@ -14,12 +14,12 @@ func gracePeriods() policy {
 			e.either(c.holdOff, c.holdOff != 0)
 			return e.at, e.ok
 		},
-		revoke: (*Core).fenceOverdue,
+		revoke: (*GPU).fenceOverdue,
 	}
 }
 
 // fenceOverdue fences the grants whose grace period is over.
-func (c *Core) fenceOverdue() {
+func (c *GPU) fenceOverdue() {
 	if c.holdOff != 0 && c.now >= c.holdOff {
 		c.holdOff = 0
 	}
@@ -28,7 +28,7 @@ func (c *Core) fenceOverdue() {
 	}
 }
 
-func (c *Core) fence(g *grant) {
+func (c *GPU) fence(g *grant) {
 	c.become(g, fenced)
 	c.counters.Fences++
 	c.do(Fence{g.client.id, g.epoch, g.claimed})

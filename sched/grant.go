@@ -96,12 +96,12 @@ func (gs *grants) listOf(state grantState, kind grantKind) *list {
 }
 
 // become changes the state of a grant.
-func (c *Core) become(g *grant, to grantState) { c.change(g, to, g.kind) }
+func (c *GPU) become(g *grant, to grantState) { c.change(g, to, g.kind) }
 
 // change is the one function that changes the state or the kind of a grant: it
 // bills the tenant, lists the grant, counts it, and reviews the tenant. A grant
 // that is over, and begins lost or draining, brings its graceFrom.
-func (c *Core) change(g *grant, to grantState, kind grantKind) {
+func (c *GPU) change(g *grant, to grantState, kind grantKind) {
 	cl, from := g.client, g.state
 	c.bill(cl.tenant)
 	c.count(g, -1)
@@ -142,7 +142,7 @@ func (c *Core) change(g *grant, to grantState, kind grantKind) {
 
 // count adds a grant to the sums of its tenant, or takes it out again. The tenant
 // is billed up to now.
-func (c *Core) count(g *grant, n int) {
+func (c *GPU) count(g *grant, n int) {
 	if g == nil {
 		return
 	}
@@ -163,7 +163,7 @@ func (c *Core) count(g *grant, n int) {
 
 // recount is for changes to a grant, or of its tenant, that move it from one sum to
 // another.
-func (c *Core) recount(g *grant, change func()) {
+func (c *GPU) recount(g *grant, change func()) {
 	c.bill(g.client.tenant)
 	c.count(g, -1)
 	change()
@@ -172,14 +172,14 @@ func (c *Core) recount(g *grant, change func()) {
 }
 
 // give makes a grant for a client that has none. It counts from its first change on.
-func (c *Core) give(cl *client, epoch Epoch) *grant {
+func (c *GPU) give(cl *client, epoch Epoch) *grant {
 	cl.grant = &grant{client: cl, epoch: epoch, since: c.now, runFrom: c.now, graceFrom: c.now}
 	c.memoryActive(cl)
 	return cl.grant
 }
 
 // ranAt returns how much of its turn a grant has had.
-func (c *Core) ranAt(g *grant) time.Duration {
+func (c *GPU) ranAt(g *grant) time.Duration {
 	if g.state == paused || g.move.on {
 		return g.ran
 	}
@@ -187,14 +187,14 @@ func (c *Core) ranAt(g *grant) time.Duration {
 }
 
 // askBack has a client drain that must not go on under its grant.
-func (c *Core) askBack(g *grant) {
+func (c *GPU) askBack(g *grant) {
 	if !g.revoked() {
 		c.become(g, draining)
 	}
 }
 
 // endGrant takes the client's grant away: released, reclaimed, or never held.
-func (c *Core) endGrant(cl *client, how EndReason) {
+func (c *GPU) endGrant(cl *client, how EndReason) {
 	g, t := cl.grant, cl.tenant
 	held := c.now.Sub(g.since)
 	r := Released{Client: cl.id, Tenant: t.displayName(), Epoch: g.epoch, Reason: how, Held: held, Fenced: g.state == fenced}
@@ -228,6 +228,6 @@ func (c *Core) endGrant(cl *client, how EndReason) {
 }
 
 // inOrder returns all clients in the order of their ids.
-func (c *Core) inOrder() []*client {
+func (c *GPU) inOrder() []*client {
 	return slices.SortedFunc(maps.Values(c.clients), func(a, b *client) int { return cmp.Compare(a.id, b.id) })
 }

@@ -9,7 +9,7 @@ import (
 
 // Check returns an error that names the first broken invariant, which is a
 // bug in this package, or nil. It costs O(clients) and changes nothing.
-func (c *Core) Check() error {
+func (c *GPU) Check() error {
 	for _, l := range []struct {
 		name string
 		list *list
@@ -75,7 +75,7 @@ func (c *Core) Check() error {
 	return c.checkDeadline()
 }
 
-func (c *Core) checkList(name string, l *list) error {
+func (c *GPU) checkList(name string, l *list) error {
 	n := 0
 	var prev *client
 	for cl := l.head; cl != nil; cl = cl.next {
@@ -99,7 +99,7 @@ func (c *Core) checkList(name string, l *list) error {
 	return nil
 }
 
-func (c *Core) checkClient(cl *client) error {
+func (c *GPU) checkClient(cl *client) error {
 	g := cl.grant
 	switch {
 	case cl.tenant == nil || c.tenants[cl.tenant.name] != cl.tenant:
@@ -120,7 +120,7 @@ func (c *Core) checkClient(cl *client) error {
 	return nil
 }
 
-func (c *Core) checkGrant(cl *client, g *grant) error {
+func (c *GPU) checkGrant(cl *client, g *grant) error {
 	switch {
 	case g.client != cl:
 		return fmt.Errorf("has the grant of client %d", g.client.id)
@@ -143,7 +143,7 @@ func (c *Core) checkGrant(cl *client, g *grant) error {
 	return nil
 }
 
-func (c *Core) checkTenants(waiting int) error {
+func (c *GPU) checkTenants(waiting int) error {
 	type sums struct{ clients, open, closing, fenced, batch int }
 	has := map[*tenant]*sums{}
 	for _, cl := range c.clients {
@@ -230,7 +230,7 @@ func (c *Core) checkTenants(waiting int) error {
 
 // checkDeadline checks that nothing is left that was due, and that there is a deadline for
 // what will be due.
-func (c *Core) checkDeadline() error {
+func (c *GPU) checkDeadline() error {
 	t, ok := c.Deadline()
 	need := c.closing.n > 0 || c.holdOff != 0 || c.throttled.top() != nil ||
 		c.effective == Exclusive && c.open.n > 0 && c.upNext() != nil && c.open.head.grant.state != paused ||

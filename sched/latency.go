@@ -6,7 +6,7 @@ package sched
 // of the others meanwhile. A tenant that keeps others out for too long takes turns.
 func latencyTenants() policy {
 	return policy{
-		due: func(c *Core) (Time, bool) {
+		due: func(c *GPU) (Time, bool) {
 			var e earliest
 			for _, t := range c.metered {
 				if t.share.Priority == Latency && c.keptOut {
@@ -15,11 +15,11 @@ func latencyTenants() policy {
 			}
 			return e.at, e.ok
 		},
-		revoke: func(c *Core) {
+		revoke: func(c *GPU) {
 			c.lookWhoIsOut()
 			c.revokeDemoted()
 		},
-		grant: func(c *Core) {
+		grant: func(c *GPU) {
 			c.pauseOrResume()
 			for t := c.urgent.top(); t != nil && c.holdOff == 0; t = c.urgent.top() {
 				c.pauseOrResume() // the tenant may have become urgent just now
@@ -31,7 +31,7 @@ func latencyTenants() policy {
 
 // lookWhoIsOut notes whether latency tenants keep others from the GPU. That uses up their
 // patience.
-func (c *Core) lookWhoIsOut() {
+func (c *GPU) lookWhoIsOut() {
 	kept := c.latency.n > 0 && c.effective == Exclusive && (c.open.n > 0 || c.upNext() != nil || c.kept != nil)
 	if kept == c.keptOut {
 		return
@@ -43,7 +43,7 @@ func (c *Core) lookWhoIsOut() {
 }
 
 // revokeDemoted asks back the latency grants of tenants without patience.
-func (c *Core) revokeDemoted() {
+func (c *GPU) revokeDemoted() {
 	for i := 0; i < len(c.metered) && c.keptOut; i++ {
 		t := c.metered[i]
 		c.bill(t)
@@ -55,7 +55,7 @@ func (c *Core) revokeDemoted() {
 	}
 }
 
-func (c *Core) holds(t *tenant, l *list) bool {
+func (c *GPU) holds(t *tenant, l *list) bool {
 	for cl := l.head; cl != nil; cl = cl.next {
 		if cl.tenant == t {
 			return true
@@ -66,7 +66,7 @@ func (c *Core) holds(t *tenant, l *list) bool {
 
 // pauseOrResume shuts the holder's gate while latency tenants are on the GPU or about to
 // come, and opens the gate when they have gone.
-func (c *Core) pauseOrResume() {
+func (c *GPU) pauseOrResume() {
 	cl := c.open.head
 	if cl == nil || c.effective != Exclusive {
 		return
@@ -83,13 +83,13 @@ func (c *Core) pauseOrResume() {
 	}
 }
 
-func (c *Core) resume(g *grant) {
+func (c *GPU) resume(g *grant) {
 	c.become(g, granted)
 	c.do(Resume{g.client.id, g.epoch})
 }
 
 // stand tells a client whether it may go ahead, if that has changed.
-func (c *Core) stand(cl *client) {
+func (c *GPU) stand(cl *client) {
 	t := cl.tenant
 	on := cl.connected && cl.grant == nil && cl.in == nil && c.effective == Exclusive && c.holdOff == 0 &&
 		t.share.Priority == Latency && !t.demoted && !t.capped && !cl.away
@@ -99,7 +99,7 @@ func (c *Core) stand(cl *client) {
 	}
 }
 
-func (c *Core) standAll(t *tenant) {
+func (c *GPU) standAll(t *tenant) {
 	for _, cl := range c.inOrder() {
 		if cl.tenant == t {
 			c.stand(cl)

@@ -8,7 +8,7 @@ import "time"
 // for a slice, it waits for its turn again.
 func limits() policy {
 	return policy{
-		due: func(c *Core) (Time, bool) {
+		due: func(c *GPU) (Time, bool) {
 			var e earliest
 			for _, t := range c.metered {
 				e.either(c.creditEnds(t))
@@ -18,7 +18,7 @@ func limits() policy {
 			}
 			return e.at, e.ok
 		},
-		revoke: func(c *Core) {
+		revoke: func(c *GPU) {
 			c.unthrottle()
 			c.revokeLimited()
 		},
@@ -26,7 +26,7 @@ func limits() policy {
 }
 
 // unthrottle lets tenants wait for their turns again that have credit.
-func (c *Core) unthrottle() {
+func (c *GPU) unthrottle() {
 	for t := c.throttled.top(); t != nil && c.now >= t.backAt(); t = c.throttled.top() {
 		c.bill(t) // other grants of the tenant may have used credit meanwhile
 		if t.credit >= t.slice() || !t.limited() {
@@ -37,7 +37,7 @@ func (c *Core) unthrottle() {
 }
 
 // revokeLimited asks back the grants of tenants without credit.
-func (c *Core) revokeLimited() {
+func (c *GPU) revokeLimited() {
 	for i := 0; i < len(c.metered); i++ {
 		t := c.metered[i]
 		c.bill(t)
@@ -56,7 +56,7 @@ func (c *Core) revokeLimited() {
 
 // creditEnds returns when the tenant's grants will have used up its credit; false if
 // never.
-func (c *Core) creditEnds(t *tenant) (Time, bool) {
+func (c *GPU) creditEnds(t *tenant) (Time, bool) {
 	if !t.limited() {
 		return 0, false
 	}
@@ -70,7 +70,7 @@ func (c *Core) creditEnds(t *tenant) (Time, bool) {
 
 // usedUp returns when a tenant will have nothing left of what it has, if that is filled
 // and used at these percentages of the time; false if never.
-func (c *Core) usedUp(t *tenant, left time.Duration, fill, use int) (Time, bool) {
+func (c *GPU) usedUp(t *tenant, left time.Duration, fill, use int) (Time, bool) {
 	switch {
 	case left <= 0:
 		return c.now, true
@@ -82,7 +82,7 @@ func (c *Core) usedUp(t *tenant, left time.Duration, fill, use int) (Time, bool)
 }
 
 // meter keeps the list of tenants whose grants can use up their credit or patience.
-func (c *Core) meter(t *tenant) {
+func (c *GPU) meter(t *tenant) {
 	want := t.open > 0 && (t.limited() || t.share.Priority == Latency)
 	switch {
 	case want && t.metered < 0:

@@ -11,7 +11,7 @@ import (
 )
 
 // A model of tenants that share a GPU on which their memory does not fit together,
-// in virtual time: the Core of the daemon, processes that work on the GPU and pause
+// in virtual time: the GPU of the daemon, processes that work on the GPU and pause
 // for what they do on the CPU as the shim has them do, and a link that moves memory
 // at its bandwidth, both ways at the same time.
 
@@ -57,7 +57,7 @@ type sharing struct {
 	queue eventHeap
 	seq   int
 
-	core     *Core
+	core     *GPU
 	capacity uint64
 	procs    map[ClientID]*proc
 	order    []*proc

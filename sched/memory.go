@@ -10,13 +10,13 @@ import (
 
 // Memory. The ledger says what each tenant has reserved. Where more can be reserved
 // than the GPU has, residency says how much of it each client may have there, and
-// this file is what happens around it: who is told, who is waited for and for how
-// long, and what the turns (moving.go, pause.go) know of it.
+// this file, reserve.go and rooms.go are what happens around that: who is told, who is
+// waited for and for how long, and what the turns (moving.go, pause.go) know of memory.
 //
 //   - A client that is granted gets room before its gate opens. A client that
 //     allocates gets room with the answer to Reserve.
 //   - A client that has to make room is told (Room), and says what it has moved
-//     (Moved). What becomes free goes to who waits for it, piece by piece.
+//     (Moved). What becomes free goes to the clients that wait for it, piece by piece.
 //   - A client that does not move is passed over after StallAfter, and reported
 //     after the grace period.
 
@@ -47,7 +47,7 @@ type Memory struct {
 	StallAfter time.Duration // 0: DefaultStallAfter
 }
 
-// memory is the part of a Core that decides about memory.
+// memory is the part of a GPU that decides about memory.
 type memory struct {
 	Memory
 	arenas    *Arenas // of the node
@@ -56,11 +56,11 @@ type memory struct {
 	members   map[ClientID]*member // until their process ends, or its program
 	keeps     map[string]Keep      // of tenants; Swapped is not listed
 
-	unsettled bool // who has a grant, or what clients have, has changed
-	resized   bool // how much arena clients need may have changed
-	needed    uint64
-	due       Time   // when settleMemory has something to do; 0: never
-	reserved  uint64 // as mode Auto knows it
+	unsettled bool    // who has a grant, or what clients have, has changed
+	resized   bool    // how much arena clients need may have changed
+	needed    uint64  // this GPU's part of Arenas.needed
+	due       Time    // when settleMemory has something to do; 0: never
+	tellAgain *member // an earlier connection may have lost its room
 
 	awaiting []*member // those with an answer that waits for room
 	stranded []*member
@@ -96,11 +96,10 @@ type member struct {
 	reported bool   // there was one
 	since    Time   // of the latest report, or of being asked to make room
 
-	asked     bool // to make room, and it has not done so
-	askedAt   Time
-	askedOut  uint64 // report.Out then
-	stalled   bool   // and that was reported
-	tellAgain bool   // an earlier connection may have lost its room
+	asked    bool // to make room, and it has not done so
+	askedAt  Time
+	askedOut uint64 // report.Out then
+	stalled  bool   // and that was reported
 
 	answer *Reserved // waits for room
 	until  Time      // but no longer
@@ -173,7 +172,7 @@ func (m *memory) keepOf(c *member) Keep {
 // reserved; with client 0, what a process that has reserved nothing is to see. Where
 // memory is swapped and the GPU is to look small, that bounds each process, not all
 // of a tenant together: as a small GPU would.
-func (c *Core) Standing(tenant string, id ClientID) Standing {
+func (c *GPU) Standing(tenant string, id ClientID) Standing {
 	m := &c.mem
 	s := m.ledger.reservedBy(tenant, id)
 	byCeiling := m.Ceiling != 0 && (s.Limit == 0 || s.Limit >= m.Ceiling)
@@ -189,7 +188,7 @@ func (c *Core) Standing(tenant string, id ClientID) Standing {
 }
 
 // attachMemory takes in a client that attaches, and gives its new page its room.
-func (c *Core) attachMemory(cl *client, ev Attach) {
+func (c *GPU) attachMemory(cl *client, ev Attach) {
 	mem := &c.mem
 	m := mem.members[cl.id]
 	isNew := m == nil
@@ -213,19 +212,21 @@ func (c *Core) attachMemory(cl *client, ev Attach) {
 	c.memoryChanged()
 	if keep != Managed {
 		c.do(Room{Client: m.id, Bytes: mem.residency.clients[m.id].room})
-		m.tellAgain = m.asked
+		if m.asked {
+			mem.tellAgain = m
+		}
 	}
 	cl.away = mem.residency.away(m.id)
 }
 
 // dropAnswer forgets the answer that waits for room.
-func (c *Core) dropAnswer(m *member) {
+func (c *GPU) dropAnswer(m *member) {
 	m.answer = nil
 	c.mem.awaiting = slices.DeleteFunc(c.mem.awaiting, func(o *member) bool { return o == m })
 }
 
 // restoreMemory has residency wait for a client that was here before a restart.
-func (c *Core) restoreMemory(ev RestoreMemory) {
+func (c *GPU) restoreMemory(ev RestoreMemory) {
 	mem := &c.mem
 	if mem.residency == nil || mem.members[ev.Client] != nil {
 		return
@@ -244,7 +245,7 @@ func (c *Core) restoreMemory(ev RestoreMemory) {
 }
 
 // dropMemory forgets what a client has: it is dead, or another program now.
-func (c *Core) dropMemory(id ClientID) {
+func (c *GPU) dropMemory(id ClientID) {
 	mem := &c.mem
 	m := mem.members[id]
 	if m == nil {
@@ -270,7 +271,7 @@ func (c *Core) dropMemory(id ClientID) {
 }
 
 // setTenantMemory changes a tenant's limit, and how its clients' memory is kept.
-func (c *Core) setTenantMemory(ev SetTenantMemory) {
+func (c *GPU) setTenantMemory(ev SetTenantMemory) {
 	mem := &c.mem
 	if mem.ledger.setLimit(ev.Tenant, ev.Limit) != ev.Limit {
 		c.do(LimitsChanged{ev.Tenant})
@@ -284,7 +285,7 @@ func (c *Core) setTenantMemory(ev SetTenantMemory) {
 }
 
 // regroup has a change of a tenant's gang hold for its clients.
-func (c *Core) regroup(tenant, gang string) {
+func (c *GPU) regroup(tenant, gang string) {
 	changed := false
 	for _, m := range c.membersOf(tenant) {
 		changed = changed || m.gang != gang
@@ -296,7 +297,7 @@ func (c *Core) regroup(tenant, gang string) {
 }
 
 // keepAnew has a change of a tenant's memory mode, limit or gang hold for its clients.
-func (c *Core) keepAnew(tenant string) {
+func (c *GPU) keepAnew(tenant string) {
 	if c.mem.residency == nil {
 		return
 	}
@@ -309,7 +310,7 @@ func (c *Core) keepAnew(tenant string) {
 }
 
 // membersOf returns the members of a tenant, in order.
-func (c *Core) membersOf(tenant string) (all []*member) {
+func (c *GPU) membersOf(tenant string) (all []*member) {
 	for _, m := range c.mem.members {
 		if m.account == tenant {
 			all = append(all, m)
@@ -322,7 +323,7 @@ func (c *Core) membersOf(tenant string) (all []*member) {
 // promise tells residency what a client has reserved. What was forced and has no
 // place is not promised, or a process could take by a word what there is for others:
 // whether it exists, reports and the driver tell.
-func (c *Core) promise(m *member, placeable bool) {
+func (c *GPU) promise(m *member, placeable bool) {
 	mem := &c.mem
 	total := mem.ledger.reservedBy(m.account, m.id).Total
 	if total <= m.promised || placeable || c.fits(m, total) == nil {
@@ -336,7 +337,7 @@ func (c *Core) promise(m *member, placeable bool) {
 }
 
 // lookWhatIsAway has the turns know whether a client has memory away.
-func (c *Core) lookWhatIsAway(m *member) {
+func (c *GPU) lookWhatIsAway(m *member) {
 	cl := c.clients[m.id]
 	if cl == nil || cl.tenant == nil { // it attaches just now
 		return
@@ -348,7 +349,7 @@ func (c *Core) lookWhatIsAway(m *member) {
 
 // memoryChanged has settleMemory look again, and mode Auto know what is reserved: if
 // that has changed by a hundredth of the GPU's memory, to nothing, or beyond what fits.
-func (c *Core) memoryChanged() {
+func (c *GPU) memoryChanged() {
 	mem, a := &c.mem, &c.auto
 	mem.unsettled, mem.resized = true, true
 	n, total := mem.ledger.total(), mem.Bytes

@@ -113,7 +113,7 @@ type Reserved struct {
 }
 
 // LimitsChanged says that what a tenant's clients may have, or have, has changed:
-// write Core.Standing to their pages.
+// write GPU.Standing to their pages.
 type LimitsChanged struct{ Tenant string }
 
 // ArenaWanted says how much host memory a client needs for what it may have to move

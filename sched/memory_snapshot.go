@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-func (c *Core) checkMemory() error {
+func (c *GPU) checkMemory() error {
 	mem := &c.mem
 	if err := mem.ledger.check(); err != nil {
 		return fmt.Errorf("ledger: %w", err)
@@ -62,7 +62,7 @@ type ClientMemory struct {
 
 // ClientMemory returns what a client has; false: it is not known, or nothing is
 // swapped.
-func (c *Core) ClientMemory(id ClientID) (ClientMemory, bool) {
+func (c *GPU) ClientMemory(id ClientID) (ClientMemory, bool) {
 	mem := &c.mem
 	m := mem.members[id]
 	if m == nil || mem.residency == nil {
@@ -79,7 +79,7 @@ func (c *Core) ClientMemory(id ClientID) (ClientMemory, bool) {
 
 // MemorySnapshot returns nil where nothing is swapped. Clients are in the order of
 // their IDs, those that are not connected included.
-func (c *Core) MemorySnapshot() *MemorySnapshot {
+func (c *GPU) MemorySnapshot() *MemorySnapshot {
 	mem := &c.mem
 	r := mem.residency
 	if r == nil {
@@ -95,7 +95,7 @@ func (c *Core) MemorySnapshot() *MemorySnapshot {
 
 // Reservations returns the tenants with a limit or with something reserved, in order,
 // and where each stands.
-func (c *Core) Reservations() (tenants []string, stand []Standing) {
+func (c *GPU) Reservations() (tenants []string, stand []Standing) {
 	tenants = c.mem.ledger.names()
 	for _, t := range tenants {
 		stand = append(stand, c.mem.ledger.reservedBy(t, 0))
@@ -104,6 +104,6 @@ func (c *Core) Reservations() (tenants []string, stand []Standing) {
 }
 
 // ReservedBy returns what a client, and all of its tenant's clients, have reserved.
-func (c *Core) ReservedBy(tenant string, id ClientID) Standing {
+func (c *GPU) ReservedBy(tenant string, id ClientID) Standing {
 	return c.mem.ledger.reservedBy(tenant, id)
 }

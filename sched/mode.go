@@ -4,7 +4,7 @@ package sched
 
 import "fmt"
 
-func (c *Core) setMode(m Mode) {
+func (c *GPU) setMode(m Mode) {
 	if m > Auto {
 		panic(fmt.Sprintf("sched: unknown %v", m))
 	}
@@ -20,7 +20,7 @@ func (c *Core) setMode(m Mode) {
 }
 
 // setEffective changes how grants are given from now on.
-func (c *Core) setEffective(m Mode, reason string) {
+func (c *GPU) setEffective(m Mode, reason string) {
 	if m == c.effective && reason == c.auto.reason {
 		return
 	}
@@ -74,7 +74,7 @@ func (c *Core) setEffective(m Mode, reason string) {
 	}
 }
 
-func (c *Core) setTuning(tuning Tuning) {
+func (c *GPU) setTuning(tuning Tuning) {
 	for _, t := range c.tenants {
 		c.bill(t) // by the old tuning so far
 	}

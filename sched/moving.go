@@ -36,14 +36,14 @@ func clampShareOfSwap(percent int) int { return min(max(percent, 0), maxSwapShar
 
 // setAway says whether a client has memory that is not on the GPU, so that it has to
 // move it there before it can go on under a grant.
-func (c *Core) setAway(cl *client, away bool) {
+func (c *GPU) setAway(cl *client, away bool) {
 	cl.away = away
 	c.review(cl.tenant)
 	c.stand(cl)
 }
 
 // setStranded takes a client that has no place on the GPU out of the queue, or back in.
-func (c *Core) setStranded(cl *client, on bool) {
+func (c *GPU) setStranded(cl *client, on bool) {
 	cl.stranded = on
 	waits, since := cl.in == &cl.tenant.queue || cl.later, cl.waitingSince
 	c.unqueue(cl)
@@ -77,7 +77,7 @@ type move struct {
 }
 
 // startMoving is for a grant that begins.
-func (c *Core) startMoving(g *grant) {
+func (c *GPU) startMoving(g *grant) {
 	switch t := g.client.tenant; {
 	case g.client.away && g.kind == turnGrant:
 		c.beginMoving(g)
@@ -86,14 +86,14 @@ func (c *Core) startMoving(g *grant) {
 	}
 }
 
-func (c *Core) beginMoving(g *grant) {
+func (c *GPU) beginMoving(g *grant) {
 	g.ran, g.runFrom = c.ranAt(g), c.now
 	g.move.on, g.move.since, g.move.at = true, c.now, c.now
 	c.moves = append(c.moves, g)
 }
 
 // stopMoving puts what moving took into its accounts. The grant is not counted.
-func (c *Core) stopMoving(g *grant) {
+func (c *GPU) stopMoving(g *grant) {
 	if !g.move.on {
 		return
 	}
@@ -107,7 +107,7 @@ func (c *Core) stopMoving(g *grant) {
 
 // thereMayBeRoom lets those try again whose grants were asked back because they did
 // not get on.
-func (c *Core) thereMayBeRoom() {
+func (c *GPU) thereMayBeRoom() {
 	for _, cl := range c.inOrder() {
 		if t := cl.tenant; t.notBefore != 0 {
 			t.notBefore = 0
@@ -118,7 +118,7 @@ func (c *Core) thereMayBeRoom() {
 
 // movesOn says that a client has moved another piece under its grant and has not opened
 // its gate, perhaps after its connection was lost and made anew.
-func (c *Core) movesOn(cl *client, epoch Epoch) {
+func (c *GPU) movesOn(cl *client, epoch Epoch) {
 	if !cl.grant.holds() || cl.grant.kind != turnGrant || cl.grant.epoch != epoch {
 		return
 	}
@@ -133,7 +133,7 @@ func (c *Core) movesOn(cl *client, epoch Epoch) {
 
 // isReady says that all the memory of a client is on the GPU, and its gate open: its
 // turn begins. Copied is how much it moved since the grant, if that is known.
-func (c *Core) isReady(cl *client, epoch Epoch, copied uint64, known bool) {
+func (c *GPU) isReady(cl *client, epoch Epoch, copied uint64, known bool) {
 	if cl.grant == nil || cl.grant.epoch != epoch {
 		return
 	}
@@ -160,7 +160,7 @@ func stretchFor(moved time.Duration, percent int) time.Duration {
 // owe puts off further moving because of what moving took: for as long as the share
 // demands, or as a fifth of the share would if that is not long. A fixed quantum says
 // itself for how long, also for a tenant with a limit.
-func (c *Core) owe(t *tenant, moved time.Duration) {
+func (c *GPU) owe(t *tenant, moved time.Duration) {
 	until := c.quantum
 	t.stretch = min(c.quantum, maxStretch)
 	if c.swapShare != 0 {
@@ -174,10 +174,10 @@ func (c *Core) owe(t *tenant, moved time.Duration) {
 // stalledMoves asks back the grants of clients that do not get their memory, and says
 // when others may move.
 func stalledMoves() policy {
-	return policy{due: (*Core).movingDeadline, revoke: (*Core).revokeStalled}
+	return policy{due: (*GPU).movingDeadline, revoke: (*GPU).revokeStalled}
 }
 
-func (c *Core) movingDeadline() (Time, bool) {
+func (c *GPU) movingDeadline() (Time, bool) {
 	var e earliest
 	if c.isWaitedFor() {
 		for _, g := range c.moves {
@@ -193,10 +193,10 @@ func (c *Core) movingDeadline() (Time, bool) {
 
 // isWaitedFor says whether somebody waits for the GPU: a gang whose turn has come too,
 // which is in no queue.
-func (c *Core) isWaitedFor() bool { return c.waiting > 0 || c.upNext() != nil }
+func (c *GPU) isWaitedFor() bool { return c.waiting > 0 || c.upNext() != nil }
 
 // givesUp returns when a client has not moved anything for too long.
-func (c *Core) givesUp(g *grant) Time {
+func (c *GPU) givesUp(g *grant) Time {
 	if g.client.stranded {
 		return c.now
 	}
@@ -204,7 +204,7 @@ func (c *Core) givesUp(g *grant) Time {
 }
 
 // revokeStalled asks back the grants of clients that do not get their memory.
-func (c *Core) revokeStalled() {
+func (c *GPU) revokeStalled() {
 	for i := 0; i < len(c.moves) && c.isWaitedFor(); i++ {
 		g := c.moves[i]
 		if c.now < c.givesUp(g) {

@@ -44,7 +44,7 @@ const fencedLook = time.Second
 type clock struct {
 	lost time.Duration // the caller's clock is ahead by that much
 	now  Time          // of the latest Step of any GPU; never runs backwards
-	gpus []*Core
+	gpus []*GPU
 }
 
 // advance returns the time of a Step that comes at this time of the caller's clock.

@@ -11,8 +11,8 @@ type notices struct {
 	tellAll   bool // the mode or a share has changed, which every holder is to know
 }
 
-// standing is all that decides what a holder is told of the others.
-type standing struct {
+// neighbors is all that decides what a holder is told of the others.
+type neighbors struct {
 	mode     Mode      // in effect
 	kind     grantKind // of its grant
 	attached int       // other clients on the GPU
@@ -25,7 +25,7 @@ type standing struct {
 }
 
 // notice returns what a holder is to be told.
-func (s standing) notice(id ClientID) Notice {
+func (s neighbors) notice(id ClientID) Notice {
 	n := Notice{Client: id, Present: s.attached}
 	switch {
 	case s.mode != Exclusive:
@@ -48,9 +48,9 @@ func (s standing) notice(id ClientID) Notice {
 }
 
 // expected returns what a client with a grant is to be told.
-func (c *Core) expected(cl *client) Notice {
+func (c *GPU) expected(cl *client) Notice {
 	t := cl.tenant
-	return standing{
+	return neighbors{
 		mode:     c.effective,
 		kind:     cl.grant.kind,
 		attached: c.connected - 1,
@@ -64,7 +64,7 @@ func (c *Core) expected(cl *client) Notice {
 }
 
 // notice tells a client how many others there are, if that has changed.
-func (c *Core) notice(cl *client) {
+func (c *GPU) notice(cl *client) {
 	if n := c.expected(cl); n != cl.told {
 		cl.told = n
 		c.do(n)
@@ -74,7 +74,7 @@ func (c *Core) notice(cl *client) {
 // noticeAll tells all holders. More than a few are told only when it changes whether
 // there are others: Present is above zero for each of them, before this Step and
 // after it, and nobody waits in concurrent mode.
-func (c *Core) noticeAll() {
+func (c *GPU) noticeAll() {
 	if waits := c.effective == Exclusive && c.waiting+c.open.n > 0; waits != c.toldWaits {
 		c.toldWaits, c.tellAll = waits, true
 	}
@@ -88,7 +88,7 @@ func (c *Core) noticeAll() {
 
 // wasTold says whether a client was told what it is to be told, up to the numbers
 // where there are many holders.
-func (c *Core) wasTold(cl *client) bool {
+func (c *GPU) wasTold(cl *client) bool {
 	want, got := c.expected(cl), cl.told
 	if c.open.n+c.latency.n > noticed {
 		want.Waiters, want.Present, want.Patient = got.Waiters, got.Present, got.Patient

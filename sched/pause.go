@@ -29,7 +29,7 @@ const (
 
 // noteFill learns how long moving takes: the longest time, which is forgotten bit by bit.
 // Some fills take no time, as those of memory that nobody has touched yet.
-func (c *Core) noteFill(bytes uint64, known bool, took time.Duration) {
+func (c *GPU) noteFill(bytes uint64, known bool, took time.Duration) {
 	c.fills++
 	switch {
 	case known && bytes == 0:
@@ -51,7 +51,7 @@ func (tr *transfers) moveCost() time.Duration { return 2 * tr.fillTook }
 
 // beginPause notes that a client gave the GPU back, and endPause that the client wants it
 // again.
-func (c *Core) beginPause(cl *client, idle bool) {
+func (c *GPU) beginPause(cl *client, idle bool) {
 	c.forgetPause(cl)
 	cl.idleSince = c.now
 	if idle && c.effective == Exclusive {
@@ -60,7 +60,7 @@ func (c *Core) beginPause(cl *client, idle bool) {
 	}
 }
 
-func (c *Core) endPause(cl *client) {
+func (c *GPU) endPause(cl *client) {
 	if cl.pausing {
 		cl.pauses[cl.nPauses%pausesKept] = c.now.Sub(cl.idleSince)
 		cl.nPauses++
@@ -68,7 +68,7 @@ func (c *Core) endPause(cl *client) {
 	}
 }
 
-func (c *Core) forgetPause(cl *client) {
+func (c *GPU) forgetPause(cl *client) {
 	if cl.pausing {
 		cl.pausing = false
 		c.pausing = slices.DeleteFunc(c.pausing, func(o *client) bool { return o == cl })
@@ -123,7 +123,7 @@ const PatientIdle = 20 * time.Millisecond
 // patient says whether a holder is to keep the GPU over short pauses: all that wait have
 // to move first, and must not yet, and most of the holder's pauses are short. To give the
 // GPU back and get it again costs some 0.2 ms each time.
-func (c *Core) patient(cl *client) bool {
+func (c *GPU) patient(cl *client) bool {
 	if cl.in != &c.open || c.effective != Exclusive || c.now >= c.owedUntil ||
 		c.ready.top() != nil || c.urgent.top() != nil || c.latency.n > 0 || cl.tenant.limited() {
 		return false
@@ -141,7 +141,7 @@ func (c *Core) patient(cl *client) bool {
 const longIdle = time.Second
 
 // sleeps says whether a client has been idle for longer than its pauses are.
-func (c *Core) sleeps(cl *client) bool {
+func (c *GPU) sleeps(cl *client) bool {
 	if cl.in != nil || cl.grant != nil {
 		return false
 	}
@@ -156,7 +156,7 @@ func (c *Core) sleeps(cl *client) bool {
 // things are: its memory is the first to make room. Those that have been idle for the
 // longest time come last, and before them those that are next by their virtual time;
 // who is let in at once comes first.
-func (c *Core) later(a, b ClientID) bool {
+func (c *GPU) later(a, b ClientID) bool {
 	x, y := c.clients[a], c.clients[b]
 	if p, q := c.lateness(x), c.lateness(y); p != q {
 		return p > q
@@ -176,7 +176,7 @@ func (c *Core) later(a, b ClientID) bool {
 	return a > b
 }
 
-func (c *Core) lateness(cl *client) int {
+func (c *GPU) lateness(cl *client) int {
 	switch {
 	case cl == nil:
 		return 3
@@ -190,7 +190,7 @@ func (c *Core) lateness(cl *client) int {
 
 // spare decides, when the GPU becomes free, for how long it is not given to those that
 // would have to move.
-func (c *Core) spare() {
+func (c *GPU) spare() {
 	c.sparedUntil = c.now
 	if c.now >= c.owedUntil {
 		return
@@ -204,6 +204,6 @@ func (c *Core) spare() {
 }
 
 // spared says whether a free GPU is not given yet to those that would have to move.
-func (c *Core) spared() bool {
+func (c *GPU) spared() bool {
 	return c.now < c.owedUntil && c.now < c.sparedUntil
 }

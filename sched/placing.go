@@ -133,7 +133,7 @@ func (r *residency) overdraw(order []*occupant) {
 	var who *occupant
 	for _, o := range order {
 		switch {
-		case o.wants() && o.active:
+		case o.wants() && o.active && (who == nil || o.group != "" && o.group == who.group):
 			who = o
 		case o.active, o.victim() && (o.stalled || o.may > o.fixed):
 			return // there is somebody to wait for

@@ -7,9 +7,9 @@ package sched
 // again, until nothing changes: they leave nothing undone that is due, and do nothing
 // twice. A way to share the GPU, as by time slices, is a policy that grants.
 type policy struct {
-	due    func(*Core) (Time, bool) // when it has something to do if nothing else happens; nil: never
-	revoke func(*Core)              // asks back the grants whose time is over; nil: none
-	grant  func(*Core)              // gives the grants whose time has come; nil: none
+	due    func(*GPU) (Time, bool) // when it has something to do if nothing else happens; nil: never
+	revoke func(*GPU)              // asks back the grants whose time is over; nil: none
+	grant  func(*GPU)              // gives the grants whose time has come; nil: none
 }
 
 // policies are in the order in which they are asked.
@@ -20,6 +20,7 @@ func policies() []policy {
 		limits(),
 		gangTurns(),
 		latencyTenants(),
+		timeSlices(),
 		strandedMemory(),
 		stalledMoves(),
 		turns(),
@@ -28,7 +29,7 @@ func policies() []policy {
 }
 
 // applyPolicies runs at the end of each Step.
-func (c *Core) applyPolicies() {
+func (c *GPU) applyPolicies() {
 	for done := -1; done != len(c.acts)+c.gangs.changes; { // one may make another due
 		done = len(c.acts) + c.gangs.changes
 		for _, p := range c.policies {
@@ -45,7 +46,7 @@ func (c *Core) applyPolicies() {
 }
 
 // due returns when something has to be done.
-func (c *Core) due() (Time, bool) {
+func (c *GPU) due() (Time, bool) {
 	var e earliest
 	for _, p := range c.policies {
 		if p.due != nil {
@@ -67,7 +68,7 @@ func (e *earliest) either(at Time, ok bool) {
 	}
 }
 
-func (c *Core) grant(cl *client) {
+func (c *GPU) grant(cl *client) {
 	t := cl.tenant
 	cl.standing = false // the grant replaces that
 	latency := t.place == urgent
@@ -115,13 +116,13 @@ func (c *Core) grant(cl *client) {
 	}
 }
 
-func (c *Core) revoke(g *grant, why RevokeReason) {
+func (c *GPU) revoke(g *grant, why RevokeReason) {
 	c.become(g, draining)
 	c.counters.Revokes++
 	c.do(Revoke{Client: g.client.id, Epoch: g.epoch, Grace: c.grace, Waiters: c.waiting, Why: why})
 }
 
-func (c *Core) revokeTenant(t *tenant, l *list, why RevokeReason) {
+func (c *GPU) revokeTenant(t *tenant, l *list, why RevokeReason) {
 	for cl := l.head; cl != nil; {
 		next := cl.next
 		if cl.tenant == t {
@@ -133,7 +134,7 @@ func (c *Core) revokeTenant(t *tenant, l *list, why RevokeReason) {
 
 // unqueueForGrant takes a client out of its queue and returns the epoch of its
 // grant: the one that was chosen for it, or the next.
-func (c *Core) unqueueForGrant(cl *client) Epoch {
+func (c *GPU) unqueueForGrant(cl *client) Epoch {
 	chosen := c.next == cl
 	c.unqueue(cl)
 	if chosen {

@@ -287,7 +287,7 @@ func TestAnyHistory(t *testing.T) {
 // nobodyActs goes on without any more events: every client keeps what it gets
 // until it is fenced. The k-th in the queue has its grant after k times a turn
 // and a grace period, or two where memory does not get onto the GPU.
-func nobodyActs(t *rapid.T, c *Core, now *Time, step func(Event)) {
+func nobodyActs(t *rapid.T, c *GPU, now *Time, step func(Event)) {
 	start := *now
 	queue := c.Snapshot(start).Queue
 	// Some of them move memory and do not get on; turns after a move are longer.
@@ -327,7 +327,7 @@ func nobodyActs(t *rapid.T, c *Core, now *Time, step func(Event)) {
 // allRelease goes on with clients that release what is asked back, and want
 // nothing more; those that are fenced end. Whatever they owe, all that wait get
 // their grant.
-func allRelease(t *rapid.T, c *Core, h *history, now *Time, step func(Event)) {
+func allRelease(t *rapid.T, c *GPU, h *history, now *Time, step func(Event)) {
 	for range 2000 {
 		s := c.Snapshot(*now)
 		if len(s.Queue) == 0 {

@@ -31,7 +31,7 @@ func (r *records) takeEpoch() Epoch {
 }
 
 // settle brings up to date what was persisted and what the pages say.
-func (c *Core) settle() {
+func (c *GPU) settle() {
 	c.chooseNext()
 	if r := c.record(); r != c.persisted {
 		c.persist(r)
@@ -40,7 +40,7 @@ func (c *Core) settle() {
 }
 
 // record returns what a restart would have to know now.
-func (c *Core) record() Persist {
+func (c *GPU) record() Persist {
 	p := Persist{Epoch: c.epoch, Unrecorded: c.holdOff != 0}
 	if c.open.n+c.latency.n+c.closing.n >= MaxRecorded {
 		p.Unrecorded = true
@@ -84,7 +84,7 @@ func covers(p, q Persist) bool {
 	return true
 }
 
-func (c *Core) persist(p Persist) {
+func (c *GPU) persist(p Persist) {
 	c.persisted = p
 	c.do(p)
 }

@@ -5,7 +5,7 @@ package sched
 // What a Reserve is answered, and when.
 
 // fits says why a client cannot be promised so much; nil: it can.
-func (c *Core) fits(m *member, total uint64) error {
+func (c *GPU) fits(m *member, total uint64) error {
 	mem := &c.mem
 	arena, err := mem.residency.fits(m.id, total, mem.believed(m))
 	if err != nil {
@@ -16,7 +16,7 @@ func (c *Core) fits(m *member, total uint64) error {
 
 // AsksHost says whether what an event does may depend on how much host memory there
 // is: then Arenas.Observe comes before its Step.
-func (c *Core) AsksHost(ev Event) bool {
+func (c *GPU) AsksHost(ev Event) bool {
 	mem := &c.mem
 	if mem.residency == nil {
 		return false
@@ -34,7 +34,7 @@ func (c *Core) AsksHost(ev Event) bool {
 }
 
 // reserveMemory answers a Reserve, at once or when there is room.
-func (c *Core) reserveMemory(ev Reserve) {
+func (c *GPU) reserveMemory(ev Reserve) {
 	mem := &c.mem
 	m, cl := mem.members[ev.Client], c.clients[ev.Client]
 	if m == nil || cl == nil || !cl.connected {
@@ -79,7 +79,7 @@ func (c *Core) reserveMemory(ev Reserve) {
 
 // placeable returns how much of a reservation there is a place for, on the GPU or in
 // host memory: all, the least that is of use, or none, with an error.
-func (c *Core) placeable(m *member, ev Reserve, has uint64) (total uint64, why error) {
+func (c *GPU) placeable(m *member, ev Reserve, has uint64) (total uint64, why error) {
 	if c.mem.residency == nil || ev.Force || ev.Total <= has {
 		return ev.Total, nil
 	}
@@ -94,7 +94,7 @@ func (c *Core) placeable(m *member, ev Reserve, has uint64) (total uint64, why e
 
 // awaitsRoom keeps the answer of a client whose memory never moves until others have
 // made room, and reports whether it does.
-func (c *Core) awaitsRoom(m *member, answer *Reserved) bool {
+func (c *GPU) awaitsRoom(m *member, answer *Reserved) bool {
 	mem := &c.mem
 	if m.answer != nil || mem.residency.clients[m.id].keep != Resident || mem.residency.lacks(m.id) == 0 {
 		return false
@@ -106,7 +106,7 @@ func (c *Core) awaitsRoom(m *member, answer *Reserved) bool {
 
 // KeepFits says why the memory of a tenant's clients cannot be kept in a way; nil: it
 // can.
-func (c *Core) KeepFits(tenant string, keep Keep) error {
+func (c *GPU) KeepFits(tenant string, keep Keep) error {
 	r := c.mem.residency
 	if r == nil || keep != Resident {
 		return nil

@@ -10,7 +10,7 @@ import (
 // What clients move, the rooms that they are told, and for how long they are waited for.
 
 // movedMemory takes note of what a client says that it has moved.
-func (c *Core) movedMemory(ev Moved) {
+func (c *GPU) movedMemory(ev Moved) {
 	mem := &c.mem
 	m, cl := mem.members[ev.Client], c.clients[ev.Client]
 	if m == nil || cl == nil || mem.residency == nil {
@@ -68,7 +68,7 @@ func (c *Core) movedMemory(ev Moved) {
 	c.memoryChanged()
 }
 
-func (c *Core) swapDone(m *member, in bool, bytes uint64, took time.Duration) {
+func (c *GPU) swapDone(m *member, in bool, bytes uint64, took time.Duration) {
 	if bytes == 0 {
 		return
 	}
@@ -83,7 +83,7 @@ func (c *Core) swapDone(m *member, in bool, bytes uint64, took time.Duration) {
 // strand is for a client that the driver has refused memory. If there is no place for it
 // beside what others have made unmovable since (exported, registered), it is granted
 // nothing before there is one: it would keep the GPU from others for nothing.
-func (c *Core) strand(m *member) {
+func (c *GPU) strand(m *member) {
 	bytes := c.mem.residency.stranded(m.id)
 	if bytes == 0 || m.stranded {
 		return
@@ -95,7 +95,7 @@ func (c *Core) strand(m *member) {
 }
 
 // place says that there may be a place for a client again.
-func (c *Core) place(m *member) {
+func (c *GPU) place(m *member) {
 	if cl := c.clients[m.id]; c.unstrand(m) && cl != nil {
 		c.setStranded(cl, false)
 	}
@@ -103,7 +103,7 @@ func (c *Core) place(m *member) {
 
 // unstrand is the part of place that concerns the member. It reports whether the
 // member was stranded.
-func (c *Core) unstrand(m *member) bool {
+func (c *GPU) unstrand(m *member) bool {
 	was := m.stranded
 	if was {
 		m.stranded = false
@@ -116,12 +116,12 @@ func (c *Core) unstrand(m *member) bool {
 // strandedMemory lets those go on that have a place again, or are to try.
 func strandedMemory() policy {
 	return policy{
-		due:    func(c *Core) (Time, bool) { return c.mem.due, c.mem.due != 0 },
-		revoke: (*Core).placeStranded,
+		due:    func(c *GPU) (Time, bool) { return c.mem.due, c.mem.due != 0 },
+		revoke: (*GPU).placeStranded,
 	}
 }
 
-func (c *Core) placeStranded() {
+func (c *GPU) placeStranded() {
 	for _, m := range slices.Clone(c.mem.stranded) {
 		if c.now >= m.retry || c.mem.residency.stranded(m.id) == 0 {
 			c.place(m)
@@ -130,7 +130,7 @@ func (c *Core) placeStranded() {
 }
 
 // grantedMemory makes room for a client before its gate opens.
-func (c *Core) grantedMemory(g *grant) {
+func (c *GPU) grantedMemory(g *grant) {
 	m := c.mem.members[g.client.id]
 	if m == nil || c.mem.residency == nil {
 		return
@@ -140,7 +140,7 @@ func (c *Core) grantedMemory(g *grant) {
 }
 
 // releasedMemory is for a client whose grant has ended, after moving for so long.
-func (c *Core) releasedMemory(cl *client, moved time.Duration) {
+func (c *GPU) releasedMemory(cl *client, moved time.Duration) {
 	if c.mem.residency == nil {
 		return
 	}
@@ -152,16 +152,16 @@ func (c *Core) releasedMemory(cl *client, moved time.Duration) {
 }
 
 // memoryActive brings into line who has a grant.
-func (c *Core) memoryActive(cl *client) {
+func (c *GPU) memoryActive(cl *client) {
 	if c.mem.residency != nil {
 		c.mem.residency.setActive(cl.id, cl.grant != nil)
 		c.mem.unsettled = true
 	}
 }
 
-// tellRooms tells clients the rooms that have changed, and answers who has waited for
-// them.
-func (c *Core) tellRooms() {
+// tellRooms tells clients the rooms that have changed, and answers those that have
+// waited for room.
+func (c *GPU) tellRooms() {
 	mem := &c.mem
 	for _, room := range mem.residency.plan() {
 		m := mem.members[room.Client]
@@ -171,7 +171,9 @@ func (c *Core) tellRooms() {
 		case !room.Less:
 			m.asked, m.stalled = false, false
 		}
-		m.tellAgain = false
+		if mem.tellAgain == m {
+			mem.tellAgain = nil
+		}
 		if cl := c.clients[room.Client]; cl != nil && cl.connected {
 			c.do(room)
 		}
@@ -191,7 +193,7 @@ func (c *Core) tellRooms() {
 // settleMemory has rooms follow who has a grant and what clients have, passes over
 // those that do not move, and says how much arena is needed. It runs at the end of
 // each Step.
-func (c *Core) settleMemory() {
+func (c *GPU) settleMemory() {
 	mem := &c.mem
 	if mem.residency == nil || !mem.unsettled && (mem.due == 0 || c.now < mem.due) {
 		return
@@ -204,11 +206,9 @@ func (c *Core) settleMemory() {
 		}
 		c.passOverStalled()
 	}
-	for _, id := range mem.residency.ids() {
-		if m := mem.members[id]; m.tellAgain {
-			m.tellAgain = false
-			c.do(Room{m.id, mem.residency.clients[id].room, true})
-		}
+	if m := mem.tellAgain; m != nil {
+		mem.tellAgain = nil
+		c.do(Room{m.id, mem.residency.clients[m.id].room, true})
 	}
 	if mem.resized {
 		mem.resized = false
@@ -218,7 +218,7 @@ func (c *Core) settleMemory() {
 
 // stallsAt is when a client that is to move out is passed over, or reported if it was
 // passed over already.
-func (c *Core) stallsAt(m *member, o *occupant) Time {
+func (c *GPU) stallsAt(m *member, o *occupant) Time {
 	if o.stalled && !o.unknown {
 		return m.since.Add(max(c.grace, c.mem.StallAfter))
 	}
@@ -226,7 +226,7 @@ func (c *Core) stallsAt(m *member, o *occupant) Time {
 }
 
 // memoryDue is when something is to be done about memory; 0: never.
-func (c *Core) memoryDue() Time {
+func (c *GPU) memoryDue() Time {
 	var e earliest
 	for _, m := range c.mem.awaiting {
 		e.either(m.until, true)
@@ -242,8 +242,8 @@ func (c *Core) memoryDue() Time {
 	return e.at
 }
 
-// passOverStalled passes over those that do not move, and then reports them.
-func (c *Core) passOverStalled() {
+// passOverStalled passes over clients that do not move out, and reports them later.
+func (c *GPU) passOverStalled() {
 	for _, o := range c.mem.residency.late() {
 		m := c.mem.members[o.id]
 		switch {
@@ -257,7 +257,7 @@ func (c *Core) passOverStalled() {
 }
 
 // wantArenas says what host memory clients need.
-func (c *Core) wantArenas() {
+func (c *GPU) wantArenas() {
 	mem := &c.mem
 	r := mem.residency
 	mem.arenas.needed -= mem.needed
@@ -282,7 +282,7 @@ func (c *Core) wantArenas() {
 	}
 }
 
-func (c *Core) arenaChanged(ev ArenaChanged) {
+func (c *GPU) arenaChanged(ev ArenaChanged) {
 	if r := c.mem.residency; r != nil && r.clients[ev.Client] != nil {
 		r.clients[ev.Client].arena = ev.Bytes
 		c.mem.unsettled, c.mem.resized = true, true

@@ -76,7 +76,7 @@ func firstDifference(got, want string) string {
 func runScript(t *testing.T, script string) string {
 	var out strings.Builder
 	var cfg Config
-	var c *Core
+	var c *GPU
 	var now Time
 	for i, line := range strings.Split(strings.TrimSuffix(script, "\n"), "\n") {
 		fail := func(err error) {

@@ -38,7 +38,7 @@ type Counters struct {
 	StaleReleases uint64 // releases of an epoch the client does not have
 }
 
-// Snapshot describes a Core at one moment, and shares nothing with it.
+// Snapshot describes a GPU at one moment, and shares nothing with it.
 type Snapshot struct {
 	Quantum, Grace time.Duration
 	Mode           Mode       // as it was set
@@ -85,7 +85,7 @@ type ClientSnapshot struct {
 
 // Snapshot describes the core as of now, which is at least the time of the
 // latest Step. Clients are in the order of their IDs.
-func (c *Core) Snapshot(now Time) Snapshot {
+func (c *GPU) Snapshot(now Time) Snapshot {
 	now = max(c.clock.fromCaller(now), c.now)
 	s := Snapshot{
 		Quantum:    c.quantum,
@@ -129,7 +129,7 @@ func (c *Core) Snapshot(now Time) Snapshot {
 	return s
 }
 
-func (c *Core) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
+func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 	a := t.account // billed up to now in a copy: this changes nothing
 	a.bill(now, c.ratesOf(t))
 	ts := TenantSnapshot{
@@ -157,7 +157,7 @@ func (c *Core) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 }
 
 // queueIDs returns who waits, those first that are next, as things are.
-func (c *Core) queueIDs() []ClientID {
+func (c *GPU) queueIDs() []ClientID {
 	ids := []ClientID{}
 	for _, h := range []*tenantHeap{&c.urgent, &c.ready, &c.afar, &c.throttled} {
 		tenants := slices.Clone(h.items)
@@ -182,7 +182,7 @@ func (c *Core) queueIDs() []ClientID {
 	return ids
 }
 
-func (c *Core) state(cl *client) State {
+func (c *GPU) state(cl *client) State {
 	switch g := cl.grant; {
 	case g.holds():
 		return StateHolding

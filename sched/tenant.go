@@ -51,7 +51,7 @@ func newQueues() queues {
 
 // tenant is the clients whose time is counted together.
 type tenant struct {
-	name    string // key of Core.tenants
+	name    string // key of roster.tenants
 	own     ClientID
 	share   Share // clamped
 	clients int   // with and without connections
@@ -59,14 +59,14 @@ type tenant struct {
 
 	place   place
 	pos     int // in that place's heap
-	counted int // of queue, in Core.waiting
+	counted int // of queue, in queues.waiting
 
 	account
 	open    int // grants that run: gate open, not paused
 	closing int // grants that drain or are lost
 	fenced  int
 	batch   int  // live grants that are not latency ones
-	active  bool // counts in Core.weights and requests
+	active  bool // counts in roster.weights and requests
 
 	notBefore   Time          // no grant before; see moving.go
 	moved       time.Duration // moving memory, which is not in used
@@ -75,13 +75,13 @@ type tenant struct {
 	longestWait time.Duration
 
 	// If the tenant is a gang; else the seat is nil.
-	core *Core
+	core *GPU
 	seat *seat
 	crew []*client // its clients
 
-	metered int  // index in Core.metered, -1: none
-	special bool // counted in Core.special
-	exact   bool // counted in Core.exact
+	metered int  // index in roster.metered, -1: none
+	special bool // counted in roster.special
+	exact   bool // counted in roster.exact
 	ghost   bool
 }
 
@@ -128,7 +128,7 @@ func (t *tenant) isOf(account string) bool {
 
 // tenantOf returns the tenant of that name, and makes it if there is none. With a gang
 // in the share, it is the gang's tenant; with an empty name, the client's own.
-func (c *Core) tenantOf(name string, id ClientID, share Share) *tenant {
+func (c *GPU) tenantOf(name string, id ClientID, share Share) *tenant {
 	own := ClientID(0)
 	switch {
 	case share.Gang != "":
@@ -147,7 +147,7 @@ func (c *Core) tenantOf(name string, id ClientID, share Share) *tenant {
 }
 
 // join makes a client one of a tenant's clients, with its grant or its request.
-func (c *Core) join(cl *client, t *tenant) {
+func (c *GPU) join(cl *client, t *tenant) {
 	if cl.tenant == t {
 		return
 	}
@@ -190,7 +190,7 @@ func (c *Core) join(cl *client, t *tenant) {
 }
 
 // leave takes a client from its tenant for good.
-func (c *Core) leave(cl *client) {
+func (c *GPU) leave(cl *client) {
 	cl.tenant.clients--
 	cl.tenant.crew = slices.DeleteFunc(cl.tenant.crew, func(o *client) bool { return o == cl })
 	c.review(cl.tenant)
@@ -198,7 +198,7 @@ func (c *Core) leave(cl *client) {
 }
 
 // abandon forgets a tenant that has no clients, at once or later.
-func (c *Core) abandon(t *tenant) {
+func (c *GPU) abandon(t *tenant) {
 	if t.clients > 0 {
 		return
 	}
@@ -215,13 +215,13 @@ func (c *Core) abandon(t *tenant) {
 	}
 }
 
-func (c *Core) dropTenant(t *tenant) { delete(c.tenants, t.name) }
+func (c *GPU) dropTenant(t *tenant) { delete(c.tenants, t.name) }
 
 // maxGhosts is how many tenants without clients are remembered.
 const maxGhosts = 1024
 
 // exorcise forgets tenants whose clients are gone and that owe nothing.
-func (c *Core) exorcise() {
+func (c *GPU) exorcise() {
 	for len(c.ghosts) > 0 {
 		t := c.ghosts[0]
 		if t.ghost && len(c.ghosts) <= maxGhosts {
@@ -255,7 +255,7 @@ func (r *roster) part(t *tenant) int64 {
 }
 
 // bill charges a tenant for the time since it was last billed.
-func (c *Core) bill(t *tenant) {
+func (c *GPU) bill(t *tenant) {
 	if c.now <= t.billedAt {
 		return
 	}
@@ -270,7 +270,7 @@ func (c *Core) bill(t *tenant) {
 }
 
 // ratesOf returns at which rates a tenant is billed as things are.
-func (c *Core) ratesOf(t *tenant) rates {
+func (c *GPU) ratesOf(t *tenant) rates {
 	r := rates{
 		open: t.open, closing: t.closing, fenced: t.fenced,
 		share: t.share, slice: t.slice(), waits: t.queue.n > 0, keepsOut: c.keptOut, tuning: c.tuning,
@@ -282,7 +282,7 @@ func (c *Core) ratesOf(t *tenant) rates {
 }
 
 // setActive says whether a tenant counts among those that want the GPU.
-func (c *Core) setActive(t *tenant, active bool) {
+func (c *GPU) setActive(t *tenant, active bool) {
 	if t.active == active {
 		return
 	}
@@ -303,7 +303,7 @@ func (c *Core) setActive(t *tenant, active bool) {
 }
 
 // review puts a tenant in its place after anything about it has changed.
-func (c *Core) review(t *tenant) {
+func (c *GPU) review(t *tenant) {
 	c.bill(t)
 	to := nowhere
 	switch {
@@ -380,7 +380,7 @@ func (q *queues) heap(p place) *tenantHeap {
 }
 
 // setShare changes what a tenant may have.
-func (c *Core) setShare(t *tenant, s Share) {
+func (c *GPU) setShare(t *tenant, s Share) {
 	s = clampShare(s)
 	if s == t.share {
 		return
@@ -390,11 +390,13 @@ func (c *Core) setShare(t *tenant, s Share) {
 		c.requests += s.Request - t.share.Request
 		c.weights += s.Weight - t.share.Weight
 	}
-	c.tellAll = true // a limit counts as a client that waits, see standing
+	c.tellAll = true // a limit counts as a client that waits, see neighbors
 	if !t.limited() {
 		t.credit = 0
 	}
 	t.share = s
+	c.slices.stale = true
+	c.slices.ever = c.slices.ever || s.Priority == Latency
 	if t.limited() {
 		t.credit = min(t.credit, t.slice())
 		t.capped = t.credit < 0 || t.capped && t.credit < t.slice()

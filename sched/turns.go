@@ -8,9 +8,9 @@ import "time"
 // in virtual time is next.
 func turns() policy {
 	return policy{
-		due:    (*Core).turnOver,
-		revoke: (*Core).endTurns,
-		grant: func(c *Core) {
+		due:    (*GPU).turnOver,
+		revoke: (*GPU).endTurns,
+		grant: func(c *GPU) {
 			for c.effective == Exclusive && c.free() && c.grantTurn() {
 			}
 		},
@@ -18,7 +18,7 @@ func turns() policy {
 }
 
 // endTurns asks back the grants of the holder whose turn is over.
-func (c *Core) endTurns() {
+func (c *GPU) endTurns() {
 	for at, over := c.turnOver(); over && c.now >= at; at, over = c.turnOver() {
 		if c.setAside() {
 			continue // the gang waits for other GPUs, or is called and before all now
@@ -36,7 +36,7 @@ func (c *Core) endTurns() {
 }
 
 // grantTurn gives the free GPU to the next tenant; false if nobody gets it now.
-func (c *Core) grantTurn() bool {
+func (c *GPU) grantTurn() bool {
 	t := c.passOver()
 	if t == nil || t.place == afar && c.spared() {
 		return false
@@ -53,7 +53,7 @@ func (c *Core) grantTurn() bool {
 }
 
 // inTurn returns the next of the tenants that wait for their turns; nil: none.
-func (c *Core) inTurn() *tenant {
+func (c *GPU) inTurn() *tenant {
 	here, away := c.ready.top(), c.afar.top()
 	switch {
 	case away == nil:
@@ -69,7 +69,7 @@ func (t *tenant) takesTurn() bool { return t.place == ready || t.place == afar }
 
 // turnOver returns when the turn of the holder ends; false if nothing ends it as things
 // are.
-func (c *Core) turnOver() (Time, bool) {
+func (c *GPU) turnOver() (Time, bool) {
 	cl, next := c.open.head, c.upNext()
 	if c.effective != Exclusive || next == nil {
 		return 0, false
@@ -113,7 +113,7 @@ func (c *Core) turnOver() (Time, bool) {
 }
 
 // turn returns how long a tenant may hold the GPU while others wait.
-func (c *Core) turn(t *tenant) time.Duration {
+func (c *GPU) turn(t *tenant) time.Duration {
 	n := int64(max(c.active, 1))
 	round := int64(c.quantum) * n
 	if c.exact > 0 {
@@ -123,11 +123,11 @@ func (c *Core) turn(t *tenant) time.Duration {
 	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
 }
 
-func (c *Core) minTurn() time.Duration { return max(MinQuantum, c.quantum/minTurnPart) }
+func (c *GPU) minTurn() time.Duration { return max(MinQuantum, c.quantum/minTurnPart) }
 
 // virtualNow returns the virtual time of the tenant that is behind the others. It is
 // the virtual time of the GPU, and never runs backwards.
-func (c *Core) virtualNow() int64 {
+func (c *GPU) virtualNow() int64 {
 	v := int64(0)
 	any := false
 	least := func(t *tenant) {
@@ -158,7 +158,7 @@ func (c *Core) virtualNow() int64 {
 
 // chooseNext decides, while the holder drains, who is granted next: recording that takes
 // time, which the drain hides.
-func (c *Core) chooseNext() {
+func (c *GPU) chooseNext() {
 	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next != nil && next.seat.isCalled()) {
 		c.next = nil // another one is next now
 	}
@@ -168,7 +168,7 @@ func (c *Core) chooseNext() {
 }
 
 // reserve chooses the client whose turn it is now as the next one, with an epoch.
-func (c *Core) reserve() {
+func (c *GPU) reserve() {
 	if c.next != nil || c.effective != Exclusive || c.kept != nil {
 		return
 	}

@@ -12,9 +12,9 @@
  * That a stream has passed a free is known from events that are recorded behind some
  * frees, and from the host's waits for the stream or its context. Events are queried only
  * when somebody wants a block, so that a loop over the same allocations in the same
- * streams soon makes no driver call but the events'. The driver is called with the stream
- * of the caller alone, never with another one's, and with no lock. While a stream
- * captures no call is made: it could break the capture.
+ * streams soon makes no driver call but the events'. No lock is held over a driver call;
+ * a stream that another thread records an event in is not destroyed meanwhile. While a
+ * stream captures, no call is made: it could break the capture.
  */
 #include <errno.h>
 #include <string.h>
@@ -32,6 +32,14 @@
 #define NAP_NS     200000u /* between two looks at events that are waited for */
 
 _Atomic uint64_t nvs_swap_frees;
+
+/* No cancellation point. */
+static void nap(void)
+{
+	static const uint32_t nothing;
+
+	nvs_futex_wait(&nothing, 0, NAP_NS, true);
+}
 
 /* Who calls, in which stream. */
 struct caller {
@@ -84,32 +92,6 @@ static struct queue *queue_find(struct nvs_pools *all, const struct nvs_pool *po
 	return q;
 }
 
-/* ctx: of the stream. NULL: the system has no memory. */
-static struct queue *queue_new(struct nvs_pools *all, struct nvs_pool *pool, const struct caller *who, void *ctx)
-{
-	struct queue **bucket = bucket_of(all, pool, who->stream), *q = *bucket;
-
-	while (q && (q->pool || q->busy))
-		q = q->next;
-	if (!q) {
-		q = nvs_pool_record(all, sizeof(*q));
-		if (!q)
-			return NULL;
-		q->next = *bucket;
-		*bucket = q;
-		q->all = all->queues;
-		all->queues = q;
-	}
-	q->pool = pool;
-	q->stream = who->stream;
-	q->ctx = ctx;
-	q->thread = who->thread;
-	q->end = &q->oldest;
-	q->no_events = false;
-	pool->queues++;
-	return q;
-}
-
 static void event_unused(struct nvs_pools *all, struct pool_event *e)
 {
 	e->next = all->unused_events;
@@ -147,6 +129,35 @@ static void queue_end(struct nvs_pools *all, struct queue *q)
 	q->pool = NULL;
 }
 
+/* ctx: of the stream. NULL: the system has no memory. */
+static struct queue *queue_new(struct nvs_pools *all, struct nvs_pool *pool, const struct caller *who, void *ctx)
+{
+	struct queue **bucket = bucket_of(all, pool, who->stream), *q = *bucket;
+
+	for (; q; q = q->next) {
+		queue_end(all, q); /* of a thread that is gone */
+		if (!q->pool && !q->busy)
+			break;
+	}
+	if (!q) {
+		q = nvs_pool_record(all, sizeof(*q));
+		if (!q)
+			return NULL;
+		q->next = *bucket;
+		*bucket = q;
+		q->all = all->queues;
+		all->queues = q;
+	}
+	q->pool = pool;
+	q->stream = who->stream;
+	q->ctx = ctx;
+	q->thread = who->thread;
+	q->end = &q->oldest;
+	q->no_events = !ctx;
+	pool->queues++;
+	return q;
+}
+
 void nvs_pool_end_queues(struct nvs_pools *all, const struct nvs_pool *pool)
 {
 	for (struct queue *q = all->queues; q; q = q->all)
@@ -172,8 +183,6 @@ static bool passed(struct nvs_pools *all, struct queue *q, uint64_t serial)
 }
 
 /* ---- events; the lock is held, and given up meanwhile ---- */
-
-enum look { LOOK_NOTHING, LOOK_LATER, LOOK_PASSED };
 
 /* How far the stream of a queue is, by the events. */
 static enum look look(struct nvs_swap *s, struct nvs_pools *all, struct queue *q)
@@ -226,7 +235,7 @@ static struct pool_event *event_for(struct nvs_pools *all, struct queue *q)
 	return e;
 }
 
-/* Records an event behind all frees so far. stream: of the queue, and of the caller. */
+/* Records an event behind all frees so far. stream: of the queue. */
 static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, void *stream)
 {
 	uint64_t serial = atomic_load(&nvs_swap_frees);
@@ -259,41 +268,54 @@ static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, voi
 	queue_end(all, q);
 }
 
-/* Looks at all queues, or at those of a pool. No lock is held. */
-static enum look look_at_all(struct nvs_gpu *gpu, const struct nvs_pool *pool)
+/* Whether the calling thread can name the stream of a queue. ctx: current. */
+static bool can_name(const struct queue *q, const void *ctx)
+{
+	return q->stream && (!nvs_key_is_default(q->stream) ||
+			     (q->ctx == ctx && (!q->thread || q->thread == thread_number())));
+}
+
+void nvs_pools_mark(struct nvs_gpu *gpu)
 {
 	struct nvs_pools *all = gpu->swap->pools;
+	const void *ctx;
+
+	if (!all->queues || atomic_load(&nvs_gate.captures))
+		return;
+	ctx = nvs_current_context();
+	nvs_swap_lock(gpu->swap);
+	for (struct queue *q = all->queues; q; q = q->all)
+		if (q->blocks.oldest && q->unmarked && can_name(q, ctx))
+			mark(gpu->swap, all, q, q->stream);
+	nvs_swap_unlock(gpu->swap);
+}
+
+enum look nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool)
+{
 	struct nvs_swap *s = gpu->swap;
 	enum look seen = LOOK_NOTHING, one;
 
-	if (atomic_load(&nvs_gate.captures) || !nvs_driver.event_query)
+	if (!s->pools->queues || atomic_load(&nvs_gate.captures) || !nvs_driver.event_query)
 		return LOOK_NOTHING;
 	nvs_swap_lock(s);
-	for (struct queue *q = all->queues; q; q = q->all) {
+	for (struct queue *q = s->pools->queues; q; q = q->all) {
 		if (!q->oldest || (pool && q->pool != pool))
 			continue;
-		one = look(s, all, q);
+		one = look(s, s->pools, q);
 		seen = one > seen ? one : seen;
 	}
 	nvs_swap_unlock(s);
 	return seen;
 }
 
-void nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool)
-{
-	if (gpu->swap->pools->queues)
-		look_at_all(gpu, pool);
-}
-
 bool nvs_pools_wait(struct nvs_gpu *gpu)
 {
-	static const uint32_t nothing;
-	enum look seen = LOOK_NOTHING;
+	enum look seen;
 	int saved = errno;
 
-	while (gpu->swap->pools->queues && (seen = look_at_all(gpu, NULL)) == LOOK_LATER &&
-	       !atomic_load(&nvs_exiting))
-		nvs_futex_wait(&nothing, 0, NAP_NS, true); /* a nap, no cancellation point */
+	nvs_pools_mark(gpu);
+	while ((seen = nvs_pools_look(gpu, NULL)) == LOOK_LATER && !atomic_load(&nvs_exiting))
+		nap();
 	errno = saved;
 	return seen == LOOK_PASSED;
 }
@@ -332,9 +354,9 @@ int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *handle, void *stream, size_t
 {
 	struct nvs_pools *all;
 	struct nvs_swap *s;
-	struct nvs_pool *pool;
+	struct nvs_pool *pool = NULL;
 	struct caller who;
-	bool found;
+	bool found = false;
 	int result;
 
 	if (!bytes || !p || !nvs_swap_on(gpu))
@@ -342,18 +364,15 @@ int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *handle, void *stream, size_t
 	who = caller_of(stream);
 	all = gpu->swap->pools;
 	s = gpu->swap;
-	nvs_swap_lock(s);
-	pool = nvs_pool_find(all, handle);
-	found = pool && reuse(all, pool, &who, bytes, p);
-	nvs_swap_unlock(s);
-	if (found)
-		return CUDA_SUCCESS;
-	if (pool) {
-		nvs_pools_look(gpu, pool);
+	for (int i = 0; !found && (i == 0 || (i == 1 && pool)); i++) {
+		if (i)
+			nvs_pools_look(gpu, pool);
 		nvs_swap_lock(s);
-		found = reuse(all, pool, &who, bytes, p);
+		pool = nvs_pool_find(all, handle);
+		found = pool && reuse(all, pool, &who, bytes, p);
 		nvs_swap_unlock(s);
-	} else {
+	}
+	if (!pool) {
 		uint64_t threshold = 0;
 
 		if (nvs_driver.pool_get_attribute)
@@ -379,12 +398,13 @@ int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *handle, void *stream, size_t
 /* The context of a stream. No lock is held. */
 static void *context_of(const struct caller *who)
 {
-	void *ctx = who->ctx;
+	void *ctx = NULL;
 
-	if (!nvs_key_is_default(who->stream) &&
-	    (!nvs_driver.stream_get_ctx || nvs_driver.stream_get_ctx(who->stream, &ctx) != CUDA_SUCCESS))
-		ctx = nvs_current_context();
-	return ctx;
+	if (nvs_key_is_default(who->stream))
+		return who->ctx;
+	if (nvs_driver.stream_get_ctx && nvs_driver.stream_get_ctx(who->stream, &ctx) == CUDA_SUCCESS)
+		return ctx;
+	return nvs_current_context();
 }
 
 /* Memory that is no pool's is freed when the stream is done. */
@@ -523,6 +543,11 @@ void nvs_swap_stream_going(void *stream)
 				continue;
 			if (q->unmarked && q->blocks.oldest && !atomic_load(&nvs_gate.captures))
 				mark(s, all, q, stream);
+			while (q->busy) { /* another thread may be in a driver call with the stream */
+				nvs_swap_unlock(s);
+				nap();
+				nvs_swap_lock(s);
+			}
 			if (q->stream == stream)
 				q->stream = NULL;
 			queue_end(all, q);

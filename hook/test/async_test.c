@@ -316,6 +316,24 @@ static void a_busy_stream_gives_back(void)
 	swapper_end();
 }
 
+/* Also what is too little for an event of its own. */
+static void a_single_free_gives_back(void)
+{
+	CUdeviceptr p;
+
+	open_on(96 * MIB);
+	alarm(60);
+	threshold(UINT64_MAX);
+	for (int i = 0; i < 2; i++) {
+		p = get(12 * MIB, streams[0]);
+		run(50 * 1000000ull, streams[0]);
+		CU(cuMemFreeAsync(p, streams[0]));
+		p = get(86 * MIB, streams[1]);
+		CU(cuMemFreeAsync(p, streams[1]));
+	}
+	swapper_end();
+}
+
 /* ---- another tenant ---- */
 
 static int other(uint64_t mib, int rounds)
@@ -390,7 +408,9 @@ static void what_is_freed_is_had_again(void)
 		fill_part(p, bytes, i, NULL); /* in its turn */
 		CU(cuMemFree_v2(p));
 		CHECK(used() < bytes);
-		nap_ms(200); /* until the scheduler has been told; LINGER_NS is more */
+		/* The scheduler is told each second; LINGER_NS is more than this waits. */
+		for (int ms = 0; ms < 400 && swapper_seen().resident < before + bytes; ms++)
+			nap_ms(1);
 		kept += swapper_seen().resident >= before + bytes;
 		CU(cuMemAlloc_v2(&q, bytes));
 		again += q == p;
@@ -737,7 +757,7 @@ static void who_waits_for_a_fill_is_woken(void)
 	filled_before = 1;
 	CU(cuMemsetD8_v2(p, 0, 8));
 	filled_before = 0;
-	CHECK(swapper_seen().ready == 1);
+	EVENTUALLY(swapper_seen().ready == 1);
 	CHECK(late_sleeps == 0);
 	swapper_end();
 }
@@ -773,6 +793,7 @@ static const struct test_case cases[] = {
 	CASE(trimming_spares_what_is_in_use),
 	CASE(what_is_kept_makes_way),
 	CASE(a_busy_stream_gives_back),
+	CASE(a_single_free_gives_back),
 	CASE(another_tenant_gets_what_is_kept),
 	CASE(what_is_freed_is_had_again),
 	CASE(any_sequence_keeps_the_order_of_streams),

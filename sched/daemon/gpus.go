@@ -24,7 +24,7 @@ import (
 // gpu is one GPU with its core.
 type gpu struct {
 	GPU
-	core     *sched.Core
+	core     *sched.GPU
 	restored map[sched.ClientID]bool // had a grant before the restart, not back yet
 	quantum  time.Duration           // as the core has them
 	mode     sched.Mode

@@ -39,7 +39,7 @@ type daemon struct {
 	promised       map[sched.ClientID]uint64 // as it was recorded, see memory.go
 
 	// Does not. core is nil while the daemon is down.
-	core      *sched.Core
+	core      *sched.GPU
 	effective sched.Mode
 	run       int // which life of the daemon this is
 	conns     map[sched.ClientID]*conn
@@ -198,6 +198,7 @@ func (d *daemon) perform(a sched.Action) {
 		c.later(w.latency(), func() { c.wake(p) })
 	case sched.Notice:
 		d.pages[a.Client].leave = a.Leave
+	case sched.Slice: // this GPU runs whoever is let in, at once; see TestSlices
 	case sched.Stand: // see the shim's tests: such a client asks all the same
 	case sched.Released:
 		w.judge.ended(a.Client)

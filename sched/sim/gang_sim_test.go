@@ -27,7 +27,7 @@ type ganged struct {
 	calm   bool
 
 	node      *sched.Node
-	cores     []*sched.Core
+	cores     []*sched.GPU
 	persisted []sched.Persist // by GPU
 	life      int             // of the scheduler; 0: it is down
 	lives     int

@@ -132,6 +132,30 @@ func TestUsersPreloadIsKept(t *testing.T) {
 	}))
 }
 
+// Whatever its image or pod says, and however it came by its GPU, a container has the
+// shim and the node's scheduler.
+func TestShimAndSchedulerAreTheNodes(t *testing.T) {
+	astray := map[string]string{"NVSHARE_RUN_DIR": "/tmp/mine"}
+	for name, spec := range map[string]struct {
+		annotations map[string]string
+		devices     []string
+	}{
+		"annotation":     {annotations: map[string]string{gpuAnnotation: firstGPU}},
+		"device":         {devices: []string{firstGPU}},
+		"device-for-nri": {devices: []string{strings.Replace(firstGPU, "/gpu=", "/gpu-nri=", 1)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			main := sleeper("main", astray)
+			main.Devices = spec.devices
+			pod := startPod(t, "own-"+name, spec.annotations, main)
+			env := must(pod.Containers[0].Environ())(t)
+			if env["NVSHARE_RUN_DIR"] != "/var/run/nvshare" || !strings.Contains(env["LD_PRELOAD"], "libnvshare.so") {
+				t.Errorf("NVSHARE_RUN_DIR is %q, LD_PRELOAD %q", env["NVSHARE_RUN_DIR"], env["LD_PRELOAD"])
+			}
+		})
+	}
+}
+
 // A tenant sees the socket for tenants, and neither the control socket nor the state.
 func TestControlSocketIsHidden(t *testing.T) {
 	ctx := within(t)

@@ -63,6 +63,8 @@ type ContainerSpec struct {
 	// Mounts come on top of the image; PATH in Env replaces the image's.
 	Mounts []Mount
 	Image  string // default: WorkloadImage
+	// Devices are CDI devices that the CRI names, as the kubelet does for device plugins.
+	Devices []string
 	// Attempt counts how often a container of this name was started before.
 	Attempt int
 	// Restricted: the rules of Kubernetes' Pod Security Standard of that name (a user
@@ -178,6 +180,10 @@ func (n *Node) runContainer(ctx context.Context, pod *Pod, spec ContainerSpec) (
 	if spec.Image == "" {
 		spec.Image = WorkloadImage
 	}
+	var devices []map[string]string
+	for _, d := range spec.Devices {
+		devices = append(devices, map[string]string{"name": d})
+	}
 	security := map[string]any{"namespace_options": pod.spaces}
 	if spec.Restricted {
 		security["run_as_user"] = map[string]any{"value": nobody}
@@ -192,6 +198,9 @@ func (n *Node) runContainer(ctx context.Context, pod *Pod, spec ContainerSpec) (
 		"image":    map[string]any{"image": spec.Image},
 		"command":  spec.Args,
 		"envs":     envs,
+
+		"CDI_devices": devices,
+
 		"mounts":   mounts,
 		"log_path": spec.Name + ".log",
 		"linux":    map[string]any{"security_context": security},

@@ -94,7 +94,7 @@ __attribute__((destructor)) static void fini(void)
 	if (state != S_READY)
 		return;
 	rm_close();
-	state = S_CLOSED;
+	__atomic_store_n(&state, S_CLOSED, __ATOMIC_RELEASE);
 	sim_leave();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* shared.c: see shared.h. Only flock, record locks and plain stores. */
-#include "shared.h"
+#include "shared_state.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,14 +16,12 @@
 #include <unistd.h>
 
 #define MERGE_SPAN_NS 10000000ull  /* longest merged record */
-#define SWEEP_NS      100000000ull /* between two looks for dead processes */
-#define LOOK_NS       500000ull    /* between two looks at a clock that stands still */
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* flock is per descriptor */
 static int fd = -1; /* never closed: a close would drop the slot's record lock */
-static struct sim_state *st;
-static struct sim_log *lg;
-static int self = -1;
+struct sim_state *sim_st;
+struct sim_log *sim_lg;
+int sim_self = -1;
 
 uint64_t sim_now(void)
 {
@@ -33,14 +31,14 @@ uint64_t sim_now(void)
 	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
 }
 
-static void lock(void)
+void sim_lock(void)
 {
 	pthread_mutex_lock(&mu);
 	while (flock(fd, LOCK_EX) && errno == EINTR)
 		;
 }
 
-static void unlock(void)
+void sim_unlock(void)
 {
 	flock(fd, LOCK_UN);
 	pthread_mutex_unlock(&mu);
@@ -131,7 +129,7 @@ static int map_log(uint32_t records)
 		m->next = 0;
 		__atomic_store_n(&m->magic, SIM_LOG_MAGIC, __ATOMIC_RELEASE);
 	}
-	lg = m;
+	sim_lg = m;
 	return 0;
 }
 
@@ -141,7 +139,7 @@ int sim_open(void)
 	struct stat sb;
 	int f, rc = -1;
 
-	if (st)
+	if (sim_st)
 		return 0;
 	if (mkdir(state_dir(), 01777) == 0)
 		(void)!chmod(state_dir(), 01777);
@@ -150,11 +148,11 @@ int sim_open(void)
 		return complain("open", "state");
 	while (flock(f, LOCK_EX) && errno == EINTR)
 		;
-	if (fstat(f, &sb) || (sb.st_size == 0 && ftruncate(f, sizeof *st))) {
+	if (fstat(f, &sb) || (sb.st_size == 0 && ftruncate(f, sizeof *sim_st))) {
 		complain("size", "state");
 		goto out;
 	}
-	if (sb.st_size != 0 && sb.st_size != sizeof *st) {
+	if (sb.st_size != 0 && sb.st_size != sizeof *sim_st) {
 		fprintf(stderr, "simgpu: %s/state is of another version: remove the directory\n", state_dir());
 		goto out;
 	}
@@ -179,7 +177,7 @@ out:
 		return -1;
 	}
 	fd = f;
-	st = m;
+	sim_st = m;
 	return 0;
 }
 
@@ -211,7 +209,7 @@ static int held(int i, uint32_t *pid)
 	struct stat sb;
 
 	*pid = 0;
-	if (i == self) {
+	if (i == sim_self) {
 		*pid = (uint32_t)getpid();
 		return 1;
 	}
@@ -225,18 +223,13 @@ static int held(int i, uint32_t *pid)
 		my_start = start_ticks();
 	}
 	*pid = (uint32_t)getpid();
-	return st->slot[i].pid == *pid && st->slot[i].pid_ns == my_ns && st->slot[i].started == my_start;
-}
-
-static int has_work(const struct sim_slot_gpu *s)
-{
-	return s->v < s->tail[SIM_COMPUTE];
+	return sim_st->slot[i].pid == *pid && sim_st->slot[i].pid_ns == my_ns && sim_st->slot[i].started == my_start;
 }
 
 static struct sim_record *record_add(int i, int gpu, int kind, uint64_t submit)
 {
-	struct sim_slot *s = &st->slot[i];
-	struct sim_record *r = &lg->record[lg->next % lg->capacity];
+	struct sim_slot *s = &sim_st->slot[i];
+	struct sim_record *r = &sim_lg->record[sim_lg->next % sim_lg->capacity];
 
 	memset(r, 0, sizeof *r);
 	r->submit_ns = r->start_ns = r->end_ns = submit;
@@ -251,17 +244,17 @@ static struct sim_record *record_add(int i, int gpu, int kind, uint64_t submit)
 
 static void record_publish(void)
 {
-	__atomic_store_n(&lg->next, lg->next + 1, __ATOMIC_RELEASE);
+	__atomic_store_n(&sim_lg->next, sim_lg->next + 1, __ATOMIC_RELEASE);
 }
 
-static void record_work(int gpu, int kind, uint64_t submit, uint64_t start, uint64_t end)
+void sim_record_work(int gpu, int kind, uint64_t submit, uint64_t start, uint64_t end)
 {
-	uint64_t *last = &st->slot[self].gpu[gpu].last_log[kind];
+	uint64_t *last = &sim_st->slot[sim_self].gpu[gpu].last_log[kind];
 	struct sim_record *r;
 
-	if (*last && lg->next - (*last - 1) < lg->capacity) {
-		r = &lg->record[(*last - 1) % lg->capacity];
-		if (r->slot == self && r->generation == st->slot[self].generation && r->gpu == gpu && r->kind == kind &&
+	if (*last && sim_lg->next - (*last - 1) < sim_lg->capacity) {
+		r = &sim_lg->record[(*last - 1) % sim_lg->capacity];
+		if (r->slot == sim_self && r->generation == sim_st->slot[sim_self].generation && r->gpu == gpu && r->kind == kind &&
 		    submit <= r->end_ns && end - r->submit_ns <= MERGE_SPAN_NS) {
 			if (!r->busy_ns)
 				r->busy_ns = (uint32_t)(r->end_ns - r->start_ns);
@@ -271,31 +264,31 @@ static void record_work(int gpu, int kind, uint64_t submit, uint64_t start, uint
 			return;
 		}
 	}
-	r = record_add(self, gpu, kind, submit);
+	r = record_add(sim_self, gpu, kind, submit);
 	r->start_ns = start;
 	r->end_ns = end;
 	r->count = 1;
-	*last = lg->next + 1;
+	*last = sim_lg->next + 1;
 	record_publish();
 }
 
 static void bury(int i)
 {
-	struct sim_slot *s = &st->slot[i];
+	struct sim_slot *s = &sim_st->slot[i];
 
 	record_add(i, 0, SIM_EXIT, sim_now());
 	record_publish();
 	__atomic_store_n(&s->used, 0, __ATOMIC_RELEASE);
-	while (st->high > 0 && !st->slot[st->high - 1].used)
-		st->high--;
+	while (sim_st->high > 0 && !sim_st->slot[sim_st->high - 1].used)
+		sim_st->high--;
 }
 
-static void bury_dead(void)
+void sim_bury_dead(void)
 {
 	uint32_t pid;
 
-	for (int i = (int)st->high - 1; i >= 0; i--)
-		if (st->slot[i].used && !held(i, &pid))
+	for (int i = (int)sim_st->high - 1; i >= 0; i--)
+		if (sim_st->slot[i].used && !held(i, &pid))
 			bury(i);
 }
 
@@ -305,7 +298,7 @@ static int take_slot(void)
 	for (int i = 0; i < SIM_MAX_SLOTS; i++) {
 		struct flock fl = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = i, .l_len = 1 };
 
-		if (!st->slot[i].used && fcntl(fd, F_SETLK, &fl) == 0)
+		if (!sim_st->slot[i].used && fcntl(fd, F_SETLK, &fl) == 0)
 			return i;
 	}
 	return -1;
@@ -336,15 +329,15 @@ int sim_join(void)
 	struct stat sb;
 	int i;
 
-	lock();
-	bury_dead();
+	sim_lock();
+	sim_bury_dead();
 	i = take_slot();
 	if (i < 0) {
-		unlock();
+		sim_unlock();
 		fprintf(stderr, "simgpu: all %d process slots of %s are taken\n", SIM_MAX_SLOTS, state_dir());
 		return -1;
 	}
-	s = &st->slot[i];
+	s = &sim_st->slot[i];
 	generation = s->generation + 1;
 	memset(s, 0, sizeof *s);
 	s->generation = generation;
@@ -353,24 +346,24 @@ int sim_join(void)
 	s->started = start_ticks();
 	tenant_name(s->tenant, sizeof s->tenant);
 	copy_name(s->comm, sizeof s->comm, program_invocation_short_name);
-	if (st->high < (uint32_t)i + 1)
-		st->high = (uint32_t)i + 1;
+	if (sim_st->high < (uint32_t)i + 1)
+		sim_st->high = (uint32_t)i + 1;
 	__atomic_store_n(&s->used, 1, __ATOMIC_RELEASE);
-	self = i;
+	sim_self = i;
 	record_add(i, 0, SIM_START, sim_now());
 	record_publish();
-	unlock();
+	sim_unlock();
 	return 0;
 }
 
 void sim_leave(void)
 {
-	if (self < 0)
+	if (sim_self < 0)
 		return;
-	lock();
-	bury(self);
-	self = -1;
-	unlock();
+	sim_lock();
+	bury(sim_self);
+	sim_self = -1;
+	sim_unlock();
 }
 
 void sim_fork_prepare(void)
@@ -390,36 +383,35 @@ void sim_fork_child(void)
 	if (fd >= 0)
 		close(fd);
 	fd = -1;
-	self = -1;
-	st = NULL;
-	lg = NULL;
+	sim_self = -1;
+	sim_st = NULL;
+	sim_lg = NULL;
 }
 
 int sim_gpus(void)
 {
-	return (int)st->gpus;
+	return (int)sim_st->gpus;
 }
 
 uint64_t sim_memory(void)
 {
-	return st->memory;
+	return sim_st->memory;
 }
 
-/* Drops dead processes that have work pending on a GPU. Returns how many. */
-static int bury_pending(int gpu, uint64_t now)
+int sim_bury_pending(int gpu, uint64_t now)
 {
 	int n = 0;
 
-	for (int i = (int)st->high - 1; i >= 0; i--) {
-		const struct sim_slot *s = &st->slot[i];
+	for (int i = (int)sim_st->high - 1; i >= 0; i--) {
+		const struct sim_slot *s = &sim_st->slot[i];
 		uint32_t pid;
 		int pending = 0;
 
-		if (!s->used || i == self)
+		if (!s->used || i == sim_self)
 			continue;
 		for (int e = SIM_COMPUTE + 1; e < SIM_ENGINES; e++)
 			pending |= s->gpu[gpu].tail[e] > now;
-		pending |= has_work(&s->gpu[gpu]);
+		pending |= sim_has_work(&s->gpu[gpu]);
 		if (pending && !held(i, &pid)) {
 			bury(i);
 			n++;
@@ -428,375 +420,13 @@ static int bury_pending(int gpu, uint64_t now)
 	return n;
 }
 
-/* ---- the compute engine ---- */
-
-static int in_gap(const struct sim_slot_gpu *s)
-{
-	return s->v >= s->gap_from && s->v < s->gap_to;
-}
-
-/* Whether a process wants the engine now. */
-static int wants(const struct sim_slot *s, int gpu)
-{
-	return s->used && has_work(&s->gpu[gpu]) && !s->gpu[gpu].off && !in_gap(&s->gpu[gpu]);
-}
-
-/* From here on its clock goes with the day's: a new segment if it stood still before. */
-static void goes(struct sim_slot_gpu *s, uint64_t at)
-{
-	const struct sim_segment *last = &s->segment[(s->segments - 1) % SIM_SEGMENTS];
-
-	if (!s->segments || at - s->v != last->t - last->v)
-		s->segment[s->segments++ % SIM_SEGMENTS] = (struct sim_segment){ s->v, at };
-}
-
-/* A process that has work stood still: what is in the log of it ends later. */
-static void stood_still(const struct sim_slot *s, int gpu, uint64_t at, uint64_t ns)
-{
-	static const int kinds[] = { SIM_KERNEL, SIM_DTOD };
-
-	for (int k = 0; k < 2; k++) {
-		uint64_t last = s->gpu[gpu].last_log[kinds[k]];
-		struct sim_record *r = &lg->record[(last - 1) % lg->capacity];
-
-		if (!last || lg->next - (last - 1) >= lg->capacity || r->slot != s - st->slot ||
-		    r->generation != s->generation || r->gpu != gpu || r->end_ns < at)
-			continue;
-		if (!r->busy_ns)
-			r->busy_ns = (uint32_t)(r->end_ns - r->start_ns);
-		if (r->start_ns >= at)
-			r->start_ns += ns;
-		__atomic_store_n(&r->end_ns, r->end_ns + ns, __ATOMIC_RELEASE);
-	}
-}
-
-static uint64_t slice_of(int slot, int gpu)
-{
-	uint64_t ns = st->slot[slot].gpu[gpu].slice;
-
-	return ns ? ns : SIM_SLICE_NS;
-}
-
-/* Who is served: who was, while it wants and its slice lasts, else the next in the round; -1 nobody. */
-static int serve(struct sim_gpu *g, int gpu, int *others)
-{
-	int n = (int)st->high, next = -1, last = g->serves;
-
-	*others = 0;
-	if (last >= n || (last >= 0 && st->slot[last].generation != g->generation))
-		last = g->serves = -1;
-	for (int k = 1; k <= n; k++) {
-		int i = (last + k) % n;
-
-		if (!wants(&st->slot[i], gpu) || i == last)
-			continue;
-		if (next < 0)
-			next = i;
-		++*others;
-	}
-	if (last >= 0 && wants(&st->slot[last], gpu) && (g->slice_left || next < 0)) {
-		if (!g->slice_left)
-			g->slice_left = slice_of(last, gpu);
-		return last;
-	}
-	if (next < 0)
-		return -1;
-	*others -= 1;
-	g->switch_left = last >= 0 ? SIM_SWITCH_NS : 0;
-	g->serves = next;
-	g->generation = st->slot[next].generation;
-	g->slice_left = slice_of(next, gpu);
-	*others += last >= 0 && wants(&st->slot[last], gpu);
-	return next;
-}
-
-/* Brings all clocks of a GPU up to now. */
-static void advance(int gpu, uint64_t now)
-{
-	struct sim_gpu *g = &st->gpu[gpu];
-
-	while (g->at < now) {
-		uint64_t step = now - g->at;
-		int others, served = serve(g, gpu, &others), idle = served < 0;
-
-		for (uint32_t i = 0; i < st->high; i++) { /* not beyond where a gap ends */
-			const struct sim_slot_gpu *s = &st->slot[i].gpu[gpu];
-
-			if (st->slot[i].used && has_work(s) && !s->off && in_gap(s)) {
-				idle = 0;
-				if (s->gap_to - s->v < step)
-					step = s->gap_to - s->v;
-			}
-		}
-		if (served >= 0 && g->switch_left) {
-			if (g->switch_left < step)
-				step = g->switch_left;
-		} else if (served >= 0) {
-			const struct sim_slot_gpu *s = &st->slot[served].gpu[gpu];
-			uint64_t end = s->v < s->gap_from && s->gap_from < s->gap_to ? s->gap_from : s->tail[SIM_COMPUTE];
-
-			if (end - s->v < step)
-				step = end - s->v;
-			if (others && g->slice_left < step)
-				step = g->slice_left;
-		}
-		for (uint32_t i = 0; !idle && i < st->high; i++) {
-			struct sim_slot_gpu *s = &st->slot[i].gpu[gpu];
-
-			if (!st->slot[i].used || !has_work(s))
-				continue;
-			if ((!s->off && in_gap(s)) || ((int)i == served && !g->switch_left)) {
-				goes(s, g->at);
-				s->v += step;
-			} else {
-				stood_still(&st->slot[i], gpu, g->at, step);
-			}
-		}
-		if (idle) /* those whose channels are off */
-			for (uint32_t i = 0; i < st->high; i++)
-				if (st->slot[i].used && has_work(&st->slot[i].gpu[gpu]))
-					stood_still(&st->slot[i], gpu, g->at, step);
-		if (served >= 0 && g->switch_left)
-			g->switch_left -= step;
-		else if (served >= 0) /* who is alone begins one slice after the other */
-			g->slice_left = g->slice_left > step
-						? g->slice_left - step
-						: others ? 0 : slice_of(served, gpu) - (step - g->slice_left) % slice_of(served, gpu);
-		g->at += step;
-	}
-}
-
-/* Locked: this process's clock, brought up to now. */
-static uint64_t own_clock(int gpu, uint64_t now)
-{
-	struct sim_slot_gpu *s = &st->slot[self].gpu[gpu];
-
-	advance(gpu, now);
-	return has_work(s) ? s->v : now;
-}
-
-uint64_t sim_clock(int clock)
-{
-	uint64_t now, v;
-
-	if (!clock)
-		return sim_now();
-	lock();
-	now = sim_now();
-	v = self < 0 ? UINT64_MAX : own_clock(clock - 1, now);
-	unlock();
-	return v;
-}
-
-uint64_t sim_day(struct sim_time t, int end)
-{
-	uint64_t day = t.ns;
-
-	if (!t.clock)
-		return day;
-	lock();
-	if (self >= 0) {
-		const struct sim_slot_gpu *s = &st->slot[self].gpu[t.clock - 1];
-
-		for (uint32_t k = 0; k < SIM_SEGMENTS && k < s->segments; k++) {
-			const struct sim_segment *g = &s->segment[(s->segments - 1 - k) % SIM_SEGMENTS];
-
-			day = g->t + (t.ns - g->v);
-			if (g->v < t.ns || (g->v == t.ns && !end))
-				break;
-		}
-	}
-	unlock();
-	return day;
-}
-
-uint64_t sim_still(struct sim_time from, uint64_t to, uint64_t *began)
-{
-	uint64_t longest = 0;
-
-	*began = 0;
-	lock();
-	if (self >= 0 && from.clock) {
-		const struct sim_slot_gpu *s = &st->slot[self].gpu[from.clock - 1];
-
-		for (uint32_t k = 0; k + 1 < SIM_SEGMENTS && k + 1 < s->segments; k++) {
-			const struct sim_segment *g = &s->segment[(s->segments - 1 - k) % SIM_SEGMENTS];
-			const struct sim_segment *before = &s->segment[(s->segments - 2 - k) % SIM_SEGMENTS];
-			uint64_t stood = before->t + (g->v - before->v);
-
-			if (g->v > from.ns && g->v < to && g->t - stood > longest) {
-				longest = g->t - stood;
-				*began = stood;
-			}
-		}
-	}
-	unlock();
-	return longest;
-}
-
-struct sim_time sim_later(struct sim_time a, struct sim_time b)
-{
-	uint64_t now, v;
-
-	if (a.clock == b.clock || !a.ns || !b.ns)
-		return a.ns > b.ns ? a : b;
-	if (!b.clock) { /* a: of the day */
-		struct sim_time t = a;
-
-		a = b;
-		b = t;
-	}
-	lock();
-	now = sim_now();
-	v = self < 0 ? UINT64_MAX : own_clock(b.clock - 1, now);
-	unlock();
-	if (b.ns <= v)
-		return a;
-	/* the clock does not go faster than the day: at the latest then */
-	if (a.ns > now && v + (a.ns - now) > b.ns)
-		b.ns = v + (a.ns - now);
-	return b;
-}
-
-uint64_t sim_soonest(struct sim_time t)
-{
-	uint64_t now, v, soonest = t.ns;
-
-	if (!t.clock)
-		return soonest;
-	lock();
-	now = soonest = sim_now();
-	if (self >= 0) {
-		int others, gpu = t.clock - 1;
-
-		v = own_clock(gpu, now);
-		if (t.ns > v) {
-			soonest = now + (t.ns - v);
-			if (st->slot[self].gpu[gpu].off || serve(&st->gpu[gpu], gpu, &others) != self)
-				soonest = soonest > now + LOOK_NS ? soonest : now + LOOK_NS;
-		}
-	}
-	unlock();
-	return soonest;
-}
-
-void sim_set_off(int gpu, int off)
-{
-	lock();
-	if (self >= 0) {
-		struct sim_slot_gpu *s = &st->slot[self].gpu[gpu];
-
-		advance(gpu, sim_now());
-		s->times_on += s->off && !off;
-		s->off = (uint32_t)off;
-	}
-	unlock();
-}
-
-int sim_is_off(int gpu, uint32_t *times_on)
-{
-	int off = 0;
-
-	*times_on = 0;
-	if (self >= 0) {
-		off = (int)__atomic_load_n(&st->slot[self].gpu[gpu].off, __ATOMIC_ACQUIRE);
-		*times_on = __atomic_load_n(&st->slot[self].gpu[gpu].times_on, __ATOMIC_ACQUIRE);
-	}
-	return off;
-}
-
-void sim_set_slice(int gpu, uint64_t ns)
-{
-	lock();
-	if (self >= 0) {
-		advance(gpu, sim_now());
-		st->slot[self].gpu[gpu].slice = ns;
-		if (st->gpu[gpu].serves == self)
-			st->gpu[gpu].slice_left = ns ? ns : SIM_SLICE_NS;
-	}
-	unlock();
-}
-
-/* ---- submission ---- */
-
-/* Compute work, by the clock of the process. */
-static uint64_t submit_compute(int gpu, int kind, uint64_t now, struct sim_time after, uint64_t ns, uint64_t *start)
-{
-	struct sim_slot_gpu *s = &st->slot[self].gpu[gpu];
-	uint64_t v = own_clock(gpu, now), begin = v, busy;
-
-	if (!has_work(s)) { /* the clock shows the day again */
-		s->v = v;
-		s->gap_from = s->gap_to = 0;
-		goes(s, now);
-		s->tail[SIM_COMPUTE] = v;
-	}
-	if (after.clock == 1 + gpu && after.ns > begin)
-		begin = after.ns;
-	else if (!after.clock && after.ns > now && v + (after.ns - now) > begin)
-		begin = v + (after.ns - now); /* not before that: the clock goes no faster than the day */
-	busy = s->tail[SIM_COMPUTE];
-	if (busy > begin)
-		begin = busy;
-	if (begin > busy && s->gap_to <= v) { /* a second gap is held to be work */
-		s->gap_from = busy;
-		s->gap_to = begin;
-	}
-	s->tail[SIM_COMPUTE] = begin + ns;
-	record_work(gpu, kind, now, now + (begin - v), now + (begin + ns - v));
-	*start = begin;
-	return begin + ns;
-}
-
-struct sim_time sim_submit(int gpu, int engine, int kind, struct sim_time after, uint64_t ns, uint64_t *start)
-{
-	uint64_t now, v, begin, ahead = 0;
-	struct sim_time end = { 0, 0 };
-
-	lock();
-	if (self < 0) { /* the process is past exit(): nothing runs any more */
-		unlock();
-		*start = after.ns;
-		return after;
-	}
-	now = sim_now();
-	if (now - st->swept > SWEEP_NS) {
-		st->swept = now;
-		bury_dead();
-		now = sim_now(); /* after the deaths in the log */
-	} else if (bury_pending(gpu, now)) {
-		now = sim_now();
-	}
-	if (engine == SIM_COMPUTE) {
-		end = (struct sim_time){ submit_compute(gpu, kind, now, after, ns, start), 1 + gpu };
-		unlock();
-		return end;
-	}
-	for (uint32_t i = 0; i < st->high; i++)
-		if (st->slot[i].used && st->slot[i].gpu[gpu].tail[engine] > now + ahead)
-			ahead = st->slot[i].gpu[gpu].tail[engine] - now;
-	v = after.clock ? own_clock(after.clock - 1, now) : now;
-	begin = v + ahead > after.ns ? v + ahead : after.ns;
-	if (after.clock && begin == v + ahead && after.ns <= v) {
-		after.clock = 0; /* what it waits for is over: it goes by the day */
-		begin = now + ahead;
-		v = now;
-	}
-	st->slot[self].gpu[gpu].tail[engine] = now + (begin - v) + ns;
-	record_work(gpu, kind, now, now + (begin - v), now + (begin - v) + ns);
-	unlock();
-	*start = begin;
-	end = (struct sim_time){ begin + ns, after.clock };
-	return end;
-}
-
 static uint64_t used_locked(int gpu)
 {
 	uint64_t sum = 0;
 
-	for (uint32_t i = 0; i < st->high; i++)
-		if (st->slot[i].used)
-			sum += st->slot[i].gpu[gpu].memory;
+	for (uint32_t i = 0; i < sim_st->high; i++)
+		if (sim_st->slot[i].used)
+			sum += sim_st->slot[i].gpu[gpu].memory;
 	return sum;
 }
 
@@ -804,44 +434,44 @@ int sim_charge(int gpu, uint64_t bytes)
 {
 	int rc = -1;
 
-	lock();
-	if (self >= 0 && bytes <= st->memory) {
-		if (used_locked(gpu) > st->memory - bytes)
-			bury_dead();
-		if (used_locked(gpu) <= st->memory - bytes) {
-			st->slot[self].gpu[gpu].memory += bytes;
+	sim_lock();
+	if (sim_self >= 0 && bytes <= sim_st->memory) {
+		if (used_locked(gpu) > sim_st->memory - bytes)
+			sim_bury_dead();
+		if (used_locked(gpu) <= sim_st->memory - bytes) {
+			sim_st->slot[sim_self].gpu[gpu].memory += bytes;
 			rc = 0;
 		}
 	}
-	unlock();
+	sim_unlock();
 	return rc;
 }
 
 void sim_uncharge(int gpu, uint64_t bytes)
 {
-	lock();
-	if (self >= 0)
-		st->slot[self].gpu[gpu].memory -= bytes;
-	unlock();
+	sim_lock();
+	if (sim_self >= 0)
+		sim_st->slot[sim_self].gpu[gpu].memory -= bytes;
+	sim_unlock();
 }
 
 uint64_t sim_used(int gpu)
 {
 	uint64_t sum;
 
-	lock();
-	bury_dead();
+	sim_lock();
+	sim_bury_dead();
 	sum = used_locked(gpu);
-	unlock();
+	sim_unlock();
 	return sum;
 }
 
 void sim_count_context(int gpu, int delta)
 {
-	lock();
-	if (self >= 0)
-		st->slot[self].gpu[gpu].contexts += (uint32_t)delta;
-	unlock();
+	sim_lock();
+	if (sim_self >= 0)
+		sim_st->slot[sim_self].gpu[gpu].contexts += (uint32_t)delta;
+	sim_unlock();
 }
 
 int sim_users(int gpu, struct sim_user *out, int n)
@@ -849,11 +479,11 @@ int sim_users(int gpu, struct sim_user *out, int n)
 	int found = 0;
 	uint32_t pid;
 
-	lock();
-	for (uint32_t i = 0; i < st->high; i++) {
-		const struct sim_slot_gpu *g = &st->slot[i].gpu[gpu];
+	sim_lock();
+	for (uint32_t i = 0; i < sim_st->high; i++) {
+		const struct sim_slot_gpu *g = &sim_st->slot[i].gpu[gpu];
 
-		if (!st->slot[i].used || !(g->contexts || g->memory))
+		if (!sim_st->slot[i].used || !(g->contexts || g->memory))
 			continue;
 		if (!held((int)i, &pid) || !pid) /* dead, or of a pid namespace not below ours */
 			continue;
@@ -861,7 +491,7 @@ int sim_users(int gpu, struct sim_user *out, int n)
 			out[found] = (struct sim_user){ pid, g->memory };
 		found++;
 	}
-	unlock();
+	sim_unlock();
 	return found;
 }
 
@@ -870,12 +500,12 @@ int sim_busy(int gpu)
 	uint64_t now = sim_now();
 	int busy = 0;
 
-	lock();
-	bury_pending(gpu, now);
-	advance(gpu, now);
-	for (uint32_t i = 0; i < st->high; i++)
-		busy |= st->slot[i].used && has_work(&st->slot[i].gpu[gpu]);
-	unlock();
+	sim_lock();
+	sim_bury_pending(gpu, now);
+	sim_advance(gpu, now);
+	for (uint32_t i = 0; i < sim_st->high; i++)
+		busy |= sim_st->slot[i].used && sim_has_work(&sim_st->slot[i].gpu[gpu]);
+	sim_unlock();
 	return busy;
 }
 

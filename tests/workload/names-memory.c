@@ -14,7 +14,7 @@
  * result of using what the call made (an exec instantiated and launched, the context
  * synchronised), once memory is there again. A RESULT is the CUresult; "signal N": the
  * process died; "absent": the driver has no such function. Needs libcuda.so.1 and no
- * header of CUDA. Run it without the shim. Build: cc -o names-memory names-memory.c -ldl
+ * header of CUDA. Run it without the shim.
  */
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -567,8 +567,21 @@ static const char *say(char *text, bool known, int result, int status)
 	return text;
 }
 
+static bool known(const char *name)
+{
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
+		if (strcmp(calls[i].name, name) == 0)
+			return true;
+	return false;
+}
+
 int main(int argc, char **argv)
 {
+	for (int k = 1; k < argc; k++)
+		if (!known(argv[k])) {
+			fprintf(stderr, "names-memory: no call %s; without arguments all are listed\n", argv[k]);
+			return 2;
+		}
 	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
 		struct outcome mapped, unmapped;
 		char a[32], b[32], c[32];

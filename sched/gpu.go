@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Defaults of a Config's zero fields, and the limits to which a Core clamps
+// Defaults of a Config's zero fields, and the limits to which a GPU clamps
 // what it is given; callers that have a user to tell should refuse instead.
 const (
 	DefaultQuantum = 100 * time.Millisecond
@@ -20,7 +20,7 @@ const (
 	MaxGrace   = 24 * time.Hour
 )
 
-// Config is what a Core starts with.
+// Config is what a GPU starts with.
 type Config struct {
 	Quantum   time.Duration // 0: DefaultQuantum
 	Grace     time.Duration // 0: DefaultGrace
@@ -33,9 +33,9 @@ type Config struct {
 	Memory    Memory
 }
 
-// Core schedules one GPU. Make one with New. Its parts are where their fields are
+// GPU is the machine that schedules one GPU. Make one with New. Its parts are where their fields are
 // used most.
-type Core struct {
+type GPU struct {
 	settings
 	effective Mode // Exclusive or Concurrent
 	auto      auto
@@ -61,6 +61,7 @@ type Core struct {
 	mem memory // see memory.go
 
 	policies []policy
+	slices   sliceState
 	acts     []Action // reused by each Step
 }
 
@@ -74,8 +75,8 @@ type settings struct {
 
 // New returns the core of a GPU that nobody uses yet. The last epoch and, by
 // Restore, the holders must be those that were persisted before a restart.
-func New(cfg Config) *Core {
-	c := &Core{
+func New(cfg Config) *GPU {
+	c := &GPU{
 		settings: settings{
 			quantum:   clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
 			grace:     clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
@@ -109,7 +110,7 @@ func clamp(d, lo, hi time.Duration) time.Duration { return min(max(d, lo), hi) }
 // Step takes note of an event at a time and returns what to do about it. The
 // slice is reused by the next Step. A time before that of the latest Step
 // counts as that one.
-func (c *Core) Step(now Time, ev Event) []Action {
+func (c *GPU) Step(now Time, ev Event) []Action {
 	now = c.clock.advance(now)
 	if !c.started {
 		c.started = true
@@ -195,13 +196,13 @@ func (c *Core) Step(now Time, ev Event) []Action {
 
 // Deadline returns when Step must be called next, with a Tick if nothing else
 // happens until then; false if never.
-func (c *Core) Deadline() (Time, bool) {
+func (c *GPU) Deadline() (Time, bool) {
 	t, ok := c.deadline()
 	return c.clock.toCaller(t), ok
 }
 
 // deadline is Deadline by the node's clock.
-func (c *Core) deadline() (Time, bool) {
+func (c *GPU) deadline() (Time, bool) {
 	t, ok := c.due()
 	if look := c.now.Add(fencedLook); c.fenced > 0 && (!ok || look < t) {
 		return look, true
@@ -211,7 +212,7 @@ func (c *Core) deadline() (Time, bool) {
 
 // Next returns the client whose turn is next: it gets a grant as soon as the GPU
 // is free, if it does not leave before; 0 if nobody waits, or a gang is next.
-func (c *Core) Next() ClientID {
+func (c *GPU) Next() ClientID {
 	if c.next != nil {
 		return c.next.id
 	}
@@ -223,7 +224,7 @@ func (c *Core) Next() ClientID {
 
 // Requested returns the sum of what tenants with clients are promised, percent,
 // apart from one.
-func (c *Core) Requested(except string) int {
+func (c *GPU) Requested(except string) int {
 	sum := 0
 	for name, t := range c.tenants {
 		if name != except && !t.ghost && !t.isOf(except) {
@@ -233,4 +234,4 @@ func (c *Core) Requested(except string) int {
 	return sum
 }
 
-func (c *Core) do(a Action) { c.acts = append(c.acts, a) }
+func (c *GPU) do(a Action) { c.acts = append(c.acts, a) }
