@@ -88,11 +88,13 @@ enum nvs_type {
 	NVS_RESERVED = 71, /* answers each RESERVE; code: NVS_OK, NVS_ERR_MEMORY or NVS_ERR_ARENA */
 	NVS_ROOM     = 72, /* the slot's room has changed */
 	NVS_ARENA    = 73, /* carries a segment of host memory for what is away */
+	NVS_SLICE    = 74, /* the GPU's own time slice of this client; to who said NVS_REGISTER_SLICES */
 };
 
 enum nvs_register_flags {
 	NVS_REGISTER_RECONNECT = 1u << 0, /* this process was registered before */
 	NVS_REGISTER_SWAP      = 1u << 16, /* it can move memory; see struct nvs_moved */
+	NVS_REGISTER_SLICES    = 1u << 17, /* it understands SLICE */
 };
 
 enum nvs_attach_flags {
@@ -296,6 +298,15 @@ enum nvs_arena_flags {
 	NVS_ARENA_HUGE = 1u << 0, /* of huge pages */
 };
 
+/*
+ * The time slice that the GPU's own scheduler is to give this process, from now on
+ * and for contexts to come. After each ATTACHED it is the driver's own.
+ */
+struct nvs_slice {
+	uint64_t slice_ns; /* 0: the driver's own */
+	uint8_t  reserved[40];
+};
+
 struct nvs_welcome {
 	uint64_t client_id;
 	uint32_t page_size; /* NVS_PAGE_SIZE */
@@ -348,6 +359,7 @@ struct nvs_frame {
 		struct nvs_util     util;
 		struct nvs_room     room;
 		struct nvs_arena    arena;
+		struct nvs_slice    slice;
 		uint8_t             raw[48];
 	} u;
 };
@@ -423,6 +435,7 @@ _Static_assert(offsetof(struct nvs_slot, room) == 56, "slot.room");
 _Static_assert(sizeof(struct nvs_moved) == 48, "moved");
 _Static_assert(sizeof(struct nvs_room) == 48, "room");
 _Static_assert(sizeof(struct nvs_util) == 48, "util");
+_Static_assert(sizeof(struct nvs_slice) == 48, "slice");
 _Static_assert(offsetof(struct nvs_page, features) == 16, "page.features");
 _Static_assert(sizeof(struct nvs_arena) == 48, "arena");
 _Static_assert(sizeof(struct nvs_page) <= NVS_PAGE_SIZE, "page fits");

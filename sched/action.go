@@ -90,6 +90,13 @@ type StepOne struct {
 // has changed: after the actions before this one, and before any other event.
 type StepGPU struct{ GPU string } // as in Config.GPU
 
+// Slice changes the GPU's own time slice of a client: send SLICE to a shim that
+// understands it. After each Attach a client has the driver's own.
+type Slice struct {
+	Client ClientID
+	D      time.Duration // 0: the driver's own
+}
+
 // Pause shuts the client's gate while latency tenants are on the GPU: word := 0, and
 // nothing else. Its submitted work goes on, and its grant stays.
 type Pause struct{ Client ClientID }
@@ -186,6 +193,7 @@ func (Fence) action()      {}
 func (Notice) action()     {}
 func (StepOne) action()    {}
 func (StepGPU) action()    {}
+func (Slice) action()      {}
 func (Pause) action()      {}
 func (Resume) action()     {}
 func (Stand) action()      {}
@@ -227,6 +235,7 @@ func (a StepOne) String() string {
 	return fmt.Sprintf("step %d epoch=%d grace=%v", a.Client, a.Epoch, a.Grace)
 }
 func (a StepGPU) String() string { return "step GPU " + a.GPU }
+func (a Slice) String() string   { return fmt.Sprintf("slice %d %v", a.Client, a.D) }
 func (a Pause) String() string   { return fmt.Sprintf("pause %d", a.Client) }
 func (a Resume) String() string  { return fmt.Sprintf("resume %d epoch=%d", a.Client, a.Epoch) }
 func (a Stand) String() string   { return fmt.Sprintf("stand %d %t", a.Client, a.On) }

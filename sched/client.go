@@ -31,7 +31,8 @@ type client struct {
 	pauses    [pausesKept]time.Duration
 	nPauses   int // all its pauses so far
 
-	told Notice // what its page says
+	told  Notice        // what its page says
+	slice time.Duration // the GPU's own time slice, as it was told; 0: the driver's
 
 	waitingSince Time
 	longestWait  time.Duration
@@ -65,6 +66,8 @@ func (c *GPU) attach(ev Attach) {
 		c.connected++
 	}
 	cl.told = Notice{Client: cl.id} // a new page says nothing
+	cl.slice, c.slices.stale = 0, true
+	c.slices.ever = c.slices.ever || t.share.Priority == Latency
 	cl.standing = false
 	cl.want = false
 	cl.stranded, cl.later = false, false // its place is looked for again
@@ -236,6 +239,7 @@ func (c *GPU) lost(id ClientID) {
 	}
 	cl.connected = false
 	c.connected--
+	c.slices.stale = true
 	cl.want = false
 	if cl.grant == nil {
 		c.forget(cl)
@@ -264,6 +268,7 @@ func (c *GPU) gone(id ClientID) {
 	if cl.connected {
 		c.connected--
 	}
+	c.slices.stale = true
 	c.forget(cl)
 }
 

@@ -61,6 +61,7 @@ type GPU struct {
 	mem memory // see memory.go
 
 	policies []policy
+	slices   sliceState
 	acts     []Action // reused by each Step
 }
 

@@ -10,13 +10,13 @@ import (
 
 // Memory. The ledger says what each tenant has reserved. Where more can be reserved
 // than the GPU has, residency says how much of it each client may have there, and
-// this file is what happens around it: who is told, who is waited for and for how
-// long, and what the turns (moving.go, pause.go) know of it.
+// this file, reserve.go and rooms.go are what happens around that: who is told, who is
+// waited for and for how long, and what the turns (moving.go, pause.go) know of memory.
 //
 //   - A client that is granted gets room before its gate opens. A client that
 //     allocates gets room with the answer to Reserve.
 //   - A client that has to make room is told (Room), and says what it has moved
-//     (Moved). What becomes free goes to who waits for it, piece by piece.
+//     (Moved). What becomes free goes to the clients that wait for it, piece by piece.
 //   - A client that does not move is passed over after StallAfter, and reported
 //     after the grace period.
 
@@ -56,11 +56,11 @@ type memory struct {
 	members   map[ClientID]*member // until their process ends, or its program
 	keeps     map[string]Keep      // of tenants; Swapped is not listed
 
-	unsettled bool // who has a grant, or what clients have, has changed
-	resized   bool // how much arena clients need may have changed
-	needed    uint64
-	due       Time   // when settleMemory has something to do; 0: never
-	reserved  uint64 // as mode Auto knows it
+	unsettled bool    // who has a grant, or what clients have, has changed
+	resized   bool    // how much arena clients need may have changed
+	needed    uint64  // this GPU's part of Arenas.needed
+	due       Time    // when settleMemory has something to do; 0: never
+	tellAgain *member // an earlier connection may have lost its room
 
 	awaiting []*member // those with an answer that waits for room
 	stranded []*member
@@ -96,11 +96,10 @@ type member struct {
 	reported bool   // there was one
 	since    Time   // of the latest report, or of being asked to make room
 
-	asked     bool // to make room, and it has not done so
-	askedAt   Time
-	askedOut  uint64 // report.Out then
-	stalled   bool   // and that was reported
-	tellAgain bool   // an earlier connection may have lost its room
+	asked    bool // to make room, and it has not done so
+	askedAt  Time
+	askedOut uint64 // report.Out then
+	stalled  bool   // and that was reported
 
 	answer *Reserved // waits for room
 	until  Time      // but no longer
@@ -213,7 +212,9 @@ func (c *GPU) attachMemory(cl *client, ev Attach) {
 	c.memoryChanged()
 	if keep != Managed {
 		c.do(Room{Client: m.id, Bytes: mem.residency.clients[m.id].room})
-		m.tellAgain = m.asked
+		if m.asked {
+			mem.tellAgain = m
+		}
 	}
 	cl.away = mem.residency.away(m.id)
 }

@@ -20,6 +20,7 @@ func policies() []policy {
 		limits(),
 		gangTurns(),
 		latencyTenants(),
+		timeSlices(),
 		strandedMemory(),
 		stalledMoves(),
 		turns(),

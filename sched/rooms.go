@@ -159,8 +159,8 @@ func (c *GPU) memoryActive(cl *client) {
 	}
 }
 
-// tellRooms tells clients the rooms that have changed, and answers who has waited for
-// them.
+// tellRooms tells clients the rooms that have changed, and answers those that have
+// waited for room.
 func (c *GPU) tellRooms() {
 	mem := &c.mem
 	for _, room := range mem.residency.plan() {
@@ -171,7 +171,9 @@ func (c *GPU) tellRooms() {
 		case !room.Less:
 			m.asked, m.stalled = false, false
 		}
-		m.tellAgain = false
+		if mem.tellAgain == m {
+			mem.tellAgain = nil
+		}
 		if cl := c.clients[room.Client]; cl != nil && cl.connected {
 			c.do(room)
 		}
@@ -204,11 +206,9 @@ func (c *GPU) settleMemory() {
 		}
 		c.passOverStalled()
 	}
-	for _, id := range mem.residency.ids() {
-		if m := mem.members[id]; m.tellAgain {
-			m.tellAgain = false
-			c.do(Room{m.id, mem.residency.clients[id].room, true})
-		}
+	if m := mem.tellAgain; m != nil {
+		mem.tellAgain = nil
+		c.do(Room{m.id, mem.residency.clients[m.id].room, true})
 	}
 	if mem.resized {
 		mem.resized = false
@@ -242,7 +242,7 @@ func (c *GPU) memoryDue() Time {
 	return e.at
 }
 
-// passOverStalled passes over those that do not move, and then reports them.
+// passOverStalled passes over clients that do not move out, and reports them later.
 func (c *GPU) passOverStalled() {
 	for _, o := range c.mem.residency.late() {
 		m := c.mem.members[o.id]

@@ -395,6 +395,8 @@ func (c *GPU) setShare(t *tenant, s Share) {
 		t.credit = 0
 	}
 	t.share = s
+	c.slices.stale = true
+	c.slices.ever = c.slices.ever || s.Priority == Latency
 	if t.limited() {
 		t.credit = min(t.credit, t.slice())
 		t.capped = t.credit < 0 || t.capped && t.credit < t.slice()

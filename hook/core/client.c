@@ -19,6 +19,7 @@
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
+#include "slice.h"
 #include "thread.h"
 #include "utilization.h"
 #include "wait.h"
@@ -95,7 +96,7 @@ static void try_connect(void)
 		return;
 	}
 	f.code = (nvs_client.registered ? NVS_REGISTER_RECONNECT : 0) |
-		 (nvs_memory_ops.capable() ? NVS_REGISTER_SWAP : 0);
+		 (nvs_memory_ops.capable() ? NVS_REGISTER_SWAP : 0) | NVS_REGISTER_SLICES;
 	f.u.reg.min_version = NVS_WIRE_VERSION;
 	f.u.reg.channels = (uint16_t)nvs_gpu_count;
 	f.u.reg.shim_version = NVS_SHIM_VERSION;
@@ -183,6 +184,9 @@ static bool handle(const struct nvs_frame *f, int fd)
 		gpu->grace_ns = f->u.revoke.grace_ns < GRACE_MAX_NS
 			? f->u.revoke.grace_ns : GRACE_MAX_NS;
 		break;
+	case NVS_SLICE:
+		nvs_slice_want(gpu, f->u.slice.slice_ns);
+		return true;
 	case NVS_NOTICE:
 	case NVS_REFUSED:
 		return f->type == NVS_NOTICE;
@@ -195,8 +199,10 @@ static bool handle(const struct nvs_frame *f, int fd)
 		return false;
 	}
 	nvs_gpu_step(gpu, ev);
-	if (f->type == NVS_ATTACHED)
+	if (f->type == NVS_ATTACHED) {
 		nvs_memory_ops.attached(gpu);
+		nvs_slice_want(gpu, 0);
+	}
 	return true;
 }
 
@@ -328,6 +334,7 @@ static void *client_main(void *arg)
 			receive();
 			nvs_unlock(&nvs_client_lock);
 			nvs_drains_start();
+			nvs_slices_apply();
 		}
 	}
 	return NULL;

@@ -74,6 +74,8 @@ struct nvs_gpu {
 	uint64_t idle_calls;     /* early release: calls at the last look */
 	uint64_t idle_ns;        /* and since when that number holds */
 	struct nvs_utilization utilization;
+	uint64_t slice_ns;       /* as SLICE said; 0: the driver's own */
+	bool slice_due;          /* the driver has not been told */
 	struct nvs_stats stats;
 	struct nvs_stats sent;
 	uint64_t sent_ns;

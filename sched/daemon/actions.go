@@ -196,6 +196,10 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 				Revoke: wire.Revoke{GraceNs: uint64(a.Grace)},
 			}, nil)
 		}
+	case sched.Slice:
+		if att := d.attachmentOf(g, a.Client); att != nil && att.client.conn != nil && att.client.conn.slices {
+			d.send(att.client.conn, &wire.Frame{Type: wire.TypeSlice, Channel: att.channel, Slice: wire.Slice{Ns: uint64(a.D)}}, nil)
+		}
 	case sched.Pause:
 		if att := d.attachmentOf(g, a.Client); att != nil {
 			d.reach(beforePause)

@@ -219,6 +219,7 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 	}
 	c.client, c.reg, c.again = cl, f.Register, f.Code&wire.RegisterReconnect != 0
 	c.canMove = f.Code&wire.RegisterSwap != 0
+	c.slices = f.Code&wire.RegisterSlices != 0
 	page, fd, err := page.New(uint64(cl.id))
 	if err != nil {
 		d.tell(c.subject(), logrus.ErrorLevel, fmt.Sprintf("refuse a client: %v", err))

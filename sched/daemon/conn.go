@@ -35,6 +35,7 @@ type conn struct {
 	client   *client                          // nil before REGISTER
 	reg      wire.Register                    // what it registered with
 	canMove  bool                             // the shim can move memory
+	slices   bool                             // the shim understands SLICE
 	again    bool                             // the process says that it was registered before
 	page     *page.Page                       // the client's own once it has attached
 	channels [wire.MaxChannels]*attachment    // attached over this connection

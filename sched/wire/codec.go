@@ -146,6 +146,9 @@ func (f *Frame) decodePayload(p []byte) error {
 	case TypeRoom:
 		f.Room.Bytes = le.Uint64(p)
 		used = 8
+	case TypeSlice:
+		f.Slice.Ns = le.Uint64(p)
+		used = 8
 	case TypeArena:
 		f.Arena.Segment = le.Uint64(p)
 		f.Arena.Size = le.Uint64(p[8:])
@@ -178,7 +181,7 @@ func (t Type) rule() rule {
 		return rule{flags: true, codeMax: RegisterReconnect, noEpoch: true}
 	case TypeAttach:
 		return rule{channel: true, flags: true, codeMax: AttachWant | AttachObserve, epoch: true, noEpoch: true}
-	case TypeRequest, TypeStats, TypeUtil, TypeNotice, TypeRoom, TypeArena:
+	case TypeRequest, TypeStats, TypeUtil, TypeNotice, TypeRoom, TypeArena, TypeSlice:
 		return rule{channel: true, noEpoch: true}
 	case TypeReserve:
 		return rule{channel: true, flags: true, codeMax: ReserveForce, noEpoch: true}
@@ -329,6 +332,8 @@ func (f *Frame) Encode() (b [FrameSize]byte) {
 		le.PutUint32(p[4:], f.Util.Busy)
 	case TypeRoom:
 		le.PutUint64(p, f.Room.Bytes)
+	case TypeSlice:
+		le.PutUint64(p, f.Slice.Ns)
 	case TypeArena:
 		le.PutUint64(p, f.Arena.Segment)
 		le.PutUint64(p[8:], f.Arena.Size)

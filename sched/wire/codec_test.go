@@ -36,6 +36,7 @@ func samples() []Frame {
 		{Version: 1, Type: TypeMoved, Channel: 9, Code: MovedStuck | MovedNoArena, Epoch: 79, Moved: Moved{Resident: 7 << 30, Fixed: 1 << 30, Away: 3 << 30, Out: 4, In: 5, Arena: 6}},
 		{Version: 1, Type: TypeUtil, Channel: 9, Util: Util{Samples: 50, Busy: 31}},
 		{Version: 1, Type: TypeRoom, Channel: 9, Room: Room{Bytes: 8 << 30}},
+		{Version: 1, Type: TypeSlice, Channel: 9, Slice: Slice{Ns: 50_000}},
 		{Version: 1, Type: TypeArena, Channel: 9, Arena: Arena{Segment: 3, Size: 1 << 30, Flags: ArenaHuge}},
 	}
 }
@@ -144,7 +145,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"register version 0":     {set(TypeRegister, 0, 0), errVersion},
 		"type 0":                 {set(TypeRequest, 1, 0), errType},
 		"type 7":                 {set(TypeRequest, 1, 7), errType},
-		"type 74":                {set(TypeWelcome, 1, 74), errType},
+		"type 75":                {set(TypeWelcome, 1, 75), errType},
 		"type 64":                {set(TypeRequest, 1, 64), errType},
 		"type 255":               {set(TypeRequest, 1, 255), errType},
 		"channel 32":             {set(TypeRequest, 2, 32), errChannel},
@@ -170,6 +171,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"util busier than looks": {set(TypeUtil, 20, 51), errUtil},
 		"util too many samples":  {set(TypeUtil, 18, 0x10), errUtil},
 		"room reserved":          {set(TypeRoom, 24, 1), errReserved},
+		"slice reserved":         {set(TypeSlice, 24, 1), errReserved},
 		"arena reserved":         {set(TypeArena, 36, 1), errReserved},
 		"reserve channel":        {set(TypeReserve, 2, 32), errChannel},
 		"reserved error":         {set(TypeReserved, 4, 6), errCode},

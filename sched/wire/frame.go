@@ -54,6 +54,7 @@ const (
 	TypeReserved Type = 71
 	TypeRoom     Type = 72
 	TypeArena    Type = 73
+	TypeSlice    Type = 74
 )
 
 // String returns the name used in hook/wire.h, without prefix.
@@ -93,6 +94,8 @@ func (t Type) String() string {
 		return "ROOM"
 	case TypeArena:
 		return "ARENA"
+	case TypeSlice:
+		return "SLICE"
 	}
 	return "unknown type"
 }
@@ -111,6 +114,7 @@ const OptionalFlags uint32 = 0xffff0000
 const (
 	RegisterReconnect uint32 = 1 << 0  // REGISTER: was registered before
 	RegisterSwap      uint32 = 1 << 16 // REGISTER: it can move memory
+	RegisterSlices    uint32 = 1 << 17 // REGISTER: it understands SLICE
 	AttachWant        uint32 = 1 << 0  // ATTACH: a thread already waits
 	AttachObserve     uint32 = 1 << 1  // ATTACH, alone: only asks for the limits, is no client
 	ReserveForce      uint32 = 1 << 0  // RESERVE: the memory exists already
@@ -176,6 +180,7 @@ type Frame struct {
 	Util     Util
 	Room     Room
 	Arena    Arena
+	Slice    Slice
 }
 
 // Register is the payload of REGISTER.
@@ -279,6 +284,11 @@ type Arena struct {
 	Segment uint64 // unique among those of this client
 	Size    uint64 // bytes, a multiple of 2 MiB
 	Flags   uint32
+}
+
+// Slice is the payload of SLICE.
+type Slice struct {
+	Ns uint64 // the GPU's own time slice of the client; 0: as the driver sets it
 }
 
 // Refused is the payload of REFUSED: NUL-terminated UTF-8 for a debug log.

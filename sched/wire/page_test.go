@@ -114,6 +114,8 @@ func TestLayout(t *testing.T) {
 		{"NVS_ERR_MEMORY", int(ErrMemory)},
 		{"offsetof(struct nvs_page, features)", pageFeatures},
 		{"NVS_UTIL", int(TypeUtil)},
+		{"NVS_SLICE", int(TypeSlice)},
+		{"NVS_REGISTER_SLICES", int(RegisterSlices)},
 		{"NVS_UTIL_MAX", UtilMax},
 		{"NVS_FEATURE_UTIL", int(FeatureUtil)},
 		{"NVS_WIRE_VERSION", Version},

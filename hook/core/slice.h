@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * slice.h: the time slice that the GPU's own scheduler gives this process, as the
+ * scheduler daemon says (SLICE).
+ */
+#ifndef NVSHARE_SLICE_H
+#define NVSHARE_SLICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "gpu.h"
+
+/* What core asks of the layers above it. No lock is held. */
+struct nvs_slice_ops {
+	/* Sets the slice of all contexts, and of those to come. 0: the driver's own. */
+	bool (*set)(const struct nvs_gpu *gpu, uint64_t slice_ns);
+};
+
+extern const struct nvs_slice_ops nvs_slice_ops;
+
+/* The scheduler daemon wants this slice. nvs_client_lock is held. */
+void nvs_slice_want(struct nvs_gpu *gpu, uint64_t slice_ns);
+
+/* Tells the driver what it was not told yet. Client thread, no lock is held. */
+void nvs_slices_apply(void);
+
+#endif
