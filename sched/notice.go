@@ -11,8 +11,8 @@ type notices struct {
 	tellAll   bool // the mode or a share has changed, which every holder is to know
 }
 
-// standing is all that decides what a holder is told of the others.
-type standing struct {
+// neighbors is all that decides what a holder is told of the others.
+type neighbors struct {
 	mode     Mode      // in effect
 	kind     grantKind // of its grant
 	attached int       // other clients on the GPU
@@ -25,7 +25,7 @@ type standing struct {
 }
 
 // notice returns what a holder is to be told.
-func (s standing) notice(id ClientID) Notice {
+func (s neighbors) notice(id ClientID) Notice {
 	n := Notice{Client: id, Present: s.attached}
 	switch {
 	case s.mode != Exclusive:
@@ -50,7 +50,7 @@ func (s standing) notice(id ClientID) Notice {
 // expected returns what a client with a grant is to be told.
 func (c *GPU) expected(cl *client) Notice {
 	t := cl.tenant
-	return standing{
+	return neighbors{
 		mode:     c.effective,
 		kind:     cl.grant.kind,
 		attached: c.connected - 1,

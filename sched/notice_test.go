@@ -10,24 +10,24 @@ import (
 
 func TestNotice(t *testing.T) {
 	for name, test := range map[string]struct {
-		of   standing
+		of   neighbors
 		want Notice
 	}{
-		"alone":                         {standing{}, Notice{}},
-		"another one is idle":           {standing{attached: 1}, Notice{Present: 1, Bound: true}},
-		"another one waits":             {standing{attached: 2, waiting: 1, turns: 1}, Notice{Waiters: 1, Present: 2, Leave: true, Bound: true}},
-		"a latency tenant is beside it": {standing{attached: 1, turns: 1, latency: 1}, Notice{Waiters: 1, Present: 1, Leave: true, Bound: true}},
-		"it is let in beside a holder":  {standing{kind: latencyGrant, attached: 1, turns: 1, latency: 1}, Notice{Waiters: 1, Present: 1, Leave: true, Bound: true}},
-		"it is let in, nobody holds":    {standing{kind: latencyGrant, attached: 1, latency: 1}, Notice{Present: 1, Bound: true}},
-		"all hold at the same time":     {standing{mode: Concurrent, attached: 3, turns: 4}, Notice{Present: 3, Bound: true}},
-		"alone, with a limit":           {standing{limited: true}, Notice{Leave: true, Bound: true}},
-		"a limit among all":             {standing{mode: Concurrent, attached: 1, turns: 2, limited: true}, Notice{Present: 1, Leave: true, Bound: true}},
-		"a rank, and somebody waits":    {standing{attached: 2, waiting: 1, turns: 2, ganged: true}, Notice{Waiters: 1, Present: 2, Bound: true}},
-		"the only rank here":            {standing{ganged: true}, Notice{Bound: true}},
-		"a rank of a gang with a limit": {standing{ganged: true, limited: true}, Notice{Bound: true}},
-		"a rank among all":              {standing{mode: Concurrent, ganged: true}, Notice{}},
-		"those who wait have to move":   {standing{attached: 1, waiting: 1, turns: 1, patient: true}, Notice{Waiters: 1, Present: 1, Leave: true, Bound: true, Patient: true}},
-		"patient for nobody":            {standing{attached: 1, turns: 1, patient: true}, Notice{Present: 1, Bound: true}},
+		"alone":                         {neighbors{}, Notice{}},
+		"another one is idle":           {neighbors{attached: 1}, Notice{Present: 1, Bound: true}},
+		"another one waits":             {neighbors{attached: 2, waiting: 1, turns: 1}, Notice{Waiters: 1, Present: 2, Leave: true, Bound: true}},
+		"a latency tenant is beside it": {neighbors{attached: 1, turns: 1, latency: 1}, Notice{Waiters: 1, Present: 1, Leave: true, Bound: true}},
+		"it is let in beside a holder":  {neighbors{kind: latencyGrant, attached: 1, turns: 1, latency: 1}, Notice{Waiters: 1, Present: 1, Leave: true, Bound: true}},
+		"it is let in, nobody holds":    {neighbors{kind: latencyGrant, attached: 1, latency: 1}, Notice{Present: 1, Bound: true}},
+		"all hold at the same time":     {neighbors{mode: Concurrent, attached: 3, turns: 4}, Notice{Present: 3, Bound: true}},
+		"alone, with a limit":           {neighbors{limited: true}, Notice{Leave: true, Bound: true}},
+		"a limit among all":             {neighbors{mode: Concurrent, attached: 1, turns: 2, limited: true}, Notice{Present: 1, Leave: true, Bound: true}},
+		"a rank, and somebody waits":    {neighbors{attached: 2, waiting: 1, turns: 2, ganged: true}, Notice{Waiters: 1, Present: 2, Bound: true}},
+		"the only rank here":            {neighbors{ganged: true}, Notice{Bound: true}},
+		"a rank of a gang with a limit": {neighbors{ganged: true, limited: true}, Notice{Bound: true}},
+		"a rank among all":              {neighbors{mode: Concurrent, ganged: true}, Notice{}},
+		"those who wait have to move":   {neighbors{attached: 1, waiting: 1, turns: 1, patient: true}, Notice{Waiters: 1, Present: 1, Leave: true, Bound: true, Patient: true}},
+		"patient for nobody":            {neighbors{attached: 1, turns: 1, patient: true}, Notice{Present: 1, Bound: true}},
 	} {
 		if got := test.of.notice(0); got != test.want {
 			t.Errorf("%s: told %v, want %v", name, got, test.want)
@@ -35,13 +35,13 @@ func TestNotice(t *testing.T) {
 	}
 }
 
-// TestNoticeKeepsItsPromises tests what holders depend on, for any standing that can
+// TestNoticeKeepsItsPromises tests what holders depend on, for any neighbors that can
 // be: nobody waits for a holder that was not told to leave when it is idle, and who
 // has the GPU for itself loses nothing.
 func TestNoticeKeepsItsPromises(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		some := rapid.IntRange(0, 3)
-		s := standing{
+		s := neighbors{
 			mode:    rapid.SampledFrom([]Mode{Exclusive, Concurrent}).Draw(t, "mode"),
 			waiting: some.Draw(t, "waiting"), turns: some.Draw(t, "turns"), latency: some.Draw(t, "latency"),
 			limited: rapid.Bool().Draw(t, "limited"), ganged: rapid.Bool().Draw(t, "ganged"), patient: rapid.Bool().Draw(t, "patient"),

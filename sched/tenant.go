@@ -390,7 +390,7 @@ func (c *GPU) setShare(t *tenant, s Share) {
 		c.requests += s.Request - t.share.Request
 		c.weights += s.Weight - t.share.Weight
 	}
-	c.tellAll = true // a limit counts as a client that waits, see standing
+	c.tellAll = true // a limit counts as a client that waits, see neighbors
 	if !t.limited() {
 		t.credit = 0
 	}

@@ -65,8 +65,7 @@ static uint64_t next_backoff(void)
 static void disconnect(const char *why)
 {
 	nvs_debugf("connection closed: %s", why);
-	close(nvs_client.fd);
-	nvs_client.fd = -1;
+	nvs_descriptor_close(&nvs_client.socket);
 	nvs_client.retry_ns = nvs_now() + nvs_client.backoff_ns;
 	if (nvs_client.link == LINK_UP) {
 		step_all(LEASE_EV_DOWN);
@@ -84,8 +83,8 @@ static void try_connect(void)
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_REGISTER };
 	int error = 0;
 
-	nvs_client.fd = nvs_connect(&error);
-	if (nvs_client.fd < 0) {
+	nvs_client.socket = nvs_descriptor_of(nvs_connect(&error));
+	if (nvs_client.socket.fd < 0) {
 		nvs_client.backoff_ns = next_backoff();
 		nvs_client.retry_ns = nvs_now() + nvs_client.backoff_ns;
 		/* EAGAIN: there is a scheduler, its queue is full. */
@@ -208,10 +207,10 @@ static bool handle(const struct nvs_frame *f, int fd)
 
 static void receive(void)
 {
-	while (nvs_client.fd >= 0) {
+	while (nvs_descriptor_is(&nvs_client.socket)) {
 		struct nvs_frame f;
 		int fd = -1;
-		int n = nvs_receive_frame(nvs_client.fd, &f, &fd);
+		int n = nvs_receive_frame(nvs_client.socket.fd, &f, &fd);
 
 		if (n == 0)
 			return;
@@ -305,9 +304,11 @@ static void *client_main(void *arg)
 		struct timespec t;
 
 		nvs_lock(&nvs_client_lock);
-		if (nvs_client.fd < 0 && now >= nvs_client.retry_ns)
+		if (nvs_client.socket.fd >= 0 && !nvs_descriptor_is(&nvs_client.socket))
+			disconnect("the application has closed the descriptor");
+		if (nvs_client.socket.fd < 0 && now >= nvs_client.retry_ns)
 			try_connect();
-		if (nvs_client.fd >= 0 && nvs_client.link != LINK_UP &&
+		if (nvs_client.socket.fd >= 0 && nvs_client.link != LINK_UP &&
 		    nvs_elapsed(now, nvs_client.hello_ns) > HELLO_WAIT_NS)
 			disconnect("no answer to REGISTER");
 		if (nvs_client.link == LINK_LOST && !nvs_client.closed_policy &&
@@ -321,9 +322,9 @@ static void *client_main(void *arg)
 				nvs_drainer_look(gpu, NVS_LOOK_SAMPLE);
 		trim = nvs_memory_ops.tick(now);
 		wait = trim < wait ? trim : wait;
-		if (nvs_client.fd < 0 && nvs_client.retry_ns < now + wait)
+		if (nvs_client.socket.fd < 0 && nvs_client.retry_ns < now + wait)
 			wait = nvs_client.retry_ns > now ? nvs_client.retry_ns - now : 0;
-		p.fd = nvs_client.fd;
+		p.fd = nvs_client.socket.fd;
 		nvs_unlock(&nvs_client_lock);
 		nvs_drains_start();
 

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "descriptor.h"
 #include "lock.h"
 #include "wire.h"
 
@@ -24,7 +25,7 @@ enum link {
 
 struct nvs_client {
 	enum link link;
-	int fd;                /* -1: none */
+	struct nvs_descriptor socket;
 	bool registered;       /* ever */
 	uint64_t since_ns;     /* in this link state */
 	uint64_t retry_ns;     /* next attempt to connect */

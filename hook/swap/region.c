@@ -26,7 +26,7 @@
 bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64_t since, bool told)
 {
 	struct nvs_swap *s = gpu->swap;
-	bool cached = s->cached || nvs_pools_have_cached(gpu);
+	bool cached = s->cache.oldest || nvs_pools_have_cached(gpu);
 
 	/* Without a scheduler nobody makes room. */
 	if (since && ((!cached && nvs_swap_capacity(gpu) == UINT64_MAX) ||
@@ -59,7 +59,7 @@ static uint32_t count_fitting(struct nvs_swap *s, struct place p, uint32_t end, 
 	return n;
 }
 
-/* n chunks are CHUNK_BUSY no more; the first `here` of them have got memory. */
+/* n chunks were CHUNK_BUSY; the first `here` of them have got memory. */
 static void settle(struct nvs_swap *s, struct place p, uint32_t n, uint32_t here)
 {
 	for (uint32_t i = 0; i < n; i++) {
@@ -212,18 +212,16 @@ uint64_t nvs_swap_cached(struct nvs_gpu *gpu)
 
 	nvs_pools_look(gpu, NULL);
 	nvs_swap_lock(s);
-	bytes = s->cached + nvs_pools_cached(gpu);
+	bytes = s->cache.bytes + nvs_pools_cached(gpu);
 	nvs_swap_unlock(s);
 	return bytes;
 }
 
-static struct place uncache(struct nvs_swap *s, uint32_t i)
+static struct place uncache(struct nvs_swap *s, struct nvs_block *b)
 {
-	struct place p = s->cache[i];
+	struct place p = nvs_place_of(b->address);
 
-	for (s->cache_count--; i < s->cache_count; i++)
-		s->cache[i] = s->cache[i + 1];
-	s->cached -= bytes_of(region_of(p)->granules);
+	nvs_freelist_remove(&s->cache, b);
 	region_of(p)->cached = false;
 	return p;
 }
@@ -238,13 +236,10 @@ bool nvs_swap_flush(struct nvs_gpu *gpu, uint64_t bytes)
 	nvs_swap_lock(s);
 	before = s->freed;
 	while (more && s->freed - before < bytes) {
-		if (s->cache_count) {
-			struct place p = uncache(s, 0);
-
-			nvs_region_free(gpu, p);
-		} else {
+		if (s->cache.oldest)
+			nvs_region_free(gpu, uncache(s, s->cache.oldest));
+		else
 			more = nvs_pools_release_one(gpu);
-		}
 		any = any || more;
 	}
 	nvs_swap_unlock(s);
@@ -261,10 +256,9 @@ bool nvs_swap_release_cached(struct nvs_gpu *gpu, uint64_t bytes)
 /* A cached region of that size. The lock is held. */
 static struct place reuse(struct nvs_swap *s, uint32_t granules)
 {
-	for (uint32_t i = s->cache_count; i-- > 0;)
-		if (region_of(s->cache[i])->granules == granules)
-			return uncache(s, i);
-	return (struct place){ NULL, 0 };
+	struct nvs_block *b = nvs_freelist_find(&s->cache, bytes_of(granules), false);
+
+	return b ? uncache(s, b) : (struct place){ NULL, 0 };
 }
 
 bool nvs_region_is_here(struct place p)
@@ -282,8 +276,8 @@ static void shrink(struct nvs_gpu *gpu, uint64_t left)
 {
 	struct nvs_swap *s = gpu->swap;
 
-	while (s->cache_count && s->cached > left)
-		nvs_region_free(gpu, uncache(s, 0));
+	while (s->cache.oldest && s->cache.bytes > left)
+		nvs_region_free(gpu, uncache(s, s->cache.oldest));
 }
 
 void nvs_cache_trim(struct nvs_gpu *gpu)
@@ -292,7 +286,7 @@ void nvs_cache_trim(struct nvs_gpu *gpu)
 	bool due;
 
 	nvs_swap_lock(s);
-	due = s->cached > CACHE_BYTES && nvs_now() - s->cached_ns >= LINGER_NS;
+	due = s->cache.bytes > CACHE_BYTES && nvs_now() - s->cached_ns >= LINGER_NS;
 	nvs_swap_unlock(s);
 	if (!due || !nvs_driver_enter())
 		return;
@@ -311,12 +305,12 @@ bool nvs_region_cache(struct nvs_swap *s, struct place p)
 	if (!s->hold || r->pinned || r->kind != REGION_LARGE || bytes > most ||
 	    s->resident > nvs_swap_capacity(p.span->gpu) || !nvs_region_is_here(p))
 		return false;
-	while (s->cache_count && (s->cache_count == CACHE_MAX || s->cached + bytes > most))
-		nvs_region_free(p.span->gpu, uncache(s, 0)); /* p is dying: no other thread frees it */
+	if (s->cache.bytes + bytes > most)
+		shrink(p.span->gpu, most - bytes); /* p is dying: no other thread frees it */
 	r->cached = true;
 	r->dying = r->published = false;
-	s->cache[s->cache_count++] = p;
-	s->cached += bytes;
+	r->block = (struct nvs_block){ .address = address_of(p), .bytes = bytes };
+	nvs_freelist_add(&s->cache, &r->block);
 	s->cached_ns = nvs_now();
 	return true;
 }

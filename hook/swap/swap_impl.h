@@ -51,7 +51,6 @@ struct nvs_swap_range;
 #define CACHE_BYTES (128ull << 20)
 #define CACHE_PART  16u
 #define LINGER_NS   500000000ull
-#define CACHE_MAX   64u
 
 /* The size of a span, in times the GPU's memory: addresses get fragmented. */
 #define SPAN_TIMES 4u
@@ -96,6 +95,7 @@ struct region {
 	bool cached;
 	bool pinned;       /* shared, or used without a grant: stays on the GPU once it is there */
 	uint64_t serial;   /* changes with each free in the region */
+	struct nvs_block block; /* in nvs_swap.cache, while cached */
 };
 
 struct span {
@@ -142,10 +142,8 @@ struct nvs_swap {
 	uint64_t away;         /* of claimed: the rest, in the arena or nowhere */
 	uint64_t coming;       /* of resident: not there yet */
 	uint64_t going;        /* of resident: about to leave */
-	uint64_t cached;       /* of claimed: in the cache below; pools have caches of their own */
 	uint64_t freed;        /* bytes of all regions that were ever freed */
-	struct place cache[CACHE_MAX];
-	uint32_t cache_count;
+	struct nvs_freelist cache; /* of freed regions; pools have their own */
 	uint64_t cached_ns;    /* when the cache grew last */
 	struct nvs_slab_heap heap;
 	struct nvs_slab *idle; /* granules of slabs that are not in use */

@@ -57,11 +57,11 @@ static void connected(void)
 
 	if (scheduler >= 0)
 		close(scheduler);
-	if (nvs_client.fd >= 0)
+	if (nvs_client.socket.fd >= 0)
 		disconnect("again");
 	MUST(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
 	scheduler = pair[0];
-	nvs_client.fd = pair[1];
+	nvs_client.socket = nvs_descriptor_of(pair[1]);
 }
 
 /* What the client says must be frames of its side. */
@@ -98,7 +98,7 @@ static void packet(const uint8_t *data, size_t size, unsigned how)
 		for (unsigned i = 0; i < fds; i++)
 			memcpy(CMSG_DATA(CMSG_FIRSTHDR(&m)) + i * sizeof(int), &fd, sizeof(int));
 	}
-	if (nvs_client.fd < 0)
+	if (nvs_client.socket.fd < 0)
 		connected();
 	if (sendmsg(scheduler, &m, MSG_NOSIGNAL) > 0)
 		receive();
@@ -120,7 +120,7 @@ static void check(void)
 		MUST(l->waiting == waiting[i]);
 		MUST(gpu->grace_ns <= GRACE_MAX_NS);
 	}
-	MUST((nvs_client.link == LINK_UP) <= (nvs_client.fd >= 0));
+	MUST((nvs_client.link == LINK_UP) <= (nvs_client.socket.fd >= 0));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -219,7 +219,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		listen_to_client();
 		check();
 	}
-	if (nvs_client.fd >= 0)
+	if (nvs_client.socket.fd >= 0)
 		disconnect("end of the run");
 	nvs_unlock(&nvs_client_lock);
 	close(scheduler);

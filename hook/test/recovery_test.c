@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "life.h"
@@ -416,9 +417,43 @@ static void cancelled_at_the_gate(void)
 	CHECK(dup2(saved, 2) == 2);
 }
 
+/* The socket of the shim to the scheduler, which is in this process too. */
+static int socket_of_the_shim(void)
+{
+	for (int fd = 3; fd < 1024; fd++) {
+		struct sockaddr_un peer = { 0 };
+		socklen_t n = sizeof(peer);
+
+		if (getpeername(fd, (struct sockaddr *)&peer, &n) == 0 && peer.sun_path[0])
+			return fd;
+	}
+	CHECK(!"no socket");
+	return -1;
+}
+
+/* As after closefrom(3): the number is soon that of a file of the application. */
+static void an_application_takes_our_descriptor(void)
+{
+	int fd, pair[2];
+	char text[8];
+
+	begin(1);
+	hold(3);
+	fd = socket_of_the_shim();
+	CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
+	CHECK(send(pair[1], "mine", 4, 0) == 4);
+	CHECK(dup2(pair[0], fd) == fd);
+	CHECK(fake_accept(&fake).code == NVS_REGISTER_RECONNECT);
+	fake_attach(&fake);
+	/* Still open, nothing read from it, nothing written to it. */
+	CHECK(recv(fd, text, sizeof(text), MSG_DONTWAIT) == 4);
+	CHECK(recv(pair[1], text, sizeof(text), MSG_DONTWAIT) == -1 && errno == EAGAIN);
+}
+
 static const struct life_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(drain_waits_for_a_thread_at_the_gate),
+	CASE(an_application_takes_our_descriptor),
 	CASE(drain_waits_more_than_once),
 	CASE(passes_end_with_the_release),
 	CASE(long_drain_ends_by_itself),

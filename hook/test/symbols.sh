@@ -40,7 +40,7 @@ for lib; do
 	names() { # the table, expanded
 		printf '#include "%s/cuda/symbols.h"\n%s\n%s\n' "$hook" \
 			'#define G(name, P, A, key) @name' '#define H(name) @name' |
-			cat - "$here/names.txt" | ${CC:-gcc} -E -P -iquote "$hook/core" -iquote "$hook/memory" - | tr -s ' ;' '\n' |
+			cat - "$here/names.txt" | ${CC:-gcc} -E -P -iquote "$hook/os" -iquote "$hook/core" -iquote "$hook/memory" - | tr -s ' ;' '\n' |
 			sed -n 's/^@//p'
 		printf 'dlsym\ndlvsym\nioctl\n'
 	}
