@@ -44,7 +44,7 @@ struct nvs_budget {
 	atomic_uint event;  /* futex: an answer came, or none will */
 };
 
-/* This thread has a lock of memory, or waits for it. Who sees this is a signal handler. */
+/* This thread has a lock of memory, or waits for it. Only a signal handler sees that. */
 extern __thread bool nvs_memory_locked __attribute__((tls_model("initial-exec")));
 
 /*

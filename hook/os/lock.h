@@ -22,11 +22,13 @@ enum nvs_rank {
 	NVS_RANK_DRAIN,   /* struct nvs_gpu: contexts are synchronised, destroyed, used by the mover */
 	NVS_RANK_QUERY,   /* struct nvs_gpu: a stream is asked about, and is not destroyed meanwhile */
 	NVS_RANK_SPANS,   /* swap/space.c: addresses are reserved */
+	NVS_RANK_CONTROL, /* rm/rm_control.c: a control is sent to the driver's channels, from inside a driver call too */
 	/* The client thread takes those that follow: no driver call under them. */
 	NVS_RANK_CLIENT,  /* core/connection.h: leases and the connection */
 	NVS_RANK_SWAP,    /* struct nvs_swap */
 	NVS_RANK_MEMORY,  /* memory/: what is allocated */
 	NVS_RANK_TABLE,   /* core/work.h: contexts and streams */
+	NVS_RANK_CHANNELS, /* rm/rm_object.c: the driver's channels; any driver call may take it */
 };
 
 struct nvs_lock {

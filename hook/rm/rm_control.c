@@ -6,13 +6,13 @@
  * come or go meanwhile are seen by the table's serial number.
  */
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "lock.h"
 #include "log.h"
 #include "quiet.h"
 #include "rm.h"
@@ -42,7 +42,7 @@ const char *nvs_rm_text(enum nvs_rm_result r)
 
 /* ---- turns ---- */
 
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+static struct nvs_lock turn = NVS_LOCK(NVS_RANK_CONTROL);
 static _Atomic(pid_t) turn_owner;
 static atomic_bool ended; /* the process ends: channels stay on */
 
@@ -57,11 +57,12 @@ static bool begin_turn(struct nvs_quiet *q)
 	nvs_quiet_begin(q);
 	if (turn_owner != me) { /* a child of fork: the thread that had the turn is not here */
 		if (turn_owner)
-			turn = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+			turn.mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 		turn_owner = me;
 	}
+	nvs_lock_check(&turn);
 	for (uint64_t waited = 0; waited < TURN_WAIT_NS; waited += (uint64_t)nap.tv_nsec) {
-		if (pthread_mutex_trylock(&turn) == 0)
+		if (nvs_trylock(&turn))
 			return true;
 		nanosleep(&nap, NULL);
 	}
@@ -71,7 +72,7 @@ static bool begin_turn(struct nvs_quiet *q)
 
 static void end_turn(const struct nvs_quiet *q)
 {
-	pthread_mutex_unlock(&turn);
+	nvs_unlock(&turn);
 	nvs_quiet_end(q);
 }
 

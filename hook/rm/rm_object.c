@@ -6,13 +6,13 @@
  */
 #include "rm_object.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "lock.h"
 #include "quiet.h"
 #include "rm_abi.h"
 
@@ -28,7 +28,7 @@ struct object {
 	bool unnamed;     /* a subdevice that nobody asked for its GPU */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct nvs_lock lock = NVS_LOCK(NVS_RANK_CHANNELS);
 static _Atomic(pid_t) owner; /* a child of fork has none of this */
 
 static struct object objects[MAX_OBJECTS];
@@ -52,7 +52,7 @@ static void begin(struct nvs_quiet *q)
 	nvs_quiet_begin(q);
 	if (atomic_load(&owner) != me) {
 		if (atomic_load(&owner)) {
-			lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+			lock.mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 			used = descriptors_used = 0;
 			overflow = false;
 			atomic_store(&gpus_off, 0);
@@ -60,12 +60,12 @@ static void begin(struct nvs_quiet *q)
 		}
 		atomic_store(&owner, me);
 	}
-	pthread_mutex_lock(&lock);
+	nvs_lock(&lock);
 }
 
 static void end(const struct nvs_quiet *q)
 {
-	pthread_mutex_unlock(&lock);
+	nvs_unlock(&lock);
 	nvs_quiet_end(q);
 }
 

@@ -41,7 +41,7 @@ static void nap(void)
 	nvs_futex_wait(&nothing, 0, NAP_NS, true);
 }
 
-/* Who calls, in which stream. */
+/* The caller, and the stream of the call. */
 struct caller {
 	void *stream;
 	void *ctx;       /* current, for a default stream: each context has one */

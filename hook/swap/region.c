@@ -59,7 +59,7 @@ static uint32_t count_fitting(struct nvs_swap *s, struct place p, uint32_t end, 
 	return n;
 }
 
-/* n chunks are CHUNK_BUSY no more; the first `here` of them have got memory. */
+/* n chunks were CHUNK_BUSY; the first `here` of them have got memory. */
 static void settle(struct nvs_swap *s, struct place p, uint32_t n, uint32_t here)
 {
 	for (uint32_t i = 0; i < n; i++) {

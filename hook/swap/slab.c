@@ -28,7 +28,7 @@ uint32_t nvs_slab_size(uint32_t class)
 	return (class % 4 + 5) << (class / 4 - 1) << 9;
 }
 
-/* ---- metadata: reused by slabs of the same class, never given back ---- */
+/* ---- metadata: slabs of the same class use it again ---- */
 
 static uint32_t *entries_new(struct nvs_slab_heap *h, uint32_t class)
 {
@@ -62,7 +62,7 @@ static void entries_drop(struct nvs_slab_heap *h, uint32_t class, uint32_t *e)
 	h->spare[class] = e;
 }
 
-/* ---- the list of slabs with room ---- */
+/* ---- the list of slabs with free objects ---- */
 
 static void link_slab(struct nvs_slab_heap *h, struct nvs_slab *s)
 {
@@ -83,7 +83,7 @@ static void unlink_slab(struct nvs_slab_heap *h, struct nvs_slab *s)
 		h->partial[s->class] = s->next;
 }
 
-/* ---- */
+/* ---- slabs and objects ---- */
 
 bool nvs_slab_add(struct nvs_slab_heap *h, struct nvs_slab *s, uint64_t base, uint64_t owner,
 		  uint32_t class)

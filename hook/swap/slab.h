@@ -15,7 +15,7 @@
 
 #define NVS_SLAB_BYTES   (2ull << 20)
 #define NVS_SLAB_ALIGN   512u
-#define NVS_SLAB_LARGEST (1u << 20) /* larger requests are not for slabs */
+#define NVS_SLAB_LARGEST (1u << 20) /* larger allocations are regions of their own */
 #define NVS_SLAB_CLASSES 40
 
 struct nvs_slab {
@@ -23,15 +23,15 @@ struct nvs_slab {
 	uint64_t owner;
 	uint32_t *entry;        /* per object: its size, or FREE | the next free one */
 	uint32_t objects, used;
-	uint32_t first;         /* free one, or objects: none */
+	uint32_t first;         /* number of a free object; `objects`: there is none */
 	uint32_t class;
-	struct nvs_slab *next, *prev; /* of those of its class with a free object */
+	struct nvs_slab *next, *prev; /* slabs of the same class with a free object */
 };
 
-/* Of a GPU. A zeroed heap is a valid one. */
+/* The slabs of a GPU. A zeroed heap is empty. */
 struct nvs_slab_heap {
 	struct nvs_slab *partial[NVS_SLAB_CLASSES];
-	uint32_t *spare[NVS_SLAB_CLASSES];  /* entries that are not in use, a list */
+	uint32_t *spare[NVS_SLAB_CLASSES];  /* a list of unused entries */
 	uint64_t live;                      /* objects */
 	uint64_t metadata;                  /* bytes taken from the system, ever */
 	char *block;                        /* where the next metadata comes from */
@@ -42,15 +42,15 @@ struct nvs_slab_heap {
 uint32_t nvs_slab_class(uint64_t bytes);
 uint32_t nvs_slab_size(uint32_t class);
 
-/* Device address of a new object; 0: there is no slab of that class with room. */
+/* The device address of a new object; 0: no slab of that class has a free one. */
 uint64_t nvs_slab_alloc(struct nvs_slab_heap *h, uint64_t owner, uint64_t bytes,
 			struct nvs_slab **in);
 
-/* Makes s, which is not in use, a slab at base. False: no memory for metadata. */
+/* Makes the unused s a slab at base. False: the system has no memory for metadata. */
 bool nvs_slab_add(struct nvs_slab_heap *h, struct nvs_slab *s, uint64_t base, uint64_t owner,
 		  uint32_t class);
 
-/* The object that address lies in: its base and size. False: it is free. */
+/* The base and size of the object that an address lies in. False: the object is free. */
 bool nvs_slab_find(const struct nvs_slab *s, uint64_t address, uint64_t *base, uint64_t *bytes);
 
 /* False: no object begins there. */
@@ -63,7 +63,7 @@ bool nvs_slab_free(struct nvs_slab_heap *h, struct nvs_slab *s, uint64_t address
 void nvs_slab_hide(struct nvs_slab *s, uint64_t address);
 void nvs_slab_show(struct nvs_slab *s, uint64_t address, uint64_t bytes);
 
-/* s is a slab no more; what was in it is gone. */
+/* Removes a slab with all its objects. */
 void nvs_slab_remove(struct nvs_slab_heap *h, struct nvs_slab *s);
 
 #endif

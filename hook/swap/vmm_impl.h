@@ -38,7 +38,7 @@ struct memory {
 #define MAX_MEMORIES    (1u << INDEX_BITS)
 _Static_assert(NVS_MAX_GPUS <= 32, "five bits of a handle");
 
-/* Of what is no handle of ours, any: a look into its table tells. */
+/* Of a handle. For other values any GPU: its table does not have them. */
 static inline struct nvs_gpu *nvs_vmm_gpu(unsigned long long handle)
 {
 	unsigned number = (unsigned)(handle >> (INDEX_BITS + GENERATION_BITS)) & 31;

@@ -83,6 +83,9 @@ func limitRequest(t *testing.T, gpu string, bytes uint64) *api.SetMemoryLimitReq
 // limit limits the account of all processes of the test.
 func (s *scheduler) limit(gpu string, bytes uint64) *api.SetMemoryLimitResponse {
 	s.t.Helper()
+	if gpu != "" {
+		s.await("the GPUs", func(r *api.StatusResponse) bool { return len(r.Gpus) > 0 })
+	}
 	c, err := api.Dial(context.Background(), s.dir)
 	if err != nil {
 		s.t.Fatal(err)
