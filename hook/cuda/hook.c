@@ -32,7 +32,7 @@
 NVS_GATED_TABLE(G)
 #undef G
 
-/* Defined in watch.c; only their addresses are needed here. */
+/* Defined in the other files; only their addresses are needed here. */
 #define H(name) extern int name();
 NVS_OTHER_TABLE(H)
 #undef H

@@ -16,7 +16,7 @@
 #include "lock.h"
 #include "log.h"
 #include "memory.h"
-#include "proof.h"
+#include "coverage.h"
 #include "stream.h"
 #include "swap.h"
 
@@ -92,19 +92,19 @@ static void start(void)
 {
 	static atomic_bool once;
 	struct nvs_device devices[NVS_MAX_CHANNELS] = { 0 };
-	struct nvs_proof proof;
+	struct nvs_coverage coverage;
 	unsigned count;
 
 	nvs_log_init();
 	count = list_devices(devices);
 	if (count == 0)
 		return;
-	proof = nvs_prove();
+	coverage = nvs_coverage_check();
 	nvs_at_fork();
 	/* Runs before what was registered earlier, so before the driver's end. */
 	if (!atomic_exchange(&once, true))
 		atexit(nvs_client_exit);
-	nvs_client_start(devices, count, proof.interposed, proof.bypassed);
+	nvs_client_start(devices, count, coverage.interposed, coverage.bypassed);
 }
 
 /*

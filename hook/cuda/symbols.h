@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * symbols.h: every driver function that the shim interposes. With passed.h,
+ * symbols.h: every driver function that the shim interposes. With ungated.h,
  * which names all the others, it classifies each export of every CUDA version
  * that test/names/ lists; test/classify.sh sees to it that none is left out.
  *
@@ -313,7 +313,7 @@ enum nvs_function {
 	NVS_GATED_LAST = NVS_GATED_COUNT - 1,
 #define H(name) NVS_F_##name,
 	NVS_BY_HAND(H)
-	NVS_SUBMIT_COUNT, /* these and those before are proved, see proof.c */
+	NVS_SUBMIT_COUNT, /* these and those before are proved, see coverage.c */
 	NVS_SUBMIT_LAST = NVS_SUBMIT_COUNT - 1,
 	NVS_WATCHED(H)
 	NVS_CUDA_COUNT, /* from here on another library's */

@@ -11,8 +11,8 @@
 #include "connection.h"
 #include "futex.h"
 #include "log.h"
-#include "observe.h"
-#include "quiet.h"
+#include "query.h"
+#include "signals.h"
 #include "wait.h"
 
 #define STEP          (64ull << 20)
@@ -171,14 +171,14 @@ static void settle_and_send(struct nvs_gpu *gpu, bool tick)
 
 void nvs_reserve_settle(struct nvs_gpu *gpu)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	int saved = errno;
 
-	nvs_quiet_begin(&q);
+	nvs_signals_block(&q);
 	nvs_lock(&nvs_client_lock);
 	settle_and_send(gpu, false);
 	nvs_unlock(&nvs_client_lock);
-	nvs_quiet_end(&q);
+	nvs_signals_restore(&q);
 	errno = saved;
 }
 
@@ -335,31 +335,31 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 
 void nvs_reserve_attach(struct nvs_gpu *gpu)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	int saved = errno;
 
 	nvs_gpu_use(gpu);
-	nvs_quiet_begin(&q);
+	nvs_signals_block(&q);
 	nvs_lock(&nvs_client_lock);
 	wait_attached(gpu);
 	nvs_unlock(&nvs_client_lock);
-	nvs_quiet_end(&q);
+	nvs_signals_restore(&q);
 	errno = saved;
 }
 
 bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	struct nvs_budget *b = gpu->budget;
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	int saved = errno;
 	bool ok;
 
 	nvs_gpu_use(gpu);
-	nvs_quiet_begin(&q);
+	nvs_signals_block(&q);
 	nvs_lock(&b->ask);
 	ok = ask(gpu, bytes);
 	nvs_unlock(&b->ask);
-	nvs_quiet_end(&q);
+	nvs_signals_restore(&q);
 	errno = saved;
 	return ok;
 }
@@ -457,11 +457,11 @@ uint64_t nvs_reserve_tick(void)
 static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out)
 {
 	struct nvs_budget *b = gpu->budget;
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	uint64_t sent;
 	bool known;
 
-	nvs_quiet_begin(&q);
+	nvs_signals_block(&q);
 	lock();
 	sent = b->deaf || !b->known || !b->limit ? 0 : b->sent;
 	unlock();
@@ -474,7 +474,7 @@ static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out)
 	out->used = b->others + b->used;
 	unlock();
 	nvs_unlock(&nvs_client_lock);
-	nvs_quiet_end(&q);
+	nvs_signals_restore(&q);
 	return known;
 }
 
@@ -491,7 +491,7 @@ bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *
 		uuid = gpu->device.uuid;
 	known = gpu && limits_of_own(gpu, out);
 	if (!known && uuid)
-		known = nvs_observe(uuid, out);
+		known = nvs_query_limits(uuid, out);
 	errno = saved;
 	return known;
 }
@@ -502,7 +502,7 @@ void nvs_reserve_fork_child(void)
 	NVS_FOR_EACH_GPU(gpu)
 		if (gpu->budget) /* not in the middle of the start */
 			nvs_budget_init(gpu->budget);
-	nvs_observe_fork_child();
+	nvs_query_fork_child();
 }
 
 void nvs_budget_init(struct nvs_budget *b)

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #include "gpu.h"
-#include "observe.h"
+#include "query.h"
 #include "wire.h"
 
 struct nvs_budget {

@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "observe.h"
+#include "query.h"
 #include "start.h"
 #include "wrap.h"
 

@@ -16,7 +16,7 @@
 #include <stdbool.h>
 
 enum nvs_rank {
-	NVS_RANK_OBSERVE, /* memory/observe.c: limits of a GPU that the process does not use */
+	NVS_RANK_QUERY_LIMITS, /* memory/query.c: limits of a GPU that the process does not use */
 	NVS_RANK_IPC,     /* swap/ipc.c: memory of other processes */
 	NVS_RANK_ASK,     /* struct nvs_budget: one thread asks the scheduler for memory */
 	NVS_RANK_DRAIN,   /* struct nvs_gpu: contexts are synchronised, destroyed, used by the mover */

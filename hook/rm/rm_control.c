@@ -14,7 +14,7 @@
 
 #include "lock.h"
 #include "log.h"
-#include "quiet.h"
+#include "signals.h"
 #include "rm.h"
 #include "rm_abi.h"
 #include "rm_call.h"
@@ -49,12 +49,12 @@ static atomic_bool ended; /* the process ends: channels stay on */
 /* Room for the targets of the thread whose turn it is. */
 static struct rm_target targets[NVS_RM_MAX_TARGETS];
 
-static bool begin_turn(struct nvs_quiet *q)
+static bool begin_turn(struct nvs_signals *q)
 {
 	static const struct timespec nap = { 0, 20000 };
 	pid_t me = getpid();
 
-	nvs_quiet_begin(q);
+	nvs_signals_block(q);
 	if (turn_owner != me) { /* a child of fork: the thread that had the turn is not here */
 		if (turn_owner)
 			turn.mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -66,14 +66,14 @@ static bool begin_turn(struct nvs_quiet *q)
 			return true;
 		nanosleep(&nap, NULL);
 	}
-	nvs_quiet_end(q);
+	nvs_signals_restore(q);
 	return false;
 }
 
-static void end_turn(const struct nvs_quiet *q)
+static void end_turn(const struct nvs_signals *q)
 {
 	nvs_unlock(&turn);
-	nvs_quiet_end(q);
+	nvs_signals_restore(q);
 }
 
 /* Asks the RM which GPUs the subdevices are that came since the last time. */
@@ -179,7 +179,7 @@ static struct result slice_all(const uint8_t *uuid, uint64_t us)
 enum nvs_rm_result nvs_rm_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t us)
 {
 	struct result r = { NVS_RM_OK, 0, us };
-	struct nvs_quiet q;
+	struct nvs_signals q;
 
 	if (!begin_turn(&q))
 		return NVS_RM_BUSY;
@@ -207,7 +207,7 @@ void rm_slice_new_group(void)
 enum nvs_rm_result nvs_rm_get_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t *us)
 {
 	struct result r = { NVS_RM_UNSEEN, 0, 0 };
-	struct nvs_quiet q;
+	struct nvs_signals q;
 
 	*us = 0;
 	if (!begin_turn(&q))
@@ -226,7 +226,7 @@ enum nvs_rm_result nvs_rm_prove(const uint8_t uuid[NVS_RM_UUID])
 {
 	struct result r = { NVS_RM_UNSEEN, 0, 0 };
 	uint64_t before = 0;
-	struct nvs_quiet q;
+	struct nvs_signals q;
 
 	if (!begin_turn(&q))
 		return NVS_RM_BUSY;
@@ -348,7 +348,7 @@ static enum nvs_rm_result put_on(const uint8_t *uuid)
 enum nvs_rm_result nvs_rm_channels(const uint8_t uuid[NVS_RM_UUID], bool on)
 {
 	enum nvs_rm_result r;
-	struct nvs_quiet q;
+	struct nvs_signals q;
 
 	if (!begin_turn(&q))
 		return NVS_RM_BUSY;
@@ -409,7 +409,7 @@ static void copy_gpu(struct rm_gpu *g, void *arg)
 bool nvs_rm_state(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
 {
 	struct rm_gpu g;
-	struct nvs_quiet q;
+	struct nvs_signals q;
 
 	memset(s, 0, sizeof(*s));
 	if (begin_turn(&q)) {

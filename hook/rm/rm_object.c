@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "lock.h"
-#include "quiet.h"
+#include "signals.h"
 #include "rm_abi.h"
 
 #define MAX_OBJECTS     8192
@@ -45,11 +45,11 @@ static atomic_uint gpus_off;
  * In a child of fork there is one thread, and the lock may be taken for ever: the
  * driver's objects are the parent's, so everything begins anew.
  */
-static void begin(struct nvs_quiet *q)
+static void begin(struct nvs_signals *q)
 {
 	pid_t me = getpid();
 
-	nvs_quiet_begin(q);
+	nvs_signals_block(q);
 	if (atomic_load(&owner) != me) {
 		if (atomic_load(&owner)) {
 			lock.mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -63,10 +63,10 @@ static void begin(struct nvs_quiet *q)
 	nvs_lock(&lock);
 }
 
-static void end(const struct nvs_quiet *q)
+static void end(const struct nvs_signals *q)
 {
 	nvs_unlock(&lock);
-	nvs_quiet_end(q);
+	nvs_signals_restore(q);
 }
 
 static struct object *find(uint32_t client, uint32_t handle)
@@ -104,7 +104,7 @@ uint64_t rm_serial(void)
 
 bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t handle, uint32_t class, uint32_t engine)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	unsigned via;
 
 	if (class != RM_CLASS_DEVICE && class != RM_CLASS_SUBDEVICE && class != RM_CLASS_GROUP &&
@@ -125,7 +125,7 @@ bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t handle, ui
 
 void rm_note_free(uint32_t client, uint32_t handle, uint64_t before)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	bool more;
 
 	begin(&q);
@@ -158,7 +158,7 @@ void rm_note_free(uint32_t client, uint32_t handle, uint64_t before)
 
 void rm_note_version(const char text[64])
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 
 	begin(&q);
 	memcpy(driver, text, sizeof(driver) - 1);
@@ -167,7 +167,7 @@ void rm_note_version(const char text[64])
 
 bool rm_note_known(int fd)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	bool known = false;
 
 	begin(&q);
@@ -202,7 +202,7 @@ static int gpu_make(const uint8_t uuid[NVS_RM_UUID])
 
 bool rm_unnamed_subdevice(struct rm_target *t)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	bool found = false;
 
 	begin(&q);
@@ -218,7 +218,7 @@ bool rm_unnamed_subdevice(struct rm_target *t)
 
 void rm_name_subdevice(const struct rm_target *t, const uint8_t *uuid)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	struct object *o;
 
 	begin(&q);
@@ -249,7 +249,7 @@ static const struct object *group_of(const struct object *channel)
 
 unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct rm_target *t)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	unsigned n = 0;
 	int gpu;
 
@@ -274,7 +274,7 @@ unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct r
 
 bool rm_wanted_slice(unsigned i, uint8_t uuid[NVS_RM_UUID], uint64_t *us)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	bool wanted = false;
 
 	begin(&q);
@@ -289,7 +289,7 @@ bool rm_wanted_slice(unsigned i, uint8_t uuid[NVS_RM_UUID], uint64_t *us)
 
 bool rm_with_gpu(const uint8_t uuid[NVS_RM_UUID], void (*fn)(struct rm_gpu *, void *), void *arg)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	unsigned off = 0;
 	int i;
 
@@ -311,7 +311,7 @@ bool rm_any_off(void)
 
 bool rm_gpu_off(uint8_t uuid[NVS_RM_UUID])
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	bool found = false;
 
 	begin(&q);
@@ -326,7 +326,7 @@ bool rm_gpu_off(uint8_t uuid[NVS_RM_UUID])
 
 void rm_count(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	int gpu;
 
 	begin(&q);

@@ -25,7 +25,7 @@
 #include "connection.h"
 #include "drain.h"
 #include "gate.h"
-#include "quiet.h"
+#include "signals.h"
 #include "swap.h"
 #include "swap_impl.h"
 #include "thread.h"
@@ -235,20 +235,20 @@ int nvs_ipc_export(struct cu_ipc_handle *handle, CUdeviceptr p)
 {
 	struct ticket t = { .magic = IPC_MAGIC };
 	struct nvs_swap_range r;
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	bool ok;
 
 	if (!handle || !nvs_swap_find(p, &r) || r.mapping || !nvs_driver.mem_export)
 		return -1;
 	if (!nvs_swap_pin(p, &r))
 		return CUDA_ERROR_INVALID_VALUE;
-	nvs_quiet_begin(&q);
+	nvs_signals_block(&q);
 	nvs_lock(&lock);
 	ok = listening();
 	t.name = own_name;
 	t.secret = own_secret;
 	nvs_unlock(&lock);
-	nvs_quiet_end(&q);
+	nvs_signals_restore(&q);
 	if (!ok)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	t.region = r.mapped;
@@ -369,7 +369,7 @@ static int open_region(const struct ticket *t, CUdeviceptr *base)
 
 int nvs_ipc_open(CUdeviceptr *p, const struct cu_ipc_handle *handle)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	struct ticket t;
 	CUdeviceptr base = 0;
 	int result;
@@ -378,11 +378,11 @@ int nvs_ipc_open(CUdeviceptr *p, const struct cu_ipc_handle *handle)
 	if (!p || t.magic != IPC_MAGIC || !nvs_driver.address_reserve || !nvs_driver.set_access ||
 	    !nvs_driver.mem_import || !nvs_driver.mem_map || t.offset >= t.region_bytes)
 		return -1;
-	nvs_quiet_begin(&q);
+	nvs_signals_block(&q);
 	nvs_lock(&lock);
 	result = open_region(&t, &base);
 	nvs_unlock(&lock);
-	nvs_quiet_end(&q);
+	nvs_signals_restore(&q);
 	if (result == CUDA_SUCCESS)
 		*p = base + t.offset;
 	return result;
@@ -390,13 +390,13 @@ int nvs_ipc_open(CUdeviceptr *p, const struct cu_ipc_handle *handle)
 
 int nvs_ipc_close(CUdeviceptr p)
 {
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	struct opened gone = { 0 };
 	bool ours = false;
 
 	if (!atomic_load(&opened_used))
 		return -1;
-	nvs_quiet_begin(&q);
+	nvs_signals_block(&q);
 	nvs_lock(&lock);
 	for (unsigned i = 0; i < MAX_OPENED && !ours; i++) {
 		struct opened *o = &opened[i];
@@ -409,7 +409,7 @@ int nvs_ipc_close(CUdeviceptr p)
 		}
 	}
 	nvs_unlock(&lock);
-	nvs_quiet_end(&q);
+	nvs_signals_restore(&q);
 	if (!ours)
 		return -1;
 	if (gone.base) {

@@ -13,7 +13,7 @@
 #include "gate.h"
 #include "grant.h"
 #include "log.h"
-#include "quiet.h"
+#include "signals.h"
 #include "stream.h"
 #include "swap.h"
 #include "swap_impl.h"
@@ -420,12 +420,12 @@ static void *mover_main(void *arg)
 bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	bool away = false;
 
 	if (!s->mover || nvs_memory_locked)
 		return false;
-	nvs_quiet_begin(&q);
+	nvs_signals_block(&q);
 	for (bool moved = true; moved && decide(gpu) == PLAN_IN;) {
 		unsigned seen = atomic_load(&s->kick);
 		struct pass p = move(gpu, false, true);
@@ -436,7 +436,7 @@ bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu)
 		if (!moved) /* other clients have to make room first */
 			nvs_swap_wait(s, seen, RETRY_NS);
 	}
-	nvs_quiet_end(&q);
+	nvs_signals_restore(&q);
 	return away;
 }
 

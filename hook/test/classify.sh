@@ -21,7 +21,7 @@ expand() { # MACRO CLASS, with the macro's parameter declared as it comes
 		"$2" "$2" "$1" "$3"
 }
 {
-	printf '#include "%s/cuda/symbols.h"\n#include "%s/cuda/passed.h"\n' "$hook" "$hook"
+	printf '#include "%s/cuda/symbols.h"\n#include "%s/cuda/ungated.h"\n' "$hook" "$hook"
 	expand NVS_GATED_LAUNCH submit G
 	expand NVS_GATED_COPY copy G
 	expand NVS_GATED_SET set G
@@ -34,9 +34,9 @@ expand() { # MACRO CLASS, with the macro's parameter declared as it comes
 	expand NVS_MEM_OP_NODES graph H
 	expand NVS_NAMES names H
 	expand NVS_MEMORY memory H
-	# In passed.h the class is the first word above the section.
+	# In ungated.h the class is the first word above the section.
 	sed -n 's/^.*\* Class \([a-z]*\)\..*/\1/p; /^\/\* Class/!s/^#define \(NVS_PASS_[A-Z]*\)(P) .*/\1/p' \
-		"$hook/cuda/passed.h" | while read -r class && read -r section; do
+		"$hook/cuda/ungated.h" | while read -r class && read -r section; do
 		expand "$section" "$class" H
 	done
 } | ${CC:-gcc} -E -P $quote - | tr -s ' ;' '\n' | sed -n 's/^@\([a-z]*\)@/\1 /p' >"$tmp/classes"
@@ -90,7 +90,7 @@ FILENAME ~ /wrappers$/ {
 {
 	listed[$1] = 1
 	if (!($1 in class))
-		bad(FILENAME ": " $1 " is in no section of symbols.h or passed.h")
+		bad(FILENAME ": " $1 " is in no section of symbols.h or ungated.h")
 	else if (class[$1] !~ /^(submit|copy|set|move)$/ && $1 !~ /^cuMem[A-Z].*Get/ &&
 		 $1 ~ /^cu(Launch|Graph(Launch|Upload)|Mem(cpy|set|.*(Prefetch|Discard|Decompress)))/)
 		bad(FILENAME ": " $1 " looks like work for a GPU and has no gated wrapper")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* observe.h: limits of a GPU for a process that does not use it. */
-#ifndef NVSHARE_OBSERVE_H
-#define NVSHARE_OBSERVE_H
+/* query.h: limits of a GPU for a process that does not use it. */
+#ifndef NVSHARE_QUERY_H
+#define NVSHARE_QUERY_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,11 +17,11 @@ struct nvs_limits {
  * what it said holds for 100 ms. No thread, descriptor or mapping is left.
  * Returns false if there is no scheduler, or it does not know the GPU.
  */
-bool nvs_observe(const uint8_t *uuid, struct nvs_limits *out);
+bool nvs_query_limits(const uint8_t *uuid, struct nvs_limits *out);
 
 /* Whether there is a scheduler's socket. */
 bool nvs_scheduler_exists(void);
 
-void nvs_observe_fork_child(void);
+void nvs_query_fork_child(void);
 
 #endif

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * passed.h: every driver function that the shim does not interpose, in a
+ * ungated.h: every driver function that the shim does not interpose, in a
  * section for each class. symbols.h has the others. P(name)
  *
  * A name is here in each form that a CUDA version ever had, also where it is
  * not exported today. Only test/classify.sh reads this file.
  */
-#ifndef NVSHARE_PASSED_H
-#define NVSHARE_PASSED_H
+#ifndef NVSHARE_UNGATED_H
+#define NVSHARE_UNGATED_H
 
 /* An export and its per-thread-default-stream variant. */
 #define NVS_PASS_SZ(P, name) P(name) P(name##_ptsz)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "proof.h"
+#include "coverage.h"
 
 #include <dlfcn.h>
 #include <string.h>
@@ -81,9 +81,9 @@ static const char *way_past(struct view *v, unsigned f)
 	return v->past ? "cuGetProcAddress" : NULL;
 }
 
-struct nvs_proof nvs_prove(void)
+struct nvs_coverage nvs_coverage_check(void)
 {
-	struct nvs_proof proof = { 0 };
+	struct nvs_coverage coverage = { 0 };
 	struct view v = { .version = 12000 };
 	Dl_info info;
 
@@ -91,7 +91,7 @@ struct nvs_proof nvs_prove(void)
 	if (dladdr(nvs_real_pointer(NVS_F_cuInit), &info) && info.dli_fname)
 		v.driver = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
 	if (!v.dlsym || !v.driver)
-		return proof;
+		return coverage;
 	*(void **)&v.resolver = v.dlsym(v.driver, "cuGetProcAddress_v2");
 	if (nvs_driver.driver_version)
 		nvs_driver.driver_version(&v.version);
@@ -102,14 +102,14 @@ struct nvs_proof nvs_prove(void)
 			continue;
 		past = way_past(&v, f);
 		if (past) {
-			proof.bypassed++;
+			coverage.bypassed++;
 			nvs_debugf("not interposed: %s by %s", nvs_names[f], past);
 		} else {
-			proof.interposed++;
+			coverage.interposed++;
 		}
 	}
-	nvs_debugf("interposed %u entry points, %u lead past the shim", proof.interposed,
-		   proof.bypassed);
+	nvs_debugf("interposed %u entry points, %u lead past the shim", coverage.interposed,
+		   coverage.bypassed);
 	dlerror();
-	return proof;
+	return coverage;
 }

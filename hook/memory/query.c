@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "observe.h"
+#include "query.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include "clock.h"
 #include "glibc.h"
 #include "gate.h"
-#include "quiet.h"
+#include "signals.h"
 #include "wire_io.h"
 
 #define WAIT_NS  200000000ull
@@ -26,7 +26,7 @@ static struct answer {
 	struct nvs_limits limits;
 } answers[GPUS];
 
-static struct nvs_lock answers_lock = NVS_LOCK(NVS_RANK_OBSERVE);
+static struct nvs_lock answers_lock = NVS_LOCK(NVS_RANK_QUERY_LIMITS);
 
 static bool wait_readable(int fd, uint64_t until)
 {
@@ -108,15 +108,15 @@ static bool query(const uint8_t *uuid, struct nvs_limits *out)
 	return ok;
 }
 
-bool nvs_observe(const uint8_t *uuid, struct nvs_limits *out)
+bool nvs_query_limits(const uint8_t *uuid, struct nvs_limits *out)
 {
 	struct answer *a = &answers[0];
-	struct nvs_quiet q;
+	struct nvs_signals q;
 	uint64_t now;
 	bool known;
 
 	/* One thread asks, and the others wait for its answer, as long as the query may take. */
-	nvs_quiet_begin(&q);
+	nvs_signals_block(&q);
 	nvs_lock(&answers_lock);
 	now = nvs_now();
 	for (unsigned i = 0; i < GPUS; i++) {
@@ -135,7 +135,7 @@ bool nvs_observe(const uint8_t *uuid, struct nvs_limits *out)
 	known = a->known;
 	*out = a->limits;
 	nvs_unlock(&answers_lock);
-	nvs_quiet_end(&q);
+	nvs_signals_restore(&q);
 	return known;
 }
 
@@ -151,9 +151,9 @@ bool nvs_scheduler_exists(void)
 	return yes;
 }
 
-void nvs_observe_fork_child(void)
+void nvs_query_fork_child(void)
 {
-	static const struct nvs_lock fresh = NVS_LOCK(NVS_RANK_OBSERVE);
+	static const struct nvs_lock fresh = NVS_LOCK(NVS_RANK_QUERY_LIMITS);
 
 	answers_lock = fresh;
 	memset(answers, 0, sizeof(answers));
