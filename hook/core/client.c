@@ -19,6 +19,7 @@
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
+#include "stream.h"
 #include "slice.h"
 #include "thread.h"
 #include "utilization.h"
@@ -362,7 +363,7 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 	nvs_client.bypassed = bypassed;
 	nvs_unlock(&nvs_client_lock);
 	nvs_memory_ops.start();
-	nvs_threads_init();
+	nvs_threads_init(nvs_stream_thread_ended);
 	atomic_store(&nvs_gate.single, count == 1);
 	if (nvs_thread_start(client_main, NULL))
 		atomic_store(&nvs_gate.active, true);

@@ -41,14 +41,17 @@ void nvs_driver_stop(void)
 /* gpu->drain_lock is held. False: a capture was begun, see HOLD_NS. */
 static bool synchronise_contexts(struct nvs_gpu *gpu)
 {
-	for (unsigned i = 0; i < NVS_MAX_CONTEXTS; i++) {
+	bool more = true;
+
+	for (unsigned i = 0; more; i++) {
 		struct nvs_context *c = &nvs_contexts[i];
 		void *ctx = NULL, *popped;
 
 		if (atomic_load(&gpu->captures))
 			return false;
 		nvs_lock(&nvs_table_lock);
-		if (i < nvs_contexts_used && c->gpu == gpu && atomic_load(&c->dirty))
+		more = i < nvs_contexts_used;
+		if (more && c->gpu == gpu && atomic_load(&c->dirty))
 			ctx = c->ctx;
 		nvs_unlock(&nvs_table_lock);
 		if (!ctx)

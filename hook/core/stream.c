@@ -486,6 +486,15 @@ bool nvs_capturing(void *key)
 	       nvs_driver.stream_capturing(key, &status) == CUDA_SUCCESS && status != 0;
 }
 
+void nvs_stream_thread_ended(struct nvs_thread *t)
+{
+	nvs_lock(&nvs_table_lock);
+	for (unsigned i = 0; i < nvs_streams_used; i++)
+		if (nvs_streams[i].key == CU_STREAM_PER_THREAD && nvs_streams[i].owner == t)
+			capture_off(&nvs_streams[i]);
+	nvs_unlock(&nvs_table_lock);
+}
+
 void nvs_stream_fork_child(void)
 {
 	static const struct nvs_lock fresh = NVS_LOCK(NVS_RANK_TABLE);

@@ -82,6 +82,9 @@ void nvs_capture_ended(void *key);
 /* Whether a call on this stream is recorded into a graph and not executed. */
 bool nvs_capturing(void *key);
 
+/* The thread ends: so do its default streams, and what they capture. */
+void nvs_stream_thread_ended(struct nvs_thread *t);
+
 void nvs_stream_fork_child(void);
 
 #endif

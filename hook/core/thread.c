@@ -20,11 +20,14 @@ static _Atomic(struct nvs_thread *) threads;
 static pthread_key_t thread_key;
 static atomic_bool thread_key_made;
 
+static void (*thread_ended)(struct nvs_thread *t);
+
 /* At the end of a thread, also one that was cancelled inside the driver. */
 static void thread_end(void *arg)
 {
 	struct nvs_thread *t = arg;
 
+	thread_ended(t);
 	nvs_self = NULL;
 	t->key = NULL;
 	atomic_store(&t->in_flight, 0);
@@ -59,8 +62,9 @@ static void add_records(void)
 	}
 }
 
-void nvs_threads_init(void)
+void nvs_threads_init(void (*ended)(struct nvs_thread *t))
 {
+	thread_ended = ended;
 	if (!atomic_load(&thread_key_made) && pthread_key_create(&thread_key, thread_end) == 0)
 		atomic_store(&thread_key_made, true);
 }

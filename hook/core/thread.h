@@ -35,8 +35,8 @@ extern __thread struct nvs_thread *nvs_self __attribute__((tls_model("initial-ex
 /* Whether this thread is the shim's own, not the application's. */
 extern __thread bool nvs_of_shim __attribute__((tls_model("initial-exec")));
 
-/* Makes the thread key. */
-void nvs_threads_init(void);
+/* Makes the thread key. ended: called when a thread with a record ends, on that thread. */
+void nvs_threads_init(void (*ended)(struct nvs_thread *t));
 
 /* This thread's record; NULL if there is no memory for one. */
 struct nvs_thread *nvs_thread_register(void);

@@ -55,7 +55,7 @@ struct nvs_stream {
 	struct nvs_throttle throttle;
 };
 
-#define NVS_MAX_CONTEXTS 256
+#define NVS_MAX_CONTEXTS 8192 /* no GPU has memory for so many */
 #define NVS_MAX_STREAMS  4096 /* further ones share the record of their GPU */
 
 extern struct nvs_lock nvs_table_lock;

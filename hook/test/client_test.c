@@ -49,7 +49,7 @@ static void registers_what_it_proved(void)
 	fake_listen(&fake);
 	CHECK(cuInit(0) == 0);
 	r = fake_accept(&fake);
-	CHECK(r.u.reg.min_version == NVS_WIRE_VERSION && r.u.reg.channels == 1 && r.code == 0);
+	CHECK(r.u.reg.min_version == NVS_WIRE_VERSION && r.u.reg.channels == 1 && MUST_KNOW(r.code) == 0);
 	CHECK(r.u.reg.interposed >= STUB_SUBMITS && r.u.reg.bypassed == 0);
 }
 
@@ -409,7 +409,7 @@ static void holder_survives_a_restart(void)
 	before = atomic_load(&l.done);
 	EVENTUALLY(atomic_load(&l.done) > before + 1000); /* runs on */
 	fake_listen(&fake);
-	CHECK(fake_accept(&fake).code == NVS_REGISTER_RECONNECT);
+	CHECK(MUST_KNOW(fake_accept(&fake).code) == NVS_REGISTER_RECONNECT);
 	f = fake_expect(&fake, NVS_ATTACH);
 	CHECK(f.epoch == 0x100000007ull);
 	fake_word(&fake, 0, 7); /* adopted */
@@ -478,7 +478,7 @@ static void refuses_nonsense(void)
 
 	begin(1);
 	fake_send(&fake, 99, 0, 0, 0); /* no such frame: the connection is closed */
-	CHECK(fake_accept(&fake).code == NVS_REGISTER_RECONNECT);
+	CHECK(MUST_KNOW(fake_accept(&fake).code) == NVS_REGISTER_RECONNECT);
 	fake_attach(&fake);
 	CHECK(send(fake.conn, "short", 5, 0) == 5);
 	fake_accept(&fake);
@@ -861,7 +861,7 @@ static void forks(void)
 		_exit(launch(NULL) == 0 ? 0 : 4);
 	}
 	parent = fake;
-	CHECK(fake_accept(&fake).code == 0); /* not a reconnect */
+	CHECK(MUST_KNOW(fake_accept(&fake).code) == 0); /* not a reconnect */
 	r = fake_attach(&fake);
 	if (!(r.code & NVS_ATTACH_WANT))
 		fake_expect(&fake, NVS_REQUEST);

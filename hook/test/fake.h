@@ -21,6 +21,9 @@
 /* Long enough for any machine; a wait that reaches it is a failure. */
 #define PATIENCE_MS 20000
 
+/* The flags of a code that a peer may not ignore: wire.h. */
+#define MUST_KNOW(code) ((code) & 0xffffu)
+
 struct fake {
 	char dir[64];
 	int listener;

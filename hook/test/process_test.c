@@ -393,7 +393,7 @@ static void exec_is_a_new_client(void)
 {
 	start_holder(run_executes_itself, 3);
 	end_of_file();
-	CHECK(fake_accept(&fake).code == 0);
+	CHECK(MUST_KNOW(fake_accept(&fake).code) == 0);
 	CHECK(fake_attach(&fake).epoch == 0);
 	fake_word(&fake, 0, 4);
 	ENDS_WITH(6);

@@ -223,6 +223,43 @@ static void work_belongs_to_the_streams_gpu(void)
 	drained(0, 4);
 }
 
+/* More than a table of contexts would have: the last one's work is drained too. */
+static void many_contexts_are_drained(void)
+{
+	int cuCtxPopCurrent_v2(void **ctx);
+	void *ctx = NULL;
+
+	begin(1);
+	hold(3);
+	for (int i = 0; i < 300; i++)
+		CHECK(cuCtxCreate_v2(&ctx, 0, 0) == 0 && cuCtxPopCurrent_v2(&ctx) == 0);
+	CHECK(cuCtxSetCurrent(ctx) == 0);
+	stub_state()->work_ns = 300000000u;
+	CHECK(launch(NULL) == 0);
+	drained(0, 3);
+}
+
+static void *begin_a_capture(void *arg)
+{
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0);
+	CHECK(cuStreamBeginCapture_v2((void *)2, 2) == 0); /* the thread's default stream */
+	return arg;
+}
+
+/* The stream is gone with the thread, and so is the capture: the next drain is a plain one. */
+static void a_thread_ends_inside_a_capture(void)
+{
+	unsigned long syncs;
+
+	begin(1);
+	hold(3);
+	in_a_thread(begin_a_capture, NULL);
+	CHECK(cuCtxSetCurrent(contexts[0]) == 0 && launch(NULL) == 0);
+	syncs = atomic_load(&stub_state()->syncs);
+	drained(0, 3);
+	CHECK(atomic_load(&stub_state()->syncs) > syncs);
+}
+
 static void *record_event(void *arg)
 {
 	int cuEventCreate(void **event, unsigned flags);
@@ -407,6 +444,8 @@ static const struct life_case cases[] = {
 	CASE(handle_used_again_at_once),
 	CASE(primary_context_goes_and_comes),
 	CASE(work_belongs_to_the_streams_gpu),
+	CASE(many_contexts_are_drained),
+	CASE(a_thread_ends_inside_a_capture),
 	CASE(a_blocked_driver_stops_one_gpu),
 	CASE(call_on_two_gpus_keeps_none_while_it_waits),
 	CASE(asking_is_not_using),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pthread.h>
 #include <stddef.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -214,10 +215,13 @@ int cuStreamQuery(void *stream)
 	return running((uintptr_t)stream <= 2 ? &state.busy_until[current()->dev]
 					      : &((struct stream *)stream)->busy_until) ? 600 : 0;
 }
+static __thread bool own_capturing; /* the thread's default stream */
+
 int cuStreamIsCapturing(void *stream, int *status);
 int cuStreamIsCapturing(void *stream, int *status)
 {
-	*status = (uintptr_t)stream > 2 && atomic_load(&((struct stream *)stream)->capturing);
+	*status = (uintptr_t)stream > 2 ? atomic_load(&((struct stream *)stream)->capturing)
+					: (uintptr_t)stream == 2 && own_capturing;
 	for (uint64_t end = now() + state.capturing_ns; now() < end;)
 		nap();
 	return 0;
@@ -227,6 +231,10 @@ int cuStreamBeginCapture_v2(void *stream, int mode)
 	struct stream *s = stream;
 
 	(void)mode;
+	if ((uintptr_t)stream == 2) { /* goes with the thread */
+		own_capturing = true;
+		return 0;
+	}
 	atomic_fetch_add(&captures[s->ctx->dev], 1);
 	atomic_store(&s->capturing, 1);
 	return 0;
