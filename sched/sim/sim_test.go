@@ -111,6 +111,17 @@ func runSeeds(first uint64, steps int) (total, failed Report, err error) {
 	return total, failed, err
 }
 
+// TestSeedsThatFailed runs seeds in which a defect showed that no smaller test shows:
+// a client that did not get its memory kept the GPU for ever from a gang whose turn had
+// come, because nothing was due for such a gang, which is in no queue.
+func TestSeedsThatFailed(t *testing.T) {
+	for _, seed := range []uint64{100063} {
+		if _, err := Run(seed, stepsPerSeed, Options{Trace: discard{}}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestSameSeedSameRun(t *testing.T) {
 	for s := uint64(1); s <= 5; s++ {
 		first, err := Run(s, 3000, Options{})
