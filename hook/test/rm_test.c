@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -644,18 +645,29 @@ static void channels_are_on_when_the_process_ends(void)
 	CHECK(atomic_load(shared_off) == 0);
 }
 
-/* A handler that comes in while a lock is held may do anything, for it does not come in. */
+/* A handler may do anything: signals are blocked while a lock is held. */
+static atomic_uint handled;
+
 static void on_signal(int sig)
 {
 	(void)sig;
 	make(50, 50, 50, RM_CLASS_DEVICE, 0);
 	release(50, 50);
+	atomic_fetch_add(&handled, 1);
 }
 
+/* One after the other, so that the thread gets on between them. */
 static void *send_signals(void *to)
 {
-	while (!atomic_load(&stop))
+	static const struct timespec nap = { 0, 20000 };
+
+	for (unsigned i = 0; i < 2000; i++) {
 		pthread_kill(*(pthread_t *)to, SIGUSR1);
+		while (atomic_load(&handled) <= i)
+			sched_yield();
+		nanosleep(&nap, NULL);
+	}
+	atomic_store(&stop, true);
 	return NULL;
 }
 
@@ -673,9 +685,8 @@ static void signal_handlers_may_use_the_driver(void)
 	pthread_mutex_init(&rm_mutex, &a);
 	signal(SIGUSR1, on_signal);
 	CHECK(pthread_create(&t, NULL, send_signals, &self) == 0);
-	for (int i = 0; i < 300; i++)
+	while (!atomic_load(&stop))
 		CHECK(state(0).channels == 800);
-	atomic_store(&stop, true);
 	pthread_join(t, NULL);
 }
 
