@@ -261,11 +261,20 @@ static int kernel(unsigned long request, void *arg)
 	return -1;
 }
 
+/*
+ * By the system call: a library that interposes fstat may have ended before this one
+ * (libfaketime does).
+ */
+static int status_of(int fd, struct stat *st)
+{
+	return (int)syscall(SYS_fstat, fd, st);
+}
+
 static int is_ours(int fd)
 {
 	struct stat st;
 
-	return fd >= 0 && fd == rm_fd && !fstat(fd, &st) && st.st_dev == rm_device && st.st_ino == rm_inode;
+	return fd >= 0 && fd == rm_fd && !status_of(fd, &st) && st.st_dev == rm_device && st.st_ino == rm_inode;
 }
 
 SIM_EXPORT int ioctl(int fd, unsigned long request, ...)
@@ -336,7 +345,7 @@ void rm_open(void)
 
 	snprintf(path, sizeof path, "%s/nvidiactl", dir && *dir ? dir : SIM_DIR_DEFAULT);
 	rm_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-	if (rm_fd < 0 || fstat(rm_fd, &st)) {
+	if (rm_fd < 0 || status_of(rm_fd, &st)) {
 		rm_fd = -1;
 		return;
 	}
