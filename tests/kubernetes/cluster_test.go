@@ -127,6 +127,8 @@ func noPrivileges(t *testing.T) {
 // Two pods share a GPU in turns, by the GPU's own record.
 func share(t *testing.T) {
 	ctx := within(t)
+	// Whether these tenants leave gaps, and so would not take turns, is not the question here.
+	kubectl(t, ctx, "exec", "-n", "nvshare-system", "ds/nvshare", "-c", "scheduler", "--", "nvsharectl", "-S", "on")
 	from := judge.Now()
 	runPods(t, ctx, small1, small2)
 	noOverlap(t, awaitTurns(t, ctx, from, 5, tenant1, tenant2))
