@@ -180,9 +180,10 @@ func TestLatencyBesideBatch(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	const depth = 4
 	from := judge.Now()
 	corePod(t, "batch", nil)
-	corePod(t, "latency", map[string]string{priorityAnnotation: "latency"}, "--depth", "4", "--kernel-us", "500", "--idle-ms", "20")
+	corePod(t, "latency", map[string]string{priorityAnnotation: "latency"}, "--depth", strconv.Itoa(depth), "--kernel-us", "500", "--idle-ms", "20")
 	awaitTurns(t, ctx, "latency", from, 1)
 	awaitTurns(t, ctx, "batch", from, 1)
 	from = judge.Now()
@@ -194,10 +195,11 @@ func TestLatencyBesideBatch(t *testing.T) {
 	})
 	e := observe(t, from)
 	fast, slow := e.tenant("latency"), e.tenant("batch")
-	t.Logf("latency: %d turns, longest wait %v; batch: %v of work", fast.Turns, time.Duration(fast.LongestWait), time.Duration(slow.Busy))
-	// With turns it would have had a few.
-	if fast.Turns < 15 {
-		t.Errorf("the latency tenant was let in %d times while batch worked for %v", fast.Turns, time.Duration(slow.Busy))
+	t.Logf("latency: %d kernels, longest wait %v; batch: %v of work", fast.Work, time.Duration(fast.LongestWait), time.Duration(slow.Busy))
+	// A request is depth kernels. With turns the tenant would have made a few requests. Its
+	// requests are no turns of their own: it works while batch's kernels still run.
+	if requests := fast.Work / depth; requests < 15 {
+		t.Errorf("the latency tenant made %d requests while batch worked for %v", requests, time.Duration(slow.Busy))
 	}
 }
 
