@@ -114,6 +114,7 @@ type Daemon struct {
 	node     *sched.Node               // of all GPUs
 	toStep   []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
 	names    map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
+	firsts   map[string]*peer.Peer     // first processes of containers that OCI hooks described, by container id
 	shares   shares                    // that were set, or asked for by pods
 	settings settings                  // time quanta and modes that were set
 	broken   []*conn                   // to be treated as lost after the current event
@@ -197,6 +198,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},
+		firsts:          map[string]*peer.Peer{},
 		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}
 	d.node.Arenas.Bound(opts.SwapMemory, arena.HostReserve)
@@ -265,6 +267,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	for _, cl := range d.clients {
 		cl.Close()
+	}
+	for _, p := range d.firsts {
+		p.Close()
 	}
 	cancel()
 	d.wg.Wait()
