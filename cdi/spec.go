@@ -100,6 +100,7 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 		// An image could send the shim to a directory without a scheduler, where
 		// nobody arbitrates.
 		common.Env = append(common.Env, PreloadEnv+"="+ShimPath, RunDirEnv+"="+ContainerRunDir)
+		common.Hooks = append(common.Hooks, describeHook(p, gpus, base))
 	}
 
 	var all specs.ContainerEdits
