@@ -38,7 +38,7 @@ type flags struct {
 	cdiDir, hostRoot       string
 	nriSocket, name, index string
 	simgpu                 string
-	noNRI, place           bool
+	noNRI, place, ready    bool
 	promiseMemory          uint32
 	kube                   liveFlags
 	audit                  string
@@ -92,6 +92,7 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.StringVar(&f.simgpu, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "directory of a simulated GPU to use instead of real ones (NVSHARE_SIMGPU)")
 	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "percent of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps")
 	s.BoolVar(&f.place, "place", false, "place shim and hook on the host and exit")
+	s.BoolVar(&f.ready, "ready", false, "say whether the plugin that runs gives GPUs, and exit: status 1 and the reason if it does not")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	f.kube.add(s)
 	s.StringVar(&f.audit, "audit", "report", "what to do about containers that asked for GPUs and run without nvshare, at each registration: report, or stop (needs the host's PID namespace)")
@@ -123,8 +124,13 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 		}
 		*p = abs
 	}
+	runDir := cdi.OnHost(f.hostRoot, f.runDir)
+	if f.ready {
+		return isReady(runDir)
+	}
 	n := &node{
 		log:     log,
+		health:  &plugin.Health{},
 		options: cdi.Options{HostRoot: f.hostRoot, SimDir: f.simgpu, Log: log},
 		paths:   cdi.Paths{ShimDir: filepath.Join(f.libDir, cdi.ShimLink), Hook: filepath.Join(f.binDir, cdi.HookFile), RunDir: f.runDir},
 		cdiDir:  cdi.OnHost(f.hostRoot, f.cdiDir),
@@ -147,6 +153,8 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	defer cancel()
 	containers := plugin.NewContainers(log)
 	containers.PromiseMemory(f.promiseMemory)
+	n.health = &containers.Health
+	publish(ctx, runDir, n.health, log)
 	p := plugin.New(log, containers)
 	p.SetLibDir(f.libDir)
 	pods, err := f.kube.watch(ctx, p, log)
@@ -155,11 +163,13 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	}
 	p.SetAudit(audit, pods.unmanaged)
 	go containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
-		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log, pods.told)
+		return dialScheduler(ctx, runDir, log, pods.told)
 	})
 	// Without a plugin, pods that ask start without a GPU, silently. So the plugin
 	// registers in any case, and refuses pods while it knows no GPUs.
-	p.SetInventory(plugin.Unavailable(errors.New("the first look at the GPUs is not finished")))
+	const notLooked = "the first look at the GPUs is not finished"
+	p.SetInventory(plugin.Unavailable(errors.New(notLooked)))
+	n.health.Waits(nodePart, notLooked)
 	looked, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
