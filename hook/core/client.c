@@ -228,6 +228,8 @@ static bool handle(const struct nvs_frame *f, int fd)
 	if (f->type == NVS_ATTACHED) {
 		nvs_memory_ops.attached(gpu);
 		nvs_slice_want(gpu, 0);
+		gpu->controls_told = false;
+		gpu->controls_ns = 0;
 	}
 	return true;
 }
@@ -340,9 +342,12 @@ static void *client_main(void *arg)
 		send_stats(now);
 		nvs_gate_forget_waiters(now);
 		wait = early_release(now);
-		NVS_FOR_EACH_GPU(gpu)
+		NVS_FOR_EACH_GPU(gpu) {
 			if (nvs_utilization_due(gpu, now, &wait))
 				nvs_drainer_look(gpu, NVS_LOOK_SAMPLE);
+			if (nvs_controls_due(gpu, now, &wait))
+				nvs_drainer_look(gpu, NVS_LOOK_CONTROLS);
+		}
 		trim = nvs_memory_ops.tick(now);
 		wait = trim < wait ? trim : wait;
 		if (nvs_client.socket.fd < 0 && nvs_client.retry_ns < now + wait)

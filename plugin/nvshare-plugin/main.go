@@ -9,8 +9,8 @@
 // removed.
 //
 // While no plugin is registered, pods that ask for GPUs start without one. So the
-// plugin ends only for a wrong command line and for files that it cannot place. With
-// GPUs, drivers or CDI directories that it cannot use it refuses pods that ask, says
+// plugin ends only for a wrong command line or installation. With GPUs, drivers or CDI directories
+// that it cannot use, or with files that it cannot place, it refuses pods that ask, says
 // why, and tries again.
 package main
 
@@ -126,12 +126,16 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	n := &node{
 		log:     log,
 		options: cdi.Options{HostRoot: f.hostRoot, SimDir: f.simgpu, Log: log},
-		paths:   cdi.Paths{LibDir: f.libDir, Hook: filepath.Join(f.binDir, cdi.HookFile), RunDir: f.runDir},
+		paths:   cdi.Paths{ShimDir: filepath.Join(f.libDir, cdi.ShimLink), Hook: filepath.Join(f.binDir, cdi.HookFile), RunDir: f.runDir},
 		cdiDir:  cdi.OnHost(f.hostRoot, f.cdiDir),
 		every:   watchInterval,
 	}
-	if err := n.place(f); err != nil || f.place {
+	n.placed, err = newPlaced(f, log)
+	if err != nil {
 		return err
+	}
+	if f.place {
+		return n.placed.place()
 	}
 	if f.noNRI {
 		_, err := n.refresh(ctx)
@@ -179,53 +183,4 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	case <-time.After(headStart):
 	}
 	return err
-}
-
-// place puts the shim and the hook on the host. It also makes the directory that
-// containers share with the scheduler, so that they can start before the scheduler.
-func (n *node) place(f flags) error {
-	for _, file := range []struct{ flag, given, to string }{
-		{"--lib", f.lib, filepath.Join(n.paths.LibDir, cdi.ShimFile)},
-		{"--hook", f.hook, n.paths.Hook},
-	} {
-		from := file.given
-		if from == "" {
-			var err error
-			if from, err = find(filepath.Base(file.to)); err != nil {
-				return fmt.Errorf("%w (name it with %s)", err, file.flag)
-			}
-		}
-		to := cdi.OnHost(n.options.HostRoot, file.to)
-		changed, err := plugin.Place(from, to)
-		if err != nil {
-			return err
-		}
-		if changed {
-			n.log.Infof("placed %s", to)
-		}
-	}
-	if err := cdi.MakeDir(cdi.OnHost(n.options.HostRoot, n.paths.TenantDir())); err != nil {
-		return fmt.Errorf("make the directory that containers share with the scheduler: %w", err)
-	}
-	return nil
-}
-
-// find looks for a file where builds and packages put it.
-func find(name string) (string, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return "", err
-	}
-	dir := filepath.Dir(exe)
-	for _, p := range []string{
-		filepath.Join(dir, name),
-		filepath.Join(dir, "..", "lib", name),
-		filepath.Join(dir, "..", "lib", "nvshare", name),
-		filepath.Join("/usr/lib/nvshare", name),
-	} {
-		if _, err := os.Stat(p); !errors.Is(err, os.ErrNotExist) {
-			return p, err
-		}
-	}
-	return "", fmt.Errorf("no %s beside %s or in /usr/lib/nvshare", name, exe)
 }

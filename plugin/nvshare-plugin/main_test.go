@@ -77,6 +77,22 @@ devices:
 	return root, []string{"--host-root", root, "--no-nri", "--lib", built + "/libnvshare.so", "--hook", built + "/hook"}
 }
 
+// nodeOn returns the node that these flags describe, which looks for changes all the
+// time.
+func nodeOn(t *testing.T, root string, args []string) *node {
+	t.Helper()
+	placed, err := newPlaced(flags{
+		hostRoot: root, lib: args[4], hook: args[6], libDir: cdi.DefaultLibDir, binDir: cdi.DefaultBinDir, runDir: cdi.DefaultRunDir,
+	}, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &node{
+		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths, placed: placed,
+		cdiDir: root + "/run/cdi", every: time.Millisecond,
+	}
+}
+
 func execute(args ...string) error {
 	cmd := command(quiet())
 	cmd.SetArgs(args)
@@ -104,7 +120,7 @@ func TestPlacesAndWrites(t *testing.T) {
 	if err := execute(args...); err != nil {
 		t.Fatal(err)
 	}
-	for file, want := range map[string]string{"lib/libnvshare.so": "shim", "bin/nvshare-cdi-hook": "hook"} {
+	for file, want := range map[string]string{"lib/current/libnvshare.so": "shim", "bin/nvshare-cdi-hook": "hook"} {
 		if got, err := os.ReadFile(root + "/var/lib/nvshare/" + file); err != nil || string(got) != want {
 			t.Errorf("%s holds %q, %v", file, got, err)
 		}
@@ -116,7 +132,7 @@ func TestPlacesAndWrites(t *testing.T) {
 		t.Errorf("specs are %v", got)
 	}
 	text, err := os.ReadFile(root + "/run/cdi/" + cdi.FileName(cdi.Kind))
-	if err != nil || strings.Contains(string(text), root) || !strings.Contains(string(text), "/var/lib/nvshare/lib") {
+	if err != nil || strings.Contains(string(text), root) || !strings.Contains(string(text), "/var/lib/nvshare/lib/current") {
 		t.Errorf("the spec must have the host's own paths: %v\n%s", err, text)
 	}
 
@@ -158,14 +174,11 @@ func TestStartFails(t *testing.T) {
 // Without a usable driver the plugin serves on, refuses who asks and says why,
 // and gives GPUs as soon as it can.
 func TestServesWithoutADriver(t *testing.T) {
-	root, _ := host(t, 1)
+	root, args := host(t, 1)
 	if err := os.Remove(root + "/etc/cdi/nvidia.yaml"); err != nil {
 		t.Fatal(err)
 	}
-	n := &node{
-		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths,
-		cdiDir: root + "/run/cdi", every: time.Millisecond,
-	}
+	n := nodeOn(t, root, args)
 	p := plugin.New(quiet(), plugin.NewContainers(quiet()))
 	create := func() error {
 		_, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{Name: "train", Namespace: "ml",
@@ -202,11 +215,8 @@ func TestServesWithoutADriver(t *testing.T) {
 // Somebody else's file in the way of a spec keeps engines from the devices: pods are
 // refused, and told why, until it is gone.
 func TestFileInTheWayIsToldToPods(t *testing.T) {
-	root, _ := host(t, 1)
-	n := &node{
-		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths,
-		cdiDir: root + "/run/cdi", every: time.Millisecond,
-	}
+	root, args := host(t, 1)
+	n := nodeOn(t, root, args)
 	p := plugin.New(quiet(), plugin.NewContainers(quiet()))
 	p.SetInventory(n.look(context.Background()))
 	file := root + "/run/cdi/" + cdi.FileName(cdi.KindNRI)
@@ -244,11 +254,8 @@ func TestFileInTheWayIsToldToPods(t *testing.T) {
 }
 
 func TestWatchFollowsTheHost(t *testing.T) {
-	root, _ := host(t, 1)
-	n := &node{
-		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths,
-		cdiDir: root + "/run/cdi", every: time.Millisecond,
-	}
+	root, args := host(t, 1)
+	n := nodeOn(t, root, args)
 	if _, err := n.refresh(context.Background()); err != nil {
 		t.Fatal(err)
 	}
@@ -446,7 +453,7 @@ func TestPlaceOnly(t *testing.T) {
 	if err := execute(args...); err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range []string{"/var/lib/nvshare/lib/libnvshare.so", "/run/nvshare/tenant"} {
+	for _, file := range []string{"/var/lib/nvshare/lib/current/libnvshare.so", "/run/nvshare/tenant"} {
 		if _, err := os.Stat(root + file); err != nil {
 			t.Error(err)
 		}

@@ -63,7 +63,9 @@ func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 	}
 	state := plugin.State{Memory: map[string]uint64{}}
 	for _, c := range r.Containers {
-		state.IDs = append(state.IDs, c.Id)
+		if c.Engine == "" { // else the scheduler itself forgets the container
+			state.IDs = append(state.IDs, c.Id)
+		}
 	}
 	for _, g := range r.Gpus {
 		state.Memory[g.Uuid] = g.MemoryBytes

@@ -248,24 +248,27 @@ func (ClientState) EnumDescriptor() ([]byte, []int) {
 type EventType int32
 
 const (
-	EventType_EVENT_TYPE_UNSPECIFIED EventType = 0
-	EventType_EVENT_TYPE_START       EventType = 1 // the scheduler has started
-	EventType_EVENT_TYPE_GPU         EventType = 2 // a GPU was found
-	EventType_EVENT_TYPE_REGISTER    EventType = 3 // a process uses GPUs through the shim
-	EventType_EVENT_TYPE_BYPASS      EventType = 4 // its self-proof failed
-	EventType_EVENT_TYPE_END         EventType = 5 // it is dead
-	EventType_EVENT_TYPE_GRANT       EventType = 6
-	EventType_EVENT_TYPE_REVOKE      EventType = 7
-	EventType_EVENT_TYPE_RELEASE     EventType = 8
-	EventType_EVENT_TYPE_RECLAIM     EventType = 9 // a grant that ended by the death of the client
-	EventType_EVENT_TYPE_FENCE       EventType = 10
-	EventType_EVENT_TYPE_MODE        EventType = 11 // another mode is in effect, or for another reason
-	EventType_EVENT_TYPE_SET         EventType = 12 // a setting was changed
-	EventType_EVENT_TYPE_ADOPT       EventType = 13 // a client that came back goes on under its grant
-	EventType_EVENT_TYPE_SWAP_OUT    EventType = 14 // a client has moved memory off the GPU
-	EventType_EVENT_TYPE_SWAP_IN     EventType = 15 // a client has all its memory on the GPU
-	EventType_EVENT_TYPE_NO_ROOM     EventType = 16 // a reservation was refused: there is no place for it
-	EventType_EVENT_TYPE_STALL       EventType = 17 // a client does not move out, and somebody waits for that
+	EventType_EVENT_TYPE_UNSPECIFIED   EventType = 0
+	EventType_EVENT_TYPE_START         EventType = 1 // the scheduler has started
+	EventType_EVENT_TYPE_GPU           EventType = 2 // a GPU was found
+	EventType_EVENT_TYPE_REGISTER      EventType = 3 // a process uses GPUs through the shim
+	EventType_EVENT_TYPE_BYPASS        EventType = 4 // its self-proof failed
+	EventType_EVENT_TYPE_END           EventType = 5 // it is dead
+	EventType_EVENT_TYPE_GRANT         EventType = 6
+	EventType_EVENT_TYPE_REVOKE        EventType = 7
+	EventType_EVENT_TYPE_RELEASE       EventType = 8
+	EventType_EVENT_TYPE_RECLAIM       EventType = 9 // a grant that ended by the death of the client
+	EventType_EVENT_TYPE_FENCE         EventType = 10
+	EventType_EVENT_TYPE_MODE          EventType = 11 // another mode is in effect, or for another reason
+	EventType_EVENT_TYPE_SET           EventType = 12 // a setting was changed
+	EventType_EVENT_TYPE_ADOPT         EventType = 13 // a client that came back goes on under its grant
+	EventType_EVENT_TYPE_SWAP_OUT      EventType = 14 // a client has moved memory off the GPU
+	EventType_EVENT_TYPE_SWAP_IN       EventType = 15 // a client has all its memory on the GPU
+	EventType_EVENT_TYPE_NO_ROOM       EventType = 16 // a reservation was refused: there is no place for it
+	EventType_EVENT_TYPE_STALL         EventType = 17 // a client does not move out, and somebody waits for that
+	EventType_EVENT_TYPE_WARNING       EventType = 18 // something was asked for that has no effect, or a strange one
+	EventType_EVENT_TYPE_OUT_OF_MEMORY EventType = 19 // a reservation was refused: it is above the memory limit
+	EventType_EVENT_TYPE_UNFENCE       EventType = 20 // a fenced client has released the GPU, or is dead
 )
 
 // Enum value maps for EventType.
@@ -289,26 +292,32 @@ var (
 		15: "EVENT_TYPE_SWAP_IN",
 		16: "EVENT_TYPE_NO_ROOM",
 		17: "EVENT_TYPE_STALL",
+		18: "EVENT_TYPE_WARNING",
+		19: "EVENT_TYPE_OUT_OF_MEMORY",
+		20: "EVENT_TYPE_UNFENCE",
 	}
 	EventType_value = map[string]int32{
-		"EVENT_TYPE_UNSPECIFIED": 0,
-		"EVENT_TYPE_START":       1,
-		"EVENT_TYPE_GPU":         2,
-		"EVENT_TYPE_REGISTER":    3,
-		"EVENT_TYPE_BYPASS":      4,
-		"EVENT_TYPE_END":         5,
-		"EVENT_TYPE_GRANT":       6,
-		"EVENT_TYPE_REVOKE":      7,
-		"EVENT_TYPE_RELEASE":     8,
-		"EVENT_TYPE_RECLAIM":     9,
-		"EVENT_TYPE_FENCE":       10,
-		"EVENT_TYPE_MODE":        11,
-		"EVENT_TYPE_SET":         12,
-		"EVENT_TYPE_ADOPT":       13,
-		"EVENT_TYPE_SWAP_OUT":    14,
-		"EVENT_TYPE_SWAP_IN":     15,
-		"EVENT_TYPE_NO_ROOM":     16,
-		"EVENT_TYPE_STALL":       17,
+		"EVENT_TYPE_UNSPECIFIED":   0,
+		"EVENT_TYPE_START":         1,
+		"EVENT_TYPE_GPU":           2,
+		"EVENT_TYPE_REGISTER":      3,
+		"EVENT_TYPE_BYPASS":        4,
+		"EVENT_TYPE_END":           5,
+		"EVENT_TYPE_GRANT":         6,
+		"EVENT_TYPE_REVOKE":        7,
+		"EVENT_TYPE_RELEASE":       8,
+		"EVENT_TYPE_RECLAIM":       9,
+		"EVENT_TYPE_FENCE":         10,
+		"EVENT_TYPE_MODE":          11,
+		"EVENT_TYPE_SET":           12,
+		"EVENT_TYPE_ADOPT":         13,
+		"EVENT_TYPE_SWAP_OUT":      14,
+		"EVENT_TYPE_SWAP_IN":       15,
+		"EVENT_TYPE_NO_ROOM":       16,
+		"EVENT_TYPE_STALL":         17,
+		"EVENT_TYPE_WARNING":       18,
+		"EVENT_TYPE_OUT_OF_MEMORY": 19,
+		"EVENT_TYPE_UNFENCE":       20,
 	}
 )
 
@@ -1408,8 +1417,11 @@ type Container struct {
 	MemoryLimitBytes uint64   `protobuf:"varint,6,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
 	Share            *Share   `protobuf:"bytes,7,opt,name=share,proto3" json:"share,omitempty"`
 	Gpus             []string `protobuf:"bytes,8,rep,name=gpus,proto3" json:"gpus,omitempty"` // UUIDs of those that it was given; empty: not known
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The engine whose OCI hook described it ("podman"); empty: the plugin did, or
+	// nobody. Such a container is forgotten when its first process is dead.
+	Engine        string `protobuf:"bytes,9,opt,name=engine,proto3" json:"engine,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Container) Reset() {
@@ -1496,6 +1508,13 @@ func (x *Container) GetGpus() []string {
 		return x.Gpus
 	}
 	return nil
+}
+
+func (x *Container) GetEngine() string {
+	if x != nil {
+		return x.Engine
+	}
+	return ""
 }
 
 // Share is what a tenant may have of a GPU's time and what it is promised, all
@@ -2289,7 +2308,9 @@ type DescribeContainerRequest struct {
 	Container *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id: as the container runtime and the cgroup have it
 	// Of what the pod asks for, that which cannot be known now: if the container
 	// has been described before, what was said then stays.
-	Keep          *Keep `protobuf:"bytes,2,opt,name=keep,proto3" json:"keep,omitempty"`
+	Keep          *Keep    `protobuf:"bytes,2,opt,name=keep,proto3" json:"keep,omitempty"`
+	Pid           uint32   `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`          // from an OCI hook: the container's first process
+	Warnings      []string `protobuf:"bytes,4,rep,name=warnings,proto3" json:"warnings,omitempty"` // for people: each becomes an event
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2334,6 +2355,20 @@ func (x *DescribeContainerRequest) GetContainer() *Container {
 func (x *DescribeContainerRequest) GetKeep() *Keep {
 	if x != nil {
 		return x.Keep
+	}
+	return nil
+}
+
+func (x *DescribeContainerRequest) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *DescribeContainerRequest) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
 	}
 	return nil
 }
@@ -2587,8 +2622,11 @@ type TenantUse struct {
 	DebtNs           int64                  `protobuf:"varint,8,opt,name=debt_ns,json=debtNs,proto3" json:"debt_ns,omitempty"`                               // used above its limit, to be made up for
 	ThrottledNs      int64                  `protobuf:"varint,9,opt,name=throttled_ns,json=throttledNs,proto3" json:"throttled_ns,omitempty"`                // until its limit lets it go on; 0: it does
 	Grants           uint64                 `protobuf:"varint,10,opt,name=grants,proto3" json:"grants,omitempty"`
-	WaitMaxNs        int64                  `protobuf:"varint,11,opt,name=wait_max_ns,json=waitMaxNs,proto3" json:"wait_max_ns,omitempty"` // longest wait for a grant
-	MovedNs          int64                  `protobuf:"varint,12,opt,name=moved_ns,json=movedNs,proto3" json:"moved_ns,omitempty"`         // moving memory onto the GPU under grants, which is not billed
+	WaitMaxNs        int64                  `protobuf:"varint,11,opt,name=wait_max_ns,json=waitMaxNs,proto3" json:"wait_max_ns,omitempty"`                     // longest wait for a grant
+	MovedNs          int64                  `protobuf:"varint,12,opt,name=moved_ns,json=movedNs,proto3" json:"moved_ns,omitempty"`                             // moving memory onto the GPU under grants, which is not billed
+	WaitedPermille   uint32                 `protobuf:"varint,13,opt,name=waited_permille,json=waitedPermille,proto3" json:"waited_permille,omitempty"`        // of the latest five seconds: it wanted the GPU and had no grant
+	WaitMaxLatelyNs  int64                  `protobuf:"varint,14,opt,name=wait_max_lately_ns,json=waitMaxLatelyNs,proto3" json:"wait_max_lately_ns,omitempty"` // longest wait for a grant in the latest minute
+	OutOfMemory      uint64                 `protobuf:"varint,15,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"`               // reservations that its memory limit refused
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -2703,6 +2741,27 @@ func (x *TenantUse) GetWaitMaxNs() int64 {
 func (x *TenantUse) GetMovedNs() int64 {
 	if x != nil {
 		return x.MovedNs
+	}
+	return 0
+}
+
+func (x *TenantUse) GetWaitedPermille() uint32 {
+	if x != nil {
+		return x.WaitedPermille
+	}
+	return 0
+}
+
+func (x *TenantUse) GetWaitMaxLatelyNs() int64 {
+	if x != nil {
+		return x.WaitMaxLatelyNs
+	}
+	return 0
+}
+
+func (x *TenantUse) GetOutOfMemory() uint64 {
+	if x != nil {
+		return x.OutOfMemory
 	}
 	return 0
 }
@@ -3193,7 +3252,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\vlimit_bytes\x18\x03 \x01(\x04R\n" +
 	"limitBytes\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18\x04 \x01(\x04R\tusedBytes\"\xe3\x01\n" +
+	"used_bytes\x18\x04 \x01(\x04R\tusedBytes\"\xfb\x01\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -3202,7 +3261,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\apod_uid\x18\x05 \x01(\tR\x06podUid\x12,\n" +
 	"\x12memory_limit_bytes\x18\x06 \x01(\x04R\x10memoryLimitBytes\x12'\n" +
 	"\x05share\x18\a \x01(\v2\x11.nvshare.v1.ShareR\x05share\x12\x12\n" +
-	"\x04gpus\x18\b \x03(\tR\x04gpus\"\xe0\x01\n" +
+	"\x04gpus\x18\b \x03(\tR\x04gpus\x12\x16\n" +
+	"\x06engine\x18\t \x01(\tR\x06engine\"\xe0\x01\n" +
 	"\x05Share\x12\x1d\n" +
 	"\n" +
 	"core_limit\x18\x01 \x01(\rR\tcoreLimit\x12!\n" +
@@ -3281,10 +3341,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x03new\x18\x04 \x01(\v2\x11.nvshare.v1.ShareR\x03new\x12(\n" +
 	"\x10old_memory_bytes\x18\x05 \x01(\x04R\x0eoldMemoryBytes\x12(\n" +
 	"\x10new_memory_bytes\x18\x06 \x01(\x04R\x0enewMemoryBytes\x12*\n" +
-	"\x11used_memory_bytes\x18\a \x01(\x04R\x0fusedMemoryBytes\"u\n" +
+	"\x11used_memory_bytes\x18\a \x01(\x04R\x0fusedMemoryBytes\"\xa3\x01\n" +
 	"\x18DescribeContainerRequest\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12$\n" +
-	"\x04keep\x18\x02 \x01(\v2\x10.nvshare.v1.KeepR\x04keep\"\xd4\x01\n" +
+	"\x04keep\x18\x02 \x01(\v2\x10.nvshare.v1.KeepR\x04keep\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x1a\n" +
+	"\bwarnings\x18\x04 \x03(\tR\bwarnings\"\xd4\x01\n" +
 	"\x04Keep\x12!\n" +
 	"\fmemory_limit\x18\x01 \x01(\bR\vmemoryLimit\x12\x1d\n" +
 	"\n" +
@@ -3301,7 +3363,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\achanges\x18\x03 \x03(\v2\x17.nvshare.v1.ShareChangeR\achanges\"(\n" +
 	"\x16ForgetContainerRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x19\n" +
-	"\x17ForgetContainerResponse\"\x8d\x03\n" +
+	"\x17ForgetContainerResponse\"\x87\x04\n" +
 	"\tTenantUse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12'\n" +
@@ -3315,7 +3377,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x06grants\x18\n" +
 	" \x01(\x04R\x06grants\x12\x1e\n" +
 	"\vwait_max_ns\x18\v \x01(\x03R\twaitMaxNs\x12\x19\n" +
-	"\bmoved_ns\x18\f \x01(\x03R\amovedNs\"b\n" +
+	"\bmoved_ns\x18\f \x01(\x03R\amovedNs\x12'\n" +
+	"\x0fwaited_permille\x18\r \x01(\rR\x0ewaitedPermille\x12+\n" +
+	"\x12wait_max_lately_ns\x18\x0e \x01(\x03R\x0fwaitMaxLatelyNs\x12\"\n" +
+	"\rout_of_memory\x18\x0f \x01(\x04R\voutOfMemory\"b\n" +
 	"\rEventsRequest\x12\x14\n" +
 	"\x05since\x18\x01 \x01(\x04R\x05since\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\x03R\x03run\x12\x10\n" +
@@ -3376,7 +3441,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x06*\xa6\x03\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x06*\xf4\x03\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
@@ -3396,7 +3461,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x13EVENT_TYPE_SWAP_OUT\x10\x0e\x12\x16\n" +
 	"\x12EVENT_TYPE_SWAP_IN\x10\x0f\x12\x16\n" +
 	"\x12EVENT_TYPE_NO_ROOM\x10\x10\x12\x14\n" +
-	"\x10EVENT_TYPE_STALL\x10\x112\xa1\x04\n" +
+	"\x10EVENT_TYPE_STALL\x10\x11\x12\x16\n" +
+	"\x12EVENT_TYPE_WARNING\x10\x12\x12\x1c\n" +
+	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x16\n" +
+	"\x12EVENT_TYPE_UNFENCE\x10\x142\xa1\x04\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12W\n" +

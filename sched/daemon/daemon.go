@@ -72,7 +72,10 @@ type Options struct {
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
 	// whoever reaches it; "": nowhere. Sample may be nil.
 	MetricsAddr string
-	Sample      metrics.Sampler
+	// MetricsProcesses is how many clients have metrics of their own, beside those
+	// of their tenants.
+	MetricsProcesses int
+	Sample           metrics.Sampler
 }
 
 // Daemon is a scheduler with open sockets. Make one with New, then call Run.
@@ -114,6 +117,7 @@ type Daemon struct {
 	node     *sched.Node               // of all GPUs
 	toStep   []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
 	names    map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
+	firsts   map[string]*peer.Peer     // first processes of containers that OCI hooks described, by container id
 	shares   shares                    // that were set, or asked for by pods
 	settings settings                  // time quanta and modes that were set
 	broken   []*conn                   // to be treated as lost after the current event
@@ -197,6 +201,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},
+		firsts:          map[string]*peer.Peer{},
 		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}
 	d.node.Arenas.Bound(opts.SwapMemory, arena.HostReserve)
@@ -265,6 +270,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	for _, cl := range d.clients {
 		cl.Close()
+	}
+	for _, p := range d.firsts {
+		p.Close()
 	}
 	cancel()
 	d.wg.Wait()

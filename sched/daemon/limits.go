@@ -21,6 +21,8 @@ const (
 	maxNamed = 8
 	// maxGPUs is how many GPUs a container's description may name.
 	maxGPUs = 128
+	// maxWarnings is how many warnings may come with a container's description.
+	maxWarnings = 16
 	// maxName is the longest name in a container's description, bytes.
 	maxName = 512
 
