@@ -14,6 +14,10 @@ import (
 // SpecVersion is the version of all specs.
 const SpecVersion = specVersion
 
+// ClaimDir is the directory of the driver for resource claims, below which it records
+// prepared claims.
+const ClaimDir = "/var/lib/kubelet/plugins/nvshare.com"
+
 const (
 	claimPrefix = "nvshare.com-claim-"
 	claimSuffix = ".json"

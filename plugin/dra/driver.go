@@ -51,7 +51,8 @@ type Config struct {
 // Driver publishes the GPUs of a node, and prepares the claims of its pods.
 type Driver struct {
 	Config
-	store *Store
+	store   *Store
+	changed chan struct{} // holds a token when the health may be another one
 
 	mu        sync.Mutex
 	helper    *kubeletplugin.Helper // nil: not started yet
@@ -70,7 +71,7 @@ func New(c Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Driver{Config: c, store: store}, nil
+	return &Driver{Config: c, store: store, changed: make(chan struct{}, 1)}, nil
 }
 
 // Claims returns the prepared claims, for the plugin.
@@ -82,7 +83,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	helper, err := kubeletplugin.Start(ctx, d,
 		kubeletplugin.DriverName(DriverName), kubeletplugin.KubeClient(d.Client), kubeletplugin.NodeName(d.NodeName),
 		kubeletplugin.RegistrarDirectoryPath(d.Registry), kubeletplugin.PluginDataDirectoryPath(d.Directory),
-		kubeletplugin.GRPCVerbosity(-1), kubeletplugin.HealthService(false))
+		kubeletplugin.GRPCVerbosity(-1))
 	if err != nil {
 		return fmt.Errorf("serve the kubelet: %w (--dra needs the directories %s and %s, at the same paths as on the host)", err, d.Registry, d.Directory)
 	}
@@ -118,6 +119,10 @@ func (d *Driver) SetInventory(inv *plugin.Inventory) {
 	d.mu.Unlock()
 	d.store.refresh(d.edits)
 	d.publish()
+	select {
+	case d.changed <- struct{}{}:
+	default: // a token is there already
+	}
 }
 
 func (d *Driver) publish() {
@@ -265,9 +270,4 @@ func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
 	if ctx.Err() == nil {
 		d.Log.Errorf("Kubernetes API: %s: %v", msg, err)
 	}
-}
-
-// WatchHealthStatus is not offered.
-func (d *Driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
-	return kubeletplugin.ErrHealthNotSupported
 }

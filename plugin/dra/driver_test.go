@@ -16,6 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	healthapi "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -30,6 +31,7 @@ type served struct {
 	*Driver
 	client  *fake.Clientset
 	kubelet drapb.DRAPluginClient
+	conn    *grpc.ClientConn // of the kubelet
 	stop    func()
 }
 
@@ -64,9 +66,9 @@ func serve(t *testing.T, dir string, claims ...*resourceapi.ResourceClaim) *serv
 	if info.Type != registerapi.DRAPlugin || info.Name != DriverName {
 		t.Fatalf("registered as %v", info)
 	}
-	plugin := s.dial(t, info.Endpoint)
-	t.Cleanup(func() { plugin.Close() })
-	s.kubelet = drapb.NewDRAPluginClient(plugin)
+	s.conn = s.dial(t, info.Endpoint)
+	t.Cleanup(func() { s.conn.Close() })
+	s.kubelet = drapb.NewDRAPluginClient(s.conn)
 	return s
 }
 
@@ -131,13 +133,29 @@ func TestServesTheKubelet(t *testing.T) {
 	check(t, prepare(newDriver(t, dir), claimOf(uid(2), part(name1, "", "10", ""))).Err)
 	s = serve(t, dir, c)
 	await(t, "the claim that does not exist is unprepared", func() bool { return len(s.store.Records()) == 1 })
+	// A GPU is lost: the pod that has it is told.
+	health, err := healthapi.NewDRAResourceHealthClient(s.conn).NodeWatchResources(ctx, &healthapi.NodeWatchResourcesRequest{})
+	check(t, err)
+	hears := func(name string, want healthapi.HealthStatus) {
+		t.Helper()
+		for {
+			report, err := health.Recv()
+			check(t, err)
+			for _, d := range report.Devices {
+				if d.Device.DeviceName == name && d.Health == want {
+					return
+				}
+			}
+		}
+	}
+	hears(name0, healthapi.HealthStatus_HEALTHY)
+	s.SetInventory(inventory(t, twoGPUs()[1:]))
+	hears(name0, healthapi.HealthStatus_UNHEALTHY)
+	await(t, "the other GPU alone is published", func() bool { return slices.Equal(published(), []string{name1}) })
 	r, err := s.kubelet.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{claim}})
 	if check(t, err); r.Claims[claim.Uid].GetError() != "" {
 		t.Errorf("unprepared: %v", r)
 	}
-	// A GPU is lost.
-	s.SetInventory(inventory(t, twoGPUs()[1:]))
-	await(t, "the other GPU alone is published", func() bool { return slices.Equal(published(), []string{name1}) })
 	s.stop()
 	if left := files(t, dir); len(left) > 0 {
 		t.Errorf("left behind: %v", left)

@@ -189,14 +189,19 @@ func (in *installer) removePlaced() error {
 			return err
 		}
 	}
-	// The run directory holds sockets and the scheduler's state; no scheduler
-	// runs.
-	if run := cdi.OnHost(in.root, cdi.DefaultRunDir); exists(run) {
-		in.say("remove %s", run)
-		if !in.dryRun {
-			if err := os.RemoveAll(run); err != nil {
-				return err
-			}
+	// The run directory holds sockets and the scheduler's state, and the other one the
+	// records of claims; no scheduler runs.
+	for _, dir := range []string{cdi.DefaultRunDir, cdi.ClaimDir} {
+		found := cdi.OnHost(in.root, dir)
+		if !exists(found) {
+			continue
+		}
+		in.say("remove %s", found)
+		if in.dryRun {
+			continue
+		}
+		if err := os.RemoveAll(found); err != nil {
+			return err
 		}
 	}
 	if in.dryRun {

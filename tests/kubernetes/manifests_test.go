@@ -68,6 +68,7 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 		"overlays/metrics-service":  {"metrics.enabled=true", "metrics.podMonitor=false", "metrics.serviceMonitor=true"},
 		"overlays/nvml":             {"nvml.enabled=true"},
 		"overlays/required":         {"required.enabled=true"},
+		"overlays/dra":              {"dra.enabled=true"},
 		"overlays/required-v1beta1": {"required.enabled=true", "required.apiVersion=admissionregistration.k8s.io/v1beta1"},
 	} {
 		args := []string{"template", "nvshare", chart, "--namespace", "nvshare-system"}
@@ -95,25 +96,26 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 	}
 }
 
-// unorder turns a DaemonSet's containers and their environments into maps, because
+// unorder turns a DaemonSet's containers, volumes and environments into maps, because
 // patches put the parts that they change first.
 func unorder(o map[string]any) {
 	if o["kind"] != "DaemonSet" {
 		return
 	}
-	byName := func(list any) map[string]any {
+	by := func(key string, list any) map[string]any {
 		m := map[string]any{}
 		for _, e := range list.([]any) {
-			m[e.(map[string]any)["name"].(string)] = e
+			m[e.(map[string]any)[key].(string)] = e
 		}
 		return m
 	}
 	pod := o["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
-	containers := byName(pod["containers"])
+	containers := by("name", pod["containers"])
 	for _, c := range containers {
-		c.(map[string]any)["env"] = byName(c.(map[string]any)["env"])
+		c := c.(map[string]any)
+		c["env"], c["volumeMounts"] = by("name", c["env"]), by("mountPath", c["volumeMounts"])
 	}
-	pod["containers"] = containers
+	pod["containers"], pod["volumes"] = containers, by("name", pod["volumes"])
 }
 
 func TestChartRefusesWrongValues(t *testing.T) {
@@ -157,11 +159,14 @@ func TestManifestsNameThisRelease(t *testing.T) {
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
-	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/required", "overlays/uninstall"} {
+	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/required", "overlays/dra", "overlays/uninstall"} {
 		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
 	}
 	files, err := filepath.Glob("manifests/*.yaml")
 	check(t, err)
+	claims, err := filepath.Glob("manifests/dra/*.yaml")
+	check(t, err)
+	files = append(files, claims...)
 	for _, f := range files {
 		text, err := os.ReadFile(f)
 		check(t, err)

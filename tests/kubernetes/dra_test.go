@@ -1,0 +1,402 @@
+//go:build k8s
+
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/tests/judge"
+)
+
+const draDir = "/var/lib/kubelet/plugins/nvshare.com"
+
+// TestDRA installs nvshare with resource claims, uses it, disturbs it and removes it.
+// Each step needs the steps before it.
+func TestDRA(t *testing.T) {
+	for _, step := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"deploy", draDeploy},
+		{"extended-resource", draExtendedResource},
+		{"fractions", draFractions},
+		{"live-change", draLiveChange},
+		{"restart", draRestart},
+		{"kill", draKill},
+		{"shared-claim", draSharedClaim},
+		{"admission", draAdmission},
+		{"annotations", draAnnotations},
+		{"uninstall", draUninstall},
+	} {
+		begin := time.Now()
+		if !t.Run(step.name, step.run) {
+			t.Fatalf("step %s failed: the ones after it are left out", step.name)
+		}
+		t.Logf("%s: %.1f s", step.name, time.Since(begin).Seconds())
+	}
+}
+
+func draDeploy(t *testing.T) {
+	ctx := within(t)
+	before := shared.PluginAccepts()
+	kubectl(t, ctx, "apply", "-k", "simgpu-dra")
+	rolledOut(t, ctx)
+	accepted(t, ctx, before)
+	await(t, ctx, "two devices in the slice of the node", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "resourceslices", "-o", `jsonpath={range .items[*].spec.devices[*]}{.name} {.capacity.memory.value}{"\n"}{end}`)
+		if err == nil && out != "gpu-51600000-0000-4000-8000-000000000000 32Gi\ngpu-51600000-0000-4000-8000-000000000001 32Gi\n" {
+			err = fmt.Errorf("they are\n%s", out)
+		}
+		return err
+	})
+}
+
+// holding is what the scheduler knows of a pod's container.
+type holding struct {
+	gpus   []string // their last digits
+	core   uint32
+	limit  uint32
+	memory uint64
+}
+
+func holds(ctx context.Context, pod string) (h holding, err error) {
+	s, err := shared.Status(ctx)
+	if err != nil {
+		return h, err
+	}
+	for _, c := range s.Containers {
+		if c.Pod != pod {
+			continue
+		}
+		for _, g := range c.Gpus {
+			h.gpus = append(h.gpus, g[len(g)-1:])
+		}
+		return holding{h.gpus, c.Share.GetCoreRequest(), c.Share.GetCoreLimit(), c.MemoryLimitBytes}, nil
+	}
+	return h, fmt.Errorf("the scheduler does not know pod %s", pod)
+}
+
+// awaitHolding waits until the scheduler was told this of a pod; without GPUs in want,
+// those are not looked at.
+func awaitHolding(t *testing.T, ctx context.Context, pod string, want holding) (h holding) {
+	t.Helper()
+	await(t, ctx, fmt.Sprintf("the scheduler to know %+v of pod %s", want, pod), func() (err error) {
+		if h, err = holds(ctx, pod); err != nil {
+			return err
+		}
+		if h.core != want.core || h.limit != want.limit || h.memory != want.memory || want.gpus != nil && !slices.Equal(h.gpus, want.gpus) {
+			return fmt.Errorf("it knows %+v", h)
+		}
+		return nil
+	})
+	return h
+}
+
+func draManifest(name string) string { return manifest("dra/" + name) }
+
+func ready(t *testing.T, ctx context.Context, pods ...string) {
+	t.Helper()
+	for _, p := range pods {
+		kubectl(t, ctx, "wait", "--for=condition=Ready", "pod/"+p, "--timeout="+patience.String())
+	}
+}
+
+// A pod with limits nvshare.com/gpu gets a default share, and its program the shim.
+func draExtendedResource(t *testing.T) {
+	ctx := within(t)
+	from := judge.Now()
+	kubectl(t, ctx, "apply", "-f", draManifest("share"), "-f", draManifest("two-gpus"))
+	ready(t, ctx, "dra-share", "dra-two-gpus")
+	const tenth = (32 << 30) / 10 / (64 << 20) * (64 << 20)
+	awaitHolding(t, ctx, "dra-share", holding{core: 10, memory: tenth})
+	two := awaitHolding(t, ctx, "dra-two-gpus", holding{core: 10, memory: tenth})
+	if slices.Sort(two.gpus); !slices.Equal(two.gpus, []string{"0", "1"}) {
+		t.Errorf("two GPUs are %v", two.gpus)
+	}
+	awaitTurns(t, ctx, from, 1, "dra-share", "dra-two-gpus")
+	await(t, ctx, "clients with the shim", func() error {
+		s, err := shared.Status(ctx)
+		if err != nil {
+			return err
+		}
+		for _, g := range s.Gpus {
+			for _, c := range g.Clients {
+				if c.Container.GetPod() == "dra-share" && c.Bypassed == 0 && c.Interposed > 0 {
+					return nil
+				}
+			}
+		}
+		return errors.New("dra-share is no client")
+	})
+	kubectl(t, ctx, "delete", "-f", draManifest("share"), "-f", draManifest("two-gpus"), "--timeout="+patience.String())
+	noClaims(t, ctx)
+}
+
+// noClaims waits until nothing of claims is left in the cluster and on the node.
+func noClaims(t *testing.T, ctx context.Context) {
+	t.Helper()
+	await(t, ctx, "no claims", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "resourceclaims", "-A", "-o", "name")
+		if err != nil || strings.TrimSpace(out) != "" {
+			return fmt.Errorf("there are %s (%v)", out, err)
+		}
+		for _, pattern := range []string{draDir + "/claims/*", "/run/cdi/*claim*"} {
+			if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
+				return fmt.Errorf("left behind: %v (%v)", left, err)
+			}
+		}
+		return nil
+	})
+}
+
+// part is a pod that asks for a part of a GPU by a template of its own.
+func part(name, cores, config string) string {
+	text := fmt.Sprintf(`apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: %[1]s}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: nvshare.com, capacity: {requests: {cores: "%[2]s", memory: 4Gi}}}}]%[3]s}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: %[1]s}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  automountServiceAccountToken: false
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: %[1]s}]
+  containers:
+  - name: main
+    image: localhost/nvshare-workload:1
+    args: [/usr/bin/cuda-busy, --tenant, %[1]s, --mem-mib, "512", --kernel-us, "500"]
+    resources: {claims: [{name: gpu}]}
+`, name, cores, config)
+	return text
+}
+
+// Three times 40 % fill one GPU and a part of the other; what is too much waits, and
+// says why.
+func draFractions(t *testing.T) {
+	ctx := within(t)
+	from := judge.Now()
+	on := map[string]int{}
+	for _, name := range []string{"part-1", "part-2", "part-3"} {
+		_, err := cluster.Apply(ctx, part(name, "40", ""), "apply")
+		check(t, err)
+		ready(t, ctx, name)
+		on[awaitHolding(t, ctx, name, holding{core: 40, memory: 4 << 30}).gpus[0]]++
+	}
+	if on["0"] != 2 || on["1"] != 1 {
+		t.Errorf("pods on the GPUs: %v", on)
+	}
+	_, err := cluster.Apply(ctx, part("too-much", "70", ""), "apply")
+	check(t, err)
+	await(t, ctx, "an Event that the pod does not fit", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=too-much", "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "cannot allocate all claims") {
+			err = fmt.Errorf("the Events are: %s", out)
+		}
+		return err
+	})
+	awaitTurns(t, ctx, from, 1, "part-1", "part-2", "part-3")
+	// It starts as soon as there is room.
+	kubectl(t, ctx, "delete", "pod", "part-3", "--timeout="+patience.String())
+	ready(t, ctx, "too-much")
+	awaitHolding(t, ctx, "too-much", holding{gpus: []string{"1"}, core: 70, memory: 4 << 30})
+	kubectl(t, ctx, "delete", "pod", "too-much", "--timeout="+patience.String())
+}
+
+// Annotations change what the claim leaves open, and lower what it has.
+func draLiveChange(t *testing.T) {
+	ctx := within(t)
+	kubectl(t, ctx, "annotate", "pod", "part-1", "nvshare.com/gpu-core-limit=50", "nvshare.com/gpu-memory-limit=2Gi")
+	awaitHolding(t, ctx, "part-1", holding{core: 40, limit: 50, memory: 2 << 30})
+	kubectl(t, ctx, "annotate", "--overwrite", "pod", "part-1", "nvshare.com/gpu-memory-limit=20Gi")
+	awaitHolding(t, ctx, "part-1", holding{core: 40, limit: 50, memory: 4 << 30})
+	await(t, ctx, "an Event that names the claim", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=part-1", "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "memory limit 20Gi is more than") {
+			err = fmt.Errorf("the Events are: %s", out)
+		}
+		return err
+	})
+}
+
+// running returns the IDs of the containers of the pods that run all the time.
+func running(t *testing.T, ctx context.Context) string {
+	return kubectl(t, ctx, "get", "pods", "part-1", "part-2", "-o", "jsonpath={.items[*].status.containerStatuses[*].containerID}")
+}
+
+func draUndisturbed(t *testing.T, ctx context.Context, before string) {
+	t.Helper()
+	if after := running(t, ctx); after != before {
+		t.Errorf("containers were %s, are %s", before, after)
+	}
+	awaitHolding(t, ctx, "part-1", holding{core: 40, limit: 50, memory: 4 << 30})
+	awaitHolding(t, ctx, "part-2", holding{core: 40, memory: 4 << 30})
+	awaitTurns(t, ctx, judge.Now(), 1, "part-1", "part-2")
+	_, err := cluster.Apply(ctx, part("part-3", "40", ""), "apply")
+	check(t, err)
+	ready(t, ctx, "part-3")
+	awaitHolding(t, ctx, "part-3", holding{gpus: []string{"1"}, core: 40, memory: 4 << 30})
+	kubectl(t, ctx, "delete", "pod", "part-3", "--timeout="+patience.String())
+}
+
+// A new driver knows the claims of the pods that run.
+func draRestart(t *testing.T) {
+	ctx := within(t)
+	before, accepts := running(t, ctx), shared.PluginAccepts()
+	kubectl(t, ctx, "rollout", "restart", "-n", "nvshare-system", "daemonset/nvshare")
+	rolledOut(t, ctx)
+	accepted(t, ctx, accepts)
+	draUndisturbed(t, ctx, before)
+	check(t, cluster.StopKubelet())
+	check(t, cluster.StartKubelet(ctx))
+	draUndisturbed(t, ctx, before)
+}
+
+// A driver that is killed comes back with the claims.
+func draKill(t *testing.T) {
+	ctx := within(t)
+	before, accepts := running(t, ctx), shared.PluginAccepts()
+	for _, pid := range ours(t, "nvshare-plugin") {
+		check(t, unix.Kill(pid, unix.SIGKILL))
+	}
+	accepted(t, ctx, accepts)
+	draUndisturbed(t, ctx, before)
+	kubectl(t, ctx, "delete", "pods", "part-1", "part-2", "--timeout="+patience.String())
+	noClaims(t, ctx)
+}
+
+// Two pods that use one claim are on one GPU and have its part together.
+func draSharedClaim(t *testing.T) {
+	ctx := within(t)
+	kubectl(t, ctx, "apply", "-f", draManifest("affinity"))
+	ready(t, ctx, "dra-affinity-1", "dra-affinity-2")
+	one := awaitHolding(t, ctx, "dra-affinity-1", holding{core: 30, memory: memoryOf(t, ctx, "ring") / 2})
+	awaitHolding(t, ctx, "dra-affinity-2", holding{gpus: one.gpus, core: 30, memory: memoryOf(t, ctx, "ring") / 2})
+	kubectl(t, ctx, "delete", "-f", draManifest("affinity"), "--timeout="+patience.String())
+	noClaims(t, ctx)
+}
+
+// memoryOf returns what a claim was charged.
+func memoryOf(t *testing.T, ctx context.Context, claim string) uint64 {
+	t.Helper()
+	var c struct {
+		Status struct {
+			Allocation struct {
+				Devices struct {
+					Results []struct{ ConsumedCapacity map[string]string }
+				}
+			}
+		}
+	}
+	check(t, json.Unmarshal([]byte(kubectl(t, ctx, "get", "resourceclaim", claim, "-o", "json")), &c))
+	memory := c.Status.Allocation.Devices.Results[0].ConsumedCapacity["memory"]
+	if memory != "3264Mi" { // a tenth of 32 GiB, rounded down to the step
+		t.Fatalf("the claim was charged %q", memory)
+	}
+	return 3264 << 20
+}
+
+// Wrong configurations are refused before a pod waits for them, and right ones are not.
+func draAdmission(t *testing.T) {
+	ctx := within(t)
+	config := func(fields string) string {
+		return `, config: [{opaque: {driver: nvshare.com, parameters: {apiVersion: nvshare.com/v1, kind: Share` + fields + `}}}]`
+	}
+	try := func(config string) error {
+		_, err := cluster.Apply(ctx, part("try", "40", config), "create", "--dry-run=server")
+		return err
+	}
+	await(t, ctx, "the policy", func() error { // it holds only some time after it was created
+		if try(config(", coreLimit: 101")) == nil {
+			return errors.New("a limit of 101 % is accepted")
+		}
+		return nil
+	})
+	for fields, says := range map[string]string{
+		", coreLimit: 0": "whole percentage", ", coreLimit: 0.5": "whole percentage", ", limit: 60": "unknown field", ", weight: 10001": "from 1 to 10000",
+		", priority: high": "batch or latency", ", memoryMode: fast": "memoryMode is", ", gang: '-'": "gang is true",
+	} {
+		if err := try(config(fields)); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v; want %q", fields, err, says)
+		}
+	}
+	if err := try(strings.Replace(config(""), "nvshare.com/v1", "nvshare.com/v0", 1)); err == nil || !strings.Contains(err.Error(), "give apiVersion") {
+		t.Errorf("another version: %v", err)
+	}
+	for _, fields := range []string{"", ", coreLimit: 60, weight: 50, priority: latency, gang: true, memoryMode: resident", ", coreLimit: 60%, gang: ring"} {
+		if err := try(config(fields)); err != nil {
+			t.Errorf("%s: %v", fields, err)
+		}
+	}
+	// The driver may write slices of its own node only.
+	slice := `apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: stolen}
+spec: {driver: nvshare.com, nodeName: another, pool: {name: another, generation: 1, resourceSliceCount: 1}}
+`
+	as := []string{"create", "--dry-run=server", "--as=system:serviceaccount:nvshare-system:nvshare"}
+	if _, err := cluster.Apply(ctx, slice, append(as, "--as-user-extra=authentication.kubernetes.io/node-name=node1")...); err == nil || !strings.Contains(err.Error(), "may not write a slice") {
+		t.Errorf("a slice of another node: %v", err)
+	}
+	own := strings.ReplaceAll(slice, "another", "node1")
+	if _, err := cluster.Apply(ctx, own, append(as, "--as-user-extra=authentication.kubernetes.io/node-name=node1")...); err != nil {
+		t.Errorf("a slice of the own node: %v", err)
+	}
+}
+
+// A pod of the other tier is refused on this node, with a reason.
+func draAnnotations(t *testing.T) {
+	ctx := within(t)
+	kubectl(t, ctx, "apply", "-f", manifest(small1))
+	await(t, ctx, "an Event that says why", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name="+pod1, "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "this node gives GPUs by resource claims") {
+			err = fmt.Errorf("the Events are: %s", out)
+		}
+		return err
+	})
+	deletePods(t, ctx, small1)
+}
+
+// Pods first, then nvshare, then its files.
+func draUninstall(t *testing.T) {
+	ctx := within(t)
+	kubectl(t, ctx, "delete", "resourceclaimtemplates", "--all")
+	kubectl(t, ctx, "delete", "-k", "simgpu-dra", "--timeout="+patience.String())
+	const overlay = deployments + "overlays/uninstall"
+	kubectl(t, ctx, "apply", "-k", overlay)
+	kubectl(t, ctx, "rollout", "status", "-n", "nvshare-system", "daemonset/nvshare-uninstall", "--timeout="+patience.String())
+	kubectl(t, ctx, "delete", "-k", overlay, "--timeout="+patience.String())
+	for _, dir := range []string{draDir, "/var/lib/nvshare", "/run/nvshare"} {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
+	}
+	await(t, ctx, "no slice, class, policy or role of nvshare", func() error {
+		for _, kind := range []string{"resourceslices", "deviceclasses", "validatingadmissionpolicies", "clusterroles"} {
+			out, err := cluster.Kubectl(ctx, "get", kind, "-o", "name")
+			if err != nil {
+				return err
+			}
+			if strings.Contains(out, "nvshare") {
+				return fmt.Errorf("there are %s", out)
+			}
+		}
+		return nil
+	})
+}
