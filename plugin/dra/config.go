@@ -28,19 +28,19 @@ const (
 	byCapacity = api.CoreRequestField | api.MemoryLimitField
 )
 
-// configKey returns the key of a field: "coreLimit" of "core-limit".
-func configKey(f api.Field) string {
-	words := strings.Split(f.Key, "-")
-	for i, w := range words[1:] {
-		words[i+1] = strings.ToUpper(w[:1]) + w[1:]
+// words returns a name as JSON has it: "coreLimit" of "core-limit".
+func words(name string) string {
+	parts := strings.Split(name, "-")
+	for i, p := range parts[1:] {
+		parts[i+1] = strings.ToUpper(p[:1]) + p[1:]
 	}
-	return strings.Join(words, "")
+	return strings.Join(parts, "")
 }
 
 func configKeys() (keys []string) {
 	for _, f := range api.Fields {
 		if f.ID&byCapacity == 0 {
-			keys = append(keys, configKey(f))
+			keys = append(keys, words(f.Key))
 		}
 	}
 	return keys
@@ -62,7 +62,7 @@ func parseConfig(data []byte) (t api.Terms, err error) {
 	delete(config, "apiVersion")
 	delete(config, "kind")
 	for _, f := range api.Fields {
-		key := configKey(f)
+		key := words(f.Key)
 		value, ok := config[key]
 		if !ok {
 			continue

@@ -52,6 +52,7 @@ type Config struct {
 type Driver struct {
 	Config
 	store   *Store
+	status  *statuses
 	changed chan struct{} // holds a token when the health may be another one
 
 	mu        sync.Mutex
@@ -71,7 +72,7 @@ func New(c Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Driver{Config: c, store: store, changed: make(chan struct{}, 1)}, nil
+	return &Driver{Config: c, store: store, status: newStatuses(), changed: make(chan struct{}, 1)}, nil
 }
 
 // Claims returns the prepared claims, for the plugin.
@@ -92,6 +93,10 @@ func (d *Driver) Run(ctx context.Context) error {
 	d.helper = helper
 	d.mu.Unlock()
 	d.publish()
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	defer d.status.queue.ShutDown()
+	parts.Go(func() { d.writeStatuses(ctx) })
 	sweep, publish := time.NewTicker(sweepInterval), time.NewTicker(publishInterval)
 	defer sweep.Stop()
 	defer publish.Stop()

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,6 +22,8 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	nvcdi "github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin"
+	"github.com/nvshare/nvshare/sched/api"
 )
 
 // patience bounds every wait of these tests.
@@ -127,6 +130,22 @@ func TestServesTheKubelet(t *testing.T) {
 	if want := nvcdi.Kind + "=" + uid(1) + "-" + name0 + "-s1"; cdiName != want {
 		t.Errorf("CDI device %s, want %s", cdiName, want)
 	}
+	// What the container has now is in the claim's status.
+	s.Told(plugin.Container{Claims: s.store.Records()[0].Shares[0].Name}, api.Terms{CoreRequest: 40, CoreLimit: 50, MemoryLimit: 1 << 30})
+	await(t, "the status of the claim", func() bool {
+		now, err := s.client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
+		check(t, err)
+		if len(now.Status.Devices) == 0 {
+			return false
+		}
+		dev := now.Status.Devices[0]
+		for _, want := range []string{`"coreRequest":"40%"`, `"coreLimit":"50%"`, `"memoryLimit":"1Gi"`} {
+			if !strings.Contains(string(dev.Data.Raw), want) {
+				t.Errorf("status %s lacks %s", dev.Data.Raw, want)
+			}
+		}
+		return dev.Device == name0 && *dev.ShareID == "s1" && now.Status.Allocation != nil
+	})
 	// The driver is replaced while the claim is in use, and the claim of a pod that
 	// is not there any more is swept away.
 	s.stop()

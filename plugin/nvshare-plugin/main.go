@@ -31,6 +31,7 @@ import (
 
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
+	"github.com/nvshare/nvshare/sched/api"
 )
 
 type flags struct {
@@ -182,8 +183,17 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 			failed = driver.Run(ctx)
 		})
 	}
+	told := pods.told
+	if driver != nil {
+		told = func(c plugin.Container, r *api.DescribeContainerResponse, err error) {
+			pods.told(c, r, err)
+			if now := r.GetNew(); err == nil && now != nil {
+				driver.Told(c, now.Terms())
+			}
+		}
+	}
 	go containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
-		return dialScheduler(ctx, runDir, log, pods.told)
+		return dialScheduler(ctx, runDir, log, told)
 	})
 	// Without a plugin, pods that ask start without a GPU, silently. So the plugin
 	// registers in any case, and refuses pods while it knows no GPUs.
