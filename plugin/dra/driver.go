@@ -28,6 +28,9 @@ const (
 	// sweepInterval is the time between looks for prepared claims that do not exist
 	// any more. The kubelet unprepares claims itself, unless it lost its state.
 	sweepInterval = 10 * time.Minute
+	// ownerInterval is the time between looks whether somebody else still gives the GPUs,
+	// or whether the API server is back to say so.
+	ownerInterval = 15 * time.Second
 	// publishInterval is the time between looks whether the scheduler has learned of more
 	// memory. Slices are written only if they change.
 	publishInterval = 5 * time.Second
@@ -46,6 +49,8 @@ type Config struct {
 	CDIDir    string
 	Options   Options
 	Log       logrus.FieldLogger
+	// Problem is called with what keeps the driver from giving GPUs; nil: nothing.
+	Problem func(error)
 }
 
 // Driver publishes the GPUs of a node, and prepares the claims of its pods.
@@ -58,6 +63,7 @@ type Driver struct {
 	mu        sync.Mutex
 	helper    *kubeletplugin.Helper // nil: not started yet
 	inventory *plugin.Inventory     // nil: the GPUs are not known yet
+	owner     bool                  // nobody else gives the GPUs
 	published []resourceapi.Device
 }
 
@@ -92,7 +98,6 @@ func (d *Driver) Run(ctx context.Context) error {
 	d.mu.Lock()
 	d.helper = helper
 	d.mu.Unlock()
-	d.publish()
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	defer d.status.queue.ShutDown()
@@ -100,7 +105,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	sweep, publish := time.NewTicker(sweepInterval), time.NewTicker(publishInterval)
 	defer sweep.Stop()
 	defer publish.Stop()
-	d.sweep(ctx)
+	sweep.Reset(d.look(ctx))
 	for {
 		select {
 		case <-ctx.Done():
@@ -108,7 +113,7 @@ func (d *Driver) Run(ctx context.Context) error {
 		case <-publish.C:
 			d.publish()
 		case <-sweep.C:
-			d.sweep(ctx)
+			sweep.Reset(d.look(ctx))
 		}
 	}
 }
@@ -130,13 +135,38 @@ func (d *Driver) SetInventory(inv *plugin.Inventory) {
 	}
 }
 
+// look sees who owns the GPUs and which claims exist. It publishes nothing until it knows
+// that nobody else gives the GPUs. It returns the time until the next look.
+func (d *Driver) look(ctx context.Context) time.Duration {
+	err := d.otherOwner(ctx)
+	if ctx.Err() != nil {
+		return sweepInterval
+	}
+	if err != nil {
+		d.Log.Errorf("GPUs are not published: %v", err)
+	}
+	d.Problem(err)
+	d.mu.Lock()
+	d.owner = err == nil
+	d.mu.Unlock()
+	d.publish()
+	d.sweep(ctx)
+	if err != nil {
+		return ownerInterval
+	}
+	return sweepInterval
+}
+
 func (d *Driver) publish() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.helper == nil || d.inventory == nil {
 		return
 	}
-	devices := Devices(d.inventory.GPUs(), d.inventory.Offers, d.Options)
+	var devices []resourceapi.Device
+	if d.owner {
+		devices = Devices(d.inventory.GPUs(), d.inventory.Offers, d.Options)
+	}
 	if d.published != nil && slices.EqualFunc(devices, d.published, equal) {
 		return
 	}

@@ -15,11 +15,14 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	k8sresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	healthapi "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	"k8s.io/utils/ptr"
 
 	nvcdi "github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
@@ -49,7 +52,7 @@ func serve(t *testing.T, dir string, claims ...*resourceapi.ResourceClaim) *serv
 	for _, d := range []string{registry, own} {
 		check(t, os.MkdirAll(d, 0o755))
 	}
-	d, err := New(Config{Client: client, NodeName: node, Registry: registry, Directory: own, CDIDir: filepath.Join(dir, "cdi"), Options: whole, Log: silent()})
+	d, err := New(Config{Problem: func(error) {}, Client: client, NodeName: node, Registry: registry, Directory: own, CDIDir: filepath.Join(dir, "cdi"), Options: whole, Log: silent()})
 	check(t, err)
 	d.SetInventory(inventory(t, twoGPUs()))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -178,5 +181,28 @@ func TestServesTheKubelet(t *testing.T) {
 	s.stop()
 	if left := files(t, dir); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// Where somebody else gives the GPUs, the driver says so and publishes none.
+func TestAnotherOwner(t *testing.T) {
+	another := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{
+		Driver: "gpu.nvidia.com", NodeName: ptr.To(node), Devices: []resourceapi.Device{{Name: "gpu-0"}},
+	}}
+	with := func(resource corev1.ResourceName, n string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}, Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{resource: k8sresource.MustParse(n)}}}
+	}
+	for want, objects := range map[string][]runtime.Object{
+		"nvidia.com/gpu: 8":             {with("nvidia.com/gpu", "8")},
+		"nvshare.com/gpu: 10":           {with("nvshare.com/gpu", "10")},
+		"driver gpu.nvidia.com gives":   {with("cpu", "2"), another},
+		"to see who else gives its GPU": nil,
+		"":                              {with("nvidia.com/gpu", "0")},
+	} {
+		d := newDriver(t, t.TempDir())
+		d.Client = fake.NewClientset(objects...)
+		if err := d.otherOwner(context.Background()); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v; want %q", err, want)
+		}
 	}
 }

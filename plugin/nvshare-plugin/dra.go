@@ -49,6 +49,7 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 	}
 	driver, err := dra.New(dra.Config{
 		Client: client, NodeName: node, CDIDir: cdiDir, Log: log,
+		Problem:   func(why error) { containers.Health.Problem("claims", why) },
 		Registry:  filepath.Join(f.dra.kubelet, "plugins_registry"),
 		Directory: filepath.Join(f.dra.kubelet, "plugins", dra.DriverName),
 		Options:   dra.Options{Slots: f.dra.slots, PromiseMemory: f.promiseMemory, Memory: containers.Memory, PCI: dra.PCIAttributes(f.hostRoot)},

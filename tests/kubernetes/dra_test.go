@@ -37,6 +37,8 @@ func TestDRA(t *testing.T) {
 		{"restart", draRestart},
 		{"kill", draKill},
 		{"shared-claim", draSharedClaim},
+		{"forms", draForms},
+		{"churn", draChurn},
 		{"admission", draAdmission},
 		{"annotations", draAnnotations},
 		{"uninstall", draUninstall},
@@ -296,6 +298,53 @@ func draSharedClaim(t *testing.T) {
 	awaitHolding(t, ctx, "dra-affinity-2", holding{gpus: one.gpus, core: 30, memory: memoryOf(t, ctx, "ring") / 2})
 	kubectl(t, ctx, "delete", "-f", draManifest("affinity"), "--timeout="+patience.String())
 	noClaims(t, ctx)
+}
+
+// Each form of a request, as claims.md lists them, gives what it says.
+func draForms(t *testing.T) {
+	ctx := within(t)
+	const tenth = 3264 << 20
+	for _, c := range []struct {
+		file, pod string
+		want      holding
+		gpus      int
+	}{
+		{"part", "dra-part", holding{core: 40, memory: 4 << 30}, 1},
+		{"whole", "dra-whole", holding{core: 100, memory: tenth}, 1},
+		{"limited", "dra-limited", holding{core: 30, limit: 60, memory: tenth}, 1},
+		{"latency", "dra-latency", holding{core: 10, memory: tenth}, 1},
+		{"gang", "dra-gang", holding{core: 50, memory: tenth}, 2},
+		{"named", "dra-named", holding{core: 20, memory: tenth, gpus: []string{"1"}}, 1},
+		{"anti-affinity", "dra-apart", holding{core: 20, memory: tenth}, 2},
+		{"exclusion", "dra-team-a", holding{core: 40, memory: tenth}, 1},
+	} {
+		kubectl(t, ctx, "apply", "-f", draManifest(c.file))
+		ready(t, ctx, c.pod)
+		if h := awaitHolding(t, ctx, c.pod, c.want); len(slices.Compact(slices.Sorted(slices.Values(h.gpus)))) != c.gpus {
+			t.Errorf("%s is on GPUs %v, want %d", c.pod, h.gpus, c.gpus)
+		}
+		kubectl(t, ctx, "delete", "-f", draManifest(c.file), "--timeout="+patience.String())
+	}
+	noClaims(t, ctx)
+}
+
+// A hundred pods come and go, and leave nothing behind.
+func draChurn(t *testing.T) {
+	ctx := within(t)
+	job := strings.NewReplacer("    metadata: {annotations: {nvshare.com/gpu: nvshare.com/gpu=1}}\n", "",
+		"        args:", "        resources: {limits: {nvshare.com/gpu: 1}}\n        args:").Replace(churnJob)
+	_, err := cluster.Apply(ctx, job, "apply")
+	check(t, err)
+	kubectl(t, ctx, "wait", "--for=condition=complete", "job/churn", "--timeout="+patience.String())
+	kubectl(t, ctx, "delete", "job", "churn", "--cascade=foreground", "--timeout="+patience.String())
+	noClaims(t, ctx)
+	await(t, ctx, "the scheduler to forget them", func() error {
+		s, err := shared.Status(ctx)
+		if err == nil && len(s.Containers) > 0 {
+			err = fmt.Errorf("it knows %d containers", len(s.Containers))
+		}
+		return err
+	})
 }
 
 // memoryOf returns what a claim was charged.

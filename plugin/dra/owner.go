@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+)
+
+// Others that give a node's GPUs. Both would promise the same GPUs, and nobody would
+// notice.
+var (
+	otherResources = []corev1.ResourceName{"nvidia.com/gpu", "nvidia.com/gpu.shared", "nvshare.com/gpu"}
+	otherDrivers   = []string{"gpu.nvidia.com"}
+)
+
+// otherOwner returns an error if a device plugin or another driver gives the node's GPUs
+// too.
+func (d *Driver) otherOwner(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	node, err := d.Client.CoreV1().Nodes().Get(ctx, d.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read node %s, to see who else gives its GPUs: %w", d.NodeName, err)
+	}
+	for _, name := range otherResources {
+		if n := node.Status.Allocatable[name]; !n.IsZero() {
+			return fmt.Errorf("a device plugin gives GPUs of this node too (%s: %s): remove it from the node, or run nvshare without --dra there", name, n.String())
+		}
+	}
+	for _, driver := range otherDrivers {
+		list, err := d.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.Set{
+			resourceapi.ResourceSliceSelectorNodeName: d.NodeName, resourceapi.ResourceSliceSelectorDriver: driver,
+		}.String()})
+		if err != nil {
+			return fmt.Errorf("list slices of driver %s on node %s: %w", driver, d.NodeName, err)
+		}
+		for _, s := range list.Items {
+			if s.Spec.Driver == driver && len(s.Spec.Devices) > 0 {
+				return fmt.Errorf("driver %s gives GPUs of this node too: remove it from the node, or run nvshare without --dra there", driver)
+			}
+		}
+	}
+	return nil
+}
