@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -28,9 +29,14 @@ type Dir struct {
 	Tenants *net.UnixListener // SOCK_SEQPACKET
 	Control net.Listener
 	path    string
+	group   *int // of the control socket
 	lock    *os.File
 	made    []entry
 }
+
+// tenantSocket and controlSocket are the paths of the sockets.
+func (d *Dir) tenantSocket() string  { return filepath.Join(d.path, TenantDir, wire.SocketName) }
+func (d *Dir) controlSocket() string { return filepath.Join(d.path, api.SocketName) }
 
 // entry is a directory or a socket as it was when the directory was opened.
 type entry struct {
@@ -59,7 +65,7 @@ func Open(path string, o Options) (d *Dir, err error) {
 	if err := makeDirs(path); err != nil {
 		return nil, err
 	}
-	d = &Dir{path: path}
+	d = &Dir{path: path, group: o.ControlGroup}
 	defer func() {
 		if err != nil {
 			d.Close()
@@ -69,36 +75,23 @@ func Open(path string, o Options) (d *Dir, err error) {
 	if d.lock, err = lockFile(filepath.Join(path, "lock")); err != nil {
 		return d, err
 	}
-	tenant, control := filepath.Join(path, TenantDir, wire.SocketName), filepath.Join(path, api.SocketName)
-	given := exists(tenant) && o.Tenants != nil // one that was deleted since is of no use
-	if given {
-		d.Tenants, err = adopt(o.Tenants, tenant)
-	} else {
-		var l net.Listener
-		if l, err = listen(tenant, unix.SOCK_SEQPACKET, 0o666, nil); err == nil {
-			d.Tenants = l.(*net.UnixListener)
-		}
+	given := o.Tenants
+	if !exists(d.tenantSocket()) {
+		given = nil // somebody has deleted its path since, so nobody could connect
 	}
-	if err != nil {
+	if given == nil {
+		err = removeStale(d.tenantSocket(), unix.SOCK_SEQPACKET)
+	}
+	if err = errors.Join(err, removeStale(d.controlSocket(), unix.SOCK_STREAM)); err != nil {
 		return d, err
 	}
-	if err := d.note(tenant, !given); err != nil {
+	if err := d.note(path, false); err != nil {
 		return d, err
 	}
-	mode := os.FileMode(0o600)
-	if o.ControlGroup != nil {
-		mode = 0o660
-	}
-	if d.Control, err = listen(control, unix.SOCK_STREAM, mode, o.ControlGroup); err != nil {
+	if err := d.listenTenants(given); err != nil {
 		return d, err
 	}
-	if err := d.note(control, true); err != nil {
-		return d, err
-	}
-	if err := replaceLink(filepath.Join(TenantDir, wire.SocketName), filepath.Join(path, wire.SocketName)); err != nil {
-		return d, err
-	}
-	return d, d.note(path, false)
+	return d, d.listenControl()
 }
 
 func exists(path string) bool {
@@ -106,12 +99,51 @@ func exists(path string) bool {
 	return err == nil
 }
 
+// listenTenants opens the tenants' socket, or takes the one that is given.
+func (d *Dir) listenTenants(given *os.File) error {
+	var l net.Listener
+	var err error
+	if given != nil {
+		l, err = adopt(given, d.tenantSocket())
+	} else {
+		l, err = listen(d.tenantSocket(), unix.SOCK_SEQPACKET, 0o666, nil)
+	}
+	if err != nil {
+		return err
+	}
+	if d.Tenants != nil {
+		d.Tenants.Close()
+	}
+	d.Tenants = l.(*net.UnixListener)
+	if err := d.note(d.tenantSocket(), given == nil); err != nil {
+		return err
+	}
+	return replaceLink(filepath.Join(TenantDir, wire.SocketName), filepath.Join(d.path, wire.SocketName))
+}
+
+func (d *Dir) listenControl() error {
+	mode := os.FileMode(0o600)
+	if d.group != nil {
+		mode = 0o660
+	}
+	l, err := listen(d.controlSocket(), unix.SOCK_STREAM, mode, d.group)
+	if err != nil {
+		return err
+	}
+	if d.Control != nil {
+		d.Control.Close()
+	}
+	d.Control = l
+	return d.note(d.controlSocket(), true)
+}
+
+// note remembers a path as it is now, and nothing else of the path.
 func (d *Dir) note(path string, ours bool) error {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return fmt.Errorf("open the run directory: %w", err)
 	}
-	d.made = append(d.made, entry{path, info, ours})
+	d.made = append(slices.DeleteFunc(d.made, func(e entry) bool { return e.path == path }), entry{path, info, ours})
 	return nil
 }
 
@@ -121,13 +153,43 @@ func (e entry) there() bool {
 	return err == nil && os.SameFile(info, e.info)
 }
 
-// Check returns an error if somebody deleted or replaced the directory or a
-// socket: nobody can connect then, and nothing can be recorded.
-func (d *Dir) Check() error {
-	for _, e := range d.made {
-		if !e.there() {
-			return fmt.Errorf("%s was deleted or replaced: start nvshare-scheduler again, which makes the run directory anew", e.path)
+// Mend listens anew where somebody has deleted or replaced a socket: nobody could
+// connect, or whoever put another socket there would get the connections. It replaces
+// the listeners of these sockets, and says which. It returns an error if it cannot, or
+// if the directory itself is not the one that was opened: nothing can be recorded then.
+func (d *Dir) Mend() (tenants, control bool, err error) {
+	for _, e := range slices.Clone(d.made) { // the directory first
+		if e.there() {
+			continue
 		}
+		again := fmt.Errorf("%s was deleted or replaced: start nvshare-scheduler again, which makes the run directory anew", e.path)
+		switch e.path {
+		case d.tenantSocket():
+			if err = makeDirs(d.path); err == nil {
+				err = remove(e.path)
+			}
+			if err == nil {
+				err = d.listenTenants(nil)
+			}
+			tenants = true
+		case d.controlSocket():
+			if err = remove(e.path); err == nil {
+				err = d.listenControl()
+			}
+			control = true
+		default:
+			return tenants, control, again
+		}
+		if err != nil {
+			return tenants, control, fmt.Errorf("%w (%w)", again, err)
+		}
+	}
+	return tenants, control, nil
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }
@@ -257,8 +319,8 @@ func lockFile(path string) (*os.File, error) {
 }
 
 // adopt serves a listening socket that systemd passed on.
-func adopt(f *os.File, path string) (*net.UnixListener, error) {
-	fail := func(err error) (*net.UnixListener, error) {
+func adopt(f *os.File, path string) (net.Listener, error) {
+	fail := func(err error) (net.Listener, error) {
 		return nil, fmt.Errorf("the socket that systemd passed on: %w (it needs ListenSequentialPacket=%s)", err, path)
 	}
 	fd := int(f.Fd())
@@ -282,7 +344,7 @@ func adopt(f *os.File, path string) (*net.UnixListener, error) {
 	if err != nil {
 		return fail(err)
 	}
-	return l.(*net.UnixListener), nil
+	return l, nil
 }
 
 // samePath reports whether both lead to the same file: /var/run is often a link.
@@ -292,17 +354,14 @@ func samePath(a, b string) bool {
 	return errA == nil && errB == nil && os.SameFile(infoA, infoB)
 }
 
-// listen opens a socket that has its mode and its group, if one is given, before
-// anybody can connect, in the place of a stale one. One that answers is left alone.
+// listen opens a socket that has its mode, and its group if one is given, before
+// anybody can connect.
 func listen(path string, kind int, mode os.FileMode, group *int) (net.Listener, error) {
 	if len(path) > maxSocketPath {
 		return nil, fmt.Errorf("listen on %s: the path has %d bytes, %d are possible (choose a shorter --run-dir)", path, len(path), maxSocketPath)
 	}
 	fail := func(what string, err error) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s: %s: %w", path, what, err)
-	}
-	if err := removeStale(path, kind); err != nil {
-		return nil, err
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
