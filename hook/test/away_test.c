@@ -4,10 +4,15 @@
  * with the shim preloaded; one case per process, "" lists them. The process is the
  * tenant, and a thread of it the scheduler.
  */
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define EVENTUALLY_MS PATIENCE_MS
@@ -346,6 +351,63 @@ static void use_it_after_a_revoke(void)
 
 static void a_late_handler_waits_for_all_its_memory(void) { end_with_memory_away(use_it_after_a_revoke); }
 
+/* ---- the application takes descriptors, as after closefrom(3) ---- */
+
+static int mine = -1;          /* takes the number of a descriptor of the shim */
+static atomic_int taken = -1;  /* that number */
+static atomic_bool is_taken;
+
+/* The shim's too: it duplicates what came from the scheduler, for a thread that maps it. */
+int fcntl(int fd, int cmd, ...)
+{
+	int (*real)(int, int, ...) = (int (*)(int, int, ...))dlsym(RTLD_NEXT, "fcntl");
+	va_list args;
+	long arg;
+	int result;
+
+	va_start(args, cmd);
+	arg = va_arg(args, long);
+	va_end(args);
+	result = real(fd, cmd, arg);
+	if (cmd == F_DUPFD_CLOEXEC && taken < 0)
+		taken = result;
+	return result;
+}
+
+/* That thread names itself before it maps anything. */
+int prctl(int option, ...)
+{
+	int (*real)(int, ...) = (int (*)(int, ...))dlsym(RTLD_NEXT, "prctl");
+	va_list args;
+	unsigned long arg;
+
+	va_start(args, option);
+	arg = va_arg(args, unsigned long);
+	va_end(args);
+	if (option == PR_SET_NAME && mine >= 0 && strcmp((const char *)arg, "nvshare-arena") == 0)
+		is_taken = dup2(mine, taken) == taken;
+	return real(option, arg, 0, 0, 0);
+}
+
+static void an_application_takes_an_arena_segment(void)
+{
+	struct buffer b;
+	struct stat a, now;
+
+	mine = memfd_create("mine", 0);
+	CHECK(mine >= 0 && ftruncate(mine, 16 * MIB) == 0 && fstat(mine, &a) == 0);
+	open_tenant();
+	b = filled(1);
+	EVENTUALLY(is_taken);
+	take_memory_away(); /* into the other segments */
+	CHECK(fstat(taken, &now) == 0 && now.st_ino == a.st_ino);
+	CHECK(a.st_blocks == 0 && now.st_blocks == 0);
+	swapper_room(0);
+	swapper_withhold(false);
+	verify(&b);
+	swapper_end();
+}
+
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(an_allocation_outlives_the_scheduler),
@@ -353,6 +415,7 @@ static const struct test_case cases[] = {
 	CASE(a_free_waits_for_work_that_went_ahead),
 	CASE(who_jumped_out_waits_for_a_grant),
 	CASE(who_names_memory_waits_for_it),
+	CASE(an_application_takes_an_arena_segment),
 	CASE(a_late_handler_gets_its_memory),
 	CASE(a_late_handler_waits_for_all_its_memory),
 };
