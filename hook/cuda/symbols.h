@@ -261,6 +261,7 @@
 	H(cuMemExportToShareableHandle) H(cuMemGetAllocationPropertiesFromHandle) \
 	H(cuMulticastBindMem) H(cuMulticastBindMem_v2) \
 	H(cuMulticastBindAddr) H(cuMulticastBindAddr_v2) \
+	H(cuLogicalEndpointBindMem) H(cuLogicalEndpointBindAddr) \
 	/* memory of graphs */ \
 	H(cuGraphAddMemAllocNode) H(cuGraphAddNode) H(cuGraphAddNode_v2) \
 	H(cuGraphAddNode_v3) \

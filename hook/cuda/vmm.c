@@ -98,25 +98,30 @@ WRAPPER(cuMemImportFromShareableHandle, (unsigned long long *handle, void *os, i
 	return result;
 }
 
-#define BIND(name, P, A) \
+/* What is bound to a multicast object or to an endpoint can be used from other GPUs and processes. */
+#define BIND_MEMORY(name, P, A) \
 	WRAPPER(name, P) \
 	{ \
 		int result = nvs_vmm_is(memory) ? nvs_vmm_share(&memory, 0) : NVS_VMM_DRIVER; \
 		return result != NVS_VMM_DRIVER ? result : CALL(name, NVS_SPREAD A); \
 	}
-BIND(cuMulticastBindMem, (unsigned long long multicast, size_t at, unsigned long long memory,
-			  size_t offset, size_t n, unsigned long long flags),
-     (multicast, at, memory, offset, n, flags))
-BIND(cuMulticastBindMem_v2, (unsigned long long multicast, int dev, size_t at,
-			     unsigned long long memory, size_t offset, size_t n,
-			     unsigned long long flags),
-     (multicast, dev, at, memory, offset, n, flags))
+BIND_MEMORY(cuMulticastBindMem, (unsigned long long multicast, size_t at, unsigned long long memory,
+				 size_t offset, size_t n, unsigned long long flags),
+	    (multicast, at, memory, offset, n, flags))
+BIND_MEMORY(cuMulticastBindMem_v2, (unsigned long long multicast, int dev, size_t at,
+				    unsigned long long memory, size_t offset, size_t n,
+				    unsigned long long flags),
+	    (multicast, dev, at, memory, offset, n, flags))
+BIND_MEMORY(cuLogicalEndpointBindMem, (uint endpoint, int dev, uint64_t at, unsigned long long memory,
+				       uint64_t offset, uint64_t n, unsigned long long flags),
+	    (endpoint, dev, at, memory, offset, n, flags))
 
 #define BIND_ADDRESS(name, P, A) \
 	WRAPPER(name, P) \
 	{ \
-		if (used()) \
-			nvs_vmm_pin(p, n); \
+		struct nvs_swap_range r; \
+		nvs_swap_pin(p, &r); \
+		nvs_vmm_pin(p, n); \
 		return CALL(name, NVS_SPREAD A); \
 	}
 BIND_ADDRESS(cuMulticastBindAddr, (unsigned long long multicast, size_t at, CUdeviceptr p, size_t n,
@@ -124,6 +129,8 @@ BIND_ADDRESS(cuMulticastBindAddr, (unsigned long long multicast, size_t at, CUde
 BIND_ADDRESS(cuMulticastBindAddr_v2, (unsigned long long multicast, int dev, size_t at,
 				      CUdeviceptr p, size_t n, unsigned long long flags),
 	     (multicast, dev, at, p, n, flags))
+BIND_ADDRESS(cuLogicalEndpointBindAddr, (uint endpoint, int dev, uint64_t at, CUdeviceptr p, uint64_t n,
+					 unsigned long long flags), (endpoint, dev, at, p, n, flags))
 
 /* ---- addresses ---- */
 

@@ -50,11 +50,17 @@ static void take_the_gpu(void)
 	EVENTUALLY(swapper_seen().holder == 0);
 }
 
-static void take_memory_away(void)
+/* But for so many bytes, which stay. */
+static void take_away_all_but(uint64_t fixed)
 {
 	take_the_gpu();
 	swapper_room(1);
-	EVENTUALLY(swapper_seen().resident <= 2 * MIB);
+	EVENTUALLY(swapper_seen().resident <= fixed + 2 * MIB);
+}
+
+static void take_memory_away(void)
+{
+	take_away_all_but(0);
 }
 
 /* The scheduler's side, while a call of the main thread waits. */
@@ -299,6 +305,65 @@ static void who_names_memory_waits_for_it(void)
 	swapper_end();
 }
 
+/* ---- what others may use without a grant stays ---- */
+
+static void stays_once(CUresult (*bind)(const struct buffer *), struct buffer *b, uint64_t fixed)
+{
+	pthread_t t;
+
+	run_fill(b, 1, NULL);
+	take_away_all_but(fixed - b->bytes);
+	granted = false;
+	swapper_room(0);
+	t = start(grant_late);
+	CHECK(bind(b) == CUDA_SUCCESS);
+	CHECK(granted); /* it waited until the memory was there */
+	pthread_join(t, NULL);
+	verify(b);
+	EVENTUALLY(swapper_seen().fixed >= fixed);
+	take_away_all_but(fixed);
+	CHECK(swapper_seen().resident >= fixed);
+	swapper_room(0);
+	swapper_withhold(false);
+	verify(b);
+}
+
+static CUdeviceptr handle;
+
+static CUresult bind_handle(const struct buffer *b) { return cuLogicalEndpointBindMem(1, 0, 0, handle, 0, b->bytes, 0); }
+static CUresult bind_address(const struct buffer *b)
+{
+	return cuLogicalEndpointBindAddr(1, 0, 0, (void *)(uintptr_t)b->p, b->bytes, 0);
+}
+
+static struct buffer mapped(uint64_t bytes)
+{
+	CUmemAccessDesc access = { { CU_MEM_LOCATION_TYPE_DEVICE, 0 }, 3 };
+	struct buffer b = { .bytes = bytes };
+
+	CU(create(&handle, bytes));
+	CU(cuMemAddressReserve(&b.p, bytes, 0, 0, 0));
+	CU(cuMemMap(b.p, bytes, 0, handle, 0));
+	CU(cuMemSetAccess(b.p, bytes, &access, 1));
+	return b;
+}
+
+static void what_an_endpoint_binds_stays(void)
+{
+	struct buffer b, moves;
+
+	open_tenant();
+	moves = filled(2); /* so that something leaves each time */
+	b = mapped(8 * MIB);
+	stays_once(bind_handle, &b, 8 * MIB);
+	b = mapped(8 * MIB);
+	stays_once(bind_address, &b, 16 * MIB);
+	CU(cuMemAllocAsync(&b.p, b.bytes, NULL));
+	stays_once(bind_address, &b, 24 * MIB);
+	verify(&moves);
+	swapper_end();
+}
+
 /* ---- the process ends ---- */
 
 static struct buffer late; /* away when the process ends */
@@ -415,6 +480,7 @@ static const struct test_case cases[] = {
 	CASE(a_free_waits_for_work_that_went_ahead),
 	CASE(who_jumped_out_waits_for_a_grant),
 	CASE(who_names_memory_waits_for_it),
+	CASE(what_an_endpoint_binds_stays),
 	CASE(an_application_takes_an_arena_segment),
 	CASE(a_late_handler_gets_its_memory),
 	CASE(a_late_handler_waits_for_all_its_memory),

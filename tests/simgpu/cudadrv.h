@@ -563,6 +563,10 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr p);
 CUresult cuMemSetAccess(CUdeviceptr p, size_t size, const CUmemAccessDesc *desc, size_t n);
 CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr p);
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle h);
+CUresult cuLogicalEndpointBindMem(uint32_t id, CUdevice dev, cuuint64_t at, CUmemGenericAllocationHandle h,
+				  cuuint64_t offset, cuuint64_t n, unsigned long long flags);
+CUresult cuLogicalEndpointBindAddr(uint32_t id, CUdevice dev, cuuint64_t at, void *p, cuuint64_t n,
+				   unsigned long long flags);
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop, int option);
 
 /* arrays: memory without contents */
