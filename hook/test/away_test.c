@@ -364,6 +364,54 @@ static void what_an_endpoint_binds_stays(void)
 	swapper_end();
 }
 
+static void stays_with(const char *path)
+{
+	char dir[] = "/tmp/nvshare-hook-test.XXXXXX", whole[128], parts[128];
+	struct buffer b;
+	int fd;
+
+	CHECK(mkdtemp(dir));
+	snprintf(whole, sizeof(whole), "%s%s", dir, path);
+	for (char *slash = whole + strlen(dir); (slash = strchr(slash + 1, '/'));) {
+		snprintf(parts, sizeof(parts), "%.*s", (int)(slash - whole), whole);
+		CHECK(mkdir(parts, 0700) == 0);
+	}
+	open_tenant();
+	b = filled(1);
+	take_memory_away();
+	swapper_room(0);
+	swapper_withhold(false);
+	verify(&b); /* it has moved */
+	fd = open(whole, O_CREAT | O_RDWR, 0600);
+	CHECK(fd >= 0 && ftruncate(fd, 4096) == 0);
+	CHECK(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) != MAP_FAILED);
+	take_the_gpu();
+	swapper_room(1);
+	EVENTUALLY(swapper_seen().fixed >= LARGE); /* the scheduler knows */
+	CHECK(swapper_seen().resident >= LARGE);
+	swapper_room(0);
+	swapper_withhold(false);
+	verify(&b);
+	unlink(whole);
+	swapper_end();
+}
+
+static void who_else_uses_memory_keeps_it_here(void)
+{
+	static const char *const paths[] = { "/libnvoptix.so.1", "/libnvidia-encode.so.580.1", "/libnvcuvid.so.1",
+					     "/dev/nvidia-fs3", "/dev/infiniband/uverbs0" };
+
+	for (unsigned i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+		pid_t pid = fork();
+
+		if (pid == 0) {
+			stays_with(paths[i]);
+			_exit(0);
+		}
+		CHECK(went_well(pid));
+	}
+}
+
 /* ---- the process ends ---- */
 
 static struct buffer late; /* away when the process ends */
@@ -481,6 +529,7 @@ static const struct test_case cases[] = {
 	CASE(who_jumped_out_waits_for_a_grant),
 	CASE(who_names_memory_waits_for_it),
 	CASE(what_an_endpoint_binds_stays),
+	CASE(who_else_uses_memory_keeps_it_here),
 	CASE(an_application_takes_an_arena_segment),
 	CASE(a_late_handler_gets_its_memory),
 	CASE(a_late_handler_waits_for_all_its_memory),
