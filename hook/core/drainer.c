@@ -13,6 +13,7 @@
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
+#include "slice.h"
 #include "thread.h"
 #include "utilization.h"
 
@@ -95,6 +96,8 @@ static void *drainer_main(void *arg)
 			release_if_idle(gpu);
 		if (look & NVS_LOOK_SAMPLE)
 			nvs_utilization_sample(gpu);
+		if (look & NVS_LOOK_CONTROLS)
+			nvs_controls_look(gpu);
 		if (atomic_exchange(&gpu->drain, false))
 			do_drain(gpu);
 	}

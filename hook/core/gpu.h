@@ -33,6 +33,7 @@ struct nvs_utilization {
 	uint64_t calls;     /* gated calls at the latest look */
 	uint64_t called_ns; /* when that number was seen to grow */
 	uint32_t samples, busy; /* since the latest frame */
+	uint64_t told_calls; /* gated calls up to the latest frame */
 };
 
 struct nvs_gpu {
@@ -58,7 +59,6 @@ struct nvs_gpu {
 	atomic_flag spinning;    /* a thread spins for a grant */
 	atomic_uint drain_wanted; /* futex of that thread */
 	atomic_bool leaves;      /* see nvs_gpu_give_back */
-	uint64_t attach_ns;      /* when ATTACH was sent */
 	uint64_t request_ns;     /* when REQUEST was sent */
 	uint64_t closed_ns;      /* when the gate was closed */
 	uint64_t drain_ns;       /* length of the last drain */
@@ -76,6 +76,10 @@ struct nvs_gpu {
 	struct nvs_utilization utilization;
 	uint64_t slice_ns;       /* as SLICE said; 0: the driver's own */
 	bool slice_due;          /* the driver has not been told */
+	uint64_t own_slice_us;   /* the driver's own; 0: not read yet. Client thread only */
+	struct nvs_controls controls; /* as the scheduler was told */
+	bool controls_told;
+	uint64_t controls_ns;    /* of the next look at them */
 	struct nvs_stats stats;
 	struct nvs_stats sent;
 	uint64_t sent_ns;
