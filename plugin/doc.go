@@ -86,6 +86,13 @@
 //     silently drop CDI devices that plugins name: they get each edit spelled out. The
 //     runtime says in Configure which it is.
 //
+// # Claims
+//
+// With SetClaims, resource claims give this node's GPUs (package dra). A container has
+// the terms of its claims. Annotations may lower these, and say what the claims leave
+// open. A container that asks for a GPU by annotation is refused. Containers that use
+// one claim at the same time have equal parts of what the claim has.
+//
 // NRI tells the plugin nothing of a pod's resource requests, and only CRI calls NRI:
 // podman, nerdctl and ctr use the CDI specs by themselves.
 package plugin

@@ -4,6 +4,10 @@ package dra
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,14 +20,28 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
+	"pgregory.net/rapid"
 )
 
 // cluster is one node whose GPUs kube-scheduler's own allocator gives away.
 type cluster struct {
-	t     *testing.T
-	slice *resourceapi.ResourceSlice
-	used  structured.AllocatedState
-	n     int
+	t      testing.TB
+	slice  *resourceapi.ResourceSlice
+	claims map[types.UID]*resourceapi.ResourceClaim // that are allocated
+	n      int
+}
+
+// used is what the allocated claims have.
+func (c *cluster) used() structured.AllocatedState {
+	used := structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](), AggregatedCapacity: structured.NewConsumedCapacityCollection()}
+	for _, claim := range c.claims {
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+			used.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, (*types.UID)(r.ShareID)))
+			used.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+		}
+	}
+	return used
 }
 
 type classes []*resourceapi.DeviceClass
@@ -31,12 +49,12 @@ type classes []*resourceapi.DeviceClass
 func (c classes) List() ([]*resourceapi.DeviceClass, error)    { return c, nil }
 func (c classes) Get(string) (*resourceapi.DeviceClass, error) { return c[0], nil }
 
-func newCluster(t *testing.T, o Options) *cluster {
+func newCluster(t testing.TB, o Options) *cluster {
 	return &cluster{t: t,
 		slice: &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{
 			Driver: DriverName, NodeName: ptr.To(node), Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1}, Devices: Devices(twoGPUs(), all, o),
 		}},
-		used: structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](), AggregatedCapacity: structured.NewConsumedCapacityCollection()},
+		claims: map[types.UID]*resourceapi.ResourceClaim{},
 	}
 }
 
@@ -47,7 +65,7 @@ func (c *cluster) allocate(constraints []resourceapi.DeviceConstraint, requests 
 	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nvshare.com"}, Spec: resourceapi.DeviceClassSpec{
 		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "nvshare.com"`}}},
 	}}
-	a, err := structured.NewAllocator(ctx, structured.Features{ConsumableCapacity: true, DeviceTaints: true}, c.used, classes{class}, []*resourceapi.ResourceSlice{c.slice},
+	a, err := structured.NewAllocator(ctx, structured.Features{ConsumableCapacity: true, DeviceTaints: true}, c.used(), classes{class}, []*resourceapi.ResourceSlice{c.slice},
 		cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
 	check(c.t, err)
 	c.n++
@@ -59,11 +77,7 @@ func (c *cluster) allocate(constraints []resourceapi.DeviceConstraint, requests 
 		return nil
 	}
 	claim.Status.Allocation = &results[0]
-	for _, r := range results[0].Devices.Results {
-		id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
-		c.used.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, (*types.UID)(r.ShareID)))
-		c.used.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
-	}
+	c.claims[claim.UID] = claim
 	return claim
 }
 
@@ -136,4 +150,48 @@ func TestAllocator(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Whatever claims come and go, no GPU is promised beyond what it has, by a count of its
+// own, and the driver refuses nothing that the allocator has given.
+func TestNothingIsPromisedTwice(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		dir, err := os.MkdirTemp("", "claims")
+		check(t, err)
+		defer os.RemoveAll(dir)
+		c, d := newCluster(t, whole), newDriver(t, dir)
+		for range rapid.IntRange(1, 25).Draw(r, "steps") {
+			if len(c.claims) > 0 && rapid.IntRange(0, 2).Draw(r, "end one") == 0 {
+				uids := slices.Sorted(maps.Keys(c.claims))
+				claim := c.claims[rapid.SampledFrom(uids).Draw(r, "which")]
+				check(t, unprepare(d, claim))
+				delete(c.claims, claim.UID)
+				continue
+			}
+			parts := fmt.Sprintf("cores=%d", rapid.IntRange(1, 100).Draw(r, "cores"))
+			if rapid.Bool().Draw(r, "memory too") {
+				parts += fmt.Sprintf(" memory=%dMi", rapid.IntRange(1, 81<<10).Draw(r, "MiB"))
+			}
+			claim := c.allocate(nil, request("gpu", int64(rapid.IntRange(1, 2).Draw(r, "GPUs")), parts))
+			if claim == nil {
+				continue
+			}
+			if err := prepare(d, claim).Err; err != nil {
+				r.Fatalf("%s was allocated, and refused: %v", parts, err)
+			}
+			cores, memory, claims := map[string]uint32{}, map[string]uint64{}, map[string]int{}
+			for _, record := range d.store.Records() {
+				for _, s := range record.Shares {
+					cores[s.GPU] += s.Terms.CoreRequest
+					memory[s.GPU] += s.Terms.MemoryLimit
+					claims[s.GPU]++
+				}
+			}
+			for _, gpu := range []string{gpu0, gpu1} {
+				if cores[gpu] > 100 || memory[gpu] > 80<<30 || claims[gpu] > whole.Slots {
+					r.Fatalf("GPU %s is promised to %d %%, %d bytes, %d claims", gpu, cores[gpu], memory[gpu], claims[gpu])
+				}
+			}
+		}
+	})
 }

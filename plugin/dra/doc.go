@@ -23,8 +23,9 @@
 // # Claims
 //
 // Cores are the claim's core request, and memory is its memory limit. The opaque
-// configuration of a class or a claim (Config) says the other terms. The configuration
-// of the claim may not say what the class says.
+// configuration of a class or a claim (ConfigVersion) says the other terms. What the
+// class says goes before what the claim says. Package plugin gives containers the terms
+// of their claims; what they have now is in status.devices of the claim.
 //
 // # Guarantees
 //
@@ -39,4 +40,6 @@
 //   - The sum of the prepared shares of a GPU is never above what the GPU has.
 //   - A record whose claim does not exist any more is removed.
 //   - While the API server is away, prepared claims stay.
+//   - Nothing is published where a device plugin or another driver gives the GPUs too.
+//   - The kubelet is told when a GPU of a prepared claim is lost.
 package dra

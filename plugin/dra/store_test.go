@@ -183,3 +183,13 @@ func TestDamagedRecords(t *testing.T) {
 		t.Errorf("records %+v, files %v", d.store.Records(), files(t, dir))
 	}
 }
+
+// A claim takes one record and one spec, each flushed to the disk: milliseconds.
+func BenchmarkPrepare(b *testing.B) {
+	d := newDriver(b, b.TempDir())
+	for i := 0; b.Loop(); i++ {
+		c := claimOf(uid(i), part(name0, "s1", "1", "64Mi"))
+		check(b, prepare(d, c).Err)
+		check(b, unprepare(d, c))
+	}
+}

@@ -147,6 +147,9 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	if f.place {
 		return n.placed.place()
 	}
+	if f.noNRI && f.dra.on {
+		return errors.New("--dra needs NRI, which puts the shim into the containers of claims: leave out --no-nri")
+	}
 	if f.noNRI {
 		_, err := n.refresh(ctx)
 		return err

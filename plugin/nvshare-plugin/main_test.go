@@ -166,6 +166,14 @@ func TestStartFails(t *testing.T) {
 			t.Errorf("%s is not usable: %v", flag, err)
 		}
 	}
+	for says, more := range map[string][]string{
+		"--dra needs NRI": {"--dra"},
+		"--dra: Kubernetes API: not in a Kubernetes pod": {"--dra", "--no-nri=false", "--kubeconfig="},
+	} {
+		if err := execute(slices.Concat(args, []string{"--cdi-dir", "/run/claims"}, more)...); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v: %v; want %q", more, err, says)
+		}
+	}
 	if err := execute("surplus"); err == nil {
 		t.Error("a surplus argument was accepted")
 	}
