@@ -87,7 +87,10 @@ func (p *Plugin) look(pods map[string]*api.PodSandbox, ctrs []*api.Container) {
 		if pod == nil || !alive(ctr) {
 			continue
 		}
-		if u := identity(pod, ctr); p.usesGPU(ctr) {
+		if u := identity(pod, ctr); p.missedClaim(ctr) {
+			u.Asked = "a resource claim"
+			missed = append(missed, u)
+		} else if p.usesGPU(ctr) {
 			running = append(running, u)
 		} else if u.Asked != "" {
 			missed = append(missed, u)

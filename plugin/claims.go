@@ -111,6 +111,12 @@ func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Containe
 	return nil
 }
 
+// missedClaim tells whether the kubelet gave a container a share, and no plugin merged
+// the shim into its environment.
+func (p *Plugin) missedClaim(ctr *api.Container) bool {
+	return p.containers.claims != nil && p.hasShim(ctr) && recorded(ctr) == ""
+}
+
 // limit keeps the terms of a container within its claims. The error names the fields
 // that ask for more. The lock is held.
 func (cs *Containers) limit(c *Container) error {

@@ -213,3 +213,26 @@ func TestAnnotationsStayWithinClaims(t *testing.T) {
 		}
 	}
 }
+
+// A container whose claim was prepared, and which no plugin saw, runs without the shim.
+func TestAuditFindsClaimsWithoutTheShim(t *testing.T) {
+	s := newClaimSite(t)
+	found := make(chan Unmanaged, 2)
+	s.SetAudit(AuditReport, func(u Unmanaged) { found <- u })
+	seen, err := s.create("seen", nil, s.prepare(1, 0, part40))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod, ctr := podOf("seen", "id-seen", nil)
+	missedPod, missed := podOf("missed", "id-missed", nil)
+	missed.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}
+	missed.State = api.ContainerState_CONTAINER_RUNNING
+	missed.Env = []string{TokenEnv + "x=token" + s.prepare(2, 1, part40)}
+	if _, err := s.Synchronize(context.Background(), []*api.PodSandbox{pod, missedPod}, []*api.Container{applied(ctr, seen), missed}); err != nil {
+		t.Fatal(err)
+	}
+	if u := await(t, found, "a report"); u.Pod != "missed" || u.Asked != "a resource claim" {
+		t.Errorf("reported: %+v", u)
+	}
+	s.expect("missed", "memory limit 20Gi, core request 40% on "+known[3])
+}

@@ -5,5 +5,6 @@
 // the image as shipped, and a simulated GPU. The tests run with the build tag k8s (make
 // e2e-k8s), need root, and change nothing of the machine: see package node.
 //
-// manifests/ has pods to try nvshare on any cluster; the tests use them too.
+// manifests/ has pods to try nvshare on any cluster, and manifests/dra those for resource
+// claims; the tests use them too. TestCluster and TestDRA test a tier each.
 package kubernetes
