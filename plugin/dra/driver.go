@@ -63,7 +63,9 @@ type Driver struct {
 	mu        sync.Mutex
 	helper    *kubeletplugin.Helper // nil: not started yet
 	inventory *plugin.Inventory     // nil: the GPUs are not known yet
+	looked    bool                  // owner is known
 	owner     bool                  // nobody else gives the GPUs
+	unusable  error                 // why the cluster cannot use what is published; nil: it can
 	published []resourceapi.Device
 }
 
@@ -138,20 +140,24 @@ func (d *Driver) SetInventory(inv *plugin.Inventory) {
 // look sees who owns the GPUs and which claims exist. It publishes nothing until it knows
 // that nobody else gives the GPUs. It returns the time until the next look.
 func (d *Driver) look(ctx context.Context) time.Duration {
-	err := d.otherOwner(ctx)
-	if ctx.Err() != nil {
-		return sweepInterval
+	other, err := d.otherOwner(ctx)
+	if err != nil { // what is published stays
+		if ctx.Err() == nil {
+			d.Log.Warnf("see who else gives the GPUs of this node: %v; trying again", err)
+		}
+		return ownerInterval
 	}
-	if err != nil {
-		d.Log.Errorf("GPUs are not published: %v", err)
-	}
-	d.Problem(err)
 	d.mu.Lock()
-	d.owner = err == nil
+	why := errors.Join(d.unusable, other)
+	d.looked, d.owner = true, other == nil
 	d.mu.Unlock()
+	if why != nil {
+		d.Log.Errorf("GPUs are not published: %v", why)
+	}
+	d.Problem(why)
 	d.publish()
 	d.sweep(ctx)
-	if err != nil {
+	if why != nil {
 		return ownerInterval
 	}
 	return sweepInterval
@@ -160,11 +166,11 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 func (d *Driver) publish() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.helper == nil || d.inventory == nil {
+	if d.helper == nil || d.inventory == nil || !d.looked {
 		return
 	}
 	var devices []resourceapi.Device
-	if d.owner {
+	if d.owner && d.unusable == nil {
 		devices = Devices(d.inventory.GPUs(), d.inventory.Offers, d.Options)
 	}
 	if d.published != nil && slices.EqualFunc(devices, d.published, equal) {
@@ -300,8 +306,17 @@ func (d *Driver) gone(ctx context.Context, r Record) (bool, error) {
 	return err == nil && claim.UID != r.UID, err
 }
 
-// HandleError says what failed in the background. The helper tries again.
+// HandleError says what failed in the background. The helper tries again. Where the API
+// server does not know that a device may have several claims, nothing is published until
+// the driver starts again: whole GPUs would be given away as shares.
 func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
+	if dropped := (*resourceslice.DroppedFieldsError)(nil); errors.As(err, &dropped) {
+		err = fmt.Errorf("this cluster lacks %v, so GPUs are not published: it needs Kubernetes 1.36, or these feature gates", dropped.DisabledFeatures())
+		d.mu.Lock()
+		d.unusable = err
+		d.mu.Unlock()
+		d.Problem(err)
+	}
 	if ctx.Err() == nil {
 		d.Log.Errorf("Kubernetes API: %s: %v", msg, err)
 	}

@@ -19,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 	healthapi "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -193,16 +195,59 @@ func TestAnotherOwner(t *testing.T) {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}, Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{resource: k8sresource.MustParse(n)}}}
 	}
 	for want, objects := range map[string][]runtime.Object{
-		"nvidia.com/gpu: 8":             {with("nvidia.com/gpu", "8")},
-		"nvshare.com/gpu: 10":           {with("nvshare.com/gpu", "10")},
-		"driver gpu.nvidia.com gives":   {with("cpu", "2"), another},
-		"to see who else gives its GPU": nil,
-		"":                              {with("nvidia.com/gpu", "0")},
+		"nvidia.com/gpu: 8":           {with("nvidia.com/gpu", "8")},
+		"nvshare.com/gpu: 10":         {with("nvshare.com/gpu", "10")},
+		"driver gpu.nvidia.com gives": {with("cpu", "2"), another},
+		"":                            {with("nvidia.com/gpu", "0")},
 	} {
 		d := newDriver(t, t.TempDir())
 		d.Client = fake.NewClientset(objects...)
-		if err := d.otherOwner(context.Background()); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%v; want %q", err, want)
+		other, err := d.otherOwner(context.Background())
+		if check(t, err); want == "" && other != nil || want != "" && (other == nil || !strings.Contains(other.Error(), want)) {
+			t.Errorf("%v; want %q", other, want)
 		}
+	}
+}
+
+// A cluster that would give whole GPUs away as shares gets none.
+func TestClusterWithoutConsumableCapacity(t *testing.T) {
+	dir, err := os.MkdirTemp("", "dra")
+	check(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	s := serve(t, dir)
+	defer s.stop()
+	count := func() (n int) {
+		list, err := s.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
+		check(t, err)
+		for _, slice := range list.Items {
+			n += len(slice.Spec.Devices)
+		}
+		return n
+	}
+	await(t, "both GPUs are published", func() bool { return count() == 2 })
+	problems := make(chan error, 10)
+	s.Problem = func(err error) { problems <- err }
+	want := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: Devices(twoGPUs(), all, whole)}}
+	got := want.DeepCopy()
+	for i := range got.Spec.Devices {
+		got.Spec.Devices[i].AllowMultipleAllocations = nil
+	}
+	s.HandleError(context.Background(), &resourceslice.DroppedFieldsError{DesiredSlice: want, ActualSlice: got}, "publish")
+	if err := <-problems; err == nil || !strings.Contains(err.Error(), "DRAConsumableCapacity") {
+		t.Errorf("the problem is %v", err)
+	}
+	await(t, "nothing is published", func() bool { return count() == 0 })
+}
+
+// Until the driver knows whether somebody else gives the GPUs, what an earlier driver has
+// published stays.
+func TestPublishesNothingBeforeItKnows(t *testing.T) {
+	d := newDriver(t, t.TempDir())
+	client := fake.NewClientset() // without the node
+	d.Client, d.Problem = client, func(err error) { t.Errorf("a problem: %v", err) }
+	d.helper = &kubeletplugin.Helper{} // publishing would panic
+	d.publish()
+	if next := d.look(context.Background()); next != ownerInterval || d.published != nil {
+		t.Errorf("next look in %v, published %v", next, d.published)
 	}
 }

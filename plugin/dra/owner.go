@@ -19,18 +19,18 @@ var (
 	otherDrivers   = []string{"gpu.nvidia.com"}
 )
 
-// otherOwner returns an error if a device plugin or another driver gives the node's GPUs
-// too.
-func (d *Driver) otherOwner(ctx context.Context) error {
+// otherOwner returns which device plugin or other driver gives the node's GPUs too, and
+// what to do about that; nil: none does. err says why that is not known.
+func (d *Driver) otherOwner(ctx context.Context) (other, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
 	node, err := d.Client.CoreV1().Nodes().Get(ctx, d.NodeName, metav1.GetOptions{})
 	if err != nil {
-		return fmt.Errorf("read node %s, to see who else gives its GPUs: %w", d.NodeName, err)
+		return nil, fmt.Errorf("read node %s: %w", d.NodeName, err)
 	}
 	for _, name := range otherResources {
 		if n := node.Status.Allocatable[name]; !n.IsZero() {
-			return fmt.Errorf("a device plugin gives GPUs of this node too (%s: %s): remove it from the node, or run nvshare without --dra there", name, n.String())
+			return fmt.Errorf("a device plugin gives GPUs of this node too (%s: %s): remove it from the node, or run nvshare without --dra there", name, n.String()), nil
 		}
 	}
 	for _, driver := range otherDrivers {
@@ -38,13 +38,13 @@ func (d *Driver) otherOwner(ctx context.Context) error {
 			resourceapi.ResourceSliceSelectorNodeName: d.NodeName, resourceapi.ResourceSliceSelectorDriver: driver,
 		}.String()})
 		if err != nil {
-			return fmt.Errorf("list slices of driver %s on node %s: %w", driver, d.NodeName, err)
+			return nil, fmt.Errorf("list slices of driver %s on node %s: %w", driver, d.NodeName, err)
 		}
 		for _, s := range list.Items {
 			if s.Spec.Driver == driver && len(s.Spec.Devices) > 0 {
-				return fmt.Errorf("driver %s gives GPUs of this node too: remove it from the node, or run nvshare without --dra there", driver)
+				return fmt.Errorf("driver %s gives GPUs of this node too: remove it from the node, or run nvshare without --dra there", driver), nil
 			}
 		}
 	}
-	return nil
+	return nil, nil
 }

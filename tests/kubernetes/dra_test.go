@@ -253,6 +253,9 @@ func draUndisturbed(t *testing.T, ctx context.Context, before string) {
 	if after := running(t, ctx); after != before {
 		t.Errorf("containers were %s, are %s", before, after)
 	}
+	if out := kubectl(t, ctx, "get", "events", "--field-selector", "reason=GPUUnmanaged", "-o", "jsonpath={.items[*].message}"); out != "" {
+		t.Errorf("containers are said to run without nvshare: %s", out)
+	}
 	awaitHolding(t, ctx, "part-1", holding{core: 40, limit: 50, memory: 4 << 30})
 	awaitHolding(t, ctx, "part-2", holding{core: 40, memory: 4 << 30})
 	awaitTurns(t, ctx, judge.Now(), 1, "part-1", "part-2")
