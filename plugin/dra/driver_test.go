@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
@@ -245,9 +246,13 @@ func TestPublishesNothingBeforeItKnows(t *testing.T) {
 	d := newDriver(t, t.TempDir())
 	client := fake.NewClientset() // without the node
 	d.Client, d.Problem = client, func(err error) { t.Errorf("a problem: %v", err) }
-	d.helper = &kubeletplugin.Helper{} // publishing would panic
+	d.helper = &kubeletplugin.Helper{} // without a client: publishing fails, and is said
+	var said strings.Builder
+	log := logrus.New()
+	log.SetOutput(&said)
+	d.Log = log
 	d.publish()
-	if next := d.look(context.Background()); next != ownerInterval || d.published != nil {
-		t.Errorf("next look in %v, published %v", next, d.published)
+	if next := d.look(context.Background()); next != ownerInterval || strings.Contains(said.String(), "publish the GPUs") {
+		t.Errorf("next look in %v, and said: %s", next, &said)
 	}
 }
