@@ -234,10 +234,14 @@ func (d *Daemon) status() *api.StatusResponse {
 		UptimeNs:       int64(time.Since(d.started)),
 		Clients:        uint32(len(d.clients)),
 		Connections:    uint32(len(d.conns)),
-		Refused:        d.refused,
 		ProtocolErrors: d.malformed,
 		Problems:       d.problems(),
 	}
+	var crowded string
+	if r.Refused, crowded = d.desk.Refused(time.Now()); crowded != "" {
+		r.Problems = append(r.Problems, crowded)
+	}
+	r.Refused += d.refused
 	t := now()
 	for _, g := range d.order {
 		s := g.core.Snapshot(t)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
@@ -80,11 +81,11 @@ type Options struct {
 
 // Daemon is a scheduler with open sockets. Make one with New, then call Run.
 type Daemon struct {
-	opts     Options
-	log      *logrus.Entry
-	bootID   string
-	started  time.Time
-	maxConns int
+	opts    Options
+	log     *logrus.Entry
+	bootID  string
+	started time.Time
+	desk    *admission.Desk
 	// sysfs is where that is; not /sys in tests.
 	sysfs string
 	peers *peer.Finder
@@ -100,27 +101,27 @@ type Daemon struct {
 
 	// Below: the loop's own.
 
-	timers   timer.List
-	search   *timer.Timer // for GPUs
-	members  *timer.Timer // write the file of who has memory
-	watch    *timer.Timer // that the run directory is there
-	fatal    error        // ends the loop
-	state    *state.File
-	cautious bool // the state file was damaged: holders may be about
-	nextID   sched.ClientID
-	clients  map[sched.ClientID]*client
-	byProc   map[peer.Process]*client
-	conns    map[*conn]struct{}
-	counts   map[string]*account // by peer.Peer.Account
-	gpus     map[wire.UUID]*gpu
-	order    []*gpu                    // by index
-	node     *sched.Node               // of all GPUs
-	toStep   []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
-	names    map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
-	firsts   map[string]*peer.Peer     // first processes of containers that OCI hooks described, by container id
-	shares   shares                    // that were set, or asked for by pods
-	settings settings                  // time quanta and modes that were set
-	broken   []*conn                   // to be treated as lost after the current event
+	timers    timer.List
+	search    *timer.Timer // for GPUs
+	members   *timer.Timer // write the file of who has memory
+	watch     *timer.Timer // that the run directory is there
+	fatal     error        // ends the loop
+	state     *state.File
+	cautious  bool // the state file was damaged: holders may be about
+	nextID    sched.ClientID
+	clients   map[sched.ClientID]*client
+	byProc    map[peer.Process]*client
+	conns     map[*conn]struct{}
+	byAccount map[string]map[*client]struct{} // by peer.Peer.Account
+	gpus      map[wire.UUID]*gpu
+	order     []*gpu                    // by index
+	node      *sched.Node               // of all GPUs
+	toStep    []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
+	names     map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
+	firsts    map[string]*peer.Peer     // first processes of containers that OCI hooks described, by container id
+	shares    shares                    // that were set, or asked for by pods
+	settings  settings                  // time quanta and modes that were set
+	broken    []*conn                   // to be treated as lost after the current event
 
 	discovering   bool
 	discovered    sched.Time // when the latest search ended; 0: never
@@ -141,7 +142,8 @@ type Daemon struct {
 	checkAlways   bool            // tests
 	failpoint     func(failpoint) // tests
 	fencesChanged bool
-	refused       uint64
+	refused       uint64 // beside those that the desk refused
+	extraWork     uint64 // see work
 	malformed     uint64
 }
 
@@ -188,7 +190,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		log:             opts.Log,
 		bootID:          bootID,
 		started:         time.Now(),
-		maxConns:        maxConnections,
+		desk:            admission.New(maxConnections),
 		sysfs:           "/sys",
 		peers:           peers,
 		registerTimeout: registerTimeout,
@@ -197,7 +199,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		clients:         map[sched.ClientID]*client{},
 		byProc:          map[peer.Process]*client{},
 		conns:           map[*conn]struct{}{},
-		counts:          map[string]*account{},
+		byAccount:       map[string]map[*client]struct{}{},
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},

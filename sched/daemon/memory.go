@@ -32,11 +32,9 @@ func (g *gpu) limits(account string, id sched.ClientID) wire.Limits {
 // showLimits brings the pages of a tenant's processes into line with the
 // ledger of a GPU that they use.
 func (d *Daemon) showLimits(g *gpu, account string) {
-	a := d.counts[account]
-	if a == nil {
-		return
-	}
-	for cl := range a.clients {
+	all := d.byAccount[account]
+	d.extraWork += uint64(len(all)) / pagesPerWork
+	for cl := range all {
 		if att := cl.attached[g]; att != nil && cl.conn != nil && cl.conn.channels[att.channel] == att {
 			cl.page.SetLimits(att.channel, g.limits(account, cl.id))
 		}

@@ -96,11 +96,9 @@ func (d *Daemon) showMemoryMode(g *gpu, cl *client, channel uint16) {
 // its shares say of memory.
 func (d *Daemon) setTenantMemory(g *gpu, account string) {
 	t := d.shares.Tenants[account].on(g.UUID)
-	if a := d.counts[account]; a != nil {
-		for cl := range a.clients {
-			if att := cl.attached[g]; att != nil && cl.page != nil {
-				d.showMemoryMode(g, cl, att.channel)
-			}
+	for cl := range d.byAccount[account] {
+		if att := cl.attached[g]; att != nil && cl.page != nil {
+			d.showMemoryMode(g, cl, att.channel)
 		}
 	}
 	d.step(g, sched.SetTenantMemory{Tenant: account, Limit: t.MemoryLimit, Keep: keepOf(t)})
