@@ -49,7 +49,7 @@ type Desk struct {
 	connections int
 	processes   int
 	accounts    map[string]*Account
-	active      int // accounts with a connection
+	active      int                     // accounts with a connection
 	knocks      map[int32]*rate.Limiter // by process
 
 	refused   uint64
