@@ -33,12 +33,17 @@ const (
 	// believedArena is how much host memory from before a restart a client is
 	// believed to have beyond what it was promised: a segment.
 	believedArena = 1 << 30
+	// slackPart is which part of the GPU a client may have beyond what it was promised:
+	// what it has freed, and reported too early, or the driver rounds up.
+	slackPart = 1024
 )
 
 // Memory says what a GPU has of memory. The zero Memory bounds nothing.
 type Memory struct {
 	Bytes   uint64 // of the GPU; 0: not known
 	Ceiling uint64 // what the GPU is to look like at most; 0: as it is
+	// DefaultLimit is the limit of tenants that have none of their own; 0: none.
+	DefaultLimit uint64
 
 	Swap       bool          // more can be reserved than Capacity; clients move out what does not fit
 	Capacity   uint64        // what clients may have on the GPU at a time
@@ -117,6 +122,7 @@ type member struct {
 
 func newMemory(cfg Memory, arenas *Arenas, later func(a, b ClientID) bool) memory {
 	m := memory{Memory: cfg, arenas: arenas, ledger: newLedger(), members: map[ClientID]*member{}, keeps: map[string]Keep{}}
+	m.ledger.fallback = cfg.DefaultLimit
 	if m.StallAfter == 0 {
 		m.StallAfter = DefaultStallAfter
 	}
@@ -146,13 +152,10 @@ func (m *memory) limitOf(limit uint64) uint64 {
 	return limit
 }
 
-// believed bounds what is believed of a client: more than the GPU has, or than its
-// tenant's limit, it cannot have, unless it was promised that before the limit.
-func (m *memory) believed(c *member) uint64 {
-	if limit := m.limitOf(m.ledger.reservedBy(c.account, 0).Limit); limit != 0 {
-		return min(max(limit, c.promised), m.residency.capacity)
-	}
-	return m.residency.capacity
+// believed bounds what is believed of a client that is promised so much: that, and the
+// slack.
+func (m *memory) believed(promised uint64) uint64 {
+	return min(add(promised, m.residency.capacity/slackPart), m.residency.capacity)
 }
 
 // keepOf says how a client's memory is kept.
@@ -237,7 +240,7 @@ func (c *GPU) restoreMemory(ev RestoreMemory) {
 	m.promised = min(ev.Bytes, mem.residency.capacity)
 	keep := mem.keepOf(m)
 	mem.residency.attach(m.id, keep, m.gang, keep == Swapped)
-	mem.residency.promise(m.id, m.promised, mem.believed(m))
+	mem.residency.promise(m.id, m.promised, mem.believed(m.promised))
 	mem.residency.force(m.id)
 	if cl := c.clients[m.id]; cl != nil {
 		mem.residency.setActive(m.id, cl.grant != nil)
@@ -334,7 +337,7 @@ func (c *GPU) promise(m *member, placeable bool) {
 		}
 		m.promised = total
 	}
-	mem.residency.promise(m.id, m.promised, mem.believed(m))
+	mem.residency.promise(m.id, m.promised, mem.believed(m.promised))
 	c.lookWhatIsAway(m)
 }
 

@@ -70,6 +70,7 @@ type tenant struct {
 
 	notBefore   Time          // no grant before; see moving.go
 	moved       time.Duration // moving memory, which is not in used
+	slow        time.Duration // that its latest drain took too long, see grace.go
 	stretch     time.Duration // its slices are at least that long, because of what moving took
 	grants      uint64
 	longestWait time.Duration
@@ -79,9 +80,10 @@ type tenant struct {
 	seat *seat
 	crew []*client // its clients
 
-	metered int  // index in roster.metered, -1: none
-	special bool // counted in roster.special
-	exact   bool // counted in roster.exact
+	metered int   // index in roster.metered, -1: none
+	special bool  // counted in roster.special
+	latency Share // as counted in GPU.pool; the zero Share: it is not
+	exact   bool  // counted in roster.exact
 	ghost   bool
 }
 
@@ -275,6 +277,9 @@ func (c *GPU) ratesOf(t *tenant) rates {
 		open: t.open, closing: t.closing, fenced: t.fenced,
 		share: t.share, slice: t.slice(), waits: t.queue.n > 0, keepsOut: c.keptOut, tuning: c.tuning,
 	}
+	if t.share.Priority == Latency {
+		r.patience, r.common = c.pool.partOf(t.share), c.commonPatience()
+	}
 	if t.batch > 0 && t.open+t.closing > 0 {
 		r.part = c.part(t)
 	}
@@ -347,6 +352,17 @@ func (c *GPU) review(t *tenant) {
 		} else {
 			c.exact--
 		}
+	}
+	counts := Share{}
+	if t.clients > 0 && t.share.Priority == Latency {
+		counts = t.share
+	}
+	if counts != t.latency {
+		c.countPatience()
+		p := &c.pool
+		p.tenants += int(counts.Priority) - int(t.latency.Priority)
+		p.requests += counts.Request - t.latency.Request
+		t.latency = counts
 	}
 	if special := exact || t.clients > 0 && (t.share.Priority == Latency || t.seat != nil); special != t.special {
 		t.special = special
