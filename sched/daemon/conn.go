@@ -211,7 +211,11 @@ func (d *Daemon) read(c *conn) error {
 		if f.Type == wire.TypeRegister {
 			cost = registerCost
 		}
-		if wait := c.account.Charge(cost, time.Now()); wait > 0 {
+		wait := c.account.Charge(cost, time.Now())
+		if f.Type == wire.TypeRegister {
+			wait = max(wait, c.account.AwaitArena(time.Now()))
+		}
+		if wait > 0 {
 			select {
 			case <-time.After(wait):
 			case <-d.ended:

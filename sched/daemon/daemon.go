@@ -70,6 +70,11 @@ type Options struct {
 	// GPUMemory makes GPUs look as if they had no more memory, bytes; 0: they have
 	// what they have.
 	GPUMemory uint64
+	// DefaultMemoryLimit is the memory limit, on each GPU, of tenants that have none of
+	// their own, bytes; 0: none.
+	DefaultMemoryLimit uint64
+	// Rules bound what pods may ask for.
+	Rules Rules
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
 	// whoever reaches it; "": nowhere. Sample may be nil.
 	MetricsAddr string
@@ -190,7 +195,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		log:             opts.Log,
 		bootID:          bootID,
 		started:         time.Now(),
-		desk:            admission.New(maxConnections),
+		desk:            admission.New(maxConnections, opts.SwapMemory),
 		sysfs:           "/sys",
 		peers:           peers,
 		registerTimeout: registerTimeout,

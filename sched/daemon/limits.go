@@ -42,6 +42,12 @@ const (
 	tenantLogRate  = 5 // per second
 	tenantLogBurst = 50
 
+	// noRoomLately is for how long the refusal of a reservation is a problem.
+	noRoomLately = time.Minute
+	// slowDrain is the time beyond what a drain may take from which on a tenant that
+	// drains slowly is a problem.
+	slowDrain = time.Second
+
 	// rediscoverPause is the least time between searches for GPUs that
 	// unknown UUIDs cause; rescanPause between searches while there is none.
 	rediscoverPause = 5 * time.Second

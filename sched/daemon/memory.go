@@ -76,6 +76,7 @@ func (d *Daemon) reserved(g *gpu, a sched.Reserved) {
 
 // noteNoRoom notes and logs why a reservation was refused that its tenant's limit allows.
 func (d *Daemon) noteNoRoom(g *gpu, cl *client, bytes uint64, why string) {
+	g.noRoom = now()
 	d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: bytes, Text: why})
 	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, bytes>>20, why))
 }

@@ -36,6 +36,7 @@ type swap struct {
 type clientMemory struct {
 	client     *client
 	want, soon uint64 // its arena, as sched.ArenaWanted has it
+	charged    uint64 // of its arena, to its account
 	arena      *arena.Client
 }
 
@@ -49,7 +50,7 @@ func (d *Daemon) addMember(g *gpu, cl *client) *clientMemory {
 
 // openMemory is addGPU's part: it says how the memory of a GPU is shared.
 func (d *Daemon) openMemory(g *gpu, physical uint64) sched.Memory {
-	m := sched.Memory{Bytes: g.MemoryBytes, Ceiling: d.opts.GPUMemory}
+	m := sched.Memory{Bytes: g.MemoryBytes, Ceiling: d.opts.GPUMemory, DefaultLimit: d.opts.DefaultMemoryLimit}
 	if d.opts.SwapMemory == 0 {
 		return m
 	}

@@ -35,6 +35,13 @@ const (
 	// costBurst is what an account may cost at once.
 	costBurst = 4_000
 
+	// An account may have the host memory of the node made for its processes at once, and
+	// then arenaRate bytes a second: making it takes 0.3 s of a processor for each GiB. A
+	// process keeps what it got, so only processes that come and go need more.
+	arenaRate = 1 << 30
+	// arenaUnit is the unit in which host memory is counted, bytes.
+	arenaUnit = 1 << 20
+
 	// TurnsAtOnce is how many requests of an account may be before the loop.
 	TurnsAtOnce = 2
 
@@ -46,6 +53,7 @@ const (
 type Desk struct {
 	mu          sync.Mutex
 	max         int // connections and processes
+	arena       int // host memory for what is moved off GPUs, arenaUnits
 	connections int
 	processes   int
 	accounts    map[string]*Account
@@ -64,19 +72,21 @@ type Account struct {
 	connections int
 	connects    *rate.Limiter
 	cost        *rate.Limiter
+	arena       *rate.Limiter
 	turn        chan struct{}
 }
 
-// New returns a desk for so many connections and processes together.
-func New(max int) *Desk {
-	return &Desk{max: max, accounts: map[string]*Account{}, knocks: map[int32]*rate.Limiter{}}
+// New returns a desk for so many connections and processes together, on a node with so
+// much host memory for what is moved off GPUs, bytes.
+func New(most int, arena uint64) *Desk {
+	return &Desk{max: most, arena: int(max(arena, arenaRate) / arenaUnit), accounts: map[string]*Account{}, knocks: map[int32]*rate.Limiter{}}
 }
 
 // SetMax changes how many connections and processes there may be together.
-func (d *Desk) SetMax(max int) {
+func (d *Desk) SetMax(most int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.max = max
+	d.max = most
 }
 
 // Max is how many connections and processes there may be together.
@@ -129,6 +139,7 @@ func (d *Desk) Connect(account string, now time.Time) (*Account, error) {
 			desk:     d,
 			connects: rate.NewLimiter(2*connectRate, 2*connectBurst),
 			cost:     rate.NewLimiter(greatestRate, costBurst),
+			arena:    rate.NewLimiter(arenaRate/arenaUnit, d.arena),
 			turn:     make(chan struct{}, TurnsAtOnce),
 		}
 		d.accounts[account] = a
@@ -232,6 +243,19 @@ func (a *Account) Charge(cost int, now time.Time) time.Duration {
 		return 0
 	}
 	return r.DelayFrom(now)
+}
+
+// AwaitArena says for how long a new process of the account is to wait, because too much
+// host memory was made for those before.
+func (a *Account) AwaitArena(now time.Time) time.Duration {
+	return a.arena.ReserveN(now, 0).DelayFrom(now)
+}
+
+// ChargeArena counts host memory that was made for a process of the account.
+func (a *Account) ChargeArena(bytes uint64, now time.Time) {
+	for left := int(bytes / arenaUnit); left > 0; left -= a.desk.arena {
+		a.arena.ReserveN(now, min(left, a.desk.arena))
+	}
 }
 
 // Turn has room for one value for each request that may be before the loop: send one,

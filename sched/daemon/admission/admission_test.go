@@ -15,7 +15,7 @@ var start = time.Unix(1_000_000, 0)
 func TestThereIsRoomForNewcomers(t *testing.T) {
 	const max = 8192
 	for _, hostile := range []int{1, 40, 1000} {
-		d := New(max)
+		d := New(max, 1<<36)
 		for taken := true; taken; {
 			taken = false
 			for i := range hostile {
@@ -34,7 +34,7 @@ func TestThereIsRoomForNewcomers(t *testing.T) {
 }
 
 func TestAccountsConnectAtABoundedRate(t *testing.T) {
-	d := New(8192)
+	d := New(8192, 1<<36)
 	in := 0
 	for range 100_000 {
 		if a, err := d.Connect("a", start); err == nil {
@@ -54,7 +54,7 @@ func TestAccountsConnectAtABoundedRate(t *testing.T) {
 }
 
 func TestProcessesConnectAtABoundedRate(t *testing.T) {
-	d := New(8192)
+	d := New(8192, 1<<36)
 	in := 0
 	for range 10 * connectBurst {
 		if d.Knock(7, start) == nil {
@@ -74,7 +74,7 @@ func TestProcessesConnectAtABoundedRate(t *testing.T) {
 
 // Of those that come and go, a bounded number is remembered.
 func TestFewAreRemembered(t *testing.T) {
-	d := New(8192)
+	d := New(8192, 1<<36)
 	stays, _ := d.Connect("stays", start)
 	for i := range 10 * maxKnown {
 		_ = d.Knock(int32(i), start)
@@ -91,7 +91,7 @@ func TestFewAreRemembered(t *testing.T) {
 // together, and one account alone its own greatest part.
 func TestCostsAreBounded(t *testing.T) {
 	for _, accounts := range []int{1, 40} {
-		d := New(8192)
+		d := New(8192, 1<<36)
 		spent := 0
 		for i := range accounts {
 			if _, err := d.Connect(fmt.Sprint(i), start); err != nil {
@@ -114,7 +114,7 @@ func TestCostsAreBounded(t *testing.T) {
 
 // A charge above the burst is paid too, and by nobody else.
 func TestGreatCostsArePaid(t *testing.T) {
-	d := New(8192)
+	d := New(8192, 1<<36)
 	a, _ := d.Connect("a", start)
 	b, _ := d.Connect("b", start)
 	a.Charge(10*costBurst, start)
@@ -127,7 +127,7 @@ func TestGreatCostsArePaid(t *testing.T) {
 }
 
 func TestRefusalsAreAProblemForAWhile(t *testing.T) {
-	d := New(0)
+	d := New(0, 1<<36)
 	_, err := d.Connect("a", start)
 	if err == nil || len(err.Error()) >= 48 {
 		t.Fatalf("refused with %q", err)
@@ -138,5 +138,26 @@ func TestRefusalsAreAProblemForAWhile(t *testing.T) {
 	}
 	if _, problem := d.Refused(start.Add(2 * recently)); problem != "" {
 		t.Errorf("long after the latest refusal: %q", problem)
+	}
+}
+
+// Processes that have host memory made, and end, get that of the node once, and then a
+// bounded part of it.
+func TestArenasAreMadeAtABoundedRate(t *testing.T) {
+	const segment, node, seconds = 64 << 20, 1 << 36, 100
+	d := New(8192, node)
+	a, _ := d.Connect("a", start)
+	made := uint64(0)
+	now := start
+	for now.Before(start.Add(seconds * time.Second)) {
+		now = now.Add(max(a.AwaitArena(now), time.Millisecond))
+		a.ChargeArena(segment, now)
+		made += segment
+	}
+	if most := uint64(node + seconds*arenaRate + 2*segment); made < node || made > most {
+		t.Errorf("%d MiB were made in %d s on a node with %d MiB, want at most %d", made>>20, seconds, node>>20, most>>20)
+	}
+	if wait := a.Charge(1, now); wait != 0 {
+		t.Errorf("requests of processes that are there wait for %v", wait)
 	}
 }

@@ -12,6 +12,8 @@
 //     needs to be known but its number.
 //   - What accounts ask of the scheduler's loop is counted by its cost. Together they may
 //     cost a fixed amount in a second, of which each has an equal part, and some at once.
+//   - An account whose processes have host memory made, and end, again and again, starts
+//     processes at a rate that bounds what is made.
 //   - At most TurnsAtOnce requests of an account are before the loop at a time: accounts
 //     are served in turn.
 package admission
