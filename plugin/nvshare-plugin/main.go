@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -38,9 +39,10 @@ type flags struct {
 	cdiDir, hostRoot       string
 	nriSocket, name, index string
 	simgpu                 string
-	noNRI, place           bool
+	noNRI, place, ready    bool
 	promiseMemory          uint32
 	kube                   liveFlags
+	dra                    draFlags
 	audit                  string
 }
 
@@ -92,8 +94,10 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.StringVar(&f.simgpu, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "directory of a simulated GPU to use instead of real ones (NVSHARE_SIMGPU)")
 	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "percent of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps")
 	s.BoolVar(&f.place, "place", false, "place shim and hook on the host and exit")
+	s.BoolVar(&f.ready, "ready", false, "say whether the plugin that runs gives GPUs, and exit: status 1 and the reason if it does not")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	f.kube.add(s)
+	f.dra.add(s)
 	s.StringVar(&f.audit, "audit", "report", "what to do about containers that asked for GPUs and run without nvshare, at each registration: report, or stop (needs the host's PID namespace)")
 	return cmd
 }
@@ -123,8 +127,13 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 		}
 		*p = abs
 	}
+	runDir := cdi.OnHost(f.hostRoot, f.runDir)
+	if f.ready {
+		return isReady(runDir)
+	}
 	n := &node{
 		log:     log,
+		health:  &plugin.Health{},
 		options: cdi.Options{HostRoot: f.hostRoot, SimDir: f.simgpu, Log: log},
 		paths:   cdi.Paths{ShimDir: filepath.Join(f.libDir, cdi.ShimLink), Hook: filepath.Join(f.binDir, cdi.HookFile), RunDir: f.runDir},
 		cdiDir:  cdi.OnHost(f.hostRoot, f.cdiDir),
@@ -145,8 +154,11 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	// The parts end when ctx does, or when one of them fails.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	var failed error // of the driver
 	containers := plugin.NewContainers(log)
 	containers.PromiseMemory(f.promiseMemory)
+	n.health = &containers.Health
+	publish(ctx, runDir, n.health, log)
 	p := plugin.New(log, containers)
 	p.SetLibDir(f.libDir)
 	pods, err := f.kube.watch(ctx, p, log)
@@ -154,18 +166,36 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 		return err
 	}
 	p.SetAudit(audit, pods.unmanaged)
+	driver, err := f.driver(containers, n.cdiDir, log)
+	if err != nil {
+		return err
+	}
+	found, parts := p.SetInventory, sync.WaitGroup{}
+	if driver != nil {
+		p.SetClaims(driver.Claims())
+		found = func(inv *plugin.Inventory) {
+			p.SetInventory(inv)
+			driver.SetInventory(inv)
+		}
+		parts.Go(func() { // the driver's end is the plugin's
+			defer cancel()
+			failed = driver.Run(ctx)
+		})
+	}
 	go containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
-		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log, pods.told)
+		return dialScheduler(ctx, runDir, log, pods.told)
 	})
 	// Without a plugin, pods that ask start without a GPU, silently. So the plugin
 	// registers in any case, and refuses pods while it knows no GPUs.
-	p.SetInventory(plugin.Unavailable(errors.New("the first look at the GPUs is not finished")))
+	const notLooked = "the first look at the GPUs is not finished"
+	p.SetInventory(plugin.Unavailable(errors.New(notLooked)))
+	n.health.Waits(nodePart, notLooked)
 	looked, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		p.SetInventory(n.look(ctx))
+		found(n.look(ctx))
 		close(looked)
-		n.watch(ctx, p.SetInventory)
+		n.watch(ctx, found)
 	}()
 	select {
 	case <-looked:
@@ -177,6 +207,8 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	}
 	err = plugin.Run(ctx, plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}, p)
 	cancel()
+	parts.Wait() // the driver's sockets are removed
+	err = errors.Join(failed, err)
 	// The files may be removed after the plugin's end: write none from here on.
 	select {
 	case <-ended:

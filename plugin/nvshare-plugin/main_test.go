@@ -88,7 +88,7 @@ func nodeOn(t *testing.T, root string, args []string) *node {
 		t.Fatal(err)
 	}
 	return &node{
-		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths, placed: placed,
+		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths, placed: placed, health: &plugin.Health{},
 		cdiDir: root + "/run/cdi", every: time.Millisecond,
 	}
 }
@@ -338,6 +338,15 @@ type control struct {
 	sched.ControlService
 	described chan *sched.Container
 	forgotten chan string
+	reported  chan string
+}
+
+func (c control) ReportPlugin(_ context.Context, r *sched.ReportPluginRequest) (*sched.ReportPluginResponse, error) {
+	select {
+	case c.reported <- strings.Join(r.Problems, ";"):
+	default: // it repeats
+	}
+	return &sched.ReportPluginResponse{}, nil
 }
 
 func (c control) Status(context.Context, *sched.StatusRequest) (*sched.StatusResponse, error) {
@@ -373,7 +382,7 @@ func TestSchedulerConnection(t *testing.T) {
 	if _, err := dial(context.Background()); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("no scheduler: %v", err)
 	}
-	c := control{described: make(chan *sched.Container, 10), forgotten: make(chan string, 10)}
+	c := control{described: make(chan *sched.Container, 10), forgotten: make(chan string, 10), reported: make(chan string, 1)}
 	containers := plugin.NewContainers(quiet())
 	terms := sched.Terms{MemoryLimit: 8 << 30, CoreLimit: 50, CoreRequest: 10, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY,
 		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT}
@@ -396,6 +405,7 @@ func TestSchedulerConnection(t *testing.T) {
 		containers.Run(ctx, dial)
 		close(done)
 	}()
+	containers.Health.Problem("node", errors.New("the disk is full"))
 	for range 2 { // the second scheduler is told again
 		server, err := ttrpc.NewServer()
 		if err != nil {
@@ -425,6 +435,14 @@ func TestSchedulerConnection(t *testing.T) {
 			}
 		case <-time.After(patience):
 			t.Fatal("the ended container was not forgotten")
+		}
+		select {
+		case got := <-c.reported:
+			if got != "the disk is full" {
+				t.Errorf("reported %q", got)
+			}
+		case <-time.After(patience):
+			t.Fatal("no problem was reported")
 		}
 		conn, err := dial(ctx)
 		if err != nil {

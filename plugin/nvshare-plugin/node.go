@@ -30,12 +30,16 @@ const (
 	retryInterval = 5 * time.Second
 )
 
+// nodePart is the part of the health that is about GPUs, specs and files.
+const nodePart = "node"
+
 // node is this host: what it has, and where its specs go.
 type node struct {
 	log     logrus.FieldLogger
 	options cdi.Options
 	paths   cdi.Paths
 	placed  *placed
+	health  *plugin.Health
 	cdiDir  string
 	every   time.Duration // between looks for changes
 
@@ -91,6 +95,7 @@ func (n *node) cover() {
 // succeeds.
 func (n *node) look(ctx context.Context) *plugin.Inventory {
 	inv, err := n.refresh(ctx)
+	n.health.Problem(nodePart, err)
 	if err != nil {
 		if ctx.Err() == nil {
 			n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
@@ -128,6 +133,7 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 			continue
 		}
 		inv, err := n.refresh(ctx)
+		n.health.Problem(nodePart, err)
 		retry = nil
 		if err != nil {
 			n.seen, retry = "", time.After(retryInterval)

@@ -269,6 +269,7 @@ const (
 	EventType_EVENT_TYPE_WARNING       EventType = 18 // something was asked for that has no effect, or a strange one
 	EventType_EVENT_TYPE_OUT_OF_MEMORY EventType = 19 // a reservation was refused: it is above the memory limit
 	EventType_EVENT_TYPE_UNFENCE       EventType = 20 // a fenced client has released the GPU, or is dead
+	EventType_EVENT_TYPE_UNMANAGED     EventType = 21 // a process uses the GPU and is no client
 )
 
 // Enum value maps for EventType.
@@ -295,6 +296,7 @@ var (
 		18: "EVENT_TYPE_WARNING",
 		19: "EVENT_TYPE_OUT_OF_MEMORY",
 		20: "EVENT_TYPE_UNFENCE",
+		21: "EVENT_TYPE_UNMANAGED",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED":   0,
@@ -318,6 +320,7 @@ var (
 		"EVENT_TYPE_WARNING":       18,
 		"EVENT_TYPE_OUT_OF_MEMORY": 19,
 		"EVENT_TYPE_UNFENCE":       20,
+		"EVENT_TYPE_UNMANAGED":     21,
 	}
 )
 
@@ -414,8 +417,11 @@ type StatusResponse struct {
 	Problems       []string               `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`                                    // what is wrong now, for people; empty: healthy
 	Containers     []*Container           `protobuf:"bytes,9,rep,name=containers,proto3" json:"containers,omitempty"`                                // names given by DescribeContainer
 	Piece          *Piece                 `protobuf:"bytes,10,opt,name=piece,proto3" json:"piece,omitempty"`                                         // of a StatusResponse that is too large; this one says nothing else
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Processes that use a GPU and are no clients, where the driver says which use it:
+	// nobody arbitrates them.
+	Unmanaged     []*Unmanaged `protobuf:"bytes,11,rep,name=unmanaged,proto3" json:"unmanaged,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -518,6 +524,106 @@ func (x *StatusResponse) GetPiece() *Piece {
 	return nil
 }
 
+func (x *StatusResponse) GetUnmanaged() []*Unmanaged {
+	if x != nil {
+		return x.Unmanaged
+	}
+	return nil
+}
+
+// Unmanaged is a process that uses a GPU and is no client.
+type Unmanaged struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"` // of the GPU
+	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Pid           uint32                 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"` // as the scheduler sees it
+	Uid           uint32                 `protobuf:"varint,4,opt,name=uid,proto3" json:"uid,omitempty"`
+	Command       string                 `protobuf:"bytes,5,opt,name=command,proto3" json:"command,omitempty"`                             // of /proc/<pid>/comm; chosen by the process
+	Container     *Container             `protobuf:"bytes,6,opt,name=container,proto3" json:"container,omitempty"`                         // id empty: not in a container
+	MemoryBytes   uint64                 `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // of the GPU; 0: not known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Unmanaged) Reset() {
+	*x = Unmanaged{}
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Unmanaged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Unmanaged) ProtoMessage() {}
+
+func (x *Unmanaged) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Unmanaged.ProtoReflect.Descriptor instead.
+func (*Unmanaged) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Unmanaged) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *Unmanaged) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *Unmanaged) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Unmanaged) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Unmanaged) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
+func (x *Unmanaged) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *Unmanaged) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
 // Piece is a part of the bytes of a message.
 type Piece struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -531,7 +637,7 @@ type Piece struct {
 
 func (x *Piece) Reset() {
 	*x = Piece{}
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +649,7 @@ func (x *Piece) String() string {
 func (*Piece) ProtoMessage() {}
 
 func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +662,7 @@ func (x *Piece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Piece.ProtoReflect.Descriptor instead.
 func (*Piece) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Piece) GetId() uint64 {
@@ -609,13 +715,17 @@ type GPU struct {
 	Tenants       []*TenantUse           `protobuf:"bytes,18,rep,name=tenants,proto3" json:"tenants,omitempty"`                                                        // with clients on this GPU, or in debt
 	Promises      []*Promise             `protobuf:"bytes,19,rep,name=promises,proto3" json:"promises,omitempty"`                                                      // core requests in force, the greatest first
 	Swap          *Swap                  `protobuf:"bytes,20,opt,name=swap,proto3" json:"swap,omitempty"`                                                              // absent: nothing is swapped here
+	// How clients share the GPU: "turns"; "slices": by time slices that the scheduler
+	// sets; "driver": at the same time, by the driver's own.
+	Way           string `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
+	WayReason     string `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +737,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +750,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -783,6 +893,20 @@ func (x *GPU) GetSwap() *Swap {
 	return nil
 }
 
+func (x *GPU) GetWay() string {
+	if x != nil {
+		return x.Way
+	}
+	return ""
+}
+
+func (x *GPU) GetWayReason() string {
+	if x != nil {
+		return x.WayReason
+	}
+	return ""
+}
+
 // Swap says where the memory of a GPU's clients is. Sizes are bytes.
 type Swap struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -811,7 +935,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -823,7 +947,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -836,7 +960,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -984,7 +1108,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -996,7 +1120,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1009,7 +1133,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1069,15 +1193,17 @@ type Client struct {
 	ArenaBytes      uint64     `protobuf:"varint,29,opt,name=arena_bytes,json=arenaBytes,proto3" json:"arena_bytes,omitempty"` // host memory that it was given
 	SwappedOutBytes uint64     `protobuf:"varint,30,opt,name=swapped_out_bytes,json=swappedOutBytes,proto3" json:"swapped_out_bytes,omitempty"`
 	SwappedInBytes  uint64     `protobuf:"varint,31,opt,name=swapped_in_bytes,json=swappedInBytes,proto3" json:"swapped_in_bytes,omitempty"`
-	Moving          bool       `protobuf:"varint,32,opt,name=moving,proto3" json:"moving,omitempty"`   // it has a grant, and its memory is on its way; its turn begins after that
-	Stalled         bool       `protobuf:"varint,33,opt,name=stalled,proto3" json:"stalled,omitempty"` // it does not move out as it was told to
+	Moving          bool       `protobuf:"varint,32,opt,name=moving,proto3" json:"moving,omitempty"`                  // it has a grant, and its memory is on its way; its turn begins after that
+	Stalled         bool       `protobuf:"varint,33,opt,name=stalled,proto3" json:"stalled,omitempty"`                // it does not move out as it was told to
+	SliceNs         int64      `protobuf:"varint,34,opt,name=slice_ns,json=sliceNs,proto3" json:"slice_ns,omitempty"` // the GPU's own time slice that it was told; 0: the driver's
+	Controls        *Controls  `protobuf:"bytes,35,opt,name=controls,proto3" json:"controls,omitempty"`               // absent: the shim has not said yet
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1215,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1228,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Client) GetId() uint64 {
@@ -1336,6 +1462,106 @@ func (x *Client) GetStalled() bool {
 	return false
 }
 
+func (x *Client) GetSliceNs() int64 {
+	if x != nil {
+		return x.SliceNs
+	}
+	return 0
+}
+
+func (x *Client) GetControls() *Controls {
+	if x != nil {
+		return x.Controls
+	}
+	return nil
+}
+
+// Controls says what the GPU's own scheduler lets a process do, as the shim has tried it:
+// "works", or what went wrong.
+type Controls struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slices        string                 `protobuf:"bytes,1,opt,name=slices,proto3" json:"slices,omitempty"`     // its time slice
+	Channels      string                 `protobuf:"bytes,2,opt,name=channels,proto3" json:"channels,omitempty"` // its channels off the GPU, and on again
+	Groups        uint32                 `protobuf:"varint,3,opt,name=groups,proto3" json:"groups,omitempty"`    // of channels, that were seen
+	Bare          uint32                 `protobuf:"varint,4,opt,name=bare,proto3" json:"bare,omitempty"`        // channels in no group that was seen
+	Driver        string                 `protobuf:"bytes,5,opt,name=driver,proto3" json:"driver,omitempty"`     // version; chosen by the tenant
+	Listed        bool                   `protobuf:"varint,6,opt,name=listed,proto3" json:"listed,omitempty"`    // slices were seen to work, by their effect, with that version
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Controls) Reset() {
+	*x = Controls{}
+	mi := &file_sched_api_control_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Controls) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Controls) ProtoMessage() {}
+
+func (x *Controls) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Controls.ProtoReflect.Descriptor instead.
+func (*Controls) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Controls) GetSlices() string {
+	if x != nil {
+		return x.Slices
+	}
+	return ""
+}
+
+func (x *Controls) GetChannels() string {
+	if x != nil {
+		return x.Channels
+	}
+	return ""
+}
+
+func (x *Controls) GetGroups() uint32 {
+	if x != nil {
+		return x.Groups
+	}
+	return 0
+}
+
+func (x *Controls) GetBare() uint32 {
+	if x != nil {
+		return x.Bare
+	}
+	return 0
+}
+
+func (x *Controls) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *Controls) GetListed() bool {
+	if x != nil {
+		return x.Listed
+	}
+	return false
+}
+
 // MemoryAccount is what one tenant has of one GPU's memory.
 type MemoryAccount struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1349,7 +1575,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1587,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1600,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -1426,7 +1652,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +1664,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +1677,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Container) GetId() string {
@@ -1536,7 +1762,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1548,7 +1774,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1561,7 +1787,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -1620,7 +1846,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1858,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1871,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -1685,7 +1911,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1697,7 +1923,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1710,7 +1936,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -1738,7 +1964,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +1976,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +1989,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Change) GetUuid() string {
@@ -1836,7 +2062,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1848,7 +2074,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1861,7 +2087,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -1903,7 +2129,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +2141,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +2154,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -1967,7 +2193,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1979,7 +2205,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1992,7 +2218,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -2051,7 +2277,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2063,7 +2289,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2076,7 +2302,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2160,7 +2386,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2398,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2411,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2226,7 +2452,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2238,7 +2464,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2251,7 +2477,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -2317,7 +2543,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2329,7 +2555,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2342,7 +2568,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -2389,7 +2615,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2627,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2640,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -2479,7 +2705,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2491,7 +2717,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2504,7 +2730,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -2537,7 +2763,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2549,7 +2775,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2562,7 +2788,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -2580,7 +2806,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2818,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2831,87 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+}
+
+type ReportPluginRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Problems      []string               `protobuf:"bytes,1,rep,name=problems,proto3" json:"problems,omitempty"` // for people; empty: it gives GPUs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportPluginRequest) Reset() {
+	*x = ReportPluginRequest{}
+	mi := &file_sched_api_control_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportPluginRequest) ProtoMessage() {}
+
+func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
+func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ReportPluginRequest) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+type ReportPluginResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportPluginResponse) Reset() {
+	*x = ReportPluginResponse{}
+	mi := &file_sched_api_control_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportPluginResponse) ProtoMessage() {}
+
+func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
+func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -2633,7 +2939,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2645,7 +2951,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2658,7 +2964,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -2779,7 +3085,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +3097,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +3110,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -2847,7 +3153,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +3165,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +3178,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -2934,7 +3240,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2946,7 +3252,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2959,7 +3265,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3131,7 +3437,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"nvshare.v1\"D\n" +
 	"\rStatusRequest\x12\x1b\n" +
 	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xe7\x02\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x9c\x03\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -3145,12 +3451,21 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"containers\x18\t \x03(\v2\x15.nvshare.v1.ContainerR\n" +
 	"containers\x12'\n" +
 	"\x05piece\x18\n" +
-	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\"W\n" +
+	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\x123\n" +
+	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\"\xcb\x01\n" +
+	"\tUnmanaged\x12\x12\n" +
+	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x10\n" +
+	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x18\n" +
+	"\acommand\x18\x05 \x01(\tR\acommand\x123\n" +
+	"\tcontainer\x18\x06 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12!\n" +
+	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\"W\n" +
 	"\x05Piece\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xac\x05\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xdd\x05\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -3174,7 +3489,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"modeReason\x12/\n" +
 	"\atenants\x18\x12 \x03(\v2\x15.nvshare.v1.TenantUseR\atenants\x12/\n" +
 	"\bpromises\x18\x13 \x03(\v2\x13.nvshare.v1.PromiseR\bpromises\x12$\n" +
-	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\"\x87\x05\n" +
+	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\x12\x10\n" +
+	"\x03way\x18\x15 \x01(\tR\x03way\x12\x1d\n" +
+	"\n" +
+	"way_reason\x18\x16 \x01(\tR\twayReason\"\x87\x05\n" +
 	"\x04Swap\x12%\n" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x04R\rcapacityBytes\x12%\n" +
 	"\x0epromised_bytes\x18\x02 \x01(\x04R\rpromisedBytes\x12%\n" +
@@ -3202,7 +3520,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x95\b\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xe2\b\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x10\n" +
@@ -3245,7 +3563,16 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x11swapped_out_bytes\x18\x1e \x01(\x04R\x0fswappedOutBytes\x12(\n" +
 	"\x10swapped_in_bytes\x18\x1f \x01(\x04R\x0eswappedInBytes\x12\x16\n" +
 	"\x06moving\x18  \x01(\bR\x06moving\x12\x18\n" +
-	"\astalled\x18! \x01(\bR\astalled\"\x96\x01\n" +
+	"\astalled\x18! \x01(\bR\astalled\x12\x19\n" +
+	"\bslice_ns\x18\" \x01(\x03R\asliceNs\x120\n" +
+	"\bcontrols\x18# \x01(\v2\x14.nvshare.v1.ControlsR\bcontrols\"\x9a\x01\n" +
+	"\bControls\x12\x16\n" +
+	"\x06slices\x18\x01 \x01(\tR\x06slices\x12\x1a\n" +
+	"\bchannels\x18\x02 \x01(\tR\bchannels\x12\x16\n" +
+	"\x06groups\x18\x03 \x01(\rR\x06groups\x12\x12\n" +
+	"\x04bare\x18\x04 \x01(\rR\x04bare\x12\x16\n" +
+	"\x06driver\x18\x05 \x01(\tR\x06driver\x12\x16\n" +
+	"\x06listed\x18\x06 \x01(\bR\x06listed\"\x96\x01\n" +
 	"\rMemoryAccount\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1f\n" +
@@ -3363,7 +3690,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\achanges\x18\x03 \x03(\v2\x17.nvshare.v1.ShareChangeR\achanges\"(\n" +
 	"\x16ForgetContainerRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x19\n" +
-	"\x17ForgetContainerResponse\"\x87\x04\n" +
+	"\x17ForgetContainerResponse\"1\n" +
+	"\x13ReportPluginRequest\x12\x1a\n" +
+	"\bproblems\x18\x01 \x03(\tR\bproblems\"\x16\n" +
+	"\x14ReportPluginResponse\"\x87\x04\n" +
 	"\tTenantUse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12'\n" +
@@ -3441,7 +3771,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x06*\xf4\x03\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x06*\x8e\x04\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
@@ -3464,14 +3794,16 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x10EVENT_TYPE_STALL\x10\x11\x12\x16\n" +
 	"\x12EVENT_TYPE_WARNING\x10\x12\x12\x1c\n" +
 	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x16\n" +
-	"\x12EVENT_TYPE_UNFENCE\x10\x142\xa1\x04\n" +
+	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
+	"\x14EVENT_TYPE_UNMANAGED\x10\x152\xf4\x04\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12W\n" +
 	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12E\n" +
 	"\bSetShare\x12\x1b.nvshare.v1.SetShareRequest\x1a\x1c.nvshare.v1.SetShareResponse\x12`\n" +
 	"\x11DescribeContainer\x12$.nvshare.v1.DescribeContainerRequest\x1a%.nvshare.v1.DescribeContainerResponse\x12Z\n" +
-	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponse\x12?\n" +
+	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponse\x12Q\n" +
+	"\fReportPlugin\x12\x1f.nvshare.v1.ReportPluginRequest\x1a .nvshare.v1.ReportPluginResponse\x12?\n" +
 	"\x06Events\x12\x19.nvshare.v1.EventsRequest\x1a\x1a.nvshare.v1.EventsResponseB*Z(github.com/nvshare/nvshare/sched/api;apib\x06proto3"
 
 var (
@@ -3487,7 +3819,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -3496,93 +3828,102 @@ var file_sched_api_control_proto_goTypes = []any{
 	(EventType)(0),                    // 4: nvshare.v1.EventType
 	(*StatusRequest)(nil),             // 5: nvshare.v1.StatusRequest
 	(*StatusResponse)(nil),            // 6: nvshare.v1.StatusResponse
-	(*Piece)(nil),                     // 7: nvshare.v1.Piece
-	(*GPU)(nil),                       // 8: nvshare.v1.GPU
-	(*Swap)(nil),                      // 9: nvshare.v1.Swap
-	(*Promise)(nil),                   // 10: nvshare.v1.Promise
-	(*Client)(nil),                    // 11: nvshare.v1.Client
-	(*MemoryAccount)(nil),             // 12: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 13: nvshare.v1.Container
-	(*Share)(nil),                     // 14: nvshare.v1.Share
-	(*SetRequest)(nil),                // 15: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 16: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 17: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 18: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 19: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 20: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 21: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 22: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 23: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 24: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 25: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 26: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 27: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 28: nvshare.v1.ForgetContainerResponse
-	(*TenantUse)(nil),                 // 29: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 30: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 31: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 32: nvshare.v1.Event
+	(*Unmanaged)(nil),                 // 7: nvshare.v1.Unmanaged
+	(*Piece)(nil),                     // 8: nvshare.v1.Piece
+	(*GPU)(nil),                       // 9: nvshare.v1.GPU
+	(*Swap)(nil),                      // 10: nvshare.v1.Swap
+	(*Promise)(nil),                   // 11: nvshare.v1.Promise
+	(*Client)(nil),                    // 12: nvshare.v1.Client
+	(*Controls)(nil),                  // 13: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 14: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 15: nvshare.v1.Container
+	(*Share)(nil),                     // 16: nvshare.v1.Share
+	(*SetRequest)(nil),                // 17: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 18: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 19: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 20: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 21: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 22: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 23: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 24: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 25: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 26: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 27: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 28: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 29: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 30: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 31: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 32: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 33: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 34: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 35: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 36: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	8,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	13, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	7,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
-	0,  // 3: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	11, // 4: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	12, // 5: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	0,  // 6: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	29, // 7: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	10, // 8: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	9,  // 9: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	13, // 10: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	13, // 11: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 12: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 13: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	13, // 14: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	14, // 15: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 16: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 17: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 18: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	17, // 19: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 20: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 21: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	13, // 22: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	20, // 23: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 24: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 25: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	13, // 26: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	23, // 27: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	14, // 28: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	14, // 29: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	13, // 30: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	25, // 31: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	13, // 32: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	13, // 33: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	23, // 34: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	13, // 35: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	14, // 36: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	32, // 37: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 38: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	13, // 39: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 40: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	15, // 41: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	18, // 42: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	21, // 43: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	24, // 44: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	27, // 45: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	30, // 46: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 47: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	16, // 48: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	19, // 49: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	22, // 50: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	26, // 51: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	28, // 52: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	31, // 53: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	47, // [47:54] is the sub-list for method output_type
-	40, // [40:47] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	9,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	15, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	8,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	7,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
+	15, // 4: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	0,  // 5: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
+	12, // 6: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	14, // 7: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 8: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	33, // 9: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	11, // 10: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	10, // 11: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	15, // 12: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	15, // 13: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 14: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 15: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	13, // 16: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	15, // 17: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	16, // 18: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 19: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 20: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 21: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	19, // 22: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 23: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 24: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	15, // 25: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	22, // 26: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 27: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 28: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	15, // 29: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	25, // 30: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	16, // 31: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	16, // 32: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	15, // 33: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	27, // 34: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	15, // 35: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	15, // 36: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	25, // 37: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	15, // 38: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	16, // 39: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	36, // 40: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 41: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	15, // 42: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 43: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	17, // 44: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	20, // 45: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	23, // 46: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	26, // 47: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	29, // 48: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	31, // 49: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	34, // 50: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 51: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	18, // 52: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	21, // 53: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	24, // 54: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	28, // 55: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	30, // 56: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	32, // 57: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	35, // 58: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	51, // [51:59] is the sub-list for method output_type
+	43, // [43:51] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -3590,15 +3931,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[13].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[16].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[15].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[18].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   28,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -148,6 +148,15 @@ func (s controlService) ForgetContainer(ctx context.Context, req *api.ForgetCont
 	})
 }
 
+func (s controlService) ReportPlugin(ctx context.Context, req *api.ReportPluginRequest) (*api.ReportPluginResponse, error) {
+	if n := len(req.Problems); n > maxReported {
+		return nil, status.Errorf(codes.InvalidArgument, "report of the plugin: %d problems, %d are possible", n, maxReported)
+	}
+	return &api.ReportPluginResponse{}, s.d.ask(ctx, func() {
+		s.d.plugin, s.d.pluginAt = req.Problems, now()
+	})
+}
+
 func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 	change := setting{Quantum: time.Duration(req.QuantumNs), SwapShare: int(req.SwapShare)}
 	if err := change.check(); err != nil {
@@ -261,7 +270,7 @@ func (d *Daemon) status() *api.StatusResponse {
 			Epoch:  uint64(s.Epoch),
 			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences,
 			Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
-			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason,
+			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
 		}
 		for i := range s.Tenants {
 			use := d.tenantUse(g, &s.Tenants[i])
@@ -273,6 +282,7 @@ func (d *Daemon) status() *api.StatusResponse {
 		}
 		if g.demoted {
 			out.ModeReason = "a fenced client still uses the GPU (--fence-action demote)"
+			out.WayReason = out.ModeReason
 		}
 		for _, cs := range s.Clients {
 			c := d.clientStatus(g, cs, t)
@@ -334,6 +344,11 @@ func (d *Daemon) problems() (p []string) {
 	if d.settingsErr != nil {
 		p = append(p, fmt.Sprintf("time quanta and modes are not as they were set: %v", d.settingsErr))
 	}
+	if now().Sub(d.pluginAt) < reportLife {
+		for _, text := range d.plugin {
+			p = append(p, "nvshare-plugin: "+text)
+		}
+	}
 	if d.identifyErr != nil {
 		p = append(p, fmt.Sprintf("clients are refused and run unarbitrated: %v", d.identifyErr))
 	}
@@ -374,6 +389,13 @@ func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *ap
 		HeldNs:    int64(cs.Held),
 		WaitMaxNs: int64(cs.LongestWait),
 		Container: &api.Container{},
+		SliceNs:   int64(cs.Slice),
+	}
+	if p := &cs.Controls; p.Client != 0 {
+		c.Controls = &api.Controls{
+			Slices: p.Slices.String(), Channels: p.Channels.String(), Groups: uint32(p.Groups), Bare: uint32(p.Bare),
+			Driver: p.Driver, Listed: p.Listed(),
+		}
 	}
 	switch {
 	case cs.Epoch != 0:
