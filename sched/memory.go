@@ -33,9 +33,6 @@ const (
 	// believedArena is how much host memory from before a restart a client is
 	// believed to have beyond what it was promised: a segment.
 	believedArena = 1 << 30
-	// slackPart is which part of the GPU a client may have beyond what it was promised:
-	// what it has freed, and reported too early, or the driver rounds up.
-	slackPart = 1024
 )
 
 // Memory says what a GPU has of memory. The zero Memory bounds nothing.
@@ -152,10 +149,13 @@ func (m *memory) limitOf(limit uint64) uint64 {
 	return limit
 }
 
-// believed bounds what is believed of a client that is promised so much: that, and the
-// slack.
-func (m *memory) believed(promised uint64) uint64 {
-	return min(add(promised, m.residency.capacity/slackPart), m.residency.capacity)
+// believed bounds what is believed of a client: more than the GPU has, or than its
+// tenant's limit, it cannot have, unless it was promised that before the limit.
+func (m *memory) believed(c *member) uint64 {
+	if limit := m.limitOf(m.ledger.reservedBy(c.account, 0).Limit); limit != 0 {
+		return min(max(limit, c.promised), m.residency.capacity)
+	}
+	return m.residency.capacity
 }
 
 // keepOf says how a client's memory is kept.
@@ -240,7 +240,7 @@ func (c *GPU) restoreMemory(ev RestoreMemory) {
 	m.promised = min(ev.Bytes, mem.residency.capacity)
 	keep := mem.keepOf(m)
 	mem.residency.attach(m.id, keep, m.gang, keep == Swapped)
-	mem.residency.promise(m.id, m.promised, mem.believed(m.promised))
+	mem.residency.promise(m.id, m.promised, mem.believed(m))
 	mem.residency.force(m.id)
 	if cl := c.clients[m.id]; cl != nil {
 		mem.residency.setActive(m.id, cl.grant != nil)
@@ -337,7 +337,7 @@ func (c *GPU) promise(m *member, placeable bool) {
 		}
 		m.promised = total
 	}
-	mem.residency.promise(m.id, m.promised, mem.believed(m.promised))
+	mem.residency.promise(m.id, m.promised, mem.believed(m))
 	c.lookWhatIsAway(m)
 }
 

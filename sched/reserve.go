@@ -7,7 +7,7 @@ package sched
 // fits says why a client cannot be promised so much; nil: it can.
 func (c *GPU) fits(m *member, total uint64) error {
 	mem := &c.mem
-	arena, err := mem.residency.fits(m.id, total, mem.believed(total))
+	arena, err := mem.residency.fits(m.id, total, mem.believed(m))
 	if err != nil {
 		return err
 	}

@@ -127,7 +127,9 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 			err = refused
 			return
 		}
-		c.SetTerms(bounded)
+		if refused != nil {
+			c.SetTerms(bounded)
+		}
 		defer func() { err = cmp.Or(err, refused) }() // the rest is in force
 		if first == nil {
 			resp = s.d.describe(c, req.Keep)
