@@ -50,6 +50,7 @@ func (d *Daemon) makeArenas(g *gpu) {
 	}
 	if s.wanting {
 		s.wanting = false
+		d.extraWork += uint64(len(s.members)) / clientsPerWork
 		s.arenas.Prepare()
 	}
 }

@@ -33,9 +33,9 @@ const (
 	registerTimeout = 5 * time.Second
 	// registerCost is how many frames a REGISTER counts for: it makes a grant page.
 	registerCost = 20
-	// persistCost is how many frames a record in the state file counts for, and
-	// pagesPerWork how many processes of a tenant that are told of a change.
-	persistCost, pagesPerWork = 8, 16
+	// persistCost is how many frames a record in the state file counts for. clientsPerWork
+	// is how many clients a pass looks at, or tells of a change, for the cost of a frame.
+	persistCost, clientsPerWork = 8, 16
 	// acceptNice is how much nicer the thread is that takes connections. Learning
 	// who a process is takes a tenth of a millisecond of it; a flood of connections
 	// would take every other turn of a processor from the loop otherwise.

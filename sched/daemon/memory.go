@@ -33,7 +33,7 @@ func (g *gpu) limits(account string, id sched.ClientID) wire.Limits {
 // ledger of a GPU that they use.
 func (d *Daemon) showLimits(g *gpu, account string) {
 	all := d.byAccount[account]
-	d.extraWork += uint64(len(all)) / pagesPerWork
+	d.extraWork += uint64(len(all)) / clientsPerWork
 	for cl := range all {
 		if att := cl.attached[g]; att != nil && cl.conn != nil && cl.conn.channels[att.channel] == att {
 			cl.page.SetLimits(att.channel, g.limits(account, cl.id))
