@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -85,6 +86,7 @@ func attack(what, path string) {
 				_ = unix.Send(fd, register, unix.MSG_NOSIGNAL)
 			}
 		}
+		fmt.Println("ready")
 		for {
 			if fd := dial(path); fd >= 0 {
 				unix.Close(fd)
@@ -130,6 +132,7 @@ func (s *site) attacked(what string) (stop func()) {
 		s.check(os.WriteFile(binary, data, 0o755))
 	}
 	var all []*exec.Cmd
+	var ready []io.Reader
 	stop = func() {
 		for _, cmd := range all {
 			_ = cmd.Process.Kill()
@@ -142,9 +145,18 @@ func (s *site) attacked(what string) (stop func()) {
 		cmd := exec.Command(binary)
 		cmd.Env = []string{attackEnv + "=" + what, socketEnv + "=" + filepath.Join(s.dir, "run", wire.SocketName), "GOMAXPROCS=1"}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Credential: &syscall.Credential{Uid: 3000 + i, Gid: 3000 + i}}
+		out, err := cmd.StdoutPipe()
+		s.check(err)
+		ready = append(ready, out)
 		s.check(cmd.Start())
 		s.check(unix.SchedSetAttr(cmd.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0))
 		all = append(all, cmd)
+	}
+	if what == "crowd" {
+		for _, out := range ready { // who cannot connect any more is ready too
+			_, err := out.Read(make([]byte, 8))
+			s.check(err)
+		}
 	}
 	return stop
 }
