@@ -414,6 +414,7 @@ type StatusResponse struct {
 	Problems       []string               `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`                                    // what is wrong now, for people; empty: healthy
 	Containers     []*Container           `protobuf:"bytes,9,rep,name=containers,proto3" json:"containers,omitempty"`                                // names given by DescribeContainer
 	Piece          *Piece                 `protobuf:"bytes,10,opt,name=piece,proto3" json:"piece,omitempty"`                                         // of a StatusResponse that is too large; this one says nothing else
+	Settings       []*Setting             `protobuf:"bytes,11,rep,name=settings,proto3" json:"settings,omitempty"`                                   // what tenants may have, as annotations and SetShare say
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -518,6 +519,99 @@ func (x *StatusResponse) GetPiece() *Piece {
 	return nil
 }
 
+func (x *StatusResponse) GetSettings() []*Setting {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+// Setting is what somebody has said of a tenant's terms. The most particular of them
+// holds, for each term alone: SetShare for one GPU, SetShare for all, the annotations.
+type Setting struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`  // id empty: a user's processes outside containers
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`             // of that user
+	Annotated     bool                   `protobuf:"varint,3,opt,name=annotated,proto3" json:"annotated,omitempty"` // by annotations; else by SetShare
+	Uuid          string                 `protobuf:"bytes,4,opt,name=uuid,proto3" json:"uuid,omitempty"`            // of the one GPU that it is for; empty: all
+	Share         *Share                 `protobuf:"bytes,5,opt,name=share,proto3" json:"share,omitempty"`
+	MemoryBytes   uint64                 `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // limit; 0: not said
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Setting) Reset() {
+	*x = Setting{}
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Setting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Setting) ProtoMessage() {}
+
+func (x *Setting) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Setting.ProtoReflect.Descriptor instead.
+func (*Setting) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Setting) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *Setting) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Setting) GetAnnotated() bool {
+	if x != nil {
+		return x.Annotated
+	}
+	return false
+}
+
+func (x *Setting) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *Setting) GetShare() *Share {
+	if x != nil {
+		return x.Share
+	}
+	return nil
+}
+
+func (x *Setting) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
 // Piece is a part of the bytes of a message.
 type Piece struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -531,7 +625,7 @@ type Piece struct {
 
 func (x *Piece) Reset() {
 	*x = Piece{}
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +637,7 @@ func (x *Piece) String() string {
 func (*Piece) ProtoMessage() {}
 
 func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +650,7 @@ func (x *Piece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Piece.ProtoReflect.Descriptor instead.
 func (*Piece) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Piece) GetId() uint64 {
@@ -615,7 +709,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +721,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +734,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -811,7 +905,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -823,7 +917,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -836,7 +930,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -984,7 +1078,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -996,7 +1090,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1009,7 +1103,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1077,7 +1171,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1183,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1196,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Client) GetId() uint64 {
@@ -1349,7 +1443,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1455,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1468,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -1426,7 +1520,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +1532,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +1545,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Container) GetId() string {
@@ -1536,7 +1630,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1548,7 +1642,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1561,7 +1655,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -1620,7 +1714,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1726,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1739,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -1685,7 +1779,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1697,7 +1791,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1710,7 +1804,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -1738,7 +1832,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +1844,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +1857,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Change) GetUuid() string {
@@ -1836,7 +1930,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1848,7 +1942,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1861,7 +1955,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -1903,7 +1997,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +2009,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +2022,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -1967,7 +2061,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1979,7 +2073,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1992,7 +2086,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -2051,7 +2145,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2063,7 +2157,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2076,7 +2170,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2160,7 +2254,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2266,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2279,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2226,7 +2320,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2238,7 +2332,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2251,7 +2345,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -2317,7 +2411,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2329,7 +2423,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2342,7 +2436,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -2389,7 +2483,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2495,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2508,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -2479,7 +2573,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2491,7 +2585,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2504,7 +2598,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -2537,7 +2631,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2549,7 +2643,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2562,7 +2656,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -2580,7 +2674,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2686,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2699,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -2633,7 +2727,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2645,7 +2739,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2658,7 +2752,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -2779,7 +2873,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2885,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +2898,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -2847,7 +2941,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +2953,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +2966,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -2934,7 +3028,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2946,7 +3040,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2959,7 +3053,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3131,7 +3225,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"nvshare.v1\"D\n" +
 	"\rStatusRequest\x12\x1b\n" +
 	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xe7\x02\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x98\x03\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -3145,7 +3239,15 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"containers\x18\t \x03(\v2\x15.nvshare.v1.ContainerR\n" +
 	"containers\x12'\n" +
 	"\x05piece\x18\n" +
-	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\"W\n" +
+	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\x12/\n" +
+	"\bsettings\x18\v \x03(\v2\x13.nvshare.v1.SettingR\bsettings\"\xce\x01\n" +
+	"\aSetting\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1c\n" +
+	"\tannotated\x18\x03 \x01(\bR\tannotated\x12\x12\n" +
+	"\x04uuid\x18\x04 \x01(\tR\x04uuid\x12'\n" +
+	"\x05share\x18\x05 \x01(\v2\x11.nvshare.v1.ShareR\x05share\x12!\n" +
+	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\"W\n" +
 	"\x05Piece\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
@@ -3487,7 +3589,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -3496,93 +3598,97 @@ var file_sched_api_control_proto_goTypes = []any{
 	(EventType)(0),                    // 4: nvshare.v1.EventType
 	(*StatusRequest)(nil),             // 5: nvshare.v1.StatusRequest
 	(*StatusResponse)(nil),            // 6: nvshare.v1.StatusResponse
-	(*Piece)(nil),                     // 7: nvshare.v1.Piece
-	(*GPU)(nil),                       // 8: nvshare.v1.GPU
-	(*Swap)(nil),                      // 9: nvshare.v1.Swap
-	(*Promise)(nil),                   // 10: nvshare.v1.Promise
-	(*Client)(nil),                    // 11: nvshare.v1.Client
-	(*MemoryAccount)(nil),             // 12: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 13: nvshare.v1.Container
-	(*Share)(nil),                     // 14: nvshare.v1.Share
-	(*SetRequest)(nil),                // 15: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 16: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 17: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 18: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 19: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 20: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 21: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 22: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 23: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 24: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 25: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 26: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 27: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 28: nvshare.v1.ForgetContainerResponse
-	(*TenantUse)(nil),                 // 29: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 30: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 31: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 32: nvshare.v1.Event
+	(*Setting)(nil),                   // 7: nvshare.v1.Setting
+	(*Piece)(nil),                     // 8: nvshare.v1.Piece
+	(*GPU)(nil),                       // 9: nvshare.v1.GPU
+	(*Swap)(nil),                      // 10: nvshare.v1.Swap
+	(*Promise)(nil),                   // 11: nvshare.v1.Promise
+	(*Client)(nil),                    // 12: nvshare.v1.Client
+	(*MemoryAccount)(nil),             // 13: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 14: nvshare.v1.Container
+	(*Share)(nil),                     // 15: nvshare.v1.Share
+	(*SetRequest)(nil),                // 16: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 17: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 18: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 19: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 20: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 21: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 22: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 23: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 24: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 25: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 26: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 27: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 28: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 29: nvshare.v1.ForgetContainerResponse
+	(*TenantUse)(nil),                 // 30: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 31: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 32: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 33: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	8,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	13, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	7,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
-	0,  // 3: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	11, // 4: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	12, // 5: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	0,  // 6: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	29, // 7: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	10, // 8: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	9,  // 9: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	13, // 10: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	13, // 11: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 12: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 13: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	13, // 14: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	14, // 15: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 16: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 17: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 18: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	17, // 19: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 20: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 21: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	13, // 22: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	20, // 23: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 24: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 25: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	13, // 26: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	23, // 27: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	14, // 28: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	14, // 29: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	13, // 30: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	25, // 31: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	13, // 32: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	13, // 33: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	23, // 34: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	13, // 35: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	14, // 36: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	32, // 37: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 38: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	13, // 39: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 40: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	15, // 41: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	18, // 42: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	21, // 43: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	24, // 44: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	27, // 45: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	30, // 46: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 47: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	16, // 48: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	19, // 49: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	22, // 50: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	26, // 51: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	28, // 52: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	31, // 53: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	47, // [47:54] is the sub-list for method output_type
-	40, // [40:47] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	9,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	14, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	8,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	7,  // 3: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
+	14, // 4: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	15, // 5: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	0,  // 6: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
+	12, // 7: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	13, // 8: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 9: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	30, // 10: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	11, // 11: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	10, // 12: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	14, // 13: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	14, // 14: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 15: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 16: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	14, // 17: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	15, // 18: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 19: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 20: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 21: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	18, // 22: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 23: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 24: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	14, // 25: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	21, // 26: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 27: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 28: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	14, // 29: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	24, // 30: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	15, // 31: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	15, // 32: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	14, // 33: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	26, // 34: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	14, // 35: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	14, // 36: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	24, // 37: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	14, // 38: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	15, // 39: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	33, // 40: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 41: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	14, // 42: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 43: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	16, // 44: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	19, // 45: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	22, // 46: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	25, // 47: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	28, // 48: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	31, // 49: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 50: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	17, // 51: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	20, // 52: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	23, // 53: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	27, // 54: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	29, // 55: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	32, // 56: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	50, // [50:57] is the sub-list for method output_type
+	43, // [43:50] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -3590,15 +3696,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[13].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[16].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[14].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

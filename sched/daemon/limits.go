@@ -21,6 +21,9 @@ const (
 	maxNamed = 8
 	// maxGPUs is how many GPUs a container's description may name.
 	maxGPUs = 128
+	// refusalPause is the least time between two events of one tenant that say that its
+	// memory limit refused memory.
+	refusalPause = 10 * time.Second
 	// maxWarnings is how many warnings may come with a container's description.
 	maxWarnings = 16
 	// maxName is the longest name in a container's description, bytes.

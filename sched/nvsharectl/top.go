@@ -14,7 +14,7 @@ import (
 )
 
 // barWidth is how many characters a whole GPU's time takes.
-const barWidth = 20
+const barWidth = 5
 
 type topFlags struct {
 	gpu      string
@@ -70,9 +70,9 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 			return err
 		}
 		var b strings.Builder
-		printTop(streams{out: &b, colour: io.colour}, last, r)
+		printTop(streams{out: &b, colour: io.colour, size: io.size}, last, r)
 		switch {
-		case io.rows != nil:
+		case io.size != nil:
 			lines = redraw(io, lines, strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n"))
 		case i > 0:
 			fmt.Fprint(io.out, "\n"+b.String())
@@ -92,7 +92,8 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 // drawn over.
 func redraw(io streams, before int, lines []string) int {
 	const noWrap, wrap, toEnd, below = "\x1b[?7l", "\x1b[?7h", "\x1b[K", "\x1b[J"
-	if room := max(io.rows()-1, 1); len(lines) > room {
+	rows, _ := io.size()
+	if room := max(rows-1, 1); len(lines) > room {
 		lines = append(lines[:room-1:room-1], fmt.Sprintf("… %d lines more", len(lines)-room+1))
 	}
 	var b strings.Builder
@@ -124,7 +125,9 @@ func printTop(io streams, old, r *api.StatusResponse) {
 	if interval <= 0 { // another scheduler: all it has done
 		old, interval = &api.StatusResponse{}, max(time.Duration(r.UptimeNs), 1)
 	}
-	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "GPU TIME", "", "PROMISED", "GRANTS/S", "CALLS/S", "DEBT", "MEMORY"}}
+	printHealth(io, r, io.width())
+	fmt.Fprintln(io.out)
+	tenants := table{names: 1, head: []string{"GPU", "TENANT", "STATE", "GETS", "", "WAITED", "GRANTS/S", "MEMORY"}}
 	var gpus []string
 	for _, g := range r.Gpus {
 		before := &api.GPU{}
@@ -137,38 +140,31 @@ func printTop(io streams, old, r *api.StatusResponse) {
 		for _, t := range tenantsOf(before) {
 			was[t.key()] = t
 		}
-		var sum time.Duration
 		for _, t := range tenantsOf(g) {
 			o := was[t.key()]
 			if o == nil {
 				o = &tenant{use: &api.TenantUse{}}
 			}
 			used := time.Duration(max(t.used()-o.used(), 0))
-			sum += used
 			state, since, colour := t.state()
-			memory, memoryColour := t.ofLimit()
+			if since != "-" {
+				state += " " + since
+			}
+			memory, memoryColour := t.ofLimit("/")
 			part := used.Seconds() / interval.Seconds()
-			tenants.add(map[int]string{2: colour, 10: memoryColour},
-				fmt.Sprint(g.Index), t.name(), state, since, bar(part), percent(part), t.promised(),
-				perSecond(t.grants(), o.grants(), interval), perSecond(t.calls(), o.calls(), interval), t.debt(), memory)
+			tenants.add(map[int]string{2: colour, 7: memoryColour},
+				fmt.Sprint(g.Index), t.name(), state, bar(part), percent(part), t.waited(),
+				perSecond(t.grants(), o.grants(), interval), memory)
 		}
-		gpus = append(gpus, fmt.Sprintf("GPU %d  %s  anti-thrash %s, TQ %v  granted %s of the time, %s grants/s, %d waiting  memory %s/%s",
-			g.Index, g.Name, antiThrash(g), time.Duration(g.QuantumNs), percent(sum.Seconds()/interval.Seconds()),
-			perSecond(g.Grants, before.Grants, interval), count(g, api.ClientState_CLIENT_STATE_WAITING),
-			size(reserved(g)), size(g.MemoryBytes)))
+		gpus = append(gpus, wrap(printable(describeGPU(g)), io.width(), "       ")...)
 	}
 	for _, line := range gpus {
-		fmt.Fprintln(io.out, printable(line))
+		fmt.Fprintln(io.out, line)
 	}
 	if len(tenants.rows) > 0 {
 		fmt.Fprintln(io.out)
 		tenants.print(io)
 	}
-	fmt.Fprintln(io.out)
-	for _, p := range r.Problems {
-		fmt.Fprintln(io.out, io.paint(red, "PROBLEM: ")+printable(p))
-	}
-	fmt.Fprintln(io.out, summary(io, r))
 }
 
 // used is the time under grants so far.
@@ -188,13 +184,6 @@ func (t *tenant) grants() (n uint64) {
 		n += c.Grants
 	}
 	return max(n, t.use.Grants)
-}
-
-func (t *tenant) calls() (n uint64) {
-	for _, c := range t.clients {
-		n += c.Calls
-	}
-	return n
 }
 
 func bar(part float64) string {

@@ -71,7 +71,7 @@ func TestTopDrawsInPlace(t *testing.T) {
 		f := &fake{status: sample(), later: []*api.StatusResponse{twoSecondsLater(), shorter}}
 		var out bytes.Buffer
 		code := run(context.Background(), []string{"top", "-n", "2", "-d", "10ms", "--run-dir", serve(t, f)},
-			streams{out: &out, rows: func() int { return rows }})
+			streams{out: &out, size: func() (int, int) { return rows, 80 }})
 		first, second, ok := strings.Cut(out.String(), "A\r")
 		if code != exitOK || !ok {
 			t.Fatalf("exit %d, %q", code, out.String())
