@@ -317,7 +317,7 @@ func TestSetShare(t *testing.T) {
 			"GPU 0, user 1000: memory mode swap → resident\n"},
 		{"set --user=1000 --memory-limit=0", &api.SetShareRequest{Uid: proto.Uint32(1000), MemoryBytes: proto.Uint64(0)}, &api.SetShareResponse{}, ""},
 	} {
-		f := &fake{share: tc.resp}
+		f := &fake{share: tc.resp, status: sample()}
 		code, out, errs := ctl(append(strings.Fields(tc.args), "--run-dir", serve(t, f))...)
 		if code != exitOK || out != tc.out || errs != "" || !proto.Equal(f.setShare, tc.want) {
 			t.Errorf("%s: exit %d, %q %q, request %v", tc.args, code, out, errs, f.setShare)
@@ -370,7 +370,8 @@ func TestErrors(t *testing.T) {
 		{"events -o yaml", nil, exitUsage, "none of text, json"},
 		{"events extra", nil, exitUsage, "extra"},
 		{"events --gpu 9", &fake{err: status.Error(codes.NotFound, `GPU "9": no such`)}, exitFailed, `GPU "9"`},
-		{"top --delay 0s", nil, exitUsage, "at least 10ms"},
+		{"top --delay 0s", nil, exitUsage, "not positive"},
+		{"top --delay 1ms", nil, exitUsage, "at least 10ms"},
 		{"top -n -1", nil, exitUsage, "--rounds -1"},
 		{"top --gpu 9 --once", &fake{status: sample()}, exitFailed, "no such index or UUID"},
 		{"--nonsense", nil, exitUsage, "unknown flag"},

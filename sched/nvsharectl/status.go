@@ -86,13 +86,18 @@ func showStatus(ctx context.Context, f *rootFlags, io streams) error {
 	return nil
 }
 
+// isGPU tells whether a GPU has this index or UUID.
+func isGPU(g *api.GPU, name string) bool {
+	return strings.EqualFold(g.Uuid, name) || strconv.Itoa(int(g.Index)) == name
+}
+
 // restrict removes all GPUs but one, named by index or UUID; "" removes none.
 func restrict(r *api.StatusResponse, gpu string) error {
 	if gpu == "" {
 		return nil
 	}
 	for _, g := range r.Gpus {
-		if strings.EqualFold(g.Uuid, gpu) || strconv.Itoa(int(g.Index)) == gpu {
+		if isGPU(g, gpu) {
 			r.Gpus = []*api.GPU{g}
 			return nil
 		}

@@ -2,7 +2,36 @@
 
 package main
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// noCommand refuses what is no command, and names the command that is most like it.
+func noCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	return fmt.Errorf("unknown command %q%s", args[0], suggestion(args[0], names))
+}
+
+// flagError names the flag that is most like one that does not exist.
+func flagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
+		return err
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
+	return fmt.Errorf("%w%s", err, suggestion("--"+unknown.GetSpecifiedName(), names))
+}
 
 // suggestion returns " (did you mean X?)" for the one of names that is most like a
 // wrong name; "": none is.

@@ -37,7 +37,8 @@ table below the other. Exit status 1: the last table showed a problem.`,
 		},
 	}
 	fs := cmd.Flags()
-	fs.DurationVarP(&f.interval, "delay", "d", 2*time.Second, "`time` between two rounds")
+	f.interval = 2 * time.Second
+	fs.VarP((*durationFlag)(&f.interval), "delay", "d", "`time` between two rounds, in seconds or with a unit")
 	fs.IntVarP(&f.rounds, "rounds", "n", 0, "end after this `number`; 0: go on")
 	fs.BoolVar(&f.once, "once", false, "like -n 1")
 	fs.StringVar(&f.gpu, "gpu", "", "only the GPU with this `index or UUID`")
