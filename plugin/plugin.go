@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -26,7 +27,7 @@ type Plugin struct {
 	containers *Containers
 	inventory  atomic.Pointer[Inventory]
 	explicit   atomic.Bool // see Adjust
-	libDir     string      // of the host, with the shim
+	shimDirs   []string    // of the host, one of which containers have mounted
 	audit      Audit
 	report     func(Unmanaged)
 }
@@ -45,14 +46,18 @@ var (
 // New returns a plugin that knows no devices yet. It enters the containers that use
 // GPUs in containers.
 func New(log logrus.FieldLogger, containers *Containers) *Plugin {
-	p := &Plugin{log: log, containers: containers, libDir: cdi.DefaultLibDir}
+	p := &Plugin{log: log, containers: containers}
+	p.SetLibDir(cdi.DefaultLibDir)
 	p.inventory.Store(&Inventory{})
 	return p
 }
 
-// SetLibDir tells from which directory of the host containers have the shim, if it
-// is not cdi.DefaultLibDir. It must be called before Run.
-func (p *Plugin) SetLibDir(dir string) { p.libDir = dir }
+// SetLibDir tells which directory of the host has the shims, if it is not
+// cdi.DefaultLibDir. It must be called before Run.
+func (p *Plugin) SetLibDir(dir string) {
+	// Containers of earlier releases have the directory itself.
+	p.shimDirs = []string{filepath.Join(dir, cdi.ShimLink), dir}
+}
 
 // SetInventory changes what containers can be given from now on.
 func (p *Plugin) SetInventory(inv *Inventory) { p.inventory.Store(inv) }
@@ -99,7 +104,7 @@ func (p *Plugin) enter(pods map[string]*api.PodSandbox, ctrs []*api.Container, i
 			ended = append(ended, existing(pod, ctr, Request{}, inv))
 		default:
 			req, err := cs.request(pod, ctr.GetName(), inv.Devices())
-			if err != nil {
+			if err = errors.Join(err, cs.claimed(&req, pod, ctr, true)); err != nil {
 				wrong = append(wrong, fmt.Errorf("pod %s/%s, container %q runs without a part of what it asks for: %w", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err))
 			}
 			using = append(using, existing(pod, ctr, req, inv))
@@ -138,7 +143,7 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		if unknown := UnknownAnnotations(pod.GetAnnotations()); unknown != "" {
 			p.log.Warnf("pod %s/%s: %s", pod.GetNamespace(), pod.GetName(), unknown)
 		}
-		p.log.Infof("pod %s/%s, container %q: gave %v, %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), req.Devices, describeTerms(req.Terms))
+		p.log.Infof("pod %s/%s, container %q: gave %v, %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), cmp.Or(c.Claims, strings.Join(req.Devices, ",")), describeTerms(req.Terms))
 	}
 	return adjust, nil, nil
 }
@@ -152,11 +157,14 @@ func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) 
 	if req, err = cs.request(pod, ctr.GetName(), inv.Devices()); err != nil {
 		return c, req, false, err
 	}
+	if err = cs.claimed(&req, pod, ctr, false); err != nil {
+		return c, req, false, err
+	}
 	if len(given(ctr)) > 0 || p.hasShim(ctr) {
 		req.Count = 0 // somebody else has chosen
 	}
 	c = describe(pod, ctr, req, inv)
-	if uses = len(req.Devices) > 0 || req.Count > 0 || p.usesGPU(ctr); !uses {
+	if uses = len(req.Devices) > 0 || req.Count > 0 || len(req.Shares) > 0 || p.usesGPU(ctr); !uses {
 		return c, req, false, nil
 	}
 	if c, err = cs.admit(c, req.Count, inv.givable()); err != nil {
@@ -193,12 +201,20 @@ func (p *Plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 // describe returns a container with what it asked for and the devices that it was
 // given by other means.
 func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
-	return Container{
+	c := Container{
 		ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(),
 		Terms: req.Terms, Keep: req.Keep,
 		GPUs:   strings.Join(inv.identify(append(given(ctr), req.Devices...)), ","),
 		Labels: labelsIn(pod.GetNamespace(), req.Labels), Sandbox: pod.GetId(), Placed: req.Count > 0,
 	}
+	if len(req.Shares) > 0 {
+		var names, gpus []string
+		for _, s := range req.Shares {
+			names, gpus = append(names, s.Name), append(gpus, s.GPU)
+		}
+		c.Claims, c.GPUs = strings.Join(names, ","), strings.Join(gpus, ",")
+	}
+	return c
 }
 
 // existing is describe for a container that may have its GPUs from an earlier plugin.
@@ -219,7 +235,7 @@ func (p *Plugin) usesGPU(ctr *api.Container) bool {
 // hasShim tells whether the node's shim is mounted in a container.
 func (p *Plugin) hasShim(ctr *api.Container) bool {
 	return slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool {
-		return m.GetDestination() == cdi.ShimDir && m.GetSource() == p.libDir
+		return m.GetDestination() == cdi.ShimDir && slices.Contains(p.shimDirs, m.GetSource())
 	})
 }
 

@@ -14,6 +14,8 @@ import (
 type Scheduler interface {
 	Describe(context.Context, Container) error
 	Forget(ctx context.Context, id string) error
+	// Report says what keeps the plugin from giving GPUs. It holds for a while.
+	Report(ctx context.Context, problems []string) error
 	// State fails if the scheduler on the other side has ended.
 	State(context.Context) (State, error)
 	Close() error
@@ -67,7 +69,9 @@ func (cs *Containers) poke() {
 func (cs *Containers) snapshot() (want map[string]Container, complete bool) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	return maps.Clone(cs.want), cs.complete
+	want = maps.Clone(cs.want)
+	shared(want)
+	return want, cs.complete
 }
 
 // Run keeps the scheduler in line until ctx ends. dial connects to it. A restarted
@@ -117,6 +121,8 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 		return err
 	}
 
+	var reported []string
+	due := true // the report, again
 	tick := time.NewTicker(cs.ping)
 	defer tick.Stop()
 	for {
@@ -140,12 +146,19 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 			}
 			told[id] = c
 		}
+		if now := cs.Health.Problems(); due || !slices.Equal(now, reported) {
+			if err := limited(func(ctx context.Context) error { return s.Report(ctx, now) }); err != nil {
+				return err
+			}
+			reported, due = now, false
+		}
 		worked()
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-cs.wake:
 		case <-tick.C:
+			due = true
 			if err := limited(func(ctx context.Context) error {
 				state, err := s.State(ctx)
 				if err == nil {

@@ -269,6 +269,7 @@ const (
 	EventType_EVENT_TYPE_WARNING       EventType = 18 // something was asked for that has no effect, or a strange one
 	EventType_EVENT_TYPE_OUT_OF_MEMORY EventType = 19 // a reservation was refused: it is above the memory limit
 	EventType_EVENT_TYPE_UNFENCE       EventType = 20 // a fenced client has released the GPU, or is dead
+	EventType_EVENT_TYPE_UNMANAGED     EventType = 21 // a process uses the GPU and is no client
 )
 
 // Enum value maps for EventType.
@@ -295,6 +296,7 @@ var (
 		18: "EVENT_TYPE_WARNING",
 		19: "EVENT_TYPE_OUT_OF_MEMORY",
 		20: "EVENT_TYPE_UNFENCE",
+		21: "EVENT_TYPE_UNMANAGED",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED":   0,
@@ -318,6 +320,7 @@ var (
 		"EVENT_TYPE_WARNING":       18,
 		"EVENT_TYPE_OUT_OF_MEMORY": 19,
 		"EVENT_TYPE_UNFENCE":       20,
+		"EVENT_TYPE_UNMANAGED":     21,
 	}
 )
 
@@ -414,9 +417,12 @@ type StatusResponse struct {
 	Problems       []string               `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`                                    // what is wrong now, for people; empty: healthy
 	Containers     []*Container           `protobuf:"bytes,9,rep,name=containers,proto3" json:"containers,omitempty"`                                // names given by DescribeContainer
 	Piece          *Piece                 `protobuf:"bytes,10,opt,name=piece,proto3" json:"piece,omitempty"`                                         // of a StatusResponse that is too large; this one says nothing else
-	Settings       []*Setting             `protobuf:"bytes,11,rep,name=settings,proto3" json:"settings,omitempty"`                                   // what tenants may have, as annotations and SetShare say
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Processes that use a GPU and are no clients, where the driver says which use it:
+	// nobody arbitrates them.
+	Unmanaged     []*Unmanaged `protobuf:"bytes,11,rep,name=unmanaged,proto3" json:"unmanaged,omitempty"`
+	Settings      []*Setting   `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty"` // what tenants may have, as annotations and SetShare say
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -519,11 +525,111 @@ func (x *StatusResponse) GetPiece() *Piece {
 	return nil
 }
 
+func (x *StatusResponse) GetUnmanaged() []*Unmanaged {
+	if x != nil {
+		return x.Unmanaged
+	}
+	return nil
+}
+
 func (x *StatusResponse) GetSettings() []*Setting {
 	if x != nil {
 		return x.Settings
 	}
 	return nil
+}
+
+// Unmanaged is a process that uses a GPU and is no client.
+type Unmanaged struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"` // of the GPU
+	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Pid           uint32                 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"` // as the scheduler sees it
+	Uid           uint32                 `protobuf:"varint,4,opt,name=uid,proto3" json:"uid,omitempty"`
+	Command       string                 `protobuf:"bytes,5,opt,name=command,proto3" json:"command,omitempty"`                             // of /proc/<pid>/comm; chosen by the process
+	Container     *Container             `protobuf:"bytes,6,opt,name=container,proto3" json:"container,omitempty"`                         // id empty: not in a container
+	MemoryBytes   uint64                 `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // of the GPU; 0: not known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Unmanaged) Reset() {
+	*x = Unmanaged{}
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Unmanaged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Unmanaged) ProtoMessage() {}
+
+func (x *Unmanaged) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Unmanaged.ProtoReflect.Descriptor instead.
+func (*Unmanaged) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Unmanaged) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *Unmanaged) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *Unmanaged) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Unmanaged) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Unmanaged) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
+func (x *Unmanaged) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *Unmanaged) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
 }
 
 // Setting is what somebody has said of a tenant's terms. The most particular of them
@@ -542,7 +648,7 @@ type Setting struct {
 
 func (x *Setting) Reset() {
 	*x = Setting{}
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -554,7 +660,7 @@ func (x *Setting) String() string {
 func (*Setting) ProtoMessage() {}
 
 func (x *Setting) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -567,7 +673,7 @@ func (x *Setting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Setting.ProtoReflect.Descriptor instead.
 func (*Setting) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Setting) GetContainer() *Container {
@@ -625,7 +731,7 @@ type Piece struct {
 
 func (x *Piece) Reset() {
 	*x = Piece{}
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +743,7 @@ func (x *Piece) String() string {
 func (*Piece) ProtoMessage() {}
 
 func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +756,7 @@ func (x *Piece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Piece.ProtoReflect.Descriptor instead.
 func (*Piece) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Piece) GetId() uint64 {
@@ -709,7 +815,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -721,7 +827,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -734,7 +840,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -905,7 +1011,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +1023,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1036,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -1078,7 +1184,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +1196,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +1209,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1171,7 +1277,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1289,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1302,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Client) GetId() uint64 {
@@ -1443,7 +1549,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1455,7 +1561,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1468,7 +1574,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -1520,7 +1626,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1638,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +1651,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Container) GetId() string {
@@ -1630,7 +1736,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1642,7 +1748,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1655,7 +1761,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -1714,7 +1820,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1726,7 +1832,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1739,7 +1845,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -1779,7 +1885,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +1897,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +1910,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -1832,7 +1938,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +1950,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +1963,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Change) GetUuid() string {
@@ -1930,7 +2036,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1942,7 +2048,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1955,7 +2061,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -1997,7 +2103,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2115,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2128,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -2061,7 +2167,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2073,7 +2179,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2086,7 +2192,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -2145,7 +2251,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2157,7 +2263,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2170,7 +2276,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2254,7 +2360,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2266,7 +2372,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2279,7 +2385,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2320,7 +2426,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2332,7 +2438,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2345,7 +2451,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -2411,7 +2517,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2423,7 +2529,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2436,7 +2542,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -2483,7 +2589,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +2601,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +2614,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -2573,7 +2679,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2585,7 +2691,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2598,7 +2704,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -2631,7 +2737,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2643,7 +2749,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2656,7 +2762,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -2674,7 +2780,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2686,7 +2792,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2699,7 +2805,87 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+}
+
+type ReportPluginRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Problems      []string               `protobuf:"bytes,1,rep,name=problems,proto3" json:"problems,omitempty"` // for people; empty: it gives GPUs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportPluginRequest) Reset() {
+	*x = ReportPluginRequest{}
+	mi := &file_sched_api_control_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportPluginRequest) ProtoMessage() {}
+
+func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
+func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ReportPluginRequest) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+type ReportPluginResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportPluginResponse) Reset() {
+	*x = ReportPluginResponse{}
+	mi := &file_sched_api_control_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportPluginResponse) ProtoMessage() {}
+
+func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
+func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -2727,7 +2913,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +2925,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +2938,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -2873,7 +3059,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2885,7 +3071,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2898,7 +3084,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -2941,7 +3127,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3139,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3152,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -3028,7 +3214,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3040,7 +3226,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3053,7 +3239,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3225,7 +3411,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"nvshare.v1\"D\n" +
 	"\rStatusRequest\x12\x1b\n" +
 	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x98\x03\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xcd\x03\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -3239,8 +3425,17 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"containers\x18\t \x03(\v2\x15.nvshare.v1.ContainerR\n" +
 	"containers\x12'\n" +
 	"\x05piece\x18\n" +
-	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\x12/\n" +
-	"\bsettings\x18\v \x03(\v2\x13.nvshare.v1.SettingR\bsettings\"\xce\x01\n" +
+	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\x123\n" +
+	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\x12/\n" +
+	"\bsettings\x18\f \x03(\v2\x13.nvshare.v1.SettingR\bsettings\"\xcb\x01\n" +
+	"\tUnmanaged\x12\x12\n" +
+	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x10\n" +
+	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x18\n" +
+	"\acommand\x18\x05 \x01(\tR\acommand\x123\n" +
+	"\tcontainer\x18\x06 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12!\n" +
+	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\"\xce\x01\n" +
 	"\aSetting\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1c\n" +
@@ -3465,7 +3660,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\achanges\x18\x03 \x03(\v2\x17.nvshare.v1.ShareChangeR\achanges\"(\n" +
 	"\x16ForgetContainerRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x19\n" +
-	"\x17ForgetContainerResponse\"\x87\x04\n" +
+	"\x17ForgetContainerResponse\"1\n" +
+	"\x13ReportPluginRequest\x12\x1a\n" +
+	"\bproblems\x18\x01 \x03(\tR\bproblems\"\x16\n" +
+	"\x14ReportPluginResponse\"\x87\x04\n" +
 	"\tTenantUse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12'\n" +
@@ -3543,7 +3741,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x06*\xf4\x03\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x06*\x8e\x04\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
@@ -3566,14 +3764,16 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x10EVENT_TYPE_STALL\x10\x11\x12\x16\n" +
 	"\x12EVENT_TYPE_WARNING\x10\x12\x12\x1c\n" +
 	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x16\n" +
-	"\x12EVENT_TYPE_UNFENCE\x10\x142\xa1\x04\n" +
+	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
+	"\x14EVENT_TYPE_UNMANAGED\x10\x152\xf4\x04\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12W\n" +
 	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12E\n" +
 	"\bSetShare\x12\x1b.nvshare.v1.SetShareRequest\x1a\x1c.nvshare.v1.SetShareResponse\x12`\n" +
 	"\x11DescribeContainer\x12$.nvshare.v1.DescribeContainerRequest\x1a%.nvshare.v1.DescribeContainerResponse\x12Z\n" +
-	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponse\x12?\n" +
+	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponse\x12Q\n" +
+	"\fReportPlugin\x12\x1f.nvshare.v1.ReportPluginRequest\x1a .nvshare.v1.ReportPluginResponse\x12?\n" +
 	"\x06Events\x12\x19.nvshare.v1.EventsRequest\x1a\x1a.nvshare.v1.EventsResponseB*Z(github.com/nvshare/nvshare/sched/api;apib\x06proto3"
 
 var (
@@ -3589,7 +3789,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -3598,97 +3798,104 @@ var file_sched_api_control_proto_goTypes = []any{
 	(EventType)(0),                    // 4: nvshare.v1.EventType
 	(*StatusRequest)(nil),             // 5: nvshare.v1.StatusRequest
 	(*StatusResponse)(nil),            // 6: nvshare.v1.StatusResponse
-	(*Setting)(nil),                   // 7: nvshare.v1.Setting
-	(*Piece)(nil),                     // 8: nvshare.v1.Piece
-	(*GPU)(nil),                       // 9: nvshare.v1.GPU
-	(*Swap)(nil),                      // 10: nvshare.v1.Swap
-	(*Promise)(nil),                   // 11: nvshare.v1.Promise
-	(*Client)(nil),                    // 12: nvshare.v1.Client
-	(*MemoryAccount)(nil),             // 13: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 14: nvshare.v1.Container
-	(*Share)(nil),                     // 15: nvshare.v1.Share
-	(*SetRequest)(nil),                // 16: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 17: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 18: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 19: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 20: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 21: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 22: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 23: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 24: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 25: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 26: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 27: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 28: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 29: nvshare.v1.ForgetContainerResponse
-	(*TenantUse)(nil),                 // 30: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 31: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 32: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 33: nvshare.v1.Event
+	(*Unmanaged)(nil),                 // 7: nvshare.v1.Unmanaged
+	(*Setting)(nil),                   // 8: nvshare.v1.Setting
+	(*Piece)(nil),                     // 9: nvshare.v1.Piece
+	(*GPU)(nil),                       // 10: nvshare.v1.GPU
+	(*Swap)(nil),                      // 11: nvshare.v1.Swap
+	(*Promise)(nil),                   // 12: nvshare.v1.Promise
+	(*Client)(nil),                    // 13: nvshare.v1.Client
+	(*MemoryAccount)(nil),             // 14: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 15: nvshare.v1.Container
+	(*Share)(nil),                     // 16: nvshare.v1.Share
+	(*SetRequest)(nil),                // 17: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 18: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 19: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 20: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 21: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 22: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 23: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 24: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 25: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 26: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 27: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 28: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 29: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 30: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 31: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 32: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 33: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 34: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 35: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 36: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	9,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	14, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	8,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
-	7,  // 3: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
-	14, // 4: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	15, // 5: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
-	0,  // 6: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	12, // 7: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	13, // 8: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	0,  // 9: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	30, // 10: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	11, // 11: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	10, // 12: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	14, // 13: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	14, // 14: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 15: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 16: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	14, // 17: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	15, // 18: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 19: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 20: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 21: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	18, // 22: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 23: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 24: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	14, // 25: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	21, // 26: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 27: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 28: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	14, // 29: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	24, // 30: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	15, // 31: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	15, // 32: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	14, // 33: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	26, // 34: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	14, // 35: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	14, // 36: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	24, // 37: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	14, // 38: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	15, // 39: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	33, // 40: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 41: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	14, // 42: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 43: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	16, // 44: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	19, // 45: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	22, // 46: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	25, // 47: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	28, // 48: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	31, // 49: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 50: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	17, // 51: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	20, // 52: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	23, // 53: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	27, // 54: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	29, // 55: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	32, // 56: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	50, // [50:57] is the sub-list for method output_type
-	43, // [43:50] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	10, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	15, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	9,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	7,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
+	8,  // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
+	15, // 5: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	15, // 6: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	16, // 7: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	0,  // 8: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
+	13, // 9: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	14, // 10: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 11: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	33, // 12: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	12, // 13: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	11, // 14: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	15, // 15: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	15, // 16: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 17: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 18: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	15, // 19: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	16, // 20: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 21: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 22: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 23: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	19, // 24: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 25: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 26: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	15, // 27: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	22, // 28: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 29: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 30: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	15, // 31: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	25, // 32: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	16, // 33: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	16, // 34: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	15, // 35: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	27, // 36: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	15, // 37: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	15, // 38: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	25, // 39: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	15, // 40: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	16, // 41: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	36, // 42: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 43: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	15, // 44: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 45: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	17, // 46: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	20, // 47: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	23, // 48: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	26, // 49: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	29, // 50: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	31, // 51: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	34, // 52: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 53: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	18, // 54: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	21, // 55: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	24, // 56: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	28, // 57: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	30, // 58: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	32, // 59: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	35, // 60: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	53, // [53:61] is the sub-list for method output_type
+	45, // [45:53] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -3696,15 +3903,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[14].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[17].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[15].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[18].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   29,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

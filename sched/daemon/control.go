@@ -138,6 +138,15 @@ func (s controlService) ForgetContainer(ctx context.Context, req *api.ForgetCont
 	})
 }
 
+func (s controlService) ReportPlugin(ctx context.Context, req *api.ReportPluginRequest) (*api.ReportPluginResponse, error) {
+	if n := len(req.Problems); n > maxReported {
+		return nil, status.Errorf(codes.InvalidArgument, "report of the plugin: %d problems, %d are possible", n, maxReported)
+	}
+	return &api.ReportPluginResponse{}, s.d.ask(ctx, func() {
+		s.d.plugin, s.d.pluginAt = req.Problems, now()
+	})
+}
+
 func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 	change := setting{Quantum: time.Duration(req.QuantumNs), SwapShare: int(req.SwapShare)}
 	if err := change.check(); err != nil {
@@ -316,6 +325,11 @@ func (d *Daemon) problems() (p []string) {
 	}
 	if d.settingsErr != nil {
 		p = append(p, fmt.Sprintf("time quanta and modes are not as they were set: %v", d.settingsErr))
+	}
+	if now().Sub(d.pluginAt) < reportLife {
+		for _, text := range d.plugin {
+			p = append(p, "nvshare-plugin: "+text)
+		}
 	}
 	if d.identifyErr != nil {
 		p = append(p, fmt.Sprintf("clients are refused and run unarbitrated: %v", d.identifyErr))

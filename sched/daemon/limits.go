@@ -24,6 +24,11 @@ const (
 	// refusalPause is the least time between two events of one tenant that say that its
 	// memory limit refused memory.
 	refusalPause = 10 * time.Second
+	// maxReported is how many problems the plugin may report.
+	maxReported = 16
+	// reportLife is how long a report of the plugin holds. The plugin reports every
+	// 5 s.
+	reportLife = 20 * time.Second
 	// maxWarnings is how many warnings may come with a container's description.
 	maxWarnings = 16
 	// maxName is the longest name in a container's description, bytes.

@@ -374,7 +374,8 @@ func TestHundredTenants(t *testing.T) {
 // holdersDie kills the holder again and again, and measures the time to the next turn.
 func (s *site) holdersDie() {
 	s.t.Helper()
-	signals := []syscall.Signal{unix.SIGKILL, unix.SIGSEGV, unix.SIGABRT, unix.SIGBUS, unix.SIGQUIT, unix.SIGHUP, unix.SIGILL, unix.SIGUSR1}
+	// No SIGHUP: below nohup every process ignores that signal.
+	signals := []syscall.Signal{unix.SIGKILL, unix.SIGSEGV, unix.SIGABRT, unix.SIGBUS, unix.SIGQUIT, unix.SIGALRM, unix.SIGILL, unix.SIGUSR1}
 	var took []time.Duration
 	for i := range kills {
 		victim := s.holder()
