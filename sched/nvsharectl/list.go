@@ -24,6 +24,9 @@ func listSettings(ctx context.Context, runDir string, io streams) error {
 		by := "nvsharectl"
 		if s.Annotated {
 			by = "annotations"
+			if s.Container.GetEngine() == runEngine {
+				by = runEngine
+			}
 		}
 		gpu := "all"
 		if s.Uuid != "" {
