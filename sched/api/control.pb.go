@@ -809,6 +809,10 @@ type GPU struct {
 	Tenants       []*TenantUse           `protobuf:"bytes,18,rep,name=tenants,proto3" json:"tenants,omitempty"`                                                        // with clients on this GPU, or in debt
 	Promises      []*Promise             `protobuf:"bytes,19,rep,name=promises,proto3" json:"promises,omitempty"`                                                      // core requests in force, the greatest first
 	Swap          *Swap                  `protobuf:"bytes,20,opt,name=swap,proto3" json:"swap,omitempty"`                                                              // absent: nothing is swapped here
+	// How clients share the GPU: "turns"; "slices": by time slices that the scheduler
+	// sets; "driver": at the same time, by the driver's own.
+	Way           string `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
+	WayReason     string `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -981,6 +985,20 @@ func (x *GPU) GetSwap() *Swap {
 		return x.Swap
 	}
 	return nil
+}
+
+func (x *GPU) GetWay() string {
+	if x != nil {
+		return x.Way
+	}
+	return ""
+}
+
+func (x *GPU) GetWayReason() string {
+	if x != nil {
+		return x.WayReason
+	}
+	return ""
 }
 
 // Swap says where the memory of a GPU's clients is. Sizes are bytes.
@@ -1269,8 +1287,10 @@ type Client struct {
 	ArenaBytes      uint64     `protobuf:"varint,29,opt,name=arena_bytes,json=arenaBytes,proto3" json:"arena_bytes,omitempty"` // host memory that it was given
 	SwappedOutBytes uint64     `protobuf:"varint,30,opt,name=swapped_out_bytes,json=swappedOutBytes,proto3" json:"swapped_out_bytes,omitempty"`
 	SwappedInBytes  uint64     `protobuf:"varint,31,opt,name=swapped_in_bytes,json=swappedInBytes,proto3" json:"swapped_in_bytes,omitempty"`
-	Moving          bool       `protobuf:"varint,32,opt,name=moving,proto3" json:"moving,omitempty"`   // it has a grant, and its memory is on its way; its turn begins after that
-	Stalled         bool       `protobuf:"varint,33,opt,name=stalled,proto3" json:"stalled,omitempty"` // it does not move out as it was told to
+	Moving          bool       `protobuf:"varint,32,opt,name=moving,proto3" json:"moving,omitempty"`                  // it has a grant, and its memory is on its way; its turn begins after that
+	Stalled         bool       `protobuf:"varint,33,opt,name=stalled,proto3" json:"stalled,omitempty"`                // it does not move out as it was told to
+	SliceNs         int64      `protobuf:"varint,34,opt,name=slice_ns,json=sliceNs,proto3" json:"slice_ns,omitempty"` // the GPU's own time slice that it was told; 0: the driver's
+	Controls        *Controls  `protobuf:"bytes,35,opt,name=controls,proto3" json:"controls,omitempty"`               // absent: the shim has not said yet
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1536,6 +1556,106 @@ func (x *Client) GetStalled() bool {
 	return false
 }
 
+func (x *Client) GetSliceNs() int64 {
+	if x != nil {
+		return x.SliceNs
+	}
+	return 0
+}
+
+func (x *Client) GetControls() *Controls {
+	if x != nil {
+		return x.Controls
+	}
+	return nil
+}
+
+// Controls says what the GPU's own scheduler lets a process do, as the shim has tried it:
+// "works", or what went wrong.
+type Controls struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slices        string                 `protobuf:"bytes,1,opt,name=slices,proto3" json:"slices,omitempty"`     // its time slice
+	Channels      string                 `protobuf:"bytes,2,opt,name=channels,proto3" json:"channels,omitempty"` // its channels off the GPU, and on again
+	Groups        uint32                 `protobuf:"varint,3,opt,name=groups,proto3" json:"groups,omitempty"`    // of channels, that were seen
+	Bare          uint32                 `protobuf:"varint,4,opt,name=bare,proto3" json:"bare,omitempty"`        // channels in no group that was seen
+	Driver        string                 `protobuf:"bytes,5,opt,name=driver,proto3" json:"driver,omitempty"`     // version; chosen by the tenant
+	Listed        bool                   `protobuf:"varint,6,opt,name=listed,proto3" json:"listed,omitempty"`    // slices were seen to work, by their effect, with that version
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Controls) Reset() {
+	*x = Controls{}
+	mi := &file_sched_api_control_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Controls) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Controls) ProtoMessage() {}
+
+func (x *Controls) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Controls.ProtoReflect.Descriptor instead.
+func (*Controls) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Controls) GetSlices() string {
+	if x != nil {
+		return x.Slices
+	}
+	return ""
+}
+
+func (x *Controls) GetChannels() string {
+	if x != nil {
+		return x.Channels
+	}
+	return ""
+}
+
+func (x *Controls) GetGroups() uint32 {
+	if x != nil {
+		return x.Groups
+	}
+	return 0
+}
+
+func (x *Controls) GetBare() uint32 {
+	if x != nil {
+		return x.Bare
+	}
+	return 0
+}
+
+func (x *Controls) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *Controls) GetListed() bool {
+	if x != nil {
+		return x.Listed
+	}
+	return false
+}
+
 // MemoryAccount is what one tenant has of one GPU's memory.
 type MemoryAccount struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1549,7 +1669,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1561,7 +1681,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1574,7 +1694,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -1626,7 +1746,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1638,7 +1758,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1651,7 +1771,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Container) GetId() string {
@@ -1736,7 +1856,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +1868,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +1881,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -1820,7 +1940,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1832,7 +1952,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1845,7 +1965,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -1885,7 +2005,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1897,7 +2017,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1910,7 +2030,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -1938,7 +2058,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2070,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2083,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Change) GetUuid() string {
@@ -2036,7 +2156,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2048,7 +2168,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2061,7 +2181,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -2103,7 +2223,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2235,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2128,7 +2248,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -2167,7 +2287,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2179,7 +2299,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2192,7 +2312,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -2251,7 +2371,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2263,7 +2383,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2276,7 +2396,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2360,7 +2480,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2492,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2505,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2426,7 +2546,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2438,7 +2558,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2451,7 +2571,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -2517,7 +2637,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2529,7 +2649,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2542,7 +2662,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -2589,7 +2709,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2601,7 +2721,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2614,7 +2734,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -2679,7 +2799,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2691,7 +2811,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2704,7 +2824,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -2737,7 +2857,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2749,7 +2869,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2762,7 +2882,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -2780,7 +2900,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2792,7 +2912,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2805,7 +2925,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 type ReportPluginRequest struct {
@@ -2817,7 +2937,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2829,7 +2949,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2842,7 +2962,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -2860,7 +2980,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2872,7 +2992,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2885,7 +3005,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -2913,7 +3033,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2925,7 +3045,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2938,7 +3058,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -3059,7 +3179,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3191,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3204,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3127,7 +3247,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3139,7 +3259,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3152,7 +3272,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -3214,7 +3334,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3226,7 +3346,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3239,7 +3359,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3447,7 +3567,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xac\x05\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xdd\x05\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -3471,7 +3591,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"modeReason\x12/\n" +
 	"\atenants\x18\x12 \x03(\v2\x15.nvshare.v1.TenantUseR\atenants\x12/\n" +
 	"\bpromises\x18\x13 \x03(\v2\x13.nvshare.v1.PromiseR\bpromises\x12$\n" +
-	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\"\x87\x05\n" +
+	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\x12\x10\n" +
+	"\x03way\x18\x15 \x01(\tR\x03way\x12\x1d\n" +
+	"\n" +
+	"way_reason\x18\x16 \x01(\tR\twayReason\"\x87\x05\n" +
 	"\x04Swap\x12%\n" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x04R\rcapacityBytes\x12%\n" +
 	"\x0epromised_bytes\x18\x02 \x01(\x04R\rpromisedBytes\x12%\n" +
@@ -3499,7 +3622,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x95\b\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xe2\b\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x10\n" +
@@ -3542,7 +3665,16 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x11swapped_out_bytes\x18\x1e \x01(\x04R\x0fswappedOutBytes\x12(\n" +
 	"\x10swapped_in_bytes\x18\x1f \x01(\x04R\x0eswappedInBytes\x12\x16\n" +
 	"\x06moving\x18  \x01(\bR\x06moving\x12\x18\n" +
-	"\astalled\x18! \x01(\bR\astalled\"\x96\x01\n" +
+	"\astalled\x18! \x01(\bR\astalled\x12\x19\n" +
+	"\bslice_ns\x18\" \x01(\x03R\asliceNs\x120\n" +
+	"\bcontrols\x18# \x01(\v2\x14.nvshare.v1.ControlsR\bcontrols\"\x9a\x01\n" +
+	"\bControls\x12\x16\n" +
+	"\x06slices\x18\x01 \x01(\tR\x06slices\x12\x1a\n" +
+	"\bchannels\x18\x02 \x01(\tR\bchannels\x12\x16\n" +
+	"\x06groups\x18\x03 \x01(\rR\x06groups\x12\x12\n" +
+	"\x04bare\x18\x04 \x01(\rR\x04bare\x12\x16\n" +
+	"\x06driver\x18\x05 \x01(\tR\x06driver\x12\x16\n" +
+	"\x06listed\x18\x06 \x01(\bR\x06listed\"\x96\x01\n" +
 	"\rMemoryAccount\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1f\n" +
@@ -3789,7 +3921,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -3805,97 +3937,99 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*Swap)(nil),                      // 11: nvshare.v1.Swap
 	(*Promise)(nil),                   // 12: nvshare.v1.Promise
 	(*Client)(nil),                    // 13: nvshare.v1.Client
-	(*MemoryAccount)(nil),             // 14: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 15: nvshare.v1.Container
-	(*Share)(nil),                     // 16: nvshare.v1.Share
-	(*SetRequest)(nil),                // 17: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 18: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 19: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 20: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 21: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 22: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 23: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 24: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 25: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 26: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 27: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 28: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 29: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 30: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 31: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 32: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 33: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 34: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 35: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 36: nvshare.v1.Event
+	(*Controls)(nil),                  // 14: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 15: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 16: nvshare.v1.Container
+	(*Share)(nil),                     // 17: nvshare.v1.Share
+	(*SetRequest)(nil),                // 18: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 19: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 20: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 21: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 22: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 23: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 24: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 25: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 26: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 27: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 28: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 29: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 30: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 31: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 32: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 33: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 34: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 35: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 36: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 37: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	10, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	15, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	16, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
 	9,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
 	7,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
 	8,  // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
-	15, // 5: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	15, // 6: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	16, // 7: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	16, // 5: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	16, // 6: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	17, // 7: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
 	0,  // 8: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
 	13, // 9: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	14, // 10: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	15, // 10: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 11: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	33, // 12: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	34, // 12: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
 	12, // 13: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
 	11, // 14: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	15, // 15: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	15, // 16: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	16, // 15: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	16, // 16: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
 	3,  // 17: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
 	2,  // 18: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	15, // 19: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	16, // 20: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 21: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 22: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 23: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	19, // 24: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 25: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 26: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	15, // 27: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	22, // 28: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 29: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 30: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	15, // 31: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	25, // 32: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	16, // 33: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	16, // 34: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	15, // 35: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	27, // 36: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	15, // 37: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	15, // 38: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	25, // 39: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	15, // 40: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	16, // 41: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	36, // 42: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 43: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	15, // 44: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 45: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	17, // 46: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	20, // 47: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	23, // 48: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	26, // 49: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	29, // 50: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	31, // 51: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	34, // 52: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 53: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	18, // 54: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	21, // 55: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	24, // 56: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	28, // 57: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	30, // 58: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	32, // 59: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	35, // 60: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	53, // [53:61] is the sub-list for method output_type
-	45, // [45:53] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	14, // 19: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	16, // 20: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	17, // 21: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 22: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 23: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 24: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	20, // 25: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 26: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 27: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	16, // 28: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	23, // 29: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 30: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 31: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	16, // 32: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	26, // 33: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	17, // 34: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	17, // 35: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	16, // 36: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	28, // 37: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	16, // 38: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	16, // 39: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	26, // 40: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	16, // 41: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	17, // 42: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	37, // 43: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 44: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	16, // 45: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 46: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	18, // 47: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	21, // 48: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	24, // 49: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	27, // 50: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	30, // 51: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	32, // 52: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	35, // 53: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 54: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	19, // 55: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	22, // 56: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	25, // 57: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	29, // 58: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	31, // 59: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	33, // 60: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	36, // 61: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	54, // [54:62] is the sub-list for method output_type
+	46, // [46:54] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -3903,15 +4037,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[15].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[18].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[16].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   32,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

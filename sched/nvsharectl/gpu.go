@@ -10,14 +10,34 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// overriddenBy says why a GPU is shared in another way than its setting names; "": it is
-// not, or nobody says.
-func overriddenBy(g *api.GPU) string {
+// wayOf says how clients share a GPU, and why; "": as its setting says, or nobody says.
+func wayOf(g *api.GPU) string {
 	overridden := g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode
 	if g.ModeReason == "" || g.Mode != api.Mode_MODE_AUTO && (g.Swap == nil || !overridden) {
 		return ""
 	}
-	return fmt.Sprintf("anti-thrash is %s: %s", api.AntiThrash(g.EffectiveMode), g.ModeReason)
+	switch g.Way {
+	case "": // an older scheduler
+		return fmt.Sprintf("anti-thrash is %s: %s", api.AntiThrash(g.EffectiveMode), g.ModeReason)
+	case "driver":
+		return fmt.Sprintf("way: all at the same time (%s)", g.WayReason)
+	}
+	return fmt.Sprintf("way: %s (%s)", g.Way, g.WayReason)
+}
+
+// slicesOf says whether the client's time slice can be set, and its length.
+func slicesOf(c *api.Client) string {
+	if c.Controls == nil {
+		return "-"
+	}
+	text := c.Controls.Slices
+	if text == "works" && !c.Controls.Listed {
+		text = "tried"
+	}
+	if c.SliceNs != 0 {
+		text += " " + time.Duration(c.SliceNs).String()
+	}
+	return text
 }
 
 // promisedOf says which parts of a GPU's time are promised, and to whom, also to

@@ -72,23 +72,30 @@ func describeGPU(g *api.GPU) string {
 	return strings.Join(parts, "; ")
 }
 
-// sharing says how tenants share a GPU, and with auto why.
+// sharing says how tenants share a GPU, and where the scheduler chose, why.
 func sharing(g *api.GPU) string {
-	mode := g.EffectiveMode
-	if mode == api.Mode_MODE_UNSPECIFIED {
-		mode = g.Mode
+	way, reason := g.Way, g.WayReason
+	if way == "" { // an older scheduler
+		reason = g.ModeReason
+		if g.EffectiveMode == api.Mode_MODE_CONCURRENT || g.EffectiveMode == api.Mode_MODE_UNSPECIFIED && g.Mode == api.Mode_MODE_CONCURRENT {
+			way = "driver"
+		}
 	}
 	how := fmt.Sprintf("turns of %v", time.Duration(g.QuantumNs))
-	if mode == api.Mode_MODE_CONCURRENT {
+	switch way {
+	case "driver":
 		how = "all at the same time"
+	case "slices":
+		how = "time slices of the GPU"
 	}
+	overridden := g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode
 	switch {
-	case g.Mode == api.Mode_MODE_AUTO && g.ModeReason != "":
-		return how + " (auto: " + g.ModeReason + ")"
+	case g.Mode == api.Mode_MODE_AUTO && reason != "":
+		return how + " (auto: " + reason + ")"
 	case g.Mode == api.Mode_MODE_AUTO:
 		return how + " (auto)"
-	case g.ModeReason != "" && mode != g.Mode:
-		return how + " (" + g.ModeReason + ")"
+	case overridden && reason != "":
+		return how + " (" + reason + ")"
 	}
 	return how
 }
