@@ -276,6 +276,7 @@ func (d *Daemon) bury(cl *client) {
 	delete(d.byAccount[cl.Account], cl)
 	if len(d.byAccount[cl.Account]) == 0 {
 		delete(d.byAccount, cl.Account)
+		delete(d.outOfMemory, cl.Account)
 	}
 	d.desk.SetProcesses(len(d.clients))
 	cl.Close()

@@ -124,6 +124,7 @@ type Daemon struct {
 	byProc                     map[peer.Process]*client
 	conns                      map[*conn]struct{}
 	byAccount                  map[string]map[*client]struct{} // by peer.Peer.Account
+	outOfMemory                map[string]map[*gpu]*refusals   // likewise, of those with a client
 	gpus                       map[wire.UUID]*gpu
 	order                      []*gpu                    // by index
 	node                       *sched.Node               // of all GPUs
@@ -213,6 +214,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		byProc:          map[peer.Process]*client{},
 		conns:           map[*conn]struct{}{},
 		byAccount:       map[string]map[*client]struct{}{},
+		outOfMemory:     map[string]map[*gpu]*refusals{},
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},
