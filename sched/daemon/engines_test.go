@@ -28,8 +28,9 @@ func firstOf(t *testing.T, id string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
+	unified, _ := filepath.Glob("/sys/fs/cgroup/cgroup.procs")
 	mounts, _ := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
-	for _, procs := range append([]string{"/sys/fs/cgroup/cgroup.procs"}, mounts...) {
+	for _, procs := range append(unified, mounts...) {
 		dir := filepath.Join(filepath.Dir(procs), "docker-"+id+".scope")
 		if os.Mkdir(dir, 0o755) != nil {
 			continue
