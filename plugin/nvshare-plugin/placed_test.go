@@ -81,9 +81,7 @@ func TestPlacedFilesAreKeptRight(t *testing.T) {
 		"the hook cannot run":      func() error { return os.Chmod(hook, 0o600) },
 		"the run directory goes":   func() error { return os.RemoveAll(root + "/run/nvshare/tenant") },
 	} {
-		if err := harm(); err != nil {
-			t.Fatal(name, err)
-		}
+		until(t, name+", in spite of the plugin", harm) // which may still mend the last harm
 		until(t, name, func() error {
 			for file, want := range map[string]string{shim: "shim", hook: "hook"} {
 				if err := holds(file, want); err != nil {
