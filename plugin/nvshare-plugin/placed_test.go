@@ -179,3 +179,30 @@ func TestReady(t *testing.T) {
 		t.Errorf("a plugin that hangs: %v", err)
 	}
 }
+
+// A scheduler that is a user of its own has its run directory to itself: it refuses a
+// directory that the plugin made there as root.
+func TestRunDirectoryOfAnotherUser(t *testing.T) {
+	root, args := host(t, 1)
+	run := root + "/run/nvshare"
+	if err := os.Mkdir(run, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(run, 3000, 3000); err != nil {
+		t.Skip("needs root: ", err)
+	}
+	n := nodeOn(t, root, args)
+	err := n.placed.place()
+	if !errors.As(err, new(errNotPlaced)) || !strings.Contains(err.Error(), "user 3000") {
+		t.Errorf("without the directory: %v", err)
+	}
+	if _, err := os.Stat(run + "/tenant"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the plugin has made it: %v", err)
+	}
+	if err := os.Mkdir(run+"/tenant", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.placed.place(); err != nil {
+		t.Errorf("with the directory: %v", err)
+	}
+}
