@@ -206,3 +206,41 @@ func TestRunDirectoryOfAnotherUser(t *testing.T) {
 		t.Errorf("with the directory: %v", err)
 	}
 }
+
+// Where the specs cannot be written, and the old ones are gone, engines would say only
+// that they do not find the device: pods are told the reason.
+func TestSpecThatCannotBeWrittenIsToldToPods(t *testing.T) {
+	root, args := host(t, 1)
+	n := nodeOn(t, root, args)
+	p := plugin.New(quiet(), plugin.NewContainers(quiet()))
+	p.SetInventory(n.look(context.Background()))
+	create := func() error {
+		_, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{Name: "train", Namespace: "ml",
+			Annotations: map[string]string{plugin.Annotation: "nvshare.com/gpu=0"}}, &api.Container{Name: "main"})
+		return err
+	}
+	if err := create(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", n.cdiDir, "tmpfs", 0, "size=4k,nr_inodes=1"); err != nil {
+		t.Skip("needs root: ", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		n.watch(ctx, p.SetInventory)
+		close(done)
+	}()
+	until(t, "the reason", func() error {
+		if err := create(); err == nil || !strings.Contains(err.Error(), "no space left") {
+			return fmt.Errorf("refused with %v", err)
+		}
+		return nil
+	})
+	if err := unix.Unmount(n.cdiDir, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the container to be created", create)
+	cancel()
+	<-done
+}
