@@ -212,9 +212,19 @@ struct nvs_attach {
 };
 
 struct nvs_released {
-	uint64_t drain_ns; /* from closed gate to idle GPU */
+	uint64_t drain_ns; /* from closed gate to idle GPU, or to channels that are off */
 	uint64_t calls;    /* gated calls under this grant */
-	uint8_t  reserved[32];
+	uint32_t flags;    /* enum nvs_released_flags; a scheduler ignores those that it does not know */
+	uint8_t  reserved[28];
+};
+
+enum nvs_released_flags {
+	/*
+	 * The drain was cut: the client's channels are off the GPU in the middle of
+	 * its work, which goes on with the next grant. So the RELEASE counts as a
+	 * REQUEST too, and one follows all the same.
+	 */
+	NVS_RELEASED_PREEMPTED = 1u << 0,
 };
 
 struct nvs_stats {

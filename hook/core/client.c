@@ -19,6 +19,7 @@
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
+#include "preempt.h"
 #include "stream.h"
 #include "slice.h"
 #include "thread.h"
@@ -318,9 +319,11 @@ static void *client_main(void *arg)
 		send_stats(now);
 		nvs_gate_forget_waiters(now);
 		wait = early_release(now);
-		NVS_FOR_EACH_GPU(gpu)
+		NVS_FOR_EACH_GPU(gpu) {
+			nvs_preempt_tick(gpu, now, &wait);
 			if (nvs_utilization_due(gpu, now, &wait))
 				nvs_drainer_look(gpu, NVS_LOOK_SAMPLE);
+		}
 		trim = nvs_memory_ops.tick(now);
 		wait = trim < wait ? trim : wait;
 		if (nvs_client.socket.fd < 0 && nvs_client.retry_ns < now + wait)

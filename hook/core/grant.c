@@ -11,6 +11,7 @@
 #include "futex.h"
 #include "log.h"
 #include "ops.h"
+#include "preempt.h"
 #include "thread.h"
 
 /* Calls pass in windows during a drain that does not end: the gap to the first. */
@@ -62,6 +63,7 @@ static void send_release(struct nvs_gpu *gpu, const struct lease_out *out)
 
 	f.u.released.drain_ns = gpu->drain_ns;
 	f.u.released.calls = calls - gpu->grant_calls;
+	f.u.released.flags = out->preempted ? NVS_RELEASED_PREEMPTED : 0;
 	nvs_client_send(&f);
 	gpu->drain_ns = 0;
 	gpu->grant_calls = calls;
@@ -97,13 +99,14 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 		gpu->unattached_ns = nvs_now();
 	if (!(out.actions & (LEASE_ACT_OPEN | LEASE_ACT_FREE)))
 		nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, false);
-	if (!out.actions)
-		return;
 	if (out.actions & LEASE_ACT_CLOSE) {
 		set_epoch(gpu, NVS_WORD_NONE);
 		gpu->closed_ns = nvs_now();
 		plan_passes(gpu);
 	}
+	nvs_preempt_stepped(gpu);
+	if (!out.actions)
+		return;
 	if (out.actions & LEASE_ACT_STEP)
 		gpu->step_until_ns = gpu->closed_ns + NVS_STEP_NS;
 	if (out.actions & LEASE_ACT_PAGE)
