@@ -42,6 +42,11 @@ func bind(host, container string, options []string) *specs.Mount {
 	return &specs.Mount{HostPath: host, ContainerPath: container, Options: slices.Clone(options)}
 }
 
+// hookEnv is the hook's whole environment. Without one, runtimes give the hook the
+// environment of the container's image, and variables like GODEBUG change what a Go
+// program does.
+var hookEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+
 // linkerHook returns the hook that makes the libraries known to the container's
 // dynamic linker.
 func linkerHook(binary string, libraries []string) *specs.Hook {
@@ -50,7 +55,7 @@ func linkerHook(binary string, libraries []string) *specs.Hook {
 		args = append(args, "--lib", l)
 	}
 	timeout := 10 // seconds; the hook limits itself to half of it
-	return &specs.Hook{HookName: cdi.CreateContainerHook, Path: binary, Args: args, Timeout: &timeout}
+	return &specs.Hook{HookName: cdi.CreateContainerHook, Path: binary, Args: args, Env: slices.Clone(hookEnv), Timeout: &timeout}
 }
 
 // DriverBase describes the driver that FindDriver found; hook is the path of

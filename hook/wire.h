@@ -78,6 +78,7 @@ enum nvs_type {
 	NVS_RESERVE  = 6, /* code: enum nvs_reserve_flags; an attached channel */
 	NVS_MOVED    = 8, /* code: enum nvs_moved_flags; epoch: of the grant in hand, or 0 */
 	NVS_UTIL     = 9, /* samples of whether the GPU had work; see struct nvs_util */
+	NVS_CONTROLS = 10, /* what the process may ask of the GPU's own scheduler; see struct nvs_controls */
 	/* scheduler to client */
 	NVS_WELCOME  = 65, /* carries the grant page's descriptor */
 	NVS_ATTACHED = 66, /* code: enum nvs_error, 0 for success */
@@ -281,10 +282,33 @@ struct nvs_moved {
 struct nvs_util {
 	uint32_t samples; /* at most NVS_UTIL_MAX */
 	uint32_t busy;    /* at most samples */
-	uint8_t  reserved[40];
+	uint32_t calls;   /* gated calls since the frame before; 0 without NVS_FEATURE_CONTROLS */
+	uint8_t  reserved[36];
 };
 
 #define NVS_UTIL_MAX 1000000u
+
+enum nvs_control {
+	NVS_CONTROL_UNTRIED = 0,
+	NVS_CONTROL_WORKS   = 1,
+	NVS_CONTROL_UNSEEN  = 2, /* no channel group of this GPU was seen */
+	NVS_CONTROL_REFUSED = 3, /* the driver answers with an error */
+	NVS_CONTROL_FAKED   = 4, /* the driver answers success and changes nothing */
+	NVS_CONTROL_FAILED  = 5, /* the control cannot be sent */
+};
+
+/*
+ * What the GPU's own scheduler lets this process do, as the shim has tried it. Sent
+ * after each ATTACHED, once the process has a context there, and when it changes; only
+ * where the page's features have NVS_FEATURE_CONTROLS.
+ */
+struct nvs_controls {
+	uint8_t  slices;   /* enum nvs_control; WORKS: a time slice was set and read back */
+	uint8_t  channels; /* enum nvs_control; WORKS: the driver took channels off and put them on */
+	uint16_t groups;   /* compute channel groups that were seen */
+	uint32_t bare;     /* channels in no group that was seen, on any GPU */
+	char     driver[40]; /* version; NUL-terminated printable ASCII, "" unknown */
+};
 
 /* The slot's room at the time; the slot itself is what counts. */
 struct nvs_room {
@@ -367,6 +391,7 @@ struct nvs_frame {
 		struct nvs_reserved memory;
 		struct nvs_moved    moved;
 		struct nvs_util     util;
+		struct nvs_controls controls;
 		struct nvs_room     room;
 		struct nvs_arena    arena;
 		struct nvs_slice    slice;
@@ -406,7 +431,8 @@ struct nvs_slot {
 };
 
 enum nvs_features {
-	NVS_FEATURE_UTIL = 1u << 0, /* UTIL */
+	NVS_FEATURE_UTIL     = 1u << 0, /* UTIL */
+	NVS_FEATURE_CONTROLS = 1u << 1, /* CONTROLS, and the calls of UTIL */
 };
 
 struct nvs_page {
@@ -446,6 +472,7 @@ _Static_assert(sizeof(struct nvs_moved) == 48, "moved");
 _Static_assert(sizeof(struct nvs_room) == 48, "room");
 _Static_assert(sizeof(struct nvs_util) == 48, "util");
 _Static_assert(sizeof(struct nvs_slice) == 48, "slice");
+_Static_assert(sizeof(struct nvs_controls) == 48, "controls");
 _Static_assert(offsetof(struct nvs_page, features) == 16, "page.features");
 _Static_assert(sizeof(struct nvs_arena) == 48, "arena");
 _Static_assert(sizeof(struct nvs_page) <= NVS_PAGE_SIZE, "page fits");

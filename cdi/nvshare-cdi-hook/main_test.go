@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"os"
@@ -109,6 +110,34 @@ func TestWritesCache(t *testing.T) {
 				t.Errorf("left in etc: %v", entries)
 			}
 		})
+	}
+}
+
+// An image may have a device node in the place of the cache, and to open one can
+// have an effect on the host. A FIFO stands for the device.
+func TestOpensNoDevice(t *testing.T) {
+	bundle, rootfs := container(t)
+	cache := filepath.Join(rootfs, "etc/ld.so.cache")
+	if err := unix.Mkfifo(cache, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(watch)
+	if _, err := unix.InotifyAddWatch(watch, cache, unix.IN_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	if status, stderr := hook(bundle, "--lib", lib); status != 0 || stderr != "" {
+		t.Fatalf("status %d: %s", status, stderr)
+	}
+	event := make([]byte, unix.SizeofInotifyEvent)
+	n, err := unix.Read(watch, event)
+	if n >= unix.SizeofInotifyEvent && binary.NativeEndian.Uint32(event[4:])&unix.IN_OPEN != 0 {
+		t.Error("the hook opened what is no regular file")
+	} else if n < 0 && err != unix.EAGAIN {
+		t.Fatal(err)
 	}
 }
 

@@ -59,27 +59,32 @@ func updateCache(rootfs string, libs []string) error {
 }
 
 // readCache returns the container's cache. One that is missing, or that the
-// dynamic linker would ignore, counts as empty.
+// dynamic linker would ignore, counts as empty. Only a regular file is opened: to
+// open a device node or a FIFO of the image already has an effect.
 func readCache(root int) (*ldcache.Cache, error) {
-	fd, err := unix.Openat2(root, etc+"/"+cacheFile, &unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC, // a FIFO must not block
+	path, err := unix.Openat2(root, etc+"/"+cacheFile, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_CLOEXEC, // finds the file and opens nothing
 		Resolve: inside,
 	})
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
 		return &ldcache.Cache{}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open /etc/%s of the container: %w", cacheFile, err)
+		return nil, fmt.Errorf("find /etc/%s of the container: %w", cacheFile, err)
 	}
-	f := os.NewFile(uintptr(fd), cacheFile)
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
+	defer unix.Close(path)
+	var st unix.Stat_t
+	if err := unix.Fstat(path, &st); err != nil {
+		return nil, fmt.Errorf("look at /etc/%s of the container: %w", cacheFile, err)
 	}
-	if !info.Mode().IsRegular() {
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return &ldcache.Cache{}, nil
 	}
+	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", path)) // the file that was looked at
+	if err != nil {
+		return nil, fmt.Errorf("open /etc/%s of the container: %w", cacheFile, err)
+	}
+	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, ldcache.MaxSize+1))
 	if err != nil {
 		return nil, fmt.Errorf("read /etc/%s of the container: %w", cacheFile, err)

@@ -203,6 +203,8 @@ static bool handle(const struct nvs_frame *f, int fd)
 	if (f->type == NVS_ATTACHED) {
 		nvs_memory_ops.attached(gpu);
 		nvs_slice_want(gpu, 0);
+		gpu->controls_told = false;
+		gpu->controls_ns = 0;
 	}
 	return true;
 }
@@ -323,6 +325,8 @@ static void *client_main(void *arg)
 			nvs_preempt_tick(gpu, now, &wait);
 			if (nvs_utilization_due(gpu, now, &wait))
 				nvs_drainer_look(gpu, NVS_LOOK_SAMPLE);
+			if (nvs_controls_due(gpu, now, &wait))
+				nvs_drainer_look(gpu, NVS_LOOK_CONTROLS);
 		}
 		trim = nvs_memory_ops.tick(now);
 		wait = trim < wait ? trim : wait;

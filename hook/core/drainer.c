@@ -14,6 +14,7 @@
 #include "log.h"
 #include "ops.h"
 #include "preempt.h"
+#include "slice.h"
 #include "thread.h"
 #include "utilization.h"
 
@@ -128,6 +129,8 @@ static void *drainer_main(void *arg)
 			release_if_idle(gpu);
 		if (look & NVS_LOOK_SAMPLE)
 			nvs_utilization_sample(gpu);
+		if (look & NVS_LOOK_CONTROLS)
+			nvs_controls_look(gpu);
 		if (atomic_exchange(&gpu->drain, false))
 			do_drain(gpu);
 	}

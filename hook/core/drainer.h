@@ -11,6 +11,7 @@ void nvs_drains_start(void);
 enum nvs_look {
 	NVS_LOOK_IDLE   = 1u << 0, /* give the grant back if the GPU has nothing to do */
 	NVS_LOOK_SAMPLE = 1u << 1, /* count whether it has; see utilization.h */
+	NVS_LOOK_CONTROLS = 1u << 2, /* try the controls of its own scheduler; see slice.h */
 };
 
 /* Has the GPU looked at. Client thread; nothing is waited for. */

@@ -33,6 +33,7 @@ struct nvs_utilization {
 	uint64_t calls;     /* gated calls at the latest look */
 	uint64_t called_ns; /* when that number was seen to grow */
 	uint32_t samples, busy; /* since the latest frame */
+	uint64_t told_calls; /* gated calls up to the latest frame */
 };
 
 struct nvs_gpu {
@@ -65,7 +66,7 @@ struct nvs_gpu {
 	/* Drains that are cut; preempt.c. */
 	bool preempter;          /* its thread has been started */
 	atomic_uint preempt_wanted; /* futex of that thread */
-	bool cuttable;           /* the driver's controls work */
+	bool cuttable;           /* the driver's controls work; of that thread alone */
 	bool off;                /* the channels are off */
 	atomic_uint offs;        /* how often they went off */
 	uint64_t on_ns;          /* when they were put on */
@@ -85,6 +86,10 @@ struct nvs_gpu {
 	struct nvs_utilization utilization;
 	uint64_t slice_ns;       /* as SLICE said; 0: the driver's own */
 	bool slice_due;          /* the driver has not been told */
+	uint64_t own_slice_us;   /* the driver's own; 0: not read yet. Client thread only */
+	struct nvs_controls controls; /* as the scheduler was told */
+	bool controls_told;
+	uint64_t controls_ns;    /* of the next look at them */
 	struct nvs_stats stats;
 	struct nvs_stats sent;
 	uint64_t sent_ns;

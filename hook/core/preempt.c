@@ -49,7 +49,9 @@ static bool switch_channels(struct nvs_gpu *gpu, bool on)
 	bool done;
 
 	nvs_unlock(&nvs_client_lock);
-	done = nvs_preempt_ops.channels(gpu, on);
+	if (!on && !gpu->cuttable)
+		gpu->cuttable = nvs_preempt_ops.works(gpu);
+	done = (on || gpu->cuttable) && nvs_preempt_ops.channels(gpu, on);
 	nvs_lock(&nvs_client_lock);
 	return done;
 }
@@ -89,17 +91,11 @@ static void *preempter_main(void *arg)
 {
 	struct nvs_gpu *gpu = arg;
 
-	bool works;
-
 	nvs_thread_setup("nvshare-preempt");
-	works = nvs_preempt_ops.works(gpu);
-	if (!works)
-		nvs_debugf("GPU %u: drains are not cut here", gpu->number);
 	nvs_lock(&nvs_client_lock);
-	gpu->cuttable = works;
 	for (;;) {
 		uint32_t seen = atomic_load(&gpu->preempt_wanted);
-		uint64_t due = gpu->cuttable ? due_at(gpu) : 0, now = nvs_now();
+		uint64_t due = due_at(gpu), now = nvs_now();
 
 		if (gpu->off && !gpu->lease.unfinished) {
 			put_on(gpu);
@@ -116,7 +112,7 @@ static void *preempter_main(void *arg)
 
 void nvs_preempt_stepped(struct nvs_gpu *gpu)
 {
-	if (!gpu->cuttable || (gpu->lease.gate != LEASE_DRAINING && (!gpu->off || gpu->lease.unfinished)))
+	if (!gpu->preempter || (gpu->lease.gate != LEASE_DRAINING && (!gpu->off || gpu->lease.unfinished)))
 		return;
 	atomic_fetch_add(&gpu->preempt_wanted, 1);
 	nvs_futex_wake((uint32_t *)&gpu->preempt_wanted, true);

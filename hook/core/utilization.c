@@ -43,10 +43,14 @@ static void tell(struct nvs_gpu *gpu, uint64_t now)
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_UTIL,
 			       .channel = (uint16_t)gpu->number,
 			       .u.util = { .samples = u->samples, .busy = u->busy } };
+	uint64_t calls = nvs_gate_calls(gpu);
 
+	if (nvs_client.page->features & NVS_FEATURE_CONTROLS)
+		f.u.util.calls = (uint32_t)(calls - u->told_calls);
 	if (!u->samples || nvs_elapsed(now, u->sent_ns) < SEND_NS || !nvs_client_send(&f))
 		return;
 	u->samples = u->busy = 0;
+	u->told_calls = calls;
 	u->sent_ns = now;
 }
 

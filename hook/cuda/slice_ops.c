@@ -2,28 +2,36 @@
 /*
  * slice_ops.c: what core asks of the layer rm, which knows a GPU by its UUID.
  */
+#include <stdio.h>
+
 #include "preempt.h"
 #include "rm.h"
 #include "slice.h"
 
 #define DRIVERS_OWN_US 2048 /* where it was not read before the first change; 580 on an H200 */
 
-static uint64_t own_us[NVS_MAX_GPUS];
+/* What was measured on an H200. Outside of it a slice is brought to the nearer end. */
+#define LEAST_US 50u
+#define MOST_US  1000000u
 
 /*
  * Called by the client thread only. Contexts that are made later come with the driver's
  * own slice, which is why that need not be set for them.
  */
-static bool set(const struct nvs_gpu *gpu, uint64_t slice_ns)
+static bool set(struct nvs_gpu *gpu, uint64_t slice_ns)
 {
 	const uint8_t *uuid = gpu->device.uuid;
-	uint64_t *own = &own_us[gpu->number], us = (slice_ns + 999) / 1000;
+	uint64_t us = slice_ns / 1000;
 
-	if (!*own && nvs_rm_get_slice(uuid, own) != NVS_RM_OK)
-		*own = DRIVERS_OWN_US;
+	if (slice_ns && us < LEAST_US)
+		us = LEAST_US;
+	if (us > MOST_US)
+		us = MOST_US;
+	if (!gpu->own_slice_us && nvs_rm_get_slice(uuid, &gpu->own_slice_us) != NVS_RM_OK)
+		gpu->own_slice_us = DRIVERS_OWN_US;
 	if (us)
 		return nvs_rm_slice(uuid, us) == NVS_RM_OK;
-	if (nvs_rm_slice(uuid, *own) != NVS_RM_OK)
+	if (nvs_rm_slice(uuid, gpu->own_slice_us) != NVS_RM_OK)
 		return false;
 	return nvs_rm_slice(uuid, 0) == NVS_RM_OK;
 }
@@ -50,4 +58,45 @@ static bool channels(const struct nvs_gpu *gpu, bool on)
 
 const struct nvs_preempt_ops nvs_preempt_ops = { .works = works, .channels = channels };
 
-const struct nvs_slice_ops nvs_slice_ops = { .set = set };
+static uint8_t on_wire(enum nvs_rm_result r)
+{
+	switch (r) {
+	case NVS_RM_OK:
+		return NVS_CONTROL_WORKS;
+	case NVS_RM_UNSEEN:
+		return NVS_CONTROL_UNSEEN;
+	case NVS_RM_REFUSED:
+		return NVS_CONTROL_REFUSED;
+	case NVS_RM_FAKED:
+		return NVS_CONTROL_FAKED;
+	case NVS_RM_LOST:
+		return NVS_CONTROL_FAILED;
+	case NVS_RM_UNTRIED:
+	case NVS_RM_BUSY:
+		break;
+	}
+	return NVS_CONTROL_UNTRIED;
+}
+
+static void prove(const struct nvs_gpu *gpu, struct nvs_controls *c)
+{
+	const uint8_t *uuid = gpu->device.uuid;
+	struct nvs_rm_state s;
+
+	nvs_rm_state(uuid, &s);
+	if (!s.compute_groups)
+		s.slice = s.off_on = NVS_RM_UNSEEN;
+	if (s.slice == NVS_RM_UNTRIED || s.slice == NVS_RM_UNSEEN)
+		s.slice = s.compute_groups ? nvs_rm_prove(uuid) : NVS_RM_UNSEEN;
+	/* A driver that fakes the one control is not trusted with the other. */
+	if (s.slice == NVS_RM_OK && s.off_on == NVS_RM_UNTRIED)
+		s.off_on = nvs_rm_prove_channels(uuid);
+	c->slices = on_wire(s.slice);
+	c->channels = on_wire(s.off_on);
+	c->groups = s.compute_groups < UINT16_MAX ? (uint16_t)s.compute_groups : UINT16_MAX;
+	c->bare = s.bare_channels;
+	for (const char *p = s.driver; *p && p < s.driver + sizeof(c->driver) - 1; p++)
+		c->driver[p - s.driver] = *p >= ' ' && *p <= '~' ? *p : '?';
+}
+
+const struct nvs_slice_ops nvs_slice_ops = { .set = set, .prove = prove };

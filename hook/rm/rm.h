@@ -65,6 +65,12 @@ void nvs_rm_let_go(const uint8_t uuid[NVS_RM_UUID]);
 /* Reads the time slice, sets another one, reads that back, and restores the first. */
 enum nvs_rm_result nvs_rm_prove(const uint8_t uuid[NVS_RM_UUID]);
 
+/*
+ * Takes the channels of a GPU off and puts them on at once. NVS_RM_BUSY: they are off
+ * already, or kept on. A driver that answers success and changes nothing is not found out.
+ */
+enum nvs_rm_result nvs_rm_prove_channels(const uint8_t uuid[NVS_RM_UUID]);
+
 struct nvs_rm_state {
 	unsigned compute_groups, other_groups;
 	unsigned channels;       /* in compute groups */

@@ -119,6 +119,11 @@ static void keep_off_on_result(struct rm_gpu *g, void *arg)
 		g->status = r->status;
 }
 
+static void copy_gpu(struct rm_gpu *g, void *arg)
+{
+	*(struct rm_gpu *)arg = *g;
+}
+
 static void want_slice(struct rm_gpu *g, void *us)
 {
 	g->wanted_us = *(uint64_t *)us;
@@ -359,6 +364,23 @@ enum nvs_rm_result nvs_rm_channels(const uint8_t uuid[NVS_RM_UUID], bool on)
 	return r;
 }
 
+enum nvs_rm_result nvs_rm_prove_channels(const uint8_t uuid[NVS_RM_UUID])
+{
+	struct rm_gpu g = { 0 };
+	enum nvs_rm_result r = NVS_RM_BUSY;
+	struct nvs_signals q;
+
+	if (!begin_turn(&q))
+		return NVS_RM_BUSY;
+	name_subdevices();
+	if (rm_with_gpu(uuid, copy_gpu, &g) && !g.off)
+		r = take_off(uuid);
+	if (r == NVS_RM_OK)
+		r = put_on(uuid);
+	end_turn(&q);
+	return r;
+}
+
 struct keep {
 	int by;
 	bool off;
@@ -400,11 +422,6 @@ void rm_put_all_on(void)
 }
 
 /* ---- state ---- */
-
-static void copy_gpu(struct rm_gpu *g, void *arg)
-{
-	*(struct rm_gpu *)arg = *g;
-}
 
 bool nvs_rm_state(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
 {

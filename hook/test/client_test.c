@@ -348,7 +348,14 @@ static void tells_how_often_the_gpu_has_work(void)
 	fake.page->slot[0].flags = NVS_GRANT_CONCURRENT;
 	expect_util();
 	u = expect_util();
-	CHECK(u.busy == u.samples);
+	CHECK(u.busy == u.samples && !u.calls);
+	/* How many calls that were, to a scheduler that knows it; and, once, that there are no channels. */
+	fake.page->features |= NVS_FEATURE_CONTROLS;
+	for (bool calls = false, controls = false; !calls || !controls;) {
+		CHECK(fake_receive(&fake, &r, PATIENCE_MS));
+		calls = calls || (r.type == NVS_UTIL && r.u.util.calls);
+		controls = controls || r.type == NVS_CONTROLS;
+	}
 	finish(&l);
 	/* Without calls there is nothing to tell, though the GPU has work. */
 	while (fake_receive(&fake, &r, 1500))

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * slice_test.c: SLICE reaches the GPU's own scheduler. The shim is inside the program,
- * so that the test asks it what the driver's channel groups have; the GPU is the
- * simulated one, and the test is the scheduler daemon.
+ * slice_test.c: SLICE reaches the GPU's own scheduler, and CONTROLS says whether it can.
+ * The shim is inside the program, so that the test asks it what the driver's channel
+ * groups have; the GPU is the simulated one, and the test is the scheduler daemon.
  */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -40,22 +41,22 @@ static void send_slice(uint64_t ns)
 	CHECK(send(fake.conn, &f, sizeof(f), MSG_NOSIGNAL) == sizeof(f));
 }
 
-/* The one case of simulated.sh. */
-int main(int argc, char **argv)
+static void begin(void)
 {
-	CUcontext one, two;
-	uint64_t own;
-
-	(void)argv;
-	if (argc < 2) {
-		puts("a_slice_is_set_and_taken_back");
-		return 0;
-	}
 	nvs_rm_set_next((nvs_rm_ioctl *)dlsym(RTLD_NEXT, "ioctl"));
 	fake_init(&fake);
 	fake_listen(&fake);
 	CHECK(cuInit(0) == 0 && cuDeviceGetUuid_v2(&gpu, 0) == 0);
 	CHECK(fake_accept(&fake).code & NVS_REGISTER_SLICES);
+	fake.page->features = NVS_FEATURE_CONTROLS;
+}
+
+static void a_slice_is_set_and_taken_back(void)
+{
+	CUcontext one, two;
+	uint64_t own;
+
+	begin();
 	CHECK(cuCtxCreate_v2(&one, 0, 0) == 0);
 	own = slice_us();
 	CHECK(own != 50 && own != 200);
@@ -77,6 +78,149 @@ int main(int argc, char **argv)
 	fake_accept(&fake);
 	fake_attach(&fake);
 	await_slice(own);
-	fake_end(&fake);
+}
+
+/* Slices of which nothing is known are brought to the nearest that was measured. */
+static void a_slice_is_clamped(void)
+{
+	CUcontext context;
+
+	begin();
+	CHECK(cuCtxCreate_v2(&context, 0, 0) == 0);
+	fake_attach(&fake);
+	send_slice(1);
+	await_slice(50);
+	send_slice(1000000000000000ull);
+	await_slice(1000000);
+	send_slice(UINT64_MAX);
+	send_slice(200000);
+	await_slice(200);
+}
+
+static void *launch(void *arg)
+{
+	static const char ptx[] = ".version 6.0\n.visible .entry nvshare_spin() { ret; }\n";
+	uint64_t ns = 1000000, record = 0;
+	void *params[] = { &ns, &record };
+	CUcontext context;
+	CUmodule module;
+	CUfunction spin;
+
+	CHECK(cuCtxCreate_v2(&context, 0, 0) == 0 && cuModuleLoadData(&module, ptx) == 0);
+	CHECK(cuModuleGetFunction(&spin, module, "nvshare_spin") == 0);
+	CHECK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL) == 0);
+	CHECK(cuCtxSynchronize() == 0);
+	return arg;
+}
+
+/* The next CONTROLS; a REQUEST may come before. */
+static struct nvs_controls expect_controls(void)
+{
+	struct nvs_frame r;
+
+	do
+		CHECK(fake_receive(&fake, &r, PATIENCE_MS));
+	while (r.type != NVS_CONTROLS);
+	return r.u.controls;
+}
+
+/* Has a program launch a kernel, and returns what the shim says of a driver like this. */
+static struct nvs_controls controls_of(const char *driver, bool knows)
+{
+	struct nvs_controls c = { 0 };
+	struct nvs_frame r;
+	pthread_t t;
+
+	setenv("NVSHARE_SIMGPU_RM", driver, 1);
+	begin();
+	if (!knows)
+		fake.page->features = 0;
+	CHECK(pthread_create(&t, NULL, launch, NULL) == 0);
+	fake_attach(&fake);
+	fake_grant(&fake, 0, 3);
+	if (knows)
+		c = expect_controls();
+	else
+		while (fake_receive(&fake, &r, 1000))
+			CHECK(r.type == NVS_REQUEST);
+	CHECK(pthread_join(t, NULL) == 0);
+	return c;
+}
+
+static void controls_work(void)
+{
+	struct nvs_controls c = controls_of("on", true), again;
+
+	CHECK(c.slices == NVS_CONTROL_WORKS && c.channels == NVS_CONTROL_WORKS);
+	CHECK(c.groups == 1 && c.bare == 0 && !strcmp(c.driver, "580.159.04"));
+	CHECK(slice_us() != 1000); /* the slice that the proof tries is taken back */
+	/* A scheduler that starts anew is told again. */
+	fake_die(&fake);
+	fake_listen(&fake);
+	fake_accept(&fake);
+	fake.page->features = NVS_FEATURE_CONTROLS;
+	fake_attach(&fake);
+	again = expect_controls();
+	CHECK(memcmp(&c, &again, sizeof(c)) == 0);
+}
+
+static void controls_are_refused(void)
+{
+	struct nvs_controls c = controls_of("refused", true);
+
+	CHECK(c.slices == NVS_CONTROL_REFUSED && c.channels == NVS_CONTROL_UNTRIED && c.groups == 1);
+}
+
+static void controls_are_faked(void)
+{
+	struct nvs_controls c = controls_of("faked", true);
+
+	CHECK(c.slices == NVS_CONTROL_FAKED && c.channels == NVS_CONTROL_UNTRIED);
+}
+
+static void controls_are_absent(void)
+{
+	CHECK(controls_of("absent", true).slices == NVS_CONTROL_REFUSED);
+}
+
+static void channels_are_hidden(void)
+{
+	struct nvs_controls c = controls_of("hidden", true);
+
+	CHECK(c.slices == NVS_CONTROL_UNSEEN && c.channels == NVS_CONTROL_UNSEEN && c.groups == 0);
+}
+
+static void an_older_scheduler_is_told_nothing(void)
+{
+	controls_of("on", false);
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} cases[] = {
+#define CASE(name) { #name, name }
+	CASE(a_slice_is_set_and_taken_back),
+	CASE(a_slice_is_clamped),
+	CASE(controls_work),
+	CASE(controls_are_refused),
+	CASE(controls_are_faked),
+	CASE(controls_are_absent),
+	CASE(channels_are_hidden),
+	CASE(an_older_scheduler_is_told_nothing),
+#undef CASE
+};
+
+/* Without a name: lists the cases, for simulated.sh. */
+int main(int argc, char **argv)
+{
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		if (argc < 2) {
+			puts(cases[i].name);
+		} else if (!strcmp(argv[1], cases[i].name)) {
+			cases[i].run();
+			fake_end(&fake);
+		}
+	}
 	return 0;
 }

@@ -304,6 +304,11 @@ func (d *Daemon) bury(cl *client) {
 	if cl.page != nil {
 		d.noteClient(cl, api.EventType_EVENT_TYPE_END, 0)
 	}
+	// A child that the process forked may still map the page: its gates are shut
+	// before others are granted the GPU.
+	for _, att := range cl.attached {
+		cl.page.Shut(att.channel)
+	}
 	d.dropMemory(cl, sched.Gone{Client: cl.id})
 	for _, g := range d.order {
 		delete(cl.attached, g)

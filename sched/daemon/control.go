@@ -274,6 +274,8 @@ func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 	return u
 }
 
+// problems are the scheduler's own: what tenants say and do cannot cause one.
+// Status.Problems begins with them, and /healthz answers 503 for them.
 func (d *Daemon) problems() (p []string) {
 	if d.invariantErr != nil {
 		p = append(p, fmt.Sprintf("bug in nvshare-scheduler, please report: %v", d.invariantErr))

@@ -72,7 +72,10 @@ type Options struct {
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
 	// whoever reaches it; "": nowhere. Sample may be nil.
 	MetricsAddr string
-	Sample      metrics.Sampler
+	// MetricsProcesses is how many clients have metrics of their own, beside those
+	// of their tenants.
+	MetricsProcesses int
+	Sample           metrics.Sampler
 }
 
 // Daemon is a scheduler with open sockets. Make one with New, then call Run.

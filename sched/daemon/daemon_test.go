@@ -281,6 +281,23 @@ func TestConcurrentMode(t *testing.T) {
 	a.granted()
 }
 
+// A child of a dead process may map its page. The page does not say that the child
+// may run.
+func TestPageOfTheDeadIsShut(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	p, a, e := newHolder(t, s) // a is in this process, so it outlives p
+	if a.page.Word(0) != uint32(e) {
+		t.Fatalf("word %d under grant %d", a.page.Word(0), e)
+	}
+	_, b := newClient(t, s)
+	b.request()
+	p.kill()
+	b.granted()
+	if got := a.page.Word(0); got != wire.WordClosed {
+		t.Errorf("word %d: the gate of the dead is open while another tenant has the GPU", got)
+	}
+}
+
 // While the state file cannot be written, nothing is granted that a restart
 // would not know of. Reservations are answered.
 func TestStateFileCannotBeWritten(t *testing.T) {

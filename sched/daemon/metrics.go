@@ -11,9 +11,13 @@ import (
 // openMetrics opens the port, if one was configured.
 func (d *Daemon) openMetrics() (err error) {
 	if d.opts.MetricsAddr != "" {
-		d.metrics, err = metrics.Listen(d.opts.MetricsAddr, metricsSource{d}, d.opts.Sample, d.log)
+		d.metrics, err = metrics.Listen(d.metricsOptions(), metricsSource{d})
 	}
 	return err
+}
+
+func (d *Daemon) metricsOptions() metrics.Options {
+	return metrics.Options{Addr: d.opts.MetricsAddr, Processes: d.opts.MetricsProcesses, Sample: d.opts.Sample, Log: d.log}
 }
 
 // metricsSource answers the exporter from the loop.
@@ -24,13 +28,16 @@ func (s metricsSource) Snapshot(ctx context.Context) (found *metrics.Snapshot, e
 	return found, err
 }
 
-func (s metricsSource) Problems(ctx context.Context) (problems []string, err error) {
-	err = s.d.ask(ctx, func() { problems = s.d.status().Problems })
-	return problems, err
+func (s metricsSource) Problems(ctx context.Context) (own, tenants []string, err error) {
+	err = s.d.ask(ctx, func() {
+		own = s.d.problems()
+		tenants = s.d.status().Problems[len(own):] // which begin with the scheduler's own
+	})
+	return own, tenants, err
 }
 
 func (d *Daemon) snapshot() *metrics.Snapshot {
-	s := &metrics.Snapshot{Status: d.status(), Traffic: d.traffic, Processes: make(map[uint32]bool, len(d.clients))}
+	s := &metrics.Snapshot{Status: d.status(), Own: d.problems(), Traffic: d.traffic, Processes: make(map[uint32]bool, len(d.clients))}
 	for _, g := range d.order {
 		s.Turns = append(s.Turns, g.turns)
 	}

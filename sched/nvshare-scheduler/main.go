@@ -43,6 +43,7 @@ type flags struct {
 	swap                                                    swapFlags
 	metrics                                                 bool
 	metricsAddr                                             string
+	metricsProcesses                                        uint16
 }
 
 func main() {
@@ -91,6 +92,7 @@ not need root.`,
 	f.swap.add(cmd)
 	fs.BoolVar(&f.metrics, "metrics", os.Getenv("NVSHARE_METRICS_ENABLE") == "1", "serve Prometheus metrics on /metrics, and /healthz, to everybody who reaches the address; default from NVSHARE_METRICS_ENABLE")
 	fs.StringVar(&f.metricsAddr, "metrics-addr", cmp.Or(os.Getenv("NVSHARE_METRICS_ADDR"), defaultMetricsAddr), "`address` of --metrics; default from NVSHARE_METRICS_ADDR")
+	fs.Uint16Var(&f.metricsProcesses, "metrics-processes", 0, "`number` of processes that have metrics of their own (nvshare_client_*) beside those of their tenants; each new process makes new series")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 	return cmd
 }
@@ -152,6 +154,7 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 			return o, fmt.Errorf("--metrics-addr: %w (give host:port, like %s)", err, defaultMetricsAddr)
 		}
 		o.MetricsAddr, o.Sample = f.metricsAddr, sampler(f.simGPU)
+		o.MetricsProcesses = int(f.metricsProcesses)
 	}
 	if o.Tuning, err = f.tuning.tuning(); err != nil {
 		return o, err

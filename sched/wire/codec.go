@@ -3,6 +3,7 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"unicode/utf8"
@@ -32,6 +33,7 @@ var (
 	errPage       = &frameError{"WELCOME: page size or slots unknown"}
 	errText       = &frameError{"REFUSED: text is not NUL-terminated UTF-8"}
 	errUtil       = &frameError{"UTIL: more samples than can be, or more busy ones than samples"}
+	errControls   = &frameError{"CONTROLS: unknown result, or version not NUL-terminated printable ASCII"}
 	errObserve    = &frameError{"ATTACH: observes and holds or wants at once"}
 )
 
@@ -142,7 +144,10 @@ func (f *Frame) decodePayload(p []byte) error {
 	case TypeUtil:
 		f.Util.Samples = le.Uint32(p)
 		f.Util.Busy = le.Uint32(p[4:])
-		used = 8
+		f.Util.Calls = le.Uint32(p[8:])
+		used = 12
+	case TypeControls:
+		return f.Controls.decode(p)
 	case TypeRoom:
 		f.Room.Bytes = le.Uint64(p)
 		used = 8
@@ -181,7 +186,7 @@ func (t Type) rule() rule {
 		return rule{flags: true, codeMax: RegisterReconnect, noEpoch: true}
 	case TypeAttach:
 		return rule{channel: true, flags: true, codeMax: AttachWant | AttachObserve, epoch: true, noEpoch: true}
-	case TypeRequest, TypeStats, TypeUtil, TypeNotice, TypeRoom, TypeArena, TypeSlice:
+	case TypeRequest, TypeStats, TypeUtil, TypeControls, TypeNotice, TypeRoom, TypeArena, TypeSlice:
 		return rule{channel: true, noEpoch: true}
 	case TypeReserve:
 		return rule{channel: true, flags: true, codeMax: ReserveForce, noEpoch: true}
@@ -249,6 +254,26 @@ func (f *Frame) check() error {
 		}
 	case TypeRefused:
 		return f.Refused.check()
+	}
+	return nil
+}
+
+func (c *Controls) decode(p []byte) error {
+	c.Slices, c.Channels = Control(p[0]), Control(p[1])
+	c.Groups = le.Uint16(p[2:])
+	c.Bare = le.Uint32(p[4:])
+	copy(c.Driver[:], p[8:])
+	end := bytes.IndexByte(c.Driver[:], 0)
+	if end < 0 || c.Slices > ControlFailed || c.Channels > ControlFailed {
+		return errControls
+	}
+	for i, b := range c.Driver {
+		switch {
+		case i < end && (b < ' ' || b > '~'):
+			return errControls
+		case i > end && b != 0:
+			return errReserved
+		}
 	}
 	return nil
 }
@@ -330,6 +355,13 @@ func (f *Frame) Encode() (b [FrameSize]byte) {
 	case TypeUtil:
 		le.PutUint32(p, f.Util.Samples)
 		le.PutUint32(p[4:], f.Util.Busy)
+		le.PutUint32(p[8:], f.Util.Calls)
+	case TypeControls:
+		c := &f.Controls
+		p[0], p[1] = byte(c.Slices), byte(c.Channels)
+		le.PutUint16(p[2:], c.Groups)
+		le.PutUint32(p[4:], c.Bare)
+		copy(p[8:], c.Driver[:])
 	case TypeRoom:
 		le.PutUint64(p, f.Room.Bytes)
 	case TypeSlice:

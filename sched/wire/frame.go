@@ -2,7 +2,10 @@
 
 package wire
 
-import "time"
+import (
+	"bytes"
+	"time"
+)
 
 // Limits and versions of the protocol, as in hook/wire.h.
 const (
@@ -44,6 +47,7 @@ const (
 	TypeReserve  Type = 6
 	TypeMoved    Type = 8
 	TypeUtil     Type = 9
+	TypeControls Type = 10
 
 	TypeWelcome  Type = 65
 	TypeAttached Type = 66
@@ -76,6 +80,8 @@ func (t Type) String() string {
 		return "MOVED"
 	case TypeUtil:
 		return "UTIL"
+	case TypeControls:
+		return "CONTROLS"
 	case TypeWelcome:
 		return "WELCOME"
 	case TypeAttached:
@@ -102,7 +108,7 @@ func (t Type) String() string {
 
 // FromClient reports whether the type goes from client to scheduler.
 func (t Type) FromClient() bool {
-	return t >= TypeRegister && t <= TypeReserve || t == TypeMoved || t == TypeUtil
+	return t >= TypeRegister && t <= TypeReserve || t >= TypeMoved && t <= TypeControls
 }
 
 // OptionalFlags are those flags of a Frame.Code that a peer ignores if it does
@@ -178,6 +184,7 @@ type Frame struct {
 	Reserved Reserved
 	Moved    Moved
 	Util     Util
+	Controls Controls
 	Room     Room
 	Arena    Arena
 	Slice    Slice
@@ -269,10 +276,40 @@ type Moved struct {
 type Util struct {
 	Samples uint32 // at most UtilMax
 	Busy    uint32 // at most Samples
+	Calls   uint32 // gated calls since the frame before
 }
 
 // UtilMax is the most samples of one UTIL.
 const UtilMax = 1_000_000
+
+// Control says how trying a control of the GPU's own scheduler went.
+type Control uint8
+
+// The values of a Control.
+const (
+	ControlUntried Control = iota
+	ControlWorks
+	ControlUnseen  // no channel group of the GPU was seen
+	ControlRefused // the driver answers with an error
+	ControlFaked   // the driver answers success and changes nothing
+	ControlFailed  // the control cannot be sent
+)
+
+// Controls is the payload of CONTROLS: what the GPU's own scheduler lets the client do,
+// as the client says.
+type Controls struct {
+	Slices   Control
+	Channels Control
+	Groups   uint16   // compute channel groups that were seen
+	Bare     uint32   // channels in no group that was seen, on any GPU
+	Driver   [40]byte // version, NUL-terminated printable ASCII
+}
+
+// DriverVersion returns the version up to its NUL; "": unknown.
+func (c *Controls) DriverVersion() string {
+	version, _, _ := bytes.Cut(c.Driver[:], []byte{0})
+	return string(version)
+}
 
 // Room is the payload of ROOM.
 type Room struct {

@@ -31,9 +31,12 @@ const (
 	slotRoom      = 56
 )
 
-// FeatureUtil, in a page's features: the scheduler understands UTIL. A shim that knows
-// features sends what older schedulers refuse only to one that says so.
-const FeatureUtil uint32 = 1 << 0
+// What a page's features say that the scheduler understands. A shim that knows features
+// sends what older schedulers refuse only to one that says so.
+const (
+	FeatureUtil     uint32 = 1 << 0 // UTIL
+	FeatureControls uint32 = 1 << 1 // CONTROLS, and the calls of UTIL
+)
 
 // Page is one client's grant page: the scheduler's writable mapping, or the
 // client's read-only one. It does not own the mapping; using a Page after its

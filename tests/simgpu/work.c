@@ -311,7 +311,7 @@ void work_before_unmapping(uintptr_t at, size_t size)
 
 	begin_due(&(struct clocks){ { 0 } });
 	for (w = first; w;) {
-		if (w->begun && touches(&w->op, at, size) && !(w->clock && sim_is_off(w->clock - 1, &unused))) {
+		if (w->begun && !w->running && touches(&w->op, at, size) && !(w->clock && sim_is_off(w->clock - 1, &unused))) {
 			fault(w->ctx);
 			w = first;
 		} else {

@@ -17,18 +17,16 @@ import (
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// maxMetricClients and maxMetricTenants are how many clients and tenants, over
-// all GPUs, have metrics of their own; nvshare_metrics_left_out counts the rest.
-const (
-	maxMetricClients = 512
-	maxMetricTenants = 512
-)
+// maxMetricTenants is how many tenants, over all GPUs, have metrics of their own;
+// nvshare_metrics_left_out counts the rest.
+const maxMetricTenants = 512
 
 // exposition turns a scrape into metrics. metricNames has their names.
 type exposition struct {
 	ch               chan<- prometheus.Metric
 	descs            map[string]*prometheus.Desc
 	s                *scrape
+	processes        int // how many clients may have metrics of their own
 	clients, tenants int // so far
 }
 
@@ -51,8 +49,10 @@ func (x *exposition) all() {
 	for i, g := range r.Gpus {
 		x.gpu(g, &x.s.Turns[i])
 		x.sample(g)
-		for _, c := range g.Clients {
-			x.client(g, c)
+		if x.processes > 0 {
+			for _, c := range g.Clients {
+				x.client(g, c)
+			}
 		}
 		x.tenantsOf(g)
 	}
@@ -71,11 +71,11 @@ func (x *exposition) all() {
 	x.put("nvshare_scheduler_connections", float64(r.Connections))
 	x.put("nvshare_scheduler_refused_connections_total", float64(r.Refused))
 	x.put("nvshare_scheduler_protocol_errors_total", float64(r.ProtocolErrors))
-	x.put("nvshare_scheduler_healthy", number(len(r.Problems) == 0))
+	x.put("nvshare_scheduler_healthy", number(len(x.s.Own) == 0))
 	x.put("nvshare_scheduler_problems", float64(len(r.Problems)))
 	x.put("nvshare_scheduler_uptime_seconds", seconds(r.UptimeNs))
 	x.put("nvshare_build_info", 1, r.Version)
-	x.put("nvshare_metrics_left_out", float64(max(x.clients-maxMetricClients, 0)), "client")
+	x.put("nvshare_metrics_left_out", float64(max(x.clients-x.processes, 0)), "client")
 	x.put("nvshare_metrics_left_out", float64(max(x.tenants-maxMetricTenants, 0)), "tenant")
 }
 
@@ -178,7 +178,7 @@ func (x *exposition) sample(g *api.GPU) {
 }
 
 func (x *exposition) client(g *api.GPU, c *api.Client) {
-	if x.clients++; x.clients > maxMetricClients {
+	if x.clients++; x.clients > x.processes {
 		return
 	}
 	l := append(names(c.Container), strconv.FormatUint(c.Id, 10), g.Uuid)

@@ -10,6 +10,8 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -67,7 +69,8 @@ type Traffic struct {
 // Snapshot is what the scheduler knows at one instant.
 type Snapshot struct {
 	Status    *api.StatusResponse
-	Turns     []Turns // by GPU, as in Status
+	Own       []string // those of Status.Problems that tenants cannot cause
+	Turns     []Turns  // by GPU, as in Status
 	Traffic   Traffic
 	Processes map[uint32]bool // pids of clients
 }
@@ -76,17 +79,20 @@ type Snapshot struct {
 // loop until ctx is done.
 type Source interface {
 	Snapshot(ctx context.Context) (*Snapshot, error)
-	Problems(ctx context.Context) ([]string, error)
+	// Problems returns the scheduler's own problems, and those that tenants have
+	// or cause.
+	Problems(ctx context.Context) (own, tenants []string, err error)
 }
 
 // Exporter serves /metrics and /healthz.
 type Exporter struct {
-	source   Source
-	sample   Sampler // nil: the driver is not asked
-	log      *logrus.Entry
-	listener net.Listener
-	rate     *rate.Limiter
-	descs    map[string]*prometheus.Desc
+	source    Source
+	sample    Sampler // nil: the driver is not asked
+	processes int
+	log       *logrus.Entry
+	listener  net.Listener
+	rate      *rate.Limiter
+	descs     map[string]*prometheus.Desc
 
 	mu        sync.Mutex
 	latest    *scrape
@@ -101,14 +107,24 @@ type scrape struct {
 	sampled bool                  // the driver answered
 }
 
-// Listen opens the port. sample may be nil. The caller calls Serve or Close.
-func Listen(addr string, source Source, sample Sampler, log *logrus.Entry) (*Exporter, error) {
-	l, err := net.Listen("tcp", addr)
+// Options configure an Exporter.
+type Options struct {
+	Addr string // host:port
+	// Processes is how many clients have metrics of their own. A tenant that starts
+	// many processes in a row makes a new series of each metric for each of them.
+	Processes int
+	Sample    Sampler // nil: the driver is not asked
+	Log       *logrus.Entry
+}
+
+// Listen opens the port. The caller calls Serve or Close.
+func Listen(o Options, source Source) (*Exporter, error) {
+	l, err := net.Listen("tcp", o.Addr)
 	if err != nil {
 		return nil, fmt.Errorf("serve metrics: %w (choose another address with --metrics-addr)", err)
 	}
 	return &Exporter{
-		source: source, sample: sample, log: log,
+		source: source, sample: o.Sample, processes: o.Processes, log: o.Log,
 		listener: netutil.LimitListener(l, scrapeConns),
 		rate:     rate.NewLimiter(scrapeRate, scrapeBurst),
 		descs:    newDescs(),
@@ -171,20 +187,31 @@ func (l debugLines) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// health says ok, or what is wrong with status 503.
+// health says ok and the problems of tenants, or with status 503 what is wrong with
+// the scheduler. Tenants choose names of programs, so no control character passes.
 func (x *Exporter) health(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), scrapeTimeout)
 	defer cancel()
-	problems, err := x.source.Problems(ctx)
+	own, tenants, err := x.source.Problems(ctx)
+	status, head := http.StatusOK, []string{"ok"}
 	if err != nil {
-		problems = []string{fmt.Sprintf("the scheduler does not answer: %v", err)}
+		own = []string{fmt.Sprintf("the scheduler does not answer: %v", err)}
 	}
-	if len(problems) > 0 {
-		http.Error(w, strings.Join(problems, "\n"), http.StatusServiceUnavailable)
-		return
+	if len(own) > 0 {
+		status, head = http.StatusServiceUnavailable, own
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = w.Write([]byte("ok\n"))
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	for _, line := range slices.Concat(head, tenants) {
+		_, _ = fmt.Fprintln(w, printable(line))
+	}
+}
+
+// printable escapes what a terminal would obey.
+func printable(s string) string {
+	quoted := strconv.QuoteToGraphic(s)
+	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
 }
 
 // scrape asks the driver, and the scheduler once.
@@ -237,7 +264,7 @@ func (x *Exporter) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.NewInvalidMetric(x.descs["nvshare_scheduler_healthy"], errors.Join(errors.New("the scheduler does not answer"), err))
 		return
 	}
-	(&exposition{ch: ch, descs: x.descs, s: s}).all()
+	(&exposition{ch: ch, descs: x.descs, s: s, processes: x.processes}).all()
 }
 
 // Describe is the prometheus.Collector's.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -24,6 +25,8 @@ import (
 const (
 	uuid = "GPU-51600000-0000-4000-8000-000000000000"
 	pid  = 4711
+	// processes is how many have metrics of their own in these tests.
+	processes = 512
 )
 
 // patience bounds every wait in these tests. It only has to be longer than any
@@ -32,9 +35,9 @@ const patience = 60 * time.Second
 
 // source is a scheduler with one GPU.
 type source struct {
-	asked    atomic.Int64
-	problems []string
-	err      error
+	asked        atomic.Int64
+	own, tenants []string
+	err          error
 }
 
 func (s *source) Snapshot(context.Context) (*Snapshot, error) {
@@ -45,7 +48,8 @@ func (s *source) Snapshot(context.Context) (*Snapshot, error) {
 	turns.Released(time.Now(), &sched.Released{Reason: sched.EndRevoked})
 	abc := &api.Container{Id: "abc"}
 	return &Snapshot{
-		Status: &api.StatusResponse{Version: "test", Problems: s.problems, Gpus: []*api.GPU{{
+		Own: s.own,
+		Status: &api.StatusResponse{Version: "test", Problems: slices.Concat(s.own, s.tenants), Gpus: []*api.GPU{{
 			Uuid: uuid, Name: "Test GPU", MemoryBytes: 1 << 30, Mode: api.Mode_MODE_AUTO,
 			Clients: []*api.Client{{Id: 1, Pid: pid, Container: abc}},
 			Tenants: []*api.TenantUse{{Container: abc}},
@@ -56,14 +60,16 @@ func (s *source) Snapshot(context.Context) (*Snapshot, error) {
 	}, s.err
 }
 
-func (s *source) Problems(context.Context) ([]string, error) { return s.problems, s.err }
+func (s *source) Problems(context.Context) (own, tenants []string, err error) {
+	return s.own, s.tenants, s.err
+}
 
 // serve serves until the test ends, and returns the URL.
 func serve(t *testing.T, s Source, sample Sampler) string {
 	t.Helper()
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
-	x, err := Listen("127.0.0.1:0", s, sample, logrus.NewEntry(logger))
+	x, err := Listen(Options{Addr: "127.0.0.1:0", Processes: processes, Sample: sample, Log: logrus.NewEntry(logger)}, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,8 +127,15 @@ func TestDriverHangs(t *testing.T) {
 }
 
 func TestHealth(t *testing.T) {
-	s := &source{problems: []string{"one", "two"}}
+	s := &source{tenants: []string{"python\x1b[31m\r\u202e \"x\" ü is fenced", "a\nok"}}
 	url := serve(t, s, nil)
+	if code, text := get(t, url+"/healthz"); code != http.StatusOK || text != `ok
+python\x1b[31m\r\u202e "x" ü is fenced
+a\nok
+` {
+		t.Errorf("a tenant's problems: %d %q", code, text)
+	}
+	s.own, s.tenants = []string{"one", "two"}, nil
 	if code, text := get(t, url+"/healthz"); code != http.StatusServiceUnavailable || text != "one\ntwo\n" {
 		t.Errorf("with problems: %d %q", code, text)
 	}
@@ -159,35 +172,43 @@ func TestScrapesAreLimited(t *testing.T) {
 // However many clients there are, the metrics end somewhere.
 func TestBounded(t *testing.T) {
 	gpu := &api.GPU{Uuid: uuid}
-	const n = maxMetricClients + 100
+	const n = processes + 100
 	for i := range uint32(n) {
 		id := &api.Container{Id: fmt.Sprintf("%064x", i)}
 		gpu.Clients = append(gpu.Clients, &api.Client{Id: uint64(i + 1), Container: id})
 		gpu.Tenants = append(gpu.Tenants, &api.TenantUse{Container: id})
 	}
 	s := &scrape{Snapshot: &Snapshot{Status: &api.StatusResponse{Gpus: []*api.GPU{gpu}}, Turns: make([]Turns, 1)}}
-	descs := newDescs()
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(fixed{s, descs})
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	count := map[string]int{}
-	leftOut := map[string]float64{}
-	for _, f := range families {
-		count[f.GetName()] = len(f.Metric)
-		for _, m := range f.Metric {
-			if f.GetName() == "nvshare_metrics_left_out" {
-				leftOut[label(m, "kind")] = m.GetGauge().GetValue()
+	gather := func(processes int) (count map[string]int, leftOut map[string]float64) {
+		registry := prometheus.NewPedanticRegistry()
+		registry.MustRegister(fixed{s, newDescs(), processes})
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		count, leftOut = map[string]int{}, map[string]float64{}
+		for _, f := range families {
+			count[f.GetName()] = len(f.Metric)
+			for _, m := range f.Metric {
+				if f.GetName() == "nvshare_metrics_left_out" {
+					leftOut[label(m, "kind")] = m.GetGauge().GetValue()
+				}
 			}
 		}
+		return count, leftOut
 	}
-	if count["nvshare_client_info"] != maxMetricClients || leftOut["client"] != 100 {
+	count, leftOut := gather(processes)
+	if count["nvshare_client_info"] != processes || leftOut["client"] != 100 {
 		t.Errorf("%d clients, %v left out", count["nvshare_client_info"], leftOut["client"])
 	}
 	if count["nvshare_tenant_got_ratio"] != maxMetricTenants || leftOut["tenant"] != n-maxMetricTenants {
 		t.Errorf("%d tenants, %v left out", count["nvshare_tenant_got_ratio"], leftOut["tenant"])
+	}
+	count, _ = gather(0)
+	for name, n := range count {
+		if strings.HasPrefix(name, "nvshare_client_") {
+			t.Errorf("%d of %s, though nobody asked for metrics of processes", n, name)
+		}
 	}
 }
 
@@ -202,8 +223,9 @@ func label(m *dto.Metric, name string) string {
 
 // fixed collects one scrape.
 type fixed struct {
-	s     *scrape
-	descs map[string]*prometheus.Desc
+	s         *scrape
+	descs     map[string]*prometheus.Desc
+	processes int
 }
 
 func (f fixed) Describe(ch chan<- *prometheus.Desc) {
@@ -213,7 +235,7 @@ func (f fixed) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (f fixed) Collect(ch chan<- prometheus.Metric) {
-	(&exposition{ch: ch, descs: f.descs, s: f.s}).all()
+	(&exposition{ch: ch, descs: f.descs, s: f.s, processes: f.processes}).all()
 }
 
 func TestHistogram(t *testing.T) {

@@ -127,11 +127,11 @@ var metricNames = []metricName{
 	{"nvshare_scheduler_registrations_total", nil, "Programs that began to use GPUs through the shim."},
 	{"nvshare_scheduler_bypassed_registrations_total", nil, "Those of them that can reach the GPU past the shim."},
 	{"nvshare_scheduler_suppressed_log_lines_total", nil, "Lines of log that clients caused and that were too many."},
-	{"nvshare_scheduler_healthy", nil, "1 if there is no problem: /healthz names them."},
-	{"nvshare_scheduler_problems", nil, "Problems that /healthz and nvsharectl name."},
+	{"nvshare_scheduler_healthy", nil, "1 if the scheduler itself has no problem: /healthz names them."},
+	{"nvshare_scheduler_problems", nil, "Problems that /healthz and nvsharectl name, those of tenants included."},
 	{"nvshare_scheduler_uptime_seconds", nil, "Time since the scheduler's start."},
 	{"nvshare_build_info", []string{"version"}, "The scheduler's version; always 1."},
-	{"nvshare_metrics_left_out", []string{"kind"}, "Clients and tenants that have no metrics of their own because there are too many."},
+	{"nvshare_metrics_left_out", []string{"kind"}, "Clients (with --metrics-processes) and tenants that have no metrics of their own because there are too many."},
 }
 
 func newDescs() map[string]*prometheus.Desc {
