@@ -215,7 +215,7 @@ struct nvs_attach {
 struct nvs_released {
 	uint64_t drain_ns; /* from closed gate to idle GPU, or to channels that are off */
 	uint64_t calls;    /* gated calls under this grant */
-	uint32_t flags;    /* enum nvs_released_flags; a scheduler ignores those that it does not know */
+	uint32_t flags;    /* enum nvs_released_flags; 0 without NVS_FEATURE_PREEMPT */
 	uint8_t  reserved[28];
 };
 
@@ -433,6 +433,7 @@ struct nvs_slot {
 enum nvs_features {
 	NVS_FEATURE_UTIL     = 1u << 0, /* UTIL */
 	NVS_FEATURE_CONTROLS = 1u << 1, /* CONTROLS, and the calls of UTIL */
+	NVS_FEATURE_PREEMPT  = 1u << 2, /* the flags of RELEASE */
 };
 
 struct nvs_page {

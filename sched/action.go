@@ -123,10 +123,11 @@ const (
 	EndExit                         // released because the process ends
 	EndDeath                        // the process died
 	EndLost                         // the client is back and does not have the grant
+	EndPreempted                    // taken off the GPU with work left, which waits for the next grant
 )
 
 func (r EndReason) String() string {
-	names := [...]string{"", "revoked", "idle", "exit", "death", "lost"}
+	names := [...]string{"", "revoked", "idle", "exit", "death", "lost", "preempted"}
 	if int(r) < len(names) && r != 0 {
 		return names[r]
 	}

@@ -110,14 +110,6 @@ static void *preempter_main(void *arg)
 	return NULL;
 }
 
-void nvs_preempt_stepped(struct nvs_gpu *gpu)
-{
-	if (!gpu->preempter || (gpu->lease.gate != LEASE_DRAINING && (!gpu->off || gpu->lease.unfinished)))
-		return;
-	atomic_fetch_add(&gpu->preempt_wanted, 1);
-	nvs_futex_wake((uint32_t *)&gpu->preempt_wanted, true);
-}
-
 void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 {
 	uint64_t due = gpu->preempter ? 0 : due_at(gpu);

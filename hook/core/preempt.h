@@ -27,9 +27,6 @@ struct nvs_preempt_ops {
 
 extern const struct nvs_preempt_ops nvs_preempt_ops;
 
-/* The lease has made a step. nvs_client_lock is held. */
-void nvs_preempt_stepped(struct nvs_gpu *gpu);
-
 /*
  * Called by the client thread, now and then: the lock is held. *next: nanoseconds until
  * it is to be called again, if that is less.

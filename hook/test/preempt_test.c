@@ -74,6 +74,7 @@ static void begin(void)
 	CU(cuInit(0));
 	CU(cuDeviceGetUuid_v2(&gpu, 0));
 	fake_accept(&fake);
+	fake.page->features = NVS_FEATURE_PREEMPT;
 	CU(cuCtxCreate_v2(&context, 0, 0));
 	fake_attach(&fake);
 	CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
@@ -251,6 +252,19 @@ static void off_is_refused_once(void)
 	end();
 }
 
+/* An earlier scheduler knows no flags: RELEASE and REQUEST are what it is told. */
+static void an_earlier_scheduler(void)
+{
+	hold_with(60000);
+	fake.page->features = 0;
+	CHECK(ask_back(5).u.released.flags == 0);
+	CHECK(state().off);
+	fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 6);
+	EVENTUALLY(!state().off);
+	end();
+}
+
 static void threads_wait_at_the_gate(void)
 {
 	unsigned ms = 0;
@@ -285,6 +299,7 @@ static void the_scheduler_starts_anew(void)
 	fake_die(&fake);
 	fake_listen(&fake);
 	fake_accept(&fake);
+	fake.page->features = NVS_FEATURE_PREEMPT;
 	a = fake_attach(&fake);
 	CHECK(a.epoch == 0 && a.code & NVS_ATTACH_WANT);
 	CHECK(state().off);
@@ -304,6 +319,7 @@ static void the_scheduler_dies_while_it_drains(void)
 	fake_die(&fake);
 	fake_listen(&fake);
 	fake_accept(&fake);
+	fake.page->features = NVS_FEATURE_PREEMPT;
 	a = fake_attach(&fake);
 	if (a.epoch == 5)
 		CHECK(preempted(fake_expect(&fake, NVS_RELEASE)));
@@ -401,6 +417,7 @@ static const struct {
 	CASE(a_driver_that_only_says_so),
 	CASE(channels_that_nobody_saw),
 	CASE(off_is_refused_once),
+	CASE(an_earlier_scheduler),
 	CASE(threads_wait_at_the_gate),
 	CASE(the_scheduler_is_lost),
 	CASE(the_scheduler_starts_anew),

@@ -154,9 +154,10 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 			return
 		}
 		d.step(att.gpu, sched.Release{
-			Client: c.client.id,
-			Epoch:  sched.Epoch(f.Epoch),
-			Reason: sched.Reason(f.Code), // the numbers are the same, see TestReasons
+			Client:    c.client.id,
+			Epoch:     sched.Epoch(f.Epoch),
+			Reason:    sched.Reason(f.Code), // the numbers are the same, see TestReasons
+			Preempted: f.Released.Flags&wire.ReleasedPreempted != 0,
 		})
 	case wire.TypeStats:
 		att.stats = f.Stats
