@@ -58,6 +58,30 @@ func linkerHook(binary string, libraries []string) *specs.Hook {
 	return &specs.Hook{HookName: cdi.CreateContainerHook, Path: binary, Args: args, Env: slices.Clone(hookEnv), Timeout: &timeout}
 }
 
+// describeHook returns the hook that tells the scheduler of a container: its name, its
+// annotations, and which GPUs it has. A GPU is known by its last device node, which for
+// MIG devices no other has, or by a variable of the environment.
+func describeHook(p Paths, gpus []GPU, base Base) *specs.Hook {
+	args := []string{path.Base(p.Hook), "describe", "--run-dir", p.RunDir}
+	add := func(uuid string, e *specs.ContainerEdits) {
+		switch {
+		case e == nil || uuid == "":
+		case len(e.DeviceNodes) > 0:
+			args = append(args, "--gpu", uuid+"="+e.DeviceNodes[len(e.DeviceNodes)-1].Path)
+		case len(e.Env) > 0:
+			args = append(args, "--gpu", uuid+"="+e.Env[len(e.Env)-1])
+		}
+	}
+	for i, g := range gpus {
+		add(g.UUID, &base.PerGPU[i])
+		for j, in := range g.Instances {
+			add(in.UUID, base.instance(i, j))
+		}
+	}
+	timeout := 10 // seconds; the hook limits itself to half of it
+	return &specs.Hook{HookName: cdi.CreateRuntimeHook, Path: p.Hook, Args: args, Timeout: &timeout}
+}
+
 // DriverBase describes the driver that FindDriver found; hook is the path of
 // nvshare-cdi-hook on the host.
 func DriverBase(d *Driver, gpus []GPU, hook string) Base {

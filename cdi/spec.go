@@ -27,9 +27,9 @@ const (
 	RunDirEnv = "NVSHARE_RUN_DIR"
 	// ShimPath is the shim inside containers.
 	ShimPath = ShimDir + "/" + ShimFile
-	// ShimDir is where containers see Paths.LibDir.
+	// ShimDir is where containers see Paths.ShimDir.
 	ShimDir = "/usr/lib/nvshare"
-	// ShimFile is the name of the shim in Paths.LibDir.
+	// ShimFile is the name of the shim in Paths.ShimDir.
 	ShimFile = "libnvshare.so"
 	// HookFile is the name of the OCI hook in its directory on the host.
 	HookFile = "nvshare-cdi-hook"
@@ -40,7 +40,7 @@ const (
 
 // Where nvshare keeps things on a host unless told otherwise.
 const (
-	DefaultLibDir  = "/var/lib/nvshare/lib" // not in /run, which is often mounted noexec
+	DefaultLibDir  = "/var/lib/nvshare/lib" // of ShimLink; not in /run, which is often mounted noexec
 	DefaultBinDir  = "/var/lib/nvshare/bin"
 	DefaultRunDir  = "/var/run/nvshare"
 	DefaultSpecDir = "/var/run/cdi"
@@ -48,16 +48,26 @@ const (
 
 // Paths are absolute paths of nvshare's own files on the host.
 type Paths struct {
-	LibDir string // holds ShimFile and nothing that a container must not see
-	Hook   string // nvshare-cdi-hook
-	RunDir string // the scheduler's
+	ShimDir string // holds ShimFile and nothing that a container must not see
+	Hook    string // nvshare-cdi-hook
+	RunDir  string // the scheduler's
+	// EmptyDir, if it is not "", is an empty directory beside ShimDir. Pods then see
+	// ShimDir through an overlay of both: a file system of the container's own that has
+	// no upper layer, so that a container with CAP_SYS_ADMIN cannot make it writable. A
+	// bind mount it could remount, and then write the host's directory.
+	EmptyDir string
 }
+
+// ShimLink is a symbolic link in the directory where the plugin keeps its shims. It
+// leads to the directory of the present shim. A running container keeps the directory
+// that the link led to when the container was created.
+const ShimLink = "current"
 
 // DefaultPaths are those that an installation uses.
 var DefaultPaths = Paths{
-	LibDir: DefaultLibDir,
-	Hook:   DefaultBinDir + "/" + HookFile,
-	RunDir: DefaultRunDir,
+	ShimDir: DefaultLibDir + "/" + ShimLink,
+	Hook:    DefaultBinDir + "/" + HookFile,
+	RunDir:  DefaultRunDir,
 }
 
 // TenantDir is the directory of the host that containers see as their run
@@ -77,15 +87,20 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 	}
 	spec := &specs.Spec{Version: specVersion, Kind: kind, ContainerEdits: copyEdits(base.Common)}
 	common := &spec.ContainerEdits
+	shim := bind(p.ShimDir, ShimDir, readOnly)
+	if kind == KindNRI && p.EmptyDir != "" {
+		shim.Type = "overlay"
+		shim.Options = []string{"ro", "nosuid", "nodev", "lowerdir=" + p.ShimDir + ":" + p.EmptyDir}
+	}
 	// The directories, not the files: a file is replaced when its owner
 	// restarts, and a mount of it would keep showing the old one.
-	common.Mounts = append(common.Mounts,
-		bind(p.LibDir, ShimDir, readOnly),
+	common.Mounts = append(common.Mounts, shim,
 		bind(p.TenantDir(), ContainerRunDir, append([]string{"noexec"}, readOnly...)))
 	if kind == Kind {
 		// An image could send the shim to a directory without a scheduler, where
 		// nobody arbitrates.
 		common.Env = append(common.Env, PreloadEnv+"="+ShimPath, RunDirEnv+"="+ContainerRunDir)
+		common.Hooks = append(common.Hooks, describeHook(p, gpus, base))
 	}
 
 	var all specs.ContainerEdits

@@ -12,7 +12,7 @@ import (
 func installed(t *testing.T) (root string, dirs []string) {
 	t.Helper()
 	root = fakeHost(t)
-	write(t, root+DefaultLibDir+"/"+ShimFile, "")
+	write(t, root+DefaultPaths.ShimDir+"/"+ShimFile, "")
 	write(t, root+DefaultPaths.Hook, "")
 	if err := os.Chmod(root+DefaultPaths.Hook, 0o755); err != nil {
 		t.Fatal(err)

@@ -25,7 +25,7 @@ const (
 
 // Watch sends on the channel it returns when what Generate looks at may have
 // changed, until ctx ends: GPUs, their device nodes, the driver's libraries, CDI
-// specs, those in dirs too. Compare Fingerprint to know. Several changes in a
+// specs, and any file in dirs. Compare Fingerprint to know. Several changes in a
 // row are one. It sends once at the start, for what changed before.
 //
 // Files are watched through inotify, where they are made even if their directory
@@ -101,6 +101,7 @@ const (
 	watchNames = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM |
 		unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 	watchFiles = watchNames | unix.IN_CLOSE_WRITE | unix.IN_ATTRIB
+	watchOwn   = watchFiles | unix.IN_MODIFY // also who only cuts a file short
 )
 
 // watched returns the directories to watch and what for. For one that does not
@@ -120,8 +121,11 @@ func (o Options) watched(dirs []string) map[string]uint32 {
 			dir, mask = parent, watchNames
 		}
 	}
-	for _, dir := range slices.Concat(o.specDirs(), dirs) {
+	for _, dir := range o.specDirs() {
 		add(dir, watchFiles)
+	}
+	for _, dir := range dirs {
+		add(dir, watchOwn)
 	}
 	if o.SimDir != "" {
 		add(filepath.Join(o.SimDir, "lib"), watchFiles)

@@ -144,7 +144,7 @@ func TestAdjustSpellsOutEdits(t *testing.T) {
 			t.Errorf("%s is mounted %v", m.Destination, m.Options)
 		}
 	}
-	if want := []string{"bind /l/libcuda.so.1.2 /l/libcuda.so.1", "bind /var/lib/nvshare/lib /usr/lib/nvshare", "bind /var/run/nvshare/tenant /var/run/nvshare"}; !slices.Equal(mounts, want) {
+	if want := []string{"bind /l/libcuda.so.1.2 /l/libcuda.so.1", "bind /var/lib/nvshare/lib/current /usr/lib/nvshare", "bind /var/run/nvshare/tenant /var/run/nvshare"}; !slices.Equal(mounts, want) {
 		t.Errorf("mounts %q", mounts)
 	}
 	for _, d := range a.GetLinux().GetDevices() {

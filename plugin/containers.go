@@ -58,6 +58,8 @@ type Containers struct {
 	ping time.Duration // between requests for the scheduler's State
 	wake chan struct{} // holds a token when there may be something to tell
 
+	Health Health // of the plugin; Run tells the scheduler of problems
+
 	mu       sync.Mutex
 	want     map[string]Container // by ID
 	complete bool                 // want holds all containers that exist
@@ -70,7 +72,9 @@ type Containers struct {
 
 // NewContainers returns an empty set of containers.
 func NewContainers(log logrus.FieldLogger) *Containers {
-	return &Containers{log: log, ping: pingInterval, wake: make(chan struct{}, 1), want: map[string]Container{}, ended: map[string]Container{}, percent: 100}
+	cs := &Containers{log: log, ping: pingInterval, wake: make(chan struct{}, 1), want: map[string]Container{}, ended: map[string]Container{}, percent: 100}
+	cs.Health.OnChange(cs.poke)
+	return cs
 }
 
 // Remove forgets a container; an unknown one is no error.

@@ -125,6 +125,8 @@ func (c *fakeConn) Describe(ctx context.Context, ctr Container) error {
 func (c *fakeConn) Forget(ctx context.Context, id string) error {
 	return c.call(ctx, func() { delete(c.known, id) })
 }
+func (c *fakeConn) Report(context.Context, []string) error { return nil }
+
 func (c *fakeConn) State(ctx context.Context) (k State, err error) {
 	err = c.call(ctx, func() {
 		k = State{slices.Collect(maps.Keys(c.known)), slices.Clone(c.promises), maps.Clone(c.memory)}

@@ -77,7 +77,8 @@
 //   - An annotation that looks like nvshare's and is unknown is named in the log and,
 //     with package kube, in an Event on the pod. The pod starts: the annotation may be
 //     of a later nvshare.
-//   - A lost connection to the runtime is made again, whichever side was restarted.
+//   - A lost connection to the runtime is made again, whichever side was restarted. A
+//     runtime that does not ask the plugin about pods is a problem of its Health.
 //   - A container that asked and runs without nvshare is reported, because it was
 //     created while no plugin was registered or because its image has musl libc. The
 //     former are stopped if the administrator wants that (Audit).

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -26,7 +27,7 @@ type Plugin struct {
 	containers *Containers
 	inventory  atomic.Pointer[Inventory]
 	explicit   atomic.Bool // see Adjust
-	libDir     string      // of the host, with the shim
+	shimDirs   []string    // of the host, one of which containers have mounted
 	audit      Audit
 	report     func(Unmanaged)
 }
@@ -45,14 +46,18 @@ var (
 // New returns a plugin that knows no devices yet. It enters the containers that use
 // GPUs in containers.
 func New(log logrus.FieldLogger, containers *Containers) *Plugin {
-	p := &Plugin{log: log, containers: containers, libDir: cdi.DefaultLibDir}
+	p := &Plugin{log: log, containers: containers}
+	p.SetLibDir(cdi.DefaultLibDir)
 	p.inventory.Store(&Inventory{})
 	return p
 }
 
-// SetLibDir tells from which directory of the host containers have the shim, if it
-// is not cdi.DefaultLibDir. It must be called before Run.
-func (p *Plugin) SetLibDir(dir string) { p.libDir = dir }
+// SetLibDir tells which directory of the host has the shims, if it is not
+// cdi.DefaultLibDir. It must be called before Run.
+func (p *Plugin) SetLibDir(dir string) {
+	// Containers of earlier releases have the directory itself.
+	p.shimDirs = []string{filepath.Join(dir, cdi.ShimLink), dir}
+}
 
 // SetInventory changes what containers can be given from now on.
 func (p *Plugin) SetInventory(inv *Inventory) { p.inventory.Store(inv) }
@@ -219,7 +224,7 @@ func (p *Plugin) usesGPU(ctr *api.Container) bool {
 // hasShim tells whether the node's shim is mounted in a container.
 func (p *Plugin) hasShim(ctr *api.Container) bool {
 	return slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool {
-		return m.GetDestination() == cdi.ShimDir && m.GetSource() == p.libDir
+		return m.GetDestination() == cdi.ShimDir && slices.Contains(p.shimDirs, m.GetSource())
 	})
 }
 

@@ -33,6 +33,8 @@ const (
 	registerMax = 15 * time.Second
 	// configureLimit is twice what runtimes allow for a registration.
 	configureLimit = 10 * time.Second
+	// syncLimit is five times what runtimes allow for the list of all containers.
+	syncLimit = 10 * time.Second
 	// settled is how long a registration must last to count as a good one.
 	settled = 10 * time.Second
 )
@@ -46,12 +48,14 @@ func Run(ctx context.Context, c Connection, p *Plugin) error {
 	dialWait := backoff{min: 50 * time.Millisecond, max: dialMax}
 	registerWait := backoff{min: 200 * time.Millisecond, max: registerMax}
 	waiting := false
+	health := &p.containers.Health
 	for ctx.Err() == nil {
 		var dialer net.Dialer
 		conn, err := dialer.DialContext(ctx, "unix", c.Socket)
 		if err != nil {
 			if !waiting && ctx.Err() == nil {
 				p.log.Infof("waiting for the container runtime: %v", err)
+				health.Waits(runtimePart, fmt.Sprintf("not registered with the container runtime: %v", err))
 			}
 			waiting = true
 			dialWait.sleep(ctx)
@@ -66,6 +70,11 @@ func Run(ctx context.Context, c Connection, p *Plugin) error {
 			break
 		}
 		p.log.Warnf("lost the container runtime: %v; pods created now are not adjusted until it is back", err)
+		if errors.Is(err, errNotSynchronized) || errors.Is(err, errNotConfigured) {
+			health.Problem(runtimePart, err)
+		} else {
+			health.Waits(runtimePart, fmt.Sprintf("not registered with the container runtime: %v", err))
+		}
 		if time.Since(start) > settled {
 			registerWait.reset()
 		}
@@ -74,12 +83,23 @@ func Run(ctx context.Context, c Connection, p *Plugin) error {
 	return nil
 }
 
-var errNotConfigured = fmt.Errorf("it did not configure the plugin within %v", configureLimit)
+// runtimePart is the part of Health that is about the runtime.
+const runtimePart = "runtime"
+
+var (
+	errNotConfigured = fmt.Errorf("the container runtime did not configure the plugin within %v", configureLimit)
+
+	// errNotSynchronized: NRI sends the list of all pods and containers in messages of
+	// at least eight of them, and no message above 4 MiB.
+	errNotSynchronized = errors.New("the container runtime configured the plugin and then did not send the list of its containers, so new pods start without a GPU; " +
+		"NRI cannot send the list when eight pods and containers are larger than 4 MiB together, mostly by long environments, arguments or annotations: " +
+		"find them with crictl inspect, and make them smaller")
+)
 
 // register serves one connection until it ends, and closes it.
 func register(ctx context.Context, conn net.Conn, c Connection, p *Plugin) error {
 	defer conn.Close() // the stub leaves it open if the registration fails
-	s := &session{Plugin: p, configured: make(chan struct{})}
+	s := &session{Plugin: p, configured: make(chan struct{}), synchronized: make(chan struct{})}
 	// A stub that failed keeps its dead connection, so each connection has a new stub.
 	plugin, err := stub.New(s, stub.WithPluginName(c.Name), stub.WithPluginIdx(c.Index),
 		stub.WithConnection(conn), stub.WithLogger(stubLogger{p.log}))
@@ -101,15 +121,48 @@ func register(ctx context.Context, conn net.Conn, c Connection, p *Plugin) error
 	case <-limit.C:
 		return errNotConfigured
 	case <-s.configured:
-		return <-done
 	}
+	limit.Reset(syncLimit)
+	select {
+	case <-s.synchronized:
+	case err = <-done:
+		return s.unlessSynchronized(ctx, err)
+	case <-limit.C: // the connection may last: pods would start without GPUs all the same
+		p.log.Error(errNotSynchronized)
+		p.containers.Health.Problem(runtimePart, errNotSynchronized)
+	}
+	return s.unlessSynchronized(ctx, <-done)
 }
 
 // session is the plugin for the time of one connection.
 type session struct {
 	*Plugin
-	once       sync.Once
-	configured chan struct{}
+	once         sync.Once // closes configured
+	syncOnce     sync.Once // closes synchronized
+	configured   chan struct{}
+	synchronized chan struct{}
+}
+
+// unlessSynchronized says what the end of a connection means that the runtime never
+// used.
+func (s *session) unlessSynchronized(ctx context.Context, err error) error {
+	select {
+	case <-s.synchronized:
+		return err
+	default:
+	}
+	if ctx.Err() != nil {
+		return err
+	}
+	return fmt.Errorf("%w (%v)", errNotSynchronized, err)
+}
+
+// Synchronize notes that the runtime asks the plugin about new pods from now on.
+func (s *session) Synchronize(ctx context.Context, pods []*api.PodSandbox, ctrs []*api.Container) ([]*api.ContainerUpdate, error) {
+	updates, err := s.Plugin.Synchronize(ctx, pods, ctrs)
+	s.syncOnce.Do(func() { close(s.synchronized) })
+	s.containers.Health.Problem(runtimePart, nil)
+	return updates, err
 }
 
 // Configure notes that the runtime answers.

@@ -504,3 +504,38 @@ func TestPreloadClaimedAfterOurs(t *testing.T) {
 		t.Errorf("a pod that does not ask: %v, %v", a, err)
 	}
 }
+
+// A pod whose containers are too large for NRI's messages keeps the runtime from sending
+// its list. The plugin is configured, and asked about no pod. It says so, with the cause,
+// and is well again when the containers are smaller.
+func TestListTooLargeForNRIIsSaid(t *testing.T) {
+	r := newRuntime(t, "v2.4.2")
+	r.pods = []*api.PodSandbox{pod(nil)}
+	for i := range 6 {
+		r.ctrs = append(r.ctrs, ctr(fmt.Sprint("large", i), "LARGE="+strings.Repeat("x", 1000<<10)))
+	}
+	r.start()
+	defer r.stop()
+	containers := NewContainers(quiet())
+	health := &containers.Health
+	run(t, r, containers)
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for limit := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+			if time.Now().After(limit) {
+				t.Fatalf("waited in vain for %s: %q, not ready: %q", what, health.Problems(), health.NotReady())
+			}
+		}
+	}
+	until("the problem", func() bool {
+		p := health.Problems()
+		return len(p) == 1 && strings.Contains(p[0], "4 MiB") && strings.Contains(p[0], "crictl")
+	})
+	if len(health.NotReady()) != 1 {
+		t.Errorf("not ready for %q", health.NotReady())
+	}
+	release := r.nri.BlockPluginSync() // the list is read while plugins are synchronized
+	r.ctrs = r.ctrs[:3]
+	release.Unblock()
+	until("the plugin to be well", func() bool { return len(health.NotReady()) == 0 && len(health.Problems()) == 0 })
+}

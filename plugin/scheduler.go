@@ -14,6 +14,8 @@ import (
 type Scheduler interface {
 	Describe(context.Context, Container) error
 	Forget(ctx context.Context, id string) error
+	// Report says what keeps the plugin from giving GPUs. It holds for a while.
+	Report(ctx context.Context, problems []string) error
 	// State fails if the scheduler on the other side has ended.
 	State(context.Context) (State, error)
 	Close() error
@@ -117,6 +119,8 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 		return err
 	}
 
+	var reported []string
+	due := true // the report, again
 	tick := time.NewTicker(cs.ping)
 	defer tick.Stop()
 	for {
@@ -140,12 +144,19 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 			}
 			told[id] = c
 		}
+		if now := cs.Health.Problems(); due || !slices.Equal(now, reported) {
+			if err := limited(func(ctx context.Context) error { return s.Report(ctx, now) }); err != nil {
+				return err
+			}
+			reported, due = now, false
+		}
 		worked()
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-cs.wake:
 		case <-tick.C:
+			due = true
 			if err := limited(func(ctx context.Context) error {
 				state, err := s.State(ctx)
 				if err == nil {

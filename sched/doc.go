@@ -129,6 +129,7 @@
 //
 // Step costs O(log n) in the number of clients; changes of mode and tuning cost
 // O(n), and so do, in concurrent mode, grants with limits in the number of
-// those. A Reserve, and a Moved, cost O(n log n) in clients where memory is swapped.
+// those. Where memory is swapped, and more is promised than the GPU has or somebody lacks
+// room, a Step costs O(n) in clients, and Work counts that.
 // A GPU is not safe for use by several goroutines at once.
 package sched

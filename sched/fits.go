@@ -20,7 +20,7 @@ func (e *Unplaceable) Error() string {
 
 // fits returns how much arena all clients need together if bytes are promised to
 // a client: or an *Unplaceable. What clients were given already, which they keep,
-// counts where it is more. It costs O(n).
+// counts where it is more.
 func (r *residency) fits(id ClientID, bytes, most uint64) (arena uint64, err error) {
 	if o := r.clients[id]; o != nil && o.keep != Managed {
 		if bytes > r.capacity {
@@ -42,9 +42,12 @@ func (r *residency) fits(id ClientID, bytes, most uint64) (arena uint64, err err
 
 // placeable returns an *Unplaceable if what is promised has no place on the GPU.
 func (r *residency) placeable() error {
+	if r.promised() <= r.capacity {
+		return nil
+	}
 	largest := uint64(0)
 	var groups map[string]uint64
-	for _, o := range r.clients {
+	for _, o := range r.everybody() {
 		n := o.counted.movable
 		if o.group != "" {
 			if groups == nil {
@@ -63,7 +66,10 @@ func (r *residency) placeable() error {
 
 // arenaNeeded is how much host memory all clients need or have together.
 func (r *residency) arenaNeeded() (sum uint64) {
-	for _, o := range r.clients {
+	if r.promised() <= r.capacity {
+		return r.sum.arena
+	}
+	for _, o := range r.everybody() {
 		sum += max(r.arenaOf(o, 0), o.arena)
 	}
 	return sum

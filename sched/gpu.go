@@ -57,6 +57,7 @@ type GPU struct {
 	notices
 	records
 	counters Counters
+	looked   uint64 // clients that were looked at, in passes over all
 
 	mem memory // see memory.go
 
@@ -208,6 +209,19 @@ func (c *GPU) deadline() (Time, bool) {
 		return look, true
 	}
 	return t, ok
+}
+
+// lookedPerWork is how many clients a pass looks at for the cost of a Step.
+const lookedPerWork = 32
+
+// Work says what all Steps so far have cost, apart from their number: in units of
+// about a Step that passes over no list of clients.
+func (c *GPU) Work() uint64 {
+	looked := c.looked
+	if c.mem.residency != nil {
+		looked += c.mem.residency.looked
+	}
+	return looked / lookedPerWork
 }
 
 // Next returns the client whose turn is next: it gets a grant as soon as the GPU

@@ -225,5 +225,6 @@ func (c *GPU) endGrant(cl *client, how EndReason) {
 
 // inOrder returns all clients in the order of their ids.
 func (c *GPU) inOrder() []*client {
+	c.looked += uint64(len(c.clients))
 	return slices.SortedFunc(maps.Values(c.clients), func(a, b *client) int { return cmp.Compare(a.id, b.id) })
 }

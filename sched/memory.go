@@ -59,6 +59,7 @@ type memory struct {
 	unsettled bool    // who has a grant, or what clients have, has changed
 	resized   bool    // how much arena clients need may have changed
 	needed    uint64  // this GPU's part of Arenas.needed
+	wanting   int     // members that need arena, now or soon, as the caller was told
 	due       Time    // when settleMemory has something to do; 0: never
 	tellAgain *member // an earlier connection may have lost its room
 
@@ -257,6 +258,7 @@ func (c *GPU) dropMemory(id ClientID) {
 	c.dropAnswer(m)
 	c.place(m)
 	delete(mem.members, id)
+	mem.wants(m, ArenaWanted{})
 	if mem.residency != nil {
 		mem.residency.drop(id)
 		if m.promised != 0 {

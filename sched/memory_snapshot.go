@@ -86,8 +86,8 @@ func (c *GPU) MemorySnapshot() *MemorySnapshot {
 		return nil
 	}
 	s := &MemorySnapshot{Capacity: r.capacity, Promised: r.promised(), Lacking: r.sum.lacks, Out: mem.out, In: mem.in, Refused: mem.refused}
-	for _, id := range r.ids() {
-		cm, _ := c.ClientMemory(id)
+	for _, o := range r.all {
+		cm, _ := c.ClientMemory(o.id)
 		s.Clients = append(s.Clients, cm)
 	}
 	return s

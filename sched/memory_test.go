@@ -2,10 +2,7 @@
 
 package sched
 
-import (
-	"fmt"
-	"testing"
-)
+import "testing"
 
 // Mode auto takes note of how much memory is reserved, but not of every page: at the line
 // where it chooses otherwise it would change its mind with each allocation.
@@ -53,24 +50,5 @@ func TestLowerLimitLeavesWhatIsThere(t *testing.T) {
 	c.Step(0, SetTenantMemory{Tenant: "a", Limit: 10})
 	if r := refused(2, 50); r != NoPlace {
 		t.Errorf("50 beside 60 that stay, on a GPU of 100: refused %q, want %v", r, NoPlace)
-	}
-}
-
-// BenchmarkReserveSwapped shows that a reservation costs O(n log n) where memory is
-// swapped.
-func BenchmarkReserveSwapped(b *testing.B) {
-	for _, n := range []int{64, 512, 4096} {
-		b.Run(fmt.Sprintf("clients=%d", n), func(b *testing.B) {
-			c := New(Config{Memory: Memory{Bytes: 1 << 40, Swap: true, Capacity: 1 << 30, ArenaUnit: 64 << 20}})
-			for i := range n {
-				id := ClientID(i + 1)
-				c.Step(0, Attach{Client: id, Tenant: fmt.Sprint(i % 50), CanMove: true})
-				c.Step(0, Reserve{Client: id, Total: 1 << 24, Least: 1})
-			}
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				c.Step(0, Reserve{Client: 7, Total: 1<<24 + uint64(i%2), Least: 1})
-			}
-		})
 	}
 }

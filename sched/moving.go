@@ -59,6 +59,7 @@ func (t *tenant) comesFromAway() bool { return t.queue.head != nil && t.queue.he
 // transfers is what a core knows of moving memory on its GPU; see also pause.go.
 type transfers struct {
 	moves       []*grant      // whose clients move memory
+	putOff      []*tenant     // whose grants were asked back because they did not get on
 	owedUntil   Time          // nobody moves before, if others can work
 	sparedUntil Time          // the free GPU is not given before to those that have to move
 	fillTook    time.Duration // about what moving takes
@@ -108,12 +109,12 @@ func (c *GPU) stopMoving(g *grant) {
 // thereMayBeRoom lets those try again whose grants were asked back because they did
 // not get on.
 func (c *GPU) thereMayBeRoom() {
-	for _, cl := range c.inOrder() {
-		if t := cl.tenant; t.notBefore != 0 {
-			t.notBefore = 0
+	for _, t := range c.putOff {
+		if t.notBefore = 0; c.tenants[t.name] == t {
 			c.review(t)
 		}
 	}
+	c.putOff = c.putOff[:0]
 }
 
 // movesOn says that a client has moved another piece under its grant and has not opened
@@ -214,6 +215,9 @@ func (c *GPU) revokeStalled() {
 		c.bill(t)
 		if !g.client.stranded { // a stranded client tries again when there is a place
 			t.notBefore = c.now.Add(min(c.now.Sub(g.move.since), maxStretch))
+			if !slices.Contains(c.putOff, t) {
+				c.putOff = append(c.putOff, t)
+			}
 		}
 		if c.kept == t && t.seat.hold == playing {
 			c.stop(t, MoveStalled)

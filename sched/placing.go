@@ -2,58 +2,32 @@
 
 package sched
 
-import (
-	"cmp"
-	"slices"
-)
+import "slices"
 
 // Who makes room for whom.
 
 // plan returns the rooms that change now. The slice is reused by the next plan.
-// It costs O(n log n) in clients where somebody lacks room, else O(n).
 func (r *residency) plan() []Room {
 	if r.sum.unknown == 0 && (r.sum.wanting > 0 || r.sum.may > r.usable()) {
 		r.place(r.inOrder()) // while one is unknown nobody knows what is free
 	}
 	r.rooms = r.rooms[:0]
-	var changed []*occupant
-	for _, o := range r.clients {
-		if o.room != o.told && o.keep != Managed {
-			changed = append(changed, o)
+	slices.SortFunc(r.changed, byGrant)
+	for _, o := range r.changed {
+		o.listed = false
+		if o.room == o.told || o.keep == Managed {
+			continue
 		}
-	}
-	slices.SortFunc(changed, byGrant)
-	for _, o := range changed {
 		r.rooms = append(r.rooms, Room{Client: o.id, Bytes: o.room, Less: o.room < o.told && o.may > o.room})
 		o.told = o.room
 	}
+	r.changed = r.changed[:0]
 	return r.rooms
-}
-
-// inOrder returns all clients by byGrant.
-func (r *residency) inOrder() []*occupant {
-	r.order = r.order[:0]
-	for _, o := range r.clients {
-		r.order = append(r.order, o)
-	}
-	slices.SortFunc(r.order, byGrant)
-	return r.order
-}
-
-// byGrant puts those first whose memory stays, then the client that was granted
-// before the others.
-func byGrant(a, b *occupant) int {
-	if (a.keep == Resident) != (b.keep == Resident) {
-		if a.keep == Resident {
-			return -1
-		}
-		return 1
-	}
-	return cmp.Compare(a.seq, b.seq)
 }
 
 // place gives room to those who want it, and takes it from others.
 func (r *residency) place(order []*occupant) {
+	r.looked += 2 * uint64(len(order)) // it goes over them three times
 	r.raise(order)
 	var lacks, coming uint64
 	for _, o := range order {
@@ -94,6 +68,7 @@ func (r *residency) victimsOf(order []*occupant, lacks uint64) (all []*occupant)
 			all = append(all, o)
 		}
 	}
+	r.looked += uint64(len(all))
 	if r.later != nil {
 		slices.SortStableFunc(all, func(a, b *occupant) int {
 			switch {

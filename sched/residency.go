@@ -3,8 +3,8 @@
 package sched
 
 import (
+	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 )
 
@@ -43,7 +43,9 @@ func (k Keep) String() string {
 // never taken from a client with a grant. Room is given as it becomes free, so
 // that one client moves in while another one moves out.
 //
-// The sums over all clients are kept, so that they cost nothing to ask for.
+// The sums over all clients, their order, and whose room has changed, are kept. As long
+// as all that is promised fits the GPU, and while nobody lacks room, an event costs
+// O(log n); else O(n). looked counts what passes over all clients cost.
 type residency struct {
 	// later says whether a client is expected to use the GPU later than another
 	// one. nil: the client that was granted before the other one is.
@@ -57,10 +59,13 @@ type residency struct {
 	capacity uint64
 	outside  uint64 // of it, what others than clients seem to have; see refused
 	clients  map[ClientID]*occupant
-	sum      sums // of all clients
+	all      []*occupant // clients, by id
+	order    []*occupant // clients, by byGrant
+	changed  []*occupant // those that may have another room than they know
+	sum      sums        // of all clients
 	seq      uint64
-	rooms    []Room      // reused by each plan
-	order    []*occupant // reused by inOrder
+	looked   uint64 // occupants that were looked at, in passes over all
+	rooms    []Room // reused by each plan
 }
 
 const (
@@ -95,6 +100,7 @@ type occupant struct {
 	allOut bool   // its arena is to hold all that it may have to move
 
 	counted sums // its part of residency.sum
+	listed  bool // in residency.changed
 }
 
 // sums are sums over clients, or what one client adds to them.
@@ -104,6 +110,7 @@ type sums struct {
 	lacks          uint64 // room that is to be made
 	wanting        int    // clients that lack room
 	unknown        int    // clients that were here before and have not reported
+	arena          uint64 // host memory that they have
 }
 
 // need is how much a client must have on the GPU to run.
@@ -131,7 +138,7 @@ func (o *occupant) wants() bool {
 func (o *occupant) victim() bool { return o.keep == Swapped && !o.active && !o.unknown }
 
 func (o *occupant) sums() sums {
-	s := sums{resident: o.resident, may: o.may, fixed: o.pinned()}
+	s := sums{resident: o.resident, may: o.may, fixed: o.pinned(), arena: o.arena}
 	s.movable = o.need() - s.fixed
 	if o.wants() {
 		s.lacks, s.wanting = o.need()-o.room, 1
@@ -142,11 +149,58 @@ func (o *occupant) sums() sums {
 	return s
 }
 
-// recount brings the sums up to date with a client that has changed.
+// recount brings what is kept of all clients up to date with a client that has changed.
 func (r *residency) recount(o *occupant) {
 	r.sum.add(o.counted, -1)
 	o.counted = o.sums()
 	r.sum.add(o.counted, +1)
+	if o.room != o.told && !o.listed {
+		o.listed = true
+		r.changed = append(r.changed, o)
+	}
+}
+
+// everybody returns all clients, by id, for a pass over them.
+func (r *residency) everybody() []*occupant {
+	r.looked += uint64(len(r.all))
+	return r.all
+}
+
+// inOrder returns all clients by byGrant, for a pass over them.
+func (r *residency) inOrder() []*occupant {
+	r.looked += uint64(len(r.order))
+	return r.order
+}
+
+func byID(a, b *occupant) int { return cmp.Compare(a.id, b.id) }
+
+// byGrant puts those first whose memory stays, then the client that was granted
+// before the others.
+func byGrant(a, b *occupant) int {
+	if (a.keep == Resident) != (b.keep == Resident) {
+		if a.keep == Resident {
+			return -1
+		}
+		return 1
+	}
+	return cmp.Compare(a.seq, b.seq)
+}
+
+func enlist(list []*occupant, o *occupant, by func(a, b *occupant) int) []*occupant {
+	at, _ := slices.BinarySearchFunc(list, o, by)
+	return slices.Insert(list, at, o)
+}
+
+func delist(list []*occupant, o *occupant, by func(a, b *occupant) int) []*occupant {
+	at, _ := slices.BinarySearchFunc(list, o, by)
+	return slices.Delete(list, at, at+1)
+}
+
+// reorder makes a change that may give a client another place in the order.
+func (r *residency) reorder(o *occupant, change func()) {
+	r.order = delist(r.order, o, byGrant)
+	change()
+	r.order = enlist(r.order, o, byGrant)
 }
 
 func (s *sums) add(t sums, sign int) {
@@ -158,6 +212,7 @@ func (s *sums) add(t sums, sign int) {
 	s.lacks += by * t.lacks
 	s.wanting += sign * t.wanting
 	s.unknown += sign * t.unknown
+	s.arena += by * t.arena
 }
 
 func add(a, b uint64) uint64 {
@@ -188,8 +243,9 @@ func (r *residency) attach(id ClientID, keep Keep, group string, back bool) {
 			o.unknown, o.reported, o.room, o.told = true, false, r.capacity, r.capacity
 		}
 		r.clients[id] = o
+		r.all, r.order = enlist(r.all, o, byID), enlist(r.order, o, byGrant)
 	}
-	o.keep, o.group = keep, group
+	r.reorder(o, func() { o.keep, o.group = keep, group })
 	r.settle(o)
 }
 
@@ -303,7 +359,7 @@ func (r *residency) setActive(id ClientID, active bool) {
 	o.active = active
 	if active {
 		r.seq++
-		o.seq = r.seq
+		r.reorder(o, func() { o.seq = r.seq })
 		o.reported, o.stalled = false, false
 	}
 	r.recount(o)
@@ -313,7 +369,17 @@ func (r *residency) setActive(id ClientID, active bool) {
 func (r *residency) drop(id ClientID) {
 	if o := r.clients[id]; o != nil {
 		r.sum.add(o.counted, -1)
+		r.all, r.order = delist(r.all, o, byID), delist(r.order, o, byGrant)
+		o.told = o.room // nobody is to be told
 		delete(r.clients, id)
+	}
+}
+
+// setArena says how much host memory a client has, or will have.
+func (r *residency) setArena(id ClientID, bytes uint64) {
+	if o := r.clients[id]; o != nil {
+		o.arena = bytes
+		r.recount(o)
 	}
 }
 
@@ -334,9 +400,6 @@ func (r *residency) lacks(id ClientID) uint64 {
 	return 0
 }
 
-// ids returns all clients, in order.
-func (r *residency) ids() []ClientID { return slices.Sorted(maps.Keys(r.clients)) }
-
 // check returns an error that names a broken invariant, which is a bug in this
 // package, or nil. It costs O(clients) and changes nothing.
 func (r *residency) check() error {
@@ -351,12 +414,18 @@ func (r *residency) check() error {
 			return fmt.Errorf("client %d: %d bytes are fixed, %d resident", id, o.fixed, o.resident)
 		case !o.unknown && (o.may < o.room || o.may < o.resident):
 			return fmt.Errorf("client %d: room %d, resident %d, at most %d", id, o.room, o.resident, o.may)
+		case o.room != o.told && o.keep != Managed && !o.listed:
+			return fmt.Errorf("client %d: room %d, was told %d, and is not to be told", id, o.room, o.told)
 		case o.given > o.may:
 			return fmt.Errorf("client %d: was given %d, has at most %d", id, o.given, o.may)
 		}
 		given = add(given, o.given)
 	}
 	switch {
+	case len(r.all) != len(r.clients) || !slices.IsSortedFunc(r.all, byID):
+		return fmt.Errorf("%d of %d clients are listed by their ids", len(r.all), len(r.clients))
+	case len(r.order) != len(r.clients) || !slices.IsSortedFunc(r.order, byGrant):
+		return fmt.Errorf("%d of %d clients are listed by their grants", len(r.order), len(r.clients))
 	case sum != r.sum:
 		return fmt.Errorf("all clients have %+v, counted %+v", sum, r.sum)
 	case given > r.capacity:

@@ -269,22 +269,36 @@ func (c *GPU) wantArenas() {
 	if len(r.clients) > 1 && n > r.capacity/5*4 && n <= r.capacity {
 		more = n / 4
 	}
-	for _, id := range r.ids() {
-		m, o := mem.members[id], r.clients[id]
-		want := ArenaWanted{id, r.arenaOf(o, 0), 0}
+	if more == 0 && n <= r.capacity && mem.wanting == 0 {
+		return // nobody needs any, and everybody knows
+	}
+	for _, o := range r.everybody() {
+		m := mem.members[o.id]
+		want := ArenaWanted{o.id, r.arenaOf(o, 0), 0}
 		if want.Soon = want.Bytes; more != 0 {
 			want.Soon = r.arenaOf(o, more)
 		}
 		if want != m.wanted && (m.wanted != ArenaWanted{} || want.Soon != 0) {
-			m.wanted = want
+			mem.wants(m, want)
 			c.do(want)
 		}
 	}
 }
 
+// wants notes what arena a client needs, as the caller is told.
+func (m *memory) wants(c *member, want ArenaWanted) {
+	if c.wanted.Soon != 0 {
+		m.wanting--
+	}
+	if want.Soon != 0 {
+		m.wanting++
+	}
+	c.wanted = want
+}
+
 func (c *GPU) arenaChanged(ev ArenaChanged) {
 	if r := c.mem.residency; r != nil && r.clients[ev.Client] != nil {
-		r.clients[ev.Client].arena = ev.Bytes
+		r.setArena(ev.Client, ev.Bytes)
 		c.mem.unsettled, c.mem.resized = true, true
 	}
 }

@@ -1,14 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command nvshare-cdi-hook is the OCI hook that nvshare's CDI devices bring: it
-// makes the mounted driver libraries known to a container's dynamic linker.
+// Command nvshare-cdi-hook is the OCI hook that nvshare's CDI devices bring. The
+// container runtime gives it the container's state on standard input.
 //
 //	nvshare-cdi-hook update-ldcache [--strict] [--lib PATH]...
 //
-// The runtime runs it at createContainer: in the container's mount namespace,
-// before the root is changed, with all mounts in place and the container's
-// state on standard input. Each PATH is a library inside the container; its
-// last element is the name that programs ask for.
+// makes the mounted driver libraries known to a container's dynamic linker. The
+// runtime runs it at createContainer: in the container's mount namespace, before the
+// root is changed, with all mounts in place. Each PATH is a library inside the
+// container; its last element is the name that programs ask for.
+//
+//	nvshare-cdi-hook describe --run-dir DIR [--gpu UUID=MARK]...
+//
+// tells the scheduler the container's name and what its annotations
+// nvshare.com/gpu-… ask for, before the container's program starts. The runtime runs
+// it at createRuntime, in its own namespaces. A container has a GPU if it has the
+// device node, or the variable of the environment, that MARK is. Where annotations
+// cannot be met the exit status is 1, and the runtime refuses the container. Containers
+// of Kubernetes are the plugin's.
 //
 // The file system of the container is hostile. Nothing of it is run, and the
 // host's ldconfig is not run on it: chrooted into an image whose /etc points to
@@ -16,27 +25,23 @@
 // rewritten here, through descriptors that cannot leave the container's root
 // file system.
 //
-// A failure is a warning and exit status 0, because many programs find the
-// libraries without the cache; with --strict it is exit status 1.
+// A failure of update-ldcache is a warning and exit status 0, because many programs
+// find the libraries without the cache; with --strict it is exit status 1.
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"path"
-	"path/filepath"
 	"time"
 )
 
 const (
 	// timeLimit ends a hook that hangs, well before the runtime's own limit.
 	timeLimit = 5 * time.Second
-
-	maxInput = 16 << 20 // bytes of state and of config.json
 )
 
 func main() {
@@ -45,8 +50,12 @@ func main() {
 
 // run returns the exit status: 0, 1 for a failure under --strict, 2 for usage.
 func run(args []string, stdin io.Reader, stderr io.Writer) int {
-	const usage = "usage: nvshare-cdi-hook update-ldcache [--strict] [--lib PATH]..."
-	if len(args) == 0 || args[0] != "update-ldcache" {
+	const usage = "usage: nvshare-cdi-hook update-ldcache [--strict] [--lib PATH]...\n" +
+		"       nvshare-cdi-hook describe --run-dir DIR [--gpu UUID=MARK]..."
+	switch {
+	case len(args) > 0 && args[0] == "describe":
+		return runDescribe(args[1:], stdin, stderr, usage)
+	case len(args) == 0 || args[0] != "update-ldcache":
 		fmt.Fprintln(stderr, usage)
 		return 2
 	}
@@ -69,14 +78,7 @@ func run(args []string, stdin io.Reader, stderr io.Writer) int {
 		return 2
 	}
 
-	done := make(chan error, 1)
-	go func() { done <- update(stdin, libs) }()
-	var err error
-	select {
-	case err = <-done:
-	case <-time.After(timeLimit):
-		err = fmt.Errorf("not done after %v", timeLimit)
-	}
+	err := within(timeLimit, func() error { return update(stdin, libs) })
 	switch {
 	case err == nil:
 		return 0
@@ -92,48 +94,30 @@ func update(stdin io.Reader, libs []string) error {
 	if len(libs) == 0 {
 		return nil
 	}
-	rootfs, err := rootOf(stdin)
+	var s state
+	var c config
+	err := s.read(stdin)
+	if err == nil {
+		err = s.config(&c)
+	}
+	if err != nil {
+		return err
+	}
+	rootfs, err := c.rootfs(s.Bundle)
 	if err != nil {
 		return err
 	}
 	return updateCache(rootfs, libs)
 }
 
-// rootOf returns the root file system of the container whose OCI state is read
-// from stdin.
-func rootOf(stdin io.Reader) (string, error) {
-	var state struct {
-		Bundle string `json:"bundle"`
+// within returns what f does, or an error if f takes longer. The process ends then.
+func within(limit time.Duration, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(limit):
+		return fmt.Errorf("not done after %v", limit)
 	}
-	if err := json.NewDecoder(io.LimitReader(stdin, maxInput)).Decode(&state); err != nil {
-		return "", fmt.Errorf("read the container's state from standard input: %w", err)
-	}
-	if !filepath.IsAbs(state.Bundle) {
-		return "", fmt.Errorf("the container's state names no bundle directory (%q)", state.Bundle)
-	}
-	file := filepath.Join(state.Bundle, "config.json")
-	f, err := os.Open(file)
-	if err != nil {
-		return "", fmt.Errorf("read the container's configuration: %w", err)
-	}
-	defer f.Close()
-	var config struct {
-		Root struct {
-			Path string `json:"path"`
-		} `json:"root"`
-	}
-	if err := json.NewDecoder(io.LimitReader(f, maxInput)).Decode(&config); err != nil {
-		return "", fmt.Errorf("read the container's configuration %s: %w", file, err)
-	}
-	root := config.Root.Path
-	if root == "" {
-		return "", fmt.Errorf("%s names no root file system", file)
-	}
-	if !filepath.IsAbs(root) {
-		root = filepath.Join(state.Bundle, root)
-	}
-	if root = filepath.Clean(root); root == "/" {
-		return "", fmt.Errorf("%s names the host's own root file system: leaving it alone", file)
-	}
-	return root, nil
 }

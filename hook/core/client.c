@@ -27,10 +27,10 @@
 #include "wait.h"
 #include "wire_io.h"
 
-#define HELLO_WAIT_NS (10 * NVS_S)  /* for the answer to REGISTER */
+#define CROWDED_NS    (1 * NVS_MS)  /* the scheduler's queue is full: so long, and up to twice, to the next attempt */
 #define RETRY_MIN_NS  (50 * NVS_MS)
 #define RETRY_MAX_NS  (1 * NVS_S)
-#define ABSENT_NS     (5 * NVS_S)  /* a scheduler that is lost for so long is absent */
+#define ABSENT_NS     (5 * NVS_S)  /* a scheduler that is lost, or refuses, for so long is absent */
 #define STATS_NS      (1 * NVS_S)
 #define IDLE_NS       (1 * NVS_MS)  /* no call for so long: release early */
 #define GRACE_MAX_NS  (3600 * NVS_S) /* more is not believed */
@@ -69,15 +69,38 @@ static void disconnect(const char *why)
 	nvs_debugf("connection closed: %s", why);
 	nvs_descriptor_close(&nvs_client.socket);
 	nvs_client.retry_ns = nvs_now() + nvs_client.backoff_ns;
+	nvs_client.alive = false;
 	if (nvs_client.link == LINK_UP) {
 		step_all(LEASE_EV_DOWN);
 		set_link(LINK_LOST);
 		nvs_memory_ops.lost();
 	} else {
 		nvs_client.backoff_ns = next_backoff();
-		if (nvs_client.link == LINK_STARTING)
-			set_link(LINK_ABSENT);
 	}
+}
+
+/*
+ * Whether to run without the scheduler. A process that starts does so at once if there is
+ * no scheduler, and after ABSENT_NS if the scheduler has too many clients. Nothing ends
+ * the wait for a scheduler whose process lives, but the answer and the end of that process.
+ */
+static bool absent(uint64_t now)
+{
+	if (nvs_client.closed_policy || nvs_client.alive)
+		return false;
+	if (nvs_client.link == LINK_STARTING && !nvs_client.crowded)
+		return true;
+	return (nvs_client.link == LINK_STARTING || nvs_client.link == LINK_LOST) &&
+	       nvs_elapsed(now, nvs_client.since_ns) > ABSENT_NS;
+}
+
+static void refused(const struct nvs_frame *f)
+{
+	nvs_debugf("refused: error %u: %.48s", f->code, f->u.refused.text);
+	nvs_client.backoff_ns = RETRY_MAX_NS;
+	if (nvs_client.link == LINK_STARTING && !nvs_client.crowded)
+		nvs_client.since_ns = nvs_now();
+	nvs_client.crowded = f->code == NVS_ERR_TOO_MANY;
 }
 
 static void try_connect(void)
@@ -86,14 +109,18 @@ static void try_connect(void)
 	int error = 0;
 
 	nvs_client.socket = nvs_descriptor_of(nvs_connect(&error));
+	/* EAGAIN: the queue of a scheduler that lives is full. */
+	nvs_client.alive = nvs_client.socket.fd >= 0 || error == EAGAIN;
 	if (nvs_client.socket.fd < 0) {
-		nvs_client.backoff_ns = next_backoff();
-		nvs_client.retry_ns = nvs_now() + nvs_client.backoff_ns;
-		/* EAGAIN: there is a scheduler, its queue is full. */
-		if (nvs_client.link == LINK_STARTING && error != EAGAIN) {
+		uint64_t now = nvs_now();
+
+		if (!nvs_client.alive) {
 			nvs_debugf("no scheduler: %s", strerror(error));
-			set_link(LINK_ABSENT);
+			nvs_client.backoff_ns = next_backoff();
+			nvs_client.crowded = false;
 		}
+		nvs_client.retry_ns = now + (nvs_client.alive ? CROWDED_NS + now % CROWDED_NS
+							      : nvs_client.backoff_ns);
 		return;
 	}
 	f.code = (nvs_client.registered ? NVS_REGISTER_RECONNECT : 0) |
@@ -103,7 +130,6 @@ static void try_connect(void)
 	f.u.reg.shim_version = NVS_SHIM_VERSION;
 	f.u.reg.interposed = nvs_client.interposed;
 	f.u.reg.bypassed = nvs_client.bypassed;
-	nvs_client.hello_ns = nvs_now();
 	if (!nvs_client_send(&f))
 		disconnect("cannot register");
 }
@@ -132,6 +158,7 @@ static bool welcome(const struct nvs_frame *f, int fd)
 		return false;
 	nvs_client.page = page;
 	nvs_client.registered = true;
+	nvs_client.crowded = false;
 	nvs_client.backoff_ns = RETRY_MIN_NS;
 	nvs_debugf("registered as client %llu", (unsigned long long)f->u.welcome.client_id);
 	set_link(LINK_UP);
@@ -139,13 +166,13 @@ static bool welcome(const struct nvs_frame *f, int fd)
 	return true;
 }
 
-/* Of no other one does a page's word speak; see wire.h. */
+/* A page's word names no other epoch; see wire.h. */
 static bool valid_epoch(uint64_t epoch)
 {
 	return (uint32_t)epoch != NVS_WORD_CLOSED && (uint32_t)epoch != NVS_WORD_NONE;
 }
 
-/* Returns false if the frame is not one to be had here. */
+/* Returns false if the scheduler may not send this frame now. */
 static bool handle(const struct nvs_frame *f, int fd)
 {
 	struct nvs_gpu *gpu;
@@ -155,8 +182,7 @@ static bool handle(const struct nvs_frame *f, int fd)
 		return false;
 	if (nvs_client.link != LINK_UP || f->type == NVS_WELCOME) {
 		if (f->type == NVS_REFUSED) {
-			nvs_debugf("refused: error %u: %.48s", f->code, f->u.refused.text);
-			nvs_client.backoff_ns = RETRY_MAX_NS;
+			refused(f);
 			return false;
 		}
 		return f->type == NVS_WELCOME && nvs_client.link != LINK_UP && welcome(f, fd);
@@ -312,11 +338,7 @@ static void *client_main(void *arg)
 			disconnect("the application has closed the descriptor");
 		if (nvs_client.socket.fd < 0 && now >= nvs_client.retry_ns)
 			try_connect();
-		if (nvs_client.socket.fd >= 0 && nvs_client.link != LINK_UP &&
-		    nvs_elapsed(now, nvs_client.hello_ns) > HELLO_WAIT_NS)
-			disconnect("no answer to REGISTER");
-		if (nvs_client.link == LINK_LOST && !nvs_client.closed_policy &&
-		    nvs_elapsed(now, nvs_client.since_ns) > ABSENT_NS)
+		if (absent(now))
 			set_link(LINK_ABSENT);
 		send_stats(now);
 		nvs_gate_forget_waiters(now);

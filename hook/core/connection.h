@@ -30,7 +30,8 @@ struct nvs_client {
 	uint64_t since_ns;     /* in this link state */
 	uint64_t retry_ns;     /* next attempt to connect */
 	uint64_t backoff_ns;
-	uint64_t hello_ns;     /* when REGISTER was sent */
+	bool alive;            /* the scheduler's process lives, by the latest attempt to connect */
+	bool crowded;          /* and has refused us because it has too many clients */
 	bool closed_policy;    /* NVSHARE_SCHEDULER_LOSS=closed */
 	uint32_t interposed, bypassed;
 	const struct nvs_page *page;

@@ -59,7 +59,6 @@ struct nvs_gpu {
 	atomic_flag spinning;    /* a thread spins for a grant */
 	atomic_uint drain_wanted; /* futex of that thread */
 	atomic_bool leaves;      /* see nvs_gpu_give_back */
-	uint64_t attach_ns;      /* when ATTACH was sent */
 	uint64_t request_ns;     /* when REQUEST was sent */
 	uint64_t closed_ns;      /* when the gate was closed */
 	uint64_t drain_ns;       /* length of the last drain */

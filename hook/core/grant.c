@@ -49,7 +49,7 @@ static void send_attach(struct nvs_gpu *gpu, const struct lease_out *out)
 	memcpy(f.u.attach.uuid, gpu->device.uuid, NVS_UUID_SIZE);
 	f.u.attach.ordinal = gpu->number;
 	f.u.attach.total_mem = gpu->device.total_mem;
-	gpu->attach_ns = gpu->request_ns = nvs_now();
+	gpu->request_ns = nvs_now();
 	nvs_client_send(&f);
 }
 

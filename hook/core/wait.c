@@ -15,9 +15,7 @@
 #include "log.h"
 #include "ops.h"
 
-#define ATTACH_WAIT_NS (5 * NVS_S)
 #define LOSS_WAIT_NS   (5 * NVS_S)    /* calls wait this long for a lost scheduler */
-#define START_WAIT_NS  (2 * NVS_S)    /* and this long for its first answer */
 #define GONE_NS        (2 * NVS_S)    /* who has not looked for so long does not wait */
 #define NUDGE_NS       (1 * NVS_S)    /* waiting threads repeat their request */
 #define WAIT_PIECE_NS  (200 * NVS_MS) /* a wait looks at the connection this often */
@@ -71,7 +69,10 @@ void nvs_gate_forget_waiters(uint64_t now)
 			leave(t);
 }
 
-/* Whether a thread that has waited since t0 should run without a scheduler. */
+/*
+ * Whether a thread at the gate should run without a scheduler. The client thread finds
+ * out whether there is one, and a scheduler that lives answers each ATTACH.
+ */
 static bool out_of_patience(struct nvs_gpu *gpu, uint64_t now)
 {
 	/* At the end of the process a drain does not finish, see nvs_driver_stop. */
@@ -79,20 +80,15 @@ static bool out_of_patience(struct nvs_gpu *gpu, uint64_t now)
 		return nvs_elapsed(now, nvs_exiting_ns) > EXIT_WAIT_NS;
 	if (gpu->lease.link == LEASE_ATTACHED)
 		return false;
-	switch (nvs_client.link) {
-	case LINK_ABSENT:
+	if (nvs_client.link == LINK_ABSENT)
 		return true;
-	case LINK_STARTING:
-		return nvs_elapsed(now, nvs_client.since_ns) > START_WAIT_NS;
-	case LINK_LOST:
-		/* Counted over reconnects: it may come back and fall again for ever. */
-		return !nvs_client.closed_policy &&
-		       nvs_elapsed(now, gpu->unattached_ns) > LOSS_WAIT_NS;
-	case LINK_UP:
-		return !nvs_client.closed_policy && gpu->lease.link == LEASE_ATTACHING &&
-		       nvs_elapsed(now, gpu->attach_ns) > ATTACH_WAIT_NS;
-	}
-	return false;
+	if (nvs_client.closed_policy)
+		return false;
+	if (atomic_load(&nvs_exiting) && nvs_elapsed(now, nvs_exiting_ns) > EXIT_WAIT_NS)
+		return true;
+	/* Counted over reconnects: the scheduler may come back and end again for ever. */
+	return nvs_client.link == LINK_LOST && !nvs_client.alive &&
+	       nvs_elapsed(now, gpu->unattached_ns) > LOSS_WAIT_NS;
 }
 
 /*

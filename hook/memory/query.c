@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "client.h"
@@ -77,13 +78,16 @@ static bool query(const uint8_t *uuid, struct nvs_limits *out)
 {
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_REGISTER };
 	uint64_t until = nvs_now() + WAIT_NS;
+	static const struct timespec nap = { 0, 1000000 };
 	int page = -1, error, none = -1, fd;
 	struct nvs_slot slot;
 	bool ok;
 
 	if (!nvs_active())
 		nvs_connect_init();
-	fd = nvs_connect(&error);
+	/* EAGAIN: the scheduler's queue is full. */
+	while ((fd = nvs_connect(&error)) < 0 && error == EAGAIN && nvs_now() < until)
+		nanosleep(&nap, NULL);
 	if (fd < 0)
 		return false;
 	f.u.reg.min_version = NVS_WIRE_VERSION;

@@ -273,6 +273,140 @@ static void flapping_scheduler(void)
 	finish(&l);
 }
 
+/* A process that has made its context, before a scheduler that has not answered. */
+static void newcomer(struct launcher *l)
+{
+	CHECK(cuInit(0) == 0 && cuCtxCreate_v2(&contexts[0], 0, 0) == 0);
+	start(l, 0, 1);
+}
+
+/* The scheduler answers: the newcomer's launch waits for its grant. */
+static void serve(struct launcher *l)
+{
+	struct nvs_frame a;
+
+	fake_accept(&fake);
+	a = fake_attach(&fake);
+	CHECK(launches(0) == 0);
+	allow(0, 1);
+	if (!(a.code & NVS_ATTACH_WANT))
+		fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 1);
+	finish(l);
+}
+
+/* Others fill the scheduler's queue of connections: there is a scheduler. */
+static void full_queue_is_waited_for(void)
+{
+	struct sockaddr_un a = { .sun_family = AF_UNIX };
+	struct launcher l;
+	int others[64], n = 0;
+
+	fake_init(&fake);
+	fake_listen(&fake);
+	snprintf(a.sun_path, sizeof(a.sun_path), "%s/%s", fake.dir, NVS_SOCKET_NAME);
+	do {
+		CHECK(n < 64);
+		others[n] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	} while (connect(others[n], (struct sockaddr *)&a, sizeof(a)) == 0 && ++n);
+	CHECK(errno == EAGAIN);
+	newcomer(&l);
+	nap_ms(2500);
+	CHECK(launches(0) == 0);
+	for (int i = 0; i < n; i++)
+		close(accept(fake.listener, NULL, NULL));
+	serve(&l);
+	for (int i = 0; i <= n; i++)
+		close(others[i]);
+}
+
+/* It does not answer, because it is stopped or has no processor, until it dies. */
+static void silent_scheduler_is_waited_for(void)
+{
+	struct launcher l;
+
+	fake_init(&fake);
+	fake_listen(&fake);
+	newcomer(&l);
+	nap_ms(2500);
+	CHECK(launches(0) == 0);
+	allow(0, 1);
+	fake_die(&fake);
+	finish(&l);
+}
+
+static void attach_is_waited_for(void)
+{
+	struct launcher l;
+
+	fake_init(&fake);
+	fake_listen(&fake);
+	newcomer(&l);
+	fake_accept(&fake);
+	fake_expect(&fake, NVS_ATTACH);
+	nap_ms(5500);
+	CHECK(launches(0) == 0);
+	allow(0, 1);
+	fake_die(&fake);
+	finish(&l);
+}
+
+static void refuse(uint32_t code)
+{
+	fake.conn = accept(fake.listener, NULL, NULL);
+	CHECK(fake.conn >= 0);
+	fake_expect(&fake, NVS_REGISTER);
+	fake_send(&fake, NVS_REFUSED, 0, code, 0);
+	close(fake.conn);
+}
+
+/* Too many clients are there: it is asked again, and has room. */
+static void crowded_scheduler_is_asked_again(void)
+{
+	struct launcher l;
+
+	fake_init(&fake);
+	fake_listen(&fake);
+	newcomer(&l);
+	refuse(NVS_ERR_TOO_MANY);
+	nap_ms(500);
+	CHECK(launches(0) == 0);
+	serve(&l);
+}
+
+/* It has no room for as long as a lost scheduler is waited for. */
+static void refusals_end_the_wait(void)
+{
+	struct launcher l;
+	uint64_t begun;
+
+	fake_init(&fake);
+	fake_listen(&fake);
+	allow(0, 1);
+	newcomer(&l);
+	refuse(NVS_ERR_TOO_MANY);
+	for (begun = test_now(); !atomic_load(&l.done); )
+		refuse(NVS_ERR_TOO_MANY);
+	CHECK(test_now() - begun >= 4000000000u);
+	finish(&l);
+}
+
+static void closed_waits_for_the_first_scheduler(void)
+{
+	struct launcher l;
+
+	CHECK(setenv("NVSHARE_SCHEDULER_LOSS", "closed", 1) == 0);
+	fake_init(&fake);
+	newcomer(&l);
+	nap_ms(500);
+	CHECK(launches(0) == 0);
+	fake_listen(&fake);
+	refuse(NVS_ERR_VERSION);
+	nap_ms(500);
+	CHECK(launches(0) == 0);
+	serve(&l);
+}
+
 static void grants_of_no_epoch(void)
 {
 	static const uint64_t epochs[] = { 0, 1ull << 32, 0xffffffffull, 0x5ffffffffull };
@@ -463,6 +597,12 @@ static const struct life_case cases[] = {
 	CASE(primary_reset_keeps_other_contexts),
 	CASE(destroyed_stream_has_work_left),
 	CASE(flapping_scheduler),
+	CASE(full_queue_is_waited_for),
+	CASE(silent_scheduler_is_waited_for),
+	CASE(attach_is_waited_for),
+	CASE(crowded_scheduler_is_asked_again),
+	CASE(refusals_end_the_wait),
+	CASE(closed_waits_for_the_first_scheduler),
 	CASE(grants_of_no_epoch),
 	CASE(descriptors_nobody_asked_for),
 	CASE(page_that_can_shrink),

@@ -522,6 +522,8 @@ func TestAnswerOfTheSchedulerIsKept(t *testing.T) {
 // recorder is a scheduler that hands on what it is told.
 type recorder chan plugin.Container
 
+func (r recorder) Report(context.Context, []string) error { return nil }
+
 func (r recorder) Describe(_ context.Context, c plugin.Container) error { r <- c; return nil }
 func (recorder) Forget(context.Context, string) error                   { return nil }
 func (recorder) State(context.Context) (plugin.State, error)            { return plugin.State{}, nil }

@@ -9,8 +9,8 @@
 // removed.
 //
 // While no plugin is registered, pods that ask for GPUs start without one. So the
-// plugin ends only for a wrong command line and for files that it cannot place. With
-// GPUs, drivers or CDI directories that it cannot use it refuses pods that ask, says
+// plugin ends only for a wrong command line or installation. With GPUs, drivers or CDI directories
+// that it cannot use, or with files that it cannot place, it refuses pods that ask, says
 // why, and tries again.
 package main
 
@@ -38,7 +38,7 @@ type flags struct {
 	cdiDir, hostRoot       string
 	nriSocket, name, index string
 	simgpu                 string
-	noNRI, place           bool
+	noNRI, place, ready    bool
 	promiseMemory          uint32
 	kube                   liveFlags
 	audit                  string
@@ -92,6 +92,7 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.StringVar(&f.simgpu, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "directory of a simulated GPU to use instead of real ones (NVSHARE_SIMGPU)")
 	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "percent of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps")
 	s.BoolVar(&f.place, "place", false, "place shim and hook on the host and exit")
+	s.BoolVar(&f.ready, "ready", false, "say whether the plugin that runs gives GPUs, and exit: status 1 and the reason if it does not")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	f.kube.add(s)
 	s.StringVar(&f.audit, "audit", "report", "what to do about containers that asked for GPUs and run without nvshare, at each registration: report, or stop (needs the host's PID namespace)")
@@ -123,15 +124,24 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 		}
 		*p = abs
 	}
+	runDir := cdi.OnHost(f.hostRoot, f.runDir)
+	if f.ready {
+		return isReady(runDir)
+	}
 	n := &node{
 		log:     log,
+		health:  &plugin.Health{},
 		options: cdi.Options{HostRoot: f.hostRoot, SimDir: f.simgpu, Log: log},
-		paths:   cdi.Paths{LibDir: f.libDir, Hook: filepath.Join(f.binDir, cdi.HookFile), RunDir: f.runDir},
+		paths:   cdi.Paths{ShimDir: filepath.Join(f.libDir, cdi.ShimLink), Hook: filepath.Join(f.binDir, cdi.HookFile), RunDir: f.runDir},
 		cdiDir:  cdi.OnHost(f.hostRoot, f.cdiDir),
 		every:   watchInterval,
 	}
-	if err := n.place(f); err != nil || f.place {
+	n.placed, err = newPlaced(f, log)
+	if err != nil {
 		return err
+	}
+	if f.place {
+		return n.placed.place()
 	}
 	if f.noNRI {
 		_, err := n.refresh(ctx)
@@ -143,6 +153,8 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	defer cancel()
 	containers := plugin.NewContainers(log)
 	containers.PromiseMemory(f.promiseMemory)
+	n.health = &containers.Health
+	publish(ctx, runDir, n.health, log)
 	p := plugin.New(log, containers)
 	p.SetLibDir(f.libDir)
 	pods, err := f.kube.watch(ctx, p, log)
@@ -151,11 +163,13 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	}
 	p.SetAudit(audit, pods.unmanaged)
 	go containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
-		return dialScheduler(ctx, cdi.OnHost(f.hostRoot, f.runDir), log, pods.told)
+		return dialScheduler(ctx, runDir, log, pods.told)
 	})
 	// Without a plugin, pods that ask start without a GPU, silently. So the plugin
 	// registers in any case, and refuses pods while it knows no GPUs.
-	p.SetInventory(plugin.Unavailable(errors.New("the first look at the GPUs is not finished")))
+	const notLooked = "the first look at the GPUs is not finished"
+	p.SetInventory(plugin.Unavailable(errors.New(notLooked)))
+	n.health.Waits(nodePart, notLooked)
 	looked, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -179,53 +193,4 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	case <-time.After(headStart):
 	}
 	return err
-}
-
-// place puts the shim and the hook on the host. It also makes the directory that
-// containers share with the scheduler, so that they can start before the scheduler.
-func (n *node) place(f flags) error {
-	for _, file := range []struct{ flag, given, to string }{
-		{"--lib", f.lib, filepath.Join(n.paths.LibDir, cdi.ShimFile)},
-		{"--hook", f.hook, n.paths.Hook},
-	} {
-		from := file.given
-		if from == "" {
-			var err error
-			if from, err = find(filepath.Base(file.to)); err != nil {
-				return fmt.Errorf("%w (name it with %s)", err, file.flag)
-			}
-		}
-		to := cdi.OnHost(n.options.HostRoot, file.to)
-		changed, err := plugin.Place(from, to)
-		if err != nil {
-			return err
-		}
-		if changed {
-			n.log.Infof("placed %s", to)
-		}
-	}
-	if err := cdi.MakeDir(cdi.OnHost(n.options.HostRoot, n.paths.TenantDir())); err != nil {
-		return fmt.Errorf("make the directory that containers share with the scheduler: %w", err)
-	}
-	return nil
-}
-
-// find looks for a file where builds and packages put it.
-func find(name string) (string, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return "", err
-	}
-	dir := filepath.Dir(exe)
-	for _, p := range []string{
-		filepath.Join(dir, name),
-		filepath.Join(dir, "..", "lib", name),
-		filepath.Join(dir, "..", "lib", "nvshare", name),
-		filepath.Join("/usr/lib/nvshare", name),
-	} {
-		if _, err := os.Stat(p); !errors.Is(err, os.ErrNotExist) {
-			return p, err
-		}
-	}
-	return "", fmt.Errorf("no %s beside %s or in /usr/lib/nvshare", name, exe)
 }

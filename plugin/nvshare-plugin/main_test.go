@@ -77,6 +77,22 @@ devices:
 	return root, []string{"--host-root", root, "--no-nri", "--lib", built + "/libnvshare.so", "--hook", built + "/hook"}
 }
 
+// nodeOn returns the node that these flags describe, which looks for changes all the
+// time.
+func nodeOn(t *testing.T, root string, args []string) *node {
+	t.Helper()
+	placed, err := newPlaced(flags{
+		hostRoot: root, lib: args[4], hook: args[6], libDir: cdi.DefaultLibDir, binDir: cdi.DefaultBinDir, runDir: cdi.DefaultRunDir,
+	}, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &node{
+		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths, placed: placed, health: &plugin.Health{},
+		cdiDir: root + "/run/cdi", every: time.Millisecond,
+	}
+}
+
 func execute(args ...string) error {
 	cmd := command(quiet())
 	cmd.SetArgs(args)
@@ -104,7 +120,7 @@ func TestPlacesAndWrites(t *testing.T) {
 	if err := execute(args...); err != nil {
 		t.Fatal(err)
 	}
-	for file, want := range map[string]string{"lib/libnvshare.so": "shim", "bin/nvshare-cdi-hook": "hook"} {
+	for file, want := range map[string]string{"lib/current/libnvshare.so": "shim", "bin/nvshare-cdi-hook": "hook"} {
 		if got, err := os.ReadFile(root + "/var/lib/nvshare/" + file); err != nil || string(got) != want {
 			t.Errorf("%s holds %q, %v", file, got, err)
 		}
@@ -116,7 +132,7 @@ func TestPlacesAndWrites(t *testing.T) {
 		t.Errorf("specs are %v", got)
 	}
 	text, err := os.ReadFile(root + "/run/cdi/" + cdi.FileName(cdi.Kind))
-	if err != nil || strings.Contains(string(text), root) || !strings.Contains(string(text), "/var/lib/nvshare/lib") {
+	if err != nil || strings.Contains(string(text), root) || !strings.Contains(string(text), "/var/lib/nvshare/lib/current") {
 		t.Errorf("the spec must have the host's own paths: %v\n%s", err, text)
 	}
 
@@ -158,14 +174,11 @@ func TestStartFails(t *testing.T) {
 // Without a usable driver the plugin serves on, refuses who asks and says why,
 // and gives GPUs as soon as it can.
 func TestServesWithoutADriver(t *testing.T) {
-	root, _ := host(t, 1)
+	root, args := host(t, 1)
 	if err := os.Remove(root + "/etc/cdi/nvidia.yaml"); err != nil {
 		t.Fatal(err)
 	}
-	n := &node{
-		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths,
-		cdiDir: root + "/run/cdi", every: time.Millisecond,
-	}
+	n := nodeOn(t, root, args)
 	p := plugin.New(quiet(), plugin.NewContainers(quiet()))
 	create := func() error {
 		_, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{Name: "train", Namespace: "ml",
@@ -202,11 +215,8 @@ func TestServesWithoutADriver(t *testing.T) {
 // Somebody else's file in the way of a spec keeps engines from the devices: pods are
 // refused, and told why, until it is gone.
 func TestFileInTheWayIsToldToPods(t *testing.T) {
-	root, _ := host(t, 1)
-	n := &node{
-		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths,
-		cdiDir: root + "/run/cdi", every: time.Millisecond,
-	}
+	root, args := host(t, 1)
+	n := nodeOn(t, root, args)
 	p := plugin.New(quiet(), plugin.NewContainers(quiet()))
 	p.SetInventory(n.look(context.Background()))
 	file := root + "/run/cdi/" + cdi.FileName(cdi.KindNRI)
@@ -244,11 +254,8 @@ func TestFileInTheWayIsToldToPods(t *testing.T) {
 }
 
 func TestWatchFollowsTheHost(t *testing.T) {
-	root, _ := host(t, 1)
-	n := &node{
-		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths,
-		cdiDir: root + "/run/cdi", every: time.Millisecond,
-	}
+	root, args := host(t, 1)
+	n := nodeOn(t, root, args)
 	if _, err := n.refresh(context.Background()); err != nil {
 		t.Fatal(err)
 	}
@@ -331,6 +338,15 @@ type control struct {
 	sched.ControlService
 	described chan *sched.Container
 	forgotten chan string
+	reported  chan string
+}
+
+func (c control) ReportPlugin(_ context.Context, r *sched.ReportPluginRequest) (*sched.ReportPluginResponse, error) {
+	select {
+	case c.reported <- strings.Join(r.Problems, ";"):
+	default: // it repeats
+	}
+	return &sched.ReportPluginResponse{}, nil
 }
 
 func (c control) Status(context.Context, *sched.StatusRequest) (*sched.StatusResponse, error) {
@@ -366,7 +382,7 @@ func TestSchedulerConnection(t *testing.T) {
 	if _, err := dial(context.Background()); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("no scheduler: %v", err)
 	}
-	c := control{described: make(chan *sched.Container, 10), forgotten: make(chan string, 10)}
+	c := control{described: make(chan *sched.Container, 10), forgotten: make(chan string, 10), reported: make(chan string, 1)}
 	containers := plugin.NewContainers(quiet())
 	terms := sched.Terms{MemoryLimit: 8 << 30, CoreLimit: 50, CoreRequest: 10, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY,
 		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT}
@@ -389,6 +405,7 @@ func TestSchedulerConnection(t *testing.T) {
 		containers.Run(ctx, dial)
 		close(done)
 	}()
+	containers.Health.Problem("node", errors.New("the disk is full"))
 	for range 2 { // the second scheduler is told again
 		server, err := ttrpc.NewServer()
 		if err != nil {
@@ -419,6 +436,14 @@ func TestSchedulerConnection(t *testing.T) {
 		case <-time.After(patience):
 			t.Fatal("the ended container was not forgotten")
 		}
+		select {
+		case got := <-c.reported:
+			if got != "the disk is full" {
+				t.Errorf("reported %q", got)
+			}
+		case <-time.After(patience):
+			t.Fatal("no problem was reported")
+		}
 		conn, err := dial(ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -446,7 +471,7 @@ func TestPlaceOnly(t *testing.T) {
 	if err := execute(args...); err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range []string{"/var/lib/nvshare/lib/libnvshare.so", "/run/nvshare/tenant"} {
+	for _, file := range []string{"/var/lib/nvshare/lib/current/libnvshare.so", "/run/nvshare/tenant"} {
 		if _, err := os.Stat(root + file); err != nil {
 			t.Error(err)
 		}

@@ -25,26 +25,40 @@ const (
 	watchInterval = time.Minute
 	// discoverLimit bounds a discovery: NVML can hang on a broken GPU.
 	discoverLimit = 60 * time.Second
+	// retryInterval is the time between attempts after one that failed: nobody
+	// announces that a disk has room again.
+	retryInterval = 5 * time.Second
 )
+
+// nodePart is the part of the health that is about GPUs, specs and files.
+const nodePart = "node"
 
 // node is this host: what it has, and where its specs go.
 type node struct {
 	log     logrus.FieldLogger
 	options cdi.Options
 	paths   cdi.Paths
+	placed  *placed
+	health  *plugin.Health
 	cdiDir  string
 	every   time.Duration // between looks for changes
 
-	seen string // fingerprint from before the last refresh that succeeded
+	seen    string // fingerprint from before the last refresh that succeeded
+	noCover string // why pods have a bind mount of the shim, as it was logged last
 }
 
-// refresh looks for GPUs and driver, and writes or removes the specs.
+// refresh puts the placed files right, looks for GPUs and driver, and writes or
+// removes the specs.
 func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
 	defer cancel()
 	// The fingerprint is from before the look, so that no change is missed. The specs
 	// that are written then cause one more look.
 	seen := n.fingerprint()
+	if err := n.placed.place(); err != nil {
+		return nil, err
+	}
+	n.cover()
 	found, err := cdi.Generate(ctx, n.options, n.paths)
 	if err != nil {
 		return nil, err
@@ -68,10 +82,20 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	return plugin.NewInventory(found.Spec(cdi.KindNRI), found.GPUs, n.options.HostRoot), nil
 }
 
+// cover has pods see the shim through an overlay, where that is sure to work.
+func (n *node) cover() {
+	dir, why := cdi.EmptyDirFor(n.options.HostRoot, filepath.Dir(n.paths.ShimDir))
+	if n.paths.EmptyDir = dir; why != "" && why != n.noCover {
+		n.log.Warnf("a container with CAP_SYS_ADMIN could change the shim of all containers, which is bound into pods and not below an overlay: %s", why)
+	}
+	n.noCover = why
+}
+
 // look is the first refresh. If it fails, no GPU can be given until a refresh of watch
 // succeeds.
 func (n *node) look(ctx context.Context) *plugin.Inventory {
 	inv, err := n.refresh(ctx)
+	n.health.Problem(nodePart, err)
 	if err != nil {
 		if ctx.Err() == nil {
 			n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
@@ -82,13 +106,15 @@ func (n *node) look(ctx context.Context) *plugin.Inventory {
 }
 
 // watch refreshes at SIGHUP and as soon as something changed, until ctx ends, and
-// hands over the inventory. If the refresh fails the inventory stays, unless a
-// foreign file keeps engines from the devices.
+// hands over the inventory. If the refresh fails the inventory stays, unless containers
+// would not get what they need: engines do not find the devices, or a placed file is
+// not right.
 func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
-	changed := cdi.Watch(ctx, n.options, n.cdiDir)
+	changed := cdi.Watch(ctx, n.options, append(n.placed.dirs(), n.cdiDir)...)
+	var retry <-chan time.Time
 	tick := time.NewTicker(n.every)
 	defer tick.Stop()
 	failure := ""
@@ -101,18 +127,24 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 			force = true
 		case <-changed:
 		case <-tick.C:
+		case <-retry:
 		}
 		if !force && n.fingerprint() == n.seen {
 			continue
 		}
 		inv, err := n.refresh(ctx)
+		n.health.Problem(nodePart, err)
+		retry = nil
+		if err != nil {
+			n.seen, retry = "", time.After(retryInterval)
+		}
 		switch {
 		case err == nil:
 			failure = ""
 			found(inv)
 		case ctx.Err() == nil && err.Error() != failure: // tried again, not said again
 			failure = err.Error()
-			if errors.Is(err, cdi.ErrForeign) { // engines do not find the devices
+			if errors.Is(err, cdi.ErrForeign) || errors.As(err, new(errNotPlaced)) {
 				n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
 				found(plugin.Unavailable(err))
 				break
@@ -126,6 +158,7 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 func (n *node) fingerprint() string {
 	var b strings.Builder
 	b.WriteString(cdi.Fingerprint(n.options))
+	b.WriteString(n.placed.fingerprint())
 	for _, kind := range []string{cdi.Kind, cdi.KindNRI} {
 		if info, err := os.Lstat(filepath.Join(n.cdiDir, cdi.FileName(kind))); err == nil {
 			fmt.Fprintln(&b, kind, info.Size(), info.ModTime(), info.Mode())

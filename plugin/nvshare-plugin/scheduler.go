@@ -56,6 +56,15 @@ func (s *scheduler) Forget(ctx context.Context, id string) error {
 	return err
 }
 
+// Report tells the scheduler what is wrong. Older schedulers do not ask.
+func (s *scheduler) Report(ctx context.Context, problems []string) error {
+	_, err := s.conn.ReportPlugin(ctx, &api.ReportPluginRequest{Problems: problems})
+	if status.Code(err) == codes.Unimplemented {
+		return nil
+	}
+	return err
+}
+
 func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 	r, err := s.conn.Status(ctx, &api.StatusRequest{})
 	if err != nil {
@@ -63,7 +72,9 @@ func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 	}
 	state := plugin.State{Memory: map[string]uint64{}}
 	for _, c := range r.Containers {
-		state.IDs = append(state.IDs, c.Id)
+		if c.Engine == "" { // else the scheduler itself forgets the container
+			state.IDs = append(state.IDs, c.Id)
+		}
 	}
 	for _, g := range r.Gpus {
 		state.Memory[g.Uuid] = g.MemoryBytes

@@ -248,24 +248,28 @@ func (ClientState) EnumDescriptor() ([]byte, []int) {
 type EventType int32
 
 const (
-	EventType_EVENT_TYPE_UNSPECIFIED EventType = 0
-	EventType_EVENT_TYPE_START       EventType = 1 // the scheduler has started
-	EventType_EVENT_TYPE_GPU         EventType = 2 // a GPU was found
-	EventType_EVENT_TYPE_REGISTER    EventType = 3 // a process uses GPUs through the shim
-	EventType_EVENT_TYPE_BYPASS      EventType = 4 // its self-proof failed
-	EventType_EVENT_TYPE_END         EventType = 5 // it is dead
-	EventType_EVENT_TYPE_GRANT       EventType = 6
-	EventType_EVENT_TYPE_REVOKE      EventType = 7
-	EventType_EVENT_TYPE_RELEASE     EventType = 8
-	EventType_EVENT_TYPE_RECLAIM     EventType = 9 // a grant that ended by the death of the client
-	EventType_EVENT_TYPE_FENCE       EventType = 10
-	EventType_EVENT_TYPE_MODE        EventType = 11 // another mode is in effect, or for another reason
-	EventType_EVENT_TYPE_SET         EventType = 12 // a setting was changed
-	EventType_EVENT_TYPE_ADOPT       EventType = 13 // a client that came back goes on under its grant
-	EventType_EVENT_TYPE_SWAP_OUT    EventType = 14 // a client has moved memory off the GPU
-	EventType_EVENT_TYPE_SWAP_IN     EventType = 15 // a client has all its memory on the GPU
-	EventType_EVENT_TYPE_NO_ROOM     EventType = 16 // a reservation was refused: there is no place for it
-	EventType_EVENT_TYPE_STALL       EventType = 17 // a client does not move out, and somebody waits for that
+	EventType_EVENT_TYPE_UNSPECIFIED   EventType = 0
+	EventType_EVENT_TYPE_START         EventType = 1 // the scheduler has started
+	EventType_EVENT_TYPE_GPU           EventType = 2 // a GPU was found
+	EventType_EVENT_TYPE_REGISTER      EventType = 3 // a process uses GPUs through the shim
+	EventType_EVENT_TYPE_BYPASS        EventType = 4 // its self-proof failed
+	EventType_EVENT_TYPE_END           EventType = 5 // it is dead
+	EventType_EVENT_TYPE_GRANT         EventType = 6
+	EventType_EVENT_TYPE_REVOKE        EventType = 7
+	EventType_EVENT_TYPE_RELEASE       EventType = 8
+	EventType_EVENT_TYPE_RECLAIM       EventType = 9 // a grant that ended by the death of the client
+	EventType_EVENT_TYPE_FENCE         EventType = 10
+	EventType_EVENT_TYPE_MODE          EventType = 11 // another mode is in effect, or for another reason
+	EventType_EVENT_TYPE_SET           EventType = 12 // a setting was changed
+	EventType_EVENT_TYPE_ADOPT         EventType = 13 // a client that came back goes on under its grant
+	EventType_EVENT_TYPE_SWAP_OUT      EventType = 14 // a client has moved memory off the GPU
+	EventType_EVENT_TYPE_SWAP_IN       EventType = 15 // a client has all its memory on the GPU
+	EventType_EVENT_TYPE_NO_ROOM       EventType = 16 // a reservation was refused: there is no place for it
+	EventType_EVENT_TYPE_STALL         EventType = 17 // a client does not move out, and somebody waits for that
+	EventType_EVENT_TYPE_WARNING       EventType = 18 // something was asked for that has no effect, or a strange one
+	EventType_EVENT_TYPE_OUT_OF_MEMORY EventType = 19 // a reservation was refused: it is above the memory limit
+	EventType_EVENT_TYPE_UNFENCE       EventType = 20 // a fenced client has released the GPU, or is dead
+	EventType_EVENT_TYPE_UNMANAGED     EventType = 21 // a process uses the GPU and is no client
 )
 
 // Enum value maps for EventType.
@@ -289,26 +293,34 @@ var (
 		15: "EVENT_TYPE_SWAP_IN",
 		16: "EVENT_TYPE_NO_ROOM",
 		17: "EVENT_TYPE_STALL",
+		18: "EVENT_TYPE_WARNING",
+		19: "EVENT_TYPE_OUT_OF_MEMORY",
+		20: "EVENT_TYPE_UNFENCE",
+		21: "EVENT_TYPE_UNMANAGED",
 	}
 	EventType_value = map[string]int32{
-		"EVENT_TYPE_UNSPECIFIED": 0,
-		"EVENT_TYPE_START":       1,
-		"EVENT_TYPE_GPU":         2,
-		"EVENT_TYPE_REGISTER":    3,
-		"EVENT_TYPE_BYPASS":      4,
-		"EVENT_TYPE_END":         5,
-		"EVENT_TYPE_GRANT":       6,
-		"EVENT_TYPE_REVOKE":      7,
-		"EVENT_TYPE_RELEASE":     8,
-		"EVENT_TYPE_RECLAIM":     9,
-		"EVENT_TYPE_FENCE":       10,
-		"EVENT_TYPE_MODE":        11,
-		"EVENT_TYPE_SET":         12,
-		"EVENT_TYPE_ADOPT":       13,
-		"EVENT_TYPE_SWAP_OUT":    14,
-		"EVENT_TYPE_SWAP_IN":     15,
-		"EVENT_TYPE_NO_ROOM":     16,
-		"EVENT_TYPE_STALL":       17,
+		"EVENT_TYPE_UNSPECIFIED":   0,
+		"EVENT_TYPE_START":         1,
+		"EVENT_TYPE_GPU":           2,
+		"EVENT_TYPE_REGISTER":      3,
+		"EVENT_TYPE_BYPASS":        4,
+		"EVENT_TYPE_END":           5,
+		"EVENT_TYPE_GRANT":         6,
+		"EVENT_TYPE_REVOKE":        7,
+		"EVENT_TYPE_RELEASE":       8,
+		"EVENT_TYPE_RECLAIM":       9,
+		"EVENT_TYPE_FENCE":         10,
+		"EVENT_TYPE_MODE":          11,
+		"EVENT_TYPE_SET":           12,
+		"EVENT_TYPE_ADOPT":         13,
+		"EVENT_TYPE_SWAP_OUT":      14,
+		"EVENT_TYPE_SWAP_IN":       15,
+		"EVENT_TYPE_NO_ROOM":       16,
+		"EVENT_TYPE_STALL":         17,
+		"EVENT_TYPE_WARNING":       18,
+		"EVENT_TYPE_OUT_OF_MEMORY": 19,
+		"EVENT_TYPE_UNFENCE":       20,
+		"EVENT_TYPE_UNMANAGED":     21,
 	}
 )
 
@@ -405,8 +417,11 @@ type StatusResponse struct {
 	Problems       []string               `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`                                    // what is wrong now, for people; empty: healthy
 	Containers     []*Container           `protobuf:"bytes,9,rep,name=containers,proto3" json:"containers,omitempty"`                                // names given by DescribeContainer
 	Piece          *Piece                 `protobuf:"bytes,10,opt,name=piece,proto3" json:"piece,omitempty"`                                         // of a StatusResponse that is too large; this one says nothing else
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Processes that use a GPU and are no clients, where the driver says which use it:
+	// nobody arbitrates them.
+	Unmanaged     []*Unmanaged `protobuf:"bytes,11,rep,name=unmanaged,proto3" json:"unmanaged,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -509,6 +524,106 @@ func (x *StatusResponse) GetPiece() *Piece {
 	return nil
 }
 
+func (x *StatusResponse) GetUnmanaged() []*Unmanaged {
+	if x != nil {
+		return x.Unmanaged
+	}
+	return nil
+}
+
+// Unmanaged is a process that uses a GPU and is no client.
+type Unmanaged struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"` // of the GPU
+	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Pid           uint32                 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"` // as the scheduler sees it
+	Uid           uint32                 `protobuf:"varint,4,opt,name=uid,proto3" json:"uid,omitempty"`
+	Command       string                 `protobuf:"bytes,5,opt,name=command,proto3" json:"command,omitempty"`                             // of /proc/<pid>/comm; chosen by the process
+	Container     *Container             `protobuf:"bytes,6,opt,name=container,proto3" json:"container,omitempty"`                         // id empty: not in a container
+	MemoryBytes   uint64                 `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // of the GPU; 0: not known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Unmanaged) Reset() {
+	*x = Unmanaged{}
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Unmanaged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Unmanaged) ProtoMessage() {}
+
+func (x *Unmanaged) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Unmanaged.ProtoReflect.Descriptor instead.
+func (*Unmanaged) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Unmanaged) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *Unmanaged) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *Unmanaged) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Unmanaged) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Unmanaged) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
+func (x *Unmanaged) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *Unmanaged) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
 // Piece is a part of the bytes of a message.
 type Piece struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -522,7 +637,7 @@ type Piece struct {
 
 func (x *Piece) Reset() {
 	*x = Piece{}
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -534,7 +649,7 @@ func (x *Piece) String() string {
 func (*Piece) ProtoMessage() {}
 
 func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -547,7 +662,7 @@ func (x *Piece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Piece.ProtoReflect.Descriptor instead.
 func (*Piece) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Piece) GetId() uint64 {
@@ -606,7 +721,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -618,7 +733,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -631,7 +746,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -802,7 +917,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -814,7 +929,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -827,7 +942,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -975,7 +1090,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1102,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1115,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1068,7 +1183,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1195,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1208,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Client) GetId() uint64 {
@@ -1340,7 +1455,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +1467,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +1480,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -1408,13 +1523,16 @@ type Container struct {
 	MemoryLimitBytes uint64   `protobuf:"varint,6,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
 	Share            *Share   `protobuf:"bytes,7,opt,name=share,proto3" json:"share,omitempty"`
 	Gpus             []string `protobuf:"bytes,8,rep,name=gpus,proto3" json:"gpus,omitempty"` // UUIDs of those that it was given; empty: not known
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The engine whose OCI hook described it ("podman"); empty: the plugin did, or
+	// nobody. Such a container is forgotten when its first process is dead.
+	Engine        string `protobuf:"bytes,9,opt,name=engine,proto3" json:"engine,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1544,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1557,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Container) GetId() string {
@@ -1498,6 +1616,13 @@ func (x *Container) GetGpus() []string {
 	return nil
 }
 
+func (x *Container) GetEngine() string {
+	if x != nil {
+		return x.Engine
+	}
+	return ""
+}
+
 // Share is what a tenant may have of a GPU's time and what it is promised, all
 // its processes together. What is zero is not said.
 type Share struct {
@@ -1517,7 +1642,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1654,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1667,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -1601,7 +1726,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1613,7 +1738,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1626,7 +1751,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -1666,7 +1791,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1678,7 +1803,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1691,7 +1816,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -1719,7 +1844,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1731,7 +1856,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1744,7 +1869,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Change) GetUuid() string {
@@ -1817,7 +1942,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1829,7 +1954,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1842,7 +1967,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -1884,7 +2009,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1896,7 +2021,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1909,7 +2034,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -1948,7 +2073,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2085,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2098,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -2032,7 +2157,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +2169,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2182,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2141,7 +2266,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2153,7 +2278,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2166,7 +2291,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2207,7 +2332,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2219,7 +2344,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2232,7 +2357,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -2289,14 +2414,16 @@ type DescribeContainerRequest struct {
 	Container *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id: as the container runtime and the cgroup have it
 	// Of what the pod asks for, that which cannot be known now: if the container
 	// has been described before, what was said then stays.
-	Keep          *Keep `protobuf:"bytes,2,opt,name=keep,proto3" json:"keep,omitempty"`
+	Keep          *Keep    `protobuf:"bytes,2,opt,name=keep,proto3" json:"keep,omitempty"`
+	Pid           uint32   `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`          // from an OCI hook: the container's first process
+	Warnings      []string `protobuf:"bytes,4,rep,name=warnings,proto3" json:"warnings,omitempty"` // for people: each becomes an event
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2308,7 +2435,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2321,7 +2448,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -2334,6 +2461,20 @@ func (x *DescribeContainerRequest) GetContainer() *Container {
 func (x *DescribeContainerRequest) GetKeep() *Keep {
 	if x != nil {
 		return x.Keep
+	}
+	return nil
+}
+
+func (x *DescribeContainerRequest) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *DescribeContainerRequest) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
 	}
 	return nil
 }
@@ -2354,7 +2495,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +2507,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +2520,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -2444,7 +2585,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2456,7 +2597,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2469,7 +2610,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -2502,7 +2643,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2514,7 +2655,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2527,7 +2668,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -2545,7 +2686,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2557,7 +2698,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2570,7 +2711,87 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+}
+
+type ReportPluginRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Problems      []string               `protobuf:"bytes,1,rep,name=problems,proto3" json:"problems,omitempty"` // for people; empty: it gives GPUs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportPluginRequest) Reset() {
+	*x = ReportPluginRequest{}
+	mi := &file_sched_api_control_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportPluginRequest) ProtoMessage() {}
+
+func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
+func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ReportPluginRequest) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+type ReportPluginResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportPluginResponse) Reset() {
+	*x = ReportPluginResponse{}
+	mi := &file_sched_api_control_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportPluginResponse) ProtoMessage() {}
+
+func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
+func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -2587,15 +2808,18 @@ type TenantUse struct {
 	DebtNs           int64                  `protobuf:"varint,8,opt,name=debt_ns,json=debtNs,proto3" json:"debt_ns,omitempty"`                               // used above its limit, to be made up for
 	ThrottledNs      int64                  `protobuf:"varint,9,opt,name=throttled_ns,json=throttledNs,proto3" json:"throttled_ns,omitempty"`                // until its limit lets it go on; 0: it does
 	Grants           uint64                 `protobuf:"varint,10,opt,name=grants,proto3" json:"grants,omitempty"`
-	WaitMaxNs        int64                  `protobuf:"varint,11,opt,name=wait_max_ns,json=waitMaxNs,proto3" json:"wait_max_ns,omitempty"` // longest wait for a grant
-	MovedNs          int64                  `protobuf:"varint,12,opt,name=moved_ns,json=movedNs,proto3" json:"moved_ns,omitempty"`         // moving memory onto the GPU under grants, which is not billed
+	WaitMaxNs        int64                  `protobuf:"varint,11,opt,name=wait_max_ns,json=waitMaxNs,proto3" json:"wait_max_ns,omitempty"`                     // longest wait for a grant
+	MovedNs          int64                  `protobuf:"varint,12,opt,name=moved_ns,json=movedNs,proto3" json:"moved_ns,omitempty"`                             // moving memory onto the GPU under grants, which is not billed
+	WaitedPermille   uint32                 `protobuf:"varint,13,opt,name=waited_permille,json=waitedPermille,proto3" json:"waited_permille,omitempty"`        // of the latest five seconds: it wanted the GPU and had no grant
+	WaitMaxLatelyNs  int64                  `protobuf:"varint,14,opt,name=wait_max_lately_ns,json=waitMaxLatelyNs,proto3" json:"wait_max_lately_ns,omitempty"` // longest wait for a grant in the latest minute
+	OutOfMemory      uint64                 `protobuf:"varint,15,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"`               // reservations that its memory limit refused
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2607,7 +2831,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2620,7 +2844,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -2707,6 +2931,27 @@ func (x *TenantUse) GetMovedNs() int64 {
 	return 0
 }
 
+func (x *TenantUse) GetWaitedPermille() uint32 {
+	if x != nil {
+		return x.WaitedPermille
+	}
+	return 0
+}
+
+func (x *TenantUse) GetWaitMaxLatelyNs() int64 {
+	if x != nil {
+		return x.WaitMaxLatelyNs
+	}
+	return 0
+}
+
+func (x *TenantUse) GetOutOfMemory() uint64 {
+	if x != nil {
+		return x.OutOfMemory
+	}
+	return 0
+}
+
 type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the response before; both 0: everything that is still kept.
@@ -2720,7 +2965,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +2977,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +2990,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -2788,7 +3033,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2800,7 +3045,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,7 +3058,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -2875,7 +3120,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2887,7 +3132,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2900,7 +3145,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3072,7 +3317,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"nvshare.v1\"D\n" +
 	"\rStatusRequest\x12\x1b\n" +
 	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xe7\x02\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x9c\x03\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -3086,7 +3331,16 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"containers\x18\t \x03(\v2\x15.nvshare.v1.ContainerR\n" +
 	"containers\x12'\n" +
 	"\x05piece\x18\n" +
-	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\"W\n" +
+	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\x123\n" +
+	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\"\xcb\x01\n" +
+	"\tUnmanaged\x12\x12\n" +
+	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x10\n" +
+	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x18\n" +
+	"\acommand\x18\x05 \x01(\tR\acommand\x123\n" +
+	"\tcontainer\x18\x06 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12!\n" +
+	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\"W\n" +
 	"\x05Piece\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
@@ -3193,7 +3447,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\vlimit_bytes\x18\x03 \x01(\x04R\n" +
 	"limitBytes\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18\x04 \x01(\x04R\tusedBytes\"\xe3\x01\n" +
+	"used_bytes\x18\x04 \x01(\x04R\tusedBytes\"\xfb\x01\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -3202,7 +3456,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\apod_uid\x18\x05 \x01(\tR\x06podUid\x12,\n" +
 	"\x12memory_limit_bytes\x18\x06 \x01(\x04R\x10memoryLimitBytes\x12'\n" +
 	"\x05share\x18\a \x01(\v2\x11.nvshare.v1.ShareR\x05share\x12\x12\n" +
-	"\x04gpus\x18\b \x03(\tR\x04gpus\"\xe0\x01\n" +
+	"\x04gpus\x18\b \x03(\tR\x04gpus\x12\x16\n" +
+	"\x06engine\x18\t \x01(\tR\x06engine\"\xe0\x01\n" +
 	"\x05Share\x12\x1d\n" +
 	"\n" +
 	"core_limit\x18\x01 \x01(\rR\tcoreLimit\x12!\n" +
@@ -3281,10 +3536,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x03new\x18\x04 \x01(\v2\x11.nvshare.v1.ShareR\x03new\x12(\n" +
 	"\x10old_memory_bytes\x18\x05 \x01(\x04R\x0eoldMemoryBytes\x12(\n" +
 	"\x10new_memory_bytes\x18\x06 \x01(\x04R\x0enewMemoryBytes\x12*\n" +
-	"\x11used_memory_bytes\x18\a \x01(\x04R\x0fusedMemoryBytes\"u\n" +
+	"\x11used_memory_bytes\x18\a \x01(\x04R\x0fusedMemoryBytes\"\xa3\x01\n" +
 	"\x18DescribeContainerRequest\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12$\n" +
-	"\x04keep\x18\x02 \x01(\v2\x10.nvshare.v1.KeepR\x04keep\"\xd4\x01\n" +
+	"\x04keep\x18\x02 \x01(\v2\x10.nvshare.v1.KeepR\x04keep\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x1a\n" +
+	"\bwarnings\x18\x04 \x03(\tR\bwarnings\"\xd4\x01\n" +
 	"\x04Keep\x12!\n" +
 	"\fmemory_limit\x18\x01 \x01(\bR\vmemoryLimit\x12\x1d\n" +
 	"\n" +
@@ -3301,7 +3558,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\achanges\x18\x03 \x03(\v2\x17.nvshare.v1.ShareChangeR\achanges\"(\n" +
 	"\x16ForgetContainerRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x19\n" +
-	"\x17ForgetContainerResponse\"\x8d\x03\n" +
+	"\x17ForgetContainerResponse\"1\n" +
+	"\x13ReportPluginRequest\x12\x1a\n" +
+	"\bproblems\x18\x01 \x03(\tR\bproblems\"\x16\n" +
+	"\x14ReportPluginResponse\"\x87\x04\n" +
 	"\tTenantUse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12'\n" +
@@ -3315,7 +3575,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x06grants\x18\n" +
 	" \x01(\x04R\x06grants\x12\x1e\n" +
 	"\vwait_max_ns\x18\v \x01(\x03R\twaitMaxNs\x12\x19\n" +
-	"\bmoved_ns\x18\f \x01(\x03R\amovedNs\"b\n" +
+	"\bmoved_ns\x18\f \x01(\x03R\amovedNs\x12'\n" +
+	"\x0fwaited_permille\x18\r \x01(\rR\x0ewaitedPermille\x12+\n" +
+	"\x12wait_max_lately_ns\x18\x0e \x01(\x03R\x0fwaitMaxLatelyNs\x12\"\n" +
+	"\rout_of_memory\x18\x0f \x01(\x04R\voutOfMemory\"b\n" +
 	"\rEventsRequest\x12\x14\n" +
 	"\x05since\x18\x01 \x01(\x04R\x05since\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\x03R\x03run\x12\x10\n" +
@@ -3376,7 +3639,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x06*\xa6\x03\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x06*\x8e\x04\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
@@ -3396,14 +3659,19 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x13EVENT_TYPE_SWAP_OUT\x10\x0e\x12\x16\n" +
 	"\x12EVENT_TYPE_SWAP_IN\x10\x0f\x12\x16\n" +
 	"\x12EVENT_TYPE_NO_ROOM\x10\x10\x12\x14\n" +
-	"\x10EVENT_TYPE_STALL\x10\x112\xa1\x04\n" +
+	"\x10EVENT_TYPE_STALL\x10\x11\x12\x16\n" +
+	"\x12EVENT_TYPE_WARNING\x10\x12\x12\x1c\n" +
+	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x16\n" +
+	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
+	"\x14EVENT_TYPE_UNMANAGED\x10\x152\xf4\x04\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12W\n" +
 	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12E\n" +
 	"\bSetShare\x12\x1b.nvshare.v1.SetShareRequest\x1a\x1c.nvshare.v1.SetShareResponse\x12`\n" +
 	"\x11DescribeContainer\x12$.nvshare.v1.DescribeContainerRequest\x1a%.nvshare.v1.DescribeContainerResponse\x12Z\n" +
-	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponse\x12?\n" +
+	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponse\x12Q\n" +
+	"\fReportPlugin\x12\x1f.nvshare.v1.ReportPluginRequest\x1a .nvshare.v1.ReportPluginResponse\x12?\n" +
 	"\x06Events\x12\x19.nvshare.v1.EventsRequest\x1a\x1a.nvshare.v1.EventsResponseB*Z(github.com/nvshare/nvshare/sched/api;apib\x06proto3"
 
 var (
@@ -3419,7 +3687,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -3428,93 +3696,100 @@ var file_sched_api_control_proto_goTypes = []any{
 	(EventType)(0),                    // 4: nvshare.v1.EventType
 	(*StatusRequest)(nil),             // 5: nvshare.v1.StatusRequest
 	(*StatusResponse)(nil),            // 6: nvshare.v1.StatusResponse
-	(*Piece)(nil),                     // 7: nvshare.v1.Piece
-	(*GPU)(nil),                       // 8: nvshare.v1.GPU
-	(*Swap)(nil),                      // 9: nvshare.v1.Swap
-	(*Promise)(nil),                   // 10: nvshare.v1.Promise
-	(*Client)(nil),                    // 11: nvshare.v1.Client
-	(*MemoryAccount)(nil),             // 12: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 13: nvshare.v1.Container
-	(*Share)(nil),                     // 14: nvshare.v1.Share
-	(*SetRequest)(nil),                // 15: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 16: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 17: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 18: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 19: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 20: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 21: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 22: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 23: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 24: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 25: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 26: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 27: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 28: nvshare.v1.ForgetContainerResponse
-	(*TenantUse)(nil),                 // 29: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 30: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 31: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 32: nvshare.v1.Event
+	(*Unmanaged)(nil),                 // 7: nvshare.v1.Unmanaged
+	(*Piece)(nil),                     // 8: nvshare.v1.Piece
+	(*GPU)(nil),                       // 9: nvshare.v1.GPU
+	(*Swap)(nil),                      // 10: nvshare.v1.Swap
+	(*Promise)(nil),                   // 11: nvshare.v1.Promise
+	(*Client)(nil),                    // 12: nvshare.v1.Client
+	(*MemoryAccount)(nil),             // 13: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 14: nvshare.v1.Container
+	(*Share)(nil),                     // 15: nvshare.v1.Share
+	(*SetRequest)(nil),                // 16: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 17: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 18: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 19: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 20: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 21: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 22: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 23: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 24: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 25: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 26: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 27: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 28: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 29: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 30: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 31: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 32: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 33: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 34: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 35: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	8,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	13, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	7,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
-	0,  // 3: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	11, // 4: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	12, // 5: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	0,  // 6: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	29, // 7: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	10, // 8: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	9,  // 9: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	13, // 10: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	13, // 11: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 12: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 13: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	13, // 14: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	14, // 15: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 16: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 17: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 18: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	17, // 19: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 20: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 21: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	13, // 22: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	20, // 23: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 24: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 25: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	13, // 26: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	23, // 27: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	14, // 28: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	14, // 29: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	13, // 30: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	25, // 31: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	13, // 32: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	13, // 33: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	23, // 34: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	13, // 35: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	14, // 36: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	32, // 37: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 38: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	13, // 39: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 40: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	15, // 41: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	18, // 42: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	21, // 43: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	24, // 44: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	27, // 45: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	30, // 46: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 47: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	16, // 48: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	19, // 49: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	22, // 50: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	26, // 51: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	28, // 52: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	31, // 53: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	47, // [47:54] is the sub-list for method output_type
-	40, // [40:47] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	9,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	14, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	8,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	7,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
+	14, // 4: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	0,  // 5: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
+	12, // 6: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	13, // 7: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 8: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	32, // 9: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	11, // 10: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	10, // 11: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	14, // 12: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	14, // 13: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 14: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 15: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	14, // 16: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	15, // 17: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 18: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 19: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 20: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	18, // 21: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 22: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 23: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	14, // 24: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	21, // 25: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 26: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 27: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	14, // 28: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	24, // 29: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	15, // 30: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	15, // 31: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	14, // 32: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	26, // 33: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	14, // 34: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	14, // 35: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	24, // 36: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	14, // 37: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	15, // 38: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	35, // 39: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 40: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	14, // 41: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 42: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	16, // 43: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	19, // 44: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	22, // 45: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	25, // 46: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	28, // 47: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	30, // 48: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	33, // 49: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 50: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	17, // 51: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	20, // 52: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	23, // 53: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	27, // 54: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	29, // 55: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	31, // 56: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	34, // 57: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	50, // [50:58] is the sub-list for method output_type
+	42, // [42:50] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -3522,15 +3797,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[13].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[16].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[14].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   28,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

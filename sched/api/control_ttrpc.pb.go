@@ -14,6 +14,7 @@ type ControlService interface {
 	SetShare(context.Context, *SetShareRequest) (*SetShareResponse, error)
 	DescribeContainer(context.Context, *DescribeContainerRequest) (*DescribeContainerResponse, error)
 	ForgetContainer(context.Context, *ForgetContainerRequest) (*ForgetContainerResponse, error)
+	ReportPlugin(context.Context, *ReportPluginRequest) (*ReportPluginResponse, error)
 	Events(context.Context, *EventsRequest) (*EventsResponse, error)
 }
 
@@ -61,6 +62,13 @@ func RegisterControlService(srv *ttrpc.Server, svc ControlService) {
 					return nil, err
 				}
 				return svc.ForgetContainer(ctx, &req)
+			},
+			"ReportPlugin": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req ReportPluginRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.ReportPlugin(ctx, &req)
 			},
 			"Events": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req EventsRequest
@@ -126,6 +134,14 @@ func (c *controlClient) DescribeContainer(ctx context.Context, req *DescribeCont
 func (c *controlClient) ForgetContainer(ctx context.Context, req *ForgetContainerRequest) (*ForgetContainerResponse, error) {
 	var resp ForgetContainerResponse
 	if err := c.client.Call(ctx, "nvshare.v1.Control", "ForgetContainer", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *controlClient) ReportPlugin(ctx context.Context, req *ReportPluginRequest) (*ReportPluginResponse, error) {
+	var resp ReportPluginResponse
+	if err := c.client.Call(ctx, "nvshare.v1.Control", "ReportPlugin", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

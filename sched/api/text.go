@@ -85,3 +85,18 @@ func Tenant(c *Container, uid uint32) string {
 	}
 	return fmt.Sprintf("user %d", uid)
 }
+
+// NamesOf returns the names by which people may mean a container, beside its id: as
+// Tenant writes the container, its pod with and without the namespace, and its own
+// name.
+func NamesOf(c *Container) (names []string) {
+	for _, name := range []string{c.GetPod(), c.GetName()} {
+		if name != "" {
+			names = append(names, name)
+		}
+	}
+	if c.GetPod() != "" {
+		names = append(names, c.Namespace+"/"+c.Pod, Tenant(c, 0))
+	}
+	return names
+}

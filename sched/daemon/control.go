@@ -19,6 +19,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
 // controlService answers the control socket. Each call runs in the loop, so
@@ -75,12 +76,12 @@ func (s controlService) SetShare(ctx context.Context, req *api.SetShareRequest) 
 	return resp, err
 }
 
-func (s controlService) DescribeContainer(ctx context.Context, req *api.DescribeContainerRequest) (*api.DescribeContainerResponse, error) {
+func (s controlService) DescribeContainer(ctx context.Context, req *api.DescribeContainerRequest) (resp *api.DescribeContainerResponse, err error) {
 	c := req.GetContainer()
 	if c.GetId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "describe a container: the id is empty")
 	}
-	for _, name := range append([]string{c.Id, c.Name, c.Namespace, c.Pod, c.PodUid}, c.Gpus...) {
+	for _, name := range slices.Concat([]string{c.Id, c.Name, c.Namespace, c.Pod, c.PodUid, c.Engine}, c.Gpus, req.Warnings) {
 		if len(name) > maxName {
 			return nil, status.Errorf(codes.InvalidArgument, "describe container %.64s: a name has %d bytes, %d are possible", c.Id, len(name), maxName)
 		}
@@ -91,14 +92,40 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 	if err := errors.Join(c.Terms().Validate(), c.Terms().Consistent()); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: %v", c.Id, err)
 	}
-	var resp *api.DescribeContainerResponse
-	var err error
+	if n := len(req.Warnings); n > maxWarnings {
+		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: %d warnings, %d are possible", c.Id, n, maxWarnings)
+	}
+	if (req.Pid == 0) != (c.Engine == "") {
+		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: an OCI hook names both its engine and the first process", c.Id)
+	}
+	var first *peer.Peer
+	if req.Pid != 0 {
+		if first, err = s.d.firstProcess(c, req.Pid); err != nil {
+			return nil, err
+		}
+	}
 	if askErr := s.d.ask(ctx, func() {
+		keep := false
+		defer func() {
+			if first != nil && !keep {
+				first.Close()
+			}
+		}()
+		if ctx.Err() != nil { // nobody learns the answer
+			return
+		}
 		if s.d.names[c.Id] == nil && len(s.d.names) >= maxContainers {
 			err = status.Errorf(codes.ResourceExhausted, "describe container %s: %d are described already; forget some", c.Id, len(s.d.names))
 			return
 		}
-		resp = s.d.describe(proto.Clone(c).(*api.Container), req.Keep)
+		c := proto.Clone(c).(*api.Container)
+		if first == nil {
+			resp = s.d.describe(c, req.Keep)
+		} else if resp, err = s.d.describeFromHook(c, first); err != nil {
+			return
+		}
+		keep = true
+		s.d.noteWarnings(c, req.Warnings)
 	}); askErr != nil {
 		return nil, askErr
 	}
@@ -107,8 +134,16 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 
 func (s controlService) ForgetContainer(ctx context.Context, req *api.ForgetContainerRequest) (*api.ForgetContainerResponse, error) {
 	return &api.ForgetContainerResponse{}, s.d.ask(ctx, func() {
-		s.d.forgetShares(req.GetId()) // says whose they were
-		delete(s.d.names, req.GetId())
+		s.d.forget(req.GetId())
+	})
+}
+
+func (s controlService) ReportPlugin(ctx context.Context, req *api.ReportPluginRequest) (*api.ReportPluginResponse, error) {
+	if n := len(req.Problems); n > maxReported {
+		return nil, status.Errorf(codes.InvalidArgument, "report of the plugin: %d problems, %d are possible", n, maxReported)
+	}
+	return &api.ReportPluginResponse{}, s.d.ask(ctx, func() {
+		s.d.plugin, s.d.pluginAt = req.Problems, now()
 	})
 }
 
@@ -288,6 +323,11 @@ func (d *Daemon) problems() (p []string) {
 	}
 	if d.settingsErr != nil {
 		p = append(p, fmt.Sprintf("time quanta and modes are not as they were set: %v", d.settingsErr))
+	}
+	if now().Sub(d.pluginAt) < reportLife {
+		for _, text := range d.plugin {
+			p = append(p, "nvshare-plugin: "+text)
+		}
 	}
 	if d.identifyErr != nil {
 		p = append(p, fmt.Sprintf("clients are refused and run unarbitrated: %v", d.identifyErr))

@@ -199,3 +199,35 @@ func TestStatusIsLarge(t *testing.T) {
 	}
 	ask()
 }
+
+// What the plugin reports is a problem until it reports something else, or no more.
+func TestPluginReports(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	c := dial(t, s)
+	report := func(problems ...string) error {
+		_, err := c.ReportPlugin(context.Background(), &api.ReportPluginRequest{Problems: problems})
+		return err
+	}
+	if err := report("the disk is full"); err != nil {
+		t.Fatal(err)
+	}
+	s.await("the problem", func(r *api.StatusResponse) bool {
+		return len(r.Problems) == 1 && strings.Contains(r.Problems[0], "nvshare-plugin: the disk is full")
+	})
+	if err := report(); err != nil {
+		t.Fatal(err)
+	}
+	s.await("no problem", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
+	if err := report("again"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.ask(context.Background(), func() { s.pluginAt -= sched.Time(reportLife) }); err != nil { // time passes
+		t.Fatal(err)
+	}
+	if r := s.status(); len(r.Problems) != 0 {
+		t.Errorf("the plugin is gone, its problems are %q", r.Problems)
+	}
+	if err := report(make([]string, maxReported+1)...); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("too many: %v", err)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 	"sync"
 	"time"
@@ -100,26 +101,30 @@ type Daemon struct {
 
 	// Below: the loop's own.
 
-	timers   timer.List
-	search   *timer.Timer // for GPUs
-	members  *timer.Timer // write the file of who has memory
-	watch    *timer.Timer // that the run directory is there
-	fatal    error        // ends the loop
-	state    *state.File
-	cautious bool // the state file was damaged: holders may be about
-	nextID   sched.ClientID
-	clients  map[sched.ClientID]*client
-	byProc   map[peer.Process]*client
-	conns    map[*conn]struct{}
-	counts   map[string]*account // by peer.Peer.Account
-	gpus     map[wire.UUID]*gpu
-	order    []*gpu                    // by index
-	node     *sched.Node               // of all GPUs
-	toStep   []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
-	names    map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
-	shares   shares                    // that were set, or asked for by pods
-	settings settings                  // time quanta and modes that were set
-	broken   []*conn                   // to be treated as lost after the current event
+	timers  timer.List
+	search  *timer.Timer // for GPUs
+	members *timer.Timer // write the file of who has memory
+	watch   *timer.Timer // that the run directory is there
+	// serveTenants and serveControl serve the listeners of dir, which are new ones
+	// after a socket was lost.
+	serveTenants, serveControl func()
+	fatal                      error // ends the loop
+	state                      *state.File
+	cautious                   bool // the state file was damaged: holders may be about
+	nextID                     sched.ClientID
+	clients                    map[sched.ClientID]*client
+	byProc                     map[peer.Process]*client
+	conns                      map[*conn]struct{}
+	counts                     map[string]*account // by peer.Peer.Account
+	gpus                       map[wire.UUID]*gpu
+	order                      []*gpu                    // by index
+	node                       *sched.Node               // of all GPUs
+	toStep                     []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
+	names                      map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
+	firsts                     map[string]*peer.Peer     // first processes of containers that OCI hooks described, by container id
+	shares                     shares                    // that were set, or asked for by pods
+	settings                   settings                  // time quanta and modes that were set
+	broken                     []*conn                   // to be treated as lost after the current event
 
 	discovering   bool
 	discovered    sched.Time // when the latest search ended; 0: never
@@ -127,9 +132,11 @@ type Daemon struct {
 	pending       []*pendingAttach
 	persistErr    error
 	invariantErr  error
-	identifyErr   error // clients are refused that no client can do anything about
-	sharesErr     error // shares were lost, or would be at a restart
-	settingsErr   error // settings were lost
+	identifyErr   error      // clients are refused that no client can do anything about
+	sharesErr     error      // shares were lost, or would be at a restart
+	settingsErr   error      // settings were lost
+	plugin        []string   // problems that the plugin has reported
+	pluginAt      sched.Time // when
 	nextCheck     sched.Time
 	tenantLog     *rate.Limiter
 	unloggedTold  uint64
@@ -200,6 +207,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},
+		firsts:          map[string]*peer.Peer{},
 		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}
 	d.node.Arenas.Bound(opts.SwapMemory, arena.HostReserve)
@@ -241,12 +249,20 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.wg.Go(func() { d.accept(ctx, d.dir.Tenants) })
-	d.wg.Go(func() {
-		if err := server.Serve(ctx, d.dir.Control); err != nil && ctx.Err() == nil {
-			d.log.WithError(err).Error("control socket: no longer served")
-		}
-	})
+	d.serveTenants = func() {
+		l := d.dir.Tenants
+		d.wg.Go(func() { d.accept(ctx, l) })
+	}
+	d.serveControl = func() {
+		l := d.dir.Control
+		d.wg.Go(func() {
+			if err := server.Serve(ctx, l); err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
+				d.log.WithError(err).Error("control socket: no longer served")
+			}
+		})
+	}
+	d.serveTenants()
+	d.serveControl()
 	if d.metrics != nil {
 		d.wg.Go(func() { d.metrics.Serve(ctx) })
 	}
@@ -268,6 +284,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	for _, cl := range d.clients {
 		cl.Close()
+	}
+	for _, p := range d.firsts {
+		p.Close()
 	}
 	cancel()
 	d.wg.Wait()
@@ -322,12 +341,21 @@ func (d *Daemon) planTurns() {
 	}
 }
 
-// watchRunDir ends the scheduler when the run directory is lost: clients could
-// not connect, and no grant could be recorded. Whoever supervises the scheduler
-// starts one that makes the directory anew.
+// watchRunDir listens anew where a socket was deleted or replaced. It ends the
+// scheduler when the run directory is lost: no grant could be recorded. Whoever
+// supervises the scheduler starts one that makes the directory anew.
 func (d *Daemon) watchRunDir() {
-	if d.fatal = d.dir.Check(); d.fatal != nil {
-		d.log.WithError(d.fatal).Error("the run directory is lost")
+	tenants, control, err := d.dir.Mend()
+	if d.fatal = err; err != nil {
+		d.log.WithError(err).Error("the run directory is lost")
+	} else if tenants || control {
+		d.log.Warnf("somebody deleted or replaced a socket in the run directory (tenants' %v, control %v): listening anew", tenants, control)
+	}
+	if tenants && err == nil {
+		d.serveTenants()
+	}
+	if control && err == nil {
+		d.serveControl()
 	}
 	d.watch.Set(now().Add(watchPause))
 }

@@ -43,7 +43,10 @@ func (d *Daemon) setPodTerms(c *api.Container) {
 	account := peer.ContainerAccount + c.Id
 	old := d.shares.Tenants[account]
 	to := old
-	if to.Pod, to.Has = podTerms(c), c.Gpus; to.Pod == (api.Terms{}) {
+	if c.Engine == "" {
+		to.Engine = nil // the plugin describes the container now
+	}
+	if to.Pod, to.Has = podTerms(c), c.Gpus; to.Pod == (api.Terms{}) && to.Engine == nil {
 		to.Has = nil // d.names has the GPUs as long as they matter
 	}
 	if to.Pod != old.Pod || !slices.Equal(to.Has, old.Has) {

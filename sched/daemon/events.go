@@ -99,6 +99,14 @@ func (d *Daemon) noteSetting(g *gpu, account, setting string, old, new any) {
 	d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_SET, Change: c})
 }
 
+// noteWarnings notes what a container asks for in vain, in the log and the events.
+func (d *Daemon) noteWarnings(c *api.Container, warnings []string) {
+	for _, text := range warnings {
+		d.log.Warnf("%s: %s", api.Tenant(c, 0), text)
+		d.noteChange(nil, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Names: c, Text: text})
+	}
+}
+
 // Events answers the control call. It is the only one that waits.
 func (s controlService) Events(ctx context.Context, req *api.EventsRequest) (*api.EventsResponse, error) {
 	timer := time.NewTimer(min(time.Duration(req.WaitNs), maxEventsWait))

@@ -21,6 +21,13 @@ const (
 	maxNamed = 8
 	// maxGPUs is how many GPUs a container's description may name.
 	maxGPUs = 128
+	// maxReported is how many problems the plugin may report.
+	maxReported = 16
+	// reportLife is how long a report of the plugin holds. The plugin reports every
+	// 5 s.
+	reportLife = 20 * time.Second
+	// maxWarnings is how many warnings may come with a container's description.
+	maxWarnings = 16
 	// maxName is the longest name in a container's description, bytes.
 	maxName = 512
 

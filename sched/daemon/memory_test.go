@@ -508,7 +508,8 @@ func TestSetMemoryLimit(t *testing.T) {
 		"short unknown id": {&api.SetMemoryLimitRequest{Container: strings.Repeat("7", 63), Bytes: gib}, codes.NotFound},
 		"ambiguous id":     {&api.SetMemoryLimitRequest{Container: "ab", Bytes: gib}, codes.InvalidArgument},
 		"ambiguous name":   {&api.SetMemoryLimitRequest{Container: "ml/twice/main", Bytes: gib}, codes.InvalidArgument},
-		"half a name":      {&api.SetMemoryLimitRequest{Container: "ml/train", Bytes: gib}, codes.NotFound},
+		"a pod of two":     {&api.SetMemoryLimitRequest{Container: "ml/train", Bytes: gib}, codes.InvalidArgument},
+		"part of a name":   {&api.SetMemoryLimitRequest{Container: "ml/tra", Bytes: gib}, codes.NotFound},
 		"too little":       {&api.SetMemoryLimitRequest{Container: "abc", Bytes: 8}, codes.InvalidArgument},
 		"too much":         {&api.SetMemoryLimitRequest{Container: "abc", Bytes: math.MaxUint64}, codes.InvalidArgument},
 	} {

@@ -4,7 +4,9 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -20,6 +22,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/rundir"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -351,6 +354,43 @@ func TestRunDirIsDeleted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A scheduler whose sockets are deleted, or replaced by somebody else's, listens anew.
+// Clients that are connected stay, and new ones find the scheduler.
+func TestSocketsAreDeleted(t *testing.T) {
+	s := start(t, filepath.Join(t.TempDir(), "run"), nil)
+	s.awaitGPUs()
+	_, old, epoch := newHolder(t, s)
+	tenant := filepath.Join(s.dir, rundir.TenantDir, wire.SocketName)
+	if err := errors.Join(os.Remove(tenant), os.Remove(filepath.Join(s.dir, api.SocketName))); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: tenant, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	usurper, err := os.Lstat(tenant)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		now, err := os.Lstat(tenant)
+		if conn, dialErr := net.Dial("unix", filepath.Join(s.dir, api.SocketName)); dialErr == nil {
+			conn.Close()
+			if err == nil && !os.SameFile(now, usurper) {
+				break
+			}
+		}
+		if time.Now().After(end) {
+			t.Fatal("the scheduler does not listen anew")
+		}
+	}
+	_, other := newClient(t, s)
+	other.request()
+	old.release(epoch)
+	other.granted()
 }
 
 func TestUnprivileged(t *testing.T) {

@@ -36,13 +36,15 @@ type tenantShares struct {
 	All  api.Terms            `json:"all,omitzero"`   // by SetShare, for each GPU
 	GPUs map[string]api.Terms `json:"gpus,omitempty"` // by SetShare, by UUID
 	Has  []string             `json:"has,omitempty"`  // UUIDs of the GPUs that the pod was given; none: not known
+	// Of a container that an OCI hook has described, whose annotations are in Pod.
+	Engine *engineContainer `json:"engine,omitempty"`
 }
 
 // on returns the terms that are in force on a GPU, for "" on GPUs found later.
 func (t tenantShares) on(uuid string) api.Terms { return t.GPUs[uuid].Or(t.All).Or(t.Pod) }
 
 func (t tenantShares) isZero() bool {
-	return t.Pod == api.Terms{} && t.All == api.Terms{} && len(t.GPUs) == 0
+	return t.Pod == api.Terms{} && t.All == api.Terms{} && len(t.GPUs) == 0 && t.Engine == nil
 }
 
 // with returns t with these fields as SetShare says them. A change for all GPUs
@@ -131,15 +133,21 @@ func (d *Daemon) restoreShares() {
 	}
 	for account, t := range d.shares.Tenants {
 		id, ok := strings.CutPrefix(account, peer.ContainerAccount)
-		if !ok || t.Pod == (api.Terms{}) {
+		if !ok || t.Pod == (api.Terms{}) && t.Engine == nil {
 			continue
 		}
 		c := &api.Container{Id: id, Gpus: t.Has}
+		if t.Engine != nil {
+			c.Engine, c.Name = t.Engine.Engine, t.Engine.Name
+		}
 		if namespace, gang, ok := strings.Cut(t.Pod.Gang, "/"); ok {
 			c.Namespace, t.Pod.Gang = namespace, gang
 		}
 		c.SetTerms(t.Pod)
 		d.names[id] = c
+		if t.Engine != nil {
+			d.restoreFirst(id, *t.Engine)
+		}
 	}
 }
 
@@ -342,9 +350,16 @@ func (d *Daemon) keepable(gpu, uuid, account string, old, to tenantShares, who s
 	if is.CoreRequest <= was.CoreRequest || to.GPUs[uuid].CoreRequest == 0 && !d.has(account, uuid) {
 		return nil
 	}
-	if p := d.promised(uuid, account); p.sum()+is.CoreRequest > 100 {
-		return status.Errorf(codes.FailedPrecondition, "%s: %d %% cannot be promised to %s: %d %% are already, %s; at most %d %% are left",
-			gpu, is.CoreRequest, who, p.sum(), d.describePromises(p), 100-min(p.sum(), 100))
+	return d.promisable(gpu, uuid, account, is.CoreRequest, who)
+}
+
+// promisable returns why a tenant cannot be promised a percentage of a GPU; zero
+// always can.
+func (d *Daemon) promisable(gpu, uuid, account string, request uint32, who string) error {
+	p := d.promised(uuid, account)
+	if request == 0 || p.sum()+request <= 100 {
+		return nil
 	}
-	return nil
+	return status.Errorf(codes.FailedPrecondition, "%s: %d %% cannot be promised to %s: %d %% are already, %s; at most %d %% are left",
+		gpu, request, who, p.sum(), d.describePromises(p), 100-min(p.sum(), 100))
 }

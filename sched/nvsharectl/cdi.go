@@ -51,7 +51,7 @@ func cdiCommand(io streams) *cobra.Command {
 	fs.StringVar(&f.output, "output", "", "write to `file`, replacing it as a whole, and not to standard output")
 	fs.BoolVar(&f.user, "user", false, "write where rootless nerdctl and Docker look: "+userSpecDir)
 	fs.StringVar(&f.kind, "kind", cdi.Kind, "`kind` of device: "+cdi.Kind+" for people, "+cdi.KindNRI+" for nvshare-plugin")
-	fs.StringVar(&f.paths.LibDir, "lib-dir", f.paths.LibDir, "the host's `directory` with "+cdi.ShimFile)
+	fs.StringVar(&f.paths.ShimDir, "lib-dir", f.paths.ShimDir, "the host's `directory` with "+cdi.ShimFile)
 	fs.StringVar(&f.paths.Hook, "hook", f.paths.Hook, "`path` of "+cdi.HookFile+" on the host")
 
 	list := &cobra.Command{
@@ -197,7 +197,7 @@ func (f *cdiFlags) generate(cmd *cobra.Command, io streams) error {
 	if f.paths.RunDir, err = filepath.Abs(cmd.Flag("run-dir").Value.String()); err != nil {
 		return usageError{fmt.Errorf("--run-dir: %w", err)}
 	}
-	for _, p := range []*string{&f.paths.LibDir, &f.paths.Hook} {
+	for _, p := range []*string{&f.paths.ShimDir, &f.paths.Hook} {
 		if *p, err = filepath.Abs(*p); err != nil {
 			return err
 		}
@@ -213,7 +213,7 @@ func (f *cdiFlags) generate(cmd *cobra.Command, io streams) error {
 	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(f.paths.LibDir, cdi.ShimFile)); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(f.paths.ShimDir, cdi.ShimFile)); errors.Is(err, fs.ErrNotExist) {
 		fmt.Fprintf(io.err, "warning: %v; containers with these devices cannot start before it is there (nvshare-plugin --no-nri puts it there)\n", err)
 	}
 	if f.output == "" {

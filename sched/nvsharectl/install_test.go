@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/nvshare/nvshare/cdi"
 )
 
 // release makes an unpacked release whose files say version.
@@ -116,7 +118,10 @@ func TestInstallAndUninstall(t *testing.T) {
 	}
 
 	// What the plugin has placed goes too, and what is not ours stays.
-	put(t, root+"/var/lib/nvshare/lib/libnvshare.so", "", 0o755)
+	if _, err := cdi.PlaceShim(two+"/libnvshare.so", root+cdi.DefaultLibDir); err != nil {
+		t.Fatal(err)
+	}
+	put(t, root+"/var/lib/nvshare/lib/libnvshare.so", "of a release without versions", 0o755)
 	put(t, root+"/var/lib/nvshare/bin/nvshare-cdi-hook", "", 0o755)
 	put(t, root+"/var/run/nvshare/tenant/x", "", 0o644)
 	put(t, root+"/var/run/cdi/nvshare.com-gpu.yaml", "kind: nvshare.com/gpu\n", 0o644)

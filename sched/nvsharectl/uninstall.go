@@ -172,11 +172,13 @@ func (in *installer) removePlaced() error {
 		}
 		files = append(files, specs...)
 	}
-	placed := []string{filepath.Join(cdi.DefaultLibDir, cdi.ShimFile), cdi.DefaultPaths.Hook}
-	for _, path := range placed {
-		if seen := in.at(path); exists(seen) {
-			files = append(files, seen)
-		}
+	shims, err := cdi.Shims(in.at(cdi.DefaultLibDir))
+	if err != nil {
+		return err
+	}
+	files = append(files, shims...)
+	if seen := in.at(cdi.DefaultPaths.Hook); exists(seen) {
+		files = append(files, seen)
 	}
 	for _, file := range files {
 		in.say("remove %s", file)

@@ -75,6 +75,7 @@ func testPodman(t *testing.T, name, root, scripts string) {
 		argv := append([]string{"podman", "run", "--rm", "--device", "nvshare.com/gpu=1"}, options...)
 		runExample(t, e, name+"-"+what, append(append(argv, image), busy(what)...)...)
 	}
+	t.Run("annotations", func(t *testing.T) { testAnnotations(t, e, name) })
 	t.Run("read-only root", func(t *testing.T) { run(t, "readonly", "--read-only") })
 	t.Run("another user", func(t *testing.T) {
 		run(t, "user", "--user", "65534:65534", "--cap-drop", "all", "--security-opt", "no-new-privileges")
@@ -90,6 +91,41 @@ func testPodman(t *testing.T, name, root, scripts string) {
 			t.Errorf("got %q, %v", out, err)
 		}
 	})
+}
+
+// testAnnotations: an annotation limits a container from its first call on, and
+// nvsharectl knows the container by the name that its user gave it. A container whose
+// annotation cannot be met does not start.
+func testAnnotations(t *testing.T, e *node.Engine, name string) {
+	ctx := within(t)
+	run := func(annotation string, program ...string) []string {
+		return slices.Concat([]string{"podman", "run", "--rm", "--name", name + "-limited", "--device", "nvshare.com/gpu=1", "--annotation", annotation, image}, program)
+	}
+	known := clients(t, ctx)
+	p := must(e.Start(name+"-limited", run("nvshare.com/gpu-memory-limit=8Gi", busy("limited")...)...))(t)
+	c := awaitTurns(t, ctx, p, known)
+	if c.Container.Name != name+"-limited" || c.Container.Engine != "podman" || !slices.Equal(c.Container.Gpus, []string{must(shared.Status(ctx))(t).Gpus[1].Uuid}) {
+		t.Errorf("the scheduler knows the container as %v", c.Container)
+	}
+	for _, m := range must(shared.Status(ctx))(t).Gpus[1].Memory {
+		if m.Container.Id == c.Container.Id && m.LimitBytes != 8<<30 {
+			t.Errorf("in force: %v", m)
+		}
+	}
+	if c.Container.MemoryLimitBytes != 8<<30 {
+		t.Errorf("the annotation is lost: %v", c.Container)
+	}
+	end(t, ctx, p, c)
+	check(t, node.Until(ctx, "the container is forgotten", func() error {
+		if left := must(shared.Status(ctx))(t).Containers; len(left) > 0 {
+			return fmt.Errorf("the scheduler knows %v", left)
+		}
+		return nil
+	}))
+	out, err := e.Run(ctx, run("nvshare.com/gpu-memory-limit=lots", "/usr/bin/sleep", "0")...)
+	if err == nil || !strings.Contains(err.Error()+out, `nvshare.com/gpu-memory-limit="lots"`) {
+		t.Errorf("a malformed annotation: %q, %v", out, err)
+	}
 }
 
 // testRootless: without root, podman reads the same specs, and the scheduler knows the

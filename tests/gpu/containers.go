@@ -65,7 +65,7 @@ func (b *bench) cdiAlone(ctx context.Context, work string) error {
 	r.check(err, "nvsharectl cdi validate: "+strings.ReplaceAll(strings.TrimSpace(out), "\n", "; "))
 
 	dir := filepath.Join(work, "private", "cdi")
-	args := []string{"cdi", "generate", "--output", filepath.Join(dir, "nvshare.com-gpu.yaml"), "--lib-dir", node.LibDir, "--hook", b.node.Bin("nvshare-cdi-hook")}
+	args := []string{"cdi", "generate", "--output", filepath.Join(dir, "nvshare.com-gpu.yaml"), "--lib-dir", node.LibDir + "/current", "--hook", b.node.Bin("nvshare-cdi-hook")}
 	if b.simulated {
 		args = append(args, "--simgpu", node.SimGPU)
 	}

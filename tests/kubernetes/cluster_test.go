@@ -81,7 +81,7 @@ func deploy(t *testing.T) {
 	kubectl(t, ctx, "apply", "-k", "simgpu")
 	rolledOut(t, ctx)
 	accepted(t, ctx, before)
-	for _, file := range []string{"/var/lib/nvshare/lib/libnvshare.so", "/var/lib/nvshare/bin/nvshare-cdi-hook", "/run/cdi/nvshare.com-gpu.yaml"} {
+	for _, file := range []string{"/var/lib/nvshare/lib/current/libnvshare.so", "/var/lib/nvshare/bin/nvshare-cdi-hook", "/run/cdi/nvshare.com-gpu.yaml"} {
 		if _, err := os.Stat(file); err != nil {
 			t.Error(err)
 		}
@@ -417,7 +417,7 @@ func required(t *testing.T) {
 func uninstall(t *testing.T) {
 	ctx := within(t)
 	kubectl(t, ctx, "delete", "-k", "simgpu", "--timeout="+patience.String())
-	if _, err := os.Stat("/var/lib/nvshare/lib/libnvshare.so"); err != nil {
+	if _, err := os.Stat("/var/lib/nvshare/lib/current/libnvshare.so"); err != nil {
 		t.Errorf("deleted with the DaemonSet: %v", err)
 	}
 	const overlay = deployments + "overlays/uninstall"

@@ -21,7 +21,7 @@ const module = "github.com/nvshare/nvshare/"
 var rules = map[string][]string{
 	"cdi":                     {"cdi/ldcache"},
 	"cdi/ldcache":             {},
-	"cdi/nvshare-cdi-hook":    {"cdi/ldcache"},
+	"cdi/nvshare-cdi-hook":    {"cdi/ldcache", "sched/api"},
 	"plugin":                  {"plugin/placement", "cdi", "cdi/ldcache", "sched/api"},
 	"plugin/kube":             {"plugin", "plugin/placement", "cdi", "cdi/ldcache", "sched/api"},
 	"plugin/nvshare-plugin":   {"plugin", "plugin/kube", "plugin/placement", "cdi", "cdi/ldcache", "sched/api"},

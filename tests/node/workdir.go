@@ -83,7 +83,8 @@ func removeCgroups(dirBase string) error {
 	return errors.Join(errs...)
 }
 
-// cgroupRoots lists the roots of all hierarchies, of v1, v2 or both.
+// cgroupRoots lists the roots of all hierarchies, of v1, v2 or both. Other directories
+// that somebody left in the top directory are none.
 func cgroupRoots() ([]string, error) {
 	roots := []string{cgroupRoot}
 	entries, err := os.ReadDir(cgroupRoot)
@@ -91,7 +92,7 @@ func cgroupRoots() ([]string, error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		if e.IsDir() {
+		if _, err := os.Stat(filepath.Join(cgroupRoot, e.Name(), "cgroup.procs")); err == nil && e.IsDir() {
 			roots = append(roots, filepath.Join(cgroupRoot, e.Name()))
 		}
 	}

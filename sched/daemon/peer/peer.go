@@ -101,19 +101,25 @@ func (f *Finder) Identify(conn *net.UnixConn) (*Peer, error) {
 	return f.describe(cred.Pid, cred.Uid, pidfd)
 }
 
-// Find opens a process that was recorded before. It fails if the process is
-// dead or its pid names another process now. The caller closes the Peer.
-func (f *Finder) Find(want Process) (*Peer, error) {
-	pidfd, err := unix.PidfdOpen(int(want.PID), 0)
+// FindPID opens the process that has a pid now. The caller vouches that this is the
+// process meant, and closes the Peer.
+func (f *Finder) FindPID(pid int32) (*Peer, error) {
+	pidfd, err := unix.PidfdOpen(int(pid), 0)
 	if err != nil {
-		return nil, fmt.Errorf("pidfd of process %d: %w", want.PID, err)
+		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
 	}
 	var st unix.Stat_t
-	if err := unix.Stat(fmt.Sprintf("/proc/%d", want.PID), &st); err != nil {
+	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st); err != nil {
 		unix.Close(pidfd)
 		return nil, err
 	}
-	p, err := f.describe(want.PID, st.Uid, pidfd)
+	return f.describe(pid, st.Uid, pidfd)
+}
+
+// Find opens a process that was recorded before. It fails if the process is
+// dead or its pid names another process now. The caller closes the Peer.
+func (f *Finder) Find(want Process) (*Peer, error) {
+	p, err := f.FindPID(want.PID)
 	if err != nil {
 		return nil, err
 	}

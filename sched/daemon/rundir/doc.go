@@ -10,6 +10,7 @@
 //   - Nothing is used that belongs to another user: neither the directory, nor
 //     the lock, nor the part that containers see. No link is followed there.
 //   - Each socket has its mode before anybody can connect.
+//   - A socket that somebody deletes or replaces is made anew. Connections stay.
 //   - Close removes this process's sockets and no others.
 //
 // In the directory:

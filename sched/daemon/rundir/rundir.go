@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -32,6 +33,10 @@ type Dir struct {
 	made    []entry
 }
 
+// tenantSocket and controlSocket are the paths of the sockets.
+func (d *Dir) tenantSocket() string  { return filepath.Join(d.path, TenantDir, wire.SocketName) }
+func (d *Dir) controlSocket() string { return filepath.Join(d.path, api.SocketName) }
+
 // entry is a directory or a socket as it was when the directory was opened.
 type entry struct {
 	path string
@@ -54,33 +59,52 @@ func Open(path string) (d *Dir, err error) {
 	if d.lock, err = lockFile(filepath.Join(path, "lock")); err != nil {
 		return d, err
 	}
-	tenant, control := filepath.Join(path, TenantDir, wire.SocketName), filepath.Join(path, api.SocketName)
-	l, err := listen(tenant, unix.SOCK_SEQPACKET, 0o666)
-	if err != nil {
+	if err := errors.Join(removeStale(d.tenantSocket(), unix.SOCK_SEQPACKET), removeStale(d.controlSocket(), unix.SOCK_STREAM)); err != nil {
 		return d, err
 	}
-	d.Tenants = l.(*net.UnixListener)
-	if err := d.note(tenant); err != nil {
+	if err := d.note(path); err != nil {
 		return d, err
 	}
-	if d.Control, err = listen(control, unix.SOCK_STREAM, 0o600); err != nil {
+	if err := d.listenTenants(); err != nil {
 		return d, err
 	}
-	if err := d.note(control); err != nil {
-		return d, err
-	}
-	if err := replaceLink(filepath.Join(TenantDir, wire.SocketName), filepath.Join(path, wire.SocketName)); err != nil {
-		return d, err
-	}
-	return d, d.note(path)
+	return d, d.listenControl()
 }
 
+func (d *Dir) listenTenants() error {
+	l, err := listen(d.tenantSocket(), unix.SOCK_SEQPACKET, 0o666)
+	if err != nil {
+		return err
+	}
+	if d.Tenants != nil {
+		d.Tenants.Close()
+	}
+	d.Tenants = l.(*net.UnixListener)
+	if err := d.note(d.tenantSocket()); err != nil {
+		return err
+	}
+	return replaceLink(filepath.Join(TenantDir, wire.SocketName), filepath.Join(d.path, wire.SocketName))
+}
+
+func (d *Dir) listenControl() error {
+	l, err := listen(d.controlSocket(), unix.SOCK_STREAM, 0o600)
+	if err != nil {
+		return err
+	}
+	if d.Control != nil {
+		d.Control.Close()
+	}
+	d.Control = l
+	return d.note(d.controlSocket())
+}
+
+// note remembers a path as it is now, and nothing else of the path.
 func (d *Dir) note(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return fmt.Errorf("open the run directory: %w", err)
 	}
-	d.made = append(d.made, entry{path, info})
+	d.made = append(slices.DeleteFunc(d.made, func(e entry) bool { return e.path == path }), entry{path, info})
 	return nil
 }
 
@@ -90,13 +114,43 @@ func (e entry) there() bool {
 	return err == nil && os.SameFile(info, e.info)
 }
 
-// Check returns an error if somebody deleted or replaced the directory or a
-// socket: nobody can connect then, and nothing can be recorded.
-func (d *Dir) Check() error {
-	for _, e := range d.made {
-		if !e.there() {
-			return fmt.Errorf("%s was deleted or replaced: start nvshare-scheduler again, which makes the run directory anew", e.path)
+// Mend listens anew where somebody has deleted or replaced a socket: nobody could
+// connect, or whoever put another socket there would get the connections. It replaces
+// the listeners of these sockets, and says which. It returns an error if it cannot, or
+// if the directory itself is not the one that was opened: nothing can be recorded then.
+func (d *Dir) Mend() (tenants, control bool, err error) {
+	for _, e := range slices.Clone(d.made) { // the directory first
+		if e.there() {
+			continue
 		}
+		again := fmt.Errorf("%s was deleted or replaced: start nvshare-scheduler again, which makes the run directory anew", e.path)
+		switch e.path {
+		case d.tenantSocket():
+			if err = makeDirs(d.path); err == nil {
+				err = remove(e.path)
+			}
+			if err == nil {
+				err = d.listenTenants()
+			}
+			tenants = true
+		case d.controlSocket():
+			if err = remove(e.path); err == nil {
+				err = d.listenControl()
+			}
+			control = true
+		default:
+			return tenants, control, again
+		}
+		if err != nil {
+			return tenants, control, fmt.Errorf("%w (%w)", again, err)
+		}
+	}
+	return tenants, control, nil
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }
@@ -202,17 +256,13 @@ func lockFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// listen opens a socket that has its mode before anybody can connect, in the
-// place of a stale one. One that answers is left alone.
+// listen opens a socket that has its mode before anybody can connect.
 func listen(path string, kind int, mode os.FileMode) (net.Listener, error) {
 	if len(path) > maxSocketPath {
 		return nil, fmt.Errorf("listen on %s: the path has %d bytes, %d are possible (choose a shorter --run-dir)", path, len(path), maxSocketPath)
 	}
 	fail := func(what string, err error) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s: %s: %w", path, what, err)
-	}
-	if err := removeStale(path, kind); err != nil {
-		return nil, err
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

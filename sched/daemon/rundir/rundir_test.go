@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -163,25 +164,70 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A scheduler learns that its directory or a socket is gone, and then leaves
-// alone what others have there.
-func TestCheck(t *testing.T) {
-	for name, breakIt := range map[string]func(dir string) error{
-		"deleted":            os.RemoveAll,
-		"renamed":            func(dir string) error { return os.Rename(dir, dir+".old") },
-		"no tenants' socket": func(dir string) error { return os.Remove(dir + "/tenant/scheduler.sock") },
-		"no control socket":  func(dir string) error { return os.Remove(dir + "/control.sock") },
+// A scheduler learns that its directory or a socket is gone. It listens anew where it
+// can, and leaves alone what others have in a directory that is not its own any more.
+func TestMend(t *testing.T) {
+	usurp := func(path string) error {
+		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+		if err == nil {
+			t.Cleanup(func() { l.Close() })
+		}
+		return err
+	}
+	for name, tc := range map[string]struct {
+		breakIt          func(dir string) error
+		tenants, control bool
+		ends             bool
+	}{
+		"deleted":              {breakIt: os.RemoveAll, ends: true},
+		"renamed":              {breakIt: func(dir string) error { return os.Rename(dir, dir+".old") }, ends: true},
+		"no tenants' socket":   {breakIt: func(dir string) error { return os.Remove(dir + "/tenant/scheduler.sock") }, tenants: true},
+		"no directory of them": {breakIt: func(dir string) error { return os.RemoveAll(dir + "/tenant") }, tenants: true},
+		"somebody else's socket": {breakIt: func(dir string) error {
+			return errors.Join(os.Remove(dir+"/tenant/scheduler.sock"), usurp(dir+"/tenant/scheduler.sock"))
+		}, tenants: true},
+		"a directory in its place": {breakIt: func(dir string) error {
+			return errors.Join(os.Remove(dir+"/tenant/scheduler.sock"), os.MkdirAll(dir+"/tenant/scheduler.sock/x", 0o755))
+		}, tenants: true, ends: true},
+		"no control socket": {breakIt: func(dir string) error { return os.Remove(dir + "/control.sock") }, control: true},
+		"neither": {breakIt: func(dir string) error {
+			return errors.Join(os.Remove(dir+"/control.sock"), os.Remove(dir+"/tenant/scheduler.sock"))
+		}, tenants: true, control: true},
 	} {
 		dir := filepath.Join(t.TempDir(), "run")
 		d := open(t, dir)
-		if err := d.Check(); err != nil {
-			t.Errorf("%s: before: %v", name, err)
+		if tenants, control, err := d.Mend(); err != nil || tenants || control {
+			t.Errorf("%s: before: %v, %v, %v", name, tenants, control, err)
 		}
-		if err := breakIt(dir); err != nil {
+		if err := tc.breakIt(dir); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.Check(); err == nil || !strings.Contains(err.Error(), dir) {
+		tenants, control, err := d.Mend()
+		if tenants != tc.tenants || control != tc.control {
+			t.Errorf("%s: mends tenants %v, control %v", name, tenants, control)
+		}
+		if tc.ends != (err != nil) || err != nil && !strings.Contains(err.Error(), dir) {
 			t.Errorf("%s: %v", name, err)
+		}
+		if tc.ends {
+			continue
+		}
+		if !answers("unixpacket", dir+"/scheduler.sock") || !answers("unix", dir+"/control.sock") {
+			t.Errorf("%s: not mended", name)
+		}
+		conn, err := net.Dial("unixpacket", dir+"/tenant/scheduler.sock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+		d.Tenants.SetDeadline(time.Now().Add(time.Minute))
+		if c, err := d.Tenants.AcceptUnix(); err != nil {
+			t.Errorf("%s: the connection is somebody else's: %v", name, err)
+		} else {
+			c.Close()
+		}
+		if tenants, control, err := d.Mend(); err != nil || tenants || control {
+			t.Errorf("%s: after: %v, %v, %v", name, tenants, control, err)
 		}
 	}
 	dir := filepath.Join(t.TempDir(), "run")

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+const (
+	ourAnnotations = "nvshare.com/"
+	// maxShown is how many bytes of an annotation a message has.
+	maxShown = 256
+	// maxUnknown is how many annotations without effect are named.
+	maxUnknown = 8
+)
+
+// runDescribe returns the exit status, as run does.
+func runDescribe(args []string, stdin io.Reader, stderr io.Writer, usage string) int {
+	flags := flag.NewFlagSet("describe", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	runDir := flags.String("run-dir", "", "the scheduler's run directory")
+	marks := map[string]string{}
+	flags.Func("gpu", "UUID=MARK of a GPU; may be repeated", func(s string) error {
+		uuid, mark, ok := strings.Cut(s, "=")
+		if !ok || uuid == "" || mark == "" {
+			return errors.New("not UUID=MARK")
+		}
+		marks[uuid] = mark
+		return nil
+	})
+	if err := flags.Parse(args); err != nil {
+		return 2
+	}
+	if *runDir == "" || flags.NArg() > 0 {
+		fmt.Fprintln(stderr, usage)
+		return 2
+	}
+	if err := within(timeLimit, func() error { return describe(stdin, stderr, *runDir, marks) }); err != nil {
+		fmt.Fprintf(stderr, "nvshare-cdi-hook: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+// describe tells the scheduler of a container. A container that asks for nothing is
+// described if that is possible; failures do not matter then.
+func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string]string) error {
+	var s state
+	var c config
+	if err := s.read(stdin); err != nil {
+		return err
+	}
+	if err := s.config(&c); err != nil {
+		return err
+	}
+	name, container, kubernetes := engine(&s, &c)
+	if kubernetes {
+		return nil
+	}
+	terms, warnings, err := termsOf(s.Annotations)
+	if err != nil {
+		return err
+	}
+	for _, w := range warnings {
+		fmt.Fprintf(stderr, "nvshare-cdi-hook: warning: %s\n", w)
+	}
+	req := &api.DescribeContainerRequest{Pid: s.PID, Warnings: warnings,
+		Container: &api.Container{Id: s.ID, Name: container, Engine: name}}
+	req.Container.SetTerms(terms)
+	for uuid, mark := range marks {
+		if c.has(mark) {
+			req.Container.Gpus = append(req.Container.Gpus, uuid)
+		}
+	}
+	slices.Sort(req.Container.Gpus)
+	if err := tell(runDir, req); err != nil && terms != (api.Terms{}) {
+		return fmt.Errorf("annotations %s: %w", strings.Join(saidBy(terms), ", "), err)
+	}
+	return nil
+}
+
+func tell(runDir string, req *api.DescribeContainerRequest) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeLimit/2)
+	defer cancel()
+	conn, err := api.Dial(ctx, runDir)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w; containers without root have what their user has: nvsharectl set --user", err)
+	case err != nil:
+		return err
+	}
+	defer conn.Close()
+	_, err = conn.DescribeContainer(ctx, req)
+	if st, ok := status.FromError(err); ok && err != nil {
+		return errors.New(st.Message())
+	}
+	return err
+}
+
+// termsOf reads a container's annotations. The warnings name those without effect.
+func termsOf(annotations map[string]string) (t api.Terms, warnings []string, err error) {
+	known := map[string]bool{}
+	for _, f := range api.Fields {
+		key := f.Annotation()
+		known[key] = true
+		value, said := annotations[key]
+		if !said {
+			continue
+		}
+		if wrong := f.Parse(&t, value); wrong != nil {
+			err = errors.Join(err, fmt.Errorf("annotation %s=%.*q: %w", key, maxShown, value, wrong))
+		}
+	}
+	if err == nil {
+		err = t.Consistent()
+	}
+	var unknown []string
+	for key := range annotations {
+		if strings.HasPrefix(key, ourAnnotations) && !known[key] {
+			unknown = append(unknown, fmt.Sprintf("%.*s", maxShown, key))
+		}
+	}
+	if len(unknown) > 0 {
+		slices.Sort(unknown)
+		warnings = append(warnings, fmt.Sprintf("annotations without effect: %s; those for containers of engines are %s",
+			strings.Join(unknown[:min(len(unknown), maxUnknown)], ", "), strings.Join(saidBy(api.Terms{}), ", ")))
+	}
+	return t, warnings, err
+}
+
+// saidBy returns the annotations that say terms; all, if there are none.
+func saidBy(t api.Terms) (keys []string) {
+	for _, f := range api.Fields {
+		if t == (api.Terms{}) || f.Said(t) {
+			keys = append(keys, f.Annotation())
+		}
+	}
+	return keys
+}

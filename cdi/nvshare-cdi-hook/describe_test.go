@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// listener is a scheduler that notes what it is told, or refuses.
+type listener struct {
+	api.ControlService
+	told   chan *api.DescribeContainerRequest
+	refuse error
+}
+
+func (l *listener) DescribeContainer(_ context.Context, r *api.DescribeContainerRequest) (*api.DescribeContainerResponse, error) {
+	l.told <- r
+	return &api.DescribeContainerResponse{}, l.refuse
+}
+
+// listen serves a control socket in a new run directory.
+func listen(t *testing.T, refuse error) (runDir string, l *listener) {
+	t.Helper()
+	runDir = t.TempDir()
+	socket, err := net.Listen("unix", api.SocketPath(runDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := ttrpc.NewServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l = &listener{told: make(chan *api.DescribeContainerRequest, 8), refuse: refuse}
+	api.RegisterControlService(server, l)
+	go func() { _ = server.Serve(context.Background(), socket) }()
+	t.Cleanup(func() { server.Close() })
+	return runDir, l
+}
+
+// described runs the hook for a container with annotations.
+func described(t *testing.T, runDir, bundle string, annotations map[string]string, args ...string) (status int, stderr string) {
+	t.Helper()
+	text, err := json.Marshal(map[string]any{"id": "0123abcd", "pid": 4711, "bundle": bundle, "annotations": annotations})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	status = run(append([]string{"describe", "--run-dir", runDir}, args...), bytes.NewReader(text), &out)
+	return status, out.String()
+}
+
+func TestDescribe(t *testing.T) {
+	runDir, l := listen(t, nil)
+	bundle, _ := container(t)
+	write(t, bundle+"/config.json", `{"linux":{"devices":[{"path":"/dev/nvidia1"}]},"process":{"env":["SIM_0=GPU-c"]}}`)
+	code, stderr := described(t, runDir, bundle, map[string]string{
+		"nvshare.com/gpu-memory-limit": "8Gi", "nvshare.com/gpu-core-limit": "25", "nvshare.com/gpu-gang": "ring", "else": "where", "nvshare.com/gpu-limit": "7"},
+		"--gpu", "GPU-a=/dev/nvidia0", "--gpu", "GPU-b=/dev/nvidia1", "--gpu", "GPU-c=SIM_0=GPU-c")
+	if code != 0 || !strings.Contains(stderr, "without effect: nvshare.com/gpu-limit;") {
+		t.Fatalf("status %d: %s", code, stderr)
+	}
+	r := <-l.told
+	c := r.Container
+	if want := (api.Terms{MemoryLimit: 8 << 30, CoreLimit: 25, Gang: "ring"}); c.Terms() != want || c.Id != "0123abcd" || r.Pid != 4711 ||
+		!slices.Equal(c.Gpus, []string{"GPU-b", "GPU-c"}) || c.Engine != "containerd" || c.Name != "0123abcd" {
+		t.Errorf("told %v", r)
+	}
+	if len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], "nvshare.com/gpu-limit") {
+		t.Errorf("warnings %q", r.Warnings)
+	}
+}
+
+// A container whose annotations cannot be met does not start; one without annotations
+// always does.
+func TestDescribeRefuses(t *testing.T) {
+	bundle, _ := container(t)
+	limit := map[string]string{"nvshare.com/gpu-memory-limit": "8Gi"}
+	runDir, _ := listen(t, status.Error(codes.FailedPrecondition, "its processes count to user 0"))
+	for name, tc := range map[string]struct {
+		runDir      string
+		annotations map[string]string
+		status      int
+		says        string
+	}{
+		"malformed":                   {runDir, map[string]string{"nvshare.com/gpu-memory-limit": "lots", "nvshare.com/gpu-core-limit": "101"}, 1, `nvshare.com/gpu-memory-limit="lots"`},
+		"contradiction":               {runDir, map[string]string{"nvshare.com/gpu-core-request": "50", "nvshare.com/gpu-core-limit": "20"}, 1, "above the core limit"},
+		"the scheduler refuses":       {runDir, limit, 1, "nvshare.com/gpu-memory-limit: its processes count to user 0"},
+		"no scheduler":                {t.TempDir(), limit, 1, "is nvshare-scheduler running"},
+		"no scheduler, and no limit":  {t.TempDir(), nil, 0, ""},
+		"refused, and no limit":       {runDir, nil, 0, ""},
+		"of Kubernetes, without ours": {t.TempDir(), map[string]string{"io.kubernetes.cri.sandbox-id": "x", "nvshare.com/gpu-memory-limit": "lots"}, 0, ""},
+	} {
+		if code, stderr := described(t, tc.runDir, bundle, tc.annotations); code != tc.status || !strings.Contains(stderr, tc.says) || tc.says == "" && stderr != "" {
+			t.Errorf("%s: status %d, %q; want %d and %q", name, code, stderr, tc.status, tc.says)
+		}
+	}
+}
+
+// Engines keep the names that people give in different places.
+func TestNames(t *testing.T) {
+	podman := t.TempDir()
+	write(t, filepath.Join(podman, "containers.json"), `[{"id":"x","names":["other"]},{"id":"a","names":["train"]}]`)
+	docker := t.TempDir()
+	write(t, filepath.Join(docker, "config.v2.json"), `{"Name":"/serve"}`)
+	withHostname := &config{}
+	if err := json.Unmarshal([]byte(`{"mounts":[{"destination":"/etc/hostname","source":"`+docker+`/hostname"}]}`), withHostname); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		s            state
+		c            *config
+		engine, name string
+	}{
+		{state{ID: "a", Bundle: podman + "/a/userdata", Annotations: map[string]string{"io.container.manager": "libpod"}}, &config{}, "podman", "train"},
+		{state{ID: "b", Bundle: podman + "/b/userdata", Annotations: map[string]string{"io.container.manager": "libpod"}}, &config{}, "podman", ""},
+		{state{ID: "c", Annotations: map[string]string{"nerdctl/name": "web"}}, withHostname, "nerdctl", "web"},
+		{state{ID: "d"}, withHostname, "docker", "serve"},
+		{state{ID: "demo"}, &config{}, "containerd", "demo"},
+	} {
+		if engine, name, kubernetes := engine(&tc.s, tc.c); engine != tc.engine || name != tc.name || kubernetes {
+			t.Errorf("%+v: %q, %q, %v", tc.s, engine, name, kubernetes)
+		}
+	}
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin"
+)
+
+// until waits for something that another goroutine does.
+func until(t *testing.T, what string, ok func() error) {
+	t.Helper()
+	var err error
+	for limit := time.Now().Add(patience); time.Now().Before(limit); time.Sleep(time.Millisecond) {
+		if err = ok(); err == nil {
+			return
+		}
+	}
+	t.Fatalf("waited in vain for %s: %v", what, err)
+}
+
+// serving runs the plugin on a host, without a container runtime, until the test ends.
+func serving(t *testing.T, root string, args []string) {
+	t.Helper()
+	t.Setenv("NVSHARE_SIMGPU", "")
+	t.Setenv("NVSHARE_RUN_DIR", "")
+	cmd := command(quiet())
+	cmd.SetArgs(slices.DeleteFunc(args, func(a string) bool { return a == "--no-nri" }))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- cmd.ExecuteContext(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("at the end: %v", err)
+		}
+	})
+	until(t, "the specs", func() error {
+		_, err := os.Stat(root + "/run/cdi/" + cdi.FileName(cdi.KindNRI))
+		return err
+	})
+}
+
+func holds(file, want string) error {
+	got, err := os.ReadFile(file)
+	if err == nil && string(got) != want {
+		err = fmt.Errorf("%s holds %q, want %q", file, got, want)
+	}
+	return err
+}
+
+// What the plugin has placed is put right at once, whatever is done to it: without the
+// shim, nobody's work would be arbitrated. The next look would be a minute later.
+func TestPlacedFilesAreKeptRight(t *testing.T) {
+	root, args := host(t, 1)
+	serving(t, root, args)
+	shim, hook := root+"/var/lib/nvshare/lib/current/libnvshare.so", root+"/var/lib/nvshare/bin/nvshare-cdi-hook"
+	for name, harm := range map[string]func() error{
+		"the shim is truncated": func() error { return os.Truncate(shim, 0) },
+		"the shim is removed":   func() error { return os.Remove(shim) },
+		"the shim is replaced": func() error {
+			return errors.Join(os.WriteFile(shim+".new", []byte("other"), 0o755), os.Rename(shim+".new", shim))
+		},
+		"nobody may read the shim": func() error { return os.Chmod(shim, 0) },
+		"the link is removed":      func() error { return os.Remove(filepath.Dir(shim)) },
+		"all is removed":           func() error { return os.RemoveAll(root + "/var/lib/nvshare") },
+		"the hook is truncated":    func() error { return os.Truncate(hook, 0) },
+		"the hook cannot run":      func() error { return os.Chmod(hook, 0o600) },
+		"the run directory goes":   func() error { return os.RemoveAll(root + "/run/nvshare/tenant") },
+	} {
+		if err := harm(); err != nil {
+			t.Fatal(name, err)
+		}
+		until(t, name, func() error {
+			for file, want := range map[string]string{shim: "shim", hook: "hook"} {
+				if err := holds(file, want); err != nil {
+					return err
+				}
+				if info, err := os.Stat(file); err != nil || info.Mode() != 0o755 {
+					return fmt.Errorf("%s: %v, %v", file, info.Mode(), err)
+				}
+			}
+			_, err := os.Stat(root + "/run/nvshare/tenant")
+			return err
+		})
+	}
+}
+
+// While a file cannot be placed, as on a full disk, the plugin serves on, refuses pods
+// and says why. It gives GPUs as soon as the file is there.
+func TestServesWhileFilesCannotBePlaced(t *testing.T) {
+	root, args := host(t, 1)
+	full := root + "/var/lib/nvshare"
+	if err := os.MkdirAll(full, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", full, "tmpfs", 0, "size=4k,nr_inodes=1"); err != nil {
+		t.Skip("needs root: ", err)
+	}
+	mounted := true
+	defer func() {
+		if mounted {
+			unix.Unmount(full, unix.MNT_DETACH)
+		}
+	}()
+	n := nodeOn(t, root, args)
+	p := plugin.New(quiet(), plugin.NewContainers(quiet()))
+	p.SetInventory(n.look(context.Background()))
+	create := func() error {
+		_, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{Name: "train", Namespace: "ml",
+			Annotations: map[string]string{plugin.Annotation: "nvshare.com/gpu=0"}}, &api.Container{Name: "main"})
+		return err
+	}
+	if err := create(); err == nil || !strings.Contains(err.Error(), "libnvshare.so") || !strings.Contains(err.Error(), "no space left") {
+		t.Errorf("refused with %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		n.watch(ctx, p.SetInventory)
+		close(done)
+	}()
+	if err := unix.Unmount(full, 0); err != nil {
+		t.Fatal(err)
+	}
+	mounted = false
+	until(t, "the container to be created", create)
+	cancel()
+	<-done
+}
+
+// --ready says whether the plugin gives GPUs, and why not.
+func TestReady(t *testing.T) {
+	run := t.TempDir()
+	ready := func() error { return execute("--ready", "--run-dir", run) }
+	if err := ready(); err == nil || !strings.Contains(err.Error(), "does not run") {
+		t.Errorf("without a plugin: %v", err)
+	}
+	var h plugin.Health
+	ctx, cancel := context.WithCancel(context.Background())
+	publish(ctx, run, &h, quiet())
+	until(t, "a plugin without problems to be ready", ready)
+	h.Waits("runtime", "no runtime yet")
+	h.Problem("node", errors.New("disk\nfull"))
+	until(t, "the reasons", func() error {
+		if err := ready(); err == nil || err.Error() != "disk; full\nno runtime yet" {
+			return fmt.Errorf("ready says %v", err)
+		}
+		return nil
+	})
+	h.Waits("runtime", "")
+	h.Problem("node", nil)
+	until(t, "the plugin to be ready again", ready)
+	cancel()
+	file := filepath.Join(run, readyFile)
+	until(t, "the file to go", func() error {
+		if _, err := os.Stat(file); err == nil {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+	write(t, file, "")
+	past := time.Now().Add(-2 * readyLife)
+	if err := os.Chtimes(file, past, past); err != nil {
+		t.Fatal(err)
+	}
+	if err := ready(); err == nil || !strings.Contains(err.Error(), "hangs") {
+		t.Errorf("a plugin that hangs: %v", err)
+	}
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+)
+
+// Containers of engines without NRI are described by nvshare's OCI hook, which names
+// the container's first process. The scheduler watches this process and forgets the
+// container at its death, because nobody else tells when such a container has stopped.
+
+// engineContainer is a container that an OCI hook has described, as the record of
+// shares has it.
+type engineContainer struct {
+	Engine string        `json:"engine"`
+	Name   string        `json:"name,omitempty"`
+	First  *peer.Process `json:"first"` // the container's first process
+}
+
+// firstProcess returns the first process of a described container. It refuses a
+// container whose processes would count to another tenant: a limit would hold for
+// nobody, or for others.
+func (d *Daemon) firstProcess(c *api.Container, pid uint32) (*peer.Peer, error) {
+	p, err := d.peers.FindPID(int32(pid))
+	if err != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "container %.12s: its first process: %v", c.Id, err)
+	}
+	if p.Account != peer.ContainerAccount+c.Id {
+		p.Close()
+		who := p.Account
+		if id, ok := strings.CutPrefix(who, peer.ContainerAccount); ok {
+			who = api.Tenant(&api.Container{Id: id}, 0)
+		}
+		return nil, status.Errorf(codes.FailedPrecondition, "the processes of container %.12s count to %s, because the container's cgroup does not have its id or belongs to a user", c.Id, who)
+	}
+	return p, nil
+}
+
+// describeFromHook answers a control call of the OCI hook. Without an error the daemon
+// owns the Peer afterwards.
+func (d *Daemon) describeFromHook(c *api.Container, p *peer.Peer) (*api.DescribeContainerResponse, error) {
+	to := d.shares.Tenants[p.Account]
+	to.Pod = podTerms(c)
+	for _, g := range d.order {
+		if request := promisedBy(to.on(g.UUID)); len(c.Gpus) == 0 || slices.Contains(c.Gpus, g.UUID) {
+			if err := d.promisable(fmt.Sprintf("GPU %d", g.Index), g.UUID, p.Account, request, api.Tenant(c, 0)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	to.Engine = &engineContainer{c.Engine, c.Name, &p.Process}
+	if err := d.changeShares(p.Account, to, false); err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	d.watchFirst(c.Id, p)
+	return d.describe(c, nil), nil
+}
+
+// watchFirst forgets a container when its first process is dead.
+func (d *Daemon) watchFirst(id string, p *peer.Peer) {
+	if old := d.firsts[id]; old != nil {
+		old.Close()
+	}
+	d.firsts[id] = p
+	d.wg.Go(func() {
+		if p.AwaitDeath() != nil {
+			return // the daemon has ended, or the container was described again
+		}
+		d.do(func() {
+			if d.firsts[id] == p {
+				d.forget(id)
+			}
+		})
+	})
+}
+
+// restoreFirst watches a container of an earlier scheduler, or forgets it if it has
+// stopped meanwhile.
+func (d *Daemon) restoreFirst(id string, e engineContainer) {
+	p, err := d.peers.Find(*e.First)
+	if err != nil {
+		d.log.Infof("container %.12s (%s) has stopped", id, e.Name)
+		d.forget(id)
+		return
+	}
+	d.watchFirst(id, p)
+}
+
+// forget drops the names and all settings of a container.
+func (d *Daemon) forget(id string) {
+	d.forgetShares(id) // says whose they were
+	delete(d.names, id)
+	if p := d.firsts[id]; p != nil {
+		p.Close()
+		delete(d.firsts, id)
+	}
+}
