@@ -27,7 +27,7 @@ var checks = []check{
 	{name: "crash", settings: "CRASHES=1"},
 	{name: "served", settings: "CRASHES=0 WHO=0", liveness: true},
 	{name: "moves", settings: "CRASHES=0 MOVES"},
-	{name: "channels on while a call is in flight", settings: "CRASHES=0 PREEMPTIONS=1 FINISH_EARLY", broken: true},
+	{name: "channels on while a call is in flight", settings: "CRASHES=0 PREEMPTIONS=9 FINISH_EARLY", broken: true},
 	{name: "no flag of calls in flight", settings: "CRASHES=0 NO_INFLIGHT", broken: true},
 	{name: "holders not recorded", settings: "CRASHES=1 NO_PERSIST", broken: true},
 	{name: "early release before the grant is read", settings: "CRASHES=0 IDLE_EARLY", broken: true},
