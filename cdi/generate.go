@@ -110,6 +110,9 @@ func Fingerprint(o Options) string {
 	h := host(o.HostRoot)
 	var b strings.Builder
 	stat := func(path string) {
+		if isClaim(path) {
+			return // it comes and goes with a pod
+		}
 		if info, err := os.Stat(path); err == nil {
 			fmt.Fprintf(&b, "%s %d %d %v\n", path, info.Size(), info.ModTime().UnixNano(), info.Mode())
 		}

@@ -89,7 +89,8 @@ func Write(dir string, all ...*specs.Spec) (changed bool, err error) {
 	return changed, nil
 }
 
-// Ours lists the files in dir that Write or Marshal made, whatever their names.
+// Ours lists the files in dir that Write or Marshal made, whatever their names, and
+// those of claims.
 // A missing directory has none.
 func Ours(dir string) (files []string, err error) {
 	if _, err := os.ReadDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -97,7 +98,7 @@ func Ours(dir string) (files []string, err error) {
 	}
 	for _, file := range specFiles(dir) {
 		head, err := headOf(file)
-		if err == nil && (head.Kind == Kind || head.Kind == KindNRI) && (head.ours || filepath.Base(file) == FileName(head.Kind)) {
+		if err == nil && (head.Kind == Kind || head.Kind == KindNRI) && (head.ours || filepath.Base(file) == FileName(head.Kind) || isClaim(file)) {
 			files = append(files, file)
 		}
 	}

@@ -27,13 +27,13 @@ import (
 func Adjust(req Request, ctr *api.Container, inv *Inventory, explicit bool) (*api.ContainerAdjustment, error) {
 	has := given(ctr)
 	devices := missing(req.Devices, has)
-	if len(devices) == 0 && len(has) == 0 {
+	if len(devices) == 0 && len(has) == 0 && len(req.Shares) == 0 {
 		return nil, nil
 	}
 	adjust := &api.ContainerAdjustment{}
-	changed := len(devices) > 0
+	changed := len(devices) > 0 || len(req.Shares) > 0 // the placement is to be recorded
 	switch {
-	case !changed: // only the environment may be left to do
+	case len(devices) == 0: // only the environment may be left to do
 	case explicit:
 		edits, err := nvcdi.Edits(inv.spec, devices...)
 		if err != nil {

@@ -33,6 +33,10 @@ func (r refusal) Unwrap() error { return r.error }
 // neighbour. Memory is promised by limits, and is a reason to refuse only where the
 // plugin chooses: who names a GPU may want to share its memory.
 func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, error) {
+	if c.Claims != "" { // what there is was counted when the claim was allocated
+		cs.enter(c)
+		return c, nil
+	}
 	devices := cs.devices(gpus, c)
 	if count > 0 {
 		chosen, err := placement.Choose(devices, placement.Request{
@@ -45,6 +49,12 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 	} else if err := c.acceptable(devices); err != nil {
 		return c, err
 	}
+	cs.enter(c)
+	return c, nil
+}
+
+// enter makes a new container known. The lock is held.
+func (cs *Containers) enter(c Container) {
 	// The runtime may report the end of a container that is started again later
 	// than the new start. Until then its promises would count twice.
 	again := func(_ string, o Container) bool { return o.sameAs(c) }
@@ -52,7 +62,6 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 	maps.DeleteFunc(cs.ended, again)
 	cs.want[c.ID] = c
 	cs.poke()
-	return c, nil
 }
 
 // acceptable returns why a container cannot have the GPUs that somebody chose.

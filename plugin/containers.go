@@ -28,6 +28,7 @@ type Container struct {
 	Labels    placement.Labels // of all namespaces: <namespace>/<label>
 	Sandbox   string           // the pod's, by the runtime's ID
 	Placed    bool             // the plugin chose the GPUs
+	Claims    string           // names of its shares, separated by commas; empty: it has no claim
 }
 
 // uses tells whether a container has a GPU, or may have it.
@@ -41,6 +42,11 @@ func (c Container) uses(uuid string) bool {
 		}
 	}
 	return false
+}
+
+// claims returns the names of the container's shares.
+func (c Container) claims() []string {
+	return strings.FieldsFunc(c.Claims, func(r rune) bool { return r == ',' })
 }
 
 // sameAs tells whether the two are one container of a pod, started twice.
@@ -68,6 +74,7 @@ type Containers struct {
 	memory   map[string]uint64    // bytes of GPUs by UUID, of the scheduler's latest State
 	percent  uint64               // of each GPU's memory that may be promised
 	live     livePods
+	claims   Claims // nil: pods ask by annotations
 }
 
 // NewContainers returns an empty set of containers.
@@ -75,6 +82,13 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 	cs := &Containers{log: log, ping: pingInterval, wake: make(chan struct{}, 1), want: map[string]Container{}, ended: map[string]Container{}, percent: 100}
 	cs.Health.OnChange(cs.poke)
 	return cs
+}
+
+// Memory returns the bytes of a GPU, as the scheduler knows them; 0: it does not.
+func (cs *Containers) Memory(uuid string) uint64 {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return cs.memory[uuid]
 }
 
 // Remove forgets a container; an unknown one is no error.

@@ -157,3 +157,26 @@ func linuxDevice(n *specs.DeviceNode, hostRoot string) (*api.LinuxDevice, error)
 	}
 	return d, nil
 }
+
+// Problem returns why there are no devices although there may be GPUs; nil: none.
+func (inv *Inventory) Problem() error { return inv.problem }
+
+// GPUs returns the GPUs, also those that cannot be given.
+func (inv *Inventory) GPUs() []cdi.GPU { return inv.gpus }
+
+// Offers tells whether containers can be given the device with this name.
+func (inv *Inventory) Offers(name string) bool { return slices.Contains(inv.Devices(), name) }
+
+// Edits returns the edits of the device with this name, and those that are common to
+// all devices. They share memory with the inventory.
+func (inv *Inventory) Edits(name string) (device, common specs.ContainerEdits, err error) {
+	if inv.spec == nil {
+		return device, common, fmt.Errorf("no device %q: this node has no GPU", name)
+	}
+	for _, d := range inv.spec.Devices {
+		if d.Name == name {
+			return d.ContainerEdits, inv.spec.ContainerEdits, nil
+		}
+	}
+	return device, common, fmt.Errorf("no device %q: this node has %s", name, qualified(inv.Devices()))
+}

@@ -104,7 +104,7 @@ func (p *Plugin) enter(pods map[string]*api.PodSandbox, ctrs []*api.Container, i
 			ended = append(ended, existing(pod, ctr, Request{}, inv))
 		default:
 			req, err := cs.request(pod, ctr.GetName(), inv.Devices())
-			if err != nil {
+			if err = errors.Join(err, cs.claimed(&req, pod, ctr, true)); err != nil {
 				wrong = append(wrong, fmt.Errorf("pod %s/%s, container %q runs without a part of what it asks for: %w", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err))
 			}
 			using = append(using, existing(pod, ctr, req, inv))
@@ -143,7 +143,7 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		if unknown := UnknownAnnotations(pod.GetAnnotations()); unknown != "" {
 			p.log.Warnf("pod %s/%s: %s", pod.GetNamespace(), pod.GetName(), unknown)
 		}
-		p.log.Infof("pod %s/%s, container %q: gave %v, %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), req.Devices, describeTerms(req.Terms))
+		p.log.Infof("pod %s/%s, container %q: gave %v, %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), cmp.Or(c.Claims, strings.Join(req.Devices, ",")), describeTerms(req.Terms))
 	}
 	return adjust, nil, nil
 }
@@ -157,11 +157,14 @@ func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) 
 	if req, err = cs.request(pod, ctr.GetName(), inv.Devices()); err != nil {
 		return c, req, false, err
 	}
+	if err = cs.claimed(&req, pod, ctr, false); err != nil {
+		return c, req, false, err
+	}
 	if len(given(ctr)) > 0 || p.hasShim(ctr) {
 		req.Count = 0 // somebody else has chosen
 	}
 	c = describe(pod, ctr, req, inv)
-	if uses = len(req.Devices) > 0 || req.Count > 0 || p.usesGPU(ctr); !uses {
+	if uses = len(req.Devices) > 0 || req.Count > 0 || len(req.Shares) > 0 || p.usesGPU(ctr); !uses {
 		return c, req, false, nil
 	}
 	if c, err = cs.admit(c, req.Count, inv.givable()); err != nil {
@@ -198,12 +201,20 @@ func (p *Plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 // describe returns a container with what it asked for and the devices that it was
 // given by other means.
 func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
-	return Container{
+	c := Container{
 		ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(),
 		Terms: req.Terms, Keep: req.Keep,
 		GPUs:   strings.Join(inv.identify(append(given(ctr), req.Devices...)), ","),
 		Labels: labelsIn(pod.GetNamespace(), req.Labels), Sandbox: pod.GetId(), Placed: req.Count > 0,
 	}
+	if len(req.Shares) > 0 {
+		var names, gpus []string
+		for _, s := range req.Shares {
+			names, gpus = append(names, s.Name), append(gpus, s.GPU)
+		}
+		c.Claims, c.GPUs = strings.Join(names, ","), strings.Join(gpus, ",")
+	}
+	return c
 }
 
 // existing is describe for a container that may have its GPUs from an earlier plugin.

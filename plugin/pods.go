@@ -267,6 +267,9 @@ func (cs *Containers) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 		c := old
 		var err error
 		c.Terms, c.Keep, err = p.terms(c.Name, old.Terms)
+		if c.Claims != "" {
+			err = errors.Join(err, cs.limit(&c))
+		}
 		denied, why := cs.deniable(old, c, gpus)
 		if why != nil {
 			p.denied[c.Name] = denied
@@ -293,6 +296,9 @@ func (cs *Containers) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 // memory limit is a promise where the plugin chose the GPU and there was a limit
 // before.
 func (cs *Containers) deniable(old, c Container, gpus []cdi.GPU) (d denial, err error) {
+	if c.Claims != "" {
+		return d, nil
+	}
 	request, limit := c.Terms.CoreRequest, c.Terms.MemoryLimit
 	more := request > old.Terms.CoreRequest
 	larger := c.Placed && old.Terms.MemoryLimit != 0 && limit > old.Terms.MemoryLimit

@@ -15,12 +15,19 @@ import (
 // pod: nobody who makes pods can write it, and the container does not see it.
 const PlacementAnnotation = "nvshare.com/gpu-placement"
 
+// ClaimAnnotation has the names of a container's shares, by which the next plugin finds
+// its claims. Runtimes tell the CDI devices of new containers only.
+const ClaimAnnotation = "nvshare.com/gpu-claims"
+
 var uuids = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:-]{0,79}(,[A-Za-z0-9][A-Za-z0-9:-]{0,79})*$`)
 
 // record writes on a container which GPUs it gets.
 func record(adjust *api.ContainerAdjustment, c Container) {
 	if c.GPUs != "" {
 		adjust.AddAnnotation(PlacementAnnotation, c.GPUs)
+	}
+	if c.Claims != "" {
+		adjust.AddAnnotation(ClaimAnnotation, c.Claims)
 	}
 }
 

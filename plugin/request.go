@@ -31,6 +31,7 @@ type Request struct {
 	Devices []string
 	// Count is how many GPUs the plugin is to choose; 0 if there are Devices.
 	Count  int
+	Shares []Share          // that it has by resource claims; then there are no Devices, and no Count
 	Labels placement.Labels // of the pod's namespace
 	// Terms are what the container may have of each GPU.
 	Terms sched.Terms

@@ -69,7 +69,9 @@ func (cs *Containers) poke() {
 func (cs *Containers) snapshot() (want map[string]Container, complete bool) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	return maps.Clone(cs.want), cs.complete
+	want = maps.Clone(cs.want)
+	shared(want)
+	return want, cs.complete
 }
 
 // Run keeps the scheduler in line until ctx ends. dial connects to it. A restarted

@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -41,6 +42,7 @@ type flags struct {
 	noNRI, place, ready    bool
 	promiseMemory          uint32
 	kube                   liveFlags
+	dra                    draFlags
 	audit                  string
 }
 
@@ -95,6 +97,7 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.BoolVar(&f.ready, "ready", false, "say whether the plugin that runs gives GPUs, and exit: status 1 and the reason if it does not")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	f.kube.add(s)
+	f.dra.add(s)
 	s.StringVar(&f.audit, "audit", "report", "what to do about containers that asked for GPUs and run without nvshare, at each registration: report, or stop (needs the host's PID namespace)")
 	return cmd
 }
@@ -151,6 +154,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	// The parts end when ctx does, or when one of them fails.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	var failed error // of the driver
 	containers := plugin.NewContainers(log)
 	containers.PromiseMemory(f.promiseMemory)
 	n.health = &containers.Health
@@ -162,6 +166,22 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 		return err
 	}
 	p.SetAudit(audit, pods.unmanaged)
+	driver, err := f.driver(containers, n.cdiDir, log)
+	if err != nil {
+		return err
+	}
+	found, parts := p.SetInventory, sync.WaitGroup{}
+	if driver != nil {
+		p.SetClaims(driver.Claims())
+		found = func(inv *plugin.Inventory) {
+			p.SetInventory(inv)
+			driver.SetInventory(inv)
+		}
+		parts.Go(func() { // the driver's end is the plugin's
+			defer cancel()
+			failed = driver.Run(ctx)
+		})
+	}
 	go containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
 		return dialScheduler(ctx, runDir, log, pods.told)
 	})
@@ -173,9 +193,9 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	looked, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		p.SetInventory(n.look(ctx))
+		found(n.look(ctx))
 		close(looked)
-		n.watch(ctx, p.SetInventory)
+		n.watch(ctx, found)
 	}()
 	select {
 	case <-looked:
@@ -187,6 +207,8 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	}
 	err = plugin.Run(ctx, plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}, p)
 	cancel()
+	parts.Wait() // the driver's sockets are removed
+	err = errors.Join(failed, err)
 	// The files may be removed after the plugin's end: write none from here on.
 	select {
 	case <-ended:

@@ -42,7 +42,9 @@ type Lister func(ctx context.Context) ([]GPU, error)
 
 // Options configure a Daemon. Zero durations mean package sched's defaults.
 type Options struct {
-	RunDir  string
+	RunDir string
+	// Sockets says what is not as by default in the run directory.
+	Sockets rundir.Options
 	Quantum time.Duration
 	Grace   time.Duration
 	Mode    sched.Mode
@@ -159,7 +161,7 @@ func New(opts Options) (*Daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	if d.dir, err = rundir.Open(opts.RunDir); err != nil {
+	if d.dir, err = rundir.Open(opts.RunDir, opts.Sockets); err != nil {
 		return nil, err
 	}
 	if err = d.restoreFiles(); err == nil {

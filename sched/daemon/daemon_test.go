@@ -5,8 +5,10 @@ package daemon
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -296,6 +298,52 @@ func TestPageOfTheDeadIsShut(t *testing.T) {
 	if got := a.page.Word(0); got != wire.WordClosed {
 		t.Errorf("word %d: the gate of the dead is open while another tenant has the GPU", got)
 	}
+}
+
+// On a full disk nothing is granted that could not be recorded, and the status says
+// why. Once the state file has its blocks, grants need no more of them.
+func TestStateDiskIsFull(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k,mode=755"); err != nil {
+		t.Skipf("mount a small disk: %v", err)
+	}
+	s := start(t, dir, nil)
+	t.Cleanup(func() { s.stop(); _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	filler := filepath.Join(dir, "filler")
+	fill := func() {
+		t.Helper()
+		if err := os.WriteFile(filler, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("fill the disk: %v", err)
+		}
+	}
+	fill()
+	_, a := newClient(t, s)
+	a.request()
+	s.await("the problem is reported", func(r *api.StatusResponse) bool {
+		return len(r.Problems) == 1 && strings.Contains(r.Problems[0], "no space left on device")
+	})
+	if a.page.Word(0) != wire.WordClosed {
+		t.Error("granted without a record")
+	}
+	quantum := func() error {
+		_, err := dial(t, s).Set(context.Background(), &api.SetRequest{QuantumNs: int64(time.Second)})
+		return err
+	}
+	if err := quantum(); err == nil || !strings.Contains(err.Error(), "no space left on device") {
+		t.Errorf("a setting that would be lost: %v", err)
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	e := a.granted()
+	s.await("the problem is over", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
+	a.release(e)
+	a.request()
+	e = a.granted() // both files that change places have their blocks now
+	fill()
+	a.release(e)
+	a.request()
+	a.granted()
 }
 
 // While the state file cannot be written, nothing is granted that a restart

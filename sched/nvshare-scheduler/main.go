@@ -10,11 +10,14 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"os/user"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/activation"
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
@@ -24,6 +27,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/rundir"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -44,6 +48,7 @@ type flags struct {
 	metrics                                                 bool
 	metricsAddr                                             string
 	metricsProcesses                                        uint16
+	controlGroup                                            string
 }
 
 func main() {
@@ -65,8 +70,11 @@ func command(status *int) *cobra.Command {
 		Short: "Decide which container may use a GPU, and when",
 		Long: `nvshare-scheduler finds the GPUs of this node and grants each to its tenants in
 turn. It runs in the foreground and logs to standard error; with NVSHARE_DEBUG=1
-in the environment it logs each decision. With a run directory of its own it does
-not need root.`,
+in the environment it logs each decision. It needs no root and no capability, but a
+run directory that belongs to its user; only --fence-action kill needs CAP_KILL.
+
+Its decisions hold for programs that load libnvshare.so. A static program, a raw ioctl
+or a process that removes LD_PRELOAD is not held.`,
 		Args:          cobra.NoArgs,
 		Version:       api.Version,
 		SilenceUsage:  true,
@@ -78,11 +86,14 @@ not need root.`,
 				return fmt.Errorf("%w\nRun nvshare-scheduler --help", err)
 			}
 			*status = exitFailed
+			if opts.Sockets.Tenants, err = passedSocket(activation.Files(true)); err != nil {
+				return err
+			}
 			return serve(cmd.Context(), opts)
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&f.runDir, "run-dir", api.RunDir(), "`directory` of sockets and state; default from NVSHARE_RUN_DIR")
+	cmd.PersistentFlags().StringVar(&f.runDir, "run-dir", api.RunDir(), "`directory` of sockets and state; default from NVSHARE_RUN_DIR")
 	fs.StringVar(&f.quantum, "tq", sched.DefaultQuantum.String(), "time quantum: `seconds`, or with a unit, like 200ms")
 	fs.StringVar(&f.grace, "grace", sched.DefaultGrace.String(), "`time` in which a client must release a GPU after a revoke; then others get it")
 	fs.StringVar(&f.antiThrash, "anti-thrash", antiThrashDefault(), "`on|off|auto`: how tenants share a GPU: in turns, all at the same time, or whichever of the two suits their work")
@@ -93,8 +104,54 @@ not need root.`,
 	fs.BoolVar(&f.metrics, "metrics", os.Getenv("NVSHARE_METRICS_ENABLE") == "1", "serve Prometheus metrics on /metrics, and /healthz, to everybody who reaches the address; default from NVSHARE_METRICS_ENABLE")
 	fs.StringVar(&f.metricsAddr, "metrics-addr", cmp.Or(os.Getenv("NVSHARE_METRICS_ADDR"), defaultMetricsAddr), "`address` of --metrics; default from NVSHARE_METRICS_ADDR")
 	fs.Uint16Var(&f.metricsProcesses, "metrics-processes", 0, "`number` of processes that have metrics of their own (nvshare_client_*) beside those of their tenants; each new process makes new series")
+	fs.StringVar(&f.controlGroup, "control-group", "", "`group`, by name or number, whose members may use the control socket; it is as powerful as the scheduler")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
+	cmd.AddCommand(prepareCommand(status, &f.runDir))
+	cmd.CompletionOptions.DisableDefaultCmd = true
 	return cmd
+}
+
+// prepareCommand is what root does before a scheduler of another user starts.
+func prepareCommand(status *int, runDir *string) *cobra.Command {
+	var owner string
+	cmd := &cobra.Command{
+		Use:   "prepare --owner UID:GID",
+		Short: "Make the run directory and give it to a user; needs CAP_CHOWN",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			var uid, gid uint32
+			if n, err := fmt.Sscanf(owner, "%d:%d", &uid, &gid); n != 2 || owner != fmt.Sprintf("%d:%d", uid, gid) {
+				return fmt.Errorf("--owner: %.64q is not UID:GID: %v", owner, err)
+			}
+			*status = exitFailed
+			return rundir.Prepare(*runDir, int(uid), int(gid))
+		},
+	}
+	cmd.Flags().StringVar(&owner, "owner", "", "`UID:GID` of the scheduler's user")
+	return cmd
+}
+
+// passedSocket returns the one that systemd passed on, if any.
+func passedSocket(files []*os.File) (*os.File, error) {
+	switch len(files) {
+	case 0:
+		return nil, nil
+	case 1:
+		return files[0], nil
+	}
+	return nil, fmt.Errorf("systemd passed on %d sockets: nvshare-scheduler.socket has one", len(files))
+}
+
+// groupNumber reads what a user writes.
+func groupNumber(name string) (int, error) {
+	if n, err := strconv.ParseUint(name, 10, 31); err == nil {
+		return int(n), nil
+	}
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(g.Gid)
 }
 
 // defaultSpin: where cores are scarce, tenants need them more.
@@ -155,6 +212,13 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 		}
 		o.MetricsAddr, o.Sample = f.metricsAddr, sampler(f.simGPU)
 		o.MetricsProcesses = int(f.metricsProcesses)
+	}
+	if f.controlGroup != "" {
+		group, err := groupNumber(f.controlGroup)
+		if err != nil {
+			return o, fmt.Errorf("--control-group: %w", err)
+		}
+		o.Sockets.ControlGroup = &group
 	}
 	if o.Tuning, err = f.tuning.tuning(); err != nil {
 		return o, err

@@ -61,6 +61,14 @@ func TestUsage(t *testing.T) {
 
 		"--metrics --metrics-addr 9402": "--metrics-addr",
 		"surplus":                       "surplus",
+
+		"--control-group no-such-group": "--control-group",
+		"--control-group -1":            "--control-group",
+		"prepare":                       "--owner",
+		"prepare --owner 65529":         "UID:GID",
+		"prepare --owner 65529:x":       "UID:GID",
+		"prepare --owner 1:2:3":         "UID:GID",
+		"prepare --owner -1:-1":         "UID:GID",
 	} {
 		status, _, err := execute(append(strings.Fields(args), "--run-dir", dir)...)
 		if err == nil || status != exitUsage || !strings.Contains(err.Error(), want) {

@@ -38,8 +38,11 @@ func newInstaller(io streams) *installer {
 	return &installer{io: io, command: runCommand, systemd: systemdRuns, scheduler: schedulerAnswers}
 }
 
-// services are started, in this order, and stopped.
+// services are started, in this order, and stopped. The scheduler's service starts its
+// socket, which is never restarted: programs wait in its queue during an upgrade.
 var services = []string{"nvshare-scheduler.service", "nvshare-plugin.service"}
+
+const schedulerSocket = "nvshare-scheduler.socket"
 
 // builtPrefix is the prefix in the release's units.
 const builtPrefix = "/usr/local"
@@ -141,9 +144,9 @@ func (in *installer) items() (all []item, err error) {
 	if in.prefix == "/usr" {
 		config = "/usr/lib"
 	}
-	units, err := filepath.Glob(filepath.Join(in.from, "deployments/systemd/*.service"))
+	units, err := filepath.Glob(filepath.Join(in.from, "deployments/systemd/nvshare-*"))
 	if err != nil || len(units) == 0 {
-		return nil, fmt.Errorf("no deployments/systemd/*.service in %s (--from names an unpacked release)", in.from)
+		return nil, fmt.Errorf("no units in %s/deployments/systemd (--from names an unpacked release)", in.from)
 	}
 	for _, unit := range units {
 		if err := add("deployments/systemd/"+filepath.Base(unit), config+"/systemd/system", 0o644, func(text []byte) []byte {
@@ -152,8 +155,10 @@ func (in *installer) items() (all []item, err error) {
 			return nil, err
 		}
 	}
-	if err := add("deployments/tmpfiles.d/nvshare.conf", config+"/tmpfiles.d", 0o644, nil); err != nil {
-		return nil, err
+	for _, kind := range []string{"sysusers.d", "tmpfiles.d"} {
+		if err := add("deployments/"+kind+"/nvshare.conf", filepath.Join(config, kind), 0o644, nil); err != nil {
+			return nil, err
+		}
 	}
 	slices.SortFunc(all, func(a, b item) int { return strings.Compare(a.path, b.path) })
 	return all, nil
@@ -305,7 +310,7 @@ func (in *installer) settle(ctx context.Context, changed bool) error {
 		return nil
 	}
 	if changed {
-		for _, args := range [][]string{{"systemd-tmpfiles", "--create", "nvshare.conf"}, {"systemctl", "daemon-reload"}} {
+		for _, args := range [][]string{{"systemd-sysusers", "nvshare.conf"}, {"systemd-tmpfiles", "--create", "nvshare.conf"}, {"systemctl", "daemon-reload"}} {
 			if err := in.tell(ctx, args[0], args[1:]...); err != nil {
 				return err
 			}

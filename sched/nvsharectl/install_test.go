@@ -26,6 +26,8 @@ func release(t *testing.T, version string) string {
 	for _, name := range []string{"nvshare-scheduler", "nvshare-plugin"} {
 		put(t, dir+"/deployments/systemd/"+name+".service", "ExecStart=/usr/local/sbin/"+name+"\n# "+version+"\n", 0o644)
 	}
+	put(t, dir+"/deployments/systemd/nvshare-scheduler.socket", "[Socket]\n", 0o644)
+	put(t, dir+"/deployments/sysusers.d/nvshare.conf", "u nvshare\n", 0o644)
 	put(t, dir+"/deployments/tmpfiles.d/nvshare.conf", "d /run/nvshare\n", 0o644)
 	return dir
 }
@@ -74,7 +76,7 @@ func newHost(t *testing.T, from, root string) *testHost {
 
 var installedTree = []string{
 	"/etc/", "/etc/systemd/", "/etc/systemd/system/", "/etc/systemd/system/nvshare-plugin.service", "/etc/systemd/system/nvshare-scheduler.service",
-	"/etc/tmpfiles.d/", "/etc/tmpfiles.d/nvshare.conf",
+	"/etc/systemd/system/nvshare-scheduler.socket", "/etc/sysusers.d/", "/etc/sysusers.d/nvshare.conf", "/etc/tmpfiles.d/", "/etc/tmpfiles.d/nvshare.conf",
 	"/usr/", "/usr/local/", "/usr/local/bin/", "/usr/local/bin/nvsharectl*",
 	"/usr/local/lib/", "/usr/local/lib/libnvshare.so*", "/usr/local/lib/nvshare/", "/usr/local/lib/nvshare/manifest", "/usr/local/lib/nvshare/nvshare-cdi-hook*",
 	"/usr/local/sbin/", "/usr/local/sbin/nvshare-plugin*", "/usr/local/sbin/nvshare-scheduler*",
@@ -97,7 +99,7 @@ func TestInstallAndUninstall(t *testing.T) {
 		t.Errorf("installed:\n%q\nwant\n%q", got, installedTree)
 	}
 	h.out.Reset()
-	if err := h.install(ctx); err != nil || h.out.String() != "all 8 files are in place\n" {
+	if err := h.install(ctx); err != nil || h.out.String() != "all 10 files are in place\n" {
 		t.Errorf("again: %v\n%s", err, &h.out)
 	}
 
@@ -255,8 +257,8 @@ func TestInstallTellsTheHost(t *testing.T) {
 		want                    []string
 		says                    string
 	}{
-		"installed":          {true, false, true, []string{"ldconfig /usr/local/lib", "systemd-tmpfiles --create nvshare.conf", "systemctl daemon-reload"}, "systemctl enable --now"},
-		"installed, started": {true, true, true, []string{"ldconfig /usr/local/lib", "systemd-tmpfiles --create nvshare.conf", "systemctl daemon-reload", "systemctl enable nvshare-scheduler.service nvshare-plugin.service", "systemctl restart nvshare-scheduler.service nvshare-plugin.service"}, ""},
+		"installed":          {true, false, true, []string{"ldconfig /usr/local/lib", "systemd-sysusers nvshare.conf", "systemd-tmpfiles --create nvshare.conf", "systemctl daemon-reload"}, "systemctl enable --now"},
+		"installed, started": {true, true, true, []string{"ldconfig /usr/local/lib", "systemd-sysusers nvshare.conf", "systemd-tmpfiles --create nvshare.conf", "systemctl daemon-reload", "systemctl enable nvshare-scheduler.service nvshare-plugin.service", "systemctl restart nvshare-scheduler.service nvshare-plugin.service"}, ""},
 		"nothing new":        {false, false, true, nil, ""},
 		"nothing new, start": {false, true, true, []string{"systemctl enable --now nvshare-scheduler.service nvshare-plugin.service"}, ""},
 		"a host of its own":  {true, true, false, []string{"ldconfig /usr/local/lib"}, "systemd does not run here"},
@@ -270,8 +272,8 @@ func TestInstallTellsTheHost(t *testing.T) {
 	}
 	h := newHost(t, "", "")
 	h.scheduler = func(context.Context, string) bool { return true }
-	m := manifest{files: map[string][]string{"/usr/local/sbin/nvshare-scheduler": nil, "/etc/systemd/system/nvshare-scheduler.service": nil}}
-	if err := h.stop(ctx, m); err == nil || !strings.Contains(err.Error(), "end it first") || !slices.Equal(h.ran, []string{"systemctl disable --now nvshare-scheduler.service nvshare-plugin.service"}) {
+	m := manifest{files: map[string][]string{"/usr/local/sbin/nvshare-scheduler": nil, "/etc/systemd/system/nvshare-scheduler.service": nil, "/etc/systemd/system/nvshare-scheduler.socket": nil}}
+	if err := h.stop(ctx, m); err == nil || !strings.Contains(err.Error(), "end it first") || !slices.Equal(h.ran, []string{"systemctl disable --now nvshare-scheduler.socket nvshare-scheduler.service nvshare-plugin.service"}) {
 		t.Errorf("a scheduler that does not end: %v, ran %q", err, h.ran)
 	}
 }

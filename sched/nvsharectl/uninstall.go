@@ -109,7 +109,7 @@ func (in *installer) stop(ctx context.Context, m manifest) error {
 	}
 	installed := slices.ContainsFunc(m.paths(), func(p string) bool { return filepath.Base(p) == services[0] })
 	if in.systemd() && installed {
-		if err := in.tell(ctx, "systemctl", append([]string{"disable", "--now"}, services...)...); err != nil {
+		if err := in.tell(ctx, "systemctl", append([]string{"disable", "--now"}, in.units(m)...)...); err != nil {
 			return err
 		}
 	}
@@ -117,6 +117,14 @@ func (in *installer) stop(ctx context.Context, m manifest) error {
 		return fmt.Errorf("nvshare-scheduler runs and answers in %s: end it first", cdi.DefaultRunDir)
 	}
 	return nil
+}
+
+// units are what the manifest's release has running.
+func (*installer) units(m manifest) []string {
+	if slices.ContainsFunc(m.paths(), func(p string) bool { return filepath.Base(p) == schedulerSocket }) {
+		return append([]string{schedulerSocket}, services...) // it would start the scheduler again
+	}
+	return services
 }
 
 // removeInstalled removes the files of a manifest, and returns those that were

@@ -2,7 +2,8 @@
 
 // Package engines runs the scripts of deployments/examples unchanged, each with its
 // engine, on the throw-away node of package node. Whatever the engine does with a CDI
-// spec, the container must get the driver, the shim and turns on the simulated GPU.
+// spec, the container must get the driver, the shim and turns on the simulated GPU. The
+// units run under a real systemd, in a copy of this machine.
 //
 // make test runs the machine's podman and the pinned ctr. make engines also runs podman
 // and Docker of later Debian releases, whose packages it unpacks into the build

@@ -15,7 +15,7 @@ func TestUnits(t *testing.T) {
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
 		t.Skip("there is no systemd-analyze here")
 	}
-	units, err := filepath.Glob("../../deployments/systemd/*.service")
+	units, err := filepath.Glob("../../deployments/systemd/nvshare-*")
 	if err != nil || len(units) == 0 {
 		t.Fatalf("units: %v, %v", units, err)
 	}
@@ -28,7 +28,7 @@ func TestUnits(t *testing.T) {
 		}
 		// A program that is not installed is an error too, so /bin/true replaces it.
 		changed := strings.ReplaceAll(string(text), "ExecStart=/usr/local/sbin/nvshare-", "ExecStart=/bin/true ")
-		if changed == string(text) {
+		if changed == string(text) && filepath.Ext(unit) == ".service" {
 			t.Errorf("%s starts nothing from /usr/local/sbin, where install puts it", unit)
 		}
 		file := filepath.Join(dir, filepath.Base(unit))

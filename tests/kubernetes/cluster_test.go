@@ -256,10 +256,16 @@ func untouched(t *testing.T, ctx context.Context, disturb func()) {
 	// Tenants that had no scheduler for some seconds may have run without turns.
 	await(t, ctx, "both to be back with the scheduler", func() error {
 		s, err := shared.Status(ctx)
-		if err == nil && len(s.Gpus[0].Clients) != 2 {
-			err = fmt.Errorf("the GPU has %d clients", len(s.Gpus[0].Clients))
+		if err != nil {
+			return err
 		}
-		return err
+		if len(s.Gpus) == 0 { // a scheduler that has just begun looks for the GPUs
+			return errors.New("the scheduler has no GPU")
+		}
+		if n := len(s.Gpus[0].Clients); n != 2 {
+			return fmt.Errorf("the GPU has %d clients", n)
+		}
+		return nil
 	})
 	awaitTurns(t, ctx, judge.Now(), 2, tenant1, tenant2)
 	noOverlap(t, awaitTurns(t, ctx, judge.Now(), 3, tenant1, tenant2))

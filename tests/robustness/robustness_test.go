@@ -43,6 +43,8 @@ type site struct {
 	build     string
 	scheduler *exec.Cmd
 	tenants   []*tenant
+	user      uint32   // who runs the scheduler; 0: the user of the test
+	socket    *os.File // of tenants, that the scheduler is started with; nil: it makes one
 }
 
 type tenant struct {
@@ -101,6 +103,14 @@ func (s *site) install() {
 	s.check(os.Rename(path+".new", path))
 }
 
+// letAllEnter lets other users use what is in the site's directory.
+func (s *site) letAllEnter() {
+	s.t.Helper()
+	for d := s.dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		s.check(os.Chmod(d, 0o755))
+	}
+}
+
 func (s *site) env(extra ...string) []string {
 	return append([]string{"PATH=/usr/bin:/bin", "HOME=/",
 		"NVSHARE_RUN_DIR=" + s.dir + "/run",
@@ -114,6 +124,14 @@ func (s *site) startScheduler(more ...string) {
 		append([]string{"--simgpu", s.dir + "/sim", "--anti-thrash", "on", "--tq", "20ms", "--grace", "30s"}, more...)...)
 	cmd.Env = s.env()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if s.user != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: s.user, Gid: s.user}
+	}
+	if s.socket != nil { // as systemd passes it on
+		cmd.Args = append([]string{"sh", "-c", `LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" "$@"`}, append([]string{cmd.Path}, cmd.Args[1:]...)...)
+		cmd.Path = "/bin/sh"
+		cmd.ExtraFiles = []*os.File{s.socket}
+	}
 	log, err := os.OpenFile(filepath.Join(s.dir, "scheduler.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	s.check(err)
 	defer log.Close()
@@ -374,7 +392,8 @@ func TestHundredTenants(t *testing.T) {
 // holdersDie kills the holder again and again, and measures the time to the next turn.
 func (s *site) holdersDie() {
 	s.t.Helper()
-	signals := []syscall.Signal{unix.SIGKILL, unix.SIGSEGV, unix.SIGABRT, unix.SIGBUS, unix.SIGQUIT, unix.SIGHUP, unix.SIGILL, unix.SIGUSR1}
+	// No SIGHUP: below nohup every process ignores that signal.
+	signals := []syscall.Signal{unix.SIGKILL, unix.SIGSEGV, unix.SIGABRT, unix.SIGBUS, unix.SIGQUIT, unix.SIGALRM, unix.SIGILL, unix.SIGUSR1}
 	var took []time.Duration
 	for i := range kills {
 		victim := s.holder()

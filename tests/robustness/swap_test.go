@@ -125,7 +125,11 @@ func (s *site) awaitSwaps(n uint64) {
 // the GPU. Each word of it keeps its value, also when the scheduler is killed, a tenant
 // is stopped, or another tenant dies.
 func TestSwap(t *testing.T) {
-	s := newSite(t)
+	t.Run("one user", func(t *testing.T) { swap(t, newSite(t)) })
+	t.Run("a scheduler without rights", func(t *testing.T) { swap(t, newSite(t).withoutRights()) })
+}
+
+func swap(t *testing.T, s *site) {
 	s.configure(fmt.Sprintf("gpus=1\nmemory_mib=%d\n", gpuMiB))
 	s.buildSwapTenant()
 	t.Cleanup(func() {

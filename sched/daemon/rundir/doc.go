@@ -9,14 +9,15 @@
 //     the process, so a file or socket that was left behind means nothing.
 //   - Nothing is used that belongs to another user: neither the directory, nor
 //     the lock, nor the part that containers see. No link is followed there.
-//   - Each socket has its mode before anybody can connect.
+//   - Each socket has its mode and group before anybody can connect.
 //   - A socket that somebody deletes or replaces is made anew. Connections stay.
-//   - Close removes this process's sockets and no others.
+//   - Close removes this process's sockets and no others. A socket that systemd made
+//     stays, and keeps clients that connect until the next scheduler takes them.
 //
 // In the directory:
 //
 //	tenant/scheduler.sock  clients, mode 0666; the directory containers get
 //	scheduler.sock         symbolic link to it, for programs on the host
-//	control.sock           package api, mode 0600
+//	control.sock           package api, mode 0600, or 0660 for a group
 //	lock                   held by the running scheduler
 package rundir

@@ -29,6 +29,7 @@ type Dir struct {
 	Tenants *net.UnixListener // SOCK_SEQPACKET
 	Control net.Listener
 	path    string
+	group   *int // of the control socket
 	lock    *os.File
 	made    []entry
 }
@@ -41,15 +42,30 @@ func (d *Dir) controlSocket() string { return filepath.Join(d.path, api.SocketNa
 type entry struct {
 	path string
 	info os.FileInfo
+	ours bool // a socket that goes when the directory is closed
+}
+
+// Options say what is not as by default.
+type Options struct {
+	// Tenants is the listening socket of tenants that systemd made; nil: Open makes
+	// one. Its path outlives this process, so clients that connect during a restart
+	// wait for the next scheduler. Open closes the file.
+	Tenants *os.File
+	// ControlGroup is the number of a group whose members may use the control
+	// socket; nil: only the owner and root may.
+	ControlGroup *int
 }
 
 // Open makes the directory if needed, locks it and opens the sockets. It fails
 // if another scheduler has the directory.
-func Open(path string) (d *Dir, err error) {
+func Open(path string, o Options) (d *Dir, err error) {
+	if o.Tenants != nil {
+		defer o.Tenants.Close()
+	}
 	if err := makeDirs(path); err != nil {
 		return nil, err
 	}
-	d = &Dir{path: path}
+	d = &Dir{path: path, group: o.ControlGroup}
 	defer func() {
 		if err != nil {
 			d.Close()
@@ -59,20 +75,39 @@ func Open(path string) (d *Dir, err error) {
 	if d.lock, err = lockFile(filepath.Join(path, "lock")); err != nil {
 		return d, err
 	}
-	if err := errors.Join(removeStale(d.tenantSocket(), unix.SOCK_SEQPACKET), removeStale(d.controlSocket(), unix.SOCK_STREAM)); err != nil {
+	given := o.Tenants
+	if !exists(d.tenantSocket()) {
+		given = nil // somebody has deleted its path since, so nobody could connect
+	}
+	if given == nil {
+		err = removeStale(d.tenantSocket(), unix.SOCK_SEQPACKET)
+	}
+	if err = errors.Join(err, removeStale(d.controlSocket(), unix.SOCK_STREAM)); err != nil {
 		return d, err
 	}
-	if err := d.note(path); err != nil {
+	if err := d.note(path, false); err != nil {
 		return d, err
 	}
-	if err := d.listenTenants(); err != nil {
+	if err := d.listenTenants(given); err != nil {
 		return d, err
 	}
 	return d, d.listenControl()
 }
 
-func (d *Dir) listenTenants() error {
-	l, err := listen(d.tenantSocket(), unix.SOCK_SEQPACKET, 0o666)
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// listenTenants opens the tenants' socket, or takes the one that is given.
+func (d *Dir) listenTenants(given *os.File) error {
+	var l net.Listener
+	var err error
+	if given != nil {
+		l, err = adopt(given, d.tenantSocket())
+	} else {
+		l, err = listen(d.tenantSocket(), unix.SOCK_SEQPACKET, 0o666, nil)
+	}
 	if err != nil {
 		return err
 	}
@@ -80,14 +115,18 @@ func (d *Dir) listenTenants() error {
 		d.Tenants.Close()
 	}
 	d.Tenants = l.(*net.UnixListener)
-	if err := d.note(d.tenantSocket()); err != nil {
+	if err := d.note(d.tenantSocket(), given == nil); err != nil {
 		return err
 	}
 	return replaceLink(filepath.Join(TenantDir, wire.SocketName), filepath.Join(d.path, wire.SocketName))
 }
 
 func (d *Dir) listenControl() error {
-	l, err := listen(d.controlSocket(), unix.SOCK_STREAM, 0o600)
+	mode := os.FileMode(0o600)
+	if d.group != nil {
+		mode = 0o660
+	}
+	l, err := listen(d.controlSocket(), unix.SOCK_STREAM, mode, d.group)
 	if err != nil {
 		return err
 	}
@@ -95,16 +134,16 @@ func (d *Dir) listenControl() error {
 		d.Control.Close()
 	}
 	d.Control = l
-	return d.note(d.controlSocket())
+	return d.note(d.controlSocket(), true)
 }
 
 // note remembers a path as it is now, and nothing else of the path.
-func (d *Dir) note(path string) error {
+func (d *Dir) note(path string, ours bool) error {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return fmt.Errorf("open the run directory: %w", err)
 	}
-	d.made = append(slices.DeleteFunc(d.made, func(e entry) bool { return e.path == path }), entry{path, info})
+	d.made = append(slices.DeleteFunc(d.made, func(e entry) bool { return e.path == path }), entry{path, info, ours})
 	return nil
 }
 
@@ -130,7 +169,7 @@ func (d *Dir) Mend() (tenants, control bool, err error) {
 				err = remove(e.path)
 			}
 			if err == nil {
-				err = d.listenTenants()
+				err = d.listenTenants(nil)
 			}
 			tenants = true
 		case d.controlSocket():
@@ -159,7 +198,7 @@ func remove(path string) error {
 // and lets the next scheduler in. Other files stay.
 func (d *Dir) Close() {
 	for _, e := range d.made {
-		if e.info.Mode()&os.ModeSocket != 0 && e.there() {
+		if e.ours && e.there() {
 			os.Remove(e.path)
 		}
 	}
@@ -214,6 +253,29 @@ func makeDirs(dir string) error {
 	return nil
 }
 
+// Prepare makes the directory, and gives it and what is in it to a user who runs
+// the scheduler. It needs root with CAP_CHOWN and no other capability. It follows no
+// link out of the directory.
+func Prepare(path string, uid, gid int) error {
+	if err := os.MkdirAll(filepath.Join(path, TenantDir), 0o755); err != nil && !errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("make the run directory: %w", err) // no permission: it is the user's already, who makes the rest
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return fmt.Errorf("open the run directory: %w", err)
+	}
+	defer root.Close()
+	return fs.WalkDir(root.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
+		if err == nil {
+			err = root.Lchown(name, uid, gid)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("give %s to user %d: %w", filepath.Join(path, name), uid, err)
+		}
+		return nil
+	})
+}
+
 // ours returns an error unless the path is what kind says, no link to that, and
 // belongs to this process's user, or to root where root may own it.
 func ours(path string, kind uint32, orRoots bool) error {
@@ -256,8 +318,45 @@ func lockFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// listen opens a socket that has its mode before anybody can connect.
-func listen(path string, kind int, mode os.FileMode) (net.Listener, error) {
+// adopt serves a listening socket that systemd passed on.
+func adopt(f *os.File, path string) (net.Listener, error) {
+	fail := func(err error) (net.Listener, error) {
+		return nil, fmt.Errorf("the socket that systemd passed on: %w (it needs ListenSequentialPacket=%s)", err, path)
+	}
+	fd := int(f.Fd())
+	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err != nil {
+		return fail(err)
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		return fail(err)
+	}
+	at, ok := name.(*unix.SockaddrUnix)
+	if !ok || kind != unix.SOCK_SEQPACKET || !samePath(at.Name, path) {
+		return fail(fmt.Errorf("it is not of sequential packets at %s", path))
+	}
+	// Clients then see this process as the one that listens.
+	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
+		return fail(fmt.Errorf("listen: %w", err))
+	}
+	l, err := net.FileListener(f)
+	if err != nil {
+		return fail(err)
+	}
+	return l, nil
+}
+
+// samePath reports whether both lead to the same file: /var/run is often a link.
+func samePath(a, b string) bool {
+	infoA, errA := os.Lstat(a)
+	infoB, errB := os.Lstat(b)
+	return errA == nil && errB == nil && os.SameFile(infoA, infoB)
+}
+
+// listen opens a socket that has its mode, and its group if one is given, before
+// anybody can connect.
+func listen(path string, kind int, mode os.FileMode, group *int) (net.Listener, error) {
 	if len(path) > maxSocketPath {
 		return nil, fmt.Errorf("listen on %s: the path has %d bytes, %d are possible (choose a shorter --run-dir)", path, len(path), maxSocketPath)
 	}
@@ -272,6 +371,11 @@ func listen(path string, kind int, mode os.FileMode) (net.Listener, error) {
 	defer f.Close() // FileListener has its own copy
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 		return fail("bind", err)
+	}
+	if group != nil {
+		if err := os.Lchown(path, -1, *group); err != nil {
+			return fail("chown", fmt.Errorf("%w (the scheduler's user must be a member of the group)", err))
+		}
 	}
 	if err := os.Chmod(path, mode); err != nil {
 		return fail("chmod", err)

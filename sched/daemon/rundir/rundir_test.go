@@ -20,7 +20,7 @@ const other = 3000
 
 func open(t *testing.T, path string) *Dir {
 	t.Helper()
-	d, err := Open(path)
+	d, err := Open(path, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func answers(network, path string) bool {
 func TestOneScheduler(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run")
 	d := open(t, path)
-	_, err := Open(path)
+	_, err := Open(path, Options{})
 	if err == nil || !strings.Contains(err.Error(), "another nvshare-scheduler runs") || !strings.Contains(err.Error(), path) {
 		t.Errorf("a second one: %v", err)
 	}
@@ -48,7 +48,7 @@ func TestOneScheduler(t *testing.T) {
 	if err := os.Remove(filepath.Join(path, "lock")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), "another nvshare-scheduler runs") {
+	if _, err := Open(path, Options{}); err == nil || !strings.Contains(err.Error(), "another nvshare-scheduler runs") {
 		t.Errorf("without its lock: %v", err)
 	}
 	if !answers("unixpacket", filepath.Join(path, "scheduler.sock")) || !answers("unix", filepath.Join(path, "control.sock")) {
@@ -149,7 +149,7 @@ func TestRefused(t *testing.T) {
 		if err := errors.Join(os.Mkdir(dir, 0o755), tc.make(dir)); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if d, err := Open(dir); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if d, err := Open(dir, Options{}); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %q", name, err, tc.want)
 			if err == nil {
 				d.Close()
@@ -159,7 +159,7 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%s: a link was followed", name)
 		}
 	}
-	if _, err := Open(filepath.Join(t.TempDir(), strings.Repeat("x", 100))); err == nil || !strings.Contains(err.Error(), "shorter --run-dir") {
+	if _, err := Open(filepath.Join(t.TempDir(), strings.Repeat("x", 100)), Options{}); err == nil || !strings.Contains(err.Error(), "shorter --run-dir") {
 		t.Errorf("a long path: %v", err)
 	}
 }
@@ -239,5 +239,158 @@ func TestMend(t *testing.T) {
 	d.Close()
 	if !answers("unixpacket", dir+"/scheduler.sock") || !answers("unix", dir+"/control.sock") {
 		t.Error("the end of the first scheduler removed the sockets of the second")
+	}
+}
+
+// systemdsSocket listens as systemd does, for a scheduler that may come and go.
+func systemdsSocket(t *testing.T, path string, kind int) func() *os.File {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 16))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), path)
+	t.Cleanup(func() { f.Close() })
+	return func() *os.File {
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return os.NewFile(uintptr(fd), path)
+	}
+}
+
+// Whoever connects between two schedulers is served by the second one.
+func TestSocketOfSystemd(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	path := filepath.Join(dir, TenantDir, "scheduler.sock")
+	pass := systemdsSocket(t, path, unix.SOCK_SEQPACKET)
+	link := filepath.Join(t.TempDir(), "link") // /var/run is one
+	if err := os.Symlink(filepath.Dir(dir), link); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{dir, filepath.Join(link, "run")} {
+		early, err := net.Dial("unixpacket", path)
+		if err != nil {
+			t.Fatalf("while no scheduler runs: %v", err)
+		}
+		defer early.Close()
+		if _, err := early.Write([]byte("early")); err != nil {
+			t.Fatal(err)
+		}
+		d, err := Open(dir, Options{Tenants: pass()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := d.Tenants.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		text := make([]byte, 16)
+		if n, err := c.Read(text); err != nil || string(text[:n]) != "early" {
+			t.Errorf("%q, %v", text[:n], err)
+		}
+		if tenants, control, err := d.Mend(); err != nil || tenants || control {
+			t.Error(err)
+		}
+		d.Close()
+		if !answers("unixpacket", path) || answers("unix", filepath.Join(dir, "control.sock")) {
+			t.Error("after the end: only systemd's socket should be there")
+		}
+		// That connection waits for the next scheduler, too.
+		next, err := Open(dir, Options{Tenants: pass()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c, err := next.Tenants.Accept(); err == nil {
+			c.Close()
+		}
+		next.Close()
+	}
+	// Somebody has deleted the path: nobody could connect to systemd's socket.
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	d, err := Open(dir, Options{Tenants: pass()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !answers("unixpacket", path) {
+		t.Error("nobody answers at a path that was deleted before the start")
+	}
+	d.Close()
+
+	for name, f := range map[string]*os.File{
+		"a stream":   systemdsSocket(t, path, unix.SOCK_STREAM)(),
+		"other path": systemdsSocket(t, filepath.Join(t.TempDir(), "x"), unix.SOCK_SEQPACKET)(),
+	} {
+		if d, err := Open(dir, Options{Tenants: f}); err == nil || !strings.Contains(err.Error(), "ListenSequentialPacket="+path) {
+			t.Errorf("%s: %v", name, err)
+			if err == nil {
+				d.Close()
+			}
+		}
+	}
+}
+
+func TestControlGroup(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	group := os.Getgid()
+	if os.Getuid() == 0 {
+		group = other
+	}
+	d, err := Open(dir, Options{ControlGroup: &group})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	info, err := os.Lstat(filepath.Join(dir, "control.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gid := info.Sys().(*syscall.Stat_t).Gid; info.Mode().Perm() != 0o660 || int(gid) != group {
+		t.Errorf("mode %v, group %d, want 0660 and %d", info.Mode(), gid, group)
+	}
+}
+
+// Root prepares the directory of another user's scheduler, also after an upgrade from
+// root's, and changes nothing outside of it.
+func TestPrepare(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can give files away")
+	}
+	dir := filepath.Join(t.TempDir(), "run")
+	open(t, dir).Close()
+	outside := filepath.Join(t.TempDir(), "outside")
+	if err := errors.Join(os.WriteFile(outside, nil, 0o600), os.Symlink(outside, filepath.Join(dir, "state.json"))); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := Prepare(dir, other, other); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, want := range map[string]uint32{dir: other, dir + "/tenant": other, dir + "/lock": other, dir + "/state.json": other, outside: 0} {
+		info, err := os.Lstat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := info.Sys().(*syscall.Stat_t).Uid; got != want {
+			t.Errorf("%s belongs to %d, want %d", path, got, want)
+		}
+	}
+	fresh := filepath.Join(t.TempDir(), "run")
+	if err := Prepare(fresh, other, other); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Lstat(fresh + "/tenant"); err != nil || info.Sys().(*syscall.Stat_t).Uid != other {
+		t.Errorf("a fresh one: %v", err)
 	}
 }

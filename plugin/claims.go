@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/containerd/nri/pkg/api"
+
+	sched "github.com/nvshare/nvshare/sched/api"
+)
+
+// Where GPUs are given by resource claims (package dra), a container's terms are those
+// of its claims. Annotations may lower them, and say what the claims leave open.
+
+// Share is a part of a GPU that a resource claim gives to containers.
+type Share struct {
+	Name  string // of the CDI device, without the kind
+	Claim string // <namespace>/<name>
+	GPU   string // UUID
+	Terms sched.Terms
+}
+
+// Claims knows the prepared claims of this node. dra.Store is one. The methods answer
+// from memory.
+type Claims interface {
+	ByDevice(name string) (Share, bool)
+	ByToken(token string) (Share, bool)
+}
+
+// TokenEnv begins the variables by which containers name their shares: runtimes before
+// containerd 2.3.4 do not tell NRI which CDI devices the kubelet asked for. A value is a
+// random token that only the share's containers have, because a pod can set any
+// variable.
+const TokenEnv = "NVSHARE_CLAIM_"
+
+// claimDevice matches the names of claims' CDI devices.
+var claimDevice = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-.`)
+
+// SetClaims says that this node's GPUs are given by claims. Containers that ask by
+// annotations are refused. It must be called before Run.
+func (p *Plugin) SetClaims(claims Claims) { p.containers.claims = claims }
+
+// sharesOf returns the shares that a container was given. The record of an earlier
+// plugin counts only for a container that exists.
+func (cs *Containers) sharesOf(ctr *api.Container, exists bool) (shares []Share, err error) {
+	add := func(s Share) {
+		if !slices.ContainsFunc(shares, func(o Share) bool { return o.Name == s.Name }) {
+			shares = append(shares, s)
+		}
+	}
+	names := given(ctr)
+	if exists {
+		names = append(names, strings.Split(ctr.GetAnnotations()[ClaimAnnotation], ",")...)
+	}
+	for _, name := range names {
+		if !claimDevice.MatchString(name) {
+			continue
+		}
+		s, ok := cs.claims.ByDevice(name)
+		if !ok {
+			return nil, fmt.Errorf("CDI device %s is of a claim that is not prepared on this node", name)
+		}
+		add(s)
+	}
+	for _, e := range ctr.GetEnv() {
+		if key, token, _ := strings.Cut(e, "="); strings.HasPrefix(key, TokenEnv) {
+			if s, ok := cs.claims.ByToken(token); ok { // else somebody else's variable
+				add(s)
+			}
+		}
+	}
+	return shares, nil
+}
+
+// claimed changes a request to what the container's claims give. It refuses what
+// claims cannot give.
+func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Container, exists bool) error {
+	if cs.claims == nil {
+		return nil
+	}
+	shares, err := cs.sharesOf(ctr, exists)
+	if err != nil {
+		return err
+	}
+	if len(shares) == 0 {
+		if len(r.Devices) == 0 && r.Count == 0 {
+			return nil
+		}
+		key, value, _ := askedBy(pod.GetAnnotations(), ctr.GetName())
+		return annotationError(key, value, errors.New("this node gives GPUs by resource claims: ask with resources.limits nvshare.com/gpu, or with a ResourceClaimTemplate"))
+	}
+	if len(r.Devices) > 0 {
+		key, value, _ := askedBy(pod.GetAnnotations(), ctr.GetName())
+		return annotationError(key, value, fmt.Errorf("the container has its GPUs by claim %s: remove the annotation", shares[0].Claim))
+	}
+	r.Count, r.Shares = 0, shares
+	for i, s := range shares {
+		if s.Terms != shares[0].Terms {
+			return fmt.Errorf("claims %s and %s give it different parts of two GPUs (%s; %s): request the same of each", shares[0].Claim, s.Claim, describeTerms(shares[0].Terms), describeTerms(s.Terms))
+		}
+		if slices.ContainsFunc(shares[:i], func(o Share) bool { return o.GPU == s.GPU }) {
+			return fmt.Errorf("claims give it two parts of GPU %s, which programs see once: request one larger part, or two GPUs with the constraint distinctAttribute: nvshare.com/uuid", s.GPU)
+		}
+	}
+	r.Terms, _ = within(r.Terms, shares[0].Terms)
+	return nil
+}
+
+// limit keeps the terms of a container within its claims. The error names the fields
+// that ask for more. The lock is held.
+func (cs *Containers) limit(c *Container) error {
+	var errs []error
+	for _, name := range c.claims() {
+		s, ok := cs.claims.ByDevice(name)
+		if !ok {
+			continue // the claim was given back, so the container ends
+		}
+		asked := c.Terms
+		var more sched.FieldSet
+		c.Terms, more = within(asked, s.Terms)
+		for _, f := range sched.Fields {
+			if more&f.ID != 0 {
+				errs = append(errs, fmt.Errorf("%s %s is more than, or other than, what claim %s has: %s holds", f.Name, f.Format(asked), s.Claim, f.Format(c.Terms)))
+			}
+		}
+		break // all shares of a container have the same terms
+	}
+	return errors.Join(errs...)
+}
+
+// within returns what annotations may say where a claim says claim: less of what it
+// says, and all that it leaves open. more has the fields that ask for more; these stay
+// as the claim has them.
+func within(asked, claim sched.Terms) (t sched.Terms, more sched.FieldSet) {
+	t = asked.Or(claim)
+	for _, f := range sched.Fields {
+		if f.Said(claim) && exceeds(f, t, claim) {
+			t.Copy(claim, f.ID)
+			more |= f.ID
+		}
+	}
+	if t.CoreLimit != 0 && t.CoreRequest > t.CoreLimit {
+		t.CoreRequest = t.CoreLimit
+	}
+	return t, more
+}
+
+// exceeds tells whether a field of t asks for more than a claim says, or for something
+// else.
+func exceeds(f sched.Field, t, claim sched.Terms) bool {
+	switch f.ID {
+	case sched.MemoryLimitField:
+		return t.MemoryLimit > claim.MemoryLimit
+	case sched.CoreLimitField:
+		return t.CoreLimit > claim.CoreLimit
+	case sched.CoreRequestField:
+		return t.CoreRequest > claim.CoreRequest
+	case sched.WeightField:
+		return t.Weight > claim.Weight
+	case sched.PriorityField:
+		return t.Priority > claim.Priority
+	}
+	return f.Format(t) != f.Format(claim)
+}
+
+// shared divides the terms of containers that use the same claims at the same time: the
+// claim was charged once.
+func shared(all map[string]Container) {
+	users := map[string]uint32{} // by the name of the share
+	for _, c := range all {
+		for _, name := range c.claims() {
+			users[name]++
+		}
+	}
+	for id, c := range all {
+		n := uint32(1)
+		for _, name := range c.claims() {
+			n = max(n, users[name])
+		}
+		if n == 1 {
+			continue
+		}
+		t := &c.Terms
+		t.CoreRequest /= n
+		if t.CoreLimit != 0 {
+			t.CoreLimit = max(t.CoreLimit/n, 1)
+		}
+		if t.MemoryLimit != 0 {
+			t.MemoryLimit = max(t.MemoryLimit/uint64(n), sched.MinMemory)
+		}
+		all[id] = c
+	}
+}

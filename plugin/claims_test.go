@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/containerd/nri/pkg/api"
+
+	"github.com/nvshare/nvshare/cdi"
+	sched "github.com/nvshare/nvshare/sched/api"
+)
+
+// claimSite is a node whose GPUs are given by claims.
+type claimSite struct {
+	*Plugin
+	t      *testing.T
+	shares map[string]Share // by token
+}
+
+func (s *claimSite) ByToken(token string) (Share, bool) {
+	share, ok := s.shares[token]
+	return share, ok
+}
+
+func (s *claimSite) ByDevice(name string) (Share, bool) {
+	for _, share := range s.shares {
+		if share.Name == name {
+			return share, true
+		}
+	}
+	return Share{}, false
+}
+
+// deviceOf is the CDI device of claim n on GPU g.
+func deviceOf(n, g int) string {
+	return fmt.Sprintf("%08d-0000-4000-8000-000000000000-gpu-%d", n, g)
+}
+
+func newClaimSite(t *testing.T) *claimSite {
+	s := &claimSite{Plugin: New(quiet(), NewContainers(quiet())), t: t, shares: map[string]Share{}}
+	s.SetInventory(inventory(t))
+	s.SetClaims(s)
+	return s
+}
+
+// prepare makes claim n, with a share of GPU g.
+func (s *claimSite) prepare(n, g int, terms sched.Terms) string {
+	name := deviceOf(n, g)
+	s.shares["token"+name] = Share{Name: name, Claim: fmt.Sprintf("ml/claim%d", n), GPU: known[2+g], Terms: terms}
+	return name
+}
+
+// create makes a container that the kubelet gave these CDI devices.
+func (s *claimSite) create(name string, annotations map[string]string, devices ...string) (*api.ContainerAdjustment, error) {
+	pod, ctr := podOf(name, "id-"+name, annotations)
+	for _, d := range devices {
+		ctr.CDIDevices = append(ctr.CDIDevices, &api.CDIDevice{Name: cdi.Kind + "=" + d})
+	}
+	ctr.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}} // of the claim's CDI spec
+	ctr.Env = []string{"LD_PRELOAD=/own.so"}
+	if len(devices) == 0 {
+		ctr.Mounts = nil
+	}
+	adjust, _, err := s.CreateContainer(context.Background(), pod, ctr)
+	return adjust, err
+}
+
+// told is what the scheduler is to be told of a container.
+func (s *claimSite) told(name string) string {
+	all, _ := s.containers.snapshot()
+	c, ok := all["id-"+name]
+	if !ok {
+		return "nothing"
+	}
+	return fmt.Sprintf("%s on %s", describeTerms(c.Terms), c.GPUs)
+}
+
+func (s *claimSite) expect(name, want string) {
+	s.t.Helper()
+	if got := s.told(name); got != want {
+		s.t.Errorf("%s: the scheduler is told %q, want %q", name, got, want)
+	}
+}
+
+var part40 = sched.Terms{CoreRequest: 40, MemoryLimit: 20 << 30}
+
+func TestClaimsGiveTerms(t *testing.T) {
+	s := newClaimSite(t)
+	device := s.prepare(1, 1, part40)
+	adjust, err := s.create("a", nil, device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, _ := lookupEnv(env(adjust), cdi.PreloadEnv); v != cdi.ShimPath+":/own.so" {
+		t.Errorf("LD_PRELOAD is %q", v)
+	}
+	if got := adjust.GetAnnotations(); got[PlacementAnnotation] != known[3] || got[ClaimAnnotation] != device {
+		t.Errorf("recorded: %v", got)
+	}
+	s.expect("a", "memory limit 20Gi, core request 40% on "+known[3])
+
+	// A runtime that tells no CDI devices: the token says it.
+	pod, ctr := podOf("b", "id-b", nil)
+	ctr.Env = []string{TokenEnv + "x=token" + s.prepare(2, 0, part40), TokenEnv + "y=guess"}
+	if _, _, err := s.CreateContainer(context.Background(), pod, ctr); err != nil {
+		t.Fatal(err)
+	}
+	s.expect("b", "memory limit 20Gi, core request 40% on "+known[2])
+
+	// The next plugin finds both by the record: the runtime tells the devices of new
+	// containers only.
+	podA, ctrA := podOf("a", "id-a", nil)
+	ctrA = applied(ctrA, adjust)
+	next := &claimSite{Plugin: New(quiet(), NewContainers(quiet())), t: t, shares: s.shares}
+	next.SetInventory(inventory(t))
+	next.SetClaims(next)
+	if _, err := next.Synchronize(context.Background(), []*api.PodSandbox{podA}, []*api.Container{ctrA}); err != nil {
+		t.Fatal(err)
+	}
+	next.expect("a", "memory limit 20Gi, core request 40% on "+known[3])
+}
+
+func env(adjust *api.ContainerAdjustment) (all []string) {
+	for _, e := range adjust.GetEnv() {
+		all = append(all, e.Key+"="+e.Value)
+	}
+	return all
+}
+
+func TestClaimsRefuse(t *testing.T) {
+	s := newClaimSite(t)
+	small, large := s.prepare(1, 0, part40), s.prepare(2, 1, sched.Terms{CoreRequest: 60})
+	again := s.prepare(3, 0, part40)
+	for _, c := range []struct {
+		says        string
+		annotations map[string]string
+		devices     []string
+	}{
+		{"claim that is not prepared", nil, []string{deviceOf(9, 0)}},
+		{"different parts of two GPUs", nil, []string{small, large}},
+		{"two parts of GPU " + known[2], nil, []string{small, again}},
+		{"this node gives GPUs by resource claims", says("gpu=2"), nil},
+		{"this node gives GPUs by resource claims", says("gpu-core-request=40"), nil},
+		{"remove the annotation", says("gpu=nvshare.com/gpu=1"), []string{small}},
+	} {
+		if a, err := s.create("c", c.annotations, c.devices...); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "pod ml/c") {
+			t.Errorf("%v, %v: given %v, %v; want it refused with %q", c.annotations, c.devices, a, err, c.says)
+		}
+		s.expect("c", "nothing")
+	}
+	if a, err := s.create("plain", nil); a != nil || err != nil {
+		t.Errorf("a container that does not ask: %v, %v", a, err)
+	}
+	// The record of an earlier container counts for nothing at a new one.
+	pod, ctr := podOf("d", "id-d", nil)
+	ctr.Annotations = map[string]string{ClaimAnnotation: small}
+	if a, _, err := s.CreateContainer(context.Background(), pod, ctr); a != nil || err != nil {
+		t.Errorf("an annotation that somebody else wrote: %v, %v", a, err)
+	}
+}
+
+// Containers of one claim have together what the claim was charged.
+func TestContainersOfOneClaim(t *testing.T) {
+	s := newClaimSite(t)
+	device := s.prepare(1, 0, part40)
+	for _, name := range []string{"a", "b"} {
+		if _, err := s.create(name, nil, device); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.expect("a", "memory limit 10Gi, core request 20% on "+known[2])
+	s.expect("b", "memory limit 10Gi, core request 20% on "+known[2])
+	s.containers.End("id-b")
+	s.expect("a", "memory limit 20Gi, core request 40% on "+known[2])
+}
+
+// Annotations lower what a claim says, and say what it leaves open.
+func TestAnnotationsStayWithinClaims(t *testing.T) {
+	s := newClaimSite(t)
+	terms := part40
+	terms.CoreLimit, terms.Priority = 80, sched.Priority_PRIORITY_BATCH
+	if _, err := s.create("a", says("gpu-core-limit=70", "gpu-weight=7"), s.prepare(1, 0, terms)); err != nil {
+		t.Fatal(err)
+	}
+	on := " on " + known[2]
+	s.expect("a", "memory limit 20Gi, core limit 70%, core request 40%, weight 7, priority batch"+on)
+	for _, c := range []struct {
+		annotations map[string]string
+		want        string
+		refused     string // what the refusals name
+	}{
+		{says("gpu-core-limit=30", "gpu-memory-limit=1Gi"), "memory limit 1Gi, core limit 30%, core request 30%, priority batch", ""},
+		{says("gpu-weight=5"), "memory limit 20Gi, core limit 80%, core request 40%, weight 5, priority batch", ""},
+		{says("gpu-core-limit=90", "gpu-memory-limit=21Gi", "gpu-core-request=41"), "memory limit 20Gi, core limit 80%, core request 40%, priority batch", "memory limit core limit core request"},
+		{says("gpu-priority=latency"), "memory limit 20Gi, core limit 80%, core request 40%, priority batch", "priority"},
+		{says("gpu-gang=ring"), "memory limit 20Gi, core limit 80%, core request 40%, priority batch, gang ring", ""},
+		{nil, "memory limit 20Gi, core limit 80%, core request 40%, priority batch", ""},
+	} {
+		refused := s.SetPod(Pod{UID: "uid-a", Namespace: "ml", Name: "a", Annotations: c.annotations})
+		s.expect("a", c.want+on)
+		var text string
+		for _, r := range refused {
+			text += r.Err.Error()
+		}
+		for name := range strings.SplitSeq(c.refused, " ") {
+			if !strings.Contains(text, name) || c.refused == "" && text != "" {
+				t.Errorf("%v: refused %q, want %q", c.annotations, text, c.refused)
+			}
+		}
+	}
+}

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin"
+)
+
+const (
+	// sweepInterval is the time between looks for prepared claims that do not exist
+	// any more. The kubelet unprepares claims itself, unless it lost its state.
+	sweepInterval = 10 * time.Minute
+	// publishInterval is the time between looks whether the scheduler has learned of more
+	// memory. Slices are written only if they change.
+	publishInterval = 5 * time.Second
+	// requestLimit bounds one request of a sweep to the API server.
+	requestLimit = 10 * time.Second
+	// maxDevices is how many devices fit into one slice.
+	maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+)
+
+// Config says where a driver works.
+type Config struct {
+	Client    kubernetes.Interface
+	NodeName  string
+	Registry  string // directory of the kubelet for sockets of plugins
+	Directory string // of this driver, for its socket and records; the same for the kubelet
+	CDIDir    string
+	Options   Options
+	Log       logrus.FieldLogger
+}
+
+// Driver publishes the GPUs of a node, and prepares the claims of its pods.
+type Driver struct {
+	Config
+	store *Store
+
+	mu        sync.Mutex
+	helper    *kubeletplugin.Helper // nil: not started yet
+	inventory *plugin.Inventory     // nil: the GPUs are not known yet
+	published []resourceapi.Device
+}
+
+var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
+
+// New opens the records of prepared claims.
+func New(c Config) (*Driver, error) {
+	if err := c.Options.check(); err != nil {
+		return nil, err
+	}
+	store, err := Open(c.Directory+"/claims", c.CDIDir, c.Log)
+	if err != nil {
+		return nil, err
+	}
+	return &Driver{Config: c, store: store}, nil
+}
+
+// Claims returns the prepared claims, for the plugin.
+func (d *Driver) Claims() plugin.Claims { return d.store }
+
+// Run serves the kubelet until ctx ends. Nothing is published before SetInventory.
+func (d *Driver) Run(ctx context.Context) error {
+	ctx = quiet(ctx, d.Log)
+	helper, err := kubeletplugin.Start(ctx, d,
+		kubeletplugin.DriverName(DriverName), kubeletplugin.KubeClient(d.Client), kubeletplugin.NodeName(d.NodeName),
+		kubeletplugin.RegistrarDirectoryPath(d.Registry), kubeletplugin.PluginDataDirectoryPath(d.Directory),
+		kubeletplugin.GRPCVerbosity(-1), kubeletplugin.HealthService(false))
+	if err != nil {
+		return fmt.Errorf("serve the kubelet: %w (--dra needs the directories %s and %s, at the same paths as on the host)", err, d.Registry, d.Directory)
+	}
+	defer helper.Stop()
+	d.mu.Lock()
+	d.helper = helper
+	d.mu.Unlock()
+	d.publish()
+	sweep, publish := time.NewTicker(sweepInterval), time.NewTicker(publishInterval)
+	defer sweep.Stop()
+	defer publish.Stop()
+	d.sweep(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-publish.C:
+			d.publish()
+		case <-sweep.C:
+			d.sweep(ctx)
+		}
+	}
+}
+
+// SetInventory says what the node has from now on. An inventory that is not available
+// changes nothing: claims stay, and what was published.
+func (d *Driver) SetInventory(inv *plugin.Inventory) {
+	if inv.Problem() != nil {
+		return
+	}
+	d.mu.Lock()
+	d.inventory = inv
+	d.mu.Unlock()
+	d.store.refresh(d.edits)
+	d.publish()
+}
+
+func (d *Driver) publish() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.helper == nil || d.inventory == nil {
+		return
+	}
+	devices := Devices(d.inventory.GPUs(), d.inventory.Offers, d.Options)
+	if d.published != nil && slices.EqualFunc(devices, d.published, equal) {
+		return
+	}
+	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}} // an empty pool shows that the driver runs
+	for i, chunk := range slices.Collect(slices.Chunk(devices, maxDevices)) {
+		if i > 0 {
+			pool.Slices = append(pool.Slices, resourceslice.Slice{})
+		}
+		pool.Slices[i].Devices = chunk
+	}
+	// The helper writes in its own time, and reports failures to HandleError.
+	if err := d.helper.PublishResources(context.Background(), resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.NodeName: pool}}); err != nil {
+		d.Log.Errorf("publish the GPUs to Kubernetes: %v", err)
+		return
+	}
+	d.published = append([]resourceapi.Device{}, devices...)
+	d.Log.Infof("published %d devices in pool %s of driver %s", len(devices), d.NodeName, DriverName)
+}
+
+// devices returns what can be given now.
+func (d *Driver) devices() ([]device, error) {
+	d.mu.Lock()
+	inv := d.inventory
+	d.mu.Unlock()
+	if inv == nil {
+		return nil, errors.New("the GPUs of this node are not known yet; the plugin's log says why if that lasts")
+	}
+	return devicesOf(inv.GPUs(), inv.Offers, d.Options), nil
+}
+
+// edits is an editor of the inventory.
+func (d *Driver) edits(uuid string) (one, common specs.ContainerEdits, err error) {
+	devices, err := d.devices()
+	if err != nil {
+		return one, common, err
+	}
+	i := slices.IndexFunc(devices, func(dev device) bool { return dev.uuid == uuid })
+	if i < 0 {
+		return one, common, fmt.Errorf("this node has no device %s now", uuid)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.inventory.Edits(devices[i].spec)
+}
+
+// PrepareResourceClaims writes record and CDI spec of each claim.
+func (d *Driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := map[types.UID]kubeletplugin.PrepareResult{}
+	for _, claim := range claims {
+		r, err := d.prepare(claim)
+		if err != nil {
+			err = fmt.Errorf("nvshare: claim %s/%s: %w", claim.Namespace, claim.Name, err)
+			d.Log.Warn(err)
+			results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
+			continue
+		}
+		results[claim.UID] = kubeletplugin.PrepareResult{Devices: r.answer()}
+	}
+	return results, nil
+}
+
+func (d *Driver) prepare(claim *resourceapi.ResourceClaim) (Record, error) {
+	devices, err := d.devices()
+	if err != nil {
+		return Record{}, err
+	}
+	r, err := read(claim, d.NodeName, devices)
+	if err != nil {
+		return r, err
+	}
+	r, err = d.store.prepare(r, func(r Record, others []Record) error { return overfull(r, others, devices, d.Options) }, d.edits)
+	if err == nil {
+		d.Log.Infof("prepared claim %s/%s: %s", r.Namespace, r.Name, r.names())
+	}
+	return r, err
+}
+
+// answer returns the record in the kubelet's form.
+func (r Record) answer() (all []kubeletplugin.Device) {
+	for _, s := range r.Shares {
+		all = append(all, kubeletplugin.Device{
+			Requests: []string{s.Request}, PoolName: s.Pool, DeviceName: s.Device, ShareID: s.ShareID,
+			CDIDeviceIDs: []string{cdi.Kind + "=" + s.Name},
+		})
+	}
+	return all
+}
+
+func (r Record) names() (all []string) {
+	for _, s := range r.Shares {
+		all = append(all, s.Device)
+	}
+	return all
+}
+
+// UnprepareResourceClaims removes all of each claim.
+func (d *Driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	results := map[types.UID]error{}
+	for _, claim := range claims {
+		err := d.store.unprepare(claim.UID)
+		if results[claim.UID] = err; err != nil {
+			d.Log.Warnf("unprepare claim %s: %v", claim.NamespacedName, err)
+			continue
+		}
+		d.Log.Infof("unprepared claim %s", claim.NamespacedName)
+	}
+	return results, nil
+}
+
+// sweep unprepares claims that do not exist any more.
+func (d *Driver) sweep(ctx context.Context) {
+	for _, r := range d.store.Records() {
+		gone, err := d.gone(ctx, r)
+		if err == nil && gone {
+			d.Log.Infof("claim %s/%s does not exist any more: unpreparing it", r.Namespace, r.Name)
+			err = d.store.unprepare(r.UID)
+		}
+		if err != nil && ctx.Err() == nil {
+			d.Log.Warnf("look whether claim %s/%s still exists: %v", r.Namespace, r.Name, err)
+		}
+	}
+}
+
+func (d *Driver) gone(ctx context.Context, r Record) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	claim, err := d.Client.ResourceV1().ResourceClaims(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	return err == nil && claim.UID != r.UID, err
+}
+
+// HandleError says what failed in the background. The helper tries again.
+func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
+	if ctx.Err() == nil {
+		d.Log.Errorf("Kubernetes API: %s: %v", msg, err)
+	}
+}
+
+// WatchHealthStatus is not offered.
+func (d *Driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/utils/ptr"
+
+	"github.com/nvshare/nvshare/cdi"
+)
+
+// DriverName is the name of the driver in slices, classes and claims.
+const DriverName = "nvshare.com"
+
+// The capacities of a device.
+const (
+	Cores  resourceapi.QualifiedName = "cores"
+	Memory resourceapi.QualifiedName = "memory"
+	Slots  resourceapi.QualifiedName = "slots"
+)
+
+const (
+	allCores = 100 // percent
+	// memoryStep is what requests for memory are rounded up to, bytes.
+	memoryStep = 64 << 20
+	// DefaultSlots and MaxSlots bound how many claims use one device.
+	DefaultSlots = 10
+	MaxSlots     = allCores
+)
+
+// Options say how devices are published.
+type Options struct {
+	Slots         int    // claims at most on one device
+	PromiseMemory uint32 // percent of the memory that may be promised
+	// Memory tells the memory of a GPU that discovery does not know, in bytes; 0: not
+	// known. It may be nil.
+	Memory func(uuid string) uint64
+	// PCI tells the standard attributes of a PCI device. It may be nil.
+	PCI func(busID string) []deviceattribute.DeviceAttribute
+}
+
+// device is a GPU or a MIG device.
+type device struct {
+	name   string // in the slice
+	spec   string // in the CDI spec of cdi.KindNRI
+	uuid   string // as the scheduler knows it
+	gpu    cdi.GPU
+	mig    bool
+	memory uint64 // 0: not known
+}
+
+// devicesOf returns the devices of GPUs. offered are the names of the CDI spec: a MIG
+// device that is not among them cannot be given.
+func devicesOf(gpus []cdi.GPU, offered func(string) bool, o Options) (all []device) {
+	add := func(d device) {
+		if d.memory == 0 && o.Memory != nil {
+			d.memory = o.Memory(d.uuid)
+		}
+		d.name = deviceName(d.uuid)
+		if offered(d.spec) {
+			all = append(all, d)
+		}
+	}
+	for _, g := range gpus {
+		for _, in := range g.Instances {
+			name := in.Name(g)
+			add(device{uuid: cmp.Or(in.UUID, name), spec: name, gpu: g, mig: true, memory: in.MemoryBytes})
+		}
+		if len(g.Instances) == 0 {
+			add(device{uuid: g.UUID, spec: g.UUID, gpu: g, memory: g.MemoryBytes})
+		}
+	}
+	return all
+}
+
+var notInLabel = regexp.MustCompile(`[^a-z0-9]+`)
+
+// deviceName makes the name of a device, a DNS label, from a UUID.
+func deviceName(uuid string) string {
+	name := strings.Trim(notInLabel.ReplaceAllString(strings.ToLower(uuid), "-"), "-")
+	if len(name) > validation.DNS1123LabelMaxLength {
+		name = strings.Trim(name[:validation.DNS1123LabelMaxLength], "-")
+	}
+	return name
+}
+
+// Devices returns what the node publishes of its GPUs.
+func Devices(gpus []cdi.GPU, offered func(string) bool, o Options) (all []resourceapi.Device) {
+	for _, d := range devicesOf(gpus, offered, o) {
+		all = append(all, d.publish(o))
+	}
+	return all
+}
+
+func (d device) publish(o Options) resourceapi.Device {
+	kind := "gpu"
+	if d.mig {
+		kind = "mig"
+	}
+	out := resourceapi.Device{
+		Name:                     d.name,
+		AllowMultipleAllocations: ptr.To(true),
+		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			"uuid":  {StringValue: ptr.To(d.uuid)},
+			"type":  {StringValue: ptr.To(kind)},
+			"index": {IntValue: ptr.To(int64(d.gpu.Index))},
+		},
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			Cores: capacity(count(allCores), count(int64(allCores/o.Slots)), count(1), count(1)),
+			Slots: capacity(count(int64(o.Slots)), count(1), count(1), count(1)),
+		},
+	}
+	say := func(name resourceapi.QualifiedName, text string) {
+		if text != "" {
+			out.Attributes[name] = resourceapi.DeviceAttribute{StringValue: ptr.To(text)}
+		}
+	}
+	say("productName", d.gpu.Name)
+	if d.mig {
+		say("parentUUID", d.gpu.UUID)
+	}
+	if o.PCI != nil && d.gpu.PCIBusID != "" {
+		for _, a := range o.PCI(d.gpu.PCIBusID) {
+			out.Attributes[a.Name] = a.Value
+		}
+	}
+	if value := d.promisable(o); value > 0 {
+		out.Capacity[Memory] = capacity(size(value), size(max(roundDown(value/uint64(o.Slots)), memoryStep)), size(memoryStep), size(memoryStep))
+		out.Attributes["memorySize"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.memory))}
+	}
+	return out
+}
+
+// promisable returns how much memory claims may have together, in bytes.
+func (d device) promisable(o Options) uint64 {
+	return roundDown(d.memory * uint64(o.PromiseMemory) / 100)
+}
+
+func capacity(value, otherwise, least, step resource.Quantity) resourceapi.DeviceCapacity {
+	return resourceapi.DeviceCapacity{Value: value, RequestPolicy: &resourceapi.CapacityRequestPolicy{
+		Default:    &otherwise,
+		ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &least, Step: &step},
+	}}
+}
+
+func count(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
+func size(n uint64) resource.Quantity { return *resource.NewQuantity(int64(n), resource.BinarySI) }
+func roundDown(bytes uint64) uint64   { return bytes / memoryStep * memoryStep }
+
+// check refuses options that would make invalid devices.
+func (o Options) check() error {
+	if o.Slots < 1 || o.Slots > MaxSlots {
+		return fmt.Errorf("%d slots for each GPU: give a number from 1 to %d", o.Slots, MaxSlots)
+	}
+	return nil
+}
+
+// PCIAttributes returns the standard attributes of a PCI device: its address, the root
+// of its bus, and its NUMA node. What /sys does not tell is left out. hostRoot is as
+// cdi.Options.HostRoot.
+func PCIAttributes(hostRoot string) func(busID string) []deviceattribute.DeviceAttribute {
+	var from []deviceattribute.MachineModifier
+	if hostRoot != "" {
+		from = append(from, deviceattribute.WithFSFromRoot(hostRoot))
+	}
+	return func(busID string) (all []deviceattribute.DeviceAttribute) {
+		if a, err := deviceattribute.GetPCIBusIDAttribute(busID); err == nil {
+			all = append(all, a)
+		}
+		if a, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(busID, from...); err == nil {
+			all = append(all, a)
+		}
+		if a, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(busID, deviceattribute.ScalarAttribute, from...); err == nil {
+			all = append(all, a)
+		}
+		return all
+	}
+}

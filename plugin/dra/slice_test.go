@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/nvshare/nvshare/cdi"
+)
+
+func all(string) bool { return true }
+
+func TestDevices(t *testing.T) {
+	mig := twoGPUs()[:1]
+	mig[0].Instances = []cdi.Instance{{Index: 0, UUID: "MIG-0a", MemoryBytes: 10 << 30}, {Index: 1, UUID: "", MemoryBytes: 0}}
+	unknown := twoGPUs()[:1]
+	unknown[0].MemoryBytes = 0
+	for _, c := range []struct {
+		name    string
+		gpus    []cdi.GPU
+		offered func(string) bool
+		options Options
+		want    []string // each a device: name, type, cores, memory, slots, as value/default
+	}{
+		{"two GPUs", twoGPUs(), all, whole, []string{
+			name0 + " gpu 100/10 80Gi/8Gi 10/1", name1 + " gpu 100/10 80Gi/8Gi 10/1"}},
+		{"no GPU", nil, all, whole, nil},
+		{"more slots", twoGPUs()[:1], all, Options{Slots: 16, PromiseMemory: 100}, []string{name0 + " gpu 100/6 80Gi/5Gi 16/1"}},
+		{"memory beyond the GPU", twoGPUs()[:1], all, Options{Slots: 10, PromiseMemory: 150}, []string{name0 + " gpu 100/10 120Gi/12Gi 10/1"}},
+		{"MIG devices take the GPU's place", mig, all, whole, []string{"mig-0a mig 100/10 10Gi/1Gi 10/1", "0-1 mig 100/10 none 10/1"}},
+		{"a MIG device without its nodes", mig, func(name string) bool { return name != "0:1" }, whole, []string{"mig-0a mig 100/10 10Gi/1Gi 10/1"}},
+		{"memory not known", unknown, all, whole, []string{name0 + " gpu 100/10 none 10/1"}},
+		{"memory known to the scheduler", unknown, all, Options{Slots: 10, PromiseMemory: 100, Memory: func(string) uint64 { return 1<<30 + 5 }},
+			[]string{name0 + " gpu 100/10 1Gi/64Mi 10/1"}},
+	} {
+		var got []string
+		for _, d := range Devices(c.gpus, c.offered, c.options) {
+			text := d.Name + " " + *d.Attributes["type"].StringValue
+			if why := validation.IsDNS1123Label(d.Name); why != nil {
+				t.Errorf("%s: %s: %v", c.name, d.Name, why)
+			}
+			if !*d.AllowMultipleAllocations {
+				t.Errorf("%s: %s is for one claim", c.name, d.Name)
+			}
+			for _, name := range []string{"cores", "memory", "slots"} {
+				q, ok := d.Capacity[resourceapi.QualifiedName(name)]
+				if !ok {
+					text += " none"
+					continue
+				}
+				text += " " + q.Value.String() + "/" + q.RequestPolicy.Default.String()
+				// The API server refuses a default that is no multiple of the step.
+				if r := q.RequestPolicy; r.Default.Value()%r.ValidRange.Step.Value() != 0 || q.Value.Value()%r.ValidRange.Step.Value() != 0 || r.Default.Cmp(q.Value) > 0 {
+					t.Errorf("%s: %s: %s: default %v, step %v", c.name, d.Name, name, r.Default, r.ValidRange.Step)
+				}
+			}
+			got = append(got, text)
+		}
+		if strings.Join(got, "\n") != strings.Join(c.want, "\n") {
+			t.Errorf("%s:\n%s\nwant\n%s", c.name, strings.Join(got, "\n"), strings.Join(c.want, "\n"))
+		}
+	}
+}
+
+// Attributes that claims select by.
+func TestAttributes(t *testing.T) {
+	d := Devices(twoGPUs(), all, whole)[1]
+	data, err := json.Marshal(d.Attributes)
+	check(t, err)
+	want := `{"index":{"int":1},"memorySize":{"int":85899345920},"productName":{"string":"NVIDIA H200"},"type":{"string":"gpu"},"uuid":{"string":"` + gpu1 + `"}}`
+	if string(data) != want {
+		t.Errorf("attributes are %s, want %s", data, want)
+	}
+}
+
+func TestSlotsOutOfRange(t *testing.T) {
+	for _, n := range []int{-1, 0, 101} {
+		if _, err := New(Config{Options: Options{Slots: n}, Log: silent(), Directory: t.TempDir(), CDIDir: t.TempDir()}); err == nil {
+			t.Errorf("%d slots are accepted", n)
+		}
+	}
+}

@@ -1,0 +1,187 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/nvshare/nvshare/tests/node"
+)
+
+// bootScript makes a copy on write of this machine's files, in memory, and starts systemd
+// there as the first process. It runs in namespaces of its own.
+const bootScript = `
+set -e
+mount -t tmpfs tmpfs "$1"
+mkdir "$1/upper" "$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
+cd "$1/root"
+mount -t proc proc proc
+mount -t tmpfs tmpfs run
+mount -t tmpfs tmpfs tmp
+mount --rbind /sys sys
+mount --rbind /dev dev
+mkdir -p "./$2"
+mount --bind "$2" "./$2"
+exec chroot . /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin container=other \
+	/lib/systemd/systemd --system --unit=basic.target --log-target=journal --show-status=no
+`
+
+// machine is one that systemd has booted.
+type machine struct {
+	t    *testing.T
+	ctx  context.Context
+	init int // process id of systemd
+}
+
+func boot(t *testing.T) *machine {
+	t.Helper()
+	if _, err := os.Stat("/lib/systemd/systemd"); err != nil {
+		t.Skip("there is no systemd here")
+	}
+	m := &machine{t: t, ctx: within(t)}
+	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private",
+		"sh", "-c", bootScript, "boot", t.TempDir(), buildDir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var said strings.Builder
+	cmd.Stdout, cmd.Stderr = &said, &said
+	check(t, cmd.Start())
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-ended
+	})
+	children := fmt.Sprintf("/proc/%d/task/%[1]d/children", cmd.Process.Pid)
+	if err := node.Until(m.ctx, "systemd to boot", func() error {
+		select {
+		case err := <-ended:
+			ended <- err
+			t.Skipf("systemd cannot be booted in a namespace here: %v\n%s", err, &said)
+		default:
+		}
+		text, err := os.ReadFile(children)
+		if err != nil {
+			return err
+		}
+		if m.init, err = strconv.Atoi(strings.TrimSpace(string(text))); err != nil {
+			return err
+		}
+		state, err := m.try("systemctl", "is-system-running") // an error, where it is degraded
+		if strings.HasPrefix(state, "running") || strings.HasPrefix(state, "degraded") {
+			return nil
+		}
+		return fmt.Errorf("%s, %w", state, err)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// command is a program of the machine.
+func (m *machine) command(argv ...string) *exec.Cmd {
+	cmd := exec.CommandContext(m.ctx, "nsenter", append([]string{"-t", strconv.Itoa(m.init), "-m", "-p", "-r", "-w"}, argv...)...)
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	return cmd
+}
+
+func (m *machine) try(argv ...string) (string, error) {
+	out, err := m.command(argv...).CombinedOutput()
+	return string(out), err
+}
+
+func (m *machine) run(argv ...string) string {
+	m.t.Helper()
+	out, err := m.try(argv...)
+	if err != nil {
+		log, _ := m.try("journalctl", "--no-pager", "-n", "30", "-u", "nvshare-*")
+		m.t.Fatalf("%s: %v\n%s\n%s", strings.Join(argv, " "), err, out, log)
+	}
+	return out
+}
+
+// await waits until nvsharectl says so.
+func (m *machine) await(what string, says ...string) {
+	m.t.Helper()
+	if err := node.Until(m.ctx, what, func() error {
+		out, err := m.try("nvsharectl", "status", "-o", "json")
+		for _, want := range says {
+			if err == nil && !strings.Contains(strings.ReplaceAll(out, " ", ""), want) {
+				err = errors.New(out)
+			}
+		}
+		return err
+	}); err != nil {
+		log, _ := m.try("journalctl", "--no-pager", "-n", "30", "-u", "nvshare-*")
+		m.t.Fatalf("%v\n%s", err, log)
+	}
+}
+
+// The units, under a real systemd: the scheduler runs as a user of its own without a
+// capability, takes over from one that ran as root, and serves tenants across restarts.
+func TestUnderSystemd(t *testing.T) {
+	m := boot(t)
+	m.run("sh", "-c", `
+set -e
+mkdir -p /simgpu/run /etc/systemd/system/nvshare-scheduler.service.d
+ln -s "$1/simgpu" /simgpu/lib
+echo gpus=1 >/simgpu/run/config
+chmod 777 /simgpu/run
+printf '[Service]\nLimitNOFILE=16500\nEnvironment=NVSHARE_SIMGPU=/simgpu\nReadWritePaths=/simgpu\n' \
+	>/etc/systemd/system/nvshare-scheduler.service.d/test.conf
+mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler left it
+`, "prepare", buildDir)
+	m.run(filepath.Join(buildDir, "release", "nvsharectl"), "install", "--start")
+
+	pid := strings.TrimSpace(m.run("systemctl", "show", "--value", "-p", "MainPID", "nvshare-scheduler.service"))
+	status := m.run("cat", "/proc/"+pid+"/status")
+	for _, want := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
+		if !strings.Contains(status, want) {
+			t.Errorf("the scheduler's status lacks %q:\n%s", want, status)
+		}
+	}
+	if strings.Contains(status, "\nUid:\t0") {
+		t.Errorf("the scheduler runs as root:\n%s", status)
+	}
+	if got := strings.TrimSpace(m.run("stat", "-c", "%U %a", "/run/nvshare", "/run/nvshare/tenant", "/run/nvshare/control.sock")); got != "nvshare 755\nnvshare 755\nnvshare 600" {
+		t.Errorf("owners and modes: %q", got)
+	}
+
+	tenant := m.command("env", "NVSHARE_SIMGPU_DIR=/simgpu/run", "LD_LIBRARY_PATH=/simgpu/lib", "LD_PRELOAD=libnvshare.so",
+		filepath.Join(buildDir, "bin", "cuda-busy"), "--tenant", "a", "--kernel-us", "500", "--depth", "4", "--report-ms", "0")
+	check(t, tenant.Start())
+	t.Cleanup(func() { _ = tenant.Process.Kill(); _ = tenant.Wait() })
+	const holding = `"state":"holding"`
+	m.await("the tenant to hold the GPU", holding)
+	m.run("systemctl", "restart", "nvshare-scheduler.service")
+	m.await("it to hold the GPU under the next scheduler", holding)
+
+	check(t, tenant.Process.Kill())
+	m.run("nvsharectl", "uninstall")
+	if out, err := m.try("ls", "/run/nvshare"); err == nil {
+		t.Errorf("left behind: %s", out)
+	}
+}
+
+// The scheduler's unit is as confined as its work allows.
+func TestExposure(t *testing.T) {
+	unit := "../../deployments/systemd/nvshare-scheduler.service"
+	out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold=25", "--no-pager", unit).CombinedOutput()
+	if strings.Contains(string(out), "unrecognized option") || errors.Is(err, exec.ErrNotFound) {
+		t.Skip("there is no systemd-analyze here that judges files (systemd 250)")
+	}
+	if err != nil {
+		t.Errorf("%v, the exposure may be 2.5 at most:\n%s", err, out)
+	}
+}
