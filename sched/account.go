@@ -68,6 +68,7 @@ type account struct {
 // rates say how an account is billed. They have not changed since it was last billed.
 type rates struct {
 	open, closing, fenced int   // the tenant's grants, as in tenant
+	gets                  int   // permille of the GPU under each open grant
 	part                  int64 // as tenant's part, for virtual time; 0: the grants do not count for that
 	share                 Share
 	slice                 time.Duration
@@ -84,7 +85,7 @@ func (a *account) bill(now Time, r rates) {
 		return
 	}
 	a.billedAt = now
-	onGPU := dt*time.Duration(r.open) + dt*time.Duration(r.closing)*time.Duration(100-r.tuning.DropTail)/100
+	onGPU := dt*time.Duration(r.open)*time.Duration(r.gets)/1000 + dt*time.Duration(r.closing)*time.Duration(100-r.tuning.DropTail)/100
 	charge := onGPU + dt*time.Duration(r.fenced)
 	if charge > 0 {
 		a.used += charge

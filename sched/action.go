@@ -118,12 +118,12 @@ type Stand struct {
 type EndReason uint8
 
 const (
-	EndRevoked EndReason = iota + 1 // released after a revoke
-	EndIdle                         // released early, with nothing to do
-	EndExit                         // released because the process ends
-	EndDeath                        // the process died
-	EndLost                         // the client is back and does not have the grant
-	EndPreempted                    // taken off the GPU with work left, which waits for the next grant
+	EndRevoked   EndReason = iota + 1 // released after a revoke
+	EndIdle                           // released early, with nothing to do
+	EndExit                           // released because the process ends
+	EndDeath                          // the process died
+	EndLost                           // the client is back and does not have the grant
+	EndPreempted                      // taken off the GPU with work left, which waits for the next grant
 )
 
 func (r EndReason) String() string {

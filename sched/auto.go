@@ -8,11 +8,12 @@ import (
 	"time"
 )
 
-// In mode Auto the core chooses. Turns serve tenants best that keep the GPU busy, and
-// are the only way once memory is short. A tenant that leaves the GPU idle in its turn,
-// because the CPU has work to do between kernels, wastes that time for all: such
-// tenants get more done at the same time, by the driver's own time slices. So do
-// tenants whose turns end after a moment.
+// In mode Auto the core chooses. Where all clients have proved that their time slices can
+// be set, and their memory fits, they share by slices (slices.go), which waste nothing.
+// Else turns serve tenants best that keep the GPU busy, and are the only way once memory
+// is short. A tenant that leaves the GPU idle in its turn, because the CPU has work to do
+// between kernels, wastes that time for all: such tenants get more done at the same time,
+// by the driver's own time slices. So do tenants whose turns end after a moment.
 //
 // Shims tell how often the GPU had work of theirs (Utilization). In turns the samples
 // say what turns waste. At the same time they say what turns would waste: a tenant
@@ -26,6 +27,14 @@ const (
 	reasonShares = "tenants have limits, requests or priorities"
 	reasonShort  = "turns are short: passing the GPU on costs more than sharing it"
 	reasonGaps   = "tenants leave the GPU idle in their turns: at the same time they get more done"
+
+	reasonSlices  = "all clients can be sliced, and their memory fits"
+	reasonLimit   = "a tenant has a core limit, which turns hold exactly"
+	reasonGang    = "a gang is granted together, which takes turns"
+	reasonLatency = "a latency tenant beside several others: they take turns, with short slices"
+	reasonMore    = "tenants get more by turns than by slices"
+	reasonParts   = "tenants do not get their parts by slices"
+	reasonMeasure = "turns measure what each tenant gets alone"
 
 	autoWindow = time.Second      // of looking at turns
 	autoTrial  = 10 * time.Second // of concurrent mode, before it looks again
@@ -53,7 +62,15 @@ type auto struct {
 	since           Time   // start of the window
 	short           int    // turns in it that were given back early while somebody waited
 	until           Time   // end of a trial of concurrent mode; 0: none
-	util            map[ClientID]samples
+
+	slicing    bool          // clients share by time slices
+	slicedFrom Time          // no slices before
+	left       string        // why not
+	measuredAt Time          // when turns began that measure tenants
+	backoff    time.Duration // the latest time for which slices were given up
+	worse      int           // windows, one after the other, in which slices gave less than turns
+	underfed   int           // windows, likewise, in which a tenant did not get its part, and did by turns
+	util       map[ClientID]samples
 }
 
 // samples are how often a client looked in the window, and how often the GPU had work
@@ -74,6 +91,7 @@ func (c *GPU) utilization(ev Utilization) {
 	if a.util == nil {
 		a.util = map[ClientID]samples{}
 	}
+	c.clients[ev.Client].progress.report(c.now, ev, c.effective == Exclusive)
 	s := a.util[ev.Client]
 	s.n += ev.Samples
 	s.busy += min(ev.Busy, ev.Samples)
@@ -138,23 +156,40 @@ func (c *GPU) lookAtMode() {
 		c.setEffective(Exclusive, reason)
 	}
 	window := c.now.Sub(a.since)
+	if c.slices.stale || c.now.Sub(c.slices.lookedAt) >= autoWindow {
+		c.slices.why, c.slices.lookedAt = c.whyTurns(), c.now
+	}
+	busy, shares := reasonTurns, reasonShares
+	if c.now < a.slicedFrom {
+		busy, shares = a.left, a.left
+	}
 	switch {
 	case a.overfull():
-		exclusive(reasonSwap)
+		c.endSlices(reasonSwap, 0)
 	case a.memoryShort():
-		exclusive(reasonMemory)
+		c.endSlices(reasonMemory, 0)
+	case a.slicing && c.slices.why != "":
+		c.endSlices(c.slices.why, minTurns)
+	case a.slicing:
+		if window >= c.sliceWindow() {
+			c.lookAtSlices(window)
+		}
+	case window >= autoWindow && c.slices.why == "" && c.now >= a.slicedFrom && c.readyForSlices(window):
+		c.beginSlices()
 	case c.special > 0:
-		exclusive(reasonShares)
+		if a.reason != shares || window >= staleWindow {
+			exclusive(shares)
+		}
 	case a.until != 0:
 		if c.now >= a.until {
-			exclusive(reasonTurns)
+			exclusive(busy)
 		}
 	case a.reason == reasonGaps:
 		if window < sharedWindow {
 			return
 		}
 		if idle, known := a.wouldWaste(); known && idle < idleTogether {
-			exclusive(reasonTurns)
+			exclusive(busy)
 		}
 		a.startWindow(c.now)
 	case window >= autoWindow:
@@ -169,10 +204,127 @@ func (c *GPU) lookAtMode() {
 			c.setEffective(Concurrent, reasonGaps)
 			return
 		}
-		if known || window >= staleWindow || a.reason != reasonTurns {
-			exclusive(reasonTurns)
+		if known || window >= staleWindow || a.reason != busy {
+			exclusive(busy)
 		}
-	case a.reason != reasonTurns:
-		exclusive(reasonTurns)
+	case a.reason != busy:
+		exclusive(busy)
 	}
+}
+
+const (
+	// minTurns is how long turns last at least after slices, so that the way does not swing.
+	minTurns = 5 * time.Second
+	// Where turns were better, slices are tried again after a time that doubles.
+	minBackoff, maxBackoff = time.Minute, 16 * time.Minute
+	promisedBackoff        = 5 * time.Minute // more than that where tenants are promised parts
+
+	// turnsGive is what tenants get in turns, together, of what they get alone; less than
+	// that by slices, in two windows, and turns are better.
+	turnsGive  = 0.97
+	worseTwice = 2
+)
+
+// readyForSlices says whether there is something to share, and, where tenants are promised
+// parts, whether turns have shown what each gets alone.
+func (c *GPU) readyForSlices(window time.Duration) bool {
+	n, known := 0, true
+	for _, cl := range c.clients {
+		if cl.connected && cl.wanted {
+			n++
+			_, _, measured := cl.progress.alone()
+			known = known && measured
+		}
+	}
+	return n > 1 && (known || window >= staleWindow || !c.uneven())
+}
+
+// beginSlices has clients share the GPU by time slices.
+func (c *GPU) beginSlices() {
+	a := &c.auto
+	a.until, a.worse, a.underfed = 0, 0, 0
+	for _, t := range c.tenants {
+		c.bill(t) // as a turn
+		t.gets, t.sliceFactor = 0, 0
+	}
+	a.slicing = true
+	c.slices.search, c.slices.stale = newSearch(), true
+	for _, cl := range c.clients {
+		cl.progress.endTurns(c.now)
+		cl.progress.startWindow()
+		if cl.connected && cl.wanted {
+			cl.tenant.gets += int(1000 * c.sliceOf(cl))
+		}
+	}
+	a.startWindow(c.now)
+	c.setEffective(Concurrent, reasonSlices)
+}
+
+// endSlices has clients take turns, for a while at least.
+func (c *GPU) endSlices(reason string, atLeast time.Duration) {
+	a := &c.auto
+	if a.slicing {
+		for _, t := range c.tenants {
+			c.bill(t) // as a slice
+		}
+		for _, cl := range c.clients {
+			cl.progress.startTurns(c.now)
+		}
+		a.slicing, c.slices.stale = false, true
+		a.slicedFrom, a.left = c.now.Add(max(atLeast, minTurns)), reason
+	}
+	a.until = 0
+	a.startWindow(c.now)
+	c.setEffective(Exclusive, reason)
+}
+
+// giveUpSlices is endSlices where slices were tried and were worse than turns.
+func (c *GPU) giveUpSlices(reason string) {
+	a := &c.auto
+	if c.uneven() {
+		a.backoff = max(a.backoff, promisedBackoff)
+	}
+	a.backoff = min(max(2*a.backoff, minBackoff), maxBackoff)
+	c.endSlices(reason, a.backoff)
+}
+
+// lookAtSlices judges a window of slices, and chooses those of the next one.
+func (c *GPU) lookAtSlices(window time.Duration) {
+	a, s := &c.auto, &c.slices
+	m := c.measure(window)
+	a.startWindow(c.now)
+	if s.ever && c.hasLatencyTenant() || len(m.rates) < 2 {
+		return // there is nothing to choose
+	}
+	uneven := c.uneven()
+	if uneven && !m.known && c.now.Sub(a.measuredAt) > worthMeasure {
+		a.measuredAt = c.now
+		c.endSlices(reasonMeasure, 0)
+		return
+	}
+	settled := s.settled()
+	worse := settled && (m.known && m.sum < turnsGive || !m.known && m.idle < idleTogether && s.longest < MaxSlice/4)
+	underfed := uneven && m.known && c.correct()
+	a.worse, a.underfed = more(a.worse, worse), more(a.underfed, underfed)
+	switch {
+	case a.worse >= worseTwice:
+		c.giveUpSlices(reasonMore)
+		return
+	case a.underfed > maxUnderfed:
+		c.giveUpSlices(reasonParts)
+		return
+	}
+	longest := s.longest
+	s.window(c.now, m.rates)
+	s.stale = s.stale || s.longest != longest
+	if settled && !worse && !underfed {
+		a.backoff = 0
+	}
+}
+
+func more(n int, yes bool) int {
+	if yes {
+		return n + 1
+	}
+	return 0
 }

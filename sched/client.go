@@ -34,6 +34,11 @@ type client struct {
 	told  Notice        // what its page says
 	slice time.Duration // the GPU's own time slice, as it was told; 0: the driver's
 
+	controls Controls // what it has proved; Client 0: nothing yet
+	wanted   bool     // it has wanted the GPU over this connection
+	wantedAt Time     // first
+	progress progress
+
 	waitingSince Time
 	longestWait  time.Duration
 	held         time.Duration // the GPU, under grants that are over
@@ -52,6 +57,7 @@ func (c *GPU) attach(ev Attach) {
 	cl := c.clients[ev.Client]
 	if cl == nil {
 		cl = &client{id: ev.Client, idleSince: c.now}
+		cl.progress.startTurns(c.now)
 		c.clients[ev.Client] = cl
 	}
 	cl.account = ev.Tenant
@@ -68,6 +74,10 @@ func (c *GPU) attach(ev Attach) {
 	}
 	cl.told = Notice{Client: cl.id} // a new page says nothing
 	cl.slice, c.slices.stale = 0, true
+	cl.controls, cl.wanted = Controls{}, false
+	if ev.Held != 0 {
+		c.wantsGPU(cl)
+	}
 	c.slices.ever = c.slices.ever || t.share.Priority == Latency
 	cl.standing = false
 	cl.want = false
@@ -164,6 +174,7 @@ func (c *GPU) claim(cl *client, held Epoch) {
 
 func (c *GPU) request(cl *client) {
 	c.endPause(cl)
+	c.wantsGPU(cl)
 	switch {
 	case cl.grant != nil:
 		cl.want = true
@@ -227,6 +238,9 @@ func (c *GPU) release(ev Release) {
 	want := (cl.want || ev.Preempted) && ev.Reason != Exit
 	if how != EndExit && !want {
 		c.beginPause(cl, how == EndIdle)
+	}
+	if g := cl.grant; g.alone && how != EndExit {
+		cl.progress.hadTurn(ev.Calls, c.ranAt(g))
 	}
 	c.endGrant(cl, how)
 	switch {

@@ -189,6 +189,7 @@ type Release struct {
 	Epoch     Epoch
 	Reason    Reason
 	Preempted bool
+	Calls     uint64 // gated calls under the grant, as the client says
 }
 
 // Withdraw says that the client wants no grant any more.
@@ -230,6 +231,7 @@ type GangMoved struct{}
 type Utilization struct {
 	Client        ClientID
 	Samples, Busy int
+	Calls         int // gated calls since the one before
 }
 
 // SetSwapShare changes how much of the time moving memory may take, percent: see
@@ -309,7 +311,11 @@ func (e SetShare) String() string {
 func (e SetTuning) String() string { return "set " + e.Tuning.String() }
 func (GangMoved) String() string   { return "gang moved" }
 func (e Utilization) String() string {
-	return fmt.Sprintf("utilization %d %d/%d", e.Client, e.Busy, e.Samples)
+	s := fmt.Sprintf("utilization %d %d/%d", e.Client, e.Busy, e.Samples)
+	if e.Calls != 0 {
+		s += fmt.Sprintf(" calls=%d", e.Calls)
+	}
+	return s
 }
 func (e SetSwapShare) String() string { return fmt.Sprintf("set swapshare=%d", e.Percent) }
 func (e Restore) String() string {

@@ -171,6 +171,8 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 		c.restoreMemory(ev)
 	case Utilization:
 		c.utilization(ev)
+	case Controls:
+		c.control(ev)
 	case SetSwapShare:
 		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
 	case Withdraw:

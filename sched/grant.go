@@ -40,6 +40,7 @@ type grant struct {
 	kind    grantKind
 	state   grantState
 	claimed bool // the client says so; there is no record of it
+	alone   bool // it is a turn: nobody else has had the GPU since the grant
 
 	since     Time
 	revokedAt Time          // while draining or fenced

@@ -76,6 +76,7 @@ func (c *GPU) pauseOrResume() {
 		switch {
 		case come && cl.grant.state == granted:
 			c.become(cl.grant, paused)
+			cl.grant.alone = false
 			c.do(Pause{cl.id})
 		case !come && cl.grant.state == paused:
 			c.resume(cl.grant)

@@ -12,7 +12,8 @@ func (c *GPU) setMode(m Mode) {
 		return
 	}
 	c.mode = m
-	c.auto.until = 0
+	c.auto.until, c.auto.slicing = 0, false
+	c.slices.stale = true
 	c.auto.startWindow(c.now)
 	if m != Auto && !(m == Concurrent && c.auto.overfull()) {
 		c.setEffective(m, reasonSet)
@@ -34,6 +35,7 @@ func (c *GPU) setEffective(m Mode, reason string) {
 	if m == Concurrent {
 		c.effective = m
 		for cl := c.open.head; cl != nil; cl = cl.next {
+			cl.grant.alone = false
 			if cl.grant.state == paused {
 				c.resume(cl.grant)
 			}

@@ -94,6 +94,7 @@ func (c *GPU) grant(cl *client) {
 		Concurrent: latency || c.effective == Concurrent, Latency: latency, Moving: gr.move.on,
 	}
 	if !latency {
+		gr.alone = c.effective == Exclusive && c.latency.n == 0
 		gr.startVT = t.vt
 		if first != nil && c.effective == Exclusive { // the turn of its gang has begun already
 			gr.ran, gr.startVT = c.ranAt(first.grant), first.grant.startVT

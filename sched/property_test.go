@@ -100,6 +100,10 @@ func (h *history) saw(ev Event, acts []Action) error {
 			h.live[a.Client].open = false
 		case Revoke:
 			h.live[a.Client].open = false
+		case Slice:
+			if a.D != 0 && (a.D < LatencySlice || a.D > MaxSlice) {
+				return fmt.Errorf("%v", a)
+			}
 		case Close:
 			if g := h.live[a.Client]; g != nil {
 				g.open = false
@@ -175,6 +179,7 @@ func TestAnyHistory(t *testing.T) {
 			Ceiling: rapid.SampledFrom([]uint64{0, 0, 90}).Draw(t, "ceiling")}
 		bytes := rapid.OneOf(rapid.Uint64Range(0, 60), rapid.Uint64Range(0, 120), rapid.SampledFrom([]uint64{1 << 63, ^uint64(0)}))
 		plain := rapid.Bool().Draw(t, "without shares")
+		long := !plain && rapid.Bool().Draw(t, "for a while") // ways to share change in seconds
 		c := New(cfg)
 		h := &history{epoch: cfg.LastEpoch, used: map[Epoch]bool{}, live: map[ClientID]*liveGrant{}, shares: map[ClientID]Share{}}
 		h.mode = c.Snapshot(0).Effective
@@ -211,6 +216,7 @@ func TestAnyHistory(t *testing.T) {
 			}
 			return s
 		})
+		calls := rapid.SampledFrom([]uint64{0, 1, 100, 1 << 40})
 		events := rapid.Custom(func(t *rapid.T) Event {
 			id := ClientID(rapid.IntRange(1, 6).Draw(t, "client"))
 			tenant := fmt.Sprint("t", id%3)
@@ -228,7 +234,7 @@ func TestAnyHistory(t *testing.T) {
 			case 3, 4, 5, 6, 7:
 				return Request{id}
 			case 8, 9, 10, 11:
-				return Release{id, epoch(), Reason(rapid.IntRange(1, 3).Draw(t, "reason")), rapid.Bool().Draw(t, "preempted")}
+				return Release{id, epoch(), Reason(rapid.IntRange(1, 3).Draw(t, "reason")), rapid.Bool().Draw(t, "preempted"), calls.Draw(t, "calls")}
 			case 12, 13:
 				return Lost{id}
 			case 14:
@@ -257,7 +263,10 @@ func TestAnyHistory(t *testing.T) {
 				return SetSwapShare{rapid.IntRange(0, 60).Draw(t, "share")}
 			case 27, 28:
 				n := rapid.IntRange(-1, 1000).Draw(t, "samples")
-				return Utilization{id, n, rapid.IntRange(0, max(n, 0)).Draw(t, "busy")}
+				return Utilization{id, n, rapid.IntRange(0, max(n, 0)).Draw(t, "busy"), int(uint32(calls.Draw(t, "calls")))}
+			case 29, 30:
+				controls := rapid.SampledFrom([]Control{ControlWorks, ControlWorks, ControlWorks, ControlRefused, ControlUntried})
+				return Controls{id, controls.Draw(t, "slices"), controls.Draw(t, "channels"), 1, rapid.IntRange(-8, 1).Draw(t, "bare"), ""}
 			case 20:
 				return SetTuning{Tuning{
 					Window:    time.Duration(rapid.IntRange(0, 1000).Draw(t, "window")) * time.Millisecond,
@@ -273,6 +282,9 @@ func TestAnyHistory(t *testing.T) {
 				now = at
 			default:
 				now = now.Add(time.Duration(rapid.Int64Range(0, int64(20*time.Millisecond)).Draw(t, "pause")))
+				if long && rapid.IntRange(0, 5).Draw(t, "a while") == 0 {
+					now = now.Add(time.Duration(rapid.Int64Range(0, int64(time.Second)).Draw(t, "long pause")))
+				}
 			}
 			step(events.Draw(t, "event"))
 		}

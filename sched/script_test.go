@@ -253,7 +253,7 @@ func parseEvent(words []string) (Event, error) {
 	case "request":
 		return Request{id}, nil
 	case "release":
-		return Release{id, epoch, reason, is["preempted"]}, nil
+		return Release{Client: id, Epoch: epoch, Reason: reason, Preempted: is["preempted"]}, nil
 	case "withdraw":
 		return Withdraw{id}, nil
 	case "lost":

@@ -68,6 +68,8 @@ type tenant struct {
 	batch   int  // live grants that are not latency ones
 	active  bool // counts in roster.weights and requests
 
+	gets        int           // permille of the GPU, while clients share it by time slices
+	sliceFactor float64       // by which its slices are shortened; 0: 1
 	notBefore   Time          // no grant before; see moving.go
 	moved       time.Duration // moving memory, which is not in used
 	stretch     time.Duration // its slices are at least that long, because of what moving took
@@ -274,6 +276,10 @@ func (c *GPU) ratesOf(t *tenant) rates {
 	r := rates{
 		open: t.open, closing: t.closing, fenced: t.fenced,
 		share: t.share, slice: t.slice(), waits: t.queue.n > 0, keepsOut: c.keptOut, tuning: c.tuning,
+		gets: 1000,
+	}
+	if c.sliced() {
+		r.open, r.gets = min(t.open, 1), t.gets
 	}
 	if t.batch > 0 && t.open+t.closing > 0 {
 		r.part = c.part(t)

@@ -313,7 +313,8 @@ static uint64_t early_release(uint64_t now)
 		}
 		if (idle_time(gpu) / 2 < next)
 			next = idle_time(gpu) / 2;
-		if (gpu->lease.waiting) { /* a thread that waited has not had its turn yet */
+		/* A thread that waited has not had its turn yet, or waits for another GPU as well. */
+		if (gpu->lease.waiting || nvs_gate_keeps(gpu)) {
 			gpu->idle_ns = 0;
 			continue;
 		}

@@ -41,6 +41,10 @@ enum {
 struct cu_access;
 struct cu_alloc_prop;
 struct cu_array_requirements;
+struct cu_kernel_node;
+struct cu_memcpy3d;
+struct cu_memset_node;
+struct cu_mem_op_node;
 
 /* D(member, parameters). cuda/exports.h says which export of the driver it is. */
 #define NVS_DRIVER_TABLE(D) \
@@ -90,6 +94,14 @@ struct cu_array_requirements;
 	D(mem_import, (unsigned long long *handle, void *os, int type)) \
 	D(pool_get_attribute, (void *pool, int attribute, void *value)) \
 	D(stream_create, (void **stream, uint flags)) \
+	D(pointer_attribute, (void *data, int what, CUdeviceptr p)) \
+	D(graph_nodes, (void *graph, void **nodes, size_t *n)) \
+	D(graph_node_type, (void *node, int *type)) \
+	D(graph_kernel, (void *node, struct cu_kernel_node *p)) \
+	D(graph_copy, (void *node, struct cu_memcpy3d *p)) \
+	D(graph_set, (void *node, struct cu_memset_node *p)) \
+	D(graph_mem_ops, (void *node, struct cu_mem_op_node *p)) \
+	D(graph_child, (void *node, void **graph)) \
 	D(copy_to_device, (CUdeviceptr d, const void *h, size_t n, void *stream)) \
 	D(copy_to_host, (void *h, CUdeviceptr d, size_t n, void *stream))
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gate.h"
 
+#include <string.h>
+
 #include "ops.h"
 #include "stream.h"
 #include "throttle.h"
@@ -51,7 +53,7 @@ struct nvs_thread *nvs_gate_enter_memory(struct nvs_gpu *gpu)
 		if (nvs_gate_is_open(gpu) || nvs_memory_ops.all_there(gpu))
 			break;
 		atomic_store(&t->in_flight, 0);
-		if (nvs_gate_wait(t, gpu, NVS_NEED_MEMORY) || !atomic_load(&nvs_gate.active))
+		if (nvs_gate_wait(t, gpu, NVS_NEED_MEMORY, 0) || !atomic_load(&nvs_gate.active))
 			break;
 	}
 	return t;
@@ -88,7 +90,7 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 	if (nvs_throttled(atomic_load_explicit(&gpu->slot, memory_order_acquire)))
 		nvs_throttle_step(s, key);
 	while (nvs_unlikely(!gate_try(t, gpu))) {
-		if (nvs_gate_wait(t, gpu, NVS_NEED_GPU))
+		if (nvs_gate_wait(t, gpu, NVS_NEED_GPU, 0))
 			break;
 		if (!atomic_load(&nvs_gate.active))
 			return NULL; /* the process ends */
@@ -99,42 +101,72 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 	return t;
 }
 
+/* The closed one with the lowest UUID of these GPUs; NULL: all are open. */
+static struct nvs_gpu *first_closed(unsigned gpus)
+{
+	struct nvs_gpu *first = NULL;
+
+	NVS_FOR_EACH_GPU(gpu)
+		if (gpus & gpu->bit && !nvs_gate_is_open(gpu) &&
+		    (!first || memcmp(gpu->device.uuid, first->device.uuid, NVS_UUID_SIZE) < 0))
+			first = gpu;
+	return first;
+}
+
 /*
- * All flags go up together or not at all: a thread never waits at one gate
- * while it holds another.
+ * All flags go up together or not at all: a thread never waits at one gate while it holds
+ * another. It waits for one GPU after the other, in the order of their UUIDs, which is the
+ * same in all processes, and the process does not release those that it has meanwhile (see
+ * nvs_gate_keeps). So of two processes that want the same GPUs one gets all of them.
+ * False: the process ends.
  */
-struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t stride)
+static bool enter_together(struct nvs_thread *t, unsigned gpus)
+{
+	unsigned passed = 0; /* GPUs whose gate nvs_gate_wait let us pass */
+
+	for (;;) {
+		struct nvs_gpu *closed;
+
+		atomic_store(&t->in_flight, gpus);
+		closed = first_closed(gpus & ~passed);
+		if (!closed)
+			break;
+		atomic_store(&t->in_flight, 0);
+		passed = nvs_gate_wait(t, closed, NVS_NEED_GPU, gpus) ? closed->bit : 0;
+		if (!passed && !atomic_load(&nvs_gate.active))
+			return false;
+	}
+	NVS_FOR_EACH_GPU(gpu)
+		if (gpus & gpu->bit)
+			nvs_gate_count(&t->calls[gpu->number]);
+	return true;
+}
+
+static struct nvs_thread *thread_here(void)
 {
 	struct nvs_thread *t = nvs_self;
-	unsigned mask = 0, passed = 0; /* GPUs whose gate nvs_gate_wait let us pass */
 
 	if (!atomic_load(&nvs_gate.active))
 		return NULL;
 	if (!t)
 		t = nvs_thread_register();
-	if (!t || atomic_load(&t->in_flight))
-		return NULL;
-	for (unsigned i = 0; i < count; i++) {
+	return t && !atomic_load(&t->in_flight) ? t : NULL;
+}
+
+struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t stride)
+{
+	struct nvs_thread *t = thread_here();
+	unsigned gpus = 0;
+
+	for (unsigned i = 0; t && i < count; i++) {
 		void *key = *(void *const *)((const char *)keys + i * stride);
 		struct nvs_stream *s = nvs_stream_find(t, NVS_KEY_LEGACY(key));
 
 		if (s)
-			mask |= s->gpu->bit;
+			gpus |= s->gpu->bit;
 	}
-	for (;;) {
-		struct nvs_gpu *closed = NULL;
-
-		atomic_store(&t->in_flight, mask);
-		NVS_FOR_EACH_GPU(gpu)
-			if (!closed && mask & ~passed & gpu->bit && !nvs_gate_is_open(gpu))
-				closed = gpu;
-		if (!closed)
-			break;
-		atomic_store(&t->in_flight, 0);
-		passed = nvs_gate_wait(t, closed, NVS_NEED_GPU) ? closed->bit : 0;
-		if (!passed && !atomic_load(&nvs_gate.active))
-			return NULL;
-	}
+	if (!t || !enter_together(t, gpus))
+		return NULL;
 	for (unsigned i = 0; i < count; i++) {
 		void *key = *(void *const *)((const char *)keys + i * stride);
 		struct nvs_stream *s = nvs_stream_find(t, NVS_KEY_LEGACY(key));
@@ -142,9 +174,23 @@ struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t 
 		if (s)
 			nvs_stream_mark(s);
 	}
-	NVS_FOR_EACH_GPU(gpu)
-		if (mask & gpu->bit)
-			atomic_fetch_add(&t->calls[gpu->number], 1);
 	return t;
 }
 
+struct nvs_thread *nvs_gate_enter_several(void *key, unsigned gpus)
+{
+	struct nvs_thread *t = thread_here();
+	struct nvs_stream *s = t ? nvs_stream_find(t, key) : NULL;
+
+	if (!s || gpus == s->gpu->bit || (atomic_load(&nvs_gate.captures) && nvs_capturing(key)))
+		return nvs_gate_enter(key);
+	if (nvs_throttled(atomic_load_explicit(&s->gpu->slot, memory_order_acquire)))
+		nvs_throttle_step(s, key);
+	if (!enter_together(t, gpus | s->gpu->bit))
+		return NULL;
+	nvs_stream_mark(s);
+	NVS_FOR_EACH_GPU(gpu)
+		if (gpus & gpu->bit)
+			nvs_contexts_mark(gpu);
+	return t;
+}

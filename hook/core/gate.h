@@ -19,8 +19,11 @@
 #include "thread.h"
 #include "throttle.h"
 
-/* Enters a call that works on several GPUs at once (bit mask). */
+/* Enters a call that works in several streams at once, on whatever GPUs. */
 struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t stride);
+
+/* nvs_gate_enter_gpus where gpus is not 0. */
+struct nvs_thread *nvs_gate_enter_several(void *key, unsigned gpus);
 
 /*
  * Enters a call that needs the memory of the GPU and not the GPU: a submission
@@ -75,6 +78,12 @@ static inline struct nvs_thread *nvs_gate_enter(void *key)
 	}
 	nvs_gate_count(t->count);
 	return t;
+}
+
+/* Enters a call that works in one stream, and on these other GPUs too (a bit each). */
+static inline struct nvs_thread *nvs_gate_enter_gpus(void *key, unsigned gpus)
+{
+	return nvs_likely(!gpus) ? nvs_gate_enter(key) : nvs_gate_enter_several(key, gpus);
 }
 
 static inline void nvs_gate_leave(struct nvs_thread *t)

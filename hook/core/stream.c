@@ -311,19 +311,23 @@ bool nvs_stream_in_context(struct nvs_stream *s, void *ctx)
 	return ctx && c && c->ctx == ctx;
 }
 
+void nvs_contexts_mark(struct nvs_gpu *gpu)
+{
+	nvs_lock(&nvs_table_lock);
+	for (unsigned i = 0; i < nvs_contexts_used; i++)
+		if (nvs_contexts[i].gpu == gpu)
+			atomic_store(&nvs_contexts[i].dirty, true);
+	nvs_unlock(&nvs_table_lock);
+}
+
 void nvs_stream_mark(struct nvs_stream *s)
 {
 	struct nvs_context *c = atomic_load(&s->context);
 
-	if (c) {
+	if (c)
 		atomic_store(&c->dirty, true);
-	} else {
-		nvs_lock(&nvs_table_lock);
-		for (unsigned i = 0; i < nvs_contexts_used; i++)
-			if (nvs_contexts[i].gpu == s->gpu)
-				atomic_store(&nvs_contexts[i].dirty, true);
-		nvs_unlock(&nvs_table_lock);
-	}
+	else
+		nvs_contexts_mark(s->gpu);
 	atomic_store(&s->dirty, true);
 }
 

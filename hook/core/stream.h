@@ -36,6 +36,9 @@ bool nvs_stream_in_context(struct nvs_stream *s, void *ctx);
 /* Work is about to go to the stream. Called with the in-flight flag up. */
 void nvs_stream_mark(struct nvs_stream *s);
 
+/* The same of a GPU, in a stream of another GPU: any of its contexts may have the work. */
+void nvs_contexts_mark(struct nvs_gpu *gpu);
+
 void nvs_stream_created(void *handle);
 void nvs_stream_created_in(void *handle, void *ctx); /* a known context */
 void nvs_stream_destroyed(void *handle);

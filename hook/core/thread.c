@@ -101,6 +101,14 @@ bool nvs_gate_busy(struct nvs_gpu *gpu)
 	return false;
 }
 
+bool nvs_gate_keeps(struct nvs_gpu *gpu)
+{
+	for (struct nvs_thread *t = atomic_load(&threads); t; t = t->next)
+		if (t->waits_at && t->keeps & gpu->bit)
+			return true;
+	return false;
+}
+
 /*
  * A call in flight may take as long as the driver lets it. There is no bound
  * here: the scheduler has one, the grace.
@@ -134,7 +142,7 @@ void nvs_threads_fork_child(void)
 		atomic_store(&t->in_flight, 0);
 		t->key = NULL;
 		t->waits_at = NULL;
-		for (int i = 0; i < NVS_MAX_GPUS; i++)
+			for (int i = 0; i < NVS_MAX_GPUS; i++)
 			atomic_store(&t->calls[i], 0);
 		atomic_store(&t->taken, t == nvs_self);
 	}

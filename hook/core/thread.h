@@ -25,6 +25,7 @@ struct nvs_thread {
 	atomic_bool taken;
 	/* Under nvs_client_lock: the GPU whose gate it waits at, and its last look. */
 	struct nvs_gpu *waits_at;
+	unsigned keeps;             /* GPUs that the process does not release meanwhile, a bit each */
 	uint64_t looked_ns;
 	/* Gated calls since the start of the process; only this thread writes. */
 	_Alignas(NVS_CACHE_LINE) _Atomic uint64_t calls[NVS_MAX_GPUS];
@@ -53,6 +54,9 @@ static inline void nvs_thread_forget(void)
 
 /* Whether a thread is in a gated call on the GPU. */
 bool nvs_gate_busy(struct nvs_gpu *gpu);
+
+/* Whether a thread waits for other GPUs and needs this one too. nvs_client_lock is held. */
+bool nvs_gate_keeps(struct nvs_gpu *gpu);
 
 /* Waits until no thread is. The gate is closed: its epoch is NVS_WORD_NONE. */
 void nvs_gate_quiesce(struct nvs_gpu *gpu);

@@ -210,7 +210,7 @@ static void wait_piece(struct nvs_gpu *gpu, uint32_t word, bool *spun, sigset_t 
 	lock_masked(mask);
 }
 
-bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need)
+bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, unsigned keeps)
 {
 	uint64_t start = nvs_now(), now = start, waited;
 	bool spun = false, pass = false;
@@ -221,6 +221,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	lock_masked(&mask);
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_USE });
 	leave(t); /* of a wait that a signal handler jumped out of */
+	t->keeps = keeps;
 	for (;;) {
 		uint32_t word;
 

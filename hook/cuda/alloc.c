@@ -94,7 +94,7 @@ static int elsewhere_pitch(void *ctx, CUdeviceptr *p, size_t *pitch, size_t w, s
  * given back.
  */
 #define ALLOCATOR(name, kind, P, A, estimate, key, size, other) \
-	WATCH(name, P) \
+	WRAPPER(name, P) \
 	{ \
 		struct nvs_claim claim; \
 		unsigned tries = 0; \
@@ -137,7 +137,7 @@ ALLOCATOR(cuMemAllocManaged, NVS_MEMORY_POINTER, (CUdeviceptr *p, size_t n, uint
 
 FREE(cuMemFree, NVS_MEMORY_POINTER, (uint p), (p), p)
 
-WATCH(cuMemFree_v2, (CUdeviceptr p))
+WRAPPER(cuMemFree_v2, (CUdeviceptr p))
 {
 	uint64_t stamp = nvs_memory_stamp();
 	struct nvs_swap_range r;
@@ -157,26 +157,12 @@ WATCH(cuMemFree_v2, (CUdeviceptr p))
 
 /* ---- stream-ordered ---- */
 
-/* Whether a graph may have so much more memory; it is charged once it exists. */
-static bool graph_may_have(struct nvs_gpu *gpu, uint64_t bytes)
-{
-	struct nvs_claim claim;
-
-	if (!gpu)
-		return true;
-	if (!nvs_claim(&claim, gpu, bytes))
-		return false;
-	nvs_claim_drop(&claim);
-	nvs_memory_graph_used(gpu);
-	return true;
-}
-
 /* Returns what the driver's function is still to be asked for: OOM or success. */
 static int begin_async(struct nvs_claim *claim, bool *graph, struct nvs_gpu *gpu, size_t n, void *key)
 {
 	claim->gpu = NULL;
 	*graph = recorded(key);
-	if (*graph ? graph_may_have(gpu, n) : nvs_claim(claim, gpu, n))
+	if (*graph ? nvs_graph_may_have(gpu, n) : nvs_claim(claim, gpu, n))
 		return CUDA_SUCCESS;
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -218,7 +204,7 @@ static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdevic
 }
 
 #define ASYNC(name, P, A, key, where, pool_of) \
-	WATCH(name, P) \
+	WRAPPER(name, P) \
 	{ \
 		struct nvs_claim claim; \
 		unsigned tries = 0; \
@@ -262,7 +248,7 @@ ASYNC_SZ(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, void *pool, void *s
 	 FROM_POOL, pool)
 
 #define FREE_ASYNC(name, key) \
-	WATCH(name, (CUdeviceptr p, void *s)) \
+	WRAPPER(name, (CUdeviceptr p, void *s)) \
 	{ \
 		uint64_t stamp = nvs_memory_stamp(); \
 		bool graph = nvs_counting() && recorded(key); \
@@ -286,7 +272,7 @@ static int pool_at(int result, void **pool, struct nvs_gpu *gpu)
 	return result;
 }
 
-WATCH(cuMemPoolCreate, (void **pool, const struct cu_pool_props *props))
+WRAPPER(cuMemPoolCreate, (void **pool, const struct cu_pool_props *props))
 {
 	int result = CALL(cuMemPoolCreate, pool, props);
 
@@ -297,32 +283,32 @@ WATCH(cuMemPoolCreate, (void **pool, const struct cu_pool_props *props))
 }
 
 /* Devices get access to all that is in the pool. */
-WATCH(cuMemPoolSetAccess, (void *pool, const struct cu_access *list, size_t count))
+WRAPPER(cuMemPoolSetAccess, (void *pool, const struct cu_access *list, size_t count))
 {
 	if (nvs_counting())
 		nvs_memory_pool_share((uintptr_t)pool);
 	return CALL(cuMemPoolSetAccess, pool, list, count);
 }
 
-WATCH(cuMemPoolImportFromShareableHandle, (void **pool, void *os, int type,
+WRAPPER(cuMemPoolImportFromShareableHandle, (void **pool, void *os, int type,
 					   unsigned long long flags))
 {
 	return pool_at(CALL(cuMemPoolImportFromShareableHandle, pool, os, type, flags), pool, NULL);
 }
 
-WATCH(cuDeviceGetDefaultMemPool, (void **pool, int dev))
+WRAPPER(cuDeviceGetDefaultMemPool, (void **pool, int dev))
 {
 	return pool_at(CALL(cuDeviceGetDefaultMemPool, pool, dev), pool, nvs_gpu_of_device(dev));
 }
 
-WATCH(cuMemGetDefaultMemPool, (void **pool, const struct cu_location *at, int type))
+WRAPPER(cuMemGetDefaultMemPool, (void **pool, const struct cu_location *at, int type))
 {
 	int result = CALL(cuMemGetDefaultMemPool, pool, at, type);
 
 	return pool_at(result, pool, result == CUDA_SUCCESS ? nvs_gpu_of_location(at) : NULL);
 }
 
-WATCH(cuMemPoolDestroy, (void *pool))
+WRAPPER(cuMemPoolDestroy, (void *pool))
 {
 	uint64_t stamp = nvs_memory_stamp();
 	int result = CALL(cuMemPoolDestroy, pool);
@@ -336,7 +322,7 @@ WATCH(cuMemPoolDestroy, (void *pool))
 	return result;
 }
 
-WATCH(cuDeviceSetMemPool, (int dev, void *pool))
+WRAPPER(cuDeviceSetMemPool, (int dev, void *pool))
 {
 	int result = CALL(cuDeviceSetMemPool, dev, pool);
 
@@ -344,7 +330,7 @@ WATCH(cuDeviceSetMemPool, (int dev, void *pool))
 	return result;
 }
 
-WATCH(cuMemSetMemPool, (struct cu_location *at, int type, void *pool))
+WRAPPER(cuMemSetMemPool, (struct cu_location *at, int type, void *pool))
 {
 	int result = CALL(cuMemSetMemPool, at, type, pool);
 
@@ -352,7 +338,7 @@ WATCH(cuMemSetMemPool, (struct cu_location *at, int type, void *pool))
 	return result;
 }
 
-WATCH(cuMemPoolTrimTo, (void *pool, size_t keep))
+WRAPPER(cuMemPoolTrimTo, (void *pool, size_t keep))
 {
 	int result = CALL(cuMemPoolTrimTo, pool, keep);
 
@@ -361,7 +347,7 @@ WATCH(cuMemPoolTrimTo, (void *pool, size_t keep))
 	return result;
 }
 
-WATCH(cuMemPoolSetAttribute, (void *pool, int attribute, void *value))
+WRAPPER(cuMemPoolSetAttribute, (void *pool, int attribute, void *value))
 {
 	int result = CALL(cuMemPoolSetAttribute, pool, attribute, value);
 
@@ -371,7 +357,7 @@ WATCH(cuMemPoolSetAttribute, (void *pool, int attribute, void *value))
 	return result;
 }
 
-WATCH(cuMemPoolGetAttribute, (void *pool, int attribute, void *value))
+WRAPPER(cuMemPoolGetAttribute, (void *pool, int attribute, void *value))
 {
 	int result = CALL(cuMemPoolGetAttribute, pool, attribute, value);
 
@@ -380,73 +366,3 @@ WATCH(cuMemPoolGetAttribute, (void *pool, int attribute, void *value))
 		nvs_swap_pool_tell(pool, attribute, value);
 	return result;
 }
-
-/* ---- graphs ---- */
-
-static bool node_may_have(const struct cu_alloc_node *n)
-{
-	return graph_may_have(nvs_gpu_of_location(&n->props.location), n->bytes);
-}
-
-WATCH(cuGraphAddMemAllocNode, (void **node, void *graph, const void *deps, size_t count,
-			       struct cu_alloc_node *params))
-{
-	if (nvs_counting() && params && !node_may_have(params))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return CALL(cuGraphAddMemAllocNode, node, graph, deps, count, params);
-}
-
-static bool params_may_have(const struct cu_node_params *p)
-{
-	return !nvs_counting() || !p || p->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC ||
-	       node_may_have(&p->u.alloc);
-}
-
-/* A call that adds a node; the memory that the node names is on the GPU meanwhile. */
-#define adding(params, call) \
-	__extension__({ \
-		struct nvs_thread *t_ = nvs_node_enter(params); \
-		int result_ = call; \
-		if (nvs_unlikely(t_ != NULL)) \
-			nvs_gate_leave(t_); \
-		result_; \
-	})
-
-WATCH(cuGraphAddNode, (void **node, void *graph, const void *deps, size_t count,
-		       struct cu_node_params *params))
-{
-	if (!params_may_have(params))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return adding(params, CALL(cuGraphAddNode, node, graph, deps, count, params));
-}
-
-#define ADD_NODE(name) \
-	WATCH(name, (void **node, void *graph, const void *deps, const void *edges, size_t count, \
-		     struct cu_node_params *params)) \
-	{ \
-		if (!params_may_have(params)) \
-			return CUDA_ERROR_OUT_OF_MEMORY; \
-		return adding(params, CALL(name, node, graph, deps, edges, count, params)); \
-	}
-ADD_NODE(cuGraphAddNode_v2)
-ADD_NODE(cuGraphAddNode_v3)
-
-/*
- * After these the memory of graphs may be another; so it may after a launch, an
- * upload (hook.c) and cuGraphInstantiateWithParams (watch.c).
- */
-#define LOOK(name, P, A) \
-	WATCH(name, P) \
-	{ \
-		int result = CALL(name, NVS_SPREAD A); \
-		nvs_memory_graph_ran(); \
-		return result; \
-	}
-LOOK(cuGraphInstantiate, (void **exec, void *graph, void **bad, char *log, size_t n),
-     (exec, graph, bad, log, n))
-LOOK(cuGraphInstantiate_v2, (void **exec, void *graph, void **bad, char *log, size_t n),
-     (exec, graph, bad, log, n))
-LOOK(cuGraphInstantiateWithFlags, (void **exec, void *graph, unsigned long long flags),
-     (exec, graph, flags))
-LOOK(cuGraphExecDestroy, (void *exec), (exec))
-LOOK(cuDeviceGraphMemTrim, (int dev), (dev))

@@ -75,7 +75,7 @@ static uint64_t array_bytes(const struct cu_array3d *d, uint levels, bool mipmap
 }
 
 #define ARRAY(name, P, A, version, levels, mipmapped) \
-	WATCH(name, P) \
+	WRAPPER(name, P) \
 	{ \
 		struct cu_array3d d; \
 		struct nvs_claim claim; \

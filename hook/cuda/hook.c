@@ -5,12 +5,6 @@
 #include "hook.h"
 
 #include "gate.h"
-#include "memory.h"
-
-/* A constant: whether this may change the memory of graphs. */
-#define NVS_RUNS_GRAPH(f) \
-	((f) == NVS_F_cuGraphLaunch || (f) == NVS_F_cuGraphLaunch_ptsz || \
-	 (f) == NVS_F_cuGraphUpload || (f) == NVS_F_cuGraphUpload_ptsz)
 
 #define G(name, P, A, key) \
 	NVS_EXPORT int name P; \
@@ -25,8 +19,6 @@
 		result = real A; \
 		if (nvs_likely(t != NULL)) \
 			nvs_gate_leave(t); \
-		if (NVS_RUNS_GRAPH(NVS_F_##name)) \
-			nvs_memory_graph_ran(); \
 		return result; \
 	}
 NVS_GATED_TABLE(G)

@@ -38,7 +38,7 @@ static void clamp(struct nvs_gpu *gpu, uint64_t *available, uint64_t *total)
 
 /* The pre-3.2 variants have sizes of 32 bits. */
 #define MEM_GET_INFO(name, size) \
-	WATCH(name, (size *available, size *total)) \
+	WRAPPER(name, (size *available, size *total)) \
 	{ \
 		size a = 0, t = 0; \
 		int result = CALL(name, &a, &t); \
@@ -55,7 +55,7 @@ MEM_GET_INFO(cuMemGetInfo, uint)
 MEM_GET_INFO(cuMemGetInfo_v2, size_t)
 
 #define TOTAL_MEM(name, size) \
-	WATCH(name, (size *bytes, int dev)) \
+	WRAPPER(name, (size *bytes, int dev)) \
 	{ \
 		int result = CALL(name, bytes, dev); \
 		struct nvs_limits l; \

@@ -6,7 +6,7 @@
 #include "vmm.h"
 #include "wrap.h"
 
-WATCH(cuIpcGetMemHandle, (struct cu_ipc_handle *handle, CUdeviceptr p))
+WRAPPER(cuIpcGetMemHandle, (struct cu_ipc_handle *handle, CUdeviceptr p))
 {
 	int result = nvs_ipc_export(handle, p);
 
@@ -14,7 +14,7 @@ WATCH(cuIpcGetMemHandle, (struct cu_ipc_handle *handle, CUdeviceptr p))
 }
 
 #define OPEN(name) \
-	WATCH(name, (CUdeviceptr *p, struct cu_ipc_handle handle, uint flags)) \
+	WRAPPER(name, (CUdeviceptr *p, struct cu_ipc_handle handle, uint flags)) \
 	{ \
 		int result = nvs_ipc_open(p, &handle); \
 		return result >= 0 ? result : CALL(name, p, handle, flags); \
@@ -22,7 +22,7 @@ WATCH(cuIpcGetMemHandle, (struct cu_ipc_handle *handle, CUdeviceptr p))
 OPEN(cuIpcOpenMemHandle)
 OPEN(cuIpcOpenMemHandle_v2)
 
-WATCH(cuIpcCloseMemHandle, (CUdeviceptr p))
+WRAPPER(cuIpcCloseMemHandle, (CUdeviceptr p))
 {
 	int result = nvs_ipc_close(p);
 
@@ -31,7 +31,7 @@ WATCH(cuIpcCloseMemHandle, (CUdeviceptr p))
 
 /* ---- other ways to share: the memory stays, the driver does the rest ---- */
 
-WATCH(cuMemGetHandleForAddressRange, (void *handle, CUdeviceptr p, size_t n, int type,
+WRAPPER(cuMemGetHandleForAddressRange, (void *handle, CUdeviceptr p, size_t n, int type,
 				      unsigned long long flags))
 {
 	struct nvs_swap_range r;
@@ -44,7 +44,7 @@ WATCH(cuMemGetHandleForAddressRange, (void *handle, CUdeviceptr p, size_t n, int
 /* Who sets SYNC_MEMOPS hands the address to another device next (GPUDirect RDMA). */
 #define SYNC_MEMOPS 6
 
-WATCH(cuPointerSetAttribute, (const void *value, int what, CUdeviceptr p))
+WRAPPER(cuPointerSetAttribute, (const void *value, int what, CUdeviceptr p))
 {
 	struct nvs_swap_range r;
 

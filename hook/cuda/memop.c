@@ -8,7 +8,7 @@
 #include "wrap.h"
 
 #define MEM_OP(name, type) \
-	WATCH(name, (void *s, CUdeviceptr p, type value, uint flags)) \
+	WRAPPER(name, (void *s, CUdeviceptr p, type value, uint flags)) \
 	{ \
 		nvs_swap_pin_word(p); \
 		return CALL(name, s, p, value, flags); \
@@ -24,7 +24,7 @@ MEM_OP_SZ(cuStreamWaitValue64, uint64_t)
 MEM_OP_SZ(cuStreamWaitValue64_v2, uint64_t)
 
 #define BATCH(name) \
-	WATCH(name, (void *s, uint count, const struct cu_mem_op *ops, uint flags)) \
+	WRAPPER(name, (void *s, uint count, const struct cu_mem_op *ops, uint flags)) \
 	{ \
 		nvs_swap_pin_ops(ops, count); \
 		return CALL(name, s, count, ops, flags); \
@@ -34,7 +34,7 @@ BATCH(cuStreamBatchMemOp_ptsz)
 BATCH(cuStreamBatchMemOp_v2)
 BATCH(cuStreamBatchMemOp_v2_ptsz)
 
-WATCH(cuGraphAddBatchMemOpNode, (void **node, void *graph, const void *deps, size_t count,
+WRAPPER(cuGraphAddBatchMemOpNode, (void **node, void *graph, const void *deps, size_t count,
 				 const struct cu_mem_op_node *params))
 {
 	if (params)
@@ -42,14 +42,14 @@ WATCH(cuGraphAddBatchMemOpNode, (void **node, void *graph, const void *deps, siz
 	return CALL(cuGraphAddBatchMemOpNode, node, graph, deps, count, params);
 }
 
-WATCH(cuGraphBatchMemOpNodeSetParams, (void *node, const struct cu_mem_op_node *params))
+WRAPPER(cuGraphBatchMemOpNodeSetParams, (void *node, const struct cu_mem_op_node *params))
 {
 	if (params)
 		nvs_swap_pin_ops(params->ops, params->count);
 	return CALL(cuGraphBatchMemOpNodeSetParams, node, params);
 }
 
-WATCH(cuGraphExecBatchMemOpNodeSetParams, (void *exec, void *node,
+WRAPPER(cuGraphExecBatchMemOpNodeSetParams, (void *exec, void *node,
 					   const struct cu_mem_op_node *params))
 {
 	if (params)

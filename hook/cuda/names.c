@@ -25,7 +25,7 @@ static void leave(struct nvs_thread *t)
 }
 
 #define NAMES(name, P, A, a, b) \
-	WATCH(name, P) \
+	WRAPPER(name, P) \
 	{ \
 		struct nvs_thread *t = enter(a, b); \
 		int result = CALL(name, NVS_SPREAD A); \
@@ -66,7 +66,7 @@ struct nvs_thread *nvs_node_enter(const struct cu_node_params *p)
 }
 
 #define SETS_NODE(name, P, A) \
-	WATCH(name, P) \
+	WRAPPER(name, P) \
 	{ \
 		struct nvs_thread *t = nvs_node_enter(p); \
 		int result = CALL(name, NVS_SPREAD A); \

@@ -19,7 +19,7 @@ enum { /* CU_POINTER_ATTRIBUTE_... */
 
 /* The pre-3.2 function has 32-bit results. */
 #define ADDRESS_RANGE(name, pointer, size) \
-	WATCH(name, (pointer *base, size *bytes, CUdeviceptr p)) \
+	WRAPPER(name, (pointer *base, size *bytes, CUdeviceptr p)) \
 	{ \
 		struct nvs_swap_range r; \
 		if (!nvs_swap_find(p, &r)) \
@@ -96,7 +96,7 @@ static int tell(void *data, int what, CUdeviceptr p, const struct nvs_swap_range
 	return CUDA_SUCCESS;
 }
 
-WATCH(cuPointerGetAttribute, (void *data, int what, CUdeviceptr p))
+WRAPPER(cuPointerGetAttribute, (void *data, int what, CUdeviceptr p))
 {
 	struct nvs_swap_range r;
 	int result = -1;
@@ -107,7 +107,7 @@ WATCH(cuPointerGetAttribute, (void *data, int what, CUdeviceptr p))
 }
 
 /* As the driver does, sets what it cannot tell to zero and succeeds. */
-WATCH(cuPointerGetAttributes, (uint n, int *what, void **data, CUdeviceptr p))
+WRAPPER(cuPointerGetAttributes, (uint n, int *what, void **data, CUdeviceptr p))
 {
 	struct nvs_swap_range r;
 

@@ -62,16 +62,12 @@
 		(s, fn, data, mode), s) \
 	NVS_SZ(G, cuStreamAddCallback, (void *s, void *fn, void *data, uint flags), \
 		(s, fn, data, flags), s) \
-	NVS_SZ(G, cuGraphLaunch, (void *graph, void *s), (graph, s), s) \
-	NVS_SZ(G, cuGraphUpload, (void *graph, void *s), (graph, s), s) \
 	G(cuLaunch, (void *f), (f), CU_STREAM_LEGACY) \
 	G(cuLaunchGrid, (void *f, int w, int h), (f, w, h), CU_STREAM_LEGACY) \
 	G(cuLaunchGridAsync, (void *f, int w, int h, void *s), (f, w, h, s), NVS_KEY_LEGACY(s))
 
 #define NVS_GATED_COPY(G) \
 	NVS_DS(G, cuMemcpy, (CUdeviceptr d, CUdeviceptr h, size_t n), (d, h, n)) \
-	NVS_DS(G, cuMemcpyPeer, (CUdeviceptr d, void *dc, CUdeviceptr h, void *hc, size_t n), \
-		(d, dc, h, hc, n)) \
 	NVS_DS_V2(G, cuMemcpyHtoD, (CUdeviceptr d, const void *h, size_t n), (d, h, n)) \
 	NVS_DS_V2(G, cuMemcpyDtoH, (void *d, CUdeviceptr h, size_t n), (d, h, n)) \
 	NVS_DS_V2(G, cuMemcpyDtoD, (CUdeviceptr d, CUdeviceptr h, size_t n), (d, h, n)) \
@@ -83,11 +79,7 @@
 	NVS_DS_V2(G, cuMemcpy2D, (const void *c), (c)) \
 	NVS_DS_V2(G, cuMemcpy2DUnaligned, (const void *c), (c)) \
 	NVS_DS_V2(G, cuMemcpy3D, (const void *c), (c)) \
-	NVS_DS(G, cuMemcpy3DPeer, (const void *c), (c)) \
 	NVS_SZ(G, cuMemcpyAsync, (CUdeviceptr d, CUdeviceptr h, size_t n, void *s), (d, h, n, s), s) \
-	NVS_SZ(G, cuMemcpyPeerAsync, \
-		(CUdeviceptr d, void *dc, CUdeviceptr h, void *hc, size_t n, void *s), \
-		(d, dc, h, hc, n, s), s) \
 	NVS_SZ_V2(G, cuMemcpyHtoDAsync, (CUdeviceptr d, const void *h, size_t n, void *s), \
 		(d, h, n, s), s) \
 	NVS_SZ_V2(G, cuMemcpyDtoHAsync, (void *d, CUdeviceptr h, size_t n, void *s), (d, h, n, s), s) \
@@ -99,7 +91,6 @@
 		(h, a, o, n, s), s) \
 	NVS_SZ_V2(G, cuMemcpy2DAsync, (const void *c, void *s), (c, s), s) \
 	NVS_SZ_V2(G, cuMemcpy3DAsync, (const void *c, void *s), (c, s), s) \
-	NVS_SZ(G, cuMemcpy3DPeerAsync, (const void *c, void *s), (c, s), s) \
 	NVS_SZ(G, cuMemcpyBatchAsync, \
 		(void *d, void *h, size_t *n, size_t count, void *attrs, size_t *idx, \
 		 size_t num, size_t *fail, void *s), \
@@ -173,9 +164,12 @@
 	NVS_GATED_SET(G) \
 	NVS_GATED_MOVE(G)
 
-/* Gated by hand: several streams in one call, or a stream in a structure. */
+/* Gated by hand: several GPUs in one call, or a stream in a structure. */
 #define NVS_BY_HAND(H) \
 	H(cuLaunchCooperativeKernelMultiDevice) \
+	H(cuMemcpyPeer) H(cuMemcpyPeer_ptds) H(cuMemcpyPeerAsync) H(cuMemcpyPeerAsync_ptsz) \
+	H(cuMemcpy3DPeer) H(cuMemcpy3DPeer_ptds) H(cuMemcpy3DPeerAsync) H(cuMemcpy3DPeerAsync_ptsz) \
+	H(cuGraphLaunch) H(cuGraphLaunch_ptsz) H(cuGraphUpload) H(cuGraphUpload_ptsz) \
 	H(cuGraphInstantiateWithParams) H(cuGraphInstantiateWithParams_ptsz)
 
 #define NVS_RESOLVERS(H) \
@@ -267,6 +261,7 @@
 	H(cuMemExportToShareableHandle) H(cuMemGetAllocationPropertiesFromHandle) \
 	H(cuMulticastBindMem) H(cuMulticastBindMem_v2) \
 	H(cuMulticastBindAddr) H(cuMulticastBindAddr_v2) \
+	H(cuLogicalEndpointBindMem) H(cuLogicalEndpointBindAddr) \
 	/* memory of graphs */ \
 	H(cuGraphAddMemAllocNode) H(cuGraphAddNode) H(cuGraphAddNode_v2) \
 	H(cuGraphAddNode_v3) \
@@ -291,7 +286,7 @@
 	H(nvmlDeviceGetRunningProcessDetailList) \
 	H(nvmlDeviceGetProcessUtilization) H(nvmlDeviceGetProcessesUtilizationInfo)
 
-#define NVS_WATCHED(H) \
+#define NVS_PASSING(H) \
 	NVS_RESOLVERS(H) \
 	NVS_CONTEXTS(H) \
 	NVS_STREAMS(H) \
@@ -302,7 +297,7 @@
 
 #define NVS_OTHER_TABLE(H) \
 	NVS_BY_HAND(H) \
-	NVS_WATCHED(H) \
+	NVS_PASSING(H) \
 	NVS_NVML(H)
 
 enum nvs_function {
@@ -315,7 +310,7 @@ enum nvs_function {
 	NVS_BY_HAND(H)
 	NVS_SUBMIT_COUNT, /* these and those before are proved, see coverage.c */
 	NVS_SUBMIT_LAST = NVS_SUBMIT_COUNT - 1,
-	NVS_WATCHED(H)
+	NVS_PASSING(H)
 	NVS_CUDA_COUNT, /* from here on another library's */
 	NVS_CUDA_LAST = NVS_CUDA_COUNT - 1,
 	NVS_NVML(H)

@@ -20,7 +20,7 @@
 #define NVS_PASS_ALLOCATE(P) \
 	P(cuExternalMemoryGetMappedBuffer) \
 	P(cuExternalMemoryGetMappedMipmappedArray) P(cuImportExternalMemory) \
-	P(cuLogicalEndpointAddDevice) P(cuLogicalEndpointBindAddr) P(cuLogicalEndpointBindMem) \
+	P(cuLogicalEndpointAddDevice) \
 	P(cuLogicalEndpointCreate) P(cuLogicalEndpointExport) P(cuLogicalEndpointIdReserve) \
 	P(cuLogicalEndpointImport) P(cuMemAllocHost) P(cuMemAllocHost_v2) P(cuMemHostAlloc) P(cuMemHostRegister) \
 	P(cuMemHostRegister_v2) \

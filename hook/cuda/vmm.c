@@ -16,7 +16,7 @@ static inline bool used(void)
 
 /* ---- physical memory ---- */
 
-WATCH(cuMemCreate, (unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,
+WRAPPER(cuMemCreate, (unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,
 		    unsigned long long flags))
 {
 	struct nvs_claim claim;
@@ -40,7 +40,7 @@ WATCH(cuMemCreate, (unsigned long long *handle, size_t n, const struct cu_alloc_
 	return result;
 }
 
-WATCH(cuMemRelease, (unsigned long long handle))
+WRAPPER(cuMemRelease, (unsigned long long handle))
 {
 	uint64_t stamp;
 	int result = nvs_vmm_is(handle) ? nvs_vmm_release(&handle) : NVS_VMM_DRIVER;
@@ -54,7 +54,7 @@ WATCH(cuMemRelease, (unsigned long long handle))
 	return result;
 }
 
-WATCH(cuMemRetainAllocationHandle, (unsigned long long *handle, void *address))
+WRAPPER(cuMemRetainAllocationHandle, (unsigned long long *handle, void *address))
 {
 	int result = used() ? nvs_vmm_retain(handle, (uintptr_t)address) : NVS_VMM_DRIVER;
 	struct nvs_swap_range r;
@@ -70,7 +70,7 @@ WATCH(cuMemRetainAllocationHandle, (unsigned long long *handle, void *address))
 	return result;
 }
 
-WATCH(cuMemGetAllocationPropertiesFromHandle, (struct cu_alloc_full *prop, unsigned long long handle))
+WRAPPER(cuMemGetAllocationPropertiesFromHandle, (struct cu_alloc_full *prop, unsigned long long handle))
 {
 	int result = nvs_vmm_is(handle) ? nvs_vmm_properties(prop, handle) : NVS_VMM_DRIVER;
 
@@ -80,7 +80,7 @@ WATCH(cuMemGetAllocationPropertiesFromHandle, (struct cu_alloc_full *prop, unsig
 
 /* ---- sharing ---- */
 
-WATCH(cuMemExportToShareableHandle, (void *out, unsigned long long handle, int type,
+WRAPPER(cuMemExportToShareableHandle, (void *out, unsigned long long handle, int type,
 				     unsigned long long flags))
 {
 	int result = nvs_vmm_is(handle) ? nvs_vmm_share(&handle, type) : NVS_VMM_DRIVER;
@@ -89,7 +89,7 @@ WATCH(cuMemExportToShareableHandle, (void *out, unsigned long long handle, int t
 					: CALL(cuMemExportToShareableHandle, out, handle, type, flags);
 }
 
-WATCH(cuMemImportFromShareableHandle, (unsigned long long *handle, void *os, int type))
+WRAPPER(cuMemImportFromShareableHandle, (unsigned long long *handle, void *os, int type))
 {
 	int result = CALL(cuMemImportFromShareableHandle, handle, os, type);
 
@@ -98,25 +98,30 @@ WATCH(cuMemImportFromShareableHandle, (unsigned long long *handle, void *os, int
 	return result;
 }
 
-#define BIND(name, P, A) \
-	WATCH(name, P) \
+/* What is bound to a multicast object or to an endpoint can be used from other GPUs and processes. */
+#define BIND_MEMORY(name, P, A) \
+	WRAPPER(name, P) \
 	{ \
 		int result = nvs_vmm_is(memory) ? nvs_vmm_share(&memory, 0) : NVS_VMM_DRIVER; \
 		return result != NVS_VMM_DRIVER ? result : CALL(name, NVS_SPREAD A); \
 	}
-BIND(cuMulticastBindMem, (unsigned long long multicast, size_t at, unsigned long long memory,
-			  size_t offset, size_t n, unsigned long long flags),
-     (multicast, at, memory, offset, n, flags))
-BIND(cuMulticastBindMem_v2, (unsigned long long multicast, int dev, size_t at,
-			     unsigned long long memory, size_t offset, size_t n,
-			     unsigned long long flags),
-     (multicast, dev, at, memory, offset, n, flags))
+BIND_MEMORY(cuMulticastBindMem, (unsigned long long multicast, size_t at, unsigned long long memory,
+				 size_t offset, size_t n, unsigned long long flags),
+	    (multicast, at, memory, offset, n, flags))
+BIND_MEMORY(cuMulticastBindMem_v2, (unsigned long long multicast, int dev, size_t at,
+				    unsigned long long memory, size_t offset, size_t n,
+				    unsigned long long flags),
+	    (multicast, dev, at, memory, offset, n, flags))
+BIND_MEMORY(cuLogicalEndpointBindMem, (uint endpoint, int dev, uint64_t at, unsigned long long memory,
+				       uint64_t offset, uint64_t n, unsigned long long flags),
+	    (endpoint, dev, at, memory, offset, n, flags))
 
 #define BIND_ADDRESS(name, P, A) \
-	WATCH(name, P) \
+	WRAPPER(name, P) \
 	{ \
-		if (used()) \
-			nvs_vmm_pin(p, n); \
+		struct nvs_swap_range r; \
+		nvs_swap_pin(p, &r); \
+		nvs_vmm_pin(p, n); \
 		return CALL(name, NVS_SPREAD A); \
 	}
 BIND_ADDRESS(cuMulticastBindAddr, (unsigned long long multicast, size_t at, CUdeviceptr p, size_t n,
@@ -124,10 +129,12 @@ BIND_ADDRESS(cuMulticastBindAddr, (unsigned long long multicast, size_t at, CUde
 BIND_ADDRESS(cuMulticastBindAddr_v2, (unsigned long long multicast, int dev, size_t at,
 				      CUdeviceptr p, size_t n, unsigned long long flags),
 	     (multicast, dev, at, p, n, flags))
+BIND_ADDRESS(cuLogicalEndpointBindAddr, (uint endpoint, int dev, uint64_t at, CUdeviceptr p, uint64_t n,
+					 unsigned long long flags), (endpoint, dev, at, p, n, flags))
 
 /* ---- addresses ---- */
 
-WATCH(cuMemAddressReserve, (CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at,
+WRAPPER(cuMemAddressReserve, (CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at,
 			    unsigned long long flags))
 {
 	int result = nvs_counting() ? nvs_vmm_reserve(p, n, align, at, flags) : NVS_VMM_DRIVER;
@@ -136,14 +143,14 @@ WATCH(cuMemAddressReserve, (CUdeviceptr *p, size_t n, size_t align, CUdeviceptr 
 					: CALL(cuMemAddressReserve, p, n, align, at, flags);
 }
 
-WATCH(cuMemAddressFree, (CUdeviceptr p, size_t n))
+WRAPPER(cuMemAddressFree, (CUdeviceptr p, size_t n))
 {
 	int result = used() ? nvs_vmm_unreserve(p, n) : NVS_VMM_DRIVER;
 
 	return result != NVS_VMM_DRIVER ? result : CALL(cuMemAddressFree, p, n);
 }
 
-WATCH(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
+WRAPPER(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
 		 unsigned long long flags))
 {
 	bool ours = used(), on = nvs_counting();
@@ -163,21 +170,21 @@ WATCH(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long hand
 	return result;
 }
 
-WATCH(cuMemUnmap, (CUdeviceptr p, size_t n))
+WRAPPER(cuMemUnmap, (CUdeviceptr p, size_t n))
 {
 	int result = used() ? nvs_vmm_unmap(p, n) : NVS_VMM_DRIVER;
 
 	return result != NVS_VMM_DRIVER ? result : nvs_vmm_driver_unmap(p, n);
 }
 
-WATCH(cuMemSetAccess, (CUdeviceptr p, size_t n, const struct cu_access *a, size_t count))
+WRAPPER(cuMemSetAccess, (CUdeviceptr p, size_t n, const struct cu_access *a, size_t count))
 {
 	int result = used() ? nvs_vmm_set_access(p, n, a, count) : NVS_VMM_DRIVER;
 
 	return result != NVS_VMM_DRIVER ? result : CALL(cuMemSetAccess, p, n, a, count);
 }
 
-WATCH(cuMemGetAccess, (unsigned long long *flags, const struct cu_location *l, CUdeviceptr p))
+WRAPPER(cuMemGetAccess, (unsigned long long *flags, const struct cu_location *l, CUdeviceptr p))
 {
 	int result = used() ? nvs_vmm_get_access(flags, l, p) : NVS_VMM_DRIVER;
 

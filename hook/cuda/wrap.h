@@ -10,7 +10,7 @@
 #include "stream.h"
 
 /* Declares and defines an exported function; the body follows. */
-#define WATCH(name, P) \
+#define WRAPPER(name, P) \
 	NVS_EXPORT int name P; \
 	NVS_EXPORT int name P
 
@@ -34,7 +34,7 @@ static inline uint64_t nvs_times(uint64_t a, uint64_t b)
 
 /* A free that fails changes nothing. */
 #define FREE(name, kind, P, A, key) \
-	WATCH(name, P) \
+	WRAPPER(name, P) \
 	{ \
 		uint64_t stamp = nvs_memory_stamp(); \
 		int result = CALL(name, NVS_SPREAD A); \
@@ -42,6 +42,9 @@ static inline uint64_t nvs_times(uint64_t a, uint64_t b)
 			nvs_memory_remove(kind, (uintptr_t)(key), stamp); \
 		return result; \
 	}
+
+/* Whether a graph may have so much more memory; it is charged once it exists. */
+bool nvs_graph_may_have(struct nvs_gpu *gpu, uint64_t bytes);
 
 /*
  * A node of a graph is about to be made or changed: waits until the memory that the node

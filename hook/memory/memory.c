@@ -336,6 +336,33 @@ bool nvs_memory_pool_find(uint64_t pool, struct nvs_gpu **gpu)
 	return e != NULL;
 }
 
+/* ---- graphs ---- */
+
+atomic_bool nvs_memory_graph_gpus;
+
+void nvs_memory_graph_works_on(uint64_t exec, unsigned gpus)
+{
+	lock();
+	supersede(NVS_MEMORY_GRAPH, exec);
+	if (insert(NVS_MEMORY_GRAPH, exec, 0, gpus, NULL))
+		atomic_store(&nvs_memory_graph_gpus, true);
+	unlock();
+}
+
+unsigned nvs_memory_graph_find(uint64_t exec)
+{
+	struct nvs_entry *e;
+	unsigned gpus;
+
+	if (!nvs_counting())
+		return 0;
+	lock();
+	e = find(NVS_MEMORY_GRAPH, exec);
+	gpus = e ? (unsigned)e->owner : 0;
+	unlock();
+	return gpus;
+}
+
 /* ---- VMM ---- */
 
 /* The number of a new memory with one handle; 0: the system has no memory. Locked. */
@@ -573,6 +600,7 @@ void nvs_memory_read(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak)
 
 void nvs_memory_fork_child(void)
 {
+	atomic_store(&nvs_memory_graph_gpus, false);
 	nvs_memory_locked = false; /* a signal handler may have forked */
 	nvs_entries_reset(&entries); /* fork() may have caught it half changed */
 	if (physical)

@@ -29,6 +29,7 @@ enum nvs_memory_kind {
 	NVS_MEMORY_ARRAY,
 	NVS_MEMORY_POOL,    /* no bytes: the GPU that its allocations are on */
 	NVS_MEMORY_SHARED,  /* no bytes: a pool that others may use */
+	NVS_MEMORY_GRAPH,   /* no bytes: the GPUs that an executable graph works on */
 	NVS_MEMORY_HANDLE,  /* VMM: refers to physical memory */
 	NVS_MEMORY_MAPPING, /* VMM: likewise */
 };
@@ -95,7 +96,22 @@ void nvs_memory_unmapped(uint64_t address, uint64_t bytes, uint64_t stamp);
 /* Bytes now, and at most ever. Takes no lock. */
 void nvs_memory_read(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak);
 
-/* ---- memory that graphs own; the driver tells how much it is ---- */
+/* ---- graphs ---- */
+
+/* An executable graph works on these GPUs, a bit each. */
+void nvs_memory_graph_works_on(uint64_t exec, unsigned gpus);
+
+extern atomic_bool nvs_memory_graph_gpus; /* known of any graph */
+unsigned nvs_memory_graph_find(uint64_t exec);
+
+/* 0: not known, or the process uses one GPU. */
+static inline unsigned nvs_memory_gpus_of_graph(uint64_t exec)
+{
+	return __builtin_expect(atomic_load_explicit(&nvs_memory_graph_gpus, memory_order_relaxed), 0)
+		? nvs_memory_graph_find(exec) : 0;
+}
+
+/* The driver tells how much memory graphs own. */
 
 /* The process has put an allocation into a graph on this GPU. */
 void nvs_memory_graph_used(struct nvs_gpu *gpu);

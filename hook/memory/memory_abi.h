@@ -124,9 +124,21 @@ struct cu_memcpy3d {
 	size_t width, height, depth;
 };
 
-/* The head of CUDA_MEMSET_NODE_PARAMS, of either version. */
+/* CUDA_MEMSET_NODE_PARAMS. */
 struct cu_memset_node {
 	CUdeviceptr dst;
+	size_t pitch;
+	uint value, element;
+	size_t width, height;
+	void *ctx; /* in the second version */
+};
+
+/* CUDA_KERNEL_NODE_PARAMS_v2. */
+struct cu_kernel_node {
+	void *function;
+	uint grid[3], block[3], shared_bytes;
+	void **params, **extra;
+	void *kernel, *ctx;
 };
 
 /* CUDA_MEMCPY_NODE_PARAMS. */
@@ -135,6 +147,10 @@ struct cu_memcpy_node {
 	void *ctx;
 	struct cu_memcpy3d params;
 };
+
+#define CU_POINTER_MEMORY_TYPE    2
+#define CU_POINTER_DEVICE_ORDINAL 9
+#define CU_MEMORY_TYPE_DEVICE     2u
 
 /* The head of CUDA_RESOURCE_DESC, as far as memory that moves may be named there. */
 struct cu_resource {
@@ -145,8 +161,10 @@ struct cu_resource {
 #define CU_RESOURCE_TYPE_LINEAR  2
 #define CU_RESOURCE_TYPE_PITCH2D 3
 
+#define CU_GRAPH_NODE_TYPE_KERNEL    0
 #define CU_GRAPH_NODE_TYPE_MEMCPY    1
 #define CU_GRAPH_NODE_TYPE_MEMSET    2
+#define CU_GRAPH_NODE_TYPE_GRAPH     4
 #define CU_GRAPH_NODE_TYPE_MEM_ALLOC 10
 #define CU_GRAPH_NODE_TYPE_MEM_OPS   12
 
@@ -208,6 +226,8 @@ _Static_assert(offsetof(struct cu_node_params, u) == 16, "CUgraphNodeParams");
 _Static_assert(sizeof(struct cu_memcpy3d) == 200, "CUDA_MEMCPY3D");
 _Static_assert(offsetof(struct cu_memcpy3d, src) == 48, "CUDA_MEMCPY3D");
 _Static_assert(offsetof(struct cu_memcpy3d, dst) == 136, "CUDA_MEMCPY3D");
+_Static_assert(sizeof(struct cu_kernel_node) == 72, "CUDA_KERNEL_NODE_PARAMS_v2");
+_Static_assert(sizeof(struct cu_memset_node) == 48, "CUDA_MEMSET_NODE_PARAMS_v2");
 _Static_assert(offsetof(struct cu_resource, address) == 8, "CUDA_RESOURCE_DESC");
 _Static_assert(sizeof(struct cu_array3d) == 40, "CUDA_ARRAY3D_DESCRIPTOR");
 

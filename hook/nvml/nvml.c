@@ -95,7 +95,7 @@ static void clamp(const struct nvs_limits *l, unsigned long long *total, unsigne
 	*free = *free < *total - *used ? *free : *total - *used;
 }
 
-WATCH(nvmlDeviceGetMemoryInfo, (void *device, struct nvml_memory *m))
+WRAPPER(nvmlDeviceGetMemoryInfo, (void *device, struct nvml_memory *m))
 {
 	int result = REAL(nvmlDeviceGetMemoryInfo, device, m);
 	struct nvs_limits l;
@@ -105,7 +105,7 @@ WATCH(nvmlDeviceGetMemoryInfo, (void *device, struct nvml_memory *m))
 	return result;
 }
 
-WATCH(nvmlDeviceGetMemoryInfo_v2, (void *device, struct nvml_memory_v2 *m))
+WRAPPER(nvmlDeviceGetMemoryInfo_v2, (void *device, struct nvml_memory_v2 *m))
 {
 	int result = REAL(nvmlDeviceGetMemoryInfo_v2, device, m);
 	struct nvs_limits l;
@@ -219,7 +219,7 @@ static int running(list_fn *real, void *device, unsigned *count, void *list, siz
 }
 
 #define RUNNING(name, type) \
-	WATCH(name, (void *device, unsigned *count, type *list)) \
+	WRAPPER(name, (void *device, unsigned *count, type *list)) \
 	{ \
 		return running((list_fn *)NVS_REAL(name), device, count, list, sizeof(type)); \
 	}
@@ -235,7 +235,7 @@ RUNNING(nvmlDeviceGetMPSComputeRunningProcesses_v3, struct nvml_process)
 
 /* The lists that follow are filtered in place: a size asked for is that of all. */
 
-WATCH(nvmlDeviceGetRunningProcessDetailList, (void *device, struct nvml_process_details *d))
+WRAPPER(nvmlDeviceGetRunningProcessDetailList, (void *device, struct nvml_process_details *d))
 {
 	int result = REAL(nvmlDeviceGetRunningProcessDetailList, device, d);
 
@@ -244,7 +244,7 @@ WATCH(nvmlDeviceGetRunningProcessDetailList, (void *device, struct nvml_process_
 	return result;
 }
 
-WATCH(nvmlDeviceGetProcessUtilization,
+WRAPPER(nvmlDeviceGetProcessUtilization,
       (void *device, struct nvml_sample *list, unsigned *count, unsigned long long last_seen))
 {
 	int result = REAL(nvmlDeviceGetProcessUtilization, device, list, count, last_seen);
@@ -255,7 +255,7 @@ WATCH(nvmlDeviceGetProcessUtilization,
 	return *count ? result : NVML_ERROR_NOT_FOUND;
 }
 
-WATCH(nvmlDeviceGetProcessesUtilizationInfo, (void *device, struct nvml_utilizations *u))
+WRAPPER(nvmlDeviceGetProcessesUtilizationInfo, (void *device, struct nvml_utilizations *u))
 {
 	int result = REAL(nvmlDeviceGetProcessesUtilizationInfo, device, u);
 

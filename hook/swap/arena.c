@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "descriptor.h"
 #include "drain.h"
 #include "futex.h"
 #include "log.h"
@@ -29,7 +30,7 @@
 
 struct segment {
 	char *base;        /* NULL: not mapped */
-	int fd;            /* -1 once the segment is mapped */
+	struct nvs_descriptor file; /* until the segment is mapped */
 	uint32_t granules;
 	uint32_t registered;  /* so many granules, from the first on, are */
 	uint32_t free;     /* granules that are not used */
@@ -142,12 +143,11 @@ static void map(struct nvs_swap *s, struct segment *g)
 	void *p = MAP_FAILED, *used;
 
 	/* A file that is too short would raise SIGBUS in the application. */
-	if (lseek(g->fd, 0, SEEK_END) >= (off_t)bytes)
-		p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, g->fd, 0);
+	if (nvs_descriptor_is(&g->file) && lseek(g->file.fd, 0, SEEK_END) >= (off_t)bytes)
+		p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, g->file.fd, 0);
 	used = mmap(NULL, g->granules, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	close(g->fd);
 	nvs_swap_lock(s);
-	g->fd = -1;
+	nvs_descriptor_close(&g->file);
 	if (p != MAP_FAILED && used != MAP_FAILED) {
 		g->used = used;
 		g->free = g->granules;
@@ -195,7 +195,7 @@ static struct segment *next_job(struct nvs_gpu *gpu)
 	nvs_swap_lock(s);
 	/* All segments are mapped before the first is registered. */
 	for (uint32_t i = 0; i < a->count && !found; i++)
-		if (a->segment[i].fd >= 0)
+		if (a->segment[i].file.fd >= 0)
 			found = &a->segment[i];
 	for (uint32_t i = 0; i < a->count && !found; i++)
 		if (a->segment[i].base && !a->segment[i].refused &&
@@ -217,7 +217,7 @@ static void *arena_main(void *arg)
 
 		if (!g)
 			nvs_swap_wait(s, seen, 10 * NVS_S);
-		else if (g->fd >= 0)
+		else if (g->file.fd >= 0)
 			map(s, g);
 		else
 			register_slice(gpu, g);
@@ -244,7 +244,8 @@ void nvs_swap_arena(struct nvs_gpu *gpu, const struct nvs_arena *f, int fd)
 		return;
 	}
 	nvs_swap_lock(s);
-	a->segment[a->count++] = (struct segment){ .fd = fd, .granules = (uint32_t)granules };
+	a->segment[a->count++] = (struct segment){ .file = nvs_descriptor_of(fd),
+						   .granules = (uint32_t)granules };
 	nvs_swap_unlock(s);
 	if (!a->thread)
 		a->thread = nvs_thread_start(arena_main, gpu);
@@ -266,7 +267,6 @@ void nvs_arena_fork_child(void)
 		struct arena *a = gpu->swap ? gpu->swap->arena : NULL; /* in the middle of the start */
 
 		for (uint32_t i = 0; a && i < a->count; i++)
-			if (a->segment[i].fd >= 0)
-				close(a->segment[i].fd);
+			nvs_descriptor_close(&a->segment[i].file);
 	}
 }

@@ -19,10 +19,12 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "clock.h"
 #include "connection.h"
+#include "descriptor.h"
 #include "drain.h"
 #include "gate.h"
 #include "signals.h"
@@ -35,6 +37,9 @@
 #define BATCH      16 /* descriptors in a packet */
 #define ANSWER_MS  10000
 #define MAX_OPENED 1024
+/* Half a second in all. */
+#define CONNECT_NAP_NS 20000000
+#define CONNECT_TRIES  25
 
 /* The contents of a handle. */
 struct ticket {
@@ -55,7 +60,7 @@ struct reply { /* comes with `count` descriptors */
 
 static struct nvs_lock lock = NVS_LOCK(NVS_RANK_IPC);
 static uint64_t own_name, own_secret; /* 0: there is no socket yet */
-static int listener = -1;
+static struct nvs_descriptor listener = NVS_NO_DESCRIPTOR; /* only its thread changes it */
 
 /* Memory of other processes that is open in this one. */
 static struct opened {
@@ -85,6 +90,14 @@ static bool same_user(int fd)
 
 	return syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) == 0 &&
 	       (peer.uid == (uid_t)syscall(SYS_geteuid) || peer.uid == 0);
+}
+
+/* No cancellation point. */
+static void nap(long ns)
+{
+	struct timespec t = { 0, ns };
+
+	syscall(SYS_nanosleep, &t, NULL);
 }
 
 static bool readable(int fd)
@@ -156,21 +169,44 @@ static void serve(int fd)
 		send_chunks(fd, p);
 }
 
+/* Creates the socket of the process's own name. */
+static bool make_listener(void)
+{
+	struct sockaddr_un a;
+	socklen_t n = address_of_name(own_name, &a);
+	struct nvs_descriptor d = nvs_descriptor_of(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+
+	if (syscall(SYS_bind, d.fd, &a, n) != 0 || syscall(SYS_listen, d.fd, 64) != 0) {
+		nvs_descriptor_close(&d);
+		return false;
+	}
+	listener = d;
+	return true;
+}
+
+/* The application may have closed the socket. Handles name it, so the next one has the same name. */
+static bool keep_listener(void)
+{
+	return nvs_descriptor_is(&listener) || make_listener();
+}
+
 static void *ipc_main(void *arg)
 {
-	int fd = (int)(intptr_t)arg;
-
+	(void)arg;
 	nvs_thread_setup("nvshare-ipc");
 	while (!atomic_load(&nvs_exiting)) {
-		long conn = syscall(SYS_accept4, fd, NULL, NULL, SOCK_CLOEXEC);
+		struct nvs_descriptor c = NVS_NO_DESCRIPTOR;
 
-		if (conn < 0)
-			continue;
-		if (nvs_driver_enter()) {
-			serve((int)conn);
+		if (keep_listener())
+			c = nvs_descriptor_of((int)syscall(SYS_accept4, listener.fd, NULL, NULL, SOCK_CLOEXEC));
+		if (c.fd < 0) {
+			nap(CONNECT_NAP_NS); /* no descriptor is left, or the name is not free yet */
+		} else if (nvs_driver_enter()) {
+			keep_listener(); /* before the peer has its answer, and may connect again */
+			serve(c.fd);
 			nvs_driver_leave();
 		}
-		close((int)conn);
+		nvs_descriptor_close(&c);
 	}
 	return NULL;
 }
@@ -178,28 +214,19 @@ static void *ipc_main(void *arg)
 /* Creates the socket and its thread, once. The lock is held. */
 static bool listening(void)
 {
-	struct sockaddr_un a;
 	uint64_t random[2] = { 0, 0 };
-	socklen_t n;
-	int fd;
 
 	if (own_name)
 		return true;
 	if (syscall(SYS_getrandom, random, sizeof(random), 0) != (long)sizeof(random))
 		return false;
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	if (fd < 0)
-		return false;
-	n = address_of_name(random[0], &a);
-	if (syscall(SYS_bind, fd, &a, n) != 0 || syscall(SYS_listen, fd, 64) != 0 ||
-	    !nvs_thread_start(ipc_main, (void *)(intptr_t)fd)) {
-		close(fd);
-		return false;
-	}
-	listener = fd;
 	own_secret = random[1];
 	own_name = random[0] ? random[0] : 1;
-	return true;
+	if (make_listener() && nvs_thread_start(ipc_main, NULL))
+		return true;
+	nvs_descriptor_close(&listener);
+	own_name = 0;
+	return false;
 }
 
 /* Pins the region of an address. The caller keeps its memory on the GPU meanwhile. */
@@ -310,6 +337,16 @@ static bool receive(int fd, struct reply *r, int *fds)
 	return false;
 }
 
+/* A process that has to make its socket anew (keep_listener) refuses for a moment. */
+static bool connected(int fd, const struct sockaddr_un *a, socklen_t n)
+{
+	long result;
+
+	for (int i = 0; (result = syscall(SYS_connect, fd, a, n)) != 0 && errno == ECONNREFUSED && i < CONNECT_TRIES; i++)
+		nap(CONNECT_NAP_NS);
+	return result == 0;
+}
+
 static bool fetch(const struct ticket *t, CUdeviceptr base, uint64_t *mapped)
 {
 	struct sockaddr_un a;
@@ -320,7 +357,7 @@ static bool fetch(const struct ticket *t, CUdeviceptr base, uint64_t *mapped)
 
 	if (fd < 0)
 		return false;
-	ok = syscall(SYS_connect, fd, &a, n) == 0 && same_user(fd) &&
+	ok = connected(fd, &a, n) && same_user(fd) &&
 	     syscall(SYS_sendto, fd, t, sizeof(*t), MSG_NOSIGNAL, NULL, 0) == (long)sizeof(*t);
 	while (ok && r.more)
 		ok = receive(fd, &r, fds) && map_batch(&r, fds, base, mapped, t->region_bytes);
@@ -426,9 +463,7 @@ void nvs_ipc_fork_child(void)
 	static const struct nvs_lock fresh = NVS_LOCK(NVS_RANK_IPC);
 
 	lock = fresh;
-	if (listener >= 0)
-		close(listener);
-	listener = -1;
+	nvs_descriptor_close(&listener);
 	own_name = own_secret = 0;
 	memset(opened, 0, sizeof(opened));
 	atomic_store(&opened_used, 0);

@@ -108,7 +108,7 @@ static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 {
 	if (s->broken || (atomic_load(&nvs_exiting) && !p->at_exit))
 		return false;
-	if (p->out && (s->several_gpus || s->leaving))
+	if (p->out && (immovable(s) || s->leaving))
 		return false;
 	return p->out ? !s->want && s->resident - s->going > nvs_swap_capacity(p->gpu) : s->want;
 }
@@ -339,7 +339,7 @@ static enum plan decide(struct nvs_gpu *gpu)
 	open = s->want && (s->broken || all_here(s));
 	if (s->want && !open) {
 		plan = PLAN_IN;
-	} else if (!atomic_load(&nvs_exiting) && !s->want && !s->hold && !s->broken && !s->several_gpus && !s->leaving &&
+	} else if (!atomic_load(&nvs_exiting) && !s->want && !s->hold && !s->broken && !immovable(s) && !s->leaving &&
 		   gpu->lease.gate == LEASE_CLOSED &&
 		   gpu->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_capacity(gpu)) {
 		s->evicting = true;
@@ -385,6 +385,17 @@ static bool flushed(struct nvs_gpu *gpu)
 	return !over;
 }
 
+/* Asked before memory leaves: what else uses it may have been loaded at any time. */
+static bool may_leave(struct nvs_gpu *gpu)
+{
+	bool outside = nvs_used_outside();
+
+	nvs_swap_lock(gpu->swap);
+	gpu->swap->used_outside = outside;
+	nvs_swap_unlock(gpu->swap);
+	return !outside;
+}
+
 static void *mover_main(void *arg)
 {
 	struct nvs_gpu *gpu = arg;
@@ -402,7 +413,7 @@ static void *mover_main(void *arg)
 		nvs_cache_trim(gpu);
 		plan = decide(gpu);
 		if (plan == PLAN_OUT && !flushed(gpu)) {
-			again = !drained(gpu);
+			again = !may_leave(gpu) || !drained(gpu);
 			if (!again) {
 				nvs_pools_drained(gpu);
 				flushed(gpu);

@@ -93,7 +93,7 @@ static uint64_t allowance(struct nvs_gpu *gpu, const struct nvs_pool *p)
 {
 	uint64_t left = p->threshold > p->used ? p->threshold - p->used : 0;
 
-	if (p->gone || gpu->swap->several_gpus)
+	if (p->gone || immovable(gpu->swap))
 		return 0;
 	return left > CACHE_BYTES ? left : CACHE_BYTES;
 }

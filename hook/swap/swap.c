@@ -115,7 +115,7 @@ bool nvs_swap_on(struct nvs_gpu *gpu)
 		nvs_reserve_attach(gpu);
 		atomic_compare_exchange_strong(&s->mode, &unknown, SWAP_OFF);
 	}
-	return atomic_load_explicit(&s->mode, memory_order_acquire) == SWAP_ON && !s->several_gpus;
+	return atomic_load_explicit(&s->mode, memory_order_acquire) == SWAP_ON && !immovable(s);
 }
 
 bool nvs_swap_is_on(struct nvs_gpu *gpu)
@@ -218,7 +218,7 @@ static struct nvs_moved state_of(struct nvs_gpu *gpu)
 	nvs_swap_lock(s);
 	not_ours = driver_bytes(gpu);
 	m.resident = s->resident + not_ours;
-	m.fixed = not_ours + (s->broken || s->several_gpus ? s->resident : s->pinned);
+	m.fixed = not_ours + (s->broken || immovable(s) ? s->resident : s->pinned);
 	m.away = s->away;
 	m.out_bytes = s->out_bytes;
 	m.in_bytes = s->in_bytes;

@@ -133,6 +133,7 @@ struct nvs_swap {
 	bool mover;            /* the mover's thread runs */
 	bool broken;           /* the driver fails: nothing moves any more */
 	bool several_gpus;     /* the process uses several GPUs: nothing moves any more */
+	bool used_outside;     /* the same, because of nvs_used_outside() */
 	bool leaving;          /* the process ends with all memory on the GPU: it stays */
 	uint32_t opens;        /* how often calls may have begun to use memory */
 	uint64_t claimed;      /* bytes of all regions */
@@ -267,6 +268,12 @@ struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules);
 /* Frees a region. Waits while its chunks are being moved. */
 void nvs_region_free(struct nvs_gpu *gpu, struct place p);
 
+/* Whether nothing leaves the GPU any more. */
+static inline bool immovable(const struct nvs_swap *s)
+{
+	return s->several_gpus || s->used_outside;
+}
+
 /* Whether all memory is on the GPU, and none is about to leave. */
 static inline bool all_here(const struct nvs_swap *s)
 {
@@ -369,6 +376,11 @@ bool nvs_pools_release_one(struct nvs_gpu *gpu);
 
 /* The allocation at p ends, and no work uses it: its block goes to the pool, for all streams. */
 void nvs_pools_free(struct nvs_gpu *gpu, struct nvs_pool *pool, CUdeviceptr p);
+
+/* ---- outside.c ---- */
+
+/* Whether the process has anything that uses device memory past the shim. No lock is held. */
+bool nvs_used_outside(void);
 
 /* ---- move.c ---- */
 

@@ -737,7 +737,7 @@ long syscall(long number, ...)
 	if (number == SYS_futex && (a[1] & ~FUTEX_PRIVATE_FLAG) == FUTEX_WAIT && a[2] &&
 	    filled_before && real(SYS_gettid) == getpid()) {
 		EVENTUALLY(swapper_seen().ready >= filled_before);
-		nap_ms(5); /* READY is sent just before the last wake */
+		EVENTUALLY(*(_Atomic uint32_t *)a[0] != (uint32_t)a[2]); /* changed by the wake that follows READY */
 		result = real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 		late_sleeps += result != 0 && errno == ETIMEDOUT;
 		return result;

@@ -4,10 +4,15 @@
  * with the shim preloaded; one case per process, "" lists them. The process is the
  * tenant, and a thread of it the scheduler.
  */
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define EVENTUALLY_MS PATIENCE_MS
@@ -45,11 +50,17 @@ static void take_the_gpu(void)
 	EVENTUALLY(swapper_seen().holder == 0);
 }
 
-static void take_memory_away(void)
+/* But for so many bytes, which stay. */
+static void take_away_all_but(uint64_t fixed)
 {
 	take_the_gpu();
 	swapper_room(1);
-	EVENTUALLY(swapper_seen().resident <= 2 * MIB);
+	EVENTUALLY(swapper_seen().resident <= fixed + 2 * MIB);
+}
+
+static void take_memory_away(void)
+{
+	take_away_all_but(0);
 }
 
 /* The scheduler's side, while a call of the main thread waits. */
@@ -294,6 +305,113 @@ static void who_names_memory_waits_for_it(void)
 	swapper_end();
 }
 
+/* ---- what others may use without a grant stays ---- */
+
+static void stays_once(CUresult (*bind)(const struct buffer *), struct buffer *b, uint64_t fixed)
+{
+	pthread_t t;
+
+	run_fill(b, 1, NULL);
+	take_away_all_but(fixed - b->bytes);
+	granted = false;
+	swapper_room(0);
+	t = start(grant_late);
+	CHECK(bind(b) == CUDA_SUCCESS);
+	CHECK(granted); /* it waited until the memory was there */
+	pthread_join(t, NULL);
+	verify(b);
+	EVENTUALLY(swapper_seen().fixed >= fixed);
+	take_away_all_but(fixed);
+	CHECK(swapper_seen().resident >= fixed);
+	swapper_room(0);
+	swapper_withhold(false);
+	verify(b);
+}
+
+static CUdeviceptr handle;
+
+static CUresult bind_handle(const struct buffer *b) { return cuLogicalEndpointBindMem(1, 0, 0, handle, 0, b->bytes, 0); }
+static CUresult bind_address(const struct buffer *b)
+{
+	return cuLogicalEndpointBindAddr(1, 0, 0, (void *)(uintptr_t)b->p, b->bytes, 0);
+}
+
+static struct buffer mapped(uint64_t bytes)
+{
+	CUmemAccessDesc access = { { CU_MEM_LOCATION_TYPE_DEVICE, 0 }, 3 };
+	struct buffer b = { .bytes = bytes };
+
+	CU(create(&handle, bytes));
+	CU(cuMemAddressReserve(&b.p, bytes, 0, 0, 0));
+	CU(cuMemMap(b.p, bytes, 0, handle, 0));
+	CU(cuMemSetAccess(b.p, bytes, &access, 1));
+	return b;
+}
+
+static void what_an_endpoint_binds_stays(void)
+{
+	struct buffer b, moves;
+
+	open_tenant();
+	moves = filled(2); /* so that something leaves each time */
+	b = mapped(8 * MIB);
+	stays_once(bind_handle, &b, 8 * MIB);
+	b = mapped(8 * MIB);
+	stays_once(bind_address, &b, 16 * MIB);
+	CU(cuMemAllocAsync(&b.p, b.bytes, NULL));
+	stays_once(bind_address, &b, 24 * MIB);
+	verify(&moves);
+	swapper_end();
+}
+
+static void stays_with(const char *path)
+{
+	char dir[] = "/tmp/nvshare-hook-test.XXXXXX", whole[128], parts[128];
+	struct buffer b;
+	int fd;
+
+	CHECK(mkdtemp(dir));
+	snprintf(whole, sizeof(whole), "%s%s", dir, path);
+	for (char *slash = whole + strlen(dir); (slash = strchr(slash + 1, '/'));) {
+		snprintf(parts, sizeof(parts), "%.*s", (int)(slash - whole), whole);
+		CHECK(mkdir(parts, 0700) == 0);
+	}
+	open_tenant();
+	b = filled(1);
+	take_memory_away();
+	swapper_room(0);
+	swapper_withhold(false);
+	verify(&b); /* it has moved */
+	fd = open(whole, O_CREAT | O_RDWR, 0600);
+	CHECK(fd >= 0 && ftruncate(fd, 4096) == 0);
+	CHECK(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) != MAP_FAILED);
+	take_the_gpu();
+	swapper_room(1);
+	EVENTUALLY(swapper_seen().fixed >= LARGE); /* the scheduler knows */
+	CHECK(swapper_seen().resident >= LARGE);
+	swapper_room(0);
+	swapper_withhold(false);
+	verify(&b);
+	unlink(whole);
+	swapper_end();
+}
+
+static void who_else_uses_memory_keeps_it_here(void)
+{
+	static const char *const paths[] = { "/libnvoptix.so.1", "/libnvidia-encode.so.580.1", "/libnvcuvid.so.1",
+					     "/dev/nvidia-fs3", "/dev/infiniband/uverbs0" };
+
+	for (unsigned i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+		pid_t pid = fork();
+
+		if (pid == 0) {
+			stays_with(paths[i]);
+			_exit(0);
+		}
+		CHECK(went_well(pid));
+	}
+}
+
 /* ---- the process ends ---- */
 
 static struct buffer late; /* away when the process ends */
@@ -346,6 +464,63 @@ static void use_it_after_a_revoke(void)
 
 static void a_late_handler_waits_for_all_its_memory(void) { end_with_memory_away(use_it_after_a_revoke); }
 
+/* ---- the application takes descriptors, as after closefrom(3) ---- */
+
+static int mine = -1;          /* takes the number of a descriptor of the shim */
+static atomic_int taken = -1;  /* that number */
+static atomic_bool is_taken;
+
+/* The shim's too: it duplicates what came from the scheduler, for a thread that maps it. */
+int fcntl(int fd, int cmd, ...)
+{
+	int (*real)(int, int, ...) = (int (*)(int, int, ...))dlsym(RTLD_NEXT, "fcntl");
+	va_list args;
+	long arg;
+	int result;
+
+	va_start(args, cmd);
+	arg = va_arg(args, long);
+	va_end(args);
+	result = real(fd, cmd, arg);
+	if (cmd == F_DUPFD_CLOEXEC && taken < 0)
+		taken = result;
+	return result;
+}
+
+/* That thread names itself before it maps anything. */
+int prctl(int option, ...)
+{
+	int (*real)(int, ...) = (int (*)(int, ...))dlsym(RTLD_NEXT, "prctl");
+	va_list args;
+	unsigned long arg;
+
+	va_start(args, option);
+	arg = va_arg(args, unsigned long);
+	va_end(args);
+	if (option == PR_SET_NAME && mine >= 0 && strcmp((const char *)arg, "nvshare-arena") == 0)
+		is_taken = dup2(mine, taken) == taken;
+	return real(option, arg, 0, 0, 0);
+}
+
+static void an_application_takes_an_arena_segment(void)
+{
+	struct buffer b;
+	struct stat a, now;
+
+	mine = memfd_create("mine", 0);
+	CHECK(mine >= 0 && ftruncate(mine, 16 * MIB) == 0 && fstat(mine, &a) == 0);
+	open_tenant();
+	b = filled(1);
+	EVENTUALLY(is_taken);
+	take_memory_away(); /* into the other segments */
+	CHECK(fstat(taken, &now) == 0 && now.st_ino == a.st_ino);
+	CHECK(a.st_blocks == 0 && now.st_blocks == 0);
+	swapper_room(0);
+	swapper_withhold(false);
+	verify(&b);
+	swapper_end();
+}
+
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(an_allocation_outlives_the_scheduler),
@@ -353,6 +528,9 @@ static const struct test_case cases[] = {
 	CASE(a_free_waits_for_work_that_went_ahead),
 	CASE(who_jumped_out_waits_for_a_grant),
 	CASE(who_names_memory_waits_for_it),
+	CASE(what_an_endpoint_binds_stays),
+	CASE(who_else_uses_memory_keeps_it_here),
+	CASE(an_application_takes_an_arena_segment),
 	CASE(a_late_handler_gets_its_memory),
 	CASE(a_late_handler_waits_for_all_its_memory),
 };

@@ -43,7 +43,7 @@ expand() { # MACRO CLASS, with the macro's parameter declared as it comes
 
 # "NAME SIZE..." of each wrapper.
 for f in "$hook"/[a-su-z]*/*.c; do
-	grep -qE '^(WATCH|NVS_GATED_TABLE)\(' "$f" || continue
+	grep -qE '^(WRAPPER|NVS_GATED_TABLE)\(' "$f" || continue
 	${CC:-gcc} -E -P $quote "$f"
 done | tr '\n' ' ' | grep -oE '\<int cu[A-Z][A-Za-z0-9_]* *\([^()]*\) *\{' | tr '(,){' ' ,,' >"$tmp/wrappers"
 

@@ -4,11 +4,15 @@
  * shim preloaded; one case per process, "" lists them. The process itself is
  * the scheduler and the judge; tenants are processes of their own.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "tenant.h"
@@ -227,6 +231,100 @@ static int tenant_ipc(uint64_t mib, unsigned rounds, uint64_t seed)
 		x->seed++;
 		verify(x);
 		verify(&own);
+	}
+	close(to[1]);
+	CHECK(waitpid(child, NULL, 0) == child);
+	return 0;
+}
+
+/* The descriptor of the socket that serves handles. */
+static int ipc_socket(void)
+{
+	for (int fd = 3; fd < 1024; fd++) {
+		struct sockaddr_un a;
+		socklen_t n = sizeof(a);
+
+		if (getsockname(fd, (struct sockaddr *)&a, &n) == 0 && a.sun_family == AF_UNIX &&
+		    n > 12 && memcmp(a.sun_path + 1, "nvshare-ipc-", 12) == 0)
+			return fd;
+	}
+	CHECK(!"no socket");
+	return -1;
+}
+
+/* Whether the thread that serves handles waits for somebody to serve. */
+static bool serves(void)
+{
+	DIR *d = opendir("/proc/self/task");
+	struct dirent *e;
+	bool waits = false;
+
+	CHECK(d);
+	while ((e = readdir(d))) {
+		char path[320], line[64] = "";
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", e->d_name);
+		f = fopen(path, "r");
+		if (f && fgets(line, sizeof(line), f) && strcmp(line, "nvshare-ipc\n") == 0) {
+			fclose(f);
+			snprintf(path, sizeof(path), "/proc/self/task/%s/syscall", e->d_name);
+			f = fopen(path, "r");
+			waits = f && fgets(line, sizeof(line), f) && atoi(line) == SYS_accept4;
+		}
+		if (f)
+			fclose(f);
+	}
+	closedir(d);
+	return waits;
+}
+
+/* As after closefrom(3): the number is soon that of a socket of the application, and later of nothing. */
+static int tenant_ipc_taken(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	struct sockaddr_un a = { .sun_family = AF_UNIX };
+	CUipcMemHandle handle;
+	struct buffer b = { 0 };
+	int to[2], from[2], mine, peer, fd = -1;
+	pid_t child;
+	char c;
+
+	CHECK(pipe(to) == 0 && pipe(from) == 0);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		close(to[1]);
+		tenant_open();
+		while (read(to[0], &handle, sizeof(handle)) == sizeof(handle)) {
+			CU(cuIpcOpenMemHandle_v2(&b.p, handle, 1));
+			CU(cuIpcCloseMemHandle(b.p));
+			CHECK(write(from[1], "", 1) == 1);
+		}
+		_exit(0);
+	}
+	close(to[0]);
+	close(from[1]);
+	tenant_open();
+	get(&b, mib * MIB);
+	run_fill(&b, seed, NULL);
+	CU(cuIpcGetMemHandle(&handle, b.p));
+	mine = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
+	peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
+	/* An abstract name that the kernel chooses. */
+	CHECK(bind(mine, (struct sockaddr *)&a, sizeof(sa_family_t)) == 0 && listen(mine, 4) == 0);
+	CHECK(getsockname(mine, (struct sockaddr *)&a, &(socklen_t){ sizeof(a) }) == 0);
+	CHECK(connect(peer, (struct sockaddr *)&a, sizeof(sa_family_t) + 6) == 0);
+	for (unsigned i = 0; i < rounds; i++) {
+		EVENTUALLY(serves());
+		if (i == 0) {
+			fd = ipc_socket();
+			CHECK(dup2(mine, fd) == fd);
+		} else if (i == 2) {
+			CHECK(accept(fd, NULL, NULL) >= 0); /* nobody else took it */
+			close(ipc_socket());
+		}
+		CHECK(write(to[1], &handle, sizeof(handle)) == sizeof(handle));
+		CHECK(read(from[0], &c, 1) == 1);
 	}
 	close(to[1]);
 	CHECK(waitpid(child, NULL, 0) == child);
@@ -622,6 +720,14 @@ static void beside_another(const char *kind, uint64_t mib, unsigned rounds)
 static void graphs_replay(void) { beside_another("graph", 45, 5); }
 static void contexts_come_and_go(void) { beside_another("contexts", 55, 3); }
 static void processes_may_share_memory(void) { beside_another("ipc", 80, 2); }
+
+static void an_application_takes_the_socket_of_handles(void)
+{
+	schedule(usual);
+	CHECK(went_well(start("ipc-taken", 8, 5, 1)));
+	swapper_end();
+}
+
 static void stream_ordered_memory_moves(void) { beside_another("async", 55, 6); }
 static void memory_of_several_gpus_stays(void)
 {
@@ -661,6 +767,7 @@ static const struct test_case cases[] = {
 	CASE(memory_of_several_gpus_stays),
 	CASE(stream_ordered_memory_moves),
 	CASE(processes_may_share_memory),
+	CASE(an_application_takes_the_socket_of_handles),
 };
 
 static const struct tenant_kind kinds[] = {
@@ -674,6 +781,7 @@ static const struct tenant_kind kinds[] = {
 	{ "spread", tenant_spread },
 	{ "async", tenant_async },
 	{ "ipc", tenant_ipc },
+	{ "ipc-taken", tenant_ipc_taken },
 };
 
 int main(int argc, char **argv)

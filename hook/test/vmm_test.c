@@ -567,8 +567,11 @@ static void two_that_do_not_fit(const char *kind)
 	pid_t a, b;
 
 	schedule(usual);
-	a = start(kind, 60, 12, 1);
-	b = start(kind, 65, 12, 2);
+	swapper_withhold(true); /* so that neither has ended before the other begins */
+	a = start(kind, 60, 24, 1);
+	b = start(kind, 65, 24, 2);
+	EVENTUALLY(swapper_seen().wants == 2);
+	swapper_withhold(false);
 	CHECK(went_well(a));
 	CHECK(went_well(b));
 	CHECK(swapper_seen().ready >= 4);

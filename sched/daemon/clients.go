@@ -158,11 +158,17 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 			Epoch:     sched.Epoch(f.Epoch),
 			Reason:    sched.Reason(f.Code), // the numbers are the same, see TestReasons
 			Preempted: f.Released.Flags&wire.ReleasedPreempted != 0,
+			Calls:     f.Released.Calls,
 		})
 	case wire.TypeStats:
 		att.stats = f.Stats
 	case wire.TypeUtil:
-		d.step(att.gpu, sched.Utilization{Client: c.client.id, Samples: int(f.Util.Samples), Busy: int(f.Util.Busy)})
+		d.step(att.gpu, sched.Utilization{Client: c.client.id, Samples: int(f.Util.Samples), Busy: int(f.Util.Busy), Calls: int(f.Util.Calls)})
+	case wire.TypeControls:
+		d.step(att.gpu, sched.Controls{
+			Client: c.client.id, Slices: sched.Control(f.Controls.Slices), Channels: sched.Control(f.Controls.Channels), // the numbers are the same
+			Groups: int(f.Controls.Groups), Bare: int(f.Controls.Bare), Driver: f.Controls.DriverVersion(),
+		})
 	case wire.TypeReserve:
 		d.reserve(att, f)
 	case wire.TypeMoved:

@@ -37,6 +37,9 @@ type client struct {
 	blockedSince sched.Time // when waiting began that is not its own fault
 	blocked      bool
 
+	reports  bool // now and then
+	reported int  // bursts up to the latest report
+
 	mem   memory
 	known bool // it was attached before
 }
@@ -146,6 +149,7 @@ func (c *client) onAttached(p *page) {
 	c.blockedSince = c.w.now
 	c.mem.answer = true
 	defer c.move()
+	c.prove()
 	c.tellMemory()
 	if c.local != 0 && p.word != c.local {
 		c.close(sched.Revoked)
@@ -263,6 +267,34 @@ func (c *client) preempted() {
 				c.later(c.w.duration(0, time.Millisecond), c.work)
 			}
 		})
+	}
+}
+
+// prove says whether the client's time slice can be set, and goes on to say how it gets on.
+func (c *client) prove() {
+	control := sched.ControlWorks
+	if c.w.chance(0.05) {
+		control = sched.Control(c.w.rng.IntN(6))
+	}
+	c.send(sched.Controls{Client: c.id, Slices: control, Channels: control, Groups: 1})
+	if !c.reports {
+		c.reports = true
+		c.later(reportEvery, c.sayHow)
+	}
+}
+
+// sayHow says how often the GPU had work of the client, and how many calls it made: a
+// hostile client says anything.
+func (c *client) sayHow() {
+	c.later(reportEvery, c.sayHow)
+	u := sched.Utilization{Client: c.id, Samples: 50, Busy: 40 + c.w.rng.IntN(11), Calls: c.burst - c.reported}
+	c.reported = c.burst
+	if c.hostile {
+		u.Samples, u.Calls = c.w.rng.IntN(1_000_001), int(c.w.rng.Uint32())
+		u.Busy = c.w.rng.IntN(u.Samples + 1)
+	}
+	if c.local != 0 && c.attached {
+		c.send(u)
 	}
 }
 

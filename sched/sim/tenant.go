@@ -21,6 +21,9 @@ const (
 // gatherTime is for how long no gang has a turn after a restart, and a little more.
 const gatherTime = 1200 * time.Millisecond
 
+// reportEvery is how often a client says how it gets on.
+const reportEvery = 250 * time.Millisecond
+
 // maxRequests is what the simulated tenants are promised in sum, percent.
 const maxRequests = 80
 

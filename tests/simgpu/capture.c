@@ -99,13 +99,15 @@ CUresult capture_event_refuse(const struct sim_event *e)
 
 /* ---- recording ---- */
 
-CUresult capture_add(struct sim_stream *s, const struct op *op)
+CUresult capture_add(struct sim_stream *s, const struct op *given)
 {
+	struct op op = *given;
 	int node;
 
 	if (s->capture->invalid)
 		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-	node = graph_add(s->capture->graph, op, &s->deps);
+	op.ctx = s->ctx;
+	node = graph_add(s->capture->graph, &op, &s->deps);
 	deps_set(&s->deps, &node, 1);
 	return CUDA_SUCCESS;
 }

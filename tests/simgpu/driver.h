@@ -71,6 +71,7 @@ struct op {
 	CUhostFn fn;
 	CUstreamCallback callback;
 	void *data;
+	struct sim_ctx *ctx; /* of a node of a graph: where it runs */
 };
 
 struct sim_ctx {
@@ -195,6 +196,7 @@ void deps_set(struct deps *d, const int *node, int n);
 /* The same without drv_mu: adds a node, or changes one of an executable graph. */
 CUresult graph_node_add(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, const struct op *op);
 CUresult graph_node_set(CUgraphNode node, const struct op *op);
+CUresult graph_node_get(CUgraphNode node, struct op *op);
 CUresult graph_exec_set(CUgraphExec exec, CUgraphNode node, const struct op *op);
 
 /* kernel.c, transfer.c: what a node does, from its parameters; without drv_mu */

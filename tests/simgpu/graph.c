@@ -151,6 +151,15 @@ CUresult graph_node_add(CUgraphNode *node, CUgraph graph, const CUgraphNode *dep
 	return rc;
 }
 
+/* A node stays on its GPU. */
+static void change(struct sim_node *node, const struct op *op)
+{
+	struct sim_ctx *ctx = node->op.ctx;
+
+	node->op = *op;
+	node->op.ctx = ctx;
+}
+
 CUresult graph_exec_set(CUgraphExec exec, CUgraphNode node, const struct op *op)
 {
 	CUresult rc = CUDA_SUCCESS;
@@ -159,25 +168,43 @@ CUresult graph_exec_set(CUgraphExec exec, CUgraphNode node, const struct op *op)
 	pthread_mutex_lock(&drv_mu);
 	at = obj_is(exec, M_EXEC) ? node_index(exec->graph, node) : -1;
 	if (at >= 0)
-		exec->graph->node[at].op = *op;
+		change(&exec->graph->node[at], op);
 	else
 		rc = CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_unlock(&drv_mu);
 	return rc;
 }
 
+static struct sim_node *node_find(CUgraphNode node)
+{
+	for (struct sim_graph *g = graphs; g; g = g->next)
+		if (g->serial == (uint64_t)(uintptr_t)node >> 32 && node_index(g, node) >= 0)
+			return &g->node[node_index(g, node)];
+	return NULL;
+}
+
 CUresult graph_node_set(CUgraphNode node, const struct op *op)
 {
-	CUresult rc = CUDA_ERROR_INVALID_VALUE;
+	struct sim_node *found;
 
 	pthread_mutex_lock(&drv_mu);
-	for (struct sim_graph *g = graphs; g; g = g->next)
-		if (g->serial == (uint64_t)(uintptr_t)node >> 32 && node_index(g, node) >= 0) {
-			g->node[node_index(g, node)].op = *op;
-			rc = CUDA_SUCCESS;
-		}
+	found = node_find(node);
+	if (found)
+		change(found, op);
 	pthread_mutex_unlock(&drv_mu);
-	return rc;
+	return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult graph_node_get(CUgraphNode node, struct op *op)
+{
+	struct sim_node *found;
+
+	pthread_mutex_lock(&drv_mu);
+	found = node_find(node);
+	if (found)
+		*op = found->op;
+	pthread_mutex_unlock(&drv_mu);
+	return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Dependencies do not matter to what takes no time. */
@@ -421,10 +448,13 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream h)
 	base = last = stream_deps(s);
 	for (int i = 0; i < g->n; i++) {
 		struct point after = base;
+		struct sim_ctx *ctx;
 
 		for (int j = 0; j < g->node[i].deps.n; j++)
 			after = point_max(after, ends[g->node[i].deps.node[j]]);
-		ends[i] = op_queue(s->ctx, &g->node[i].op, h, after);
+		ctx = obj_is(g->node[i].op.ctx, M_CTX) ? g->node[i].op.ctx : s->ctx;
+		ends[i] = op_queue(ctx, &g->node[i].op, h, after);
+		ctx->all = point_max(ctx->all, ends[i]);
 		last = point_max(last, ends[i]);
 	}
 	stream_done(s, last);

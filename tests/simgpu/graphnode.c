@@ -36,11 +36,20 @@ static CUresult op_of_node(struct op *op, const CUgraphNodeParams *p)
 	return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+/* A node without a context gets the current one. */
+static CUresult add(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, struct op *op, CUcontext ctx)
+{
+	pthread_mutex_lock(&drv_mu);
+	op->ctx = ctx ? ctx : ctx_current();
+	pthread_mutex_unlock(&drv_mu);
+	return graph_node_add(node, graph, deps, n, op);
+}
+
 /* make: the function that makes an operation of the parameters. */
-#define ADD(make)                                                        \
+#define ADD(make, ctx)                                                   \
 	struct op op;                                                    \
 	CUresult rc = node && (deps || !n) ? make : CUDA_ERROR_INVALID_VALUE; \
-	return rc ? rc : graph_node_add(node, graph, deps, n, &op)
+	return rc ? rc : add(node, graph, deps, n, &op, ctx)
 #define SET(make)           \
 	struct op op;       \
 	CUresult rc = make; \
@@ -53,27 +62,25 @@ static CUresult op_of_node(struct op *op, const CUgraphNodeParams *p)
 CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
 			      const CUDA_KERNEL_NODE_PARAMS *p)
 {
-	ADD(op_of_kernel(&op, p, 1));
+	ADD(op_of_kernel(&op, p, 1), NULL);
 }
 
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
 				 const CUDA_KERNEL_NODE_PARAMS *p)
 {
-	ADD(op_of_kernel(&op, p, 0));
+	ADD(op_of_kernel(&op, p, 0), p->ctx);
 }
 
 CUresult cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
 			      const CUDA_MEMCPY3D *p, CUcontext ctx)
 {
-	(void)ctx;
-	ADD(op_of_copy(&op, p));
+	ADD(op_of_copy(&op, p), ctx);
 }
 
 CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n,
 			      const CUDA_MEMSET_NODE_PARAMS *p, CUcontext ctx)
 {
-	(void)ctx;
-	ADD(op_of_set(&op, p));
+	ADD(op_of_set(&op, p), ctx);
 }
 
 CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p)
@@ -127,4 +134,50 @@ CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, cons
 CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *params)
 {
 	EXEC_SET(op_of_node(&op, params));
+}
+
+/* ---- what a node is ---- */
+
+CUresult cuGraphNodeGetType(CUgraphNode node, int *type)
+{
+	struct op op;
+	CUresult rc = type ? graph_node_get(node, &op) : CUDA_ERROR_INVALID_VALUE;
+
+	if (rc)
+		return rc;
+	switch (op.what) {
+	case OP_COPY: *type = CU_GRAPH_NODE_TYPE_MEMCPY; break;
+	case OP_SET: *type = CU_GRAPH_NODE_TYPE_MEMSET; break;
+	case OP_HOST: *type = CU_GRAPH_NODE_TYPE_HOST; break;
+	case OP_WRITE:
+	case OP_WAIT: *type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP; break;
+	case OP_NOTHING: *type = CU_GRAPH_NODE_TYPE_EMPTY; break;
+	default: *type = CU_GRAPH_NODE_TYPE_KERNEL;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Of the parameters, only what tells where the node runs. */
+#define GET(type, ...)                                                              \
+	struct op op;                                                               \
+	CUresult rc = p ? graph_node_get(node, &op) : CUDA_ERROR_INVALID_VALUE;     \
+	if (!rc)                                                                    \
+		*p = (type){ __VA_ARGS__ };                                         \
+	return rc
+
+CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *p)
+{
+	GET(CUDA_KERNEL_NODE_PARAMS, .ctx = op.ctx);
+}
+
+CUresult cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D *p)
+{
+	GET(CUDA_MEMCPY3D, .srcMemoryType = CU_MEMORYTYPE_UNIFIED, .srcDevice = (uintptr_t)op.src,
+	    .dstMemoryType = CU_MEMORYTYPE_UNIFIED, .dstDevice = (uintptr_t)op.dst, .WidthInBytes = op.width,
+	    .Height = op.height, .Depth = 1);
+}
+
+CUresult cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS *p)
+{
+	GET(CUDA_MEMSET_NODE_PARAMS, .dst = (uintptr_t)op.dst, .width = op.width, .height = op.height);
 }

@@ -8,6 +8,8 @@
  */
 #include "driver.h"
 
+#include <string.h>
+
 #define LINK_BYTES_PER_US   25000   /* host link, each direction */
 #define DEVICE_BYTES_PER_US 1000000 /* device memory */
 #define COPY_NS             2000    /* least time of one copy */
@@ -204,6 +206,28 @@ CUresult copy_op(struct op *op, const CUDA_MEMCPY3D *p)
 		return CUDA_ERROR_NOT_SUPPORTED; /* no third dimension here */
 	return copy2d_op(op, &c);
 }
+
+/* Contexts do not matter: addresses tell where memory is. */
+static CUresult copy3d_peer(const CUDA_MEMCPY3D_PEER *c, CUstream h, int sync)
+{
+	CUDA_MEMCPY3D plain;
+	struct op op;
+	CUresult rc = c ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+
+	if (!rc) {
+		memcpy(&plain, c, sizeof plain);
+		rc = copy_op(&op, &plain);
+	}
+	return rc ? rc : finish(h, &op, sync && !(op.dst_side == ON_GPU && op.src_side == ON_GPU));
+}
+
+DUAL(cuMemcpy3DPeer, (const CUDA_MEMCPY3D_PEER *c), (c, NULL, SYNC), (c, PTDS, SYNC), copy3d_peer)
+
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *c, CUstream h)
+{
+	return copy3d_peer(c, h, ASYNC);
+}
+PTSZ(cuMemcpy3DPeerAsync, (const CUDA_MEMCPY3D_PEER *c, CUstream h), (c, PT(h)))
 
 /* w: elements in a row; pitch in bytes. Like the driver, never waits. */
 CUresult set_op(struct op *op, const CUDA_MEMSET_NODE_PARAMS *p)

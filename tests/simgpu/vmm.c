@@ -423,3 +423,27 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmem
 	pthread_mutex_unlock(&drv_mu);
 	return rc;
 }
+
+/* Endpoints come to nothing here: it is only looked whether the memory is there. */
+CUresult cuLogicalEndpointBindMem(uint32_t id, CUdevice dev, cuuint64_t at, CUmemGenericAllocationHandle h,
+				  cuuint64_t offset, cuuint64_t n, unsigned long long flags)
+{
+	CUresult rc = drv_enter();
+
+	(void)id, (void)dev, (void)at, (void)offset, (void)flags;
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	rc = n && obj_is((struct handle *)(uintptr_t)h, M_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
+CUresult cuLogicalEndpointBindAddr(uint32_t id, CUdevice dev, cuuint64_t at, void *p, cuuint64_t n,
+				   unsigned long long flags)
+{
+	CUresult rc = drv_enter();
+
+	(void)id, (void)dev, (void)at, (void)flags;
+	return rc || mem_valid((uintptr_t)p, n) ? rc : CUDA_ERROR_INVALID_VALUE;
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * stream.c: wrappers that note which streams there are, which of them capture, and when the
+ * host has waited for work.
+ */
+#include "swap.h"
+#include "wrap.h"
+
+static int stream_created(int result, void **stream)
+{
+	if (result == CUDA_SUCCESS && nvs_active())
+		nvs_stream_created(*stream);
+	return result;
+}
+
+WRAPPER(cuStreamCreate, (void **stream, uint flags))
+{
+	return stream_created(CALL(cuStreamCreate, stream, flags), stream);
+}
+
+WRAPPER(cuStreamCreateWithPriority, (void **stream, uint flags, int priority))
+{
+	return stream_created(CALL(cuStreamCreateWithPriority, stream, flags, priority), stream);
+}
+
+/* The record goes first: afterwards the handle may be somebody else's. */
+#define STREAM_DESTROY(name) \
+	WRAPPER(name, (void *stream)) \
+	{ \
+		if (nvs_active()) { \
+			nvs_swap_stream_going(stream); \
+			nvs_stream_destroyed(stream); \
+		} \
+		return CALL(name, stream); \
+	}
+STREAM_DESTROY(cuStreamDestroy)
+STREAM_DESTROY(cuStreamDestroy_v2)
+
+#define CAPTURE(name, P, A, key) \
+	WRAPPER(name, P) \
+	{ \
+		__typeof__(&name) real = NVS_REAL(name); \
+		bool on = nvs_active(); \
+		int result; \
+		if (!real) \
+			return CUDA_ERROR_NOT_FOUND; \
+		on = on && nvs_capture_begin(key); \
+		result = real A; \
+		if (on) \
+			nvs_capture_began(key, result); \
+		return result; \
+	}
+#define CAPTURE_SZ(name, P, A) \
+	CAPTURE(name, P, A, NVS_KEY_LEGACY(s)) \
+	CAPTURE(name##_ptsz, P, A, NVS_KEY_THREAD(s))
+CAPTURE_SZ(cuStreamBeginCapture, (void *s), (s))
+CAPTURE_SZ(cuStreamBeginCapture_v2, (void *s, int mode), (s, mode))
+CAPTURE_SZ(cuStreamBeginCaptureToGraph,
+	   (void *s, void *graph, const void *deps, const void *edges, size_t num, int mode),
+	   (s, graph, deps, edges, num, mode))
+CAPTURE_SZ(cuStreamBeginRecaptureToGraph,
+	   (void *s, int mode, void *graph, void *callback, void *data),
+	   (s, mode, graph, callback, data))
+CAPTURE_SZ(cuStreamBeginCaptureToCig, (void *s, void *params), (s, params))
+
+#define CAPTURE_END(name, P, A, key) \
+	WRAPPER(name, P) \
+	{ \
+		__typeof__(&name) real = NVS_REAL(name); \
+		int result = real ? real A : CUDA_ERROR_NOT_FOUND; \
+		if (nvs_active()) \
+			nvs_capture_ended(key); \
+		return result; \
+	}
+#define CAPTURE_END_SZ(name, P, A) \
+	CAPTURE_END(name, P, A, NVS_KEY_LEGACY(s)) \
+	CAPTURE_END(name##_ptsz, P, A, NVS_KEY_THREAD(s))
+CAPTURE_END_SZ(cuStreamEndCapture, (void *s, void **graph), (s, graph))
+CAPTURE_END_SZ(cuStreamEndCaptureToCig, (void *s), (s))
+
+/* ---- synchronisation: never gated ---- */
+
+/* The host has waited: pools may release memory, and know what streams have passed. */
+static int waited(int result, uint64_t frees, const void *ctx, void *stream)
+{
+	if (nvs_unlikely(frees != 0) && result == CUDA_SUCCESS)
+		nvs_swap_host_waited(frees, ctx, stream);
+	if (nvs_unlikely(atomic_load_explicit(&nvs_swap_excess, memory_order_relaxed) != 0))
+		nvs_swap_trim();
+	return result;
+}
+
+#define SYNCHRONISE(name, P, A, ctx, stream) \
+	WRAPPER(name, P) \
+	{ \
+		uint64_t frees = atomic_load(&nvs_swap_frees); \
+		__typeof__(&name) real = NVS_REAL(name); \
+		return waited(real ? real A : CUDA_ERROR_NOT_FOUND, frees, ctx, stream); \
+	}
+SYNCHRONISE(cuCtxSynchronize, (void), (), NULL, NULL)
+SYNCHRONISE(cuCtxSynchronize_v2, (void *ctx), (ctx), ctx, NULL)
+SYNCHRONISE(cuStreamSynchronize, (void *s), (s), NULL, NVS_KEY_LEGACY(s))
+SYNCHRONISE(cuStreamSynchronize_ptsz, (void *s), (s), NULL, NVS_KEY_THREAD(s))
+
+/* What the event stands behind is not known. */
+WRAPPER(cuEventSynchronize, (void *event))
+{
+	return waited(CALL(cuEventSynchronize, event), 0, NULL, NULL);
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * submit.c: wrappers of submissions that work on several GPUs. All gates are passed
+ * together. graph.c has those of graphs.
+ */
+#include "wrap.h"
+
+WRAPPER(cuLaunchCooperativeKernelMultiDevice, (struct cu_launch_params *list, uint count, uint flags))
+{
+	struct nvs_thread *t = list && count
+		? nvs_gate_enter_all(&list[0].stream, count, sizeof(*list)) : NULL;
+	int result = CALL(cuLaunchCooperativeKernelMultiDevice, list, count, flags);
+
+	if (t)
+		nvs_gate_leave(t);
+	return result;
+}
+
+/* ---- copies between the memory of two contexts ---- */
+
+static unsigned gpu_of(void *ctx)
+{
+	struct nvs_gpu *gpu = ctx ? nvs_gpu_of_context(ctx) : NULL;
+
+	return gpu ? gpu->bit : 0;
+}
+
+static struct nvs_thread *enter(void *key, void *dst, void *src)
+{
+	return nvs_gate_enter_gpus(key, atomic_load_explicit(&nvs_gate.single, memory_order_relaxed)
+						? 0 : gpu_of(dst) | gpu_of(src));
+}
+
+#define PEER(name, P, A, key, dst, src) \
+	WRAPPER(name, P) \
+	{ \
+		struct nvs_thread *t = enter(key, dst, src); \
+		int result = CALL(name, NVS_SPREAD A); \
+		if (t) \
+			nvs_gate_leave(t); \
+		return result; \
+	}
+#define PEER_DS(name, P, A, dst, src) \
+	PEER(name, P, A, CU_STREAM_LEGACY, dst, src) \
+	PEER(name##_ptds, P, A, CU_STREAM_PER_THREAD, dst, src)
+#define PEER_SZ(name, P, A, dst, src) \
+	PEER(name, P, A, NVS_KEY_LEGACY(s), dst, src) \
+	PEER(name##_ptsz, P, A, NVS_KEY_THREAD(s), dst, src)
+
+#define COPY_DST (c ? c->dst_context : NULL)
+#define COPY_SRC (c ? c->src_context : NULL)
+
+PEER_DS(cuMemcpyPeer, (CUdeviceptr d, void *dc, CUdeviceptr h, void *hc, size_t n), (d, dc, h, hc, n), dc, hc)
+PEER_SZ(cuMemcpyPeerAsync, (CUdeviceptr d, void *dc, CUdeviceptr h, void *hc, size_t n, void *s),
+	(d, dc, h, hc, n, s), dc, hc)
+PEER_DS(cuMemcpy3DPeer, (const struct cu_memcpy3d *c), (c), COPY_DST, COPY_SRC)
+PEER_SZ(cuMemcpy3DPeerAsync, (const struct cu_memcpy3d *c, void *s), (c, s), COPY_DST, COPY_SRC)

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Control says how trying a control of the GPU's own scheduler went.
+type Control uint8
+
+// The values of a Control, as on the wire.
+const (
+	ControlUntried Control = iota
+	ControlWorks
+	ControlUnseen  // no channel group of the GPU was seen
+	ControlRefused // the driver answers with an error
+	ControlFaked   // the driver answers success and changes nothing
+	ControlFailed  // the control cannot be sent
+)
+
+func (c Control) String() string {
+	names := [...]string{"not tried", "works", "no channels seen", "driver refused", "driver fakes it", "cannot be sent"}
+	if int(c) < len(names) {
+		return names[c]
+	}
+	return fmt.Sprintf("control(%d)", uint8(c))
+}
+
+// Controls says what the GPU's own scheduler lets a client do, as its shim has tried it.
+type Controls struct {
+	Client   ClientID
+	Slices   Control
+	Channels Control
+	Groups   int    // compute channel groups that were seen
+	Bare     int    // channels in no group that was seen
+	Driver   string // version; "": unknown
+}
+
+func (Controls) event() {}
+
+func (e Controls) String() string {
+	return fmt.Sprintf("controls %d slices=%q channels=%q groups=%d bare=%d driver=%q", e.Client, e.Slices, e.Channels, e.Groups, e.Bare, e.Driver)
+}
+
+// Listed says whether time slices were seen to work, by their effect on a GPU, with this
+// version of the driver. With others they are tried.
+func (e Controls) Listed() bool { return slices.Contains([]string{"580.159.04"}, e.Driver) }
+
+// proofPatience is how long a client that comes while others share by slices may take to
+// prove its controls: the shim proves them within 0.1 s of the first grant.
+const proofPatience = 2 * time.Second
+
+// control takes note of what a client has proved.
+func (c *GPU) control(ev Controls) {
+	if cl := c.clients[ev.Client]; cl != nil && cl.connected {
+		cl.controls, c.slices.stale = ev, true
+	}
+}
+
+// wantsGPU notes when a client first wanted the GPU over its connection.
+func (c *GPU) wantsGPU(cl *client) {
+	if !cl.wanted {
+		cl.wanted, cl.wantedAt, c.slices.stale = true, c.now, true
+	}
+}
+
+// notSliceable says why a client's time slice cannot be set; "": it can.
+func (c *GPU) notSliceable(cl *client) string {
+	switch p := &cl.controls; {
+	case p.Client == 0 && c.sliced() && c.now.Sub(cl.wantedAt) < proofPatience:
+		return ""
+	case p.Client == 0:
+		return "its shim does not say whether time slices work"
+	case p.Slices != ControlWorks:
+		return "time slices: " + p.Slices.String()
+	case p.Bare > 0:
+		return "it has channels in no group that was seen"
+	}
+	return ""
+}
+
+// whyTurns says why clients cannot share the GPU by time slices; "": they can.
+func (c *GPU) whyTurns() string {
+	batch, latency := 0, false
+	for _, cl := range c.inOrder() {
+		t := cl.tenant
+		switch {
+		case !cl.connected:
+			continue // it has no time slice of ours, and comes back soon, or ends
+		case t.limited():
+			return reasonLimit
+		case t.seat != nil:
+			return reasonGang
+		case t.share.Priority == Latency:
+			latency = true
+		case cl.wanted:
+			batch++
+		}
+		if !cl.wanted {
+			continue
+		}
+		if why := c.notSliceable(cl); why != "" {
+			return fmt.Sprintf("client %d cannot be sliced (%s): tenants take turns", cl.id, why)
+		}
+	}
+	if latency && batch > 1 {
+		return reasonLatency
+	}
+	return ""
+}

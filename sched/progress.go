@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import "time"
+
+// progress is how fast a client gets on. Its gated calls are the measure: a program makes
+// about as many for the same piece of work, whether it waits for the GPU or not. In its
+// turns it has the GPU alone; so its speed beside others, divided by that, is what it gets
+// of what it would get alone.
+//
+// How precise that is depends on how even the program's calls are: within 1 % for a loop
+// of matrix products, and worse for a program whose requests take longer than a window.
+// What a client says about itself serves it badly if it is not true: see share.
+type progress struct {
+	// In turns, lately.
+	calls      float64
+	held       time.Duration // of the GPU
+	paused     time.Duration // between turns, without a wish for the GPU
+	looks, hot float64       // how often it was looked whether the GPU had work of it, and had
+	turnCalls  float64       // since the client takes turns with others
+	turnsFrom  Time          // since then
+	byTurns    float64       // calls per second meanwhile, waiting included, at the end of that
+
+	// Beside others, in the window so far.
+	beside      float64 // calls
+	over        time.Duration
+	seen        Time // the latest report
+	samples     int
+	busySamples int
+}
+
+const (
+	// A client reports four times a second while it makes calls. After a longer silence
+	// it has paused, which is no measure of anything.
+	reportGap = 1500 * time.Millisecond
+	// aloneMemory is over how much of its own time a client's speed alone is measured,
+	// and aloneLeast the least that says something.
+	aloneMemory = 4 * time.Second
+	aloneLeast  = 300 * time.Millisecond
+)
+
+// hadTurn notes a turn, drain included.
+func (p *progress) hadTurn(calls uint64, held time.Duration) {
+	p.calls += float64(calls)
+	p.turnCalls += float64(calls)
+	p.held += held
+	if p.held+p.paused > aloneMemory {
+		p.calls, p.held, p.paused, p.looks, p.hot = p.calls/2, p.held/2, p.paused/2, p.looks/2, p.hot/2
+	}
+}
+
+// startTurns and endTurns note that clients take turns, and no longer do.
+func (p *progress) startTurns(now Time) { p.turnCalls, p.turnsFrom = 0, now }
+
+func (p *progress) endTurns(now Time) {
+	if d := now.Sub(p.turnsFrom); p.turnCalls > 0 && d >= time.Second {
+		p.byTurns = p.turnCalls / d.Seconds()
+	}
+}
+
+// hadPause notes a pause between turns. A long one is not part of the work.
+func (p *progress) hadPause(d time.Duration) {
+	if p.held > 0 && d < time.Second {
+		p.paused += d
+	}
+}
+
+// report notes what a client said; alone: in its turn.
+func (p *progress) report(now Time, ev Utilization, alone bool) {
+	if alone {
+		p.looks += float64(ev.Samples)
+		p.hot += float64(ev.Busy)
+		return
+	}
+	if gap := now.Sub(p.seen); p.seen != 0 && gap < reportGap {
+		p.beside += float64(ev.Calls)
+		p.over += gap
+	}
+	p.seen = now
+	p.samples += ev.Samples
+	p.busySamples += ev.Busy
+}
+
+// startWindow forgets what was measured beside others.
+func (p *progress) startWindow() {
+	p.beside, p.over, p.seen, p.samples, p.busySamples = 0, 0, 0, 0, 0
+}
+
+// rate returns the calls per second beside others; false: the client was not active in
+// most of the window.
+func (p *progress) rate(window time.Duration) (float64, bool) {
+	return p.beside / p.over.Seconds(), p.over >= window/2 && p.beside > 0
+}
+
+// alone returns the calls per second in turns, and the part of that time in which the GPU
+// had work of the client; false: too little is known.
+func (p *progress) alone() (rate, busy float64, known bool) {
+	if p.held < aloneLeast || p.calls == 0 {
+		return 0, 0, false
+	}
+	whole := (p.held + p.paused).Seconds()
+	busy = p.held.Seconds() / whole
+	if p.looks > 0 {
+		busy *= p.hot / p.looks
+	}
+	return p.calls / whole, busy, true
+}

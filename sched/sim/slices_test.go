@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched"
+)
+
+// A GPU that gives one process after the other its time slice, as an H200 does, and
+// programs that use it under a core's grants and slices.
+const (
+	switchCost = 140 * time.Microsecond  // from one process to another
+	aheadWork  = 2500 * time.Microsecond // submitted and not run yet, when a turn ends
+	idleTime   = time.Millisecond        // without work before a turn is given back
+	handOver   = 250 * time.Microsecond
+	reportTime = 250 * time.Millisecond
+)
+
+// program is a loop: so many kernels, then a pause for the CPU's work.
+type program struct {
+	kernel time.Duration
+	burst  int
+	gap    time.Duration
+}
+
+var (
+	gemm      = program{1700 * time.Microsecond, 1, 0}
+	gemmSync  = program{1700 * time.Microsecond, 10, 30 * time.Microsecond} // waits for ten products
+	decoder   = program{50 * time.Microsecond, 20, 1200 * time.Microsecond} // of a language model
+	training  = program{time.Millisecond, 100, 50 * time.Millisecond}       // waits for data
+	syncing   = program{time.Millisecond, 1, 20 * time.Microsecond}         // waits for each kernel
+	requests  = program{26 * time.Microsecond, 20, 5 * time.Millisecond}
+	smallWork = program{200 * time.Microsecond, 3, 3 * time.Millisecond}
+)
+
+// alone returns the part of the GPU that the program uses alone.
+func (p program) alone() float64 {
+	work := float64(p.kernel) * float64(p.burst)
+	return work / (work + float64(p.gap))
+}
+
+type process struct {
+	program
+	name   string
+	share  sched.Share
+	starts time.Duration
+	lies   func(*sched.Utilization)
+
+	id        sched.ClientID
+	attached  bool
+	kernels   int           // of the burst, that have not begun
+	left      time.Duration // of the kernel that has begun
+	wakes     sched.Time    // end of the pause
+	idleFrom  sched.Time
+	requested bool
+	open      bool
+	paused    bool
+	latency   bool // its grant keeps others out
+	epoch     sched.Epoch
+	drain     time.Duration // that it may still run
+	slice     time.Duration
+	openFor   time.Duration // since the latest report
+	busyFor   time.Duration
+	calls     int // since the latest report
+	granted   uint64
+	slices    int // messages
+
+	work    time.Duration
+	longest time.Duration // of its bursts, from the beginning to the end
+	began   sched.Time
+}
+
+func (p *process) wants() bool { return p.kernels > 0 || p.left > 0 }
+
+func (p *process) idleTime() time.Duration {
+	if p.latency {
+		return 200 * time.Microsecond
+	}
+	return idleTime
+}
+
+// runs says whether the GPU may run something of it.
+func (p *process) runs() bool {
+	return p.left > 0 || p.kernels > 0 && (p.open || p.epoch != 0 && p.drain > 0)
+}
+
+type gpuModel struct {
+	t         *testing.T
+	core      *sched.GPU
+	now       sched.Time
+	processes []*process
+	current   int // process that has the GPU
+	sliceEnd  sched.Time
+	switching sched.Time
+	later     events
+	seq       uint64
+	modes     int
+	reasons   []string
+}
+
+func newGPUModel(t *testing.T, mode sched.Mode, processes ...process) *gpuModel {
+	g := &gpuModel{t: t, core: sched.New(sched.Config{Mode: mode, Memory: sched.Memory{Bytes: 100}}), now: sched.Time(time.Hour)}
+	for i := range processes {
+		p := processes[i]
+		p.id, p.name = sched.ClientID(i+1), cmp.Or(p.name, fmt.Sprint("t", i))
+		g.processes = append(g.processes, &p)
+		g.after(p.starts, func() { g.attach(&p) })
+	}
+	g.after(reportTime, g.report)
+	return g
+}
+
+func (g *gpuModel) attach(p *process) {
+	p.attached, p.wakes, p.slice = true, g.now, 0
+	g.step(sched.Attach{Client: p.id, Tenant: p.name, Share: p.share})
+	g.after(100*time.Millisecond, func() {
+		g.step(sched.Controls{Client: p.id, Slices: sched.ControlWorks, Channels: sched.ControlWorks, Groups: 1})
+	})
+}
+
+func (g *gpuModel) after(d time.Duration, do func()) {
+	g.seq++
+	g.later.push(event{g.now.Add(d), g.seq, do})
+}
+
+func (g *gpuModel) step(ev sched.Event) {
+	var acts []sched.Action
+	acts = append(acts, g.core.Step(g.now, ev)...)
+	for _, a := range acts {
+		switch a := a.(type) {
+		case sched.Grant:
+			p := g.processes[a.Client-1]
+			g.after(handOver, func() { p.open, p.epoch, p.requested, p.idleFrom, p.latency = true, a.Epoch, false, g.now, a.Latency })
+		case sched.Revoke:
+			p := g.processes[a.Client-1]
+			g.after(handOver, func() { p.open, p.paused, p.drain = false, false, aheadWork })
+		case sched.Pause:
+			p := g.processes[a.Client-1]
+			p.open, p.paused = false, true
+		case sched.Resume:
+			p := g.processes[a.Client-1]
+			p.open, p.paused = true, false
+		case sched.Slice:
+			p := g.processes[a.Client-1]
+			p.slices++
+			p.slice = a.D
+		case sched.ModeChosen:
+			g.modes++
+			g.reasons = append(g.reasons, fmt.Sprint(time.Duration(g.now)-time.Hour, a))
+		}
+	}
+	if err := g.core.Check(); err != nil {
+		g.t.Fatalf("after %v: %v", ev, err)
+	}
+}
+
+func (g *gpuModel) release(p *process, why sched.Reason) {
+	r := sched.Release{Client: p.id, Epoch: p.epoch, Reason: why, Calls: p.granted}
+	p.open, p.epoch, p.drain, p.granted = false, 0, 0, 0
+	g.step(r)
+}
+
+func (g *gpuModel) report() {
+	g.after(reportTime, g.report)
+	for _, p := range g.processes {
+		ev := sched.Utilization{Client: p.id, Samples: int(p.openFor / (5 * time.Millisecond)), Calls: p.calls}
+		ev.Busy = min(int(p.busyFor/(5*time.Millisecond)), ev.Samples)
+		if p.openFor > 0 && p.busyFor == p.openFor {
+			ev.Busy = ev.Samples
+		}
+		if ev.Samples == 0 {
+			continue
+		}
+		p.openFor, p.busyFor, p.calls = 0, 0, 0
+		if p.lies != nil {
+			p.lies(&ev)
+		}
+		g.step(ev)
+	}
+}
+
+// settle does what is due now: bursts that begin, turns that are given back.
+func (g *gpuModel) settle() {
+	waiters := false
+	for _, p := range g.processes {
+		waiters = waiters || p.requested
+	}
+	for _, p := range g.processes {
+		if !p.attached {
+			continue
+		}
+		if !p.wants() && g.now >= p.wakes {
+			p.kernels, p.began = p.burst, g.now
+		}
+		switch {
+		case p.wants() && p.epoch == 0 && !p.requested:
+			p.requested = true
+			g.step(sched.Request{Client: p.id})
+		case p.epoch != 0 && !p.open && p.drain > 0 && !p.runs(), p.epoch != 0 && !p.open && p.left == 0 && p.drain < 0:
+			g.release(p, sched.Revoked)
+		case p.open && !p.wants() && (waiters || p.latency) && g.now.Sub(p.idleFrom) >= p.idleTime():
+			g.release(p, sched.Idle)
+		}
+	}
+}
+
+// schedule gives the GPU to the next process if the slice is over or unused.
+func (g *gpuModel) schedule() {
+	p := g.processes[g.current]
+	if p.runs() && g.now < g.sliceEnd {
+		return
+	}
+	for i := 1; i <= len(g.processes); i++ {
+		next := (g.current + i) % len(g.processes)
+		if !g.processes[next].runs() {
+			continue
+		}
+		g.switching = g.now
+		if next != g.current {
+			g.switching = g.now.Add(switchCost)
+		}
+		g.current = next
+		g.sliceEnd = g.switching.Add(cmp.Or(g.processes[next].slice, sched.DriverSlice))
+		return
+	}
+}
+
+// run lets time pass.
+func (g *gpuModel) run(d time.Duration) {
+	for end := g.now.Add(d); g.now < end; {
+		for len(g.later) > 0 && g.later[0].at <= g.now {
+			g.later.pop().do()
+		}
+		g.settle()
+		if at, ok := g.core.Deadline(); ok && at <= g.now {
+			g.step(sched.Tick{})
+			continue
+		}
+		g.schedule()
+		p := g.processes[g.current]
+		next := end
+		until := func(at sched.Time) {
+			if at > g.now {
+				next = min(next, at)
+			}
+		}
+		if at, ok := g.core.Deadline(); ok {
+			until(at)
+		}
+		until(g.later[0].at)
+		for _, q := range g.processes {
+			until(q.wakes)
+			if q.open && !q.wants() {
+				until(q.idleFrom.Add(q.idleTime()))
+			}
+		}
+		running := p.runs() && g.now >= g.switching
+		if p.runs() {
+			until(g.switching)
+		}
+		if running {
+			if p.left == 0 {
+				p.kernels--
+				p.left = p.kernel
+				p.calls++
+				p.granted++
+			}
+			until(g.now.Add(p.left))
+			until(g.sliceEnd)
+		}
+		passed := next.Sub(g.now)
+		for _, q := range g.processes {
+			if q.open {
+				q.openFor += passed
+				if q.wants() {
+					q.busyFor += passed
+				}
+			}
+		}
+		g.now = next
+		if running {
+			p.left -= passed
+			p.work += passed
+			if !p.open && !p.paused {
+				p.drain -= passed
+			}
+			if !p.wants() {
+				p.longest = max(p.longest, g.now.Sub(p.began))
+				p.wakes, p.idleFrom = g.now.Add(p.gap), g.now
+				if p.gap == 0 { // it keeps work ahead of the GPU
+					p.kernels, p.began = p.burst, g.now
+				}
+			}
+		}
+	}
+}
+
+// got returns what each process gets of the GPU over a time, and of what it gets alone.
+func (g *gpuModel) got(d time.Duration) (parts, ofAlone []float64) {
+	for _, p := range g.processes {
+		p.work, p.longest = 0, 0
+	}
+	g.run(d)
+	for _, p := range g.processes {
+		part := p.work.Seconds() / d.Seconds()
+		parts = append(parts, part)
+		ofAlone = append(ofAlone, part/p.alone())
+	}
+	return
+}
+
+func sum(of []float64) (s float64) {
+	for _, x := range of {
+		s += x
+	}
+	return
+}
+
+func several(n int, p program) (all []process) {
+	for range n {
+		all = append(all, process{program: p})
+	}
+	return
+}
+
+var mixes = []struct {
+	name      string
+	processes []process
+}{
+	{"two that keep the GPU busy", several(2, gemm)},
+	{"eight that keep the GPU busy", several(8, gemm)},
+	{"two that wait for ten kernels", several(2, gemmSync)},
+	{"three language models", several(3, decoder)},
+	{"a language model beside products", []process{{program: gemm}, {program: decoder}}},
+	{"training beside products", []process{{program: gemm}, {program: training}}},
+	{"one that waits for each kernel beside products", []process{{program: gemm}, {program: syncing}}},
+	{"one that waits for each kernel beside two", []process{{program: gemm}, {program: gemmSync}, {program: syncing}}},
+	{"requests beside training", []process{{program: training}, {program: smallWork}}},
+	{"one comes later", []process{{program: gemm}, {program: gemm}, {program: decoder, starts: 60 * time.Second}}},
+}
+
+// TestAutoGivesTheMost compares the modes: for each mix auto gives as much as the better of
+// turns and the driver's slices, and nobody much less than by either.
+func TestAutoGivesTheMost(t *testing.T) {
+	for _, mix := range mixes {
+		t.Run(mix.name, func(t *testing.T) {
+			t.Parallel()
+			got := map[sched.Mode][]float64{}
+			for _, mode := range []sched.Mode{sched.Exclusive, sched.Concurrent, sched.Auto} {
+				g := newGPUModel(t, mode, mix.processes...)
+				g.run(20 * time.Second)
+				_, got[mode] = g.got(200 * time.Second)
+				if mode != sched.Auto {
+					continue
+				}
+				for _, p := range g.processes {
+					if p.slices > 220 {
+						t.Errorf("%s was told %d slices in 220 s", p.name, p.slices)
+					}
+				}
+				if g.modes > 20 {
+					t.Errorf("the way was changed %d times: %q", g.modes, g.reasons)
+				}
+				t.Logf("%q", g.reasons)
+			}
+			turns, driver, auto := sum(got[sched.Exclusive]), sum(got[sched.Concurrent]), sum(got[sched.Auto])
+			t.Logf("of what each gets alone: turns %.3f, the driver %.3f, auto %.3f: %.3f", turns, driver, auto, got[sched.Auto])
+			if auto < 0.98*max(turns, driver) {
+				t.Errorf("auto gives %.3f, turns %.3f, the driver %.3f", auto, turns, driver)
+			}
+			for i, part := range got[sched.Auto] {
+				if least := min(got[sched.Concurrent][i], got[sched.Exclusive][i]); part < 0.9*least {
+					t.Errorf("process %d gets %.3f, by turns and by the driver alone at least %.3f", i, part, least)
+				}
+			}
+		})
+	}
+}
+
+// Parts hold within 3 points, by slices or, where slices cannot, by turns.
+func TestPartsHoldInSlices(t *testing.T) {
+	request := func(n int) sched.Share { return sched.Share{Request: n} }
+	weight := func(n int) sched.Share { return sched.Share{Weight: n} }
+	for _, test := range []struct {
+		name      string
+		processes []process
+		want      []float64
+	}{
+		{"requests 70 and 30", []process{{program: gemm, share: request(70)}, {program: gemm, share: request(30)}}, []float64{0.7, 0.3}},
+		{"request 60 beside one without", []process{{program: gemm, share: request(60)}, {program: gemm}}, []float64{0.8, 0.2}},
+		{"weights 1, 2, 7", []process{{program: gemm, share: weight(10)}, {program: gemm, share: weight(20)}, {program: gemm, share: weight(70)}}, []float64{0.1, 0.2, 0.7}},
+		{"75 that waits for ten kernels", []process{{program: gemmSync, share: request(75)}, {program: gemmSync, share: request(25)}}, []float64{0.75, 0.25}},
+		{"75 that waits for each kernel", []process{{program: syncing, share: request(75)}, {program: gemm, share: request(25)}}, []float64{0.75, 0.25}},
+		{"a tenant of two processes", []process{{program: gemm, name: "a", share: weight(100)}, {program: gemm, name: "a", share: weight(100)}, {program: gemm, name: "b", share: weight(200)}}, []float64{1. / 6, 1. / 6, 2. / 3}},
+		{"a language model that wants less than its part", []process{{program: decoder, share: request(60)}, {program: gemm}}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			g := newGPUModel(t, sched.Auto, test.processes...)
+			g.run(60 * time.Second)
+			parts, ofAlone := g.got(60 * time.Second)
+			t.Logf("%.3f, of alone %.3f: %q", parts, ofAlone, g.reasons)
+			all := sum(parts)
+			if all < 0.9 {
+				t.Errorf("all get %.3f of the GPU", all)
+			}
+			for i, want := range test.want {
+				if math.Abs(parts[i]/all-want) > 0.03 {
+					t.Errorf("process %d has %.3f of what all have, want %.3f", i, parts[i]/all, want)
+				}
+			}
+		})
+	}
+}
+
+// A tenant that lies about its work takes nothing from an honest one: that has as much as
+// beside an honest tenant, or as the driver alone gives it.
+func TestLiesGainNothing(t *testing.T) {
+	lies := map[string]func(*sched.Utilization){
+		"idle":           func(u *sched.Utilization) { u.Busy = 0 },
+		"slow":           func(u *sched.Utilization) { u.Calls /= 10 },
+		"fast":           func(u *sched.Utilization) { u.Calls *= 10 },
+		"slower, slower": func() func(*sched.Utilization) { n := 1; return func(u *sched.Utilization) { n++; u.Calls /= n } }(),
+		"up and down": func() func(*sched.Utilization) {
+			n := 0
+			return func(u *sched.Utilization) { n++; u.Calls *= 1 + 9*(n/20%2) }
+		}(),
+		"out of all range": func(u *sched.Utilization) { u.Samples, u.Busy, u.Calls = 1_000_000, 1_000_000, math.MaxUint32 },
+		"silent":           func(u *sched.Utilization) { u.Calls = 0 },
+	}
+	for _, honest := range []program{gemm, decoder} {
+		run := func(mode sched.Mode, share sched.Share, lies func(*sched.Utilization)) float64 {
+			g := newGPUModel(t, mode, process{program: honest, share: share}, process{program: gemm, share: share, lies: lies})
+			g.run(20 * time.Second)
+			_, got := g.got(60 * time.Second)
+			return got[0]
+		}
+		for name, lie := range lies {
+			for _, share := range []sched.Share{{}, {Request: 50}} {
+				least := min(run(sched.Auto, share, nil), run(sched.Concurrent, share, nil), run(sched.Exclusive, share, nil))
+				if got := run(sched.Auto, share, lie); got < 0.95*least {
+					t.Errorf("beside one that says %q, %v, an honest one gets %.3f of what it gets alone, want %.3f", name, share, got, least)
+				}
+			}
+		}
+	}
+}
+
+// A latency tenant beside one other is served within microseconds, without a turn.
+func TestLatencyTenantInSlices(t *testing.T) {
+	latency := sched.Share{Priority: sched.Latency}
+	alone := newGPUModel(t, sched.Auto, process{program: requests, share: latency})
+	alone.run(10 * time.Second)
+	alone.got(10 * time.Second)
+	g := newGPUModel(t, sched.Auto, process{program: requests, share: latency}, process{program: gemm})
+	g.run(10 * time.Second)
+	_, got := g.got(60 * time.Second)
+	t.Logf("%q", g.reasons)
+	// The model's change from one process to another costs more than that of the GPU
+	// in the middle of a kernel; it happens once.
+	if bound := alone.processes[0].longest + switchCost + 2*sched.LatencySlice; g.processes[0].longest > bound {
+		t.Errorf("a request took %v, alone %v", g.processes[0].longest, alone.processes[0].longest)
+	}
+	if got[1] < 0.85 {
+		t.Errorf("the other tenant gets %.3f of what it gets alone", got[1])
+	}
+	// With two others they take turns, and so each keeps its slice to itself.
+	two := newGPUModel(t, sched.Auto, process{program: requests, share: latency}, process{program: gemm}, process{program: gemm})
+	two.run(10 * time.Second)
+	_, got = two.got(60 * time.Second)
+	if got[1]+got[2] < 0.8 || math.Abs(got[1]-got[2]) > 0.05 {
+		t.Errorf("two tenants beside a latency tenant get %.3f and %.3f", got[1], got[2])
+	}
+}
