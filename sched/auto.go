@@ -28,7 +28,7 @@ const (
 	reasonShort  = "turns are short: passing the GPU on costs more than sharing it"
 	reasonGaps   = "tenants leave the GPU idle in their turns: at the same time they get more done"
 
-	reasonSlices  = "all clients can be sliced, and their memory fits"
+	reasonSlices  = "by time slices: all clients can be sliced, and their memory fits"
 	reasonLimit   = "a tenant has a core limit, which turns hold exactly"
 	reasonGang    = "a gang is granted together, which takes turns"
 	reasonLatency = "a latency tenant beside several others: they take turns, with short slices"

@@ -45,6 +45,7 @@ type Snapshot struct {
 	Mode           Mode       // as it was set
 	Effective      Mode       // Exclusive or Concurrent
 	ModeReason     string     // why that one
+	Way, WayReason string     // "turns", "slices" or "driver", and why
 	Epoch          Epoch      // of the latest grant
 	Holders        []ClientID // with a live grant: holding, draining or lost
 	Queue          []ClientID // the next one first
@@ -83,6 +84,8 @@ type ClientSnapshot struct {
 	Held         time.Duration // under grants, drain included, up to now
 	LongestWait  time.Duration // for a grant, up to now
 	Moving       bool          // has a grant, and moves memory before its turn begins
+	Slice        time.Duration // the GPU's own time slice, as it was told; 0: the driver's
+	Controls     Controls      // what it has proved; Client 0: nothing yet
 }
 
 // Snapshot describes the core as of now, which is at least the time of the
@@ -101,6 +104,7 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 		Clients:    make([]ClientSnapshot, 0, len(c.clients)),
 		Counters:   c.counters,
 	}
+	s.Way, s.WayReason = c.way()
 	for _, cl := range c.clients {
 		cs := ClientSnapshot{
 			ID:          cl.id,
@@ -110,6 +114,8 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 			Preemptions: cl.preemptions,
 			Held:        cl.held,
 			LongestWait: cl.longestWait,
+			Slice:       cl.slice,
+			Controls:    cl.controls,
 		}
 		if g := cl.grant; g != nil {
 			cs.Epoch, cs.Moving = g.epoch, g.move.on
@@ -130,6 +136,19 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 	}
 	slices.SortFunc(s.Tenants, func(a, b TenantSnapshot) int { return cmp.Compare(a.Tenant, b.Tenant) })
 	return s
+}
+
+// way says how clients share the GPU, and why.
+func (c *GPU) way() (way, reason string) {
+	switch {
+	case c.sliced():
+		return "slices", c.auto.reason
+	case c.effective == Concurrent:
+		return "driver", c.auto.reason
+	case c.mode == Auto && len(c.clients) > 1 && c.slices.why != "":
+		return "turns", c.slices.why
+	}
+	return "turns", c.auto.reason
 }
 
 func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {

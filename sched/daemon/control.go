@@ -256,13 +256,14 @@ func (d *Daemon) status() *api.StatusResponse {
 			Epoch:  uint64(s.Epoch),
 			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences,
 			Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
-			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason,
+			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
 		}
 		for i := range s.Tenants {
 			out.Tenants = append(out.Tenants, d.tenantUse(g, &s.Tenants[i]))
 		}
 		if g.demoted {
 			out.ModeReason = "a fenced client still uses the GPU (--fence-action demote)"
+			out.WayReason = out.ModeReason
 		}
 		for _, cs := range s.Clients {
 			c := d.clientStatus(g, cs, t)
@@ -369,6 +370,13 @@ func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *ap
 		HeldNs:    int64(cs.Held),
 		WaitMaxNs: int64(cs.LongestWait),
 		Container: &api.Container{},
+		SliceNs:   int64(cs.Slice),
+	}
+	if p := &cs.Controls; p.Client != 0 {
+		c.Controls = &api.Controls{
+			Slices: p.Slices.String(), Channels: p.Channels.String(), Groups: uint32(p.Groups), Bare: uint32(p.Bare),
+			Driver: p.Driver, Listed: p.Listed(),
+		}
 	}
 	switch {
 	case cs.Epoch != 0:

@@ -33,6 +33,8 @@ type gpuJSON struct {
 	AntiThrash    string       `json:"anti_thrash"` // on, off, auto
 	Effective     string       `json:"effective"`   // on, off; "" by an older scheduler
 	ModeReason    string       `json:"mode_reason"` // why that mode is in effect
+	Way           string       `json:"way"`         // turns, slices, driver; "" by an older scheduler
+	WayReason     string       `json:"way_reason"`  // why that way
 	TQSeconds     float64      `json:"tq_seconds"`
 	GraceSeconds  float64      `json:"grace_seconds"`
 	Epoch         string       `json:"epoch"`
@@ -123,7 +125,28 @@ type clientJSON struct {
 	ShimVersion     string    `json:"shim_version"`
 	ReservedBytes   uint64    `json:"reserved_bytes"`
 
+	SliceSeconds float64       `json:"slice_seconds"`      // the GPU's own time slice that it was told; 0: the driver's
+	Controls     *controlsJSON `json:"controls,omitempty"` // absent: its shim has not said yet
+
 	Swap *clientSwapJSON `json:"swap,omitempty"` // where its memory is, if it is swapped
+}
+
+// controlsJSON says what the GPU's own scheduler lets a process do: "works", or what went
+// wrong when the shim tried it.
+type controlsJSON struct {
+	Slices   string `json:"slices"`   // its time slice
+	Channels string `json:"channels"` // its channels off the GPU, and on again
+	Groups   uint32 `json:"groups"`   // of channels, that were seen
+	Bare     uint32 `json:"bare"`     // channels in no group that was seen
+	Driver   string `json:"driver"`   // version
+	Listed   bool   `json:"listed"`   // slices were seen to work, by their effect, with that version
+}
+
+func newControls(c *api.Controls) *controlsJSON {
+	if c == nil {
+		return nil
+	}
+	return &controlsJSON{c.Slices, c.Channels, c.Groups, c.Bare, c.Driver, c.Listed}
 }
 
 type container struct {
@@ -170,7 +193,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		Epoch:  strconv.FormatUint(g.Epoch, 10),
 		Grants: g.Grants, Revokes: g.Revokes, Fences: g.Fences, Reclaims: g.Reclaims, StaleReleases: g.StaleReleases,
 		Holders: []string{}, Waiting: []string{}, Tenants: []tenantJSON{}, Clients: []clientJSON{}, Memory: []memoryJSON{}, Promises: []promiseJSON{},
-		ModeReason: g.ModeReason,
+		ModeReason: g.ModeReason, Way: g.Way, WayReason: g.WayReason,
 	}
 	if g.EffectiveMode != api.Mode_MODE_UNSPECIFIED {
 		out.Effective = api.AntiThrash(g.EffectiveMode)
@@ -201,7 +224,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 			Calls: c.Calls, GateWaits: c.Waits, GateWaitSeconds: seconds(c.WaitNs),
 			MemoryBytes: c.MemoryBytes, MemoryPeakBytes: c.MemoryPeakBytes,
 			Interposed: c.Interposed, Bypassed: c.Bypassed, ShimVersion: c.ShimVersion,
-			ReservedBytes: c.ReservedBytes, Swap: newClientSwapJSON(g, c),
+			ReservedBytes: c.ReservedBytes, SliceSeconds: seconds(c.SliceNs), Controls: newControls(c.Controls), Swap: newClientSwapJSON(g, c),
 		})
 	}
 	for _, m := range g.Memory {

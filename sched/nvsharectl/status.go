@@ -104,7 +104,7 @@ func restrict(r *api.StatusResponse, gpu string) error {
 func printStatus(io streams, r *api.StatusResponse, wide bool) {
 	gpus := table{head: []string{"GPU", "NAME", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "ANTI-THRASH", "MEMORY", "GRANTS", "FENCED"}}
 	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "PROMISED", "GETS", "DEBT", "SHARE", "LONGEST WAIT", "MEMORY", "PROCESSES"}}
-	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "LONGEST WAIT", "CALLS", "MEMORY", "BYPASSED"}}
+	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "LONGEST WAIT", "CALLS", "MEMORY", "BYPASSED", "SLICES"}}
 	swaps, places := swapTable(), placeTable()
 	var reasons, promises []string
 	for _, g := range r.Gpus {
@@ -122,7 +122,7 @@ func printStatus(io streams, r *api.StatusResponse, wide bool) {
 			fmt.Sprint(g.Grants), fmt.Sprint(fenced))
 		overridden := g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode
 		if (g.Mode == api.Mode_MODE_AUTO || g.Swap != nil && overridden) && g.ModeReason != "" {
-			reasons = append(reasons, fmt.Sprintf("GPU %d: anti-thrash is %s: %s", g.Index, api.AntiThrash(g.EffectiveMode), g.ModeReason))
+			reasons = append(reasons, wayOf(g))
 		}
 		if text := promisedOf(g, wide); text != "" {
 			promises = append(promises, fmt.Sprintf("GPU %d: promised are %s", g.Index, text))
@@ -138,7 +138,7 @@ func printStatus(io streams, r *api.StatusResponse, wide bool) {
 			addPlace(&places, g, c)
 			clients.add(map[int]string{1: stateColour[c.State], 10: alarm(c.Bypassed > 0)},
 				fmt.Sprint(g.Index), doing(c), api.Who(c), fmt.Sprint(c.Pid), since, fmt.Sprint(c.Grants), short(c.HeldNs),
-				short(c.WaitMaxNs), fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed))
+				short(c.WaitMaxNs), fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed), slicesOf(c))
 		}
 	}
 	tables := []table{gpus, tenants, swaps}
@@ -160,6 +160,32 @@ func printStatus(io streams, r *api.StatusResponse, wide bool) {
 		fmt.Fprintln(io.out, io.paint(red, "PROBLEM: ")+printable(p))
 	}
 	fmt.Fprintf(io.out, "%s\n", summary(io, r))
+}
+
+// wayOf says how clients share a GPU, and why.
+func wayOf(g *api.GPU) string {
+	switch g.Way {
+	case "": // an older scheduler
+		return fmt.Sprintf("GPU %d: anti-thrash is %s: %s", g.Index, api.AntiThrash(g.EffectiveMode), g.ModeReason)
+	case "driver":
+		return fmt.Sprintf("GPU %d: way: all at the same time (%s)", g.Index, g.WayReason)
+	}
+	return fmt.Sprintf("GPU %d: way: %s (%s)", g.Index, g.Way, g.WayReason)
+}
+
+// slicesOf says whether the client's time slice can be set, and its length.
+func slicesOf(c *api.Client) string {
+	if c.Controls == nil {
+		return "-"
+	}
+	text := c.Controls.Slices
+	if text == "works" && !c.Controls.Listed {
+		text = "tried"
+	}
+	if c.SliceNs != 0 {
+		text += " " + time.Duration(c.SliceNs).String()
+	}
+	return text
 }
 
 // maxPromises is how many tenants a line names.

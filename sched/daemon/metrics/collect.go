@@ -84,6 +84,7 @@ func (x *exposition) gpu(g *api.GPU, turns *Turns) {
 	with := func(more ...string) []string { return append(gpu[:2:2], more...) }
 	x.put("nvshare_gpu_info", 1, with(g.Name)...)
 	x.put("nvshare_gpu_mode", 1, with(modeLabel(g.Mode), modeLabel(cmp.Or(g.EffectiveMode, g.Mode)))...)
+	x.put("nvshare_gpu_way", 1, with(g.Way)...)
 	x.put("nvshare_gpu_quantum_seconds", seconds(g.QuantumNs), gpu...)
 
 	states := map[api.ClientState]int{}
@@ -183,6 +184,10 @@ func (x *exposition) client(g *api.GPU, c *api.Client) {
 	}
 	l := append(names(c.Container), strconv.FormatUint(c.Id, 10), g.Uuid)
 	x.put("nvshare_client_info", 1, append(l[:5:5], strconv.Itoa(int(g.Index)), strconv.Itoa(int(c.Pid)))...)
+	if p := c.Controls; p != nil {
+		x.put("nvshare_client_controls", 1, append(l[:5:5], p.Slices, p.Channels)...)
+	}
+	x.put("nvshare_client_time_slice_seconds", seconds(c.SliceNs), l...)
 	x.put("nvshare_client_managed_allocated_bytes", float64(c.MemoryBytes), l...)
 	x.put("nvshare_client_managed_allocated_peak_bytes", float64(c.MemoryPeakBytes), l...)
 	if s := x.s.samples[g.Uuid]; s != nil && s.Processes[c.Pid] != 0 {

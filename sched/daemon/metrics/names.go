@@ -45,6 +45,7 @@ var metricNames = []metricName{
 	{"nvshare_nvml_up", nil, "1 if NVML answers."},
 
 	{"nvshare_gpu_mode", append(gpuLabels[:2:2], "set", "effective"), "How clients share the GPU, as it was set and as it is; always 1."},
+	{"nvshare_gpu_way", append(gpuLabels[:2:2], "way"), "How clients share the GPU now: turns, slices, driver (at the same time, by the driver's own time slices); always 1."},
 	{"nvshare_gpu_quantum_seconds", gpuLabels, "Time quantum."},
 	{"nvshare_gpu_clients", append(gpuLabels[:2:2], "state"), "Clients of the GPU by what they do."},
 	{"nvshare_gpu_memory_reserved_bytes", gpuLabels, "Memory that clients have reserved."},
@@ -87,6 +88,8 @@ var metricNames = []metricName{
 	{"nvshare_tenant_moving_seconds_total", tenantLabels, "Time that it had the GPU to move memory onto it, which is not billed."},
 
 	{"nvshare_client_info", append(clientLabels[:5:5], "gpu_index", "host_pid"), "A process that uses the GPU through the shim; always 1."},
+	{"nvshare_client_controls", append(clientLabels[:5:5], "slices", "channels"), "Whether the time slice of the process can be set, and its channels taken off the GPU; always 1. Only of processes whose shim has said."},
+	{"nvshare_client_time_slice_seconds", clientLabels, "The GPU's own time slice of the process, as the scheduler has set it; 0: the driver's."},
 	{"nvshare_client_managed_allocated_bytes", clientLabels, "GPU memory that the process has allocated through the shim."},
 	{"nvshare_client_managed_allocated_peak_bytes", clientLabels, "The most that was."},
 	{"nvshare_client_nvml_used_bytes", clientLabels, "GPU memory of the process, as NVML says."},
