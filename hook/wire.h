@@ -18,7 +18,7 @@
  *     REQUEST(channel) ---------------------->
  *     <------------- GRANT(channel, epoch)      page word := epoch, futex wake
  *     <------------- REVOKE(channel, epoch)     page word := 0 first
- *     RELEASE(channel, epoch) --------------->  only when drained
+ *     RELEASE(channel, epoch) --------------->  only when drained, or with its channels off
  *     RESERVE(channel, total, least) -------->  before memory is allocated
  *     <------------- RESERVED(channel, total)   or an error, total unchanged
  *

@@ -3,8 +3,8 @@
  * preempt.h: a drain that takes long is cut: the channels of this process go off the
  * GPU in the middle of its work, and go on again with the next grant.
  *
- * Not where memory of the process can be moved: a chunk must not change under work
- * that is unfinished.
+ * Copies between host and GPU that have begun go on. Nothing is cut where memory of the
+ * process can be moved: a chunk must not change under work that is unfinished.
  */
 #ifndef NVSHARE_PREEMPT_H
 #define NVSHARE_PREEMPT_H
