@@ -57,6 +57,8 @@ func (p *progress) endTurns(now Time) {
 	if d := now.Sub(p.turnsFrom); p.turnCalls > 0 && d >= time.Second {
 		p.byTurns = p.turnCalls / d.Seconds()
 	}
+	p.startWindow()
+	p.seen = 0
 }
 
 // hadPause notes a pause between turns. A long one is not part of the work.
@@ -82,9 +84,10 @@ func (p *progress) report(now Time, ev Utilization, alone bool) {
 	p.busySamples += ev.Busy
 }
 
-// startWindow forgets what was measured beside others.
+// startWindow forgets what was measured beside others. The first report of a window is
+// also about a moment before it.
 func (p *progress) startWindow() {
-	p.beside, p.over, p.seen, p.samples, p.busySamples = 0, 0, 0, 0, 0
+	p.beside, p.over, p.samples, p.busySamples = 0, 0, 0, 0
 }
 
 // rate returns the calls per second beside others; false: the client was not active in

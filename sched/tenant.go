@@ -170,6 +170,7 @@ func (c *GPU) join(cl *client, t *tenant) {
 	}
 	c.bill(t)
 	cl.tenant = t
+	c.slices.stale = true
 	t.clients++
 	t.ghost = false
 	if t.isGang() {
