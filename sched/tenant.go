@@ -75,6 +75,7 @@ type tenant struct {
 	stretch     time.Duration // its slices are at least that long, because of what moving took
 	grants      uint64
 	longestWait time.Duration
+	recentWait  peak
 
 	// If the tenant is a gang; else the seat is nil.
 	core *GPU
