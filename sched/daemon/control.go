@@ -254,7 +254,7 @@ func (d *Daemon) status() *api.StatusResponse {
 			Index: uint32(g.Index), Uuid: g.UUID, Name: strings.ToValidUTF8(g.Name, "?"), MemoryBytes: g.MemoryBytes,
 			Mode: apiMode(g.mode), QuantumNs: int64(s.Quantum), GraceNs: int64(s.Grace),
 			Epoch:  uint64(s.Epoch),
-			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences,
+			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences, Preemptions: s.Counters.Preemptions,
 			Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
 			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
 		}
@@ -293,6 +293,7 @@ func (d *Daemon) status() *api.StatusResponse {
 		r.Containers = append(r.Containers, c)
 	}
 	slices.SortFunc(r.Containers, func(a, b *api.Container) int { return cmp.Compare(a.Id, b.Id) })
+	r.Settings = d.allSettings()
 	return r
 }
 
@@ -303,6 +304,7 @@ func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 		MovedNs: int64(t.Moved),
 		UsedNs:  int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
 		Grants: t.Grants, WaitMaxNs: int64(t.LongestWait),
+		WaitedPermille: uint32(t.Waited), WaitMaxLatelyNs: int64(t.RecentWait), OutOfMemory: d.refusedOn(g, t.Tenant),
 	}
 	if strings.HasPrefix(t.Tenant, gangTenant) {
 		u.Container = &api.Container{Id: t.Tenant, Name: t.Tenant}
@@ -365,15 +367,16 @@ var apiStates = map[sched.State]api.ClientState{
 
 func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *api.Client {
 	c := &api.Client{
-		Id:        uint64(cs.ID),
-		State:     apiStates[cs.State],
-		Epoch:     uint64(cs.Epoch),
-		Connected: cs.Connected,
-		Grants:    cs.Grants,
-		HeldNs:    int64(cs.Held),
-		WaitMaxNs: int64(cs.LongestWait),
-		Container: &api.Container{},
-		SliceNs:   int64(cs.Slice),
+		Id:          uint64(cs.ID),
+		State:       apiStates[cs.State],
+		Epoch:       uint64(cs.Epoch),
+		Connected:   cs.Connected,
+		Grants:      cs.Grants,
+		Preemptions: cs.Preemptions,
+		HeldNs:      int64(cs.Held),
+		WaitMaxNs:   int64(cs.LongestWait),
+		Container:   &api.Container{},
+		SliceNs:     int64(cs.Slice),
 	}
 	if p := &cs.Controls; p.Client != 0 {
 		c.Controls = &api.Controls{
