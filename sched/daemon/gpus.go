@@ -33,6 +33,8 @@ type gpu struct {
 	turns    metrics.Turns
 	swap     *swap      // nil: nothing is swapped
 	noRoom   sched.Time // the latest reservation was refused for which there was no room; 0: none was
+	// strangers are the processes on it that are no clients, by pid; see unmanaged.go.
+	strangers []stranger
 
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
