@@ -235,6 +235,7 @@ func (c *GPU) release(ev Release) {
 	}
 	if g := cl.grant; g.alone && how != EndExit {
 		cl.progress.hadTurn(ev.Calls, c.ranAt(g))
+		c.auto.turnEnded = c.now
 	}
 	c.endGrant(cl, how)
 	switch {

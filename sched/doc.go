@@ -43,12 +43,22 @@
 // # Policies
 //
 // Who is granted, and when a grant is asked back, is decided by policies, one file
-// each: grace.go, auto.go, limits.go, conduct.go (gangs), latency.go, moving.go,
-// turns.go, together.go. policy.go says what a policy is and lists them.
+// each: grace.go, auto.go, limits.go, conduct.go (gangs), latency.go, slices.go,
+// moving.go, turns.go, together.go. policy.go says what a policy is and lists them.
 //
-// What comes next has its place. Time slices, where all gates are open and each
-// client has a slice, are a third mode: a policy beside together.go, a grantKind,
-// and an action that says how long the slice is. A preempted grant, whose channels
+// # Time slices
+//
+// In mode Auto, clients share the GPU by its own time slices where all of them have
+// proved that their slices can be set (controls.go), all memory fits, and nobody has a
+// core limit or a gang. Then all gates are open as in concurrent mode, and no message
+// goes with a slice. sliceway.go begins and ends that, and judges it every few seconds
+// by how fast clients get on (progress.go): the longest slice grows as long as nobody
+// gets less than with the driver's own (search.go), tenants with unequal parts have
+// slices in that proportion (slices.go), and where turns gave more, clients take turns
+// again, for a time that doubles. What a tenant gets is billed as the time in turns that
+// the same calls would have taken.
+//
+// What comes next has its place. A preempted grant, whose channels
 // are off and whose work stays for the next grant, is one more grantState that is
 // not on the GPU. An overlap group, whose processes run at the same time by MPS, is
 // a tenant whose clients are granted together, as those of a gang are.

@@ -61,12 +61,14 @@ type TenantSnapshot struct {
 	Clients     int
 	Promised    int           // permille of the GPU's time that it can have while the tenants of now want theirs
 	Got         int           // permille of the GPU's time, over the latest five seconds
+	Waited      int           // permille of the latest five seconds: it wanted the GPU and had no grant
 	Used        time.Duration // billed so far
 	Moved       time.Duration // moving memory, which is not billed
 	Debt        time.Duration // used above its limit, to be made up for; 0: none
 	Throttled   time.Duration // until its limit allows a grant; 0: it does now
 	Grants      uint64
 	LongestWait time.Duration // for a grant, up to now
+	RecentWait  time.Duration // the longest in the latest minute
 }
 
 // ClientSnapshot describes one client. Its numbers begin when the core first sees the
@@ -156,7 +158,9 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 		Share:       t.share,
 		Clients:     t.clients,
 		Promised:    int(c.part(t) * 1000 / one),
-		Got:         a.gotLately(now),
+		Got:         a.got.permille(now),
+		Waited:      a.waited.permille(now),
+		RecentWait:  t.recentWait.most(now),
 		Used:        a.used,
 		Moved:       t.moved,
 		Grants:      t.grants,
@@ -170,7 +174,8 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 		}
 	}
 	if cl := t.queue.head; cl != nil {
-		ts.LongestWait = max(ts.LongestWait, now.Sub(cl.waitingSince))
+		wait := now.Sub(cl.waitingSince)
+		ts.LongestWait, ts.RecentWait = max(ts.LongestWait, wait), max(ts.RecentWait, wait)
 	}
 	return ts
 }

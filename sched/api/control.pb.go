@@ -420,6 +420,7 @@ type StatusResponse struct {
 	// Processes that use a GPU and are no clients, where the driver says which use it:
 	// nobody arbitrates them.
 	Unmanaged     []*Unmanaged `protobuf:"bytes,11,rep,name=unmanaged,proto3" json:"unmanaged,omitempty"`
+	Settings      []*Setting   `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty"` // what tenants may have, as annotations and SetShare say
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -531,6 +532,13 @@ func (x *StatusResponse) GetUnmanaged() []*Unmanaged {
 	return nil
 }
 
+func (x *StatusResponse) GetSettings() []*Setting {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
 // Unmanaged is a process that uses a GPU and is no client.
 type Unmanaged struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -624,6 +632,92 @@ func (x *Unmanaged) GetMemoryBytes() uint64 {
 	return 0
 }
 
+// Setting is what somebody has said of a tenant's terms. The most particular of them
+// holds, for each term alone: SetShare for one GPU, SetShare for all, the annotations.
+type Setting struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`  // id empty: a user's processes outside containers
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`             // of that user
+	Annotated     bool                   `protobuf:"varint,3,opt,name=annotated,proto3" json:"annotated,omitempty"` // by annotations; else by SetShare
+	Uuid          string                 `protobuf:"bytes,4,opt,name=uuid,proto3" json:"uuid,omitempty"`            // of the one GPU that it is for; empty: all
+	Share         *Share                 `protobuf:"bytes,5,opt,name=share,proto3" json:"share,omitempty"`
+	MemoryBytes   uint64                 `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // limit; 0: not said
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Setting) Reset() {
+	*x = Setting{}
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Setting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Setting) ProtoMessage() {}
+
+func (x *Setting) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Setting.ProtoReflect.Descriptor instead.
+func (*Setting) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Setting) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *Setting) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Setting) GetAnnotated() bool {
+	if x != nil {
+		return x.Annotated
+	}
+	return false
+}
+
+func (x *Setting) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *Setting) GetShare() *Share {
+	if x != nil {
+		return x.Share
+	}
+	return nil
+}
+
+func (x *Setting) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
 // Piece is a part of the bytes of a message.
 type Piece struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -637,7 +731,7 @@ type Piece struct {
 
 func (x *Piece) Reset() {
 	*x = Piece{}
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -649,7 +743,7 @@ func (x *Piece) String() string {
 func (*Piece) ProtoMessage() {}
 
 func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -662,7 +756,7 @@ func (x *Piece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Piece.ProtoReflect.Descriptor instead.
 func (*Piece) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Piece) GetId() uint64 {
@@ -725,7 +819,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -737,7 +831,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -750,7 +844,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -935,7 +1029,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -947,7 +1041,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -960,7 +1054,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -1108,7 +1202,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1120,7 +1214,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1133,7 +1227,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1203,7 +1297,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1215,7 +1309,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1228,7 +1322,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Client) GetId() uint64 {
@@ -1492,7 +1586,7 @@ type Controls struct {
 
 func (x *Controls) Reset() {
 	*x = Controls{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1504,7 +1598,7 @@ func (x *Controls) String() string {
 func (*Controls) ProtoMessage() {}
 
 func (x *Controls) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1517,7 +1611,7 @@ func (x *Controls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Controls.ProtoReflect.Descriptor instead.
 func (*Controls) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Controls) GetSlices() string {
@@ -1575,7 +1669,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1587,7 +1681,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1600,7 +1694,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -1652,7 +1746,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +1758,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +1771,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Container) GetId() string {
@@ -1762,7 +1856,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1774,7 +1868,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1787,7 +1881,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -1846,7 +1940,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +1952,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +1965,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -1911,7 +2005,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1923,7 +2017,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1936,7 +2030,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -1964,7 +2058,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1976,7 +2070,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2083,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Change) GetUuid() string {
@@ -2062,7 +2156,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2168,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2181,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -2129,7 +2223,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2235,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +2248,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -2193,7 +2287,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +2299,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2218,7 +2312,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -2277,7 +2371,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2289,7 +2383,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2302,7 +2396,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2386,7 +2480,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2398,7 +2492,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2411,7 +2505,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2452,7 +2546,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2464,7 +2558,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2477,7 +2571,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -2543,7 +2637,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +2649,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +2662,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -2615,7 +2709,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2627,7 +2721,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2640,7 +2734,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -2705,7 +2799,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2717,7 +2811,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2730,7 +2824,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -2763,7 +2857,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2775,7 +2869,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2788,7 +2882,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -2806,7 +2900,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +2912,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +2925,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 type ReportPluginRequest struct {
@@ -2843,7 +2937,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +2949,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +2962,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -2886,7 +2980,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2898,7 +2992,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2911,7 +3005,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -2939,7 +3033,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2951,7 +3045,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2964,7 +3058,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -3085,7 +3179,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3191,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3204,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3153,7 +3247,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3165,7 +3259,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3178,7 +3272,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -3240,7 +3334,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3252,7 +3346,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3265,7 +3359,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3437,7 +3531,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"nvshare.v1\"D\n" +
 	"\rStatusRequest\x12\x1b\n" +
 	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x9c\x03\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xcd\x03\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -3452,7 +3546,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"containers\x12'\n" +
 	"\x05piece\x18\n" +
 	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\x123\n" +
-	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\"\xcb\x01\n" +
+	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\x12/\n" +
+	"\bsettings\x18\f \x03(\v2\x13.nvshare.v1.SettingR\bsettings\"\xcb\x01\n" +
 	"\tUnmanaged\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
@@ -3460,7 +3555,14 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x18\n" +
 	"\acommand\x18\x05 \x01(\tR\acommand\x123\n" +
 	"\tcontainer\x18\x06 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12!\n" +
-	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\"W\n" +
+	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\"\xce\x01\n" +
+	"\aSetting\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1c\n" +
+	"\tannotated\x18\x03 \x01(\bR\tannotated\x12\x12\n" +
+	"\x04uuid\x18\x04 \x01(\tR\x04uuid\x12'\n" +
+	"\x05share\x18\x05 \x01(\v2\x11.nvshare.v1.ShareR\x05share\x12!\n" +
+	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\"W\n" +
 	"\x05Piece\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
@@ -3819,7 +3921,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -3829,101 +3931,105 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*StatusRequest)(nil),             // 5: nvshare.v1.StatusRequest
 	(*StatusResponse)(nil),            // 6: nvshare.v1.StatusResponse
 	(*Unmanaged)(nil),                 // 7: nvshare.v1.Unmanaged
-	(*Piece)(nil),                     // 8: nvshare.v1.Piece
-	(*GPU)(nil),                       // 9: nvshare.v1.GPU
-	(*Swap)(nil),                      // 10: nvshare.v1.Swap
-	(*Promise)(nil),                   // 11: nvshare.v1.Promise
-	(*Client)(nil),                    // 12: nvshare.v1.Client
-	(*Controls)(nil),                  // 13: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 14: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 15: nvshare.v1.Container
-	(*Share)(nil),                     // 16: nvshare.v1.Share
-	(*SetRequest)(nil),                // 17: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 18: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 19: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 20: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 21: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 22: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 23: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 24: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 25: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 26: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 27: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 28: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 29: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 30: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 31: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 32: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 33: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 34: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 35: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 36: nvshare.v1.Event
+	(*Setting)(nil),                   // 8: nvshare.v1.Setting
+	(*Piece)(nil),                     // 9: nvshare.v1.Piece
+	(*GPU)(nil),                       // 10: nvshare.v1.GPU
+	(*Swap)(nil),                      // 11: nvshare.v1.Swap
+	(*Promise)(nil),                   // 12: nvshare.v1.Promise
+	(*Client)(nil),                    // 13: nvshare.v1.Client
+	(*Controls)(nil),                  // 14: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 15: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 16: nvshare.v1.Container
+	(*Share)(nil),                     // 17: nvshare.v1.Share
+	(*SetRequest)(nil),                // 18: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 19: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 20: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 21: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 22: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 23: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 24: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 25: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 26: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 27: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 28: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 29: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 30: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 31: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 32: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 33: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 34: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 35: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 36: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 37: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	9,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	15, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	8,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	10, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	16, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	9,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
 	7,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
-	15, // 4: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	0,  // 5: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	12, // 6: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	14, // 7: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	0,  // 8: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	33, // 9: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	11, // 10: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	10, // 11: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	15, // 12: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	15, // 13: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 14: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 15: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	13, // 16: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	15, // 17: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	16, // 18: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 19: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 20: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 21: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	19, // 22: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 23: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 24: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	15, // 25: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	22, // 26: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 27: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 28: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	15, // 29: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	25, // 30: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	16, // 31: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	16, // 32: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	15, // 33: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	27, // 34: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	15, // 35: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	15, // 36: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	25, // 37: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	15, // 38: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	16, // 39: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	36, // 40: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 41: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	15, // 42: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 43: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	17, // 44: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	20, // 45: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	23, // 46: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	26, // 47: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	29, // 48: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	31, // 49: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	34, // 50: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 51: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	18, // 52: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	21, // 53: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	24, // 54: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	28, // 55: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	30, // 56: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	32, // 57: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	35, // 58: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	51, // [51:59] is the sub-list for method output_type
-	43, // [43:51] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	8,  // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
+	16, // 5: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	16, // 6: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	17, // 7: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	0,  // 8: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
+	13, // 9: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	15, // 10: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 11: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	34, // 12: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	12, // 13: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	11, // 14: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	16, // 15: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	16, // 16: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 17: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 18: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	14, // 19: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	16, // 20: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	17, // 21: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 22: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 23: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 24: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	20, // 25: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 26: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 27: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	16, // 28: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	23, // 29: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 30: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 31: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	16, // 32: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	26, // 33: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	17, // 34: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	17, // 35: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	16, // 36: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	28, // 37: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	16, // 38: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	16, // 39: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	26, // 40: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	16, // 41: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	17, // 42: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	37, // 43: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 44: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	16, // 45: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 46: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	18, // 47: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	21, // 48: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	24, // 49: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	27, // 50: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	30, // 51: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	32, // 52: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	35, // 53: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 54: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	19, // 55: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	22, // 56: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	25, // 57: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	29, // 58: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	31, // 59: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	33, // 60: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	36, // 61: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	54, // [54:62] is the sub-list for method output_type
+	46, // [46:54] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -3931,15 +4037,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[15].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[18].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[16].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   32,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

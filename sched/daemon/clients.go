@@ -50,6 +50,7 @@ type account struct {
 	conns   int
 	clients map[*client]struct{}
 	rate    *rate.Limiter
+	refused map[*gpu]*refusals // nil: none
 }
 
 // pendingAttach is an ATTACH that waits for a search for GPUs.

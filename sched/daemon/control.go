@@ -290,6 +290,7 @@ func (d *Daemon) status() *api.StatusResponse {
 		r.Containers = append(r.Containers, c)
 	}
 	slices.SortFunc(r.Containers, func(a, b *api.Container) int { return cmp.Compare(a.Id, b.Id) })
+	r.Settings = d.allSettings()
 	return r
 }
 
@@ -300,6 +301,7 @@ func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 		MovedNs: int64(t.Moved),
 		UsedNs:  int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
 		Grants: t.Grants, WaitMaxNs: int64(t.LongestWait),
+		WaitedPermille: uint32(t.Waited), WaitMaxLatelyNs: int64(t.RecentWait), OutOfMemory: d.refusedOn(g, t.Tenant),
 	}
 	if strings.HasPrefix(t.Tenant, gangTenant) {
 		u.Container = &api.Container{Id: t.Tenant, Name: t.Tenant}

@@ -70,6 +70,7 @@ func (d *Daemon) reserved(g *gpu, a sched.Reserved) {
 		d.noteNoRoom(g, cl, a.Asked, fmt.Sprintf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", d.opts.GPUMemory>>20, a.Stands.Used>>20))
 	case sched.OverLimit:
 		answer.Code = wire.ErrMemory
+		d.noteOutOfMemory(g, cl, a.Asked, a.Stands)
 	}
 	d.reach(beforeReserved)
 	d.send(cl.conn, &answer, nil)
@@ -80,6 +81,43 @@ func (d *Daemon) reserved(g *gpu, a sched.Reserved) {
 func (d *Daemon) noteNoRoom(g *gpu, cl *client, bytes uint64, why string) {
 	d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: bytes, Text: why})
 	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, bytes>>20, why))
+}
+
+// refusals are a tenant's reservations on one GPU that its memory limit refused.
+type refusals struct {
+	n    uint64
+	told time.Time // of the latest event
+}
+
+// noteOutOfMemory counts a reservation that its tenant's limit refused. Programs try
+// again and again, so the tenant causes an event in refusalPause only.
+func (d *Daemon) noteOutOfMemory(g *gpu, cl *client, bytes uint64, stands sched.Standing) {
+	a := d.accountOf(cl.Peer)
+	if a.refused == nil {
+		a.refused = map[*gpu]*refusals{}
+	}
+	r := a.refused[g]
+	if r == nil {
+		r = &refusals{}
+		a.refused[g] = r
+	}
+	r.n++
+	t := time.Now()
+	if !r.told.IsZero() && t.Sub(r.told) < refusalPause {
+		return
+	}
+	r.told = t
+	why := fmt.Sprintf("the limit of %d MiB: its process wanted %d MiB in all, and all of its processes have %d MiB", stands.Limit>>20, bytes>>20, stands.Used>>20)
+	d.history.AddChange(d.eventOf(t, g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_OUT_OF_MEMORY, Bytes: bytes, Text: why}))
+	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: out of memory by %s", g.Index, why))
+}
+
+// refusedOn returns how many reservations of a tenant its memory limit refused.
+func (d *Daemon) refusedOn(g *gpu, account string) uint64 {
+	if a := d.counts[account]; a != nil && a.refused[g] != nil {
+		return a.refused[g].n
+	}
+	return 0
 }
 
 // setMemoryLimit answers the control call, which is SetShare for memory alone.

@@ -231,6 +231,8 @@ func (x *exposition) tenantsOf(g *api.GPU) {
 		x.put("nvshare_tenant_debt_seconds", seconds(t.DebtNs), l...)
 		x.put("nvshare_tenant_throttled_seconds", seconds(t.ThrottledNs), l...)
 		x.put("nvshare_tenant_longest_wait_seconds", seconds(t.WaitMaxNs), l...)
+		x.put("nvshare_tenant_waited_ratio", float64(t.WaitedPermille)/1000, l...)
+		x.put("nvshare_tenant_out_of_memory_total", float64(t.OutOfMemory), l...)
 		x.put("nvshare_tenant_grants_total", float64(t.Grants), l...)
 		x.put("nvshare_tenant_clients", float64(t.Clients), l...)
 		if g.Swap != nil {

@@ -112,6 +112,8 @@ var metricNames = []metricName{
 	{"nvshare_tenant_debt_seconds", tenantLabels, "GPU time that it used above its limit and has to make up for."},
 	{"nvshare_tenant_throttled_seconds", tenantLabels, "Time until its limit lets it go on; 0: it does."},
 	{"nvshare_tenant_longest_wait_seconds", tenantLabels, "Its longest wait for a grant."},
+	{"nvshare_tenant_waited_ratio", tenantLabels, "Part of the latest five seconds in which it wanted the GPU and had no grant, 0 to 1."},
+	{"nvshare_tenant_out_of_memory_total", tenantLabels, "Reservations of GPU memory that its memory limit refused, while it has processes."},
 	{"nvshare_tenant_grants_total", tenantLabels, "Grants that its processes were given."},
 	{"nvshare_tenant_clients", tenantLabels, "Its processes on the GPU."},
 	{"nvshare_tenant_memory_reserved_bytes", tenantLabels, "GPU memory that its processes have reserved."},
