@@ -19,18 +19,28 @@ type scheduler struct {
 	conn *api.Conn
 	log  logrus.FieldLogger
 	told func(plugin.Container, *api.DescribeContainerResponse, error)
+	// outOfMemory, if not nil, is called with each event of its kind that comes after
+	// the connection was made.
+	outOfMemory func(*api.Event)
+
+	since uint64 // the latest event that was asked for
+	run   int64  // of the scheduler, 0: nothing was asked yet
 }
 
 var _ plugin.Scheduler = (*scheduler)(nil)
 
-// dialScheduler connects to the scheduler. told, if not nil, is called with the
-// answer to each description.
-func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, told func(plugin.Container, *api.DescribeContainerResponse, error)) (plugin.Scheduler, error) {
+// dialScheduler connects to the scheduler. What it says of containers is passed on to
+// their pods, if these are watched.
+func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, pods *live) (plugin.Scheduler, error) {
 	conn, err := api.Dial(ctx, runDir)
 	if err != nil {
 		return nil, err
 	}
-	return &scheduler{conn, log, told}, nil
+	s := &scheduler{conn: conn, log: log}
+	if pods != nil {
+		s.told, s.outOfMemory = pods.told, pods.outOfMemory
+	}
+	return s, nil
 }
 
 // Describe tells the scheduler the names and terms of a container. A refusal is
@@ -84,7 +94,34 @@ func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 			})
 		}
 	}
-	return state, nil
+	return state, s.news(ctx)
+}
+
+// news passes on what has happened to containers since the last call. Older schedulers
+// send events of all kinds.
+func (s *scheduler) news(ctx context.Context) error {
+	if s.outOfMemory == nil {
+		return nil
+	}
+	for {
+		r, err := s.conn.Events(ctx, &api.EventsRequest{Since: s.since, Run: s.run, Types: []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY}})
+		if err != nil {
+			return err
+		}
+		first := s.run == 0
+		for _, e := range r.Events {
+			if !first && e.Type == api.EventType_EVENT_TYPE_OUT_OF_MEMORY {
+				s.outOfMemory(e)
+			}
+		}
+		done := len(r.Events) == 0 || r.Next == s.since
+		if s.since = r.Next; !first || done {
+			s.run = r.Run
+		}
+		if done {
+			return nil
+		}
+	}
 }
 
 func (s *scheduler) Close() error { return s.conn.Close() }
