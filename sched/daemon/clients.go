@@ -43,6 +43,7 @@ type attachment struct {
 	told    wire.Notice
 
 	answered bool // ATTACHED was sent
+	reserves bool // it reserves memory: its shim holds memory limits
 }
 
 // account counts what a container, or a user outside containers, has.

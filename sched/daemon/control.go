@@ -281,6 +281,9 @@ func (d *Daemon) status() *api.StatusResponse {
 		out.Promises, promised = d.promiseStatus(g)
 		r.Problems = append(r.Problems, promised...)
 		r.Problems = append(r.Problems, over...)
+		strangers, seen := d.strangersStatus(g)
+		r.Unmanaged = append(r.Unmanaged, strangers...)
+		r.Problems = append(r.Problems, seen...)
 		var stuck []string
 		out.Swap, stuck = d.swapStatus(g)
 		r.Problems = append(r.Problems, stuck...)
@@ -393,10 +396,7 @@ func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *ap
 	}
 	c.Pid, c.Uid = uint32(cl.PID), cl.UID
 	c.Command = strings.ToValidUTF8(cl.Command, "?")
-	c.Container = &api.Container{Id: cl.Container, PodUid: cl.PodUID}
-	if names := d.names[cl.Container]; names != nil {
-		c.Container = names
-	}
+	c.Container = d.containerOf(cl.Peer)
 	c.ReservedBytes = g.core.ReservedBy(cl.Account, cs.ID).Total
 	c.Interposed, c.Bypassed = cl.reg.Interposed, cl.reg.Bypassed
 	if cl.page != nil {
