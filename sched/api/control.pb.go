@@ -813,6 +813,7 @@ type GPU struct {
 	// sets; "driver": at the same time, by the driver's own.
 	Way           string `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
 	WayReason     string `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
+	Preemptions   uint64 `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"`             // grants that ended with work left, whose channels are off until the next grant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -999,6 +1000,13 @@ func (x *GPU) GetWayReason() string {
 		return x.WayReason
 	}
 	return ""
+}
+
+func (x *GPU) GetPreemptions() uint64 {
+	if x != nil {
+		return x.Preemptions
+	}
+	return 0
 }
 
 // Swap says where the memory of a GPU's clients is. Sizes are bytes.
@@ -1291,6 +1299,7 @@ type Client struct {
 	Stalled         bool       `protobuf:"varint,33,opt,name=stalled,proto3" json:"stalled,omitempty"`                // it does not move out as it was told to
 	SliceNs         int64      `protobuf:"varint,34,opt,name=slice_ns,json=sliceNs,proto3" json:"slice_ns,omitempty"` // the GPU's own time slice that it was told; 0: the driver's
 	Controls        *Controls  `protobuf:"bytes,35,opt,name=controls,proto3" json:"controls,omitempty"`               // absent: the shim has not said yet
+	Preemptions     uint64     `protobuf:"varint,36,opt,name=preemptions,proto3" json:"preemptions,omitempty"`        // of its grants, those that ended with work left
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1568,6 +1577,13 @@ func (x *Client) GetControls() *Controls {
 		return x.Controls
 	}
 	return nil
+}
+
+func (x *Client) GetPreemptions() uint64 {
+	if x != nil {
+		return x.Preemptions
+	}
+	return 0
 }
 
 // Controls says what the GPU's own scheduler lets a process do, as the shim has tried it:
@@ -3169,10 +3185,11 @@ func (x *TenantUse) GetOutOfMemory() uint64 {
 type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the response before; both 0: everything that is still kept.
-	Since         uint64 `protobuf:"varint,1,opt,name=since,proto3" json:"since,omitempty"`
-	Run           int64  `protobuf:"varint,2,opt,name=run,proto3" json:"run,omitempty"`
-	Gpu           string `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`                      // UUID or index; empty: all, and what concerns no single GPU
-	WaitNs        int64  `protobuf:"varint,4,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"` // at most maxEventsWait; 0: answer at once
+	Since         uint64      `protobuf:"varint,1,opt,name=since,proto3" json:"since,omitempty"`
+	Run           int64       `protobuf:"varint,2,opt,name=run,proto3" json:"run,omitempty"`
+	Gpu           string      `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`                                       // UUID or index; empty: all, and what concerns no single GPU
+	WaitNs        int64       `protobuf:"varint,4,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"`                  // at most maxEventsWait; 0: answer at once
+	Types         []EventType `protobuf:"varint,5,rep,packed,name=types,proto3,enum=nvshare.v1.EventType" json:"types,omitempty"` // empty: all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3233,6 +3250,13 @@ func (x *EventsRequest) GetWaitNs() int64 {
 		return x.WaitNs
 	}
 	return 0
+}
+
+func (x *EventsRequest) GetTypes() []EventType {
+	if x != nil {
+		return x.Types
+	}
+	return nil
 }
 
 type EventsResponse struct {
@@ -3567,7 +3591,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xdd\x05\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xff\x05\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -3594,7 +3618,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\x12\x10\n" +
 	"\x03way\x18\x15 \x01(\tR\x03way\x12\x1d\n" +
 	"\n" +
-	"way_reason\x18\x16 \x01(\tR\twayReason\"\x87\x05\n" +
+	"way_reason\x18\x16 \x01(\tR\twayReason\x12 \n" +
+	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\"\x87\x05\n" +
 	"\x04Swap\x12%\n" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x04R\rcapacityBytes\x12%\n" +
 	"\x0epromised_bytes\x18\x02 \x01(\x04R\rpromisedBytes\x12%\n" +
@@ -3622,7 +3647,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xe2\b\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x84\t\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x10\n" +
@@ -3667,7 +3692,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x06moving\x18  \x01(\bR\x06moving\x12\x18\n" +
 	"\astalled\x18! \x01(\bR\astalled\x12\x19\n" +
 	"\bslice_ns\x18\" \x01(\x03R\asliceNs\x120\n" +
-	"\bcontrols\x18# \x01(\v2\x14.nvshare.v1.ControlsR\bcontrols\"\x9a\x01\n" +
+	"\bcontrols\x18# \x01(\v2\x14.nvshare.v1.ControlsR\bcontrols\x12 \n" +
+	"\vpreemptions\x18$ \x01(\x04R\vpreemptions\"\x9a\x01\n" +
 	"\bControls\x12\x16\n" +
 	"\x06slices\x18\x01 \x01(\tR\x06slices\x12\x1a\n" +
 	"\bchannels\x18\x02 \x01(\tR\bchannels\x12\x16\n" +
@@ -3812,12 +3838,13 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bmoved_ns\x18\f \x01(\x03R\amovedNs\x12'\n" +
 	"\x0fwaited_permille\x18\r \x01(\rR\x0ewaitedPermille\x12+\n" +
 	"\x12wait_max_lately_ns\x18\x0e \x01(\x03R\x0fwaitMaxLatelyNs\x12\"\n" +
-	"\rout_of_memory\x18\x0f \x01(\x04R\voutOfMemory\"b\n" +
+	"\rout_of_memory\x18\x0f \x01(\x04R\voutOfMemory\"\x8f\x01\n" +
 	"\rEventsRequest\x12\x14\n" +
 	"\x05since\x18\x01 \x01(\x04R\x05since\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\x03R\x03run\x12\x10\n" +
 	"\x03gpu\x18\x03 \x01(\tR\x03gpu\x12\x17\n" +
-	"\await_ns\x18\x04 \x01(\x03R\x06waitNs\"u\n" +
+	"\await_ns\x18\x04 \x01(\x03R\x06waitNs\x12+\n" +
+	"\x05types\x18\x05 \x03(\x0e2\x15.nvshare.v1.EventTypeR\x05types\"u\n" +
 	"\x0eEventsResponse\x12)\n" +
 	"\x06events\x18\x01 \x03(\v2\x11.nvshare.v1.EventR\x06events\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\x04R\x04next\x12\x10\n" +
@@ -4006,30 +4033,31 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	26, // 40: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
 	16, // 41: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
 	17, // 42: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	37, // 43: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 44: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	16, // 45: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 46: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	18, // 47: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	21, // 48: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	24, // 49: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	27, // 50: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	30, // 51: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	32, // 52: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	35, // 53: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 54: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	19, // 55: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	22, // 56: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	25, // 57: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	29, // 58: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	31, // 59: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	33, // 60: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	36, // 61: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	54, // [54:62] is the sub-list for method output_type
-	46, // [46:54] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	4,  // 43: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	37, // 44: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 45: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	16, // 46: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 47: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	18, // 48: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	21, // 49: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	24, // 50: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	27, // 51: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	30, // 52: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	32, // 53: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	35, // 54: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 55: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	19, // 56: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	22, // 57: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	25, // 58: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	29, // 59: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	31, // 60: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	33, // 61: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	36, // 62: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	55, // [55:63] is the sub-list for method output_type
+	47, // [47:55] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
