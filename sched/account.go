@@ -15,8 +15,8 @@ import (
 //
 // Credit: for a tenant with a limit, time that fills with the limit's part and is
 // emptied by use. When nothing is left the tenant's grants are revoked, and it waits
-// until there is enough for a slice. Credit may become negative, because kernels
-// cannot be cut short: that is the tenant's debt.
+// until there is enough for a slice. Credit may become negative, because a drain
+// takes time, and a kernel's length where it can't be cut: that is the tenant's debt.
 //
 // Patience: for how long a latency tenant may still keep batch tenants out.
 const (

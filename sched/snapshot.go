@@ -34,6 +34,7 @@ type Counters struct {
 	Grants        uint64
 	Revokes       uint64
 	Fences        uint64
+	Preemptions   uint64 // grants that ended with work left
 	Reclaims      uint64 // live grants that ended by death
 	StaleReleases uint64 // releases of an epoch the client does not have
 }
@@ -81,6 +82,7 @@ type ClientSnapshot struct {
 	Since        Time          // the beginning of that grant; the time of a suspension is left out
 	WaitingSince Time          // while waiting; likewise
 	Grants       uint64        // given to it
+	Preemptions  uint64        // of these, how many ended with work left
 	Held         time.Duration // under grants, drain included, up to now
 	LongestWait  time.Duration // for a grant, up to now
 	Moving       bool          // has a grant, and moves memory before its turn begins
@@ -111,6 +113,7 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 			State:       c.state(cl),
 			Connected:   cl.connected,
 			Grants:      cl.grants,
+			Preemptions: cl.preemptions,
 			Held:        cl.held,
 			LongestWait: cl.longestWait,
 			Slice:       cl.slice,

@@ -813,6 +813,7 @@ type GPU struct {
 	// sets; "driver": at the same time, by the driver's own.
 	Way           string `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
 	WayReason     string `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
+	Preemptions   uint64 `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"`             // grants that ended with work left, whose channels are off until the next grant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -999,6 +1000,13 @@ func (x *GPU) GetWayReason() string {
 		return x.WayReason
 	}
 	return ""
+}
+
+func (x *GPU) GetPreemptions() uint64 {
+	if x != nil {
+		return x.Preemptions
+	}
+	return 0
 }
 
 // Swap says where the memory of a GPU's clients is. Sizes are bytes.
@@ -1291,6 +1299,7 @@ type Client struct {
 	Stalled         bool       `protobuf:"varint,33,opt,name=stalled,proto3" json:"stalled,omitempty"`                // it does not move out as it was told to
 	SliceNs         int64      `protobuf:"varint,34,opt,name=slice_ns,json=sliceNs,proto3" json:"slice_ns,omitempty"` // the GPU's own time slice that it was told; 0: the driver's
 	Controls        *Controls  `protobuf:"bytes,35,opt,name=controls,proto3" json:"controls,omitempty"`               // absent: the shim has not said yet
+	Preemptions     uint64     `protobuf:"varint,36,opt,name=preemptions,proto3" json:"preemptions,omitempty"`        // of its grants, those that ended with work left
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1568,6 +1577,13 @@ func (x *Client) GetControls() *Controls {
 		return x.Controls
 	}
 	return nil
+}
+
+func (x *Client) GetPreemptions() uint64 {
+	if x != nil {
+		return x.Preemptions
+	}
+	return 0
 }
 
 // Controls says what the GPU's own scheduler lets a process do, as the shim has tried it:
@@ -3567,7 +3583,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xdd\x05\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xff\x05\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -3594,7 +3610,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\x12\x10\n" +
 	"\x03way\x18\x15 \x01(\tR\x03way\x12\x1d\n" +
 	"\n" +
-	"way_reason\x18\x16 \x01(\tR\twayReason\"\x87\x05\n" +
+	"way_reason\x18\x16 \x01(\tR\twayReason\x12 \n" +
+	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\"\x87\x05\n" +
 	"\x04Swap\x12%\n" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x04R\rcapacityBytes\x12%\n" +
 	"\x0epromised_bytes\x18\x02 \x01(\x04R\rpromisedBytes\x12%\n" +
@@ -3622,7 +3639,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xe2\b\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x84\t\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x10\n" +
@@ -3667,7 +3684,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x06moving\x18  \x01(\bR\x06moving\x12\x18\n" +
 	"\astalled\x18! \x01(\bR\astalled\x12\x19\n" +
 	"\bslice_ns\x18\" \x01(\x03R\asliceNs\x120\n" +
-	"\bcontrols\x18# \x01(\v2\x14.nvshare.v1.ControlsR\bcontrols\"\x9a\x01\n" +
+	"\bcontrols\x18# \x01(\v2\x14.nvshare.v1.ControlsR\bcontrols\x12 \n" +
+	"\vpreemptions\x18$ \x01(\x04R\vpreemptions\"\x9a\x01\n" +
 	"\bControls\x12\x16\n" +
 	"\x06slices\x18\x01 \x01(\tR\x06slices\x12\x1a\n" +
 	"\bchannels\x18\x02 \x01(\tR\bchannels\x12\x16\n" +

@@ -46,6 +46,7 @@ func (d *Daemon) showLimits(g *gpu, account string) {
 // reserve passes RESERVE on.
 func (d *Daemon) reserve(att *attachment, f *wire.Frame) {
 	r := f.Reserve
+	att.reserves = true
 	d.step(att.gpu, sched.Reserve{Client: att.client.id, Total: r.Total, Least: r.Least, Force: f.Code&wire.ReserveForce != 0, Serial: r.Serial})
 }
 
@@ -205,6 +206,23 @@ func (d *Daemon) tenantOf(account string) (c *api.Container, uid uint32) {
 	return &api.Container{}, uint32(n)
 }
 
+// unlimited names the processes of a tenant with a memory limit whose shims have memory
+// that they did not reserve: they are older than limits.
+func (d *Daemon) unlimited(g *gpu, account string) (problems []string) {
+	counted := d.counts[account]
+	if counted == nil {
+		return nil // none of its processes is connected
+	}
+	for cl := range counted.clients {
+		if att := cl.attached[g]; att != nil && !att.reserves && att.stats.MemBytes > 0 {
+			problems = append(problems, fmt.Sprintf("GPU %d: %s (pid %d) has %d MiB in spite of its limit: its shim %s is too old to hold a memory limit",
+				g.Index, api.Tenant(d.containerOf(cl.Peer), cl.UID), cl.PID, att.stats.MemBytes>>20, shimVersion(cl.reg.ShimVersion)))
+		}
+	}
+	slices.Sort(problems)
+	return problems
+}
+
 // memoryStatus describes a GPU's ledger, and what is wrong in it.
 func (d *Daemon) memoryStatus(g *gpu) (accounts []*api.MemoryAccount, problems []string) {
 	tenants, stand := g.core.Reservations()
@@ -216,6 +234,9 @@ func (d *Daemon) memoryStatus(g *gpu) (accounts []*api.MemoryAccount, problems [
 		if r.Limit != 0 && r.Used > r.Limit {
 			problems = append(problems, fmt.Sprintf("GPU %d: %s uses %d MiB of memory, over its limit of %d MiB; it gets no more until it has freed enough",
 				g.Index, api.Tenant(a.Container, a.Uid), r.Used>>20, r.Limit>>20))
+		}
+		if r.Limit != 0 {
+			problems = append(problems, d.unlimited(g, account)...)
 		}
 	}
 	return accounts, problems
