@@ -15,10 +15,13 @@ import (
 //
 // Credit: for a tenant with a limit, time that fills with the limit's part and is
 // emptied by use. When nothing is left the tenant's grants are revoked, and it waits
-// until there is enough for a slice. Credit may become negative, because kernels
-// cannot be cut short: that is the tenant's debt.
+// until there is enough for a slice. Credit may become negative, because a drain
+// takes time, and a kernel's length where it can't be cut: that is the tenant's debt.
 //
-// Patience: for how long a latency tenant may still keep batch tenants out.
+// Patience: for how long a latency tenant may still keep batch tenants out. Each has its
+// own, which fills with its part of what latency tenants may have together, and all have
+// a common one, which whoever wants the GPU may use. A tenant is out of patience when both
+// are empty.
 const (
 	// one is the whole of a GPU, in the unit of part.
 	one = 1_000_000
@@ -30,9 +33,9 @@ const (
 	slicePeriod = 100 * time.Millisecond
 	minSlice    = 5 * time.Millisecond
 
-	// A latency tenant goes before batch tenants for half of the time, and for a
-	// quarter of a second more if it has left that unused. Then it takes turns as
-	// they do, until it has half of that quarter again.
+	// Latency tenants together go before batch tenants for half of the time, and for a
+	// quarter of a second more if they have left that unused. Then they take turns as
+	// batch tenants do, until they have half of that quarter again.
 	patiencePercent = 50
 	patienceMax     = 250 * time.Millisecond
 
@@ -46,9 +49,6 @@ const (
 
 	// maxDebt bounds the debt of a tenant with a process that is fenced for ever.
 	maxDebt = 24 * time.Hour
-
-	// gotSeconds is the window of TenantSnapshot.Got.
-	gotSeconds = 5
 )
 
 // account is the time of one tenant.
@@ -60,9 +60,9 @@ type account struct {
 	patience time.Duration
 	demoted  bool // out of patience, and not back to half of it yet
 
-	used  time.Duration
-	got   [gotSeconds + 1]time.Duration // by second of use, a ring
-	gotAt int64                         // the latest second in it
+	used   time.Duration
+	got    recent // on the GPU
+	waited recent // it wanted the GPU and had no grant
 }
 
 // rates say how an account is billed. They have not changed since it was last billed.
@@ -72,8 +72,10 @@ type rates struct {
 	part                  int64 // as tenant's part, for virtual time; 0: the grants do not count for that
 	share                 Share
 	slice                 time.Duration
-	waits                 bool // a client of the tenant waits for a grant
-	keepsOut              bool // latency grants keep batch tenants from the GPU
+	waits                 bool          // a client of the tenant waits for a grant
+	keepsOut              bool          // latency grants keep batch tenants from the GPU
+	patience              int           // percent of the time that is the tenant's own, if it is a latency tenant
+	common                time.Duration // patience of all latency tenants, now
 	tuning                Tuning
 }
 
@@ -89,7 +91,10 @@ func (a *account) bill(now Time, r rates) {
 	charge := onGPU + dt*time.Duration(r.fenced)
 	if charge > 0 {
 		a.used += charge
-		a.spread(from, now, charge)
+		a.got.spread(from, now, charge)
+	}
+	if r.waits && r.open+r.closing == 0 {
+		a.waited.spread(from, now, dt)
 	}
 	if onGPU > 0 && r.part > 0 {
 		a.vt += scale(int64(min(onGPU, maxDebt)), one, r.part) // bounded, as weeks divided by a small part overflow
@@ -99,6 +104,19 @@ func (a *account) bill(now Time, r rates) {
 	}
 	if r.share.Priority == Latency {
 		a.billPatience(dt, charge, r)
+	}
+}
+
+// charge bills the account for time that was forgiven before.
+func (a *account) charge(now Time, d time.Duration, r rates) {
+	a.used += d
+	a.got.spread(now, now+1, d)
+	if r.part > 0 {
+		a.vt += scale(int64(min(d, maxDebt)), one, r.part)
+	}
+	if r.share.limited() {
+		a.credit = max(a.credit-d, -maxDebt)
+		a.capped = a.capped || a.credit <= 0
 	}
 }
 
@@ -119,14 +137,14 @@ func (a *account) billCredit(dt, charge time.Duration, r rates) {
 }
 
 func (a *account) billPatience(dt, charge time.Duration, r rates) {
-	a.patience = min(a.patience+dt*time.Duration(max(patiencePercent, r.share.Request))/100, patienceMax)
+	a.patience = min(a.patience+dt*time.Duration(r.patience)/100, patienceMax)
 	if r.keepsOut && charge > 0 {
-		a.patience -= min(dt, charge)
+		a.patience = max(a.patience-min(dt, charge), 0)
 	}
 	switch {
-	case a.patience <= 0:
+	case a.patience <= 0 && r.common <= 0:
 		a.demoted = true
-	case a.patience >= patienceMax/2:
+	case a.patience >= patienceMax/2 || r.common >= patienceMax/2:
 		a.demoted = false
 	}
 }
@@ -134,40 +152,6 @@ func (a *account) billPatience(dt, charge time.Duration, r rates) {
 // backAt returns when there is credit for a slice, if nothing is charged.
 func (a *account) backAt(limit int, slice time.Duration) Time {
 	return a.billedAt.Add(((slice-a.credit)*100 + time.Duration(limit) - 1) / time.Duration(limit))
-}
-
-// spread notes in which seconds a charge was used.
-func (a *account) spread(from, to Time, charge time.Duration) {
-	const second = Time(time.Second)
-	last := int64(to / second)
-	for s := max(a.gotAt+1, last-gotSeconds); s <= last; s++ {
-		a.got[s%int64(len(a.got))] = 0
-	}
-	a.gotAt = max(a.gotAt, last)
-	for s := max(int64(from/second), last-gotSeconds); s <= last; s++ {
-		lo, hi := max(from, Time(s)*second), min(to, Time(s+1)*second)
-		a.got[s%int64(len(a.got))] += time.Duration(scale(int64(charge), int64(hi-lo), int64(to-from)))
-	}
-}
-
-// gotLately returns what the tenant used in the latest gotSeconds, permille; the
-// account is billed up to now.
-func (a *account) gotLately(now Time) int {
-	a.spread(now, now+1, 0)
-	const second = Time(time.Second)
-	into := time.Duration(now % second)
-	var sum time.Duration
-	for s := int64(now/second) - gotSeconds; s <= int64(now/second); s++ {
-		if s < 0 {
-			continue
-		}
-		use := a.got[s%int64(len(a.got))]
-		if s == int64(now/second)-gotSeconds { // the part of it that is within
-			use = time.Duration(scale(int64(use), int64(time.Second-into), int64(time.Second)))
-		}
-		sum += use
-	}
-	return int(min(sum/(gotSeconds*time.Second/1000), 1000))
 }
 
 // scale returns a·num/den, which must fit.

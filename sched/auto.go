@@ -63,6 +63,7 @@ type auto struct {
 	short           int    // turns in it that were given back early while somebody waited
 	until           Time   // end of a trial of concurrent mode; 0: none
 
+	turnEnded  Time          // the latest
 	slicing    bool          // clients share by time slices
 	slicedFrom Time          // no slices before
 	left       string        // why not

@@ -43,6 +43,7 @@ type client struct {
 	longestWait  time.Duration
 	held         time.Duration // the GPU, under grants that are over
 	grants       uint64
+	preemptions  uint64 // grants that ended with work left
 
 	prev, next *client // in the list that it is in
 	in         *list
@@ -158,8 +159,8 @@ func (c *GPU) adopt(g *grant) {
 
 // claim takes note of a grant that the core has no record of. The client will drain
 // and release it. Nothing is granted meanwhile, for a grace period at most. A claim can
-// be honest only after a restart that lost what was persisted. So a late claim blocks
-// nobody; else a process could keep the GPU from others by making claims for ever.
+// be honest only after a restart that lost what was persisted. So a claim that comes late,
+// or where that is known, blocks nobody; else a process could keep the GPU from others by making claims for ever.
 func (c *GPU) claim(cl *client, held Epoch) {
 	c.unqueue(cl)
 	g := c.give(cl, held)
@@ -226,15 +227,21 @@ func (c *GPU) release(ev Release) {
 			c.do(Close{cl.id})
 		}
 	}
+	if ev.Preempted {
+		how = EndPreempted
+		cl.preemptions++
+		c.counters.Preemptions++
+	}
 	if ev.Reason == Exit {
 		how = EndExit
 	}
-	want := cl.want && ev.Reason != Exit
+	want := (cl.want || ev.Preempted) && ev.Reason != Exit
 	if how != EndExit && !want {
 		c.beginPause(cl, how == EndIdle)
 	}
 	if g := cl.grant; g.alone && how != EndExit {
 		cl.progress.hadTurn(ev.Calls, c.ranAt(g))
+		c.auto.turnEnded = c.now
 	}
 	c.endGrant(cl, how)
 	switch {
@@ -316,6 +323,7 @@ func (c *GPU) restore(ev Restore) {
 
 func (c *GPU) restoreUnknown(ev RestoreUnknown) {
 	c.holdOff = max(c.holdOff, c.now.Add(c.quantum+c.grace))
+	c.claimsUntil = c.holdOff
 	c.restored(ev.Epoch)
 }
 

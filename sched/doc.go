@@ -14,7 +14,9 @@
 // holder is over and somebody waits, its grant is revoked: the client closes its
 // gate, drains the work that it submitted, and releases the grant. The grace period
 // is the time for that; after it, the grant is fenced. The grant of a dead client is
-// reclaimed. A tenant is the clients whose time is counted together, mostly a
+// reclaimed. A drain may be cut: the grant was preempted if it is released with work
+// left, which is off the GPU and wants the next grant, so that the client waits again at
+// once. A tenant is the clients whose time is counted together, mostly a
 // container.
 //
 // # States
@@ -58,10 +60,8 @@
 // again, for a time that doubles. What a tenant gets is billed as the time in turns that
 // the same calls would have taken.
 //
-// What comes next has its place. A preempted grant, whose channels
-// are off and whose work stays for the next grant, is one more grantState that is
-// not on the GPU. An overlap group, whose processes run at the same time by MPS, is
-// a tenant whose clients are granted together, as those of a gang are.
+// What comes next has its place. An overlap group, whose processes run at the same time
+// by MPS, is a tenant whose clients are granted together, as those of a gang are.
 //
 // # Who is next
 //

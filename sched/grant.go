@@ -12,10 +12,6 @@ import (
 // grantState is where a grant is in its life; doc.go draws the way. The states
 // are in the order of that way: a grant may skip some, and goes back only from
 // paused or lost to granted.
-//
-// A preempted grant, whose channels are off and whose work stays for the next
-// grant, will be one more state here, which is not on the GPU; see listOf and
-// count.
 type grantState uint8
 
 const (
@@ -120,6 +116,9 @@ func (c *GPU) change(g *grant, to grantState, kind grantKind) {
 		}
 		if in == &c.closing && from != over {
 			g.graceFrom = c.now
+			if to == draining {
+				g.graceFrom = c.now.Add(-c.lessGrace(cl.tenant))
+			}
 		}
 	}
 	wasRevoked := g.revoked()
@@ -201,6 +200,8 @@ func (c *GPU) endGrant(cl *client, how EndReason) {
 	r := Released{Client: cl.id, Tenant: t.displayName(), Epoch: g.epoch, Reason: how, Held: held, Fenced: g.state == fenced}
 	if g.revoked() {
 		r.Drained = c.now.Sub(g.revokedAt)
+		c.bill(t)
+		c.noteDrain(g)
 	}
 	if cl.in == &c.open || cl.in == &c.closing {
 		c.spare()

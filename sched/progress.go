@@ -38,6 +38,8 @@ const (
 	// and aloneLeast the least that says something.
 	aloneMemory = 4 * time.Second
 	aloneLeast  = 300 * time.Millisecond
+	// turnsLeast is the least time of turns that says what a client gets in them.
+	turnsLeast = 750 * time.Millisecond
 )
 
 // hadTurn notes a turn, drain included.
@@ -50,11 +52,11 @@ func (p *progress) hadTurn(calls uint64, held time.Duration) {
 	}
 }
 
-// startTurns and endTurns note that clients take turns, and no longer do.
+// startTurns and endTurns note that clients take turns, and until when they did.
 func (p *progress) startTurns(now Time) { p.turnCalls, p.turnsFrom = 0, now }
 
-func (p *progress) endTurns(now Time) {
-	if d := now.Sub(p.turnsFrom); p.turnCalls > 0 && d >= time.Second {
+func (p *progress) endTurns(at Time) {
+	if d := at.Sub(p.turnsFrom); p.turnCalls > 0 && d >= turnsLeast {
 		p.byTurns = p.turnCalls / d.Seconds()
 	}
 	p.startWindow()

@@ -16,7 +16,7 @@ const (
 	minTurns = 5 * time.Second
 	// Where turns were better, slices are tried again after a time that doubles.
 	minBackoff, maxBackoff = time.Minute, 16 * time.Minute
-	promisedBackoff        = 5 * time.Minute // more than that where tenants are promised parts
+	promisedBackoff        = 5 * time.Minute // more than that where tenants are promised parts, or one starved
 
 	// turnsGive is what tenants get in turns, together, of what they get alone; less than
 	// that by slices, in two windows, and turns are better.
@@ -49,7 +49,7 @@ func (c *GPU) beginSlices() {
 	a.slicing = true
 	c.slices.search, c.slices.stale = newSearch(), true
 	for _, cl := range c.clients {
-		cl.progress.endTurns(c.now)
+		cl.progress.endTurns(a.turnEnded) // what the present turn will show is not known
 		if cl.connected && cl.wanted {
 			cl.tenant.gets += int(1000 * c.sliceOf(cl))
 		}
@@ -79,7 +79,7 @@ func (c *GPU) endSlices(reason string, atLeast time.Duration) {
 // giveUpSlices is endSlices where slices were tried and were worse than turns.
 func (c *GPU) giveUpSlices(reason string) {
 	a := &c.auto
-	if c.uneven() {
+	if c.uneven() || reason == reasonParts {
 		a.backoff = max(a.backoff, promisedBackoff)
 	}
 	a.backoff = min(max(2*a.backoff, minBackoff), maxBackoff)
@@ -102,7 +102,7 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 	}
 	settled := s.settled()
 	worse := settled && (m.known && m.sum < turnsGive || !m.known && m.idle < idleTogether && s.longest < MaxSlice/4)
-	underfed := uneven && m.known && c.correct()
+	underfed := m.known && (uneven && c.correct() || !uneven && c.starves(m.sum))
 	a.worse, a.underfed = more(a.worse, worse), more(a.underfed, underfed)
 	switch {
 	case a.worse >= worseTwice:
@@ -202,6 +202,8 @@ func (c *GPU) sliceOf(cl *client) float64 {
 // gets little takes nothing from others' parts.
 const (
 	shareError   = 0.02 // of the GPU
+	starvedBy    = 0.10 // the same, where nothing is promised
+	starvedFor   = 0.05 // of what all get alone: less gain is no reason for that
 	damping      = 0.8
 	leastFactor  = 0.02
 	maxUnderfed  = 5 // windows in which a tenant does not get its part: then turns are better
@@ -225,31 +227,59 @@ func (c *GPU) uneven() bool {
 	return false
 }
 
+// fed is how a tenant fares.
+type fed struct {
+	got, part, needs float64 // of the GPU
+	byTurns          float64 // what it got in turns
+	sum              float64 // the same, as a part of what it gets alone
+}
+
+func (c *GPU) fedOf(t *tenant) fed {
+	f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / one}
+	for _, cl := range c.inOrder() {
+		if rate, busy, known := cl.progress.alone(); cl.tenant == t && cl.connected && known {
+			f.needs += busy
+			f.byTurns += busy * cl.progress.byTurns / rate
+			f.sum += cl.progress.byTurns / rate
+		}
+	}
+	return f
+}
+
+// short says whether the tenant gets less than its part, and than it needs, by more than an
+// error; and whether it got more in turns.
+func (f fed) short(by float64) (short, turnsBetter bool) {
+	short = f.got > 0 && f.got < min(f.part, f.needs)-by
+	return short, short && f.got < f.byTurns-by
+}
+
+// starves says whether a tenant gets far less than in turns, and the others do not get more
+// for that: a program may set its own time slices, or work in a way that slices serve badly.
+func (c *GPU) starves(sum float64) bool {
+	inTurns, starved := 0.0, false
+	for _, t := range c.tenantsInOrder() {
+		f := c.fedOf(t)
+		_, worse := f.short(starvedBy)
+		starved = starved || worse
+		inTurns += f.sum
+	}
+	return starved && sum < inTurns+starvedFor
+}
+
 // correct changes slices by what tenants got. It returns whether one that did not get its
 // part got more in turns.
 func (c *GPU) correct() bool {
 	underfed, turnsBetter := false, false
 	for _, t := range c.tenantsInOrder() {
-		needs, byTurns := 0.0, 0.0
-		for _, cl := range c.inOrder() {
-			if rate, busy, known := cl.progress.alone(); cl.tenant == t && cl.connected && known {
-				needs += busy
-				byTurns += busy * cl.progress.byTurns / rate
-			}
-		}
-		got := float64(t.gets) / 1000
-		if got > 0 && got < min(float64(c.part(t))/one, needs)-shareError {
-			underfed = true
-			turnsBetter = turnsBetter || got < byTurns-shareError
-		}
+		short, worse := c.fedOf(t).short(shareError)
+		underfed, turnsBetter = underfed || short, turnsBetter || worse
 	}
 	if !underfed {
 		return false
 	}
 	for _, t := range c.tenantsInOrder() {
-		part, got := float64(c.part(t))/one, float64(t.gets)/1000
-		if got > part+shareError {
-			t.sliceFactor = max(cmp.Or(t.sliceFactor, 1)*(1-damping*(got-part)/got), leastFactor)
+		if f := c.fedOf(t); f.got > f.part+shareError {
+			t.sliceFactor = max(cmp.Or(t.sliceFactor, 1)*(1-damping*(f.got-f.part)/f.got), leastFactor)
 			c.slices.stale = true
 		}
 	}

@@ -34,6 +34,7 @@ type Counters struct {
 	Grants        uint64
 	Revokes       uint64
 	Fences        uint64
+	Preemptions   uint64 // grants that ended with work left
 	Reclaims      uint64 // live grants that ended by death
 	StaleReleases uint64 // releases of an epoch the client does not have
 }
@@ -61,12 +62,16 @@ type TenantSnapshot struct {
 	Clients     int
 	Promised    int           // permille of the GPU's time that it can have while the tenants of now want theirs
 	Got         int           // permille of the GPU's time, over the latest five seconds
+	Waited      int           // permille of the latest five seconds: it wanted the GPU and had no grant
 	Used        time.Duration // billed so far
 	Moved       time.Duration // moving memory, which is not billed
 	Debt        time.Duration // used above its limit, to be made up for; 0: none
 	Throttled   time.Duration // until its limit allows a grant; 0: it does now
 	Grants      uint64
 	LongestWait time.Duration // for a grant, up to now
+	Slow        time.Duration // that its latest drain took beyond what a drain may take
+	Grace       time.Duration // that its next drain has
+	RecentWait  time.Duration // the longest in the latest minute
 }
 
 // ClientSnapshot describes one client. Its numbers begin when the core first sees the
@@ -79,6 +84,7 @@ type ClientSnapshot struct {
 	Since        Time          // the beginning of that grant; the time of a suspension is left out
 	WaitingSince Time          // while waiting; likewise
 	Grants       uint64        // given to it
+	Preemptions  uint64        // of these, how many ended with work left
 	Held         time.Duration // under grants, drain included, up to now
 	LongestWait  time.Duration // for a grant, up to now
 	Moving       bool          // has a grant, and moves memory before its turn begins
@@ -109,6 +115,7 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 			State:       c.state(cl),
 			Connected:   cl.connected,
 			Grants:      cl.grants,
+			Preemptions: cl.preemptions,
 			Held:        cl.held,
 			LongestWait: cl.longestWait,
 			Slice:       cl.slice,
@@ -156,11 +163,15 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 		Share:       t.share,
 		Clients:     t.clients,
 		Promised:    int(c.part(t) * 1000 / one),
-		Got:         a.gotLately(now),
+		Got:         a.got.permille(now),
+		Waited:      a.waited.permille(now),
+		RecentWait:  t.recentWait.most(now),
 		Used:        a.used,
 		Moved:       t.moved,
 		Grants:      t.grants,
 		LongestWait: t.longestWait,
+		Slow:        t.slow,
+		Grace:       c.grace - c.lessGrace(t),
 	}
 	if t.limited() {
 		ts.Promised = min(ts.Promised, t.share.Limit*10)
@@ -170,7 +181,8 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 		}
 	}
 	if cl := t.queue.head; cl != nil {
-		ts.LongestWait = max(ts.LongestWait, now.Sub(cl.waitingSince))
+		wait := now.Sub(cl.waitingSince)
+		ts.LongestWait, ts.RecentWait = max(ts.LongestWait, wait), max(ts.RecentWait, wait)
 	}
 	return ts
 }

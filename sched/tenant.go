@@ -72,18 +72,21 @@ type tenant struct {
 	sliceFactor float64       // by which its slices are shortened; 0: 1
 	notBefore   Time          // no grant before; see moving.go
 	moved       time.Duration // moving memory, which is not in used
+	slow        time.Duration // that its latest drain took too long, see grace.go
 	stretch     time.Duration // its slices are at least that long, because of what moving took
 	grants      uint64
 	longestWait time.Duration
+	recentWait  peak
 
 	// If the tenant is a gang; else the seat is nil.
 	core *GPU
 	seat *seat
 	crew []*client // its clients
 
-	metered int  // index in roster.metered, -1: none
-	special bool // counted in roster.special
-	exact   bool // counted in roster.exact
+	metered int   // index in roster.metered, -1: none
+	special bool  // counted in roster.special
+	latency Share // as counted in GPU.pool; the zero Share: it is not
+	exact   bool  // counted in roster.exact
 	ghost   bool
 }
 
@@ -282,6 +285,9 @@ func (c *GPU) ratesOf(t *tenant) rates {
 	if c.sliced() {
 		r.open, r.gets = min(t.open, 1), t.gets
 	}
+	if t.share.Priority == Latency {
+		r.patience, r.common = c.pool.partOf(t.share), c.commonPatience()
+	}
 	if t.batch > 0 && t.open+t.closing > 0 {
 		r.part = c.part(t)
 	}
@@ -354,6 +360,17 @@ func (c *GPU) review(t *tenant) {
 		} else {
 			c.exact--
 		}
+	}
+	counts := Share{}
+	if t.clients > 0 && t.share.Priority == Latency {
+		counts = t.share
+	}
+	if counts != t.latency {
+		c.countPatience()
+		p := &c.pool
+		p.tenants += int(counts.Priority) - int(t.latency.Priority)
+		p.requests += counts.Request - t.latency.Request
+		t.latency = counts
 	}
 	if special := exact || t.clients > 0 && (t.share.Priority == Latency || t.seat != nil); special != t.special {
 		t.special = special

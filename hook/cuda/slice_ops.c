@@ -2,8 +2,7 @@
 /*
  * slice_ops.c: what core asks of the layer rm, which knows a GPU by its UUID.
  */
-#include <stdio.h>
-
+#include "preempt.h"
 #include "rm.h"
 #include "slice.h"
 
@@ -20,20 +19,45 @@
 static bool set(struct nvs_gpu *gpu, uint64_t slice_ns)
 {
 	const uint8_t *uuid = gpu->device.uuid;
-	uint64_t us = slice_ns / 1000;
+	uint64_t us = slice_ns / 1000, own;
 
 	if (slice_ns && us < LEAST_US)
 		us = LEAST_US;
 	if (us > MOST_US)
 		us = MOST_US;
-	if (!gpu->own_slice_us && nvs_rm_get_slice(uuid, &gpu->own_slice_us) != NVS_RM_OK)
-		gpu->own_slice_us = DRIVERS_OWN_US;
-	if (us)
+	/* After the first change contexts have what was set. */
+	if (!gpu->sliced && nvs_rm_get_slice(uuid, &own) == NVS_RM_OK)
+		gpu->own_slice_us = own;
+	if (us) {
+		gpu->sliced = true;
 		return nvs_rm_slice(uuid, us) == NVS_RM_OK;
-	if (nvs_rm_slice(uuid, gpu->own_slice_us) != NVS_RM_OK)
+	}
+	if (nvs_rm_slice(uuid, gpu->own_slice_us ? gpu->own_slice_us : DRIVERS_OWN_US) != NVS_RM_OK)
 		return false;
 	return nvs_rm_slice(uuid, 0) == NVS_RM_OK;
 }
+
+static bool works(const struct nvs_gpu *gpu)
+{
+	return nvs_rm_prove(gpu->device.uuid) == NVS_RM_OK;
+}
+
+static bool channels(const struct nvs_gpu *gpu, bool on)
+{
+	const uint8_t *uuid = gpu->device.uuid;
+	struct nvs_rm_state s;
+	enum nvs_rm_result r;
+
+	if (!on) { /* all channels, or none: what was not seen would run on */
+		return nvs_rm_state(uuid, &s) && !s.bare_channels && !s.overflow &&
+		       nvs_rm_channels(uuid, false) == NVS_RM_OK;
+	}
+	r = nvs_rm_channels(uuid, true);
+	/* Channels that are gone, or that nobody can reach any more, can't be put on later either. */
+	return r == NVS_RM_OK || r == NVS_RM_UNSEEN || r == NVS_RM_LOST;
+}
+
+const struct nvs_preempt_ops nvs_preempt_ops = { .works = works, .channels = channels };
 
 static uint8_t on_wire(enum nvs_rm_result r)
 {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nvshare/nvshare/plugin"
+	"github.com/nvshare/nvshare/plugin/dra"
 	"github.com/nvshare/nvshare/plugin/kube"
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -31,6 +32,9 @@ func (f *liveFlags) add(s *pflag.FlagSet) {
 type live struct {
 	w *kube.Watcher
 	p *plugin.Plugin
+
+	driver *dra.Driver     // nil: GPUs are not given by claims
+	seen   map[string]bool // processes of which pods were told by bypassed
 }
 
 // watch tells p of pods' annotations until ctx ends. It returns nil where there is
@@ -58,7 +62,7 @@ func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.Fiel
 	log.Infof("watching the annotations of the pods of node %s at %s", node, config.Host)
 	p.ExpectPods()
 	go w.Run(ctx)
-	return &live{w, p}, nil
+	return &live{w: w, p: p}, nil
 }
 
 // told is called with the scheduler's answer to each description.
@@ -68,8 +72,27 @@ func (l *live) told(c plugin.Container, r *api.DescribeContainerResponse, err er
 	}
 	if now := r.GetNew(); err == nil && now != nil {
 		l.p.KeptByScheduler(c, now.Terms())
+		if l.driver != nil {
+			l.driver.Told(c, now.Terms())
+		}
 	}
 	l.w.Told(c, r, err)
+}
+
+// bypassed is called with the processes that use GPUs and are no clients of the
+// scheduler, again and again. It is not called at the same time twice.
+func (l *live) bypassed(all []*api.Unmanaged) {
+	if l == nil {
+		return
+	}
+	seen := map[string]bool{}
+	for _, u := range all {
+		c := u.Container
+		id := fmt.Sprint(c.GetPodUid(), c.GetId(), u.Pid)
+		seen[id] = l.seen[id] || l.w.WarnPod(c.GetPodUid(), c.GetName(), "GPUBypassed",
+			fmt.Sprintf("process %d (%s) uses GPU %d without nvshare, so nobody arbitrates its work: it unset LD_PRELOAD or hides the shim, or is a static program", u.Pid, u.Command, u.Index))
+	}
+	l.seen = seen
 }
 
 // unmanaged is called with each container that runs without nvshare.
@@ -79,4 +102,13 @@ func (l *live) unmanaged(u plugin.Unmanaged) {
 	}
 	l.w.Warn(plugin.Pod{UID: u.PodUID, Namespace: u.Namespace, Name: u.Pod}, u.Name, "GPUUnmanaged",
 		fmt.Sprintf("runs without nvshare (asked for: %s): %s", cmp.Or(u.Asked, "nothing"), u.Why))
+}
+
+// outOfMemory is called when a container's memory limit has refused memory.
+func (l *live) outOfMemory(e *api.Event) {
+	if e.Container.GetPod() == "" {
+		return
+	}
+	l.w.Warn(plugin.Pod{UID: e.Container.PodUid, Namespace: e.Container.Namespace, Name: e.Container.Pod}, e.Container.Name, "GPUOutOfMemory",
+		fmt.Sprintf("GPU %d: %s; %s raises the limit", e.Index, e.Reason, plugin.MemoryLimitAnnotation))
 }

@@ -31,7 +31,6 @@ import (
 
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
-	"github.com/nvshare/nvshare/sched/api"
 )
 
 type flags struct {
@@ -177,6 +176,9 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	found, parts := p.SetInventory, sync.WaitGroup{}
 	if driver != nil {
 		p.SetClaims(driver.Claims())
+		if pods != nil {
+			pods.driver = driver
+		}
 		found = func(inv *plugin.Inventory) {
 			p.SetInventory(inv)
 			driver.SetInventory(inv)
@@ -186,17 +188,8 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 			failed = driver.Run(ctx)
 		})
 	}
-	told := pods.told
-	if driver != nil {
-		told = func(c plugin.Container, r *api.DescribeContainerResponse, err error) {
-			pods.told(c, r, err)
-			if now := r.GetNew(); err == nil && now != nil {
-				driver.Told(c, now.Terms())
-			}
-		}
-	}
 	go containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
-		return dialScheduler(ctx, runDir, log, told)
+		return dialScheduler(ctx, runDir, log, pods)
 	})
 	// Without a plugin, pods that ask start without a GPU, silently. So the plugin
 	// registers in any case, and refuses pods while it knows no GPUs.

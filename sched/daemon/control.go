@@ -119,6 +119,18 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 			return
 		}
 		c := proto.Clone(c).(*api.Container)
+		bounded, refused := s.d.opts.Rules.bound(c.Namespace, c.Terms())
+		if refused != nil {
+			refused = status.Errorf(codes.InvalidArgument, "container %.12s: %v", c.Id, refused)
+		}
+		if first != nil && refused != nil { // the container is yet to start
+			err = refused
+			return
+		}
+		if refused != nil {
+			c.SetTerms(bounded)
+		}
+		defer func() { err = cmp.Or(err, refused) }() // the rest is in force
 		if first == nil {
 			resp = s.d.describe(c, req.Keep)
 		} else if resp, err = s.d.describeFromHook(c, first); err != nil {
@@ -243,10 +255,14 @@ func (d *Daemon) status() *api.StatusResponse {
 		UptimeNs:       int64(time.Since(d.started)),
 		Clients:        uint32(len(d.clients)),
 		Connections:    uint32(len(d.conns)),
-		Refused:        d.refused,
 		ProtocolErrors: d.malformed,
 		Problems:       d.problems(),
 	}
+	var crowded string
+	if r.Refused, crowded = d.desk.Refused(time.Now()); crowded != "" {
+		r.Problems = append(r.Problems, crowded)
+	}
+	r.Refused += d.refused
 	t := now()
 	for _, g := range d.order {
 		s := g.core.Snapshot(t)
@@ -254,12 +270,17 @@ func (d *Daemon) status() *api.StatusResponse {
 			Index: uint32(g.Index), Uuid: g.UUID, Name: strings.ToValidUTF8(g.Name, "?"), MemoryBytes: g.MemoryBytes,
 			Mode: apiMode(g.mode), QuantumNs: int64(s.Quantum), GraceNs: int64(s.Grace),
 			Epoch:  uint64(s.Epoch),
-			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences,
+			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences, Preemptions: s.Counters.Preemptions,
 			Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
 			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
 		}
 		for i := range s.Tenants {
-			out.Tenants = append(out.Tenants, d.tenantUse(g, &s.Tenants[i]))
+			use := d.tenantUse(g, &s.Tenants[i])
+			out.Tenants = append(out.Tenants, use)
+			if t := &s.Tenants[i]; t.Slow >= slowDrain {
+				r.Problems = append(r.Problems, fmt.Sprintf("GPU %d: %s took %v too long to release the GPU the last time it was asked to; it has %v the next time",
+					g.Index, api.Tenant(use.Container, use.Uid), t.Slow.Round(10*time.Millisecond), t.Grace))
+			}
 		}
 		if g.demoted {
 			out.ModeReason = "a fenced client still uses the GPU (--fence-action demote)"
@@ -281,6 +302,9 @@ func (d *Daemon) status() *api.StatusResponse {
 		out.Promises, promised = d.promiseStatus(g)
 		r.Problems = append(r.Problems, promised...)
 		r.Problems = append(r.Problems, over...)
+		strangers, seen := d.strangersStatus(g)
+		r.Unmanaged = append(r.Unmanaged, strangers...)
+		r.Problems = append(r.Problems, seen...)
 		var stuck []string
 		out.Swap, stuck = d.swapStatus(g)
 		r.Problems = append(r.Problems, stuck...)
@@ -290,6 +314,7 @@ func (d *Daemon) status() *api.StatusResponse {
 		r.Containers = append(r.Containers, c)
 	}
 	slices.SortFunc(r.Containers, func(a, b *api.Container) int { return cmp.Compare(a.Id, b.Id) })
+	r.Settings = d.allSettings()
 	return r
 }
 
@@ -300,6 +325,7 @@ func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 		MovedNs: int64(t.Moved),
 		UsedNs:  int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
 		Grants: t.Grants, WaitMaxNs: int64(t.LongestWait),
+		WaitedPermille: uint32(t.Waited), WaitMaxLatelyNs: int64(t.RecentWait), OutOfMemory: d.refusedOn(g, t.Tenant),
 	}
 	if strings.HasPrefix(t.Tenant, gangTenant) {
 		u.Container = &api.Container{Id: t.Tenant, Name: t.Tenant}
@@ -362,15 +388,16 @@ var apiStates = map[sched.State]api.ClientState{
 
 func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *api.Client {
 	c := &api.Client{
-		Id:        uint64(cs.ID),
-		State:     apiStates[cs.State],
-		Epoch:     uint64(cs.Epoch),
-		Connected: cs.Connected,
-		Grants:    cs.Grants,
-		HeldNs:    int64(cs.Held),
-		WaitMaxNs: int64(cs.LongestWait),
-		Container: &api.Container{},
-		SliceNs:   int64(cs.Slice),
+		Id:          uint64(cs.ID),
+		State:       apiStates[cs.State],
+		Epoch:       uint64(cs.Epoch),
+		Connected:   cs.Connected,
+		Grants:      cs.Grants,
+		Preemptions: cs.Preemptions,
+		HeldNs:      int64(cs.Held),
+		WaitMaxNs:   int64(cs.LongestWait),
+		Container:   &api.Container{},
+		SliceNs:     int64(cs.Slice),
 	}
 	if p := &cs.Controls; p.Client != 0 {
 		c.Controls = &api.Controls{
@@ -390,10 +417,7 @@ func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *ap
 	}
 	c.Pid, c.Uid = uint32(cl.PID), cl.UID
 	c.Command = strings.ToValidUTF8(cl.Command, "?")
-	c.Container = &api.Container{Id: cl.Container, PodUid: cl.PodUID}
-	if names := d.names[cl.Container]; names != nil {
-		c.Container = names
-	}
+	c.Container = d.containerOf(cl.Peer)
 	c.ReservedBytes = g.core.ReservedBy(cl.Account, cs.ID).Total
 	c.Interposed, c.Bypassed = cl.reg.Interposed, cl.reg.Bypassed
 	if cl.page != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
@@ -72,27 +73,35 @@ type Options struct {
 	// GPUMemory makes GPUs look as if they had no more memory, bytes; 0: they have
 	// what they have.
 	GPUMemory uint64
+	// DefaultMemoryLimit is the memory limit, on each GPU, of tenants that have none of
+	// their own, bytes; 0: none.
+	DefaultMemoryLimit uint64
+	// Rules bound what pods may ask for.
+	Rules Rules
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
-	// whoever reaches it; "": nowhere. Sample may be nil.
+	// whoever reaches it; "": nowhere.
 	MetricsAddr string
 	// MetricsProcesses is how many clients have metrics of their own, beside those
 	// of their tenants.
 	MetricsProcesses int
-	Sample           metrics.Sampler
+	// Sample asks the driver who uses GPUs, for metrics and to find processes that
+	// are no clients. nil: nobody is asked.
+	Sample metrics.Sampler
 }
 
 // Daemon is a scheduler with open sockets. Make one with New, then call Run.
 type Daemon struct {
-	opts     Options
-	log      *logrus.Entry
-	bootID   string
-	started  time.Time
-	maxConns int
+	opts    Options
+	log     *logrus.Entry
+	bootID  string
+	started time.Time
+	desk    *admission.Desk
 	// sysfs is where that is; not /sys in tests.
 	sysfs string
 	peers *peer.Finder
 	// registerTimeout is the constant, but for tests.
 	registerTimeout time.Duration
+	lookPause       time.Duration // the same
 
 	dir     *rundir.Dir
 	metrics *metrics.Exporter // nil: none
@@ -107,6 +116,7 @@ type Daemon struct {
 	search  *timer.Timer // for GPUs
 	members *timer.Timer // write the file of who has memory
 	watch   *timer.Timer // that the run directory is there
+	look    *timer.Timer // which processes use GPUs
 	// serveTenants and serveControl serve the listeners of dir, which are new ones
 	// after a socket was lost.
 	serveTenants, serveControl func()
@@ -117,7 +127,8 @@ type Daemon struct {
 	clients                    map[sched.ClientID]*client
 	byProc                     map[peer.Process]*client
 	conns                      map[*conn]struct{}
-	counts                     map[string]*account // by peer.Peer.Account
+	byAccount                  map[string]map[*client]struct{} // by peer.Peer.Account
+	outOfMemory                map[string]map[*gpu]*refusals   // likewise, of those with a client
 	gpus                       map[wire.UUID]*gpu
 	order                      []*gpu                    // by index
 	node                       *sched.Node               // of all GPUs
@@ -149,7 +160,8 @@ type Daemon struct {
 	checkAlways   bool            // tests
 	failpoint     func(failpoint) // tests
 	fencesChanged bool
-	refused       uint64
+	refused       uint64 // beside those that the desk refused
+	extraWork     uint64 // see work
 	malformed     uint64
 }
 
@@ -196,16 +208,18 @@ func newDaemon(opts Options) (*Daemon, error) {
 		log:             opts.Log,
 		bootID:          bootID,
 		started:         time.Now(),
-		maxConns:        maxConnections,
+		desk:            admission.New(maxConnections, opts.SwapMemory),
 		sysfs:           "/sys",
 		peers:           peers,
 		registerTimeout: registerTimeout,
+		lookPause:       lookPause,
 		events:          make(chan func(), 256),
 		ended:           make(chan struct{}),
 		clients:         map[sched.ClientID]*client{},
 		byProc:          map[peer.Process]*client{},
 		conns:           map[*conn]struct{}{},
-		counts:          map[string]*account{},
+		byAccount:       map[string]map[*client]struct{}{},
+		outOfMemory:     map[string]map[*gpu]*refusals{},
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},
@@ -216,6 +230,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 	d.search = d.timers.New(d.startDiscovery)
 	d.members = d.timers.New(d.recordMembers)
 	d.watch = d.timers.New(d.watchRunDir)
+	d.look = d.timers.New(d.lookForStrangers)
 	d.openArena(arena.Kernel{}, maxReady, maxHeld)
 	d.history = history.New(d.started.UnixNano())
 	d.noteChange(nil, &history.Event{Kind: api.EventType_EVENT_TYPE_START, Text: "version " + opts.Version})
@@ -270,6 +285,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.startDiscovery()
 	d.watch.Set(now().Add(watchPause))
+	if d.opts.Sample != nil {
+		d.look.Set(now().Add(d.lookPause))
+	}
 	d.loop(ctx)
 	if d.members.Planned() {
 		d.recordMembers()

@@ -78,13 +78,16 @@ type tenantJSON struct {
 	UID              uint32    `json:"uid"`
 	State            string    `json:"state"`    // of its client in the most urgent state; gone: it has none
 	Share            shareJSON `json:"share"`    // in force
-	Promised         float64   `json:"promised"` // part of the GPU's time, 0 to 1
-	Got              float64   `json:"got"`      // over five seconds
+	Promised         float64   `json:"promised"` // part of the GPU's time that it gets if it wants it beside those that want the GPU now, 0 to 1
+	Got              float64   `json:"got"`      // part of the latest five seconds
+	Waited           float64   `json:"waited"`   // part of the latest five seconds: it wanted the GPU and had no grant
 	UsedSeconds      float64   `json:"used_seconds"`
 	DebtSeconds      float64   `json:"debt_seconds"`
 	ThrottledSeconds float64   `json:"throttled_seconds"` // until its limit lets it go on
 	Grants           uint64    `json:"grants"`
-	WaitMaxSeconds   float64   `json:"wait_max_seconds"`
+	WaitMaxSeconds   float64   `json:"wait_max_seconds"`        // since the scheduler knows it
+	WaitMaxLately    float64   `json:"wait_max_lately_seconds"` // in the latest minute
+	OutOfMemory      uint64    `json:"out_of_memory"`           // reservations that its memory limit refused
 	Clients          int       `json:"clients"`
 	MovedSeconds     float64   `json:"moved_seconds,omitempty"` // moving memory onto the GPU, which is not in used_seconds
 }
@@ -204,9 +207,9 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		state, _, _ := t.state()
 		out.Tenants = append(out.Tenants, tenantJSON{
 			Container: newContainer(t.container), UID: t.uid, State: state, Share: newShare(u.Share),
-			Promised: float64(u.PromisedPermille) / 1000, Got: float64(u.GotPermille) / 1000,
+			Promised: float64(u.PromisedPermille) / 1000, Got: float64(u.GotPermille) / 1000, Waited: float64(u.WaitedPermille) / 1000,
 			UsedSeconds: seconds(u.UsedNs), DebtSeconds: seconds(u.DebtNs), ThrottledSeconds: seconds(u.ThrottledNs),
-			Grants: u.Grants, WaitMaxSeconds: seconds(t.longestWait()), Clients: len(t.clients), MovedSeconds: seconds(u.MovedNs),
+			Grants: u.Grants, WaitMaxSeconds: seconds(t.waitMax()), WaitMaxLately: seconds(t.longestWait()), OutOfMemory: u.OutOfMemory, Clients: len(t.clients), MovedSeconds: seconds(u.MovedNs),
 		})
 	}
 	for _, c := range g.Clients {

@@ -52,6 +52,7 @@ type process struct {
 	share  sched.Share
 	starts time.Duration
 	lies   func(*sched.Utilization)
+	own    time.Duration // it has this time slice, whatever it is told
 
 	id        sched.ClientID
 	attached  bool
@@ -119,7 +120,7 @@ func newGPUModel(t *testing.T, mode sched.Mode, processes ...process) *gpuModel 
 }
 
 func (g *gpuModel) attach(p *process) {
-	p.attached, p.wakes, p.slice = true, g.now, 0
+	p.attached, p.wakes, p.slice = true, g.now, p.own
 	g.step(sched.Attach{Client: p.id, Tenant: p.name, Share: p.share})
 	g.after(100*time.Millisecond, func() {
 		g.step(sched.Controls{Client: p.id, Slices: sched.ControlWorks, Channels: sched.ControlWorks, Groups: 1})
@@ -157,7 +158,7 @@ func (g *gpuModel) step(ev sched.Event) {
 		case sched.Slice:
 			p := g.processes[a.Client-1]
 			p.slices++
-			p.slice = a.D
+			p.slice = cmp.Or(p.own, a.D)
 		case sched.ModeChosen:
 			g.modes++
 			g.reasons = append(g.reasons, fmt.Sprint(time.Duration(g.now)-time.Hour, a))
@@ -470,6 +471,29 @@ func TestLiesGainNothing(t *testing.T) {
 				if got := run(sched.Auto, share, lie); got < 0.95*least {
 					t.Errorf("beside one that says %q, %v, an honest one gets %.3f of what it gets alone, want %.3f", name, share, got, least)
 				}
+			}
+		}
+	}
+}
+
+// A driver that remembers slices and ignores them is found out by what it gives: tenants
+// take turns, which give more. So is a program that takes longer slices than it was given.
+func TestSlicesThatDoNotHold(t *testing.T) {
+	for name, processes := range map[string][]process{
+		"ignored":      {{program: gemm, own: sched.DriverSlice}, {program: gemm, own: sched.DriverSlice}},
+		"uneven parts": {{program: gemm, own: sched.DriverSlice, share: sched.Share{Request: 70}}, {program: gemm, own: sched.DriverSlice}},
+		"longer":       {{program: gemm}, {program: gemm, own: time.Second}},
+	} {
+		g := newGPUModel(t, sched.Auto, processes...)
+		g.run(60 * time.Second)
+		turns := newGPUModel(t, sched.Exclusive, processes...)
+		turns.run(60 * time.Second)
+		_, got := g.got(60 * time.Second)
+		_, want := turns.got(60 * time.Second)
+		t.Logf("%s: %.3f, by turns %.3f: %q", name, got, want, g.reasons)
+		for i := range want {
+			if math.Abs(got[i]-want[i]) > 0.07 {
+				t.Errorf("%s: process %d gets %.3f of what it gets alone, by turns %.3f", name, i, got[i], want[i])
 			}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nvshare/nvshare/tests/judge"
 	"github.com/nvshare/nvshare/tests/node"
@@ -38,7 +39,8 @@ func TestPodsAreSeen(t *testing.T) {
 		awaitTurns(t, ctx, pod.Name, from, turnsEach)
 	}
 	text := ""
-	check(t, node.Until(ctx, "the pods' metrics", func() error {
+	// The scheduler answers some requests a second only.
+	check(t, node.UntilEvery(ctx, time.Second, "the pods' metrics", func() error {
 		code, body, err := scrape("/metrics")
 		text = body
 		if err != nil || code != http.StatusOK {
@@ -79,9 +81,9 @@ func TestPodsAreSeen(t *testing.T) {
 		for _, pod := range pods {
 			who := fmt.Sprintf("default/%s/main (pid %d): ", pod.Name, pod.PID())
 			for _, what := range []string{
-				"register  " + who + "uses GPUs through the shim",
-				"grant     " + who + "waited",
-				"release   " + who, // after a revoke or, when the machine starves the pod, without work
+				"register       " + who + "uses GPUs through the shim",
+				"grant          " + who + "waited",
+				"release        " + who, // after a revoke or, when the machine starves the pod, without work
 			} {
 				if !strings.Contains(happened, what) {
 					return fmt.Errorf("no event %q in:\n%s", what, happened)

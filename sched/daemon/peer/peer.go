@@ -62,6 +62,24 @@ func NewFinder() (*Finder, error) {
 	return &Finder{readHierarchies(string(text))}, nil
 }
 
+// Knocks returns the pid of the process that connected, and whether the process has hung
+// up already. That costs little; Identify costs 0.1 ms.
+func Knocks(conn *net.UnixConn) (pid int32, gone bool) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, true
+	}
+	err = raw.Control(func(fd uintptr) {
+		if cred, credErr := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); credErr == nil {
+			pid = cred.Pid
+		}
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, pollErr := unix.Poll(fds, 0)
+		gone = pollErr == nil && n == 1
+	})
+	return pid, gone || err != nil
+}
+
 // Identify asks the kernel who connected. The caller closes the Peer.
 func (f *Finder) Identify(conn *net.UnixConn) (*Peer, error) {
 	raw, err := conn.SyscallConn()
@@ -128,6 +146,25 @@ func (f *Finder) Find(want Process) (*Peer, error) {
 		return nil, fmt.Errorf("process %d is another process now", want.PID)
 	}
 	return p, nil
+}
+
+// Look says who a process is, for display: the Peer is closed, so the process may end
+// at any time.
+func (f *Finder) Look(pid int32) (*Peer, error) {
+	pidfd, err := unix.PidfdOpen(int(pid), 0)
+	if err != nil {
+		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st); err != nil {
+		unix.Close(pidfd)
+		return nil, err
+	}
+	p, err := f.describe(pid, st.Uid, pidfd)
+	if err == nil {
+		p.Close()
+	}
+	return p, err
 }
 
 // describe reads what /proc has of a process, and owns the pidfd.
