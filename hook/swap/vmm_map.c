@@ -140,7 +140,9 @@ static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 		s->claiming -= bytes;
 		s->claimed += bytes;
 		s->away += bytes;
-		if (!nvs_chunk_populate(gpu, at)) {
+		m->worker = NULL; /* a signal handler may jump out of the wait for room */
+		if (!nvs_chunk_populate(gpu, at) && nvs_vmm_at(at) == m &&
+		    nvs_vmm_chunk(at)->state == CHUNK_EMPTY) {
 			result = CUDA_ERROR_OUT_OF_MEMORY;
 			s->claiming += bytes;
 			s->claimed -= bytes;

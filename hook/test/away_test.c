@@ -364,6 +364,31 @@ static void what_an_endpoint_binds_stays(void)
 	swapper_end();
 }
 
+static void who_jumped_out_of_sharing_may_share_again(void)
+{
+	struct buffer b;
+	pthread_t t;
+
+	open_tenant();
+	CHECK(signal(SIGUSR1, jump) != SIG_ERR);
+	b = mapped(8 * MIB);
+	run_fill(&b, 1, NULL);
+	take_memory_away();
+	t = start(interrupt);
+	if (!sigsetjmp(back, 1)) {
+		bind_handle(&b);
+		CHECK(!"it waits for the memory");
+	}
+	pthread_join(t, NULL);
+	swapper_room(0);
+	swapper_withhold(false);
+	CHECK(bind_handle(&b) == CUDA_SUCCESS);
+	verify(&b);
+	CU(cuMemUnmap(b.p, b.bytes));
+	CU(cuMemRelease(handle));
+	swapper_end();
+}
+
 static void stays_with(const char *path)
 {
 	char dir[] = "/tmp/nvshare-hook-test.XXXXXX", whole[128], parts[128];
@@ -529,6 +554,7 @@ static const struct test_case cases[] = {
 	CASE(who_jumped_out_waits_for_a_grant),
 	CASE(who_names_memory_waits_for_it),
 	CASE(what_an_endpoint_binds_stays),
+	CASE(who_jumped_out_of_sharing_may_share_again),
 	CASE(who_else_uses_memory_keeps_it_here),
 	CASE(an_application_takes_an_arena_segment),
 	CASE(a_late_handler_gets_its_memory),
