@@ -2,25 +2,9 @@
 /*
  * hook.c: the gated wrappers, made from the table, and the table of all wrappers.
  */
-#include "hook.h"
+#include "wrap.h"
 
-#include "gate.h"
-
-#define G(name, P, A, key) \
-	NVS_EXPORT int name P; \
-	NVS_EXPORT int name P \
-	{ \
-		__typeof__(&name) real = NVS_REAL(name); \
-		struct nvs_thread *t; \
-		int result; \
-		if (nvs_unlikely(!real)) \
-			return CUDA_ERROR_NOT_FOUND; \
-		t = nvs_gate_enter(key); \
-		result = real A; \
-		if (nvs_likely(t != NULL)) \
-			nvs_gate_leave(t); \
-		return result; \
-	}
+#define G(name, P, A, key) GATED(name, P, A, nvs_gate_enter(key))
 NVS_GATED_TABLE(G)
 #undef G
 
