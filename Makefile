@@ -176,6 +176,8 @@ release: build $(if $(STATIC),static) ## .build/release: the files of a release,
 	@install -m 644 -t $(RELEASE) README.md CHANGELOG.md LICENSE
 	@for page in sched/README.md plugin/README.md; do install -D -m 644 $$page $(RELEASE)/$$page; done
 	@cp -R --preserve=mode deployments $(RELEASE)/
+	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 0)} NVSHARE_RUN_DIR= NVSHARE_SIMGPU= \
+		$(BIN)/nvsharectl pages $(RELEASE)/share
 
 # The same tree gives the same bytes. The tarball has no top directory, because users
 # choose the directory into which they unpack it.

@@ -29,12 +29,13 @@ func ReplaceFile(file string, data []byte, mode fs.FileMode, check func(string) 
 	// Engines read *.yaml and *.json: this name is neither.
 	tmp, err := os.CreateTemp(dir, "."+filepath.Base(file)+".*.tmp")
 	if err != nil {
-		return err
+		return about(file, err)
 	}
 	defer func() {
 		if err != nil {
 			tmp.Close()
 			os.Remove(tmp.Name())
+			err = about(file, err)
 		}
 	}()
 	if _, err := tmp.Write(data); err != nil {
@@ -64,6 +65,16 @@ func ReplaceFile(file string, data []byte, mode fs.FileMode, check func(string) 
 	defer d.Close()
 	_ = d.Sync() // not every file system can
 	return nil
+}
+
+// about has an error name the file that is meant, and not the new one, whose name is
+// another each time.
+func about(file string, err error) error {
+	var path *os.PathError
+	if errors.As(err, &path) {
+		return &os.PathError{Op: path.Op, Path: file, Err: path.Err}
+	}
+	return err
 }
 
 // MakeDir makes a directory and its parents, readable by everyone whatever the

@@ -16,7 +16,7 @@ import (
 // Sampler asks the driver, through NVML, how busy GPUs are. NVML stays started
 // from the first Sample on: starting it takes a while, and a second for each
 // GPU where the driver does not keep them initialised. A Sampler must not be
-// copied after that, nor asked by several goroutines at once.
+// copied after that.
 type Sampler struct {
 	SimDir string // directory of a simulated GPU; empty: this host's GPUs
 

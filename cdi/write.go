@@ -20,7 +20,7 @@ import (
 // way.
 var ErrForeign = errors.New("not written by nvshare")
 
-// errDamaged means that a regular file holds no spec.
+// errDamaged means that a regular file holds no spec, or cannot be read.
 var errDamaged = errors.New("it is damaged")
 
 // maxSpecSize bounds what is read of a spec file to see whose it is, in bytes.
@@ -181,7 +181,8 @@ func (h head) has(device string) bool {
 	return false
 }
 
-// headOf returns errDamaged for a regular file without a CDI spec in it, and
+// headOf returns errDamaged for a regular file that has no CDI spec in it or cannot be
+// read, and
 // ErrForeign for anything that is no regular file.
 func headOf(file string) (h head, err error) {
 	info, err := os.Lstat(file)
@@ -195,8 +196,11 @@ func headOf(file string) (h head, err error) {
 		return h, fmt.Errorf("%s is no CDI spec: %w", file, errDamaged)
 	}
 	data, err := os.ReadFile(file)
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
 		return h, err
+	}
+	if err != nil { // nobody has a use for it
+		return h, fmt.Errorf("%w: %w", err, errDamaged)
 	}
 	if err := yaml.Unmarshal(data, &h); err != nil || h.Kind == "" {
 		return h, fmt.Errorf("%s is no CDI spec: %w", file, errDamaged)

@@ -7,11 +7,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
@@ -207,5 +209,48 @@ func TestUnusableDirectory(t *testing.T) {
 	defer os.Chmod(dir, 0o755)
 	if _, err := Write(dir, someSpec(t, Kind)); !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("unreadable: %v", err)
+	}
+}
+
+// A spec of our name that we may not read is made anew, as a damaged one is. The plugin
+// of the DaemonSet has no right to read what its mode forbids to the owner.
+func TestWriteReplacesAnUnreadableSpec(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	const user = 3000
+	root := t.TempDir()
+	dir := filepath.Join(root, "cdi")
+	file := filepath.Join(dir, FileName(Kind))
+	write(t, file, "kind: nvshare.com/gpu\n")
+	for _, path := range []string{dir, file} {
+		if err := os.Chown(path, user, user); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path := dir; path != "/" && path != os.TempDir(); path = filepath.Dir(path) {
+		if err := os.Chmod(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(file, 0); err != nil {
+		t.Fatal(err)
+	}
+	spec := someSpec(t, Kind)
+	// The rights to files of this thread are those of an ordinary user.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.Setfsuid(user); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setfsuid(0)
+	if _, err := os.ReadFile(file); !errors.Is(err, os.ErrPermission) {
+		t.Skipf("the file can be read: %v", err)
+	}
+	if changed, err := Write(dir, spec); err != nil || !changed {
+		t.Errorf("written: %v, %v", changed, err)
+	}
+	if err := validate(file); err != nil {
+		t.Error(err)
 	}
 }

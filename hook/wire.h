@@ -18,7 +18,7 @@
  *     REQUEST(channel) ---------------------->
  *     <------------- GRANT(channel, epoch)      page word := epoch, futex wake
  *     <------------- REVOKE(channel, epoch)     page word := 0 first
- *     RELEASE(channel, epoch) --------------->  only when drained
+ *     RELEASE(channel, epoch) --------------->  only when drained, or with its channels off
  *     RESERVE(channel, total, least) -------->  before memory is allocated
  *     <------------- RESERVED(channel, total)   or an error, total unchanged
  *
@@ -213,9 +213,19 @@ struct nvs_attach {
 };
 
 struct nvs_released {
-	uint64_t drain_ns; /* from closed gate to idle GPU */
+	uint64_t drain_ns; /* from closed gate to idle GPU, or to channels that are off */
 	uint64_t calls;    /* gated calls under this grant */
-	uint8_t  reserved[32];
+	uint32_t flags;    /* enum nvs_released_flags; 0 without NVS_FEATURE_PREEMPT */
+	uint8_t  reserved[28];
+};
+
+enum nvs_released_flags {
+	/*
+	 * The drain was cut: the client's channels are off the GPU in the middle of
+	 * its work, which goes on with the next grant. So the RELEASE counts as a
+	 * REQUEST too, and one follows all the same.
+	 */
+	NVS_RELEASED_PREEMPTED = 1u << 0,
 };
 
 struct nvs_stats {
@@ -423,6 +433,7 @@ struct nvs_slot {
 enum nvs_features {
 	NVS_FEATURE_UTIL     = 1u << 0, /* UTIL */
 	NVS_FEATURE_CONTROLS = 1u << 1, /* CONTROLS, and the calls of UTIL */
+	NVS_FEATURE_PREEMPT  = 1u << 2, /* the flags of RELEASE */
 };
 
 struct nvs_page {

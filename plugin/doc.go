@@ -70,6 +70,8 @@
 //   - A container whose request cannot be met fails with an error that names the pod,
 //     the container, the annotation and what is possible.
 //   - A container that does not ask is not changed.
+//   - While the files that containers need are not right and cannot be put right,
+//     containers that ask are refused with the reason.
 //   - A container with GPUs has the node's shim and the node's run directory, whatever
 //     its image or pod says of LD_PRELOAD and NVSHARE_RUN_DIR.
 //   - Only what a pod cannot write counts as a sign of GPUs: the record of the

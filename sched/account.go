@@ -15,8 +15,8 @@ import (
 //
 // Credit: for a tenant with a limit, time that fills with the limit's part and is
 // emptied by use. When nothing is left the tenant's grants are revoked, and it waits
-// until there is enough for a slice. Credit may become negative, because kernels
-// cannot be cut short: that is the tenant's debt.
+// until there is enough for a slice. Credit may become negative, because a drain
+// takes time, and a kernel's length where it can't be cut: that is the tenant's debt.
 //
 // Patience: for how long a latency tenant may still keep batch tenants out.
 const (
@@ -46,9 +46,6 @@ const (
 
 	// maxDebt bounds the debt of a tenant with a process that is fenced for ever.
 	maxDebt = 24 * time.Hour
-
-	// gotSeconds is the window of TenantSnapshot.Got.
-	gotSeconds = 5
 )
 
 // account is the time of one tenant.
@@ -60,9 +57,9 @@ type account struct {
 	patience time.Duration
 	demoted  bool // out of patience, and not back to half of it yet
 
-	used  time.Duration
-	got   [gotSeconds + 1]time.Duration // by second of use, a ring
-	gotAt int64                         // the latest second in it
+	used   time.Duration
+	got    recent // on the GPU
+	waited recent // it wanted the GPU and had no grant
 }
 
 // rates say how an account is billed. They have not changed since it was last billed.
@@ -89,7 +86,10 @@ func (a *account) bill(now Time, r rates) {
 	charge := onGPU + dt*time.Duration(r.fenced)
 	if charge > 0 {
 		a.used += charge
-		a.spread(from, now, charge)
+		a.got.spread(from, now, charge)
+	}
+	if r.waits && r.open+r.closing == 0 {
+		a.waited.spread(from, now, dt)
 	}
 	if onGPU > 0 && r.part > 0 {
 		a.vt += scale(int64(min(onGPU, maxDebt)), one, r.part) // bounded, as weeks divided by a small part overflow
@@ -134,40 +134,6 @@ func (a *account) billPatience(dt, charge time.Duration, r rates) {
 // backAt returns when there is credit for a slice, if nothing is charged.
 func (a *account) backAt(limit int, slice time.Duration) Time {
 	return a.billedAt.Add(((slice-a.credit)*100 + time.Duration(limit) - 1) / time.Duration(limit))
-}
-
-// spread notes in which seconds a charge was used.
-func (a *account) spread(from, to Time, charge time.Duration) {
-	const second = Time(time.Second)
-	last := int64(to / second)
-	for s := max(a.gotAt+1, last-gotSeconds); s <= last; s++ {
-		a.got[s%int64(len(a.got))] = 0
-	}
-	a.gotAt = max(a.gotAt, last)
-	for s := max(int64(from/second), last-gotSeconds); s <= last; s++ {
-		lo, hi := max(from, Time(s)*second), min(to, Time(s+1)*second)
-		a.got[s%int64(len(a.got))] += time.Duration(scale(int64(charge), int64(hi-lo), int64(to-from)))
-	}
-}
-
-// gotLately returns what the tenant used in the latest gotSeconds, permille; the
-// account is billed up to now.
-func (a *account) gotLately(now Time) int {
-	a.spread(now, now+1, 0)
-	const second = Time(time.Second)
-	into := time.Duration(now % second)
-	var sum time.Duration
-	for s := int64(now/second) - gotSeconds; s <= int64(now/second); s++ {
-		if s < 0 {
-			continue
-		}
-		use := a.got[s%int64(len(a.got))]
-		if s == int64(now/second)-gotSeconds { // the part of it that is within
-			use = time.Duration(scale(int64(use), int64(time.Second-into), int64(time.Second)))
-		}
-		sum += use
-	}
-	return int(min(sum/(gotSeconds*time.Second/1000), 1000))
 }
 
 // scale returns a·num/den, which must fit.

@@ -118,15 +118,16 @@ type Stand struct {
 type EndReason uint8
 
 const (
-	EndRevoked EndReason = iota + 1 // released after a revoke
-	EndIdle                         // released early, with nothing to do
-	EndExit                         // released because the process ends
-	EndDeath                        // the process died
-	EndLost                         // the client is back and does not have the grant
+	EndRevoked   EndReason = iota + 1 // released after a revoke
+	EndIdle                           // released early, with nothing to do
+	EndExit                           // released because the process ends
+	EndDeath                          // the process died
+	EndLost                           // the client is back and does not have the grant
+	EndPreempted                      // taken off the GPU with work left, which waits for the next grant
 )
 
 func (r EndReason) String() string {
-	names := [...]string{"", "revoked", "idle", "exit", "death", "lost"}
+	names := [...]string{"", "revoked", "idle", "exit", "death", "lost", "preempted"}
 	if int(r) < len(names) && r != 0 {
 		return names[r]
 	}

@@ -28,7 +28,7 @@ const (
 	reasonShort  = "turns are short: passing the GPU on costs more than sharing it"
 	reasonGaps   = "tenants leave the GPU idle in their turns: at the same time they get more done"
 
-	reasonSlices  = "all clients can be sliced, and their memory fits"
+	reasonSlices  = "by time slices: all clients can be sliced, and their memory fits"
 	reasonLimit   = "a tenant has a core limit, which turns hold exactly"
 	reasonGang    = "a gang is granted together, which takes turns"
 	reasonLatency = "a latency tenant beside several others: they take turns, with short slices"
@@ -63,6 +63,7 @@ type auto struct {
 	short           int    // turns in it that were given back early while somebody waited
 	until           Time   // end of a trial of concurrent mode; 0: none
 
+	turnEnded  Time          // the latest
 	slicing    bool          // clients share by time slices
 	slicedFrom Time          // no slices before
 	left       string        // why not
@@ -210,121 +211,4 @@ func (c *GPU) lookAtMode() {
 	case a.reason != busy:
 		exclusive(busy)
 	}
-}
-
-const (
-	// minTurns is how long turns last at least after slices, so that the way does not swing.
-	minTurns = 5 * time.Second
-	// Where turns were better, slices are tried again after a time that doubles.
-	minBackoff, maxBackoff = time.Minute, 16 * time.Minute
-	promisedBackoff        = 5 * time.Minute // more than that where tenants are promised parts
-
-	// turnsGive is what tenants get in turns, together, of what they get alone; less than
-	// that by slices, in two windows, and turns are better.
-	turnsGive  = 0.97
-	worseTwice = 2
-)
-
-// readyForSlices says whether there is something to share, and, where tenants are promised
-// parts, whether turns have shown what each gets alone.
-func (c *GPU) readyForSlices(window time.Duration) bool {
-	n, known := 0, true
-	for _, cl := range c.clients {
-		if cl.connected && cl.wanted {
-			n++
-			_, _, measured := cl.progress.alone()
-			known = known && measured
-		}
-	}
-	return n > 1 && (known || window >= staleWindow || !c.uneven())
-}
-
-// beginSlices has clients share the GPU by time slices.
-func (c *GPU) beginSlices() {
-	a := &c.auto
-	a.until, a.worse, a.underfed = 0, 0, 0
-	for _, t := range c.tenants {
-		c.bill(t) // as a turn
-		t.gets, t.sliceFactor = 0, 0
-	}
-	a.slicing = true
-	c.slices.search, c.slices.stale = newSearch(), true
-	for _, cl := range c.clients {
-		cl.progress.endTurns(c.now)
-		cl.progress.startWindow()
-		if cl.connected && cl.wanted {
-			cl.tenant.gets += int(1000 * c.sliceOf(cl))
-		}
-	}
-	a.startWindow(c.now)
-	c.setEffective(Concurrent, reasonSlices)
-}
-
-// endSlices has clients take turns, for a while at least.
-func (c *GPU) endSlices(reason string, atLeast time.Duration) {
-	a := &c.auto
-	if a.slicing {
-		for _, t := range c.tenants {
-			c.bill(t) // as a slice
-		}
-		for _, cl := range c.clients {
-			cl.progress.startTurns(c.now)
-		}
-		a.slicing, c.slices.stale = false, true
-		a.slicedFrom, a.left = c.now.Add(max(atLeast, minTurns)), reason
-	}
-	a.until = 0
-	a.startWindow(c.now)
-	c.setEffective(Exclusive, reason)
-}
-
-// giveUpSlices is endSlices where slices were tried and were worse than turns.
-func (c *GPU) giveUpSlices(reason string) {
-	a := &c.auto
-	if c.uneven() {
-		a.backoff = max(a.backoff, promisedBackoff)
-	}
-	a.backoff = min(max(2*a.backoff, minBackoff), maxBackoff)
-	c.endSlices(reason, a.backoff)
-}
-
-// lookAtSlices judges a window of slices, and chooses those of the next one.
-func (c *GPU) lookAtSlices(window time.Duration) {
-	a, s := &c.auto, &c.slices
-	m := c.measure(window)
-	a.startWindow(c.now)
-	if s.ever && c.hasLatencyTenant() || len(m.rates) < 2 {
-		return // there is nothing to choose
-	}
-	uneven := c.uneven()
-	if uneven && !m.known && c.now.Sub(a.measuredAt) > worthMeasure {
-		a.measuredAt = c.now
-		c.endSlices(reasonMeasure, 0)
-		return
-	}
-	settled := s.settled()
-	worse := settled && (m.known && m.sum < turnsGive || !m.known && m.idle < idleTogether && s.longest < MaxSlice/4)
-	underfed := uneven && m.known && c.correct()
-	a.worse, a.underfed = more(a.worse, worse), more(a.underfed, underfed)
-	switch {
-	case a.worse >= worseTwice:
-		c.giveUpSlices(reasonMore)
-		return
-	case a.underfed > maxUnderfed:
-		c.giveUpSlices(reasonParts)
-		return
-	}
-	longest := s.longest
-	s.window(c.now, m.rates)
-	s.stale = s.stale || s.longest != longest
-	if settled && !worse && !underfed {
-		a.backoff = 0
-	}
-}
-
-func more(n int, yes bool) int {
-	if yes {
-		return n + 1
-	}
-	return 0
 }

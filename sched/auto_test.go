@@ -54,7 +54,7 @@ func (g *autoGPU) run(d time.Duration, busy ...float64) {
 			if g.c.effective == Exclusive {
 				samples /= int(g.n)
 			}
-			g.step(Utilization{Client: ClientID(i + 1), Samples: samples, Busy: int(b*float64(samples) + 0.5)})
+			g.step(Utilization{Client: ClientID(i + 1), Samples: samples, Busy: int(b*float64(samples) + 0.5), Calls: samples})
 		}
 	}
 }

@@ -43,6 +43,7 @@ type client struct {
 	longestWait  time.Duration
 	held         time.Duration // the GPU, under grants that are over
 	grants       uint64
+	preemptions  uint64 // grants that ended with work left
 
 	prev, next *client // in the list that it is in
 	in         *list
@@ -226,15 +227,21 @@ func (c *GPU) release(ev Release) {
 			c.do(Close{cl.id})
 		}
 	}
+	if ev.Preempted {
+		how = EndPreempted
+		cl.preemptions++
+		c.counters.Preemptions++
+	}
 	if ev.Reason == Exit {
 		how = EndExit
 	}
-	want := cl.want && ev.Reason != Exit
+	want := (cl.want || ev.Preempted) && ev.Reason != Exit
 	if how != EndExit && !want {
 		c.beginPause(cl, how == EndIdle)
 	}
 	if g := cl.grant; g.alone && how != EndExit {
 		cl.progress.hadTurn(ev.Calls, c.ranAt(g))
+		c.auto.turnEnded = c.now
 	}
 	c.endGrant(cl, how)
 	switch {

@@ -103,7 +103,7 @@ func (c *GPU) whyTurns() string {
 			continue
 		}
 		if why := c.notSliceable(cl); why != "" {
-			return fmt.Sprintf("client %d cannot be sliced (%s): tenants take turns", cl.id, why)
+			return fmt.Sprintf("client %d cannot be sliced: %s", cl.id, why)
 		}
 	}
 	if latency && batch > 1 {

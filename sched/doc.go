@@ -14,7 +14,9 @@
 // holder is over and somebody waits, its grant is revoked: the client closes its
 // gate, drains the work that it submitted, and releases the grant. The grace period
 // is the time for that; after it, the grant is fenced. The grant of a dead client is
-// reclaimed. A tenant is the clients whose time is counted together, mostly a
+// reclaimed. A drain may be cut: the grant was preempted if it is released with work
+// left, which is off the GPU and wants the next grant, so that the client waits again at
+// once. A tenant is the clients whose time is counted together, mostly a
 // container.
 //
 // # States
@@ -43,15 +45,23 @@
 // # Policies
 //
 // Who is granted, and when a grant is asked back, is decided by policies, one file
-// each: grace.go, auto.go, limits.go, conduct.go (gangs), latency.go, moving.go,
-// turns.go, together.go. policy.go says what a policy is and lists them.
+// each: grace.go, auto.go, limits.go, conduct.go (gangs), latency.go, slices.go,
+// moving.go, turns.go, together.go. policy.go says what a policy is and lists them.
 //
-// What comes next has its place. Time slices, where all gates are open and each
-// client has a slice, are a third mode: a policy beside together.go, a grantKind,
-// and an action that says how long the slice is. A preempted grant, whose channels
-// are off and whose work stays for the next grant, is one more grantState that is
-// not on the GPU. An overlap group, whose processes run at the same time by MPS, is
-// a tenant whose clients are granted together, as those of a gang are.
+// # Time slices
+//
+// In mode Auto, clients share the GPU by its own time slices where all of them have
+// proved that their slices can be set (controls.go), all memory fits, and nobody has a
+// core limit or a gang. Then all gates are open as in concurrent mode, and no message
+// goes with a slice. sliceway.go begins and ends that, and judges it every few seconds
+// by how fast clients get on (progress.go): the longest slice grows as long as nobody
+// gets less than with the driver's own (search.go), tenants with unequal parts have
+// slices in that proportion (slices.go), and where turns gave more, clients take turns
+// again, for a time that doubles. What a tenant gets is billed as the time in turns that
+// the same calls would have taken.
+//
+// What comes next has its place. An overlap group, whose processes run at the same time
+// by MPS, is a tenant whose clients are granted together, as those of a gang are.
 //
 // # Who is next
 //

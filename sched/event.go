@@ -180,13 +180,16 @@ type Attach struct {
 // released: a client may ask again before its release was seen.
 type Request struct{ Client ClientID }
 
-// Release says that the grant with this epoch is drained and given back. An epoch that
-// the client does not have is counted as stale and ignored.
+// Release says that the grant with this epoch is drained and given back. If it was
+// preempted, its work is off the GPU in the middle and wants the next grant, which
+// counts as a Request. An epoch that the client does not have is counted as stale and
+// ignored.
 type Release struct {
-	Client ClientID
-	Epoch  Epoch
-	Reason Reason
-	Calls  uint64 // gated calls under the grant, as the client says
+	Client    ClientID
+	Epoch     Epoch
+	Reason    Reason
+	Preempted bool
+	Calls     uint64 // gated calls under the grant, as the client says
 }
 
 // Withdraw says that the client wants no grant any more.
@@ -292,7 +295,7 @@ func (e Attach) String() string {
 }
 func (e Request) String() string { return fmt.Sprintf("request %d", e.Client) }
 func (e Release) String() string {
-	return fmt.Sprintf("release %d epoch=%d %v", e.Client, e.Epoch, e.Reason)
+	return flags(fmt.Sprintf("release %d epoch=%d %v", e.Client, e.Epoch, e.Reason), "preempted", e.Preempted)
 }
 func (e Withdraw) String() string       { return fmt.Sprintf("withdraw %d", e.Client) }
 func (e RestoreUnknown) String() string { return fmt.Sprintf("restore unknown epoch=%d", e.Epoch) }

@@ -205,7 +205,7 @@ func TestAnyGangHistory(t *testing.T) {
 			case 4, 5, 6, 7, 8:
 				ev = Request{id}
 			case 9, 10, 11, 12:
-				ev = Release{id, epoch(), Reason(rapid.IntRange(1, 3).Draw(t, "reason")), 0}
+				ev = Release{id, epoch(), Reason(rapid.IntRange(1, 3).Draw(t, "reason")), rapid.Bool().Draw(t, "preempted"), 0}
 			case 13, 14:
 				ev = Lost{id}
 			case 15:

@@ -12,10 +12,6 @@ import (
 // grantState is where a grant is in its life; doc.go draws the way. The states
 // are in the order of that way: a grant may skip some, and goes back only from
 // paused or lost to granted.
-//
-// A preempted grant, whose channels are off and whose work stays for the next
-// grant, will be one more state here, which is not on the GPU; see listOf and
-// count.
 type grantState uint8
 
 const (

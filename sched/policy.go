@@ -79,6 +79,7 @@ func (c *GPU) grant(cl *client) {
 	waited := c.now.Sub(cl.waitingSince)
 	cl.longestWait = max(cl.longestWait, waited)
 	t.longestWait = max(t.longestWait, waited)
+	t.recentWait.note(c.now, waited)
 	cl.grants++
 	t.grants++
 	c.counters.Grants++

@@ -38,6 +38,8 @@ const (
 	// and aloneLeast the least that says something.
 	aloneMemory = 4 * time.Second
 	aloneLeast  = 300 * time.Millisecond
+	// turnsLeast is the least time of turns that says what a client gets in them.
+	turnsLeast = 750 * time.Millisecond
 )
 
 // hadTurn notes a turn, drain included.
@@ -50,13 +52,15 @@ func (p *progress) hadTurn(calls uint64, held time.Duration) {
 	}
 }
 
-// startTurns and endTurns note that clients take turns, and no longer do.
+// startTurns and endTurns note that clients take turns, and until when they did.
 func (p *progress) startTurns(now Time) { p.turnCalls, p.turnsFrom = 0, now }
 
-func (p *progress) endTurns(now Time) {
-	if d := now.Sub(p.turnsFrom); p.turnCalls > 0 && d >= time.Second {
+func (p *progress) endTurns(at Time) {
+	if d := at.Sub(p.turnsFrom); p.turnCalls > 0 && d >= turnsLeast {
 		p.byTurns = p.turnCalls / d.Seconds()
 	}
+	p.startWindow()
+	p.seen = 0
 }
 
 // hadPause notes a pause between turns. A long one is not part of the work.
@@ -82,9 +86,10 @@ func (p *progress) report(now Time, ev Utilization, alone bool) {
 	p.busySamples += ev.Busy
 }
 
-// startWindow forgets what was measured beside others.
+// startWindow forgets what was measured beside others. The first report of a window is
+// also about a moment before it.
 func (p *progress) startWindow() {
-	p.beside, p.over, p.seen, p.samples, p.busySamples = 0, 0, 0, 0, 0
+	p.beside, p.over, p.samples, p.busySamples = 0, 0, 0, 0
 }
 
 // rate returns the calls per second beside others; false: the client was not active in

@@ -234,7 +234,7 @@ func TestAnyHistory(t *testing.T) {
 			case 3, 4, 5, 6, 7:
 				return Request{id}
 			case 8, 9, 10, 11:
-				return Release{id, epoch(), Reason(rapid.IntRange(1, 3).Draw(t, "reason")), calls.Draw(t, "calls")}
+				return Release{id, epoch(), Reason(rapid.IntRange(1, 3).Draw(t, "reason")), rapid.Bool().Draw(t, "preempted"), calls.Draw(t, "calls")}
 			case 12, 13:
 				return Lost{id}
 			case 14:
@@ -348,7 +348,7 @@ func allRelease(t *rapid.T, c *GPU, h *history, now *Time, step func(Event)) {
 		for _, cl := range s.Clients {
 			switch cl.State {
 			case StateDraining, StateHolding:
-				step(Release{cl.ID, cl.Epoch, Revoked, 0})
+				step(Release{Client: cl.ID, Epoch: cl.Epoch, Reason: Revoked})
 			case StateFenced, StateLost:
 				step(Gone{cl.ID})
 			}
@@ -414,7 +414,7 @@ func BenchmarkStep(b *testing.B) {
 				case 1:
 					c.Step(now, Request{holder.id})
 				case 2:
-					c.Step(now, Release{holder.id, holder.grant.epoch, Revoked, 0})
+					c.Step(now, Release{Client: holder.id, Epoch: holder.grant.epoch, Reason: Revoked})
 				}
 			}
 			if got := c.counters; got.Grants < uint64(b.N)/3 {

@@ -231,7 +231,7 @@ func parseEvent(words []string) (Event, error) {
 				return nil, err
 			}
 			epoch = Epoch(n)
-		case "want", "canmove", "again", "force", "ready", "stuck", "nomemory", "noarena":
+		case "want", "canmove", "again", "force", "ready", "stuck", "nomemory", "noarena", "preempted":
 			is[key] = true
 		case "total", "least", "serial", "resident", "fixed", "away", "arena", "out", "in", "bytes":
 			if bytes[key], err = strconv.ParseUint(value, 10, 64); err != nil {
@@ -253,7 +253,7 @@ func parseEvent(words []string) (Event, error) {
 	case "request":
 		return Request{id}, nil
 	case "release":
-		return Release{Client: id, Epoch: epoch, Reason: reason}, nil
+		return Release{Client: id, Epoch: epoch, Reason: reason, Preempted: is["preempted"]}, nil
 	case "withdraw":
 		return Withdraw{id}, nil
 	case "lost":

@@ -34,6 +34,7 @@ type Counters struct {
 	Grants        uint64
 	Revokes       uint64
 	Fences        uint64
+	Preemptions   uint64 // grants that ended with work left
 	Reclaims      uint64 // live grants that ended by death
 	StaleReleases uint64 // releases of an epoch the client does not have
 }
@@ -44,6 +45,7 @@ type Snapshot struct {
 	Mode           Mode       // as it was set
 	Effective      Mode       // Exclusive or Concurrent
 	ModeReason     string     // why that one
+	Way, WayReason string     // "turns", "slices" or "driver", and why
 	Epoch          Epoch      // of the latest grant
 	Holders        []ClientID // with a live grant: holding, draining or lost
 	Queue          []ClientID // the next one first
@@ -60,12 +62,14 @@ type TenantSnapshot struct {
 	Clients     int
 	Promised    int           // permille of the GPU's time that it can have while the tenants of now want theirs
 	Got         int           // permille of the GPU's time, over the latest five seconds
+	Waited      int           // permille of the latest five seconds: it wanted the GPU and had no grant
 	Used        time.Duration // billed so far
 	Moved       time.Duration // moving memory, which is not billed
 	Debt        time.Duration // used above its limit, to be made up for; 0: none
 	Throttled   time.Duration // until its limit allows a grant; 0: it does now
 	Grants      uint64
 	LongestWait time.Duration // for a grant, up to now
+	RecentWait  time.Duration // the longest in the latest minute
 }
 
 // ClientSnapshot describes one client. Its numbers begin when the core first sees the
@@ -78,9 +82,12 @@ type ClientSnapshot struct {
 	Since        Time          // the beginning of that grant; the time of a suspension is left out
 	WaitingSince Time          // while waiting; likewise
 	Grants       uint64        // given to it
+	Preemptions  uint64        // of these, how many ended with work left
 	Held         time.Duration // under grants, drain included, up to now
 	LongestWait  time.Duration // for a grant, up to now
 	Moving       bool          // has a grant, and moves memory before its turn begins
+	Slice        time.Duration // the GPU's own time slice, as it was told; 0: the driver's
+	Controls     Controls      // what it has proved; Client 0: nothing yet
 }
 
 // Snapshot describes the core as of now, which is at least the time of the
@@ -99,14 +106,18 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 		Clients:    make([]ClientSnapshot, 0, len(c.clients)),
 		Counters:   c.counters,
 	}
+	s.Way, s.WayReason = c.way()
 	for _, cl := range c.clients {
 		cs := ClientSnapshot{
 			ID:          cl.id,
 			State:       c.state(cl),
 			Connected:   cl.connected,
 			Grants:      cl.grants,
+			Preemptions: cl.preemptions,
 			Held:        cl.held,
 			LongestWait: cl.longestWait,
+			Slice:       cl.slice,
+			Controls:    cl.controls,
 		}
 		if g := cl.grant; g != nil {
 			cs.Epoch, cs.Moving = g.epoch, g.move.on
@@ -129,6 +140,19 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 	return s
 }
 
+// way says how clients share the GPU, and why.
+func (c *GPU) way() (way, reason string) {
+	switch {
+	case c.sliced():
+		return "slices", c.auto.reason
+	case c.effective == Concurrent:
+		return "driver", c.auto.reason
+	case c.mode == Auto && len(c.clients) > 1 && c.slices.why != "":
+		return "turns", c.slices.why
+	}
+	return "turns", c.auto.reason
+}
+
 func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 	a := t.account // billed up to now in a copy: this changes nothing
 	a.bill(now, c.ratesOf(t))
@@ -137,7 +161,9 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 		Share:       t.share,
 		Clients:     t.clients,
 		Promised:    int(c.part(t) * 1000 / one),
-		Got:         a.gotLately(now),
+		Got:         a.got.permille(now),
+		Waited:      a.waited.permille(now),
+		RecentWait:  t.recentWait.most(now),
 		Used:        a.used,
 		Moved:       t.moved,
 		Grants:      t.grants,
@@ -151,7 +177,8 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 		}
 	}
 	if cl := t.queue.head; cl != nil {
-		ts.LongestWait = max(ts.LongestWait, now.Sub(cl.waitingSince))
+		wait := now.Sub(cl.waitingSince)
+		ts.LongestWait, ts.RecentWait = max(ts.LongestWait, wait), max(ts.RecentWait, wait)
 	}
 	return ts
 }

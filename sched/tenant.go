@@ -75,6 +75,7 @@ type tenant struct {
 	stretch     time.Duration // its slices are at least that long, because of what moving took
 	grants      uint64
 	longestWait time.Duration
+	recentWait  peak
 
 	// If the tenant is a gang; else the seat is nil.
 	core *GPU
@@ -170,6 +171,7 @@ func (c *GPU) join(cl *client, t *tenant) {
 	}
 	c.bill(t)
 	cl.tenant = t
+	c.slices.stale = true
 	t.clients++
 	t.ghost = false
 	if t.isGang() {

@@ -19,6 +19,7 @@
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
+#include "preempt.h"
 #include "stream.h"
 #include "slice.h"
 #include "thread.h"
@@ -344,6 +345,7 @@ static void *client_main(void *arg)
 		nvs_gate_forget_waiters(now);
 		wait = early_release(now);
 		NVS_FOR_EACH_GPU(gpu) {
+			nvs_preempt_tick(gpu, now, &wait);
 			if (nvs_utilization_due(gpu, now, &wait))
 				nvs_drainer_look(gpu, NVS_LOOK_SAMPLE);
 			if (nvs_controls_due(gpu, now, &wait))

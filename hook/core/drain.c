@@ -82,8 +82,7 @@ void nvs_streams_touch(struct nvs_gpu *gpu)
 	nvs_unlock(&nvs_table_lock);
 }
 
-/* took_ns: from the closed gate to the end of the work. */
-static void forget_work(struct nvs_gpu *gpu, uint64_t took_ns)
+void nvs_drain_forget(struct nvs_gpu *gpu, uint64_t took_ns)
 {
 	nvs_lock(&nvs_table_lock);
 	for (unsigned i = 0; i < nvs_streams_used; i++)
@@ -176,7 +175,7 @@ bool nvs_gpu_has_work(struct nvs_gpu *gpu)
 	return work;
 }
 
-enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t closed_ns, uint64_t patience_ns)
+enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t patience_ns)
 {
 	static const struct timespec nap = { 0, 200000 };
 	uint64_t deadline = nvs_now() + patience_ns;
@@ -192,12 +191,8 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t closed_ns, uint64_t pat
 		done = synchronise_contexts(gpu) || streams_done(gpu);
 		nvs_unlock(&gpu->drain_lock);
 		nvs_driver_leave();
-		if (done) {
-			uint64_t now = nvs_now();
-
-			forget_work(gpu, now > closed_ns ? now - closed_ns : 0);
+		if (done)
 			return NVS_DRAINED;
-		}
 		if (nvs_now() >= deadline)
 			return NVS_DRAIN_UNPROVEN;
 		nanosleep(&nap, NULL);

@@ -15,12 +15,18 @@ enum nvs_drained {
 };
 
 /*
- * Waits until the GPU has finished what was submitted on the GPU. The gate
- * is closed, since closed_ns, and no call is in flight. A context is never synchronised while a
- * capture is open on its GPU, that would invalidate the graph: streams are
- * looked at one by one instead, for at most patience_ns.
+ * Waits until the GPU has finished what was submitted on it. The gate is closed, and no
+ * call is in flight. A context is never synchronised while a capture is open on its GPU,
+ * because that would invalidate the graph: streams are looked at one by one instead, for
+ * at most patience_ns.
  */
-enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t closed_ns, uint64_t patience_ns);
+enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t patience_ns);
+
+/*
+ * Forgets the work that nvs_drain has waited for. The gate is still closed. took_ns: from
+ * the closed gate to the end of the work; 0: that says nothing about the work.
+ */
+void nvs_drain_forget(struct nvs_gpu *gpu, uint64_t took_ns);
 
 /* A call passed the closed gate: the next drain looks at everything again. */
 void nvs_streams_touch(struct nvs_gpu *gpu);

@@ -13,6 +13,7 @@
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
+#include "preempt.h"
 #include "signals.h"
 #include "slice.h"
 #include "thread.h"
@@ -37,33 +38,65 @@ static void await_step(struct nvs_gpu *gpu)
 	}
 }
 
-/* Not under the lock. The GPU's gate is closed. */
+/*
+ * The GPU has finished what a drain waited for, or will not. The lock is held. The drain
+ * may have been cut meanwhile, and the next grant may have come: then new work may run.
+ */
+static void end_drain(struct nvs_gpu *gpu, enum nvs_drained result, uint64_t closed, unsigned offs)
+{
+	bool ours = gpu->closed_ns == closed, cut = ours && gpu->lease.unfinished;
+
+	if (result == NVS_DRAINED)
+		nvs_preempt_learn(gpu, offs);
+	if (ours && gpu->lease.gate == LEASE_DRAINING) {
+		gpu->drain_ns = nvs_now() - closed;
+		if (result == NVS_DRAINED)
+			nvs_drain_forget(gpu, gpu->drain_ns);
+		else
+			nvs_debugf("GPU %u: released with a capture open, work may still run", gpu->number);
+		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_DRAINED });
+	} else if (cut && result == NVS_DRAINED) {
+		nvs_drain_forget(gpu, 0);
+		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_FINISHED });
+	} else if (!cut) {
+		nvs_streams_touch(gpu);
+	}
+}
+
+/* Not under the lock. */
 static void do_drain(struct nvs_gpu *gpu)
 {
 	enum nvs_drained result;
 	uint64_t closed, deadline, passed;
+	unsigned offs;
 
 	nvs_lock(&nvs_client_lock);
 	await_step(gpu);
+	if (gpu->lease.gate != LEASE_DRAINING && !gpu->lease.unfinished) {
+		nvs_unlock(&nvs_client_lock); /* cut before this thread came to it, and granted again */
+		return;
+	}
 	closed = gpu->closed_ns;
+	offs = atomic_load(&gpu->offs);
 	deadline = closed + (gpu->grace_ns ? gpu->grace_ns / 4 * 3 : DRAIN_PATIENCE_NS);
 	passed = gpu->passed;
 	for (;;) {
 		nvs_unlock(&nvs_client_lock);
 		nvs_gate_quiesce(gpu);
-		result = nvs_drain(gpu, closed, nvs_elapsed(deadline, nvs_now()));
+		result = nvs_drain(gpu, nvs_elapsed(deadline, nvs_now()));
 		if (result == NVS_DRAIN_STOPPED)
 			return; /* the end of the process releases the GPU */
 		nvs_lock(&nvs_client_lock);
 		if (gpu->passed == passed)
 			break;
+		if (gpu->closed_ns != closed || gpu->lease.gate != LEASE_DRAINING) {
+			result = NVS_DRAIN_UNPROVEN; /* more work has come in, and the drain was cut */
+			break;
+		}
 		passed = gpu->passed; /* more work has come in meanwhile */
 		nvs_streams_touch(gpu);
 	}
-	if (result == NVS_DRAIN_UNPROVEN)
-		nvs_debugf("GPU %u: released with a capture open, work may still run", gpu->number);
-	gpu->drain_ns = nvs_now() - gpu->closed_ns;
-	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_DRAINED });
+	end_drain(gpu, result, closed, offs);
 	nvs_unlock(&nvs_client_lock);
 }
 

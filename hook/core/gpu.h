@@ -62,6 +62,15 @@ struct nvs_gpu {
 	uint64_t request_ns;     /* when REQUEST was sent */
 	uint64_t closed_ns;      /* when the gate was closed */
 	uint64_t drain_ns;       /* length of the last drain */
+	/* Drains that are cut; preempt.c. */
+	bool preempter;          /* its thread has been started */
+	atomic_uint preempt_wanted; /* futex of that thread */
+	bool cuttable;           /* the driver's controls work; of that thread alone */
+	bool off;                /* the channels are off */
+	atomic_uint offs;        /* how often they went off */
+	uint64_t on_ns;          /* when they were put on */
+	uint64_t uncut_ns;       /* closed_ns of a drain that can't be cut */
+	unsigned long_drains;    /* so many drains are cut soon, because drains took long */
 	uint64_t grace_ns;       /* of the last REVOKE */
 	uint64_t unattached_ns;  /* since when no scheduler knows of us */
 	/* Calls that pass during a drain; see may_pass() in wait.c. */

@@ -62,6 +62,8 @@ static void send_release(struct nvs_gpu *gpu, const struct lease_out *out)
 
 	f.u.released.drain_ns = gpu->drain_ns;
 	f.u.released.calls = calls - gpu->grant_calls;
+	if (out->preempted && nvs_client.page->features & NVS_FEATURE_PREEMPT)
+		f.u.released.flags = NVS_RELEASED_PREEMPTED;
 	nvs_client_send(&f);
 	gpu->drain_ns = 0;
 	gpu->grant_calls = calls;
@@ -88,6 +90,15 @@ static void plan_passes(struct nvs_gpu *gpu)
 	gpu->pass_until_ns = 0;
 }
 
+/* The thread of preempt.c may have to take channels off, or put them on. */
+static void wake_preempter(struct nvs_gpu *gpu)
+{
+	if (!gpu->preempter || (gpu->lease.gate != LEASE_DRAINING && (!gpu->off || gpu->lease.unfinished)))
+		return;
+	atomic_fetch_add(&gpu->preempt_wanted, 1);
+	nvs_futex_wake((uint32_t *)&gpu->preempt_wanted, true);
+}
+
 void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 {
 	enum lease_link before = gpu->lease.link;
@@ -97,13 +108,14 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 		gpu->unattached_ns = nvs_now();
 	if (!(out.actions & (LEASE_ACT_OPEN | LEASE_ACT_FREE)))
 		nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, false);
-	if (!out.actions)
-		return;
 	if (out.actions & LEASE_ACT_CLOSE) {
 		set_epoch(gpu, NVS_WORD_NONE);
 		gpu->closed_ns = nvs_now();
 		plan_passes(gpu);
 	}
+	wake_preempter(gpu);
+	if (!out.actions)
+		return;
 	if (out.actions & LEASE_ACT_STEP)
 		gpu->step_until_ns = gpu->closed_ns + NVS_STEP_NS;
 	if (out.actions & LEASE_ACT_PAGE)

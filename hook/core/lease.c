@@ -25,6 +25,12 @@ static void see(struct lease *l, uint64_t epoch)
 		l->last = epoch;
 }
 
+/* Whether something wants a grant: a thread, or work that a preemption left. */
+static bool wants(const struct lease *l)
+{
+	return l->waiting || l->unfinished;
+}
+
 static void open_gate(struct lease *l, uint64_t epoch, struct lease_out *out)
 {
 	see(l, epoch);
@@ -32,6 +38,7 @@ static void open_gate(struct lease *l, uint64_t epoch, struct lease_out *out)
 	l->epoch = l->opened = epoch;
 	l->guessed = false;
 	l->requested = false;
+	l->unfinished = false;
 	out->actions |= LEASE_ACT_OPEN;
 	out->epoch = epoch;
 }
@@ -40,6 +47,7 @@ static void free_gate(struct lease *l, struct lease_out *out)
 {
 	l->gate = LEASE_FREE;
 	l->epoch = 0;
+	l->unfinished = false;
 	out->actions |= LEASE_ACT_FREE;
 }
 
@@ -53,7 +61,7 @@ static void drain(struct lease *l, uint64_t epoch, enum nvs_release reason, stru
 
 static void ask(struct lease *l, struct lease_out *out)
 {
-	if (l->link != LEASE_ATTACHED || l->gate != LEASE_CLOSED || l->requested || !l->waiting)
+	if (l->link != LEASE_ATTACHED || l->gate != LEASE_CLOSED || l->requested || !wants(l))
 		return;
 	l->requested = true;
 	out->actions |= LEASE_ACT_REQUEST;
@@ -62,7 +70,7 @@ static void ask(struct lease *l, struct lease_out *out)
 static void attach(struct lease *l, struct lease_out *out)
 {
 	l->link = LEASE_ATTACHING;
-	l->requested = !l->epoch && l->waiting;
+	l->requested = !l->epoch && wants(l);
 	out->actions |= LEASE_ACT_ATTACH;
 	out->epoch = l->epoch;
 	out->want = l->requested;
@@ -78,6 +86,7 @@ static void release(struct lease *l, struct lease_out *out)
 	out->actions |= LEASE_ACT_RELEASE;
 	out->epoch = l->epoch;
 	out->reason = l->reason;
+	out->preempted = l->unfinished;
 	l->closed = low(l->epoch);
 	l->epoch = 0;
 	l->gate = LEASE_CLOSED;
@@ -92,7 +101,7 @@ static void on_up(struct lease *l, struct lease_event ev, struct lease_out *out)
 	if (l->link == LEASE_UNUSED)
 		return;
 	l->link = LEASE_DETACHED;
-	if (l->gate == LEASE_FREE || (l->gate == LEASE_CLOSED && ev.work))
+	if (l->gate == LEASE_FREE || (l->gate == LEASE_CLOSED && ev.work && !l->unfinished))
 		drain(l, 0, NVS_RELEASE_REVOKED, out); /* ATTACH only when drained */
 	else if (l->gate != LEASE_DRAINING || l->epoch)
 		attach(l, out);
@@ -158,7 +167,7 @@ static void on_revoke(struct lease *l, struct lease_event ev, struct lease_out *
 		l->reason = NVS_RELEASE_REVOKED;
 		break;
 	case LEASE_CLOSED: /* nobody had opened it, but a call may have gone ahead */
-		if (ev.work || ev.code & NVS_REVOKE_STEP) {
+		if (!l->unfinished && (ev.work || ev.code & NVS_REVOKE_STEP)) {
 			drain(l, ev.epoch, NVS_RELEASE_REVOKED, out);
 			if (ev.code & NVS_REVOKE_STEP)
 				out->actions |= LEASE_ACT_STEP;
@@ -203,6 +212,15 @@ static void on_drained(struct lease *l, struct lease_out *out)
 		attach(l, out);
 	else
 		ask(l, out);
+}
+
+/* A lease that nobody arbitrates is not preempted: no grant would bring the work back. */
+static void on_preempted(struct lease *l, struct lease_out *out)
+{
+	if (l->gate != LEASE_DRAINING || !l->up || l->link == LEASE_REJECTED)
+		return;
+	l->unfinished = true;
+	on_drained(l, out);
 }
 
 struct lease_out lease_step(struct lease *l, struct lease_event ev)
@@ -266,6 +284,12 @@ struct lease_out lease_step(struct lease *l, struct lease_event ev)
 		break;
 	case LEASE_EV_DRAINED:
 		on_drained(l, &out);
+		break;
+	case LEASE_EV_PREEMPTED:
+		on_preempted(l, &out);
+		break;
+	case LEASE_EV_FINISHED:
+		l->unfinished = false;
 		break;
 	case LEASE_EV_GIVE_UP:
 		if (l->link != LEASE_ATTACHED && l->link != LEASE_UNUSED &&

@@ -41,6 +41,11 @@ struct lease {
 	uint64_t opened;    /* newest epoch that opened the gate since it was attached */
 	uint64_t last;      /* newest epoch seen, for the high half of a word */
 	bool guessed;       /* the high half of epoch is; GRANT has not come yet */
+	/*
+	 * The grant was preempted: the channels are off the GPU in the middle of the
+	 * work. The work itself wants the next grant, as a thread at the gate does.
+	 */
+	bool unfinished;
 	enum nvs_release reason;
 };
 
@@ -57,6 +62,8 @@ enum lease_event_type {
 	LEASE_EV_NUDGE,    /* waited long: ask again */
 	LEASE_EV_IDLE,     /* nothing to do and others wait */
 	LEASE_EV_DRAINED,  /* answers LEASE_ACT_DRAIN */
+	LEASE_EV_PREEMPTED, /* answers LEASE_ACT_DRAIN too: the channels are off */
+	LEASE_EV_FINISHED, /* no work was left when the channels went off */
 	LEASE_EV_GIVE_UP,  /* no scheduler for too long: run without */
 };
 
@@ -86,9 +93,13 @@ struct lease_out {
 	uint64_t epoch;
 	enum nvs_release reason;
 	bool want;
+	bool preempted; /* with RELEASE: work is left */
 };
 
-/* A zeroed lease is a valid one: unused, closed, not connected. */
+/*
+ * A zeroed lease is a valid one: unused, closed, not connected. After each step the
+ * channels are to be off if `unfinished` says so, and otherwise on.
+ */
 struct lease_out lease_step(struct lease *l, struct lease_event ev);
 
 #endif

@@ -90,6 +90,7 @@ static void end_batch(struct nvs_stream *s, void *key)
 {
 	struct nvs_throttle *d = &s->throttle;
 	unsigned batch = atomic_load(&d->batch), calls = atomic_load(&d->count) - 1;
+	unsigned offs;
 	uint64_t now;
 	void *before;
 
@@ -118,10 +119,12 @@ static void end_batch(struct nvs_stream *s, void *key)
 	d->pending[d->next] = false;
 	d->unwaited = 0;
 	now = nvs_now();
-	if (d->passed_ns) {
+	offs = atomic_load(&s->gpu->offs);
+	if (d->passed_ns && d->offs == offs) { /* the channels were on all the time */
 		d->took_ns = now - d->passed_ns;
 		atomic_store(&d->batch, adapt(d->last_calls, d->took_ns));
 	}
+	d->offs = offs;
 	d->last_calls = calls;
 	d->passed_ns = now;
 }

@@ -138,7 +138,7 @@ static bool may_go_ahead(struct nvs_gpu *gpu)
 {
 	const struct lease *l = &gpu->lease;
 
-	return l->link == LEASE_ATTACHED && l->gate == LEASE_CLOSED && l->requested &&
+	return l->link == LEASE_ATTACHED && l->gate == LEASE_CLOSED && l->requested && !l->unfinished &&
 	       __atomic_load_n(&atomic_load(&gpu->slot)->flags, __ATOMIC_RELAXED) &
 		       NVS_GRANT_STANDING &&
 	       nvs_memory_ops.all_there(gpu);
@@ -265,13 +265,18 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	return pass;
 }
 
+void nvs_gpu_look_if_lost(struct nvs_gpu *gpu, uint64_t now)
+{
+	if (out_of_patience(gpu, now))
+		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
+}
+
 void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu)
 {
 	sigset_t mask;
 
 	lock_masked(&mask);
-	if (out_of_patience(gpu, nvs_now()))
-		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
+	nvs_gpu_look_if_lost(gpu, nvs_now());
 	unlock_masked(&mask);
 }
 

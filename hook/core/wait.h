@@ -34,5 +34,7 @@ void nvs_gate_forget_waiters(uint64_t now);
  * long runs without one from then on, as NVSHARE_SCHEDULER_LOSS says. Not locked.
  */
 void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu);
+/* The same, for who has nvs_client_lock. */
+void nvs_gpu_look_if_lost(struct nvs_gpu *gpu, uint64_t now);
 
 #endif

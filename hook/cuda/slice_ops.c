@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 
+#include "preempt.h"
 #include "rm.h"
 #include "slice.h"
 
@@ -34,6 +35,28 @@ static bool set(struct nvs_gpu *gpu, uint64_t slice_ns)
 		return false;
 	return nvs_rm_slice(uuid, 0) == NVS_RM_OK;
 }
+
+static bool works(const struct nvs_gpu *gpu)
+{
+	return nvs_rm_prove(gpu->device.uuid) == NVS_RM_OK;
+}
+
+static bool channels(const struct nvs_gpu *gpu, bool on)
+{
+	const uint8_t *uuid = gpu->device.uuid;
+	struct nvs_rm_state s;
+	enum nvs_rm_result r;
+
+	if (!on) { /* all channels, or none: what was not seen would run on */
+		return nvs_rm_state(uuid, &s) && !s.bare_channels && !s.overflow &&
+		       nvs_rm_channels(uuid, false) == NVS_RM_OK;
+	}
+	r = nvs_rm_channels(uuid, true);
+	/* Channels that are gone, or that nobody can reach any more, can't be put on later either. */
+	return r == NVS_RM_OK || r == NVS_RM_UNSEEN || r == NVS_RM_LOST;
+}
+
+const struct nvs_preempt_ops nvs_preempt_ops = { .works = works, .channels = channels };
 
 static uint8_t on_wire(enum nvs_rm_result r)
 {

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <time.h>
 
+#define NVS_US 1000ull
 #define NVS_MS 1000000ull
 #define NVS_S  1000000000ull
 

@@ -359,7 +359,10 @@ static enum plan decide(struct nvs_gpu *gpu)
 static bool drained(struct nvs_gpu *gpu)
 {
 	nvs_gate_quiesce(gpu);
-	return nvs_drain(gpu, nvs_now(), 0) == NVS_DRAINED;
+	if (nvs_drain(gpu, 0) != NVS_DRAINED)
+		return false;
+	nvs_drain_forget(gpu, 0);
+	return true;
 }
 
 /* Releases cached memory. Returns whether the rest fits into the room. */

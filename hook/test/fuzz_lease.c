@@ -59,6 +59,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 				continue; /* answers LEASE_ACT_DRAIN only */
 			draining = work = false;
 			break;
+		case LEASE_EV_PREEMPTED:
+			if (draining && l.up && l.link != LEASE_REJECTED)
+				draining = work = false; /* what is off does not run */
+			break;
 		case LEASE_EV_LEAVE:
 			waiting -= waiting > 0;
 			break;
@@ -112,17 +116,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			MUST(!out.epoch || out.epoch == held || out.epoch == revoked);
 		}
 		if (out.actions & LEASE_ACT_REQUEST)
-			MUST(l.link == LEASE_ATTACHED && gate == CLOSED && !draining && waiting);
+			MUST(l.link == LEASE_ATTACHED && gate == CLOSED && !draining && (waiting || l.unfinished));
 		if (out.actions & LEASE_ACT_PAGE)
 			MUST(l.link == LEASE_ATTACHED);
 		MUST((l.gate == LEASE_DRAINING) == draining);
 		MUST((l.gate == LEASE_OPEN) == (gate == OPEN));
 		MUST((l.gate == LEASE_FREE) == (gate == FREE));
 		MUST(l.waiting == waiting);
+		MUST(!l.unfinished || (gate == CLOSED && !draining));
 		MUST(!(l.gate == LEASE_OPEN && !l.epoch));
 		MUST(l.up || l.link <= LEASE_DETACHED);
-		/* Who waits at an attached, closed gate has asked. */
-		if (waiting && l.link == LEASE_ATTACHED && l.gate == LEASE_CLOSED)
+		/* Who waits at an attached, closed gate has asked, and so has unfinished work. */
+		if ((waiting || l.unfinished) && l.link == LEASE_ATTACHED && l.gate == LEASE_CLOSED)
 			MUST(l.requested);
 	}
 	return 0;

@@ -125,6 +125,83 @@ static void test_early_release(void)
 	ACTS(STEP(&l, .type = LEASE_EV_IDLE), 0);
 }
 
+/* A drain that is cut: the work wants the next grant by itself, and goes on with that grant. */
+static void test_preempted(void)
+{
+	struct lease l = holding(9);
+	struct lease_out out;
+
+	ACTS(STEP(&l, .type = LEASE_EV_PREEMPTED), 0); /* it does not drain */
+	CHECK(!l.unfinished);
+	STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 9);
+	out = STEP(&l, .type = LEASE_EV_PREEMPTED);
+	ACTS(out, LEASE_ACT_RELEASE | LEASE_ACT_REQUEST);
+	CHECK(out.epoch == 9 && out.preempted && l.unfinished);
+	ACTS(STEP(&l, .type = LEASE_EV_DRAINED), 0);
+	ACTS(STEP(&l, .type = LEASE_EV_NUDGE), LEASE_ACT_REQUEST);
+	/* A grant that nobody had opened is given back at once: nothing runs. */
+	out = STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 11, .work = true);
+	ACTS(out, LEASE_ACT_RELEASE | LEASE_ACT_REQUEST);
+	CHECK(out.epoch == 11 && out.preempted);
+	ACTS(STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 12, .work = true, .code = NVS_REVOKE_STEP),
+	     LEASE_ACT_RELEASE | LEASE_ACT_REQUEST);
+	ACTS(STEP(&l, .type = LEASE_EV_GRANT, .epoch = 13, .word = 13), LEASE_ACT_OPEN);
+	CHECK(!l.unfinished);
+	STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 13);
+	out = STEP(&l, .type = LEASE_EV_DRAINED);
+	ACTS(out, LEASE_ACT_RELEASE);
+	CHECK(!out.preempted);
+}
+
+/* The work turns out to have ended before the channels went off. */
+static void test_nothing_left_to_preempt(void)
+{
+	struct lease l = holding(9);
+
+	STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 9);
+	STEP(&l, .type = LEASE_EV_PREEMPTED);
+	ACTS(STEP(&l, .type = LEASE_EV_FINISHED), 0);
+	CHECK(!l.unfinished);
+	ACTS(STEP(&l, .type = LEASE_EV_NUDGE), 0); /* nobody wants the GPU any more */
+}
+
+static void test_preempted_across_a_restart(void)
+{
+	struct lease l = holding(40);
+	struct lease_out out;
+
+	STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 40);
+	STEP(&l, .type = LEASE_EV_PREEMPTED);
+	STEP(&l, .type = LEASE_EV_DOWN);
+	out = STEP(&l, .type = LEASE_EV_UP, .work = true);
+	ACTS(out, LEASE_ACT_ATTACH); /* nothing runs, so there is nothing to drain before */
+	CHECK(!out.epoch && out.want && l.unfinished);
+	ACTS(STEP(&l, .type = LEASE_EV_ATTACHED), LEASE_ACT_PAGE);
+	CHECK(l.requested);
+	/* Preempted between ATTACH and ATTACHED. */
+	STEP(&l, .type = LEASE_EV_GRANT, .epoch = 41, .word = 41);
+	STEP(&l, .type = LEASE_EV_REVOKE, .epoch = 41);
+	STEP(&l, .type = LEASE_EV_DOWN);
+	ACTS(STEP(&l, .type = LEASE_EV_PREEMPTED), 0); /* no scheduler hears of it */
+	CHECK(!l.unfinished && l.gate == LEASE_DRAINING);
+	STEP(&l, .type = LEASE_EV_UP);
+	ACTS(STEP(&l, .type = LEASE_EV_PREEMPTED), 0);
+	out = STEP(&l, .type = LEASE_EV_ATTACHED);
+	ACTS(out, LEASE_ACT_PAGE | LEASE_ACT_RELEASE | LEASE_ACT_REQUEST);
+	CHECK(out.epoch == 41 && out.preempted);
+	/* Nobody grants it any more: it runs without a scheduler, and under the next one again. */
+	STEP(&l, .type = LEASE_EV_DOWN);
+	ACTS(STEP(&l, .type = LEASE_EV_GIVE_UP), LEASE_ACT_FREE);
+	CHECK(!l.unfinished);
+	ACTS(STEP(&l, .type = LEASE_EV_UP), LEASE_ACT_CLOSE | LEASE_ACT_DRAIN);
+	out = STEP(&l, .type = LEASE_EV_PREEMPTED);
+	ACTS(out, LEASE_ACT_ATTACH);
+	CHECK(!out.epoch && out.want);
+	/* A scheduler that does not arbitrate this GPU. */
+	ACTS(STEP(&l, .type = LEASE_EV_ATTACHED, .code = NVS_ERR_UNKNOWN_GPU), LEASE_ACT_FREE);
+	CHECK(!l.unfinished);
+}
+
 /* The page is faster than frames: a REVOKE may be of a grant that is long given back. */
 static void test_revoke_of_an_earlier_grant(void)
 {
@@ -291,6 +368,8 @@ static void test_random(unsigned seed, long steps)
 		waiting -= ev.type == LEASE_EV_LEAVE;
 		if (ev.type == LEASE_EV_DRAINED)
 			draining = 0;
+		else if (ev.type == LEASE_EV_PREEMPTED && draining && l.up && l.link != LEASE_REJECTED)
+			draining = 0;
 		out = lease_step(&l, ev);
 
 		if (out.actions & LEASE_ACT_CLOSE)
@@ -313,7 +392,7 @@ static void test_random(unsigned seed, long steps)
 		if (out.actions & LEASE_ACT_RELEASE) {
 			/* Never while work may run, never without an epoch. */
 			CHECK(gate == CLOSED && !draining && out.epoch);
-			CHECK(l.closed == (uint32_t)out.epoch);
+			CHECK(l.closed == (uint32_t)out.epoch && out.preempted == l.unfinished);
 			if (out.epoch == held)
 				held = 0;
 			releases++;
@@ -325,13 +404,14 @@ static void test_random(unsigned seed, long steps)
 				CHECK(out.epoch == open_epoch);
 		}
 		if (out.actions & LEASE_ACT_REQUEST)
-			CHECK(l.link == LEASE_ATTACHED && gate == CLOSED && !draining && waiting);
+			CHECK(l.link == LEASE_ATTACHED && gate == CLOSED && !draining && (waiting || l.unfinished));
 		CHECK((l.gate == LEASE_DRAINING) == draining);
 		CHECK((l.gate == LEASE_OPEN) == (gate == OPEN));
 		CHECK((l.gate == LEASE_FREE) == (gate == FREE));
 		CHECK(l.waiting == waiting);
-		/* Who waits at an attached, closed gate has asked. */
-		if (waiting && l.link == LEASE_ATTACHED && l.gate == LEASE_CLOSED)
+		CHECK(!l.unfinished || (gate == CLOSED && !draining));
+		/* Who waits at an attached, closed gate has asked, and so has unfinished work. */
+		if ((waiting || l.unfinished) && l.link == LEASE_ATTACHED && l.gate == LEASE_CLOSED)
 			CHECK(l.requested);
 	}
 	CHECK(releases > 0 && opens > 0);
@@ -344,6 +424,9 @@ int main(void)
 	test_thread_opens_by_the_page();
 	test_one_call_for_the_gang();
 	test_early_release();
+	test_preempted();
+	test_nothing_left_to_preempt();
+	test_preempted_across_a_restart();
 	test_revoke_of_an_earlier_grant();
 	test_no_early_release_of_a_guessed_epoch();
 	test_holder_survives_a_restart();
@@ -353,6 +436,6 @@ int main(void)
 	test_rejected_gpu_runs_free();
 	for (unsigned seed = 1; seed <= 200; seed++)
 		test_random(seed, 20000);
-	puts("lease: 11 examples, 200 random walks of 20000 steps");
+	puts("lease: 14 examples, 200 random walks of 20000 steps");
 	return 0;
 }

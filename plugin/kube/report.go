@@ -111,6 +111,18 @@ func (w *Watcher) Warn(p plugin.Pod, container, reason, note string) {
 	w.events.add(p, container, warning, reason, note)
 }
 
+// WarnPod is Warn for a pod that is known by its UID only, and within the limit of the
+// pod's events; false: this node has no such pod, or the Watcher does not know yet.
+func (w *Watcher) WarnPod(uid, container, reason, note string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.pods[uid]
+	if p != nil {
+		w.say(p, container, warning, reason, note)
+	}
+	return p != nil
+}
+
 // say makes an event, unless the pod has had too many. The lock is held.
 func (w *Watcher) say(p *pod, container, kind, reason, note string) {
 	if p.limit == nil {

@@ -31,6 +31,8 @@ func (f *liveFlags) add(s *pflag.FlagSet) {
 type live struct {
 	w *kube.Watcher
 	p *plugin.Plugin
+
+	seen map[string]bool // processes of which pods were told by bypassed
 }
 
 // watch tells p of pods' annotations until ctx ends. It returns nil where there is
@@ -58,7 +60,7 @@ func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.Fiel
 	log.Infof("watching the annotations of the pods of node %s at %s", node, config.Host)
 	p.ExpectPods()
 	go w.Run(ctx)
-	return &live{w, p}, nil
+	return &live{w: w, p: p}, nil
 }
 
 // told is called with the scheduler's answer to each description.
@@ -70,6 +72,22 @@ func (l *live) told(c plugin.Container, r *api.DescribeContainerResponse, err er
 		l.p.KeptByScheduler(c, now.Terms())
 	}
 	l.w.Told(c, r, err)
+}
+
+// bypassed is called with the processes that use GPUs and are no clients of the
+// scheduler, again and again. It is not called at the same time twice.
+func (l *live) bypassed(all []*api.Unmanaged) {
+	if l == nil {
+		return
+	}
+	seen := map[string]bool{}
+	for _, u := range all {
+		c := u.Container
+		id := fmt.Sprint(c.GetPodUid(), c.GetId(), u.Pid)
+		seen[id] = l.seen[id] || l.w.WarnPod(c.GetPodUid(), c.GetName(), "GPUBypassed",
+			fmt.Sprintf("process %d (%s) uses GPU %d without nvshare, so nobody arbitrates its work: it unset LD_PRELOAD or hides the shim, or is a static program", u.Pid, u.Command, u.Index))
+	}
+	l.seen = seen
 }
 
 // unmanaged is called with each container that runs without nvshare.

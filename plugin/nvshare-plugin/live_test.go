@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -292,7 +293,7 @@ func (n *liveNode) startPlugin() (stop func()) {
 	}
 	end := n.start(func(context.Context) {
 		containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
-			return dialScheduler(ctx, n.dir, quiet(), pods.told)
+			return dialScheduler(ctx, n.dir, quiet(), pods)
 		})
 	})
 	stop = func() { cancel(); end() }
@@ -451,6 +452,43 @@ func TestUnmanagedIsTold(t *testing.T) {
 	}
 }
 
+// A process that uses a GPU around nvshare is told of on its pod, once.
+func TestBypassIsTold(t *testing.T) {
+	s := kubeapi.New(t)
+	s.Set("uid", "ml", "train", nil)
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	s.Kubeconfig(file)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	f := liveFlags{when: "on", kubeconfig: file, node: kubeapi.Node}
+	pods, err := f.watch(ctx, plugin.New(quiet(), plugin.NewContainers(quiet())), quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := &sched.Unmanaged{Pid: 7, Index: 1, Command: "python", Container: &sched.Container{Id: "c", PodUid: "uid", Name: "main"}}
+	other := &sched.Unmanaged{Pid: 8, Command: "python", Container: &sched.Container{Id: "c", PodUid: "uid"}}
+	outside := &sched.Unmanaged{Pid: 9, Container: &sched.Container{}}
+	until(t, "the pod to be known", func() error {
+		if pods.bypassed([]*sched.Unmanaged{one, outside}); !pods.seen["uidc7"] {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	pods.bypassed([]*sched.Unmanaged{one, outside})
+	pods.bypassed([]*sched.Unmanaged{one, other})
+	for _, want := range []string{"container main: process 7 (python) uses GPU 1 without nvshare", "process 8 (python) uses GPU 0 without nvshare"} {
+		select {
+		case e := <-s.Events:
+			if e.Reason != "GPUBypassed" || e.Regarding.UID != "uid" || !strings.HasPrefix(e.Note, want) {
+				t.Errorf("event %s on %s: %s", e.Reason, e.Regarding.UID, e.Note)
+			}
+		case <-time.After(patience):
+			t.Fatalf("no event %q", want)
+		}
+	}
+	(*live)(nil).bypassed([]*sched.Unmanaged{one}) // without an API server
+}
+
 // Without an API server to ask, the plugin serves as the runtime has it, unless
 // it was told that there is one.
 func TestKubeFlags(t *testing.T) {
@@ -504,7 +542,7 @@ func TestAnswerOfTheSchedulerIsKept(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the container was not described")
 	}
-	(&live{w, p}).told(c, &sched.DescribeContainerResponse{New: answer}, nil)
+	(&live{w: w, p: p}).told(c, &sched.DescribeContainerResponse{New: answer}, nil)
 
 	nonsense := map[string]string{}
 	for _, f := range sched.Fields {

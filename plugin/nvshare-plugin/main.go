@@ -183,7 +183,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 		})
 	}
 	go containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
-		return dialScheduler(ctx, runDir, log, pods.told)
+		return dialScheduler(ctx, runDir, log, pods)
 	})
 	// Without a plugin, pods that ask start without a GPU, silently. So the plugin
 	// registers in any case, and refuses pods while it knows no GPUs.

@@ -144,7 +144,7 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 			found(inv)
 		case ctx.Err() == nil && err.Error() != failure: // tried again, not said again
 			failure = err.Error()
-			if errors.Is(err, cdi.ErrForeign) || errors.As(err, new(errNotPlaced)) {
+			if errors.Is(err, cdi.ErrForeign) || errors.As(err, new(errNotPlaced)) || !n.hasSpecs() {
 				n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
 				found(plugin.Unavailable(err))
 				break
@@ -152,6 +152,16 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 			n.log.Errorf("GPUs or driver changed, but the CDI specs are still the old ones: %v", err)
 		}
 	}
+}
+
+// hasSpecs tells whether specs are there, of now or of before.
+func (n *node) hasSpecs() bool {
+	for _, kind := range []string{cdi.Kind, cdi.KindNRI} {
+		if _, err := os.Stat(filepath.Join(n.cdiDir, cdi.FileName(kind))); err != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // fingerprint covers what refresh reads and what it writes.

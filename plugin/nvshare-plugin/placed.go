@@ -66,7 +66,7 @@ func (p *placed) place() error {
 	if changed {
 		p.log.Infof("placed %s", p.hookPath)
 	}
-	dirErr := cdi.MakeDir(p.tenantDir)
+	dirErr := p.makeTenantDir()
 	if dirErr != nil {
 		dirErr = fmt.Errorf("make the directory that containers share with the scheduler: %w", dirErr)
 	}
@@ -74,6 +74,20 @@ func (p *placed) place() error {
 		return errNotPlaced{err}
 	}
 	return nil
+}
+
+// makeTenantDir makes the directory for containers, unless the run directory is that of
+// another user: the scheduler of that user makes its own, and refuses somebody else's.
+func (p *placed) makeTenantDir() error {
+	if info, err := os.Stat(p.tenantDir); err == nil && info.IsDir() {
+		return nil
+	}
+	runDir := filepath.Dir(p.tenantDir)
+	var st unix.Stat_t
+	if err := unix.Stat(runDir, &st); err == nil && int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s is not there; %s belongs to user %d, whose nvshare-scheduler makes it", p.tenantDir, runDir, st.Uid)
+	}
+	return cdi.MakeDir(p.tenantDir)
 }
 
 // dirs are the directories to watch.

@@ -81,9 +81,7 @@ func TestPlacedFilesAreKeptRight(t *testing.T) {
 		"the hook cannot run":      func() error { return os.Chmod(hook, 0o600) },
 		"the run directory goes":   func() error { return os.RemoveAll(root + "/run/nvshare/tenant") },
 	} {
-		if err := harm(); err != nil {
-			t.Fatal(name, err)
-		}
+		until(t, name+", in spite of the plugin", harm) // which may still mend the last harm
 		until(t, name, func() error {
 			for file, want := range map[string]string{shim: "shim", hook: "hook"} {
 				if err := holds(file, want); err != nil {
@@ -180,4 +178,69 @@ func TestReady(t *testing.T) {
 	if err := ready(); err == nil || !strings.Contains(err.Error(), "hangs") {
 		t.Errorf("a plugin that hangs: %v", err)
 	}
+}
+
+// A scheduler that is a user of its own has its run directory to itself: it refuses a
+// directory that the plugin made there as root.
+func TestRunDirectoryOfAnotherUser(t *testing.T) {
+	root, args := host(t, 1)
+	run := root + "/run/nvshare"
+	if err := os.Mkdir(run, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(run, 3000, 3000); err != nil {
+		t.Skip("needs root: ", err)
+	}
+	n := nodeOn(t, root, args)
+	err := n.placed.place()
+	if !errors.As(err, new(errNotPlaced)) || !strings.Contains(err.Error(), "user 3000") {
+		t.Errorf("without the directory: %v", err)
+	}
+	if _, err := os.Stat(run + "/tenant"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the plugin has made it: %v", err)
+	}
+	if err := os.Mkdir(run+"/tenant", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.placed.place(); err != nil {
+		t.Errorf("with the directory: %v", err)
+	}
+}
+
+// Where the specs cannot be written, and the old ones are gone, engines would say only
+// that they do not find the device: pods are told the reason.
+func TestSpecThatCannotBeWrittenIsToldToPods(t *testing.T) {
+	root, args := host(t, 1)
+	n := nodeOn(t, root, args)
+	p := plugin.New(quiet(), plugin.NewContainers(quiet()))
+	p.SetInventory(n.look(context.Background()))
+	create := func() error {
+		_, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{Name: "train", Namespace: "ml",
+			Annotations: map[string]string{plugin.Annotation: "nvshare.com/gpu=0"}}, &api.Container{Name: "main"})
+		return err
+	}
+	if err := create(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", n.cdiDir, "tmpfs", 0, "size=4k,nr_inodes=1"); err != nil {
+		t.Skip("needs root: ", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		n.watch(ctx, p.SetInventory)
+		close(done)
+	}()
+	until(t, "the reason", func() error {
+		if err := create(); err == nil || !strings.Contains(err.Error(), "no space left") {
+			return fmt.Errorf("refused with %v", err)
+		}
+		return nil
+	})
+	if err := unix.Unmount(n.cdiDir, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the container to be created", create)
+	cancel()
+	<-done
 }

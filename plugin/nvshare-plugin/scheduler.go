@@ -18,19 +18,19 @@ import (
 type scheduler struct {
 	conn *api.Conn
 	log  logrus.FieldLogger
-	told func(plugin.Container, *api.DescribeContainerResponse, error)
+	pods *live
 }
 
 var _ plugin.Scheduler = (*scheduler)(nil)
 
-// dialScheduler connects to the scheduler. told, if not nil, is called with the
-// answer to each description.
-func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, told func(plugin.Container, *api.DescribeContainerResponse, error)) (plugin.Scheduler, error) {
+// dialScheduler connects to the scheduler. pods, if not nil, are told of its answers and
+// of what it sees.
+func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, pods *live) (plugin.Scheduler, error) {
 	conn, err := api.Dial(ctx, runDir)
 	if err != nil {
 		return nil, err
 	}
-	return &scheduler{conn, log, told}, nil
+	return &scheduler{conn, log, pods}, nil
 }
 
 // Describe tells the scheduler the names and terms of a container. A refusal is
@@ -40,9 +40,7 @@ func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 		Gpus: strings.FieldsFunc(c.GPUs, func(r rune) bool { return r == ',' })}
 	described.SetTerms(c.Terms)
 	resp, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: described, Keep: c.Keep.Keep()})
-	if s.told != nil {
-		s.told(c, resp, err)
-	}
+	s.pods.told(c, resp, err)
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.ResourceExhausted:
 		s.log.Warnf("the scheduler refuses names and shares of container %s (%s/%s): %v", c.ID, c.Namespace, c.Pod, err)
@@ -70,6 +68,7 @@ func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 	if err != nil {
 		return plugin.State{}, err
 	}
+	s.pods.bypassed(r.Unmanaged)
 	state := plugin.State{Memory: map[string]uint64{}}
 	for _, c := range r.Containers {
 		if c.Engine == "" { // else the scheduler itself forgets the container

@@ -420,6 +420,7 @@ type StatusResponse struct {
 	// Processes that use a GPU and are no clients, where the driver says which use it:
 	// nobody arbitrates them.
 	Unmanaged     []*Unmanaged `protobuf:"bytes,11,rep,name=unmanaged,proto3" json:"unmanaged,omitempty"`
+	Settings      []*Setting   `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty"` // what tenants may have, as annotations and SetShare say
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -531,6 +532,13 @@ func (x *StatusResponse) GetUnmanaged() []*Unmanaged {
 	return nil
 }
 
+func (x *StatusResponse) GetSettings() []*Setting {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
 // Unmanaged is a process that uses a GPU and is no client.
 type Unmanaged struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -624,6 +632,92 @@ func (x *Unmanaged) GetMemoryBytes() uint64 {
 	return 0
 }
 
+// Setting is what somebody has said of a tenant's terms. The most particular of them
+// holds, for each term alone: SetShare for one GPU, SetShare for all, the annotations.
+type Setting struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`  // id empty: a user's processes outside containers
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`             // of that user
+	Annotated     bool                   `protobuf:"varint,3,opt,name=annotated,proto3" json:"annotated,omitempty"` // by annotations; else by SetShare
+	Uuid          string                 `protobuf:"bytes,4,opt,name=uuid,proto3" json:"uuid,omitempty"`            // of the one GPU that it is for; empty: all
+	Share         *Share                 `protobuf:"bytes,5,opt,name=share,proto3" json:"share,omitempty"`
+	MemoryBytes   uint64                 `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // limit; 0: not said
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Setting) Reset() {
+	*x = Setting{}
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Setting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Setting) ProtoMessage() {}
+
+func (x *Setting) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Setting.ProtoReflect.Descriptor instead.
+func (*Setting) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Setting) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *Setting) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Setting) GetAnnotated() bool {
+	if x != nil {
+		return x.Annotated
+	}
+	return false
+}
+
+func (x *Setting) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *Setting) GetShare() *Share {
+	if x != nil {
+		return x.Share
+	}
+	return nil
+}
+
+func (x *Setting) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
 // Piece is a part of the bytes of a message.
 type Piece struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -637,7 +731,7 @@ type Piece struct {
 
 func (x *Piece) Reset() {
 	*x = Piece{}
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -649,7 +743,7 @@ func (x *Piece) String() string {
 func (*Piece) ProtoMessage() {}
 
 func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -662,7 +756,7 @@ func (x *Piece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Piece.ProtoReflect.Descriptor instead.
 func (*Piece) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Piece) GetId() uint64 {
@@ -715,13 +809,18 @@ type GPU struct {
 	Tenants       []*TenantUse           `protobuf:"bytes,18,rep,name=tenants,proto3" json:"tenants,omitempty"`                                                        // with clients on this GPU, or in debt
 	Promises      []*Promise             `protobuf:"bytes,19,rep,name=promises,proto3" json:"promises,omitempty"`                                                      // core requests in force, the greatest first
 	Swap          *Swap                  `protobuf:"bytes,20,opt,name=swap,proto3" json:"swap,omitempty"`                                                              // absent: nothing is swapped here
+	// How clients share the GPU: "turns"; "slices": by time slices that the scheduler
+	// sets; "driver": at the same time, by the driver's own.
+	Way           string `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
+	WayReason     string `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
+	Preemptions   uint64 `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"`             // grants that ended with work left, whose channels are off until the next grant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -733,7 +832,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -746,7 +845,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -889,6 +988,27 @@ func (x *GPU) GetSwap() *Swap {
 	return nil
 }
 
+func (x *GPU) GetWay() string {
+	if x != nil {
+		return x.Way
+	}
+	return ""
+}
+
+func (x *GPU) GetWayReason() string {
+	if x != nil {
+		return x.WayReason
+	}
+	return ""
+}
+
+func (x *GPU) GetPreemptions() uint64 {
+	if x != nil {
+		return x.Preemptions
+	}
+	return 0
+}
+
 // Swap says where the memory of a GPU's clients is. Sizes are bytes.
 type Swap struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -917,7 +1037,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -929,7 +1049,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -942,7 +1062,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -1090,7 +1210,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1102,7 +1222,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1115,7 +1235,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1175,15 +1295,18 @@ type Client struct {
 	ArenaBytes      uint64     `protobuf:"varint,29,opt,name=arena_bytes,json=arenaBytes,proto3" json:"arena_bytes,omitempty"` // host memory that it was given
 	SwappedOutBytes uint64     `protobuf:"varint,30,opt,name=swapped_out_bytes,json=swappedOutBytes,proto3" json:"swapped_out_bytes,omitempty"`
 	SwappedInBytes  uint64     `protobuf:"varint,31,opt,name=swapped_in_bytes,json=swappedInBytes,proto3" json:"swapped_in_bytes,omitempty"`
-	Moving          bool       `protobuf:"varint,32,opt,name=moving,proto3" json:"moving,omitempty"`   // it has a grant, and its memory is on its way; its turn begins after that
-	Stalled         bool       `protobuf:"varint,33,opt,name=stalled,proto3" json:"stalled,omitempty"` // it does not move out as it was told to
+	Moving          bool       `protobuf:"varint,32,opt,name=moving,proto3" json:"moving,omitempty"`                  // it has a grant, and its memory is on its way; its turn begins after that
+	Stalled         bool       `protobuf:"varint,33,opt,name=stalled,proto3" json:"stalled,omitempty"`                // it does not move out as it was told to
+	SliceNs         int64      `protobuf:"varint,34,opt,name=slice_ns,json=sliceNs,proto3" json:"slice_ns,omitempty"` // the GPU's own time slice that it was told; 0: the driver's
+	Controls        *Controls  `protobuf:"bytes,35,opt,name=controls,proto3" json:"controls,omitempty"`               // absent: the shim has not said yet
+	Preemptions     uint64     `protobuf:"varint,36,opt,name=preemptions,proto3" json:"preemptions,omitempty"`        // of its grants, those that ended with work left
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1318,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1331,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Client) GetId() uint64 {
@@ -1442,6 +1565,113 @@ func (x *Client) GetStalled() bool {
 	return false
 }
 
+func (x *Client) GetSliceNs() int64 {
+	if x != nil {
+		return x.SliceNs
+	}
+	return 0
+}
+
+func (x *Client) GetControls() *Controls {
+	if x != nil {
+		return x.Controls
+	}
+	return nil
+}
+
+func (x *Client) GetPreemptions() uint64 {
+	if x != nil {
+		return x.Preemptions
+	}
+	return 0
+}
+
+// Controls says what the GPU's own scheduler lets a process do, as the shim has tried it:
+// "works", or what went wrong.
+type Controls struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slices        string                 `protobuf:"bytes,1,opt,name=slices,proto3" json:"slices,omitempty"`     // its time slice
+	Channels      string                 `protobuf:"bytes,2,opt,name=channels,proto3" json:"channels,omitempty"` // its channels off the GPU, and on again
+	Groups        uint32                 `protobuf:"varint,3,opt,name=groups,proto3" json:"groups,omitempty"`    // of channels, that were seen
+	Bare          uint32                 `protobuf:"varint,4,opt,name=bare,proto3" json:"bare,omitempty"`        // channels in no group that was seen
+	Driver        string                 `protobuf:"bytes,5,opt,name=driver,proto3" json:"driver,omitempty"`     // version; chosen by the tenant
+	Listed        bool                   `protobuf:"varint,6,opt,name=listed,proto3" json:"listed,omitempty"`    // slices were seen to work, by their effect, with that version
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Controls) Reset() {
+	*x = Controls{}
+	mi := &file_sched_api_control_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Controls) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Controls) ProtoMessage() {}
+
+func (x *Controls) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Controls.ProtoReflect.Descriptor instead.
+func (*Controls) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Controls) GetSlices() string {
+	if x != nil {
+		return x.Slices
+	}
+	return ""
+}
+
+func (x *Controls) GetChannels() string {
+	if x != nil {
+		return x.Channels
+	}
+	return ""
+}
+
+func (x *Controls) GetGroups() uint32 {
+	if x != nil {
+		return x.Groups
+	}
+	return 0
+}
+
+func (x *Controls) GetBare() uint32 {
+	if x != nil {
+		return x.Bare
+	}
+	return 0
+}
+
+func (x *Controls) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *Controls) GetListed() bool {
+	if x != nil {
+		return x.Listed
+	}
+	return false
+}
+
 // MemoryAccount is what one tenant has of one GPU's memory.
 type MemoryAccount struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1455,7 +1685,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1467,7 +1697,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1480,7 +1710,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -1532,7 +1762,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1544,7 +1774,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1557,7 +1787,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Container) GetId() string {
@@ -1642,7 +1872,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1884,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +1897,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -1726,7 +1956,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1738,7 +1968,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1751,7 +1981,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -1791,7 +2021,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +2033,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +2046,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -1844,7 +2074,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1856,7 +2086,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1869,7 +2099,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Change) GetUuid() string {
@@ -1942,7 +2172,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1954,7 +2184,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1967,7 +2197,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -2009,7 +2239,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2021,7 +2251,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2034,7 +2264,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -2073,7 +2303,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2085,7 +2315,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2098,7 +2328,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -2157,7 +2387,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2399,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2412,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2266,7 +2496,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2278,7 +2508,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2291,7 +2521,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2332,7 +2562,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2574,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2587,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -2423,7 +2653,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2435,7 +2665,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2448,7 +2678,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -2495,7 +2725,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2507,7 +2737,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2520,7 +2750,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -2585,7 +2815,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2597,7 +2827,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2610,7 +2840,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -2643,7 +2873,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2655,7 +2885,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2668,7 +2898,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -2686,7 +2916,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2698,7 +2928,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2711,7 +2941,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 type ReportPluginRequest struct {
@@ -2723,7 +2953,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2735,7 +2965,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2748,7 +2978,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -2766,7 +2996,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2778,7 +3008,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2791,7 +3021,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -2819,7 +3049,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2831,7 +3061,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2844,7 +3074,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -2965,7 +3195,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2977,7 +3207,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2990,7 +3220,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3033,7 +3263,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3275,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3288,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -3120,7 +3350,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3132,7 +3362,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3145,7 +3375,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3317,7 +3547,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"nvshare.v1\"D\n" +
 	"\rStatusRequest\x12\x1b\n" +
 	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x9c\x03\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xcd\x03\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -3332,7 +3562,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"containers\x12'\n" +
 	"\x05piece\x18\n" +
 	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\x123\n" +
-	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\"\xcb\x01\n" +
+	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\x12/\n" +
+	"\bsettings\x18\f \x03(\v2\x13.nvshare.v1.SettingR\bsettings\"\xcb\x01\n" +
 	"\tUnmanaged\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
@@ -3340,12 +3571,19 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x18\n" +
 	"\acommand\x18\x05 \x01(\tR\acommand\x123\n" +
 	"\tcontainer\x18\x06 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12!\n" +
-	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\"W\n" +
+	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\"\xce\x01\n" +
+	"\aSetting\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1c\n" +
+	"\tannotated\x18\x03 \x01(\bR\tannotated\x12\x12\n" +
+	"\x04uuid\x18\x04 \x01(\tR\x04uuid\x12'\n" +
+	"\x05share\x18\x05 \x01(\v2\x11.nvshare.v1.ShareR\x05share\x12!\n" +
+	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\"W\n" +
 	"\x05Piece\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xac\x05\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xff\x05\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -3369,7 +3607,11 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"modeReason\x12/\n" +
 	"\atenants\x18\x12 \x03(\v2\x15.nvshare.v1.TenantUseR\atenants\x12/\n" +
 	"\bpromises\x18\x13 \x03(\v2\x13.nvshare.v1.PromiseR\bpromises\x12$\n" +
-	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\"\x87\x05\n" +
+	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\x12\x10\n" +
+	"\x03way\x18\x15 \x01(\tR\x03way\x12\x1d\n" +
+	"\n" +
+	"way_reason\x18\x16 \x01(\tR\twayReason\x12 \n" +
+	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\"\x87\x05\n" +
 	"\x04Swap\x12%\n" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x04R\rcapacityBytes\x12%\n" +
 	"\x0epromised_bytes\x18\x02 \x01(\x04R\rpromisedBytes\x12%\n" +
@@ -3397,7 +3639,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x95\b\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x84\t\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x10\n" +
@@ -3440,7 +3682,17 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x11swapped_out_bytes\x18\x1e \x01(\x04R\x0fswappedOutBytes\x12(\n" +
 	"\x10swapped_in_bytes\x18\x1f \x01(\x04R\x0eswappedInBytes\x12\x16\n" +
 	"\x06moving\x18  \x01(\bR\x06moving\x12\x18\n" +
-	"\astalled\x18! \x01(\bR\astalled\"\x96\x01\n" +
+	"\astalled\x18! \x01(\bR\astalled\x12\x19\n" +
+	"\bslice_ns\x18\" \x01(\x03R\asliceNs\x120\n" +
+	"\bcontrols\x18# \x01(\v2\x14.nvshare.v1.ControlsR\bcontrols\x12 \n" +
+	"\vpreemptions\x18$ \x01(\x04R\vpreemptions\"\x9a\x01\n" +
+	"\bControls\x12\x16\n" +
+	"\x06slices\x18\x01 \x01(\tR\x06slices\x12\x1a\n" +
+	"\bchannels\x18\x02 \x01(\tR\bchannels\x12\x16\n" +
+	"\x06groups\x18\x03 \x01(\rR\x06groups\x12\x12\n" +
+	"\x04bare\x18\x04 \x01(\rR\x04bare\x12\x16\n" +
+	"\x06driver\x18\x05 \x01(\tR\x06driver\x12\x16\n" +
+	"\x06listed\x18\x06 \x01(\bR\x06listed\"\x96\x01\n" +
 	"\rMemoryAccount\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1f\n" +
@@ -3687,7 +3939,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -3697,99 +3949,105 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*StatusRequest)(nil),             // 5: nvshare.v1.StatusRequest
 	(*StatusResponse)(nil),            // 6: nvshare.v1.StatusResponse
 	(*Unmanaged)(nil),                 // 7: nvshare.v1.Unmanaged
-	(*Piece)(nil),                     // 8: nvshare.v1.Piece
-	(*GPU)(nil),                       // 9: nvshare.v1.GPU
-	(*Swap)(nil),                      // 10: nvshare.v1.Swap
-	(*Promise)(nil),                   // 11: nvshare.v1.Promise
-	(*Client)(nil),                    // 12: nvshare.v1.Client
-	(*MemoryAccount)(nil),             // 13: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 14: nvshare.v1.Container
-	(*Share)(nil),                     // 15: nvshare.v1.Share
-	(*SetRequest)(nil),                // 16: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 17: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 18: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 19: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 20: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 21: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 22: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 23: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 24: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 25: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 26: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 27: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 28: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 29: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 30: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 31: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 32: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 33: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 34: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 35: nvshare.v1.Event
+	(*Setting)(nil),                   // 8: nvshare.v1.Setting
+	(*Piece)(nil),                     // 9: nvshare.v1.Piece
+	(*GPU)(nil),                       // 10: nvshare.v1.GPU
+	(*Swap)(nil),                      // 11: nvshare.v1.Swap
+	(*Promise)(nil),                   // 12: nvshare.v1.Promise
+	(*Client)(nil),                    // 13: nvshare.v1.Client
+	(*Controls)(nil),                  // 14: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 15: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 16: nvshare.v1.Container
+	(*Share)(nil),                     // 17: nvshare.v1.Share
+	(*SetRequest)(nil),                // 18: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 19: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 20: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 21: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 22: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 23: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 24: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 25: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 26: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 27: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 28: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 29: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 30: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 31: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 32: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 33: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 34: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 35: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 36: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 37: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	9,  // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	14, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	8,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	10, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	16, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	9,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
 	7,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
-	14, // 4: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	0,  // 5: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	12, // 6: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	13, // 7: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	0,  // 8: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	32, // 9: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	11, // 10: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	10, // 11: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	14, // 12: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	14, // 13: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 14: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 15: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	14, // 16: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	15, // 17: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 18: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 19: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 20: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	18, // 21: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 22: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 23: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	14, // 24: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	21, // 25: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 26: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 27: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	14, // 28: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	24, // 29: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	15, // 30: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	15, // 31: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	14, // 32: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	26, // 33: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	14, // 34: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	14, // 35: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	24, // 36: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	14, // 37: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	15, // 38: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	35, // 39: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 40: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	14, // 41: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 42: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	16, // 43: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	19, // 44: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	22, // 45: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	25, // 46: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	28, // 47: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	30, // 48: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	33, // 49: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 50: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	17, // 51: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	20, // 52: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	23, // 53: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	27, // 54: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	29, // 55: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	31, // 56: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	34, // 57: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	50, // [50:58] is the sub-list for method output_type
-	42, // [42:50] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	8,  // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
+	16, // 5: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	16, // 6: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	17, // 7: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	0,  // 8: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
+	13, // 9: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	15, // 10: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 11: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	34, // 12: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	12, // 13: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	11, // 14: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	16, // 15: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	16, // 16: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 17: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 18: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	14, // 19: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	16, // 20: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	17, // 21: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 22: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 23: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 24: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	20, // 25: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 26: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 27: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	16, // 28: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	23, // 29: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 30: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 31: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	16, // 32: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	26, // 33: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	17, // 34: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	17, // 35: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	16, // 36: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	28, // 37: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	16, // 38: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	16, // 39: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	26, // 40: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	16, // 41: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	17, // 42: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	37, // 43: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 44: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	16, // 45: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 46: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	18, // 47: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	21, // 48: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	24, // 49: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	27, // 50: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	30, // 51: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	32, // 52: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	35, // 53: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 54: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	19, // 55: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	22, // 56: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	25, // 57: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	29, // 58: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	31, // 59: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	33, // 60: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	36, // 61: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	54, // [54:62] is the sub-list for method output_type
+	46, // [46:54] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -3797,15 +4055,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[14].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[17].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[16].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   31,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -43,6 +43,7 @@ type attachment struct {
 	told    wire.Notice
 
 	answered bool // ATTACHED was sent
+	reserves bool // it reserves memory: its shim holds memory limits
 }
 
 // account counts what a container, or a user outside containers, has.
@@ -50,6 +51,7 @@ type account struct {
 	conns   int
 	clients map[*client]struct{}
 	rate    *rate.Limiter
+	refused map[*gpu]*refusals // nil: none
 }
 
 // pendingAttach is an ATTACH that waits for a search for GPUs.
@@ -154,10 +156,11 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 			return
 		}
 		d.step(att.gpu, sched.Release{
-			Client: c.client.id,
-			Epoch:  sched.Epoch(f.Epoch),
-			Reason: sched.Reason(f.Code), // the numbers are the same, see TestReasons
-			Calls:  f.Released.Calls,
+			Client:    c.client.id,
+			Epoch:     sched.Epoch(f.Epoch),
+			Reason:    sched.Reason(f.Code), // the numbers are the same, see TestReasons
+			Preempted: f.Released.Flags&wire.ReleasedPreempted != 0,
+			Calls:     f.Released.Calls,
 		})
 	case wire.TypeStats:
 		att.stats = f.Stats

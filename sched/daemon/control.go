@@ -254,15 +254,16 @@ func (d *Daemon) status() *api.StatusResponse {
 			Index: uint32(g.Index), Uuid: g.UUID, Name: strings.ToValidUTF8(g.Name, "?"), MemoryBytes: g.MemoryBytes,
 			Mode: apiMode(g.mode), QuantumNs: int64(s.Quantum), GraceNs: int64(s.Grace),
 			Epoch:  uint64(s.Epoch),
-			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences,
+			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences, Preemptions: s.Counters.Preemptions,
 			Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
-			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason,
+			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
 		}
 		for i := range s.Tenants {
 			out.Tenants = append(out.Tenants, d.tenantUse(g, &s.Tenants[i]))
 		}
 		if g.demoted {
 			out.ModeReason = "a fenced client still uses the GPU (--fence-action demote)"
+			out.WayReason = out.ModeReason
 		}
 		for _, cs := range s.Clients {
 			c := d.clientStatus(g, cs, t)
@@ -280,6 +281,9 @@ func (d *Daemon) status() *api.StatusResponse {
 		out.Promises, promised = d.promiseStatus(g)
 		r.Problems = append(r.Problems, promised...)
 		r.Problems = append(r.Problems, over...)
+		strangers, seen := d.strangersStatus(g)
+		r.Unmanaged = append(r.Unmanaged, strangers...)
+		r.Problems = append(r.Problems, seen...)
 		var stuck []string
 		out.Swap, stuck = d.swapStatus(g)
 		r.Problems = append(r.Problems, stuck...)
@@ -289,6 +293,7 @@ func (d *Daemon) status() *api.StatusResponse {
 		r.Containers = append(r.Containers, c)
 	}
 	slices.SortFunc(r.Containers, func(a, b *api.Container) int { return cmp.Compare(a.Id, b.Id) })
+	r.Settings = d.allSettings()
 	return r
 }
 
@@ -299,6 +304,7 @@ func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 		MovedNs: int64(t.Moved),
 		UsedNs:  int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
 		Grants: t.Grants, WaitMaxNs: int64(t.LongestWait),
+		WaitedPermille: uint32(t.Waited), WaitMaxLatelyNs: int64(t.RecentWait), OutOfMemory: d.refusedOn(g, t.Tenant),
 	}
 	if strings.HasPrefix(t.Tenant, gangTenant) {
 		u.Container = &api.Container{Id: t.Tenant, Name: t.Tenant}
@@ -361,14 +367,22 @@ var apiStates = map[sched.State]api.ClientState{
 
 func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *api.Client {
 	c := &api.Client{
-		Id:        uint64(cs.ID),
-		State:     apiStates[cs.State],
-		Epoch:     uint64(cs.Epoch),
-		Connected: cs.Connected,
-		Grants:    cs.Grants,
-		HeldNs:    int64(cs.Held),
-		WaitMaxNs: int64(cs.LongestWait),
-		Container: &api.Container{},
+		Id:          uint64(cs.ID),
+		State:       apiStates[cs.State],
+		Epoch:       uint64(cs.Epoch),
+		Connected:   cs.Connected,
+		Grants:      cs.Grants,
+		Preemptions: cs.Preemptions,
+		HeldNs:      int64(cs.Held),
+		WaitMaxNs:   int64(cs.LongestWait),
+		Container:   &api.Container{},
+		SliceNs:     int64(cs.Slice),
+	}
+	if p := &cs.Controls; p.Client != 0 {
+		c.Controls = &api.Controls{
+			Slices: p.Slices.String(), Channels: p.Channels.String(), Groups: uint32(p.Groups), Bare: uint32(p.Bare),
+			Driver: p.Driver, Listed: p.Listed(),
+		}
 	}
 	switch {
 	case cs.Epoch != 0:
@@ -382,10 +396,7 @@ func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *ap
 	}
 	c.Pid, c.Uid = uint32(cl.PID), cl.UID
 	c.Command = strings.ToValidUTF8(cl.Command, "?")
-	c.Container = &api.Container{Id: cl.Container, PodUid: cl.PodUID}
-	if names := d.names[cl.Container]; names != nil {
-		c.Container = names
-	}
+	c.Container = d.containerOf(cl.Peer)
 	c.ReservedBytes = g.core.ReservedBy(cl.Account, cs.ID).Total
 	c.Interposed, c.Bypassed = cl.reg.Interposed, cl.reg.Bypassed
 	if cl.page != nil {

@@ -73,12 +73,14 @@ type Options struct {
 	// what they have.
 	GPUMemory uint64
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
-	// whoever reaches it; "": nowhere. Sample may be nil.
+	// whoever reaches it; "": nowhere.
 	MetricsAddr string
 	// MetricsProcesses is how many clients have metrics of their own, beside those
 	// of their tenants.
 	MetricsProcesses int
-	Sample           metrics.Sampler
+	// Sample asks the driver who uses GPUs, for metrics and to find processes that
+	// are no clients. nil: nobody is asked.
+	Sample metrics.Sampler
 }
 
 // Daemon is a scheduler with open sockets. Make one with New, then call Run.
@@ -93,6 +95,7 @@ type Daemon struct {
 	peers *peer.Finder
 	// registerTimeout is the constant, but for tests.
 	registerTimeout time.Duration
+	lookPause       time.Duration // the same
 
 	dir     *rundir.Dir
 	metrics *metrics.Exporter // nil: none
@@ -107,6 +110,7 @@ type Daemon struct {
 	search  *timer.Timer // for GPUs
 	members *timer.Timer // write the file of who has memory
 	watch   *timer.Timer // that the run directory is there
+	look    *timer.Timer // which processes use GPUs
 	// serveTenants and serveControl serve the listeners of dir, which are new ones
 	// after a socket was lost.
 	serveTenants, serveControl func()
@@ -200,6 +204,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		sysfs:           "/sys",
 		peers:           peers,
 		registerTimeout: registerTimeout,
+		lookPause:       lookPause,
 		events:          make(chan func(), 256),
 		ended:           make(chan struct{}),
 		clients:         map[sched.ClientID]*client{},
@@ -216,6 +221,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 	d.search = d.timers.New(d.startDiscovery)
 	d.members = d.timers.New(d.recordMembers)
 	d.watch = d.timers.New(d.watchRunDir)
+	d.look = d.timers.New(d.lookForStrangers)
 	d.openArena(arena.Kernel{}, maxReady, maxHeld)
 	d.history = history.New(d.started.UnixNano())
 	d.noteChange(nil, &history.Event{Kind: api.EventType_EVENT_TYPE_START, Text: "version " + opts.Version})
@@ -270,6 +276,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.startDiscovery()
 	d.watch.Set(now().Add(watchPause))
+	if d.opts.Sample != nil {
+		d.look.Set(now().Add(d.lookPause))
+	}
 	d.loop(ctx)
 	if d.members.Planned() {
 		d.recordMembers()

@@ -43,6 +43,9 @@ func (d *Daemon) observe(g *gpu, a sched.Action) {
 		}
 		d.turn(t, g, a.Client, &history.Event{Kind: kind, Epoch: a.Epoch,
 			Reason: uint8(a.Reason), Held: a.Held, Drained: a.Drained, Fenced: a.Fenced})
+		if a.Fenced { // one that outlives the turns, as the fence does
+			d.history.AddChange(d.eventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_UNFENCE, Epoch: a.Epoch, Held: a.Held, Text: a.Reason.String()}))
+		}
 	case sched.Adopt:
 		d.turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_ADOPT, Epoch: a.Epoch})
 	case sched.Pause:

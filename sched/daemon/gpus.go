@@ -32,6 +32,8 @@ type gpu struct {
 	demoted  bool                    // and the core knows
 	turns    metrics.Turns
 	swap     *swap // nil: nothing is swapped
+	// strangers are the processes on it that are no clients, by pid; see unmanaged.go.
+	strangers []stranger
 
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.

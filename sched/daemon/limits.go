@@ -21,6 +21,9 @@ const (
 	maxNamed = 8
 	// maxGPUs is how many GPUs a container's description may name.
 	maxGPUs = 128
+	// refusalPause is the least time between two events of one tenant that say that its
+	// memory limit refused memory.
+	refusalPause = 10 * time.Second
 	// maxReported is how many problems the plugin may report.
 	maxReported = 16
 	// reportLife is how long a report of the plugin holds. The plugin reports every

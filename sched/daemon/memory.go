@@ -46,6 +46,7 @@ func (d *Daemon) showLimits(g *gpu, account string) {
 // reserve passes RESERVE on.
 func (d *Daemon) reserve(att *attachment, f *wire.Frame) {
 	r := f.Reserve
+	att.reserves = true
 	d.step(att.gpu, sched.Reserve{Client: att.client.id, Total: r.Total, Least: r.Least, Force: f.Code&wire.ReserveForce != 0, Serial: r.Serial})
 }
 
@@ -70,6 +71,7 @@ func (d *Daemon) reserved(g *gpu, a sched.Reserved) {
 		d.noteNoRoom(g, cl, a.Asked, fmt.Sprintf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", d.opts.GPUMemory>>20, a.Stands.Used>>20))
 	case sched.OverLimit:
 		answer.Code = wire.ErrMemory
+		d.noteOutOfMemory(g, cl, a.Asked, a.Stands)
 	}
 	d.reach(beforeReserved)
 	d.send(cl.conn, &answer, nil)
@@ -80,6 +82,43 @@ func (d *Daemon) reserved(g *gpu, a sched.Reserved) {
 func (d *Daemon) noteNoRoom(g *gpu, cl *client, bytes uint64, why string) {
 	d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: bytes, Text: why})
 	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, bytes>>20, why))
+}
+
+// refusals are a tenant's reservations on one GPU that its memory limit refused.
+type refusals struct {
+	n    uint64
+	told time.Time // of the latest event
+}
+
+// noteOutOfMemory counts a reservation that its tenant's limit refused. Programs try
+// again and again, so the tenant causes an event in refusalPause only.
+func (d *Daemon) noteOutOfMemory(g *gpu, cl *client, bytes uint64, stands sched.Standing) {
+	a := d.accountOf(cl.Peer)
+	if a.refused == nil {
+		a.refused = map[*gpu]*refusals{}
+	}
+	r := a.refused[g]
+	if r == nil {
+		r = &refusals{}
+		a.refused[g] = r
+	}
+	r.n++
+	t := time.Now()
+	if !r.told.IsZero() && t.Sub(r.told) < refusalPause {
+		return
+	}
+	r.told = t
+	why := fmt.Sprintf("the limit of %d MiB: its process wanted %d MiB in all, and all of its processes have %d MiB", stands.Limit>>20, bytes>>20, stands.Used>>20)
+	d.history.AddChange(d.eventOf(t, g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_OUT_OF_MEMORY, Bytes: bytes, Text: why}))
+	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: out of memory by %s", g.Index, why))
+}
+
+// refusedOn returns how many reservations of a tenant its memory limit refused.
+func (d *Daemon) refusedOn(g *gpu, account string) uint64 {
+	if a := d.counts[account]; a != nil && a.refused[g] != nil {
+		return a.refused[g].n
+	}
+	return 0
 }
 
 // setMemoryLimit answers the control call, which is SetShare for memory alone.
@@ -167,6 +206,23 @@ func (d *Daemon) tenantOf(account string) (c *api.Container, uid uint32) {
 	return &api.Container{}, uint32(n)
 }
 
+// unlimited names the processes of a tenant with a memory limit whose shims have memory
+// that they did not reserve: they are older than limits.
+func (d *Daemon) unlimited(g *gpu, account string) (problems []string) {
+	counted := d.counts[account]
+	if counted == nil {
+		return nil // none of its processes is connected
+	}
+	for cl := range counted.clients {
+		if att := cl.attached[g]; att != nil && !att.reserves && att.stats.MemBytes > 0 {
+			problems = append(problems, fmt.Sprintf("GPU %d: %s (pid %d) has %d MiB in spite of its limit: its shim %s is too old to hold a memory limit",
+				g.Index, api.Tenant(d.containerOf(cl.Peer), cl.UID), cl.PID, att.stats.MemBytes>>20, shimVersion(cl.reg.ShimVersion)))
+		}
+	}
+	slices.Sort(problems)
+	return problems
+}
+
 // memoryStatus describes a GPU's ledger, and what is wrong in it.
 func (d *Daemon) memoryStatus(g *gpu) (accounts []*api.MemoryAccount, problems []string) {
 	tenants, stand := g.core.Reservations()
@@ -178,6 +234,9 @@ func (d *Daemon) memoryStatus(g *gpu) (accounts []*api.MemoryAccount, problems [
 		if r.Limit != 0 && r.Used > r.Limit {
 			problems = append(problems, fmt.Sprintf("GPU %d: %s uses %d MiB of memory, over its limit of %d MiB; it gets no more until it has freed enough",
 				g.Index, api.Tenant(a.Container, a.Uid), r.Used>>20, r.Limit>>20))
+		}
+		if r.Limit != 0 {
+			problems = append(problems, d.unlimited(g, account)...)
 		}
 	}
 	return accounts, problems

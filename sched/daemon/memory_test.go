@@ -723,3 +723,33 @@ func TestLimitsAreStoredBeforeAttached(t *testing.T) {
 		t.Errorf("limit_seq is %d when ATTACHED has come", seq)
 	}
 }
+
+// An allocation that a limit refuses leaves a count, and one event for many of them.
+func TestOutOfMemoryIsSeen(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	s.limit("", gib)
+	_, c := newClient(t, s)
+	for range 3 {
+		c.reserve(2*gib, 2*gib, 0)
+	}
+	r := s.status()
+	if u := r.Gpus[0].Tenants; len(u) != 1 || u[0].OutOfMemory != 3 {
+		t.Errorf("counted: %v", u)
+	}
+	events, err := dial(t, s).Events(context.Background(), &api.EventsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, e := range events.Events {
+		if e.Type == api.EventType_EVENT_TYPE_OUT_OF_MEMORY {
+			n++
+			if e.Pid == 0 || e.Bytes != 2*gib || !strings.Contains(e.Reason, "limit of 1024 MiB") {
+				t.Errorf("event %v", e)
+			}
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d events of 3 refusals", n)
+	}
+}

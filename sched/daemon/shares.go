@@ -285,6 +285,25 @@ func (d *Daemon) promiseStatus(g *gpu) (all []*api.Promise, problems []string) {
 	return all, problems
 }
 
+// allSettings lists what somebody has said of tenants' terms, by tenant.
+func (d *Daemon) allSettings() (all []*api.Setting) {
+	for _, account := range slices.Sorted(maps.Keys(d.shares.Tenants)) {
+		t := d.shares.Tenants[account]
+		c, uid := d.tenantOf(account)
+		add := func(terms api.Terms, annotated bool, uuid string) {
+			if terms != (api.Terms{}) {
+				all = append(all, &api.Setting{Container: c, Uid: uid, Annotated: annotated, Uuid: uuid, Share: terms.Share(), MemoryBytes: terms.MemoryLimit})
+			}
+		}
+		add(t.Pod, true, "")
+		add(t.All, false, "")
+		for _, uuid := range slices.Sorted(maps.Keys(t.GPUs)) {
+			add(t.GPUs[uuid], false, uuid)
+		}
+	}
+	return all
+}
+
 // setShare answers the control call.
 func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, error) {
 	account, err := d.findTenant(req.Container, req.Uid)

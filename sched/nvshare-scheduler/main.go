@@ -206,11 +206,12 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	case api.Mode_MODE_AUTO:
 		o.Mode = sched.Auto
 	}
+	o.Sample = sampler(f.simGPU)
 	if f.metrics {
 		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
 			return o, fmt.Errorf("--metrics-addr: %w (give host:port, like %s)", err, defaultMetricsAddr)
 		}
-		o.MetricsAddr, o.Sample = f.metricsAddr, sampler(f.simGPU)
+		o.MetricsAddr = f.metricsAddr
 		o.MetricsProcesses = int(f.metricsProcesses)
 	}
 	if f.controlGroup != "" {

@@ -26,6 +26,8 @@ type eventsFlags struct {
 	follow      bool
 	last        int // how many of the kept events to show; -1: all
 	output, gpu string
+	filter      eventFilter
+	sums        *turnSums // nil: each turn is shown
 }
 
 func eventsCommand(root *rootFlags, io streams) *cobra.Command {
@@ -35,7 +37,12 @@ func eventsCommand(root *rootFlags, io streams) *cobra.Command {
 		Short: "Show what has happened, and why",
 		Long: `events shows the events that the scheduler still remembers: turns of GPUs (grant,
 revoke, release), processes that came and went, settings that were changed, and
-errors. With -f it goes on, also after a restart of the scheduler.`,
+errors. With -f it goes on, also after a restart of the scheduler. Of turns -f shows
+one line for each GPU and second; --type turn shows each of them. Times are those of
+this machine's time zone.`,
+		Example: `  nvsharectl events -f
+  nvsharectl events --since 10m --tenant ml/train-a/main
+  nvsharectl events --type fence,unfence,out-of-memory,warning`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.Context(), root.runDir, io)
@@ -46,12 +53,21 @@ errors. With -f it goes on, also after a restart of the scheduler.`,
 	fs.IntVarP(&f.last, "last", "n", -1, "of the past events only the last `n`; 0 only asks whether the scheduler answers")
 	fs.StringVarP(&f.output, "output", "o", "text", "`text|json`; json: one object a line")
 	fs.StringVar(&f.gpu, "gpu", "", "only events of the GPU with this `index or UUID`")
+	fs.StringVar(&f.filter.tenant, "tenant", "", "only events of the container with this `name`, of its pod, of the beginning of an id, or of \"user 1000\"")
+	fs.StringSliceVar(&f.filter.types, "type", nil, "only events of these `types`, like grant,fence; turn means all of turns")
+	fs.StringVar(&f.filter.since, "since", "", "only events since a `time`: how long ago (5m), or when (15:04)")
 	return cmd
 }
 
 func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error {
 	if err := oneOf("--output", f.output, "text", "json"); err != nil {
 		return err
+	}
+	if err := f.filter.parse(time.Now()); err != nil {
+		return err
+	}
+	if f.follow && f.output == "text" && f.filter.kinds == nil {
+		f.sums = &turnSums{}
 	}
 	req := &api.EventsRequest{Gpu: f.gpu}
 	began := time.Now().UnixNano()
@@ -84,6 +100,7 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 		n := len(resp.Events)
 		current := n == 0 || resp.Events[n-1].TimeNs >= began
 		next, run := resp.Next, resp.Run
+		resp.Events = f.filter.of(resp.Events)
 		if held {
 			tail = append(tail, resp.Events...)
 			tail = tail[max(0, len(tail)-f.last):]
@@ -114,7 +131,21 @@ func (f *eventsFlags) print(io streams, resp *api.EventsResponse, behind bool) e
 		}
 		fmt.Fprintln(io.err, "nvsharectl: "+text)
 	}
+	if f.sums != nil && len(resp.Events) == 0 {
+		for _, line := range f.sums.flush() {
+			fmt.Fprintln(io.out, line)
+		}
+	}
 	for _, e := range resp.Events {
+		if f.sums != nil {
+			lines, taken := f.sums.take(e)
+			for _, line := range lines {
+				fmt.Fprintln(io.out, line)
+			}
+			if taken {
+				continue
+			}
+		}
 		text := describeEvent(io, e)
 		if f.output == "json" {
 			line, err := json.Marshal(newEventJSON(e))
@@ -138,6 +169,10 @@ var eventColour = map[api.EventType]string{
 	api.EventType_EVENT_TYPE_STALL:   red,
 	api.EventType_EVENT_TYPE_BYPASS:  red,
 	api.EventType_EVENT_TYPE_RECLAIM: red,
+	api.EventType_EVENT_TYPE_UNFENCE: green,
+
+	api.EventType_EVENT_TYPE_WARNING:       yellow,
+	api.EventType_EVENT_TYPE_OUT_OF_MEMORY: red,
 }
 
 // describeEvent returns an event as one line: when, where, what, who, why.
@@ -146,13 +181,17 @@ func describeEvent(io streams, e *api.Event) string {
 	if e.Uuid != "" {
 		gpu = fmt.Sprintf("GPU %d", e.Index)
 	}
-	kind := fmt.Sprintf("%-8s", eventName(e))
-	return fmt.Sprintf("%s  %-5s  %s  %s",
-		time.Unix(0, e.TimeNs).Format("15:04:05.000000"), gpu, io.paint(eventColour[e.Type], kind), printable(eventText(e)))
+	kind := fmt.Sprintf("%-13s", eventTypeName(e.Type))
+	return eventLine(e.TimeNs, gpu, io.paint(eventColour[e.Type], kind), printable(eventText(e)))
 }
 
-func eventName(e *api.Event) string {
-	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(e.Type.String(), "EVENT_TYPE_")), "_", "-")
+// eventLine puts the parts of a line together, with date and time zone.
+func eventLine(timeNs int64, gpu, kind, text string) string {
+	return fmt.Sprintf("%s  %-5s  %s  %s", time.Unix(0, timeNs).Format("2006-01-02 15:04:05.000000 MST"), gpu, kind, text)
+}
+
+func eventTypeName(t api.EventType) string {
+	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(t.String(), "EVENT_TYPE_")), "_", "-")
 }
 
 // eventText returns who an event is about, and why it came.
@@ -215,6 +254,9 @@ func eventText(e *api.Event) string {
 		}
 	case api.EventType_EVENT_TYPE_NO_ROOM:
 		add("refused %s: %s", size(e.Bytes), e.Reason)
+	case api.EventType_EVENT_TYPE_UNFENCE:
+		add("the fence has ended: %s", reasonOf(e))
+		add("held %s", short(e.HeldNs))
 	case api.EventType_EVENT_TYPE_SET:
 		add("%s %s → %s", e.Setting, e.Old, e.New)
 	default:
@@ -284,7 +326,7 @@ type named struct {
 func newEventJSON(e *api.Event) eventJSON {
 	secs := func(ns int64) *float64 { s := seconds(ns); return &s }
 	out := eventJSON{
-		Sequence: e.Sequence, Time: time.Unix(0, e.TimeNs).UTC(), Type: eventName(e), UUID: e.Uuid,
+		Sequence: e.Sequence, Time: time.Unix(0, e.TimeNs).UTC(), Type: eventTypeName(e.Type), UUID: e.Uuid,
 		Client: e.Client, PID: e.Pid, Epoch: e.Epoch, Reason: e.Reason,
 		Fenced: e.Fenced, Concurrent: e.Concurrent, Latency: e.Latency,
 		Setting: e.Setting, Old: e.Old, New: e.New, Bytes: e.Bytes,

@@ -59,6 +59,9 @@ func happened() []*api.Event {
 	add(api.EventType_EVENT_TYPE_SWAP_IN, of(func(e *api.Event) { e.Bytes, e.TookNs = 600<<20, 0 }))
 	add(api.EventType_EVENT_TYPE_NO_ROOM, of(func(e *api.Event) { e.Bytes, e.Reason = 90<<30, "there is no place for it" }))
 	add(api.EventType_EVENT_TYPE_STALL, of(func(e *api.Event) { e.Reason = "it does not move 600 MiB off the GPU" }))
+	add(api.EventType_EVENT_TYPE_UNFENCE, of(func(e *api.Event) { e.Reason, e.HeldNs = "death", 61_000_000_000 }))
+	add(api.EventType_EVENT_TYPE_OUT_OF_MEMORY, of(func(e *api.Event) { e.Reason = "the limit of 1024 MiB" }))
+	add(api.EventType_EVENT_TYPE_WARNING, func(e *api.Event) { e.Container, e.Reason = pod, "annotations without effect: x" })
 	add(99, func(e *api.Event) { e.Reason = "what a later\x1b[2J scheduler says" })
 	return all
 }

@@ -160,6 +160,16 @@ func (in *installer) items() (all []item, err error) {
 			return nil, err
 		}
 	}
+	// Man pages and completions; a release that was packed without them has none.
+	share := os.DirFS(in.from)
+	if err := fs.WalkDir(share, "share", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		return add(path, filepath.Join(in.prefix, filepath.Dir(path)), 0o644, nil)
+	}); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	slices.SortFunc(all, func(a, b item) int { return strings.Compare(a.path, b.path) })
 	return all, nil
 }

@@ -33,6 +33,8 @@ type gpuJSON struct {
 	AntiThrash    string       `json:"anti_thrash"` // on, off, auto
 	Effective     string       `json:"effective"`   // on, off; "" by an older scheduler
 	ModeReason    string       `json:"mode_reason"` // why that mode is in effect
+	Way           string       `json:"way"`         // turns, slices, driver; "" by an older scheduler
+	WayReason     string       `json:"way_reason"`  // why that way
 	TQSeconds     float64      `json:"tq_seconds"`
 	GraceSeconds  float64      `json:"grace_seconds"`
 	Epoch         string       `json:"epoch"`
@@ -76,13 +78,16 @@ type tenantJSON struct {
 	UID              uint32    `json:"uid"`
 	State            string    `json:"state"`    // of its client in the most urgent state; gone: it has none
 	Share            shareJSON `json:"share"`    // in force
-	Promised         float64   `json:"promised"` // part of the GPU's time, 0 to 1
-	Got              float64   `json:"got"`      // over five seconds
+	Promised         float64   `json:"promised"` // part of the GPU's time that it gets if it wants it beside those that want the GPU now, 0 to 1
+	Got              float64   `json:"got"`      // part of the latest five seconds
+	Waited           float64   `json:"waited"`   // part of the latest five seconds: it wanted the GPU and had no grant
 	UsedSeconds      float64   `json:"used_seconds"`
 	DebtSeconds      float64   `json:"debt_seconds"`
 	ThrottledSeconds float64   `json:"throttled_seconds"` // until its limit lets it go on
 	Grants           uint64    `json:"grants"`
-	WaitMaxSeconds   float64   `json:"wait_max_seconds"`
+	WaitMaxSeconds   float64   `json:"wait_max_seconds"`        // since the scheduler knows it
+	WaitMaxLately    float64   `json:"wait_max_lately_seconds"` // in the latest minute
+	OutOfMemory      uint64    `json:"out_of_memory"`           // reservations that its memory limit refused
 	Clients          int       `json:"clients"`
 	MovedSeconds     float64   `json:"moved_seconds,omitempty"` // moving memory onto the GPU, which is not in used_seconds
 }
@@ -123,7 +128,28 @@ type clientJSON struct {
 	ShimVersion     string    `json:"shim_version"`
 	ReservedBytes   uint64    `json:"reserved_bytes"`
 
+	SliceSeconds float64       `json:"slice_seconds"`      // the GPU's own time slice that it was told; 0: the driver's
+	Controls     *controlsJSON `json:"controls,omitempty"` // absent: its shim has not said yet
+
 	Swap *clientSwapJSON `json:"swap,omitempty"` // where its memory is, if it is swapped
+}
+
+// controlsJSON says what the GPU's own scheduler lets a process do: "works", or what went
+// wrong when the shim tried it.
+type controlsJSON struct {
+	Slices   string `json:"slices"`   // its time slice
+	Channels string `json:"channels"` // its channels off the GPU, and on again
+	Groups   uint32 `json:"groups"`   // of channels, that were seen
+	Bare     uint32 `json:"bare"`     // channels in no group that was seen
+	Driver   string `json:"driver"`   // version
+	Listed   bool   `json:"listed"`   // slices were seen to work, by their effect, with that version
+}
+
+func newControls(c *api.Controls) *controlsJSON {
+	if c == nil {
+		return nil
+	}
+	return &controlsJSON{c.Slices, c.Channels, c.Groups, c.Bare, c.Driver, c.Listed}
 }
 
 type container struct {
@@ -170,7 +196,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		Epoch:  strconv.FormatUint(g.Epoch, 10),
 		Grants: g.Grants, Revokes: g.Revokes, Fences: g.Fences, Reclaims: g.Reclaims, StaleReleases: g.StaleReleases,
 		Holders: []string{}, Waiting: []string{}, Tenants: []tenantJSON{}, Clients: []clientJSON{}, Memory: []memoryJSON{}, Promises: []promiseJSON{},
-		ModeReason: g.ModeReason,
+		ModeReason: g.ModeReason, Way: g.Way, WayReason: g.WayReason,
 	}
 	if g.EffectiveMode != api.Mode_MODE_UNSPECIFIED {
 		out.Effective = api.AntiThrash(g.EffectiveMode)
@@ -181,9 +207,9 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		state, _, _ := t.state()
 		out.Tenants = append(out.Tenants, tenantJSON{
 			Container: newContainer(t.container), UID: t.uid, State: state, Share: newShare(u.Share),
-			Promised: float64(u.PromisedPermille) / 1000, Got: float64(u.GotPermille) / 1000,
+			Promised: float64(u.PromisedPermille) / 1000, Got: float64(u.GotPermille) / 1000, Waited: float64(u.WaitedPermille) / 1000,
 			UsedSeconds: seconds(u.UsedNs), DebtSeconds: seconds(u.DebtNs), ThrottledSeconds: seconds(u.ThrottledNs),
-			Grants: u.Grants, WaitMaxSeconds: seconds(t.longestWait()), Clients: len(t.clients), MovedSeconds: seconds(u.MovedNs),
+			Grants: u.Grants, WaitMaxSeconds: seconds(t.waitMax()), WaitMaxLately: seconds(t.longestWait()), OutOfMemory: u.OutOfMemory, Clients: len(t.clients), MovedSeconds: seconds(u.MovedNs),
 		})
 	}
 	for _, c := range g.Clients {
@@ -201,7 +227,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 			Calls: c.Calls, GateWaits: c.Waits, GateWaitSeconds: seconds(c.WaitNs),
 			MemoryBytes: c.MemoryBytes, MemoryPeakBytes: c.MemoryPeakBytes,
 			Interposed: c.Interposed, Bypassed: c.Bypassed, ShimVersion: c.ShimVersion,
-			ReservedBytes: c.ReservedBytes, Swap: newClientSwapJSON(g, c),
+			ReservedBytes: c.ReservedBytes, SliceSeconds: seconds(c.SliceNs), Controls: newControls(c.Controls), Swap: newClientSwapJSON(g, c),
 		})
 	}
 	for _, m := range g.Memory {

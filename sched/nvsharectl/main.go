@@ -45,12 +45,16 @@ func run(ctx context.Context, args []string, io streams) int {
 	ran := false
 	cmd := rootCommand(io, &ran)
 	cmd.SetArgs(args)
-	err := cmd.ExecuteContext(ctx)
+	called, err := cmd.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
 	}
 	if errors.Is(err, errUnhealthy) {
 		return exitFailed
+	}
+	var program exitError
+	if errors.As(err, &program) {
+		return program.status
 	}
 	if !ran { // cobra refused the command line
 		err = usageError{err}
@@ -59,6 +63,9 @@ func run(ctx context.Context, args []string, io streams) int {
 	if st, ok := status.FromError(err); ok {
 		text = st.Message()
 	}
+	if exitStatus(err) == exitUsage {
+		text += "\nRun " + called.CommandPath() + " --help"
+	}
 	fmt.Fprintf(io.err, "nvsharectl: %s\n", text)
 	return exitStatus(err)
 }
@@ -66,7 +73,6 @@ func run(ctx context.Context, args []string, io streams) int {
 // usageError marks errors that the user made on the command line.
 type usageError struct{ error }
 
-func (e usageError) Error() string { return e.error.Error() + "\nRun nvsharectl --help" }
 func (e usageError) Unwrap() error { return e.error }
 
 func exitStatus(err error) int {
@@ -100,7 +106,7 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
   nvsharectl -T 200ms         time quantum of every GPU
   nvsharectl -S off --gpu 0   all clients of GPU 0 at once
   nvsharectl set --container ml/train-a/main --core-limit 25 --memory-limit 8Gi`,
-		Args:          cobra.NoArgs,
+		Args:          noCommand,
 		Version:       api.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -117,13 +123,15 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 			return showStatus(cmd.Context(), f, io)
 		},
 	}
+	root.SetFlagErrorFunc(flagError)
 	root.SetOut(io.out)
 	root.SetErr(io.err)
 	root.PersistentFlags().StringVar(&f.runDir, "run-dir", api.RunDir(), "the scheduler's `directory`; default from NVSHARE_RUN_DIR")
 	outputFlag(root, f)
 	f.set.add(root)
-	root.AddCommand(statusCommand(f, io), topCommand(f, io), eventsCommand(f, io), setCommand(f, io), cdiCommand(io),
-		installCommand(newInstaller(io)), uninstallCommand(newInstaller(io)))
+	root.AddCommand(statusCommand(f, io), topCommand(f, io), whyCommand(f, io), eventsCommand(f, io), setCommand(f, io), startCommand(f, io), versionCommand(f, io), doctorCommand(f, io), cdiCommand(io),
+		installCommand(newInstaller(io)), uninstallCommand(newInstaller(io)), pagesCommand())
+	complete(root, f)
 	return root
 }
 

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/containerd/ttrpc"
 	"google.golang.org/grpc/codes"
@@ -66,7 +67,7 @@ func (f *fake) SetShare(_ context.Context, req *api.SetShareRequest) (*api.SetSh
 }
 
 // serve returns the fake's run directory.
-func serve(t *testing.T, f *fake) string {
+func serve(t *testing.T, f api.ControlService) string {
 	t.Helper()
 	dir := t.TempDir()
 	l, err := net.Listen("unix", api.SocketPath(dir))
@@ -133,8 +134,9 @@ func sample() *api.StatusResponse {
 			},
 			Tenants: []*api.TenantUse{
 				{Container: holder.Container, Clients: 1, PromisedPermille: 250, GotPermille: 251, UsedNs: 61e9, Grants: 12, WaitMaxNs: 101_500_000,
+					WaitedPermille: 31, WaitMaxLatelyNs: 80_000_000, OutOfMemory: 2,
 					Share: &api.Share{CoreLimit: 25, CoreRequest: 10}},
-				{Container: waiter.Container, Clients: 1, PromisedPermille: 500, GotPermille: 497, UsedNs: 122e9, Grants: 24, WaitMaxNs: 90_000_000,
+				{Container: waiter.Container, Clients: 1, PromisedPermille: 500, GotPermille: 497, UsedNs: 122e9, Grants: 24, WaitMaxNs: 90_000_000, WaitedPermille: 503,
 					Share: &api.Share{CoreLimit: 50, Weight: 200, Gang: "ml/ring"}, DebtNs: 12_000_000, ThrottledNs: 24_000_000},
 				{Container: &api.Container{}, Uid: 1000, Clients: 1, PromisedPermille: 333, Share: &api.Share{Priority: api.Priority_PRIORITY_LATENCY}},
 				{Container: &api.Container{Id: strings.Repeat("d", 64)}, DebtNs: 1_500_000_000},
@@ -216,6 +218,7 @@ func TestStatus(t *testing.T) {
 		{"status-empty.json", empty, []string{"-o", "json"}, exitFailed},
 		{"status-wide.txt", healthy, []string{"-o", "wide"}, exitOK},
 		{"status-swap.txt", &fake{status: swapped()}, nil, exitOK},
+		{"status.yaml", healthy, []string{"-o", "yaml"}, exitOK},
 		{"status-swap-wide.txt", &fake{status: swapped()}, []string{"-o", "wide"}, exitOK},
 		{"status-swap.json", &fake{status: swapped()}, []string{"-o", "json"}, exitOK},
 		{"status-old.txt", &fake{status: older(sample())}, nil, exitOK},
@@ -237,12 +240,12 @@ func TestColour(t *testing.T) {
 	sick := sample()
 	sick.Problems = []string{"evil\x1b[2Jname (pid 1) is fenced"}
 	var out bytes.Buffer
-	printStatus(streams{out: &out, colour: true}, sick, true)
+	printWide(streams{out: &out, colour: true}, sick)
 	if !strings.Contains(out.String(), "\x1b[32mholding\x1b[0m") || !strings.Contains(out.String(), "\x1b[31m3\x1b[0m") {
 		t.Errorf("no colours: %q", out.String())
 	}
 	var plain bytes.Buffer
-	printStatus(streams{out: &plain}, sick, true)
+	printWide(streams{out: &plain}, sick)
 	if strings.Contains(plain.String(), "\x1b") {
 		t.Errorf("colours or a tenant's control characters: %q", plain.String())
 	}
@@ -314,7 +317,7 @@ func TestSetShare(t *testing.T) {
 			"GPU 0, user 1000: memory mode swap → resident\n"},
 		{"set --user=1000 --memory-limit=0", &api.SetShareRequest{Uid: proto.Uint32(1000), MemoryBytes: proto.Uint64(0)}, &api.SetShareResponse{}, ""},
 	} {
-		f := &fake{share: tc.resp}
+		f := &fake{share: tc.resp, status: sample()}
 		code, out, errs := ctl(append(strings.Fields(tc.args), "--run-dir", serve(t, f))...)
 		if code != exitOK || out != tc.out || errs != "" || !proto.Equal(f.setShare, tc.want) {
 			t.Errorf("%s: exit %d, %q %q, request %v", tc.args, code, out, errs, f.setShare)
@@ -363,11 +366,12 @@ func TestErrors(t *testing.T) {
 		{"set --user 4294967296 --memory-limit 8Gi", nil, exitUsage, "not the number of a user"},
 		{"set a --memory-limit 8Gi", nil, exitUsage, "unknown command"},
 		{"set --container ab --memory-limit 8Gi", &fake{err: status.Error(codes.NotFound, `container "ab": no such`)}, exitFailed, `container "ab"`},
-		{"-o yaml", nil, exitUsage, "none of table, wide, json"},
+		{"-o xml", nil, exitUsage, "none of table, wide, json, yaml"},
 		{"events -o yaml", nil, exitUsage, "none of text, json"},
 		{"events extra", nil, exitUsage, "extra"},
 		{"events --gpu 9", &fake{err: status.Error(codes.NotFound, `GPU "9": no such`)}, exitFailed, `GPU "9"`},
-		{"top --delay 0s", nil, exitUsage, "at least 10ms"},
+		{"top --delay 0s", nil, exitUsage, "not positive"},
+		{"top --delay 1ms", nil, exitUsage, "at least 10ms"},
 		{"top -n -1", nil, exitUsage, "--rounds -1"},
 		{"top --gpu 9 --once", &fake{status: sample()}, exitFailed, "no such index or UUID"},
 		{"--nonsense", nil, exitUsage, "unknown flag"},
@@ -510,6 +514,52 @@ func TestPermissionDenied(t *testing.T) {
 	}
 }
 
+// Whatever tenants are called, the status and top fit a terminal of 80 columns.
+func TestScreensFit(t *testing.T) {
+	r := swapped()
+	r.Gpus[0].Clients[0].Container.Name = strings.Repeat("long-", 20) + "end"
+	r.Gpus[0].Name = "NVIDIA H200 NVL with a name of many words"
+	r.Gpus[0].Mode, r.Gpus[0].ModeReason = api.Mode_MODE_AUTO, "each tenant keeps the GPU busy: 98 and 99 % of the time that it holds the GPU"
+	var out bytes.Buffer
+	terminal := streams{out: &out, size: func() (int, int) { return 24, 80 }}
+	printStatus(terminal, r)
+	printTop(terminal, sample(), r)
+	for line := range strings.Lines(out.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	if !strings.Contains(out.String(), "long-end") {
+		t.Error("the end of a long name is lost")
+	}
+}
+
+// README's example is what the status prints.
+func TestReadmeShowsTheStatus(t *testing.T) {
+	user := func(uid uint32, state api.ClientState) *api.Client {
+		c := client(uint64(uid), state, &api.Container{})
+		c.Uid, c.Command, c.SinceNs = uid, "cuda-busy", 14e6
+		return c
+	}
+	r := &api.StatusResponse{Version: "0.1.0", UptimeNs: 126e9, Clients: 2, Gpus: []*api.GPU{{
+		Name: "NVIDIA H200", MemoryBytes: 141 << 30, Mode: api.Mode_MODE_AUTO, EffectiveMode: api.Mode_MODE_EXCLUSIVE, ModeReason: "tenants have limits, requests or priorities", QuantumNs: 100e6,
+		Clients: []*api.Client{user(1001, api.ClientState_CLIENT_STATE_HOLDING), user(1000, api.ClientState_CLIENT_STATE_WAITING)},
+		Memory:  []*api.MemoryAccount{{Container: &api.Container{}, Uid: 1001, UsedBytes: 4 << 30}, {Container: &api.Container{}, Uid: 1000, UsedBytes: 2 << 30, LimitBytes: 8 << 30}},
+		Tenants: []*api.TenantUse{
+			{Container: &api.Container{}, Uid: 1001, GotPermille: 749, WaitedPermille: 250},
+			{Container: &api.Container{}, Uid: 1000, GotPermille: 250, WaitedPermille: 749, ThrottledNs: 1, Share: &api.Share{CoreLimit: 25}},
+		}}}}
+	var out bytes.Buffer
+	printStatus(streams{out: &out}, r)
+	page, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(page), "```\n"+out.String()+"```\n") {
+		t.Errorf("README.md lacks\n%s", out.String())
+	}
+}
+
 // Columns start at the same place in every line, whatever is in them.
 func TestColumns(t *testing.T) {
 	r := sample()
@@ -517,8 +567,8 @@ func TestColumns(t *testing.T) {
 	r.Gpus[0].Clients[1].Container.Namespace = "ünïcödé"
 	r.Gpus[0].Name = "NVIDIA H200 NVL with a name of many words"
 	var out bytes.Buffer
-	printStatus(streams{out: &out}, r, true)
-	for i, block := range strings.Split(out.String(), "\n\n")[:3] {
+	printWide(streams{out: &out}, r)
+	for i, block := range strings.Split(out.String(), "\n\n")[1:4] {
 		lines := strings.Split(strings.TrimSpace(block), "\n")
 		if i == 0 {
 			lines = lines[:3] // the reason of a mode follows

@@ -18,19 +18,21 @@ import (
 // root command.
 type shareFlags struct {
 	container, user, gpu string
+	list                 bool
 	values               map[string]*string // of the terms' flags, by key
 }
 
 func setCommand(root *rootFlags, io streams) *cobra.Command {
 	f := &shareFlags{values: map[string]*string{}}
 	cmd := &cobra.Command{
-		Use:   "set (--container ID | --user UID) [--gpu N] SETTING...",
+		Use:   "set --list | (--container NAME | --user UID) [--gpu N] SETTING...",
 		Short: "Change what a container, or a user's processes outside containers, may have of GPUs",
 		Long: `set changes at once what a container may have of each GPU and is promised, and
 prints the old and the new values. A value holds for all processes of the
-container together, outlives the scheduler, and goes before the pod's
-annotation; "none" removes the value, so that the annotation holds again. Either
-all values change or none.
+container together, outlives the scheduler, and goes before the annotation;
+"none" removes the value, so that the annotation holds again. Either all values
+change or none. What was set for a container ends with it. --list shows what is
+set, by annotations too.
 
 A core limit caps the container's part of the GPU's time, also when it is alone.
 A core request promises a part, which it gets whenever it wants it: more than
@@ -39,18 +41,23 @@ of priority latency do not wait for their turn. What is in use of the memory
 stays, also above a new limit: allocations then fail until enough of it is freed.
 
 A size is a number with a unit (8Gi, 4096Mi, 4G) or a number of MiB. A container
-is named by its id, the beginning of it, or as the status shows it.`,
+is named as the status shows it, by its pod, by its own name if no other has the
+same, or by the beginning of its id.`,
 		Example: `  nvsharectl set --container ml/train-a/main --core-limit 25 --memory-limit 8Gi
   nvsharectl set --container 4f0c2b --core-request 30 --weight 200 --gpu 0
   nvsharectl set --container ml/serve/main --priority latency
   nvsharectl set --user 1000 --core-limit none`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.list {
+				return listSettings(cmd.Context(), root.runDir, io)
+			}
 			return f.run(cmd, root.runDir, io)
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&f.container, "container", "", "the container, by `id`, the beginning of one, or namespace/pod/name")
+	fs.StringVar(&f.container, "container", "", "the container, by its `name`, its pod's, namespace/pod/name, or the beginning of its id")
+	fs.BoolVar(&f.list, "list", false, "show what is set for whom")
 	fs.StringVar(&f.user, "user", "", "the `number` of the user whose processes outside containers are meant")
 	fs.StringVar(&f.gpu, "gpu", "", "only on the GPU with this `index or UUID`")
 	for _, t := range api.Fields {
@@ -105,11 +112,18 @@ func (f *shareFlags) run(cmd *cobra.Command, runDir string, io streams) error {
 		return err
 	}
 	var resp *api.SetShareResponse
+	var now *api.StatusResponse
 	if err := call(cmd.Context(), runDir, func(ctx context.Context, c *api.Conn) error {
-		resp, err = c.SetShare(ctx, req)
-		return err
+		if resp, err = c.SetShare(ctx, req); err != nil {
+			return err
+		}
+		now, _ = c.Status(ctx, &api.StatusRequest{}) // only for warnings
+		return nil
 	}); err != nil {
 		return err
+	}
+	for _, w := range f.doubts(req, now) {
+		fmt.Fprintf(io.err, "nvsharectl: warning: %s\n", w)
 	}
 	who := printable(api.Tenant(resp.Container, resp.Uid))
 	for _, c := range resp.Changes {

@@ -36,7 +36,7 @@ func TestEveryFieldOfAShare(t *testing.T) {
 		gpu := &api.GPU{Uuid: "GPU-x", Tenants: []*api.TenantUse{{Container: &api.Container{}, Uid: 1, Share: one.Share()}}}
 		s = &fake{status: &api.StatusResponse{Gpus: []*api.GPU{gpu}, Containers: []*api.Container{{Id: "c", Share: one.Share()}}}}
 		dir := serve(t, s)
-		if _, out, _ := ctl("status", "--run-dir", dir); !strings.Contains(out, "  "+f.Short+f.Format(one)+"  ") {
+		if _, out, _ := ctl("status", "-o", "wide", "--run-dir", dir); !strings.Contains(out, "  "+f.Short+f.Format(one)+"  ") {
 			t.Errorf("%s: the table lacks %q:\n%s", f.Name, f.Short+f.Format(one), out)
 		}
 		_, out, _ = ctl("status", "-o", "json", "--run-dir", dir)

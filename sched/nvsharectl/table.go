@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"unicode"
@@ -17,7 +18,16 @@ import (
 type streams struct {
 	out, err io.Writer
 	colour   bool
-	rows     func() int // of the terminal; nil: the output is no terminal
+	size     func() (rows, cols int) // of the terminal; nil: the output is no terminal
+}
+
+// width is how many columns a line may have.
+func (s streams) width() int {
+	if s.size == nil {
+		return math.MaxInt
+	}
+	_, cols := s.size()
+	return max(cols, 60) // less makes no sense of a table
 }
 
 // SGR parameters.
@@ -43,12 +53,12 @@ func standard() streams {
 		return s
 	}
 	s.colour = os.Getenv("NO_COLOR") == ""
-	s.rows = func() int {
+	s.size = func() (rows, cols int) {
 		size, err := unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
-		if err != nil || size.Row == 0 {
-			return 24
+		if err != nil || size.Row == 0 || size.Col == 0 {
+			return 24, 80
 		}
-		return int(size.Row)
+		return int(size.Row), int(size.Col)
 	}
 	return s
 }
@@ -58,6 +68,25 @@ type table struct {
 	head    []string
 	rows    [][]string
 	colours []map[int]string // of each row, by column
+	// names is the column whose cells are shortened where the terminal is too narrow;
+	// 0: none.
+	names int
+}
+
+// fit shortens the cells of the column names until all columns have room.
+func (t *table) fit(widths []int, room int) {
+	for i, w := range widths {
+		if i != t.names {
+			room -= w + 2
+		}
+	}
+	if t.names == 0 || room >= widths[t.names] {
+		return
+	}
+	widths[t.names] = max(room, 8)
+	for _, row := range t.rows {
+		row[t.names] = ending(row[t.names], widths[t.names])
+	}
 }
 
 // add adds a row. It makes cells printable, because some come from tenants.
@@ -88,6 +117,7 @@ func (t *table) print(s streams) {
 			width[i] = max(width[i], utf8.RuneCountInString(cell))
 		}
 	}
+	t.fit(width, s.width())
 	line := func(row []string, colours map[int]string) {
 		var b strings.Builder
 		for i, cell := range row {

@@ -131,9 +131,10 @@ func (t *tenant) share() string {
 	return strings.Join(parts, ", ")
 }
 
-// promised and got are parts of the GPU's time; an older scheduler says neither.
-func (t *tenant) promised() string { return t.part(t.use.PromisedPermille) }
-func (t *tenant) got() string      { return t.part(t.use.GotPermille) }
+// got and waited are parts of the latest five seconds; an older scheduler does not say
+// them.
+func (t *tenant) got() string    { return t.part(t.use.GotPermille) }
+func (t *tenant) waited() string { return t.part(t.use.WaitedPermille) }
 
 func (t *tenant) part(permille uint32) string {
 	if t.use.Container == nil {
@@ -150,7 +151,8 @@ func (t *tenant) debt() string {
 	return short(t.use.DebtNs)
 }
 
-func (t *tenant) longestWait() int64 {
+// waitMax is the longest wait since the scheduler knows the tenant.
+func (t *tenant) waitMax() int64 {
 	longest := t.use.WaitMaxNs
 	for _, c := range t.clients {
 		longest = max(longest, c.WaitMaxNs)
@@ -158,22 +160,26 @@ func (t *tenant) longestWait() int64 {
 	return longest
 }
 
-// ofLimit returns how much memory the tenant has reserved, and its limit.
-func (t *tenant) ofLimit() (text, colour string) {
+// longestWait is that of the latest minute.
+func (t *tenant) longestWait() int64 { return t.use.WaitMaxLatelyNs }
+
+// ofLimit returns how much memory the tenant has reserved, and its limit after a word.
+func (t *tenant) ofLimit(of string) (text, colour string) {
 	m := t.memory
 	text = size(m.UsedBytes)
 	if m.LimitBytes != 0 {
-		text += "/" + size(m.LimitBytes)
+		text += of + size(m.LimitBytes)
 		if m.UsedBytes > m.LimitBytes {
 			colour = red
 		}
 	}
-	away := uint64(0)
-	for _, c := range t.clients {
-		away += c.AwayBytes
-	}
-	if away > 0 {
-		text += ", " + size(away) + " away"
-	}
 	return text, colour
+}
+
+// away returns how much of the tenant's memory is in host memory or was never used.
+func (t *tenant) away() (bytes uint64) {
+	for _, c := range t.clients {
+		bytes += c.AwayBytes
+	}
+	return bytes
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -14,37 +15,43 @@ import (
 )
 
 // barWidth is how many characters a whole GPU's time takes.
-const barWidth = 20
+const barWidth = 5
 
 type topFlags struct {
-	gpu      string
-	interval time.Duration
-	rounds   int
-	once     bool
+	gpu, output string
+	interval    time.Duration
+	rounds      int
+	once        bool
 }
 
 func topCommand(root *rootFlags, io streams) *cobra.Command {
-	f := &topFlags{}
+	f := &topFlags{interval: 2 * time.Second}
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show what each tenant uses, again and again",
-		Long: `top shows for each interval the part of the GPU's time that each tenant used, and
-its turns and calls per second. On a terminal it draws in place, otherwise one
-table below the other. Exit status 1: the last table showed a problem.`,
+		Long: `top shows for each interval the part of the GPU's time that each tenant had (GETS)
+and, of the latest five seconds, the part in which it waited. On a terminal a strip
+for each GPU shows who had most of it over the last minute; ? lists the keys.
+Otherwise, and with -n or --once, one table comes after the other. Exit status 1: the
+last table showed a problem.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.Context(), root.runDir, io)
 		},
 	}
 	fs := cmd.Flags()
-	fs.DurationVarP(&f.interval, "delay", "d", 2*time.Second, "`time` between two rounds")
+	fs.VarP((*durationFlag)(&f.interval), "delay", "d", "`time` between two rounds, in seconds or with a unit")
 	fs.IntVarP(&f.rounds, "rounds", "n", 0, "end after this `number`; 0: go on")
 	fs.BoolVar(&f.once, "once", false, "like -n 1")
 	fs.StringVar(&f.gpu, "gpu", "", "only the GPU with this `index or UUID`")
+	fs.StringVarP(&f.output, "output", "o", "text", "`text|json`; json: one object a round and line")
 	return cmd
 }
 
 func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
+	if err := oneOf("--output", f.output, "text", "json"); err != nil {
+		return err
+	}
 	if f.once {
 		f.rounds = 1
 	}
@@ -55,7 +62,9 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 	if err != nil {
 		return err
 	}
-	lines := 0 // drawn and to be drawn over
+	if io.size != nil && f.rounds == 0 && f.output == "text" {
+		return f.screen(ctx, runDir, io, last)
+	}
 	for i := 0; f.rounds == 0 || i < f.rounds; i++ {
 		select {
 		case <-time.After(f.interval):
@@ -69,15 +78,17 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 		if err != nil {
 			return err
 		}
-		var b strings.Builder
-		printTop(streams{out: &b, colour: io.colour}, last, r)
-		switch {
-		case io.rows != nil:
-			lines = redraw(io, lines, strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n"))
-		case i > 0:
-			fmt.Fprint(io.out, "\n"+b.String())
-		default:
-			fmt.Fprint(io.out, b.String())
+		if f.output == "json" {
+			line, err := json.Marshal(newTopJSON(last, r))
+			if err != nil {
+				return fmt.Errorf("print a round: %w", err)
+			}
+			fmt.Fprintf(io.out, "%s\n", line)
+		} else {
+			if i > 0 {
+				fmt.Fprintln(io.out)
+			}
+			printTop(io, last, r)
 		}
 		last = r
 	}
@@ -85,27 +96,6 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 		return errUnhealthy
 	}
 	return nil
-}
-
-// redraw puts lines in the place of those drawn before and returns how many
-// there are now. What does not fit on the terminal is cut off: it could not be
-// drawn over.
-func redraw(io streams, before int, lines []string) int {
-	const noWrap, wrap, toEnd, below = "\x1b[?7l", "\x1b[?7h", "\x1b[K", "\x1b[J"
-	if room := max(io.rows()-1, 1); len(lines) > room {
-		lines = append(lines[:room-1:room-1], fmt.Sprintf("… %d lines more", len(lines)-room+1))
-	}
-	var b strings.Builder
-	if before > 0 {
-		fmt.Fprintf(&b, "\x1b[%dA\r", before)
-	}
-	b.WriteString(noWrap)
-	for _, line := range lines {
-		b.WriteString(line + toEnd + "\n")
-	}
-	b.WriteString(wrap + below)
-	fmt.Fprint(io.out, b.String())
-	return len(lines)
 }
 
 func (f *topFlags) ask(ctx context.Context, runDir string) (r *api.StatusResponse, err error) {
@@ -120,81 +110,36 @@ func (f *topFlags) ask(ctx context.Context, runDir string) (r *api.StatusRespons
 
 // printTop prints what has happened between two answers.
 func printTop(io streams, old, r *api.StatusResponse) {
-	interval := time.Duration(r.UptimeNs - old.UptimeNs)
-	if interval <= 0 { // another scheduler: all it has done
-		old, interval = &api.StatusResponse{}, max(time.Duration(r.UptimeNs), 1)
-	}
-	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "GPU TIME", "", "PROMISED", "GRANTS/S", "CALLS/S", "DEBT", "MEMORY"}}
-	var gpus []string
-	for _, g := range r.Gpus {
-		before := &api.GPU{}
-		for _, o := range old.Gpus {
-			if o.Uuid == g.Uuid {
-				before = o
-			}
+	printHealth(io, r, io.width())
+	fmt.Fprintln(io.out)
+	tenants := topTable()
+	all, _ := ratesOf(old, r)
+	for _, g := range all {
+		for _, line := range wrap(printable(describeGPU(g.gpu)), io.width(), "       ") {
+			fmt.Fprintln(io.out, line)
 		}
-		was := map[string]*tenant{}
-		for _, t := range tenantsOf(before) {
-			was[t.key()] = t
+		for _, t := range g.tenants {
+			t.addTo(&tenants, fmt.Sprint(g.gpu.Index))
 		}
-		var sum time.Duration
-		for _, t := range tenantsOf(g) {
-			o := was[t.key()]
-			if o == nil {
-				o = &tenant{use: &api.TenantUse{}}
-			}
-			used := time.Duration(max(t.used()-o.used(), 0))
-			sum += used
-			state, since, colour := t.state()
-			memory, memoryColour := t.ofLimit()
-			part := used.Seconds() / interval.Seconds()
-			tenants.add(map[int]string{2: colour, 10: memoryColour},
-				fmt.Sprint(g.Index), t.name(), state, since, bar(part), percent(part), t.promised(),
-				perSecond(t.grants(), o.grants(), interval), perSecond(t.calls(), o.calls(), interval), t.debt(), memory)
-		}
-		gpus = append(gpus, fmt.Sprintf("GPU %d  %s  anti-thrash %s, TQ %v  granted %s of the time, %s grants/s, %d waiting  memory %s/%s",
-			g.Index, g.Name, antiThrash(g), time.Duration(g.QuantumNs), percent(sum.Seconds()/interval.Seconds()),
-			perSecond(g.Grants, before.Grants, interval), count(g, api.ClientState_CLIENT_STATE_WAITING),
-			size(reserved(g)), size(g.MemoryBytes)))
-	}
-	for _, line := range gpus {
-		fmt.Fprintln(io.out, printable(line))
 	}
 	if len(tenants.rows) > 0 {
 		fmt.Fprintln(io.out)
 		tenants.print(io)
 	}
-	fmt.Fprintln(io.out)
-	for _, p := range r.Problems {
-		fmt.Fprintln(io.out, io.paint(red, "PROBLEM: ")+printable(p))
-	}
-	fmt.Fprintln(io.out, summary(io, r))
 }
 
-// used is the time under grants so far.
-func (t *tenant) used() int64 {
-	if t.use.Container != nil {
-		return t.use.UsedNs
-	}
-	var n int64
-	for _, c := range t.clients { // an older scheduler
-		n += c.HeldNs
-	}
-	return n
+func topTable() table {
+	return table{names: 1, head: []string{"GPU", "TENANT", "STATE", "GETS", "", "WAITED", "MEMORY"}}
 }
 
-func (t *tenant) grants() (n uint64) {
-	for _, c := range t.clients {
-		n += c.Grants
+func (t tenantRates) addTo(to *table, gpu string) {
+	state, since, colour := t.state()
+	if since != "-" {
+		state += " " + since
 	}
-	return max(n, t.use.Grants)
-}
-
-func (t *tenant) calls() (n uint64) {
-	for _, c := range t.clients {
-		n += c.Calls
-	}
-	return n
+	memory, memoryColour := t.ofLimit("/")
+	to.add(map[int]string{2: colour, 6: memoryColour},
+		gpu, t.name(), state, bar(t.part), percent(t.part), t.waited(), memory)
 }
 
 func bar(part float64) string {
@@ -203,11 +148,3 @@ func bar(part float64) string {
 }
 
 func percent(part float64) string { return fmt.Sprintf("%.1f%%", 100*part) }
-
-// perSecond is the rate of a counter; one that fell began anew.
-func perSecond(now, before uint64, interval time.Duration) string {
-	if now < before {
-		before = 0
-	}
-	return fmt.Sprintf("%.1f", float64(now-before)/interval.Seconds())
-}

@@ -31,6 +31,7 @@ type client struct {
 	burst    int         // which burst of work this is
 	pending  bool        // the thread has work
 	busy     bool        // and is past the gate
+	cut      bool        // its channels are off, and its work is not finished
 
 	requested    bool       // since it was last granted
 	blockedSince sched.Time // when waiting began that is not its own fault
@@ -175,7 +176,7 @@ func (c *client) wake(p *page) {
 	}
 	c.note("opens its gate, epoch %d", p.word)
 	c.local, c.opened = p.word, p.word
-	c.requested = false
+	c.requested, c.cut = false, false
 	c.w.judge.opened(c)
 	c.move()
 	c.pass()
@@ -229,6 +230,7 @@ func (c *client) close(why sched.Reason) {
 func (c *client) drain(epoch sched.Epoch, why sched.Reason) {
 	c.closing = epoch
 	c.requested = false
+	cut := c.pending && c.w.mem.capacity == 0 && c.w.chance(c.w.faults.cutDrains)
 	drain := c.w.duration(0, 3*time.Millisecond)
 	if c.w.chance(c.w.faults.ignore) {
 		drain = c.w.duration(0, 3*maxGrace)
@@ -238,13 +240,34 @@ func (c *client) drain(epoch sched.Epoch, why sched.Reason) {
 		c.released, c.closing = c.closing, 0
 		c.blockedSince = c.w.now
 		c.w.judge.drained(c)
-		c.send(sched.Release{Client: c.id, Epoch: c.released, Reason: why})
+		c.cut = cut
+		c.send(sched.Release{Client: c.id, Epoch: c.released, Reason: why, Preempted: cut})
+		if cut {
+			c.preempted()
+		}
 		c.move()
 		if why == sched.Idle {
 			c.w.report.EarlyReleases++
 		}
 		c.wake(c.page)
 	})
+}
+
+// preempted waits for the next grant with what is left of a burst of work, if that turns
+// out to be anything.
+func (c *client) preempted() {
+	c.w.report.Preemptions++
+	c.note("is preempted")
+	c.pass()
+	if c.w.chance(0.2) {
+		c.later(c.w.duration(0, time.Millisecond), func() {
+			if c.cut {
+				c.note("has finished before that")
+				c.cut, c.pending, c.blocked = false, false, false
+				c.later(c.w.duration(0, time.Millisecond), c.work)
+			}
+		})
+	}
 }
 
 // prove says whether the client's time slice can be set, and goes on to say how it gets on.

@@ -29,6 +29,7 @@ type Report struct {
 	Latency, Pauses        int // latency grants, and holders paused for them
 	EarlyReleases, Revokes int
 	Fences, Adoptions      int
+	Preemptions            int
 	Deaths, Stops, Cuts    int // clients killed or stopped, connections lost
 	Crashes                int // of the daemon
 	GangGrants, GangSteps  int // to clients of gangs, in their turn and while others drain
@@ -45,12 +46,12 @@ type Report struct {
 }
 
 func (r Report) String() string {
-	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, pauses %d), early releases %d, revokes %d, fences %d, adoptions %d; "+
+	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, pauses %d), early releases %d, revokes %d, preemptions %d, fences %d, adoptions %d; "+
 		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, changes of mode %d, of shares %d, of slices %d; "+
 		"gang grants %d, steps %d; memory moved in %d, out %d, stalled %d times, refused %d; "+
 		"reserved %d, over a limit %d, no place %d, stranded %d, exports %d, memory limits %d; "+
 		"fenced overlaps %d, limits checked %d, longest wait %v",
-		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Pauses, r.EarlyReleases, r.Revokes, r.Fences, r.Adoptions,
+		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Pauses, r.EarlyReleases, r.Revokes, r.Preemptions, r.Fences, r.Adoptions,
 		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.Slices, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused,
 		r.Reserved, r.OverLimit, r.NoPlace, r.Stranded, r.Exports, r.MemoryLimits, r.Overlaps, r.Limits, r.LongestWait)
 }
@@ -65,6 +66,7 @@ const (
 // occasion. A seed turns each on or off, because faults hide each other.
 type faults struct {
 	kill, stop, cut, ignore, hostile, crash, leap, operator float64
+	cutDrains                                               float64 // no fault: drains that are cut
 }
 
 type world struct {
@@ -129,6 +131,7 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 			hostile: rate(0.3), crash: rate(0.002), leap: rate(0.01), operator: rate([]float64{0.3, 0.3, 0.005}[w.rng.IntN(3)]),
 		}
 	}
+	w.faults.cutDrains = []float64{0, 0.1, 0.9}[w.rng.IntN(3)]
 	w.judge = newJudge(w)
 	w.daemon = &daemon{w: w, promised: map[sched.ClientID]uint64{}}
 	if !opts.Calm && w.chance(0.3) {

@@ -91,7 +91,11 @@ func (f *Frame) decodePayload(p []byte) error {
 	case TypeRelease:
 		f.Released.DrainNs = le.Uint64(p)
 		f.Released.Calls = le.Uint64(p[8:])
-		used = 16
+		f.Released.Flags = le.Uint32(p[16:])
+		if f.Released.Flags&^ReleasedPreempted != 0 {
+			return errReserved
+		}
+		used = 20
 	case TypeStats:
 		s := &f.Stats
 		s.Calls = le.Uint64(p)
@@ -317,6 +321,7 @@ func (f *Frame) Encode() (b [FrameSize]byte) {
 	case TypeRelease:
 		le.PutUint64(p, f.Released.DrainNs)
 		le.PutUint64(p[8:], f.Released.Calls)
+		le.PutUint32(p[16:], f.Released.Flags)
 	case TypeStats:
 		le.PutUint64(p, f.Stats.Calls)
 		le.PutUint64(p[8:], f.Stats.Waits)

@@ -141,6 +141,8 @@ const (
 	ReleaseIdle    uint32 = 2 // RELEASE: early, somebody else waits
 	ReleaseExit    uint32 = 3 // RELEASE: the process leaves in good order
 
+	ReleasedPreempted uint32 = 1 << 0 // Released.Flags: work is left, which wants the next grant
+
 	GrantConcurrent uint32 = 1 << 0 // GRANT: others may hold the GPU too
 	GrantNext       uint32 = 1 << 1 // page only: this client is next, the holder drains
 	GrantStanding   uint32 = 1 << 3 // page only: go ahead, the grant will come
@@ -208,8 +210,9 @@ type Attach struct {
 
 // Released is the payload of RELEASE.
 type Released struct {
-	DrainNs uint64 // nanoseconds from closed gate to idle GPU
+	DrainNs uint64 // nanoseconds from closed gate to idle GPU, or to channels that are off
 	Calls   uint64 // gated calls under this grant
+	Flags   uint32 // ReleasedPreempted
 }
 
 // Stats is the payload of STATS, sums since the channel was attached.

@@ -36,6 +36,7 @@ const (
 const (
 	FeatureUtil     uint32 = 1 << 0 // UTIL
 	FeatureControls uint32 = 1 << 1 // CONTROLS, and the calls of UTIL
+	FeaturePreempt  uint32 = 1 << 2 // the flags of RELEASE
 )
 
 // Page is one client's grant page: the scheduler's writable mapping, or the

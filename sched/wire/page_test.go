@@ -120,6 +120,7 @@ func TestLayout(t *testing.T) {
 		{"NVS_FEATURE_UTIL", int(FeatureUtil)},
 		{"NVS_CONTROLS", int(TypeControls)},
 		{"NVS_FEATURE_CONTROLS", int(FeatureControls)},
+		{"NVS_FEATURE_PREEMPT", int(FeaturePreempt)},
 		{"NVS_CONTROL_WORKS", int(ControlWorks)},
 		{"NVS_CONTROL_FAILED", int(ControlFailed)},
 		{"NVS_WIRE_VERSION", Version},

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -125,4 +126,39 @@ func TestShimOfTheHostIsKeptRight(t *testing.T) {
 	}))
 	pod := busyPod(t, "edge-after")
 	awaitClient(t, ctx, "the shim", pod.PID(), holding)
+}
+
+// A container that goes around the shim is seen: the driver knows who uses the GPU.
+func TestBypassOfTheShimIsSeen(t *testing.T) {
+	ctx := within(t)
+	busyPod(t, "edge-honest")
+	around := busy("edge-around")
+	hides := filepath.Join(t.TempDir(), "nothing")
+	check(t, os.WriteFile(hides, nil, 0o644))
+	around.Mounts = []node.Mount{{Host: hides, Container: "/usr/lib/nvshare/libnvshare.so"}}
+	pod := startPod(t, "edge-around", map[string]string{gpuAnnotation: firstGPU}, around)
+	check(t, node.Until(ctx, "the process to be seen", func() error {
+		r := must(shared.Status(ctx))(t)
+		for _, u := range r.Unmanaged {
+			if int(u.Pid) == pod.PID() && u.Container.GetPod() == "edge-around" && u.Index == 0 {
+				for _, p := range r.Problems {
+					if strings.Contains(p, "default/edge-around/main") && strings.Contains(p, "no client") {
+						return nil
+					}
+				}
+			}
+		}
+		return fmt.Errorf("unmanaged: %v, problems: %q", r.Unmanaged, r.Problems)
+	}))
+	out := must(shared.Ctl(ctx, "events"))(t)
+	if !strings.Contains(out, "unmanaged") || !strings.Contains(out, "edge-around") {
+		t.Errorf("the events lack it:\n%s", out)
+	}
+	check(t, pod.Stop(ctx))
+	check(t, node.Until(ctx, "the process to be gone", func() error {
+		if r := must(shared.Status(ctx))(t); len(r.Unmanaged) != 0 {
+			return fmt.Errorf("unmanaged: %v", r.Unmanaged)
+		}
+		return nil
+	}))
 }

@@ -75,10 +75,11 @@ func TestPlacement(t *testing.T) {
 		awaitTurns(t, ctx, name, start, turns)
 	}
 	observe(t, start).noOverlap(t)
-	table := must(shared.Ctl(ctx))(t)
+	table := must(shared.Ctl(ctx, "-o", "wide"))(t)
 	for _, want := range []string{
-		"GPU 0: promised are 90% and 12Gi of 16Gi: 60% and 8Gi to default/placed-a/main, 30% and 4Gi to default/placed-b/main",
-		"GPU 1: promised are 40% and 8Gi of 16Gi: 40% and 8Gi to default/placed-c/main",
+		"GPU 0: 90% of its time is promised: 60% to default/placed-a/main, 30% to default/placed-b/main",
+		"GPU 0: memory limits add up to 12Gi of its 16Gi: 8Gi of default/placed-a/main, 4Gi of default/placed-b/main",
+		"GPU 1: 40% of its time is promised: 40% to default/placed-c/main",
 	} {
 		if !strings.Contains(table, want) {
 			t.Errorf("nvsharectl does not show %q:\n%s", want, table)

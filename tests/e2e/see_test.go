@@ -79,9 +79,9 @@ func TestPodsAreSeen(t *testing.T) {
 		for _, pod := range pods {
 			who := fmt.Sprintf("default/%s/main (pid %d): ", pod.Name, pod.PID())
 			for _, what := range []string{
-				"register  " + who + "uses GPUs through the shim",
-				"grant     " + who + "waited",
-				"release   " + who, // after a revoke or, when the machine starves the pod, without work
+				"register       " + who + "uses GPUs through the shim",
+				"grant          " + who + "waited",
+				"release        " + who, // after a revoke or, when the machine starves the pod, without work
 			} {
 				if !strings.Contains(happened, what) {
 					return fmt.Errorf("no event %q in:\n%s", what, happened)

@@ -47,6 +47,7 @@ var steps = []step{
 	{"programs", "real programs that share the GPU, natively and in each mode", (*bench).programsStep},
 	{"tenants", "what 2 to 16 tenants that saturate the GPU get done together", (*bench).tenantsStep},
 	{"priority", "short requests beside 1, 3 and 8 tenants that saturate the GPU", (*bench).priorityStep},
+	{"preempt", "hand-over, short requests and a core limit beside kernels of 50 ms and 1 s", (*bench).preemptStep},
 	{"swap", "how long it takes to move memory out and in when the GPU passes on, by the link's limit", (*bench).swapStep},
 	{"alloc", "what allocations cost, and swapping while all fits", (*bench).allocStep},
 	{"makespan", "tenants whose memory does not fit together, against one after the other", (*bench).makespanStep},

@@ -16,6 +16,8 @@
 #             natively, and in each mode (7 minutes; with --quick 4)
 #   tenants   how much work 2 to 16 tenants do together
 #   priority  short requests beside tenants that saturate the GPU
+#   preempt   hand-over, short requests and a core limit beside kernels of 50 ms and 1 s
+#             (2.5 minutes)
 #   swap      how long a hand-over to a tenant takes whose memory is away: two of
 #             16 GiB, two of up to 60, and two of 16 with memory as PyTorch's
 #             expandable segments make it (3 minutes)
@@ -34,7 +36,7 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | tenants | priority | swap | alloc | makespan | containers | gang | two-gpu) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | tenants | priority | preempt | swap | alloc | makespan | containers | gang | two-gpu) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -46,7 +48,7 @@ while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	launch | handover | gemm | matrix | memory | shares | programs | tenants | priority | swap | alloc | makespan | containers | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
+	launch | handover | gemm | matrix | memory | shares | programs | tenants | priority | preempt | swap | alloc | makespan | containers | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift

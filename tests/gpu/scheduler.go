@@ -34,13 +34,14 @@ type scheduler struct {
 // swapDir holds what every user can read: the tree may lie where they can't.
 const swapDir = "/run/gpu-own"
 
-// installSwap copies what tenants of the steps about swapping run. They are users
+// installSwap copies what tenants of the steps about swapping and preemption run. They are users
 // of their own: those of one user are one tenant, which --gpu-memory limits.
 func (b *bench) installSwap() error {
 	if err := os.MkdirAll(swapDir, 0o755); err != nil {
 		return err
 	}
-	for to, from := range map[string]string{"libnvshare.so": b.node.Shim(), "swap-load": b.node.Bin("swap-load")} {
+	for to, from := range map[string]string{"libnvshare.so": b.node.Shim(), "swap-load": b.node.Bin("swap-load"),
+		"cuda-busy": b.node.Bin("cuda-busy"), "short-request": b.node.Bin("short-request")} {
 		data, err := os.ReadFile(from)
 		if err != nil {
 			return err

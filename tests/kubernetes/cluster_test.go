@@ -49,6 +49,7 @@ func TestCluster(t *testing.T) {
 		{"rolling-update", rollingUpdate},
 		{"churn", churn},
 		{"required", required},
+		{"bound", bound},
 		{"uninstall", uninstall},
 	} {
 		begin := time.Now()
@@ -103,9 +104,10 @@ func ours(t *testing.T, program string) (pids []int) {
 	return pids
 }
 
-// Neither process has a capability, a way to get one, or a writable root file system.
+// Neither process has a capability, a way to get one, or a writable root file system. The
+// scheduler is no root either.
 func noPrivileges(t *testing.T) {
-	for _, program := range []string{"nvshare-plugin", "nvshare-scheduler"} {
+	for program, user := range map[string]string{"nvshare-plugin": "0", "nvshare-scheduler": "65529"} {
 		pids := ours(t, program)
 		if len(pids) != 1 {
 			t.Fatalf("%s runs as %v, want one process", program, pids)
@@ -113,7 +115,7 @@ func noPrivileges(t *testing.T) {
 		dir := "/proc/" + strconv.Itoa(pids[0])
 		text, err := os.ReadFile(dir + "/status")
 		check(t, err)
-		for _, want := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
+		for _, want := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2", "Uid:\t" + user + "\t" + user + "\t" + user} {
 			if !strings.Contains(string(text), want) {
 				t.Errorf("%s: its status lacks %q", program, want)
 			}
@@ -416,6 +418,43 @@ func required(t *testing.T) {
 	awaitTurns(t, ctx, from, 1, tenant1)
 	deletePods(t, ctx, small1)
 	kubectl(t, ctx, "delete", "-f", deployments+"overlays/required/policy.yaml")
+}
+
+// Whoever takes the plugin's token from a node can write events of that node's plugin
+// only.
+func bound(t *testing.T) {
+	ctx := within(t)
+	kubectl(t, ctx, "apply", "-f", deployments+"overlays/bound/policy.yaml")
+	server := kubectl(t, ctx, "config", "view", "--raw", "-o", "jsonpath={.clusters[0].cluster.server}")
+	node := kubectl(t, ctx, "get", "nodes", "-o", "jsonpath={.items[0].metadata.name}")
+	pod := kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-l", "app.kubernetes.io/name=nvshare", "-o", "jsonpath={.items[0].metadata.name}")
+	bound := strings.TrimSpace(kubectl(t, ctx, "create", "token", "nvshare", "-n", "nvshare-system", "--bound-object-kind=Pod", "--bound-object-name="+pod))
+	unbound := strings.TrimSpace(kubectl(t, ctx, "create", "token", "nvshare", "-n", "nvshare-system"))
+	report := func(token, node, kind string) error {
+		_, err := cluster.Apply(ctx, fmt.Sprintf(`{"apiVersion": "events.k8s.io/v1", "kind": "Event",
+			"metadata": {"generateName": "bound-", "namespace": "default"}, "eventTime": "2026-01-01T00:00:00.000000Z",
+			"reportingController": "nvshare.com/plugin", "reportingInstance": %q, "action": "ShareGPU", "reason": "Test", "type": "Normal",
+			"regarding": {"apiVersion": "v1", "kind": %q, "namespace": "default", "name": "x"}}`, node, kind),
+			"create", "--dry-run=server", "--validate=false", "--kubeconfig=/dev/null", "--server="+server, "--token="+token, "--insecure-skip-tls-verify")
+		return err
+	}
+	// A policy holds only some time after it was created.
+	await(t, ctx, "the policy", func() error {
+		if err := report(bound, "another-node", "Pod"); err == nil || !strings.Contains(err.Error(), "reports for node another-node") {
+			return fmt.Errorf("an event of another node: %v", err)
+		}
+		return nil
+	})
+	if err := report(bound, node, "Pod"); err != nil {
+		t.Errorf("an event of its own node: %v", err)
+	}
+	if err := report(bound, node, "Secret"); err == nil || !strings.Contains(err.Error(), "on pods only") {
+		t.Errorf("an event about something else: %v", err)
+	}
+	if err := report(unbound, node, "Pod"); err == nil || !strings.Contains(err.Error(), "not bound to a node") {
+		t.Errorf("with a token of no node: %v", err)
+	}
+	kubectl(t, ctx, "delete", "-f", deployments+"overlays/bound/policy.yaml")
 }
 
 // Deleting leaves files for containers that still use them; the overlay uninstall

@@ -64,6 +64,7 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 	ctx := within(t)
 	for overlay, values := range map[string][]string{
 		"base":                      nil,
+		"overlays/bound":            {"bound.enabled=true"},
 		"overlays/metrics":          {"metrics.enabled=true"},
 		"overlays/metrics-service":  {"metrics.enabled=true", "metrics.podMonitor=false", "metrics.serviceMonitor=true"},
 		"overlays/nvml":             {"nvml.enabled=true"},
@@ -129,7 +130,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		}
 	}
 	out, err := helm("template", "nvshare", chart, "--set", "scheduler.fenceAction=kill,scheduler.args={--tq=200ms}")
-	if err != nil || !strings.Contains(out, `["--fence-action=kill","--tq=200ms"]`) || !strings.Contains(out, `add: ["KILL"]`) {
+	if err != nil || !strings.Contains(out, `["--control-group=65529","--fence-action=kill","--tq=200ms"]`) || !strings.Contains(out, `add: ["KILL"]`) ||
+		!strings.Contains(out, "--owner=0:65529") || strings.Contains(out, "runAsUser: 65529") {
 		t.Errorf("fenceAction=kill: %v\n%s", err, out)
 	}
 	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=stop")
@@ -157,7 +159,7 @@ func TestManifestsNameThisRelease(t *testing.T) {
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
-	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/required", "overlays/uninstall"} {
+	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/required", "overlays/bound", "overlays/uninstall"} {
 		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
 	}
 	files, err := filepath.Glob("manifests/*.yaml")

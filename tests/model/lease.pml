@@ -39,10 +39,15 @@
  *   NO_PERSIST    holders are not recorded before they are granted
  *   IDLE_EARLY    an early release before the GRANT of the same epoch was read
  *   NO_CLOSED     a released epoch opens the gate again if the page still has it
+ *   FINISH_EARLY  channels go on without a grant though a call is in flight
  *
  * With MOVES, clients move memory onto the GPU under their grants: a gate opens for
  * threads some time after its lease, or never. Copies are not work here: they may go on
  * beside another client's.
+ *
+ * PREEMPTIONS is the greatest number of drains that are cut, at any time, also while calls
+ * are in flight: the channels are off, and what is submitted stays until they are on. The
+ * work itself then wants a grant.
  *
  * With CHOSEN, the scheduler chooses and records the next holder while the current one
  * drains, as the code does. Without, it does so at the release, which has an eighth of
@@ -61,6 +66,9 @@
 #ifndef KILLS
 #define KILLS 0
 #endif
+#ifndef PREEMPTIONS
+#define PREEMPTIONS 0
+#endif
 #ifndef FENCES
 #define FENCES 0
 #endif
@@ -76,6 +84,14 @@ mtype = { SHUT, OPEN, DRAINING, QUIESCED, DRAINED }; /* enum lease_gate; QUIESCE
 /* The GPU, as a judge sees it. */
 bool work[N];
 bool fenced[N];
+byte preemptions;
+bool off[N]; /* its channels; struct lease: unfinished */
+#define beside(i, j) (i != j && work[j] && !off[j] && !fenced[j] && !fenced[i])
+#if N == 2
+#define beside_others(i) (beside(i, 0) || beside(i, 1))
+#else
+#define beside_others(i) (beside(i, 0) || beside(i, 1) || beside(i, 2))
+#endif
 
 /* A process: its memory. */
 bool dead[N];
@@ -128,11 +144,17 @@ inline send_up(i, type, epoch, want) {
 
 inline ask(i) {
 	if
-	:: link[i] == LINKED && gate[i] == SHUT && !requested[i] && waiting[i] ->
+	:: link[i] == LINKED && gate[i] == SHUT && !requested[i] && (waiting[i] || off[i]) ->
 		requested[i] = true;
 		send_up(i, REQUEST, 0, true)
 	:: else
 	fi
+}
+
+/* What was submitted goes on: it must be alone, as any other work. */
+inline channels_on(i) {
+	off[i] = false;
+	assert(!work[i] || !beside_others(i))
 }
 
 inline open_gate(i, epoch, by_word) {
@@ -140,6 +162,7 @@ inline open_gate(i, epoch, by_word) {
 	held[i] = epoch;
 	requested[i] = false;
 	guessed[i] = by_word;
+	channels_on(i);
 #ifdef MOVES
 	own[i] = (own[i] == epoch -> epoch : NO_WORD)
 #else
@@ -154,7 +177,7 @@ inline drain(i) {
 }
 
 inline release(i) {
-	send_up(i, RELEASE, held[i], false);
+	send_up(i, RELEASE, held[i], off[i]);
 	closed[i] = held[i];
 	held[i] = 0;
 	gate[i] = SHUT;
@@ -164,7 +187,7 @@ inline release(i) {
 
 inline attach(i) {
 	link[i] = ATTACHING;
-	requested[i] = (held[i] == 0 && waiting[i]);
+	requested[i] = (held[i] == 0 && (waiting[i] || off[i]));
 	if
 	:: held[i] == 0 -> closed[i] = 0; fenced[i] = false
 	:: else
@@ -227,9 +250,14 @@ inline on_revoke(i, epoch) {
 #define may_idle(i) (!guessed[i])
 #endif
 
+#ifdef FINISH_EARLY
+#define may_finish(i) true
+#else
+#define may_finish(i) (!in_flight[i])
+#endif
+
 /* A thread of the application; it launches without an end. */
 proctype App(byte i) {
-	byte j;
 	{
 	skip;
 gated:
@@ -241,13 +269,7 @@ gated:
 		:: seen[i] == own[i] ->
 			d_step {
 				work[i] = true;
-				do
-				:: j < N ->
-					assert(j == i || !work[j] || fenced[j] || fenced[i]);
-					j++
-				:: else -> break
-				od;
-				j = 0;
+				assert(off[i] || !beside_others(i));
 				seen[i] = 0;
 				in_flight[i] = false
 			}
@@ -334,6 +356,23 @@ proctype Client(byte i) {
 	:: atomic { /* nvs_channel_filled */
 		gate[i] == OPEN && own[i] == NO_WORD && !lock[i] ->
 		own[i] = held[i]
+	   }
+#endif
+#if PREEMPTIONS
+	:: atomic { /* LEASE_EV_PREEMPTED, and the end of the drain as below */
+		(gate[i] == DRAINING || gate[i] == QUIESCED) && link[i] != DETACHED && !lock[i] && preemptions < PREEMPTIONS ->
+		preemptions++;
+		off[i] = true;
+		fenced[i] = false;
+		if
+		:: link[i] == ATTACHING -> gate[i] = DRAINED
+		:: link[i] == LINKED -> release(i)
+		fi
+	   }
+	:: atomic { /* LEASE_EV_FINISHED */
+		off[i] && !lock[i] && may_finish(i) ->
+		work[i] = false;
+		channels_on(i)
 	   }
 #endif
 	:: atomic { /* nvs_gate_quiesce */
@@ -524,11 +563,11 @@ inline event(i) {
 	   }
 	:: atomic { next(i) && conn[i] && up[i]?[RELEASE, _, _] ->
 		turn = after(i);
-		up[i]?RELEASE, e, _;
+		up[i]?RELEASE, e, want; /* the work wants the next grant */
 		if
 		:: e == c_epoch[i] ->
 			shut = in_open(i);
-			want = c_want[i];
+			want = want || c_want[i];
 			core_end(i);
 			if
 			:: want -> core_request(i)
@@ -715,6 +754,7 @@ inline kill(i) {
 		dead[i] = true;
 		work[i] = false;
 		fenced[i] = false;
+		off[i] = false;
 		lock[i] = false;
 		in_flight[i] = false;
 		waiting[i] = false;

@@ -27,6 +27,7 @@ var checks = []check{
 	{name: "crash", settings: "CRASHES=1"},
 	{name: "served", settings: "CRASHES=0 WHO=0", liveness: true},
 	{name: "moves", settings: "CRASHES=0 MOVES"},
+	{name: "channels on while a call is in flight", settings: "CRASHES=0 PREEMPTIONS=9 FINISH_EARLY", broken: true},
 	{name: "no flag of calls in flight", settings: "CRASHES=0 NO_INFLIGHT", broken: true},
 	{name: "holders not recorded", settings: "CRASHES=1 NO_PERSIST", broken: true},
 	{name: "early release before the grant is read", settings: "CRASHES=0 IDLE_EARLY", broken: true},
@@ -36,6 +37,11 @@ var checks = []check{
 	{name: "served though memory moves", settings: "CRASHES=0 MOVES WHO=0", liveness: true, full: true},
 	{name: "moves and fence", settings: "CRASHES=0 MOVES FENCES=1", full: true},
 	{name: "fence", settings: "CRASHES=0 FENCES=1", full: true},
+	{name: "preempt", settings: "CRASHES=0 PREEMPTIONS=1", full: true},
+	{name: "preempt and crash", settings: "CRASHES=1 PREEMPTIONS=1", full: true},
+	{name: "preempt and cut", settings: "CRASHES=0 CUTS=1 PREEMPTIONS=1", full: true},
+	{name: "preempt and kill", settings: "CRASHES=0 KILLS=1 PREEMPTIONS=1", full: true},
+	{name: "served though drains are cut", settings: "CRASHES=0 PREEMPTIONS=1 WHO=0", liveness: true, full: true},
 	{name: "cut", settings: "CRASHES=0 CUTS=1", full: true},
 	{name: "kill", settings: "CRASHES=0 KILLS=1", full: true},
 	{name: "served after a crash", settings: "CRASHES=1 WHO=0", liveness: true, full: true},
@@ -76,7 +82,7 @@ var states = map[string]string{
 
 	"LEASE_EV_USE": "LEASE_EV_UP", "LEASE_EV_UP": "LEASE_EV_UP", "LEASE_EV_DOWN": "LEASE_EV_DOWN", "LEASE_EV_ATTACHED": "on_attached", "LEASE_EV_GRANT": "open_gate",
 	"LEASE_EV_REVOKE": "on_revoke", "LEASE_EV_WANT": "waiting", "LEASE_EV_LEAVE": "waiting", "LEASE_EV_WORD": "closed_gate", "LEASE_EV_NUDGE": "frames arrive, or the connection ends",
-	"LEASE_EV_IDLE": "LEASE_EV_IDLE", "LEASE_EV_DRAINED": "LEASE_EV_DRAINED", "LEASE_EV_GIVE_UP": noScheduler,
+	"LEASE_EV_IDLE": "LEASE_EV_IDLE", "LEASE_EV_DRAINED": "LEASE_EV_DRAINED", "LEASE_EV_PREEMPTED": "LEASE_EV_PREEMPTED", "LEASE_EV_FINISHED": "LEASE_EV_FINISHED", "LEASE_EV_GIVE_UP": noScheduler,
 
 	"NVS_REGISTER": "LEASE_EV_UP", "NVS_ATTACH": "ATTACH", "NVS_REQUEST": "REQUEST", "NVS_RELEASE": "RELEASE", "NVS_STATS": noMatter, "NVS_RESERVE": noMatter, "NVS_MOVED": "nvs_channel_filled", "NVS_UTIL": noMatter, "NVS_SLICE": noMatter, "NVS_CONTROLS": noMatter,
 	"NVS_WELCOME": "LEASE_EV_UP", "NVS_ATTACHED": "ATTACHED", "NVS_GRANT": "GRANT", "NVS_REVOKE": "REVOKE", "NVS_NOTICE": "queued", "NVS_REFUSED": "cut", "NVS_RESERVED": noMatter, "NVS_ROOM": "MOVES", "NVS_ARENA": "MOVES",

@@ -262,9 +262,15 @@ void sim_set_off(int gpu, int off)
 	if (sim_self >= 0) {
 		struct sim_slot_gpu *s = &sim_st->slot[sim_self].gpu[gpu];
 
-		sim_advance(gpu, sim_now());
-		if (s->off && !off)
+		uint64_t now = sim_now();
+
+		sim_advance(gpu, now);
+		if (s->off && !off) {
 			__atomic_store_n(&s->times_on, s->times_on + 1, __ATOMIC_RELEASE);
+			sim_record_on(gpu, now, sim_has_work(s) ? s->tail[SIM_COMPUTE] - s->v : 0);
+		} else if (!s->off && off) {
+			sim_record_off(gpu, now);
+		}
 		__atomic_store_n(&s->off, (uint32_t)off, __ATOMIC_RELEASE);
 	}
 	sim_unlock();

@@ -247,11 +247,55 @@ static void record_publish(void)
 	__atomic_store_n(&sim_lg->next, sim_lg->next + 1, __ATOMIC_RELEASE);
 }
 
+#define OFF_SCAN 4096 /* records, of all processes, among which those of work in flight are */
+
+void sim_record_off(int gpu, uint64_t now)
+{
+	struct sim_slot *s = &sim_st->slot[sim_self];
+
+	for (uint64_t i = 1; i <= OFF_SCAN && i <= sim_lg->next && i < sim_lg->capacity; i++) {
+		struct sim_record *r = &sim_lg->record[(sim_lg->next - i) % sim_lg->capacity];
+		/* A copy that has begun goes on; another one waits for compute work, or is taken to. */
+		int copy = r->kind == SIM_HTOD || r->kind == SIM_DTOH;
+
+		if (r->slot != sim_self || r->generation != s->generation || r->gpu != gpu || r->kind >= SIM_KINDS ||
+		    r->end_ns <= now || (copy && r->start_ns < now))
+			continue;
+		if (r->busy_ns)
+			r->busy_ns = r->busy_ns > r->end_ns - now ? r->busy_ns - (uint32_t)(r->end_ns - now) : 1;
+		if (r->start_ns > now)
+			r->start_ns = now;
+		__atomic_store_n(&r->end_ns, now, __ATOMIC_RELEASE);
+	}
+	memset(s->gpu[gpu].last_log, 0, sizeof s->gpu[gpu].last_log); /* nothing is added to these */
+}
+
+void sim_record_on(int gpu, uint64_t now, uint64_t left)
+{
+	struct sim_slot_gpu *s = &sim_st->slot[sim_self].gpu[gpu];
+	uint32_t count = s->held_back;
+	struct sim_record *r;
+
+	s->held_back = 0;
+	if (!left)
+		return;
+	r = record_add(sim_self, gpu, SIM_KERNEL, now);
+	r->start_ns = now;
+	r->end_ns = now + left;
+	r->count = count;
+	s->last_log[SIM_KERNEL] = sim_lg->next + 1;
+	record_publish();
+}
+
 void sim_record_work(int gpu, int kind, uint64_t submit, uint64_t start, uint64_t end)
 {
 	uint64_t *last = &sim_st->slot[sim_self].gpu[gpu].last_log[kind];
 	struct sim_record *r;
 
+	if ((kind == SIM_KERNEL || kind == SIM_DTOD) && sim_st->slot[sim_self].gpu[gpu].off) {
+		sim_st->slot[sim_self].gpu[gpu].held_back++;
+		return;
+	}
 	if (*last && sim_lg->next - (*last - 1) < sim_lg->capacity) {
 		r = &sim_lg->record[(*last - 1) % sim_lg->capacity];
 		if (r->slot == sim_self && r->generation == sim_st->slot[sim_self].generation && r->gpu == gpu && r->kind == kind &&

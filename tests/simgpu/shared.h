@@ -75,7 +75,7 @@ struct sim_slot_gpu {
 	uint32_t off;                /* its compute channels are off */
 	uint32_t times_on;           /* how often they were put on */
 	uint32_t segments;           /* ever begun */
-	uint32_t padding;
+	uint32_t held_back;          /* pieces of compute work submitted while they were off */
 	struct sim_segment segment[SIM_SEGMENTS];
 	uint64_t memory;             /* bytes allocated */
 	uint64_t last_log[SIM_KINDS]; /* log position + 1 of the last record, 0 none */
@@ -117,7 +117,8 @@ struct sim_state {
 /*
  * One piece of work, or several of one process and kind that follow each
  * other without a gap (submitted before the one before ended) within 10 ms.
- * The process occupies its GPU from submit_ns to end_ns. All CLOCK_MONOTONIC.
+ * The process occupies its GPU from submit_ns to end_ns. All CLOCK_MONOTONIC. When
+ * channels go off the records end, and when they are on again one of the rest begins.
  */
 struct sim_record {
 	uint64_t submit_ns, start_ns, end_ns;

@@ -20,6 +20,11 @@ void sim_bury_dead(void);
 int sim_bury_pending(int gpu, uint64_t now);
 void sim_record_work(int gpu, int kind, uint64_t submit, uint64_t start, uint64_t end);
 
+/* The compute channels of this process go off: what is in the log of it ends now, and the rest is not there. */
+void sim_record_off(int gpu, uint64_t now);
+/* They are on again, and so much is left. */
+void sim_record_on(int gpu, uint64_t now, uint64_t left);
+
 /* Whether a process has compute work; its clock stands still at times then. */
 static inline int sim_has_work(const struct sim_slot_gpu *s)
 {

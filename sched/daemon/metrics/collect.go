@@ -84,6 +84,7 @@ func (x *exposition) gpu(g *api.GPU, turns *Turns) {
 	with := func(more ...string) []string { return append(gpu[:2:2], more...) }
 	x.put("nvshare_gpu_info", 1, with(g.Name)...)
 	x.put("nvshare_gpu_mode", 1, with(modeLabel(g.Mode), modeLabel(cmp.Or(g.EffectiveMode, g.Mode)))...)
+	x.put("nvshare_gpu_way", 1, with(g.Way)...)
 	x.put("nvshare_gpu_quantum_seconds", seconds(g.QuantumNs), gpu...)
 
 	states := map[api.ClientState]int{}
@@ -117,6 +118,7 @@ func (x *exposition) gpu(g *api.GPU, turns *Turns) {
 	x.put("nvshare_gpu_grants_total", float64(g.Grants), gpu...)
 	x.put("nvshare_scheduler_drop_lock_total", float64(g.Revokes), gpu...)
 	x.put("nvshare_gpu_fences_total", float64(g.Fences), gpu...)
+	x.put("nvshare_gpu_preemptions_total", float64(g.Preemptions), gpu...)
 	x.put("nvshare_gpu_reclaims_total", float64(g.Reclaims), gpu...)
 	x.put("nvshare_gpu_stale_releases_total", float64(g.StaleReleases), gpu...)
 	x.put("nvshare_gpu_latency_grants_total", float64(turns.latency), gpu...)
@@ -183,6 +185,10 @@ func (x *exposition) client(g *api.GPU, c *api.Client) {
 	}
 	l := append(names(c.Container), strconv.FormatUint(c.Id, 10), g.Uuid)
 	x.put("nvshare_client_info", 1, append(l[:5:5], strconv.Itoa(int(g.Index)), strconv.Itoa(int(c.Pid)))...)
+	if p := c.Controls; p != nil {
+		x.put("nvshare_client_controls", 1, append(l[:5:5], p.Slices, p.Channels)...)
+	}
+	x.put("nvshare_client_time_slice_seconds", seconds(c.SliceNs), l...)
 	x.put("nvshare_client_managed_allocated_bytes", float64(c.MemoryBytes), l...)
 	x.put("nvshare_client_managed_allocated_peak_bytes", float64(c.MemoryPeakBytes), l...)
 	if s := x.s.samples[g.Uuid]; s != nil && s.Processes[c.Pid] != 0 {
@@ -201,6 +207,7 @@ func (x *exposition) client(g *api.GPU, c *api.Client) {
 	x.put("nvshare_client_pending_drop", number(c.State == api.ClientState_CLIENT_STATE_DRAINING), l...)
 	x.put("nvshare_client_bypassed_entry_points", float64(c.Bypassed), l...)
 	x.put("nvshare_client_grants_total", float64(c.Grants), l...)
+	x.put("nvshare_client_preemptions_total", float64(c.Preemptions), l...)
 	x.put("nvshare_client_held_seconds_total", seconds(c.HeldNs), l...)
 	x.put("nvshare_client_calls_total", float64(c.Calls), l...)
 	if g.Swap != nil {
@@ -226,6 +233,8 @@ func (x *exposition) tenantsOf(g *api.GPU) {
 		x.put("nvshare_tenant_debt_seconds", seconds(t.DebtNs), l...)
 		x.put("nvshare_tenant_throttled_seconds", seconds(t.ThrottledNs), l...)
 		x.put("nvshare_tenant_longest_wait_seconds", seconds(t.WaitMaxNs), l...)
+		x.put("nvshare_tenant_waited_ratio", float64(t.WaitedPermille)/1000, l...)
+		x.put("nvshare_tenant_out_of_memory_total", float64(t.OutOfMemory), l...)
 		x.put("nvshare_tenant_grants_total", float64(t.Grants), l...)
 		x.put("nvshare_tenant_clients", float64(t.Clients), l...)
 		if g.Swap != nil {

@@ -51,7 +51,7 @@ func (s *source) Snapshot(context.Context) (*Snapshot, error) {
 		Own: s.own,
 		Status: &api.StatusResponse{Version: "test", Problems: slices.Concat(s.own, s.tenants), Gpus: []*api.GPU{{
 			Uuid: uuid, Name: "Test GPU", MemoryBytes: 1 << 30, Mode: api.Mode_MODE_AUTO,
-			Clients: []*api.Client{{Id: 1, Pid: pid, Container: abc}},
+			Clients: []*api.Client{{Id: 1, Pid: pid, Container: abc, Controls: &api.Controls{Slices: "works"}}},
 			Tenants: []*api.TenantUse{{Container: abc}},
 			Memory:  []*api.MemoryAccount{{Container: abc, UsedBytes: 2, LimitBytes: 1}},
 			Swap:    &api.Swap{},

@@ -56,7 +56,7 @@ func New(client uint64) (*Page, *os.File, error) {
 		unix.Munmap(mem)
 		return fail("layout", err)
 	}
-	page.SetFeatures(wire.FeatureUtil | wire.FeatureControls)
+	page.SetFeatures(wire.FeatureUtil | wire.FeatureControls | wire.FeaturePreempt)
 	return &Page{page, mem}, file, nil
 }
 

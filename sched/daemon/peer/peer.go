@@ -130,6 +130,25 @@ func (f *Finder) Find(want Process) (*Peer, error) {
 	return p, nil
 }
 
+// Look says who a process is, for display: the Peer is closed, so the process may end
+// at any time.
+func (f *Finder) Look(pid int32) (*Peer, error) {
+	pidfd, err := unix.PidfdOpen(int(pid), 0)
+	if err != nil {
+		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st); err != nil {
+		unix.Close(pidfd)
+		return nil, err
+	}
+	p, err := f.describe(pid, st.Uid, pidfd)
+	if err == nil {
+		p.Close()
+	}
+	return p, err
+}
+
 // describe reads what /proc has of a process, and owns the pidfd.
 func (f *Finder) describe(pid int32, uid uint32, pidfd int) (*Peer, error) {
 	if err := unix.SetNonblock(pidfd, true); err != nil { // makes Go's poller take it

@@ -241,6 +241,9 @@ func makeDirs(dir string) error {
 		return fail(err)
 	}
 	tenant := filepath.Join(dir, TenantDir)
+	if os.Geteuid() != 0 && ours(tenant, unix.S_IFDIR, false) != nil && ours(tenant, unix.S_IFDIR, true) == nil {
+		os.Remove(tenant) // root's plugin was faster; this fails if the directory is in use
+	}
 	if err := os.Mkdir(tenant, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fail(err)
 	}
@@ -254,8 +257,8 @@ func makeDirs(dir string) error {
 }
 
 // Prepare makes the directory, and gives it and what is in it to a user who runs
-// the scheduler. It needs root with CAP_CHOWN and no other capability. It follows no
-// link out of the directory.
+// the scheduler. The group may write there too: the plugin is a member. Prepare needs
+// root with CAP_CHOWN and no other capability. It follows no link out of the directory.
 func Prepare(path string, uid, gid int) error {
 	if err := os.MkdirAll(filepath.Join(path, TenantDir), 0o755); err != nil && !errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("make the run directory: %w", err) // no permission: it is the user's already, who makes the rest
@@ -265,6 +268,10 @@ func Prepare(path string, uid, gid int) error {
 		return fmt.Errorf("open the run directory: %w", err)
 	}
 	defer root.Close()
+	// Without CAP_FOWNER only the owner may change a mode.
+	if err := errors.Join(root.Lchown(".", os.Geteuid(), gid), root.Chmod(".", 0o775)); err != nil {
+		return fmt.Errorf("let group %d write to %s: %w", gid, path, err)
+	}
 	return fs.WalkDir(root.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
 		if err == nil {
 			err = root.Lchown(name, uid, gid)

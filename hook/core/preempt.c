@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * preempt.c: a thread for each GPU takes channels off and puts them on. The calls take
+ * 0.3 to 0.8 ms and may wait for each other, so neither the client thread nor a thread
+ * of the application makes them. The thread starts with the first drain that takes long.
+ *
+ * The lease says what is wanted (lease.unfinished), gpu->off what there is. The thread
+ * compares the two after each step.
+ */
+#include "preempt.h"
+
+#include "clock.h"
+#include "connection.h"
+#include "futex.h"
+#include "grant.h"
+#include "log.h"
+#include "ops.h"
+#include "thread.h"
+#include "wait.h"
+
+/*
+ * The throttle keeps two batches of 2.5 ms ahead of the GPU. A drain of so much work
+ * keeps the GPU busy, while off and on leave it idle for 0.7 ms together (H200): only
+ * a drain that takes longer is cut.
+ */
+#define LATE_NS (6 * NVS_MS)
+/* Where drains have taken longer lately. A drain with nothing to wait for ends sooner. */
+#define SOON_NS (200 * NVS_US)
+/* For so many drains, each of which may show that the work has become short again. */
+#define LONG_DRAINS 8
+#define RETRY_NS (100 * NVS_MS) /* between two tries to put channels on */
+#define NUDGE_NS (1 * NVS_S)    /* unfinished work repeats its request */
+
+/* When the running drain is to be cut; 0: never. */
+static uint64_t due_at(struct nvs_gpu *gpu)
+{
+	const struct lease *l = &gpu->lease;
+	uint64_t due = gpu->closed_ns + (gpu->long_drains ? SOON_NS : LATE_NS);
+
+	if (l->gate != LEASE_DRAINING || !l->up || l->link == LEASE_REJECTED ||
+	    gpu->uncut_ns == gpu->closed_ns || nvs_memory_ops.moves(gpu) || atomic_load(&nvs_exiting))
+		return 0;
+	return due > gpu->step_until_ns ? due : gpu->step_until_ns; /* a call of the gang's goes first */
+}
+
+/* The lock is held, and given up meanwhile. */
+static bool switch_channels(struct nvs_gpu *gpu, bool on)
+{
+	bool done;
+
+	nvs_unlock(&nvs_client_lock);
+	if (!on && !gpu->cuttable)
+		gpu->cuttable = nvs_preempt_ops.works(gpu);
+	done = (on || gpu->cuttable) && nvs_preempt_ops.channels(gpu, on);
+	nvs_lock(&nvs_client_lock);
+	return done;
+}
+
+static void cut(struct nvs_gpu *gpu)
+{
+	uint64_t closed = gpu->closed_ns;
+
+	if (!switch_channels(gpu, false)) {
+		gpu->uncut_ns = closed; /* the drain goes on to its end */
+		nvs_debugf("GPU %u: the drain is not cut", gpu->number);
+		return;
+	}
+	gpu->off = true;
+	atomic_fetch_add(&gpu->offs, 1);
+	if (gpu->closed_ns != closed)
+		return; /* of another drain */
+	gpu->drain_ns = nvs_now() - closed;
+	gpu->long_drains = LONG_DRAINS;
+	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_PREEMPTED });
+}
+
+static void put_on(struct nvs_gpu *gpu)
+{
+	static const uint32_t nothing;
+
+	gpu->off = !switch_channels(gpu, true);
+	gpu->on_ns = nvs_now();
+	if (!gpu->off)
+		return;
+	nvs_unlock(&nvs_client_lock);
+	nvs_futex_wait(&nothing, 0, RETRY_NS, true);
+	nvs_lock(&nvs_client_lock);
+}
+
+static void *preempter_main(void *arg)
+{
+	struct nvs_gpu *gpu = arg;
+
+	nvs_thread_setup("nvshare-preempt");
+	nvs_lock(&nvs_client_lock);
+	for (;;) {
+		uint32_t seen = atomic_load(&gpu->preempt_wanted);
+		uint64_t due = due_at(gpu), now = nvs_now();
+
+		if (gpu->off && !gpu->lease.unfinished) {
+			put_on(gpu);
+		} else if (due && now >= due) {
+			cut(gpu);
+		} else {
+			nvs_unlock(&nvs_client_lock);
+			nvs_futex_wait((uint32_t *)&gpu->preempt_wanted, seen, due ? due - now : 60 * NVS_S, true);
+			nvs_lock(&nvs_client_lock);
+		}
+	}
+	return NULL;
+}
+
+void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
+{
+	uint64_t due = gpu->preempter ? 0 : due_at(gpu);
+
+	if (due && now < due) {
+		*next = due - now < *next ? due - now : *next;
+	} else if (due) {
+		gpu->preempter = nvs_thread_start(preempter_main, gpu);
+		gpu->uncut_ns = gpu->preempter ? 0 : gpu->closed_ns;
+	}
+	/* No thread may be at the gate to do that for the work. */
+	if (gpu->lease.unfinished && nvs_elapsed(now, gpu->request_ns) > NUDGE_NS)
+		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_NUDGE });
+	if (gpu->lease.unfinished)
+		nvs_gpu_look_if_lost(gpu, now);
+}
+
+void nvs_preempt_learn(struct nvs_gpu *gpu, unsigned offs)
+{
+	unsigned cuts = atomic_load(&gpu->offs) - offs;
+	/* Cut, it was as good as over when the channels went off, or soon after they were on. */
+	bool was_short = cuts == 0 ||
+			 (cuts == 1 && (gpu->off || nvs_elapsed(nvs_now(), gpu->on_ns) < LATE_NS));
+
+	if (gpu->long_drains && was_short)
+		gpu->long_drains--;
+}

@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * preempt_test.c: a drain that takes long is cut. The shim is inside the program, so
+ * that the test asks it whether the channels are off; the GPU is the simulated one, and
+ * the test is the scheduler.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cudadrv.h"
+#include "fake.h"
+#include "rm.h"
+
+#define CU(call) CHECK((call) == CUDA_SUCCESS)
+#define EVENTUALLY(cond) \
+	do { \
+		for (int ms_ = 0; !(cond) && ms_ < PATIENCE_MS; ms_++) \
+			nap_ms(1); \
+		CHECK(cond); \
+	} while (0)
+
+static struct fake fake;
+static CUuuid gpu;
+static CUcontext context;
+static CUstream stream, other;
+static CUfunction spin;
+
+static void nap_ms(int ms)
+{
+	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
+
+	nanosleep(&t, NULL);
+}
+
+static struct nvs_rm_state state(void)
+{
+	struct nvs_rm_state s;
+
+	CHECK(nvs_rm_state((const uint8_t *)&gpu, &s));
+	return s;
+}
+
+/* A kernel of so many milliseconds. Waits at the gate, if that is shut. */
+static void launch_on(CUstream s, unsigned ms)
+{
+	uint64_t ns = ms * 1000000ull, record = 0;
+	void *params[] = { &ns, &record };
+
+	CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
+}
+
+static void *launcher(void *ms)
+{
+	CU(cuCtxSetCurrent(context));
+	launch_on(stream, *(const unsigned *)ms);
+	return NULL;
+}
+
+static void begin(void)
+{
+	static const char ptx[] = ".version 6.0\n.visible .entry nvshare_spin() { ret; }\n";
+	CUmodule module;
+
+	nvs_rm_set_next((nvs_rm_ioctl *)dlsym(RTLD_NEXT, "ioctl"));
+	fake_init(&fake);
+	fake_listen(&fake);
+	CU(cuInit(0));
+	CU(cuDeviceGetUuid_v2(&gpu, 0));
+	fake_accept(&fake);
+	fake.page->features = NVS_FEATURE_PREEMPT;
+	CU(cuCtxCreate_v2(&context, 0, 0));
+	fake_attach(&fake);
+	CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	CU(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	CU(cuModuleLoadData(&module, ptx));
+	CU(cuModuleGetFunction(&spin, module, "nvshare_spin"));
+}
+
+/* Asks for a grant with a kernel of so many milliseconds, gets epoch 5, and launches. */
+static void hold_with(unsigned ms)
+{
+	pthread_t t;
+
+	begin();
+	CHECK(pthread_create(&t, NULL, launcher, &ms) == 0);
+	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	fake_grant(&fake, 0, 5);
+	pthread_join(t, NULL);
+}
+
+static struct nvs_frame ask_back(uint64_t epoch)
+{
+	struct nvs_frame r;
+
+	fake_revoke(&fake, 0, epoch);
+	do { /* a REQUEST may have been repeated */
+		CHECK(fake_receive(&fake, &r, PATIENCE_MS));
+	} while (r.type == NVS_REQUEST);
+	CHECK(r.type == NVS_RELEASE && r.epoch == epoch);
+	return r;
+}
+
+static bool preempted(struct nvs_frame r)
+{
+	return r.u.released.flags & NVS_RELEASED_PREEMPTED;
+}
+
+/* Holds with a kernel that outlasts every test, and is preempted. */
+static void be_preempted(void)
+{
+	hold_with(60000);
+	CHECK(preempted(ask_back(5)));
+	CHECK(state().off);
+	fake_expect(&fake, NVS_REQUEST);
+}
+
+static void end(void)
+{
+	fake_end(&fake);
+	_exit(0); /* the kernel is not waited for */
+}
+
+/* ---- cases ---- */
+
+static void a_long_kernel_is_cut_and_goes_on(void)
+{
+	uint64_t start;
+	struct nvs_frame r;
+
+	hold_with(1000);
+	start = test_now();
+	r = ask_back(5);
+	CHECK(preempted(r) && r.code == NVS_RELEASE_REVOKED && r.u.released.calls == 1);
+	CHECK(r.u.released.drain_ns >= 6000000 && r.u.released.drain_ns <= test_now() - start);
+	CHECK(state().off && cuStreamQuery(stream) == CUDA_ERROR_NOT_READY);
+	/* Nobody is at the gate: the kernel itself wants the next grant. */
+	fake_expect(&fake, NVS_REQUEST);
+	CHECK(test_now() - start < 900000000); /* far sooner than the kernel would have ended */
+	nap_ms(1200);
+	CHECK(cuStreamQuery(stream) == CUDA_ERROR_NOT_READY);
+	fake_grant(&fake, 0, 6);
+	CU(cuStreamSynchronize(stream));
+	CHECK(!state().off);
+	CHECK(!preempted(ask_back(6)));
+	end();
+}
+
+/* The drain of the first grant still waits for the kernel while others begin and end. */
+static void many_grants_for_one_kernel(void)
+{
+	uint64_t epoch = 5, start;
+
+	hold_with(2000);
+	start = test_now();
+	while (preempted(ask_back(epoch))) {
+		CHECK(state().off);
+		fake_expect(&fake, NVS_REQUEST);
+		fake_grant(&fake, 0, ++epoch);
+		EVENTUALLY(!state().off);
+		nap_ms(50);
+	}
+	CU(cuStreamSynchronize(stream));
+	CHECK(epoch > 6 && test_now() - start >= 1900000000);
+	end();
+}
+
+/* The old drain ends when the first kernel does; the new kernel is still work. */
+static void work_of_the_next_grant_is_not_forgotten(void)
+{
+	hold_with(300);
+	CHECK(preempted(ask_back(5)));
+	fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 6);
+	EVENTUALLY(!state().off);
+	launch_on(other, 60000);
+	CU(cuStreamSynchronize(stream));
+	nap_ms(20); /* the drain of the first grant is over */
+	CHECK(preempted(ask_back(6)));
+	CHECK(state().off && cuStreamQuery(other) == CUDA_ERROR_NOT_READY);
+	end();
+}
+
+/* About when the drain is cut the kernel ends by itself. */
+static void the_kernel_ends_while_it_is_preempted(void)
+{
+	hold_with(60);
+	for (unsigned i = 0; i < 60; i++) {
+		uint64_t ns = 500000 + i * 150000, record = 0, epoch = 5 + i;
+		void *params[] = { &ns, &record };
+		bool cut;
+
+		CU(cuStreamSynchronize(stream));
+		CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL));
+		cut = preempted(ask_back(epoch));
+		if (cut)
+			fake_expect(&fake, NVS_REQUEST);
+		fake_grant(&fake, 0, epoch + 1);
+		CU(cuStreamSynchronize(stream));
+		EVENTUALLY(!state().off);
+	}
+	end();
+}
+
+/*
+ * The work is over though it was not granted again, here because the driver only says that
+ * the channels are off: they go on at once.
+ */
+static void nothing_is_left(void)
+{
+	CHECK(setenv("NVSHARE_SIMGPU_RM", "ignored", 1) == 0);
+	hold_with(500);
+	CHECK(preempted(ask_back(5)));
+	CHECK(state().off);
+	fake_expect(&fake, NVS_REQUEST);
+	CU(cuStreamSynchronize(stream));
+	EVENTUALLY(!state().off);
+	end();
+}
+
+/* The driver refuses, or its channels were not seen: the drain lasts as long as the kernel. */
+static void drains_to_the_end(const char *rm)
+{
+	CHECK(setenv("NVSHARE_SIMGPU_RM", rm, 1) == 0);
+	hold_with(400);
+	CHECK(!preempted(ask_back(5)));
+	CHECK(cuStreamQuery(stream) == CUDA_SUCCESS);
+	end();
+}
+
+static void a_driver_without_the_controls(void) { drains_to_the_end("absent"); }
+static void a_driver_that_refuses(void) { drains_to_the_end("refused"); }
+static void a_driver_that_only_says_so(void) { drains_to_the_end("faked"); }
+static void channels_that_nobody_saw(void) { drains_to_the_end("hidden"); }
+
+/* Who waits for the GPU keeps the channels on. They are not tried again in that drain. */
+static void off_is_refused_once(void)
+{
+	hold_with(400);
+	nvs_rm_keep_on((const uint8_t *)&gpu);
+	fake_revoke(&fake, 0, 5);
+	nap_ms(50);
+	nvs_rm_let_go((const uint8_t *)&gpu);
+	CHECK(!preempted(fake_expect(&fake, NVS_RELEASE)));
+	CHECK(cuStreamQuery(stream) == CUDA_SUCCESS);
+	end();
+}
+
+/* An earlier scheduler knows no flags: RELEASE and REQUEST are what it is told. */
+static void an_earlier_scheduler(void)
+{
+	hold_with(60000);
+	fake.page->features = 0;
+	CHECK(ask_back(5).u.released.flags == 0);
+	CHECK(state().off);
+	fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 6);
+	EVENTUALLY(!state().off);
+	end();
+}
+
+static void threads_wait_at_the_gate(void)
+{
+	unsigned ms = 0;
+	pthread_t t;
+
+	be_preempted();
+	CHECK(pthread_create(&t, NULL, launcher, &ms) == 0);
+	nap_ms(100);
+	CHECK(state().off);
+	fake_grant(&fake, 0, 6);
+	pthread_join(t, NULL);
+	EVENTUALLY(!state().off);
+	end();
+}
+
+/* The scheduler is gone for good: the work goes on without one, though nobody is at the gate. */
+static void the_scheduler_is_lost(void)
+{
+	be_preempted();
+	fake_die(&fake);
+	nap_ms(500);
+	CHECK(state().off);
+	EVENTUALLY(!state().off);
+	end();
+}
+
+static void the_scheduler_starts_anew(void)
+{
+	struct nvs_frame a;
+
+	be_preempted();
+	fake_die(&fake);
+	fake_listen(&fake);
+	fake_accept(&fake);
+	fake.page->features = NVS_FEATURE_PREEMPT;
+	a = fake_attach(&fake);
+	CHECK(a.epoch == 0 && a.code & NVS_ATTACH_WANT);
+	CHECK(state().off);
+	fake_grant(&fake, 0, 1);
+	EVENTUALLY(!state().off);
+	CHECK(preempted(ask_back(1)));
+	end();
+}
+
+/* It dies while the shim drains; the next one hears of the epoch that was held. */
+static void the_scheduler_dies_while_it_drains(void)
+{
+	struct nvs_frame a;
+
+	hold_with(60000);
+	fake_revoke(&fake, 0, 5);
+	fake_die(&fake);
+	fake_listen(&fake);
+	fake_accept(&fake);
+	fake.page->features = NVS_FEATURE_PREEMPT;
+	a = fake_attach(&fake);
+	if (a.epoch == 5)
+		CHECK(preempted(fake_expect(&fake, NVS_RELEASE)));
+	else
+		CHECK(a.code & NVS_ATTACH_WANT); /* the channels were off before it died */
+	EVENTUALLY(state().off);
+	end();
+}
+
+static void a_context_is_destroyed(void)
+{
+	hold_with(500);
+	CHECK(preempted(ask_back(5)));
+	CHECK(state().off);
+	CU(cuCtxDestroy_v2(context)); /* waits for the kernel */
+	end();
+}
+
+static void the_process_exits(void)
+{
+	hold_with(500);
+	CHECK(preempted(ask_back(5)));
+	fake_end(&fake);
+	exit(0);
+}
+
+static void a_child_is_forked(void)
+{
+	int status;
+	pid_t pid;
+
+	be_preempted();
+	pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0)
+		exit(0);
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+	CHECK(state().off);
+	fake_grant(&fake, 0, 6);
+	EVENTUALLY(!state().off);
+	end();
+}
+
+static sigjmp_buf out;
+
+static void jump(int signal)
+{
+	(void)signal;
+	siglongjmp(out, 1);
+}
+
+static void *leaver(void *started)
+{
+	CU(cuCtxSetCurrent(context));
+	if (sigsetjmp(out, 1) == 0) {
+		atomic_store((atomic_bool *)started, true);
+		launch_on(other, 0);
+		CHECK(!"the gate is shut");
+	}
+	return NULL;
+}
+
+/* A thread jumps out of its wait: the work wants the grant all the same. */
+static void a_thread_jumps_out_of_the_wait(void)
+{
+	struct sigaction act = { .sa_handler = jump };
+	static atomic_bool started;
+	pthread_t t;
+
+	be_preempted();
+	CHECK(sigaction(SIGUSR1, &act, NULL) == 0);
+	CHECK(pthread_create(&t, NULL, leaver, &started) == 0);
+	EVENTUALLY(atomic_load(&started));
+	nap_ms(50);
+	CHECK(pthread_kill(t, SIGUSR1) == 0);
+	pthread_join(t, NULL);
+	CHECK(state().off);
+	fake_grant(&fake, 0, 6);
+	EVENTUALLY(!state().off);
+	end();
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} cases[] = {
+#define CASE(name) { #name, name }
+	CASE(a_long_kernel_is_cut_and_goes_on),
+	CASE(many_grants_for_one_kernel),
+	CASE(work_of_the_next_grant_is_not_forgotten),
+	CASE(the_kernel_ends_while_it_is_preempted),
+	CASE(nothing_is_left),
+	CASE(a_driver_without_the_controls),
+	CASE(a_driver_that_refuses),
+	CASE(a_driver_that_only_says_so),
+	CASE(channels_that_nobody_saw),
+	CASE(off_is_refused_once),
+	CASE(an_earlier_scheduler),
+	CASE(threads_wait_at_the_gate),
+	CASE(the_scheduler_is_lost),
+	CASE(the_scheduler_starts_anew),
+	CASE(the_scheduler_dies_while_it_drains),
+	CASE(a_context_is_destroyed),
+	CASE(the_process_exits),
+	CASE(a_child_is_forked),
+	CASE(a_thread_jumps_out_of_the_wait),
+#undef CASE
+};
+
+/* Without a name: lists the cases, for simulated.sh. */
+int main(int argc, char **argv)
+{
+	alarm(60);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		if (argc < 2)
+			puts(cases[i].name);
+		else if (!strcmp(argv[1], cases[i].name))
+			cases[i].run();
+	}
+	return 0;
+}

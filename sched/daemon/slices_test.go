@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+func autoMode(o *Options) { o.Mode = sched.Auto }
+
+// prove says that the client's time slices and channels can be controlled, or how not.
+func (c *peerConn) prove(result wire.Control) {
+	c.t.Helper()
+	f := wire.Frame{Type: wire.TypeControls, Controls: wire.Controls{Slices: result, Channels: result, Groups: 1}}
+	copy(f.Controls.Driver[:], "580.159.04")
+	c.send(f)
+}
+
+// awaitWay waits until GPU A is shared in that way; meanwhile the client says that it works.
+func awaitWay(t *testing.T, s *scheduler, way string, works *peerConn) *api.GPU {
+	t.Helper()
+	for end := time.Now().Add(patience); ; {
+		g := s.status().Gpus[0]
+		switch {
+		case g.Way == way:
+			return g
+		case time.Now().After(end):
+			t.Fatalf("the GPU is shared by %s (%s), want %s", g.Way, g.WayReason, way)
+		}
+		works.send(wire.Frame{Type: wire.TypeUtil, Util: wire.Util{Samples: 50, Busy: 50, Calls: 20}})
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Clients that have proved their time slices share the GPU by these, before and after a
+// restart of the scheduler; once one cannot be sliced they take turns, and the status says
+// which, and why.
+func TestClientsShareBySlices(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir, autoMode)
+	pa, a, ea := newHolder(t, s)
+	pb, b := newClient(t, s)
+	b.request()
+	a.prove(wire.ControlWorks)
+	b.prove(wire.ControlWorks)
+	awaitWay(t, s, "slices", a)
+	eb := b.granted()
+	for _, c := range s.status().Gpus[0].Clients {
+		if p := c.Controls; p == nil || p.Slices != "works" || p.Channels != "works" || p.Groups != 1 || p.Driver != "580.159.04" || !p.Listed {
+			t.Errorf("the status says of client %d: %v", c.Id, p)
+		}
+	}
+
+	s.stop()
+	s = start(t, dir, autoMode)
+	a = pa.connect().register(wire.RegisterReconnect)
+	b = pb.connect().register(wire.RegisterReconnect)
+	for _, c := range []struct {
+		*peerConn
+		epoch uint64
+	}{{a, ea}, {b, eb}} {
+		// It cannot go on: two hold the GPU, and turns are the way until both have proved again.
+		c.attach(0, gpuA, c.epoch, 0).release(c.epoch).request()
+		c.prove(wire.ControlWorks)
+	}
+	awaitWay(t, s, "slices", a)
+	ea, eb = a.granted(), b.granted()
+
+	b.prove(wire.ControlRefused)
+	if f := a.expect(wire.TypeRevoke); f.Epoch != ea {
+		t.Errorf("revoked epoch %d, want %d", f.Epoch, ea)
+	}
+	if f := b.expect(wire.TypeRevoke); f.Epoch != eb {
+		t.Errorf("revoked epoch %d, want %d", f.Epoch, eb)
+	}
+	g := s.status().Gpus[0]
+	if want := fmt.Sprintf("client %d cannot be sliced: time slices: driver refused", b.id); g.Way != "turns" || !strings.Contains(g.WayReason, want) {
+		t.Errorf("the GPU is shared by %s (%s), want turns (%s)", g.Way, g.WayReason, want)
+	}
+}
+
+func TestControlsOnTheWire(t *testing.T) {
+	for code, want := range map[wire.Control]sched.Control{
+		wire.ControlUntried: sched.ControlUntried, wire.ControlWorks: sched.ControlWorks, wire.ControlUnseen: sched.ControlUnseen,
+		wire.ControlRefused: sched.ControlRefused, wire.ControlFaked: sched.ControlFaked, wire.ControlFailed: sched.ControlFailed,
+	} {
+		if sched.Control(code) != want {
+			t.Errorf("result %d is %v, want %v", code, sched.Control(code), want)
+		}
+	}
+}

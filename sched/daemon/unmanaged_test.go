@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// driver says which processes use GPU A.
+type driver struct {
+	mu    sync.Mutex
+	users map[uint32]uint64
+	err   error
+	asked int
+}
+
+func (d *driver) set(err error, users map[uint32]uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.users, d.err, d.asked = users, err, 0
+}
+
+func (d *driver) sample(context.Context) ([]metrics.GPUSample, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.asked++
+	return []metrics.GPUSample{{UUID: gpuA.UUID, Processes: d.users}, {UUID: gpuB.UUID}}, d.err
+}
+
+func (d *driver) answered(n int) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.asked >= n
+}
+
+// A process on the GPU that is no client is a problem, in the status and the events,
+// until it is gone. A client is none, and neither is a process that has ended.
+func TestProcessesThatAreNoClientsAreSeen(t *testing.T) {
+	var nvml driver
+	s := start(t, t.TempDir(), func(o *Options) { o.Sample = nvml.sample }, func(d *Daemon) { d.lookPause = time.Millisecond })
+	s.awaitGPUs()
+	client, _ := newClient(t, s)
+	bypass := newProc(t, s.dir, 0)
+	const ended = 1 << 30 // no such process
+	users := map[uint32]uint64{uint32(client.cmd.Process.Pid): 1 << 20, uint32(bypass.cmd.Process.Pid): 2 << 20, ended: 0}
+	nvml.set(nil, users)
+	r := s.await("the process is seen", func(r *api.StatusResponse) bool { return len(r.Unmanaged) > 0 })
+	pid := uint32(bypass.cmd.Process.Pid)
+	u := r.Unmanaged[0]
+	if len(r.Unmanaged) != 1 || u.Pid != pid || u.Uuid != gpuA.UUID || u.MemoryBytes != 2<<20 || u.Uid != 0 || u.Command == "" {
+		t.Errorf("seen: %v", r.Unmanaged)
+	}
+	if len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "GPU 0") || !strings.Contains(r.Problems[0], "no client") {
+		t.Errorf("problems %q", r.Problems)
+	}
+	var own []string
+	if err := s.ask(context.Background(), func() { own = s.problems() }); err != nil || len(own) != 0 {
+		t.Errorf("a tenant makes the scheduler itself unwell: %q, %v", own, err)
+	}
+	events, err := dial(t, s).Events(context.Background(), &api.EventsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, e := range events.Events {
+		if e.Type == api.EventType_EVENT_TYPE_UNMANAGED {
+			n++
+			if e.Pid != pid || e.Uuid != gpuA.UUID || e.Bytes != 2<<20 || e.Reason == "" {
+				t.Errorf("event %v", e)
+			}
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d events, want one for the process", n)
+	}
+	// It registers after all.
+	bypass.connect().register(0).attach(0, gpuA, 0, 0)
+	s.await("a client is no problem", func(r *api.StatusResponse) bool { return len(r.Unmanaged)+len(r.Problems) == 0 })
+}
+
+// A process that has just begun may be on the GPU before it registers: it is not told of
+// when it is seen once. Where nobody shares a GPU, the driver is not asked.
+func TestStrangersAreSeenTwice(t *testing.T) {
+	var nvml driver
+	s := start(t, t.TempDir(), func(o *Options) { o.Sample = nvml.sample }, func(d *Daemon) { d.lookPause = time.Millisecond })
+	s.awaitGPUs()
+	if nvml.answered(1) {
+		t.Error("the driver was asked although nobody uses nvshare")
+	}
+	newClient(t, s)
+	me := map[uint32]uint64{uint32(os.Getpid()): 0}
+	for _, look := range []func(){
+		func() { s.finishLook(s.strangersIn([]metrics.GPUSample{{UUID: gpuA.UUID, Processes: me}}, nil), nil) },
+		func() { s.finishLook(nil, nil) },
+		func() { s.finishLook(nil, errors.New("NVML hangs")) },
+	} {
+		if err := s.ask(context.Background(), func() {
+			s.order[0].strangers = nil
+			look()
+			if all, problems := s.strangersStatus(s.order[0]); len(all)+len(problems) != 0 {
+				t.Errorf("told of %v %q", all, problems)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A shim that does not reserve its memory does not hold a memory limit, and is named.
+func TestShimTooOldForItsLimit(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	s.awaitGPUs()
+	const mib = 1 << 20
+	uid := uint32(0)
+	if _, err := dial(t, s).SetMemoryLimit(context.Background(), &api.SetMemoryLimitRequest{Uid: &uid, Bytes: 100 * mib}); err != nil {
+		t.Fatal(err)
+	}
+	_, old := newClient(t, s)
+	old.send(wire.Frame{Type: wire.TypeStats, Stats: wire.Stats{MemBytes: 200 * mib}})
+	s.await("the old shim is named", func(r *api.StatusResponse) bool {
+		return len(r.Problems) == 1 && strings.Contains(r.Problems[0], "too old to hold a memory limit") && strings.Contains(r.Problems[0], "200 MiB")
+	})
+	old.reserve(50*mib, 50*mib, 0)
+	s.await("a shim that reserves is not", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
+}

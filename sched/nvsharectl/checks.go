@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// checks are what doctor looks at, in the order in which people read them: what others
+// depend on comes first.
+var checks = []struct {
+	name  string
+	check func(*patient) []finding
+}{
+	{"driver", checkDriver},
+	{"scheduler", checkScheduler},
+	{"version", checkVersion},
+	{"health", checkHealth},
+	{"socket", checkSocket},
+	{"shim", checkShim},
+	{"cdi", checkCDI},
+	{"nri", checkNRI},
+	{"swap", checkSwap},
+	{"selinux", checkSELinux},
+	{"mps", checkMPS},
+}
+
+func (p *patient) examine() (all []finding) {
+	for _, c := range checks {
+		for _, f := range c.check(p) {
+			f.Check = c.name
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// found makes the one finding of a check.
+func found(l level, fix, format string, args ...any) []finding {
+	return []finding{{Level: l, Text: fmt.Sprintf(format, args...), Fix: fix}}
+}
+
+func checkDriver(p *patient) []finding {
+	if p.simGPU != "" {
+		return found(pass, "", "simulated GPU in %s", p.simGPU)
+	}
+	text, err := os.ReadFile(p.at("/proc/driver/nvidia/version"))
+	if err != nil {
+		return found(fail, "install NVIDIA's driver and run modprobe nvidia", "NVIDIA's kernel driver is not loaded: %v", err)
+	}
+	if _, err := os.Stat(p.at("/dev/nvidia-uvm")); err != nil {
+		return found(fail, "nvidia-modprobe -c 0 -u", "/dev/nvidia-uvm is missing, so CUDA cannot start in containers")
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	return found(pass, "", "%s", strings.TrimSpace(strings.TrimPrefix(line, "NVRM version:")))
+}
+
+func checkScheduler(p *patient) []finding {
+	switch {
+	case errors.Is(p.whyNot, fs.ErrPermission):
+		return found(warn, "sudo nvsharectl doctor", "the control socket is for root; what it would say is not checked")
+	case p.whyNot != nil:
+		return found(fail, "systemctl start nvshare-scheduler", "%v", p.whyNot)
+	}
+	return found(pass, "", "answers on %s, up %v, %d GPUs", api.SocketPath(p.runDir), time.Duration(p.status.UptimeNs).Round(time.Second), len(p.status.Gpus))
+}
+
+func checkVersion(p *patient) []finding {
+	switch {
+	case p.status == nil:
+		return nil
+	case p.status.Version != api.Version:
+		return found(warn, "systemctl restart nvshare-scheduler nvshare-plugin", "the scheduler is %s, nvsharectl is %s", p.status.Version, api.Version)
+	}
+	return found(pass, "", "scheduler and nvsharectl are %s", api.Version)
+}
+
+func checkHealth(p *patient) (all []finding) {
+	if p.status == nil {
+		return nil
+	}
+	for _, problem := range p.status.Problems {
+		all = append(all, finding{Level: fail, Text: problem, Fix: fixOf(problem)})
+	}
+	if len(all) == 0 {
+		return found(pass, "", "the scheduler reports no problem")
+	}
+	return all
+}
+
+// fixOf returns the command that shows or mends a problem of the scheduler.
+func fixOf(problem string) string {
+	switch {
+	case strings.Contains(problem, "is fenced"):
+		return "end the process, or run the scheduler with --fence-action kill"
+	case strings.Contains(problem, "bypass the shim"):
+		return "NVSHARE_DEBUG=1 in the program's environment names the entry points"
+	case strings.Contains(problem, "over its limit"), strings.Contains(problem, "of its time are promised"):
+		return "nvsharectl set --list"
+	case strings.Contains(problem, "no GPU found"):
+		return "nvidia-smi"
+	}
+	return "nvsharectl events"
+}
+
+func checkSocket(p *patient) []finding {
+	path := filepath.Join(p.runDir, "tenant", "scheduler.sock")
+	info, err := os.Stat(p.at(path))
+	if err != nil {
+		return found(fail, "systemctl restart nvshare-scheduler", "programs find no scheduler: %v", err)
+	}
+	if info.Mode().Perm()&0o006 != 0o006 {
+		return found(fail, "systemctl restart nvshare-scheduler", "%s has mode %v: containers cannot connect", path, info.Mode().Perm())
+	}
+	conn, err := (&net.Dialer{Timeout: callTimeout}).DialContext(p.ctx, "unixpacket", p.at(path))
+	if err != nil {
+		return found(fail, "systemctl restart nvshare-scheduler", "%v", err)
+	}
+	conn.Close()
+	return found(pass, "", "programs can connect to %s", path)
+}
+
+// shimPaths are where the shim is put: by the plugin, and by installations.
+var shimPaths = []string{cdi.DefaultPaths.ShimDir + "/" + cdi.ShimFile, "/usr/local/lib/" + cdi.ShimFile, "/usr/lib/" + cdi.ShimFile}
+
+func checkShim(p *patient) []finding {
+	paths := shimPaths
+	if p.shim != "" {
+		paths = []string{p.shim}
+	}
+	for _, path := range paths {
+		path = p.at(path)
+		if _, err := os.Stat(path); err != nil {
+			continue
+		}
+		var st unix.Statfs_t
+		if err := unix.Statfs(path, &st); err == nil && st.Flags&unix.ST_NOEXEC != 0 {
+			return found(fail, "nvshare-plugin --lib-dir a directory on another mount", "%s is on a noexec mount: no program can load it", path)
+		}
+		if said, err := p.program(path); err != nil || said != "" {
+			return found(fail, "nvsharectl install", "a program under %s: %v %s", path, err, strings.TrimSpace(said))
+		}
+		return found(pass, "", "programs load %s", path)
+	}
+	return found(fail, "nvsharectl install", "no shim is at %s", strings.Join(paths, ", "))
+}
+
+// underShim runs a program that does nothing with the shim loaded, and returns what it
+// or the dynamic linker says.
+func underShim(shim string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, "true")
+	cmd.Env = append(os.Environ(), cdi.PreloadEnv+"="+shim)
+	cmd.Stderr = &stderr
+	err := cmd.Run()
+	return stderr.String(), err
+}
+
+func checkCDI(p *patient) []finding {
+	dirs := []string{p.at("/etc/cdi"), p.at(cdi.DefaultSpecDir)}
+	var all []finding
+	for _, v := range cdi.Validate(cdi.Options{HostRoot: p.root, SimDir: p.simGPU}, dirs...) {
+		if v.Bad {
+			all = append(all, finding{Level: fail, Text: strings.TrimSpace(v.File + " " + v.Text), Fix: "systemctl restart nvshare-plugin, or nvshare-plugin --no-nri"})
+		}
+	}
+	if len(all) == 0 {
+		return found(pass, "", "engines find the devices of %s", cdi.Kind)
+	}
+	return all
+}
+
+func checkNRI(p *patient) []finding {
+	const socket = "/var/run/nri/nri.sock"
+	if _, err := os.Stat(p.at(socket)); err != nil {
+		return found(warn, "enable NRI in the container runtime (deployments/containerd/nri-cdi.toml for containerd 1.7)",
+			"%s is missing: pods cannot ask for GPUs; podman, Docker, nerdctl and ctr can", socket)
+	}
+	return found(pass, "", "the container runtime serves NRI")
+}
+
+func checkSwap(p *patient) []finding {
+	if p.status == nil {
+		return nil
+	}
+	var limit uint64
+	for _, g := range p.status.Gpus {
+		limit = max(limit, g.Swap.GetArenaLimitBytes())
+	}
+	if limit == 0 {
+		return found(pass, "", "off: memory is not promised beyond the GPUs' (--swap-memory)")
+	}
+	var has uint64
+	text, _ := os.ReadFile(p.at("/proc/meminfo"))
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "MemTotal:" {
+			kib, _ := strconv.ParseUint(fields[1], 10, 64)
+			has = kib << 10
+		}
+	}
+	if has != 0 && limit > has*9/10 {
+		return found(warn, "nvshare-scheduler --swap-memory with less", "swapping may pin %s of this host's %s", size(limit), size(has))
+	}
+	return found(pass, "", "at most %s of host memory", size(limit))
+}
+
+func checkSELinux(p *patient) []finding {
+	text, err := os.ReadFile(p.at("/sys/fs/selinux/enforce"))
+	if err != nil || strings.TrimSpace(string(text)) != "1" {
+		return nil // nothing to say where it is not used
+	}
+	return found(warn, "podman run --security-opt label=disable", "SELinux enforces: it keeps labelled containers from the sockets and the shim")
+}
+
+func checkMPS(p *patient) []finding {
+	if _, err := os.Stat(p.at("/tmp/nvidia-mps/control")); err != nil {
+		return nil
+	}
+	return found(warn, "echo quit | nvidia-cuda-mps-control", "an MPS server of the host runs: its clients are one process for the GPU")
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// completeLimit bounds what a shell waits for when its user asks for names.
+const completeLimit = time.Second
+
+// complete makes flags of this name, and the arguments of why, complete to what there
+// is now. A scheduler that does not answer has no names.
+func complete(root *cobra.Command, f *rootFlags) {
+	names := func(of func(*api.StatusResponse) []string) cobra.CompletionFunc {
+		return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			ctx, cancel := context.WithTimeout(cmd.Context(), completeLimit)
+			defer cancel()
+			var found []string
+			_ = call(ctx, f.runDir, func(ctx context.Context, c *api.Conn) error {
+				r, err := c.Status(ctx, &api.StatusRequest{})
+				if err == nil {
+					found = of(r)
+				}
+				return err
+			})
+			return found, cobra.ShellCompDirectiveNoFileComp
+		}
+	}
+	fixed := func(values ...string) cobra.CompletionFunc {
+		return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
+	}
+	types := []string{"turn"}
+	for n := range api.EventType_name {
+		types = append(types, eventTypeName(api.EventType(n)))
+	}
+	slices.Sort(types)
+	byFlag := map[string]cobra.CompletionFunc{
+		"container":   names(containerNames),
+		"tenant":      names(tenantNames),
+		"gpu":         names(gpuNames),
+		"type":        fixed(types...),
+		"output":      fixed("table", "wide", "json", "yaml", "text"),
+		"anti-thrash": fixed("on", "off", "auto"),
+		"priority":    fixed("batch", "latency", "none"),
+		"memory-mode": fixed("swap", "resident", "managed", "none"),
+	}
+	for _, cmd := range append(root.Commands(), root) {
+		for name, values := range byFlag {
+			if cmd.Flags().Lookup(name) != nil {
+				_ = cmd.RegisterFlagCompletionFunc(name, values) // fails for flags that do not exist
+			}
+		}
+		if cmd.Name() == "why" {
+			cmd.ValidArgsFunction = names(tenantNames)
+		}
+	}
+}
+
+// containerNames returns the names of the containers that the scheduler knows.
+func containerNames(r *api.StatusResponse) (all []string) {
+	add := func(c *api.Container) {
+		if name := api.Tenant(c, 0); c.GetName() != "" && !slices.Contains(all, name) {
+			all = append(all, name)
+		}
+	}
+	for _, c := range r.Containers {
+		add(c)
+	}
+	for _, g := range r.Gpus {
+		for _, c := range g.Clients {
+			add(c.Container)
+		}
+	}
+	return all
+}
+
+func gpuNames(r *api.StatusResponse) (all []string) {
+	for _, g := range r.Gpus {
+		all = append(all, fmt.Sprintf("%d\t%s %s", g.Index, g.Name, g.Uuid))
+	}
+	return all
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// Shells complete to the tenants and GPUs that there are.
+func TestCompletion(t *testing.T) {
+	r := sample()
+	r.Containers = []*api.Container{{Id: "x", Name: "train", Engine: "podman"}}
+	dir := serve(t, &fake{status: r})
+	for args, want := range map[string][]string{
+		"why ":             {"ml/train-a/main", "user 1000"},
+		"set --container ": {"train", "ml/train-b/main"},
+		"events --tenant ": {"ml/train-a/main"},
+		"events --type ":   {"turn", "out-of-memory"},
+		"status --gpu ":    {"0\tNVIDIA SimGPU"},
+		"set --priority ":  {"latency"},
+		"-o ":              {"yaml"},
+		"stat":             {"status"},
+	} {
+		words := strings.Split(args, " ")
+		code, out, errs := ctl(append(append([]string{"__complete", "--run-dir", dir}, words[:len(words)-1]...), words[len(words)-1])...)
+		for _, w := range want {
+			if code != exitOK || !strings.Contains("\n"+out, "\n"+w) {
+				t.Errorf("%q: exit %d, %q lacks %q; %s", args, code, out, w, errs)
+			}
+		}
+	}
+}
+
+func TestPages(t *testing.T) {
+	dir := t.TempDir()
+	if code, _, errs := ctl("pages", dir); code != exitOK {
+		t.Fatalf("exit %d, %s", code, errs)
+	}
+	for file, want := range map[string]string{
+		"man/man1/nvsharectl.1":                     "nvsharectl",
+		"man/man1/nvsharectl-why.1":                 "waiting",
+		"bash-completion/completions/nvsharectl":    "__complete",
+		"zsh/site-functions/_nvsharectl":            "#compdef nvsharectl",
+		"fish/vendor_completions.d/nvsharectl.fish": "complete -c nvsharectl",
+	} {
+		if text, err := os.ReadFile(filepath.Join(dir, file)); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s: %v, %d bytes without %q", file, err, len(text), want)
+		}
+	}
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// eventFilter says which events to show.
+type eventFilter struct {
+	tenant string
+	types  []string
+	since  string
+
+	from  int64 // by since, ns since 1970
+	kinds map[api.EventType]bool
+}
+
+// turnEvents are what --type turn means: they come with each turn of a GPU.
+var turnEvents = []api.EventType{
+	api.EventType_EVENT_TYPE_GRANT, api.EventType_EVENT_TYPE_REVOKE, api.EventType_EVENT_TYPE_RELEASE,
+	api.EventType_EVENT_TYPE_SWAP_OUT, api.EventType_EVENT_TYPE_SWAP_IN,
+}
+
+// parse reads what the flags say.
+func (f *eventFilter) parse(now time.Time) error {
+	if f.since != "" {
+		from, err := parseSince(f.since, now)
+		if err != nil {
+			return usageError{fmt.Errorf("--since: %w", err)}
+		}
+		f.from = from.UnixNano()
+	}
+	for _, name := range f.types {
+		kinds, err := eventTypes(name)
+		if err != nil {
+			return usageError{fmt.Errorf("--type: %w", err)}
+		}
+		if f.kinds == nil {
+			f.kinds = map[api.EventType]bool{}
+		}
+		for _, k := range kinds {
+			f.kinds[k] = true
+		}
+	}
+	return nil
+}
+
+func eventTypes(name string) ([]api.EventType, error) {
+	if name == "turn" {
+		return turnEvents, nil
+	}
+	names := []string{"turn"}
+	for n := range api.EventType_name {
+		t := api.EventType(n)
+		if t == api.EventType_EVENT_TYPE_UNSPECIFIED {
+			continue
+		}
+		if eventTypeName(t) == name {
+			return []api.EventType{t}, nil
+		}
+		names = append(names, eventTypeName(t))
+	}
+	slices.Sort(names)
+	return nil, fmt.Errorf("%q is no type of event%s: give some of %s", name, suggestion(name, names), strings.Join(names, ", "))
+}
+
+// parseSince reads how long ago, or when.
+func parseSince(s string, now time.Time) (time.Time, error) {
+	if d, err := api.ParseDuration(s); err == nil {
+		return now.Add(-d), nil
+	}
+	for _, layout := range []string{time.RFC3339, "2006-01-02 15:04:05", "2006-01-02T15:04:05", "2006-01-02 15:04", "2006-01-02"} {
+		if t, err := time.ParseInLocation(layout, s, now.Location()); err == nil {
+			return t, nil
+		}
+	}
+	for _, layout := range []string{"15:04:05", "15:04"} {
+		if t, err := time.ParseInLocation(layout, s, now.Location()); err == nil {
+			y, m, d := now.Date()
+			return time.Date(y, m, d, t.Hour(), t.Minute(), t.Second(), 0, now.Location()), nil
+		}
+	}
+	return time.Time{}, errors.New(strconv.Quote(s) + " is no time: give how long ago (5m), or when (15:04, 2006-01-02 15:04:05)")
+}
+
+// shows tells whether to show an event.
+func (f *eventFilter) shows(e *api.Event) bool {
+	return e.TimeNs >= f.from && (f.kinds == nil || f.kinds[e.Type]) && (f.tenant == "" || isTenant(e.Container, e.Uid, e.Container != nil, f.tenant))
+}
+
+func (f *eventFilter) of(events []*api.Event) (shown []*api.Event) {
+	for _, e := range events {
+		if f.shows(e) {
+			shown = append(shown, e)
+		}
+	}
+	return shown
+}
+
+// isTenant tells whether people may mean a tenant by a name: a container's names or the
+// beginning of its id, or "user 1000", or 1000. known: there is a tenant.
+func isTenant(c *api.Container, uid uint32, known bool, want string) bool {
+	if id := c.GetId(); id != "" {
+		return strings.HasPrefix(id, want) || slices.Contains(api.NamesOf(c), want)
+	}
+	number := strconv.FormatUint(uint64(uid), 10)
+	return known && (want == number || want == "user "+number || want == "user/"+number)
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// Filters leave the events of one tenant, of some types, and of some time.
+func TestEventFilters(t *testing.T) {
+	f := &fake{events: func(req *api.EventsRequest) *api.EventsResponse {
+		if req.Since != 0 {
+			return &api.EventsResponse{Run: 1, Next: 99}
+		}
+		return &api.EventsResponse{Run: 1, Next: 99, Events: happened()}
+	}}
+	dir := serve(t, f)
+	for _, tc := range []struct {
+		args []string
+		want []string // of types, in order
+	}{
+		{[]string{"--type", "fence,end"}, []string{"fence", "end"}},
+		{[]string{"--type", "turn", "--last", "2"}, []string{"swap-out", "swap-in"}},
+		{[]string{"--tenant", "ml/train-a", "--type", "set"}, []string{"set"}},
+		{[]string{"--tenant", "user 1000"}, []string{"bypass"}},
+		{[]string{"--tenant", "1000"}, []string{"bypass"}},
+		{[]string{"--tenant", "aaaa", "--type", "fence"}, []string{"fence"}},
+		{[]string{"--tenant", "ml/train", "--type", "fence"}, nil},
+		{[]string{"--since", "1s"}, nil},
+		{[]string{"--since", "2026-11-21T12:30:15.149Z", "--type", "99,stall"}, nil}, // refused below
+	} {
+		code, out, errs := ctl(append(append([]string{"events", "--run-dir", dir}, tc.args...), "-o", "json")...)
+		if strings.Contains(strings.Join(tc.args, " "), "99") {
+			if code != exitUsage || !strings.Contains(errs, "no type of event") {
+				t.Errorf("%v: exit %d, %q", tc.args, code, errs)
+			}
+			continue
+		}
+		var got []string
+		for line := range strings.Lines(out) {
+			_, rest, _ := strings.Cut(line, `"type":"`)
+			kind, _, _ := strings.Cut(rest, `"`)
+			got = append(got, kind)
+		}
+		if code != exitOK || strings.Join(got, " ") != strings.Join(tc.want, " ") {
+			t.Errorf("%v: exit %d, %v, want %v", tc.args, code, got, tc.want)
+		}
+	}
+	if code, _, errs := ctl("events", "--type", "fense"); code != exitUsage || !strings.Contains(errs, "did you mean fence?") {
+		t.Errorf("a typing error: exit %d, %q", code, errs)
+	}
+	if code, _, errs := ctl("events", "--since", "soon"); code != exitUsage || !strings.Contains(errs, "how long ago (5m)") {
+		t.Errorf("no time: exit %d, %q", code, errs)
+	}
+}
+
+func TestParseSince(t *testing.T) {
+	now := time.Date(2026, 11, 22, 17, 30, 0, 0, time.FixedZone("X", 3600))
+	for text, want := range map[string]time.Time{
+		"5m":                   now.Add(-5 * time.Minute),
+		"90":                   now.Add(-90 * time.Second),
+		"15:04":                time.Date(2026, 11, 22, 15, 4, 0, 0, now.Location()),
+		"2026-11-21":           time.Date(2026, 11, 21, 0, 0, 0, 0, now.Location()),
+		"2026-11-21 08:09:10":  time.Date(2026, 11, 21, 8, 9, 10, 0, now.Location()),
+		"2026-11-21T08:09:10Z": time.Date(2026, 11, 21, 8, 9, 10, 0, time.UTC),
+	} {
+		if got, err := parseSince(text, now); err != nil || !got.Equal(want) {
+			t.Errorf("%s: %v, %v, want %v", text, got, err, want)
+		}
+	}
+}
+
+// A GPU has hundreds of turns a second: people who follow see one line for them, and
+// each of the other events.
+func TestTurnsAreSummedUp(t *testing.T) {
+	defer func(l *time.Location) { time.Local = l }(time.Local)
+	time.Local = time.UTC
+	var s turnSums
+	var lines []string
+	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC).UnixNano()
+	for i := range 20 {
+		for _, kind := range []api.EventType{api.EventType_EVENT_TYPE_GRANT, api.EventType_EVENT_TYPE_RELEASE} {
+			got, taken := s.take(&api.Event{Type: kind, TimeNs: at + int64(i)*100_000_000, Uid: uint32(1000 + i%2), HeldNs: int64(i%2+1) * 10_000_000})
+			if !taken {
+				t.Errorf("%v is shown by itself", kind)
+			}
+			lines = append(lines, got...)
+		}
+	}
+	got, taken := s.take(&api.Event{Type: api.EventType_EVENT_TYPE_FENCE, TimeNs: at + 2_500_000_000})
+	if taken {
+		t.Error("a fence is summed up")
+	}
+	lines = append(lines, got...)
+	want := "2026-11-22 12:00:00.000000 UTC  GPU 0  turns          10 in this second: user 1001 5 for 100ms, user 1000 5 for 50ms\n" +
+		"2026-11-22 12:00:01.000000 UTC  GPU 0  turns          10 in this second: user 1001 5 for 100ms, user 1000 5 for 50ms"
+	if strings.Join(lines, "\n") != want {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(lines, "\n"), want)
+	}
+}

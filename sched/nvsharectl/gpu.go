@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// wayOf says how clients share a GPU, and why; "": as its setting says, or nobody says.
+func wayOf(g *api.GPU) string {
+	overridden := g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode
+	if g.ModeReason == "" || g.Mode != api.Mode_MODE_AUTO && (g.Swap == nil || !overridden) {
+		return ""
+	}
+	switch g.Way {
+	case "": // an older scheduler
+		return fmt.Sprintf("anti-thrash is %s: %s", api.AntiThrash(g.EffectiveMode), g.ModeReason)
+	case "driver":
+		return fmt.Sprintf("way: all at the same time (%s)", g.WayReason)
+	}
+	return fmt.Sprintf("way: %s (%s)", g.Way, g.WayReason)
+}
+
+// slicesOf says whether the client's time slice can be set, and its length.
+func slicesOf(c *api.Client) string {
+	if c.Controls == nil {
+		return "-"
+	}
+	text := c.Controls.Slices
+	if text == "works" && !c.Controls.Listed {
+		text = "tried"
+	}
+	if c.SliceNs != 0 {
+		text += " " + time.Duration(c.SliceNs).String()
+	}
+	return text
+}
+
+// promisedOf says which parts of a GPU's time are promised, and to whom, also to
+// tenants that do not use the GPU; "": none.
+func promisedOf(g *api.GPU) string {
+	var sum uint32
+	var to []string
+	for _, p := range api.Promised(g) {
+		if p.CoreRequest != 0 {
+			sum += p.CoreRequest
+			to = append(to, fmt.Sprintf("%d%% to %s", p.CoreRequest, api.Tenant(p.Container, p.Uid)))
+		}
+	}
+	if sum == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d%% of its time is promised: %s", sum, strings.Join(to, ", "))
+}
+
+// limitsOf adds up the memory limits on a GPU, also of tenants that do not use the GPU;
+// "": there are none.
+func limitsOf(g *api.GPU) string {
+	var sum uint64
+	var of []string
+	for _, p := range api.Promised(g) {
+		if p.MemoryBytes != 0 {
+			sum += p.MemoryBytes
+			of = append(of, fmt.Sprintf("%s of %s", size(p.MemoryBytes), api.Tenant(p.Container, p.Uid)))
+		}
+	}
+	if sum == 0 {
+		return ""
+	}
+	return fmt.Sprintf("memory limits add up to %s of its %s: %s", size(sum), size(g.MemoryBytes), strings.Join(of, ", "))
+}
+
+// antiThrash returns how a GPU is shared; with auto, also the mode in effect.
+func antiThrash(g *api.GPU) string {
+	text := api.AntiThrash(g.Mode)
+	if g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode {
+		text += " (" + api.AntiThrash(g.EffectiveMode) + ")"
+	}
+	return text
+}
+
+func longestWaiting(g *api.GPU) string {
+	var longest int64
+	for _, c := range g.Clients {
+		if c.State == api.ClientState_CLIENT_STATE_WAITING {
+			longest = max(longest, c.SinceNs)
+		}
+	}
+	if longest == 0 {
+		return "-"
+	}
+	return short(longest)
+}
+
+func reserved(g *api.GPU) (n uint64) {
+	for _, m := range g.Memory {
+		n += m.UsedBytes
+	}
+	return n
+}
+
+func alarm(yes bool) string {
+	if yes {
+		return red
+	}
+	return ""
+}
+
+func isHolder(c *api.Client) bool {
+	switch c.State {
+	case api.ClientState_CLIENT_STATE_HOLDING, api.ClientState_CLIENT_STATE_DRAINING, api.ClientState_CLIENT_STATE_LOST:
+		return true
+	}
+	return false
+}
+
+// holderOf returns who has the GPU, and for how long.
+func holderOf(g *api.GPU) (holder, held string) {
+	holder, held = "-", "-"
+	n := 0
+	for _, c := range g.Clients {
+		if isHolder(c) {
+			n++
+			holder, held = api.Who(c), short(c.SinceNs)
+		}
+	}
+	if n > 1 {
+		return fmt.Sprintf("%d clients", n), "-"
+	}
+	return holder, held
+}
+
+func count(g *api.GPU, s api.ClientState) (n int) {
+	for _, c := range g.Clients {
+		if c.State == s {
+			n++
+		}
+	}
+	return n
+}
+
+func stateName(c *api.Client) string {
+	return strings.ToLower(strings.TrimPrefix(c.State.String(), "CLIENT_STATE_"))
+}
+
+var stateColour = map[api.ClientState]string{
+	api.ClientState_CLIENT_STATE_HOLDING:  green,
+	api.ClientState_CLIENT_STATE_WAITING:  yellow,
+	api.ClientState_CLIENT_STATE_DRAINING: yellow,
+	api.ClientState_CLIENT_STATE_LOST:     red,
+	api.ClientState_CLIENT_STATE_FENCED:   red,
+}
+
+// short prints nanoseconds with about three digits.
+func short(ns int64) string {
+	d := time.Duration(ns)
+	switch {
+	case d < time.Millisecond:
+		return d.Round(time.Microsecond).String()
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+func size(n uint64) string {
+	switch {
+	case n >= 10<<30:
+		return fmt.Sprintf("%dGi", n>>30)
+	case n >= 1<<30:
+		return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/(1<<30)), ".0") + "Gi"
+	case n >= 1<<20:
+		return fmt.Sprintf("%dMi", n>>20)
+	}
+	return fmt.Sprint(n)
+}

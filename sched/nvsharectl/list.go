@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// listSettings prints what annotations and nvsharectl set say of tenants' terms.
+func listSettings(ctx context.Context, runDir string, io streams) error {
+	var r *api.StatusResponse
+	if err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
+		r, err = c.Status(ctx, &api.StatusRequest{})
+		return err
+	}); err != nil {
+		return err
+	}
+	t := table{names: 0, head: []string{"TENANT", "GPU", "SET BY", "SHARE"}}
+	for _, s := range r.Settings {
+		by := "nvsharectl"
+		if s.Annotated {
+			by = "annotations"
+			if s.Container.GetEngine() == runEngine {
+				by = runEngine
+			}
+		}
+		gpu := "all"
+		if s.Uuid != "" {
+			gpu = s.Uuid // not found at present
+		}
+		for _, g := range r.Gpus {
+			if g.Uuid == s.Uuid {
+				gpu = fmt.Sprint(g.Index)
+			}
+		}
+		t.add(nil, api.Tenant(s.Container, s.Uid), gpu, by, describeTerms(api.TermsOf(s.Share, s.MemoryBytes)))
+	}
+	if len(t.rows) == 0 {
+		fmt.Fprintln(io.out, "Nothing is set.")
+		return nil
+	}
+	t.print(io)
+	return nil
+}
+
+// describeTerms writes the terms that are said.
+func describeTerms(terms api.Terms) string {
+	var parts []string
+	for _, f := range api.Fields {
+		if f.Said(terms) {
+			parts = append(parts, f.Short+f.Format(terms))
+		}
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+type runFlags struct {
+	gpu, shim, name string
+	values          map[string]*string // of the terms' flags, by key
+	// groups makes the cgroup of a tenant of its own; tests replace it.
+	groups func(id string) (group, error)
+}
+
+func startCommand(root *rootFlags, io streams) *cobra.Command {
+	f := &runFlags{values: map[string]*string{}, groups: makeGroup}
+	cmd := &cobra.Command{
+		Use:   "run [flags] -- PROGRAM [ARGUMENT...]",
+		Short: "Run a program that shares GPUs, without a container",
+		Long: `run starts a program with the shim. Without other flags the program counts to its
+user. With a name or with a limit, a promise or a priority, which need root, the
+program and its children are a tenant of their own until the program ends. The exit
+status is the program's.`,
+		Example: `  nvsharectl run -- python3 train.py
+  sudo nvsharectl run --gpu 0 --memory-limit 8Gi --core-limit 25 -- python3 train.py`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.run(cmd, root.runDir, io, args)
+		},
+	}
+	fs := cmd.Flags()
+	fs.SetInterspersed(false) // what follows the program is the program's
+	fs.StringVar(&f.gpu, "gpu", "", "show the program only the GPUs with these `indices or UUIDs`, by CUDA_VISIBLE_DEVICES")
+	fs.StringVar(&f.name, "name", "", "the `name` of the tenant (default: that of the program)")
+	fs.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where it is installed)")
+	for _, t := range api.Fields {
+		f.values[t.Key] = fs.String(t.Key, "", t.Usage)
+	}
+	return cmd
+}
+
+// runEngine is what the scheduler is told to be the engine of such a tenant.
+const runEngine = "nvsharectl run"
+
+// exitError is the exit status of a program that has failed.
+type exitError struct{ status int }
+
+func (e exitError) Error() string { return fmt.Sprintf("the program ended with %d", e.status) }
+
+func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []string) error {
+	var terms api.Terms
+	for _, t := range api.Fields {
+		if !cmd.Flags().Changed(t.Key) {
+			continue
+		}
+		if err := t.Parse(&terms, *f.values[t.Key]); err != nil {
+			return usageError{fmt.Errorf("--%s: %w", t.Key, err)}
+		}
+	}
+	if err := terms.Consistent(); err != nil {
+		return usageError{err}
+	}
+	shim, err := f.findShim()
+	if err != nil {
+		return err
+	}
+	if f.gpu != "" {
+		os.Setenv("CUDA_VISIBLE_DEVICES", f.gpu)
+	}
+	os.Setenv("NVSHARE_RUN_DIR", runDir)
+	preload := shim
+	if others := os.Getenv(cdi.PreloadEnv); others != "" {
+		preload += ":" + others
+	}
+	program, err := exec.LookPath(args[0])
+	if err != nil {
+		return err
+	}
+	env := append(os.Environ(), cdi.PreloadEnv+"="+preload)
+	if terms == (api.Terms{}) && f.name == "" {
+		return fmt.Errorf("run %s: %w", program, unix.Exec(program, args, env))
+	}
+	return f.asTenant(cmd.Context(), runDir, terms, &exec.Cmd{Path: program, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
+}
+
+func (f *runFlags) findShim() (string, error) {
+	paths := slices.Clone(shimPaths)
+	if f.shim != "" {
+		paths = []string{f.shim}
+	}
+	for _, path := range paths {
+		if _, err := os.Stat(path); err == nil {
+			return filepath.Abs(path)
+		}
+	}
+	return "", fmt.Errorf("no shim is at %s: install nvshare, or name it with --shim", strings.Join(paths, ", "))
+}
+
+// asTenant runs a program in a cgroup of its own, which the scheduler takes for a
+// container, and waits for the program's end.
+func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms, program *exec.Cmd) error {
+	var random [32]byte
+	if _, err := rand.Read(random[:]); err != nil {
+		return err
+	}
+	id := hex.EncodeToString(random[:])
+	g, err := f.groups(id)
+	if err != nil {
+		return fmt.Errorf("%w; limits of a program need root (without root: nvsharectl set --user, by root)", err)
+	}
+	defer g.remove()
+	name := f.name
+	if name == "" {
+		name = filepath.Base(program.Path)
+	}
+	// The program starts when the scheduler knows it: until then the child waits to be
+	// traced on, stopped before its first instruction.
+	program.SysProcAttr = &syscall.SysProcAttr{Ptrace: true, Pdeathsig: syscall.SIGKILL}
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	defer signal.Stop(signals)
+	return onOneThread(func() error {
+		if err := program.Start(); err != nil {
+			return err
+		}
+		pid := program.Process.Pid
+		end := func(err error) error {
+			_ = program.Process.Kill()
+			_ = program.Wait()
+			return err
+		}
+		var status unix.WaitStatus
+		if _, err := unix.Wait4(pid, &status, 0, nil); err != nil || !status.Stopped() {
+			return end(fmt.Errorf("start %s: %v, status %d", program.Path, err, status))
+		}
+		if err := g.add(pid); err != nil {
+			return end(err)
+		}
+		req := &api.DescribeContainerRequest{Pid: uint32(pid), Container: &api.Container{Id: id, Name: name, Engine: runEngine}}
+		req.Container.SetTerms(terms)
+		if err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) error {
+			_, err := c.DescribeContainer(ctx, req)
+			return err
+		}); err != nil {
+			return end(err)
+		}
+		if err := unix.PtraceDetach(pid); err != nil {
+			return end(fmt.Errorf("start %s: %w", program.Path, err))
+		}
+		done := make(chan struct{})
+		defer close(done)
+		go func() {
+			for {
+				select {
+				case s := <-signals:
+					if s == syscall.SIGTERM || s == syscall.SIGHUP { // the terminal sends the others to all
+						_ = program.Process.Signal(s)
+					}
+				case <-done:
+					return
+				}
+			}
+		}()
+		err := program.Wait()
+		var ended *exec.ExitError
+		if errors.As(err, &ended) {
+			code := ended.ExitCode()
+			if ws, ok := ended.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+				code = 128 + int(ws.Signal())
+			}
+			return exitError{code}
+		}
+		return err
+	})
+}
+
+// onOneThread runs f on one thread of the kernel, which is the tracer of a child.
+func onOneThread(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return f()
+}
+
+// group is a cgroup that has the name of a container, in each hierarchy of the host.
+type group struct{ dirs []string }
+
+// makeGroup makes the cgroup in the hierarchy of version 2, or else in those of
+// version 1.
+func makeGroup(id string) (g group, err error) {
+	name := "nvshare-" + id + ".scope"
+	roots := []string{"/sys/fs/cgroup"}
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
+		roots, _ = filepath.Glob("/sys/fs/cgroup/*")
+	}
+	err = errors.New("this host has no cgroup hierarchy in /sys/fs/cgroup")
+	for _, root := range roots {
+		if _, none := os.Stat(filepath.Join(root, "cgroup.procs")); none != nil || strings.Contains(root, "cpuset") {
+			continue // a cgroup of cpuset takes nobody in before it has processors
+		}
+		dir := filepath.Join(root, name)
+		if made := os.Mkdir(dir, 0o755); made != nil {
+			err = made
+			continue
+		}
+		g.dirs = append(g.dirs, dir)
+	}
+	if len(g.dirs) > 0 {
+		err = nil
+	}
+	return g, err
+}
+
+func (g group) add(pid int) error {
+	for _, dir := range g.dirs {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove takes the cgroup away once the kernel lets it go. Children that outlive the
+// program keep it.
+func (g group) remove() {
+	for end := time.Now().Add(time.Second); len(g.dirs) > 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		g.dirs = slices.DeleteFunc(g.dirs, func(dir string) bool { return os.Remove(dir) == nil })
+	}
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// describing is a scheduler that notes who is described, and what the program has done
+// by then.
+type describing struct {
+	fake
+	told   []*api.DescribeContainerRequest
+	before string // a file that the program makes
+	early  bool   // it was there
+	refuse error
+}
+
+func (d *describing) DescribeContainer(_ context.Context, r *api.DescribeContainerRequest) (*api.DescribeContainerResponse, error) {
+	d.told = append(d.told, r)
+	_, err := os.Stat(d.before)
+	d.early = d.early || err == nil
+	return &api.DescribeContainerResponse{}, d.refuse
+}
+
+// ctlProcess runs nvsharectl as a process of its own.
+func ctlProcess(t *testing.T, args string) (code int, out string) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "NVSHARE_TEST_CTL="+args)
+	text, _ := cmd.CombinedOutput()
+	return cmd.ProcessState.ExitCode(), string(text)
+}
+
+// someLibrary is a library that every program can load, in place of the shim.
+func someLibrary(t *testing.T) string {
+	t.Helper()
+	found, _ := filepath.Glob("/lib/*/libm.so.6")
+	if len(found) == 0 {
+		t.Skip("no library to stand for the shim is found")
+	}
+	return found[0]
+}
+
+func TestRun(t *testing.T) {
+	dir, shim := t.TempDir(), someLibrary(t)
+	code, out := ctlProcess(t, "run --run-dir "+dir+" --shim "+shim+" --gpu 1 -- env")
+	if code != 0 {
+		t.Fatalf("exit %d, %s", code, out)
+	}
+	for _, want := range []string{"LD_PRELOAD=" + shim, "NVSHARE_RUN_DIR=" + dir, "CUDA_VISIBLE_DEVICES=1"} {
+		if !strings.Contains(out, want+"\n") {
+			t.Errorf("the program lacks %s in\n%s", want, out)
+		}
+	}
+	if code, out := ctlProcess(t, "run --shim "+shim+" -- false"); code != 1 || out != "" {
+		t.Errorf("the program's exit status: %d, %s", code, out)
+	}
+	if code, out := ctlProcess(t, "run --shim /none -- true"); code != exitFailed || !strings.Contains(out, "install nvshare") {
+		t.Errorf("no shim: exit %d, %s", code, out)
+	}
+	if code, out := ctlProcess(t, "run --shim "+shim+" --memory-limit lots -- true"); code != exitUsage || !strings.Contains(out, "--memory-limit") {
+		t.Errorf("a wrong limit: exit %d, %s", code, out)
+	}
+}
+
+// A program with a limit is a tenant of its own, which the scheduler knows before the
+// program's first instruction. A scheduler that refuses keeps it from starting.
+func TestRunAsTenant(t *testing.T) {
+	if g, err := makeGroup(strings.Repeat("e", 64)); err != nil {
+		t.Skipf("no cgroup can be made here: %v", err)
+	} else {
+		g.remove()
+	}
+	shim, made := someLibrary(t), filepath.Join(t.TempDir(), "made")
+	for _, refuse := range []error{nil, status.Error(codes.FailedPrecondition, "60 % cannot be promised")} {
+		d := &describing{before: made, refuse: refuse}
+		dir := serve(t, d)
+		code, out := ctlProcess(t, "run --run-dir "+dir+" --shim "+shim+" --memory-limit 8Gi --core-request 60 --name mine -- touch "+made)
+		if len(d.told) != 1 || d.early {
+			t.Fatalf("exit %d, %s; told %v, early %v", code, out, d.told, d.early)
+		}
+		c := d.told[0].Container
+		if c.Terms() != (api.Terms{MemoryLimit: 8 << 30, CoreRequest: 60}) || c.Name != "mine" || d.told[0].Pid == 0 || len(c.Id) != 64 {
+			t.Errorf("told %v", d.told[0])
+		}
+		_, err := os.Stat(made)
+		if ran := err == nil; ran != (refuse == nil) || (code == 0) != ran || !ran && !strings.Contains(out, "cannot be promised") {
+			t.Errorf("exit %d, %s; it ran: %v", code, out, ran)
+		}
+		if left, _ := filepath.Glob("/sys/fs/cgroup/nvshare-" + c.Id + "*"); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+		_ = os.Remove(made)
+	}
+	d := &describing{}
+	if code, out := ctlProcess(t, "run --run-dir "+serve(t, d)+" --shim "+shim+" --name mine -- false"); code != 1 || out != "" {
+		t.Errorf("the program's exit status: %d, %s", code, out)
+	}
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// maxBlamed is how many tenants why names.
+const maxBlamed = 5
+
+type whyFlags struct {
+	last   time.Duration
+	output string
+}
+
+func whyCommand(root *rootFlags, io streams) *cobra.Command {
+	f := &whyFlags{last: time.Minute}
+	cmd := &cobra.Command{
+		Use:   "why TENANT",
+		Short: "Show where a tenant's time went, and for whom it waited",
+		Long: `why shows on each GPU how a tenant spent the latest minute, as far as the scheduler
+still remembers its events:
+
+running   it had the GPU
+draining  of that: it was told to release the GPU and finished its work
+moving    its memory was moved onto the GPU
+waiting   it wanted the GPU, and others had it
+limited   it wanted the GPU and nobody had it: its core limit kept it away, or the
+          GPU changed hands
+idle      it wanted nothing
+
+It names those that the tenant waited for, whoever took long to release the GPU,
+and what its memory limit refused.`,
+		Example: `  nvsharectl why ml/train-a/main
+  nvsharectl why 1000             the processes of user 1000 outside containers`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.run(cmd.Context(), root.runDir, io, args[0])
+		},
+	}
+	fs := cmd.Flags()
+	fs.Var((*durationFlag)(&f.last), "last", "look at this `time`, in seconds or with a unit")
+	fs.StringVarP(&f.output, "output", "o", "text", "`text|json|yaml`")
+	return cmd
+}
+
+func (f *whyFlags) run(ctx context.Context, runDir string, io streams, want string) error {
+	if err := oneOf("--output", f.output, "text", "json", "yaml"); err != nil {
+		return err
+	}
+	var r *api.StatusResponse
+	var events []*api.Event
+	if err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
+		if events, err = allEvents(ctx, c); err != nil {
+			return err
+		}
+		r, err = c.Status(ctx, &api.StatusRequest{})
+		return err
+	}); err != nil {
+		return err
+	}
+	now := time.Now().UnixNano()
+	var all []*account
+	for _, g := range r.Gpus {
+		for _, t := range tenantsOf(g) {
+			if isTenant(t.container, t.uid, true, want) {
+				all = append(all, accountOf(g, t, events, now-int64(f.last), now))
+			}
+		}
+	}
+	if len(all) == 0 {
+		return fmt.Errorf("tenant %q: none on a GPU now has this name%s", want, suggestion(want, tenantNames(r)))
+	}
+	if f.output != "text" {
+		return encode(io, f.output, all)
+	}
+	for i, a := range all {
+		if i > 0 {
+			fmt.Fprintln(io.out)
+		}
+		a.print(io)
+	}
+	return nil
+}
+
+// allEvents returns the events that the scheduler remembers.
+func allEvents(ctx context.Context, c *api.Conn) (all []*api.Event, err error) {
+	req := &api.EventsRequest{}
+	for {
+		resp, err := c.Events(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, resp.Events...)
+		if len(resp.Events) == 0 || resp.Next == req.Since {
+			return all, nil
+		}
+		req.Since, req.Run = resp.Next, resp.Run
+	}
+}
+
+func tenantNames(r *api.StatusResponse) (names []string) {
+	for _, g := range r.Gpus {
+		for _, t := range tenantsOf(g) {
+			if name := api.Tenant(t.container, t.uid); !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// account is where a tenant's time on a GPU went. Times are seconds.
+type account struct {
+	GPU         uint32  `json:"gpu"`
+	Tenant      string  `json:"tenant"`
+	State       string  `json:"state"`
+	Known       float64 `json:"known_seconds"` // what the scheduler remembers of the time asked for
+	Running     float64 `json:"running_seconds"`
+	Draining    float64 `json:"draining_seconds"` // of running
+	Moving      float64 `json:"moving_seconds"`   // of running
+	Waiting     float64 `json:"waiting_seconds"`
+	Limited     float64 `json:"limited_seconds"`
+	Idle        float64 `json:"idle_seconds"`
+	Turns       int     `json:"turns"`
+	OutOfMemory uint64  `json:"out_of_memory"` // since its processes came
+	For         []blame `json:"waited_for"`
+
+	sharing, share string
+}
+
+// blame is a tenant that had the GPU while another waited.
+type blame struct {
+	Tenant   string  `json:"tenant"`
+	Seconds  float64 `json:"seconds"`
+	Draining float64 `json:"draining_seconds"` // of that: it was told to release the GPU
+	Fenced   bool    `json:"fenced,omitempty"`
+}
+
+// span is a time, ns since 1970.
+type span struct{ from, to int64 }
+
+// within returns how much of s is in other, ns.
+func (s span) within(other span) int64 { return max(min(s.to, other.to)-max(s.from, other.from), 0) }
+
+// held is a time in which a tenant had the GPU.
+type held struct {
+	who string
+	span
+	drain span // the end of it; empty: it was not told to release the GPU
+}
+
+// accountOf works out a tenant's account from the events between two times.
+func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *account {
+	who := api.Tenant(t.container, t.uid)
+	state, since, _ := t.state()
+	if since != "-" {
+		state += " for " + since
+	}
+	a := &account{GPU: g.Index, Tenant: who, State: state, OutOfMemory: t.use.OutOfMemory, sharing: sharing(g), share: t.share()}
+	if len(events) > 0 {
+		from = max(from, events[0].TimeNs)
+	}
+	window := span{from, to}
+	sec := func(ns int64) float64 { return time.Duration(ns).Seconds() }
+	a.Known = sec(window.within(window))
+
+	turns, waits := readTurns(g, events, to)
+	for _, c := range t.clients { // what has begun and not ended is no event yet
+		if c.State == api.ClientState_CLIENT_STATE_WAITING {
+			waits = append(waits, wait{who, span{to - c.SinceNs, to}})
+		}
+	}
+	blamed := map[string]*blame{}
+	for _, h := range turns {
+		if h.who == who && h.within(window) > 0 {
+			a.Turns++
+			a.Running += sec(h.within(window))
+			a.Draining += sec(h.drain.within(window))
+		}
+	}
+	for _, w := range waits {
+		if w.who != who {
+			continue
+		}
+		mine := span{max(w.from, from), min(w.to, to)}
+		others := int64(0)
+		for _, h := range turns {
+			ns := h.within(mine)
+			if h.who == who || ns == 0 {
+				continue
+			}
+			others += ns
+			b := blamed[h.who]
+			if b == nil {
+				b = &blame{Tenant: h.who}
+				blamed[h.who] = b
+			}
+			b.Seconds += sec(ns)
+			b.Draining += sec(h.drain.within(mine))
+		}
+		whole := mine.within(window)
+		a.Waiting += sec(min(others, whole))
+		a.Limited += sec(max(whole-others, 0))
+	}
+	for _, e := range events {
+		if e.Uuid == g.Uuid && e.Type == api.EventType_EVENT_TYPE_SWAP_IN && api.Tenant(e.Container, e.Uid) == who {
+			a.Moving += sec(span{e.TimeNs - e.TookNs, e.TimeNs}.within(window))
+		}
+	}
+	a.Idle = max(a.Known-a.Running-a.Waiting-a.Limited, 0)
+	for _, c := range g.Clients {
+		name := api.Tenant(c.Container, c.Uid)
+		if c.State == api.ClientState_CLIENT_STATE_FENCED && blamed[name] != nil {
+			blamed[name].Fenced = true
+		}
+	}
+	for _, b := range blamed {
+		a.For = append(a.For, *b)
+	}
+	slices.SortFunc(a.For, func(x, y blame) int {
+		return cmp.Or(cmp.Compare(y.Seconds, x.Seconds), cmp.Compare(x.Tenant, y.Tenant))
+	})
+	return a
+}
+
+type wait struct {
+	who string
+	span
+}
+
+// readTurns returns who had a GPU when, and who waited when, as events and the present
+// tell.
+func readTurns(g *api.GPU, events []*api.Event, now int64) (turns []held, waits []wait) {
+	for _, e := range events {
+		if e.Uuid != g.Uuid {
+			continue
+		}
+		who := api.Tenant(e.Container, e.Uid)
+		switch e.Type {
+		case api.EventType_EVENT_TYPE_GRANT:
+			if e.WaitedNs > 0 {
+				waits = append(waits, wait{who, span{e.TimeNs - e.WaitedNs, e.TimeNs}})
+			}
+		case api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
+			h := held{who: who, span: span{e.TimeNs - e.HeldNs, e.TimeNs}}
+			if e.DrainedNs > 0 {
+				h.drain = span{e.TimeNs - e.DrainedNs, e.TimeNs}
+			}
+			turns = append(turns, h)
+		}
+	}
+	for _, c := range g.Clients {
+		if c.Epoch != 0 {
+			turns = append(turns, held{who: api.Tenant(c.Container, c.Uid), span: span{now - c.SinceNs, now}})
+		}
+	}
+	return turns, waits
+}
+
+func (a *account) print(io streams) {
+	fmt.Fprintln(io.out, printable(fmt.Sprintf("%s on GPU %d: %s; %s", a.Tenant, a.GPU, a.State, a.sharing)))
+	if a.share != "" {
+		fmt.Fprintln(io.out, printable("its share: "+a.share))
+	}
+	fmt.Fprintf(io.out, "\nIn the last %s:\n", short(int64(a.Known*1e9)))
+	row := func(name string, s float64, note string) {
+		part := 0.0
+		if a.Known > 0 {
+			part = s / a.Known
+		}
+		fmt.Fprintln(io.out, strings.TrimRight(fmt.Sprintf("  %-9s %7s  %s", name, percent(part), printable(note)), " -"))
+	}
+	note := fmt.Sprintf("%d turns", a.Turns)
+	if a.Draining > 0 {
+		note += fmt.Sprintf("; draining %s", short(int64(a.Draining*1e9)))
+	}
+	if a.Moving > 0 {
+		note += fmt.Sprintf("; moving memory %s", short(int64(a.Moving*1e9)))
+	}
+	row("running", a.Running, note)
+	var who []string
+	for i, b := range a.For {
+		if i == maxBlamed {
+			who = append(who, fmt.Sprintf("%d more", len(a.For)-i))
+			break
+		}
+		text := fmt.Sprintf("%s %s", b.Tenant, short(int64(b.Seconds*1e9)))
+		switch {
+		case b.Fenced:
+			text += " (fenced: it does not release the GPU)"
+		case b.Draining > b.Seconds/4:
+			text += fmt.Sprintf(" (%s of that to finish its work after it was told to release the GPU)", short(int64(b.Draining*1e9)))
+		}
+		who = append(who, text)
+	}
+	note = ""
+	if len(who) > 0 {
+		note = "for " + strings.Join(who, ", ")
+	}
+	row("waiting", a.Waiting, note)
+	row("limited", a.Limited, "")
+	row("idle", a.Idle, "")
+	if a.OutOfMemory > 0 {
+		fmt.Fprintf(io.out, "\nIts memory limit refused %d reservations: raise it with nvsharectl set --memory-limit.\n", a.OutOfMemory)
+	}
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// A minute of which nothing is unknown: the tenant runs, waits for one that drains
+// long, waits while nobody has the GPU, and is idle.
+func TestWhy(t *testing.T) {
+	pod := func(name string) *api.Container {
+		return &api.Container{Id: strings.Repeat(name[:1], 64), Namespace: "ml", Pod: name, Name: "main"}
+	}
+	mine, other := pod("a-train"), pod("b-serve")
+	const gpu, second = "GPU-x", int64(time.Second)
+	now := int64(1000) * second
+	at := func(s float64) int64 { return now - 60*second + int64(s*float64(second)) }
+	event := func(kind api.EventType, c *api.Container, s float64, change func(*api.Event)) *api.Event {
+		e := &api.Event{Type: kind, Uuid: gpu, Container: c, Client: 1, TimeNs: at(s)}
+		if change != nil {
+			change(e)
+		}
+		return e
+	}
+	held := func(s float64, drained float64) func(*api.Event) {
+		return func(e *api.Event) {
+			e.HeldNs, e.DrainedNs = int64(s*float64(second)), int64(drained*float64(second))
+		}
+	}
+	waited := func(s float64) func(*api.Event) {
+		return func(e *api.Event) { e.WaitedNs = int64(s * float64(second)) }
+	}
+	events := []*api.Event{
+		{Type: api.EventType_EVENT_TYPE_START, TimeNs: at(-10)},
+		event(api.EventType_EVENT_TYPE_RELEASE, mine, 10, held(20, 1)),   // running from -10 on: 10 s of the minute
+		event(api.EventType_EVENT_TYPE_RELEASE, other, 30, held(20, 15)), // from 10 to 30, draining from 15 on
+		event(api.EventType_EVENT_TYPE_GRANT, mine, 35, waited(25)),      // 20 s for the other, 5 s for nobody
+		event(api.EventType_EVENT_TYPE_SWAP_IN, mine, 37, func(e *api.Event) { e.TookNs = 2 * second }),
+		event(api.EventType_EVENT_TYPE_RELEASE, mine, 40, held(5, 0)),
+	}
+	g := &api.GPU{Uuid: gpu, QuantumNs: 100e6, Clients: []*api.Client{
+		{Id: 1, Container: mine, State: api.ClientState_CLIENT_STATE_WAITING, SinceNs: 10 * second},           // from 50 on
+		{Id: 2, Container: other, State: api.ClientState_CLIENT_STATE_FENCED, SinceNs: 10 * second, Epoch: 7}, // likewise
+	}, Tenants: []*api.TenantUse{{Container: mine, OutOfMemory: 3, Share: &api.Share{CoreLimit: 25}}, {Container: other}}}
+
+	var tenant *tenant
+	for _, x := range tenantsOf(g) {
+		if x.container.Id == mine.Id {
+			tenant = x
+		}
+	}
+	a := accountOf(g, tenant, events, now-60*second, now)
+	for _, tc := range []struct {
+		name      string
+		got, want float64
+	}{
+		{"known", a.Known, 60}, {"running", a.Running, 15}, {"draining", a.Draining, 1}, {"moving", a.Moving, 2},
+		{"waiting", a.Waiting, 30}, {"limited", a.Limited, 5}, {"idle", a.Idle, 10}, {"turns", float64(a.Turns), 2},
+	} {
+		if math.Abs(tc.got-tc.want) > 1e-6 {
+			t.Errorf("%s: %v, want %v", tc.name, tc.got, tc.want)
+		}
+	}
+	if len(a.For) != 1 || a.For[0].Tenant != "ml/b-serve/main" || a.For[0].Seconds != 30 || a.For[0].Draining != 15 || !a.For[0].Fenced {
+		t.Errorf("waited for %+v", a.For)
+	}
+	var out bytes.Buffer
+	a.print(streams{out: &out})
+	golden(t, "why.txt", out.String())
+}
+
+func TestWhyFindsTenants(t *testing.T) {
+	f := &fake{status: sample(), events: func(req *api.EventsRequest) *api.EventsResponse { return &api.EventsResponse{Run: 1, Next: req.Since} }}
+	dir := serve(t, f)
+	for _, who := range []string{"ml/train-a/main", "train-a", "user 1000", "1000", "aaaa"} {
+		if code, out, errs := ctl("why", who, "--run-dir", dir); code != exitOK || !strings.Contains(out, "on GPU 0") {
+			t.Errorf("%s: exit %d, %q %q", who, code, out, errs)
+		}
+	}
+	if code, _, errs := ctl("why", "ml/train-x/main", "--run-dir", dir); code != exitFailed || !strings.Contains(errs, "did you mean ml/train-a/main?") {
+		t.Errorf("an unknown tenant: exit %d, %q", code, errs)
+	}
+	if code, out, _ := ctl("why", "train-b", "-o", "json", "--run-dir", dir); code != exitOK || !strings.Contains(out, `"waited_for"`) {
+		t.Errorf("exit %d, %s", code, out)
+	}
+}
+
+// A mistake on the command line is answered with what was meant, and where the help is.
+func TestSuggestions(t *testing.T) {
+	for args, want := range map[string]string{
+		"stauts":                     "did you mean status?",
+		"events --tennant x":         "did you mean --tenant?",
+		"set --container a":          "Run nvsharectl set --help",
+		"set --user 1 --core-limt 5": "did you mean --core-limit?",
+		"cdi nonsense":               "nvsharectl cdi --help",
+	} {
+		if code, _, errs := ctl(append(strings.Fields(args), "--run-dir", "/nonexistent")...); code != exitUsage || !strings.Contains(errs, want) {
+			t.Errorf("%s: exit %d, %q, want %q", args, code, errs, want)
+		}
+	}
+	f := &fake{status: sample()}
+	if code, out, _ := ctl("version", "--run-dir", serve(t, f)); code != exitOK || !strings.Contains(out, "nvsharectl         "+api.Version+"\nnvshare-scheduler  0.1.0\n") {
+		t.Errorf("version: exit %d, %q", code, out)
+	}
+	f.later = []*api.StatusResponse{twoSecondsLater()}
+	if code, _, errs := ctl("top", "--once", "-d", "0.01", "--run-dir", serve(t, f)); code != exitOK {
+		t.Errorf("-d takes seconds as -T does: exit %d, %q", code, errs)
+	}
+}

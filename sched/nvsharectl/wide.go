@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// printWide prints every column, every process, and where memory is.
+func printWide(io streams, r *api.StatusResponse) {
+	printHealth(io, r, math.MaxInt)
+	gpus := table{head: []string{"GPU", "NAME", "UUID", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "ANTI-THRASH", "MEMORY", "GRANTS", "FENCED"}}
+	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "GETS", "WAITED", "LONGEST WAIT", "DEBT", "SHARE", "MEMORY", "OOM", "PROCESSES"}}
+	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "CALLS", "MEMORY", "BYPASSED", "SLICES"}}
+	swaps, places := swapTable(), placeTable()
+	var notes []string
+	for _, g := range r.Gpus {
+		addSwap(&swaps, g)
+		holder, held := holderOf(g)
+		fenced := count(g, api.ClientState_CLIENT_STATE_FENCED)
+		gpus.add(map[int]string{11: alarm(fenced > 0)},
+			fmt.Sprint(g.Index), g.Name, g.Uuid, holder, held,
+			fmt.Sprint(count(g, api.ClientState_CLIENT_STATE_WAITING)), longestWaiting(g),
+			time.Duration(g.QuantumNs).String(), antiThrash(g), size(reserved(g))+"/"+size(g.MemoryBytes),
+			fmt.Sprint(g.Grants), fmt.Sprint(fenced))
+		for _, text := range []string{wayOf(g), promisedOf(g), limitsOf(g)} {
+			if text != "" {
+				notes = append(notes, fmt.Sprintf("GPU %d: %s", g.Index, text))
+			}
+		}
+		for _, t := range tenantsOf(g) {
+			t.addWide(&tenants, g)
+		}
+		for _, c := range g.Clients {
+			since := "-"
+			if c.SinceNs != 0 {
+				since = short(c.SinceNs)
+			}
+			addPlace(&places, g, c)
+			clients.add(map[int]string{1: stateColour[c.State], 9: alarm(c.Bypassed > 0)},
+				fmt.Sprint(g.Index), doing(c), api.Who(c), fmt.Sprint(c.Pid), since, fmt.Sprint(c.Grants), short(c.HeldNs),
+				fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed), slicesOf(c))
+		}
+	}
+	for i, t := range []table{gpus, tenants, swaps, clients, places} {
+		if len(t.rows) == 0 {
+			continue
+		}
+		fmt.Fprintln(io.out)
+		t.print(io)
+		if i == 0 {
+			for _, note := range notes {
+				fmt.Fprintln(io.out, printable(note))
+			}
+		}
+	}
+}
+
+func (t *tenant) addWide(to *table, g *api.GPU) {
+	state, since, colour := t.state()
+	memory, memoryColour := t.ofLimit("/")
+	if away := t.away(); away > 0 {
+		memory += ", " + size(away) + " away"
+	}
+	to.add(map[int]string{2: colour, 9: memoryColour, 10: alarm(t.use.OutOfMemory > 0)},
+		fmt.Sprint(g.Index), t.name(), state, since, t.got(), t.waited(), short(t.longestWait()),
+		t.debt(), t.share(), memory, fmt.Sprint(t.use.OutOfMemory), fmt.Sprint(len(t.clients)))
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import "time"
+
+const (
+	// recentSeconds is the window of TenantSnapshot.Got and Waited.
+	recentSeconds = 5
+	// peakTens is the window of TenantSnapshot.RecentWait, in steps of ten seconds.
+	peakTens = 6
+)
+
+// recent is how much of the latest seconds something took.
+type recent struct {
+	took [recentSeconds + 1]time.Duration // by second, a ring
+	at   int64                            // the latest second in it
+}
+
+// spread notes in which seconds something took that long.
+func (r *recent) spread(from, to Time, took time.Duration) {
+	const second = Time(time.Second)
+	last := int64(to / second)
+	for s := max(r.at+1, last-recentSeconds); s <= last; s++ {
+		r.took[s%int64(len(r.took))] = 0
+	}
+	r.at = max(r.at, last)
+	for s := max(int64(from/second), last-recentSeconds); s <= last; s++ {
+		lo, hi := max(from, Time(s)*second), min(to, Time(s+1)*second)
+		r.took[s%int64(len(r.took))] += time.Duration(scale(int64(took), int64(hi-lo), int64(to-from)))
+	}
+}
+
+// permille returns which part of the latest recentSeconds is noted, up to 1000.
+func (r *recent) permille(now Time) int {
+	r.spread(now, now+1, 0)
+	const second = Time(time.Second)
+	into := time.Duration(now % second)
+	var sum time.Duration
+	for s := int64(now/second) - recentSeconds; s <= int64(now/second); s++ {
+		if s < 0 {
+			continue
+		}
+		took := r.took[s%int64(len(r.took))]
+		if s == int64(now/second)-recentSeconds { // the part of it that is within
+			took = time.Duration(scale(int64(took), int64(time.Second-into), int64(time.Second)))
+		}
+		sum += took
+	}
+	return int(min(sum/(recentSeconds*time.Second/1000), 1000))
+}
+
+// peak is the greatest of what was noted in the latest minute.
+type peak struct {
+	top [peakTens + 1]time.Duration // by ten seconds, a ring
+	at  int64                       // the latest ten seconds in it
+}
+
+func (p *peak) note(now Time, d time.Duration) {
+	last := int64(now / Time(10*time.Second))
+	for s := max(p.at+1, last-peakTens); s <= last; s++ {
+		p.top[s%int64(len(p.top))] = 0
+	}
+	p.at = max(p.at, last)
+	p.top[last%int64(len(p.top))] = max(p.top[last%int64(len(p.top))], d)
+}
+
+// most returns the greatest duration; p is a copy.
+func (p peak) most(now Time) (d time.Duration) {
+	p.note(now, 0)
+	for _, top := range p.top {
+		d = max(d, top)
+	}
+	return d
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"testing"
+	"time"
+)
+
+// README's example: a tenant with a limit of 25 % beside one without gets that part and
+// waits for the rest, as the status shows.
+func TestGotAndWaited(t *testing.T) {
+	c := New(Config{})
+	now := Time(0)
+	var step func(ev Event)
+	step = func(ev Event) {
+		for _, a := range c.Step(now, ev) {
+			if a, ok := a.(Revoke); ok { // the client releases, and wants the GPU again
+				defer step(Request{Client: a.Client})
+				defer step(Release{Client: a.Client, Epoch: a.Epoch, Reason: Revoked})
+			}
+		}
+	}
+	step(Attach{Client: 1, Tenant: "limited", Share: Share{Limit: 25}, Want: true})
+	step(Attach{Client: 2, Tenant: "free", Want: true})
+	for now < Time(20*time.Second) {
+		at, ok := c.Deadline()
+		if !ok {
+			t.Fatalf("nothing is to come at %v", time.Duration(now))
+		}
+		now = max(at, now)
+		step(Tick{})
+	}
+	for _, s := range c.Snapshot(now).Tenants {
+		want, waited := 250, 750
+		if s.Tenant == "free" {
+			want, waited = 750, 250
+		}
+		if abs(s.Got-want) > 30 || abs(s.Waited-waited) > 30 || s.RecentWait <= 0 || s.RecentWait > time.Second {
+			t.Errorf("%s got %d permille and waited %d, want about %d and %d; longest wait %v", s.Tenant, s.Got, s.Waited, want, waited, s.RecentWait)
+		}
+	}
+}
+
+func abs(n int) int { return max(n, -n) }
+
+// A wait is forgotten after a minute.
+func TestPeak(t *testing.T) {
+	var p peak
+	at := func(d time.Duration) Time { return Time(d) }
+	p.note(at(5*time.Second), 3*time.Second)
+	p.note(at(15*time.Second), time.Second)
+	for _, tc := range []struct{ now, want time.Duration }{
+		{16 * time.Second, 3 * time.Second}, {64 * time.Second, 3 * time.Second}, {71 * time.Second, time.Second}, {85 * time.Second, 0}, {time.Hour, 0},
+	} {
+		if got := p.most(at(tc.now)); got != tc.want {
+			t.Errorf("after %v: %v, want %v", tc.now, got, tc.want)
+		}
+	}
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Sharing by time slices, as mode Auto begins, watches and ends it. The gates of all
+// clients are open; search.go says how long slices are, and slices.go sets them.
+
+const (
+	// minTurns is how long turns last at least after slices, so that the way does not swing.
+	minTurns = 5 * time.Second
+	// Where turns were better, slices are tried again after a time that doubles.
+	minBackoff, maxBackoff = time.Minute, 16 * time.Minute
+	promisedBackoff        = 5 * time.Minute // more than that where tenants are promised parts, or one starved
+
+	// turnsGive is what tenants get in turns, together, of what they get alone; less than
+	// that by slices, in two windows, and turns are better.
+	turnsGive  = 0.97
+	worseTwice = 2
+)
+
+// readyForSlices says whether there is something to share, and, where tenants are promised
+// parts, whether turns have shown what each gets alone.
+func (c *GPU) readyForSlices(window time.Duration) bool {
+	n, known := 0, true
+	for _, cl := range c.clients {
+		if cl.connected && cl.wanted {
+			n++
+			_, _, measured := cl.progress.alone()
+			known = known && measured
+		}
+	}
+	return n > 1 && (known || window >= staleWindow || !c.uneven())
+}
+
+// beginSlices has clients share the GPU by time slices.
+func (c *GPU) beginSlices() {
+	a := &c.auto
+	a.until, a.worse, a.underfed = 0, 0, 0
+	for _, t := range c.tenants {
+		c.bill(t) // as a turn
+		t.gets, t.sliceFactor = 0, 0
+	}
+	a.slicing = true
+	c.slices.search, c.slices.stale = newSearch(), true
+	for _, cl := range c.clients {
+		cl.progress.endTurns(a.turnEnded) // what the present turn will show is not known
+		if cl.connected && cl.wanted {
+			cl.tenant.gets += int(1000 * c.sliceOf(cl))
+		}
+	}
+	a.startWindow(c.now)
+	c.setEffective(Concurrent, reasonSlices)
+}
+
+// endSlices has clients take turns, for a while at least.
+func (c *GPU) endSlices(reason string, atLeast time.Duration) {
+	a := &c.auto
+	if a.slicing {
+		for _, t := range c.tenants {
+			c.bill(t) // as a slice
+		}
+		for _, cl := range c.clients {
+			cl.progress.startTurns(c.now)
+		}
+		a.slicing, c.slices.stale = false, true
+		a.slicedFrom, a.left = c.now.Add(max(atLeast, minTurns)), reason
+	}
+	a.until = 0
+	a.startWindow(c.now)
+	c.setEffective(Exclusive, reason)
+}
+
+// giveUpSlices is endSlices where slices were tried and were worse than turns.
+func (c *GPU) giveUpSlices(reason string) {
+	a := &c.auto
+	if c.uneven() || reason == reasonParts {
+		a.backoff = max(a.backoff, promisedBackoff)
+	}
+	a.backoff = min(max(2*a.backoff, minBackoff), maxBackoff)
+	c.endSlices(reason, a.backoff)
+}
+
+// lookAtSlices judges a window of slices, and chooses those of the next one.
+func (c *GPU) lookAtSlices(window time.Duration) {
+	a, s := &c.auto, &c.slices
+	m := c.measure(window)
+	a.startWindow(c.now)
+	if s.ever && c.hasLatencyTenant() || len(m.rates) < 2 {
+		return // there is nothing to choose
+	}
+	uneven := c.uneven()
+	if uneven && !m.known && c.now.Sub(a.measuredAt) > worthMeasure {
+		a.measuredAt = c.now
+		c.endSlices(reasonMeasure, 0)
+		return
+	}
+	settled := s.settled()
+	worse := settled && (m.known && m.sum < turnsGive || !m.known && m.idle < idleTogether && s.longest < MaxSlice/4)
+	underfed := m.known && (uneven && c.correct() || !uneven && c.starves(m.sum))
+	a.worse, a.underfed = more(a.worse, worse), more(a.underfed, underfed)
+	switch {
+	case a.worse >= worseTwice:
+		c.giveUpSlices(reasonMore)
+		return
+	case a.underfed > maxUnderfed:
+		c.giveUpSlices(reasonParts)
+		return
+	}
+	longest := s.longest
+	s.window(c.now, m.rates)
+	s.stale = s.stale || s.longest != longest
+	if settled && !worse && !underfed {
+		a.backoff = 0
+	}
+}
+
+func more(n int, yes bool) int {
+	if yes {
+		return n + 1
+	}
+	return 0
+}
+
+// A window is how long it takes to see what slices do: so many rounds of slices, and so
+// many reports.
+const (
+	sliceWindow, maxSliceWindow = 2 * time.Second, 10 * time.Second
+	sliceRounds                 = 16
+)
+
+func (c *GPU) sliceWindow() time.Duration {
+	var round time.Duration
+	for _, cl := range c.clients {
+		if cl.connected && cl.wanted {
+			round += cl.slice
+		}
+	}
+	return clamp(sliceRounds*round, sliceWindow, maxSliceWindow)
+}
+
+// measured is what a window has shown.
+type measured struct {
+	rates map[ClientID]float64 // of active clients, calls per second
+	known bool                 // the speed alone of all active clients
+	sum   float64              // of what they get, as parts of what they get alone
+	idle  float64              // the sum of the parts of the window in which they had no work
+}
+
+// measure looks at the window that ends, and begins the next one.
+func (c *GPU) measure(window time.Duration) measured {
+	m := measured{rates: map[ClientID]float64{}, known: true}
+	gets := map[*tenant]float64{}
+	for _, cl := range c.inOrder() {
+		p := &cl.progress
+		alone, busy, known := p.alone()
+		if rate, active := p.rate(window); active {
+			m.rates[cl.id] = rate
+			m.idle += 1 - float64(p.busySamples)/float64(max(p.samples, 1))
+			m.known = m.known && known
+			if known {
+				m.sum += rate / alone
+			}
+		}
+		if known {
+			gets[cl.tenant] += min(p.beside/window.Seconds()/alone, 1) * busy
+		} else {
+			gets[cl.tenant] += c.sliceOf(cl) * p.over.Seconds() / window.Seconds()
+		}
+		p.startWindow()
+	}
+	all := 0.0
+	for _, t := range c.tenantsInOrder() {
+		all += gets[t]
+	}
+	for _, t := range c.tenantsInOrder() {
+		c.bill(t) // by what it got so far
+		t.gets = int(1000 * gets[t] / max(all, 1))
+	}
+	return m
+}
+
+// sliceOf returns the client's part of the GPU by the slices alone.
+func (c *GPU) sliceOf(cl *client) float64 {
+	var sum time.Duration
+	for _, o := range c.clients {
+		if o.connected && o.wanted {
+			sum += cmp.Or(o.slice, DriverSlice)
+		}
+	}
+	return float64(cmp.Or(cl.slice, DriverSlice)) / float64(max(sum, 1))
+}
+
+// Where shares are uneven, slices are corrected by what tenants get: a program that waits
+// for its kernels does not use a long slice to its end. Only slices of those are shortened
+// that say themselves that they get more than their part: so a tenant that says that it
+// gets little takes nothing from others' parts.
+const (
+	shareError   = 0.02 // of the GPU
+	starvedBy    = 0.10 // the same, where nothing is promised
+	starvedFor   = 0.05 // of what all get alone: less gain is no reason for that
+	damping      = 0.8
+	leastFactor  = 0.02
+	maxUnderfed  = 5 // windows in which a tenant does not get its part: then turns are better
+	worthMeasure = 30 * time.Second
+)
+
+// uneven says whether tenants are promised something, or their weights differ.
+func (c *GPU) uneven() bool {
+	if c.exact > 0 {
+		return true
+	}
+	weight := 0
+	for _, t := range c.tenants {
+		if t.clients > 0 && t.share.Priority != Latency {
+			if weight != 0 && t.share.Weight != weight {
+				return true
+			}
+			weight = t.share.Weight
+		}
+	}
+	return false
+}
+
+// fed is how a tenant fares.
+type fed struct {
+	got, part, needs float64 // of the GPU
+	byTurns          float64 // what it got in turns
+	sum              float64 // the same, as a part of what it gets alone
+}
+
+func (c *GPU) fedOf(t *tenant) fed {
+	f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / one}
+	for _, cl := range c.inOrder() {
+		if rate, busy, known := cl.progress.alone(); cl.tenant == t && cl.connected && known {
+			f.needs += busy
+			f.byTurns += busy * cl.progress.byTurns / rate
+			f.sum += cl.progress.byTurns / rate
+		}
+	}
+	return f
+}
+
+// short says whether the tenant gets less than its part, and than it needs, by more than an
+// error; and whether it got more in turns.
+func (f fed) short(by float64) (short, turnsBetter bool) {
+	short = f.got > 0 && f.got < min(f.part, f.needs)-by
+	return short, short && f.got < f.byTurns-by
+}
+
+// starves says whether a tenant gets far less than in turns, and the others do not get more
+// for that: a program may set its own time slices, or work in a way that slices serve badly.
+func (c *GPU) starves(sum float64) bool {
+	inTurns, starved := 0.0, false
+	for _, t := range c.tenantsInOrder() {
+		f := c.fedOf(t)
+		_, worse := f.short(starvedBy)
+		starved = starved || worse
+		inTurns += f.sum
+	}
+	return starved && sum < inTurns+starvedFor
+}
+
+// correct changes slices by what tenants got. It returns whether one that did not get its
+// part got more in turns.
+func (c *GPU) correct() bool {
+	underfed, turnsBetter := false, false
+	for _, t := range c.tenantsInOrder() {
+		short, worse := c.fedOf(t).short(shareError)
+		underfed, turnsBetter = underfed || short, turnsBetter || worse
+	}
+	if !underfed {
+		return false
+	}
+	for _, t := range c.tenantsInOrder() {
+		if f := c.fedOf(t); f.got > f.part+shareError {
+			t.sliceFactor = max(cmp.Or(t.sliceFactor, 1)*(1-damping*(f.got-f.part)/f.got), leastFactor)
+			c.slices.stale = true
+		}
+	}
+	return turnsBetter
+}
+
+func (c *GPU) tenantsInOrder() []*tenant {
+	return slices.SortedFunc(func(yield func(*tenant) bool) {
+		for _, t := range c.tenants {
+			if t.clients > 0 && !yield(t) {
+				return
+			}
+		}
+	}, func(a, b *tenant) int { return cmp.Compare(a.name, b.name) })
+}
