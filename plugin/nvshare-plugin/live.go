@@ -98,3 +98,12 @@ func (l *live) unmanaged(u plugin.Unmanaged) {
 	l.w.Warn(plugin.Pod{UID: u.PodUID, Namespace: u.Namespace, Name: u.Pod}, u.Name, "GPUUnmanaged",
 		fmt.Sprintf("runs without nvshare (asked for: %s): %s", cmp.Or(u.Asked, "nothing"), u.Why))
 }
+
+// outOfMemory is called when a container's memory limit has refused memory.
+func (l *live) outOfMemory(e *api.Event) {
+	if e.Container.GetPod() == "" {
+		return
+	}
+	l.w.Warn(plugin.Pod{UID: e.Container.PodUid, Namespace: e.Container.Namespace, Name: e.Container.Pod}, e.Container.Name, "GPUOutOfMemory",
+		fmt.Sprintf("GPU %d: %s; %s raises the limit", e.Index, e.Reason, plugin.MemoryLimitAnnotation))
+}

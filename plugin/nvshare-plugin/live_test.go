@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/ttrpc"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
@@ -566,3 +567,80 @@ func (r recorder) Describe(_ context.Context, c plugin.Container) error { r <- c
 func (recorder) Forget(context.Context, string) error                   { return nil }
 func (recorder) State(context.Context) (plugin.State, error)            { return plugin.State{}, nil }
 func (recorder) Close() error                                           { return nil }
+
+// eventful is a scheduler that has some events.
+type eventful struct {
+	sched.ControlService
+	all []*sched.Event
+}
+
+func (s *eventful) Status(context.Context, *sched.StatusRequest) (*sched.StatusResponse, error) {
+	return &sched.StatusResponse{}, nil
+}
+
+func (s *eventful) Events(_ context.Context, r *sched.EventsRequest) (*sched.EventsResponse, error) {
+	return &sched.EventsResponse{Run: 7, Next: uint64(len(s.all)), Events: s.all[r.Since:]}, nil
+}
+
+// An allocation that a pod's memory limit refused is said on the pod, once, and not again
+// by the plugin that follows.
+func TestOutOfMemoryIsTold(t *testing.T) {
+	s := kubeapi.New(t)
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	s.Kubeconfig(file)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	f := liveFlags{when: "on", kubeconfig: file, node: kubeapi.Node}
+	pods, err := f.watch(ctx, plugin.New(quiet(), plugin.NewContainers(quiet())), quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	event := func(pod, why string) *sched.Event {
+		return &sched.Event{Type: sched.EventType_EVENT_TYPE_OUT_OF_MEMORY, Reason: why, Container: &sched.Container{Id: "x", Namespace: "ml", Pod: pod, PodUid: "uid", Name: "main"}}
+	}
+	control := &eventful{all: []*sched.Event{event("train", "of an earlier plugin's time")}}
+	dir, err := os.MkdirTemp("", "run") // short: socket paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	l, err := net.Listen("unix", sched.SocketPath(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := ttrpc.NewServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	sched.RegisterControlService(server, control)
+	go server.Serve(ctx, l)
+	conn, err := dialScheduler(ctx, dir, quiet(), pods)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ask := func() {
+		t.Helper()
+		if _, err := conn.State(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask()
+	control.all = append(control.all, &sched.Event{Type: sched.EventType_EVENT_TYPE_FENCE}, event("", "of no pod"), event("train", "the limit of 1024 MiB"))
+	ask()
+	ask()
+	select {
+	case e := <-s.Events:
+		if want := "container main: GPU 0: the limit of 1024 MiB; nvshare.com/gpu-memory-limit raises the limit"; e.Reason != "GPUOutOfMemory" || e.Regarding.UID != "uid" || e.Note != want {
+			t.Errorf("event %s: %s", e.Reason, e.Note)
+		}
+	case <-time.After(patience):
+		t.Fatal("no event")
+	}
+	select {
+	case e := <-s.Events:
+		t.Errorf("another event %s: %s", e.Reason, e.Note)
+	default:
+	}
+}

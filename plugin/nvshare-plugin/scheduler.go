@@ -19,6 +19,9 @@ type scheduler struct {
 	conn *api.Conn
 	log  logrus.FieldLogger
 	pods *live
+
+	since uint64 // the latest event that was asked for
+	run   int64  // of the scheduler, 0: nothing was asked yet
 }
 
 var _ plugin.Scheduler = (*scheduler)(nil)
@@ -30,7 +33,7 @@ func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, p
 	if err != nil {
 		return nil, err
 	}
-	return &scheduler{conn, log, pods}, nil
+	return &scheduler{conn: conn, log: log, pods: pods}, nil
 }
 
 // Describe tells the scheduler the names and terms of a container. A refusal is
@@ -83,7 +86,34 @@ func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 			})
 		}
 	}
-	return state, nil
+	return state, s.news(ctx)
+}
+
+// news passes on what has happened to containers since the last call. Older schedulers
+// send events of all kinds.
+func (s *scheduler) news(ctx context.Context) error {
+	if s.pods == nil {
+		return nil
+	}
+	for {
+		r, err := s.conn.Events(ctx, &api.EventsRequest{Since: s.since, Run: s.run, Types: []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY}})
+		if err != nil {
+			return err
+		}
+		first := s.run == 0
+		for _, e := range r.Events {
+			if !first && e.Type == api.EventType_EVENT_TYPE_OUT_OF_MEMORY {
+				s.pods.outOfMemory(e)
+			}
+		}
+		done := len(r.Events) == 0 || r.Next == s.since
+		if s.since = r.Next; !first || done {
+			s.run = r.Run
+		}
+		if done {
+			return nil
+		}
+	}
 }
 
 func (s *scheduler) Close() error { return s.conn.Close() }

@@ -3185,10 +3185,11 @@ func (x *TenantUse) GetOutOfMemory() uint64 {
 type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the response before; both 0: everything that is still kept.
-	Since         uint64 `protobuf:"varint,1,opt,name=since,proto3" json:"since,omitempty"`
-	Run           int64  `protobuf:"varint,2,opt,name=run,proto3" json:"run,omitempty"`
-	Gpu           string `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`                      // UUID or index; empty: all, and what concerns no single GPU
-	WaitNs        int64  `protobuf:"varint,4,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"` // at most maxEventsWait; 0: answer at once
+	Since         uint64      `protobuf:"varint,1,opt,name=since,proto3" json:"since,omitempty"`
+	Run           int64       `protobuf:"varint,2,opt,name=run,proto3" json:"run,omitempty"`
+	Gpu           string      `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`                                       // UUID or index; empty: all, and what concerns no single GPU
+	WaitNs        int64       `protobuf:"varint,4,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"`                  // at most maxEventsWait; 0: answer at once
+	Types         []EventType `protobuf:"varint,5,rep,packed,name=types,proto3,enum=nvshare.v1.EventType" json:"types,omitempty"` // empty: all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3249,6 +3250,13 @@ func (x *EventsRequest) GetWaitNs() int64 {
 		return x.WaitNs
 	}
 	return 0
+}
+
+func (x *EventsRequest) GetTypes() []EventType {
+	if x != nil {
+		return x.Types
+	}
+	return nil
 }
 
 type EventsResponse struct {
@@ -3830,12 +3838,13 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bmoved_ns\x18\f \x01(\x03R\amovedNs\x12'\n" +
 	"\x0fwaited_permille\x18\r \x01(\rR\x0ewaitedPermille\x12+\n" +
 	"\x12wait_max_lately_ns\x18\x0e \x01(\x03R\x0fwaitMaxLatelyNs\x12\"\n" +
-	"\rout_of_memory\x18\x0f \x01(\x04R\voutOfMemory\"b\n" +
+	"\rout_of_memory\x18\x0f \x01(\x04R\voutOfMemory\"\x8f\x01\n" +
 	"\rEventsRequest\x12\x14\n" +
 	"\x05since\x18\x01 \x01(\x04R\x05since\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\x03R\x03run\x12\x10\n" +
 	"\x03gpu\x18\x03 \x01(\tR\x03gpu\x12\x17\n" +
-	"\await_ns\x18\x04 \x01(\x03R\x06waitNs\"u\n" +
+	"\await_ns\x18\x04 \x01(\x03R\x06waitNs\x12+\n" +
+	"\x05types\x18\x05 \x03(\x0e2\x15.nvshare.v1.EventTypeR\x05types\"u\n" +
 	"\x0eEventsResponse\x12)\n" +
 	"\x06events\x18\x01 \x03(\v2\x11.nvshare.v1.EventR\x06events\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\x04R\x04next\x12\x10\n" +
@@ -4024,30 +4033,31 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	26, // 40: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
 	16, // 41: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
 	17, // 42: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	37, // 43: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 44: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	16, // 45: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 46: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	18, // 47: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	21, // 48: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	24, // 49: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	27, // 50: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	30, // 51: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	32, // 52: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	35, // 53: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 54: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	19, // 55: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	22, // 56: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	25, // 57: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	29, // 58: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	31, // 59: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	33, // 60: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	36, // 61: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	54, // [54:62] is the sub-list for method output_type
-	46, // [46:54] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	4,  // 43: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	37, // 44: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 45: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	16, // 46: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 47: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	18, // 48: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	21, // 49: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	24, // 50: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	27, // 51: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	30, // 52: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	32, // 53: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	35, // 54: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 55: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	19, // 56: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	22, // 57: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	25, // 58: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	29, // 59: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	31, // 60: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	33, // 61: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	36, // 62: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	55, // [55:63] is the sub-list for method output_type
+	47, // [47:55] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }

@@ -165,6 +165,6 @@ func (d *Daemon) eventsSince(req *api.EventsRequest, since uint64) (found []hist
 		since = 0
 	}
 	resp = &api.EventsResponse{Run: d.history.Run()}
-	found, resp.Next, resp.Lost = d.history.Since(since, uuid)
+	found, resp.Next, resp.Lost = d.history.Since(since, uuid, req.Types...)
 	return found, resp, d.history.More(), nil
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nvshare/nvshare/tests/judge"
 	"github.com/nvshare/nvshare/tests/node"
@@ -38,7 +39,8 @@ func TestPodsAreSeen(t *testing.T) {
 		awaitTurns(t, ctx, pod.Name, from, turnsEach)
 	}
 	text := ""
-	check(t, node.Until(ctx, "the pods' metrics", func() error {
+	// The scheduler answers some requests a second only.
+	check(t, node.UntilEvery(ctx, time.Second, "the pods' metrics", func() error {
 		code, body, err := scrape("/metrics")
 		text = body
 		if err != nil || code != http.StatusOK {

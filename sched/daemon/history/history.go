@@ -4,6 +4,7 @@ package history
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"time"
 
@@ -122,9 +123,10 @@ func (l *Log) More() <-chan struct{} {
 // AwaitedByAny reports whether somebody was given a channel that is still open.
 func (l *Log) AwaitedByAny() bool { return l.more != nil }
 
-// Since returns the events after seq that concern the GPU, or all for "", up to
-// MaxAnswer; what to ask for next; and how many after seq are gone.
-func (l *Log) Since(seq uint64, uuid string) (found []Event, next, lost uint64) {
+// Since returns the events after seq that concern the GPU, or all for "", and are of one
+// of the kinds, if there are any, up to MaxAnswer; what to ask for next; and how many
+// after seq are gone.
+func (l *Log) Since(seq uint64, uuid string, kinds ...api.EventType) (found []Event, next, lost uint64) {
 	if seq > l.seq {
 		seq = 0
 	}
@@ -139,7 +141,7 @@ func (l *Log) Since(seq uint64, uuid string) (found []Event, next, lost uint64) 
 			e = l.changes.at(j)
 			j++
 		}
-		if uuid != "" && e.UUID != uuid {
+		if uuid != "" && e.UUID != uuid || len(kinds) > 0 && !slices.Contains(kinds, e.Kind) {
 			continue
 		}
 		found = append(found, *e)
