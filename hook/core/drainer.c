@@ -14,7 +14,6 @@
 #include "log.h"
 #include "ops.h"
 #include "preempt.h"
-#include "signals.h"
 #include "slice.h"
 #include "thread.h"
 #include "utilization.h"
@@ -98,19 +97,6 @@ static void do_drain(struct nvs_gpu *gpu)
 	}
 	end_drain(gpu, result, closed, offs);
 	nvs_unlock(&nvs_client_lock);
-}
-
-bool nvs_drain_at_exit(struct nvs_gpu *gpu)
-{
-	struct nvs_signals q;
-	bool done;
-
-	nvs_signals_block(&q); /* locks are taken */
-	done = !nvs_gate_busy(gpu) && nvs_streams_idle(gpu);
-	if (done)
-		do_drain(gpu);
-	nvs_signals_restore(&q);
-	return done;
 }
 
 /* Gives the grant back if the GPU has nothing to do and no call came meanwhile. */

@@ -23,10 +23,4 @@ void nvs_drainer_look(struct nvs_gpu *gpu, enum nvs_look why);
  */
 void nvs_gpu_give_back(struct nvs_gpu *gpu);
 
-/*
- * The process ends, and the drainer calls the driver no more: drains on the calling
- * thread, which waits for the gate of the GPU. False: work still runs. No lock is held.
- */
-bool nvs_drain_at_exit(struct nvs_gpu *gpu);
-
 #endif

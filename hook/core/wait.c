@@ -9,7 +9,7 @@
 
 #include "clock.h"
 #include "connection.h"
-#include "drainer.h"
+#include "drain.h"
 #include "futex.h"
 #include "glibc.h"
 #include "grant.h"
@@ -161,22 +161,47 @@ static void spin_for_grant(struct nvs_gpu *gpu, const struct nvs_slot *slot, uin
 }
 
 /*
- * The process ends, and with it the threads of the shim that call the driver: the thread
- * that waits drains the GPU if its grant was revoked, and brings memory in once there is
- * a new one. The lock is held, and given up meanwhile. False: there is nothing to do now.
+ * The process ends, and the shim's threads call the driver no more: who waits for the
+ * drain of a revoked grant does it, once the work has ended. The lock is held, and given
+ * up meanwhile. Signals are blocked. False: work still runs.
  */
+static bool drain_at_exit(struct nvs_gpu *gpu)
+{
+	uint64_t closed = gpu->closed_ns;
+	bool done;
+
+	nvs_unlock(&nvs_client_lock);
+	done = !nvs_gate_busy(gpu) && nvs_streams_idle(gpu) && nvs_drain(gpu, 0) == NVS_DRAINED;
+	nvs_lock(&nvs_client_lock);
+	if (done && gpu->lease.gate == LEASE_DRAINING && gpu->closed_ns == closed) {
+		gpu->drain_ns = nvs_now() - closed;
+		nvs_drain_forget(gpu, gpu->drain_ns);
+		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_DRAINED });
+	}
+	return done;
+}
+
+/* The same for the thread that brings memory in, once the gate may open. */
+static bool fill_at_exit(struct nvs_gpu *gpu, sigset_t *mask)
+{
+	bool filled;
+
+	unlock_masked(mask);
+	filled = nvs_memory_ops.fill_at_exit(gpu);
+	lock_masked(mask);
+	return filled;
+}
+
+/* False: there is nothing to do now. */
 static bool work_at_exit(struct nvs_gpu *gpu, sigset_t *mask)
 {
 	enum lease_gate gate = gpu->lease.gate;
-	bool done;
 
-	if (!atomic_load(&nvs_exiting) ||
-	    (gate != LEASE_OPEN && gate != LEASE_FREE && gate != LEASE_DRAINING))
+	if (!atomic_load(&nvs_exiting))
 		return false;
-	unlock_masked(mask);
-	done = gate == LEASE_DRAINING ? nvs_drain_at_exit(gpu) : nvs_memory_ops.fill_at_exit(gpu);
-	lock_masked(mask);
-	return done;
+	if (gate == LEASE_DRAINING)
+		return drain_at_exit(gpu);
+	return (gate == LEASE_OPEN || gate == LEASE_FREE) && fill_at_exit(gpu, mask);
 }
 
 /* The lock is held; it is given up while waiting. word: of the page, as last looked at. */

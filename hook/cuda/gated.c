@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * hook.c: the gated wrappers, made from the table, and the table of all wrappers.
+ * gated.c: the gated wrappers, made from the table, and the table of all wrappers.
  */
 #include "wrap.h"
 
