@@ -115,6 +115,9 @@ func (c *GPU) change(g *grant, to grantState, kind grantKind) {
 		}
 		if in == &c.closing && from != over {
 			g.graceFrom = c.now
+			if to == draining {
+				g.graceFrom = c.now.Add(-c.lessGrace(cl.tenant))
+			}
 		}
 	}
 	wasRevoked := g.revoked()
@@ -196,6 +199,8 @@ func (c *GPU) endGrant(cl *client, how EndReason) {
 	r := Released{Client: cl.id, Tenant: t.displayName(), Epoch: g.epoch, Reason: how, Held: held, Fenced: g.state == fenced}
 	if g.revoked() {
 		r.Drained = c.now.Sub(g.revokedAt)
+		c.bill(t)
+		c.noteDrain(g)
 	}
 	if cl.in == &c.open || cl.in == &c.closing {
 		c.spare()
