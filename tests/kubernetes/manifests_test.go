@@ -135,6 +135,10 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		!strings.Contains(out, "--owner=0:65529") || strings.Contains(out, "runAsUser: 65529") {
 		t.Errorf("fenceAction=kill: %v\n%s", err, out)
 	}
+	out, err = helm("template", "nvshare", chart, "--set", "scheduler.latencyNamespaces=prod,scheduler.gangNamespaces=,scheduler.maxWeight=100,scheduler.defaultMemoryLimit=8Gi")
+	if err != nil || !strings.Contains(out, `"--default-memory-limit=8Gi","--gang-namespaces=","--latency-namespaces=prod","--max-weight=100"]`) {
+		t.Errorf("bounds of what pods ask for: %v\n%s", err, out)
+	}
 	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=stop")
 	if err != nil || !strings.Contains(out, `["--host-root=/host","--audit=stop"]`) || strings.Count(out, `add: ["KILL"]`) != 1 {
 		t.Errorf("audit=stop: %v\n%s", err, out)
