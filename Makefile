@@ -46,7 +46,7 @@ DESTDIR ?=
 # their jobs in parallel.
 .NOTPARALLEL:
 .PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e runtimes compat stress bench bench-nri sim model fuzz generate \
-	engines test-engines gpu-bundle release tarball install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s clean
+	engines test-engines lint gpu-bundle release tarball install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -78,6 +78,10 @@ tools: deps ## containerd, runc, crictl at the versions pinned in tests/tools
 demo: root deps build simgpu tools ## two pods and a podman container share one GPU; SIM=1 simulates it
 	$(GO) build -trimpath -o $(BIN)/ ./tests/demo
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
+
+lint: GOAL := lint
+lint: deps ## staticcheck, govulncheck, shellcheck, cppcheck and go mod verify
+	@sh tests/tools/lint/lint.sh $(BUILD)/tools-lint
 
 test: root deps test-c test-unit test-compat test-e2e e2e-k8s test-engines ## every test (10 minutes, and as many more once, to build Kubernetes)
 

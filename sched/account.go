@@ -18,7 +18,10 @@ import (
 // until there is enough for a slice. Credit may become negative, because a drain
 // takes time, and a kernel's length where it can't be cut: that is the tenant's debt.
 //
-// Patience: for how long a latency tenant may still keep batch tenants out.
+// Patience: for how long a latency tenant may still keep batch tenants out. Each has its
+// own, which fills with its part of what latency tenants may have together, and all have
+// a common one, which whoever wants the GPU may use. A tenant is out of patience when both
+// are empty.
 const (
 	// one is the whole of a GPU, in the unit of part.
 	one = 1_000_000
@@ -30,9 +33,9 @@ const (
 	slicePeriod = 100 * time.Millisecond
 	minSlice    = 5 * time.Millisecond
 
-	// A latency tenant goes before batch tenants for half of the time, and for a
-	// quarter of a second more if it has left that unused. Then it takes turns as
-	// they do, until it has half of that quarter again.
+	// Latency tenants together go before batch tenants for half of the time, and for a
+	// quarter of a second more if they have left that unused. Then they take turns as
+	// batch tenants do, until they have half of that quarter again.
 	patiencePercent = 50
 	patienceMax     = 250 * time.Millisecond
 
@@ -69,8 +72,10 @@ type rates struct {
 	part                  int64 // as tenant's part, for virtual time; 0: the grants do not count for that
 	share                 Share
 	slice                 time.Duration
-	waits                 bool // a client of the tenant waits for a grant
-	keepsOut              bool // latency grants keep batch tenants from the GPU
+	waits                 bool          // a client of the tenant waits for a grant
+	keepsOut              bool          // latency grants keep batch tenants from the GPU
+	patience              int           // percent of the time that is the tenant's own, if it is a latency tenant
+	common                time.Duration // patience of all latency tenants, now
 	tuning                Tuning
 }
 
@@ -102,6 +107,19 @@ func (a *account) bill(now Time, r rates) {
 	}
 }
 
+// charge bills the account for time that was forgiven before.
+func (a *account) charge(now Time, d time.Duration, r rates) {
+	a.used += d
+	a.got.spread(now, now+1, d)
+	if r.part > 0 {
+		a.vt += scale(int64(min(d, maxDebt)), one, r.part)
+	}
+	if r.share.limited() {
+		a.credit = max(a.credit-d, -maxDebt)
+		a.capped = a.capped || a.credit <= 0
+	}
+}
+
 func (a *account) billCredit(dt, charge time.Duration, r rates) {
 	limit := time.Duration(r.share.Limit)
 	top := r.slice
@@ -119,14 +137,14 @@ func (a *account) billCredit(dt, charge time.Duration, r rates) {
 }
 
 func (a *account) billPatience(dt, charge time.Duration, r rates) {
-	a.patience = min(a.patience+dt*time.Duration(max(patiencePercent, r.share.Request))/100, patienceMax)
+	a.patience = min(a.patience+dt*time.Duration(r.patience)/100, patienceMax)
 	if r.keepsOut && charge > 0 {
-		a.patience -= min(dt, charge)
+		a.patience = max(a.patience-min(dt, charge), 0)
 	}
 	switch {
-	case a.patience <= 0:
+	case a.patience <= 0 && r.common <= 0:
 		a.demoted = true
-	case a.patience >= patienceMax/2:
+	case a.patience >= patienceMax/2 || r.common >= patienceMax/2:
 		a.demoted = false
 	}
 }

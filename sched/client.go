@@ -159,8 +159,8 @@ func (c *GPU) adopt(g *grant) {
 
 // claim takes note of a grant that the core has no record of. The client will drain
 // and release it. Nothing is granted meanwhile, for a grace period at most. A claim can
-// be honest only after a restart that lost what was persisted. So a late claim blocks
-// nobody; else a process could keep the GPU from others by making claims for ever.
+// be honest only after a restart that lost what was persisted. So a claim that comes late,
+// or where that is known, blocks nobody; else a process could keep the GPU from others by making claims for ever.
 func (c *GPU) claim(cl *client, held Epoch) {
 	c.unqueue(cl)
 	g := c.give(cl, held)
@@ -323,6 +323,7 @@ func (c *GPU) restore(ev Restore) {
 
 func (c *GPU) restoreUnknown(ev RestoreUnknown) {
 	c.holdOff = max(c.holdOff, c.now.Add(c.quantum+c.grace))
+	c.claimsUntil = c.holdOff
 	c.restored(ev.Epoch)
 }
 

@@ -55,7 +55,7 @@ const proofPatience = 2 * time.Second
 
 // control takes note of what a client has proved.
 func (c *GPU) control(ev Controls) {
-	if cl := c.clients[ev.Client]; cl != nil && cl.connected {
+	if cl := c.clients[ev.Client]; cl != nil && cl.connected && cl.controls != ev {
 		cl.controls, c.slices.stale = ev, true
 	}
 }

@@ -107,7 +107,7 @@ func (r *residency) stranded(id ClientID) uint64 {
 	if o == nil || o.keep != Swapped {
 		return 0
 	}
-	return less(add(o.need(), less(r.sum.fixed, o.pinned())), r.capacity)
+	return less(add(o.need(), r.sum.fixed-o.counted.fixed), r.capacity)
 }
 
 // Arenas is the host memory of a node that holds what is away from its GPUs. The

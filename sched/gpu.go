@@ -28,6 +28,7 @@ type Config struct {
 	Tuning    Tuning
 	SwapShare int    // percent of the time that moving memory may take: turns are as long as that needs; 0: as Quantum says
 	LastEpoch Epoch  // the last epoch persisted; the next grant's is higher
+	Intact    bool   // what was persisted is known: a client that claims another grant is mistaken, or lies
 	GPU       string // its name in StepGPU
 	Node      *Node  // nil: of this GPU alone
 	Memory    Memory
@@ -45,6 +46,7 @@ type GPU struct {
 	gangs *gangs // of the node
 
 	started     bool
+	intact      bool // as Config says
 	now         Time // of the latest Step; never runs backwards
 	claimsUntil Time // see attach
 
@@ -54,6 +56,7 @@ type GPU struct {
 	queues
 	grants
 	transfers
+	pool latencyPool
 	notices
 	records
 	counters Counters
@@ -89,6 +92,7 @@ func New(cfg Config) *GPU {
 		roster:   roster{tenants: make(map[string]*tenant)},
 		queues:   newQueues(),
 		records:  newRecords(cfg.LastEpoch),
+		intact:   cfg.Intact,
 		gpu:      cfg.GPU,
 		policies: policies(),
 	}
@@ -115,7 +119,9 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 	now = c.clock.advance(now)
 	if !c.started {
 		c.started = true
-		c.claimsUntil = now.Add(c.quantum + c.grace)
+		if !c.intact {
+			c.claimsUntil = now.Add(c.quantum + c.grace)
+		}
 		if c.restarted {
 			c.gangs.await()
 		}

@@ -23,12 +23,11 @@ const (
 	fenced                     // not released in time; others are granted
 )
 
-// grantKind says what a grant keeps others from. With time slices, a client's
-// slice will be a third kind.
+// grantKind says what a grant keeps others from.
 type grantKind uint8
 
 const (
-	turnGrant    grantKind = iota // the GPU, in its turn; in concurrent mode, the GPU together with the others
+	turnGrant    grantKind = iota // the GPU, in its turn; in concurrent mode and by time slices, the GPU together with the others
 	latencyGrant                  // given to a latency tenant beside others, whose gates are shut
 )
 
@@ -116,6 +115,9 @@ func (c *GPU) change(g *grant, to grantState, kind grantKind) {
 		}
 		if in == &c.closing && from != over {
 			g.graceFrom = c.now
+			if to == draining {
+				g.graceFrom = c.now.Add(-c.lessGrace(cl.tenant))
+			}
 		}
 	}
 	wasRevoked := g.revoked()
@@ -197,6 +199,8 @@ func (c *GPU) endGrant(cl *client, how EndReason) {
 	r := Released{Client: cl.id, Tenant: t.displayName(), Epoch: g.epoch, Reason: how, Held: held, Fenced: g.state == fenced}
 	if g.revoked() {
 		r.Drained = c.now.Sub(g.revokedAt)
+		c.bill(t)
+		c.noteDrain(g)
 	}
 	if cl.in == &c.open || cl.in == &c.closing {
 		c.spare()

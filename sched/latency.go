@@ -2,6 +2,8 @@
 
 package sched
 
+import "time"
+
 // latencyTenants grants at once to tenants that want the GPU briefly, and shuts the gates
 // of the others meanwhile. A tenant that keeps others out for too long takes turns.
 func latencyTenants() policy {
@@ -10,7 +12,7 @@ func latencyTenants() policy {
 			var e earliest
 			for _, t := range c.metered {
 				if t.share.Priority == Latency && c.keptOut {
-					e.either(c.usedUp(t, t.patience, max(patiencePercent, t.share.Request), 100))
+					e.either(c.patienceEnds(t))
 				}
 			}
 			return e.at, e.ok
@@ -29,6 +31,50 @@ func latencyTenants() policy {
 	}
 }
 
+// latencyPool is what the latency tenants of a GPU have of patience in common.
+type latencyPool struct {
+	tenants   int // with clients
+	requests  int // the sum of what they are promised, percent
+	patience  time.Duration
+	countedAt Time
+}
+
+// percent is the part of the time for which latency tenants may keep others out together.
+func (p *latencyPool) percent() int { return min(max(patiencePercent, p.requests), 100) }
+
+// partOf returns the part of that which is a tenant's own.
+func (p *latencyPool) partOf(s Share) int {
+	return max(p.percent()/max(p.tenants, 1), s.Request)
+}
+
+// commonPatience returns what is left of the common patience now.
+func (c *GPU) commonPatience() time.Duration {
+	p := &c.pool
+	dt := max(c.now.Sub(p.countedAt), 0)
+	left := min(p.patience+dt*time.Duration(p.percent())/100, patienceMax)
+	if c.keptOut {
+		left -= dt
+	}
+	return max(left, -patienceMax) // what tenants used of their own is owed first
+}
+
+// countPatience brings the common patience up to now. It comes before any change of what
+// it is counted by.
+func (c *GPU) countPatience() {
+	c.pool.patience, c.pool.countedAt = c.commonPatience(), c.now
+}
+
+// patienceEnds returns when a tenant that keeps others out is out of patience; false if
+// never.
+func (c *GPU) patienceEnds(t *tenant) (Time, bool) {
+	own, ends := c.usedUp(t, t.patience, c.pool.partOf(t.share), 100)
+	rate := time.Duration(100 - c.pool.percent())
+	if !ends || rate == 0 {
+		return 0, false
+	}
+	return max(own, c.now.Add((max(c.commonPatience(), 0)*100+rate-1)/rate)), true
+}
+
 // lookWhoIsOut notes whether latency tenants keep others from the GPU. That uses up their
 // patience.
 func (c *GPU) lookWhoIsOut() {
@@ -39,6 +85,7 @@ func (c *GPU) lookWhoIsOut() {
 	for cl := c.latency.head; cl != nil; cl = cl.next {
 		c.bill(cl.tenant)
 	}
+	c.countPatience()
 	c.keptOut = kept
 }
 

@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -23,6 +24,7 @@ import (
 type ledger struct {
 	accounts map[string]*ledgerAccount // those with a limit, or with something reserved
 	ceiling  uint64                    // of each account, beside its limit; 0: none
+	fallback uint64                    // the limit of accounts that have none of their own; 0: none
 
 	high, low uint64 // the sum of what all have, in 128 bits
 }
@@ -56,7 +58,7 @@ func (l *ledger) reserve(account string, id ClientID, total, least uint64, force
 	have := m.reserved[id]
 	if total > have {
 		others := m.used - have
-		bound := m.limit
+		bound := cmp.Or(m.limit, l.fallback)
 		if l.ceiling != 0 && (bound == 0 || bound > l.ceiling) {
 			bound = l.ceiling
 		}
@@ -125,9 +127,9 @@ func (l *ledger) keep(account string, m *ledgerAccount) {
 func (l *ledger) reservedBy(account string, id ClientID) Standing {
 	m := l.accounts[account]
 	if m == nil {
-		return Standing{}
+		return Standing{Limit: l.fallback}
 	}
-	return Standing{Total: m.reserved[id], Used: m.used, Limit: m.limit}
+	return Standing{Total: m.reserved[id], Used: m.used, Limit: cmp.Or(m.limit, l.fallback)}
 }
 
 // total returns what all accounts have together, 2^64-1 if it is more.

@@ -39,6 +39,8 @@ const (
 type Memory struct {
 	Bytes   uint64 // of the GPU; 0: not known
 	Ceiling uint64 // what the GPU is to look like at most; 0: as it is
+	// DefaultLimit is the limit of tenants that have none of their own; 0: none.
+	DefaultLimit uint64
 
 	Swap       bool          // more can be reserved than Capacity; clients move out what does not fit
 	Capacity   uint64        // what clients may have on the GPU at a time
@@ -117,6 +119,7 @@ type member struct {
 
 func newMemory(cfg Memory, arenas *Arenas, later func(a, b ClientID) bool) memory {
 	m := memory{Memory: cfg, arenas: arenas, ledger: newLedger(), members: map[ClientID]*member{}, keeps: map[string]Keep{}}
+	m.ledger.fallback = cfg.DefaultLimit
 	if m.StallAfter == 0 {
 		m.StallAfter = DefaultStallAfter
 	}

@@ -52,3 +52,48 @@ func TestLowerLimitLeavesWhatIsThere(t *testing.T) {
 		t.Errorf("50 beside 60 that stay, on a GPU of 100: refused %q, want %v", r, NoPlace)
 	}
 }
+
+// A client that says it has more than it reserved is not believed: it keeps others from
+// nothing but the slack.
+func TestNobodyClaimsMemoryByAReport(t *testing.T) {
+	c := New(Config{Memory: Memory{Bytes: gib, Swap: true, Capacity: gib}})
+	c.Step(0, Attach{Client: 1, Tenant: "liar", CanMove: true})
+	c.Step(0, Attach{Client: 2, Tenant: "honest", CanMove: true})
+	c.Step(0, Reserve{Client: 1, Total: 1 << 20})
+	c.Step(0, Moved{Client: 1, Report: Report{Resident: gib, Fixed: gib}})
+	for _, a := range c.Step(0, Reserve{Client: 2, Total: gib / 2, Least: gib / 2}) {
+		if a, ok := a.(Reserved); ok && a.Refused != NotRefused {
+			t.Errorf("half of the GPU: refused, %v, %v", a.Refused, a.Why)
+		}
+	}
+	if n := c.MemorySnapshot().Promised; n > gib/2+1<<20+gib/slackPart {
+		t.Errorf("%d bytes are promised", n)
+	}
+	if err := c.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDefaultLimit(t *testing.T) {
+	for _, swap := range []bool{false, true} {
+		c := New(Config{Memory: Memory{Bytes: gib, Swap: swap, Capacity: gib, DefaultLimit: 100}})
+		c.Step(0, SetTenantMemory{Tenant: "own", Limit: 200})
+		for id, tenant := range [...]string{1: "none", 2: "none", 3: "own"} {
+			if id != 0 {
+				c.Step(0, Attach{Client: ClientID(id), Tenant: tenant})
+			}
+		}
+		for _, try := range []struct {
+			id     ClientID
+			total  uint64
+			limit  uint64
+			denied bool
+		}{{1, 60, 100, false}, {2, 60, 100, true}, {2, 40, 100, false}, {3, 200, 200, false}} {
+			for _, a := range c.Step(0, Reserve{Client: try.id, Total: try.total, Least: try.total}) {
+				if a, ok := a.(Reserved); ok && ((a.Refused == OverLimit) != try.denied || a.Stands.Limit != try.limit) {
+					t.Errorf("swap %t: client %d asks for %d: refused %q, limit %d", swap, try.id, try.total, a.Refused, a.Stands.Limit)
+				}
+			}
+		}
+	}
+}

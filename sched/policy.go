@@ -121,7 +121,7 @@ func (c *GPU) grant(cl *client) {
 func (c *GPU) revoke(g *grant, why RevokeReason) {
 	c.become(g, draining)
 	c.counters.Revokes++
-	c.do(Revoke{Client: g.client.id, Epoch: g.epoch, Grace: c.grace, Waiters: c.waiting, Why: why})
+	c.do(Revoke{Client: g.client.id, Epoch: g.epoch, Grace: g.graceFrom.Add(c.grace).Sub(c.now), Waiters: c.waiting, Why: why})
 }
 
 func (c *GPU) revokeTenant(t *tenant, l *list, why RevokeReason) {

@@ -72,6 +72,9 @@ const (
 	leastMoveUnit = 64 << 20
 	// maxCapacity, 1 PiB, keeps the sums of 8,192 clients from overflowing.
 	maxCapacity = 1 << 50
+	// slackPart is which part of the GPU a client may have beyond what it was promised
+	// and keep others from by that: what it has freed, and the driver rounds up.
+	slackPart = 1024
 )
 
 // occupant is what residency knows of one client.
@@ -84,6 +87,7 @@ type occupant struct {
 
 	promised uint64 // reserved
 	most     uint64 // that its word is taken for
+	slack    uint64 // see sure
 	extra    uint64 // allocated beyond promised, as of the latest report
 
 	resident, fixed, away uint64 // as it says
@@ -113,12 +117,20 @@ type sums struct {
 	arena          uint64 // host memory that they have
 }
 
+// sure is how much a client keeps others from, at most. What it says that it has beyond
+// that is moved for it in its turns, and is no reason to refuse others anything.
+func (o *occupant) sure() uint64 { return add(o.promised, o.slack) }
+
 // need is how much a client must have on the GPU to run.
 func (o *occupant) need() uint64 {
-	if o.keep == Managed {
+	need := min(add(o.promised, o.extra), o.most)
+	switch o.keep {
+	case Managed:
 		return 0
+	case Resident: // what is there never goes
+		return min(need, o.sure())
 	}
-	return min(add(o.promised, o.extra), o.most)
+	return need
 }
 
 // pinned is the part of need that cannot be taken from it.
@@ -138,8 +150,9 @@ func (o *occupant) wants() bool {
 func (o *occupant) victim() bool { return o.keep == Swapped && !o.active && !o.unknown }
 
 func (o *occupant) sums() sums {
-	s := sums{resident: o.resident, may: o.may, fixed: o.pinned(), arena: o.arena}
-	s.movable = o.need() - s.fixed
+	sure := min(o.need(), o.sure())
+	s := sums{resident: o.resident, may: o.may, fixed: min(o.pinned(), sure), arena: o.arena}
+	s.movable = sure - s.fixed
 	if o.wants() {
 		s.lacks, s.wanting = o.need()-o.room, 1
 	}
@@ -238,7 +251,7 @@ func (r *residency) attach(id ClientID, keep Keep, group string, back bool) {
 	o := r.clients[id]
 	if o == nil {
 		r.seq++
-		o = &occupant{id: id, most: r.capacity, reported: true, seq: r.seq}
+		o = &occupant{id: id, most: r.capacity, slack: r.capacity / slackPart, reported: true, seq: r.seq}
 		if back {
 			o.unknown, o.reported, o.room, o.told = true, false, r.capacity, r.capacity
 		}

@@ -69,6 +69,8 @@ type TenantSnapshot struct {
 	Throttled   time.Duration // until its limit allows a grant; 0: it does now
 	Grants      uint64
 	LongestWait time.Duration // for a grant, up to now
+	Slow        time.Duration // that its latest drain took beyond what a drain may take
+	Grace       time.Duration // that its next drain has
 	RecentWait  time.Duration // the longest in the latest minute
 }
 
@@ -168,6 +170,8 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 		Moved:       t.moved,
 		Grants:      t.grants,
 		LongestWait: t.longestWait,
+		Slow:        t.slow,
+		Grace:       c.grace - c.lessGrace(t),
 	}
 	if t.limited() {
 		ts.Promised = min(ts.Promised, t.share.Limit*10)

@@ -72,6 +72,7 @@ type tenant struct {
 	sliceFactor float64       // by which its slices are shortened; 0: 1
 	notBefore   Time          // no grant before; see moving.go
 	moved       time.Duration // moving memory, which is not in used
+	slow        time.Duration // that its latest drain took too long, see grace.go
 	stretch     time.Duration // its slices are at least that long, because of what moving took
 	grants      uint64
 	longestWait time.Duration
@@ -82,9 +83,10 @@ type tenant struct {
 	seat *seat
 	crew []*client // its clients
 
-	metered int  // index in roster.metered, -1: none
-	special bool // counted in roster.special
-	exact   bool // counted in roster.exact
+	metered int   // index in roster.metered, -1: none
+	special bool  // counted in roster.special
+	latency Share // as counted in GPU.pool; the zero Share: it is not
+	exact   bool  // counted in roster.exact
 	ghost   bool
 }
 
@@ -283,6 +285,9 @@ func (c *GPU) ratesOf(t *tenant) rates {
 	if c.sliced() {
 		r.open, r.gets = min(t.open, 1), t.gets
 	}
+	if t.share.Priority == Latency {
+		r.patience, r.common = c.pool.partOf(t.share), c.commonPatience()
+	}
 	if t.batch > 0 && t.open+t.closing > 0 {
 		r.part = c.part(t)
 	}
@@ -355,6 +360,17 @@ func (c *GPU) review(t *tenant) {
 		} else {
 			c.exact--
 		}
+	}
+	counts := Share{}
+	if t.clients > 0 && t.share.Priority == Latency {
+		counts = t.share
+	}
+	if counts != t.latency {
+		c.countPatience()
+		p := &c.pool
+		p.tenants += int(counts.Priority) - int(t.latency.Priority)
+		p.requests += counts.Request - t.latency.Request
+		t.latency = counts
 	}
 	if special := exact || t.clients > 0 && (t.share.Priority == Latency || t.seat != nil); special != t.special {
 		t.special = special

@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: install-deps.sh demo|test
-# Installs the missing Debian or Ubuntu packages that make demo or make test needs, after
+# Usage: install-deps.sh demo|test|lint
+# Installs the missing Debian or Ubuntu packages that make demo, test or lint needs, after
 # it has said which and why. It changes nothing else, and downloads only packages from
 # apt.
 set -eu
 
-goal=${1:?usage: install-deps.sh demo|test}
+goal=${1:?usage: install-deps.sh demo|test|lint}
 
 required=
 optional=
@@ -49,6 +49,13 @@ need libseccomp-dev "runc is built with seccomp, statically" library gcc libsecc
 need pkg-config "finds libseccomp for runc" program pkg-config
 need mount "mounts inside the throw-away node" program mount
 want podman "the demo's third tenant and the podman tests; left out without it" program podman
+if [ "$goal" = lint ]; then
+	required=
+	optional=
+	report=
+	want shellcheck "checks shell scripts; left out without it" program shellcheck
+	want cppcheck "checks the shim; left out without it" program cppcheck
+fi
 if [ "$goal" = test ]; then
 	arm64=aarch64-linux-gnu-gcc
 	want gcc-aarch64-linux-gnu "the shim's arm64 build; left out without it" program $arm64

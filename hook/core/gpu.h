@@ -85,7 +85,8 @@ struct nvs_gpu {
 	struct nvs_utilization utilization;
 	uint64_t slice_ns;       /* as SLICE said; 0: the driver's own */
 	bool slice_due;          /* the driver has not been told */
-	uint64_t own_slice_us;   /* the driver's own; 0: not read yet. Client thread only */
+	uint64_t own_slice_us;   /* the driver's own; 0: not read. Client thread only, as the next */
+	bool sliced;             /* a slice was ever set */
 	struct nvs_controls controls; /* as the scheduler was told */
 	bool controls_told;
 	uint64_t controls_ns;    /* of the next look at them */

@@ -2,8 +2,6 @@
 /*
  * slice_ops.c: what core asks of the layer rm, which knows a GPU by its UUID.
  */
-#include <stdio.h>
-
 #include "preempt.h"
 #include "rm.h"
 #include "slice.h"
@@ -21,17 +19,20 @@
 static bool set(struct nvs_gpu *gpu, uint64_t slice_ns)
 {
 	const uint8_t *uuid = gpu->device.uuid;
-	uint64_t us = slice_ns / 1000;
+	uint64_t us = slice_ns / 1000, own;
 
 	if (slice_ns && us < LEAST_US)
 		us = LEAST_US;
 	if (us > MOST_US)
 		us = MOST_US;
-	if (!gpu->own_slice_us && nvs_rm_get_slice(uuid, &gpu->own_slice_us) != NVS_RM_OK)
-		gpu->own_slice_us = DRIVERS_OWN_US;
-	if (us)
+	/* After the first change contexts have what was set. */
+	if (!gpu->sliced && nvs_rm_get_slice(uuid, &own) == NVS_RM_OK)
+		gpu->own_slice_us = own;
+	if (us) {
+		gpu->sliced = true;
 		return nvs_rm_slice(uuid, us) == NVS_RM_OK;
-	if (nvs_rm_slice(uuid, gpu->own_slice_us) != NVS_RM_OK)
+	}
+	if (nvs_rm_slice(uuid, gpu->own_slice_us ? gpu->own_slice_us : DRIVERS_OWN_US) != NVS_RM_OK)
 		return false;
 	return nvs_rm_slice(uuid, 0) == NVS_RM_OK;
 }

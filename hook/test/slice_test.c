@@ -80,6 +80,24 @@ static void a_slice_is_set_and_taken_back(void)
 	await_slice(own);
 }
 
+/* What a context has that is made after a slice was wanted is not the driver's own. */
+static void a_slice_comes_before_the_context(void)
+{
+	CUcontext context;
+
+	begin();
+	CHECK(cuCtxCreate_v2(&context, 0, 0) == 0);
+	fake_attach(&fake);
+	CHECK(cuCtxDestroy_v2(context) == 0);
+	send_slice(50000000);
+	CHECK(cuCtxCreate_v2(&context, 0, 0) == 0);
+	await_slice(50000);
+	send_slice(200000);
+	await_slice(200);
+	send_slice(0);
+	await_slice(2048);
+}
+
 /* Slices of which nothing is known are brought to the nearest that was measured. */
 static void a_slice_is_clamped(void)
 {
@@ -201,6 +219,7 @@ static const struct {
 } cases[] = {
 #define CASE(name) { #name, name }
 	CASE(a_slice_is_set_and_taken_back),
+	CASE(a_slice_comes_before_the_context),
 	CASE(a_slice_is_clamped),
 	CASE(controls_work),
 	CASE(controls_are_refused),

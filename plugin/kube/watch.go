@@ -68,15 +68,15 @@ type pod struct {
 func New(c *rest.Config, node string, to Pods, log logrus.FieldLogger) (*Watcher, error) {
 	client, err := rest.HTTPClientFor(c)
 	if err != nil {
-		return nil, fmt.Errorf("Kubernetes API: %w", err)
+		return nil, fmt.Errorf("the Kubernetes API: %w", err)
 	}
 	m, err := metadata.NewForConfigAndClient(c, client)
 	if err != nil {
-		return nil, fmt.Errorf("Kubernetes API: %w", err)
+		return nil, fmt.Errorf("the Kubernetes API: %w", err)
 	}
 	e, err := newEvents(c, client, node, log)
 	if err != nil {
-		return nil, fmt.Errorf("Kubernetes API: %w", err)
+		return nil, fmt.Errorf("the Kubernetes API: %w", err)
 	}
 	return &Watcher{
 		log: log, node: node, to: to, events: e, pods: map[string]*pod{},

@@ -50,6 +50,7 @@ func (d *Daemon) makeArenas(g *gpu) {
 	}
 	if s.wanting {
 		s.wanting = false
+		d.extraWork += uint64(len(s.members)) / clientsPerWork
 		s.arenas.Prepare()
 	}
 }
@@ -294,6 +295,7 @@ func (d *Daemon) persist(g *gpu, a sched.Persist) bool {
 			s.Holders = append(s.Holders, state.Holder{PID: cl.PID, StartTime: cl.Start, Epoch: h.Epoch})
 		}
 	}
+	d.extraWork += persistCost
 	d.reach(beforePersist)
 	err := d.state.Save(d.statePath(), func() { d.reach(inPersist) })
 	d.reach(afterPersist)

@@ -3,6 +3,8 @@
 package daemon
 
 import (
+	"time"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched"
@@ -40,6 +42,10 @@ type arenaOwner struct {
 func (o arenaOwner) Needs() (now, soon uint64) { return o.m.want, o.m.soon }
 
 func (o arenaOwner) Changed() {
+	if bytes, c := o.m.arena.Bytes(), o.m.client.conn; bytes > o.m.charged && c != nil {
+		c.account.ChargeArena(bytes-o.m.charged, time.Now())
+		o.m.charged = bytes
+	}
 	o.d.noteMembers()
 	o.d.step(o.g, sched.ArenaChanged{Client: o.m.client.id, Bytes: o.m.arena.Bytes()})
 }

@@ -3,7 +3,6 @@
 package daemon
 
 import (
-	"context"
 	"os"
 	"testing"
 
@@ -13,14 +12,6 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/wire"
 )
-
-// inLoop runs something where the scheduler's tables may be looked at.
-func (s *scheduler) inLoop(f func()) {
-	s.t.Helper()
-	if err := s.ask(context.Background(), f); err != nil {
-		s.t.Fatal(err)
-	}
-}
 
 // awaitArena waits for segments of so much in all.
 func (w *swapper) awaitArena(bytes uint64) {

@@ -8,13 +8,14 @@ import (
 	"io"
 	"net"
 	"os"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
-	"golang.org/x/time/rate"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/page"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -46,64 +47,11 @@ type attachment struct {
 	reserves bool // it reserves memory: its shim holds memory limits
 }
 
-// account counts what a container, or a user outside containers, has.
-type account struct {
-	conns   int
-	clients map[*client]struct{}
-	rate    *rate.Limiter
-	refused map[*gpu]*refusals // nil: none
-}
-
 // pendingAttach is an ATTACH that waits for a search for GPUs.
 type pendingAttach struct {
 	conn     *conn
 	frame    wire.Frame
 	reserves []wire.Frame // that came meanwhile
-}
-
-func (d *Daemon) accountOf(p *peer.Peer) *account {
-	key := p.Account
-	a := d.counts[key]
-	if a == nil {
-		a = &account{clients: map[*client]struct{}{}, rate: rate.NewLimiter(frameRate, frameBurst)}
-		d.counts[key] = a
-	}
-	return a
-}
-
-func (d *Daemon) dropAccount(p *peer.Peer) {
-	if a := d.counts[p.Account]; a != nil && a.conns == 0 && len(a.clients) == 0 {
-		delete(d.counts, p.Account)
-	}
-}
-
-// takeIn is admit's part in the loop. It reports whether there is room for one more
-// connection.
-func (d *Daemon) takeIn(c *conn) bool {
-	a := d.accountOf(c.peer)
-	text := ""
-	switch {
-	case a.conns >= maxPerContainer:
-		text = fmt.Sprintf("%d connections per container or user at most", maxPerContainer)
-	case len(d.conns)+len(d.clients) >= d.maxConns:
-		text = fmt.Sprintf("%d connections on this node at most", d.maxConns)
-	default:
-		a.conns++
-		c.rate = a.rate
-		d.conns[c] = struct{}{}
-		return true
-	}
-	d.dropAccount(c.peer)
-	d.refuseAtLimit(c, text)
-	return false
-}
-
-// refuseAtLimit refuses a connection above a limit. text names the limit in less
-// than 48 bytes, because the client gets it too.
-func (d *Daemon) refuseAtLimit(c *conn, text string) {
-	d.refused++
-	d.tell(c.subject(), logrus.WarnLevel, "refuse a connection: "+text)
-	c.refuse(wire.ErrTooMany, text)
 }
 
 // refuseUnknown notes that a connection was refused because its process could
@@ -207,16 +155,14 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 	}
 	cl := d.byProc[c.peer.Process]
 	if cl == nil {
-		a := d.accountOf(c.peer)
-		text := ""
-		switch {
-		case len(a.clients) >= maxPerContainer:
-			text = fmt.Sprintf("%d processes per container or user at most", maxPerContainer)
-		case len(d.clients) >= maxClients:
-			text = fmt.Sprintf("%d processes on this node at most", maxClients)
-		}
-		if text != "" {
-			d.refuseAtLimit(c, text)
+		if has := len(d.byAccount[c.peer.Account]); !admission.Allows(has, maxClients-len(d.clients)) {
+			text := fmt.Sprintf("%d processes on this node at most", maxClients)
+			if has >= admission.MaxPerAccount {
+				text = fmt.Sprintf("%d processes per container or user at most", has)
+			}
+			d.desk.Refuse(time.Now(), text)
+			d.tell(c.subject(), logrus.WarnLevel, "refuse a process: "+text)
+			c.refuse(wire.ErrTooMany, text)
 			d.shutDown(c)
 			return
 		}
@@ -282,7 +228,11 @@ func (d *Daemon) addClient(p *peer.Peer) *client {
 	cl := &client{Peer: p, id: d.nextID, attached: map[*gpu]*attachment{}}
 	d.clients[cl.id] = cl
 	d.byProc[p.Process] = cl
-	d.accountOf(p).clients[cl] = struct{}{}
+	if d.byAccount[p.Account] == nil {
+		d.byAccount[p.Account] = map[*client]struct{}{}
+	}
+	d.byAccount[p.Account][cl] = struct{}{}
+	d.desk.SetProcesses(len(d.clients))
 	d.wg.Go(func() {
 		err := p.AwaitDeath()
 		if err == nil {
@@ -325,8 +275,12 @@ func (d *Daemon) bury(cl *client) {
 	}
 	delete(d.clients, cl.id)
 	delete(d.byProc, cl.Process)
-	delete(d.accountOf(cl.Peer).clients, cl)
-	d.dropAccount(cl.Peer)
+	delete(d.byAccount[cl.Account], cl)
+	if len(d.byAccount[cl.Account]) == 0 {
+		delete(d.byAccount, cl.Account)
+		delete(d.outOfMemory, cl.Account)
+	}
+	d.desk.SetProcesses(len(d.clients))
 	cl.Close()
 	level := logrus.DebugLevel // it only asked
 	if cl.page != nil {
@@ -427,8 +381,7 @@ func (d *Daemon) dropBroken() {
 		d.broken = d.broken[1:]
 		delete(d.conns, c)
 		d.traffic.Disconnects++
-		d.accountOf(c.peer).conns--
-		d.dropAccount(c.peer)
+		c.account.Disconnect()
 		if c.client == nil {
 			c.peer.Close()
 			continue

@@ -16,9 +16,9 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
-	"golang.org/x/time/rate"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/page"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -26,10 +26,10 @@ import (
 
 // conn is one tenant connection.
 type conn struct {
-	sock *net.UnixConn
-	peer *peer.Peer
-	rate *rate.Limiter // of the peer's account
-	spin atomic.Int64  // sched.Time until which read spins for the next frame
+	sock    *net.UnixConn
+	peer    *peer.Peer
+	account *admission.Account
+	spin    atomic.Int64 // sched.Time until which read spins for the next frame
 
 	// The loop's own:
 	client   *client                          // nil before REGISTER
@@ -97,26 +97,80 @@ func (d *Daemon) yieldToOthers() (back func()) {
 	}
 }
 
-// admit identifies the peer and starts to serve the connection, within the limits.
+// admit identifies the peer and starts to serve the connection, within the limits. It
+// never waits for the loop, which may have much to do.
 func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
 	c := &conn{sock: sock}
-	var err error
-	if c.peer, err = d.peers.Identify(sock); err != nil {
-		_ = d.ask(ctx, func() { d.refuseUnknown(err) })
-		c.refuse(wire.ErrInternal, "cannot identify your process")
+	refuse := func(code uint32, text string, note func()) {
+		select {
+		case d.events <- note:
+		default: // there is more to do than to write lines
+		}
+		c.refuse(code, text)
+		sock.Close()
+	}
+	pid, gone := peer.Knocks(sock)
+	if gone {
 		sock.Close()
 		return
 	}
-	admitted := false
-	if err := d.ask(ctx, func() { admitted = d.takeIn(c) }); err != nil || !admitted {
+	if err := d.desk.Knock(pid, time.Now()); err != nil {
+		refuse(wire.ErrTooMany, err.Error(), func() {})
+		return
+	}
+	var err error
+	if c.peer, err = d.peers.Identify(sock); err != nil {
+		refuse(wire.ErrInternal, "cannot identify your process", func() { d.refuseUnknown(err) })
+		return
+	}
+	if c.account, err = d.desk.Connect(c.peer.Account, time.Now()); err != nil {
+		refuse(wire.ErrTooMany, err.Error(), func() {
+			d.tell(c.subject(), logrus.WarnLevel, "refuse a connection: "+err.Error())
+		})
 		c.peer.Close()
-		sock.Close()
 		return
 	}
 	d.wg.Go(func() {
+		if d.ask(ctx, func() { d.conns[c] = struct{}{} }) != nil {
+			c.peer.Close()
+			sock.Close()
+			return
+		}
 		err := d.read(c)
-		d.do(func() { d.hangUp(c, err) })
+		d.inTurn(c.account, func() { d.hangUp(c, err) })
 	})
+}
+
+// inTurn is do for what an account causes: accounts are served in turn.
+func (d *Daemon) inTurn(a *admission.Account, f func()) bool {
+	select {
+	case a.Turn() <- struct{}{}:
+	case <-d.ended:
+		return false
+	}
+	return d.do(func() {
+		f()
+		<-a.Turn()
+	})
+}
+
+// serve handles a frame, and charges its sender for what that has cost beyond the frame.
+func (d *Daemon) serve(c *conn, f *wire.Frame) {
+	before := d.work()
+	d.frame(c, f)
+	if cost := d.work() - before; cost > 0 {
+		c.account.Charge(int(cost), time.Now())
+	}
+}
+
+// work is what all frames so far have cost beyond their number, in units of about a
+// frame that does little.
+func (d *Daemon) work() uint64 {
+	sum := d.extraWork
+	for _, g := range d.order {
+		sum += g.core.Work()
+	}
+	return sum
 }
 
 // read passes frames to the loop until the connection ends, and says why it
@@ -157,14 +211,18 @@ func (d *Daemon) read(c *conn) error {
 		if f.Type == wire.TypeRegister {
 			cost = registerCost
 		}
-		if wait := c.rate.ReserveN(time.Now(), cost).Delay(); wait > 0 {
+		wait := c.account.Charge(cost, time.Now())
+		if f.Type == wire.TypeRegister {
+			wait = max(wait, c.account.AwaitArena(time.Now()))
+		}
+		if wait > 0 {
 			select {
 			case <-time.After(wait):
 			case <-d.ended:
 				return net.ErrClosed
 			}
 		}
-		if !d.do(func() { d.frame(c, &f) }) {
+		if !d.inTurn(c.account, func() { d.serve(c, &f) }) {
 			return net.ErrClosed
 		}
 	}

@@ -119,6 +119,18 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 			return
 		}
 		c := proto.Clone(c).(*api.Container)
+		bounded, refused := s.d.opts.Rules.bound(c.Namespace, c.Terms())
+		if refused != nil {
+			refused = status.Errorf(codes.InvalidArgument, "container %.12s: %v", c.Id, refused)
+		}
+		if first != nil && refused != nil { // the container is yet to start
+			err = refused
+			return
+		}
+		if refused != nil {
+			c.SetTerms(bounded)
+		}
+		defer func() { err = cmp.Or(err, refused) }() // the rest is in force
 		if first == nil {
 			resp = s.d.describe(c, req.Keep)
 		} else if resp, err = s.d.describeFromHook(c, first); err != nil {
@@ -243,10 +255,14 @@ func (d *Daemon) status() *api.StatusResponse {
 		UptimeNs:       int64(time.Since(d.started)),
 		Clients:        uint32(len(d.clients)),
 		Connections:    uint32(len(d.conns)),
-		Refused:        d.refused,
 		ProtocolErrors: d.malformed,
 		Problems:       d.problems(),
 	}
+	var crowded string
+	if r.Refused, crowded = d.desk.Refused(time.Now()); crowded != "" {
+		r.Problems = append(r.Problems, crowded)
+	}
+	r.Refused += d.refused
 	t := now()
 	for _, g := range d.order {
 		s := g.core.Snapshot(t)
@@ -259,7 +275,12 @@ func (d *Daemon) status() *api.StatusResponse {
 			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
 		}
 		for i := range s.Tenants {
-			out.Tenants = append(out.Tenants, d.tenantUse(g, &s.Tenants[i]))
+			use := d.tenantUse(g, &s.Tenants[i])
+			out.Tenants = append(out.Tenants, use)
+			if t := &s.Tenants[i]; t.Slow >= slowDrain {
+				r.Problems = append(r.Problems, fmt.Sprintf("GPU %d: %s took %v too long to release the GPU the last time it was asked to; it has %v the next time",
+					g.Index, api.Tenant(use.Container, use.Uid), t.Slow.Round(10*time.Millisecond), t.Grace))
+			}
 		}
 		if g.demoted {
 			out.ModeReason = "a fenced client still uses the GPU (--fence-action demote)"

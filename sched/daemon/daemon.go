@@ -18,6 +18,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
@@ -72,6 +73,11 @@ type Options struct {
 	// GPUMemory makes GPUs look as if they had no more memory, bytes; 0: they have
 	// what they have.
 	GPUMemory uint64
+	// DefaultMemoryLimit is the memory limit, on each GPU, of tenants that have none of
+	// their own, bytes; 0: none.
+	DefaultMemoryLimit uint64
+	// Rules bound what pods may ask for.
+	Rules Rules
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
 	// whoever reaches it; "": nowhere.
 	MetricsAddr string
@@ -85,11 +91,11 @@ type Options struct {
 
 // Daemon is a scheduler with open sockets. Make one with New, then call Run.
 type Daemon struct {
-	opts     Options
-	log      *logrus.Entry
-	bootID   string
-	started  time.Time
-	maxConns int
+	opts    Options
+	log     *logrus.Entry
+	bootID  string
+	started time.Time
+	desk    *admission.Desk
 	// sysfs is where that is; not /sys in tests.
 	sysfs string
 	peers *peer.Finder
@@ -121,7 +127,8 @@ type Daemon struct {
 	clients                    map[sched.ClientID]*client
 	byProc                     map[peer.Process]*client
 	conns                      map[*conn]struct{}
-	counts                     map[string]*account // by peer.Peer.Account
+	byAccount                  map[string]map[*client]struct{} // by peer.Peer.Account
+	outOfMemory                map[string]map[*gpu]*refusals   // likewise, of those with a client
 	gpus                       map[wire.UUID]*gpu
 	order                      []*gpu                    // by index
 	node                       *sched.Node               // of all GPUs
@@ -153,7 +160,8 @@ type Daemon struct {
 	checkAlways   bool            // tests
 	failpoint     func(failpoint) // tests
 	fencesChanged bool
-	refused       uint64
+	refused       uint64 // beside those that the desk refused
+	extraWork     uint64 // see work
 	malformed     uint64
 }
 
@@ -200,7 +208,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		log:             opts.Log,
 		bootID:          bootID,
 		started:         time.Now(),
-		maxConns:        maxConnections,
+		desk:            admission.New(maxConnections, opts.SwapMemory),
 		sysfs:           "/sys",
 		peers:           peers,
 		registerTimeout: registerTimeout,
@@ -210,7 +218,8 @@ func newDaemon(opts Options) (*Daemon, error) {
 		clients:         map[sched.ClientID]*client{},
 		byProc:          map[peer.Process]*client{},
 		conns:           map[*conn]struct{}{},
-		counts:          map[string]*account{},
+		byAccount:       map[string]map[*client]struct{}{},
+		outOfMemory:     map[string]map[*gpu]*refusals{},
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},

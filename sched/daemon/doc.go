@@ -26,6 +26,7 @@
 //
 // Its parts, each a package that knows nothing of the daemon:
 //
+//	admission who may connect, and how much of the loop's time an account may take
 //	peer     who is at the other end of a connection, and whether it is dead
 //	page     grant pages
 //	rundir   the run directory, its lock and its sockets

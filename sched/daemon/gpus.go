@@ -31,7 +31,8 @@ type gpu struct {
 	fenced   map[sched.ClientID]bool // those for whom FenceDemote is in force
 	demoted  bool                    // and the core knows
 	turns    metrics.Turns
-	swap     *swap // nil: nothing is swapped
+	swap     *swap      // nil: nothing is swapped
+	noRoom   sched.Time // the latest reservation was refused for which there was no room; 0: none was
 	// strangers are the processes on it that are no clients, by pid; see unmanaged.go.
 	strangers []stranger
 
@@ -149,7 +150,8 @@ func (d *Daemon) addGPU(info GPU) error {
 		return nil
 	}
 	last := d.state.GPUs[info.UUID]
-	if last == nil {
+	intact := last != nil
+	if !intact {
 		last = &state.GPU{}
 		if d.cautious {
 			// Above every earlier epoch, as long as there was less than one
@@ -168,6 +170,7 @@ func (d *Daemon) addGPU(info GPU) error {
 		Tuning:    d.opts.Tuning,
 		SwapShare: d.swapShareOf(info.UUID),
 		LastEpoch: last.Epoch,
+		Intact:    intact,
 		GPU:       info.UUID,
 		Node:      d.node,
 		Memory:    d.openMemory(g, physical),

@@ -19,6 +19,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -122,8 +123,8 @@ func TestRegisterThenClose(t *testing.T) {
 		return r.Clients == 0 && r.Connections == 0
 	})
 	if err := s.ask(context.Background(), func() {
-		if len(s.counts) != 0 || len(s.byProc) != 0 {
-			t.Errorf("left behind: %d accounts, %d processes", len(s.counts), len(s.byProc))
+		if s.desk.Accounts() != 0 || len(s.byAccount) != 0 || len(s.byProc) != 0 {
+			t.Errorf("left behind: %d and %d accounts, %d processes", s.desk.Accounts(), len(s.byAccount), len(s.byProc))
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -148,11 +149,11 @@ func TestIdleConnections(t *testing.T) {
 			a, b = b, a
 		}
 	}
-	const room = maxPerContainer - 2
+	const room = admission.MaxPerAccount - 2
 	for _, c := range idle[room:] {
 		c.expectRefused(wire.ErrTooMany)
 	}
-	if r := s.status(); r.Connections != maxPerContainer || r.Refused != uint64(len(idle)-room) {
+	if r := s.status(); r.Connections != admission.MaxPerAccount || r.Refused != uint64(len(idle)-room) {
 		t.Errorf("%d connections, %d refused", r.Connections, r.Refused)
 	}
 	for _, c := range idle {
@@ -180,11 +181,11 @@ func TestLimitIsPerUser(t *testing.T) {
 	dir := t.TempDir()
 	openToAll(t, dir)
 	s := start(t, dir, nil, func(d *Daemon) { d.registerTimeout = patience })
-	for i := range maxPerContainer + 1 {
+	for i := range admission.MaxPerAccount + 1 {
 		c := dialTenant(t, s.dir)
-		if i == maxPerContainer {
+		if i == admission.MaxPerAccount {
 			f := c.expect(wire.TypeRefused)
-			if text := f.Refused.String(); f.Code != wire.ErrTooMany || text != fmt.Sprintf("%d connections per container or user at most", maxPerContainer) {
+			if text := f.Refused.String(); f.Code != wire.ErrTooMany || text != fmt.Sprintf("%d connections per container or user at most", admission.MaxPerAccount) {
 				t.Errorf("refused with code %d: %q", f.Code, text)
 			}
 		}
@@ -196,11 +197,13 @@ func TestLimitIsPerUser(t *testing.T) {
 }
 
 func TestNodeLimit(t *testing.T) {
-	s := start(t, t.TempDir(), nil, func(d *Daemon) { d.maxConns = 3 })
+	s := start(t, t.TempDir(), nil, func(d *Daemon) { d.desk.SetMax(2) })
 	p := newProc(t, s.dir, 0)
 	p.connect().register(0) // a connection and a client
-	p.connect()
 	p.connect().expectRefused(wire.ErrTooMany)
+	s.await("the refusal is a problem", func(r *api.StatusResponse) bool {
+		return r.Refused == 1 && strings.Contains(strings.Join(r.Problems, "\n"), "2 connections on this node at most")
+	})
 }
 
 // A client that never reads is disconnected, and nobody waits for it.

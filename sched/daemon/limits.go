@@ -10,9 +10,6 @@ const (
 	// maxConnections is the number of connections and of processes on one node,
 	// together: a process may connect anew before its old connection has ended.
 	maxConnections = 2 * maxClients
-	// maxPerContainer limits the clients, and apart from them the connections,
-	// of one container; processes outside containers are counted by user.
-	maxPerContainer = 256
 	// maxContainers is how many container names the plugin may have told us.
 	maxContainers = 4096
 	// maxShares is how many tenants may have shares or memory limits of their own.
@@ -37,14 +34,11 @@ const (
 	// registerTimeout ends connections that do not register. Registered ones
 	// may stay silent for ever.
 	registerTimeout = 5 * time.Second
-	// frameRate and frameBurst slow down the reading of a container that
-	// floods us. A turn costs a client three frames, so turns of 1 ms on 8
-	// GPUs pass.
-	frameRate  = 24_000 // per second, over all connections of a container
-	frameBurst = 4_000
-	// registerCost is how many frames a REGISTER counts for: it makes a grant
-	// page. A container can ask for its limits 1,000 times a second.
+	// registerCost is how many frames a REGISTER counts for: it makes a grant page.
 	registerCost = 20
+	// persistCost is how many frames a record in the state file counts for. clientsPerWork
+	// is how many clients a pass looks at, or tells of a change, for the cost of a frame.
+	persistCost, clientsPerWork = 8, 16
 	// acceptNice is how much nicer the thread is that takes connections. Learning
 	// who a process is takes a tenth of a millisecond of it; a flood of connections
 	// would take every other turn of a processor from the loop otherwise.
@@ -55,6 +49,12 @@ const (
 	// more are written for debugging only.
 	tenantLogRate  = 5 // per second
 	tenantLogBurst = 50
+
+	// noRoomLately is for how long the refusal of a reservation is a problem.
+	noRoomLately = time.Minute
+	// slowDrain is the time beyond what a drain may take from which on a tenant that
+	// drains slowly is a problem.
+	slowDrain = time.Second
 
 	// rediscoverPause is the least time between searches for GPUs that
 	// unknown UUIDs cause; rescanPause between searches while there is none.

@@ -32,11 +32,9 @@ func (g *gpu) limits(account string, id sched.ClientID) wire.Limits {
 // showLimits brings the pages of a tenant's processes into line with the
 // ledger of a GPU that they use.
 func (d *Daemon) showLimits(g *gpu, account string) {
-	a := d.counts[account]
-	if a == nil {
-		return
-	}
-	for cl := range a.clients {
+	all := d.byAccount[account]
+	d.extraWork += uint64(len(all)) / clientsPerWork
+	for cl := range all {
 		if att := cl.attached[g]; att != nil && cl.conn != nil && cl.conn.channels[att.channel] == att {
 			cl.page.SetLimits(att.channel, g.limits(account, cl.id))
 		}
@@ -80,6 +78,7 @@ func (d *Daemon) reserved(g *gpu, a sched.Reserved) {
 
 // noteNoRoom notes and logs why a reservation was refused that its tenant's limit allows.
 func (d *Daemon) noteNoRoom(g *gpu, cl *client, bytes uint64, why string) {
+	g.noRoom = now()
 	d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: bytes, Text: why})
 	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, bytes>>20, why))
 }
@@ -93,14 +92,15 @@ type refusals struct {
 // noteOutOfMemory counts a reservation that its tenant's limit refused. Programs try
 // again and again, so the tenant causes an event in refusalPause only.
 func (d *Daemon) noteOutOfMemory(g *gpu, cl *client, bytes uint64, stands sched.Standing) {
-	a := d.accountOf(cl.Peer)
-	if a.refused == nil {
-		a.refused = map[*gpu]*refusals{}
+	all := d.outOfMemory[cl.Account]
+	if all == nil {
+		all = map[*gpu]*refusals{}
+		d.outOfMemory[cl.Account] = all
 	}
-	r := a.refused[g]
+	r := all[g]
 	if r == nil {
 		r = &refusals{}
-		a.refused[g] = r
+		all[g] = r
 	}
 	r.n++
 	t := time.Now()
@@ -115,8 +115,8 @@ func (d *Daemon) noteOutOfMemory(g *gpu, cl *client, bytes uint64, stands sched.
 
 // refusedOn returns how many reservations of a tenant its memory limit refused.
 func (d *Daemon) refusedOn(g *gpu, account string) uint64 {
-	if a := d.counts[account]; a != nil && a.refused[g] != nil {
-		return a.refused[g].n
+	if r := d.outOfMemory[account][g]; r != nil {
+		return r.n
 	}
 	return 0
 }
@@ -209,11 +209,7 @@ func (d *Daemon) tenantOf(account string) (c *api.Container, uid uint32) {
 // unlimited names the processes of a tenant with a memory limit whose shims have memory
 // that they did not reserve: they are older than limits.
 func (d *Daemon) unlimited(g *gpu, account string) (problems []string) {
-	counted := d.counts[account]
-	if counted == nil {
-		return nil // none of its processes is connected
-	}
-	for cl := range counted.clients {
+	for cl := range d.byAccount[account] {
 		if att := cl.attached[g]; att != nil && !att.reserves && att.stats.MemBytes > 0 {
 			problems = append(problems, fmt.Sprintf("GPU %d: %s (pid %d) has %d MiB in spite of its limit: its shim %s is too old to hold a memory limit",
 				g.Index, api.Tenant(d.containerOf(cl.Peer), cl.UID), cl.PID, att.stats.MemBytes>>20, shimVersion(cl.reg.ShimVersion)))

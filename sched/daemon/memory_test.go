@@ -19,6 +19,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/page"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
@@ -359,8 +360,8 @@ func TestManyObservers(t *testing.T) {
 		t.Errorf("status %v", r)
 	}
 	if err := s.ask(context.Background(), func() {
-		if len(s.counts) != 0 || len(s.byProc) != 0 {
-			t.Errorf("left behind: %d accounts, %d processes", len(s.counts), len(s.byProc))
+		if len(s.byAccount) != 0 || len(s.byProc) != 0 {
+			t.Errorf("left behind: %d accounts, %d processes", len(s.byAccount), len(s.byProc))
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -691,9 +692,9 @@ func TestLimitOfAGPUFoundLater(t *testing.T) {
 func BenchmarkReserve(b *testing.B) {
 	g := &gpu{core: sched.New(sched.Config{})}
 	g.core.Step(0, sched.Attach{Client: 1, Tenant: "c"})
-	a := &account{clients: map[*client]struct{}{}}
-	d := &Daemon{counts: map[string]*account{"c": a}}
-	for range maxPerContainer {
+	all := map[*client]struct{}{}
+	d := &Daemon{byAccount: map[string]map[*client]struct{}{"c": all}}
+	for range admission.MaxPerAccount {
 		page, fd, err := page.New(1)
 		if err != nil {
 			b.Fatal(err)
@@ -704,7 +705,7 @@ func BenchmarkReserve(b *testing.B) {
 		att := &attachment{client: cl, gpu: g}
 		cl.conn.channels[0] = att
 		cl.attached = map[*gpu]*attachment{g: att}
-		a.clients[cl] = struct{}{}
+		all[cl] = struct{}{}
 	}
 	for i := 0; b.Loop(); i++ {
 		g.core.Step(0, sched.Reserve{Client: 1, Total: uint64(i), Force: true})

@@ -61,7 +61,7 @@ func schedulerProcess(dir string) {
 		os.Exit(1)
 	}
 	if n, err := strconv.Atoi(os.Getenv(roleWhatEnv)); err == nil { // open files, in proportion
-		d.maxConns = (n - (neededFiles - 2*maxConnections)) / 2
+		d.desk.SetMax((n - (neededFiles - 2*maxConnections)) / 2)
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(n), Max: uint64(n)}); err != nil {
 			fmt.Println(err)
 			os.Exit(1)

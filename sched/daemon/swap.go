@@ -36,6 +36,7 @@ type swap struct {
 type clientMemory struct {
 	client     *client
 	want, soon uint64 // its arena, as sched.ArenaWanted has it
+	charged    uint64 // of its arena, to its account
 	arena      *arena.Client
 }
 
@@ -49,7 +50,7 @@ func (d *Daemon) addMember(g *gpu, cl *client) *clientMemory {
 
 // openMemory is addGPU's part: it says how the memory of a GPU is shared.
 func (d *Daemon) openMemory(g *gpu, physical uint64) sched.Memory {
-	m := sched.Memory{Bytes: g.MemoryBytes, Ceiling: d.opts.GPUMemory}
+	m := sched.Memory{Bytes: g.MemoryBytes, Ceiling: d.opts.GPUMemory, DefaultLimit: d.opts.DefaultMemoryLimit}
 	if d.opts.SwapMemory == 0 {
 		return m
 	}
@@ -96,11 +97,9 @@ func (d *Daemon) showMemoryMode(g *gpu, cl *client, channel uint16) {
 // its shares say of memory.
 func (d *Daemon) setTenantMemory(g *gpu, account string) {
 	t := d.shares.Tenants[account].on(g.UUID)
-	if a := d.counts[account]; a != nil {
-		for cl := range a.clients {
-			if att := cl.attached[g]; att != nil && cl.page != nil {
-				d.showMemoryMode(g, cl, att.channel)
-			}
+	for cl := range d.byAccount[account] {
+		if att := cl.attached[g]; att != nil && cl.page != nil {
+			d.showMemoryMode(g, cl, att.channel)
 		}
 	}
 	d.step(g, sched.SetTenantMemory{Tenant: account, Limit: t.MemoryLimit, Keep: keepOf(t)})

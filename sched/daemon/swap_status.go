@@ -32,6 +32,7 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 		Outs: s.Out.Times, Ins: s.In.Times, OutBytesPerSecond: s.Out.Rate, InBytesPerSecond: s.In.Rate,
 		Refused: s.Refused, SharePercent: uint32(d.swapShareOf(g.UUID)),
 	}
+	pinned := map[string]uint64{} // by account
 	for i := range s.Clients {
 		has := &s.Clients[i]
 		out.ResidentBytes += has.Resident
@@ -42,6 +43,7 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 			continue
 		}
 		out.ArenaBytes += m.arena.Given()
+		pinned[m.client.Account] += has.Fixed
 		if has.Stranded != 0 {
 			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) is not granted: %s", g.Index, m.client.PID, m.client.Command, strandedText(has.Stranded)))
 		}
@@ -49,7 +51,28 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) does not move its memory off the GPU; others wait for %d MiB", g.Index, m.client.PID, m.client.Command, s.Lacking>>20))
 		}
 	}
-	return out, problems
+	return out, append(problems, d.largestPinner(g, pinned)...)
+}
+
+// largestPinner names the tenant with most memory that cannot be moved, where memory was
+// refused of late.
+func (d *Daemon) largestPinner(g *gpu, pinned map[string]uint64) (problem []string) {
+	if g.noRoom == 0 || now().Sub(g.noRoom) > noRoomLately {
+		return nil
+	}
+	largest, sum := "", uint64(0)
+	for account, n := range pinned {
+		sum += n
+		if n > pinned[largest] || n == pinned[largest] && n > 0 && account < largest {
+			largest = account
+		}
+	}
+	if sum == 0 {
+		return nil
+	}
+	c, uid := d.tenantOf(largest)
+	return []string{fmt.Sprintf("GPU %d: memory was refused of late; clients say that they cannot move %d MiB, of which %s has most, %d MiB",
+		g.Index, sum>>20, api.Tenant(c, uid), pinned[largest]>>20)}
 }
 
 // memoryOfClient fills in where a client's memory is.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/activation"
 	systemd "github.com/coreos/go-systemd/v22/daemon"
+	"github.com/coreos/go-systemd/v22/journal"
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
@@ -45,6 +46,8 @@ type flags struct {
 	spin                                                    time.Duration
 	tuning                                                  tuningFlags
 	swap                                                    swapFlags
+	rules                                                   ruleFlags
+	memoryLimit                                             string
 	metrics                                                 bool
 	metricsAddr                                             string
 	metricsProcesses                                        uint16
@@ -101,6 +104,8 @@ or a process that removes LD_PRELOAD is not held.`,
 	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` for which scheduler and next client may spin at a hand-over, at most 8ms; 0: sleep")
 	f.tuning.add(cmd)
 	f.swap.add(cmd)
+	f.rules.add(cmd)
+	fs.StringVar(&f.memoryLimit, "default-memory-limit", "", "memory limit, on each GPU, of containers and users that have none of their own: a `size`, like 8Gi; \"\": none")
 	fs.BoolVar(&f.metrics, "metrics", os.Getenv("NVSHARE_METRICS_ENABLE") == "1", "serve Prometheus metrics on /metrics, and /healthz, to everybody who reaches the address; default from NVSHARE_METRICS_ENABLE")
 	fs.StringVar(&f.metricsAddr, "metrics-addr", cmp.Or(os.Getenv("NVSHARE_METRICS_ADDR"), defaultMetricsAddr), "`address` of --metrics; default from NVSHARE_METRICS_ADDR")
 	fs.Uint16Var(&f.metricsProcesses, "metrics-processes", 0, "`number` of processes that have metrics of their own (nvshare_client_*) beside those of their tenants; each new process makes new series")
@@ -165,6 +170,9 @@ func defaultSpin() time.Duration {
 func newLog() *logrus.Entry {
 	logger := logrus.New()
 	logger.SetOutput(os.Stderr)
+	if yes, err := journal.StderrIsJournalStream(); err == nil && yes {
+		logger.SetFormatter(&journalLines{logrus.TextFormatter{DisableTimestamp: true, DisableColors: true}})
+	}
 	if os.Getenv("NVSHARE_DEBUG") == "1" {
 		logger.SetLevel(logrus.DebugLevel)
 	}
@@ -222,6 +230,14 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 		o.Sockets.ControlGroup = &group
 	}
 	if o.Tuning, err = f.tuning.tuning(); err != nil {
+		return o, err
+	}
+	if f.memoryLimit != "" && f.memoryLimit != "0" {
+		if o.DefaultMemoryLimit, err = api.ParseMemory(f.memoryLimit); err != nil {
+			return o, fmt.Errorf("--default-memory-limit: %w", err)
+		}
+	}
+	if err := f.rules.fill(&o); err != nil {
 		return o, err
 	}
 	return o, f.swap.fill(&o)

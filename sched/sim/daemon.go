@@ -57,7 +57,7 @@ func (d *daemon) start() {
 	d.pages = map[sched.ClientID]*page{}
 	d.timer = 0
 	d.node = sched.NewNode()
-	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, Tuning: d.tuning, SwapShare: d.swapShare, LastEpoch: d.persisted.Epoch, Node: d.node, Memory: d.memoryConfig()})
+	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, Tuning: d.tuning, SwapShare: d.swapShare, LastEpoch: d.persisted.Epoch, Intact: true, Node: d.node, Memory: d.memoryConfig()})
 	if d.w.trace != nil {
 		d.w.note("daemon", text(fmt.Sprintf("starts with %v, mode %v", d.persisted, d.mode)))
 	}

@@ -546,9 +546,7 @@ func runGanged(t testing.TB, seed uint64, faults gangFaults, length time.Duratio
 	}
 	g.after(0, g.starvation)
 	ended := false
-	var end func()
-	end = func() { ended = true }
-	g.after(length, end)
+	g.after(length, func() { ended = true })
 	for g.err == nil && !ended {
 		due, at := -1, g.events[0].at
 		for i, c := range g.cores {

@@ -68,6 +68,7 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 		"overlays/metrics":          {"metrics.enabled=true"},
 		"overlays/metrics-service":  {"metrics.enabled=true", "metrics.podMonitor=false", "metrics.serviceMonitor=true"},
 		"overlays/nvml":             {"nvml.enabled=true"},
+		"overlays/host-paths":       {"hostPathPolicy.enabled=true"},
 		"overlays/required":         {"required.enabled=true"},
 		"overlays/required-v1beta1": {"required.enabled=true", "required.apiVersion=admissionregistration.k8s.io/v1beta1"},
 	} {
@@ -134,6 +135,10 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		!strings.Contains(out, "--owner=0:65529") || strings.Contains(out, "runAsUser: 65529") {
 		t.Errorf("fenceAction=kill: %v\n%s", err, out)
 	}
+	out, err = helm("template", "nvshare", chart, "--set", "scheduler.latencyNamespaces=prod,scheduler.gangNamespaces=,scheduler.maxWeight=100,scheduler.defaultMemoryLimit=8Gi")
+	if err != nil || !strings.Contains(out, `"--default-memory-limit=8Gi","--gang-namespaces=","--latency-namespaces=prod","--max-weight=100"]`) {
+		t.Errorf("bounds of what pods ask for: %v\n%s", err, out)
+	}
 	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=stop")
 	if err != nil || !strings.Contains(out, `["--host-root=/host","--audit=stop"]`) || strings.Count(out, `add: ["KILL"]`) != 1 {
 		t.Errorf("audit=stop: %v\n%s", err, out)
@@ -159,7 +164,7 @@ func TestManifestsNameThisRelease(t *testing.T) {
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
-	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/required", "overlays/bound", "overlays/uninstall"} {
+	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/required", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
 		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
 	}
 	files, err := filepath.Glob("manifests/*.yaml")
@@ -201,4 +206,42 @@ func TestAPIServerTakesManifests(t *testing.T) {
 func namespaceOnly(t *testing.T, text string) string {
 	t.Helper()
 	return pretty(objects(t, text)["Namespace nvshare-system"])
+}
+
+// A pod that mounts nvshare's own directories of the node is refused; others are not.
+func TestHostPathsAreRefused(t *testing.T) {
+	ctx := within(t)
+	policy, err := os.ReadFile(deployments + "overlays/host-paths/policy.yaml")
+	check(t, err)
+	_, err = cluster.Apply(ctx, string(policy), "apply")
+	check(t, err)
+	defer func() {
+		_, err := cluster.Apply(ctx, string(policy), "delete", "--wait=false")
+		check(t, err)
+	}()
+	await(t, ctx, "the default service account", func() error {
+		_, err := cluster.Kubectl(ctx, "get", "serviceaccount", "default")
+		return err
+	})
+	try := func(path string) error {
+		_, err := cluster.Apply(ctx, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: host-path}, spec: {
+			containers: [{name: main, image: none, volumeMounts: [{name: host, mountPath: /x}]}], volumes: [{name: other, emptyDir: {}}, {name: host, hostPath: {path: %q}}]}}`, path),
+			"create", "--dry-run=server")
+		return err
+	}
+	await(t, ctx, "the policy to hold", func() error { // the API server takes a moment
+		if err := try("/run/nvshare"); err == nil || !strings.Contains(err.Error(), "root on the node") {
+			return fmt.Errorf("a pod is refused with %v", err)
+		}
+		return nil
+	})
+	for path, refused := range map[string]bool{
+		"/var/run/nvshare": true, "/var/lib/nvshare": true, "/var/lib/nvshare/lib": true, "/run/nvshare/": true, "/run/nvshare/tenant": true,
+		"//var//lib/./nvshare": true, "/./run/nvshare": true,
+		"/run/nvshare-other": false, "/var/lib/kubelet": false, "/var/log/nvshare": false,
+	} {
+		if err := try(path); (err != nil) != refused {
+			t.Errorf("a pod with %s is refused: %v (%v)", path, refused, err)
+		}
+	}
 }

@@ -62,6 +62,24 @@ func NewFinder() (*Finder, error) {
 	return &Finder{readHierarchies(string(text))}, nil
 }
 
+// Knocks returns the pid of the process that connected, and whether the process has hung
+// up already. That costs little; Identify costs 0.1 ms.
+func Knocks(conn *net.UnixConn) (pid int32, gone bool) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, true
+	}
+	err = raw.Control(func(fd uintptr) {
+		if cred, credErr := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); credErr == nil {
+			pid = cred.Pid
+		}
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, pollErr := unix.Poll(fds, 0)
+		gone = pollErr == nil && n == 1
+	})
+	return pid, gone || err != nil
+}
+
 // Identify asks the kernel who connected. The caller closes the Peer.
 func (f *Finder) Identify(conn *net.UnixConn) (*Peer, error) {
 	raw, err := conn.SyscallConn()

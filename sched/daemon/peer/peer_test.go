@@ -207,3 +207,38 @@ func TestParseStat(t *testing.T) {
 		}
 	}
 }
+
+// Who knocks and goes is seen before anything is read about it, also if it has sent
+// something.
+func TestKnocks(t *testing.T) {
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, leaves := range []bool{false, true} {
+		for _, sends := range []bool{false, true} {
+			there, err := net.DialUnix("unixpacket", nil, l.Addr().(*net.UnixAddr))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if sends {
+				if _, err := there.Write([]byte("frame")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if leaves {
+				there.Close()
+			}
+			here, err := l.AcceptUnix()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if pid, gone := Knocks(here); pid != int32(os.Getpid()) || gone != leaves {
+				t.Errorf("leaves %t, sends %t: process %d, gone %t", leaves, sends, pid, gone)
+			}
+			here.Close()
+			there.Close()
+		}
+	}
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// AllNamespaces stands for every namespace, and for containers without one.
+const AllNamespaces = "*"
+
+// Rules bound what pods and containers may ask for, by namespace. They do not hold for
+// what root sets with nvsharectl. The zero Rules allow everything.
+type Rules struct {
+	// Latency and Gang are the namespaces whose pods may have the priority latency, and
+	// gangs; nil: all.
+	Latency, Gang []string
+	// Weight is the greatest weight by namespace, or of AllNamespaces for the others; a
+	// namespace without one has no bound.
+	Weight map[string]uint32
+}
+
+func allows(namespaces []string, namespace string) bool {
+	return namespaces == nil || slices.Contains(namespaces, AllNamespaces) ||
+		namespace != "" && slices.Contains(namespaces, namespace)
+}
+
+// bound returns the terms that a container of a namespace may have, and an error that
+// says what was refused; nil: nothing.
+func (r Rules) bound(namespace string, t api.Terms) (api.Terms, error) {
+	var refused []error
+	refuse := func(what, flag string) {
+		refused = append(refused, fmt.Errorf("%s is not allowed in namespace %q (%s of nvshare-scheduler)", what, namespace, flag))
+	}
+	if t.Priority == api.Priority_PRIORITY_LATENCY && !allows(r.Latency, namespace) {
+		refuse("priority latency", "--latency-namespaces")
+		t.Priority = api.Priority_PRIORITY_UNSPECIFIED
+	}
+	if t.Gang != "" && !allows(r.Gang, namespace) {
+		refuse("a gang", "--gang-namespaces")
+		t.Gang = ""
+	}
+	most, bounded := r.Weight[namespace]
+	if !bounded || namespace == "" {
+		most, bounded = r.Weight[AllNamespaces]
+	}
+	if bounded && t.Weight > most {
+		refuse(fmt.Sprintf("weight %d, above %d,", t.Weight, most), "--max-weight")
+		t.Weight = most
+	}
+	return t, errors.Join(refused...)
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+func hasProblem(r *api.StatusResponse, text string) bool {
+	return strings.Contains(strings.Join(r.Problems, "\n"), text)
+}
+
+// A client that invents a grant after a restart keeps nobody waiting where the record is
+// there. With the record lost it is believed for a while, as it may be honest.
+func TestInventedClaimAfterARestart(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir, nil)
+	p, a, e := newHolder(t, s)
+	a.release(e)
+	s.stop()
+	s = start(t, dir, nil) // the grace period is longer than the test waits
+	liar := newProc(t, dir, 0).connect().register(wire.RegisterReconnect).attach(0, gpuA, e+1000, 0)
+	honest := p.connect().register(wire.RegisterReconnect).attach(0, gpuA, 0, wire.AttachWant)
+	honest.granted()
+	if r := s.status(); stateOf(r, liar.id) != api.ClientState_CLIENT_STATE_FENCED {
+		t.Errorf("who invented a grant is %v", stateOf(r, liar.id))
+	}
+}
+
+// Memory that a client says it has, and never reserved, is no reason to refuse others.
+// Where memory is refused, the tenant with most that cannot be moved is named.
+func TestReportsAreBelievedAsFarAsReserved(t *testing.T) {
+	s := start(t, t.TempDir(), swapping)
+	liar, honest := newSwapper(t, s), newSwapper(t, s)
+	if code := liar.reserve(100 * mib); code != wire.OK {
+		t.Fatalf("code %d", code)
+	}
+	liar.has.Resident, liar.has.Fixed = gib, gib
+	liar.moved(0, 0)
+	liar.reserve(100 * mib) // the report is read before
+	if code := honest.reserve(800 * mib); code != wire.OK {
+		t.Errorf("800 of 1024 MiB beside 100 that were reserved: code %d", code)
+	}
+	if code := honest.reserve(1000 * mib); code != wire.ErrArena {
+		t.Errorf("1000 of 1024 MiB beside 100 that cannot be moved: code %d", code)
+	}
+	if r := s.status(); !hasProblem(r, "of which user 0 has most") && ownContainer(t) == "" {
+		t.Errorf("problems %q", r.Problems)
+	}
+}
+
+// Processes that have the scheduler make host memory, and end, slow down those of their
+// account that come after them, and nobody else.
+func TestArenasThrownAway(t *testing.T) {
+	s := start(t, t.TempDir(), swapping)
+	wait := func() (longest time.Duration) {
+		if err := s.ask(t.Context(), func() {
+			for c := range s.conns {
+				longest = max(longest, c.account.AwaitArena(time.Now()))
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return longest
+	}
+	stays := newSwapper(t, s)
+	stays.allocates(900 * mib)
+	for range 20 {
+		w := newSwapper(t, s)
+		w.allocates(900 * mib)
+		s.await("it has its arena", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaBytes >= 1600*mib })
+		if wait() > 0 {
+			return
+		}
+		w.proc.kill()
+		s.await("it is gone", func(r *api.StatusResponse) bool { return r.Clients == 1 })
+	}
+	t.Errorf("18 GiB of host memory were made, %d at a time", s.opts.SwapMemory>>20)
+}
+
+// A tenant that drains for long is named, and has less time the next time.
+func TestSlowDrainIsNamed(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { o.Quantum, o.Grace = time.Millisecond, 4*time.Second })
+	_, a, e := newHolder(t, s)
+	b := newProc(t, s.dir, 0).connect().register(0).attach(0, gpuA, 0, wire.AttachWant)
+	a.expect(wire.TypeRevoke)
+	time.Sleep(1200 * time.Millisecond) // that is what it does
+	a.release(e)
+	b.granted()
+	if r := s.status(); !hasProblem(r, "too long to release the GPU") {
+		t.Errorf("problems %q", r.Problems)
+	}
+}

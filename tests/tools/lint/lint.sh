@@ -1,0 +1,65 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Usage: lint.sh DIR
+# Checks the sources, with the Go programs that go.mod here pins, which it builds into
+# DIR once, and with shellcheck and cppcheck where they are installed. Each check that is
+# left out is named. Ends with status 1 if a check finds anything.
+set -u
+
+out=${1:?usage: lint.sh DIR}
+go=${GO:-go}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/../../.." || exit 1
+
+want=$(cat "$here/go.mod" "$here/go.sum" | cksum)
+if [ "$(cat "$out/.built-from" 2>/dev/null)" != "$want" ]; then
+	echo "building staticcheck and govulncheck as pinned in tests/tools/lint/go.mod; this takes minutes, once" >&2
+	(cd "$here" && CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/" tool) || exit 1
+	echo "$want" >"$out/.built-from"
+fi
+
+failed=
+check() {
+	name=$1
+	shift
+	echo "lint: $name" >&2
+	"$@" || failed="$failed $name"
+}
+left_out() { echo "lint: LEFT OUT: $*" >&2; }
+# These are lists of files; no name has a space.
+scripts=$(git ls-files '*.sh' 2>/dev/null || find . -name '*.sh' -not -path './.build/*')
+
+check "modules" $go mod verify
+check "modules of lint" $go -C "$here" mod verify
+check staticcheck "$out/staticcheck" -tags e2e,engines,k8s,compat ./...
+if command -v shellcheck >/dev/null; then
+	# shellcheck disable=SC2086
+	check shellcheck shellcheck --severity=warning $scripts
+else
+	left_out "shellcheck, which is not installed"
+fi
+if command -v cppcheck >/dev/null; then
+	# It takes a bare address that is kept for a time for one that is kept for ever, and
+	# does not see which branches exclude each other: the sanitizers of hook/test do.
+	check cppcheck cppcheck --quiet --error-exitcode=1 --enable=warning,portability --std=c11 -D__x86_64__ '-DElfW(t)=Elf64_##t' \
+		--suppress=autoVariables --suppress=uninitvar --suppress=legacyUninitvar --suppress=ctuuninitvar \
+		-Ihook -Ihook/os -Ihook/core -Ihook/rm -Ihook/memory -Ihook/swap -Ihook/cuda -Ihook/nvml \
+		hook/os hook/core hook/rm hook/memory hook/swap hook/cuda hook/nvml
+else
+	left_out "cppcheck, which is not installed"
+fi
+# GOVULNDB names another copy of the database: a URL, or file:///DIRECTORY.
+said=$("$out/govulncheck" ${GOVULNDB:+-db "$GOVULNDB"} ./sched/... ./plugin/... ./cdi/... 2>&1)
+case $?/$said in
+0/*) echo "lint: govulncheck: nothing known" >&2 ;;
+*"fetching vulnerabilities"*) left_out "govulncheck, which cannot reach its database (set GOVULNDB to a copy)" ;;
+*)
+	printf '%s\n' "$said" >&2
+	failed="$failed govulncheck"
+	;;
+esac
+
+test -z "$failed" || { echo "lint: found by:$failed" >&2; exit 1; }
