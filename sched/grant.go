@@ -23,12 +23,11 @@ const (
 	fenced                     // not released in time; others are granted
 )
 
-// grantKind says what a grant keeps others from. With time slices, a client's
-// slice will be a third kind.
+// grantKind says what a grant keeps others from.
 type grantKind uint8
 
 const (
-	turnGrant    grantKind = iota // the GPU, in its turn; in concurrent mode, the GPU together with the others
+	turnGrant    grantKind = iota // the GPU, in its turn; in concurrent mode and by time slices, the GPU together with the others
 	latencyGrant                  // given to a latency tenant beside others, whose gates are shut
 )
 

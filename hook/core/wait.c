@@ -9,6 +9,7 @@
 
 #include "clock.h"
 #include "connection.h"
+#include "drain.h"
 #include "futex.h"
 #include "glibc.h"
 #include "grant.h"
@@ -19,7 +20,8 @@
 #define GONE_NS        (2 * NVS_S)    /* who has not looked for so long does not wait */
 #define NUDGE_NS       (1 * NVS_S)    /* waiting threads repeat their request */
 #define WAIT_PIECE_NS  (200 * NVS_MS) /* a wait looks at the connection this often */
-#define EXIT_WAIT_NS   (1 * NVS_S)    /* at the end of the process a call waits this long for a drain */
+#define EXIT_WAIT_NS   (1 * NVS_S)    /* at the end of the process a call waits this long for a scheduler */
+#define EXIT_PIECE_NS  (5 * NVS_MS)   /* at the end of the process a waiting call looks at its work this often */
 
 /* Windows in which calls pass during a drain: length, and the longest gap between. */
 #define PASS_NS        (20 * NVS_MS)
@@ -75,9 +77,6 @@ void nvs_gate_forget_waiters(uint64_t now)
  */
 static bool out_of_patience(struct nvs_gpu *gpu, uint64_t now)
 {
-	/* At the end of the process a drain does not finish, see nvs_driver_stop. */
-	if (atomic_load(&nvs_exiting) && gpu->lease.gate == LEASE_DRAINING)
-		return nvs_elapsed(now, nvs_exiting_ns) > EXIT_WAIT_NS;
 	if (gpu->lease.link == LEASE_ATTACHED)
 		return false;
 	if (nvs_client.link == LINK_ABSENT)
@@ -162,21 +161,47 @@ static void spin_for_grant(struct nvs_gpu *gpu, const struct nvs_slot *slot, uin
 }
 
 /*
- * The process ends, and with it the thread that brings memory in: the thread that waits
- * for the memory does its work. The lock is held, and given up meanwhile. False: this is
- * not what the thread waits for.
+ * The process ends, and the shim's threads call the driver no more: who waits for the
+ * drain of a revoked grant does it, once the work has ended. The lock is held, and given
+ * up meanwhile. Signals are blocked. False: work still runs.
  */
+static bool drain_at_exit(struct nvs_gpu *gpu)
+{
+	uint64_t closed = gpu->closed_ns;
+	bool done;
+
+	nvs_unlock(&nvs_client_lock);
+	done = !nvs_gate_busy(gpu) && nvs_streams_idle(gpu) && nvs_drain(gpu, 0) == NVS_DRAINED;
+	nvs_lock(&nvs_client_lock);
+	if (done && gpu->lease.gate == LEASE_DRAINING && gpu->closed_ns == closed) {
+		gpu->drain_ns = nvs_now() - closed;
+		nvs_drain_forget(gpu, gpu->drain_ns);
+		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_DRAINED });
+	}
+	return done;
+}
+
+/* The same for the thread that brings memory in, once the gate may open. */
 static bool fill_at_exit(struct nvs_gpu *gpu, sigset_t *mask)
 {
-	const struct lease *l = &gpu->lease;
 	bool filled;
 
-	if (!atomic_load(&nvs_exiting) || (l->gate != LEASE_OPEN && l->gate != LEASE_FREE))
-		return false;
 	unlock_masked(mask);
 	filled = nvs_memory_ops.fill_at_exit(gpu);
 	lock_masked(mask);
 	return filled;
+}
+
+/* False: there is nothing to do now. */
+static bool work_at_exit(struct nvs_gpu *gpu, sigset_t *mask)
+{
+	enum lease_gate gate = gpu->lease.gate;
+
+	if (!atomic_load(&nvs_exiting))
+		return false;
+	if (gate == LEASE_DRAINING)
+		return drain_at_exit(gpu);
+	return (gate == LEASE_OPEN || gate == LEASE_FREE) && fill_at_exit(gpu, mask);
 }
 
 /* The lock is held; it is given up while waiting. word: of the page, as last looked at. */
@@ -196,6 +221,8 @@ static void wait_piece(struct nvs_gpu *gpu, uint32_t word, bool *spun, sigset_t 
 
 	if (gpu->lease.gate == LEASE_DRAINING && left && left < ns)
 		ns = left;
+	if (gpu->lease.gate == LEASE_DRAINING && atomic_load(&nvs_exiting) && EXIT_PIECE_NS < ns)
+		ns = EXIT_PIECE_NS;
 	nvs_unlock(&nvs_client_lock);
 	if (on_page && !*spun &&
 	    __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & NVS_GRANT_NEXT) {
@@ -240,8 +267,6 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 			break;
 		}
 		if (out_of_patience(gpu, now)) {
-			if (atomic_load(&nvs_exiting) && gpu->lease.gate == LEASE_DRAINING)
-				nvs_gate_stop();
 			nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
 			if (gpu->lease.gate == LEASE_FREE &&
 			    atomic_load(&gpu->epoch) == nvs_free_slot.word)
@@ -249,7 +274,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 		} else if (nvs_elapsed(now, gpu->request_ns) > NUDGE_NS) {
 			nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_NUDGE });
 		}
-		if (!fill_at_exit(gpu, &mask))
+		if (!work_at_exit(gpu, &mask))
 			wait_piece(gpu, word, &spun, &mask);
 		now = nvs_now();
 	}

@@ -33,7 +33,6 @@ static bool recorded(void *key)
 
 /* ---- pointers ---- */
 
-NVS_EXPORT int cuMemFree_v2(CUdeviceptr p); /* below; only its type is needed here */
 NVS_EXPORT int cuMemAlloc_v2(CUdeviceptr *p, size_t n);
 NVS_EXPORT int cuMemAllocManaged(CUdeviceptr *p, size_t n, uint flags);
 
@@ -86,56 +85,14 @@ static int elsewhere_pitch(void *ctx, CUdeviceptr *p, size_t *pitch, size_t w, s
 	return result;
 }
 
-#define NOWHERE_ELSE -1
-
-/*
- * An allocator of the current context: `estimate` bytes at least, `size` once
- * the driver has returned. What turns out to be too large with its padding is
- * given back.
- */
-#define ALLOCATOR(name, kind, P, A, estimate, key, size, other) \
-	WRAPPER(name, P) \
-	{ \
-		struct nvs_claim claim; \
-		unsigned tries = 0; \
-		void *ctx; \
-		int result; \
-		if (!nvs_counting()) \
-			return CALL(name, NVS_SPREAD A); \
-		ctx = nvs_current_context(); \
-		result = other; \
-		if (result >= 0) \
-			return result; \
-		if (!nvs_claim(&claim, nvs_gpu_here(ctx), estimate)) \
-			return CUDA_ERROR_OUT_OF_MEMORY; \
-		do \
-			result = CALL(name, NVS_SPREAD A); \
-		while (nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && \
-		       nvs_swap_retry(claim.gpu, &tries)); \
-		if (result == CUDA_SUCCESS && (size) > claim.bytes && \
-		    !nvs_claim_more(&claim, size) && CALL(cuMemFree_v2, key) == CUDA_SUCCESS) \
-			result = CUDA_ERROR_OUT_OF_MEMORY; \
-		if (result == CUDA_SUCCESS) \
-			nvs_claim_keep(&claim, kind, key, size, ctx); \
-		else \
-			nvs_claim_drop(&claim); \
-		return result; \
-	}
-/* The pre-3.2 functions have 32-bit addresses and sizes. */
-ALLOCATOR(cuMemAlloc, NVS_MEMORY_POINTER, (uint *p, uint n), (p, n), n, *p, n, NOWHERE_ELSE)
 ALLOCATOR(cuMemAlloc_v2, NVS_MEMORY_POINTER, (CUdeviceptr *p, size_t n), (p, n), n, *p, n,
 	  elsewhere(ctx, n, p))
-ALLOCATOR(cuMemAllocPitch, NVS_MEMORY_POINTER,
-	  (uint *p, uint *pitch, uint w, uint h, uint element), (p, pitch, w, h, element),
-	  (uint64_t)w * h, *p, (uint64_t)*pitch * h, NOWHERE_ELSE)
 ALLOCATOR(cuMemAllocPitch_v2, NVS_MEMORY_POINTER,
 	  (CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element),
 	  (p, pitch, w, h, element), nvs_times(w, h), *p, nvs_times(*pitch, h),
 	  elsewhere_pitch(ctx, p, pitch, w, h, element))
 ALLOCATOR(cuMemAllocManaged, NVS_MEMORY_POINTER, (CUdeviceptr *p, size_t n, uint flags),
-	  (p, n, flags), n, *p, n, NOWHERE_ELSE)
-
-FREE(cuMemFree, NVS_MEMORY_POINTER, (uint p), (p), p)
+	  (p, n, flags), n, *p, n, BY_THE_DRIVER)
 
 WRAPPER(cuMemFree_v2, (CUdeviceptr p))
 {

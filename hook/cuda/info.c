@@ -36,33 +36,27 @@ static void clamp(struct nvs_gpu *gpu, uint64_t *available, uint64_t *total)
 	*available = least(*available, *total > l.used ? *total - l.used : 0);
 }
 
-/* The pre-3.2 variants have sizes of 32 bits. */
-#define MEM_GET_INFO(name, size) \
-	WRAPPER(name, (size *available, size *total)) \
-	{ \
-		size a = 0, t = 0; \
-		int result = CALL(name, &a, &t); \
-		uint64_t most = t, left = a; \
-		if (result == CUDA_SUCCESS && nvs_counting()) \
-			clamp(nvs_gpu_of_current(), &left, &most); \
-		if (result == CUDA_SUCCESS && total) \
-			*total = (size)most; \
-		if (result == CUDA_SUCCESS && available) \
-			*available = (size)left; \
-		return result; \
-	}
-MEM_GET_INFO(cuMemGetInfo, uint)
-MEM_GET_INFO(cuMemGetInfo_v2, size_t)
+WRAPPER(cuMemGetInfo_v2, (size_t *available, size_t *total))
+{
+	size_t a = 0, t = 0;
+	int result = CALL(cuMemGetInfo_v2, &a, &t);
+	uint64_t most = t, left = a;
 
-#define TOTAL_MEM(name, size) \
-	WRAPPER(name, (size *bytes, int dev)) \
-	{ \
-		int result = CALL(name, bytes, dev); \
-		struct nvs_limits l; \
-		if (result == CUDA_SUCCESS && bytes && nvs_counting() && \
-		    limited(nvs_gpu_of_device(dev), &l)) \
-			*bytes = (size)least(*bytes, l.limit); \
-		return result; \
-	}
-TOTAL_MEM(cuDeviceTotalMem, uint)
-TOTAL_MEM(cuDeviceTotalMem_v2, size_t)
+	if (result == CUDA_SUCCESS && nvs_counting())
+		clamp(nvs_gpu_of_current(), &left, &most);
+	if (result == CUDA_SUCCESS && total)
+		*total = most;
+	if (result == CUDA_SUCCESS && available)
+		*available = left;
+	return result;
+}
+
+WRAPPER(cuDeviceTotalMem_v2, (size_t *bytes, int dev))
+{
+	int result = CALL(cuDeviceTotalMem_v2, bytes, dev);
+	struct nvs_limits l;
+
+	if (result == CUDA_SUCCESS && bytes && nvs_counting() && limited(nvs_gpu_of_device(dev), &l))
+		*bytes = least(*bytes, l.limit);
+	return result;
+}

@@ -17,23 +17,20 @@ enum { /* CU_POINTER_ATTRIBUTE_... */
 
 #define MEMORY_TYPE_DEVICE 2u
 
-/* The pre-3.2 function has 32-bit results. */
-#define ADDRESS_RANGE(name, pointer, size) \
-	WRAPPER(name, (pointer *base, size *bytes, CUdeviceptr p)) \
-	{ \
-		struct nvs_swap_range r; \
-		if (!nvs_swap_find(p, &r)) \
-			return CALL(name, base, bytes, p); \
-		if (!r.base) \
-			return CUDA_ERROR_NOT_FOUND; \
-		if (base) \
-			*base = (pointer)r.base; \
-		if (bytes) \
-			*bytes = (size)r.bytes; \
-		return CUDA_SUCCESS; \
-	}
-ADDRESS_RANGE(cuMemGetAddressRange, uint, uint)
-ADDRESS_RANGE(cuMemGetAddressRange_v2, CUdeviceptr, size_t)
+WRAPPER(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *bytes, CUdeviceptr p))
+{
+	struct nvs_swap_range r;
+
+	if (!nvs_swap_find(p, &r))
+		return CALL(cuMemGetAddressRange_v2, base, bytes, p);
+	if (!r.base)
+		return CUDA_ERROR_NOT_FOUND;
+	if (base)
+		*base = r.base;
+	if (bytes)
+		*bytes = r.bytes;
+	return CUDA_SUCCESS;
+}
 
 /* One attribute as cuMemAlloc's memory has it; -1: the driver knows better. */
 static int tell(void *data, int what, CUdeviceptr p, const struct nvs_swap_range *r)

@@ -5,16 +5,8 @@
  */
 #include "wrap.h"
 
-WRAPPER(cuLaunchCooperativeKernelMultiDevice, (struct cu_launch_params *list, uint count, uint flags))
-{
-	struct nvs_thread *t = list && count
-		? nvs_gate_enter_all(&list[0].stream, count, sizeof(*list)) : NULL;
-	int result = CALL(cuLaunchCooperativeKernelMultiDevice, list, count, flags);
-
-	if (t)
-		nvs_gate_leave(t);
-	return result;
-}
+GATED(cuLaunchCooperativeKernelMultiDevice, (struct cu_launch_params *list, uint count, uint flags),
+      (list, count, flags), list && count ? nvs_gate_enter_all(&list[0].stream, count, sizeof(*list)) : NULL)
 
 /* ---- copies between the memory of two contexts ---- */
 
@@ -31,15 +23,7 @@ static struct nvs_thread *enter(void *key, void *dst, void *src)
 						? 0 : gpu_of(dst) | gpu_of(src));
 }
 
-#define PEER(name, P, A, key, dst, src) \
-	WRAPPER(name, P) \
-	{ \
-		struct nvs_thread *t = enter(key, dst, src); \
-		int result = CALL(name, NVS_SPREAD A); \
-		if (t) \
-			nvs_gate_leave(t); \
-		return result; \
-	}
+#define PEER(name, P, A, key, dst, src) GATED(name, P, A, enter(key, dst, src))
 #define PEER_DS(name, P, A, dst, src) \
 	PEER(name, P, A, CU_STREAM_LEGACY, dst, src) \
 	PEER(name##_ptds, P, A, CU_STREAM_PER_THREAD, dst, src)

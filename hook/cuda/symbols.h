@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * symbols.h: every driver function that the shim interposes. With ungated.h,
+ * symbols.h: every driver function that the shim interposes. With ungated.txt,
  * which names all the others, it classifies each export of every CUDA version
  * that test/names/ lists; test/classify.sh sees to it that none is left out.
  *
@@ -244,16 +244,16 @@
 
 /* alloc.c, vmm.c, info.c, pointer.c, ipc.c: counted, limited, clamped, shared */
 #define NVS_MEMORY(H) \
-	H(cuMemAlloc) H(cuMemAlloc_v2) H(cuMemAllocPitch) H(cuMemAllocPitch_v2) \
+	H(cuMemAlloc_v2) H(cuMemAllocPitch_v2) \
 	H(cuMemAllocManaged) \
 	H(cuMemAllocAsync) H(cuMemAllocAsync_ptsz) \
 	H(cuMemAllocFromPoolAsync) H(cuMemAllocFromPoolAsync_ptsz) \
-	H(cuMemFree) H(cuMemFree_v2) H(cuMemFreeAsync) H(cuMemFreeAsync_ptsz) \
+	H(cuMemFree_v2) H(cuMemFreeAsync) H(cuMemFreeAsync_ptsz) \
 	H(cuMemPoolSetAccess) H(cuMemPoolCreate) H(cuMemPoolImportFromShareableHandle) H(cuMemPoolDestroy) \
 	H(cuDeviceGetDefaultMemPool) H(cuMemGetDefaultMemPool) \
 	H(cuDeviceSetMemPool) H(cuMemSetMemPool) H(cuMemPoolTrimTo) \
 	H(cuMemPoolSetAttribute) H(cuMemPoolGetAttribute) \
-	H(cuArrayCreate) H(cuArrayCreate_v2) H(cuArray3DCreate) H(cuArray3DCreate_v2) \
+	H(cuArrayCreate_v2) H(cuArray3DCreate_v2) \
 	H(cuArrayDestroy) H(cuMipmappedArrayCreate) H(cuMipmappedArrayDestroy) \
 	H(cuMemCreate) H(cuMemImportFromShareableHandle) H(cuMemRetainAllocationHandle) \
 	H(cuMemRelease) H(cuMemMap) H(cuMemUnmap) \
@@ -268,8 +268,8 @@
 	H(cuGraphInstantiate) H(cuGraphInstantiate_v2) H(cuGraphInstantiateWithFlags) \
 	H(cuGraphExecDestroy) H(cuDeviceGraphMemTrim) \
 	/* what is told of it */ \
-	H(cuMemGetInfo) H(cuMemGetInfo_v2) H(cuDeviceTotalMem) H(cuDeviceTotalMem_v2) \
-	H(cuMemGetAddressRange) H(cuMemGetAddressRange_v2) \
+	H(cuMemGetInfo_v2) H(cuDeviceTotalMem_v2) \
+	H(cuMemGetAddressRange_v2) \
 	H(cuIpcGetMemHandle) H(cuIpcOpenMemHandle) H(cuIpcOpenMemHandle_v2) \
 	H(cuIpcCloseMemHandle) H(cuMemGetHandleForAddressRange) H(cuPointerSetAttribute) \
 	H(cuPointerGetAttribute) H(cuPointerGetAttributes)

@@ -8,6 +8,7 @@
 #include "hook.h"
 #include "memory.h"
 #include "stream.h"
+#include "swap.h"
 
 /* Declares and defines an exported function; the body follows. */
 #define WRAPPER(name, P) \
@@ -31,6 +32,60 @@ static inline uint64_t nvs_times(uint64_t a, uint64_t b)
 
 /* The arguments of a call, out of their parentheses. */
 #define NVS_SPREAD(...) __VA_ARGS__
+
+/* A call that passes the gate: `enter` returns what nvs_gate_leave() takes, or NULL. */
+#define GATED(name, P, A, enter) \
+	WRAPPER(name, P) \
+	{ \
+		__typeof__(&name) real = NVS_REAL(name); \
+		struct nvs_thread *t; \
+		int result; \
+		if (nvs_unlikely(!real)) \
+			return CUDA_ERROR_NOT_FOUND; \
+		t = enter; \
+		result = real A; \
+		if (nvs_likely(t != NULL)) \
+			nvs_gate_leave(t); \
+		return result; \
+	}
+
+#define BY_THE_DRIVER -1
+
+NVS_EXPORT int cuMemFree_v2(CUdeviceptr p); /* only its type is needed here */
+
+/*
+ * An allocator of the current context: `estimate` bytes at least, `size` once the driver
+ * has returned. What turns out to be too large with its padding is given back. `other` is
+ * the result if the memory is not counted here; BY_THE_DRIVER: it is.
+ */
+#define ALLOCATOR(name, kind, P, A, estimate, key, size, other) \
+	WRAPPER(name, P) \
+	{ \
+		struct nvs_claim claim; \
+		unsigned tries = 0; \
+		void *ctx; \
+		int result; \
+		if (!nvs_counting()) \
+			return CALL(name, NVS_SPREAD A); \
+		ctx = nvs_current_context(); \
+		result = other; \
+		if (result >= 0) \
+			return result; \
+		if (!nvs_claim(&claim, nvs_gpu_here(ctx), estimate)) \
+			return CUDA_ERROR_OUT_OF_MEMORY; \
+		do \
+			result = CALL(name, NVS_SPREAD A); \
+		while (nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && \
+		       nvs_swap_retry(claim.gpu, &tries)); \
+		if (result == CUDA_SUCCESS && (size) > claim.bytes && \
+		    !nvs_claim_more(&claim, size) && CALL(cuMemFree_v2, key) == CUDA_SUCCESS) \
+			result = CUDA_ERROR_OUT_OF_MEMORY; \
+		if (result == CUDA_SUCCESS) \
+			nvs_claim_keep(&claim, kind, key, size, ctx); \
+		else \
+			nvs_claim_drop(&claim); \
+		return result; \
+	}
 
 /* A free that fails changes nothing. */
 #define FREE(name, kind, P, A, key) \

@@ -189,7 +189,7 @@ struct cu_ipc_handle {
 /* CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT */
 #define CU_GRAPH_MEM_RESERVED 2
 
-/* CUDA_ARRAY_DESCRIPTOR and CUDA_ARRAY3D_DESCRIPTOR, and of before CUDA 3.2. */
+/* CUDA_ARRAY_DESCRIPTOR and CUDA_ARRAY3D_DESCRIPTOR. */
 struct cu_array {
 	size_t width, height;
 	uint format, channels;
@@ -197,12 +197,6 @@ struct cu_array {
 struct cu_array3d {
 	size_t width, height, depth;
 	uint format, channels, flags;
-};
-struct cu_array_v1 {
-	uint width, height, format, channels;
-};
-struct cu_array3d_v1 {
-	uint width, height, depth, format, channels, flags;
 };
 
 #define CU_ARRAY3D_LAYERED          0x01u

@@ -347,6 +347,19 @@ void nvs_reserve_attach(struct nvs_gpu *gpu)
 	errno = saved;
 }
 
+/* For NVSHARE_DEBUG=1 only: standard error belongs to the program. The scheduler has an
+ * event for everybody else. */
+static void say_refused(struct nvs_gpu *gpu, uint64_t bytes)
+{
+	uint64_t limit;
+
+	lock();
+	limit = gpu->budget->limit;
+	unlock();
+	nvs_log("GPU %u: out of memory: %llu KiB more are refused; the memory limit is %llu MiB", gpu->number,
+		(unsigned long long)(bytes >> 10), (unsigned long long)(limit >> 20));
+}
+
 bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	struct nvs_budget *b = gpu->budget;
@@ -359,6 +372,8 @@ bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes)
 	nvs_lock(&b->ask);
 	ok = ask(gpu, bytes);
 	nvs_unlock(&b->ask);
+	if (!ok && nvs_debug)
+		say_refused(gpu, bytes);
 	nvs_signals_restore(&q);
 	errno = saved;
 	return ok;

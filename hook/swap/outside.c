@@ -29,9 +29,9 @@ bool nvs_used_outside(void)
 	const char *found = NULL;
 	size_t kept = 0;
 	int fd = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC);
-	ssize_t n;
+	long n;
 
-	while (!found && (n = read(fd, text + kept, sizeof(text) - kept)) > 0) {
+	while (!found && (n = syscall(SYS_read, fd, text + kept, sizeof(text) - kept)) > 0) {
 		size_t end = kept + (size_t)n;
 
 		for (unsigned i = 0; !found && i < sizeof(paths) / sizeof(paths[0]); i++)

@@ -75,7 +75,10 @@ void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m);
 /* Unmaps a hidden memory that is on the GPU; may wait. */
 void nvs_vmm_unhide(struct nvs_gpu *gpu, struct memory *m);
 
-/* Makes a memory the driver's for good; may wait. Returns CUresult. */
+/*
+ * Makes a memory the driver's for good; may wait, up to 10 s of that with signals blocked.
+ * Returns CUresult. The handle is to be looked up again if it is not CUDA_SUCCESS.
+ */
 int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m);
 
 /* Frees the index. The memory is counted elsewhere, or not at all. */

@@ -140,7 +140,9 @@ static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 		s->claiming -= bytes;
 		s->claimed += bytes;
 		s->away += bytes;
-		if (!nvs_chunk_populate(gpu, at)) {
+		m->worker = NULL; /* a signal handler may jump out of the wait for room */
+		if (!nvs_chunk_populate(gpu, at) && nvs_vmm_at(at) == m &&
+		    nvs_vmm_chunk(at)->state == CHUNK_EMPTY) {
 			result = CUDA_ERROR_OUT_OF_MEMORY;
 			s->claiming += bytes;
 			s->claimed -= bytes;
@@ -344,7 +346,7 @@ int nvs_vmm_unmap(CUdeviceptr p, size_t n)
 /* ---- access ---- */
 
 /* Whether the driver is to change a mapping for this caller. */
-static bool asked(struct place p, const void *worker)
+static bool is_claimed(struct place p, const void *worker)
 {
 	const struct memory *m = nvs_vmm_at(p);
 
@@ -352,7 +354,7 @@ static bool asked(struct place p, const void *worker)
 }
 
 /* Claims the mappings of a range that are on the GPU for this caller; others get their access when they come in. */
-static void take_in_hand(struct nvs_swap *s, struct place at, uint64_t end, const void *worker,
+static void claim_mappings(struct nvs_swap *s, struct place at, uint64_t end, const void *worker,
 			 int flags)
 {
 	for (; at.granule < end; at = next_of(at)) {
@@ -379,7 +381,7 @@ static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end,
 	while (at.granule < end) {
 		struct place to = at;
 
-		while (to.granule < end && asked(to, worker))
+		while (to.granule < end && is_claimed(to, worker))
 			to = next_of(to);
 		if (to.granule == at.granule) {
 			at = next_of(at);
@@ -430,7 +432,7 @@ int nvs_vmm_set_access(CUdeviceptr p, size_t n, const struct cu_access *a, size_
 		return NVS_VMM_DRIVER;
 	}
 	nvs_swap_lock(s);
-	take_in_hand(s, at, end, &end, flags);
+	claim_mappings(s, at, end, &end, flags);
 	result = access_of_range(s, at, end, a, count, &end);
 	nvs_swap_unlock(s);
 	nvs_swap_kick(s);

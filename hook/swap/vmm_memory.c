@@ -8,6 +8,7 @@
 #include "clock.h"
 #include "gate.h"
 #include "reserve.h"
+#include "signals.h"
 #include "stream.h"
 #include "vmm_impl.h"
 
@@ -461,21 +462,31 @@ int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m)
 	struct nvs_thread *t = NULL;
 	int result = CUDA_SUCCESS;
 	CUdeviceptr mapped = 0;
+	struct nvs_signals q;
 
-	m->worker = &t;
-	if (m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_EMPTY) {
-		result = fill(gpu, m);
-	} else if (m->at.span) {
+	/* This wait leaves no mark on the memory: a signal handler may jump out of it. */
+	if (m->at.span && nvs_vmm_chunk(m->at)->state != CHUNK_EMPTY) {
+		uint64_t serial = m->serial;
+
 		nvs_swap_unlock(s);
 		t = nvs_gate_enter_memory(gpu); /* all memory is on the GPU until nvs_gate_leave() */
 		nvs_swap_lock(s);
-		while (nvs_vmm_chunk(m->at)->state == CHUNK_BUSY)
+		while (m->serial == serial && m->granules && !nvs_vmm_idle(m))
 			nvs_vmm_pause(s, atomic_load(&s->kick));
-		if (nvs_vmm_chunk(m->at)->state != CHUNK_HERE)
-			result = CUDA_ERROR_NOT_READY; /* the process ends */
-	} else if (!m->real) {
-		result = materialise(gpu, m);
+		if (m->serial != serial || !m->granules || m->pinned) { /* another thread was faster */
+			if (t)
+				nvs_gate_leave(t);
+			return m->serial == serial && m->granules ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+		}
 	}
+	nvs_signals_block(&q);
+	m->worker = &t;
+	if (m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_EMPTY)
+		result = fill(gpu, m);
+	else if (m->at.span && nvs_vmm_chunk(m->at)->state != CHUNK_HERE)
+		result = CUDA_ERROR_NOT_READY; /* the process ends */
+	else if (!m->at.span && !m->real)
+		result = materialise(gpu, m);
 	if (result == CUDA_SUCCESS && m->at.span && !m->shown) {
 		nvs_vmm_unhide(gpu, m);
 	} else if (result == CUDA_SUCCESS && m->at.span) {
@@ -494,15 +505,16 @@ int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m)
 		m->pinned = true;
 		nvs_swap_unlock(s);
 		count_as_driver(gpu, m, mapped);
-	} else {
-		nvs_swap_unlock(s);
+		nvs_swap_lock(s);
 	}
 	if (t)
 		nvs_gate_leave(t);
-	nvs_swap_lock(s);
 	nvs_vmm_done(s, m);
 	if (m->pinned && !m->handles)
 		nvs_vmm_forget(gpu, m);
+	nvs_swap_unlock(s);
+	nvs_signals_restore(&q);
+	nvs_swap_lock(s);
 	return result;
 }
 

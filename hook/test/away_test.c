@@ -23,9 +23,11 @@
 
 static CUstream own; /* not the one that the rest works in */
 
+static bool patient; /* a grace of an hour */
+
 static void open_tenant(void)
 {
-	struct swapper_config c = { .gpu = GPU, .arena = 16 * MIB, .quantum_ms = 30 };
+	struct swapper_config c = { .gpu = GPU, .arena = 16 * MIB, .quantum_ms = 30, .patient = patient };
 
 	schedule(c);
 	tenant_open();
@@ -364,6 +366,31 @@ static void what_an_endpoint_binds_stays(void)
 	swapper_end();
 }
 
+static void who_jumped_out_of_sharing_may_share_again(void)
+{
+	struct buffer b;
+	pthread_t t;
+
+	open_tenant();
+	CHECK(signal(SIGUSR1, jump) != SIG_ERR);
+	b = mapped(8 * MIB);
+	run_fill(&b, 1, NULL);
+	take_memory_away();
+	t = start(interrupt);
+	if (!sigsetjmp(back, 1)) {
+		bind_handle(&b);
+		CHECK(!"it waits for the memory");
+	}
+	pthread_join(t, NULL);
+	swapper_room(0);
+	swapper_withhold(false);
+	CHECK(bind_handle(&b) == CUDA_SUCCESS);
+	verify(&b);
+	CU(cuMemUnmap(b.p, b.bytes));
+	CU(cuMemRelease(handle));
+	swapper_end();
+}
+
 static void stays_with(const char *path)
 {
 	char dir[] = "/tmp/nvshare-hook-test.XXXXXX", whole[128], parts[128];
@@ -521,6 +548,31 @@ static void an_application_takes_an_arena_segment(void)
 	swapper_end();
 }
 
+/* The revoke comes while a kernel runs, for longer than the shim once waited at the end. */
+static void use_the_gpu_when_it_is_given_again(void)
+{
+	uint64_t ns = 1500000000, zero = 0;
+	void *params[] = { &ns, &zero };
+	pthread_t t;
+
+	CU(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
+	swapper_withhold(true);
+	EVENTUALLY(swapper_seen().revoked);
+	t = start(grant_late);
+	run_fill(&late, 2, NULL);
+	CHECK(granted);
+	pthread_join(t, NULL);
+	verify(&late);
+}
+
+static void a_late_handler_obeys_a_revoke(void)
+{
+	patient = true;
+	CHECK(atexit(use_the_gpu_when_it_is_given_again) == 0);
+	open_tenant();
+	late = filled(1);
+}
+
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(an_allocation_outlives_the_scheduler),
@@ -529,8 +581,10 @@ static const struct test_case cases[] = {
 	CASE(who_jumped_out_waits_for_a_grant),
 	CASE(who_names_memory_waits_for_it),
 	CASE(what_an_endpoint_binds_stays),
+	CASE(who_jumped_out_of_sharing_may_share_again),
 	CASE(who_else_uses_memory_keeps_it_here),
 	CASE(an_application_takes_an_arena_segment),
+	CASE(a_late_handler_obeys_a_revoke),
 	CASE(a_late_handler_gets_its_memory),
 	CASE(a_late_handler_waits_for_all_its_memory),
 };

@@ -21,7 +21,7 @@ expand() { # MACRO CLASS, with the macro's parameter declared as it comes
 		"$2" "$2" "$1" "$3"
 }
 {
-	printf '#include "%s/cuda/symbols.h"\n#include "%s/cuda/ungated.h"\n' "$hook" "$hook"
+	printf '#include "%s/cuda/symbols.h"\n' "$hook"
 	expand NVS_GATED_LAUNCH submit G
 	expand NVS_GATED_COPY copy G
 	expand NVS_GATED_SET set G
@@ -34,16 +34,12 @@ expand() { # MACRO CLASS, with the macro's parameter declared as it comes
 	expand NVS_MEM_OP_NODES graph H
 	expand NVS_NAMES names H
 	expand NVS_MEMORY memory H
-	# In ungated.h the class is the first word above the section.
-	sed -n 's/^.*\* Class \([a-z]*\)\..*/\1/p; /^\/\* Class/!s/^#define \(NVS_PASS_[A-Z]*\)(P) .*/\1/p' \
-		"$hook/cuda/ungated.h" | while read -r class && read -r section; do
-		expand "$section" "$class" H
-	done
 } | ${CC:-gcc} -E -P $quote - | tr -s ' ;' '\n' | sed -n 's/^@\([a-z]*\)@/\1 /p' >"$tmp/classes"
+awk '!/^#/ { for (i = 2; i <= NF; i++) print $1, $i }' "$hook/cuda/ungated.txt" >>"$tmp/classes"
 
 # "NAME SIZE..." of each wrapper.
 for f in "$hook"/[a-su-z]*/*.c; do
-	grep -qE '^(WRAPPER|NVS_GATED_TABLE)\(' "$f" || continue
+	grep -qE '^(WRAPPER|GATED|NVS_GATED_TABLE)\(' "$f" || continue
 	${CC:-gcc} -E -P $quote "$f"
 done | tr '\n' ' ' | grep -oE '\<int cu[A-Z][A-Za-z0-9_]* *\([^()]*\) *\{' | tr '(,){' ' ,,' >"$tmp/wrappers"
 
@@ -90,7 +86,7 @@ FILENAME ~ /wrappers$/ {
 {
 	listed[$1] = 1
 	if (!($1 in class))
-		bad(FILENAME ": " $1 " is in no section of symbols.h or ungated.h")
+		bad(FILENAME ": " $1 " is in no section of symbols.h or ungated.txt")
 	else if (class[$1] !~ /^(submit|copy|set|move)$/ && $1 !~ /^cuMem[A-Z].*Get/ &&
 		 $1 ~ /^cu(Launch|Graph(Launch|Upload)|Mem(cpy|set|.*(Prefetch|Discard|Decompress)))/)
 		bad(FILENAME ": " $1 " looks like work for a GPU and has no gated wrapper")

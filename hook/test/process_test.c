@@ -574,14 +574,16 @@ static void cuda_after_exit_without_a_grant(void)
 	CHECK(atomic_load(&stub_state()->destroyed) == 3);
 }
 
-/* A drain can't be done any more; the process ends soon all the same. */
+/* The shim's threads drain no more: the thread that waits does, and asks for the next turn. */
 static void cuda_after_exit_beside_a_revoke(void)
 {
-	start_cleaner();
 	stub_state()->work_ns = 300000000u;
-	atomic_store(&both->go, 1);
-	EVENTUALLY(launches(0) >= 2);
+	start_cleaner();
 	fake_revoke(&fake, 0, 3);
+	atomic_store(&both->go, 1);
+	CHECK(released().epoch == 3);
+	fake_expect(&fake, NVS_REQUEST);
+	give(4);
 	ENDS_WITH(11);
 	CHECK(atomic_load(&both->at) == 2 && launches(0) == 5);
 	end_of_file();

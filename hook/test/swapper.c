@@ -181,6 +181,7 @@ static void arrange(void)
 		set_room(h, config.gpu > others ? config.gpu - others : 1);
 	seen.holder = h ? h->pid : 0;
 	seen.filling = h && !h->since_ns;
+	seen.revoked = h && h->revoked;
 	for (int i = 0; i < CONNS; i++)
 		while (config.arena && conns[i].attached && conns[i].given < conns[i].reserved) {
 			int fd = memory(config.arena);

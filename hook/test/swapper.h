@@ -25,6 +25,7 @@ struct swapper_seen {
 	uint64_t fixed, away, reserved;
 	unsigned wants;       /* tenants that have asked for the GPU and do not have it */
 	bool filling;         /* the holder is on its way in */
+	bool revoked;         /* the holder has to leave */
 	int holder, mover;    /* pids: has the GPU; has to move out. 0: nobody */
 };
 

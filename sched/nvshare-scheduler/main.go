@@ -19,6 +19,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/activation"
 	systemd "github.com/coreos/go-systemd/v22/daemon"
+	"github.com/coreos/go-systemd/v22/journal"
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
@@ -169,6 +170,9 @@ func defaultSpin() time.Duration {
 func newLog() *logrus.Entry {
 	logger := logrus.New()
 	logger.SetOutput(os.Stderr)
+	if yes, err := journal.StderrIsJournalStream(); err == nil && yes {
+		logger.SetFormatter(&journalLines{logrus.TextFormatter{DisableTimestamp: true, DisableColors: true}})
+	}
 	if os.Getenv("NVSHARE_DEBUG") == "1" {
 		logger.SetLevel(logrus.DebugLevel)
 	}

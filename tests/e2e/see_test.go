@@ -21,7 +21,7 @@ import (
 func TestPodsAreSeen(t *testing.T) {
 	ctx := within(t)
 	const addr = "127.0.0.1:9402"
-	restartScheduler(t, "--metrics", "--metrics-addr", addr)
+	restartScheduler(t, "--metrics", "--metrics-addr", addr, "--metrics-processes", "16")
 	t.Cleanup(func() { restartScheduler(t) })
 	scrape := func(path string) (code int, text string, err error) {
 		r, err := http.Get("http://" + addr + path)

@@ -138,7 +138,7 @@ mkdir -p /simgpu/run /etc/systemd/system/nvshare-scheduler.service.d
 ln -s "$1/simgpu" /simgpu/lib
 echo gpus=1 >/simgpu/run/config
 chmod 777 /simgpu/run
-printf '[Service]\nLimitNOFILE=16500\nEnvironment=NVSHARE_SIMGPU=/simgpu\nReadWritePaths=/simgpu\n' \
+printf '[Service]\nLimitNOFILE=16500\nEnvironment=NVSHARE_SIMGPU=/simgpu NVSHARE_DROP_LEAD_MS=5\nReadWritePaths=/simgpu\n' \
 	>/etc/systemd/system/nvshare-scheduler.service.d/test.conf
 mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler left it
 `, "prepare", buildDir)
@@ -156,6 +156,11 @@ mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler le
 	}
 	if got := strings.TrimSpace(m.run("stat", "-c", "%U %a", "/run/nvshare", "/run/nvshare/tenant", "/run/nvshare/control.sock")); got != "nvshare 755\nnvshare 755\nnvshare 600" {
 		t.Errorf("owners and modes: %q", got)
+	}
+
+	// The journal knows how grave a line is.
+	if out := m.run("journalctl", "--no-pager", "-u", "nvshare-scheduler.service", "_PID="+pid, "-p", "warning"); !strings.Contains(out, "NVSHARE_DROP_LEAD_MS has no effect") || strings.Contains(out, "time quantum") {
+		t.Errorf("warnings in the journal:\n%s", out)
 	}
 
 	tenant := m.command("env", "NVSHARE_SIMGPU_DIR=/simgpu/run", "LD_LIBRARY_PATH=/simgpu/lib", "LD_PRELOAD=libnvshare.so",
