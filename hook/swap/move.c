@@ -391,7 +391,7 @@ static bool may_leave(struct nvs_gpu *gpu)
 	bool outside = nvs_used_outside();
 
 	nvs_swap_lock(gpu->swap);
-	gpu->swap->used_outside = outside;
+	atomic_store(&gpu->swap->used_outside, outside);
 	nvs_swap_unlock(gpu->swap);
 	return !outside;
 }

@@ -132,8 +132,8 @@ struct nvs_swap {
 	bool evicting;         /* chunks are moving out: no call may pass */
 	bool mover;            /* the mover's thread runs */
 	bool broken;           /* the driver fails: nothing moves any more */
-	bool several_gpus;     /* the process uses several GPUs: nothing moves any more */
-	bool used_outside;     /* the same, because of nvs_used_outside() */
+	atomic_bool several_gpus; /* the process uses several GPUs: nothing moves any more */
+	atomic_bool used_outside; /* the same, because of nvs_used_outside() */
 	bool leaving;          /* the process ends with all memory on the GPU: it stays */
 	uint32_t opens;        /* how often calls may have begun to use memory */
 	uint64_t claimed;      /* bytes of all regions */
@@ -268,10 +268,11 @@ struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules);
 /* Frees a region. Waits while its chunks are being moved. */
 void nvs_region_free(struct nvs_gpu *gpu, struct place p);
 
-/* Whether nothing leaves the GPU any more. */
+/* Whether nothing leaves the GPU any more. Asked with the lock and, by nvs_swap_on(), without. */
 static inline bool immovable(const struct nvs_swap *s)
 {
-	return s->several_gpus || s->used_outside;
+	return atomic_load_explicit(&s->several_gpus, memory_order_relaxed) ||
+	       atomic_load_explicit(&s->used_outside, memory_order_relaxed);
 }
 
 /* Whether all memory is on the GPU, and none is about to leave. */
