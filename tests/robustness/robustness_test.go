@@ -45,6 +45,8 @@ type site struct {
 	tenants   []*tenant
 	user      uint32   // who runs the scheduler; 0: the user of the test
 	socket    *os.File // of tenants, that the scheduler is started with; nil: it makes one
+	run       int64    // of the scheduler whose event was read last
+	since     uint64   // that event
 }
 
 type tenant struct {
