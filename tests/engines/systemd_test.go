@@ -20,7 +20,9 @@ import (
 )
 
 // bootScript makes a copy on write of this machine's files, in memory, and starts systemd
-// there as the first process. It runs in namespaces of its own.
+// there as the first process. It runs in namespaces of its own, in a cgroup of its own, and
+// sees few devices, because systemd would set up the host's: it makes cgroups and device
+// nodes, and mounts their directory anew, read-only for all.
 const bootScript = `
 set -e
 mount -t tmpfs tmpfs "$1"
@@ -28,15 +30,49 @@ mkdir "$1/upper" "$1/work" "$1/root"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
 cd "$1/root"
 mount -t proc proc proc
+mount --bind proc/sys proc/sys
+mount -o remount,bind,ro proc/sys
+mount --bind /sys sys
+mount -o remount,bind,ro sys
+mount -t cgroup2 cgroup2 sys/fs/cgroup
 mount -t tmpfs tmpfs run
 mount -t tmpfs tmpfs tmp
-mount --rbind /sys sys
-mount --rbind /dev dev
+mount -t tmpfs -o mode=755 tmpfs dev
+for node in null zero full random urandom tty; do
+	touch dev/$node
+	mount --bind /dev/$node dev/$node
+done
+mkdir dev/shm dev/pts
+mount -t tmpfs tmpfs dev/shm
+mount -t devpts -o newinstance devpts dev/pts
+ln -s /proc/self/fd dev/fd
 mkdir -p "./$2"
 mount --bind "$2" "./$2"
 exec chroot . /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin container=other \
 	/lib/systemd/systemd --system --unit=basic.target --log-target=journal --show-status=no
 `
+
+// enterScript starts a command in the cgroup $1.
+const enterScript = `echo $$ >"$1/cgroup.procs" && shift && exec "$@"`
+
+// ownCgroup makes a cgroup of version 2, and removes it in the end.
+func ownCgroup(t *testing.T) string {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	check(t, err)
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); len(f) > 2 && f[2] == "cgroup2" {
+			dir := filepath.Join(f[1], "nvshare-boot-"+strconv.Itoa(os.Getpid()))
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Skipf("no cgroup can be made here: %v", err)
+			}
+			t.Cleanup(func() { check(t, node.RemoveCgroup(dir)) })
+			return dir
+		}
+	}
+	t.Skip("there is no cgroup version 2 here")
+	return ""
+}
 
 // machine is one that systemd has booted.
 type machine struct {
@@ -51,7 +87,8 @@ func boot(t *testing.T) *machine {
 		t.Skip("there is no systemd here")
 	}
 	m := &machine{t: t, ctx: within(t)}
-	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private",
+	cmd := exec.Command("sh", "-c", enterScript, "enter", ownCgroup(t),
+		"unshare", "--mount", "--pid", "--uts", "--cgroup", "--fork", "--kill-child", "--propagation", "private",
 		"sh", "-c", bootScript, "boot", t.TempDir(), buildDir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var said strings.Builder

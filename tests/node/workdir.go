@@ -78,7 +78,7 @@ func removeCgroups(dirBase string) error {
 	}
 	var errs []error
 	for _, root := range roots {
-		errs = append(errs, removeCgroup(filepath.Join(root, cgroupName(dirBase))))
+		errs = append(errs, RemoveCgroup(filepath.Join(root, cgroupName(dirBase))))
 	}
 	return errors.Join(errs...)
 }
@@ -99,9 +99,9 @@ func cgroupRoots() ([]string, error) {
 	return roots, nil
 }
 
-// removeCgroup removes a tree of empty cgroups, children first. The files in
+// RemoveCgroup removes a tree of empty cgroups, children first. The files in
 // them are the kernel's and vanish with their directory.
-func removeCgroup(top string) error {
+func RemoveCgroup(top string) error {
 	for deadline := time.Now().Add(cgroupGone); ; time.Sleep(20 * time.Millisecond) {
 		var dirs []string
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
