@@ -32,6 +32,7 @@ var checks = []struct {
 	{"scheduler", checkScheduler},
 	{"version", checkVersion},
 	{"health", checkHealth},
+	{"controls", checkControls},
 	{"socket", checkSocket},
 	{"shim", checkShim},
 	{"cdi", checkCDI},
@@ -117,6 +118,32 @@ func fixOf(problem string) string {
 		return "nvidia-smi"
 	}
 	return "nvsharectl events"
+}
+
+// checkControls says of each GPU in how many processes the driver's controls work.
+func checkControls(p *patient) (all []finding) {
+	for _, g := range p.status.GetGpus() {
+		var proved, tried, refused, silent int
+		for _, c := range g.Clients {
+			switch k := c.Controls; {
+			case k == nil, k.Slices == "not tried", k.Channels == "not tried":
+				silent++
+			case k.Slices != "works" || k.Channels != "works":
+				refused++
+			case k.Listed:
+				proved++
+			default:
+				tried++
+			}
+		}
+		f := finding{Level: pass, Text: fmt.Sprintf("GPU %d: slices and channels off and on: proved in %d processes, tried in %d, refused in %d, not known in %d; %d grants preempted",
+			g.Index, proved, tried, refused, silent, g.Preemptions)}
+		if refused > 0 {
+			f.Level, f.Fix = warn, "nvsharectl status -o json names the control that was refused, and the driver's version"
+		}
+		all = append(all, f)
+	}
+	return all
 }
 
 func checkSocket(p *patient) []finding {

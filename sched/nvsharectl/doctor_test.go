@@ -74,6 +74,13 @@ func TestDoctor(t *testing.T) {
 		}, "scheduler", warn, "for root"},
 		"skew":      {func(_ *testing.T, p *patient) { p.status.Version = "0.0.9" }, "version", warn, "0.0.9"},
 		"a problem": {func(_ *testing.T, p *patient) { p.status.Problems = []string{"GPU 0: x is fenced"} }, "health", fail, "fenced"},
+		"a driver that refuses": {func(_ *testing.T, p *patient) {
+			g := p.status.Gpus[0]
+			g.Preemptions = 7
+			g.Clients[0].Controls = &api.Controls{Slices: "works", Channels: "works", Listed: true}
+			g.Clients[1].Controls = &api.Controls{Slices: "works", Channels: "driver refused"}
+			g.Clients[2].Controls = &api.Controls{Slices: "not tried", Channels: "not tried"}
+		}, "controls", warn, "proved in 1 processes, tried in 0, refused in 1, not known in 1; 7 grants preempted"},
 		"no socket": {remove("/run/nvshare/tenant/scheduler.sock"), "socket", fail, "no scheduler"},
 		"closed socket": {func(t *testing.T, p *patient) {
 			if err := os.Chmod(filepath.Join(p.root, "run/nvshare/tenant/scheduler.sock"), 0o600); err != nil {

@@ -43,7 +43,8 @@ type gpuJSON struct {
 	Fences        uint64       `json:"fences"`
 	Reclaims      uint64       `json:"reclaims"`
 	StaleReleases uint64       `json:"stale_releases"`
-	Holders       []string     `json:"holders"` // ids of clients with the GPU
+	Preemptions   uint64       `json:"preemptions"` // grants that ended with work left, whose channels are off until the next grant
+	Holders       []string     `json:"holders"`     // ids of clients with the GPU
 	Waiting       []string     `json:"waiting"`
 	Clients       []clientJSON `json:"clients"`
 	Tenants       []tenantJSON `json:"tenants"`
@@ -129,6 +130,7 @@ type clientJSON struct {
 	ReservedBytes   uint64    `json:"reserved_bytes"`
 
 	SliceSeconds float64       `json:"slice_seconds"`      // the GPU's own time slice that it was told; 0: the driver's
+	Preemptions  uint64        `json:"preemptions"`        // of its grants, those that ended with work left
 	Controls     *controlsJSON `json:"controls,omitempty"` // absent: its shim has not said yet
 
 	Swap *clientSwapJSON `json:"swap,omitempty"` // where its memory is, if it is swapped
@@ -194,7 +196,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		Index: g.Index, UUID: g.Uuid, Name: g.Name, MemoryBytes: g.MemoryBytes,
 		AntiThrash: api.AntiThrash(g.Mode), TQSeconds: seconds(g.QuantumNs), GraceSeconds: seconds(g.GraceNs),
 		Epoch:  strconv.FormatUint(g.Epoch, 10),
-		Grants: g.Grants, Revokes: g.Revokes, Fences: g.Fences, Reclaims: g.Reclaims, StaleReleases: g.StaleReleases,
+		Grants: g.Grants, Revokes: g.Revokes, Fences: g.Fences, Reclaims: g.Reclaims, StaleReleases: g.StaleReleases, Preemptions: g.Preemptions,
 		Holders: []string{}, Waiting: []string{}, Tenants: []tenantJSON{}, Clients: []clientJSON{}, Memory: []memoryJSON{}, Promises: []promiseJSON{},
 		ModeReason: g.ModeReason, Way: g.Way, WayReason: g.WayReason,
 	}
@@ -227,7 +229,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 			Calls: c.Calls, GateWaits: c.Waits, GateWaitSeconds: seconds(c.WaitNs),
 			MemoryBytes: c.MemoryBytes, MemoryPeakBytes: c.MemoryPeakBytes,
 			Interposed: c.Interposed, Bypassed: c.Bypassed, ShimVersion: c.ShimVersion,
-			ReservedBytes: c.ReservedBytes, SliceSeconds: seconds(c.SliceNs), Controls: newControls(c.Controls), Swap: newClientSwapJSON(g, c),
+			ReservedBytes: c.ReservedBytes, SliceSeconds: seconds(c.SliceNs), Preemptions: c.Preemptions, Controls: newControls(c.Controls), Swap: newClientSwapJSON(g, c),
 		})
 	}
 	for _, m := range g.Memory {

@@ -111,6 +111,7 @@ func sample() *api.StatusResponse {
 	fenced := client(4, api.ClientState_CLIENT_STATE_FENCED, &api.Container{Id: strings.Repeat("c", 64)})
 	fenced.SinceNs, fenced.Epoch, fenced.Connected = 120_000_000_000, 5, false
 	fenced.Bypassed = 3
+	holder.Preemptions = 5
 	fenced.Command = "evil\x1b[2Jname"
 	idle.Command = fenced.Command
 	holder.ReservedBytes, waiter.ReservedBytes, idle.ReservedBytes = 3<<29, 2<<30, 4<<30
@@ -120,7 +121,7 @@ func sample() *api.StatusResponse {
 		Gpus: []*api.GPU{{
 			Index: 0, Uuid: "GPU-51600000-0000-4000-8000-000000000000", Name: "NVIDIA SimGPU", MemoryBytes: 16 << 30,
 			Mode: api.Mode_MODE_EXCLUSIVE, QuantumNs: 100_000_000, GraceNs: 10_000_000_000, Epoch: 1<<60 + 7,
-			Grants: 1234, Revokes: 1200, Fences: 1, Reclaims: 2, StaleReleases: 3,
+			Grants: 1234, Revokes: 1200, Fences: 1, Reclaims: 2, StaleReleases: 3, Preemptions: 9,
 			Clients: []*api.Client{holder, waiter, idle},
 			Memory: []*api.MemoryAccount{
 				{Container: holder.Container, LimitBytes: 8 << 30, UsedBytes: 3328 << 20},

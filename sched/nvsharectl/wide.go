@@ -15,7 +15,7 @@ func printWide(io streams, r *api.StatusResponse) {
 	printHealth(io, r, math.MaxInt)
 	gpus := table{head: []string{"GPU", "NAME", "UUID", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "ANTI-THRASH", "MEMORY", "GRANTS", "FENCED"}}
 	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "GETS", "WAITED", "LONGEST WAIT", "DEBT", "SHARE", "MEMORY", "OOM", "PROCESSES"}}
-	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "CALLS", "MEMORY", "BYPASSED", "SLICES"}}
+	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "CALLS", "MEMORY", "BYPASSED", "SLICES", "PREEMPTED"}}
 	swaps, places := swapTable(), placeTable()
 	var notes []string
 	for _, g := range r.Gpus {
@@ -43,7 +43,7 @@ func printWide(io streams, r *api.StatusResponse) {
 			addPlace(&places, g, c)
 			clients.add(map[int]string{1: stateColour[c.State], 9: alarm(c.Bypassed > 0)},
 				fmt.Sprint(g.Index), doing(c), api.Who(c), fmt.Sprint(c.Pid), since, fmt.Sprint(c.Grants), short(c.HeldNs),
-				fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed), slicesOf(c))
+				fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed), slicesOf(c), fmt.Sprint(c.Preemptions))
 		}
 	}
 	for i, t := range []table{gpus, tenants, swaps, clients, places} {
