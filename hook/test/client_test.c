@@ -669,11 +669,19 @@ static void depth_follows_short_work(void)
 	stub_state()->work_ns = 10000;
 	for (int i = 0; i < 3000; i++)
 		CHECK(launch(NULL) == 0);
-	events = atomic_load(&stub_state()->events);
-	for (int i = 0; i < 10000; i++)
-		CHECK(launch(NULL) == 0);
-	/* About 250 calls are 2.5 ms of work; a slow machine makes fewer of them. */
-	CHECK(atomic_load(&stub_state()->events) - events < 10000 / 8);
+	/*
+	 * About 250 calls are 2.5 ms of work; a slow machine makes fewer of them. Other load
+	 * may spoil some windows; a wrong depth spoils all.
+	 */
+	for (int window = 0; window < 20; window++) {
+		events = atomic_load(&stub_state()->events);
+		for (int i = 0; i < 10000; i++)
+			CHECK(launch(NULL) == 0);
+		events = atomic_load(&stub_state()->events) - events;
+		if (events < 10000 / 8)
+			break;
+	}
+	CHECK(events < 10000 / 8);
 }
 
 static void counts_memory(void)
