@@ -31,10 +31,7 @@ const (
 // TestCluster installs nvshare in a cluster, uses it, disturbs it and removes it. Each
 // step needs the steps before it.
 func TestCluster(t *testing.T) {
-	for _, step := range []struct {
-		name string
-		run  func(*testing.T)
-	}{
+	runSteps(t, []step{
 		{"deploy", deploy},
 		{"no-privileges", noPrivileges},
 		{"share", share},
@@ -51,13 +48,7 @@ func TestCluster(t *testing.T) {
 		{"required", required},
 		{"bound", bound},
 		{"uninstall", uninstall},
-	} {
-		begin := time.Now()
-		if !t.Run(step.name, step.run) {
-			t.Fatalf("step %s failed: the ones after it are left out", step.name)
-		}
-		t.Logf("%s: %.1f s", step.name, time.Since(begin).Seconds())
-	}
+	})
 }
 
 // accepted waits until containerd has accepted a plugin more often than before.

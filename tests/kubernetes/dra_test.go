@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,10 +25,7 @@ const draDir = "/var/lib/kubelet/plugins/nvshare.com"
 // TestDRA installs nvshare with resource claims, uses it, disturbs it and removes it.
 // Each step needs the steps before it.
 func TestDRA(t *testing.T) {
-	for _, step := range []struct {
-		name string
-		run  func(*testing.T)
-	}{
+	runSteps(t, []step{
 		{"deploy", draDeploy},
 		{"extended-resource", draExtendedResource},
 		{"fractions", draFractions},
@@ -42,13 +38,7 @@ func TestDRA(t *testing.T) {
 		{"admission", draAdmission},
 		{"annotations", draAnnotations},
 		{"uninstall", draUninstall},
-	} {
-		begin := time.Now()
-		if !t.Run(step.name, step.run) {
-			t.Fatalf("step %s failed: the ones after it are left out", step.name)
-		}
-		t.Logf("%s: %.1f s", step.name, time.Since(begin).Seconds())
-	}
+	})
 }
 
 func draDeploy(t *testing.T) {

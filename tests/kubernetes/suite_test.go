@@ -202,3 +202,21 @@ func noOverlap(t *testing.T, report judge.Report) {
 		t.Errorf("%d overlaps: two tenants were on the GPU at the same time", n)
 	}
 }
+
+// step is a part of a test that needs the parts before it.
+type step struct {
+	name string
+	run  func(*testing.T)
+}
+
+// runSteps runs steps one after the other, up to the first that fails.
+func runSteps(t *testing.T, steps []step) {
+	t.Helper()
+	for _, s := range steps {
+		begin := time.Now()
+		if !t.Run(s.name, s.run) {
+			t.Fatalf("step %s failed: the ones after it are left out", s.name)
+		}
+		t.Logf("%s: %.1f s", s.name, time.Since(begin).Seconds())
+	}
+}
