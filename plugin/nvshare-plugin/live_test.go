@@ -430,18 +430,24 @@ func TestLimitsChangeLive(t *testing.T) {
 	}
 }
 
-// What the audit finds is said on the pod.
-func TestUnmanagedIsTold(t *testing.T) {
-	s := kubeapi.New(t)
+// watchPods watches a server's pods for a plugin without containers, until ctx ends.
+func watchPods(ctx context.Context, t *testing.T, s *kubeapi.Server) *live {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	s.Kubeconfig(file)
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
 	f := liveFlags{when: "on", kubeconfig: file, node: kubeapi.Node}
 	pods, err := f.watch(ctx, plugin.New(quiet(), plugin.NewContainers(quiet())), quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
+	return pods
+}
+
+// What the audit finds is said on the pod.
+func TestUnmanagedIsTold(t *testing.T) {
+	s := kubeapi.New(t)
+	ctx := t.Context()
+	pods := watchPods(ctx, t, s)
 	pods.unmanaged(plugin.Unmanaged{Namespace: "ml", Pod: "train", PodUID: "uid", Name: "main", Asked: `nvshare.com/gpu="1"`, Why: "it was created too early"})
 	select {
 	case e := <-s.Events:
@@ -457,15 +463,8 @@ func TestUnmanagedIsTold(t *testing.T) {
 func TestBypassIsTold(t *testing.T) {
 	s := kubeapi.New(t)
 	s.Set("uid", "ml", "train", nil)
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	s.Kubeconfig(file)
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	f := liveFlags{when: "on", kubeconfig: file, node: kubeapi.Node}
-	pods, err := f.watch(ctx, plugin.New(quiet(), plugin.NewContainers(quiet())), quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx := t.Context()
+	pods := watchPods(ctx, t, s)
 	one := &sched.Unmanaged{Pid: 7, Index: 1, Command: "python", Container: &sched.Container{Id: "c", PodUid: "uid", Name: "main"}}
 	other := &sched.Unmanaged{Pid: 8, Command: "python", Container: &sched.Container{Id: "c", PodUid: "uid"}}
 	outside := &sched.Unmanaged{Pid: 9, Container: &sched.Container{}}
@@ -586,15 +585,8 @@ func (s *eventful) Events(_ context.Context, r *sched.EventsRequest) (*sched.Eve
 // by the plugin that follows.
 func TestOutOfMemoryIsTold(t *testing.T) {
 	s := kubeapi.New(t)
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	s.Kubeconfig(file)
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	f := liveFlags{when: "on", kubeconfig: file, node: kubeapi.Node}
-	pods, err := f.watch(ctx, plugin.New(quiet(), plugin.NewContainers(quiet())), quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx := t.Context()
+	pods := watchPods(ctx, t, s)
 	event := func(pod, why string) *sched.Event {
 		return &sched.Event{Type: sched.EventType_EVENT_TYPE_OUT_OF_MEMORY, Reason: why, Container: &sched.Container{Id: "x", Namespace: "ml", Pod: pod, PodUid: "uid", Name: "main"}}
 	}
