@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cases.h"
 #include "cudadrv.h"
 #include "rm.h"
 
@@ -136,10 +137,7 @@ static void the_process_ends_while_they_are_off(void)
 	exit(0);
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} cases[] = {
+static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(the_shim_sees_the_channels),
 	CASE(a_context_is_destroyed_while_they_are_off),
@@ -150,15 +148,8 @@ static const struct {
 #undef CASE
 };
 
-/* Without a name: lists the cases, for simulated.sh. */
 int main(int argc, char **argv)
 {
 	alarm(60);
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		if (argc < 2)
-			puts(cases[i].name);
-		else if (!strcmp(argv[1], cases[i].name))
-			cases[i].run();
-	}
-	return 0;
+	return run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
 }

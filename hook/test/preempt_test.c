@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cases.h"
 #include "cudadrv.h"
 #include "fake.h"
 #include "rm.h"
@@ -402,10 +403,7 @@ static void a_thread_jumps_out_of_the_wait(void)
 	end();
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} cases[] = {
+static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(a_long_kernel_is_cut_and_goes_on),
 	CASE(many_grants_for_one_kernel),
@@ -429,15 +427,8 @@ static const struct {
 #undef CASE
 };
 
-/* Without a name: lists the cases, for simulated.sh. */
 int main(int argc, char **argv)
 {
 	alarm(60);
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		if (argc < 2)
-			puts(cases[i].name);
-		else if (!strcmp(argv[1], cases[i].name))
-			cases[i].run();
-	}
-	return 0;
+	return run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
 }

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
+#include "cases.h"
 #include "cudadrv.h"
 #include "fake.h"
 #include "rm.h"
@@ -213,10 +214,7 @@ static void an_older_scheduler_is_told_nothing(void)
 	controls_of("on", false);
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} cases[] = {
+static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(a_slice_is_set_and_taken_back),
 	CASE(a_slice_comes_before_the_context),
@@ -230,16 +228,11 @@ static const struct {
 #undef CASE
 };
 
-/* Without a name: lists the cases, for simulated.sh. */
 int main(int argc, char **argv)
 {
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		if (argc < 2) {
-			puts(cases[i].name);
-		} else if (!strcmp(argv[1], cases[i].name)) {
-			cases[i].run();
-			fake_end(&fake);
-		}
-	}
-	return 0;
+	int result = run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
+
+	if (argc >= 2 && result == 0)
+		fake_end(&fake);
+	return result;
 }

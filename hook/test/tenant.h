@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cases.h"
 #include "cudadrv.h"
 #include "swapper.h"
 
@@ -179,23 +180,6 @@ static inline void schedule(struct swapper_config c)
 {
 	swapper_init();
 	swapper_start(&c);
-}
-
-struct test_case {
-	const char *name;
-	void (*run)(void);
-};
-
-/* The case that is asked for; without any it says which there are. Returns an exit status. */
-static inline int run_case(const struct test_case *c, size_t n, int argc, char **argv)
-{
-	for (size_t i = 0; i < n; i++) {
-		if (argc < 2)
-			puts(c[i].name);
-		else if (strcmp(argv[1], c[i].name) == 0)
-			return c[i].run(), 0;
-	}
-	return argc < 2 ? 0 : 2;
 }
 
 struct tenant_kind {
