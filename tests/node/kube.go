@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/template"
 
@@ -32,6 +33,10 @@ const (
 // Kubernetes is a cluster of one node, on a Node whose containerd runs.
 type Kubernetes struct {
 	etcd, api, manager, scheduler, kubelet *Process
+
+	// Args are further arguments, by program. They must be set before the start.
+	Args map[string][]string
+	Env  []string // further environment of all programs
 
 	node *Node
 	dir  string // certificates, configurations, state
@@ -167,6 +172,7 @@ maxPods: 150
 kubeAPIQPS: 200
 kubeAPIBurst: 400
 registryPullQPS: 0
+crashLoopBackOff: {maxContainerRestartPeriod: 1s} # tests kill the driver often
 `))
 
 func (k *Kubernetes) writeConfigs() error {
@@ -178,7 +184,7 @@ func (k *Kubernetes) writeConfigs() error {
 	}
 	errs := []error{os.WriteFile(filepath.Join(k.dir, "kubelet.yaml"), config.Bytes(), 0o644)}
 	for _, user := range []string{"admin", "manager", "scheduler", "kubelet"} {
-		errs = append(errs, os.WriteFile(k.kubeconfig(user), fmt.Appendf(nil, `apiVersion: v1
+		errs = append(errs, os.WriteFile(k.Kubeconfig(user), fmt.Appendf(nil, `apiVersion: v1
 kind: Config
 clusters: [{name: test, cluster: {server: "https://%s:443", certificate-authority: %[2]s.crt}}]
 users: [{name: %[3]s, user: {client-certificate: %[4]s.crt, client-key: %[4]s.key}}]
@@ -191,10 +197,16 @@ current-context: test
 
 func (k *Kubernetes) pki(name string) string { return filepath.Join(k.dir, "pki", name) }
 
-func (k *Kubernetes) kubeconfig(user string) string { return filepath.Join(k.dir, user+".conf") }
-
 func (k *Kubernetes) start(name string, args ...string) (*Process, error) {
-	return start(name, k.node.logFile(name), k.node.env, append([]string{filepath.Join(k.bin, name)}, args...)...)
+	return start(name, k.node.logFile(name), slices.Concat(k.node.env, k.Env), slices.Concat([]string{filepath.Join(k.bin, name)}, args, k.Args[name])...)
+}
+
+// Kubeconfig is the file for a user: admin, manager, scheduler or kubelet.
+func (k *Kubernetes) Kubeconfig(user string) string { return filepath.Join(k.dir, user+".conf") }
+
+// ControlPlane returns the processes that StartControlPlane started.
+func (k *Kubernetes) ControlPlane() []*Process {
+	return []*Process{k.etcd, k.api, k.manager, k.scheduler}
 }
 
 // StartControlPlane starts etcd, the API server, the controller manager and the
@@ -223,7 +235,7 @@ func (k *Kubernetes) StartControlPlane(ctx context.Context) (err error) {
 		return err
 	}
 	component := func(name, user string, args ...string) (*Process, error) {
-		conf := k.kubeconfig(user)
+		conf := k.Kubeconfig(user)
 		return k.start(name, append([]string{"--kubeconfig=" + conf, "--authentication-kubeconfig=" + conf,
 			"--authorization-kubeconfig=" + conf, "--secure-port=0", "--leader-elect=false"}, args...)...)
 	}
@@ -238,7 +250,7 @@ func (k *Kubernetes) StartControlPlane(ctx context.Context) (err error) {
 
 // StartKubelet starts or restarts the kubelet, and waits until the node is ready.
 func (k *Kubernetes) StartKubelet(ctx context.Context) (err error) {
-	if k.kubelet, err = k.start("kubelet", "--config="+filepath.Join(k.dir, "kubelet.yaml"), "--kubeconfig="+k.kubeconfig("kubelet"),
+	if k.kubelet, err = k.start("kubelet", "--config="+filepath.Join(k.dir, "kubelet.yaml"), "--kubeconfig="+k.Kubeconfig("kubelet"),
 		"--hostname-override="+KubeNode, "--node-ip="+kubeNodeIP, "--cert-dir="+k.pki("")); err != nil {
 		return err
 	}
@@ -256,12 +268,12 @@ func (k *Kubernetes) StopKubelet() error { return k.kubelet.Stop() }
 
 // Kubectl runs kubectl as the cluster's administrator.
 func (k *Kubernetes) Kubectl(ctx context.Context, args ...string) (string, error) {
-	return output(ctx, k.node.env, append([]string{filepath.Join(k.bin, "kubectl"), "--kubeconfig=" + k.kubeconfig("admin")}, args...)...)
+	return output(ctx, k.node.env, append([]string{filepath.Join(k.bin, "kubectl"), "--kubeconfig=" + k.Kubeconfig("admin")}, args...)...)
 }
 
 // Apply runs kubectl with text as its standard input.
 func (k *Kubernetes) Apply(ctx context.Context, text string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(k.bin, "kubectl"), append([]string{"--kubeconfig=" + k.kubeconfig("admin")}, append(args, "-f", "-")...)...)
+	cmd := exec.CommandContext(ctx, filepath.Join(k.bin, "kubectl"), append([]string{"--kubeconfig=" + k.Kubeconfig("admin")}, append(args, "-f", "-")...)...)
 	cmd.Env = k.node.env
 	cmd.Stdin = strings.NewReader(text)
 	out, err := cmd.CombinedOutput()
