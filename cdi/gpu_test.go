@@ -135,6 +135,17 @@ func TestSimulatedThroughNVML(t *testing.T) {
 			}
 		}
 	}
+	// Errors that end all work on a GPU are told; one of a program is none, and neither is
+	// what was before the first sample.
+	write(t, filepath.Join(dir, "run/xid"), "0 79\n1 13\n1 48\n")
+	samples, err := s.Sample(context.Background())
+	if err != nil || samples[0].Faults != 1 || !strings.Contains(samples[0].Fault, "Xid 79") || samples[1].Faults != 1 || !strings.Contains(samples[1].Fault, "Xid 48") {
+		t.Errorf("samples %+v, %v", samples, err)
+	}
+	later := Sampler{SimDir: dir}
+	if samples, err = later.Sample(context.Background()); err != nil || samples[0].Faults != 0 {
+		t.Errorf("a later sampler: %+v, %v", samples, err)
+	}
 }
 
 func TestFindDriver(t *testing.T) {

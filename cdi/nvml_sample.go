@@ -20,7 +20,8 @@ import (
 type Sampler struct {
 	SimDir string // directory of a simulated GPU; empty: this host's GPUs
 
-	lib nvml.Interface // nil: not started
+	lib    nvml.Interface // nil: not started
+	faults faults
 }
 
 // Sample returns what NVML says of each GPU, or ErrNoNVML. It returns when ctx
@@ -67,6 +68,7 @@ func (s *Sampler) start() error {
 	lib, err := n.start()
 	if err == nil {
 		s.lib = lib
+		s.faults.listen(lib)
 	}
 	return err
 }
@@ -80,9 +82,14 @@ func (s *Sampler) ask() ([]Sample, error) {
 	has := func(symbol string) bool { return s.lib.Extensions().LookupSymbol(symbol) == nil }
 	rates, memory := has("nvmlDeviceGetUtilizationRates"), has("nvmlDeviceGetMemoryInfo")
 	processes := has("nvmlDeviceGetComputeRunningProcesses")
+	s.faults.collect()
 	var samples []Sample
 	for i := range count {
 		dev, ret := s.lib.DeviceGetHandleByIndex(i)
+		if sample, ok := s.faults.lost(i, ret); ok {
+			samples = append(samples, sample)
+			continue
+		}
 		if ret != nvml.SUCCESS {
 			return nil, fmt.Errorf("open GPU %d through NVML: %v", i, ret)
 		}
@@ -90,6 +97,7 @@ func (s *Sampler) ask() ([]Sample, error) {
 		if sample.UUID, ret = dev.GetUUID(); ret != nvml.SUCCESS {
 			return nil, fmt.Errorf("read the UUID of GPU %d through NVML: %v", i, ret)
 		}
+		s.faults.saw(i, sample.UUID)
 		if rates {
 			if u, ret := dev.GetUtilizationRates(); ret == nvml.SUCCESS {
 				sample.Utilization, sample.MemoryUtilization = float64(u.Gpu)/100, float64(u.Memory)/100
@@ -112,6 +120,7 @@ func (s *Sampler) ask() ([]Sample, error) {
 				}
 			}
 		}
+		s.faults.fill(&sample)
 		samples = append(samples, sample)
 	}
 	return samples, nil

@@ -13,4 +13,8 @@ type Sample struct {
 	// Processes are those that use the GPU, with the bytes of its memory that
 	// they have (0: unknown), by pid. Nil if the driver does not say.
 	Processes map[uint32]uint64
+	// Faults counts what ended all work on the GPU, since the first sample; Fault is the
+	// latest.
+	Faults uint64
+	Fault  string
 }

@@ -814,6 +814,9 @@ type GPU struct {
 	Way           string    `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
 	WayReason     string    `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
 	Model         *GPUModel `protobuf:"bytes,24,opt,name=model,proto3" json:"model,omitempty"`
+	Drained       bool      `protobuf:"varint,25,opt,name=drained,proto3" json:"drained,omitempty"`         // no new tenants are admitted: an administrator said so
+	Fault         string    `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`              // what the driver reported that ends all work on the GPU; empty: nothing
+	Held          uint32    `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
 	Preemptions   uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1008,6 +1011,27 @@ func (x *GPU) GetModel() *GPUModel {
 		return x.Model
 	}
 	return nil
+}
+
+func (x *GPU) GetDrained() bool {
+	if x != nil {
+		return x.Drained
+	}
+	return false
+}
+
+func (x *GPU) GetFault() string {
+	if x != nil {
+		return x.Fault
+	}
+	return ""
+}
+
+func (x *GPU) GetHeld() uint32 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
 }
 
 func (x *GPU) GetPreemptions() uint64 {
@@ -2097,6 +2121,126 @@ func (x *SetRequest) GetSwapShare() uint32 {
 	return 0
 }
 
+type DrainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Gpu           string                 `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"`          // UUID or index
+	Undrain       bool                   `protobuf:"varint,2,opt,name=undrain,proto3" json:"undrain,omitempty"` // admit tenants again, and forget the GPU's fault
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_sched_api_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *DrainRequest) GetGpu() string {
+	if x != nil {
+		return x.Gpu
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetUndrain() bool {
+	if x != nil {
+		return x.Undrain
+	}
+	return false
+}
+
+type DrainResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	WasDrained    bool                   `protobuf:"varint,3,opt,name=was_drained,json=wasDrained,proto3" json:"was_drained,omitempty"`
+	Tenants       []string               `protobuf:"bytes,4,rep,name=tenants,proto3" json:"tenants,omitempty"` // that still use the GPU, for people
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainResponse) Reset() {
+	*x = DrainResponse{}
+	mi := &file_sched_api_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainResponse) ProtoMessage() {}
+
+func (x *DrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
+func (*DrainResponse) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *DrainResponse) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *DrainResponse) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *DrainResponse) GetWasDrained() bool {
+	if x != nil {
+		return x.WasDrained
+	}
+	return false
+}
+
+func (x *DrainResponse) GetTenants() []string {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
 type SetResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Changes       []*Change              `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
@@ -2106,7 +2250,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2118,7 +2262,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2131,7 +2275,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -2159,7 +2303,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2315,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2328,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Change) GetUuid() string {
@@ -2257,7 +2401,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2269,7 +2413,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2282,7 +2426,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -2324,7 +2468,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2336,7 +2480,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2349,7 +2493,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -2388,7 +2532,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2400,7 +2544,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2413,7 +2557,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -2472,7 +2616,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2484,7 +2628,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2497,7 +2641,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2581,7 +2725,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2593,7 +2737,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2606,7 +2750,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2647,7 +2791,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2659,7 +2803,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2672,7 +2816,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -2738,7 +2882,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +2894,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +2907,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -2810,7 +2954,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2822,7 +2966,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2835,7 +2979,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -2900,7 +3044,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2912,7 +3056,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2925,7 +3069,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -2958,7 +3102,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2970,7 +3114,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2983,7 +3127,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -3001,7 +3145,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3013,7 +3157,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3026,7 +3170,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 type ReportPluginRequest struct {
@@ -3038,7 +3182,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3050,7 +3194,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3063,7 +3207,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -3081,7 +3225,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3093,7 +3237,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3106,7 +3250,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -3134,7 +3278,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3146,7 +3290,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3159,7 +3303,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -3281,7 +3425,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3293,7 +3437,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3306,7 +3450,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3356,7 +3500,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3368,7 +3512,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3381,7 +3525,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -3443,7 +3587,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3455,7 +3599,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3468,7 +3612,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3676,7 +3820,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xab\x06\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xef\x06\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -3704,7 +3848,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x03way\x18\x15 \x01(\tR\x03way\x12\x1d\n" +
 	"\n" +
 	"way_reason\x18\x16 \x01(\tR\twayReason\x12*\n" +
-	"\x05model\x18\x18 \x01(\v2\x14.nvshare.v1.GPUModelR\x05model\x12 \n" +
+	"\x05model\x18\x18 \x01(\v2\x14.nvshare.v1.GPUModelR\x05model\x12\x18\n" +
+	"\adrained\x18\x19 \x01(\bR\adrained\x12\x14\n" +
+	"\x05fault\x18\x1a \x01(\tR\x05fault\x12\x12\n" +
+	"\x04held\x18\x1b \x01(\rR\x04held\x12 \n" +
 	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\"\xbd\x01\n" +
 	"\bGPUModel\x12\x14\n" +
 	"\x05brand\x18\x01 \x01(\tR\x05brand\x12\"\n" +
@@ -3826,7 +3973,16 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"quantum_ns\x18\x02 \x01(\x03R\tquantumNs\x12$\n" +
 	"\x04mode\x18\x03 \x01(\x0e2\x10.nvshare.v1.ModeR\x04mode\x12\x1d\n" +
 	"\n" +
-	"swap_share\x18\x04 \x01(\rR\tswapShare\";\n" +
+	"swap_share\x18\x04 \x01(\rR\tswapShare\":\n" +
+	"\fDrainRequest\x12\x10\n" +
+	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x18\n" +
+	"\aundrain\x18\x02 \x01(\bR\aundrain\"t\n" +
+	"\rDrainResponse\x12\x12\n" +
+	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1f\n" +
+	"\vwas_drained\x18\x03 \x01(\bR\n" +
+	"wasDrained\x12\x18\n" +
+	"\atenants\x18\x04 \x03(\tR\atenants\";\n" +
 	"\vSetResponse\x12,\n" +
 	"\achanges\x18\x01 \x03(\v2\x12.nvshare.v1.ChangeR\achanges\"\xa4\x02\n" +
 	"\x06Change\x12\x12\n" +
@@ -4016,10 +4172,11 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x12EVENT_TYPE_WARNING\x10\x12\x12\x1c\n" +
 	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x16\n" +
 	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
-	"\x14EVENT_TYPE_UNMANAGED\x10\x152\xf4\x04\n" +
+	"\x14EVENT_TYPE_UNMANAGED\x10\x152\xb2\x05\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
-	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12W\n" +
+	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12<\n" +
+	"\x05Drain\x12\x18.nvshare.v1.DrainRequest\x1a\x19.nvshare.v1.DrainResponse\x12W\n" +
 	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12E\n" +
 	"\bSetShare\x12\x1b.nvshare.v1.SetShareRequest\x1a\x1c.nvshare.v1.SetShareResponse\x12`\n" +
 	"\x11DescribeContainer\x12$.nvshare.v1.DescribeContainerRequest\x1a%.nvshare.v1.DescribeContainerResponse\x12Z\n" +
@@ -4040,7 +4197,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -4062,25 +4219,27 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*Container)(nil),                 // 17: nvshare.v1.Container
 	(*Share)(nil),                     // 18: nvshare.v1.Share
 	(*SetRequest)(nil),                // 19: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 20: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 21: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 22: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 23: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 24: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 25: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 26: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 27: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 28: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 29: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 30: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 31: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 32: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 33: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 34: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 35: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 36: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 37: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 38: nvshare.v1.Event
+	(*DrainRequest)(nil),              // 20: nvshare.v1.DrainRequest
+	(*DrainResponse)(nil),             // 21: nvshare.v1.DrainResponse
+	(*SetResponse)(nil),               // 22: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 23: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 24: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 25: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 26: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 27: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 28: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 29: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 30: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 31: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 32: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 33: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 34: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 35: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 36: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 37: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 38: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 39: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 40: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	10, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
@@ -4095,7 +4254,7 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	14, // 9: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
 	16, // 10: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 11: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	35, // 12: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	37, // 12: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
 	13, // 13: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
 	12, // 14: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
 	11, // 15: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
@@ -4109,46 +4268,48 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	1,  // 23: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
 	2,  // 24: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
 	0,  // 25: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	21, // 26: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	23, // 26: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
 	0,  // 27: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
 	0,  // 28: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
 	17, // 29: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	24, // 30: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	26, // 30: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
 	1,  // 31: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
 	2,  // 32: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
 	17, // 33: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	27, // 34: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	29, // 34: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
 	18, // 35: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
 	18, // 36: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
 	17, // 37: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	29, // 38: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	31, // 38: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
 	17, // 39: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
 	17, // 40: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	27, // 41: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	29, // 41: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
 	17, // 42: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
 	18, // 43: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
 	4,  // 44: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	38, // 45: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	40, // 45: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
 	4,  // 46: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
 	17, // 47: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
 	5,  // 48: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
 	19, // 49: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	22, // 50: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	25, // 51: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	28, // 52: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	31, // 53: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	33, // 54: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	36, // 55: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 56: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	20, // 57: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	23, // 58: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	26, // 59: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	30, // 60: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	32, // 61: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	34, // 62: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	37, // 63: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	56, // [56:64] is the sub-list for method output_type
-	48, // [48:56] is the sub-list for method input_type
+	20, // 50: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	24, // 51: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	27, // 52: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	30, // 53: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	33, // 54: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	35, // 55: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	38, // 56: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 57: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	22, // 58: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	21, // 59: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	25, // 60: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	28, // 61: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	32, // 62: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	34, // 63: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	36, // 64: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	39, // 65: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	57, // [57:66] is the sub-list for method output_type
+	48, // [48:57] is the sub-list for method input_type
 	48, // [48:48] is the sub-list for extension type_name
 	48, // [48:48] is the sub-list for extension extendee
 	0,  // [0:48] is the sub-list for field type_name
@@ -4159,15 +4320,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[17].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[20].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[19].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   34,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -10,6 +10,7 @@ import (
 type ControlService interface {
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	Set(context.Context, *SetRequest) (*SetResponse, error)
+	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	SetMemoryLimit(context.Context, *SetMemoryLimitRequest) (*SetMemoryLimitResponse, error)
 	SetShare(context.Context, *SetShareRequest) (*SetShareResponse, error)
 	DescribeContainer(context.Context, *DescribeContainerRequest) (*DescribeContainerResponse, error)
@@ -34,6 +35,13 @@ func RegisterControlService(srv *ttrpc.Server, svc ControlService) {
 					return nil, err
 				}
 				return svc.Set(ctx, &req)
+			},
+			"Drain": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req DrainRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Drain(ctx, &req)
 			},
 			"SetMemoryLimit": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req SetMemoryLimitRequest
@@ -102,6 +110,14 @@ func (c *controlClient) Status(ctx context.Context, req *StatusRequest) (*Status
 func (c *controlClient) Set(ctx context.Context, req *SetRequest) (*SetResponse, error) {
 	var resp SetResponse
 	if err := c.client.Call(ctx, "nvshare.v1.Control", "Set", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *controlClient) Drain(ctx context.Context, req *DrainRequest) (*DrainResponse, error) {
+	var resp DrainResponse
+	if err := c.client.Call(ctx, "nvshare.v1.Control", "Drain", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -45,6 +45,8 @@ type attachment struct {
 
 	answered bool // ATTACHED was sent
 	reserves bool // it reserves memory: its shim holds memory limits
+	held     bool // by a drained GPU: the core does not know what the client wants
+	wants    bool // while it is held
 }
 
 // pendingAttach is an ATTACH that waits for a search for GPUs.
@@ -97,9 +99,14 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 	}
 	switch f.Type {
 	case wire.TypeRequest:
+		if att.held {
+			att.wants = true
+			return
+		}
 		d.step(att.gpu, sched.Request{Client: c.client.id})
 	case wire.TypeRelease:
 		if f.Epoch == 0 && f.Code == uint32(sched.Exit) {
+			att.wants = false
 			d.step(att.gpu, sched.Withdraw{Client: c.client.id})
 			return
 		}
@@ -335,6 +342,11 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	}
 	d.takeOver(c)
 	att := &attachment{client: c.client, gpu: g, channel: f.Channel, ordinal: f.Attach.Ordinal}
+	want := f.Code&wire.AttachWant != 0
+	if g.drained && !c.again && f.Epoch == 0 && !d.belongs(g, c.client) {
+		att.held, att.wants, want = true, want, false
+		d.tell(c.subject(), logrus.InfoLevel, fmt.Sprintf("GPU %d is drained: the client waits until it is undrained", g.Index))
+	}
 	c.client.attached[g] = att
 	c.channels[f.Channel] = att
 	c.page.SetLimits(f.Channel, g.limits(c.client.Account, c.client.id))
@@ -348,7 +360,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 		Tenant:  c.client.Account,
 		Share:   d.shareOf(g, c.client.Account),
 		Held:    sched.Epoch(f.Epoch),
-		Want:    f.Code&wire.AttachWant != 0,
+		Want:    want,
 		CanMove: c.client.canMove,
 		Again:   c.again,
 	}, answer)

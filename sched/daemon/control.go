@@ -62,6 +62,13 @@ func (s controlService) Set(ctx context.Context, req *api.SetRequest) (resp *api
 	return resp, err
 }
 
+func (s controlService) Drain(ctx context.Context, req *api.DrainRequest) (resp *api.DrainResponse, err error) {
+	if askErr := s.d.ask(ctx, func() { resp, err = s.d.drain(req) }); askErr != nil {
+		return nil, askErr
+	}
+	return resp, err
+}
+
 func (s controlService) SetMemoryLimit(ctx context.Context, req *api.SetMemoryLimitRequest) (resp *api.SetMemoryLimitResponse, err error) {
 	if askErr := s.d.ask(ctx, func() { resp, err = s.d.setMemoryLimit(req) }); askErr != nil {
 		return nil, askErr
@@ -273,7 +280,9 @@ func (d *Daemon) status() *api.StatusResponse {
 			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences, Preemptions: s.Counters.Preemptions,
 			Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
 			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
+			Drained: g.drained, Fault: g.fault, Held: d.held(g),
 		}
+		r.Problems = append(r.Problems, d.drainProblems(g)...)
 		for i := range s.Tenants {
 			use := d.tenantUse(g, &s.Tenants[i])
 			out.Tenants = append(out.Tenants, use)

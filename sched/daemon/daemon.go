@@ -85,6 +85,8 @@ type Options struct {
 	// MetricsProcesses is how many clients have metrics of their own, beside those
 	// of their tenants.
 	MetricsProcesses int
+	// MetricsDCGM adds what pods have under the names of NVIDIA's dcgm-exporter.
+	MetricsDCGM bool
 	// Sample asks the driver who uses GPUs, for metrics and to find processes that
 	// are no clients. nil: nobody is asked.
 	Sample metrics.Sampler

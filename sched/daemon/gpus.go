@@ -36,6 +36,10 @@ type gpu struct {
 	// strangers are the processes on it that are no clients, by pid; see unmanaged.go.
 	strangers []stranger
 
+	drained bool   // admits no new tenants; see drain.go
+	fault   string // what ended all work on it; "": nothing
+	faults  uint64 // how many faults the driver has told of
+
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
 	outbox []work
@@ -162,7 +166,7 @@ func (d *Daemon) addGPU(info GPU) error {
 		d.state.GPUs[info.UUID] = last
 	}
 	quantum, mode := d.settingOf(info.UUID)
-	g := &gpu{GPU: info, restored: map[sched.ClientID]bool{}, fenced: map[sched.ClientID]bool{}, quantum: quantum, mode: mode}
+	g := &gpu{GPU: info, restored: map[sched.ClientID]bool{}, fenced: map[sched.ClientID]bool{}, quantum: quantum, mode: mode, drained: slices.Contains(d.settings.Drained, info.UUID)}
 	g.core = sched.New(sched.Config{
 		Quantum:   quantum,
 		Grace:     d.opts.Grace,

@@ -17,7 +17,7 @@ func (d *Daemon) openMetrics() (err error) {
 }
 
 func (d *Daemon) metricsOptions() metrics.Options {
-	return metrics.Options{Addr: d.opts.MetricsAddr, Processes: d.opts.MetricsProcesses, Sample: d.opts.Sample, Log: d.log}
+	return metrics.Options{Addr: d.opts.MetricsAddr, Processes: d.opts.MetricsProcesses, DCGM: d.opts.MetricsDCGM, Sample: d.opts.Sample, Log: d.log}
 }
 
 // metricsSource answers the exporter from the loop.

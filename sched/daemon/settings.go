@@ -23,9 +23,10 @@ const settingsVersion = 1
 // until the scheduler is started with another value of the same flag.
 type settings struct {
 	Version int                `json:"version"`
-	Given   setting            `json:"given"`          // by the command line, when the file was written
-	All     setting            `json:"all"`            // by Set for all GPUs
-	GPUs    map[string]setting `json:"gpus,omitempty"` // by Set for one, by UUID
+	Given   setting            `json:"given"`             // by the command line, when the file was written
+	All     setting            `json:"all"`               // by Set for all GPUs
+	GPUs    map[string]setting `json:"gpus,omitempty"`    // by Set for one, by UUID
+	Drained []string           `json:"drained,omitempty"` // UUIDs of GPUs that admit no new tenants
 }
 
 // setting is how a GPU is shared. A part that is zero is not set.
@@ -112,6 +113,11 @@ func (s settings) check() error {
 		if err := g.check(); err != nil {
 			return fmt.Errorf("GPU %.64q: %w", uuid, err)
 		}
+		if _, err := parseUUID(uuid); err != nil {
+			return err
+		}
+	}
+	for _, uuid := range s.Drained {
 		if _, err := parseUUID(uuid); err != nil {
 			return err
 		}

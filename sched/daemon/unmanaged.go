@@ -66,7 +66,10 @@ func (d *Daemon) lookForStrangers() {
 		defer cancel()
 		samples, err := d.opts.Sample(ctx)
 		found := d.strangersIn(samples, clients)
-		d.do(func() { d.finishLook(found, err) })
+		d.do(func() {
+			d.noteFaults(samples)
+			d.finishLook(found, err)
+		})
 	})
 }
 

@@ -51,6 +51,7 @@ type flags struct {
 	metrics                                                 bool
 	metricsAddr                                             string
 	metricsProcesses                                        uint16
+	metricsDCGM                                             bool
 	controlGroup                                            string
 }
 
@@ -108,6 +109,7 @@ or a process that removes LD_PRELOAD is not held.`,
 	fs.StringVar(&f.memoryLimit, "default-memory-limit", "", "memory limit, on each GPU, of containers and users that have none of their own: a `size`, like 8Gi; \"\": none")
 	fs.BoolVar(&f.metrics, "metrics", os.Getenv("NVSHARE_METRICS_ENABLE") == "1", "serve Prometheus metrics on /metrics, and /healthz, to everybody who reaches the address; default from NVSHARE_METRICS_ENABLE")
 	fs.StringVar(&f.metricsAddr, "metrics-addr", cmp.Or(os.Getenv("NVSHARE_METRICS_ADDR"), defaultMetricsAddr), "`address` of --metrics; default from NVSHARE_METRICS_ADDR")
+	fs.BoolVar(&f.metricsDCGM, "metrics-dcgm", os.Getenv("NVSHARE_METRICS_DCGM") == "1", "with --metrics: also what pods have under the names and labels of NVIDIA's dcgm-exporter (DCGM_FI_DEV_GPU_UTIL, _FB_USED, _FB_FREE, _XID_ERRORS); default from NVSHARE_METRICS_DCGM")
 	fs.Uint16Var(&f.metricsProcesses, "metrics-processes", 0, "`number` of processes that have metrics of their own (nvshare_client_*) beside those of their tenants; each new process makes new series")
 	fs.StringVar(&f.controlGroup, "control-group", "", "`group`, by name or number, whose members may use the control socket; it is as powerful as the scheduler")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
@@ -221,6 +223,7 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 		}
 		o.MetricsAddr = f.metricsAddr
 		o.MetricsProcesses = int(f.metricsProcesses)
+		o.MetricsDCGM = f.metricsDCGM
 	}
 	if f.controlGroup != "" {
 		group, err := groupNumber(f.controlGroup)

@@ -69,6 +69,9 @@ func describeGPU(g *api.GPU) string {
 	if promised > 0 {
 		parts = append(parts, fmt.Sprintf("%d%% promised", promised))
 	}
+	if g.Drained {
+		parts = append(parts, "drained")
+	}
 	return strings.Join(parts, "; ")
 }
 

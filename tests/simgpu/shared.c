@@ -44,7 +44,7 @@ void sim_unlock(void)
 	pthread_mutex_unlock(&mu);
 }
 
-static const char *state_dir(void)
+const char *sim_state_dir(void)
 {
 	const char *d = getenv(SIM_DIR_ENV);
 
@@ -53,7 +53,7 @@ static const char *state_dir(void)
 
 static int complain(const char *what, const char *name)
 {
-	fprintf(stderr, "simgpu: %s %s/%s: %s (is " SIM_DIR_ENV " right?)\n", what, state_dir(), name, strerror(errno));
+	fprintf(stderr, "simgpu: %s %s/%s: %s (is " SIM_DIR_ENV " right?)\n", what, sim_state_dir(), name, strerror(errno));
 	return -1;
 }
 
@@ -62,7 +62,7 @@ static int open_file(const char *name, int flags)
 	char path[4096];
 	int f;
 
-	snprintf(path, sizeof path, "%s/%s", state_dir(), name);
+	snprintf(path, sizeof path, "%s/%s", sim_state_dir(), name);
 	f = open(path, flags | O_CLOEXEC, 0666);
 	if (f >= 0 && (flags & O_CREAT))
 		(void)!fchmod(f, 0666); /* other containers run as other users */
@@ -102,7 +102,7 @@ static void read_config(struct sim_state *to)
 			to->log_records = (uint32_t)v;
 		else if (*line != '#')
 			fprintf(stderr, "simgpu: %s/config: ignored '%s' (known: gpus=1..%d, memory_mib, log_records)\n",
-				state_dir(), line, SIM_MAX_GPUS);
+				sim_state_dir(), line, SIM_MAX_GPUS);
 	}
 }
 
@@ -141,8 +141,8 @@ int sim_open(void)
 
 	if (sim_st)
 		return 0;
-	if (mkdir(state_dir(), 01777) == 0)
-		(void)!chmod(state_dir(), 01777);
+	if (mkdir(sim_state_dir(), 01777) == 0)
+		(void)!chmod(sim_state_dir(), 01777);
 	f = open_file("state", O_RDWR | O_CREAT);
 	if (f < 0)
 		return complain("open", "state");
@@ -153,7 +153,7 @@ int sim_open(void)
 		goto out;
 	}
 	if (sb.st_size != 0 && sb.st_size != sizeof *sim_st) {
-		fprintf(stderr, "simgpu: %s/state is of another version: remove the directory\n", state_dir());
+		fprintf(stderr, "simgpu: %s/state is of another version: remove the directory\n", sim_state_dir());
 		goto out;
 	}
 	m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED, f, 0);
@@ -378,7 +378,7 @@ int sim_join(void)
 	i = take_slot();
 	if (i < 0) {
 		sim_unlock();
-		fprintf(stderr, "simgpu: all %d process slots of %s are taken\n", SIM_MAX_SLOTS, state_dir());
+		fprintf(stderr, "simgpu: all %d process slots of %s are taken\n", SIM_MAX_SLOTS, sim_state_dir());
 		return -1;
 	}
 	s = &sim_st->slot[i];

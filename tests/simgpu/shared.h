@@ -147,6 +147,7 @@ uint64_t sim_now(void); /* CLOCK_MONOTONIC, ns */
 
 /* Maps the shared state, making it if need be. 0, or -1 with a line on stderr. */
 int sim_open(void);
+const char *sim_state_dir(void); /* the directory of the shared state */
 /* Takes a slot for this process. 0 or -1 with a line on stderr. */
 int sim_join(void);
 /* Gives the slot back; pending work of this process is dropped. */

@@ -52,6 +52,10 @@ type GPUSample struct {
 	// Processes are those that use the GPU, with the bytes of its memory that
 	// they have (0: unknown), by pid. Nil if the driver does not say.
 	Processes map[uint32]uint64
+	// Faults counts what ended all work on the GPU, since the first sample; Fault is the
+	// latest.
+	Faults uint64
+	Fault  string
 }
 
 // Sampler asks the driver about all GPUs.
@@ -89,6 +93,7 @@ type Exporter struct {
 	source    Source
 	sample    Sampler // nil: the driver is not asked
 	processes int
+	dcgm      bool
 	log       *logrus.Entry
 	listener  net.Listener
 	rate      *rate.Limiter
@@ -113,6 +118,7 @@ type Options struct {
 	// Processes is how many clients have metrics of their own. A tenant that starts
 	// many processes in a row makes a new series of each metric for each of them.
 	Processes int
+	DCGM      bool    // also under the names of dcgm-exporter
 	Sample    Sampler // nil: the driver is not asked
 	Log       *logrus.Entry
 }
@@ -124,7 +130,7 @@ func Listen(o Options, source Source) (*Exporter, error) {
 		return nil, fmt.Errorf("serve metrics: %w (choose another address with --metrics-addr)", err)
 	}
 	return &Exporter{
-		source: source, sample: o.Sample, processes: o.Processes, log: o.Log,
+		source: source, sample: o.Sample, processes: o.Processes, dcgm: o.DCGM, log: o.Log,
 		listener: netutil.LimitListener(l, scrapeConns),
 		rate:     rate.NewLimiter(scrapeRate, scrapeBurst),
 		descs:    newDescs(),
@@ -264,11 +270,20 @@ func (x *Exporter) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.NewInvalidMetric(x.descs["nvshare_scheduler_healthy"], errors.Join(errors.New("the scheduler does not answer"), err))
 		return
 	}
-	(&exposition{ch: ch, descs: x.descs, s: s, processes: x.processes}).all()
+	e := &exposition{ch: ch, descs: x.descs, s: s, processes: x.processes}
+	e.all()
+	if x.dcgm {
+		for _, g := range s.Status.Gpus {
+			e.dcgm(g)
+		}
+	}
 }
 
 // Describe is the prometheus.Collector's.
 func (x *Exporter) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range dcgmDescs {
+		ch <- d
+	}
 	for _, d := range x.descs {
 		ch <- d
 	}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
+)
+
+// A drained GPU admits no new tenants. Those that use the GPU, or were given it by the
+// plugin, go on. The clients of others are attached and wait: the core is not told that
+// they want the GPU, until it is undrained.
+
+// belongs says whether a client's tenant is on a GPU already, or was given the GPU by the
+// plugin.
+func (d *Daemon) belongs(g *gpu, cl *client) bool {
+	for other := range d.byAccount[cl.Account] {
+		if att := other.attached[g]; att != nil && !att.held {
+			return true
+		}
+	}
+	return slices.Contains(d.names[cl.Container].GetGpus(), g.UUID)
+}
+
+// drain answers the control call.
+func (d *Daemon) drain(req *api.DrainRequest) (*api.DrainResponse, error) {
+	g := d.findGPU(req.Gpu)
+	if g == nil {
+		return nil, noSuchGPU(req.Gpu)
+	}
+	resp := &api.DrainResponse{Uuid: g.UUID, Index: uint32(g.Index), WasDrained: g.drained}
+	next := d.settings
+	next.Drained = slices.DeleteFunc(slices.Clone(next.Drained), func(uuid string) bool { return uuid == g.UUID })
+	if !req.Undrain {
+		next.Drained = append(next.Drained, g.UUID)
+	}
+	if g.drained == req.Undrain {
+		if err := d.recordSettings(next); err != nil {
+			return nil, status.Error(codes.Unavailable, err.Error())
+		}
+		d.settings, d.settingsErr = next, nil
+		d.noteSetting(g, "", "drained", fmt.Sprint(g.drained), fmt.Sprint(!req.Undrain))
+		d.log.Infof("GPU %d: drained: %v", g.Index, !req.Undrain)
+	}
+	g.drained = !req.Undrain
+	if req.Undrain {
+		g.fault = ""
+		d.admitHeld(g)
+	}
+	for _, clients := range d.byAccount {
+		for cl := range clients {
+			if att := cl.attached[g]; att != nil && !att.held {
+				resp.Tenants = append(resp.Tenants, api.Tenant(d.containerOf(cl.Peer), cl.UID))
+				break
+			}
+		}
+	}
+	slices.Sort(resp.Tenants)
+	return resp, nil
+}
+
+// admitHeld tells the core what the clients want that waited.
+func (d *Daemon) admitHeld(g *gpu) {
+	for _, id := range slices.Sorted(maps.Keys(d.clients)) {
+		cl := d.clients[id]
+		att := cl.attached[g]
+		if att == nil || !att.held {
+			continue
+		}
+		att.held = false
+		if att.wants {
+			att.wants = false
+			d.step(g, sched.Request{Client: cl.id})
+		}
+	}
+}
+
+// held counts the clients that wait because the GPU is drained.
+func (d *Daemon) held(g *gpu) (n uint32) {
+	for _, cl := range d.clients {
+		if att := cl.attached[g]; att != nil && att.held {
+			n++
+		}
+	}
+	return n
+}
+
+// noteFaults takes over what the driver tells of GPUs that do no more work.
+func (d *Daemon) noteFaults(samples []metrics.GPUSample) {
+	for _, s := range samples {
+		for _, g := range d.order {
+			if g.UUID != s.UUID || s.Faults <= g.faults {
+				continue
+			}
+			g.faults, g.fault = s.Faults, s.Fault
+			d.log.Errorf("GPU %d: %s", g.Index, s.Fault)
+			d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_GPU, Text: s.Fault})
+		}
+	}
+}
+
+// drainProblems says what is wrong with a GPU, or waits for an administrator.
+func (d *Daemon) drainProblems(g *gpu) (p []string) {
+	if g.fault != "" {
+		p = append(p, fmt.Sprintf("GPU %d: %s: reset the GPU, then run nvsharectl undrain --gpu %d", g.Index, g.fault, g.Index))
+	}
+	if n := d.held(g); n > 0 {
+		p = append(p, fmt.Sprintf("GPU %d is drained: %d new clients wait; nvsharectl undrain --gpu %d admits them", g.Index, n, g.Index))
+	}
+	return p
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
+)
+
+func drainGPU(t *testing.T, s *scheduler, req *api.DrainRequest) *api.DrainResponse {
+	t.Helper()
+	r, err := dial(t, s).Drain(context.Background(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// A drained GPU serves the tenants that it has, also their new processes, and lets others
+// wait, over a restart too. Other GPUs admit everybody.
+func TestDrainedGPUAdmitsNoNewTenants(t *testing.T) {
+	dir := t.TempDir()
+	twoUsers(t, dir)
+	s := start(t, dir, nil)
+	s.awaitGPUs()
+	_, old, epoch := newHolder(t, s)
+	if r := drainGPU(t, s, &api.DrainRequest{Gpu: "0"}); r.WasDrained || r.Uuid != gpuA.UUID || !slices.Equal(r.Tenants, []string{"user 0"}) {
+		t.Errorf("drained: %v", r)
+	}
+	newcomer := newProc(t, dir, nobody).connect().register(0).attach(0, gpuA, 0, 0).request()
+	newProc(t, dir, nobody).connect().register(0).attach(0, gpuB, 0, 0).request().granted()
+	r := s.await("the newcomer is held", func(r *api.StatusResponse) bool { return r.Gpus[0].Held == 1 })
+	if !r.Gpus[0].Drained || r.Gpus[1].Drained || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "1 new clients wait") {
+		t.Errorf("GPU 0 %v, problems %q", r.Gpus[0].Drained, r.Problems)
+	}
+	old.release(epoch)
+	_, more := newClient(t, s)
+	more.release(more.request().granted()) // the newcomer waited longer
+	s.await("nobody holds GPU 0", func(r *api.StatusResponse) bool {
+		return !slices.ContainsFunc(r.Gpus[0].Clients, func(c *api.Client) bool { return c.State != api.ClientState_CLIENT_STATE_IDLE })
+	})
+	s.stop()
+	s = start(t, dir, nil)
+	s.awaitGPUs()
+	if !s.status().Gpus[0].Drained {
+		t.Error("a restart has undrained the GPU")
+	}
+	newcomer = newProc(t, dir, nobody).connect().register(0).attach(0, gpuA, 0, 0).request()
+	s.await("the newcomer is held", func(r *api.StatusResponse) bool { return r.Gpus[0].Held == 1 })
+	if r := drainGPU(t, s, &api.DrainRequest{Gpu: gpuA.UUID, Undrain: true}); !r.WasDrained {
+		t.Errorf("undrained: %v", r)
+	}
+	newcomer.granted()
+	if r := s.status(); r.Gpus[0].Drained || r.Gpus[0].Held != 0 || len(r.Problems) != 0 {
+		t.Errorf("undrained: %v, %q", r.Gpus[0], r.Problems)
+	}
+}
+
+// What the driver tells of a GPU that does no more work stays in the status until
+// somebody says that the GPU is well.
+func TestFaultStaysUntilUndrain(t *testing.T) {
+	fault := make(chan string, 1)
+	samples := []metrics.GPUSample{{UUID: gpuA.UUID}, {UUID: gpuB.UUID}}
+	s := start(t, t.TempDir(), func(o *Options) {
+		o.Sample = func(context.Context) ([]metrics.GPUSample, error) {
+			select {
+			case why := <-fault:
+				samples[1].Faults++
+				samples[1].Fault = why
+			default:
+			}
+			return slices.Clone(samples), nil
+		}
+	}, func(d *Daemon) { d.lookPause = time.Millisecond })
+	s.awaitGPUs()
+	newClient(t, s)
+	for _, why := range []string{"Xid 79", "Xid 48"} {
+		fault <- why
+		r := s.await("the fault", func(r *api.StatusResponse) bool { return r.Gpus[1].Fault == why })
+		if r.Gpus[0].Fault != "" || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "GPU 1: "+why) {
+			t.Errorf("GPU 0: %q, problems %q", r.Gpus[0].Fault, r.Problems)
+		}
+		drainGPU(t, s, &api.DrainRequest{Gpu: "1", Undrain: true})
+		if r := s.status(); r.Gpus[1].Fault != "" || len(r.Problems) != 0 {
+			t.Errorf("after undrain: %q, %q", r.Gpus[1].Fault, r.Problems)
+		}
+	}
+}
