@@ -46,7 +46,7 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 			return c, refusal{error: err}
 		}
 		c.GPUs = strings.Join(chosen, ",")
-	} else if err := c.acceptable(devices); err != nil {
+	} else if err := c.acceptable(devices, cs.had(c)); err != nil {
 		return c, err
 	}
 	cs.enter(c)
@@ -64,11 +64,15 @@ func (cs *Containers) enter(c Container) {
 	cs.poke()
 }
 
-// acceptable returns why a container cannot have the GPUs that somebody chose.
-func (c Container) acceptable(devices []placement.Device) error {
+// acceptable returns why a container cannot have the GPUs that somebody chose. It had
+// some of them before it is started again.
+func (c Container) acceptable(devices []placement.Device, had []string) error {
 	for _, d := range devices {
 		if !c.uses(d.UUID) {
 			continue
+		}
+		if d.Closed != "" && c.GPUs != "" && !slices.Contains(had, d.UUID) {
+			return refusal{error: fmt.Errorf("%s: %s; nvsharectl undrain admits containers again", d.Name, d.Closed)}
 		}
 		if c.Terms.CoreRequest != 0 {
 			if err := keepable(c.Terms.CoreRequest, d); err != nil {
@@ -100,6 +104,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 	for i := range devices {
 		d := &devices[i]
 		d.Memory = cmp.Or(d.Memory, cs.gpus[d.UUID].Memory) * cs.percent / 100
+		d.Closed = cs.gpus[d.UUID].Closed()
 		at[d.UUID] = d
 	}
 	old := func(o Container) bool { return o.ID == except.ID || o.sameAs(except) }

@@ -413,6 +413,29 @@ func TestParallelCreations(t *testing.T) {
 	}
 }
 
+// Nobody new comes onto a GPU that is drained or does no more work; who had it before goes
+// back to it.
+func TestClosedGPUs(t *testing.T) {
+	p := newPlacing(t, 2)
+	if got, err := p.create("a", "gpu=nvshare.com/gpu=0"); err != nil {
+		t.Fatalf("given %q, %v", got, err)
+	}
+	p.containers.learn(State{IDs: []string{"id-a"}, GPUs: map[string]GPUState{gpuID(0): {Drained: true}, gpuID(1): {}}})
+	if got, err := p.create("b", "gpu=1"); got != "1" {
+		t.Errorf("given %q, %v", got, err)
+	}
+	if got, err := p.create("c", "gpu=nvshare.com/gpu=0"); err == nil || !strings.Contains(err.Error(), "it is drained") {
+		t.Errorf("a container that names the drained GPU: given %q, %v", got, err)
+	}
+	if got, err := p.create("a", "gpu=nvshare.com/gpu=0"); err != nil {
+		t.Errorf("a container that had the GPU: given %q, %v", got, err)
+	}
+	p.containers.learn(State{IDs: []string{"id-a"}, GPUs: map[string]GPUState{gpuID(0): {Drained: true}, gpuID(1): {Fault: "Xid 79: gone"}}})
+	if got, err := p.create("d", "gpu=1"); err == nil || !strings.Contains(err.Error(), "it is drained") || !strings.Contains(err.Error(), "Xid 79: gone") {
+		t.Errorf("given %q, %v", got, err)
+	}
+}
+
 // What the scheduler says counts: the size of GPUs that this host's kernel does
 // not tell, and limits that were changed since.
 func TestPlacementByTheSchedulersWord(t *testing.T) {

@@ -35,7 +35,20 @@ type GPUState struct {
 	Memory  uint64 // bytes; 0: not known
 	Sharing string // SharedBy…; "": not known
 	Swap    bool   // memory is swapped
+	Drained bool   // no new container may have the GPU
+	Fault   string // what ended all work on the GPU; "": nothing
 	Model   cdi.Model
+}
+
+// Closed says why no new container may have the GPU; "": it may.
+func (s GPUState) Closed() string {
+	switch {
+	case s.Fault != "":
+		return "it does no work: " + s.Fault
+	case s.Drained:
+		return "it is drained"
+	}
+	return ""
 }
 
 // How tenants share a GPU. A scheduler that chooses shares by slices where it can.

@@ -41,5 +41,6 @@
 //   - A record whose claim does not exist any more is removed.
 //   - While the API server is away, prepared claims stay.
 //   - Nothing is published where a device plugin or another driver gives the GPUs too.
-//   - The kubelet is told when a GPU of a prepared claim is lost.
+//   - The kubelet is told when a GPU of a prepared claim is lost, or does no more work.
+//   - A GPU that is drained or does no more work is tainted.
 package dra

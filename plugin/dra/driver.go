@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sirupsen/logrus"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -51,6 +52,8 @@ type Config struct {
 	Log       logrus.FieldLogger
 	// Problem is called with what keeps the driver from giving GPUs; nil: nothing.
 	Problem func(error)
+	// At is called at each failpoint, by tests only; nil: nobody is.
+	At func(failpoint string)
 }
 
 // Driver publishes the GPUs of a node, and prepares the claims of its pods.
@@ -58,6 +61,7 @@ type Driver struct {
 	Config
 	store   *Store
 	status  *statuses
+	metrics *metrics
 	changed chan struct{} // holds a token when the health may be another one
 
 	mu        sync.Mutex
@@ -80,11 +84,17 @@ func New(c Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Driver{Config: c, store: store, status: newStatuses(), changed: make(chan struct{}, 1)}, nil
+	if c.At != nil {
+		store.at = func(p failpoint) { c.At(string(p)) }
+	}
+	return &Driver{Config: c, store: store, status: newStatuses(), metrics: newMetrics(c.NodeName, store.Records), changed: make(chan struct{}, 1)}, nil
 }
 
 // Claims returns the prepared claims, for the plugin.
 func (d *Driver) Claims() plugin.Claims { return d.store }
+
+// Metrics returns what the driver counts.
+func (d *Driver) Metrics() prometheus.Gatherer { return d.metrics.registry }
 
 // Run serves the kubelet until ctx ends. Nothing is published before SetInventory.
 func (d *Driver) Run(ctx context.Context) error {
@@ -220,11 +230,13 @@ func (d *Driver) edits(uuid string) (one, common specs.ContainerEdits, err error
 
 // PrepareResourceClaims writes record and CDI spec of each claim.
 func (d *Driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	defer d.metrics.begin(opPrepare)()
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, claim := range claims {
 		r, err := d.prepare(claim)
 		if err != nil {
 			err = fmt.Errorf("nvshare: claim %s/%s: %w", claim.Namespace, claim.Name, err)
+			d.metrics.failed(opPrepare, err)
 			d.Log.Warn(err)
 			results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
 			continue
@@ -270,10 +282,12 @@ func (r Record) names() (all []string) {
 
 // UnprepareResourceClaims removes all of each claim.
 func (d *Driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	defer d.metrics.begin(opUnprepare)()
 	results := map[types.UID]error{}
 	for _, claim := range claims {
 		err := d.store.unprepare(claim.UID)
 		if results[claim.UID] = err; err != nil {
+			d.metrics.failed(opUnprepare, err)
 			d.Log.Warnf("unprepare claim %s: %v", claim.NamespacedName, err)
 			continue
 		}

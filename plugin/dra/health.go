@@ -55,6 +55,10 @@ func (d *Driver) health(now time.Time) (r kubeletplugin.DeviceHealthReport, know
 		}
 	}
 	for _, dev := range devices {
+		if fault := dev.state.Fault; fault != "" {
+			say(dev.name, kubeletplugin.HealthStatusUnhealthy, fault)
+			continue
+		}
 		say(dev.name, kubeletplugin.HealthStatusHealthy, "")
 	}
 	for _, r := range d.store.Records() {

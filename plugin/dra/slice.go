@@ -48,6 +48,20 @@ type Options struct {
 	PCI func(busID string) []deviceattribute.DeviceAttribute
 }
 
+// The types of devices.
+const (
+	typeGPU = "gpu"
+	typeMIG = "mig"
+)
+
+// typeOf tells the type by the UUID: that of a GPU begins with GPU-.
+func typeOf(uuid string) string {
+	if strings.HasPrefix(uuid, "GPU-") {
+		return typeGPU
+	}
+	return typeMIG
+}
+
 // device is a GPU or a MIG device.
 type device struct {
 	name   string // in the slice
@@ -104,9 +118,9 @@ func Devices(gpus []cdi.GPU, offered func(string) bool, o Options) (all []resour
 }
 
 func (d device) publish(o Options) resourceapi.Device {
-	kind := "gpu"
+	kind := typeGPU
 	if d.mig {
-		kind = "mig"
+		kind = typeMIG
 	}
 	out := resourceapi.Device{
 		Name:                     d.name,
@@ -151,11 +165,38 @@ func (d device) publish(o Options) resourceapi.Device {
 			out.Attributes[a.Name] = a.Value
 		}
 	}
+	out.Taints = d.taints()
 	if value := d.promisable(o); value > 0 {
 		out.Capacity[Memory] = capacity(size(value), size(max(roundDown(value/uint64(o.Slots)), memoryStep)), size(memoryStep), size(memoryStep))
 		out.Attributes["memorySize"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.memory))}
 	}
 	return out
+}
+
+// The taints of devices. No taint ends pods: an administrator may add one that does.
+const (
+	DrainedTaint = DriverName + "/drained" // by nvsharectl drain
+	FaultTaint   = DriverName + "/fault"   // the GPU does no more work
+)
+
+func (d device) taints() (all []resourceapi.DeviceTaint) {
+	if d.state.Fault != "" {
+		all = append(all, resourceapi.DeviceTaint{Key: FaultTaint, Value: faultValue(d.state.Fault), Effect: resourceapi.DeviceTaintEffectNoSchedule})
+	}
+	if d.state.Drained {
+		all = append(all, resourceapi.DeviceTaint{Key: DrainedTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+	}
+	return all
+}
+
+var xid = regexp.MustCompile(`^Xid [0-9]+`)
+
+// faultValue is the value of a taint: "xid-79", or "lost".
+func faultValue(fault string) string {
+	if name := xid.FindString(fault); name != "" {
+		return strings.ReplaceAll(strings.ToLower(name), " ", "-")
+	}
+	return "lost"
 }
 
 // semantic writes a version as Kubernetes wants it, with three numbers: "580.95.5" of

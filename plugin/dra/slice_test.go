@@ -4,6 +4,7 @@ package dra
 
 import (
 	"encoding/json"
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -115,6 +116,29 @@ func TestAttributes(t *testing.T) {
 
 // semver is what the API server takes as a version, without the parts after the numbers.
 var semver = regexp.MustCompile(`^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)$`)
+
+// A GPU that nobody new should have is tainted, which ends no pod.
+func TestTaints(t *testing.T) {
+	for _, c := range []struct {
+		state plugin.GPUState
+		want  string
+	}{
+		{plugin.GPUState{}, ""},
+		{plugin.GPUState{Drained: true}, "nvshare.com/drained=:NoSchedule"},
+		{plugin.GPUState{Drained: true, Fault: "Xid 79: the GPU has fallen off the bus"}, "nvshare.com/fault=xid-79:NoSchedule nvshare.com/drained=:NoSchedule"},
+		{plugin.GPUState{Fault: "the GPU is lost: the driver cannot reach it"}, "nvshare.com/fault=lost:NoSchedule"},
+	} {
+		o := whole
+		o.Scheduler = func(string) plugin.GPUState { return c.state }
+		var got []string
+		for _, taint := range Devices(twoGPUs(), all, o)[0].Taints {
+			got = append(got, fmt.Sprintf("%s=%s:%s", taint.Key, taint.Value, taint.Effect))
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%+v: taints %q, want %q", c.state, got, c.want)
+		}
+	}
+}
 
 func TestSlotsOutOfRange(t *testing.T) {
 	for _, n := range []int{-1, 0, 101} {

@@ -3,11 +3,20 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"os"
 	"path/filepath"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
+	"golang.org/x/net/netutil"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
@@ -16,16 +25,23 @@ import (
 	"github.com/nvshare/nvshare/plugin/kube"
 )
 
+const (
+	requestLimit = 10 * time.Second // bounds a request for metrics
+	maxScrapers  = 8                // connections for metrics
+)
+
 // draFlags say whether GPUs are given by resource claims.
 type draFlags struct {
 	on      bool
 	slots   int
 	kubelet string
+	metrics string
 }
 
 func (f *draFlags) add(s *pflag.FlagSet) {
 	s.BoolVar(&f.on, "dra", false, "give GPUs by resource claims (Dynamic Resource Allocation, Kubernetes 1.36), and not by annotations")
 	s.IntVar(&f.slots, "slots", dra.DefaultSlots, "with --dra: how many claims may use one GPU; a claim that does not say gets that part of it")
+	s.StringVar(&f.metrics, "metrics-addr", os.Getenv("NVSHARE_DRA_METRICS_ADDR"), "with --dra: serve Prometheus metrics of claims on /metrics of this host:port, to everybody who reaches it (NVSHARE_DRA_METRICS_ADDR; default: nowhere)")
 	s.StringVar(&f.kubelet, "kubelet-dir", "/var/lib/kubelet", "with --dra: the kubelet's directory; its subdirectories plugins/"+dra.DriverName+" and plugins_registry must have the same paths here as on the host")
 }
 
@@ -49,6 +65,7 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 	}
 	driver, err := dra.New(dra.Config{
 		Client: client, NodeName: node, CDIDir: cdiDir, Log: log,
+		At:        killedAt(os.Getenv("NVSHARE_TEST_FAILPOINT")),
 		Problem:   func(why error) { containers.Health.Problem("claims", why) },
 		Registry:  filepath.Join(f.dra.kubelet, "plugins_registry"),
 		Directory: filepath.Join(f.dra.kubelet, "plugins", dra.DriverName),
@@ -58,4 +75,42 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 		return nil, fmt.Errorf("--dra: %w", err)
 	}
 	return driver, nil
+}
+
+// serveMetrics serves what the driver counts until ctx ends; without --metrics-addr it
+// does nothing.
+func (f *draFlags) serveMetrics(ctx context.Context, driver *dra.Driver, log logrus.FieldLogger) error {
+	if f.metrics == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", f.metrics)
+	if err != nil {
+		return fmt.Errorf("--metrics-addr: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(driver.Metrics(), promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: requestLimit}))
+	server := &http.Server{Handler: mux, ReadTimeout: requestLimit, WriteTimeout: requestLimit, MaxHeaderBytes: 16 << 10}
+	context.AfterFunc(ctx, func() { server.Close() })
+	go func() {
+		if err := server.Serve(netutil.LimitListener(l, maxScrapers)); !errors.Is(err, http.ErrServerClosed) {
+			log.Errorf("serve metrics: %v", err)
+		}
+	}()
+	log.Infof("metrics on http://%s/metrics", l.Addr())
+	return nil
+}
+
+// killedAt ends this process by SIGKILL at the failpoint that a file names, once: the file
+// is removed. Without a file, which only tests give, it is nil.
+func killedAt(file string) func(failpoint string) {
+	if file == "" {
+		return nil
+	}
+	return func(failpoint string) {
+		if name, err := os.ReadFile(file); err != nil || string(name) != failpoint || os.Remove(file) != nil {
+			return
+		}
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+		select {} // the signal comes
+	}
 }

@@ -175,6 +175,9 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	}
 	found, parts := p.SetInventory, sync.WaitGroup{}
 	if driver != nil {
+		if err := f.dra.serveMetrics(ctx, driver, log); err != nil {
+			return err
+		}
 		p.SetClaims(driver.Claims())
 		if pods != nil {
 			pods.driver = driver

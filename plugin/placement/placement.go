@@ -23,6 +23,7 @@ type Device struct {
 	Index   int    // the order of equals
 	Memory  uint64 // bytes that can be promised; 0: not known, and then not counted
 	Tenants []Tenant
+	Closed  string // why no new container may have it; "": it may
 }
 
 // Tenant is who has a device, and what it was promised of it.
@@ -107,6 +108,9 @@ func (d Device) Neighbours(l Labels) (why []string) {
 
 // unable says why a device cannot take a container; empty: it can.
 func (d Device) unable(r Request) (why []string) {
+	if d.Closed != "" && !slices.Contains(r.Had, d.UUID) {
+		why = append(why, d.Closed)
+	}
 	if r.Core > d.coreLeft() {
 		why = append(why, "too little time")
 	}

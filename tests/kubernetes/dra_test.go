@@ -17,7 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nvshare/nvshare/plugin/dra"
 	"github.com/nvshare/nvshare/tests/judge"
+	"github.com/nvshare/nvshare/tests/node"
 )
 
 const draDir = "/var/lib/kubelet/plugins/nvshare.com"
@@ -30,8 +32,12 @@ func TestDRA(t *testing.T) {
 		{"extended-resource", draExtendedResource},
 		{"fractions", draFractions},
 		{"live-change", draLiveChange},
+		{"drain", draDrain},
 		{"restart", draRestart},
 		{"kill", draKill},
+		{"failpoints", draFailpoints},
+		{"upgrade", draUpgrade},
+		{"gang", draGang},
 		{"shared-claim", draSharedClaim},
 		{"forms", draForms},
 		{"churn", draChurn},
@@ -245,6 +251,67 @@ func draLiveChange(t *testing.T) {
 	})
 }
 
+// taints returns the taints of a device, by its last digit.
+func taints(t *testing.T, ctx context.Context, gpu int) string {
+	return kubectl(t, ctx, "get", "resourceslices", "-o", fmt.Sprintf("jsonpath={.items[0].spec.devices[%d].taints[*].key}", gpu))
+}
+
+// A drained GPU, and one that does no more work, get no new pod; those that use the GPU go
+// on, and learn of its fault.
+func draDrain(t *testing.T) {
+	ctx := within(t)
+	before := running(t, ctx)
+	awaitTaints := func(gpu int, want string) {
+		t.Helper()
+		await(t, ctx, fmt.Sprintf("the taints %q of GPU %d", want, gpu), func() error {
+			if got := taints(t, ctx, gpu); got != want {
+				return fmt.Errorf("they are %q", got)
+			}
+			return nil
+		})
+	}
+	say := func(command, gpu string) {
+		t.Helper()
+		_, err := shared.Ctl(ctx, command, "--gpu", gpu)
+		check(t, err)
+	}
+	say("drain", "1")
+	awaitTaints(1, "nvshare.com/drained")
+	_, err := cluster.Apply(ctx, part("waits", "40", ""), "apply")
+	check(t, err)
+	await(t, ctx, "an Event that the pod does not fit", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=waits", "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "cannot allocate all claims") {
+			err = fmt.Errorf("the Events are: %s", out)
+		}
+		return err
+	})
+	say("undrain", "1")
+	awaitTaints(1, "")
+	ready(t, ctx, "waits")
+	awaitHolding(t, ctx, "waits", holding{gpus: []string{"1"}, core: 40, memory: 4 << 30})
+	kubectl(t, ctx, "delete", "pod", "waits", "--timeout="+patience.String())
+
+	xid, err := os.OpenFile(filepath.Join(node.SimGPU, "run", "xid"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	check(t, err)
+	defer xid.Close()
+	_, err = xid.WriteString("0 79\n")
+	check(t, err)
+	awaitTaints(0, "nvshare.com/fault")
+	await(t, ctx, "the health of the device in the status of a pod", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "pod", "part-1", "-o", "jsonpath={.status.containerStatuses[0].allocatedResourcesStatus}")
+		if err == nil && !strings.Contains(out, `"health":"Unhealthy"`) {
+			err = fmt.Errorf("it is %s", out)
+		}
+		return err
+	})
+	say("undrain", "0")
+	awaitTaints(0, "")
+	if after := running(t, ctx); after != before {
+		t.Errorf("containers were %s, are %s", before, after)
+	}
+}
+
 // running returns the IDs of the containers of the pods that run all the time.
 func running(t *testing.T, ctx context.Context) string {
 	return kubectl(t, ctx, "get", "pods", "part-1", "part-2", "-o", "jsonpath={.items[*].status.containerStatuses[*].containerID}")
@@ -291,6 +358,115 @@ func draKill(t *testing.T) {
 	accepted(t, ctx, accepts)
 	draUndisturbed(t, ctx, before)
 	kubectl(t, ctx, "delete", "pods", "part-1", "part-2", "--timeout="+patience.String())
+	noClaims(t, ctx)
+}
+
+// A driver that is killed at any place inside Prepare or Unprepare goes on there.
+func draFailpoints(t *testing.T) {
+	file := filepath.Join(draDir, "failpoint")
+	arm := func(t *testing.T, name string) {
+		t.Helper()
+		check(t, os.WriteFile(file+".new", []byte(name), 0o600))
+		check(t, os.Rename(file+".new", file))
+	}
+	died := func(t *testing.T, ctx context.Context, name string, accepts int) {
+		t.Helper()
+		await(t, ctx, "the driver to die at: "+name, func() error {
+			if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("it lives (%v)", err)
+			}
+			return nil
+		})
+		accepted(t, ctx, accepts)
+	}
+	for _, name := range dra.PrepareFailpoints {
+		ctx := within(t)
+		accepts := shared.PluginAccepts()
+		arm(t, name)
+		_, err := cluster.Apply(ctx, part("fails", "40", ""), "apply")
+		check(t, err)
+		died(t, ctx, name, accepts)
+		ready(t, ctx, "fails")
+		awaitHolding(t, ctx, "fails", holding{core: 40, memory: 4 << 30})
+		kubectl(t, ctx, "delete", "pod", "fails", "--timeout="+patience.String())
+		noClaims(t, ctx)
+	}
+	for _, name := range dra.UnprepareFailpoints {
+		ctx := within(t)
+		_, err := cluster.Apply(ctx, part("fails", "40", ""), "apply")
+		check(t, err)
+		ready(t, ctx, "fails")
+		awaitHolding(t, ctx, "fails", holding{core: 40, memory: 4 << 30})
+		accepts := shared.PluginAccepts()
+		arm(t, name)
+		kubectl(t, ctx, "delete", "pod", "fails", "--wait=false")
+		died(t, ctx, name, accepts)
+		noClaims(t, ctx)
+	}
+}
+
+// While the driver is replaced by one of another configuration, pods that start wait, and
+// pods that run do not notice.
+func draUpgrade(t *testing.T) {
+	ctx := within(t)
+	_, err := cluster.Apply(ctx, part("stays", "40", ""), "apply")
+	check(t, err)
+	ready(t, ctx, "stays")
+	id := func() string {
+		return kubectl(t, ctx, "get", "pod", "stays", "-o", "jsonpath={.status.containerStatuses[*].containerID}")
+	}
+	before, from := id(), judge.Now()
+	kubectl(t, ctx, "set", "env", "-n", "nvshare-system", "daemonset/nvshare", "-c", "plugin", "NVSHARE_DEBUG=1")
+	_, err = cluster.Apply(ctx, part("comes", "40", ""), "apply")
+	check(t, err)
+	rolledOut(t, ctx)
+	ready(t, ctx, "comes")
+	awaitHolding(t, ctx, "comes", holding{core: 40, memory: 4 << 30})
+	awaitHolding(t, ctx, "stays", holding{core: 40, memory: 4 << 30})
+	awaitTurns(t, ctx, from, 1, "stays", "comes")
+	if after := id(); after != before {
+		t.Errorf("the container was %s, is %s", before, after)
+	}
+	kubectl(t, ctx, "delete", "pods", "stays", "comes", "--timeout="+patience.String())
+	noClaims(t, ctx)
+}
+
+// Two pods of a gang, each with a part of a GPU of its own, have their GPUs together.
+func draGang(t *testing.T) {
+	ctx := within(t)
+	const config = `, config: [{opaque: {driver: nvshare.com, parameters: {apiVersion: nvshare.com/v1, kind: Share, gang: ring}}}]`
+	from := judge.Now()
+	names := []string{"ring-1", "ring-2"}
+	for _, name := range names {
+		_, err := cluster.Apply(ctx, part(name, "60", config), "apply")
+		check(t, err)
+	}
+	ready(t, ctx, names...)
+	on := map[string]string{}
+	for _, name := range names {
+		on[awaitHolding(t, ctx, name, holding{core: 60, memory: 4 << 30}).gpus[0]] = name
+	}
+	if len(on) != 2 {
+		t.Errorf("both are on one GPU: %v", on)
+	}
+	await(t, ctx, "the scheduler to know the gang", func() error {
+		s, err := shared.Status(ctx)
+		if err != nil {
+			return err
+		}
+		members := 0
+		for _, c := range s.Containers {
+			if slices.Contains(names, c.Pod) && c.Share.GetGang() != "" {
+				members++
+			}
+		}
+		if members != 2 {
+			return fmt.Errorf("%d members", members)
+		}
+		return nil
+	})
+	awaitTurns(t, ctx, from, 2, names...)
+	kubectl(t, ctx, "delete", "pods", "ring-1", "ring-2", "--timeout="+patience.String())
 	noClaims(t, ctx)
 }
 
