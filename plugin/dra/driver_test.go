@@ -44,7 +44,7 @@ type served struct {
 	stop    func()
 }
 
-func serve(t *testing.T, dir string, claims ...*resourceapi.ResourceClaim) *served {
+func serve(t testing.TB, dir string, claims ...*resourceapi.ResourceClaim) *served {
 	t.Helper()
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, UID: "node"}})
 	for _, c := range claims {
@@ -81,7 +81,7 @@ func serve(t *testing.T, dir string, claims ...*resourceapi.ResourceClaim) *serv
 	return s
 }
 
-func (s *served) dial(t *testing.T, socket string) *grpc.ClientConn {
+func (s *served) dial(t testing.TB, socket string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(t, err)

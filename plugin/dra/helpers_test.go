@@ -39,10 +39,12 @@ func silent() logrus.FieldLogger {
 	return log
 }
 
-func twoGPUs() []cdi.GPU {
+func twoGPUs() []cdi.GPU { return someGPUs(2) }
+
+func someGPUs(n int) []cdi.GPU {
 	var gpus []cdi.GPU
-	for i, uuid := range []string{gpu0, gpu1} {
-		gpus = append(gpus, cdi.GPU{Index: i, UUID: uuid, Name: "NVIDIA H200", MemoryBytes: 80 << 30, PCIBusID: fmt.Sprintf("0000:1%d:00.0", i), DeviceNodes: []string{fmt.Sprintf("/dev/nvidia%d", i)}})
+	for i := range n {
+		gpus = append(gpus, cdi.GPU{Index: i, UUID: fmt.Sprintf("GPU-51600000-0000-4000-8000-%012x", i), Name: "NVIDIA H200", MemoryBytes: 80 << 30, PCIBusID: fmt.Sprintf("0000:1%d:00.0", i), DeviceNodes: []string{fmt.Sprintf("/dev/nvidia%d", i)}})
 	}
 	return gpus
 }

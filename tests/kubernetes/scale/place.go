@@ -226,7 +226,7 @@ func (r *result) write(out string) error {
 	rows := [][]string{{"pod", "cores", "memory_mib", "created_ms", "bound_ms", "node", "gpu"}}
 	ms := func(s float64) string { return strconv.Itoa(int(1000 * s)) }
 	for i, p := range r.placed {
-		rows = append(rows, []string{podName(i), strconv.FormatInt(p.ask.Cores, 10), strconv.FormatInt(p.ask.Memory>>20, 10), ms(p.created), ms(p.bound), p.node, p.gpu})
+		rows = append(rows, []string{podName(i), strconv.FormatInt(p.ask.Cores, 10), strconv.FormatInt(p.ask.Memory>>20, 10), ms(p.created), ms(p.bound), p.node, p.gpu[max(0, len(p.gpu)-1):]})
 	}
 	if err := w.WriteAll(rows); err != nil {
 		return err

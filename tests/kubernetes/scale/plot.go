@@ -23,6 +23,7 @@ func plotResults(dir string) error {
 		return err
 	}
 	var all []result
+	var profiles []string
 	largest := map[string]string{} // by profile: base name of the run with most nodes
 	most := map[string]int{}
 	for _, f := range files {
@@ -34,6 +35,12 @@ func plotResults(dir string) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", f, err)
 		}
+		if r.GOGC != "" {
+			r.Profile += ", GOGC=" + r.GOGC
+		}
+		if !slices.Contains(profiles, r.Profile) {
+			profiles = append(profiles, r.Profile)
+		}
 		all = append(all, r)
 		if r.Nodes > most[r.Profile] {
 			most[r.Profile], largest[r.Profile] = r.Nodes, f[:len(f)-len(".json")]
@@ -43,7 +50,7 @@ func plotResults(dir string) error {
 	cost := plot.Panel{Title: "What a pod costs kube-scheduler", X: "nodes", Y: "ms"}
 	packed := plot.Panel{Title: "GPUs in use / as few as can be", X: "nodes", Y: "times", Level: 1, LevelName: "bound of bin packing"}
 	when := plot.Panel{Title: "Pods that are bound, in the largest cluster", X: "s", Y: "pods"}
-	for _, profile := range []string{"best-fit", "spread", "stock"} {
+	for _, profile := range profiles {
 		c, p := plot.Series{Name: profile}, plot.Series{Name: profile}
 		for _, r := range all {
 			if r.Profile == profile {
