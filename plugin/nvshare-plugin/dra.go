@@ -16,7 +16,6 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
 	"golang.org/x/net/netutil"
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
@@ -65,7 +64,6 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 	}
 	driver, err := dra.New(dra.Config{
 		Client: client, NodeName: node, CDIDir: cdiDir, Log: log,
-		At:        killedAt(os.Getenv("NVSHARE_TEST_FAILPOINT")),
 		Problem:   func(why error) { containers.Health.Problem("claims", why) },
 		Registry:  filepath.Join(f.dra.kubelet, "plugins_registry"),
 		Directory: filepath.Join(f.dra.kubelet, "plugins", dra.DriverName),
@@ -98,19 +96,4 @@ func (f *draFlags) serveMetrics(ctx context.Context, driver *dra.Driver, log log
 	}()
 	log.Infof("metrics on http://%s/metrics", l.Addr())
 	return nil
-}
-
-// killedAt ends this process by SIGKILL at the failpoint that a file names, once: the file
-// is removed. Without a file, which only tests give, it is nil.
-func killedAt(file string) func(failpoint string) {
-	if file == "" {
-		return nil
-	}
-	return func(failpoint string) {
-		if name, err := os.ReadFile(file); err != nil || string(name) != failpoint || os.Remove(file) != nil {
-			return
-		}
-		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-		select {} // the signal comes
-	}
 }

@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nvshare/nvshare/plugin/dra"
 	"github.com/nvshare/nvshare/tests/judge"
 	"github.com/nvshare/nvshare/tests/node"
 )
@@ -35,9 +34,6 @@ func TestDRA(t *testing.T) {
 		{"drain", draDrain},
 		{"restart", draRestart},
 		{"kill", draKill},
-		{"failpoints", draFailpoints},
-		{"upgrade", draUpgrade},
-		{"gang", draGang},
 		{"shared-claim", draSharedClaim},
 		{"forms", draForms},
 		{"churn", draChurn},
@@ -358,115 +354,6 @@ func draKill(t *testing.T) {
 	accepted(t, ctx, accepts)
 	draUndisturbed(t, ctx, before)
 	kubectl(t, ctx, "delete", "pods", "part-1", "part-2", "--timeout="+patience.String())
-	noClaims(t, ctx)
-}
-
-// A driver that is killed at any place inside Prepare or Unprepare goes on there.
-func draFailpoints(t *testing.T) {
-	file := filepath.Join(draDir, "failpoint")
-	arm := func(t *testing.T, name string) {
-		t.Helper()
-		check(t, os.WriteFile(file+".new", []byte(name), 0o600))
-		check(t, os.Rename(file+".new", file))
-	}
-	died := func(t *testing.T, ctx context.Context, name string, accepts int) {
-		t.Helper()
-		await(t, ctx, "the driver to die at: "+name, func() error {
-			if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("it lives (%v)", err)
-			}
-			return nil
-		})
-		accepted(t, ctx, accepts)
-	}
-	for _, name := range dra.PrepareFailpoints {
-		ctx := within(t)
-		accepts := shared.PluginAccepts()
-		arm(t, name)
-		_, err := cluster.Apply(ctx, part("fails", "40", ""), "apply")
-		check(t, err)
-		died(t, ctx, name, accepts)
-		ready(t, ctx, "fails")
-		awaitHolding(t, ctx, "fails", holding{core: 40, memory: 4 << 30})
-		kubectl(t, ctx, "delete", "pod", "fails", "--timeout="+patience.String())
-		noClaims(t, ctx)
-	}
-	for _, name := range dra.UnprepareFailpoints {
-		ctx := within(t)
-		_, err := cluster.Apply(ctx, part("fails", "40", ""), "apply")
-		check(t, err)
-		ready(t, ctx, "fails")
-		awaitHolding(t, ctx, "fails", holding{core: 40, memory: 4 << 30})
-		accepts := shared.PluginAccepts()
-		arm(t, name)
-		kubectl(t, ctx, "delete", "pod", "fails", "--wait=false")
-		died(t, ctx, name, accepts)
-		noClaims(t, ctx)
-	}
-}
-
-// While the driver is replaced by one of another configuration, pods that start wait, and
-// pods that run do not notice.
-func draUpgrade(t *testing.T) {
-	ctx := within(t)
-	_, err := cluster.Apply(ctx, part("stays", "40", ""), "apply")
-	check(t, err)
-	ready(t, ctx, "stays")
-	id := func() string {
-		return kubectl(t, ctx, "get", "pod", "stays", "-o", "jsonpath={.status.containerStatuses[*].containerID}")
-	}
-	before, from := id(), judge.Now()
-	kubectl(t, ctx, "set", "env", "-n", "nvshare-system", "daemonset/nvshare", "-c", "plugin", "NVSHARE_DEBUG=1")
-	_, err = cluster.Apply(ctx, part("comes", "40", ""), "apply")
-	check(t, err)
-	rolledOut(t, ctx)
-	ready(t, ctx, "comes")
-	awaitHolding(t, ctx, "comes", holding{core: 40, memory: 4 << 30})
-	awaitHolding(t, ctx, "stays", holding{core: 40, memory: 4 << 30})
-	awaitTurns(t, ctx, from, 1, "stays", "comes")
-	if after := id(); after != before {
-		t.Errorf("the container was %s, is %s", before, after)
-	}
-	kubectl(t, ctx, "delete", "pods", "stays", "comes", "--timeout="+patience.String())
-	noClaims(t, ctx)
-}
-
-// Two pods of a gang, each with a part of a GPU of its own, have their GPUs together.
-func draGang(t *testing.T) {
-	ctx := within(t)
-	const config = `, config: [{opaque: {driver: nvshare.com, parameters: {apiVersion: nvshare.com/v1, kind: Share, gang: ring}}}]`
-	from := judge.Now()
-	names := []string{"ring-1", "ring-2"}
-	for _, name := range names {
-		_, err := cluster.Apply(ctx, part(name, "60", config), "apply")
-		check(t, err)
-	}
-	ready(t, ctx, names...)
-	on := map[string]string{}
-	for _, name := range names {
-		on[awaitHolding(t, ctx, name, holding{core: 60, memory: 4 << 30}).gpus[0]] = name
-	}
-	if len(on) != 2 {
-		t.Errorf("both are on one GPU: %v", on)
-	}
-	await(t, ctx, "the scheduler to know the gang", func() error {
-		s, err := shared.Status(ctx)
-		if err != nil {
-			return err
-		}
-		members := 0
-		for _, c := range s.Containers {
-			if slices.Contains(names, c.Pod) && c.Share.GetGang() != "" {
-				members++
-			}
-		}
-		if members != 2 {
-			return fmt.Errorf("%d members", members)
-		}
-		return nil
-	})
-	awaitTurns(t, ctx, from, 2, names...)
-	kubectl(t, ctx, "delete", "pods", "ring-1", "ring-2", "--timeout="+patience.String())
 	noClaims(t, ctx)
 }
 
