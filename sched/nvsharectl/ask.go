@@ -41,9 +41,9 @@ func viewOf(r *api.StatusResponse) string {
 	switch v.Problems {
 	case 0:
 	case 1:
-		text = "1 problem of others; " + text
+		text = "1 problem that only root may read; " + text
 	default:
-		text = fmt.Sprintf("%d problems of others; ", v.Problems) + text
+		text = fmt.Sprintf("%d problems that only root may read; ", v.Problems) + text
 	}
 	return text
 }
