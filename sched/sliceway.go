@@ -115,8 +115,17 @@ func (c *GPU) othersNow() bool {
 func (c *GPU) lookAtSlices(window time.Duration) {
 	a, s := &c.auto, &c.slices
 	m := c.measure(window)
+	wasted, known := a.wouldWaste()
 	a.startWindow(c.now)
-	if s.ever && c.hasLatencyTenant() || len(m.rates) < 2 {
+	switch {
+	case c.servesLatency():
+		worse := m.known && m.sum < turnsGive || !m.known && known && wasted < idleTogether
+		if a.worse = more(a.worse, worse && s.crowded); a.worse >= worseTwice {
+			a.gaps = false
+			c.giveUpSlices(reasonLatency)
+		}
+		return
+	case len(m.rates) < 2:
 		return // there is nothing to choose
 	}
 	uneven := c.uneven()
@@ -182,10 +191,12 @@ type measured struct {
 func (c *GPU) measure(window time.Duration) measured {
 	m := measured{rates: map[ClientID]float64{}, known: true}
 	gets := map[*tenant]float64{}
+	latency := c.servesLatency()
 	for _, cl := range c.inOrder() {
 		p := &cl.progress
 		alone, busy, known := p.alone()
-		if rate, active := p.rate(window); active {
+		served := latency && cl.tenant.share.Priority == Latency // and not judged
+		if rate, active := p.rate(window); active && !served {
 			m.rates[cl.id] = rate
 			m.idle += 1 - float64(p.busySamples)/float64(max(p.samples, 1))
 			m.known = m.known && known
