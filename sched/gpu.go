@@ -56,7 +56,8 @@ type GPU struct {
 	queues
 	grants
 	transfers
-	pool latencyPool
+	pool    latencyPool
+	besides besides
 	notices
 	records
 	counters Counters

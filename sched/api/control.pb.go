@@ -811,9 +811,10 @@ type GPU struct {
 	Swap          *Swap                  `protobuf:"bytes,20,opt,name=swap,proto3" json:"swap,omitempty"`                                                              // absent: nothing is swapped here
 	// How clients share the GPU: "turns"; "slices": by time slices that the scheduler
 	// sets; "driver": at the same time, by the driver's own.
-	Way           string `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
-	WayReason     string `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
-	Preemptions   uint64 `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"`             // grants that ended with work left, whose channels are off until the next grant
+	Way           string    `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
+	WayReason     string    `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
+	Model         *GPUModel `protobuf:"bytes,24,opt,name=model,proto3" json:"model,omitempty"`
+	Preemptions   uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1002,11 +1003,95 @@ func (x *GPU) GetWayReason() string {
 	return ""
 }
 
+func (x *GPU) GetModel() *GPUModel {
+	if x != nil {
+		return x.Model
+	}
+	return nil
+}
+
 func (x *GPU) GetPreemptions() uint64 {
 	if x != nil {
 		return x.Preemptions
 	}
 	return 0
+}
+
+// GPUModel is what the driver says of a GPU's kind, and of itself. Not known: empty.
+type GPUModel struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Brand             string                 `protobuf:"bytes,1,opt,name=brand,proto3" json:"brand,omitempty"`                                                  // "GeForce"
+	Architecture      string                 `protobuf:"bytes,2,opt,name=architecture,proto3" json:"architecture,omitempty"`                                    // "Hopper"
+	ComputeCapability string                 `protobuf:"bytes,3,opt,name=compute_capability,json=computeCapability,proto3" json:"compute_capability,omitempty"` // "9.0"
+	DriverVersion     string                 `protobuf:"bytes,4,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`             // "580.95.05"
+	CudaVersion       string                 `protobuf:"bytes,5,opt,name=cuda_version,json=cudaVersion,proto3" json:"cuda_version,omitempty"`                   // the latest one that the driver supports: "13.0"
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *GPUModel) Reset() {
+	*x = GPUModel{}
+	mi := &file_sched_api_control_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GPUModel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GPUModel) ProtoMessage() {}
+
+func (x *GPUModel) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GPUModel.ProtoReflect.Descriptor instead.
+func (*GPUModel) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *GPUModel) GetBrand() string {
+	if x != nil {
+		return x.Brand
+	}
+	return ""
+}
+
+func (x *GPUModel) GetArchitecture() string {
+	if x != nil {
+		return x.Architecture
+	}
+	return ""
+}
+
+func (x *GPUModel) GetComputeCapability() string {
+	if x != nil {
+		return x.ComputeCapability
+	}
+	return ""
+}
+
+func (x *GPUModel) GetDriverVersion() string {
+	if x != nil {
+		return x.DriverVersion
+	}
+	return ""
+}
+
+func (x *GPUModel) GetCudaVersion() string {
+	if x != nil {
+		return x.CudaVersion
+	}
+	return ""
 }
 
 // Swap says where the memory of a GPU's clients is. Sizes are bytes.
@@ -1037,7 +1122,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1134,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1147,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -1210,7 +1295,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1307,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1320,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1306,7 +1391,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1403,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1416,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Client) GetId() uint64 {
@@ -1602,7 +1687,7 @@ type Controls struct {
 
 func (x *Controls) Reset() {
 	*x = Controls{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +1699,7 @@ func (x *Controls) String() string {
 func (*Controls) ProtoMessage() {}
 
 func (x *Controls) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +1712,7 @@ func (x *Controls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Controls.ProtoReflect.Descriptor instead.
 func (*Controls) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Controls) GetSlices() string {
@@ -1685,7 +1770,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1697,7 +1782,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1710,7 +1795,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -1762,7 +1847,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1774,7 +1859,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1787,7 +1872,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Container) GetId() string {
@@ -1872,7 +1957,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +1969,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +1982,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -1956,7 +2041,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1968,7 +2053,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1981,7 +2066,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -2021,7 +2106,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2033,7 +2118,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2046,7 +2131,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -2074,7 +2159,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2171,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2184,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Change) GetUuid() string {
@@ -2172,7 +2257,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2184,7 +2269,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2197,7 +2282,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -2239,7 +2324,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2336,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2349,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -2303,7 +2388,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2400,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2413,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -2387,7 +2472,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2399,7 +2484,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2412,7 +2497,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2496,7 +2581,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2508,7 +2593,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2521,7 +2606,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2562,7 +2647,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2659,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2672,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -2653,7 +2738,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2665,7 +2750,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2678,7 +2763,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -2725,7 +2810,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2737,7 +2822,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2750,7 +2835,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -2815,7 +2900,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2827,7 +2912,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2840,7 +2925,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -2873,7 +2958,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2885,7 +2970,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2898,7 +2983,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -2916,7 +3001,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3013,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3026,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 type ReportPluginRequest struct {
@@ -2953,7 +3038,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2965,7 +3050,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2978,7 +3063,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -2996,7 +3081,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3093,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3106,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -3049,7 +3134,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3061,7 +3146,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3074,7 +3159,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -3196,7 +3281,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3208,7 +3293,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3221,7 +3306,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3271,7 +3356,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3283,7 +3368,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3296,7 +3381,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -3358,7 +3443,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +3455,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +3468,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3591,7 +3676,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xff\x05\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xab\x06\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -3618,8 +3703,15 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\x12\x10\n" +
 	"\x03way\x18\x15 \x01(\tR\x03way\x12\x1d\n" +
 	"\n" +
-	"way_reason\x18\x16 \x01(\tR\twayReason\x12 \n" +
-	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\"\x87\x05\n" +
+	"way_reason\x18\x16 \x01(\tR\twayReason\x12*\n" +
+	"\x05model\x18\x18 \x01(\v2\x14.nvshare.v1.GPUModelR\x05model\x12 \n" +
+	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\"\xbd\x01\n" +
+	"\bGPUModel\x12\x14\n" +
+	"\x05brand\x18\x01 \x01(\tR\x05brand\x12\"\n" +
+	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12-\n" +
+	"\x12compute_capability\x18\x03 \x01(\tR\x11computeCapability\x12%\n" +
+	"\x0edriver_version\x18\x04 \x01(\tR\rdriverVersion\x12!\n" +
+	"\fcuda_version\x18\x05 \x01(\tR\vcudaVersion\"\x87\x05\n" +
 	"\x04Swap\x12%\n" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x04R\rcapacityBytes\x12%\n" +
 	"\x0epromised_bytes\x18\x02 \x01(\x04R\rpromisedBytes\x12%\n" +
@@ -3948,7 +4040,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -3961,103 +4053,105 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*Setting)(nil),                   // 8: nvshare.v1.Setting
 	(*Piece)(nil),                     // 9: nvshare.v1.Piece
 	(*GPU)(nil),                       // 10: nvshare.v1.GPU
-	(*Swap)(nil),                      // 11: nvshare.v1.Swap
-	(*Promise)(nil),                   // 12: nvshare.v1.Promise
-	(*Client)(nil),                    // 13: nvshare.v1.Client
-	(*Controls)(nil),                  // 14: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 15: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 16: nvshare.v1.Container
-	(*Share)(nil),                     // 17: nvshare.v1.Share
-	(*SetRequest)(nil),                // 18: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 19: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 20: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 21: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 22: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 23: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 24: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 25: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 26: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 27: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 28: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 29: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 30: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 31: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 32: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 33: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 34: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 35: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 36: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 37: nvshare.v1.Event
+	(*GPUModel)(nil),                  // 11: nvshare.v1.GPUModel
+	(*Swap)(nil),                      // 12: nvshare.v1.Swap
+	(*Promise)(nil),                   // 13: nvshare.v1.Promise
+	(*Client)(nil),                    // 14: nvshare.v1.Client
+	(*Controls)(nil),                  // 15: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 16: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 17: nvshare.v1.Container
+	(*Share)(nil),                     // 18: nvshare.v1.Share
+	(*SetRequest)(nil),                // 19: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 20: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 21: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 22: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 23: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 24: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 25: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 26: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 27: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 28: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 29: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 30: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 31: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 32: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 33: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 34: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 35: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 36: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 37: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 38: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	10, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	16, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	17, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
 	9,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
 	7,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
 	8,  // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
-	16, // 5: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	16, // 6: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	17, // 7: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	17, // 5: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	17, // 6: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	18, // 7: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
 	0,  // 8: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	13, // 9: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	15, // 10: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	14, // 9: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	16, // 10: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 11: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	34, // 12: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	12, // 13: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	11, // 14: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	16, // 15: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	16, // 16: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 17: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 18: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	14, // 19: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	16, // 20: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	17, // 21: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 22: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 23: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 24: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	20, // 25: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 26: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 27: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	16, // 28: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	23, // 29: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 30: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 31: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	16, // 32: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	26, // 33: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	17, // 34: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	17, // 35: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	16, // 36: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	28, // 37: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	16, // 38: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	16, // 39: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	26, // 40: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	16, // 41: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	17, // 42: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	4,  // 43: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	37, // 44: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 45: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	16, // 46: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 47: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	18, // 48: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	21, // 49: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	24, // 50: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	27, // 51: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	30, // 52: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	32, // 53: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	35, // 54: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 55: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	19, // 56: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	22, // 57: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	25, // 58: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	29, // 59: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	31, // 60: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	33, // 61: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	36, // 62: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	55, // [55:63] is the sub-list for method output_type
-	47, // [47:55] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	35, // 12: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	13, // 13: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	12, // 14: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	11, // 15: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
+	17, // 16: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	17, // 17: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 18: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 19: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	15, // 20: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	17, // 21: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	18, // 22: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 23: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 24: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 25: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	21, // 26: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 27: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 28: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	17, // 29: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	24, // 30: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 31: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 32: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	17, // 33: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	27, // 34: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	18, // 35: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	18, // 36: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	17, // 37: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	29, // 38: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	17, // 39: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	17, // 40: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	27, // 41: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	17, // 42: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	18, // 43: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	4,  // 44: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	38, // 45: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 46: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	17, // 47: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 48: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	19, // 49: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	22, // 50: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	25, // 51: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	28, // 52: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	31, // 53: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	33, // 54: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	36, // 55: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 56: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	20, // 57: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	23, // 58: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	26, // 59: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	30, // 60: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	32, // 61: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	34, // 62: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	37, // 63: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	56, // [56:64] is the sub-list for method output_type
+	48, // [48:56] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -4065,15 +4159,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[16].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[19].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[17].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   33,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

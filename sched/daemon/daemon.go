@@ -35,7 +35,8 @@ type GPU struct {
 	UUID        string // GPU-…
 	Name        string
 	MemoryBytes uint64
-	PCIBusID    string // 0000:17:00.0, or "": not known
+	PCIBusID    string        // 0000:17:00.0, or "": not known
+	Model       *api.GPUModel // nil: not known
 }
 
 // Lister finds the GPUs of this node.
