@@ -11,6 +11,7 @@
 #include "futex.h"
 #include "log.h"
 #include "ops.h"
+#include "preempt.h"
 #include "thread.h"
 
 /* Calls pass in windows during a drain that does not end: the gap to the first. */
@@ -95,8 +96,7 @@ static void wake_preempter(struct nvs_gpu *gpu)
 {
 	if (!gpu->preempter || (gpu->lease.gate != LEASE_DRAINING && (!gpu->off || gpu->lease.unfinished)))
 		return;
-	atomic_fetch_add(&gpu->preempt_wanted, 1);
-	nvs_futex_wake((uint32_t *)&gpu->preempt_wanted, true);
+	nvs_preempt_wake(gpu);
 }
 
 void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)

@@ -23,6 +23,8 @@ struct nvs_preempt_ops {
 	 * they are as before. The call ends within seconds, whatever the driver does.
 	 */
 	bool (*channels)(const struct nvs_gpu *gpu, bool on);
+	/* Whether they are off, and nobody has asked for them to be on. */
+	bool (*off)(const struct nvs_gpu *gpu);
 };
 
 extern const struct nvs_preempt_ops nvs_preempt_ops;
@@ -32,6 +34,9 @@ extern const struct nvs_preempt_ops nvs_preempt_ops;
  * it is to be called again, if that is less.
  */
 void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next);
+
+/* Something has changed that decides whether channels are to be off. */
+void nvs_preempt_wake(struct nvs_gpu *gpu);
 
 /* The GPU has finished what a drain waited for. offs: gpu->offs when the drain began. The lock is held. */
 void nvs_preempt_learn(struct nvs_gpu *gpu, unsigned offs);
