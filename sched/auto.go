@@ -63,15 +63,16 @@ type auto struct {
 	short           int    // turns in it that were given back early while somebody waited
 	until           Time   // end of a trial of concurrent mode; 0: none
 
-	turnEnded  Time          // the latest
-	slicing    bool          // clients share by time slices
-	slicedFrom Time          // no slices before
-	left       string        // why not
-	measuredAt Time          // when turns began that measure tenants
-	backoff    time.Duration // the latest time for which slices were given up
-	worse      int           // windows, one after the other, in which slices gave less than turns
-	underfed   int           // windows, likewise, in which a tenant did not get its part, and did by turns
-	gaps       bool          // several beside a latency tenant leave the GPU idle in their turns
+	turnEnded  Time                 // the latest
+	slicing    bool                 // clients share by time slices
+	slicedFrom Time                 // no slices before
+	left       string               // why not
+	measuredAt Time                 // when turns began that measure tenants
+	backoff    time.Duration        // the latest time for which slices were given up
+	gaveUp     map[ClientID]float64 // calls per second alone of the clients for which they were
+	worse      int                  // windows, one after the other, in which slices gave less than turns
+	underfed   int                  // windows, likewise, in which a tenant did not get its part, and did by turns
+	gaps       bool                 // several beside a latency tenant leave the GPU idle in their turns
 	util       map[ClientID]samples
 }
 
@@ -185,7 +186,7 @@ func (c *GPU) lookAtMode() {
 		if window >= c.sliceWindow() {
 			c.lookAtSlices(window)
 		}
-	case window >= autoWindow && c.slices.why == "" && c.now >= a.slicedFrom && c.readyForSlices(window):
+	case window >= autoWindow && c.slices.why == "" && (c.now >= a.slicedFrom || c.othersNow()) && c.readyForSlices(window):
 		c.beginSlices()
 	case c.slices.why == reasonLatency:
 		idle, known := a.idle(window)

@@ -56,8 +56,8 @@
 // limit or a gang, and not several want turns beside a latency tenant. Then all gates are
 // open as in concurrent mode, and no message
 // goes with a slice. sliceway.go begins and ends that, and judges it every few seconds
-// by how fast clients get on (progress.go): the longest slice grows as long as nobody
-// gets less than with the driver's own (search.go), tenants with unequal parts have
+// by how fast clients get on (progress.go): the longest slice grows as long as clients
+// gain by that and none is harmed (search.go), tenants with unequal parts have
 // slices in that proportion (slices.go), and where turns gave more, clients take turns
 // again, for a time that doubles. What a tenant gets is billed as the time in turns that
 // the same calls would have taken.

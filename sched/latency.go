@@ -25,7 +25,7 @@ func latencyTenants() policy {
 			c.pauseOrResume()
 			for t := c.urgent.top(); t != nil && c.holdOff == 0; t = c.urgent.top() {
 				c.pauseOrResume() // the tenant may have become urgent just now
-				c.grant(t.queue.head)
+				c.grant(c.nearest(t))
 			}
 		},
 	}

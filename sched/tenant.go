@@ -332,9 +332,9 @@ func (c *GPU) review(t *tenant) {
 		to = aside
 	case t.capped, t.notBefore > c.now:
 		to = throttled
-	case t.share.Priority == Latency && !t.demoted && c.effective == Exclusive && !t.comesFromAway():
+	case t.share.Priority == Latency && !t.demoted && c.effective == Exclusive && !c.allAway(t):
 		to = urgent
-	case t.comesFromAway() && c.effective == Exclusive:
+	case c.allAway(t) && c.effective == Exclusive:
 		to = afar
 	default:
 		to = ready
