@@ -12,6 +12,7 @@
 #include "connection.h"
 #include "drain.h"
 #include "futex.h"
+#include "grant.h"
 #include "log.h"
 #include "preempt.h"
 #include "thread.h"
@@ -181,6 +182,6 @@ enum nvs_effect nvs_effect_look(struct nvs_gpu *gpu)
 	/* A helper that does not end has the channels for good, and nothing is cut any more. */
 	gpu->looking = helps(gpu);
 	nvs_unlock(&nvs_client_lock);
-	nvs_preempt_wake(gpu);
+	nvs_gpu_wake_preempter(gpu);
 	return seen;
 }

@@ -129,12 +129,6 @@ void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 		nvs_gpu_look_if_lost(gpu, now);
 }
 
-void nvs_preempt_wake(struct nvs_gpu *gpu)
-{
-	atomic_fetch_add(&gpu->preempt_wanted, 1);
-	nvs_futex_wake((uint32_t *)&gpu->preempt_wanted, true);
-}
-
 void nvs_preempt_learn(struct nvs_gpu *gpu, unsigned offs)
 {
 	unsigned cuts = atomic_load(&gpu->offs) - offs;

@@ -35,9 +35,6 @@ extern const struct nvs_preempt_ops nvs_preempt_ops;
  */
 void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next);
 
-/* Something has changed that decides whether channels are to be off. */
-void nvs_preempt_wake(struct nvs_gpu *gpu);
-
 /* The GPU has finished what a drain waited for. offs: gpu->offs when the drain began. The lock is held. */
 void nvs_preempt_learn(struct nvs_gpu *gpu, unsigned offs);
 
