@@ -22,6 +22,9 @@ import (
 
 const uuid = "GPU-1"
 
+// browserPatience is longer than a browser takes on any machine.
+const browserPatience = 8 * time.Minute
+
 func pod(name string) *api.Container {
 	return &api.Container{Id: name, Name: "main", Namespace: "ml", Pod: name}
 }
@@ -221,7 +224,7 @@ func TestPageInBrowser(t *testing.T) {
 	server := httptest.NewServer(s.Handler())
 	defer server.Close()
 	dir := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), browserPatience)
 	defer cancel()
 	args := []string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--user-data-dir=" + dir, "--window-size=1000,900", "--virtual-time-budget=3000"}
 	cmd := exec.CommandContext(ctx, browser, append(args, "--dump-dom", server.URL)...)
