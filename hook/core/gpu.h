@@ -52,6 +52,8 @@ struct nvs_gpu {
 	/* ---- turns; guarded by nvs_client_lock, but what is atomic ---- */
 	struct lease lease;
 	atomic_uint changed;     /* futex: the lease or the connection changed */
+	atomic_uint line;        /* futex: threads at the gate, but the one that looks out */
+	struct nvs_thread *lookout; /* see wait.c; NULL: none does */
 	atomic_bool used;
 	atomic_bool drain;       /* LEASE_ACT_DRAIN is to be done */
 	atomic_uint look;        /* enum nvs_look: what the drainer is to look for */
@@ -67,6 +69,11 @@ struct nvs_gpu {
 	atomic_uint preempt_wanted; /* futex of that thread */
 	bool cuttable;           /* the driver's controls work; of that thread alone */
 	bool off;                /* the channels are off */
+	bool switching;          /* they are being taken off, or put on */
+	bool looking;            /* effect.c has them; drains are not cut meanwhile */
+	atomic_uint effect;      /* futex of effect.c */
+	atomic_bool effective;   /* channels that were off were seen to stand still */
+	unsigned effect_looks;   /* for that; of the drainer thread alone */
 	atomic_uint offs;        /* how often they went off */
 	uint64_t on_ns;          /* when they were put on */
 	uint64_t uncut_ns;       /* closed_ns of a drain that can't be cut */

@@ -421,6 +421,7 @@ type StatusResponse struct {
 	// nobody arbitrates them.
 	Unmanaged     []*Unmanaged `protobuf:"bytes,11,rep,name=unmanaged,proto3" json:"unmanaged,omitempty"`
 	Settings      []*Setting   `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty"` // what tenants may have, as annotations and SetShare say
+	View          *View        `protobuf:"bytes,13,opt,name=view,proto3" json:"view,omitempty"`         // of an answer of the status socket, which says less; else absent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -539,6 +540,169 @@ func (x *StatusResponse) GetSettings() []*Setting {
 	return nil
 }
 
+func (x *StatusResponse) GetView() *View {
+	if x != nil {
+		return x.View
+	}
+	return nil
+}
+
+// View says for whom an answer of the status socket is. Clients, tenants, memory,
+// promises, settings, containers and problems in the answer are those of this tenant
+// only; of others the answer has numbers (GPU.others).
+type View struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id empty: a user's processes outside containers
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`            // of that user
+	Problems      uint32                 `protobuf:"varint,3,opt,name=problems,proto3" json:"problems,omitempty"`  // that concern others or the scheduler
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *View) Reset() {
+	*x = View{}
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *View) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*View) ProtoMessage() {}
+
+func (x *View) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use View.ProtoReflect.Descriptor instead.
+func (*View) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *View) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *View) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *View) GetProblems() uint32 {
+	if x != nil {
+		return x.Problems
+	}
+	return 0
+}
+
+// Others adds up what the tenants of a GPU have that an answer does not name.
+type Others struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenants       uint32                 `protobuf:"varint,1,opt,name=tenants,proto3" json:"tenants,omitempty"` // with processes on the GPU
+	Clients       uint32                 `protobuf:"varint,2,opt,name=clients,proto3" json:"clients,omitempty"`
+	Holding       uint32                 `protobuf:"varint,3,opt,name=holding,proto3" json:"holding,omitempty"`                            // clients
+	Waiting       uint32                 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`                            // clients
+	GotPermille   uint32                 `protobuf:"varint,5,opt,name=got_permille,json=gotPermille,proto3" json:"got_permille,omitempty"` // of the GPU's time, over the latest five seconds
+	CoreRequest   uint32                 `protobuf:"varint,6,opt,name=core_request,json=coreRequest,proto3" json:"core_request,omitempty"` // percent of the GPU's time that is promised to them
+	MemoryBytes   uint64                 `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // reserved
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Others) Reset() {
+	*x = Others{}
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Others) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Others) ProtoMessage() {}
+
+func (x *Others) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Others.ProtoReflect.Descriptor instead.
+func (*Others) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Others) GetTenants() uint32 {
+	if x != nil {
+		return x.Tenants
+	}
+	return 0
+}
+
+func (x *Others) GetClients() uint32 {
+	if x != nil {
+		return x.Clients
+	}
+	return 0
+}
+
+func (x *Others) GetHolding() uint32 {
+	if x != nil {
+		return x.Holding
+	}
+	return 0
+}
+
+func (x *Others) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *Others) GetGotPermille() uint32 {
+	if x != nil {
+		return x.GotPermille
+	}
+	return 0
+}
+
+func (x *Others) GetCoreRequest() uint32 {
+	if x != nil {
+		return x.CoreRequest
+	}
+	return 0
+}
+
+func (x *Others) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
 // Unmanaged is a process that uses a GPU and is no client.
 type Unmanaged struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -555,7 +719,7 @@ type Unmanaged struct {
 
 func (x *Unmanaged) Reset() {
 	*x = Unmanaged{}
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -567,7 +731,7 @@ func (x *Unmanaged) String() string {
 func (*Unmanaged) ProtoMessage() {}
 
 func (x *Unmanaged) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -580,7 +744,7 @@ func (x *Unmanaged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unmanaged.ProtoReflect.Descriptor instead.
 func (*Unmanaged) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Unmanaged) GetUuid() string {
@@ -648,7 +812,7 @@ type Setting struct {
 
 func (x *Setting) Reset() {
 	*x = Setting{}
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -660,7 +824,7 @@ func (x *Setting) String() string {
 func (*Setting) ProtoMessage() {}
 
 func (x *Setting) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -673,7 +837,7 @@ func (x *Setting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Setting.ProtoReflect.Descriptor instead.
 func (*Setting) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Setting) GetContainer() *Container {
@@ -731,7 +895,7 @@ type Piece struct {
 
 func (x *Piece) Reset() {
 	*x = Piece{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -743,7 +907,7 @@ func (x *Piece) String() string {
 func (*Piece) ProtoMessage() {}
 
 func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -756,7 +920,7 @@ func (x *Piece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Piece.ProtoReflect.Descriptor instead.
 func (*Piece) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Piece) GetId() uint64 {
@@ -818,13 +982,14 @@ type GPU struct {
 	Fault         string    `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`              // what the driver reported that ends all work on the GPU; empty: nothing
 	Held          uint32    `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
 	Preemptions   uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
+	Others        *Others   `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"`            // only where StatusResponse.view is set
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -836,7 +1001,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -849,7 +1014,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -1041,6 +1206,13 @@ func (x *GPU) GetPreemptions() uint64 {
 	return 0
 }
 
+func (x *GPU) GetOthers() *Others {
+	if x != nil {
+		return x.Others
+	}
+	return nil
+}
+
 // GPUModel is what the driver says of a GPU's kind, and of itself. Not known: empty.
 type GPUModel struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -1055,7 +1227,7 @@ type GPUModel struct {
 
 func (x *GPUModel) Reset() {
 	*x = GPUModel{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1239,7 @@ func (x *GPUModel) String() string {
 func (*GPUModel) ProtoMessage() {}
 
 func (x *GPUModel) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1252,7 @@ func (x *GPUModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUModel.ProtoReflect.Descriptor instead.
 func (*GPUModel) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GPUModel) GetBrand() string {
@@ -1146,7 +1318,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1330,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1343,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -1319,7 +1491,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1331,7 +1503,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1344,7 +1516,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1415,7 +1587,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1427,7 +1599,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1440,7 +1612,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Client) GetId() uint64 {
@@ -1711,7 +1883,7 @@ type Controls struct {
 
 func (x *Controls) Reset() {
 	*x = Controls{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1723,7 +1895,7 @@ func (x *Controls) String() string {
 func (*Controls) ProtoMessage() {}
 
 func (x *Controls) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1736,7 +1908,7 @@ func (x *Controls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Controls.ProtoReflect.Descriptor instead.
 func (*Controls) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Controls) GetSlices() string {
@@ -1794,7 +1966,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1806,7 +1978,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1819,7 +1991,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -1871,7 +2043,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +2055,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +2068,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Container) GetId() string {
@@ -1981,7 +2153,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +2165,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +2178,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -2065,7 +2237,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +2249,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +2262,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -2131,7 +2303,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2143,7 +2315,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2156,7 +2328,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DrainRequest) GetGpu() string {
@@ -2185,7 +2357,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2197,7 +2369,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2210,7 +2382,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DrainResponse) GetUuid() string {
@@ -2250,7 +2422,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2262,7 +2434,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2275,7 +2447,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -2303,7 +2475,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2487,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2500,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Change) GetUuid() string {
@@ -2401,7 +2573,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2413,7 +2585,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2426,7 +2598,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -2468,7 +2640,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2480,7 +2652,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2493,7 +2665,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -2532,7 +2704,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2716,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2729,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -2616,7 +2788,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2628,7 +2800,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2641,7 +2813,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2725,7 +2897,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2737,7 +2909,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2750,7 +2922,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2791,7 +2963,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2803,7 +2975,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2816,7 +2988,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -2882,7 +3054,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2894,7 +3066,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2907,7 +3079,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -2954,7 +3126,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2966,7 +3138,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2979,7 +3151,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -3044,7 +3216,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3056,7 +3228,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3069,7 +3241,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -3102,7 +3274,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3114,7 +3286,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3127,7 +3299,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -3145,7 +3317,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3329,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3170,7 +3342,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 type ReportPluginRequest struct {
@@ -3182,7 +3354,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3194,7 +3366,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3207,7 +3379,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -3225,7 +3397,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3237,7 +3409,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3250,7 +3422,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -3278,7 +3450,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3290,7 +3462,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3303,7 +3475,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -3425,7 +3597,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3609,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3622,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3500,7 +3672,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3512,7 +3684,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3525,7 +3697,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -3587,7 +3759,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3599,7 +3771,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3612,7 +3784,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3784,7 +3956,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"nvshare.v1\"D\n" +
 	"\rStatusRequest\x12\x1b\n" +
 	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xcd\x03\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xf3\x03\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -3800,7 +3972,20 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x05piece\x18\n" +
 	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\x123\n" +
 	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\x12/\n" +
-	"\bsettings\x18\f \x03(\v2\x13.nvshare.v1.SettingR\bsettings\"\xcb\x01\n" +
+	"\bsettings\x18\f \x03(\v2\x13.nvshare.v1.SettingR\bsettings\x12$\n" +
+	"\x04view\x18\r \x01(\v2\x10.nvshare.v1.ViewR\x04view\"i\n" +
+	"\x04View\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1a\n" +
+	"\bproblems\x18\x03 \x01(\rR\bproblems\"\xd9\x01\n" +
+	"\x06Others\x12\x18\n" +
+	"\atenants\x18\x01 \x01(\rR\atenants\x12\x18\n" +
+	"\aclients\x18\x02 \x01(\rR\aclients\x12\x18\n" +
+	"\aholding\x18\x03 \x01(\rR\aholding\x12\x18\n" +
+	"\awaiting\x18\x04 \x01(\rR\awaiting\x12!\n" +
+	"\fgot_permille\x18\x05 \x01(\rR\vgotPermille\x12!\n" +
+	"\fcore_request\x18\x06 \x01(\rR\vcoreRequest\x12!\n" +
+	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\"\xcb\x01\n" +
 	"\tUnmanaged\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
@@ -3820,7 +4005,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xef\x06\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\x9b\a\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -3852,7 +4037,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\adrained\x18\x19 \x01(\bR\adrained\x12\x14\n" +
 	"\x05fault\x18\x1a \x01(\tR\x05fault\x12\x12\n" +
 	"\x04held\x18\x1b \x01(\rR\x04held\x12 \n" +
-	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\"\xbd\x01\n" +
+	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12*\n" +
+	"\x06others\x18\x1e \x01(\v2\x12.nvshare.v1.OthersR\x06others\"\xbd\x01\n" +
 	"\bGPUModel\x12\x14\n" +
 	"\x05brand\x18\x01 \x01(\tR\x05brand\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12-\n" +
@@ -4197,7 +4383,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -4206,113 +4392,118 @@ var file_sched_api_control_proto_goTypes = []any{
 	(EventType)(0),                    // 4: nvshare.v1.EventType
 	(*StatusRequest)(nil),             // 5: nvshare.v1.StatusRequest
 	(*StatusResponse)(nil),            // 6: nvshare.v1.StatusResponse
-	(*Unmanaged)(nil),                 // 7: nvshare.v1.Unmanaged
-	(*Setting)(nil),                   // 8: nvshare.v1.Setting
-	(*Piece)(nil),                     // 9: nvshare.v1.Piece
-	(*GPU)(nil),                       // 10: nvshare.v1.GPU
-	(*GPUModel)(nil),                  // 11: nvshare.v1.GPUModel
-	(*Swap)(nil),                      // 12: nvshare.v1.Swap
-	(*Promise)(nil),                   // 13: nvshare.v1.Promise
-	(*Client)(nil),                    // 14: nvshare.v1.Client
-	(*Controls)(nil),                  // 15: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 16: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 17: nvshare.v1.Container
-	(*Share)(nil),                     // 18: nvshare.v1.Share
-	(*SetRequest)(nil),                // 19: nvshare.v1.SetRequest
-	(*DrainRequest)(nil),              // 20: nvshare.v1.DrainRequest
-	(*DrainResponse)(nil),             // 21: nvshare.v1.DrainResponse
-	(*SetResponse)(nil),               // 22: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 23: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 24: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 25: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 26: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 27: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 28: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 29: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 30: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 31: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 32: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 33: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 34: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 35: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 36: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 37: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 38: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 39: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 40: nvshare.v1.Event
+	(*View)(nil),                      // 7: nvshare.v1.View
+	(*Others)(nil),                    // 8: nvshare.v1.Others
+	(*Unmanaged)(nil),                 // 9: nvshare.v1.Unmanaged
+	(*Setting)(nil),                   // 10: nvshare.v1.Setting
+	(*Piece)(nil),                     // 11: nvshare.v1.Piece
+	(*GPU)(nil),                       // 12: nvshare.v1.GPU
+	(*GPUModel)(nil),                  // 13: nvshare.v1.GPUModel
+	(*Swap)(nil),                      // 14: nvshare.v1.Swap
+	(*Promise)(nil),                   // 15: nvshare.v1.Promise
+	(*Client)(nil),                    // 16: nvshare.v1.Client
+	(*Controls)(nil),                  // 17: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 18: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 19: nvshare.v1.Container
+	(*Share)(nil),                     // 20: nvshare.v1.Share
+	(*SetRequest)(nil),                // 21: nvshare.v1.SetRequest
+	(*DrainRequest)(nil),              // 22: nvshare.v1.DrainRequest
+	(*DrainResponse)(nil),             // 23: nvshare.v1.DrainResponse
+	(*SetResponse)(nil),               // 24: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 25: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 26: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 27: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 28: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 29: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 30: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 31: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 32: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 33: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 34: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 35: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 36: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 37: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 38: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 39: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 40: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 41: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 42: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	10, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	17, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	9,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
-	7,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
-	8,  // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
-	17, // 5: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	17, // 6: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	18, // 7: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
-	0,  // 8: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	14, // 9: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	16, // 10: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	0,  // 11: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	37, // 12: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	13, // 13: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	12, // 14: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	11, // 15: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
-	17, // 16: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	17, // 17: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 18: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 19: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	15, // 20: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	17, // 21: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	18, // 22: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 23: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 24: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 25: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	23, // 26: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 27: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 28: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	17, // 29: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	26, // 30: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 31: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 32: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	17, // 33: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	29, // 34: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	18, // 35: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	18, // 36: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	17, // 37: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	31, // 38: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	17, // 39: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	17, // 40: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	29, // 41: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	17, // 42: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	18, // 43: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	4,  // 44: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	40, // 45: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 46: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	17, // 47: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 48: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	19, // 49: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	20, // 50: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	24, // 51: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	27, // 52: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	30, // 53: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	33, // 54: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	35, // 55: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	38, // 56: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 57: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	22, // 58: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	21, // 59: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	25, // 60: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	28, // 61: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	32, // 62: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	34, // 63: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	36, // 64: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	39, // 65: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	57, // [57:66] is the sub-list for method output_type
-	48, // [48:57] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	12, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	19, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	11, // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	9,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
+	10, // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
+	7,  // 5: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
+	19, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
+	19, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	19, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	20, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	0,  // 10: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
+	16, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	18, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 13: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	39, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	15, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	14, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	13, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
+	8,  // 18: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
+	19, // 19: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	19, // 20: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 21: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 22: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	17, // 23: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	19, // 24: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	20, // 25: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 26: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 27: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 28: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	25, // 29: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 30: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 31: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	19, // 32: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	28, // 33: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 34: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 35: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	19, // 36: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	31, // 37: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	20, // 38: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	20, // 39: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	19, // 40: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	33, // 41: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	19, // 42: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	19, // 43: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	31, // 44: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	19, // 45: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	20, // 46: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	4,  // 47: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	42, // 48: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 49: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	19, // 50: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 51: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	21, // 52: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	22, // 53: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	26, // 54: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	29, // 55: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	32, // 56: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	35, // 57: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	37, // 58: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	40, // 59: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 60: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	24, // 61: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	23, // 62: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	27, // 63: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	30, // 64: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	34, // 65: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	36, // 66: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	38, // 67: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	41, // 68: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	60, // [60:69] is the sub-list for method output_type
+	51, // [51:60] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -4320,15 +4511,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[19].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[22].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[21].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[24].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   36,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -13,12 +13,19 @@
 
 static struct sim_stream *per_thread_stream(struct sim_ctx *c)
 {
+	static _Thread_local struct sim_stream *last; /* of a process with many threads the list is long */
+	static _Thread_local unsigned long long last_ctx;
 	uint64_t me = thread_id();
 	struct sim_stream *s;
 
-	for (s = c->per_thread; s; s = s->next)
-		if (s->thread == me)
-			return s;
+	if (last_ctx == c->id)
+		return last;
+	for (s = c->per_thread; s && s->thread != me; s = s->next)
+		;
+	last = s;
+	last_ctx = s ? c->id : 0;
+	if (s)
+		return s;
 	s = obj_new(M_STREAM, sizeof *s);
 	if (s) {
 		s->ctx = c;
@@ -434,8 +441,15 @@ CUresult cuEventRecordWithFlags(CUevent e, CUstream h, unsigned flags)
 		e->capture = 0;
 		e->recorded = 1;
 		e->at = s->is_legacy ? stream_deps(s) : s->tail;
-		if (sim_clock(e->at.time.clock) >= e->at.time.ns)
-			e->at.time = point_now().time;
+		if (sim_clock(e->at.time.clock) >= e->at.time.ns) {
+			uint32_t times_on;
+			uint64_t start;
+
+			/* It is the channels that tell of an event. */
+			e->at.time = sim_is_off(s->ctx->gpu, &times_on)
+				? sim_submit(s->ctx->gpu, SIM_COMPUTE, SIM_KERNEL, e->at.time, 1, &start)
+				: point_now().time;
+		}
 	}
 	UNLOCK_RETURN();
 }
