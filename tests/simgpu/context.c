@@ -148,11 +148,11 @@ void simgpu_fail(void)
 
 CUresult ctx_failed(const struct sim_ctx *c)
 {
+	CUresult own = c ? __atomic_load_n(&c->fault, __ATOMIC_ACQUIRE) : CUDA_SUCCESS;
+
 	if (__atomic_load_n(&failed, __ATOMIC_ACQUIRE))
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
-	if (mps_lost())
-		return CUDA_ERROR_MPS_RPC_FAILURE;
-	return c ? __atomic_load_n(&c->fault, __ATOMIC_ACQUIRE) : CUDA_SUCCESS;
+	return own || !mps_lost() ? own : CUDA_ERROR_MPS_RPC_FAILURE;
 }
 
 int drv_closed(void)
