@@ -13,11 +13,12 @@ import (
 
 // GPU is one GPU of this node.
 type GPU struct {
-	Index       int      // position in NVML's order, which is that of the PCI bus
-	UUID        string   // "GPU-…": the identity of the GPU everywhere
-	Name        string   // model
-	MemoryBytes uint64   // 0 where the lister cannot know it
-	PCIBusID    string   // "0000:17:00.0", "" if simulated without one
+	Index       int    // position in NVML's order, which is that of the PCI bus
+	UUID        string // "GPU-…": the identity of the GPU everywhere
+	Name        string // model
+	MemoryBytes uint64 // 0 where the lister cannot know it
+	PCIBusID    string // "0000:17:00.0", "" if simulated without one
+	Model       Model
 	Minor       int      // N of /dev/nvidiaN
 	DeviceNodes []string // device nodes of this GPU alone; none if simulated
 	// Instances are its MIG devices. A GPU in MIG mode can be used through them

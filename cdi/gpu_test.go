@@ -15,9 +15,10 @@ import (
 
 func TestProcFSListsInBusOrder(t *testing.T) {
 	got, err := ProcFS{Root: fakeHost(t)}.List(context.Background())
+	driver := Model{DriverVersion: "580.159.04"}
 	want := []GPU{
-		{Index: 0, UUID: uuidA, Name: "NVIDIA H200", PCIBusID: "0000:17:00.0", Minor: 1, DeviceNodes: []string{"/dev/nvidia1"}},
-		{Index: 1, UUID: uuidB, Name: "NVIDIA H200", PCIBusID: "0000:9b:00.0", Minor: 0, DeviceNodes: []string{"/dev/nvidia0"}},
+		{Index: 0, UUID: uuidA, Name: "NVIDIA H200", PCIBusID: "0000:17:00.0", Model: driver, Minor: 1, DeviceNodes: []string{"/dev/nvidia1"}},
+		{Index: 1, UUID: uuidB, Name: "NVIDIA H200", PCIBusID: "0000:9b:00.0", Model: driver, Minor: 0, DeviceNodes: []string{"/dev/nvidia0"}},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
@@ -111,7 +112,10 @@ func TestSimulatedThroughNVML(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range got {
-		got[i].PCIBusID = ""
+		if want := (Model{Architecture: "Hopper", ComputeCapability: "9.0", DriverVersion: "580.0.0-simgpu", CUDAVersion: "13.0"}); got[i].Model != want {
+			t.Errorf("GPU %d is a %+v, want %+v", i, got[i].Model, want)
+		}
+		got[i].PCIBusID, got[i].Model = "", Model{}
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("through NVML %+v\nfrom the configuration %+v", got, want)

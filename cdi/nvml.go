@@ -96,6 +96,7 @@ func listNVML(lib nvml.Interface, has func(symbol string) bool) ([]GPU, error) {
 	if ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("count GPUs through NVML: %v", ret)
 	}
+	driver := versionsNVML(lib, has)
 	var gpus []GPU
 	for i := range count {
 		dev, ret := lib.DeviceGetHandleByIndex(i)
@@ -119,6 +120,7 @@ func listNVML(lib nvml.Interface, has func(symbol string) bool) ([]GPU, error) {
 				gpu.PCIBusID = busID(cString(pci.BusId[:]))
 			}
 		}
+		gpu.Model = modelNVML(driver, dev, has)
 		if has("nvmlDeviceGetMinorNumber") {
 			if gpu.Minor, ret = dev.GetMinorNumber(); ret != nvml.SUCCESS {
 				return nil, fmt.Errorf("read the device minor of GPU %s through NVML: %v", gpu.UUID, ret)

@@ -24,11 +24,14 @@ func TestMIGDevicesThroughNVML(t *testing.T) {
 	}
 	whole := func(uuid string, minor int, parts map[int]*mock.Device) *mock.Device {
 		return &mock.Device{
-			GetUUIDFunc:        func() (string, nvml.Return) { return uuid, nvml.SUCCESS },
-			GetNameFunc:        func() (string, nvml.Return) { return "NVIDIA H200", nvml.SUCCESS },
-			GetMemoryInfoFunc:  func() (nvml.Memory, nvml.Return) { return nvml.Memory{Total: 141 << 30}, nvml.SUCCESS },
-			GetPciInfoFunc:     func() (nvml.PciInfo, nvml.Return) { return nvml.PciInfo{}, nvml.ERROR_UNKNOWN },
-			GetMinorNumberFunc: func() (int, nvml.Return) { return minor, nvml.SUCCESS },
+			GetUUIDFunc:                  func() (string, nvml.Return) { return uuid, nvml.SUCCESS },
+			GetNameFunc:                  func() (string, nvml.Return) { return "NVIDIA H200", nvml.SUCCESS },
+			GetMemoryInfoFunc:            func() (nvml.Memory, nvml.Return) { return nvml.Memory{Total: 141 << 30}, nvml.SUCCESS },
+			GetPciInfoFunc:               func() (nvml.PciInfo, nvml.Return) { return nvml.PciInfo{}, nvml.ERROR_UNKNOWN },
+			GetBrandFunc:                 func() (nvml.BrandType, nvml.Return) { return nvml.BRAND_NVIDIA, nvml.SUCCESS },
+			GetArchitectureFunc:          func() (nvml.DeviceArchitecture, nvml.Return) { return nvml.DEVICE_ARCH_HOPPER, nvml.SUCCESS },
+			GetCudaComputeCapabilityFunc: func() (int, int, nvml.Return) { return 9, 0, nvml.SUCCESS },
+			GetMinorNumberFunc:           func() (int, nvml.Return) { return minor, nvml.SUCCESS },
 			GetMaxMigDeviceCountFunc: func() (int, nvml.Return) {
 				if parts == nil {
 					return 0, nvml.ERROR_NOT_SUPPORTED
@@ -45,8 +48,10 @@ func TestMIGDevicesThroughNVML(t *testing.T) {
 	}
 	devices := []*mock.Device{whole(uuidA, 1, map[int]*mock.Device{0: part("MIG-a", 9), 3: part("MIG-b", 13)}), whole(uuidB, 0, nil)}
 	lib := &mock.Interface{
-		DeviceGetCountFunc:         func() (int, nvml.Return) { return len(devices), nvml.SUCCESS },
-		DeviceGetHandleByIndexFunc: func(i int) (nvml.Device, nvml.Return) { return devices[i], nvml.SUCCESS },
+		DeviceGetCountFunc:             func() (int, nvml.Return) { return len(devices), nvml.SUCCESS },
+		SystemGetDriverVersionFunc:     func() (string, nvml.Return) { return "580.95.05", nvml.SUCCESS },
+		SystemGetCudaDriverVersionFunc: func() (int, nvml.Return) { return 13010, nvml.SUCCESS },
+		DeviceGetHandleByIndexFunc:     func(i int) (nvml.Device, nvml.Return) { return devices[i], nvml.SUCCESS },
 	}
 	gpus, err := listNVML(lib, func(string) bool { return true })
 	if err != nil || len(gpus) != 2 || len(gpus[0].Instances) != 2 || len(gpus[1].Instances) != 0 {
@@ -54,6 +59,9 @@ func TestMIGDevicesThroughNVML(t *testing.T) {
 	}
 	if in := gpus[0].Instances[1]; in.UUID != "MIG-b" || in.Name(gpus[0]) != "0:3" || in.GPUInstance != 13 || in.MemoryBytes != 20<<30 {
 		t.Errorf("the second MIG device is %+v", in)
+	}
+	if want := (Model{"Nvidia", "Hopper", "9.0", "580.95.05", "13.1"}); gpus[0].Model != want {
+		t.Errorf("the GPU is a %+v, want %+v", gpus[0].Model, want)
 	}
 	// Drivers from before MIG lack the functions, and calling one would end the program.
 	gpus, err = listNVML(lib, func(symbol string) bool { return symbol != "nvmlDeviceGetMigDeviceHandleByIndex" })

@@ -53,6 +53,7 @@ func (p ProcFS) List(context.Context) ([]GPU, error) {
 		if gpu.PCIBusID == "" {
 			gpu.PCIBusID = e.Name()
 		}
+		gpu.Model.DriverVersion = host(p.Root).moduleVersion()
 		if gpu.Instances, err = host(p.Root).instances(gpu.Minor); err != nil {
 			return nil, fmt.Errorf("list the MIG devices of GPU %s: %w", gpu.UUID, err)
 		}

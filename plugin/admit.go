@@ -99,7 +99,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 	at := make(map[string]*placement.Device, len(devices))
 	for i := range devices {
 		d := &devices[i]
-		d.Memory = cmp.Or(d.Memory, cs.memory[d.UUID]) * cs.percent / 100
+		d.Memory = cmp.Or(d.Memory, cs.gpus[d.UUID].Memory) * cs.percent / 100
 		at[d.UUID] = d
 	}
 	old := func(o Container) bool { return o.ID == except.ID || o.sameAs(except) }

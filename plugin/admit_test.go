@@ -429,8 +429,8 @@ func TestPlacementByTheSchedulersWord(t *testing.T) {
 	}
 	p.remove("b")
 	p.containers.learn(State{
-		IDs:    []string{"id-a"},
-		Memory: map[string]uint64{gpuID(0): 16 * gib, gpuID(1): 8 * gib},
+		IDs:  []string{"id-a"},
+		GPUs: map[string]GPUState{gpuID(0): {Memory: 16 * gib}, gpuID(1): {Memory: 8 * gib}},
 		Promises: []Promise{
 			{ID: "id-a", Who: "ml/a/main", UUID: gpuID(0), Memory: 6 * gib},
 			{Who: "user 1000", UUID: gpuID(1), Memory: 3 * gib, Percent: 20},

@@ -71,7 +71,7 @@ type Containers struct {
 	complete bool                 // want holds all containers that exist
 	ended    map[string]Container // that the runtime may start again: see admit
 	promises []Promise            // of the scheduler's latest State
-	memory   map[string]uint64    // bytes of GPUs by UUID, of the scheduler's latest State
+	gpus     map[string]GPUState  // by UUID, of the scheduler's latest State
 	percent  uint64               // of each GPU's memory that may be promised
 	live     livePods
 	claims   Claims // nil: pods ask by annotations
@@ -84,11 +84,11 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 	return cs
 }
 
-// Memory returns the bytes of a GPU, as the scheduler knows them; 0: it does not.
-func (cs *Containers) Memory(uuid string) uint64 {
+// GPU returns what the scheduler knows of a GPU.
+func (cs *Containers) GPU(uuid string) GPUState {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	return cs.memory[uuid]
+	return cs.gpus[uuid]
 }
 
 // Remove forgets a container; an unknown one is no error.

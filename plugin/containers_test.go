@@ -46,7 +46,7 @@ type fakeScheduler struct {
 	life     int // counts restarts: connections of an earlier life fail
 	known    map[string]Container
 	promises []Promise
-	memory   map[string]uint64
+	gpus     map[string]GPUState
 	calls    int
 	changed  chan struct{} // closed at the next change
 }
@@ -129,7 +129,7 @@ func (c *fakeConn) Report(context.Context, []string) error { return nil }
 
 func (c *fakeConn) State(ctx context.Context) (k State, err error) {
 	err = c.call(ctx, func() {
-		k = State{slices.Collect(maps.Keys(c.known)), slices.Clone(c.promises), maps.Clone(c.memory)}
+		k = State{slices.Collect(maps.Keys(c.known)), slices.Clone(c.promises), maps.Clone(c.gpus)}
 	})
 	return k, err
 }

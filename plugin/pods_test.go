@@ -208,7 +208,7 @@ func TestLiveMemoryIsPromised(t *testing.T) {
 		if c.created == "" {
 			delete(s.pod.Annotations, MemoryLimitAnnotation)
 		}
-		s.containers.learn(State{Memory: map[string]uint64{known[2]: 16 << 30, uuid: 1 << 30}})
+		s.containers.learn(State{GPUs: map[string]GPUState{known[2]: {Memory: 16 << 30}, uuid: {Memory: 1 << 30}}})
 		s.containers.add(Container{ID: "o", Name: "main", Namespace: "ml", Pod: "b", PodUID: "b", Terms: sched.Terms{MemoryLimit: 6 << 30}, GPUs: known[2]})
 		s.mustCreate("main", "1")
 		refused := ""

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/cdi"
 )
 
 // Scheduler is a connection to the scheduler. Its calls get a context that ends
@@ -23,10 +25,25 @@ type Scheduler interface {
 
 // State is what the plugin asks the scheduler for.
 type State struct {
-	IDs      []string          // of the containers that are described
-	Promises []Promise         // who is promised a part of which GPU
-	Memory   map[string]uint64 // bytes of GPUs, by UUID
+	IDs      []string            // of the containers that are described
+	Promises []Promise           // who is promised a part of which GPU
+	GPUs     map[string]GPUState // by UUID
 }
+
+// GPUState is what the scheduler knows of a GPU.
+type GPUState struct {
+	Memory  uint64 // bytes; 0: not known
+	Sharing string // SharedBy…; "": not known
+	Swap    bool   // memory is swapped
+	Model   cdi.Model
+}
+
+// How tenants share a GPU. A scheduler that chooses shares by slices where it can.
+const (
+	SharedByTurns   = "turns"
+	SharedBySlices  = "slices"
+	SharedByOverlap = "overlap" // all at the same time
+)
 
 // Promise is a part of a GPU that somebody was promised.
 type Promise struct {
@@ -53,8 +70,8 @@ func (cs *Containers) learn(s State) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.promises = s.Promises
-	if len(s.Memory) > 0 { // else it has just been started, or is an older one
-		cs.memory = s.Memory
+	if len(s.GPUs) > 0 { // else it has just been started
+		cs.gpus = s.GPUs
 	}
 }
 

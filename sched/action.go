@@ -45,6 +45,7 @@ type Grant struct {
 	Waited     time.Duration // since its request
 	Concurrent bool          // others may hold the GPU at the same time
 	Latency    bool          // it is let in beside others, and goes when it is idle
+	Beside     bool          // it is let in beside others, and stays: their time slices are short
 	Moving     bool          // it has to move memory onto the GPU first; its turn begins with Ready
 }
 
@@ -223,6 +224,9 @@ func (a Grant) String() string {
 	}
 	if a.Latency {
 		s += " latency"
+	}
+	if a.Beside {
+		s += " beside"
 	}
 	if a.Moving {
 		s += " moving"

@@ -31,7 +31,7 @@ const (
 	reasonSlices  = "by time slices: all clients can be sliced, and their memory fits"
 	reasonLimit   = "a tenant has a core limit, which turns hold exactly"
 	reasonGang    = "a gang is granted together, which takes turns"
-	reasonLatency = "a latency tenant beside several others: they take turns, with short slices"
+	reasonLatency = "a latency tenant beside several others: it runs beside them, and they take turns"
 	reasonMore    = "tenants get more by turns than by slices"
 	reasonParts   = "tenants do not get their parts by slices"
 	reasonMeasure = "turns measure what each tenant gets alone"
@@ -63,14 +63,16 @@ type auto struct {
 	short           int    // turns in it that were given back early while somebody waited
 	until           Time   // end of a trial of concurrent mode; 0: none
 
-	turnEnded  Time          // the latest
-	slicing    bool          // clients share by time slices
-	slicedFrom Time          // no slices before
-	left       string        // why not
-	measuredAt Time          // when turns began that measure tenants
-	backoff    time.Duration // the latest time for which slices were given up
-	worse      int           // windows, one after the other, in which slices gave less than turns
-	underfed   int           // windows, likewise, in which a tenant did not get its part, and did by turns
+	turnEnded  Time                 // the latest
+	slicing    bool                 // clients share by time slices
+	slicedFrom Time                 // no slices before
+	left       string               // why not
+	measuredAt Time                 // when turns began that measure tenants
+	backoff    time.Duration        // the latest time for which slices were given up
+	gaveUp     map[ClientID]float64 // calls per second alone of the clients for which they were
+	worse      int                  // windows, one after the other, in which slices gave less than turns
+	underfed   int                  // windows, likewise, in which a tenant did not get its part, and did by turns
+	gaps       bool                 // several beside a latency tenant leave the GPU idle in their turns
 	util       map[ClientID]samples
 }
 
@@ -92,7 +94,14 @@ func (c *GPU) utilization(ev Utilization) {
 	if a.util == nil {
 		a.util = map[ClientID]samples{}
 	}
-	c.clients[ev.Client].progress.report(c.now, ev, c.effective == Exclusive)
+	cl := c.clients[ev.Client]
+	if cl.in != &c.beside {
+		cl.progress.report(c.now, ev, c.effective == Exclusive)
+	}
+	if cl.tenant.share.Priority == Latency {
+		c.noteUse(cl.tenant, ev)
+		return // what it leaves to others says nothing of turns
+	}
 	s := a.util[ev.Client]
 	s.n += ev.Samples
 	s.busy += min(ev.Busy, ev.Samples)
@@ -158,7 +167,9 @@ func (c *GPU) lookAtMode() {
 	}
 	window := c.now.Sub(a.since)
 	if c.slices.stale || c.now.Sub(c.slices.lookedAt) >= autoWindow {
-		c.slices.why, c.slices.lookedAt = c.whyTurns(), c.now
+		c.slices.crowded, c.slices.lookedAt = c.crowded(), c.now
+		a.gaps = a.gaps && c.slices.crowded
+		c.slices.why = c.whyTurns()
 	}
 	busy, shares := reasonTurns, reasonShares
 	if c.now < a.slicedFrom {
@@ -175,8 +186,16 @@ func (c *GPU) lookAtMode() {
 		if window >= c.sliceWindow() {
 			c.lookAtSlices(window)
 		}
-	case window >= autoWindow && c.slices.why == "" && c.now >= a.slicedFrom && c.readyForSlices(window):
+	case window >= autoWindow && c.slices.why == "" && (c.now >= a.slicedFrom || c.othersNow()) && c.readyForSlices(window):
 		c.beginSlices()
+	case c.slices.why == reasonLatency:
+		idle, known := a.idle(window)
+		if window < autoWindow || !known && window < staleWindow && a.reason == reasonLatency {
+			return
+		}
+		a.gaps = known && idle > idleInTurns && c.now >= a.slicedFrom
+		c.slices.why = c.whyTurns()
+		exclusive(reasonLatency)
 	case c.special > 0:
 		if a.reason != shares || window >= staleWindow {
 			exclusive(shares)

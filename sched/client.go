@@ -144,7 +144,7 @@ func (c *GPU) adoptable(g *grant) bool {
 // the tenant's share alone says whether it is a latency grant.
 func (c *GPU) adoptedAs(g *grant) grantKind {
 	t := g.client.tenant
-	if c.effective == Exclusive && (g.kind == latencyGrant || t.share.Priority == Latency && !t.demoted) {
+	if c.effective == Exclusive && (g.kind != turnGrant || t.share.Priority == Latency && !t.demoted) {
 		return latencyGrant
 	}
 	return turnGrant

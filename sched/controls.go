@@ -84,7 +84,6 @@ func (c *GPU) notSliceable(cl *client) string {
 
 // whyTurns says why clients cannot share the GPU by time slices; "": they can.
 func (c *GPU) whyTurns() string {
-	batch, latency := 0, false
 	for _, cl := range c.inOrder() {
 		t := cl.tenant
 		switch {
@@ -94,19 +93,14 @@ func (c *GPU) whyTurns() string {
 			return reasonLimit
 		case t.seat != nil:
 			return reasonGang
-		case t.share.Priority == Latency:
-			latency = true
-		case cl.wanted:
-			batch++
-		}
-		if !cl.wanted {
+		case !cl.wanted:
 			continue
 		}
 		if why := c.notSliceable(cl); why != "" {
 			return fmt.Sprintf("client %d cannot be sliced: %s", cl.id, why)
 		}
 	}
-	if latency && batch > 1 {
+	if c.slices.crowded && !c.auto.gaps {
 		return reasonLatency
 	}
 	return ""

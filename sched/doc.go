@@ -45,17 +45,18 @@
 // # Policies
 //
 // Who is granted, and when a grant is asked back, is decided by policies, one file
-// each: grace.go, auto.go, limits.go, conduct.go (gangs), latency.go, slices.go,
+// each: grace.go, auto.go, limits.go, conduct.go (gangs), beside.go, latency.go,
+// slices.go,
 // moving.go, turns.go, together.go. policy.go says what a policy is and lists them.
 //
 // # Time slices
 //
 // In mode Auto, clients share the GPU by its own time slices where all of them have
-// proved that their slices can be set (controls.go), all memory fits, and nobody has a
-// core limit or a gang. Then all gates are open as in concurrent mode, and no message
+// proved that their slices can be set (controls.go), all memory fits, nobody has a core
+// limit or a gang, and not several want turns beside a latency tenant. Then all gates are open as in concurrent mode, and no message
 // goes with a slice. sliceway.go begins and ends that, and judges it every few seconds
-// by how fast clients get on (progress.go): the longest slice grows as long as nobody
-// gets less than with the driver's own (search.go), tenants with unequal parts have
+// by how fast clients get on (progress.go): the longest slice grows as long as clients
+// gain by that and none is harmed (search.go), tenants with unequal parts have
 // slices in that proportion (slices.go), and where turns gave more, clients take turns
 // again, for a time that doubles. What a tenant gets is billed as the time in turns that
 // the same calls would have taken.
@@ -83,8 +84,10 @@
 // is the limit's part of 100 ms. What a drain uses beyond that is a debt, and is paid
 // back in full.
 //
-// A latency tenant (Share.Priority) is granted at once. The holder's gate is shut
-// meanwhile, without a revoke (Pause, Resume); the work that it submitted goes on.
+// A latency tenant (Share.Priority) is granted at once. Where the time slices of all others
+// can be set, in mode Auto, these are short, its gate stays open, and nothing changes for the
+// holder (beside.go). Else the holder's gate is shut meanwhile, without a revoke (Pause,
+// Resume); the work that it submitted goes on.
 // That is for tenants that want the GPU briefly: one that keeps others out for more
 // than half of the time takes turns like everybody, until it has been away for as
 // long.
@@ -109,7 +112,7 @@
 //
 // In exclusive mode no grant is given to a batch tenant or a gang while another
 // client holds, drains or is lost; only a fence ends that without the client. Only
-// latency grants are given beside it. Every client that waits gets its grant within
+// grants of latency tenants are given beside it. Every client that waits gets its grant within
 // the turns and grace periods of those ahead of it, and twice the time for which they
 // move memory, with a minute at most after each in which nobody else moves; unless
 // the limit of its own tenant keeps it waiting. A holder without a limit is not

@@ -56,7 +56,8 @@ type GPU struct {
 	queues
 	grants
 	transfers
-	pool latencyPool
+	pool    latencyPool
+	besides besides
 	notices
 	records
 	counters Counters
@@ -239,7 +240,7 @@ func (c *GPU) Next() ClientID {
 		return c.next.id
 	}
 	if t := c.upNext(); t != nil && t.seat == nil {
-		return t.queue.head.id
+		return c.nextOf(t).id
 	}
 	return 0
 }

@@ -29,6 +29,7 @@ type grantKind uint8
 const (
 	turnGrant    grantKind = iota // the GPU, in its turn; in concurrent mode and by time slices, the GPU together with the others
 	latencyGrant                  // given to a latency tenant beside others, whose gates are shut
+	besideGrant                   // given to a latency tenant beside others, whose time slices are short; see beside.go
 )
 
 // grant is the permission of one client to submit work, from the moment in which
@@ -55,8 +56,9 @@ type grant struct {
 type grants struct {
 	open         list // gate open or paused, in the order of their grants
 	latency      list // the same, of latency grants
+	beside       list // the same, of beside grants
 	closing      list // draining or lost, the earliest end of grace first
-	closingBatch int  // of closing, those that are not latency grants
+	closingBatch int  // of closing, those that are turns
 	fenced       int  // grants that are fenced, and not released yet
 	keptOut      bool // latency grants keep batch tenants from the GPU
 
@@ -87,6 +89,8 @@ func (gs *grants) listOf(state grantState, kind grantKind) *list {
 		return nil
 	case kind == latencyGrant:
 		return &gs.latency
+	case kind == besideGrant:
+		return &gs.beside
 	}
 	return &gs.open
 }
@@ -152,6 +156,8 @@ func (c *GPU) count(g *grant, n int) {
 		c.fenced += n
 	case g.closes():
 		t.closing += n
+	case g.state == granted && g.kind == besideGrant:
+		t.beside += n
 	case g.state == granted && !g.move.on:
 		t.open += n
 	}

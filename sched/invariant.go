@@ -13,7 +13,7 @@ func (c *GPU) Check() error {
 	for _, l := range []struct {
 		name string
 		list *list
-	}{{"open", &c.open}, {"latency", &c.latency}, {"closing", &c.closing}} {
+	}{{"open", &c.open}, {"latency", &c.latency}, {"beside", &c.beside}, {"closing", &c.closing}} {
 		if err := c.checkList(l.name, l.list); err != nil {
 			return err
 		}
@@ -41,8 +41,10 @@ func (c *GPU) Check() error {
 	switch {
 	case connected != c.connected:
 		return fmt.Errorf("%d clients are connected, counted %d", connected, c.connected)
-	case listed != c.open.n+c.latency.n+c.closing.n:
-		return fmt.Errorf("%d clients are in a list, lists hold %d", listed, c.open.n+c.latency.n+c.closing.n)
+	case listed != c.open.n+c.latency.n+c.beside.n+c.closing.n:
+		return fmt.Errorf("%d clients are in a list, lists hold %d", listed, c.open.n+c.latency.n+c.beside.n+c.closing.n)
+	case c.beside.n > 0 && !c.besideAllowed():
+		return fmt.Errorf("%d clients run beside others, whose time slices are not short", c.beside.n)
 	case closingBatch != c.closingBatch:
 		return fmt.Errorf("%d batch grants are closing, counted %d", closingBatch, c.closingBatch)
 	case c.effective != Exclusive && c.effective != Concurrent, c.mode != Auto && c.mode != c.effective && !(c.mode == Concurrent && c.auto.overfull()):
@@ -88,7 +90,7 @@ func (c *GPU) checkList(name string, l *list) error {
 			return fmt.Errorf("%s has client %d, which is unknown", name, cl.id)
 		case l == &c.closing && prev != nil && prev.grant.graceFrom > cl.grant.graceFrom:
 			return fmt.Errorf("client %d drains behind client %d, whose grace ends later", cl.id, prev.id)
-		case l != &c.open && l != &c.latency && l != &c.closing && prev != nil && prev.seq >= cl.seq:
+		case l != &c.open && l != &c.latency && l != &c.beside && l != &c.closing && prev != nil && prev.seq >= cl.seq:
 			return fmt.Errorf("client %d waits behind client %d, which came later", cl.id, prev.id)
 		}
 		prev = cl
@@ -130,9 +132,11 @@ func (c *GPU) checkGrant(cl *client, g *grant) error {
 		return fmt.Errorf("is not in the list of its grant: %+v", *g)
 	case (g.holds() && !cl.connected) || (g.state == lost && cl.connected):
 		return fmt.Errorf("holds or lost its connection, which is there: %t: %+v", cl.connected, *g)
-	case g.state == paused && (g.kind == latencyGrant || c.effective != Exclusive):
+	case g.state == paused && (g.kind != turnGrant || c.effective != Exclusive):
 		return fmt.Errorf("is paused in %v mode: %+v", c.effective, *g)
-	case g.move.on && (!g.holds() || g.kind == latencyGrant) || g.move.on != slices.Contains(c.moves, g):
+	case g.kind == besideGrant && g.holds() && !c.mayBeBeside(cl.tenant):
+		return fmt.Errorf("runs beside others and may not: %+v", *g)
+	case g.move.on && (!g.holds() || g.kind != turnGrant) || g.move.on != slices.Contains(c.moves, g):
 		return fmt.Errorf("moves memory: %+v", *g)
 	case !g.revoked() && g.epoch > c.epoch:
 		return fmt.Errorf("epoch %d is above the latest, %d", g.epoch, c.epoch)
@@ -144,7 +148,7 @@ func (c *GPU) checkGrant(cl *client, g *grant) error {
 }
 
 func (c *GPU) checkTenants(waiting int) error {
-	type sums struct{ clients, open, closing, fenced, batch int }
+	type sums struct{ clients, open, beside, closing, fenced, batch int }
 	has := map[*tenant]*sums{}
 	for _, cl := range c.clients {
 		s := has[cl.tenant]
@@ -162,6 +166,8 @@ func (c *GPU) checkTenants(waiting int) error {
 			s.fenced++
 		case g.closes():
 			s.closing++
+		case g.state == granted && g.kind == besideGrant:
+			s.beside++
 		case g.state == granted && !g.move.on:
 			s.open++
 		}
@@ -182,8 +188,8 @@ func (c *GPU) checkTenants(waiting int) error {
 		switch {
 		case t.name != name:
 			return fmt.Errorf("tenant %q is recorded as %q", t.name, name)
-		case *s != (sums{t.clients, t.open, t.closing, t.fenced, t.batch}):
-			return fmt.Errorf("tenant %s: counted %+v, there are %+v", t.displayName(), sums{t.clients, t.open, t.closing, t.fenced, t.batch}, *s)
+		case *s != (sums{t.clients, t.open, t.beside, t.closing, t.fenced, t.batch}):
+			return fmt.Errorf("tenant %s: counted %+v, there are %+v", t.displayName(), sums{t.clients, t.open, t.beside, t.closing, t.fenced, t.batch}, *s)
 		case t.clients == 0 && !t.ghost:
 			return fmt.Errorf("tenant %s has no clients", t.displayName())
 		case (t.queue.n > 0 || t.proxy()) != (t.place != nowhere):

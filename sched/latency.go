@@ -25,7 +25,7 @@ func latencyTenants() policy {
 			c.pauseOrResume()
 			for t := c.urgent.top(); t != nil && c.holdOff == 0; t = c.urgent.top() {
 				c.pauseOrResume() // the tenant may have become urgent just now
-				c.grant(t.queue.head)
+				c.grant(c.nearest(t))
 			}
 		},
 	}
@@ -118,7 +118,8 @@ func (c *GPU) pauseOrResume() {
 	if cl == nil || c.effective != Exclusive {
 		return
 	}
-	come := c.latency.n > 0 || c.urgent.top() != nil && c.holdOff == 0
+	comes := c.urgent.top()
+	come := c.latency.n > 0 || comes != nil && c.holdOff == 0 && !c.mayBeBeside(comes)
 	for ; cl != nil; cl = cl.next { // several only if they are of a gang
 		switch {
 		case come && cl.grant.state == granted:

@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"cmp"
 	"container/heap"
 	"fmt"
 	"slices"
@@ -21,7 +22,8 @@ type use struct {
 	pauses      []time.Duration // in place of pause, one after the other, again and again
 	times       int
 	bytes       uint64
-	cold        bool // the arena is made only while it is needed
+	cold        bool   // the arena is made only while it is needed
+	tenant      string // "": its own
 }
 
 func (u use) after(i int) time.Duration {
@@ -68,7 +70,8 @@ type sharing struct {
 	grants         int
 	longest        time.Duration // wait
 	begun          Time
-	steady         float64 // part of the time that moving took while all were there
+	steady         float64   // part of the time that moving took while all were there
+	parts          []float64 // of the GPU's work, that each did while all were there
 }
 
 // proc is one tenant's process.
@@ -89,6 +92,7 @@ type proc struct {
 	waiters        bool // as its page says
 	patient        bool
 	left           time.Duration
+	worked         time.Duration
 	runs           bool
 	since          Time
 	calls          int // of run, stop and pause: what was planned before means nothing
@@ -141,7 +145,7 @@ func newSharing(t *testing.T, capacity uint64, quantum time.Duration, swapShare 
 			p.cold = u.bytes
 		}
 		w.procs[p.id], w.order = p, append(w.order, p)
-		w.step(Attach{Client: p.id, Tenant: fmt.Sprint("t", p.id), CanMove: true})
+		w.step(Attach{Client: p.id, Tenant: cmp.Or(u.tenant, fmt.Sprint("t", p.id)), CanMove: true})
 		w.step(Reserve{Client: p.id, Total: u.bytes, Least: u.bytes})
 	}
 	return w
@@ -163,9 +167,15 @@ func (w *sharing) share() {
 	// Before their pauses are known, and when some have ended, is another matter.
 	w.run(10 * time.Second)
 	from, moved := w.now, w.moving
+	for _, p := range w.order {
+		p.worked = 0
+	}
 	w.until(func() bool { return slices.ContainsFunc(w.order, func(p *proc) bool { return p.done }) })
 	if w.now > from {
 		w.steady = (w.moving - moved).Seconds() / w.now.Sub(from).Seconds()
+	}
+	for _, p := range w.order {
+		w.parts = append(w.parts, p.worked.Seconds()/max(w.now.Sub(from).Seconds(), 1e-9))
 	}
 	w.until(func() bool { return !slices.ContainsFunc(w.order, func(p *proc) bool { return !p.done }) })
 }
@@ -309,6 +319,7 @@ func (p *proc) halt() {
 		did := p.w.now.Sub(p.since)
 		p.left -= did
 		p.w.worked += did
+		p.worked += did
 		p.runs = false
 		p.calls++
 	}

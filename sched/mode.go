@@ -40,6 +40,9 @@ func (c *GPU) setEffective(m Mode, reason string) {
 				c.resume(cl.grant)
 			}
 		}
+		for c.beside.head != nil {
+			c.change(c.beside.head.grant, granted, turnGrant)
+		}
 		c.kept = nil
 		for _, t := range c.ganged {
 			t.seat.hold, t.seat.due = nothing, false

@@ -22,11 +22,13 @@ import (
 // maxStretch bounds how long turns become because of what moving took.
 const maxStretch = time.Minute
 
-// easyStretch is how long turns become so that moving takes even less than its share.
-// easyRound is the time in which all that wait to move get a turn then.
+// Tenants that cannot use each other's pauses gain nothing by moving: turns become so long
+// that moving takes an easyPart of its share, up to easyStretch, and up to easyRound
+// divided by the number of those that wait to move.
 const (
-	easyStretch = 5 * time.Second
-	easyRound   = 10 * time.Second
+	easyPart    = 7
+	easyStretch = 10 * time.Second
+	easyRound   = 20 * time.Second
 )
 
 // maxSwapShare leaves half of the time for work.
@@ -53,8 +55,38 @@ func (c *GPU) setStranded(cl *client, on bool) {
 	}
 }
 
+// nextOf returns the client of a waiting tenant that is granted next: the one that asked
+// first, or, while nobody is to move, the first whose memory is on the GPU.
+func (c *GPU) nextOf(t *tenant) *client {
+	if c.now < c.owedUntil {
+		return c.nearest(t)
+	}
+	return t.queue.head
+}
+
+// nearest returns the first client in the tenant's queue whose memory is on the GPU, or
+// the first of all if that of none is; nil: none waits.
+func (c *GPU) nearest(t *tenant) *client {
+	for cl := t.queue.head; cl != nil; cl = cl.next {
+		if !cl.away {
+			return cl
+		}
+		c.looked++
+	}
+	return t.queue.head
+}
+
 // comesFromAway says whether the tenant's next client has to move memory first.
-func (t *tenant) comesFromAway() bool { return t.queue.head != nil && t.queue.head.away }
+func (c *GPU) comesFromAway(t *tenant) bool {
+	cl := c.nextOf(t)
+	return cl != nil && cl.away
+}
+
+// allAway says whether each of the tenant's clients that wait has to move memory first.
+func (c *GPU) allAway(t *tenant) bool {
+	cl := c.nearest(t)
+	return cl != nil && cl.away
+}
 
 // transfers is what a core knows of moving memory on its GPU; see also pause.go.
 type transfers struct {
@@ -159,14 +191,14 @@ func stretchFor(moved time.Duration, percent int) time.Duration {
 }
 
 // owe puts off further moving because of what moving took: for as long as the share
-// demands, or as a fifth of the share would if that is not long. A fixed quantum says
+// demands, or as an easyPart of the share would if that is not long. A fixed quantum says
 // itself for how long, also for a tenant with a limit.
 func (c *GPU) owe(t *tenant, moved time.Duration) {
 	until := c.quantum
 	t.stretch = min(c.quantum, maxStretch)
 	if c.swapShare != 0 {
 		t.stretch = stretchFor(moved, c.swapShare)
-		easy := min(stretchFor(moved, max(c.swapShare/5, 1)), easyStretch, easyRound/time.Duration(max(len(c.afar.items), 1)))
+		easy := min(stretchFor(moved, max(c.swapShare/easyPart, 1)), easyStretch, easyRound/time.Duration(max(len(c.afar.items), 1)))
 		until = max(t.stretch, easy)
 	}
 	c.owedUntil = max(c.owedUntil, c.now.Add(until))

@@ -28,8 +28,8 @@ type neighbors struct {
 func (s neighbors) notice(id ClientID) Notice {
 	n := Notice{Client: id, Present: s.attached}
 	switch {
-	case s.mode != Exclusive:
-		// Nobody waits for longer than this Step.
+	case s.mode != Exclusive, s.kind == besideGrant:
+		// Nobody waits for longer than this Step, or for this grant.
 	case s.kind == latencyGrant:
 		n.Waiters = s.waiting + s.turns // it keeps their gates shut
 	default:
@@ -78,7 +78,7 @@ func (c *GPU) noticeAll() {
 	if waits := c.effective == Exclusive && c.waiting+c.open.n > 0; waits != c.toldWaits {
 		c.toldWaits, c.tellAll = waits, true
 	}
-	for _, l := range []*list{&c.open, &c.latency} {
+	for _, l := range []*list{&c.open, &c.latency, &c.beside} {
 		for cl := l.head; cl != nil && (l.n <= noticed || c.tellAll); cl = cl.next {
 			c.notice(cl)
 		}
@@ -90,7 +90,7 @@ func (c *GPU) noticeAll() {
 // where there are many holders.
 func (c *GPU) wasTold(cl *client) bool {
 	want, got := c.expected(cl), cl.told
-	if c.open.n+c.latency.n > noticed {
+	if c.open.n > noticed || c.latency.n > noticed || c.beside.n > noticed {
 		want.Waiters, want.Present, want.Patient = got.Waiters, got.Present, got.Patient
 	}
 	return got == want

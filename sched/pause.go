@@ -80,10 +80,13 @@ func (c *GPU) forgetPause(cl *client) {
 func (cl *client) lately() []time.Duration { return cl.pauses[:min(cl.nPauses, pausesKept)] }
 
 // worthWaiting returns for how long it is worth to wait for a client, by how long it has
-// paused and what moving costs.
+// paused and what moving costs. A few pauses do not say how long the longest is. So if it
+// is worth to wait for the longest known one, or this pause is longer, the client has as
+// long as moving takes.
 func (cl *client) worthWaiting(paused, cost time.Duration) time.Duration {
-	known, best, least := 0, time.Duration(0), time.Duration(0)
+	known, best, least, longest := 0, time.Duration(0), time.Duration(0), time.Duration(0)
 	for _, p := range cl.lately() {
+		longest = max(longest, p)
 		if p > paused {
 			known++
 			least += cost // without waiting
@@ -93,7 +96,7 @@ func (cl *client) worthWaiting(paused, cost time.Duration) time.Duration {
 		if cl.nPauses == 0 {
 			return max(cost/2-paused, 0)
 		}
-		return 0 // this pause is longer than all before
+		return max(cost-paused, 0) // this pause is longer than all before
 	}
 	for _, p := range cl.lately() {
 		wait := p + p/8 - paused
@@ -113,6 +116,9 @@ func (cl *client) worthWaiting(paused, cost time.Duration) time.Duration {
 		if loss < least {
 			best, least = wait, loss
 		}
+	}
+	if best > 0 && longest <= paused+best {
+		return max(best, cost-paused)
 	}
 	return best
 }

@@ -19,6 +19,7 @@ func policies() []policy {
 		chosenMode(),
 		limits(),
 		gangTurns(),
+		tenantsBeside(),
 		latencyTenants(),
 		timeSlices(),
 		strandedMemory(),
@@ -84,7 +85,11 @@ func (c *GPU) grant(cl *client) {
 	t.grants++
 	c.counters.Grants++
 	first := c.open.head
-	if latency {
+	beside := latency && c.mayBeBeside(t)
+	switch {
+	case beside:
+		gr.kind = besideGrant
+	case latency:
 		gr.kind = latencyGrant
 	}
 	c.startMoving(gr)
@@ -92,7 +97,7 @@ func (c *GPU) grant(cl *client) {
 	c.become(gr, granted)
 	g := Grant{
 		Client: cl.id, Tenant: t.displayName(), Epoch: gr.epoch, Waited: waited,
-		Concurrent: latency || c.effective == Concurrent, Latency: latency, Moving: gr.move.on,
+		Concurrent: latency || c.effective == Concurrent, Latency: latency && !beside, Beside: beside, Moving: gr.move.on,
 	}
 	if !latency {
 		gr.alone = c.effective == Exclusive && c.latency.n == 0

@@ -31,6 +31,7 @@ type history struct {
 type liveGrant struct {
 	epoch   Epoch
 	latency bool
+	beside  bool // and shuts nobody's gate
 	open    bool // gate
 }
 
@@ -56,7 +57,7 @@ func (h *history) batch(except ClientID) (ids []ClientID) {
 func (h *history) busy() []ClientID {
 	ids := h.batch(0)
 	for id, g := range h.live {
-		if g.latency && g.open {
+		if g.latency && !g.beside && g.open {
 			ids = append(ids, id)
 		}
 	}
@@ -96,6 +97,9 @@ func (h *history) saw(ev Event, acts []Action) error {
 			delete(h.live, a.Client)
 		case ModeChosen:
 			h.mode = a.Mode
+			for _, g := range h.live {
+				g.latency = g.latency && !(g.beside && h.mode == Concurrent)
+			}
 		case Pause:
 			h.live[a.Client].open = false
 		case Revoke:
@@ -123,7 +127,7 @@ func (h *history) saw(ev Event, acts []Action) error {
 				return fmt.Errorf("%v of %+v", a, g)
 			}
 			g.latency = h.mode == Exclusive && (g.latency || h.shares[a.Client].Priority == Latency)
-			g.open = true
+			g.open, g.beside = true, false
 			if others := h.batch(a.Client); h.mode == Exclusive && !g.latency && len(others) > 0 {
 				return fmt.Errorf("%v while these hold: %v", a, others)
 			}
@@ -138,13 +142,14 @@ func (h *history) granted(a Grant) error {
 		return fmt.Errorf("%v, again", a)
 	case uint32(a.Epoch) == 0 || uint32(a.Epoch) == 0xffffffff:
 		return fmt.Errorf("%v uses a reserved word", a)
-	case a.Concurrent != (a.Latency || h.mode == Concurrent), a.Latency && h.mode != Exclusive:
+	case a.Concurrent != (a.Latency || a.Beside || h.mode == Concurrent), (a.Latency || a.Beside) && h.mode != Exclusive, a.Latency && a.Beside:
 		return fmt.Errorf("%v in %v mode", a, h.mode)
 	case !a.Concurrent && len(h.busy()) > 0:
 		return fmt.Errorf("%v while these hold: %v", a, h.busy())
 	case h.live[a.Client] != nil:
 		return fmt.Errorf("%v to one that holds epoch %d", a, h.live[a.Client].epoch)
-	case a.Latency: // may be recorded afterwards
+	case a.Beside: // may be recorded afterwards
+	case a.Latency: // likewise
 		for id, g := range h.live {
 			if g.open && !g.latency {
 				return fmt.Errorf("%v while the gate of client %d is open", a, id)
@@ -157,7 +162,7 @@ func (h *history) granted(a Grant) error {
 	}
 	h.used[a.Epoch] = true
 	h.epoch = max(h.epoch, a.Epoch)
-	h.live[a.Client] = &liveGrant{a.Epoch, a.Latency, true}
+	h.live[a.Client] = &liveGrant{a.Epoch, a.Latency || a.Beside, a.Beside, true}
 	return nil
 }
 

@@ -42,12 +42,12 @@ func (c *GPU) settle() {
 // record returns what a restart would have to know now.
 func (c *GPU) record() Persist {
 	p := Persist{Epoch: c.epoch, Unrecorded: c.holdOff != 0}
-	if c.open.n+c.latency.n+c.closing.n >= MaxRecorded {
+	if c.open.n+c.latency.n+c.beside.n+c.closing.n >= MaxRecorded {
 		p.Unrecorded = true
 		return p
 	}
 	n := 0
-	for _, l := range [...]*list{&c.open, &c.latency, &c.closing} {
+	for _, l := range [...]*list{&c.open, &c.latency, &c.beside, &c.closing} {
 		for cl := l.head; cl != nil; cl = cl.next {
 			if !cl.grant.claimed {
 				p.Holders[n] = Holder{cl.id, min(cl.grant.epoch, c.epoch)} // a client may claim any epoch

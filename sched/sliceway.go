@@ -41,7 +41,7 @@ func (c *GPU) readyForSlices(window time.Duration) bool {
 // beginSlices has clients share the GPU by time slices.
 func (c *GPU) beginSlices() {
 	a := &c.auto
-	a.until, a.worse, a.underfed = 0, 0, 0
+	a.until, a.worse, a.underfed, a.gaveUp = 0, 0, 0, nil
 	for _, t := range c.tenants {
 		c.bill(t) // as a turn
 		t.gets, t.sliceFactor = 0, 0
@@ -84,14 +84,48 @@ func (c *GPU) giveUpSlices(reason string) {
 	}
 	a.backoff = min(max(2*a.backoff, minBackoff), maxBackoff)
 	c.endSlices(reason, a.backoff)
+	a.gaveUp = map[ClientID]float64{}
+	for _, cl := range c.clients {
+		if rate, _, known := cl.progress.alone(); cl.connected && cl.wanted && known {
+			a.gaveUp[cl.id] = rate
+		}
+	}
+}
+
+// othersNow says whether other programs run now than when slices were given up, so that
+// this says nothing about them: a client came, or one makes calls at another speed.
+func (c *GPU) othersNow() bool {
+	a := &c.auto
+	if a.gaveUp == nil || c.now < a.slicedFrom.Add(minTurns-a.backoff) {
+		return false
+	}
+	for _, cl := range c.clients {
+		rate, _, known := cl.progress.alone()
+		if !cl.connected || !cl.wanted || !known {
+			continue
+		}
+		if was := a.gaveUp[cl.id]; rate > changed*was || was > changed*rate {
+			return true
+		}
+	}
+	return false
 }
 
 // lookAtSlices judges a window of slices, and chooses those of the next one.
 func (c *GPU) lookAtSlices(window time.Duration) {
 	a, s := &c.auto, &c.slices
 	m := c.measure(window)
+	wasted, known := a.wouldWaste()
 	a.startWindow(c.now)
-	if s.ever && c.hasLatencyTenant() || len(m.rates) < 2 {
+	switch {
+	case c.servesLatency():
+		worse := m.known && m.sum < turnsGive || !m.known && known && wasted < idleTogether
+		if a.worse = more(a.worse, worse && s.crowded); a.worse >= worseTwice {
+			a.gaps = false
+			c.giveUpSlices(reasonLatency)
+		}
+		return
+	case len(m.rates) < 2:
 		return // there is nothing to choose
 	}
 	uneven := c.uneven()
@@ -101,7 +135,8 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 		return
 	}
 	settled := s.settled()
-	worse := settled && (m.known && m.sum < turnsGive || !m.known && m.idle < idleTogether && s.longest < MaxSlice/4)
+	// By long slices clients that keep the GPU busy get what turns give, within 1 %.
+	worse := settled && s.longest < MaxSlice/4 && (m.known && m.sum < turnsGive || !m.known && m.idle < idleTogether)
 	underfed := m.known && (uneven && c.correct() || !uneven && c.starves(m.sum))
 	a.worse, a.underfed = more(a.worse, worse), more(a.underfed, underfed)
 	switch {
@@ -156,10 +191,12 @@ type measured struct {
 func (c *GPU) measure(window time.Duration) measured {
 	m := measured{rates: map[ClientID]float64{}, known: true}
 	gets := map[*tenant]float64{}
+	latency := c.servesLatency()
 	for _, cl := range c.inOrder() {
 		p := &cl.progress
 		alone, busy, known := p.alone()
-		if rate, active := p.rate(window); active {
+		served := latency && cl.tenant.share.Priority == Latency // and not judged
+		if rate, active := p.rate(window); active && !served {
 			m.rates[cl.id] = rate
 			m.idle += 1 - float64(p.busySamples)/float64(max(p.samples, 1))
 			m.known = m.known && known

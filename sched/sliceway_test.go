@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -174,5 +175,32 @@ func TestSearch(t *testing.T) {
 	}
 	if s.longest > 2*DriverSlice {
 		t.Errorf("after one has begun to work in bursts the length is %v", s.longest)
+	}
+}
+
+// Programs that never fill a slice have the driver's own, although measurements of their
+// speed scatter: longer ones bring them nothing.
+func TestSearchAmongNoise(t *testing.T) {
+	const seeds, clients = 200, 3
+	long, windows := 0, 0
+	for seed := range uint64(seeds) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		s, now := newSearch(), Time(time.Hour)
+		for end := now.Add(10 * time.Minute); now < end; now = now.Add(sliceWindow) {
+			rates := map[ClientID]float64{}
+			for id := range ClientID(clients) {
+				rates[id] = 1000 * (1 + 0.05*r.NormFloat64())
+			}
+			windows++
+			if s.longest > 0 {
+				long++
+			}
+			s.window(now, rates)
+		}
+	}
+	if part := float64(long) / float64(windows); part > 0.1 {
+		t.Errorf("longer slices for %.0f %% of the time", 100*part)
+	} else {
+		t.Logf("longer slices for %.1f %% of the time", 100*part)
 	}
 }

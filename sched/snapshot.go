@@ -103,7 +103,7 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 		Effective:  c.effective,
 		ModeReason: c.auto.reason,
 		Epoch:      c.epoch,
-		Holders:    slices.Concat(c.open.ids(), c.latency.ids(), c.closing.ids()),
+		Holders:    slices.Concat(c.open.ids(), c.latency.ids(), c.beside.ids(), c.closing.ids()),
 		Queue:      c.queueIDs(),
 		Clients:    make([]ClientSnapshot, 0, len(c.clients)),
 		Counters:   c.counters,

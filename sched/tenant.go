@@ -65,10 +65,12 @@ type tenant struct {
 	open    int // grants that run: gate open, not paused
 	closing int // grants that drain or are lost
 	fenced  int
-	batch   int  // live grants that are not latency ones
+	beside  int  // beside grants whose gate is open
+	batch   int  // live grants that are turns
 	active  bool // counts in roster.weights and requests
 
-	gets        int           // permille of the GPU, while clients share it by time slices
+	gets        int           // permille of the GPU, while clients share it by time slices, or under beside grants
+	looks, hot  int           // of a latency tenant: how often it was looked whether the GPU had work of it, and had
 	sliceFactor float64       // by which its slices are shortened; 0: 1
 	notBefore   Time          // no grant before; see moving.go
 	moved       time.Duration // moving memory, which is not in used
@@ -282,8 +284,13 @@ func (c *GPU) ratesOf(t *tenant) rates {
 		share: t.share, slice: t.slice(), waits: t.queue.n > 0, keepsOut: c.keptOut, tuning: c.tuning,
 		gets: 1000,
 	}
-	if c.sliced() {
+	switch {
+	case c.sliced():
 		r.open, r.gets = min(t.open, 1), t.gets
+	case t.beside > 0 && t.open == 0:
+		r.open, r.gets = 1, t.gets
+	case t.batch > 0:
+		r.gets = 1000 - c.besides.use
 	}
 	if t.share.Priority == Latency {
 		r.patience, r.common = c.pool.partOf(t.share), c.commonPatience()
@@ -325,9 +332,9 @@ func (c *GPU) review(t *tenant) {
 		to = aside
 	case t.capped, t.notBefore > c.now:
 		to = throttled
-	case t.share.Priority == Latency && !t.demoted && c.effective == Exclusive && !t.comesFromAway():
+	case t.share.Priority == Latency && !t.demoted && c.effective == Exclusive && !c.allAway(t):
 		to = urgent
-	case t.comesFromAway() && c.effective == Exclusive:
+	case c.allAway(t) && c.effective == Exclusive:
 		to = afar
 	default:
 		to = ready

@@ -47,7 +47,7 @@ func (c *GPU) grantTurn() bool {
 	case cl != nil && cl.tenant.takesTurn():
 		c.grant(cl)
 	default:
-		c.grant(t.queue.head)
+		c.grant(c.nextOf(t))
 	}
 	return true
 }
@@ -91,7 +91,7 @@ func (c *GPU) turnOver() (Time, bool) {
 			return c.now, true // the virtual time of the holder makes up for it
 		}
 		end := g.runFrom.Add(c.minTurn() - g.ran) // or gangs would stop each other all the time
-		if next.comesFromAway() {
+		if c.comesFromAway(next) {
 			end = max(end, c.owedUntil)
 		}
 		return end, true
@@ -106,7 +106,7 @@ func (c *GPU) turnOver() (Time, bool) {
 		turn += min(max(left, 0), turn)
 	}
 	end := g.runFrom.Add(turn - g.ran)
-	if next.comesFromAway() {
+	if c.comesFromAway(next) {
 		end = max(end, c.owedUntil)
 	}
 	return end, true
@@ -176,7 +176,7 @@ func (c *GPU) reserve() {
 	if t == nil || t.seat != nil || t.place == afar && c.spared() {
 		return
 	}
-	c.next = t.queue.head
+	c.next = c.nextOf(t)
 	c.nextEpoch = c.takeEpoch()
 }
 

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin"
 )
 
 // DriverName is the name of the driver in slices, classes and claims.
@@ -40,9 +42,8 @@ const (
 type Options struct {
 	Slots         int    // claims at most on one device
 	PromiseMemory uint32 // percent of the memory that may be promised
-	// Memory tells the memory of a GPU that discovery does not know, in bytes; 0: not
-	// known. It may be nil.
-	Memory func(uuid string) uint64
+	// Scheduler tells what the scheduler knows of a GPU. It may be nil.
+	Scheduler func(uuid string) plugin.GPUState
 	// PCI tells the standard attributes of a PCI device. It may be nil.
 	PCI func(busID string) []deviceattribute.DeviceAttribute
 }
@@ -55,15 +56,17 @@ type device struct {
 	gpu    cdi.GPU
 	mig    bool
 	memory uint64 // 0: not known
+	state  plugin.GPUState
 }
 
 // devicesOf returns the devices of GPUs. offered are the names of the CDI spec: a MIG
 // device that is not among them cannot be given.
 func devicesOf(gpus []cdi.GPU, offered func(string) bool, o Options) (all []device) {
 	add := func(d device) {
-		if d.memory == 0 && o.Memory != nil {
-			d.memory = o.Memory(d.uuid)
+		if o.Scheduler != nil {
+			d.state = o.Scheduler(d.uuid)
 		}
+		d.memory = cmp.Or(d.memory, d.state.Memory)
 		d.name = deviceName(d.uuid)
 		if offered(d.spec) {
 			all = append(all, d)
@@ -124,6 +127,22 @@ func (d device) publish(o Options) resourceapi.Device {
 		}
 	}
 	say("productName", d.gpu.Name)
+	known, told := d.gpu.Model, d.state.Model
+	say("brand", cmp.Or(known.Brand, told.Brand))
+	say("architecture", cmp.Or(known.Architecture, told.Architecture))
+	for name, text := range map[resourceapi.QualifiedName]string{
+		"cudaComputeCapability": cmp.Or(known.ComputeCapability, told.ComputeCapability),
+		"driverVersion":         cmp.Or(known.DriverVersion, told.DriverVersion),
+		"cudaDriverVersion":     cmp.Or(known.CUDAVersion, told.CUDAVersion),
+	} {
+		if v := semantic(text); v != "" {
+			out.Attributes[name] = resourceapi.DeviceAttribute{VersionValue: ptr.To(v)}
+		}
+	}
+	if d.state.Sharing != "" { // the scheduler answers
+		say("sharing", d.state.Sharing)
+		out.Attributes["swap"] = resourceapi.DeviceAttribute{BoolValue: ptr.To(d.state.Swap)}
+	}
 	if d.mig {
 		say("parentUUID", d.gpu.UUID)
 	}
@@ -138,6 +157,22 @@ func (d device) publish(o Options) resourceapi.Device {
 	}
 	return out
 }
+
+// semantic writes a version as Kubernetes wants it, with three numbers: "580.95.5" of
+// "580.95.05". A version that does not begin with a number is "".
+func semantic(version string) string {
+	numbers := [3]uint64{}
+	for i, part := range strings.SplitN(leadingNumbers.FindString(version), ".", 3) {
+		n, err := strconv.ParseUint(part, 10, 32)
+		if err != nil {
+			return ""
+		}
+		numbers[i] = n
+	}
+	return fmt.Sprintf("%d.%d.%d", numbers[0], numbers[1], numbers[2])
+}
+
+var leadingNumbers = regexp.MustCompile(`^[0-9]+(\.[0-9]+){0,2}`)
 
 // promisable returns how much memory claims may have together, in bytes.
 func (d device) promisable(o Options) uint64 {

@@ -4,13 +4,16 @@ package dra
 
 import (
 	"encoding/json"
+	"regexp"
 	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin"
 )
 
 func all(string) bool { return true }
@@ -35,7 +38,7 @@ func TestDevices(t *testing.T) {
 		{"MIG devices take the GPU's place", mig, all, whole, []string{"mig-0a mig 100/10 10Gi/1Gi 10/1", "0-1 mig 100/10 none 10/1"}},
 		{"a MIG device without its nodes", mig, func(name string) bool { return name != "0:1" }, whole, []string{"mig-0a mig 100/10 10Gi/1Gi 10/1"}},
 		{"memory not known", unknown, all, whole, []string{name0 + " gpu 100/10 none 10/1"}},
-		{"memory known to the scheduler", unknown, all, Options{Slots: 10, PromiseMemory: 100, Memory: func(string) uint64 { return 1<<30 + 5 }},
+		{"memory known to the scheduler", unknown, all, Options{Slots: 10, PromiseMemory: 100, Scheduler: func(string) plugin.GPUState { return plugin.GPUState{Memory: 1<<30 + 5} }},
 			[]string{name0 + " gpu 100/10 1Gi/64Mi 10/1"}},
 	} {
 		var got []string
@@ -67,16 +70,51 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// Attributes that claims select by.
+// Attributes that claims select by. What is not known is left out, and what discovery does
+// not know comes from the scheduler.
 func TestAttributes(t *testing.T) {
-	d := Devices(twoGPUs(), all, whole)[1]
-	data, err := json.Marshal(d.Attributes)
-	check(t, err)
-	want := `{"index":{"int":1},"memorySize":{"int":85899345920},"productName":{"string":"NVIDIA H200"},"type":{"string":"gpu"},"uuid":{"string":"` + gpu1 + `"}}`
-	if string(data) != want {
-		t.Errorf("attributes are %s, want %s", data, want)
+	const always = `"index":{"int":1},"memorySize":{"int":85899345920},"productName":{"string":"NVIDIA H200"},`
+	const end = `"type":{"string":"gpu"},"uuid":{"string":"` + gpu1 + `"}}`
+	told := whole
+	told.Scheduler = func(string) plugin.GPUState {
+		return plugin.GPUState{Sharing: plugin.SharedBySlices, Swap: true, Model: cdi.Model{
+			Brand: "Nvidia", Architecture: "Hopper", ComputeCapability: "9.0", DriverVersion: "1.2", CUDAVersion: "13.0",
+		}}
+	}
+	pci := whole
+	pci.PCI = func(busID string) []deviceattribute.DeviceAttribute {
+		a, err := deviceattribute.GetPCIBusIDAttribute(busID)
+		check(t, err)
+		return []deviceattribute.DeviceAttribute{a}
+	}
+	for _, c := range []struct {
+		driver  string
+		options Options
+		want    string
+	}{
+		{"", whole, `{` + always + end},
+		{"580.95.05", told, `{"architecture":{"string":"Hopper"},"brand":{"string":"Nvidia"},"cudaComputeCapability":{"version":"9.0.0"},"cudaDriverVersion":{"version":"13.0.0"},` +
+			`"driverVersion":{"version":"580.95.5"},` + always + `"sharing":{"string":"slices"},"swap":{"bool":true},` + end},
+		{"unknown", pci, `{` + always + `"resource.kubernetes.io/pciBusID":{"string":"0000:11:00.0"},` + end},
+	} {
+		gpus := twoGPUs()
+		gpus[1].Model.DriverVersion = c.driver
+		d := Devices(gpus, all, c.options)[1]
+		data, err := json.Marshal(d.Attributes)
+		check(t, err)
+		if string(data) != c.want {
+			t.Errorf("attributes are\n%s, want\n%s", data, c.want)
+		}
+		for _, a := range d.Attributes {
+			if v := a.VersionValue; v != nil && !semver.MatchString(*v) {
+				t.Errorf("%s is no semantic version", *v)
+			}
+		}
 	}
 }
+
+// semver is what the API server takes as a version, without the parts after the numbers.
+var semver = regexp.MustCompile(`^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)$`)
 
 func TestSlotsOutOfRange(t *testing.T) {
 	for _, n := range []int{-1, 0, 101} {

@@ -52,7 +52,7 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 		Problem:   func(why error) { containers.Health.Problem("claims", why) },
 		Registry:  filepath.Join(f.dra.kubelet, "plugins_registry"),
 		Directory: filepath.Join(f.dra.kubelet, "plugins", dra.DriverName),
-		Options:   dra.Options{Slots: f.dra.slots, PromiseMemory: f.promiseMemory, Memory: containers.Memory, PCI: dra.PCIAttributes(f.hostRoot)},
+		Options:   dra.Options{Slots: f.dra.slots, PromiseMemory: f.promiseMemory, Scheduler: containers.GPU, PCI: dra.PCIAttributes(f.hostRoot)},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("--dra: %w", err)

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -22,6 +23,8 @@ type scheduler struct {
 
 	since uint64 // the latest event that was asked for
 	run   int64  // of the scheduler, 0: nothing was asked yet
+
+	sliced map[string]bool // UUIDs of GPUs whose tenants have shared by slices
 }
 
 var _ plugin.Scheduler = (*scheduler)(nil)
@@ -33,7 +36,7 @@ func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, p
 	if err != nil {
 		return nil, err
 	}
-	return &scheduler{conn: conn, log: log, pods: pods}, nil
+	return &scheduler{conn: conn, log: log, pods: pods, sliced: map[string]bool{}}, nil
 }
 
 // Describe tells the scheduler the names and terms of a container. A refusal is
@@ -72,14 +75,14 @@ func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 		return plugin.State{}, err
 	}
 	s.pods.bypassed(r.Unmanaged)
-	state := plugin.State{Memory: map[string]uint64{}}
+	state := plugin.State{GPUs: map[string]plugin.GPUState{}}
 	for _, c := range r.Containers {
 		if c.Engine == "" { // else the scheduler itself forgets the container
 			state.IDs = append(state.IDs, c.Id)
 		}
 	}
 	for _, g := range r.Gpus {
-		state.Memory[g.Uuid] = g.MemoryBytes
+		state.GPUs[g.Uuid] = s.stateOf(g)
 		for _, p := range api.Promised(g) {
 			state.Promises = append(state.Promises, plugin.Promise{
 				ID: p.Container.GetId(), Who: api.Tenant(p.Container, p.Uid), UUID: g.Uuid, Percent: p.CoreRequest, Memory: p.MemoryBytes,
@@ -87,6 +90,28 @@ func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 		}
 	}
 	return state, s.news(ctx)
+}
+
+// stateOf returns what the scheduler says of a GPU. A GPU whose tenants have shared by
+// slices is one where that works, until the scheduler is told to share in another way.
+func (s *scheduler) stateOf(g *api.GPU) plugin.GPUState {
+	m := g.GetModel()
+	state := plugin.GPUState{Memory: g.MemoryBytes, Swap: g.Swap != nil, Model: cdi.Model{
+		Brand: m.GetBrand(), Architecture: m.GetArchitecture(), ComputeCapability: m.GetComputeCapability(),
+		DriverVersion: m.GetDriverVersion(), CUDAVersion: m.GetCudaVersion(),
+	}}
+	switch {
+	case g.Mode == api.Mode_MODE_AUTO && (g.Way == plugin.SharedBySlices || s.sliced[g.Uuid]):
+		s.sliced[g.Uuid] = true
+		state.Sharing = plugin.SharedBySlices
+		return state
+	case g.Mode == api.Mode_MODE_CONCURRENT:
+		state.Sharing = plugin.SharedByOverlap
+	default:
+		state.Sharing = plugin.SharedByTurns
+	}
+	delete(s.sliced, g.Uuid)
+	return state
 }
 
 // news passes on what has happened to containers since the last call. Older schedulers

@@ -421,6 +421,7 @@ type StatusResponse struct {
 	// nobody arbitrates them.
 	Unmanaged     []*Unmanaged `protobuf:"bytes,11,rep,name=unmanaged,proto3" json:"unmanaged,omitempty"`
 	Settings      []*Setting   `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty"` // what tenants may have, as annotations and SetShare say
+	View          *View        `protobuf:"bytes,13,opt,name=view,proto3" json:"view,omitempty"`         // of an answer of the status socket, which says less; else absent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -539,6 +540,169 @@ func (x *StatusResponse) GetSettings() []*Setting {
 	return nil
 }
 
+func (x *StatusResponse) GetView() *View {
+	if x != nil {
+		return x.View
+	}
+	return nil
+}
+
+// View says for whom an answer of the status socket is. Clients, tenants, memory,
+// promises, settings, containers and problems in the answer are those of this tenant
+// only; of others the answer has numbers (GPU.others).
+type View struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id empty: a user's processes outside containers
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`            // of that user
+	Problems      uint32                 `protobuf:"varint,3,opt,name=problems,proto3" json:"problems,omitempty"`  // that concern others or the scheduler
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *View) Reset() {
+	*x = View{}
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *View) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*View) ProtoMessage() {}
+
+func (x *View) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use View.ProtoReflect.Descriptor instead.
+func (*View) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *View) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *View) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *View) GetProblems() uint32 {
+	if x != nil {
+		return x.Problems
+	}
+	return 0
+}
+
+// Others adds up what the tenants of a GPU have that an answer does not name.
+type Others struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenants       uint32                 `protobuf:"varint,1,opt,name=tenants,proto3" json:"tenants,omitempty"` // with processes on the GPU
+	Clients       uint32                 `protobuf:"varint,2,opt,name=clients,proto3" json:"clients,omitempty"`
+	Holding       uint32                 `protobuf:"varint,3,opt,name=holding,proto3" json:"holding,omitempty"`                            // clients
+	Waiting       uint32                 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`                            // clients
+	GotPermille   uint32                 `protobuf:"varint,5,opt,name=got_permille,json=gotPermille,proto3" json:"got_permille,omitempty"` // of the GPU's time, over the latest five seconds
+	CoreRequest   uint32                 `protobuf:"varint,6,opt,name=core_request,json=coreRequest,proto3" json:"core_request,omitempty"` // percent of the GPU's time that is promised to them
+	MemoryBytes   uint64                 `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // reserved
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Others) Reset() {
+	*x = Others{}
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Others) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Others) ProtoMessage() {}
+
+func (x *Others) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Others.ProtoReflect.Descriptor instead.
+func (*Others) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Others) GetTenants() uint32 {
+	if x != nil {
+		return x.Tenants
+	}
+	return 0
+}
+
+func (x *Others) GetClients() uint32 {
+	if x != nil {
+		return x.Clients
+	}
+	return 0
+}
+
+func (x *Others) GetHolding() uint32 {
+	if x != nil {
+		return x.Holding
+	}
+	return 0
+}
+
+func (x *Others) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *Others) GetGotPermille() uint32 {
+	if x != nil {
+		return x.GotPermille
+	}
+	return 0
+}
+
+func (x *Others) GetCoreRequest() uint32 {
+	if x != nil {
+		return x.CoreRequest
+	}
+	return 0
+}
+
+func (x *Others) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
 // Unmanaged is a process that uses a GPU and is no client.
 type Unmanaged struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -555,7 +719,7 @@ type Unmanaged struct {
 
 func (x *Unmanaged) Reset() {
 	*x = Unmanaged{}
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -567,7 +731,7 @@ func (x *Unmanaged) String() string {
 func (*Unmanaged) ProtoMessage() {}
 
 func (x *Unmanaged) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -580,7 +744,7 @@ func (x *Unmanaged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unmanaged.ProtoReflect.Descriptor instead.
 func (*Unmanaged) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Unmanaged) GetUuid() string {
@@ -648,7 +812,7 @@ type Setting struct {
 
 func (x *Setting) Reset() {
 	*x = Setting{}
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -660,7 +824,7 @@ func (x *Setting) String() string {
 func (*Setting) ProtoMessage() {}
 
 func (x *Setting) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -673,7 +837,7 @@ func (x *Setting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Setting.ProtoReflect.Descriptor instead.
 func (*Setting) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Setting) GetContainer() *Container {
@@ -731,7 +895,7 @@ type Piece struct {
 
 func (x *Piece) Reset() {
 	*x = Piece{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -743,7 +907,7 @@ func (x *Piece) String() string {
 func (*Piece) ProtoMessage() {}
 
 func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -756,7 +920,7 @@ func (x *Piece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Piece.ProtoReflect.Descriptor instead.
 func (*Piece) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Piece) GetId() uint64 {
@@ -811,16 +975,18 @@ type GPU struct {
 	Swap          *Swap                  `protobuf:"bytes,20,opt,name=swap,proto3" json:"swap,omitempty"`                                                              // absent: nothing is swapped here
 	// How clients share the GPU: "turns"; "slices": by time slices that the scheduler
 	// sets; "driver": at the same time, by the driver's own.
-	Way           string `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
-	WayReason     string `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
-	Preemptions   uint64 `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"`             // grants that ended with work left, whose channels are off until the next grant
+	Way           string    `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
+	WayReason     string    `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
+	Model         *GPUModel `protobuf:"bytes,24,opt,name=model,proto3" json:"model,omitempty"`
+	Preemptions   uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
+	Others        *Others   `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"`            // only where StatusResponse.view is set
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -832,7 +998,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -845,7 +1011,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -1002,11 +1168,102 @@ func (x *GPU) GetWayReason() string {
 	return ""
 }
 
+func (x *GPU) GetModel() *GPUModel {
+	if x != nil {
+		return x.Model
+	}
+	return nil
+}
+
 func (x *GPU) GetPreemptions() uint64 {
 	if x != nil {
 		return x.Preemptions
 	}
 	return 0
+}
+
+func (x *GPU) GetOthers() *Others {
+	if x != nil {
+		return x.Others
+	}
+	return nil
+}
+
+// GPUModel is what the driver says of a GPU's kind, and of itself. Not known: empty.
+type GPUModel struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Brand             string                 `protobuf:"bytes,1,opt,name=brand,proto3" json:"brand,omitempty"`                                                  // "GeForce"
+	Architecture      string                 `protobuf:"bytes,2,opt,name=architecture,proto3" json:"architecture,omitempty"`                                    // "Hopper"
+	ComputeCapability string                 `protobuf:"bytes,3,opt,name=compute_capability,json=computeCapability,proto3" json:"compute_capability,omitempty"` // "9.0"
+	DriverVersion     string                 `protobuf:"bytes,4,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`             // "580.95.05"
+	CudaVersion       string                 `protobuf:"bytes,5,opt,name=cuda_version,json=cudaVersion,proto3" json:"cuda_version,omitempty"`                   // the latest one that the driver supports: "13.0"
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *GPUModel) Reset() {
+	*x = GPUModel{}
+	mi := &file_sched_api_control_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GPUModel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GPUModel) ProtoMessage() {}
+
+func (x *GPUModel) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GPUModel.ProtoReflect.Descriptor instead.
+func (*GPUModel) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *GPUModel) GetBrand() string {
+	if x != nil {
+		return x.Brand
+	}
+	return ""
+}
+
+func (x *GPUModel) GetArchitecture() string {
+	if x != nil {
+		return x.Architecture
+	}
+	return ""
+}
+
+func (x *GPUModel) GetComputeCapability() string {
+	if x != nil {
+		return x.ComputeCapability
+	}
+	return ""
+}
+
+func (x *GPUModel) GetDriverVersion() string {
+	if x != nil {
+		return x.DriverVersion
+	}
+	return ""
+}
+
+func (x *GPUModel) GetCudaVersion() string {
+	if x != nil {
+		return x.CudaVersion
+	}
+	return ""
 }
 
 // Swap says where the memory of a GPU's clients is. Sizes are bytes.
@@ -1037,7 +1294,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1306,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1319,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -1210,7 +1467,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1479,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1492,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1306,7 +1563,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1575,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1588,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Client) GetId() uint64 {
@@ -1602,7 +1859,7 @@ type Controls struct {
 
 func (x *Controls) Reset() {
 	*x = Controls{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +1871,7 @@ func (x *Controls) String() string {
 func (*Controls) ProtoMessage() {}
 
 func (x *Controls) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +1884,7 @@ func (x *Controls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Controls.ProtoReflect.Descriptor instead.
 func (*Controls) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Controls) GetSlices() string {
@@ -1685,7 +1942,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1697,7 +1954,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1710,7 +1967,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -1762,7 +2019,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1774,7 +2031,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1787,7 +2044,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Container) GetId() string {
@@ -1872,7 +2129,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +2141,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +2154,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -1956,7 +2213,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1968,7 +2225,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1981,7 +2238,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -2021,7 +2278,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2033,7 +2290,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2046,7 +2303,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -2074,7 +2331,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2343,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2356,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Change) GetUuid() string {
@@ -2172,7 +2429,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2184,7 +2441,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2197,7 +2454,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -2239,7 +2496,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2508,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2521,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -2303,7 +2560,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2572,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2585,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -2387,7 +2644,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2399,7 +2656,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2412,7 +2669,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2496,7 +2753,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2508,7 +2765,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2521,7 +2778,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2562,7 +2819,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2831,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2844,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -2653,7 +2910,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2665,7 +2922,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2678,7 +2935,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -2725,7 +2982,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2737,7 +2994,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2750,7 +3007,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -2815,7 +3072,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2827,7 +3084,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2840,7 +3097,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -2873,7 +3130,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2885,7 +3142,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2898,7 +3155,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -2916,7 +3173,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3185,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3198,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 type ReportPluginRequest struct {
@@ -2953,7 +3210,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2965,7 +3222,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2978,7 +3235,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -2996,7 +3253,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3265,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3278,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -3049,7 +3306,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3061,7 +3318,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3074,7 +3331,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -3196,7 +3453,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3208,7 +3465,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3221,7 +3478,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3271,7 +3528,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3283,7 +3540,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3296,7 +3553,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -3358,7 +3615,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +3627,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +3640,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3555,7 +3812,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"nvshare.v1\"D\n" +
 	"\rStatusRequest\x12\x1b\n" +
 	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xcd\x03\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xf3\x03\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -3571,7 +3828,20 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x05piece\x18\n" +
 	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\x123\n" +
 	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\x12/\n" +
-	"\bsettings\x18\f \x03(\v2\x13.nvshare.v1.SettingR\bsettings\"\xcb\x01\n" +
+	"\bsettings\x18\f \x03(\v2\x13.nvshare.v1.SettingR\bsettings\x12$\n" +
+	"\x04view\x18\r \x01(\v2\x10.nvshare.v1.ViewR\x04view\"i\n" +
+	"\x04View\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1a\n" +
+	"\bproblems\x18\x03 \x01(\rR\bproblems\"\xd9\x01\n" +
+	"\x06Others\x12\x18\n" +
+	"\atenants\x18\x01 \x01(\rR\atenants\x12\x18\n" +
+	"\aclients\x18\x02 \x01(\rR\aclients\x12\x18\n" +
+	"\aholding\x18\x03 \x01(\rR\aholding\x12\x18\n" +
+	"\awaiting\x18\x04 \x01(\rR\awaiting\x12!\n" +
+	"\fgot_permille\x18\x05 \x01(\rR\vgotPermille\x12!\n" +
+	"\fcore_request\x18\x06 \x01(\rR\vcoreRequest\x12!\n" +
+	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\"\xcb\x01\n" +
 	"\tUnmanaged\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
@@ -3591,7 +3861,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xff\x05\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xd7\x06\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -3618,8 +3888,16 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\x12\x10\n" +
 	"\x03way\x18\x15 \x01(\tR\x03way\x12\x1d\n" +
 	"\n" +
-	"way_reason\x18\x16 \x01(\tR\twayReason\x12 \n" +
-	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\"\x87\x05\n" +
+	"way_reason\x18\x16 \x01(\tR\twayReason\x12*\n" +
+	"\x05model\x18\x18 \x01(\v2\x14.nvshare.v1.GPUModelR\x05model\x12 \n" +
+	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12*\n" +
+	"\x06others\x18\x1e \x01(\v2\x12.nvshare.v1.OthersR\x06others\"\xbd\x01\n" +
+	"\bGPUModel\x12\x14\n" +
+	"\x05brand\x18\x01 \x01(\tR\x05brand\x12\"\n" +
+	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12-\n" +
+	"\x12compute_capability\x18\x03 \x01(\tR\x11computeCapability\x12%\n" +
+	"\x0edriver_version\x18\x04 \x01(\tR\rdriverVersion\x12!\n" +
+	"\fcuda_version\x18\x05 \x01(\tR\vcudaVersion\"\x87\x05\n" +
 	"\x04Swap\x12%\n" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x04R\rcapacityBytes\x12%\n" +
 	"\x0epromised_bytes\x18\x02 \x01(\x04R\rpromisedBytes\x12%\n" +
@@ -3948,7 +4226,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -3957,107 +4235,114 @@ var file_sched_api_control_proto_goTypes = []any{
 	(EventType)(0),                    // 4: nvshare.v1.EventType
 	(*StatusRequest)(nil),             // 5: nvshare.v1.StatusRequest
 	(*StatusResponse)(nil),            // 6: nvshare.v1.StatusResponse
-	(*Unmanaged)(nil),                 // 7: nvshare.v1.Unmanaged
-	(*Setting)(nil),                   // 8: nvshare.v1.Setting
-	(*Piece)(nil),                     // 9: nvshare.v1.Piece
-	(*GPU)(nil),                       // 10: nvshare.v1.GPU
-	(*Swap)(nil),                      // 11: nvshare.v1.Swap
-	(*Promise)(nil),                   // 12: nvshare.v1.Promise
-	(*Client)(nil),                    // 13: nvshare.v1.Client
-	(*Controls)(nil),                  // 14: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 15: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 16: nvshare.v1.Container
-	(*Share)(nil),                     // 17: nvshare.v1.Share
-	(*SetRequest)(nil),                // 18: nvshare.v1.SetRequest
-	(*SetResponse)(nil),               // 19: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 20: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 21: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 22: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 23: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 24: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 25: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 26: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 27: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 28: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 29: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 30: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 31: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 32: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 33: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 34: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 35: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 36: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 37: nvshare.v1.Event
+	(*View)(nil),                      // 7: nvshare.v1.View
+	(*Others)(nil),                    // 8: nvshare.v1.Others
+	(*Unmanaged)(nil),                 // 9: nvshare.v1.Unmanaged
+	(*Setting)(nil),                   // 10: nvshare.v1.Setting
+	(*Piece)(nil),                     // 11: nvshare.v1.Piece
+	(*GPU)(nil),                       // 12: nvshare.v1.GPU
+	(*GPUModel)(nil),                  // 13: nvshare.v1.GPUModel
+	(*Swap)(nil),                      // 14: nvshare.v1.Swap
+	(*Promise)(nil),                   // 15: nvshare.v1.Promise
+	(*Client)(nil),                    // 16: nvshare.v1.Client
+	(*Controls)(nil),                  // 17: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 18: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 19: nvshare.v1.Container
+	(*Share)(nil),                     // 20: nvshare.v1.Share
+	(*SetRequest)(nil),                // 21: nvshare.v1.SetRequest
+	(*SetResponse)(nil),               // 22: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 23: nvshare.v1.Change
+	(*SetMemoryLimitRequest)(nil),     // 24: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 25: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 26: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 27: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 28: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 29: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 30: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 31: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 32: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 33: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 34: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 35: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 36: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 37: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 38: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 39: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 40: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	10, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	16, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	9,  // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
-	7,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
-	8,  // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
-	16, // 5: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	16, // 6: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	17, // 7: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
-	0,  // 8: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	13, // 9: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	15, // 10: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	0,  // 11: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	34, // 12: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	12, // 13: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	11, // 14: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	16, // 15: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	16, // 16: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 17: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 18: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	14, // 19: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	16, // 20: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	17, // 21: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 22: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 23: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 24: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	20, // 25: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 26: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 27: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	16, // 28: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	23, // 29: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 30: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 31: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	16, // 32: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	26, // 33: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	17, // 34: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	17, // 35: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	16, // 36: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	28, // 37: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	16, // 38: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	16, // 39: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	26, // 40: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	16, // 41: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	17, // 42: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	4,  // 43: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	37, // 44: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 45: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	16, // 46: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 47: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	18, // 48: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	21, // 49: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	24, // 50: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	27, // 51: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	30, // 52: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	32, // 53: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	35, // 54: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 55: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	19, // 56: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	22, // 57: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	25, // 58: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	29, // 59: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	31, // 60: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	33, // 61: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	36, // 62: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	55, // [55:63] is the sub-list for method output_type
-	47, // [47:55] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	12, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	19, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	11, // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	9,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
+	10, // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
+	7,  // 5: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
+	19, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
+	19, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	19, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	20, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	0,  // 10: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
+	16, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	18, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 13: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	37, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	15, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	14, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	13, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
+	8,  // 18: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
+	19, // 19: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	19, // 20: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 21: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 22: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	17, // 23: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	19, // 24: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	20, // 25: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 26: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 27: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 28: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	23, // 29: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 30: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 31: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	19, // 32: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	26, // 33: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 34: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 35: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	19, // 36: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	29, // 37: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	20, // 38: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	20, // 39: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	19, // 40: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	31, // 41: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	19, // 42: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	19, // 43: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	29, // 44: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	19, // 45: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	20, // 46: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	4,  // 47: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	40, // 48: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 49: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	19, // 50: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 51: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	21, // 52: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	24, // 53: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	27, // 54: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	30, // 55: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	33, // 56: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	35, // 57: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	38, // 58: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 59: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	22, // 60: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	25, // 61: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	28, // 62: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	32, // 63: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	34, // 64: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	36, // 65: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	39, // 66: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	59, // [59:67] is the sub-list for method output_type
+	51, // [51:59] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -4065,15 +4350,15 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[16].OneofWrappers = []any{}
 	file_sched_api_control_proto_msgTypes[19].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   33,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -6,17 +6,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/containerd/ttrpc"
 	"google.golang.org/protobuf/proto"
 )
 
-// SocketName is the control socket's name in the run directory.
-const SocketName = "control.sock"
+// Names of sockets in the run directory. The control socket is for root; the socket of
+// ViewName answers everybody, as View says.
+const (
+	SocketName = "control.sock"
+	ViewName   = "status.sock"
+)
 
 // SocketPath returns the control socket of a run directory.
 func SocketPath(runDir string) string { return filepath.Join(runDir, SocketName) }
@@ -54,6 +60,30 @@ func (c *Conn) Status(ctx context.Context, req *StatusRequest) (*StatusResponse,
 // maxStatus is more than any status, bytes.
 const maxStatus = 256 << 20
 
+// AskView asks the status socket of a run directory, which anybody may: the answer has
+// what the kernel says that this process may know (StatusResponse.view). The scheduler
+// sends the answer, without a question, and closes the connection. The error is an
+// *UnreachableError if nobody answers.
+func AskView(ctx context.Context, runDir string) (*StatusResponse, error) {
+	path := filepath.Join(runDir, ViewName)
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, unreachable(path, err)
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
+	text, err := io.ReadAll(io.LimitReader(conn, maxStatus))
+	if err != nil {
+		return nil, unreachable(path, err)
+	}
+	r := &StatusResponse{}
+	if err := proto.Unmarshal(text, r); err != nil || r.View == nil {
+		return nil, &UnreachableError{path, errors.New("no answer: too many ask, or ask too often; try again in a second")}
+	}
+	return r, nil
+}
+
 // Close ends the connection; calls under way fail.
 func (c *Conn) Close() error { return c.conn.Close() }
 
@@ -85,12 +115,16 @@ func Dial(ctx context.Context, runDir string) (*Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
 	if err != nil {
-		var sys syscall.Errno
-		if errors.As(err, &sys) {
-			err = sys // the path is in our own text already
-		}
-		return nil, &UnreachableError{path, err}
+		return nil, unreachable(path, err)
 	}
 	c := ttrpc.NewClient(conn)
 	return &Conn{NewControlClient(c), c}, nil
+}
+
+func unreachable(path string, err error) error {
+	var sys syscall.Errno
+	if errors.As(err, &sys) {
+		err = sys // the path is in UnreachableError's own text
+	}
+	return &UnreachableError{path, err}
 }

@@ -51,7 +51,7 @@ type acceptor interface {
 
 // accept takes connections until the listener is closed. It identifies one peer
 // at a time, so that a flood of connections waits in the kernel's backlog.
-func (d *Daemon) accept(ctx context.Context, from acceptor) {
+func (d *Daemon) accept(ctx context.Context, from acceptor, admit func(context.Context, *net.UnixConn)) {
 	defer d.yieldToOthers()()
 	const minPause, maxPause = 5 * time.Millisecond, time.Second
 	pause := minPause
@@ -72,7 +72,7 @@ func (d *Daemon) accept(ctx context.Context, from acceptor) {
 			continue
 		}
 		pause = minPause
-		d.admit(ctx, sock)
+		admit(ctx, sock)
 	}
 }
 

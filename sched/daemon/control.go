@@ -267,7 +267,7 @@ func (d *Daemon) status() *api.StatusResponse {
 	for _, g := range d.order {
 		s := g.core.Snapshot(t)
 		out := &api.GPU{
-			Index: uint32(g.Index), Uuid: g.UUID, Name: strings.ToValidUTF8(g.Name, "?"), MemoryBytes: g.MemoryBytes,
+			Index: uint32(g.Index), Uuid: g.UUID, Name: strings.ToValidUTF8(g.Name, "?"), MemoryBytes: g.MemoryBytes, Model: g.Model,
 			Mode: apiMode(g.mode), QuantumNs: int64(s.Quantum), GraceNs: int64(s.Grace),
 			Epoch:  uint64(s.Epoch),
 			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences, Preemptions: s.Counters.Preemptions,
@@ -290,10 +290,10 @@ func (d *Daemon) status() *api.StatusResponse {
 			c := d.clientStatus(g, cs, t)
 			out.Clients = append(out.Clients, c)
 			if c.State == api.ClientState_CLIENT_STATE_FENCED {
-				r.Problems = append(r.Problems, fmt.Sprintf("GPU %d: %s is fenced: it did not release the GPU in time and may still use it", g.Index, who(c)))
+				r.Problems = append(r.Problems, fencedProblem(out.Index, c))
 			}
 			if c.Bypassed > 0 {
-				r.Problems = append(r.Problems, fmt.Sprintf("GPU %d: %s: %d entry points of CUDA bypass the shim; its work may not be arbitrated", g.Index, who(c), c.Bypassed))
+				r.Problems = append(r.Problems, bypassProblem(out.Index, c))
 			}
 		}
 		var over []string
@@ -373,6 +373,14 @@ func (d *Daemon) problems() (p []string) {
 		}
 	}
 	return p
+}
+
+func fencedProblem(gpu uint32, c *api.Client) string {
+	return fmt.Sprintf("GPU %d: %s is fenced: it did not release the GPU in time and may still use it", gpu, who(c))
+}
+
+func bypassProblem(gpu uint32, c *api.Client) string {
+	return fmt.Sprintf("GPU %d: %s: %d entry points of CUDA bypass the shim; its work may not be arbitrated", gpu, who(c), c.Bypassed)
 }
 
 func who(c *api.Client) string { return fmt.Sprintf("%s (pid %d)", api.Who(c), c.Pid) }

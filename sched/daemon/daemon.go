@@ -35,7 +35,8 @@ type GPU struct {
 	UUID        string // GPU-…
 	Name        string
 	MemoryBytes uint64
-	PCIBusID    string // 0000:17:00.0, or "": not known
+	PCIBusID    string        // 0000:17:00.0, or "": not known
+	Model       *api.GPUModel // nil: not known
 }
 
 // Lister finds the GPUs of this node.
@@ -117,27 +118,27 @@ type Daemon struct {
 	members *timer.Timer // write the file of who has memory
 	watch   *timer.Timer // that the run directory is there
 	look    *timer.Timer // which processes use GPUs
-	// serveTenants and serveControl serve the listeners of dir, which are new ones
-	// after a socket was lost.
-	serveTenants, serveControl func()
-	fatal                      error // ends the loop
-	state                      *state.File
-	cautious                   bool // the state file was damaged: holders may be about
-	nextID                     sched.ClientID
-	clients                    map[sched.ClientID]*client
-	byProc                     map[peer.Process]*client
-	conns                      map[*conn]struct{}
-	byAccount                  map[string]map[*client]struct{} // by peer.Peer.Account
-	outOfMemory                map[string]map[*gpu]*refusals   // likewise, of those with a client
-	gpus                       map[wire.UUID]*gpu
-	order                      []*gpu                    // by index
-	node                       *sched.Node               // of all GPUs
-	toStep                     []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
-	names                      map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
-	firsts                     map[string]*peer.Peer     // first processes of containers that OCI hooks described, by container id
-	shares                     shares                    // that were set, or asked for by pods
-	settings                   settings                  // time quanta and modes that were set
-	broken                     []*conn                   // to be treated as lost after the current event
+	// These serve the listeners of dir, which are new ones after a socket was lost.
+	serveTenants, serveView, serveControl func()
+
+	fatal       error // ends the loop
+	state       *state.File
+	cautious    bool // the state file was damaged: holders may be about
+	nextID      sched.ClientID
+	clients     map[sched.ClientID]*client
+	byProc      map[peer.Process]*client
+	conns       map[*conn]struct{}
+	byAccount   map[string]map[*client]struct{} // by peer.Peer.Account
+	outOfMemory map[string]map[*gpu]*refusals   // likewise, of those with a client
+	gpus        map[wire.UUID]*gpu
+	order       []*gpu                    // by index
+	node        *sched.Node               // of all GPUs
+	toStep      []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
+	names       map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
+	firsts      map[string]*peer.Peer     // first processes of containers that OCI hooks described, by container id
+	shares      shares                    // that were set, or asked for by pods
+	settings    settings                  // time quanta and modes that were set
+	broken      []*conn                   // to be treated as lost after the current event
 
 	discovering   bool
 	discovered    sched.Time // when the latest search ended; 0: never
@@ -268,7 +269,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.serveTenants = func() {
 		l := d.dir.Tenants
-		d.wg.Go(func() { d.accept(ctx, l) })
+		d.wg.Go(func() { d.accept(ctx, l, d.admit) })
+	}
+	d.serveView = func() {
+		l := d.dir.View
+		d.wg.Go(func() { d.accept(ctx, l, d.admitViewer) })
 	}
 	d.serveControl = func() {
 		l := d.dir.Control
@@ -279,6 +284,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		})
 	}
 	d.serveTenants()
+	d.serveView()
 	d.serveControl()
 	if d.metrics != nil {
 		d.wg.Go(func() { d.metrics.Serve(ctx) })
@@ -295,6 +301,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	close(d.ended) // before anything is closed that others wait for
 
 	d.dir.Tenants.Close()
+	d.dir.View.Close()
 	server.Close()
 	for c := range d.conns {
 		c.sock.Close()
@@ -365,16 +372,21 @@ func (d *Daemon) planTurns() {
 // scheduler when the run directory is lost: no grant could be recorded. Whoever
 // supervises the scheduler starts one that makes the directory anew.
 func (d *Daemon) watchRunDir() {
-	tenants, control, err := d.dir.Mend()
+	mended, err := d.dir.Mend()
 	if d.fatal = err; err != nil {
 		d.log.WithError(err).Error("the run directory is lost")
-	} else if tenants || control {
-		d.log.Warnf("somebody deleted or replaced a socket in the run directory (tenants' %v, control %v): listening anew", tenants, control)
+		return
 	}
-	if tenants && err == nil {
+	if mended != (rundir.Mended{}) {
+		d.log.Warnf("somebody deleted or replaced a socket in the run directory: listening anew %+v", mended)
+	}
+	if mended.Tenants {
 		d.serveTenants()
 	}
-	if control && err == nil {
+	if mended.View {
+		d.serveView()
+	}
+	if mended.Control {
 		d.serveControl()
 	}
 	d.watch.Set(now().Add(watchPause))

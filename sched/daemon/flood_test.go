@@ -127,6 +127,21 @@ func attacker(dir, what string) {
 				unix.Close(fd)
 			}
 		}
+	case "views": // asks for the status, reads no answer, and hangs up
+		ready()
+		for open := []int{}; ; {
+			fd, _ := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+			if unix.Connect(fd, &unix.SockaddrUnix{Name: filepath.Join(dir, api.ViewName)}) != nil {
+				unix.Close(fd)
+				continue
+			}
+			if open = append(open, fd); len(open) == 500 {
+				for _, fd := range open {
+					unix.Close(fd)
+				}
+				open = open[:0]
+			}
+		}
 	case "frames":
 		fd := connect()
 		_ = unix.Send(fd, encoded(registerFrame()), unix.MSG_NOSIGNAL)
@@ -265,8 +280,8 @@ func TestFloods(t *testing.T) {
 	p50, p99 := turns(300)
 	t.Logf("in peace: hand-over median %v, p99 %v; %d MiB, %d descriptors", p50, p99, mib, fds)
 	for _, what := range []string{
-		"nothing", "connects", "registers", "frames", "descriptors",
-		meek + "nothing", meek + "connects", meek + "registers", meek + "frames",
+		"nothing", "connects", "registers", "views", "frames", "descriptors",
+		meek + "nothing", meek + "connects", meek + "registers", meek + "views", meek + "frames",
 	} {
 		evil := attack(t, dir, what)
 		p50, p99 := turns(300)
@@ -332,7 +347,7 @@ func TestOthersStayOut(t *testing.T) {
 	_, a, _ := newHolder(t, s)
 	attack(t, dir, "knocks")
 	entries, err := os.ReadDir(filepath.Join(dir, rundir.TenantDir))
-	if err != nil || len(entries) != 1 || entries[0].Name() != wire.SocketName {
+	if err != nil || len(entries) != 2 || entries[0].Name() != wire.SocketName || entries[1].Name() != api.ViewName {
 		t.Errorf("containers see %v, %v", entries, err)
 	}
 	// One tenant's page has nothing of another's.

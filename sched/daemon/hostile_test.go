@@ -259,7 +259,7 @@ func TestAcceptSurvivesExhaustion(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	from := &noDescriptors{acceptor: other, failures: 3}
-	go func() { s.accept(ctx, from); close(done) }()
+	go func() { s.accept(ctx, from, s.admit); close(done) }()
 	conn, err := net.Dial("unixpacket", path)
 	if err != nil {
 		t.Fatal(err)

@@ -36,6 +36,9 @@ const (
 	registerTimeout = 5 * time.Second
 	// registerCost is how many frames a REGISTER counts for: it makes a grant page.
 	registerCost = 20
+	// viewCost is how many frames an answer of the status socket counts for, beside one for
+	// each client and each tenant with a share.
+	viewCost = 20
 	// persistCost is how many frames a record in the state file counts for. clientsPerWork
 	// is how many clients a pass looks at, or tells of a change, for the cost of a frame.
 	persistCost, clientsPerWork = 8, 16

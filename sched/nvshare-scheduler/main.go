@@ -248,19 +248,23 @@ func lister(simGPU string, log *logrus.Entry) daemon.Lister {
 		found, err := cdi.Discover(ctx, cdi.Options{SimDir: simGPU, Log: log})
 		gpus := make([]daemon.GPU, 0, len(found))
 		for _, g := range found {
-			gpus = append(gpus, daemon.GPU{Index: g.Index, UUID: g.UUID, Name: g.Name, MemoryBytes: g.MemoryBytes, PCIBusID: g.PCIBusID})
+			gpus = append(gpus, daemon.GPU{Index: g.Index, UUID: g.UUID, Name: g.Name, MemoryBytes: g.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model)})
 		}
 		// To a program in a MIG device, that is the GPU: CUDA shows it with a UUID
 		// of its own (cuDeviceGetUuid_v2).
 		for _, g := range found {
 			for _, in := range g.Instances {
 				if in.UUID != "" {
-					gpus = append(gpus, daemon.GPU{Index: len(gpus), UUID: in.UUID, Name: g.Name + " MIG " + in.Name(g), MemoryBytes: in.MemoryBytes, PCIBusID: g.PCIBusID})
+					gpus = append(gpus, daemon.GPU{Index: len(gpus), UUID: in.UUID, Name: g.Name + " MIG " + in.Name(g), MemoryBytes: in.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model)})
 				}
 			}
 		}
 		return gpus, err
 	}
+}
+
+func model(m cdi.Model) *api.GPUModel {
+	return &api.GPUModel{Brand: m.Brand, Architecture: m.Architecture, ComputeCapability: m.ComputeCapability, DriverVersion: m.DriverVersion, CudaVersion: m.CUDAVersion}
 }
 
 // sampler asks NVML, which stays loaded from the first time on.

@@ -24,13 +24,9 @@ func complete(root *cobra.Command, f *rootFlags) {
 			ctx, cancel := context.WithTimeout(cmd.Context(), completeLimit)
 			defer cancel()
 			var found []string
-			_ = call(ctx, f.runDir, func(ctx context.Context, c *api.Conn) error {
-				r, err := c.Status(ctx, &api.StatusRequest{})
-				if err == nil {
-					found = of(r)
-				}
-				return err
-			})
+			if r, err := askStatus(ctx, f.runDir); err == nil {
+				found = of(r)
+			}
 			return found, cobra.ShellCompDirectiveNoFileComp
 		}
 	}

@@ -97,6 +97,7 @@ func longestWaiting(g *api.GPU) string {
 }
 
 func reserved(g *api.GPU) (n uint64) {
+	n = g.Others.GetMemoryBytes()
 	for _, m := range g.Memory {
 		n += m.UsedBytes
 	}

@@ -23,6 +23,27 @@ type statusJSON struct {
 	ProtocolErrors uint64      `json:"protocol_errors"`
 	GPUs           []gpuJSON   `json:"gpus"`
 	Containers     []container `json:"containers"`
+	// View says whose answer this is; absent: root's, which has everything.
+	View *viewJSON `json:"view,omitempty"`
+}
+
+// viewJSON names the tenant that an answer of the status socket is for.
+type viewJSON struct {
+	Container container `json:"container"`
+	UID       uint32    `json:"uid"`
+	Problems  uint32    `json:"problems"` // that concern others or the scheduler
+}
+
+// othersJSON adds up what the tenants have that an answer of the status socket does not
+// name.
+type othersJSON struct {
+	Tenants     uint32  `json:"tenants"`
+	Clients     uint32  `json:"clients"`
+	Holding     uint32  `json:"holding"`
+	Waiting     uint32  `json:"waiting"`
+	Got         float64 `json:"got"`          // part of the latest five seconds
+	CoreRequest uint32  `json:"core_request"` // percent, promised
+	MemoryBytes uint64  `json:"memory_bytes"`
 }
 
 type gpuJSON struct {
@@ -51,7 +72,8 @@ type gpuJSON struct {
 	Memory        []memoryJSON `json:"memory"` // of containers and users with a limit, or with something reserved
 	// Core requests and memory limits of the tenants that may use it, the greatest first.
 	Promises []promiseJSON `json:"promises"`
-	Swap     *swapJSON     `json:"swap,omitempty"` // nothing is swapped without it
+	Swap     *swapJSON     `json:"swap,omitempty"`   // nothing is swapped without it
+	Others   *othersJSON   `json:"others,omitempty"` // only with a view
 }
 
 // promiseJSON is a container's promised part of a GPU. With an empty id it is that of a
@@ -188,6 +210,9 @@ func newStatusJSON(r *api.StatusResponse) statusJSON {
 	for _, c := range r.Containers {
 		s.Containers = append(s.Containers, newContainer(c))
 	}
+	if v := r.View; v != nil {
+		s.View = &viewJSON{newContainer(v.Container), v.Uid, v.Problems}
+	}
 	return s
 }
 
@@ -204,6 +229,9 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		out.Effective = api.AntiThrash(g.EffectiveMode)
 	}
 	out.Swap = newSwapJSON(g.Swap)
+	if o := g.Others; o != nil {
+		out.Others = &othersJSON{o.Tenants, o.Clients, o.Holding, o.Waiting, float64(o.GotPermille) / 1000, o.CoreRequest, o.MemoryBytes}
+	}
 	for _, t := range tenantsOf(g) {
 		u := t.use
 		state, _, _ := t.state()

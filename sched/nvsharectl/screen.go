@@ -42,6 +42,11 @@ func printHealth(io streams, r *api.StatusResponse, width int) {
 	}
 	fmt.Fprintf(io.out, "Health: %s. Scheduler %s, up %v, %d clients\n",
 		health, printable(r.Version), time.Duration(r.UptimeNs).Round(time.Second), r.Clients)
+	if view := viewOf(r); view != "" {
+		for _, line := range wrap(printable(view), width, "  ") {
+			fmt.Fprintln(io.out, line)
+		}
+	}
 	for _, p := range r.Problems {
 		const mark = "PROBLEM: "
 		for i, line := range wrap(mark+printable(p), width, "  ") {
@@ -56,6 +61,9 @@ func printHealth(io streams, r *api.StatusResponse, width int) {
 // describeGPU says in one sentence what a GPU is and how it is shared.
 func describeGPU(g *api.GPU) string {
 	parts := []string{fmt.Sprintf("GPU %d  %s, %s of %s reserved", g.Index, g.Name, size(reserved(g)), size(g.MemoryBytes)), sharing(g)}
+	if others := othersOf(g); others != "" {
+		parts = append(parts, others)
+	}
 	if n := count(g, api.ClientState_CLIENT_STATE_FENCED); n > 0 {
 		parts = append(parts, fmt.Sprintf("%d fenced", n))
 	}

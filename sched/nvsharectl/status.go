@@ -39,7 +39,10 @@ FIXED, AWAY   where memory is swapped: what cannot be moved off the GPU, and wha
 "promised" adds up core requests, the parts of the GPU's time that tenants get
 whenever they want them. Core requests and memory limits, also of tenants that do
 not use the GPU now, decide where pods are placed. Exit status 1: there is a
-problem.`,
+problem.
+
+Users who may not use the control socket, and containers, see their own tenant, and
+of all others numbers.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return showStatus(cmd.Context(), f, io)
@@ -60,11 +63,8 @@ func showStatus(ctx context.Context, f *rootFlags, io streams) error {
 	if err := oneOf("--output", f.output, "table", "wide", "json", "yaml"); err != nil {
 		return err
 	}
-	var r *api.StatusResponse
-	if err := call(ctx, f.runDir, func(ctx context.Context, c *api.Conn) (err error) {
-		r, err = c.Status(ctx, &api.StatusRequest{})
-		return err
-	}); err != nil {
+	r, err := askStatus(ctx, f.runDir)
+	if err != nil {
 		return err
 	}
 	if err := restrict(r, f.set.gpu); err != nil {

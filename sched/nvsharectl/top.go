@@ -99,10 +99,7 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 }
 
 func (f *topFlags) ask(ctx context.Context, runDir string) (r *api.StatusResponse, err error) {
-	if err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
-		r, err = c.Status(ctx, &api.StatusRequest{})
-		return err
-	}); err != nil {
+	if r, err = askStatus(ctx, runDir); err != nil {
 		return nil, err
 	}
 	return r, restrict(r, f.gpu)

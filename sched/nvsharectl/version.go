@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -18,13 +17,11 @@ func versionCommand(root *rootFlags, io streams) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fmt.Fprintf(io.out, "nvsharectl         %s\n", api.Version)
-			return call(cmd.Context(), root.runDir, func(ctx context.Context, c *api.Conn) error {
-				r, err := c.Status(ctx, &api.StatusRequest{})
-				if err == nil {
-					fmt.Fprintf(io.out, "nvshare-scheduler  %s\n", printable(r.Version))
-				}
-				return err
-			})
+			r, err := askStatus(cmd.Context(), root.runDir)
+			if err == nil {
+				fmt.Fprintf(io.out, "nvshare-scheduler  %s\n", printable(r.Version))
+			}
+			return err
 		},
 	}
 }

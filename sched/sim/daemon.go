@@ -162,6 +162,9 @@ func (d *daemon) perform(a sched.Action) {
 		if a.Latency {
 			w.report.Latency++
 		}
+		if a.Beside {
+			w.report.Beside++
+		}
 		w.judge.granted(a)
 		p := d.pages[a.Client]
 		p.word, p.latency = a.Epoch, a.Latency

@@ -30,6 +30,7 @@ type judge struct {
 // grant is the latest one of a client.
 type grant struct {
 	concurrent, latency bool
+	beside              bool   // a latency grant that shuts nobody's gate
 	gang                string // of its client, when it was given
 	overlap             int
 	counts, running     bool // for its tenant: it is live; and not paused
@@ -112,7 +113,7 @@ func (j *judge) granted(a sched.Grant) {
 	j.used[a.Epoch] = true
 	delete(j.fenced, j.w.byID[a.Client])
 	j.ended(a.Client)
-	j.grants[a.Client] = grant{concurrent: a.Concurrent, latency: a.Latency, gang: j.w.gangOf(a.Client), overlap: j.overlap, counts: true}
+	j.grants[a.Client] = grant{concurrent: a.Concurrent, latency: a.Latency || a.Beside, beside: a.Beside, gang: j.w.gangOf(a.Client), overlap: j.overlap, counts: true}
 	j.running(a.Client, true)
 	if j.grants[a.Client].gang != "" && !a.Concurrent {
 		j.w.report.GangGrants++
@@ -150,7 +151,7 @@ func (j *judge) shut(c sched.ClientID) {
 
 func (j *judge) resumed(a sched.Resume) {
 	for id, p := range j.w.daemon.pages {
-		if j.grants[id].latency && id != a.Client && j.w.byID[id] != nil && p.word != 0 && j.w.daemon.effective == sched.Exclusive {
+		if g := j.grants[id]; g.latency && !g.beside && id != a.Client && j.w.byID[id] != nil && p.word != 0 && j.w.daemon.effective == sched.Exclusive {
 			j.w.fail("client %d is resumed while client %d has a latency grant", a.Client, id)
 		}
 	}
@@ -198,7 +199,7 @@ func (j *judge) adopted(a sched.Adopt) {
 		g.latency = true // as far as can be told from here
 	}
 	j.ended(a.Client)
-	g.counts, g.running = true, false
+	g.counts, g.running, g.beside = true, false, false
 	j.grants[a.Client] = g
 	j.running(a.Client, true)
 	if j.w.daemon.effective == sched.Exclusive && !g.latency {

@@ -65,6 +65,7 @@ type process struct {
 	paused    bool
 	revoked   bool
 	latency   bool // its grant keeps others out
+	stays     bool // its grant keeps nobody out, and stays while it is idle
 	epoch     sched.Epoch
 	drain     time.Duration // that it may still run
 	slice     time.Duration
@@ -140,7 +141,7 @@ func (g *gpuModel) step(ev sched.Event) {
 		case sched.Grant:
 			p := g.processes[a.Client-1]
 			g.after(handOver, func() {
-				p.open, p.revoked, p.epoch, p.requested, p.idleFrom, p.latency = true, false, a.Epoch, false, g.now, a.Latency
+				p.open, p.revoked, p.epoch, p.requested, p.idleFrom, p.latency, p.stays = true, false, a.Epoch, false, g.now, a.Latency, a.Beside
 			})
 		case sched.Revoke:
 			p := g.processes[a.Client-1]
@@ -213,7 +214,7 @@ func (g *gpuModel) settle() {
 			g.step(sched.Request{Client: p.id})
 		case p.epoch != 0 && p.revoked && !p.runs():
 			g.release(p, sched.Revoked)
-		case p.open && !p.wants() && (waiters || p.latency) && g.now.Sub(p.idleFrom) >= p.idleTime():
+		case p.open && !p.wants() && !p.stays && (waiters || p.latency) && g.now.Sub(p.idleFrom) >= p.idleTime():
 			g.release(p, sched.Idle)
 		}
 	}
@@ -499,29 +500,72 @@ func TestSlicesThatDoNotHold(t *testing.T) {
 	}
 }
 
-// A latency tenant beside one other is served within microseconds, without a turn.
-func TestLatencyTenantInSlices(t *testing.T) {
-	latency := sched.Share{Priority: sched.Latency}
-	alone := newGPUModel(t, sched.Auto, process{program: requests, share: latency})
+// A latency tenant is served within microseconds whoever has the GPU, and the others have
+// what it leaves.
+func TestLatencyTenantBesideOthers(t *testing.T) {
+	latency := process{program: requests, share: sched.Share{Priority: sched.Latency}}
+	alone := newGPUModel(t, sched.Auto, latency)
 	alone.run(10 * time.Second)
 	alone.got(10 * time.Second)
-	g := newGPUModel(t, sched.Auto, process{program: requests, share: latency}, process{program: gemm})
-	g.run(10 * time.Second)
-	_, got := g.got(60 * time.Second)
-	t.Logf("%q", g.reasons)
-	// The model's change from one process to another costs more than that of the GPU
-	// in the middle of a kernel; it happens once.
-	if bound := alone.processes[0].longest + switchCost + 2*sched.LatencySlice; g.processes[0].longest > bound {
-		t.Errorf("a request took %v, alone %v", g.processes[0].longest, alone.processes[0].longest)
+	long := program{kernel: time.Second, burst: 1}
+	for _, test := range []struct {
+		name   string
+		others []process
+		least  float64 // that the others have together, of what one gets alone
+	}{
+		{"one", several(1, gemm), 0.85},
+		{"three", several(3, gemm), 0.85},
+		{"eight", several(8, gemm), 0.85},
+		{"kernels of a second", several(2, long), 0.85},
+		{"uneven parts", []process{{program: gemm, share: sched.Share{Request: 70}}, {program: gemm}}, 0.85},
+		{"three that leave gaps", several(3, decoder), 1.1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			g := newGPUModel(t, sched.Auto, append([]process{latency}, test.others...)...)
+			g.run(20 * time.Second)
+			_, got := g.got(60 * time.Second)
+			t.Logf("a request %v, alone %v; the others %.3f: %q", g.processes[0].longest, alone.processes[0].longest, got[1:], g.reasons)
+			// The model's change from one process to another costs more than that of the GPU
+			// in the middle of a kernel; it happens once, or for each that runs at once.
+			bound := alone.processes[0].longest + switchCost + 2*sched.LatencySlice
+			if test.least > 1 {
+				bound += 2 * (switchCost + sched.CrowdedSlice)
+			}
+			if len(test.others) == 2 && test.others[0].share.Request > 0 {
+				bound += switchCost // at a hand-over
+			}
+			if g.processes[0].longest > bound {
+				t.Errorf("a request took %v, alone %v", g.processes[0].longest, alone.processes[0].longest)
+			}
+			if sum(got[1:]) < test.least {
+				t.Errorf("the others get %.3f of what one gets alone", got[1:])
+			}
+			for i, p := range test.others[:len(test.others)-1] {
+				want := 1.
+				if p.share.Request > 0 {
+					want = 5.67 // 70 and half of the rest, to the other half
+				}
+				if math.Abs(got[1+i]/got[2+i]/want-1) > 0.1 {
+					t.Errorf("the others get %.3f: one %.2f times the next, want %.2f", got[1:], got[1+i]/got[2+i], want)
+				}
+			}
+		})
 	}
-	if got[1] < 0.85 {
-		t.Errorf("the other tenant gets %.3f of what it gets alone", got[1])
-	}
-	// With two others they take turns, and so each keeps its slice to itself.
-	two := newGPUModel(t, sched.Auto, process{program: requests, share: latency}, process{program: gemm}, process{program: gemm})
-	two.run(10 * time.Second)
-	_, got = two.got(60 * time.Second)
-	if got[1]+got[2] < 0.8 || math.Abs(got[1]-got[2]) > 0.05 {
-		t.Errorf("two tenants beside a latency tenant get %.3f and %.3f", got[1], got[2])
+}
+
+// One that saturates the GPU does not starve the others because it is a latency tenant.
+func TestGreedyLatencyTenant(t *testing.T) {
+	for n := 1; n <= 3; n++ {
+		g := newGPUModel(t, sched.Auto, append([]process{{program: gemm, share: sched.Share{Priority: sched.Latency}}}, several(n, gemm)...)...)
+		g.run(20 * time.Second)
+		for range 6 {
+			_, got := g.got(30 * time.Second)
+			t.Logf("%.3f: %q", got, g.reasons)
+			// Half of the GPU as a latency tenant, and its turns.
+			if least := 0.5 / float64(n+1); slices.Min(got[1:]) < 0.9*least {
+				t.Errorf("beside a latency tenant that saturates the GPU %d others get %.3f", n, got[1:])
+			}
+		}
 	}
 }

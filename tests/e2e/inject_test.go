@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -156,7 +157,7 @@ func TestShimAndSchedulerAreTheNodes(t *testing.T) {
 	}
 }
 
-// A tenant sees the socket for tenants, and neither the control socket nor the state.
+// A tenant sees the sockets for tenants, and neither the control socket nor the state.
 func TestControlSocketIsHidden(t *testing.T) {
 	ctx := within(t)
 	pod := busyPod(t, "prying")
@@ -165,8 +166,8 @@ func TestControlSocketIsHidden(t *testing.T) {
 	for _, e := range must(os.ReadDir(pod.Containers[0].Root() + "/run/nvshare"))(t) {
 		seen = append(seen, e.Name())
 	}
-	if len(seen) != 1 || seen[0] != "scheduler.sock" {
-		t.Errorf("/run/nvshare in the container holds %v, want scheduler.sock alone", seen)
+	if !slices.Equal(seen, []string{"scheduler.sock", "status.sock"}) {
+		t.Errorf("/run/nvshare in the container holds %v, want scheduler.sock and status.sock alone", seen)
 	}
 	mounts := string(must(os.ReadFile("/proc/" + strconv.Itoa(pod.PID()) + "/mountinfo"))(t))
 	for line := range strings.Lines(mounts) {

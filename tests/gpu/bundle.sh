@@ -37,5 +37,7 @@ cp tests/gpu/run.sh tests/gpu/gemm.py tests/gpu/worker.py tests/gpu/memory.py te
 mkdir "$out/loads"
 cp tests/gpu/loads/*.py "$out/loads/"
 git describe --always --dirty >"$out/commit" 2>/dev/null || echo unknown >"$out/commit"
-tar -C "$build" -cf - gpu-bundle | xz -T0 -6 >"$build/gpu-bundle.tar.xz"
+# The Go programs have much in common: a dictionary that reaches over all of them, and the
+# filter for x86 code, halve the archive. xz then takes two minutes and 1.4 GiB.
+tar -C "$build" -cf - gpu-bundle | xz -T1 --x86 --lzma2=preset=6,dict=128MiB >"$build/gpu-bundle.tar.xz"
 ls -l "$build/gpu-bundle.tar.xz"

@@ -54,11 +54,11 @@ type preemptResult struct {
 // preemptStep measures what kernels that outlast turns do to others: they are taken off
 // the GPU in the middle.
 func (b *bench) preemptStep(ctx context.Context, _ string) error {
-	length := 20 * time.Second
+	length := 24 * time.Second // some 200 hand-overs, for their 99th percentile
 	if b.cells.quick || b.simulated {
 		length = 5 * time.Second
 	}
-	s, err := b.scheduler(ctx, "preempt", "--tq", "100ms")
+	s, err := b.scheduler(ctx, "preempt", "--tq", "50ms")
 	if err != nil {
 		return err
 	}

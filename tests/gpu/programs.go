@@ -6,9 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // mixes are the programs that share the GPU, two or three at a time.
@@ -33,16 +38,18 @@ type way string
 
 const nativeWay way = "native"
 
-var ways = []way{nativeWay, "on", "auto", "off"}
+// Auto is last: there and back again, its second round follows the first.
+var ways = []way{nativeWay, "on", "off", "auto"}
 
-// autoLead is what mode auto takes to look at the programs before it is measured.
-const autoLead = 4 * time.Second
+// autoLead is what mode auto takes to find the length of slices, before it is measured.
+const autoLead = 14 * time.Second
 
 // A ran is a mix that ran one way.
 type ran struct {
 	Way     way         `json:"way"`
-	Mode    string      `json:"mode,omitempty"` // why the scheduler chose turns, or none
-	Rounds  [][]float64 `json:"rounds"`         // steps per second of each program in each round
+	Mode    string      `json:"mode,omitempty"`   // why the scheduler chose turns, or none
+	Slices  []string    `json:"slices,omitempty"` // each client's at the end of each round
+	Rounds  [][]float64 `json:"rounds"`           // steps per second of each program in each round
 	Rates   []float64   `json:"steps_per_second"`
 	Of      []float64   `json:"of_alone"` // of the program's native rate alone, in this run
 	Sum     float64     `json:"sum"`
@@ -80,7 +87,7 @@ func (b *bench) programsStep(ctx context.Context, _ string) error {
 	}()
 	chosen, length := mixes, 5*time.Second
 	if b.cells.quick {
-		chosen, length = mixes[:6], 3*time.Second
+		length = 3 * time.Second
 	}
 	if b.cells.only != nil {
 		chosen = slices.DeleteFunc(slices.Clone(mixes), func(m []string) bool { return !b.cells.only.MatchString(strings.Join(m, "+")) })
@@ -98,6 +105,9 @@ func (b *bench) programsStep(ctx context.Context, _ string) error {
 		return err
 	}
 	if err := p.setShares(ctx); err != nil {
+		return err
+	}
+	if err := p.pin(); err != nil {
 		return err
 	}
 	r := &programResults{Seconds: length.Seconds(), Native: map[string]float64{}, Shim: map[string]float64{}, Embed: map[string]float64{}}
@@ -121,6 +131,43 @@ func (b *bench) programsStep(ctx context.Context, _ string) error {
 	}
 	_, err = b.node.Ctl(ctx, "-S", "on")
 	return errors.Join(append(errs, err)...)
+}
+
+// pin gives the native process i and tenant i processors of their own, and the same ones:
+// they never work at the same time. Where processes move about the processors, the rates of
+// programs that are bound by them vary by a quarter.
+func (p *pool) pin() error {
+	most := max(len(p.tenants), len(p.natives))
+	each := (runtime.NumCPU() - 1) / most // the scheduler has the rest
+	if each == 0 {
+		fmt.Printf("  processes are not bound to processors: %d for %d tenants\n", runtime.NumCPU(), most)
+		return nil
+	}
+	if each > 1 {
+		each -= each % 2 // siblings of a core stay together
+	}
+	for _, workers := range [][]*worker{p.tenants, p.natives} {
+		for i, w := range workers {
+			var set unix.CPUSet
+			for cpu := i * each; cpu < (i+1)*each; cpu++ {
+				set.Set(cpu)
+			}
+			tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", w.pid()))
+			if err != nil {
+				return fmt.Errorf("%s: %w", w.name, err)
+			}
+			for _, task := range tasks { // threads that come inherit it
+				tid, err := strconv.Atoi(task.Name())
+				if err == nil {
+					err = unix.SchedSetaffinity(tid, &set)
+				}
+				if err != nil && !errors.Is(err, unix.ESRCH) {
+					return fmt.Errorf("%s: bind it to processors %d to %d: %w", w.name, i*each, (i+1)*each-1, err)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // keepOnly frees the loads that the next mix does not need.
@@ -201,7 +248,7 @@ func (b *bench) round(ctx context.Context, r *ran, lats [][]float64, programs []
 		}
 		workers = p.tenants[:n]
 	}
-	if r.Way == "auto" {
+	if r.Way == "auto" && len(r.Rounds) == 0 {
 		lead += autoLead
 	}
 	s := soon(lead, length)
@@ -212,6 +259,11 @@ func (b *bench) round(ctx context.Context, r *ran, lats [][]float64, programs []
 	if r.Way == "auto" {
 		if st, err := b.node.Status(ctx); err == nil && len(st.Gpus) > 0 {
 			r.Mode = st.Gpus[0].ModeReason
+			var round []string
+			for _, c := range st.Gpus[0].Clients {
+				round = append(round, fmt.Sprintf("%d: %v", c.Pid, time.Duration(c.SliceNs)))
+			}
+			r.Slices = append(r.Slices, strings.Join(round, ", "))
 		}
 	}
 	rates := make([]float64, n)

@@ -47,6 +47,18 @@ func draDeploy(t *testing.T) {
 	kubectl(t, ctx, "apply", "-k", "simgpu-dra")
 	rolledOut(t, ctx)
 	accepted(t, ctx, before)
+	await(t, ctx, "the attributes of a device", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "resourceslices", "-o", `jsonpath={.items[0].spec.devices[1].attributes}`)
+		for _, want := range []string{
+			`"architecture":{"string":"Hopper"}`, `"cudaComputeCapability":{"version":"9.0.0"}`, `"cudaDriverVersion":{"version":"13.0.0"}`, `"driverVersion":{"version":"580.0.0"}`,
+			`"sharing":{"string":"turns"}`, `"swap":{"bool":`, `"productName":{"string":"NVIDIA SimGPU"}`, `"index":{"int":1}`, `"memorySize":{"int":34359738368}`,
+		} {
+			if err == nil && !strings.Contains(out, want) {
+				err = fmt.Errorf("%s lacks %s", out, want)
+			}
+		}
+		return err
+	})
 	await(t, ctx, "two devices in the slice of the node", func() error {
 		out, err := cluster.Kubectl(ctx, "get", "resourceslices", "-o", `jsonpath={range .items[*].spec.devices[*]}{.name} {.capacity.memory.value}{"\n"}{end}`)
 		if err == nil && out != "gpu-51600000-0000-4000-8000-000000000000 32Gi\ngpu-51600000-0000-4000-8000-000000000001 32Gi\n" {

@@ -61,7 +61,7 @@ type Turns struct {
 // Granted counts a grant.
 func (s *Turns) Granted(t time.Time, a *sched.Grant) {
 	s.wait.add(a.Waited)
-	if a.Latency {
+	if a.Latency || a.Beside {
 		s.latency++
 		return
 	}

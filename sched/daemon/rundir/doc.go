@@ -18,6 +18,8 @@
 //
 //	tenant/scheduler.sock  clients, mode 0666; the directory containers get
 //	scheduler.sock         symbolic link to it, for programs on the host
+//	tenant/status.sock     the status as each may see it, mode 0666
+//	status.sock            symbolic link to it
 //	control.sock           package api, mode 0600, or 0660 for a group
 //	lock                   held by the running scheduler
 package rundir

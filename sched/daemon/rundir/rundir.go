@@ -27,6 +27,7 @@ const maxSocketPath = 107
 // Dir is a run directory that this process has.
 type Dir struct {
 	Tenants *net.UnixListener // SOCK_SEQPACKET
+	View    *net.UnixListener // SOCK_STREAM
 	Control net.Listener
 	path    string
 	group   *int // of the control socket
@@ -34,8 +35,9 @@ type Dir struct {
 	made    []entry
 }
 
-// tenantSocket and controlSocket are the paths of the sockets.
+// tenantSocket, viewSocket and controlSocket are the paths of the sockets.
 func (d *Dir) tenantSocket() string  { return filepath.Join(d.path, TenantDir, wire.SocketName) }
+func (d *Dir) viewSocket() string    { return filepath.Join(d.path, TenantDir, api.ViewName) }
 func (d *Dir) controlSocket() string { return filepath.Join(d.path, api.SocketName) }
 
 // entry is a directory or a socket as it was when the directory was opened.
@@ -82,7 +84,7 @@ func Open(path string, o Options) (d *Dir, err error) {
 	if given == nil {
 		err = removeStale(d.tenantSocket(), unix.SOCK_SEQPACKET)
 	}
-	if err = errors.Join(err, removeStale(d.controlSocket(), unix.SOCK_STREAM)); err != nil {
+	if err = errors.Join(err, removeStale(d.viewSocket(), unix.SOCK_STREAM), removeStale(d.controlSocket(), unix.SOCK_STREAM)); err != nil {
 		return d, err
 	}
 	if err := d.note(path, false); err != nil {
@@ -91,7 +93,7 @@ func Open(path string, o Options) (d *Dir, err error) {
 	if err := d.listenTenants(given); err != nil {
 		return d, err
 	}
-	return d, d.listenControl()
+	return d, errors.Join(d.listenView(), d.listenControl())
 }
 
 func exists(path string) bool {
@@ -119,6 +121,22 @@ func (d *Dir) listenTenants(given *os.File) error {
 		return err
 	}
 	return replaceLink(filepath.Join(TenantDir, wire.SocketName), filepath.Join(d.path, wire.SocketName))
+}
+
+// listenView opens the socket of the status for everybody.
+func (d *Dir) listenView() error {
+	l, err := listen(d.viewSocket(), unix.SOCK_STREAM, 0o666, nil)
+	if err != nil {
+		return err
+	}
+	if d.View != nil {
+		d.View.Close()
+	}
+	d.View = l.(*net.UnixListener)
+	if err := d.note(d.viewSocket(), true); err != nil {
+		return err
+	}
+	return replaceLink(filepath.Join(TenantDir, api.ViewName), filepath.Join(d.path, api.ViewName))
 }
 
 func (d *Dir) listenControl() error {
@@ -153,38 +171,41 @@ func (e entry) there() bool {
 	return err == nil && os.SameFile(info, e.info)
 }
 
+// Mended says which sockets listen anew.
+type Mended struct{ Tenants, View, Control bool }
+
 // Mend listens anew where somebody has deleted or replaced a socket: nobody could
 // connect, or whoever put another socket there would get the connections. It replaces
 // the listeners of these sockets, and says which. It returns an error if it cannot, or
 // if the directory itself is not the one that was opened: nothing can be recorded then.
-func (d *Dir) Mend() (tenants, control bool, err error) {
+func (d *Dir) Mend() (mended Mended, err error) {
 	for _, e := range slices.Clone(d.made) { // the directory first
 		if e.there() {
 			continue
 		}
 		again := fmt.Errorf("%s was deleted or replaced: start nvshare-scheduler again, which makes the run directory anew", e.path)
+		var listen func() error
 		switch e.path {
 		case d.tenantSocket():
-			if err = makeDirs(d.path); err == nil {
-				err = remove(e.path)
-			}
-			if err == nil {
-				err = d.listenTenants(nil)
-			}
-			tenants = true
+			mended.Tenants, listen = true, func() error { return d.listenTenants(nil) }
+		case d.viewSocket():
+			mended.View, listen = true, d.listenView
 		case d.controlSocket():
-			if err = remove(e.path); err == nil {
-				err = d.listenControl()
-			}
-			control = true
+			mended.Control, listen = true, d.listenControl
 		default:
-			return tenants, control, again
+			return mended, again
+		}
+		if err = makeDirs(d.path); err == nil {
+			err = remove(e.path)
+		}
+		if err == nil {
+			err = listen()
 		}
 		if err != nil {
-			return tenants, control, fmt.Errorf("%w (%w)", again, err)
+			return mended, fmt.Errorf("%w (%w)", again, err)
 		}
 	}
-	return tenants, control, nil
+	return mended, nil
 }
 
 func remove(path string) error {
@@ -209,6 +230,9 @@ func (d *Dir) Close() {
 func (d *Dir) Abandon() {
 	if d.Tenants != nil {
 		d.Tenants.Close()
+	}
+	if d.View != nil {
+		d.View.Close()
 	}
 	if d.Control != nil {
 		d.Control.Close()

@@ -175,36 +175,37 @@ func TestMend(t *testing.T) {
 		return err
 	}
 	for name, tc := range map[string]struct {
-		breakIt          func(dir string) error
-		tenants, control bool
-		ends             bool
+		breakIt func(dir string) error
+		want    Mended
+		ends    bool
 	}{
 		"deleted":              {breakIt: os.RemoveAll, ends: true},
 		"renamed":              {breakIt: func(dir string) error { return os.Rename(dir, dir+".old") }, ends: true},
-		"no tenants' socket":   {breakIt: func(dir string) error { return os.Remove(dir + "/tenant/scheduler.sock") }, tenants: true},
-		"no directory of them": {breakIt: func(dir string) error { return os.RemoveAll(dir + "/tenant") }, tenants: true},
+		"no tenants' socket":   {breakIt: func(dir string) error { return os.Remove(dir + "/tenant/scheduler.sock") }, want: Mended{Tenants: true}},
+		"no directory of them": {breakIt: func(dir string) error { return os.RemoveAll(dir + "/tenant") }, want: Mended{Tenants: true, View: true}},
 		"somebody else's socket": {breakIt: func(dir string) error {
 			return errors.Join(os.Remove(dir+"/tenant/scheduler.sock"), usurp(dir+"/tenant/scheduler.sock"))
-		}, tenants: true},
+		}, want: Mended{Tenants: true}},
 		"a directory in its place": {breakIt: func(dir string) error {
 			return errors.Join(os.Remove(dir+"/tenant/scheduler.sock"), os.MkdirAll(dir+"/tenant/scheduler.sock/x", 0o755))
-		}, tenants: true, ends: true},
-		"no control socket": {breakIt: func(dir string) error { return os.Remove(dir + "/control.sock") }, control: true},
+		}, want: Mended{Tenants: true}, ends: true},
+		"no control socket": {breakIt: func(dir string) error { return os.Remove(dir + "/control.sock") }, want: Mended{Control: true}},
+		"no status socket":  {breakIt: func(dir string) error { return os.Remove(dir + "/tenant/status.sock") }, want: Mended{View: true}},
 		"neither": {breakIt: func(dir string) error {
 			return errors.Join(os.Remove(dir+"/control.sock"), os.Remove(dir+"/tenant/scheduler.sock"))
-		}, tenants: true, control: true},
+		}, want: Mended{Tenants: true, Control: true}},
 	} {
 		dir := filepath.Join(t.TempDir(), "run")
 		d := open(t, dir)
-		if tenants, control, err := d.Mend(); err != nil || tenants || control {
-			t.Errorf("%s: before: %v, %v, %v", name, tenants, control, err)
+		if mended, err := d.Mend(); err != nil || mended != (Mended{}) {
+			t.Errorf("%s: before: %+v, %v", name, mended, err)
 		}
 		if err := tc.breakIt(dir); err != nil {
 			t.Fatal(err)
 		}
-		tenants, control, err := d.Mend()
-		if tenants != tc.tenants || control != tc.control {
-			t.Errorf("%s: mends tenants %v, control %v", name, tenants, control)
+		mended, err := d.Mend()
+		if mended != tc.want {
+			t.Errorf("%s: mends %+v", name, mended)
 		}
 		if tc.ends != (err != nil) || err != nil && !strings.Contains(err.Error(), dir) {
 			t.Errorf("%s: %v", name, err)
@@ -212,7 +213,7 @@ func TestMend(t *testing.T) {
 		if tc.ends {
 			continue
 		}
-		if !answers("unixpacket", dir+"/scheduler.sock") || !answers("unix", dir+"/control.sock") {
+		if !answers("unixpacket", dir+"/scheduler.sock") || !answers("unix", dir+"/control.sock") || !answers("unix", dir+"/status.sock") {
 			t.Errorf("%s: not mended", name)
 		}
 		conn, err := net.Dial("unixpacket", dir+"/tenant/scheduler.sock")
@@ -226,8 +227,8 @@ func TestMend(t *testing.T) {
 		} else {
 			c.Close()
 		}
-		if tenants, control, err := d.Mend(); err != nil || tenants || control {
-			t.Errorf("%s: after: %v, %v, %v", name, tenants, control, err)
+		if mended, err := d.Mend(); err != nil || mended != (Mended{}) {
+			t.Errorf("%s: after: %+v, %v", name, mended, err)
 		}
 	}
 	dir := filepath.Join(t.TempDir(), "run")
@@ -297,8 +298,8 @@ func TestSocketOfSystemd(t *testing.T) {
 		if n, err := c.Read(text); err != nil || string(text[:n]) != "early" {
 			t.Errorf("%q, %v", text[:n], err)
 		}
-		if tenants, control, err := d.Mend(); err != nil || tenants || control {
-			t.Error(err)
+		if mended, err := d.Mend(); err != nil || mended != (Mended{}) {
+			t.Error(mended, err)
 		}
 		d.Close()
 		if !answers("unixpacket", path) || answers("unix", filepath.Join(dir, "control.sock")) {

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import "time"
+
+// tenantsBeside lets latency tenants run beside the holder, whose gate stays open. That is
+// where the time slices of all others can be set: these are so short (LatencySlice) that a
+// latency tenant's kernels run at once. Its grant stays, so that no message and no gate is
+// on the way of a request. What it leaves of the GPU is the holder's.
+//
+// A saturating tenant would have nearly all of the GPU beside such short slices. Shims say
+// how often the GPU had work of a latency tenant. Where that is more than latency tenants
+// may have together, they have latency grants instead, which are billed exactly, for a time
+// that doubles; or by time slices, slices as everybody.
+func tenantsBeside() policy {
+	return policy{
+		due: func(c *GPU) (Time, bool) { return c.besides.from, c.besides.blocked },
+		revoke: func(c *GPU) {
+			c.lookBeside()
+			c.endBeside()
+		},
+	}
+}
+
+const (
+	besideWindow = time.Second // of looking at what latency tenants use
+	// They have no beside grants after one in which that was too much, for a time that
+	// doubles, and is as at first after so long without.
+	besidePause, maxBesidePause = 5 * time.Second, 2 * time.Minute
+	besideForgets               = 5 * time.Minute
+)
+
+// besides is what a GPU knows of latency tenants beside others.
+type besides struct {
+	short    bool // the time slices of all others can be set
+	lookedAt Time // when that was found
+
+	since   Time // start of the window
+	use     int  // permille of the GPU that tenants with beside grants used in the latest one
+	blocked bool // they used too much
+	from    Time // until then
+	pause   time.Duration
+}
+
+// lookBeside looks whether the time slices of all others can be set.
+func (c *GPU) lookBeside() {
+	b := &c.besides
+	if b.blocked && c.now >= b.from {
+		b.blocked, c.slices.stale = false, true
+	}
+	if !c.slices.ever || !c.slices.stale && c.now.Sub(b.lookedAt) < besideWindow {
+		return
+	}
+	b.lookedAt, b.short = c.now, true
+	for _, cl := range c.inOrder() {
+		proving := cl.controls.Client == 0 && c.now.Sub(cl.wantedAt) < proofPatience
+		if cl.connected && cl.wanted && cl.tenant.share.Priority != Latency && !proving && c.notSliceable(cl) != "" {
+			b.short = false
+			return
+		}
+	}
+}
+
+// besideAllowed says whether latency tenants may run beside the holder. Memory that does
+// not fit must be free to move, which it is not under a grant that stays.
+func (c *GPU) besideAllowed() bool {
+	return c.besides.short && !c.besides.blocked && c.mode == Auto && c.effective == Exclusive && !c.auto.overfull()
+}
+
+// mayBeBeside says whether the clients of a tenant get beside grants. A limit is held
+// exactly, by grants that end when they are not used.
+func (c *GPU) mayBeBeside(t *tenant) bool {
+	return c.besideAllowed() && t.share.Priority == Latency && !t.limited() && t.seat == nil
+}
+
+// endBeside asks back the beside grants of tenants that may not have them any more.
+func (c *GPU) endBeside() {
+	for cl := c.beside.head; cl != nil; {
+		next := cl.next
+		if !c.mayBeBeside(cl.tenant) {
+			c.revoke(cl.grant, ModeChange)
+		}
+		cl = next
+	}
+	if c.beside.n == 0 {
+		c.setBesideUse(0)
+	}
+}
+
+// setBesideUse changes what holders are billed beside latency tenants.
+func (c *GPU) setBesideUse(permille int) {
+	if c.besides.use == permille {
+		return
+	}
+	for _, t := range c.tenants {
+		c.bill(t) // as before, so far
+	}
+	c.besides.use = permille
+}
+
+// noteUse takes note of how often the GPU had work of a latency tenant.
+func (c *GPU) noteUse(t *tenant, ev Utilization) {
+	b := &c.besides
+	t.looks += ev.Samples
+	t.hot += min(ev.Busy, ev.Samples)
+	window := c.now.Sub(b.since)
+	if window < besideWindow {
+		return
+	}
+	b.since = c.now
+	all, use := 0, 0
+	for _, t := range c.tenants {
+		if t.share.Priority != Latency {
+			continue
+		}
+		permille := 1000 * t.hot / max(t.looks, 1)
+		t.looks, t.hot = 0, 0
+		all += permille
+		if t.beside > 0 {
+			c.bill(t)
+			t.gets = permille
+			use += permille
+		}
+	}
+	c.setBesideUse(min(use, 1000))
+	switch {
+	case window > 2*besideWindow || all <= 10*c.pool.percent(): // a long window tells of its end only
+		if c.now.Sub(b.from) > besideForgets {
+			b.pause = 0
+		}
+	case !b.blocked && (c.beside.n > 0 || c.sliced()):
+		b.pause = min(max(2*b.pause, besidePause), maxBesidePause)
+		b.blocked, b.from, c.slices.stale = true, c.now.Add(b.pause), true
+	}
+}
+
+// crowded says whether several others want the GPU beside a latency tenant. At the same
+// time with slices as short as theirs they would hinder each other.
+func (c *GPU) crowded() bool {
+	batch, latency := 0, false
+	for _, cl := range c.clients {
+		switch {
+		case !cl.connected:
+		case cl.tenant.share.Priority == Latency:
+			latency = true
+		case cl.wanted:
+			batch++
+		}
+	}
+	return latency && batch > 1
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"net"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+)
+
+// viewTimeout is how long who asks the status socket may take to read the answer.
+const viewTimeout = 5 * time.Second
+
+// admitViewer answers a connection to the status socket. Nothing is read from it, so
+// nothing that a process sends can do harm. Connections, and what an answer costs, count
+// against the account of the process like those of its programs.
+func (d *Daemon) admitViewer(ctx context.Context, sock *net.UnixConn) {
+	pid, gone := peer.Knocks(sock)
+	if gone || d.desk.Knock(pid, time.Now()) != nil {
+		sock.Close()
+		return
+	}
+	p, err := d.peers.Identify(sock)
+	if err != nil {
+		sock.Close()
+		return
+	}
+	p.Close() // who it is stays known
+	account, err := d.desk.Connect(p.Account, time.Now())
+	if err != nil {
+		sock.Close()
+		return
+	}
+	d.wg.Go(func() {
+		defer account.Disconnect()
+		defer sock.Close()
+		var r *api.StatusResponse
+		cost := 0
+		made := make(chan struct{})
+		d.inTurn(account, func() {
+			r, cost = d.view(p), viewCost+len(d.clients)+len(d.shares.Tenants)
+			close(made)
+		})
+		select {
+		case <-made:
+		case <-d.ended:
+			return
+		}
+		answer, err := proto.Marshal(r)
+		if err != nil {
+			d.log.WithError(err).Error("answer the status socket")
+			return
+		}
+		sock.SetDeadline(time.Now().Add(viewTimeout))
+		defer context.AfterFunc(ctx, func() { sock.Close() })()
+		if _, err := sock.Write(answer); err != nil {
+			return
+		}
+		sock.CloseWrite()
+		// The connection stays open for as long as the account owes for the answer, so that
+		// who asks too often has no connection left, and is refused.
+		select {
+		case <-time.After(account.Charge(cost, time.Now())):
+		case <-d.ended:
+		}
+	})
+}
+
+// view is the status as a process may see it: its tenant's own parts, and of all others
+// numbers.
+func (d *Daemon) view(p *peer.Peer) *api.StatusResponse {
+	all := d.status()
+	container, uid := d.tenantOf(p.Account)
+	mine := func(c *api.Container, user uint32) bool {
+		if id := c.GetId(); id != "" {
+			return peer.ContainerAccount+id == p.Account
+		}
+		return peer.AccountOfUser(user) == p.Account
+	}
+	myClient := func(c *api.Client) bool {
+		cl := d.clients[sched.ClientID(c.Id)]
+		return cl != nil && cl.Account == p.Account
+	}
+	return narrow(all, &api.View{Container: container, Uid: uid}, mine, myClient)
+}
+
+// narrow makes an answer that has of the tenant's own parts everything and of all others
+// numbers. What it does not name here is left out, so a new field of the API is left out
+// until somebody has judged it.
+func narrow(all *api.StatusResponse, view *api.View, mine func(*api.Container, uint32) bool, myClient func(*api.Client) bool) *api.StatusResponse {
+	r := &api.StatusResponse{Version: all.Version, UptimeNs: all.UptimeNs, Clients: all.Clients, View: view}
+	for _, g := range all.Gpus {
+		r.Gpus = append(r.Gpus, narrowGPU(g, mine, myClient))
+	}
+	for _, g := range r.Gpus {
+		for _, c := range g.Clients {
+			if c.State == api.ClientState_CLIENT_STATE_FENCED {
+				r.Problems = append(r.Problems, fencedProblem(g.Index, c))
+			}
+			if c.Bypassed > 0 {
+				r.Problems = append(r.Problems, bypassProblem(g.Index, c))
+			}
+		}
+	}
+	view.Problems = uint32(max(len(all.Problems)-len(r.Problems), 0))
+	if view.Container.GetId() != "" {
+		r.Containers = []*api.Container{view.Container}
+	}
+	for _, s := range all.Settings {
+		if mine(s.Container, s.Uid) {
+			r.Settings = append(r.Settings, s)
+		}
+	}
+	return r
+}
+
+func narrowGPU(g *api.GPU, mine func(*api.Container, uint32) bool, myClient func(*api.Client) bool) *api.GPU {
+	others := &api.Others{}
+	out := &api.GPU{
+		Index: g.Index, Uuid: g.Uuid, Name: g.Name, MemoryBytes: g.MemoryBytes,
+		Mode: g.Mode, QuantumNs: g.QuantumNs, GraceNs: g.GraceNs, Grants: g.Grants, Preemptions: g.Preemptions,
+		EffectiveMode: g.EffectiveMode, ModeReason: g.ModeReason, Way: g.Way, WayReason: g.WayReason,
+		Swap: g.Swap, Others: others,
+	}
+	for _, c := range g.Clients {
+		switch {
+		case myClient(c):
+			out.Clients = append(out.Clients, c)
+			continue
+		case c.State == api.ClientState_CLIENT_STATE_WAITING:
+			others.Waiting++
+		case c.Epoch != 0:
+			others.Holding++
+		}
+		others.Clients++
+	}
+	for _, u := range g.Tenants {
+		if mine(u.Container, u.Uid) {
+			out.Tenants = append(out.Tenants, u)
+			continue
+		}
+		if u.Clients > 0 && !strings.HasPrefix(u.Container.GetId(), gangTenant) { // its tenants are counted
+			others.Tenants++
+		}
+		others.GotPermille += u.GotPermille
+	}
+	for _, m := range g.Memory {
+		if mine(m.Container, m.Uid) {
+			out.Memory = append(out.Memory, m)
+		} else {
+			others.MemoryBytes += m.UsedBytes
+		}
+	}
+	for _, p := range g.Promises {
+		if mine(p.Container, p.Uid) {
+			out.Promises = append(out.Promises, p)
+		} else {
+			others.CoreRequest += p.CoreRequest
+		}
+	}
+	return out
+}
