@@ -17,7 +17,7 @@ for suite; do
 	echo "=== make test: suite $done of $#: $suite" >&2
 	began=$(date +%s)
 	{
-		"${MAKE:-make}" --no-print-directory "$suite" 2>&1
+		make --no-print-directory "$suite" 2>&1
 		echo $? >"$logs/status"
 	} | tee "$logs/$suite.log"
 	took=$(($(date +%s) - began))

@@ -15,7 +15,7 @@ import (
 // pages lists the Markdown files of the tree.
 func pages(t *testing.T) (paths []string) {
 	t.Helper()
-	for _, pattern := range []string{"../../*.md", "../../*/README.md", "../../*/*/README.md"} {
+	for _, pattern := range []string{"../../*.md", "../../*/*.md", "../../*/*/*.md"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil || len(found) == 0 {
 			t.Fatalf("%s: %v, %v", pattern, found, err)

@@ -153,15 +153,14 @@ exec chroot . sh -euc "$script" sh "$@"`
 // packages' users do.
 const (
 	works = `
-nvsharectl version
+nvsharectl version || test $? = 3 # no scheduler runs here
 test -z "$(LD_PRELOAD=libnvshare.so /bin/true 2>&1)"
 nvshare-plugin --no-nri --simgpu /simgpu
 nvsharectl cdi validate --simgpu /simgpu
 test -s /usr/share/man/man1/nvsharectl.1 -o -s /usr/local/share/man/man1/nvsharectl.1
 `
 	gone = `
-left=$(find / -xdev -path /dist -prune -o -path /proc -prune -o -path /simgpu -prune -o -name '*nvshare*' -newer /simgpu/run/config -print)
-left="$left $(find /run /var/lib/nvshare -name '*nvshare*' 2>/dev/null || true)"
+left=$(find /usr /etc /run /var/lib -xdev -name '*nvshare*' -newer /simgpu/run/config 2>/dev/null || true)
 test -z "$(echo $left)" || { echo "left behind: $left"; exit 1; }
 ! command -v nvsharectl
 `
