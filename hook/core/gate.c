@@ -87,10 +87,11 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 	gpu = s->gpu;
 	if (capturing)
 		return nvs_gate_enter_memory(gpu);
-	if (nvs_throttled(atomic_load_explicit(&gpu->slot, memory_order_acquire)))
-		nvs_throttle_step(s, key);
-	while (nvs_unlikely(!gate_try(t, gpu))) {
-		if (nvs_gate_wait(t, gpu, NVS_NEED_GPU, 0))
+	for (;;) {
+		/* After each wait: a thousand threads may have waited at the gate for one stream. */
+		if (nvs_throttled(atomic_load_explicit(&gpu->slot, memory_order_acquire)))
+			nvs_throttle_step(s, key);
+		if (nvs_likely(gate_try(t, gpu)) || nvs_gate_wait(t, gpu, NVS_NEED_GPU, 0))
 			break;
 		if (!atomic_load(&nvs_gate.active))
 			return NULL; /* the process ends */

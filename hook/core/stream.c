@@ -207,15 +207,18 @@ void nvs_context_unhold(struct nvs_gpu *gpu)
 
 /* ---- streams ---- */
 
-static _Atomic(struct nvs_stream *) *bucket_of(void *key)
+/* owner: of a per-thread default stream, else not looked at. */
+static _Atomic(struct nvs_stream *) *bucket_of(void *key, struct nvs_thread *owner)
 {
-	return &buckets[(((uintptr_t)key * 0x9e3779b97f4a7c15ull) >> 40) % BUCKETS];
+	uintptr_t of = key == CU_STREAM_PER_THREAD ? (uintptr_t)owner : (uintptr_t)key;
+
+	return &buckets[((of * 0x9e3779b97f4a7c15ull) >> 40) % BUCKETS];
 }
 
 /* A bucket only ever grows, so that it can be read without the lock. */
 static struct nvs_stream *stream_lookup(void *key, struct nvs_thread *owner, void *ctx)
 {
-	struct nvs_stream *s = atomic_load_explicit(bucket_of(key), memory_order_acquire);
+	struct nvs_stream *s = atomic_load_explicit(bucket_of(key, owner), memory_order_acquire);
 
 	for (; s; s = s->next) {
 		struct nvs_context *c;
@@ -233,7 +236,7 @@ static struct nvs_stream *stream_lookup(void *key, struct nvs_thread *owner, voi
 
 static struct nvs_stream *stream_add(void *key, struct nvs_thread *owner, void *ctx, struct nvs_gpu *gpu)
 {
-	_Atomic(struct nvs_stream *) *bucket = bucket_of(key);
+	_Atomic(struct nvs_stream *) *bucket = bucket_of(key, owner);
 	struct nvs_stream *s, *fresh = NULL;
 
 	if (key != CU_STREAM_PER_THREAD)
@@ -492,10 +495,12 @@ bool nvs_capturing(void *key)
 
 void nvs_stream_thread_ended(struct nvs_thread *t)
 {
+	struct nvs_stream *s;
+
 	nvs_lock(&nvs_table_lock);
-	for (unsigned i = 0; i < nvs_streams_used; i++)
-		if (nvs_streams[i].key == CU_STREAM_PER_THREAD && nvs_streams[i].owner == t)
-			capture_off(&nvs_streams[i]);
+	for (s = atomic_load(bucket_of(CU_STREAM_PER_THREAD, t)); s; s = s->next)
+		if (s->key == CU_STREAM_PER_THREAD && s->owner == t)
+			capture_off(s);
 	nvs_unlock(&nvs_table_lock);
 }
 

@@ -18,6 +18,10 @@
  * The event may never come while the thread waits here: work ahead of it may
  * wait for what this thread does next. So the wait ends after PATIENCE_NS and
  * lets another batch go; both double each time.
+ *
+ * One thread ends a batch. Other threads that submit to the stream meanwhile wait until
+ * that thread has ended it, or a thousand of them would fill the stream. Each batch wakes
+ * as many of them as may submit in it, and one that ends it.
  */
 #include <errno.h>
 
@@ -129,35 +133,70 @@ static void end_batch(struct nvs_stream *s, void *key)
 	d->passed_ns = now;
 }
 
+/* Whether the batch of the stream can be ended by an event, here and now. */
+static bool can_end(struct nvs_stream *s)
+{
+	const struct nvs_driver_table *v = &nvs_driver;
+
+	return !s->throttle.off && atomic_load(&s->context) && !atomic_load(&nvs_gate.captures) &&
+	       v->event_create && v->event_record && v->event_query && v->event_destroy &&
+	       v->ctx_get_current && v->exchange_capture_mode;
+}
+
+/*
+ * Another thread ends the batch: waits until it has. The other thread's wait ends first
+ * by the same patience, unless that thread has ended in it: then this one takes its place.
+ */
+static void await_end(struct nvs_throttle *d, unsigned seen)
+{
+	uint64_t end = nvs_now() + (d->patience_ns ? d->patience_ns : PATIENCE_NS) + PATIENCE_NS, left;
+
+	while (atomic_load(&d->ended) == seen && (left = nvs_elapsed(end, nvs_now())) != 0)
+		nvs_futex_wait((uint32_t *)&d->ended, seen, left, true);
+	if (atomic_load(&d->ended) == seen)
+		atomic_flag_clear(&d->busy);
+}
+
+/* The call is counted in the batch that has just begun, or ends this one. False: it is counted. */
+static bool ends_batch(struct nvs_stream *s)
+{
+	struct nvs_throttle *d = &s->throttle;
+
+	for (;;) {
+		unsigned ended = atomic_load(&d->ended);
+		unsigned batch = atomic_load_explicit(&d->batch, memory_order_relaxed);
+
+		if (atomic_fetch_add(&d->count, 1) < (batch ? batch : BATCH_FIRST) || !can_end(s))
+			return false;
+		if (!atomic_flag_test_and_set(&d->busy))
+			return true;
+		await_end(d, ended);
+	}
+}
+
 void nvs_throttle_step(struct nvs_stream *s, void *key)
 {
 	struct nvs_throttle *d = &s->throttle;
-	struct nvs_driver_table *v = &nvs_driver;
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	int saved = errno;
-	unsigned batch = atomic_load_explicit(&d->batch, memory_order_relaxed);
-	unsigned count = atomic_load_explicit(&d->count, memory_order_relaxed) + 1;
 	void *ctx = NULL;
 
-	atomic_store_explicit(&d->count, count, memory_order_relaxed);
-	if (count <= (batch ? batch : BATCH_FIRST))
+	if (!ends_batch(s)) {
+		errno = saved;
 		return;
-	if (d->off || !atomic_load(&s->context) || atomic_load(&nvs_gate.captures) ||
-	    !v->event_create || !v->event_record || !v->event_query || !v->event_destroy ||
-	    !v->ctx_get_current || !v->exchange_capture_mode)
-		return;
-	if (atomic_flag_test_and_set(&d->busy))
-		return;
+	}
 	/* An event belongs to a context; the thread must be in the stream's. */
-	if (v->ctx_get_current(&ctx) == CUDA_SUCCESS && nvs_stream_in_context(s, ctx)) {
-		if (!batch)
+	if (nvs_driver.ctx_get_current(&ctx) == CUDA_SUCCESS && nvs_stream_in_context(s, ctx)) {
+		if (!atomic_load(&d->batch))
 			atomic_store(&d->batch, BATCH_FIRST);
-		v->exchange_capture_mode(&mode);
+		nvs_driver.exchange_capture_mode(&mode);
 		end_batch(s, key);
-		v->exchange_capture_mode(&mode);
+		nvs_driver.exchange_capture_mode(&mode);
 	}
 	atomic_store_explicit(&d->count, 0, memory_order_relaxed);
 	atomic_flag_clear(&d->busy);
+	atomic_fetch_add(&d->ended, 1);
+	nvs_futex_wake_some((uint32_t *)&d->ended, atomic_load(&d->batch) + 1);
 	errno = saved;
 }
 

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * wait.c: threads of the application wait at the gate of a GPU.
+ *
+ * One of them looks out: it waits for the page and for the lease. The others wait in
+ * line, and each thread that leaves the gate wakes the next. So of thousands of threads
+ * only a few run when the gate opens, and none has to be put to sleep again when it
+ * closes before its turn in the line.
  */
 #include "wait.h"
 
@@ -20,6 +25,9 @@
 #define GONE_NS        (2 * NVS_S)    /* who has not looked for so long does not wait */
 #define NUDGE_NS       (1 * NVS_S)    /* waiting threads repeat their request */
 #define WAIT_PIECE_NS  (200 * NVS_MS) /* a wait looks at the connection this often */
+#define LINE_WAKES     8              /* so many at once go to the gate when it opens */
+#define LINE_LONG      64             /* threads in a line whose waits take longer, up to LINE_PIECE_NS */
+#define LINE_PIECE_NS  (1 * NVS_S)    /* less than GONE_NS */
 #define EXIT_WAIT_NS   (1 * NVS_S)    /* at the end of the process a call waits this long for a scheduler */
 #define EXIT_PIECE_NS  (5 * NVS_MS)   /* at the end of the process a waiting call looks at its work this often */
 
@@ -46,11 +54,37 @@ static void unlock_masked(const sigset_t *old)
 	pthread_sigmask(SIG_SETMASK, old, NULL);
 }
 
-static void leave(struct nvs_thread *t)
+/* Threads in line go to the gate. */
+static void wake_line(struct nvs_gpu *gpu, unsigned n)
 {
-	if (t->waits_at)
-		nvs_gpu_step(t->waits_at, (struct lease_event){ .type = LEASE_EV_LEAVE });
+	atomic_fetch_add(&gpu->line, 1);
+	nvs_futex_wake_some((uint32_t *)&gpu->line, n);
+}
+
+/* Returns how many threads in line are to go to the gate now: the next one, more at the gate's opening. */
+static unsigned leave(struct nvs_thread *t)
+{
+	struct nvs_gpu *gpu = t->waits_at;
+	unsigned wakes = 1;
+
+	if (!gpu)
+		return 0;
+	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_LEAVE });
+	if (gpu->lookout == t) {
+		gpu->lookout = NULL;
+		wakes = LINE_WAKES;
+	}
 	t->waits_at = NULL;
+	return gpu->lease.waiting ? wakes : 0;
+}
+
+/* The thread has gone from the gate without a word: another one looks out. */
+static void leave_unseen(struct nvs_thread *t)
+{
+	struct nvs_gpu *gpu = t->waits_at;
+
+	if (leave(t))
+		wake_line(gpu, 1);
 }
 
 /* The thread waits at the gate; it may have been taken for gone, or have gone from another. */
@@ -59,7 +93,7 @@ static void want(struct nvs_thread *t, struct nvs_gpu *gpu, uint64_t now)
 	t->looked_ns = now;
 	if (t->waits_at == gpu)
 		return;
-	leave(t);
+	leave_unseen(t);
 	t->waits_at = gpu;
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_WANT });
 }
@@ -68,7 +102,7 @@ void nvs_gate_forget_waiters(uint64_t now)
 {
 	for (struct nvs_thread *t = nvs_threads(); t; t = t->next)
 		if (t->waits_at && nvs_elapsed(now, t->looked_ns) > GONE_NS)
-			leave(t);
+			leave_unseen(t);
 }
 
 /*
@@ -204,6 +238,24 @@ static bool work_at_exit(struct nvs_gpu *gpu, sigset_t *mask)
 	return (gate == LEASE_OPEN || gate == LEASE_FREE) && fill_at_exit(gpu, mask);
 }
 
+/* The lock is held, and given up while waiting. False: this thread looks out. */
+static bool wait_in_line(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, sigset_t *mask)
+{
+	uint64_t ns = WAIT_PIECE_NS * (1 + gpu->lease.waiting / LINE_LONG);
+	uint32_t seen = atomic_load(&gpu->line);
+
+	if (need == NVS_NEED_MEMORY || atomic_load(&nvs_exiting))
+		return false;
+	if (!gpu->lookout)
+		gpu->lookout = t;
+	if (gpu->lookout == t)
+		return false;
+	unlock_masked(mask);
+	nvs_futex_wait((uint32_t *)&gpu->line, seen, ns < LINE_PIECE_NS ? ns : LINE_PIECE_NS, true);
+	lock_masked(mask);
+	return true;
+}
+
 /* The lock is held; it is given up while waiting. word: of the page, as last looked at. */
 static void wait_piece(struct nvs_gpu *gpu, uint32_t word, bool *spun, sigset_t *mask)
 {
@@ -242,12 +294,13 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	uint64_t start = nvs_now(), now = start, waited;
 	bool spun = false, pass = false;
 	int saved = errno;
+	unsigned wakes;
 	sigset_t mask;
 
 	atomic_store(&gpu->used, true);
 	lock_masked(&mask);
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_USE });
-	leave(t); /* of a wait that a signal handler jumped out of */
+	leave_unseen(t); /* a wait that a signal handler jumped out of */
 	t->keeps = keeps;
 	for (;;) {
 		uint32_t word;
@@ -274,11 +327,11 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 		} else if (nvs_elapsed(now, gpu->request_ns) > NUDGE_NS) {
 			nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_NUDGE });
 		}
-		if (!work_at_exit(gpu, &mask))
+		if (!work_at_exit(gpu, &mask) && !wait_in_line(t, gpu, need, &mask))
 			wait_piece(gpu, word, &spun, &mask);
 		now = nvs_now();
 	}
-	leave(t);
+	wakes = leave(t);
 	gpu->idle_ns = 0; /* its call comes now */
 	waited = nvs_now() - start;
 	gpu->stats.waits++;
@@ -286,6 +339,8 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	if (waited > gpu->stats.wait_max_ns)
 		gpu->stats.wait_max_ns = waited;
 	unlock_masked(&mask);
+	if (wakes)
+		wake_line(gpu, wakes);
 	errno = saved;
 	return pass;
 }

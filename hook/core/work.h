@@ -33,6 +33,7 @@ struct nvs_throttle {
 	atomic_flag busy;
 	atomic_uint count;   /* calls since the last event */
 	atomic_uint batch;   /* calls per event, 0: not set up */
+	atomic_uint ended;   /* futex: batches that a thread has ended */
 	bool off;            /* events do not work here */
 	bool pending[2];
 	uint8_t next;
@@ -57,7 +58,7 @@ struct nvs_stream {
 };
 
 #define NVS_MAX_CONTEXTS 8192 /* no GPU has memory for so many */
-#define NVS_MAX_STREAMS  4096 /* further ones share the record of their GPU */
+#define NVS_MAX_STREAMS  16384 /* further ones share the record of their GPU */
 
 extern struct nvs_lock nvs_table_lock;
 extern struct nvs_context nvs_contexts[NVS_MAX_CONTEXTS];

@@ -29,6 +29,12 @@ static inline void nvs_futex_wait(const uint32_t *word, uint32_t seen, uint64_t 
 	syscall(SYS_futex, word, FUTEX_WAIT | (local ? FUTEX_PRIVATE_FLAG : 0), seen, &t, NULL, 0);
 }
 
+/* Wakes up to n threads, those that have waited longest first. */
+static inline void nvs_futex_wake_some(const uint32_t *word, unsigned n)
+{
+	syscall(SYS_futex, word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, n < INT_MAX ? n : INT_MAX, NULL, NULL, 0);
+}
+
 /* A page that is mapped read-only can be waited and woken on all the same. */
 static inline void nvs_futex_wake(const uint32_t *word, bool local)
 {

@@ -17,6 +17,12 @@ import (
 func serveView(t *testing.T, answer []byte) string {
 	t.Helper()
 	dir := t.TempDir()
+	listenView(t, dir, answer)
+	return dir
+}
+
+func listenView(t *testing.T, dir string, answer []byte) {
+	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(dir, api.ViewName))
 	if err != nil {
 		t.Fatal(err)
@@ -32,7 +38,6 @@ func serveView(t *testing.T, answer []byte) string {
 			c.Close()
 		}
 	}()
-	return dir
 }
 
 // Where there is no control socket, as in containers, the status socket answers: status

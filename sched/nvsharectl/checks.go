@@ -34,10 +34,14 @@ var checks = []struct {
 	{"health", checkHealth},
 	{"controls", checkControls},
 	{"socket", checkSocket},
+	{"status", checkView},
 	{"shim", checkShim},
 	{"cdi", checkCDI},
+	{"runtime", checkRuntime},
 	{"nri", checkNRI},
+	{"pcie", checkPCIe},
 	{"swap", checkSwap},
+	{"hugepages", checkHugePages},
 	{"selinux", checkSELinux},
 	{"mps", checkMPS},
 }
@@ -217,6 +221,9 @@ func checkCDI(p *patient) []finding {
 
 func checkNRI(p *patient) []finding {
 	const socket = "/var/run/nri/nri.sock"
+	if file := nriIsOff(p); file != "" {
+		return found(warn, "remove disable = true of io.containerd.nri.v1.nri there, and restart containerd", "%s switches NRI off, perhaps for another operator: pods cannot ask for GPUs", file)
+	}
 	if _, err := os.Stat(p.at(socket)); err != nil {
 		return found(warn, "enable NRI in the container runtime (deployments/containerd/nri-cdi.toml for containerd 1.7)",
 			"%s is missing: pods cannot ask for GPUs; podman, Docker, nerdctl and ctr can", socket)

@@ -41,6 +41,7 @@ type patient struct {
 	status  *api.StatusResponse                          // nil: no scheduler answers
 	whyNot  error                                        // then
 	program func(shim string) (stderr string, err error) // runs a program under the shim
+	runtime func() (version string, err error)           // asks containerd
 }
 
 // at returns a path of the host.
@@ -61,6 +62,7 @@ everybody needs) or FAIL, with the command that mends it. Exit status 1: a check
 failed. With --wait it tries again until none fails.`,
 		Example: `  sudo nvsharectl doctor
   sudo nvsharectl doctor --wait 60      after an installation
+  sudo nvsharectl doctor test           two programs prove share, limits and swapping
   sudo nvsharectl doctor bundle         a file for a bug report`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), root.runDir, io) },
@@ -70,7 +72,7 @@ failed. With --wait it tries again until none fails.`,
 	fs.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where the plugin or the installation puts it)")
 	cmd.Flags().StringVarP(&f.output, "output", "o", "text", "`text|json|yaml`")
 	cmd.Flags().Var((*durationFlag)(&f.wait), "wait", "try again for this `time`, in seconds or with a unit, until no check fails")
-	cmd.AddCommand(bundleCommand(root, f, io))
+	cmd.AddCommand(bundleCommand(root, f, io), trialCommand(root, f, io), probeCommand(io))
 	return cmd
 }
 
@@ -88,8 +90,13 @@ func (f *doctorFlags) run(ctx context.Context, runDir string, io streams) error 
 		}
 		all = f.patient(ctx, runDir).examine()
 	}
-	if f.output != "text" {
-		if err := encode(io, f.output, all); err != nil {
+	return conclude(io, f.output, all)
+}
+
+// conclude prints findings. It returns errUnhealthy if a check has failed.
+func conclude(io streams, output string, all []finding) error {
+	if output != "text" {
+		if err := encode(io, output, all); err != nil {
 			return err
 		}
 	} else {
@@ -103,7 +110,7 @@ func (f *doctorFlags) run(ctx context.Context, runDir string, io streams) error 
 
 // patient looks at this host.
 func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
-	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim}
+	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, runtime: containerdVersion}
 	p.whyNot = call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
 		p.status, err = c.Status(ctx, &api.StatusRequest{})
 		return err

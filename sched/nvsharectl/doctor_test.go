@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/nvshare/nvshare/sched/api"
 )
 
@@ -44,9 +46,31 @@ func host(t *testing.T) *patient {
 	if err := os.Chmod(filepath.Join(root, "run/nvshare/tenant/scheduler.sock"), 0o666); err != nil {
 		t.Fatal(err)
 	}
+	put("/sys/bus/pci/devices/0000:17:00.0/vendor", "0x10de\n")
+	put("/sys/bus/pci/devices/0000:17:00.0/class", "0x030200\n")
+	put("/sys/bus/pci/devices/0000:17:00.0/current_link_width", "16\n")
+	put("/sys/bus/pci/devices/0000:17:00.0/max_link_width", "16\n")
+	put("/etc/containerd/config.toml", "version = 3\n[plugins.'io.containerd.nri.v1.nri']\n  disable = false\n[plugins.'x']\n  disable = true\n")
 	r := sample()
 	r.Version = api.Version
-	return &patient{ctx: context.Background(), runDir: "/run/nvshare", root: root, status: r, program: func(string) (string, error) { return "", nil }}
+	answer, err := proto.Marshal(&api.StatusResponse{View: &api.View{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listenView(t, filepath.Join(root, "run/nvshare"), answer)
+	return &patient{
+		ctx: context.Background(), runDir: "/run/nvshare", root: root, status: r,
+		program: func(string) (string, error) { return "", nil },
+		runtime: func() (string, error) { return "containerd containerd.io v2.1.0 abc", nil },
+	}
+}
+
+func write(t *testing.T, p *patient, path, text string) {
+	t.Helper()
+	path = filepath.Join(p.root, path)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Each fault is found by its check, and has a command that mends it.
@@ -94,6 +118,18 @@ func TestDoctor(t *testing.T) {
 		"no spec":         {func(*testing.T, *patient) {}, "cdi", fail, "nvshare.com/gpu"},
 		"no NRI":          {remove("/var/run/nri/nri.sock"), "nri", warn, "pods cannot ask"},
 		"too much to pin": {func(_ *testing.T, p *patient) { p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 63 << 30} }, "swap", warn, "63Gi of this host's 64Gi"},
+		"no status":       {remove("/run/nvshare/status.sock"), "status", warn, "get no status"},
+		"an old runtime":  {func(_ *testing.T, p *patient) { p.runtime = func() (string, error) { return "containerd 1.7.13", nil } }, "runtime", fail, "1.7.13 drops"},
+		"NRI is off": {func(t *testing.T, p *patient) {
+			write(t, p, "/etc/containerd/conf.d/99-other.toml", "[plugins.\"io.containerd.nri.v1.nri\"]\n  disable = true\n")
+		}, "nri", warn, "99-other.toml"},
+		"a narrow link": {func(t *testing.T, p *patient) {
+			write(t, p, "/sys/bus/pci/devices/0000:17:00.0/current_link_width", "4\n")
+		}, "pcie", warn, "4 of 16"},
+		"small pages": {func(t *testing.T, p *patient) {
+			p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 1 << 30}
+			write(t, p, "/sys/kernel/mm/transparent_hugepage/shmem_enabled", "always advise [never]\n")
+		}, "hugepages", warn, "small pages"},
 		"SELinux": {func(t *testing.T, p *patient) {
 			dir := filepath.Join(p.root, "sys/fs/selinux")
 			if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(dir+"/enforce", []byte("1"), 0o644)); err != nil {

@@ -35,6 +35,8 @@ LONGEST WAIT  its longest wait for a grant in the latest minute
 OOM           reservations of memory that its memory limit refused
 FIXED, AWAY   where memory is swapped: what cannot be moved off the GPU, and what
               is in host memory or was never used
+ENFORCED BY   what the library, the kernel and the hardware hold tenants to, and
+              which processes are known to run unarbitrated now
 
 "promised" adds up core requests, the parts of the GPU's time that tenants get
 whenever they want them. Core requests and memory limits, also of tenants that do

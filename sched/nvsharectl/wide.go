@@ -10,7 +10,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// printWide prints every column, every process, and where memory is.
+// printWide prints every column, every process, where memory is, and what enforces the rules.
 func printWide(io streams, r *api.StatusResponse) {
 	printHealth(io, r, math.MaxInt)
 	gpus := table{head: []string{"GPU", "NAME", "UUID", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "ANTI-THRASH", "MEMORY", "GRANTS", "FENCED"}}
@@ -46,7 +46,7 @@ func printWide(io streams, r *api.StatusResponse) {
 				fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed), slicesOf(c), fmt.Sprint(c.Preemptions))
 		}
 	}
-	for i, t := range []table{gpus, tenants, swaps, clients, places} {
+	for i, t := range []table{gpus, tenants, swaps, clients, places, enforcement(r)} {
 		if len(t.rows) == 0 {
 			continue
 		}

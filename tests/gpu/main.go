@@ -45,6 +45,7 @@ var steps = []step{
 	{"memory", "what a process with a memory limit is told and given", (*bench).memoryLimit},
 	{"shares", "how exact compute limits and requests are, by the tenants' own work", (*bench).sharesStep},
 	{"programs", "real programs that share the GPU, natively and in each mode", (*bench).programsStep},
+	{"oversub", "real programs whose memory does not fit together", (*bench).oversubStep},
 	{"tenants", "what 2 to 16 tenants that saturate the GPU get done together", (*bench).tenantsStep},
 	{"priority", "short requests beside 1, 3 and 8 tenants that saturate the GPU", (*bench).priorityStep},
 	{"preempt", "hand-over, short requests and a core limit beside kernels of 50 ms and 1 s", (*bench).preemptStep},

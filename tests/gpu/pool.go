@@ -39,6 +39,7 @@ type share struct {
 type pool struct {
 	b       *bench
 	dir     string // that every user can read: the tree may lie where they can't
+	runDir  string // of the tenants' scheduler; "": the node's
 	tenants []*worker
 	natives []*worker
 	built   map[*worker]map[string]built
@@ -48,8 +49,13 @@ type pool struct {
 
 // pool makes it, or makes it greater.
 func (b *bench) pool(ctx context.Context, tenants, natives int) (*pool, error) {
+	return b.poolOf(ctx, tenants, natives, "")
+}
+
+// poolOf is pool, of the scheduler with a run directory.
+func (b *bench) poolOf(ctx context.Context, tenants, natives int, runDir string) (*pool, error) {
 	if b.shared == nil {
-		p := &pool{b: b, dir: "/run/gpu-tenants", built: map[*worker]map[string]built{}, like: map[string]built{}, shares: map[int]share{}}
+		p := &pool{b: b, dir: "/run/gpu-tenants", runDir: runDir, built: map[*worker]map[string]built{}, like: map[string]built{}, shares: map[int]share{}}
 		if err := p.install(); err != nil {
 			return nil, err
 		}
@@ -143,6 +149,9 @@ func (p *pool) environ(i int) ([]string, *syscall.Credential, error) {
 			e = "LD_PRELOAD=" + filepath.Join(p.dir, "libnvshare.so")
 		}
 		env = append(env, e)
+	}
+	if p.runDir != "" {
+		env = append(env, "NVSHARE_RUN_DIR="+p.runDir)
 	}
 	if i < 0 {
 		return env, nil, nil

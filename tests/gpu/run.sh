@@ -14,6 +14,7 @@
 #   shares    how exact compute limits and requests are
 #   programs  real programs that share the GPU (decoders, trainings, servers):
 #             natively, and in each mode (7 minutes; with --quick 4)
+#   oversub   real programs whose memory does not fit together (9 minutes; with --quick 3)
 #   tenants   how much work 2 to 16 tenants do together
 #   priority  short requests beside tenants that saturate the GPU
 #   preempt   hand-over, short requests and a core limit beside kernels of 50 ms and 1 s
@@ -36,7 +37,7 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | tenants | priority | preempt | swap | alloc | makespan | containers | gang | two-gpu) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | alloc | makespan | containers | gang | two-gpu) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -48,7 +49,7 @@ while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	launch | handover | gemm | matrix | memory | shares | programs | tenants | priority | preempt | swap | alloc | makespan | containers | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
+	launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | alloc | makespan | containers | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift

@@ -13,12 +13,19 @@
 
 static struct sim_stream *per_thread_stream(struct sim_ctx *c)
 {
+	static _Thread_local struct sim_stream *last; /* of a process with many threads the list is long */
+	static _Thread_local unsigned long long last_ctx;
 	uint64_t me = thread_id();
 	struct sim_stream *s;
 
-	for (s = c->per_thread; s; s = s->next)
-		if (s->thread == me)
-			return s;
+	if (last_ctx == c->id)
+		return last;
+	for (s = c->per_thread; s && s->thread != me; s = s->next)
+		;
+	last = s;
+	last_ctx = s ? c->id : 0;
+	if (s)
+		return s;
 	s = obj_new(M_STREAM, sizeof *s);
 	if (s) {
 		s->ctx = c;

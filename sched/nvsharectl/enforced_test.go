@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// status -o wide names what the hardware holds tenants to, and who is held by nothing.
+func TestStatusSaysWhatIsEnforced(t *testing.T) {
+	r := &api.StatusResponse{
+		Gpus:      []*api.GPU{{Index: 3, Uuid: "GPU-a", Way: "slices"}, {Index: 5, Uuid: "GPU-b"}},
+		Unmanaged: []*api.Unmanaged{{Uuid: "GPU-b", Index: 5, Pid: 7}, {Uuid: "GPU-b", Index: 5, Pid: 8}},
+	}
+	var out bytes.Buffer
+	printWide(streams{out: &out}, r)
+	for _, line := range []string{
+		"hardware     time slices, as the library sets them (GPU 3); one process does not read another's GPU memory\n",
+		"nobody       now, GPU 5: 2 without the library\n",
+	} {
+		if !strings.Contains(out.String(), line) {
+			t.Errorf("no line %q in:\n%s", line, &out)
+		}
+	}
+}

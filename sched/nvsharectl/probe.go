@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+const (
+	// probeKernel is how long a kernel of the probe takes, and probeBatch how many are
+	// submitted at once.
+	probeKernel = time.Millisecond
+	probeBatch  = 4
+	// probePiece is how much memory the probe takes at a time, bytes.
+	probePiece = 16 << 20
+)
+
+// probed is what the program of doctor test has seen. It prints one line when it is
+// ready, runs when it reads a line, and prints another at the end.
+type probed struct {
+	Total uint64 `json:"total"` // size of the GPU's memory, as the program sees it, bytes
+	Got   uint64 `json:"got"`   // memory, bytes
+	Full  bool   `json:"full"`  // it wanted more memory, and CUDA said out of memory
+	// After the run:
+	Kernels int     `json:"kernels"` // of probeKernel each
+	Seconds float64 `json:"seconds"`
+	Wrong   int     `json:"wrong"` // words of its memory that are not as it wrote them
+	Error   string  `json:"error,omitempty"`
+}
+
+type probeFlags struct {
+	want uint64
+	time time.Duration
+}
+
+// probeCommand is the tiny CUDA program of doctor test.
+func probeCommand(io streams) *cobra.Command {
+	f := &probeFlags{}
+	cmd := &cobra.Command{
+		Use:    "probe",
+		Short:  "The program that doctor test runs",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			report := func(p probed, err error) error {
+				if err != nil {
+					p.Error = err.Error()
+				}
+				line, _ := json.Marshal(p)
+				_, _ = fmt.Fprintf(io.out, "%s\n", line)
+				return err
+			}
+			d, err := openDriver()
+			if err != nil {
+				return report(probed{}, err)
+			}
+			p, err := f.run(d, func(p probed) error {
+				_ = report(p, nil)
+				_, err := bufio.NewReader(os.Stdin).ReadString('\n')
+				return err
+			})
+			return report(p, err)
+		},
+	}
+	cmd.Flags().Uint64Var(&f.want, "bytes", 0, "memory to take")
+	cmd.Flags().DurationVar(&f.time, "time", 5*time.Second, "how long to run")
+	return cmd
+}
+
+func (f *probeFlags) run(d *driver, ready func(probed) error) (p probed, err error) {
+	var pieces []uint64
+	word := uint32(os.Getpid()) | 1<<31
+	for p.Got < f.want && !p.Full {
+		at, full, err := d.alloc(probePiece, word+uint32(len(pieces)))
+		if err != nil && !full {
+			return p, err
+		}
+		if p.Full = full; !full {
+			pieces = append(pieces, at)
+			p.Got += probePiece
+		}
+	}
+	if p.Total, err = d.total(); err != nil {
+		return p, err
+	}
+	if err := d.spin(1, uint64(probeKernel)); err != nil {
+		return p, err
+	}
+	if err := ready(p); err != nil {
+		return p, err
+	}
+	began := time.Now()
+	for time.Since(began) < f.time {
+		if err := d.spin(probeBatch, uint64(probeKernel)); err != nil {
+			return p, err
+		}
+		p.Kernels += probeBatch
+	}
+	p.Seconds = time.Since(began).Seconds()
+	piece := make([]byte, probePiece)
+	for i, at := range pieces {
+		if err := d.read(piece, at); err != nil {
+			return p, err
+		}
+		for ; len(piece) > 0; piece = piece[4:] {
+			if binary.NativeEndian.Uint32(piece) != word+uint32(i) {
+				p.Wrong++
+			}
+		}
+		piece = make([]byte, probePiece)
+	}
+	return p, nil
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"testing"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// doctor test judges by what the programs themselves saw.
+func TestTrialJudges(t *testing.T) {
+	ran := func(kernels int) probed { return probed{Kernels: kernels, Seconds: 5} } // of 1 ms
+	for name, tc := range map[string]struct {
+		free, limited int
+		share, limit  level
+	}{
+		"as promised":      {3600, 1200, pass, pass},
+		"not arbitrated":   {4900, 4900, fail, fail},
+		"above its limit":  {2400, 2400, pass, fail},
+		"one starves":      {4900, 10, fail, pass},
+		"somebody else is": {2000, 1000, warn, pass},
+	} {
+		found := judgeShares(ran(tc.free), ran(tc.limited))
+		if found[0].Level != tc.share || found[1].Level != tc.limit {
+			t.Errorf("%s: %+v", name, found)
+		}
+	}
+	for name, tc := range map[string]struct {
+		probed
+		want level
+	}{
+		"held":           {probed{Total: trialMemory, Got: trialMemory, Full: true}, pass},
+		"not held":       {probed{Total: 16 << 30, Got: trialMemory + probePiece}, fail},
+		"the wrong size": {probed{Total: 16 << 30, Got: trialMemory, Full: true}, fail},
+	} {
+		if f := judgeMemory(tc.probed); f.Level != tc.want {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+	// A large GPU is not filled, and a full one is left alone.
+	tr := &trial{self: "/nonexistent"}
+	for name, tc := range map[string]struct {
+		swap *api.Swap
+		want level
+	}{
+		"off":       {nil, pass},
+		"large":     {&api.Swap{ArenaLimitBytes: 200 << 30, CapacityBytes: 141 << 30}, pass},
+		"in use":    {&api.Swap{ArenaLimitBytes: 2 << 30, CapacityBytes: 1 << 30, PromisedBytes: 1 << 29}, warn},
+		"no arena":  {&api.Swap{ArenaLimitBytes: 1 << 20, CapacityBytes: 1 << 30}, warn},
+		"no driver": {&api.Swap{ArenaLimitBytes: 2 << 30, CapacityBytes: 1 << 30}, fail},
+	} {
+		if f := tr.swapping(t.Context(), &api.GPU{Swap: tc.swap}); f.Level != tc.want {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// oversubs are real programs that share a GPU on which their memory does not fit.
+var oversubs = []oversub{
+	{Programs: []string{"decode", "decode"}, GPUMiB: 6 << 10},
+	{Programs: []string{"decode", "decode", "decode"}, GPUMiB: 6 << 10},
+	{Programs: []string{"decode", "decode", "decode"}, GPUMiB: 10 << 10},
+	{Programs: []string{"train", "train"}, GPUMiB: 6 << 10},
+	{Programs: []string{"decode", "train"}, GPUMiB: 6 << 10},
+}
+
+// An oversub is what programs did together on a GPU that was made to look so small.
+type oversub struct {
+	Programs []string  `json:"programs"`
+	GPUMiB   int       `json:"gpu_mib"`
+	Promised float64   `json:"promised_of_gpu"`
+	Alone    []float64 `json:"native_alone"` // steps per second
+	Rates    []float64 `json:"steps_per_second"`
+	Of       []float64 `json:"of_alone"`
+	Sum      float64   `json:"sum"`
+	Longest  []float64 `json:"longest_gaps_s"`
+	Moving   float64   `json:"moving"` // part of the time
+	In       uint64    `json:"in_bytes"`
+	Problem  string    `json:"problem,omitempty"`
+}
+
+// oversubStep measures real programs whose memory does not fit together, against each alone.
+func (b *bench) oversubStep(ctx context.Context, _ string) error {
+	old := b.shared
+	defer func() { b.shared, b.backendName = old, nil }()
+	b.backendName = []string{"programs"}
+	all, length := oversubs, 70*time.Second
+	if b.cells.quick {
+		all, length = oversubs[:2], 40*time.Second
+	}
+	if b.simulated {
+		b.backendName = []string{"driver"}
+		all, length = []oversub{{Programs: []string{"spin", "spin"}, GPUMiB: 256}}, time.Second
+	}
+	all = slices.Clone(all)
+	var errs []error
+	for i := range all {
+		o := &all[i]
+		if b.cells.only != nil && !b.cells.only.MatchString(strings.Join(o.Programs, "+")) {
+			continue
+		}
+		if err := b.oversub(ctx, o, fmt.Sprintf("oversub-%d", i), length); err != nil {
+			o.Problem = err.Error()
+			errs = append(errs, fmt.Errorf("%s: %w", strings.Join(o.Programs, " + "), err))
+		}
+		fmt.Println("  " + o.line())
+		errs = append(errs, b.saveJSON("oversub.json", all))
+	}
+	return errors.Join(errs...)
+}
+
+func (b *bench) oversub(ctx context.Context, o *oversub, name string, length time.Duration) (err error) {
+	n := len(o.Programs)
+	s, err := b.scheduler(ctx, name, "--gpu-memory", fmt.Sprintf("%dMi", o.GPUMiB), "--swap-memory", fmt.Sprintf("%dMi", o.GPUMiB*n+1024), "--swap-ready", "100%")
+	if err != nil {
+		return err
+	}
+	defer s.stop()
+	s.awaitReady(ctx, uint64(o.GPUMiB*n+1024)<<20)
+	b.shared = nil
+	p, err := b.poolOf(ctx, n, 1, s.dir)
+	if p != nil {
+		defer func() { err = errors.Join(err, p.stop()) }()
+	}
+	if err != nil {
+		return err
+	}
+	known := map[string]float64{}
+	for _, program := range o.Programs {
+		if known[program] == 0 {
+			c, err := p.alone(ctx, p.natives[0], program)
+			if err != nil {
+				return err
+			}
+			known[program] = c.Rate
+			if err := p.keepOnly(ctx, nil); err != nil {
+				return err
+			}
+		}
+		o.Alone = append(o.Alone, round(known[program], 3))
+	}
+	if err := p.have(ctx, p.tenants, o.Programs); err != nil {
+		return err
+	}
+	lead := 15 * time.Second // until their pauses are known
+	if b.simulated {
+		lead = time.Second
+	}
+	before, err := s.swapped(ctx)
+	if err != nil {
+		return err
+	}
+	counts, err := p.work(ctx, soon(lead, length), 0, p.tenants, o.Programs)
+	if err != nil {
+		return err
+	}
+	after, err := s.swapped(ctx)
+	if err != nil {
+		return err
+	}
+	o.Promised = round(float64(after.promised)/float64(o.GPUMiB<<20), 2)
+	o.In = after.in - before.in
+	o.Moving = round((after.took-before.took).Seconds()/(lead+length).Seconds(), 4)
+	for i, c := range counts {
+		of := c.Rate / o.Alone[i]
+		o.Rates, o.Of, o.Longest = append(o.Rates, round(c.Rate, 3)), append(o.Of, round(of, 4)), append(o.Longest, round(c.LongestGap, 3))
+		o.Sum += of
+	}
+	o.Sum = round(o.Sum, 4)
+	return nil
+}
+
+// moves are what a scheduler has counted of moving in, and what is promised.
+type moves struct {
+	in, promised uint64
+	took         time.Duration
+}
+
+func (s *scheduler) swapped(ctx context.Context) (moves, error) {
+	st, err := s.status(ctx)
+	if err != nil {
+		return moves{}, err
+	}
+	if len(st.Gpus) == 0 || st.Gpus[0].Swap == nil {
+		return moves{}, errors.New("the scheduler swaps nothing")
+	}
+	g := st.Gpus[0]
+	return moves{g.Swap.InBytes, g.Swap.PromisedBytes, time.Duration(g.Swap.InNs)}, nil
+}
+
+func (o *oversub) line() string {
+	text := fmt.Sprintf("%s on %d MiB: ", strings.Join(o.Programs, " + "), o.GPUMiB)
+	if o.Problem != "" {
+		return text + "PROBLEM: " + o.Problem
+	}
+	return text + fmt.Sprintf("sum %.3f of alone (%.3f), %.2f times the GPU's memory, moving takes %.1f %%, longest gaps %.1f s: %s",
+		o.Sum, o.Of, o.Promised, 100*o.Moving, o.Longest, holds(o.Sum >= 0.98))
+}
