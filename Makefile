@@ -103,7 +103,7 @@ test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in
 	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD) test
 	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD) check
 
-test-unit: shim simgpu ## of make test: everything in Go that needs no containers
+test-unit: shim simgpu binaries ## of make test: everything in Go that needs no containers
 	$(GO) vet ./...
 	$(GO) vet -tags e2e ./tests/e2e
 	NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(TEST) ./...
