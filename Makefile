@@ -150,12 +150,10 @@ e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a
 	$(GO) vet -tags k8s ./tests/kubernetes
 	$(TEST) -count=1 -tags k8s -timeout 30m ./tests/kubernetes
 
-# The shim's own tests run it in many processes; each adds to the same counters.
-cover: simgpu ## .build/cover: which lines of the machine and of the shim the tests reach
+cover: ## .build/cover: which lines of the scheduler's core the tests reach
 	@mkdir -p $(BUILD)/cover
 	$(GO) test -coverprofile=$(BUILD)/cover/machine.out -coverpkg=./sched ./sched ./sched/sim
 	@$(GO) tool cover -func=$(BUILD)/cover/machine.out | tail -n 1
-	@sh tests/cover.sh $(BUILD)/cover
 
 stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSanitizer (minutes)
 	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) all
