@@ -46,14 +46,15 @@
 //
 // Who is granted, and when a grant is asked back, is decided by policies, one file
 // each: grace.go, auto.go, limits.go, conduct.go (gangs), beside.go, latency.go,
-// slices.go,
-// moving.go, turns.go, together.go. policy.go says what a policy is and lists them.
+// slices.go, moving.go, turns.go, together.go. policy.go says what a policy is and lists
+// them.
 //
 // # Time slices
 //
 // In mode Auto, clients share the GPU by its own time slices where all of them have
 // proved that their slices can be set (controls.go), all memory fits, nobody has a core
-// limit or a gang, and not several want turns beside a latency tenant. Then all gates are open as in concurrent mode, and no message
+// limit or a gang, and not several want turns beside a latency tenant. Then all gates are
+// open as in concurrent mode, and no message
 // goes with a slice. sliceway.go begins and ends that, and judges it every few seconds
 // by how fast clients get on (progress.go): the longest slice grows as long as clients
 // gain by that and none is harmed (search.go), tenants with unequal parts have

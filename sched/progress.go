@@ -18,6 +18,7 @@ type progress struct {
 	held       time.Duration // of the GPU
 	paused     time.Duration // between turns, without a wish for the GPU
 	looks, hot float64       // how often it was looked whether the GPU had work of it, and had
+	others     int           // turns, one after the other, in which it made calls at quite another speed
 	turnCalls  float64       // since the client takes turns with others
 	turnsFrom  Time          // since then
 	byTurns    float64       // calls per second meanwhile, waiting included, at the end of that
@@ -38,12 +39,29 @@ const (
 	// and aloneLeast the least that says something.
 	aloneMemory = 4 * time.Second
 	aloneLeast  = 300 * time.Millisecond
+	// otherTurns turns of otherLeast or more, with calls otherSpeed times as fast or slow
+	// as before, are of another program. Phases of one program differ less, or are shorter.
+	otherTurns = 3
+	otherLeast = 20 * time.Millisecond
+	otherSpeed = 4.0
 	// turnsLeast is the least time of turns that says what a client gets in them.
 	turnsLeast = 750 * time.Millisecond
 )
 
-// hadTurn notes a turn, drain included.
+// hadTurn notes a turn, drain included. A process may do something else now: a loop of
+// matrix products makes a thousandth of the calls that a language model makes. What it did
+// before is then no measure of what it does.
 func (p *progress) hadTurn(calls uint64, held time.Duration) {
+	if held >= otherLeast && p.held > 0 {
+		if now, was := float64(calls)/held.Seconds(), p.calls/p.held.Seconds(); now > otherSpeed*was || was > otherSpeed*now {
+			p.others++
+		} else {
+			p.others = 0
+		}
+	}
+	if p.others >= otherTurns {
+		p.calls, p.held, p.paused, p.looks, p.hot, p.others = 0, 0, 0, 0, 0, 0
+	}
 	p.calls += float64(calls)
 	p.turnCalls += float64(calls)
 	p.held += held

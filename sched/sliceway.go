@@ -128,15 +128,18 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 	case len(m.rates) < 2:
 		return // there is nothing to choose
 	}
-	uneven := c.uneven()
-	if uneven && !m.known && c.now.Sub(a.measuredAt) > worthMeasure {
+	uneven, settled := c.uneven(), s.settled()
+	// By long slices clients that keep the GPU busy get what turns give, within 1 %. By short
+	// ones they get less, but a program that waits for a slice of the others looks as busy:
+	// what each gets alone tells.
+	short := settled && s.longest < MaxSlice/4
+	since := c.now.Sub(a.measuredAt)
+	if !m.known && (uneven && since > worthMeasure || short && m.idle < idleTogether && since > worthDoubt) {
 		a.measuredAt = c.now
 		c.endSlices(reasonMeasure, 0)
 		return
 	}
-	settled := s.settled()
-	// By long slices clients that keep the GPU busy get what turns give, within 1 %.
-	worse := settled && s.longest < MaxSlice/4 && (m.known && m.sum < turnsGive || !m.known && m.idle < idleTogether)
+	worse := short && m.known && m.sum < turnsGive
 	underfed := m.known && (uneven && c.correct() || !uneven && c.starves(m.sum))
 	a.worse, a.underfed = more(a.worse, worse), more(a.underfed, underfed)
 	switch {
@@ -245,6 +248,7 @@ const (
 	leastFactor  = 0.02
 	maxUnderfed  = 5 // windows in which a tenant does not get its part: then turns are better
 	worthMeasure = 30 * time.Second
+	worthDoubt   = 5 * time.Minute // where nothing is promised: five seconds of turns cost language models half
 )
 
 // uneven says whether tenants are promised something, or their weights differ.

@@ -94,6 +94,7 @@ struct cu_mem_op_node;
 	D(mem_import, (unsigned long long *handle, void *os, int type)) \
 	D(pool_get_attribute, (void *pool, int attribute, void *value)) \
 	D(stream_create, (void **stream, uint flags)) \
+	D(stream_destroy, (void *stream)) \
 	D(pointer_attribute, (void *data, int what, CUdeviceptr p)) \
 	D(graph_nodes, (void *graph, void **nodes, size_t *n)) \
 	D(graph_node_type, (void *node, int *type)) \

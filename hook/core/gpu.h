@@ -69,6 +69,11 @@ struct nvs_gpu {
 	atomic_uint preempt_wanted; /* futex of that thread */
 	bool cuttable;           /* the driver's controls work; of that thread alone */
 	bool off;                /* the channels are off */
+	bool switching;          /* they are being taken off, or put on */
+	bool looking;            /* effect.c has them; drains are not cut meanwhile */
+	atomic_uint effect;      /* futex of effect.c */
+	atomic_bool effective;   /* channels that were off were seen to stand still */
+	unsigned effect_looks;   /* for that; of the drainer thread alone */
 	atomic_uint offs;        /* how often they went off */
 	uint64_t on_ns;          /* when they were put on */
 	uint64_t uncut_ns;       /* closed_ns of a drain that can't be cut */

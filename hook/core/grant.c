@@ -90,13 +90,18 @@ static void plan_passes(struct nvs_gpu *gpu)
 	gpu->pass_until_ns = 0;
 }
 
+void nvs_gpu_wake_preempter(struct nvs_gpu *gpu)
+{
+	atomic_fetch_add(&gpu->preempt_wanted, 1);
+	nvs_futex_wake((uint32_t *)&gpu->preempt_wanted, true);
+}
+
 /* The thread of preempt.c may have to take channels off, or put them on. */
 static void wake_preempter(struct nvs_gpu *gpu)
 {
 	if (!gpu->preempter || (gpu->lease.gate != LEASE_DRAINING && (!gpu->off || gpu->lease.unfinished)))
 		return;
-	atomic_fetch_add(&gpu->preempt_wanted, 1);
-	nvs_futex_wake((uint32_t *)&gpu->preempt_wanted, true);
+	nvs_gpu_wake_preempter(gpu);
 }
 
 void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)

@@ -20,6 +20,9 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev);
 /* Wakes the threads that wait at the gate, to look again. */
 void nvs_gpu_wake(struct nvs_gpu *gpu);
 
+/* Something has changed that decides whether channels are to be off. */
+void nvs_gpu_wake_preempter(struct nvs_gpu *gpu);
+
 /* All memory is there: the gate of an open lease opens. */
 void nvs_gpu_filled(struct nvs_gpu *gpu);
 

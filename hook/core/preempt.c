@@ -38,7 +38,7 @@ static uint64_t due_at(struct nvs_gpu *gpu)
 	uint64_t due = gpu->closed_ns + (gpu->long_drains ? SOON_NS : LATE_NS);
 
 	if (l->gate != LEASE_DRAINING || !l->up || l->link == LEASE_REJECTED ||
-	    gpu->uncut_ns == gpu->closed_ns || nvs_memory_ops.moves(gpu) || atomic_load(&nvs_exiting))
+	    gpu->uncut_ns == gpu->closed_ns || gpu->looking || nvs_memory_ops.moves(gpu) || atomic_load(&nvs_exiting))
 		return 0;
 	return due > gpu->step_until_ns ? due : gpu->step_until_ns; /* a call of the gang's goes first */
 }
@@ -48,11 +48,13 @@ static bool switch_channels(struct nvs_gpu *gpu, bool on)
 {
 	bool done;
 
+	gpu->switching = true;
 	nvs_unlock(&nvs_client_lock);
 	if (!on && !gpu->cuttable)
 		gpu->cuttable = nvs_preempt_ops.works(gpu);
 	done = (on || gpu->cuttable) && nvs_preempt_ops.channels(gpu, on);
 	nvs_lock(&nvs_client_lock);
+	gpu->switching = false;
 	return done;
 }
 

@@ -23,6 +23,8 @@ struct nvs_preempt_ops {
 	 * they are as before. The call ends within seconds, whatever the driver does.
 	 */
 	bool (*channels)(const struct nvs_gpu *gpu, bool on);
+	/* Whether they are off, and nobody has asked for them to be on. */
+	bool (*off)(const struct nvs_gpu *gpu);
 };
 
 extern const struct nvs_preempt_ops nvs_preempt_ops;

@@ -16,7 +16,7 @@ struct nvs_slice_ops {
 	/* Sets the slice of all contexts, and of those to come. 0: the driver's own. */
 	bool (*set)(struct nvs_gpu *gpu, uint64_t slice_ns);
 	/* Tries the controls that were not tried, and says what is known of them. */
-	void (*prove)(const struct nvs_gpu *gpu, struct nvs_controls *c);
+	void (*prove)(struct nvs_gpu *gpu, struct nvs_controls *c);
 };
 
 extern const struct nvs_slice_ops nvs_slice_ops;

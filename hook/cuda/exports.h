@@ -46,6 +46,7 @@
 #define NVS_EXPORT_OF_mem_import            "cuMemImportFromShareableHandle"
 #define NVS_EXPORT_OF_pool_get_attribute    "cuMemPoolGetAttribute"
 #define NVS_EXPORT_OF_stream_create         "cuStreamCreate"
+#define NVS_EXPORT_OF_stream_destroy        "cuStreamDestroy_v2"
 #define NVS_EXPORT_OF_pointer_attribute     "cuPointerGetAttribute"
 #define NVS_EXPORT_OF_graph_nodes           "cuGraphGetNodes"
 #define NVS_EXPORT_OF_graph_node_type       "cuGraphNodeGetType"

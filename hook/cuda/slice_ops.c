@@ -2,6 +2,9 @@
 /*
  * slice_ops.c: what core asks of the layer rm, which knows a GPU by its UUID.
  */
+#include <string.h>
+
+#include "effect.h"
 #include "preempt.h"
 #include "rm.h"
 #include "slice.h"
@@ -11,6 +14,8 @@
 /* What was measured on an H200. Outside of it a slice is brought to the nearer end. */
 #define LEAST_US 50u
 #define MOST_US  1000000u
+
+#define MOST_LOOKS 5 /* for an effect, each of which stops the process for 2 ms */
 
 /*
  * Called by the client thread only. Contexts that are made later come with the driver's
@@ -37,9 +42,25 @@ static bool set(struct nvs_gpu *gpu, uint64_t slice_ns)
 	return nvs_rm_slice(uuid, 0) == NVS_RM_OK;
 }
 
+/* Versions of the driver whose controls were seen to work, by their effect on a GPU. */
+static bool listed(const struct nvs_rm_state *s)
+{
+	return !strcmp(s->driver, "580.159.04"); /* sched/controls.go has the same list */
+}
+
 static bool works(const struct nvs_gpu *gpu)
 {
-	return nvs_rm_prove(gpu->device.uuid) == NVS_RM_OK;
+	struct nvs_rm_state s;
+
+	return nvs_rm_prove(gpu->device.uuid) == NVS_RM_OK &&
+	       (atomic_load(&gpu->effective) || (nvs_rm_state(gpu->device.uuid, &s) && listed(&s)));
+}
+
+static bool off(const struct nvs_gpu *gpu)
+{
+	struct nvs_rm_state s;
+
+	return nvs_rm_state(gpu->device.uuid, &s) && s.off && !s.keepers;
 }
 
 static bool channels(const struct nvs_gpu *gpu, bool on)
@@ -57,7 +78,7 @@ static bool channels(const struct nvs_gpu *gpu, bool on)
 	return r == NVS_RM_OK || r == NVS_RM_UNSEEN || r == NVS_RM_LOST;
 }
 
-const struct nvs_preempt_ops nvs_preempt_ops = { .works = works, .channels = channels };
+const struct nvs_preempt_ops nvs_preempt_ops = { .works = works, .channels = channels, .off = off };
 
 static uint8_t on_wire(enum nvs_rm_result r)
 {
@@ -79,7 +100,27 @@ static uint8_t on_wire(enum nvs_rm_result r)
 	return NVS_CONTROL_UNTRIED;
 }
 
-static void prove(const struct nvs_gpu *gpu, struct nvs_controls *c)
+/* A driver of a version that nobody has seen may say that channels are off, and let them go on. */
+static enum nvs_rm_result prove_effect(struct nvs_gpu *gpu)
+{
+	if (atomic_load(&gpu->effective))
+		return NVS_RM_OK;
+	if (gpu->effect_looks++ >= MOST_LOOKS)
+		return NVS_RM_UNTRIED;
+	switch (nvs_effect_look(gpu)) {
+	case NVS_EFFECT_SEEN:
+		atomic_store(&gpu->effective, true);
+		return NVS_RM_OK;
+	case NVS_EFFECT_NONE:
+		nvs_rm_has_no_effect(gpu->device.uuid);
+		return NVS_RM_FAKED;
+	case NVS_EFFECT_UNKNOWN:
+		break;
+	}
+	return NVS_RM_UNTRIED;
+}
+
+static void prove(struct nvs_gpu *gpu, struct nvs_controls *c)
 {
 	const uint8_t *uuid = gpu->device.uuid;
 	struct nvs_rm_state s;
@@ -92,6 +133,8 @@ static void prove(const struct nvs_gpu *gpu, struct nvs_controls *c)
 	/* A driver that fakes the one control is not trusted with the other. */
 	if (s.slice == NVS_RM_OK && s.off_on == NVS_RM_UNTRIED)
 		s.off_on = nvs_rm_prove_channels(uuid);
+	if (s.off_on == NVS_RM_OK && !listed(&s))
+		s.off_on = prove_effect(gpu);
 	c->slices = on_wire(s.slice);
 	c->channels = on_wire(s.off_on);
 	c->groups = s.compute_groups < UINT16_MAX ? (uint16_t)s.compute_groups : UINT16_MAX;

@@ -114,7 +114,7 @@ static void keep_off_on_result(struct rm_gpu *g, void *arg)
 {
 	const struct result *r = arg;
 
-	g->off_on = r->r;
+	g->off_on = g->no_effect ? NVS_RM_FAKED : r->r;
 	if (r->r == NVS_RM_REFUSED)
 		g->status = r->status;
 }
@@ -293,8 +293,10 @@ static struct result switch_until_steady(const uint8_t *uuid, bool on)
 
 static void mark_off(struct rm_gpu *g, void *may)
 {
-	*(bool *)may = !g->keepers && !ended;
-	if (*(bool *)may)
+	enum nvs_rm_result *r = may;
+
+	*r = g->no_effect ? NVS_RM_FAKED : g->keepers || ended ? NVS_RM_BUSY : NVS_RM_OK;
+	if (*r == NVS_RM_OK)
 		g->off = true;
 }
 
@@ -320,7 +322,7 @@ static enum nvs_rm_result take_off(const uint8_t *uuid)
 {
 	static bool registered;
 	struct result r;
-	bool may = false;
+	enum nvs_rm_result may;
 
 	if (!registered) {
 		registered = true;
@@ -329,8 +331,8 @@ static enum nvs_rm_result take_off(const uint8_t *uuid)
 	/* Marked first: who begins to keep them on from here on sees that, and puts them on after us. */
 	if (!rm_with_gpu(uuid, mark_off, &may))
 		return NVS_RM_UNSEEN;
-	if (!may)
-		return NVS_RM_BUSY;
+	if (may != NVS_RM_OK)
+		return may;
 	r = switch_until_steady(uuid, false);
 	if (r.r != NVS_RM_OK) { /* some may be off */
 		switch_until_steady(uuid, true);
@@ -379,6 +381,18 @@ enum nvs_rm_result nvs_rm_prove_channels(const uint8_t uuid[NVS_RM_UUID])
 		r = put_on(uuid);
 	end_turn(&q);
 	return r;
+}
+
+static void mark_no_effect(struct rm_gpu *g, void *arg)
+{
+	(void)arg;
+	g->no_effect = true;
+	g->off_on = NVS_RM_FAKED;
+}
+
+void nvs_rm_has_no_effect(const uint8_t uuid[NVS_RM_UUID])
+{
+	rm_with_gpu(uuid, mark_no_effect, NULL);
 }
 
 struct keep {

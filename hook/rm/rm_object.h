@@ -37,6 +37,7 @@ struct rm_gpu {
 	uint8_t uuid[NVS_RM_UUID];
 	bool used;
 	bool off;
+	bool no_effect; /* channels that are off go on: see nvs_rm_has_no_effect */
 	unsigned keepers;
 	uint64_t wanted_us, slice_us;
 	enum nvs_rm_result slice, off_on;

@@ -240,6 +240,34 @@ static void a_driver_that_refuses(void) { drains_to_the_end("refused"); }
 static void a_driver_that_only_says_so(void) { drains_to_the_end("faked"); }
 static void channels_that_nobody_saw(void) { drains_to_the_end("hidden"); }
 
+/* What the controls do is not known before it was seen. */
+static void a_driver_that_nobody_has_seen(void)
+{
+	CHECK(setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1) == 0);
+	drains_to_the_end("on");
+}
+
+static void a_driver_is_seen_to_work(void)
+{
+	struct nvs_frame r;
+
+	CHECK(setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1) == 0);
+	hold_with(1);
+	fake.page->features |= NVS_FEATURE_CONTROLS;
+	do
+		CHECK(fake_receive(&fake, &r, PATIENCE_MS));
+	while (r.type != NVS_CONTROLS || r.u.controls.channels != NVS_CONTROL_WORKS);
+	launch_on(stream, 60000);
+	CHECK(preempted(ask_back(5)) && state().off);
+	end();
+}
+
+static void a_driver_that_ignores_off(void)
+{
+	CHECK(setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1) == 0);
+	drains_to_the_end("ignored");
+}
+
 /* Who waits for the GPU keeps the channels on. They are not tried again in that drain. */
 static void off_is_refused_once(void)
 {
@@ -413,6 +441,9 @@ static const struct test_case cases[] = {
 	CASE(a_driver_without_the_controls),
 	CASE(a_driver_that_refuses),
 	CASE(a_driver_that_only_says_so),
+	CASE(a_driver_that_nobody_has_seen),
+	CASE(a_driver_is_seen_to_work),
+	CASE(a_driver_that_ignores_off),
 	CASE(channels_that_nobody_saw),
 	CASE(off_is_refused_once),
 	CASE(an_earlier_scheduler),

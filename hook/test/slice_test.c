@@ -209,6 +209,34 @@ static void channels_are_hidden(void)
 	CHECK(c.slices == NVS_CONTROL_UNSEEN && c.channels == NVS_CONTROL_UNSEEN && c.groups == 0);
 }
 
+/* What is said of a driver whose version nobody has seen, once its effect was looked at. */
+static uint8_t effect_of(const char *driver)
+{
+	struct nvs_controls c;
+
+	setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1);
+	c = controls_of(driver, true);
+	while (c.channels == NVS_CONTROL_UNTRIED) /* the GPU was busy, or the look came late */
+		c = expect_controls();
+	CHECK(c.slices == NVS_CONTROL_WORKS && !strcmp(c.driver, "999.1"));
+	return c.channels;
+}
+
+static void an_unknown_driver_works(void)
+{
+	struct nvs_rm_state s;
+
+	CHECK(effect_of("on") == NVS_CONTROL_WORKS);
+	CHECK(nvs_rm_state((const uint8_t *)&gpu, &s) && !s.off);
+}
+
+/* It says that the channels are off, and lets them go on. */
+static void an_unknown_driver_ignores_off(void)
+{
+	CHECK(effect_of("ignored") == NVS_CONTROL_FAKED);
+	CHECK(nvs_rm_channels((const uint8_t *)&gpu, false) == NVS_RM_FAKED);
+}
+
 static void an_older_scheduler_is_told_nothing(void)
 {
 	controls_of("on", false);
@@ -224,6 +252,8 @@ static const struct test_case cases[] = {
 	CASE(controls_are_faked),
 	CASE(controls_are_absent),
 	CASE(channels_are_hidden),
+	CASE(an_unknown_driver_works),
+	CASE(an_unknown_driver_ignores_off),
 	CASE(an_older_scheduler_is_told_nothing),
 #undef CASE
 };

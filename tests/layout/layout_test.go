@@ -42,7 +42,8 @@ var rules = map[string][]string{
 	"sched/daemon/timer":      {"sched"},
 	"sched/sim":               {"sched"},
 	"sched/nvshare-scheduler": {"sched", "sched/daemon", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/timer", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
-	"sched/nvsharectl":        {"sched/api", "cdi", "cdi/ldcache"},
+	"sched/web":               {"sched/api"},
+	"sched/nvsharectl":        {"sched/api", "sched/web", "cdi", "cdi/ldcache"},
 }
 
 // standardOnly lists the packages that import nothing but the standard library.

@@ -339,6 +339,7 @@ static void release(uint32_t handle)
 void rm_open(void)
 {
 	const char *dir = getenv(SIM_DIR_ENV);
+	const char *version = getenv("NVSHARE_SIMGPU_VERSION");
 	struct rm_version v = { .text = "580.159.04" };
 	struct stat st;
 	char path[4096];
@@ -352,6 +353,8 @@ void rm_open(void)
 	(void)!fchmod(rm_fd, 0666);
 	rm_device = st.st_dev;
 	rm_inode = st.st_ino;
+	if (version && *version)
+		snprintf(v.text, sizeof v.text, "%s", version);
 	request(RM_VERSION, &v, &v.reply);
 	alloc(CLIENT, CLIENT, 0x41, 0);
 }

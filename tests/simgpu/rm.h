@@ -13,6 +13,8 @@
  *   faked    status 0, nothing changes
  *   ignored  status 0; a slice is read back as it was set; nothing else changes
  *   hidden   they work, but the driver's requests reach the kernel past any shim
+ *
+ * NVSHARE_SIMGPU_VERSION is the version of the driver, if not 580.159.04.
  */
 #ifndef SIMGPU_RM_H
 #define SIMGPU_RM_H

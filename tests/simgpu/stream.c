@@ -441,8 +441,15 @@ CUresult cuEventRecordWithFlags(CUevent e, CUstream h, unsigned flags)
 		e->capture = 0;
 		e->recorded = 1;
 		e->at = s->is_legacy ? stream_deps(s) : s->tail;
-		if (sim_clock(e->at.time.clock) >= e->at.time.ns)
-			e->at.time = point_now().time;
+		if (sim_clock(e->at.time.clock) >= e->at.time.ns) {
+			uint32_t times_on;
+			uint64_t start;
+
+			/* It is the channels that tell of an event. */
+			e->at.time = sim_is_off(s->ctx->gpu, &times_on)
+				? sim_submit(s->ctx->gpu, SIM_COMPUTE, SIM_KERNEL, e->at.time, 1, &start)
+				: point_now().time;
+		}
 	}
 	UNLOCK_RETURN();
 }

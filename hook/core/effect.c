@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * effect.c: see effect.h. A driver call may wait for a lock of the driver's that another
+ * thread has, which waits for the GPU. So the thread that records the event is never the
+ * one that puts the channels on: that is a helper, which does so after a bound.
+ */
+#include "effect.h"
+
+#include <time.h>
+
+#include "clock.h"
+#include "connection.h"
+#include "drain.h"
+#include "futex.h"
+#include "grant.h"
+#include "log.h"
+#include "preempt.h"
+#include "thread.h"
+#include "work.h"
+
+#define COMES_NS  (20 * NVS_MS) /* an event with the channels on: others may have the GPU first */
+#define LEAST_NS  (1 * NVS_MS)  /* of looking with the channels off */
+#define BOUND_NS  (10 * NVS_MS) /* after which the helper puts them on */
+#define HELPER_NS (10 * NVS_S)  /* controls end within seconds */
+#define AGAIN_NS  (100 * NVS_MS) /* between two tries to put them on */
+
+/* Where the helper is: gpu->effect. */
+enum { NOWHERE, STARTED, REFUSED, OFF, LOOKED, ON };
+
+static void set(struct nvs_gpu *gpu, unsigned step)
+{
+	atomic_store(&gpu->effect, step);
+	nvs_futex_wake((uint32_t *)&gpu->effect, true);
+}
+
+/* Waits for another step than this one, and returns that. */
+static unsigned await(struct nvs_gpu *gpu, unsigned step, uint64_t ns)
+{
+	uint64_t end = nvs_now() + ns;
+
+	while (atomic_load(&gpu->effect) == step && nvs_now() < end)
+		nvs_futex_wait((uint32_t *)&gpu->effect, step, nvs_elapsed(end, nvs_now()), true);
+	return atomic_load(&gpu->effect);
+}
+
+static void *helper_main(void *arg)
+{
+	static const uint32_t nothing;
+	struct nvs_gpu *gpu = arg;
+
+	nvs_thread_setup("nvshare-effect");
+	if (!nvs_preempt_ops.channels(gpu, false)) {
+		set(gpu, REFUSED);
+		return NULL;
+	}
+	set(gpu, OFF);
+	await(gpu, OFF, BOUND_NS);
+	while (!nvs_preempt_ops.channels(gpu, true))
+		nvs_futex_wait(&nothing, 0, AGAIN_NS, true);
+	set(gpu, ON);
+	return NULL;
+}
+
+/* Whether the event comes within a time. *took: how long it took. */
+static bool comes(void *event, uint64_t ns, uint64_t *took)
+{
+	static const struct timespec nap = { 0, 20000 };
+	uint64_t start = nvs_now();
+	int result;
+
+	do {
+		result = nvs_driver.event_query(event);
+		*took = nvs_now() - start;
+		if (result == CUDA_ERROR_NOT_READY)
+			nanosleep(&nap, NULL);
+	} while (result == CUDA_ERROR_NOT_READY && *took < ns);
+	return result == CUDA_SUCCESS;
+}
+
+static enum nvs_effect look(struct nvs_gpu *gpu, void *stream, void *event)
+{
+	enum nvs_effect seen = NVS_EFFECT_UNKNOWN;
+	uint64_t took, bound = BOUND_NS / 2;
+	bool came = false, recorded;
+
+	if (nvs_driver.event_record(event, stream) != CUDA_SUCCESS || !comes(event, COMES_NS, &took))
+		return seen;
+	if (4 * took > bound)
+		return seen; /* with others on the GPU it may come late for another reason */
+	bound = 4 * took > LEAST_NS ? 4 * took : LEAST_NS;
+	set(gpu, STARTED);
+	if (!nvs_thread_start(helper_main, gpu)) {
+		set(gpu, NOWHERE);
+		return seen;
+	}
+	if (await(gpu, STARTED, HELPER_NS) != OFF)
+		return seen;
+	recorded = nvs_driver.event_record(event, stream) == CUDA_SUCCESS;
+	if (recorded)
+		came = comes(event, bound, &took);
+	/* Who waits for the GPU may have put them on meanwhile, and so may the helper. */
+	if (came && nvs_preempt_ops.off(gpu))
+		seen = NVS_EFFECT_NONE;
+	if (recorded && !came && atomic_load(&gpu->effect) == OFF)
+		seen = NVS_EFFECT_SEEN;
+	set(gpu, LOOKED);
+	if (await(gpu, LOOKED, HELPER_NS) != ON)
+		return NVS_EFFECT_UNKNOWN;
+	if (seen == NVS_EFFECT_SEEN && !comes(event, COMES_NS, &took))
+		return NVS_EFFECT_UNKNOWN; /* it did not come for another reason */
+	return seen;
+}
+
+/* Any context of the GPU. drain_lock is held, so it is not destroyed. */
+static void *context_of(struct nvs_gpu *gpu)
+{
+	void *ctx = NULL;
+
+	nvs_lock(&nvs_table_lock);
+	for (unsigned i = 0; !ctx && i < nvs_contexts_used; i++)
+		if (nvs_contexts[i].gpu == gpu)
+			ctx = nvs_contexts[i].ctx;
+	nvs_unlock(&nvs_table_lock);
+	return ctx;
+}
+
+static enum nvs_effect look_in_context(struct nvs_gpu *gpu)
+{
+	enum nvs_effect seen = NVS_EFFECT_UNKNOWN;
+	void *ctx = context_of(gpu), *stream = NULL, *event = NULL, *popped;
+
+	if (!ctx || nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)
+		return seen;
+	if (nvs_driver.stream_create(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+	    nvs_driver.event_create(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)
+		seen = look(gpu, stream, event);
+	if (event)
+		nvs_driver.event_destroy(event);
+	if (stream)
+		nvs_driver.stream_destroy(stream);
+	nvs_driver.ctx_pop(&popped);
+	return seen;
+}
+
+/* Whether a drain that is being cut, or was, has the channels. The lock is held. */
+static bool taken(const struct nvs_gpu *gpu)
+{
+	return gpu->switching || gpu->off || gpu->lease.unfinished || gpu->lease.gate == LEASE_DRAINING;
+}
+
+static bool helps(struct nvs_gpu *gpu)
+{
+	unsigned step = atomic_load(&gpu->effect);
+
+	return step == STARTED || step == OFF || step == LOOKED;
+}
+
+enum nvs_effect nvs_effect_look(struct nvs_gpu *gpu)
+{
+	enum nvs_effect seen = NVS_EFFECT_UNKNOWN;
+	bool begun;
+
+	if (!nvs_driver_has(event_create) || !nvs_driver_has(event_record) || !nvs_driver_has(event_query) ||
+	    !nvs_driver_has(event_destroy) || !nvs_driver_has(stream_create) ||
+	    !nvs_driver_has(stream_destroy) || !nvs_driver_has(ctx_push) || !nvs_driver_has(ctx_pop))
+		return seen;
+	nvs_lock(&nvs_client_lock);
+	begun = !gpu->looking && !taken(gpu) && !atomic_load(&nvs_exiting);
+	gpu->looking = gpu->looking || begun;
+	nvs_unlock(&nvs_client_lock);
+	if (!begun)
+		return seen;
+	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
+		if (nvs_trylock(&gpu->drain_lock)) {
+			if (!atomic_load(&gpu->captures))
+				seen = look_in_context(gpu);
+			nvs_unlock(&gpu->drain_lock);
+		}
+		nvs_driver_leave();
+	}
+	nvs_lock(&nvs_client_lock);
+	/* A helper that does not end has the channels for good, and nothing is cut any more. */
+	gpu->looking = helps(gpu);
+	nvs_unlock(&nvs_client_lock);
+	nvs_gpu_wake_preempter(gpu);
+	return seen;
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/web"
+)
+
+// minToken is how many characters a token has at least.
+const minToken = 16
+
+type webFlags struct{ listen, tokenFile string }
+
+func webCommand(root *rootFlags, io streams) *cobra.Command {
+	f := &webFlags{}
+	cmd := &cobra.Command{
+		Use:   "web",
+		Short: "Serve a page with the GPUs, their tenants, a timeline and a day of history",
+		Long: `web serves one page, until it is ended. The page changes nothing. Without a token only
+this machine reaches it. With a token it may listen on other addresses: open
+/?token=TOKEN, or send the header Authorization: Bearer TOKEN. The connection is not
+encrypted, so put a proxy with TLS before it on a network that you do not trust.
+
+The history is that of this process, a day at most. Users who may not use the
+control socket see their own tenant, and of others numbers.`,
+		Example: `  sudo nvsharectl web
+  sudo nvsharectl web --listen 0.0.0.0:9403 --token-file /etc/nvshare/web-token`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), root.runDir, io) },
+	}
+	cmd.Flags().StringVar(&f.listen, "listen", "127.0.0.1:9403", "`address` and port")
+	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "a `file` with the token that requests need")
+	return cmd
+}
+
+func (f *webFlags) run(ctx context.Context, runDir string, io streams) error {
+	token := ""
+	if f.tokenFile != "" {
+		text, err := os.ReadFile(f.tokenFile)
+		if err != nil {
+			return fmt.Errorf("read the token: %w", err)
+		}
+		if token = strings.TrimSpace(string(text)); len(token) < minToken {
+			return usageError{fmt.Errorf("%s has a token of %d characters: %d are needed", f.tokenFile, len(token), minToken)}
+		}
+	}
+	if token == "" && !web.IsLoopback(f.listen) {
+		return usageError{fmt.Errorf("--listen %s: others reach this address, so --token-file is needed", f.listen)}
+	}
+	if _, err := askStatus(ctx, runDir); err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", f.listen)
+	if err != nil {
+		return err
+	}
+	s := web.New(asker{runDir}, token)
+	go s.Watch(ctx)
+	server := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: callTimeout, ReadTimeout: callTimeout, WriteTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	defer context.AfterFunc(ctx, func() { server.Close() })()
+	fmt.Fprintf(io.out, "http://%s/\n", l.Addr())
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// asker asks the scheduler of a run directory.
+type asker struct{ runDir string }
+
+func (a asker) Status(ctx context.Context) (*api.StatusResponse, error) {
+	return askStatus(ctx, a.runDir)
+}
+
+func (a asker) Events(ctx context.Context, req *api.EventsRequest) (r *api.EventsResponse, err error) {
+	return r, call(ctx, a.runDir, func(ctx context.Context, c *api.Conn) error {
+		r, err = c.Events(ctx, req)
+		return err
+	})
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package web
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// The bounds of what is kept.
+const (
+	Minutes     = 24 * 60
+	MaxTenants  = 32 // of a GPU in one minute
+	MaxGPUs     = 64
+	maxSegments = 2000 // of a GPU's latest minute
+)
+
+// others names the tenants of a minute beyond MaxTenants, and those that an answer does
+// not name.
+const others = "others"
+
+// bucket is one minute of a GPU.
+type bucket struct {
+	minute  int64 // since 1970
+	tenants map[string]*use
+}
+
+// use is what a tenant had in a minute.
+type use struct {
+	namespace string
+	used      time.Duration
+	memory    uint64 // the most, bytes
+}
+
+// Segment is a time in which a tenant had a GPU.
+type Segment struct {
+	Tenant string `json:"tenant"`
+	From   int64  `json:"from"` // ms since 1970
+	To     int64  `json:"to"`   // 0: it still has the GPU
+	client uint64
+}
+
+// history is what a page shows of the past. The caller serialises its methods.
+type history struct {
+	buckets  map[string][]bucket                 // by GPU, the oldest first
+	last     map[string]map[string]time.Duration // used so far, by GPU and tenant
+	uptime   int64
+	segments map[string][]Segment
+}
+
+func newHistory() *history {
+	return &history{buckets: map[string][]bucket{}, last: map[string]map[string]time.Duration{}, segments: map[string][]Segment{}}
+}
+
+// add takes in a status.
+func (h *history) add(now time.Time, r *api.StatusResponse) {
+	anew := r.UptimeNs < h.uptime // another run of the scheduler counts from zero
+	h.uptime = r.UptimeNs
+	for i, g := range r.Gpus {
+		if i == MaxGPUs {
+			break
+		}
+		known := h.last[g.Uuid]
+		first := known == nil
+		if first || anew {
+			known = map[string]time.Duration{}
+		}
+		seen := map[string]time.Duration{}
+		b := h.bucket(now, g.Uuid)
+		for _, u := range g.Tenants {
+			name := api.Tenant(u.Container, u.Uid)
+			used := time.Duration(u.UsedNs)
+			seen[name] = used
+			delta := max(used-known[name], 0)
+			if first { // what was before this process has no minute
+				delta = 0
+			}
+			if t := b.of(name, u.Container.GetNamespace(), delta > 0); t != nil {
+				t.used += delta
+				t.memory = max(t.memory, memoryOf(g, u))
+			}
+		}
+		h.last[g.Uuid] = seen
+	}
+}
+
+func memoryOf(g *api.GPU, u *api.TenantUse) uint64 {
+	for _, m := range g.Memory {
+		if m.Container.GetId() == u.Container.GetId() && (m.Container.GetId() != "" || m.Uid == u.Uid) {
+			return m.UsedBytes
+		}
+	}
+	return 0
+}
+
+// bucket returns the present minute of a GPU.
+func (h *history) bucket(now time.Time, gpu string) *bucket {
+	minute := now.Unix() / 60
+	all := h.buckets[gpu]
+	if n := len(all); n == 0 || all[n-1].minute != minute {
+		all = append(all, bucket{minute: minute, tenants: map[string]*use{}})
+	}
+	for len(all) > Minutes || all[0].minute <= minute-Minutes {
+		all = all[1:]
+	}
+	if cap(all) > 4*Minutes {
+		all = slices.Clone(all)
+	}
+	h.buckets[gpu] = all
+	return &all[len(all)-1]
+}
+
+// of returns the record of a tenant; nil: it needs none.
+func (b *bucket) of(name, namespace string, worked bool) *use {
+	if t := b.tenants[name]; t != nil || !worked {
+		return t
+	}
+	if len(b.tenants) >= MaxTenants-1 {
+		name, namespace = others, others
+	}
+	if b.tenants[name] == nil {
+		b.tenants[name] = &use{namespace: namespace}
+	}
+	return b.tenants[name]
+}
+
+// turns takes in events: grants begin segments, releases end them.
+func (h *history) turns(events []*api.Event) {
+	for _, e := range events {
+		at := e.TimeNs / int64(time.Millisecond)
+		switch e.Type {
+		case api.EventType_EVENT_TYPE_GRANT:
+			h.end(e, at)
+			s := append(h.segments[e.Uuid], Segment{Tenant: api.Tenant(e.Container, e.Uid), From: at, client: e.Client})
+			h.segments[e.Uuid] = s[max(len(s)-maxSegments, 0):]
+		case api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
+			h.end(e, at)
+		}
+	}
+}
+
+func (h *history) end(e *api.Event, at int64) {
+	s := h.segments[e.Uuid]
+	for i := len(s) - 1; i >= 0; i-- {
+		if s[i].client == e.Client && s[i].To == 0 {
+			s[i].To = at
+			return
+		}
+	}
+}
+
+// recent returns the segments of the latest minute.
+func (h *history) recent(now time.Time, gpu string) []Segment {
+	from := now.Add(-time.Minute).UnixMilli()
+	s := slices.DeleteFunc(h.segments[gpu], func(s Segment) bool { return s.To != 0 && s.To < from })
+	h.segments[gpu] = s
+	return slices.Clone(s)
+}
+
+// Point is one minute of a GPU, for a browser.
+type Point struct {
+	Minute  int64              `json:"minute"`  // since 1970
+	Tenants map[string]float64 `json:"tenants"` // part of the GPU's time
+}
+
+func (h *history) points(gpu string) []Point {
+	out := []Point{}
+	for _, b := range h.buckets[gpu] {
+		p := Point{b.minute, map[string]float64{}}
+		for name, t := range b.tenants {
+			p.Tenants[name] = t.used.Minutes()
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// Hours is what a namespace had of all GPUs in the latest day.
+type Hours struct {
+	Namespace string  `json:"namespace"` // "": outside Kubernetes
+	GPUHours  float64 `json:"gpu_hours"`
+}
+
+func (h *history) hours() []Hours {
+	sum := map[string]time.Duration{}
+	for _, all := range h.buckets {
+		for _, b := range all {
+			for _, t := range b.tenants {
+				sum[t.namespace] += t.used
+			}
+		}
+	}
+	out := []Hours{}
+	for name, used := range sum {
+		out = append(out, Hours{name, used.Hours()})
+	}
+	slices.SortFunc(out, func(a, b Hours) int {
+		return cmp.Or(cmp.Compare(b.GPUHours, a.GPUHours), cmp.Compare(a.Namespace, b.Namespace))
+	})
+	return out
+}
