@@ -164,6 +164,10 @@ func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) 
 		req.Count = 0 // somebody else has chosen
 	}
 	c = describe(pod, ctr, req, inv)
+	if req.Terms.Overlap != "" {
+		key, value, _ := annotationFor(pod.GetAnnotations(), OverlapAnnotation, ctr.GetName())
+		return c, req, false, annotationError(key, value, errors.New("pods cannot be in overlap groups with this version"))
+	}
 	if uses = len(req.Devices) > 0 || req.Count > 0 || len(req.Shares) > 0 || p.usesGPU(ctr); !uses {
 		return c, req, false, nil
 	}

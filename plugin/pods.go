@@ -179,9 +179,11 @@ func (cs *Containers) request(pod *api.PodSandbox, container string, devices []s
 	}
 	_, good := p.latest[container]
 	wrong := err != nil
+	fixed := r.Terms
 	if r.Terms, r.Keep, err = p.terms(container, r.Terms); err != nil && wrong && !good {
 		return r, errors.Join(choiceErr, err)
 	}
+	r.Terms.Copy(fixed, sched.FixedFields)
 	p.latest[container] = r.Terms
 	if wrong {
 		r.imply(created, container) // by the core request as it was corrected
@@ -276,6 +278,7 @@ func (cs *Containers) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 			c.Terms, c.Keep, _ = p.terms(c.Name, old.Terms)
 			err = errors.Join(err, why)
 		}
+		c.Terms.Copy(old.Terms, sched.FixedFields)
 		p.latest[c.Name] = c.Terms
 		if err != nil {
 			refused = append(refused, Refusal{Container: c, Err: err, Later: why != nil})

@@ -286,8 +286,11 @@ func TestSchedulerLearnsShares(t *testing.T) {
 // scheduler.
 func TestEveryFieldOfTheTerms(t *testing.T) {
 	full := sched.Terms{MemoryLimit: 3 << 30, CoreLimit: 60, CoreRequest: 30, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY,
-		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT}
+		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT, Overlap: "small"}
 	for _, f := range sched.Fields {
+		if f.ID&sched.FixedFields != 0 {
+			continue // see TestOverlapGroupOfAPod
+		}
 		var one sched.Terms
 		one.Copy(full, f.ID)
 		if one == (sched.Terms{}) || !IsShareAnnotation(f.Annotation()) {

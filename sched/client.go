@@ -309,11 +309,12 @@ func (c *GPU) restore(ev Restore) {
 		panic(fmt.Sprintf("sched: %v: needs a client and an epoch, and comes before any other event", ev))
 	}
 	cl := &client{id: ev.Client}
-	if ev.Gang != "" {
-		cl.account = ev.Tenant // a client without a gang has no tenant until it is back
+	share := Share{Gang: ev.Gang, Overlap: ev.Overlap}
+	if share.Crew() != "" {
+		cl.account = ev.Tenant // a client without these has no tenant until it is back
 	}
 	c.clients[cl.id] = cl
-	c.join(cl, c.tenantOf("", cl.id, Share{Gang: ev.Gang}))
+	c.join(cl, c.tenantOf("", cl.id, share))
 	g := c.give(cl, ev.Epoch)
 	g.graceFrom = c.now.Add(c.quantum)
 	c.become(g, lost)

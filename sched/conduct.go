@@ -201,7 +201,7 @@ func (c *GPU) grantGang() {
 		t.seat.take(playing)
 		t.vt = max(t.vt, c.virtualNow()-int64(c.quantum)*int64(c.active+1)) // see setActive
 		for _, cl := range slices.Clone(t.crew) {
-			if cl.connected && cl.in == nil && cl.grant == nil {
+			if !t.overlaps() && cl.connected && cl.in == nil && cl.grant == nil {
 				c.request(cl)
 			}
 		}
@@ -236,7 +236,11 @@ func (t *tenant) drains() (since Time, ok bool) {
 // sit is for the tenant of a gang that has its first client, and unsit for one that
 // has lost its last.
 func (c *GPU) sit(t *tenant) {
-	t.seat = c.gangs.sit(t.name, t)
+	name := t.name
+	if t.overlaps() {
+		name += "\x00" + c.gpu // its clients on another GPU are another group
+	}
+	t.seat = c.gangs.sit(name, t.overlaps(), t)
 	c.ganged = append(c.ganged, t)
 }
 
@@ -251,7 +255,7 @@ func (c *GPU) unsit(t *tenant) {
 
 // reshare is SetShare. It may make the tenant's clients members of a gang, or end that.
 func (c *GPU) reshare(account string, s Share) {
-	if t := c.tenants[account]; t != nil && s.Gang == "" {
+	if t := c.tenants[account]; t != nil && s.Crew() == "" {
 		c.setShare(t, s)
 		if t.share.Priority == Batch {
 			c.revokeTenant(t, &c.latency, PriorityUsedUp) // nothing else would end these grants
@@ -283,7 +287,7 @@ func (c *GPU) checkGangs() error {
 		return fmt.Errorf("the GPU is kept for nobody: %s", c.kept.displayName())
 	}
 	for _, t := range c.ganged {
-		if t.seat == nil || !slices.Contains(t.seat.gang.seats, t.seat) || c.tenants[t.seat.gang.name] != t || len(t.crew) != t.clients || t.clients == 0 {
+		if t.seat == nil || !slices.Contains(t.seat.gang.seats, t.seat) || c.tenants[t.name] != t || len(t.crew) != t.clients || t.clients == 0 {
 			return fmt.Errorf("tenant %s: %d clients, %d in its crew", t.displayName(), t.clients, len(t.crew))
 		}
 		if t.seat.hold != nothing && c.kept != t {

@@ -91,6 +91,8 @@ func (c *GPU) whyTurns() string {
 			continue // it has no time slice of ours, and comes back soon, or ends
 		case t.limited():
 			return reasonLimit
+		case t.overlaps():
+			return reasonOverlap
 		case t.seat != nil:
 			return reasonGang
 		case !cl.wanted:

@@ -62,8 +62,11 @@
 // again, for a time that doubles. What a tenant gets is billed as the time in turns that
 // the same calls would have taken.
 //
-// What comes next has its place. An overlap group, whose processes run at the same time
-// by MPS, is a tenant whose clients are granted together, as those of a gang are.
+// An overlap group (Share.Overlap), whose processes run at the same time by MPS, is a tenant
+// whose clients are granted together, as those of a gang on one GPU are. They do not depend
+// on each other: a client without work gives the GPU back alone, and nobody makes calls for
+// the others' drains. They are billed once for the time in which any of them has the GPU.
+// Their time slice is the MPS server's, so a GPU with a group is shared in turns.
 //
 // # Who is next
 //

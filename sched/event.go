@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -88,7 +89,12 @@ type Share struct {
 	Weight   int      // its part of what nobody was promised, up to MaxWeight; 0: DefaultWeight
 	Priority Priority //
 	Gang     string   // its processes are granted and revoked together with those of this name; "": alone
+	Overlap  string   // its processes run at the same time as those of this name, by MPS; "": not so
 }
+
+// Crew names those that are granted together with it: its gang or its overlap group; "":
+// none.
+func (s Share) Crew() string { return cmp.Or(s.Gang, s.Overlap) }
 
 // Validate returns an error that says what is wrong with a share that a user
 // asks for, or nil. A GPU clamps what it is given.
@@ -125,6 +131,9 @@ func (s Share) String() string {
 	}
 	if s.Gang != "" {
 		add(" gang=%s", s.Gang)
+	}
+	if s.Overlap != "" {
+		add(" overlap=%s", s.Overlap)
 	}
 	return strings.TrimPrefix(b.String(), " ")
 }
@@ -244,14 +253,15 @@ type SetMode struct{ M Mode }
 
 // Restore brings back what was persisted before a restart of the caller: a client that
 // held Epoch and whose process lives. Nothing is granted until the client attaches
-// again, is Gone, or a quantum and a grace period have passed. Gang is that of its
-// share; with a gang, Tenant is as in Attach: a gang whose members held goes on when
-// they are back. Restores come before all other events.
+// again, is Gone, or a quantum and a grace period have passed. Gang and Overlap are those
+// of its share; with one of them, Tenant is as in Attach: a gang, or an overlap group,
+// whose members held goes on when they are back. Restores come before all other events.
 type Restore struct {
-	Client ClientID
-	Epoch  Epoch
-	Tenant string
-	Gang   string
+	Client  ClientID
+	Epoch   Epoch
+	Tenant  string
+	Gang    string
+	Overlap string
 }
 
 // RestoreUnknown says that clients may hold that were not recorded before a restart
@@ -325,6 +335,9 @@ func (e Restore) String() string {
 	}
 	if e.Gang != "" {
 		s += " gang=" + e.Gang
+	}
+	if e.Overlap != "" {
+		s += " overlap=" + e.Overlap
 	}
 	return s
 }

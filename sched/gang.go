@@ -106,6 +106,7 @@ const (
 type gang struct {
 	gangs  *gangs
 	name   string
+	free   bool    // its clients do not depend on each other: it is an overlap group
 	seats  []*seat // one on each GPU with clients of it
 	phase  phase
 	ticket uint64 // since it was called
@@ -137,10 +138,10 @@ type members interface {
 }
 
 // sit makes a seat for the first members of a gang on their GPU.
-func (gs *gangs) sit(name string, m members) *seat {
+func (gs *gangs) sit(name string, free bool, m members) *seat {
 	g := gs.byName[name]
 	if g == nil {
-		g = &gang{gangs: gs, name: name}
+		g = &gang{gangs: gs, name: name, free: free}
 		gs.byName[name] = g
 	}
 	s := &seat{members: m, gang: g, round: g.round}
@@ -272,7 +273,7 @@ func (g *gang) isDue() bool { return g.all(func(s *seat) bool { return s.due }) 
 
 // nextStep returns when the members that have drained make one more call.
 func (g *gang) nextStep() (Time, bool) {
-	if g.phase != stopping {
+	if g.phase != stopping || g.free {
 		return 0, false
 	}
 	at, drains := g.releasedAt.Add(stepPause), false

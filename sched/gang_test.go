@@ -52,7 +52,7 @@ func (n *node) start() {
 }
 
 // restart begins anew with what was persisted, as the caller of a core does.
-func (n *node) restart(tenant func(ClientID) (name, gang string)) {
+func (n *node) restart(tenant func(ClientID) (name string, share Share)) {
 	n.log("%v restart", time.Duration(n.now))
 	n.start()
 	for i, p := range slices.Clone(n.persisted) {
@@ -61,8 +61,8 @@ func (n *node) restart(tenant func(ClientID) (name, gang string)) {
 		}
 		for _, h := range p.Holders {
 			if h.Client != 0 {
-				name, gang := tenant(h.Client)
-				n.step(i, Restore{Client: h.Client, Epoch: h.Epoch, Tenant: name, Gang: gang})
+				name, share := tenant(h.Client)
+				n.step(i, Restore{Client: h.Client, Epoch: h.Epoch, Tenant: name, Gang: share.Gang, Overlap: share.Overlap})
 			}
 		}
 	}
@@ -96,7 +96,7 @@ func (n *node) one(gpu int, ev Event) (todo []string) {
 	case Gone:
 		delete(has, ev.Client)
 	case Attach:
-		n.gangOf[gpu][ev.Client] = ev.Share.Gang
+		n.gangOf[gpu][ev.Client] = ev.Share.Crew()
 		if has[ev.Client] != ev.Held {
 			delete(has, ev.Client)
 		}
@@ -167,6 +167,9 @@ func TestAnyGangHistory(t *testing.T) {
 		names := rapid.SampledFrom([]string{"", "", "a", "b"})
 		shares := rapid.Custom(func(t *rapid.T) Share {
 			s := Share{Gang: names.Draw(t, "gang")}
+			if s.Gang == "b" && rapid.Bool().Draw(t, "overlaps") {
+				s.Gang, s.Overlap = "", "c"
+			}
 			switch rapid.IntRange(0, 7).Draw(t, "kind") {
 			case 0:
 				s.Priority = Latency
@@ -216,7 +219,7 @@ func TestAnyGangHistory(t *testing.T) {
 				for i := range n.cores {
 					for c := range ClientID(8) {
 						if tenant(c) == tenant(id) && n.cores[i].clients[c] != nil {
-							n.gangOf[i][c] = s.Gang
+							n.gangOf[i][c] = s.Crew()
 						}
 					}
 					if len(n.has[i]) > 1 { // who was granted with others may not be of them any more
@@ -230,7 +233,7 @@ func TestAnyGangHistory(t *testing.T) {
 				}
 				continue
 			case 18:
-				n.restart(func(id ClientID) (name, gang string) { return tenant(id), tenants[tenant(id)].Gang })
+				n.restart(func(id ClientID) (string, Share) { return tenant(id), tenants[tenant(id)] })
 				continue
 			case 19:
 				if modes {

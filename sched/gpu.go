@@ -157,7 +157,7 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 		c.setMode(ev.M)
 	case SetShare:
 		c.reshare(ev.Tenant, ev.Share)
-		c.regroup(ev.Tenant, ev.Share.Gang)
+		c.regroup(ev.Tenant, ev.Share.Crew())
 	case GangMoved:
 	case SetTuning:
 		c.setTuning(ev.Tuning)

@@ -200,7 +200,7 @@ func (c *GPU) attachMemory(cl *client, ev Attach) {
 		m = &member{id: cl.id, since: c.now}
 		mem.members[cl.id] = m
 	}
-	m.account, m.canMove, m.gang = accountOf(ev.Tenant, cl.id), ev.CanMove, ev.Share.Gang
+	m.account, m.canMove, m.gang = accountOf(ev.Tenant, cl.id), ev.CanMove, ev.Share.Crew()
 	if mem.residency == nil {
 		return
 	}

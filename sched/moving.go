@@ -149,15 +149,17 @@ func (c *GPU) thereMayBeRoom() {
 	c.putOff = c.putOff[:0]
 }
 
-// movesOn says that a client has moved another piece under its grant and has not opened
-// its gate, perhaps after its connection was lost and made anew.
-func (c *GPU) movesOn(cl *client, epoch Epoch) {
+// movesOn says that a client has not opened its gate under its grant, perhaps after its
+// connection was lost and made anew, and whether it has moved another piece.
+func (c *GPU) movesOn(cl *client, epoch Epoch, piece bool) {
 	if !cl.grant.holds() || cl.grant.kind != turnGrant || cl.grant.epoch != epoch {
 		return
 	}
 	switch g := cl.grant; {
 	case g.move.on:
-		g.move.at = c.now
+		if piece {
+			g.move.at = c.now
+		}
 	case g.move.took == 0 || g.move.ready: // it opened its gate at once, or has; what it reports now is no fill
 	default:
 		c.recount(g, func() { c.beginMoving(g) })

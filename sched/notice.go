@@ -58,7 +58,7 @@ func (c *GPU) expected(cl *client) Notice {
 		turns:    c.open.n,
 		latency:  c.latency.n,
 		limited:  t.limited(),
-		ganged:   t.seat != nil,
+		ganged:   t.seat != nil && !t.overlaps(),
 		patient:  c.patient(cl),
 	}.notice(cl.id)
 }

@@ -18,6 +18,8 @@ func (c *GPU) movedMemory(ev Moved) {
 	}
 	o := mem.residency.clients[m.id]
 	wasStalled, old := o.stalled, m.report
+	// A client that is stuck says so again and again, and gets on only where it moves something.
+	getsOn := !ev.Stuck || !m.reported || ev.Report.In != old.In
 	m.report, m.since = ev.Report, c.now
 	if m.reported {
 		mem.out.Bytes += less(ev.Report.Out, old.Out)
@@ -55,7 +57,7 @@ func (c *GPU) movedMemory(ev Moved) {
 	case ev.Epoch != 0 && ev.Report.Away == 0:
 		c.isReady(cl, ev.Epoch, 0, false) // nothing was away after all
 	case ev.Epoch != 0:
-		c.movesOn(cl, ev.Epoch)
+		c.movesOn(cl, ev.Epoch, getsOn)
 	default:
 		for _, g := range c.moves { // it may have waited for just that
 			g.move.at = c.now

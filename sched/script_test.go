@@ -276,7 +276,7 @@ func parseEvent(words []string) (Event, error) {
 	case "gone":
 		return Gone{id}, nil
 	case "restore":
-		return Restore{id, epoch, tenant, share.Gang}, nil
+		return Restore{id, epoch, tenant, share.Gang, share.Overlap}, nil
 	case "tick":
 		return Tick{}, nil
 	}
@@ -293,6 +293,8 @@ func parseShare(words []string) (tenant string, s Share, rest []string, err erro
 			tenant = value
 		case "gang":
 			s.Gang = value
+		case "overlap":
+			s.Overlap = value
 		case "limit":
 			s.Limit, err = strconv.Atoi(value)
 		case "request":

@@ -100,7 +100,7 @@ func clampShare(s Share) Share {
 	}
 	s.Weight = min(s.Weight, MaxWeight)
 	s.Priority = min(s.Priority, Latency)
-	if s.Gang != "" {
+	if s.Crew() != "" {
 		s.Priority = Batch // a rank that waits for others is not let in alone
 	}
 	return s
@@ -120,13 +120,21 @@ func (t *tenant) displayName() string {
 	if t.own != 0 {
 		return "client " + strconv.FormatUint(uint64(t.own), 10)
 	}
-	return strings.TrimPrefix(t.name, gangKey)
+	return strings.TrimPrefix(strings.TrimPrefix(t.name, gangKey), overlapKey)
 }
 
-// gangKey begins the names of the tenants of gangs.
-const gangKey = "\x01"
+// gangKey begins the names of the tenants of gangs, and overlapKey those of overlap groups.
+const (
+	gangKey    = "\x01"
+	overlapKey = "\x02"
+)
 
-func (t *tenant) isGang() bool { return strings.HasPrefix(t.name, gangKey) }
+// isGang says whether the tenant's clients are granted together. An overlap group is a gang
+// with clients on one GPU, which do not depend on each other.
+func (t *tenant) isGang() bool { return strings.HasPrefix(t.name, gangKey) || t.overlaps() }
+
+// overlaps says whether the tenant is an overlap group.
+func (t *tenant) overlaps() bool { return strings.HasPrefix(t.name, overlapKey) }
 
 // isOf says whether the tenant is a gang of that account's clients alone.
 func (t *tenant) isOf(account string) bool {
@@ -134,12 +142,15 @@ func (t *tenant) isOf(account string) bool {
 }
 
 // tenantOf returns the tenant of that name, and makes it if there is none. With a gang
-// in the share, it is the gang's tenant; with an empty name, the client's own.
+// or an overlap group in the share, it is their tenant; with an empty name, the client's
+// own.
 func (c *GPU) tenantOf(name string, id ClientID, share Share) *tenant {
 	own := ClientID(0)
 	switch {
 	case share.Gang != "":
 		name = gangKey + share.Gang
+	case share.Overlap != "":
+		name = overlapKey + share.Overlap
 	case name == "":
 		own = id
 		name = "\x00" + strconv.FormatUint(uint64(id), 10)
@@ -291,6 +302,10 @@ func (c *GPU) ratesOf(t *tenant) rates {
 		r.open, r.gets = 1, t.gets
 	case t.batch > 0:
 		r.gets = 1000 - c.besides.use
+	}
+	if t.overlaps() { // its clients have the GPU once, all together
+		r.open, r.fenced = min(t.open, 1), min(t.fenced, 1)
+		r.closing = min(t.closing, 1-r.open)
 	}
 	if t.share.Priority == Latency {
 		r.patience, r.common = c.pool.partOf(t.share), c.commonPatience()

@@ -16,13 +16,13 @@
 #include "wait.h"
 
 #define STEP          (64ull << 20)
-#define ANSWER_NS     (2 * NVS_S)     /* longest wait for a scheduler, in all */
+#define ANSWER_NS     (10 * NVS_S)    /* longest wait for a scheduler that is stopped or starved, in all */
 #define PIECE_NS      (20 * NVS_MS)
 /*
  * After a refusal, the time for the container's other processes to return what they do
  * not use: they look every TRIM_NS.
  */
-#define YIELD_NS      (150 * NVS_MS)
+#define YIELD_NS      (500 * NVS_MS)
 #define TRIM_NS       (100 * NVS_MS)
 #define SETTLED_NS    (100 * NVS_MS)  /* wait for an answer before sizes are told */
 #define SEQLOCK_TRIES 1000
@@ -193,7 +193,6 @@ static void wait_attached(struct nvs_gpu *gpu)
 	uint64_t start = nvs_now();
 
 	for (;;) {
-		
 		uint32_t seen = atomic_load(&gpu->changed);
 		bool pending = nvs_client.link == LINK_STARTING ||
 			       (nvs_client.link == LINK_UP && gpu->lease.link == LEASE_ATTACHING);
@@ -265,8 +264,8 @@ static enum verdict decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
 	if (!fits && (b->limit || b->swap)) {
 		if (attached(gpu) && !b->deaf && !alone)
 			return ASKED;
-		/* What the other processes have is not known. */
-		if (b->limit && minus(b->limit, b->used) < bytes)
+		/* Others have what a scheduler that does not answer said last; without one nobody knows. */
+		if (b->limit && minus(b->limit, b->used + (attached(gpu) ? b->others : 0)) < bytes)
 			return REFUSED;
 	}
 	atomic_store_explicit(&b->used, b->used + bytes, memory_order_relaxed);

@@ -48,6 +48,7 @@ func TestConfig(t *testing.T) {
 		share + `"priority": "high"}`:             "batch or latency",
 		share + `"coreRequest": 40}`:              "capacity",
 		share + `"memoryLimit": "8Gi"}`:           "capacity",
+		share + `"overlap": "small"}`:             "only the annotation nvshare.com/gpu-overlap",
 	} {
 		if terms, err := parseConfig([]byte(text)); err == nil || !strings.Contains(err.Error(), want) || terms != (api.Terms{}) {
 			t.Errorf("%s: %+v, %v; want an error with %q", text, terms, err, want)
@@ -55,9 +56,9 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// Every field of the table is a key, or a capacity.
+// Every field of the table is a key, or a capacity, or fixed when a container starts.
 func TestEveryFieldHasAForm(t *testing.T) {
-	if n := len(configKeys()); n != len(api.Fields)-2 {
+	if n := len(configKeys()); n != len(api.Fields)-3 {
 		t.Errorf("%d keys for %d fields", n, len(api.Fields))
 	}
 }

@@ -270,6 +270,7 @@ const (
 	EventType_EVENT_TYPE_OUT_OF_MEMORY EventType = 19 // a reservation was refused: it is above the memory limit
 	EventType_EVENT_TYPE_UNFENCE       EventType = 20 // a fenced client has released the GPU, or is dead
 	EventType_EVENT_TYPE_UNMANAGED     EventType = 21 // a process uses the GPU and is no client
+	EventType_EVENT_TYPE_OVERLAP       EventType = 22 // an overlap group begins or ends, or its MPS daemon or server has ended
 )
 
 // Enum value maps for EventType.
@@ -297,6 +298,7 @@ var (
 		19: "EVENT_TYPE_OUT_OF_MEMORY",
 		20: "EVENT_TYPE_UNFENCE",
 		21: "EVENT_TYPE_UNMANAGED",
+		22: "EVENT_TYPE_OVERLAP",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED":   0,
@@ -321,6 +323,7 @@ var (
 		"EVENT_TYPE_OUT_OF_MEMORY": 19,
 		"EVENT_TYPE_UNFENCE":       20,
 		"EVENT_TYPE_UNMANAGED":     21,
+		"EVENT_TYPE_OVERLAP":       22,
 	}
 )
 
@@ -2021,6 +2024,7 @@ type Container struct {
 	// The engine whose OCI hook described it ("podman"); empty: the plugin did, or
 	// nobody. Such a container is forgotten when its first process is dead.
 	Engine        string `protobuf:"bytes,9,opt,name=engine,proto3" json:"engine,omitempty"`
+	Uid           uint32 `protobuf:"varint,10,opt,name=uid,proto3" json:"uid,omitempty"` // of the user that the container runs as, on the host
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2118,6 +2122,13 @@ func (x *Container) GetEngine() string {
 	return ""
 }
 
+func (x *Container) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
 // Share is what a tenant may have of a GPU's time and what it is promised, all
 // its processes together. What is zero is not said.
 type Share struct {
@@ -2129,8 +2140,12 @@ type Share struct {
 	// Who gets the GPUs together with it: "true": nobody else, its processes among
 	// themselves; a name: the containers of the same namespace with the same. What
 	// the scheduler answers has the namespace before the name: <namespace>/<name>.
-	Gang          string     `protobuf:"bytes,5,opt,name=gang,proto3" json:"gang,omitempty"`
-	MemoryMode    MemoryMode `protobuf:"varint,6,opt,name=memory_mode,json=memoryMode,proto3,enum=nvshare.v1.MemoryMode" json:"memory_mode,omitempty"` // not said: swap
+	Gang       string     `protobuf:"bytes,5,opt,name=gang,proto3" json:"gang,omitempty"`
+	MemoryMode MemoryMode `protobuf:"varint,6,opt,name=memory_mode,json=memoryMode,proto3,enum=nvshare.v1.MemoryMode" json:"memory_mode,omitempty"` // not said: swap
+	// Who runs at the same time as it, by MPS: the containers of the same namespace and
+	// user with the same name. It is fixed when the container starts. What the scheduler
+	// answers has both before the name: <namespace>/<uid>/<name>.
+	Overlap       string `protobuf:"bytes,7,opt,name=overlap,proto3" json:"overlap,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2205,6 +2220,13 @@ func (x *Share) GetMemoryMode() MemoryMode {
 		return x.MemoryMode
 	}
 	return MemoryMode_MEMORY_MODE_UNSPECIFIED
+}
+
+func (x *Share) GetOverlap() string {
+	if x != nil {
+		return x.Overlap
+	}
+	return ""
 }
 
 type SetRequest struct {
@@ -2828,6 +2850,7 @@ type SetShareRequest struct {
 	Gang          *string     `protobuf:"bytes,8,opt,name=gang,proto3,oneof" json:"gang,omitempty"`
 	MemoryBytes   *uint64     `protobuf:"varint,9,opt,name=memory_bytes,json=memoryBytes,proto3,oneof" json:"memory_bytes,omitempty"`
 	MemoryMode    *MemoryMode `protobuf:"varint,10,opt,name=memory_mode,json=memoryMode,proto3,enum=nvshare.v1.MemoryMode,oneof" json:"memory_mode,omitempty"`
+	Overlap       *string     `protobuf:"bytes,11,opt,name=overlap,proto3,oneof" json:"overlap,omitempty"` // only "", which changes nothing: it is fixed at the start
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2930,6 +2953,13 @@ func (x *SetShareRequest) GetMemoryMode() MemoryMode {
 		return *x.MemoryMode
 	}
 	return MemoryMode_MEMORY_MODE_UNSPECIFIED
+}
+
+func (x *SetShareRequest) GetOverlap() string {
+	if x != nil && x.Overlap != nil {
+		return *x.Overlap
+	}
+	return ""
 }
 
 type SetShareResponse struct {
@@ -3086,6 +3116,8 @@ func (x *ShareChange) GetUsedMemoryBytes() uint64 {
 	return 0
 }
 
+// For a container with a pid that is in an overlap group, the answer comes when the
+// group's MPS daemon runs.
 type DescribeContainerRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Container *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id: as the container runtime and the cgroup have it
@@ -3166,6 +3198,7 @@ type Keep struct {
 	Priority      bool                   `protobuf:"varint,5,opt,name=priority,proto3" json:"priority,omitempty"`
 	Gang          bool                   `protobuf:"varint,6,opt,name=gang,proto3" json:"gang,omitempty"`
 	MemoryMode    bool                   `protobuf:"varint,7,opt,name=memory_mode,json=memoryMode,proto3" json:"memory_mode,omitempty"`
+	Overlap       bool                   `protobuf:"varint,8,opt,name=overlap,proto3" json:"overlap,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3245,6 +3278,13 @@ func (x *Keep) GetGang() bool {
 func (x *Keep) GetMemoryMode() bool {
 	if x != nil {
 		return x.MemoryMode
+	}
+	return false
+}
+
+func (x *Keep) GetOverlap() bool {
+	if x != nil {
+		return x.Overlap
 	}
 	return false
 }
@@ -4176,7 +4216,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\vlimit_bytes\x18\x03 \x01(\x04R\n" +
 	"limitBytes\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18\x04 \x01(\x04R\tusedBytes\"\xfb\x01\n" +
+	"used_bytes\x18\x04 \x01(\x04R\tusedBytes\"\x8d\x02\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -4186,7 +4226,9 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x12memory_limit_bytes\x18\x06 \x01(\x04R\x10memoryLimitBytes\x12'\n" +
 	"\x05share\x18\a \x01(\v2\x11.nvshare.v1.ShareR\x05share\x12\x12\n" +
 	"\x04gpus\x18\b \x03(\tR\x04gpus\x12\x16\n" +
-	"\x06engine\x18\t \x01(\tR\x06engine\"\xe0\x01\n" +
+	"\x06engine\x18\t \x01(\tR\x06engine\x12\x10\n" +
+	"\x03uid\x18\n" +
+	" \x01(\rR\x03uid\"\xfa\x01\n" +
 	"\x05Share\x12\x1d\n" +
 	"\n" +
 	"core_limit\x18\x01 \x01(\rR\tcoreLimit\x12!\n" +
@@ -4195,7 +4237,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bpriority\x18\x04 \x01(\x0e2\x14.nvshare.v1.PriorityR\bpriority\x12\x12\n" +
 	"\x04gang\x18\x05 \x01(\tR\x04gang\x127\n" +
 	"\vmemory_mode\x18\x06 \x01(\x0e2\x16.nvshare.v1.MemoryModeR\n" +
-	"memoryMode\"\x82\x01\n" +
+	"memoryMode\x12\x18\n" +
+	"\aoverlap\x18\a \x01(\tR\aoverlap\"\x82\x01\n" +
 	"\n" +
 	"SetRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x1d\n" +
@@ -4244,7 +4287,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\told_bytes\x18\x03 \x01(\x04R\boldBytes\x12\x1b\n" +
 	"\tnew_bytes\x18\x04 \x01(\x04R\bnewBytes\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\"\xe1\x03\n" +
+	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\"\x8c\x04\n" +
 	"\x0fSetShareRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
 	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
@@ -4258,7 +4301,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\t \x01(\x04H\x06R\vmemoryBytes\x88\x01\x01\x12<\n" +
 	"\vmemory_mode\x18\n" +
 	" \x01(\x0e2\x16.nvshare.v1.MemoryModeH\aR\n" +
-	"memoryMode\x88\x01\x01B\x06\n" +
+	"memoryMode\x88\x01\x01\x12\x1d\n" +
+	"\aoverlap\x18\v \x01(\tH\bR\aoverlap\x88\x01\x01B\x06\n" +
 	"\x04_uidB\r\n" +
 	"\v_core_limitB\x0f\n" +
 	"\r_core_requestB\t\n" +
@@ -4266,7 +4310,9 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\t_priorityB\a\n" +
 	"\x05_gangB\x0f\n" +
 	"\r_memory_bytesB\x0e\n" +
-	"\f_memory_mode\"\x8c\x01\n" +
+	"\f_memory_modeB\n" +
+	"\n" +
+	"\b_overlap\"\x8c\x01\n" +
 	"\x10SetShareResponse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x121\n" +
@@ -4283,7 +4329,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12$\n" +
 	"\x04keep\x18\x02 \x01(\v2\x10.nvshare.v1.KeepR\x04keep\x12\x10\n" +
 	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x1a\n" +
-	"\bwarnings\x18\x04 \x03(\tR\bwarnings\"\xd4\x01\n" +
+	"\bwarnings\x18\x04 \x03(\tR\bwarnings\"\xee\x01\n" +
 	"\x04Keep\x12!\n" +
 	"\fmemory_limit\x18\x01 \x01(\bR\vmemoryLimit\x12\x1d\n" +
 	"\n" +
@@ -4293,7 +4339,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bpriority\x18\x05 \x01(\bR\bpriority\x12\x12\n" +
 	"\x04gang\x18\x06 \x01(\bR\x04gang\x12\x1f\n" +
 	"\vmemory_mode\x18\a \x01(\bR\n" +
-	"memoryMode\"\xa0\x01\n" +
+	"memoryMode\x12\x18\n" +
+	"\aoverlap\x18\b \x01(\bR\aoverlap\"\xa0\x01\n" +
 	"\x19DescribeContainerResponse\x12'\n" +
 	"\x03old\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\x03old\x12'\n" +
 	"\x03new\x18\x02 \x01(\v2\x15.nvshare.v1.ContainerR\x03new\x121\n" +
@@ -4382,7 +4429,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x06*\x8e\x04\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x06*\xa6\x04\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
@@ -4406,7 +4453,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x12EVENT_TYPE_WARNING\x10\x12\x12\x1c\n" +
 	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x16\n" +
 	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
-	"\x14EVENT_TYPE_UNMANAGED\x10\x152\xb8\x05\n" +
+	"\x14EVENT_TYPE_UNMANAGED\x10\x15\x12\x16\n" +
+	"\x12EVENT_TYPE_OVERLAP\x10\x162\xb8\x05\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12W\n" +

@@ -2,7 +2,10 @@
 
 package api
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Terms are what a tenant may have of each GPU and what it is promised, all its
 // processes together: the fields of a Share, and the memory limit. A field that
@@ -15,6 +18,7 @@ type Terms struct {
 	Priority    Priority   `json:"priority,omitempty"` //
 	Gang        string     `json:"gang,omitempty"`     //
 	MemoryMode  MemoryMode `json:"memory_mode,omitempty"`
+	Overlap     string     `json:"overlap,omitempty"` // fixed when a container starts
 }
 
 // FieldSet is a set of fields of Terms.
@@ -29,9 +33,13 @@ const (
 	PriorityField
 	GangField
 	MemoryModeField
+	OverlapField
 
 	AllFields = 1<<iota - 1
 )
+
+// FixedFields are fixed when a container starts: nothing changes them later.
+const FixedFields = OverlapField
 
 // Field is one field of Terms, as all programs know it.
 type Field struct {
@@ -76,6 +84,10 @@ var Fields = []Field{
 		func(k *Keep) *bool { return &k.MemoryMode },
 		field[MemoryMode]{func(t *Terms) *MemoryMode { return &t.MemoryMode }, func(s *Share) *MemoryMode { return &s.MemoryMode }, func(r *SetShareRequest) **MemoryMode { return &r.MemoryMode },
 			ParseMemoryMode, FormatMemoryMode, checkMemoryMode}},
+	{OverlapField, "overlap group", "overlap", "the `name` of those, of its namespace and user, that run at the same time as it, by MPS", "overlap ",
+		func(k *Keep) *bool { return &k.Overlap },
+		field[string]{func(t *Terms) *string { return &t.Overlap }, func(s *Share) *string { return &s.Overlap }, func(r *SetShareRequest) **string { return &r.Overlap },
+			ParseOverlap, FormatOverlap, checkOverlap}},
 }
 
 // Annotation is the key by which pods say the field.
@@ -255,6 +267,9 @@ func (t Terms) Validate() error {
 func (t Terms) Consistent() error {
 	if t.CoreLimit != 0 && t.CoreRequest > t.CoreLimit {
 		return fmt.Errorf("core request %d %% is above the core limit of %d %%", t.CoreRequest, t.CoreLimit)
+	}
+	if t.Gang != "" && t.Overlap != "" {
+		return errors.New("it is in a gang and in an overlap group: only one of them is possible")
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 
 // fullTerms says every field.
 var fullTerms = Terms{MemoryLimit: 3 << 30, CoreLimit: 60, CoreRequest: 30, Weight: 7,
-	Priority: Priority_PRIORITY_LATENCY, Gang: "ring", MemoryMode: MemoryMode_MEMORY_MODE_RESIDENT}
+	Priority: Priority_PRIORITY_LATENCY, Gang: "ring", MemoryMode: MemoryMode_MEMORY_MODE_RESIDENT, Overlap: "small"}
 
 // one returns terms that say only one field, as fullTerms do.
 func one(f *Field) (t Terms) {
@@ -129,7 +129,7 @@ func TestEveryFieldGoesRound(t *testing.T) {
 	if all != AllFields {
 		t.Errorf("all fields are %b, AllFields is %b", all, AllFields)
 	}
-	if text := "memory limit, core limit, core request, weight, priority, gang, memory mode"; text != strings.Join(fieldNames(), ", ") {
+	if text := "memory limit, core limit, core request, weight, priority, gang, memory mode, overlap group"; text != strings.Join(fieldNames(), ", ") {
 		t.Errorf("the order is %v", fieldNames())
 	}
 }
@@ -144,7 +144,7 @@ func fieldNames() (names []string) {
 // The record of an older scheduler is read as that scheduler meant it, and a word of a later
 // one does not spoil the rest.
 func TestTermsInTheRecord(t *testing.T) {
-	const text = `{"memory":3221225472,"limit":60,"request":30,"weight":7,"priority":"latency","gang":"ring","memory_mode":"resident"}`
+	const text = `{"memory":3221225472,"limit":60,"request":30,"weight":7,"priority":"latency","gang":"ring","memory_mode":"resident","overlap":"small"}`
 	if got, err := json.Marshal(fullTerms); err != nil || string(got) != text {
 		t.Errorf("%s, %v", got, err)
 	}
@@ -157,8 +157,15 @@ func TestTermsInTheRecord(t *testing.T) {
 	}
 }
 
+// ofAGang is fullTerms without the overlap group, which nobody in a gang can be in.
+func ofAGang() Terms {
+	t := fullTerms
+	t.Overlap = ""
+	return t
+}
+
 func TestValidateTerms(t *testing.T) {
-	for _, s := range []Terms{{}, fullTerms, {CoreLimit: 100, CoreRequest: 100, Weight: MaxWeight, Gang: "true", MemoryLimit: MaxMemory}, {CoreRequest: 100}} {
+	for _, s := range []Terms{{}, ofAGang(), {CoreLimit: 100, CoreRequest: 100, Weight: MaxWeight, Gang: "true", MemoryLimit: MaxMemory}, {CoreRequest: 100}} {
 		if err := s.Validate(); err != nil {
 			t.Errorf("%+v: %v", s, err)
 		}
@@ -168,7 +175,7 @@ func TestValidateTerms(t *testing.T) {
 	}
 	for says, s := range map[string]Terms{
 		"core limit 101": {CoreLimit: 101}, "core request 101": {CoreRequest: 101}, "memory limit 8 bytes": {MemoryLimit: 8},
-		"weight 10001": {Weight: 10001}, "priority 3": {Priority: 3}, "priority -1": {Priority: -1}, `gang "a b"`: {Gang: "a b"},
+		"weight 10001": {Weight: 10001}, "priority 3": {Priority: 3}, "priority -1": {Priority: -1}, `gang "a b"`: {Gang: "a b"}, "overlap group \"a/b\"": {Overlap: "a/b"},
 		"memory mode 4": {MemoryMode: 4}, strings.Repeat("x", 64): {Gang: strings.Repeat("x", 64)},
 	} {
 		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), says) {
@@ -177,5 +184,8 @@ func TestValidateTerms(t *testing.T) {
 	}
 	if err := (Terms{CoreLimit: 5, CoreRequest: 6}).Consistent(); err == nil || !strings.Contains(err.Error(), "6 % is above the core limit of 5 %") {
 		t.Errorf("a request above the limit: %v", err)
+	}
+	if err := fullTerms.Consistent(); err == nil || !strings.Contains(err.Error(), "only one of them is possible") {
+		t.Errorf("a gang and an overlap group: %v", err)
 	}
 }

@@ -126,7 +126,13 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 			return
 		}
 		c := proto.Clone(c).(*api.Container)
+		if first != nil {
+			c.Uid = first.UID
+		}
 		bounded, refused := s.d.opts.Rules.bound(c.Namespace, c.Terms())
+		if why := s.d.cannotOverlap(c); why != nil {
+			bounded.Overlap, refused = "", errors.Join(refused, why)
+		}
 		if refused != nil {
 			refused = status.Errorf(codes.InvalidArgument, "container %.12s: %v", c.Id, refused)
 		}
@@ -147,6 +153,9 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 		s.d.noteWarnings(c, req.Warnings)
 	}); askErr != nil {
 		return nil, askErr
+	}
+	if err == nil && first != nil {
+		err = s.joinOverlap(ctx, req.Container.Id)
 	}
 	return resp, err
 }
@@ -263,7 +272,7 @@ func (d *Daemon) status() *api.StatusResponse {
 		Clients:        uint32(len(d.clients)),
 		Connections:    uint32(len(d.conns)),
 		ProtocolErrors: d.malformed,
-		Problems:       d.problems(),
+		Problems:       append(d.problems(), d.overlapProblems()...),
 	}
 	var crowded string
 	if r.Refused, crowded = d.desk.Refused(time.Now()); crowded != "" {
@@ -333,6 +342,11 @@ func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 		UsedNs:  int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
 		Grants: t.Grants, WaitMaxNs: int64(t.LongestWait),
 		WaitedPermille: uint32(t.Waited), WaitMaxLatelyNs: int64(t.RecentWait), OutOfMemory: d.refusedOn(g, t.Tenant),
+	}
+	if group, ok := strings.CutPrefix(t.Tenant, overlapTenant); ok {
+		u.Container = &api.Container{Id: t.Tenant, Name: t.Tenant}
+		u.Share = &api.Share{CoreRequest: uint32(t.Share.Request), Weight: uint32(t.Share.Weight), Overlap: group}
+		return u
 	}
 	if strings.HasPrefix(t.Tenant, gangTenant) {
 		u.Container = &api.Container{Id: t.Tenant, Name: t.Tenant}

@@ -22,6 +22,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/overlap"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/rundir"
 	"github.com/nvshare/nvshare/sched/daemon/state"
@@ -77,6 +78,10 @@ type Options struct {
 	// DefaultMemoryLimit is the memory limit, on each GPU, of tenants that have none of
 	// their own, bytes; 0: none.
 	DefaultMemoryLimit uint64
+	// MPSControl finds nvidia-cuda-mps-control. nil: there are no overlap groups.
+	MPSControl func() (string, error)
+	// OverlapStarter is a command that ends in overlap.Start.
+	OverlapStarter []string
 	// Rules bound what pods may ask for.
 	Rules Rules
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
@@ -155,6 +160,7 @@ type Daemon struct {
 	tenantLog     *rate.Limiter
 	unloggedTold  uint64
 	arena         *arena.Pool
+	overlap       *overlap.Manager         // nil: none
 	before        map[string][]memberState // of GPUs not found yet, by UUID; see swap_record.go
 	history       *history.Log
 	traffic       metrics.Traffic
@@ -233,6 +239,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 	d.watch = d.timers.New(d.watchRunDir)
 	d.look = d.timers.New(d.lookForStrangers)
 	d.openArena(arena.Kernel{}, maxReady, maxHeld)
+	d.openOverlap()
 	d.history = history.New(d.started.UnixNano())
 	d.noteChange(nil, &history.Event{Kind: api.EventType_EVENT_TYPE_START, Text: "version " + opts.Version})
 	return d, nil
@@ -316,6 +323,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 		p.Close()
 	}
 	cancel()
+	if d.overlap != nil {
+		d.overlap.Close()
+	}
 	d.wg.Wait()
 	for c := range d.conns {
 		if c.page != nil {

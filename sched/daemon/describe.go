@@ -17,7 +17,7 @@ func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContain
 	old := d.names[c.Id]
 	if old != nil {
 		terms := c.Terms()
-		terms.Copy(old.Terms(), keep.Fields())
+		terms.Copy(old.Terms(), keep.Fields()|api.FixedFields)
 		c.SetTerms(terms)
 	}
 	d.names[c.Id] = c

@@ -49,7 +49,7 @@ func (d *Daemon) firstProcess(c *api.Container, pid uint32) (*peer.Peer, error) 
 // owns the Peer afterwards.
 func (d *Daemon) describeFromHook(c *api.Container, p *peer.Peer) (*api.DescribeContainerResponse, error) {
 	to := d.shares.Tenants[p.Account]
-	to.Pod = podTerms(c)
+	to.Pod, to.Has = podTerms(c), c.Gpus
 	for _, g := range d.order {
 		if request := promisedBy(to.on(g.UUID)); len(c.Gpus) == 0 || slices.Contains(c.Gpus, g.UUID) {
 			if err := d.promisable(fmt.Sprintf("GPU %d", g.Index), g.UUID, p.Account, request, api.Tenant(c, 0)); err != nil {

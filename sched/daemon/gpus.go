@@ -109,6 +109,7 @@ func (d *Daemon) finishDiscovery(found []GPU, err error) {
 		}
 	}
 	d.arena.Prepare()
+	d.reviewOverlap()
 	if len(d.order) == 0 {
 		if first {
 			d.log.Warnf("no GPU found: waiting for one, looking again every %v", rescanPause)
@@ -209,8 +210,9 @@ func (d *Daemon) restore(g *gpu, proc peer.Process, epoch sched.Epoch) {
 		cl = d.addClient(p)
 	}
 	d.reach(beforeRestore)
+	share := d.shareOf(g, cl.Account)
 	g.restored[cl.id] = true
 	d.log.Infof("GPU %d: process %d held it before the restart; nothing is granted until it is back, ends, or its time is over", g.Index, cl.PID)
-	d.step(g, sched.Restore{Client: cl.id, Epoch: epoch, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Gang})
+	d.step(g, sched.Restore{Client: cl.id, Epoch: epoch, Tenant: cl.Account, Gang: share.Gang, Overlap: share.Overlap})
 	d.reach(afterRestore)
 }

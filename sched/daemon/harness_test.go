@@ -21,6 +21,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/overlap"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -42,6 +43,9 @@ func TestMain(m *testing.M) {
 		connector(os.Getenv(roleDirEnv))
 	case "scheduler":
 		schedulerProcess(os.Getenv(roleDirEnv))
+	case "overlap":
+		fmt.Fprintln(os.Stderr, overlap.Start(os.Args[1:]))
+		os.Exit(1)
 	case "attacker":
 		attacker(os.Getenv(roleDirEnv), os.Getenv(roleWhatEnv))
 	default:

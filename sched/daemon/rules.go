@@ -17,8 +17,8 @@ const AllNamespaces = "*"
 // what root sets with nvsharectl. The zero Rules allow everything.
 type Rules struct {
 	// Latency and Gang are the namespaces whose pods may have the priority latency, and
-	// gangs; nil: all.
-	Latency, Gang []string
+	// gangs; nil: all. Overlap is likewise for overlap groups.
+	Latency, Gang, Overlap []string
 	// Weight is the greatest weight by namespace, or of AllNamespaces for the others; a
 	// namespace without one has no bound.
 	Weight map[string]uint32
@@ -43,6 +43,10 @@ func (r Rules) bound(namespace string, t api.Terms) (api.Terms, error) {
 	if t.Gang != "" && !allows(r.Gang, namespace) {
 		refuse("a gang", "--gang-namespaces")
 		t.Gang = ""
+	}
+	if t.Overlap != "" && !allows(r.Overlap, namespace) {
+		refuse("an overlap group", "--overlap-namespaces")
+		t.Overlap = ""
 	}
 	most, bounded := r.Weight[namespace]
 	if !bounded || namespace == "" {

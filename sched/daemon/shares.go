@@ -72,6 +72,7 @@ func (t tenantShares) with(uuid string, terms api.Terms, fields api.FieldSet) te
 func podTerms(c *api.Container) api.Terms {
 	t := c.Terms()
 	t.Gang = gangIn(c.Namespace, t.Gang)
+	t.Overlap = api.OverlapIn(c.Namespace, c.Uid, t.Overlap)
 	return t
 }
 
@@ -89,6 +90,10 @@ func coreShare(t api.Terms, account string) sched.Share {
 	c := sched.Share{Limit: int(t.CoreLimit), Request: int(promisedBy(t)), Weight: int(t.Weight)}
 	if t.Priority == api.Priority_PRIORITY_LATENCY {
 		c.Priority = sched.Latency
+	}
+	if t.Overlap != "" {
+		c.Overlap = overlapTenant + t.Overlap
+		c.Limit = 0 // it bounds the member's part of the processors
 	}
 	switch t.Gang {
 	case "":
@@ -113,9 +118,17 @@ func promisedBy(t api.Terms) uint32 {
 // The gang of one tenant has the name of its account.
 const gangTenant = "gang "
 
+// overlapTenant begins the name under which a core has an overlap group.
+const overlapTenant = "overlap "
+
 // shareOf returns a tenant's share for the core of a GPU.
 func (d *Daemon) shareOf(g *gpu, account string) sched.Share {
-	return coreShare(d.shares.Tenants[account].on(g.UUID), account)
+	t := d.shares.Tenants[account].on(g.UUID)
+	s := coreShare(t, account)
+	if t.Overlap != "" {
+		s.Request, s.Weight = d.groupShare(g, t.Overlap)
+	}
+	return s
 }
 
 func (d *Daemon) sharesPath() string { return filepath.Join(d.opts.RunDir, "shares.json") }
@@ -142,6 +155,9 @@ func (d *Daemon) restoreShares() {
 		}
 		if namespace, gang, ok := strings.Cut(t.Pod.Gang, "/"); ok {
 			c.Namespace, t.Pod.Gang = namespace, gang
+		}
+		if namespace, uid, name, ok := api.SplitOverlap(t.Pod.Overlap); ok {
+			c.Namespace, c.Uid, t.Pod.Overlap = namespace, uid, name
 		}
 		c.SetTerms(t.Pod)
 		d.names[id] = c
@@ -170,6 +186,7 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 	}
 	old := d.shares.Tenants[account]
 	d.shares, d.sharesErr = next, err
+	defer d.reviewOverlap(old.Pod.Overlap, to.Pod.Overlap)
 	for _, g := range d.order {
 		if s := d.shareOf(g, account); s != coreShare(old.on(g.UUID), account) {
 			d.step(g, sched.SetShare{Tenant: account, Share: s})
@@ -315,6 +332,9 @@ func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, erro
 	terms, fields := req.Terms()
 	if err := terms.Validate(); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "set a share: %v", err)
+	}
+	if fields&api.FixedFields != 0 {
+		return nil, status.Error(codes.InvalidArgument, "set a share: an overlap group is fixed when a container starts: say it in the pod's annotation, or with nvsharectl run")
 	}
 	uuid := ""
 	gpus := d.order

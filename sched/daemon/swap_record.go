@@ -79,7 +79,7 @@ func (d *Daemon) awaitMembers(g *gpu) {
 			continue
 		}
 		m := d.addMember(g, cl)
-		d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Gang, CanMove: cl.canMove, Bytes: was.Bytes})
+		d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Crew(), CanMove: cl.canMove, Bytes: was.Bytes})
 		promised, _ := g.core.ClientMemory(cl.id)
 		m.arena.Had(min(was.Arena, promised.Promised+arena.MaxSegment))
 		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, promised.Promised>>20, sched.DefaultStallAfter)

@@ -111,7 +111,7 @@ or a process that removes LD_PRELOAD is not held.`,
 	fs.Uint16Var(&f.metricsProcesses, "metrics-processes", 0, "`number` of processes that have metrics of their own (nvshare_client_*) beside those of their tenants; each new process makes new series")
 	fs.StringVar(&f.controlGroup, "control-group", "", "`group`, by name or number, whose members may use the control socket; it is as powerful as the scheduler")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
-	cmd.AddCommand(prepareCommand(status, &f.runDir))
+	cmd.AddCommand(prepareCommand(status, &f.runDir), overlapDaemonCommand(status))
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	return cmd
 }
@@ -215,6 +215,7 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 		o.Mode = sched.Auto
 	}
 	o.Sample = sampler(f.simGPU)
+	o.MPSControl, o.OverlapStarter = mpsControl(f.simGPU), []string{"/proc/self/exe", overlapCommand}
 	if f.metrics {
 		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
 			return o, fmt.Errorf("--metrics-addr: %w (give host:port, like %s)", err, defaultMetricsAddr)

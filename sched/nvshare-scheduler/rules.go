@@ -13,11 +13,12 @@ import (
 )
 
 // ruleFlags bound what pods may ask for, by namespace.
-type ruleFlags struct{ latency, gang, weight string }
+type ruleFlags struct{ latency, gang, overlap, weight string }
 
 func (f *ruleFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	fs.StringVar(&f.latency, "latency-namespaces", daemon.AllNamespaces, "`namespaces` whose pods may have the priority latency, separated by commas; *: all, and containers outside Kubernetes; \"\": none")
+	fs.StringVar(&f.overlap, "overlap-namespaces", daemon.AllNamespaces, "`namespaces` whose pods may be in overlap groups, likewise")
 	fs.StringVar(&f.gang, "gang-namespaces", daemon.AllNamespaces, "`namespaces` whose pods may have gangs, likewise")
 	fs.StringVar(&f.weight, "max-weight", "", "greatest `weight` that pods may ask for, also by namespace: 100,prod=1000; \"\": no bound")
 }
@@ -29,6 +30,9 @@ func namespacesIn(list string) []string {
 func (f *ruleFlags) fill(o *daemon.Options) error {
 	if f.latency != daemon.AllNamespaces {
 		o.Rules.Latency = append([]string{}, namespacesIn(f.latency)...)
+	}
+	if f.overlap != daemon.AllNamespaces {
+		o.Rules.Overlap = append([]string{}, namespacesIn(f.overlap)...)
 	}
 	if f.gang != daemon.AllNamespaces {
 		o.Rules.Gang = append([]string{}, namespacesIn(f.gang)...)

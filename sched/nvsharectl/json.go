@@ -125,6 +125,7 @@ type shareJSON struct {
 	Priority    api.Priority   `json:"priority"`              // batch, latency
 	Gang        string         `json:"gang"`                  // "true": of its own processes
 	MemoryMode  api.MemoryMode `json:"memory_mode,omitempty"` // swap, resident, managed
+	Overlap     string         `json:"overlap,omitempty"`     // <namespace>/<uid>/<name>
 }
 
 type clientJSON struct {

@@ -142,7 +142,12 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 // call connects, and turns a scheduler that does not answer into an
 // UnreachableError.
 func call(ctx context.Context, runDir string, f func(context.Context, *api.Conn) error) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	return callWithin(ctx, callTimeout, runDir, f)
+}
+
+// callWithin is call with another bound.
+func callWithin(ctx context.Context, patience time.Duration, runDir string, f func(context.Context, *api.Conn) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	c, err := api.Dial(ctx, runDir)
 	if err != nil {

@@ -85,6 +85,19 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 	if err != nil {
 		return err
 	}
+	var gpus []string
+	if terms.Overlap != "" {
+		g, err := f.overlapGPU(cmd.Context(), runDir)
+		if err != nil {
+			return err
+		}
+		gpus, f.gpu = []string{g.Uuid}, g.Uuid
+		dir := api.OverlapDir(runDir, api.OverlapIn("", uint32(os.Getuid()), terms.Overlap), g.Uuid)
+		for _, v := range api.OverlapEnvironment(filepath.Join(dir, api.OverlapPipe), terms) {
+			key, value, _ := strings.Cut(v, "=")
+			os.Setenv(key, value)
+		}
+	}
 	if f.gpu != "" {
 		os.Setenv("CUDA_VISIBLE_DEVICES", f.gpu)
 	}
@@ -101,7 +114,7 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 	if terms == (api.Terms{}) && f.name == "" {
 		return fmt.Errorf("run %s: %w", program, unix.Exec(program, args, env))
 	}
-	return f.asTenant(cmd.Context(), runDir, terms, &exec.Cmd{Path: program, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
+	return f.asTenant(cmd.Context(), runDir, terms, gpus, &exec.Cmd{Path: program, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
 }
 
 func (f *runFlags) findShim() (string, error) {
@@ -117,9 +130,38 @@ func (f *runFlags) findShim() (string, error) {
 	return "", fmt.Errorf("no shim is at %s: install nvshare, or name it with --shim", strings.Join(paths, ", "))
 }
 
+// overlapPatience bounds the start of an overlap group's MPS daemon, of which the scheduler
+// tells before.
+const overlapPatience = 15 * time.Second
+
+// overlapGPU returns the GPU of a program in an overlap group, which has only one.
+func (f *runFlags) overlapGPU(ctx context.Context, runDir string) (found *api.GPU, err error) {
+	err = call(ctx, runDir, func(ctx context.Context, c *api.Conn) error {
+		s, err := c.Status(ctx, &api.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		for _, g := range s.Gpus {
+			if f.gpu == "" && len(s.Gpus) == 1 || f.gpu != "" && (strings.EqualFold(g.Uuid, f.gpu) || strconv.Itoa(int(g.Index)) == f.gpu) {
+				found = g
+			}
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case found == nil && f.gpu == "":
+		return nil, usageError{errors.New("--overlap: say on which GPU with --gpu: a member of an overlap group has one")}
+	case found == nil:
+		return nil, usageError{fmt.Errorf("--gpu %.64q: the scheduler knows no such GPU (nvsharectl status lists them), or the value names several", f.gpu)}
+	}
+	return found, nil
+}
+
 // asTenant runs a program in a cgroup of its own, which the scheduler takes for a
 // container, and waits for the program's end.
-func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms, program *exec.Cmd) error {
+func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms, gpus []string, program *exec.Cmd) error {
 	var random [32]byte
 	if _, err := rand.Read(random[:]); err != nil {
 		return err
@@ -157,9 +199,13 @@ func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms,
 		if err := g.add(pid); err != nil {
 			return end(err)
 		}
-		req := &api.DescribeContainerRequest{Pid: uint32(pid), Container: &api.Container{Id: id, Name: name, Engine: runEngine}}
+		req := &api.DescribeContainerRequest{Pid: uint32(pid), Container: &api.Container{Id: id, Name: name, Engine: runEngine, Gpus: gpus}}
 		req.Container.SetTerms(terms)
-		if err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) error {
+		patience := callTimeout
+		if terms.Overlap != "" {
+			patience = overlapPatience
+		}
+		if err := callWithin(ctx, patience, runDir, func(ctx context.Context, c *api.Conn) error {
 			_, err := c.DescribeContainer(ctx, req)
 			return err
 		}); err != nil {

@@ -61,7 +61,9 @@ same, or by the beginning of its id.`,
 	fs.StringVar(&f.user, "user", "", "the `number` of the user whose processes outside containers are meant")
 	fs.StringVar(&f.gpu, "gpu", "", "only on the GPU with this `index or UUID`")
 	for _, t := range api.Fields {
-		f.values[t.Key] = fs.String(t.Key, "", t.Usage)
+		if t.ID&api.FixedFields == 0 {
+			f.values[t.Key] = fs.String(t.Key, "", t.Usage)
+		}
 	}
 	return cmd
 }
@@ -85,6 +87,9 @@ func (f *shareFlags) request(given func(flag string) bool) (*api.SetShareRequest
 	var fields api.FieldSet
 	var flags []string
 	for _, t := range api.Fields {
+		if f.values[t.Key] == nil {
+			continue
+		}
 		flags = append(flags, "--"+t.Key)
 		value := *f.values[t.Key]
 		if !given(t.Key) {

@@ -68,9 +68,9 @@ func (d *daemon) start() {
 	}
 	for _, h := range d.persisted.Holders {
 		if c := d.w.byID[h.Client]; c != nil && d.core != nil {
-			r := sched.Restore{Client: c.id, Epoch: h.Epoch, Gang: d.w.gangOf(c.id)}
+			r := sched.Restore{Client: c.id, Epoch: h.Epoch}
 			if c.tenant != nil {
-				r.Tenant = c.tenant.name
+				r.Tenant, r.Gang, r.Overlap = c.tenant.name, c.tenant.share.Gang, c.tenant.share.Overlap
 			}
 			d.w.judge.restored(r)
 			d.step(r)

@@ -130,7 +130,7 @@ func (j *judge) granted(a sched.Grant) {
 // may have changed meanwhile.
 func (j *judge) restored(r sched.Restore) {
 	g := j.grants[r.Client]
-	g.gang = r.Gang
+	g.gang = sched.Share{Gang: r.Gang, Overlap: r.Overlap}.Crew()
 	j.grants[r.Client] = g
 }
 

@@ -248,10 +248,10 @@ func (w *world) leap() {
 	w.changed()
 }
 
-// gangOf returns the gang of a client, dead or alive, "": none.
+// gangOf returns the gang of a client, or its overlap group, dead or alive, "": none.
 func (w *world) gangOf(id sched.ClientID) string {
 	if t := w.joined[id]; t != nil {
-		return t.share.Gang
+		return t.share.Crew()
 	}
 	return ""
 }

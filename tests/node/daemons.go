@@ -29,8 +29,15 @@ const TenantEnv = "NVSHARE_SIMGPU_TENANT"
 // installSimGPU puts the simulated driver libraries where the scheduler, the
 // plugin and local programs find them.
 func (n *Node) installSimGPU(config string) error {
-	if err := os.MkdirAll(SimGPU+"/lib", 0o755); err != nil {
-		return err
+	for _, dir := range []string{"/lib", "/bin"} {
+		if err := os.MkdirAll(SimGPU+dir, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, program := range []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server"} {
+		if err := copyFile(filepath.Join(SimGPU, "bin", program), filepath.Join(n.build, "simgpu", "bin", program)); err != nil {
+			return err
+		}
 	}
 	// Tenants of all users share this state, as they share a GPU.
 	if err := os.MkdirAll(SimGPU+"/run", 0o777); err != nil {

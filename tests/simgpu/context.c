@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* context.c: initialisation and contexts. */
 #include "driver.h"
+#include "mps.h"
 #include "rm.h"
 
 #include <stdio.h>
@@ -117,7 +118,7 @@ CUresult cuInit(unsigned flags)
 		}
 		n = sim_nodes(seen);
 		ndevices = sim_visible(getenv("CUDA_VISIBLE_DEVICES"), seen, n, devices);
-		if (!ndevices || sim_join()) {
+		if (!ndevices || sim_join(mps_join())) {
 			rc = CUDA_ERROR_NO_DEVICE;
 			goto out;
 		}
@@ -147,9 +148,11 @@ void simgpu_fail(void)
 
 CUresult ctx_failed(const struct sim_ctx *c)
 {
+	CUresult own = c ? __atomic_load_n(&c->fault, __ATOMIC_ACQUIRE) : CUDA_SUCCESS;
+
 	if (__atomic_load_n(&failed, __ATOMIC_ACQUIRE))
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
-	return c ? __atomic_load_n(&c->fault, __ATOMIC_ACQUIRE) : CUDA_SUCCESS;
+	return own || !mps_lost() ? own : CUDA_ERROR_MPS_RPC_FAILURE;
 }
 
 int drv_closed(void)

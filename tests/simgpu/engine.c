@@ -12,10 +12,27 @@ static int in_gap(const struct sim_slot_gpu *s)
 	return s->v >= s->gap_from && s->v < s->gap_to;
 }
 
+/* Whether two slots are one for the engine: the same, or of one MPS group. */
+static int one(int a, int b)
+{
+	return a == b || (a >= 0 && b >= 0 && sim_st->slot[a].group && sim_st->slot[a].group == sim_st->slot[b].group);
+}
+
+/* Whether channels of a process are off, or of another in its group. */
+static int is_off(const struct sim_slot *s, int gpu)
+{
+	if (s->gpu[gpu].off || !s->group)
+		return s->gpu[gpu].off != 0;
+	for (uint32_t i = 0; i < sim_st->high; i++)
+		if (sim_st->slot[i].used && sim_st->slot[i].group == s->group && sim_st->slot[i].gpu[gpu].off)
+			return 1;
+	return 0;
+}
+
 /* Whether a process wants the engine now. */
 static int wants(const struct sim_slot *s, int gpu)
 {
-	return s->used && sim_has_work(&s->gpu[gpu]) && !s->gpu[gpu].off && !in_gap(&s->gpu[gpu]);
+	return s->used && sim_has_work(&s->gpu[gpu]) && !is_off(s, gpu) && !in_gap(&s->gpu[gpu]);
 }
 
 /* From here on its clock goes with the day's: a new segment if it stood still before. */
@@ -57,7 +74,7 @@ static uint64_t slice_of(int slot, int gpu)
 /* Who is served: who was, while it wants and its slice lasts, else the next in the round; -1 nobody. */
 static int serve(struct sim_gpu *g, int gpu, int *others)
 {
-	int n = (int)sim_st->high, next = -1, last = g->serves;
+	int n = (int)sim_st->high, next = -1, mate = -1, last = g->serves;
 
 	*others = 0;
 	if (last >= n || (last >= 0 && sim_st->slot[last].generation != g->generation))
@@ -67,9 +84,17 @@ static int serve(struct sim_gpu *g, int gpu, int *others)
 
 		if (!wants(&sim_st->slot[i], gpu) || i == last)
 			continue;
+		if (one(i, last)) {
+			mate = i;
+			continue;
+		}
 		if (next < 0)
 			next = i;
 		++*others;
+	}
+	if (mate >= 0 && !wants(&sim_st->slot[last], gpu)) { /* its group goes on */
+		last = g->serves = mate;
+		g->generation = sim_st->slot[mate].generation;
 	}
 	if (last >= 0 && wants(&sim_st->slot[last], gpu) && (g->slice_left || next < 0)) {
 		if (!g->slice_left)
@@ -108,11 +133,13 @@ void sim_advance(int gpu, uint64_t now)
 			if (g->switch_left < step)
 				step = g->switch_left;
 		} else if (served >= 0) {
-			const struct sim_slot_gpu *s = &sim_st->slot[served].gpu[gpu];
-			uint64_t end = s->v < s->gap_from && s->gap_from < s->gap_to ? s->gap_from : s->tail[SIM_COMPUTE];
+			for (int i = 0; i < (int)sim_st->high; i++) {
+				const struct sim_slot_gpu *s = &sim_st->slot[i].gpu[gpu];
+				uint64_t end = s->v < s->gap_from && s->gap_from < s->gap_to ? s->gap_from : s->tail[SIM_COMPUTE];
 
-			if (end - s->v < step)
-				step = end - s->v;
+				if (one(i, served) && wants(&sim_st->slot[i], gpu) && end - s->v < step)
+					step = end - s->v;
+			}
 			if (others && g->slice_left < step)
 				step = g->slice_left;
 		}
@@ -121,7 +148,7 @@ void sim_advance(int gpu, uint64_t now)
 
 			if (!sim_st->slot[i].used || !sim_has_work(s))
 				continue;
-			if ((!s->off && in_gap(s)) || ((int)i == served && !g->switch_left)) {
+			if ((!s->off && in_gap(s)) || (one((int)i, served) && wants(&sim_st->slot[i], gpu) && !g->switch_left)) {
 				goes(s, g->at);
 				s->v += step;
 			} else {
@@ -248,7 +275,7 @@ uint64_t sim_soonest(struct sim_time t)
 		v = own_clock(gpu, now);
 		if (t.ns > v) {
 			soonest = now + (t.ns - v);
-			if (sim_st->slot[sim_self].gpu[gpu].off || serve(&sim_st->gpu[gpu], gpu, &others) != sim_self)
+			if (sim_st->slot[sim_self].gpu[gpu].off || !one(serve(&sim_st->gpu[gpu], gpu, &others), sim_self))
 				soonest = soonest > now + LOOK_NS ? soonest : now + LOOK_NS;
 		}
 	}

@@ -366,7 +366,7 @@ static void tenant_name(char *out, size_t n)
 	copy_name(out, n, e);
 }
 
-int sim_join(void)
+int sim_join(uint32_t group)
 {
 	struct sim_slot *s;
 	uint32_t generation;
@@ -386,6 +386,7 @@ int sim_join(void)
 	memset(s, 0, sizeof *s);
 	s->generation = generation;
 	s->pid = (uint32_t)getpid();
+	s->group = group;
 	s->pid_ns = stat("/proc/self/ns/pid", &sb) ? 1 : sb.st_ino;
 	s->started = start_ticks();
 	tenant_name(s->tenant, sizeof s->tenant);

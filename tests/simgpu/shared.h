@@ -45,7 +45,9 @@
  * another process than the last costs SIM_SWITCH_NS. Compute work of a process
  * therefore has its times on a clock of the process (struct sim_slot_gpu): that
  * stands still while the process has work and is not served, and shows the time
- * of day while there is none.
+ * of day while there is none. Processes of one MPS group are one for that: they have
+ * their turn together, their kernels run at the same time, as if each was small, and the
+ * channels of one that are off stop all.
  */
 #define SIM_SLICE_NS  2048000ull
 #define SIM_SWITCH_NS 140000ull
@@ -87,7 +89,7 @@ struct sim_slot {
 	uint32_t used;
 	uint32_t generation;
 	uint32_t pid;       /* in the process's own pid namespace */
-	uint32_t reserved;
+	uint32_t group;     /* of an MPS server: its members' kernels run at the same time; 0: none */
 	uint64_t pid_ns;    /* inode of that namespace, 0 unknown; used again after its end */
 	uint64_t started;   /* clock ticks since boot, 0 unknown */
 	char tenant[20];
@@ -147,8 +149,8 @@ uint64_t sim_now(void); /* CLOCK_MONOTONIC, ns */
 
 /* Maps the shared state, making it if need be. 0, or -1 with a line on stderr. */
 int sim_open(void);
-/* Takes a slot for this process. 0 or -1 with a line on stderr. */
-int sim_join(void);
+/* Takes a slot for this process, of a group or 0. 0 or -1 with a line on stderr. */
+int sim_join(uint32_t group);
 /* Gives the slot back; pending work of this process is dropped. */
 void sim_leave(void);
 /* Before and after fork in the parent: keeps the lock out of the child. */

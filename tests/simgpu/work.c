@@ -11,6 +11,7 @@
  * an item helps.
  */
 #include "memory.h"
+#include "mps.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -201,6 +202,7 @@ static void fault(struct sim_ctx *ctx)
 	struct item *w, *next;
 
 	ctx->fault = CUDA_ERROR_ILLEGAL_ADDRESS;
+	mps_fault();
 	for (w = first; w; w = next) {
 		next = w->next;
 		if (w->ctx != ctx || w->running)

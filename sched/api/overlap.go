@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// An overlap group is the containers of one namespace and user that name the same group:
+// on each GPU their processes share an MPS server, and so run at the same time. Its full
+// name is <namespace>/<uid>/<name>; outside Kubernetes the namespace is empty.
+
+// Variables of the programs in an overlap group.
+const (
+	// MPSPipeEnv names the directory of the group's MPS daemon.
+	MPSPipeEnv = "CUDA_MPS_PIPE_DIRECTORY"
+	// MPSThreadsEnv is the part of the GPU's processors that a program may use, percent.
+	MPSThreadsEnv = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+	// OverlapEnv has the shim wait for the MPS daemon before the driver looks for it.
+	OverlapEnv = "NVSHARE_OVERLAP"
+)
+
+// ParseOverlap reads the name of an overlap group. It returns "", no group, for "none".
+func ParseOverlap(s string) (string, error) {
+	if s == "none" {
+		return "", nil
+	}
+	if !gangName.MatchString(s) {
+		return "", fmt.Errorf("%.64q is not an overlap group: give a name of up to 63 letters, digits and . _ - that begins and ends with a letter or digit", s)
+	}
+	return s, nil
+}
+
+// FormatOverlap writes an overlap group for people; "" is "none".
+func FormatOverlap(group string) string {
+	if group == "" {
+		return "none"
+	}
+	return group[strings.LastIndexByte(group, '/')+1:]
+}
+
+func checkOverlap(group string) error {
+	if group != "" && !gangName.MatchString(group) {
+		return fmt.Errorf("%.64q is not a name: give up to 63 letters, digits and . _ - that begin and end with a letter or digit", group)
+	}
+	return nil
+}
+
+// OverlapIn returns the full name of a group; "" for no group.
+func OverlapIn(namespace string, uid uint32, name string) string {
+	if name == "" {
+		return ""
+	}
+	return namespace + "/" + strconv.FormatUint(uint64(uid), 10) + "/" + name
+}
+
+// SplitOverlap is the opposite of OverlapIn.
+func SplitOverlap(group string) (namespace string, uid uint32, name string, ok bool) {
+	parts := strings.Split(group, "/")
+	if len(parts) != 3 {
+		return "", 0, "", false
+	}
+	n, err := strconv.ParseUint(parts[1], 10, 32)
+	return parts[0], uint32(n), parts[2], err == nil && checkOverlap(parts[2]) == nil
+}
+
+// OverlapDir is the directory of a group's MPS daemon on one GPU, below the run directory.
+// Its length does not depend on the names: the daemon makes sockets in it.
+func OverlapDir(runDir, group, gpu string) string {
+	sum := sha256.Sum256([]byte(group + "\x00" + gpu))
+	return filepath.Join(runDir, "overlap", hex.EncodeToString(sum[:8]))
+}
+
+// The directories below OverlapDir. Members see the first two: the second is their
+// /dev/shm in containers.
+const (
+	OverlapPipe   = "pipe"
+	OverlapShared = "shm"
+	OverlapLog    = "log"
+)
+
+// OverlapEnvironment returns what a member's environment needs, as NAME=VALUE. A core
+// limit is the part of the processors that the program may use, from its start on.
+func OverlapEnvironment(pipe string, t Terms) []string {
+	env := []string{OverlapEnv + "=1", MPSPipeEnv + "=" + pipe}
+	if t.CoreLimit != 0 && t.CoreLimit < 100 {
+		env = append(env, fmt.Sprintf("%s=%d", MPSThreadsEnv, t.CoreLimit))
+	}
+	return env
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/overlap"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+)
+
+// An overlap group is one tenant of its GPU. Its members are the containers whose terms name
+// it; which they are is known from when they are described until they are forgotten. The
+// MPS daemon of a group runs while it has a member.
+
+func (d *Daemon) openOverlap() {
+	if d.opts.MPSControl == nil {
+		return
+	}
+	d.overlap = overlap.New(overlap.Options{
+		Dir:     filepath.Join(d.opts.RunDir, "overlap"),
+		Control: d.opts.MPSControl,
+		Starter: d.opts.OverlapStarter,
+		Changed: func(c overlap.Change) { d.do(func() { d.noteOverlap(c) }) },
+		Log:     d.log,
+	}, d.peers)
+}
+
+// noteOverlap notes in the log and the events what happened to a group.
+func (d *Daemon) noteOverlap(c overlap.Change) {
+	if c.Group.GPU == "" {
+		return // a group that an earlier scheduler has left
+	}
+	text := fmt.Sprintf("overlap group %s: %s", c.Group.Name, c.Kind)
+	if c.PID != 0 {
+		text += fmt.Sprintf(" (pid %d)", c.PID)
+	}
+	level := logrus.InfoLevel
+	if c.Err != nil {
+		level = logrus.WarnLevel
+		text += ": " + c.Err.Error()
+	}
+	d.log.Log(level, text)
+	d.noteChange(d.findGPU(c.Group.GPU), &history.Event{Kind: api.EventType_EVENT_TYPE_OVERLAP, Text: text})
+}
+
+// overlapGPU returns the GPU of a member, which has only one; nil: it is not known.
+func (d *Daemon) overlapGPU(gpus []string) *gpu {
+	switch {
+	case len(gpus) == 1:
+		return d.findGPU(gpus[0])
+	case len(gpus) == 0 && len(d.order) == 1:
+		return d.order[0]
+	}
+	return nil
+}
+
+// cannotOverlap says why a container cannot be in the overlap group that it names.
+func (d *Daemon) cannotOverlap(c *api.Container) error {
+	switch {
+	case c.GetShare().GetOverlap() == "":
+		return nil
+	case d.overlap == nil:
+		return fmt.Errorf("overlap groups are not possible with this scheduler")
+	case c.Engine != "" && c.Engine != runEngine:
+		return fmt.Errorf("overlap groups are for pods and nvsharectl run, not for %s", c.Engine)
+	case d.overlapGPU(c.Gpus) == nil:
+		return fmt.Errorf("a member of an overlap group has exactly one GPU that is known here: name it")
+	}
+	return nil
+}
+
+// runEngine is the engine of programs that nvsharectl run describes.
+const runEngine = "nvsharectl run"
+
+// membersOf returns the accounts of a group's members on a GPU.
+func (d *Daemon) membersOf(g *gpu, group string) (accounts []string) {
+	for _, account := range slices.Sorted(maps.Keys(d.shares.Tenants)) {
+		if t := d.shares.Tenants[account]; t.Pod.Overlap == group && d.overlapGPU(t.Has) == g {
+			accounts = append(accounts, account)
+		}
+	}
+	return accounts
+}
+
+// groupShare returns the request and the weight of an overlap group: the sum of its members'
+// requests, and the greatest of their weights.
+func (d *Daemon) groupShare(g *gpu, group string) (request, weight int) {
+	for _, account := range d.membersOf(g, group) {
+		t := d.shares.Tenants[account].on(g.UUID)
+		request += int(promisedBy(t))
+		weight = max(weight, int(t.Weight))
+	}
+	return min(request, 100), weight
+}
+
+// reviewOverlap has the groups run that have members, and members of the groups that are
+// named share what all of them have.
+func (d *Daemon) reviewOverlap(changed ...string) {
+	if d.overlap == nil || d.discovered == 0 { // the GPUs are not known yet
+		return
+	}
+	wanted := map[string]overlap.Group{}
+	for _, t := range d.shares.Tenants {
+		namespace, uid, _, ok := api.SplitOverlap(t.Pod.Overlap)
+		if g := d.overlapGPU(t.Has); ok && g != nil {
+			dir := api.OverlapDir(d.opts.RunDir, t.Pod.Overlap, g.UUID)
+			wanted[dir] = overlap.Group{Name: t.Pod.Overlap, GPU: g.UUID, UID: uid, Own: namespace != "", Dir: dir}
+		}
+	}
+	d.overlap.Want(slices.Collect(maps.Values(wanted)))
+	for _, group := range changed {
+		if group == "" {
+			continue
+		}
+		for _, g := range d.order {
+			for _, account := range d.membersOf(g, group) {
+				d.step(g, sched.SetShare{Tenant: account, Share: d.shareOf(g, account)})
+			}
+		}
+	}
+}
+
+// joinOverlap waits until the group of a container that has not started yet can be used.
+func (s controlService) joinOverlap(ctx context.Context, id string) error {
+	dir := ""
+	if err := s.d.ask(ctx, func() {
+		t := s.d.shares.Tenants[peer.ContainerAccount+id]
+		if g := s.d.overlapGPU(t.Has); g != nil && t.Pod.Overlap != "" {
+			dir = api.OverlapDir(s.d.opts.RunDir, t.Pod.Overlap, g.UUID)
+		}
+	}); err != nil || dir == "" {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, overlap.Patience+time.Second)
+	defer cancel()
+	if err := s.d.overlap.Await(ctx, dir); err != nil {
+		s.d.do(func() { s.d.forget(id) })
+		return status.Errorf(codes.FailedPrecondition, "container %.12s: %v", id, err)
+	}
+	return nil
+}
+
+// overlapProblems are the groups that do not run.
+func (d *Daemon) overlapProblems() (problems []string) {
+	if d.overlap == nil {
+		return nil
+	}
+	for _, s := range d.overlap.States() {
+		if s.Err != nil {
+			problems = append(problems, fmt.Sprintf("overlap group %s on GPU %s: %v; its members run without it", s.Group.Name, s.Group.GPU, s.Err))
+		}
+	}
+	slices.SortFunc(problems, strings.Compare)
+	return problems
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlap
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+)
+
+// patience bounds every wait; nothing takes that long when it works.
+const patience = 60 * time.Second
+
+const starterEnv = "NVSHARE_TEST_OVERLAP_STARTER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(starterEnv) != "" {
+		os.Stderr.WriteString(Start(os.Args[1:]).Error())
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+type site struct {
+	*Manager
+	t       *testing.T
+	changes chan Change
+	closed  bool
+}
+
+// newSite is a Manager whose daemons are those of the simulated GPU.
+func newSite(t *testing.T, dir string, change func(*Options)) *site {
+	t.Helper()
+	sim := os.Getenv("NVSHARE_TEST_SIMGPU")
+	if sim == "" {
+		t.Skip("NVSHARE_TEST_SIMGPU is not set: no simulated MPS")
+	}
+	peers, err := peer.NewFinder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &site{t: t, changes: make(chan Change, 1000)}
+	o := Options{
+		Dir:     dir,
+		Control: func() (string, error) { return filepath.Join(sim, "bin", "nvidia-cuda-mps-control"), nil },
+		Starter: []string{self}, Env: []string{starterEnv + "=1"},
+		Changed: func(c Change) { s.changes <- c },
+		Log:     logrus.New(),
+	}
+	if change != nil {
+		change(&o)
+	}
+	s.Manager = New(o, peers)
+	s.times = times{linger: 10 * time.Millisecond, look: 10 * time.Millisecond}
+	t.Cleanup(s.end)
+	return s
+}
+
+// end leaves nothing.
+func (s *site) end() {
+	if s.closed {
+		return
+	}
+	s.Want(nil)
+	for end := time.Now().Add(patience); len(s.States()) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			s.t.Errorf("groups do not end: %+v", s.States())
+			break
+		}
+	}
+	s.Close()
+	s.closed = true
+}
+
+func (s *site) await(kind Kind) Change {
+	s.t.Helper()
+	for {
+		select {
+		case c := <-s.changes:
+			if c.Kind == kind {
+				return c
+			}
+		case <-time.After(patience):
+			s.t.Fatalf("no change %q; %+v", kind, s.States())
+		}
+	}
+}
+
+func (s *site) running(g Group) State {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := s.Await(ctx, g.Dir); err != nil {
+		s.t.Fatal(err)
+	}
+	return s.States()[0]
+}
+
+func group(dir string) Group {
+	name := api.OverlapIn("", uint32(os.Geteuid()), "g")
+	return Group{Name: name, GPU: "GPU-1", UID: uint32(os.Geteuid()), Dir: api.OverlapDir(filepath.Dir(dir), name, "GPU-1")}
+}
+
+// member connects as the driver of a member does, so that there is a server.
+func member(t *testing.T, g Group) {
+	t.Helper()
+	c, err := net.Dial("unix", filepath.Join(g.Dir, api.OverlapPipe, "control"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("member\n")); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = c.Read(make([]byte, 64))
+}
+
+// alive says whether a process runs; one that nobody has reaped does not.
+func alive(pid int) bool {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+// awaitDeath waits for the death of a process that was killed.
+func awaitDeath(t *testing.T, pid int) {
+	t.Helper()
+	for end := time.Now().Add(patience); alive(pid); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("process %d lives", pid)
+		}
+	}
+}
+
+// tempDir has a short name: it is in the names of sockets.
+func tempDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "ov")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "overlap")
+}
+
+// A group's daemon runs while the group is wanted, is started again when it was killed, and
+// leaves nothing.
+func TestGroupLives(t *testing.T) {
+	dir := tempDir(t)
+	s := newSite(t, dir, nil)
+	g := group(dir)
+	s.Want([]Group{g})
+	s.Want([]Group{g}) // again changes nothing
+	first := s.running(g)
+	member(t, g)
+	server := s.await(ServerStarts)
+	if !alive(first.Daemon) || !alive(server.PID) {
+		t.Fatalf("daemon %d, server %d", first.Daemon, server.PID)
+	}
+	_ = unix.Kill(server.PID, unix.SIGKILL)
+	if c := s.await(ServerEnded); c.PID != server.PID || c.Err == nil {
+		t.Errorf("%+v", c)
+	}
+	member(t, g)
+	server = s.await(ServerStarts)
+	_ = unix.Kill(first.Daemon, unix.SIGKILL)
+	if c := s.await(DaemonEnded); c.PID != first.Daemon {
+		t.Errorf("%+v", c)
+	}
+	again := s.await(Runs)
+	if again.PID == first.Daemon {
+		t.Errorf("daemon %d again", again.PID)
+	}
+	awaitDeath(t, server.PID) // or there would be two
+	member(t, g)
+	server = s.await(ServerStarts)
+	s.end()
+	s.await(Ended)
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left: directory %v", err)
+	}
+	awaitDeath(t, again.PID)
+	awaitDeath(t, server.PID)
+}
+
+// Daemons outlive their Manager. The next one takes over those that it wants, and ends the
+// others.
+func TestNextManagerTakesOver(t *testing.T) {
+	dir := tempDir(t)
+	g := group(dir)
+	s := newSite(t, dir, nil)
+	s.Want([]Group{g})
+	daemon := s.running(g).Daemon
+	s.Close()
+	s.closed = true
+
+	s = newSite(t, dir, nil)
+	s.Want([]Group{g})
+	if c := s.await(TakenOver); c.PID != daemon {
+		t.Errorf("%+v, want daemon %d", c, daemon)
+	}
+	s.running(g)
+	s.Close()
+	s.closed = true
+
+	s = newSite(t, dir, nil)
+	s.Want(nil)
+	s.await(Ended)
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left: %v", err)
+	}
+	awaitDeath(t, daemon)
+}
+
+// A daemon that cannot start is an error for whoever waits, and is tried again.
+func TestNoDaemon(t *testing.T) {
+	dir := tempDir(t)
+	missing := true
+	s := newSite(t, dir, func(o *Options) {
+		control := o.Control
+		o.Control = func() (string, error) {
+			if missing {
+				missing = false
+				return "/bin/false", nil
+			}
+			return control()
+		}
+	})
+	g := group(dir)
+	s.Want([]Group{g})
+	if c := s.await(Failed); c.Err == nil || !strings.Contains(c.Err.Error(), "ended at its start") {
+		t.Errorf("%+v", c)
+	}
+	s.await(Runs)
+	if st := s.running(g); st.Restarts != 1 || st.Err != nil {
+		t.Errorf("%+v", st)
+	}
+}
+
+// What members write in their directories is not followed.
+func TestPipeDirectoryIsHostile(t *testing.T) {
+	dir := tempDir(t)
+	g := group(dir)
+	precious := filepath.Join(filepath.Dir(dir), "precious")
+	if err := os.WriteFile(precious, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pipe := filepath.Join(g.Dir, api.OverlapPipe)
+	if err := os.MkdirAll(pipe, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"control", "control_lock", "x"} {
+		if err := os.Symlink(filepath.Dir(precious), filepath.Join(pipe, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := newSite(t, dir, nil)
+	s.Want([]Group{g})
+	s.running(g)
+	s.end()
+	if _, err := os.Stat(precious); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlap
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+)
+
+// recordName is of the file below a group's directory that says which process its daemon is;
+// serverName says it of the server.
+const (
+	recordName = "daemon.json"
+	serverName = "server.json"
+)
+
+// controlSocket is what the daemon makes in its pipe directory when it can be asked.
+const controlSocket = "control"
+
+func (k *keeper) path(name string) string { return filepath.Join(k.g.Dir, name) }
+
+func readProcess(path string) (p peer.Process, ok bool) {
+	data, err := os.ReadFile(path)
+	return p, err == nil && json.Unmarshal(data, &p) == nil && p.PID > 0
+}
+
+func writeProcess(path string, p peer.Process) error {
+	data, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// takeOver returns the daemon of an earlier scheduler, if it lives.
+func (k *keeper) takeOver() *peer.Peer {
+	recorded, ok := readProcess(k.path(recordName))
+	if !ok {
+		return nil
+	}
+	p, err := k.m.peers.Find(recorded)
+	if err != nil {
+		return nil
+	}
+	return p
+}
+
+func (k *keeper) noteServer(server peer.Process) {
+	if err := writeProcess(k.path(serverName), server); err != nil {
+		k.m.o.Log.WithError(err).Warn("record the server of an overlap group")
+	}
+}
+
+// start makes the directories and the daemon. It returns when the daemon answers.
+func (k *keeper) start() (*peer.Peer, error) {
+	control, err := k.m.o.Control()
+	if err != nil {
+		return nil, err
+	}
+	if err := k.makeDirs(); err != nil {
+		return nil, err
+	}
+	k.endServer() // of a daemon that was killed: two servers would share the GPU by time slices
+	cmd := exec.Command(k.m.o.Starter[0], append(k.m.o.Starter[1:], k.g.Dir, strconv.FormatUint(uint64(k.g.UID), 10), strconv.FormatBool(k.g.Own), control, "-f")...)
+	cmd.Env = k.environment()
+	cmd.Dir = "/"
+	// A session of its own: what ends the scheduler's does not end the members'.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if k.g.Own {
+		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNS
+	}
+	log, err := os.OpenFile(k.path("start.log"), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		if errors.Is(err, unix.EPERM) {
+			err = fmt.Errorf("%w (members in containers need a scheduler with CAP_SYS_ADMIN)", err)
+		}
+		return nil, fmt.Errorf("start an MPS daemon: %w", err)
+	}
+	ended := make(chan struct{})
+	k.m.wg.Go(func() { // or the process stays as a zombie
+		done := make(chan struct{})
+		go func() { _ = cmd.Wait(); close(done) }()
+		select {
+		case <-done:
+			close(ended)
+		case <-k.m.closed:
+		}
+	})
+	p, err := k.m.peers.FindPID(int32(cmd.Process.Pid))
+	if err != nil {
+		return nil, fmt.Errorf("the MPS daemon ended at its start: %s", k.said())
+	}
+	if err := k.awaitAnswer(control, ended); err != nil {
+		_ = p.Kill()
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// said returns what a daemon that did not start has written.
+func (k *keeper) said() string {
+	data, _ := os.ReadFile(k.path("start.log"))
+	if len(data) > 512 {
+		data = data[len(data)-512:]
+	}
+	return strings.TrimSpace(strings.ToValidUTF8(string(data), "?"))
+}
+
+func (k *keeper) awaitAnswer(control string, ended <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := os.Lstat(filepath.Join(k.path(api.OverlapPipe), controlSocket)); err == nil {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-ended:
+			return fmt.Errorf("the MPS daemon ended at its start: %s", k.said())
+		case <-k.m.closed:
+			return errors.New("the scheduler is ending")
+		case <-ctx.Done():
+			return fmt.Errorf("the MPS daemon makes no socket in %s within %v: %s", k.path(api.OverlapPipe), Patience, k.said())
+		}
+	}
+	out, err := k.ask(ctx, control, "get_server_list")
+	if err != nil {
+		return fmt.Errorf("the MPS daemon does not answer: %w: %s", err, out)
+	}
+	return nil
+}
+
+// ask sends the daemon a command, as the members' user.
+func (k *keeper) ask(ctx context.Context, control, command string) (string, error) {
+	cmd := exec.CommandContext(ctx, control)
+	cmd.Env = k.environment()
+	cmd.Dir = "/"
+	cmd.Stdin = strings.NewReader(command + "\n")
+	cmd.WaitDelay = time.Second
+	if int(k.g.UID) != os.Geteuid() {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: k.g.UID, Gid: k.g.UID}}
+	}
+	out, err := cmd.CombinedOutput()
+	return strings.TrimSpace(string(out)), err
+}
+
+func (k *keeper) environment() []string {
+	env := append([]string{
+		api.MPSPipeEnv + "=" + k.path(api.OverlapPipe), "CUDA_MPS_LOG_DIRECTORY=" + k.path(api.OverlapLog),
+		"CUDA_VISIBLE_DEVICES=" + k.g.GPU,
+	}, k.m.o.Env...)
+	for _, name := range []string{"PATH", "LD_LIBRARY_PATH"} { // where the driver's libraries are
+		if v, set := os.LookupEnv(name); set {
+			env = append(env, name+"="+v)
+		}
+	}
+	return env
+}
+
+// makeDirs makes the group's directories, and empties those that are there: members may have
+// them mounted.
+func (k *keeper) makeDirs() error {
+	for dir, mode := range map[string]os.FileMode{k.m.o.Dir: 0o711, k.g.Dir: 0o711} {
+		if err := os.MkdirAll(dir, mode); err != nil {
+			return err
+		}
+		if err := os.Chmod(dir, mode); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{api.OverlapPipe, api.OverlapShared, api.OverlapLog} {
+		dir := k.path(name)
+		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+		if name != api.OverlapShared {
+			empty(dir)
+		}
+		if err := os.Lchown(dir, int(k.g.UID), -1); err != nil && int(k.g.UID) != os.Geteuid() {
+			return fmt.Errorf("%w (the scheduler runs as user %d; overlap groups of other users need one that runs as root)", err, os.Geteuid())
+		}
+	}
+	return nil
+}
+
+func empty(dir string) {
+	names, _ := os.ReadDir(dir)
+	for _, n := range names {
+		_ = os.RemoveAll(filepath.Join(dir, n.Name()))
+	}
+}
+
+// end has the daemon and its servers end.
+func (k *keeper) end(p *peer.Peer, dead <-chan struct{}) {
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	if control, err := k.m.o.Control(); err == nil && k.g.GPU != "" {
+		_, _ = k.ask(ctx, control, "quit -t 1")
+	} else {
+		_ = p.Kill()
+	}
+	select {
+	case <-dead:
+	case <-time.After(3 * time.Second):
+		_ = p.Kill()
+		select {
+		case <-dead:
+		case <-ctx.Done(): // it cannot be killed: the record stays
+		}
+	}
+}
+
+// endServer kills the server that is recorded, if it lives.
+func (k *keeper) endServer() {
+	recorded, ok := readProcess(k.path(serverName))
+	if !ok {
+		return
+	}
+	if p, err := k.m.peers.Find(recorded); err == nil {
+		_ = p.Kill()
+		p.Close()
+	}
+	_ = os.Remove(k.path(serverName))
+}
+
+// clean removes what is left of a group whose daemon has ended.
+func (k *keeper) clean() {
+	k.endServer()
+	for _, name := range []string{api.OverlapPipe, api.OverlapShared, api.OverlapLog} {
+		empty(k.path(name))
+	}
+	if err := os.RemoveAll(k.g.Dir); err != nil {
+		k.m.o.Log.WithError(err).Warn("remove the directory of an overlap group")
+	}
+}
+
+// serverOf returns the MPS server that a daemon has, or none.
+func serverOf(daemon int) (server peer.Process) {
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", daemon, daemon))
+	pids := strings.Fields(string(children))
+	if err != nil { // a kernel without that file
+		all, _ := filepath.Glob("/proc/[0-9]*")
+		for _, dir := range all {
+			pids = append(pids, filepath.Base(dir))
+		}
+	}
+	for _, pid := range pids {
+		stat, err := os.ReadFile("/proc/" + pid + "/stat")
+		if err != nil {
+			continue
+		}
+		// The fields after the command: state, parent, ... and the start time, field 22.
+		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+		if len(fields) < 20 || fields[1] != strconv.Itoa(daemon) || fields[0] == "Z" {
+			continue
+		}
+		n, _ := strconv.Atoi(pid)
+		start, _ := strconv.ParseUint(fields[19], 10, 64)
+		return peer.Process{PID: int32(n), Start: start}
+	}
+	return server
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+)
+
+// overlapSite is a scheduler with the MPS programs of the simulated GPU.
+func overlapSite(t *testing.T, change func(*Options)) sharing {
+	t.Helper()
+	sim := os.Getenv("NVSHARE_TEST_SIMGPU")
+	if sim == "" {
+		t.Skip("NVSHARE_TEST_SIMGPU is not set: no simulated MPS")
+	}
+	dir, err := os.MkdirTemp("", "ov") // a short name: sockets are made in it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, dir, func(o *Options) {
+		o.MPSControl = func() (string, error) { return filepath.Join(sim, "bin", "nvidia-cuda-mps-control"), nil }
+		o.OverlapStarter = []string{"/usr/bin/env", roleEnv + "=overlap", self}
+		if change != nil {
+			change(o)
+		}
+	})
+	s.awaitGPUs()
+	return sharing{s, dial(t, s)}
+}
+
+// The programs of a group are one tenant of their GPU, with the shares of all. Its MPS daemon
+// runs when the first program starts, and leaves nothing when the last one has ended.
+func TestOverlapGroup(t *testing.T) {
+	s := overlapSite(t, nil)
+	ctx := context.Background()
+	a, b := firstOf(t, whole("a")), firstOf(t, whole("b"))
+	run := func(pid int, id string, terms api.Terms, gpus ...string) error {
+		c := &api.Container{Id: whole(id), Name: id, Engine: runEngine, Gpus: gpus}
+		c.SetTerms(terms)
+		_, err := s.DescribeContainer(ctx, &api.DescribeContainerRequest{Pid: uint32(pid), Container: c})
+		return err
+	}
+	if err := run(a.Process.Pid, "a", api.Terms{Overlap: "g", CoreRequest: 20, CoreLimit: 50}); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "exactly one GPU") {
+		t.Errorf("on two GPUs: %v", err)
+	}
+	if err := run(a.Process.Pid, "a", api.Terms{Overlap: "g", CoreRequest: 20, CoreLimit: 50}, gpuA.UUID); err != nil {
+		t.Fatal(err)
+	}
+	states := s.overlap.States()
+	if len(states) != 1 || !states[0].Running {
+		t.Fatalf("described, and the group is %+v", states)
+	}
+	if err := run(b.Process.Pid, "b", api.Terms{Overlap: "g", CoreRequest: 10, Weight: 300}, gpuA.UUID); err != nil {
+		t.Fatal(err)
+	}
+	name := overlapTenant + api.OverlapIn("", uint32(os.Getuid()), "g")
+	for _, id := range []string{"a", "b"} {
+		if got, want := s.told(0, peer.ContainerAccount+whole(id)), (sched.Share{Overlap: name, Request: 30, Weight: 300}); got != want {
+			t.Errorf("%s has %+v, want %+v: a member's limit is not the group's", id, got, want)
+		}
+	}
+	none := ""
+	if _, err := s.SetShare(ctx, &api.SetShareRequest{Container: whole("a"), Overlap: &none}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("taken out of the group while it runs: %v", err)
+	}
+	_ = a.Process.Kill()
+	_ = b.Process.Kill()
+	dir := states[0].Group.Dir
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(dir); os.IsNotExist(err) && len(s.overlap.States()) == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("left after the last member: %+v", s.overlap.States())
+		}
+	}
+	var said []string
+	for _, e := range events(t, s.Conn, &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_OVERLAP}}).Events {
+		said = append(said, e.Reason)
+	}
+	if text := strings.Join(said, "|"); !strings.Contains(text, ": runs") || !strings.Contains(text, ": ended") {
+		t.Errorf("events: %q", said)
+	}
+}
+
+// A program whose group cannot be is refused with the reason.
+func TestNoOverlapGroup(t *testing.T) {
+	for want, change := range map[string]func(*Options){
+		"--overlap-namespaces":   func(o *Options) { o.Rules.Overlap = []string{"prod"} },
+		"ended at its start":     func(o *Options) { o.MPSControl = func() (string, error) { return "/bin/false", nil } },
+		"not possible with this": func(o *Options) { o.MPSControl = nil },
+	} {
+		s := overlapSite(t, change)
+		id := map[string]string{"--overlap-namespaces": "c", "ended at its start": "d", "not possible with this": "e"}[want]
+		first := firstOf(t, whole(id))
+		c := &api.Container{Id: whole(id), Name: "a", Engine: runEngine, Gpus: []string{gpuA.UUID}, Share: &api.Share{Overlap: "g"}}
+		_, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Pid: uint32(first.Process.Pid), Container: c})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		s.stop()
+	}
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Processes of one MPS server run at the same time, and share their faults. */
+#include "check.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#define PATIENCE_MS 60000
+#define LONG_MS     40000
+
+static char dir[] = "/tmp/mps_test.XXXXXX", pipe_dir[64];
+static pid_t daemon_pid;
+
+static void start_daemon(void)
+{
+	char path[4096], control[96];
+	const char *lib = getenv("LD_LIBRARY_PATH");
+	struct stat st;
+
+	CHECK(lib && mkdtemp(dir));
+	snprintf(pipe_dir, sizeof pipe_dir, "%s", dir);
+	snprintf(path, sizeof path, "%s/bin/nvidia-cuda-mps-control", lib);
+	snprintf(control, sizeof control, "%s/control", pipe_dir);
+	setenv("CUDA_MPS_PIPE_DIRECTORY", pipe_dir, 1);
+	daemon_pid = fork();
+	if (daemon_pid == 0) {
+		execl(path, path, "-f", (char *)NULL);
+		_exit(1);
+	}
+	for (uint64_t end = mono() + PATIENCE_MS * MS; stat(control, &st); poll(NULL, 0, 1))
+		CHECK(mono() < end && waitpid(daemon_pid, NULL, WNOHANG) == 0);
+}
+
+/* A child that says a byte when it has reached a point, and goes on for a byte. */
+struct child {
+	pid_t pid;
+	int said, told;
+};
+
+static struct child run(void (*what)(int say, int hear))
+{
+	int up[2], down[2];
+	struct child c;
+
+	CHECK(!pipe(up) && !pipe(down));
+	c.pid = fork();
+	if (c.pid == 0) {
+		close(up[0]);
+		close(down[1]);
+		what(up[1], down[0]);
+		_exit(0);
+	}
+	close(up[1]);
+	close(down[0]);
+	c.said = up[0];
+	c.told = down[1];
+	return c;
+}
+
+static void await(struct child *c)
+{
+	struct pollfd p = { .fd = c->said, .events = POLLIN };
+	char b;
+
+	CHECK(poll(&p, 1, PATIENCE_MS) == 1);
+	CHECK(read(c->said, &b, 1) == 1);
+}
+
+static void tell(int fd)
+{
+	CHECK(write(fd, "x", 1) == 1);
+}
+
+static void hear(int fd)
+{
+	char b;
+
+	CHECK(read(fd, &b, 1) == 1);
+}
+
+static int ends(struct child *c)
+{
+	int status;
+
+	CHECK(waitpid(c->pid, &status, 0) == c->pid);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+/* Has a kernel on the GPU for long. Then its calls fail, as those of all members. */
+static void victim(int say, int heard)
+{
+	struct gpu g = gpu_open(0);
+
+	CU(spin(&g, NULL, LONG_MS * MS, 0));
+	CHECK(cuStreamQuery(NULL) != CUDA_SUCCESS); /* it runs */
+	tell(say);
+	hear(heard);
+	for (uint64_t end = mono() + PATIENCE_MS * MS; cuStreamQuery(NULL) != CUDA_ERROR_MPS_RPC_FAILURE; poll(NULL, 0, 1))
+		CHECK(mono() < end);
+	EXPECT(CUDA_ERROR_MPS_RPC_FAILURE, spin(&g, NULL, MS, 0));
+}
+
+/* The time that a kernel of 10 ms takes beside the long one. */
+static void beside(int say, int heard)
+{
+	struct gpu g = gpu_open(0);
+	CUdeviceptr record;
+	uint64_t at[2];
+
+	(void)heard;
+	CU(cuMemAlloc_v2(&record, sizeof at));
+	CU(spin(&g, NULL, 10 * MS, record));
+	CU(cuStreamSynchronize(NULL));
+	CU(cuMemcpyDtoH_v2(at, record, sizeof at));
+	tell(say);
+	_exit(at[1] - at[0] < 15 * MS ? 10 : 20);
+}
+
+static void culprit(int say, int heard)
+{
+	struct gpu g = gpu_open(0);
+
+	(void)heard;
+	CU(spin(&g, NULL, MS, 0x123456789000));
+	EXPECT(CUDA_ERROR_ILLEGAL_ADDRESS, cuStreamSynchronize(NULL));
+	tell(say);
+}
+
+int main(void)
+{
+	struct child a, b;
+
+	/* without a daemon: time slices */
+	setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent", 1);
+	a = run(victim);
+	await(&a);
+	b = run(beside);
+	EXPECT(20, ends(&b));
+	kill(a.pid, SIGKILL);
+	ends(&a);
+
+	start_daemon();
+	a = run(victim);
+	await(&a);
+	b = run(beside);
+	EXPECT(10, ends(&b)); /* the end of a member ends nobody else */
+	b = run(culprit);
+	await(&b);
+	EXPECT(0, ends(&b));
+	tell(a.told);
+	EXPECT(0, ends(&a));
+
+	b = run(culprit); /* the daemon has another server by then */
+	await(&b);
+	EXPECT(0, ends(&b));
+	kill(daemon_pid, SIGKILL);
+	waitpid(daemon_pid, NULL, 0);
+	for (unsigned i = 0; i < 3; i++) {
+		char path[96];
+
+		snprintf(path, sizeof path, "%s/%s", pipe_dir, (const char *[]){ "control", "control_lock", "server" }[i]);
+		unlink(path);
+	}
+	rmdir(pipe_dir);
+	return 0;
+}
