@@ -38,6 +38,8 @@ ENGINE   ?= podman
 HOSTARCH := $(shell $(GO) env GOHOSTARCH 2>/dev/null)
 ARCH     ?= $(HOSTARCH)
 
+RESULTS ?= tests/gpu/results tests/bench/results
+
 PREFIX  ?= /usr/local
 DESTDIR ?=
 
@@ -45,8 +47,8 @@ DESTDIR ?=
 # Prerequisites run in order, because installing packages comes first; sub-makes run
 # their jobs in parallel.
 .NOTPARALLEL:
-.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-c test-compat test-e2e runtimes compat stress bench bench-nri sim model fuzz generate \
-	engines test-engines lint gpu-bundle release tarball install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s clean
+.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-race cover test-c test-compat test-e2e runtimes compat stress bench report bench-nri sim model fuzz generate \
+	engines test-engines lint gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -83,23 +85,33 @@ lint: GOAL := lint
 lint: deps ## staticcheck, govulncheck, shellcheck, cppcheck and go mod verify
 	@sh tests/tools/lint/lint.sh $(BUILD)/tools-lint
 
-test: root deps test-c test-unit test-compat test-e2e e2e-k8s test-engines ## every test (10 minutes, and as many more once, to build Kubernetes)
+# Each suite can be run alone. A suite that fails does not keep the others from running.
+SUITES := test-c test-unit test-race test-compat test-e2e e2e-k8s test-engines test-release
+test: root deps ## every test (10 minutes, and as many more once, to build Kubernetes)
+	@sh tests/run.sh $(BUILD)/log $(SUITES)
+
+# Names each package as it ends, and in the end each test that failed or was skipped.
+TEST := $(GO) tool -modfile=tests/tools/summary/go.mod gotestsum --format pkgname-and-test-fails --
 
 # Tests make sockets, whose paths are short, and start programs as other users, who must
 # be able to enter the directory. TMPDIR may be long or closed.
 TEST_TMP ?= /tmp
-test-c test-unit test-compat test-e2e test-engines e2e-k8s: export TMPDIR := $(TEST_TMP)
+test-c test-unit test-race test-compat test-e2e test-engines test-release e2e-k8s: export TMPDIR := $(TEST_TMP)
 
 test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in C
 	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD) test
 	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD) test
 	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD) check
 
-test-unit: shim simgpu ## of make test: everything in Go that needs no containers
+test-unit: shim simgpu binaries ## of make test: everything in Go that needs no containers
 	$(GO) vet ./...
 	$(GO) vet -tags e2e ./tests/e2e
-	NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(GO) test ./...
+	NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(TEST) ./...
 	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
+
+# With the race detector, what has more than one goroutine. Left out: what measures speed.
+test-race: ## of make test: the daemons under Go's race detector
+	$(TEST) -race -timeout 20m -skip 'TestArenasThrownAway|TestViewersAreBounded' ./sched/daemon/... ./plugin/... ./cdi/...
 
 test-compat: build simgpu ## of make test: the shim in other people's programs
 	$(GO) vet -tags compat ./tests/compat
@@ -120,23 +132,28 @@ runtimes: root deps build simgpu tools ## pods on containerd 1.7 and 2.0, which 
 	done
 
 test-e2e: build simgpu tools ## of make test: pods and containers, on a real containerd; root
-	$(GO) test -count=1 -tags e2e -timeout 15m ./tests/e2e
+	$(TEST) -count=1 -tags e2e -timeout 15m ./tests/e2e
 
-test-engines: release simgpu tools ## of make test: the examples of deployments, install and uninstall; root
+test-engines: stage simgpu tools ## of make test: the examples of deployments, install and uninstall; root
 	$(GO) vet -tags engines ./tests/engines
-	$(GO) test -count=1 -tags engines -timeout 10m ./tests/engines
+	$(TEST) -count=1 -tags engines -timeout 10m ./tests/engines
 
 engines: GOAL := test
-engines: root deps release simgpu tools ## the examples with podman and Docker of later releases, which it downloads
+engines: root deps stage simgpu tools ## the examples with podman and Docker of later releases, which it downloads
 	NVSHARE_ENGINES=full $(GO) test -count=1 -tags engines -timeout 20m -v ./tests/engines
 
-tools-k8s: deps
+tools-k8s: deps ## Kubernetes, etcd and CNI plugins at the versions pinned in tests/tools/k8s
 	@sh tests/tools/k8s/build.sh $(BUILD)/tools-k8s
 
 e2e-k8s: GOAL := test
 e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a real Kubernetes of one node, which it builds once
 	$(GO) vet -tags k8s ./tests/kubernetes
-	$(GO) test -count=1 -tags k8s -timeout 30m ./tests/kubernetes
+	$(TEST) -count=1 -tags k8s -timeout 30m ./tests/kubernetes
+
+cover: ## .build/cover: which lines of the scheduler's core the tests reach
+	@mkdir -p $(BUILD)/cover
+	$(GO) test -coverprofile=$(BUILD)/cover/machine.out -coverpkg=./sched ./sched ./sched/sim
+	@$(GO) tool cover -func=$(BUILD)/cover/machine.out | tail -n 1
 
 stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSanitizer (minutes)
 	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) all
@@ -144,6 +161,10 @@ stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSaniti
 
 bench: build simgpu ## what the shim adds to a call of a driver that does nothing
 	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD)
+	@$(MAKE) --no-print-directory report
+
+report: ## .build/report: tables and pictures of the raw results, or of RESULTS=DIRECTORY
+	$(GO) run ./tests/report -o $(BUILD)/report $(RESULTS)
 
 bench-nri: GOAL := test
 bench-nri: root build simgpu tools ## what nvshare adds to the creation of a container, on real containerd (minutes)
@@ -164,47 +185,42 @@ fuzz: ## hostile input: EXECS=50000 executions of each fuzz target
 generate: ## the Go code of the control API
 	@$(MAKE) --no-print-directory -C sched/api generate
 
-gpu-bundle: static simgpu tools ## .build/gpu-bundle.tar.xz: tests/gpu for a GPU host without network
+gpu-bundle: shim static simgpu tools ## .build/gpu-bundle.tar.xz: tests/gpu for a GPU host without network
 	@sh tests/gpu/bundle.sh $(BUILD)
 
-# The programs of a release need the build machine's glibc or a later one. With
-# STATIC=1 they run on any, but without NVML, and so do not know the GPUs' memory and
-# load.
-RELEASE := $(BUILD)/release
-STATIC  ?=
+# The programs that are linked with the C library need glibc 2.34. The static ones run on
+# any host, but without NVML, and so do not know the GPUs' memory and load.
+STAGE  := $(BUILD)/release
+STATIC ?=
+ARCHES ?= amd64 arm64
+# The time in all files of a release: the last commit's.
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-release: build $(if $(STATIC),static) ## .build/release: the files of a release, ready for nvsharectl install
-	@rm -rf $(RELEASE)
-	@install -D -t $(RELEASE) $(addprefix $(if $(STATIC),$(BUILD)/static/bin,$(BIN))/, \
-		nvshare-scheduler nvshare-plugin nvsharectl nvshare-cdi-hook) $(BUILD)/lib/libnvshare.so
-	@install -m 644 -t $(RELEASE) README.md CHANGELOG.md LICENSE
-	@for page in sched/README.md plugin/README.md; do install -D -m 644 $$page $(RELEASE)/$$page; done
-	@cp -R --preserve=mode deployments $(RELEASE)/
-	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 0)} NVSHARE_RUN_DIR= NVSHARE_SIMGPU= \
-		$(BIN)/nvsharectl pages $(RELEASE)/share
+stage: build $(if $(STATIC),static) ## .build/release: this host's release, ready for nvsharectl install
+	@NVSHARECTL=$(BIN)/nvsharectl sh deployments/package/stage.sh $(if $(STATIC),$(BUILD)/static/$(HOSTARCH),$(BIN)) $(BUILD)/lib/libnvshare.so $(STAGE)
 
-# The same tree gives the same bytes. The tarball has no top directory, because users
-# choose the directory into which they unpack it.
-tarball: release ## .build/nvshare-vVERSION.tar.gz, and its checksum
-	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 0)} \
-		-C $(RELEASE) -cf - $$(ls $(RELEASE)) | gzip -n >$(BUILD)/nvshare-v$(VERSION).tar.gz
-	@cd $(BUILD) && sha256sum nvshare-v$(VERSION).tar.gz | tee nvshare-v$(VERSION).tar.gz.sha256
+release: build ## .build/dist: tarballs, deb, rpm, SBOM and checksums for ARCHES (amd64 arm64)
+	@set -e; for arch in $(ARCHES); do $(MAKE) --no-print-directory static image-root ARCH=$$arch; done
+	@NVSHARECTL=$(BIN)/nvsharectl VERSION=$(VERSION) sh deployments/package/build.sh $(BUILD) $(ARCHES)
 
-install: release ## install into PREFIX (/usr/local), below DESTDIR; the default needs root
-	$(RELEASE)/nvsharectl install --prefix $(PREFIX) $(if $(DESTDIR),--root $(DESTDIR))
+test-release: simgpu ## of make test: the files of make release; root
+	NVSHARE_TEST_BUILD=$(BUILD) $(TEST) -count=1 -tags release -timeout 30m ./tests/release
+
+install: stage ## install into PREFIX (/usr/local), below DESTDIR; the default needs root
+	$(STAGE)/nvsharectl install --prefix $(PREFIX) $(if $(DESTDIR),--root $(DESTDIR))
 
 uninstall: build ## remove what install and nvshare-plugin put there
 	$(BIN)/nvsharectl uninstall --prefix $(PREFIX) $(if $(DESTDIR),--root $(DESTDIR))
 
-static: shim ## .build/static: binaries for any host or image
-	@mkdir -p $(BUILD)/static/bin
-	CGO_ENABLED=0 $(GO) build $(SMALL) -trimpath -ldflags '$(LDFLAGS)' -o $(BUILD)/static/bin/ \
+static: ## .build/static/ARCH: programs for any host or image
+	@mkdir -p $(BUILD)/static/$(ARCH)
+	CGO_ENABLED=0 GOARCH=$(ARCH) $(GO) build $(SMALL) -trimpath -ldflags '$(LDFLAGS)' -o $(BUILD)/static/$(ARCH)/ \
 		./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
 
 # The image's programs are linked with the C library, because NVML needs it; see root.sh.
 image-root: ## .build/image/ARCH/root: the files of the node image; ARCH=amd64 or arm64
 	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD) $(if $(filter $(ARCH),$(HOSTARCH)),all,aarch64)
-	LDFLAGS='$(LDFLAGS)' VERSION=$(VERSION) sh deployments/image/root.sh $(ARCH) $(BUILD)/image/$(ARCH)/root
+	BUILD=$(BUILD) LDFLAGS='$(LDFLAGS)' VERSION=$(VERSION) sh deployments/image/root.sh $(ARCH) $(BUILD)/image/$(ARCH)/root
 
 image: image-root ## the node image IMAGE:VERSION of what is compiled here, by ENGINE (podman)
 	$(ENGINE) build -f Containerfile --platform linux/$(ARCH) --build-arg VERSION=$(VERSION) \
@@ -220,5 +236,5 @@ buildx-load: ## the node image, compiled in a container, for this host's docker
 buildx-push: ## the same for linux/amd64 and linux/arm64, pushed to a registry
 	$(BUILDX) --platform linux/amd64,linux/arm64 --push .
 
-clean:
+clean: ## remove .build
 	rm -rf $(BUILD)

@@ -59,10 +59,11 @@ const (
 	ModeChange                             // the mode became Exclusive
 	GangTurn                               // a gang's turn begins or ends on several GPUs
 	MoveStalled                            // its memory does not get onto the GPU, and somebody waits
+	Suspending                             // its memory is to leave the GPU
 )
 
 func (r RevokeReason) String() string {
-	names := [...]string{"", "quantum", "limit", "priority", "mode", "gang", "memory"}
+	names := [...]string{"", "quantum", "limit", "priority", "mode", "gang", "memory", "suspend"}
 	if int(r) < len(names) && r != 0 {
 		return names[r]
 	}

@@ -66,7 +66,7 @@ func (r *residency) placeable() error {
 
 // arenaNeeded is how much host memory all clients need or have together.
 func (r *residency) arenaNeeded() (sum uint64) {
-	if r.promised() <= r.capacity {
+	if r.promised() <= r.capacity && r.suspended == 0 {
 		return r.sum.arena
 	}
 	for _, o := range r.everybody() {
@@ -79,11 +79,11 @@ func (r *residency) arenaNeeded() (sum uint64) {
 // arenaUnit, so that what is promised now, or if so much more is, can be moved.
 func (r *residency) arenaOf(o *occupant, more uint64) uint64 {
 	away := less(add(r.promised(), more), r.capacity)
-	if o.keep != Swapped || away == 0 {
+	if o.keep != Swapped || away == 0 && !o.suspended {
 		return 0
 	}
 	n := o.counted.movable
-	if !o.allOut {
+	if !o.allOut && !o.suspended {
 		n = min(n, add(away, max(r.moveUnit, leastMoveUnit)))
 	}
 	unit := max(r.arenaUnit, 1)

@@ -167,6 +167,8 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 		c.movedMemory(ev)
 	case SetTenantMemory:
 		c.setTenantMemory(ev)
+	case Suspend:
+		c.suspend(ev.Tenant)
 	case SetGPUMemory:
 		c.mem.Bytes = ev.Bytes
 		c.memoryChanged()

@@ -75,7 +75,13 @@ type RestoreMemory struct {
 	Bytes   uint64 // that it had reserved
 }
 
+// Suspend has all memory of a tenant's clients leave the GPU that can be moved, also if
+// nobody needs the room: grants are asked back for that. It comes back with the next grant
+// of each. GPU.SuspendFits says before whether there is host memory for all of it.
+type Suspend struct{ Tenant string }
+
 func (Reserve) event()         {}
+func (Suspend) event()         {}
 func (Moved) event()           {}
 func (SetTenantMemory) event() {}
 func (SetGPUMemory) event()    {}
@@ -211,6 +217,7 @@ func (e Moved) String() string {
 func (e SetTenantMemory) String() string {
 	return strings.TrimSuffix(fmt.Sprintf("keep tenant=%s memory=%d %v", e.Tenant, e.Limit, e.Keep), " swapped")
 }
+func (e Suspend) String() string      { return "suspend tenant=" + e.Tenant }
 func (e SetGPUMemory) String() string { return fmt.Sprintf("set gpumemory=%d", e.Bytes) }
 func (e ArenaChanged) String() string { return fmt.Sprintf("arena %d bytes=%d", e.Client, e.Bytes) }
 func (e Exec) String() string         { return fmt.Sprintf("exec %d", e.Client) }

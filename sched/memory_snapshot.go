@@ -57,6 +57,7 @@ type ClientMemory struct {
 	Out, In                         uint64 // copied
 	PassedOver                      bool   // it does not move out as it should
 	Stalled                         bool   // for so long that it was reported
+	Suspended                       bool   // its memory left, or is leaving, until it has a grant
 	Stranded                        uint64 // that have no place, if it is stranded
 }
 
@@ -70,7 +71,7 @@ func (c *GPU) ClientMemory(id ClientID) (ClientMemory, bool) {
 	}
 	o := mem.residency.clients[id]
 	cm := ClientMemory{Client: id, Keep: o.keep, Promised: m.promised, Resident: o.resident, Fixed: o.fixed, Away: o.away,
-		Room: o.room, Lacks: o.counted.lacks, Out: m.report.Out, In: m.report.In, PassedOver: o.stalled, Stalled: m.stalled}
+		Room: o.room, Lacks: o.counted.lacks, Out: m.report.Out, In: m.report.In, Suspended: o.suspended && !o.active, PassedOver: o.stalled, Stalled: m.stalled}
 	if m.stranded {
 		cm.Stranded = mem.residency.stranded(id)
 	}

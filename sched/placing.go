@@ -44,12 +44,7 @@ func (r *residency) place(order []*occupant) {
 		}
 		take := min(o.room-o.fixed, lacks)
 		lacks -= take
-		o.room -= take
-		if o.reported {
-			o.may = max(o.room, o.resident) // what it does not use is free at once
-			o.given = min(o.given, o.may)
-		}
-		r.recount(o)
+		r.take(o, take)
 	}
 	r.raise(order)
 	if lacks > 0 && coming == 0 {

@@ -65,7 +65,9 @@ type residency struct {
 	sum      sums        // of all clients
 	seq      uint64
 	looked   uint64 // occupants that were looked at, in passes over all
-	rooms    []Room // reused by each plan
+
+	suspended int    // clients
+	rooms     []Room // reused by each plan
 }
 
 const (
@@ -99,6 +101,8 @@ type occupant struct {
 	reported bool   // since it had a grant last
 	unknown  bool   // it was here before this residency, and has not reported
 	stalled  bool   // it does not move out as it should
+
+	suspended bool // all its memory is to leave, until it has a grant
 
 	arena  uint64 // host memory that it has, or that is being made for it
 	allOut bool   // its arena is to hold all that it may have to move
@@ -259,6 +263,9 @@ func (r *residency) attach(id ClientID, keep Keep, group string, back bool) {
 		r.all, r.order = enlist(r.all, o, byID), enlist(r.order, o, byGrant)
 	}
 	r.reorder(o, func() { o.keep, o.group = keep, group })
+	if keep != Swapped {
+		r.wake(o)
+	}
 	r.settle(o)
 }
 
@@ -343,6 +350,7 @@ func (r *residency) moved(id ClientID, resident, fixed, away uint64, stuck bool)
 	o.reported = !o.active
 	o.stalled = stuck && !o.active // what it cannot get in says nothing of what it can move out
 	r.settle(o)
+	r.leave(o)
 }
 
 // stall says that a client has not moved out for too long: others are tried
@@ -374,13 +382,16 @@ func (r *residency) setActive(id ClientID, active bool) {
 		r.seq++
 		r.reorder(o, func() { o.seq = r.seq })
 		o.reported, o.stalled = false, false
+		r.wake(o)
 	}
 	r.recount(o)
+	r.leave(o)
 }
 
 // drop forgets a client: it is dead.
 func (r *residency) drop(id ClientID) {
 	if o := r.clients[id]; o != nil {
+		r.wake(o)
 		r.sum.add(o.counted, -1)
 		r.all, r.order = delist(r.all, o, byID), delist(r.order, o, byGrant)
 		o.told = o.room // nobody is to be told
@@ -416,7 +427,7 @@ func (r *residency) lacks(id ClientID) uint64 {
 // check returns an error that names a broken invariant, which is a bug in this
 // package, or nil. It costs O(clients) and changes nothing.
 func (r *residency) check() error {
-	given := uint64(0)
+	given, suspended := uint64(0), 0
 	var sum sums
 	for id, o := range r.clients {
 		sum.add(o.sums(), +1)
@@ -433,8 +444,13 @@ func (r *residency) check() error {
 			return fmt.Errorf("client %d: was given %d, has at most %d", id, o.given, o.may)
 		}
 		given = add(given, o.given)
+		if o.suspended {
+			suspended++
+		}
 	}
 	switch {
+	case suspended != r.suspended:
+		return fmt.Errorf("%d clients are suspended, counted %d", suspended, r.suspended)
 	case len(r.all) != len(r.clients) || !slices.IsSortedFunc(r.all, byID):
 		return fmt.Errorf("%d of %d clients are listed by their ids", len(r.all), len(r.clients))
 	case len(r.order) != len(r.clients) || !slices.IsSortedFunc(r.order, byGrant):

@@ -271,7 +271,7 @@ func (c *GPU) wantArenas() {
 	if len(r.clients) > 1 && n > r.capacity/5*4 && n <= r.capacity {
 		more = n / 4
 	}
-	if more == 0 && n <= r.capacity && mem.wanting == 0 {
+	if more == 0 && n <= r.capacity && mem.wanting == 0 && r.suspended == 0 {
 		return // nobody needs any, and everybody knows
 	}
 	for _, o := range r.everybody() {

@@ -202,8 +202,12 @@ func parseEvent(words []string) (Event, error) {
 	if len(words) == 0 {
 		return nil, fmt.Errorf("no event")
 	}
-	if words[0] == "set" {
+	switch words[0] {
+	case "set":
 		return parseSetting(words[1:])
+	case "suspend":
+		tenant, _, _, err := parseShare(words[1:])
+		return Suspend{tenant}, err
 	}
 	var id ClientID
 	var rest []string

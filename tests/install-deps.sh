@@ -64,6 +64,7 @@ if [ "$goal" = test ]; then
 	want musl-tools "programs with another C library than glibc; left out without it" program musl-gcc
 	want strace "compares programs' system calls with and without the shim" program strace
 	need iproute2 "addresses of the Kubernetes node" program ip
+	want rpm "installs the rpm of the release; left out without it" program rpm
 	want python3 "the shim in a Python program; left out without it" program python3
 	want valgrind "counts the instructions that the shim adds; left out without it" program valgrind
 	want spin "checks the model of grants and restarts; left out without it" program spin

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: root.sh ARCH OUT      (ARCH as Go has it: amd64 or arm64)
+# Usage: root.sh ARCH OUT      (ARCH as Go has it: amd64 or arm64; BUILD has the shim)
 # Builds the files of the node image for ARCH and puts them below OUT: nvshare's
 # programs, the shim, the C library they need, and the list of all of it
 # (usr/share/nvshare/sbom.spdx.json). No shell, no package manager.
@@ -13,7 +13,7 @@ set -eu
 arch=${1:?usage: root.sh ARCH OUT} out=${2:?usage: root.sh ARCH OUT}
 go=${GO:-go}
 top=$(cd "$(dirname "$0")/../.." && pwd)
-build=$top/.build
+build=${BUILD:-$top/.build}
 
 host=$($go env GOHOSTARCH)
 shim=$build/lib/libnvshare.so

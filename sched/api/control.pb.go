@@ -1584,6 +1584,7 @@ type Client struct {
 	SliceNs         int64      `protobuf:"varint,34,opt,name=slice_ns,json=sliceNs,proto3" json:"slice_ns,omitempty"` // the GPU's own time slice that it was told; 0: the driver's
 	Controls        *Controls  `protobuf:"bytes,35,opt,name=controls,proto3" json:"controls,omitempty"`               // absent: the shim has not said yet
 	Preemptions     uint64     `protobuf:"varint,36,opt,name=preemptions,proto3" json:"preemptions,omitempty"`        // of its grants, those that ended with work left
+	Suspended       bool       `protobuf:"varint,37,opt,name=suspended,proto3" json:"suspended,omitempty"`            // its memory left the GPU, or is leaving, until it has a grant
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1868,6 +1869,13 @@ func (x *Client) GetPreemptions() uint64 {
 		return x.Preemptions
 	}
 	return 0
+}
+
+func (x *Client) GetSuspended() bool {
+	if x != nil {
+		return x.Suspended
+	}
+	return false
 }
 
 // Controls says what the GPU's own scheduler lets a process do, as the shim has tried it:
@@ -2581,6 +2589,188 @@ func (x *Change) GetNewSwapShare() uint32 {
 	return 0
 }
 
+type SuspendRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in SetMemoryLimitRequest.
+	Container     string  `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
+	Uid           *uint32 `protobuf:"varint,2,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
+	Gpu           string  `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"` // UUID or index; empty: all that it uses
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SuspendRequest) Reset() {
+	*x = SuspendRequest{}
+	mi := &file_sched_api_control_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SuspendRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SuspendRequest) ProtoMessage() {}
+
+func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SuspendRequest.ProtoReflect.Descriptor instead.
+func (*SuspendRequest) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SuspendRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *SuspendRequest) GetUid() uint32 {
+	if x != nil && x.Uid != nil {
+		return *x.Uid
+	}
+	return 0
+}
+
+func (x *SuspendRequest) GetGpu() string {
+	if x != nil {
+		return x.Gpu
+	}
+	return ""
+}
+
+type SuspendResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id empty: the user
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gpus          []*Suspended           `protobuf:"bytes,3,rep,name=gpus,proto3" json:"gpus,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SuspendResponse) Reset() {
+	*x = SuspendResponse{}
+	mi := &file_sched_api_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SuspendResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SuspendResponse) ProtoMessage() {}
+
+func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SuspendResponse.ProtoReflect.Descriptor instead.
+func (*SuspendResponse) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SuspendResponse) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *SuspendResponse) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *SuspendResponse) GetGpus() []*Suspended {
+	if x != nil {
+		return x.Gpus
+	}
+	return nil
+}
+
+// Suspended says what leaves one GPU.
+type Suspended struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // that were on the GPU
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Suspended) Reset() {
+	*x = Suspended{}
+	mi := &file_sched_api_control_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Suspended) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Suspended) ProtoMessage() {}
+
+func (x *Suspended) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Suspended.ProtoReflect.Descriptor instead.
+func (*Suspended) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Suspended) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *Suspended) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *Suspended) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type SetMemoryLimitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One of the two: the container's id, the beginning of one, or its names as
@@ -2595,7 +2785,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2607,7 +2797,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2620,7 +2810,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -2662,7 +2852,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2674,7 +2864,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2687,7 +2877,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -2726,7 +2916,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2738,7 +2928,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2751,7 +2941,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -2811,7 +3001,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2823,7 +3013,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2836,7 +3026,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -2927,7 +3117,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2939,7 +3129,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2952,7 +3142,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -2993,7 +3183,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3195,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3208,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -3086,7 +3276,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3098,7 +3288,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3111,7 +3301,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -3159,7 +3349,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3171,7 +3361,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3184,7 +3374,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -3256,7 +3446,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3268,7 +3458,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3281,7 +3471,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -3314,7 +3504,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3326,7 +3516,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3339,7 +3529,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -3357,7 +3547,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3369,7 +3559,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3382,7 +3572,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
 }
 
 type ReportPluginRequest struct {
@@ -3394,7 +3584,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3406,7 +3596,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3419,7 +3609,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -3437,7 +3627,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3449,7 +3639,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3462,7 +3652,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -3490,7 +3680,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3502,7 +3692,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3515,7 +3705,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -3637,7 +3827,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3649,7 +3839,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3662,7 +3852,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3712,7 +3902,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +3914,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3737,7 +3927,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -3799,7 +3989,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3811,7 +4001,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3824,7 +4014,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -4112,7 +4302,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x84\t\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xa2\t\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x10\n" +
@@ -4158,7 +4348,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\astalled\x18! \x01(\bR\astalled\x12\x19\n" +
 	"\bslice_ns\x18\" \x01(\x03R\asliceNs\x120\n" +
 	"\bcontrols\x18# \x01(\v2\x14.nvshare.v1.ControlsR\bcontrols\x12 \n" +
-	"\vpreemptions\x18$ \x01(\x04R\vpreemptions\"\x9a\x01\n" +
+	"\vpreemptions\x18$ \x01(\x04R\vpreemptions\x12\x1c\n" +
+	"\tsuspended\x18% \x01(\bR\tsuspended\"\x9a\x01\n" +
 	"\bControls\x12\x16\n" +
 	"\x06slices\x18\x01 \x01(\tR\x06slices\x12\x1a\n" +
 	"\bchannels\x18\x02 \x01(\tR\bchannels\x12\x16\n" +
@@ -4222,7 +4413,20 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bold_mode\x18\x05 \x01(\x0e2\x10.nvshare.v1.ModeR\aoldMode\x12+\n" +
 	"\bnew_mode\x18\x06 \x01(\x0e2\x10.nvshare.v1.ModeR\anewMode\x12$\n" +
 	"\x0eold_swap_share\x18\a \x01(\rR\foldSwapShare\x12$\n" +
-	"\x0enew_swap_share\x18\b \x01(\rR\fnewSwapShare\"|\n" +
+	"\x0enew_swap_share\x18\b \x01(\rR\fnewSwapShare\"_\n" +
+	"\x0eSuspendRequest\x12\x1c\n" +
+	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
+	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
+	"\x03gpu\x18\x03 \x01(\tR\x03gpuB\x06\n" +
+	"\x04_uid\"\x83\x01\n" +
+	"\x0fSuspendResponse\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12)\n" +
+	"\x04gpus\x18\x03 \x03(\v2\x15.nvshare.v1.SuspendedR\x04gpus\"K\n" +
+	"\tSuspended\x12\x12\n" +
+	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"|\n" +
 	"\x15SetMemoryLimitRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
 	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
@@ -4406,13 +4610,14 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x16\n" +
 	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
 	"\x14EVENT_TYPE_UNMANAGED\x10\x15\x12\x16\n" +
-	"\x12EVENT_TYPE_OVERLAP\x10\x162\xb2\x05\n" +
+	"\x12EVENT_TYPE_OVERLAP\x10\x162\xf6\x05\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12<\n" +
 	"\x05Drain\x12\x18.nvshare.v1.DrainRequest\x1a\x19.nvshare.v1.DrainResponse\x12W\n" +
 	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12E\n" +
-	"\bSetShare\x12\x1b.nvshare.v1.SetShareRequest\x1a\x1c.nvshare.v1.SetShareResponse\x12`\n" +
+	"\bSetShare\x12\x1b.nvshare.v1.SetShareRequest\x1a\x1c.nvshare.v1.SetShareResponse\x12B\n" +
+	"\aSuspend\x12\x1a.nvshare.v1.SuspendRequest\x1a\x1b.nvshare.v1.SuspendResponse\x12`\n" +
 	"\x11DescribeContainer\x12$.nvshare.v1.DescribeContainerRequest\x1a%.nvshare.v1.DescribeContainerResponse\x12Z\n" +
 	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponse\x12Q\n" +
 	"\fReportPlugin\x12\x1f.nvshare.v1.ReportPluginRequest\x1a .nvshare.v1.ReportPluginResponse\x12?\n" +
@@ -4431,7 +4636,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -4459,23 +4664,26 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*DrainResponse)(nil),             // 23: nvshare.v1.DrainResponse
 	(*SetResponse)(nil),               // 24: nvshare.v1.SetResponse
 	(*Change)(nil),                    // 25: nvshare.v1.Change
-	(*SetMemoryLimitRequest)(nil),     // 26: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 27: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 28: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 29: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 30: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 31: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 32: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 33: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 34: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 35: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 36: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 37: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 38: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 39: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 40: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 41: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 42: nvshare.v1.Event
+	(*SuspendRequest)(nil),            // 26: nvshare.v1.SuspendRequest
+	(*SuspendResponse)(nil),           // 27: nvshare.v1.SuspendResponse
+	(*Suspended)(nil),                 // 28: nvshare.v1.Suspended
+	(*SetMemoryLimitRequest)(nil),     // 29: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 30: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 31: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 32: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 33: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 34: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 35: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 36: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 37: nvshare.v1.DescribeContainerResponse
+	(*ForgetContainerRequest)(nil),    // 38: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 39: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 40: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 41: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 42: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 43: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 44: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 45: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	12, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
@@ -4492,7 +4700,7 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	16, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
 	18, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 13: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	39, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	42, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
 	15, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
 	14, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
 	13, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
@@ -4510,48 +4718,52 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	25, // 29: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
 	0,  // 30: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
 	0,  // 31: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	19, // 32: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	28, // 33: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 34: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 35: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	19, // 36: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	31, // 37: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	20, // 38: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	20, // 39: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	19, // 40: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	33, // 41: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	19, // 42: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	19, // 43: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	31, // 44: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	19, // 45: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	20, // 46: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	4,  // 47: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	42, // 48: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 49: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	19, // 50: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 51: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	21, // 52: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	22, // 53: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	26, // 54: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	29, // 55: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	32, // 56: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	35, // 57: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	37, // 58: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	40, // 59: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 60: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	24, // 61: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	23, // 62: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	27, // 63: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	30, // 64: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	34, // 65: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	36, // 66: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	38, // 67: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	41, // 68: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	60, // [60:69] is the sub-list for method output_type
-	51, // [51:60] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	19, // 32: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
+	28, // 33: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
+	19, // 34: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	31, // 35: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 36: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 37: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	19, // 38: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	34, // 39: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	20, // 40: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	20, // 41: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	19, // 42: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	36, // 43: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	19, // 44: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	19, // 45: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	34, // 46: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	19, // 47: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	20, // 48: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	4,  // 49: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	45, // 50: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 51: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	19, // 52: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 53: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	21, // 54: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	22, // 55: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	29, // 56: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	32, // 57: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	26, // 58: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	35, // 59: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	38, // 60: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	40, // 61: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	43, // 62: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 63: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	24, // 64: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	23, // 65: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	30, // 66: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	33, // 67: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	27, // 68: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	37, // 69: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	39, // 70: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	41, // 71: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	44, // 72: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	63, // [63:73] is the sub-list for method output_type
+	53, // [53:63] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -4561,13 +4773,14 @@ func file_sched_api_control_proto_init() {
 	}
 	file_sched_api_control_proto_msgTypes[21].OneofWrappers = []any{}
 	file_sched_api_control_proto_msgTypes[24].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   38,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

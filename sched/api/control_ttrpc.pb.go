@@ -13,6 +13,7 @@ type ControlService interface {
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	SetMemoryLimit(context.Context, *SetMemoryLimitRequest) (*SetMemoryLimitResponse, error)
 	SetShare(context.Context, *SetShareRequest) (*SetShareResponse, error)
+	Suspend(context.Context, *SuspendRequest) (*SuspendResponse, error)
 	DescribeContainer(context.Context, *DescribeContainerRequest) (*DescribeContainerResponse, error)
 	ForgetContainer(context.Context, *ForgetContainerRequest) (*ForgetContainerResponse, error)
 	ReportPlugin(context.Context, *ReportPluginRequest) (*ReportPluginResponse, error)
@@ -56,6 +57,13 @@ func RegisterControlService(srv *ttrpc.Server, svc ControlService) {
 					return nil, err
 				}
 				return svc.SetShare(ctx, &req)
+			},
+			"Suspend": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req SuspendRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Suspend(ctx, &req)
 			},
 			"DescribeContainer": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req DescribeContainerRequest
@@ -134,6 +142,14 @@ func (c *controlClient) SetMemoryLimit(ctx context.Context, req *SetMemoryLimitR
 func (c *controlClient) SetShare(ctx context.Context, req *SetShareRequest) (*SetShareResponse, error) {
 	var resp SetShareResponse
 	if err := c.client.Call(ctx, "nvshare.v1.Control", "SetShare", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *controlClient) Suspend(ctx context.Context, req *SuspendRequest) (*SuspendResponse, error) {
+	var resp SuspendResponse
+	if err := c.client.Call(ctx, "nvshare.v1.Control", "Suspend", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -76,6 +76,13 @@ func (s controlService) SetMemoryLimit(ctx context.Context, req *api.SetMemoryLi
 	return resp, err
 }
 
+func (s controlService) Suspend(ctx context.Context, req *api.SuspendRequest) (resp *api.SuspendResponse, err error) {
+	if askErr := s.d.ask(ctx, func() { resp, err = s.d.suspend(req) }); askErr != nil {
+		return nil, askErr
+	}
+	return resp, err
+}
+
 func (s controlService) SetShare(ctx context.Context, req *api.SetShareRequest) (resp *api.SetShareResponse, err error) {
 	if askErr := s.d.ask(ctx, func() { resp, err = s.d.setShare(req) }); askErr != nil {
 		return nil, askErr

@@ -198,7 +198,7 @@ func (d fuzzDaemon) controlled(t *testing.T, next fuzzDaemon, first uint8, a []b
 func callControl(d *Daemon, what uint8, body []byte) (err error) {
 	s := controlService{d, &pieces{}}
 	ctx := context.Background()
-	switch what % 7 {
+	switch what % 8 {
 	case 0:
 		var r api.SetRequest
 		if proto.Unmarshal(body, &r) == nil {
@@ -229,6 +229,11 @@ func callControl(d *Daemon, what uint8, body []byte) (err error) {
 		if proto.Unmarshal(body, &r) == nil {
 			r.WaitNs = 0
 			_, err = s.Events(ctx, &r)
+		}
+	case 7:
+		var r api.SuspendRequest
+		if proto.Unmarshal(body, &r) == nil {
+			_, err = s.Suspend(ctx, &r)
 		}
 	case 6:
 		var r api.StatusRequest

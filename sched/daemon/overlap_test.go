@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,6 +46,19 @@ func overlapSite(t *testing.T, change func(*Options)) sharing {
 	return sharing{s, dial(t, s)}
 }
 
+// awaitNoGroups waits until the last group and its directory are gone.
+func (s sharing) awaitNoGroups(dir string) {
+	s.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(dir); os.IsNotExist(err) && len(s.overlap.States()) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("left after the last member: %+v", s.overlap.States())
+		}
+	}
+}
+
 // The programs of a group are one tenant of their GPU, with the shares of all. Its MPS daemon
 // runs when the first program starts, and leaves nothing when the last one has ended.
 func TestOverlapGroup(t *testing.T) {
@@ -82,15 +96,7 @@ func TestOverlapGroup(t *testing.T) {
 	}
 	_ = a.Process.Kill()
 	_ = b.Process.Kill()
-	dir := states[0].Group.Dir
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Stat(dir); os.IsNotExist(err) && len(s.overlap.States()) == 0 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("left after the last member: %+v", s.overlap.States())
-		}
-	}
+	s.awaitNoGroups(states[0].Group.Dir)
 	var said []string
 	for _, e := range events(t, s.Conn, &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_OVERLAP}}).Events {
 		said = append(said, e.Reason)
@@ -117,4 +123,41 @@ func TestNoOverlapGroup(t *testing.T) {
 		}
 		s.stop()
 	}
+}
+
+// The MPS server of a group is on the GPU and no client: it is no stranger either.
+func TestServerIsNoStranger(t *testing.T) {
+	var nvml driver
+	s := overlapSite(t, func(o *Options) { o.Sample = nvml.sample })
+	first := firstOf(t, whole("f"))
+	c := &api.Container{Id: whole("f"), Name: "a", Engine: runEngine, Gpus: []string{gpuA.UUID}, Share: &api.Share{Overlap: "g"}}
+	if _, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Pid: uint32(first.Process.Pid), Container: c}); err != nil {
+		t.Fatal(err)
+	}
+	member, err := net.Dial("unix", filepath.Join(s.overlap.States()[0].Group.Dir, api.OverlapPipe, "control"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer member.Close()
+	if _, err := member.Write([]byte("member\n")); err != nil {
+		t.Fatal(err)
+	}
+	server := 0
+	for end := time.Now().Add(patience); server == 0; time.Sleep(10 * time.Millisecond) {
+		if server = s.overlap.States()[0].Server; time.Now().After(end) {
+			t.Fatal("no server")
+		}
+	}
+	stranger := uint32(first.Process.Pid)
+	nvml.set(nil, map[uint32]uint64{uint32(server): 1 << 20, stranger: 1 << 20})
+	if err := s.ask(context.Background(), func() { s.lookPause = time.Millisecond; s.look.Set(now()) }); err != nil {
+		t.Fatal(err)
+	}
+	r := s.await("the stranger is seen", func(r *api.StatusResponse) bool { return len(r.Unmanaged) > 0 })
+	if len(r.Unmanaged) != 1 || r.Unmanaged[0].Pid != stranger {
+		t.Errorf("strangers %v, want only %d", r.Unmanaged, stranger)
+	}
+	dir := s.overlap.States()[0].Group.Dir
+	_ = first.Process.Kill()
+	s.awaitNoGroups(dir) // the daemon would outlive the test
 }

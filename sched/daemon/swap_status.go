@@ -84,7 +84,7 @@ func (d *Daemon) memoryOfClient(g *gpu, cl *client, c *api.Client) {
 	}
 	c.MemoryMode = apiKeeps[has.Keep]
 	c.ResidentBytes, c.FixedBytes, c.AwayBytes = has.Resident, has.Fixed, has.Away
-	c.RoomBytes, c.LacksBytes, c.Stalled = has.Room, has.Lacks, has.PassedOver
+	c.RoomBytes, c.LacksBytes, c.Stalled, c.Suspended = has.Room, has.Lacks, has.PassedOver, has.Suspended
 	c.ArenaBytes = m.arena.Given()
 	c.SwappedOutBytes, c.SwappedInBytes = has.Out, has.In
 }

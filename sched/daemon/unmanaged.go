@@ -54,6 +54,11 @@ func (d *Daemon) lookForStrangers() {
 	for _, cl := range d.clients {
 		clients[uint32(cl.PID)] = true
 	}
+	if d.overlap != nil { // the driver counts what members do to their MPS server
+		for _, group := range d.overlap.States() {
+			clients[uint32(group.Server)] = true
+		}
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
 	d.wg.Go(func() {
 		select {

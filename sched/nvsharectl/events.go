@@ -273,6 +273,7 @@ var reasons = map[string]string{
 	"mode":     "anti-thrash turned on",
 	"gang":     "turn of a gang",
 	"memory":   "its memory does not get onto the GPU",
+	"suspend":  "its memory is to leave the GPU",
 	"revoked":  "as asked",
 	"idle":     "nothing to do",
 	"exit":     "leaves",

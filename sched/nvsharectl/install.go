@@ -123,7 +123,7 @@ func (in *installer) items() (all []item, err error) {
 	add := func(name, to string, mode fs.FileMode, change func([]byte) []byte) error {
 		data, err := os.ReadFile(filepath.Join(in.from, name))
 		if err != nil {
-			return fmt.Errorf("%w (--from names an unpacked release; make tarball makes one)", err)
+			return fmt.Errorf("%w (--from names an unpacked release; make stage makes one)", err)
 		}
 		if change != nil {
 			data = change(data)

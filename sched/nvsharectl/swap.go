@@ -57,6 +57,9 @@ func doing(c *api.Client) string {
 	if c.Moving && c.State == api.ClientState_CLIENT_STATE_HOLDING {
 		return "moving"
 	}
+	if c.Suspended && c.State == api.ClientState_CLIENT_STATE_IDLE {
+		return "suspended"
+	}
 	return stateName(c)
 }
 
@@ -102,8 +105,9 @@ type clientSwapJSON struct {
 	ArenaBytes    uint64 `json:"arena_bytes"`
 	OutBytes      uint64 `json:"out_bytes"`
 	InBytes       uint64 `json:"in_bytes"`
-	Moving        bool   `json:"moving"`  // has the GPU, and moves memory onto it
-	Stalled       bool   `json:"stalled"` // does not move off the GPU as it was told to
+	Moving        bool   `json:"moving"`    // has the GPU, and moves memory onto it
+	Stalled       bool   `json:"stalled"`   // does not move off the GPU as it was told to
+	Suspended     bool   `json:"suspended"` // its memory has left, or is leaving, until it has the GPU again
 }
 
 func newClientSwapJSON(g *api.GPU, c *api.Client) *clientSwapJSON {
@@ -115,5 +119,5 @@ func newClientSwapJSON(g *api.GPU, c *api.Client) *clientSwapJSON {
 		mode = api.FormatMemoryMode(c.MemoryMode)
 	}
 	return &clientSwapJSON{mode, c.ResidentBytes, c.FixedBytes, c.AwayBytes, c.RoomBytes, c.LacksBytes, c.ArenaBytes,
-		c.SwappedOutBytes, c.SwappedInBytes, c.Moving, c.Stalled}
+		c.SwappedOutBytes, c.SwappedInBytes, c.Moving, c.Stalled, c.Suspended}
 }

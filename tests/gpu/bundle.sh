@@ -18,9 +18,10 @@ mkdir -p "$out/bin" "$out/nvml" "$out/lib" "$out/tools"
 cd "$root"
 # These programs are static, because the host's C library may be any version. They find
 # GPUs without NVML.
-cp "$build"/static/bin/* "$out/bin/"
+cp "$build"/static/"$(${GO:-go} env GOHOSTARCH)"/* "$out/bin/"
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/" ./tests/demo
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/nvshare-gpu" ./tests/gpu
+CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/nvshare-report" ./tests/report
 # Only a program that is linked with the C library can load NVML. Swapping needs NVML to
 # know how much memory a GPU has.
 $go build -trimpath -ldflags '-s -w' -o "$out/nvml/" ./sched/nvshare-scheduler

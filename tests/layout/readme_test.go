@@ -4,8 +4,10 @@ package layout
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -13,7 +15,7 @@ import (
 // pages lists the Markdown files of the tree.
 func pages(t *testing.T) (paths []string) {
 	t.Helper()
-	for _, pattern := range []string{"../../*.md", "../../*/README.md", "../../*/*/README.md"} {
+	for _, pattern := range []string{"../../*.md", "../../*/*.md", "../../*/*/*.md"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil || len(found) == 0 {
 			t.Fatalf("%s: %v, %v", pattern, found, err)
@@ -102,6 +104,46 @@ func TestFiguresHaveSources(t *testing.T) {
 	for _, s := range sources {
 		if _, err := os.Stat(filepath.Join(directory[s[1]], s[2])); err != nil {
 			t.Errorf("tests/gpu/README.md names %s: %v", s[0], err)
+		}
+	}
+}
+
+// make help has a line for each target that people may call.
+func TestHelpListsEveryTarget(t *testing.T) {
+	makefile := strings.ReplaceAll(read(t, "../../Makefile"), "\\\n", " ")
+	phony := regexp.MustCompile(`(?m)^\.PHONY:(.*)$`).FindStringSubmatch(makefile)
+	if phony == nil {
+		t.Fatal("the Makefile has no .PHONY")
+	}
+	targets := strings.Fields(phony[1])
+	for _, target := range targets {
+		if target != "root" && !regexp.MustCompile(`(?m)^`+target+`:.*## \S`).MatchString(makefile) {
+			t.Errorf("make help does not show %s", target)
+		}
+	}
+	for _, rule := range regexp.MustCompile(`(?m)^([a-z0-9-]+):.*## `).FindAllStringSubmatch(makefile, -1) {
+		if !slices.Contains(targets, rule[1]) {
+			t.Errorf("%s is not in .PHONY", rule[1])
+		}
+	}
+}
+
+// A program that was compiled in its folder is easily committed with it.
+func TestNoProgramIsCommitted(t *testing.T) {
+	out, err := exec.Command("git", "-C", "../..", "ls-files", "-z").Output()
+	if err != nil {
+		t.Skipf("SKIPPED: this is no clone: %v", err)
+	}
+	for _, name := range strings.Split(strings.TrimRight(string(out), "\x00"), "\x00") {
+		f, err := os.Open(filepath.Join("../..", name))
+		if err != nil {
+			continue // deleted, and not committed yet
+		}
+		var magic [4]byte
+		_, _ = f.Read(magic[:])
+		f.Close()
+		if string(magic[:]) == "\x7fELF" {
+			t.Errorf("%s is a program", name)
 		}
 	}
 }

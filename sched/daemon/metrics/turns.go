@@ -50,7 +50,7 @@ func (h *histogram) cumulative() (count uint64, buckets map[float64]uint64) {
 type Turns struct {
 	wait, hold, drain, handOver histogram
 
-	revokes  [sched.MoveStalled + 2]uint64  // by sched.RevokeReason; the last: reasons we don't know
+	revokes  [sched.Suspending + 2]uint64   // by sched.RevokeReason; the last: reasons we don't know
 	releases [sched.EndPreempted + 2]uint64 // by sched.EndReason; the last: reasons we don't know
 	late     uint64                         // grants that ended after their fence
 	pauses   uint64

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"os"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// suspendSelf suspends the user whose processes the test has.
+func suspendSelf(t *testing.T, s *scheduler) (*api.SuspendResponse, error) {
+	t.Helper()
+	c, err := api.Dial(context.Background(), s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	uid := uint32(os.Getuid())
+	return c.Suspend(context.Background(), &api.SuspendRequest{Uid: &uid})
+}
+
+// A tenant that is suspended while it holds the GPU is asked for the grant, gets host
+// memory and no room, although all memory fits, and comes back at its next request.
+func TestSuspend(t *testing.T) {
+	s := start(t, t.TempDir(), swapping)
+	if _, err := suspendSelf(t, s); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("without a process: %v", err)
+	}
+	a := newSwapper(t, s)
+	a.allocates(256 * mib)
+	a.request()
+	e := a.granted()
+	a.in(e)
+	s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
+	r, err := suspendSelf(t, s)
+	if err != nil || len(r.Gpus) != 1 || r.Gpus[0].Bytes != 256*mib || r.Gpus[0].Uuid != gpuA.UUID {
+		t.Fatalf("%v, %v", r, err)
+	}
+	if f := a.want(wire.TypeRevoke); f.Epoch != e {
+		t.Fatalf("%+v", f)
+	}
+	a.release(e)
+	a.awaitLess(s, 1) // 0 would mean that nothing is swapped
+	s.await("host memory", func(*api.StatusResponse) bool { return a.status(s).ArenaBytes >= 256*mib })
+	a.out()
+	s.await("it is suspended", func(*api.StatusResponse) bool {
+		c := a.status(s)
+		return c.Suspended && c.ResidentBytes <= 1 && c.AwayBytes >= 256*mib-1
+	})
+	a.request()
+	e = a.granted()
+	if a.page.Room(0) != 256*mib {
+		t.Errorf("room for %d MiB at its next grant", a.page.Room(0)>>20)
+	}
+	a.in(e)
+	s.await("it is back", func(*api.StatusResponse) bool {
+		c := a.status(s)
+		return !c.Suspended && c.ResidentBytes == 256*mib && !c.Moving
+	})
+}
+
+// Without swapping, or with less host memory than that needs, it says so and nothing changes.
+func TestSuspendRefused(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.SwapMemory = 128 * mib })
+	a := newSwapper(t, s)
+	a.allocates(256 * mib)
+	a.request()
+	a.in(a.granted())
+	if _, err := suspendSelf(t, s); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("with 128 MiB of host memory: %v", err)
+	}
+	if c := a.status(s); c.Suspended {
+		t.Error("it is suspended all the same")
+	}
+	s = start(t, t.TempDir(), nil)
+	newSwapper(t, s)
+	if _, err := suspendSelf(t, s); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("without swapping: %v", err)
+	}
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import "errors"
+
+// Suspending. A tenant that is suspended gives back its grants, and all its memory leaves
+// the GPU that can be moved. A client comes back with its next grant, in its turn: until
+// then only its context is left on the GPU. Nothing else ends that, so a client that works
+// is asked for its grant once and goes on at its next call.
+
+// Why a tenant cannot be suspended. ErrNothingMoves may hold on one GPU of several.
+var (
+	errNothingSwapped = errors.New("nothing is swapped: the scheduler runs without --swap-memory")
+	ErrNothingMoves   = errors.New("none of its processes has memory that can be moved")
+	errGangSuspends   = errors.New("it is part of a gang, which has the GPU as one")
+)
+
+// suspend has a tenant leave the GPU.
+func (c *GPU) suspend(tenant string) {
+	if c.mem.residency == nil {
+		return
+	}
+	for _, m := range c.membersOf(tenant) {
+		if !c.mem.residency.suspend(m.id) {
+			continue
+		}
+		if cl := c.clients[m.id]; cl != nil && cl.grant.holds() && cl.tenant.seat == nil {
+			c.revoke(cl.grant, Suspending)
+		}
+	}
+	c.memoryChanged()
+}
+
+// SuspendFits returns how much of a tenant's memory would leave the GPU if it is
+// suspended, or why that cannot be.
+func (c *GPU) SuspendFits(tenant string) (bytes uint64, why error) {
+	r := c.mem.residency
+	if r == nil {
+		return 0, errNothingSwapped
+	}
+	gang := ""
+	var all []*occupant
+	for _, m := range c.membersOf(tenant) {
+		if o := r.clients[m.id]; o.keep == Swapped && !o.unknown {
+			bytes += less(o.resident, o.fixed)
+			all = append(all, o)
+			gang = m.gang
+		}
+	}
+	switch {
+	case len(all) == 0:
+		return 0, ErrNothingMoves
+	case gang != "":
+		return 0, errGangSuspends
+	}
+	needed := c.mem.arenas.needed - c.mem.needed
+	var added []*occupant
+	for _, o := range all {
+		if !o.suspended {
+			o.suspended = true
+			r.suspended++
+			added = append(added, o)
+		}
+	}
+	why = c.mem.arenas.fits(needed + r.arenaNeeded())
+	for _, o := range added {
+		r.wake(o)
+	}
+	return bytes, why
+}
+
+// suspend has a client's memory leave. It reports whether there is any that can.
+func (r *residency) suspend(id ClientID) bool {
+	o := r.clients[id]
+	if o == nil || o.keep != Swapped || o.unknown {
+		return false
+	}
+	if !o.suspended {
+		o.suspended = true
+		r.suspended++
+	}
+	r.leave(o)
+	return true
+}
+
+// wake says that a client is not suspended any more.
+func (r *residency) wake(o *occupant) {
+	if o.suspended {
+		o.suspended = false
+		r.suspended--
+	}
+}
+
+// leave takes its room from a client that is suspended, once it has no grant.
+func (r *residency) leave(o *occupant) {
+	if o.suspended && o.victim() && o.room > o.fixed {
+		r.take(o, o.room-o.fixed)
+	}
+}
+
+// take lowers a client's room.
+func (r *residency) take(o *occupant, bytes uint64) {
+	o.room -= bytes
+	if o.reported {
+		o.may = max(o.room, o.resident) // what it does not use is free at once
+		o.given = min(o.given, o.may)
+	}
+	r.recount(o)
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package readme
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// patience bounds each wait for an event. It does not measure speed.
+const patience = 60 * time.Second
+
+// elsewhere names the tests that run the commands that begin so, with an engine, a
+// cluster or a package manager.
+var elsewhere = []struct{ begins, file, test string }{
+	{"dpkg -i", "../release/release_test.go", "TestDeb"},
+	{"rpm -i", "../release/release_test.go", "TestRPM"},
+	{"mkdir nvshare && tar", "../release/release_test.go", "TestTarball"},
+	{".build/release/nvsharectl install --start", "../engines/systemd_test.go", "TestUnderSystemd"},
+	{"systemctl enable --now", "../engines/systemd_test.go", "TestUnderSystemd"},
+	{"nvsharectl uninstall", "../engines/uninstall_test.go", "TestInstallAndUninstall"},
+	{"podman", "../engines/podman_test.go", "TestPodman"},
+	{"kubectl annotate", "../kubernetes/cluster_test.go", "TestCluster"},
+	{"nvsharectl run --overlap", "../../sched/daemon/overlap_test.go", "TestOverlapGroup"}, // the group; not the command line
+	{"nvsharectl run --memory-limit", "../../sched/nvsharectl/run_test.go", "TestRunAsTenant"},
+}
+
+// commands returns the lines of a page's sh blocks, without comments, joined where they go
+// on.
+func commands(t *testing.T, page string) (all []string) {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	comment := regexp.MustCompile(`\s+#.*$`)
+	for _, block := range regexp.MustCompile("(?ms)^```sh\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+		for line := range strings.Lines(strings.ReplaceAll(block[1], "\\\n", " ")) {
+			if line = comment.ReplaceAllString(strings.TrimSpace(line), ""); line != "" {
+				all = append(all, line)
+			}
+		}
+	}
+	return all
+}
+
+// A bed is a scheduler and one tenant on a simulated GPU.
+type bed struct {
+	env  []string
+	user string // the tenant
+}
+
+func build(t *testing.T) (dir string) {
+	t.Helper()
+	dir = os.Getenv("NVSHARE_TEST_SIMGPU")
+	if dir == "" {
+		t.Skip("SKIPPED: NVSHARE_TEST_SIMGPU names no simulated GPU: make test-unit does")
+	}
+	return filepath.Dir(dir)
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	built := build(t)
+	dir := t.TempDir()
+	if out, err := exec.Command("go", "build", "-o", dir, "../../sched/nvshare-scheduler", "../../sched/nvsharectl").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	sim := filepath.Join(dir, "simgpu")
+	if err := errors.Join(os.MkdirAll(sim+"/run", 0o755), os.WriteFile(sim+"/run/config", []byte("gpus=1\n"), 0o644),
+		os.Symlink(filepath.Join(built, "simgpu"), sim+"/lib"), os.Mkdir(dir+"/run", 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{env: append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "NVSHARE_RUN_DIR="+dir+"/run", "XDG_RUNTIME_DIR="+dir,
+		"NVSHARE_SIMGPU="+sim, "NVSHARE_SIMGPU_DIR="+sim+"/run", "LD_LIBRARY_PATH="+sim+"/lib"), user: fmt.Sprint(os.Getuid())}
+	b.start(t, "", dir+"/nvshare-scheduler")
+	b.await(t, "the scheduler", "nvsharectl version")
+	b.start(t, filepath.Join(built, "lib/libnvshare.so"), filepath.Join(built, "bin/cuda-busy"), "--seconds", "600")
+	b.await(t, "the tenant", "nvsharectl status -o json | grep -q pid")
+	return b
+}
+
+// start starts a program that ends with the test.
+func (b *bed) start(t *testing.T, preload string, argv ...string) {
+	t.Helper()
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = append(b.env, "LD_PRELOAD="+preload)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+}
+
+func (b *bed) await(t *testing.T, what, command string) {
+	t.Helper()
+	var out []byte
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		cmd := exec.Command("sh", "-c", command)
+		cmd.Env = b.env
+		var err error
+		if out, err = cmd.CombinedOutput(); err == nil {
+			return
+		}
+	}
+	t.Fatalf("%s does not answer: %s", what, out)
+}
+
+// run runs a line of shell at the top of the tree.
+func (b *bed) run(t *testing.T, line string) (status int, said string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sh", "-c", line)
+	cmd.Dir, cmd.Env = "../..", b.env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Errorf("%s: %v", line, err)
+	}
+	if ctx.Err() != nil {
+		t.Errorf("%s did not end", line)
+	}
+	return cmd.ProcessState.ExitCode(), string(out)
+}
+
+// asTried puts the test's own tenant and programs where README has names, and lets
+// commands end that would follow for ever.
+func (b *bed) asTried(line string) string {
+	for from, to := range map[string]string{
+		"--container ml/train-a/main": "--user " + b.user,
+		"why ml/train-a":              "why " + b.user,
+		"run -- PROGRAM":              "run --shim .build/lib/libnvshare.so -- true",
+		"so PROGRAM":                  "so .build/bin/cuda-busy --seconds 0.2",
+		"--swap-memory 200Gi":         "--swap-memory 1Gi",                      // this machine may have less
+		"events -f":                   "events -f & pid=$!; sleep 1; kill $pid", // it follows until then
+		"doctor bundle":               "doctor bundle $XDG_RUNTIME_DIR/bundle.tar.gz",
+	} {
+		line = strings.ReplaceAll(line, from, to)
+	}
+	if line == "nvsharectl top" {
+		line += " --once"
+	}
+	return line
+}
+
+func TestCommandsOfREADME(t *testing.T) {
+	b := newBed(t)
+	all := commands(t, "../../README.md")
+	if len(all) < 20 {
+		t.Fatalf("found %d commands: the pattern is wrong", len(all))
+	}
+next:
+	for _, line := range all {
+		t.Log(line)
+		bare := strings.TrimPrefix(line, "sudo ")
+		for _, e := range elsewhere {
+			if strings.HasPrefix(bare, e.begins) {
+				if text, err := os.ReadFile(e.file); err != nil || !strings.Contains(string(text), "func "+e.test+"(") {
+					t.Errorf("%q is run by %s in %s, which is not there: %v", line, e.test, e.file, err)
+				}
+				continue next
+			}
+		}
+		words := strings.Fields(bare)
+		switch {
+		case words[0] == "make":
+			if status, said := b.run(t, "make -n "+strings.Join(words[1:], " ")); status != 0 {
+				t.Errorf("%s: status %d\n%s", line, status, said)
+			}
+		case words[0] == "nvsharectl" || strings.HasPrefix(words[0], "LD_PRELOAD=") || words[0] == "export":
+			status, said := b.run(t, b.asTried(bare))
+			// doctor's 1: this machine has faults of its own, like no plugin.
+			if status != 0 && !(status == 1 && words[1] == "doctor") {
+				t.Errorf("%s: status %d\n%s", line, status, said)
+			}
+		case strings.HasSuffix(words[0], "nvshare-scheduler"):
+			// Another run directory, because the bed's has a scheduler.
+			status, said := b.run(t, `dir=$(mktemp -d); `+"nvshare-scheduler --run-dir $dir "+b.asTried(strings.TrimSuffix(strings.Join(words[1:], " "), "&"))+
+				` & pid=$!; tries=0; until nvsharectl --run-dir $dir version; do kill -0 $pid || exit 9; tries=$((tries + 1)); test $tries -lt 500 || exit 8; sleep 0.05; done; kill $pid`)
+			if status != 0 {
+				t.Errorf("%s: status %d\n%s", line, status, said)
+			}
+		default:
+			t.Errorf("nothing runs %q: run it here, or name its test in elsewhere", line)
+		}
+	}
+}
+
+// The commands of the simulated GPU's page, one after the other in one shell, do what the
+// page says.
+func TestCommandsOfSimulatedGPU(t *testing.T) {
+	build(t)
+	lines := commands(t, "../simgpu/README.md")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*patience)
+	defer cancel()
+	said, err := os.Create(filepath.Join(t.TempDir(), "said"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer said.Close()
+	// Without -e: the status's 1 says that something is not well, like a plugin that is away.
+	cmd := exec.CommandContext(ctx, "sh", "-uc", strings.Join(lines, "\n"))
+	cmd.Dir, cmd.Stdout, cmd.Stderr = "../simgpu", said, said // a file, because the scheduler goes on
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=", "LD_PRELOAD=")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	err = cmd.Run()
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	out, readErr := os.ReadFile(said.Name())
+	if ctx.Err() != nil || readErr != nil {
+		t.Fatalf("%v %v\n%s", err, readErr, out)
+	}
+	for _, want := range []string{"overlap", "GPU 0", "turns"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the commands do not say %q:\n%s", want, out)
+		}
+	}
+}

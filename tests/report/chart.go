@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"html"
+	"math"
+	"strings"
+)
+
+// A chart has level bars in groups: one group for each label, one bar for each series.
+type chart struct {
+	unit   string
+	series []string
+	labels []string
+	values [][]float64
+}
+
+func (c *chart) add(label string, values ...float64) {
+	c.labels, c.values = append(c.labels, label), append(c.values, values)
+}
+
+var colours = []string{"#707070", "#2060a8", "#388840", "#c87818", "#884898", "#a85050"}
+
+// svg draws the chart. A line stands at 1, which is what one alone gets.
+func (c *chart) svg(title string) string {
+	const (
+		width, left, right, top = 860, 300, 60, 60
+		bar, gap                = 14, 12
+	)
+	most := 1.0
+	for _, group := range c.values {
+		for _, v := range group {
+			most = math.Max(most, v)
+		}
+	}
+	x := func(v float64) float64 { return left + v/most*(width-left-right) }
+	height := top + len(c.labels)*(len(c.series)*bar+gap) + 30
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", width, height)
+	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="#ffffff"/><text x="10" y="20" font-size="15">%s</text>`+"\n", width, height, html.EscapeString(title))
+	for i, name := range c.series {
+		at := 10 + i*120
+		fmt.Fprintf(&b, `<rect x="%d" y="30" width="12" height="12" fill="%s"/><text x="%d" y="41">%s</text>`+"\n", at, colours[i%len(colours)], at+17, html.EscapeString(name))
+	}
+	y := top
+	for i, label := range c.labels {
+		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, y+len(c.series)*bar/2+4, html.EscapeString(label))
+		for j, v := range c.values[i] {
+			fmt.Fprintf(&b, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/><text x="%.1f" y="%d" font-size="10">%.2f</text>`+"\n",
+				left, y, x(v)-left, bar-2, colours[j%len(colours)], x(v)+4, y+bar-4, v)
+			y += bar
+		}
+		y += gap
+	}
+	fmt.Fprintf(&b, `<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="#c03028"/><text x="%.1f" y="%d" text-anchor="middle">1</text><text x="%d" y="%d" text-anchor="end">%s</text>`+"\n</svg>\n",
+		x(1), top-6, x(1), y, x(1), y+14, width-10, y+14, html.EscapeString(c.unit))
+	return b.String()
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// results are the tree's own.
+var results = []string{"../gpu/results", "../bench/results"}
+
+// The report of the committed results has the rows that a reader compares, from the
+// files that it names, real programs first.
+func TestReportOfTheTree(t *testing.T) {
+	dir := t.TempDir()
+	if err := report(dir, results); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "report.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	for _, want := range []string{
+		"Source: `../gpu/results/2026-11-22-h200-580.159.04/programs/programs.json`. 2026-11-22T14:35:35Z; commit 8c15173; NVIDIA H200 (143771 MiB); driver 580.159.04; Linux 6.18.44-fc-v657-gpu x86_64; cores: 16.",
+		"| programs | native | on | auto | off |",
+		"| decode + decode + decode | 3.29 | 0.98 | 2.56 | 2.79 |",
+		"| 90 % GPU | 1.5 | 2 of 6 GiB | adaptive | 0.96 |",
+		"| 8 | nvshare | 0.49 | 0.57 | 0 of 2000 | 92.1 % |",
+		"with the peer `libvgpu.so`",
+		"| one thread, one stream | launch | 2.7 | +3.8 | +0.0 |",
+		"![Real programs that share a GPU](programs.svg)",
+		"- `../gpu/results/2026-11-21-h200-580.159.04/gang/gang.json`",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the report lacks %q", want)
+		}
+	}
+	if first := strings.Index(text, "\n## "); !strings.HasPrefix(text[first:], "\n## Real programs") {
+		t.Errorf("the report begins with %.40q", text[first:])
+	}
+	pictures, err := filepath.Glob(filepath.Join(dir, "*.svg"))
+	if err != nil || len(pictures) < 3 {
+		t.Fatalf("pictures: %v, %v", pictures, err)
+	}
+	for _, path := range pictures {
+		wellFormed(t, path)
+		if !strings.Contains(text, "("+filepath.Base(path)+")") {
+			t.Errorf("the report does not show %s", path)
+		}
+	}
+}
+
+func wellFormed(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for d := xml.NewDecoder(f); ; {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			return
+		} else if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+	}
+}
+
+// Each table has a column for each figure, and report.json has the same figures.
+func TestTablesAreComplete(t *testing.T) {
+	dir := t.TempDir()
+	if err := report(dir, results); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "report.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r struct{ Sections []section }
+	if err := json.Unmarshal(data, &r); err != nil {
+		t.Fatal(err)
+	}
+	var seen []string
+	for _, s := range r.Sections {
+		seen = append(seen, s.Kind)
+		if len(s.Rows) == 0 || s.Run.Date == "" || s.Run.Commit == "" {
+			t.Errorf("%s: %d rows, run %+v", s.File, len(s.Rows), s.Run)
+		}
+		for _, row := range s.Rows {
+			if len(row) != len(s.Head) {
+				t.Errorf("%s: row %q for columns %q", s.File, row, s.Head)
+			}
+		}
+	}
+	for _, k := range kinds[:len(kinds)-1] {
+		if !slices.Contains(seen, k.pattern) {
+			t.Errorf("the tree's results lack %s, or the report does not read it", k.pattern)
+		}
+	}
+}
+
+// What is no result of ours is an error that names the file, and no empty report.
+func TestBadResults(t *testing.T) {
+	dir := t.TempDir()
+	if err := report(filepath.Join(dir, "out"), []string{dir}); err == nil || !strings.Contains(err.Error(), "no results") {
+		t.Errorf("of an empty directory: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "programs.json"), []byte("[1]"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := report(filepath.Join(dir, "out"), []string{dir}); err == nil || !strings.Contains(err.Error(), "programs.json") {
+		t.Errorf("of a broken file: %v", err)
+	}
+}
