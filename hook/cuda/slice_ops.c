@@ -42,10 +42,14 @@ static bool set(struct nvs_gpu *gpu, uint64_t slice_ns)
 	return nvs_rm_slice(uuid, 0) == NVS_RM_OK;
 }
 
-/* Versions of the driver whose controls were seen to work, by their effect on a GPU. */
+/*
+ * Versions of the driver whose controls were seen to work, by their effect on a GPU. The
+ * answers of a driver whose version cannot be known are believed: on an H200 libcuda itself
+ * asked for none, and its drains were not cut.
+ */
 static bool listed(const struct nvs_rm_state *s)
 {
-	return !strcmp(s->driver, "580.159.04"); /* sched/controls.go has the same list */
+	return !s->driver[0] || !strcmp(s->driver, "580.159.04"); /* sched/controls.go has the same list */
 }
 
 static bool works(const struct nvs_gpu *gpu)

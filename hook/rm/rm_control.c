@@ -6,6 +6,7 @@
  * come or go meanwhile are seen by the table's serial number.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -437,6 +438,21 @@ void rm_put_all_on(void)
 
 /* ---- state ---- */
 
+/*
+ * A process that does not use NVML asks for no version (libcuda 580 on an H200), and the
+ * kernel's module tells it to everybody. Nothing is told where it is not loaded.
+ */
+static void read_version(char *to, size_t size)
+{
+	int fd = open("/sys/module/nvidia/version", O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd >= 0 ? read(fd, to, size - 1) : 0;
+
+	if (fd >= 0)
+		close(fd);
+	to[n > 0 ? n : 0] = '\0';
+	to[strcspn(to, "\n")] = '\0';
+}
+
 bool nvs_rm_state(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
 {
 	struct rm_gpu g;
@@ -448,6 +464,8 @@ bool nvs_rm_state(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
 		end_turn(&q);
 	}
 	rm_count(uuid, s);
+	if (!s->driver[0])
+		read_version(s->driver, sizeof(s->driver));
 	s->slice = s->off_on = NVS_RM_UNTRIED;
 	if (!s->compute_groups && !s->other_groups)
 		return false;

@@ -247,6 +247,18 @@ static void a_driver_that_nobody_has_seen(void)
 	drains_to_the_end("on");
 }
 
+/* libcuda asks for no version in a process without NVML. */
+static void a_driver_that_says_no_version(void)
+{
+	struct nvs_rm_state s;
+
+	CHECK(setenv("NVSHARE_SIMGPU_VERSION", "none", 1) == 0);
+	hold_with(60000);
+	CHECK(nvs_rm_state((const uint8_t *)&gpu, &s) && !s.driver[0]);
+	CHECK(preempted(ask_back(5)) && state().off);
+	end();
+}
+
 static void a_driver_is_seen_to_work(void)
 {
 	struct nvs_frame r;
@@ -442,6 +454,7 @@ static const struct test_case cases[] = {
 	CASE(a_driver_that_refuses),
 	CASE(a_driver_that_only_says_so),
 	CASE(a_driver_that_nobody_has_seen),
+	CASE(a_driver_that_says_no_version),
 	CASE(a_driver_is_seen_to_work),
 	CASE(a_driver_that_ignores_off),
 	CASE(channels_that_nobody_saw),

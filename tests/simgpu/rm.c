@@ -355,7 +355,8 @@ void rm_open(void)
 	rm_inode = st.st_ino;
 	if (version && *version)
 		snprintf(v.text, sizeof v.text, "%s", version);
-	request(RM_VERSION, &v, &v.reply);
+	if (strcmp(v.text, "none") != 0) /* as libcuda without NVML */
+		request(RM_VERSION, &v, &v.reply);
 	alloc(CLIENT, CLIENT, 0x41, 0);
 }
 
