@@ -337,7 +337,7 @@ func TestInstallPrefix(t *testing.T) {
 			t.Errorf("%v: exit %d", args, code)
 		}
 	}
-	if code, _, errs := ctl("install", "--from", t.TempDir(), "--root", t.TempDir()); code != exitFailed || !strings.Contains(errs, "make tarball") {
+	if code, _, errs := ctl("install", "--from", t.TempDir(), "--root", t.TempDir()); code != exitFailed || !strings.Contains(errs, "make stage") {
 		t.Errorf("no release: exit %d, %s", code, errs)
 	}
 	root := t.TempDir()
