@@ -11,11 +11,12 @@ import (
 	"time"
 )
 
-// oversubs are real programs that share a GPU on which their memory does not fit.
+// oversubs are real programs that share a GPU on which their memory does not fit. A decoder
+// has 2.5 GiB.
 var oversubs = []oversub{
-	{Programs: []string{"decode", "decode"}, GPUMiB: 6 << 10},
-	{Programs: []string{"decode", "decode", "decode"}, GPUMiB: 6 << 10},
-	{Programs: []string{"decode", "decode", "decode"}, GPUMiB: 10 << 10},
+	{Programs: []string{"decode", "decode"}, GPUMiB: 13 << 8},
+	{Programs: []string{"decode", "decode", "decode"}, GPUMiB: 13 << 8},
+	{Programs: []string{"decode", "decode", "decode"}, GPUMiB: 5 << 10},
 	{Programs: []string{"train", "train"}, GPUMiB: 6 << 10},
 	{Programs: []string{"decode", "train"}, GPUMiB: 6 << 10},
 }
