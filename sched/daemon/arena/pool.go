@@ -44,6 +44,9 @@ type Loop interface {
 type Config struct {
 	Limit uint64 // bytes for clients and stock together
 	Ready uint64 // bytes of the stock
+	// Leave is what the stock leaves to everybody else on the host, bytes: nobody needs the
+	// stock yet. What clients need leaves HostReserve.
+	Leave uint64
 	// MaxReady and MaxHeld are how many descriptors the stock and the segments of
 	// clients may take here.
 	MaxReady, MaxHeld int

@@ -23,8 +23,8 @@ const (
 	// stockPause is how long nothing is made after the host was short of memory, and the
 	// time between two looks at whether the host is.
 	stockPause = 5 * time.Second
-	// stockReserve is left of the host's memory when the stock grows, bytes. It is more
-	// than HostReserve, so that the stock does not shrink again at once.
+	// stockReserve is the least that is left of the host's memory when the stock grows,
+	// bytes. See Config.Leave.
 	stockReserve = 2 * HostReserve
 	// smallReady is how many segments of each size but the largest are kept.
 	smallReady = 8
@@ -203,13 +203,17 @@ func (a *Pool) restock() {
 	}
 }
 
+// leave is what the stock leaves to the host when it grows, bytes. It shrinks when the host
+// has less than half of that.
+func (a *Pool) leave() uint64 { return max(a.Leave, stockReserve) }
+
 // hostHas reports whether the stock may grow by so many bytes.
 func (a *Pool) hostHas(size uint64) bool {
 	pages, huge, ok := a.Host.Free()
 	for _, p := range a.stock.making {
 		size += less(p.size, p.filled.Load())
 	}
-	return !ok || huge >= size || pages >= size+stockReserve
+	return !ok || huge >= size || pages >= size+a.leave()
 }
 
 // stockUp has a piece made, beside the loop.
@@ -358,8 +362,8 @@ func (a *Pool) lookAtStock() {
 	s := &a.stock
 	s.look.Stop()
 	s.paused = false
-	if pages, _, ok := a.Host.Free(); ok && pages < HostReserve {
-		a.giveBack(HostReserve-pages, true)
+	if pages, _, ok := a.Host.Free(); ok && pages < a.leave()/2 {
+		a.giveBack(a.leave()/2-pages, true)
 		s.paused = true
 	}
 	a.restock()

@@ -217,6 +217,25 @@ func TestReadyAndHostMemory(t *testing.T) {
 	b.await(256 * mib)
 }
 
+// What nobody needs yet leaves a part of the host's memory to others.
+func TestReadyLeavesThePartOfOthers(t *testing.T) {
+	var host atomic.Uint64
+	f := start(t, 4*gib, 512*mib, limited(&host), 0)
+	look := func(free uint64) {
+		host.Store(free)
+		f.inLoop(func() {
+			f.pool.Leave = 2 * gib
+			f.pool.lookAtStock()
+		})
+	}
+	look(2*gib + 127*mib)
+	f.awaitReady(64 * mib)
+	look(4 * gib)
+	f.awaitReady(512 * mib)
+	look(512*mib + gib - 150*mib) // others need it now
+	f.awaitReady(320 * mib)
+}
+
 // Where the host could not have both, what is ready for others makes way to what a client
 // needs; that is made when the host has it.
 func TestReadyMakesWayOnHost(t *testing.T) {
