@@ -32,13 +32,24 @@ func printStatus(io streams, r *api.StatusResponse) {
 	}
 }
 
+// problems is how many there are, with those that only root may read.
+func problems(r *api.StatusResponse) int {
+	return len(r.Problems) + int(r.GetView().GetProblems())
+}
+
+// numbered is "1 problem", "2 problems".
+func numbered(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
 // printHealth prints whether all is well, and what is not, in lines of a width.
 func printHealth(io streams, r *api.StatusResponse, width int) {
 	health := io.paint(green, "OK")
-	if n := len(r.Problems); n == 1 {
-		health = io.paint(red, "1 problem")
-	} else if n > 1 {
-		health = io.paint(red, fmt.Sprintf("%d problems", n))
+	if n := problems(r); n > 0 {
+		health = io.paint(red, numbered(n, "problem"))
 	}
 	fmt.Fprintf(io.out, "Health: %s. Scheduler %s, up %v, %d clients\n",
 		health, printable(r.Version), time.Duration(r.UptimeNs).Round(time.Second), r.Clients)

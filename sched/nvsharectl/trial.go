@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -267,8 +268,10 @@ func (p *program) report() (said probed, err error) {
 	if err == nil {
 		err = json.Unmarshal(line, &said)
 	}
+	if errors.Is(err, io.EOF) { // it has ended: its exit status or signal says more
+		err = cmp.Or(p.cmd.Wait(), err)
+	}
 	if err != nil {
-		_ = p.cmd.Wait()
 		return said, fmt.Errorf("a program of the test says nothing: %w %s", err, strings.TrimSpace(p.stderr.String()))
 	}
 	if said.Error != "" {
