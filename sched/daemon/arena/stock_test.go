@@ -143,8 +143,10 @@ func TestNUMANode(t *testing.T) {
 // no use to the client.
 func TestReadyYields(t *testing.T) {
 	var released atomic.Bool
+	var begun atomic.Int32
 	host := roomy()
 	host.make = func(size uint64, step func(uint64) error) (Segment, error) {
+		begun.Add(1)
 		for released.Load() || step(0) == nil {
 			if released.Load() {
 				return empty(size, step)
@@ -157,6 +159,8 @@ func TestReadyYields(t *testing.T) {
 	f := start(t, 2*gib, 512*mib, host, 0, 1)
 	var first *piece
 	f.inLoop(func() { first = f.pool.stock.making[0] })
+	// Else one that begins later is made at once, and clients lack nothing.
+	f.await("all that is made has begun", func() bool { return int(begun.Load()) == len(f.pool.stock.making) })
 	host.set(empty)
 	if first.node != 0 {
 		t.Fatalf("node %d", first.node)
