@@ -82,11 +82,11 @@ demo: root deps build simgpu tools ## two pods and a podman container share one 
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
 
 lint: GOAL := lint
-lint: deps ## staticcheck, govulncheck, shellcheck, cppcheck and go mod verify
+lint: deps ## of make test: staticcheck, govulncheck, shellcheck, cppcheck and go mod verify
 	@sh tests/tools/lint/lint.sh $(BUILD)/tools-lint
 
 # Each suite can be run alone. A suite that fails does not keep the others from running.
-SUITES := test-c test-unit test-race test-compat test-e2e e2e-k8s test-engines test-release
+SUITES := test-c test-unit test-race test-compat test-e2e e2e-k8s test-engines test-release lint
 test: root deps ## every test (10 minutes, and as many more once, to build Kubernetes)
 	@sh tests/run.sh $(BUILD)/log $(SUITES)
 

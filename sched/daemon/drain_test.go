@@ -33,7 +33,7 @@ func TestDrainedGPUAdmitsNoNewTenants(t *testing.T) {
 	if r := drainGPU(t, s, &api.DrainRequest{Gpu: "0"}); r.WasDrained || r.Uuid != gpuA.UUID || !slices.Equal(r.Tenants, []string{"user 0"}) {
 		t.Errorf("drained: %v", r)
 	}
-	newcomer := newProc(t, dir, nobody).connect().register(0).attach(0, gpuA, 0, 0).request()
+	newProc(t, dir, nobody).connect().register(0).attach(0, gpuA, 0, 0).request()
 	newProc(t, dir, nobody).connect().register(0).attach(0, gpuB, 0, 0).request().granted()
 	r := s.await("the newcomer is held", func(r *api.StatusResponse) bool { return r.Gpus[0].Held == 1 })
 	if !r.Gpus[0].Drained || r.Gpus[1].Drained || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "1 new clients wait") {
@@ -51,7 +51,7 @@ func TestDrainedGPUAdmitsNoNewTenants(t *testing.T) {
 	if !s.status().Gpus[0].Drained {
 		t.Error("a restart has undrained the GPU")
 	}
-	newcomer = newProc(t, dir, nobody).connect().register(0).attach(0, gpuA, 0, 0).request()
+	newcomer := newProc(t, dir, nobody).connect().register(0).attach(0, gpuA, 0, 0).request()
 	s.await("the newcomer is held", func(r *api.StatusResponse) bool { return r.Gpus[0].Held == 1 })
 	if r := drainGPU(t, s, &api.DrainRequest{Gpu: gpuA.UUID, Undrain: true}); !r.WasDrained {
 		t.Errorf("undrained: %v", r)

@@ -154,7 +154,7 @@ func addNode(ctx context.Context, c kubernetes.Interface, i int) error {
 	// The API server taints new nodes; the controller that would remove the taint is off.
 	for {
 		made.Spec.Taints = nil
-		if made, err = c.CoreV1().Nodes().Update(ctx, made, metav1.UpdateOptions{}); err == nil {
+		if _, err = c.CoreV1().Nodes().Update(ctx, made, metav1.UpdateOptions{}); err == nil {
 			break
 		}
 		if !apierrors.IsConflict(err) {
