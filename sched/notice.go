@@ -7,8 +7,8 @@ const noticed = 8
 
 // notices are what decides whether more than a few holders are told.
 type notices struct {
-	toldWaits bool // somebody waits for latency grants to end
-	tellAll   bool // the mode or a share has changed, which every holder is to know
+	toldWaits [2]bool // somebody waits for latency grants to end; for turns to end
+	tellAll   bool    // the mode or a share has changed, which every holder is to know
 }
 
 // neighbors is all that decides what a holder is told of the others.
@@ -73,9 +73,10 @@ func (c *GPU) notice(cl *client) {
 
 // noticeAll tells all holders. More than a few are told only when it changes whether
 // there are others: Present is above zero for each of them, before this Step and
-// after it, and nobody waits in concurrent mode.
+// after it, and nobody waits in concurrent mode. In turns many hold if they are a group.
 func (c *GPU) noticeAll() {
-	if waits := c.effective == Exclusive && c.waiting+c.open.n > 0; waits != c.toldWaits {
+	turns := c.effective == Exclusive
+	if waits := [2]bool{turns && c.waiting+c.open.n > 0, turns && c.waiting+c.latency.n > 0}; waits != c.toldWaits {
 		c.toldWaits, c.tellAll = waits, true
 	}
 	for _, l := range []*list{&c.open, &c.latency, &c.beside} {

@@ -15,6 +15,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "glibc.h"
+
 enum nvs_rank {
 	NVS_RANK_QUERY_LIMITS, /* memory/query.c: limits of a GPU that the process does not use */
 	NVS_RANK_IPC,     /* swap/ipc.c: memory of other processes */
