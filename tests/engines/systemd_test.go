@@ -172,7 +172,7 @@ func TestUnderSystemd(t *testing.T) {
 	m.run("sh", "-c", `
 set -e
 mkdir -p /simgpu/run /etc/systemd/system/nvshare-scheduler.service.d
-ln -s "$1/simgpu" /simgpu/lib
+cp -r "$1/simgpu" /simgpu/lib # the unit has a /tmp of its own, and the clone may be in the other
 echo gpus=1 >/simgpu/run/config
 chmod 777 /simgpu/run
 printf '[Service]\nLimitNOFILE=16500\nEnvironment=NVSHARE_SIMGPU=/simgpu NVSHARE_DROP_LEAD_MS=5\nReadWritePaths=/simgpu\n' \
