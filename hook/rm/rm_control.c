@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -444,13 +445,14 @@ void rm_put_all_on(void)
  */
 static void read_version(char *to, size_t size)
 {
-	int fd = open("/sys/module/nvidia/version", O_RDONLY | O_CLOEXEC);
-	ssize_t n = fd >= 0 ? read(fd, to, size - 1) : 0;
+	int fd = (int)syscall(SYS_openat, AT_FDCWD, "/sys/module/nvidia/version", O_RDONLY | O_CLOEXEC);
+	long n = fd >= 0 ? syscall(SYS_read, fd, to, size - 1) : 0;
 
 	if (fd >= 0)
-		close(fd);
+		syscall(SYS_close, fd);
+	while (n > 0 && to[n - 1] == '\n')
+		n--;
 	to[n > 0 ? n : 0] = '\0';
-	to[strcspn(to, "\n")] = '\0';
 }
 
 bool nvs_rm_state(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
