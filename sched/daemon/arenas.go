@@ -15,7 +15,7 @@ import (
 // openArena makes the pool of host memory; host is where the memory comes from.
 func (d *Daemon) openArena(host arena.Host, maxReady, maxHeld int) {
 	d.arena = arena.New(arena.Config{
-		Limit: d.opts.SwapMemory, Ready: d.opts.SwapReady, Leave: hostMemory() / leavePart, MaxReady: maxReady, MaxHeld: maxHeld,
+		Limit: d.opts.SwapMemory, Ready: d.opts.SwapReady, Leave: arena.Total() / leavePart, MaxReady: maxReady, MaxHeld: maxHeld,
 		Spare: func(more uint64) bool {
 			d.observeHost()
 			return d.node.Arenas.Fits(more) == nil
@@ -28,15 +28,6 @@ func (d *Daemon) openArena(host arena.Host, maxReady, maxHeld int) {
 // others: an eighth. With 512 MiB left, the host's other programs were killed by its
 // out-of-memory killer.
 const leavePart = 8
-
-// hostMemory is how much memory the host has, bytes; 0: unknown.
-func hostMemory() uint64 {
-	var info unix.Sysinfo_t
-	if unix.Sysinfo(&info) != nil {
-		return 0
-	}
-	return uint64(info.Totalram) * uint64(info.Unit)
-}
 
 // arenaLoop is the daemon's loop, for the pool.
 type arenaLoop struct{ d *Daemon }

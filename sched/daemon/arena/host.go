@@ -46,29 +46,57 @@ func freeHugePages() uint64 {
 // hostMemory returns how much memory the scheduler can get, bytes, of the host and
 // within its cgroup: of common pages, and in addition of huge ones.
 func hostMemory() (pages, huge uint64, ok bool) {
+	if pages, ok = meminfo("MemAvailable:"); !ok {
+		return 0, 0, false
+	}
+	huge = freeHugePages() * hugePage
+	if limit, used, has := cgroupMemory(); has {
+		pages = min(pages, less(limit, used))
+		huge = min(huge, less(limit, used)-pages)
+	}
+	return pages, huge, ok
+}
+
+// Total returns how much memory the host has for the scheduler's cgroup and everybody else
+// in it, bytes; 0: unknown.
+func Total() uint64 {
+	total, _ := meminfo("MemTotal:")
+	if limit, _, has := cgroupMemory(); has {
+		total = min(total, limit)
+	}
+	return total
+}
+
+// meminfo returns a line of /proc/meminfo, bytes.
+func meminfo(key string) (uint64, bool) {
 	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, found := strings.CutPrefix(line, key); found {
+			n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			return n << 10, err == nil
+		}
+	}
+	return 0, false
+}
+
+// cgroupMemory returns what the process's cgroup may have and has, bytes; false: it has no
+// limit.
+func cgroupMemory() (limit, used uint64, has bool) {
+	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return 0, 0, false
 	}
-	for line := range strings.Lines(string(text)) {
-		if rest, found := strings.CutPrefix(line, "MemAvailable:"); found {
-			n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-			pages, ok = n<<10, err == nil
-		}
+	path, found := strings.CutPrefix(strings.TrimSpace(string(text)), "0::")
+	if !found {
+		return 0, 0, false
 	}
-	huge = freeHugePages() * hugePage
-	if text, err := os.ReadFile("/proc/self/cgroup"); err == nil {
-		if path, found := strings.CutPrefix(strings.TrimSpace(string(text)), "0::"); found {
-			dir := filepath.Join("/sys/fs/cgroup", path)
-			limit, has := readNumber(filepath.Join(dir, "memory.max"))
-			used, knows := readNumber(filepath.Join(dir, "memory.current"))
-			if has && knows {
-				pages = min(pages, less(limit, used))
-				huge = min(huge, less(limit, used)-pages)
-			}
-		}
-	}
-	return pages, huge, ok
+	dir := filepath.Join("/sys/fs/cgroup", path)
+	limit, limited := readNumber(filepath.Join(dir, "memory.max"))
+	used, known := readNumber(filepath.Join(dir, "memory.current"))
+	return limit, used, limited && known
 }
 
 func readNumber(path string) (uint64, bool) {
