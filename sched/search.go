@@ -87,16 +87,18 @@ func (s *search) window(now Time, rates map[ClientID]float64) {
 			return
 		}
 	}
+	if s.basing {
+		s.noteBase(rates)
+		s.basedAt = now
+		s.basing, s.growing, s.longest = false, s.trial > 0 && !s.sure, s.trial
+		return
+	}
 	gained, harm := s.compare(rates)
 	if s.gained == 0 {
 		s.gained = gained
 	}
 	s.gained = 0.75*s.gained + 0.25*gained
 	switch {
-	case s.basing:
-		s.noteBase(rates)
-		s.basedAt, s.gained = now, 0
-		s.basing, s.growing, s.longest = false, s.trial > 0 && !s.sure, s.trial
 	case s.longest > 0 && harm:
 		s.back(now, shorter(s.longest))
 	case s.growing && gained < 1+gainToGrow*gainOf(s.longest), s.longest > 0 && s.gained < 1+gainToKeep*gainOf(s.longest):
@@ -109,7 +111,7 @@ func (s *search) window(now Time, rates map[ClientID]float64) {
 	case s.longest == MaxSlice && s.nextTry != 0:
 		s.nextTry, s.retry = 0, 0
 	case s.nextTry != 0 && now >= s.nextTry:
-		s.sure = false
+		s.sure, s.base = false, nil
 		s.rebase(longer(s.longest))
 	case s.longest > 0 && (now.Sub(s.basedAt) > rebaseEvery || now.Sub(s.basedAt) > rebaseSoon && s.differs(rates)):
 		s.base = nil // programs may have changed
@@ -125,11 +127,9 @@ func (s *search) back(now Time, to time.Duration) {
 	s.nextTry = now.Add(s.retry)
 }
 
+// rebase measures what clients have with the driver's slices, and then tries a length.
 func (s *search) rebase(trial time.Duration) {
 	s.basing, s.trial, s.longest, s.gained = true, trial, 0, 0
-	if !s.sure {
-		s.base = nil
-	}
 }
 
 // noteBase takes note of what clients have with the driver's slices: of the second time

@@ -39,16 +39,9 @@ func viewOf(r *api.StatusResponse) string {
 	}
 	text := "only " + api.Tenant(v.Container, v.Uid) + " is named here; root sees all (sudo nvsharectl)"
 	if v.Problems > 0 {
-		text = numbered(int(v.Problems), "problem") + " that only root may read; " + text
+		text = numbered(int(v.Problems), "problem", "problems") + " that only root may read; " + text
 	}
 	return text
-}
-
-func processes(n int) string {
-	if n == 1 {
-		return "1 process"
-	}
-	return fmt.Sprintf("%d processes", n)
 }
 
 // othersOf says what the tenants of a GPU have that an answer does not name; "": the
@@ -58,7 +51,7 @@ func othersOf(g *api.GPU) string {
 	if o == nil || o.Tenants+o.Clients == 0 && o.MemoryBytes == 0 {
 		return ""
 	}
-	parts := []string{fmt.Sprintf("others: %s with %s, %d holding, %d waiting", numbered(int(o.Tenants), "tenant"), processes(int(o.Clients)), o.Holding, o.Waiting),
+	parts := []string{fmt.Sprintf("others: %s with %s, %d holding, %d waiting", numbered(int(o.Tenants), "tenant", "tenants"), numbered(int(o.Clients), "process", "processes"), o.Holding, o.Waiting),
 		strings.TrimSuffix(fmt.Sprintf("%.1f", float64(o.GotPermille)/10), ".0") + "% of the time", size(o.MemoryBytes) + " reserved"}
 	if o.CoreRequest > 0 {
 		parts = append(parts, fmt.Sprintf("%d%% promised", o.CoreRequest))

@@ -38,18 +38,18 @@ func problems(r *api.StatusResponse) int {
 }
 
 // numbered is "1 problem", "2 problems".
-func numbered(n int, what string) string {
+func numbered(n int, one, several string) string {
 	if n != 1 {
-		what += "s"
+		one = several
 	}
-	return fmt.Sprintf("%d %s", n, what)
+	return fmt.Sprintf("%d %s", n, one)
 }
 
 // printHealth prints whether all is well, and what is not, in lines of a width.
 func printHealth(io streams, r *api.StatusResponse, width int) {
 	health := io.paint(green, "OK")
 	if n := problems(r); n > 0 {
-		health = io.paint(red, numbered(n, "problem"))
+		health = io.paint(red, numbered(n, "problem", "problems"))
 	}
 	fmt.Fprintf(io.out, "Health: %s. Scheduler %s, up %v, %d clients\n",
 		health, printable(r.Version), time.Duration(r.UptimeNs).Round(time.Second), r.Clients)
