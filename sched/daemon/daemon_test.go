@@ -214,7 +214,7 @@ func TestAttachErrors(t *testing.T) {
 // it. What that client sends meanwhile is not lost.
 func TestGPUFoundLater(t *testing.T) {
 	found := make(chan []GPU, 2)
-	s := start(t, t.TempDir(), func(o *Options) {
+	s := begin(t, t.TempDir(), func(o *Options) {
 		o.List = func(ctx context.Context) ([]GPU, error) {
 			select {
 			case g := <-found:

@@ -87,9 +87,28 @@ func testOptions(dir string) Options {
 	}
 }
 
-// start runs a scheduler in dir until the test ends or stop is called, and
-// fails the test if an invariant broke meanwhile. change may be nil.
+// start is begin, and waits until the scheduler knows its GPUs.
 func start(t *testing.T, dir string, change func(*Options), more ...func(*Daemon)) *scheduler {
+	t.Helper()
+	s := begin(t, dir, change, more...)
+	known := func() (n int) {
+		if err := s.ask(t.Context(), func() { n = len(s.order) }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for until := time.Now().Add(patience); known() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatal("the scheduler finds no GPU")
+		}
+	}
+	return s
+}
+
+// begin runs a scheduler in dir until the test ends or stop is called, and
+// fails the test if an invariant broke meanwhile. change may be nil. The scheduler may
+// know no GPU yet.
+func begin(t *testing.T, dir string, change func(*Options), more ...func(*Daemon)) *scheduler {
 	t.Helper()
 	o := testOptions(dir)
 	if change != nil {

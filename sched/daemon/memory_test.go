@@ -245,7 +245,7 @@ func TestReserveOutOfOrder(t *testing.T) {
 // client that is back declares at once what it has.
 func TestReserveBeforeTheGPUIsFound(t *testing.T) {
 	found := make(chan []GPU)
-	s := start(t, t.TempDir(), func(o *Options) {
+	s := begin(t, t.TempDir(), func(o *Options) {
 		o.List = func(ctx context.Context) ([]GPU, error) {
 			select {
 			case g := <-found:

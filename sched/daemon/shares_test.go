@@ -217,7 +217,7 @@ func TestTooMuchIsPromised(t *testing.T) {
 
 // Before any GPU is found, what holds for all of them is looked at.
 func TestSharesBeforeTheGPUs(t *testing.T) {
-	s := start(t, t.TempDir(), func(o *Options) {
+	s := begin(t, t.TempDir(), func(o *Options) {
 		o.List = func(context.Context) ([]GPU, error) { return nil, nil }
 	})
 	c, ctx := dial(t, s), context.Background()

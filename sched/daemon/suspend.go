@@ -43,6 +43,9 @@ func (d *Daemon) suspend(req *api.SuspendRequest) (*api.SuspendResponse, error) 
 			resp.Gpus = append(resp.Gpus, &api.Suspended{Uuid: g.UUID, Index: uint32(g.Index), Bytes: bytes})
 		}
 	}
+	if len(gpus) == 0 {
+		return nil, status.Errorf(codes.FailedPrecondition, "%s cannot be suspended: the scheduler knows no GPU yet (see nvsharectl status)", who)
+	}
 	if len(leaves) == 0 {
 		return nil, none
 	}

@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"os"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -83,5 +84,16 @@ func TestSuspendRefused(t *testing.T) {
 	newSwapper(t, s)
 	if _, err := suspendSelf(t, s); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("without swapping: %v", err)
+	}
+}
+
+// Before the first GPU is found nothing can be suspended, and the answer says why.
+func TestSuspendWithoutGPU(t *testing.T) {
+	s := begin(t, t.TempDir(), func(o *Options) {
+		swapping(o)
+		o.List = func(context.Context) ([]GPU, error) { return nil, nil }
+	})
+	if _, err := suspendSelf(t, s); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no GPU") {
+		t.Error(err)
 	}
 }
