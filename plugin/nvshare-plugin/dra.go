@@ -16,6 +16,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
 	"golang.org/x/net/netutil"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
@@ -64,6 +65,7 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 	}
 	driver, err := dra.New(dra.Config{
 		Client: client, NodeName: node, CDIDir: cdiDir, Log: log,
+		At:        killedAt(os.Getenv("NVSHARE_TEST_FAILPOINT")),
 		Problem:   func(why error) { containers.Health.Problem("claims", why) },
 		Registry:  filepath.Join(f.dra.kubelet, "plugins_registry"),
 		Directory: filepath.Join(f.dra.kubelet, "plugins", dra.DriverName),
@@ -96,4 +98,20 @@ func (f *draFlags) serveMetrics(ctx context.Context, driver *dra.Driver, log log
 	}()
 	log.Infof("metrics on http://%s/metrics", l.Addr())
 	return nil
+}
+
+// killedAt returns a function that ends this process by SIGKILL where it comes to the
+// failpoint that the file names. It removes the file first, so the next process lives.
+// Only tests name a file; without one, killedAt returns nil.
+func killedAt(file string) func(failpoint string) {
+	if file == "" {
+		return nil
+	}
+	return func(failpoint string) {
+		if name, err := os.ReadFile(file); err != nil || string(name) != failpoint || os.Remove(file) != nil {
+			return
+		}
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+		select {} // until the signal arrives
+	}
 }

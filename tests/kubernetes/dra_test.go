@@ -12,10 +12,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
+	"time"
 
 	"github.com/nvshare/nvshare/tests/judge"
 	"github.com/nvshare/nvshare/tests/node"
@@ -29,11 +29,15 @@ func TestDRA(t *testing.T) {
 	runSteps(t, []step{
 		{"deploy", draDeploy},
 		{"extended-resource", draExtendedResource},
+		{"claim-metrics", draMetrics},
 		{"fractions", draFractions},
 		{"live-change", draLiveChange},
 		{"drain", draDrain},
 		{"restart", draRestart},
 		{"kill", draKill},
+		{"failpoints", draFailpoints},
+		{"upgrade", draUpgrade},
+		{"gang", draGang},
 		{"shared-claim", draSharedClaim},
 		{"forms", draForms},
 		{"churn", draChurn},
@@ -151,7 +155,8 @@ func draExtendedResource(t *testing.T) {
 	noClaims(t, ctx)
 }
 
-// noClaims waits until nothing of claims is left in the cluster and on the node.
+// noClaims waits until nothing of claims is left in the cluster and on the node, and the
+// scheduler has forgotten their containers and what they were promised.
 func noClaims(t *testing.T, ctx context.Context) {
 	t.Helper()
 	await(t, ctx, "no claims", func() error {
@@ -164,7 +169,11 @@ func noClaims(t *testing.T, ctx context.Context) {
 				return fmt.Errorf("left behind: %v (%v)", left, err)
 			}
 		}
-		return nil
+		s, err := shared.Status(ctx)
+		if err == nil && len(s.Containers) > 0 {
+			err = fmt.Errorf("the scheduler knows %d containers", len(s.Containers))
+		}
+		return err
 	})
 }
 
@@ -308,53 +317,120 @@ func draDrain(t *testing.T) {
 	}
 }
 
-// running returns the IDs of the containers of the pods that run all the time.
-func running(t *testing.T, ctx context.Context) string {
-	return kubectl(t, ctx, "get", "pods", "part-1", "part-2", "-o", "jsonpath={.items[*].status.containerStatuses[*].containerID}")
-}
-
-func draUndisturbed(t *testing.T, ctx context.Context, before string) {
-	t.Helper()
-	if after := running(t, ctx); after != before {
-		t.Errorf("containers were %s, are %s", before, after)
+// Two pods of a gang, each with a part of a GPU of its own, have their GPUs at the same
+// time: while one of them works, nobody outside of the gang works on the other's GPU.
+func draGang(t *testing.T) {
+	ctx := within(t)
+	const config = `, config: [{opaque: {driver: nvshare.com, parameters: {apiVersion: nvshare.com/v1, kind: Share, gang: ring}}}]`
+	ring, rivals := []string{"ring-1", "ring-2"}, []string{"rival-1", "rival-2"}
+	all := slices.Concat(ring, rivals)
+	create := func(cores, config string, names []string) (gpus []string) {
+		for _, name := range names {
+			_, err := cluster.Apply(ctx, part(name, cores, config), "apply")
+			check(t, err)
+		}
+		ready(t, ctx, names...)
+		for _, name := range names {
+			gpus = append(gpus, awaitHolding(t, ctx, name, holding{core: map[string]uint32{"60": 60, "40": 40}[cores], memory: 4 << 30}).gpus...)
+		}
+		if slices.Sort(gpus); !slices.Equal(gpus, []string{"0", "1"}) {
+			t.Fatalf("%v are on GPUs %v", names, gpus)
+		}
+		return gpus
 	}
-	if out := kubectl(t, ctx, "get", "events", "--field-selector", "reason=GPUUnmanaged", "-o", "jsonpath={.items[*].message}"); out != "" {
-		t.Errorf("containers are said to run without nvshare: %s", out)
-	}
-	awaitHolding(t, ctx, "part-1", holding{core: 40, limit: 50, memory: 4 << 30})
-	awaitHolding(t, ctx, "part-2", holding{core: 40, memory: 4 << 30})
-	awaitTurns(t, ctx, judge.Now(), 1, "part-1", "part-2")
-	_, err := cluster.Apply(ctx, part("part-3", "40", ""), "apply")
+	// Without turns there are no gangs.
+	_, err := shared.Ctl(ctx, "-S", "on")
 	check(t, err)
-	ready(t, ctx, "part-3")
-	awaitHolding(t, ctx, "part-3", holding{gpus: []string{"1"}, core: 40, memory: 4 << 30})
-	kubectl(t, ctx, "delete", "pod", "part-3", "--timeout="+patience.String())
-}
-
-// A new driver knows the claims of the pods that run.
-func draRestart(t *testing.T) {
-	ctx := within(t)
-	before, accepts := running(t, ctx), shared.PluginAccepts()
-	kubectl(t, ctx, "rollout", "restart", "-n", "nvshare-system", "daemonset/nvshare")
-	rolledOut(t, ctx)
-	accepted(t, ctx, accepts)
-	draUndisturbed(t, ctx, before)
-	check(t, cluster.StopKubelet())
-	check(t, cluster.StartKubelet(ctx))
-	draUndisturbed(t, ctx, before)
-}
-
-// A driver that is killed comes back with the claims.
-func draKill(t *testing.T) {
-	ctx := within(t)
-	before, accepts := running(t, ctx), shared.PluginAccepts()
-	for _, pid := range ours(t, "nvshare-plugin") {
-		check(t, unix.Kill(pid, unix.SIGKILL))
+	create("60", config, ring)
+	create("40", "", rivals)
+	// From here on, the scheduler knows all processes.
+	awaitTurns(t, ctx, judge.Now(), 1, all...)
+	from := judge.Now()
+	noOverlap(t, awaitTurns(t, ctx, from, 5, all...))
+	trace, err := judge.ReadLog(filepath.Join(node.SimGPU, "run", "log"))
+	check(t, err)
+	for _, a := range trace.Intervals {
+		for _, b := range trace.Intervals {
+			if slices.Contains(ring, a.Process.Tenant) && slices.Contains(rivals, b.Process.Tenant) && a.GPU != b.GPU &&
+				max(a.Submit, b.Submit, from) < min(a.End, b.End) {
+				t.Fatalf("%s worked on %s while %s worked on %s, for %v", a.Process.Tenant, a.GPU, b.Process.Tenant, b.GPU,
+					time.Duration(min(a.End, b.End)-max(a.Submit, b.Submit, from)))
+			}
+		}
 	}
-	accepted(t, ctx, accepts)
-	draUndisturbed(t, ctx, before)
-	kubectl(t, ctx, "delete", "pods", "part-1", "part-2", "--timeout="+patience.String())
+	kubectl(t, ctx, append([]string{"delete", "pods", "--timeout=" + patience.String()}, all...)...)
 	noClaims(t, ctx)
+}
+
+// scrape reads the driver's metrics, by series.
+func scrape(ctx context.Context) (map[string]float64, error) {
+	pod, err := cluster.Kubectl(ctx, "get", "pods", "-n", "nvshare-system", "-o", "jsonpath={.items[0].metadata.name}")
+	if err != nil {
+		return nil, err
+	}
+	text, err := cluster.Kubectl(ctx, "get", "--raw", "/api/v1/namespaces/nvshare-system/pods/"+pod+":9403/proxy/metrics")
+	if err != nil {
+		return nil, err
+	}
+	values := map[string]float64{}
+	for line := range strings.Lines(text) {
+		if i := strings.LastIndexByte(line, ' '); i > 0 && line[0] != '#' {
+			if values[line[:i]], err = strconv.ParseFloat(strings.TrimSpace(line[i:]), 64); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return values, nil
+}
+
+// The driver counts the kubelet's requests, under the names that such drivers have.
+func draMetrics(t *testing.T) {
+	ctx := within(t)
+	const (
+		prepared  = `nvshare_dra_prepared_devices{device_type="gpu",driver="nvshare.com",node="node1"}`
+		requests  = `nvshare_dra_requests_total{driver="nvshare.com",operation="%s"}`
+		count     = `nvshare_dra_request_duration_seconds_count{driver="nvshare.com",operation="%s"}`
+		sum       = `nvshare_dra_request_duration_seconds_sum{driver="nvshare.com",operation="%s"}`
+		inFlight  = `nvshare_dra_requests_inflight{driver="nvshare.com",operation="%s"}`
+		errorKind = `nvshare_dra_node_%s_errors_total{driver="nvshare.com",error_type="%s"}`
+	)
+	var before map[string]float64
+	await(t, ctx, "metrics", func() (err error) {
+		before, err = scrape(ctx)
+		return err
+	})
+	awaitMetrics := func(operation string, devices float64) {
+		t.Helper()
+		of := func(name string) string { return fmt.Sprintf(name, operation) }
+		await(t, ctx, "the metrics of "+operation, func() error {
+			now, err := scrape(ctx)
+			if err != nil {
+				return err
+			}
+			for _, kind := range []string{"refused", "storage"} {
+				name := fmt.Sprintf(errorKind, operation, kind)
+				if n, ok := now[name]; !ok || n != before[name] {
+					err = errors.Join(err, fmt.Errorf("%s is %v (%v), was %v", name, n, ok, before[name]))
+				}
+			}
+			for name, ok := range map[string]bool{
+				prepared: now[prepared] == before[prepared]+devices, of(requests): now[of(requests)] > before[of(requests)],
+				of(count): now[of(count)] == now[of(requests)], of(sum): now[of(sum)] > before[of(sum)], of(inFlight): now[of(inFlight)] == 0,
+			} {
+				if _, known := now[name]; !known || !ok {
+					err = errors.Join(err, fmt.Errorf("%s is %v (%v), was %v", name, now[name], known, before[name]))
+				}
+			}
+			return err
+		})
+	}
+	_, err := cluster.Apply(ctx, part("counted", "40", ""), "apply")
+	check(t, err)
+	ready(t, ctx, "counted")
+	awaitMetrics("prepare", 1)
+	kubectl(t, ctx, "delete", "pod", "counted", "--timeout="+patience.String())
+	noClaims(t, ctx)
+	awaitMetrics("unprepare", 0)
 }
 
 // Two pods that use one claim are on one GPU and have its part together.
@@ -406,13 +482,10 @@ func draChurn(t *testing.T) {
 	kubectl(t, ctx, "wait", "--for=condition=complete", "job/churn", "--timeout="+patience.String())
 	kubectl(t, ctx, "delete", "job", "churn", "--cascade=foreground", "--timeout="+patience.String())
 	noClaims(t, ctx)
-	await(t, ctx, "the scheduler to forget them", func() error {
-		s, err := shared.Status(ctx)
-		if err == nil && len(s.Containers) > 0 {
-			err = fmt.Errorf("it knows %d containers", len(s.Containers))
-		}
-		return err
-	})
+	now, err := scrape(ctx)
+	check(t, err)
+	const took = `nvshare_dra_request_duration_seconds_bucket{driver="nvshare.com",operation="prepare",le="%s"}`
+	t.Logf("of %v requests to prepare, since the driver started, %v took 10 ms at most, %v 50 ms", now[fmt.Sprintf(took, "+Inf")], now[fmt.Sprintf(took, "0.01")], now[fmt.Sprintf(took, "0.05")])
 }
 
 // memoryOf returns what a claim was charged.
