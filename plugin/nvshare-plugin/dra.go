@@ -28,6 +28,9 @@ import (
 const (
 	requestLimit = 10 * time.Second // bounds a request for metrics
 	maxScrapers  = 8                // connections for metrics
+	// Requests to the API server, a second and at once. A claim takes two of them. The
+	// defaults, 5 and 10, would have pods that start together wait for each other.
+	apiQPS, apiBurst = 50, 200
 )
 
 // draFlags say whether GPUs are given by resource claims.
@@ -59,6 +62,7 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 		return nil, err
 	}
 	config.ContentType = runtime.ContentTypeProtobuf
+	config.QPS, config.Burst = apiQPS, apiBurst
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("--dra: Kubernetes API: %w", err)
