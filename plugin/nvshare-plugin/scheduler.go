@@ -42,7 +42,7 @@ func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, p
 // Describe tells the scheduler the names and terms of a container. A refusal is
 // logged, and not an error: the same description would be refused again.
 func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
-	described := &api.Container{Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID,
+	described := &api.Container{Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID, Uid: c.UID,
 		Gpus: strings.FieldsFunc(c.GPUs, func(r rune) bool { return r == ',' })}
 	described.SetTerms(c.Terms)
 	resp, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: described, Keep: c.Keep.Keep()})
