@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -19,6 +20,7 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/overlap"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
@@ -55,7 +57,40 @@ func (d *Daemon) noteOverlap(c overlap.Change) {
 		text += ": " + c.Err.Error()
 	}
 	d.log.Log(level, text)
-	d.noteChange(d.findGPU(c.Group.GPU), &history.Event{Kind: api.EventType_EVENT_TYPE_OVERLAP, Text: text})
+	g := d.findGPU(c.Group.GPU)
+	var members []*api.Container
+	if c.Err != nil { // members have lost something
+		for _, account := range d.membersOf(g, c.Group.Name) {
+			member, _ := d.tenantOf(account)
+			members = append(members, member)
+		}
+	}
+	if len(members) == 0 {
+		members = append(members, nil)
+	}
+	for _, member := range members {
+		d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_OVERLAP, Names: member, Text: text})
+	}
+}
+
+// overlapGroups are the groups for the metrics, in order of their names.
+func (d *Daemon) overlapGroups() (groups []metrics.OverlapGroup) {
+	if d.overlap == nil {
+		return nil
+	}
+	for _, s := range d.overlap.States() {
+		g := d.findGPU(s.Group.GPU)
+		namespace, uid, name, ok := api.SplitOverlap(s.Group.Name)
+		if g == nil || !ok {
+			continue // an earlier scheduler has left it
+		}
+		groups = append(groups, metrics.OverlapGroup{Namespace: namespace, UID: uid, Name: name, GPU: g.UUID,
+			Members: len(d.membersOf(g, s.Group.Name)), Running: s.Running, Restarts: s.Restarts})
+	}
+	slices.SortFunc(groups, func(a, b metrics.OverlapGroup) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), cmp.Compare(a.UID, b.UID), strings.Compare(a.Name, b.Name), strings.Compare(a.GPU, b.GPU))
+	})
+	return groups
 }
 
 // overlapGPU returns the GPU of a member, which has only one; nil: it is not known.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
@@ -165,6 +167,7 @@ func TestServerIsNoStranger(t *testing.T) {
 // The hook of a container waits for the plugin's description, and gets the directory of a
 // group that runs, or the reason.
 func TestJoinOverlap(t *testing.T) {
+	began := time.Now()
 	s := overlapSite(t, func(o *Options) { o.Rules.Overlap = []string{"prod"} })
 	ctx := context.Background()
 	describe := func(id, namespace string) error {
@@ -201,6 +204,30 @@ func TestJoinOverlap(t *testing.T) {
 		if want == "" && err != nil || want != "" && (status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), want)) {
 			t.Errorf("join %s: %v", id, err)
 		}
+	}
+	// A fault is an event of each member, and the metrics know the group.
+	if err := syscall.Kill(state.Daemon, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for seen := false; !seen; {
+		r, err := s.Events(ctx, &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_OVERLAP}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range r.Events {
+			seen = seen || strings.Contains(e.Reason, "daemon ended") && e.Container.GetId() == whole("a") && e.Uuid == gpuA.UUID
+		}
+		if time.Since(began) > patience {
+			t.Fatalf("no event of the member: %v", r.Events)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	var groups []metrics.OverlapGroup
+	if err := s.ask(ctx, func() { groups = s.overlapGroups() }); err != nil {
+		t.Fatal(err)
+	}
+	if len(groups) != 1 || groups[0].Namespace != "prod" || groups[0].Name != "g" || groups[0].Members != 1 || groups[0].GPU != gpuA.UUID {
+		t.Errorf("the metrics have %+v", groups)
 	}
 	if _, err := s.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: whole("a")}); err != nil {
 		t.Fatal(err)
