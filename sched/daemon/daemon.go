@@ -27,6 +27,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/rundir"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
+	"github.com/nvshare/nvshare/sched/web"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -92,6 +93,9 @@ type Options struct {
 	MetricsProcesses int
 	// MetricsDCGM adds what pods have under the names of NVIDIA's dcgm-exporter.
 	MetricsDCGM bool
+	// WebAddr is where the page of package web is served; "": nowhere. WebTokenFile has
+	// the token that its readers need.
+	WebAddr, WebTokenFile string
 	// Sample asks the driver who uses GPUs, for metrics and to find processes that
 	// are no clients. nil: nobody is asked.
 	Sample metrics.Sampler
@@ -113,6 +117,7 @@ type Daemon struct {
 
 	dir     *rundir.Dir
 	metrics *metrics.Exporter // nil: none
+	page    *web.Page         // nil: none
 
 	events chan func()    // run by the loop
 	ended  chan struct{}  // closed when the loop has ended
@@ -189,7 +194,13 @@ func New(opts Options) (*Daemon, error) {
 	if err = d.restoreFiles(); err == nil {
 		err = d.openMetrics()
 	}
+	if err == nil {
+		err = d.openPage()
+	}
 	if err != nil {
+		if d.metrics != nil {
+			d.metrics.Close()
+		}
 		d.dir.Close()
 		return nil, err
 	}
@@ -299,6 +310,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.serveControl()
 	if d.metrics != nil {
 		d.wg.Go(func() { d.metrics.Serve(ctx) })
+	}
+	if d.page != nil {
+		d.wg.Go(func() { d.servePage(ctx) })
 	}
 	d.startDiscovery()
 	d.watch.Set(now().Add(watchPause))
