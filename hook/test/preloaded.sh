@@ -36,7 +36,7 @@ for t in client recovery process stream submit; do
 	for c in $("$tests/${t}_test"); do
 		run "$tests/${t}_test" "$c" &
 		n=$((n + 1))
-		[ $((n % 6)) -ne 0 ] || wait
+		[ $((n % 12)) -ne 0 ] || wait
 	done
 	wait
 	shim=$alone

@@ -59,15 +59,20 @@ func run(ctx context.Context, args []string, io streams) int {
 	if !ran { // cobra refused the command line
 		err = usageError{err}
 	}
-	text := err.Error()
-	if st, ok := status.FromError(err); ok {
-		text = st.Message()
-	}
+	text := messageOf(err)
 	if exitStatus(err) == exitUsage {
 		text += "\nRun " + called.CommandPath() + " --help"
 	}
 	fmt.Fprintf(io.err, "nvsharectl: %s\n", text)
 	return exitStatus(err)
+}
+
+// messageOf is what an error says to people: of the scheduler's answers the message alone.
+func messageOf(err error) string {
+	if st, ok := status.FromError(err); ok {
+		return st.Message()
+	}
+	return err.Error()
 }
 
 // usageError marks errors that the user made on the command line.

@@ -53,6 +53,9 @@ func (f *fake) Events(_ context.Context, req *api.EventsRequest) (*api.EventsRes
 	if f.err != nil {
 		return nil, f.err
 	}
+	if f.events == nil {
+		return &api.EventsResponse{Next: req.Since, Run: req.Run}, nil
+	}
 	return f.events(req), nil
 }
 

@@ -18,6 +18,8 @@ type tenantRates struct {
 	*tenant
 	part   float64 // of the GPU's time, 0 to 1
 	grants float64 // per second
+	moved  float64 // bytes per second between GPU and host
+	waits  spread
 }
 
 // ratesOf compares two answers. It returns what lies between them, by GPU.
@@ -42,7 +44,8 @@ func ratesOf(old, r *api.StatusResponse) (all []gpuRates, interval time.Duration
 				o = &tenant{use: &api.TenantUse{}}
 			}
 			used := time.Duration(max(t.used()-o.used(), 0))
-			rates.tenants = append(rates.tenants, tenantRates{t, used.Seconds() / interval.Seconds(), perSecond(t.grants(), o.grants(), interval)})
+			rates.tenants = append(rates.tenants, tenantRates{tenant: t, part: used.Seconds() / interval.Seconds(),
+				grants: perSecond(t.grants(), o.grants(), interval), moved: perSecond(t.moved(o), 0, interval)})
 		}
 		all = append(all, rates)
 	}
@@ -66,6 +69,20 @@ func (t *tenant) grants() (n uint64) {
 		n += c.Grants
 	}
 	return max(n, t.use.Grants)
+}
+
+// moved returns how many bytes the tenant's processes moved since an earlier answer.
+func (t *tenant) moved(since *tenant) (bytes uint64) {
+	before := map[uint64]uint64{}
+	for _, c := range since.clients {
+		before[c.Id] = c.SwappedOutBytes + c.SwappedInBytes
+	}
+	for _, c := range t.clients {
+		if old, there := before[c.Id]; there { // a process that came moved nothing in a known time
+			bytes += max(c.SwappedOutBytes+c.SwappedInBytes, old) - old
+		}
+	}
+	return bytes
 }
 
 // perSecond is the rate of a counter; one that fell began anew.
@@ -96,16 +113,30 @@ type topTenantJSON struct {
 	Grants      float64 `json:"grants_per_second"`
 	MemoryBytes uint64  `json:"memory_bytes"`
 	LimitBytes  uint64  `json:"limit_bytes"`
+
+	Due           float64  `json:"due"` // part of the GPU's time that it gets now if it wants it
+	ResidentBytes uint64   `json:"resident_bytes"`
+	AwayBytes     uint64   `json:"away_bytes"`
+	Moved         float64  `json:"moved_bytes_per_second"`
+	WaitP50       *float64 `json:"wait_p50_seconds,omitempty"` // of the latest minute; absent: no grants, or not told
+	WaitP99       *float64 `json:"wait_p99_seconds,omitempty"`
 }
 
-func newTopJSON(old, r *api.StatusResponse) topJSON {
+func newTopJSON(old, r *api.StatusResponse, waited map[waitKey]spread) topJSON {
 	all, interval := ratesOf(old, r)
 	out := topJSON{Seconds: interval.Seconds(), Healthy: len(r.Problems) == 0, GPUs: []topGPUJSON{}}
 	for _, g := range all {
 		one := topGPUJSON{g.gpu.Index, g.gpu.Uuid, []topTenantJSON{}}
 		for _, t := range g.tenants {
 			state, _, _ := t.state()
-			one.Tenants = append(one.Tenants, topTenantJSON{t.name(), state, t.part, float64(t.use.WaitedPermille) / 1000, t.grants, t.memory.UsedBytes, t.memory.LimitBytes})
+			line := topTenantJSON{Tenant: t.name(), State: state, Gets: t.part, Waited: float64(t.use.WaitedPermille) / 1000, Grants: t.grants,
+				MemoryBytes: t.memory.UsedBytes, LimitBytes: t.memory.LimitBytes, Due: float64(t.use.PromisedPermille) / 1000,
+				ResidentBytes: t.resident(g.gpu), AwayBytes: t.away(), Moved: t.moved}
+			if s := waited[waitKey{g.gpu.Uuid, t.key()}]; s.known {
+				p50, p99 := seconds(s.p50), seconds(s.p99)
+				line.WaitP50, line.WaitP99 = &p50, &p99
+			}
+			one.Tenants = append(one.Tenants, line)
 		}
 		out.GPUs = append(out.GPUs, one)
 	}

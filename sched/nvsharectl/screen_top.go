@@ -6,8 +6,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,50 +21,84 @@ const stripTime = time.Minute
 
 // monitor is top on a terminal. It changes by messages only, so tests need no terminal.
 type monitor struct {
-	ask      func() (*api.StatusResponse, error)
+	node     node
 	interval time.Duration
 	colour   bool
 
 	width, height int
 	last, now     *api.StatusResponse
+	waited        map[waitKey]spread
 	err           error // of the latest question
 	letters       map[string]rune
 	strips        map[string][]rune // by GPU: who had most of it, in each interval
-	order         int               // of sortings
-	filter        string
-	typing        bool // the filter
-	help, paused  bool
+
+	order    int    // of sortings
+	filter   string // of names
+	gpu      string // the UUID of the only GPU that is shown; "": all
+	selected string // the key of a line
+	tree     bool   // processes below their tenants
+	paused   bool
+	help     bool
+	prompt   *prompt
+	question *question
+	message  string // what the latest change did
+
+	lines  []line         // of the latest picture, those that can be selected
+	places map[int]string // by row of the screen: the key of its line
+	heads  heads          // where a click sorts
 }
 
-// sortings are the orders that the key s goes through.
-var sortings = []struct {
-	name string
-	less func(a, b tenantRates) int
-}{
-	{"state", func(a, b tenantRates) int { return 0 }}, // as they come
-	{"gets", func(a, b tenantRates) int { return cmp.Compare(b.part, a.part) }},
-	{"waited", func(a, b tenantRates) int { return cmp.Compare(b.use.WaitedPermille, a.use.WaitedPermille) }},
-	{"memory", func(a, b tenantRates) int { return cmp.Compare(b.memory.UsedBytes, a.memory.UsedBytes) }},
-	{"name", func(a, b tenantRates) int { return cmp.Compare(a.name(), b.name()) }},
+// node is what top asks and changes.
+type node struct {
+	ask     func() answerMsg
+	set     func(*api.SetShareRequest) (*api.SetShareResponse, error)
+	suspend func(*api.SuspendRequest) (*api.SuspendResponse, error)
 }
 
-const keysHelp = `q  end        s  sort by state, gets, waited, memory, name
-p  pause      /  show only names with a text; Enter ends, Esc drops it
-?  these keys
-Strip: a letter for each interval of the last minute, of the tenant that had
-most of the GPU; "." nobody had a tenth. The letters stand before the names.`
+type sorting struct {
+	name   string
+	column string
+	less   func(a, b line) int
+}
+
+// sortings are the orders that the key s goes through, and the columns that stand for them.
+var sortings = []sorting{
+	{"state", "STATE", func(a, b line) int { return 0 }}, // as they come
+	{"gets", "GETS", func(a, b line) int { return cmp.Compare(b.part, a.part) }},
+	{"waited", "WAIT p50/p99", func(a, b line) int { return cmp.Compare(b.use.WaitedPermille, a.use.WaitedPermille) }},
+	{"memory", "ON GPU", func(a, b line) int { return cmp.Compare(b.memory.UsedBytes, a.memory.UsedBytes) }},
+	{"moved", "MOVED/s", func(a, b line) int { return cmp.Compare(b.moved, a.moved) }},
+	{"name", "TENANT", func(a, b line) int { return cmp.Compare(a.name(), b.name()) }},
+}
 
 type (
 	tickMsg   struct{}
 	answerMsg struct {
-		r   *api.StatusResponse
-		err error
+		r      *api.StatusResponse
+		waited map[waitKey]spread
+		err    error
 	}
+	doneMsg struct{ text string } // of a change
 )
+
+// line is a tenant on a GPU, or one of its processes.
+type line struct {
+	tenantRates
+	gpu    *api.GPU
+	client *api.Client // nil: the tenant
+}
+
+func (l line) key() string {
+	key := l.gpu.Uuid + " " + l.tenant.key()
+	if l.client != nil {
+		key += " " + strconv.FormatUint(l.client.Id, 10)
+	}
+	return key
+}
 
 // screen shows top until its user ends it.
 func (f *topFlags) screen(ctx context.Context, runDir string, io streams, first *api.StatusResponse) error {
-	m := newMonitor(func() (*api.StatusResponse, error) { return f.ask(ctx, runDir) }, f.interval, io.colour, first)
+	m := newMonitor(f.node(ctx, runDir), f.interval, io.colour, first)
 	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithOutput(io.out)).Run()
 	if errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil || errors.Is(err, tea.ErrInterrupted) {
 		err = nil // the user has seen enough
@@ -75,8 +109,34 @@ func (f *topFlags) screen(ctx context.Context, runDir string, io streams, first 
 	return err
 }
 
-func newMonitor(ask func() (*api.StatusResponse, error), interval time.Duration, colour bool, first *api.StatusResponse) *monitor {
-	return &monitor{ask: ask, interval: interval, colour: colour, width: 80, height: 24, last: first, now: first,
+// node is the scheduler of a run directory. Its ask is called by one goroutine at a time.
+func (f *topFlags) node(ctx context.Context, runDir string) node {
+	waited := newWaits()
+	return node{
+		ask: func() answerMsg {
+			r, err := f.ask(ctx, runDir)
+			if err == nil && r.View == nil { // events are for those who see all
+				waited.look(ctx, runDir, time.Now())
+			}
+			return answerMsg{r, waited.spreads(), err}
+		},
+		set: func(req *api.SetShareRequest) (resp *api.SetShareResponse, err error) {
+			return resp, call(ctx, runDir, func(ctx context.Context, c *api.Conn) error {
+				resp, err = c.SetShare(ctx, req)
+				return err
+			})
+		},
+		suspend: func(req *api.SuspendRequest) (resp *api.SuspendResponse, err error) {
+			return resp, call(ctx, runDir, func(ctx context.Context, c *api.Conn) error {
+				resp, err = c.Suspend(ctx, req)
+				return err
+			})
+		},
+	}
+}
+
+func newMonitor(n node, interval time.Duration, colour bool, first *api.StatusResponse) *monitor {
+	return &monitor{node: n, interval: interval, colour: colour, width: 80, height: 24, last: first, now: first,
 		letters: map[string]rune{}, strips: map[string][]rune{}}
 }
 
@@ -94,54 +154,147 @@ func (m *monitor) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		if m.paused {
 			return m, m.tick()
 		}
-		return m, func() tea.Msg {
-			r, err := m.ask()
-			return answerMsg{r, err}
-		}
+		return m, func() tea.Msg { return m.node.ask() }
 	case answerMsg:
 		if m.err = msg.err; msg.err == nil {
-			m.last, m.now = m.now, msg.r
+			m.last, m.now, m.waited = m.now, msg.r, msg.waited
 			m.record()
 		}
 		return m, m.tick()
+	case doneMsg:
+		m.message = msg.text
 	case tea.KeyPressMsg:
 		return m, m.key(msg)
+	case tea.MouseClickMsg:
+		m.click(msg.Mouse())
+	case tea.MouseWheelMsg:
+		switch msg.Button {
+		case tea.MouseWheelUp:
+			m.move(-1)
+		case tea.MouseWheelDown:
+			m.move(1)
+		}
 	}
 	return m, nil
 }
 
-// key does what a key means.
+// key does what a key means: to a question, to what is typed, or to the screen.
 func (m *monitor) key(k tea.KeyPressMsg) tea.Cmd {
-	if m.typing {
-		switch k.String() {
-		case "enter":
-			m.typing = false
-		case "esc", "ctrl+c":
-			m.typing, m.filter = false, ""
-		case "backspace":
-			if r := []rune(m.filter); len(r) > 0 {
-				m.filter = string(r[:len(r)-1])
-			}
-		default:
-			m.filter += k.Text
+	name := k.String()
+	switch {
+	case name == "ctrl+c":
+		return tea.Quit
+	case m.question != nil:
+		q := m.question
+		m.question = nil
+		if name == "y" {
+			return q.yes
 		}
+		m.message = "nothing was changed"
+		return nil
+	case m.prompt != nil:
+		m.typed(k)
 		return nil
 	}
-	switch k.String() {
-	case "q", "ctrl+c":
+	m.message = ""
+	switch name {
+	case "q":
 		return tea.Quit
+	case "up", "k":
+		m.move(-1)
+	case "down", "j":
+		m.move(1)
+	case "pgup":
+		m.move(-10)
+	case "pgdown":
+		m.move(10)
 	case "s":
 		m.order = (m.order + 1) % len(sortings)
+	case "t":
+		m.tree = !m.tree
+	case "g":
+		m.nextGPU()
 	case "/":
-		m.typing = true
+		m.prompt = &prompt{label: "filter: ", text: m.filter, change: func(text string) { m.filter = text }, drop: func() { m.filter = "" }}
 	case "esc":
 		m.filter, m.help = "", false
 	case "p", "space":
 		m.paused = !m.paused
 	case "?", "h":
 		m.help = !m.help
+	default:
+		m.askChange(name)
 	}
 	return nil
+}
+
+// prompt is a line that is being typed.
+type prompt struct {
+	label, text string
+	change      func(text string) // with each key; nil: nothing
+	enter       func(text string) // nil: nothing
+	drop        func()            // Esc; nil: nothing
+}
+
+// typed adds a key to what is typed.
+func (m *monitor) typed(k tea.KeyPressMsg) {
+	p := m.prompt
+	switch k.String() {
+	case "enter":
+		m.prompt = nil
+		if p.enter != nil {
+			p.enter(p.text)
+		}
+		return
+	case "esc":
+		m.prompt = nil
+		if p.drop != nil {
+			p.drop()
+		}
+		return
+	case "backspace":
+		if r := []rune(p.text); len(r) > 0 {
+			p.text = string(r[:len(r)-1])
+		}
+	default:
+		p.text += k.Text
+	}
+	if p.change != nil {
+		p.change(p.text)
+	}
+}
+
+// click selects a line, or sorts by a column.
+func (m *monitor) click(at tea.Mouse) {
+	if at.Button != tea.MouseLeft || m.question != nil || m.prompt != nil {
+		return
+	}
+	if key, there := m.places[at.Y]; there {
+		m.selected = key
+	}
+	if order, there := m.heads.at(at.X, at.Y); there {
+		m.order = order
+	}
+}
+
+// move selects another line.
+func (m *monitor) move(by int) {
+	if n := len(m.lines); n > 0 {
+		m.selected = m.lines[min(max(m.cursor()+by, 0), n-1)].key()
+	}
+}
+
+// cursor is the place of the selected line. The first one is where it is no more.
+func (m *monitor) cursor() int {
+	return max(slices.IndexFunc(m.lines, func(l line) bool { return l.key() == m.selected }), 0)
+}
+
+// nextGPU shows the next GPU alone, or all again.
+func (m *monitor) nextGPU() {
+	i := slices.IndexFunc(m.now.Gpus, func(g *api.GPU) bool { return g.Uuid == m.gpu })
+	if m.gpu = ""; i+1 < len(m.now.Gpus) {
+		m.gpu = m.now.Gpus[i+1].Uuid
+	}
 }
 
 // letter returns the letter of a tenant, the same as long as top runs.
@@ -170,57 +323,38 @@ func (m *monitor) record() {
 			}
 		}
 		strip := append(m.strips[g.gpu.Uuid], cell)
-		m.strips[g.gpu.Uuid] = strip[max(len(strip)-int(stripTime/m.interval), 0):]
+		m.strips[g.gpu.Uuid] = strip[max(len(strip)-m.stripLength(), 0):]
 	}
 }
 
-func (m *monitor) View() tea.View {
-	v := tea.NewView(m.draw())
-	v.AltScreen = true
-	return v
-}
+// stripLength is how many intervals a strip shows.
+func (m *monitor) stripLength() int { return max(int(stripTime/m.interval), 1) }
 
-// draw returns the screen: at most height lines of width columns.
-func (m *monitor) draw() string {
-	var b strings.Builder
-	io := streams{out: &b, colour: m.colour, size: func() (int, int) { return m.height, m.width }}
-	printHealth(io, m.now, m.width)
-	if m.err != nil {
-		fmt.Fprintln(&b, io.paint(red, "no answer: ")+printable(m.err.Error()))
-	}
-	if m.help {
-		fmt.Fprintln(&b, "\n"+keysHelp)
-	}
+// arrange returns the GPUs that are shown and the lines in their order.
+func (m *monitor) arrange() (gpus []*api.GPU) {
+	m.lines = nil
 	all, _ := ratesOf(m.last, m.now)
-	tenants := topTable()
 	for _, g := range all {
-		for _, line := range wrap(printable(describeGPU(g.gpu)), m.width, "       ") {
-			fmt.Fprintln(&b, line)
+		if m.gpu != "" && g.gpu.Uuid != m.gpu {
+			continue
 		}
-		strip := m.strips[g.gpu.Uuid]
-		fmt.Fprintf(&b, "       %s\n", string(strip[max(len(strip)-max(m.width-7, 0), 0):]))
-		slices.SortStableFunc(g.tenants, sortings[m.order].less)
+		gpus = append(gpus, g.gpu)
+		var lines []line
 		for _, t := range g.tenants {
-			if strings.Contains(t.name(), m.filter) {
-				t.addTo(&tenants, fmt.Sprintf("%d %c", g.gpu.Index, m.letter(t.key())))
+			t.waits = m.waited[waitKey{g.gpu.Uuid, t.key()}]
+			if m.letter(t.key()); strings.Contains(t.name(), m.filter) {
+				lines = append(lines, line{tenantRates: t, gpu: g.gpu})
+			}
+		}
+		slices.SortStableFunc(lines, sortings[m.order].less)
+		for _, l := range lines {
+			m.lines = append(m.lines, l)
+			if m.tree {
+				for _, c := range l.clients {
+					m.lines = append(m.lines, line{l.tenantRates, g.gpu, c})
+				}
 			}
 		}
 	}
-	fmt.Fprintln(&b)
-	tenants.print(io)
-	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
-	foot := fmt.Sprintf("every %v, sorted by %s   q end  s sort  / filter  p pause  ? keys", m.interval, sortings[m.order].name)
-	switch {
-	case m.typing:
-		foot = "filter: " + m.filter + "█"
-	case m.filter != "":
-		foot = fmt.Sprintf("only %q (Esc shows all)   ", m.filter) + foot
-	}
-	if m.paused {
-		foot = "PAUSED   " + foot
-	}
-	if room := max(m.height-1, 1); len(lines) > room {
-		lines = append(lines[:room-1:room-1], fmt.Sprintf("… %d lines more", len(lines)-room+1))
-	}
-	return strings.Join(append(lines, string([]rune(foot)[:min(len([]rune(foot)), m.width)])), "\n")
+	return gpus
 }

@@ -96,11 +96,8 @@ func (f *shareFlags) request(given func(flag string) bool) (*api.SetShareRequest
 			continue
 		}
 		fields |= t.ID
-		if value == "none" || value == "0" && t.ID == api.MemoryLimitField {
-			continue // not said: the request removes it
-		}
-		if err := t.Parse(&terms, value); err != nil {
-			return nil, 0, usageError{fmt.Errorf("--%s: %w, or none", t.Key, err)}
+		if err := parseField(&t, &terms, value); err != nil {
+			return nil, 0, usageError{fmt.Errorf("--%s: %w", t.Key, err)}
 		}
 	}
 	if fields == 0 {
@@ -108,6 +105,17 @@ func (f *shareFlags) request(given func(flag string) bool) (*api.SetShareRequest
 	}
 	req.Change(terms, fields)
 	return req, fields, nil
+}
+
+// parseField reads a value that somebody sets. A field that is removed stays unsaid.
+func parseField(f *api.Field, terms *api.Terms, value string) error {
+	if value == "none" || value == "0" && f.ID == api.MemoryLimitField {
+		return nil
+	}
+	if err := f.Parse(terms, value); err != nil {
+		return fmt.Errorf("%w, or none", err)
+	}
+	return nil
 }
 
 // run changes the share and prints the old and the new values.
@@ -130,6 +138,14 @@ func (f *shareFlags) run(cmd *cobra.Command, runDir string, io streams) error {
 	for _, w := range f.doubts(req, now) {
 		fmt.Fprintf(io.err, "nvsharectl: warning: %s\n", w)
 	}
+	for _, line := range describeShareChange(resp, fields) {
+		fmt.Fprintln(io.out, line)
+	}
+	return nil
+}
+
+// describeShareChange says the old and the new values of these fields, a line for each GPU.
+func describeShareChange(resp *api.SetShareResponse, fields api.FieldSet) (lines []string) {
 	who := printable(api.Tenant(resp.Container, resp.Uid))
 	for _, c := range resp.Changes {
 		what := "new GPUs"
@@ -144,10 +160,10 @@ func (f *shareFlags) run(cmd *cobra.Command, runDir string, io streams) error {
 			}
 		}
 		note := ""
-		if n := c.NewMemoryBytes; req.MemoryBytes != nil && n != 0 && c.UsedMemoryBytes > n {
+		if n := c.NewMemoryBytes; fields&api.MemoryLimitField != 0 && n != 0 && c.UsedMemoryBytes > n {
 			note = fmt.Sprintf("; %s are in use: allocations fail until enough is freed", size(c.UsedMemoryBytes))
 		}
-		fmt.Fprintf(io.out, "%s, %s: %s%s\n", what, who, strings.Join(parts, ", "), note)
+		lines = append(lines, fmt.Sprintf("%s, %s: %s%s", what, who, strings.Join(parts, ", "), note))
 	}
-	return nil
+	return lines
 }

@@ -40,13 +40,21 @@ cannot be moved (FIXED in the status with -o wide). It needs --swap-memory.`,
 			}); err != nil {
 				return err
 			}
-			who := printable(api.Tenant(resp.Container, resp.Uid))
-			for _, g := range resp.Gpus {
-				fmt.Fprintf(io.out, "GPU %d, %s: %s leave the GPU until it calls CUDA again; its context stays\n", g.Index, who, size(g.Bytes))
+			for _, line := range describeSuspend(resp) {
+				fmt.Fprintln(io.out, line)
 			}
 			return nil
 		},
 	}
 	cmd.Flags().StringVar(&gpu, "gpu", "", "only on the GPU with this `index or UUID`")
 	return cmd
+}
+
+// describeSuspend says how much leaves each GPU, a line for each.
+func describeSuspend(resp *api.SuspendResponse) (lines []string) {
+	who := printable(api.Tenant(resp.Container, resp.Uid))
+	for _, g := range resp.Gpus {
+		lines = append(lines, fmt.Sprintf("GPU %d, %s: %s leave the GPU until it calls CUDA again; its context stays", g.Index, who, size(g.Bytes)))
+	}
+	return lines
 }

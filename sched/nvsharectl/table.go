@@ -35,6 +35,8 @@ const (
 	red    = "31"
 	green  = "32"
 	yellow = "33"
+	grey   = "90"
+	marked = "7" // reverse video
 )
 
 func (s streams) paint(colour, text string) string {
@@ -71,13 +73,22 @@ type table struct {
 	// names is the column whose cells are shortened where the terminal is too narrow;
 	// 0: none.
 	names int
+	gap   int            // spaces between columns; 0: two
+	whole map[int]string // colours of whole rows, which go before those of cells
+}
+
+func (t *table) spaces() int {
+	if t.gap != 0 {
+		return t.gap
+	}
+	return 2
 }
 
 // fit shortens the cells of the column names until all columns have room.
 func (t *table) fit(widths []int, room int) {
 	for i, w := range widths {
 		if i != t.names {
-			room -= w + 2
+			room -= w + t.spaces()
 		}
 	}
 	if t.names == 0 || room >= widths[t.names] {
@@ -110,26 +121,58 @@ func printable(s string) string {
 	}, s)
 }
 
-func (t *table) print(s streams) {
-	width := make([]int, len(t.head))
+// widths returns how many columns of the terminal each cell needs.
+func (t *table) widths() []int {
+	widths := make([]int, len(t.head))
 	for _, row := range append([][]string{t.head}, t.rows...) {
 		for i, cell := range row {
-			width[i] = max(width[i], utf8.RuneCountInString(cell))
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
 	}
-	t.fit(width, s.width())
-	line := func(row []string, colours map[int]string) {
+	return widths
+}
+
+// total is how wide the table is with nothing shortened.
+func (t *table) total() int {
+	total := t.spaces() * (len(t.head) - 1)
+	for _, w := range t.widths() {
+		total += w
+	}
+	return total
+}
+
+func (t *table) print(s streams) {
+	lines, _ := t.lines(s)
+	for _, line := range lines {
+		fmt.Fprintln(s.out, line)
+	}
+}
+
+// lines returns the head and the rows, and where each column begins.
+func (t *table) lines(s streams) (lines []string, starts []int) {
+	widths := t.widths()
+	t.fit(widths, s.width())
+	at := 0
+	for _, w := range widths {
+		starts = append(starts, at)
+		at += w + t.spaces()
+	}
+	line := func(row []string, whole string, colours map[int]string) string {
 		var b strings.Builder
 		for i, cell := range row {
-			b.WriteString(s.paint(colours[i], cell))
+			if whole == "" {
+				cell = s.paint(colours[i], cell)
+			}
+			b.WriteString(cell)
 			if i < len(row)-1 {
-				b.WriteString(strings.Repeat(" ", width[i]-utf8.RuneCountInString(cell)+2))
+				b.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(row[i])+t.spaces()))
 			}
 		}
-		fmt.Fprintln(s.out, b.String())
+		return s.paint(whole, b.String())
 	}
-	line(t.head, nil)
+	lines = append(lines, line(t.head, "", nil))
 	for i, row := range t.rows {
-		line(row, t.colours[i])
+		lines = append(lines, line(row, t.whole[i], t.colours[i]))
 	}
+	return lines, starts
 }

@@ -183,3 +183,14 @@ func (t *tenant) away() (bytes uint64) {
 	}
 	return bytes
 }
+
+// resident returns how much of the tenant's memory is on the GPU.
+func (t *tenant) resident(g *api.GPU) (bytes uint64) {
+	if g.Swap == nil { // nothing leaves the GPU
+		return t.memory.UsedBytes
+	}
+	for _, c := range t.clients {
+		bytes += c.ResidentBytes
+	}
+	return bytes
+}

@@ -30,10 +30,13 @@ func topCommand(root *rootFlags, io streams) *cobra.Command {
 		Use:   "top",
 		Short: "Show what each tenant uses, again and again",
 		Long: `top shows for each interval the part of the GPU's time that each tenant had (GETS)
-and, of the latest five seconds, the part in which it waited. On a terminal a strip
-for each GPU shows who had most of it over the last minute; ? lists the keys.
-Otherwise, and with -n or --once, one table comes after the other. Exit status 1: the
-last table showed a problem.`,
+and, of the latest five seconds, the part in which it waited. Otherwise than on a
+terminal, and with -n or --once, one table comes after the other. Exit status 1: the
+last table showed a problem.
+
+On a terminal a strip for each GPU shows who had most of it over the last minute, and
+who waits now. Keys and the mouse select, sort and filter, show processes, and change
+what the selected tenant may have, or suspend it, after a question; ? lists them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.Context(), root.runDir, io)
@@ -65,6 +68,7 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 	if io.size != nil && f.rounds == 0 && f.output == "text" {
 		return f.screen(ctx, runDir, io, last)
 	}
+	waited := newWaits()
 	for i := 0; f.rounds == 0 || i < f.rounds; i++ {
 		select {
 		case <-time.After(f.interval):
@@ -79,7 +83,8 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 			return err
 		}
 		if f.output == "json" {
-			line, err := json.Marshal(newTopJSON(last, r))
+			waited.look(ctx, runDir, time.Now())
+			line, err := json.Marshal(newTopJSON(last, r, waited.spreads()))
 			if err != nil {
 				return fmt.Errorf("print a round: %w", err)
 			}

@@ -32,7 +32,7 @@ const (
 	// bytes.
 	maxTrialSwap = 8 << 30
 	// trialPatience is how long the programs may take beyond the time of the test.
-	trialPatience = time.Minute
+	trialPatience = 3 * time.Minute
 )
 
 // trial runs two programs on a GPU, and judges what they got.

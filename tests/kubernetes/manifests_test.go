@@ -68,6 +68,8 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 		"overlays/metrics":          {"metrics.enabled=true"},
 		"overlays/metrics-service":  {"metrics.enabled=true", "metrics.podMonitor=false", "metrics.serviceMonitor=true"},
 		"overlays/nvml":             {"nvml.enabled=true"},
+		"overlays/web":              {"web.enabled=true"},
+		"overlays/web-token":        {"web.enabled=true", "web.tokenSecret=nvshare-web"},
 		"overlays/host-paths":       {"hostPathPolicy.enabled=true"},
 		"overlays/required":         {"required.enabled=true"},
 		"overlays/dra":              {"dra.enabled=true"},
@@ -166,7 +168,7 @@ func TestManifestsNameThisRelease(t *testing.T) {
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
-	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/required", "overlays/dra", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
+	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/web", "overlays/web-token", "overlays/required", "overlays/dra", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
 		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
 	}
 	files, err := filepath.Glob("manifests/*.yaml")

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package watch
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// doctor test runs its two programs on the simulated GPU, with their limits and with more
+// memory than the GPU has, and finds that all holds. What depends on the speed of the
+// machine is not judged here.
+func TestDoctorTest(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("LEFT OUT: doctor test gives its programs limits, which needs root")
+	}
+	b := newBed(t, "--anti-thrash", "on", "--tq", "20ms", "--swap-memory", "1Gi", "--gpu-memory", "336Mi")
+	cmd := exec.CommandContext(t.Context(), filepath.Join(b.Dir, "nvsharectl"), "doctor", "test", "--shim", b.Shim(), "--time", "2", "-o", "json")
+	cmd.Env = b.Env
+	text, _ := cmd.Output() // the status is that of all checks, also of those that are not judged
+	var all []struct{ Check, Level, Text string }
+	if err := json.Unmarshal(text, &all); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	found := map[string]string{}
+	for _, f := range all {
+		t.Logf("%s %s: %s", f.Level, f.Check, f.Text)
+		found[f.Check] = f.Level
+	}
+	for _, check := range []string{"memory", "swap"} {
+		if found[check] != "PASS" {
+			t.Errorf("%s: %q", check, found[check])
+		}
+	}
+	for _, check := range []string{"share", "limit"} {
+		if found[check] == "" {
+			t.Errorf("%s was not tried", check)
+		}
+	}
+}
