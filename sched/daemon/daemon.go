@@ -147,6 +147,7 @@ type Daemon struct {
 	node        *sched.Node               // of all GPUs
 	toStep      []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
 	names       map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
+	described   chan struct{}             // closed when a container is described, and made anew
 	firsts      map[string]*peer.Peer     // first processes of containers that OCI hooks described, by container id
 	shares      shares                    // that were set, or asked for by pods
 	settings    settings                  // time quanta and modes that were set
@@ -243,6 +244,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},
+		described:       make(chan struct{}),
 		firsts:          map[string]*peer.Peer{},
 		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}

@@ -75,6 +75,7 @@ type Snapshot struct {
 	Status    *api.StatusResponse
 	Own       []string // those of Status.Problems that tenants cannot cause
 	Turns     []Turns  // by GPU, as in Status
+	Groups    []OverlapGroup
 	Traffic   Traffic
 	Processes map[uint32]bool // pids of clients
 }
