@@ -170,6 +170,7 @@ func (x *Exporter) Serve(ctx context.Context) {
 	}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
+	x.log.Infof("metrics: http://%s/metrics", x.Addr())
 	if err := server.Serve(x.listener); err != nil && ctx.Err() == nil {
 		x.log.WithError(err).Error("metrics: no longer served")
 	}
