@@ -330,6 +330,7 @@ func (d *Daemon) status() *api.StatusResponse {
 		strangers, seen := d.strangersStatus(g)
 		r.Unmanaged = append(r.Unmanaged, strangers...)
 		r.Problems = append(r.Problems, seen...)
+		r.Problems = append(r.Problems, d.outsideProblems(g)...)
 		var stuck []string
 		out.Swap, stuck = d.swapStatus(g)
 		r.Problems = append(r.Problems, stuck...)
