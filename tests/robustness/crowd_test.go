@@ -177,15 +177,17 @@ func (s *site) usersCount() {
 	}
 }
 
-// client returns what the status says of a tenant's process on the first GPU.
+// client returns what the status says of a tenant's process.
 func (s *site) client(x *tenant) (*api.Client, error) {
 	r, err := s.status()
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range r.Gpus[0].Clients {
-		if x.cmd.Process.Pid == int(c.Pid) {
-			return c, nil
+	for _, g := range r.Gpus {
+		for _, c := range g.Clients {
+			if x.cmd.Process.Pid == int(c.Pid) {
+				return c, nil
+			}
 		}
 	}
 	return nil, fmt.Errorf("%s is not attached", x.name)
