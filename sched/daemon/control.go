@@ -298,6 +298,7 @@ func (d *Daemon) status() *api.StatusResponse {
 			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
 			Drained: g.drained, Fault: g.fault, Held: d.held(g),
 		}
+		g.turns.Fill(out)
 		r.Problems = append(r.Problems, d.drainProblems(g)...)
 		for i := range s.Tenants {
 			use := d.tenantUse(g, &s.Tenants[i])
