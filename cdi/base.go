@@ -82,6 +82,14 @@ func describeHook(p Paths, gpus []GPU, base Base) *specs.Hook {
 	return &specs.Hook{HookName: cdi.CreateRuntimeHook, Path: p.Hook, Args: args, Timeout: &timeout}
 }
 
+// joinHook returns the hook that gives a container the directories of its overlap group,
+// once the group runs.
+func joinHook(p Paths) *specs.Hook {
+	timeout := 30 // seconds; the hook limits itself to less
+	return &specs.Hook{HookName: cdi.CreateContainerHook, Path: p.Hook, Args: []string{path.Base(p.Hook), "join", "--run-dir", p.RunDir},
+		Env: slices.Clone(hookEnv), Timeout: &timeout}
+}
+
 // DriverBase describes the driver that FindDriver found; hook is the path of
 // nvshare-cdi-hook on the host.
 func DriverBase(d *Driver, gpus []GPU, hook string) Base {

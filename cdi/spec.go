@@ -36,6 +36,9 @@ const (
 
 	// ContainerRunDir is where containers see Paths.TenantDir.
 	ContainerRunDir = "/var/run/nvshare"
+	// ContainerMPSDir is where the containers of pods see the sockets of their overlap
+	// group. It is on a container's own root file system, where a directory can be made.
+	ContainerMPSDir = "/usr/lib/nvshare-mps"
 )
 
 // Where nvshare keeps things on a host unless told otherwise.
@@ -96,6 +99,7 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 	// restarts, and a mount of it would keep showing the old one.
 	common.Mounts = append(common.Mounts, shim,
 		bind(p.TenantDir(), ContainerRunDir, append([]string{"noexec"}, readOnly...)))
+	common.Hooks = append(common.Hooks, joinHook(p))
 	if kind == Kind {
 		// An image could send the shim to a directory without a scheduler, where
 		// nobody arbitrates.

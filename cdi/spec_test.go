@@ -168,7 +168,7 @@ func TestNVIDIASpecIsFound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(one.Hooks) != 1 || one.Hooks[0].Path != "/usr/bin/nvidia-cdi-hook" || !containsNode(one.DeviceNodes, "/dev/nvidia1") || !containsMount(one.Mounts, "/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04") {
+		if len(one.Hooks) != 2 || one.Hooks[0].Path != "/usr/bin/nvidia-cdi-hook" || !containsNode(one.DeviceNodes, "/dev/nvidia1") || !containsMount(one.Mounts, "/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04") {
 			t.Errorf("%s: edits %+v", name, one)
 		}
 	}
@@ -290,7 +290,7 @@ func TestEngineInjects(t *testing.T) {
 			if !slices.Equal(spec.Process.Env, env) {
 				t.Errorf("%v: environment %v, want %v", devices, spec.Process.Env, env)
 			}
-			if h := spec.Hooks.CreateContainer; len(h) != 1 || h[0].Path != "/hook" {
+			if h := spec.Hooks.CreateContainer; len(h) != 2 || h[0].Path != "/hook" || h[1].Args[1] != "join" {
 				t.Errorf("%v: hooks %v", devices, h)
 			}
 		}

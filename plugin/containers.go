@@ -28,6 +28,7 @@ type Container struct {
 	Labels    placement.Labels // of all namespaces: <namespace>/<label>
 	Sandbox   string           // the pod's, by the runtime's ID
 	Placed    bool             // the plugin chose the GPUs
+	UID       uint32           // of the user that it runs as
 	Claims    string           // names of its shares, separated by commas; empty: it has no claim
 }
 

@@ -140,6 +140,9 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		record(adjust, c)
 	}
 	if uses {
+		adjust = overlap(adjust, ctr, c.Terms)
+	}
+	if uses {
 		if unknown := UnknownAnnotations(pod.GetAnnotations()); unknown != "" {
 			p.log.Warnf("pod %s/%s: %s", pod.GetNamespace(), pod.GetName(), unknown)
 		}
@@ -164,12 +167,14 @@ func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) 
 		req.Count = 0 // somebody else has chosen
 	}
 	c = describe(pod, ctr, req, inv)
-	if req.Terms.Overlap != "" {
-		key, value, _ := annotationFor(pod.GetAnnotations(), OverlapAnnotation, ctr.GetName())
-		return c, req, false, annotationError(key, value, errors.New("pods cannot be in overlap groups with this version"))
-	}
 	if uses = len(req.Devices) > 0 || req.Count > 0 || len(req.Shares) > 0 || p.usesGPU(ctr); !uses {
 		return c, req, false, nil
+	}
+	if req.Terms.Overlap != "" {
+		if err := cannotOverlap(ctr, c, req.Count); err != nil {
+			key, value, _ := annotationFor(pod.GetAnnotations(), OverlapAnnotation, ctr.GetName())
+			return c, req, false, annotationError(key, value, err)
+		}
 	}
 	if c, err = cs.admit(c, req.Count, inv.givable()); err != nil {
 		key, value, ok := askedBy(pod.GetAnnotations(), ctr.GetName())
@@ -207,7 +212,7 @@ func (p *Plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
 	c := Container{
 		ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(),
-		Terms: req.Terms, Keep: req.Keep,
+		Terms: req.Terms, Keep: req.Keep, UID: ctr.GetUser().GetUid(),
 		GPUs:   strings.Join(inv.identify(append(given(ctr), req.Devices...)), ","),
 		Labels: labelsIn(pod.GetNamespace(), req.Labels), Sandbox: pod.GetId(), Placed: req.Count > 0,
 	}

@@ -15,7 +15,7 @@ const (
 	MemoryLimitAnnotation = "nvshare.com/gpu-memory-limit"
 	CoreLimitAnnotation   = "nvshare.com/gpu-core-limit"
 	CoreRequestAnnotation = "nvshare.com/gpu-core-request"
-	OverlapAnnotation     = "nvshare.com/gpu-overlap"
+	OverlapAnnotation     = sched.OverlapAnnotation
 )
 
 // parseTerms reads the terms of a container from annotations. The error names the

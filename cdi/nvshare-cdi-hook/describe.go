@@ -78,6 +78,12 @@ func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string
 	req := &api.DescribeContainerRequest{Pid: s.PID, Warnings: warnings,
 		Container: &api.Container{Id: s.ID, Name: container, Engine: name}}
 	req.Container.SetTerms(terms)
+	if terms.Overlap != "" {
+		if err := c.canOverlap(terms); err != nil {
+			return fmt.Errorf("annotation %s=%q: %w", api.OverlapAnnotation, terms.Overlap, err)
+		}
+		req.Container.Uid = c.Process.User.UID
+	}
 	for uuid, mark := range marks {
 		if c.has(mark) {
 			req.Container.Gpus = append(req.Container.Gpus, uuid)

@@ -23,12 +23,18 @@ import (
 type listener struct {
 	api.ControlService
 	told   chan *api.DescribeContainerRequest
+	joins  chan *api.JoinOverlapRequest
 	refuse error
 }
 
 func (l *listener) DescribeContainer(_ context.Context, r *api.DescribeContainerRequest) (*api.DescribeContainerResponse, error) {
 	l.told <- r
 	return &api.DescribeContainerResponse{}, l.refuse
+}
+
+func (l *listener) JoinOverlap(_ context.Context, r *api.JoinOverlapRequest) (*api.JoinOverlapResponse, error) {
+	l.joins <- r
+	return nil, l.refuse
 }
 
 // listen serves a control socket in a new run directory.
@@ -43,7 +49,7 @@ func listen(t *testing.T, refuse error) (runDir string, l *listener) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l = &listener{told: make(chan *api.DescribeContainerRequest, 8), refuse: refuse}
+	l = &listener{told: make(chan *api.DescribeContainerRequest, 8), joins: make(chan *api.JoinOverlapRequest, 8), refuse: refuse}
 	api.RegisterControlService(server, l)
 	go func() { _ = server.Serve(context.Background(), socket) }()
 	t.Cleanup(func() { server.Close() })
@@ -133,5 +139,61 @@ func TestNames(t *testing.T) {
 		if engine, name, kubernetes := engine(&tc.s, tc.c); engine != tc.engine || name != tc.name || kubernetes {
 			t.Errorf("%+v: %q, %q, %v", tc.s, engine, name, kubernetes)
 		}
+	}
+}
+
+// A container of an engine whose group's terms its environment does not carry is refused; the
+// scheduler is told as which user the container runs.
+func TestDescribeOverlap(t *testing.T) {
+	runDir, l := listen(t, nil)
+	for env, tc := range map[string]struct {
+		config, says string
+	}{
+		"without the limit":      {`{"process":{"user":{"uid":1000},"env":["A=b"]}}`, "add --env CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40"},
+		"another limit":          {`{"process":{"env":["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40","CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50"]}}`, "PERCENTAGE=40"},
+		"a user namespace":       {`{"linux":{"namespaces":[{"type":"user"}]}}`, "user namespace"},
+		"a directory of nowhere": {`{"process":{"env":["CUDA_MPS_PIPE_DIRECTORY=a/b"]}}`, "absolute"},
+		"good":                   {`{"process":{"user":{"uid":1000},"env":["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40"]}}`, ""},
+	} {
+		bundle, _ := container(t)
+		write(t, bundle+"/config.json", tc.config)
+		code, stderr := described(t, runDir, bundle, map[string]string{"nvshare.com/gpu-overlap": "small", "nvshare.com/gpu-core-limit": "40"})
+		if tc.says != "" && (code != 1 || !strings.Contains(stderr, tc.says)) || tc.says == "" && code != 0 {
+			t.Errorf("%s: status %d, %q", env, code, stderr)
+		}
+	}
+	if r := <-l.told; len(l.told) != 0 || r.Container.Uid != 1000 || r.Container.Terms().Overlap != "small" {
+		t.Errorf("told %v, and %d more", r, len(l.told))
+	}
+}
+
+// join leaves containers alone that are in no group, and refuses those whose group cannot be
+// used, with the scheduler's reason.
+func TestJoin(t *testing.T) {
+	runDir, l := listen(t, status.Error(codes.FailedPrecondition, "not allowed"))
+	bundle, _ := container(t)
+	for name, tc := range map[string]struct {
+		annotations map[string]string
+		runDir      string
+		status      int
+		says        string
+	}{
+		"no group":     {nil, runDir, 0, ""},
+		"none":         {map[string]string{"nvshare.com/gpu-overlap": "none"}, runDir, 0, ""},
+		"malformed":    {map[string]string{"nvshare.com/gpu-overlap": "a/b"}, runDir, 1, `"a/b"`},
+		"refused":      {map[string]string{"nvshare.com/gpu-overlap": "small"}, runDir, 1, `overlap group "small": not allowed`},
+		"no scheduler": {map[string]string{"nvshare.com/gpu-overlap": "small"}, t.TempDir(), 1, "is nvshare-scheduler running"},
+	} {
+		text, err := json.Marshal(map[string]any{"id": "0123abcd", "bundle": bundle, "annotations": tc.annotations})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		if code := run([]string{"join", "--run-dir", tc.runDir}, bytes.NewReader(text), &out); code != tc.status || !strings.Contains(out.String(), tc.says) || tc.says == "" && out.Len() > 0 {
+			t.Errorf("%s: status %d, %q; want %d and %q", name, code, out.String(), tc.status, tc.says)
+		}
+	}
+	if asked := <-l.joins; len(l.joins) != 0 || asked.Id != "0123abcd" || asked.Overlap != "small" {
+		t.Errorf("asked for %v, and %d more", asked, len(l.joins))
 	}
 }

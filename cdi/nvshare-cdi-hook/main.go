@@ -19,6 +19,15 @@
 // cannot be met the exit status is 1, and the runtime refuses the container. Containers
 // of Kubernetes are the plugin's.
 //
+//	nvshare-cdi-hook join --run-dir DIR
+//
+// waits until the MPS daemon of a container's overlap group runs, and mounts the group's
+// directories into the container: the sockets where CUDA_MPS_PIPE_DIRECTORY says, and
+// /dev/shm. The runtime runs it at createContainer, after describe. A container is in a
+// group if it has the annotation nvshare.com/gpu-overlap, which the plugin writes on the
+// containers of pods; the others are left alone at once. If the container cannot be in the
+// group the exit status is 1, and the runtime refuses the container.
+//
 // The file system of the container is hostile. Nothing of it is run, and the
 // host's ldconfig is not run on it: chrooted into an image whose /etc points to
 // /proc/1/root/etc, it would write the host's cache. Instead the cache is
@@ -51,8 +60,11 @@ func main() {
 // run returns the exit status: 0, 1 for a failure under --strict, 2 for usage.
 func run(args []string, stdin io.Reader, stderr io.Writer) int {
 	const usage = "usage: nvshare-cdi-hook update-ldcache [--strict] [--lib PATH]...\n" +
-		"       nvshare-cdi-hook describe --run-dir DIR [--gpu UUID=MARK]..."
+		"       nvshare-cdi-hook describe --run-dir DIR [--gpu UUID=MARK]...\n" +
+		"       nvshare-cdi-hook join --run-dir DIR"
 	switch {
+	case len(args) > 0 && args[0] == "join":
+		return runJoin(args[1:], stdin, stderr, usage)
 	case len(args) > 0 && args[0] == "describe":
 		return runDescribe(args[1:], stdin, stderr, usage)
 	case len(args) == 0 || args[0] != "update-ldcache":

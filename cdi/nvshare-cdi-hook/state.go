@@ -26,7 +26,10 @@ type config struct {
 		Path string `json:"path"`
 	} `json:"root"`
 	Process struct {
-		Env []string `json:"env"`
+		Env  []string `json:"env"`
+		User struct {
+			UID uint32 `json:"uid"`
+		} `json:"user"`
 	} `json:"process"`
 	Mounts []struct {
 		Destination string `json:"destination"`
@@ -36,6 +39,9 @@ type config struct {
 		Devices []struct {
 			Path string `json:"path"`
 		} `json:"devices"`
+		Namespaces []struct {
+			Type string `json:"type"`
+		} `json:"namespaces"`
 	} `json:"linux"`
 }
 

@@ -104,11 +104,20 @@ func (l *live) unmanaged(u plugin.Unmanaged) {
 		fmt.Sprintf("runs without nvshare (asked for: %s): %s", cmp.Or(u.Asked, "nothing"), u.Why))
 }
 
-// outOfMemory is called when a container's memory limit has refused memory.
-func (l *live) outOfMemory(e *api.Event) {
+// event is called with the scheduler's events: a container's memory limit has refused
+// memory, or a container's overlap group has failed.
+func (l *live) event(e *api.Event) {
 	if e.Container.GetPod() == "" {
 		return
 	}
-	l.w.Warn(plugin.Pod{UID: e.Container.PodUid, Namespace: e.Container.Namespace, Name: e.Container.Pod}, e.Container.Name, "GPUOutOfMemory",
-		fmt.Sprintf("GPU %d: %s; %s raises the limit", e.Index, e.Reason, plugin.MemoryLimitAnnotation))
+	reason, note := "", fmt.Sprintf("GPU %d: %s", e.Index, e.Reason)
+	switch e.Type {
+	case api.EventType_EVENT_TYPE_OUT_OF_MEMORY:
+		reason, note = "GPUOutOfMemory", fmt.Sprintf("%s; %s raises the limit", note, plugin.MemoryLimitAnnotation)
+	case api.EventType_EVENT_TYPE_OVERLAP:
+		reason = "GPUOverlapGroup"
+	default: // of an older scheduler, which sends events of all kinds
+		return
+	}
+	l.w.Warn(plugin.Pod{UID: e.Container.PodUid, Namespace: e.Container.Namespace, Name: e.Container.Pod}, e.Container.Name, reason, note)
 }

@@ -581,8 +581,8 @@ func (s *eventful) Events(_ context.Context, r *sched.EventsRequest) (*sched.Eve
 	return &sched.EventsResponse{Run: 7, Next: uint64(len(s.all)), Events: s.all[r.Since:]}, nil
 }
 
-// An allocation that a pod's memory limit refused is said on the pod, once, and not again
-// by the plugin that follows.
+// An allocation that a pod's memory limit refused, and a fault of its overlap group, is said
+// on the pod, once, and not again by the plugin that follows.
 func TestOutOfMemoryIsTold(t *testing.T) {
 	s := kubeapi.New(t)
 	ctx := t.Context()
@@ -629,6 +629,18 @@ func TestOutOfMemoryIsTold(t *testing.T) {
 		}
 	case <-time.After(patience):
 		t.Fatal("no event")
+	}
+	lost := event("train", "overlap group ml/0/small: server ended")
+	lost.Type = sched.EventType_EVENT_TYPE_OVERLAP
+	control.all = append(control.all, lost)
+	ask()
+	select {
+	case e := <-s.Events:
+		if want := "container main: GPU 0: overlap group ml/0/small: server ended"; e.Reason != "GPUOverlapGroup" || e.Note != want {
+			t.Errorf("event %s: %s", e.Reason, e.Note)
+		}
+	case <-time.After(patience):
+		t.Fatal("no event of the group")
 	}
 	select {
 	case e := <-s.Events:

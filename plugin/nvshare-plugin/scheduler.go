@@ -42,7 +42,7 @@ func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, p
 // Describe tells the scheduler the names and terms of a container. A refusal is
 // logged, and not an error: the same description would be refused again.
 func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
-	described := &api.Container{Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID,
+	described := &api.Container{Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID, Uid: c.UID,
 		Gpus: strings.FieldsFunc(c.GPUs, func(r rune) bool { return r == ',' })}
 	described.SetTerms(c.Terms)
 	resp, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: described, Keep: c.Keep.Keep()})
@@ -114,6 +114,9 @@ func (s *scheduler) stateOf(g *api.GPU) plugin.GPUState {
 	return state
 }
 
+// told are the types of the scheduler's events that are also events of pods.
+var told = []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY, api.EventType_EVENT_TYPE_OVERLAP}
+
 // news passes on what has happened to containers since the last call. Older schedulers
 // send events of all kinds.
 func (s *scheduler) news(ctx context.Context) error {
@@ -121,14 +124,14 @@ func (s *scheduler) news(ctx context.Context) error {
 		return nil
 	}
 	for {
-		r, err := s.conn.Events(ctx, &api.EventsRequest{Since: s.since, Run: s.run, Types: []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY}})
+		r, err := s.conn.Events(ctx, &api.EventsRequest{Since: s.since, Run: s.run, Types: told})
 		if err != nil {
 			return err
 		}
 		first := s.run == 0
 		for _, e := range r.Events {
-			if !first && e.Type == api.EventType_EVENT_TYPE_OUT_OF_MEMORY {
-				s.pods.outOfMemory(e)
+			if !first {
+				s.pods.event(e)
 			}
 		}
 		done := len(r.Events) == 0 || r.Next == s.since

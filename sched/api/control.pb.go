@@ -3346,8 +3346,8 @@ func (x *ShareChange) GetUsedMemoryBytes() uint64 {
 	return 0
 }
 
-// For a container with a pid that is in an overlap group, the answer comes when the
-// group's MPS daemon runs.
+// For a program of nvsharectl run that is in an overlap group, the answer comes when the
+// group's MPS daemon runs. Containers wait with JoinOverlap.
 type DescribeContainerRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Container *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id: as the container runtime and the cgroup have it
@@ -3581,6 +3581,102 @@ func (x *DescribeContainerResponse) GetChanges() []*ShareChange {
 	return nil
 }
 
+type JoinOverlapRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`           // of the container
+	Overlap       string                 `protobuf:"bytes,2,opt,name=overlap,proto3" json:"overlap,omitempty"` // the group that it was made for, without namespace and user
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JoinOverlapRequest) Reset() {
+	*x = JoinOverlapRequest{}
+	mi := &file_sched_api_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JoinOverlapRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JoinOverlapRequest) ProtoMessage() {}
+
+func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JoinOverlapRequest.ProtoReflect.Descriptor instead.
+func (*JoinOverlapRequest) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *JoinOverlapRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *JoinOverlapRequest) GetOverlap() string {
+	if x != nil {
+		return x.Overlap
+	}
+	return ""
+}
+
+type JoinOverlapResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Dir           string                 `protobuf:"bytes,1,opt,name=dir,proto3" json:"dir,omitempty"` // of the group, below the run directory
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JoinOverlapResponse) Reset() {
+	*x = JoinOverlapResponse{}
+	mi := &file_sched_api_control_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JoinOverlapResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JoinOverlapResponse) ProtoMessage() {}
+
+func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JoinOverlapResponse.ProtoReflect.Descriptor instead.
+func (*JoinOverlapResponse) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *JoinOverlapResponse) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
+}
+
 type ForgetContainerRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3590,7 +3686,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3602,7 +3698,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3615,7 +3711,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -3633,7 +3729,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3741,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +3754,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
 }
 
 type ReportPluginRequest struct {
@@ -3670,7 +3766,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3682,7 +3778,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3695,7 +3791,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -3713,7 +3809,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3725,7 +3821,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3738,7 +3834,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -3766,7 +3862,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3778,7 +3874,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3791,7 +3887,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -3913,7 +4009,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3925,7 +4021,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3938,7 +4034,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3988,7 +4084,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4000,7 +4096,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4013,7 +4109,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -4075,7 +4171,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4087,7 +4183,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4100,7 +4196,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -4594,7 +4690,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x19DescribeContainerResponse\x12'\n" +
 	"\x03old\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\x03old\x12'\n" +
 	"\x03new\x18\x02 \x01(\v2\x15.nvshare.v1.ContainerR\x03new\x121\n" +
-	"\achanges\x18\x03 \x03(\v2\x17.nvshare.v1.ShareChangeR\achanges\"(\n" +
+	"\achanges\x18\x03 \x03(\v2\x17.nvshare.v1.ShareChangeR\achanges\">\n" +
+	"\x12JoinOverlapRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\aoverlap\x18\x02 \x01(\tR\aoverlap\"'\n" +
+	"\x13JoinOverlapResponse\x12\x10\n" +
+	"\x03dir\x18\x01 \x01(\tR\x03dir\"(\n" +
 	"\x16ForgetContainerRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x19\n" +
 	"\x17ForgetContainerResponse\"1\n" +
@@ -4704,7 +4805,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x16\n" +
 	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
 	"\x14EVENT_TYPE_UNMANAGED\x10\x15\x12\x16\n" +
-	"\x12EVENT_TYPE_OVERLAP\x10\x162\xf6\x05\n" +
+	"\x12EVENT_TYPE_OVERLAP\x10\x162\xc6\x06\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12<\n" +
@@ -4712,7 +4813,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12E\n" +
 	"\bSetShare\x12\x1b.nvshare.v1.SetShareRequest\x1a\x1c.nvshare.v1.SetShareResponse\x12B\n" +
 	"\aSuspend\x12\x1a.nvshare.v1.SuspendRequest\x1a\x1b.nvshare.v1.SuspendResponse\x12`\n" +
-	"\x11DescribeContainer\x12$.nvshare.v1.DescribeContainerRequest\x1a%.nvshare.v1.DescribeContainerResponse\x12Z\n" +
+	"\x11DescribeContainer\x12$.nvshare.v1.DescribeContainerRequest\x1a%.nvshare.v1.DescribeContainerResponse\x12N\n" +
+	"\vJoinOverlap\x12\x1e.nvshare.v1.JoinOverlapRequest\x1a\x1f.nvshare.v1.JoinOverlapResponse\x12Z\n" +
 	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponse\x12Q\n" +
 	"\fReportPlugin\x12\x1f.nvshare.v1.ReportPluginRequest\x1a .nvshare.v1.ReportPluginResponse\x12?\n" +
 	"\x06Events\x12\x19.nvshare.v1.EventsRequest\x1a\x1a.nvshare.v1.EventsResponseB*Z(github.com/nvshare/nvshare/sched/api;apib\x06proto3"
@@ -4730,7 +4832,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -4771,14 +4873,16 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*DescribeContainerRequest)(nil),  // 36: nvshare.v1.DescribeContainerRequest
 	(*Keep)(nil),                      // 37: nvshare.v1.Keep
 	(*DescribeContainerResponse)(nil), // 38: nvshare.v1.DescribeContainerResponse
-	(*ForgetContainerRequest)(nil),    // 39: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 40: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 41: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 42: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 43: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 44: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 45: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 46: nvshare.v1.Event
+	(*JoinOverlapRequest)(nil),        // 39: nvshare.v1.JoinOverlapRequest
+	(*JoinOverlapResponse)(nil),       // 40: nvshare.v1.JoinOverlapResponse
+	(*ForgetContainerRequest)(nil),    // 41: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 42: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 43: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 44: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 45: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 46: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 47: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 48: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	12, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
@@ -4795,7 +4899,7 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	17, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
 	19, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 13: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	43, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	45, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
 	16, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
 	15, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
 	14, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
@@ -4834,7 +4938,7 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	20, // 50: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
 	21, // 51: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
 	4,  // 52: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	46, // 53: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	48, // 53: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
 	4,  // 54: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
 	20, // 55: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
 	5,  // 56: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
@@ -4844,21 +4948,23 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	33, // 60: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
 	27, // 61: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
 	36, // 62: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	39, // 63: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	41, // 64: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	44, // 65: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 66: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	25, // 67: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	24, // 68: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	31, // 69: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	34, // 70: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	28, // 71: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	38, // 72: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	40, // 73: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	42, // 74: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	45, // 75: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	66, // [66:76] is the sub-list for method output_type
-	56, // [56:66] is the sub-list for method input_type
+	39, // 63: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	41, // 64: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	43, // 65: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	46, // 66: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 67: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	25, // 68: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	24, // 69: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	31, // 70: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	34, // 71: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	28, // 72: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	38, // 73: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	40, // 74: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	42, // 75: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	44, // 76: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	47, // 77: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	67, // [67:78] is the sub-list for method output_type
+	56, // [56:67] is the sub-list for method input_type
 	56, // [56:56] is the sub-list for extension type_name
 	56, // [56:56] is the sub-list for extension extendee
 	0,  // [0:56] is the sub-list for field type_name
@@ -4878,7 +4984,7 @@ func file_sched_api_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   42,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

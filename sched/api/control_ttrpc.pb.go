@@ -15,6 +15,7 @@ type ControlService interface {
 	SetShare(context.Context, *SetShareRequest) (*SetShareResponse, error)
 	Suspend(context.Context, *SuspendRequest) (*SuspendResponse, error)
 	DescribeContainer(context.Context, *DescribeContainerRequest) (*DescribeContainerResponse, error)
+	JoinOverlap(context.Context, *JoinOverlapRequest) (*JoinOverlapResponse, error)
 	ForgetContainer(context.Context, *ForgetContainerRequest) (*ForgetContainerResponse, error)
 	ReportPlugin(context.Context, *ReportPluginRequest) (*ReportPluginResponse, error)
 	Events(context.Context, *EventsRequest) (*EventsResponse, error)
@@ -71,6 +72,13 @@ func RegisterControlService(srv *ttrpc.Server, svc ControlService) {
 					return nil, err
 				}
 				return svc.DescribeContainer(ctx, &req)
+			},
+			"JoinOverlap": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req JoinOverlapRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.JoinOverlap(ctx, &req)
 			},
 			"ForgetContainer": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req ForgetContainerRequest
@@ -158,6 +166,14 @@ func (c *controlClient) Suspend(ctx context.Context, req *SuspendRequest) (*Susp
 func (c *controlClient) DescribeContainer(ctx context.Context, req *DescribeContainerRequest) (*DescribeContainerResponse, error) {
 	var resp DescribeContainerResponse
 	if err := c.client.Call(ctx, "nvshare.v1.Control", "DescribeContainer", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *controlClient) JoinOverlap(ctx context.Context, req *JoinOverlapRequest) (*JoinOverlapResponse, error) {
+	var resp JoinOverlapResponse
+	if err := c.client.Call(ctx, "nvshare.v1.Control", "JoinOverlap", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -13,7 +13,8 @@ import (
 
 // An overlap group is the containers of one namespace and user that name the same group:
 // on each GPU their processes share an MPS server, and so run at the same time. Its full
-// name is <namespace>/<uid>/<name>; outside Kubernetes the namespace is empty.
+// name is <namespace>/<uid>/<name>; the namespace of engines' containers is EngineOverlap,
+// and that of programs outside containers is empty.
 
 // Variables of the programs in an overlap group.
 const (
@@ -21,9 +22,15 @@ const (
 	MPSPipeEnv = "CUDA_MPS_PIPE_DIRECTORY"
 	// MPSThreadsEnv is the part of the GPU's processors that a program may use, percent.
 	MPSThreadsEnv = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-	// OverlapEnv has the shim wait for the MPS daemon before the driver looks for it.
-	OverlapEnv = "NVSHARE_OVERLAP"
 )
+
+// EngineOverlap stands for the namespace of the overlap groups of podman, Docker, nerdctl
+// and ctr. No namespace of Kubernetes has this name.
+const EngineOverlap = "@engines"
+
+// OverlapAnnotation has the name of a container's overlap group. Users of engines say it;
+// on the containers of pods the plugin writes it.
+const OverlapAnnotation = "nvshare.com/gpu-overlap"
 
 // ParseOverlap reads the name of an overlap group. It returns "", no group, for "none".
 func ParseOverlap(s string) (string, error) {
@@ -73,8 +80,11 @@ func SplitOverlap(group string) (namespace string, uid uint32, name string, ok b
 // Its length does not depend on the names: the daemon makes sockets in it.
 func OverlapDir(runDir, group, gpu string) string {
 	sum := sha256.Sum256([]byte(group + "\x00" + gpu))
-	return filepath.Join(runDir, "overlap", hex.EncodeToString(sum[:8]))
+	return filepath.Join(runDir, OverlapBelow, hex.EncodeToString(sum[:8]))
 }
+
+// OverlapBelow is the directory below the run directory that has those of all groups.
+const OverlapBelow = "overlap"
 
 // The directories below OverlapDir. Members see the first two: the second is their
 // /dev/shm in containers.
@@ -84,12 +94,12 @@ const (
 	OverlapLog    = "log"
 )
 
-// OverlapEnvironment returns what a member's environment needs, as NAME=VALUE. A core
-// limit is the part of the processors that the program may use, from its start on.
-func OverlapEnvironment(pipe string, t Terms) []string {
-	env := []string{OverlapEnv + "=1", MPSPipeEnv + "=" + pipe}
+// OverlapEnvironment returns what a member's environment needs. A core limit is the part of
+// the processors that the program may use, from its start on.
+func OverlapEnvironment(pipe string, t Terms) map[string]string {
+	env := map[string]string{MPSPipeEnv: pipe}
 	if t.CoreLimit != 0 && t.CoreLimit < 100 {
-		env = append(env, fmt.Sprintf("%s=%d", MPSThreadsEnv, t.CoreLimit))
+		env[MPSThreadsEnv] = strconv.FormatUint(uint64(t.CoreLimit), 10)
 	}
 	return env
 }

@@ -134,7 +134,9 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 		}
 		c := proto.Clone(c).(*api.Container)
 		if first != nil {
-			c.Uid = first.UID
+			if c.Engine == runEngine || c.GetShare().GetOverlap() == "" {
+				c.Uid = first.UID
+			} // else the process has not become the container's user yet
 		}
 		bounded, refused := s.d.opts.Rules.bound(c.Namespace, c.Terms())
 		if why := s.d.cannotOverlap(c); why != nil {
@@ -161,7 +163,7 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 	}); askErr != nil {
 		return nil, askErr
 	}
-	if err == nil && first != nil {
+	if err == nil && req.Container.Engine == runEngine {
 		err = s.joinOverlap(ctx, req.Container.Id)
 	}
 	return resp, err

@@ -27,6 +27,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/rundir"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
+	"github.com/nvshare/nvshare/sched/web"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -92,6 +93,9 @@ type Options struct {
 	MetricsProcesses int
 	// MetricsDCGM adds what pods have under the names of NVIDIA's dcgm-exporter.
 	MetricsDCGM bool
+	// WebAddr is where the page of package web is served; "": nowhere. WebTokenFile has
+	// the token that its readers need.
+	WebAddr, WebTokenFile string
 	// Sample asks the driver who uses GPUs, for metrics and to find processes that
 	// are no clients. nil: nobody is asked.
 	Sample metrics.Sampler
@@ -113,6 +117,7 @@ type Daemon struct {
 
 	dir     *rundir.Dir
 	metrics *metrics.Exporter // nil: none
+	page    *web.Page         // nil: none
 
 	events chan func()    // run by the loop
 	ended  chan struct{}  // closed when the loop has ended
@@ -142,6 +147,7 @@ type Daemon struct {
 	node        *sched.Node               // of all GPUs
 	toStep      []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
 	names       map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
+	described   chan struct{}             // closed when a container is described, and made anew
 	firsts      map[string]*peer.Peer     // first processes of containers that OCI hooks described, by container id
 	shares      shares                    // that were set, or asked for by pods
 	settings    settings                  // time quanta and modes that were set
@@ -188,7 +194,13 @@ func New(opts Options) (*Daemon, error) {
 	if err = d.restoreFiles(); err == nil {
 		err = d.openMetrics()
 	}
+	if err == nil {
+		err = d.openPage()
+	}
 	if err != nil {
+		if d.metrics != nil {
+			d.metrics.Close()
+		}
 		d.dir.Close()
 		return nil, err
 	}
@@ -232,6 +244,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},
+		described:       make(chan struct{}),
 		firsts:          map[string]*peer.Peer{},
 		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}
@@ -297,6 +310,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.serveControl()
 	if d.metrics != nil {
 		d.wg.Go(func() { d.metrics.Serve(ctx) })
+	}
+	if d.page != nil {
+		d.wg.Go(func() { d.servePage(ctx) })
 	}
 	d.startDiscovery()
 	d.watch.Set(now().Add(watchPause))

@@ -21,6 +21,8 @@ func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContain
 		c.SetTerms(terms)
 	}
 	d.names[c.Id] = c
+	close(d.described)
+	d.described = make(chan struct{})
 	// The answer is encoded while the loop goes on.
 	resp := &api.DescribeContainerResponse{New: proto.Clone(c).(*api.Container)}
 	if old != nil {

@@ -11,7 +11,7 @@ import (
 // neededFiles is how many descriptors are for tenants, and for what tenants must
 // not be able to take away: two for each connection and each process (the other
 // one is a grant page on the way, or a pidfd), and some for the state file, the
-// control socket and metrics.
+// control socket, metrics and the page (16 connections each).
 const neededFiles = 2*maxConnections + 64
 
 // openFiles returns how many descriptors the process may have beyond

@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -14,10 +15,12 @@ import (
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/overlap"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
@@ -31,7 +34,7 @@ func (d *Daemon) openOverlap() {
 		return
 	}
 	d.overlap = overlap.New(overlap.Options{
-		Dir:     filepath.Join(d.opts.RunDir, "overlap"),
+		Dir:     filepath.Join(d.opts.RunDir, api.OverlapBelow),
 		Control: d.opts.MPSControl,
 		Starter: d.opts.OverlapStarter,
 		Changed: func(c overlap.Change) { d.do(func() { d.noteOverlap(c) }) },
@@ -54,7 +57,40 @@ func (d *Daemon) noteOverlap(c overlap.Change) {
 		text += ": " + c.Err.Error()
 	}
 	d.log.Log(level, text)
-	d.noteChange(d.findGPU(c.Group.GPU), &history.Event{Kind: api.EventType_EVENT_TYPE_OVERLAP, Text: text})
+	g := d.findGPU(c.Group.GPU)
+	var members []*api.Container
+	if c.Err != nil { // members have lost something
+		for _, account := range d.membersOf(g, c.Group.Name) {
+			member, _ := d.tenantOf(account)
+			members = append(members, member)
+		}
+	}
+	if len(members) == 0 {
+		members = append(members, nil)
+	}
+	for _, member := range members {
+		d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_OVERLAP, Names: member, Text: text})
+	}
+}
+
+// overlapGroups are the groups for the metrics, in order of their names.
+func (d *Daemon) overlapGroups() (groups []metrics.OverlapGroup) {
+	if d.overlap == nil {
+		return nil
+	}
+	for _, s := range d.overlap.States() {
+		g := d.findGPU(s.Group.GPU)
+		namespace, uid, name, ok := api.SplitOverlap(s.Group.Name)
+		if g == nil || !ok {
+			continue // an earlier scheduler has left it
+		}
+		groups = append(groups, metrics.OverlapGroup{Namespace: namespace, UID: uid, Name: name, GPU: g.UUID,
+			Members: len(d.membersOf(g, s.Group.Name)), Running: s.Running, Restarts: s.Restarts})
+	}
+	slices.SortFunc(groups, func(a, b metrics.OverlapGroup) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), cmp.Compare(a.UID, b.UID), strings.Compare(a.Name, b.Name), strings.Compare(a.GPU, b.GPU))
+	})
+	return groups
 }
 
 // overlapGPU returns the GPU of a member, which has only one; nil: it is not known.
@@ -75,8 +111,6 @@ func (d *Daemon) cannotOverlap(c *api.Container) error {
 		return nil
 	case d.overlap == nil:
 		return fmt.Errorf("overlap groups are not possible with this scheduler")
-	case c.Engine != "" && c.Engine != runEngine:
-		return fmt.Errorf("overlap groups are for pods and nvsharectl run, not for %s", c.Engine)
 	case d.overlapGPU(c.Gpus) == nil:
 		return fmt.Errorf("a member of an overlap group has exactly one GPU that is known here: name it")
 	}
@@ -134,24 +168,92 @@ func (d *Daemon) reviewOverlap(changed ...string) {
 	}
 }
 
-// joinOverlap waits until the group of a container that has not started yet can be used.
+// overlapDirOf returns the directory of the group that a container is in; "": it is in none.
+func (d *Daemon) overlapDirOf(id string) string {
+	t := d.shares.Tenants[peer.ContainerAccount+id]
+	if g := d.overlapGPU(t.Has); g != nil && t.Pod.Overlap != "" {
+		return api.OverlapDir(d.opts.RunDir, t.Pod.Overlap, g.UUID)
+	}
+	return ""
+}
+
+// joinOverlap waits until the group of a program that has not started yet can be used.
 func (s controlService) joinOverlap(ctx context.Context, id string) error {
 	dir := ""
-	if err := s.d.ask(ctx, func() {
-		t := s.d.shares.Tenants[peer.ContainerAccount+id]
-		if g := s.d.overlapGPU(t.Has); g != nil && t.Pod.Overlap != "" {
-			dir = api.OverlapDir(s.d.opts.RunDir, t.Pod.Overlap, g.UUID)
-		}
-	}); err != nil || dir == "" {
+	if err := s.d.ask(ctx, func() { dir = s.d.overlapDirOf(id) }); err != nil || dir == "" {
 		return err
 	}
+	if err := s.awaitOverlap(ctx, id, dir); err != nil {
+		s.d.do(func() { s.d.forget(id) })
+		return err
+	}
+	return nil
+}
+
+func (s controlService) awaitOverlap(ctx context.Context, id, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, overlap.Patience+time.Second)
 	defer cancel()
 	if err := s.d.overlap.Await(ctx, dir); err != nil {
-		s.d.do(func() { s.d.forget(id) })
 		return status.Errorf(codes.FailedPrecondition, "container %.12s: %v", id, err)
 	}
 	return nil
+}
+
+// describePatience bounds the wait of JoinOverlap for the plugin, which describes a container
+// without waiting, while the runtime goes on.
+const describePatience = 5 * time.Second
+
+// JoinOverlap answers the OCI hook of a container that is about to start.
+func (s controlService) JoinOverlap(ctx context.Context, req *api.JoinOverlapRequest) (*api.JoinOverlapResponse, error) {
+	patience := time.NewTimer(describePatience)
+	defer patience.Stop()
+	for {
+		var c *api.Container
+		var dir string
+		var why error
+		var described <-chan struct{}
+		if err := s.d.ask(ctx, func() {
+			if c, described = s.d.names[req.Id], s.d.described; c == nil {
+				return
+			}
+			if dir = s.d.overlapDirOf(req.Id); dir == "" {
+				why = s.d.refusedOverlap(c, req.Overlap)
+			}
+		}); err != nil {
+			return nil, err
+		}
+		if dir != "" {
+			if err := s.awaitOverlap(ctx, req.Id, dir); err != nil {
+				return nil, err
+			}
+			return &api.JoinOverlapResponse{Dir: filepath.Join(api.OverlapBelow, filepath.Base(dir))}, nil
+		}
+		if c != nil {
+			return nil, status.Errorf(codes.FailedPrecondition, "container %.12s: %v", req.Id, why)
+		}
+		select {
+		case <-described:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-patience.C:
+			return nil, status.Errorf(codes.FailedPrecondition, "container %.12s: nobody has described it within %v: is nvshare-plugin running?", req.Id, describePatience)
+		}
+	}
+}
+
+// refusedOverlap says why a described container is not in the group that it was made for.
+func (d *Daemon) refusedOverlap(c *api.Container, group string) error {
+	asked := proto.Clone(c).(*api.Container)
+	terms := asked.Terms()
+	terms.Overlap = group
+	asked.SetTerms(terms)
+	if _, refused := d.opts.Rules.bound(c.Namespace, terms); refused != nil {
+		return refused
+	}
+	if refused := d.cannotOverlap(asked); refused != nil {
+		return refused
+	}
+	return fmt.Errorf("it was described without the overlap group %q: start it again", group)
 }
 
 // overlapProblems are the groups that do not run.

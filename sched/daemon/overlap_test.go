@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
@@ -160,4 +162,75 @@ func TestServerIsNoStranger(t *testing.T) {
 	dir := s.overlap.States()[0].Group.Dir
 	_ = first.Process.Kill()
 	s.awaitNoGroups(dir) // the daemon would outlive the test
+}
+
+// The hook of a container waits for the plugin's description, and gets the directory of a
+// group that runs, or the reason.
+func TestJoinOverlap(t *testing.T) {
+	began := time.Now()
+	s := overlapSite(t, func(o *Options) { o.Rules.Overlap = []string{"prod"} })
+	ctx := context.Background()
+	describe := func(id, namespace string) error {
+		c := &api.Container{Id: whole(id), Name: id, Namespace: namespace, Uid: uint32(os.Getuid()), Gpus: []string{gpuA.UUID}, Share: &api.Share{Overlap: "g"}}
+		_, err := s.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: c})
+		return err
+	}
+	type answer struct {
+		r   *api.JoinOverlapResponse
+		err error
+	}
+	joined := make(chan answer, 1)
+	early := dial(t, s.scheduler)
+	go func() {
+		r, err := early.JoinOverlap(ctx, &api.JoinOverlapRequest{Id: whole("a"), Overlap: "g"})
+		joined <- answer{r, err}
+	}()
+	if err := describe("a", "prod"); err != nil {
+		t.Fatal(err)
+	}
+	a := <-joined
+	if a.err != nil {
+		t.Fatal(a.err)
+	}
+	state := s.overlap.States()[0]
+	if got := filepath.Join(s.opts.RunDir, a.r.Dir); !state.Running || got != state.Group.Dir || !state.Group.Own {
+		t.Errorf("joined %s, and the group is %+v", got, state)
+	}
+	if err := describe("b", "dev"); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("of a namespace without groups: %v", err)
+	}
+	for id, want := range map[string]string{"b": "--overlap-namespaces", "a": ""} {
+		_, err := s.JoinOverlap(ctx, &api.JoinOverlapRequest{Id: whole(id), Overlap: "g"})
+		if want == "" && err != nil || want != "" && (status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), want)) {
+			t.Errorf("join %s: %v", id, err)
+		}
+	}
+	// A fault is an event of each member, and the metrics know the group.
+	if err := syscall.Kill(state.Daemon, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for seen := false; !seen; {
+		r, err := s.Events(ctx, &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_OVERLAP}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range r.Events {
+			seen = seen || strings.Contains(e.Reason, "daemon ended") && e.Container.GetId() == whole("a") && e.Uuid == gpuA.UUID
+		}
+		if time.Since(began) > patience {
+			t.Fatalf("no event of the member: %v", r.Events)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	var groups []metrics.OverlapGroup
+	if err := s.ask(ctx, func() { groups = s.overlapGroups() }); err != nil {
+		t.Fatal(err)
+	}
+	if len(groups) != 1 || groups[0].Namespace != "prod" || groups[0].Name != "g" || groups[0].Members != 1 || groups[0].GPU != gpuA.UUID {
+		t.Errorf("the metrics have %+v", groups)
+	}
+	if _, err := s.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: whole("a")}); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitNoGroups(state.Group.Dir)
 }

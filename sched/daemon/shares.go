@@ -72,7 +72,11 @@ func (t tenantShares) with(uuid string, terms api.Terms, fields api.FieldSet) te
 func podTerms(c *api.Container) api.Terms {
 	t := c.Terms()
 	t.Gang = gangIn(c.Namespace, t.Gang)
-	t.Overlap = api.OverlapIn(c.Namespace, c.Uid, t.Overlap)
+	namespace := c.Namespace
+	if c.Engine != "" && c.Engine != runEngine {
+		namespace = api.EngineOverlap
+	}
+	t.Overlap = api.OverlapIn(namespace, c.Uid, t.Overlap)
 	return t
 }
 
@@ -157,7 +161,10 @@ func (d *Daemon) restoreShares() {
 			c.Namespace, t.Pod.Gang = namespace, gang
 		}
 		if namespace, uid, name, ok := api.SplitOverlap(t.Pod.Overlap); ok {
-			c.Namespace, c.Uid, t.Pod.Overlap = namespace, uid, name
+			c.Uid, t.Pod.Overlap = uid, name
+			if c.Engine == "" {
+				c.Namespace = namespace
+			}
 		}
 		c.SetTerms(t.Pod)
 		d.names[id] = c

@@ -29,6 +29,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/rundir"
+	"github.com/nvshare/nvshare/sched/web"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -53,6 +54,7 @@ type flags struct {
 	metricsProcesses                                        uint16
 	metricsDCGM                                             bool
 	controlGroup                                            string
+	webAddr, webTokenFile                                   string
 }
 
 func main() {
@@ -111,6 +113,8 @@ or a process that removes LD_PRELOAD is not held.`,
 	fs.StringVar(&f.metricsAddr, "metrics-addr", cmp.Or(os.Getenv("NVSHARE_METRICS_ADDR"), defaultMetricsAddr), "`address` of --metrics; default from NVSHARE_METRICS_ADDR")
 	fs.BoolVar(&f.metricsDCGM, "metrics-dcgm", os.Getenv("NVSHARE_METRICS_DCGM") == "1", "with --metrics: also what pods have under the names and labels of NVIDIA's dcgm-exporter (DCGM_FI_DEV_GPU_UTIL, _FB_USED, _FB_FREE, _XID_ERRORS); default from NVSHARE_METRICS_DCGM")
 	fs.Uint16Var(&f.metricsProcesses, "metrics-processes", 0, "`number` of processes that have metrics of their own (nvshare_client_*) beside those of their tenants; each new process makes new series")
+	fs.StringVar(&f.webAddr, "web-addr", os.Getenv("NVSHARE_WEB_ADDR"), "serve the page of nvsharectl web on this `address`, like 127.0.0.1:9404; \"\": nowhere; default from NVSHARE_WEB_ADDR")
+	fs.StringVar(&f.webTokenFile, "web-token-file", os.Getenv("NVSHARE_WEB_TOKEN_FILE"), "a `file` with the token that readers of --web-addr need; without one the address is of loopback; default from NVSHARE_WEB_TOKEN_FILE")
 	fs.StringVar(&f.controlGroup, "control-group", "", "`group`, by name or number, whose members may use the control socket; it is as powerful as the scheduler")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 	cmd.AddCommand(prepareCommand(status, &f.runDir), overlapDaemonCommand(status))
@@ -225,6 +229,12 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 		o.MetricsAddr = f.metricsAddr
 		o.MetricsProcesses = int(f.metricsProcesses)
 		o.MetricsDCGM = f.metricsDCGM
+	}
+	if f.webAddr != "" {
+		if _, err := web.Check(f.webAddr, f.webTokenFile); err != nil {
+			return o, fmt.Errorf("--web-addr, --web-token-file: %w", err)
+		}
+		o.WebAddr, o.WebTokenFile = f.webAddr, f.webTokenFile
 	}
 	if f.controlGroup != "" {
 		group, err := groupNumber(f.controlGroup)

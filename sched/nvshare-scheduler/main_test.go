@@ -49,6 +49,10 @@ func TestUsage(t *testing.T) {
 		"--anti-thrash x": "neither on nor off nor auto",
 		"--nonsense":      "unknown flag",
 
+		"--web-addr 0.0.0.0:9404": "needs a token",
+		"--web-addr x":            "--web-addr",
+		"--web-addr 1.2.3.4:1 --web-token-file /nowhere": "read the page's token",
+
 		"--swap-memory lots": "--swap-memory",
 		"--swap-memory -1Gi": "--swap-memory",
 		"--swap-ready 101%":  "--swap-ready",

@@ -93,8 +93,7 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 		}
 		gpus, f.gpu = []string{g.Uuid}, g.Uuid
 		dir := api.OverlapDir(runDir, api.OverlapIn("", uint32(os.Getuid()), terms.Overlap), g.Uuid)
-		for _, v := range api.OverlapEnvironment(filepath.Join(dir, api.OverlapPipe), terms) {
-			key, value, _ := strings.Cut(v, "=")
+		for key, value := range api.OverlapEnvironment(filepath.Join(dir, api.OverlapPipe), terms) {
 			os.Setenv(key, value)
 		}
 	}

@@ -4,22 +4,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
-	"net/http"
-	"os"
-	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/web"
 )
-
-// minToken is how many characters a token has at least.
-const minToken = 16
 
 type webFlags struct{ listen, tokenFile string }
 
@@ -33,7 +24,8 @@ this machine reaches it. With a token it may listen on other addresses: open
 /?token=TOKEN, or send the header Authorization: Bearer TOKEN. The connection is not
 encrypted, so put a proxy with TLS before it on a network that you do not trust.
 
-The history is that of this process, a day at most. Users who may not use the
+The history is that of this process, a day at most. The scheduler can serve the page
+itself (nvshare-scheduler --web-addr), and then has a history since its start. Users who may not use the
 control socket see their own tenant, and of others numbers.`,
 		Example: `  sudo nvsharectl web
   sudo nvsharectl web --listen 0.0.0.0:9403 --token-file /etc/nvshare/web-token`,
@@ -46,35 +38,18 @@ control socket see their own tenant, and of others numbers.`,
 }
 
 func (f *webFlags) run(ctx context.Context, runDir string, io streams) error {
-	token := ""
-	if f.tokenFile != "" {
-		text, err := os.ReadFile(f.tokenFile)
-		if err != nil {
-			return fmt.Errorf("read the token: %w", err)
-		}
-		if token = strings.TrimSpace(string(text)); len(token) < minToken {
-			return usageError{fmt.Errorf("%s has a token of %d characters: %d are needed", f.tokenFile, len(token), minToken)}
-		}
-	}
-	if token == "" && !web.IsLoopback(f.listen) {
-		return usageError{fmt.Errorf("--listen %s: others reach this address, so --token-file is needed", f.listen)}
+	if _, err := web.Check(f.listen, f.tokenFile); err != nil {
+		return usageError{fmt.Errorf("--listen, --token-file: %w", err)}
 	}
 	if _, err := askStatus(ctx, runDir); err != nil {
 		return err
 	}
-	l, err := net.Listen("tcp", f.listen)
+	page, err := web.Listen(f.listen, f.tokenFile, asker{runDir})
 	if err != nil {
 		return err
 	}
-	s := web.New(asker{runDir}, token)
-	go s.Watch(ctx)
-	server := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: callTimeout, ReadTimeout: callTimeout, WriteTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
-	defer context.AfterFunc(ctx, func() { server.Close() })()
-	fmt.Fprintf(io.out, "http://%s/\n", l.Addr())
-	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
+	fmt.Fprintf(io.out, "http://%s/\n", page.Addr())
+	return page.Serve(ctx)
 }
 
 // asker asks the scheduler of a run directory.

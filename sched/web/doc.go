@@ -13,5 +13,6 @@
 //   - A browser is served on a loopback address under the name of such an address only, so
 //     no page of another site reads it by a name that leads here. With a token, requests
 //     need the token.
+//   - At most MaxConns browsers are served at a time, and a slow one holds up nobody.
 //   - The page loads nothing from elsewhere, and names of tenants are text to it.
 package web

@@ -110,7 +110,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 		h.Set("Referrer-Policy", "no-referrer")
 		if s.token == "" {
 			if !isLoopback(r.Host) {
-				http.Error(w, "nvsharectl web without a token answers on loopback names only", http.StatusForbidden)
+				http.Error(w, "a page without a token answers on loopback names only", http.StatusForbidden)
 				return
 			}
 			next.ServeHTTP(w, r)
@@ -149,30 +149,30 @@ func isLoopback(hostPort string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// IsLoopback tells whether only this machine reaches an address to listen on.
-func IsLoopback(address string) bool { return isLoopback(address) }
-
 func answer(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	_ = json.NewEncoder(w).Encode(v)
 }
 
+// The answers are made under the lock and written without it: a slow reader holds up nobody.
 func (s *Server) serveNow(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	answer(w, s.now(time.Now()))
+	now := s.now(time.Now())
+	s.mu.Unlock()
+	answer(w, now)
 }
 
 func (s *Server) serveHistory(w http.ResponseWriter, _ *http.Request) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	out := struct {
 		GPUs  map[string][]Point `json:"gpus"`
 		Hours []Hours            `json:"hours"`
-	}{map[string][]Point{}, s.history.hours()}
+	}{GPUs: map[string][]Point{}}
+	s.mu.Lock()
+	out.Hours = s.history.hours()
 	for uuid := range s.history.buckets {
 		out.GPUs[uuid] = s.history.points(uuid)
 	}
+	s.mu.Unlock()
 	answer(w, out)
 }

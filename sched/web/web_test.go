@@ -213,7 +213,7 @@ func TestHistoryCountsOnce(t *testing.T) {
 func TestPageInBrowser(t *testing.T) {
 	browser, err := exec.LookPath("chromium")
 	if err != nil {
-		t.Skip("SKIPPED: chromium is not installed, so the page was not seen in a browser")
+		t.Skip("LEFT OUT: chromium is not installed (apt-get install chromium), so the page was not seen in a browser")
 	}
 	src := &source{}
 	s := New(src, "")

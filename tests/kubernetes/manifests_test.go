@@ -68,6 +68,8 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 		"overlays/metrics":          {"metrics.enabled=true"},
 		"overlays/metrics-service":  {"metrics.enabled=true", "metrics.podMonitor=false", "metrics.serviceMonitor=true"},
 		"overlays/nvml":             {"nvml.enabled=true"},
+		"overlays/web":              {"web.enabled=true"},
+		"overlays/web-token":        {"web.enabled=true", "web.tokenSecret=nvshare-web"},
 		"overlays/host-paths":       {"hostPathPolicy.enabled=true"},
 		"overlays/required":         {"required.enabled=true"},
 		"overlays/dra":              {"dra.enabled=true"},
@@ -141,6 +143,15 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || !strings.Contains(out, `"--default-memory-limit=8Gi","--gang-namespaces=","--latency-namespaces=prod","--max-weight=100"]`) {
 		t.Errorf("bounds of what pods ask for: %v\n%s", err, out)
 	}
+	out, err = helm("template", "nvshare", chart, "--set", "metrics.enabled=true,metrics.prometheusRule=true,metrics.dashboard=true")
+	check(t, err)
+	made := objects(t, out)
+	if _, there := made["PrometheusRule nvshare"]["spec"].(map[string]any)["groups"]; !there {
+		t.Errorf("the alert rules are %v", made["PrometheusRule nvshare"])
+	}
+	if data, _ := made["ConfigMap nvshare-dashboard"]["data"].(map[string]any); !json.Valid([]byte(fmt.Sprint(data["nvshare.json"]))) {
+		t.Errorf("the dashboard is %v", data)
+	}
 	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=stop")
 	if err != nil || !strings.Contains(out, `["--host-root=/host","--audit=stop"]`) || strings.Count(out, `add: ["KILL"]`) != 1 {
 		t.Errorf("audit=stop: %v\n%s", err, out)
@@ -166,7 +177,7 @@ func TestManifestsNameThisRelease(t *testing.T) {
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
-	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/required", "overlays/dra", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
+	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/web", "overlays/web-token", "overlays/required", "overlays/dra", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
 		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
 	}
 	files, err := filepath.Glob("manifests/*.yaml")

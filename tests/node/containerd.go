@@ -65,6 +65,8 @@ type ContainerSpec struct {
 	Image  string // default: WorkloadImage
 	// Devices are CDI devices that the CRI names, as the kubelet does for device plugins.
 	Devices []string
+	// Annotations are the container's own; podman only.
+	Annotations map[string]string
 	// Attempt counts how often a container of this name was started before.
 	Attempt int
 	// Restricted: the rules of Kubernetes' Pod Security Standard of that name (a user

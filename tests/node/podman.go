@@ -6,10 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -67,13 +68,10 @@ func (n *Node) RunPodman(ctx context.Context, name string, devices []string, spe
 	for _, d := range devices {
 		args = append(args, "--device", d)
 	}
-	keys := make([]string, 0, len(spec.Env))
-	for k := range spec.Env {
-		keys = append(keys, k)
-	}
-	sort.Strings(keys)
-	for _, k := range keys {
-		args = append(args, "--env", k+"="+spec.Env[k])
+	for flag, values := range map[string]map[string]string{"--env": spec.Env, "--annotation": spec.Annotations} {
+		for _, k := range slices.Sorted(maps.Keys(values)) {
+			args = append(args, flag, k+"="+values[k])
+		}
 	}
 	id, err := n.podman(ctx, append(append(args, "--rootfs", root), spec.Args...)...)
 	if err != nil {

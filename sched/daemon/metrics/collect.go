@@ -57,6 +57,7 @@ func (x *exposition) all() {
 		x.tenantsOf(g)
 	}
 	x.arena(r)
+	x.overlap()
 	x.put("nvshare_nvml_up", number(x.s.sampled))
 	for t, n := range x.s.Traffic.Messages {
 		if typ := wire.Type(t); typ.FromClient() {

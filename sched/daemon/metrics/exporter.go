@@ -79,6 +79,7 @@ type Snapshot struct {
 	Status    *api.StatusResponse
 	Own       []string // those of Status.Problems that tenants cannot cause
 	Turns     []Turns  // by GPU, as in Status
+	Groups    []OverlapGroup
 	Traffic   Traffic
 	Processes map[uint32]bool // pids of clients
 }
@@ -173,6 +174,7 @@ func (x *Exporter) Serve(ctx context.Context) {
 	}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
+	x.log.Infof("metrics: http://%s/metrics", x.Addr())
 	if err := server.Serve(x.listener); err != nil && ctx.Err() == nil {
 		x.log.WithError(err).Error("metrics: no longer served")
 	}

@@ -11,6 +11,7 @@ var (
 	gpuLabels    = []string{"gpu_uuid", "gpu_index"}
 	clientLabels = []string{"namespace", "pod", "container", "client_id", "gpu_uuid"}
 	tenantLabels = []string{"namespace", "pod", "container", "tenant", "gpu_uuid"}
+	groupLabels  = []string{"namespace", "user", "group", "gpu_uuid"}
 )
 
 // metricName describes one metric.
@@ -121,6 +122,10 @@ var metricNames = []metricName{
 	{"nvshare_tenant_memory_reserved_bytes", tenantLabels, "GPU memory that its processes have reserved."},
 	{"nvshare_tenant_memory_limit_bytes", tenantLabels, "Limit of that; absent without one."},
 
+	{"nvshare_overlap_group_members", groupLabels, "Containers, and programs outside containers, in an overlap group. The namespace of engines' containers is @engines, that of programs outside containers is empty; the user is a number."},
+	{"nvshare_overlap_group_running", groupLabels, "1 if the group's MPS daemon answers."},
+	{"nvshare_overlap_group_restarts_total", groupLabels, "Starts of its MPS daemon after the first, failed ones included."},
+
 	{"nvshare_scheduler_running_clients", gpuLabels, "Clients with a grant: they hold the GPU, drain, or have lost their connection."},
 	{"nvshare_scheduler_request_queue_clients", gpuLabels, "Clients that wait for a grant."},
 	{"nvshare_scheduler_running_memory_bytes", gpuLabels, "GPU memory that the clients with a grant have allocated."},
@@ -138,7 +143,7 @@ var metricNames = []metricName{
 	{"nvshare_scheduler_problems", nil, "Problems that /healthz and nvsharectl name, those of tenants included."},
 	{"nvshare_scheduler_uptime_seconds", nil, "Time since the scheduler's start."},
 	{"nvshare_build_info", []string{"version"}, "The scheduler's version; always 1."},
-	{"nvshare_metrics_left_out", []string{"kind"}, "Clients (with --metrics-processes) and tenants that have no metrics of their own because there are too many."},
+	{"nvshare_metrics_left_out", []string{"kind"}, "Clients (with --metrics-processes), tenants and overlap groups that have no metrics of their own because there are too many."},
 }
 
 func newDescs() map[string]*prometheus.Desc {

@@ -164,6 +164,7 @@ func (k *keeper) watch(p *peer.Peer) bool {
 			unwanted = time.Now()
 			wait = min(wait, k.m.times.linger)
 		case time.Since(unwanted) >= k.m.times.linger:
+			k.set(func() { k.now.running = false }) // who joins now waits for the next daemon
 			k.end(p, dead)
 			return true
 		}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/containerd/nri/pkg/api"
+
+	"github.com/nvshare/nvshare/cdi"
+	sched "github.com/nvshare/nvshare/sched/api"
+)
+
+// A container in an overlap group has the group's name as an annotation of its own. At this
+// annotation the OCI hook waits for the group and mounts its directories, while the
+// runtime serves other containers.
+
+// cannotOverlap says why a container cannot be in an overlap group.
+func cannotOverlap(ctr *api.Container, c Container, count int) error {
+	switch {
+	case ctr.GetUser() == nil:
+		return errors.New("this container runtime does not say as which user the container runs, and members of a group have one user: a later containerd does")
+	case slices.ContainsFunc(ctr.GetLinux().GetNamespaces(), func(n *api.LinuxNamespace) bool { return n.GetType() == "user" }):
+		return errors.New("the container has a user namespace of its own, and MPS serves users of the host: leave out hostUsers: false")
+	case count > 1 || count == 0 && (c.GPUs == "" || strings.Contains(c.GPUs, ",")):
+		return errors.New("a member of an overlap group has exactly one GPU: ask for one")
+	}
+	return nil
+}
+
+// overlap adds what a container in an overlap group needs.
+func overlap(adjust *api.ContainerAdjustment, ctr *api.Container, t sched.Terms) *api.ContainerAdjustment {
+	if t.Overlap == "" {
+		return adjust
+	}
+	if adjust == nil {
+		adjust = &api.ContainerAdjustment{}
+	}
+	adjust.AddAnnotation(OverlapAnnotation, t.Overlap)
+	env := sched.OverlapEnvironment(cdi.ContainerMPSDir, t)
+	for _, key := range slices.Sorted(maps.Keys(env)) {
+		if _, set := lookupEnv(ctr.GetEnv(), key); set {
+			adjust.RemoveEnv(key)
+		}
+		adjust.AddEnv(key, env[key])
+	}
+	return adjust
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/web"
+)
+
+// openPage opens the page's port, if one was configured.
+func (d *Daemon) openPage() (err error) {
+	if d.opts.WebAddr != "" {
+		d.page, err = web.Listen(d.opts.WebAddr, d.opts.WebTokenFile, pageSource{d})
+	}
+	return err
+}
+
+// servePage answers until ctx is done.
+func (d *Daemon) servePage(ctx context.Context) {
+	d.log.Infof("page: http://%s/", d.page.Addr())
+	if err := d.page.Serve(ctx); err != nil && ctx.Err() == nil {
+		d.log.WithError(err).Error("page: no longer served")
+	}
+}
+
+// pageSource answers the page from the loop.
+type pageSource struct{ d *Daemon }
+
+func (s pageSource) Status(ctx context.Context) (r *api.StatusResponse, err error) {
+	err = s.d.ask(ctx, func() { r = s.d.status() })
+	return r, err
+}
+
+func (s pageSource) Events(ctx context.Context, req *api.EventsRequest) (*api.EventsResponse, error) {
+	return controlService{d: s.d}.Events(ctx, req)
+}
