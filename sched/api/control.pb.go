@@ -2589,6 +2589,7 @@ func (x *Change) GetNewSwapShare() uint32 {
 	return 0
 }
 
+// SuspendRequest names the tenant of Suspend and Resume.
 type SuspendRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As in SetMemoryLimitRequest.
@@ -2710,12 +2711,12 @@ func (x *SuspendResponse) GetGpus() []*Suspended {
 	return nil
 }
 
-// Suspended says what leaves one GPU.
+// Suspended says what leaves one GPU, or comes back to it.
 type Suspended struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // that were on the GPU
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // that were on the GPU; Resume: that are away from it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4711,14 +4712,15 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x16\n" +
 	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
 	"\x14EVENT_TYPE_UNMANAGED\x10\x15\x12\x16\n" +
-	"\x12EVENT_TYPE_OVERLAP\x10\x162\xc6\x06\n" +
+	"\x12EVENT_TYPE_OVERLAP\x10\x162\x89\a\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12<\n" +
 	"\x05Drain\x12\x18.nvshare.v1.DrainRequest\x1a\x19.nvshare.v1.DrainResponse\x12W\n" +
 	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12E\n" +
 	"\bSetShare\x12\x1b.nvshare.v1.SetShareRequest\x1a\x1c.nvshare.v1.SetShareResponse\x12B\n" +
-	"\aSuspend\x12\x1a.nvshare.v1.SuspendRequest\x1a\x1b.nvshare.v1.SuspendResponse\x12`\n" +
+	"\aSuspend\x12\x1a.nvshare.v1.SuspendRequest\x1a\x1b.nvshare.v1.SuspendResponse\x12A\n" +
+	"\x06Resume\x12\x1a.nvshare.v1.SuspendRequest\x1a\x1b.nvshare.v1.SuspendResponse\x12`\n" +
 	"\x11DescribeContainer\x12$.nvshare.v1.DescribeContainerRequest\x1a%.nvshare.v1.DescribeContainerResponse\x12N\n" +
 	"\vJoinOverlap\x12\x1e.nvshare.v1.JoinOverlapRequest\x1a\x1f.nvshare.v1.JoinOverlapResponse\x12Z\n" +
 	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponse\x12Q\n" +
@@ -4849,24 +4851,26 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	29, // 56: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
 	32, // 57: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
 	26, // 58: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	35, // 59: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	38, // 60: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	40, // 61: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	42, // 62: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	45, // 63: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 64: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	24, // 65: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	23, // 66: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	30, // 67: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	33, // 68: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	27, // 69: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	37, // 70: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	39, // 71: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	41, // 72: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	43, // 73: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	46, // 74: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	64, // [64:75] is the sub-list for method output_type
-	53, // [53:64] is the sub-list for method input_type
+	26, // 59: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	35, // 60: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	38, // 61: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	40, // 62: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	42, // 63: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	45, // 64: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 65: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	24, // 66: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	23, // 67: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	30, // 68: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	33, // 69: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	27, // 70: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	27, // 71: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	37, // 72: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	39, // 73: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	41, // 74: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	43, // 75: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	46, // 76: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	65, // [65:77] is the sub-list for method output_type
+	53, // [53:65] is the sub-list for method input_type
 	53, // [53:53] is the sub-list for extension type_name
 	53, // [53:53] is the sub-list for extension extendee
 	0,  // [0:53] is the sub-list for field type_name

@@ -83,6 +83,13 @@ func (s controlService) Suspend(ctx context.Context, req *api.SuspendRequest) (r
 	return resp, err
 }
 
+func (s controlService) Resume(ctx context.Context, req *api.SuspendRequest) (resp *api.SuspendResponse, err error) {
+	if askErr := s.d.ask(ctx, func() { resp, err = s.d.resume(req) }); askErr != nil {
+		return nil, askErr
+	}
+	return resp, err
+}
+
 func (s controlService) SetShare(ctx context.Context, req *api.SetShareRequest) (resp *api.SetShareResponse, err error) {
 	if askErr := s.d.ask(ctx, func() { resp, err = s.d.setShare(req) }); askErr != nil {
 		return nil, askErr
