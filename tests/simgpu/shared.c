@@ -532,6 +532,7 @@ int sim_users(int gpu, struct sim_user *out, int n)
 	uint32_t pid;
 
 	sim_lock();
+	sim_advance(gpu, sim_now());
 	for (uint32_t i = 0; i < sim_st->high; i++) {
 		const struct sim_slot_gpu *g = &sim_st->slot[i].gpu[gpu];
 
@@ -540,7 +541,7 @@ int sim_users(int gpu, struct sim_user *out, int n)
 		if (!held((int)i, &pid) || !pid) /* dead, or of a pid namespace not below ours */
 			continue;
 		if (found < n)
-			out[found] = (struct sim_user){ pid, g->memory };
+			out[found] = (struct sim_user){ pid, g->memory, (uint64_t)i << 32 | sim_st->slot[i].generation, g->ran };
 		found++;
 	}
 	sim_unlock();
