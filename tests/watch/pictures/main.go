@@ -54,10 +54,10 @@ func run(ctx context.Context, build, out string) error {
 	}
 	defer os.RemoveAll(dir)
 	b, err := watch.NewBed(ctx, ".", build, dir, "gpus=2\nmemory_mib=8192\n", "--anti-thrash", "on", "--tq", "200ms", "--swap-memory", "2Gi", "--web-addr", "127.0.0.1:0")
-	defer b.Close()
 	if err != nil {
 		return err
 	}
+	defer b.Close()
 	page, err := b.Said(ctx, "page: ")
 	if err != nil {
 		return err
