@@ -981,14 +981,18 @@ type GPU struct {
 	Swap          *Swap                  `protobuf:"bytes,20,opt,name=swap,proto3" json:"swap,omitempty"`                                                              // absent: nothing is swapped here
 	// How clients share the GPU: "turns"; "slices": by time slices that the scheduler
 	// sets; "driver": at the same time, by the driver's own.
-	Way           string    `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
-	WayReason     string    `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
-	Model         *GPUModel `protobuf:"bytes,24,opt,name=model,proto3" json:"model,omitempty"`
-	Drained       bool      `protobuf:"varint,25,opt,name=drained,proto3" json:"drained,omitempty"`         // no new tenants are admitted: an administrator said so
-	Fault         string    `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`              // what the driver reported that ends all work on the GPU; empty: nothing
-	Held          uint32    `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
-	Preemptions   uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
-	Others        *Others   `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"`            // only where StatusResponse.view is set
+	Way         string    `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
+	WayReason   string    `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
+	Model       *GPUModel `protobuf:"bytes,24,opt,name=model,proto3" json:"model,omitempty"`
+	Drained     bool      `protobuf:"varint,25,opt,name=drained,proto3" json:"drained,omitempty"`         // no new tenants are admitted: an administrator said so
+	Fault       string    `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`              // what the driver reported that ends all work on the GPU; empty: nothing
+	Held        uint32    `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
+	Preemptions uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
+	Others      *Others   `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"`            // only where StatusResponse.view is set
+	// Of the scheduler's whole time. Latency tenants' grants beside others are in waits only.
+	Drains        *Spread `protobuf:"bytes,31,opt,name=drains,proto3" json:"drains,omitempty"`                        // from a revoke to the release
+	HandOvers     *Spread `protobuf:"bytes,32,opt,name=hand_overs,json=handOvers,proto3" json:"hand_overs,omitempty"` // from a release to the grant of who waited for it
+	Waits         *Spread `protobuf:"bytes,33,opt,name=waits,proto3" json:"waits,omitempty"`                          // from a client's request to its grant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1219,6 +1223,88 @@ func (x *GPU) GetOthers() *Others {
 	return nil
 }
 
+func (x *GPU) GetDrains() *Spread {
+	if x != nil {
+		return x.Drains
+	}
+	return nil
+}
+
+func (x *GPU) GetHandOvers() *Spread {
+	if x != nil {
+		return x.HandOvers
+	}
+	return nil
+}
+
+func (x *GPU) GetWaits() *Spread {
+	if x != nil {
+		return x.Waits
+	}
+	return nil
+}
+
+// Spread says how long something took.
+type Spread struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         uint64                 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	P50Ns         int64                  `protobuf:"varint,2,opt,name=p50_ns,json=p50Ns,proto3" json:"p50_ns,omitempty"` // half of them took that or less; up to an eighth too much; 0: there are none
+	P99Ns         int64                  `protobuf:"varint,3,opt,name=p99_ns,json=p99Ns,proto3" json:"p99_ns,omitempty"` // 99 % did
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Spread) Reset() {
+	*x = Spread{}
+	mi := &file_sched_api_control_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Spread) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Spread) ProtoMessage() {}
+
+func (x *Spread) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Spread.ProtoReflect.Descriptor instead.
+func (*Spread) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Spread) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Spread) GetP50Ns() int64 {
+	if x != nil {
+		return x.P50Ns
+	}
+	return 0
+}
+
+func (x *Spread) GetP99Ns() int64 {
+	if x != nil {
+		return x.P99Ns
+	}
+	return 0
+}
+
 // GPUModel is what the driver says of a GPU's kind, and of itself. Not known: empty.
 type GPUModel struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -1233,7 +1319,7 @@ type GPUModel struct {
 
 func (x *GPUModel) Reset() {
 	*x = GPUModel{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1331,7 @@ func (x *GPUModel) String() string {
 func (*GPUModel) ProtoMessage() {}
 
 func (x *GPUModel) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1344,7 @@ func (x *GPUModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUModel.ProtoReflect.Descriptor instead.
 func (*GPUModel) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GPUModel) GetBrand() string {
@@ -1326,7 +1412,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1424,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1437,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -1513,7 +1599,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1611,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1624,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1610,7 +1696,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1622,7 +1708,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1635,7 +1721,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Client) GetId() uint64 {
@@ -1913,7 +1999,7 @@ type Controls struct {
 
 func (x *Controls) Reset() {
 	*x = Controls{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1925,7 +2011,7 @@ func (x *Controls) String() string {
 func (*Controls) ProtoMessage() {}
 
 func (x *Controls) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1938,7 +2024,7 @@ func (x *Controls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Controls.ProtoReflect.Descriptor instead.
 func (*Controls) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Controls) GetSlices() string {
@@ -1996,7 +2082,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2008,7 +2094,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2021,7 +2107,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -2074,7 +2160,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2172,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2185,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Container) GetId() string {
@@ -2195,7 +2281,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2293,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2306,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -2286,7 +2372,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2384,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2397,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -2352,7 +2438,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2450,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2463,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DrainRequest) GetGpu() string {
@@ -2406,7 +2492,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2418,7 +2504,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2431,7 +2517,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DrainResponse) GetUuid() string {
@@ -2471,7 +2557,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2483,7 +2569,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2496,7 +2582,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -2524,7 +2610,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2536,7 +2622,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2549,7 +2635,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Change) GetUuid() string {
@@ -2621,7 +2707,7 @@ type SuspendRequest struct {
 
 func (x *SuspendRequest) Reset() {
 	*x = SuspendRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2633,7 +2719,7 @@ func (x *SuspendRequest) String() string {
 func (*SuspendRequest) ProtoMessage() {}
 
 func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2646,7 +2732,7 @@ func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendRequest.ProtoReflect.Descriptor instead.
 func (*SuspendRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SuspendRequest) GetContainer() string {
@@ -2681,7 +2767,7 @@ type SuspendResponse struct {
 
 func (x *SuspendResponse) Reset() {
 	*x = SuspendResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2693,7 +2779,7 @@ func (x *SuspendResponse) String() string {
 func (*SuspendResponse) ProtoMessage() {}
 
 func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2706,7 +2792,7 @@ func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendResponse.ProtoReflect.Descriptor instead.
 func (*SuspendResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SuspendResponse) GetContainer() *Container {
@@ -2742,7 +2828,7 @@ type Suspended struct {
 
 func (x *Suspended) Reset() {
 	*x = Suspended{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +2840,7 @@ func (x *Suspended) String() string {
 func (*Suspended) ProtoMessage() {}
 
 func (x *Suspended) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +2853,7 @@ func (x *Suspended) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspended.ProtoReflect.Descriptor instead.
 func (*Suspended) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Suspended) GetUuid() string {
@@ -2805,7 +2891,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2817,7 +2903,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2830,7 +2916,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -2872,7 +2958,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +2970,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +2983,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -2936,7 +3022,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2948,7 +3034,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2961,7 +3047,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -3021,7 +3107,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3033,7 +3119,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3046,7 +3132,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -3137,7 +3223,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3149,7 +3235,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3162,7 +3248,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -3203,7 +3289,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3215,7 +3301,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3228,7 +3314,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -3296,7 +3382,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3308,7 +3394,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3321,7 +3407,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -3369,7 +3455,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3381,7 +3467,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3394,7 +3480,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -3466,7 +3552,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3478,7 +3564,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3491,7 +3577,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -3525,7 +3611,7 @@ type JoinOverlapRequest struct {
 
 func (x *JoinOverlapRequest) Reset() {
 	*x = JoinOverlapRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3537,7 +3623,7 @@ func (x *JoinOverlapRequest) String() string {
 func (*JoinOverlapRequest) ProtoMessage() {}
 
 func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3550,7 +3636,7 @@ func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapRequest.ProtoReflect.Descriptor instead.
 func (*JoinOverlapRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *JoinOverlapRequest) GetId() string {
@@ -3576,7 +3662,7 @@ type JoinOverlapResponse struct {
 
 func (x *JoinOverlapResponse) Reset() {
 	*x = JoinOverlapResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3588,7 +3674,7 @@ func (x *JoinOverlapResponse) String() string {
 func (*JoinOverlapResponse) ProtoMessage() {}
 
 func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3601,7 +3687,7 @@ func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapResponse.ProtoReflect.Descriptor instead.
 func (*JoinOverlapResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *JoinOverlapResponse) GetDir() string {
@@ -3620,7 +3706,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3632,7 +3718,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3645,7 +3731,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -3663,7 +3749,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3675,7 +3761,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3688,7 +3774,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
 }
 
 type ReportPluginRequest struct {
@@ -3700,7 +3786,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3712,7 +3798,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3725,7 +3811,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -3743,7 +3829,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3755,7 +3841,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3768,7 +3854,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -3796,7 +3882,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3808,7 +3894,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3821,7 +3907,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -3943,7 +4029,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3955,7 +4041,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3968,7 +4054,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -4018,7 +4104,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4030,7 +4116,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4043,7 +4129,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -4105,7 +4191,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4117,7 +4203,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4130,7 +4216,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -4351,7 +4437,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\x9b\a\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xa4\b\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -4384,7 +4470,15 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x05fault\x18\x1a \x01(\tR\x05fault\x12\x12\n" +
 	"\x04held\x18\x1b \x01(\rR\x04held\x12 \n" +
 	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12*\n" +
-	"\x06others\x18\x1e \x01(\v2\x12.nvshare.v1.OthersR\x06others\"\xbd\x01\n" +
+	"\x06others\x18\x1e \x01(\v2\x12.nvshare.v1.OthersR\x06others\x12*\n" +
+	"\x06drains\x18\x1f \x01(\v2\x12.nvshare.v1.SpreadR\x06drains\x121\n" +
+	"\n" +
+	"hand_overs\x18  \x01(\v2\x12.nvshare.v1.SpreadR\thandOvers\x12(\n" +
+	"\x05waits\x18! \x01(\v2\x12.nvshare.v1.SpreadR\x05waits\"L\n" +
+	"\x06Spread\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x04R\x05count\x12\x15\n" +
+	"\x06p50_ns\x18\x02 \x01(\x03R\x05p50Ns\x12\x15\n" +
+	"\x06p99_ns\x18\x03 \x01(\x03R\x05p99Ns\"\xbd\x01\n" +
 	"\bGPUModel\x12\x14\n" +
 	"\x05brand\x18\x01 \x01(\tR\x05brand\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12-\n" +
@@ -4762,7 +4856,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -4777,125 +4871,129 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*Setting)(nil),                   // 10: nvshare.v1.Setting
 	(*Piece)(nil),                     // 11: nvshare.v1.Piece
 	(*GPU)(nil),                       // 12: nvshare.v1.GPU
-	(*GPUModel)(nil),                  // 13: nvshare.v1.GPUModel
-	(*Swap)(nil),                      // 14: nvshare.v1.Swap
-	(*Promise)(nil),                   // 15: nvshare.v1.Promise
-	(*Client)(nil),                    // 16: nvshare.v1.Client
-	(*Controls)(nil),                  // 17: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 18: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 19: nvshare.v1.Container
-	(*Share)(nil),                     // 20: nvshare.v1.Share
-	(*SetRequest)(nil),                // 21: nvshare.v1.SetRequest
-	(*DrainRequest)(nil),              // 22: nvshare.v1.DrainRequest
-	(*DrainResponse)(nil),             // 23: nvshare.v1.DrainResponse
-	(*SetResponse)(nil),               // 24: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 25: nvshare.v1.Change
-	(*SuspendRequest)(nil),            // 26: nvshare.v1.SuspendRequest
-	(*SuspendResponse)(nil),           // 27: nvshare.v1.SuspendResponse
-	(*Suspended)(nil),                 // 28: nvshare.v1.Suspended
-	(*SetMemoryLimitRequest)(nil),     // 29: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 30: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 31: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 32: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 33: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 34: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 35: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 36: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 37: nvshare.v1.DescribeContainerResponse
-	(*JoinOverlapRequest)(nil),        // 38: nvshare.v1.JoinOverlapRequest
-	(*JoinOverlapResponse)(nil),       // 39: nvshare.v1.JoinOverlapResponse
-	(*ForgetContainerRequest)(nil),    // 40: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 41: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 42: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 43: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 44: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 45: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 46: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 47: nvshare.v1.Event
+	(*Spread)(nil),                    // 13: nvshare.v1.Spread
+	(*GPUModel)(nil),                  // 14: nvshare.v1.GPUModel
+	(*Swap)(nil),                      // 15: nvshare.v1.Swap
+	(*Promise)(nil),                   // 16: nvshare.v1.Promise
+	(*Client)(nil),                    // 17: nvshare.v1.Client
+	(*Controls)(nil),                  // 18: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 19: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 20: nvshare.v1.Container
+	(*Share)(nil),                     // 21: nvshare.v1.Share
+	(*SetRequest)(nil),                // 22: nvshare.v1.SetRequest
+	(*DrainRequest)(nil),              // 23: nvshare.v1.DrainRequest
+	(*DrainResponse)(nil),             // 24: nvshare.v1.DrainResponse
+	(*SetResponse)(nil),               // 25: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 26: nvshare.v1.Change
+	(*SuspendRequest)(nil),            // 27: nvshare.v1.SuspendRequest
+	(*SuspendResponse)(nil),           // 28: nvshare.v1.SuspendResponse
+	(*Suspended)(nil),                 // 29: nvshare.v1.Suspended
+	(*SetMemoryLimitRequest)(nil),     // 30: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 31: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 32: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 33: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 34: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 35: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 36: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 37: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 38: nvshare.v1.DescribeContainerResponse
+	(*JoinOverlapRequest)(nil),        // 39: nvshare.v1.JoinOverlapRequest
+	(*JoinOverlapResponse)(nil),       // 40: nvshare.v1.JoinOverlapResponse
+	(*ForgetContainerRequest)(nil),    // 41: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 42: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 43: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 44: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 45: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 46: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 47: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 48: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	12, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	19, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	20, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
 	11, // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
 	9,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
 	10, // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
 	7,  // 5: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
-	19, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
-	19, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	19, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	20, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	20, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
+	20, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	20, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	21, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
 	0,  // 10: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	16, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	18, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	17, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	19, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 13: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	44, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	15, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	14, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	13, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
+	45, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	16, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	15, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	14, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
 	8,  // 18: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
-	19, // 19: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	19, // 20: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 21: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 22: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	17, // 23: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	19, // 24: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	20, // 25: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 26: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 27: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 28: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	25, // 29: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 30: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 31: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	19, // 32: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
-	28, // 33: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
-	19, // 34: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	31, // 35: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 36: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 37: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	19, // 38: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	34, // 39: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	20, // 40: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	20, // 41: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	19, // 42: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	36, // 43: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	19, // 44: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	19, // 45: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	34, // 46: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	19, // 47: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	20, // 48: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	4,  // 49: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	47, // 50: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 51: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	19, // 52: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 53: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	21, // 54: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	22, // 55: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	29, // 56: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	32, // 57: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	26, // 58: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	26, // 59: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
-	35, // 60: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	38, // 61: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	40, // 62: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	42, // 63: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	45, // 64: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 65: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	24, // 66: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	23, // 67: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	30, // 68: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	33, // 69: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	27, // 70: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	27, // 71: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
-	37, // 72: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	39, // 73: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	41, // 74: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	43, // 75: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	46, // 76: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	65, // [65:77] is the sub-list for method output_type
-	53, // [53:65] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	13, // 19: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
+	13, // 20: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
+	13, // 21: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
+	20, // 22: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	20, // 23: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 24: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 25: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	18, // 26: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	20, // 27: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	21, // 28: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 29: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 30: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 31: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	26, // 32: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 33: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 34: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	20, // 35: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
+	29, // 36: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
+	20, // 37: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	32, // 38: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 39: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 40: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	20, // 41: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	35, // 42: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	21, // 43: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	21, // 44: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	20, // 45: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	37, // 46: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	20, // 47: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	20, // 48: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	35, // 49: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	20, // 50: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	21, // 51: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	4,  // 52: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	48, // 53: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 54: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	20, // 55: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 56: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	22, // 57: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	23, // 58: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	30, // 59: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	33, // 60: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	27, // 61: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	27, // 62: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	36, // 63: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	39, // 64: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	41, // 65: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	43, // 66: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	46, // 67: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 68: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	25, // 69: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	24, // 70: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	31, // 71: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	34, // 72: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	28, // 73: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	28, // 74: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	38, // 75: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	40, // 76: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	42, // 77: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	44, // 78: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	47, // 79: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	68, // [68:80] is the sub-list for method output_type
+	56, // [56:68] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -4903,16 +5001,16 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[21].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[24].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[27].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[22].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[25].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[28].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   43,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

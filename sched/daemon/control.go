@@ -307,6 +307,7 @@ func (d *Daemon) status() *api.StatusResponse {
 			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
 			Drained: g.drained, Fault: g.fault, Held: d.held(g),
 		}
+		g.turns.Fill(out)
 		r.Problems = append(r.Problems, d.drainProblems(g)...)
 		for i := range s.Tenants {
 			use := d.tenantUse(g, &s.Tenants[i])
@@ -339,6 +340,7 @@ func (d *Daemon) status() *api.StatusResponse {
 		strangers, seen := d.strangersStatus(g)
 		r.Unmanaged = append(r.Unmanaged, strangers...)
 		r.Problems = append(r.Problems, seen...)
+		r.Problems = append(r.Problems, d.outsideProblems(g)...)
 		var stuck []string
 		out.Swap, stuck = d.swapStatus(g)
 		r.Problems = append(r.Problems, stuck...)

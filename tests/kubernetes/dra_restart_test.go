@@ -12,15 +12,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/plugin/dra"
 	"github.com/nvshare/nvshare/tests/judge"
-	"github.com/nvshare/nvshare/tests/node"
 )
 
 // running returns the IDs of the containers of the pods that run all the time.
@@ -72,22 +69,6 @@ func draKill(t *testing.T) {
 	noClaims(t, ctx)
 }
 
-// startsAgain waits until a pod runs whose claim could not be prepared at first. The kubelet
-// tries again after a minute or more, and at once when the pod changes.
-func startsAgain(t *testing.T, ctx context.Context, pod string) {
-	t.Helper()
-	tries := 0
-	check(t, node.UntilEvery(ctx, time.Second, "pod "+pod+" to be ready", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "pod", pod, `-o=jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
-		if err != nil || out == "True" {
-			return err
-		}
-		tries++
-		_, err = cluster.Kubectl(ctx, "annotate", "--overwrite", "pod", pod, fmt.Sprintf("test/try=%d", tries))
-		return errors.Join(errors.New("it is not"), err)
-	}))
-}
-
 // killedDriver has the driver end by SIGKILL at a failpoint, which cause leads it to, and
 // waits until the next driver runs.
 func killedDriver(t *testing.T, ctx context.Context, failpoint string, cause func()) {
@@ -124,7 +105,7 @@ func draFailpoints(t *testing.T) {
 	}
 	runs := func(t *testing.T, ctx context.Context) {
 		t.Helper()
-		startsAgain(t, ctx, pod)
+		ready(t, ctx, pod)
 		awaitHolding(t, ctx, pod, holding{core: 40, memory: 4 << 30})
 	}
 	gone := func(t *testing.T, ctx context.Context) {
@@ -152,9 +133,10 @@ func draFailpoints(t *testing.T) {
 	}
 }
 
-// While the driver is replaced by one of another configuration, pods that run do not
-// notice, and a pod that comes while there is no driver starts with the next one.
-func draUpgrade(t *testing.T) {
+// draReplaced has the driver replaced while a pod runs, and creates another pod once the
+// old driver has begun to end. replace leads to the replacement.
+func draReplaced(t *testing.T, replace func(context.Context)) {
+	t.Helper()
 	ctx := within(t)
 	_, err := cluster.Apply(ctx, part("stays", "40", ""), "apply")
 	check(t, err)
@@ -163,8 +145,8 @@ func draUpgrade(t *testing.T) {
 		return kubectl(t, ctx, "get", "pod", "stays", "-o", "jsonpath={.status.containerStatuses[*].containerID}")
 	}
 	before, from, old := id(), judge.Now(), ours(t, "nvshare-plugin")
-	kubectl(t, ctx, "set", "env", "-n", "nvshare-system", "daemonset/nvshare", "-c", "plugin", "NVSHARE_DEBUG=1")
-	await(t, ctx, "the old driver to end", func() error {
+	replace(ctx)
+	await(t, ctx, "the old driver to end, or the new one to start", func() error {
 		if now := ours(t, "nvshare-plugin"); slices.Equal(now, old) {
 			return fmt.Errorf("%v live", now)
 		}
@@ -172,20 +154,36 @@ func draUpgrade(t *testing.T) {
 	})
 	_, err = cluster.Apply(ctx, part("comes", "40", ""), "apply")
 	check(t, err)
-	startsAgain(t, ctx, "comes")
+	ready(t, ctx, "comes")
 	rolledOut(t, ctx)
-	if out := kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-o", `jsonpath={.items[*].spec.containers[?(@.name=="plugin")].env[?(@.name=="NVSHARE_DEBUG")].value}`); out != "1" {
-		t.Errorf("the new drivers have NVSHARE_DEBUG=%s", out)
-	}
 	awaitHolding(t, ctx, "comes", holding{core: 40, memory: 4 << 30})
 	awaitHolding(t, ctx, "stays", holding{core: 40, memory: 4 << 30})
 	awaitTurns(t, ctx, from, 1, "stays", "comes")
 	if after := id(); after != before {
 		t.Errorf("the container was %s, is %s", before, after)
 	}
-	if out := kubectl(t, ctx, "get", "events", "--field-selector", "reason=GPUUnmanaged", "-o", "jsonpath={.items[*].message}"); strings.Contains(out, "nvshare") {
+	if out := kubectl(t, ctx, "get", "events", "--field-selector", "reason=GPUUnmanaged", "-o", "jsonpath={.items[*].message}"); out != "" {
 		t.Errorf("containers are said to run without nvshare: %s", out)
 	}
 	kubectl(t, ctx, "delete", "pods", "stays", "comes", "--timeout="+patience.String())
 	noClaims(t, ctx)
+}
+
+// While the driver is replaced by one of another configuration, pods that run do not
+// notice, and a pod that comes meanwhile starts with the next driver.
+func draUpgrade(t *testing.T) {
+	draReplaced(t, func(ctx context.Context) {
+		kubectl(t, ctx, "set", "env", "-n", "nvshare-system", "daemonset/nvshare", "-c", "plugin", "NVSHARE_DEBUG=1")
+	})
+	if out := kubectl(t, within(t), "get", "pods", "-n", "nvshare-system", "-o", `jsonpath={.items[*].spec.containers[?(@.name=="plugin")].env[?(@.name=="NVSHARE_DEBUG")].value}`); out != "1" {
+		t.Errorf("the new drivers have NVSHARE_DEBUG=%s", out)
+	}
+}
+
+// The same where the next driver may come before the old one has ended, because somebody
+// has deleted the old one's pod by force.
+func draForced(t *testing.T) {
+	draReplaced(t, func(ctx context.Context) {
+		kubectl(t, ctx, "delete", "pods", "-n", "nvshare-system", "-l", "app.kubernetes.io/name=nvshare", "--force", "--grace-period=0")
+	})
 }
