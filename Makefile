@@ -110,7 +110,8 @@ test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in
 test-unit: shim simgpu binaries ## of make test: everything in Go that needs no containers
 	$(GO) vet ./...
 	$(GO) vet -tags e2e ./tests/e2e
-	NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(TEST) ./...
+	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
+	PATH="$$PATH:$(BUILD)/prometheus/usr/bin" NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(TEST) ./...
 	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
 
 # With the race detector, what has more than one goroutine. Left out: what measures speed.
