@@ -59,6 +59,7 @@ enum sim_kind {
 	SIM_DTOH = 3,
 	SIM_DTOD = 4, /* and memsets */
 	SIM_KINDS,
+	SIM_MARK = 63,  /* an event, of which the channels tell: no work, and not in the log */
 	SIM_START = 64, /* a process took a slot (cuInit) */
 	SIM_EXIT = 65,  /* it left, or was found dead: work past this time never ran */
 };
@@ -83,7 +84,7 @@ struct sim_slot_gpu {
 	uint64_t memory;             /* bytes allocated */
 	uint64_t last_log[SIM_KINDS]; /* log position + 1 of the last record, 0 none */
 	uint32_t contexts;
-	uint32_t reserved;
+	uint32_t held_marks;         /* ns of SIM_MARK submitted while they were off */
 };
 
 struct sim_slot {
