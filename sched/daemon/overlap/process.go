@@ -202,7 +202,7 @@ func (k *keeper) makeDirs() error {
 			empty(dir)
 		}
 		if err := os.Lchown(dir, int(k.g.UID), -1); err != nil && int(k.g.UID) != os.Geteuid() {
-			return fmt.Errorf("%w (the scheduler runs as user %d; overlap groups of other users need one that runs as root)", err, os.Geteuid())
+			return fmt.Errorf("%w (the scheduler runs as user %d, and overlap groups of user %d need one that runs as root: under systemd, install deployments/systemd/overlap-groups.conf into /etc/systemd/system/nvshare-scheduler.service.d, then systemctl daemon-reload and systemctl restart nvshare-scheduler.service)", err, os.Geteuid(), k.g.UID)
 		}
 	}
 	return nil
