@@ -22,6 +22,7 @@ type Sampler struct {
 
 	lib    nvml.Interface // nil: not started
 	faults faults
+	before map[string]nvml.GpmSample // by UUID, for Sample.Filled
 }
 
 // Sample returns what NVML says of each GPU, or ErrNoNVML. It returns when ctx
@@ -46,6 +47,7 @@ func (s *Sampler) sample() ([]Sample, error) {
 	}
 	samples, err := s.ask()
 	if err != nil { // the driver was changed, or a GPU fell off
+		s.forgetFilled()
 		s.lib.Shutdown()
 		s.lib = nil
 	}
@@ -81,6 +83,7 @@ func (s *Sampler) ask() ([]Sample, error) {
 	// A call to a function that the library lacks would end this program.
 	has := func(symbol string) bool { return s.lib.Extensions().LookupSymbol(symbol) == nil }
 	rates, memory := has("nvmlDeviceGetUtilizationRates"), has("nvmlDeviceGetMemoryInfo")
+	gpm := has("nvmlGpmSampleAlloc") && has("nvmlGpmSampleGet") && has("nvmlGpmSampleFree") && has("nvmlGpmMetricsGet") && has("nvmlGpmQueryDeviceSupport")
 	processes := has("nvmlDeviceGetComputeRunningProcesses")
 	s.faults.collect()
 	var samples []Sample
@@ -121,6 +124,9 @@ func (s *Sampler) ask() ([]Sample, error) {
 			}
 		}
 		s.faults.fill(&sample)
+		if gpm {
+			sample.Filled = s.filled(dev, sample.UUID)
+		}
 		samples = append(samples, sample)
 	}
 	return samples, nil

@@ -978,14 +978,16 @@ type GPU struct {
 	Swap          *Swap                  `protobuf:"bytes,20,opt,name=swap,proto3" json:"swap,omitempty"`                                                              // absent: nothing is swapped here
 	// How clients share the GPU: "turns"; "slices": by time slices that the scheduler
 	// sets; "driver": at the same time, by the driver's own.
-	Way           string    `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
-	WayReason     string    `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
-	Model         *GPUModel `protobuf:"bytes,24,opt,name=model,proto3" json:"model,omitempty"`
-	Drained       bool      `protobuf:"varint,25,opt,name=drained,proto3" json:"drained,omitempty"`         // no new tenants are admitted: an administrator said so
-	Fault         string    `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`              // what the driver reported that ends all work on the GPU; empty: nothing
-	Held          uint32    `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
-	Preemptions   uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
-	Others        *Others   `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"`            // only where StatusResponse.view is set
+	Way         string    `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
+	WayReason   string    `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
+	Model       *GPUModel `protobuf:"bytes,24,opt,name=model,proto3" json:"model,omitempty"`
+	Drained     bool      `protobuf:"varint,25,opt,name=drained,proto3" json:"drained,omitempty"`         // no new tenants are admitted: an administrator said so
+	Fault       string    `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`              // what the driver reported that ends all work on the GPU; empty: nothing
+	Held        uint32    `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
+	Preemptions uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
+	// What nvshare could do for the tenants if they asked for it, for people; empty: nothing.
+	Hint          string  `protobuf:"bytes,31,opt,name=hint,proto3" json:"hint,omitempty"`
+	Others        *Others `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"` // only where StatusResponse.view is set
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1207,6 +1209,13 @@ func (x *GPU) GetPreemptions() uint64 {
 		return x.Preemptions
 	}
 	return 0
+}
+
+func (x *GPU) GetHint() string {
+	if x != nil {
+		return x.Hint
+	}
+	return ""
 }
 
 func (x *GPU) GetOthers() *Others {
@@ -4331,7 +4340,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\x9b\a\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xaf\a\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -4363,7 +4372,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\adrained\x18\x19 \x01(\bR\adrained\x12\x14\n" +
 	"\x05fault\x18\x1a \x01(\tR\x05fault\x12\x12\n" +
 	"\x04held\x18\x1b \x01(\rR\x04held\x12 \n" +
-	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12*\n" +
+	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12\x12\n" +
+	"\x04hint\x18\x1f \x01(\tR\x04hint\x12*\n" +
 	"\x06others\x18\x1e \x01(\v2\x12.nvshare.v1.OthersR\x06others\"\xbd\x01\n" +
 	"\bGPUModel\x12\x14\n" +
 	"\x05brand\x18\x01 \x01(\tR\x05brand\x12\"\n" +
