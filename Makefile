@@ -86,9 +86,13 @@ lint: deps ## of make test: staticcheck, govulncheck, shellcheck, cppcheck and g
 	@sh tests/tools/lint/lint.sh $(BUILD)/tools-lint
 
 # Each suite can be run alone. A suite that fails does not keep the others from running.
+# Those that start containers run beside the others; LANES=1: all one after the other.
 SUITES := test-c test-unit test-race test-compat test-e2e e2e-k8s test-engines test-release lint
-test: root deps ## every test (10 minutes, and as many more once, to build Kubernetes)
-	@sh tests/run.sh $(BUILD)/log $(SUITES)
+CONTAINERS := e2e-k8s test-e2e test-engines
+LANES ?= 2
+test: root deps build simgpu ## every test; make test SUITES='test-c lint' runs some
+	@sh tests/run.sh $(BUILD)/log $(if $(filter 1,$(LANES)),"$(SUITES)",\
+		"$(filter $(CONTAINERS),$(SUITES))" "$(filter-out $(CONTAINERS),$(SUITES))")
 
 # Names each package as it ends, and in the end each test that failed or was skipped.
 TEST := $(GO) tool -modfile=tests/tools/summary/go.mod gotestsum --format pkgname-and-test-fails --

@@ -23,6 +23,7 @@ type Sampler struct {
 	lib    nvml.Interface // nil: not started
 	faults faults
 	before map[string]nvml.GpmSample // by UUID, for Sample.Filled
+	seen   map[string]uint64         // the driver's time of the latest use by a process, by UUID
 }
 
 // Sample returns what NVML says of each GPU, or ErrNoNVML. It returns when ctx
@@ -84,7 +85,7 @@ func (s *Sampler) ask() ([]Sample, error) {
 	has := func(symbol string) bool { return s.lib.Extensions().LookupSymbol(symbol) == nil }
 	rates, memory := has("nvmlDeviceGetUtilizationRates"), has("nvmlDeviceGetMemoryInfo")
 	gpm := has("nvmlGpmSampleAlloc") && has("nvmlGpmSampleGet") && has("nvmlGpmSampleFree") && has("nvmlGpmMetricsGet") && has("nvmlGpmQueryDeviceSupport")
-	processes := has("nvmlDeviceGetComputeRunningProcesses")
+	processes, busy := has("nvmlDeviceGetComputeRunningProcesses"), has("nvmlDeviceGetProcessUtilization")
 	s.faults.collect()
 	var samples []Sample
 	for i := range count {
@@ -123,6 +124,9 @@ func (s *Sampler) ask() ([]Sample, error) {
 				}
 			}
 		}
+		if busy {
+			sample.Busy = s.busy(dev, sample.UUID)
+		}
 		s.faults.fill(&sample)
 		if gpm {
 			sample.Filled = s.filled(dev, sample.UUID)
@@ -130,4 +134,35 @@ func (s *Sampler) ask() ([]Sample, error) {
 		samples = append(samples, sample)
 	}
 	return samples, nil
+}
+
+// busy returns which part of a GPU's time processes had lately, nil if the driver does not
+// say.
+func (s *Sampler) busy(dev nvml.Device, uuid string) (parts map[uint32]float64) {
+	// The library counts first and reads then, and panics if there are more by then.
+	defer func() {
+		if recover() != nil {
+			parts = nil
+		}
+	}()
+	if s.seen == nil {
+		s.seen = map[string]uint64{}
+	}
+	latest := s.seen[uuid]
+	used, ret := dev.GetProcessUtilization(latest)
+	if ret == nvml.ERROR_NOT_FOUND { // nobody has used the GPU since
+		return map[uint32]float64{}
+	}
+	if ret != nvml.SUCCESS {
+		return nil
+	}
+	parts = make(map[uint32]float64, len(used))
+	for _, u := range used {
+		if u.TimeStamp > s.seen[uuid] {
+			parts[u.Pid] = max(parts[u.Pid], float64(u.SmUtil)/100)
+			latest = max(latest, u.TimeStamp)
+		}
+	}
+	s.seen[uuid] = latest
+	return parts
 }

@@ -45,9 +45,14 @@ func (e Controls) String() string {
 	return fmt.Sprintf("controls %d slices=%q channels=%q groups=%d bare=%d driver=%q", e.Client, e.Slices, e.Channels, e.Groups, e.Bare, e.Driver)
 }
 
+// listedDrivers has the versions of the driver with which the controls were seen to work,
+// by their effect on a GPU. The shim's list (hook/cuda/slice_ops.c) is the same: a test
+// compares them.
+func listedDrivers() []string { return []string{"580.159.04"} }
+
 // Listed says whether time slices were seen to work, by their effect on a GPU, with this
 // version of the driver. With others they are tried.
-func (e Controls) Listed() bool { return slices.Contains([]string{"580.159.04"}, e.Driver) }
+func (e Controls) Listed() bool { return slices.Contains(listedDrivers(), e.Driver) }
 
 // proofPatience is how long a client that comes while others share by slices may take to
 // prove its controls: the shim proves them within 0.1 s of the first grant.

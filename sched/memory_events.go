@@ -80,8 +80,14 @@ type RestoreMemory struct {
 // of each. GPU.SuspendFits says before whether there is host memory for all of it.
 type Suspend struct{ Tenant string }
 
+// ResumeTenant has the memory of a tenant's clients come back that is away from the GPU: each of
+// them waits for a grant as if it had sent a Request. GPU.ResumeFits says before whether
+// there is any.
+type ResumeTenant struct{ Tenant string }
+
 func (Reserve) event()         {}
 func (Suspend) event()         {}
+func (ResumeTenant) event()    {}
 func (Moved) event()           {}
 func (SetTenantMemory) event() {}
 func (SetGPUMemory) event()    {}
@@ -218,6 +224,7 @@ func (e SetTenantMemory) String() string {
 	return strings.TrimSuffix(fmt.Sprintf("keep tenant=%s memory=%d %v", e.Tenant, e.Limit, e.Keep), " swapped")
 }
 func (e Suspend) String() string      { return "suspend tenant=" + e.Tenant }
+func (e ResumeTenant) String() string { return "resume tenant=" + e.Tenant }
 func (e SetGPUMemory) String() string { return fmt.Sprintf("set gpumemory=%d", e.Bytes) }
 func (e ArenaChanged) String() string { return fmt.Sprintf("arena %d bytes=%d", e.Client, e.Bytes) }
 func (e Exec) String() string         { return fmt.Sprintf("exec %d", e.Client) }

@@ -208,6 +208,9 @@ func parseEvent(words []string) (Event, error) {
 	case "suspend":
 		tenant, _, _, err := parseShare(words[1:])
 		return Suspend{tenant}, err
+	case "resume":
+		tenant, _, _, err := parseShare(words[1:])
+		return ResumeTenant{tenant}, err
 	}
 	var id ClientID
 	var rest []string

@@ -6,13 +6,15 @@ import "errors"
 
 // Suspending. A tenant that is suspended gives back its grants, and all its memory leaves
 // the GPU that can be moved. A client comes back with its next grant, in its turn: until
-// then only its context is left on the GPU. Nothing else ends that, so a client that works
-// is asked for its grant once and goes on at its next call.
+// then only its context is left on the GPU. A client that works is asked for its grant once
+// and goes on at its next call. Resuming asks for the grant in the client's place.
 
-// Why a tenant cannot be suspended. ErrNothingMoves may hold on one GPU of several.
+// Why a tenant cannot be suspended or resumed. ErrNothingMoves and ErrNothingAway may hold
+// on one GPU of several.
 var (
 	errNothingSwapped = errors.New("nothing is swapped: the scheduler runs without --swap-memory")
 	ErrNothingMoves   = errors.New("none of its processes has memory that can be moved")
+	ErrNothingAway    = errors.New("it is not suspended: none of its memory is off the GPU")
 	errGangSuspends   = errors.New("it is part of a gang, which has the GPU as one")
 )
 
@@ -30,6 +32,51 @@ func (c *GPU) suspend(tenant string) {
 		}
 	}
 	c.memoryChanged()
+}
+
+// resumeTenant has a tenant's memory come back: a client with memory away waits for a grant as
+// if it had asked for one. A client without a connection comes back with its own request.
+func (c *GPU) resumeTenant(tenant string) {
+	if c.mem.residency == nil {
+		return
+	}
+	for _, m := range c.membersOf(tenant) {
+		o, cl := c.mem.residency.clients[m.id], c.clients[m.id]
+		switch {
+		case !o.returns():
+			c.mem.residency.wake(o) // nothing of it has left yet
+		case cl != nil && cl.connected && cl.tenant.seat == nil && !cl.grant.holds():
+			c.request(cl)
+		}
+	}
+	c.memoryChanged()
+}
+
+// returns says whether a client has to be granted for its memory to come back.
+func (o *occupant) returns() bool {
+	return o.keep == Swapped && !o.unknown && (o.away > 0 || o.room < o.need())
+}
+
+// ResumeFits returns how much of a tenant's memory would come back to the GPU if it is
+// resumed, or why nothing would.
+func (c *GPU) ResumeFits(tenant string) (bytes uint64, why error) {
+	r := c.mem.residency
+	if r == nil {
+		return 0, errNothingSwapped
+	}
+	why = ErrNothingAway
+	for _, m := range c.membersOf(tenant) {
+		o := r.clients[m.id]
+		switch {
+		case !o.suspended && !o.returns():
+		case m.gang != "":
+			return 0, errGangSuspends
+		default:
+			bytes += o.away
+			why = nil
+		}
+	}
+	return bytes, why
 }
 
 // SuspendFits returns how much of a tenant's memory would leave the GPU if it is

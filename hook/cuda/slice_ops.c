@@ -49,7 +49,13 @@ static bool set(struct nvs_gpu *gpu, uint64_t slice_ns)
  */
 static bool listed(const struct nvs_rm_state *s)
 {
-	return !s->driver[0] || !strcmp(s->driver, "580.159.04"); /* sched/controls.go has the same list */
+	/* The scheduler's list (sched/controls.go) is the same: a test compares them. */
+	static const char *const versions[] = { "580.159.04" };
+
+	for (size_t i = 0; i < sizeof(versions) / sizeof(versions[0]); i++)
+		if (!strcmp(s->driver, versions[i]))
+			return true;
+	return !s->driver[0];
 }
 
 static bool works(const struct nvs_gpu *gpu)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -15,13 +16,18 @@ import (
 )
 
 // BenchmarkPrepareByKubelet has the driver prepare claims over the kubelet's socket, one after the
-// other, and unprepare older ones, so that 40 of 80 slots of eight GPUs are in use.
-// Directories are below DRA_BENCH_DIR, so that flushes reach a disk.
+// other, and unprepare older ones, so that 40 of 80 slots of eight GPUs are in use. The API
+// server is a fake one. Records are below DRA_BENCH_DIR, so that flushes reach a disk; CDI
+// specs are in memory, as /run/cdi is.
 func BenchmarkPrepareByKubelet(b *testing.B) {
 	const inUse = 40
 	dir, err := os.MkdirTemp(os.Getenv("DRA_BENCH_DIR"), "dra")
 	check(b, err)
 	b.Cleanup(func() { os.RemoveAll(dir) })
+	memory, err := os.MkdirTemp("/dev/shm", "cdi")
+	check(b, err)
+	b.Cleanup(func() { os.RemoveAll(memory) })
+	check(b, os.Symlink(memory, filepath.Join(dir, "cdi")))
 	s := serve(b, dir)
 	defer s.stop()
 	s.SetInventory(inventory(b, someGPUs(8)))

@@ -52,6 +52,8 @@ type Config struct {
 	Log       logrus.FieldLogger
 	// Problem is called with what keeps the driver from giving GPUs; nil: nothing.
 	Problem func(error)
+	// At is called where the driver comes to a failpoint. Only tests need it; nil: nothing.
+	At func(failpoint string)
 }
 
 // Driver publishes the GPUs of a node, and prepares the claims of its pods.
@@ -81,6 +83,9 @@ func New(c Config) (*Driver, error) {
 	store, err := Open(c.Directory+"/claims", c.CDIDir, c.Log)
 	if err != nil {
 		return nil, err
+	}
+	if c.At != nil {
+		store.at = func(p failpoint) { c.At(string(p)) }
 	}
 	return &Driver{Config: c, store: store, status: newStatuses(), metrics: newMetrics(c.NodeName, store.Records), changed: make(chan struct{}, 1)}, nil
 }

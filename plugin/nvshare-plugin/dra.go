@@ -16,6 +16,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
 	"golang.org/x/net/netutil"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
@@ -27,6 +28,9 @@ import (
 const (
 	requestLimit = 10 * time.Second // bounds a request for metrics
 	maxScrapers  = 8                // connections for metrics
+	// Requests to the API server, a second and at once. A claim takes two of them. The
+	// defaults, 5 and 10, would have pods that start together wait for each other.
+	apiQPS, apiBurst = 50, 200
 )
 
 // draFlags say whether GPUs are given by resource claims.
@@ -58,12 +62,14 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 		return nil, err
 	}
 	config.ContentType = runtime.ContentTypeProtobuf
+	config.QPS, config.Burst = apiQPS, apiBurst
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("--dra: Kubernetes API: %w", err)
 	}
 	driver, err := dra.New(dra.Config{
 		Client: client, NodeName: node, CDIDir: cdiDir, Log: log,
+		At:        killedAt(os.Getenv("NVSHARE_TEST_FAILPOINT")),
 		Problem:   func(why error) { containers.Health.Problem("claims", why) },
 		Registry:  filepath.Join(f.dra.kubelet, "plugins_registry"),
 		Directory: filepath.Join(f.dra.kubelet, "plugins", dra.DriverName),
@@ -96,4 +102,20 @@ func (f *draFlags) serveMetrics(ctx context.Context, driver *dra.Driver, log log
 	}()
 	log.Infof("metrics on http://%s/metrics", l.Addr())
 	return nil
+}
+
+// killedAt returns a function that ends this process by SIGKILL where it comes to the
+// failpoint that the file names. It removes the file first, so the next process lives.
+// Only tests name a file; without one, killedAt returns nil.
+func killedAt(file string) func(failpoint string) {
+	if file == "" {
+		return nil
+	}
+	return func(failpoint string) {
+		if name, err := os.ReadFile(file); err != nil || string(name) != failpoint || os.Remove(file) != nil {
+			return
+		}
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+		select {} // until the signal arrives
+	}
 }

@@ -986,8 +986,12 @@ type GPU struct {
 	Held        uint32    `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
 	Preemptions uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
 	// What nvshare could do for the tenants if they asked for it, for people; empty: nothing.
-	Hint          string  `protobuf:"bytes,31,opt,name=hint,proto3" json:"hint,omitempty"`
-	Others        *Others `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"` // only where StatusResponse.view is set
+	Hint   string  `protobuf:"bytes,34,opt,name=hint,proto3" json:"hint,omitempty"`
+	Others *Others `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"` // only where StatusResponse.view is set
+	// Of the scheduler's whole time. Latency tenants' grants beside others are in waits only.
+	Drains        *Spread `protobuf:"bytes,31,opt,name=drains,proto3" json:"drains,omitempty"`                        // from a revoke to the release
+	HandOvers     *Spread `protobuf:"bytes,32,opt,name=hand_overs,json=handOvers,proto3" json:"hand_overs,omitempty"` // from a release to the grant of who waited for it
+	Waits         *Spread `protobuf:"bytes,33,opt,name=waits,proto3" json:"waits,omitempty"`                          // from a client's request to its grant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1225,6 +1229,88 @@ func (x *GPU) GetOthers() *Others {
 	return nil
 }
 
+func (x *GPU) GetDrains() *Spread {
+	if x != nil {
+		return x.Drains
+	}
+	return nil
+}
+
+func (x *GPU) GetHandOvers() *Spread {
+	if x != nil {
+		return x.HandOvers
+	}
+	return nil
+}
+
+func (x *GPU) GetWaits() *Spread {
+	if x != nil {
+		return x.Waits
+	}
+	return nil
+}
+
+// Spread says how long something took.
+type Spread struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         uint64                 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	P50Ns         int64                  `protobuf:"varint,2,opt,name=p50_ns,json=p50Ns,proto3" json:"p50_ns,omitempty"` // half of them took that or less; up to an eighth too much; 0: there are none
+	P99Ns         int64                  `protobuf:"varint,3,opt,name=p99_ns,json=p99Ns,proto3" json:"p99_ns,omitempty"` // 99 % did
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Spread) Reset() {
+	*x = Spread{}
+	mi := &file_sched_api_control_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Spread) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Spread) ProtoMessage() {}
+
+func (x *Spread) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Spread.ProtoReflect.Descriptor instead.
+func (*Spread) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Spread) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Spread) GetP50Ns() int64 {
+	if x != nil {
+		return x.P50Ns
+	}
+	return 0
+}
+
+func (x *Spread) GetP99Ns() int64 {
+	if x != nil {
+		return x.P99Ns
+	}
+	return 0
+}
+
 // GPUModel is what the driver says of a GPU's kind, and of itself. Not known: empty.
 type GPUModel struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -1239,7 +1325,7 @@ type GPUModel struct {
 
 func (x *GPUModel) Reset() {
 	*x = GPUModel{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1337,7 @@ func (x *GPUModel) String() string {
 func (*GPUModel) ProtoMessage() {}
 
 func (x *GPUModel) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1350,7 @@ func (x *GPUModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUModel.ProtoReflect.Descriptor instead.
 func (*GPUModel) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GPUModel) GetBrand() string {
@@ -1330,7 +1416,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1428,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1441,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -1503,7 +1589,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1515,7 +1601,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1528,7 +1614,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1600,7 +1686,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1698,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1711,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Client) GetId() uint64 {
@@ -1903,7 +1989,7 @@ type Controls struct {
 
 func (x *Controls) Reset() {
 	*x = Controls{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +2001,7 @@ func (x *Controls) String() string {
 func (*Controls) ProtoMessage() {}
 
 func (x *Controls) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +2014,7 @@ func (x *Controls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Controls.ProtoReflect.Descriptor instead.
 func (*Controls) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Controls) GetSlices() string {
@@ -1986,7 +2072,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +2084,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +2097,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -2064,7 +2150,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2076,7 +2162,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2089,7 +2175,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Container) GetId() string {
@@ -2185,7 +2271,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2197,7 +2283,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2210,7 +2296,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -2276,7 +2362,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2374,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2387,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -2342,7 +2428,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2440,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2453,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DrainRequest) GetGpu() string {
@@ -2396,7 +2482,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2408,7 +2494,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2421,7 +2507,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DrainResponse) GetUuid() string {
@@ -2461,7 +2547,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2559,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2572,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -2514,7 +2600,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +2612,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +2625,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Change) GetUuid() string {
@@ -2598,6 +2684,7 @@ func (x *Change) GetNewSwapShare() uint32 {
 	return 0
 }
 
+// SuspendRequest names the tenant of Suspend and Resume.
 type SuspendRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As in SetMemoryLimitRequest.
@@ -2610,7 +2697,7 @@ type SuspendRequest struct {
 
 func (x *SuspendRequest) Reset() {
 	*x = SuspendRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2709,7 @@ func (x *SuspendRequest) String() string {
 func (*SuspendRequest) ProtoMessage() {}
 
 func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2722,7 @@ func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendRequest.ProtoReflect.Descriptor instead.
 func (*SuspendRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SuspendRequest) GetContainer() string {
@@ -2670,7 +2757,7 @@ type SuspendResponse struct {
 
 func (x *SuspendResponse) Reset() {
 	*x = SuspendResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2682,7 +2769,7 @@ func (x *SuspendResponse) String() string {
 func (*SuspendResponse) ProtoMessage() {}
 
 func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2695,7 +2782,7 @@ func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendResponse.ProtoReflect.Descriptor instead.
 func (*SuspendResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SuspendResponse) GetContainer() *Container {
@@ -2719,19 +2806,19 @@ func (x *SuspendResponse) GetGpus() []*Suspended {
 	return nil
 }
 
-// Suspended says what leaves one GPU.
+// Suspended says what leaves one GPU, or comes back to it.
 type Suspended struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // that were on the GPU
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // that were on the GPU; Resume: that are away from it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Suspended) Reset() {
 	*x = Suspended{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2743,7 +2830,7 @@ func (x *Suspended) String() string {
 func (*Suspended) ProtoMessage() {}
 
 func (x *Suspended) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2756,7 +2843,7 @@ func (x *Suspended) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspended.ProtoReflect.Descriptor instead.
 func (*Suspended) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Suspended) GetUuid() string {
@@ -2794,7 +2881,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2806,7 +2893,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2819,7 +2906,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -2861,7 +2948,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2873,7 +2960,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2886,7 +2973,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -2925,7 +3012,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2937,7 +3024,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2950,7 +3037,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -3010,7 +3097,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3022,7 +3109,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3035,7 +3122,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -3126,7 +3213,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3138,7 +3225,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3151,7 +3238,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -3192,7 +3279,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3204,7 +3291,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3217,7 +3304,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -3285,7 +3372,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3297,7 +3384,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3310,7 +3397,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -3358,7 +3445,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +3457,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +3470,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -3455,7 +3542,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3467,7 +3554,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3480,7 +3567,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -3514,7 +3601,7 @@ type JoinOverlapRequest struct {
 
 func (x *JoinOverlapRequest) Reset() {
 	*x = JoinOverlapRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3526,7 +3613,7 @@ func (x *JoinOverlapRequest) String() string {
 func (*JoinOverlapRequest) ProtoMessage() {}
 
 func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3539,7 +3626,7 @@ func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapRequest.ProtoReflect.Descriptor instead.
 func (*JoinOverlapRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *JoinOverlapRequest) GetId() string {
@@ -3565,7 +3652,7 @@ type JoinOverlapResponse struct {
 
 func (x *JoinOverlapResponse) Reset() {
 	*x = JoinOverlapResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3577,7 +3664,7 @@ func (x *JoinOverlapResponse) String() string {
 func (*JoinOverlapResponse) ProtoMessage() {}
 
 func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3590,7 +3677,7 @@ func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapResponse.ProtoReflect.Descriptor instead.
 func (*JoinOverlapResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *JoinOverlapResponse) GetDir() string {
@@ -3609,7 +3696,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3621,7 +3708,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3634,7 +3721,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -3652,7 +3739,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3664,7 +3751,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3677,7 +3764,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
 }
 
 type ReportPluginRequest struct {
@@ -3689,7 +3776,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3701,7 +3788,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3714,7 +3801,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -3732,7 +3819,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3744,7 +3831,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3757,7 +3844,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -3785,7 +3872,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3797,7 +3884,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3810,7 +3897,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -3932,7 +4019,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3944,7 +4031,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3957,7 +4044,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -4007,7 +4094,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4019,7 +4106,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4032,7 +4119,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -4094,7 +4181,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4106,7 +4193,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4119,7 +4206,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -4340,7 +4427,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xaf\a\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xb8\b\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -4373,8 +4460,16 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x05fault\x18\x1a \x01(\tR\x05fault\x12\x12\n" +
 	"\x04held\x18\x1b \x01(\rR\x04held\x12 \n" +
 	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12\x12\n" +
-	"\x04hint\x18\x1f \x01(\tR\x04hint\x12*\n" +
-	"\x06others\x18\x1e \x01(\v2\x12.nvshare.v1.OthersR\x06others\"\xbd\x01\n" +
+	"\x04hint\x18\" \x01(\tR\x04hint\x12*\n" +
+	"\x06others\x18\x1e \x01(\v2\x12.nvshare.v1.OthersR\x06others\x12*\n" +
+	"\x06drains\x18\x1f \x01(\v2\x12.nvshare.v1.SpreadR\x06drains\x121\n" +
+	"\n" +
+	"hand_overs\x18  \x01(\v2\x12.nvshare.v1.SpreadR\thandOvers\x12(\n" +
+	"\x05waits\x18! \x01(\v2\x12.nvshare.v1.SpreadR\x05waits\"L\n" +
+	"\x06Spread\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x04R\x05count\x12\x15\n" +
+	"\x06p50_ns\x18\x02 \x01(\x03R\x05p50Ns\x12\x15\n" +
+	"\x06p99_ns\x18\x03 \x01(\x03R\x05p99Ns\"\xbd\x01\n" +
 	"\bGPUModel\x12\x14\n" +
 	"\x05brand\x18\x01 \x01(\tR\x05brand\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12-\n" +
@@ -4721,14 +4816,15 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x16\n" +
 	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
 	"\x14EVENT_TYPE_UNMANAGED\x10\x15\x12\x16\n" +
-	"\x12EVENT_TYPE_OVERLAP\x10\x162\xc6\x06\n" +
+	"\x12EVENT_TYPE_OVERLAP\x10\x162\x89\a\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12<\n" +
 	"\x05Drain\x12\x18.nvshare.v1.DrainRequest\x1a\x19.nvshare.v1.DrainResponse\x12W\n" +
 	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12E\n" +
 	"\bSetShare\x12\x1b.nvshare.v1.SetShareRequest\x1a\x1c.nvshare.v1.SetShareResponse\x12B\n" +
-	"\aSuspend\x12\x1a.nvshare.v1.SuspendRequest\x1a\x1b.nvshare.v1.SuspendResponse\x12`\n" +
+	"\aSuspend\x12\x1a.nvshare.v1.SuspendRequest\x1a\x1b.nvshare.v1.SuspendResponse\x12A\n" +
+	"\x06Resume\x12\x1a.nvshare.v1.SuspendRequest\x1a\x1b.nvshare.v1.SuspendResponse\x12`\n" +
 	"\x11DescribeContainer\x12$.nvshare.v1.DescribeContainerRequest\x1a%.nvshare.v1.DescribeContainerResponse\x12N\n" +
 	"\vJoinOverlap\x12\x1e.nvshare.v1.JoinOverlapRequest\x1a\x1f.nvshare.v1.JoinOverlapResponse\x12Z\n" +
 	"\x0fForgetContainer\x12\".nvshare.v1.ForgetContainerRequest\x1a#.nvshare.v1.ForgetContainerResponse\x12Q\n" +
@@ -4748,7 +4844,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -4763,123 +4859,129 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*Setting)(nil),                   // 10: nvshare.v1.Setting
 	(*Piece)(nil),                     // 11: nvshare.v1.Piece
 	(*GPU)(nil),                       // 12: nvshare.v1.GPU
-	(*GPUModel)(nil),                  // 13: nvshare.v1.GPUModel
-	(*Swap)(nil),                      // 14: nvshare.v1.Swap
-	(*Promise)(nil),                   // 15: nvshare.v1.Promise
-	(*Client)(nil),                    // 16: nvshare.v1.Client
-	(*Controls)(nil),                  // 17: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 18: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 19: nvshare.v1.Container
-	(*Share)(nil),                     // 20: nvshare.v1.Share
-	(*SetRequest)(nil),                // 21: nvshare.v1.SetRequest
-	(*DrainRequest)(nil),              // 22: nvshare.v1.DrainRequest
-	(*DrainResponse)(nil),             // 23: nvshare.v1.DrainResponse
-	(*SetResponse)(nil),               // 24: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 25: nvshare.v1.Change
-	(*SuspendRequest)(nil),            // 26: nvshare.v1.SuspendRequest
-	(*SuspendResponse)(nil),           // 27: nvshare.v1.SuspendResponse
-	(*Suspended)(nil),                 // 28: nvshare.v1.Suspended
-	(*SetMemoryLimitRequest)(nil),     // 29: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 30: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 31: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 32: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 33: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 34: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 35: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 36: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 37: nvshare.v1.DescribeContainerResponse
-	(*JoinOverlapRequest)(nil),        // 38: nvshare.v1.JoinOverlapRequest
-	(*JoinOverlapResponse)(nil),       // 39: nvshare.v1.JoinOverlapResponse
-	(*ForgetContainerRequest)(nil),    // 40: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 41: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 42: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 43: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 44: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 45: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 46: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 47: nvshare.v1.Event
+	(*Spread)(nil),                    // 13: nvshare.v1.Spread
+	(*GPUModel)(nil),                  // 14: nvshare.v1.GPUModel
+	(*Swap)(nil),                      // 15: nvshare.v1.Swap
+	(*Promise)(nil),                   // 16: nvshare.v1.Promise
+	(*Client)(nil),                    // 17: nvshare.v1.Client
+	(*Controls)(nil),                  // 18: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 19: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 20: nvshare.v1.Container
+	(*Share)(nil),                     // 21: nvshare.v1.Share
+	(*SetRequest)(nil),                // 22: nvshare.v1.SetRequest
+	(*DrainRequest)(nil),              // 23: nvshare.v1.DrainRequest
+	(*DrainResponse)(nil),             // 24: nvshare.v1.DrainResponse
+	(*SetResponse)(nil),               // 25: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 26: nvshare.v1.Change
+	(*SuspendRequest)(nil),            // 27: nvshare.v1.SuspendRequest
+	(*SuspendResponse)(nil),           // 28: nvshare.v1.SuspendResponse
+	(*Suspended)(nil),                 // 29: nvshare.v1.Suspended
+	(*SetMemoryLimitRequest)(nil),     // 30: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 31: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 32: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 33: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 34: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 35: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 36: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 37: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 38: nvshare.v1.DescribeContainerResponse
+	(*JoinOverlapRequest)(nil),        // 39: nvshare.v1.JoinOverlapRequest
+	(*JoinOverlapResponse)(nil),       // 40: nvshare.v1.JoinOverlapResponse
+	(*ForgetContainerRequest)(nil),    // 41: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 42: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 43: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 44: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 45: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 46: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 47: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 48: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	12, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	19, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	20, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
 	11, // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
 	9,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
 	10, // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
 	7,  // 5: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
-	19, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
-	19, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	19, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	20, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	20, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
+	20, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	20, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	21, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
 	0,  // 10: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	16, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	18, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	17, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	19, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 13: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	44, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	15, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	14, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	13, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
+	45, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	16, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	15, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	14, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
 	8,  // 18: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
-	19, // 19: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	19, // 20: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 21: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 22: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	17, // 23: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	19, // 24: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	20, // 25: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 26: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 27: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 28: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	25, // 29: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 30: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 31: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	19, // 32: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
-	28, // 33: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
-	19, // 34: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	31, // 35: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 36: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 37: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	19, // 38: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	34, // 39: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	20, // 40: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	20, // 41: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	19, // 42: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	36, // 43: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	19, // 44: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	19, // 45: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	34, // 46: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	19, // 47: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	20, // 48: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	4,  // 49: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	47, // 50: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 51: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	19, // 52: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 53: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	21, // 54: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	22, // 55: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	29, // 56: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	32, // 57: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	26, // 58: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	35, // 59: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	38, // 60: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	40, // 61: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	42, // 62: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	45, // 63: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 64: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	24, // 65: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	23, // 66: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	30, // 67: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	33, // 68: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	27, // 69: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	37, // 70: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	39, // 71: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	41, // 72: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	43, // 73: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	46, // 74: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	64, // [64:75] is the sub-list for method output_type
-	53, // [53:64] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	13, // 19: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
+	13, // 20: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
+	13, // 21: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
+	20, // 22: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	20, // 23: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 24: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 25: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	18, // 26: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	20, // 27: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	21, // 28: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 29: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 30: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 31: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	26, // 32: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 33: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 34: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	20, // 35: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
+	29, // 36: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
+	20, // 37: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	32, // 38: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 39: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 40: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	20, // 41: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	35, // 42: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	21, // 43: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	21, // 44: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	20, // 45: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	37, // 46: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	20, // 47: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	20, // 48: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	35, // 49: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	20, // 50: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	21, // 51: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	4,  // 52: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	48, // 53: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 54: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	20, // 55: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 56: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	22, // 57: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	23, // 58: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	30, // 59: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	33, // 60: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	27, // 61: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	27, // 62: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	36, // 63: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	39, // 64: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	41, // 65: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	43, // 66: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	46, // 67: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 68: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	25, // 69: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	24, // 70: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	31, // 71: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	34, // 72: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	28, // 73: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	28, // 74: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	38, // 75: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	40, // 76: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	42, // 77: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	44, // 78: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	47, // 79: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	68, // [68:80] is the sub-list for method output_type
+	56, // [56:68] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -4887,16 +4989,16 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[21].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[24].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[27].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[22].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[25].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[28].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   43,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -14,6 +14,7 @@ type ControlService interface {
 	SetMemoryLimit(context.Context, *SetMemoryLimitRequest) (*SetMemoryLimitResponse, error)
 	SetShare(context.Context, *SetShareRequest) (*SetShareResponse, error)
 	Suspend(context.Context, *SuspendRequest) (*SuspendResponse, error)
+	Resume(context.Context, *SuspendRequest) (*SuspendResponse, error)
 	DescribeContainer(context.Context, *DescribeContainerRequest) (*DescribeContainerResponse, error)
 	JoinOverlap(context.Context, *JoinOverlapRequest) (*JoinOverlapResponse, error)
 	ForgetContainer(context.Context, *ForgetContainerRequest) (*ForgetContainerResponse, error)
@@ -65,6 +66,13 @@ func RegisterControlService(srv *ttrpc.Server, svc ControlService) {
 					return nil, err
 				}
 				return svc.Suspend(ctx, &req)
+			},
+			"Resume": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req SuspendRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Resume(ctx, &req)
 			},
 			"DescribeContainer": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req DescribeContainerRequest
@@ -158,6 +166,14 @@ func (c *controlClient) SetShare(ctx context.Context, req *SetShareRequest) (*Se
 func (c *controlClient) Suspend(ctx context.Context, req *SuspendRequest) (*SuspendResponse, error) {
 	var resp SuspendResponse
 	if err := c.client.Call(ctx, "nvshare.v1.Control", "Suspend", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *controlClient) Resume(ctx context.Context, req *SuspendRequest) (*SuspendResponse, error) {
+	var resp SuspendResponse
+	if err := c.client.Call(ctx, "nvshare.v1.Control", "Resume", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -45,6 +45,7 @@ type attachment struct {
 
 	answered bool // ATTACHED was sent
 	reserves bool // it reserves memory: its shim holds memory limits
+	outside  outside
 	held     bool // by a drained GPU: the core does not know what the client wants
 	wants    bool // while it is held
 }

@@ -83,6 +83,13 @@ func (s controlService) Suspend(ctx context.Context, req *api.SuspendRequest) (r
 	return resp, err
 }
 
+func (s controlService) Resume(ctx context.Context, req *api.SuspendRequest) (resp *api.SuspendResponse, err error) {
+	if askErr := s.d.ask(ctx, func() { resp, err = s.d.resume(req) }); askErr != nil {
+		return nil, askErr
+	}
+	return resp, err
+}
+
 func (s controlService) SetShare(ctx context.Context, req *api.SetShareRequest) (resp *api.SetShareResponse, err error) {
 	if askErr := s.d.ask(ctx, func() { resp, err = s.d.setShare(req) }); askErr != nil {
 		return nil, askErr
@@ -300,6 +307,7 @@ func (d *Daemon) status() *api.StatusResponse {
 			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
 			Drained: g.drained, Fault: g.fault, Held: d.held(g), Hint: d.overlapHint(s.Space),
 		}
+		g.turns.Fill(out)
 		r.Problems = append(r.Problems, d.drainProblems(g)...)
 		for i := range s.Tenants {
 			use := d.tenantUse(g, &s.Tenants[i])
@@ -332,6 +340,7 @@ func (d *Daemon) status() *api.StatusResponse {
 		strangers, seen := d.strangersStatus(g)
 		r.Unmanaged = append(r.Unmanaged, strangers...)
 		r.Problems = append(r.Problems, seen...)
+		r.Problems = append(r.Problems, d.outsideProblems(g)...)
 		var stuck []string
 		out.Swap, stuck = d.swapStatus(g)
 		r.Problems = append(r.Problems, stuck...)

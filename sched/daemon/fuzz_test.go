@@ -233,7 +233,9 @@ func callControl(d *Daemon, what uint8, body []byte) (err error) {
 	case 7:
 		var r api.SuspendRequest
 		if proto.Unmarshal(body, &r) == nil {
-			_, err = s.Suspend(ctx, &r)
+			if _, err = s.Suspend(ctx, &r); err == nil {
+				_, err = s.Resume(ctx, &r)
+			}
 		}
 	case 6:
 		var r api.StatusRequest

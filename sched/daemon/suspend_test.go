@@ -15,8 +15,18 @@ import (
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// suspendSelf suspends the user whose processes the test has.
+// suspendSelf suspends the user whose processes the test has, and resumeSelf resumes it.
 func suspendSelf(t *testing.T, s *scheduler) (*api.SuspendResponse, error) {
+	t.Helper()
+	return moveSelf(t, s, (*api.Conn).Suspend)
+}
+
+func resumeSelf(t *testing.T, s *scheduler) (*api.SuspendResponse, error) {
+	t.Helper()
+	return moveSelf(t, s, (*api.Conn).Resume)
+}
+
+func moveSelf(t *testing.T, s *scheduler, move func(*api.Conn, context.Context, *api.SuspendRequest) (*api.SuspendResponse, error)) (*api.SuspendResponse, error) {
 	t.Helper()
 	c, err := api.Dial(context.Background(), s.dir)
 	if err != nil {
@@ -24,7 +34,7 @@ func suspendSelf(t *testing.T, s *scheduler) (*api.SuspendResponse, error) {
 	}
 	defer c.Close()
 	uid := uint32(os.Getuid())
-	return c.Suspend(context.Background(), &api.SuspendRequest{Uid: &uid})
+	return move(c, context.Background(), &api.SuspendRequest{Uid: &uid})
 }
 
 // A tenant that is suspended while it holds the GPU is asked for the grant, gets host
@@ -65,6 +75,51 @@ func TestSuspend(t *testing.T) {
 		c := a.status(s)
 		return !c.Suspended && c.ResidentBytes == 256*mib && !c.Moving
 	})
+}
+
+// A suspended tenant that is resumed gets a grant that it did not ask for, with room for
+// its memory. Resuming it once more meanwhile is no error, and afterwards there is nothing
+// to resume.
+func TestResume(t *testing.T) {
+	s := start(t, t.TempDir(), swapping)
+	a := newSwapper(t, s)
+	a.allocates(256 * mib)
+	a.request()
+	e := a.granted()
+	a.in(e)
+	s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
+	nothing := func(when string) {
+		t.Helper()
+		if _, err := resumeSelf(t, s); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "is not suspended") {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	nothing("before it is suspended")
+	if _, err := suspendSelf(t, s); err != nil {
+		t.Fatal(err)
+	}
+	a.want(wire.TypeRevoke)
+	a.release(e)
+	a.awaitLess(s, 1)
+	s.await("host memory", func(*api.StatusResponse) bool { return a.status(s).ArenaBytes >= 256*mib })
+	a.out()
+	s.await("it is suspended", func(*api.StatusResponse) bool { return a.status(s).Suspended && a.status(s).AwayBytes >= 256*mib-1 })
+	for range 2 {
+		r, err := resumeSelf(t, s)
+		if err != nil || len(r.Gpus) != 1 || r.Gpus[0].Bytes < 256*mib-1 {
+			t.Fatalf("%v, %v", r, err)
+		}
+	}
+	e = a.granted()
+	if a.page.Room(0) != 256*mib {
+		t.Errorf("room for %d MiB at the grant", a.page.Room(0)>>20)
+	}
+	a.in(e)
+	s.await("it is back", func(*api.StatusResponse) bool {
+		c := a.status(s)
+		return !c.Suspended && c.ResidentBytes == 256*mib && !c.Moving
+	})
+	nothing("when it is back")
 }
 
 // Without swapping, or with less host memory than that needs, it says so and nothing changes.

@@ -74,6 +74,7 @@ func (d *Daemon) lookForStrangers() {
 		d.do(func() {
 			d.noteFaults(samples)
 			d.noteFilled(samples)
+			d.noteUse(samples)
 			d.finishLook(found, err)
 		})
 	})

@@ -19,6 +19,7 @@ func (d *Daemon) openPage() (err error) {
 
 // servePage answers until ctx is done.
 func (d *Daemon) servePage(ctx context.Context) {
+	d.log.Infof("page: http://%s/", d.page.Addr())
 	if err := d.page.Serve(ctx); err != nil && ctx.Err() == nil {
 		d.log.WithError(err).Error("page: no longer served")
 	}

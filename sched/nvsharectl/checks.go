@@ -34,6 +34,7 @@ var checks = []struct {
 	{"health", checkHealth},
 	{"controls", checkControls},
 	{"socket", checkSocket},
+	{"container", checkInside},
 	{"status", checkView},
 	{"shim", checkShim},
 	{"cdi", checkCDI},
@@ -43,7 +44,10 @@ var checks = []struct {
 	{"swap", checkSwap},
 	{"hugepages", checkHugePages},
 	{"selinux", checkSELinux},
+	{"apparmor", checkAppArmor},
+	{"mig", checkMIG},
 	{"mps", checkMPS},
+	{"image", checkImage},
 }
 
 func (p *patient) examine() (all []finding) {
@@ -84,16 +88,6 @@ func checkScheduler(p *patient) []finding {
 		return found(fail, "systemctl start nvshare-scheduler", "%v", p.whyNot)
 	}
 	return found(pass, "", "answers on %s, up %v, %d GPUs", api.SocketPath(p.runDir), time.Duration(p.status.UptimeNs).Round(time.Second), len(p.status.Gpus))
-}
-
-func checkVersion(p *patient) []finding {
-	switch {
-	case p.status == nil:
-		return nil
-	case p.status.Version != api.Version:
-		return found(warn, "systemctl restart nvshare-scheduler nvshare-plugin", "the scheduler is %s, nvsharectl is %s", p.status.Version, api.Version)
-	}
-	return found(pass, "", "scheduler and nvsharectl are %s", api.Version)
 }
 
 func checkHealth(p *patient) (all []finding) {
@@ -254,19 +248,4 @@ func checkSwap(p *patient) []finding {
 		return found(warn, "nvshare-scheduler --swap-memory with less", "swapping may pin %s of this host's %s", size(limit), size(has))
 	}
 	return found(pass, "", "at most %s of host memory", size(limit))
-}
-
-func checkSELinux(p *patient) []finding {
-	text, err := os.ReadFile(p.at("/sys/fs/selinux/enforce"))
-	if err != nil || strings.TrimSpace(string(text)) != "1" {
-		return nil // nothing to say where it is not used
-	}
-	return found(warn, "podman run --security-opt label=disable", "SELinux enforces: it keeps labelled containers from the sockets and the shim")
-}
-
-func checkMPS(p *patient) []finding {
-	if _, err := os.Stat(p.at("/tmp/nvidia-mps/control")); err != nil {
-		return nil
-	}
-	return found(warn, "echo quit | nvidia-cuda-mps-control", "an MPS server of the host runs: its clients are one process for the GPU")
 }

@@ -42,14 +42,19 @@ type patient struct {
 	whyNot  error                                        // then
 	program func(shim string) (stderr string, err error) // runs a program under the shim
 	runtime func() (version string, err error)           // asks containerd
+	inside  func(dir string) error                       // connects from a container that has this directory
+	smi     func() (string, error)                       // asks the driver about modes
+	plugins func() []string                              // the versions of those that run
+	image   string                                       // of programs to come, or its root; "": none
+	mount   func(image string) (dir string, leave func(), err error)
 }
 
 // at returns a path of the host.
 func (p *patient) at(path string) string { return cdi.OnHost(p.root, path) }
 
 type doctorFlags struct {
-	output, simGPU, shim string
-	wait                 time.Duration
+	output, simGPU, shim, image string
+	wait                        time.Duration
 }
 
 func doctorCommand(root *rootFlags, io streams) *cobra.Command {
@@ -62,6 +67,7 @@ everybody needs) or FAIL, with the command that mends it. Exit status 1: a check
 failed. With --wait it tries again until none fails.`,
 		Example: `  sudo nvsharectl doctor
   sudo nvsharectl doctor --wait 60      after an installation
+  sudo nvsharectl doctor --image docker.io/pytorch/pytorch
   sudo nvsharectl doctor test           two programs prove share, limits and swapping
   sudo nvsharectl doctor bundle         a file for a bug report`,
 		Args: cobra.NoArgs,
@@ -72,7 +78,8 @@ failed. With --wait it tries again until none fails.`,
 	fs.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where the plugin or the installation puts it)")
 	cmd.Flags().StringVarP(&f.output, "output", "o", "text", "`text|json|yaml`")
 	cmd.Flags().Var((*durationFlag)(&f.wait), "wait", "try again for this `time`, in seconds or with a unit, until no check fails")
-	cmd.AddCommand(bundleCommand(root, f, io), trialCommand(root, f, io), probeCommand(io))
+	cmd.Flags().StringVar(&f.image, "image", "", "also look whether programs of this `image` can load the shim: an image that podman has, or a directory with its files")
+	cmd.AddCommand(bundleCommand(root, f, io), trialCommand(root, f, io), probeCommand(io), insideCommand())
 	return cmd
 }
 
@@ -110,7 +117,8 @@ func conclude(io streams, output string, all []finding) error {
 
 // patient looks at this host.
 func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
-	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, runtime: containerdVersion}
+	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, runtime: containerdVersion,
+		inside: connectInside, smi: askSMI, plugins: pluginVersions, image: f.image, mount: mountImage}
 	p.whyNot = call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
 		p.status, err = c.Status(ctx, &api.StatusRequest{})
 		return err

@@ -53,6 +53,11 @@ func host(t *testing.T) *patient {
 	put("/etc/containerd/config.toml", "version = 3\n[plugins.'io.containerd.nri.v1.nri']\n  disable = false\n[plugins.'x']\n  disable = true\n")
 	r := sample()
 	r.Version = api.Version
+	for _, g := range r.Gpus {
+		for _, c := range g.Clients {
+			c.ShimVersion = api.Version
+		}
+	}
 	answer, err := proto.Marshal(&api.StatusResponse{View: &api.View{}})
 	if err != nil {
 		t.Fatal(err)
@@ -62,6 +67,10 @@ func host(t *testing.T) *patient {
 		ctx: context.Background(), runDir: "/run/nvshare", root: root, status: r,
 		program: func(string) (string, error) { return "", nil },
 		runtime: func() (string, error) { return "containerd containerd.io v2.1.0 abc", nil },
+		inside:  func(string) error { return nil },
+		smi:     func() (string, error) { return "0, Disabled, Default\n1, [N/A], Default\n", nil },
+		plugins: func() []string { return []string{api.Version} },
+		mount:   func(string) (string, func(), error) { return "", nil, errors.New("no such image") },
 	}
 }
 
@@ -96,7 +105,39 @@ func TestDoctor(t *testing.T) {
 		"not root": {func(_ *testing.T, p *patient) {
 			p.status, p.whyNot = nil, &api.UnreachableError{Path: "x", Err: fs.ErrPermission}
 		}, "scheduler", warn, "for root"},
-		"skew":      {func(_ *testing.T, p *patient) { p.status.Version = "0.0.9" }, "version", warn, "0.0.9"},
+		"skew":          {func(_ *testing.T, p *patient) { p.status.Version = "0.0.9" }, "version", warn, "0.0.9"},
+		"an old plugin": {func(_ *testing.T, p *patient) { p.plugins = func() []string { return []string{"0.0.8"} } }, "version", warn, "the plugin that runs is 0.0.8"},
+		"old shims": {func(_ *testing.T, p *patient) {
+			p.status.Gpus[0].Clients[0].ShimVersion, p.status.Gpus[0].Clients[1].ShimVersion = "0.0.7", "0.0.7"
+		}, "version", warn, "shims are 0.0.7 in 2 processes"},
+		"not from a container": {func(_ *testing.T, p *patient) {
+			p.inside = func(dir string) error { return errors.New("connect: permission denied") }
+		}, "container", fail, "permission denied"},
+		"MIG without devices": {func(_ *testing.T, p *patient) {
+			p.smi = func() (string, error) { return "0, Enabled, Default\n", nil }
+		}, "mig", fail, "has no MIG device"},
+		"for one process": {func(_ *testing.T, p *patient) {
+			p.smi = func() (string, error) { return "0, [N/A], Exclusive_Process\n", nil }
+		}, "mig", fail, "Exclusive_Process"},
+		"MPS":           {func(t *testing.T, p *patient) { write(t, p, "/proc/77/comm", "nvidia-cuda-mps\n") }, "mps", warn, "pid 77"},
+		"MPS of before": {func(t *testing.T, p *patient) { write(t, p, "/tmp/nvidia-mps/control", "") }, "mps", warn, "MPS server"},
+		"AppArmor": {func(t *testing.T, p *patient) {
+			write(t, p, "/sys/module/apparmor/parameters/enabled", "Y\n")
+			write(t, p, "/var/log/kern.log", "x\nkernel: audit: apparmor=\"DENIED\" operation=\"connect\" profile=\"strict\" name=\"/run/nvshare/tenant/scheduler.sock\"\n")
+		}, "apparmor", fail, "scheduler.sock"},
+		"SELinux denies": {func(t *testing.T, p *patient) {
+			write(t, p, "/sys/fs/selinux/enforce", "1")
+			write(t, p, "/var/log/audit/audit.log", "type=AVC msg=audit(1): avc:  denied  { execute } for path=\"/usr/lib/nvshare/libnvshare.so\"\n")
+		}, "selinux", fail, "libnvshare.so"},
+		"musl": {func(t *testing.T, p *patient) {
+			write(t, p, "/image/lib/ld-musl-x86_64.so.1", "")
+			p.image = p.root + "/image"
+		}, "image", fail, "musl"},
+		"no libc": {func(t *testing.T, p *patient) {
+			write(t, p, "/image/bin/app", "")
+			p.image = p.root + "/image"
+		}, "image", warn, "no C library"},
+		"no image":  {func(_ *testing.T, p *patient) { p.image = "nowhere:latest" }, "image", fail, "no such image"},
 		"a problem": {func(_ *testing.T, p *patient) { p.status.Problems = []string{"GPU 0: x is fenced"} }, "health", fail, "fenced"},
 		"a driver that refuses": {func(_ *testing.T, p *patient) {
 			g := p.status.Gpus[0]
@@ -153,6 +194,52 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
+// The C library of an image is found inside the image, also by absolute links.
+func TestImage(t *testing.T) {
+	own := ""
+	for _, path := range glibcFiles {
+		if _, err := os.Stat("/" + path); err == nil {
+			own = "/" + path
+		}
+	}
+	if own == "" {
+		t.Skip("LEFT OUT: this machine has another C library than glibc")
+	}
+	text, err := os.ReadFile(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	if err := errors.Join(os.MkdirAll(root+"/usr/lib64", 0o755), os.WriteFile(root+"/usr/lib64/libc.so.6", text, 0o755), os.Symlink("/usr/lib64", root+"/lib64")); err != nil {
+		t.Fatal(err)
+	}
+	if f := judgeLibc("image", root); f[0].Level != pass || !strings.Contains(f[0].Text, "glibc 2.") {
+		t.Errorf("%+v", f)
+	}
+	outside := t.TempDir()
+	if err := os.Symlink(own, outside+"/libc.so.6"); err != nil {
+		t.Fatal(err)
+	}
+	if f := judgeLibc("image", outside); f[0].Level == pass {
+		t.Errorf("a link that leads outside: %+v", f)
+	}
+}
+
+// An MPS daemon that the scheduler started for an overlap group is in nobody's way, and MIG
+// devices that are there are as good as GPUs.
+func TestDoctorKnowsItsOwn(t *testing.T) {
+	p := host(t)
+	write(t, p, "/proc/78/comm", "nvidia-cuda-mps\n")
+	write(t, p, "/proc/78/environ", "A=b\x00CUDA_MPS_PIPE_DIRECTORY=/run/nvshare/overlap/x\x00")
+	write(t, p, "/proc/driver/nvidia/capabilities/gpu0/mig/gi3/access", "")
+	p.smi = func() (string, error) { return "0, Enabled, Default\n", nil }
+	for _, f := range p.examine() {
+		if f.Level != pass && f.Check != "cdi" {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
 func TestDoctorCommand(t *testing.T) {
 	f := &fake{status: sample(), events: func(req *api.EventsRequest) *api.EventsResponse {
 		if req.Since != 0 {
@@ -204,5 +291,45 @@ func TestDoctorCommand(t *testing.T) {
 	}
 	if code, _, errs := ctl("doctor", "bundle", file, "--run-dir", dir); code != exitFailed || !strings.Contains(errs, "exists") {
 		t.Errorf("a file is overwritten: exit %d, %s", code, errs)
+	}
+}
+
+// A program in namespaces of its own, with no rights, connects where it may, and nowhere else.
+func TestInsideAContainer(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "tenant")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "scheduler.sock")
+	l, err := net.Listen("unixpacket", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	mode := func(path string, mode os.FileMode) {
+		t.Helper()
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mode(socket, 0o666)
+	if err := connectInside(dir); err != nil {
+		if errors.Is(err, errNotTried) {
+			t.Skipf("LEFT OUT: this machine gives root no namespaces: %v", err)
+		}
+		t.Fatal(err)
+	}
+	mode(dir, 0o700)
+	if err := connectInside(dir); err == nil || !strings.Contains(err.Error(), "permission denied") {
+		t.Errorf("through a directory that is closed: %v", err)
+	}
+	mode(dir, 0o755)
+	mode(socket, 0o600)
+	if err := connectInside(dir); err == nil || !strings.Contains(err.Error(), "permission denied") {
+		t.Errorf("to a socket that is closed: %v", err)
+	}
+	l.Close()
+	if err := connectInside(dir); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("to no socket: %v", err)
 	}
 }

@@ -78,6 +78,24 @@ type gpuJSON struct {
 	Promises []promiseJSON `json:"promises"`
 	Swap     *swapJSON     `json:"swap,omitempty"`   // nothing is swapped without it
 	Others   *othersJSON   `json:"others,omitempty"` // only with a view
+	// Since the scheduler's start; absent: by an older scheduler.
+	Drains    *spreadJSON `json:"drains,omitempty"`     // from a revoke to the release
+	HandOvers *spreadJSON `json:"hand_overs,omitempty"` // from a release to the grant of who waited for it
+	Waits     *spreadJSON `json:"waits,omitempty"`      // from a client's request to its grant
+}
+
+// spreadJSON says how long something took. Percentiles are up to an eighth too long.
+type spreadJSON struct {
+	Count      uint64  `json:"count"`
+	P50Seconds float64 `json:"p50_seconds"`
+	P99Seconds float64 `json:"p99_seconds"`
+}
+
+func newSpread(s *api.Spread) *spreadJSON {
+	if s == nil {
+		return nil
+	}
+	return &spreadJSON{s.Count, seconds(s.P50Ns), seconds(s.P99Ns)}
 }
 
 // promiseJSON is a container's promised part of a GPU. With an empty id it is that of a
@@ -235,6 +253,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		out.Effective = api.AntiThrash(g.EffectiveMode)
 	}
 	out.Swap = newSwapJSON(g.Swap)
+	out.Drains, out.HandOvers, out.Waits = newSpread(g.Drains), newSpread(g.HandOvers), newSpread(g.Waits)
 	if o := g.Others; o != nil {
 		out.Others = &othersJSON{o.Tenants, o.Clients, o.Holding, o.Waiting, float64(o.GotPermille) / 1000, o.CoreRequest, o.MemoryBytes}
 	}

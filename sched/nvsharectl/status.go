@@ -28,7 +28,8 @@ WAITED  the part of the same five seconds in which it wanted the GPU and had no
         grant
 MEMORY  what it has reserved of the GPU's memory, and of which limit
 
-With -o wide also:
+With -o wide also, for each GPU, how many drains, hand-overs and waits for a grant there
+were, their median and 99th percentile; and
 
 DEBT          the time that it used above its core limit and has to make up for
 LONGEST WAIT  its longest wait for a grant in the latest minute

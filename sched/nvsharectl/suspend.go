@@ -13,19 +13,44 @@ import (
 )
 
 func suspendCommand(root *rootFlags, io streams) *cobra.Command {
-	gpu := ""
-	cmd := &cobra.Command{
-		Use:   "suspend TENANT [--gpu N]",
-		Short: "Move a tenant's memory off the GPU until it calls CUDA again",
-		Long: `suspend moves all memory of a tenant that can be moved off the GPU to host memory,
+	cmd := tenantMove(root, io, (*api.Conn).Suspend, describeSuspend)
+	cmd.Use = "suspend TENANT [--gpu N]"
+	cmd.Short = "Move a tenant's memory off the GPU until it calls CUDA again"
+	cmd.Long = `suspend moves all memory of a tenant that can be moved off the GPU to host memory,
 also if nobody needs the room. Each process comes back by itself when it calls CUDA
-again, in its turn, with its memory at the same addresses. One that works now goes on at
-its next call, so suspend is for tenants that are idle.
+again, in its turn, with its memory at the same addresses; nvsharectl resume brings it back
+before. A process that works now goes on at its next call, so suspend is for tenants that
+are idle.
 
 What stays on the GPU: the contexts of its processes, some 500 MiB each, and memory that
-cannot be moved (FIXED in the status with -o wide). It needs --swap-memory.`,
-		Example: `  nvsharectl suspend ml/notebook/main
-  nvsharectl suspend 1000 --gpu 0    the processes of user 1000 outside containers`,
+cannot be moved (FIXED in the status with -o wide). It needs --swap-memory.`
+	cmd.Example = `  nvsharectl suspend ml/notebook/main
+  nvsharectl suspend 1000 --gpu 0    the processes of user 1000 outside containers`
+	return cmd
+}
+
+func resumeCommand(root *rootFlags, io streams) *cobra.Command {
+	cmd := tenantMove(root, io, (*api.Conn).Resume, describeResume)
+	cmd.Use = "resume TENANT [--gpu N]"
+	cmd.Short = "Bring a suspended tenant's memory back to the GPU"
+	cmd.Long = `resume brings the memory of a tenant back to the GPU that nvsharectl suspend, or the room
+that others needed, has taken off it. Each process waits for its turn as if it had called
+CUDA, and moves its memory in when the turn comes. Then it is idle, and gives the GPU back
+to those that wait. If they need the room, its memory may leave again.
+
+The command does not wait for the turn: nvsharectl status shows when the memory is back.
+Running it again changes nothing. It fails if none of the tenant's memory is off the GPU.
+A process without a connection to the scheduler comes back when it calls CUDA.`
+	cmd.Example = `  nvsharectl resume ml/notebook/main
+  nvsharectl resume 1000 --gpu 0     the processes of user 1000 outside containers`
+	return cmd
+}
+
+// tenantMove returns a command that moves the memory of the tenant that it is given, and
+// prints what the answer says.
+func tenantMove(root *rootFlags, io streams, move func(*api.Conn, context.Context, *api.SuspendRequest) (*api.SuspendResponse, error), describe func(*api.SuspendResponse) []string) *cobra.Command {
+	gpu := ""
+	cmd := &cobra.Command{
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &api.SuspendRequest{Container: args[0], Gpu: gpu}
@@ -35,12 +60,12 @@ cannot be moved (FIXED in the status with -o wide). It needs --swap-memory.`,
 			}
 			var resp *api.SuspendResponse
 			if err := call(cmd.Context(), root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
-				resp, err = c.Suspend(ctx, req)
+				resp, err = move(c, ctx, req)
 				return err
 			}); err != nil {
 				return err
 			}
-			for _, line := range describeSuspend(resp) {
+			for _, line := range describe(resp) {
 				fmt.Fprintln(io.out, line)
 			}
 			return nil
@@ -55,6 +80,15 @@ func describeSuspend(resp *api.SuspendResponse) (lines []string) {
 	who := printable(api.Tenant(resp.Container, resp.Uid))
 	for _, g := range resp.Gpus {
 		lines = append(lines, fmt.Sprintf("GPU %d, %s: %s leave the GPU until it calls CUDA again; its context stays", g.Index, who, size(g.Bytes)))
+	}
+	return lines
+}
+
+// describeResume says how much comes back to each GPU, a line for each.
+func describeResume(resp *api.SuspendResponse) (lines []string) {
+	who := printable(api.Tenant(resp.Container, resp.Uid))
+	for _, g := range resp.Gpus {
+		lines = append(lines, fmt.Sprintf("GPU %d, %s: %s come back to the GPU in its turn", g.Index, who, size(g.Bytes)))
 	}
 	return lines
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
@@ -27,7 +28,7 @@ func printWide(io streams, r *api.StatusResponse) {
 			fmt.Sprint(count(g, api.ClientState_CLIENT_STATE_WAITING)), longestWaiting(g),
 			time.Duration(g.QuantumNs).String(), antiThrash(g), size(reserved(g))+"/"+size(g.MemoryBytes),
 			fmt.Sprint(g.Grants), fmt.Sprint(fenced))
-		for _, text := range []string{drainedOf(g), wayOf(g), promisedOf(g), limitsOf(g), g.Hint, othersOf(g)} {
+		for _, text := range []string{drainedOf(g), wayOf(g), tookOf(g), promisedOf(g), limitsOf(g), g.Hint, othersOf(g)} {
 			if text != "" {
 				notes = append(notes, fmt.Sprintf("GPU %d: %s", g.Index, text))
 			}
@@ -58,6 +59,20 @@ func printWide(io streams, r *api.StatusResponse) {
 			}
 		}
 	}
+}
+
+// tookOf says how long turns take to begin and to end.
+func tookOf(g *api.GPU) string {
+	var parts []string
+	for _, s := range []struct {
+		name string
+		took *api.Spread
+	}{{"drains", g.Drains}, {"hand-overs", g.HandOvers}, {"waits", g.Waits}} {
+		if s.took.GetCount() > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s p50 %s p99 %s", s.took.Count, s.name, brief(s.took.P50Ns), brief(s.took.P99Ns)))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 func (t *tenant) addWide(to *table, g *api.GPU) {

@@ -143,6 +143,15 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || !strings.Contains(out, `"--default-memory-limit=8Gi","--gang-namespaces=","--latency-namespaces=prod","--max-weight=100"]`) {
 		t.Errorf("bounds of what pods ask for: %v\n%s", err, out)
 	}
+	out, err = helm("template", "nvshare", chart, "--set", "metrics.enabled=true,metrics.prometheusRule=true,metrics.dashboard=true")
+	check(t, err)
+	made := objects(t, out)
+	if _, there := made["PrometheusRule nvshare"]["spec"].(map[string]any)["groups"]; !there {
+		t.Errorf("the alert rules are %v", made["PrometheusRule nvshare"])
+	}
+	if data, _ := made["ConfigMap nvshare-dashboard"]["data"].(map[string]any); !json.Valid([]byte(fmt.Sprint(data["nvshare.json"]))) {
+		t.Errorf("the dashboard is %v", data)
+	}
 	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=stop")
 	if err != nil || !strings.Contains(out, `["--host-root=/host","--audit=stop"]`) || strings.Count(out, `add: ["KILL"]`) != 1 {
 		t.Errorf("audit=stop: %v\n%s", err, out)

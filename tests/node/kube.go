@@ -172,6 +172,7 @@ maxPods: 150
 kubeAPIQPS: 200
 kubeAPIBurst: 400
 registryPullQPS: 0
+crashLoopBackOff: {maxContainerRestartPeriod: 1s} # tests kill the driver often
 `))
 
 func (k *Kubernetes) writeConfigs() error {

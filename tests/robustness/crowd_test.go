@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/wire"
 	"github.com/nvshare/nvshare/tests/judge"
 )
@@ -176,18 +177,26 @@ func (s *site) usersCount() {
 	}
 }
 
-// grants returns how many grants a tenant has had.
-func (s *site) grants(x *tenant) (n uint64, err error) {
+// client returns what the status says of a tenant's process.
+func (s *site) client(x *tenant) (*api.Client, error) {
 	r, err := s.status()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	for _, c := range r.Gpus[0].Clients {
-		if x.cmd.Process.Pid == int(c.Pid) {
-			return c.Grants, nil
+	for _, g := range r.Gpus {
+		for _, c := range g.Clients {
+			if x.cmd.Process.Pid == int(c.Pid) {
+				return c, nil
+			}
 		}
 	}
-	return 0, fmt.Errorf("%s is not attached", x.name)
+	return nil, fmt.Errorf("%s is not attached", x.name)
+}
+
+// grants returns how many grants a tenant has had.
+func (s *site) grants(x *tenant) (uint64, error) {
+	c, err := s.client(x)
+	return c.GetGrants(), err
 }
 
 // expectTurns waits until each tenant has had more turns.

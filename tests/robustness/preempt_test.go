@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/tests/judge"
 )
 
 // longKernels has a tenant launch kernels of that length, one after the other.
@@ -42,6 +43,68 @@ func (s *site) drains(since time.Time) (cut, whole []time.Duration) {
 		}
 	}
 	return cut, whole
+}
+
+// registrations counts the programs of a tenant's process that have become clients.
+func (s *site) registrations(x *tenant) (n int, err error) {
+	conn, err := api.Dial(s.t.Context(), filepath.Join(s.dir, "run"))
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	r, err := conn.Events(s.t.Context(), &api.EventsRequest{})
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range r.Events {
+		if e.Type == api.EventType_EVENT_TYPE_REGISTER && int(e.Pid) == x.cmd.Process.Pid {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// A process calls exec() while its channels are off: its work is gone with its context, the
+// others' turns go on, and the new program is a client like any other. So it is when
+// exec() comes during a turn.
+func TestExecWhileChannelsAreOff(t *testing.T) {
+	s := newSite(t)
+	s.startScheduler()
+	began := judge.Now()
+	x := s.startTenant("execs", longKernels(10*time.Minute))
+	other := s.startTenant("other")
+	s.awaitAttached(2)
+	for i, state := range []api.ClientState{api.ClientState_CLIENT_STATE_WAITING, api.ClientState_CLIENT_STATE_WAITING, api.ClientState_CLIENT_STATE_HOLDING} {
+		var had uint64
+		preempted := func() error {
+			c, err := s.client(x)
+			if err == nil && (c.Preemptions == had || c.State != state) {
+				err = fmt.Errorf("%d preemptions, state %v", c.Preemptions, c.State)
+			}
+			return err
+		}
+		s.until("its kernel was preempted", preempted)
+		s.check(x.cmd.Process.Signal(syscall.SIGUSR2))
+		s.until("the new program has registered", func() error {
+			n, err := s.registrations(x)
+			if err == nil && n != 2+i {
+				err = fmt.Errorf("%d programs have", n)
+			}
+			return err
+		})
+		c, err := s.client(x)
+		s.check(err)
+		had = c.Preemptions
+		s.until("the new program's kernel was preempted", preempted)
+		s.expectTurns(3, other)
+	}
+	s.expectAlive()
+	s.expectAlone(began)
+	r, err := s.status()
+	s.check(err)
+	if r.Gpus[0].Fences != 0 || r.Clients != 2 {
+		t.Errorf("%d fences, %d clients", r.Gpus[0].Fences, r.Clients)
+	}
 }
 
 // Tenants whose kernels take a second, and one with short kernels, have turns of 20 ms: a

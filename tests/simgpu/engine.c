@@ -150,6 +150,7 @@ void sim_advance(int gpu, uint64_t now)
 				continue;
 			if ((!s->off && in_gap(s)) || (one((int)i, served) && wants(&sim_st->slot[i], gpu) && !g->switch_left)) {
 				goes(s, g->at);
+				s->ran += in_gap(s) ? 0 : step;
 				s->v += step;
 			} else {
 				stood_still(&sim_st->slot[i], gpu, g->at, step);

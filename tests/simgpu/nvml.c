@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 #include <unistd.h>
 
 #define API __attribute__((visibility("default"))) nvmlReturn_t
@@ -413,27 +414,45 @@ typedef struct {
 	unsigned smUtil, memUtil, encUtil, decUtil;
 } nvmlProcessUtilizationSample_t;
 
-/* Everybody is at 100 while the GPU is busy; older samples are not kept. */
+/*
+ * What a process had of the GPU since the caller's question before. (The real driver has
+ * one sample of each process, of its latest period, which is a second at most.)
+ */
 API nvmlDeviceGetProcessUtilization(nvmlDevice_t d, nvmlProcessUtilizationSample_t *out, unsigned *n,
 				    unsigned long long since)
 {
-	nvmlProcessInfo_t all[64];
-	unsigned found = 64, room;
+	static struct sim_user users[SIM_MAX_SLOTS];
+	static struct reading { uint64_t process, ran, at; } before[SIM_MAX_GPUS][SIM_MAX_SLOTS];
+	uint64_t now = sim_now();
+	unsigned busy = 0, room;
+	struct timespec day;
+	int found;
 
 	(void)since;
 	NEED(valid(d) && n);
-	if (nvmlDeviceGetComputeRunningProcesses_v3(d, &found, all) == INSUFFICIENT_SIZE)
-		found = 64;
-	if (!sim_busy(d->gpu) || !found)
-		return NOT_FOUND;
 	room = out ? *n : 0;
-	*n = found;
-	if (found > room)
-		return INSUFFICIENT_SIZE;
-	for (unsigned i = 0; i < found; i++)
-		out[i] = (nvmlProcessUtilizationSample_t){ .pid = all[i].pid, .timeStamp = sim_now() / 1000,
-							   .smUtil = 100 };
-	return SUCCESS;
+	clock_gettime(CLOCK_REALTIME, &day);
+	pthread_mutex_lock(&mu);
+	found = sim_users(d->gpu, users, SIM_MAX_SLOTS);
+	for (int i = 0; i < found && i < SIM_MAX_SLOTS; i++) {
+		struct reading *r = &before[d->gpu][users[i].process >> 32];
+		uint64_t ran = users[i].ran - (r->process == users[i].process ? r->ran : 0);
+		uint64_t took = r->process == users[i].process ? now - r->at : ran;
+
+		if (!ran || !took)
+			continue;
+		if (busy < room) {
+			out[busy] = (nvmlProcessUtilizationSample_t){
+				.pid = users[i].pid, .smUtil = (unsigned)(100 * ran / took),
+				.timeStamp = (unsigned long long)day.tv_sec * 1000000 + (unsigned long long)day.tv_nsec / 1000,
+			};
+			*r = (struct reading){ users[i].process, users[i].ran, now };
+		}
+		busy++;
+	}
+	pthread_mutex_unlock(&mu);
+	*n = busy;
+	return !busy ? NOT_FOUND : busy > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
 typedef struct {
@@ -447,8 +466,8 @@ typedef struct {
 
 API nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t d, nvmlProcessesUtilizationInfo_t *u)
 {
-	nvmlProcessUtilizationSample_t all[64];
-	unsigned n = 64, room;
+	static nvmlProcessUtilizationSample_t all[SIM_MAX_SLOTS];
+	unsigned n = SIM_MAX_SLOTS, room;
 	nvmlReturn_t rc;
 
 	NEED(valid(d) && u);

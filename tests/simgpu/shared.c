@@ -276,7 +276,8 @@ void sim_record_on(int gpu, uint64_t now, uint64_t left)
 	uint32_t count = s->held_back;
 	struct sim_record *r;
 
-	s->held_back = 0;
+	left -= left < s->held_marks ? left : s->held_marks;
+	s->held_back = s->held_marks = 0;
 	if (!left)
 		return;
 	r = record_add(sim_self, gpu, SIM_KERNEL, now);
@@ -289,9 +290,15 @@ void sim_record_on(int gpu, uint64_t now, uint64_t left)
 
 void sim_record_work(int gpu, int kind, uint64_t submit, uint64_t start, uint64_t end)
 {
-	uint64_t *last = &sim_st->slot[sim_self].gpu[gpu].last_log[kind];
+	uint64_t *last;
 	struct sim_record *r;
 
+	if (kind == SIM_MARK) {
+		if (sim_st->slot[sim_self].gpu[gpu].off)
+			sim_st->slot[sim_self].gpu[gpu].held_marks += (uint32_t)(end - start);
+		return;
+	}
+	last = &sim_st->slot[sim_self].gpu[gpu].last_log[kind];
 	if ((kind == SIM_KERNEL || kind == SIM_DTOD) && sim_st->slot[sim_self].gpu[gpu].off) {
 		sim_st->slot[sim_self].gpu[gpu].held_back++;
 		return;
@@ -525,6 +532,7 @@ int sim_users(int gpu, struct sim_user *out, int n)
 	uint32_t pid;
 
 	sim_lock();
+	sim_advance(gpu, sim_now());
 	for (uint32_t i = 0; i < sim_st->high; i++) {
 		const struct sim_slot_gpu *g = &sim_st->slot[i].gpu[gpu];
 
@@ -533,7 +541,7 @@ int sim_users(int gpu, struct sim_user *out, int n)
 		if (!held((int)i, &pid) || !pid) /* dead, or of a pid namespace not below ours */
 			continue;
 		if (found < n)
-			out[found] = (struct sim_user){ pid, g->memory };
+			out[found] = (struct sim_user){ pid, g->memory, (uint64_t)i << 32 | sim_st->slot[i].generation, g->ran };
 		found++;
 	}
 	sim_unlock();

@@ -59,6 +59,7 @@ enum sim_kind {
 	SIM_DTOH = 3,
 	SIM_DTOD = 4, /* and memsets */
 	SIM_KINDS,
+	SIM_MARK = 63,  /* an event, of which the channels tell: no work, and not in the log */
 	SIM_START = 64, /* a process took a slot (cuInit) */
 	SIM_EXIT = 65,  /* it left, or was found dead: work past this time never ran */
 };
@@ -74,6 +75,7 @@ struct sim_slot_gpu {
 	uint64_t v;                  /* the process's clock, while that has work, v < tail[SIM_COMPUTE] */
 	uint64_t gap_from, gap_to;   /* of that clock: no work between */
 	uint64_t slice;              /* ns; 0: SIM_SLICE_NS */
+	uint64_t ran;                /* ns that the compute engine worked for it */
 	uint32_t off;                /* its compute channels are off */
 	uint32_t times_on;           /* how often they were put on */
 	uint32_t segments;           /* ever begun */
@@ -82,7 +84,7 @@ struct sim_slot_gpu {
 	uint64_t memory;             /* bytes allocated */
 	uint64_t last_log[SIM_KINDS]; /* log position + 1 of the last record, 0 none */
 	uint32_t contexts;
-	uint32_t reserved;
+	uint32_t held_marks;         /* ns of SIM_MARK submitted while they were off */
 };
 
 struct sim_slot {
@@ -197,6 +199,8 @@ void sim_count_context(int gpu, int delta);
 struct sim_user {
 	uint32_t pid;
 	uint64_t memory;
+	uint64_t process; /* names it, in this state */
+	uint64_t ran;     /* ns that the compute engine worked for it */
 };
 /* Stores up to n users of a GPU, returns how many there are. */
 int sim_users(int gpu, struct sim_user *out, int n);

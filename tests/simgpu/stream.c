@@ -447,7 +447,7 @@ CUresult cuEventRecordWithFlags(CUevent e, CUstream h, unsigned flags)
 
 			/* It is the channels that tell of an event. */
 			e->at.time = sim_is_off(s->ctx->gpu, &times_on)
-				? sim_submit(s->ctx->gpu, SIM_COMPUTE, SIM_KERNEL, e->at.time, 1, &start)
+				? sim_submit(s->ctx->gpu, SIM_COMPUTE, SIM_MARK, e->at.time, 1, &start)
 				: point_now().time;
 		}
 	}

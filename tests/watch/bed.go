@@ -112,6 +112,29 @@ func (b *Bed) Await(ctx context.Context, try func() error) error {
 	}
 }
 
+// Said awaits a line of the scheduler's log that has a text, and returns what follows it, up
+// to a space or a quote.
+func (b *Bed) Said(ctx context.Context, text string) (found string, err error) {
+	return found, b.Await(ctx, func() error {
+		log, err := os.ReadFile(b.log)
+		if err != nil {
+			return err
+		}
+		_, rest, there := strings.Cut(string(log), text)
+		end := strings.IndexAny(rest, " \"\n")
+		if !there || end < 0 {
+			return fmt.Errorf("the scheduler does not say %q", text)
+		}
+		found = rest[:end]
+		return nil
+	})
+}
+
+// EndScheduler ends the scheduler.
+func (b *Bed) EndScheduler() error {
+	return b.all[0].Process.Signal(syscall.SIGTERM)
+}
+
 // Close ends the programs, the scheduler last.
 func (b *Bed) Close() {
 	for i := len(b.all) - 1; i >= 0; i-- {

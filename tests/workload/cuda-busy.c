@@ -2,7 +2,7 @@
 /*
  * cuda-busy: keeps a GPU busy through the driver API, and prints how much work it did.
  * The same binary runs on the simulated and on a real driver. It needs only libc and
- * libcuda.so.1.
+ * libcuda.so.1. SIGTERM ends it after the running batch, SIGUSR2 has it exec() itself.
  */
 #include "spin.h"
 
@@ -49,6 +49,16 @@ static void on_signal(int sig)
 {
 	(void)sig;
 	stop = 1;
+}
+
+static char **arguments;
+
+/* As a program that starts another one in its place, at any moment. */
+static void on_exec(int sig)
+{
+	(void)sig;
+	execv("/proc/self/exe", arguments);
+	_exit(1);
 }
 
 static void timed(CUresult (*fn)(int), int i)
@@ -275,7 +285,7 @@ static void parse(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-	struct sigaction sa = { .sa_handler = on_signal };
+	struct sigaction sa = { .sa_handler = on_signal }, exec = { .sa_handler = on_exec, .sa_flags = SA_NODEFER };
 	uint64_t begin, reported;
 
 	parse(argc, argv);
@@ -283,6 +293,8 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGINT, &sa, NULL);
+	arguments = argv;
+	sigaction(SIGUSR2, &exec, NULL);
 	if (opt.record && !(record = fopen(opt.record, "a"))) {
 		fprintf(stderr, "cuda-busy: open %s: %s\n", opt.record, strerror(errno));
 		return 1;

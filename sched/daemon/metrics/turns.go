@@ -24,6 +24,7 @@ var turnBounds = [...]time.Duration{
 type histogram struct {
 	counts [len(turnBounds) + 1]uint64 // the last one: longer than all bounds
 	sum    time.Duration
+	exact  spread // for the status, whose percentiles want smaller steps
 }
 
 func (h *histogram) add(d time.Duration) {
@@ -33,6 +34,7 @@ func (h *histogram) add(d time.Duration) {
 	}
 	h.counts[i]++
 	h.sum += d
+	h.exact.add(d)
 }
 
 // cumulative returns what Prometheus wants: how many durations in all, and by

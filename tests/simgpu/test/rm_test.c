@@ -7,8 +7,10 @@
  */
 #include "check.h"
 #include "rm.h"
+#include "shared.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -349,6 +351,51 @@ static void slices_share_in_proportion(void)
 	CHECK(first > 0.48 && first < 0.52 && both < 0.62);
 }
 
+/* ---- what the log has ---- */
+
+/* How many pieces of compute work were ever logged. */
+static uint64_t logged(void)
+{
+	char path[512];
+	const struct sim_log *log;
+	uint64_t n = 0;
+	int f;
+
+	snprintf(path, sizeof path, "%s/log", getenv(SIM_DIR_ENV));
+	CHECK((f = open(path, O_RDONLY)) >= 0);
+	log = mmap(NULL, (size_t)lseek(f, 0, SEEK_END), PROT_READ, MAP_SHARED, f, 0);
+	CHECK(log != MAP_FAILED && log->next <= log->capacity);
+	close(f);
+	for (uint64_t i = 0; i < log->next; i++)
+		n += log->record[i].kind == SIM_KERNEL || log->record[i].kind == SIM_DTOD;
+	return n;
+}
+
+/* An event waits for the channels. It is no work: beside another process it harms nobody. */
+static void an_event_is_no_work(void)
+{
+	uint64_t before;
+	CUevent e;
+
+	begin();
+	CU(cuEventCreate(&e, 0));
+	CU(launch("nvshare_spin", s, 1 * MS, 0, 0));
+	CU(cuStreamSynchronize(s));
+	before = logged();
+	CHECK(before > 0 && off() == NVS_RM_OK);
+	CU(cuEventRecord(e, s));
+	EXPECT(CUDA_ERROR_NOT_READY, cuEventQuery(e));
+	CHECK(on() == NVS_RM_OK);
+	CU(cuEventSynchronize(e));
+	CHECK(logged() == before);
+	CHECK(off() == NVS_RM_OK);
+	CU(cuEventRecord(e, s));
+	CU(launch("nvshare_spin", s, 1 * MS, 0, 0));
+	CHECK(on() == NVS_RM_OK);
+	CU(cuStreamSynchronize(s));
+	CHECK(logged() == before + 1);
+}
+
 /* ---- other drivers ---- */
 
 static void drivers_that_lack_or_fake_it(void)
@@ -392,6 +439,7 @@ int main(void)
 		forks_while_off,
 		others_work_while_it_is_off_and_when_it_was_killed,
 		slices_share_in_proportion,
+		an_event_is_no_work,
 		drivers_that_lack_or_fake_it,
 	};
 

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// checkMIG looks whether GPUs are in a mode in which they cannot be shared.
+func checkMIG(p *patient) (all []finding) {
+	if p.simGPU != "" {
+		return nil
+	}
+	text, err := p.smi()
+	if err != nil {
+		return nil // said of the driver already, or a container without nvidia-smi
+	}
+	for line := range strings.Lines(text) {
+		fields := strings.Split(strings.TrimSpace(line), ", ")
+		if len(fields) != 3 {
+			continue
+		}
+		index, mig, mode := fields[0], fields[1], fields[2]
+		if mig == "Enabled" && !p.hasInstances(index) {
+			all = append(all, finding{Level: fail, Text: "GPU " + index + " is in MIG mode and has no MIG device: no program can use it",
+				Fix: "nvidia-smi -i " + index + " -mig 0, or make devices: nvidia-smi mig -i " + index + " -cgi 0 -C"})
+		}
+		if mode != "Default" {
+			all = append(all, finding{Level: fail, Text: "GPU " + index + " has the compute mode " + mode + ": a second tenant cannot start on it",
+				Fix: "nvidia-smi -i " + index + " -c DEFAULT"})
+		}
+	}
+	if len(all) == 0 {
+		return found(pass, "", "MIG and compute modes let tenants share")
+	}
+	return all
+}
+
+// hasInstances tells whether the scheduler knows MIG devices of a GPU. Where it does not
+// answer, nobody is accused.
+func (p *patient) hasInstances(index string) bool {
+	text, err := os.ReadDir(p.at("/proc/driver/nvidia/capabilities/gpu" + index + "/mig"))
+	if err == nil {
+		return slices.ContainsFunc(text, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), "gi") })
+	}
+	return p.status == nil || slices.ContainsFunc(p.status.Gpus, func(g *api.GPU) bool { return strings.Contains(g.Name, " MIG ") })
+}
+
+// askSMI asks for the index, MIG mode and compute mode of each GPU.
+func askSMI() (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	text, err := exec.CommandContext(ctx, "nvidia-smi", "--query-gpu=index,mig.mode.current,compute_mode", "--format=csv,noheader").Output()
+	return string(text), err
+}
+
+// checkMPS looks for an MPS daemon that is not one of an overlap group.
+func checkMPS(p *patient) []finding {
+	const fix = "echo quit | nvidia-cuda-mps-control"
+	pids, _ := filepath.Glob(p.at("/proc") + "/[0-9]*/comm")
+	for _, file := range pids {
+		name, _ := os.ReadFile(file)
+		if !strings.HasPrefix(string(name), "nvidia-cuda-mps") {
+			continue
+		}
+		environment, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "environ"))
+		if strings.Contains(string(environment), "CUDA_MPS_PIPE_DIRECTORY="+p.runDir) {
+			continue // the scheduler started it
+		}
+		return found(warn, fix, "an MPS daemon of the host runs (pid %s): its clients are one process for the GPU", filepath.Base(filepath.Dir(file)))
+	}
+	if _, err := os.Stat(p.at("/tmp/nvidia-mps/control")); err == nil {
+		return found(warn, fix, "an MPS server of the host runs: its clients are one process for the GPU")
+	}
+	return nil
+}
+
+// denials are where the kernel's refusals are logged.
+var denials = []string{"/var/log/audit/audit.log", "/var/log/kern.log", "/var/log/syslog"}
+
+// denied returns the latest line of the logs with all of these words, and one of the files of
+// nvshare.
+func (p *patient) denied(words ...string) (last string) {
+	for _, file := range denials {
+		text, err := readEnd(p.at(file))
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(text)) {
+			names := strings.Contains(line, "libnvshare") || strings.Contains(line, "nvshare/tenant") || strings.Contains(line, "scheduler.sock")
+			if names && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+				last = strings.TrimSpace(line)
+			}
+		}
+		if last != "" {
+			return last
+		}
+	}
+	return ""
+}
+
+// readEnd reads the last MiB of a file.
+func readEnd(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	const most = 1 << 20
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	text := make([]byte, min(info.Size(), most))
+	n, err := f.ReadAt(text, info.Size()-int64(len(text)))
+	return text[:n], err
+}
+
+func checkSELinux(p *patient) []finding {
+	text, err := os.ReadFile(p.at("/sys/fs/selinux/enforce"))
+	if err != nil || strings.TrimSpace(string(text)) != "1" {
+		return nil // nothing to say where it is not used
+	}
+	const fix = "podman run --security-opt label=disable"
+	if line := p.denied("avc:", "denied"); line != "" {
+		return found(fail, fix, "SELinux keeps a container from nvshare: %s", line)
+	}
+	return found(warn, fix, "SELinux enforces: it keeps labelled containers from the sockets and the shim")
+}
+
+func checkAppArmor(p *patient) []finding {
+	text, err := os.ReadFile(p.at("/sys/module/apparmor/parameters/enabled"))
+	if err != nil || strings.TrimSpace(string(text)) != "Y" {
+		return nil
+	}
+	line := p.denied(`apparmor="DENIED"`)
+	if line == "" {
+		return found(pass, "", "AppArmor is on, and has denied nothing of nvshare lately")
+	}
+	profile := "the profile"
+	if _, rest, there := strings.Cut(line, `profile="`); there {
+		profile, _, _ = strings.Cut(rest, `"`)
+	}
+	return found(fail, fmt.Sprintf("podman run --security-opt apparmor=unconfined, or let %s read %s/** and /usr/lib/nvshare/** (apparmor_parser -r)", profile, p.runDir), "AppArmor keeps a container from nvshare: %s", line)
+}
+
+// checkVersion compares the versions of all parts that run.
+func checkVersion(p *patient) (all []finding) {
+	if p.status == nil {
+		return nil
+	}
+	own := p.status.Version
+	if own != api.Version {
+		all = found(warn, "systemctl restart nvshare-scheduler nvshare-plugin", "the scheduler is %s, nvsharectl is %s", own, api.Version)
+	}
+	for _, v := range p.plugins() {
+		if v != own {
+			all = append(all, found(warn, "systemctl restart nvshare-plugin, or kubectl rollout restart -n nvshare-system daemonset/nvshare", "the scheduler is %s, the plugin that runs is %s", own, v)...)
+		}
+	}
+	old := map[string]map[uint32]bool{}
+	for _, g := range p.status.Gpus {
+		for _, c := range g.Clients {
+			if c.ShimVersion != "" && c.ShimVersion != own {
+				if old[c.ShimVersion] == nil {
+					old[c.ShimVersion] = map[uint32]bool{}
+				}
+				old[c.ShimVersion][c.Pid] = true
+			}
+		}
+	}
+	var shims []string
+	for v, pids := range old {
+		shims = append(shims, fmt.Sprintf("%s in %s", v, numbered(len(pids), "process", "processes")))
+	}
+	if len(shims) > 0 {
+		slices.Sort(shims)
+		all = append(all, found(warn, "restart those programs when it suits: nvsharectl status -o json names them (shim_version)", "the scheduler is %s, shims are %s", own, strings.Join(shims, ", "))...)
+	}
+	if len(all) == 0 {
+		return found(pass, "", "scheduler, plugin, shims and nvsharectl are %s", own)
+	}
+	return all
+}
+
+// pluginVersions asks the plugins that run.
+func pluginVersions() (all []string) {
+	files, _ := filepath.Glob("/proc/[0-9]*/comm")
+	for _, file := range files {
+		if name, _ := os.ReadFile(file); strings.TrimSpace(string(name)) != "nvshare-plugin" {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+		text, err := exec.CommandContext(ctx, filepath.Join(filepath.Dir(file), "exe"), "--version").Output()
+		cancel()
+		if words := strings.Fields(string(text)); err == nil && len(words) > 0 {
+			all = append(all, words[len(words)-1])
+		}
+	}
+	return all
+}

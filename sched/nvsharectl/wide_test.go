@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// What never happened, and what an older scheduler does not tell, is not there.
+func TestHowLongTurnsTake(t *testing.T) {
+	some := &api.Spread{Count: 3, P50Ns: int64(900 * time.Microsecond), P99Ns: int64(2500 * time.Microsecond)}
+	for want, g := range map[string]*api.GPU{
+		"":                             {},
+		"3 drains p50 900µs p99 2.5ms": {Drains: some, HandOvers: &api.Spread{}},
+		"3 hand-overs p50 900µs p99 2.5ms, 3 waits p50 900µs p99 2.5ms": {HandOvers: some, Waits: some},
+	} {
+		if got := tookOf(g); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		if j := newGPUJSON(g); (j.Drains == nil) != (g.Drains == nil) {
+			t.Errorf("%v: %v", g, j.Drains)
+		}
+	}
+	if j := newGPUJSON(&api.GPU{Waits: some}).Waits; j.Count != 3 || j.P50Seconds != 0.0009 || j.P99Seconds != 0.0025 {
+		t.Errorf("%v", j)
+	}
+}

@@ -1,0 +1,189 @@
+//go:build k8s
+
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/plugin/dra"
+	"github.com/nvshare/nvshare/tests/judge"
+)
+
+// running returns the IDs of the containers of the pods that run all the time.
+func running(t *testing.T, ctx context.Context) string {
+	return kubectl(t, ctx, "get", "pods", "part-1", "part-2", "-o", "jsonpath={.items[*].status.containerStatuses[*].containerID}")
+}
+
+func draUndisturbed(t *testing.T, ctx context.Context, before string) {
+	t.Helper()
+	if after := running(t, ctx); after != before {
+		t.Errorf("containers were %s, are %s", before, after)
+	}
+	if out := kubectl(t, ctx, "get", "events", "--field-selector", "reason=GPUUnmanaged", "-o", "jsonpath={.items[*].message}"); out != "" {
+		t.Errorf("containers are said to run without nvshare: %s", out)
+	}
+	awaitHolding(t, ctx, "part-1", holding{core: 40, limit: 50, memory: 4 << 30})
+	awaitHolding(t, ctx, "part-2", holding{core: 40, memory: 4 << 30})
+	awaitTurns(t, ctx, judge.Now(), 1, "part-1", "part-2")
+	_, err := cluster.Apply(ctx, part("part-3", "40", ""), "apply")
+	check(t, err)
+	ready(t, ctx, "part-3")
+	awaitHolding(t, ctx, "part-3", holding{gpus: []string{"1"}, core: 40, memory: 4 << 30})
+	kubectl(t, ctx, "delete", "pod", "part-3", "--timeout="+patience.String())
+}
+
+// A new driver knows the claims of the pods that run.
+func draRestart(t *testing.T) {
+	ctx := within(t)
+	before, accepts := running(t, ctx), shared.PluginAccepts()
+	kubectl(t, ctx, "rollout", "restart", "-n", "nvshare-system", "daemonset/nvshare")
+	rolledOut(t, ctx)
+	accepted(t, ctx, accepts)
+	draUndisturbed(t, ctx, before)
+	check(t, cluster.StopKubelet())
+	check(t, cluster.StartKubelet(ctx))
+	draUndisturbed(t, ctx, before)
+}
+
+// A driver that is killed comes back with the claims.
+func draKill(t *testing.T) {
+	ctx := within(t)
+	before, accepts := running(t, ctx), shared.PluginAccepts()
+	for _, pid := range ours(t, "nvshare-plugin") {
+		check(t, unix.Kill(pid, unix.SIGKILL))
+	}
+	accepted(t, ctx, accepts)
+	draUndisturbed(t, ctx, before)
+	kubectl(t, ctx, "delete", "pods", "part-1", "part-2", "--timeout="+patience.String())
+	noClaims(t, ctx)
+}
+
+// killedDriver has the driver end by SIGKILL at a failpoint, which cause leads it to, and
+// waits until the next driver runs.
+func killedDriver(t *testing.T, ctx context.Context, failpoint string, cause func()) {
+	t.Helper()
+	accepts, before := shared.PluginAccepts(), ours(t, "nvshare-plugin")
+	file := filepath.Join(draDir, "failpoint")
+	check(t, os.WriteFile(file+".new", []byte(failpoint), 0o600))
+	check(t, os.Rename(file+".new", file))
+	cause()
+	await(t, ctx, "the driver to die where "+failpoint, func() error {
+		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("it was not there (%v)", err)
+		}
+		if now := ours(t, "nvshare-plugin"); slices.ContainsFunc(now, func(pid int) bool { return slices.Contains(before, pid) }) {
+			return fmt.Errorf("of %v, %v live", before, now)
+		}
+		return nil
+	})
+	accepted(t, ctx, accepts)
+}
+
+// A driver that is killed at any place inside Prepare or Unprepare goes on there, and
+// nothing is left in the end.
+func draFailpoints(t *testing.T) {
+	const pod = "fails"
+	create := func(t *testing.T, ctx context.Context) {
+		t.Helper()
+		_, err := cluster.Apply(ctx, part(pod, "40", ""), "apply")
+		check(t, err)
+	}
+	remove := func(t *testing.T, ctx context.Context) {
+		t.Helper()
+		kubectl(t, ctx, "delete", "pod", pod, "--wait=false")
+	}
+	runs := func(t *testing.T, ctx context.Context) {
+		t.Helper()
+		ready(t, ctx, pod)
+		awaitHolding(t, ctx, pod, holding{core: 40, memory: 4 << 30})
+	}
+	gone := func(t *testing.T, ctx context.Context) {
+		t.Helper()
+		kubectl(t, ctx, "wait", "--for=delete", "pod/"+pod, "--timeout="+patience.String())
+		noClaims(t, ctx)
+	}
+	for _, failpoint := range dra.PrepareFailpoints {
+		t.Run("prepare/"+failpoint, func(t *testing.T) {
+			ctx := within(t)
+			killedDriver(t, ctx, failpoint, func() { create(t, ctx) })
+			runs(t, ctx)
+			remove(t, ctx)
+			gone(t, ctx)
+		})
+	}
+	for _, failpoint := range dra.UnprepareFailpoints {
+		t.Run("unprepare/"+failpoint, func(t *testing.T) {
+			ctx := within(t)
+			create(t, ctx)
+			runs(t, ctx)
+			killedDriver(t, ctx, failpoint, func() { remove(t, ctx) })
+			gone(t, ctx)
+		})
+	}
+}
+
+// draReplaced has the driver replaced while a pod runs, and creates another pod once the
+// old driver has begun to end. replace leads to the replacement.
+func draReplaced(t *testing.T, replace func(context.Context)) {
+	t.Helper()
+	ctx := within(t)
+	_, err := cluster.Apply(ctx, part("stays", "40", ""), "apply")
+	check(t, err)
+	ready(t, ctx, "stays")
+	id := func() string {
+		return kubectl(t, ctx, "get", "pod", "stays", "-o", "jsonpath={.status.containerStatuses[*].containerID}")
+	}
+	before, from, old := id(), judge.Now(), ours(t, "nvshare-plugin")
+	replace(ctx)
+	await(t, ctx, "the old driver to end, or the new one to start", func() error {
+		if now := ours(t, "nvshare-plugin"); slices.Equal(now, old) {
+			return fmt.Errorf("%v live", now)
+		}
+		return nil
+	})
+	_, err = cluster.Apply(ctx, part("comes", "40", ""), "apply")
+	check(t, err)
+	ready(t, ctx, "comes")
+	rolledOut(t, ctx)
+	awaitHolding(t, ctx, "comes", holding{core: 40, memory: 4 << 30})
+	awaitHolding(t, ctx, "stays", holding{core: 40, memory: 4 << 30})
+	awaitTurns(t, ctx, from, 1, "stays", "comes")
+	if after := id(); after != before {
+		t.Errorf("the container was %s, is %s", before, after)
+	}
+	if out := kubectl(t, ctx, "get", "events", "--field-selector", "reason=GPUUnmanaged", "-o", "jsonpath={.items[*].message}"); out != "" {
+		t.Errorf("containers are said to run without nvshare: %s", out)
+	}
+	kubectl(t, ctx, "delete", "pods", "stays", "comes", "--timeout="+patience.String())
+	noClaims(t, ctx)
+}
+
+// While the driver is replaced by one of another configuration, pods that run do not
+// notice, and a pod that comes meanwhile starts with the next driver.
+func draUpgrade(t *testing.T) {
+	draReplaced(t, func(ctx context.Context) {
+		kubectl(t, ctx, "set", "env", "-n", "nvshare-system", "daemonset/nvshare", "-c", "plugin", "NVSHARE_DEBUG=1")
+	})
+	if out := kubectl(t, within(t), "get", "pods", "-n", "nvshare-system", "-o", `jsonpath={.items[*].spec.containers[?(@.name=="plugin")].env[?(@.name=="NVSHARE_DEBUG")].value}`); out != "1" {
+		t.Errorf("the new drivers have NVSHARE_DEBUG=%s", out)
+	}
+}
+
+// The same where the next driver may come before the old one has ended, because somebody
+// has deleted the old one's pod by force.
+func draForced(t *testing.T) {
+	draReplaced(t, func(ctx context.Context) {
+		kubectl(t, ctx, "delete", "pods", "-n", "nvshare-system", "-l", "app.kubernetes.io/name=nvshare", "--force", "--grace-period=0")
+	})
+}
