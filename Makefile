@@ -47,7 +47,7 @@ DESTDIR ?=
 # Prerequisites run in order, because installing packages comes first; sub-makes run
 # their jobs in parallel.
 .NOTPARALLEL:
-.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-race cover test-c test-compat test-e2e runtimes compat stress bench report bench-nri sim model fuzz generate \
+.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-race cover test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
 	engines test-engines lint gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s clean
 
 help: ## this list
@@ -110,7 +110,8 @@ test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in
 test-unit: shim simgpu binaries ## of make test: everything in Go that needs no containers
 	$(GO) vet ./...
 	$(GO) vet -tags e2e ./tests/e2e
-	NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(TEST) ./...
+	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
+	PATH="$$PATH:$(BUILD)/prometheus/usr/bin" NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(TEST) ./...
 	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
 
 # With the race detector, what has more than one goroutine. Left out: what measures speed.
@@ -169,6 +170,9 @@ bench: build simgpu ## what the shim adds to a call of a driver that does nothin
 
 report: ## .build/report: tables and pictures of the raw results, or of RESULTS=DIRECTORY
 	$(GO) run ./tests/report -o $(BUILD)/report $(RESULTS)
+
+pictures: build simgpu ## tests/watch/pictures: top, status and the page, as README shows them; root, tmux, chromium
+	GOFLAGS='$(GOFLAGS) -ldflags=-X=github.com/nvshare/nvshare/sched/api.Version=$(VERSION)' $(GO) run ./tests/watch/pictures --build-dir $(BUILD)
 
 bench-nri: GOAL := test
 bench-nri: root build simgpu tools ## what nvshare adds to the creation of a container, on real containerd (minutes)

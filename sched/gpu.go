@@ -170,6 +170,8 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 		c.setTenantMemory(ev)
 	case Suspend:
 		c.suspend(ev.Tenant)
+	case Called:
+		c.called(ev.Client)
 	case ResumeTenant:
 		c.resumeTenant(ev.Tenant)
 	case SetGPUMemory:

@@ -255,7 +255,7 @@ func TestAnyHistory(t *testing.T) {
 			case 19:
 				return rapid.SampledFrom([]Event{
 					SetTenantMemory{tenant, bytes.Draw(t, "limit"), Keep(rapid.IntRange(0, 2).Draw(t, "keep"))},
-					SetGPUMemory{bytes.Draw(t, "GPU")}, ArenaChanged{id, bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant},
+					SetGPUMemory{bytes.Draw(t, "GPU")}, ArenaChanged{id, bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant}, Called{id},
 					RestoreMemory{id, tenant, "", rapid.Bool().Draw(t, "can move"), bytes.Draw(t, "bytes")},
 				}).Draw(t, "memory")
 			case 21, 26:

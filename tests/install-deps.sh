@@ -53,6 +53,8 @@ if [ "$goal" = lint ]; then
 	required=
 	optional=
 	report=
+fi
+if [ "$goal" != demo ]; then
 	want shellcheck "checks shell scripts; left out without it" program shellcheck
 	want cppcheck "checks the shim; left out without it" program cppcheck
 fi
@@ -69,7 +71,6 @@ if [ "$goal" = test ]; then
 	want valgrind "counts the instructions that the shim adds; left out without it" program valgrind
 	want spin "checks the model of grants and restarts; left out without it" program spin
 	want chromium "sees the page of nvsharectl web; left out without it" program chromium
-	want prometheus "evaluates the dashboard and the alerts; left out without it" program prometheus
 	# Libraries that people preload beside the shim.
 	want libjemalloc2 "beside the shim; left out without it" installed libjemalloc.so.2
 	want libtcmalloc-minimal4 "beside the shim; left out without it" installed libtcmalloc_minimal.so.4

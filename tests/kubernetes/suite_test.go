@@ -23,7 +23,7 @@ const (
 	simConfig = "gpus=2\nmemory_mib=32768\nlog_records=1048576\n"
 
 	// patience bounds each wait for an event. It does not measure speed.
-	patience = 4 * time.Minute
+	patience = 8 * time.Minute
 )
 
 var (

@@ -27,10 +27,16 @@ type Bed struct {
 }
 
 // NewBed starts a scheduler in an empty directory. root is the top of the tree, simgpu the
-// configuration of the simulated GPUs. The caller calls Close, also after an error.
-func NewBed(ctx context.Context, root, build, dir, simgpu string, args ...string) (*Bed, error) {
+// configuration of the simulated GPUs. After an error nothing runs; else the
+// caller calls Close.
+func NewBed(ctx context.Context, root, build, dir, simgpu string, args ...string) (b *Bed, err error) {
 	sim := filepath.Join(dir, "sim")
-	b := &Bed{Dir: dir, Build: build, log: filepath.Join(dir, "scheduler.log")}
+	b = &Bed{Dir: dir, Build: build, log: filepath.Join(dir, "scheduler.log")}
+	defer func() {
+		if err != nil {
+			b.Close()
+		}
+	}()
 	compile := exec.CommandContext(ctx, "go", "build", "-o", dir, "./sched/nvshare-scheduler", "./sched/nvsharectl")
 	compile.Dir = root
 	if out, err := compile.CombinedOutput(); err != nil {

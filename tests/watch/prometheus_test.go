@@ -96,7 +96,7 @@ func need(t *testing.T, program string) string {
 	t.Helper()
 	path, err := exec.LookPath(program)
 	if err != nil {
-		t.Skipf("LEFT OUT: %s is not installed (apt-get install prometheus), so dashboard and alerts were not evaluated", program)
+		t.Skipf("LEFT OUT: %s is not on the path (make test-unit unpacks it), so dashboard and alerts were not evaluated", program)
 	}
 	return path
 }

@@ -23,10 +23,10 @@ func newBed(t *testing.T, args ...string) *Bed {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	b, err := NewBed(t.Context(), "../..", filepath.Dir(simgpu), dir, "gpus=1\nmemory_mib=4096\n", args...)
-	t.Cleanup(b.Close)
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(b.Close)
 	return b
 }
 

@@ -106,6 +106,7 @@ static CUmemGenericAllocationHandle map(CUdeviceptr va)
 /* A kernel in its middle, its channels off: it stands still, however long. */
 static CUdeviceptr half_a_kernel(CUmemGenericAllocationHandle *h)
 {
+	uint64_t begun = 0;
 	CUdeviceptr va;
 
 	CU(cuMemAddressReserve(&va, SIZE, 0, 0, 0));
@@ -113,7 +114,10 @@ static CUdeviceptr half_a_kernel(CUmemGenericAllocationHandle *h)
 	CU(cuMemsetD8Async(va, 0, SIZE, s));
 	CU(cuStreamSynchronize(s));
 	CU(launch("nvshare_add", s, va, SIZE, 40 * MS));
-	usleep(1000); /* it adds 1 when it starts, and 1 when it ends */
+	while (!begun) { /* it adds 1 when it starts, and 1 when it ends */
+		CU(cuMemcpyDtoHAsync_v2(&begun, va, sizeof begun, t));
+		CU(cuStreamSynchronize(t));
+	}
 	CHECK(off() == NVS_RM_OK && state().off);
 	if (cuStreamQuery(s) == CUDA_SUCCESS) { /* a slow machine: it was over before */
 		CHECK(on() == NVS_RM_OK);
