@@ -988,7 +988,9 @@ type GPU struct {
 	Fault       string    `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`              // what the driver reported that ends all work on the GPU; empty: nothing
 	Held        uint32    `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
 	Preemptions uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
-	Others      *Others   `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"`            // only where StatusResponse.view is set
+	// What nvshare could do for the tenants if they asked for it, for people; empty: nothing.
+	Hint   string  `protobuf:"bytes,34,opt,name=hint,proto3" json:"hint,omitempty"`
+	Others *Others `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"` // only where StatusResponse.view is set
 	// Of the scheduler's whole time. Latency tenants' grants beside others are in waits only.
 	Drains        *Spread `protobuf:"bytes,31,opt,name=drains,proto3" json:"drains,omitempty"`                        // from a revoke to the release
 	HandOvers     *Spread `protobuf:"bytes,32,opt,name=hand_overs,json=handOvers,proto3" json:"hand_overs,omitempty"` // from a release to the grant of who waited for it
@@ -1214,6 +1216,13 @@ func (x *GPU) GetPreemptions() uint64 {
 		return x.Preemptions
 	}
 	return 0
+}
+
+func (x *GPU) GetHint() string {
+	if x != nil {
+		return x.Hint
+	}
+	return ""
 }
 
 func (x *GPU) GetOthers() *Others {
@@ -4437,7 +4446,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xa4\b\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xb8\b\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -4469,7 +4478,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\adrained\x18\x19 \x01(\bR\adrained\x12\x14\n" +
 	"\x05fault\x18\x1a \x01(\tR\x05fault\x12\x12\n" +
 	"\x04held\x18\x1b \x01(\rR\x04held\x12 \n" +
-	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12*\n" +
+	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12\x12\n" +
+	"\x04hint\x18\" \x01(\tR\x04hint\x12*\n" +
 	"\x06others\x18\x1e \x01(\v2\x12.nvshare.v1.OthersR\x06others\x12*\n" +
 	"\x06drains\x18\x1f \x01(\v2\x12.nvshare.v1.SpreadR\x06drains\x121\n" +
 	"\n" +
