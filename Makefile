@@ -116,7 +116,7 @@ test-unit: shim simgpu binaries ## of make test: everything in Go that needs no 
 
 # With the race detector, what has more than one goroutine. Left out: what measures speed.
 test-race: ## of make test: the daemons under Go's race detector
-	$(TEST) -race -timeout 20m -skip 'TestArenasThrownAway|TestViewersAreBounded' ./sched/daemon/... ./plugin/... ./cdi/...
+	$(TEST) -race -timeout 20m -skip TestArenasThrownAway ./sched/daemon/... ./plugin/... ./cdi/...
 
 test-compat: build simgpu ## of make test: the shim in other people's programs
 	$(GO) vet -tags compat ./tests/compat

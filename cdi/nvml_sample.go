@@ -22,7 +22,8 @@ type Sampler struct {
 
 	lib    nvml.Interface // nil: not started
 	faults faults
-	seen   map[string]uint64 // the driver's time of the latest use by a process, by UUID
+	before map[string]nvml.GpmSample // by UUID, for Sample.Filled
+	seen   map[string]uint64         // the driver's time of the latest use by a process, by UUID
 }
 
 // Sample returns what NVML says of each GPU, or ErrNoNVML. It returns when ctx
@@ -47,6 +48,7 @@ func (s *Sampler) sample() ([]Sample, error) {
 	}
 	samples, err := s.ask()
 	if err != nil { // the driver was changed, or a GPU fell off
+		s.forgetFilled()
 		s.lib.Shutdown()
 		s.lib = nil
 	}
@@ -82,6 +84,7 @@ func (s *Sampler) ask() ([]Sample, error) {
 	// A call to a function that the library lacks would end this program.
 	has := func(symbol string) bool { return s.lib.Extensions().LookupSymbol(symbol) == nil }
 	rates, memory := has("nvmlDeviceGetUtilizationRates"), has("nvmlDeviceGetMemoryInfo")
+	gpm := has("nvmlGpmSampleAlloc") && has("nvmlGpmSampleGet") && has("nvmlGpmSampleFree") && has("nvmlGpmMetricsGet") && has("nvmlGpmQueryDeviceSupport")
 	processes, busy := has("nvmlDeviceGetComputeRunningProcesses"), has("nvmlDeviceGetProcessUtilization")
 	s.faults.collect()
 	var samples []Sample
@@ -125,6 +128,9 @@ func (s *Sampler) ask() ([]Sample, error) {
 			sample.Busy = s.busy(dev, sample.UUID)
 		}
 		s.faults.fill(&sample)
+		if gpm {
+			sample.Filled = s.filled(dev, sample.UUID)
+		}
 		samples = append(samples, sample)
 	}
 	return samples, nil

@@ -108,7 +108,7 @@ func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Containe
 		}
 	}
 	r.Terms, _ = within(r.Terms, shares[0].Terms)
-	return nil
+	return r.Terms.Consistent() // annotation and claim may contradict each other
 }
 
 // missedClaim tells whether the kubelet gave a container a share, and no plugin merged

@@ -163,6 +163,32 @@ func TestClaimsRefuse(t *testing.T) {
 	}
 }
 
+// A claim may say the overlap group of its containers, and an annotation no other.
+func TestOverlapGroupOfAClaim(t *testing.T) {
+	s := newClaimSite(t)
+	terms := part40
+	terms.Overlap = "small"
+	device := s.prepare(1, 0, terms)
+	create := func(name string, annotations map[string]string) (*api.ContainerAdjustment, error) {
+		pod, ctr := podOf(name, "id-"+name, annotations)
+		ctr.CDIDevices, ctr.User = []*api.CDIDevice{{Name: cdi.Kind + "=" + device}}, &api.User{Uid: 7}
+		adjust, _, err := s.CreateContainer(context.Background(), pod, ctr)
+		return adjust, err
+	}
+	for name, annotations := range map[string]map[string]string{"a": nil, "b": says("gpu-overlap=other")} {
+		adjust, err := create(name, annotations)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if adjust.GetAnnotations()[OverlapAnnotation] != "small" {
+			t.Errorf("%s: annotations %v", name, adjust.GetAnnotations())
+		}
+	}
+	if _, err := create("c", says("gpu-gang=ring")); err == nil || !strings.Contains(err.Error(), "in a gang and in an overlap group") {
+		t.Errorf("a gang beside the claim's group: %v", err)
+	}
+}
+
 // Containers of one claim have together what the claim was charged.
 func TestContainersOfOneClaim(t *testing.T) {
 	s := newClaimSite(t)

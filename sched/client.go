@@ -25,6 +25,10 @@ type client struct {
 	stranded bool // there is no place on the GPU for its memory
 	later    bool // it wants a grant as soon as there is a place
 
+	// Whether it does anything; see idle.go.
+	calledAt Time // at that time it still made calls
+	quiet    bool // it is told to leave when it has nothing to do
+
 	// Its pauses; see pause.go.
 	idleSince Time // since then it has no grant and wants none
 	pausing   bool // it gave the GPU back because it had nothing to do
@@ -62,6 +66,8 @@ func (c *GPU) attach(ev Attach) {
 	}
 	cl.account = ev.Tenant
 	c.attachMemory(cl, ev)
+	cl.calledAt = c.now
+	c.lookForIdle()
 	if cl.tenant != nil && cl.tenant != t && (cl.tenant.seat != nil || t.isGang()) && cl.grant != nil {
 		c.askBack(cl.grant) // the grant was given to another tenant
 	}

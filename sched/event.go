@@ -243,6 +243,10 @@ type Utilization struct {
 	Calls         int // gated calls since the one before
 }
 
+// Filled says which part of the GPU's processors had work while kernels ran, since the look
+// before, on a GPU that ran kernels for most of that time; 0: that is not known.
+type Filled struct{ Part float64 }
+
 // SetSwapShare changes how much of the time moving memory may take, percent: see
 // Config.SwapShare.
 type SetSwapShare struct{ Percent int }
@@ -282,6 +286,7 @@ func (SetShare) event()       {}
 func (SetTuning) event()      {}
 func (GangMoved) event()      {}
 func (Utilization) event()    {}
+func (Filled) event()         {}
 func (SetSwapShare) event()   {}
 func (Restore) event()        {}
 func (RestoreUnknown) event() {}
@@ -327,6 +332,7 @@ func (e Utilization) String() string {
 	}
 	return s
 }
+func (e Filled) String() string       { return fmt.Sprintf("filled %.3f", e.Part) }
 func (e SetSwapShare) String() string { return fmt.Sprintf("set swapshare=%d", e.Percent) }
 func (e Restore) String() string {
 	s := fmt.Sprintf("restore %d epoch=%d", e.Client, e.Epoch)

@@ -40,6 +40,7 @@ type GPU struct {
 	settings
 	effective Mode // Exclusive or Concurrent
 	auto      auto
+	roomy     roomy
 
 	gpu   string
 	clock *clock // of the node
@@ -169,6 +170,8 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 		c.setTenantMemory(ev)
 	case Suspend:
 		c.suspend(ev.Tenant)
+	case Called:
+		c.called(ev.Client)
 	case ResumeTenant:
 		c.resumeTenant(ev.Tenant)
 	case SetGPUMemory:
@@ -182,6 +185,8 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 		c.restoreMemory(ev)
 	case Utilization:
 		c.utilization(ev)
+	case Filled:
+		c.filled(ev)
 	case Controls:
 		c.control(ev)
 	case SetSwapShare:

@@ -48,6 +48,7 @@ const (
 	linkRate  = 50                    // bytes a nanosecond, one way
 	coldRate  = 2                     // while the arena is still being made
 	linkDrain = 2 * time.Millisecond  // what the GPU has in its queue
+	linkStats = time.Second           // between two frames that say that it makes calls
 	linkIdle  = time.Millisecond      // the shim gives the GPU back after so long without a call
 	oneGiB    = uint64(1) << 30
 )
@@ -98,6 +99,9 @@ type proc struct {
 	calls          int // of run, stop and pause: what was planned before means nothing
 	asking         bool
 	askedAt        Time
+	told           Time // it said that it makes calls
+	suspends       []Time
+	pausedAt       []Time
 	done           bool
 	end            Time
 	times          int
@@ -139,8 +143,14 @@ func share(t *testing.T, capacity uint64, quantum time.Duration, swapShare int, 
 func newSharing(t *testing.T, capacity uint64, quantum time.Duration, swapShare int, uses ...use) *sharing {
 	w := &sharing{t: t, capacity: capacity, procs: map[ClientID]*proc{}}
 	w.core = New(Config{Quantum: quantum, SwapShare: swapShare, Memory: Memory{Bytes: capacity, Swap: true, Capacity: capacity}})
-	for i, u := range uses {
-		p := &proc{w: w, id: ClientID(i + 1), use: u, away: u.bytes, blank: u.bytes, times: 1, left: time.Millisecond}
+	w.add(uses...)
+	return w
+}
+
+// add has more tenants come.
+func (w *sharing) add(uses ...use) {
+	for _, u := range uses {
+		p := &proc{w: w, id: ClientID(len(w.order) + 1), use: u, away: u.bytes, blank: u.bytes, times: 1, left: time.Millisecond}
 		if u.cold {
 			p.cold = u.bytes
 		}
@@ -148,7 +158,6 @@ func newSharing(t *testing.T, capacity uint64, quantum time.Duration, swapShare 
 		w.step(Attach{Client: p.id, Tenant: cmp.Or(u.tenant, fmt.Sprint("t", p.id)), CanMove: true})
 		w.step(Reserve{Client: p.id, Total: u.bytes, Least: u.bytes})
 	}
-	return w
 }
 
 func (w *sharing) share() {
@@ -240,6 +249,8 @@ func (w *sharing) step(ev Event) {
 			w.after(linkFrame, func() { w.procs[a.Client].revoked(a.Epoch) })
 		case Released:
 			w.moving += a.Moved
+		case Suspended:
+			w.procs[a.Client].suspends = append(w.procs[a.Client].suspends, w.now)
 		case Room:
 			p := w.procs[a.Client]
 			p.room = a.Bytes
@@ -253,7 +264,7 @@ func (w *sharing) step(ev Event) {
 			}
 		case Notice:
 			p := w.procs[a.Client]
-			p.waiters, p.patient = a.Waiters > 0, a.Patient
+			p.waiters, p.patient = a.Leave, a.Patient
 			w.after(linkFrame, p.maybeIdle)
 		}
 	}
@@ -299,6 +310,10 @@ func (p *proc) proceed() {
 	case p.runs || p.left == 0:
 	case p.open:
 		p.runs, p.since = true, p.w.now
+		if p.w.now.Sub(p.told) >= linkStats {
+			p.told = p.w.now
+			p.send(Called{Client: p.id})
+		}
 		p.calls++
 		calls := p.calls
 		p.w.after(p.left, func() {
@@ -328,6 +343,7 @@ func (p *proc) halt() {
 // pause is for what it does on the CPU.
 func (p *proc) pause() {
 	p.times--
+	p.pausedAt = append(p.pausedAt, p.w.now)
 	pause := p.use.after(p.times)
 	if p.times == 0 && p.w.begun != 0 {
 		p.w.after(pause, func() {

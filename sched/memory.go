@@ -47,6 +47,8 @@ type Memory struct {
 	MoveUnit   uint64        // what clients move at a time; 0: 64 MiB
 	ArenaUnit  uint64        // what clients' arenas are multiples of; 0: 1
 	StallAfter time.Duration // 0: DefaultStallAfter
+
+	SuspendAfter time.Duration // clients idle for so long are suspended, see idle.go; 0: none are
 }
 
 // memory is the part of a GPU that decides about memory.
@@ -68,8 +70,11 @@ type memory struct {
 	awaiting []*member // those with an answer that waits for room
 	stranded []*member
 
-	out, in Direction
-	refused uint64
+	idle earliest // when idle clients are looked for
+
+	out, in  Direction
+	refused  uint64
+	suspends uint64 // of clients
 }
 
 // Direction is what was moved one way, and how long that took.
@@ -122,6 +127,9 @@ func newMemory(cfg Memory, arenas *Arenas, later func(a, b ClientID) bool) memor
 	m.ledger.fallback = cfg.DefaultLimit
 	if m.StallAfter == 0 {
 		m.StallAfter = DefaultStallAfter
+	}
+	if m.SuspendAfter > 0 {
+		m.SuspendAfter = clamp(m.SuspendAfter, MinSuspendAfter, MaxSuspendAfter)
 	}
 	if cfg.Swap {
 		m.residency = newResidency(cfg.Capacity)

@@ -85,7 +85,13 @@ type Suspend struct{ Tenant string }
 // there is any.
 type ResumeTenant struct{ Tenant string }
 
-func (Reserve) event()         {}
+func (Reserve) event() {}
+
+// Called says that a client has made gated calls since the one before. It matters only
+// where idle clients are suspended.
+type Called struct{ Client ClientID }
+
+func (Called) event()          {}
 func (Suspend) event()         {}
 func (ResumeTenant) event()    {}
 func (Moved) event()           {}
@@ -173,6 +179,15 @@ type Stranded struct {
 	Bytes  uint64 // that do not fit
 }
 
+// Suspended says that a client's memory leaves until the client has a grant again. There
+// is nothing to carry out.
+type Suspended struct {
+	Client ClientID
+	Bytes  uint64 // that leave
+	Idle   bool   // because it was idle; else by Suspend
+}
+
+func (Suspended) action()     {}
 func (Room) action()          {}
 func (Reserved) action()      {}
 func (LimitsChanged) action() {}
@@ -224,6 +239,7 @@ func (e SetTenantMemory) String() string {
 	return strings.TrimSuffix(fmt.Sprintf("keep tenant=%s memory=%d %v", e.Tenant, e.Limit, e.Keep), " swapped")
 }
 func (e Suspend) String() string      { return "suspend tenant=" + e.Tenant }
+func (e Called) String() string       { return fmt.Sprintf("called %d", e.Client) }
 func (e ResumeTenant) String() string { return "resume tenant=" + e.Tenant }
 func (e SetGPUMemory) String() string { return fmt.Sprintf("set gpumemory=%d", e.Bytes) }
 func (e ArenaChanged) String() string { return fmt.Sprintf("arena %d bytes=%d", e.Client, e.Bytes) }
@@ -271,4 +287,7 @@ func (a SwapDone) String() string {
 	return fmt.Sprintf("swapped %d %s bytes=%d took=%v", a.Client, map[bool]string{true: "in", false: "out"}[a.In], a.Bytes, a.Took)
 }
 func (a SwapStalled) String() string { return fmt.Sprintf("stalled %d bytes=%d", a.Client, a.Bytes) }
-func (a Stranded) String() string    { return fmt.Sprintf("stranded %d bytes=%d", a.Client, a.Bytes) }
+func (a Suspended) String() string {
+	return flags(fmt.Sprintf("suspended %d bytes=%d", a.Client, a.Bytes), "idle", a.Idle)
+}
+func (a Stranded) String() string { return fmt.Sprintf("stranded %d bytes=%d", a.Client, a.Bytes) }

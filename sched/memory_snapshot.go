@@ -45,6 +45,7 @@ type MemorySnapshot struct {
 	Lacking            uint64 // room that clients wait for
 	Out, In            Direction
 	Refused            uint64 // reservations without a place
+	Suspends           uint64 // of clients, by order or because they were idle
 	Clients            []ClientMemory
 }
 
@@ -86,7 +87,7 @@ func (c *GPU) MemorySnapshot() *MemorySnapshot {
 	if r == nil {
 		return nil
 	}
-	s := &MemorySnapshot{Capacity: r.capacity, Promised: r.promised(), Lacking: r.sum.lacks, Out: mem.out, In: mem.in, Refused: mem.refused}
+	s := &MemorySnapshot{Capacity: r.capacity, Promised: r.promised(), Lacking: r.sum.lacks, Out: mem.out, In: mem.in, Refused: mem.refused, Suspends: mem.suspends}
 	for _, o := range r.all {
 		cm, _ := c.ClientMemory(o.id)
 		s.Clients = append(s.Clients, cm)

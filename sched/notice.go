@@ -22,6 +22,7 @@ type neighbors struct {
 	limited  bool      // its tenant has a limit
 	ganged   bool      // its tenant is a gang
 	patient  bool      // it is to keep the GPU over short pauses
+	quiet    bool      // it has made no calls for long, see idle.go
 }
 
 // notice returns what a holder is to be told.
@@ -41,9 +42,9 @@ func (s neighbors) notice(id ClientID) Notice {
 	case s.limited:
 		n.Leave, n.Bound = true, true // as if its limit were somebody who waits
 	default:
-		n.Leave, n.Bound = n.Waiters > 0, n.Present > 0
+		n.Leave, n.Bound = n.Waiters > 0 || s.quiet, n.Present > 0
 	}
-	n.Patient = n.Leave && s.patient
+	n.Patient = n.Leave && (s.patient || s.quiet && n.Waiters == 0)
 	return n
 }
 
@@ -60,6 +61,7 @@ func (c *GPU) expected(cl *client) Notice {
 		limited:  t.limited(),
 		ganged:   t.seat != nil && !t.overlaps(),
 		patient:  c.patient(cl),
+		quiet:    cl.quiet,
 	}.notice(cl.id)
 }
 

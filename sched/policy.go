@@ -22,6 +22,7 @@ func policies() []policy {
 		tenantsBeside(),
 		latencyTenants(),
 		timeSlices(),
+		idleClients(),
 		strandedMemory(),
 		stalledMoves(),
 		turns(),
@@ -72,6 +73,7 @@ func (e *earliest) either(at Time, ok bool) {
 func (c *GPU) grant(cl *client) {
 	t := cl.tenant
 	cl.standing = false // the grant replaces that
+	c.startWork(cl)
 	latency := t.place == urgent
 	if c.effective == Exclusive && !latency && !c.free() && (c.kept != t || t.seat.hold != playing || !c.alone(t)) {
 		panic("sched: two holders")

@@ -233,7 +233,7 @@ func TestAnyHistory(t *testing.T) {
 				own := h.of(id).epoch
 				return rapid.SampledFrom([]Epoch{0, own, own, own, h.epoch, h.epoch + 5, 3}).Draw(t, "epoch")
 			}
-			switch rapid.IntRange(0, 30).Draw(t, "kind") {
+			switch rapid.IntRange(0, 31).Draw(t, "kind") {
 			case 0, 1, 2:
 				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want"), rapid.IntRange(0, 3).Draw(t, "can move") > 0, rapid.Bool().Draw(t, "again")}
 			case 3, 4, 5, 6, 7:
@@ -255,7 +255,7 @@ func TestAnyHistory(t *testing.T) {
 			case 19:
 				return rapid.SampledFrom([]Event{
 					SetTenantMemory{tenant, bytes.Draw(t, "limit"), Keep(rapid.IntRange(0, 2).Draw(t, "keep"))},
-					SetGPUMemory{bytes.Draw(t, "GPU")}, ArenaChanged{id, bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant},
+					SetGPUMemory{bytes.Draw(t, "GPU")}, ArenaChanged{id, bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant}, Called{id},
 					RestoreMemory{id, tenant, "", rapid.Bool().Draw(t, "can move"), bytes.Draw(t, "bytes")},
 				}).Draw(t, "memory")
 			case 21, 26:
@@ -269,6 +269,8 @@ func TestAnyHistory(t *testing.T) {
 			case 27, 28:
 				n := rapid.IntRange(-1, 1000).Draw(t, "samples")
 				return Utilization{id, n, rapid.IntRange(0, max(n, 0)).Draw(t, "busy"), int(uint32(calls.Draw(t, "calls")))}
+			case 31:
+				return Filled{float64(rapid.IntRange(0, 10).Draw(t, "filled")) / 10}
 			case 29, 30:
 				controls := rapid.SampledFrom([]Control{ControlWorks, ControlWorks, ControlWorks, ControlRefused, ControlUntried})
 				return Controls{id, controls.Draw(t, "slices"), controls.Draw(t, "channels"), 1, rapid.IntRange(-8, 1).Draw(t, "bare"), ""}

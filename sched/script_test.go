@@ -169,6 +169,8 @@ func parseConfig(words []string, cfg *Config) (err error) {
 			cfg.SwapShare, err = strconv.Atoi(value)
 		case "memory":
 			cfg.Memory.Bytes, err = strconv.ParseUint(value, 10, 64)
+		case "suspendafter":
+			cfg.Memory.SuspendAfter, err = time.ParseDuration(value)
 		case "stallafter":
 			cfg.Memory.StallAfter, err = time.ParseDuration(value)
 		case "swap":
@@ -263,6 +265,8 @@ func parseEvent(words []string) (Event, error) {
 		return Request{id}, nil
 	case "release":
 		return Release{Client: id, Epoch: epoch, Reason: reason, Preempted: is["preempted"]}, nil
+	case "called":
+		return Called{id}, nil
 	case "withdraw":
 		return Withdraw{id}, nil
 	case "lost":

@@ -46,6 +46,7 @@ type Snapshot struct {
 	Effective      Mode       // Exclusive or Concurrent
 	ModeReason     string     // why that one
 	Way, WayReason string     // "turns", "slices" or "driver", and why
+	Space          Space      // for an overlap group
 	Epoch          Epoch      // of the latest grant
 	Holders        []ClientID // with a live grant: holding, draining or lost
 	Queue          []ClientID // the next one first
@@ -109,6 +110,7 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 		Counters:   c.counters,
 	}
 	s.Way, s.WayReason = c.way()
+	s.Space = c.space(now)
 	for _, cl := range c.clients {
 		cs := ClientSnapshot{
 			ID:          cl.id,

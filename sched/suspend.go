@@ -24,7 +24,7 @@ func (c *GPU) suspend(tenant string) {
 		return
 	}
 	for _, m := range c.membersOf(tenant) {
-		if !c.mem.residency.suspend(m.id) {
+		if !c.leaves(m, false) {
 			continue
 		}
 		if cl := c.clients[m.id]; cl != nil && cl.grant.holds() && cl.tenant.seat == nil {
@@ -32,6 +32,21 @@ func (c *GPU) suspend(tenant string) {
 		}
 	}
 	c.memoryChanged()
+}
+
+// leaves has a client's memory leave, and reports whether there is any that can.
+func (c *GPU) leaves(m *member, idle bool) bool {
+	r := c.mem.residency
+	was := r.suspended
+	if !r.suspend(m.id) {
+		return false
+	}
+	if r.suspended != was {
+		c.mem.suspends++
+		o := r.clients[m.id]
+		c.do(Suspended{m.id, less(o.resident, o.fixed), idle})
+	}
+	return true
 }
 
 // resumeTenant has a tenant's memory come back: a client with memory away waits for a grant as
@@ -101,6 +116,13 @@ func (c *GPU) SuspendFits(tenant string) (bytes uint64, why error) {
 	case gang != "":
 		return 0, errGangSuspends
 	}
+	return bytes, c.suspendsFit(all)
+}
+
+// suspendsFit returns why there is no host memory for all memory of these clients; nil:
+// there is.
+func (c *GPU) suspendsFit(all []*occupant) error {
+	r := c.mem.residency
 	needed := c.mem.arenas.needed - c.mem.needed
 	var added []*occupant
 	for _, o := range all {
@@ -110,11 +132,11 @@ func (c *GPU) SuspendFits(tenant string) (bytes uint64, why error) {
 			added = append(added, o)
 		}
 	}
-	why = c.mem.arenas.fits(needed + r.arenaNeeded())
+	why := c.mem.arenas.fits(needed + r.arenaNeeded())
 	for _, o := range added {
 		r.wake(o)
 	}
-	return bytes, why
+	return why
 }
 
 // suspend has a client's memory leave. It reports whether there is any that can.

@@ -17,7 +17,9 @@
 #include "cases.h"
 #include "cudadrv.h"
 #include "fake.h"
+#include "inside.h"
 #include "rm.h"
+
 
 #define CU(call) CHECK((call) == CUDA_SUCCESS)
 #define EVENTUALLY(cond) \
@@ -149,7 +151,8 @@ static void a_long_kernel_is_cut_and_goes_on(void)
 	fake_grant(&fake, 0, 6);
 	CU(cuStreamSynchronize(stream));
 	CHECK(!state().off);
-	CHECK(!preempted(ask_back(6)));
+	ask_back(6); /* on a slow machine this drain, too, is cut; nothing is left then */
+	EVENTUALLY(!state().off);
 	end();
 }
 
@@ -266,9 +269,14 @@ static void a_driver_is_seen_to_work(void)
 	CHECK(setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1) == 0);
 	hold_with(1);
 	fake.page->features |= NVS_FEATURE_CONTROLS;
-	do
-		CHECK(fake_receive(&fake, &r, PATIENCE_MS));
-	while (r.type != NVS_CONTROLS || r.u.controls.channels != NVS_CONTROL_WORKS);
+	for (uint64_t start = test_now();; inside_look_again(0)) { /* on a slow machine five looks may see nothing */
+		CHECK(test_now() - start < 2 * PATIENCE_MS * 1000000ull);
+		if (!fake_receive(&fake, &r, 1000) || r.type != NVS_CONTROLS)
+			continue;
+		CHECK(r.u.controls.channels != NVS_CONTROL_FAKED);
+		if (r.u.controls.channels == NVS_CONTROL_WORKS)
+			break;
+	}
 	launch_on(stream, 60000);
 	CHECK(preempted(ask_back(5)) && state().off);
 	end();
@@ -283,10 +291,10 @@ static void a_driver_that_ignores_off(void)
 /* Who waits for the GPU keeps the channels on. They are not tried again in that drain. */
 static void off_is_refused_once(void)
 {
-	hold_with(400);
+	hold_with(1000);
 	nvs_rm_keep_on((const uint8_t *)&gpu);
 	fake_revoke(&fake, 0, 5);
-	nap_ms(50);
+	EVENTUALLY(inside_cut_failed(0));
 	nvs_rm_let_go((const uint8_t *)&gpu);
 	CHECK(!preempted(fake_expect(&fake, NVS_RELEASE)));
 	CHECK(cuStreamQuery(stream) == CUDA_SUCCESS);

@@ -18,6 +18,7 @@ func TestConfig(t *testing.T) {
 		share + `"coreLimit": 60}`:                          "core limit 60%",
 		share + `"coreLimit": "60%", "weight": 200}`:        "core limit 60%, weight 200",
 		share + `"priority": "latency"}`:                    "priority latency",
+		share + `"overlap": "small"}`:                       "overlap group small",
 		share + `"gang": true}`:                             "gang of itself",
 		share + `"gang": "ring", "memoryMode": "swap"}`:     "gang ring, memory mode swap",
 		`{"apiVersion": "nvshare.com/v1", "kind": "Share"}`: "",
@@ -48,7 +49,7 @@ func TestConfig(t *testing.T) {
 		share + `"priority": "high"}`:             "batch or latency",
 		share + `"coreRequest": 40}`:              "capacity",
 		share + `"memoryLimit": "8Gi"}`:           "capacity",
-		share + `"overlap": "small"}`:             "only the annotation nvshare.com/gpu-overlap",
+		share + `"overlap": "a/b"}`:               "is not an overlap group",
 	} {
 		if terms, err := parseConfig([]byte(text)); err == nil || !strings.Contains(err.Error(), want) || terms != (api.Terms{}) {
 			t.Errorf("%s: %+v, %v; want an error with %q", text, terms, err, want)
@@ -56,9 +57,9 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// Every field of the table is a key, or a capacity, or fixed when a container starts.
+// Every field of the table is a key, or a capacity.
 func TestEveryFieldHasAForm(t *testing.T) {
-	if n := len(configKeys()); n != len(api.Fields)-3 {
+	if n := len(configKeys()); n != len(api.Fields)-2 {
 		t.Errorf("%d keys for %d fields", n, len(api.Fields))
 	}
 }

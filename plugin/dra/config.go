@@ -26,9 +26,6 @@ const (
 
 	// byCapacity are the fields that the claim's capacities say.
 	byCapacity = api.CoreRequestField | api.MemoryLimitField
-	// Claims cannot say what is fixed when a container starts: several containers, which
-	// start at different times, may have one claim.
-	noKeys = byCapacity | api.FixedFields
 )
 
 // words returns a name as JSON has it: "coreLimit" of "core-limit".
@@ -42,7 +39,7 @@ func words(name string) string {
 
 func configKeys() (keys []string) {
 	for _, f := range api.Fields {
-		if f.ID&noKeys == 0 {
+		if f.ID&byCapacity == 0 {
 			keys = append(keys, words(f.Key))
 		}
 	}
@@ -72,9 +69,6 @@ func parseConfig(data []byte) (t api.Terms, err error) {
 		}
 		if f.ID&byCapacity != 0 {
 			return api.Terms{}, fmt.Errorf("%s: request it as a capacity of the device: cores, memory", key)
-		}
-		if f.ID&api.FixedFields != 0 {
-			return api.Terms{}, fmt.Errorf("%s: claims cannot say this; only the annotation %s can", key, f.Annotation())
 		}
 		delete(config, key)
 		text, err := plain(value)

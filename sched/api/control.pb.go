@@ -270,6 +270,7 @@ const (
 	EventType_EVENT_TYPE_OUT_OF_MEMORY EventType = 19 // a reservation was refused: it is above the memory limit
 	EventType_EVENT_TYPE_UNFENCE       EventType = 20 // a fenced client has released the GPU, or is dead
 	EventType_EVENT_TYPE_UNMANAGED     EventType = 21 // a process uses the GPU and is no client
+	EventType_EVENT_TYPE_SUSPEND       EventType = 23 // a client's memory is to leave until the client has a grant again
 	EventType_EVENT_TYPE_OVERLAP       EventType = 22 // an overlap group begins or ends, or its MPS daemon or server has ended
 )
 
@@ -298,6 +299,7 @@ var (
 		19: "EVENT_TYPE_OUT_OF_MEMORY",
 		20: "EVENT_TYPE_UNFENCE",
 		21: "EVENT_TYPE_UNMANAGED",
+		23: "EVENT_TYPE_SUSPEND",
 		22: "EVENT_TYPE_OVERLAP",
 	}
 	EventType_value = map[string]int32{
@@ -323,6 +325,7 @@ var (
 		"EVENT_TYPE_OUT_OF_MEMORY": 19,
 		"EVENT_TYPE_UNFENCE":       20,
 		"EVENT_TYPE_UNMANAGED":     21,
+		"EVENT_TYPE_SUSPEND":       23,
 		"EVENT_TYPE_OVERLAP":       22,
 	}
 )
@@ -985,7 +988,9 @@ type GPU struct {
 	Fault       string    `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`              // what the driver reported that ends all work on the GPU; empty: nothing
 	Held        uint32    `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
 	Preemptions uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
-	Others      *Others   `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"`            // only where StatusResponse.view is set
+	// What nvshare could do for the tenants if they asked for it, for people; empty: nothing.
+	Hint   string  `protobuf:"bytes,34,opt,name=hint,proto3" json:"hint,omitempty"`
+	Others *Others `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"` // only where StatusResponse.view is set
 	// Of the scheduler's whole time. Latency tenants' grants beside others are in waits only.
 	Drains        *Spread `protobuf:"bytes,31,opt,name=drains,proto3" json:"drains,omitempty"`                        // from a revoke to the release
 	HandOvers     *Spread `protobuf:"bytes,32,opt,name=hand_overs,json=handOvers,proto3" json:"hand_overs,omitempty"` // from a release to the grant of who waited for it
@@ -1213,6 +1218,13 @@ func (x *GPU) GetPreemptions() uint64 {
 	return 0
 }
 
+func (x *GPU) GetHint() string {
+	if x != nil {
+		return x.Hint
+	}
+	return ""
+}
+
 func (x *GPU) GetOthers() *Others {
 	if x != nil {
 		return x.Others
@@ -1401,6 +1413,8 @@ type Swap struct {
 	Refused           uint64                 `protobuf:"varint,17,opt,name=refused,proto3" json:"refused,omitempty"`                                          // reservations for which there was no place
 	SharePercent      uint32                 `protobuf:"varint,18,opt,name=share_percent,json=sharePercent,proto3" json:"share_percent,omitempty"`            // of the time that moving may take; 0: turns are as long as the time quantum says
 	ArenaReadyBytes   uint64                 `protobuf:"varint,19,opt,name=arena_ready_bytes,json=arenaReadyBytes,proto3" json:"arena_ready_bytes,omitempty"` // kept ready for clients to come, of all GPUs; not of those in use
+	Suspends          uint64                 `protobuf:"varint,20,opt,name=suspends,proto3" json:"suspends,omitempty"`                                        // of clients, by order or because they were idle, since the scheduler's start
+	Suspended         uint32                 `protobuf:"varint,21,opt,name=suspended,proto3" json:"suspended,omitempty"`                                      // clients that are now
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1564,6 +1578,20 @@ func (x *Swap) GetSharePercent() uint32 {
 func (x *Swap) GetArenaReadyBytes() uint64 {
 	if x != nil {
 		return x.ArenaReadyBytes
+	}
+	return 0
+}
+
+func (x *Swap) GetSuspends() uint64 {
+	if x != nil {
+		return x.Suspends
+	}
+	return 0
+}
+
+func (x *Swap) GetSuspended() uint32 {
+	if x != nil {
+		return x.Suspended
 	}
 	return 0
 }
@@ -4418,7 +4446,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xa4\b\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xb8\b\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -4450,7 +4478,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\adrained\x18\x19 \x01(\bR\adrained\x12\x14\n" +
 	"\x05fault\x18\x1a \x01(\tR\x05fault\x12\x12\n" +
 	"\x04held\x18\x1b \x01(\rR\x04held\x12 \n" +
-	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12*\n" +
+	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12\x12\n" +
+	"\x04hint\x18\" \x01(\tR\x04hint\x12*\n" +
 	"\x06others\x18\x1e \x01(\v2\x12.nvshare.v1.OthersR\x06others\x12*\n" +
 	"\x06drains\x18\x1f \x01(\v2\x12.nvshare.v1.SpreadR\x06drains\x121\n" +
 	"\n" +
@@ -4465,7 +4494,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12-\n" +
 	"\x12compute_capability\x18\x03 \x01(\tR\x11computeCapability\x12%\n" +
 	"\x0edriver_version\x18\x04 \x01(\tR\rdriverVersion\x12!\n" +
-	"\fcuda_version\x18\x05 \x01(\tR\vcudaVersion\"\x87\x05\n" +
+	"\fcuda_version\x18\x05 \x01(\tR\vcudaVersion\"\xc1\x05\n" +
 	"\x04Swap\x12%\n" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x04R\rcapacityBytes\x12%\n" +
 	"\x0epromised_bytes\x18\x02 \x01(\x04R\rpromisedBytes\x12%\n" +
@@ -4489,7 +4518,9 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x13in_bytes_per_second\x18\x10 \x01(\x04R\x10inBytesPerSecond\x12\x18\n" +
 	"\arefused\x18\x11 \x01(\x04R\arefused\x12#\n" +
 	"\rshare_percent\x18\x12 \x01(\rR\fsharePercent\x12*\n" +
-	"\x11arena_ready_bytes\x18\x13 \x01(\x04R\x0farenaReadyBytes\"s\n" +
+	"\x11arena_ready_bytes\x18\x13 \x01(\x04R\x0farenaReadyBytes\x12\x1a\n" +
+	"\bsuspends\x18\x14 \x01(\x04R\bsuspends\x12\x1c\n" +
+	"\tsuspended\x18\x15 \x01(\rR\tsuspended\"s\n" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
@@ -4781,7 +4812,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x06*\xa6\x04\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x06*\xbe\x04\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
@@ -4806,6 +4837,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x16\n" +
 	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
 	"\x14EVENT_TYPE_UNMANAGED\x10\x15\x12\x16\n" +
+	"\x12EVENT_TYPE_SUSPEND\x10\x17\x12\x16\n" +
 	"\x12EVENT_TYPE_OVERLAP\x10\x162\x89\a\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +

@@ -119,7 +119,11 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 			Calls:     f.Released.Calls,
 		})
 	case wire.TypeStats:
+		called := f.Stats.Calls != att.stats.Calls
 		att.stats = f.Stats
+		if called && d.opts.SuspendAfter != 0 {
+			d.step(att.gpu, sched.Called{Client: c.client.id})
+		}
 	case wire.TypeUtil:
 		d.step(att.gpu, sched.Utilization{Client: c.client.id, Samples: int(f.Util.Samples), Busy: int(f.Util.Busy), Calls: int(f.Util.Calls)})
 	case wire.TypeControls:

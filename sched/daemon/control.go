@@ -305,7 +305,7 @@ func (d *Daemon) status() *api.StatusResponse {
 			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences, Preemptions: s.Counters.Preemptions,
 			Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
 			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
-			Drained: g.drained, Fault: g.fault, Held: d.held(g),
+			Drained: g.drained, Fault: g.fault, Held: d.held(g), Hint: d.overlapHint(s.Space),
 		}
 		g.turns.Fill(out)
 		r.Problems = append(r.Problems, d.drainProblems(g)...)

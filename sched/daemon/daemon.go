@@ -73,6 +73,9 @@ type Options struct {
 	// the time quantum is not fixed.
 	SwapShare    int
 	QuantumFixed bool
+	// SuspendAfter is after which idle time a process is suspended, from
+	// sched.MinSuspendAfter to sched.MaxSuspendAfter; 0: never.
+	SuspendAfter time.Duration
 	// GPUMemory makes GPUs look as if they had no more memory, bytes; 0: they have
 	// what they have.
 	GPUMemory uint64

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -120,6 +121,34 @@ func TestResume(t *testing.T) {
 		return !c.Suspended && c.ResidentBytes == 256*mib && !c.Moving
 	})
 	nothing("when it is back")
+}
+
+// A process that makes no calls is told to leave though nobody waits, and is suspended when
+// it has been without a grant for the time. Its next request brings it back.
+func TestSuspendAfter(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.SuspendAfter = sched.MinSuspendAfter })
+	a := newSwapper(t, s)
+	a.allocates(256 * mib)
+	a.request()
+	e := a.granted()
+	a.in(e)
+	s.await("it is told to leave", func(*api.StatusResponse) bool {
+		waiters, _ := a.page.Hints(0)
+		return waiters > 0
+	})
+	a.release(e)
+	a.awaitLess(s, 1)
+	s.await("host memory", func(*api.StatusResponse) bool { return a.status(s).ArenaBytes >= 256*mib })
+	a.out()
+	s.await("it is suspended", func(r *api.StatusResponse) bool {
+		c, swap := a.status(s), r.Gpus[0].Swap
+		return c.Suspended && c.AwayBytes >= 256*mib-1 && swap.Suspended == 1 && swap.Suspends == 1
+	})
+	a.request()
+	a.in(a.granted())
+	s.await("it is back", func(r *api.StatusResponse) bool {
+		return a.status(s).ResidentBytes == 256*mib && r.Gpus[0].Swap.Suspended == 0
+	})
 }
 
 // Without swapping, or with less host memory than that needs, it says so and nothing changes.

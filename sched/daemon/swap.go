@@ -62,7 +62,7 @@ func (d *Daemon) openMemory(g *gpu, physical uint64) sched.Memory {
 	if d.opts.SwapHeadroom == DefaultHeadroom {
 		headroom = physical / 32
 	}
-	m.Swap = true
+	m.Swap, m.SuspendAfter = true, d.opts.SuspendAfter
 	m.Capacity = min(physical-min(physical, headroom), g.MemoryBytes)
 	m.MoveUnit = min(physical/64, 128<<20) // as the shim has it (PIECES)
 	m.ArenaUnit = arena.MinSegment
@@ -178,6 +178,12 @@ func (d *Daemon) carryOutMemory(g *gpu, action sched.Action) (done bool) {
 			kind = api.EventType_EVENT_TYPE_SWAP_IN
 		}
 		d.turn(time.Now(), g, a.Client, &history.Event{Kind: kind, Bytes: a.Bytes, Took: a.Took})
+	case sched.Suspended:
+		why := "by order"
+		if a.Idle {
+			why = fmt.Sprintf("it was idle for %v", d.opts.SuspendAfter)
+		}
+		d.turn(time.Now(), g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_SUSPEND, Bytes: a.Bytes, Text: why})
 	case sched.SwapStalled:
 		d.noteStall(g, a.Client, fmt.Sprintf("it does not move %d MiB off the GPU, for which others wait", a.Bytes>>20))
 	case sched.Stranded:

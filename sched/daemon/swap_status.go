@@ -30,7 +30,7 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 		ArenaLimitBytes: d.opts.SwapMemory, ArenaUsedBytes: d.arena.Used(), ArenaReadyBytes: d.arena.Ready(),
 		OutBytes: s.Out.Bytes, InBytes: s.In.Bytes, OutNs: int64(s.Out.Took), InNs: int64(s.In.Took),
 		Outs: s.Out.Times, Ins: s.In.Times, OutBytesPerSecond: s.Out.Rate, InBytesPerSecond: s.In.Rate,
-		Refused: s.Refused, SharePercent: uint32(d.swapShareOf(g.UUID)),
+		Refused: s.Refused, SharePercent: uint32(d.swapShareOf(g.UUID)), Suspends: s.Suspends,
 	}
 	pinned := map[string]uint64{} // by account
 	for i := range s.Clients {
@@ -38,6 +38,9 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 		out.ResidentBytes += has.Resident
 		out.FixedBytes += has.Fixed
 		out.AwayBytes += has.Away
+		if has.Suspended {
+			out.Suspended++
+		}
 		m := g.memberOf(has.Client)
 		if m == nil {
 			continue

@@ -73,6 +73,7 @@ func (d *Daemon) lookForStrangers() {
 		found := d.strangersIn(samples, clients)
 		d.do(func() {
 			d.noteFaults(samples)
+			d.noteFilled(samples)
 			d.noteUse(samples)
 			d.finishLook(found, err)
 		})

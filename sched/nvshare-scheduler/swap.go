@@ -4,20 +4,22 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon"
 )
 
 // swapFlags say whether memory is swapped, and how GPUs look.
 type swapFlags struct {
-	memory, ready, headroom, share, gpuMemory string
-	quantumFixed                              bool
+	memory, ready, headroom, share, gpuMemory, suspendAfter string
+	quantumFixed                                            bool
 }
 
 func (f *swapFlags) add(cmd *cobra.Command) {
@@ -26,6 +28,7 @@ func (f *swapFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.ready, "swap-ready", "25%", "`size` or percentage of --swap-memory that is taken from the host before tenants need it, as far as the host can spare it; 0: nothing")
 	fs.StringVar(&f.share, "swap-share", "10", "`percentage` of the time that moving memory may take, 1 to 50: turns become longer than the time quantum for that, unless only --tq is given")
 	fs.StringVar(&f.headroom, "swap-headroom", "", "`size` of the part of each GPU that is left to the driver, like 4Gi; by default a thirty-second of the GPU's memory")
+	fs.StringVar(&f.suspendAfter, "suspend-after", "0", "`time` after which the memory of a process that does not use its GPU leaves the GPU until it does, like 10m; 0: never")
 	fs.StringVar(&f.gpuMemory, "gpu-memory", "", "let GPUs look as if they had no more memory than this `size`, like 24Gi")
 }
 
@@ -71,5 +74,18 @@ func (f *swapFlags) fill(o *daemon.Options) error {
 		return fmt.Errorf("--swap-share: %.64q is not a whole number from 1 to %d", f.share, daemon.MaxSwapShare)
 	}
 	o.SwapShare, o.QuantumFixed = share, f.quantumFixed
+	if f.suspendAfter == "" || f.suspendAfter == "0" {
+		return nil
+	}
+	after, err := api.ParseDuration(f.suspendAfter)
+	switch {
+	case err != nil:
+		return fmt.Errorf("--suspend-after: %w", err)
+	case after < sched.MinSuspendAfter || after > sched.MaxSuspendAfter:
+		return fmt.Errorf("--suspend-after: %v is out of range: give a time from %v to %v, or 0", after, sched.MinSuspendAfter, sched.MaxSuspendAfter)
+	case o.SwapMemory == 0:
+		return errors.New("--suspend-after needs host memory for what leaves: give --swap-memory as well")
+	}
+	o.SuspendAfter = after
 	return nil
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,14 +15,15 @@ import (
 // Nothing is swapped unless somebody says so.
 func TestSwapFlags(t *testing.T) {
 	for args, want := range map[string]daemon.Options{
-		"":                                     {SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
-		"--swap-memory 200Gi --swap-share 25%": {SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 25},
-		"--swap-memory 16Gi":                   {SwapMemory: 16 << 30, SwapReady: 4 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
-		"--swap-memory 100Gi --swap-ready 0":   {SwapMemory: 100 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
-		"--swap-memory 100Gi --swap-ready 8Gi": {SwapMemory: 100 << 30, SwapReady: 8 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
-		"--swap-memory 8Gi --swap-ready 9Gi":   {SwapMemory: 8 << 30, SwapReady: 8 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
-		"--gpu-memory 24Gi --swap-headroom 0":  {GPUMemory: 24 << 30, SwapShare: 10},
-		"--swap-headroom 4Gi --swap-memory 0":  {SwapHeadroom: 4 << 30, SwapShare: 10},
+		"": {SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
+		"--swap-memory 200Gi --suspend-after 10m": {SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10, SuspendAfter: 10 * time.Minute},
+		"--swap-memory 200Gi --swap-share 25%":    {SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 25},
+		"--swap-memory 16Gi":                      {SwapMemory: 16 << 30, SwapReady: 4 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
+		"--swap-memory 100Gi --swap-ready 0":      {SwapMemory: 100 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
+		"--swap-memory 100Gi --swap-ready 8Gi":    {SwapMemory: 100 << 30, SwapReady: 8 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
+		"--swap-memory 8Gi --swap-ready 9Gi":      {SwapMemory: 8 << 30, SwapReady: 8 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
+		"--gpu-memory 24Gi --swap-headroom 0":     {GPUMemory: 24 << 30, SwapShare: 10},
+		"--swap-headroom 4Gi --swap-memory 0":     {SwapHeadroom: 4 << 30, SwapShare: 10},
 	} {
 		var f swapFlags
 		cmd := &cobra.Command{}
@@ -33,7 +35,7 @@ func TestSwapFlags(t *testing.T) {
 		if err := f.fill(&got); err != nil {
 			t.Errorf("%s: %v", args, err)
 		}
-		if got.SwapMemory != want.SwapMemory || got.SwapReady != want.SwapReady || got.SwapHeadroom != want.SwapHeadroom || got.SwapShare != want.SwapShare || got.GPUMemory != want.GPUMemory {
+		if got.SwapMemory != want.SwapMemory || got.SwapReady != want.SwapReady || got.SwapHeadroom != want.SwapHeadroom || got.SwapShare != want.SwapShare || got.GPUMemory != want.GPUMemory || got.SuspendAfter != want.SuspendAfter {
 			t.Errorf("%s: %+v, want %+v", args, got, want)
 		}
 	}

@@ -252,6 +252,8 @@ func eventText(e *api.Event) string {
 		if e.TookNs > 0 {
 			add("%s/s", size(uint64(float64(e.Bytes)*1e9/float64(e.TookNs))))
 		}
+	case api.EventType_EVENT_TYPE_SUSPEND:
+		add("%s leave the GPU until it calls CUDA again: %s", size(e.Bytes), e.Reason)
 	case api.EventType_EVENT_TYPE_NO_ROOM:
 		add("refused %s: %s", size(e.Bytes), e.Reason)
 	case api.EventType_EVENT_TYPE_UNFENCE:

@@ -51,11 +51,12 @@ type gpuJSON struct {
 	UUID          string       `json:"uuid"`
 	Name          string       `json:"name"`
 	MemoryBytes   uint64       `json:"memory_bytes"`
-	AntiThrash    string       `json:"anti_thrash"` // on, off, auto
-	Effective     string       `json:"effective"`   // on, off; "" by an older scheduler
-	ModeReason    string       `json:"mode_reason"` // why that mode is in effect
-	Way           string       `json:"way"`         // turns, slices, driver; "" by an older scheduler
-	WayReason     string       `json:"way_reason"`  // why that way
+	AntiThrash    string       `json:"anti_thrash"`    // on, off, auto
+	Effective     string       `json:"effective"`      // on, off; "" by an older scheduler
+	ModeReason    string       `json:"mode_reason"`    // why that mode is in effect
+	Way           string       `json:"way"`            // turns, slices, driver; "" by an older scheduler
+	WayReason     string       `json:"way_reason"`     // why that way
+	Hint          string       `json:"hint,omitempty"` // what tenants could ask for
 	TQSeconds     float64      `json:"tq_seconds"`
 	GraceSeconds  float64      `json:"grace_seconds"`
 	Epoch         string       `json:"epoch"`
@@ -245,7 +246,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		Epoch:  strconv.FormatUint(g.Epoch, 10),
 		Grants: g.Grants, Revokes: g.Revokes, Fences: g.Fences, Reclaims: g.Reclaims, StaleReleases: g.StaleReleases, Preemptions: g.Preemptions,
 		Holders: []string{}, Waiting: []string{}, Tenants: []tenantJSON{}, Clients: []clientJSON{}, Memory: []memoryJSON{}, Promises: []promiseJSON{},
-		ModeReason: g.ModeReason, Way: g.Way, WayReason: g.WayReason,
+		ModeReason: g.ModeReason, Way: g.Way, WayReason: g.WayReason, Hint: g.Hint,
 		Drained: g.Drained, Fault: g.Fault, Held: g.Held,
 	}
 	if g.EffectiveMode != api.Mode_MODE_UNSPECIFIED {

@@ -83,6 +83,8 @@ type swapJSON struct {
 	InBytesPerSecond  uint64  `json:"in_bytes_per_second"`
 	Refused           uint64  `json:"refused"`
 	SwapShare         uint32  `json:"swap_share"` // percent; 0: turns are as long as the time quantum says
+	Suspends          uint64  `json:"suspends"`   // of processes, by order or because they were idle
+	Suspended         uint32  `json:"suspended"`  // processes that are now
 }
 
 func newSwapJSON(s *api.Swap) *swapJSON {
@@ -91,7 +93,7 @@ func newSwapJSON(s *api.Swap) *swapJSON {
 	}
 	return &swapJSON{
 		s.CapacityBytes, s.PromisedBytes, s.ResidentBytes, s.FixedBytes, s.AwayBytes, s.ArenaBytes, s.ArenaLimitBytes, s.ArenaUsedBytes, s.ArenaReadyBytes,
-		s.OutBytes, s.InBytes, seconds(s.OutNs), seconds(s.InNs), s.Outs, s.Ins, s.OutBytesPerSecond, s.InBytesPerSecond, s.Refused, s.SharePercent,
+		s.OutBytes, s.InBytes, seconds(s.OutNs), seconds(s.InNs), s.Outs, s.Ins, s.OutBytesPerSecond, s.InBytesPerSecond, s.Refused, s.SharePercent, s.Suspends, s.Suspended,
 	}
 }
 

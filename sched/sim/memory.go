@@ -384,7 +384,7 @@ func (d *daemon) gone(id sched.ClientID) {
 
 // memoryConfig is what a daemon starts with.
 func (d *daemon) memoryConfig() sched.Memory {
-	return sched.Memory{Bytes: gpuMemory, Swap: d.w.mem.capacity != 0, Capacity: d.w.mem.capacity, StallAfter: stallAfter}
+	return sched.Memory{Bytes: gpuMemory, Swap: d.w.mem.capacity != 0, Capacity: d.w.mem.capacity, StallAfter: stallAfter, SuspendAfter: sched.MinSuspendAfter}
 }
 
 // startMemory tells a new core what was set and recorded before.
@@ -455,7 +455,7 @@ func (d *daemon) performMemory(a sched.Action) bool {
 		w.report.Stalls++
 	case sched.Stranded:
 		w.report.Stranded++
-	case sched.LimitsChanged, sched.SwapDone, sched.ArenaFound:
+	case sched.LimitsChanged, sched.Suspended, sched.SwapDone, sched.ArenaFound:
 	default:
 		return false
 	}

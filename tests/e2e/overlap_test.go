@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -205,6 +206,33 @@ func TestOverlapGroupFaults(t *testing.T) {
 		check(t, pod.Stop(g.ctx))
 	}
 	g.nothingLeft()
+}
+
+// A member of another user is in a group of its own, though it has the same name. It may be as
+// confined as Kubernetes' restricted standard has it.
+func TestOverlapGroupIsOfOneUser(t *testing.T) {
+	g := newMembers(t)
+	from := judge.Now()
+	g.pod("of-root", nil)
+	server := g.await("server starts", 1)
+	annotations := map[string]string{gpuAnnotation: firstGPU, "nvshare.com/gpu-overlap": "small"}
+	var confined []*node.Pod
+	for _, name := range []string{"of-nobody-a", "of-nobody-b"} {
+		spec := busy(name)
+		spec.Restricted = true
+		confined = append(confined, startPod(t, name, annotations, spec))
+	}
+	if another := g.await("server starts", 2); another == server {
+		t.Errorf("users share the server %d", server)
+	} else if info := must(os.Stat(fmt.Sprintf("/proc/%d", another)))(t); info.Sys().(*syscall.Stat_t).Uid != 65534 {
+		t.Errorf("the server of user 65534 runs as user %d", info.Sys().(*syscall.Stat_t).Uid)
+	}
+	g.together(from, "of-nobody-a", "of-nobody-b")
+	until := judge.Now()
+	observe(t, from).noOverlapWithout(t, "of-nobody-a", from, until)
+	if shared, err := os.ReadDir(fmt.Sprintf("/proc/%d/root%s", confined[0].PID(), cdi.ContainerMPSDir)); err != nil || len(shared) == 0 {
+		t.Errorf("the member sees no sockets: %v, %v", shared, err)
+	}
 }
 
 // A pod that cannot be in its group is refused with the reason.

@@ -172,6 +172,7 @@ func TestUnderSystemd(t *testing.T) {
 	m.run("sh", "-c", `
 set -e
 mkdir -p /simgpu/run /etc/systemd/system/nvshare-scheduler.service.d
+cp -r "$1/simgpu/bin" /simgpu/bin
 cp -r "$1/simgpu" /simgpu/lib # the unit has a /tmp of its own, and the clone may be in the other
 echo gpus=1 >/simgpu/run/config
 chmod 777 /simgpu/run
@@ -210,9 +211,53 @@ mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler le
 	m.await("it to hold the GPU under the next scheduler", holding)
 
 	check(t, tenant.Process.Kill())
+	testOverlapUnit(m)
 	m.run("nvsharectl", "uninstall")
 	if out, err := m.try("ls", "/run/nvshare"); err == nil {
 		t.Errorf("left behind: %s", out)
+	}
+}
+
+// testOverlapUnit: the unit refuses overlap groups, and says what to install. With that, a
+// group runs, and its MPS daemon outlives the scheduler.
+func testOverlapUnit(m *machine) {
+	m.t.Helper()
+	program := []string{"env", "NVSHARE_SIMGPU_DIR=/simgpu/run", "LD_LIBRARY_PATH=/simgpu/lib", "nvsharectl", "run", "--overlap", "small", "--gpu", "0", "--",
+		filepath.Join(buildDir, "bin", "cuda-busy"), "--tenant", "member", "--kernel-us", "500", "--depth", "4", "--report-ms", "0"}
+	const dropIn = "deployments/systemd/overlap-groups.conf"
+	if out, err := m.try(program...); err == nil || !strings.Contains(out, dropIn) {
+		m.t.Errorf("the unit without the drop-in: %v, %s", err, out)
+	}
+	m.run("install", "-D", "-m", "644", filepath.Join(buildDir, "release", dropIn), "/etc/systemd/system/nvshare-scheduler.service.d/overlap-groups.conf")
+	m.run("systemctl", "daemon-reload")
+	m.run("systemctl", "restart", "nvshare-scheduler.service")
+	m.await("the next scheduler to find the GPU", `"index":0`)
+	member := m.command(program...)
+	var said strings.Builder
+	member.Stdout, member.Stderr = &said, &said
+	check(m.t, member.Start())
+	m.t.Cleanup(func() { _ = member.Process.Kill(); _ = member.Wait() })
+	const inGroup = `"overlap":"/0/small"`
+	m.await("the member to hold the GPU", `"state":"holding"`, inGroup)
+	const find = "grep -ls ^%s /proc/[0-9]*/comm"
+	mps := func() string {
+		out, _ := m.try("sh", "-c", fmt.Sprintf(find, "nvidia-cuda-mps"))
+		return out
+	}
+	running := mps()
+	m.run("systemctl", "restart", "nvshare-scheduler.service")
+	m.await("it to hold the GPU under the next scheduler", `"state":"holding"`, inGroup)
+	if now := mps(); strings.Count(running, "\n") != 2 || now != running {
+		m.t.Errorf("the MPS daemon and server were %q, and are %q", running, now)
+	}
+	m.run("sh", "-c", "kill $("+fmt.Sprintf(find, "cuda-busy")+" | cut -d/ -f3)")
+	if err := node.Until(m.ctx, "the end of the group", func() error {
+		if left := mps(); left != "" {
+			return fmt.Errorf("processes %q", left)
+		}
+		return nil
+	}); err != nil {
+		m.t.Error(err)
 	}
 }
 

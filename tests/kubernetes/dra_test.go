@@ -467,7 +467,7 @@ func draAdmission(t *testing.T) {
 	})
 	for fields, says := range map[string]string{
 		", coreLimit: 0": "whole percentage", ", coreLimit: 0.5": "whole percentage", ", limit: 60": "unknown field", ", weight: 10001": "from 1 to 10000",
-		", priority: high": "batch or latency", ", memoryMode: fast": "memoryMode is", ", gang: '-'": "gang is true",
+		", priority: high": "batch or latency", ", memoryMode: fast": "memoryMode is", ", gang: '-'": "gang is true", ", overlap: a/b": "overlap is a name",
 	} {
 		if err := try(config(fields)); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v; want %q", fields, err, says)
@@ -476,7 +476,7 @@ func draAdmission(t *testing.T) {
 	if err := try(strings.Replace(config(""), "nvshare.com/v1", "nvshare.com/v0", 1)); err == nil || !strings.Contains(err.Error(), "give apiVersion") {
 		t.Errorf("another version: %v", err)
 	}
-	for _, fields := range []string{"", ", coreLimit: 60, weight: 50, priority: latency, gang: true, memoryMode: resident", ", coreLimit: 60%, gang: ring"} {
+	for _, fields := range []string{"", ", coreLimit: 60, weight: 50, priority: latency, gang: true, memoryMode: resident", ", coreLimit: 60%, gang: ring", ", overlap: small"} {
 		if err := try(config(fields)); err != nil {
 			t.Errorf("%s: %v", fields, err)
 		}

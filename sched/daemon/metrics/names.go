@@ -76,6 +76,8 @@ var metricNames = []metricName{
 	{"nvshare_gpu_swap_bandwidth_bytes_per_second", append(gpuLabels[:2:2], "direction"), "Memory moved in a second, the latest time."},
 	{"nvshare_gpu_swap_share_ratio", gpuLabels, "Part of the time that moving memory may take, 0 to 1; 0: turns are as long as the time quantum says."},
 	{"nvshare_gpu_swap_refused_reservations_total", gpuLabels, "Reservations refused because there was no place, on the GPU or in host memory."},
+	{"nvshare_gpu_suspends_total", gpuLabels, "Times that a process was suspended, by nvsharectl suspend or because it was idle (--suspend-after)."},
+	{"nvshare_gpu_suspended_clients", gpuLabels, "Processes that are suspended now."},
 	{"nvshare_gpu_arena_bytes", gpuLabels, "Host memory that clients of the GPU were given for what is away."},
 	{"nvshare_arena_bytes", nil, "Host memory that there may be for what is away, of all GPUs."},
 	{"nvshare_arena_used_bytes", nil, "Of that, what clients were given."},

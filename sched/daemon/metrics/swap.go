@@ -22,6 +22,8 @@ func (x *exposition) swap(g *api.GPU) {
 	x.put("nvshare_gpu_swap_away_bytes", float64(s.AwayBytes), gpu...)
 	x.put("nvshare_gpu_swap_share_ratio", float64(s.SharePercent)/100, gpu...)
 	x.put("nvshare_gpu_swap_refused_reservations_total", float64(s.Refused), gpu...)
+	x.put("nvshare_gpu_suspends_total", float64(s.Suspends), gpu...)
+	x.put("nvshare_gpu_suspended_clients", float64(s.Suspended), gpu...)
 	x.put("nvshare_gpu_arena_bytes", float64(s.ArenaBytes), gpu...)
 	for _, d := range []struct {
 		name               string

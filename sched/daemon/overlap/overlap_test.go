@@ -157,6 +157,25 @@ func tempDir(t *testing.T) string {
 	return filepath.Join(dir, "overlap")
 }
 
+// A daemon may have made its socket and not listen yet: it is asked again.
+func TestAskedTooEarly(t *testing.T) {
+	dir := tempDir(t)
+	early := filepath.Join(filepath.Dir(dir), "control")
+	s := newSite(t, dir, func(o *Options) {
+		real, _ := o.Control()
+		script := "#!/bin/sh\nif [ \"$1\" != -f ] && ! [ -e \"$CUDA_MPS_LOG_DIRECTORY/asked\" ]; then\n\t: >\"$CUDA_MPS_LOG_DIRECTORY/asked\"\n\techo Cannot find MPS control daemon process\n\texit 1\nfi\nexec " + real + " \"$@\"\n"
+		if err := os.WriteFile(early, []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		o.Control = func() (string, error) { return early, nil }
+	})
+	g := group(dir)
+	s.Want([]Group{g})
+	if state := s.running(g); state.Restarts != 0 {
+		t.Errorf("it was started again: %+v", state)
+	}
+}
+
 // A group's daemon runs while the group is wanted, is started again when it was killed, and
 // leaves nothing.
 func TestGroupLives(t *testing.T) {

@@ -134,9 +134,14 @@ func (k *keeper) awaitAnswer(control string, ended <-chan struct{}) error {
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
+	why := fmt.Sprintf("it makes no socket in %s", k.path(api.OverlapPipe))
 	for {
 		if _, err := os.Lstat(filepath.Join(k.path(api.OverlapPipe), controlSocket)); err == nil {
-			break
+			out, err := k.ask(ctx, control, "get_server_list")
+			if err == nil {
+				return nil
+			}
+			why = fmt.Sprintf("%v: %s", err, out) // it may not listen yet
 		}
 		select {
 		case <-tick.C:
@@ -145,14 +150,9 @@ func (k *keeper) awaitAnswer(control string, ended <-chan struct{}) error {
 		case <-k.m.closed:
 			return errors.New("the scheduler is ending")
 		case <-ctx.Done():
-			return fmt.Errorf("the MPS daemon makes no socket in %s within %v: %s", k.path(api.OverlapPipe), Patience, k.said())
+			return fmt.Errorf("the MPS daemon does not answer within %v: %s: %s", Patience, why, k.said())
 		}
 	}
-	out, err := k.ask(ctx, control, "get_server_list")
-	if err != nil {
-		return fmt.Errorf("the MPS daemon does not answer: %w: %s", err, out)
-	}
-	return nil
 }
 
 // ask sends the daemon a command, as the members' user.
@@ -202,7 +202,7 @@ func (k *keeper) makeDirs() error {
 			empty(dir)
 		}
 		if err := os.Lchown(dir, int(k.g.UID), -1); err != nil && int(k.g.UID) != os.Geteuid() {
-			return fmt.Errorf("%w (the scheduler runs as user %d; overlap groups of other users need one that runs as root)", err, os.Geteuid())
+			return fmt.Errorf("%w (the scheduler runs as user %d, and overlap groups of user %d need one that runs as root: under systemd, install deployments/systemd/overlap-groups.conf into /etc/systemd/system/nvshare-scheduler.service.d, then systemctl daemon-reload and systemctl restart nvshare-scheduler.service)", err, os.Geteuid(), k.g.UID)
 		}
 	}
 	return nil

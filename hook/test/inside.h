@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * inside.h: what a test with the shim inside asks of it, in words that go with
+ * cudadrv.h; core's headers have others for the driver's types.
+ */
+#ifndef INSIDE_H
+#define INSIDE_H
+
+#include <stdbool.h>
+
+bool inside_cut_failed(int dev); /* a drain was to be cut, and could not be */
+void inside_look_again(int dev); /* for the effect of the controls, as if there had been no look */
+
+#endif

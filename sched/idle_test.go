@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"testing"
+	"time"
+)
+
+// suspending runs tenants in the model of makespan_test.go, whose idle clients are
+// suspended after a time; 0: never.
+func suspending(t *testing.T, after time.Duration, uses ...use) *sharing {
+	t.Helper()
+	w := newSharing(t, 6*oneGiB, 0, 10)
+	w.core.mem.SuspendAfter = after
+	w.add(uses...)
+	w.share()
+	return w
+}
+
+// A tenant that pauses for longer than the time leaves within that time and a little more,
+// each time, and one that works never does, though its calls come with gaps. The tenant that
+// comes back gets its part as if it had never left: it ends later only by the moves.
+func TestIdleTenantLeaves(t *testing.T) {
+	const after, long, rounds = 20 * time.Second, 50 * time.Second, 5
+	busy := use{work: 40 * time.Millisecond, pause: 5 * time.Millisecond, times: 6000, bytes: 2 * oneGiB}
+	pauses := []time.Duration{long}
+	for len(pauses) < 200 {
+		pauses = append(pauses, 3*time.Millisecond)
+	}
+	idler := use{work: 20 * time.Millisecond, pauses: pauses, times: (rounds-1)*len(pauses) + 1, // the last pause is long too
+		bytes: 2 * oneGiB}
+	w, plain := suspending(t, after, busy, idler), suspending(t, 0, busy, idler)
+	if n := len(w.order[0].suspends); n != 0 {
+		t.Errorf("the tenant that works was suspended %d times", n)
+	}
+	p := w.order[1]
+	left := 0
+	for _, at := range p.suspends {
+		if at < w.begun {
+			continue // while the other one filled its memory
+		}
+		left++
+		since := Time(0)
+		for _, paused := range p.pausedAt {
+			if paused <= at {
+				since = paused
+			}
+		}
+		if idle := at.Sub(since); idle < after || idle > after+quietLeast+time.Second {
+			t.Errorf("suspended after %v", idle)
+		}
+	}
+	if left != rounds {
+		t.Errorf("suspended %d times in %d long pauses", left, rounds)
+	}
+	late := p.end.Sub(w.begun) - plain.order[1].end.Sub(plain.begun)
+	t.Logf("%v against %v without: %v later", p.end.Sub(w.begun), plain.order[1].end.Sub(plain.begun), late)
+	if late > rounds*500*time.Millisecond {
+		t.Errorf("it ends %v later than if it had never left", late)
+	}
+}
+
+// A tenant alone keeps its grant while it does nothing. It leaves all the same when it
+// pauses, and never while one kernel runs for longer than the time.
+func TestIdleTenantAloneLeaves(t *testing.T) {
+	const after = 20 * time.Second
+	w := suspending(t, after, use{work: 90 * time.Second, pause: 60 * time.Second, times: 4, bytes: 2 * oneGiB})
+	p := w.order[0]
+	if len(p.suspends) != 3 { // its last pause is the end of the process
+		t.Fatalf("suspended %d times in 3 pauses", len(p.suspends))
+	}
+	for i, at := range p.suspends {
+		paused := p.pausedAt[1+i] // the first was after it had filled its memory
+		if idle := at.Sub(paused); idle < after || idle > after+quietLeast+time.Second {
+			t.Errorf("suspended after %v", idle)
+		}
+	}
+}
