@@ -114,9 +114,9 @@ test-unit: shim simgpu binaries ## of make test: everything in Go that needs no 
 	PATH="$$PATH:$(BUILD)/prometheus/usr/bin" NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(TEST) ./...
 	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
 
-# With the race detector, what has more than one goroutine. Left out: what measures speed.
+# With the race detector, what has more than one goroutine.
 test-race: ## of make test: the daemons under Go's race detector
-	$(TEST) -race -timeout 20m -skip TestArenasThrownAway ./sched/daemon/... ./plugin/... ./cdi/...
+	$(TEST) -race -timeout 20m ./sched/daemon/... ./plugin/... ./cdi/...
 
 test-compat: build simgpu ## of make test: the shim in other people's programs
 	$(GO) vet -tags compat ./tests/compat
