@@ -87,6 +87,10 @@ func Discover(ctx context.Context, o Options) ([]GPU, error) {
 // AllDevices is the name of the device that holds every GPU.
 const AllDevices = "all"
 
+// OverlapDevice is the name of a device of KindNRI that holds no GPU: it makes its
+// container wait for the overlap group, and gives it the group's directories.
+const OverlapDevice = "overlap"
+
 // Names returns the CDI device names of the GPUs: every index, every UUID, the
 // MIG devices' as Instance.Name and by UUID, and "all". Without GPUs there is
 // none.

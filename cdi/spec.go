@@ -99,8 +99,8 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 	// restarts, and a mount of it would keep showing the old one.
 	common.Mounts = append(common.Mounts, shim,
 		bind(p.TenantDir(), ContainerRunDir, append([]string{"noexec"}, readOnly...)))
-	common.Hooks = append(common.Hooks, joinHook(p))
 	if kind == Kind {
+		common.Hooks = append(common.Hooks, joinHook(p))
 		// An image could send the shim to a directory without a scheduler, where
 		// nobody arbitrates.
 		common.Env = append(common.Env, PreloadEnv+"="+ShimPath, RunDirEnv+"="+ContainerRunDir)
@@ -130,6 +130,9 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 		}
 	}
 	spec.Devices = append(spec.Devices, specs.Device{Name: AllDevices, ContainerEdits: all})
+	if kind == KindNRI { // the plugin knows who needs the hook; to start a hook takes 2 ms
+		spec.Devices = append(spec.Devices, specs.Device{Name: OverlapDevice, ContainerEdits: specs.ContainerEdits{Hooks: []*specs.Hook{joinHook(p)}}})
+	}
 
 	if min, err := specs.MinimumRequiredVersion(spec); err != nil || min != specVersion {
 		return nil, fmt.Errorf("the spec of %s needs CDI %s, not %s (%v)", kind, min, specVersion, err)

@@ -157,7 +157,7 @@ func TestAdjustSpellsOutEdits(t *testing.T) {
 		t.Errorf("devices %v", devices)
 	}
 	h := a.GetHooks().GetCreateContainer()
-	if len(h) != 2 || h[0].Path != "/bin/hook" || h[1].Args[1] != "join" || !slices.Contains(h[0].Args, "update-ldcache") || h[0].GetTimeout().GetValue() != 10 {
+	if len(h) != 1 || h[0].Path != "/bin/hook" || !slices.Contains(h[0].Args, "update-ldcache") || h[0].GetTimeout().GetValue() != 10 {
 		t.Errorf("hooks %v", h)
 	}
 

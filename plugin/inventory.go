@@ -55,14 +55,16 @@ func NewInventory(spec *specs.Spec, gpus []cdi.GPU, hostRoot string) *Inventory 
 	return inv
 }
 
-// Devices returns the device names, without the kind.
+// Devices returns the names of the devices that hold GPUs, without the kind.
 func (inv *Inventory) Devices() []string {
 	if inv.spec == nil {
 		return nil
 	}
 	var names []string
 	for _, d := range inv.spec.Devices {
-		names = append(names, d.Name)
+		if d.Name != cdi.OverlapDevice {
+			names = append(names, d.Name)
+		}
 	}
 	return names
 }

@@ -14,9 +14,9 @@ import (
 	sched "github.com/nvshare/nvshare/sched/api"
 )
 
-// A container in an overlap group has the group's name as an annotation of its own. At this
-// annotation the OCI hook waits for the group and mounts its directories, while the
-// runtime serves other containers.
+// A container in an overlap group has a CDI device of its own, and the group's name as an
+// annotation. The device's OCI hook waits for the group and mounts its directories, while
+// the runtime serves other containers.
 
 // cannotOverlap says why a container cannot be in an overlap group.
 func cannotOverlap(ctr *api.Container, c Container, count int) error {
@@ -32,12 +32,23 @@ func cannotOverlap(ctr *api.Container, c Container, count int) error {
 }
 
 // overlap adds what a container in an overlap group needs.
-func overlap(adjust *api.ContainerAdjustment, ctr *api.Container, t sched.Terms) *api.ContainerAdjustment {
+func overlap(adjust *api.ContainerAdjustment, ctr *api.Container, t sched.Terms, inv *Inventory, explicit bool) (*api.ContainerAdjustment, error) {
 	if t.Overlap == "" {
-		return adjust
+		return adjust, nil
 	}
 	if adjust == nil {
 		adjust = &api.ContainerAdjustment{}
+	}
+	if explicit {
+		device, _, err := inv.Edits(cdi.OverlapDevice)
+		if err != nil {
+			return nil, err
+		}
+		if err := spellOut(adjust, device, inv.nodes); err != nil {
+			return nil, err
+		}
+	} else {
+		adjust.AddCDIDevice(&api.CDIDevice{Name: cdi.KindNRI + "=" + cdi.OverlapDevice})
 	}
 	adjust.AddAnnotation(OverlapAnnotation, t.Overlap)
 	env := sched.OverlapEnvironment(cdi.ContainerMPSDir, t)
@@ -47,5 +58,5 @@ func overlap(adjust *api.ContainerAdjustment, ctr *api.Container, t sched.Terms)
 		}
 		adjust.AddEnv(key, env[key])
 	}
-	return adjust
+	return adjust, nil
 }

@@ -127,7 +127,13 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		if req.Count > 0 {
 			req.Devices = strings.Split(c.GPUs, ",")
 		}
-		if adjust, err = Adjust(req, ctr, inv, p.explicit.Load()); err != nil {
+		if adjust, err = Adjust(req, ctr, inv, p.explicit.Load()); err == nil && adjust != nil {
+			record(adjust, c)
+		}
+		if err == nil && uses {
+			adjust, err = overlap(adjust, ctr, c.Terms, inv, p.explicit.Load())
+		}
+		if err != nil {
 			p.containers.Remove(c.ID)
 		}
 	}
@@ -135,12 +141,6 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		err = fmt.Errorf("nvshare: pod %s/%s, container %q: %w", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
 		p.log.Warn(err)
 		return nil, nil, err
-	}
-	if adjust != nil {
-		record(adjust, c)
-	}
-	if uses {
-		adjust = overlap(adjust, ctr, c.Terms)
 	}
 	if uses {
 		if unknown := UnknownAnnotations(pod.GetAnnotations()); unknown != "" {

@@ -241,7 +241,7 @@ func TestOldRuntimeGetsExplicitEdits(t *testing.T) {
 	a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main", "LD_PRELOAD=/user.so"))
 	env, _ := envOf(a)
 	if err != nil || len(a.GetCDIDevices()) != 0 || len(a.GetMounts()) != 3 || len(a.GetLinux().GetDevices()) != 2 ||
-		len(a.GetHooks().GetCreateContainer()) != 2 || env["LD_PRELOAD"] != cdi.ShimPath+":/user.so" {
+		len(a.GetHooks().GetCreateContainer()) != 1 || env["LD_PRELOAD"] != cdi.ShimPath+":/user.so" {
 		t.Errorf("got %v, %v", a, err)
 	}
 }
