@@ -305,7 +305,8 @@ static struct pass move(struct nvs_gpu *gpu, bool out, bool at_exit)
 
 	nvs_lock(&gpu->drain_lock);
 	if (!nvs_mover_context(gpu)) {
-		p.stuck = NVS_MOVED_ERROR;
+		/* A process that ends enters the driver no more: nothing that anybody has to mend. */
+		p.stuck = atomic_load(&nvs_exiting) ? 0 : NVS_MOVED_ERROR;
 	} else {
 		if (!prepare(gpu->swap))
 			p.stuck = NVS_MOVED_ERROR;
