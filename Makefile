@@ -86,11 +86,11 @@ lint: deps ## of make test: staticcheck, govulncheck, shellcheck, cppcheck and g
 	@sh tests/tools/lint/lint.sh $(BUILD)/tools-lint
 
 # Each suite can be run alone. A suite that fails does not keep the others from running.
-# Those that start containers run beside the others; LANES=1: all one after the other.
+# LANES=2: those that start containers beside the others, where the machine has time for both.
 SUITES := test-c test-unit test-race test-compat test-e2e e2e-k8s test-engines test-release lint
 CONTAINERS := e2e-k8s test-e2e test-engines
-LANES ?= 2
-test: root deps build simgpu ## every test; make test SUITES='test-c lint' runs some
+LANES ?= 1
+test: root deps build simgpu ## every test (half an hour on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
 	@sh tests/run.sh $(BUILD)/log $(if $(filter 1,$(LANES)),"$(SUITES)",\
 		"$(filter $(CONTAINERS),$(SUITES))" "$(filter-out $(CONTAINERS),$(SUITES))")
 

@@ -24,6 +24,8 @@ func (n *Node) state() string { return "/run/containerd" + n.instance }
 // restrict_oom_score_adj: without CAP_SYS_RESOURCE (many sandboxes) every pod
 // fails with "can't get final child's PID from pipe".
 // disable_apparmor: a loaded profile would outlive the node.
+// plugin_request_timeout: after the default of 2 s, which a busy machine exceeds, containerd
+// closes the plugin, and what is created then starts without it.
 // no_sync: nobody needs the node's files after a crash of the machine.
 const (
 	configBegin = `
@@ -54,6 +56,7 @@ imports = []
     socket_path = '{{.NRI}}'
     plugin_path = '{{.Private}}/nri/plugins'
     plugin_config_path = '{{.Private}}/nri/conf.d'
+    plugin_request_timeout = '20s'
 {{- if .Validates}}
     [plugins.'io.containerd.nri.v1.nri'.default_validator]
       enable = true
