@@ -28,7 +28,6 @@ func TestDrainedGPUAdmitsNoNewTenants(t *testing.T) {
 	dir := t.TempDir()
 	twoUsers(t, dir)
 	s := start(t, dir, nil)
-	s.awaitGPUs()
 	_, old, epoch := newHolder(t, s)
 	if r := drainGPU(t, s, &api.DrainRequest{Gpu: "0"}); r.WasDrained || r.Uuid != gpuA.UUID || !slices.Equal(r.Tenants, []string{"user 0"}) {
 		t.Errorf("drained: %v", r)
@@ -47,7 +46,6 @@ func TestDrainedGPUAdmitsNoNewTenants(t *testing.T) {
 	})
 	s.stop()
 	s = start(t, dir, nil)
-	s.awaitGPUs()
 	if !s.status().Gpus[0].Drained {
 		t.Error("a restart has undrained the GPU")
 	}
@@ -78,7 +76,6 @@ func TestFaultStaysUntilUndrain(t *testing.T) {
 			return slices.Clone(samples), nil
 		}
 	}, func(d *Daemon) { d.lookPause = time.Millisecond })
-	s.awaitGPUs()
 	newClient(t, s)
 	for _, why := range []string{"Xid 79", "Xid 48"} {
 		fault <- why

@@ -20,7 +20,6 @@ func TestGang(t *testing.T) {
 	dir := t.TempDir()
 	openToAll(t, dir)
 	s := sharing{start(t, dir, func(o *Options) { o.Quantum = sched.MinQuantum }), nil}
-	s.awaitGPUs()
 	s.Conn = dial(t, s.scheduler)
 	uid := uint32(4711)
 	if _, err := s.SetShare(context.Background(), &api.SetShareRequest{Uid: &uid, Gang: proto.String(api.GangOfItself)}); err != nil {
@@ -57,7 +56,6 @@ func TestGangOutlivesTheScheduler(t *testing.T) {
 	dir := t.TempDir()
 	openToAll(t, dir)
 	s := sharing{start(t, dir, nil), nil}
-	s.awaitGPUs()
 	s.Conn = dial(t, s.scheduler)
 	uid := uint32(4711)
 	if _, err := s.SetShare(context.Background(), &api.SetShareRequest{Uid: &uid, Gang: proto.String(api.GangOfItself)}); err != nil {

@@ -164,13 +164,6 @@ func (s *scheduler) status() *api.StatusResponse {
 	return r
 }
 
-// awaitGPUs waits until the search for GPUs has ended; clients need not, but
-// control calls see what there is.
-func (s *scheduler) awaitGPUs() {
-	s.t.Helper()
-	s.await("the GPUs are found", func(r *api.StatusResponse) bool { return len(r.Gpus) == 2 })
-}
-
 // await polls the status until it is as wanted: what the scheduler does of
 // itself, like noticing a death, sends nothing to wait for.
 func (s *scheduler) await(what string, ok func(*api.StatusResponse) bool) *api.StatusResponse {

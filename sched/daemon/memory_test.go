@@ -454,7 +454,6 @@ func TestReserveFlood(t *testing.T) {
 
 func TestSetMemoryLimit(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
-	s.awaitGPUs()
 	c := dial(t, s)
 	ctx := context.Background()
 	id := func(first string) string { return first + strings.Repeat("0", 64-len(first)) }

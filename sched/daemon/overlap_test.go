@@ -45,7 +45,6 @@ func overlapSite(t *testing.T, change func(*Options)) sharing {
 			change(o)
 		}
 	})
-	s.awaitGPUs()
 	return sharing{s, dial(t, s)}
 }
 

@@ -360,7 +360,6 @@ func TestRunDirIsDeleted(t *testing.T) {
 // Clients that are connected stay, and new ones find the scheduler.
 func TestSocketsAreDeleted(t *testing.T) {
 	s := start(t, filepath.Join(t.TempDir(), "run"), nil)
-	s.awaitGPUs()
 	_, old, epoch := newHolder(t, s)
 	tenant := filepath.Join(s.dir, rundir.TenantDir, wire.SocketName)
 	if err := errors.Join(os.Remove(tenant), os.Remove(filepath.Join(s.dir, api.SocketName))); err != nil {

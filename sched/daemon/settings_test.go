@@ -23,7 +23,6 @@ func startFound(t *testing.T, dir string, change func(*Options)) *scheduler {
 
 func (s *scheduler) set(req *api.SetRequest) *api.SetResponse {
 	s.t.Helper()
-	s.awaitGPUs()
 	r, err := dial(s.t, s).Set(s.t.Context(), req)
 	if err != nil {
 		s.t.Fatal(err)
@@ -33,7 +32,6 @@ func (s *scheduler) set(req *api.SetRequest) *api.SetResponse {
 
 func (s *scheduler) expectSettings(i int, quantum time.Duration, mode api.Mode) {
 	s.t.Helper()
-	s.awaitGPUs()
 	g := s.status().Gpus[i]
 	if time.Duration(g.QuantumNs) != quantum || g.Mode != mode {
 		s.t.Errorf("GPU %d: time quantum %v, %v, want %v, %v", i, time.Duration(g.QuantumNs), g.Mode, quantum, mode)

@@ -32,7 +32,6 @@ type sharing struct {
 
 func newSharing(t *testing.T, dir string, more ...func(*Daemon)) sharing {
 	s := start(t, dir, nil, more...)
-	s.awaitGPUs()
 	return sharing{s, dial(t, s)}
 }
 

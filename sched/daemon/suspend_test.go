@@ -38,6 +38,14 @@ func moveSelf(t *testing.T, s *scheduler, move func(*api.Conn, context.Context, 
 	return move(c, context.Background(), &api.SuspendRequest{Uid: &uid})
 }
 
+// gives256Back releases the grant, and moves 256 MiB out once there is host memory for them.
+func (w *swapper) gives256Back(s *scheduler, e uint64) {
+	w.release(e)
+	w.awaitLess(s, 1) // 0 would mean that nothing is swapped
+	s.await("host memory", func(*api.StatusResponse) bool { return w.status(s).ArenaBytes >= 256*mib })
+	w.out()
+}
+
 // A tenant that is suspended while it holds the GPU is asked for the grant, gets host
 // memory and no room, although all memory fits, and comes back at its next request.
 func TestSuspend(t *testing.T) {
@@ -58,10 +66,7 @@ func TestSuspend(t *testing.T) {
 	if f := a.want(wire.TypeRevoke); f.Epoch != e {
 		t.Fatalf("%+v", f)
 	}
-	a.release(e)
-	a.awaitLess(s, 1) // 0 would mean that nothing is swapped
-	s.await("host memory", func(*api.StatusResponse) bool { return a.status(s).ArenaBytes >= 256*mib })
-	a.out()
+	a.gives256Back(s, e)
 	s.await("it is suspended", func(*api.StatusResponse) bool {
 		c := a.status(s)
 		return c.Suspended && c.ResidentBytes <= 1 && c.AwayBytes >= 256*mib-1
@@ -100,10 +105,7 @@ func TestResume(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.want(wire.TypeRevoke)
-	a.release(e)
-	a.awaitLess(s, 1)
-	s.await("host memory", func(*api.StatusResponse) bool { return a.status(s).ArenaBytes >= 256*mib })
-	a.out()
+	a.gives256Back(s, e)
 	s.await("it is suspended", func(*api.StatusResponse) bool { return a.status(s).Suspended && a.status(s).AwayBytes >= 256*mib-1 })
 	for range 2 {
 		r, err := resumeSelf(t, s)
@@ -136,10 +138,7 @@ func TestSuspendAfter(t *testing.T) {
 		waiters, _ := a.page.Hints(0)
 		return waiters > 0
 	})
-	a.release(e)
-	a.awaitLess(s, 1)
-	s.await("host memory", func(*api.StatusResponse) bool { return a.status(s).ArenaBytes >= 256*mib })
-	a.out()
+	a.gives256Back(s, e)
 	s.await("it is suspended", func(r *api.StatusResponse) bool {
 		c, swap := a.status(s), r.Gpus[0].Swap
 		return c.Suspended && c.AwayBytes >= 256*mib-1 && swap.Suspended == 1 && swap.Suspends == 1

@@ -488,7 +488,6 @@ func TestMemoryModes(t *testing.T) {
 	a.in(e)
 	a.send(wire.Frame{Type: wire.TypeRelease, Epoch: e, Code: wire.ReleaseIdle})
 	a.moved(0, 0)
-	s.awaitGPUs()
 
 	c, err := api.Dial(context.Background(), s.dir)
 	if err != nil {
@@ -680,7 +679,6 @@ func TestSwapRestartWithout(t *testing.T) {
 // Turns are as long as moving needs, unless the time quantum is fixed.
 func TestSwapShareSetting(t *testing.T) {
 	s := start(t, t.TempDir(), swapping)
-	s.awaitGPUs()
 	c, err := api.Dial(context.Background(), s.dir)
 	if err != nil {
 		t.Fatal(err)

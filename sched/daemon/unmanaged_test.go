@@ -48,7 +48,6 @@ func (d *driver) answered(n int) bool {
 func TestProcessesThatAreNoClientsAreSeen(t *testing.T) {
 	var nvml driver
 	s := start(t, t.TempDir(), func(o *Options) { o.Sample = nvml.sample }, func(d *Daemon) { d.lookPause = time.Millisecond })
-	s.awaitGPUs()
 	client, _ := newClient(t, s)
 	bypass := newProc(t, s.dir, 0)
 	const ended = 1 << 30 // no such process
@@ -93,7 +92,6 @@ func TestProcessesThatAreNoClientsAreSeen(t *testing.T) {
 func TestStrangersAreSeenTwice(t *testing.T) {
 	var nvml driver
 	s := start(t, t.TempDir(), func(o *Options) { o.Sample = nvml.sample }, func(d *Daemon) { d.lookPause = time.Millisecond })
-	s.awaitGPUs()
 	if nvml.answered(1) {
 		t.Error("the driver was asked although nobody uses nvshare")
 	}
@@ -119,7 +117,6 @@ func TestStrangersAreSeenTwice(t *testing.T) {
 // A shim that does not reserve its memory does not hold a memory limit, and is named.
 func TestShimTooOldForItsLimit(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
-	s.awaitGPUs()
 	const mib = 1 << 20
 	uid := uint32(0)
 	if _, err := dial(t, s).SetMemoryLimit(context.Background(), &api.SetMemoryLimitRequest{Uid: &uid, Bytes: 100 * mib}); err != nil {
