@@ -5,11 +5,10 @@ package sched
 import "time"
 
 // Automatic suspending. A client that has not used the GPU for Memory.SuspendAfter is
-// suspended as by Suspend. A client without a
-// grant is idle since it gave the GPU back. A client alone keeps its grant although it does
-// nothing. So one that has made no calls for a while is told to leave once it has nothing
-// to do: only the client knows whether a kernel still runs. It gives the GPU back then, and
-// its time begins.
+// suspended as by Suspend. A client without a grant is idle since it gave the GPU back. A
+// client alone keeps its grant although it does nothing. So a holder that has made no calls
+// for a while is told to leave once it has nothing to do: only the client knows whether a
+// kernel still runs. The client then gives the GPU back, and its time begins.
 
 // Limits of Memory.SuspendAfter, the time after which idle clients are suspended.
 const (
