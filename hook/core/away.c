@@ -248,7 +248,7 @@ bool nvs_away_receive(const struct nvs_frame *f)
 	}
 	if (atomic_load(&nvs_away) == LEAVING)
 		return true;
-	if (needed()) {
+	if (!nvs_active() || needed()) {
 		send(NVS_SUSPENDED_BUSY);
 		return true;
 	}
