@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "away_flag.h"
 #include "clock.h"
 #include "connection.h"
 #include "drain.h"

@@ -4,7 +4,6 @@
  */
 #include <time.h>
 
-#include "away.h"
 #include "clock.h"
 #include "drain.h"
 #include "glibc.h"

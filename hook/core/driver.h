@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "away.h"
+#include "away_flag.h"
 #include "lock.h"
 
 typedef unsigned long long CUdeviceptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * ungated.h: the driver functions that pass without a gate. Each is a stub that jumps to
- * the driver (ungated.c): the shim only has to know of a call while the process is
+ * the driver (stubs.c): the shim only has to know of a call while the process is
  * checkpointed, when the call would wait in the driver for somebody to restore it.
  *
  * NVS_UNGATED_TABLE(H): H(name). Classes, by section: allocate, free, info, context,

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * ungated.c: a stub for each function of ungated.h. It jumps to the driver with the
+ * stubs.c: a stub for each function of ungated.h. It jumps to the driver with the
  * caller's own stack, so that it need not know the parameters. Only while the process is
  * checkpointed, or before the driver's functions are known, it comes here first.
  */
-#include "away.h"
 #include "hook.h"
 
 /* The function to go on to; NULL: the driver does not have it. */
