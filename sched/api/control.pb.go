@@ -2919,7 +2919,8 @@ type Suspended struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // that were on the GPU; Resume: that are away from it
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`     // that were on the GPU; Resume: that are away from it
+	Context       bool                   `protobuf:"varint,4,opt,name=context,proto3" json:"context,omitempty"` // the contexts of its processes are to leave the GPU too
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2973,6 +2974,13 @@ func (x *Suspended) GetBytes() uint64 {
 		return x.Bytes
 	}
 	return 0
+}
+
+func (x *Suspended) GetContext() bool {
+	if x != nil {
+		return x.Context
+	}
+	return false
 }
 
 type SetMemoryLimitRequest struct {
@@ -4741,11 +4749,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x0fSuspendResponse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12)\n" +
-	"\x04gpus\x18\x03 \x03(\v2\x15.nvshare.v1.SuspendedR\x04gpus\"K\n" +
+	"\x04gpus\x18\x03 \x03(\v2\x15.nvshare.v1.SuspendedR\x04gpus\"e\n" +
 	"\tSuspended\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"|\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x18\n" +
+	"\acontext\x18\x04 \x01(\bR\acontext\"|\n" +
 	"\x15SetMemoryLimitRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
 	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +

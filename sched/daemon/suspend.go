@@ -74,7 +74,7 @@ func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(g *gpu, ac
 		bytes, why := fits(g, account)
 		if why == nil {
 			able = append(able, g)
-			resp.Gpus = append(resp.Gpus, &api.Suspended{Uuid: g.UUID, Index: uint32(g.Index), Bytes: bytes})
+			resp.Gpus = append(resp.Gpus, &api.Suspended{Uuid: g.UUID, Index: uint32(g.Index), Bytes: bytes, Context: d.opts.Checkpoint != nil})
 			continue
 		}
 		none = status.Errorf(codes.FailedPrecondition, "GPU %d: %s cannot be %s: %v", g.Index, who, done, why)

@@ -63,13 +63,16 @@ func (s *site) startSwapping(more ...string) {
 	})
 }
 
-func (s *site) startSuspendTenant(name string) *suspendTenant {
+func (s *site) startSuspendTenant(name string, change ...func(*exec.Cmd)) *suspendTenant {
 	s.t.Helper()
 	x := &suspendTenant{site: s, tenant: &tenant{name: name, end: make(chan struct{})}}
 	x.cmd = exec.Command(filepath.Join(s.dir, "suspend-tenant"), strconv.Itoa(suspendMiB))
 	x.cmd.Env = s.env("LD_PRELOAD="+filepath.Join(s.build, "lib", "libnvshare.so"), "NVSHARE_SIMGPU_TENANT="+name)
 	x.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	x.cmd.Stderr = os.Stderr
+	for _, f := range change {
+		f(x.cmd)
+	}
 	var err error
 	x.in, err = x.cmd.StdinPipe()
 	s.check(err)
