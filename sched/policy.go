@@ -83,6 +83,10 @@ func (c *GPU) grant(cl *client) {
 	cl.longestWait = max(cl.longestWait, waited)
 	t.longestWait = max(t.longestWait, waited)
 	t.recentWait.note(c.now, waited)
+	if t.waits == nil {
+		t.waits = &lately{}
+	}
+	t.waits.note(c.now, waited)
 	cl.grants++
 	t.grants++
 	c.counters.Grants++

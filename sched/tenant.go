@@ -79,6 +79,7 @@ type tenant struct {
 	grants      uint64
 	longestWait time.Duration
 	recentWait  peak
+	waits       *lately // for grants; nil: it had none
 
 	// If the tenant is a gang; else the seat is nil.
 	core *GPU
