@@ -8,13 +8,18 @@ import (
 )
 
 // README's example: a tenant with a limit of 25 % beside one without gets that part and
-// waits for the rest, as the status shows.
+// waits for the rest, as the status shows. It waits for its limit, the other for it.
 func TestGotAndWaited(t *testing.T) {
 	c := New(Config{})
 	now := Time(0)
+	waits, limited := map[string]time.Duration{}, map[string]time.Duration{}
 	var step func(ev Event)
 	step = func(ev Event) {
 		for _, a := range c.Step(now, ev) {
+			if a, ok := a.(Grant); ok {
+				waits[a.Tenant] += a.Waited
+				limited[a.Tenant] += a.Limited
+			}
 			if a, ok := a.(Revoke); ok { // the client releases, and wants the GPU again
 				defer step(Request{Client: a.Client})
 				defer step(Release{Client: a.Client, Epoch: a.Epoch, Reason: Revoked})
@@ -30,6 +35,9 @@ func TestGotAndWaited(t *testing.T) {
 		}
 		now = max(at, now)
 		step(Tick{})
+	}
+	if w, l := waits["limited"], limited["limited"]; l < w*9/10 || l > w || w < 10*time.Second || limited["free"] != 0 {
+		t.Errorf("the limited tenant waited %v, %v of that for its limit; the other for one: %v", w, l, limited["free"])
 	}
 	for _, s := range c.Snapshot(now).Tenants {
 		want, waited := 250, 750

@@ -186,7 +186,7 @@ func (c *GPU) join(cl *client, t *tenant) {
 		old.crew = slices.DeleteFunc(old.crew, func(o *client) bool { return o == cl })
 	}
 	c.bill(t)
-	cl.tenant = t
+	cl.tenant, cl.limitedThen = t, t.limitedFor
 	c.slices.stale = true
 	t.clients++
 	t.ghost = false

@@ -4200,8 +4200,9 @@ type Event struct {
 	Setting       string                 `protobuf:"bytes,19,opt,name=setting,proto3" json:"setting,omitempty"`                       // what was set
 	Old           string                 `protobuf:"bytes,20,opt,name=old,proto3" json:"old,omitempty"`
 	New           string                 `protobuf:"bytes,21,opt,name=new,proto3" json:"new,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,22,opt,name=bytes,proto3" json:"bytes,omitempty"`                 // swap-out, swap-in: moved; no-room: wanted
-	TookNs        int64                  `protobuf:"varint,23,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"` // swap-out, swap-in
+	Bytes         uint64                 `protobuf:"varint,22,opt,name=bytes,proto3" json:"bytes,omitempty"`                          // swap-out, swap-in: moved; no-room: wanted
+	TookNs        int64                  `protobuf:"varint,23,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"`          // swap-out, swap-in
+	LimitedNs     int64                  `protobuf:"varint,24,opt,name=limited_ns,json=limitedNs,proto3" json:"limited_ns,omitempty"` // grant: of waited_ns, its core limit kept it away
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4393,6 +4394,13 @@ func (x *Event) GetBytes() uint64 {
 func (x *Event) GetTookNs() int64 {
 	if x != nil {
 		return x.TookNs
+	}
+	return 0
+}
+
+func (x *Event) GetLimitedNs() int64 {
+	if x != nil {
+		return x.LimitedNs
 	}
 	return 0
 }
@@ -4770,7 +4778,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x06events\x18\x01 \x03(\v2\x11.nvshare.v1.EventR\x06events\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\x04R\x04next\x12\x10\n" +
 	"\x03run\x18\x03 \x01(\x03R\x03run\x12\x12\n" +
-	"\x04lost\x18\x04 \x01(\x04R\x04lost\"\xde\x04\n" +
+	"\x04lost\x18\x04 \x01(\x04R\x04lost\"\xfd\x04\n" +
 	"\x05Event\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x17\n" +
 	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12)\n" +
@@ -4798,7 +4806,9 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x03old\x18\x14 \x01(\tR\x03old\x12\x10\n" +
 	"\x03new\x18\x15 \x01(\tR\x03new\x12\x14\n" +
 	"\x05bytes\x18\x16 \x01(\x04R\x05bytes\x12\x17\n" +
-	"\atook_ns\x18\x17 \x01(\x03R\x06tookNs*T\n" +
+	"\atook_ns\x18\x17 \x01(\x03R\x06tookNs\x12\x1d\n" +
+	"\n" +
+	"limited_ns\x18\x18 \x01(\x03R\tlimitedNs*T\n" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eMODE_EXCLUSIVE\x10\x01\x12\x13\n" +
