@@ -53,6 +53,8 @@
 //	nvshare.com/gpu-gang: ring             it gets GPUs together with the containers of the
 //	                                       namespace with the same gang; "true": only its own processes
 //	nvshare.com/gpu-memory-mode: resident  its memory stays on the GPU; or swap, or managed
+//	nvshare.com/gpu-suspend-after: 10m     after this time without a use of the GPU its processes
+//	                                       leave the GPU; or never
 //
 // The table of these fields is sched/api.Fields. Core requests of more than 100 % of a
 // GPU are refused: the container is told who has what. A container whose GPUs the

@@ -4,7 +4,8 @@ package sched
 
 import "time"
 
-// Automatic suspending. A client that has not used the GPU for Memory.SuspendAfter is
+// Automatic suspending. A client that has not used the GPU for Memory.SuspendAfter, or for
+// the time of its tenant, is
 // suspended as by Suspend. A client without a grant is idle since it gave the GPU back. A
 // client alone keeps its grant although it does nothing. So a holder that has made no calls
 // for a while is told to leave once it has nothing to do: only the client knows whether a
@@ -23,9 +24,46 @@ const (
 	quietLeast = 2 * time.Second
 )
 
+// setIdleTime changes after what time a tenant's clients are suspended; 0: SuspendAfter;
+// less: never.
+func (m *memory) setIdleTime(tenant string, after time.Duration) {
+	switch {
+	case after == 0:
+		delete(m.idleTimes, tenant)
+	case after > 0:
+		after = clamp(after, MinSuspendAfter, MaxSuspendAfter)
+		fallthrough
+	default:
+		m.idleTimes[tenant] = after
+	}
+}
+
+// idleTime returns after what time a client is suspended; 0: never.
+func (m *memory) idleTime(id ClientID) time.Duration {
+	if c := m.members[id]; c != nil {
+		if after, ok := m.idleTimes[c.account]; ok {
+			return max(after, 0)
+		}
+	}
+	return m.SuspendAfter
+}
+
+// SuspendsIdle says whether any client is suspended when it is idle.
+func (c *GPU) SuspendsIdle() bool {
+	if c.mem.residency == nil {
+		return false
+	}
+	for _, after := range c.mem.idleTimes {
+		if after > 0 {
+			return true
+		}
+	}
+	return c.mem.SuspendAfter > 0
+}
+
 // lookForIdle has idle clients looked for in this Step.
 func (c *GPU) lookForIdle() {
-	if c.mem.residency != nil && c.mem.SuspendAfter > 0 {
+	if c.SuspendsIdle() {
 		c.mem.idle = earliest{c.now, true}
 	}
 }
@@ -33,8 +71,8 @@ func (c *GPU) lookForIdle() {
 // startWork is for a client that is granted.
 func (c *GPU) startWork(cl *client) {
 	cl.quiet, cl.calledAt = false, c.now
-	if c.mem.idle.ok {
-		c.mem.idle.either(cl.quietAt(c.mem.SuspendAfter), true)
+	if after := c.mem.idleTime(cl.id); after > 0 && c.mem.idle.ok {
+		c.mem.idle.either(cl.quietAt(after), true)
 	}
 }
 
@@ -80,20 +118,20 @@ func (c *GPU) suspendIdle() {
 	}
 	var next earliest
 	for _, cl := range c.inOrder() {
-		m := mem.members[cl.id]
-		if m == nil {
+		m, after := mem.members[cl.id], mem.idleTime(cl.id)
+		if m == nil || after == 0 {
 			continue
 		}
-		at := c.now.Add(mem.SuspendAfter)
+		at := c.now.Add(after)
 		switch {
 		case cl.grant.holds() && !cl.quiet && cl.tenant.seat == nil:
-			if quiet := cl.quietAt(mem.SuspendAfter); quiet > c.now {
+			if quiet := cl.quietAt(after); quiet > c.now {
 				at = min(at, quiet)
 			} else {
 				c.tellToLeave(cl, true)
 			}
 		case cl.grant == nil && cl.in == nil && !cl.later:
-			if idle := cl.idleSince.Add(mem.SuspendAfter); idle > c.now {
+			if idle := cl.idleSince.Add(after); idle > c.now {
 				at = idle
 			} else {
 				c.suspendClient(m)

@@ -77,3 +77,47 @@ func TestIdleTenantAloneLeaves(t *testing.T) {
 		}
 	}
 }
+
+// A tenant with a time of its own is suspended after that, and one that is never suspended
+// is not, whatever the GPU's time is. Without either nobody is.
+func TestIdleTimeOfATenant(t *testing.T) {
+	const hour = 3600 * Time(time.Second)
+	for _, tc := range []struct {
+		all, own time.Duration
+		want     Time // of the tenant with a time of its own; 0: never
+		beside   Time // of one without
+	}{
+		{0, 10 * time.Minute, Time(10 * time.Minute), 0},
+		{20 * time.Minute, 10 * time.Minute, Time(10 * time.Minute), Time(20 * time.Minute)},
+		{20 * time.Minute, -1, 0, Time(20 * time.Minute)},
+		{20 * time.Minute, 0, Time(20 * time.Minute), Time(20 * time.Minute)},
+		{0, 0, 0, 0},
+	} {
+		c := New(Config{Memory: Memory{Bytes: 100, Swap: true, Capacity: 100, SuspendAfter: tc.all}})
+		c.mem.arenas.Bound(100, 0)
+		c.Step(0, SetTenantMemory{Tenant: "own", SuspendAfter: tc.own})
+		for id, tenant := range map[ClientID]string{1: "own", 2: "beside"} {
+			c.Step(0, Attach{Client: id, Tenant: tenant, CanMove: true})
+			c.Step(0, Reserve{Client: id, Total: 40})
+			c.Step(0, Moved{Client: id, Report: Report{Away: 40}})
+			c.Step(0, Request{Client: id})
+			c.Step(0, Moved{Client: id, Epoch: c.clients[id].grant.epoch, Report: Report{Resident: 40}, Ready: true})
+			c.Step(0, Release{Client: id, Epoch: c.clients[id].grant.epoch, Reason: Idle})
+		}
+		left := map[ClientID]Time{}
+		for at, ok := c.Deadline(); ok && at < hour; at, ok = c.Deadline() {
+			for _, a := range c.Step(at, Tick{}) {
+				if s, ok := a.(Suspended); ok && left[s.Client] == 0 {
+					left[s.Client] = at
+				}
+			}
+		}
+		if left[1] != tc.want || left[2] != tc.beside {
+			t.Errorf("%+v: the tenant left at %v, the one beside it at %v", tc, time.Duration(left[1]), time.Duration(left[2]))
+		}
+		c.Step(hour, SetTenantMemory{Tenant: "own"})
+		if c.SuspendsIdle() != (tc.all > 0) {
+			t.Errorf("%+v: %t after the tenant's time was removed", tc, c.SuspendsIdle())
+		}
+	}
+}

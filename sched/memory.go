@@ -57,9 +57,10 @@ type memory struct {
 	Memory
 	arenas    *Arenas // of the node
 	ledger    *ledger
-	residency *residency           // nil: nothing is swapped
-	members   map[ClientID]*member // until their process ends, or its program
-	keeps     map[string]Keep      // of tenants; Swapped is not listed
+	residency *residency               // nil: nothing is swapped
+	members   map[ClientID]*member     // until their process ends, or its program
+	keeps     map[string]Keep          // of tenants; Swapped is not listed
+	idleTimes map[string]time.Duration // of tenants, in place of SuspendAfter; 0 is not listed
 
 	unsettled bool    // who has a grant, or what clients have, has changed
 	resized   bool    // how much arena clients need may have changed
@@ -124,7 +125,7 @@ type member struct {
 }
 
 func newMemory(cfg Memory, arenas *Arenas, later func(a, b ClientID) bool) memory {
-	m := memory{Memory: cfg, arenas: arenas, ledger: newLedger(), members: map[ClientID]*member{}, keeps: map[string]Keep{}}
+	m := memory{Memory: cfg, arenas: arenas, ledger: newLedger(), members: map[ClientID]*member{}, keeps: map[string]Keep{}, idleTimes: map[string]time.Duration{}}
 	m.ledger.fallback = cfg.DefaultLimit
 	if m.StallAfter == 0 {
 		m.StallAfter = DefaultStallAfter
@@ -292,6 +293,10 @@ func (c *GPU) setTenantMemory(ev SetTenantMemory) {
 	mem := &c.mem
 	if mem.ledger.setLimit(ev.Tenant, ev.Limit) != ev.Limit {
 		c.do(LimitsChanged{ev.Tenant})
+	}
+	if mem.idleTimes[ev.Tenant] != ev.SuspendAfter {
+		mem.setIdleTime(ev.Tenant, ev.SuspendAfter)
+		c.lookForIdle()
 	}
 	if ev.Keep == Swapped {
 		delete(mem.keeps, ev.Tenant)

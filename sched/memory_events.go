@@ -49,6 +49,8 @@ type SetTenantMemory struct {
 	Tenant string
 	Limit  uint64 // of all its clients together; 0: none
 	Keep   Keep   // of each client that can move its memory
+	// SuspendAfter is in place of Memory.SuspendAfter; 0: that holds; less: never.
+	SuspendAfter time.Duration
 }
 
 // SetGPUMemory says how much memory the GPU has, where that has changed.

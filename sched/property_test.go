@@ -254,7 +254,7 @@ func TestAnyHistory(t *testing.T) {
 				return SetShare{tenant, shares.Draw(t, "share")}
 			case 19:
 				return rapid.SampledFrom([]Event{
-					SetTenantMemory{tenant, bytes.Draw(t, "limit"), Keep(rapid.IntRange(0, 2).Draw(t, "keep"))},
+					SetTenantMemory{tenant, bytes.Draw(t, "limit"), Keep(rapid.IntRange(0, 2).Draw(t, "keep")), time.Duration(rapid.IntRange(-1, 3).Draw(t, "idle time")) * time.Second},
 					SetGPUMemory{bytes.Draw(t, "GPU")}, ArenaChanged{id, bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant}, Called{id},
 					RestoreMemory{id, tenant, "", rapid.Bool().Draw(t, "can move"), bytes.Draw(t, "bytes"), rapid.Bool().Draw(t, "suspended")},
 				}).Draw(t, "memory")

@@ -2364,7 +2364,10 @@ type Share struct {
 	// Who runs at the same time as it, by MPS: the containers of the same namespace and
 	// user with the same name. It is fixed when the container starts. What the scheduler
 	// answers has both before the name: <namespace>/<uid>/<name>.
-	Overlap       string `protobuf:"bytes,7,opt,name=overlap,proto3" json:"overlap,omitempty"`
+	Overlap string `protobuf:"bytes,7,opt,name=overlap,proto3" json:"overlap,omitempty"`
+	// After how many seconds without a use of the GPU its processes are suspended; 0: as the
+	// scheduler's --suspend-after says; 2^32-1: never.
+	SuspendAfterS uint32 `protobuf:"varint,9,opt,name=suspend_after_s,json=suspendAfterS,proto3" json:"suspend_after_s,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2446,6 +2449,13 @@ func (x *Share) GetOverlap() string {
 		return x.Overlap
 	}
 	return ""
+}
+
+func (x *Share) GetSuspendAfterS() uint32 {
+	if x != nil {
+		return x.SuspendAfterS
+	}
+	return 0
 }
 
 type SetRequest struct {
@@ -3206,7 +3216,8 @@ type SetShareRequest struct {
 	Gang          *string     `protobuf:"bytes,8,opt,name=gang,proto3,oneof" json:"gang,omitempty"`
 	MemoryBytes   *uint64     `protobuf:"varint,9,opt,name=memory_bytes,json=memoryBytes,proto3,oneof" json:"memory_bytes,omitempty"`
 	MemoryMode    *MemoryMode `protobuf:"varint,10,opt,name=memory_mode,json=memoryMode,proto3,enum=nvshare.v1.MemoryMode,oneof" json:"memory_mode,omitempty"`
-	Overlap       *string     `protobuf:"bytes,11,opt,name=overlap,proto3,oneof" json:"overlap,omitempty"` // only "", which changes nothing: it is fixed at the start
+	Overlap       *string     `protobuf:"bytes,11,opt,name=overlap,proto3,oneof" json:"overlap,omitempty"`                                     // only "", which changes nothing: it is fixed at the start
+	SuspendAfterS *uint32     `protobuf:"varint,13,opt,name=suspend_after_s,json=suspendAfterS,proto3,oneof" json:"suspend_after_s,omitempty"` // 0: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3316,6 +3327,13 @@ func (x *SetShareRequest) GetOverlap() string {
 		return *x.Overlap
 	}
 	return ""
+}
+
+func (x *SetShareRequest) GetSuspendAfterS() uint32 {
+	if x != nil && x.SuspendAfterS != nil {
+		return *x.SuspendAfterS
+	}
+	return 0
 }
 
 type SetShareResponse struct {
@@ -3557,6 +3575,7 @@ type Keep struct {
 	Gang          bool                   `protobuf:"varint,6,opt,name=gang,proto3" json:"gang,omitempty"`
 	MemoryMode    bool                   `protobuf:"varint,7,opt,name=memory_mode,json=memoryMode,proto3" json:"memory_mode,omitempty"`
 	Overlap       bool                   `protobuf:"varint,8,opt,name=overlap,proto3" json:"overlap,omitempty"`
+	SuspendAfter  bool                   `protobuf:"varint,10,opt,name=suspend_after,json=suspendAfter,proto3" json:"suspend_after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3643,6 +3662,13 @@ func (x *Keep) GetMemoryMode() bool {
 func (x *Keep) GetOverlap() bool {
 	if x != nil {
 		return x.Overlap
+	}
+	return false
+}
+
+func (x *Keep) GetSuspendAfter() bool {
+	if x != nil {
+		return x.SuspendAfter
 	}
 	return false
 }
@@ -4717,7 +4743,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x04gpus\x18\b \x03(\tR\x04gpus\x12\x16\n" +
 	"\x06engine\x18\t \x01(\tR\x06engine\x12\x10\n" +
 	"\x03uid\x18\n" +
-	" \x01(\rR\x03uid\"\xfa\x01\n" +
+	" \x01(\rR\x03uid\"\xa2\x02\n" +
 	"\x05Share\x12\x1d\n" +
 	"\n" +
 	"core_limit\x18\x01 \x01(\rR\tcoreLimit\x12!\n" +
@@ -4727,7 +4753,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x04gang\x18\x05 \x01(\tR\x04gang\x127\n" +
 	"\vmemory_mode\x18\x06 \x01(\x0e2\x16.nvshare.v1.MemoryModeR\n" +
 	"memoryMode\x12\x18\n" +
-	"\aoverlap\x18\a \x01(\tR\aoverlap\"\x82\x01\n" +
+	"\aoverlap\x18\a \x01(\tR\aoverlap\x12&\n" +
+	"\x0fsuspend_after_s\x18\t \x01(\rR\rsuspendAfterS\"\x82\x01\n" +
 	"\n" +
 	"SetRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x1d\n" +
@@ -4787,7 +4814,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\told_bytes\x18\x03 \x01(\x04R\boldBytes\x12\x1b\n" +
 	"\tnew_bytes\x18\x04 \x01(\x04R\bnewBytes\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\"\x8c\x04\n" +
+	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\"\xcd\x04\n" +
 	"\x0fSetShareRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
 	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
@@ -4802,7 +4829,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\vmemory_mode\x18\n" +
 	" \x01(\x0e2\x16.nvshare.v1.MemoryModeH\aR\n" +
 	"memoryMode\x88\x01\x01\x12\x1d\n" +
-	"\aoverlap\x18\v \x01(\tH\bR\aoverlap\x88\x01\x01B\x06\n" +
+	"\aoverlap\x18\v \x01(\tH\bR\aoverlap\x88\x01\x01\x12+\n" +
+	"\x0fsuspend_after_s\x18\r \x01(\rH\tR\rsuspendAfterS\x88\x01\x01B\x06\n" +
 	"\x04_uidB\r\n" +
 	"\v_core_limitB\x0f\n" +
 	"\r_core_requestB\t\n" +
@@ -4812,7 +4840,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\r_memory_bytesB\x0e\n" +
 	"\f_memory_modeB\n" +
 	"\n" +
-	"\b_overlap\"\x8c\x01\n" +
+	"\b_overlapB\x12\n" +
+	"\x10_suspend_after_s\"\x8c\x01\n" +
 	"\x10SetShareResponse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x121\n" +
@@ -4829,7 +4858,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12$\n" +
 	"\x04keep\x18\x02 \x01(\v2\x10.nvshare.v1.KeepR\x04keep\x12\x10\n" +
 	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x1a\n" +
-	"\bwarnings\x18\x04 \x03(\tR\bwarnings\"\xee\x01\n" +
+	"\bwarnings\x18\x04 \x03(\tR\bwarnings\"\x93\x02\n" +
 	"\x04Keep\x12!\n" +
 	"\fmemory_limit\x18\x01 \x01(\bR\vmemoryLimit\x12\x1d\n" +
 	"\n" +
@@ -4840,7 +4869,9 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x04gang\x18\x06 \x01(\bR\x04gang\x12\x1f\n" +
 	"\vmemory_mode\x18\a \x01(\bR\n" +
 	"memoryMode\x12\x18\n" +
-	"\aoverlap\x18\b \x01(\bR\aoverlap\"\xa0\x01\n" +
+	"\aoverlap\x18\b \x01(\bR\aoverlap\x12#\n" +
+	"\rsuspend_after\x18\n" +
+	" \x01(\bR\fsuspendAfter\"\xa0\x01\n" +
 	"\x19DescribeContainerResponse\x12'\n" +
 	"\x03old\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\x03old\x12'\n" +
 	"\x03new\x18\x02 \x01(\v2\x15.nvshare.v1.ContainerR\x03new\x121\n" +

@@ -4,9 +4,11 @@ package api
 
 import (
 	"fmt"
+	"math"
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // MaxWeight is the greatest weight of a share.
@@ -74,6 +76,35 @@ func ParseGang(s string) (string, error) {
 		return "", fmt.Errorf("%.64q is not a gang: give true, or a name of up to 63 letters, digits and . _ - that begins and ends with a letter or digit", s)
 	}
 	return s, nil
+}
+
+// SuspendNever, in seconds, is the time of those who are never suspended for being idle.
+const SuspendNever = math.MaxUint32
+
+// maxSuspendAfter, in seconds, is a year.
+const maxSuspendAfter = 365 * 24 * 60 * 60
+
+// ParseSuspendAfter reads a time, like 10m, or "never". It returns seconds.
+func ParseSuspendAfter(s string) (uint32, error) {
+	if s == "never" {
+		return SuspendNever, nil
+	}
+	d, err := ParseDuration(s)
+	if err != nil || d < time.Second || d > maxSuspendAfter*time.Second {
+		return 0, fmt.Errorf("%.64q is not a time after which a process is suspended: give one from 1s to 365 days, like 10m, or never", s)
+	}
+	return uint32(d / time.Second), nil
+}
+
+// FormatSuspendAfter writes such a time for people; 0 is what the scheduler says.
+func FormatSuspendAfter(seconds uint32) string {
+	switch seconds {
+	case 0:
+		return "as --suspend-after"
+	case SuspendNever:
+		return "never"
+	}
+	return (time.Duration(seconds) * time.Second).String()
 }
 
 // FormatPercent writes a part of a GPU's time; 0 is "none".
@@ -170,6 +201,13 @@ func checkPriority(p Priority) error {
 func checkGang(gang string) error {
 	if gang != "" && !gangName.MatchString(gang) {
 		return fmt.Errorf("%.64q is not a name: give up to 63 letters, digits and . _ - that begin and end with a letter or digit", gang)
+	}
+	return nil
+}
+
+func checkSuspendAfter(seconds uint32) error {
+	if seconds > maxSuspendAfter && seconds != SuspendNever {
+		return fmt.Errorf("%d s is out of range: give a time up to 365 days, or never", seconds)
 	}
 	return nil
 }

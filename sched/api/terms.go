@@ -19,6 +19,8 @@ type Terms struct {
 	Gang        string     `json:"gang,omitempty"`     //
 	MemoryMode  MemoryMode `json:"memory_mode,omitempty"`
 	Overlap     string     `json:"overlap,omitempty"` // fixed when a container starts
+	// SuspendAfter is in seconds; SuspendNever: never.
+	SuspendAfter uint32 `json:"suspend_after,omitempty"`
 }
 
 // FieldSet is a set of fields of Terms.
@@ -34,6 +36,7 @@ const (
 	GangField
 	MemoryModeField
 	OverlapField
+	SuspendAfterField
 
 	AllFields = 1<<iota - 1
 )
@@ -88,6 +91,10 @@ var Fields = []Field{
 		func(k *Keep) *bool { return &k.Overlap },
 		field[string]{func(t *Terms) *string { return &t.Overlap }, func(s *Share) *string { return &s.Overlap }, func(r *SetShareRequest) **string { return &r.Overlap },
 			ParseOverlap, FormatOverlap, checkOverlap}},
+	{SuspendAfterField, "suspend after", "suspend-after", "the `time`, like 10m, after which a process that does not use the GPU leaves it, with its memory; never; or none, which is as the scheduler says", "suspended after ",
+		func(k *Keep) *bool { return &k.SuspendAfter },
+		field[uint32]{func(t *Terms) *uint32 { return &t.SuspendAfter }, func(s *Share) *uint32 { return &s.SuspendAfterS }, func(r *SetShareRequest) **uint32 { return &r.SuspendAfterS },
+			ParseSuspendAfter, FormatSuspendAfter, checkSuspendAfter}},
 }
 
 // Annotation is the key by which pods say the field.

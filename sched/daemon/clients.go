@@ -126,7 +126,7 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 	case wire.TypeStats:
 		called := f.Stats.Calls != att.stats.Calls
 		att.stats = f.Stats
-		if called && d.opts.SuspendAfter != 0 {
+		if called && att.gpu.core.SuspendsIdle() {
 			d.step(att.gpu, sched.Called{Client: c.client.id})
 		}
 	case wire.TypeUtil:

@@ -198,7 +198,7 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 		if s := d.shareOf(g, account); s != coreShare(old.on(g.UUID), account) {
 			d.step(g, sched.SetShare{Tenant: account, Share: s})
 		}
-		if o, n := old.on(g.UUID), to.on(g.UUID); o.MemoryLimit != n.MemoryLimit || o.MemoryMode != n.MemoryMode {
+		if o, n := old.on(g.UUID), to.on(g.UUID); o.MemoryLimit != n.MemoryLimit || o.MemoryMode != n.MemoryMode || o.SuspendAfter != n.SuspendAfter {
 			d.setTenantMemory(g, account)
 		}
 		if d.has(account, g.UUID) {

@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -102,7 +103,15 @@ func (d *Daemon) setTenantMemory(g *gpu, account string) {
 			d.showMemoryMode(g, cl, att.channel)
 		}
 	}
-	d.step(g, sched.SetTenantMemory{Tenant: account, Limit: t.MemoryLimit, Keep: keepOf(t)})
+	d.step(g, sched.SetTenantMemory{Tenant: account, Limit: t.MemoryLimit, Keep: keepOf(t), SuspendAfter: suspendAfter(t)})
+}
+
+// suspendAfter is what the core is told of a tenant's time.
+func suspendAfter(t api.Terms) time.Duration {
+	if t.SuspendAfter == api.SuspendNever {
+		return -1
+	}
+	return time.Duration(t.SuspendAfter) * time.Second
 }
 
 // memberOf returns what a client has of a GPU where memory is swapped; nil: it is not
@@ -181,7 +190,11 @@ func (d *Daemon) carryOutMemory(g *gpu, action sched.Action) (done bool) {
 	case sched.Suspended:
 		why := "by order"
 		if a.Idle {
-			why = fmt.Sprintf("it was idle for %v", d.opts.SuspendAfter)
+			after := d.opts.SuspendAfter
+			if cl := d.clients[a.Client]; cl != nil {
+				after = cmp.Or(suspendAfter(d.shares.Tenants[cl.Account].on(g.UUID)), after)
+			}
+			why = fmt.Sprintf("it was idle for %v", after)
 		}
 		d.turn(time.Now(), g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_SUSPEND, Bytes: a.Bytes, Text: why})
 		if cl := d.clients[a.Client]; cl != nil {

@@ -150,6 +150,8 @@ type shareJSON struct {
 	Gang        string         `json:"gang"`                  // "true": of its own processes
 	MemoryMode  api.MemoryMode `json:"memory_mode,omitempty"` // swap, resident, managed
 	Overlap     string         `json:"overlap,omitempty"`     // <namespace>/<uid>/<name>
+	// Seconds; 4294967295: never.
+	SuspendAfter uint32 `json:"suspend_after,omitempty"`
 }
 
 type clientJSON struct {
