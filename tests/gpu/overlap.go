@@ -109,8 +109,8 @@ func (b *bench) overlapStep(ctx context.Context, _ string) error {
 	for _, part := range []struct {
 		name string
 		run  func(context.Context) error
-	}{{"small kernels", o.smallKernels}, {"limits", o.limits}, {"memory limit", o.memory}, {"beside an outsider", o.outsider}, {"faults", o.faults}, {"programs", o.programs}} {
-		if part.name == "programs" && b.simulated || b.cells.only != nil && !b.cells.only.MatchString(part.name) {
+	}{{"small kernels", o.smallKernels}, {"limits", o.limits}, {"memory limit", o.memory}, {"beside an outsider", o.outsider}, {"faults", o.faults}, {"decoders", o.decoders}, {"decoder and GEMM", o.mixed}} {
+		if strings.HasPrefix(part.name, "decoder") && b.simulated || b.cells.only != nil && !b.cells.only.MatchString(part.name) {
 			continue
 		}
 		if err := part.run(ctx); err != nil {
@@ -455,19 +455,14 @@ func pidsOf(name string) (pids []int) {
 	return pids
 }
 
-// programs are decoders, and a decoder beside a GEMM program, each way.
-func (o *overlapBench) programs(ctx context.Context) error {
+// mixed has a decoder beside a GEMM program, each way.
+func (o *overlapBench) mixed(ctx context.Context) error {
 	alone := map[string]float64{}
 	for _, load := range []string{"decode", "gemm"} {
-		got, err := o.together(ctx, native, []string{load}, nil)
-		if err != nil {
-			return fmt.Errorf("%s alone: %w", load, err)
+		var err error
+		if alone[load], err = o.alone(ctx, load); err != nil {
+			return err
 		}
-		alone[load] = got[0]
-		fmt.Printf("  %s alone: %.3f steps/s\n", load, got[0])
-	}
-	if err := o.decoders(ctx, alone["decode"]); err != nil {
-		return err
 	}
 	for _, way := range append(overlapWays, "group, limit of GEMM") {
 		c := besideCell{Way: way, What: "a decoder and a GEMM program, both members"}
@@ -490,8 +485,12 @@ func (o *overlapBench) programs(ctx context.Context) error {
 
 // decoders measures three and six decoders each way. Processes of all ways exist during all
 // windows, and those of one way work at a time: what drifts hits all ways.
-func (o *overlapBench) decoders(ctx context.Context, alone float64) error {
+func (o *overlapBench) decoders(ctx context.Context) error {
 	const load = "decode"
+	alone, err := o.alone(ctx, load)
+	if err != nil {
+		return err
+	}
 	counts, rounds := []int{3, mostDecoders}, 4
 	if o.cells.quick {
 		counts, rounds = counts[:1], 2
@@ -559,6 +558,16 @@ func (o *overlapBench) decoders(ctx context.Context, alone float64) error {
 		}
 	}
 	return nil
+}
+
+// alone is what a program does alone, natively, in steps per second.
+func (o *overlapBench) alone(ctx context.Context, load string) (float64, error) {
+	got, err := o.together(ctx, native, []string{load}, nil)
+	if err != nil {
+		return 0, fmt.Errorf("%s alone: %w", load, err)
+	}
+	fmt.Printf("  %s alone: %.3f steps/s\n", load, got[0])
+	return got[0], nil
 }
 
 // together runs programs at the same time, one way, and returns the steps per second of each.
