@@ -54,6 +54,7 @@ var steps = []step{
 	{"makespan", "tenants whose memory does not fit together, against one after the other", (*bench).makespanStep},
 	{"containers", "rows of the matrix in two containers; CDI without NRI", (*bench).containersStep},
 	{"overlap", "small kernels at the same time: time slices, plain MPS and overlap groups", (*bench).overlapStep},
+	{"starts", "tenants that start at the same time", (*bench).startsStep},
 	{"gang", "a job on two GPUs beside tenants of one, and beside another; not by default", (*bench).gangStep},
 	{"two-gpu", "processes that use two GPUs each; not by default", (*bench).twoGPUs},
 }

@@ -122,6 +122,8 @@ func (b *bench) programsStep(ctx context.Context, _ string) error {
 		got, err := b.mix(ctx, r, m, length)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", strings.Join(m, " + "), err))
+		}
+		if got == nil {
 			continue
 		}
 		r.Mixes = append(r.Mixes, got)
@@ -233,16 +235,19 @@ func (b *bench) mix(ctx context.Context, r *programResults, programs []string, l
 	case b.cells.quick:
 		rounds = 1
 	}
+	var err error
 	for k := range rounds * len(ways) {
 		i := order[k%len(order)]
-		if err := b.round(ctx, &m.Runs[i], lats[i], programs, length); err != nil {
-			return m, fmt.Errorf("%s: %w", ways[i], err)
+		if err = b.round(ctx, &m.Runs[i], lats[i], programs, length); err != nil {
+			err = fmt.Errorf("%s: %w", ways[i], err)
+			break
 		}
 	}
-	for i := range m.Runs {
-		m.Runs[i].sum(r.Native, programs, lats[i])
+	m.Runs = slices.DeleteFunc(m.Runs, func(r ran) bool { return len(r.Rounds) == 0 })
+	for i := range m.Runs { // also of a run that was ended
+		m.Runs[i].sum(r.Native, programs, lats[slices.Index(ways, m.Runs[i].Way)])
 	}
-	return m, nil
+	return m, err
 }
 
 // round lets the programs work once, one way.
