@@ -47,7 +47,7 @@ DESTDIR ?=
 # Prerequisites run in order, because installing packages comes first; sub-makes run
 # their jobs in parallel.
 .NOTPARALLEL:
-.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-race cover test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
+.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
 	engines test-engines lint gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s clean
 
 help: ## this list
@@ -62,10 +62,11 @@ simgpu: ## the simulated GPU and the test workload
 	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD)
 
 # The hook is static, because it runs in containers' root file systems and on any host.
-binaries: ## nvshare-scheduler, nvshare-plugin, nvsharectl, nvshare-cdi-hook
+# nvshare-checkpoint loads the C library and the driver without a C compiler's help.
+binaries: ## nvshare-scheduler, nvshare-checkpoint, nvshare-plugin, nvsharectl, nvshare-cdi-hook
 	@mkdir -p $(BIN)
 	$(GO) build $(SMALL) -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cdi/nvshare-cdi-hook
+	CGO_ENABLED=0 $(GO) build $(SMALL) -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cdi/nvshare-cdi-hook ./sched/nvshare-checkpoint
 
 root:
 	@test "$$(id -u)" = 0 || { echo "make $(GOAL) needs root, for namespaces, mounts and cgroups: sudo make $(GOAL)" >&2; exit 1; }
@@ -82,7 +83,7 @@ demo: root deps build simgpu tools ## two pods and a podman container share one 
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
 
 lint: GOAL := lint
-lint: deps ## of make test: staticcheck, govulncheck, shellcheck, cppcheck and go mod verify
+lint: deps ## of make test: staticcheck, govulncheck, shellcheck, cppcheck, clang-tidy, the dashboard and go mod verify
 	@sh tests/tools/lint/lint.sh $(BUILD)/tools-lint
 
 # Each suite can be run alone. A suite that fails does not keep the others from running.
@@ -155,10 +156,15 @@ e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a
 	$(GO) vet -tags k8s ./tests/kubernetes
 	$(TEST) -count=1 -tags k8s -timeout 30m ./tests/kubernetes
 
-cover: ## .build/cover: which lines of the scheduler's core the tests reach
-	@mkdir -p $(BUILD)/cover
-	$(GO) test -coverprofile=$(BUILD)/cover/machine.out -coverpkg=./sched ./sched ./sched/sim
-	@$(GO) tool cover -func=$(BUILD)/cover/machine.out | tail -n 1
+# The shim is built anew, because its programs count the lines that they reach.
+coverage: COVERED := $(BUILD)/coverage
+coverage: simgpu ## .build/coverage: which lines of the scheduler's core and of the shim the tests reach (minutes)
+	@mkdir -p $(COVERED) && cp -a $(BUILD)/simgpu $(BUILD)/bin $(COVERED)/
+	$(GO) test -coverprofile=$(COVERED)/machine.out -coverpkg=./sched ./sched ./sched/sim
+	@$(MAKE) --no-print-directory -C hook OUT=$(COVERED) coverage
+	@$(GO) tool cover -func=$(COVERED)/machine.out | awk 'END { print "the scheduler'"'"'s core (sched): " $$NF }'
+	@tail -n 1 $(COVERED)/shim.txt
+	@echo "by function: go tool cover -func=$(COVERED)/machine.out; by file: $(COVERED)/shim.txt; by line: $(COVERED)/lines"
 
 stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSanitizer (minutes)
 	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) all
@@ -223,7 +229,7 @@ uninstall: build ## remove what install and nvshare-plugin put there
 static: ## .build/static/ARCH: programs for any host or image
 	@mkdir -p $(BUILD)/static/$(ARCH)
 	CGO_ENABLED=0 GOARCH=$(ARCH) $(GO) build $(SMALL) -trimpath -ldflags '$(LDFLAGS)' -o $(BUILD)/static/$(ARCH)/ \
-		./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
+		./sched/nvshare-scheduler ./sched/nvshare-checkpoint ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
 
 # The image's programs are linked with the C library, because NVML needs it; see root.sh.
 image-root: ## .build/image/ARCH/root: the files of the node image; ARCH=amd64 or arm64

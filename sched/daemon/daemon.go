@@ -64,6 +64,8 @@ type Options struct {
 	// SwapMemory is how much host memory, on this node, may hold what clients
 	// have away from GPUs, bytes; 0: nothing is swapped.
 	SwapMemory uint64
+	// SwapAuto has SwapMemory be half of what the host can spare when the Daemon is made.
+	SwapAuto bool
 	// SwapReady is how much of that is made before clients need it, bytes.
 	SwapReady uint64
 	// SwapHeadroom is what is left free of each GPU's memory for what the driver
@@ -82,6 +84,9 @@ type Options struct {
 	// DefaultMemoryLimit is the memory limit, on each GPU, of tenants that have none of
 	// their own, bytes; 0: none.
 	DefaultMemoryLimit uint64
+	// Checkpoint takes processes off their GPUs that are suspended, and puts them back.
+	// nil: their contexts stay.
+	Checkpoint Checkpointer
 	// MPSControl finds nvidia-cuda-mps-control. nil: there are no overlap groups.
 	MPSControl func() (string, error)
 	// OverlapStarter is a command that ends in overlap.Start.
@@ -227,6 +232,10 @@ func newDaemon(opts Options) (*Daemon, error) {
 		return nil, err
 	}
 	maxReady, maxHeld := maxSegments(moreFiles)
+	if opts.SwapAuto {
+		opts.SwapMemory = autoSwapMemory(&opts, bootID, peers)
+		opts.SwapReady = min(opts.SwapReady, opts.SwapMemory)
+	}
 	d := &Daemon{
 		opts:            opts,
 		log:             opts.Log,

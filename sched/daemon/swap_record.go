@@ -39,22 +39,40 @@ type memberState struct {
 	Bytes     uint64 `json:"bytes"`     // promised
 	Arena     uint64 `json:"arena,omitempty"`
 	Movable   bool   `json:"movable,omitempty"`
+	Away      bool   `json:"away,omitempty"` // it has left with its context
 }
 
-func (d *Daemon) membersPath() string { return filepath.Join(d.opts.RunDir, "members.json") }
+func membersPath(runDir string) string { return filepath.Join(runDir, "members.json") }
 
 // restoreMembers reads what an earlier scheduler has written.
 func (d *Daemon) restoreMembers() {
 	if d.opts.SwapMemory == 0 {
 		return
 	}
-	m, err := state.ReadRecord[members](d.membersPath(), membersVersion)
+	m, err := state.ReadRecord[members](membersPath(d.opts.RunDir), membersVersion)
 	if err != nil {
 		d.log.WithError(err).Warn("who has memory on GPUs is not known until all are back: some may be told to wait by the driver")
 	}
 	if m.BootID == d.bootID {
 		d.before = m.GPUs
 	}
+}
+
+// heldBefore is how much host memory processes that live were given by earlier schedulers.
+func heldBefore(runDir, bootID string, peers *peer.Finder) (sum uint64) {
+	m, err := state.ReadRecord[members](membersPath(runDir), membersVersion)
+	if err != nil || m.BootID != bootID {
+		return 0
+	}
+	for _, list := range m.GPUs {
+		for _, was := range list[:min(len(list), maxMembers)] {
+			if p, err := peers.Find(peer.Process{PID: was.PID, Start: was.StartTime}); err == nil {
+				p.Close()
+				sum += was.Arena
+			}
+		}
+	}
+	return sum
 }
 
 // awaitMembers has a GPU wait for those that were here before and live.
@@ -79,7 +97,10 @@ func (d *Daemon) awaitMembers(g *gpu) {
 			continue
 		}
 		m := d.addMember(g, cl)
-		d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Crew(), CanMove: cl.canMove, Bytes: was.Bytes})
+		d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Crew(), CanMove: cl.canMove, Bytes: was.Bytes, Suspended: was.Away})
+		if was.Away && cl.away.step == present { // or about to leave, or to return: to restore it does no harm
+			cl.away.step = absent
+		}
 		promised, _ := g.core.ClientMemory(cl.id)
 		m.arena.Had(min(was.Arena, promised.Promised+arena.MaxSegment))
 		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, promised.Promised>>20, sched.DefaultStallAfter)
@@ -102,14 +123,14 @@ func (d *Daemon) recordMembers() {
 		}
 		for _, had := range g.core.MemorySnapshot().Clients {
 			if m := g.swap.members[had.Client]; m != nil && had.Promised != 0 {
-				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, had.Promised, m.arena.Given(), m.client.canMove})
+				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, had.Promised, m.arena.Given(), m.client.canMove, m.client.away.step != present})
 			}
 		}
 	}
 	for uuid, list := range d.before { // GPUs that are not found yet
 		file.GPUs[uuid] = list
 	}
-	if err := state.WriteRecord(d.membersPath(), file); err != nil {
+	if err := state.WriteRecord(membersPath(d.opts.RunDir), file); err != nil {
 		d.log.WithError(fmt.Errorf("record who has memory on GPUs: %w", err)).Warn("after a restart it is not known before all are back")
 	}
 }

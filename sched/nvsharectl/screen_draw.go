@@ -25,7 +25,7 @@ z        suspend it, after a question: its memory leaves the GPU
 
 The strip has a letter for each interval of the last minute: of the tenant that
 had most of the GPU; "." nobody had a tenth. Behind it is who waits, the longest
-first. GETS: part of the GPU's time now. DUE: what it gets now if it wants it.
+first. GETS: part of the GPU's time now. DUE: what it gets in the long run.
 WAIT: what half of the waits for a grant, and 99 of 100, lasted at most, in the
 last minute. ON GPU, AWAY, LIMIT: its memory. MOVED/s: between GPU and host.`
 
@@ -237,7 +237,7 @@ func (m *monitor) cells(l line, with layout) (cells []string, colours map[int]st
 	if n := l.memory.LimitBytes; n != 0 {
 		limit = size(n)
 	}
-	cells = []string{number, l.name(), state, gets, due, l.waits.String(), size(l.resident(l.gpu))}
+	cells = []string{number, l.name(), state, gets, due, halfAndMost(l.use.Waits), size(l.resident(l.gpu))}
 	if with.swap {
 		cells = append(cells, size(l.away()))
 	}
