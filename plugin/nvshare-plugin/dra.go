@@ -18,6 +18,7 @@ import (
 	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/nvshare/nvshare/plugin"
@@ -37,6 +38,7 @@ const (
 type draFlags struct {
 	on      bool
 	slots   int
+	promise uint32 // as --promise-memory; 0: it is not given
 	kubelet string
 	metrics string
 }
@@ -68,12 +70,12 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 		return nil, fmt.Errorf("--dra: Kubernetes API: %w", err)
 	}
 	driver, err := dra.New(dra.Config{
-		Client: client, NodeName: node, CDIDir: cdiDir, Log: log,
+		Client: client, NodeName: node, PodUID: types.UID(os.Getenv("POD_UID")), CDIDir: cdiDir, Log: log,
 		At:        killedAt(os.Getenv("NVSHARE_TEST_FAILPOINT")),
 		Problem:   func(why error) { containers.Health.Problem("claims", why) },
 		Registry:  filepath.Join(f.dra.kubelet, "plugins_registry"),
 		Directory: filepath.Join(f.dra.kubelet, "plugins", dra.DriverName),
-		Options:   dra.Options{Slots: f.dra.slots, PromiseMemory: f.promiseMemory, Scheduler: containers.GPU, PCI: dra.PCIAttributes(f.hostRoot)},
+		Options:   dra.Options{Slots: f.dra.slots, PromiseMemory: f.dra.promise, Scheduler: containers.GPU, PCI: dra.PCIAttributes(f.hostRoot)},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("--dra: %w", err)

@@ -16,7 +16,7 @@ import (
 // eight GPUs.
 func TestClaimsAreNotHeldBack(t *testing.T) {
 	dir := t.TempDir()
-	f := flags{promiseMemory: 100, kube: liveFlags{kubeconfig: filepath.Join(dir, "kubeconfig"), node: kubeapi.Node},
+	f := flags{kube: liveFlags{kubeconfig: filepath.Join(dir, "kubeconfig"), node: kubeapi.Node},
 		dra: draFlags{on: true, slots: dra.DefaultSlots, kubelet: dir}}
 	kubeapi.New(t).Kubeconfig(f.kube.kubeconfig)
 	driver, err := f.driver(plugin.NewContainers(quiet()), filepath.Join(dir, "cdi"), quiet())

@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -186,4 +188,50 @@ func draForced(t *testing.T) {
 	draReplaced(t, func(ctx context.Context) {
 		kubectl(t, ctx, "delete", "pods", "-n", "nvshare-system", "-l", "app.kubernetes.io/name=nvshare", "--force", "--grace-period=0")
 	})
+}
+
+// With the surge overlay the next driver is ready before the old one ends: the kubelet has a
+// driver at each moment, and nobody has two that adjust containers.
+func draSurge(t *testing.T) {
+	ctx := within(t)
+	kubectl(t, ctx, "apply", "-k", "simgpu-dra/surge")
+	rolledOut(t, ctx)
+	accepts := shared.PluginAccepts()
+	draReplaced(t, func(ctx context.Context) {
+		kubectl(t, ctx, "rollout", "restart", "-n", "nvshare-system", "daemonset/nvshare")
+		registered := func() map[string]bool {
+			sockets, err := filepath.Glob("/var/lib/kubelet/plugins_registry/nvshare.com-*reg.sock")
+			check(t, err)
+			now := map[string]bool{}
+			for _, s := range sockets {
+				now[s] = true
+			}
+			return now
+		}
+		before := registered()
+		if len(before) != 1 {
+			t.Errorf("before the upgrade the kubelet knows the drivers %v", before)
+		}
+		both := false
+		await(t, ctx, "the next driver alone", func() error {
+			now := registered()
+			both = both || len(now) == 2
+			if len(now) == 0 {
+				t.Fatal("the kubelet has no driver")
+			}
+			if len(now) != 1 || now[slices.Collect(maps.Keys(before))[0]] {
+				return fmt.Errorf("the kubelet knows %v", now)
+			}
+			return nil
+		})
+		if !both {
+			t.Error("the two drivers never ran at the same time")
+		}
+	})
+	accepted(t, ctx, accepts)
+	if restarts := strings.Fields(kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}")); slices.ContainsFunc(restarts, func(n string) bool { return n != "0" }) {
+		t.Errorf("containers of nvshare restarted %v times", restarts)
+	}
+	kubectl(t, ctx, "apply", "-k", "simgpu-dra")
+	rolledOut(t, ctx)
 }

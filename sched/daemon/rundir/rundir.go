@@ -3,6 +3,7 @@
 package rundir
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -326,6 +328,33 @@ func ours(path string, kind uint32, orRoots bool) error {
 	return nil
 }
 
+// awaitInterval is the time between looks of Await.
+const awaitInterval = 20 * time.Millisecond
+
+// Await waits until no running scheduler has the directory. Whatever else is wrong with the
+// directory, Open says. waits is called once, if there is something to wait for.
+func Await(ctx context.Context, path string, waits func()) error {
+	for first := true; ; first = false {
+		lock, err := lockFile(filepath.Join(path, "lock"))
+		if err == nil {
+			return lock.Close()
+		}
+		if !errors.Is(err, errTaken) {
+			return nil
+		}
+		if first {
+			waits()
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(awaitInterval):
+		}
+	}
+}
+
+var errTaken = errors.New("another nvshare-scheduler runs")
+
 // lockFile fails if a running scheduler has the lock. The kernel drops the lock
 // with the process, so a file that was left behind means nothing.
 func lockFile(path string) (*os.File, error) {
@@ -342,7 +371,7 @@ func lockFile(path string) (*os.File, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("another nvshare-scheduler runs with the run directory %s (stop it, or choose another with --run-dir)", filepath.Dir(path))
+			return nil, fmt.Errorf("%w with the run directory %s (stop it, or choose another with --run-dir)", errTaken, filepath.Dir(path))
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}

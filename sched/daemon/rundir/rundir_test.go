@@ -3,6 +3,7 @@
 package rundir
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
@@ -393,5 +394,39 @@ func TestPrepare(t *testing.T) {
 	}
 	if info, err := os.Lstat(fresh + "/tenant"); err != nil || info.Sys().(*syscall.Stat_t).Uid != other {
 		t.Errorf("a fresh one: %v", err)
+	}
+}
+
+// A scheduler that takes over goes on as soon as the earlier one has ended, and waits for
+// nothing else.
+func TestAwait(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run")
+	never := func() { t.Error("it waits, though there is no scheduler") }
+	if err := Await(context.Background(), path, never); err != nil {
+		t.Errorf("without a directory: %v", err)
+	}
+	d := open(t, path)
+	waits, ended := make(chan bool, 1), make(chan error, 1)
+	go func() { ended <- Await(context.Background(), path, func() { waits <- true }) }()
+	<-waits
+	select {
+	case err := <-ended:
+		t.Errorf("it does not wait: %v", err)
+	default:
+	}
+	d.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	open(t, path).Close()
+	if err := Await(context.Background(), path, never); err != nil {
+		t.Errorf("after the end: %v", err)
+	}
+
+	d = open(t, path)
+	defer d.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	if err := Await(ctx, path, cancel); !errors.Is(err, context.Canceled) {
+		t.Errorf("told to end while it waits: %v", err)
 	}
 }
