@@ -62,10 +62,11 @@ simgpu: ## the simulated GPU and the test workload
 	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD)
 
 # The hook is static, because it runs in containers' root file systems and on any host.
-binaries: ## nvshare-scheduler, nvshare-plugin, nvsharectl, nvshare-cdi-hook
+# nvshare-checkpoint loads the C library and the driver without a C compiler's help.
+binaries: ## nvshare-scheduler, nvshare-checkpoint, nvshare-plugin, nvsharectl, nvshare-cdi-hook
 	@mkdir -p $(BIN)
 	$(GO) build $(SMALL) -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cdi/nvshare-cdi-hook
+	CGO_ENABLED=0 $(GO) build $(SMALL) -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cdi/nvshare-cdi-hook ./sched/nvshare-checkpoint
 
 root:
 	@test "$$(id -u)" = 0 || { echo "make $(GOAL) needs root, for namespaces, mounts and cgroups: sudo make $(GOAL)" >&2; exit 1; }
@@ -226,7 +227,7 @@ uninstall: build ## remove what install and nvshare-plugin put there
 static: ## .build/static/ARCH: programs for any host or image
 	@mkdir -p $(BUILD)/static/$(ARCH)
 	CGO_ENABLED=0 GOARCH=$(ARCH) $(GO) build $(SMALL) -trimpath -ldflags '$(LDFLAGS)' -o $(BUILD)/static/$(ARCH)/ \
-		./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
+		./sched/nvshare-scheduler ./sched/nvshare-checkpoint ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
 
 # The image's programs are linked with the C library, because NVML needs it; see root.sh.
 image-root: ## .build/image/ARCH/root: the files of the node image; ARCH=amd64 or arm64

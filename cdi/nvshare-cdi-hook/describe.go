@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched/api"
@@ -90,10 +91,21 @@ func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string
 		}
 	}
 	slices.Sort(req.Container.Gpus)
-	if err := tell(runDir, req); err != nil && terms != (api.Terms{}) {
-		return fmt.Errorf("annotations %s: %w", strings.Join(saidBy(terms), ", "), err)
+	switch err := tell(runDir, req); {
+	case status.Code(err) == codes.Aborted: // it may not start, whatever it asks for
+		return said(err)
+	case err != nil && terms != (api.Terms{}):
+		return fmt.Errorf("annotations %s: %w", strings.Join(saidBy(terms), ", "), said(err))
 	}
 	return nil
+}
+
+// said returns what the scheduler says, without what the transport adds.
+func said(err error) error {
+	if st, ok := status.FromError(err); ok {
+		return errors.New(st.Message())
+	}
+	return err
 }
 
 func tell(runDir string, req *api.DescribeContainerRequest) error {
@@ -108,9 +120,6 @@ func tell(runDir string, req *api.DescribeContainerRequest) error {
 	}
 	defer conn.Close()
 	_, err = conn.DescribeContainer(ctx, req)
-	if st, ok := status.FromError(err); ok && err != nil {
-		return errors.New(st.Message())
-	}
 	return err
 }
 

@@ -90,11 +90,12 @@ func TestDescribe(t *testing.T) {
 }
 
 // A container whose annotations cannot be met does not start; one without annotations
-// always does.
+// does, unless its GPU is drained.
 func TestDescribeRefuses(t *testing.T) {
 	bundle, _ := container(t)
 	limit := map[string]string{"nvshare.com/gpu-memory-limit": "8Gi"}
 	runDir, _ := listen(t, status.Error(codes.FailedPrecondition, "its processes count to user 0"))
+	drained, _ := listen(t, status.Error(codes.Aborted, "GPU 0 is drained"))
 	for name, tc := range map[string]struct {
 		runDir      string
 		annotations map[string]string
@@ -107,6 +108,7 @@ func TestDescribeRefuses(t *testing.T) {
 		"no scheduler":                {t.TempDir(), limit, 1, "is nvshare-scheduler running"},
 		"no scheduler, and no limit":  {t.TempDir(), nil, 0, ""},
 		"refused, and no limit":       {runDir, nil, 0, ""},
+		"drained, and no limit":       {drained, nil, 1, "GPU 0 is drained"},
 		"of Kubernetes, without ours": {t.TempDir(), map[string]string{"io.kubernetes.cri.sandbox-id": "x", "nvshare.com/gpu-memory-limit": "lots"}, 0, ""},
 	} {
 		if code, stderr := described(t, tc.runDir, bundle, tc.annotations); code != tc.status || !strings.Contains(stderr, tc.says) || tc.says == "" && stderr != "" {

@@ -2441,6 +2441,7 @@ type DrainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Gpu           string                 `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"`          // UUID or index
 	Undrain       bool                   `protobuf:"varint,2,opt,name=undrain,proto3" json:"undrain,omitempty"` // admit tenants again, and forget the GPU's fault
+	Look          bool                   `protobuf:"varint,3,opt,name=look,proto3" json:"look,omitempty"`       // change nothing, and answer how it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2485,6 +2486,13 @@ func (x *DrainRequest) GetGpu() string {
 func (x *DrainRequest) GetUndrain() bool {
 	if x != nil {
 		return x.Undrain
+	}
+	return false
+}
+
+func (x *DrainRequest) GetLook() bool {
+	if x != nil {
+		return x.Look
 	}
 	return false
 }
@@ -3375,6 +3383,8 @@ func (x *ShareChange) GetUsedMemoryBytes() uint64 {
 	return 0
 }
 
+// ABORTED: the container is not to start, whatever it asks for, because a GPU of it is
+// drained. The error says which.
 // For a program of nvsharectl run that is in an overlap group, the answer comes when the
 // group's MPS daemon runs. Containers wait with JoinOverlap.
 type DescribeContainerRequest struct {
@@ -4615,10 +4625,11 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"quantum_ns\x18\x02 \x01(\x03R\tquantumNs\x12$\n" +
 	"\x04mode\x18\x03 \x01(\x0e2\x10.nvshare.v1.ModeR\x04mode\x12\x1d\n" +
 	"\n" +
-	"swap_share\x18\x04 \x01(\rR\tswapShare\":\n" +
+	"swap_share\x18\x04 \x01(\rR\tswapShare\"N\n" +
 	"\fDrainRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x18\n" +
-	"\aundrain\x18\x02 \x01(\bR\aundrain\"t\n" +
+	"\aundrain\x18\x02 \x01(\bR\aundrain\x12\x12\n" +
+	"\x04look\x18\x03 \x01(\bR\x04look\"t\n" +
 	"\rDrainResponse\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1f\n" +

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -28,6 +29,28 @@ func (d *Daemon) openArena(host arena.Host, maxReady, maxHeld int) {
 // others: an eighth. With 512 MiB left, the host's other programs were killed by its
 // out-of-memory killer.
 const leavePart = 8
+
+// autoSwapMemory is how much host memory there may be for what is away if nobody has said:
+// half of what the host has free beyond the part that is left to others. What clients have
+// of it since an earlier scheduler counts as free: a restart changes nothing.
+func autoSwapMemory(o *Options, bootID string, peers *peer.Finder) uint64 {
+	pages, huge, known := arena.Kernel{}.Free()
+	total := arena.Total()
+	if !known || total == 0 {
+		o.Log.Warn("nothing is swapped, because the host does not tell how much memory is free: --swap-memory with a size does without")
+		return 0
+	}
+	bytes := halfOfSpare(pages+huge+heldBefore(o.RunDir, bootID, peers), total)
+	if bytes == 0 {
+		o.Log.Warnf("nothing is swapped, because the host has no memory to spare: %d MiB of %d MiB are free", (pages+huge)>>20, total>>20)
+	}
+	return bytes
+}
+
+func halfOfSpare(free, total uint64) uint64 {
+	spare := free - min(free, total/leavePart)
+	return spare / 2 / arena.MinSegment * arena.MinSegment
+}
 
 // arenaLoop is the daemon's loop, for the pool.
 type arenaLoop struct{ d *Daemon }

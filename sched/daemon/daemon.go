@@ -64,6 +64,8 @@ type Options struct {
 	// SwapMemory is how much host memory, on this node, may hold what clients
 	// have away from GPUs, bytes; 0: nothing is swapped.
 	SwapMemory uint64
+	// SwapAuto has SwapMemory be half of what the host can spare when the Daemon is made.
+	SwapAuto bool
 	// SwapReady is how much of that is made before clients need it, bytes.
 	SwapReady uint64
 	// SwapHeadroom is what is left free of each GPU's memory for what the driver
@@ -227,6 +229,10 @@ func newDaemon(opts Options) (*Daemon, error) {
 		return nil, err
 	}
 	maxReady, maxHeld := maxSegments(moreFiles)
+	if opts.SwapAuto {
+		opts.SwapMemory = autoSwapMemory(&opts, bootID, peers)
+		opts.SwapReady = min(opts.SwapReady, opts.SwapMemory)
+	}
 	d := &Daemon{
 		opts:            opts,
 		log:             opts.Log,

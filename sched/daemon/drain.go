@@ -37,7 +37,10 @@ func (d *Daemon) drain(req *api.DrainRequest) (*api.DrainResponse, error) {
 	if g == nil {
 		return nil, noSuchGPU(req.Gpu)
 	}
-	resp := &api.DrainResponse{Uuid: g.UUID, Index: uint32(g.Index), WasDrained: g.drained}
+	resp := &api.DrainResponse{Uuid: g.UUID, Index: uint32(g.Index), WasDrained: g.drained, Tenants: d.tenantsOn(g)}
+	if req.Look {
+		return resp, nil
+	}
 	next := d.settings
 	next.Drained = slices.DeleteFunc(slices.Clone(next.Drained), func(uuid string) bool { return uuid == g.UUID })
 	if !req.Undrain {
@@ -56,16 +59,32 @@ func (d *Daemon) drain(req *api.DrainRequest) (*api.DrainResponse, error) {
 		g.fault = ""
 		d.admitHeld(g)
 	}
+	return resp, nil
+}
+
+// tenantsOn names the tenants that use a GPU, for people.
+func (d *Daemon) tenantsOn(g *gpu) (names []string) {
 	for _, clients := range d.byAccount {
 		for cl := range clients {
-			if att := cl.attached[g]; att != nil && !att.held {
-				resp.Tenants = append(resp.Tenants, api.Tenant(d.containerOf(cl.Peer), cl.UID))
+			if att := cl.attached[g]; att != nil && !att.held || g.restored[cl.id] || g.memberOf(cl.id) != nil && att == nil {
+				names = append(names, api.Tenant(d.containerOf(cl.Peer), cl.UID))
 				break
 			}
 		}
 	}
-	slices.Sort(resp.Tenants)
-	return resp, nil
+	slices.Sort(names)
+	return names
+}
+
+// drained returns why a new container cannot have one of the GPUs that it was made for;
+// nil: it can.
+func (d *Daemon) drained(c *api.Container) error {
+	for _, g := range d.order {
+		if g.drained && slices.Contains(c.Gpus, g.UUID) {
+			return status.Errorf(codes.Aborted, "GPU %d is drained: it admits no new containers until nvsharectl undrain --gpu %d", g.Index, g.Index)
+		}
+	}
+	return nil
 }
 
 // admitHeld tells the core what the clients want that waited.

@@ -38,6 +38,12 @@ func TestDrainedGPUAdmitsNoNewTenants(t *testing.T) {
 	if !r.Gpus[0].Drained || r.Gpus[1].Drained || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "1 new clients wait") {
 		t.Errorf("GPU 0 %v, problems %q", r.Gpus[0].Drained, r.Problems)
 	}
+	if look := drainGPU(t, s, &api.DrainRequest{Gpu: "0", Look: true}); !look.WasDrained || !slices.Equal(look.Tenants, []string{"user 0"}) {
+		t.Errorf("a look at the drained GPU: %v", look)
+	}
+	if drainGPU(t, s, &api.DrainRequest{Gpu: "1", Look: true}); s.status().Gpus[1].Drained {
+		t.Error("a look has drained GPU 1")
+	}
 	old.release(epoch)
 	_, more := newClient(t, s)
 	more.release(more.request().granted()) // the newcomer waited longer

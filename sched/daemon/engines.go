@@ -48,6 +48,9 @@ func (d *Daemon) firstProcess(c *api.Container, pid uint32) (*peer.Peer, error) 
 // describeFromHook answers a control call of the OCI hook. Without an error the daemon
 // owns the Peer afterwards.
 func (d *Daemon) describeFromHook(c *api.Container, p *peer.Peer) (*api.DescribeContainerResponse, error) {
+	if err := d.drained(c); err != nil {
+		return nil, err
+	}
 	to := d.shares.Tenants[p.Account]
 	to.Pod, to.Has = podTerms(c), c.Gpus
 	for _, g := range d.order {

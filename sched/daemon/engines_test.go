@@ -84,6 +84,11 @@ func TestContainerOfAnEngine(t *testing.T) {
 	if err := describe(b, "c", "poser", 1); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "count to container b0") {
 		t.Errorf("another container's process: %v", err)
 	}
+	drainGPU(t, s.scheduler, &api.DrainRequest{Gpu: "0"})
+	if err := describe(b, "b", "serve", 40); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "GPU 0 is drained") {
+		t.Errorf("on a drained GPU: %v", err)
+	}
+	drainGPU(t, s.scheduler, &api.DrainRequest{Gpu: "0", Undrain: true})
 	if err := describe(b, "b", "serve", 40); err != nil {
 		t.Error(err)
 	}

@@ -185,6 +185,7 @@ func TestMetrics(t *testing.T) {
 		"nvshare_scheduler_drop_lock_total{" + gpu + "}":             "1",
 		`nvshare_gpu_handover_seconds_bucket{` + gpu + `,le="+Inf"}`: "1",
 		"nvshare_gpu_quantum_seconds{" + gpu + "}":                   "0.001",
+		"nvshare_gpu_drained{" + gpu + "}":                           "0",
 	} {
 		if got[name] != want {
 			t.Errorf("after a hand-over %s is %q, want %s", name, got[name], want)

@@ -41,20 +41,37 @@ type memberState struct {
 	Movable   bool   `json:"movable,omitempty"`
 }
 
-func (d *Daemon) membersPath() string { return filepath.Join(d.opts.RunDir, "members.json") }
+func membersPath(runDir string) string { return filepath.Join(runDir, "members.json") }
 
 // restoreMembers reads what an earlier scheduler has written.
 func (d *Daemon) restoreMembers() {
 	if d.opts.SwapMemory == 0 {
 		return
 	}
-	m, err := state.ReadRecord[members](d.membersPath(), membersVersion)
+	m, err := state.ReadRecord[members](membersPath(d.opts.RunDir), membersVersion)
 	if err != nil {
 		d.log.WithError(err).Warn("who has memory on GPUs is not known until all are back: some may be told to wait by the driver")
 	}
 	if m.BootID == d.bootID {
 		d.before = m.GPUs
 	}
+}
+
+// heldBefore is how much host memory processes that live were given by earlier schedulers.
+func heldBefore(runDir, bootID string, peers *peer.Finder) (sum uint64) {
+	m, err := state.ReadRecord[members](membersPath(runDir), membersVersion)
+	if err != nil || m.BootID != bootID {
+		return 0
+	}
+	for _, list := range m.GPUs {
+		for _, was := range list[:min(len(list), maxMembers)] {
+			if p, err := peers.Find(peer.Process{PID: was.PID, Start: was.StartTime}); err == nil {
+				p.Close()
+				sum += was.Arena
+			}
+		}
+	}
+	return sum
 }
 
 // awaitMembers has a GPU wait for those that were here before and live.
@@ -109,7 +126,7 @@ func (d *Daemon) recordMembers() {
 	for uuid, list := range d.before { // GPUs that are not found yet
 		file.GPUs[uuid] = list
 	}
-	if err := state.WriteRecord(d.membersPath(), file); err != nil {
+	if err := state.WriteRecord(membersPath(d.opts.RunDir), file); err != nil {
 		d.log.WithError(fmt.Errorf("record who has memory on GPUs: %w", err)).Warn("after a restart it is not known before all are back")
 	}
 }

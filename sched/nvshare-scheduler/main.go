@@ -88,6 +88,7 @@ or a process that removes LD_PRELOAD is not held.`,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.swap.quantumFixed = cmd.Flags().Changed("tq") && !cmd.Flags().Changed("swap-share")
+			f.swap.readyGiven = cmd.Flags().Changed("swap-ready")
 			opts, err := f.options(newLog())
 			if err != nil {
 				return fmt.Errorf("%w\nRun nvshare-scheduler --help", err)

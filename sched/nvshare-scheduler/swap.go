@@ -19,12 +19,12 @@ import (
 // swapFlags say whether memory is swapped, and how GPUs look.
 type swapFlags struct {
 	memory, ready, headroom, share, gpuMemory, suspendAfter string
-	quantumFixed                                            bool
+	quantumFixed, readyGiven                                bool
 }
 
 func (f *swapFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
-	fs.StringVar(&f.memory, "swap-memory", "0", "`size` of the host memory, of the whole node, for memory that is moved off GPUs, like 200Gi; 0: nothing is moved")
+	fs.StringVar(&f.memory, "swap-memory", "0", "`size` of the host memory, of the whole node, for memory that is moved off GPUs, like 200Gi; auto: half of what the host can spare at the start, taken when it is first needed; 0: nothing is moved")
 	fs.StringVar(&f.ready, "swap-ready", "25%", "`size` or percentage of --swap-memory that is taken from the host before tenants need it, as far as the host can spare it; 0: nothing")
 	fs.StringVar(&f.share, "swap-share", "10", "`percentage` of the time that moving memory may take, 1 to 50: turns become longer than the time quantum for that, unless only --tq is given")
 	fs.StringVar(&f.headroom, "swap-headroom", "", "`size` of the part of each GPU that is left to the driver, like 4Gi; by default a thirty-second of the GPU's memory")
@@ -33,6 +33,9 @@ func (f *swapFlags) add(cmd *cobra.Command) {
 }
 
 func (f *swapFlags) fill(o *daemon.Options) error {
+	if o.SwapAuto = f.memory == "auto"; o.SwapAuto {
+		f.memory = ""
+	}
 	for _, size := range []struct {
 		flag, value string
 		to          *uint64
@@ -46,18 +49,25 @@ func (f *swapFlags) fill(o *daemon.Options) error {
 		}
 		*size.to = n
 	}
-	if number, percent := strings.CutSuffix(f.ready, "%"); percent {
+	number, percent := strings.CutSuffix(f.ready, "%")
+	switch {
+	case o.SwapAuto && !f.readyGiven:
+	case o.SwapAuto && percent:
+		return errors.New("--swap-ready: give a size, not a percentage, with --swap-memory auto: what that is, is not known yet")
+	case percent:
 		n, err := strconv.ParseUint(number, 10, 64)
 		if err != nil || n > 100 {
 			return fmt.Errorf("--swap-ready: %.64q is neither a size nor a percentage from 0%% to 100%%", f.ready)
 		}
 		o.SwapReady = o.SwapMemory/100*n + o.SwapMemory%100*n/100 // without an overflow
-	} else if f.ready != "" && f.ready != "0" {
+	case f.ready != "" && f.ready != "0":
 		n, err := api.ParseMemory(f.ready)
 		if err != nil {
 			return fmt.Errorf("--swap-ready: %w", err)
 		}
-		o.SwapReady = min(n, o.SwapMemory)
+		if o.SwapReady = n; !o.SwapAuto {
+			o.SwapReady = min(n, o.SwapMemory)
+		}
 	}
 	o.SwapHeadroom = daemon.DefaultHeadroom
 	if f.headroom == "0" {
@@ -83,7 +93,7 @@ func (f *swapFlags) fill(o *daemon.Options) error {
 		return fmt.Errorf("--suspend-after: %w", err)
 	case after < sched.MinSuspendAfter || after > sched.MaxSuspendAfter:
 		return fmt.Errorf("--suspend-after: %v is out of range: give a time from %v to %v, or 0", after, sched.MinSuspendAfter, sched.MaxSuspendAfter)
-	case o.SwapMemory == 0:
+	case o.SwapMemory == 0 && !o.SwapAuto:
 		return errors.New("--suspend-after needs host memory for what leaves: give --swap-memory as well")
 	}
 	o.SuspendAfter = after

@@ -22,6 +22,9 @@ func TestSwapFlags(t *testing.T) {
 		"--swap-memory 100Gi --swap-ready 0":      {SwapMemory: 100 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
 		"--swap-memory 100Gi --swap-ready 8Gi":    {SwapMemory: 100 << 30, SwapReady: 8 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
 		"--swap-memory 8Gi --swap-ready 9Gi":      {SwapMemory: 8 << 30, SwapReady: 8 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
+		"--swap-memory auto":                      {SwapAuto: true, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
+		"--swap-memory auto --suspend-after 10m":  {SwapAuto: true, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10, SuspendAfter: 10 * time.Minute},
+		"--swap-memory auto --swap-ready 9Gi":     {SwapAuto: true, SwapReady: 9 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
 		"--gpu-memory 24Gi --swap-headroom 0":     {GPUMemory: 24 << 30, SwapShare: 10},
 		"--swap-headroom 4Gi --swap-memory 0":     {SwapHeadroom: 4 << 30, SwapShare: 10},
 	} {
@@ -31,11 +34,12 @@ func TestSwapFlags(t *testing.T) {
 		if err := cmd.ParseFlags(strings.Fields(args)); err != nil {
 			t.Fatal(err)
 		}
+		f.readyGiven = cmd.Flags().Changed("swap-ready")
 		var got daemon.Options
 		if err := f.fill(&got); err != nil {
 			t.Errorf("%s: %v", args, err)
 		}
-		if got.SwapMemory != want.SwapMemory || got.SwapReady != want.SwapReady || got.SwapHeadroom != want.SwapHeadroom || got.SwapShare != want.SwapShare || got.GPUMemory != want.GPUMemory || got.SuspendAfter != want.SuspendAfter {
+		if got.SwapMemory != want.SwapMemory || got.SwapAuto != want.SwapAuto || got.SwapReady != want.SwapReady || got.SwapHeadroom != want.SwapHeadroom || got.SwapShare != want.SwapShare || got.GPUMemory != want.GPUMemory || got.SuspendAfter != want.SuspendAfter {
 			t.Errorf("%s: %+v, want %+v", args, got, want)
 		}
 	}

@@ -4,8 +4,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,51 +16,109 @@ import (
 )
 
 func drainCommand(root *rootFlags, io streams) *cobra.Command {
-	return drainOrNot(root, io, false, "drain", "have a GPU admit no new tenants",
-		`drain has a GPU admit no new tenants, until undrain, also over restarts of the scheduler.
-Tenants that use the GPU go on; end them yourself. The programs of others wait. On
-Kubernetes no new pod is given the GPU: the plugin refuses it, or, with --dra,
-kube-scheduler sees a taint on the device.`)
+	var gpu string
+	var wait bool
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use: "drain --gpu GPU [--wait]", Short: "Have a GPU admit no new tenants",
+		Long: `drain has a GPU admit no new tenants, until undrain, also over restarts of the scheduler.
+Tenants that use the GPU go on; end them yourself. The programs of others wait, and podman
+and Docker refuse new containers with the GPU. On Kubernetes no new pod is given the GPU: the
+plugin refuses it, or, with --dra, kube-scheduler sees a taint on the device.
+
+With --wait the command ends when nobody uses the GPU. After --timeout it fails and names
+those that still do; the GPU stays drained.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r, err := askDrain(cmd.Context(), root, &api.DrainRequest{Gpu: gpu})
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(io.out, describeDrain(r))
+			if !wait || len(r.Tenants) == 0 {
+				return nil
+			}
+			return awaitDrained(cmd.Context(), root, io, r, timeout)
+		},
+	}
+	cmd.Flags().StringVar(&gpu, "gpu", "", "the GPU, by `index or UUID`")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until nobody uses the GPU")
+	cmd.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "with --wait, fail after this `time`")
+	return cmd
 }
 
 func undrainCommand(root *rootFlags, io streams) *cobra.Command {
-	return drainOrNot(root, io, true, "undrain", "have a GPU admit tenants again",
-		`undrain has a GPU admit tenants again. The scheduler also forgets the GPU's fault: say it
-after the GPU was reset.`)
-}
-
-func drainOrNot(root *rootFlags, io streams, undrain bool, use, short, long string) *cobra.Command {
 	var gpu string
 	cmd := &cobra.Command{
-		Use: use + " --gpu GPU", Short: short, Long: long, Args: cobra.NoArgs,
+		Use: "undrain --gpu GPU", Short: "Have a GPU admit tenants again",
+		Long: `undrain has a GPU admit tenants again. The scheduler also forgets the GPU's fault: say it
+after the GPU was reset.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if gpu == "" {
-				return usageError{fmt.Errorf("which GPU? give --gpu with its index or UUID")}
+			r, err := askDrain(cmd.Context(), root, &api.DrainRequest{Gpu: gpu, Undrain: true})
+			if err == nil {
+				fmt.Fprintf(io.out, "GPU %d admits tenants\n", r.Index)
 			}
-			var r *api.DrainResponse
-			if err := call(cmd.Context(), root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
-				r, err = c.Drain(ctx, &api.DrainRequest{Gpu: gpu, Undrain: undrain})
-				return err
-			}); err != nil {
-				return err
-			}
-			fmt.Fprintln(io.out, describeDrain(r, undrain))
-			return nil
+			return err
 		},
 	}
 	cmd.Flags().StringVar(&gpu, "gpu", "", "the GPU, by `index or UUID`")
 	return cmd
 }
 
-func describeDrain(r *api.DrainResponse, undrain bool) string {
-	if undrain {
-		return fmt.Sprintf("GPU %d admits tenants", r.Index)
+func askDrain(ctx context.Context, root *rootFlags, req *api.DrainRequest) (r *api.DrainResponse, err error) {
+	if req.Gpu == "" {
+		return nil, usageError{errors.New("which GPU? give --gpu with its index or UUID")}
 	}
-	use := "nobody uses it"
-	if len(r.Tenants) > 0 {
-		use = "still used by " + strings.Join(r.Tenants, ", ")
+	err = call(ctx, root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
+		r, err = c.Drain(ctx, req)
+		return err
+	})
+	return r, err
+}
+
+// drainLook is how often a command that waits asks who is left.
+const drainLook = 200 * time.Millisecond
+
+// awaitDrained waits until nobody uses a GPU that was drained, for as long as the timeout.
+func awaitDrained(ctx context.Context, root *rootFlags, io streams, last *api.DrainResponse, timeout time.Duration) error {
+	over := time.NewTimer(timeout)
+	defer over.Stop()
+	look := time.NewTicker(drainLook)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-over.C:
+			return fmt.Errorf("GPU %d is drained and %s after %v", last.Index, usedBy(last), timeout)
+		case <-look.C:
+		}
+		r, err := askDrain(ctx, root, &api.DrainRequest{Gpu: last.Uuid, Look: true})
+		switch {
+		case err != nil:
+			return err
+		case !r.WasDrained:
+			return fmt.Errorf("GPU %d admits tenants again: somebody has undrained it", r.Index)
+		case !slices.Equal(r.Tenants, last.Tenants):
+			fmt.Fprintln(io.out, describeDrain(r))
+		}
+		if len(r.Tenants) == 0 {
+			return nil
+		}
+		last = r
 	}
-	return fmt.Sprintf("GPU %d admits no new tenants; %s", r.Index, use)
+}
+
+func describeDrain(r *api.DrainResponse) string {
+	return fmt.Sprintf("GPU %d admits no new tenants; %s", r.Index, usedBy(r))
+}
+
+func usedBy(r *api.DrainResponse) string {
+	if len(r.Tenants) == 0 {
+		return "nobody uses it"
+	}
+	return "still used by " + printable(strings.Join(r.Tenants, ", "))
 }
 
 // drainedOf says that a GPU admits no new tenants; "": it does.

@@ -132,7 +132,7 @@ func (in *installer) items() (all []item, err error) {
 		return nil
 	}
 	for name, dir := range map[string]string{
-		"nvshare-scheduler": "sbin", "nvshare-plugin": "sbin", "nvsharectl": "bin",
+		"nvshare-scheduler": "sbin", "nvshare-checkpoint": "sbin", "nvshare-plugin": "sbin", "nvsharectl": "bin",
 		cdi.ShimFile: "lib", cdi.HookFile: "lib/nvshare",
 	} {
 		if err := add(name, filepath.Join(in.prefix, dir), 0o755, nil); err != nil {

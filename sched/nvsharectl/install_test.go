@@ -20,7 +20,7 @@ import (
 func release(t *testing.T, version string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"nvshare-scheduler", "nvshare-plugin", "nvsharectl", "libnvshare.so", "nvshare-cdi-hook"} {
+	for _, name := range []string{"nvshare-scheduler", "nvshare-checkpoint", "nvshare-plugin", "nvsharectl", "libnvshare.so", "nvshare-cdi-hook"} {
 		put(t, filepath.Join(dir, name), name+" "+version, 0o644)
 	}
 	for _, name := range []string{"nvshare-scheduler", "nvshare-plugin"} {
@@ -79,7 +79,7 @@ var installedTree = []string{
 	"/etc/systemd/system/nvshare-scheduler.socket", "/etc/sysusers.d/", "/etc/sysusers.d/nvshare.conf", "/etc/tmpfiles.d/", "/etc/tmpfiles.d/nvshare.conf",
 	"/usr/", "/usr/local/", "/usr/local/bin/", "/usr/local/bin/nvsharectl*",
 	"/usr/local/lib/", "/usr/local/lib/libnvshare.so*", "/usr/local/lib/nvshare/", "/usr/local/lib/nvshare/manifest", "/usr/local/lib/nvshare/nvshare-cdi-hook*",
-	"/usr/local/sbin/", "/usr/local/sbin/nvshare-plugin*", "/usr/local/sbin/nvshare-scheduler*",
+	"/usr/local/sbin/", "/usr/local/sbin/nvshare-checkpoint*", "/usr/local/sbin/nvshare-plugin*", "/usr/local/sbin/nvshare-scheduler*",
 }
 
 func TestInstallAndUninstall(t *testing.T) {
@@ -99,7 +99,7 @@ func TestInstallAndUninstall(t *testing.T) {
 		t.Errorf("installed:\n%q\nwant\n%q", got, installedTree)
 	}
 	h.out.Reset()
-	if err := h.install(ctx); err != nil || h.out.String() != "all 10 files are in place\n" {
+	if err := h.install(ctx); err != nil || h.out.String() != "all 11 files are in place\n" {
 		t.Errorf("again: %v\n%s", err, &h.out)
 	}
 

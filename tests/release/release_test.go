@@ -231,6 +231,7 @@ func TestSymbolVersions(t *testing.T) {
 	}
 	for name, most := range map[string]string{
 		"nvshare-scheduler": "2.34", "nvshare-plugin": "2.34", "nvsharectl": "2.34", "libnvshare.so": "2.17",
+		"nvshare-checkpoint": "", // no version is asked for
 	} {
 		out, err := exec.Command("sh", "-c", `objdump -T "$1" | grep -o 'GLIBC_[0-9.]*' | sed s/GLIBC_// | { cat; echo "$2"; } | sort -V | tail -n 1`, "sh", filepath.Join(dir, name), most).Output()
 		if got := strings.TrimSpace(string(out)); err != nil || got != most {

@@ -165,6 +165,7 @@ CUresult drv_enter(void)
 	__atomic_fetch_add(&drv_calls.all, 1, __ATOMIC_RELAXED);
 	switch (__atomic_load_n(&state, __ATOMIC_ACQUIRE)) {
 	case S_READY:
+		sim_await_running();
 		return CUDA_SUCCESS;
 	case S_CLOSED:
 		return CUDA_ERROR_DEINITIALIZED;

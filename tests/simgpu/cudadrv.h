@@ -138,6 +138,27 @@ typedef struct { int type; int id; } CUmemLocation;
 
 typedef struct { char reserved[64]; } CUipcMemHandle;
 
+typedef enum {
+	CU_PROCESS_STATE_RUNNING = 0,
+	CU_PROCESS_STATE_LOCKED = 1,
+	CU_PROCESS_STATE_CHECKPOINTED = 2,
+	CU_PROCESS_STATE_FAILED = 3,
+} CUprocessState;
+typedef struct { unsigned timeoutMs, reserved0; cuuint64_t reserved1[7]; } CUcheckpointLockArgs;
+typedef struct { cuuint64_t reserved[8]; } CUcheckpointCheckpointArgs;
+typedef struct { CUuuid oldUuid, newUuid; } CUcheckpointGpuPair;
+typedef struct {
+	CUcheckpointGpuPair *gpuPairs;
+	unsigned gpuPairsCount;
+	char reserved[44];
+	cuuint64_t reserved1;
+} CUcheckpointRestoreArgs;
+typedef struct { cuuint64_t reserved[8]; } CUcheckpointUnlockArgs;
+_Static_assert(sizeof(CUcheckpointLockArgs) == 64, "CUcheckpointLockArgs");
+_Static_assert(sizeof(CUcheckpointCheckpointArgs) == 64, "CUcheckpointCheckpointArgs");
+_Static_assert(sizeof(CUcheckpointRestoreArgs) == 64, "CUcheckpointRestoreArgs");
+_Static_assert(sizeof(CUcheckpointUnlockArgs) == 64, "CUcheckpointUnlockArgs");
+
 typedef struct {
 	int type;
 	int requestedHandleTypes;
@@ -653,6 +674,13 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra);
 CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
 				   unsigned bz, unsigned smem, CUstream s, void **params);
+
+CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state);
+CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid);
+CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args);
+CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args);
+CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args);
+CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args);
 
 /* Not the driver's: calls of this process so far, for tests. */
 struct simgpu_calls {

@@ -37,7 +37,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
 	ENTER();
 	NEED(uuid);
 	DEVICE(dev);
-	sim_uuid_raw(dev_gpu(dev), (unsigned char *)uuid->bytes);
+	sim_uuid_raw(sim_at(dev_gpu(dev)), (unsigned char *)uuid->bytes);
 	return CUDA_SUCCESS;
 }
 

@@ -170,12 +170,18 @@ void sim_advance(int gpu, uint64_t now)
 	}
 }
 
+/* What this process has on the GPU that it knows by an index. */
+static struct sim_slot_gpu *own(int gpu)
+{
+	return &sim_st->slot[sim_self].gpu[sim_at(gpu)];
+}
+
 /* Locked: this process's clock, brought up to now. */
 static uint64_t own_clock(int gpu, uint64_t now)
 {
-	struct sim_slot_gpu *s = &sim_st->slot[sim_self].gpu[gpu];
+	struct sim_slot_gpu *s = own(gpu);
 
-	sim_advance(gpu, now);
+	sim_advance(sim_at(gpu), now);
 	return sim_has_work(s) ? s->v : now;
 }
 
@@ -200,7 +206,7 @@ uint64_t sim_day(struct sim_time t, int end)
 		return day;
 	sim_lock();
 	if (sim_self >= 0) {
-		const struct sim_slot_gpu *s = &sim_st->slot[sim_self].gpu[t.clock - 1];
+		const struct sim_slot_gpu *s = own(t.clock - 1);
 
 		for (uint32_t k = 0; k < SIM_SEGMENTS && k < s->segments; k++) {
 			const struct sim_segment *g = &s->segment[(s->segments - 1 - k) % SIM_SEGMENTS];
@@ -221,7 +227,7 @@ uint64_t sim_still(struct sim_time from, uint64_t to, uint64_t *began)
 	*began = 0;
 	sim_lock();
 	if (sim_self >= 0 && from.clock) {
-		const struct sim_slot_gpu *s = &sim_st->slot[sim_self].gpu[from.clock - 1];
+		const struct sim_slot_gpu *s = own(from.clock - 1);
 
 		for (uint32_t k = 0; k + 1 < SIM_SEGMENTS && k + 1 < s->segments; k++) {
 			const struct sim_segment *g = &s->segment[(s->segments - 1 - k) % SIM_SEGMENTS];
@@ -276,7 +282,7 @@ uint64_t sim_soonest(struct sim_time t)
 		v = own_clock(gpu, now);
 		if (t.ns > v) {
 			soonest = now + (t.ns - v);
-			if (sim_st->slot[sim_self].gpu[gpu].off || !one(serve(&sim_st->gpu[gpu], gpu, &others), sim_self))
+			if (own(gpu)->off || !one(serve(&sim_st->gpu[sim_at(gpu)], sim_at(gpu), &others), sim_self))
 				soonest = soonest > now + LOOK_NS ? soonest : now + LOOK_NS;
 		}
 	}
@@ -288,9 +294,10 @@ void sim_set_off(int gpu, int off)
 {
 	sim_lock();
 	if (sim_self >= 0) {
-		struct sim_slot_gpu *s = &sim_st->slot[sim_self].gpu[gpu];
-
+		struct sim_slot_gpu *s = own(gpu);
 		uint64_t now = sim_now();
+
+		gpu = sim_at(gpu);
 
 		sim_advance(gpu, now);
 		if (s->off && !off) {
@@ -310,8 +317,8 @@ int sim_is_off(int gpu, uint32_t *times_on)
 
 	*times_on = 0;
 	if (sim_self >= 0) {
-		off = (int)__atomic_load_n(&sim_st->slot[sim_self].gpu[gpu].off, __ATOMIC_ACQUIRE);
-		*times_on = __atomic_load_n(&sim_st->slot[sim_self].gpu[gpu].times_on, __ATOMIC_ACQUIRE);
+		off = (int)__atomic_load_n(&own(gpu)->off, __ATOMIC_ACQUIRE);
+		*times_on = __atomic_load_n(&own(gpu)->times_on, __ATOMIC_ACQUIRE);
 	}
 	return off;
 }
@@ -320,6 +327,7 @@ void sim_set_slice(int gpu, uint64_t ns)
 {
 	sim_lock();
 	if (sim_self >= 0) {
+		gpu = sim_at(gpu);
 		sim_advance(gpu, sim_now());
 		sim_st->slot[sim_self].gpu[gpu].slice = ns;
 		if (sim_st->gpu[gpu].serves == sim_self)
@@ -333,7 +341,7 @@ void sim_set_slice(int gpu, uint64_t ns)
 /* Compute work, by the clock of the process. */
 static uint64_t submit_compute(int gpu, int kind, uint64_t now, struct sim_time after, uint64_t ns, uint64_t *start)
 {
-	struct sim_slot_gpu *s = &sim_st->slot[sim_self].gpu[gpu];
+	struct sim_slot_gpu *s = own(gpu);
 	uint64_t v = own_clock(gpu, now), begin = v, busy;
 
 	if (!sim_has_work(s)) { /* the clock shows the day again */
@@ -354,7 +362,7 @@ static uint64_t submit_compute(int gpu, int kind, uint64_t now, struct sim_time 
 		s->gap_to = begin;
 	}
 	s->tail[SIM_COMPUTE] = begin + ns;
-	sim_record_work(gpu, kind, now, now + (begin - v), now + (begin + ns - v));
+	sim_record_work(sim_at(gpu), kind, now, now + (begin - v), now + (begin + ns - v));
 	*start = begin;
 	return begin + ns;
 }
@@ -363,8 +371,10 @@ struct sim_time sim_submit(int gpu, int engine, int kind, struct sim_time after,
 {
 	uint64_t now, v, begin, ahead = 0;
 	struct sim_time end = { 0, 0 };
+	int here; /* the GPU of the node */
 
-	sim_lock();
+	sim_lock_running();
+	here = sim_at(gpu);
 	if (sim_self < 0) { /* the process is past exit(): nothing runs any more */
 		sim_unlock();
 		*start = after.ns;
@@ -375,7 +385,7 @@ struct sim_time sim_submit(int gpu, int engine, int kind, struct sim_time after,
 		sim_st->swept = now;
 		sim_bury_dead();
 		now = sim_now(); /* after the deaths in the log */
-	} else if (sim_bury_pending(gpu, now)) {
+	} else if (sim_bury_pending(here, now)) {
 		now = sim_now();
 	}
 	if (engine == SIM_COMPUTE) {
@@ -384,8 +394,8 @@ struct sim_time sim_submit(int gpu, int engine, int kind, struct sim_time after,
 		return end;
 	}
 	for (uint32_t i = 0; i < sim_st->high; i++)
-		if (sim_st->slot[i].used && sim_st->slot[i].gpu[gpu].tail[engine] > now + ahead)
-			ahead = sim_st->slot[i].gpu[gpu].tail[engine] - now;
+		if (sim_st->slot[i].used && sim_st->slot[i].gpu[here].tail[engine] > now + ahead)
+			ahead = sim_st->slot[i].gpu[here].tail[engine] - now;
 	v = after.clock ? own_clock(after.clock - 1, now) : now;
 	begin = v + ahead > after.ns ? v + ahead : after.ns;
 	if (after.clock && begin == v + ahead && after.ns <= v) {
@@ -393,8 +403,8 @@ struct sim_time sim_submit(int gpu, int engine, int kind, struct sim_time after,
 		begin = now + ahead;
 		v = now;
 	}
-	sim_st->slot[sim_self].gpu[gpu].tail[engine] = now + (begin - v) + ns;
-	sim_record_work(gpu, kind, now, now + (begin - v), now + (begin - v) + ns);
+	own(gpu)->tail[engine] = now + (begin - v) + ns;
+	sim_record_work(here, kind, now, now + (begin - v), now + (begin - v) + ns);
 	sim_unlock();
 	*start = begin;
 	end = (struct sim_time){ begin + ns, after.clock };

@@ -152,6 +152,8 @@ CUresult mem_alloc(void **out, size_t bytes, enum area_kind kind, int unsafe)
 			rc = CUDA_ERROR_OUT_OF_MEMORY;
 		} else {
 			*out = (void *)a.base;
+			if (kind == MANAGED)
+				sim_count_managed(1);
 		}
 	}
 	pthread_mutex_unlock(&drv_mu);
@@ -193,6 +195,8 @@ static void area_release(struct area *a)
 {
 	if (a->kind == DEVICE && !a->ending)
 		sim_uncharge(a->gpu, CHARGE(a->size));
+	if (a->kind == MANAGED)
+		sim_count_managed(-1);
 	if (a->kind != REGISTERED)
 		munmap((void *)a->base, a->size);
 	area_del(&live, a);

@@ -191,7 +191,7 @@ static uint32_t kernel_control(const struct rm_control *c)
 		struct rm_uuid *u = params;
 
 		u->length = 16;
-		sim_uuid_raw(o->gpu, u->data);
+		sim_uuid_raw(sim_at(o->gpu), u->data);
 		return u->flags == RM_UUID_BINARY ? 0 : BAD_ARGUMENT;
 	}
 	if (m == ABSENT)

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,6 +44,53 @@ void sim_unlock(void)
 {
 	flock(fd, LOCK_UN);
 	pthread_mutex_unlock(&mu);
+}
+
+#define RUNNING_LOOK_NS 50000000 /* a wake may be lost with the process that owes it */
+
+static uint32_t *process_word(void)
+{
+	return &sim_st->slot[sim_self].process;
+}
+
+void sim_await_running(void)
+{
+	static const struct timespec look = { 0, RUNNING_LOOK_NS };
+	uint32_t state;
+
+	while (sim_self >= 0 && (state = __atomic_load_n(process_word(), __ATOMIC_ACQUIRE)))
+		syscall(SYS_futex, process_word(), FUTEX_WAIT, state, &look, NULL, 0);
+}
+
+void sim_lock_running(void)
+{
+	sim_lock();
+	while (sim_self >= 0 && *process_word()) {
+		sim_unlock();
+		sim_await_running();
+		sim_lock();
+	}
+}
+
+int sim_at(int gpu)
+{
+	return sim_self < 0 ? gpu : (int)__atomic_load_n(&sim_st->slot[sim_self].at[gpu], __ATOMIC_ACQUIRE);
+}
+
+void sim_count_managed(int delta)
+{
+	sim_lock();
+	if (sim_self >= 0)
+		sim_st->slot[sim_self].managed += (uint32_t)delta;
+	sim_unlock();
+}
+
+void sim_count_exchanged(void)
+{
+	sim_lock();
+	if (sim_self >= 0)
+		sim_st->slot[sim_self].exchanged++;
+	sim_unlock();
 }
 
 const char *sim_state_dir(void)
@@ -334,6 +383,16 @@ static void bury(int i)
 		sim_st->high--;
 }
 
+int sim_slot_of(uint32_t pid)
+{
+	uint32_t theirs;
+
+	for (int i = 0; i < (int)sim_st->high; i++)
+		if (sim_st->slot[i].used && held(i, &theirs) && theirs == pid)
+			return i;
+	return -1;
+}
+
 void sim_bury_dead(void)
 {
 	uint32_t pid;
@@ -396,6 +455,9 @@ int sim_join(uint32_t group)
 	s->group = group;
 	s->pid_ns = stat("/proc/self/ns/pid", &sb) ? 1 : sb.st_ino;
 	s->started = start_ticks();
+	s->uid = (uint32_t)geteuid();
+	for (uint32_t g = 0; g < SIM_MAX_GPUS; g++)
+		s->at[g] = g;
 	tenant_name(s->tenant, sizeof s->tenant);
 	copy_name(s->comm, sizeof s->comm, program_invocation_short_name);
 	if (sim_st->high < (uint32_t)i + 1)
@@ -472,7 +534,7 @@ int sim_bury_pending(int gpu, uint64_t now)
 	return n;
 }
 
-static uint64_t used_locked(int gpu)
+uint64_t sim_used_locked(int gpu)
 {
 	uint64_t sum = 0;
 
@@ -486,11 +548,12 @@ int sim_charge(int gpu, uint64_t bytes)
 {
 	int rc = -1;
 
-	sim_lock();
+	sim_lock_running();
+	gpu = sim_at(gpu);
 	if (sim_self >= 0 && bytes <= sim_st->memory) {
-		if (used_locked(gpu) > sim_st->memory - bytes)
+		if (sim_used_locked(gpu) > sim_st->memory - bytes)
 			sim_bury_dead();
-		if (used_locked(gpu) <= sim_st->memory - bytes) {
+		if (sim_used_locked(gpu) <= sim_st->memory - bytes) {
 			sim_st->slot[sim_self].gpu[gpu].memory += bytes;
 			rc = 0;
 		}
@@ -501,9 +564,9 @@ int sim_charge(int gpu, uint64_t bytes)
 
 void sim_uncharge(int gpu, uint64_t bytes)
 {
-	sim_lock();
+	sim_lock_running();
 	if (sim_self >= 0)
-		sim_st->slot[sim_self].gpu[gpu].memory -= bytes;
+		sim_st->slot[sim_self].gpu[sim_at(gpu)].memory -= bytes;
 	sim_unlock();
 }
 
@@ -513,16 +576,16 @@ uint64_t sim_used(int gpu)
 
 	sim_lock();
 	sim_bury_dead();
-	sum = used_locked(gpu);
+	sum = sim_used_locked(sim_at(gpu));
 	sim_unlock();
 	return sum;
 }
 
 void sim_count_context(int gpu, int delta)
 {
-	sim_lock();
+	sim_lock_running();
 	if (sim_self >= 0)
-		sim_st->slot[sim_self].gpu[gpu].contexts += (uint32_t)delta;
+		sim_st->slot[sim_self].gpu[sim_at(gpu)].contexts += (uint32_t)delta;
 	sim_unlock();
 }
 

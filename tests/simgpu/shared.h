@@ -97,6 +97,15 @@ struct sim_slot {
 	char tenant[20];
 	char comm[20];
 	struct sim_slot_gpu gpu[SIM_MAX_GPUS];
+	uint32_t process;   /* CUprocessState; a futex */
+	uint32_t managed;   /* allocations of managed memory that live */
+	uint32_t exchanged; /* memory of others that it has had, or of its own that it gave away */
+	uint32_t uid;       /* of the user that it runs as */
+	uint32_t at[SIM_MAX_GPUS];   /* where the GPU is that it knows by this index */
+	struct sim_kept {            /* what it had on a GPU when it was checkpointed */
+		uint64_t memory;
+		uint32_t contexts;
+	} kept[SIM_MAX_GPUS];
 };
 
 struct sim_gpu { /* the compute engine */
@@ -148,6 +157,18 @@ _Static_assert(sizeof(struct sim_record) == 64, "record is 64 bytes");
 _Static_assert(sizeof(struct sim_log) == 64, "log header is 64 bytes");
 
 uint64_t sim_now(void); /* CLOCK_MONOTONIC, ns */
+
+/*
+ * A process knows a GPU by the index that it had when the process began. After a restore
+ * on another GPU (checkpoint.c) the same index means that one. All functions here take
+ * the index that the process knows; for a process without a slot both are the same.
+ */
+int sim_at(int gpu);
+/* Waits until this process is neither locked nor checkpointed. */
+void sim_await_running(void);
+/* Counts managed memory, and memory that other processes have too. */
+void sim_count_managed(int delta);
+void sim_count_exchanged(void);
 
 /* Maps the shared state, making it if need be. 0, or -1 with a line on stderr. */
 int sim_open(void);

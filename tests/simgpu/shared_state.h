@@ -16,6 +16,12 @@ void sim_lock(void);
 void sim_unlock(void);
 
 void sim_bury_dead(void);
+/* The slot of a live process, by its pid as this process sees it; -1: none. */
+int sim_slot_of(uint32_t pid);
+/* Of all live processes on a GPU of the node. */
+uint64_t sim_used_locked(int gpu);
+/* sim_lock(), once this process is neither locked nor checkpointed. */
+void sim_lock_running(void);
 /* Drops dead processes that have work pending on a GPU. Returns how many. */
 int sim_bury_pending(int gpu, uint64_t now);
 void sim_record_work(int gpu, int kind, uint64_t submit, uint64_t start, uint64_t end);

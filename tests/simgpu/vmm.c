@@ -244,6 +244,8 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle h,
 			lseek(fd, handle->phys->offset - HEAD_SIZE, SEEK_SET);
 	}
 	pthread_mutex_unlock(&drv_mu);
+	if (fd >= 0)
+		sim_count_exchanged();
 	*(int *)out = fd;
 	return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -271,6 +273,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *o
 		ph->size = head.size;
 		ph->offset = at + HEAD_SIZE;
 		*h = (uintptr_t)ph->handle;
+		sim_count_exchanged();
 	} else {
 		rc = CUDA_ERROR_OUT_OF_MEMORY;
 	}

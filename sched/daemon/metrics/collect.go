@@ -86,6 +86,8 @@ func (x *exposition) gpu(g *api.GPU, turns *Turns) {
 	x.put("nvshare_gpu_info", 1, with(g.Name)...)
 	x.put("nvshare_gpu_mode", 1, with(modeLabel(g.Mode), modeLabel(cmp.Or(g.EffectiveMode, g.Mode)))...)
 	x.put("nvshare_gpu_way", 1, with(g.Way)...)
+	x.put("nvshare_gpu_drained", number(g.Drained), gpu...)
+	x.put("nvshare_gpu_held_clients", float64(g.Held), gpu...)
 	x.put("nvshare_gpu_quantum_seconds", seconds(g.QuantumNs), gpu...)
 
 	states := map[api.ClientState]int{}

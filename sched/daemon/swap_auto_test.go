@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"testing"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/arena"
+)
+
+func TestHalfOfSpare(t *testing.T) {
+	for _, tc := range []struct{ free, total, want uint64 }{
+		{free: 80 * gib, total: 80 * gib, want: 35 * gib},
+		{free: 10*gib + 63*mib, total: 80 * gib, want: 0}, // less than a segment
+		{free: 10 * gib, total: 80 * gib, want: 0},
+		{free: 5 * gib, total: 80 * gib, want: 0},
+		{free: 12*gib + 100*mib, total: 80 * gib, want: gib},
+	} {
+		if got := halfOfSpare(tc.free, tc.total); got != tc.want {
+			t.Errorf("of %d MiB with %d free: %d MiB, want %d", tc.total>>20, tc.free>>20, got>>20, tc.want>>20)
+		}
+	}
+}
+
+// With --swap-memory auto nothing of the host's memory is taken before somebody needs it.
+func TestSwapMemoryAuto(t *testing.T) {
+	if pages, _, known := (arena.Kernel{}).Free(); !known || halfOfSpare(pages, arena.Total()) < gib {
+		t.Skip("this host has less than 2 GiB to spare")
+	}
+	s := start(t, t.TempDir(), func(o *Options) { o.SwapAuto, o.SwapShare = true, 10 })
+	g := s.status().Gpus[0].Swap
+	if g == nil || g.ArenaLimitBytes < gib/2 || g.ArenaLimitBytes > arena.Total()/2 || g.ArenaUsedBytes != 0 || g.ArenaReadyBytes != 0 {
+		t.Fatalf("of %d MiB: %v", arena.Total()>>20, g)
+	}
+	a, b := newSwapper(t, s), newSwapper(t, s)
+	a.allocates(600 * mib)
+	b.allocates(600 * mib)
+	a.awaitArena(256 * mib)
+}
+
+// Host memory that processes have kept over a restart of the scheduler counts as free, so
+// that --swap-memory auto is no less after the restart; that of dead processes does not.
+func TestHeldBefore(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir, swapping)
+	a, b := newSwapper(t, s), newSwapper(t, s)
+	a.allocates(600 * mib)
+	b.allocates(600 * mib)
+	s.await("both have host memory", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaBytes == 512*mib })
+	s.stop()
+	if n := heldBefore(dir, s.bootID, s.peers); n != 512*mib {
+		t.Errorf("%d MiB", n>>20)
+	}
+	if n := heldBefore(dir, "another boot", s.peers); n != 0 {
+		t.Errorf("%d MiB since another boot", n>>20)
+	}
+	a.proc.kill()
+	if n := heldBefore(dir, s.bootID, s.peers); n != 256*mib {
+		t.Errorf("%d MiB, with one dead", n>>20)
+	}
+}

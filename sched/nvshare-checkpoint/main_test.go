@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/checkpoint"
+)
+
+// node is a simulated GPU with one process that uses it, and with the program.
+type node struct {
+	*testing.T
+	checkpoint.Runner
+	faults string // a file: which calls fail
+	busy   *exec.Cmd
+	says   *bufio.Scanner
+}
+
+// newNode needs what `make simgpu` builds.
+func newNode(t *testing.T) *node {
+	t.Helper()
+	simgpu := os.Getenv("NVSHARE_TEST_SIMGPU")
+	if simgpu == "" {
+		t.Skip("NVSHARE_TEST_SIMGPU is not set")
+	}
+	dir := t.TempDir()
+	n := &node{T: t, faults: filepath.Join(dir, "checkpoint")}
+	n.Program = filepath.Join(t.TempDir(), checkpoint.Name)
+	n.Env = []string{"NVSHARE_SIMGPU_DIR=" + dir, "LD_LIBRARY_PATH=" + simgpu}
+	build := exec.Command("go", "build", "-o", n.Program, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	n.check(os.WriteFile(filepath.Join(dir, "config"), []byte("gpus=2\nmemory_mib=64\n"), 0o644))
+	n.busy = exec.Command(filepath.Join(filepath.Dir(simgpu), "bin", "cuda-busy"), "--tenant", "a", "--kernel-us", "500", "--depth", "4", "--report-ms", "10")
+	n.busy.Env = append(os.Environ(), n.Env...)
+	n.busy.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	r, err := n.busy.StdoutPipe()
+	n.check(err)
+	n.says = bufio.NewScanner(r)
+	n.check(n.busy.Start())
+	t.Cleanup(func() { _ = n.busy.Process.Kill(); _ = n.busy.Wait() })
+	n.works()
+	return n
+}
+
+func (n *node) check(err error) {
+	n.Helper()
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// works waits for a sign of life.
+func (n *node) works() {
+	n.Helper()
+	if !n.says.Scan() {
+		n.Fatal("the process has ended")
+	}
+}
+
+func (n *node) pid() int { return n.busy.Process.Pid }
+
+func (n *node) fails(what string) {
+	n.Helper()
+	n.check(os.WriteFile(n.faults, []byte(what+"\n"), 0o644))
+}
+
+func (n *node) is(want checkpoint.State) {
+	n.Helper()
+	if got, err := n.State(context.Background(), n.pid()); err != nil || got != want {
+		n.Fatalf("the process is %v (%v), not %v", got, err, want)
+	}
+}
+
+func (n *node) refused(err error, step string, code int) *checkpoint.Error {
+	n.Helper()
+	var e *checkpoint.Error
+	if !errors.As(err, &e) || e.Step != step || e.Code != code {
+		n.Fatalf("%+v, want %s to fail with %d", err, step, code)
+	}
+	return e
+}
+
+// A process goes off and comes back, also on another GPU. What is repeated does no harm.
+func TestOffAndOn(t *testing.T) {
+	n, ctx := newNode(t), context.Background()
+	n.is(checkpoint.Running)
+	uuids := []string{"GPU-51600000-0000-4000-8000-000000000000", "GPU-51600000-0000-4000-8000-000000000001"}
+	for _, pairs := range [][]checkpoint.Pair{nil, {{Old: uuids[0], New: uuids[1]}, {Old: uuids[1], New: uuids[0]}}} {
+		for range 2 {
+			n.check(n.Off(ctx, n.pid()))
+			n.is(checkpoint.Checkpointed)
+		}
+		for range 2 {
+			n.check(n.On(ctx, n.pid(), pairs))
+			n.is(checkpoint.Running)
+		}
+		n.works()
+	}
+	e := n.refused(n.Off(ctx, os.Getpid()), "state", 1)
+	if !strings.Contains(e.Error(), "CUDA error 1: invalid argument") {
+		t.Error(e)
+	}
+}
+
+// A call that fails leaves the process running, or checkpointed.
+func TestRefused(t *testing.T) {
+	n, ctx := newNode(t), context.Background()
+	n.fails("checkpoint 801")
+	n.refused(n.Off(ctx, n.pid()), "checkpoint", 801)
+	n.is(checkpoint.Running)
+	n.works()
+	n.fails("restore 2")
+	n.check(n.Off(ctx, n.pid()))
+	if e := n.refused(n.On(ctx, n.pid(), nil), "restore", 2); !e.NoRoom() || e.State != checkpoint.Checkpointed {
+		t.Error(e)
+	}
+	n.fails("restore fail")
+	if e := n.refused(n.On(ctx, n.pid(), nil), "restore", 999); e.NoRoom() || e.State != checkpoint.Failed {
+		t.Error(e)
+	}
+}
+
+// A call that hangs is ended. The next program goes on from where that one was.
+func TestHangs(t *testing.T) {
+	n, ctx := newNode(t), context.Background()
+	n.fails("checkpoint hang")
+	n.Limit = 500 * time.Millisecond
+	var e *checkpoint.Error
+	for state := checkpoint.Running; state == checkpoint.Running; { // on a slow machine it is ended before the call
+		if err := n.Off(ctx, n.pid()); !errors.As(err, &e) || !e.Timeout {
+			t.Fatal(err)
+		}
+		var err error
+		state, err = checkpoint.Runner{Program: n.Program, Env: n.Env}.State(ctx, n.pid())
+		n.check(err)
+	}
+	n.Limit = 0
+	n.is(checkpoint.Locked)
+	n.fails("")
+	n.check(n.Off(ctx, n.pid()))
+	n.is(checkpoint.Checkpointed)
+	n.check(n.On(ctx, n.pid(), nil))
+	n.works()
+}
+
+// Without the driver, or the program, it says so.
+func TestNoDriver(t *testing.T) {
+	n := newNode(t)
+	if _, err := (checkpoint.Runner{}).State(context.Background(), 1); !errors.Is(err, checkpoint.ErrNone) {
+		t.Error(err)
+	}
+	out, err := exec.Command(n.Program, "off", "1", "--library", "/nonexistent/libcuda.so.1").Output()
+	if err == nil || !strings.Contains(string(out), "load the driver's library") {
+		t.Errorf("%s, %v", out, err)
+	}
+	for _, args := range [][]string{{"off"}, {"off", "x"}, {"sleep", "1"}, {"on", "1", "--pair", "GPU-1"}} {
+		var exit *exec.ExitError
+		if err := exec.Command(n.Program, args...).Run(); !errors.As(err, &exit) || exit.ExitCode() != exitUsage {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+}
