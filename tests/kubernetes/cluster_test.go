@@ -370,11 +370,12 @@ func churn(t *testing.T) {
 	})
 }
 
+// podCgroups counts the cgroups of this node's pods. Others on the machine may have some, too.
 func podCgroups(t *testing.T) (n int) {
 	t.Helper()
 	seen := map[string]bool{}
 	check(t, filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), "pod") && strings.Contains(path, "kubepods") {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), "pod") && strings.Contains(path, shared.Cgroup()+"/kubepods") {
 			seen[d.Name()] = true
 			return fs.SkipDir
 		}
