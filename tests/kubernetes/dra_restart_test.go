@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -196,22 +195,21 @@ func draSurge(t *testing.T) {
 	ctx := within(t)
 	kubectl(t, ctx, "apply", "-k", "simgpu-dra/surge")
 	rolledOut(t, ctx)
+	registered := func() []string {
+		sockets, err := filepath.Glob("/var/lib/kubelet/plugins_registry/nvshare.com-*reg.sock")
+		check(t, err)
+		return sockets
+	}
+	var before []string
+	await(t, ctx, "one driver", func() error {
+		if before = registered(); len(before) != 1 {
+			return fmt.Errorf("the kubelet knows %v", before)
+		}
+		return nil
+	})
 	accepts := shared.PluginAccepts()
 	draReplaced(t, func(ctx context.Context) {
 		kubectl(t, ctx, "rollout", "restart", "-n", "nvshare-system", "daemonset/nvshare")
-		registered := func() map[string]bool {
-			sockets, err := filepath.Glob("/var/lib/kubelet/plugins_registry/nvshare.com-*reg.sock")
-			check(t, err)
-			now := map[string]bool{}
-			for _, s := range sockets {
-				now[s] = true
-			}
-			return now
-		}
-		before := registered()
-		if len(before) != 1 {
-			t.Errorf("before the upgrade the kubelet knows the drivers %v", before)
-		}
 		both := false
 		await(t, ctx, "the next driver alone", func() error {
 			now := registered()
@@ -219,7 +217,7 @@ func draSurge(t *testing.T) {
 			if len(now) == 0 {
 				t.Fatal("the kubelet has no driver")
 			}
-			if len(now) != 1 || now[slices.Collect(maps.Keys(before))[0]] {
+			if len(now) != 1 || now[0] == before[0] {
 				return fmt.Errorf("the kubelet knows %v", now)
 			}
 			return nil
