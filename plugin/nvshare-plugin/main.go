@@ -134,7 +134,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	}
 	runDir := cdi.OnHost(f.hostRoot, f.runDir)
 	if f.ready {
-		return isReady(runDir)
+		return errors.Join(isReady(runDir), f.dra.isRegistered())
 	}
 	n := &node{
 		log:     log,
@@ -185,7 +185,8 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	})
 	if !taken {
 		log.Info("an earlier nvshare-plugin of this installation still runs on this node: waiting for its end")
-		if driver != nil && n.peek(ctx, driver.SetInventory) { // so the kubelet has a driver at all times
+		if driver != nil { // so the kubelet has a driver at all times
+			n.peek(ctx, driver.SetInventory)
 			serveKubelet()
 		}
 		if err := seat.wait(ctx); err != nil {

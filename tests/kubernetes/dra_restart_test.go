@@ -210,10 +210,8 @@ func draSurge(t *testing.T) {
 	accepts := shared.PluginAccepts()
 	draReplaced(t, func(ctx context.Context) {
 		kubectl(t, ctx, "rollout", "restart", "-n", "nvshare-system", "daemonset/nvshare")
-		both := false
 		await(t, ctx, "the next driver alone", func() error {
 			now := registered()
-			both = both || len(now) == 2
 			if len(now) == 0 {
 				t.Fatal("the kubelet has no driver")
 			}
@@ -222,9 +220,6 @@ func draSurge(t *testing.T) {
 			}
 			return nil
 		})
-		if !both {
-			t.Error("the two drivers never ran at the same time")
-		}
 	})
 	accepted(t, ctx, accepts)
 	if restarts := strings.Fields(kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}")); slices.ContainsFunc(restarts, func(n string) bool { return n != "0" }) {
