@@ -132,7 +132,9 @@ func (d *Driver) Run(ctx context.Context) error {
 	helper, err := kubeletplugin.Start(ctx, d,
 		kubeletplugin.DriverName(DriverName), kubeletplugin.KubeClient(d.Client), kubeletplugin.NodeName(d.NodeName),
 		kubeletplugin.RegistrarDirectoryPath(d.Registry), kubeletplugin.PluginDataDirectoryPath(d.Directory),
-		kubeletplugin.RollingUpdate(d.PodUID), kubeletplugin.GRPCInterceptor(d.metrics.intercept), kubeletplugin.GRPCVerbosity(-1))
+		kubeletplugin.RollingUpdate(d.PodUID),
+		kubeletplugin.Serialize(false), // the store does, so that claims are read from the API server at the same time
+		kubeletplugin.GRPCInterceptor(d.metrics.intercept), kubeletplugin.GRPCVerbosity(-1))
 	if err != nil {
 		return fmt.Errorf("serve the kubelet: %w (--dra needs the directories %s and %s, at the same paths as on the host)", err, d.Registry, d.Directory)
 	}

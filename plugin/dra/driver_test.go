@@ -5,11 +5,14 @@ package dra
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -102,20 +105,22 @@ func serveBeside(t testing.TB, dir string, client *fake.Clientset, pod types.UID
 }
 
 // prepare has the kubelet ask for a claim.
-func (s *served) prepare(t testing.TB, c *resourceapi.ResourceClaim) error {
-	t.Helper()
+func (s *served) prepare(c *resourceapi.ResourceClaim) error {
 	r, err := s.kubelet.NodePrepareResources(context.Background(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}})
-	check(t, err)
+	if err != nil {
+		return err
+	}
 	if e := r.Claims[string(c.UID)].GetError(); e != "" {
 		return errors.New(e)
 	}
 	return nil
 }
 
-func (s *served) unprepare(t testing.TB, c *resourceapi.ResourceClaim) error {
-	t.Helper()
+func (s *served) unprepare(c *resourceapi.ResourceClaim) error {
 	r, err := s.kubelet.NodeUnprepareResources(context.Background(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}})
-	check(t, err)
+	if err != nil {
+		return err
+	}
 	if e := r.Claims[string(c.UID)].GetError(); e != "" {
 		return errors.New(e)
 	}
@@ -235,6 +240,49 @@ func TestServesTheKubelet(t *testing.T) {
 	}
 }
 
+// The kubelet asks for many claims at the same time. Each is prepared once, and no GPU is
+// promised twice.
+func TestManyAtOnce(t *testing.T) {
+	const fit, more = 10, 6 // claims
+	dir := shortDir(t)
+	var claims []*resourceapi.ResourceClaim
+	for i := range fit + more {
+		claims = append(claims, claimOf(uid(i+1), part(name0, fmt.Sprint("s", i), "10", "1Gi")))
+		claims[i].Name = string(claims[i].UID)
+	}
+	s := serve(t, dir, claims...)
+	defer s.stop()
+	var refused atomic.Int32
+	var all sync.WaitGroup
+	for _, c := range claims {
+		for range 2 {
+			all.Go(func() {
+				if err := s.prepare(c); err != nil {
+					refused.Add(1)
+					if !strings.Contains(err.Error(), "110 %") {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
+	if n := refused.Load(); n != 2*more || len(s.store.Records()) != fit {
+		t.Errorf("%d requests are refused, and %d claims are prepared; want %d, %d", n, len(s.store.Records()), 2*more, fit)
+	}
+	for _, c := range claims {
+		all.Go(func() {
+			if err := s.unprepare(c); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if left := files(t, filepath.Join(dir, "driver", "claims")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
 // devicesIn returns the names of the published devices.
 func devicesIn(t testing.TB, client *fake.Clientset) (names []string) {
 	t.Helper()
@@ -261,12 +309,12 @@ func TestRollingUpdate(t *testing.T) {
 	old := serveBeside(t, dir, client, "old")
 	old.Lead()
 	await(t, "both GPUs are published", func() bool { return slices.Equal(devicesIn(t, client), []string{name0, name1}) })
-	check(t, old.prepare(t, claims[0]))
+	check(t, old.prepare(claims[0]))
 
 	// The next one comes, knows another number of GPUs, and publishes nothing yet.
 	next := serveBeside(t, dir, client, "next")
 	next.SetInventory(inventory(t, twoGPUs()[:1]))
-	check(t, next.prepare(t, claims[1]))
+	check(t, next.prepare(claims[1]))
 	for name, d := range map[string]*served{"old": old, "next": next} {
 		for _, c := range claims[:2] {
 			if _, known := d.Claims().ByDevice(string(c.UID) + "-" + name0 + "-" + string(*c.Status.Allocation.Devices.Results[0].ShareID)); !known {
@@ -274,16 +322,16 @@ func TestRollingUpdate(t *testing.T) {
 			}
 		}
 	}
-	if err := old.prepare(t, claims[2]); err == nil || !strings.Contains(err.Error(), "120 %") {
+	if err := old.prepare(claims[2]); err == nil || !strings.Contains(err.Error(), "120 %") {
 		t.Errorf("a third time 40 %% of one GPU: %v", err)
 	}
 	token := next.store.Records()[1].Shares[0].Token
-	if err := old.prepare(t, claims[1]); err != nil || old.store.Records()[1].Shares[0].Token != token {
+	if err := old.prepare(claims[1]); err != nil || old.store.Records()[1].Shares[0].Token != token {
 		t.Errorf("prepared again by the other driver: %v, and a token of its own", err)
 	}
-	check(t, next.unprepare(t, claims[0]))
-	check(t, old.prepare(t, claims[2]))
-	check(t, old.unprepare(t, claims[1]))
+	check(t, next.unprepare(claims[0]))
+	check(t, old.prepare(claims[2]))
+	check(t, old.unprepare(claims[1]))
 	if got := devicesIn(t, client); !slices.Equal(got, []string{name0, name1}) {
 		t.Errorf("published while two run: %v", got)
 	}
@@ -299,11 +347,11 @@ func TestRollingUpdate(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(dir, "registry", "*")); err != nil || len(left) != 1 || !strings.Contains(left[0], "next") {
 		t.Errorf("sockets for the kubelet: %v (%v)", left, err)
 	}
-	check(t, next.prepare(t, claims[3]))
-	check(t, next.unprepare(t, claims[2]))
-	check(t, next.unprepare(t, claims[3]))
+	check(t, next.prepare(claims[3]))
+	check(t, next.unprepare(claims[2]))
+	check(t, next.unprepare(claims[3]))
 	next.stop()
-	if left := slices.DeleteFunc(files(t, dir), func(name string) bool { return name == "serialize.lock" }); len(left) > 0 {
+	if left := files(t, dir); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
 }

@@ -20,15 +20,15 @@ func TestMetrics(t *testing.T) {
 	}
 	s := serve(t, dir, fits, tooMuch, noSpec)
 	defer s.stop()
-	check(t, s.prepare(t, fits))
-	if s.prepare(t, tooMuch) == nil {
+	check(t, s.prepare(fits))
+	if s.prepare(tooMuch) == nil {
 		t.Error("110 % of a GPU are prepared")
 	}
-	check(t, s.unprepare(t, claimOf(uid(3))))
+	check(t, s.unprepare(claimOf(uid(3))))
 	d := s.Driver
 	check(t, os.RemoveAll(d.CDIDir))
 	check(t, os.WriteFile(d.CDIDir, nil, 0o644))
-	if s.prepare(t, noSpec) == nil {
+	if s.prepare(noSpec) == nil {
 		t.Error("prepared without a directory for CDI specs")
 	}
 	want := `# HELP nvshare_dra_node_prepare_errors_total Claims that the driver could not prepare.
