@@ -245,6 +245,59 @@ func (ClientState) EnumDescriptor() ([]byte, []int) {
 	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
 }
 
+// ContextState says where the context of a suspended process is.
+type ContextState int32
+
+const (
+	ContextState_CONTEXT_STATE_PRESENT   ContextState = 0
+	ContextState_CONTEXT_STATE_LEAVING   ContextState = 1 // the driver is about to take it off the GPU
+	ContextState_CONTEXT_STATE_AWAY      ContextState = 2 // nothing of the process is on any GPU
+	ContextState_CONTEXT_STATE_RETURNING ContextState = 3 // the driver restores it
+)
+
+// Enum value maps for ContextState.
+var (
+	ContextState_name = map[int32]string{
+		0: "CONTEXT_STATE_PRESENT",
+		1: "CONTEXT_STATE_LEAVING",
+		2: "CONTEXT_STATE_AWAY",
+		3: "CONTEXT_STATE_RETURNING",
+	}
+	ContextState_value = map[string]int32{
+		"CONTEXT_STATE_PRESENT":   0,
+		"CONTEXT_STATE_LEAVING":   1,
+		"CONTEXT_STATE_AWAY":      2,
+		"CONTEXT_STATE_RETURNING": 3,
+	}
+)
+
+func (x ContextState) Enum() *ContextState {
+	p := new(ContextState)
+	*p = x
+	return p
+}
+
+func (x ContextState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ContextState) Descriptor() protoreflect.EnumDescriptor {
+	return file_sched_api_control_proto_enumTypes[4].Descriptor()
+}
+
+func (ContextState) Type() protoreflect.EnumType {
+	return &file_sched_api_control_proto_enumTypes[4]
+}
+
+func (x ContextState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ContextState.Descriptor instead.
+func (ContextState) EnumDescriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+}
+
 type EventType int32
 
 const (
@@ -271,6 +324,7 @@ const (
 	EventType_EVENT_TYPE_UNFENCE       EventType = 20 // a fenced client has released the GPU, or is dead
 	EventType_EVENT_TYPE_UNMANAGED     EventType = 21 // a process uses the GPU and is no client
 	EventType_EVENT_TYPE_SUSPEND       EventType = 23 // a client's memory is to leave until the client has a grant again
+	EventType_EVENT_TYPE_CONTEXT       EventType = 24 // a process has left the GPU with its context, has come back, or cannot
 	EventType_EVENT_TYPE_OVERLAP       EventType = 22 // an overlap group begins or ends, or its MPS daemon or server has ended
 )
 
@@ -300,6 +354,7 @@ var (
 		20: "EVENT_TYPE_UNFENCE",
 		21: "EVENT_TYPE_UNMANAGED",
 		23: "EVENT_TYPE_SUSPEND",
+		24: "EVENT_TYPE_CONTEXT",
 		22: "EVENT_TYPE_OVERLAP",
 	}
 	EventType_value = map[string]int32{
@@ -326,6 +381,7 @@ var (
 		"EVENT_TYPE_UNFENCE":       20,
 		"EVENT_TYPE_UNMANAGED":     21,
 		"EVENT_TYPE_SUSPEND":       23,
+		"EVENT_TYPE_CONTEXT":       24,
 		"EVENT_TYPE_OVERLAP":       22,
 	}
 )
@@ -341,11 +397,11 @@ func (x EventType) String() string {
 }
 
 func (EventType) Descriptor() protoreflect.EnumDescriptor {
-	return file_sched_api_control_proto_enumTypes[4].Descriptor()
+	return file_sched_api_control_proto_enumTypes[5].Descriptor()
 }
 
 func (EventType) Type() protoreflect.EnumType {
-	return &file_sched_api_control_proto_enumTypes[4]
+	return &file_sched_api_control_proto_enumTypes[5]
 }
 
 func (x EventType) Number() protoreflect.EnumNumber {
@@ -354,7 +410,7 @@ func (x EventType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventType.Descriptor instead.
 func (EventType) EnumDescriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 // A status that is too large for one message comes in pieces; Conn.Status asks for
@@ -1699,8 +1755,12 @@ type Client struct {
 	Controls        *Controls  `protobuf:"bytes,35,opt,name=controls,proto3" json:"controls,omitempty"`               // absent: the shim has not said yet
 	Preemptions     uint64     `protobuf:"varint,36,opt,name=preemptions,proto3" json:"preemptions,omitempty"`        // of its grants, those that ended with work left
 	Suspended       bool       `protobuf:"varint,37,opt,name=suspended,proto3" json:"suspended,omitempty"`            // its memory left the GPU, or is leaving, until it has a grant
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Where the process is, with its context (--checkpoint):
+	Context        ContextState `protobuf:"varint,38,opt,name=context,proto3,enum=nvshare.v1.ContextState" json:"context,omitempty"`
+	ContextProblem string       `protobuf:"bytes,39,opt,name=context_problem,json=contextProblem,proto3" json:"context_problem,omitempty"` // it keeps its context, or cannot come back: why; empty: no attempt has failed
+	RestoreNs      int64        `protobuf:"varint,40,opt,name=restore_ns,json=restoreNs,proto3" json:"restore_ns,omitempty"`               // its latest restore; 0: none
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Client) Reset() {
@@ -1990,6 +2050,27 @@ func (x *Client) GetSuspended() bool {
 		return x.Suspended
 	}
 	return false
+}
+
+func (x *Client) GetContext() ContextState {
+	if x != nil {
+		return x.Context
+	}
+	return ContextState_CONTEXT_STATE_PRESENT
+}
+
+func (x *Client) GetContextProblem() string {
+	if x != nil {
+		return x.ContextProblem
+	}
+	return ""
+}
+
+func (x *Client) GetRestoreNs() int64 {
+	if x != nil {
+		return x.RestoreNs
+	}
+	return 0
 }
 
 // Controls says what the GPU's own scheduler lets a process do, as the shim has tried it:
@@ -2838,7 +2919,8 @@ type Suspended struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // that were on the GPU; Resume: that are away from it
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`     // that were on the GPU; Resume: that are away from it
+	Context       bool                   `protobuf:"varint,4,opt,name=context,proto3" json:"context,omitempty"` // the contexts of its processes are to leave the GPU too
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2892,6 +2974,13 @@ func (x *Suspended) GetBytes() uint64 {
 		return x.Bytes
 	}
 	return 0
+}
+
+func (x *Suspended) GetContext() bool {
+	if x != nil {
+		return x.Context
+	}
+	return false
 }
 
 type SetMemoryLimitRequest struct {
@@ -4550,7 +4639,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xa2\t\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x9e\n" +
+	"\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x10\n" +
@@ -4597,7 +4687,11 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bslice_ns\x18\" \x01(\x03R\asliceNs\x120\n" +
 	"\bcontrols\x18# \x01(\v2\x14.nvshare.v1.ControlsR\bcontrols\x12 \n" +
 	"\vpreemptions\x18$ \x01(\x04R\vpreemptions\x12\x1c\n" +
-	"\tsuspended\x18% \x01(\bR\tsuspended\"\x9a\x01\n" +
+	"\tsuspended\x18% \x01(\bR\tsuspended\x122\n" +
+	"\acontext\x18& \x01(\x0e2\x18.nvshare.v1.ContextStateR\acontext\x12'\n" +
+	"\x0fcontext_problem\x18' \x01(\tR\x0econtextProblem\x12\x1d\n" +
+	"\n" +
+	"restore_ns\x18( \x01(\x03R\trestoreNs\"\x9a\x01\n" +
 	"\bControls\x12\x16\n" +
 	"\x06slices\x18\x01 \x01(\tR\x06slices\x12\x1a\n" +
 	"\bchannels\x18\x02 \x01(\tR\bchannels\x12\x16\n" +
@@ -4671,11 +4765,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x0fSuspendResponse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12)\n" +
-	"\x04gpus\x18\x03 \x03(\v2\x15.nvshare.v1.SuspendedR\x04gpus\"K\n" +
+	"\x04gpus\x18\x03 \x03(\v2\x15.nvshare.v1.SuspendedR\x04gpus\"e\n" +
 	"\tSuspended\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"|\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x18\n" +
+	"\acontext\x18\x04 \x01(\bR\acontext\"|\n" +
 	"\x15SetMemoryLimitRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
 	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
@@ -4842,7 +4937,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x06*\xbe\x04\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x06*y\n" +
+	"\fContextState\x12\x19\n" +
+	"\x15CONTEXT_STATE_PRESENT\x10\x00\x12\x19\n" +
+	"\x15CONTEXT_STATE_LEAVING\x10\x01\x12\x16\n" +
+	"\x12CONTEXT_STATE_AWAY\x10\x02\x12\x1b\n" +
+	"\x17CONTEXT_STATE_RETURNING\x10\x03*\xd6\x04\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
@@ -4868,6 +4968,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
 	"\x14EVENT_TYPE_UNMANAGED\x10\x15\x12\x16\n" +
 	"\x12EVENT_TYPE_SUSPEND\x10\x17\x12\x16\n" +
+	"\x12EVENT_TYPE_CONTEXT\x10\x18\x12\x16\n" +
 	"\x12EVENT_TYPE_OVERLAP\x10\x162\x89\a\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
@@ -4895,146 +4996,148 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 	return file_sched_api_control_proto_rawDescData
 }
 
-var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
 var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
 	(MemoryMode)(0),                   // 2: nvshare.v1.MemoryMode
 	(ClientState)(0),                  // 3: nvshare.v1.ClientState
-	(EventType)(0),                    // 4: nvshare.v1.EventType
-	(*StatusRequest)(nil),             // 5: nvshare.v1.StatusRequest
-	(*StatusResponse)(nil),            // 6: nvshare.v1.StatusResponse
-	(*View)(nil),                      // 7: nvshare.v1.View
-	(*Others)(nil),                    // 8: nvshare.v1.Others
-	(*Unmanaged)(nil),                 // 9: nvshare.v1.Unmanaged
-	(*Setting)(nil),                   // 10: nvshare.v1.Setting
-	(*Piece)(nil),                     // 11: nvshare.v1.Piece
-	(*GPU)(nil),                       // 12: nvshare.v1.GPU
-	(*Spread)(nil),                    // 13: nvshare.v1.Spread
-	(*GPUModel)(nil),                  // 14: nvshare.v1.GPUModel
-	(*Swap)(nil),                      // 15: nvshare.v1.Swap
-	(*Promise)(nil),                   // 16: nvshare.v1.Promise
-	(*Client)(nil),                    // 17: nvshare.v1.Client
-	(*Controls)(nil),                  // 18: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 19: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 20: nvshare.v1.Container
-	(*Share)(nil),                     // 21: nvshare.v1.Share
-	(*SetRequest)(nil),                // 22: nvshare.v1.SetRequest
-	(*DrainRequest)(nil),              // 23: nvshare.v1.DrainRequest
-	(*DrainResponse)(nil),             // 24: nvshare.v1.DrainResponse
-	(*SetResponse)(nil),               // 25: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 26: nvshare.v1.Change
-	(*SuspendRequest)(nil),            // 27: nvshare.v1.SuspendRequest
-	(*SuspendResponse)(nil),           // 28: nvshare.v1.SuspendResponse
-	(*Suspended)(nil),                 // 29: nvshare.v1.Suspended
-	(*SetMemoryLimitRequest)(nil),     // 30: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 31: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 32: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 33: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 34: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 35: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 36: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 37: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 38: nvshare.v1.DescribeContainerResponse
-	(*JoinOverlapRequest)(nil),        // 39: nvshare.v1.JoinOverlapRequest
-	(*JoinOverlapResponse)(nil),       // 40: nvshare.v1.JoinOverlapResponse
-	(*ForgetContainerRequest)(nil),    // 41: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 42: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 43: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 44: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 45: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 46: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 47: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 48: nvshare.v1.Event
+	(ContextState)(0),                 // 4: nvshare.v1.ContextState
+	(EventType)(0),                    // 5: nvshare.v1.EventType
+	(*StatusRequest)(nil),             // 6: nvshare.v1.StatusRequest
+	(*StatusResponse)(nil),            // 7: nvshare.v1.StatusResponse
+	(*View)(nil),                      // 8: nvshare.v1.View
+	(*Others)(nil),                    // 9: nvshare.v1.Others
+	(*Unmanaged)(nil),                 // 10: nvshare.v1.Unmanaged
+	(*Setting)(nil),                   // 11: nvshare.v1.Setting
+	(*Piece)(nil),                     // 12: nvshare.v1.Piece
+	(*GPU)(nil),                       // 13: nvshare.v1.GPU
+	(*Spread)(nil),                    // 14: nvshare.v1.Spread
+	(*GPUModel)(nil),                  // 15: nvshare.v1.GPUModel
+	(*Swap)(nil),                      // 16: nvshare.v1.Swap
+	(*Promise)(nil),                   // 17: nvshare.v1.Promise
+	(*Client)(nil),                    // 18: nvshare.v1.Client
+	(*Controls)(nil),                  // 19: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 20: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 21: nvshare.v1.Container
+	(*Share)(nil),                     // 22: nvshare.v1.Share
+	(*SetRequest)(nil),                // 23: nvshare.v1.SetRequest
+	(*DrainRequest)(nil),              // 24: nvshare.v1.DrainRequest
+	(*DrainResponse)(nil),             // 25: nvshare.v1.DrainResponse
+	(*SetResponse)(nil),               // 26: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 27: nvshare.v1.Change
+	(*SuspendRequest)(nil),            // 28: nvshare.v1.SuspendRequest
+	(*SuspendResponse)(nil),           // 29: nvshare.v1.SuspendResponse
+	(*Suspended)(nil),                 // 30: nvshare.v1.Suspended
+	(*SetMemoryLimitRequest)(nil),     // 31: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 32: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 33: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 34: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 35: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 36: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 37: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 38: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 39: nvshare.v1.DescribeContainerResponse
+	(*JoinOverlapRequest)(nil),        // 40: nvshare.v1.JoinOverlapRequest
+	(*JoinOverlapResponse)(nil),       // 41: nvshare.v1.JoinOverlapResponse
+	(*ForgetContainerRequest)(nil),    // 42: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 43: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 44: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 45: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 46: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 47: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 48: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 49: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	12, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	20, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	11, // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
-	9,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
-	10, // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
-	7,  // 5: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
-	20, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
-	20, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	20, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	21, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	13, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	21, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	12, // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	10, // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
+	11, // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
+	8,  // 5: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
+	21, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
+	21, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	21, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	22, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
 	0,  // 10: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	17, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	19, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	18, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	20, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 13: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	45, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	16, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	15, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	14, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
-	8,  // 18: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
-	13, // 19: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
-	13, // 20: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
-	13, // 21: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
-	20, // 22: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	20, // 23: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	46, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	17, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	16, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	15, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
+	9,  // 18: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
+	14, // 19: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
+	14, // 20: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
+	14, // 21: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
+	21, // 22: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	21, // 23: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
 	3,  // 24: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
 	2,  // 25: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	18, // 26: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	20, // 27: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	21, // 28: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 29: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 30: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 31: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	26, // 32: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 33: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 34: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	20, // 35: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
-	29, // 36: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
-	20, // 37: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	32, // 38: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 39: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 40: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	20, // 41: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	35, // 42: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	21, // 43: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	21, // 44: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	20, // 45: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	37, // 46: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	20, // 47: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	20, // 48: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	35, // 49: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	20, // 50: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	21, // 51: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	13, // 52: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
-	4,  // 53: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	48, // 54: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 55: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	20, // 56: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 57: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	22, // 58: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	23, // 59: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	30, // 60: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	33, // 61: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	27, // 62: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	27, // 63: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
-	36, // 64: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	39, // 65: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	41, // 66: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	43, // 67: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	46, // 68: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 69: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	25, // 70: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	24, // 71: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	31, // 72: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	34, // 73: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	28, // 74: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	28, // 75: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
-	38, // 76: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	40, // 77: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	42, // 78: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	44, // 79: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	47, // 80: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	69, // [69:81] is the sub-list for method output_type
-	57, // [57:69] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	19, // 26: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	4,  // 27: nvshare.v1.Client.context:type_name -> nvshare.v1.ContextState
+	21, // 28: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	22, // 29: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 30: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 31: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 32: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	27, // 33: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 34: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 35: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	21, // 36: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
+	30, // 37: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
+	21, // 38: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	33, // 39: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 40: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 41: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	21, // 42: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	36, // 43: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	22, // 44: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	22, // 45: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	21, // 46: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	38, // 47: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	21, // 48: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	21, // 49: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	36, // 50: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	21, // 51: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	22, // 52: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	14, // 53: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
+	5,  // 54: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	49, // 55: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	5,  // 56: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	21, // 57: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	6,  // 58: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	23, // 59: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	24, // 60: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	31, // 61: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	34, // 62: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	28, // 63: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	28, // 64: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	37, // 65: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	40, // 66: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	42, // 67: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	44, // 68: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	47, // 69: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	7,  // 70: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	26, // 71: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	25, // 72: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	32, // 73: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	35, // 74: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	29, // 75: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	29, // 76: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	39, // 77: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	41, // 78: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	43, // 79: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	45, // 80: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	48, // 81: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	70, // [70:82] is the sub-list for method output_type
+	58, // [58:70] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -5050,7 +5153,7 @@ func file_sched_api_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
-			NumEnums:      5,
+			NumEnums:      6,
 			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,

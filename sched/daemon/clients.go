@@ -32,6 +32,7 @@ type client struct {
 	reg      wire.Register // of the latest conn
 	attached map[*gpu]*attachment
 	canMove  bool // its shim can move memory; of the latest conn
+	away     absence
 }
 
 // attachment is a client's use of one GPU.
@@ -85,6 +86,9 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 	case wire.TypeAttach:
 		d.attach(c, f, false)
 		return
+	case wire.TypeSuspended:
+		d.suspended(c, f)
+		return
 	}
 	att := c.channels[f.Channel]
 	if p := c.waiting[f.Channel]; att == nil && p != nil {
@@ -118,6 +122,7 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 			Preempted: f.Released.Flags&wire.ReleasedPreempted != 0,
 			Calls:     f.Released.Calls,
 		})
+		d.considerLeaving(c.client)
 	case wire.TypeStats:
 		called := f.Stats.Calls != att.stats.Calls
 		att.stats = f.Stats
@@ -135,6 +140,7 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 		d.reserve(att, f)
 	case wire.TypeMoved:
 		d.moved(att, f)
+		d.considerLeaving(c.client)
 	}
 }
 
@@ -187,6 +193,7 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 	c.client, c.reg, c.again = cl, f.Register, f.Code&wire.RegisterReconnect != 0
 	c.canMove = f.Code&wire.RegisterSwap != 0
 	c.slices = f.Code&wire.RegisterSlices != 0
+	c.suspends, c.isAway = f.Code&wire.RegisterSuspend != 0, f.Code&wire.RegisterAway != 0
 	page, fd, err := page.New(uint64(cl.id))
 	if err != nil {
 		d.tell(c.subject(), logrus.ErrorLevel, fmt.Sprintf("refuse a client: %v", err))
@@ -232,6 +239,7 @@ func (d *Daemon) takeOver(c *conn) {
 		d.traffic.Bypasses++
 		d.noteClient(cl, api.EventType_EVENT_TYPE_BYPASS, cl.reg.Bypassed)
 	}
+	d.awayRegistered(cl)
 }
 
 // addClient gives a process its id and watches for its death.
@@ -284,6 +292,9 @@ func (d *Daemon) bury(cl *client) {
 	for _, g := range d.order {
 		delete(cl.attached, g)
 		delete(g.restored, cl.id)
+	}
+	if cl.away.next != nil {
+		cl.away.next.Stop()
 	}
 	delete(d.clients, cl.id)
 	delete(d.byProc, cl.Process)
@@ -418,6 +429,9 @@ func (d *Daemon) loseClient(c *conn) {
 		return
 	}
 	cl.conn = nil
+	if cl.away.step == preparing {
+		d.awayStep(cl, present) // it says itself how far it got
+	}
 	d.logOf(c.subject()).Debug("connection lost")
 	for _, att := range c.channels {
 		if att != nil {

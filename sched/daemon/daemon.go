@@ -84,6 +84,9 @@ type Options struct {
 	// DefaultMemoryLimit is the memory limit, on each GPU, of tenants that have none of
 	// their own, bytes; 0: none.
 	DefaultMemoryLimit uint64
+	// Checkpoint takes processes off their GPUs that are suspended, and puts them back.
+	// nil: their contexts stay.
+	Checkpoint Checkpointer
 	// MPSControl finds nvidia-cuda-mps-control. nil: there are no overlap groups.
 	MPSControl func() (string, error)
 	// OverlapStarter is a command that ends in overlap.Start.

@@ -56,6 +56,7 @@ type flags struct {
 	takeOver                                                bool
 	controlGroup                                            string
 	webAddr, webTokenFile                                   string
+	checkpoint                                              string
 }
 
 func main() {
@@ -125,6 +126,7 @@ or a process that removes LD_PRELOAD is not held.`,
 	fs.StringVar(&f.webTokenFile, "web-token-file", os.Getenv("NVSHARE_WEB_TOKEN_FILE"), "a `file` with the token that readers of --web-addr need; without one the address is of loopback; default from NVSHARE_WEB_TOKEN_FILE")
 	fs.StringVar(&f.controlGroup, "control-group", "", "`group`, by name or number, whose members may use the control socket; it is as powerful as the scheduler")
 	fs.BoolVar(&f.takeOver, "take-over", os.Getenv("NVSHARE_TAKE_OVER") == "1", "where another nvshare-scheduler has the run directory, wait for its end, and do not fail; default from NVSHARE_TAKE_OVER")
+	fs.StringVar(&f.checkpoint, "checkpoint", "auto", "`auto|off|PATH`: the program by which the driver takes the context of a suspended process off the GPU too; auto: nvshare-checkpoint beside this program or in PATH, if it is there")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 	cmd.AddCommand(prepareCommand(status, &f.runDir), overlapDaemonCommand(status))
 	cmd.CompletionOptions.DisableDefaultCmd = true
@@ -231,6 +233,9 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	}
 	o.Sample = sampler(f.simGPU)
 	o.MPSControl, o.OverlapStarter = mpsControl(f.simGPU), []string{"/proc/self/exe", overlapCommand}
+	if o.Checkpoint, err = checkpointer(f.checkpoint, f.simGPU); err != nil {
+		return o, err
+	}
 	if f.metrics {
 		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
 			return o, fmt.Errorf("--metrics-addr: %w (give host:port, like %s)", err, defaultMetricsAddr)
