@@ -59,6 +59,35 @@ func pretty(o any) string {
 	return string(data)
 }
 
+// The commands of the page write a folder whose objects have the registry's image, with the
+// version, to install and to uninstall.
+func TestCommandsOfPage(t *testing.T) {
+	page, err := os.ReadFile(deployments + "README.md")
+	check(t, err)
+	_, text, found := strings.Cut(string(page), "```sh\nmkdir -p mine/")
+	script, _, ended := strings.Cut("mkdir -p mine/"+text, "kubectl apply -k mine\n```")
+	if !found || !ended {
+		t.Fatal("the page has no commands that make the folder mine")
+	}
+	top := t.TempDir()
+	check(t, os.CopyFS(filepath.Join(top, "deployments/kubernetes"), os.DirFS(deployments)))
+	run := exec.Command("sh", "-euc", script)
+	run.Dir = top
+	if out, err := run.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for dir, least := range map[string]int{"mine": 3, "mine/uninstall": 2} {
+		made := kustomize(t, within(t), filepath.Join(top, dir))
+		ours := strings.Count(made, "image: registry.example/nvshare:"+version()+"\n")
+		if all := strings.Count(made, "image: "); ours != all || ours < least {
+			t.Errorf("%s: %d of %d images are the registry's:\n%s", dir, ours, all, made)
+		}
+		if dir != "mine" && !strings.Contains(string(page), "kubectl apply -k "+dir+"\n") {
+			t.Errorf("the page does not apply %s", dir)
+		}
+	}
+}
+
 // kustomize and Helm make the same objects.
 func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 	ctx := within(t)
@@ -73,6 +102,9 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 		"overlays/host-paths":       {"hostPathPolicy.enabled=true"},
 		"overlays/required":         {"required.enabled=true"},
 		"overlays/dra":              {"dra.enabled=true"},
+		"overlays/dra-surge":        {"dra.enabled=true", "dra.surge=true"},
+		"overlays/overlap-groups":   {"overlapGroups.enabled=true"},
+		"overlays/checkpoint":       {"checkpoint.enabled=true"},
 		"overlays/required-v1beta1": {"required.enabled=true", "required.apiVersion=admissionregistration.k8s.io/v1beta1"},
 	} {
 		args := []string{"template", "nvshare", chart, "--namespace", "nvshare-system"}
@@ -152,6 +184,10 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if data, _ := made["ConfigMap nvshare-dashboard"]["data"].(map[string]any); !json.Valid([]byte(fmt.Sprint(data["nvshare.json"]))) {
 		t.Errorf("the dashboard is %v", data)
 	}
+	out, err = helm("template", "nvshare", chart, "--set", "scheduler.fenceAction=kill,overlapGroups.enabled=true,checkpoint.enabled=true")
+	if err != nil || !strings.Contains(out, `add: ["CHOWN","DAC_OVERRIDE","KILL","SETGID","SETUID","SYS_ADMIN","SYS_PTRACE"]`) {
+		t.Errorf("rights of several values: %v\n%s", err, out)
+	}
 	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=stop")
 	if err != nil || !strings.Contains(out, `["--host-root=/host","--audit=stop"]`) || strings.Count(out, `add: ["KILL"]`) != 1 {
 		t.Errorf("audit=stop: %v\n%s", err, out)
@@ -177,7 +213,7 @@ func TestManifestsNameThisRelease(t *testing.T) {
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
-	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/web", "overlays/web-token", "overlays/required", "overlays/dra", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
+	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/web", "overlays/web-token", "overlays/required", "overlays/dra", "overlays/dra-surge", "overlays/overlap-groups", "overlays/checkpoint", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
 		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
 	}
 	files, err := filepath.Glob("manifests/*.yaml")
