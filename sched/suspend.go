@@ -119,6 +119,9 @@ func (c *GPU) SuspendFits(tenant string) (bytes uint64, why error) {
 	return bytes, c.suspendsFit(all)
 }
 
+// leastRoom is what a client may keep that has no room at all: pages say 1 byte then.
+const leastRoom = 1
+
 // Left says whether a client is suspended, nothing that can be moved is left of its memory
 // on the GPU, and it does not wait to come back.
 func (c *GPU) Left(id ClientID) bool {
@@ -127,7 +130,7 @@ func (c *GPU) Left(id ClientID) bool {
 		return false
 	}
 	o := r.clients[id]
-	return o.suspended && o.victim() && o.resident <= o.fixed && cl.grant == nil && cl.in == nil && !cl.later
+	return o.suspended && o.victim() && o.resident <= o.fixed+leastRoom && cl.grant == nil && cl.in == nil && !cl.later
 }
 
 // suspendsFit returns why there is no host memory for all memory of these clients; nil:

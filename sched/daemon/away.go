@@ -269,11 +269,16 @@ func (d *Daemon) isBack(cl *client, err error) {
 
 // isPresent tells a client that its calls may go on, and does what waited for it.
 func (d *Daemon) isPresent(cl *client) {
-	a := &cl.away
-	a.wanted, a.pairs = false, nil
 	if cl.conn != nil && cl.conn.suspends {
 		d.send(cl.conn, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendOver}, nil)
 	}
+	d.goOn(cl)
+}
+
+// goOn does what waited for a client to be present.
+func (d *Daemon) goOn(cl *client) {
+	a := &cl.away
+	a.wanted, a.pairs = false, nil
 	then := a.then
 	a.then = nil
 	for _, f := range then {
@@ -292,12 +297,18 @@ func (d *Daemon) awayRegistered(cl *client) {
 		d.comeBack(cl)
 	case !out && a.step != present && a.step != preparing: // another program of the same process, or it is back
 		d.awayStep(cl, present)
-		d.isPresent(cl)
+		d.goOn(cl)
 	}
 }
 
 // atWork is for a client that is granted: what kept it from leaving may be over.
-func (cl *client) atWork() { cl.away.why, cl.away.tries = nil, 0 }
+func (cl *client) atWork() {
+	a := &cl.away
+	a.why, a.tries = nil, 0
+	if a.step == present && a.next != nil {
+		a.next.Stop()
+	}
+}
 
 // awayOf returns the clients of an account that are not present, on a GPU or (nil) on any.
 func (d *Daemon) awayOf(account string, on *gpu) (all []*client) {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -110,6 +111,18 @@ type clientSwapJSON struct {
 	Moving        bool   `json:"moving"`    // has the GPU, and moves memory onto it
 	Stalled       bool   `json:"stalled"`   // does not move off the GPU as it was told to
 	Suspended     bool   `json:"suspended"` // its memory has left, or is leaving, until it has the GPU again
+
+	Context        string  `json:"context,omitempty"`         // leaving, away, returning; "": it is on the GPU
+	ContextProblem string  `json:"context_problem,omitempty"` // why it stays there, or does not come back
+	RestoreSeconds float64 `json:"restore_seconds,omitempty"` // what its latest return took
+}
+
+// contextOf says where the context of a process is; "": on the GPU.
+func contextOf(c *api.Client) string {
+	if c.Context == api.ContextState_CONTEXT_STATE_PRESENT {
+		return ""
+	}
+	return strings.ToLower(strings.TrimPrefix(c.Context.String(), "CONTEXT_STATE_"))
 }
 
 func newClientSwapJSON(g *api.GPU, c *api.Client) *clientSwapJSON {
@@ -121,5 +134,5 @@ func newClientSwapJSON(g *api.GPU, c *api.Client) *clientSwapJSON {
 		mode = api.FormatMemoryMode(c.MemoryMode)
 	}
 	return &clientSwapJSON{mode, c.ResidentBytes, c.FixedBytes, c.AwayBytes, c.RoomBytes, c.LacksBytes, c.ArenaBytes,
-		c.SwappedOutBytes, c.SwappedInBytes, c.Moving, c.Stalled, c.Suspended}
+		c.SwappedOutBytes, c.SwappedInBytes, c.Moving, c.Stalled, c.Suspended, contextOf(c), c.ContextProblem, seconds(c.RestoreNs)}
 }

@@ -39,7 +39,8 @@ waiting   it wanted the GPU otherwise, and others had it or it changed hands
 idle      it wanted nothing
 
 It names those that the tenant waited for, whoever took long to release the GPU,
-and what its memory limit refused.`,
+what its memory limit refused, and which of its processes are suspended, were, or could not
+leave the GPU.`,
 		Example: `  nvsharectl why ml/train-a/main
   nvsharectl why 1000             the processes of user 1000 outside containers`,
 		Args: cobra.ExactArgs(1),
@@ -134,6 +135,8 @@ type account struct {
 	Turns       int     `json:"turns"`
 	OutOfMemory uint64  `json:"out_of_memory"` // since its processes came
 	For         []blame `json:"waited_for"`
+	// Suspended says which of its processes are off the GPU, were, or cannot leave.
+	Suspended []string `json:"suspended,omitempty"`
 
 	sharing, share string
 }
@@ -225,6 +228,11 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 			blamed[name].Fenced = true
 		}
 	}
+	for _, c := range t.clients {
+		if text := suspension(c); text != "" {
+			a.Suspended = append(a.Suspended, fmt.Sprintf("process %d %s", c.Pid, text))
+		}
+	}
 	for _, b := range blamed {
 		a.For = append(a.For, *b)
 	}
@@ -232,6 +240,28 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 		return cmp.Or(cmp.Compare(y.Seconds, x.Seconds), cmp.Compare(x.Tenant, y.Tenant))
 	})
 	return a
+}
+
+// suspension says that a process is suspended, what its latest return took, or why it
+// keeps its context; "": nothing of that.
+func suspension(c *api.Client) string {
+	text := ""
+	switch {
+	case c.Context == api.ContextState_CONTEXT_STATE_AWAY:
+		text = "is suspended: nothing of it is on the GPU until its next CUDA call"
+	case c.Context == api.ContextState_CONTEXT_STATE_LEAVING:
+		text = "is suspended: its memory has left the GPU, and its context is leaving"
+	case c.Context == api.ContextState_CONTEXT_STATE_RETURNING:
+		text = "is coming back to the GPU"
+	case c.Suspended:
+		text = "is suspended: its memory has left the GPU, or is leaving; its context stays"
+	case c.RestoreNs > 0:
+		text = "was suspended: it took " + short(c.RestoreNs) + " to bring its context back"
+	}
+	if c.ContextProblem != "" {
+		text = strings.TrimPrefix(text+": "+c.ContextProblem, ": ")
+	}
+	return text
 }
 
 type wait struct {
@@ -274,6 +304,9 @@ func (a *account) print(io streams) {
 	fmt.Fprintln(io.out, printable(fmt.Sprintf("%s on GPU %d: %s; %s", a.Tenant, a.GPU, a.State, a.sharing)))
 	if a.share != "" {
 		fmt.Fprintln(io.out, printable("its share: "+a.share))
+	}
+	for _, text := range a.Suspended {
+		fmt.Fprintln(io.out, printable(text))
 	}
 	fmt.Fprintf(io.out, "\nIn the last %s:\n", short(int64(a.Known*1e9)))
 	row := func(name string, s float64, note string) {

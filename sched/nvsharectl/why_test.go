@@ -116,3 +116,23 @@ func TestSuggestions(t *testing.T) {
 		t.Errorf("-d takes seconds as -T does: exit %d, %q", code, errs)
 	}
 }
+
+// why says of each process whether it is suspended, was, or could not leave the GPU.
+func TestWhySaysWhoIsSuspended(t *testing.T) {
+	away, returning := api.ContextState_CONTEXT_STATE_AWAY, api.ContextState_CONTEXT_STATE_RETURNING
+	for want, c := range map[string]*api.Client{
+		"": {Pid: 1},
+		"process 1 is suspended: nothing of it is on the GPU until its next CUDA call":                     {Pid: 1, Suspended: true, Context: away, RestoreNs: 5},
+		"process 1 is suspended: its memory has left the GPU, or is leaving; its context stays: no driver": {Pid: 1, Suspended: true, ContextProblem: "no driver"},
+		"process 1 is coming back to the GPU: out of memory":                                               {Pid: 1, Context: returning, ContextProblem: "out of memory"},
+		"process 1 was suspended: it took 200ms to bring its context back":                                 {Pid: 1, RestoreNs: 200e6},
+	} {
+		g := &api.GPU{Uuid: "GPU-x", Clients: []*api.Client{c}}
+		a := accountOf(g, tenantsOf(g)[0], nil, 0, 1)
+		var out bytes.Buffer
+		a.print(streams{out: &out})
+		if got := strings.Join(a.Suspended, "\n"); got != want || !strings.Contains(out.String(), want) {
+			t.Errorf("%q, want %q\n%s", got, want, &out)
+		}
+	}
+}

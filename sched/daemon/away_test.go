@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// fakeDriver checkpoints nobody: each operation is told to the test, which says how it ends.
+type fakeDriver struct {
+	ops  chan string
+	ends chan error
+}
+
+func (f *fakeDriver) do(op string) error {
+	f.ops <- op
+	return <-f.ends
+}
+
+func (f *fakeDriver) Off(context.Context, int) error                   { return f.do("off") }
+func (f *fakeDriver) On(context.Context, int, []checkpoint.Pair) error { return f.do("on") }
+
+// next waits for an operation.
+func (f *fakeDriver) next(t *testing.T, want string) {
+	t.Helper()
+	select {
+	case op := <-f.ops:
+		if op != want {
+			t.Fatalf("%s, want %s", op, want)
+		}
+	case <-time.After(patience):
+		t.Fatalf("never: %s", want)
+	}
+}
+
+// leaver is a client whose shim understands SUSPEND, with 256 MiB.
+type leaver struct {
+	*swapper
+	s *scheduler
+	f *fakeDriver
+}
+
+func newLeaver(t *testing.T) *leaver {
+	t.Helper()
+	f := &fakeDriver{make(chan string, 16), make(chan error)}
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Checkpoint = f })
+	p := newProc(t, s.dir, 0)
+	l := &leaver{&swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterSuspend), proc: p}, s, f}
+	l.attach(0, gpuA, 0, 0)
+	l.moved(0, 0)
+	l.allocates(256 * mib)
+	l.works()
+	return l
+}
+
+// works gets a grant and has its memory on the GPU.
+func (l *leaver) works() {
+	l.t.Helper()
+	l.request()
+	l.in(l.granted())
+	l.s.await("it has its memory", func(*api.StatusResponse) bool {
+		c := l.status(l.s)
+		return c.ResidentBytes == 256*mib && !c.Moving
+	})
+}
+
+// suspended is told to leave, and has moved its memory out: it is asked to keep out of the driver.
+func (l *leaver) suspended() {
+	l.t.Helper()
+	if _, err := suspendSelf(l.t, l.s); err != nil {
+		l.t.Fatal(err)
+	}
+	f := l.want(wire.TypeRevoke)
+	l.gives256Back(l.s, f.Epoch)
+	l.wantSuspend(wire.SuspendPrepare)
+}
+
+func (l *leaver) wantSuspend(code uint32) {
+	l.t.Helper()
+	if f := l.want(wire.TypeSuspend); f.Code != code {
+		l.t.Fatalf("SUSPEND with code %d, want %d", f.Code, code)
+	}
+}
+
+func (l *leaver) says(code uint32) {
+	l.t.Helper()
+	l.send(wire.Frame{Type: wire.TypeSuspended, Code: code})
+}
+
+func (l *leaver) awaitContext(want api.ContextState) {
+	l.t.Helper()
+	l.s.await("its context is "+want.String(), func(*api.StatusResponse) bool { return l.status(l.s).Context == want })
+}
+
+// left is off the GPU with its context.
+func (l *leaver) left() {
+	l.t.Helper()
+	l.suspended()
+	l.says(wire.SuspendedReady)
+	l.f.next(l.t, "off")
+	l.f.ends <- nil
+	l.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
+}
+
+// A call brings the process back, before it has asked for a grant; so does resume.
+func TestLeavesWithItsContext(t *testing.T) {
+	l := newLeaver(t)
+	l.left()
+	l.says(wire.SuspendedWake)
+	l.says(wire.SuspendedWake) // repeated
+	l.f.next(t, "on")
+	l.f.ends <- nil
+	l.wantSuspend(wire.SuspendOver)
+	if c := l.status(l.s); c.RestoreNs <= 0 || c.ContextProblem != "" {
+		t.Errorf("%v", c)
+	}
+	l.works()
+
+	l.left()
+	if _, err := resumeSelf(t, l.s); err != nil {
+		t.Fatal(err)
+	}
+	l.f.next(t, "on")
+	l.f.ends <- nil
+	l.wantSuspend(wire.SuspendOver)
+	l.in(l.granted()) // without a request
+}
+
+// A process whose threads are in the driver, or whose call comes first, is left alone.
+func TestTooBusyToLeave(t *testing.T) {
+	l := newLeaver(t)
+	l.suspended()
+	l.says(wire.SuspendedBusy)
+	l.wantSuspend(wire.SuspendOver)
+	l.works()
+
+	l.suspended()
+	l.says(wire.SuspendedReady)
+	l.f.next(t, "off")
+	l.says(wire.SuspendedWake) // while the driver takes it off
+	l.f.ends <- nil
+	l.f.next(t, "on")
+	l.f.ends <- nil
+	l.wantSuspend(wire.SuspendOver)
+	l.works()
+	l.says(wire.SuspendedReady) // of an order that is over
+	l.wantSuspend(wire.SuspendOver)
+}
+
+// What fails is said. A process that may be locked is put right first, and one that cannot
+// come back yet is tried again.
+func TestCannotLeaveOrComeBack(t *testing.T) {
+	l := newLeaver(t)
+	refused := &checkpoint.Error{Result: checkpoint.Result{State: checkpoint.Running, Step: "checkpoint", Code: 801, Error: "it shares memory"}}
+	l.suspended()
+	l.says(wire.SuspendedReady)
+	l.f.next(t, "off")
+	l.f.ends <- refused
+	l.wantSuspend(wire.SuspendOver)
+	if c := l.status(l.s); !strings.Contains(c.ContextProblem, "it shares memory") || c.Context != api.ContextState_CONTEXT_STATE_PRESENT {
+		t.Errorf("%v", c)
+	}
+	l.works() // and it may be tried again
+
+	l.suspended()
+	l.says(wire.SuspendedReady)
+	l.f.next(t, "off")
+	l.f.ends <- errors.New("killed")
+	l.f.next(t, "on")
+	l.f.ends <- nil
+	l.wantSuspend(wire.SuspendOver)
+	l.works()
+
+	l.left()
+	l.says(wire.SuspendedWake)
+	l.f.next(t, "on")
+	l.f.ends <- errors.New("no room")
+	l.s.await("why it does not come back", func(*api.StatusResponse) bool {
+		c := l.status(l.s)
+		return strings.Contains(c.ContextProblem, "no room") && c.Context == api.ContextState_CONTEXT_STATE_RETURNING
+	})
+	l.f.next(t, "on")
+	l.f.ends <- nil
+	l.wantSuspend(wire.SuspendOver)
+
+	l.works()
+	l.left()
+	l.says(wire.SuspendedWake)
+	l.f.next(t, "on")
+	l.f.ends <- &checkpoint.Error{Result: checkpoint.Result{State: checkpoint.Failed, Error: "lost"}}
+	l.wantSuspend(wire.SuspendOver) // its calls go to the driver, which refuses them
+}
+
+// A process that comes back over another connection is away if it says so.
+func TestAwayOverAnotherConnection(t *testing.T) {
+	l := newLeaver(t)
+	l.left()
+	again := func(flags uint32) {
+		t.Helper()
+		n := &swapper{peerConn: l.proc.connect().register(wire.RegisterSwap | wire.RegisterSuspend | wire.RegisterReconnect | flags), proc: l.proc, has: l.has}
+		n.attach(0, gpuA, 0, 0)
+		l.swapper.Close()
+		l.swapper = n
+	}
+	again(wire.RegisterAway)
+	l.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
+	l.says(wire.SuspendedWake)
+	l.f.next(t, "on")
+	l.f.ends <- nil
+	l.wantSuspend(wire.SuspendOver)
+	again(wire.RegisterAway) // the answer was lost
+	l.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
+	again(0) // another program of the same process
+	l.awaitContext(api.ContextState_CONTEXT_STATE_PRESENT)
+}
+
+// A shim that does not know SUSPEND keeps its context, and the status says why.
+func TestOldShimKeepsItsContext(t *testing.T) {
+	f := &fakeDriver{make(chan string, 16), make(chan error)}
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Checkpoint = f })
+	a := newSwapper(t, s)
+	l := &leaver{a, s, f}
+	a.allocates(256 * mib)
+	l.works()
+	if _, err := suspendSelf(t, s); err != nil {
+		t.Fatal(err)
+	}
+	l.gives256Back(s, l.want(wire.TypeRevoke).Epoch)
+	s.await("why its context stays", func(*api.StatusResponse) bool {
+		return strings.Contains(a.status(s).ContextProblem, "its shim is too old")
+	})
+}
