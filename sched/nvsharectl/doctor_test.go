@@ -146,7 +146,6 @@ func TestDoctor(t *testing.T) {
 			g.Clients[1].Controls = &api.Controls{Slices: "works", Channels: "driver refused"}
 			g.Clients[2].Controls = &api.Controls{Slices: "not tried", Channels: "not tried"}
 		}, "controls", warn, "proved in 1 processes, tried in 0, refused in 1, not known in 1; 7 grants preempted"},
-		"nobody uses the GPU": {func(_ *testing.T, p *patient) { p.status.Gpus[0].Clients = nil }, "controls", pass, "no program uses it: nvsharectl doctor test"},
 		"no socket":           {remove("/run/nvshare/tenant/scheduler.sock"), "socket", fail, "no scheduler"},
 		"closed socket": {func(t *testing.T, p *patient) {
 			if err := os.Chmod(filepath.Join(p.root, "run/nvshare/tenant/scheduler.sock"), 0o600); err != nil {
@@ -332,5 +331,12 @@ func TestInsideAContainer(t *testing.T) {
 	l.Close()
 	if err := connectInside(dir); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("to no socket: %v", err)
+	}
+}
+
+func TestControlsOfUnusedGPU(t *testing.T) {
+	p := &patient{status: &api.StatusResponse{Gpus: []*api.GPU{{}}}}
+	if all := checkControls(p); len(all) != 1 || all[0].Level != pass || !strings.Contains(all[0].Text, "no program uses it: nvsharectl doctor test") {
+		t.Errorf("%v", all)
 	}
 }
