@@ -146,7 +146,7 @@ func TestDoctor(t *testing.T) {
 			g.Clients[1].Controls = &api.Controls{Slices: "works", Channels: "driver refused"}
 			g.Clients[2].Controls = &api.Controls{Slices: "not tried", Channels: "not tried"}
 		}, "controls", warn, "proved in 1 processes, tried in 0, refused in 1, not known in 1; 7 grants preempted"},
-		"no socket":           {remove("/run/nvshare/tenant/scheduler.sock"), "socket", fail, "no scheduler"},
+		"no socket": {remove("/run/nvshare/tenant/scheduler.sock"), "socket", fail, "no scheduler"},
 		"closed socket": {func(t *testing.T, p *patient) {
 			if err := os.Chmod(filepath.Join(p.root, "run/nvshare/tenant/scheduler.sock"), 0o600); err != nil {
 				t.Fatal(err)
