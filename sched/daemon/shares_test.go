@@ -357,7 +357,7 @@ func TestBoundsOfShares(t *testing.T) {
 // says it.
 func TestEveryFieldOfAShare(t *testing.T) {
 	full := api.Terms{MemoryLimit: gib, CoreLimit: 60, CoreRequest: 30, Weight: 7, Priority: latency,
-		Gang: "ring", MemoryMode: api.MemoryMode_MEMORY_MODE_RESIDENT}
+		Gang: "ring", MemoryMode: api.MemoryMode_MEMORY_MODE_RESIDENT, SuspendAfter: 600}
 	dir := t.TempDir()
 	s := newSharing(t, dir)
 	ctx := context.Background()
