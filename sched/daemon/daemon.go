@@ -88,6 +88,8 @@ type Options struct {
 	MPSControl func() (string, error)
 	// OverlapStarter is a command that ends in overlap.Start.
 	OverlapStarter []string
+	// Checkpoint takes processes off GPUs, to move them to others. nil: none moves.
+	Checkpoint Checkpointer
 	// Rules bound what pods may ask for.
 	Rules Rules
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
@@ -157,6 +159,8 @@ type Daemon struct {
 	shares      shares                    // that were set, or asked for by pods
 	settings    settings                  // time quanta and modes that were set
 	broken      []*conn                   // to be treated as lost after the current event
+	migrations  map[string]*migration     // by account
+	strayed     map[*client]string        // UUIDs of the GPUs that clients may have left, of GPUs not found yet
 
 	discovering   bool
 	discovered    sched.Time // when the latest search ended; 0: never
@@ -255,6 +259,8 @@ func newDaemon(opts Options) (*Daemon, error) {
 		names:           map[string]*api.Container{},
 		described:       make(chan struct{}),
 		firsts:          map[string]*peer.Peer{},
+		migrations:      map[string]*migration{},
+		strayed:         map[*client]string{},
 		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}
 	d.node.Arenas.Bound(opts.SwapMemory, arena.HostReserve)
@@ -283,6 +289,7 @@ func (d *Daemon) restoreFiles() error {
 	d.restoreSettings()
 	d.restoreShares()
 	d.restoreMembers()
+	d.restoreCarried()
 	return nil
 }
 
@@ -384,6 +391,7 @@ func (d *Daemon) loop(ctx context.Context) {
 		}
 		d.dropBroken()
 		d.applyFences()
+		d.advanceMigrations()
 		d.planTurns()
 		if at, ok := d.timers.Next(); ok {
 			wake.Reset(max(at.Sub(now()), 0))

@@ -26,6 +26,7 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/rundir"
@@ -222,6 +223,9 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 		o.Mode = sched.Auto
 	}
 	o.Sample = sampler(f.simGPU)
+	if program := checkpoint.Find(); program != "" {
+		o.Checkpoint = checkpoint.Runner{Program: program}
+	}
 	o.MPSControl, o.OverlapStarter = mpsControl(f.simGPU), []string{"/proc/self/exe", overlapCommand}
 	if f.metrics {
 		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
