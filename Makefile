@@ -47,7 +47,7 @@ DESTDIR ?=
 # Prerequisites run in order, because installing packages comes first; sub-makes run
 # their jobs in parallel.
 .NOTPARALLEL:
-.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-race cover test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
+.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
 	engines test-engines lint gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s clean
 
 help: ## this list
@@ -83,7 +83,7 @@ demo: root deps build simgpu tools ## two pods and a podman container share one 
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
 
 lint: GOAL := lint
-lint: deps ## of make test: staticcheck, govulncheck, shellcheck, cppcheck and go mod verify
+lint: deps ## of make test: staticcheck, govulncheck, shellcheck, cppcheck, clang-tidy, the dashboard and go mod verify
 	@sh tests/tools/lint/lint.sh $(BUILD)/tools-lint
 
 # Each suite can be run alone. A suite that fails does not keep the others from running.
@@ -156,10 +156,15 @@ e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a
 	$(GO) vet -tags k8s ./tests/kubernetes
 	$(TEST) -count=1 -tags k8s -timeout 30m ./tests/kubernetes
 
-cover: ## .build/cover: which lines of the scheduler's core the tests reach
-	@mkdir -p $(BUILD)/cover
-	$(GO) test -coverprofile=$(BUILD)/cover/machine.out -coverpkg=./sched ./sched ./sched/sim
-	@$(GO) tool cover -func=$(BUILD)/cover/machine.out | tail -n 1
+# The shim is built anew, because its programs count the lines that they reach.
+coverage: COVERED := $(BUILD)/coverage
+coverage: simgpu ## .build/coverage: which lines of the scheduler's core and of the shim the tests reach (minutes)
+	@mkdir -p $(COVERED) && cp -a $(BUILD)/simgpu $(BUILD)/bin $(COVERED)/
+	$(GO) test -coverprofile=$(COVERED)/machine.out -coverpkg=./sched ./sched ./sched/sim
+	@$(MAKE) --no-print-directory -C hook OUT=$(COVERED) coverage
+	@$(GO) tool cover -func=$(COVERED)/machine.out | awk 'END { print "the scheduler'"'"'s core (sched): " $$NF }'
+	@tail -n 1 $(COVERED)/shim.txt
+	@echo "by function: go tool cover -func=$(COVERED)/machine.out; by file: $(COVERED)/shim.txt; by line: $(COVERED)/lines"
 
 stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSanitizer (minutes)
 	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) all

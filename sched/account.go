@@ -63,6 +63,8 @@ type account struct {
 	used   time.Duration
 	got    recent // on the GPU
 	waited recent // it wanted the GPU and had no grant
+
+	limitedFor time.Duration // of what it waited so far, its core limit kept it away
 }
 
 // rates say how an account is billed. They have not changed since it was last billed.
@@ -95,6 +97,9 @@ func (a *account) bill(now Time, r rates) {
 	}
 	if r.waits && r.open+r.closing == 0 {
 		a.waited.spread(from, now, dt)
+		if a.capped {
+			a.limitedFor += dt
+		}
 	}
 	if onGPU > 0 && r.part > 0 {
 		a.vt += scale(int64(min(onGPU, maxDebt)), one, r.part) // bounded, as weeks divided by a small part overflow

@@ -43,6 +43,7 @@ type Grant struct {
 	Epoch      Epoch
 	Quantum    time.Duration // 0: unbounded
 	Waited     time.Duration // since its request
+	Limited    time.Duration // of that, its tenant's core limit kept it away
 	Concurrent bool          // others may hold the GPU at the same time
 	Latency    bool          // it is let in beside others, and goes when it is idle
 	Beside     bool          // it is let in beside others, and stays: their time slices are short

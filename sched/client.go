@@ -44,6 +44,7 @@ type client struct {
 	progress progress
 
 	waitingSince Time
+	limitedThen  time.Duration // account.limitedFor at that time
 	longestWait  time.Duration
 	held         time.Duration // the GPU, under grants that are over
 	grants       uint64
@@ -186,11 +187,11 @@ func (c *GPU) request(cl *client) {
 		cl.want = true
 	case cl.stranded:
 		if !cl.later {
-			cl.later, cl.waitingSince = true, c.now
+			cl.later, cl.waitingSince, cl.limitedThen = true, c.now, cl.tenant.limitedFor
 		}
 	case cl.in == nil:
 		c.bill(cl.tenant)
-		cl.waitingSince = c.now
+		cl.waitingSince, cl.limitedThen = c.now, cl.tenant.limitedFor
 		c.seq++
 		cl.seq = c.seq
 		cl.tenant.queue.push(cl)

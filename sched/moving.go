@@ -47,11 +47,11 @@ func (c *GPU) setAway(cl *client, away bool) {
 // setStranded takes a client that has no place on the GPU out of the queue, or back in.
 func (c *GPU) setStranded(cl *client, on bool) {
 	cl.stranded = on
-	waits, since := cl.in == &cl.tenant.queue || cl.later, cl.waitingSince
+	waits, since, limited := cl.in == &cl.tenant.queue || cl.later, cl.waitingSince, cl.limitedThen
 	c.unqueue(cl)
 	if waits {
 		c.request(cl)
-		cl.waitingSince = since
+		cl.waitingSince, cl.limitedThen = since, limited
 	}
 }
 

@@ -80,9 +80,14 @@ func (c *GPU) grant(cl *client) {
 	}
 	gr := c.give(cl, c.unqueueForGrant(cl))
 	waited := c.now.Sub(cl.waitingSince)
+	limited := min(t.limitedFor-cl.limitedThen, waited)
 	cl.longestWait = max(cl.longestWait, waited)
 	t.longestWait = max(t.longestWait, waited)
 	t.recentWait.note(c.now, waited)
+	if t.waits == nil {
+		t.waits = &lately{}
+	}
+	t.waits.note(c.now, waited)
 	cl.grants++
 	t.grants++
 	c.counters.Grants++
@@ -98,7 +103,7 @@ func (c *GPU) grant(cl *client) {
 	c.grantedMemory(gr)
 	c.become(gr, granted)
 	g := Grant{
-		Client: cl.id, Tenant: t.displayName(), Epoch: gr.epoch, Waited: waited,
+		Client: cl.id, Tenant: t.displayName(), Epoch: gr.epoch, Waited: waited, Limited: limited,
 		Concurrent: latency || c.effective == Concurrent, Latency: latency && !beside, Beside: beside, Moving: gr.move.on,
 	}
 	if !latency {

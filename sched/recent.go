@@ -7,7 +7,7 @@ import "time"
 const (
 	// recentSeconds is the window of TenantSnapshot.Got and Waited.
 	recentSeconds = 5
-	// peakTens is the window of TenantSnapshot.RecentWait, in steps of ten seconds.
+	// peakTens is the window of TenantSnapshot.RecentWait and Waits, in steps of ten seconds.
 	peakTens = 6
 )
 
@@ -72,4 +72,33 @@ func (p peak) most(now Time) (d time.Duration) {
 		d = max(d, top)
 	}
 	return d
+}
+
+// lately counts the durations of the latest minute.
+type lately struct {
+	tens [peakTens + 1]Spread // by ten seconds, a ring
+	at   int64                // the latest ten seconds in it
+}
+
+func (l *lately) note(now Time, d time.Duration) {
+	last := int64(now / Time(10*time.Second))
+	for s := max(l.at+1, last-peakTens); s <= last; s++ {
+		l.tens[s%int64(len(l.tens))] = Spread{}
+	}
+	l.at = max(l.at, last)
+	l.tens[l.at%int64(len(l.tens))].Add(d)
+}
+
+// sum counts the durations of the latest minute; l may be nil.
+func (l *lately) sum(now Time) (all Spread) {
+	if l == nil {
+		return all
+	}
+	last := int64(now / Time(10*time.Second))
+	for s := max(last, l.at) - peakTens; s <= l.at; s++ {
+		if s >= 0 {
+			all.merge(&l.tens[s%int64(len(l.tens))])
+		}
+	}
+	return all
 }

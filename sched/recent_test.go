@@ -8,13 +8,18 @@ import (
 )
 
 // README's example: a tenant with a limit of 25 % beside one without gets that part and
-// waits for the rest, as the status shows.
+// waits for the rest, as the status shows. It waits for its limit, the other for it.
 func TestGotAndWaited(t *testing.T) {
 	c := New(Config{})
 	now := Time(0)
+	waits, limited := map[string]time.Duration{}, map[string]time.Duration{}
 	var step func(ev Event)
 	step = func(ev Event) {
 		for _, a := range c.Step(now, ev) {
+			if a, ok := a.(Grant); ok {
+				waits[a.Tenant] += a.Waited
+				limited[a.Tenant] += a.Limited
+			}
 			if a, ok := a.(Revoke); ok { // the client releases, and wants the GPU again
 				defer step(Request{Client: a.Client})
 				defer step(Release{Client: a.Client, Epoch: a.Epoch, Reason: Revoked})
@@ -31,10 +36,16 @@ func TestGotAndWaited(t *testing.T) {
 		now = max(at, now)
 		step(Tick{})
 	}
+	if w, l := waits["limited"], limited["limited"]; l < w*9/10 || l > w || w < 10*time.Second || limited["free"] != 0 {
+		t.Errorf("the limited tenant waited %v, %v of that for its limit; the other for one: %v", w, l, limited["free"])
+	}
 	for _, s := range c.Snapshot(now).Tenants {
 		want, waited := 250, 750
 		if s.Tenant == "free" {
 			want, waited = 750, 250
+		}
+		if p50, p99 := s.Waits.Percentile(50), s.Waits.Percentile(99); s.Waits.Count() == 0 || s.Waits.Count() > s.Grants || p50 > p99 || p99 < s.RecentWait/2 || p99 > s.RecentWait*9/8 {
+			t.Errorf("%s: %d waits, p50 %v, p99 %v, of %d grants; the longest %v", s.Tenant, s.Waits.Count(), p50, p99, s.Grants, s.RecentWait)
 		}
 		if abs(s.Got-want) > 30 || abs(s.Waited-waited) > 30 || s.RecentWait <= 0 || s.RecentWait > time.Second {
 			t.Errorf("%s got %d permille and waited %d, want about %d and %d; longest wait %v", s.Tenant, s.Got, s.Waited, want, waited, s.RecentWait)
@@ -56,5 +67,42 @@ func TestPeak(t *testing.T) {
 		if got := p.most(at(tc.now)); got != tc.want {
 			t.Errorf("after %v: %v, want %v", tc.now, got, tc.want)
 		}
+	}
+}
+
+// Waits of the latest minute count, and no older ones.
+func TestLately(t *testing.T) {
+	if sum := (*lately)(nil).sum(1); sum.Count() != 0 {
+		t.Errorf("of none: %d", sum.Count())
+	}
+	var l lately
+	at := func(d time.Duration) Time { return Time(d) }
+	l.note(at(5*time.Second), 3*time.Second)
+	for range 3 {
+		l.note(at(15*time.Second), time.Second)
+	}
+	l.note(at(62*time.Second), time.Millisecond)
+	for _, tc := range []struct {
+		now      time.Duration
+		count    uint64
+		p50, p99 time.Duration
+	}{
+		{62 * time.Second, 5, time.Second, 3 * time.Second},
+		{64 * time.Second, 5, time.Second, 3 * time.Second},
+		{71 * time.Second, 4, time.Second, time.Second},
+		{85 * time.Second, 1, time.Millisecond, time.Millisecond},
+		{time.Hour, 0, 0, 0},
+	} {
+		sum := l.sum(at(tc.now))
+		for part, want := range map[int]time.Duration{50: tc.p50, 99: tc.p99} {
+			if got := sum.Percentile(part); sum.Count() != tc.count || got < want || got > want+want/8 {
+				t.Errorf("after %v: %d waits, p%d %v, want %d and %v", tc.now, sum.Count(), part, got, tc.count, want)
+			}
+		}
+	}
+	// An hour without a wait leaves nothing of what was before.
+	l.note(at(time.Hour), time.Second)
+	if sum := l.sum(at(time.Hour)); sum.Count() != 1 {
+		t.Errorf("%d waits, want 1", sum.Count())
 	}
 }

@@ -73,6 +73,7 @@ type TenantSnapshot struct {
 	Slow        time.Duration // that its latest drain took beyond what a drain may take
 	Grace       time.Duration // that its next drain has
 	RecentWait  time.Duration // the longest in the latest minute
+	Waits       Spread        // for the grants of the latest minute
 }
 
 // ClientSnapshot describes one client. Its numbers begin when the core first sees the
@@ -168,6 +169,7 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 		Got:         a.got.permille(now),
 		Waited:      a.waited.permille(now),
 		RecentWait:  t.recentWait.most(now),
+		Waits:       t.waits.sum(now),
 		Used:        a.used,
 		Moved:       t.moved,
 		Grants:      t.grants,

@@ -79,6 +79,7 @@ type tenant struct {
 	grants      uint64
 	longestWait time.Duration
 	recentWait  peak
+	waits       *lately // for grants; nil: it had none
 
 	// If the tenant is a gang; else the seat is nil.
 	core *GPU
@@ -185,7 +186,7 @@ func (c *GPU) join(cl *client, t *tenant) {
 		old.crew = slices.DeleteFunc(old.crew, func(o *client) bool { return o == cl })
 	}
 	c.bill(t)
-	cl.tenant = t
+	cl.tenant, cl.limitedThen = t, t.limitedFor
 	c.slices.stale = true
 	t.clients++
 	t.ghost = false

@@ -57,6 +57,7 @@ fi
 if [ "$goal" != demo ]; then
 	want shellcheck "checks shell scripts; left out without it" program shellcheck
 	want cppcheck "checks the shim; left out without it" program cppcheck
+	want clang-tidy "checks the shim; left out without it" program clang-tidy
 fi
 if [ "$goal" = test ]; then
 	arm64=aarch64-linux-gnu-gcc

@@ -144,9 +144,7 @@ static void on_grant(struct lease *l, struct lease_event ev, struct lease_out *o
 	if (l->link != LEASE_ATTACHED || low(ev.epoch) == l->closed)
 		return;
 	see(l, ev.epoch);
-	if (l->gate == LEASE_OPEN)
-		open_gate(l, ev.epoch, out);
-	else if (l->gate == LEASE_CLOSED && ev.word == low(ev.epoch))
+	if (l->gate == LEASE_OPEN || (l->gate == LEASE_CLOSED && ev.word == low(ev.epoch)))
 		open_gate(l, ev.epoch, out);
 }
 

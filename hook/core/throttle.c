@@ -206,7 +206,7 @@ void nvs_throttle_drained(struct nvs_stream *s, uint64_t took_ns)
 
 	if (took_ns <= 2 * BATCH_NS || batch < 2)
 		return;
-	less = (unsigned)(batch * 2 * BATCH_NS / took_ns);
+	less = (unsigned)((uint64_t)batch * 2 * BATCH_NS / took_ns);
 	/* A thread that measures at the same time may be right as well. */
 	atomic_compare_exchange_strong(&s->throttle.batch, &batch, less ? less : 1);
 }

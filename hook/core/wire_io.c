@@ -152,6 +152,6 @@ void nvs_pages_fork_child(void)
 	/* The address stays valid, see wire_io.h; the parent's page is let go of. */
 	for (unsigned i = 0; i <= NVS_MAX_CHANNELS; i++)
 		if (pages[i])
-			mmap((void *)pages[i], NVS_PAGE_SIZE, PROT_READ,
-			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+			(void)mmap((void *)pages[i], NVS_PAGE_SIZE, PROT_READ,
+				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 }

@@ -114,7 +114,7 @@ WRAPPER(cuPointerGetAttributes, (uint n, int *what, void **data, CUdeviceptr p))
 		int result = data[i] ? tell(data[i], what[i], p, &r) : CUDA_ERROR_INVALID_VALUE;
 
 		if (result == -1)
-			result = CALL(cuPointerGetAttributes, 1, &what[i], &data[i], p);
+			(void)CALL(cuPointerGetAttributes, 1, &what[i], &data[i], p);
 		else if (result != CUDA_SUCCESS && data[i])
 			*(void **)data[i] = NULL; /* of the host's pointer */
 	}

@@ -150,7 +150,7 @@ static void prove(struct nvs_gpu *gpu, struct nvs_controls *c)
 	c->groups = s.compute_groups < UINT16_MAX ? (uint16_t)s.compute_groups : UINT16_MAX;
 	c->bare = s.bare_channels;
 	for (const char *p = s.driver; *p && p < s.driver + sizeof(c->driver) - 1; p++)
-		c->driver[p - s.driver] = *p >= ' ' && *p <= '~' ? *p : '?';
+		c->driver[p - s.driver] = (char)(*p >= ' ' && *p <= '~' ? *p : '?');
 }
 
 const struct nvs_slice_ops nvs_slice_ops = { .set = set, .prove = prove };

@@ -97,7 +97,7 @@ static void start(void)
 	nvs_at_fork();
 	/* Runs before what was registered earlier, so before the driver's end. */
 	if (!atomic_exchange(&once, true))
-		atexit(nvs_client_exit);
+		(void)atexit(nvs_client_exit);
 	nvs_client_start(devices, count, coverage.interposed, coverage.bypassed);
 }
 

@@ -141,7 +141,7 @@ static bool is_neighbour(const struct cgroup *own, unsigned pid)
 	struct cgroup other;
 	char path[32];
 
-	snprintf(path, sizeof(path), "/proc/%u/cgroup", pid);
+	(void)snprintf(path, sizeof(path), "/proc/%u/cgroup", pid);
 	return read_cgroup(path, &other) && other.size == own->size &&
 	       memcmp(other.text, own->text, (size_t)own->size) == 0;
 }

@@ -328,7 +328,7 @@ static enum nvs_rm_result take_off(const uint8_t *uuid)
 
 	if (!registered) {
 		registered = true;
-		atexit(put_on_at_exit);
+		(void)atexit(put_on_at_exit);
 	}
 	/* Marked first: who begins to keep them on from here on sees that, and puts them on after us. */
 	if (!rm_with_gpu(uuid, mark_off, &may))

@@ -4168,6 +4168,7 @@ type TenantUse struct {
 	WaitedPermille   uint32                 `protobuf:"varint,13,opt,name=waited_permille,json=waitedPermille,proto3" json:"waited_permille,omitempty"`        // of the latest five seconds: it wanted the GPU and had no grant
 	WaitMaxLatelyNs  int64                  `protobuf:"varint,14,opt,name=wait_max_lately_ns,json=waitMaxLatelyNs,proto3" json:"wait_max_lately_ns,omitempty"` // longest wait for a grant in the latest minute
 	OutOfMemory      uint64                 `protobuf:"varint,15,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"`               // reservations that its memory limit refused
+	Waits            *Spread                `protobuf:"bytes,16,opt,name=waits,proto3" json:"waits,omitempty"`                                                 // for its grants of the latest minute; absent: by an older scheduler
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -4305,6 +4306,13 @@ func (x *TenantUse) GetOutOfMemory() uint64 {
 		return x.OutOfMemory
 	}
 	return 0
+}
+
+func (x *TenantUse) GetWaits() *Spread {
+	if x != nil {
+		return x.Waits
+	}
+	return nil
 }
 
 type EventsRequest struct {
@@ -4475,8 +4483,9 @@ type Event struct {
 	Setting       string                 `protobuf:"bytes,19,opt,name=setting,proto3" json:"setting,omitempty"`                       // what was set
 	Old           string                 `protobuf:"bytes,20,opt,name=old,proto3" json:"old,omitempty"`
 	New           string                 `protobuf:"bytes,21,opt,name=new,proto3" json:"new,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,22,opt,name=bytes,proto3" json:"bytes,omitempty"`                 // swap-out, swap-in: moved; no-room: wanted
-	TookNs        int64                  `protobuf:"varint,23,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"` // swap-out, swap-in
+	Bytes         uint64                 `protobuf:"varint,22,opt,name=bytes,proto3" json:"bytes,omitempty"`                          // swap-out, swap-in: moved; no-room: wanted
+	TookNs        int64                  `protobuf:"varint,23,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"`          // swap-out, swap-in
+	LimitedNs     int64                  `protobuf:"varint,24,opt,name=limited_ns,json=limitedNs,proto3" json:"limited_ns,omitempty"` // grant: of waited_ns, its core limit kept it away
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4668,6 +4677,13 @@ func (x *Event) GetBytes() uint64 {
 func (x *Event) GetTookNs() int64 {
 	if x != nil {
 		return x.TookNs
+	}
+	return 0
+}
+
+func (x *Event) GetLimitedNs() int64 {
+	if x != nil {
+		return x.LimitedNs
 	}
 	return 0
 }
@@ -5051,7 +5067,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x17ForgetContainerResponse\"1\n" +
 	"\x13ReportPluginRequest\x12\x1a\n" +
 	"\bproblems\x18\x01 \x03(\tR\bproblems\"\x16\n" +
-	"\x14ReportPluginResponse\"\x87\x04\n" +
+	"\x14ReportPluginResponse\"\xb1\x04\n" +
 	"\tTenantUse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12'\n" +
@@ -5068,7 +5084,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bmoved_ns\x18\f \x01(\x03R\amovedNs\x12'\n" +
 	"\x0fwaited_permille\x18\r \x01(\rR\x0ewaitedPermille\x12+\n" +
 	"\x12wait_max_lately_ns\x18\x0e \x01(\x03R\x0fwaitMaxLatelyNs\x12\"\n" +
-	"\rout_of_memory\x18\x0f \x01(\x04R\voutOfMemory\"\x8f\x01\n" +
+	"\rout_of_memory\x18\x0f \x01(\x04R\voutOfMemory\x12(\n" +
+	"\x05waits\x18\x10 \x01(\v2\x12.nvshare.v1.SpreadR\x05waits\"\x8f\x01\n" +
 	"\rEventsRequest\x12\x14\n" +
 	"\x05since\x18\x01 \x01(\x04R\x05since\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\x03R\x03run\x12\x10\n" +
@@ -5079,7 +5096,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x06events\x18\x01 \x03(\v2\x11.nvshare.v1.EventR\x06events\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\x04R\x04next\x12\x10\n" +
 	"\x03run\x18\x03 \x01(\x03R\x03run\x12\x12\n" +
-	"\x04lost\x18\x04 \x01(\x04R\x04lost\"\xde\x04\n" +
+	"\x04lost\x18\x04 \x01(\x04R\x04lost\"\xfd\x04\n" +
 	"\x05Event\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x17\n" +
 	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12)\n" +
@@ -5107,7 +5124,9 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x03old\x18\x14 \x01(\tR\x03old\x12\x10\n" +
 	"\x03new\x18\x15 \x01(\tR\x03new\x12\x14\n" +
 	"\x05bytes\x18\x16 \x01(\x04R\x05bytes\x12\x17\n" +
-	"\atook_ns\x18\x17 \x01(\x03R\x06tookNs*T\n" +
+	"\atook_ns\x18\x17 \x01(\x03R\x06tookNs\x12\x1d\n" +
+	"\n" +
+	"limited_ns\x18\x18 \x01(\x03R\tlimitedNs*T\n" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eMODE_EXCLUSIVE\x10\x01\x12\x13\n" +
@@ -5297,41 +5316,42 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	38, // 52: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
 	20, // 53: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
 	21, // 54: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	4,  // 55: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	51, // 56: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 57: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	20, // 58: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 59: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	22, // 60: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	23, // 61: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	26, // 62: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
-	33, // 63: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	36, // 64: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	30, // 65: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	30, // 66: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
-	39, // 67: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	42, // 68: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	44, // 69: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	46, // 70: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	49, // 71: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 72: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	28, // 73: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	24, // 74: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	27, // 75: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
-	34, // 76: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	37, // 77: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	31, // 78: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	31, // 79: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
-	41, // 80: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	43, // 81: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	45, // 82: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	47, // 83: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	50, // 84: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	72, // [72:85] is the sub-list for method output_type
-	59, // [59:72] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	13, // 55: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
+	4,  // 56: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	51, // 57: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	4,  // 58: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	20, // 59: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	5,  // 60: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	22, // 61: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	23, // 62: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	26, // 63: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
+	33, // 64: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	36, // 65: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	30, // 66: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	30, // 67: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	39, // 68: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	42, // 69: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	44, // 70: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	46, // 71: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	49, // 72: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	6,  // 73: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	28, // 74: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	24, // 75: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	27, // 76: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
+	34, // 77: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	37, // 78: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	31, // 79: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	31, // 80: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	41, // 81: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	43, // 82: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	45, // 83: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	47, // 84: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	50, // 85: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	73, // [73:86] is the sub-list for method output_type
+	60, // [60:73] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }

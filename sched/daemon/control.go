@@ -19,6 +19,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
@@ -382,6 +383,7 @@ func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 		UsedNs:  int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
 		Grants: t.Grants, WaitMaxNs: int64(t.LongestWait),
 		WaitedPermille: uint32(t.Waited), WaitMaxLatelyNs: int64(t.RecentWait), OutOfMemory: d.refusedOn(g, t.Tenant),
+		Waits: metrics.Spread(&t.Waits),
 	}
 	if group, ok := strings.CutPrefix(t.Tenant, overlapTenant); ok {
 		u.Container = &api.Container{Id: t.Tenant, Name: t.Tenant}

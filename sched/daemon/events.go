@@ -30,7 +30,7 @@ func (d *Daemon) observe(g *gpu, a sched.Action) {
 	case sched.Grant:
 		g.turns.Granted(t, &a)
 		d.turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_GRANT, Epoch: a.Epoch,
-			Waited: a.Waited, Concurrent: a.Concurrent, Latency: a.Latency || a.Beside})
+			Waited: a.Waited, Limited: a.Limited, Concurrent: a.Concurrent, Latency: a.Latency || a.Beside})
 	case sched.Revoke:
 		g.turns.Revoked(a.Why)
 		d.turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_REVOKE, Epoch: a.Epoch,

@@ -37,7 +37,11 @@ func viewOf(r *api.StatusResponse) string {
 	if v == nil {
 		return ""
 	}
-	text := "only " + api.Tenant(v.Container, v.Uid) + " is named here; root sees all (sudo nvsharectl)"
+	all := "root sees all (sudo nvsharectl)"
+	if v.Container.GetId() != "" {
+		all = "root of the host sees all"
+	}
+	text := "only " + api.Tenant(v.Container, v.Uid) + " is named here; " + all
 	if v.Problems > 0 {
 		text = numbered(int(v.Problems), "problem", "problems") + " that only root may read; " + text
 	}

@@ -207,6 +207,9 @@ func eventText(e *api.Event) string {
 	switch e.Type {
 	case api.EventType_EVENT_TYPE_GRANT:
 		add("waited %s", short(e.WaitedNs))
+		if e.LimitedNs != 0 {
+			add("%s of that for its core limit", short(e.LimitedNs))
+		}
 		if e.Concurrent {
 			add("beside others")
 		}
@@ -309,6 +312,7 @@ type eventJSON struct {
 	Epoch          uint64    `json:"epoch,string,omitempty"`
 	Reason         string    `json:"reason,omitempty"`
 	WaitedSeconds  *float64  `json:"waited_seconds,omitempty"`
+	LimitedSeconds *float64  `json:"limited_seconds,omitempty"` // of waited_seconds
 	HeldSeconds    *float64  `json:"held_seconds,omitempty"`
 	DrainedSeconds *float64  `json:"drained_seconds,omitempty"`
 	Waiters        *uint32   `json:"waiters,omitempty"`
@@ -350,6 +354,9 @@ func newEventJSON(e *api.Event) eventJSON {
 	switch e.Type {
 	case api.EventType_EVENT_TYPE_GRANT:
 		out.WaitedSeconds = secs(e.WaitedNs)
+		if e.LimitedNs != 0 {
+			out.LimitedSeconds = secs(e.LimitedNs)
+		}
 	case api.EventType_EVENT_TYPE_REVOKE:
 		out.Waiters = &e.Waiters
 	case api.EventType_EVENT_TYPE_SWAP_OUT, api.EventType_EVENT_TYPE_SWAP_IN:

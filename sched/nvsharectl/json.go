@@ -136,6 +136,8 @@ type tenantJSON struct {
 	OutOfMemory      uint64    `json:"out_of_memory"`           // reservations that its memory limit refused
 	Clients          int       `json:"clients"`
 	MovedSeconds     float64   `json:"moved_seconds,omitempty"` // moving memory onto the GPU, which is not in used_seconds
+	// For its grants of the latest minute; absent: by an older scheduler.
+	Waits *spreadJSON `json:"waits,omitempty"`
 }
 
 // shareJSON has 0 and "" for terms that are not said. Its fields are those of
@@ -267,6 +269,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 			Promised: float64(u.PromisedPermille) / 1000, Got: float64(u.GotPermille) / 1000, Waited: float64(u.WaitedPermille) / 1000,
 			UsedSeconds: seconds(u.UsedNs), DebtSeconds: seconds(u.DebtNs), ThrottledSeconds: seconds(u.ThrottledNs),
 			Grants: u.Grants, WaitMaxSeconds: seconds(t.waitMax()), WaitMaxLately: seconds(t.longestWait()), OutOfMemory: u.OutOfMemory, Clients: len(t.clients), MovedSeconds: seconds(u.MovedNs),
+			Waits: newSpread(u.Waits),
 		})
 	}
 	for _, c := range g.Clients {

@@ -139,6 +139,7 @@ func sample() *api.StatusResponse {
 			Tenants: []*api.TenantUse{
 				{Container: holder.Container, Clients: 1, PromisedPermille: 250, GotPermille: 251, UsedNs: 61e9, Grants: 12, WaitMaxNs: 101_500_000,
 					WaitedPermille: 31, WaitMaxLatelyNs: 80_000_000, OutOfMemory: 2,
+					Waits: &api.Spread{Count: 100, P50Ns: 50_000_000, P99Ns: 99_000_000},
 					Share: &api.Share{CoreLimit: 25, CoreRequest: 10}},
 				{Container: waiter.Container, Clients: 1, PromisedPermille: 500, GotPermille: 497, UsedNs: 122e9, Grants: 24, WaitMaxNs: 90_000_000, WaitedPermille: 503,
 					Share: &api.Share{CoreLimit: 50, Weight: 200, Gang: "ml/ring"}, DebtNs: 12_000_000, ThrottledNs: 24_000_000},

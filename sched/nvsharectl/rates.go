@@ -19,7 +19,6 @@ type tenantRates struct {
 	part   float64 // of the GPU's time, 0 to 1
 	grants float64 // per second
 	moved  float64 // bytes per second between GPU and host
-	waits  spread
 }
 
 // ratesOf compares two answers. It returns what lies between them, by GPU.
@@ -118,11 +117,11 @@ type topTenantJSON struct {
 	ResidentBytes uint64   `json:"resident_bytes"`
 	AwayBytes     uint64   `json:"away_bytes"`
 	Moved         float64  `json:"moved_bytes_per_second"`
-	WaitP50       *float64 `json:"wait_p50_seconds,omitempty"` // of the latest minute; absent: no grants, or not told
+	WaitP50       *float64 `json:"wait_p50_seconds,omitempty"` // of the latest minute; absent: no grants, or an older scheduler
 	WaitP99       *float64 `json:"wait_p99_seconds,omitempty"`
 }
 
-func newTopJSON(old, r *api.StatusResponse, waited map[waitKey]spread) topJSON {
+func newTopJSON(old, r *api.StatusResponse) topJSON {
 	all, interval := ratesOf(old, r)
 	out := topJSON{Seconds: interval.Seconds(), Healthy: len(r.Problems) == 0, GPUs: []topGPUJSON{}}
 	for _, g := range all {
@@ -132,8 +131,8 @@ func newTopJSON(old, r *api.StatusResponse, waited map[waitKey]spread) topJSON {
 			line := topTenantJSON{Tenant: t.name(), State: state, Gets: t.part, Waited: float64(t.use.WaitedPermille) / 1000, Grants: t.grants,
 				MemoryBytes: t.memory.UsedBytes, LimitBytes: t.memory.LimitBytes, Due: float64(t.use.PromisedPermille) / 1000,
 				ResidentBytes: t.resident(g.gpu), AwayBytes: t.away(), Moved: t.moved}
-			if s := waited[waitKey{g.gpu.Uuid, t.key()}]; s.known {
-				p50, p99 := seconds(s.p50), seconds(s.p99)
+			if s := t.use.Waits; s.GetCount() > 0 {
+				p50, p99 := seconds(s.P50Ns), seconds(s.P99Ns)
 				line.WaitP50, line.WaitP99 = &p50, &p99
 			}
 			one.Tenants = append(one.Tenants, line)

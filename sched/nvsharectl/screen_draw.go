@@ -237,7 +237,7 @@ func (m *monitor) cells(l line, with layout) (cells []string, colours map[int]st
 	if n := l.memory.LimitBytes; n != 0 {
 		limit = size(n)
 	}
-	cells = []string{number, l.name(), state, gets, due, l.waits.String(), size(l.resident(l.gpu))}
+	cells = []string{number, l.name(), state, gets, due, halfAndMost(l.use.Waits), size(l.resident(l.gpu))}
 	if with.swap {
 		cells = append(cells, size(l.away()))
 	}

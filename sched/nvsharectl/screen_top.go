@@ -27,7 +27,6 @@ type monitor struct {
 
 	width, height int
 	last, now     *api.StatusResponse
-	waited        map[waitKey]spread
 	err           error // of the latest question
 	letters       map[string]rune
 	strips        map[string][]rune // by GPU: who had most of it, in each interval
@@ -74,9 +73,8 @@ var sortings = []sorting{
 type (
 	tickMsg   struct{}
 	answerMsg struct {
-		r      *api.StatusResponse
-		waited map[waitKey]spread
-		err    error
+		r   *api.StatusResponse
+		err error
 	}
 	doneMsg struct{ text string } // of a change
 )
@@ -111,14 +109,10 @@ func (f *topFlags) screen(ctx context.Context, runDir string, io streams, first 
 
 // node is the scheduler of a run directory. Its ask is called by one goroutine at a time.
 func (f *topFlags) node(ctx context.Context, runDir string) node {
-	waited := newWaits()
 	return node{
 		ask: func() answerMsg {
 			r, err := f.ask(ctx, runDir)
-			if err == nil && r.View == nil { // events are for those who see all
-				waited.look(ctx, runDir, time.Now())
-			}
-			return answerMsg{r, waited.spreads(), err}
+			return answerMsg{r, err}
 		},
 		set: func(req *api.SetShareRequest) (resp *api.SetShareResponse, err error) {
 			return resp, call(ctx, runDir, func(ctx context.Context, c *api.Conn) error {
@@ -157,7 +151,7 @@ func (m *monitor) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		return m, func() tea.Msg { return m.node.ask() }
 	case answerMsg:
 		if m.err = msg.err; msg.err == nil {
-			m.last, m.now, m.waited = m.now, msg.r, msg.waited
+			m.last, m.now = m.now, msg.r
 			m.record()
 		}
 		return m, m.tick()
@@ -341,7 +335,6 @@ func (m *monitor) arrange() (gpus []*api.GPU) {
 		gpus = append(gpus, g.gpu)
 		var lines []line
 		for _, t := range g.tenants {
-			t.waits = m.waited[waitKey{g.gpu.Uuid, t.key()}]
 			if m.letter(t.key()); strings.Contains(t.name(), m.filter) {
 				lines = append(lines, line{tenantRates: t, gpu: g.gpu})
 			}

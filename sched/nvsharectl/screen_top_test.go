@@ -36,17 +36,9 @@ func spell(text string) []string { return strings.Split(text, "") }
 // busyMinute is a monitor of a minute in which train-b had half of GPU 0.
 func busyMinute(first, later func() *api.StatusResponse) *monitor {
 	m := newMonitor(node{}, 2*time.Second, false, first())
-	ms := int64(time.Millisecond)
-	w := newWaits()
-	at := time.Unix(1_700_000_000, 0)
-	for i := range int64(100) {
-		e := &api.Event{Type: api.EventType_EVENT_TYPE_GRANT, Uuid: m.now.Gpus[0].Uuid, TimeNs: at.UnixNano() - i*ms, Container: m.now.Gpus[0].Clients[0].Container, WaitedNs: (i + 1) * ms}
-		w.add([]*api.Event{e})
-	}
-	w.forget(at)
 	for range 40 { // more than the strips show
 		m.now = first()
-		m.Update(answerMsg{r: later(), waited: w.spreads()})
+		m.Update(answerMsg{r: later()})
 	}
 	return m
 }
@@ -242,29 +234,7 @@ func TestTopChanges(t *testing.T) {
 	}
 }
 
-// Percentiles are of the latest minute, by tenant and GPU.
-func TestWaits(t *testing.T) {
-	w := newWaits()
-	now := time.Unix(1_700_000_000, 0)
-	add := func(ago time.Duration, uid uint32, waited time.Duration) {
-		w.add([]*api.Event{{Type: api.EventType_EVENT_TYPE_GRANT, Uuid: "GPU-x", Uid: uid, TimeNs: now.Add(-ago).UnixNano(), WaitedNs: int64(waited)}})
-	}
-	add(2*time.Minute, 1, time.Hour)
-	add(2*time.Minute, 2, time.Hour)
-	for i := range 200 {
-		add(time.Second, 1, time.Duration(i+1)*time.Millisecond)
-	}
-	w.forget(now)
-	got := w.spreads()
-	if s := got[waitKey{"GPU-x", "user 1"}]; len(got) != 1 || s.p50 != int64(100*time.Millisecond) || s.p99 != int64(198*time.Millisecond) || s.String() != "100ms/198ms" {
-		t.Errorf("%+v", got)
-	}
-	for range 2 * maxWaits {
-		add(0, 3, 0)
-	}
-	if n := len(w.since[waitKey{"GPU-x", "user 3"}]); n != maxWaits {
-		t.Errorf("%d waits are kept", n)
-	}
+func TestBrief(t *testing.T) {
 	for ns, want := range map[int64]string{0: "0", 999: "0", 1500: "1.5µs", 12_345_678: "12ms", 9_990_000: "9.9ms", 90e9: "1.5m", 4e12: "1.1h"} {
 		if got := brief(ns); got != want {
 			t.Errorf("%d ns: %q, want %q", ns, got, want)

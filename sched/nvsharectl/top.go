@@ -68,7 +68,6 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 	if io.size != nil && f.rounds == 0 && f.output == "text" {
 		return f.screen(ctx, runDir, io, last)
 	}
-	waited := newWaits()
 	for i := 0; f.rounds == 0 || i < f.rounds; i++ {
 		select {
 		case <-time.After(f.interval):
@@ -83,8 +82,7 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 			return err
 		}
 		if f.output == "json" {
-			waited.look(ctx, runDir, time.Now())
-			line, err := json.Marshal(newTopJSON(last, r, waited.spreads()))
+			line, err := json.Marshal(newTopJSON(last, r))
 			if err != nil {
 				return fmt.Errorf("print a round: %w", err)
 			}

@@ -68,7 +68,7 @@ func TestTopJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &got); code != exitOK || err != nil || strings.Count(out, "\n") != 1 {
 		t.Fatalf("exit %d, %v, %s %s", code, err, out, errs)
 	}
-	if a := got.GPUs[0].Tenants[0]; a.Tenant != "ml/train-a/main" || a.Due != 0.25 || a.WaitP50 != nil || a.Gets != 0.25 || a.Grants != 5 || a.LimitBytes != 8<<30 || got.Seconds != 2 {
+	if a := got.GPUs[0].Tenants[0]; a.Tenant != "ml/train-a/main" || a.Due != 0.25 || a.WaitP50 == nil || *a.WaitP50 != 0.05 || *a.WaitP99 != 0.099 || got.GPUs[0].Tenants[1].WaitP50 != nil || a.Gets != 0.25 || a.Grants != 5 || a.LimitBytes != 8<<30 || got.Seconds != 2 {
 		t.Errorf("got %+v", got)
 	}
 }

@@ -34,9 +34,8 @@ still remembers its events:
 running   it had the GPU
 draining  of that: it was told to release the GPU and finished its work
 moving    its memory was moved onto the GPU
-waiting   it wanted the GPU, and others had it
-limited   it wanted the GPU and nobody had it: its core limit kept it away, or the
-          GPU changed hands
+limited   it wanted the GPU, and its core limit kept it away, whoever had the GPU
+waiting   it wanted the GPU otherwise, and others had it or it changed hands
 idle      it wanted nothing
 
 It names those that the tenant waited for, whoever took long to release the GPU,
@@ -178,7 +177,11 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 	turns, waits := readTurns(g, events, to)
 	for _, c := range t.clients { // what has begun and not ended is no event yet
 		if c.State == api.ClientState_CLIENT_STATE_WAITING {
-			waits = append(waits, wait{who, span{to - c.SinceNs, to}})
+			w := wait{who: who, span: span{to - c.SinceNs, to}}
+			if t.use.ThrottledNs > 0 {
+				w.limited = w.span
+			}
+			waits = append(waits, w)
 		}
 	}
 	blamed := map[string]*blame{}
@@ -193,14 +196,14 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 		if w.who != who {
 			continue
 		}
-		mine := span{max(w.from, from), min(w.to, to)}
-		others := int64(0)
+		a.Limited += sec(w.limited.within(window))
+		mine := span{max(w.from, w.limited.to, from), min(w.to, to)}
+		a.Waiting += sec(mine.within(window))
 		for _, h := range turns {
 			ns := h.within(mine)
 			if h.who == who || ns == 0 {
 				continue
 			}
-			others += ns
 			b := blamed[h.who]
 			if b == nil {
 				b = &blame{Tenant: h.who}
@@ -209,9 +212,6 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 			b.Seconds += sec(ns)
 			b.Draining += sec(h.drain.within(mine))
 		}
-		whole := mine.within(window)
-		a.Waiting += sec(min(others, whole))
-		a.Limited += sec(max(whole-others, 0))
 	}
 	for _, e := range events {
 		if e.Uuid == g.Uuid && e.Type == api.EventType_EVENT_TYPE_SWAP_IN && api.Tenant(e.Container, e.Uid) == who {
@@ -237,6 +237,7 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 type wait struct {
 	who string
 	span
+	limited span // the beginning of it; empty: no core limit kept it away
 }
 
 // readTurns returns who had a GPU when, and who waited when, as events and the present
@@ -250,7 +251,8 @@ func readTurns(g *api.GPU, events []*api.Event, now int64) (turns []held, waits 
 		switch e.Type {
 		case api.EventType_EVENT_TYPE_GRANT:
 			if e.WaitedNs > 0 {
-				waits = append(waits, wait{who, span{e.TimeNs - e.WaitedNs, e.TimeNs}})
+				from := e.TimeNs - e.WaitedNs
+				waits = append(waits, wait{who, span{from, e.TimeNs}, span{from, from + e.LimitedNs}})
 			}
 		case api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
 			h := held{who: who, span: span{e.TimeNs - e.HeldNs, e.TimeNs}}
@@ -309,7 +311,11 @@ func (a *account) print(io streams) {
 		note = "for " + strings.Join(who, ", ")
 	}
 	row("waiting", a.Waiting, note)
-	row("limited", a.Limited, "")
+	note = ""
+	if a.Limited > 0 {
+		note = "by its core limit, whoever had the GPU"
+	}
+	row("limited", a.Limited, note)
 	row("idle", a.Idle, "")
 	if a.OutOfMemory > 0 {
 		fmt.Fprintf(io.out, "\nIts memory limit refused %d reservations: raise it with nvsharectl set --memory-limit.\n", a.OutOfMemory)

@@ -12,8 +12,8 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// A minute of which nothing is unknown: the tenant runs, waits for one that drains
-// long, waits while nobody has the GPU, and is idle.
+// A minute of which nothing is unknown: the tenant runs, is kept away by its core
+// limit, waits for one that drains long, waits while nobody has the GPU, and is idle.
 func TestWhy(t *testing.T) {
 	pod := func(name string) *api.Container {
 		return &api.Container{Id: strings.Repeat(name[:1], 64), Namespace: "ml", Pod: name, Name: "main"}
@@ -34,14 +34,16 @@ func TestWhy(t *testing.T) {
 			e.HeldNs, e.DrainedNs = int64(s*float64(second)), int64(drained*float64(second))
 		}
 	}
-	waited := func(s float64) func(*api.Event) {
-		return func(e *api.Event) { e.WaitedNs = int64(s * float64(second)) }
+	waited := func(s, limited float64) func(*api.Event) {
+		return func(e *api.Event) {
+			e.WaitedNs, e.LimitedNs = int64(s*float64(second)), int64(limited*float64(second))
+		}
 	}
 	events := []*api.Event{
 		{Type: api.EventType_EVENT_TYPE_START, TimeNs: at(-10)},
 		event(api.EventType_EVENT_TYPE_RELEASE, mine, 10, held(20, 1)),   // running from -10 on: 10 s of the minute
 		event(api.EventType_EVENT_TYPE_RELEASE, other, 30, held(20, 15)), // from 10 to 30, draining from 15 on
-		event(api.EventType_EVENT_TYPE_GRANT, mine, 35, waited(25)),      // 20 s for the other, 5 s for nobody
+		event(api.EventType_EVENT_TYPE_GRANT, mine, 35, waited(25, 8)),   // from 10 on: 8 s limited, 12 s for the other, 5 s for nobody
 		event(api.EventType_EVENT_TYPE_SWAP_IN, mine, 37, func(e *api.Event) { e.TookNs = 2 * second }),
 		event(api.EventType_EVENT_TYPE_RELEASE, mine, 40, held(5, 0)),
 	}
@@ -62,13 +64,13 @@ func TestWhy(t *testing.T) {
 		got, want float64
 	}{
 		{"known", a.Known, 60}, {"running", a.Running, 15}, {"draining", a.Draining, 1}, {"moving", a.Moving, 2},
-		{"waiting", a.Waiting, 30}, {"limited", a.Limited, 5}, {"idle", a.Idle, 10}, {"turns", float64(a.Turns), 2},
+		{"waiting", a.Waiting, 27}, {"limited", a.Limited, 8}, {"idle", a.Idle, 10}, {"turns", float64(a.Turns), 2},
 	} {
 		if math.Abs(tc.got-tc.want) > 1e-6 {
 			t.Errorf("%s: %v, want %v", tc.name, tc.got, tc.want)
 		}
 	}
-	if len(a.For) != 1 || a.For[0].Tenant != "ml/b-serve/main" || a.For[0].Seconds != 30 || a.For[0].Draining != 15 || !a.For[0].Fenced {
+	if len(a.For) != 1 || a.For[0].Tenant != "ml/b-serve/main" || a.For[0].Seconds != 22 || a.For[0].Draining != 12 || !a.For[0].Fenced {
 		t.Errorf("waited for %+v", a.For)
 	}
 	var out bytes.Buffer

@@ -15,7 +15,7 @@ import (
 func printWide(io streams, r *api.StatusResponse) {
 	printHealth(io, r, math.MaxInt)
 	gpus := table{head: []string{"GPU", "NAME", "UUID", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "ANTI-THRASH", "MEMORY", "GRANTS", "FENCED"}}
-	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "GETS", "WAITED", "LONGEST WAIT", "DEBT", "SHARE", "MEMORY", "OOM", "PROCESSES"}}
+	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "GETS", "WAITED", "WAIT p50/p99", "LONGEST WAIT", "DEBT", "SHARE", "MEMORY", "OOM", "PROCESSES"}}
 	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "CALLS", "MEMORY", "BYPASSED", "SLICES", "PREEMPTED"}}
 	swaps, places := swapTable(), placeTable()
 	var notes []string
@@ -81,7 +81,7 @@ func (t *tenant) addWide(to *table, g *api.GPU) {
 	if away := t.away(); away > 0 {
 		memory += ", " + size(away) + " away"
 	}
-	to.add(map[int]string{2: colour, 9: memoryColour, 10: alarm(t.use.OutOfMemory > 0)},
-		fmt.Sprint(g.Index), t.name(), state, since, t.got(), t.waited(), short(t.longestWait()),
+	to.add(map[int]string{2: colour, 10: memoryColour, 11: alarm(t.use.OutOfMemory > 0)},
+		fmt.Sprint(g.Index), t.name(), state, since, t.got(), t.waited(), halfAndMost(t.use.Waits), short(t.longestWait()),
 		t.debt(), t.share(), memory, fmt.Sprint(t.use.OutOfMemory), fmt.Sprint(len(t.clients)))
 }

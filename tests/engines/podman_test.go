@@ -94,12 +94,19 @@ func testPodman(t *testing.T, name, root, scripts string) {
 }
 
 // testAnnotations: an annotation limits a container from its first call on, and
-// nvsharectl knows the container by the name that its user gave it. A container whose
-// annotation cannot be met does not start.
+// nvsharectl knows the container by the name that its user gave it, and says the same inside
+// the container. A container whose annotation cannot be met does not start.
 func testAnnotations(t *testing.T, e *node.Engine, name string) {
 	ctx := within(t)
+	ctl := filepath.Join(e.Private, "nvsharectl") // static, for any image
+	build := exec.CommandContext(ctx, "go", "build", "-o", ctl, "../../sched/nvsharectl")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
 	run := func(annotation string, program ...string) []string {
-		return slices.Concat([]string{"podman", "run", "--rm", "--name", name + "-limited", "--device", "nvshare.com/gpu=1", "--annotation", annotation, image}, program)
+		return slices.Concat([]string{"podman", "run", "--rm", "--name", name + "-limited", "--device", "nvshare.com/gpu=1", "--annotation", annotation,
+			"--volume", ctl + ":/usr/bin/nvsharectl:ro", image}, program)
 	}
 	known := clients(t, ctx)
 	p := must(e.Start(name+"-limited", run("nvshare.com/gpu-memory-limit=8Gi", busy("limited")...)...))(t)
@@ -114,6 +121,12 @@ func testAnnotations(t *testing.T, e *node.Engine, name string) {
 	}
 	if c.Container.MemoryLimitBytes != 8<<30 {
 		t.Errorf("the annotation is lost: %v", c.Container)
+	}
+	inside := must(e.Run(ctx, "podman", "exec", name+"-limited", "nvsharectl"))(t)
+	for _, want := range []string{"only " + name + "-limited is named here", "of 8Gi"} {
+		if !strings.Contains(inside, want) {
+			t.Errorf("nvsharectl in the container does not say %q:\n%s", want, inside)
+		}
 	}
 	end(t, ctx, p, c)
 	check(t, node.Until(ctx, "the container is forgotten", func() error {

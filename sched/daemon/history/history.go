@@ -42,6 +42,7 @@ type Event struct {
 	Names      *api.Container // of the client's container, if the plugin said them
 	Epoch      sched.Epoch
 	Waited     time.Duration
+	Limited    time.Duration
 	Held       time.Duration
 	Drained    time.Duration
 	Text       string
@@ -165,7 +166,7 @@ func (e *Event) api() *api.Event {
 	out := &api.Event{
 		Sequence: e.Seq, TimeNs: e.At, Type: e.Kind, Uuid: e.UUID, Index: uint32(e.Index),
 		Client: uint64(e.Client), Epoch: uint64(e.Epoch), Reason: e.Text,
-		WaitedNs: int64(e.Waited), HeldNs: int64(e.Held), DrainedNs: int64(e.Drained),
+		WaitedNs: int64(e.Waited), LimitedNs: int64(e.Limited), HeldNs: int64(e.Held), DrainedNs: int64(e.Drained),
 		Bytes: e.Bytes, TookNs: int64(e.Took),
 		Fenced: e.Fenced, Concurrent: e.Concurrent, Latency: e.Latency, Container: onlyNames(e.Names),
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
 )
 
 // turnBounds are the upper bounds of the histograms' buckets, each inclusive.
@@ -24,7 +25,7 @@ var turnBounds = [...]time.Duration{
 type histogram struct {
 	counts [len(turnBounds) + 1]uint64 // the last one: longer than all bounds
 	sum    time.Duration
-	exact  spread // for the status, whose percentiles want smaller steps
+	exact  sched.Spread // for the status, whose percentiles want smaller steps
 }
 
 func (h *histogram) add(d time.Duration) {
@@ -34,7 +35,7 @@ func (h *histogram) add(d time.Duration) {
 	}
 	h.counts[i]++
 	h.sum += d
-	h.exact.add(d)
+	h.exact.Add(d)
 }
 
 // cumulative returns what Prometheus wants: how many durations in all, and by
@@ -95,3 +96,13 @@ func (s *Turns) Released(t time.Time, a *sched.Released) {
 
 // Paused counts a gate that was shut for a latency tenant.
 func (s *Turns) Paused() { s.pauses++ }
+
+// Fill tells what turns took.
+func (s *Turns) Fill(g *api.GPU) {
+	g.Drains, g.HandOvers, g.Waits = Spread(&s.drain.exact), Spread(&s.handOver.exact), Spread(&s.wait.exact)
+}
+
+// Spread tells what was counted.
+func Spread(s *sched.Spread) *api.Spread {
+	return &api.Spread{Count: s.Count(), P50Ns: int64(s.Percentile(50)), P99Ns: int64(s.Percentile(99))}
+}

@@ -3,8 +3,9 @@
 #
 # Usage: lint.sh DIR
 # Checks the sources, with the Go programs that go.mod here pins, which it builds into
-# DIR once, and with shellcheck and cppcheck where they are installed. Each check that is
-# left out is named. Ends with status 1 if a check finds anything.
+# DIR once; with shellcheck, cppcheck and clang-tidy where they are installed, whose
+# versions it names; and the dashboard, where there is npm. Each check that is left out is
+# named. Ends with status 1 if a check finds anything.
 set -u
 
 out=${1:?usage: lint.sh DIR}
@@ -39,19 +40,41 @@ check "modules of summary" $go -C "$here/../summary" mod verify
 check staticcheck "$out/staticcheck" -tags e2e,engines,k8s,compat,release ./...
 if command -v shellcheck >/dev/null; then
 	# shellcheck disable=SC2086
-	check shellcheck shellcheck --severity=warning $scripts
+	check "shellcheck $(shellcheck --version | sed -n 's/^version: //p')" shellcheck --severity=warning $scripts
 else
 	left_out "shellcheck, which is not installed"
 fi
 if command -v cppcheck >/dev/null; then
 	# It takes a bare address that is kept for a time for one that is kept for ever, and
 	# does not see which branches exclude each other: the sanitizers of hook/test do.
-	check cppcheck cppcheck --quiet --error-exitcode=1 --enable=warning,portability --std=c11 -D__x86_64__ '-DElfW(t)=Elf64_##t' \
+	check "$(cppcheck --version)" cppcheck --quiet --error-exitcode=1 --enable=warning,portability --std=c11 -D__x86_64__ '-DElfW(t)=Elf64_##t' \
 		--suppress=autoVariables --suppress=uninitvar --suppress=legacyUninitvar --suppress=ctuuninitvar \
 		-Ihook -Ihook/os -Ihook/core -Ihook/rm -Ihook/memory -Ihook/swap -Ihook/cuda -Ihook/nvml \
 		hook/os hook/core hook/rm hook/memory hook/swap hook/cuda hook/nvml
 else
 	left_out "cppcheck, which is not installed"
+fi
+# hook/.clang-tidy says which checks, and why others are left out.
+tidy() {
+	printf '%s\0' hook/*/*.c | grep -zv '^hook/test/' | xargs -0 -n 4 -P "$(nproc)" sh -c '
+		clang-tidy --quiet "$@" -- -std=c11 -D_GNU_SOURCE -Ihook -Ihook/os -Ihook/core -Ihook/rm \
+			-Ihook/memory -Ihook/swap -Ihook/cuda -Ihook/nvml 2>/dev/null' sh
+}
+if command -v clang-tidy >/dev/null; then
+	check "clang-tidy $(clang-tidy --version | sed -n 's/.*version //p')" tidy
+else
+	left_out "clang-tidy, which is not installed"
+fi
+if command -v npm >/dev/null; then
+	echo "lint: the dashboard, by Grafana's types" >&2
+	sh "$here/../grafana/check.sh" "$out/grafana"
+	case $? in
+	0) ;;
+	3) left_out "the dashboard by Grafana's types, which npm could not fetch" ;;
+	*) failed="$failed dashboard" ;;
+	esac
+else
+	left_out "the dashboard by Grafana's types: there is no npm"
 fi
 # GOVULNDB names another copy of the database: a URL, or file:///DIRECTORY.
 said=$("$out/govulncheck" ${GOVULNDB:+-db "$GOVULNDB"} ./sched/... ./plugin/... ./cdi/... 2>&1)

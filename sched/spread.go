@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package metrics
+package sched
 
 import (
 	"math/bits"
 	"time"
-
-	"github.com/nvshare/nvshare/sched/api"
 )
 
 const (
@@ -17,14 +15,15 @@ const (
 	octaves = 27
 )
 
-// spread counts durations by steps that grow with them, so that percentiles are as exact
+// Spread counts durations by steps that grow with them, so that percentiles are as exact
 // for microseconds as for seconds, in the same few bytes however many there are.
-type spread struct {
+type Spread struct {
 	counts [fine * octaves]uint64
 	total  uint64
 }
 
-func (s *spread) add(d time.Duration) {
+// Add counts one.
+func (s *Spread) Add(d time.Duration) {
 	s.counts[step(d)]++
 	s.total++
 }
@@ -49,8 +48,8 @@ func bound(step int) time.Duration {
 	return (time.Duration(step%fine+fine+1)<<(octave-1) - 1) * time.Microsecond
 }
 
-// percentile returns which duration that part of them took at most; 0: there are none.
-func (s *spread) percentile(part int) time.Duration {
+// Percentile returns which duration that part of them took at most; 0: there are none.
+func (s *Spread) Percentile(part int) time.Duration {
 	var up uint64
 	for i, n := range s.counts {
 		if up += n; n > 0 && 100*up >= uint64(part)*s.total {
@@ -60,11 +59,13 @@ func (s *spread) percentile(part int) time.Duration {
 	return 0
 }
 
-func (s *spread) status() *api.Spread {
-	return &api.Spread{Count: s.total, P50Ns: int64(s.percentile(50)), P99Ns: int64(s.percentile(99))}
-}
+// Count returns how many durations were counted.
+func (s *Spread) Count() uint64 { return s.total }
 
-// Fill tells what turns took.
-func (s *Turns) Fill(g *api.GPU) {
-	g.Drains, g.HandOvers, g.Waits = s.drain.exact.status(), s.handOver.exact.status(), s.wait.exact.status()
+// merge counts what another spread has counted.
+func (s *Spread) merge(o *Spread) {
+	for i, n := range o.counts {
+		s.counts[i] += n
+	}
+	s.total += o.total
 }
