@@ -30,6 +30,13 @@
  *     <------------- GRANT(channel, epoch)      as above; the client moves in first
  *     MOVED(channel, READY, epoch) ---------->  all is there, its gate opens
  *
+ * And where the process leaves the GPU with its context:
+ *
+ *     <------------- SUSPEND(PREPARE)
+ *     SUSPENDED(READY) ---------------------->  the driver checkpoints the process
+ *     SUSPENDED(WAKE) ----------------------->  a call; the driver restores it
+ *     <------------- SUSPEND(OVER)
+ *
  * The grant page, not the GRANT frame, opens the gate: a thread may submit
  * work to a GPU while the channel's word equals the epoch this client holds.
  * Frames wake the client thread and carry what it has to do.
@@ -79,6 +86,7 @@ enum nvs_type {
 	NVS_MOVED    = 8, /* code: enum nvs_moved_flags; epoch: of the grant in hand, or 0 */
 	NVS_UTIL     = 9, /* samples of whether the GPU had work; see struct nvs_util */
 	NVS_CONTROLS = 10, /* what the process may ask of the GPU's own scheduler; see struct nvs_controls */
+	NVS_SUSPENDED = 11, /* code: enum nvs_suspended; of the process, channel 0; to who sent SUSPEND */
 	/* scheduler to client */
 	NVS_WELCOME  = 65, /* carries the grant page's descriptor */
 	NVS_ATTACHED = 66, /* code: enum nvs_error, 0 for success */
@@ -90,12 +98,30 @@ enum nvs_type {
 	NVS_ROOM     = 72, /* the slot's room has changed */
 	NVS_ARENA    = 73, /* carries a segment of host memory for what is away */
 	NVS_SLICE    = 74, /* the GPU's own time slice of this client; to who said NVS_REGISTER_SLICES */
+	NVS_SUSPEND  = 75, /* code: enum nvs_suspend; of the process, channel 0; to who said NVS_REGISTER_SUSPEND */
 };
 
 enum nvs_register_flags {
 	NVS_REGISTER_RECONNECT = 1u << 0, /* this process was registered before */
 	NVS_REGISTER_SWAP      = 1u << 16, /* it can move memory; see struct nvs_moved */
 	NVS_REGISTER_SLICES    = 1u << 17, /* it understands SLICE */
+	NVS_REGISTER_SUSPEND   = 1u << 18, /* it understands SUSPEND, and sees each call of the driver */
+	NVS_REGISTER_AWAY      = 1u << 19, /* it has sent SUSPENDED (READY), or may, and waits for SUSPEND (OVER) */
+};
+
+/*
+ * A process leaves the GPU with its context: the scheduler asks it to keep out of the
+ * driver, has the driver checkpoint it, and says when it is restored.
+ */
+enum nvs_suspend {
+	NVS_SUSPEND_PREPARE = 1, /* new driver calls wait from now on; answer SUSPENDED (READY) or (BUSY) */
+	NVS_SUSPEND_OVER    = 2, /* driver calls go on; also as the answer to (BUSY) */
+};
+
+enum nvs_suspended {
+	NVS_SUSPENDED_READY = 1, /* no thread is in the driver, or comes there */
+	NVS_SUSPENDED_BUSY  = 2, /* one is, or waits to be; SUSPEND is as if it had not come */
+	NVS_SUSPENDED_WAKE  = 3, /* after READY: a thread waits for the driver; repeated each second */
 };
 
 enum nvs_attach_flags {

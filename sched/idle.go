@@ -104,11 +104,11 @@ func (c *GPU) suspendIdle() {
 	mem.idle = next
 }
 
-// suspendClient suspends an idle client, if that moves anything and there is host memory
+// suspendClient suspends an idle client, if that moves anything (Memory.Contexts: or not) and there is host memory
 // for it. Else that is tried again after its time.
 func (c *GPU) suspendClient(m *member) {
 	o := c.mem.residency.clients[m.id]
-	if o.keep != Swapped || o.unknown || o.suspended || m.gang != "" || o.resident <= o.fixed || c.suspendsFit([]*occupant{o}) != nil {
+	if o.keep != Swapped || o.unknown || o.suspended || m.gang != "" || o.resident <= o.fixed && !c.mem.Contexts || c.suspendsFit([]*occupant{o}) != nil {
 		return
 	}
 	c.leaves(m, true)

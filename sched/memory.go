@@ -49,6 +49,7 @@ type Memory struct {
 	StallAfter time.Duration // 0: DefaultStallAfter
 
 	SuspendAfter time.Duration // clients idle for so long are suspended, see idle.go; 0: none are
+	Contexts     bool          // a suspended client leaves more than memory: also one that has none on the GPU is suspended
 }
 
 // memory is the part of a GPU that decides about memory.
@@ -250,6 +251,9 @@ func (c *GPU) restoreMemory(ev RestoreMemory) {
 	mem.residency.attach(m.id, keep, m.gang, keep == Swapped)
 	mem.residency.promise(m.id, m.promised, mem.believed(m))
 	mem.residency.force(m.id)
+	if o := mem.residency.clients[m.id]; ev.Suspended && keep == Swapped {
+		mem.residency.sleep(o)
+	}
 	if cl := c.clients[m.id]; cl != nil {
 		mem.residency.setActive(m.id, cl.grant != nil)
 	}

@@ -73,6 +73,8 @@ type RestoreMemory struct {
 	Gang    string
 	CanMove bool
 	Bytes   uint64 // that it had reserved
+
+	Suspended bool
 }
 
 // Suspend has all memory of a tenant's clients leave the GPU that can be moved, also if

@@ -256,7 +256,7 @@ func TestAnyHistory(t *testing.T) {
 				return rapid.SampledFrom([]Event{
 					SetTenantMemory{tenant, bytes.Draw(t, "limit"), Keep(rapid.IntRange(0, 2).Draw(t, "keep"))},
 					SetGPUMemory{bytes.Draw(t, "GPU")}, ArenaChanged{id, bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant}, Called{id},
-					RestoreMemory{id, tenant, "", rapid.Bool().Draw(t, "can move"), bytes.Draw(t, "bytes")},
+					RestoreMemory{id, tenant, "", rapid.Bool().Draw(t, "can move"), bytes.Draw(t, "bytes"), rapid.Bool().Draw(t, "suspended")},
 				}).Draw(t, "memory")
 			case 21, 26:
 				return Reserve{id, bytes.Draw(t, "total"), bytes.Draw(t, "least"), rapid.IntRange(0, 3).Draw(t, "force") == 0, 1}

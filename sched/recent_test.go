@@ -35,6 +35,11 @@ func TestGotAndWaited(t *testing.T) {
 		}
 		now = max(at, now)
 		step(Tick{})
+		for _, s := range c.Snapshot(now).Tenants { // at each moment, whoever is kept away by its limit
+			if want := map[string]int{"limited": 250, "free": 750}[s.Tenant]; s.Promised != want {
+				t.Fatalf("after %v %s is due %d permille, want %d", time.Duration(now), s.Tenant, s.Promised, want)
+			}
+		}
 	}
 	if w, l := waits["limited"], limited["limited"]; l < w*9/10 || l > w || w < 10*time.Second || limited["free"] != 0 {
 		t.Errorf("the limited tenant waited %v, %v of that for its limit; the other for one: %v", w, l, limited["free"])
@@ -104,5 +109,42 @@ func TestLately(t *testing.T) {
 	l.note(at(time.Hour), time.Second)
 	if sum := l.sum(at(time.Hour)); sum.Count() != 1 {
 		t.Errorf("%d waits, want 1", sum.Count())
+	}
+}
+
+// What tenants are due adds up to the whole GPU, unless all are at their limits.
+func TestDues(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		all  []Share
+		idle *Share // of one that wants nothing now
+		want []int  // permille, the idle one's last
+	}{
+		{"alone", []Share{{}}, nil, []int{1000}},
+		{"alone with a limit", []Share{{Limit: 25}}, nil, []int{250}},
+		{"two", []Share{{}, {}}, nil, []int{500, 500}},
+		{"two and an idle one", []Share{{}, {}}, &Share{}, []int{500, 500, 333}},
+		{"a limit below its part", []Share{{Limit: 25}, {}}, nil, []int{250, 750}},
+		{"a limit above its part", []Share{{Limit: 60}, {}}, nil, []int{500, 500}},
+		{"limits that leave something", []Share{{Limit: 25}, {Limit: 30}}, nil, []int{250, 300}},
+		{"what one leaves brings no other above its limit", []Share{{Limit: 10}, {Limit: 40}, {}}, nil, []int{100, 400, 500}},
+		{"a promise and weights", []Share{{Request: 40}, {Weight: 200}, {Weight: 300}}, nil, []int{500, 200, 300}},
+		{"an idle one with a limit", []Share{{}}, &Share{Limit: 20}, []int{1000, 200}},
+		{"all is promised", []Share{{Request: 60}, {Request: 40}, {}}, nil, []int{600, 400, 0}},
+	} {
+		var d dues
+		for _, s := range tc.all {
+			d.wanting = append(d.wanting, &tenant{share: clampShare(s), active: true})
+		}
+		d.share()
+		of := d.wanting
+		if tc.idle != nil {
+			of = append(of[:len(of):len(of)], &tenant{share: clampShare(*tc.idle)})
+		}
+		for i, u := range of {
+			if got := d.permille(u); abs(got-tc.want[i]) > 1 {
+				t.Errorf("%s: %d is due %d permille, want %d", tc.name, i, got, tc.want[i])
+			}
+		}
 	}
 }

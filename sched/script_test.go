@@ -279,7 +279,7 @@ func parseEvent(words []string) (Event, error) {
 	case "exec":
 		return Exec{id}, nil
 	case "restorememory":
-		return RestoreMemory{id, tenant, share.Gang, is["canmove"], bytes["bytes"]}, nil
+		return RestoreMemory{id, tenant, share.Gang, is["canmove"], bytes["bytes"], is["suspended"]}, nil
 	case "gone":
 		return Gone{id}, nil
 	case "restore":

@@ -61,7 +61,7 @@ type TenantSnapshot struct {
 	Tenant      string // as in Attach; "" never: a client of its own is "client N"
 	Share       Share
 	Clients     int
-	Promised    int           // permille of the GPU's time that it can have while the tenants of now want theirs
+	Promised    int           // permille of the GPU's time that it gets in the long run if it wants it, while those want it that do now
 	Got         int           // permille of the GPU's time, over the latest five seconds
 	Waited      int           // permille of the latest five seconds: it wanted the GPU and had no grant
 	Used        time.Duration // billed so far
@@ -136,9 +136,10 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 		s.Clients = append(s.Clients, cs)
 	}
 	slices.SortFunc(s.Clients, func(a, b ClientSnapshot) int { return cmp.Compare(a.ID, b.ID) })
+	d := c.dues()
 	for _, t := range c.tenants {
 		if !t.ghost || t.credit < 0 {
-			s.Tenants = append(s.Tenants, c.tenantSnapshot(t, now))
+			s.Tenants = append(s.Tenants, c.tenantSnapshot(t, now, &d))
 		}
 	}
 	slices.SortFunc(s.Tenants, func(a, b TenantSnapshot) int { return cmp.Compare(a.Tenant, b.Tenant) })
@@ -158,14 +159,14 @@ func (c *GPU) way() (way, reason string) {
 	return "turns", c.auto.reason
 }
 
-func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
+func (c *GPU) tenantSnapshot(t *tenant, now Time, d *dues) TenantSnapshot {
 	a := t.account // billed up to now in a copy: this changes nothing
 	a.bill(now, c.ratesOf(t))
 	ts := TenantSnapshot{
 		Tenant:      t.displayName(),
 		Share:       t.share,
 		Clients:     t.clients,
-		Promised:    int(c.part(t) * 1000 / one),
+		Promised:    d.permille(t),
 		Got:         a.got.permille(now),
 		Waited:      a.waited.permille(now),
 		RecentWait:  t.recentWait.most(now),
@@ -178,7 +179,6 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time) TenantSnapshot {
 		Grace:       c.grace - c.lessGrace(t),
 	}
 	if t.limited() {
-		ts.Promised = min(ts.Promised, t.share.Limit*10)
 		ts.Debt = max(0, -a.credit)
 		if a.capped {
 			ts.Throttled = max(0, max(t.notBefore, a.backAt(t.share.Limit, t.slice())).Sub(now))

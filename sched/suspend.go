@@ -119,6 +119,17 @@ func (c *GPU) SuspendFits(tenant string) (bytes uint64, why error) {
 	return bytes, c.suspendsFit(all)
 }
 
+// Left says whether a client is suspended, nothing that can be moved is left of its memory
+// on the GPU, and it does not wait to come back.
+func (c *GPU) Left(id ClientID) bool {
+	r, cl := c.mem.residency, c.clients[id]
+	if r == nil || cl == nil || r.clients[id] == nil {
+		return false
+	}
+	o := r.clients[id]
+	return o.suspended && o.victim() && o.resident <= o.fixed && cl.grant == nil && cl.in == nil && !cl.later
+}
+
 // suspendsFit returns why there is no host memory for all memory of these clients; nil:
 // there is.
 func (c *GPU) suspendsFit(all []*occupant) error {
@@ -145,12 +156,17 @@ func (r *residency) suspend(id ClientID) bool {
 	if o == nil || o.keep != Swapped || o.unknown {
 		return false
 	}
+	r.sleep(o)
+	r.leave(o)
+	return true
+}
+
+// sleep says that a client is suspended.
+func (r *residency) sleep(o *occupant) {
 	if !o.suspended {
 		o.suspended = true
 		r.suspended++
 	}
-	r.leave(o)
-	return true
 }
 
 // wake says that a client is not suspended any more.

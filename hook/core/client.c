@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "away.h"
 #include "clock.h"
 #include "connection.h"
 #include "drain.h"
@@ -124,7 +125,8 @@ static void try_connect(void)
 		return;
 	}
 	f.code = (nvs_client.registered ? NVS_REGISTER_RECONNECT : 0) |
-		 (nvs_memory_ops.capable() ? NVS_REGISTER_SWAP : 0) | NVS_REGISTER_SLICES;
+		 (nvs_memory_ops.capable() ? NVS_REGISTER_SWAP : 0) | NVS_REGISTER_SLICES |
+		 (nvs_client.bypassed ? 0 : NVS_REGISTER_SUSPEND) | (atomic_load(&nvs_away) ? NVS_REGISTER_AWAY : 0);
 	f.u.reg.min_version = NVS_WIRE_VERSION;
 	f.u.reg.channels = (uint16_t)nvs_gpu_count;
 	f.u.reg.shim_version = NVS_SHIM_VERSION;
@@ -187,6 +189,8 @@ static bool handle(const struct nvs_frame *f, int fd)
 		}
 		return f->type == NVS_WELCOME && nvs_client.link != LINK_UP && welcome(f, fd);
 	}
+	if (f->type == NVS_SUSPEND)
+		return nvs_away_receive(f);
 	if (f->channel >= nvs_gpu_count)
 		return false;
 	gpu = &nvs_gpus[f->channel];
@@ -447,6 +451,7 @@ void nvs_client_exit(void)
 
 	if (!atomic_load(&nvs_gate.active) || atomic_load(&nvs_exiting))
 		return;
+	nvs_away_exit();
 	locked = lock_at_exit();
 	nvs_exiting_ns = nvs_now();
 	if (locked) {
@@ -470,6 +475,7 @@ void nvs_client_exit(void)
 
 void nvs_client_fork_child(void)
 {
+	nvs_away_fork_child();
 	nvs_connection_fork_child();
 	nvs_pages_fork_child();
 	nvs_gpus_fork_child();

@@ -18,7 +18,7 @@ static atomic_int in_driver;
 bool nvs_driver_enter(void)
 {
 	atomic_fetch_add(&in_driver, 1);
-	if (!nvs_of_shim || !atomic_load(&stopped))
+	if (!nvs_of_shim || !(atomic_load(&stopped) || atomic_load(&nvs_away)))
 		return true;
 	atomic_fetch_sub(&in_driver, 1);
 	return false;
@@ -27,6 +27,15 @@ bool nvs_driver_enter(void)
 void nvs_driver_leave(void)
 {
 	atomic_fetch_sub(&in_driver, 1);
+}
+
+bool nvs_driver_quiet(uint64_t end_ns)
+{
+	static const struct timespec nap = { 0, 1000000 };
+
+	while (atomic_load(&in_driver) && nvs_now() < end_ns)
+		nanosleep(&nap, NULL);
+	return !atomic_load(&in_driver);
 }
 
 void nvs_driver_stop(void)

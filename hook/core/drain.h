@@ -49,9 +49,12 @@ bool nvs_streams_idle(struct nvs_gpu *gpu);
 /* No driver calls of our own from now on; waits up to a second for the last. */
 void nvs_driver_stop(void);
 
+/* Whether no thread is in such a bracket, or none is before then. */
+bool nvs_driver_quiet(uint64_t end_ns);
+
 /*
- * Brackets driver calls that the shim makes for itself. False: the process ends, and
- * the shim's own threads call the driver no more. An application's thread still may:
+ * Brackets driver calls that the shim makes for itself. False: the process ends, or is
+ * checkpointed (away.h), and the shim's own threads call the driver no more. An application's thread still may:
  * the application calls the driver with it.
  */
 bool nvs_driver_enter(void);

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "away_flag.h"
 #include "lock.h"
 
 typedef unsigned long long CUdeviceptr;
@@ -113,21 +114,25 @@ struct nvs_driver_table {
 #undef D
 };
 
+/* Whether this thread is the shim's own, not the application's. */
+extern __thread bool nvs_of_shim __attribute__((tls_model("initial-exec")));
+
 /* Valid once nvs_resolve() returned true. The code calls it nvs_driver. */
 extern struct nvs_driver_table nvs_driver_functions;
 
 /* Whether the driver has a function; allowed under any lock. */
 #define nvs_driver_has(member) (nvs_driver_functions.member != NULL)
 
-#ifdef NVS_LOCK_CHECKS
-static inline struct nvs_driver_table *nvs_driver_checked(void)
+/* Who calls for a thread of the application brings the process back first; see away.h. */
+static inline struct nvs_driver_table *nvs_driver_now(void)
 {
+#ifdef NVS_LOCK_CHECKS
 	nvs_lock_check_driver();
+#endif
+	if (nvs_is_away() && !nvs_of_shim)
+		nvs_away_wait();
 	return &nvs_driver_functions;
 }
-#define nvs_driver (*nvs_driver_checked())
-#else
-#define nvs_driver nvs_driver_functions
-#endif
+#define nvs_driver (*nvs_driver_now())
 
 #endif

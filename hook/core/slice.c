@@ -25,6 +25,8 @@ void nvs_slices_apply(void)
 		uint64_t slice_ns;
 		bool due;
 
+		if (nvs_is_away()) /* there are no channels */
+			return;
 		nvs_lock(&nvs_client_lock);
 		due = gpu->slice_due;
 		slice_ns = gpu->slice_ns;
@@ -42,7 +44,7 @@ void nvs_slices_apply(void)
 bool nvs_controls_due(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 {
 	/* A program without a gated call has no work, and perhaps no context. */
-	if (nvs_client.link != LINK_UP || !(nvs_client.page->features & NVS_FEATURE_CONTROLS) ||
+	if (nvs_is_away() || nvs_client.link != LINK_UP || !(nvs_client.page->features & NVS_FEATURE_CONTROLS) ||
 	    gpu->lease.link != LEASE_ATTACHED || (gpu->lease.gate != LEASE_OPEN && !nvs_gate_calls(gpu)))
 		return false;
 	if (now < gpu->controls_ns) {

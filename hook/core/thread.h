@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "driver.h"
 #include "gpu.h"
 
 /* One per thread that ever came to the gate; reused when the thread ends. */
@@ -32,9 +33,6 @@ struct nvs_thread {
 };
 
 extern __thread struct nvs_thread *nvs_self __attribute__((tls_model("initial-exec")));
-
-/* Whether this thread is the shim's own, not the application's. */
-extern __thread bool nvs_of_shim __attribute__((tls_model("initial-exec")));
 
 /* Makes the thread key. ended: called when a thread with a record ends, on that thread. */
 void nvs_threads_init(void (*ended)(struct nvs_thread *t));

@@ -305,6 +305,13 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	for (;;) {
 		uint32_t word;
 
+		if (nvs_is_away()) {
+			unlock_masked(&mask);
+			nvs_away_wait();
+			lock_masked(&mask);
+			now = nvs_now();
+			continue;
+		}
 		want(t, gpu, now);
 		word = nvs_gpu_word(gpu);
 

@@ -11,6 +11,7 @@ NVS_GATED_TABLE(G)
 /* Defined in the other files; only their addresses are needed here. */
 #define H(name) extern int name();
 NVS_OTHER_TABLE(H)
+NVS_UNGATED_TABLE(H)
 #undef H
 
 void *const nvs_wrappers[NVS_F_COUNT] = {
@@ -19,5 +20,6 @@ void *const nvs_wrappers[NVS_F_COUNT] = {
 #undef G
 #define H(name) [NVS_F_##name] = (void *)name,
 	NVS_OTHER_TABLE(H)
+	NVS_UNGATED_TABLE(H)
 #undef H
 };

@@ -28,6 +28,9 @@ struct nvs_nvml {
 };
 extern struct nvs_nvml nvs_nvml;
 
+/* The same again of those of ungated.h, for their stubs. */
+extern _Atomic(void *) nvs_ungated_table[NVS_CUDA_COUNT - NVS_WRAPPED_COUNT];
+
 extern const char *const nvs_names[NVS_F_COUNT];
 extern void *const nvs_wrappers[NVS_F_COUNT];
 
@@ -46,7 +49,11 @@ void *nvs_resolve_one(enum nvs_function f);
 
 static inline void *nvs_real_pointer(enum nvs_function f)
 {
-	void *p = atomic_load_explicit(&nvs_real_table[f], memory_order_relaxed);
+	void *p;
+
+	if (f < NVS_CUDA_COUNT && nvs_is_away())
+		nvs_away_wait(); /* who asks calls it */
+	p = atomic_load_explicit(&nvs_real_table[f], memory_order_relaxed);
 
 	return nvs_likely(p != NULL) ? p : nvs_resolve_one(f);
 }

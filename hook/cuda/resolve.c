@@ -18,7 +18,7 @@
 #include "hook.h"
 #include "rm.h"
 
-_Atomic(void *) nvs_real_table[NVS_F_COUNT];
+_Atomic(void *) nvs_real_table[NVS_F_COUNT], nvs_ungated_table[NVS_CUDA_COUNT - NVS_WRAPPED_COUNT];
 struct nvs_driver_table nvs_driver_functions;
 struct nvs_nvml nvs_nvml;
 
@@ -28,6 +28,7 @@ const char *const nvs_names[NVS_F_COUNT] = {
 #undef G
 #define H(name) [NVS_F_##name] = #name,
 	NVS_OTHER_TABLE(H)
+	NVS_UNGATED_TABLE(H)
 #undef H
 };
 
@@ -52,7 +53,7 @@ static struct library *library_of(unsigned f)
  * Without a lock, which a fork at the wrong moment would leave locked: all who
  * fill it put the same in, in the same order.
  */
-#define MAP_SIZE 2048u
+#define MAP_SIZE 4096u
 _Static_assert(NVS_F_COUNT * 4 <= MAP_SIZE, "map stays sparse");
 static _Atomic unsigned short map[MAP_SIZE];
 
@@ -154,8 +155,13 @@ static bool resolve(struct library *l, void *hint, bool load)
 	/* The handle is kept: the pointers must stay valid. */
 	handle = open_library(l, hint, load);
 	if (handle) {
-		for (unsigned f = l->first; f < l->end; f++)
-			atomic_store(&nvs_real_table[f], nvs_next_dlsym(handle, nvs_names[f]));
+		for (unsigned f = l->first; f < l->end; f++) {
+			void *p = nvs_next_dlsym(handle, nvs_names[f]);
+
+			atomic_store(&nvs_real_table[f], p);
+			if (f >= NVS_WRAPPED_COUNT && f < NVS_CUDA_COUNT)
+				atomic_store(&nvs_ungated_table[f - NVS_WRAPPED_COUNT], p);
+		}
 		if (l == &cuda) {
 			resolve_ioctl(handle);
 			resolve_driver(handle);

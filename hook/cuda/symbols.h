@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * symbols.h: every driver function that the shim interposes. With ungated.txt,
- * which names all the others, it classifies each export of every CUDA version
+ * symbols.h: every driver function that the shim has a wrapper for. With ungated.h and
+ * ungated.txt, which name all the others, it classifies each export of every CUDA version
  * that test/names/ lists; test/classify.sh sees to it that none is left out.
  *
  * NVS_GATED_TABLE(G): functions that submit work to a GPU.
@@ -24,6 +24,7 @@
 #define NVSHARE_SYMBOLS_H
 
 #include "cuda_abi.h"
+#include "ungated.h"
 
 /* On a stream: the export and its per-thread-default-stream variant. */
 #define NVS_SZ(G, name, P, A, s) \
@@ -311,6 +312,9 @@ enum nvs_function {
 	NVS_SUBMIT_COUNT, /* these and those before are proved, see coverage.c */
 	NVS_SUBMIT_LAST = NVS_SUBMIT_COUNT - 1,
 	NVS_PASSING(H)
+	NVS_WRAPPED_COUNT, /* from here on stubs, see ungated.h */
+	NVS_WRAPPED_LAST = NVS_WRAPPED_COUNT - 1,
+	NVS_UNGATED_TABLE(H)
 	NVS_CUDA_COUNT, /* from here on another library's */
 	NVS_CUDA_LAST = NVS_CUDA_COUNT - 1,
 	NVS_NVML(H)

@@ -34,6 +34,18 @@ expand() { # MACRO CLASS, with the macro's parameter declared as it comes
 	expand NVS_MEM_OP_NODES graph H
 	expand NVS_NAMES names H
 	expand NVS_MEMORY memory H
+	expand NVS_UNGATED_ALLOCATE allocate H
+	expand NVS_UNGATED_FREE free H
+	expand NVS_UNGATED_INFO info H
+	expand NVS_UNGATED_CONTEXT context H
+	expand NVS_UNGATED_STREAM stream H
+	expand NVS_UNGATED_EVENT event H
+	expand NVS_UNGATED_NEVER never H
+	expand NVS_UNGATED_GRAPH graph H
+	expand NVS_UNGATED_GRAPHICS event H
+	expand NVS_UNGATED_CODE pass H
+	expand NVS_UNGATED_REST pass H
+	expand NVS_UNGATED_OLD pass H
 } | ${CC:-gcc} -E -P $quote - | tr -s ' ;' '\n' | sed -n 's/^@\([a-z]*\)@/\1 /p' >"$tmp/classes"
 awk '!/^#/ { for (i = 2; i <= NF; i++) print $1, $i }' "$hook/cuda/ungated.txt" >>"$tmp/classes"
 
@@ -86,7 +98,7 @@ FILENAME ~ /wrappers$/ {
 {
 	listed[$1] = 1
 	if (!($1 in class))
-		bad(FILENAME ": " $1 " is in no section of symbols.h or ungated.txt")
+		bad(FILENAME ": " $1 " is in no section of symbols.h, ungated.h or ungated.txt")
 	else if (class[$1] !~ /^(submit|copy|set|move)$/ && $1 !~ /^cuMem[A-Z].*Get/ &&
 		 $1 ~ /^cu(Launch|Graph(Launch|Upload)|Mem(cpy|set|.*(Prefetch|Discard|Decompress)))/)
 		bad(FILENAME ": " $1 " looks like work for a GPU and has no gated wrapper")

@@ -72,7 +72,7 @@ static void listen_to_client(void)
 
 	while ((n = recv(scheduler, &f, sizeof(f), 0)) > 0) {
 		MUST(n == sizeof(f) && f.version == NVS_WIRE_VERSION && f.channel < GPUS);
-		MUST(f.type >= NVS_REGISTER && f.type <= NVS_RESERVE);
+		MUST((f.type >= NVS_REGISTER && f.type <= NVS_RESERVE) || f.type == NVS_SUSPENDED);
 		if (f.type == NVS_RELEASE)
 			MUST(valid_epoch(f.epoch));
 		if (f.type == NVS_ATTACH && f.epoch)

@@ -64,6 +64,8 @@ static const struct {
 	FILLED("arena", .type = NVS_ARENA, .channel = 13,
 	       .u.arena = { .segment = 0x0f1f2f3f4f5f6f7full, .size = 0x0020304050607080ull,
 			    .flags = NVS_ARENA_HUGE }),
+	FILLED("suspend", .type = NVS_SUSPEND, .code = NVS_SUSPEND_PREPARE),
+	FILLED("suspended", .type = NVS_SUSPENDED, .code = NVS_SUSPENDED_READY),
 	FILLED("slice", .type = NVS_SLICE, .channel = 15,
 	       .u.slice = { .slice_ns = 0x0102030405060708ull }),
 	FILLED("welcome", .type = NVS_WELCOME,

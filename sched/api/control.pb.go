@@ -245,6 +245,59 @@ func (ClientState) EnumDescriptor() ([]byte, []int) {
 	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
 }
 
+// ContextState says where the context of a suspended process is.
+type ContextState int32
+
+const (
+	ContextState_CONTEXT_STATE_PRESENT   ContextState = 0
+	ContextState_CONTEXT_STATE_LEAVING   ContextState = 1 // the driver is about to take it off the GPU
+	ContextState_CONTEXT_STATE_AWAY      ContextState = 2 // nothing of the process is on any GPU
+	ContextState_CONTEXT_STATE_RETURNING ContextState = 3 // the driver restores it
+)
+
+// Enum value maps for ContextState.
+var (
+	ContextState_name = map[int32]string{
+		0: "CONTEXT_STATE_PRESENT",
+		1: "CONTEXT_STATE_LEAVING",
+		2: "CONTEXT_STATE_AWAY",
+		3: "CONTEXT_STATE_RETURNING",
+	}
+	ContextState_value = map[string]int32{
+		"CONTEXT_STATE_PRESENT":   0,
+		"CONTEXT_STATE_LEAVING":   1,
+		"CONTEXT_STATE_AWAY":      2,
+		"CONTEXT_STATE_RETURNING": 3,
+	}
+)
+
+func (x ContextState) Enum() *ContextState {
+	p := new(ContextState)
+	*p = x
+	return p
+}
+
+func (x ContextState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ContextState) Descriptor() protoreflect.EnumDescriptor {
+	return file_sched_api_control_proto_enumTypes[4].Descriptor()
+}
+
+func (ContextState) Type() protoreflect.EnumType {
+	return &file_sched_api_control_proto_enumTypes[4]
+}
+
+func (x ContextState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ContextState.Descriptor instead.
+func (ContextState) EnumDescriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+}
+
 type EventType int32
 
 const (
@@ -272,6 +325,7 @@ const (
 	EventType_EVENT_TYPE_UNMANAGED     EventType = 21 // a process uses the GPU and is no client
 	EventType_EVENT_TYPE_SUSPEND       EventType = 23 // a client's memory is to leave until the client has a grant again
 	EventType_EVENT_TYPE_MIGRATE       EventType = 26 // a tenant has moved here from another GPU, or could not move away
+	EventType_EVENT_TYPE_CONTEXT       EventType = 24 // a process has left the GPU with its context, has come back, or cannot
 	EventType_EVENT_TYPE_OVERLAP       EventType = 22 // an overlap group begins or ends, or its MPS daemon or server has ended
 )
 
@@ -302,6 +356,7 @@ var (
 		21: "EVENT_TYPE_UNMANAGED",
 		23: "EVENT_TYPE_SUSPEND",
 		26: "EVENT_TYPE_MIGRATE",
+		24: "EVENT_TYPE_CONTEXT",
 		22: "EVENT_TYPE_OVERLAP",
 	}
 	EventType_value = map[string]int32{
@@ -329,6 +384,7 @@ var (
 		"EVENT_TYPE_UNMANAGED":     21,
 		"EVENT_TYPE_SUSPEND":       23,
 		"EVENT_TYPE_MIGRATE":       26,
+		"EVENT_TYPE_CONTEXT":       24,
 		"EVENT_TYPE_OVERLAP":       22,
 	}
 )
@@ -344,11 +400,11 @@ func (x EventType) String() string {
 }
 
 func (EventType) Descriptor() protoreflect.EnumDescriptor {
-	return file_sched_api_control_proto_enumTypes[4].Descriptor()
+	return file_sched_api_control_proto_enumTypes[5].Descriptor()
 }
 
 func (EventType) Type() protoreflect.EnumType {
-	return &file_sched_api_control_proto_enumTypes[4]
+	return &file_sched_api_control_proto_enumTypes[5]
 }
 
 func (x EventType) Number() protoreflect.EnumNumber {
@@ -357,7 +413,7 @@ func (x EventType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventType.Descriptor instead.
 func (EventType) EnumDescriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 // A status that is too large for one message comes in pieces; Conn.Status asks for
@@ -1710,8 +1766,12 @@ type Client struct {
 	Controls        *Controls  `protobuf:"bytes,35,opt,name=controls,proto3" json:"controls,omitempty"`               // absent: the shim has not said yet
 	Preemptions     uint64     `protobuf:"varint,36,opt,name=preemptions,proto3" json:"preemptions,omitempty"`        // of its grants, those that ended with work left
 	Suspended       bool       `protobuf:"varint,37,opt,name=suspended,proto3" json:"suspended,omitempty"`            // its memory left the GPU, or is leaving, until it has a grant
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Where the process is, with its context (--checkpoint):
+	Context        ContextState `protobuf:"varint,38,opt,name=context,proto3,enum=nvshare.v1.ContextState" json:"context,omitempty"`
+	ContextProblem string       `protobuf:"bytes,39,opt,name=context_problem,json=contextProblem,proto3" json:"context_problem,omitempty"` // it keeps its context, or cannot come back: why; empty: no attempt has failed
+	RestoreNs      int64        `protobuf:"varint,40,opt,name=restore_ns,json=restoreNs,proto3" json:"restore_ns,omitempty"`               // its latest restore; 0: none
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Client) Reset() {
@@ -2001,6 +2061,27 @@ func (x *Client) GetSuspended() bool {
 		return x.Suspended
 	}
 	return false
+}
+
+func (x *Client) GetContext() ContextState {
+	if x != nil {
+		return x.Context
+	}
+	return ContextState_CONTEXT_STATE_PRESENT
+}
+
+func (x *Client) GetContextProblem() string {
+	if x != nil {
+		return x.ContextProblem
+	}
+	return ""
+}
+
+func (x *Client) GetRestoreNs() int64 {
+	if x != nil {
+		return x.RestoreNs
+	}
+	return 0
 }
 
 // Controls says what the GPU's own scheduler lets a process do, as the shim has tried it:
@@ -3095,7 +3176,8 @@ type Suspended struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // that were on the GPU; Resume: that are away from it
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`     // that were on the GPU; Resume: that are away from it
+	Context       bool                   `protobuf:"varint,4,opt,name=context,proto3" json:"context,omitempty"` // the contexts of its processes are to leave the GPU too
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3149,6 +3231,13 @@ func (x *Suspended) GetBytes() uint64 {
 		return x.Bytes
 	}
 	return 0
+}
+
+func (x *Suspended) GetContext() bool {
+	if x != nil {
+		return x.Context
+	}
+	return false
 }
 
 type SetMemoryLimitRequest struct {
@@ -4826,7 +4915,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xa2\t\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x9e\n" +
+	"\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x10\n" +
@@ -4873,7 +4963,11 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\bslice_ns\x18\" \x01(\x03R\asliceNs\x120\n" +
 	"\bcontrols\x18# \x01(\v2\x14.nvshare.v1.ControlsR\bcontrols\x12 \n" +
 	"\vpreemptions\x18$ \x01(\x04R\vpreemptions\x12\x1c\n" +
-	"\tsuspended\x18% \x01(\bR\tsuspended\"\x9a\x01\n" +
+	"\tsuspended\x18% \x01(\bR\tsuspended\x122\n" +
+	"\acontext\x18& \x01(\x0e2\x18.nvshare.v1.ContextStateR\acontext\x12'\n" +
+	"\x0fcontext_problem\x18' \x01(\tR\x0econtextProblem\x12\x1d\n" +
+	"\n" +
+	"restore_ns\x18( \x01(\x03R\trestoreNs\"\x9a\x01\n" +
 	"\bControls\x12\x16\n" +
 	"\x06slices\x18\x01 \x01(\tR\x06slices\x12\x1a\n" +
 	"\bchannels\x18\x02 \x01(\tR\bchannels\x12\x16\n" +
@@ -4971,11 +5065,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x0fSuspendResponse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12)\n" +
-	"\x04gpus\x18\x03 \x03(\v2\x15.nvshare.v1.SuspendedR\x04gpus\"K\n" +
+	"\x04gpus\x18\x03 \x03(\v2\x15.nvshare.v1.SuspendedR\x04gpus\"e\n" +
 	"\tSuspended\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"|\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x18\n" +
+	"\acontext\x18\x04 \x01(\bR\acontext\"|\n" +
 	"\x15SetMemoryLimitRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
 	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
@@ -5149,7 +5244,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x06*\xd6\x04\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x06*y\n" +
+	"\fContextState\x12\x19\n" +
+	"\x15CONTEXT_STATE_PRESENT\x10\x00\x12\x19\n" +
+	"\x15CONTEXT_STATE_LEAVING\x10\x01\x12\x16\n" +
+	"\x12CONTEXT_STATE_AWAY\x10\x02\x12\x1b\n" +
+	"\x17CONTEXT_STATE_RETURNING\x10\x03*\xee\x04\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
@@ -5176,6 +5276,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14EVENT_TYPE_UNMANAGED\x10\x15\x12\x16\n" +
 	"\x12EVENT_TYPE_SUSPEND\x10\x17\x12\x16\n" +
 	"\x12EVENT_TYPE_MIGRATE\x10\x1a\x12\x16\n" +
+	"\x12EVENT_TYPE_CONTEXT\x10\x18\x12\x16\n" +
 	"\x12EVENT_TYPE_OVERLAP\x10\x162\xcd\a\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
@@ -5204,154 +5305,156 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 	return file_sched_api_control_proto_rawDescData
 }
 
-var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
 var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
 	(MemoryMode)(0),                   // 2: nvshare.v1.MemoryMode
 	(ClientState)(0),                  // 3: nvshare.v1.ClientState
-	(EventType)(0),                    // 4: nvshare.v1.EventType
-	(*StatusRequest)(nil),             // 5: nvshare.v1.StatusRequest
-	(*StatusResponse)(nil),            // 6: nvshare.v1.StatusResponse
-	(*View)(nil),                      // 7: nvshare.v1.View
-	(*Others)(nil),                    // 8: nvshare.v1.Others
-	(*Unmanaged)(nil),                 // 9: nvshare.v1.Unmanaged
-	(*Setting)(nil),                   // 10: nvshare.v1.Setting
-	(*Piece)(nil),                     // 11: nvshare.v1.Piece
-	(*GPU)(nil),                       // 12: nvshare.v1.GPU
-	(*Spread)(nil),                    // 13: nvshare.v1.Spread
-	(*GPUModel)(nil),                  // 14: nvshare.v1.GPUModel
-	(*Swap)(nil),                      // 15: nvshare.v1.Swap
-	(*Promise)(nil),                   // 16: nvshare.v1.Promise
-	(*Client)(nil),                    // 17: nvshare.v1.Client
-	(*Controls)(nil),                  // 18: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 19: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 20: nvshare.v1.Container
-	(*Share)(nil),                     // 21: nvshare.v1.Share
-	(*SetRequest)(nil),                // 22: nvshare.v1.SetRequest
-	(*DrainRequest)(nil),              // 23: nvshare.v1.DrainRequest
-	(*DrainResponse)(nil),             // 24: nvshare.v1.DrainResponse
-	(*DrainTenant)(nil),               // 25: nvshare.v1.DrainTenant
-	(*MigrateRequest)(nil),            // 26: nvshare.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 27: nvshare.v1.MigrateResponse
-	(*SetResponse)(nil),               // 28: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 29: nvshare.v1.Change
-	(*SuspendRequest)(nil),            // 30: nvshare.v1.SuspendRequest
-	(*SuspendResponse)(nil),           // 31: nvshare.v1.SuspendResponse
-	(*Suspended)(nil),                 // 32: nvshare.v1.Suspended
-	(*SetMemoryLimitRequest)(nil),     // 33: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 34: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 35: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 36: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 37: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 38: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 39: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 40: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 41: nvshare.v1.DescribeContainerResponse
-	(*JoinOverlapRequest)(nil),        // 42: nvshare.v1.JoinOverlapRequest
-	(*JoinOverlapResponse)(nil),       // 43: nvshare.v1.JoinOverlapResponse
-	(*ForgetContainerRequest)(nil),    // 44: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 45: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 46: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 47: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 48: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 49: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 50: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 51: nvshare.v1.Event
+	(ContextState)(0),                 // 4: nvshare.v1.ContextState
+	(EventType)(0),                    // 5: nvshare.v1.EventType
+	(*StatusRequest)(nil),             // 6: nvshare.v1.StatusRequest
+	(*StatusResponse)(nil),            // 7: nvshare.v1.StatusResponse
+	(*View)(nil),                      // 8: nvshare.v1.View
+	(*Others)(nil),                    // 9: nvshare.v1.Others
+	(*Unmanaged)(nil),                 // 10: nvshare.v1.Unmanaged
+	(*Setting)(nil),                   // 11: nvshare.v1.Setting
+	(*Piece)(nil),                     // 12: nvshare.v1.Piece
+	(*GPU)(nil),                       // 13: nvshare.v1.GPU
+	(*Spread)(nil),                    // 14: nvshare.v1.Spread
+	(*GPUModel)(nil),                  // 15: nvshare.v1.GPUModel
+	(*Swap)(nil),                      // 16: nvshare.v1.Swap
+	(*Promise)(nil),                   // 17: nvshare.v1.Promise
+	(*Client)(nil),                    // 18: nvshare.v1.Client
+	(*Controls)(nil),                  // 19: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 20: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 21: nvshare.v1.Container
+	(*Share)(nil),                     // 22: nvshare.v1.Share
+	(*SetRequest)(nil),                // 23: nvshare.v1.SetRequest
+	(*DrainRequest)(nil),              // 24: nvshare.v1.DrainRequest
+	(*DrainResponse)(nil),             // 25: nvshare.v1.DrainResponse
+	(*DrainTenant)(nil),               // 26: nvshare.v1.DrainTenant
+	(*MigrateRequest)(nil),            // 27: nvshare.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 28: nvshare.v1.MigrateResponse
+	(*SetResponse)(nil),               // 29: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 30: nvshare.v1.Change
+	(*SuspendRequest)(nil),            // 31: nvshare.v1.SuspendRequest
+	(*SuspendResponse)(nil),           // 32: nvshare.v1.SuspendResponse
+	(*Suspended)(nil),                 // 33: nvshare.v1.Suspended
+	(*SetMemoryLimitRequest)(nil),     // 34: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 35: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 36: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 37: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 38: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 39: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 40: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 41: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 42: nvshare.v1.DescribeContainerResponse
+	(*JoinOverlapRequest)(nil),        // 43: nvshare.v1.JoinOverlapRequest
+	(*JoinOverlapResponse)(nil),       // 44: nvshare.v1.JoinOverlapResponse
+	(*ForgetContainerRequest)(nil),    // 45: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 46: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 47: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 48: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 49: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 50: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 51: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 52: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	12, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	20, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	11, // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
-	9,  // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
-	10, // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
-	7,  // 5: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
-	20, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
-	20, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	20, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	21, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	13, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	21, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	12, // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	10, // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
+	11, // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
+	8,  // 5: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
+	21, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
+	21, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	21, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	22, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
 	0,  // 10: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	17, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	19, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	18, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	20, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 13: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	48, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	16, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	15, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	14, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
-	8,  // 18: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
-	13, // 19: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
-	13, // 20: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
-	13, // 21: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
-	20, // 22: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	20, // 23: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	49, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	17, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	16, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	15, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
+	9,  // 18: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
+	14, // 19: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
+	14, // 20: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
+	14, // 21: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
+	21, // 22: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	21, // 23: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
 	3,  // 24: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
 	2,  // 25: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	18, // 26: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	20, // 27: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	21, // 28: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 29: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 30: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 31: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	25, // 32: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
-	20, // 33: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
-	20, // 34: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
-	29, // 35: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 36: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 37: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	20, // 38: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
-	32, // 39: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
-	20, // 40: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	35, // 41: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 42: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 43: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	20, // 44: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	38, // 45: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	21, // 46: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	21, // 47: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	20, // 48: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	40, // 49: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	20, // 50: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	20, // 51: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	38, // 52: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	20, // 53: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	21, // 54: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	13, // 55: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
-	4,  // 56: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	51, // 57: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	4,  // 58: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	20, // 59: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	5,  // 60: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	22, // 61: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	23, // 62: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	26, // 63: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
-	33, // 64: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	36, // 65: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	30, // 66: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	30, // 67: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
-	39, // 68: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	42, // 69: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	44, // 70: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	46, // 71: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	49, // 72: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	6,  // 73: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	28, // 74: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	24, // 75: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	27, // 76: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
-	34, // 77: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	37, // 78: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	31, // 79: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	31, // 80: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
-	41, // 81: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	43, // 82: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	45, // 83: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	47, // 84: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	50, // 85: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	73, // [73:86] is the sub-list for method output_type
-	60, // [60:73] is the sub-list for method input_type
-	60, // [60:60] is the sub-list for extension type_name
-	60, // [60:60] is the sub-list for extension extendee
-	0,  // [0:60] is the sub-list for field type_name
+	19, // 26: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	4,  // 27: nvshare.v1.Client.context:type_name -> nvshare.v1.ContextState
+	21, // 28: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	22, // 29: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 30: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 31: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 32: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	26, // 33: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
+	21, // 34: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
+	21, // 35: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
+	30, // 36: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 37: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 38: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	21, // 39: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
+	33, // 40: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
+	21, // 41: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	36, // 42: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 43: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 44: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	21, // 45: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	39, // 46: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	22, // 47: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	22, // 48: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	21, // 49: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	41, // 50: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	21, // 51: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	21, // 52: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	39, // 53: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	21, // 54: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	22, // 55: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	14, // 56: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
+	5,  // 57: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	52, // 58: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	5,  // 59: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	21, // 60: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	6,  // 61: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	23, // 62: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	24, // 63: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	27, // 64: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
+	34, // 65: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	37, // 66: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	31, // 67: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	31, // 68: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	40, // 69: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	43, // 70: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	45, // 71: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	47, // 72: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	50, // 73: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	7,  // 74: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	29, // 75: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	25, // 76: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	28, // 77: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
+	35, // 78: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	38, // 79: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	32, // 80: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	32, // 81: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	42, // 82: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	44, // 83: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	46, // 84: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	48, // 85: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	51, // 86: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	74, // [74:87] is the sub-list for method output_type
+	61, // [61:74] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -5368,7 +5471,7 @@ func file_sched_api_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
-			NumEnums:      5,
+			NumEnums:      6,
 			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -152,7 +153,7 @@ func (r Runner) run(ctx context.Context, op string, pid int, pairs []Pair) (Stat
 	}
 	var out, diagnosis bytes.Buffer
 	cmd := exec.CommandContext(ctx, r.Program, args...)
-	cmd.Env = append(os.Environ(), r.Env...)
+	cmd.Env = slices.DeleteFunc(append(os.Environ(), r.Env...), func(e string) bool { return strings.HasPrefix(e, "LD_PRELOAD=") })
 	cmd.Stdout, cmd.Stderr = &out, &diagnosis
 	cmd.WaitDelay = time.Second // a killed program that hangs in the kernel is not waited for
 	failed := cmd.Run()

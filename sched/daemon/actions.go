@@ -169,6 +169,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 			if a.Latency {
 				onPage = wire.GrantLatency
 			}
+			att.client.atWork()
 			d.reach(beforeGrant)
 			att.client.page.Open(att.channel, uint64(a.Epoch), flags|onPage, uint64(a.Quantum), uint64(now()))
 			d.reach(inGrant)

@@ -34,6 +34,7 @@ type client struct {
 	attached map[*gpu]*attachment
 	canMove  bool // its shim can move memory; of the latest conn
 	from     *gpu // it may have left this GPU for another one: its next ATTACH says; see migrate.go
+	away     absence
 }
 
 // attachment is a client's use of one GPU.
@@ -88,6 +89,9 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 	case wire.TypeAttach:
 		d.attach(c, f, false)
 		return
+	case wire.TypeSuspended:
+		d.suspended(c, f)
+		return
 	}
 	att := c.channels[f.Channel]
 	if p := c.waiting[f.Channel]; att == nil && p != nil {
@@ -121,6 +125,7 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 			Preempted: f.Released.Flags&wire.ReleasedPreempted != 0,
 			Calls:     f.Released.Calls,
 		})
+		d.considerLeaving(c.client)
 	case wire.TypeStats:
 		called := f.Stats.Calls != att.stats.Calls
 		att.stats = f.Stats
@@ -138,6 +143,7 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 		d.reserve(att, f)
 	case wire.TypeMoved:
 		d.moved(att, f)
+		d.considerLeaving(c.client)
 	}
 }
 
@@ -190,6 +196,7 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 	c.client, c.reg, c.again = cl, f.Register, f.Code&wire.RegisterReconnect != 0
 	c.canMove = f.Code&wire.RegisterSwap != 0
 	c.slices = f.Code&wire.RegisterSlices != 0
+	c.suspends, c.isAway = f.Code&wire.RegisterSuspend != 0, f.Code&wire.RegisterAway != 0
 	page, fd, err := page.New(uint64(cl.id))
 	if err != nil {
 		d.tell(c.subject(), logrus.ErrorLevel, fmt.Sprintf("refuse a client: %v", err))
@@ -235,6 +242,7 @@ func (d *Daemon) takeOver(c *conn) {
 		d.traffic.Bypasses++
 		d.noteClient(cl, api.EventType_EVENT_TYPE_BYPASS, cl.reg.Bypassed)
 	}
+	d.awayRegistered(cl)
 }
 
 // addClient gives a process its id and watches for its death.
@@ -288,6 +296,9 @@ func (d *Daemon) bury(cl *client) {
 	for _, g := range d.order {
 		delete(cl.attached, g)
 		delete(g.restored, cl.id)
+	}
+	if cl.away.next != nil {
+		cl.away.next.Stop()
 	}
 	delete(d.clients, cl.id)
 	delete(d.byProc, cl.Process)
@@ -433,6 +444,9 @@ func (d *Daemon) loseClient(c *conn) {
 		return
 	}
 	cl.conn = nil
+	if cl.away.step == preparing {
+		d.awayStep(cl, present) // it says itself how far it got
+	}
 	d.logOf(c.subject()).Debug("connection lost")
 	for _, att := range c.channels {
 		if att != nil {

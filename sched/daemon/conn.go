@@ -36,6 +36,8 @@ type conn struct {
 	reg      wire.Register                    // what it registered with
 	canMove  bool                             // the shim can move memory
 	slices   bool                             // the shim understands SLICE
+	suspends bool                             // the shim understands SUSPEND
+	isAway   bool                             // the process said that it waits for SUSPEND (over)
 	again    bool                             // the process says that it was registered before
 	page     *page.Page                       // the client's own once it has attached
 	channels [wire.MaxChannels]*attachment    // attached over this connection

@@ -84,12 +84,13 @@ type Options struct {
 	// DefaultMemoryLimit is the memory limit, on each GPU, of tenants that have none of
 	// their own, bytes; 0: none.
 	DefaultMemoryLimit uint64
+	// Checkpoint takes processes off their GPUs that are suspended, and puts them back,
+	// or on others. nil: their contexts stay, and none moves.
+	Checkpoint Checkpointer
 	// MPSControl finds nvidia-cuda-mps-control. nil: there are no overlap groups.
 	MPSControl func() (string, error)
 	// OverlapStarter is a command that ends in overlap.Start.
 	OverlapStarter []string
-	// Checkpoint takes processes off GPUs, to move them to others. nil: none moves.
-	Checkpoint Checkpointer
 	// Rules bound what pods may ask for.
 	Rules Rules
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to

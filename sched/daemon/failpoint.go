@@ -51,6 +51,11 @@ const (
 	beforeArena    failpoint = "a segment of the arena is made and not sent"
 	afterArena     failpoint = "a segment of the arena is sent"
 	afterLost      failpoint = "a connection is lost, and the core knows"
+
+	beforeCheckpoint failpoint = "a process is ready to be checkpointed, nobody does it yet"
+	afterCheckpoint  failpoint = "a process is checkpointed, nothing is recorded"
+	beforeReturn     failpoint = "before a process is restored"
+	afterReturn      failpoint = "a process is restored, it does not know"
 )
 
 // reach is called at each failpoint.

@@ -37,12 +37,6 @@ const (
 	bringBackPause = time.Second
 )
 
-// Checkpointer takes processes off their GPUs and puts them back: a checkpoint.Runner.
-type Checkpointer interface {
-	Off(ctx context.Context, pid int) error
-	On(ctx context.Context, pid int, pairs []checkpoint.Pair) error
-}
-
 type phase uint8
 
 const (
@@ -153,6 +147,8 @@ func (d *Daemon) movable(account string) (from *gpu, clients []*client, reserved
 		switch {
 		case cl.reg.Bypassed > 0:
 			return nil, nil, nil, why("process %d can use the GPU past the shim", cl.PID)
+		case cl.away.step != present:
+			return nil, nil, nil, why("process %d has left the GPU with its context, or is about to: nvsharectl resume brings it back first", cl.PID)
 		case cl.conn == nil:
 			return nil, nil, nil, why("process %d has lost its connection to the scheduler", cl.PID)
 		}

@@ -14,20 +14,50 @@ import (
 
 // suspend answers the control call.
 func (d *Daemon) suspend(req *api.SuspendRequest) (*api.SuspendResponse, error) {
-	return d.move(req, "suspended", (*sched.GPU).SuspendFits, func(account string) sched.Event { return sched.Suspend{Tenant: account} })
+	return d.move(req, "suspended", func(g *gpu, account string) (uint64, error) { return g.core.SuspendFits(account) }, func(account string, gpus []*gpu) {
+		for _, g := range gpus {
+			d.step(g, sched.Suspend{Tenant: account})
+		}
+	})
 }
 
 // resume answers the control call.
 func (d *Daemon) resume(req *api.SuspendRequest) (*api.SuspendResponse, error) {
-	return d.move(req, "resumed", (*sched.GPU).ResumeFits, func(account string) sched.Event { return sched.ResumeTenant{Tenant: account} })
+	fits := func(g *gpu, account string) (uint64, error) {
+		bytes, why := g.core.ResumeFits(account)
+		if errors.Is(why, sched.ErrNothingAway) && len(d.awayOf(account, g)) > 0 {
+			return 0, nil // its context is
+		}
+		return bytes, why
+	}
+	return d.move(req, "resumed", fits, func(account string, gpus []*gpu) {
+		// Processes that have left with their context are restored first.
+		waits := 1
+		goOn := func() {
+			if waits--; waits > 0 {
+				return
+			}
+			for _, g := range gpus {
+				d.step(g, sched.ResumeTenant{Tenant: account})
+			}
+		}
+		for _, cl := range d.awayOf(account, nil) {
+			waits++
+			d.wake(cl, goOn)
+		}
+		goOn()
+	})
 }
 
 // move has a tenant's memory leave all GPUs that it can leave, or come back to them. If
 // there is no such GPU, it returns why.
-func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(*sched.GPU, string) (uint64, error), order func(account string) sched.Event) (*api.SuspendResponse, error) {
+func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(g *gpu, account string) (uint64, error), order func(account string, gpus []*gpu)) (*api.SuspendResponse, error) {
 	account, err := d.findTenant(req.Container, req.Uid)
 	if err != nil {
 		return nil, err
+	}
+	if m := d.migrations[account]; m != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "%s cannot be %s: it is on its way to GPU %d", d.nameOf(account), done, m.to.Index)
 	}
 	gpus := d.order
 	if req.Gpu != "" {
@@ -44,10 +74,10 @@ func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(*sched.GPU
 	var none error
 	d.observeHost()
 	for _, g := range gpus {
-		bytes, why := fits(g.core, account)
+		bytes, why := fits(g, account)
 		if why == nil {
 			able = append(able, g)
-			resp.Gpus = append(resp.Gpus, &api.Suspended{Uuid: g.UUID, Index: uint32(g.Index), Bytes: bytes})
+			resp.Gpus = append(resp.Gpus, &api.Suspended{Uuid: g.UUID, Index: uint32(g.Index), Bytes: bytes, Context: d.opts.Checkpoint != nil})
 			continue
 		}
 		none = status.Errorf(codes.FailedPrecondition, "GPU %d: %s cannot be %s: %v", g.Index, who, done, why)
@@ -61,8 +91,6 @@ func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(*sched.GPU
 	if len(able) == 0 {
 		return nil, none
 	}
-	for _, g := range able {
-		d.step(g, order(account))
-	}
+	order(account, able)
 	return resp, nil
 }

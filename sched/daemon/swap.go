@@ -62,7 +62,7 @@ func (d *Daemon) openMemory(g *gpu, physical uint64) sched.Memory {
 	if d.opts.SwapHeadroom == DefaultHeadroom {
 		headroom = physical / 32
 	}
-	m.Swap, m.SuspendAfter = true, d.opts.SuspendAfter
+	m.Swap, m.SuspendAfter, m.Contexts = true, d.opts.SuspendAfter, d.opts.Checkpoint != nil
 	m.Capacity = min(physical-min(physical, headroom), g.MemoryBytes)
 	m.MoveUnit = min(physical/64, 128<<20) // as the shim has it (PIECES)
 	m.ArenaUnit = arena.MinSegment
@@ -184,6 +184,9 @@ func (d *Daemon) carryOutMemory(g *gpu, action sched.Action) (done bool) {
 			why = fmt.Sprintf("it was idle for %v", d.opts.SuspendAfter)
 		}
 		d.turn(time.Now(), g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_SUSPEND, Bytes: a.Bytes, Text: why})
+		if cl := d.clients[a.Client]; cl != nil {
+			d.considerLeaving(cl) // it may have nothing on the GPU but its context
+		}
 	case sched.SwapStalled:
 		d.noteStall(g, a.Client, fmt.Sprintf("it does not move %d MiB off the GPU, for which others wait", a.Bytes>>20))
 	case sched.Stranded:

@@ -39,6 +39,7 @@ type memberState struct {
 	Bytes     uint64 `json:"bytes"`     // promised
 	Arena     uint64 `json:"arena,omitempty"`
 	Movable   bool   `json:"movable,omitempty"`
+	Away      bool   `json:"away,omitempty"` // it has left with its context
 }
 
 func membersPath(runDir string) string { return filepath.Join(runDir, "members.json") }
@@ -96,7 +97,10 @@ func (d *Daemon) awaitMembers(g *gpu) {
 			continue
 		}
 		m := d.addMember(g, cl)
-		d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Crew(), CanMove: cl.canMove, Bytes: was.Bytes})
+		d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Crew(), CanMove: cl.canMove, Bytes: was.Bytes, Suspended: was.Away})
+		if was.Away && cl.away.step == present { // or about to leave, or to return: to restore it does no harm
+			cl.away.step = absent
+		}
 		promised, _ := g.core.ClientMemory(cl.id)
 		m.arena.Had(min(was.Arena, promised.Promised+arena.MaxSegment))
 		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, promised.Promised>>20, sched.DefaultStallAfter)
@@ -119,7 +123,7 @@ func (d *Daemon) recordMembers() {
 		}
 		for _, had := range g.core.MemorySnapshot().Clients {
 			if m := g.swap.members[had.Client]; m != nil && had.Promised != 0 {
-				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, had.Promised, m.arena.Given(), m.client.canMove})
+				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, had.Promised, m.arena.Given(), m.client.canMove, m.client.away.step != present})
 			}
 		}
 	}

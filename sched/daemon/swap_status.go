@@ -18,6 +18,14 @@ var apiKeeps = map[sched.Keep]api.MemoryMode{
 	sched.Managed:  api.MemoryMode_MEMORY_MODE_MANAGED,
 }
 
+var contextStates = map[awayStep]api.ContextState{
+	present:   api.ContextState_CONTEXT_STATE_PRESENT,
+	preparing: api.ContextState_CONTEXT_STATE_LEAVING,
+	leaving:   api.ContextState_CONTEXT_STATE_LEAVING,
+	absent:    api.ContextState_CONTEXT_STATE_AWAY,
+	returning: api.ContextState_CONTEXT_STATE_RETURNING,
+}
+
 // swapStatus describes where the memory of a GPU's clients is, and who waits for
 // whom for too long.
 func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
@@ -88,6 +96,10 @@ func (d *Daemon) memoryOfClient(g *gpu, cl *client, c *api.Client) {
 	c.MemoryMode = apiKeeps[has.Keep]
 	c.ResidentBytes, c.FixedBytes, c.AwayBytes = has.Resident, has.Fixed, has.Away
 	c.RoomBytes, c.LacksBytes, c.Stalled, c.Suspended = has.Room, has.Lacks, has.PassedOver, has.Suspended
+	c.Context, c.RestoreNs = contextStates[cl.away.step], int64(cl.away.took)
+	if cl.away.why != nil {
+		c.ContextProblem = cl.away.why.Error()
+	}
 	c.ArenaBytes = m.arena.Given()
 	c.SwappedOutBytes, c.SwappedInBytes = has.Out, has.In
 }

@@ -26,7 +26,6 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
-	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/rundir"
@@ -56,6 +55,7 @@ type flags struct {
 	metricsDCGM                                             bool
 	controlGroup                                            string
 	webAddr, webTokenFile                                   string
+	checkpoint                                              string
 }
 
 func main() {
@@ -118,6 +118,7 @@ or a process that removes LD_PRELOAD is not held.`,
 	fs.StringVar(&f.webAddr, "web-addr", os.Getenv("NVSHARE_WEB_ADDR"), "serve the page of nvsharectl web on this `address`, like 127.0.0.1:9404; \"\": nowhere; default from NVSHARE_WEB_ADDR")
 	fs.StringVar(&f.webTokenFile, "web-token-file", os.Getenv("NVSHARE_WEB_TOKEN_FILE"), "a `file` with the token that readers of --web-addr need; without one the address is of loopback; default from NVSHARE_WEB_TOKEN_FILE")
 	fs.StringVar(&f.controlGroup, "control-group", "", "`group`, by name or number, whose members may use the control socket; it is as powerful as the scheduler")
+	fs.StringVar(&f.checkpoint, "checkpoint", "auto", "`auto|off|PATH`: the program by which the driver takes the context of a suspended process off the GPU too; auto: nvshare-checkpoint beside this program or in PATH, if it is there")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 	cmd.AddCommand(prepareCommand(status, &f.runDir), overlapDaemonCommand(status))
 	cmd.CompletionOptions.DisableDefaultCmd = true
@@ -223,10 +224,10 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 		o.Mode = sched.Auto
 	}
 	o.Sample = sampler(f.simGPU)
-	if program := checkpoint.Find(); program != "" {
-		o.Checkpoint = checkpoint.Runner{Program: program}
-	}
 	o.MPSControl, o.OverlapStarter = mpsControl(f.simGPU), []string{"/proc/self/exe", overlapCommand}
+	if o.Checkpoint, err = checkpointer(f.checkpoint, f.simGPU); err != nil {
+		return o, err
+	}
 	if f.metrics {
 		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
 			return o, fmt.Errorf("--metrics-addr: %w (give host:port, like %s)", err, defaultMetricsAddr)

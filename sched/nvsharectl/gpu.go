@@ -13,7 +13,7 @@ import (
 // wayOf says how clients share a GPU, and why; "": as its setting says, or nobody says.
 func wayOf(g *api.GPU) string {
 	overridden := g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode
-	if g.ModeReason == "" || g.Mode != api.Mode_MODE_AUTO && (g.Swap == nil || !overridden) {
+	if unused(g) || g.ModeReason == "" || g.Mode != api.Mode_MODE_AUTO && (g.Swap == nil || !overridden) {
 		return ""
 	}
 	switch g.Way {

@@ -124,7 +124,7 @@ type tenantJSON struct {
 	UID              uint32    `json:"uid"`
 	State            string    `json:"state"`    // of its client in the most urgent state; gone: it has none
 	Share            shareJSON `json:"share"`    // in force
-	Promised         float64   `json:"promised"` // part of the GPU's time that it gets if it wants it beside those that want the GPU now, 0 to 1
+	Promised         float64   `json:"promised"` // part of the GPU's time that it gets in the long run if it wants it beside those that want the GPU now, 0 to 1
 	Got              float64   `json:"got"`      // part of the latest five seconds
 	Waited           float64   `json:"waited"`   // part of the latest five seconds: it wanted the GPU and had no grant
 	UsedSeconds      float64   `json:"used_seconds"`

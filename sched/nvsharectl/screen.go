@@ -112,6 +112,8 @@ func sharing(g *api.GPU) string {
 	}
 	overridden := g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode
 	switch {
+	case g.Mode == api.Mode_MODE_AUTO && unused(g):
+		return how + " (auto: nobody uses it now)"
 	case g.Mode == api.Mode_MODE_AUTO && reason != "":
 		return how + " (auto: " + reason + ")"
 	case g.Mode == api.Mode_MODE_AUTO:
@@ -121,6 +123,9 @@ func sharing(g *api.GPU) string {
 	}
 	return how
 }
+
+// unused says whether no process is on a GPU: then nobody's work is the reason for a way.
+func unused(g *api.GPU) bool { return len(g.Clients) == 0 && g.Others.GetClients() == 0 }
 
 func (t *tenant) addNarrow(to *table, g *api.GPU) {
 	state, since, colour := t.state()

@@ -25,7 +25,7 @@ z        suspend it, after a question: its memory leaves the GPU
 
 The strip has a letter for each interval of the last minute: of the tenant that
 had most of the GPU; "." nobody had a tenth. Behind it is who waits, the longest
-first. GETS: part of the GPU's time now. DUE: what it gets now if it wants it.
+first. GETS: part of the GPU's time now. DUE: what it gets in the long run.
 WAIT: what half of the waits for a grant, and 99 of 100, lasted at most, in the
 last minute. ON GPU, AWAY, LIMIT: its memory. MOVED/s: between GPU and host.`
 

@@ -22,8 +22,11 @@ again, in its turn, with its memory at the same addresses; nvsharectl resume bri
 before. A process that works now goes on at its next call, so suspend is for tenants that
 are idle.
 
-What stays on the GPU: the contexts of its processes, some 500 MiB each, and memory that
-cannot be moved (FIXED in the status with -o wide). It needs --swap-memory.`
+Then the driver takes the processes off the GPU with their contexts, some 500 MiB each
+(nvshare-scheduler --checkpoint). Where that cannot be, a process keeps its context, and
+nvsharectl status and nvsharectl events say why: its memory cannot be moved (FIXED in the
+status with -o wide), it shares memory with other processes, uses managed memory or MPS, or
+the scheduler may not checkpoint it. It needs --swap-memory.`
 	cmd.Example = `  nvsharectl suspend ml/notebook/main
   nvsharectl suspend 1000 --gpu 0    the processes of user 1000 outside containers`
 	return cmd
@@ -85,7 +88,11 @@ func tenantArg(name string) (container string, uid *uint32) {
 func describeSuspend(resp *api.SuspendResponse) (lines []string) {
 	who := printable(api.Tenant(resp.Container, resp.Uid))
 	for _, g := range resp.Gpus {
-		lines = append(lines, fmt.Sprintf("GPU %d, %s: %s leave the GPU until it calls CUDA again; its context stays", g.Index, who, size(g.Bytes)))
+		context := "its context stays (nvshare-scheduler --checkpoint)"
+		if g.Context {
+			context = "then its context, if the driver can take it off"
+		}
+		lines = append(lines, fmt.Sprintf("GPU %d, %s: %s leave the GPU until it calls CUDA again; %s", g.Index, who, size(g.Bytes), context))
 	}
 	return lines
 }

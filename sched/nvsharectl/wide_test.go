@@ -3,6 +3,7 @@
 package main
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -26,5 +27,24 @@ func TestHowLongTurnsTake(t *testing.T) {
 	}
 	if j := newGPUJSON(&api.GPU{Waits: some}).Waits; j.Count != 3 || j.P50Seconds != 0.0009 || j.P99Seconds != 0.0025 {
 		t.Errorf("%v", j)
+	}
+}
+
+// What tenants do is no reason while there are none.
+func TestUnusedGPU(t *testing.T) {
+	const reason = "tenants keep the GPU busy"
+	for _, tc := range []struct {
+		gpu  *api.GPU
+		busy bool
+	}{
+		{&api.GPU{}, false},
+		{&api.GPU{Clients: []*api.Client{{}}}, true},
+		{&api.GPU{Others: &api.Others{Clients: 1}}, true},
+	} {
+		g := tc.gpu
+		g.Mode, g.Way, g.WayReason, g.ModeReason, g.QuantumNs = api.Mode_MODE_AUTO, "turns", reason, reason, 100e6
+		if s := sharing(g) + wayOf(g); strings.Contains(s, reason) != tc.busy || strings.Contains(s, "nobody uses it") == tc.busy {
+			t.Errorf("%v: %s", g.Clients, s)
+		}
 	}
 }

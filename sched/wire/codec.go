@@ -163,7 +163,7 @@ func (f *Frame) decodePayload(p []byte) error {
 		f.Arena.Size = le.Uint64(p[8:])
 		f.Arena.Flags = le.Uint32(p[16:])
 		used = 20
-	case TypeRequest, TypeAttached:
+	case TypeRequest, TypeAttached, TypeSuspend, TypeSuspended:
 	default:
 		return errType
 	}
@@ -192,6 +192,10 @@ func (t Type) rule() rule {
 		return rule{channel: true, flags: true, codeMax: AttachWant | AttachObserve, epoch: true, noEpoch: true}
 	case TypeRequest, TypeStats, TypeUtil, TypeControls, TypeNotice, TypeRoom, TypeArena, TypeSlice:
 		return rule{channel: true, noEpoch: true}
+	case TypeSuspend:
+		return rule{codeMin: SuspendPrepare, codeMax: SuspendOver, noEpoch: true}
+	case TypeSuspended:
+		return rule{codeMin: SuspendedReady, codeMax: SuspendedWake, noEpoch: true}
 	case TypeReserve:
 		return rule{channel: true, flags: true, codeMax: ReserveForce, noEpoch: true}
 	case TypeReserved:

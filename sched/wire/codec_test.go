@@ -38,6 +38,8 @@ func samples() []Frame {
 		{Version: 1, Type: TypeControls, Channel: 9, Controls: Controls{Slices: ControlWorks, Channels: ControlFaked, Groups: 3, Bare: 8, Driver: [40]byte{0: '5', 1: '8', 2: '0'}}},
 		{Version: 1, Type: TypeRoom, Channel: 9, Room: Room{Bytes: 8 << 30}},
 		{Version: 1, Type: TypeSlice, Channel: 9, Slice: Slice{Ns: 50_000}},
+		{Version: 1, Type: TypeSuspend, Code: SuspendPrepare},
+		{Version: 1, Type: TypeSuspended, Code: SuspendedWake},
 		{Version: 1, Type: TypeArena, Channel: 9, Arena: Arena{Segment: 3, Size: 1 << 30, Flags: ArenaHuge}},
 	}
 }
@@ -146,7 +148,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"register version 0":     {set(TypeRegister, 0, 0), errVersion},
 		"type 0":                 {set(TypeRequest, 1, 0), errType},
 		"type 7":                 {set(TypeRequest, 1, 7), errType},
-		"type 75":                {set(TypeWelcome, 1, 75), errType},
+		"type 76":                {set(TypeWelcome, 1, 76), errType},
 		"type 64":                {set(TypeRequest, 1, 64), errType},
 		"type 255":               {set(TypeRequest, 1, 255), errType},
 		"channel 32":             {set(TypeRequest, 2, 32), errChannel},

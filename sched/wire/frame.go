@@ -39,15 +39,16 @@ type Type uint8
 
 // The frame types.
 const (
-	TypeRegister Type = 1
-	TypeAttach   Type = 2
-	TypeRequest  Type = 3
-	TypeRelease  Type = 4
-	TypeStats    Type = 5
-	TypeReserve  Type = 6
-	TypeMoved    Type = 8
-	TypeUtil     Type = 9
-	TypeControls Type = 10
+	TypeRegister  Type = 1
+	TypeAttach    Type = 2
+	TypeRequest   Type = 3
+	TypeRelease   Type = 4
+	TypeStats     Type = 5
+	TypeReserve   Type = 6
+	TypeMoved     Type = 8
+	TypeUtil      Type = 9
+	TypeControls  Type = 10
+	TypeSuspended Type = 11
 
 	TypeWelcome  Type = 65
 	TypeAttached Type = 66
@@ -59,6 +60,7 @@ const (
 	TypeRoom     Type = 72
 	TypeArena    Type = 73
 	TypeSlice    Type = 74
+	TypeSuspend  Type = 75
 )
 
 // String returns the name used in hook/wire.h, without prefix.
@@ -102,13 +104,17 @@ func (t Type) String() string {
 		return "ARENA"
 	case TypeSlice:
 		return "SLICE"
+	case TypeSuspend:
+		return "SUSPEND"
+	case TypeSuspended:
+		return "SUSPENDED"
 	}
 	return "unknown type"
 }
 
 // FromClient reports whether the type goes from client to scheduler.
 func (t Type) FromClient() bool {
-	return t >= TypeRegister && t <= TypeReserve || t >= TypeMoved && t <= TypeControls
+	return t >= TypeRegister && t <= TypeReserve || t >= TypeMoved && t <= TypeSuspended
 }
 
 // OptionalFlags are those flags of a Frame.Code that a peer ignores if it does
@@ -121,6 +127,8 @@ const (
 	RegisterReconnect uint32 = 1 << 0  // REGISTER: was registered before
 	RegisterSwap      uint32 = 1 << 16 // REGISTER: it can move memory
 	RegisterSlices    uint32 = 1 << 17 // REGISTER: it understands SLICE
+	RegisterSuspend   uint32 = 1 << 18 // REGISTER: it understands SUSPEND, and sees each driver call
+	RegisterAway      uint32 = 1 << 19 // REGISTER: it keeps out of the driver until SUSPEND (over)
 	AttachWant        uint32 = 1 << 0  // ATTACH: a thread already waits
 	AttachObserve     uint32 = 1 << 1  // ATTACH, alone: only asks for the limits, is no client
 	ReserveForce      uint32 = 1 << 0  // RESERVE: the memory exists already
@@ -136,6 +144,13 @@ const (
 	SlotResident uint32 = 1 << 8  // page only: memory is never moved
 	SlotManaged  uint32 = 1 << 9  // page only: managed memory
 	SlotPatient  uint32 = 1 << 10 // page only: it keeps the GPU over short pauses
+
+	SuspendPrepare uint32 = 1 // SUSPEND: driver calls wait from now on; answer
+	SuspendOver    uint32 = 2 // SUSPEND: they go on
+
+	SuspendedReady uint32 = 1 // SUSPENDED: no thread is in the driver, or comes there
+	SuspendedBusy  uint32 = 2 // SUSPENDED: one is; the SUSPEND did nothing
+	SuspendedWake  uint32 = 3 // SUSPENDED: a call waits
 
 	ReleaseRevoked uint32 = 1 // RELEASE: answer to REVOKE
 	ReleaseIdle    uint32 = 2 // RELEASE: early, somebody else waits

@@ -22,6 +22,9 @@
 #   swap      how long a hand-over to a tenant takes whose memory is away: two of
 #             16 GiB, two of up to 60, and two of 16 with memory as PyTorch's
 #             expandable segments make it (3 minutes)
+#   suspend   a PyTorch process of 8 GiB off the GPU with its context and back, ten times;
+#             then 20 model servers on a GPU that looks like 24 GiB (5 to 8 minutes; with
+#             --quick fewer servers)
 #   alloc     with swapping on, what allocations cost, and PyTorch while all memory
 #             fits (4 minutes)
 #   makespan  tenants whose memory does not fit together, compared with one after
@@ -40,7 +43,7 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | alloc | makespan | containers | overlap | gang | two-gpu) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | gang | two-gpu) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -52,7 +55,7 @@ while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | alloc | makespan | containers | overlap | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
+	launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift

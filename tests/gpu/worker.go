@@ -36,6 +36,7 @@ const (
 type worker struct {
 	name   string
 	stderr string        // file
+	user   uint32        // whose process it is, where the step wants to know
 	client int           // the process that the scheduler knows, if cmd only relays to it
 	more   func() string // what else it has printed
 

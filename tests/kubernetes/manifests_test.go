@@ -59,6 +59,35 @@ func pretty(o any) string {
 	return string(data)
 }
 
+// The commands of the page write a folder whose objects have the registry's image, with the
+// version, to install and to uninstall.
+func TestCommandsOfPage(t *testing.T) {
+	page, err := os.ReadFile(deployments + "README.md")
+	check(t, err)
+	_, text, found := strings.Cut(string(page), "```sh\nmkdir -p mine/")
+	script, _, ended := strings.Cut("mkdir -p mine/"+text, "kubectl apply -k mine\n```")
+	if !found || !ended {
+		t.Fatal("the page has no commands that make the folder mine")
+	}
+	top := t.TempDir()
+	check(t, os.CopyFS(filepath.Join(top, "deployments/kubernetes"), os.DirFS(deployments)))
+	run := exec.Command("sh", "-euc", script)
+	run.Dir = top
+	if out, err := run.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for dir, least := range map[string]int{"mine": 3, "mine/uninstall": 2} {
+		made := kustomize(t, within(t), filepath.Join(top, dir))
+		ours := strings.Count(made, "image: registry.example/nvshare:"+version()+"\n")
+		if all := strings.Count(made, "image: "); ours != all || ours < least {
+			t.Errorf("%s: %d of %d images are the registry's:\n%s", dir, ours, all, made)
+		}
+		if dir != "mine" && !strings.Contains(string(page), "kubectl apply -k "+dir+"\n") {
+			t.Errorf("the page does not apply %s", dir)
+		}
+	}
+}
+
 // kustomize and Helm make the same objects.
 func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 	ctx := within(t)

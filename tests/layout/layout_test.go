@@ -32,7 +32,7 @@ var rules = map[string][]string{
 	"sched/api":                {},
 	"sched/checkpoint":         {},
 	"sched/nvshare-checkpoint": {"sched/checkpoint", "sched/api"},
-	"sched/daemon":             {"sched", "sched/wire", "sched/api", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/timer", "sched/web"},
+	"sched/daemon":             {"sched", "sched/checkpoint", "sched/wire", "sched/api", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/timer", "sched/web"},
 	"sched/daemon/admission":   {},
 	"sched/daemon/arena":       {"sched", "sched/daemon/timer"},
 	"sched/daemon/history":     {"sched", "sched/api", "sched/daemon/peer"},
@@ -44,7 +44,7 @@ var rules = map[string][]string{
 	"sched/daemon/state":       {"sched"},
 	"sched/daemon/timer":       {"sched"},
 	"sched/sim":                {"sched"},
-	"sched/nvshare-scheduler":  {"sched", "sched/daemon", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/timer", "sched/web", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
+	"sched/nvshare-scheduler":  {"sched", "sched/checkpoint", "sched/daemon", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/timer", "sched/web", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
 	"sched/web":                {"sched/api"},
 	"sched/nvsharectl":         {"sched/api", "sched/web", "cdi", "cdi/ldcache"},
 }

@@ -30,7 +30,7 @@ var elsewhere = []struct{ begins, file, test string }{
 	{"nvsharectl uninstall", "../engines/uninstall_test.go", "TestInstallAndUninstall"},
 	{"podman", "../engines/podman_test.go", "TestPodman"},
 	{"kubectl annotate", "../kubernetes/cluster_test.go", "TestCluster"},
-	{"nvsharectl run --overlap", "../../sched/daemon/overlap_test.go", "TestOverlapGroup"}, // the group; not the command line
+	{"nvsharectl run --overlap", "../engines/systemd_test.go", "TestUnderSystemd"},
 	{"nvsharectl run --memory-limit", "../../sched/nvsharectl/run_test.go", "TestRunAsTenant"},
 }
 

@@ -15,7 +15,7 @@
  *
  * The file `checkpoint` in the state directory has calls fail: each line is
  * "lock|checkpoint|restore|unlock ERROR", "... hang" (the call does not return) or
- * "... fail" (error 999, and the process is FAILED for good).
+ * "... fail" (error 999, and the process is FAILED for good: so its calls end, too).
  */
 #include "driver.h"
 #include "shared_state.h"

@@ -166,7 +166,7 @@ CUresult drv_enter(void)
 	switch (__atomic_load_n(&state, __ATOMIC_ACQUIRE)) {
 	case S_READY:
 		sim_await_running();
-		return CUDA_SUCCESS;
+		return sim_process_failed() ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
 	case S_CLOSED:
 		return CUDA_ERROR_DEINITIALIZED;
 	default:

@@ -53,19 +53,30 @@ static uint32_t *process_word(void)
 	return &sim_st->slot[sim_self].process;
 }
 
+/* Who has failed for good waits for nothing. */
+static int waits(uint32_t state)
+{
+	return state && state != SIM_PROCESS_FAILED;
+}
+
+int sim_process_failed(void)
+{
+	return sim_self >= 0 && __atomic_load_n(process_word(), __ATOMIC_ACQUIRE) == SIM_PROCESS_FAILED;
+}
+
 void sim_await_running(void)
 {
 	static const struct timespec look = { 0, RUNNING_LOOK_NS };
 	uint32_t state;
 
-	while (sim_self >= 0 && (state = __atomic_load_n(process_word(), __ATOMIC_ACQUIRE)))
+	while (sim_self >= 0 && waits(state = __atomic_load_n(process_word(), __ATOMIC_ACQUIRE)))
 		syscall(SYS_futex, process_word(), FUTEX_WAIT, state, &look, NULL, 0);
 }
 
 void sim_lock_running(void)
 {
 	sim_lock();
-	while (sim_self >= 0 && *process_word()) {
+	while (sim_self >= 0 && waits(*process_word())) {
 		sim_unlock();
 		sim_await_running();
 		sim_lock();

@@ -166,6 +166,8 @@ uint64_t sim_now(void); /* CLOCK_MONOTONIC, ns */
 int sim_at(int gpu);
 /* Waits until this process is neither locked nor checkpointed. */
 void sim_await_running(void);
+#define SIM_PROCESS_FAILED 3u /* CU_PROCESS_STATE_FAILED */
+int sim_process_failed(void);
 /* Counts managed memory, and memory that other processes have too. */
 void sim_count_managed(int delta);
 void sim_count_exchanged(void);

@@ -29,21 +29,21 @@ function size(n) {
 
 function canvas(cls, height, draw) {
   const c = el("canvas", { className: cls, width: 1000, height });
+  c.style.height = height + "px";
   draw(c.getContext("2d"), 1000, height);
   return c;
 }
 
-// turns draws who had the GPU over the last minute. Where tenants have it at the same
-// time, by slices or by the driver, each has a lane.
+// turns draws who had the GPU over the last minute. Each tenant has a lane: turns are
+// shorter than a point of the screen, and slices are at the same time.
 function turns(g) {
-  const from = present.time - minute;
-  return canvas("turns", 34, (ctx, w, h) => {
-    const names = g.way === "turns" ? [] : [...new Set(g.segments.map((s) => s.tenant))].sort();
-    const lane = h / Math.max(names.length, 1);
+  const from = present.time - minute, lane = 14;
+  const names = [...new Set(g.segments.map((s) => s.tenant))].sort();
+  return canvas("turns", Math.max(names.length, 1) * lane, (ctx, w) => {
     for (const s of g.segments) {
       const x = Math.max((s.from - from) / minute, 0) * w, end = ((s.to || present.time) - from) / minute * w;
       ctx.fillStyle = colour(s.tenant);
-      ctx.fillRect(x, Math.max(names.indexOf(s.tenant), 0) * lane, Math.max(end - x, 0.5), lane);
+      ctx.fillRect(x, names.indexOf(s.tenant) * lane + 1, Math.max(end - x, 0.5), lane - 2);
     }
   });
 }

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "away.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "away_flag.h"
+#include "clock.h"
+#include "connection.h"
+#include "drain.h"
+#include "futex.h"
+#include "grant.h"
+#include "log.h"
+#include "thread.h"
+
+#define WAIT_NS   (200 * NVS_MS) /* a wait looks at the connection this often */
+#define WAKE_NS   (1 * NVS_S)    /* and repeats its request this often */
+#define LOCKED_NS (1 * NVS_MS)   /* the client's lock is taken: so long to the next try */
+#define SAFE_NS   (1 * NVS_S)    /* threads that run have so long to get past the look at nvs_away */
+#define EXIT_NS   (30 * NVS_S)
+
+enum { HERE, LEAVING, AWAY }; /* nvs_away */
+
+atomic_uint nvs_away;
+static uint64_t asked_ns; /* for the wake; under nvs_client_lock */
+
+static bool send(uint32_t code)
+{
+	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_SUSPENDED, .code = code };
+
+	return nvs_client.link == LINK_UP && nvs_client_send(&f);
+}
+
+/* ---- who calls the driver meanwhile ---- */
+
+/* Asks for the wake. Without waiting for the lock, which the client thread may have for long. */
+static bool ask(void)
+{
+	sigset_t all, old;
+	bool locked;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old); /* as for all that take the lock, see wait.c */
+	locked = nvs_trylock(&nvs_client_lock);
+	if (locked) {
+		uint64_t now = nvs_now();
+
+		if (atomic_load(&nvs_away) == LEAVING) /* prepare_main() sees that it is needed */
+			asked_ns = now;
+		else if (atomic_load(&nvs_away) == AWAY && nvs_elapsed(now, asked_ns) > WAKE_NS &&
+			 send(NVS_SUSPENDED_WAKE))
+			asked_ns = now;
+		nvs_unlock(&nvs_client_lock);
+	}
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	return locked;
+}
+
+static void wait_until(uint64_t end_ns)
+{
+	int saved = errno;
+
+	for (;;) {
+		unsigned state = atomic_load(&nvs_away);
+		bool asked;
+
+		if (!state || nvs_now() >= end_ns)
+			break;
+		asked = nvs_of_shim || ask();
+		nvs_futex_wait((uint32_t *)&nvs_away, state, asked ? WAIT_NS : LOCKED_NS, true);
+	}
+	errno = saved;
+}
+
+void nvs_away_wait(void)
+{
+	wait_until(UINT64_MAX);
+}
+
+void nvs_away_exit(void)
+{
+	wait_until(nvs_now() + EXIT_NS);
+}
+
+/* ---- getting ready ---- */
+
+/* From " S 1 2 3 ..." of /proc/PID/stat: the state, and the time in user and kernel mode. */
+static bool parse_stat(const char *p, char *state, unsigned long long *ticks)
+{
+	enum { USER = 12, SYSTEM = 13 }; /* words from here */
+	int word = 0;
+
+	*state = p[0] ? p[1] : '\0';
+	*ticks = 0;
+	for (; *p && word <= SYSTEM; word++) {
+		unsigned long long v = 0;
+
+		while (*p == ' ')
+			p++;
+		for (; *p && *p != ' '; p++)
+			v = v * 10 + (unsigned long long)(*p - '0');
+		if (word + 1 == USER || word + 1 == SYSTEM)
+			*ticks += v;
+	}
+	return word > SYSTEM;
+}
+
+/*
+ * State and CPU time of a thread of this process. False: the thread is gone. A thread that
+ * sleeps in the kernel ('S') is not between a look at nvs_away and the driver's own lock.
+ */
+static bool thread_state(long tid, char *state, unsigned long long *ticks)
+{
+	char text[512], *p;
+	ssize_t n;
+	int fd;
+
+	snprintf(text, sizeof(text), "/proc/self/task/%ld/stat", tid);
+	fd = (int)syscall(SYS_openat, AT_FDCWD, text, O_RDONLY | O_CLOEXEC, 0);
+	if (fd < 0)
+		return false;
+	n = (ssize_t)syscall(SYS_read, fd, text, sizeof(text) - 1);
+	close(fd);
+	text[n > 0 ? n : 0] = '\0';
+	p = strrchr(text, ')');
+	return p && parse_stat(p + 1, state, ticks);
+}
+
+/* Waits until the thread cannot be on its way from a look at nvs_away of before into the driver. */
+static bool thread_safe(long tid, uint64_t end_ns)
+{
+	static const struct timespec nap = { 0, 2000000 };
+	unsigned long long first, ticks;
+	char state;
+
+	if (!thread_state(tid, &state, &first))
+		return true;
+	while (state != 'S' && state != 'Z' && state != 'X') {
+		if (nvs_now() >= end_ns)
+			return false;
+		nanosleep(&nap, NULL);
+		if (!thread_state(tid, &state, &ticks))
+			return true;
+		if (ticks != first)
+			return true; /* it ran for longer than that takes */
+	}
+	return true;
+}
+
+struct entry {
+	uint64_t inode, offset;
+	unsigned short length;
+	unsigned char type;
+	char name[];
+};
+
+/* All threads of before nvs_away was set; later ones have seen it. */
+static bool threads_safe(uint64_t end_ns)
+{
+	_Alignas(uint64_t) char buf[4096];
+	long self = syscall(SYS_gettid), n;
+	int fd = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+	bool safe = fd >= 0;
+
+	while (safe && (n = syscall(SYS_getdents64, fd, buf, sizeof(buf))) > 0)
+		for (long at = 0; safe && at < n;) {
+			const struct entry *e = (const void *)(buf + at);
+			long tid = 0;
+
+			at += e->length;
+			for (const char *p = e->name; *p >= '0' && *p <= '9'; p++)
+				tid = tid * 10 + (*p - '0');
+			safe = tid <= 0 || tid == self || thread_safe(tid, end_ns);
+		}
+	if (fd >= 0)
+		close(fd);
+	return safe;
+}
+
+/* The lock is held. */
+static void come_back(void)
+{
+	atomic_store(&nvs_away, HERE);
+	asked_ns = 0;
+	nvs_futex_wake((uint32_t *)&nvs_away, true);
+}
+
+/* Whether a grant, a call or a waiting thread needs the driver now. The lock is held. */
+static bool needed(void)
+{
+	if (atomic_load(&nvs_exiting))
+		return true;
+	NVS_FOR_EACH_GPU(gpu)
+		if (gpu->lease.link == LEASE_ATTACHED &&
+		    (gpu->lease.gate != LEASE_CLOSED || gpu->lease.waiting || gpu->lease.unfinished ||
+		     nvs_gate_busy(gpu) || nvs_gpu_has_work(gpu)))
+			return true;
+	return false;
+}
+
+/* A thread of its own: the scheduler is to be heard meanwhile. */
+static void *prepare_main(void *arg)
+{
+	uint64_t end = nvs_now() + SAFE_NS;
+	bool safe;
+
+	(void)arg;
+	nvs_of_shim = true;
+	safe = nvs_driver_quiet(end) && threads_safe(end);
+	nvs_lock(&nvs_client_lock);
+	if (atomic_load(&nvs_away) == LEAVING) {
+		if (safe && !asked_ns && !needed() && send(NVS_SUSPENDED_READY)) {
+			atomic_store(&nvs_away, AWAY);
+			nvs_futex_wake((uint32_t *)&nvs_away, true);
+		} else {
+			come_back();
+			send(NVS_SUSPENDED_BUSY);
+		}
+	}
+	nvs_unlock(&nvs_client_lock);
+	return NULL;
+}
+
+bool nvs_away_receive(const struct nvs_frame *f)
+{
+	if (f->code == NVS_SUSPEND_OVER) {
+		bool was = atomic_load(&nvs_away) != HERE;
+
+		come_back();
+		NVS_FOR_EACH_GPU(gpu) { /* the driver has made its channels anew */
+			gpu->controls_told = gpu->controls_told && !was;
+			gpu->controls_ns = was ? 0 : gpu->controls_ns;
+			gpu->slice_due = gpu->slice_due || (was && gpu->slice_ns);
+		}
+		return true;
+	}
+	if (f->code != NVS_SUSPEND_PREPARE)
+		return false;
+	if (atomic_load(&nvs_away) == AWAY) { /* the answer may be lost */
+		send(NVS_SUSPENDED_READY);
+		return true;
+	}
+	if (atomic_load(&nvs_away) == LEAVING)
+		return true;
+	if (!nvs_active() || needed()) {
+		send(NVS_SUSPENDED_BUSY);
+		return true;
+	}
+	asked_ns = 0;
+	atomic_store(&nvs_away, LEAVING);
+	if (!nvs_thread_start(prepare_main, NULL)) {
+		come_back();
+		send(NVS_SUSPENDED_BUSY);
+	}
+	return true;
+}
+
+void nvs_away_fork_child(void)
+{
+	atomic_store(&nvs_away, HERE);
+	asked_ns = 0;
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * away.h: the process is checkpointed, or about to be. Its driver calls would wait in the
+ * driver for whoever restores it, and nobody would know. So each call looks at nvs_away
+ * first, waits here, and the scheduler is asked to bring the process back.
+ *
+ * Which calls: every exported function of the driver, by its wrapper or its stub (cuda/),
+ * before it reaches the driver; and what the shim itself calls for a thread of the
+ * application (nvs_driver). The shim's own threads stay out of the driver meanwhile:
+ * nvs_driver_enter() refuses them. A function of the driver's hidden tables is not seen.
+ *
+ * The scheduler sends SUSPEND (PREPARE). From then on new calls wait; once no thread can
+ * be on its way into the driver any more, SUSPENDED (READY) is the answer, and the
+ * scheduler checkpoints the process. The first call sends SUSPENDED (WAKE). SUSPEND (OVER)
+ * ends it all.
+ */
+#ifndef NVSHARE_AWAY_H
+#define NVSHARE_AWAY_H
+
+#include <stdbool.h>
+
+struct nvs_frame;
+
+/* ---- nvs_client_lock is held ---- */
+
+/* SUSPEND came. False: it is none. */
+bool nvs_away_receive(const struct nvs_frame *f);
+
+/* ---- the end of the process, and after fork ---- */
+
+/* The driver is about to be taken down, which calls it. Waits for 30 s at most. */
+void nvs_away_exit(void);
+void nvs_away_fork_child(void);
+
+#endif

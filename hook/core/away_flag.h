@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * away_flag.h: whether driver calls have to wait. What every call looks at stands apart
+ * from what the waiting takes (away.h).
+ */
+#ifndef NVSHARE_AWAY_FLAG_H
+#define NVSHARE_AWAY_FLAG_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "compiler.h"
+
+/* Not 0: driver calls wait. A futex. */
+extern atomic_uint nvs_away;
+
+static inline bool nvs_is_away(void)
+{
+	return nvs_unlikely(atomic_load_explicit(&nvs_away, memory_order_relaxed) != 0);
+}
+
+/*
+ * Waits until the process may call the driver, and has it brought back if this is a thread
+ * of the application. Keeps errno. No lock is held that the client thread takes. Ends with
+ * SUSPEND (OVER), which the next scheduler sends if this one ends.
+ */
+void nvs_away_wait(void);
+
+#endif

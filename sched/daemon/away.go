@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// A process that is suspended leaves its GPUs with its context too, once its memory has:
+//
+//	present → preparing → leaving → absent → returning → present
+//
+// While it prepares, its shim sees to it that no thread is in the driver or comes there.
+// The driver then checkpoints it (package checkpoint). Whatever wants the process to use
+// the GPU again, its own first call or an order, has it restored first (wake). The core
+// knows nothing of this: a process that is not present asks for no grant.
+//
+// A process that cannot leave keeps its context, and the status says why. One that cannot
+// come back is tried again and again: its calls wait. If the driver says that it has
+// failed for good, its calls go on to the driver, which refuses them.
+
+type awayStep uint8
+
+const (
+	present   awayStep = iota
+	preparing          // SUSPEND (prepare) was sent
+	leaving            // the driver checkpoints it
+	absent             // nothing of it is on a GPU
+	returning          // the driver restores it
+)
+
+const (
+	prepareLimit = 5 * time.Second // for the shim's answer, which comes within 1 s
+	busyPause    = 5 * time.Second // after which a process that was in the driver is asked again
+	busyTries    = 3
+	minRetry     = 100 * time.Millisecond // between tries to bring a process back
+	maxRetry     = 10 * time.Second
+	// maxFixed is how much memory that cannot be moved the driver may have to move.
+	maxFixed = 8 << 30
+)
+
+// Checkpointer has the driver take a process off its GPUs, and put it back; see package
+// checkpoint.
+type Checkpointer interface {
+	Off(ctx context.Context, pid int) error
+	On(ctx context.Context, pid int, pairs []checkpoint.Pair) error
+}
+
+// absence says where a client is that may leave with its context.
+type absence struct {
+	step   awayStep
+	next   *timer.Timer      // the end of the present step; the next try
+	tries  int               // of the present step
+	why    error             // it keeps its context, or cannot come back; nil: no attempt has failed
+	wanted bool              // it is to come back
+	then   []func()          // what is to be done once it is present
+	pairs  []checkpoint.Pair // where it comes back to; nil: the GPUs that it left
+	since  time.Time         // of the present step
+	took   time.Duration     // its latest return
+}
+
+// considerLeaving has a client leave with its context, if all its memory has left.
+func (d *Daemon) considerLeaving(cl *client) {
+	a := &cl.away
+	if d.migrations[cl.Account] != nil { // it leaves in another way
+		return
+	}
+	if d.opts.Checkpoint == nil || a.step != present || a.why != nil || cl.conn == nil || len(cl.attached) == 0 || a.next != nil && a.next.Planned() {
+		return
+	}
+	for g := range cl.attached {
+		if !g.core.Left(cl.id) {
+			return
+		}
+		if has, _ := g.core.ClientMemory(cl.id); has.Fixed > maxFixed {
+			d.keepsContext(cl, fmt.Errorf("%d MiB of its memory cannot be moved", has.Fixed>>20))
+			return
+		}
+	}
+	if !cl.conn.suspends {
+		d.keepsContext(cl, errors.New("its shim is too old, or calls of the driver bypass it"))
+		return
+	}
+	d.awayStep(cl, preparing)
+	d.planAway(cl, prepareLimit, func() { d.wake(cl, nil) })
+	d.send(cl.conn, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendPrepare}, nil)
+}
+
+func (d *Daemon) awayStep(cl *client, step awayStep) {
+	a := &cl.away
+	if step != a.step {
+		a.step, a.since = step, time.Now()
+	}
+	if a.next != nil {
+		a.next.Stop()
+	}
+	if step != preparing {
+		d.noteMembers()
+	}
+}
+
+// planAway has something done later, unless the client takes another step before.
+func (d *Daemon) planAway(cl *client, after time.Duration, do func()) {
+	if cl.away.next != nil {
+		cl.away.next.Stop()
+	}
+	cl.away.next = d.timers.New(func() {
+		if d.clients[cl.id] == cl {
+			do()
+		}
+	})
+	cl.away.next.Set(now().Add(after))
+}
+
+// keepsContext notes why a client stays on the GPU, until it has had another grant.
+func (d *Daemon) keepsContext(cl *client, why error) {
+	cl.away.why = why
+	text := "keeps its context on the GPU: " + why.Error()
+	d.tell(cl.subject(), logrus.WarnLevel, text)
+	d.noteAway(cl, text)
+}
+
+// noteAway notes an event of a client's on each of its GPUs.
+func (d *Daemon) noteAway(cl *client, text string) {
+	for g := range cl.attached {
+		d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_CONTEXT, Text: text})
+	}
+}
+
+// suspended handles SUSPENDED.
+func (d *Daemon) suspended(c *conn, f *wire.Frame) {
+	cl := c.client
+	if cl.conn != c {
+		return // it attaches first
+	}
+	a := &cl.away
+	switch f.Code {
+	case wire.SuspendedReady:
+		switch a.step {
+		case preparing:
+			d.leave(cl)
+		case present: // the order is taken back
+			d.send(c, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendOver}, nil)
+		}
+	case wire.SuspendedBusy:
+		if a.step != preparing {
+			return
+		}
+		d.awayStep(cl, present)
+		d.isPresent(cl)
+		if a.tries++; a.tries < busyTries {
+			d.planAway(cl, busyPause, func() { d.considerLeaving(cl) })
+		} else if a.why == nil {
+			d.keepsContext(cl, errors.New("its threads keep calling the driver"))
+		}
+	case wire.SuspendedWake:
+		d.wake(cl, nil)
+	}
+}
+
+// leave has the driver checkpoint a client.
+func (d *Daemon) leave(cl *client) {
+	d.awayStep(cl, leaving)
+	pid, off := int(cl.PID), d.opts.Checkpoint
+	d.reach(beforeCheckpoint)
+	go func() { // a scheduler that ends does not end what it has begun
+		err := off.Off(context.Background(), pid)
+		d.do(func() { d.hasLeft(cl, err) })
+	}()
+}
+
+func (d *Daemon) hasLeft(cl *client, err error) {
+	a := &cl.away
+	if d.clients[cl.id] != cl || a.step != leaving {
+		return
+	}
+	d.reach(afterCheckpoint)
+	if err == nil {
+		text := fmt.Sprintf("left the GPU with its context, in %v", time.Since(a.since).Round(time.Millisecond))
+		d.awayStep(cl, absent)
+		a.tries = 0
+		d.logOf(cl.subject()).Info(text)
+		d.noteAway(cl, text)
+	} else {
+		d.keepsContext(cl, err)
+		var e *checkpoint.Error
+		if errors.As(err, &e) && (e.State == checkpoint.Running || e.Step == "find" || e.Step == "init" || e.Step == "state") || errors.Is(err, checkpoint.ErrNone) {
+			d.awayStep(cl, present) // nothing was done to it
+			d.isPresent(cl)
+			return
+		}
+		a.wanted = true // the driver has locked it at least
+	}
+	if a.wanted {
+		d.comeBack(cl)
+	}
+}
+
+// wake has a client come back with its context, and then does what is to be done under the
+// GPU again; at once if it is there. then may be nil.
+func (d *Daemon) wake(cl *client, then func()) {
+	a := &cl.away
+	if then != nil {
+		a.then = append(a.then, then)
+	}
+	a.wanted = true
+	switch a.step {
+	case present, preparing:
+		d.awayStep(cl, present)
+		d.isPresent(cl)
+	case absent:
+		d.comeBack(cl)
+	}
+}
+
+// comeBack has the driver restore a client.
+func (d *Daemon) comeBack(cl *client) {
+	d.awayStep(cl, returning)
+	pid, pairs, on := int(cl.PID), cl.away.pairs, d.opts.Checkpoint
+	d.reach(beforeReturn)
+	go func() {
+		err := error(checkpoint.ErrNone)
+		if on != nil {
+			err = on.On(context.Background(), pid, pairs)
+		}
+		d.do(func() { d.isBack(cl, err) })
+	}()
+}
+
+func (d *Daemon) isBack(cl *client, err error) {
+	a := &cl.away
+	if d.clients[cl.id] != cl || a.step != returning {
+		return
+	}
+	d.reach(afterReturn)
+	var e *checkpoint.Error
+	if err != nil && !(errors.As(err, &e) && e.State == checkpoint.Failed) {
+		text := "cannot come back to the GPU yet: " + err.Error()
+		if a.why == nil || a.why.Error() != err.Error() {
+			d.tell(cl.subject(), logrus.WarnLevel, text)
+			d.noteAway(cl, text)
+		}
+		a.why = err
+		d.planAway(cl, min(minRetry<<min(a.tries, 10), maxRetry), func() { d.comeBack(cl) })
+		a.tries++
+		return
+	}
+	a.took = time.Since(a.since)
+	text := fmt.Sprintf("came back to the GPU with its context, in %v", a.took.Round(time.Millisecond))
+	if err != nil {
+		text = "cannot come back to the GPU, its CUDA calls fail: end it: " + err.Error()
+		d.tell(cl.subject(), logrus.ErrorLevel, text)
+	}
+	d.awayStep(cl, present)
+	if a.why = err; err == nil {
+		d.logOf(cl.subject()).Info(text)
+	}
+	d.noteAway(cl, text)
+	d.isPresent(cl)
+}
+
+// isPresent tells a client that its calls may go on, and does what waited for it.
+func (d *Daemon) isPresent(cl *client) {
+	a := &cl.away
+	a.wanted, a.pairs = false, nil
+	if cl.conn != nil && cl.conn.suspends {
+		d.send(cl.conn, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendOver}, nil)
+	}
+	then := a.then
+	a.then = nil
+	for _, f := range then {
+		f()
+	}
+}
+
+// awayRegistered brings what is known of a client into line with what it says itself,
+// when it uses GPUs over another connection.
+func (d *Daemon) awayRegistered(cl *client) {
+	a := &cl.away
+	switch out := cl.conn.isAway; {
+	case out && (a.step == present || a.step == preparing): // left under an earlier scheduler, or is about to
+		d.awayStep(cl, absent)
+	case out && a.step == absent && a.wanted:
+		d.comeBack(cl)
+	case !out && a.step != present && a.step != preparing: // another program of the same process, or it is back
+		d.awayStep(cl, present)
+		d.isPresent(cl)
+	}
+}
+
+// atWork is for a client that is granted: what kept it from leaving may be over.
+func (cl *client) atWork() { cl.away.why, cl.away.tries = nil, 0 }
+
+// awayOf returns the clients of an account that are not present, on a GPU or (nil) on any.
+func (d *Daemon) awayOf(account string, on *gpu) (all []*client) {
+	for cl := range d.byAccount[account] {
+		if cl.away.step != present && (on == nil || cl.attached[on] != nil) {
+			all = append(all, cl)
+		}
+	}
+	return all
+}

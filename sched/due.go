@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+// dues says what tenants get of the GPU in the long run while those that want it now
+// go on wanting it, also those that their core limit keeps away at this moment: what each
+// was promised, and as much of the rest as its weight says, up to its limit. What a limit
+// leaves is for the others.
+type dues struct {
+	wanting       []*tenant
+	rest, weights int64 // of tenants below their limits: what weights share out, of one
+}
+
+func (c *GPU) dues() dues {
+	var d dues
+	for _, t := range c.tenants {
+		if t.active || t.place == throttled {
+			d.wanting = append(d.wanting, t)
+		}
+	}
+	d.share()
+	return d
+}
+
+// share works out rest and weights.
+func (d *dues) share() {
+	capped := map[*tenant]bool{}
+	for more := true; more; {
+		more = false
+		d.rest, d.weights = one, 0
+		for _, t := range d.wanting {
+			if capped[t] {
+				d.rest -= t.most()
+			} else {
+				d.rest -= int64(t.share.Request) * one / 100
+				d.weights += int64(t.share.Weight)
+			}
+		}
+		d.rest = max(d.rest, 0)
+		for _, t := range d.wanting {
+			if !capped[t] && d.of(t) >= t.most() && t.limited() {
+				capped[t], more = true, true
+			}
+		}
+	}
+}
+
+// most is what its limit allows a tenant, of one.
+func (t *tenant) most() int64 {
+	if t.limited() {
+		return int64(t.share.Limit) * one / 100
+	}
+	return one
+}
+
+// of returns what a tenant gets that is among those that want the GPU, of one.
+func (d *dues) of(t *tenant) int64 {
+	if d.weights == 0 { // all are at their limits
+		return t.most()
+	}
+	return min(int64(t.share.Request)*one/100+d.rest*int64(t.share.Weight)/d.weights, t.most())
+}
+
+// permille returns what a tenant gets if it wants the GPU beside those that do.
+func (d *dues) permille(t *tenant) int {
+	if !t.active && t.place != throttled {
+		beside := dues{wanting: append(d.wanting[:len(d.wanting):len(d.wanting)], t)}
+		beside.share()
+		d = &beside
+	}
+	return int(max(d.of(t), minPart) * 1000 / one)
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package robustness
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
+)
+
+const suspendMiB = 64
+
+// suspendTenant is a process of suspend-tenant.
+type suspendTenant struct {
+	*tenant
+	*site
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// suspendSite is a site whose scheduler can take contexts off the GPU.
+func suspendSite(t *testing.T) *site {
+	t.Helper()
+	s := newSite(t)
+	s.configure("gpus=2\nmemory_mib=320\n")
+	program := exec.Command("go", "build", "-o", filepath.Join(s.dir, checkpoint.Name), "../../sched/nvshare-checkpoint")
+	program.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cc := exec.Command("cc", "-std=c11", "-D_GNU_SOURCE", "-pthread", "-I../simgpu", "-o", filepath.Join(s.dir, "suspend-tenant"),
+		"../workload/suspend-tenant.c", filepath.Join(s.dir, "sim", "lib", "libcuda.so.1"))
+	for _, cmd := range []*exec.Cmd{program, cc} {
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
+		}
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(s.log())
+		}
+	})
+	s.startSwapping()
+	return s
+}
+
+func (s *site) startSwapping(more ...string) {
+	s.t.Helper()
+	s.startScheduler(append([]string{"--swap-memory", "1Gi", "--swap-headroom", "0"}, more...)...)
+	s.until("the scheduler swaps", func() error {
+		if s.swap() == nil {
+			return fmt.Errorf("not yet")
+		}
+		return nil
+	})
+}
+
+func (s *site) startSuspendTenant(name string, change ...func(*exec.Cmd)) *suspendTenant {
+	s.t.Helper()
+	x := &suspendTenant{site: s, tenant: &tenant{name: name, end: make(chan struct{})}}
+	x.cmd = exec.Command(filepath.Join(s.dir, "suspend-tenant"), strconv.Itoa(suspendMiB))
+	x.cmd.Env = s.env("LD_PRELOAD="+filepath.Join(s.build, "lib", "libnvshare.so"), "NVSHARE_SIMGPU_TENANT="+name)
+	x.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	x.cmd.Stderr = os.Stderr
+	for _, f := range change {
+		f(x.cmd)
+	}
+	var err error
+	x.in, err = x.cmd.StdinPipe()
+	s.check(err)
+	r, w, err := os.Pipe() // not StdoutPipe, which Wait closes
+	s.check(err)
+	s.t.Cleanup(func() { r.Close() })
+	x.cmd.Stdout, x.out = w, bufio.NewReader(r)
+	s.check(x.cmd.Start())
+	w.Close()
+	go func() {
+		x.err = x.cmd.Wait()
+		close(x.end)
+	}()
+	s.tenants = append(s.tenants, x.tenant)
+	x.says("filled", 0)
+	return x
+}
+
+// asks has the process make a call.
+func (x *suspendTenant) asks(letter string) {
+	x.t.Helper()
+	_, err := io.WriteString(x.in, letter)
+	x.check(err)
+}
+
+// says waits for an answer.
+func (x *suspendTenant) says(letter string, n int) {
+	x.t.Helper()
+	line := make(chan string, 1)
+	go func() {
+		text, err := x.out.ReadString('\n')
+		if err != nil {
+			text = err.Error()
+		}
+		line <- text
+	}()
+	select {
+	case got := <-line:
+		if got != fmt.Sprintf("%s %d\n", letter, n) {
+			x.t.Fatalf("%s says %q to %q", x.name, got, letter)
+		}
+	case <-time.After(patience):
+		x.t.Fatalf("%s does not answer %q: %v\n%s", x.name, letter, x.client(), x.log())
+	}
+}
+
+func (x *suspendTenant) does(letter string) {
+	x.t.Helper()
+	x.asks(letter)
+	x.says(letter, 0)
+}
+
+// client is what the status says of the process; nil: nothing.
+func (x *suspendTenant) client() *api.Client {
+	r, err := x.status()
+	if err != nil {
+		return nil
+	}
+	for _, g := range r.Gpus {
+		for _, c := range g.Clients {
+			if int(c.Pid) == x.cmd.Process.Pid {
+				return c
+			}
+		}
+	}
+	return nil
+}
+
+func (x *suspendTenant) awaits(what string, ok func(c *api.Client) bool) {
+	x.t.Helper()
+	x.until(x.name+" "+what, func() error {
+		if c := x.client(); c == nil || !ok(c) {
+			return fmt.Errorf("it is %v", c)
+		}
+		return nil
+	})
+}
+
+func (x *suspendTenant) awaitsAway() {
+	x.t.Helper()
+	x.awaits("is off the GPU with its context", func(c *api.Client) bool { return c.Context == api.ContextState_CONTEXT_STATE_AWAY })
+	if s := x.state(); s != checkpoint.Checkpointed {
+		x.t.Fatalf("%s is %v", x.name, s)
+	}
+}
+
+func (x *suspendTenant) awaitsPresent() {
+	x.t.Helper()
+	x.awaits("is present", func(c *api.Client) bool { return c.Context == api.ContextState_CONTEXT_STATE_PRESENT && !c.Suspended })
+}
+
+// state is what the driver says.
+func (x *suspendTenant) state() checkpoint.State {
+	x.t.Helper()
+	r := checkpoint.Runner{Program: filepath.Join(x.dir, checkpoint.Name), Env: x.env()}
+	state, err := r.State(context.Background(), x.cmd.Process.Pid)
+	x.check(err)
+	return state
+}
+
+// control makes a control call for the user whose processes the test has.
+func (s *site) control(call func(*api.Conn, context.Context, *api.SuspendRequest) (*api.SuspendResponse, error)) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := api.Dial(ctx, filepath.Join(s.dir, "run"))
+	s.check(err)
+	defer c.Close()
+	uid := uint32(os.Getuid())
+	_, err = call(c, ctx, &api.SuspendRequest{Uid: &uid})
+	s.check(err)
+}
+
+func (s *site) suspend() { s.t.Helper(); s.control((*api.Conn).Suspend) }
+func (s *site) resume()  { s.t.Helper(); s.control((*api.Conn).Resume) }
+
+// faults has calls of the driver fail from now on; "": none.
+func (s *site) faults(text string) {
+	s.t.Helper()
+	path := filepath.Join(s.dir, "sim", "run", "checkpoint")
+	s.check(os.WriteFile(path+".new", []byte(text+"\n"), 0o644))
+	s.check(os.Rename(path+".new", path))
+}
+
+// A suspended process is off the GPU, context included, until its first driver call,
+// whichever that is, or an order. Its memory is what it was.
+func TestSuspendContext(t *testing.T) {
+	s := suspendSite(t)
+	x := s.startSuspendTenant("x")
+	for _, letter := range []string{"k", "q", "p", "s", "i", "c", "m", "a", "t", "u"} {
+		s.suspend()
+		x.awaitsAway()
+		x.does(letter)
+		x.awaits("is present", func(c *api.Client) bool { return c.Context == api.ContextState_CONTEXT_STATE_PRESENT })
+		x.does("k")
+	}
+	s.suspend()
+	x.awaitsAway()
+	s.resume()
+	x.awaitsPresent()
+	x.awaits("has its memory", func(c *api.Client) bool { return c.ResidentBytes >= suspendMiB<<20 && !c.Moving && c.RestoreNs > 0 })
+	x.does("k")
+
+	s.suspend()
+	x.awaitsAway()
+	x.does("f")
+	x.asks("x")
+	<-x.end
+	s.check(x.err)
+}
