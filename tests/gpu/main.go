@@ -57,6 +57,7 @@ var steps = []step{
 	{"overlap", "small kernels at the same time: time slices, plain MPS and overlap groups", (*bench).overlapStep},
 	{"gang", "a job on two GPUs beside tenants of one, and beside another; not by default", (*bench).gangStep},
 	{"two-gpu", "processes that use two GPUs each; not by default", (*bench).twoGPUs},
+	{"migrate", "a training that changes its GPU twenty times, against one that stays; two GPUs, not by default", (*bench).migrateStep},
 }
 
 // ordinary are the steps without any named.

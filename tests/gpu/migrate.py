@@ -35,7 +35,7 @@ def torch_steps(mib):
     for block in model:
         nn.init.kaiming_normal_(block[0].weight)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
-    scaler = torch.amp.GradScaler("cuda")
+    scaler = torch.amp.GradScaler("cuda") if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler()
 
     class Data(torch.utils.data.IterableDataset):
         def __iter__(self):

@@ -100,8 +100,8 @@ func (s *site) fault(what string) {
 	s.check(os.WriteFile(filepath.Join(s.dir, "sim", "run", "checkpoint"), []byte(what+"\n"), 0o644))
 }
 
-// helper waits until nvshare-checkpoint runs, and returns its process.
-func (s *site) helper(operation string) (pid int) {
+// helperFor waits until nvshare-checkpoint runs, and returns its process.
+func (s *site) helperFor(operation string) (pid int) {
 	s.t.Helper()
 	s.until("nvshare-checkpoint runs", func() error {
 		all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -170,7 +170,7 @@ func TestMigrateFaults(t *testing.T) {
 	s.fault("restore hang")
 	failed := make(chan error, 1)
 	go func() { failed <- s.migrate(1) }()
-	pid := s.helper("on")
+	pid := s.helperFor("on")
 	s.fault("")
 	s.check(syscall.Kill(pid, syscall.SIGKILL))
 	if err := <-failed; err == nil {
@@ -181,7 +181,7 @@ func TestMigrateFaults(t *testing.T) {
 	// The scheduler is killed.
 	s.fault("restore hang")
 	go func() { failed <- s.migrate(1) }()
-	pid = s.helper("on")
+	pid = s.helperFor("on")
 	s.endScheduler(syscall.SIGKILL)
 	s.fault("")
 	s.check(syscall.Kill(pid, syscall.SIGKILL))
@@ -199,7 +199,7 @@ func TestMigrateKilled(t *testing.T) {
 	s.fault("restore hang")
 	failed := make(chan error, 1)
 	go func() { failed <- s.migrate(1) }()
-	pid := s.helper("on")
+	pid := s.helperFor("on")
 	s.check(a.cmd.Process.Kill())
 	<-a.end
 	s.fault("")
