@@ -48,7 +48,7 @@ DESTDIR ?=
 # their jobs in parallel.
 .NOTPARALLEL:
 .PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
-	engines test-engines lint gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s clean
+	engines test-engines lint gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s kueue clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -143,6 +143,9 @@ test-e2e: build simgpu tools ## of make test: pods and containers, on a real con
 test-engines: stage simgpu tools ## of make test: the examples of deployments, install and uninstall; root
 	$(GO) vet -tags engines ./tests/engines
 	$(TEST) -count=1 -tags engines -timeout 10m ./tests/engines
+
+kueue: ## the sample for Kueue in Kueue's own code, which it builds once (minutes)
+	cd tests/kueue && $(GO) vet . && $(GO) test -count=1 .
 
 engines: GOAL := test
 engines: root deps stage simgpu tools ## the examples with podman and Docker of later releases, which it downloads

@@ -25,8 +25,8 @@ type Share struct {
 	Terms sched.Terms
 }
 
-// Claims knows the prepared claims of this node. dra.Store is one. The methods answer
-// from memory.
+// Claims knows the prepared claims of this node. dra.Store is one. The methods wait for
+// nobody.
 type Claims interface {
 	ByDevice(name string) (Share, bool)
 	ByToken(token string) (Share, bool)

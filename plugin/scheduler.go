@@ -35,6 +35,8 @@ type GPUState struct {
 	Memory  uint64 // bytes; 0: not known
 	Sharing string // SharedBy…; "": not known
 	Swap    bool   // memory is swapped
+	Room    uint64 // of the memory, what tenants may have together while it is swapped, bytes
+	Host    uint64 // host memory for what is swapped, of all GPUs together, bytes
 	Drained bool   // no new container may have the GPU
 	Fault   string // what ended all work on the GPU; "": nothing
 	Model   cdi.Model

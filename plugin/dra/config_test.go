@@ -9,18 +9,34 @@ import (
 	"testing"
 )
 
-// The admission policies, by kustomize and by Helm, know the keys that the driver knows.
+// The admission policies, by kustomize and by Helm, and the documentation have the keys that
+// the driver knows: each field of api.Fields, and no other.
 func TestPolicyKnowsEveryKey(t *testing.T) {
 	keys := []string{strconv.Quote("apiVersion"), strconv.Quote("kind")}
 	for _, k := range configKeys() {
 		keys = append(keys, strconv.Quote(k))
 	}
-	want := "key in [" + strings.Join(keys, ", ") + "]"
 	for _, file := range []string{"kubernetes/overlays/dra/policy.yaml", "helm/nvshare/templates/dra.yaml"} {
-		text, err := os.ReadFile("../../deployments/" + file)
-		check(t, err)
-		if !strings.Contains(string(text), want) {
-			t.Errorf("%s lacks %s", file, want)
+		want := []string{"key in [" + strings.Join(keys, ", ") + "]", "there are " + strings.Join(configKeys(), ", ") + ";"}
+		for _, k := range configKeys() {
+			want = append(want, "!has(p."+k+") || ", "configuration for nvshare.com: "+k+" is ")
+		}
+		contains(t, file, want...)
+	}
+	var rows []string
+	for _, k := range configKeys() {
+		rows = append(rows, "\n| `"+k+"` | ")
+	}
+	contains(t, "kubernetes/claims.md", rows...)
+}
+
+func contains(t *testing.T, file string, want ...string) {
+	t.Helper()
+	text, err := os.ReadFile("../../deployments/" + file)
+	check(t, err)
+	for _, w := range want {
+		if !strings.Contains(string(text), w) {
+			t.Errorf("deployments/%s lacks %q", file, w)
 		}
 	}
 }

@@ -16,9 +16,10 @@
 //	memory    bytes, see below         the memory divided by the slots
 //	slots     --slots                  1
 //
-// The value of memory is what --promise-memory says of the GPU's memory; above 100 %
-// the scheduler must swap. The attribute memorySize has the size of the real memory. A
-// GPU whose memory is not known has no capacity memory.
+// The value of memory is the GPU's memory. Where the scheduler swaps, an equal part of the
+// node's host memory for swapping is added. --promise-memory says another percentage of the
+// GPU's memory. No claim gets more than the real memory, whose size the attribute memorySize
+// has. A GPU whose memory is not known has no capacity memory.
 //
 // # Claims
 //
@@ -40,6 +41,8 @@
 //   - The sum of the prepared shares of a GPU is never above what the GPU has.
 //   - A record whose claim does not exist any more is removed.
 //   - While the API server is away, prepared claims stay.
+//   - Two drivers may run while one replaces the other (rolling update). Either answers the
+//     kubelet; only the one that leads publishes devices and writes anything else.
 //   - Nothing is published where a device plugin or another driver gives the GPUs too.
 //   - The kubelet is told when a GPU of a prepared claim is lost, or does no more work.
 //   - A GPU that is drained or does no more work is tainted.

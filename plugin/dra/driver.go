@@ -6,12 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,6 +41,11 @@ const (
 	publishInterval = 5 * time.Second
 	// requestLimit bounds one request of a sweep to the API server.
 	requestLimit = 10 * time.Second
+	// knownLimit bounds how long a request of the kubelet waits for the first look at the
+	// GPUs: the kubelet tries again only after a minute.
+	knownLimit = 20 * time.Second
+	// dialLimit bounds the look whether somebody listens on a socket.
+	dialLimit = time.Second
 	// maxDevices is how many devices fit into one slice.
 	maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 )
@@ -47,9 +56,12 @@ type Config struct {
 	NodeName  string
 	Registry  string // directory of the kubelet for sockets of plugins
 	Directory string // of this driver, for its socket and records; the same for the kubelet
-	CDIDir    string
-	Options   Options
-	Log       logrus.FieldLogger
+	// PodUID is the driver's pod, if the next driver may run beside this one for a while
+	// (rolling update): each has sockets of its own then. Empty: there is no pod.
+	PodUID  types.UID
+	CDIDir  string
+	Options Options
+	Log     logrus.FieldLogger
 	// Problem is called with what keeps the driver from giving GPUs; nil: nothing.
 	Problem func(error)
 	// At is called where the driver comes to a failpoint. Only tests need it; nil: nothing.
@@ -63,6 +75,8 @@ type Driver struct {
 	status  *statuses
 	metrics *metrics
 	changed chan struct{} // holds a token when the health may be another one
+	known   chan struct{} // closed once the GPUs are known
+	leads   chan struct{} // closed by Lead
 
 	mu        sync.Mutex
 	helper    *kubeletplugin.Helper // nil: not started yet
@@ -87,7 +101,21 @@ func New(c Config) (*Driver, error) {
 	if c.At != nil {
 		store.at = func(p failpoint) { c.At(string(p)) }
 	}
-	return &Driver{Config: c, store: store, status: newStatuses(), metrics: newMetrics(c.NodeName, store.Records), changed: make(chan struct{}, 1)}, nil
+	return &Driver{Config: c, store: store, status: newStatuses(), metrics: newMetrics(c.NodeName, store.Records),
+		changed: make(chan struct{}, 1), known: make(chan struct{}), leads: make(chan struct{})}, nil
+}
+
+// Lead says that no earlier driver of this node runs any more. It is called once.
+func (d *Driver) Lead() { close(d.leads) }
+
+// leading tells whether Lead was called.
+func (d *Driver) leading() bool {
+	select {
+	case <-d.leads:
+		return true
+	default:
+		return false
+	}
 }
 
 // Claims returns the prepared claims, for the plugin.
@@ -96,17 +124,27 @@ func (d *Driver) Claims() plugin.Claims { return d.store }
 // Metrics returns what the driver counts.
 func (d *Driver) Metrics() prometheus.Gatherer { return d.metrics.registry }
 
-// Run serves the kubelet until ctx ends. Nothing is published before SetInventory.
+// Run serves the kubelet until ctx ends. Nothing is published before SetInventory. Before
+// Lead, the driver prepares and unprepares claims, as the earlier driver does, and changes
+// nothing else.
 func (d *Driver) Run(ctx context.Context) error {
 	ctx = quiet(ctx, d.Log)
 	helper, err := kubeletplugin.Start(ctx, d,
 		kubeletplugin.DriverName(DriverName), kubeletplugin.KubeClient(d.Client), kubeletplugin.NodeName(d.NodeName),
 		kubeletplugin.RegistrarDirectoryPath(d.Registry), kubeletplugin.PluginDataDirectoryPath(d.Directory),
-		kubeletplugin.GRPCVerbosity(-1))
+		kubeletplugin.RollingUpdate(d.PodUID),
+		kubeletplugin.Serialize(false), // the store does, so that claims are read from the API server at the same time
+		kubeletplugin.GRPCInterceptor(d.metrics.intercept), kubeletplugin.GRPCVerbosity(-1))
 	if err != nil {
 		return fmt.Errorf("serve the kubelet: %w (--dra needs the directories %s and %s, at the same paths as on the host)", err, d.Registry, d.Directory)
 	}
 	defer helper.Stop()
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-d.leads:
+	}
+	d.removeStaleSockets()
 	d.mu.Lock()
 	d.helper = helper
 	d.mu.Unlock()
@@ -130,6 +168,26 @@ func (d *Driver) Run(ctx context.Context) error {
 	}
 }
 
+// removeStaleSockets removes the sockets of drivers that ended without doing that: the
+// kubelet would try to reach them again and again.
+func (d *Driver) removeStaleSockets() {
+	for _, pattern := range []string{filepath.Join(d.Registry, DriverName+"-*reg.sock"), filepath.Join(d.Directory, "dra*.sock")} {
+		sockets, err := filepath.Glob(pattern)
+		if err != nil {
+			d.Log.Errorf("look for sockets of earlier drivers: %v", err)
+		}
+		for _, socket := range sockets {
+			conn, err := net.DialTimeout("unix", socket, dialLimit)
+			if err == nil {
+				conn.Close()
+			}
+			if errors.Is(err, unix.ECONNREFUSED) {
+				d.Log.Infof("remove %s, of a driver that has ended (%v)", socket, os.Remove(socket))
+			}
+		}
+	}
+}
+
 // SetInventory says what the node has from now on. An inventory that is not available
 // changes nothing: claims stay, and what was published.
 func (d *Driver) SetInventory(inv *plugin.Inventory) {
@@ -137,9 +195,14 @@ func (d *Driver) SetInventory(inv *plugin.Inventory) {
 		return
 	}
 	d.mu.Lock()
+	if d.inventory == nil {
+		close(d.known)
+	}
 	d.inventory = inv
 	d.mu.Unlock()
-	d.store.refresh(d.edits)
+	if d.leading() {
+		d.store.refresh(d.edits)
+	}
 	d.publish()
 	select {
 	case d.changed <- struct{}{}:
@@ -229,8 +292,12 @@ func (d *Driver) edits(uuid string) (one, common specs.ContainerEdits, err error
 }
 
 // PrepareResourceClaims writes record and CDI spec of each claim.
-func (d *Driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
-	defer d.metrics.begin(opPrepare)()
+func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	select {
+	case <-d.known:
+	case <-ctx.Done():
+	case <-time.After(knownLimit):
+	}
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, claim := range claims {
 		r, err := d.prepare(claim)
@@ -282,7 +349,6 @@ func (r Record) names() (all []string) {
 
 // UnprepareResourceClaims removes all of each claim.
 func (d *Driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
-	defer d.metrics.begin(opUnprepare)()
 	results := map[types.UID]error{}
 	for _, claim := range claims {
 		err := d.store.unprepare(claim.UID)
@@ -298,6 +364,9 @@ func (d *Driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplug
 
 // sweep unprepares claims that do not exist any more.
 func (d *Driver) sweep(ctx context.Context) {
+	if err := d.store.load(); err != nil {
+		d.Log.Warn(err)
+	}
 	for _, r := range d.store.Records() {
 		gone, err := d.gone(ctx, r)
 		if err == nil && gone {

@@ -4,10 +4,15 @@ package dra
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +24,7 @@ import (
 	k8sresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -46,16 +52,29 @@ type served struct {
 
 func serve(t testing.TB, dir string, claims ...*resourceapi.ResourceClaim) *served {
 	t.Helper()
+	s := serveBeside(t, dir, apiServer(t, claims...), "")
+	s.Lead()
+	return s
+}
+
+func apiServer(t testing.TB, claims ...*resourceapi.ResourceClaim) *fake.Clientset {
+	t.Helper()
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, UID: "node"}})
 	for _, c := range claims {
 		_, err := client.ResourceV1().ResourceClaims(c.Namespace).Create(context.Background(), c, metav1.CreateOptions{})
 		check(t, err)
 	}
+	return client
+}
+
+// serveBeside has a driver of a pod serve the kubelet that does not lead yet.
+func serveBeside(t testing.TB, dir string, client *fake.Clientset, pod types.UID) *served {
+	t.Helper()
 	registry, own := filepath.Join(dir, "registry"), filepath.Join(dir, "driver")
 	for _, d := range []string{registry, own} {
 		check(t, os.MkdirAll(d, 0o755))
 	}
-	d, err := New(Config{Problem: func(error) {}, Client: client, NodeName: node, Registry: registry, Directory: own, CDIDir: filepath.Join(dir, "cdi"), Options: whole, Log: silent()})
+	d, err := New(Config{Problem: func(error) {}, Client: client, NodeName: node, Registry: registry, Directory: own, PodUID: pod, CDIDir: filepath.Join(dir, "cdi"), Options: whole, Log: silent()})
 	check(t, err)
 	d.SetInventory(inventory(t, twoGPUs()))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -68,7 +87,11 @@ func serve(t testing.TB, dir string, claims ...*resourceapi.ResourceClaim) *serv
 		}
 	}}
 	// The kubelet asks the registration socket where the driver is.
-	conn := s.dial(t, filepath.Join(registry, DriverName+"-reg.sock"))
+	socket := filepath.Join(registry, DriverName+"-reg.sock")
+	if pod != "" {
+		socket = filepath.Join(registry, kubeletplugin.RollingUpdateRegistrarSocketFile(registry, DriverName, pod))
+	}
+	conn := s.dial(t, socket)
 	defer conn.Close()
 	info, err := registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
 	check(t, err)
@@ -79,6 +102,38 @@ func serve(t testing.TB, dir string, claims ...*resourceapi.ResourceClaim) *serv
 	t.Cleanup(func() { s.conn.Close() })
 	s.kubelet = drapb.NewDRAPluginClient(s.conn)
 	return s
+}
+
+// prepare has the kubelet ask for a claim.
+func (s *served) prepare(c *resourceapi.ResourceClaim) error {
+	r, err := s.kubelet.NodePrepareResources(context.Background(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}})
+	if err != nil {
+		return err
+	}
+	if e := r.Claims[string(c.UID)].GetError(); e != "" {
+		return errors.New(e)
+	}
+	return nil
+}
+
+func (s *served) unprepare(c *resourceapi.ResourceClaim) error {
+	r, err := s.kubelet.NodeUnprepareResources(context.Background(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}})
+	if err != nil {
+		return err
+	}
+	if e := r.Claims[string(c.UID)].GetError(); e != "" {
+		return errors.New(e)
+	}
+	return nil
+}
+
+// shortDir returns a directory for sockets, whose paths are limited.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "dra")
+	check(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }
 
 func (s *served) dial(t testing.TB, socket string) *grpc.ClientConn {
@@ -99,9 +154,7 @@ func await(t *testing.T, what string, done func() bool) {
 
 // The kubelet's way through the driver, with slices in the API server.
 func TestServesTheKubelet(t *testing.T) {
-	dir, err := os.MkdirTemp("", "dra") // short: socket paths are limited
-	check(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := shortDir(t)
 	c := claimOf(uid(1), part(name0, "s1", "40", "20Gi"))
 	s := serve(t, dir, c)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -187,6 +240,122 @@ func TestServesTheKubelet(t *testing.T) {
 	}
 }
 
+// The kubelet asks for many claims at the same time. Each is prepared once, and no GPU is
+// promised twice.
+func TestManyAtOnce(t *testing.T) {
+	const fit, more = 10, 6 // claims
+	dir := shortDir(t)
+	var claims []*resourceapi.ResourceClaim
+	for i := range fit + more {
+		claims = append(claims, claimOf(uid(i+1), part(name0, fmt.Sprint("s", i), "10", "1Gi")))
+		claims[i].Name = string(claims[i].UID)
+	}
+	s := serve(t, dir, claims...)
+	defer s.stop()
+	var refused atomic.Int32
+	var all sync.WaitGroup
+	for _, c := range claims {
+		for range 2 {
+			all.Go(func() {
+				if err := s.prepare(c); err != nil {
+					refused.Add(1)
+					if !strings.Contains(err.Error(), "110 %") {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
+	if n := refused.Load(); n != 2*more || len(s.store.Records()) != fit {
+		t.Errorf("%d requests are refused, and %d claims are prepared; want %d, %d", n, len(s.store.Records()), 2*more, fit)
+	}
+	for _, c := range claims {
+		all.Go(func() {
+			if err := s.unprepare(c); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if left := files(t, filepath.Join(dir, "driver", "claims")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// devicesIn returns the names of the published devices.
+func devicesIn(t testing.TB, client *fake.Clientset) (names []string) {
+	t.Helper()
+	list, err := client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
+	check(t, err)
+	for _, slice := range list.Items {
+		for _, d := range slice.Spec.Devices {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}
+
+// While a driver is replaced, two run at the same time. The kubelet may ask either of them
+// for anything, and a container's share is known to both.
+func TestRollingUpdate(t *testing.T) {
+	dir := shortDir(t)
+	var claims []*resourceapi.ResourceClaim
+	for i := range 4 {
+		claims = append(claims, claimOf(uid(i+1), part(name0, string(rune('a'+i)), "40", "20Gi")))
+		claims[i].Name = string(claims[i].UID)
+	}
+	client := apiServer(t, claims...)
+	old := serveBeside(t, dir, client, "old")
+	old.Lead()
+	await(t, "both GPUs are published", func() bool { return slices.Equal(devicesIn(t, client), []string{name0, name1}) })
+	check(t, old.prepare(claims[0]))
+
+	// The next one comes, knows another number of GPUs, and publishes nothing yet.
+	next := serveBeside(t, dir, client, "next")
+	next.SetInventory(inventory(t, twoGPUs()[:1]))
+	check(t, next.prepare(claims[1]))
+	for name, d := range map[string]*served{"old": old, "next": next} {
+		for _, c := range claims[:2] {
+			if _, known := d.Claims().ByDevice(string(c.UID) + "-" + name0 + "-" + string(*c.Status.Allocation.Devices.Results[0].ShareID)); !known {
+				t.Errorf("the %s driver does not know claim %s", name, c.UID)
+			}
+		}
+	}
+	if err := old.prepare(claims[2]); err == nil || !strings.Contains(err.Error(), "120 %") {
+		t.Errorf("a third time 40 %% of one GPU: %v", err)
+	}
+	token := next.store.Records()[1].Shares[0].Token
+	if err := old.prepare(claims[1]); err != nil || old.store.Records()[1].Shares[0].Token != token {
+		t.Errorf("prepared again by the other driver: %v, and a token of its own", err)
+	}
+	check(t, next.unprepare(claims[0]))
+	check(t, old.prepare(claims[2]))
+	check(t, old.unprepare(claims[1]))
+	if got := devicesIn(t, client); !slices.Equal(got, []string{name0, name1}) {
+		t.Errorf("published while two run: %v", got)
+	}
+
+	// The old one ends and takes its sockets along; those of one that was killed go too.
+	old.stop()
+	killed, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "registry", DriverName+"-killed-reg.sock"), Net: "unix"})
+	check(t, err)
+	killed.SetUnlinkOnClose(false)
+	killed.Close()
+	next.Lead()
+	await(t, "the next one publishes what it knows", func() bool { return slices.Equal(devicesIn(t, client), []string{name0}) })
+	if left, err := filepath.Glob(filepath.Join(dir, "registry", "*")); err != nil || len(left) != 1 || !strings.Contains(left[0], "next") {
+		t.Errorf("sockets for the kubelet: %v (%v)", left, err)
+	}
+	check(t, next.prepare(claims[3]))
+	check(t, next.unprepare(claims[2]))
+	check(t, next.unprepare(claims[3]))
+	next.stop()
+	if left := files(t, dir); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
 // Where somebody else gives the GPUs, the driver says so and publishes none.
 func TestAnotherOwner(t *testing.T) {
 	another := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{
@@ -212,9 +381,7 @@ func TestAnotherOwner(t *testing.T) {
 
 // A cluster that would give whole GPUs away as shares gets none.
 func TestClusterWithoutConsumableCapacity(t *testing.T) {
-	dir, err := os.MkdirTemp("", "dra")
-	check(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := shortDir(t)
 	s := serve(t, dir)
 	defer s.stop()
 	count := func() (n int) {

@@ -101,6 +101,7 @@ func newDriver(t testing.TB, dir string) *Driver {
 	t.Helper()
 	d, err := New(Config{NodeName: node, Directory: filepath.Join(dir, "driver"), CDIDir: filepath.Join(dir, "cdi"), Options: whole, Log: silent()})
 	check(t, err)
+	d.Lead()
 	d.SetInventory(inventory(t, twoGPUs()))
 	return d
 }

@@ -3,11 +3,14 @@
 package dra
 
 import (
+	"context"
 	"errors"
 	"io/fs"
+	"path"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
 )
 
 // metrics are those that drivers for resource claims have, as NVIDIA's: the names differ
@@ -38,8 +41,8 @@ func newMetrics(nodeName string, prepared func() []Record) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nvshare_dra_requests_total", Help: "Requests of the kubelet that have ended."}, of),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "nvshare_dra_request_duration_seconds", Help: "How long requests of the kubelet took.",
-			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}}, of),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "nvshare_dra_request_duration_seconds", Help: "How long requests of the kubelet took, with what the driver read from the API server.",
+			Buckets: []float64{.001, .002, .003, .005, .0075, .01, .015, .02, .025, .03, .035, .04, .045, .05, .06, .075, .1, .15, .25, .5, 1, 2.5, 5, 10}}, of),
 		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "nvshare_dra_requests_inflight", Help: "Requests of the kubelet that are worked on."}, of),
 		errors:   map[string]*prometheus.CounterVec{},
 	}
@@ -53,6 +56,17 @@ func newMetrics(nodeName string, prepared func() []Record) *metrics {
 		}
 	}
 	return m
+}
+
+// intercept counts the kubelet's requests, from their arrival to the answer.
+func (m *metrics) intercept(ctx context.Context, request any, call *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	switch path.Base(call.FullMethod) {
+	case "NodePrepareResources":
+		defer m.begin(opPrepare)()
+	case "NodeUnprepareResources":
+		defer m.begin(opUnprepare)()
+	}
+	return handle(ctx, request)
 }
 
 // begin counts a request; the function that it returns counts the request's end.

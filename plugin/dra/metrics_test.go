@@ -8,20 +8,27 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	resourceapi "k8s.io/api/resource/v1"
 )
 
 // Dashboards of drivers for resource claims find their figures.
 func TestMetrics(t *testing.T) {
-	d := newDriver(t, t.TempDir())
-	claim := claimOf(uid(1), part(name0, "s1", "40", "20Gi"), part(name1, "s2", "40", "20Gi"))
-	check(t, prepare(d, claim).Err)
-	if prepare(d, claimOf(uid(2), part(name0, "s1", "70", ""))).Err == nil {
+	dir := shortDir(t)
+	fits, tooMuch, noSpec := claimOf(uid(1), part(name0, "s1", "40", "20Gi"), part(name1, "s2", "40", "20Gi")), claimOf(uid(2), part(name0, "s1", "70", "")), claimOf(uid(4), part(name1, "s4", "10", ""))
+	for _, c := range []*resourceapi.ResourceClaim{fits, tooMuch, noSpec} {
+		c.Name = string(c.UID)
+	}
+	s := serve(t, dir, fits, tooMuch, noSpec)
+	defer s.stop()
+	check(t, s.prepare(fits))
+	if s.prepare(tooMuch) == nil {
 		t.Error("110 % of a GPU are prepared")
 	}
-	check(t, unprepare(d, claimOf(uid(3))))
+	check(t, s.unprepare(claimOf(uid(3))))
+	d := s.Driver
 	check(t, os.RemoveAll(d.CDIDir))
 	check(t, os.WriteFile(d.CDIDir, nil, 0o644))
-	if prepare(d, claimOf(uid(4), part(name1, "s4", "10", ""))).Err == nil {
+	if s.prepare(noSpec) == nil {
 		t.Error("prepared without a directory for CDI specs")
 	}
 	want := `# HELP nvshare_dra_node_prepare_errors_total Claims that the driver could not prepare.

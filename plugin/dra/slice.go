@@ -41,7 +41,7 @@ const (
 // Options say how devices are published.
 type Options struct {
 	Slots         int    // claims at most on one device
-	PromiseMemory uint32 // percent of the memory that may be promised
+	PromiseMemory uint32 // percent of the memory that may be promised; 0: what the scheduler can swap, too
 	// Scheduler tells what the scheduler knows of a GPU. It may be nil.
 	Scheduler func(uuid string) plugin.GPUState
 	// PCI tells the standard attributes of a PCI device. It may be nil.
@@ -71,6 +71,7 @@ type device struct {
 	mig    bool
 	memory uint64 // 0: not known
 	state  plugin.GPUState
+	host   uint64 // host memory for what is swapped
 }
 
 // devicesOf returns the devices of GPUs. offered are the names of the CDI spec: a MIG
@@ -94,6 +95,9 @@ func devicesOf(gpus []cdi.GPU, offered func(string) bool, o Options) (all []devi
 		if len(g.Instances) == 0 {
 			add(device{uuid: g.UUID, spec: g.UUID, gpu: g, memory: g.MemoryBytes})
 		}
+	}
+	for i := range all { // each device has an equal part
+		all[i].host = all[i].state.Host / uint64(len(all))
 	}
 	return all
 }
@@ -167,7 +171,13 @@ func (d device) publish(o Options) resourceapi.Device {
 	}
 	out.Taints = d.taints()
 	if value := d.promisable(o); value > 0 {
-		out.Capacity[Memory] = capacity(size(value), size(max(roundDown(value/uint64(o.Slots)), memoryStep)), size(memoryStep), size(memoryStep))
+		// A program cannot have more than the GPU has, however much is promised.
+		most := min(value, roundDown(d.memory))
+		c := capacity(size(value), size(max(min(roundDown(value/uint64(o.Slots)), most), memoryStep)), size(memoryStep), size(memoryStep))
+		if most < value {
+			c.RequestPolicy.ValidRange.Max = ptr.To(size(most))
+		}
+		out.Capacity[Memory] = c
 		out.Attributes["memorySize"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.memory))}
 	}
 	return out
@@ -217,7 +227,13 @@ var leadingNumbers = regexp.MustCompile(`^[0-9]+(\.[0-9]+){0,2}`)
 
 // promisable returns how much memory claims may have together, in bytes.
 func (d device) promisable(o Options) uint64 {
-	return roundDown(d.memory * uint64(o.PromiseMemory) / 100)
+	if o.PromiseMemory != 0 {
+		return roundDown(d.memory * uint64(o.PromiseMemory) / 100)
+	}
+	if d.memory == 0 || d.host == 0 {
+		return roundDown(d.memory)
+	}
+	return roundDown(max(d.memory, min(d.state.Room, d.memory)+d.host))
 }
 
 func capacity(value, otherwise, least, step resource.Quantity) resourceapi.DeviceCapacity {

@@ -19,6 +19,11 @@ import (
 
 func all(string) bool { return true }
 
+// swaps is a scheduler that swaps.
+func swaps(room, host uint64) func(string) plugin.GPUState {
+	return func(string) plugin.GPUState { return plugin.GPUState{Swap: true, Room: room, Host: host} }
+}
+
 func TestDevices(t *testing.T) {
 	mig := twoGPUs()[:1]
 	mig[0].Instances = []cdi.Instance{{Index: 0, UUID: "MIG-0a", MemoryBytes: 10 << 30}, {Index: 1, UUID: "", MemoryBytes: 0}}
@@ -36,6 +41,11 @@ func TestDevices(t *testing.T) {
 		{"no GPU", nil, all, whole, nil},
 		{"more slots", twoGPUs()[:1], all, Options{Slots: 16, PromiseMemory: 100}, []string{name0 + " gpu 100/6 80Gi/5Gi 16/1"}},
 		{"memory beyond the GPU", twoGPUs()[:1], all, Options{Slots: 10, PromiseMemory: 150}, []string{name0 + " gpu 100/10 120Gi/12Gi 10/1"}},
+		{"what the scheduler can swap", twoGPUs(), all, Options{Slots: 10, Scheduler: swaps(79<<30, 42<<30)}, []string{
+			name0 + " gpu 100/10 100Gi/10Gi 10/1", name1 + " gpu 100/10 100Gi/10Gi 10/1"}},
+		{"one slot of more than the GPU", twoGPUs()[:1], all, Options{Slots: 1, PromiseMemory: 150}, []string{name0 + " gpu 100/100 120Gi/80Gi 1/1"}},
+		{"hardly any host memory", twoGPUs()[:1], all, Options{Slots: 10, Scheduler: swaps(70<<30, 1<<30)}, []string{name0 + " gpu 100/10 80Gi/8Gi 10/1"}},
+		{"no swapping", twoGPUs()[:1], all, Options{Slots: 10}, []string{name0 + " gpu 100/10 80Gi/8Gi 10/1"}},
 		{"MIG devices take the GPU's place", mig, all, whole, []string{"mig-0a mig 100/10 10Gi/1Gi 10/1", "0-1 mig 100/10 none 10/1"}},
 		{"a MIG device without its nodes", mig, func(name string) bool { return name != "0:1" }, whole, []string{"mig-0a mig 100/10 10Gi/1Gi 10/1"}},
 		{"memory not known", unknown, all, whole, []string{name0 + " gpu 100/10 none 10/1"}},
@@ -58,8 +68,12 @@ func TestDevices(t *testing.T) {
 					continue
 				}
 				text += " " + q.Value.String() + "/" + q.RequestPolicy.Default.String()
+				// No claim asks for more than the real memory.
+				if most := q.RequestPolicy.ValidRange.Max; name == "memory" && (q.Value.Value() > *d.Attributes["memorySize"].IntValue) != (most != nil && most.Value() == *d.Attributes["memorySize"].IntValue) {
+					t.Errorf("%s: %s: of %v, a claim may have %v", c.name, d.Name, &q.Value, most)
+				}
 				// The API server refuses a default that is no multiple of the step.
-				if r := q.RequestPolicy; r.Default.Value()%r.ValidRange.Step.Value() != 0 || q.Value.Value()%r.ValidRange.Step.Value() != 0 || r.Default.Cmp(q.Value) > 0 {
+				if r := q.RequestPolicy; r.Default.Value()%r.ValidRange.Step.Value() != 0 || q.Value.Value()%r.ValidRange.Step.Value() != 0 || r.Default.Cmp(q.Value) > 0 || r.ValidRange.Max != nil && r.Default.Cmp(*r.ValidRange.Max) > 0 {
 					t.Errorf("%s: %s: %s: default %v, step %v", c.name, d.Name, name, r.Default, r.ValidRange.Step)
 				}
 			}

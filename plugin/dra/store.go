@@ -16,6 +16,7 @@ import (
 	"sync"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -43,7 +44,8 @@ const (
 )
 
 // Store keeps the prepared claims of this node on the disk: a record of each in one
-// directory, and its CDI spec in another.
+// directory, and its CDI spec in another. Several processes may have a store of the same
+// directories, as the drivers of a rolling update do.
 type Store struct {
 	dir, cdiDir string
 	log         logrus.FieldLogger
@@ -51,7 +53,8 @@ type Store struct {
 
 	writing sync.Mutex // held across files
 
-	mu      sync.Mutex // never held across a file
+	mu      sync.Mutex                // never held across a file
+	files   map[types.UID]fs.FileInfo // of the records, as they were read
 	records map[types.UID]Record
 	names   map[string]plugin.Share // by CDI device
 	tokens  map[string]plugin.Share
@@ -64,38 +67,157 @@ var _ plugin.Claims = (*Store)(nil)
 func Open(dir, cdiDir string, log logrus.FieldLogger) (*Store, error) {
 	s := &Store{
 		dir: dir, cdiDir: cdiDir, log: log, at: func(failpoint) {},
-		records: map[types.UID]Record{}, names: map[string]plugin.Share{}, tokens: map[string]plugin.Share{},
+		files: map[types.UID]fs.FileInfo{}, records: map[types.UID]Record{}, names: map[string]plugin.Share{}, tokens: map[string]plugin.Share{},
 	}
 	for _, d := range []string{dir, cdiDir} {
 		if err := cdi.MakeDir(d); err != nil {
 			return nil, fmt.Errorf("make the directory for prepared claims: %w", err)
 		}
 	}
-	entries, err := os.ReadDir(dir)
+	unlock, err := s.lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := s.removeDamaged(); err != nil {
+		return nil, err
+	}
+	if err := s.load(); err != nil {
+		return nil, err
+	}
+	return s, s.removeOrphans()
+}
+
+// lock keeps other goroutines and other processes from changing files, until the function
+// that it returns is called. The kernel takes the lock from a process that ends.
+func (s *Store) lock() (unlock func(), err error) {
+	s.writing.Lock()
+	dir, err := os.Open(s.dir)
+	if err == nil {
+		err = ignoringEINTR(func() error { return unix.Flock(int(dir.Fd()), unix.LOCK_EX) })
+	}
+	if err != nil {
+		dir.Close() // nil: only an error
+		s.writing.Unlock()
+		return nil, fmt.Errorf("lock the prepared claims: %w", err)
+	}
+	return func() {
+		dir.Close()
+		s.writing.Unlock()
+	}, nil
+}
+
+func ignoringEINTR(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// recordFiles returns the files of the records, by claim.
+func (s *Store) recordFiles() (map[types.UID]fs.FileInfo, error) {
+	entries, err := os.ReadDir(s.dir)
 	if err != nil {
 		return nil, fmt.Errorf("read the prepared claims: %w", err)
 	}
+	files := map[types.UID]fs.FileInfo{}
 	for _, e := range entries {
 		uid, ok := strings.CutSuffix(e.Name(), ".json")
 		if !ok {
 			continue
 		}
-		file := filepath.Join(dir, e.Name())
-		r, err := readRecord(file)
-		if err == nil && string(r.UID) != uid {
-			err = fmt.Errorf("it is of claim %q", r.UID)
+		info, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed since
 		}
 		if err != nil {
-			// Nothing of it can be relied on. The kubelet prepares the claim again.
-			log.Errorf("prepared claim %s: %v; removed", file, err)
-			if err := os.Remove(file); err != nil {
-				return nil, fmt.Errorf("remove a damaged record: %w", err)
+			return nil, fmt.Errorf("read the prepared claims: %w", err)
+		}
+		files[types.UID(uid)] = info
+	}
+	return files, nil
+}
+
+// removeDamaged removes records of which nothing can be relied on. The kubelet prepares
+// their claims again. The lock is held.
+func (s *Store) removeDamaged() error {
+	files, err := s.recordFiles()
+	if err != nil {
+		return err
+	}
+	for uid := range files {
+		if _, wrong := s.read(uid); wrong != nil {
+			s.log.Errorf("prepared claim %s: %v; removed", s.file(uid), wrong)
+			if err := os.Remove(s.file(uid)); err != nil {
+				return fmt.Errorf("remove a damaged record: %w", err)
 			}
+		}
+	}
+	return nil
+}
+
+// load learns what other processes have prepared and unprepared since. What this process
+// knows already is not read again. No lock is needed: what another goroutine changes
+// meanwhile stays as that goroutine has it.
+func (s *Store) load() error {
+	s.mu.Lock()
+	known := maps.Clone(s.files)
+	s.mu.Unlock()
+	files, err := s.recordFiles()
+	if err != nil {
+		return err
+	}
+	for uid, info := range files {
+		if old := known[uid]; old != nil && os.SameFile(old, info) && old.ModTime().Equal(info.ModTime()) {
 			continue
 		}
-		s.enter(r)
+		r, err := s.read(uid)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // unprepared since
+		}
+		if err != nil {
+			s.log.Errorf("prepared claim %s is not known: %v", s.file(uid), err)
+			continue
+		}
+		s.change(uid, known[uid], func() { s.enter(r, info) })
 	}
-	return s, s.removeOrphans()
+	for uid := range known {
+		if files[uid] == nil {
+			s.change(uid, known[uid], func() {})
+		}
+	}
+	return nil
+}
+
+// change forgets a claim and calls enter, unless its file is another one than was known.
+func (s *Store) change(uid types.UID, known fs.FileInfo, enter func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.files[uid] == known {
+		s.forget(uid)
+		enter()
+	}
+}
+
+// find looks a share up, and where this process does not know it, on the disk.
+func (s *Store) find(share func() (plugin.Share, bool)) (plugin.Share, bool) {
+	found, ok := share()
+	if ok {
+		return found, ok
+	}
+	if err := s.load(); err != nil {
+		s.log.Warn(err)
+	}
+	return share()
+}
+
+func (s *Store) read(uid types.UID) (Record, error) {
+	r, err := readRecord(s.file(uid))
+	if err == nil && r.UID != uid {
+		err = fmt.Errorf("it is of claim %q", r.UID)
+	}
+	return r, err
 }
 
 func readRecord(file string) (r Record, err error) {
@@ -129,41 +251,43 @@ func (s *Store) removeOrphans() error {
 	return nil
 }
 
-// enter makes a record known.
-func (s *Store) enter(r Record) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.records[r.UID] = r
+// enter makes a record known. mu is held.
+func (s *Store) enter(r Record, file fs.FileInfo) {
+	s.files[r.UID], s.records[r.UID] = file, r
 	for _, share := range r.Shares {
 		p := plugin.Share{Name: share.Name, Claim: r.Namespace + "/" + r.Name, GPU: share.GPU, Terms: share.Terms}
 		s.names[share.Name], s.tokens[share.Token] = p, p
 	}
 }
 
+// forget is the opposite of enter. mu is held.
 func (s *Store) forget(uid types.UID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, share := range s.records[uid].Shares {
 		delete(s.names, share.Name)
 		delete(s.tokens, share.Token)
 	}
 	delete(s.records, uid)
+	delete(s.files, uid)
 }
 
 // ByDevice returns the share that a CDI device is; the name is without the kind.
 func (s *Store) ByDevice(name string) (plugin.Share, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	share, ok := s.names[name]
-	return share, ok
+	return s.find(func() (plugin.Share, bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		share, ok := s.names[name]
+		return share, ok
+	})
 }
 
 // ByToken returns the share that a token stands for.
 func (s *Store) ByToken(token string) (plugin.Share, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	share, ok := s.tokens[token]
-	return share, ok
+	return s.find(func() (plugin.Share, bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		share, ok := s.tokens[token]
+		return share, ok
+	})
 }
 
 func (s *Store) record(uid types.UID) (Record, bool) {
@@ -199,8 +323,14 @@ func (s *Store) Records() (all []Record) {
 // already keeps its record. accept is asked whether there is room for a new one beside
 // the others.
 func (s *Store) prepare(r Record, accept func(Record, []Record) error, edits editor) (Record, error) {
-	s.writing.Lock()
-	defer s.writing.Unlock()
+	unlock, err := s.lock()
+	if err != nil {
+		return r, err
+	}
+	defer unlock()
+	if err := s.load(); err != nil {
+		return r, err
+	}
 	if old, ok := s.record(r.UID); ok {
 		return old, s.writeSpec(old, edits)
 	}
@@ -218,7 +348,13 @@ func (s *Store) prepare(r Record, accept func(Record, []Record) error, edits edi
 	if err := cdi.ReplaceFile(s.file(r.UID), data, 0o600, nil); err != nil {
 		return r, fmt.Errorf("record the prepared claim: %w", err)
 	}
-	s.enter(r)
+	file, err := os.Stat(s.file(r.UID))
+	if err != nil {
+		return r, fmt.Errorf("record the prepared claim: %w", err)
+	}
+	s.mu.Lock()
+	s.enter(r, file)
+	s.mu.Unlock()
 	s.at(beforeSpec)
 	if err := s.writeSpec(r, edits); err != nil {
 		return r, err
@@ -229,8 +365,11 @@ func (s *Store) prepare(r Record, accept func(Record, []Record) error, edits edi
 
 // unprepare removes all of a claim. An unknown claim is no error.
 func (s *Store) unprepare(uid types.UID) error {
-	s.writing.Lock()
-	defer s.writing.Unlock()
+	unlock, err := s.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	s.at(beforeRemoval)
 	if err := os.Remove(cdi.ClaimFile(s.cdiDir, string(uid))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the claim's CDI spec: %w", err)
@@ -239,7 +378,9 @@ func (s *Store) unprepare(uid types.UID) error {
 	if err := os.Remove(s.file(uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the claim's record: %w", err)
 	}
+	s.mu.Lock()
 	s.forget(uid)
+	s.mu.Unlock()
 	s.at(afterRemoval)
 	return nil
 }
@@ -247,8 +388,15 @@ func (s *Store) unprepare(uid types.UID) error {
 // refresh writes the CDI specs of all claims again, because GPUs or driver have
 // changed, or the directory was lost. A claim whose GPU is not there keeps its spec.
 func (s *Store) refresh(edits editor) {
-	s.writing.Lock()
-	defer s.writing.Unlock()
+	unlock, err := s.lock()
+	if err != nil {
+		s.log.Warnf("claims keep their CDI specs: %v", err)
+		return
+	}
+	defer unlock()
+	if err := s.load(); err != nil {
+		s.log.Warn(err) // the specs of those that are known are written
+	}
 	for _, r := range s.Records() {
 		if err := s.writeSpec(r, edits); err != nil {
 			s.log.Warnf("claim %s/%s keeps its CDI spec: %v", r.Namespace, r.Name, err)

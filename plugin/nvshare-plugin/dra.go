@@ -18,7 +18,9 @@ import (
 	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/nvshare/nvshare/plugin"
 	"github.com/nvshare/nvshare/plugin/dra"
@@ -37,6 +39,7 @@ const (
 type draFlags struct {
 	on      bool
 	slots   int
+	promise uint32 // as --promise-memory; 0: it is not given
 	kubelet string
 	metrics string
 }
@@ -46,6 +49,26 @@ func (f *draFlags) add(s *pflag.FlagSet) {
 	s.IntVar(&f.slots, "slots", dra.DefaultSlots, "with --dra: how many claims may use one GPU; a claim that does not say gets that part of it")
 	s.StringVar(&f.metrics, "metrics-addr", os.Getenv("NVSHARE_DRA_METRICS_ADDR"), "with --dra: serve Prometheus metrics of claims on /metrics of this host:port, to everybody who reaches it (NVSHARE_DRA_METRICS_ADDR; default: nowhere)")
 	s.StringVar(&f.kubelet, "kubelet-dir", "/var/lib/kubelet", "with --dra: the kubelet's directory; its subdirectories plugins/"+dra.DriverName+" and plugins_registry must have the same paths here as on the host")
+}
+
+// podUID is the pod of this driver, "" outside of pods.
+func podUID() types.UID { return types.UID(os.Getenv("POD_UID")) }
+
+// registry is the kubelet's directory for sockets of plugins.
+func (f *draFlags) registry() string { return filepath.Join(f.kubelet, "plugins_registry") }
+
+// isRegistered returns why the kubelet does not know the driver of this pod. Where drivers
+// replace each other, the old one ends once the next one is ready. Without a pod's UID
+// nothing is asked.
+func (f *draFlags) isRegistered() error {
+	if podUID() == "" {
+		return nil
+	}
+	socket := filepath.Join(f.registry(), kubeletplugin.RollingUpdateRegistrarSocketFile(f.registry(), dra.DriverName, podUID()))
+	if _, err := os.Stat(socket); err != nil {
+		return fmt.Errorf("the driver of this pod does not serve the kubelet yet: %w", err)
+	}
+	return nil
 }
 
 // driver returns the driver for resource claims, nil without --dra.
@@ -68,12 +91,12 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 		return nil, fmt.Errorf("--dra: Kubernetes API: %w", err)
 	}
 	driver, err := dra.New(dra.Config{
-		Client: client, NodeName: node, CDIDir: cdiDir, Log: log,
+		Client: client, NodeName: node, PodUID: podUID(), CDIDir: cdiDir, Log: log,
 		At:        killedAt(os.Getenv("NVSHARE_TEST_FAILPOINT")),
 		Problem:   func(why error) { containers.Health.Problem("claims", why) },
-		Registry:  filepath.Join(f.dra.kubelet, "plugins_registry"),
+		Registry:  f.dra.registry(),
 		Directory: filepath.Join(f.dra.kubelet, "plugins", dra.DriverName),
-		Options:   dra.Options{Slots: f.dra.slots, PromiseMemory: f.promiseMemory, Scheduler: containers.GPU, PCI: dra.PCIAttributes(f.hostRoot)},
+		Options:   dra.Options{Slots: f.dra.slots, PromiseMemory: f.dra.promise, Scheduler: containers.GPU, PCI: dra.PCIAttributes(f.hostRoot)},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("--dra: %w", err)

@@ -78,7 +78,12 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), f, log) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("promise-memory") {
+				f.dra.promise = f.promiseMemory
+			}
+			return run(cmd.Context(), f, log)
+		},
 	}
 	s := cmd.Flags()
 	s.StringVar(&f.runDir, "run-dir", env("NVSHARE_RUN_DIR", cdi.DefaultRunDir), "the scheduler's run directory (NVSHARE_RUN_DIR)")
@@ -92,7 +97,7 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.StringVar(&f.name, "name", "nvshare", "name to register with NRI")
 	s.StringVar(&f.index, "index", "10", "two digits: plugins are called in ascending order")
 	s.StringVar(&f.simgpu, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "directory of a simulated GPU to use instead of real ones (NVSHARE_SIMGPU)")
-	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "percent of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps")
+	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "percent of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps. With --dra, the default is the GPU's memory and an equal part of the scheduler's --swap-memory")
 	s.BoolVar(&f.place, "place", false, "place shim and hook on the host and exit")
 	s.BoolVar(&f.ready, "ready", false, "say whether the plugin that runs gives GPUs, and exit: status 1 and the reason if it does not")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
@@ -129,7 +134,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	}
 	runDir := cdi.OnHost(f.hostRoot, f.runDir)
 	if f.ready {
-		return isReady(runDir)
+		return errors.Join(isReady(runDir), f.dra.isRegistered())
 	}
 	n := &node{
 		log:     log,
@@ -154,12 +159,45 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 		return err
 	}
 
+	seat := openSeat(runDir, whoIs(f.dra.on, namespaceFile), log)
+	defer seat.Close()
+	taken, err := seat.take()
+	if err != nil {
+		return err
+	}
 	// The parts end when ctx does, or when one of them fails.
+	var parts sync.WaitGroup
+	defer parts.Wait() // the driver's sockets are removed
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var failed error // of the driver
 	containers := plugin.NewContainers(log)
 	containers.PromiseMemory(f.promiseMemory)
+	driver, err := f.driver(containers, n.cdiDir, log)
+	if err != nil {
+		return err
+	}
+	serveKubelet := sync.OnceFunc(func() {
+		parts.Go(func() { // the driver's end is the plugin's
+			defer cancel()
+			failed = driver.Run(ctx)
+		})
+	})
+	if !taken {
+		log.Info("an earlier nvshare-plugin of this installation still runs on this node: waiting for its end")
+		if driver != nil { // so the kubelet has a driver at all times
+			n.peek(ctx, driver.SetInventory)
+			serveKubelet()
+		}
+		if err := seat.wait(ctx); err != nil {
+			cancel()
+			parts.Wait()
+			if errors.Is(err, context.Canceled) {
+				return failed
+			}
+			return err
+		}
+	}
 	n.health = &containers.Health
 	publish(ctx, runDir, n.health, log)
 	p := plugin.New(log, containers)
@@ -169,11 +207,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 		return err
 	}
 	p.SetAudit(audit, pods.unmanaged)
-	driver, err := f.driver(containers, n.cdiDir, log)
-	if err != nil {
-		return err
-	}
-	found, parts := p.SetInventory, sync.WaitGroup{}
+	found := p.SetInventory
 	if driver != nil {
 		if err := f.dra.serveMetrics(ctx, driver, log); err != nil {
 			return err
@@ -186,10 +220,8 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 			p.SetInventory(inv)
 			driver.SetInventory(inv)
 		}
-		parts.Go(func() { // the driver's end is the plugin's
-			defer cancel()
-			failed = driver.Run(ctx)
-		})
+		driver.Lead()
+		serveKubelet()
 	}
 	go containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
 		return dialScheduler(ctx, runDir, log, pods)
@@ -216,7 +248,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	}
 	err = plugin.Run(ctx, plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}, p)
 	cancel()
-	parts.Wait() // the driver's sockets are removed
+	parts.Wait()
 	err = errors.Join(failed, err)
 	// The files may be removed after the plugin's end: write none from here on.
 	select {

@@ -82,6 +82,23 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	return plugin.NewInventory(found.Spec(cdi.KindNRI), found.GPUs, n.options.HostRoot), nil
 }
 
+// peek hands over what the node has, if that can be known, and writes nothing: the files are
+// another plugin's.
+func (n *node) peek(ctx context.Context, found func(*plugin.Inventory)) {
+	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
+	defer cancel()
+	n.cover()
+	g, err := cdi.Generate(ctx, n.options, n.paths)
+	switch {
+	case err != nil:
+		n.log.Warnf("claims are not prepared before the earlier nvshare-plugin has ended: %v", err)
+	case len(g.Specs) == 0:
+		found(plugin.NewInventory(nil, nil, n.options.HostRoot))
+	default:
+		found(plugin.NewInventory(g.Spec(cdi.KindNRI), g.GPUs, n.options.HostRoot))
+	}
+}
+
 // cover has pods see the shim through an overlay, where that is sure to work.
 func (n *node) cover() {
 	dir, why := cdi.EmptyDirFor(n.options.HostRoot, filepath.Dir(n.paths.ShimDir))

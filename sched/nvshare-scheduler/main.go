@@ -53,6 +53,7 @@ type flags struct {
 	metricsAddr                                             string
 	metricsProcesses                                        uint16
 	metricsDCGM                                             bool
+	takeOver                                                bool
 	controlGroup                                            string
 	webAddr, webTokenFile                                   string
 	checkpoint                                              string
@@ -97,6 +98,12 @@ or a process that removes LD_PRELOAD is not held.`,
 			if opts.Sockets.Tenants, err = passedSocket(activation.Files(true)); err != nil {
 				return err
 			}
+			if f.takeOver {
+				waits := func() { opts.Log.Info("an earlier nvshare-scheduler still runs: waiting for its end") }
+				if err := rundir.Await(cmd.Context(), opts.RunDir, waits); err != nil {
+					return nil // told to end meanwhile
+				}
+			}
 			return serve(cmd.Context(), opts)
 		},
 	}
@@ -118,6 +125,7 @@ or a process that removes LD_PRELOAD is not held.`,
 	fs.StringVar(&f.webAddr, "web-addr", os.Getenv("NVSHARE_WEB_ADDR"), "serve the page of nvsharectl web on this `address`, like 127.0.0.1:9404; \"\": nowhere; default from NVSHARE_WEB_ADDR")
 	fs.StringVar(&f.webTokenFile, "web-token-file", os.Getenv("NVSHARE_WEB_TOKEN_FILE"), "a `file` with the token that readers of --web-addr need; without one the address is of loopback; default from NVSHARE_WEB_TOKEN_FILE")
 	fs.StringVar(&f.controlGroup, "control-group", "", "`group`, by name or number, whose members may use the control socket; it is as powerful as the scheduler")
+	fs.BoolVar(&f.takeOver, "take-over", os.Getenv("NVSHARE_TAKE_OVER") == "1", "where another nvshare-scheduler has the run directory, wait for its end, and do not fail; default from NVSHARE_TAKE_OVER")
 	fs.StringVar(&f.checkpoint, "checkpoint", "auto", "`auto|off|PATH`: the program by which the driver takes the context of a suspended process off the GPU too; auto: nvshare-checkpoint beside this program or in PATH, if it is there")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 	cmd.AddCommand(prepareCommand(status, &f.runDir), overlapDaemonCommand(status))

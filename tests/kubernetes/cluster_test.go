@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -45,8 +46,10 @@ func TestCluster(t *testing.T) {
 		{"restart-scheduler", restartScheduler},
 		{"rolling-update", rollingUpdate},
 		{"churn", churn},
+		{"one-plugin", onePlugin},
 		{"required", required},
 		{"bound", bound},
+		{"overlap-groups", overlapGroups},
 		{"uninstall", uninstall},
 	})
 }
@@ -367,17 +370,51 @@ func churn(t *testing.T) {
 	})
 }
 
+// podCgroups counts the cgroups of this node's pods. Others on the machine may have some, too.
 func podCgroups(t *testing.T) (n int) {
 	t.Helper()
 	seen := map[string]bool{}
 	check(t, filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), "pod") && strings.Contains(path, "kubepods") {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), "pod") && strings.Contains(path, shared.Cgroup()+"/kubepods") {
 			seen[d.Name()] = true
 			return fs.SkipDir
 		}
 		return nil
 	}))
 	return len(seen)
+}
+
+// A second installation, of the other tier, ends on the node at once, and kubectl shows why.
+// The first one does not notice.
+func onePlugin(t *testing.T) {
+	ctx := within(t)
+	const other = "nvshare-other"
+	var second []string
+	for name, o := range objects(t, strings.ReplaceAll(kustomize(t, ctx, "simgpu-dra"), "nvshare-system", other)) {
+		// What belongs to no namespace would replace that of the first one.
+		if kind, _, _ := strings.Cut(name, " "); slices.Contains([]string{"Namespace", "ResourceQuota", "ServiceAccount", "DaemonSet"}, kind) {
+			second = append(second, pretty(o))
+		}
+	}
+	untouched(t, ctx, func() {
+		_, err := cluster.Apply(ctx, strings.Join(second, "\n---\n"), "apply")
+		check(t, err)
+		await(t, ctx, "the second one to say why it ends", func() error {
+			out, err := cluster.Kubectl(ctx, "get", "pods", "-n", other, "-o", `jsonpath={.items[*].status.containerStatuses[?(@.name=="plugin")]}`)
+			for _, want := range []string{"another nvshare-plugin runs on this node, that of namespace nvshare-system, and gives GPUs by annotations", "would give them by resource claims"} {
+				if err == nil && !strings.Contains(out, want) {
+					err = fmt.Errorf("no %q in %s", want, out)
+				}
+			}
+			return err
+		})
+		if out := kubectl(t, ctx, "get", "resourceslices", "-o", "name"); out != "" {
+			t.Errorf("published: %s", out)
+		}
+		_, err = cluster.Apply(ctx, strings.Join(second, "\n---\n"), "delete", "--timeout="+patience.String())
+		check(t, err)
+	})
+	newTenant(t, ctx)
 }
 
 // With the policy, a pod that asks for a GPU does not start without the plugin.
@@ -446,6 +483,43 @@ func bound(t *testing.T) {
 		t.Errorf("with a token of no node: %v", err)
 	}
 	kubectl(t, ctx, "delete", "-f", deployments+"overlays/bound/policy.yaml")
+}
+
+// Pods of an overlap group run at the same time, with the rights that the overlay gives the
+// scheduler, and not without these.
+func overlapGroups(t *testing.T) {
+	ctx := within(t)
+	member := func(name string) string {
+		text, err := os.ReadFile(manifest(small1))
+		check(t, err)
+		return strings.NewReplacer("name: "+pod1, "name: "+name, tenant1, name,
+			"nvshare.com/gpu: nvshare.com/gpu=0", "nvshare.com/gpu: nvshare.com/gpu=0\n    nvshare.com/gpu-overlap: small", `"400"`, `"4"`).Replace(string(text))
+	}
+	_, err := cluster.Apply(ctx, member("refused"), "apply")
+	check(t, err)
+	await(t, ctx, "an Event that says why", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=refused", "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "overlap") {
+			err = fmt.Errorf("the Events are: %s", out)
+		}
+		return err
+	})
+	kubectl(t, ctx, "delete", "pod", "refused", "--timeout="+patience.String())
+
+	before := shared.PluginAccepts()
+	kubectl(t, ctx, "apply", "-k", "simgpu-overlap")
+	rolledOut(t, ctx)
+	accepted(t, ctx, before)
+	from := judge.Now()
+	for _, name := range []string{"small-a", "small-b"} {
+		_, err := cluster.Apply(ctx, member(name), "apply")
+		check(t, err)
+	}
+	kubectl(t, ctx, "wait", "--for=condition=Ready", "pod/small-a", "pod/small-b", "--timeout="+patience.String())
+	awaitTogether(t, ctx, from, "small-a", "small-b")
+	kubectl(t, ctx, "delete", "pods", "small-a", "small-b", "--timeout="+patience.String())
+	kubectl(t, ctx, "apply", "-k", "simgpu")
+	rolledOut(t, ctx)
 }
 
 // Deleting leaves files for containers that still use them; the overlay uninstall

@@ -8,6 +8,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -90,17 +93,44 @@ func draMetrics(t *testing.T) {
 	awaitMetrics("unprepare", 0)
 }
 
-// latency logs how long the driver took to prepare claims, by its own metrics and by those
-// of the kubelet, which has no finer ones.
+// latency logs how long the kubelet waited for the driver to prepare claims, with the reading
+// of the claims from the real API server, by the driver's own metrics and by those of the
+// kubelet, which has no finer ones.
 func latency(t *testing.T, ctx context.Context) {
 	t.Helper()
 	driver, err := driverMetrics(ctx)
 	check(t, err)
-	const took = `nvshare_dra_request_duration_seconds_bucket{driver="nvshare.com",operation="prepare",le="%s"}`
-	t.Logf("driver: of %v requests to prepare, %v took 10 ms at most, %v 50 ms", driver[fmt.Sprintf(took, "+Inf")], driver[fmt.Sprintf(took, "0.01")], driver[fmt.Sprintf(took, "0.05")])
+	const prefix, suffix = `nvshare_dra_request_duration_seconds_bucket{driver="nvshare.com",operation="prepare",le="`, `"}`
+	took := map[float64]float64{}
+	for name, n := range driver {
+		if le, ok := strings.CutPrefix(name, prefix); ok {
+			bound, err := strconv.ParseFloat(strings.TrimSuffix(le, suffix), 64)
+			check(t, err)
+			took[bound] = n
+		}
+	}
+	t.Logf("driver: of %v requests to prepare, %v took 50 ms at most; p50 %.1f ms, p90 %.1f ms, p99 %.1f ms", took[math.Inf(1)], took[0.05],
+		1000*quantile(took, 0.5), 1000*quantile(took, 0.9), 1000*quantile(took, 0.99))
 	kubelet, err := scrape(ctx, "/api/v1/nodes/"+node.KubeNode+"/proxy/metrics")
 	check(t, err)
 	const grpc = `dra_grpc_operations_duration_seconds_%s{driver_name="nvshare.com",grpc_status_code="OK",method_name="/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"%s}`
 	n := kubelet[fmt.Sprintf(grpc, "count", "")]
 	t.Logf("kubelet: of %v requests to prepare, %v took 100 ms at most; mean %.1f ms", n, kubelet[fmt.Sprintf(grpc, "bucket", `,le="0.1"`)], 1000*kubelet[fmt.Sprintf(grpc, "sum", "")]/n)
+}
+
+// quantile returns a quantile of a histogram with these cumulative buckets, with a straight
+// line within a bucket.
+func quantile(buckets map[float64]float64, q float64) float64 {
+	bounds := slices.Sorted(maps.Keys(buckets))
+	want, low, below := q*buckets[math.Inf(1)], 0.0, 0.0
+	for _, high := range bounds {
+		if n := buckets[high]; n >= want {
+			if math.IsInf(high, 1) || n == below {
+				return low
+			}
+			return low + (high-low)*(want-below)/(n-below)
+		}
+		low, below = high, buckets[high]
+	}
+	return low
 }

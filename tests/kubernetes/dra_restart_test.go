@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -186,4 +187,44 @@ func draForced(t *testing.T) {
 	draReplaced(t, func(ctx context.Context) {
 		kubectl(t, ctx, "delete", "pods", "-n", "nvshare-system", "-l", "app.kubernetes.io/name=nvshare", "--force", "--grace-period=0")
 	})
+}
+
+// With the surge overlay the next driver is ready before the old one ends: the kubelet has a
+// driver at each moment, and nobody has two that adjust containers.
+func draSurge(t *testing.T) {
+	ctx := within(t)
+	kubectl(t, ctx, "apply", "-k", "simgpu-dra/surge")
+	rolledOut(t, ctx)
+	registered := func() []string {
+		sockets, err := filepath.Glob("/var/lib/kubelet/plugins_registry/nvshare.com-*reg.sock")
+		check(t, err)
+		return sockets
+	}
+	var before []string
+	await(t, ctx, "one driver", func() error {
+		if before = registered(); len(before) != 1 {
+			return fmt.Errorf("the kubelet knows %v", before)
+		}
+		return nil
+	})
+	accepts := shared.PluginAccepts()
+	draReplaced(t, func(ctx context.Context) {
+		kubectl(t, ctx, "rollout", "restart", "-n", "nvshare-system", "daemonset/nvshare")
+		await(t, ctx, "the next driver alone", func() error {
+			now := registered()
+			if len(now) == 0 {
+				t.Fatal("the kubelet has no driver")
+			}
+			if len(now) != 1 || now[0] == before[0] {
+				return fmt.Errorf("the kubelet knows %v", now)
+			}
+			return nil
+		})
+	})
+	accepted(t, ctx, accepts)
+	if restarts := strings.Fields(kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}")); slices.ContainsFunc(restarts, func(n string) bool { return n != "0" }) {
+		t.Errorf("containers of nvshare restarted %v times", restarts)
+	}
+	kubectl(t, ctx, "apply", "-k", "simgpu-dra")
+	rolledOut(t, ctx)
 }

@@ -37,6 +37,7 @@ func TestDRA(t *testing.T) {
 		{"failpoints", draFailpoints},
 		{"upgrade", draUpgrade},
 		{"forced", draForced},
+		{"surge", draSurge},
 		{"gang", draGang},
 		{"shared-claim", draSharedClaim},
 		{"forms", draForms},
@@ -402,6 +403,7 @@ func draForms(t *testing.T) {
 		{"limited", "dra-limited", holding{core: 30, limit: 60, memory: tenth}, 1},
 		{"latency", "dra-latency", holding{core: 10, memory: tenth}, 1},
 		{"gang", "dra-gang", holding{core: 50, memory: tenth}, 2},
+		{"node", "dra-node", holding{core: 20, memory: tenth}, 1},
 		{"named", "dra-named", holding{core: 20, memory: tenth, gpus: []string{"1"}}, 1},
 		{"anti-affinity", "dra-apart", holding{core: 20, memory: tenth}, 2},
 		{"exclusion", "dra-team-a", holding{core: 40, memory: tenth}, 1},
@@ -413,6 +415,12 @@ func draForms(t *testing.T) {
 		}
 		kubectl(t, ctx, "delete", "-f", draManifest(c.file), "--timeout="+patience.String())
 	}
+	// Two parts fill one GPU, though another one is idle.
+	kubectl(t, ctx, "apply", "-f", draManifest("best-fit"))
+	ready(t, ctx, "dra-four-tenths", "dra-six-tenths")
+	first := awaitHolding(t, ctx, "dra-four-tenths", holding{core: 40, memory: 4 << 30})
+	awaitHolding(t, ctx, "dra-six-tenths", holding{gpus: first.gpus, core: 60, memory: 6 << 30})
+	kubectl(t, ctx, "delete", "-f", draManifest("best-fit"), "--timeout="+patience.String())
 	noClaims(t, ctx)
 }
 
@@ -516,6 +524,18 @@ func draUninstall(t *testing.T) {
 	ctx := within(t)
 	kubectl(t, ctx, "delete", "resourceclaimtemplates", "--all")
 	kubectl(t, ctx, "delete", "-k", "simgpu-dra", "--timeout="+patience.String())
+	// A driver that is away keeps nobody from starting and ending who does not use it.
+	_, err := cluster.Apply(ctx, `{apiVersion: v1, kind: Pod, metadata: {name: bystander}, spec: {automountServiceAccountToken: false, terminationGracePeriodSeconds: 1,
+		containers: [{name: main, image: "localhost/nvshare-workload:1", command: [/usr/bin/cuda-busy, --help]}], restartPolicy: Never}}`, "apply")
+	check(t, err)
+	await(t, ctx, "a pod without claims to run", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "pod", "bystander", "-o", "jsonpath={.status.containerStatuses[0].state.terminated.containerID}")
+		if err == nil && out == "" {
+			err = errors.New("it has not")
+		}
+		return err
+	})
+	kubectl(t, ctx, "delete", "pod", "bystander", "--timeout="+patience.String())
 	const overlay = deployments + "overlays/uninstall"
 	kubectl(t, ctx, "apply", "-k", overlay)
 	kubectl(t, ctx, "rollout", "status", "-n", "nvshare-system", "daemonset/nvshare-uninstall", "--timeout="+patience.String())

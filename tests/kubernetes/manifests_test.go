@@ -102,6 +102,9 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 		"overlays/host-paths":       {"hostPathPolicy.enabled=true"},
 		"overlays/required":         {"required.enabled=true"},
 		"overlays/dra":              {"dra.enabled=true"},
+		"overlays/dra-surge":        {"dra.enabled=true", "dra.surge=true"},
+		"overlays/overlap-groups":   {"overlapGroups.enabled=true"},
+		"overlays/checkpoint":       {"checkpoint.enabled=true"},
 		"overlays/required-v1beta1": {"required.enabled=true", "required.apiVersion=admissionregistration.k8s.io/v1beta1"},
 	} {
 		args := []string{"template", "nvshare", chart, "--namespace", "nvshare-system"}
@@ -181,6 +184,10 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if data, _ := made["ConfigMap nvshare-dashboard"]["data"].(map[string]any); !json.Valid([]byte(fmt.Sprint(data["nvshare.json"]))) {
 		t.Errorf("the dashboard is %v", data)
 	}
+	out, err = helm("template", "nvshare", chart, "--set", "scheduler.fenceAction=kill,overlapGroups.enabled=true,checkpoint.enabled=true")
+	if err != nil || !strings.Contains(out, `add: ["CHOWN","DAC_OVERRIDE","KILL","SETGID","SETUID","SYS_ADMIN","SYS_PTRACE"]`) {
+		t.Errorf("rights of several values: %v\n%s", err, out)
+	}
 	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=stop")
 	if err != nil || !strings.Contains(out, `["--host-root=/host","--audit=stop"]`) || strings.Count(out, `add: ["KILL"]`) != 1 {
 		t.Errorf("audit=stop: %v\n%s", err, out)
@@ -206,7 +213,7 @@ func TestManifestsNameThisRelease(t *testing.T) {
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
-	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/web", "overlays/web-token", "overlays/required", "overlays/dra", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
+	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/web", "overlays/web-token", "overlays/required", "overlays/dra", "overlays/dra-surge", "overlays/overlap-groups", "overlays/checkpoint", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
 		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
 	}
 	files, err := filepath.Glob("manifests/*.yaml")

@@ -6,10 +6,12 @@ package kubernetes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -194,6 +196,22 @@ func awaitTurns(t *testing.T, ctx context.Context, from int64, n int, tenants ..
 		return nil
 	})
 	return report
+}
+
+// awaitTogether waits until two tenants have been on a GPU at the same time.
+func awaitTogether(t *testing.T, ctx context.Context, from int64, a, b string) {
+	t.Helper()
+	await(t, ctx, a+" and "+b+" to run at the same time", func() error {
+		trace, err := judge.ReadLog(filepath.Join(node.SimGPU, "run", "log"))
+		if err != nil {
+			return err
+		}
+		trace.Intervals = slices.DeleteFunc(trace.Intervals, func(iv judge.Interval) bool { return iv.Process.Tenant != a && iv.Process.Tenant != b })
+		if judge.Judge(trace, judge.Options{Since: from, Until: judge.Now()}).Overlaps() == 0 {
+			return errors.New("they do not overlap")
+		}
+		return nil
+	})
 }
 
 func noOverlap(t *testing.T, report judge.Report) {

@@ -3,13 +3,17 @@
 package rundir
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -296,15 +300,36 @@ func Prepare(path string, uid, gid int) error {
 	if err := errors.Join(root.Lchown(".", os.Geteuid(), gid), root.Chmod(".", 0o775)); err != nil {
 		return fmt.Errorf("let group %d write to %s: %w", gid, path, err)
 	}
-	return fs.WalkDir(root.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
-		if err == nil {
-			err = root.Lchown(name, uid, gid)
+	return give(root, ".", uid, gid)
+}
+
+// give changes the owner of a file, or of a directory after what is in it: an attempt that
+// was cut short is seen by the directory's owner. What another user keeps to himself stays
+// his, as in the directories of overlap groups: without CAP_DAC_OVERRIDE root cannot list it.
+func give(root *os.Root, name string, uid, gid int) error {
+	fail := func(err error) error {
+		if err == nil || errors.Is(err, fs.ErrNotExist) { // deleted meanwhile
+			return nil
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("give %s to user %d: %w", filepath.Join(path, name), uid, err)
+		return fmt.Errorf("give %s to user %d: %w", filepath.Join(root.Name(), name), uid, err)
+	}
+	info, err := root.Lstat(name)
+	if err != nil {
+		return fail(err)
+	}
+	if info.IsDir() {
+		entries, err := fs.ReadDir(root.FS(), name)
+		closed := errors.Is(err, fs.ErrPermission) && int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid()
+		if err != nil && !closed {
+			return fail(err)
 		}
-		return nil
-	})
+		for _, e := range entries {
+			if err := give(root, path.Join(name, e.Name()), uid, gid); err != nil {
+				return err
+			}
+		}
+	}
+	return fail(root.Lchown(name, uid, gid))
 }
 
 // ours returns an error unless the path is what kind says, no link to that, and
@@ -326,6 +351,33 @@ func ours(path string, kind uint32, orRoots bool) error {
 	return nil
 }
 
+// awaitInterval is the time between looks of Await.
+const awaitInterval = 20 * time.Millisecond
+
+// Await waits until no running scheduler has the directory. Whatever else is wrong with the
+// directory, Open says. waits is called once, if there is something to wait for.
+func Await(ctx context.Context, path string, waits func()) error {
+	for first := true; ; first = false {
+		lock, err := lockFile(filepath.Join(path, "lock"))
+		if err == nil {
+			return lock.Close()
+		}
+		if !errors.Is(err, errTaken) {
+			return nil
+		}
+		if first {
+			waits()
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(awaitInterval):
+		}
+	}
+}
+
+var errTaken = errors.New("another nvshare-scheduler runs")
+
 // lockFile fails if a running scheduler has the lock. The kernel drops the lock
 // with the process, so a file that was left behind means nothing.
 func lockFile(path string) (*os.File, error) {
@@ -342,7 +394,7 @@ func lockFile(path string) (*os.File, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("another nvshare-scheduler runs with the run directory %s (stop it, or choose another with --run-dir)", filepath.Dir(path))
+			return nil, fmt.Errorf("%w with the run directory %s (stop it, or choose another with --run-dir)", errTaken, filepath.Dir(path))
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}

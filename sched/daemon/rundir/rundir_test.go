@@ -3,10 +3,12 @@
 package rundir
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -393,5 +395,78 @@ func TestPrepare(t *testing.T) {
 	}
 	if info, err := os.Lstat(fresh + "/tenant"); err != nil || info.Sys().(*syscall.Stat_t).Uid != other {
 		t.Errorf("a fresh one: %v", err)
+	}
+}
+
+// A scheduler that takes over goes on as soon as the earlier one has ended, and waits for
+// nothing else.
+func TestAwait(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run")
+	never := func() { t.Error("it waits, though there is no scheduler") }
+	if err := Await(context.Background(), path, never); err != nil {
+		t.Errorf("without a directory: %v", err)
+	}
+	d := open(t, path)
+	waits, ended := make(chan bool, 1), make(chan error, 1)
+	go func() { ended <- Await(context.Background(), path, func() { waits <- true }) }()
+	<-waits
+	select {
+	case err := <-ended:
+		t.Errorf("it does not wait: %v", err)
+	default:
+	}
+	d.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	open(t, path).Close()
+	if err := Await(context.Background(), path, never); err != nil {
+		t.Errorf("after the end: %v", err)
+	}
+
+	d = open(t, path)
+	defer d.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	if err := Await(ctx, path, cancel); !errors.Is(err, context.Canceled) {
+		t.Errorf("told to end while it waits: %v", err)
+	}
+}
+
+// Directories that others keep to themselves, as those of overlap groups, hinder nobody. The
+// container that prepares has CAP_CHOWN alone.
+func TestPrepareAmongOthersDirectories(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can give files away")
+	}
+	dir := filepath.Join(t.TempDir(), "run")
+	group, deep, theirs := filepath.Join(dir, "overlap"), filepath.Join(dir, "overlap", "0"), filepath.Join(dir, "overlap", "1000")
+	for _, d := range []string{deep, theirs} {
+		if err := os.MkdirAll(d, 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Chmod(group, 0o711), os.WriteFile(deep+"/file", nil, 0o600), os.Chown(theirs, 1000, 1000), os.Chmod(theirs, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the thread ends with this function, and its rights
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		only := [2]unix.CapUserData{{Effective: 1 << unix.CAP_CHOWN, Permitted: 1 << unix.CAP_CHOWN}}
+		err := unix.Capset(&header, &only[0])
+		for range 2 { // the next pod does it again
+			if err == nil {
+				err = Prepare(dir, other, other)
+			}
+		}
+		ended <- err
+	}()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{group, deep, deep + "/file", theirs} {
+		if info, err := os.Lstat(path); err != nil || info.Sys().(*syscall.Stat_t).Uid != other {
+			t.Errorf("%s is not given away (%v)", path, err)
+		}
 	}
 }

@@ -35,7 +35,7 @@ func main() {
 	profile := flag.String("scheduler-config", "deployments/kubernetes/scheduler/best-fit.yaml", "the configuration that nvshare ships")
 	out := flag.String("out", "tests/kubernetes/scale/results", "directory for the results")
 	name := flag.String("name", "", "base name of the results; empty: from the other options")
-	plot := flag.Bool("plot", false, "draw the results in --out, and run nothing")
+	only := flag.Bool("report", false, "draw the results in --out, write their table into the README above it, and run nothing")
 	flag.IntVar(&s.Nodes, "nodes", 1250, "nodes, of eight GPUs each")
 	flag.IntVar(&s.Pods, "pods", 4000, "pods, each with a part of one GPU")
 	flag.StringVar(&s.Profile, "profile", "best-fit", "best-fit, spread or stock")
@@ -49,8 +49,8 @@ func main() {
 		}
 		*p = abs
 	}
-	if *plot {
-		fail(plotResults(*out))
+	if *only {
+		fail(report(*out))
 		return
 	}
 	if *name == "" {

@@ -41,6 +41,7 @@ type result struct {
 	Audit   audited            `json:"audit"`
 	Bound   int                `json:"gpus_at_least"` // no placement needs fewer
 	placed  []placement
+	file    string // base name, of a run that was read
 }
 
 const boundPods = "spec.nodeName!="

@@ -4,7 +4,6 @@ package main
 
 import (
 	"encoding/csv"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,37 +15,24 @@ import (
 	"github.com/nvshare/nvshare/tests/plot"
 )
 
-// plotResults draws all results in a directory into scale.svg beside them.
-func plotResults(dir string) error {
-	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
-	if err != nil {
-		return err
-	}
-	var all []result
+// drawResults draws the runs into scale.svg in a directory.
+func drawResults(dir string, all []result) error {
+	all = slices.Clone(all)
 	var profiles []string
 	largest := map[string]string{} // by profile: base name of the run with most nodes
 	most := map[string]int{}
-	for _, f := range files {
-		var r result
-		data, err := os.ReadFile(f)
-		if err == nil {
-			err = json.Unmarshal(data, &r)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", f, err)
-		}
+	for i := range all {
+		r := &all[i]
 		if r.GOGC != "" {
 			r.Profile += ", GOGC=" + r.GOGC
 		}
 		if !slices.Contains(profiles, r.Profile) {
 			profiles = append(profiles, r.Profile)
 		}
-		all = append(all, r)
 		if r.Nodes > most[r.Profile] {
-			most[r.Profile], largest[r.Profile] = r.Nodes, f[:len(f)-len(".json")]
+			most[r.Profile], largest[r.Profile] = r.Nodes, r.file
 		}
 	}
-	slices.SortFunc(all, func(a, b result) int { return a.Nodes - b.Nodes })
 	cost := plot.Panel{Title: "What a pod costs kube-scheduler", X: "nodes", Y: "ms"}
 	packed := plot.Panel{Title: "GPUs in use / as few as can be", X: "nodes", Y: "times", Level: 1, LevelName: "bound of bin packing"}
 	when := plot.Panel{Title: "Pods that are bound, in the largest cluster", X: "s", Y: "pods"}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/cdi"
+)
+
+// A node has one plugin: two would adjust the same containers and write the same files,
+// and two tiers would promise the same GPUs. The seat is a lock on the run directory, which
+// the kernel takes from a process that ends.
+type seat struct {
+	dir  *os.File
+	file string // says who has the seat
+	who  holder
+	log  logrus.FieldLogger
+}
+
+// holder is who has the seat.
+type holder struct {
+	installation string // as a person would look for it
+	tier         string
+}
+
+const (
+	seatFile = "plugin.holder"
+	// seatInterval is the time between looks whether the seat is free.
+	seatInterval = 50 * time.Millisecond
+	// namespaceFile is there in a pod.
+	namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+)
+
+// whoIs says who this process is. Pods of one namespace are of one installation: they are
+// replaced by each other.
+func whoIs(dra bool, namespaceFile string) holder {
+	w := holder{installation: "this host's service", tier: "annotations"}
+	if dra {
+		w.tier = "resource claims"
+	}
+	if name, err := os.ReadFile(namespaceFile); err == nil {
+		w.installation = "namespace " + strings.TrimSpace(string(name))
+	}
+	return w
+}
+
+// openSeat looks for the seat of a node. A seat that cannot be had for another reason than
+// its holder keeps nobody from working.
+func openSeat(runDir string, who holder, log logrus.FieldLogger) *seat {
+	s := &seat{file: filepath.Join(runDir, seatFile), who: who, log: log}
+	err := cdi.MakeDir(runDir)
+	if err == nil {
+		s.dir, err = os.Open(runDir)
+	}
+	if err != nil {
+		log.Warnf("see whether another nvshare-plugin runs on this node: %v", err)
+	}
+	return s
+}
+
+// Close gives the seat back.
+func (s *seat) Close() { s.dir.Close() }
+
+// take takes the seat, and tells whether it was free. The error says that another
+// installation has it.
+func (s *seat) take() (bool, error) {
+	if s.dir == nil {
+		return true, nil
+	}
+	switch err := unix.Flock(int(s.dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EINTR):
+		return false, nil
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return false, s.refused()
+	case err != nil:
+		s.log.Warnf("see whether another nvshare-plugin runs on this node: lock %s: %v", s.dir.Name(), err)
+	}
+	if err := cdi.ReplaceFile(s.file, []byte(s.who.installation+"\n"+s.who.tier+"\n"), 0o644, nil); err != nil {
+		s.log.Warnf("say that this nvshare-plugin runs on this node: %v", err)
+	}
+	return true, nil
+}
+
+// refused returns why the seat will not be had by waiting.
+func (s *seat) refused() error {
+	text, err := os.ReadFile(s.file)
+	if err != nil {
+		return nil // the holder is about to say who it is
+	}
+	installation, tier, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
+	if installation == s.who.installation {
+		return nil // its end is near: the pod is being replaced
+	}
+	return fmt.Errorf("another nvshare-plugin runs on this node, that of %s, and gives GPUs by %s; this one is that of %s, and would give them by %s: remove one of the two from the node (a nodeSelector keeps a DaemonSet off it)",
+		installation, tier, s.who.installation, s.who.tier)
+}
+
+// wait waits until the seat is this process's.
+func (s *seat) wait(ctx context.Context) error {
+	tick := time.NewTicker(seatInterval)
+	defer tick.Stop()
+	for {
+		if taken, err := s.take(); taken || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
