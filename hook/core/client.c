@@ -18,6 +18,7 @@
 #include "drainer.h"
 #include "glibc.h"
 #include "grant.h"
+#include "identify.h"
 #include "log.h"
 #include "ops.h"
 #include "preempt.h"

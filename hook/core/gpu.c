@@ -3,10 +3,6 @@
 
 #include <string.h>
 
-#include "connection.h"
-#include "drain.h"
-#include "log.h"
-
 struct nvs_gpu nvs_gpus[NVS_MAX_GPUS];
 unsigned nvs_gpu_count;
 struct nvs_gate nvs_gate;
@@ -41,34 +37,6 @@ void nvs_gpus_start(const struct nvs_device *devices, unsigned count)
 		nvs_gpus[i].device = devices[i];
 	}
 	nvs_gpu_count = count;
-}
-
-bool nvs_device_uuid(int dev, uint8_t *uuid)
-{
-	/* v2 tells the instance of a partitioned GPU. */
-	if (nvs_driver_has(device_uuid_v2) && nvs_driver.device_uuid_v2(uuid, dev) == CUDA_SUCCESS)
-		return true;
-	return nvs_driver_has(device_uuid) && nvs_driver.device_uuid(uuid, dev) == CUDA_SUCCESS;
-}
-
-void nvs_gpus_identify(void)
-{
-	uint8_t uuid[NVS_UUID_SIZE];
-
-	NVS_FOR_EACH_GPU(gpu) {
-		bool known;
-
-		if (!nvs_driver_enter())
-			return;
-		known = nvs_device_uuid(gpu->device.dev, uuid);
-		nvs_driver_leave();
-		if (!known || memcmp(uuid, gpu->device.uuid, sizeof(uuid)) == 0)
-			continue;
-		nvs_debugf("GPU %u: the process is on another GPU now", gpu->number);
-		nvs_lock(&nvs_client_lock);
-		memcpy(gpu->device.uuid, uuid, sizeof(uuid));
-		nvs_unlock(&nvs_client_lock);
-	}
 }
 
 void nvs_gpus_fork_child(void)

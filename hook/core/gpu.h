@@ -22,7 +22,7 @@
 /* A GPU as the driver describes it. */
 struct nvs_device {
 	int dev;                     /* CUdevice */
-	uint8_t uuid[NVS_UUID_SIZE]; /* of the GPU where the process is; see nvs_gpus_identify */
+	uint8_t uuid[NVS_UUID_SIZE]; /* of the GPU where the process is; see identify.h */
 	uint64_t total_mem;          /* bytes */
 };
 
@@ -140,16 +140,6 @@ void nvs_gpus_start(const struct nvs_device *devices, unsigned count);
 
 /* After fork: no GPU is known, and the gates of those that were are open. */
 void nvs_gpus_fork_child(void);
-
-/* What the driver says is the UUID of a device; false: it does not say. No lock is held. */
-bool nvs_device_uuid(int dev, uint8_t *uuid);
-
-/*
- * The process may have been moved to another GPU while it was checkpointed: its devices
- * then have other UUIDs. Client thread, without its lock, before it attaches again. It waits
- * for as long as the process is checkpointed.
- */
-void nvs_gpus_identify(void);
 
 /* NULL: none of the process. */
 struct nvs_gpu *nvs_gpu_of_device(int dev); /* CUdevice */

@@ -13,6 +13,7 @@
 #include "drain.h"
 #include "gate.h"
 #include "hook.h"
+#include "identify.h"
 #include "lock.h"
 #include "log.h"
 #include "memory.h"
