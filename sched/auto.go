@@ -173,6 +173,9 @@ func (c *GPU) lookAtMode() {
 		c.slices.why = c.whyTurns()
 	}
 	busy, shares := reasonTurns, reasonShares
+	if why := c.slices.why; why == reasonOverlap || why == reasonGang {
+		shares = why
+	}
 	if c.now < a.slicedFrom {
 		busy, shares = a.left, a.left
 	}

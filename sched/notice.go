@@ -7,8 +7,8 @@ const noticed = 8
 
 // notices are what decides whether more than a few holders are told.
 type notices struct {
-	toldWaits [2]bool // somebody waits for latency grants to end; for turns to end
-	tellAll   bool    // the mode or a share has changed, which every holder is to know
+	told    [3]bool // somebody waits for latency grants to end; for turns to end; there are others beside an overlap group
+	tellAll bool    // the mode or a share has changed, which every holder is to know
 }
 
 // neighbors is all that decides what a holder is told of the others.
@@ -54,7 +54,7 @@ func (c *GPU) expected(cl *client) Notice {
 	return neighbors{
 		mode:     c.effective,
 		kind:     cl.grant.kind,
-		attached: c.connected - 1,
+		attached: c.beyond(cl),
 		waiting:  c.waiting,
 		turns:    c.open.n,
 		latency:  c.latency.n,
@@ -63,6 +63,20 @@ func (c *GPU) expected(cl *client) Notice {
 		patient:  c.patient(cl),
 		quiet:    cl.quiet,
 	}.notice(cl.id)
+}
+
+// beyond returns how many clients there are besides this one. Members of its overlap group do
+// not count: they run at the same time, so its submitted work delays nobody.
+func (c *GPU) beyond(cl *client) int {
+	n := c.connected - 1
+	if cl.tenant.overlaps() {
+		for _, other := range cl.tenant.crew {
+			if other != cl && other.connected {
+				n--
+			}
+		}
+	}
+	return n
 }
 
 // notice tells a client how many others there are, if that has changed.
@@ -78,8 +92,9 @@ func (c *GPU) notice(cl *client) {
 // after it, and nobody waits in concurrent mode. In turns many hold if they are a group.
 func (c *GPU) noticeAll() {
 	turns := c.effective == Exclusive
-	if waits := [2]bool{turns && c.waiting+c.open.n > 0, turns && c.waiting+c.latency.n > 0}; waits != c.toldWaits {
-		c.toldWaits, c.tellAll = waits, true
+	group := c.open.head != nil && c.open.head.tenant.overlaps()
+	if now := [3]bool{turns && c.waiting+c.open.n > 0, turns && c.waiting+c.latency.n > 0, group && c.beyond(c.open.head) > 0}; now != c.told {
+		c.told, c.tellAll = now, true
 	}
 	for _, l := range []*list{&c.open, &c.latency, &c.beside} {
 		for cl := l.head; cl != nil && (l.n <= noticed || c.tellAll); cl = cl.next {

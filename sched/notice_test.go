@@ -96,3 +96,30 @@ func TestManyHoldersAreToldOfALimit(t *testing.T) {
 		t.Errorf("client 1 has a limit and was told %v", told)
 	}
 }
+
+// TestGroupAloneIsAlone has the members of an overlap group alone on a GPU: nobody needs their
+// submitted work to be short. A client from outside is news to each of them, however many they are.
+func TestGroupAloneIsAlone(t *testing.T) {
+	for _, members := range []ClientID{2, noticed + 4} {
+		c := New(Config{})
+		for id := ClientID(1); id <= members; id++ {
+			c.Step(0, Attach{Client: id, Share: Share{Overlap: "g"}, Want: true})
+		}
+		told := func(when string, want bool) {
+			t.Helper()
+			if err := c.Check(); err != nil {
+				t.Error(err)
+			}
+			for id := ClientID(1); id <= members; id++ {
+				if got := c.clients[id].told; got.Present > 0 != want || got.Bound != want {
+					t.Errorf("%d members, %s: client %d was told %v", members, when, id, got)
+				}
+			}
+		}
+		told("alone", false)
+		c.Step(1, Attach{Client: 100, Tenant: "outside"})
+		told("with one from outside", true)
+		c.Step(2, Gone{Client: 100})
+		told("alone again", false)
+	}
+}

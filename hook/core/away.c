@@ -97,7 +97,7 @@ static bool parse_stat(const char *p, char *state, unsigned long long *ticks)
 	enum { USER = 12, SYSTEM = 13 }; /* words from here */
 	int word = 0;
 
-	*state = p[0] ? p[1] : '\0';
+	*state = (char)(p[0] ? p[1] : '\0');
 	*ticks = 0;
 	for (; *p && word <= SYSTEM; word++) {
 		unsigned long long v = 0;
@@ -122,7 +122,7 @@ static bool thread_state(long tid, char *state, unsigned long long *ticks)
 	ssize_t n;
 	int fd;
 
-	snprintf(text, sizeof(text), "/proc/self/task/%ld/stat", tid);
+	(void)snprintf(text, sizeof(text), "/proc/self/task/%ld/stat", tid);
 	fd = (int)syscall(SYS_openat, AT_FDCWD, text, O_RDONLY | O_CLOEXEC, 0);
 	if (fd < 0)
 		return false;

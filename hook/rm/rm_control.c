@@ -255,26 +255,68 @@ enum nvs_rm_result nvs_rm_prove(const uint8_t uuid[NVS_RM_UUID])
 
 /* ---- channels ---- */
 
+/*
+ * The driver counts how often a channel was taken off, and the channel is on when it was put
+ * on as often (seen on an H200). So only channels that are on are taken off, and only those
+ * that are off are put on.
+ */
+static struct result send_channels(const struct rm_target *t, unsigned n, bool on)
+{
+	struct rm_channels c = { .disable = !on, .count = n };
+	struct result r = { NVS_RM_OK, 0, 0 };
+
+	for (unsigned i = 0; i < n; i++) {
+		c.client[i] = t[i].client;
+		c.channel[i] = t[i].object;
+	}
+	r.r = rm_control(t, t->subdevice, RM_CHANNELS, &c, sizeof(c), &r.status);
+	return r;
+}
+
+/*
+ * After a control of several failed, which may have changed some: all on. A channel that is
+ * gone is forgotten soon; to put one on that is on changes nothing.
+ */
+static struct result put_on_one_by_one(const struct rm_target *t, unsigned n)
+{
+	struct result all = { NVS_RM_OK, 0, 0 };
+
+	for (unsigned i = 0; i < n; i++) {
+		struct result one = send_channels(&t[i], 1, true);
+
+		if (one.r == NVS_RM_OK || gone(&one))
+			rm_note_off(&t[i], 1, false);
+		else
+			all = one;
+	}
+	return all;
+}
+
+static bool together(const struct rm_target *a, const struct rm_target *b)
+{
+	return a->client == b->client && a->subdevice == b->subdevice && a->via.fd == b->via.fd;
+}
+
 /* Sends one control for each subdevice and each 64 channels. *changed: objects came or went. */
 static struct result switch_all(const uint8_t *uuid, bool on, bool *changed)
 {
 	uint64_t seen = rm_serial();
-	unsigned n = rm_targets(uuid, RM_KIND_CHANNELS, targets);
-	struct result all = { n ? NVS_RM_OK : NVS_RM_UNSEEN, 0, 0 };
-	struct rm_channels c;
+	unsigned n = rm_targets(uuid, on ? RM_KIND_CHANNELS_OFF : RM_KIND_CHANNELS_ON, targets);
+	struct result all = { NVS_RM_OK, 0, 0 };
 
-	for (unsigned i = 0; i < n;) {
+	for (unsigned i = 0, m; i < n; i += m) {
 		const struct rm_target *t = &targets[i];
-		struct result one = { NVS_RM_OK, 0, 0 };
+		struct result one;
 
-		memset(&c, 0, sizeof(c));
-		c.disable = !on;
-		while (i < n && c.count < RM_CHANNELS_MAX && targets[i].client == t->client &&
-		       targets[i].subdevice == t->subdevice && targets[i].via.fd == t->via.fd) {
-			c.client[c.count] = targets[i].client;
-			c.channel[c.count++] = targets[i++].object;
-		}
-		one.r = rm_control(t, t->subdevice, RM_CHANNELS, &c, sizeof(c), &one.status);
+		for (m = 1; i + m < n && m < RM_CHANNELS_MAX && together(t, &t[m]);)
+			m++;
+		one = send_channels(t, m, on);
+		if (one.r == NVS_RM_OK)
+			rm_note_off(t, m, !on);
+		else if (on)
+			one = put_on_one_by_one(t, m);
+		else
+			put_on_one_by_one(t, m);
 		if (one.r != NVS_RM_OK)
 			all = one;
 	}
@@ -290,6 +332,9 @@ static struct result switch_until_steady(const uint8_t *uuid, bool on)
 
 	for (int tries = 0; changed && tries < TRIES; tries++)
 		r = switch_all(uuid, on, &changed);
+	if (r.r == NVS_RM_OK && !rm_targets(uuid, RM_KIND_CHANNELS_ON, targets) &&
+	    !rm_targets(uuid, RM_KIND_CHANNELS_OFF, targets))
+		r.r = NVS_RM_UNSEEN;
 	return r;
 }
 
@@ -344,7 +389,6 @@ static enum nvs_rm_result take_off(const uint8_t *uuid)
 	return r.r;
 }
 
-/* Also where nothing says that they are off: it does no harm. */
 static enum nvs_rm_result put_on(const uint8_t *uuid)
 {
 	struct result r = switch_until_steady(uuid, true);

@@ -26,6 +26,7 @@ struct object {
 	uint16_t via;     /* descriptor */
 	uint8_t gpu;      /* of a subdevice: 1 + its number */
 	bool unnamed;     /* a subdevice that nobody asked for its GPU */
+	bool off;         /* a channel that was taken off */
 };
 
 static struct nvs_lock lock = NVS_LOCK(NVS_RANK_CHANNELS);
@@ -261,7 +262,7 @@ unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct r
 		if (kind == RM_KIND_GROUPS)
 			group = o->class == RM_CLASS_GROUP ? o : NULL;
 		else
-			group = RM_IS_CHANNEL(o->class) ? group_of(o) : NULL;
+			group = RM_IS_CHANNEL(o->class) && o->off == (kind == RM_KIND_CHANNELS_OFF) ? group_of(o) : NULL;
 		if (!group || !RM_IS_COMPUTE(group->engine))
 			continue;
 		sub = subdevice_of(group, gpu);
@@ -270,6 +271,20 @@ unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct r
 	}
 	end(&q);
 	return n;
+}
+
+void rm_note_off(const struct rm_target *channels, unsigned n, bool off)
+{
+	struct nvs_signals q;
+
+	begin(&q);
+	for (unsigned i = 0; i < n; i++) {
+		struct object *o = find(channels[i].client, channels[i].object);
+
+		if (o)
+			o->off = off;
+	}
+	end(&q);
 }
 
 bool rm_wanted_slice(unsigned i, uint8_t uuid[NVS_RM_UUID], uint64_t *us)

@@ -44,7 +44,7 @@ struct rm_gpu {
 	uint32_t status;
 };
 
-enum rm_kind { RM_KIND_GROUPS, RM_KIND_CHANNELS };
+enum rm_kind { RM_KIND_GROUPS, RM_KIND_CHANNELS_ON, RM_KIND_CHANNELS_OFF };
 
 /* Grows with each object that comes or goes. */
 uint64_t rm_serial(void);
@@ -61,8 +61,10 @@ bool rm_unnamed_subdevice(struct rm_target *t);
 /* Which GPU it is. NULL: the RM does not say, which is not asked again. */
 void rm_name_subdevice(const struct rm_target *t, const uint8_t *uuid);
 
-/* The compute groups of a GPU, or their channels; at most NVS_RM_MAX_TARGETS. */
+/* The compute groups of a GPU, or those of their channels that are on, or off; at most NVS_RM_MAX_TARGETS. */
 unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct rm_target *t);
+/* These channels were taken off, or put on. */
+void rm_note_off(const struct rm_target *channels, unsigned n, bool off);
 /* The groups of the GPU on which a group sits, if a slice was wanted there: its UUID and the slice. */
 bool rm_wanted_slice(unsigned i, uint8_t uuid[NVS_RM_UUID], uint64_t *us);
 

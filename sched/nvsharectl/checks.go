@@ -134,6 +134,10 @@ func checkControls(p *patient) (all []finding) {
 				tried++
 			}
 		}
+		if len(g.Clients) == 0 {
+			all = append(all, finding{Level: pass, Text: fmt.Sprintf("GPU %d: not tried now, because no program uses it: nvsharectl doctor test runs two", g.Index)})
+			continue
+		}
 		f := finding{Level: pass, Text: fmt.Sprintf("GPU %d: slices and channels off and on: proved in %d processes, tried in %d, refused in %d, not known in %d; %d grants preempted",
 			g.Index, proved, tried, refused, silent, g.Preemptions)}
 		if refused > 0 {

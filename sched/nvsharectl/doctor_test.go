@@ -333,3 +333,10 @@ func TestInsideAContainer(t *testing.T) {
 		t.Errorf("to no socket: %v", err)
 	}
 }
+
+func TestControlsOfUnusedGPU(t *testing.T) {
+	p := &patient{status: &api.StatusResponse{Gpus: []*api.GPU{{}}}}
+	if all := checkControls(p); len(all) != 1 || all[0].Level != pass || !strings.Contains(all[0].Text, "no program uses it: nvsharectl doctor test") {
+		t.Errorf("%v", all)
+	}
+}

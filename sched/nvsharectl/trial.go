@@ -118,7 +118,7 @@ func busyOthers(g *api.GPU) []finding {
 	if n == 0 {
 		return nil
 	}
-	return []finding{{Check: "others", Level: warn, Text: fmt.Sprintf("%d tenants use the GPU besides: what they get is missing in what follows", n)}}
+	return []finding{{Check: "others", Level: warn, Text: "on the GPU besides: " + numbered(n, "tenant", "tenants") + ", whose part is missing in what follows"}}
 }
 
 // part is how much of the time the program had the GPU.

@@ -55,6 +55,7 @@ var steps = []step{
 	{"makespan", "tenants whose memory does not fit together, against one after the other", (*bench).makespanStep},
 	{"containers", "rows of the matrix in two containers; CDI without NRI", (*bench).containersStep},
 	{"overlap", "small kernels at the same time: time slices, plain MPS and overlap groups", (*bench).overlapStep},
+	{"starts", "tenants that start at the same time", (*bench).startsStep},
 	{"gang", "a job on two GPUs beside tenants of one, and beside another; not by default", (*bench).gangStep},
 	{"two-gpu", "processes that use two GPUs each; not by default", (*bench).twoGPUs},
 }
@@ -66,13 +67,14 @@ func main() {
 	b := &bench{}
 	bundle := flag.String("bundle", ".", "unpacked bundle, or a build directory")
 	results := flag.String("results", "results", "directory for the results")
-	only := flag.String("only", "", "cells of the matrix: a regular expression for framework/allocator/load")
+	only := flag.String("only", "", "a regular expression: cells of the matrix (framework/allocator/load), mixes of programs, or parts of overlap")
 	flag.Float64Var(&b.seconds, "seconds", 8, "length of gemm's windows")
 	flag.BoolVar(&b.cells.quick, "quick", false, "shorter windows and fewer tenants, to try it")
 	flag.Float64Var(&b.cells.minutes, "minutes", -1, "matrix: begin no cell that would end later; 0: no limit; default 8.5, 3.2 with --quick")
 	flag.StringVar(&b.cells.peer, "peer", "", "matrix: a `library` to preload in place of ours, for comparison")
 	loads := flag.String("loads", "", "shares: some of "+strings.Join(sharesByDefault, ", ")+" and hot-gemm, hot-graph, separated by commas")
 	flag.Float64Var(&b.cellSeconds, "cell", 0, "shares: length of a cell, `seconds`; default 6.6")
+	flag.IntVar(&b.rounds, "rounds", 0, "programs: windows of each mix each way; default 4, with --quick 1")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
 	flag.IntVar(&b.tenantMiB, "tenant-mib", 0, "swap: memory of each tenant, `MiB`, in place of 16 GiB and up to 60")
 	plot := flag.String("plot", "", "only draw pictures of the results in a `file`: swap.json or makespan.json")
@@ -174,6 +176,7 @@ type bench struct {
 	loads           []string // of the step shares
 	cellSeconds     float64
 	tenantMiB       int // of the step swap
+	rounds          int // of the step programs; 0: by default
 	node            *node.Node
 	backendName     []string // of the pool's processes, in place of PyTorch's loads
 	shared          *pool    // of the steps shares, tenants and priority; nil until one needs it

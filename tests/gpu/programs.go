@@ -53,6 +53,7 @@ type ran struct {
 	Rates   []float64   `json:"steps_per_second"`
 	Of      []float64   `json:"of_alone"` // of the program's native rate alone, in this run
 	Sum     float64     `json:"sum"`
+	Sums    []float64   `json:"sums"`                     // of each round
 	P50     []float64   `json:"request_p50_ms,omitempty"` // of programs that answer requests; 0: others
 	P99     []float64   `json:"request_p99_ms,omitempty"`
 	Longest []float64   `json:"longest_gaps_s"`
@@ -121,6 +122,8 @@ func (b *bench) programsStep(ctx context.Context, _ string) error {
 		got, err := b.mix(ctx, r, m, length)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", strings.Join(m, " + "), err))
+		}
+		if got == nil {
 			continue
 		}
 		r.Mixes = append(r.Mixes, got)
@@ -217,25 +220,34 @@ func (b *bench) mix(ctx context.Context, r *programResults, programs []string, l
 		m.Runs[i] = ran{Way: how, Longest: make([]float64, n)}
 		lats[i] = make([][]float64, n)
 	}
-	// There and back again, so that what drifts hits all.
+	// There and back again, as often as there are rounds, so that what drifts hits all.
 	order := make([]int, 0, 2*len(ways))
 	for i := range ways {
 		order = append(order, i)
 	}
-	if !b.cells.quick {
-		for i := range ways {
-			order = append(order, len(ways)-1-i)
+	for i := range ways {
+		order = append(order, len(ways)-1-i)
+	}
+	rounds := 4
+	switch {
+	case b.rounds > 0:
+		rounds = b.rounds
+	case b.cells.quick:
+		rounds = 1
+	}
+	var err error
+	for k := range rounds * len(ways) {
+		i := order[k%len(order)]
+		if err = b.round(ctx, &m.Runs[i], lats[i], programs, length); err != nil {
+			err = fmt.Errorf("%s: %w", ways[i], err)
+			break
 		}
 	}
-	for _, i := range order {
-		if err := b.round(ctx, &m.Runs[i], lats[i], programs, length); err != nil {
-			return m, fmt.Errorf("%s: %w", ways[i], err)
-		}
+	m.Runs = slices.DeleteFunc(m.Runs, func(r ran) bool { return len(r.Rounds) == 0 })
+	for i := range m.Runs { // also of a run that was ended
+		m.Runs[i].sum(r.Native, programs, lats[slices.Index(ways, m.Runs[i].Way)])
 	}
-	for i := range m.Runs {
-		m.Runs[i].sum(r.Native, programs, lats[i])
-	}
-	return m, nil
+	return m, err
 }
 
 // round lets the programs work once, one way.
@@ -294,6 +306,13 @@ func (r *ran) sum(alone map[string]float64, programs []string, lats [][]float64)
 		r.P50, r.P99 = append(r.P50, p50), append(r.P99, p99)
 	}
 	r.Sum = round(r.Sum, 4)
+	for _, rates := range r.Rounds {
+		sum := 0.0
+		for i, name := range programs {
+			sum += rates[i] / alone[name]
+		}
+		r.Sums = append(r.Sums, round(sum, 4))
+	}
 }
 
 // latencies are those of a program that answers requests, in seconds; empty for others.
@@ -329,6 +348,9 @@ func (m *mixed) lines() []string {
 			if r.P99[i] > 0 {
 				line += fmt.Sprintf(" (p50 %.1f, p99 %.1f ms)", r.P50[i], r.P99[i])
 			}
+		}
+		if len(r.Sums) > 1 {
+			line += fmt.Sprintf("; rounds %.2f", r.Sums)
 		}
 		if r.Mode != "" {
 			line += " [" + r.Mode + "]"

@@ -34,6 +34,7 @@
 #   overlap   small kernels of several processes: the driver's time slices, plain MPS and
 #             overlap groups; members' limits, a group beside an outsider, and faults; then
 #             decoders (6 minutes; with --quick 4)
+#   starts    tenants that start at the same time, 20 times (3 minutes)
 #   gang      a job on two GPUs beside tenants of one, and beside another job
 #   two-gpu   processes that use two GPUs each
 # The frameworks are those of python3; PYTHON names another interpreter.
@@ -43,7 +44,7 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | gang | two-gpu) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -55,7 +56,7 @@ while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
+	launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift

@@ -40,7 +40,8 @@ struct object {
 	uint32_t client, handle, parent, class, engine;
 	int gpu;
 	uint64_t slice_us;
-	int off, live;
+	int off; /* how often it was taken off, less how often put on */
+	int live;
 };
 
 static pthread_mutex_t rm_mu = PTHREAD_MUTEX_INITIALIZER; /* never held over anything else */
@@ -147,7 +148,7 @@ static uint32_t kernel_channels(const struct rm_channels *c, enum mode m, int gp
 		struct object *o = find(c->client[i], c->channel[i]);
 
 		if (o && RM_IS_CHANNEL(o->class) && o->gpu == gpu)
-			o->off = c->disable != 0;
+			o->off += c->disable ? 1 : o->off ? -1 : 0; /* the real one counts as well */
 		else
 			status = RM_NO_OBJECT;
 	}

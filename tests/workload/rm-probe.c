@@ -27,10 +27,16 @@
 #include <unistd.h>
 
 #include "rm.h"
+#include "rm_abi.h"
+#include "rm_call.h"
+#include "rm_object.h"
 
 #define ROUNDS     50
 #define MAX_BLOCKS 1024
 #define HANG_S     120
+#define SUBMISSIONS 30
+#define MOST_ONS   5
+#define NO_TIMING  2u /* of an event */
 #define COPY_BYTES (64u << 20)
 
 /* What a block stores: first and last look at the clock, the longest gap, when that began. */
@@ -97,6 +103,9 @@ typedef unsigned long long CUdeviceptr;
 	X(cuCtxSynchronize, void)                                                                       \
 	X(cuStreamCreate, void **, unsigned)                                                            \
 	X(cuStreamSynchronize, void *)                                                                  \
+	X(cuEventCreate, void **, unsigned)                                                             \
+	X(cuEventRecord, void *, void *)                                                                \
+	X(cuEventQuery, void *)                                                                         \
 	X(cuModuleLoadData, void **, const void *)                                                      \
 	X(cuModuleGetFunction, void **, void *, const char *)                                           \
 	X(cuMemAlloc_v2, CUdeviceptr *, size_t)                                                         \
@@ -185,6 +194,8 @@ static struct {
 	struct gap gap[3];
 	struct times off_idle, on_idle, off_busy, on_busy;
 	bool copy_while_off;
+	int submitted, came_off, came_on; /* while channels are off: came all the same, came when they were on */
+	int after_two, after_spare_on;    /* ons that end an off of two offs, and of one after an on too many; 0 is one */
 	double copy_gb_s;
 	bool kernel_went_on;
 } found;
@@ -364,6 +375,81 @@ static void probe_times(bool busy, struct times *off, struct times *on)
 	CU(cuStreamSynchronize(stream));
 }
 
+/* The control alone, to all channels, however often it was sent. */
+static bool only_control(bool on)
+{
+	static struct rm_target t[NVS_RM_MAX_TARGETS];
+	unsigned n = rm_targets(found.uuid, RM_KIND_CHANNELS_ON, t);
+	uint32_t status;
+
+	for (unsigned i = 0; i < n; i++) {
+		struct rm_channels c = { .disable = !on, .count = 1, .client = { t[i].client }, .channel = { t[i].object } };
+
+		if (rm_control(&t[i], t[i].subdevice, RM_CHANNELS, &c, sizeof(c), &status) != NVS_RM_OK)
+			return false;
+	}
+	return n > 0;
+}
+
+/* Whether the event comes within a time. */
+static bool comes(void *event, double ms)
+{
+	struct timespec t = now();
+
+	while (ms_since(&t) < ms)
+		if (cuEventQuery(event) == 0)
+			return true;
+	return false;
+}
+
+/* Work that is submitted while channels are off waits, and comes when they are on. */
+static void probe_submission(void)
+{
+	void *event;
+
+	doing = "waiting for work that was submitted while channels were off";
+	CU(cuEventCreate(&event, NO_TIMING));
+	CU(cuStreamSynchronize(stream));
+	for (int i = 0; i < SUBMISSIONS && nvs_rm_channels(found.uuid, false) == NVS_RM_OK; i++) {
+		launch(0.05);
+		CU(cuEventRecord(event, stream));
+		found.submitted++;
+		found.came_off += comes(event, 2);
+		nvs_rm_channels(found.uuid, true);
+		found.came_on += comes(event, 1000);
+		CU(cuStreamSynchronize(stream));
+		sleep_ms(2);
+	}
+}
+
+/* A kernel whose channels are switched so often, and ons that it then takes until the kernel ends; -1: it ends anyway. */
+static int ons_until_it_ends(int ons, int offs)
+{
+	void *event;
+	int more = -1;
+
+	CU(cuEventCreate(&event, NO_TIMING));
+	CU(cuStreamSynchronize(stream));
+	while (ons-- > 0)
+		only_control(true);
+	launch(50);
+	CU(cuEventRecord(event, stream));
+	sleep_ms(10);
+	while (offs-- > 0)
+		only_control(false);
+	while (!comes(event, 150) && more++ < MOST_ONS)
+		only_control(true);
+	return more;
+}
+
+/* The driver counts how often a channel was taken off. */
+static void probe_counting(void)
+{
+	doing = "waiting for a kernel whose channels were taken off several times";
+	found.after_two = ons_until_it_ends(0, 2);
+	found.after_spare_on = ons_until_it_ends(1, 1);
+}
+
 /* Copy engines stay on: memory can be copied while the kernel stands still. */
 static void probe_copy(void)
 {
@@ -394,7 +480,9 @@ static bool gap_right(const struct gap *g)
 
 static bool all_right(void)
 {
-	bool ok = found.proof == NVS_RM_OK && found.kernel_went_on && found.copy_while_off;
+	bool ok = found.proof == NVS_RM_OK && found.kernel_went_on && found.copy_while_off &&
+		  found.submitted == SUBMISSIONS && found.came_on == SUBMISSIONS && !found.came_off &&
+		  found.after_spare_on == 0;
 
 	for (unsigned i = 1; i < 3; i++)
 		ok &= gap_right(&found.gap[i]);
@@ -442,6 +530,10 @@ static void print_text(void)
 	print_times("on, nothing runs", &found.on_idle);
 	print_times("off, a kernel runs", &found.off_busy);
 	print_times("on, a kernel runs", &found.on_busy);
+	printf("submitted while channels are off: %d; came all the same: %d, when they were on: %d\n", found.submitted,
+	       found.came_off, found.came_on);
+	printf("channels are on again after two offs and %d ons, and after one on too many, one off and %d ons\n",
+	       found.after_two + 1, found.after_spare_on + 1);
 	printf("a copy while channels are off: %s, %.1f GB/s; the kernel %s\n", found.copy_while_off ? "done" : "NOT TRIED",
 	       found.copy_gb_s, found.kernel_went_on ? "went on" : "DID NOT GO ON");
 	if (found.one.bare_channels || !found.one.compute_groups)
@@ -486,6 +578,8 @@ static void print_json(void)
 	json_times("on_idle", &found.on_idle);
 	json_times("off_busy", &found.off_busy);
 	json_times("on_busy", &found.on_busy);
+	printf("\"submitted\":%d,\"came_off\":%d,\"came_on\":%d,\"ons_after_two_offs\":%d,\"ons_after_a_spare_on\":%d,",
+	       found.submitted, found.came_off, found.came_on, found.after_two + 1, found.after_spare_on + 1);
 	printf("\"copy_while_off_gb_s\":%.2f,\"kernel_went_on\":%s,\"all_right\":%s}\n", found.copy_gb_s,
 	       found.kernel_went_on ? "true" : "false", all_right() ? "true" : "false");
 }
@@ -516,6 +610,8 @@ int main(int argc, char **argv)
 	probe_times(false, &found.off_idle, &found.on_idle);
 	probe_times(true, &found.off_busy, &found.on_busy);
 	probe_copy();
+	probe_submission();
+	probe_counting();
 	if (json)
 		print_json();
 	else

@@ -56,7 +56,7 @@ else
 fi
 # hook/.clang-tidy says which checks, and why others are left out.
 tidy() {
-	printf '%s\0' hook/*/*.c | grep -zv '^hook/test/' | xargs -0 -n 4 -P "$(nproc)" sh -c '
+	printf '%s\0' hook/*/*.c | grep -zv '^hook/test/' | xargs -0 -n 1 -P "$(nproc)" sh -c '
 		clang-tidy --quiet "$@" -- -std=c11 -D_GNU_SOURCE -Ihook -Ihook/os -Ihook/core -Ihook/rm \
 			-Ihook/memory -Ihook/swap -Ihook/cuda -Ihook/nvml 2>/dev/null' sh
 }
