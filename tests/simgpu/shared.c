@@ -117,16 +117,44 @@ static int complain(const char *what, const char *name)
 	return -1;
 }
 
+/* As open_file(), for the directory. */
+static void make_dir(void)
+{
+	char fresh[4200];
+	struct stat sb;
+
+	if (!stat(sim_state_dir(), &sb))
+		return;
+	snprintf(fresh, sizeof fresh, "%s.%d.%lx", sim_state_dir(), (int)getpid(), (unsigned long)pthread_self());
+	if (mkdir(fresh, 0700))
+		return;
+	(void)!chmod(fresh, 01777);
+	if (!syscall(SYS_renameat2, AT_FDCWD, fresh, AT_FDCWD, sim_state_dir(), 1 /* not over another */))
+		return;
+	if (errno != EEXIST && !rename(fresh, sim_state_dir())) /* a file system that cannot tell */
+		return;
+	rmdir(fresh);
+}
+
 static int open_file(const char *name, int flags)
 {
-	char path[4096];
+	char path[4096], fresh[4200];
 	int f;
 
 	snprintf(path, sizeof path, "%s/%s", sim_state_dir(), name);
-	f = open(path, flags | O_CLOEXEC, 0666);
-	if (f >= 0 && (flags & O_CREAT))
-		(void)!fchmod(f, 0666); /* other containers run as other users */
-	return f;
+	f = open(path, (flags & ~O_CREAT) | O_CLOEXEC);
+	if (f >= 0 || errno != ENOENT || !(flags & O_CREAT))
+		return f;
+	/* Other containers run as other users: nobody sees the file before all may open it. */
+	snprintf(fresh, sizeof fresh, "%s.%d.%lx", path, (int)getpid(), (unsigned long)pthread_self());
+	f = open(fresh, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+	if (f < 0)
+		return f;
+	(void)!fchmod(f, 0666);
+	close(f);
+	(void)!link(fresh, path); /* else another process was first */
+	unlink(fresh);
+	return open(path, (flags & ~(O_CREAT | O_EXCL)) | O_CLOEXEC);
 }
 
 /* Reads config, writing the defaults first if there is none. */
@@ -142,7 +170,7 @@ static void read_config(struct sim_state *to)
 	to->log_records = 1u << 18;
 	f = open_file("config", O_RDONLY);
 	if (f < 0) {
-		f = open_file("config", O_WRONLY | O_CREAT | O_EXCL);
+		f = open_file("config", O_WRONLY | O_CREAT); /* the state's lock is held */
 		if (f >= 0) {
 			dprintf(f, "gpus=%u\nmemory_mib=%llu\nlog_records=%u\n", to->gpus,
 				(unsigned long long)to->memory >> 20, to->log_records);
@@ -201,8 +229,7 @@ int sim_open(void)
 
 	if (sim_st)
 		return 0;
-	if (mkdir(sim_state_dir(), 01777) == 0)
-		(void)!chmod(sim_state_dir(), 01777);
+	make_dir();
 	f = open_file("state", O_RDWR | O_CREAT);
 	if (f < 0)
 		return complain("open", "state");

@@ -199,10 +199,41 @@ static void see_none(int unused)
 	EXPECT(CUDA_ERROR_NO_DEVICE, cuInit(0));
 }
 
+/* The first programs on a machine may start at the same time, as different users. */
+static void users_come_together(void)
+{
+	for (int round = 0; round < 40; round++) {
+		char base[] = "/tmp/simgpu-XXXXXX", dir[64], clean[80];
+		int go[2];
+		pid_t pid[6];
+
+		CHECK(mkdtemp(base) && !chmod(base, 0777) && !pipe(go));
+		snprintf(dir, sizeof dir, "%s/sim", base);
+		for (unsigned i = 0; i < 6; i++) {
+			pid[i] = fork();
+			if (pid[i])
+				continue;
+			close(go[1]);
+			setenv("NVSHARE_SIMGPU_DIR", dir, 1);
+			CHECK(getuid() || !setuid(62000 + i));
+			CHECK(read(go[0], clean, 1) == 0); /* its other end is closed */
+			CU(cuInit(0));
+			_exit(0);
+		}
+		close(go[0]);
+		close(go[1]);
+		for (unsigned i = 0; i < 6; i++)
+			reap(pid[i]);
+		snprintf(clean, sizeof clean, "rm -rf %s", base);
+		CHECK(!system(clean));
+	}
+}
+
 int main(void)
 {
 	sh = mmap(NULL, sizeof *sh, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(sh != MAP_FAILED);
+	users_come_together();
 	processes_share_one_engine();
 	reap(child(see, 0));
 	reap(child(see, 1));
