@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -389,11 +388,13 @@ func podCgroups(t *testing.T) (n int) {
 func onePlugin(t *testing.T) {
 	ctx := within(t)
 	const other = "nvshare-other"
-	var second []string
-	for name, o := range objects(t, strings.ReplaceAll(kustomize(t, ctx, "simgpu-dra"), "nvshare-system", other)) {
-		// What belongs to no namespace would replace that of the first one.
-		if kind, _, _ := strings.Cut(name, " "); slices.Contains([]string{"Namespace", "ResourceQuota", "ServiceAccount", "DaemonSet"}, kind) {
-			second = append(second, pretty(o))
+	// What belongs to no namespace would replace that of the first one.
+	all, second := objects(t, strings.ReplaceAll(kustomize(t, ctx, "simgpu-dra"), "nvshare-system", other)), []string{}
+	for _, kind := range []string{"Namespace", "ResourceQuota", "ServiceAccount", "DaemonSet"} {
+		for name, o := range all {
+			if strings.HasPrefix(name, kind+" ") {
+				second = append(second, pretty(o))
+			}
 		}
 	}
 	untouched(t, ctx, func() {
