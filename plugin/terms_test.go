@@ -286,7 +286,7 @@ func TestSchedulerLearnsShares(t *testing.T) {
 // scheduler.
 func TestEveryFieldOfTheTerms(t *testing.T) {
 	full := sched.Terms{MemoryLimit: 3 << 30, CoreLimit: 60, CoreRequest: 30, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY,
-		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT, Overlap: "small"}
+		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT, Overlap: "small", Migratable: true}
 	for _, f := range sched.Fields {
 		if f.ID&sched.FixedFields != 0 {
 			continue // see TestOverlapGroupOfAPod

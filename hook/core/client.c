@@ -18,6 +18,7 @@
 #include "drainer.h"
 #include "glibc.h"
 #include "grant.h"
+#include "identify.h"
 #include "log.h"
 #include "ops.h"
 #include "preempt.h"
@@ -338,6 +339,9 @@ static void *client_main(void *arg)
 		uint64_t now = nvs_now(), wait, trim;
 		struct timespec t;
 
+		/* These are written by this thread alone. */
+		if (nvs_client.registered && nvs_client.socket.fd < 0 && now >= nvs_client.retry_ns)
+			nvs_gpus_identify();
 		nvs_lock(&nvs_client_lock);
 		if (nvs_client.socket.fd >= 0 && !nvs_descriptor_is(&nvs_client.socket))
 			disconnect("the application has closed the descriptor");

@@ -13,6 +13,7 @@
 #include "drain.h"
 #include "gate.h"
 #include "hook.h"
+#include "identify.h"
 #include "lock.h"
 #include "log.h"
 #include "memory.h"
@@ -53,16 +54,10 @@ static unsigned list_devices(struct nvs_device *d)
 		return 0;
 	for (int i = 0; i < count && n < NVS_MAX_CHANNELS; i++) {
 		size_t bytes = 0;
-		int ok = -1;
 
 		if (v->device_get(&d[n].dev, i) != CUDA_SUCCESS)
 			break;
-		/* v2 tells the instance of a partitioned GPU. */
-		if (v->device_uuid_v2)
-			ok = v->device_uuid_v2(d[n].uuid, d[n].dev);
-		if (ok != CUDA_SUCCESS && v->device_uuid)
-			ok = v->device_uuid(d[n].uuid, d[n].dev);
-		if (ok != CUDA_SUCCESS)
+		if (!nvs_device_uuid(d[n].dev, d[n].uuid))
 			memset(d[n].uuid, 0, NVS_UUID_SIZE);
 		if (v->device_total_mem && v->device_total_mem(&bytes, d[n].dev) == CUDA_SUCCESS)
 			d[n].total_mem = bytes;

@@ -19,13 +19,15 @@ import (
 //	{"apiVersion": "nvshare.com/v1", "kind": "Share", "coreLimit": 60, "priority": "latency"}
 //
 // Each field of api.Fields is one key, with the values of the annotation. Core request
-// and memory limit are capacities of the claim, and no keys.
+// and memory limit are capacities of the claim, and no keys; migratable is none.
 const (
 	ConfigVersion = "nvshare.com/v1"
 	ConfigKind    = "Share"
 
 	// byCapacity are the fields that the claim's capacities say.
 	byCapacity = api.CoreRequestField | api.MemoryLimitField
+	// notInClaims are those that no claim says: a claim gives the device nodes of its GPU.
+	notInClaims = api.MigratableField
 )
 
 // words returns a name as JSON has it: "coreLimit" of "core-limit".
@@ -39,7 +41,7 @@ func words(name string) string {
 
 func configKeys() (keys []string) {
 	for _, f := range api.Fields {
-		if f.ID&byCapacity == 0 {
+		if f.ID&(byCapacity|notInClaims) == 0 {
 			keys = append(keys, words(f.Key))
 		}
 	}
@@ -64,7 +66,7 @@ func parseConfig(data []byte) (t api.Terms, err error) {
 	for _, f := range api.Fields {
 		key := words(f.Key)
 		value, ok := config[key]
-		if !ok {
+		if !ok || f.ID&notInClaims != 0 {
 			continue
 		}
 		if f.ID&byCapacity != 0 {

@@ -533,7 +533,7 @@ func TestAnswerOfTheSchedulerIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	known := sched.Terms{MemoryLimit: gib, CoreLimit: 60, CoreRequest: 30, Weight: 7, Priority: sched.Priority_PRIORITY_LATENCY,
-		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT, Overlap: "small"}
+		Gang: "ring", MemoryMode: sched.MemoryMode_MEMORY_MODE_RESIDENT, Overlap: "small", Migratable: true}
 	answer := &sched.Container{Id: "1"}
 	answer.SetTerms(known)
 	var c plugin.Container

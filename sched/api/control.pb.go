@@ -324,6 +324,7 @@ const (
 	EventType_EVENT_TYPE_UNFENCE       EventType = 20 // a fenced client has released the GPU, or is dead
 	EventType_EVENT_TYPE_UNMANAGED     EventType = 21 // a process uses the GPU and is no client
 	EventType_EVENT_TYPE_SUSPEND       EventType = 23 // a client's memory is to leave until the client has a grant again
+	EventType_EVENT_TYPE_MIGRATE       EventType = 26 // a tenant has moved here from another GPU, or could not move away
 	EventType_EVENT_TYPE_CONTEXT       EventType = 24 // a process has left the GPU with its context, has come back, or cannot
 	EventType_EVENT_TYPE_OVERLAP       EventType = 22 // an overlap group begins or ends, or its MPS daemon or server has ended
 )
@@ -354,6 +355,7 @@ var (
 		20: "EVENT_TYPE_UNFENCE",
 		21: "EVENT_TYPE_UNMANAGED",
 		23: "EVENT_TYPE_SUSPEND",
+		26: "EVENT_TYPE_MIGRATE",
 		24: "EVENT_TYPE_CONTEXT",
 		22: "EVENT_TYPE_OVERLAP",
 	}
@@ -381,6 +383,7 @@ var (
 		"EVENT_TYPE_UNFENCE":       20,
 		"EVENT_TYPE_UNMANAGED":     21,
 		"EVENT_TYPE_SUSPEND":       23,
+		"EVENT_TYPE_MIGRATE":       26,
 		"EVENT_TYPE_CONTEXT":       24,
 		"EVENT_TYPE_OVERLAP":       22,
 	}
@@ -1043,6 +1046,7 @@ type GPU struct {
 	Drained     bool      `protobuf:"varint,25,opt,name=drained,proto3" json:"drained,omitempty"`         // no new tenants are admitted: an administrator said so
 	Fault       string    `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`              // what the driver reported that ends all work on the GPU; empty: nothing
 	Held        uint32    `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
+	Migrations  uint64    `protobuf:"varint,40,opt,name=migrations,proto3" json:"migrations,omitempty"`   // of tenants to this GPU, since the scheduler's start
 	Preemptions uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
 	// What nvshare could do for the tenants if they asked for it, for people; empty: nothing.
 	Hint   string  `protobuf:"bytes,34,opt,name=hint,proto3" json:"hint,omitempty"`
@@ -1263,6 +1267,13 @@ func (x *GPU) GetFault() string {
 func (x *GPU) GetHeld() uint32 {
 	if x != nil {
 		return x.Held
+	}
+	return 0
+}
+
+func (x *GPU) GetMigrations() uint64 {
+	if x != nil {
+		return x.Migrations
 	}
 	return 0
 }
@@ -2364,7 +2375,9 @@ type Share struct {
 	// Who runs at the same time as it, by MPS: the containers of the same namespace and
 	// user with the same name. It is fixed when the container starts. What the scheduler
 	// answers has both before the name: <namespace>/<uid>/<name>.
-	Overlap       string `protobuf:"bytes,7,opt,name=overlap,proto3" json:"overlap,omitempty"`
+	Overlap string `protobuf:"bytes,7,opt,name=overlap,proto3" json:"overlap,omitempty"`
+	// Whether it may move to another GPU of the node. It is fixed when the container starts.
+	Migratable    bool `protobuf:"varint,8,opt,name=migratable,proto3" json:"migratable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2446,6 +2459,13 @@ func (x *Share) GetOverlap() string {
 		return x.Overlap
 	}
 	return ""
+}
+
+func (x *Share) GetMigratable() bool {
+	if x != nil {
+		return x.Migratable
+	}
+	return false
 }
 
 type SetRequest struct {
@@ -2584,6 +2604,7 @@ type DrainResponse struct {
 	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
 	WasDrained    bool                   `protobuf:"varint,3,opt,name=was_drained,json=wasDrained,proto3" json:"was_drained,omitempty"`
 	Tenants       []string               `protobuf:"bytes,4,rep,name=tenants,proto3" json:"tenants,omitempty"` // that still use the GPU, for people
+	Uses          []*DrainTenant         `protobuf:"bytes,5,rep,name=uses,proto3" json:"uses,omitempty"`       // the same
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2646,6 +2667,242 @@ func (x *DrainResponse) GetTenants() []string {
 	return nil
 }
 
+func (x *DrainResponse) GetUses() []*DrainTenant {
+	if x != nil {
+		return x.Uses
+	}
+	return nil
+}
+
+type DrainTenant struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id empty: the user
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Stays         string                 `protobuf:"bytes,3,opt,name=stays,proto3" json:"stays,omitempty"` // why it cannot move to another GPU; empty: it can
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainTenant) Reset() {
+	*x = DrainTenant{}
+	mi := &file_sched_api_control_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainTenant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainTenant) ProtoMessage() {}
+
+func (x *DrainTenant) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainTenant.ProtoReflect.Descriptor instead.
+func (*DrainTenant) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *DrainTenant) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *DrainTenant) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *DrainTenant) GetStays() string {
+	if x != nil {
+		return x.Stays
+	}
+	return ""
+}
+
+type MigrateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in SetMemoryLimitRequest.
+	Container     string  `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
+	Uid           *uint32 `protobuf:"varint,2,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
+	Gpu           string  `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"` // UUID or index of the GPU to move to; empty: that with the least memory promised
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MigrateRequest) Reset() {
+	*x = MigrateRequest{}
+	mi := &file_sched_api_control_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MigrateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MigrateRequest) ProtoMessage() {}
+
+func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
+func (*MigrateRequest) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *MigrateRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *MigrateRequest) GetUid() uint32 {
+	if x != nil && x.Uid != nil {
+		return *x.Uid
+	}
+	return 0
+}
+
+func (x *MigrateRequest) GetGpu() string {
+	if x != nil {
+		return x.Gpu
+	}
+	return ""
+}
+
+type MigrateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id empty: the user
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	FromUuid      string                 `protobuf:"bytes,3,opt,name=from_uuid,json=fromUuid,proto3" json:"from_uuid,omitempty"`
+	FromIndex     uint32                 `protobuf:"varint,4,opt,name=from_index,json=fromIndex,proto3" json:"from_index,omitempty"`
+	ToUuid        string                 `protobuf:"bytes,5,opt,name=to_uuid,json=toUuid,proto3" json:"to_uuid,omitempty"`
+	ToIndex       uint32                 `protobuf:"varint,6,opt,name=to_index,json=toIndex,proto3" json:"to_index,omitempty"`
+	Processes     uint32                 `protobuf:"varint,7,opt,name=processes,proto3" json:"processes,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`                 // that they have reserved
+	TookNs        int64                  `protobuf:"varint,9,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"` // until all of them had attached to the other GPU
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MigrateResponse) Reset() {
+	*x = MigrateResponse{}
+	mi := &file_sched_api_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MigrateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MigrateResponse) ProtoMessage() {}
+
+func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
+func (*MigrateResponse) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *MigrateResponse) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *MigrateResponse) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *MigrateResponse) GetFromUuid() string {
+	if x != nil {
+		return x.FromUuid
+	}
+	return ""
+}
+
+func (x *MigrateResponse) GetFromIndex() uint32 {
+	if x != nil {
+		return x.FromIndex
+	}
+	return 0
+}
+
+func (x *MigrateResponse) GetToUuid() string {
+	if x != nil {
+		return x.ToUuid
+	}
+	return ""
+}
+
+func (x *MigrateResponse) GetToIndex() uint32 {
+	if x != nil {
+		return x.ToIndex
+	}
+	return 0
+}
+
+func (x *MigrateResponse) GetProcesses() uint32 {
+	if x != nil {
+		return x.Processes
+	}
+	return 0
+}
+
+func (x *MigrateResponse) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *MigrateResponse) GetTookNs() int64 {
+	if x != nil {
+		return x.TookNs
+	}
+	return 0
+}
+
 type SetResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Changes       []*Change              `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
@@ -2655,7 +2912,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2667,7 +2924,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2680,7 +2937,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -2708,7 +2965,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2720,7 +2977,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2733,7 +2990,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Change) GetUuid() string {
@@ -2805,7 +3062,7 @@ type SuspendRequest struct {
 
 func (x *SuspendRequest) Reset() {
 	*x = SuspendRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2817,7 +3074,7 @@ func (x *SuspendRequest) String() string {
 func (*SuspendRequest) ProtoMessage() {}
 
 func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2830,7 +3087,7 @@ func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendRequest.ProtoReflect.Descriptor instead.
 func (*SuspendRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SuspendRequest) GetContainer() string {
@@ -2865,7 +3122,7 @@ type SuspendResponse struct {
 
 func (x *SuspendResponse) Reset() {
 	*x = SuspendResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2877,7 +3134,7 @@ func (x *SuspendResponse) String() string {
 func (*SuspendResponse) ProtoMessage() {}
 
 func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2890,7 +3147,7 @@ func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendResponse.ProtoReflect.Descriptor instead.
 func (*SuspendResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SuspendResponse) GetContainer() *Container {
@@ -2927,7 +3184,7 @@ type Suspended struct {
 
 func (x *Suspended) Reset() {
 	*x = Suspended{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2939,7 +3196,7 @@ func (x *Suspended) String() string {
 func (*Suspended) ProtoMessage() {}
 
 func (x *Suspended) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2952,7 +3209,7 @@ func (x *Suspended) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspended.ProtoReflect.Descriptor instead.
 func (*Suspended) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Suspended) GetUuid() string {
@@ -2997,7 +3254,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3009,7 +3266,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3022,7 +3279,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -3064,7 +3321,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3076,7 +3333,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3089,7 +3346,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -3128,7 +3385,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3140,7 +3397,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3153,7 +3410,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -3206,14 +3463,15 @@ type SetShareRequest struct {
 	Gang          *string     `protobuf:"bytes,8,opt,name=gang,proto3,oneof" json:"gang,omitempty"`
 	MemoryBytes   *uint64     `protobuf:"varint,9,opt,name=memory_bytes,json=memoryBytes,proto3,oneof" json:"memory_bytes,omitempty"`
 	MemoryMode    *MemoryMode `protobuf:"varint,10,opt,name=memory_mode,json=memoryMode,proto3,enum=nvshare.v1.MemoryMode,oneof" json:"memory_mode,omitempty"`
-	Overlap       *string     `protobuf:"bytes,11,opt,name=overlap,proto3,oneof" json:"overlap,omitempty"` // only "", which changes nothing: it is fixed at the start
+	Overlap       *string     `protobuf:"bytes,11,opt,name=overlap,proto3,oneof" json:"overlap,omitempty"`        // only "", which changes nothing: it is fixed at the start
+	Migratable    *bool       `protobuf:"varint,12,opt,name=migratable,proto3,oneof" json:"migratable,omitempty"` // only false, likewise
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3483,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3496,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -3318,6 +3576,13 @@ func (x *SetShareRequest) GetOverlap() string {
 	return ""
 }
 
+func (x *SetShareRequest) GetMigratable() bool {
+	if x != nil && x.Migratable != nil {
+		return *x.Migratable
+	}
+	return false
+}
+
 type SetShareResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id empty: the user
@@ -3329,7 +3594,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3341,7 +3606,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3354,7 +3619,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -3395,7 +3660,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3407,7 +3672,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3420,7 +3685,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -3490,7 +3755,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3502,7 +3767,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3515,7 +3780,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -3557,13 +3822,14 @@ type Keep struct {
 	Gang          bool                   `protobuf:"varint,6,opt,name=gang,proto3" json:"gang,omitempty"`
 	MemoryMode    bool                   `protobuf:"varint,7,opt,name=memory_mode,json=memoryMode,proto3" json:"memory_mode,omitempty"`
 	Overlap       bool                   `protobuf:"varint,8,opt,name=overlap,proto3" json:"overlap,omitempty"`
+	Migratable    bool                   `protobuf:"varint,9,opt,name=migratable,proto3" json:"migratable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3575,7 +3841,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3588,7 +3854,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -3647,6 +3913,13 @@ func (x *Keep) GetOverlap() bool {
 	return false
 }
 
+func (x *Keep) GetMigratable() bool {
+	if x != nil {
+		return x.Migratable
+	}
+	return false
+}
+
 type DescribeContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Old   *Container             `protobuf:"bytes,1,opt,name=old,proto3" json:"old,omitempty"` // as it was described before; not set: it was not
@@ -3660,7 +3933,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3672,7 +3945,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3685,7 +3958,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -3719,7 +3992,7 @@ type JoinOverlapRequest struct {
 
 func (x *JoinOverlapRequest) Reset() {
 	*x = JoinOverlapRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3731,7 +4004,7 @@ func (x *JoinOverlapRequest) String() string {
 func (*JoinOverlapRequest) ProtoMessage() {}
 
 func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3744,7 +4017,7 @@ func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapRequest.ProtoReflect.Descriptor instead.
 func (*JoinOverlapRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *JoinOverlapRequest) GetId() string {
@@ -3770,7 +4043,7 @@ type JoinOverlapResponse struct {
 
 func (x *JoinOverlapResponse) Reset() {
 	*x = JoinOverlapResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3782,7 +4055,7 @@ func (x *JoinOverlapResponse) String() string {
 func (*JoinOverlapResponse) ProtoMessage() {}
 
 func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3795,7 +4068,7 @@ func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapResponse.ProtoReflect.Descriptor instead.
 func (*JoinOverlapResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *JoinOverlapResponse) GetDir() string {
@@ -3814,7 +4087,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3826,7 +4099,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3839,7 +4112,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -3857,7 +4130,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3869,7 +4142,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3882,7 +4155,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
 }
 
 type ReportPluginRequest struct {
@@ -3894,7 +4167,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3906,7 +4179,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3919,7 +4192,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -3937,7 +4210,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3949,7 +4222,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3962,7 +4235,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -3991,7 +4264,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4003,7 +4276,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4016,7 +4289,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -4145,7 +4418,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4157,7 +4430,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4170,7 +4443,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -4220,7 +4493,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4232,7 +4505,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4245,7 +4518,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -4308,7 +4581,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[43]
+	mi := &file_sched_api_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4320,7 +4593,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[43]
+	mi := &file_sched_api_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4333,7 +4606,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -4561,7 +4834,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xb8\b\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xd8\b\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -4592,7 +4865,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x05model\x18\x18 \x01(\v2\x14.nvshare.v1.GPUModelR\x05model\x12\x18\n" +
 	"\adrained\x18\x19 \x01(\bR\adrained\x12\x14\n" +
 	"\x05fault\x18\x1a \x01(\tR\x05fault\x12\x12\n" +
-	"\x04held\x18\x1b \x01(\rR\x04held\x12 \n" +
+	"\x04held\x18\x1b \x01(\rR\x04held\x12\x1e\n" +
+	"\n" +
+	"migrations\x18( \x01(\x04R\n" +
+	"migrations\x12 \n" +
 	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12\x12\n" +
 	"\x04hint\x18\" \x01(\tR\x04hint\x12*\n" +
 	"\x06others\x18\x1e \x01(\v2\x12.nvshare.v1.OthersR\x06others\x12*\n" +
@@ -4717,7 +4993,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x04gpus\x18\b \x03(\tR\x04gpus\x12\x16\n" +
 	"\x06engine\x18\t \x01(\tR\x06engine\x12\x10\n" +
 	"\x03uid\x18\n" +
-	" \x01(\rR\x03uid\"\xfa\x01\n" +
+	" \x01(\rR\x03uid\"\x9a\x02\n" +
 	"\x05Share\x12\x1d\n" +
 	"\n" +
 	"core_limit\x18\x01 \x01(\rR\tcoreLimit\x12!\n" +
@@ -4727,7 +5003,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x04gang\x18\x05 \x01(\tR\x04gang\x127\n" +
 	"\vmemory_mode\x18\x06 \x01(\x0e2\x16.nvshare.v1.MemoryModeR\n" +
 	"memoryMode\x12\x18\n" +
-	"\aoverlap\x18\a \x01(\tR\aoverlap\"\x82\x01\n" +
+	"\aoverlap\x18\a \x01(\tR\aoverlap\x12\x1e\n" +
+	"\n" +
+	"migratable\x18\b \x01(\bR\n" +
+	"migratable\"\x82\x01\n" +
 	"\n" +
 	"SetRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x1d\n" +
@@ -4739,13 +5018,34 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\fDrainRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x18\n" +
 	"\aundrain\x18\x02 \x01(\bR\aundrain\x12\x12\n" +
-	"\x04look\x18\x03 \x01(\bR\x04look\"t\n" +
+	"\x04look\x18\x03 \x01(\bR\x04look\"\xa1\x01\n" +
 	"\rDrainResponse\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1f\n" +
 	"\vwas_drained\x18\x03 \x01(\bR\n" +
 	"wasDrained\x12\x18\n" +
-	"\atenants\x18\x04 \x03(\tR\atenants\";\n" +
+	"\atenants\x18\x04 \x03(\tR\atenants\x12+\n" +
+	"\x04uses\x18\x05 \x03(\v2\x17.nvshare.v1.DrainTenantR\x04uses\"j\n" +
+	"\vDrainTenant\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x14\n" +
+	"\x05stays\x18\x03 \x01(\tR\x05stays\"_\n" +
+	"\x0eMigrateRequest\x12\x1c\n" +
+	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
+	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
+	"\x03gpu\x18\x03 \x01(\tR\x03gpuB\x06\n" +
+	"\x04_uid\"\x95\x02\n" +
+	"\x0fMigrateResponse\x123\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1b\n" +
+	"\tfrom_uuid\x18\x03 \x01(\tR\bfromUuid\x12\x1d\n" +
+	"\n" +
+	"from_index\x18\x04 \x01(\rR\tfromIndex\x12\x17\n" +
+	"\ato_uuid\x18\x05 \x01(\tR\x06toUuid\x12\x19\n" +
+	"\bto_index\x18\x06 \x01(\rR\atoIndex\x12\x1c\n" +
+	"\tprocesses\x18\a \x01(\rR\tprocesses\x12\x14\n" +
+	"\x05bytes\x18\b \x01(\x04R\x05bytes\x12\x17\n" +
+	"\atook_ns\x18\t \x01(\x03R\x06tookNs\";\n" +
 	"\vSetResponse\x12,\n" +
 	"\achanges\x18\x01 \x03(\v2\x12.nvshare.v1.ChangeR\achanges\"\xa4\x02\n" +
 	"\x06Change\x12\x12\n" +
@@ -4787,7 +5087,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\told_bytes\x18\x03 \x01(\x04R\boldBytes\x12\x1b\n" +
 	"\tnew_bytes\x18\x04 \x01(\x04R\bnewBytes\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\"\x8c\x04\n" +
+	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\"\xc0\x04\n" +
 	"\x0fSetShareRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
 	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
@@ -4802,7 +5102,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\vmemory_mode\x18\n" +
 	" \x01(\x0e2\x16.nvshare.v1.MemoryModeH\aR\n" +
 	"memoryMode\x88\x01\x01\x12\x1d\n" +
-	"\aoverlap\x18\v \x01(\tH\bR\aoverlap\x88\x01\x01B\x06\n" +
+	"\aoverlap\x18\v \x01(\tH\bR\aoverlap\x88\x01\x01\x12#\n" +
+	"\n" +
+	"migratable\x18\f \x01(\bH\tR\n" +
+	"migratable\x88\x01\x01B\x06\n" +
 	"\x04_uidB\r\n" +
 	"\v_core_limitB\x0f\n" +
 	"\r_core_requestB\t\n" +
@@ -4812,7 +5115,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\r_memory_bytesB\x0e\n" +
 	"\f_memory_modeB\n" +
 	"\n" +
-	"\b_overlap\"\x8c\x01\n" +
+	"\b_overlapB\r\n" +
+	"\v_migratable\"\x8c\x01\n" +
 	"\x10SetShareResponse\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x121\n" +
@@ -4829,7 +5133,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12$\n" +
 	"\x04keep\x18\x02 \x01(\v2\x10.nvshare.v1.KeepR\x04keep\x12\x10\n" +
 	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x1a\n" +
-	"\bwarnings\x18\x04 \x03(\tR\bwarnings\"\xee\x01\n" +
+	"\bwarnings\x18\x04 \x03(\tR\bwarnings\"\x8e\x02\n" +
 	"\x04Keep\x12!\n" +
 	"\fmemory_limit\x18\x01 \x01(\bR\vmemoryLimit\x12\x1d\n" +
 	"\n" +
@@ -4840,7 +5144,10 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x04gang\x18\x06 \x01(\bR\x04gang\x12\x1f\n" +
 	"\vmemory_mode\x18\a \x01(\bR\n" +
 	"memoryMode\x12\x18\n" +
-	"\aoverlap\x18\b \x01(\bR\aoverlap\"\xa0\x01\n" +
+	"\aoverlap\x18\b \x01(\bR\aoverlap\x12\x1e\n" +
+	"\n" +
+	"migratable\x18\t \x01(\bR\n" +
+	"migratable\"\xa0\x01\n" +
 	"\x19DescribeContainerResponse\x12'\n" +
 	"\x03old\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\x03old\x12'\n" +
 	"\x03new\x18\x02 \x01(\v2\x15.nvshare.v1.ContainerR\x03new\x121\n" +
@@ -4942,7 +5249,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x15CONTEXT_STATE_PRESENT\x10\x00\x12\x19\n" +
 	"\x15CONTEXT_STATE_LEAVING\x10\x01\x12\x16\n" +
 	"\x12CONTEXT_STATE_AWAY\x10\x02\x12\x1b\n" +
-	"\x17CONTEXT_STATE_RETURNING\x10\x03*\xd6\x04\n" +
+	"\x17CONTEXT_STATE_RETURNING\x10\x03*\xee\x04\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
@@ -4968,12 +5275,14 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
 	"\x14EVENT_TYPE_UNMANAGED\x10\x15\x12\x16\n" +
 	"\x12EVENT_TYPE_SUSPEND\x10\x17\x12\x16\n" +
+	"\x12EVENT_TYPE_MIGRATE\x10\x1a\x12\x16\n" +
 	"\x12EVENT_TYPE_CONTEXT\x10\x18\x12\x16\n" +
-	"\x12EVENT_TYPE_OVERLAP\x10\x162\x89\a\n" +
+	"\x12EVENT_TYPE_OVERLAP\x10\x162\xcd\a\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12<\n" +
-	"\x05Drain\x12\x18.nvshare.v1.DrainRequest\x1a\x19.nvshare.v1.DrainResponse\x12W\n" +
+	"\x05Drain\x12\x18.nvshare.v1.DrainRequest\x1a\x19.nvshare.v1.DrainResponse\x12B\n" +
+	"\aMigrate\x12\x1a.nvshare.v1.MigrateRequest\x1a\x1b.nvshare.v1.MigrateResponse\x12W\n" +
 	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12E\n" +
 	"\bSetShare\x12\x1b.nvshare.v1.SetShareRequest\x1a\x1c.nvshare.v1.SetShareResponse\x12B\n" +
 	"\aSuspend\x12\x1a.nvshare.v1.SuspendRequest\x1a\x1b.nvshare.v1.SuspendResponse\x12A\n" +
@@ -4997,7 +5306,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -5025,30 +5334,33 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*SetRequest)(nil),                // 23: nvshare.v1.SetRequest
 	(*DrainRequest)(nil),              // 24: nvshare.v1.DrainRequest
 	(*DrainResponse)(nil),             // 25: nvshare.v1.DrainResponse
-	(*SetResponse)(nil),               // 26: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 27: nvshare.v1.Change
-	(*SuspendRequest)(nil),            // 28: nvshare.v1.SuspendRequest
-	(*SuspendResponse)(nil),           // 29: nvshare.v1.SuspendResponse
-	(*Suspended)(nil),                 // 30: nvshare.v1.Suspended
-	(*SetMemoryLimitRequest)(nil),     // 31: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 32: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 33: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 34: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 35: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 36: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 37: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 38: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 39: nvshare.v1.DescribeContainerResponse
-	(*JoinOverlapRequest)(nil),        // 40: nvshare.v1.JoinOverlapRequest
-	(*JoinOverlapResponse)(nil),       // 41: nvshare.v1.JoinOverlapResponse
-	(*ForgetContainerRequest)(nil),    // 42: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 43: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 44: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 45: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 46: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 47: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 48: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 49: nvshare.v1.Event
+	(*DrainTenant)(nil),               // 26: nvshare.v1.DrainTenant
+	(*MigrateRequest)(nil),            // 27: nvshare.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 28: nvshare.v1.MigrateResponse
+	(*SetResponse)(nil),               // 29: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 30: nvshare.v1.Change
+	(*SuspendRequest)(nil),            // 31: nvshare.v1.SuspendRequest
+	(*SuspendResponse)(nil),           // 32: nvshare.v1.SuspendResponse
+	(*Suspended)(nil),                 // 33: nvshare.v1.Suspended
+	(*SetMemoryLimitRequest)(nil),     // 34: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 35: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 36: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 37: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 38: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 39: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 40: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 41: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 42: nvshare.v1.DescribeContainerResponse
+	(*JoinOverlapRequest)(nil),        // 43: nvshare.v1.JoinOverlapRequest
+	(*JoinOverlapResponse)(nil),       // 44: nvshare.v1.JoinOverlapResponse
+	(*ForgetContainerRequest)(nil),    // 45: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 46: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 47: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 48: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 49: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 50: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 51: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 52: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	13, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
@@ -5065,7 +5377,7 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	18, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
 	20, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 13: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	46, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	49, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
 	17, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
 	16, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
 	15, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
@@ -5084,60 +5396,65 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	1,  // 30: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
 	2,  // 31: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
 	0,  // 32: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	27, // 33: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 34: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 35: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	21, // 36: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
-	30, // 37: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
-	21, // 38: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	33, // 39: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 40: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 41: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	21, // 42: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	36, // 43: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	22, // 44: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	22, // 45: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	21, // 46: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	38, // 47: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	21, // 48: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	21, // 49: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	36, // 50: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	21, // 51: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	22, // 52: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	14, // 53: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
-	5,  // 54: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	49, // 55: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	5,  // 56: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	21, // 57: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	6,  // 58: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	23, // 59: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	24, // 60: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	31, // 61: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	34, // 62: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	28, // 63: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	28, // 64: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
-	37, // 65: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	40, // 66: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	42, // 67: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	44, // 68: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	47, // 69: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	7,  // 70: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	26, // 71: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	25, // 72: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	32, // 73: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	35, // 74: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	29, // 75: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	29, // 76: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
-	39, // 77: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	41, // 78: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	43, // 79: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	45, // 80: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	48, // 81: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	70, // [70:82] is the sub-list for method output_type
-	58, // [58:70] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	26, // 33: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
+	21, // 34: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
+	21, // 35: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
+	30, // 36: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 37: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 38: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	21, // 39: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
+	33, // 40: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
+	21, // 41: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	36, // 42: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 43: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 44: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	21, // 45: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	39, // 46: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	22, // 47: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	22, // 48: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	21, // 49: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	41, // 50: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	21, // 51: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	21, // 52: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	39, // 53: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	21, // 54: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	22, // 55: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	14, // 56: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
+	5,  // 57: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	52, // 58: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	5,  // 59: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	21, // 60: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	6,  // 61: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	23, // 62: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	24, // 63: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	27, // 64: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
+	34, // 65: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	37, // 66: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	31, // 67: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	31, // 68: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	40, // 69: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	43, // 70: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	45, // 71: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	47, // 72: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	50, // 73: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	7,  // 74: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	29, // 75: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	25, // 76: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	28, // 77: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
+	35, // 78: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	38, // 79: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	32, // 80: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	32, // 81: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	42, // 82: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	44, // 83: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	46, // 84: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	48, // 85: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	51, // 86: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	74, // [74:87] is the sub-list for method output_type
+	61, // [61:74] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -5145,16 +5462,17 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[22].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[21].OneofWrappers = []any{}
 	file_sched_api_control_proto_msgTypes[25].OneofWrappers = []any{}
 	file_sched_api_control_proto_msgTypes[28].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[31].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   44,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

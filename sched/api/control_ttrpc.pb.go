@@ -11,6 +11,7 @@ type ControlService interface {
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	Set(context.Context, *SetRequest) (*SetResponse, error)
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
+	Migrate(context.Context, *MigrateRequest) (*MigrateResponse, error)
 	SetMemoryLimit(context.Context, *SetMemoryLimitRequest) (*SetMemoryLimitResponse, error)
 	SetShare(context.Context, *SetShareRequest) (*SetShareResponse, error)
 	Suspend(context.Context, *SuspendRequest) (*SuspendResponse, error)
@@ -45,6 +46,13 @@ func RegisterControlService(srv *ttrpc.Server, svc ControlService) {
 					return nil, err
 				}
 				return svc.Drain(ctx, &req)
+			},
+			"Migrate": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req MigrateRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Migrate(ctx, &req)
 			},
 			"SetMemoryLimit": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req SetMemoryLimitRequest
@@ -142,6 +150,14 @@ func (c *controlClient) Set(ctx context.Context, req *SetRequest) (*SetResponse,
 func (c *controlClient) Drain(ctx context.Context, req *DrainRequest) (*DrainResponse, error) {
 	var resp DrainResponse
 	if err := c.client.Call(ctx, "nvshare.v1.Control", "Drain", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *controlClient) Migrate(ctx context.Context, req *MigrateRequest) (*MigrateResponse, error) {
+	var resp MigrateResponse
+	if err := c.client.Call(ctx, "nvshare.v1.Control", "Migrate", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

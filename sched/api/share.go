@@ -180,3 +180,22 @@ func checkMemoryMode(m MemoryMode) error {
 	}
 	return nil
 }
+
+// ParseMigratable reads whether a container may move to another GPU.
+func ParseMigratable(s string) (bool, error) {
+	switch s {
+	case "true":
+		return true, nil
+	case "false", "none":
+		return false, nil
+	}
+	return false, fmt.Errorf("%.64q is neither true nor false", s)
+}
+
+// FormatMigratable writes that for people.
+func FormatMigratable(may bool) string {
+	if may {
+		return "true"
+	}
+	return "none"
+}

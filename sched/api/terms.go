@@ -18,7 +18,8 @@ type Terms struct {
 	Priority    Priority   `json:"priority,omitempty"` //
 	Gang        string     `json:"gang,omitempty"`     //
 	MemoryMode  MemoryMode `json:"memory_mode,omitempty"`
-	Overlap     string     `json:"overlap,omitempty"` // fixed when a container starts
+	Overlap     string     `json:"overlap,omitempty"`    // fixed when a container starts
+	Migratable  bool       `json:"migratable,omitempty"` // likewise
 }
 
 // FieldSet is a set of fields of Terms.
@@ -34,12 +35,13 @@ const (
 	GangField
 	MemoryModeField
 	OverlapField
+	MigratableField
 
 	AllFields = 1<<iota - 1
 )
 
 // FixedFields are fixed when a container starts: nothing changes them later.
-const FixedFields = OverlapField
+const FixedFields = OverlapField | MigratableField
 
 // Field is one field of Terms, as all programs know it.
 type Field struct {
@@ -88,7 +90,14 @@ var Fields = []Field{
 		func(k *Keep) *bool { return &k.Overlap },
 		field[string]{func(t *Terms) *string { return &t.Overlap }, func(s *Share) *string { return &s.Overlap }, func(r *SetShareRequest) **string { return &r.Overlap },
 			ParseOverlap, FormatOverlap, checkOverlap}},
+	{MigratableField, "migratable", "migratable", "`true` if it may move to another GPU of the node; or none", "migratable ",
+		func(k *Keep) *bool { return &k.Migratable },
+		field[bool]{func(t *Terms) *bool { return &t.Migratable }, func(s *Share) *bool { return &s.Migratable }, func(r *SetShareRequest) **bool { return &r.Migratable },
+			ParseMigratable, FormatMigratable, func(bool) error { return nil }}},
 }
+
+// MigratableAnnotation says of a container that it may move to another GPU.
+const MigratableAnnotation = "nvshare.com/gpu-migratable"
 
 // Annotation is the key by which pods say the field.
 func (f *Field) Annotation() string { return "nvshare.com/gpu-" + f.Key }

@@ -14,7 +14,7 @@ import (
 
 // fullTerms says every field.
 var fullTerms = Terms{MemoryLimit: 3 << 30, CoreLimit: 60, CoreRequest: 30, Weight: 7,
-	Priority: Priority_PRIORITY_LATENCY, Gang: "ring", MemoryMode: MemoryMode_MEMORY_MODE_RESIDENT, Overlap: "small"}
+	Priority: Priority_PRIORITY_LATENCY, Gang: "ring", MemoryMode: MemoryMode_MEMORY_MODE_RESIDENT, Overlap: "small", Migratable: true}
 
 // one returns terms that say only one field, as fullTerms do.
 func one(f *Field) (t Terms) {
@@ -129,7 +129,7 @@ func TestEveryFieldGoesRound(t *testing.T) {
 	if all != AllFields {
 		t.Errorf("all fields are %b, AllFields is %b", all, AllFields)
 	}
-	if text := "memory limit, core limit, core request, weight, priority, gang, memory mode, overlap group"; text != strings.Join(fieldNames(), ", ") {
+	if text := "memory limit, core limit, core request, weight, priority, gang, memory mode, overlap group, migratable"; text != strings.Join(fieldNames(), ", ") {
 		t.Errorf("the order is %v", fieldNames())
 	}
 }
@@ -144,7 +144,7 @@ func fieldNames() (names []string) {
 // The record of an older scheduler is read as that scheduler meant it, and a word of a later
 // one does not spoil the rest.
 func TestTermsInTheRecord(t *testing.T) {
-	const text = `{"memory":3221225472,"limit":60,"request":30,"weight":7,"priority":"latency","gang":"ring","memory_mode":"resident","overlap":"small"}`
+	const text = `{"memory":3221225472,"limit":60,"request":30,"weight":7,"priority":"latency","gang":"ring","memory_mode":"resident","overlap":"small","migratable":true}`
 	if got, err := json.Marshal(fullTerms); err != nil || string(got) != text {
 		t.Errorf("%s, %v", got, err)
 	}

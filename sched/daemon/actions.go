@@ -216,7 +216,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 		}
 	case sched.Stand:
 		if att := d.attachmentOf(g, a.Client); att != nil {
-			att.client.page.Stand(att.channel, a.On)
+			att.client.page.Stand(att.channel, a.On && !att.moves)
 		}
 	case sched.Close:
 		if att := d.attachmentOf(g, a.Client); att != nil {

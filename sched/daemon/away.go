@@ -73,6 +73,9 @@ type absence struct {
 // considerLeaving has a client leave with its context, if all its memory has left.
 func (d *Daemon) considerLeaving(cl *client) {
 	a := &cl.away
+	if d.migrations[cl.Account] != nil { // it leaves in another way
+		return
+	}
 	if d.opts.Checkpoint == nil || a.step != present || a.why != nil || cl.conn == nil || len(cl.attached) == 0 || a.next != nil && a.next.Planned() {
 		return
 	}

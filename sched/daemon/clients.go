@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -32,6 +33,7 @@ type client struct {
 	reg      wire.Register // of the latest conn
 	attached map[*gpu]*attachment
 	canMove  bool // its shim can move memory; of the latest conn
+	from     *gpu // it may have left this GPU for another one: its next ATTACH says; see migrate.go
 	away     absence
 }
 
@@ -48,7 +50,8 @@ type attachment struct {
 	reserves bool // it reserves memory: its shim holds memory limits
 	outside  outside
 	held     bool // by a drained GPU: the core does not know what the client wants
-	wants    bool // while it is held
+	moves    bool // its tenant leaves the GPU for another one: likewise
+	wants    bool // while either is so
 }
 
 // pendingAttach is an ATTACH that waits for a search for GPUs.
@@ -104,7 +107,7 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 	}
 	switch f.Type {
 	case wire.TypeRequest:
-		if att.held {
+		if att.held || att.moves {
 			att.wants = true
 			return
 		}
@@ -289,6 +292,7 @@ func (d *Daemon) bury(cl *client) {
 		cl.page.Shut(att.channel)
 	}
 	d.dropMemory(cl, sched.Gone{Client: cl.id})
+	delete(d.strayed, cl)
 	for _, g := range d.order {
 		delete(cl.attached, g)
 		delete(g.restored, cl.id)
@@ -357,6 +361,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 		}
 	}
 	d.takeOver(c)
+	moved := d.arrive(c.client, g)
 	att := &attachment{client: c.client, gpu: g, channel: f.Channel, ordinal: f.Attach.Ordinal}
 	want := f.Code&wire.AttachWant != 0
 	if g.drained && !c.again && f.Epoch == 0 && !d.belongs(g, c.client) {
@@ -365,6 +370,13 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	}
 	c.client.attached[g] = att
 	c.channels[f.Channel] = att
+	if m := d.migrations[c.client.Account]; m != nil && m.from == g && m.phase == departs {
+		d.keepOff(att, want)
+		want = false
+		if !slices.Contains(m.clients, c.client) {
+			m.clients = append(m.clients, c.client)
+		}
+	}
 	c.page.SetLimits(f.Channel, g.limits(c.client.Account, c.client.id))
 	delete(g.restored, c.client.id)
 	d.showMemoryMode(g, c.client, att.channel)
@@ -380,6 +392,9 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 		CanMove: c.client.canMove,
 		Again:   c.again,
 	}, answer)
+	if m := g.memberOf(c.client.id); moved && m != nil {
+		d.step(g, sched.ArenaChanged{Client: c.client.id, Bytes: m.arena.Bytes()})
+	}
 	d.attachedMemory(g, c.client.id)
 }
 

@@ -70,6 +70,26 @@ func (s controlService) Drain(ctx context.Context, req *api.DrainRequest) (resp 
 	return resp, err
 }
 
+func (s controlService) Migrate(ctx context.Context, req *api.MigrateRequest) (resp *api.MigrateResponse, err error) {
+	ended := make(chan error, 1)
+	if askErr := s.d.ask(ctx, func() {
+		err = s.d.migrate(req, func(m *migration) {
+			resp = m.response(s.d)
+			ended <- m.failure(s.d)
+		})
+	}); askErr != nil || err != nil {
+		return nil, cmp.Or(askErr, err)
+	}
+	select {
+	case err = <-ended:
+		return resp, err
+	case <-ctx.Done(): // the tenant goes on
+		return nil, ctx.Err()
+	case <-s.d.ended:
+		return nil, errors.New("the scheduler is ending")
+	}
+}
+
 func (s controlService) SetMemoryLimit(ctx context.Context, req *api.SetMemoryLimitRequest) (resp *api.SetMemoryLimitResponse, err error) {
 	if askErr := s.d.ask(ctx, func() { resp, err = s.d.setMemoryLimit(req) }); askErr != nil {
 		return nil, askErr
@@ -306,7 +326,7 @@ func (d *Daemon) status() *api.StatusResponse {
 			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences, Preemptions: s.Counters.Preemptions,
 			Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
 			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
-			Drained: g.drained, Fault: g.fault, Held: d.held(g), Hint: d.overlapHint(s.Space),
+			Drained: g.drained, Fault: g.fault, Held: d.held(g), Migrations: g.arrived, Hint: d.overlapHint(s.Space),
 		}
 		g.turns.Fill(out)
 		r.Problems = append(r.Problems, d.drainProblems(g)...)

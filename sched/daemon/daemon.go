@@ -84,8 +84,8 @@ type Options struct {
 	// DefaultMemoryLimit is the memory limit, on each GPU, of tenants that have none of
 	// their own, bytes; 0: none.
 	DefaultMemoryLimit uint64
-	// Checkpoint takes processes off their GPUs that are suspended, and puts them back.
-	// nil: their contexts stay.
+	// Checkpoint takes processes off their GPUs that are suspended, and puts them back,
+	// or on others. nil: their contexts stay, and none moves.
 	Checkpoint Checkpointer
 	// MPSControl finds nvidia-cuda-mps-control. nil: there are no overlap groups.
 	MPSControl func() (string, error)
@@ -160,6 +160,8 @@ type Daemon struct {
 	shares      shares                    // that were set, or asked for by pods
 	settings    settings                  // time quanta and modes that were set
 	broken      []*conn                   // to be treated as lost after the current event
+	migrations  map[string]*migration     // by account
+	strayed     map[*client]string        // UUIDs of the GPUs that clients may have left, of GPUs not found yet
 
 	discovering   bool
 	discovered    sched.Time // when the latest search ended; 0: never
@@ -258,6 +260,8 @@ func newDaemon(opts Options) (*Daemon, error) {
 		names:           map[string]*api.Container{},
 		described:       make(chan struct{}),
 		firsts:          map[string]*peer.Peer{},
+		migrations:      map[string]*migration{},
+		strayed:         map[*client]string{},
 		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}
 	d.node.Arenas.Bound(opts.SwapMemory, arena.HostReserve)
@@ -286,6 +290,7 @@ func (d *Daemon) restoreFiles() error {
 	d.restoreSettings()
 	d.restoreShares()
 	d.restoreMembers()
+	d.restoreCarried()
 	return nil
 }
 
@@ -387,6 +392,7 @@ func (d *Daemon) loop(ctx context.Context) {
 		}
 		d.dropBroken()
 		d.applyFences()
+		d.advanceMigrations()
 		d.planTurns()
 		if at, ok := d.timers.Next(); ok {
 			wake.Reset(max(at.Sub(now()), 0))

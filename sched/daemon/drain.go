@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -37,43 +38,65 @@ func (d *Daemon) drain(req *api.DrainRequest) (*api.DrainResponse, error) {
 	if g == nil {
 		return nil, noSuchGPU(req.Gpu)
 	}
-	resp := &api.DrainResponse{Uuid: g.UUID, Index: uint32(g.Index), WasDrained: g.drained, Tenants: d.tenantsOn(g)}
-	if req.Look {
-		return resp, nil
-	}
-	next := d.settings
-	next.Drained = slices.DeleteFunc(slices.Clone(next.Drained), func(uuid string) bool { return uuid == g.UUID })
-	if !req.Undrain {
-		next.Drained = append(next.Drained, g.UUID)
-	}
-	if g.drained == req.Undrain {
-		if err := d.recordSettings(next); err != nil {
-			return nil, status.Error(codes.Unavailable, err.Error())
+	resp := &api.DrainResponse{Uuid: g.UUID, Index: uint32(g.Index), WasDrained: g.drained}
+	if !req.Look {
+		if err := d.setDrained(g, !req.Undrain); err != nil {
+			return nil, err
 		}
-		d.settings, d.settingsErr = next, nil
-		d.noteSetting(g, "", "drained", fmt.Sprint(g.drained), fmt.Sprint(!req.Undrain))
-		d.log.Infof("GPU %d: drained: %v", g.Index, !req.Undrain)
 	}
-	g.drained = !req.Undrain
-	if req.Undrain {
-		g.fault = ""
-		d.admitHeld(g)
+	resp.Uses = d.usesOf(g)
+	for _, u := range resp.Uses {
+		resp.Tenants = append(resp.Tenants, api.Tenant(u.Container, u.Uid))
 	}
 	return resp, nil
 }
 
-// tenantsOn names the tenants that use a GPU, for people.
-func (d *Daemon) tenantsOn(g *gpu) (names []string) {
-	for _, clients := range d.byAccount {
+func (d *Daemon) setDrained(g *gpu, on bool) error {
+	next := d.settings
+	next.Drained = slices.DeleteFunc(slices.Clone(next.Drained), func(uuid string) bool { return uuid == g.UUID })
+	if on {
+		next.Drained = append(next.Drained, g.UUID)
+	}
+	if g.drained != on {
+		if err := d.recordSettings(next); err != nil {
+			return status.Error(codes.Unavailable, err.Error())
+		}
+		d.settings, d.settingsErr = next, nil
+		d.noteSetting(g, "", "drained", fmt.Sprint(g.drained), fmt.Sprint(on))
+		d.log.Infof("GPU %d: drained: %v", g.Index, on)
+	}
+	g.drained = on
+	if !on {
+		g.fault = ""
+		d.admitHeld(g)
+	}
+	return nil
+}
+
+// usesOf returns the tenants that use a GPU, by name, and why those stay that cannot move to
+// another one.
+func (d *Daemon) usesOf(g *gpu) (all []*api.DrainTenant) {
+	for account, clients := range d.byAccount {
 		for cl := range clients {
 			if att := cl.attached[g]; att != nil && !att.held || g.restored[cl.id] || g.memberOf(cl.id) != nil && att == nil {
-				names = append(names, api.Tenant(d.containerOf(cl.Peer), cl.UID))
+				u := &api.DrainTenant{}
+				u.Container, u.Uid = d.tenantOf(account)
+				from, _, reserved, why := d.movable(account)
+				if why == nil {
+					_, why = d.destination(account, from, reserved, "")
+				}
+				if why != nil {
+					u.Stays = status.Convert(why).Message()
+				}
+				all = append(all, u)
 				break
 			}
 		}
 	}
-	slices.Sort(names)
-	return names
+	slices.SortFunc(all, func(a, b *api.DrainTenant) int {
+		return strings.Compare(api.Tenant(a.Container, a.Uid), api.Tenant(b.Container, b.Uid))
+	})
+	return all
 }
 
 // drained returns why a new container cannot have one of the GPUs that it was made for;

@@ -39,6 +39,7 @@ type gpu struct {
 	drained bool   // admits no new tenants; see drain.go
 	fault   string // what ended all work on it; "": nothing
 	faults  uint64 // how many faults the driver has told of
+	arrived uint64 // tenants that have moved here from other GPUs
 
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
@@ -197,6 +198,7 @@ func (d *Daemon) addGPU(info GPU) error {
 	for account := range d.shares.Tenants {
 		d.setTenantMemory(g, account)
 	}
+	d.findStrayed(g)
 	d.awaitMembers(g)
 	return nil
 }

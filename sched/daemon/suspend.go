@@ -56,6 +56,9 @@ func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(g *gpu, ac
 	if err != nil {
 		return nil, err
 	}
+	if m := d.migrations[account]; m != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "%s cannot be %s: it is on its way to GPU %d", d.nameOf(account), done, m.to.Index)
+	}
 	gpus := d.order
 	if req.Gpu != "" {
 		g := d.findGPU(req.Gpu)

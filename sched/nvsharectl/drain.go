@@ -17,12 +17,13 @@ import (
 
 func drainCommand(root *rootFlags, io streams) *cobra.Command {
 	var gpu string
-	var wait bool
+	var wait, move bool
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use: "drain --gpu GPU [--wait]", Short: "Have a GPU admit no new tenants",
 		Long: `drain has a GPU admit no new tenants, until undrain, also over restarts of the scheduler.
-Tenants that use the GPU go on; end them yourself. The programs of others wait, and podman
+Tenants that can move to another GPU of the node are moved there, one after the other, as
+with nvsharectl migrate. The others go on; end them yourself. The programs of others wait, and podman
 and Docker refuse new containers with the GPU. On Kubernetes no new pod is given the GPU: the
 plugin refuses it, or, with --dra, kube-scheduler sees a taint on the device.
 
@@ -35,6 +36,11 @@ those that still do; the GPU stays drained.`,
 				return err
 			}
 			fmt.Fprintln(io.out, describeDrain(r))
+			if move {
+				if r, err = moveAway(cmd.Context(), root, io, r); err != nil {
+					return err
+				}
+			}
 			if !wait || len(r.Tenants) == 0 {
 				return nil
 			}
@@ -43,6 +49,7 @@ those that still do; the GPU stays drained.`,
 	}
 	cmd.Flags().StringVar(&gpu, "gpu", "", "the GPU, by `index or UUID`")
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until nobody uses the GPU")
+	cmd.Flags().BoolVar(&move, "move", true, "move the tenants that can move to other GPUs")
 	cmd.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "with --wait, fail after this `time`")
 	return cmd
 }

@@ -255,6 +255,10 @@ func eventText(e *api.Event) string {
 		if e.TookNs > 0 {
 			add("%s/s", size(uint64(float64(e.Bytes)*1e9/float64(e.TookNs))))
 		}
+	case api.EventType_EVENT_TYPE_MIGRATE:
+		add("%s", e.Reason)
+		add("%s reserved", size(e.Bytes))
+		add("took %s", short(e.TookNs))
 	case api.EventType_EVENT_TYPE_SUSPEND:
 		add("%s leave the GPU until it calls CUDA again: %s", size(e.Bytes), e.Reason)
 	case api.EventType_EVENT_TYPE_NO_ROOM:

@@ -65,11 +65,12 @@ type gpuJSON struct {
 	Fences        uint64       `json:"fences"`
 	Reclaims      uint64       `json:"reclaims"`
 	StaleReleases uint64       `json:"stale_releases"`
-	Preemptions   uint64       `json:"preemptions"`       // grants that ended with work left, whose channels are off until the next grant
-	Drained       bool         `json:"drained,omitempty"` // no new tenants are admitted
-	Fault         string       `json:"fault,omitempty"`   // what ended all work on the GPU
-	Held          uint32       `json:"held,omitempty"`    // clients that wait because the GPU is drained
-	Holders       []string     `json:"holders"`           // ids of clients with the GPU
+	Preemptions   uint64       `json:"preemptions"`          // grants that ended with work left, whose channels are off until the next grant
+	Drained       bool         `json:"drained,omitempty"`    // no new tenants are admitted
+	Fault         string       `json:"fault,omitempty"`      // what ended all work on the GPU
+	Held          uint32       `json:"held,omitempty"`       // clients that wait because the GPU is drained
+	Migrations    uint64       `json:"migrations,omitempty"` // of tenants to this GPU, since the scheduler's start
+	Holders       []string     `json:"holders"`              // ids of clients with the GPU
 	Waiting       []string     `json:"waiting"`
 	Clients       []clientJSON `json:"clients"`
 	Tenants       []tenantJSON `json:"tenants"`
@@ -150,6 +151,7 @@ type shareJSON struct {
 	Gang        string         `json:"gang"`                  // "true": of its own processes
 	MemoryMode  api.MemoryMode `json:"memory_mode,omitempty"` // swap, resident, managed
 	Overlap     string         `json:"overlap,omitempty"`     // <namespace>/<uid>/<name>
+	Migratable  bool           `json:"migratable,omitempty"`
 }
 
 type clientJSON struct {
@@ -249,7 +251,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		Grants: g.Grants, Revokes: g.Revokes, Fences: g.Fences, Reclaims: g.Reclaims, StaleReleases: g.StaleReleases, Preemptions: g.Preemptions,
 		Holders: []string{}, Waiting: []string{}, Tenants: []tenantJSON{}, Clients: []clientJSON{}, Memory: []memoryJSON{}, Promises: []promiseJSON{},
 		ModeReason: g.ModeReason, Way: g.Way, WayReason: g.WayReason, Hint: g.Hint,
-		Drained: g.Drained, Fault: g.Fault, Held: g.Held,
+		Drained: g.Drained, Fault: g.Fault, Held: g.Held, Migrations: g.Migrations,
 	}
 	if g.EffectiveMode != api.Mode_MODE_UNSPECIFIED {
 		out.Effective = api.AntiThrash(g.EffectiveMode)

@@ -14,7 +14,7 @@ import (
 // in the status, as a table and as JSON.
 func TestEveryFieldOfAShare(t *testing.T) {
 	full := api.Terms{MemoryLimit: 3 << 30, CoreLimit: 60, CoreRequest: 30, Weight: 7,
-		Priority: api.Priority_PRIORITY_LATENCY, Gang: "ring", MemoryMode: api.MemoryMode_MEMORY_MODE_RESIDENT, Overlap: "small"}
+		Priority: api.Priority_PRIORITY_LATENCY, Gang: "ring", MemoryMode: api.MemoryMode_MEMORY_MODE_RESIDENT, Overlap: "small", Migratable: true}
 	for _, f := range api.Fields {
 		var one api.Terms
 		one.Copy(full, f.ID)

@@ -56,11 +56,8 @@ func tenantMove(root *rootFlags, io streams, move func(*api.Conn, context.Contex
 	cmd := &cobra.Command{
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			req := &api.SuspendRequest{Container: args[0], Gpu: gpu}
-			if n, err := strconv.ParseUint(args[0], 10, 32); err == nil {
-				uid := uint32(n)
-				req.Container, req.Uid = "", &uid
-			}
+			req := &api.SuspendRequest{Gpu: gpu}
+			req.Container, req.Uid = tenantArg(args[0])
 			var resp *api.SuspendResponse
 			if err := call(cmd.Context(), root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
 				resp, err = move(c, ctx, req)
@@ -76,6 +73,15 @@ func tenantMove(root *rootFlags, io streams, move func(*api.Conn, context.Contex
 	}
 	cmd.Flags().StringVar(&gpu, "gpu", "", "only on the GPU with this `index or UUID`")
 	return cmd
+}
+
+// tenantArg reads a tenant's name: a user's number, or what names a container.
+func tenantArg(name string) (container string, uid *uint32) {
+	if n, err := strconv.ParseUint(name, 10, 32); err == nil {
+		n := uint32(n)
+		return "", &n
+	}
+	return name, nil
 }
 
 // describeSuspend says how much leaves each GPU, a line for each.

@@ -25,6 +25,7 @@ CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/nvshare-report" 
 # Only a program that is linked with the C library can load NVML. Swapping needs NVML to
 # know how much memory a GPU has.
 $go build -trimpath -ldflags '-s -w' -o "$out/nvml/" ./sched/nvshare-scheduler
+cp "$out/bin/nvshare-checkpoint" "$out/nvml/" # which the scheduler looks for beside itself
 # These are linked by the driver's soname: on the host, the real driver has this name.
 for program in cuda-busy hand-over short-request launch-cost swap-load link-limit alloc-cost names-memory rm-probe; do
 	cp "$build/bin/$program" "$out/bin/"
@@ -33,7 +34,7 @@ cp "$build/lib/libnvshare.so" "$out/lib/"
 for tool in containerd containerd-shim-runc-v2 ctr runc crictl; do
 	cp "$build/tools/$tool" "$out/tools/"
 done
-cp tests/gpu/run.sh tests/gpu/gemm.py tests/gpu/worker.py tests/gpu/memory.py tests/gpu/pipe.py tests/gpu/ipc.py tests/gpu/suspend.py "$out/"
+cp tests/gpu/run.sh tests/gpu/gemm.py tests/gpu/worker.py tests/gpu/memory.py tests/gpu/pipe.py tests/gpu/ipc.py tests/gpu/migrate.py tests/gpu/suspend.py "$out/"
 mkdir "$out/loads"
 cp tests/gpu/loads/*.py "$out/loads/"
 git describe --always --dirty >"$out/commit" 2>/dev/null || echo unknown >"$out/commit"

@@ -58,6 +58,7 @@ var steps = []step{
 	{"starts", "tenants that start at the same time", (*bench).startsStep},
 	{"gang", "a job on two GPUs beside tenants of one, and beside another; not by default", (*bench).gangStep},
 	{"two-gpu", "processes that use two GPUs each; not by default", (*bench).twoGPUs},
+	{"migrate", "a training that changes its GPU twenty times, against one that stays; two GPUs, not by default", (*bench).migrateStep},
 }
 
 // ordinary are the steps without any named.

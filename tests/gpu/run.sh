@@ -37,6 +37,8 @@
 #   starts    tenants that start at the same time, 20 times (3 minutes)
 #   gang      a job on two GPUs beside tenants of one, and beside another job
 #   two-gpu   processes that use two GPUs each
+#   migrate   a PyTorch training of 8 GiB that changes its GPU twenty times, against one
+#             that stays: pauses, and whether the losses are the same (4 minutes; two GPUs)
 # The frameworks are those of python3; PYTHON names another interpreter.
 # bin/nvshare-gpu -h explains the flags.
 set -u
@@ -44,7 +46,7 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -56,7 +58,7 @@ while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu) others=yes && set -- "$@" "$1" ;;
+	launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift

@@ -380,6 +380,13 @@ func (c *Client) Drop() {
 	c.gpu.clients = remove(c.gpu.clients, c)
 }
 
+// Move has a client, with all that it has, be one of another GPU of the Pool.
+func (c *Client) Move(to *GPU, o Owner) {
+	c.gpu.clients = remove(c.gpu.clients, c)
+	c.gpu, c.owner = to, o
+	to.clients = append(to.clients, c)
+}
+
 // Had makes n bytes what a client got from an earlier scheduler.
 func (c *Client) Had(n uint64) {
 	c.gpu.pool.used += n - c.given

@@ -87,6 +87,7 @@ func (x *exposition) gpu(g *api.GPU, turns *Turns) {
 	x.put("nvshare_gpu_mode", 1, with(modeLabel(g.Mode), modeLabel(cmp.Or(g.EffectiveMode, g.Mode)))...)
 	x.put("nvshare_gpu_way", 1, with(g.Way)...)
 	x.put("nvshare_gpu_drained", number(g.Drained), gpu...)
+	x.put("nvshare_gpu_migrations_total", float64(g.Migrations), gpu...)
 	x.put("nvshare_gpu_held_clients", float64(g.Held), gpu...)
 	x.put("nvshare_gpu_quantum_seconds", seconds(g.QuantumNs), gpu...)
 

@@ -48,6 +48,7 @@ var metricNames = []metricName{
 	{"nvshare_gpu_mode", append(gpuLabels[:2:2], "set", "effective"), "How clients share the GPU, as it was set and as it is; always 1."},
 	{"nvshare_gpu_way", append(gpuLabels[:2:2], "way"), "How clients share the GPU now: turns, slices, driver (at the same time, by the driver's own time slices); always 1."},
 	{"nvshare_gpu_drained", gpuLabels, "1 while the GPU admits no new tenants (nvsharectl drain)."},
+	{"nvshare_gpu_migrations_total", gpuLabels, "Tenants that have moved to the GPU from others (nvsharectl migrate, drain)."},
 	{"nvshare_gpu_held_clients", gpuLabels, "Processes of new tenants that wait because the GPU is drained."},
 	{"nvshare_gpu_quantum_seconds", gpuLabels, "Time quantum."},
 	{"nvshare_gpu_clients", append(gpuLabels[:2:2], "state"), "Clients of the GPU by what they do."},

@@ -1,0 +1,478 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
+)
+
+// A tenant moves to another GPU in three phases. First it leaves: nothing of it is granted,
+// and its memory goes to its arena, as when it is suspended. Then each process is
+// checkpointed, and restored with the GPUs exchanged. Last it arrives: its connections are
+// cut, and each process attaches to the GPU that the driver says it is on. So that ATTACH
+// alone decides to which GPU a process belongs, whatever has failed before it.
+
+const (
+	// departLimit bounds the first phase: the end of a turn, a drain, and moving the memory.
+	departLimit = 60 * time.Second
+	// arriveLimit bounds the last one: shims attach again within a second.
+	arriveLimit = 30 * time.Second
+	// bringBackPause lies between two tries to have a process run again.
+	bringBackPause = time.Second
+)
+
+type phase uint8
+
+const (
+	departs phase = iota
+	carried       // its processes are off the GPUs, or on their way; a goroutine has them
+	arrives
+)
+
+// migration is a tenant on its way to another GPU.
+type migration struct {
+	account  string
+	from, to *gpu
+	phase    phase
+	clients  []*client // those that live
+	count    int       // processes that began
+	bytes    uint64    // that they have reserved
+	began    time.Time
+	limit    *timer.Timer
+	late     bool  // the phase has lasted too long
+	err      error // why it stays, or is incomplete
+	done     func(*migration)
+}
+
+// migrate begins to move a tenant; done is called once, in the loop.
+func (d *Daemon) migrate(req *api.MigrateRequest, done func(*migration)) error {
+	account, err := d.findTenant(req.Container, req.Uid)
+	if err != nil {
+		return err
+	}
+	from, clients, reserved, err := d.movable(account)
+	if err != nil {
+		return err
+	}
+	to, err := d.destination(account, from, reserved, req.Gpu)
+	if err != nil {
+		return err
+	}
+	m := &migration{account: account, from: from, to: to, clients: clients, count: len(clients), began: time.Now(), done: done}
+	for _, bytes := range reserved {
+		m.bytes += bytes
+	}
+	m.limit = d.timers.New(func() { m.late = true })
+	m.limit.Set(now().Add(departLimit))
+	d.migrations[account] = m
+	waiting := from.core.Snapshot(now()).Queue
+	for _, cl := range clients {
+		d.keepOff(cl.attached[from], slices.Contains(waiting, cl.id))
+		d.step(from, sched.Withdraw{Client: cl.id})
+	}
+	d.log.Infof("GPU %d: %s moves to GPU %d", from.Index, d.nameOf(account), to.Index)
+	d.step(from, sched.Suspend{Tenant: account})
+	return nil
+}
+
+// keepOff has a client of a tenant that moves not be granted; wants: it asks for the GPU.
+func (d *Daemon) keepOff(att *attachment, wants bool) {
+	att.moves, att.wants = true, wants
+	att.client.page.Stand(att.channel, false)
+}
+
+func (d *Daemon) nameOf(account string) string { return api.Tenant(d.tenantOf(account)) }
+
+// movable returns the GPU that a tenant uses, its processes and what each of them has
+// reserved, or why it cannot move.
+func (d *Daemon) movable(account string) (from *gpu, clients []*client, reserved map[sched.ClientID]uint64, err error) {
+	why := func(format string, args ...any) error {
+		return status.Errorf(codes.FailedPrecondition, "%s cannot move to another GPU: %s", d.nameOf(account), fmt.Sprintf(format, args...))
+	}
+	if d.opts.Checkpoint == nil {
+		return nil, nil, nil, why("%v", checkpoint.ErrNone)
+	}
+	if m := d.migrations[account]; m != nil {
+		return nil, nil, nil, why("it is on its way to GPU %d", m.to.Index)
+	}
+	var gpus []string
+	for _, g := range d.order {
+		for cl := range d.byAccount[account] {
+			if g.restored[cl.id] || g.memberOf(cl.id) != nil && cl.attached[g] == nil || cl.from != nil {
+				return nil, nil, nil, why("process %d has not come back since the scheduler's start", cl.PID)
+			}
+			if att := cl.attached[g]; att != nil && !att.held {
+				from, clients = g, append(clients, cl)
+			}
+		}
+		if from == g {
+			gpus = append(gpus, fmt.Sprint(g.Index))
+		}
+	}
+	switch {
+	case len(gpus) == 0:
+		return nil, nil, nil, why("it uses no GPU")
+	case len(gpus) > 1:
+		return nil, nil, nil, why("it uses GPUs %s, and only tenants of one GPU move", strings.Join(gpus, ", "))
+	case strings.HasPrefix(from.UUID, "MIG-"):
+		return nil, nil, nil, why("it uses a MIG device")
+	}
+	slices.SortFunc(clients, func(a, b *client) int { return cmp.Compare(a.id, b.id) })
+	terms := d.shares.Tenants[account].on(from.UUID)
+	switch {
+	case terms.Overlap != "":
+		return nil, nil, nil, why("it is in overlap group %s, which shares a process of MPS", terms.Overlap)
+	case terms.Gang != "":
+		return nil, nil, nil, why("it is in gang %s, which has the GPU as one", terms.Gang)
+	case strings.HasPrefix(account, peer.ContainerAccount) && !terms.Migratable:
+		return nil, nil, nil, why("it was not made for that: create it with the annotation %s=true", api.MigratableAnnotation)
+	}
+	for _, cl := range clients {
+		switch {
+		case cl.reg.Bypassed > 0:
+			return nil, nil, nil, why("process %d can use the GPU past the shim", cl.PID)
+		case cl.away.step != present:
+			return nil, nil, nil, why("process %d has left the GPU with its context, or is about to: nvsharectl resume brings it back first", cl.PID)
+		case cl.conn == nil:
+			return nil, nil, nil, why("process %d has lost its connection to the scheduler", cl.PID)
+		}
+	}
+	d.observeHost()
+	if reserved, err = from.core.DepartFits(account); err != nil {
+		return nil, nil, nil, why("%v", err)
+	}
+	return from, clients, reserved, nil
+}
+
+// destination returns the GPU to which a tenant can move: the one with this name, or for ""
+// the one with the least memory promised.
+func (d *Daemon) destination(account string, from *gpu, reserved map[sched.ClientID]uint64, name string) (*gpu, error) {
+	refuse := func(why string) error {
+		return status.Errorf(codes.FailedPrecondition, "%s cannot move from GPU %d: %s", d.nameOf(account), from.Index, why)
+	}
+	if name != "" {
+		g := d.findGPU(name)
+		if g == nil {
+			return nil, noSuchGPU(name)
+		}
+		if why := d.unfitFor(g, account, from, reserved); why != "" {
+			return nil, refuse(why)
+		}
+		return g, nil
+	}
+	var best *gpu
+	var least uint64
+	whys := []string{"there is no other GPU"}
+	for _, g := range d.order {
+		if g == from {
+			continue
+		}
+		if why := d.unfitFor(g, account, from, reserved); why != "" {
+			whys = append(whys, why)
+			continue
+		}
+		if promised := g.core.MemorySnapshot().Promised; best == nil || promised < least {
+			best, least = g, promised
+		}
+	}
+	if best == nil {
+		return nil, refuse(strings.Join(whys[min(len(whys)-1, 1):], "; "))
+	}
+	return best, nil
+}
+
+// unfitFor says why a tenant cannot move to a GPU; "": it can.
+func (d *Daemon) unfitFor(g *gpu, account string, from *gpu, reserved map[sched.ClientID]uint64) string {
+	closed := ""
+	switch {
+	case g == from:
+		return fmt.Sprintf("it uses GPU %d already", g.Index)
+	case strings.HasPrefix(g.UUID, "MIG-"):
+		closed = "is a MIG device"
+	case g.Name != from.Name || g.MemoryBytes != from.MemoryBytes:
+		closed = fmt.Sprintf("is another model (%s)", g.Name)
+	case g.drained:
+		closed = "is drained"
+	case g.fault != "":
+		closed = "does no work: " + g.fault
+	default:
+		if err := g.core.ArriveFits(account, reserved); err != nil {
+			closed = "has no place for it: " + err.Error()
+		}
+	}
+	if closed == "" {
+		return ""
+	}
+	return fmt.Sprintf("GPU %d %s", g.Index, closed)
+}
+
+// advanceMigrations has tenants that move go on to their next phase. It runs after each
+// event.
+func (d *Daemon) advanceMigrations() {
+	for _, m := range d.migrations {
+		if m.phase == carried {
+			continue
+		}
+		m.clients = slices.DeleteFunc(m.clients, func(cl *client) bool { return d.clients[cl.id] != cl })
+		if m.phase == departs {
+			d.advanceDeparture(m)
+		}
+		if m.phase == arrives {
+			d.advanceArrival(m)
+		}
+	}
+}
+
+func (d *Daemon) advanceDeparture(m *migration) {
+	switch {
+	case len(m.clients) == 0:
+	case m.from.core.Departed(m.account):
+		d.carry(m)
+		return
+	case m.late:
+		m.err = fmt.Errorf("its work or its memory did not leave GPU %d within %v", m.from.Index, departLimit)
+		for _, cl := range m.clients {
+			if att := cl.attached[m.from]; att != nil {
+				d.letOn(att)
+			}
+		}
+	default:
+		return
+	}
+	d.endMigration(m)
+}
+
+// letOn takes keepOff back.
+func (d *Daemon) letOn(att *attachment) {
+	wants := att.wants
+	att.moves, att.wants = false, false
+	if wants {
+		d.step(att.gpu, sched.Request{Client: att.client.id})
+	}
+}
+
+func (d *Daemon) advanceArrival(m *migration) {
+	missing := slices.DeleteFunc(slices.Clone(m.clients), func(cl *client) bool { return cl.from == nil })
+	if len(missing) > 0 && !m.late {
+		return
+	}
+	stayed := 0
+	for _, cl := range m.clients {
+		if cl.attached[m.from] != nil {
+			stayed++
+		}
+	}
+	switch {
+	case len(missing) == 0 && stayed == 0 && len(m.clients) > 0:
+		m.err = nil // whatever failed on the way
+	case m.err != nil:
+	case len(missing) > 0:
+		m.err = fmt.Errorf("process %d has not attached again within %v", missing[0].PID, arriveLimit)
+	case stayed > 0:
+		m.err = fmt.Errorf("%d of its processes are still on GPU %d", stayed, m.from.Index)
+	}
+	d.endMigration(m)
+}
+
+func (d *Daemon) endMigration(m *migration) {
+	m.limit.Stop()
+	delete(d.migrations, m.account)
+	if m.err == nil && len(m.clients) == 0 {
+		m.err = fmt.Errorf("it has ended")
+	}
+	took := time.Since(m.began)
+	e := &history.Event{Kind: api.EventType_EVENT_TYPE_MIGRATE, Bytes: m.bytes, Took: took}
+	if m.err != nil {
+		e.Text = fmt.Sprintf("not moved to GPU %d: %v", m.to.Index, m.err)
+		d.log.Warnf("GPU %d: %s: %s", m.from.Index, d.nameOf(m.account), e.Text)
+	} else {
+		m.to.arrived++
+		e.Text = fmt.Sprintf("moved from GPU %d", m.from.Index)
+		d.log.Infof("GPU %d: %s has moved here from GPU %d in %v", m.to.Index, d.nameOf(m.account), m.from.Index, took.Round(time.Millisecond))
+	}
+	on, id := m.to, sched.ClientID(0)
+	if m.err != nil {
+		on = m.from
+	}
+	if len(m.clients) > 0 {
+		id = m.clients[0].id
+	}
+	d.history.AddChange(d.eventOf(time.Now(), on, id, e))
+	m.done(m)
+}
+
+func (m *migration) response(d *Daemon) *api.MigrateResponse {
+	r := &api.MigrateResponse{FromUuid: m.from.UUID, FromIndex: uint32(m.from.Index), ToUuid: m.to.UUID, ToIndex: uint32(m.to.Index),
+		Processes: uint32(m.count), Bytes: m.bytes, TookNs: int64(time.Since(m.began))}
+	c, uid := d.tenantOf(m.account)
+	r.Container, r.Uid = proto.Clone(c).(*api.Container), uid
+	return r
+}
+
+func (m *migration) failure(d *Daemon) error {
+	if m.err == nil {
+		return nil
+	}
+	return status.Errorf(codes.FailedPrecondition, "%s has not moved to GPU %d: %v", d.nameOf(m.account), m.to.Index, m.err)
+}
+
+// carry has a goroutine move the processes.
+func (d *Daemon) carry(m *migration) {
+	m.phase = carried
+	m.limit.Stop()
+	var pids []int
+	for _, cl := range m.clients {
+		cl.from = m.from
+		pids = append(pids, int(cl.PID))
+	}
+	if m.err = d.recordCarried(); m.err != nil { // a restart would not know of them
+		d.cutLoose(m)
+		return
+	}
+	there, back := d.exchange(m.from, m.to), d.exchange(m.to, m.from)
+	d.wg.Go(func() {
+		err := d.carryAll(pids, there, back)
+		d.do(func() {
+			m.err = err
+			d.cutLoose(m)
+		})
+	})
+}
+
+// exchange says where each GPU of the node goes if two of them are exchanged.
+func (d *Daemon) exchange(a, b *gpu) (pairs []checkpoint.Pair) {
+	for _, g := range d.order {
+		to := g
+		switch g {
+		case a:
+			to = b
+		case b:
+			to = a
+		}
+		pairs = append(pairs, checkpoint.Pair{Old: g.UUID, New: to.UUID})
+	}
+	return pairs
+}
+
+// carryAll moves processes one after the other. If one cannot move, those that have go back.
+// All of them run when it returns, unless the daemon has ended.
+func (d *Daemon) carryAll(pids []int, there, back []checkpoint.Pair) error {
+	ctx := context.Background() // an operation has a limit of its own
+	for i, pid := range pids {
+		err := d.carryOne(ctx, pid, there)
+		if err == nil {
+			continue
+		}
+		for _, moved := range pids[:i] {
+			if d.carryOne(ctx, moved, back) != nil {
+				d.bringBack(moved)
+			}
+		}
+		d.bringBack(pid)
+		return err
+	}
+	return nil
+}
+
+func (d *Daemon) carryOne(ctx context.Context, pid int, pairs []checkpoint.Pair) error {
+	if err := d.opts.Checkpoint.Off(ctx, pid); err != nil {
+		return err
+	}
+	return d.opts.Checkpoint.On(ctx, pid, pairs)
+}
+
+// bringBack has a process run again, on the GPU where it can. It tries for as long as the
+// process lives: nothing else could be done for it.
+func (d *Daemon) bringBack(pid int) {
+	for first := true; ; first = false {
+		err := d.opts.Checkpoint.On(context.Background(), pid, nil)
+		if p, gone := d.peers.FindPID(int32(pid)); err == nil || gone != nil {
+			return
+		} else if p.Close(); first {
+			d.log.WithError(err).Errorf("process %d is off its GPU and cannot come back; trying again every %v", pid, bringBackPause)
+		}
+		select {
+		case <-d.ended: // the next scheduler goes on, see restoreCarried
+			return
+		case <-time.After(bringBackPause):
+		}
+	}
+}
+
+// cutLoose has processes attach to the GPU that they are on.
+func (d *Daemon) cutLoose(m *migration) {
+	m.phase = arrives
+	m.limit.Set(now().Add(arriveLimit))
+	for _, cl := range m.clients {
+		if c := cl.conn; c != nil {
+			d.shutDown(c)
+			d.loseClient(c)
+		}
+	}
+	d.arrived()
+}
+
+// arrived records that fewer processes are off their GPUs.
+func (d *Daemon) arrived() {
+	if err := d.recordCarried(); err != nil {
+		d.log.Error(err)
+	}
+}
+
+// arrive brings the books into line with the GPU to which a process attaches that may have
+// moved. It returns whether it has.
+func (d *Daemon) arrive(cl *client, g *gpu) bool {
+	from := cl.from
+	cl.from = nil
+	if from == nil || from == g {
+		return false
+	}
+	delete(cl.attached, from)
+	delete(from.restored, cl.id)
+	m := from.memberOf(cl.id)
+	if m != nil {
+		delete(from.swap.members, cl.id)
+	}
+	d.step(from, sched.Gone{Client: cl.id})
+	if m == nil || g.swap == nil {
+		return true
+	}
+	m.want, m.soon = 0, 0
+	g.swap.members[cl.id] = m
+	m.arena.Move(g.swap.arenas, arenaOwner{d, g, m})
+	from.swap.arenas.Prepare()
+	d.noteMembers()
+	d.noteHome(cl, from, g)
+	return true
+}
+
+// noteHome has what is known of a container follow it to another GPU.
+func (d *Daemon) noteHome(cl *client, from, to *gpu) {
+	c := d.names[cl.Container]
+	if cl.Container == "" || c == nil {
+		return
+	}
+	t := d.shares.Tenants[cl.Account]
+	t.Moved = t.Moved.and(from.UUID, to.UUID)
+	c = proto.Clone(c).(*api.Container)
+	one := moves{from.UUID: to.UUID}
+	c.Gpus, t.Has = one.apply(c.Gpus), one.apply(t.Has)
+	d.names[cl.Container] = c
+	_ = d.changeShares(cl.Account, t, true) // logged; after a restart the container counts where it was
+}

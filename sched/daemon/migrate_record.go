@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
+)
+
+// Which processes are off their GPUs is recorded before they go: a scheduler that starts
+// has them run again. They then attach to the GPU that they are on.
+
+const carriedVersion = 1
+
+type carriedFile struct {
+	Version   int              `json:"version"`
+	BootID    string           `json:"boot_id"`
+	Processes []carriedProcess `json:"processes"`
+}
+
+type carriedProcess struct {
+	peer.Process
+	From string `json:"from"` // UUID
+}
+
+func (d *Daemon) carriedPath() string { return filepath.Join(d.opts.RunDir, "migrating.json") }
+
+func (d *Daemon) recordCarried() error {
+	file := carriedFile{Version: carriedVersion, BootID: d.bootID, Processes: []carriedProcess{}}
+	for _, m := range d.migrations {
+		for _, cl := range m.clients {
+			if m.phase == carried || cl.from != nil {
+				file.Processes = append(file.Processes, carriedProcess{cl.Process, m.from.UUID})
+			}
+		}
+	}
+	if err := state.WriteRecord(d.carriedPath(), file); err != nil {
+		return fmt.Errorf("record which processes move: %w", err)
+	}
+	return nil
+}
+
+// restoreCarried has processes run again that an earlier scheduler has taken off their GPUs.
+func (d *Daemon) restoreCarried() {
+	file, err := state.ReadRecord[carriedFile](d.carriedPath(), carriedVersion)
+	if err != nil {
+		d.log.WithError(err).Error("which processes were on their way to another GPU is not known: processes that hang need nvshare-checkpoint on PID")
+	}
+	if file.BootID != d.bootID {
+		return
+	}
+	for _, was := range file.Processes {
+		p, err := d.peers.Find(was.Process)
+		if err != nil {
+			continue // it has ended
+		}
+		cl := d.byProc[was.Process]
+		if cl == nil {
+			cl = d.addClient(p)
+		} else {
+			p.Close()
+		}
+		d.strayed[cl] = was.From
+		d.log.Warnf("process %d was on its way to another GPU when the earlier scheduler ended; it is made to run again", was.PID)
+		if d.opts.Checkpoint != nil {
+			d.wg.Go(func() { d.bringBack(int(was.PID)) })
+		}
+	}
+}
+
+// findStrayed notes of a GPU that is found which processes may have left it.
+func (d *Daemon) findStrayed(g *gpu) {
+	for cl, uuid := range d.strayed {
+		if uuid == g.UUID {
+			cl.from = g
+			delete(d.strayed, cl)
+		}
+	}
+}
+
+// moves says where a container is whose GPUs are others than those that it was made with:
+// UUIDs by UUIDs.
+type moves map[string]string
+
+// and returns m with one more move.
+func (m moves) and(from, to string) moves {
+	next := moves{}
+	found := false
+	for first, at := range m {
+		if at == from {
+			at, found = to, true
+		}
+		if first != at {
+			next[first] = at
+		}
+	}
+	if !found && from != to {
+		next[from] = to
+	}
+	return next
+}
+
+func (m moves) apply(uuids []string) []string {
+	all := slices.Clone(uuids)
+	for i, uuid := range all {
+		if to, ok := m[uuid]; ok {
+			all[i] = to
+		}
+	}
+	return all
+}

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// carrier is a driver that checkpoints processes.
+type carrier struct {
+	mu     sync.Mutex
+	calls  []string
+	refuse func(call string) error // nil: nothing
+}
+
+func (c *carrier) call(text string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = append(c.calls, text)
+	if c.refuse != nil {
+		return c.refuse(text)
+	}
+	return nil
+}
+
+func (c *carrier) Off(_ context.Context, pid int) error { return c.call("off") }
+func (c *carrier) On(_ context.Context, pid int, pairs []checkpoint.Pair) error {
+	text := "on"
+	for _, p := range pairs {
+		text += fmt.Sprintf(" %s→%s", p.Old[len(p.Old)-1:], p.New[len(p.New)-1:])
+	}
+	return c.call(text)
+}
+
+func (c *carrier) told() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.calls)
+}
+
+func migrating(c *carrier) func(*Options) {
+	return func(o *Options) {
+		swapping(o)
+		o.Checkpoint = c
+	}
+}
+
+type migrated struct {
+	*api.MigrateResponse
+	err error
+}
+
+// migrateSelf moves the user whose processes the test has.
+func migrateSelf(t *testing.T, s *scheduler, gpu string) chan migrated {
+	t.Helper()
+	c := dial(t, s)
+	uid := uint32(os.Getuid())
+	done := make(chan migrated, 1)
+	go func() {
+		r, err := c.Migrate(context.Background(), &api.MigrateRequest{Uid: &uid, Gpu: gpu})
+		done <- migrated{r, err}
+	}()
+	return done
+}
+
+// departs gives the grant back and moves all memory out, as a tenant that moves is asked to.
+func (w *swapper) departs(s *scheduler, e uint64) {
+	if f := w.want(wire.TypeRevoke); f.Epoch != e {
+		w.t.Fatalf("%+v", f)
+	}
+	w.request() // at once again: it is to have no grant meanwhile
+	w.gives256Back(s, e)
+}
+
+// arrivesOn is a process that attaches again, to the GPU on which it finds itself.
+func (w *swapper) arrivesOn(g GPU, flags uint32) *swapper {
+	w.t.Helper()
+	for {
+		if _, _, err := w.recv(); err != nil {
+			break // the connection was cut
+		}
+	}
+	n := &swapper{peerConn: w.proc.connect().register(wire.RegisterSwap | wire.RegisterReconnect), proc: w.proc, has: w.has}
+	n.attach(0, g, 0, flags)
+	total := w.has.Resident + w.has.Away
+	n.send(wire.Frame{Type: wire.TypeReserve, Code: wire.ReserveForce, Reserve: wire.Reserve{Total: total, Least: total, Serial: 1}})
+	n.moved(0, 0)
+	return n
+}
+
+// goesOn is its next turn, for which it asked when it attached.
+func (w *swapper) goesOn() {
+	w.t.Helper()
+	e := w.granted()
+	w.want(wire.TypeReserved)
+	w.in(e)
+}
+
+func on(r *api.StatusResponse, gpu int, id uint64) *api.Client {
+	for _, c := range r.Gpus[gpu].Clients {
+		if c.Id == id {
+			return c
+		}
+	}
+	return nil
+}
+
+// A tenant that works moves to another GPU: it is not granted on the way, its process is
+// checkpointed and restored with both GPUs exchanged, and it goes on there with its memory
+// and its host memory. Nothing of it is left on the first GPU.
+func TestMigrate(t *testing.T) {
+	c := &carrier{}
+	s := start(t, t.TempDir(), migrating(c))
+	a := newSwapper(t, s)
+	a.allocates(256 * mib)
+	a.request()
+	e := a.granted()
+	a.in(e)
+	s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
+	done := migrateSelf(t, s, "1")
+	a.departs(s, e)
+	n := a.arrivesOn(gpuB, wire.AttachWant)
+	r := <-done
+	if r.err != nil || r.FromUuid != gpuA.UUID || r.ToUuid != gpuB.UUID || r.Processes != 1 || r.Bytes != 256*mib {
+		t.Fatalf("%v, %v", r.MigrateResponse, r.err)
+	}
+	if got := c.told(); !slices.Equal(got, []string{"off", "on 0→1 1→0"}) {
+		t.Errorf("calls %q", got)
+	}
+	n.goesOn()
+	st := s.await("it is there", func(r *api.StatusResponse) bool {
+		c := on(r, 1, n.id)
+		return c != nil && c.ResidentBytes == 256*mib && c.ArenaBytes >= 256*mib
+	})
+	if st.Gpus[1].Migrations != 1 || on(st, 0, n.id) != nil || st.Gpus[0].Swap.PromisedBytes != 0 || st.Gpus[0].Swap.ArenaBytes != 0 {
+		t.Errorf("left on GPU 0: %v; %d have come to GPU 1", st.Gpus[0].Swap, st.Gpus[1].Migrations)
+	}
+	events := s.eventsOf(&api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_MIGRATE}}).Events
+	if len(events) != 1 || events[0].Uuid != gpuB.UUID || events[0].Bytes != 256*mib || !strings.Contains(events[0].Reason, "from GPU 0") {
+		t.Errorf("events %v", events)
+	}
+	n.proc.kill()
+	s.await("it is gone", func(r *api.StatusResponse) bool { return r.Gpus[1].Swap.ArenaUsedBytes == 0 })
+}
+
+// A process that cannot be restored on the other GPU goes on where it was.
+func TestMigrateRefusedByTheDriver(t *testing.T) {
+	for name, refused := range map[string]string{"checkpoint": "off", "restore": "on 0→1 1→0"} {
+		t.Run(name, func(t *testing.T) {
+			c := &carrier{refuse: func(call string) error {
+				if call == refused {
+					return errors.New("the driver says no")
+				}
+				return nil
+			}}
+			s := start(t, t.TempDir(), migrating(c))
+			a := newSwapper(t, s)
+			a.allocates(256 * mib)
+			a.request()
+			e := a.granted()
+			a.in(e)
+			s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
+			done := migrateSelf(t, s, "")
+			a.departs(s, e)
+			n := a.arrivesOn(gpuA, wire.AttachWant)
+			n.goesOn()
+			if r := <-done; status.Code(r.err) != codes.FailedPrecondition || !strings.Contains(r.err.Error(), "the driver says no") {
+				t.Errorf("%v, %v", r.MigrateResponse, r.err)
+			}
+			if got := c.told(); got[len(got)-1] != "on" {
+				t.Errorf("calls %q", got)
+			}
+			st := s.await("it goes on", func(r *api.StatusResponse) bool {
+				c := on(r, 0, n.id)
+				return c != nil && c.ResidentBytes == 256*mib
+			})
+			if on(st, 1, n.id) != nil || st.Gpus[1].Migrations != 0 || st.Gpus[1].Swap.PromisedBytes != 0 {
+				t.Errorf("on GPU 1: %v", st.Gpus[1])
+			}
+		})
+	}
+}
+
+// A tenant that dies on its way ends the move.
+func TestMigrateDies(t *testing.T) {
+	c := &carrier{}
+	s := start(t, t.TempDir(), migrating(c))
+	a := newSwapper(t, s)
+	a.allocates(256 * mib)
+	a.request()
+	e := a.granted()
+	a.in(e)
+	s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
+	c.refuse = func(string) error {
+		a.proc.kill()
+		return errors.New("no such process")
+	}
+	done := migrateSelf(t, s, "1")
+	a.departs(s, e)
+	if r := <-done; status.Code(r.err) != codes.FailedPrecondition {
+		t.Errorf("%v, %v", r.MigrateResponse, r.err)
+	}
+	s.await("nothing is left", func(r *api.StatusResponse) bool {
+		return r.Gpus[0].Swap.ArenaUsedBytes == 0 && len(r.Gpus[0].Clients)+len(r.Gpus[1].Clients) == 0
+	})
+}
+
+// A scheduler that ends while a process is off the GPUs has left a record: the next one has
+// the process run, and learns from its ATTACH where it is.
+func TestMigrateOverARestart(t *testing.T) {
+	for name, now := range map[string]GPU{"it has not moved": gpuA, "it has": gpuB} {
+		t.Run(name, func(t *testing.T) {
+			dir, held := t.TempDir(), make(chan struct{})
+			c := &carrier{}
+			s := start(t, dir, migrating(c))
+			a := newSwapper(t, s)
+			a.allocates(256 * mib)
+			a.request()
+			e := a.granted()
+			a.in(e)
+			s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
+			reached := make(chan struct{})
+			c.refuse = func(call string) error {
+				if strings.HasPrefix(call, "on ") {
+					close(reached)
+					<-held // the scheduler ends here
+				}
+				return nil
+			}
+			migrateSelf(t, s, "1")
+			a.departs(s, e)
+			<-reached
+			stopped := make(chan struct{})
+			go func() { s.stop(); close(stopped) }()
+			<-s.ended
+			close(held)
+			<-stopped
+
+			next := &carrier{}
+			s = start(t, dir, migrating(next))
+			n := a.arrivesOn(now, wire.AttachWant)
+			n.goesOn()
+			st := s.await("it goes on", func(r *api.StatusResponse) bool {
+				c := on(r, now.Index, n.id)
+				return c != nil && c.ResidentBytes == 256*mib && slices.Equal(next.told(), []string{"on"})
+			})
+			if other := st.Gpus[1-now.Index]; on(st, 1-now.Index, n.id) != nil || other.Swap.PromisedBytes != 0 || other.Swap.ArenaBytes != 0 {
+				t.Errorf("left on the other GPU: %v", other.Swap)
+			}
+		})
+	}
+}
+
+// What cannot move is named with the reason, and goes on.
+func TestMigrateRefuses(t *testing.T) {
+	refused := func(s *scheduler, gpu, why string) {
+		t.Helper()
+		if r := <-migrateSelf(t, s, gpu); status.Code(r.err) != codes.FailedPrecondition && status.Code(r.err) != codes.NotFound || !strings.Contains(r.err.Error(), why) {
+			t.Errorf("%v, want %q", r.err, why)
+		}
+	}
+	s := start(t, t.TempDir(), swapping)
+	newSwapper(t, s)
+	refused(s, "1", "nvshare-checkpoint is not there")
+	s.stop()
+
+	s = start(t, t.TempDir(), migrating(&carrier{}), func(d *Daemon) {
+		list := d.opts.List
+		d.opts.List = func(ctx context.Context) ([]GPU, error) {
+			gpus, err := list(ctx)
+			return append(gpus, GPU{Index: 2, UUID: "GPU-51600000-0000-4000-8000-000000000002", Name: "Another GPU", MemoryBytes: 1 << 30}), err
+		}
+	})
+	refused(s, "1", "it uses no GPU")
+	a := newSwapper(t, s)
+	a.allocates(256 * mib)
+	refused(s, "0", "it uses GPU 0 already")
+	refused(s, "2", "GPU 2 is another model")
+	refused(s, "7", "no such UUID or index")
+	drainGPU(t, s, &api.DrainRequest{Gpu: "1"})
+	refused(s, "1", "GPU 1 is drained")
+	refused(s, "", "GPU 1 is drained; GPU 2 is another model")
+	drainGPU(t, s, &api.DrainRequest{Gpu: "1", Undrain: true})
+	uid := uint32(os.Getuid())
+	set := func(change func(*api.SetShareRequest)) {
+		t.Helper()
+		req := &api.SetShareRequest{Uid: &uid}
+		change(req)
+		if _, err := dial(t, s).SetShare(context.Background(), req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gang, none, small, nothing := "true", "", uint64(128*mib), uint64(0)
+	set(func(r *api.SetShareRequest) { r.Gang = &gang })
+	refused(s, "1", "it is in gang true")
+	set(func(r *api.SetShareRequest) { r.Gang = &none })
+	set(func(r *api.SetShareRequest) { r.Gpu, r.MemoryBytes = "1", &small })
+	refused(s, "1", "memory limit is 128 MiB there")
+	set(func(r *api.SetShareRequest) { r.Gpu, r.MemoryBytes = "1", &nothing })
+	b := newSwapperOn(t, s, gpuB)
+	refused(s, "1", "it uses GPUs 0, 1")
+	b.proc.kill()
+	s.await("it uses one GPU", func(r *api.StatusResponse) bool { return len(r.Gpus[1].Clients) == 0 })
+	if uses := drainGPU(t, s, &api.DrainRequest{Gpu: "0", Look: true}).Uses; len(uses) != 1 || uses[0].Stays != "" {
+		t.Errorf("it can move: %v", uses)
+	}
+	old := newProc(t, s.dir, 0)
+	old.connect().register(0).attach(0, gpuA, 0, 0)
+	refused(s, "1", "its shim cannot move memory")
+	if got := s.status().Problems; len(got) != 0 {
+		t.Errorf("problems %q", got)
+	}
+}
+
+// What does not fit on the other GPU stays.
+func TestMigrateDoesNotFit(t *testing.T) {
+	dir := t.TempDir()
+	twoUsers(t, dir)
+	s := start(t, dir, migrating(&carrier{}))
+	b := newProc(t, dir, nobody)
+	fixed := &swapper{peerConn: b.connect().register(wire.RegisterSwap), proc: b}
+	fixed.attach(0, gpuB, 0, 0)
+	fixed.allocates(600 * mib)
+	fixed.request()
+	e := fixed.granted()
+	fixed.in(e)
+	fixed.has.Fixed = 600 * mib
+	fixed.moved(wire.MovedReady, e)
+	s.await("it has memory that cannot move", func(r *api.StatusResponse) bool { return r.Gpus[1].Swap.FixedBytes == 600*mib })
+	a := newSwapper(t, s)
+	a.allocates(600 * mib)
+	if r := <-migrateSelf(t, s, "1"); status.Code(r.err) != codes.FailedPrecondition || !strings.Contains(r.err.Error(), "GPU 1 has no place for it: 600 MiB that cannot be moved") {
+		t.Errorf("%v, %v", r.MigrateResponse, r.err)
+	}
+}

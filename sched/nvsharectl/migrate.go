@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// migrateLimit bounds a move: the tenant's turn and its memory may take a minute, each
+// process two.
+const migrateLimit = 5 * time.Minute
+
+func migrateCommand(root *rootFlags, io streams) *cobra.Command {
+	gpu := ""
+	cmd := &cobra.Command{
+		Use:   "migrate TENANT [--gpu N]",
+		Short: "Move a tenant to another GPU of the node",
+		Long: `migrate moves a tenant, with its memory and all that its processes have on the GPU, to
+another GPU of the same model, while its programs go on. They wait meanwhile: about a second,
+and a second more for each 25 GiB. Without --gpu the scheduler chooses the GPU with the least
+memory promised. If the tenant cannot be moved it goes on where it is, and the command says why.
+
+What can move: processes outside containers, and containers made for it (annotation
+nvshare.com/gpu-migratable=true) that use one GPU. What cannot: gangs, overlap groups, MIG
+devices, processes that share GPU memory with others, and what the driver refuses. It needs
+nvshare-scheduler --swap-memory, nvshare-checkpoint, and a driver of CUDA 12.8 or later.
+
+After the move a process sees the UUID of the new GPU, and the PCI address of the old one.`,
+		Example: `  nvsharectl migrate ml/notebook/main --gpu 1
+  nvsharectl migrate 1000            the processes of user 1000 outside containers`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &api.MigrateRequest{Gpu: gpu}
+			req.Container, req.Uid = tenantArg(args[0])
+			return migrate(cmd.Context(), root, io, req)
+		},
+	}
+	cmd.Flags().StringVar(&gpu, "gpu", "", "the GPU to move to, by `index or UUID`")
+	return cmd
+}
+
+func migrate(ctx context.Context, root *rootFlags, io streams, req *api.MigrateRequest) error {
+	var r *api.MigrateResponse
+	if err := callWithin(ctx, migrateLimit, root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
+		r, err = c.Migrate(ctx, req)
+		return err
+	}); err != nil {
+		return err
+	}
+	fmt.Fprintf(io.out, "%s has moved from GPU %d to GPU %d in %s: %s, %s\n", printable(api.Tenant(r.Container, r.Uid)), r.FromIndex, r.ToIndex,
+		short(r.TookNs), numbered(int(r.Processes), "process", "processes"), size(r.Bytes))
+	return nil
+}
+
+// moveAway moves the tenants of a GPU that can move, and says why the others stay. It
+// returns who is left.
+func moveAway(ctx context.Context, root *rootFlags, io streams, r *api.DrainResponse) (*api.DrainResponse, error) {
+	for _, t := range r.Uses {
+		why := t.Stays
+		if why == "" {
+			req := &api.MigrateRequest{Container: t.Container.GetId()}
+			if req.Container == "" {
+				req.Uid = &t.Uid
+			}
+			if err := migrate(ctx, root, io, req); err != nil {
+				why = messageOf(err)
+			}
+		}
+		if why != "" {
+			fmt.Fprintln(io.out, printable(why))
+		}
+	}
+	if len(r.Uses) == 0 {
+		return r, nil
+	}
+	left, err := askDrain(ctx, root, &api.DrainRequest{Gpu: r.Uuid, Look: true})
+	if err == nil {
+		fmt.Fprintln(io.out, describeDrain(left))
+	}
+	return left, err
+}

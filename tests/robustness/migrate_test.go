@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package robustness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
+)
+
+// newPair is a site with two simulated GPUs and a tenant that fills a part of the first one.
+func newPair(t *testing.T) (s *site, a *swapTenant) {
+	t.Helper()
+	s = newSite(t)
+	s.configure(fmt.Sprintf("gpus=2\nmemory_mib=%d\n", gpuMiB))
+	build := exec.Command("go", "build", "-o", filepath.Join(s.dir, checkpoint.Name), "../../sched/"+checkpoint.Name)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	build.Stderr = os.Stderr
+	s.check(build.Run())
+	s.buildSwapTenant()
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(s.log())
+		}
+	})
+	s.startPair()
+	a = s.startSwapTenant("a", 1000)
+	s.awaitOn(0, a)
+	return s, a
+}
+
+func (s *site) startPair() {
+	s.t.Helper()
+	s.startScheduler("--swap-memory", "1Gi", "--swap-headroom", "0")
+	s.until("the scheduler swaps", func() error {
+		if s.swap() == nil {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+}
+
+// awaitOn waits until a tenant has all its memory on a GPU, and nothing on the other one.
+func (s *site) awaitOn(gpu int, a *swapTenant) {
+	s.t.Helper()
+	s.until(fmt.Sprintf("%s is on GPU %d", a.name, gpu), func() error {
+		r, err := s.status()
+		if err != nil {
+			return err
+		}
+		there := false
+		for i, g := range r.Gpus {
+			for _, c := range g.Clients {
+				if int(c.Pid) != a.cmd.Process.Pid {
+					continue
+				}
+				if i != gpu {
+					return fmt.Errorf("it is on GPU %d: %v", i, c)
+				}
+				there = c.Connected && c.ResidentBytes >= tenantMiB<<20
+			}
+		}
+		if !there {
+			return fmt.Errorf("it is not there: %v", r.Gpus[gpu].Clients)
+		}
+		return nil
+	})
+}
+
+// migrate moves the tenants of this user.
+func (s *site) migrate(gpu int) error {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	defer cancel()
+	conn, err := api.Dial(ctx, filepath.Join(s.dir, "run"))
+	s.check(err)
+	defer conn.Close()
+	uid := uint32(os.Getuid())
+	r, err := conn.Migrate(ctx, &api.MigrateRequest{Uid: &uid, Gpu: strconv.Itoa(gpu)})
+	if err == nil && (int(r.ToIndex) != gpu || r.Processes != 1) {
+		s.t.Errorf("moved: %v", r)
+	}
+	return err
+}
+
+// fault has a call of the driver's checkpoint calls fail, "": none.
+func (s *site) fault(what string) {
+	s.t.Helper()
+	s.check(os.WriteFile(filepath.Join(s.dir, "sim", "run", "checkpoint"), []byte(what+"\n"), 0o644))
+}
+
+// helperFor waits until nvshare-checkpoint runs, and returns its process.
+func (s *site) helperFor(operation string) (pid int) {
+	s.t.Helper()
+	s.until("nvshare-checkpoint runs", func() error {
+		all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		for _, file := range all {
+			text, _ := os.ReadFile(file)
+			args := strings.Split(string(text), "\x00")
+			if len(args) > 2 && args[0] == filepath.Join(s.dir, checkpoint.Name) && args[1] == operation {
+				pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(file)))
+				return nil
+			}
+		}
+		return errors.New("not yet")
+	})
+	return pid
+}
+
+// A tenant that works goes to another GPU and back, ten times. Each word of its memory keeps
+// its value, and a tenant of the other GPU goes on.
+func TestMigrate(t *testing.T) {
+	s, a := newPair(t)
+	for i := range 10 {
+		to := 1 - i%2
+		if err := s.migrate(to); err != nil {
+			t.Fatalf("move %d: %v\n%s", i+1, err, s.log())
+		}
+		s.awaitOn(to, a)
+	}
+	a.finish(s)
+	s.until("nothing is left", func() error {
+		if u := s.swap(); u == nil || u.ArenaUsedBytes != 0 {
+			return fmt.Errorf("status %v", u)
+		}
+		return nil
+	})
+}
+
+// Whatever fails on the way, the tenant goes on with all its memory, or ends.
+func TestMigrateFaults(t *testing.T) {
+	s, a := newPair(t)
+	for _, call := range []string{"lock", "checkpoint", "restore", "unlock"} {
+		s.fault(call + " 304")
+		failed := make(chan error, 1)
+		go func() { failed <- s.migrate(1) }()
+		if call == "unlock" || call == "restore" { // it is tried until it works
+			s.until("the tenant cannot come back", func() error {
+				if !strings.Contains(s.log(), call+": CUDA error 304") {
+					return errors.New("not yet")
+				}
+				return nil
+			})
+			s.fault("")
+		}
+		err := <-failed
+		s.fault("")
+		if call == "unlock" { // it was restored there already
+			s.check(err)
+			s.awaitOn(1, a)
+			s.check(s.migrate(0))
+		} else if err == nil || !strings.Contains(err.Error(), call) {
+			t.Errorf("%s fails: %v", call, err)
+		}
+		s.awaitOn(0, a)
+	}
+
+	// The helper is killed.
+	s.fault("restore hang")
+	failed := make(chan error, 1)
+	go func() { failed <- s.migrate(1) }()
+	pid := s.helperFor("on")
+	s.fault("")
+	s.check(syscall.Kill(pid, syscall.SIGKILL))
+	if err := <-failed; err == nil {
+		t.Error("no error, although the helper was killed")
+	}
+	s.awaitOn(0, a)
+
+	// The scheduler is killed.
+	s.fault("restore hang")
+	go func() { failed <- s.migrate(1) }()
+	pid = s.helperFor("on")
+	s.endScheduler(syscall.SIGKILL)
+	s.fault("")
+	s.check(syscall.Kill(pid, syscall.SIGKILL))
+	<-failed
+	s.startPair()
+	s.awaitOn(0, a)
+	s.check(s.migrate(1))
+	s.awaitOn(1, a)
+	a.finish(s)
+}
+
+// A tenant that is killed on its way leaves nothing behind.
+func TestMigrateKilled(t *testing.T) {
+	s, a := newPair(t)
+	s.fault("restore hang")
+	failed := make(chan error, 1)
+	go func() { failed <- s.migrate(1) }()
+	pid := s.helperFor("on")
+	s.check(a.cmd.Process.Kill())
+	<-a.end
+	s.fault("")
+	s.check(syscall.Kill(pid, syscall.SIGKILL))
+	select {
+	case err := <-failed:
+		if err == nil {
+			t.Error("a dead tenant has moved")
+		}
+	case <-time.After(patience):
+		t.Fatal("the move does not end")
+	}
+	s.until("nothing is left", func() error {
+		r, err := s.status()
+		if err != nil {
+			return err
+		}
+		for _, g := range r.Gpus {
+			if len(g.Clients) != 0 || g.Swap.ArenaUsedBytes != 0 {
+				return fmt.Errorf("GPU %d: %v, %v", g.Index, g.Clients, g.Swap)
+			}
+		}
+		return nil
+	})
+}
