@@ -20,7 +20,6 @@ func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContain
 		terms.Copy(old.Terms(), keep.Fields()|api.FixedFields)
 		c.SetTerms(terms)
 	}
-	c.Gpus = d.shares.Tenants[peer.ContainerAccount+c.Id].Moved.apply(c.Gpus)
 	d.names[c.Id] = c
 	close(d.described)
 	d.described = make(chan struct{})

@@ -207,6 +207,8 @@ func (d *Daemon) unfitFor(g *gpu, account string, from *gpu, reserved map[sched.
 		closed = "is a MIG device"
 	case g.Name != from.Name || g.MemoryBytes != from.MemoryBytes:
 		closed = fmt.Sprintf("is another model (%s)", g.Name)
+	case !d.reaches(account, g):
+		closed = "is none of its container's, which needs the device nodes of both GPUs: create it with nvshare.com/gpu=all, and CUDA_VISIBLE_DEVICES for the one that it uses"
 	case g.drained:
 		closed = "is drained"
 	case g.fault != "":
@@ -220,6 +222,13 @@ func (d *Daemon) unfitFor(g *gpu, account string, from *gpu, reserved map[sched.
 		return ""
 	}
 	return fmt.Sprintf("GPU %d %s", g.Index, closed)
+}
+
+// reaches says whether a tenant's processes can open a GPU: those of containers can open the
+// GPUs that the container was given.
+func (d *Daemon) reaches(account string, g *gpu) bool {
+	id, container := strings.CutPrefix(account, peer.ContainerAccount)
+	return !container || slices.Contains(d.names[id].GetGpus(), g.UUID)
 }
 
 // advanceMigrations has tenants that move go on to their next phase. It runs after each
@@ -458,21 +467,5 @@ func (d *Daemon) arrive(cl *client, g *gpu) bool {
 	m.arena.Move(g.swap.arenas, arenaOwner{d, g, m})
 	from.swap.arenas.Prepare()
 	d.noteMembers()
-	d.noteHome(cl, from, g)
 	return true
-}
-
-// noteHome has what is known of a container follow it to another GPU.
-func (d *Daemon) noteHome(cl *client, from, to *gpu) {
-	c := d.names[cl.Container]
-	if cl.Container == "" || c == nil {
-		return
-	}
-	t := d.shares.Tenants[cl.Account]
-	t.Moved = t.Moved.and(from.UUID, to.UUID)
-	c = proto.Clone(c).(*api.Container)
-	one := moves{from.UUID: to.UUID}
-	c.Gpus, t.Has = one.apply(c.Gpus), one.apply(t.Has)
-	d.names[cl.Container] = c
-	_ = d.changeShares(cl.Account, t, true) // logged; after a restart the container counts where it was
 }

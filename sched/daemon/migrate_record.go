@@ -5,7 +5,6 @@ package daemon
 import (
 	"fmt"
 	"path/filepath"
-	"slices"
 
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
@@ -80,36 +79,4 @@ func (d *Daemon) findStrayed(g *gpu) {
 			delete(d.strayed, cl)
 		}
 	}
-}
-
-// moves says where a container is whose GPUs are others than those that it was made with:
-// UUIDs by UUIDs.
-type moves map[string]string
-
-// and returns m with one more move.
-func (m moves) and(from, to string) moves {
-	next := moves{}
-	found := false
-	for first, at := range m {
-		if at == from {
-			at, found = to, true
-		}
-		if first != at {
-			next[first] = at
-		}
-	}
-	if !found && from != to {
-		next[from] = to
-	}
-	return next
-}
-
-func (m moves) apply(uuids []string) []string {
-	all := slices.Clone(uuids)
-	for i, uuid := range all {
-		if to, ok := m[uuid]; ok {
-			all[i] = to
-		}
-	}
-	return all
 }

@@ -38,14 +38,13 @@ type tenantShares struct {
 	Has  []string             `json:"has,omitempty"`  // UUIDs of the GPUs that the pod was given; none: not known
 	// Of a container that an OCI hook has described, whose annotations are in Pod.
 	Engine *engineContainer `json:"engine,omitempty"`
-	Moved  moves            `json:"moved,omitempty"` // to other GPUs than those that the container was made with
 }
 
 // on returns the terms that are in force on a GPU, for "" on GPUs found later.
 func (t tenantShares) on(uuid string) api.Terms { return t.GPUs[uuid].Or(t.All).Or(t.Pod) }
 
 func (t tenantShares) isZero() bool {
-	return t.Pod == api.Terms{} && t.All == api.Terms{} && len(t.GPUs) == 0 && t.Engine == nil && len(t.Moved) == 0
+	return t.Pod == api.Terms{} && t.All == api.Terms{} && len(t.GPUs) == 0 && t.Engine == nil
 }
 
 // with returns t with these fields as SetShare says them. A change for all GPUs

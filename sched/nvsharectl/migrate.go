@@ -26,8 +26,8 @@ another GPU of the same model, while its programs go on. They wait meanwhile: ab
 and a second more for each 25 GiB. Without --gpu the scheduler chooses the GPU with the least
 memory promised. If the tenant cannot be moved it goes on where it is, and the command says why.
 
-What can move: processes outside containers, and containers made for it (annotation
-nvshare.com/gpu-migratable=true) that use one GPU. What cannot: gangs, overlap groups, MIG
+What can move: processes outside containers, and containers with all GPUs (nvshare.com/gpu=all)
+that use one by CUDA_VISIBLE_DEVICES and have the annotation nvshare.com/gpu-migratable=true. What cannot: gangs, overlap groups, MIG
 devices, processes that share GPU memory with others, and what the driver refuses. It needs
 nvshare-scheduler --swap-memory, nvshare-checkpoint, and a driver of CUDA 12.8 or later.
 
