@@ -13,14 +13,17 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "rm.h"
+#include "rm_raw.h"
 
 static CUuuid gpu;
 
 static void *put_on(void *unused)
 {
+	struct nvs_rm_state state;
+
+	nvs_rm_state((const uint8_t *)&gpu, &state); /* finds out which GPU the channels are of */
 	for (;;) {
-		nvs_rm_channels((const uint8_t *)&gpu, true);
+		send_to_all((const uint8_t *)&gpu, true);
 		usleep(500);
 	}
 	return unused;

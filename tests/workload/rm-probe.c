@@ -27,9 +27,7 @@
 #include <unistd.h>
 
 #include "rm.h"
-#include "rm_abi.h"
-#include "rm_call.h"
-#include "rm_object.h"
+#include "rm_raw.h"
 
 #define ROUNDS     50
 #define MAX_BLOCKS 1024
@@ -375,22 +373,6 @@ static void probe_times(bool busy, struct times *off, struct times *on)
 	CU(cuStreamSynchronize(stream));
 }
 
-/* The control alone, to all channels, however often it was sent. */
-static bool only_control(bool on)
-{
-	static struct rm_target t[NVS_RM_MAX_TARGETS];
-	unsigned n = rm_targets(found.uuid, RM_KIND_CHANNELS_ON, t);
-	uint32_t status;
-
-	for (unsigned i = 0; i < n; i++) {
-		struct rm_channels c = { .disable = !on, .count = 1, .client = { t[i].client }, .channel = { t[i].object } };
-
-		if (rm_control(&t[i], t[i].subdevice, RM_CHANNELS, &c, sizeof(c), &status) != NVS_RM_OK)
-			return false;
-	}
-	return n > 0;
-}
-
 /* Whether the event comes within a time. */
 static bool comes(void *event, double ms)
 {
@@ -431,14 +413,14 @@ static int ons_until_it_ends(int ons, int offs)
 	CU(cuEventCreate(&event, NO_TIMING));
 	CU(cuStreamSynchronize(stream));
 	while (ons-- > 0)
-		only_control(true);
+		send_to_all(found.uuid, true);
 	launch(50);
 	CU(cuEventRecord(event, stream));
 	sleep_ms(10);
 	while (offs-- > 0)
-		only_control(false);
+		send_to_all(found.uuid, false);
 	while (!comes(event, 150) && more++ < MOST_ONS)
-		only_control(true);
+		send_to_all(found.uuid, true);
 	return more;
 }
 
