@@ -128,7 +128,8 @@ func TestRefused(t *testing.T) {
 		t.Error(e)
 	}
 	n.fails("restore fail")
-	if e := n.refused(n.On(ctx, n.pid(), nil), "restore", 999); e.NoRoom() || e.State != checkpoint.Failed {
+	// The program's calls fail from then on, so it may have ended before its state is asked for.
+	if e := n.refused(n.On(ctx, n.pid(), nil), "restore", 999); e.NoRoom() || (e.State != checkpoint.Failed && e.State != checkpoint.Unknown) {
 		t.Error(e)
 	}
 }
