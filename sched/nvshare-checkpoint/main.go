@@ -148,6 +148,7 @@ func operate(f flags, op string, pid int, pairs []gpuPair) checkpoint.Result {
 		if op == "off" && s.name == "checkpoint" { // it runs on
 			d.unlock(pid)
 		}
+		r.State = checkpoint.Unknown // it may have ended meanwhile
 		if state, wrong := d.state(pid); wrong == 0 {
 			r.State = state
 		}
