@@ -36,7 +36,6 @@ var overlapWays = []string{native, plainMPS, inGroup}
 const (
 	overlapTarget  = 0.97 // of plain MPS
 	smallTarget    = 3.5  // times one alone natively: four of 20 blocks
-	decoderTarget  = 3.27 // the same: three decoders
 	groupPartError = 3.0  // points
 	limitPercent   = 25
 	mostDecoders   = 6

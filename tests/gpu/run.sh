@@ -13,7 +13,7 @@
 #   memory    what a process with a memory limit sees and gets
 #   shares    how exact compute limits and requests are
 #   programs  real programs that share the GPU (decoders, trainings, servers):
-#             natively, and in each mode (7 minutes; with --quick 4)
+#             natively, and in each mode (25 minutes; with --quick 10)
 #   oversub   real programs whose memory does not fit together (9 minutes; with --quick 3)
 #   tenants   how much work 2 to 16 tenants do together
 #   priority  short requests beside tenants that saturate the GPU
@@ -33,7 +33,7 @@
 #             (3.5 minutes)
 #   overlap   small kernels of several processes: the driver's time slices, plain MPS and
 #             overlap groups; members' limits, a group beside an outsider, and faults; then
-#             decoders (6 minutes; with --quick 4)
+#             decoders, also beside GEMM (9 minutes; with --quick 5)
 #   starts    tenants that start at the same time, 20 times (3 minutes)
 #   gang      a job on two GPUs beside tenants of one, and beside another job
 #   two-gpu   processes that use two GPUs each
