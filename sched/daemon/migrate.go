@@ -210,7 +210,7 @@ func (d *Daemon) unfitFor(g *gpu, account string, from *gpu, reserved map[sched.
 	case g.Name != from.Name || g.MemoryBytes != from.MemoryBytes:
 		closed = fmt.Sprintf("is another model (%s)", g.Name)
 	case !d.reaches(account, g):
-		closed = "is none of its container's, which needs the device nodes of both GPUs: create it with nvshare.com/gpu=all, and CUDA_VISIBLE_DEVICES for the one that it uses"
+		closed = "is none that its container can open: give the container nvshare.com/gpu=any, or all GPUs and CUDA_VISIBLE_DEVICES for the one that it uses"
 	case g.drained:
 		closed = "is drained"
 	case g.fault != "":
@@ -230,7 +230,7 @@ func (d *Daemon) unfitFor(g *gpu, account string, from *gpu, reserved map[sched.
 // GPUs that the container was given.
 func (d *Daemon) reaches(account string, g *gpu) bool {
 	id, container := strings.CutPrefix(account, peer.ContainerAccount)
-	return !container || slices.Contains(d.names[id].GetGpus(), g.UUID)
+	return !container || slices.Contains(d.names[id].GetGpus(), g.UUID) || slices.Contains(d.names[id].GetReach(), g.UUID)
 }
 
 // advanceMigrations has tenants that move go on to their next phase. It runs after each
@@ -466,6 +466,7 @@ func (d *Daemon) arrive(cl *client, g *gpu) bool {
 	}
 	delete(cl.attached, from)
 	delete(from.restored, cl.id)
+	d.hasMoved(cl.Container, from, g)
 	m := from.memberOf(cl.id)
 	if m != nil {
 		delete(from.swap.members, cl.id)
