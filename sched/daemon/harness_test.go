@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -111,6 +112,13 @@ func start(t *testing.T, dir string, change func(*Options), more ...func(*Daemon
 func begin(t *testing.T, dir string, change func(*Options), more ...func(*Daemon)) *scheduler {
 	t.Helper()
 	o := testOptions(dir)
+	said := &lastWords{}
+	o.Log.Logger.SetOutput(said)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the scheduler said at last:\n%s", said)
+		}
+	})
 	if change != nil {
 		change(&o)
 	}
@@ -148,6 +156,26 @@ func begin(t *testing.T, dir string, change func(*Options), more ...func(*Daemon
 	}
 	t.Cleanup(s.stop)
 	return s
+}
+
+// lastWords keeps the end of what is written.
+type lastWords struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (w *lastWords) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.text = append(w.text, p...)
+	w.text = w.text[max(0, len(w.text)-16<<10):]
+	return len(p), nil
+}
+
+func (w *lastWords) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return string(w.text)
 }
 
 func (s *scheduler) status() *api.StatusResponse {

@@ -91,6 +91,8 @@ func (d *Daemon) awaitMembers(g *gpu) {
 				continue // it has ended
 			}
 			cl = d.addClient(p)
+		}
+		if cl.conn == nil { // a holder is known already, but not what its shim can do
 			cl.canMove = was.Movable
 		}
 		if g.memberOf(cl.id) != nil {

@@ -648,7 +648,10 @@ func TestSwapRestartWithout(t *testing.T) {
 		e := a.granted()
 		a.in(e)
 		a.release(e)
-		s.await("it has said so", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 600*mib })
+		s.await("it has said so, and has no grant", func(*api.StatusResponse) bool {
+			c := a.status(s)
+			return c.ResidentBytes == 600*mib && c.State != api.ClientState_CLIENT_STATE_HOLDING
+		})
 		s.stop()
 
 		s = start(t, dir, swapping)
@@ -674,6 +677,21 @@ func TestSwapRestartWithout(t *testing.T) {
 		n.out()
 		b.awaitRoom(s, 500*mib)
 	}
+}
+
+// After a restart the memory of a client that holds the GPU can be moved as before: others may
+// reserve memory while it is not back.
+func TestSwapRestartWhileHeld(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir, swapping)
+	a := newSwapper(t, s)
+	a.allocates(600 * mib)
+	a.request()
+	a.in(a.granted())
+	s.await("it has said so", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 600*mib })
+	s.stop()
+	s = start(t, dir, swapping)
+	newSwapper(t, s).allocates(500 * mib)
 }
 
 // Turns are as long as moving needs, unless the time quantum is fixed.
