@@ -484,11 +484,14 @@ type StatusResponse struct {
 	Piece          *Piece                 `protobuf:"bytes,10,opt,name=piece,proto3" json:"piece,omitempty"`                                         // of a StatusResponse that is too large; this one says nothing else
 	// Processes that use a GPU and are no clients, where the driver says which use it:
 	// nobody arbitrates them.
-	Unmanaged     []*Unmanaged `protobuf:"bytes,11,rep,name=unmanaged,proto3" json:"unmanaged,omitempty"`
-	Settings      []*Setting   `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty"` // what tenants may have, as annotations and SetShare say
-	View          *View        `protobuf:"bytes,13,opt,name=view,proto3" json:"view,omitempty"`         // of an answer of the status socket, which says less; else absent
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Unmanaged []*Unmanaged `protobuf:"bytes,11,rep,name=unmanaged,proto3" json:"unmanaged,omitempty"`
+	Settings  []*Setting   `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty"` // what tenants may have, as annotations and SetShare say
+	// Why suspended processes keep their context, and no tenant moves (--checkpoint); empty:
+	// they do not, or it is being found out.
+	CheckpointProblem string `protobuf:"bytes,14,opt,name=checkpoint_problem,json=checkpointProblem,proto3" json:"checkpoint_problem,omitempty"`
+	View              *View  `protobuf:"bytes,13,opt,name=view,proto3" json:"view,omitempty"` // of an answer of the status socket, which says less; else absent
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -603,6 +606,13 @@ func (x *StatusResponse) GetSettings() []*Setting {
 		return x.Settings
 	}
 	return nil
+}
+
+func (x *StatusResponse) GetCheckpointProblem() string {
+	if x != nil {
+		return x.CheckpointProblem
+	}
+	return ""
 }
 
 func (x *StatusResponse) GetView() *View {
@@ -4821,7 +4831,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"nvshare.v1\"D\n" +
 	"\rStatusRequest\x12\x1b\n" +
 	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xf3\x03\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xa2\x04\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -4837,7 +4847,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x05piece\x18\n" +
 	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\x123\n" +
 	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\x12/\n" +
-	"\bsettings\x18\f \x03(\v2\x13.nvshare.v1.SettingR\bsettings\x12$\n" +
+	"\bsettings\x18\f \x03(\v2\x13.nvshare.v1.SettingR\bsettings\x12-\n" +
+	"\x12checkpoint_problem\x18\x0e \x01(\tR\x11checkpointProblem\x12$\n" +
 	"\x04view\x18\r \x01(\v2\x10.nvshare.v1.ViewR\x04view\"i\n" +
 	"\x04View\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +

@@ -4,6 +4,7 @@ package checkpoint
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -53,6 +54,16 @@ func (r *Runner) On(ctx context.Context, pid int, pairs []Pair) (Times, error) {
 func (r *Runner) State(ctx context.Context, pid int) (State, error) {
 	res, err := r.run(ctx, Request{Op: "state", PID: pid})
 	return res.State, err
+}
+
+// Check says why no operation can work, whatever the process; nil: it may.
+func (r *Runner) Check(ctx context.Context) error {
+	_, err := r.State(ctx, os.Getpid())
+	var e *Error
+	if errors.As(err, &e) && e.Step == "state" {
+		return nil // the driver was asked, and this process uses no GPU
+	}
+	return err
 }
 
 // Expect says that so many operations may come at any time. Programs are started for them,

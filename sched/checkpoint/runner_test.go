@@ -23,6 +23,7 @@ while read -r line; do
 	case $line in
 	*hang*) read -r never <"$DIR/nobody" ;;
 	*die*) echo "it is too much" >&2; exit 3 ;;
+	*'"state"'*) echo '{"pid":'$(echo "$line" | sed 's/.*"pid"://; s/}.*//')',"state":-1,"step":"'$STEP'","code":1,"error":"no"}' ;;
 	*refuse*) echo '{"pid":1,"state":1,"step":"lock","code":801,"error":"no"}' ;;
 	*) echo '{"pid":1,"state":2,"took":[{"name":"lock","ns":5}]}' ;;
 	esac
@@ -129,6 +130,20 @@ func TestFailureEndsTheProgram(t *testing.T) {
 	}
 	if got := starts(); len(got) < 3 || len(got) > 4 { // the one that was to hang may not have begun
 		t.Errorf("programs %v", got)
+	}
+}
+
+// Check tells a driver that does not know the process from one that is not there.
+func TestCheck(t *testing.T) {
+	r, _ := newRunner(t)
+	for step, works := range map[string]bool{"state": true, "init": false, "find": false} {
+		r.Env = append(r.Env, "STEP="+step)
+		if err := r.Check(context.Background()); (err == nil) != works {
+			t.Errorf("%s fails: %v", step, err)
+		}
+	}
+	if err := (&Runner{}).Check(context.Background()); !errors.Is(err, ErrNone) {
+		t.Error(err)
 	}
 }
 

@@ -59,6 +59,31 @@ type Checkpointer interface {
 	Expect(operations int)
 }
 
+// checkCheckpoint finds out once whether processes can leave with their contexts.
+func (d *Daemon) checkCheckpoint(ctx context.Context) {
+	if d.opts.Checkpoint == nil || d.opts.CheckpointCheck == nil || d.opts.SwapMemory == 0 {
+		return
+	}
+	d.wg.Go(func() {
+		if err := d.opts.CheckpointCheck(ctx); err != nil && ctx.Err() == nil {
+			d.do(func() { d.checkpointErr = err })
+		}
+	})
+}
+
+// checkpointProblem is what the status says; "": none.
+func (d *Daemon) checkpointProblem() string {
+	switch {
+	case d.opts.SwapMemory == 0:
+		return ""
+	case d.opts.Checkpoint == nil:
+		return checkpoint.ErrNone.Error()
+	case d.checkpointErr != nil:
+		return d.checkpointErr.Error()
+	}
+	return ""
+}
+
 // absence says where a client is that may leave with its context.
 type absence struct {
 	step   awayStep

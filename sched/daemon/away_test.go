@@ -241,3 +241,23 @@ func TestOldShimKeepsItsContext(t *testing.T) {
 		return strings.Contains(a.status(s).ContextProblem, "its shim is too old")
 	})
 }
+
+// The status says once why contexts stay.
+func TestCheckpointCannotWork(t *testing.T) {
+	s := start(t, t.TempDir(), swapping)
+	if got := s.status().CheckpointProblem; !strings.Contains(got, "nvshare-checkpoint is not there") {
+		t.Errorf("without the program: %q", got)
+	}
+	s.stop()
+	s = start(t, t.TempDir(), func(o *Options) {
+		swapping(o)
+		o.Checkpoint = &fakeDriver{make(chan string, 16), make(chan error)}
+		o.CheckpointCheck = func(context.Context) error { return errors.New("no driver") }
+	})
+	s.await("what the check found", func(r *api.StatusResponse) bool { return r.CheckpointProblem == "no driver" })
+	s.stop()
+	s = start(t, t.TempDir(), nil)
+	if got := s.status().CheckpointProblem; got != "" {
+		t.Errorf("nothing is swapped: %q", got)
+	}
+}

@@ -304,12 +304,14 @@ func apiMode(m sched.Mode) api.Mode {
 // status describes everything. It is O(clients).
 func (d *Daemon) status() *api.StatusResponse {
 	r := &api.StatusResponse{
-		Version:        d.opts.Version,
-		UptimeNs:       int64(time.Since(d.started)),
-		Clients:        uint32(len(d.clients)),
-		Connections:    uint32(len(d.conns)),
-		ProtocolErrors: d.malformed,
-		Problems:       append(d.problems(), d.overlapProblems()...),
+		Version:  d.opts.Version,
+		UptimeNs: int64(time.Since(d.started)),
+
+		CheckpointProblem: d.checkpointProblem(),
+		Clients:           uint32(len(d.clients)),
+		Connections:       uint32(len(d.conns)),
+		ProtocolErrors:    d.malformed,
+		Problems:          append(d.problems(), d.overlapProblems()...),
 	}
 	var crowded string
 	if r.Refused, crowded = d.desk.Refused(time.Now()); crowded != "" {

@@ -87,6 +87,9 @@ type Options struct {
 	// Checkpoint takes processes off their GPUs that are suspended, and puts them back,
 	// or on others. nil: their contexts stay, and none moves.
 	Checkpoint Checkpointer
+	// CheckpointCheck says why Checkpoint cannot work, or not for all processes; nil: it is
+	// not looked at.
+	CheckpointCheck func(context.Context) error
 	// MPSControl finds nvidia-cuda-mps-control. nil: there are no overlap groups.
 	MPSControl func() (string, error)
 	// OverlapStarter is a command that ends in overlap.Start.
@@ -168,6 +171,7 @@ type Daemon struct {
 	discoverErr   error
 	pending       []*pendingAttach
 	persistErr    error
+	checkpointErr error // of CheckpointCheck
 	invariantErr  error
 	identifyErr   error      // clients are refused that no client can do anything about
 	sharesErr     error      // shares were lost, or would be at a restart
@@ -332,6 +336,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		d.wg.Go(func() { d.servePage(ctx) })
 	}
 	d.startDiscovery()
+	d.checkCheckpoint(ctx)
 	d.watch.Set(now().Add(watchPause))
 	if d.opts.Sample != nil {
 		d.look.Set(now().Add(d.lookPause))

@@ -233,8 +233,12 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	}
 	o.Sample = sampler(f.simGPU)
 	o.MPSControl, o.OverlapStarter = mpsControl(f.simGPU), []string{"/proc/self/exe", overlapCommand}
-	if o.Checkpoint, err = checkpointer(f.checkpoint, f.simGPU); err != nil {
+	runner, err := checkpointer(f.checkpoint, f.simGPU)
+	if err != nil {
 		return o, err
+	}
+	if runner != nil {
+		o.Checkpoint, o.CheckpointCheck = runner, func(ctx context.Context) error { return canCheckpoint(ctx, runner) }
 	}
 	if f.metrics {
 		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {

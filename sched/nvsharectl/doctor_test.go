@@ -156,8 +156,11 @@ func TestDoctor(t *testing.T) {
 		"a wrong shim": {func(_ *testing.T, p *patient) {
 			p.program = func(string) (string, error) { return "wrong ELF class", nil }
 		}, "shim", fail, "wrong ELF class"},
-		"no spec":         {func(*testing.T, *patient) {}, "cdi", fail, "nvshare.com/gpu"},
-		"no NRI":          {remove("/var/run/nri/nri.sock"), "nri", warn, "pods cannot ask"},
+		"no spec":        {func(*testing.T, *patient) {}, "cdi", fail, "nvshare.com/gpu"},
+		"no NRI":         {remove("/var/run/nri/nri.sock"), "nri", warn, "pods cannot ask"},
+		"no rights to checkpoint": {func(_ *testing.T, p *patient) {
+			p.status.Gpus[0].Swap, p.status.CheckpointProblem = &api.Swap{ArenaLimitBytes: 1 << 30}, "no CAP_SYS_PTRACE to pass on"
+		}, "checkpoint", warn, "none moves: no CAP_SYS_PTRACE"},
 		"too much to pin": {func(_ *testing.T, p *patient) { p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 63 << 30} }, "swap", warn, "63Gi of this host's 64Gi"},
 		"no status":       {remove("/run/nvshare/status.sock"), "status", warn, "get no status"},
 		"an old runtime":  {func(_ *testing.T, p *patient) { p.runtime = func() (string, error) { return "containerd 1.7.13", nil } }, "runtime", fail, "1.7.13 drops"},
