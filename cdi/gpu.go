@@ -84,6 +84,10 @@ func Discover(ctx context.Context, o Options) ([]GPU, error) {
 	return ProcFS{Root: o.HostRoot}.List(ctx)
 }
 
+// AnyDevice is the name of the device of a container that may move among the GPUs: it holds
+// those that are like the first one, and has programs see that one.
+const AnyDevice = "any"
+
 // AllDevices is the name of the device that holds every GPU.
 const AllDevices = "all"
 
@@ -93,7 +97,7 @@ const OverlapDevice = "overlap"
 
 // Names returns the CDI device names of the GPUs: every index, every UUID, the
 // MIG devices' as Instance.Name and by UUID, and "all". Without GPUs there is
-// none.
+// none. AnyDevice is none of them: it chooses among these.
 func Names(gpus []GPU) []string {
 	if len(gpus) == 0 {
 		return nil

@@ -130,6 +130,9 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 		}
 	}
 	spec.Devices = append(spec.Devices, specs.Device{Name: AllDevices, ContainerEdits: all})
+	if edits := anyOf(gpus, base); kind == Kind && edits != nil { // for pods the plugin chooses
+		spec.Devices = append(spec.Devices, specs.Device{Name: AnyDevice, ContainerEdits: *edits})
+	}
 	if kind == KindNRI { // the plugin knows who needs the hook; to start a hook takes 2 ms
 		spec.Devices = append(spec.Devices, specs.Device{Name: OverlapDevice, ContainerEdits: specs.ContainerEdits{Hooks: []*specs.Hook{joinHook(p)}}})
 	}
@@ -138,6 +141,34 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 		return nil, fmt.Errorf("the spec of %s needs CDI %s, not %s (%v)", kind, min, specVersion, err)
 	}
 	return spec, nil
+}
+
+const (
+	// VisibleDevicesEnv tells CUDA which GPUs a program sees.
+	VisibleDevicesEnv = "CUDA_VISIBLE_DEVICES"
+	// AnyMark is what containers that were given AnyDevice have in their environment.
+	AnyMark = "NVSHARE_GPU=" + AnyDevice
+)
+
+// anyOf returns the edits of AnyDevice; nil: there is no GPU that can be moved from.
+func anyOf(gpus []GPU, base Base) *specs.ContainerEdits {
+	var first *GPU
+	var edits specs.ContainerEdits
+	for i := range gpus {
+		g := &gpus[i]
+		if len(g.Instances) > 0 || first != nil && (g.Name != first.Name || g.MemoryBytes != first.MemoryBytes) {
+			continue
+		}
+		if first == nil {
+			first = g
+		}
+		edits = merge(edits, copyEdits(base.PerGPU[i]))
+	}
+	if first == nil {
+		return nil
+	}
+	edits.Env = append(edits.Env, VisibleDevicesEnv+"="+first.UUID, AnyMark)
+	return &edits
 }
 
 // merge appends b to a; device nodes and mounts that a already has are not

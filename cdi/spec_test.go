@@ -247,8 +247,14 @@ func TestEngineInjects(t *testing.T) {
 		}
 	}
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
-	if err != nil || len(cache.GetErrors()) != 0 || len(cache.ListDevices()) != 11 {
+	if err != nil || len(cache.GetErrors()) != 0 || len(cache.ListDevices()) != 12 {
 		t.Fatalf("errors %v, devices %v", cache.GetErrors(), cache.ListDevices())
+	}
+	spec := &oci.Spec{Process: &oci.Process{Env: []string{"CUDA_VISIBLE_DEVICES=7"}}, Linux: &oci.Linux{}}
+	_, err = cache.InjectDevices(spec, Kind+"="+AnyDevice)
+	if err != nil || len(spec.Linux.Devices) != 3 || len(spec.Linux.Resources.Devices) != 3 ||
+		!slices.Contains(spec.Process.Env, "CUDA_VISIBLE_DEVICES="+uuidA) || !slices.Contains(spec.Process.Env, AnyMark) {
+		t.Errorf("any: %v, device nodes %v, environment %v", err, spec.Linux, spec.Process.Env)
 	}
 	for names, nodes := range map[string][]string{
 		"0":              {"/dev/full", "/dev/null"},
@@ -299,6 +305,28 @@ func TestEngineInjects(t *testing.T) {
 				t.Errorf("%v: hooks %v", devices, h)
 			}
 		}
+	}
+}
+
+// A container that may move can open the GPUs that are like the first one, MIG devices aside.
+func TestAnyDevice(t *testing.T) {
+	node := func(path string) []string { return []string{path} }
+	gpus := []GPU{
+		{Index: 0, UUID: "GPU-0", Name: "H200", DeviceNodes: node("/dev/nvidia0"), Instances: []Instance{{UUID: "MIG-0", DeviceNodes: node("/dev/nvidia-caps/1")}}},
+		{Index: 1, UUID: "GPU-1", Name: "H200", DeviceNodes: node("/dev/nvidia1")},
+		{Index: 2, UUID: "GPU-2", Name: "L4", DeviceNodes: node("/dev/nvidia2")},
+		{Index: 3, UUID: "GPU-3", Name: "H200", DeviceNodes: node("/dev/nvidia3")},
+	}
+	edits := anyOf(gpus, DriverBase(&Driver{}, gpus, "/hook"))
+	var paths []string
+	for _, n := range edits.DeviceNodes {
+		paths = append(paths, n.Path)
+	}
+	if !slices.Equal(paths, []string{"/dev/nvidia1", "/dev/nvidia3"}) || !slices.Equal(edits.Env, []string{"CUDA_VISIBLE_DEVICES=GPU-1", AnyMark}) {
+		t.Errorf("%v, %v", paths, edits.Env)
+	}
+	if anyOf(gpus[:1], DriverBase(&Driver{}, gpus[:1], "/hook")) != nil {
+		t.Error("a device, although there are MIG devices only")
 	}
 }
 

@@ -58,6 +58,10 @@ func Adjust(req Request, ctr *api.Container, inv *Inventory, explicit bool) (*ap
 	if merged := mergePreload(old); len(devices) > 0 || merged != old {
 		setEnv(nvcdi.PreloadEnv, merged, set)
 	}
+	if req.Sees != "" { // of what it can open; another index or GPU would be meant otherwise
+		_, set := lookupEnv(ctr.GetEnv(), nvcdi.VisibleDevicesEnv)
+		setEnv(nvcdi.VisibleDevicesEnv, req.Sees, set)
+	}
 	// The shim finds the sockets without the variable. An image or a pod that has it
 	// would send the shim to a directory without a scheduler.
 	if old, set := lookupEnv(ctr.GetEnv(), nvcdi.RunDirEnv); set && old != nvcdi.ContainerRunDir {

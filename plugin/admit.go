@@ -49,8 +49,28 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 	} else if err := c.acceptable(devices, cs.had(c)); err != nil {
 		return c, err
 	}
+	c.Reach = reach(c, gpus)
 	cs.enter(c)
 	return c, nil
+}
+
+// reach returns the GPUs among which a container may move, in the form of Container.GPUs: that
+// which it has, and those of the same model. "": it stays where it is.
+func reach(c Container, gpus []cdi.GPU) string {
+	at := slices.IndexFunc(gpus, func(g cdi.GPU) bool { return g.UUID == c.GPUs && len(g.Instances) == 0 })
+	if !c.Terms.Migratable || at < 0 {
+		return ""
+	}
+	var uuids []string
+	for _, g := range gpus {
+		if g.Name == gpus[at].Name && g.MemoryBytes == gpus[at].MemoryBytes && len(g.Instances) == 0 {
+			uuids = append(uuids, g.UUID)
+		}
+	}
+	if len(uuids) == 1 {
+		return ""
+	}
+	return strings.Join(uuids, ",")
 }
 
 // enter makes a new container known. The lock is held.

@@ -610,3 +610,66 @@ func TestForgedSignsBookNothing(t *testing.T) {
 		}
 	}
 }
+
+// A container that may move gets the nodes of all GPUs like its own and sees one. The plugin
+// counts it where the scheduler says that it is, also after a restart.
+func TestContainersThatMayMove(t *testing.T) {
+	p := newPlacing(t, 2)
+	for name, asks := range map[string][]string{
+		"any":   {"gpu=any"},
+		"named": {"gpu=nvshare.com/gpu=0", "gpu-migratable=true"},
+		"count": {"gpu=1", "gpu-migratable=true"},
+	} {
+		pod, ctr := podOf(name, "id-"+name, says(append(asks, "gpu-core-request=30")...))
+		ctr.Env = []string{"CUDA_VISIBLE_DEVICES=0"}
+		adjust, _, err := p.CreateContainer(context.Background(), pod, ctr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		env, removed := envOf(adjust)
+		on := adjust.GetAnnotations()[PlacementAnnotation]
+		if want := []string{cdi.KindNRI + "=" + gpuID(0), cdi.KindNRI + "=" + gpuID(1)}; !slices.Equal(cdiNames(adjust), want) ||
+			on == "" || env["CUDA_VISIBLE_DEVICES"] != on || !slices.Contains(removed, "CUDA_VISIBLE_DEVICES") {
+			t.Errorf("%s: %v on %q, sees %q", name, cdiNames(adjust), on, env["CUDA_VISIBLE_DEVICES"])
+		}
+		c := p.containers.want["id-"+name]
+		if !c.Terms.Migratable || c.GPUs != on || c.Reach != gpuID(0)+","+gpuID(1) {
+			t.Errorf("%s: %+v", name, c)
+		}
+		if name != "any" {
+			p.remove(name)
+			continue
+		}
+		p.pods[pod.Id], p.ctrs[ctr.Id] = pod, applied(ctr, adjust)
+	}
+
+	had := p.containers.want["id-any"].GPUs
+	other := gpuID(1 - strings.Index(gpuID(0)+gpuID(1), had)/len(had))
+	state := State{IDs: []string{"id-any"}, On: map[string]string{"id-any": other, "id-unknown": other}}
+	p.containers.learn(state)
+	p = p.restarted(2)
+	if c := p.containers.want["id-any"]; c.GPUs != had || c.Reach == "" {
+		t.Errorf("recorded: %+v", c)
+	}
+	p.containers.learn(state)
+	if c := p.containers.want["id-any"]; c.GPUs != other || len(p.containers.want) != 1 {
+		t.Errorf("after a restart: %+v", p.containers.want)
+	}
+	if _, err := p.create("full", "gpu=nvshare.com/gpu="+other, "gpu-core-request=80"); err == nil {
+		t.Error("80 % are promised beside 30 %")
+	}
+	if _, err := p.create("free", "gpu=nvshare.com/gpu="+had, "gpu-core-request=100"); err != nil {
+		t.Error(err)
+	}
+	// Alone of its model, or with several GPUs, it stays.
+	for _, asks := range [][]string{{"gpu=2", "gpu-migratable=true"}, {"gpu=nvshare.com/gpu=0,nvshare.com/gpu=1", "gpu-migratable=true"}} {
+		p := newPlacing(t, 2)
+		if _, err := p.create("several", asks...); err != nil || p.containers.want["id-several"].Reach != "" {
+			t.Errorf("%v: %v, %+v", asks, err, p.containers.want)
+		}
+	}
+	alone := newPlacing(t, 1)
+	if _, err := alone.create("alone", "gpu=any"); err != nil || alone.containers.want["id-alone"].Reach != "" {
+		t.Errorf("%v, %+v", err, alone.containers.want)
+	}
+}

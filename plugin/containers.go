@@ -25,6 +25,7 @@ type Container struct {
 	Terms     sched.Terms
 	Keep      sched.FieldSet   // see Request
 	GPUs      string           // UUIDs of the GPUs that it has, separated by commas; empty: not known
+	Reach     string           // UUIDs of the GPUs that it can open, if it may move among them
 	Labels    placement.Labels // of all namespaces: <namespace>/<label>
 	Sandbox   string           // the pod's, by the runtime's ID
 	Placed    bool             // the plugin chose the GPUs

@@ -129,7 +129,7 @@ func (c *fakeConn) Report(context.Context, []string) error { return nil }
 
 func (c *fakeConn) State(ctx context.Context) (k State, err error) {
 	err = c.call(ctx, func() {
-		k = State{slices.Collect(maps.Keys(c.known)), slices.Clone(c.promises), maps.Clone(c.gpus)}
+		k = State{IDs: slices.Collect(maps.Keys(c.known)), Promises: slices.Clone(c.promises), GPUs: maps.Clone(c.gpus)}
 	})
 	return k, err
 }

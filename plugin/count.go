@@ -25,6 +25,10 @@ const (
 // containers have some.
 const noGPU = "none"
 
+// AnyGPU is the value of Annotation for a container that gets one GPU, and may move to
+// another: it implies MigratableAnnotation.
+const AnyGPU = cdi.AnyDevice
+
 var (
 	// number matches all that somebody may have meant as a number.
 	number = regexp.MustCompile(`^[-+]?[0-9.]+%?$`)
@@ -38,6 +42,8 @@ var (
 func parseGPUs(value string, known []string) (devices []string, n int, err error) {
 	text := strings.TrimSpace(value)
 	switch {
+	case isAny(text):
+		return nil, 1, nil
 	case text == noGPU:
 		return nil, 0, nil
 	case !number.MatchString(text):
@@ -52,6 +58,10 @@ func parseGPUs(value string, known []string) (devices []string, n int, err error
 		return nil, 0, fmt.Errorf("a number is a count, and 0 is none: write %s=0 for the GPU with index 0, or %s", cdi.Kind, noGPU)
 	}
 	return nil, 0, fmt.Errorf("%.64q is not a count of GPUs: give a whole number from 1, and what you want of each as %s: \"40\", percent", text, CoreRequestAnnotation)
+}
+
+func isAny(value string) bool {
+	return strings.TrimPrefix(strings.TrimSpace(value), cdi.Kind+"=") == AnyGPU
 }
 
 // askedBy returns the annotation by which a container asks for GPUs. Its value may be

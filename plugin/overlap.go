@@ -5,6 +5,7 @@ package plugin
 import (
 	"errors"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -51,7 +52,7 @@ func overlap(adjust *api.ContainerAdjustment, ctr *api.Container, t sched.Terms,
 		adjust.AddCDIDevice(&api.CDIDevice{Name: cdi.KindNRI + "=" + cdi.OverlapDevice})
 	}
 	adjust.AddAnnotation(OverlapAnnotation, t.Overlap)
-	env := sched.OverlapEnvironment(cdi.ContainerMPSDir, t)
+	env := sched.OverlapEnvironment(mpsDir(ctr), t)
 	for _, key := range slices.Sorted(maps.Keys(env)) {
 		if _, set := lookupEnv(ctr.GetEnv(), key); set {
 			adjust.RemoveEnv(key)
@@ -59,4 +60,13 @@ func overlap(adjust *api.ContainerAdjustment, ctr *api.Container, t sched.Terms,
 		adjust.AddEnv(key, env[key])
 	}
 	return adjust, nil
+}
+
+// mpsDir is where the container gets the sockets of its group's MPS daemon: where its
+// environment says, or below /usr, which an image seldom mounts anything on.
+func mpsDir(ctr *api.Container) string {
+	if dir, _ := lookupEnv(ctr.GetEnv(), sched.MPSPipeEnv); path.IsAbs(dir) && path.Clean(dir) == dir && dir != "/" {
+		return dir
+	}
+	return cdi.ContainerMPSDir
 }

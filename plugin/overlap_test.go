@@ -13,15 +13,15 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 )
 
-// A container in an overlap group looks for MPS where the hook mounts it, whatever its image
-// says, and its core limit is its part of the processors.
+// A container in an overlap group looks for MPS where the hook mounts it, and its core limit
+// is its part of the processors.
 func TestOverlapGroupOfAPod(t *testing.T) {
 	p := New(quiet(), NewContainers(quiet()))
 	p.SetInventory(inventory(t))
 	pod, ctr := asking("a", "0", "")
 	pod.Annotations[OverlapAnnotation], pod.Annotations[CoreLimitAnnotation] = "small", "40"
 	ctr.User = &api.User{Uid: 1000}
-	ctr.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=/image"}
+	ctr.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=relative"}
 	adjust, _, err := p.CreateContainer(context.Background(), pod, ctr)
 	if err != nil {
 		t.Fatal(err)
@@ -44,6 +44,28 @@ func TestOverlapGroupOfAPod(t *testing.T) {
 	}
 	if c := p.containers.want[ctr.Id]; c.UID != 1000 || c.Terms.Overlap != "small" {
 		t.Errorf("described as %+v", c)
+	}
+}
+
+// Where /usr of a container is a volume, nothing can be mounted there: its environment names
+// another directory, and the sockets come there.
+func TestOverlapDirectoryOfAContainer(t *testing.T) {
+	for said, want := range map[string]string{"": cdi.ContainerMPSDir, "=/run/mps": "/run/mps", "=": cdi.ContainerMPSDir, "=/": cdi.ContainerMPSDir, "=/run/../mps": cdi.ContainerMPSDir} {
+		p := New(quiet(), NewContainers(quiet()))
+		p.SetInventory(inventory(t))
+		pod, ctr := asking("a", "0", "")
+		pod.Annotations[OverlapAnnotation] = "small"
+		ctr.User = &api.User{Uid: 1000}
+		if said != "" {
+			ctr.Env = []string{"CUDA_MPS_PIPE_DIRECTORY" + said}
+		}
+		adjust, _, err := p.CreateContainer(context.Background(), pod, ctr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if env, _ := envOf(adjust); env["CUDA_MPS_PIPE_DIRECTORY"] != want {
+			t.Errorf("%q: environment %v, want %s", said, env, want)
+		}
 	}
 }
 

@@ -127,6 +127,9 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		if req.Count > 0 {
 			req.Devices = strings.Split(c.GPUs, ",")
 		}
+		if c.Reach != "" {
+			req.Devices, req.Sees = strings.Split(c.Reach, ","), c.GPUs
+		}
 		if adjust, err = Adjust(req, ctr, inv, p.explicit.Load()); err == nil && adjust != nil {
 			record(adjust, c)
 		}
@@ -230,6 +233,7 @@ func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Invento
 func existing(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
 	c := describe(pod, ctr, req, inv)
 	c.GPUs = cmp.Or(recorded(ctr), c.GPUs)
+	c.Reach = uuidsIn(ctr, ReachAnnotation)
 	return c
 }
 

@@ -19,12 +19,18 @@ const PlacementAnnotation = "nvshare.com/gpu-placement"
 // its claims. Runtimes tell the CDI devices of new containers only.
 const ClaimAnnotation = "nvshare.com/gpu-claims"
 
+// ReachAnnotation has the UUIDs of the GPUs that a container can open and may move to.
+const ReachAnnotation = "nvshare.com/gpu-reach"
+
 var uuids = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:-]{0,79}(,[A-Za-z0-9][A-Za-z0-9:-]{0,79})*$`)
 
 // record writes on a container which GPUs it gets.
 func record(adjust *api.ContainerAdjustment, c Container) {
 	if c.GPUs != "" {
 		adjust.AddAnnotation(PlacementAnnotation, c.GPUs)
+	}
+	if c.Reach != "" {
+		adjust.AddAnnotation(ReachAnnotation, c.Reach)
 	}
 	if c.Claims != "" {
 		adjust.AddAnnotation(ClaimAnnotation, c.Claims)
@@ -33,8 +39,10 @@ func record(adjust *api.ContainerAdjustment, c Container) {
 
 // recorded returns the GPUs that a plugin has recorded on a container, in the form of
 // Container.GPUs; "" without a record. The node may not have all of them any more.
-func recorded(ctr *api.Container) string {
-	value := ctr.GetAnnotations()[PlacementAnnotation]
+func recorded(ctr *api.Container) string { return uuidsIn(ctr, PlacementAnnotation) }
+
+func uuidsIn(ctr *api.Container, annotation string) string {
+	value := ctr.GetAnnotations()[annotation]
 	if len(value) > 16<<10 || !uuids.MatchString(value) || strings.Count(value, ",") >= maxDevices {
 		return ""
 	}

@@ -30,7 +30,9 @@ type Request struct {
 	// asked; just "all" if that is among them. Empty: it asks for none by name.
 	Devices []string
 	// Count is how many GPUs the plugin is to choose; 0 if there are Devices.
-	Count  int
+	Count int
+	// Sees is the one of Devices that its programs are to see; "": all of them.
+	Sees   string
 	Shares []Share          // that it has by resource claims; then there are no Devices, and no Count
 	Labels placement.Labels // of the pod's namespace
 	// Terms are what the container may have of each GPU.

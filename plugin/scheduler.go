@@ -26,6 +26,7 @@ type Scheduler interface {
 // State is what the plugin asks the scheduler for.
 type State struct {
 	IDs      []string            // of the containers that are described
+	On       map[string]string   // by container: its GPUs, as Container.GPUs, where it may have moved
 	Promises []Promise           // who is promised a part of which GPU
 	GPUs     map[string]GPUState // by UUID
 }
@@ -85,6 +86,12 @@ func (cs *Containers) learn(s State) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.promises = s.Promises
+	for id, gpus := range s.On {
+		if c := cs.want[id]; c.Reach != "" && gpus != "" {
+			c.GPUs = gpus
+			cs.want[id] = c
+		}
+	}
 	if len(s.GPUs) > 0 { // else it has just been started
 		cs.gpus = s.GPUs
 	}

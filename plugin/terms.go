@@ -33,6 +33,9 @@ func parseTerms(annotations map[string]string, container string) (t sched.Terms,
 			wrong |= f.ID
 		}
 	}
+	if _, value, ok := annotationFor(annotations, Annotation, container); ok && isAny(value) {
+		t.Migratable = true
+	}
 	if err := t.Consistent(); err != nil {
 		key, value, _ := annotationFor(annotations, CoreRequestAnnotation, container)
 		limitKey, limit, _ := annotationFor(annotations, CoreLimitAnnotation, container)

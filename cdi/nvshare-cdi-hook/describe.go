@@ -24,6 +24,10 @@ const (
 	maxShown = 256
 	// maxUnknown is how many annotations without effect are named.
 	maxUnknown = 8
+
+	// As package cdi writes them: AnyMark, VisibleDevicesEnv.
+	anyMark        = "NVSHARE_GPU=any"
+	visibleDevices = "CUDA_VISIBLE_DEVICES"
 )
 
 // runDescribe returns the exit status, as run does.
@@ -76,6 +80,9 @@ func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string
 	for _, w := range warnings {
 		fmt.Fprintf(stderr, "nvshare-cdi-hook: warning: %s\n", w)
 	}
+	if c.has(anyMark) {
+		terms.Migratable = true
+	}
 	req := &api.DescribeContainerRequest{Pid: s.PID, Warnings: warnings,
 		Container: &api.Container{Id: s.ID, Name: container, Engine: name}}
 	req.Container.SetTerms(terms)
@@ -91,6 +98,9 @@ func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string
 		}
 	}
 	slices.Sort(req.Container.Gpus)
+	if one := c.sees(req.Container.Gpus); terms.Migratable && one != "" {
+		req.Container.Gpus, req.Container.Reach = []string{one}, req.Container.Gpus
+	}
 	switch err := tell(runDir, req); {
 	case status.Code(err) == codes.Aborted: // it may not start, whatever it asks for
 		return said(err)
@@ -98,6 +108,23 @@ func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string
 		return fmt.Errorf("annotations %s: %w", strings.Join(saidBy(terms), ", "), said(err))
 	}
 	return nil
+}
+
+// sees returns the one of several GPUs that the container's programs see; "": it is not one,
+// or not named by its UUID.
+func (c *config) sees(gpus []string) (uuid string) {
+	if len(gpus) < 2 {
+		return ""
+	}
+	for _, e := range c.Process.Env { // the last one holds
+		if value, ok := strings.CutPrefix(e, visibleDevices+"="); ok {
+			uuid = value
+		}
+	}
+	if !slices.Contains(gpus, uuid) {
+		return ""
+	}
+	return uuid
 }
 
 // said returns what the scheduler says, without what the transport adds.

@@ -89,6 +89,33 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
+// A container that may move is told with the GPU that its programs see, and those that it can
+// open.
+func TestDescribeMovable(t *testing.T) {
+	runDir, l := listen(t, nil)
+	gpus := []string{"GPU-a", "GPU-b"}
+	for name, tc := range map[string]struct {
+		env         string
+		annotations map[string]string
+		on, reach   []string
+	}{
+		"any":            {`"CUDA_VISIBLE_DEVICES=GPU-a","NVSHARE_GPU=any"`, nil, gpus[:1], gpus},
+		"all, and asked": {`"CUDA_VISIBLE_DEVICES=GPU-a","CUDA_VISIBLE_DEVICES=GPU-b"`, map[string]string{api.MigratableAnnotation: "true"}, gpus[1:], gpus},
+		"all":            {`"CUDA_VISIBLE_DEVICES=GPU-a"`, nil, gpus, nil},
+		"by an index":    {`"CUDA_VISIBLE_DEVICES=1"`, map[string]string{api.MigratableAnnotation: "true"}, gpus, nil},
+	} {
+		bundle, _ := container(t)
+		write(t, bundle+"/config.json", `{"linux":{"devices":[{"path":"/dev/nvidia0"},{"path":"/dev/nvidia1"}]},"process":{"env":[`+tc.env+`]}}`)
+		if code, stderr := described(t, runDir, bundle, tc.annotations, "--gpu", "GPU-a=/dev/nvidia0", "--gpu", "GPU-b=/dev/nvidia1"); code != 0 {
+			t.Fatalf("%s: status %d: %s", name, code, stderr)
+		}
+		c := (<-l.told).Container
+		if !slices.Equal(c.Gpus, tc.on) || !slices.Equal(c.Reach, tc.reach) || c.Terms().Migratable != (tc.annotations != nil || tc.reach != nil) {
+			t.Errorf("%s: told %v", name, c)
+		}
+	}
+}
+
 // A container whose annotations cannot be met does not start; one without annotations
 // does, unless its GPU is drained.
 func TestDescribeRefuses(t *testing.T) {

@@ -32,6 +32,7 @@
 #define CROWDED_NS    (1 * NVS_MS)  /* the scheduler's queue is full: so long, and up to twice, to the next attempt */
 #define RETRY_MIN_NS  (50 * NVS_MS)
 #define RETRY_MAX_NS  (1 * NVS_S)
+#define STEADY_NS     (1 * NVS_S)    /* a connection that lasted so long is made anew at once when it ends */
 #define ABSENT_NS     (5 * NVS_S)  /* a scheduler that is lost, or refuses, for so long is absent */
 #define STATS_NS      (1 * NVS_S)
 #define IDLE_NS       (1 * NVS_MS)  /* no call for so long: release early */
@@ -68,9 +69,15 @@ static uint64_t next_backoff(void)
 
 static void disconnect(const char *why)
 {
+	uint64_t now = nvs_now();
+
 	nvs_debugf("connection closed: %s", why);
 	nvs_descriptor_close(&nvs_client.socket);
-	nvs_client.retry_ns = nvs_now() + nvs_client.backoff_ns;
+	nvs_client.retry_ns = now + nvs_client.backoff_ns;
+	if (nvs_client.link == LINK_UP && nvs_elapsed(now, nvs_client.since_ns) >= STEADY_NS) {
+		nvs_client.retry_ns = now; /* a tenant that has moved pauses until then */
+		nvs_client.backoff_ns = RETRY_MIN_NS / 2;
+	}
 	nvs_client.alive = false;
 	if (nvs_client.link == LINK_UP) {
 		step_all(LEASE_EV_DOWN);

@@ -43,7 +43,7 @@ func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, p
 // logged, and not an error: the same description would be refused again.
 func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	described := &api.Container{Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID, Uid: c.UID,
-		Gpus: strings.FieldsFunc(c.GPUs, func(r rune) bool { return r == ',' })}
+		Gpus: list(c.GPUs), Reach: list(c.Reach)}
 	described.SetTerms(c.Terms)
 	resp, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: described, Keep: c.Keep.Keep()})
 	s.pods.told(c, resp, err)
@@ -53,6 +53,10 @@ func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 		return nil
 	}
 	return err
+}
+
+func list(uuids string) []string {
+	return strings.FieldsFunc(uuids, func(r rune) bool { return r == ',' })
 }
 
 func (s *scheduler) Forget(ctx context.Context, id string) error {
@@ -75,10 +79,13 @@ func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 		return plugin.State{}, err
 	}
 	s.pods.bypassed(r.Unmanaged)
-	state := plugin.State{GPUs: map[string]plugin.GPUState{}}
+	state := plugin.State{GPUs: map[string]plugin.GPUState{}, On: map[string]string{}}
 	for _, c := range r.Containers {
 		if c.Engine == "" { // else the scheduler itself forgets the container
 			state.IDs = append(state.IDs, c.Id)
+			if len(c.Reach) > 0 {
+				state.On[c.Id] = strings.Join(c.Gpus, ",")
+			}
 		}
 	}
 	for _, g := range r.Gpus {

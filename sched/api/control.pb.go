@@ -2253,8 +2253,11 @@ type Container struct {
 	Gpus             []string `protobuf:"bytes,8,rep,name=gpus,proto3" json:"gpus,omitempty"` // UUIDs of those that it was given; empty: not known
 	// The engine whose OCI hook described it ("podman"); empty: the plugin did, or
 	// nobody. Such a container is forgotten when its first process is dead.
-	Engine        string `protobuf:"bytes,9,opt,name=engine,proto3" json:"engine,omitempty"`
-	Uid           uint32 `protobuf:"varint,10,opt,name=uid,proto3" json:"uid,omitempty"` // of the user that the container runs as, on the host
+	Engine string `protobuf:"bytes,9,opt,name=engine,proto3" json:"engine,omitempty"`
+	Uid    uint32 `protobuf:"varint,10,opt,name=uid,proto3" json:"uid,omitempty"` // of the user that the container runs as, on the host
+	// UUIDs of the GPUs that it can open, if it may move among them; gpus is then the one
+	// that it is on, and the scheduler's when it has moved.
+	Reach         []string `protobuf:"bytes,11,rep,name=reach,proto3" json:"reach,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2357,6 +2360,13 @@ func (x *Container) GetUid() uint32 {
 		return x.Uid
 	}
 	return 0
+}
+
+func (x *Container) GetReach() []string {
+	if x != nil {
+		return x.Reach
+	}
+	return nil
 }
 
 // Share is what a tenant may have of a GPU's time and what it is promised, all
@@ -5007,7 +5017,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\vlimit_bytes\x18\x03 \x01(\x04R\n" +
 	"limitBytes\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18\x04 \x01(\x04R\tusedBytes\"\x8d\x02\n" +
+	"used_bytes\x18\x04 \x01(\x04R\tusedBytes\"\xa3\x02\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -5019,7 +5029,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x04gpus\x18\b \x03(\tR\x04gpus\x12\x16\n" +
 	"\x06engine\x18\t \x01(\tR\x06engine\x12\x10\n" +
 	"\x03uid\x18\n" +
-	" \x01(\rR\x03uid\"\xc2\x02\n" +
+	" \x01(\rR\x03uid\x12\x14\n" +
+	"\x05reach\x18\v \x03(\tR\x05reach\"\xc2\x02\n" +
 	"\x05Share\x12\x1d\n" +
 	"\n" +
 	"core_limit\x18\x01 \x01(\rR\tcoreLimit\x12!\n" +

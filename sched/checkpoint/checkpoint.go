@@ -3,26 +3,18 @@
 package checkpoint
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
 
 // Name is the name of the program that makes the calls.
 const Name = "nvshare-checkpoint"
-
-// DefaultLimit is how long an operation may take: the driver moves 2 GB of what is left on
-// the GPU in a second.
-const DefaultLimit = 60 * time.Second
 
 // State is what the driver says of a process.
 type State int
@@ -51,7 +43,17 @@ func (s State) String() string {
 
 // Pair says that what was on one GPU is restored on another one. The driver wants each GPU
 // of the machine to be named once on both sides. UUIDs are as NVML has them.
-type Pair struct{ Old, New string }
+type Pair struct {
+	Old string `json:"old"`
+	New string `json:"new"`
+}
+
+// Request is what `nvshare-checkpoint serve` reads, as one line of JSON.
+type Request struct {
+	Op    string `json:"op"` // off, on, state
+	PID   int    `json:"pid"`
+	Pairs []Pair `json:"pairs,omitempty"`
+}
 
 // Result is what nvshare-checkpoint prints, as one line of JSON.
 type Result struct {
@@ -60,6 +62,47 @@ type Result struct {
 	Step  string `json:"step,omitempty"`  // that failed: find, init, state, lock, checkpoint, restore, unlock
 	Code  int    `json:"code,omitempty"`  // CUresult of it; 0: no call of the driver failed
 	Error string `json:"error,omitempty"` // what failed, as a sentence
+	Took  Times  `json:"took,omitempty"`
+}
+
+// Times says how long the parts of an operation took: its steps, and first "start", which
+// is all that comes before the driver's first call.
+type Times []Part
+
+// Part is one of them.
+type Part struct {
+	Name string        `json:"name"`
+	Took time.Duration `json:"ns"`
+}
+
+func (t Times) String() string {
+	parts := make([]string, len(t))
+	for i, p := range t {
+		parts[i] = fmt.Sprintf("%s %v", p.Name, p.Took.Round(time.Millisecond))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Add returns the times of both, those of the same name together.
+func (t Times) Add(more ...Part) Times {
+	t = slices.Clone(t)
+	for _, p := range more {
+		i := slices.IndexFunc(t, func(q Part) bool { return q.Name == p.Name })
+		if i < 0 {
+			t = append(t, p)
+		} else {
+			t[i].Took += p.Took
+		}
+	}
+	return t
+}
+
+// Sum is how long all parts took.
+func (t Times) Sum() (sum time.Duration) {
+	for _, p := range t {
+		sum += p.Took
+	}
+	return sum
 }
 
 // CUresults that mean something here.
@@ -111,70 +154,4 @@ func Find() string {
 func executable(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
-}
-
-// Runner starts the program. The zero Runner has none.
-type Runner struct {
-	Program string
-	Env     []string      // beside the environment of this process
-	Limit   time.Duration // of an operation; 0: DefaultLimit
-}
-
-// Off has a process leave all GPUs.
-func (r Runner) Off(ctx context.Context, pid int) error {
-	_, err := r.run(ctx, "off", pid, nil)
-	return err
-}
-
-// On has a process come back.
-func (r Runner) On(ctx context.Context, pid int, pairs []Pair) error {
-	_, err := r.run(ctx, "on", pid, pairs)
-	return err
-}
-
-// State asks the driver for the state of a process.
-func (r Runner) State(ctx context.Context, pid int) (State, error) {
-	return r.run(ctx, "state", pid, nil)
-}
-
-func (r Runner) run(ctx context.Context, op string, pid int, pairs []Pair) (State, error) {
-	if r.Program == "" {
-		return Unknown, ErrNone
-	}
-	limit := r.Limit
-	if limit == 0 {
-		limit = DefaultLimit
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	args := []string{op, strconv.Itoa(pid)}
-	for _, p := range pairs {
-		args = append(args, "--pair", p.Old+"="+p.New)
-	}
-	var out, diagnosis bytes.Buffer
-	cmd := exec.CommandContext(ctx, r.Program, args...)
-	cmd.Env = slices.DeleteFunc(append(os.Environ(), r.Env...), func(e string) bool { return strings.HasPrefix(e, "LD_PRELOAD=") })
-	cmd.Stdout, cmd.Stderr = &out, &diagnosis
-	cmd.WaitDelay = time.Second // a killed program that hangs in the kernel is not waited for
-	failed := cmd.Run()
-	res := Result{State: Unknown}
-	if json.Unmarshal(out.Bytes(), &res) == nil && res.PID == pid {
-		if res.Error == "" {
-			return res.State, nil
-		}
-		return res.State, &Error{Result: res}
-	}
-	res = Result{PID: pid, State: Unknown}
-	if ctx.Err() != nil {
-		res.Error = fmt.Sprintf("%s %s of process %d did not end within %s", Name, op, pid, limit)
-		return Unknown, &Error{Result: res, Timeout: true}
-	}
-	if failed == nil {
-		failed = errors.New("it printed no result")
-	}
-	res.Error = fmt.Sprintf("%s %s of process %d: %v", Name, op, pid, failed)
-	if text := strings.TrimSpace(diagnosis.String()); text != "" {
-		res.Error += ": " + text
-	}
-	return Unknown, &Error{Result: res}
 }

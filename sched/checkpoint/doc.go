@@ -5,15 +5,19 @@
 //
 // The calls run in a program of their own, nvshare-checkpoint, that loads the driver: the
 // scheduler may be a static program, and a call that hangs is ended with its process. A
-// Runner starts that program once for each operation:
+// Runner starts that program, which does one operation at a time:
 //
-//	r := checkpoint.Runner{Program: checkpoint.Find()}
-//	err := r.Off(ctx, pid)        // locked, then checkpointed: nothing of it is on any GPU
-//	err = r.On(ctx, pid, nil)     // restored on the same GPUs, and unlocked
-//	err = r.On(ctx, pid, pairs)   // or on others
+//	r := &checkpoint.Runner{Program: checkpoint.Find()}
+//	r.Expect(1)                          // a program is made ready
+//	times, err := r.Off(ctx, pid)        // locked, then checkpointed: nothing of it is on any GPU
+//	times, err = r.On(ctx, pid, nil)     // restored on the same GPUs, and unlocked
+//	times, err = r.On(ctx, pid, pairs)   // or on others
 //
 // What it promises:
 //
+//   - A program that is ready has the driver loaded and no context: it has no memory on a GPU,
+//     and NVML does not list it. It ends a minute after it was last expected, with the
+//     process that started it, or with an operation that failed.
 //   - Off and On end at Limit at the latest, whatever the driver does.
 //   - Both may be repeated, also after the program was killed in their middle: they go on
 //     from the state that the process is in. Nothing is done to a process that is where it

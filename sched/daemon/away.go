@@ -53,8 +53,10 @@ const (
 // Checkpointer has the driver take a process off its GPUs, and put it back; see package
 // checkpoint.
 type Checkpointer interface {
-	Off(ctx context.Context, pid int) error
-	On(ctx context.Context, pid int, pairs []checkpoint.Pair) error
+	Off(ctx context.Context, pid int) (checkpoint.Times, error)
+	On(ctx context.Context, pid int, pairs []checkpoint.Pair) (checkpoint.Times, error)
+	// Expect says that so many operations may come at any time.
+	Expect(operations int)
 }
 
 // absence says where a client is that may leave with its context.
@@ -108,6 +110,21 @@ func (d *Daemon) awayStep(cl *client, step awayStep) {
 	if step != preparing {
 		d.noteMembers()
 	}
+	d.expectCheckpoints(0)
+}
+
+// expectCheckpoints has the checkpointer be ready for the processes that are off the GPU or
+// on their way, and for so many more.
+func (d *Daemon) expectCheckpoints(more int) {
+	if d.opts.Checkpoint == nil {
+		return
+	}
+	for _, cl := range d.clients {
+		if cl.away.step != present {
+			more++
+		}
+	}
+	d.opts.Checkpoint.Expect(more + len(d.migrations))
 }
 
 // planAway has something done later, unless the client takes another step before.
@@ -175,19 +192,19 @@ func (d *Daemon) leave(cl *client) {
 	pid, off := int(cl.PID), d.opts.Checkpoint
 	d.reach(beforeCheckpoint)
 	go func() { // a scheduler that ends does not end what it has begun
-		err := off.Off(context.Background(), pid)
-		d.do(func() { d.hasLeft(cl, err) })
+		took, err := off.Off(context.Background(), pid)
+		d.do(func() { d.hasLeft(cl, took, err) })
 	}()
 }
 
-func (d *Daemon) hasLeft(cl *client, err error) {
+func (d *Daemon) hasLeft(cl *client, took checkpoint.Times, err error) {
 	a := &cl.away
 	if d.clients[cl.id] != cl || a.step != leaving {
 		return
 	}
 	d.reach(afterCheckpoint)
 	if err == nil {
-		text := fmt.Sprintf("left the GPU with its context, in %v", time.Since(a.since).Round(time.Millisecond))
+		text := fmt.Sprintf("left the GPU with its context, in %v (%v)", time.Since(a.since).Round(time.Millisecond), took)
 		d.awayStep(cl, absent)
 		a.tries = 0
 		d.logOf(cl.subject()).Info(text)
@@ -230,15 +247,16 @@ func (d *Daemon) comeBack(cl *client) {
 	pid, pairs, on := int(cl.PID), cl.away.pairs, d.opts.Checkpoint
 	d.reach(beforeReturn)
 	go func() {
+		var took checkpoint.Times
 		err := error(checkpoint.ErrNone)
 		if on != nil {
-			err = on.On(context.Background(), pid, pairs)
+			took, err = on.On(context.Background(), pid, pairs)
 		}
-		d.do(func() { d.isBack(cl, err) })
+		d.do(func() { d.isBack(cl, took, err) })
 	}()
 }
 
-func (d *Daemon) isBack(cl *client, err error) {
+func (d *Daemon) isBack(cl *client, took checkpoint.Times, err error) {
 	a := &cl.away
 	if d.clients[cl.id] != cl || a.step != returning {
 		return
@@ -257,7 +275,7 @@ func (d *Daemon) isBack(cl *client, err error) {
 		return
 	}
 	a.took = time.Since(a.since)
-	text := fmt.Sprintf("came back to the GPU with its context, in %v", a.took.Round(time.Millisecond))
+	text := fmt.Sprintf("came back to the GPU with its context, in %v (%v)", a.took.Round(time.Millisecond), took)
 	if err != nil {
 		text = "cannot come back to the GPU, its CUDA calls fail: end it: " + err.Error()
 		d.tell(cl.subject(), logrus.ErrorLevel, text)

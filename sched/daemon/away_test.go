@@ -25,8 +25,11 @@ func (f *fakeDriver) do(op string) error {
 	return <-f.ends
 }
 
-func (f *fakeDriver) Off(context.Context, int) error                   { return f.do("off") }
-func (f *fakeDriver) On(context.Context, int, []checkpoint.Pair) error { return f.do("on") }
+func (f *fakeDriver) Off(context.Context, int) (checkpoint.Times, error) { return nil, f.do("off") }
+func (f *fakeDriver) On(context.Context, int, []checkpoint.Pair) (checkpoint.Times, error) {
+	return nil, f.do("on")
+}
+func (f *fakeDriver) Expect(int) {}
 
 // next waits for an operation.
 func (f *fakeDriver) next(t *testing.T, want string) {

@@ -123,12 +123,12 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 	if c.GetId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "describe a container: the id is empty")
 	}
-	for _, name := range slices.Concat([]string{c.Id, c.Name, c.Namespace, c.Pod, c.PodUid, c.Engine}, c.Gpus, req.Warnings) {
+	for _, name := range slices.Concat([]string{c.Id, c.Name, c.Namespace, c.Pod, c.PodUid, c.Engine}, c.Gpus, c.Reach, req.Warnings) {
 		if len(name) > maxName {
 			return nil, status.Errorf(codes.InvalidArgument, "describe container %.64s: a name has %d bytes, %d are possible", c.Id, len(name), maxName)
 		}
 	}
-	if n := len(c.Gpus); n > maxGPUs {
+	if n := max(len(c.Gpus), len(c.Reach)); n > maxGPUs {
 		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: %d GPUs, %d are possible", c.Id, n, maxGPUs)
 	}
 	if err := errors.Join(c.Terms().Validate(), c.Terms().Consistent()); err != nil {

@@ -15,6 +15,7 @@ import (
 // description where keep says so: the daemon owns the latest good value.
 func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContainerResponse {
 	old := d.names[c.Id]
+	d.staysWhereItIs(c)
 	if old != nil {
 		terms := c.Terms()
 		terms.Copy(old.Terms(), keep.Fields()|api.FixedFields)
@@ -38,6 +39,30 @@ func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContain
 		}
 	}
 	return resp
+}
+
+// staysWhereItIs corrects the description of a container that has moved: who describes it
+// may know only on which GPU it began.
+func (d *Daemon) staysWhereItIs(c *api.Container) {
+	is := d.names[c.Id].GetGpus()
+	if is == nil {
+		is = d.shares.Tenants[peer.ContainerAccount+c.Id].Has // told to an earlier scheduler
+	}
+	if len(is) == 1 && len(c.Gpus) == 1 && slices.Contains(c.Reach, is[0]) {
+		c.Gpus = is
+	}
+}
+
+// hasMoved notes that a container's processes are on another GPU.
+func (d *Daemon) hasMoved(id string, from, to *gpu) {
+	c := d.names[id]
+	if len(c.GetReach()) == 0 || !slices.Equal(c.Gpus, []string{from.UUID}) {
+		return
+	}
+	c = proto.Clone(c).(*api.Container) // others may read the old one
+	c.Gpus = []string{to.UUID}
+	d.names[id] = c
+	d.setPodTerms(c)
 }
 
 // setPodTerms puts the terms of a described container in force.

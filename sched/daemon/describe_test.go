@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -86,5 +87,43 @@ func TestEventsOfSharesAreOfItsGPUs(t *testing.T) {
 	}
 	if said != 2 {
 		t.Errorf("said %d times, want once when the request came and once when it went", said)
+	}
+}
+
+// A container that has moved stays where it is for whoever describes it again as it began,
+// over a restart too.
+func TestDescribeAfterAMove(t *testing.T) {
+	dir := t.TempDir()
+	s := newSharing(t, dir)
+	id := whole("a")
+	describe := func(gpu string) []string {
+		t.Helper()
+		r, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Container: &api.Container{
+			Id: id, Namespace: "ml", Pod: "a", Name: "main", Share: &api.Share{Migratable: true}, Gpus: []string{gpu}, Reach: []string{gpuA.UUID, gpuB.UUID}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.New.Gpus
+	}
+	if got := describe(gpuA.UUID); !slices.Equal(got, []string{gpuA.UUID}) {
+		t.Fatalf("it begins on %v", got)
+	}
+	moved := make(chan bool, 1)
+	s.do(func() {
+		a, b := s.findGPU(gpuA.UUID), s.findGPU(gpuB.UUID)
+		could := s.reaches(peer.ContainerAccount+id, b)
+		s.hasMoved(id, b, a) // it is not there
+		s.hasMoved(id, a, b)
+		moved <- could
+	})
+	if !<-moved {
+		t.Error("it cannot move")
+	}
+	for range 2 {
+		if got := describe(gpuA.UUID); !slices.Equal(got, []string{gpuB.UUID}) {
+			t.Errorf("after the move it is on %v", got)
+		}
+		s.stop()
+		s = newSharing(t, dir)
 	}
 }

@@ -54,6 +54,7 @@ type migration struct {
 	count    int       // processes that began
 	bytes    uint64    // that they have reserved
 	began    time.Time
+	took     checkpoint.Times // the parts of it so far
 	limit    *timer.Timer
 	late     bool  // the phase has lasted too long
 	err      error // why it stays, or is incomplete
@@ -81,6 +82,7 @@ func (d *Daemon) migrate(req *api.MigrateRequest, done func(*migration)) error {
 	m.limit = d.timers.New(func() { m.late = true })
 	m.limit.Set(now().Add(departLimit))
 	d.migrations[account] = m
+	d.expectCheckpoints(0)
 	waiting := from.core.Snapshot(now()).Queue
 	for _, cl := range clients {
 		d.keepOff(cl.attached[from], slices.Contains(waiting, cl.id))
@@ -208,7 +210,7 @@ func (d *Daemon) unfitFor(g *gpu, account string, from *gpu, reserved map[sched.
 	case g.Name != from.Name || g.MemoryBytes != from.MemoryBytes:
 		closed = fmt.Sprintf("is another model (%s)", g.Name)
 	case !d.reaches(account, g):
-		closed = "is none of its container's, which needs the device nodes of both GPUs: create it with nvshare.com/gpu=all, and CUDA_VISIBLE_DEVICES for the one that it uses"
+		closed = "is none that its container can open: give the container nvshare.com/gpu=any, or all GPUs and CUDA_VISIBLE_DEVICES for the one that it uses"
 	case g.drained:
 		closed = "is drained"
 	case g.fault != "":
@@ -228,7 +230,7 @@ func (d *Daemon) unfitFor(g *gpu, account string, from *gpu, reserved map[sched.
 // GPUs that the container was given.
 func (d *Daemon) reaches(account string, g *gpu) bool {
 	id, container := strings.CutPrefix(account, peer.ContainerAccount)
-	return !container || slices.Contains(d.names[id].GetGpus(), g.UUID)
+	return !container || slices.Contains(d.names[id].GetGpus(), g.UUID) || slices.Contains(d.names[id].GetReach(), g.UUID)
 }
 
 // advanceMigrations has tenants that move go on to their next phase. It runs after each
@@ -302,18 +304,20 @@ func (d *Daemon) advanceArrival(m *migration) {
 func (d *Daemon) endMigration(m *migration) {
 	m.limit.Stop()
 	delete(d.migrations, m.account)
+	d.expectCheckpoints(0)
 	if m.err == nil && len(m.clients) == 0 {
 		m.err = fmt.Errorf("it has ended")
 	}
 	took := time.Since(m.began)
+	m.noteTime("attached")
 	e := &history.Event{Kind: api.EventType_EVENT_TYPE_MIGRATE, Bytes: m.bytes, Took: took}
 	if m.err != nil {
 		e.Text = fmt.Sprintf("not moved to GPU %d: %v", m.to.Index, m.err)
 		d.log.Warnf("GPU %d: %s: %s", m.from.Index, d.nameOf(m.account), e.Text)
 	} else {
 		m.to.arrived++
-		e.Text = fmt.Sprintf("moved from GPU %d", m.from.Index)
-		d.log.Infof("GPU %d: %s has moved here from GPU %d in %v", m.to.Index, d.nameOf(m.account), m.from.Index, took.Round(time.Millisecond))
+		e.Text = fmt.Sprintf("moved from GPU %d (%v)", m.from.Index, m.took)
+		d.log.Infof("GPU %d: %s has moved here from GPU %d in %v (%v)", m.to.Index, d.nameOf(m.account), m.from.Index, took.Round(time.Millisecond), m.took)
 	}
 	on, id := m.to, sched.ClientID(0)
 	if m.err != nil {
@@ -324,6 +328,11 @@ func (d *Daemon) endMigration(m *migration) {
 	}
 	d.history.AddChange(d.eventOf(time.Now(), on, id, e))
 	m.done(m)
+}
+
+// noteTime notes a part that has ended now: all that no earlier part has taken.
+func (m *migration) noteTime(name string) {
+	m.took = m.took.Add(checkpoint.Part{Name: name, Took: time.Since(m.began) - m.took.Sum()})
 }
 
 func (m *migration) response(d *Daemon) *api.MigrateResponse {
@@ -345,6 +354,7 @@ func (m *migration) failure(d *Daemon) error {
 func (d *Daemon) carry(m *migration) {
 	m.phase = carried
 	m.limit.Stop()
+	m.noteTime("memory out")
 	var pids []int
 	for _, cl := range m.clients {
 		cl.from = m.from
@@ -356,9 +366,9 @@ func (d *Daemon) carry(m *migration) {
 	}
 	there, back := d.exchange(m.from, m.to), d.exchange(m.to, m.from)
 	d.wg.Go(func() {
-		err := d.carryAll(pids, there, back)
+		took, err := d.carryAll(pids, there, back)
 		d.do(func() {
-			m.err = err
+			m.err, m.took = err, m.took.Add(took...)
 			d.cutLoose(m)
 		})
 	})
@@ -381,36 +391,38 @@ func (d *Daemon) exchange(a, b *gpu) (pairs []checkpoint.Pair) {
 
 // carryAll moves processes one after the other. If one cannot move, those that have go back.
 // All of them run when it returns, unless the daemon has ended.
-func (d *Daemon) carryAll(pids []int, there, back []checkpoint.Pair) error {
+func (d *Daemon) carryAll(pids []int, there, back []checkpoint.Pair) (took checkpoint.Times, err error) {
 	ctx := context.Background() // an operation has a limit of its own
 	for i, pid := range pids {
-		err := d.carryOne(ctx, pid, there)
-		if err == nil {
+		one, err := d.carryOne(ctx, pid, there)
+		if took = took.Add(one...); err == nil {
 			continue
 		}
 		for _, moved := range pids[:i] {
-			if d.carryOne(ctx, moved, back) != nil {
+			if _, err := d.carryOne(ctx, moved, back); err != nil {
 				d.bringBack(moved)
 			}
 		}
 		d.bringBack(pid)
-		return err
+		return took, err
 	}
-	return nil
+	return took, nil
 }
 
-func (d *Daemon) carryOne(ctx context.Context, pid int, pairs []checkpoint.Pair) error {
-	if err := d.opts.Checkpoint.Off(ctx, pid); err != nil {
-		return err
+func (d *Daemon) carryOne(ctx context.Context, pid int, pairs []checkpoint.Pair) (checkpoint.Times, error) {
+	took, err := d.opts.Checkpoint.Off(ctx, pid)
+	if err != nil {
+		return took, err
 	}
-	return d.opts.Checkpoint.On(ctx, pid, pairs)
+	on, err := d.opts.Checkpoint.On(ctx, pid, pairs)
+	return took.Add(on...), err
 }
 
 // bringBack has a process run again, on the GPU where it can. It tries for as long as the
 // process lives: nothing else could be done for it.
 func (d *Daemon) bringBack(pid int) {
 	for first := true; ; first = false {
-		err := d.opts.Checkpoint.On(context.Background(), pid, nil)
+		_, err := d.opts.Checkpoint.On(context.Background(), pid, nil)
 		if p, gone := d.peers.FindPID(int32(pid)); err == nil || gone != nil {
 			return
 		} else if p.Close(); first {
@@ -454,6 +466,7 @@ func (d *Daemon) arrive(cl *client, g *gpu) bool {
 	}
 	delete(cl.attached, from)
 	delete(from.restored, cl.id)
+	d.hasMoved(cl.Container, from, g)
 	m := from.memberOf(cl.id)
 	if m != nil {
 		delete(from.swap.members, cl.id)

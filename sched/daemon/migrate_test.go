@@ -37,13 +37,14 @@ func (c *carrier) call(text string) error {
 	return nil
 }
 
-func (c *carrier) Off(_ context.Context, pid int) error { return c.call("off") }
-func (c *carrier) On(_ context.Context, pid int, pairs []checkpoint.Pair) error {
+func (c *carrier) Expect(int)                                         {}
+func (c *carrier) Off(context.Context, int) (checkpoint.Times, error) { return nil, c.call("off") }
+func (c *carrier) On(_ context.Context, pid int, pairs []checkpoint.Pair) (checkpoint.Times, error) {
 	text := "on"
 	for _, p := range pairs {
 		text += fmt.Sprintf(" %s→%s", p.Old[len(p.Old)-1:], p.New[len(p.New)-1:])
 	}
-	return c.call(text)
+	return nil, c.call(text)
 }
 
 func (c *carrier) told() []string {

@@ -198,7 +198,8 @@ func (d *Daemon) carryOutMemory(g *gpu, action sched.Action) (done bool) {
 		}
 		d.turn(time.Now(), g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_SUSPEND, Bytes: a.Bytes, Text: why})
 		if cl := d.clients[a.Client]; cl != nil {
-			d.considerLeaving(cl) // it may have nothing on the GPU but its context
+			d.expectCheckpoints(1) // while its memory leaves
+			d.considerLeaving(cl)  // it may have nothing on the GPU but its context
 		}
 	case sched.SwapStalled:
 		d.noteStall(g, a.Client, fmt.Sprintf("it does not move %d MiB off the GPU, for which others wait", a.Bytes>>20))

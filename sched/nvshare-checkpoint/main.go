@@ -7,8 +7,11 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -44,33 +47,49 @@ func main() {
 func command(status *int) *cobra.Command {
 	var f flags
 	cmd := &cobra.Command{
-		Use:   checkpoint.Name + " off|on|state PID",
+		Use:   checkpoint.Name + " off|on|state PID | serve",
 		Short: "Take a process off its GPUs, or put it back",
 		Long: `nvshare-checkpoint makes the checkpoint calls of the NVIDIA driver (CUDA 12.8 or later)
 for a process that uses CUDA: off locks it and takes it off its GPUs, its context
 included; on brings it back; state says where it is. It prints one line of JSON: pid,
 state (0 running, 1 locked, 2 checkpointed, 3 failed), and what failed.
 
-It is what nvshare-scheduler starts to suspend and resume tenants. By hand it is for
+With serve, it does the operations that it reads from standard input, each a line of JSON
+with op, pid and pairs, until there are no more: this is how nvshare-scheduler has
+tenants suspended, resumed and moved. By hand it is for
 processes that a scheduler has left checkpointed: nvshare-checkpoint on PID. It needs the
 rights to trace the process: the same user, or root, or CAP_SYS_PTRACE.`,
-		Args:          cobra.ExactArgs(2),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 && !slices.Equal(args, []string{"serve"}) {
+				return errors.New("want off, on or state and a process id, or serve")
+			}
+			return nil
+		},
 		Version:       api.Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				*status = 0
+				return serve(f, os.Stdin, os.Stdout)
+			}
 			pid, err := strconv.Atoi(args[1])
 			if err != nil || pid <= 0 {
 				return fmt.Errorf("%q is no process id", args[1])
 			}
-			pairs, err := parsePairs(f.pairs)
+			pairs, err := parsePairs(cutPairs(f.pairs))
 			if err != nil {
 				return err
 			}
 			if args[0] != "off" && args[0] != "on" && args[0] != "state" {
 				return fmt.Errorf("operation %q: want off, on or state", args[0])
 			}
-			result := operate(f, args[0], pid, pairs)
+			d, broken := open(f)
+			result := broken
+			if d != nil {
+				result = d.operate(f, args[0], pid, pairs)
+			}
+			result.PID = pid
 			*status = 0
 			if result.Error != "" {
 				*status = exitFailed
@@ -84,37 +103,89 @@ rights to trace the process: the same user, or root, or CAP_SYS_PTRACE.`,
 	return cmd
 }
 
-func parsePairs(texts []string) (pairs []gpuPair, err error) {
+// cutPairs reads the flag.
+func cutPairs(texts []string) (pairs []checkpoint.Pair) {
 	for _, text := range texts {
-		from, to, ok := strings.Cut(text, "=")
+		from, to, _ := strings.Cut(text, "=")
+		pairs = append(pairs, checkpoint.Pair{Old: from, New: to})
+	}
+	return pairs
+}
+
+func parsePairs(all []checkpoint.Pair) (pairs []gpuPair, err error) {
+	for _, x := range all {
 		var p gpuPair
-		if ok {
-			p.old, err = parseUUID(from)
+		if p.old, err = parseUUID(x.Old); err == nil {
+			p.new, err = parseUUID(x.New)
 		}
-		if ok && err == nil {
-			p.new, err = parseUUID(to)
-		}
-		if !ok || err != nil {
-			return nil, fmt.Errorf("--pair %q: want two UUIDs of GPUs, GPU-…=GPU-…", text)
+		if err != nil {
+			return nil, fmt.Errorf("--pair %s=%s: want two UUIDs of GPUs, GPU-…=GPU-…", x.Old, x.New)
 		}
 		pairs = append(pairs, p)
 	}
 	return pairs, nil
 }
 
+// open makes the driver ready; without a driver, it says why there is none.
+func open(f flags) (*driver, checkpoint.Result) {
+	r := checkpoint.Result{State: checkpoint.Unknown}
+	d, err := openDriver(f.library)
+	if err != nil {
+		r.Step, r.Error = "find", fmt.Sprintf("find: %v", err)
+		return nil, r
+	}
+	if code := d.start(); code != 0 {
+		r.Step, r.Code, r.Error = "init", code, fmt.Sprintf("init: %v", d.text(code))
+		return nil, r
+	}
+	return d, r
+}
+
+// serve does operations until there are no more, or the driver cannot be had.
+func serve(f flags, in io.Reader, out io.Writer) error {
+	d, broken := open(f)
+	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
+	for {
+		var q checkpoint.Request
+		if err := requests.Decode(&q); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("read a request: %w", err)
+		}
+		if d == nil {
+			broken.PID = q.PID
+			return answers.Encode(broken)
+		}
+		pairs, err := parsePairs(q.Pairs)
+		r := checkpoint.Result{PID: q.PID, State: checkpoint.Unknown, Step: "find"}
+		if err != nil {
+			r.Error = err.Error()
+		} else {
+			name(q.Op, q.PID)
+			r = d.operate(f, q.Op, q.PID, pairs)
+			name("ready", 0)
+		}
+		if err := answers.Encode(r); err != nil {
+			return err
+		}
+	}
+}
+
+// name has ps and top say what this process does.
+func name(op string, pid int) {
+	text := "ckpt " + op
+	if pid != 0 {
+		text = fmt.Sprintf("%s %d", op, pid)
+	}
+	_ = os.WriteFile("/proc/self/comm", []byte(text), 0)
+}
+
 // operate does one operation, from whatever state the process is in.
-func operate(f flags, op string, pid int, pairs []gpuPair) checkpoint.Result {
+func (d *driver) operate(f flags, op string, pid int, pairs []gpuPair) checkpoint.Result {
 	r := checkpoint.Result{PID: pid, State: checkpoint.Unknown}
 	fail := func(step string, code int, err error) checkpoint.Result {
 		r.Step, r.Code, r.Error = step, code, fmt.Sprintf("process %d, %s: %v", pid, step, err)
 		return r
-	}
-	d, err := openDriver(f.library)
-	if err != nil {
-		return fail("find", 0, err)
-	}
-	if code := d.start(); code != 0 {
-		return fail("init", code, d.text(code))
 	}
 	code := 0
 	if r.State, code = d.state(pid); code != 0 {
@@ -140,7 +211,9 @@ func operate(f flags, op string, pid int, pairs []gpuPair) checkpoint.Result {
 		if r.State != s.from {
 			continue
 		}
+		began := time.Now()
 		code := s.call()
+		r.Took = append(r.Took, checkpoint.Part{Name: s.name, Took: time.Since(began)})
 		if code == 0 {
 			r.State = s.to
 			continue

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -84,6 +85,10 @@ func (n *node) is(want checkpoint.State) {
 	}
 }
 
+func (n *node) done(_ checkpoint.Times, err error) { n.Helper(); n.check(err) }
+
+func errOf(_ checkpoint.Times, err error) error { return err }
+
 func (n *node) refused(err error, step string, code int) *checkpoint.Error {
 	n.Helper()
 	var e *checkpoint.Error
@@ -100,16 +105,16 @@ func TestOffAndOn(t *testing.T) {
 	uuids := []string{"GPU-51600000-0000-4000-8000-000000000000", "GPU-51600000-0000-4000-8000-000000000001"}
 	for _, pairs := range [][]checkpoint.Pair{nil, {{Old: uuids[0], New: uuids[1]}, {Old: uuids[1], New: uuids[0]}}} {
 		for range 2 {
-			n.check(n.Off(ctx, n.pid()))
+			n.done(n.Off(ctx, n.pid()))
 			n.is(checkpoint.Checkpointed)
 		}
 		for range 2 {
-			n.check(n.On(ctx, n.pid(), pairs))
+			n.done(n.On(ctx, n.pid(), pairs))
 			n.is(checkpoint.Running)
 		}
 		n.works()
 	}
-	e := n.refused(n.Off(ctx, os.Getpid()), "state", 1)
+	e := n.refused(errOf(n.Off(ctx, os.Getpid())), "state", 1)
 	if !strings.Contains(e.Error(), "CUDA error 1: invalid argument") {
 		t.Error(e)
 	}
@@ -119,17 +124,17 @@ func TestOffAndOn(t *testing.T) {
 func TestRefused(t *testing.T) {
 	n, ctx := newNode(t), context.Background()
 	n.fails("checkpoint 801")
-	n.refused(n.Off(ctx, n.pid()), "checkpoint", 801)
+	n.refused(errOf(n.Off(ctx, n.pid())), "checkpoint", 801)
 	n.is(checkpoint.Running)
 	n.works()
 	n.fails("restore 2")
-	n.check(n.Off(ctx, n.pid()))
-	if e := n.refused(n.On(ctx, n.pid(), nil), "restore", 2); !e.NoRoom() || e.State != checkpoint.Checkpointed {
+	n.done(n.Off(ctx, n.pid()))
+	if e := n.refused(errOf(n.On(ctx, n.pid(), nil)), "restore", 2); !e.NoRoom() || e.State != checkpoint.Checkpointed {
 		t.Error(e)
 	}
 	n.fails("restore fail")
 	// The program's calls fail from then on, so it may have ended before its state is asked for.
-	if e := n.refused(n.On(ctx, n.pid(), nil), "restore", 999); e.NoRoom() || (e.State != checkpoint.Failed && e.State != checkpoint.Unknown) {
+	if e := n.refused(errOf(n.On(ctx, n.pid(), nil)), "restore", 999); e.NoRoom() || (e.State != checkpoint.Failed && e.State != checkpoint.Unknown) {
 		t.Error(e)
 	}
 }
@@ -141,33 +146,64 @@ func TestHangs(t *testing.T) {
 	n.Limit = 500 * time.Millisecond
 	var e *checkpoint.Error
 	for state := checkpoint.Running; state == checkpoint.Running; { // on a slow machine it is ended before the call
-		if err := n.Off(ctx, n.pid()); !errors.As(err, &e) || !e.Timeout {
+		if _, err := n.Off(ctx, n.pid()); !errors.As(err, &e) || !e.Timeout {
 			t.Fatal(err)
 		}
 		var err error
-		state, err = checkpoint.Runner{Program: n.Program, Env: n.Env}.State(ctx, n.pid())
+		state, err = (&checkpoint.Runner{Program: n.Program, Env: n.Env}).State(ctx, n.pid())
 		n.check(err)
 	}
 	n.Limit = 0
 	n.is(checkpoint.Locked)
 	n.fails("")
-	n.check(n.Off(ctx, n.pid()))
+	n.done(n.Off(ctx, n.pid()))
 	n.is(checkpoint.Checkpointed)
-	n.check(n.On(ctx, n.pid(), nil))
+	n.done(n.On(ctx, n.pid(), nil))
 	n.works()
+}
+
+// A program that was made ready does one operation after the other, and ends with who asks.
+func TestServes(t *testing.T) {
+	n, ctx := newNode(t), context.Background()
+	cmd := exec.Command(n.Program, "serve")
+	cmd.Env = append(os.Environ(), n.Env...)
+	in, err := cmd.StdinPipe()
+	n.check(err)
+	out, err := cmd.StdoutPipe()
+	n.check(err)
+	n.check(cmd.Start())
+	answers := bufio.NewScanner(out)
+	for _, q := range []string{"off", "state", "on", "on"} {
+		_, err := fmt.Fprintf(in, `{"op":%q,"pid":%d}`+"\n", q, n.pid())
+		n.check(err)
+		if !answers.Scan() || strings.Contains(answers.Text(), "error") {
+			t.Fatalf("%s: %s", q, answers.Text())
+		}
+	}
+	in.Close()
+	n.check(cmd.Wait())
+	n.works()
+
+	n.Expect(1)
+	took, err := n.Off(ctx, n.pid())
+	if n.check(err); len(took) != 3 || took[0].Name != "start" || took[1].Name != "lock" || took[2].Took <= 0 {
+		t.Errorf("took %v", took)
+	}
+	n.done(n.On(ctx, n.pid(), nil))
+	n.Expect(0)
 }
 
 // Without the driver, or the program, it says so.
 func TestNoDriver(t *testing.T) {
 	n := newNode(t)
-	if _, err := (checkpoint.Runner{}).State(context.Background(), 1); !errors.Is(err, checkpoint.ErrNone) {
+	if _, err := (&checkpoint.Runner{}).State(context.Background(), 1); !errors.Is(err, checkpoint.ErrNone) {
 		t.Error(err)
 	}
 	out, err := exec.Command(n.Program, "off", "1", "--library", "/nonexistent/libcuda.so.1").Output()
 	if err == nil || !strings.Contains(string(out), "load the driver's library") {
 		t.Errorf("%s, %v", out, err)
 	}
-	for _, args := range [][]string{{"off"}, {"off", "x"}, {"sleep", "1"}, {"on", "1", "--pair", "GPU-1"}} {
+	for _, args := range [][]string{{"off"}, {"off", "x"}, {"sleep", "1"}, {"on", "1", "--pair", "GPU-1"}, {"serve", "1"}} {
 		var exit *exec.ExitError
 		if err := exec.Command(n.Program, args...).Run(); !errors.As(err, &exit) || exit.ExitCode() != exitUsage {
 			t.Errorf("%v: %v", args, err)

@@ -13,7 +13,7 @@ import (
 
 // checkpointer returns who takes contexts off GPUs, as --checkpoint says; nil: nobody.
 func checkpointer(flag, simGPU string) (daemon.Checkpointer, error) {
-	var r checkpoint.Runner
+	r := &checkpoint.Runner{}
 	switch flag {
 	case "off":
 		return nil, nil

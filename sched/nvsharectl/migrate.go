@@ -26,10 +26,11 @@ another GPU of the same model, while its programs go on. They wait meanwhile: ab
 and a second more for each 25 GiB. Without --gpu the scheduler chooses the GPU with the least
 memory promised. If the tenant cannot be moved it goes on where it is, and the command says why.
 
-What can move: processes outside containers, and containers with all GPUs (nvshare.com/gpu=all)
-that use one by CUDA_VISIBLE_DEVICES and have the annotation nvshare.com/gpu-migratable=true. What cannot: gangs, overlap groups, MIG
-devices, processes that share GPU memory with others, and what the driver refuses. It needs
-nvshare-scheduler --swap-memory, nvshare-checkpoint, and a driver of CUDA 12.8 or later.
+What can move: processes outside containers, pods with the annotation nvshare.com/gpu: any (or
+with one GPU and nvshare.com/gpu-migratable: "true"), and containers of podman with --device
+nvshare.com/gpu=any. What cannot: gangs, overlap groups, MIG devices, processes that share GPU
+memory with others, and what the driver refuses. It needs nvshare-scheduler --swap-memory,
+nvshare-checkpoint, and a driver of CUDA 12.8 or later.
 
 After the move a process sees the UUID of the new GPU, and the PCI address of the old one.`,
 		Example: `  nvsharectl migrate ml/notebook/main --gpu 1

@@ -174,6 +174,16 @@ func (j *judge) running(id sched.ClientID, on bool) {
 	}
 }
 
+// beside says whether a latency tenant runs beside the holder, whose gate is open.
+func (j *judge) beside() bool {
+	for _, g := range j.grants {
+		if g.beside && g.running {
+			return true
+		}
+	}
+	return false
+}
+
 // ended notes that a client's grant is not live any more.
 func (j *judge) ended(id sched.ClientID) {
 	j.running(id, false)

@@ -125,6 +125,9 @@ func (j *judge) checkLimits() {
 	if w.daemon.core == nil { // holders go on, and the next one begins anew
 		return
 	}
+	if j.beside() { // then a holder is billed for what latency tenants leave of the GPU; see sched/beside.go
+		w.changed()
+	}
 	for _, t := range w.tenants {
 		t.count(w.now, 0)
 		before := t.ring[t.sampled%samples]

@@ -140,13 +140,15 @@ func TestOverlapGroupOfPods(t *testing.T) {
 	g := newMembers(t)
 	from := judge.Now()
 	a := g.pod("small-a", nil)
-	b := g.pod("small-b", map[string]string{coreLimitAnnotation: "40"})
+	elsewhere := busy("small-b") // it has the sockets where its environment says
+	elsewhere.Env[api.MPSPipeEnv] = "/run/mps"
+	b := startPod(t, "small-b", map[string]string{gpuAnnotation: firstGPU, "nvshare.com/gpu-overlap": "small", coreLimitAnnotation: "40"}, elsewhere)
 	g.await("server starts", 1)
 	g.together(from, "small-a", "small-b")
-	for pod, limit := range map[*node.Pod]string{a: "", b: "40"} {
+	for pod, want := range map[*node.Pod][2]string{a: {cdi.ContainerMPSDir, ""}, b: {"/run/mps", "40"}} {
 		env := environ(t, pod.PID())
-		if env[api.MPSPipeEnv] != cdi.ContainerMPSDir || env[api.MPSThreadsEnv] != limit {
-			t.Errorf("%s runs with %s=%q, %s=%q", pod.Name, api.MPSPipeEnv, env[api.MPSPipeEnv], api.MPSThreadsEnv, env[api.MPSThreadsEnv])
+		if got := [2]string{env[api.MPSPipeEnv], env[api.MPSThreadsEnv]}; got != want {
+			t.Errorf("%s runs with %s and %s of %q, want %q", pod.Name, api.MPSPipeEnv, api.MPSThreadsEnv, got, want)
 		}
 	}
 	outside := busyPod(t, "small-outside")

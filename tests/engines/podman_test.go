@@ -75,6 +75,7 @@ func testPodman(t *testing.T, name, root, scripts string) {
 		argv := append([]string{"podman", "run", "--rm", "--device", "nvshare.com/gpu=1"}, options...)
 		runExample(t, e, name+"-"+what, append(append(argv, image), busy(what)...)...)
 	}
+	t.Run("any GPU", func(t *testing.T) { testAnyGPU(t, e, name) })
 	t.Run("annotations", func(t *testing.T) { testAnnotations(t, e, name) })
 	t.Run("read-only root", func(t *testing.T) { run(t, "readonly", "--read-only") })
 	t.Run("another user", func(t *testing.T) {
@@ -91,6 +92,18 @@ func testPodman(t *testing.T, name, root, scripts string) {
 			t.Errorf("got %q, %v", out, err)
 		}
 	})
+}
+
+// testAnyGPU: a container that may move can open all GPUs, sees the first one, and the
+// scheduler knows both.
+func testAnyGPU(t *testing.T, e *node.Engine, name string) {
+	ctx := within(t)
+	gpus := must(shared.Status(ctx))(t).Gpus
+	all := []string{gpus[0].Uuid, gpus[1].Uuid}
+	c := runExample(t, e, name+"-any", append([]string{"podman", "run", "--rm", "--device", "nvshare.com/gpu=any", image}, busy("any")...)...)
+	if got := c.Container; !slices.Equal(got.Gpus, all[:1]) || !slices.Equal(got.Reach, all) || !got.GetShare().GetMigratable() {
+		t.Errorf("the scheduler knows the container as %v", got)
+	}
 }
 
 // testAnnotations: an annotation limits a container from its first call on, and

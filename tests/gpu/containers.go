@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -51,7 +52,16 @@ func (b *bench) containersStep(ctx context.Context, work string) error {
 	if err := b.containers(ctx); err != nil {
 		return err
 	}
-	return errors.Join(b.cdiAlone(ctx, work), b.rows(ctx, work))
+	var errs []error
+	for _, part := range []struct {
+		name string
+		run  func(context.Context, string) error
+	}{{"cdi", b.cdiAlone}, {"rows", b.rows}, {"groups", b.groupsInPods}} {
+		if part.name == "groups" || b.cells.only == nil || b.cells.only.MatchString(part.name) {
+			errs = append(errs, part.run(ctx, work))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // cdiAlone checks the spec of our own discovery by the library that podman and
@@ -159,23 +169,10 @@ var inContainers = regexp.MustCompile(`^/(usr|opt)/`)
 
 // rows is the matrix with containers in place of the processes with the shim.
 func (b *bench) rows(ctx context.Context, work string) error {
-	results := filepath.Join(b.results, "containers")
-	if err := os.MkdirAll(results, 0o755); err != nil {
-		return err
-	}
-	if !inContainers.MatchString(b.python) {
-		return fmt.Errorf("containers see the host's /usr and /opt only, and the interpreter is %s: name another one in PYTHON", b.python)
-	}
-	if err := b.hostUsrOnce(work); err != nil {
-		return err
-	}
-	o := b.cells
-	o.minutes, o.peer = containersMinutes, ""
-	m, err := newMatrix(o, filepath.Join(work, "private", "rows"))
+	m, err := b.matrixOfPods(work)
 	if err != nil {
 		return err
 	}
-	m.python, m.script, m.results, m.arbiter, m.tenantEnv = b.python, b.script("worker.py"), results, nodeArbiter{b.node}, b.tenantEnv
 	started := 0
 	var pods []*node.Pod
 	defer func() {
@@ -185,7 +182,7 @@ func (b *bench) rows(ctx context.Context, work string) error {
 	}()
 	m.begin = func(g loadGroup, who string) (*worker, error) {
 		started++
-		w, pod, err := b.startPod(ctx, work, m, g, who, started)
+		w, pod, err := b.startPod(ctx, work, m, g, who, started, nil)
 		if pod != nil {
 			pods = append(pods, pod)
 		}
@@ -198,8 +195,30 @@ func (b *bench) rows(ctx context.Context, work string) error {
 	return m.run(ctx, []loadGroup{group})
 }
 
+// matrixOfPods is the matrix whose workers startPod starts.
+func (b *bench) matrixOfPods(work string) (*matrix, error) {
+	results := filepath.Join(b.results, "containers")
+	if err := os.MkdirAll(results, 0o755); err != nil {
+		return nil, err
+	}
+	if !inContainers.MatchString(b.python) {
+		return nil, fmt.Errorf("containers see the host's /usr and /opt only, and the interpreter is %s: name another one in PYTHON", b.python)
+	}
+	if err := b.hostUsrOnce(work); err != nil {
+		return nil, err
+	}
+	o := b.cells
+	o.minutes, o.peer = containersMinutes, ""
+	m, err := newMatrix(o, filepath.Join(work, "private", "rows"))
+	if err != nil {
+		return nil, err
+	}
+	m.python, m.script, m.results, m.arbiter, m.tenantEnv = b.python, b.script("worker.py"), results, nodeArbiter{b.node}, b.tenantEnv
+	return m, nil
+}
+
 // startPod starts a worker in a pod, with a process here that relays to it.
-func (b *bench) startPod(ctx context.Context, work string, m *matrix, g loadGroup, who string, number int) (*worker, *node.Pod, error) {
+func (b *bench) startPod(ctx context.Context, work string, m *matrix, g loadGroup, who string, number int, annotations map[string]string, more ...string) (*worker, *node.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
 	name := fmt.Sprintf("rows-%s-%d", who, number)
@@ -214,11 +233,13 @@ func (b *bench) startPod(ctx context.Context, work string, m *matrix, g loadGrou
 	env := map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root"}
 	m2 := *m
 	m2.tenantEnv = func(string, string) []string { return nil } // CDI and NRI do that
-	for _, e := range m2.environ(g, who) {
+	for _, e := range append(m2.environ(g, who), more...) {
 		k, v, _ := strings.Cut(e, "=")
 		env[k] = v
 	}
-	pod, err := b.node.RunPod(ctx, name, map[string]string{"nvshare.com/gpu": "nvshare.com/gpu=0"}, node.ContainerSpec{
+	all := map[string]string{"nvshare.com/gpu": "nvshare.com/gpu=0"}
+	maps.Copy(all, annotations)
+	pod, err := b.node.RunPod(ctx, name, all, node.ContainerSpec{
 		Args: []string{b.python, "-B", "/bundle/pipe.py", "serve", "/record/" + name + ".in", "/record/" + name + ".out", g.backend},
 		Env:  env,
 		Mounts: []node.Mount{

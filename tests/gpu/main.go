@@ -76,6 +76,7 @@ func main() {
 	loads := flag.String("loads", "", "shares: some of "+strings.Join(sharesByDefault, ", ")+" and hot-gemm, hot-graph, separated by commas")
 	flag.Float64Var(&b.cellSeconds, "cell", 0, "shares: length of a cell, `seconds`; default 6.6")
 	flag.IntVar(&b.rounds, "rounds", 0, "programs: windows of each mix each way; default 4, with --quick 1")
+	ways := flag.String("ways", "", "programs: only these ways to share, of native, on, off and auto, separated by commas")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
 	flag.IntVar(&b.tenantMiB, "tenant-mib", 0, "swap: memory of each tenant, `MiB`, in place of 16 GiB and up to 60")
 	plot := flag.String("plot", "", "only draw pictures of the results in a `file`: swap.json or makespan.json")
@@ -110,6 +111,9 @@ func main() {
 	}
 	if *loads != "" {
 		b.loads = strings.Split(*loads, ",")
+	}
+	if *ways != "" {
+		b.ways = strings.Split(*ways, ",")
 	}
 	if b.cells.minutes < 0 {
 		b.cells.minutes = 8.5
@@ -176,8 +180,9 @@ type bench struct {
 	cells           matrixOptions
 	loads           []string // of the step shares
 	cellSeconds     float64
-	tenantMiB       int // of the step swap
-	rounds          int // of the step programs; 0: by default
+	tenantMiB       int      // of the step swap
+	rounds          int      // of the step programs; 0: by default
+	ways            []string // of the step programs; none: all
 	node            *node.Node
 	backendName     []string // of the pool's processes, in place of PyTorch's loads
 	shared          *pool    // of the steps shares, tenants and priority; nil until one needs it

@@ -38,8 +38,8 @@ type way string
 
 const nativeWay way = "native"
 
-// Auto is last: there and back again, its second round follows the first.
-var ways = []way{nativeWay, "on", "off", "auto"}
+// allWays ends with auto: there and back again, its second round follows the first.
+var allWays = []way{nativeWay, "on", "off", "auto"}
 
 // autoLead is what mode auto takes to find the length of slices, before it is measured.
 const autoLead = 14 * time.Second
@@ -189,7 +189,7 @@ func (p *pool) keepOnly(ctx context.Context, loads []string) error {
 }
 
 func (b *bench) mix(ctx context.Context, r *programResults, programs []string, length time.Duration) (*mixed, error) {
-	p, n := b.shared, len(programs)
+	p, n, ways := b.shared, len(programs), b.waysOf()
 	if err := p.have(ctx, append(p.natives[:n:n], p.tenants[:n]...), append(slices.Clone(programs), programs...)); err != nil {
 		return nil, err
 	}
@@ -248,6 +248,14 @@ func (b *bench) mix(ctx context.Context, r *programResults, programs []string, l
 		m.Runs[i].sum(r.Native, programs, lats[slices.Index(ways, m.Runs[i].Way)])
 	}
 	return m, err
+}
+
+// waysOf are the ways that --ways names, or all.
+func (b *bench) waysOf() []way {
+	if len(b.ways) == 0 {
+		return allWays
+	}
+	return slices.DeleteFunc(slices.Clone(allWays), func(w way) bool { return !slices.Contains(b.ways, string(w)) })
 }
 
 // round lets the programs work once, one way.

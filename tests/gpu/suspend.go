@@ -282,7 +282,9 @@ func (x *suspendBench) many(ctx context.Context) error {
 	}
 	m.Fit = gpu / (m.MiB + 500)
 	x.r.Servers = m
-	if err := x.start(ctx, "suspend-servers", m.N*(m.MiB+256), args...); err != nil {
+	// Beside its weights a server takes memory for each answer: PyTorch's pool grows to some
+	// 300 MiB more.
+	if err := x.start(ctx, "suspend-servers", m.N*(m.MiB+512), args...); err != nil {
 		return err
 	}
 	defer x.s.stop()

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -16,7 +15,6 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
-	"github.com/nvshare/nvshare/sched/checkpoint"
 )
 
 // newPair is a site with two simulated GPUs and a tenant that fills a part of the first one.
@@ -24,31 +22,17 @@ func newPair(t *testing.T) (s *site, a *swapTenant) {
 	t.Helper()
 	s = newSite(t)
 	s.configure(fmt.Sprintf("gpus=2\nmemory_mib=%d\n", gpuMiB))
-	build := exec.Command("go", "build", "-o", filepath.Join(s.dir, checkpoint.Name), "../../sched/"+checkpoint.Name)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	build.Stderr = os.Stderr
-	s.check(build.Run())
-	s.buildSwapTenant()
+	s.buildCheckpoint()
+	s.buildTenant("swap-tenant")
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(s.log())
 		}
 	})
-	s.startPair()
+	s.startSwapping()
 	a = s.startSwapTenant("a", 1000)
 	s.awaitOn(0, a)
 	return s, a
-}
-
-func (s *site) startPair() {
-	s.t.Helper()
-	s.startScheduler("--swap-memory", "1Gi", "--swap-headroom", "0")
-	s.until("the scheduler swaps", func() error {
-		if s.swap() == nil {
-			return errors.New("not yet")
-		}
-		return nil
-	})
 }
 
 // awaitOn waits until a tenant has all its memory on a GPU, and nothing on the other one.
@@ -94,30 +78,6 @@ func (s *site) migrate(gpu int) error {
 	return err
 }
 
-// fault has a call of the driver's checkpoint calls fail, "": none.
-func (s *site) fault(what string) {
-	s.t.Helper()
-	s.check(os.WriteFile(filepath.Join(s.dir, "sim", "run", "checkpoint"), []byte(what+"\n"), 0o644))
-}
-
-// helperFor waits until nvshare-checkpoint runs, and returns its process.
-func (s *site) helperFor(operation string) (pid int) {
-	s.t.Helper()
-	s.until("nvshare-checkpoint runs", func() error {
-		all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-		for _, file := range all {
-			text, _ := os.ReadFile(file)
-			args := strings.Split(string(text), "\x00")
-			if len(args) > 2 && args[0] == filepath.Join(s.dir, checkpoint.Name) && args[1] == operation {
-				pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(file)))
-				return nil
-			}
-		}
-		return errors.New("not yet")
-	})
-	return pid
-}
-
 // A tenant that works goes to another GPU and back, ten times. Each word of its memory keeps
 // its value, and a tenant of the other GPU goes on.
 func TestMigrate(t *testing.T) {
@@ -142,7 +102,7 @@ func TestMigrate(t *testing.T) {
 func TestMigrateFaults(t *testing.T) {
 	s, a := newPair(t)
 	for _, call := range []string{"lock", "checkpoint", "restore", "unlock"} {
-		s.fault(call + " 304")
+		s.faults(call + " 304")
 		failed := make(chan error, 1)
 		go func() { failed <- s.migrate(1) }()
 		if call == "unlock" || call == "restore" { // it is tried until it works
@@ -152,10 +112,10 @@ func TestMigrateFaults(t *testing.T) {
 				}
 				return nil
 			})
-			s.fault("")
+			s.faults("")
 		}
 		err := <-failed
-		s.fault("")
+		s.faults("")
 		if call == "unlock" { // it was restored there already
 			s.check(err)
 			s.awaitOn(1, a)
@@ -167,11 +127,11 @@ func TestMigrateFaults(t *testing.T) {
 	}
 
 	// The helper is killed.
-	s.fault("restore hang")
+	s.faults("restore hang")
 	failed := make(chan error, 1)
 	go func() { failed <- s.migrate(1) }()
 	pid := s.helperFor("on")
-	s.fault("")
+	s.faults("")
 	s.check(syscall.Kill(pid, syscall.SIGKILL))
 	if err := <-failed; err == nil {
 		t.Error("no error, although the helper was killed")
@@ -179,14 +139,14 @@ func TestMigrateFaults(t *testing.T) {
 	s.awaitOn(0, a)
 
 	// The scheduler is killed.
-	s.fault("restore hang")
+	s.faults("restore hang")
 	go func() { failed <- s.migrate(1) }()
 	pid = s.helperFor("on")
 	s.endScheduler(syscall.SIGKILL)
-	s.fault("")
+	s.faults("")
 	s.check(syscall.Kill(pid, syscall.SIGKILL))
 	<-failed
-	s.startPair()
+	s.startSwapping()
 	s.awaitOn(0, a)
 	s.check(s.migrate(1))
 	s.awaitOn(1, a)
@@ -196,13 +156,13 @@ func TestMigrateFaults(t *testing.T) {
 // A tenant that is killed on its way leaves nothing behind.
 func TestMigrateKilled(t *testing.T) {
 	s, a := newPair(t)
-	s.fault("restore hang")
+	s.faults("restore hang")
 	failed := make(chan error, 1)
 	go func() { failed <- s.migrate(1) }()
 	pid := s.helperFor("on")
 	s.check(a.cmd.Process.Kill())
 	<-a.end
-	s.fault("")
+	s.faults("")
 	s.check(syscall.Kill(pid, syscall.SIGKILL))
 	select {
 	case err := <-failed:

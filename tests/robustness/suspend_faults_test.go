@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -45,34 +43,6 @@ func faultSite(t *testing.T) (s *site, x, other *suspendTenant) {
 	return s, x, other
 }
 
-// helper is the running nvshare-checkpoint; 0: none runs.
-func (s *site) helper() int {
-	s.t.Helper()
-	stats, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	s.check(err)
-	for _, path := range stats {
-		text, err := os.ReadFile(path)
-		if err == nil && strings.HasPrefix(string(text), filepath.Join(s.dir, checkpoint.Name)+"\x00") {
-			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			return pid
-		}
-	}
-	return 0
-}
-
-// awaitHelper waits until the program hangs in a call, by the state of the process that it
-// works on.
-func (s *site) awaitHelper() (pid int) {
-	s.t.Helper()
-	s.until("the helper runs", func() error {
-		if pid = s.helper(); pid == 0 {
-			return fmt.Errorf("it does not")
-		}
-		return nil
-	})
-	return pid
-}
-
 // awaitState waits for what the driver says of a process.
 func (x *suspendTenant) awaitState(want checkpoint.State) {
 	x.t.Helper()
@@ -102,7 +72,7 @@ func TestSuspendTenantDies(t *testing.T) {
 				x.awaitsAway()
 				s.faults("restore hang")
 				x.asks("k")
-				s.awaitHelper()
+				s.helperFor("on")
 			}
 			s.check(x.cmd.Process.Kill())
 			<-x.end
@@ -113,7 +83,7 @@ func TestSuspendTenantDies(t *testing.T) {
 				return nil
 			})
 			s.faults("")
-			if pid := s.helper(); pid != 0 {
+			for _, pid := range s.helpers("") { // one hangs
 				_ = unix.Kill(pid, unix.SIGKILL)
 			}
 		})
@@ -128,7 +98,7 @@ func TestSuspendHelperDies(t *testing.T) {
 	x.awaitState(checkpoint.Locked)
 	x.asks("q") // it waits in the shim
 	s.faults("")
-	s.check(unix.Kill(s.awaitHelper(), unix.SIGKILL))
+	s.check(unix.Kill(s.helperFor("off"), unix.SIGKILL))
 	x.says("q", 0)
 	x.awaits("keeps its context, with a reason", func(c *api.Client) bool {
 		return c.Context == api.ContextState_CONTEXT_STATE_PRESENT
@@ -139,7 +109,7 @@ func TestSuspendHelperDies(t *testing.T) {
 	x.awaitsAway()
 	s.faults("restore hang")
 	x.asks("k")
-	pid := s.awaitHelper()
+	pid := s.helperFor("on")
 	s.faults("")
 	s.check(unix.Kill(pid, unix.SIGKILL))
 	x.says("k", 0)
@@ -176,7 +146,7 @@ func TestSuspendSchedulerDies(t *testing.T) {
 	s.faults("checkpoint hang")
 	s.suspend()
 	x.awaitState(checkpoint.Locked)
-	pid := s.awaitHelper()
+	pid := s.helperFor("off")
 	s.faults("")
 	restart()
 	s.check(unix.Kill(pid, unix.SIGKILL))
@@ -186,7 +156,7 @@ func TestSuspendSchedulerDies(t *testing.T) {
 	x.awaitsAway()
 	s.faults("restore hang")
 	x.asks("k")
-	pid = s.awaitHelper()
+	pid = s.helperFor("on")
 	s.faults("")
 	restart()
 	s.check(unix.Kill(pid, unix.SIGKILL))

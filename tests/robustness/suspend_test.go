@@ -3,15 +3,15 @@
 package robustness
 
 import (
-	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"syscall"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,10 +23,8 @@ const suspendMiB = 64
 
 // suspendTenant is a process of suspend-tenant.
 type suspendTenant struct {
-	*tenant
+	*talker
 	*site
-	in  io.WriteCloser
-	out *bufio.Reader
 }
 
 // suspendSite is a site whose scheduler can take contexts off the GPU.
@@ -34,15 +32,8 @@ func suspendSite(t *testing.T) *site {
 	t.Helper()
 	s := newSite(t)
 	s.configure("gpus=2\nmemory_mib=320\n")
-	program := exec.Command("go", "build", "-o", filepath.Join(s.dir, checkpoint.Name), "../../sched/nvshare-checkpoint")
-	program.Env = append(os.Environ(), "CGO_ENABLED=0")
-	cc := exec.Command("cc", "-std=c11", "-D_GNU_SOURCE", "-pthread", "-I../simgpu", "-o", filepath.Join(s.dir, "suspend-tenant"),
-		"../workload/suspend-tenant.c", filepath.Join(s.dir, "sim", "lib", "libcuda.so.1"))
-	for _, cmd := range []*exec.Cmd{program, cc} {
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
-		}
-	}
+	s.buildCheckpoint()
+	s.buildTenant("suspend-tenant")
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(s.log())
@@ -50,6 +41,47 @@ func suspendSite(t *testing.T) *site {
 	})
 	s.startSwapping()
 	return s
+}
+
+// buildCheckpoint puts the program beside the scheduler.
+func (s *site) buildCheckpoint() {
+	s.t.Helper()
+	cmd := exec.Command("go", "build", "-o", filepath.Join(s.dir, checkpoint.Name), "../../sched/"+checkpoint.Name)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		s.t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
+	}
+}
+
+// helpers are the nvshare-checkpoint that do an operation now, off or on; "": all of them.
+func (s *site) helpers(operation string) (pids []int) {
+	s.t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*")
+	s.check(err)
+	for _, dir := range all {
+		args, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		does, _ := os.ReadFile(filepath.Join(dir, "comm"))
+		if strings.HasPrefix(string(args), filepath.Join(s.dir, checkpoint.Name)+"\x00") &&
+			(operation == "" || strings.HasPrefix(string(does), operation+" ")) {
+			pid, err := strconv.Atoi(filepath.Base(dir))
+			s.check(err)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// helperFor waits until nvshare-checkpoint does an operation, and returns its process.
+func (s *site) helperFor(operation string) (pid int) {
+	s.t.Helper()
+	s.until("nvshare-checkpoint works", func() error {
+		if pids := s.helpers(operation); len(pids) > 0 {
+			pid = pids[0]
+			return nil
+		}
+		return errors.New("not yet")
+	})
+	return pid
 }
 
 func (s *site) startSwapping(more ...string) {
@@ -65,28 +97,8 @@ func (s *site) startSwapping(more ...string) {
 
 func (s *site) startSuspendTenant(name string, change ...func(*exec.Cmd)) *suspendTenant {
 	s.t.Helper()
-	x := &suspendTenant{site: s, tenant: &tenant{name: name, end: make(chan struct{})}}
-	x.cmd = exec.Command(filepath.Join(s.dir, "suspend-tenant"), strconv.Itoa(suspendMiB))
-	x.cmd.Env = s.env("LD_PRELOAD="+filepath.Join(s.build, "lib", "libnvshare.so"), "NVSHARE_SIMGPU_TENANT="+name)
-	x.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	x.cmd.Stderr = os.Stderr
-	for _, f := range change {
-		f(x.cmd)
-	}
-	var err error
-	x.in, err = x.cmd.StdinPipe()
-	s.check(err)
-	r, w, err := os.Pipe() // not StdoutPipe, which Wait closes
-	s.check(err)
-	s.t.Cleanup(func() { r.Close() })
-	x.cmd.Stdout, x.out = w, bufio.NewReader(r)
-	s.check(x.cmd.Start())
-	w.Close()
-	go func() {
-		x.err = x.cmd.Wait()
-		close(x.end)
-	}()
-	s.tenants = append(s.tenants, x.tenant)
+	env := s.env("LD_PRELOAD="+filepath.Join(s.build, "lib", "libnvshare.so"), "NVSHARE_SIMGPU_TENANT="+name)
+	x := &suspendTenant{s.startTalker(name, env, change, "suspend-tenant", strconv.Itoa(suspendMiB)), s}
 	x.says("filled", 0)
 	return x
 }
@@ -167,7 +179,7 @@ func (x *suspendTenant) awaitsPresent() {
 // state is what the driver says.
 func (x *suspendTenant) state() checkpoint.State {
 	x.t.Helper()
-	r := checkpoint.Runner{Program: filepath.Join(x.dir, checkpoint.Name), Env: x.env()}
+	r := &checkpoint.Runner{Program: filepath.Join(x.dir, checkpoint.Name), Env: x.env()}
 	state, err := r.State(context.Background(), x.cmd.Process.Pid)
 	x.check(err)
 	return state

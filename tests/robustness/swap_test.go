@@ -27,35 +27,23 @@ const (
 	tenantMiB = 192
 )
 
-// swapTenant is a process of swap-tenant.
-type swapTenant struct {
+// talker is a process that the test talks to: it ends with its standard input.
+type talker struct {
 	*tenant
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-// verdict is what swap-tenant prints at its end.
-type verdict struct {
-	Rounds, Wrong, MiB uint64
-}
-
-func (s *site) buildSwapTenant() {
+// startTalker starts a program that is in the site's directory.
+func (s *site) startTalker(name string, env []string, change []func(*exec.Cmd), program string, args ...string) *talker {
 	s.t.Helper()
-	cc := exec.Command("cc", "-std=c11", "-D_GNU_SOURCE", "-I../simgpu", "-o", filepath.Join(s.dir, "swap-tenant"),
-		"../workload/swap-tenant.c", filepath.Join(s.dir, "sim", "lib", "libcuda.so.1"))
-	if out, err := cc.CombinedOutput(); err != nil {
-		s.t.Fatalf("build swap-tenant: %v\n%s", err, out)
-	}
-}
-
-func (s *site) startSwapTenant(name string, seed int) *swapTenant {
-	s.t.Helper()
-	x := &swapTenant{tenant: &tenant{name: name, end: make(chan struct{})}}
-	x.cmd = exec.Command(filepath.Join(s.dir, "swap-tenant"), strconv.Itoa(tenantMiB), strconv.Itoa(seed))
-	x.cmd.Env = s.env("LD_PRELOAD="+filepath.Join(s.build, "lib", "libnvshare.so"),
-		"NVSHARE_SIMGPU_TENANT="+name, "NVSHARE_SCHEDULER_LOSS=closed")
+	x := &talker{tenant: &tenant{name: name, end: make(chan struct{})}}
+	x.cmd = exec.Command(filepath.Join(s.dir, program), args...)
+	x.cmd.Env, x.cmd.Stderr = env, os.Stderr
 	x.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	x.cmd.Stderr = os.Stderr
+	for _, f := range change {
+		f(x.cmd)
+	}
 	var err error
 	x.in, err = x.cmd.StdinPipe()
 	s.check(err)
@@ -71,6 +59,31 @@ func (s *site) startSwapTenant(name string, seed int) *swapTenant {
 	}()
 	s.tenants = append(s.tenants, x.tenant)
 	return x
+}
+
+// swapTenant is a process of swap-tenant.
+type swapTenant struct{ *talker }
+
+// verdict is what swap-tenant prints at its end.
+type verdict struct {
+	Rounds, Wrong, MiB uint64
+}
+
+// buildTenant compiles a program of tests/workload.
+func (s *site) buildTenant(name string) {
+	s.t.Helper()
+	cc := exec.Command("cc", "-std=c11", "-D_GNU_SOURCE", "-pthread", "-I../simgpu", "-o", filepath.Join(s.dir, name),
+		"../workload/"+name+".c", filepath.Join(s.dir, "sim", "lib", "libcuda.so.1"))
+	if out, err := cc.CombinedOutput(); err != nil {
+		s.t.Fatalf("build %s: %v\n%s", name, err, out)
+	}
+}
+
+func (s *site) startSwapTenant(name string, seed int) *swapTenant {
+	s.t.Helper()
+	env := s.env("LD_PRELOAD="+filepath.Join(s.build, "lib", "libnvshare.so"),
+		"NVSHARE_SIMGPU_TENANT="+name, "NVSHARE_SCHEDULER_LOSS=closed")
+	return &swapTenant{s.startTalker(name, env, nil, "swap-tenant", strconv.Itoa(tenantMiB), strconv.Itoa(seed))}
 }
 
 // finish makes the tenant check all its memory once more, and returns the verdict.
@@ -131,7 +144,7 @@ func TestSwap(t *testing.T) {
 
 func swap(t *testing.T, s *site) {
 	s.configure(fmt.Sprintf("gpus=1\nmemory_mib=%d\n", gpuMiB))
-	s.buildSwapTenant()
+	s.buildTenant("swap-tenant")
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(s.log())

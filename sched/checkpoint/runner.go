@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// DefaultLimit is how long an operation may take: the driver moves 2 GB of what is left on
+// the GPU in a second.
+const DefaultLimit = 60 * time.Second
+
+const (
+	// maxReady bounds how many programs wait for an operation; each has the driver loaded.
+	maxReady = 2
+	// linger is how long a program waits that is not wanted any more.
+	linger = time.Minute
+)
+
+// Runner has the program do operations, each program one at a time. The zero Runner has no
+// program.
+type Runner struct {
+	Program string
+	Env     []string      // beside the environment of this process
+	Limit   time.Duration // of an operation; 0: DefaultLimit
+
+	mu       sync.Mutex
+	wanted   int // so many programs are to be ready
+	starting int
+	ready    []*helper
+	ending   *time.Timer // ends those that are not wanted; nil: never set
+}
+
+// Off has a process leave all GPUs.
+func (r *Runner) Off(ctx context.Context, pid int) (Times, error) {
+	res, err := r.run(ctx, Request{Op: "off", PID: pid})
+	return res.Took, err
+}
+
+// On has a process come back.
+func (r *Runner) On(ctx context.Context, pid int, pairs []Pair) (Times, error) {
+	res, err := r.run(ctx, Request{Op: "on", PID: pid, Pairs: pairs})
+	return res.Took, err
+}
+
+// State asks the driver for the state of a process.
+func (r *Runner) State(ctx context.Context, pid int) (State, error) {
+	res, err := r.run(ctx, Request{Op: "state", PID: pid})
+	return res.State, err
+}
+
+// Expect says that so many operations may come at any time. Programs are started for them,
+// up to a small number, and make the driver ready: that takes some tenths of a second.
+// Those that nobody expects any more end after a minute. It does not wait.
+func (r *Runner) Expect(operations int) {
+	if r.Program == "" {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.wanted = min(operations, maxReady)
+	r.ready = slices.DeleteFunc(r.ready, (*helper).dead)
+	for ; len(r.ready)+r.starting < r.wanted; r.starting++ {
+		go func() {
+			h, err := r.start()
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.starting--
+			if err == nil { // else an operation will say why
+				r.keep(h)
+			}
+		}()
+	}
+	r.endLater()
+}
+
+// keep has a program wait for an operation. The lock is held.
+func (r *Runner) keep(h *helper) {
+	if len(r.ready) >= maxReady || r.wanted == 0 && r.ending == nil {
+		h.end()
+		return
+	}
+	r.ready = append(r.ready, h)
+	r.endLater()
+}
+
+// endLater has programs end that are not wanted then. The lock is held.
+func (r *Runner) endLater() {
+	if len(r.ready) <= r.wanted {
+		return
+	}
+	if r.ending != nil {
+		r.ending.Reset(linger)
+		return
+	}
+	r.ending = time.AfterFunc(linger, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for len(r.ready) > r.wanted {
+			r.ready[0].end()
+			r.ready = r.ready[1:]
+		}
+	})
+}
+
+// take gives the operation to a program that has nothing to do, and returns the program.
+func (r *Runner) take(q Request) (*helper, error) {
+	for h := r.takeReady(); h != nil; h = r.takeReady() {
+		if h.send(q) == nil {
+			return h, nil
+		}
+		h.end() // it has ended already
+	}
+	h, err := r.start()
+	if err == nil {
+		_ = h.send(q) // answer() says what became of it
+	}
+	return h, err
+}
+
+func (r *Runner) takeReady() *helper {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.ready) == 0 {
+		return nil
+	}
+	h := r.ready[0]
+	r.ready = r.ready[1:]
+	return h
+}
+
+func (r *Runner) start() (*helper, error) {
+	env := slices.DeleteFunc(append(os.Environ(), r.Env...), func(e string) bool { return strings.HasPrefix(e, "LD_PRELOAD=") })
+	return startHelper(r.Program, env)
+}
+
+func (r *Runner) run(ctx context.Context, q Request) (Result, error) {
+	began := time.Now()
+	if r.Program == "" {
+		return Result{PID: q.PID, State: Unknown}, ErrNone
+	}
+	limit := r.Limit
+	if limit == 0 {
+		limit = DefaultLimit
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	fail := func(why string, timeout bool) (Result, error) {
+		res := Result{PID: q.PID, State: Unknown, Error: fmt.Sprintf("%s %s of process %d %s", Name, q.Op, q.PID, why)}
+		return res, &Error{Result: res, Timeout: timeout}
+	}
+	h, err := r.take(q)
+	if err != nil {
+		return fail(err.Error(), false)
+	}
+	res, err := h.answer(ctx)
+	switch {
+	case ctx.Err() != nil && err != nil:
+		h.kill()
+		return fail(fmt.Sprintf("did not end within %s", limit), true)
+	case err != nil:
+		h.end()
+		return fail(err.Error(), false)
+	}
+	res.Took = append(Times{{"start", time.Since(began) - res.Took.Sum()}}, res.Took...)
+	if res.Error != "" {
+		h.end() // a new one may do better
+		return res, &Error{Result: res}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.keep(h)
+	return res, nil
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/tests/node"
+)
+
+// Members of an overlap group in pods. The other ways are processes without containers.
+const (
+	inPods     = "pods of a group"
+	podsReport = 100 * time.Millisecond
+)
+
+// mpsBesideUsr: a group's pipe lies below /usr unless a container says otherwise, and these
+// containers have the host's /usr, which nothing may be mounted on.
+const mpsBesideUsr = api.MPSPipeEnv + "=/run/mps"
+
+var podsOfGroup = map[string]string{"nvshare.com/gpu-overlap": "pods"}
+
+// groupsInPods measures overlap groups whose members are pods: small kernels, and decoders.
+func (b *bench) groupsInPods(ctx context.Context, work string) error {
+	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
+	defer cancel()
+	o := &overlapBench{bench: b, length: 4 * time.Second, r: overlapResult{Facts: map[string]string{}}}
+	sim := ""
+	if b.simulated {
+		sim, o.length = node.SimGPU, time.Second
+	}
+	var err error
+	if o.control, err = cdi.FindMPSControl(cdi.Options{SimDir: sim}); err != nil {
+		return err
+	}
+	o.r.Control = o.control
+	errs := []error{b.installSwap()}
+	if o.chosen("groups, small kernels") {
+		errs = append(errs, o.smallInPods(ctx))
+	}
+	if o.chosen("groups, decoders") && !b.simulated {
+		errs = append(errs, o.decodersInPods(ctx, work))
+	}
+	return errors.Join(append(errs, b.saveJSON("groups-in-pods.json", o.r))...)
+}
+
+// smallInPods measures pods with kernels of 20 blocks beside the same programs under plain MPS.
+func (o *overlapBench) smallInPods(ctx context.Context) error {
+	const load = "20 blocks, 20 µs"
+	alone := o.cell(ctx, load, native, 1, 20, 20)
+	held, failed := true, alone.Error != ""
+	for _, n := range []int{1, 2, 4, 8} {
+		mps := o.cell(ctx, load, plainMPS, n, 20, 20)
+		c := overlapCell{Load: load, Way: inPods, N: n}
+		var err error
+		if c.Rates, err = o.busyPods(ctx, n); err != nil {
+			c.Error, failed = err.Error(), true
+		}
+		c.Sum = round(sumOf(c.Rates), 1)
+		for _, c := range []*overlapCell{&mps, &c} {
+			c.OfAlone = round(c.Sum/max(alone.Sum, 1), 3)
+		}
+		c.OfMPS = round(c.Sum/max(mps.Sum, 1), 3)
+		held = held && c.OfMPS >= overlapTarget && (n != 4 || c.OfAlone >= smallTarget)
+		o.r.Cells = append(o.r.Cells, mps, c)
+		fmt.Printf("  %d pods of %s: %9.0f kernels/s, %.2f of one process alone, %.3f of plain MPS %s\n", n, load, c.Sum, c.OfAlone, c.OfMPS, c.Error)
+	}
+	fmt.Printf("  groups of pods: at least %.2f of plain MPS, four at least %.1f times one alone: %s\n", overlapTarget, smallTarget, holds(held))
+	if failed {
+		return errors.New("groups of pods: a row has no figure")
+	}
+	return nil
+}
+
+// busyPods runs n pods of one group, and returns the kernels per second of each while all run.
+func (o *overlapBench) busyPods(ctx context.Context, n int) ([]float64, error) {
+	var pods []*node.Pod
+	defer func() {
+		for _, p := range pods {
+			_ = p.Remove(context.WithoutCancel(ctx))
+		}
+	}()
+	annotations := map[string]string{"nvshare.com/gpu": "nvshare.com/gpu=0"}
+	maps.Copy(annotations, podsOfGroup)
+	for i := range n {
+		args := append([]string{"cuda-busy"}, busyProgram(20, 20, time.Minute)[1:]...)
+		p, err := o.node.RunPod(ctx, fmt.Sprintf("small-%d-of-%d", i, n), annotations, node.ContainerSpec{
+			Args: append(args, "--report-ms", fmt.Sprint(podsReport.Milliseconds()))})
+		if err != nil {
+			return nil, err
+		}
+		pods = append(pods, p)
+	}
+	read := func(reports int) (all []podReport, err error) {
+		for _, p := range pods {
+			err := node.Until(ctx, "reports of "+p.Name, func() error {
+				lines := strings.Split(strings.TrimSpace(p.Log()), "\n")
+				var r podReport
+				if err := json.Unmarshal([]byte(lines[len(lines)-1]), &r); err != nil || r.Elapsed == 0 || len(lines) < reports {
+					return fmt.Errorf("it printed %q", lines)
+				}
+				all = append(all, r)
+				return nil
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+		return all, nil
+	}
+	if _, err := read(3); err != nil { // all work
+		return nil, err
+	}
+	from, err := read(3)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-time.After(o.length):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	to, err := read(3)
+	if err != nil {
+		return nil, err
+	}
+	rates := make([]float64, n)
+	for i := range rates {
+		rates[i] = round(float64(to[i].Launches-from[i].Launches)/max(to[i].Elapsed-from[i].Elapsed, 0.001), 1)
+	}
+	return rates, nil
+}
+
+// A podReport is a line of cuda-busy.
+type podReport struct {
+	Launches uint64  `json:"launches"`
+	Elapsed  float64 `json:"elapsed_s"`
+}
+
+// decodersInPods measures three decoders in pods beside three under plain MPS.
+func (o *overlapBench) decodersInPods(ctx context.Context, work string) error {
+	const load, n = "decode", 3
+	loads := slices.Repeat([]string{load}, n)
+	alone, err := o.alone(ctx, load)
+	if err != nil {
+		return err
+	}
+	mps, err := o.together(ctx, plainMPS, slices.Repeat([]member{{load: load}}, n))
+	if err != nil {
+		return err
+	}
+	m, err := o.matrixOfPods(work)
+	if err != nil {
+		return err
+	}
+	var workers []*worker
+	var pods []*node.Pod
+	defer func() {
+		o.quit(workers)
+		for _, p := range pods {
+			_ = p.Remove(context.WithoutCancel(ctx))
+		}
+	}()
+	group := loadGroup{framework: "torch", allocator: "default", backend: "programs"}
+	for i := range n {
+		err := onProcessors(i, mostDecoders, func() error {
+			w, pod, err := o.startPod(ctx, work, m, group, "decoder", i, podsOfGroup, mpsBesideUsr)
+			if pod != nil {
+				pods = append(pods, pod)
+			}
+			if w != nil {
+				workers = append(workers, w)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(together(workers, func(w *worker) error { return prepare(ctx, w, load) })...); err != nil {
+		return err
+	}
+	rates, err := o.window(ctx, workers, loads)
+	if err != nil {
+		return err
+	}
+	for _, c := range []overlapCell{
+		{Load: load, Way: plainMPS, N: n, Rates: mps},
+		{Load: load, Way: inPods, N: n, Rates: rates, OfMPS: round(sumOf(rates)/max(sumOf(mps), 0.001), 3)},
+	} {
+		c.Sum = round(sumOf(c.Rates), 3)
+		c.OfAlone = round(c.Sum/max(alone, 0.001), 3)
+		o.r.Cells = append(o.r.Cells, c)
+		fmt.Printf("  %d decoders, %s: %.3f steps/s, %.2f of one alone\n", n, c.Way, c.Sum, c.OfAlone)
+	}
+	return nil
+}
