@@ -7,7 +7,7 @@ const noticed = 8
 
 // notices are what decides whether more than a few holders are told.
 type notices struct {
-	told    [3]bool // somebody waits for latency grants to end; for turns to end; there are others beside an overlap group
+	told    [3]bool // somebody waits for latency grants to end; for turns to end; all clients are of one overlap group
 	tellAll bool    // the mode or a share has changed, which every holder is to know
 }
 
@@ -92,8 +92,9 @@ func (c *GPU) notice(cl *client) {
 // after it, and nobody waits in concurrent mode. In turns many hold if they are a group.
 func (c *GPU) noticeAll() {
 	turns := c.effective == Exclusive
-	group := c.open.head != nil && c.open.head.tenant.overlaps()
-	if now := [3]bool{turns && c.waiting+c.open.n > 0, turns && c.waiting+c.latency.n > 0, group && c.beyond(c.open.head) > 0}; now != c.told {
+	first := c.open.head // of one group if all are
+	together := first != nil && first.tenant.overlaps() && c.beyond(first) == 0
+	if now := [3]bool{turns && c.waiting+c.open.n > 0, turns && c.waiting+c.latency.n > 0, together}; now != c.told {
 		c.told, c.tellAll = now, true
 	}
 	for _, l := range []*list{&c.open, &c.latency, &c.beside} {

@@ -121,5 +121,15 @@ func TestGroupAloneIsAlone(t *testing.T) {
 		told("with one from outside", true)
 		c.Step(2, Gone{Client: 100})
 		told("alone again", false)
+
+		// In mode concurrent the one from outside may have been granted first.
+		c = New(Config{Mode: Concurrent})
+		c.Step(0, Attach{Client: 100, Tenant: "outside", Want: true})
+		for id := ClientID(1); id <= members; id++ {
+			c.Step(0, Attach{Client: id, Share: Share{Overlap: "g"}, Want: true})
+		}
+		told("at the same time as one from outside", true)
+		c.Step(1, Gone{Client: 100})
+		told("when that one has gone", false)
 	}
 }

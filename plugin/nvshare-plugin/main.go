@@ -31,6 +31,8 @@ import (
 
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/journal"
 )
 
 type flags struct {
@@ -47,11 +49,7 @@ type flags struct {
 }
 
 func main() {
-	log := logrus.New()
-	log.SetOutput(os.Stderr)
-	if os.Getenv("NVSHARE_DEBUG") == "1" {
-		log.SetLevel(logrus.DebugLevel)
-	}
+	log := journal.New()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := command(log).ExecuteContext(ctx); err != nil {
@@ -76,6 +74,7 @@ func command(log logrus.FieldLogger) *cobra.Command {
 nvshare.com/gpu-nri, and gives GPUs to pods that ask for them in annotations. At
 SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 		Args:          cobra.NoArgs,
+		Version:       api.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/coreos/go-systemd/v22/activation"
 	systemd "github.com/coreos/go-systemd/v22/daemon"
-	"github.com/coreos/go-systemd/v22/journal"
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
@@ -29,6 +28,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/rundir"
+	"github.com/nvshare/nvshare/sched/journal"
 	"github.com/nvshare/nvshare/sched/web"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -90,7 +90,7 @@ or a process that removes LD_PRELOAD is not held.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.swap.quantumFixed = cmd.Flags().Changed("tq") && !cmd.Flags().Changed("swap-share")
 			f.swap.readyGiven = cmd.Flags().Changed("swap-ready")
-			opts, err := f.options(newLog())
+			opts, err := f.options(logrus.NewEntry(journal.New()))
 			if err != nil {
 				return fmt.Errorf("%w\nRun nvshare-scheduler --help", err)
 			}
@@ -182,18 +182,6 @@ func defaultSpin() time.Duration {
 		return 0
 	}
 	return wire.SpinTime
-}
-
-func newLog() *logrus.Entry {
-	logger := logrus.New()
-	logger.SetOutput(os.Stderr)
-	if yes, err := journal.StderrIsJournalStream(); err == nil && yes {
-		logger.SetFormatter(&journalLines{logrus.TextFormatter{DisableTimestamp: true, DisableColors: true}})
-	}
-	if os.Getenv("NVSHARE_DEBUG") == "1" {
-		logger.SetLevel(logrus.DebugLevel)
-	}
-	return logrus.NewEntry(logger)
 }
 
 func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {

@@ -16,8 +16,8 @@ import (
 // completeLimit bounds what a shell waits for when its user asks for names.
 const completeLimit = time.Second
 
-// complete makes flags of this name, and the arguments of why, complete to what there
-// is now. A scheduler that does not answer has no names.
+// complete makes flags of these names, and the tenants that commands take, complete to what
+// there is now. A scheduler that does not answer has no names.
 func complete(root *cobra.Command, f *rootFlags) {
 	names := func(of func(*api.StatusResponse) []string) cobra.CompletionFunc {
 		return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -48,16 +48,26 @@ func complete(root *cobra.Command, f *rootFlags) {
 		"priority":    fixed("batch", "latency", "none"),
 		"memory-mode": fixed("swap", "resident", "managed", "none"),
 	}
-	for _, cmd := range append(root.Commands(), root) {
+	withTenant := []string{"why", "set", "suspend", "resume", "migrate"}
+	for _, cmd := range withSubcommands(root) {
 		for name, values := range byFlag {
 			if cmd.Flags().Lookup(name) != nil {
 				_ = cmd.RegisterFlagCompletionFunc(name, values) // fails for flags that do not exist
 			}
 		}
-		if cmd.Name() == "why" {
+		if slices.Contains(withTenant, cmd.Name()) {
 			cmd.ValidArgsFunction = names(tenantNames)
 		}
 	}
+}
+
+// withSubcommands returns a command and all below it.
+func withSubcommands(cmd *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{cmd}
+	for _, c := range cmd.Commands() {
+		all = append(all, withSubcommands(c)...)
+	}
+	return all
 }
 
 // containerNames returns the names of the containers that the scheduler knows.

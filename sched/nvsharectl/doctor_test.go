@@ -146,6 +146,9 @@ func TestDoctor(t *testing.T) {
 			g.Clients[1].Controls = &api.Controls{Slices: "works", Channels: "driver refused"}
 			g.Clients[2].Controls = &api.Controls{Slices: "not tried", Channels: "not tried"}
 		}, "controls", warn, "proved in 1 processes, tried in 0, refused in 1, not known in 1; 7 grants preempted"},
+		"slow hand-overs": {func(_ *testing.T, p *patient) {
+			p.status.Gpus[0].HandOvers = &api.Spread{Count: 12, P50Ns: 300_000, P99Ns: 250_000_000}
+		}, "hand-over", warn, "12 so far, p50 and p99 300µs/250ms, the last grant "},
 		"no socket": {remove("/run/nvshare/tenant/scheduler.sock"), "socket", fail, "no scheduler"},
 		"closed socket": {func(t *testing.T, p *patient) {
 			if err := os.Chmod(filepath.Join(p.root, "run/nvshare/tenant/scheduler.sock"), 0o600); err != nil {

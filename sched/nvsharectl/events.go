@@ -197,7 +197,7 @@ func eventTypeName(t api.EventType) string {
 // eventText returns who an event is about, and why it came.
 func eventText(e *api.Event) string {
 	who := ""
-	if e.Client != 0 {
+	if e.Client != 0 || e.Pid != 0 {
 		who = fmt.Sprintf("%s (pid %d): ", api.Tenant(e.Container, e.Uid), e.Pid)
 	} else if e.Container != nil {
 		who = api.Tenant(e.Container, e.Uid) + ": "

@@ -62,6 +62,10 @@ func happened() []*api.Event {
 	add(api.EventType_EVENT_TYPE_UNFENCE, of(func(e *api.Event) { e.Reason, e.HeldNs = "death", 61_000_000_000 }))
 	add(api.EventType_EVENT_TYPE_OUT_OF_MEMORY, of(func(e *api.Event) { e.Reason = "the limit of 1024 MiB" }))
 	add(api.EventType_EVENT_TYPE_WARNING, func(e *api.Event) { e.Container, e.Reason = pod, "annotations without effect: x" })
+	add(api.EventType_EVENT_TYPE_UNMANAGED, of(func(e *api.Event) {
+		e.Client, e.Epoch, e.Container, e.Uid = 0, 0, &api.Container{}, 1001
+		e.Reason = "uses the GPU and is no client: nobody arbitrates its work"
+	}))
 	add(99, func(e *api.Event) { e.Reason = "what a later\x1b[2J scheduler says" })
 	return all
 }

@@ -320,6 +320,8 @@ func TestSetShare(t *testing.T) {
 		{"set --user 1000 --memory-mode resident", &api.SetShareRequest{Uid: proto.Uint32(1000), MemoryMode: api.MemoryMode_MEMORY_MODE_RESIDENT.Enum()},
 			&api.SetShareResponse{Uid: 1000, Changes: []*api.ShareChange{{Uuid: "GPU-x", Old: &api.Share{}, New: &api.Share{MemoryMode: api.MemoryMode_MEMORY_MODE_RESIDENT}}}},
 			"GPU 0, user 1000: memory mode swap → resident\n"},
+		{"set ml/train --core-limit 25", &api.SetShareRequest{Container: "ml/train", CoreLimit: proto.Uint32(25)}, &api.SetShareResponse{}, ""},
+		{"set 1000 --core-limit 25", &api.SetShareRequest{Uid: proto.Uint32(1000), CoreLimit: proto.Uint32(25)}, &api.SetShareResponse{}, ""},
 		{"set --user=1000 --memory-limit=0", &api.SetShareRequest{Uid: proto.Uint32(1000), MemoryBytes: proto.Uint64(0)}, &api.SetShareResponse{}, ""},
 	} {
 		f := &fake{share: tc.resp, status: sample()}
@@ -369,7 +371,9 @@ func TestErrors(t *testing.T) {
 		{"set --container a --memory-limit 8k", nil, exitUsage, "less than 1Mi"},
 		{"set --user root --memory-limit 8Gi", nil, exitUsage, "not the number of a user"},
 		{"set --user 4294967296 --memory-limit 8Gi", nil, exitUsage, "not the number of a user"},
-		{"set a --memory-limit 8Gi", nil, exitUsage, "unknown command"},
+		{"set a b --memory-limit 8Gi", nil, exitUsage, "accepts at most 1 arg"},
+		{"set a --user 1 --memory-limit 8Gi", nil, exitUsage, "--container or --user"},
+		{"set --user 1 --clear", nil, exitUsage, "unknown flag: --clear\n"},
 		{"set --container ab --memory-limit 8Gi", &fake{err: status.Error(codes.NotFound, `container "ab": no such`)}, exitFailed, `container "ab"`},
 		{"-o xml", nil, exitUsage, "none of table, wide, json, yaml"},
 		{"events -o yaml", nil, exitUsage, "none of text, json"},

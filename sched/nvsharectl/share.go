@@ -17,15 +17,17 @@ import (
 // shareFlags name one tenant and its terms. The settings of GPUs are flags of the
 // root command.
 type shareFlags struct {
-	container, user, gpu string
-	list                 bool
-	values               map[string]*string // of the terms' flags, by key
+	tenant          string // either of the next two
+	container, user string
+	gpu             string
+	list            bool
+	values          map[string]*string // of the terms' flags, by key
 }
 
 func setCommand(root *rootFlags, io streams) *cobra.Command {
 	f := &shareFlags{values: map[string]*string{}}
 	cmd := &cobra.Command{
-		Use:   "set --list | (--container NAME | --user UID) [--gpu N] SETTING...",
+		Use:   "set --list | (TENANT | --container NAME | --user UID) [--gpu N] SETTING...",
 		Short: "Change what a container, or a user's processes outside containers, may have of GPUs",
 		Long: `set changes at once what a container may have of each GPU and is promised, and
 prints the old and the new values. A value holds for all processes of the
@@ -40,15 +42,18 @@ A core request promises a part, which it gets whenever it wants it: more than
 of priority latency do not wait for their turn. What is in use of the memory
 stays, also above a new limit: allocations then fail until enough of it is freed.
 
-A size is a number with a unit (8Gi, 4096Mi, 4G) or a number of MiB. A container
-is named as the status shows it, by its pod, by its own name if no other has the
-same, or by the beginning of its id.`,
-		Example: `  nvsharectl set --container ml/train-a/main --core-limit 25 --memory-limit 8Gi
+A size is a number with a unit (8Gi, 4096Mi, 4G) or a number of MiB. TENANT is the
+number of a user, or a container: as the status shows it, by its pod, by its own
+name if no other has the same, or by the beginning of its id.`,
+		Example: `  nvsharectl set ml/train-a/main --core-limit 25 --memory-limit 8Gi
   nvsharectl set --container 4f0c2b --core-request 30 --weight 200 --gpu 0
   nvsharectl set --container ml/serve/main --priority latency
   nvsharectl set --user 1000 --core-limit none`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				f.tenant = args[0]
+			}
 			if f.list {
 				return listSettings(cmd.Context(), root.runDir, io)
 			}
@@ -72,10 +77,18 @@ same, or by the beginning of its id.`,
 // given tells whether the command line has a flag.
 func (f *shareFlags) request(given func(flag string) bool) (*api.SetShareRequest, api.FieldSet, error) {
 	req := &api.SetShareRequest{Container: f.container, Gpu: f.gpu}
-	if (f.container == "") == (f.user == "") {
-		return nil, 0, usageError{errors.New("set: say whose share, with either --container or --user")}
+	named := 0
+	for _, name := range []string{f.tenant, f.container, f.user} {
+		if name != "" {
+			named++
+		}
 	}
-	if f.user != "" {
+	switch {
+	case named != 1:
+		return nil, 0, usageError{errors.New("set: say whose share, with either a tenant's name, --container or --user")}
+	case f.tenant != "":
+		req.Container, req.Uid = tenantArg(f.tenant)
+	case f.user != "":
 		n, err := strconv.ParseUint(f.user, 10, 32)
 		if err != nil {
 			return nil, 0, usageError{fmt.Errorf("--user: %q is not the number of a user (id -u prints it)", f.user)}
@@ -128,7 +141,7 @@ func (f *shareFlags) run(cmd *cobra.Command, runDir string, io streams) error {
 	var now *api.StatusResponse
 	if err := call(cmd.Context(), runDir, func(ctx context.Context, c *api.Conn) error {
 		if resp, err = c.SetShare(ctx, req); err != nil {
-			return err
+			return likeTenant(ctx, c, req.Container, err)
 		}
 		now, _ = c.Status(ctx, &api.StatusRequest{}) // only for warnings
 		return nil

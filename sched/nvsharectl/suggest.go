@@ -3,11 +3,17 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched/api"
 )
 
 // noCommand refuses what is no command, and names the command that is most like it.
@@ -33,10 +39,23 @@ func flagError(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w%s", err, suggestion("--"+unknown.GetSpecifiedName(), names))
 }
 
+// likeTenant adds to the error about a container that is not there the name of the tenant
+// that is most like it.
+func likeTenant(ctx context.Context, c *api.Conn, want string, err error) error {
+	if want == "" || status.Code(err) != codes.NotFound {
+		return err
+	}
+	r, statusErr := c.Status(ctx, &api.StatusRequest{})
+	if statusErr != nil {
+		return err
+	}
+	return fmt.Errorf("%s%s", messageOf(err), suggestion(want, append(containerNames(r), tenantNames(r)...)))
+}
+
 // suggestion returns " (did you mean X?)" for the one of names that is most like a
 // wrong name; "": none is.
 func suggestion(wrong string, names []string) string {
-	best, least := "", len(wrong)/3+2
+	best, least := "", len(strings.TrimPrefix(wrong, "--"))/3+2
 	for _, name := range names {
 		if d := distance(wrong, name); d < least {
 			best, least = name, d
@@ -45,7 +64,7 @@ func suggestion(wrong string, names []string) string {
 	if best == "" {
 		return ""
 	}
-	return fmt.Sprintf(" (did you mean %s?)", best)
+	return fmt.Sprintf(" (did you mean %s?)", printable(best))
 }
 
 // distance is how many letters have to be put in, removed or replaced to make b of a.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -61,7 +62,7 @@ func tenantMove(root *rootFlags, io streams, move func(*api.Conn, context.Contex
 			var resp *api.SuspendResponse
 			if err := call(cmd.Context(), root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
 				resp, err = move(c, ctx, req)
-				return err
+				return likeTenant(ctx, c, req.Container, err)
 			}); err != nil {
 				return err
 			}
@@ -75,9 +76,10 @@ func tenantMove(root *rootFlags, io streams, move func(*api.Conn, context.Contex
 	return cmd
 }
 
-// tenantArg reads a tenant's name: a user's number, or what names a container.
+// tenantArg reads a tenant's name: a user's number, also as the status shows the user, or
+// what names a container.
 func tenantArg(name string) (container string, uid *uint32) {
-	if n, err := strconv.ParseUint(name, 10, 32); err == nil {
+	if n, err := strconv.ParseUint(strings.TrimPrefix(name, "user "), 10, 32); err == nil {
 		n := uint32(n)
 		return "", &n
 	}

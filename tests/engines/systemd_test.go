@@ -165,6 +165,19 @@ func (m *machine) await(what string, says ...string) {
 	}
 }
 
+// awaitLog waits until the journal has such a line of the scheduler, and returns all that
+// the arguments find.
+func (m *machine) awaitLog(line string, args ...string) (found string) {
+	m.t.Helper()
+	check(m.t, node.Until(m.ctx, "a line in the journal", func() (err error) {
+		if found, err = m.try(append([]string{"journalctl", "--no-pager", "-u", "nvshare-scheduler.service"}, args...)...); err == nil && !strings.Contains(found, line) {
+			err = fmt.Errorf("%q is missing in:\n%s", line, found)
+		}
+		return err
+	}))
+	return found
+}
+
 // The units, under a real systemd: the scheduler runs as a user of its own without a
 // capability, takes over from one that ran as root, and serves tenants across restarts.
 func TestUnderSystemd(t *testing.T) {
@@ -178,6 +191,12 @@ echo gpus=1 >/simgpu/run/config
 chmod 777 /simgpu/run
 printf '[Service]\nLimitNOFILE=16500\nEnvironment=NVSHARE_SIMGPU=/simgpu NVSHARE_DROP_LEAD_MS=5\nReadWritePaths=/simgpu\n' \
 	>/etc/systemd/system/nvshare-scheduler.service.d/test.conf
+mkdir -p /etc/systemd/system/nvshare-plugin.service.d
+printf '[Service]\nEnvironment=NVSHARE_SIMGPU=/simgpu\n%s\n%s\n%s\n' \
+	"ExecStartPost=/usr/local/bin/nvsharectl events -n 0" \
+	"ExecStartPost=/bin/sh -c 'test -d /proc/1/root/etc'" \
+	"ExecStartPost=/bin/sh -c 'mknod /dev/nvidia-test c 1 3 && head -c 0 /dev/nvidia-test && rm /dev/nvidia-test'" \
+	>/etc/systemd/system/nvshare-plugin.service.d/test.conf
 mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler left it
 `, "prepare", buildDir)
 	m.run(filepath.Join(buildDir, "release", "nvsharectl"), "install", "--start")
@@ -197,16 +216,19 @@ mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler le
 	}
 
 	// The journal knows how grave a line is.
-	if out := m.run("journalctl", "--no-pager", "-u", "nvshare-scheduler.service", "_PID="+pid, "-p", "warning"); !strings.Contains(out, "NVSHARE_DROP_LEAD_MS has no effect") || strings.Contains(out, "time quantum") {
+	if out := m.awaitLog("NVSHARE_DROP_LEAD_MS has no effect", "_PID="+pid, "-p", "warning"); strings.Contains(out, "time quantum") {
 		t.Errorf("warnings in the journal:\n%s", out)
 	}
 
+	testPluginUnit(m)
 	tenant := m.command("env", "NVSHARE_SIMGPU_DIR=/simgpu/run", "LD_LIBRARY_PATH=/simgpu/lib", "LD_PRELOAD=libnvshare.so",
 		filepath.Join(buildDir, "bin", "cuda-busy"), "--tenant", "a", "--kernel-us", "500", "--depth", "4", "--report-ms", "0")
 	check(t, tenant.Start())
 	t.Cleanup(func() { _ = tenant.Process.Kill(); _ = tenant.Wait() })
 	const holding = `"state":"holding"`
 	m.await("the tenant to hold the GPU", holding)
+	// The fields of a line find what concerns one program.
+	m.awaitLog("nvshare-scheduler["+pid+"]: registered", "NVSHARE_COMMAND=cuda-busy")
 	m.run("systemctl", "restart", "nvshare-scheduler.service")
 	m.await("it to hold the GPU under the next scheduler", holding)
 
@@ -215,6 +237,29 @@ mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler le
 	m.run("nvsharectl", "uninstall")
 	if out, err := m.try("ls", "/run/nvshare"); err == nil {
 		t.Errorf("left behind: %s", out)
+	}
+}
+
+// testPluginUnit: the plugin works inside its unit's bounds, where it may use the control
+// socket, see containers' files and make device nodes: ExecStartPost did each of these.
+func testPluginUnit(m *machine) {
+	m.t.Helper()
+	if err := node.Until(m.ctx, "the plugin to run and to write the CDI spec", func() error {
+		out, err := m.try("sh", "-c", "systemctl is-active nvshare-plugin.service && test -s /run/cdi/nvshare.com-gpu.yaml && test -e /var/lib/nvshare/lib/current/libnvshare.so")
+		if err != nil {
+			log, _ := m.try("journalctl", "--no-pager", "-n", "10", "-u", "nvshare-plugin")
+			return fmt.Errorf("%w: %s\n%s", err, out, log)
+		}
+		return nil
+	}); err != nil {
+		m.t.Fatal(err)
+	}
+	pid := strings.TrimSpace(m.run("systemctl", "show", "--value", "-p", "MainPID", "nvshare-plugin.service"))
+	status := m.run("cat", "/proc/"+pid+"/status")
+	for _, want := range []string{"CapBnd:\t0000000008090002", "NoNewPrivs:\t1", "Seccomp:\t2"} {
+		if !strings.Contains(status, want) {
+			m.t.Errorf("the plugin's status lacks %q:\n%s", want, status)
+		}
 	}
 }
 
@@ -261,14 +306,16 @@ func testOverlapUnit(m *machine) {
 	}
 }
 
-// The scheduler's unit is as confined as its work allows.
+// The units are as confined as their work allows; each says what it needs, and why.
 func TestExposure(t *testing.T) {
-	unit := "../../deployments/systemd/nvshare-scheduler.service"
-	out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold=25", "--no-pager", unit).CombinedOutput()
-	if strings.Contains(string(out), "unrecognized option") || errors.Is(err, exec.ErrNotFound) {
-		t.Skip("there is no systemd-analyze here that judges files (systemd 250)")
-	}
-	if err != nil {
-		t.Errorf("%v, the exposure may be 2.5 at most:\n%s", err, out)
+	for unit, most := range map[string]string{"scheduler": "25", "plugin": "40"} { // tenths
+		unit = "../../deployments/systemd/nvshare-" + unit + ".service"
+		out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold="+most, "--no-pager", unit).CombinedOutput()
+		if strings.Contains(string(out), "unrecognized option") || errors.Is(err, exec.ErrNotFound) {
+			t.Skip("there is no systemd-analyze here that judges files (systemd 250)")
+		}
+		if err != nil {
+			t.Errorf("%s: %v, the exposure may be %s tenths at most:\n%s", unit, err, most, out)
+		}
 	}
 }

@@ -6,13 +6,19 @@ package release
 
 import (
 	"bytes"
+	"debug/elf"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/util/version"
 )
 
 const top = "../.."
@@ -21,9 +27,23 @@ const top = "../.."
 const epoch = "1700000000"
 
 var (
-	build = os.Getenv("NVSHARE_TEST_BUILD") // holds the simulated GPU; make test-release sets it
-	first string                            // the first build's files
+	build  = os.Getenv("NVSHARE_TEST_BUILD") // holds the simulated GPU; make test-release sets it
+	first  string                            // the first build's files
+	arches = buildable()
 )
+
+// rpmArch has rpm's names of architectures.
+var rpmArch = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
+
+// buildable returns the architectures for which this machine can make a release: its own,
+// and arm64 where the cross compiler is here.
+func buildable() []string {
+	own := []string{runtime.GOARCH}
+	if _, err := exec.LookPath("aarch64-linux-gnu-gcc"); err == nil && runtime.GOARCH != "arm64" {
+		return append(own, "arm64")
+	}
+	return own
+}
 
 func TestMain(m *testing.M) {
 	if first = os.Getenv("NVSHARE_TEST_DIST"); first != "" { // files that make release made before
@@ -47,7 +67,7 @@ func TestMain(m *testing.M) {
 
 // makeRelease runs make release in dir, after a line of shell.
 func makeRelease(dir, before string, args ...string) ([]byte, error) {
-	cmd := exec.Command("sh", append([]string{"-c", before + ` && exec make --no-print-directory release "$@"`, "sh", "ARCHES=" + runtime.GOARCH}, args...)...)
+	cmd := exec.Command("sh", append([]string{"-c", before + ` && exec make --no-print-directory release "$@"`, "sh", "ARCHES=" + strings.Join(arches, " ")}, args...)...)
 	cmd.Dir = dir
 	// The outer make's flags would name its own build directory.
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+epoch, "MAKEFLAGS=", "MAKELEVEL=")
@@ -94,7 +114,7 @@ func TestSameBytesTwice(t *testing.T) {
 	}
 	second := filepath.Join(clone, ".build/dist")
 	names := files(t, first)
-	if want := files(t, second); strings.Join(names, " ") != strings.Join(want, " ") || len(names) < 6 {
+	if want := files(t, second); strings.Join(names, " ") != strings.Join(want, " ") || len(names) != 5*len(arches)+1 {
 		t.Fatalf("the builds made %v and %v", names, want)
 	}
 	for _, name := range names {
@@ -160,6 +180,8 @@ exec chroot . sh -euc "$script" sh "$@"`
 const (
 	works = `
 nvsharectl version || test $? = 3 # no scheduler runs here
+nvshare-scheduler --version
+nvshare-plugin --version
 test -z "$(LD_PRELOAD=libnvshare.so /bin/true 2>&1)"
 nvshare-plugin --no-nri --simgpu /simgpu
 nvsharectl cdi validate --simgpu /simgpu
@@ -204,7 +226,7 @@ test -d /var/lib/nvshare
 dpkg -r nvshare
 dpkg -P nvshare
 rm -r /tmp/dpkg
-`+gone, filepath.Base(one(t, "nvshare_*.deb")))
+`+gone, filepath.Base(one(t, "nvshare_*_"+runtime.GOARCH+".deb")))
 }
 
 func TestRPM(t *testing.T) {
@@ -220,22 +242,158 @@ rpm -U --replacepkgs "/dist/$1"
 test -x /usr/sbin/nvshare-scheduler
 rpm -e nvshare
 rm -r /tmp/rpm
-`+gone, filepath.Base(one(t, "nvshare-*.rpm")))
+`+gone, filepath.Base(one(t, "nvshare-*."+rpmArch[runtime.GOARCH]+".rpm")))
 }
 
-// The programs run with glibc 2.34, and the shim with 2.17.
-func TestSymbolVersions(t *testing.T) {
-	dir := t.TempDir()
-	if out, err := exec.Command("tar", "-xzf", one(t, "nvshare-v*-linux-"+runtime.GOARCH+".tar.gz"), "-C", dir).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	for name, most := range map[string]string{
-		"nvshare-scheduler": "2.34", "nvshare-plugin": "2.34", "nvsharectl": "2.34", "libnvshare.so": "2.17",
-		"nvshare-checkpoint": "", // no version is asked for
-	} {
-		out, err := exec.Command("sh", "-c", `objdump -T "$1" | grep -o 'GLIBC_[0-9.]*' | sed s/GLIBC_// | { cat; echo "$2"; } | sort -V | tail -n 1`, "sh", filepath.Join(dir, name), most).Output()
-		if got := strings.TrimSpace(string(out)); err != nil || got != most {
-			t.Errorf("%s needs glibc %s, %v; it may need %s", name, got, err, most)
+// The programs of each architecture are for its processors, run with glibc 2.34, and the
+// shim with 2.17. The static ones ask for no library.
+func TestPrograms(t *testing.T) {
+	machines := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+	most := map[string]string{"nvshare-scheduler": "2.34", "nvshare-plugin": "2.34", "nvsharectl": "2.34", "libnvshare.so": "2.17"}
+	for _, arch := range arches {
+		for _, kind := range []string{"", "-static"} {
+			dir := unpack(t, arch, kind)
+			for _, name := range []string{"nvshare-scheduler", "nvshare-plugin", "nvsharectl", "nvshare-checkpoint", "nvshare-cdi-hook", "libnvshare.so"} {
+				f, err := elf.Open(filepath.Join(dir, name))
+				if err != nil {
+					t.Errorf("%s%s: %v", arch, kind, err)
+					continue
+				}
+				want := most[name]
+				if kind != "" && name != "libnvshare.so" {
+					want = ""
+				}
+				got, err := newestGlibc(f)
+				f.Close()
+				if err != nil || f.Machine != machines[arch] || got != want {
+					t.Errorf("%s%s: %s is for %v and needs glibc %q, %v; it should be for %v and need %q", arch, kind, name, f.Machine, got, err, machines[arch], want)
+				}
+			}
 		}
 	}
+}
+
+// The programs for arm64 start, as far as emulation shows that.
+func TestRunsOnArm64(t *testing.T) {
+	qemu, err := exec.LookPath("qemu-aarch64")
+	if err != nil || !slices.Contains(arches, "arm64") || runtime.GOARCH == "arm64" {
+		t.Skip("SKIPPED: no qemu-aarch64 or no cross compiler here, or this is arm64")
+	}
+	for _, kind := range []string{"", "-static"} {
+		dir := unpack(t, "arm64", kind)
+		for _, program := range [][]string{
+			{"nvshare-scheduler", "--version"}, {"nvshare-plugin", "--version"}, {"nvsharectl", "--help"},
+			{"nvsharectl", "install", "--root", t.TempDir(), "--prefix", "/usr"},
+		} {
+			cmd := exec.Command(qemu, append([]string{filepath.Join(dir, program[0])}, program[1:]...)...)
+			cmd.Env = append(os.Environ(), "QEMU_LD_PREFIX=/usr/aarch64-linux-gnu") // the cross compiler's C library
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("arm64%s: %v: %v\n%s", kind, program, err, out)
+			}
+		}
+	}
+}
+
+// A package says for which processor it is, and has the files that install copies, for
+// each architecture the same.
+func TestPackages(t *testing.T) {
+	for _, arch := range arches {
+		for _, p := range []struct{ tool, pattern, arch, files, want string }{
+			{"dpkg-deb", "nvshare_*_" + arch + ".deb", `dpkg-deb --field "$1" Architecture`, `dpkg-deb --fsys-tarfile "$1" | tar -tf - | sed 's,^\.,,'`, arch},
+			{"rpm", "nvshare-*." + rpmArch[arch] + ".rpm", `rpm --query --package --queryformat '%{ARCH}' "$1"`, `rpm --query --list --package "$1"`, rpmArch[arch]},
+		} {
+			if _, err := exec.LookPath(p.tool); err != nil {
+				t.Logf("SKIPPED: no %s here", p.tool)
+				continue
+			}
+			file := one(t, p.pattern)
+			if out, err := exec.Command("sh", "-c", p.arch, "sh", file).CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != p.want {
+				t.Errorf("%s is for %q, %v; it should be for %s", file, out, err, p.want)
+			}
+			out, err := exec.Command("sh", "-c", p.files, "sh", file).CombinedOutput()
+			if err != nil {
+				t.Errorf("%s: %v\n%s", file, err, out)
+			}
+			list := strings.Fields(string(out))
+			for _, want := range []string{"/usr/bin/nvsharectl", "/usr/sbin/nvshare-scheduler", "/usr/share/man/man1/nvsharectl.1"} {
+				if !slices.Contains(list, want) {
+					t.Errorf("%s lacks %s: %s", file, want, list)
+				}
+			}
+		}
+	}
+}
+
+// The list of parts is valid, and names nvshare, the C library and Go's modules with
+// their versions.
+func TestSBOM(t *testing.T) {
+	spaces := map[string]string{} // two documents may not have the same
+	for _, arch := range arches {
+		text, err := os.ReadFile(one(t, "nvshare-v*-linux-"+arch+".spdx.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var sbom struct {
+			SPDXVersion       string `json:"spdxVersion"`
+			DocumentNamespace string
+			Packages          []struct{ Name, VersionInfo string }
+		}
+		if err := json.Unmarshal(text, &sbom); err != nil || sbom.SPDXVersion != "SPDX-2.3" {
+			t.Fatalf("%s: SPDX version %q, %v", arch, sbom.SPDXVersion, err)
+		}
+		if other, ok := spaces[sbom.DocumentNamespace]; ok {
+			t.Errorf("%s and %s have the name space %s", other, arch, sbom.DocumentNamespace)
+		}
+		spaces[sbom.DocumentNamespace] = arch
+		versions := map[string]string{}
+		for _, p := range sbom.Packages {
+			versions[p.Name] = p.VersionInfo
+			if p.VersionInfo == "" || strings.Contains(p.VersionInfo, " ") {
+				t.Errorf("%s: %s has version %q", arch, p.Name, p.VersionInfo)
+			}
+		}
+		for _, want := range []string{"nvshare", "glibc", "github.com/spf13/cobra"} {
+			if _, ok := versions[want]; !ok {
+				t.Errorf("%s: %s is missing in %v", arch, want, versions)
+			}
+		}
+	}
+}
+
+// newestGlibc returns the newest version of glibc that a file's symbols name; "": none does.
+func newestGlibc(f *elf.File) (string, error) {
+	symbols, err := f.ImportedSymbols()
+	if errors.Is(err, elf.ErrNoSymbols) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	var newest *version.Version
+	for _, s := range symbols {
+		number, ok := strings.CutPrefix(s.Version, "GLIBC_")
+		if !ok {
+			continue
+		}
+		v, err := version.ParseGeneric(number)
+		if err != nil {
+			return "", fmt.Errorf("%s asks for %s: %w", s.Name, s.Version, err)
+		}
+		if newest == nil || newest.LessThan(v) {
+			newest = v
+		}
+	}
+	if newest == nil {
+		return "", nil
+	}
+	return newest.String(), nil
+}
+
+func unpack(t *testing.T, arch, kind string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if out, err := exec.Command("tar", "-xzf", one(t, "nvshare-v*-linux-"+arch+kind+".tar.gz"), "-C", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return dir
 }
