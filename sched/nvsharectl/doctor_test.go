@@ -159,8 +159,8 @@ func TestDoctor(t *testing.T) {
 		"a wrong shim": {func(_ *testing.T, p *patient) {
 			p.program = func(string) (string, error) { return "wrong ELF class", nil }
 		}, "shim", fail, "wrong ELF class"},
-		"no spec":        {func(*testing.T, *patient) {}, "cdi", fail, "nvshare.com/gpu"},
-		"no NRI":         {remove("/var/run/nri/nri.sock"), "nri", warn, "pods cannot ask"},
+		"no spec": {func(*testing.T, *patient) {}, "cdi", fail, "nvshare.com/gpu"},
+		"no NRI":  {remove("/var/run/nri/nri.sock"), "nri", warn, "pods cannot ask"},
 		"no rights to checkpoint": {func(_ *testing.T, p *patient) {
 			p.status.Gpus[0].Swap, p.status.CheckpointProblem = &api.Swap{ArenaLimitBytes: 1 << 30}, "no CAP_SYS_PTRACE to pass on"
 		}, "checkpoint", warn, "none moves: no CAP_SYS_PTRACE"},
