@@ -10,7 +10,7 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 run() {
 	err=$dir/$(basename "$1").${2:-}
-	if ! LD_PRELOAD=$shim "$@" 2>"$err" || [ -s "$err" ]; then
+	if ! LD_PRELOAD=$shim "$@" 2>"$err" 3>&- || [ -s "$err" ]; then
 		echo "failed, or not silent: $*" >&2
 		cat "$err" >&2
 		touch "$dir/failed"
@@ -29,14 +29,17 @@ shim="$alone $tests/libinterposer.so"
 run "$tests/reach_linked_test" interposer_after_us
 shim=$alone
 for t in client recovery process stream submit; do
+	# A line in this pipe for each case that may begin.
+	mkfifo "$dir/free.$t"
+	exec 3<>"$dir/free.$t"
 	n=0
 	# It asserts the order of locks, and that no driver call is under a lock of the client thread.
 	[ $t != stream ] || shim=$debug_shim
 	# Most of them wait most of the time.
 	for c in $("$tests/${t}_test"); do
-		run "$tests/${t}_test" "$c" &
+		[ $n -lt 12 ] || read -r _ <&3
+		{ run "$tests/${t}_test" "$c"; echo >&3; } &
 		n=$((n + 1))
-		[ $((n % 12)) -ne 0 ] || wait
 	done
 	wait
 	shim=$alone

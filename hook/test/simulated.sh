@@ -16,18 +16,21 @@ run() {
 	mkdir "$NVSHARE_SIMGPU_DIR"
 	printf 'gpus=%s\nmemory_mib=%s\n' "$gpus" "$mib" >"$NVSHARE_SIMGPU_DIR/config"
 	[ -z "$SAYS" ] || export NVSHARE_DEBUG=1
-	if ! LD_PRELOAD=$shim "$test" "$1" 2>"$dir/$1.err" ||
+	if ! LD_PRELOAD=$shim "$test" "$1" 2>"$dir/$1.err" 3>&- ||
 		if [ -n "$SAYS" ]; then ! grep -q "$SAYS" "$dir/$1.err"; else [ -s "$dir/$1.err" ]; fi; then
 		echo "failed, or not silent: $(basename "$test") $1" >&2
 		cat "$dir/$1.err" >&2
 		touch "$dir/failed"
 	fi
 }
+# A line in this pipe for each case that may begin.
+mkfifo "$dir/free"
+exec 3<>"$dir/free"
 n=0
 for c in ${CASES:-$("$test")}; do
-	run "$c" &
+	[ $n -lt "$jobs" ] || read -r _ <&3
+	{ run "$c"; echo >&3; } &
 	n=$((n + 1))
-	[ $((n % jobs)) -ne 0 ] || wait
 done
 wait
 [ ! -e "$dir/failed" ] || exit 1

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
 )
 
 // newPair is a site with two simulated GPUs and a tenant that fills a part of the first one.
@@ -22,7 +23,7 @@ func newPair(t *testing.T) (s *site, a *swapTenant) {
 	t.Helper()
 	s = newSite(t)
 	s.configure(fmt.Sprintf("gpus=2\nmemory_mib=%d\n", gpuMiB))
-	s.buildCheckpoint()
+	s.put(checkpoint.Name)
 	s.buildTenant("swap-tenant")
 	t.Cleanup(func() {
 		if t.Failed() {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/tests/judge"
 )
 
@@ -95,13 +97,33 @@ func (s *site) check(err error) {
 	}
 }
 
-// install builds the scheduler and replaces the installed one, as a package does.
-func (s *site) install() {
+// programs builds the daemons once for all tests, beside the simulated GPU, and returns where.
+var programs = sync.OnceValues(func() (dir string, err error) {
+	dir = filepath.Join(filepath.Dir(os.Getenv("NVSHARE_TEST_SIMGPU")), "robustness")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	for name, env := range map[string][]string{"nvshare-scheduler": nil, checkpoint.Name: {"CGO_ENABLED=0"}} {
+		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, name), "../../sched/"+name)
+		cmd.Env = append(os.Environ(), env...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("%v: %w\n%s", cmd.Args, err, out)
+		}
+	}
+	return dir, nil
+})
+
+// install puts the scheduler into the place of the installed one, as a package does.
+func (s *site) install() { s.put("nvshare-scheduler") }
+
+func (s *site) put(program string) {
 	s.t.Helper()
-	path := filepath.Join(s.dir, "nvshare-scheduler")
-	cmd := exec.Command("go", "build", "-o", path+".new", "../../sched/nvshare-scheduler")
-	cmd.Stderr = os.Stderr
-	s.check(cmd.Run())
+	dir, err := programs()
+	s.check(err)
+	data, err := os.ReadFile(filepath.Join(dir, program))
+	s.check(err)
+	path := filepath.Join(s.dir, program)
+	s.check(os.WriteFile(path+".new", data, 0o755))
 	s.check(os.Rename(path+".new", path))
 }
 

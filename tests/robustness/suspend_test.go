@@ -32,7 +32,7 @@ func suspendSite(t *testing.T) *site {
 	t.Helper()
 	s := newSite(t)
 	s.configure("gpus=2\nmemory_mib=320\n")
-	s.buildCheckpoint()
+	s.put(checkpoint.Name) // beside the scheduler
 	s.buildTenant("suspend-tenant")
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -41,16 +41,6 @@ func suspendSite(t *testing.T) *site {
 	})
 	s.startSwapping()
 	return s
-}
-
-// buildCheckpoint puts the program beside the scheduler.
-func (s *site) buildCheckpoint() {
-	s.t.Helper()
-	cmd := exec.Command("go", "build", "-o", filepath.Join(s.dir, checkpoint.Name), "../../sched/"+checkpoint.Name)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		s.t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
-	}
 }
 
 // helpers are the nvshare-checkpoint that do an operation now, off or on; "": all of them.
