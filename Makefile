@@ -163,7 +163,7 @@ e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a
 coverage: COVERED := $(BUILD)/coverage
 coverage: simgpu ## .build/coverage: which lines of the scheduler's core and of the shim the tests reach (minutes)
 	@mkdir -p $(COVERED) && cp -a $(BUILD)/simgpu $(BUILD)/bin $(COVERED)/
-	$(GO) test -coverprofile=$(COVERED)/machine.out -coverpkg=./sched ./sched ./sched/sim
+	$(GO) test -coverprofile=$(COVERED)/machine.out -coverpkg=./sched ./sched ./tests/sim
 	@$(MAKE) --no-print-directory -C hook OUT=$(COVERED) coverage
 	@$(GO) tool cover -func=$(COVERED)/machine.out | awk 'END { print "the scheduler'"'"'s core (sched): " $$NF }'
 	@tail -n 1 $(COVERED)/shim.txt
@@ -190,7 +190,7 @@ bench-nri: root build simgpu tools ## what nvshare adds to the creation of a con
 	$(GO) test -run '^$$' -bench CreateContainer -benchtime 5000x ./plugin
 
 sim: ## faults of the scheduler's core in virtual time: make sim STEPS=1000000000 SEED=random
-	STEPS=$(STEPS) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run 'TestSim$$' -v ./sched/sim
+	STEPS=$(STEPS) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run 'TestSim$$' -v ./tests/sim
 
 model: ## the protocol in Spin; without each of its parts, a counterexample
 	$(GO) test -count=1 -v ./tests/model

@@ -4,7 +4,7 @@
 // core of the scheduler, with one value of type GPU for each UUID: no I/O, no
 // goroutines, no clock. The caller tells the core what happened (Step), carries out the
 // actions that Step returns, in order, and calls again when Deadline says so. The same
-// events always give the same actions. The daemon and the simulator (sched/sim) drive
+// events always give the same actions. The daemon and the simulator (tests/sim) drive
 // the same core.
 //
 // # Words

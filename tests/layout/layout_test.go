@@ -44,14 +44,13 @@ var rules = map[string][]string{
 	"sched/daemon/rundir":      {"sched/wire", "sched/api"},
 	"sched/daemon/state":       {"sched"},
 	"sched/daemon/timer":       {"sched"},
-	"sched/sim":                {"sched"},
 	"sched/nvshare-scheduler":  {"sched", "sched/checkpoint", "sched/daemon", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/timer", "sched/journal", "sched/web", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
 	"sched/web":                {"sched/api"},
 	"sched/nvsharectl":         {"sched/api", "sched/web", "cdi", "cdi/ldcache"},
 }
 
 // standardOnly lists the packages that import nothing but the standard library.
-var standardOnly = []string{"sched", "sched/wire", "sched/sim", "plugin/placement"}
+var standardOnly = []string{"sched", "sched/wire", "plugin/placement"}
 
 func goList(t *testing.T, args ...string) []string {
 	t.Helper()
@@ -90,7 +89,7 @@ func TestImportsPointOneWay(t *testing.T) {
 }
 
 func TestCoreHasNoClockOrIO(t *testing.T) {
-	for _, pkg := range []string{"sched", "sched/sim", "plugin/placement"} {
+	for _, pkg := range []string{"sched", "tests/sim", "plugin/placement"} {
 		files, err := filepath.Glob("../../" + pkg + "/*.go")
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no files in %s: %v", pkg, err)

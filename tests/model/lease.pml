@@ -24,7 +24,7 @@
  * the page are not. The checker's memory is sequentially consistent, and so are the
  * four accesses on which the gate depends (seq_cst in the code). Epochs are only
  * compared, so a fresh epoch is any that occurs nowhere, which keeps the model finite.
- * Left out: several GPUs and gangs, which sched/sim covers; concurrent mode, latency
+ * Left out: several GPUs and gangs, which tests/sim covers; concurrent mode, latency
  * tenants, and a client that runs without a scheduler (policy `open`, which promises
  * nothing).
  *

@@ -66,7 +66,7 @@ func TestSim(t *testing.T) {
 			t.Errorf("the same seed did something else:\n%v\n%v\n%v", err, failed, again)
 			traced = err
 		}
-		t.Fatalf("%v\n%v\nrun it again: go test ./sched/sim -run 'TestSim$' -seed %d -steps %d -events", traced, failed, failed.Seed, n)
+		t.Fatalf("%v\n%v\nrun it again: go test ./tests/sim -run 'TestSim$' -seed %d -steps %d -events", traced, failed, failed.Seed, n)
 	}
 	total.Seed = first
 	t.Logf("%v; %.0f steps a second", total, float64(total.Steps)/time.Since(began).Seconds())
