@@ -34,6 +34,7 @@ type grant struct {
 	gang                string // of its client, when it was given
 	overlap             int
 	counts, running     bool // for its tenant: it is live; and not paused
+	restored            bool // after a restart: the share says whether it is a latency grant
 }
 
 func newJudge(w *world) *judge {
@@ -130,7 +131,7 @@ func (j *judge) granted(a sched.Grant) {
 // may have changed meanwhile.
 func (j *judge) restored(r sched.Restore) {
 	g := j.grants[r.Client]
-	g.gang = sched.Share{Gang: r.Gang, Overlap: r.Overlap}.Crew()
+	g.gang, g.restored = sched.Share{Gang: r.Gang, Overlap: r.Overlap}.Crew(), true
 	j.grants[r.Client] = g
 }
 
@@ -205,9 +206,9 @@ func (j *judge) adopted(a sched.Adopt) {
 	c := j.w.byID[a.Client]
 	delete(j.fenced, c)
 	g := j.grants[a.Client]
-	if c != nil && c.tenant != nil && c.tenant.share.Priority == sched.Latency {
-		g.latency = true // as far as can be told from here
-	}
+	latency := c != nil && c.tenant != nil && c.tenant.share.Priority == sched.Latency
+	g.latency = latency || g.latency && !g.restored // as far as can be told from here
+	g.restored = false
 	j.ended(a.Client)
 	g.counts, g.running, g.beside = true, false, false
 	j.grants[a.Client] = g
