@@ -48,7 +48,7 @@ DESTDIR ?=
 # their jobs in parallel.
 .NOTPARALLEL:
 .PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
-	engines test-engines lint gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s kueue clean
+	engines test-engines lint golangci gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s kueue clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -85,6 +85,11 @@ demo: root deps build simgpu tools ## two pods and a podman container share one 
 lint: GOAL := lint
 lint: deps ## of make test: staticcheck, govulncheck, shellcheck, cppcheck, clang-tidy, the dashboard and go mod verify
 	@sh tests/tools/lint/lint.sh $(BUILD)/tools-lint
+
+# Not of make test, whose lint runs staticcheck: this program takes long to build.
+golangci: ## golangci-lint as pinned in tests/tools/golangci, with .golangci.yml (minutes, to build it once)
+	CGO_ENABLED=0 $(GO) build -C tests/tools/golangci -trimpath -o $(BUILD)/tools-lint/ tool
+	$(BUILD)/tools-lint/golangci-lint run ./...
 
 # Each suite can be run alone. A suite that fails does not keep the others from running.
 # LANES=2: those that start containers beside the others, where the machine has time for both.
