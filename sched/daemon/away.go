@@ -44,8 +44,12 @@ const (
 	prepareLimit = 5 * time.Second // for the shim's answer, which comes within 1 s
 	busyPause    = 5 * time.Second // after which a process that was in the driver is asked again
 	busyTries    = 3
-	minRetry     = 100 * time.Millisecond // between tries to bring a process back
-	maxRetry     = 10 * time.Second
+	// restPause is how long a process stays that came back for a call and was granted
+	// nothing. A program that only asks now and then would else be off and on, half a
+	// second each, at every question.
+	restPause = time.Minute
+	minRetry  = 100 * time.Millisecond // between tries to bring a process back
+	maxRetry  = 10 * time.Second
 	// maxFixed is how much memory that cannot be moved the driver may have to move.
 	maxFixed = 8 << 30
 )
@@ -310,6 +314,9 @@ func (d *Daemon) isBack(cl *client, took checkpoint.Times, err error) {
 		d.logOf(cl.subject()).Info(text)
 	}
 	d.noteAway(cl, text)
+	if err == nil {
+		d.planAway(cl, d.restPause, func() { d.considerLeaving(cl) })
+	}
 	d.isPresent(cl)
 }
 

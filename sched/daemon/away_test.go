@@ -51,10 +51,10 @@ type leaver struct {
 	f *fakeDriver
 }
 
-func newLeaver(t *testing.T) *leaver {
+func newLeaver(t *testing.T, more ...func(*Daemon)) *leaver {
 	t.Helper()
 	f := &fakeDriver{make(chan string, 16), make(chan error)}
-	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Checkpoint = f })
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Checkpoint = f }, more...)
 	p := newProc(t, s.dir, 0)
 	l := &leaver{&swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterSuspend), proc: p}, s, f}
 	l.attach(0, gpuA, 0, 0)
@@ -119,6 +119,7 @@ func TestLeavesWithItsContext(t *testing.T) {
 	l.left()
 	l.says(wire.SuspendedWake)
 	l.says(wire.SuspendedWake) // repeated
+	l.reserve(256 * mib)       // is answered after both were heard
 	l.f.next(t, "on")
 	l.f.ends <- nil
 	l.wantSuspend(wire.SuspendOver)
@@ -135,6 +136,30 @@ func TestLeavesWithItsContext(t *testing.T) {
 	l.f.ends <- nil
 	l.wantSuspend(wire.SuspendOver)
 	l.in(l.granted()) // without a request
+}
+
+// A process that came back for a call, and asks for no grant, stays for a while, whatever it
+// says of its memory. Then it leaves again.
+func TestLeavesAgainAfterARest(t *testing.T) {
+	back := func(l *leaver) {
+		l.left()
+		l.says(wire.SuspendedWake)
+		l.f.next(t, "on")
+		l.f.ends <- nil
+		l.wantSuspend(wire.SuspendOver)
+	}
+	l := newLeaver(t)
+	back(l)
+	l.moved(0, 0) // would have it leave at once
+	l.works()     // and is not told to leave before
+
+	l = newLeaver(t, func(d *Daemon) { d.restPause = 10 * time.Millisecond })
+	back(l)
+	l.wantSuspend(wire.SuspendPrepare)
+	l.says(wire.SuspendedReady)
+	l.f.next(t, "off")
+	l.f.ends <- nil
+	l.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
 }
 
 // A process whose threads are in the driver, or whose call comes first, is left alone.

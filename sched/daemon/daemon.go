@@ -122,9 +122,9 @@ type Daemon struct {
 	// sysfs is where that is; not /sys in tests.
 	sysfs string
 	peers *peer.Finder
-	// registerTimeout is the constant, but for tests.
-	registerTimeout time.Duration
-	lookPause       time.Duration // the same
+	// These are the constants, but for tests.
+	registerTimeout, restPause time.Duration
+	lookPause                  time.Duration // the same
 
 	dir     *rundir.Dir
 	metrics *metrics.Exporter // nil: none
@@ -251,6 +251,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		sysfs:           "/sys",
 		peers:           peers,
 		registerTimeout: registerTimeout,
+		restPause:       restPause,
 		lookPause:       lookPause,
 		events:          make(chan func(), 256),
 		ended:           make(chan struct{}),

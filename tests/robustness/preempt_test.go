@@ -133,8 +133,9 @@ func TestLongKernels(t *testing.T) {
 	cut, whole := s.drains(start)
 	report(t, "drains that were cut", cut)
 	report(t, "drains that were not", whole)
-	if median := cut[len(cut)/2]; median > 100*time.Millisecond {
-		t.Errorf("the median of the drains is %v, want 100 ms at most: kernels last for 50 ms and a second", median)
+	// Some milliseconds, but on a machine that is busy with other work.
+	if median := cut[len(cut)/2]; median > 400*time.Millisecond {
+		t.Errorf("the median of the drains is %v, want 400 ms at most: kernels last for 50 ms and a second", median)
 	}
 
 	s.endScheduler(syscall.SIGKILL)
