@@ -39,11 +39,10 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 	}
 	devices := cs.devices(gpus, c)
 	if count > 0 {
-		chosen, err := placement.Choose(devices, placement.Request{
-			Count: count, Core: c.Terms.CoreRequest, Memory: c.Terms.MemoryLimit, Labels: c.Labels, Had: cs.had(c),
-		})
+		r := placement.Request{Count: count, Core: c.Terms.CoreRequest, Memory: c.Terms.MemoryLimit, Labels: c.Labels, Had: cs.had(c)}
+		chosen, err := placement.Choose(devices, r)
 		if err != nil {
-			return c, refusal{error: err}
+			return c, refusal{error: cs.makeRoom(c, devices, r, err)}
 		}
 		c.GPUs = strings.Join(chosen, ",")
 	} else if err := c.acceptable(devices, cs.had(c)); err != nil {
@@ -80,6 +79,7 @@ func (cs *Containers) enter(c Container) {
 	again := func(_ string, o Container) bool { return o.sameAs(c) }
 	maps.DeleteFunc(cs.want, again)
 	maps.DeleteFunc(cs.ended, again)
+	cs.leaveRoom(c.sameAs)
 	cs.want[c.ID] = c
 	cs.poke()
 }
@@ -154,7 +154,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 			}
 			d.Tenants = append(d.Tenants, placement.Tenant{
 				Name: cmp.Or(p.Who, name), Core: cmp.Or(p.Percent, o.Terms.CoreRequest), Memory: cmp.Or(p.Memory, o.Terms.MemoryLimit),
-				Labels: o.Labels, Outside: o.GPUs == "",
+				Labels: o.Labels, Outside: o.GPUs == "", ID: o.ID, Reach: list(o.Reach),
 			})
 		}
 		if o.GPUs == "" {
@@ -169,6 +169,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 			}
 		}
 	}
+	cs.keepRoom(devices, except)
 	for _, d := range devices {
 		// They come from maps, and messages name the first that is in the way.
 		slices.SortFunc(d.Tenants, func(a, b placement.Tenant) int { return cmp.Compare(a.Name, b.Name) })
@@ -191,7 +192,12 @@ func (cs *Containers) had(c Container) []string {
 			last = found
 		}
 	}
-	return strings.FieldsFunc(last.GPUs, func(r rune) bool { return r == ',' })
+	return list(last.GPUs)
+}
+
+// list returns the parts of a list with commas; "" has none.
+func list(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
 }
 
 // maxHolders is how many tenants an error names.

@@ -48,7 +48,7 @@ func (c Container) uses(uuid string) bool {
 
 // claims returns the names of the container's shares.
 func (c Container) claims() []string {
-	return strings.FieldsFunc(c.Claims, func(r rune) bool { return r == ',' })
+	return list(c.Claims)
 }
 
 // sameAs tells whether the two are one container of a pod, started twice.
@@ -77,11 +77,16 @@ type Containers struct {
 	percent  uint64               // of each GPU's memory that may be promised
 	live     livePods
 	claims   Claims // nil: pods ask by annotations
+
+	move  Mover              // nil: nobody is moved
+	now   func() time.Time   // the clock of the two below
+	made  *room              // nil: none is made or kept
+	stuck map[string]failure // by container ID
 }
 
 // NewContainers returns an empty set of containers.
 func NewContainers(log logrus.FieldLogger) *Containers {
-	cs := &Containers{log: log, ping: pingInterval, wake: make(chan struct{}, 1), want: map[string]Container{}, ended: map[string]Container{}, percent: 100}
+	cs := &Containers{log: log, ping: pingInterval, wake: make(chan struct{}, 1), want: map[string]Container{}, ended: map[string]Container{}, percent: 100, now: time.Now, stuck: map[string]failure{}}
 	cs.Health.OnChange(cs.poke)
 	return cs
 }
@@ -122,6 +127,7 @@ func (cs *Containers) EndPod(sandbox string) {
 		gone := func(_ string, c Container) bool { return c.Sandbox == sandbox }
 		maps.DeleteFunc(cs.want, gone)
 		maps.DeleteFunc(cs.ended, gone)
+		cs.leaveRoom(func(c Container) bool { return c.Sandbox == sandbox })
 	})
 }
 

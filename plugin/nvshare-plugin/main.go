@@ -175,6 +175,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	var failed error // of the driver
 	containers := plugin.NewContainers(log)
 	containers.PromiseMemory(f.promiseMemory)
+	containers.MakeRoom(mover(runDir))
 	driver, err := f.driver(containers, n.cdiDir, log)
 	if err != nil {
 		return err

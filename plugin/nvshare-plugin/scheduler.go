@@ -55,6 +55,20 @@ func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	return err
 }
 
+// mover has the scheduler move containers, over a connection for each: a move takes longer
+// than any other call.
+func mover(runDir string) plugin.Mover {
+	return func(ctx context.Context, id, uuid string) error {
+		conn, err := api.Dial(ctx, runDir)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = conn.Migrate(ctx, &api.MigrateRequest{Container: id, Gpu: uuid})
+		return err
+	}
+}
+
 func list(uuids string) []string {
 	return strings.FieldsFunc(uuids, func(r rune) bool { return r == ',' })
 }

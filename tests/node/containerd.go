@@ -88,6 +88,9 @@ type PodSpec struct {
 	// SharedPIDs is shareProcessNamespace: true of Kubernetes. Programs are then not
 	// process 1 of their PID namespace, and so SIGTERM ends them without a handler.
 	SharedPIDs bool
+	// HostPID is hostPID: true of Kubernetes. The simulated GPU knows processes by the
+	// numbers that they see themselves, and so checkpoints no others.
+	HostPID bool
 }
 
 // A Pod uses the node's network, so that no CNI plugin is needed, unless OwnUsers is
@@ -114,6 +117,9 @@ func (n *Node) Run(ctx context.Context, spec PodSpec, containers ...ContainerSpe
 	pod := &Pod{Name: name, node: n, spaces: map[string]any{"network": namespaceNode, "pid": namespaceContainer}}
 	if spec.SharedPIDs {
 		pod.spaces["pid"] = namespacePod
+	}
+	if spec.HostPID {
+		pod.spaces["pid"] = namespaceNode
 	}
 	if spec.OwnUsers {
 		ids := []map[string]any{{"host_id": ownUsersFrom, "container_id": 0, "length": 1 << 16}}

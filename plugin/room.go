@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nvshare/nvshare/plugin/placement"
+)
+
+const (
+	// moveLimit bounds a tenant's move: the scheduler ends one within two minutes.
+	moveLimit = 3 * time.Minute
+	// roomKept is for how long room that was made is kept for its container. The kubelet
+	// creates a container again within a minute, as long as it fails.
+	roomKept = 3 * time.Minute
+	// moveAgain is when a tenant that could not move may be asked to move again.
+	moveAgain = 10 * time.Minute
+)
+
+// Mover moves a container to another GPU of the node. It returns when the container is
+// there, or why the container stayed where it was.
+type Mover func(ctx context.Context, id, uuid string) error
+
+// room is made on GPUs for a container that fits nowhere, by the move of another one.
+type room struct {
+	waiter Container // its GPUs are those that it will be given
+	move   placement.Move
+	until  time.Time // when nobody keeps it any more; zero: the move is under way
+	taken  bool      // nobody waits for it any more
+}
+
+// MakeRoom has containers moved by move where that lets the plugin admit one that fits
+// nowhere. It must be called before the first container is admitted.
+func (cs *Containers) MakeRoom(move Mover) { cs.move = move }
+
+// makeRoom returns why a container is refused that fits nowhere. Where the move of another
+// container would let it in, that move begins, and the room is kept for it: the kubelet
+// soon creates the container again. One container moves at a time. The lock is held.
+func (cs *Containers) makeRoom(c Container, devices []placement.Device, r placement.Request, refused error) error {
+	if cs.move == nil {
+		return refused
+	}
+	if held := cs.room(); held != nil {
+		if held.until.IsZero() && held.waiter.sameAs(c) {
+			return fmt.Errorf("%s moves to %s to make room: try again; until then: %w", held.move.Tenant.Name, held.move.To.Name, refused)
+		}
+		return refused
+	}
+	stuck := ""
+	for i := range devices {
+		for k, t := range devices[i].Tenants {
+			if f := cs.stuck[t.ID]; t.ID != "" && cs.now().Before(f.until) {
+				devices[i].Tenants[k].Reach = nil
+				stuck = fmt.Sprintf("; %s could not move away: %s", t.Name, f.why)
+			}
+		}
+	}
+	m, ok := placement.MakeRoom(devices, r)
+	if !ok {
+		return fmt.Errorf("%w%s", refused, stuck)
+	}
+	c.GPUs = strings.Join(m.Chosen, ",")
+	cs.made = &room{waiter: c, move: m}
+	go cs.carry(cs.made)
+	return fmt.Errorf("%s moves from %s to %s to make room: try again; until then: %w", m.Tenant.Name, m.From.Name, m.To.Name, refused)
+}
+
+// room returns what is being made or kept; nil: nothing. The lock is held.
+func (cs *Containers) room() *room {
+	if r := cs.made; r != nil && !r.until.IsZero() && !cs.now().Before(r.until) {
+		cs.log.Warnf("%s did not take the room on %s that %s made", r.waiter, r.move.From.Name, r.move.Tenant.Name)
+		cs.made = nil
+	}
+	return cs.made
+}
+
+// failure is why a container could not move, and until when that counts.
+type failure struct {
+	why   string
+	until time.Time
+}
+
+// carry moves the tenant. It takes as long as the scheduler does.
+func (cs *Containers) carry(r *room) {
+	m := r.move
+	cs.log.Infof("%s moves from %s to %s: %s fits nowhere else", m.Tenant.Name, m.From.Name, m.To.Name, r.waiter)
+	ctx, cancel := context.WithTimeout(context.Background(), moveLimit)
+	defer cancel()
+	err := cs.move(ctx, m.Tenant.ID, m.To.UUID)
+	cs.change(func() {
+		if err != nil {
+			cs.log.Warnf("%s did not move from %s to %s, so that there is no room for %s: %v", m.Tenant.Name, m.From.Name, m.To.Name, r.waiter, err)
+			for id, f := range cs.stuck {
+				if !cs.now().Before(f.until) {
+					delete(cs.stuck, id)
+				}
+			}
+			cs.stuck[m.Tenant.ID] = failure{err.Error(), cs.now().Add(moveAgain)}
+			cs.made = nil
+			return
+		}
+		if c, ok := cs.want[m.Tenant.ID]; ok && c.GPUs == m.From.UUID {
+			c.GPUs = m.To.UUID
+			cs.want[c.ID] = c
+		}
+		if r.until = cs.now().Add(roomKept); r.taken {
+			cs.made = nil
+		}
+		cs.log.Infof("%s has moved from %s to %s: %s fits now", m.Tenant.Name, m.From.Name, m.To.Name, r.waiter)
+	})
+}
+
+// keepRoom adds to devices what is kept for a move and for the container that waits for
+// it, so that nobody else is given it. The lock is held.
+func (cs *Containers) keepRoom(devices []placement.Device, except Container) {
+	r := cs.room()
+	if r == nil {
+		return
+	}
+	for i := range devices {
+		d := &devices[i]
+		there := func(t placement.Tenant) bool { return t.ID == r.move.Tenant.ID }
+		if d.UUID == r.move.To.UUID && r.until.IsZero() && !slices.ContainsFunc(d.Tenants, there) {
+			d.Tenants = append(d.Tenants, r.move.Tenant)
+		}
+		if c := r.waiter; !r.taken && c.uses(d.UUID) && !c.sameAs(except) {
+			d.Tenants = append(d.Tenants, placement.Tenant{
+				Name: c.String() + ", which waits", Core: c.Terms.CoreRequest, Memory: c.Terms.MemoryLimit, Labels: c.Labels})
+		}
+	}
+}
+
+// leaveRoom keeps no room for a container that is admitted or gone. The lock is held.
+func (cs *Containers) leaveRoom(is func(Container) bool) {
+	if r := cs.made; r != nil && is(r.waiter) {
+		r.taken = true
+		if !r.until.IsZero() {
+			cs.made = nil
+		}
+	}
+}
