@@ -34,11 +34,9 @@ const (
 	// any more. The kubelet unprepares claims itself, unless it lost its state.
 	sweepInterval = 10 * time.Minute
 	// ownerInterval is the time between looks whether somebody else still gives the GPUs,
-	// or whether the API server is back to say so.
+	// or whether the API server is back to say so. It is also the time until the driver
+	// publishes again after a failure.
 	ownerInterval = 15 * time.Second
-	// publishInterval is the time between looks whether the scheduler has learned of more
-	// memory. Slices are written only if they change.
-	publishInterval = 5 * time.Second
 	// requestLimit bounds one request of a sweep to the API server.
 	requestLimit = 10 * time.Second
 	// knownLimit bounds how long a request of the kubelet waits for the first look at the
@@ -75,6 +73,7 @@ type Driver struct {
 	status  *statuses
 	metrics *metrics
 	changed chan struct{} // holds a token when the health may be another one
+	stale   chan struct{} // holds a token when what is published may be stale
 	known   chan struct{} // closed once the GPUs are known
 	leads   chan struct{} // closed by Lead
 
@@ -102,7 +101,7 @@ func New(c Config) (*Driver, error) {
 		store.at = func(p failpoint) { c.At(string(p)) }
 	}
 	return &Driver{Config: c, store: store, status: newStatuses(), metrics: newMetrics(c.NodeName, store.Records),
-		changed: make(chan struct{}, 1), known: make(chan struct{}), leads: make(chan struct{})}, nil
+		changed: make(chan struct{}, 1), stale: make(chan struct{}, 1), known: make(chan struct{}), leads: make(chan struct{})}, nil
 }
 
 // Lead says that no earlier driver of this node runs any more. It is called once.
@@ -152,16 +151,18 @@ func (d *Driver) Run(ctx context.Context) error {
 	defer parts.Wait()
 	defer d.status.queue.ShutDown()
 	parts.Go(func() { d.writeStatuses(ctx) })
-	sweep, publish := time.NewTicker(sweepInterval), time.NewTicker(publishInterval)
+	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
-	defer publish.Stop()
 	sweep.Reset(d.look(ctx))
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-publish.C:
-			d.publish()
+		case <-d.stale:
+			if err := d.publish(); err != nil {
+				d.Log.Error(err)
+				sweep.Reset(ownerInterval)
+			}
 		case <-sweep.C:
 			sweep.Reset(d.look(ctx))
 		}
@@ -203,10 +204,17 @@ func (d *Driver) SetInventory(inv *plugin.Inventory) {
 	if d.leading() {
 		d.store.refresh(d.edits)
 	}
-	d.publish()
-	select {
-	case d.changed <- struct{}{}:
-	default: // a token is there already
+	d.Refresh()
+}
+
+// Refresh says that the scheduler knows something else of the GPUs, which the driver tells
+// Kubernetes in its own time. Slices are written only if they change.
+func (d *Driver) Refresh() {
+	for _, c := range []chan struct{}{d.stale, d.changed} {
+		select {
+		case c <- struct{}{}:
+		default: // a token is there already
+		}
 	}
 }
 
@@ -228,26 +236,31 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 		d.Log.Errorf("GPUs are not published: %v", why)
 	}
 	d.Problem(why)
-	d.publish()
+	failed := d.publish()
+	if failed != nil {
+		d.Log.Error(failed)
+	}
 	d.sweep(ctx)
-	if why != nil {
+	if why != nil || failed != nil {
 		return ownerInterval
 	}
 	return sweepInterval
 }
 
-func (d *Driver) publish() {
+// publish has the helper write the slices, if they change. The helper writes in its own
+// time, and reports failures to HandleError.
+func (d *Driver) publish() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.helper == nil || d.inventory == nil || !d.looked {
-		return
+		return nil
 	}
 	var devices []resourceapi.Device
 	if d.owner && d.unusable == nil {
 		devices = Devices(d.inventory.GPUs(), d.inventory.Offers, d.Options)
 	}
 	if d.published != nil && slices.EqualFunc(devices, d.published, equal) {
-		return
+		return nil
 	}
 	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}} // an empty pool shows that the driver runs
 	for i, chunk := range slices.Collect(slices.Chunk(devices, maxDevices)) {
@@ -256,13 +269,12 @@ func (d *Driver) publish() {
 		}
 		pool.Slices[i].Devices = chunk
 	}
-	// The helper writes in its own time, and reports failures to HandleError.
 	if err := d.helper.PublishResources(context.Background(), resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.NodeName: pool}}); err != nil {
-		d.Log.Errorf("publish the GPUs to Kubernetes: %v", err)
-		return
+		return fmt.Errorf("publish the GPUs to Kubernetes: %w", err)
 	}
 	d.published = append([]resourceapi.Device{}, devices...)
 	d.Log.Infof("published %d devices in pool %s of driver %s", len(devices), d.NodeName, DriverName)
+	return nil
 }
 
 // devices returns what can be given now.
@@ -399,6 +411,7 @@ func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
 		d.unusable = err
 		d.mu.Unlock()
 		d.Problem(err)
+		d.Refresh()
 	}
 	if ctx.Err() == nil {
 		d.Log.Errorf("Kubernetes API: %s: %v", msg, err)
