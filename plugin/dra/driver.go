@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/nvshare/nvshare/cdi"
@@ -37,6 +38,14 @@ const (
 	// or whether the API server is back to say so. It is also the time until the driver
 	// publishes again after a failure.
 	ownerInterval = 15 * time.Second
+	// repairDelay is the time from a change of the node's slices by somebody else to the
+	// driver's repair. A kubelet that starts removes all slices, and until the repair no pod
+	// gets a GPU of this node. The library's default is 30 s.
+	repairDelay = time.Second
+	// ownWritesLimit bounds how long the API server may take to show the driver its own
+	// writes. So long, the driver does not see that somebody else removed a slice. The
+	// library's default is a minute.
+	ownWritesLimit = 5 * time.Second
 	// requestLimit bounds one request of a sweep to the API server.
 	requestLimit = 10 * time.Second
 	// knownLimit bounds how long a request of the kubelet waits for the first look at the
@@ -78,11 +87,11 @@ type Driver struct {
 	leads   chan struct{} // closed by Lead
 
 	mu        sync.Mutex
-	helper    *kubeletplugin.Helper // nil: not started yet
-	inventory *plugin.Inventory     // nil: the GPUs are not known yet
-	looked    bool                  // owner is known
-	owner     bool                  // nobody else gives the GPUs
-	unusable  error                 // why the cluster cannot use what is published; nil: it can
+	write     func(*resourceslice.DriverResources) error // makes these the node's slices, in its own time; nil: the driver does not lead yet
+	inventory *plugin.Inventory                          // nil: the GPUs are not known yet
+	looked    bool                                       // owner is known
+	owner     bool                                       // nobody else gives the GPUs
+	unusable  error                                      // why the cluster cannot use what is published; nil: it can
 	published []resourceapi.Device
 }
 
@@ -144,8 +153,17 @@ func (d *Driver) Run(ctx context.Context) error {
 	case <-d.leads:
 	}
 	d.removeStaleSockets()
+	var writer *resourceslice.Controller
+	defer func() { writer.Stop() }()
 	d.mu.Lock()
-	d.helper = helper
+	d.write = func(r *resourceslice.DriverResources) (err error) {
+		if writer == nil {
+			writer, err = d.startWriter(ctx, r)
+			return err
+		}
+		writer.Update(r)
+		return nil
+	}
 	d.mu.Unlock()
 	var parts sync.WaitGroup
 	defer parts.Wait()
@@ -167,6 +185,16 @@ func (d *Driver) Run(ctx context.Context) error {
 			sweep.Reset(d.look(ctx))
 		}
 	}
+}
+
+// startWriter starts the part that keeps the node's slices as they are to be. It reports
+// failures to HandleError. The helper could start it, but with the defaults only.
+func (d *Driver) startWriter(ctx context.Context, r *resourceslice.DriverResources) (*resourceslice.Controller, error) {
+	return resourceslice.StartController(ctx, resourceslice.Options{
+		DriverName: DriverName, KubeClient: d.Client, Resources: r, ErrorHandler: d.HandleError,
+		Owner:     &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: d.NodeName},
+		SyncDelay: ptr.To(repairDelay), MutationCacheTTL: ptr.To(ownWritesLimit),
+	})
 }
 
 // removeStaleSockets removes the sockets of drivers that ended without doing that: the
@@ -247,12 +275,11 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 	return sweepInterval
 }
 
-// publish has the helper write the slices, if they change. The helper writes in its own
-// time, and reports failures to HandleError.
+// publish has the slices written, if they change. Only Run calls it.
 func (d *Driver) publish() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.helper == nil || d.inventory == nil || !d.looked {
+	if d.write == nil || d.inventory == nil || !d.looked {
 		return nil
 	}
 	var devices []resourceapi.Device
@@ -269,7 +296,7 @@ func (d *Driver) publish() error {
 		}
 		pool.Slices[i].Devices = chunk
 	}
-	if err := d.helper.PublishResources(context.Background(), resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.NodeName: pool}}); err != nil {
+	if err := d.write(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.NodeName: pool}}); err != nil {
 		return fmt.Errorf("publish the GPUs to Kubernetes: %w", err)
 	}
 	d.published = append([]resourceapi.Device{}, devices...)
@@ -401,7 +428,7 @@ func (d *Driver) gone(ctx context.Context, r Record) (bool, error) {
 	return err == nil && claim.UID != r.UID, err
 }
 
-// HandleError says what failed in the background. The helper tries again. Where the API
+// HandleError says what failed in the background, and is tried again. Where the API
 // server does not know that a device may have several claims, nothing is published until
 // the driver starts again: whole GPUs would be given away as shares.
 func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
