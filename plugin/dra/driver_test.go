@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -409,20 +410,29 @@ func TestRefreshPublishes(t *testing.T) {
 }
 
 // A kubelet that starts removes the slices of its node, because the drivers may not be back.
+// The driver writes them again after repairDelay, by the clock of synctest.
 func TestRemovedSlicesComeBack(t *testing.T) {
-	s := serve(t, shortDir(t))
-	defer s.stop()
-	all := s.client.ResourceV1().ResourceSlices()
-	for range 3 {
-		var there []resourceapi.ResourceSlice
-		await(t, "a slice", func() bool {
-			list, err := all.List(context.Background(), metav1.ListOptions{})
+	d := newDriver(t, t.TempDir())
+	synctest.Test(t, func(t *testing.T) {
+		client := apiServer(t)
+		d.Client = client
+		writer, err := d.startWriter(t.Context(), &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
+			node: {Slices: []resourceslice.Slice{{Devices: Devices(twoGPUs(), all, whole)}}},
+		}})
+		check(t, err)
+		defer writer.Stop()
+		written := client.ResourceV1().ResourceSlices()
+		for range 3 {
+			time.Sleep(2 * repairDelay)
+			synctest.Wait()
+			list, err := written.List(t.Context(), metav1.ListOptions{})
 			check(t, err)
-			there = list.Items
-			return len(there) == 1
-		})
-		check(t, all.Delete(context.Background(), there[0].Name, metav1.DeleteOptions{}))
-	}
+			if len(list.Items) != 1 {
+				t.Fatalf("the node has %d slices, want 1", len(list.Items))
+			}
+			check(t, written.Delete(t.Context(), list.Items[0].Name, metav1.DeleteOptions{}))
+		}
+	})
 }
 
 // A cluster that would give whole GPUs away as shares gets none.
