@@ -49,7 +49,7 @@ func (f *faults) listen(lib nvml.Interface) {
 	count, _ := lib.DeviceGetCount()
 	for i := range count {
 		if dev, ret := lib.DeviceGetHandleByIndex(i); ret == nvml.SUCCESS {
-			dev.RegisterEvents(nvml.EventTypeXidCriticalError, set) // a GPU without these events tells of none
+			_ = dev.RegisterEvents(nvml.EventTypeXidCriticalError, set) // a GPU without these events tells of none
 		}
 	}
 	f.set = set

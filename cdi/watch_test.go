@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-const patience = 30 * time.Second
+const patience = 5 * time.Minute
 
 // Each change is reported by the kernel, in directories that were not there
 // when watching began too. Only what this process does to its own directories

@@ -26,7 +26,7 @@ import (
 
 // patience bounds every wait of these tests; what is waited for takes
 // milliseconds.
-const patience = 30 * time.Second
+const patience = 5 * time.Minute
 
 func quiet() logrus.FieldLogger {
 	log := logrus.New()

@@ -3,8 +3,8 @@
 #
 # Usage: stage.sh PROGRAMS SHIM OUT
 # Puts a release together in OUT: the programs in the directory PROGRAMS, the shim, man
-# pages, completions, settings and pages. NVSHARECTL is an nvsharectl that runs here. The
-# same tree and SOURCE_DATE_EPOCH give the same files.
+# pages, completions, settings and documents. HERE is a directory of the same programs
+# that run on this machine. The same tree and SOURCE_DATE_EPOCH give the same files.
 set -eu
 
 programs=${1:?usage: stage.sh PROGRAMS SHIM OUT} shim=${2:?} out=${3:?}
@@ -17,6 +17,9 @@ for page in README.md CHANGELOG.md LICENSE sched/README.md sched/metrics.md plug
 done
 cp -R --preserve=mode deployments "$out/"
 rm -r "$out/deployments/package"
-NVSHARE_RUN_DIR='' NVSHARE_SIMGPU='' "${NVSHARECTL:-$programs/nvsharectl}" pages "$out/share"
+for program in nvsharectl nvshare-scheduler nvshare-plugin; do
+	# Defaults from the environment are this machine's.
+	env -i SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH" "${HERE:-$programs}/$program" pages "$out/share"
+done
 chmod -R u=rwX,go=rX "$out"
 find "$out" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +

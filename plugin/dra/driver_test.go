@@ -39,7 +39,7 @@ import (
 )
 
 // patience bounds every wait of these tests.
-const patience = 30 * time.Second
+const patience = 5 * time.Minute
 
 // served is a driver that serves a kubelet, with an API server that is none.
 type served struct {

@@ -33,6 +33,7 @@ import (
 	"github.com/nvshare/nvshare/plugin"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/journal"
+	"github.com/nvshare/nvshare/sched/manual"
 )
 
 type flags struct {
@@ -103,6 +104,8 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	f.kube.add(s)
 	f.dra.add(s)
 	s.StringVar(&f.audit, "audit", "report", "what to do about containers that asked for GPUs and run without nvshare, at each registration: report, or stop (needs the host's PID namespace)")
+	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.AddCommand(manual.Command("8", api.Version, nil))
 	return cmd
 }
 

@@ -26,7 +26,7 @@ import (
 	sched "github.com/nvshare/nvshare/sched/api"
 )
 
-const patience = 30 * time.Second
+const patience = 5 * time.Minute
 
 func quiet() logrus.FieldLogger {
 	log := logrus.New()

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 // program does what the operation says: it notes its start, answers, refuses, hangs or ends.
 const program = `#!/bin/sh

@@ -80,7 +80,7 @@ func TestPageNeedsAToken(t *testing.T) {
 	if code, text := fetch(t, addr, "/?token=0123456789abcdef"); code != http.StatusUnauthorized { // the client keeps no cookie
 		t.Errorf("with the token in the address: %d %s", code, text)
 	}
-	r, err := http.NewRequest("GET", "http://"+addr+"/api/now", nil)
+	r, err := http.NewRequest(http.MethodGet, "http://"+addr+"/api/now", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/rundir"
 	"github.com/nvshare/nvshare/sched/journal"
+	"github.com/nvshare/nvshare/sched/manual"
 	"github.com/nvshare/nvshare/sched/web"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -113,7 +114,8 @@ or a process that removes LD_PRELOAD is not held.`,
 	fs.StringVar(&f.grace, "grace", sched.DefaultGrace.String(), "`time` in which a client must release a GPU after a revoke; then others get it")
 	fs.StringVar(&f.antiThrash, "anti-thrash", antiThrashDefault(), "`on|off|auto`: how tenants share a GPU: in turns, all at the same time, or whichever of the two suits their work")
 	fs.StringVar(&f.fenceAction, "fence-action", string(daemon.FenceReport), "`report|demote|kill`: what to do about a client that did not release a GPU in the grace period; demote: all use that GPU at the same time until the client has released it")
-	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` for which scheduler and next client may spin at a hand-over, at most 8ms; 0: sleep")
+	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` for which scheduler and next client may spin at a hand-over, at most 8ms; 0: sleep, the default with fewer than 4 processors")
+	fs.Lookup("spin").DefValue = wire.SpinTime.String() // the same on every machine
 	f.tuning.add(cmd)
 	f.swap.add(cmd)
 	f.rules.add(cmd)
@@ -128,7 +130,7 @@ or a process that removes LD_PRELOAD is not held.`,
 	fs.BoolVar(&f.takeOver, "take-over", os.Getenv("NVSHARE_TAKE_OVER") == "1", "where another nvshare-scheduler has the run directory, wait for its end, and do not fail; default from NVSHARE_TAKE_OVER")
 	fs.StringVar(&f.checkpoint, "checkpoint", "auto", "`auto|off|PATH`: the program by which the driver takes the context of a suspended process off the GPU too; auto: nvshare-checkpoint beside this program or in PATH, if it is there")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
-	cmd.AddCommand(prepareCommand(status, &f.runDir), overlapDaemonCommand(status))
+	cmd.AddCommand(prepareCommand(status, &f.runDir), overlapDaemonCommand(status), manual.Command("8", api.Version, nil))
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	return cmd
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/manual"
 )
 
 // Exit statuses.
@@ -139,7 +140,7 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 	outputFlag(root, f)
 	f.set.add(root)
 	root.AddCommand(statusCommand(f, io), topCommand(f, io), whyCommand(f, io), suspendCommand(f, io), resumeCommand(f, io), eventsCommand(f, io), webCommand(f, io), setCommand(f, io), migrateCommand(f, io), drainCommand(f, io), undrainCommand(f, io), startCommand(f, io), versionCommand(f, io), doctorCommand(f, io), cdiCommand(io),
-		installCommand(newInstaller(io)), uninstallCommand(newInstaller(io)), pagesCommand())
+		installCommand(newInstaller(io)), uninstallCommand(newInstaller(io)), manual.Command("1", api.Version, completions))
 	complete(root, f)
 	return root
 }

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -10,18 +12,43 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
+// versionJSON is what version -o json and -o yaml print. Scheduler is empty where no
+// scheduler answers.
+type versionJSON struct {
+	Ctl       string `json:"nvsharectl"`
+	Scheduler string `json:"nvshare_scheduler,omitempty"`
+}
+
 func versionCommand(root *rootFlags, io streams) *cobra.Command {
-	return &cobra.Command{
+	var output string
+	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Show the versions of nvsharectl and of the scheduler that runs",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			fmt.Fprintf(io.out, "nvsharectl         %s\n", api.Version)
-			r, err := askStatus(cmd.Context(), root.runDir)
-			if err == nil {
-				fmt.Fprintf(io.out, "nvshare-scheduler  %s\n", printable(r.Version))
-			}
-			return err
+			return printVersions(cmd.Context(), root.runDir, io, output)
 		},
 	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "`text|json|yaml`")
+	return cmd
+}
+
+// printVersions prints what is known before it returns that no scheduler answers.
+func printVersions(ctx context.Context, runDir string, io streams, output string) error {
+	if err := oneOf("--output", output, "text", "json", "yaml"); err != nil {
+		return err
+	}
+	v := versionJSON{Ctl: api.Version}
+	r, unanswered := askStatus(ctx, runDir)
+	if unanswered == nil {
+		v.Scheduler = printable(r.Version)
+	}
+	if output != "text" {
+		return errors.Join(encode(io, output, v), unanswered)
+	}
+	fmt.Fprintf(io.out, "nvsharectl         %s\n", v.Ctl)
+	if unanswered == nil {
+		fmt.Fprintf(io.out, "nvshare-scheduler  %s\n", v.Scheduler)
+	}
+	return unanswered
 }

@@ -108,9 +108,6 @@ func TestSuggestions(t *testing.T) {
 		}
 	}
 	f := &fake{status: sample()}
-	if code, out, _ := ctl("version", "--run-dir", serve(t, f)); code != exitOK || !strings.Contains(out, "nvsharectl         "+api.Version+"\nnvshare-scheduler  0.1.0\n") {
-		t.Errorf("version: exit %d, %q", code, out)
-	}
 	f.later = []*api.StatusResponse{twoSecondsLater()}
 	if code, _, errs := ctl("top", "--once", "-d", "0.01", "--run-dir", serve(t, f)); code != exitOK {
 		t.Errorf("-d takes seconds as -T does: exit %d, %q", code, errs)

@@ -77,7 +77,7 @@ func (s *source) Events(_ context.Context, req *api.EventsRequest) (*api.EventsR
 
 func get(t *testing.T, h http.Handler, path, host string, header ...string) (int, string) {
 	t.Helper()
-	r := httptest.NewRequest("GET", path, nil)
+	r := httptest.NewRequest(http.MethodGet, path, nil)
 	r.Host = host
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])

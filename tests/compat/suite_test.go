@@ -25,7 +25,7 @@ import (
 )
 
 // patience bounds each wait of a case. It is long, because a machine may be slow.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 var (
 	build  string // where make has put what is tested

@@ -26,7 +26,7 @@ const (
 	busyProgram = "/usr/bin/cuda-busy"
 
 	// patience bounds each wait for an event. It does not measure speed.
-	patience = 60 * time.Second
+	patience = 5 * time.Minute
 )
 
 // shared is the node that all tests use, one after the other. A test that changes the

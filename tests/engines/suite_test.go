@@ -21,7 +21,7 @@ import (
 )
 
 // patience bounds each wait for an event. It does not measure speed.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 var (
 	shared   *node.Node

@@ -25,13 +25,14 @@ var rules = map[string][]string{
 	"plugin":                   {"plugin/placement", "cdi", "cdi/ldcache", "sched/api"},
 	"plugin/kube":              {"plugin", "plugin/placement", "cdi", "cdi/ldcache", "sched/api"},
 	"plugin/dra":               {"plugin", "plugin/placement", "cdi", "cdi/ldcache", "sched/api"},
-	"plugin/nvshare-plugin":    {"plugin", "plugin/dra", "plugin/kube", "plugin/placement", "cdi", "cdi/ldcache", "sched/api", "sched/journal"},
+	"plugin/nvshare-plugin":    {"plugin", "plugin/dra", "plugin/kube", "plugin/placement", "cdi", "cdi/ldcache", "sched/api", "sched/journal", "sched/manual"},
 	"plugin/placement":         {},
 	"sched":                    {},
 	"sched/wire":               {},
 	"sched/api":                {},
 	"sched/checkpoint":         {},
 	"sched/journal":            {},
+	"sched/manual":             {},
 	"sched/nvshare-checkpoint": {"sched/checkpoint", "sched/api"},
 	"sched/daemon":             {"sched", "sched/checkpoint", "sched/wire", "sched/api", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/timer", "sched/web"},
 	"sched/daemon/admission":   {},
@@ -44,9 +45,9 @@ var rules = map[string][]string{
 	"sched/daemon/rundir":      {"sched/wire", "sched/api"},
 	"sched/daemon/state":       {"sched"},
 	"sched/daemon/timer":       {"sched"},
-	"sched/nvshare-scheduler":  {"sched", "sched/checkpoint", "sched/daemon", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/timer", "sched/journal", "sched/web", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
+	"sched/nvshare-scheduler":  {"sched", "sched/checkpoint", "sched/daemon", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/timer", "sched/journal", "sched/manual", "sched/web", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
 	"sched/web":                {"sched/api"},
-	"sched/nvsharectl":         {"sched/api", "sched/web", "cdi", "cdi/ldcache"},
+	"sched/nvsharectl":         {"sched/api", "sched/manual", "sched/web", "cdi", "cdi/ldcache"},
 }
 
 // standardOnly lists the packages that import nothing but the standard library.

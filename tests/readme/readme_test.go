@@ -17,7 +17,7 @@ import (
 )
 
 // patience bounds each wait for an event. It does not measure speed.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 // elsewhere names the tests that run the commands that begin so, with an engine, a
 // cluster or a package manager.

@@ -185,7 +185,9 @@ nvshare-plugin --version
 test -z "$(LD_PRELOAD=libnvshare.so /bin/true 2>&1)"
 nvshare-plugin --no-nri --simgpu /simgpu
 nvsharectl cdi validate --simgpu /simgpu
-test -s /usr/share/man/man1/nvsharectl.1 -o -s /usr/local/share/man/man1/nvsharectl.1
+for page in man1/nvsharectl.1 man8/nvshare-scheduler.8 man8/nvshare-plugin.8; do
+	test -s /usr/share/man/$page -o -s /usr/local/share/man/$page
+done
 `
 	gone = `
 left=$(find /usr /etc /run /var/lib -xdev -name '*nvshare*' -newer /simgpu/run/config 2>/dev/null || true)
@@ -315,7 +317,7 @@ func TestPackages(t *testing.T) {
 				t.Errorf("%s: %v\n%s", file, err, out)
 			}
 			list := strings.Fields(string(out))
-			for _, want := range []string{"/usr/bin/nvsharectl", "/usr/sbin/nvshare-scheduler", "/usr/share/man/man1/nvsharectl.1"} {
+			for _, want := range []string{"/usr/bin/nvsharectl", "/usr/sbin/nvshare-scheduler", "/usr/share/man/man1/nvsharectl.1", "/usr/share/man/man8/nvshare-scheduler.8", "/usr/share/man/man8/nvshare-plugin.8"} {
 				if !slices.Contains(list, want) {
 					t.Errorf("%s lacks %s: %s", file, want, list)
 				}

@@ -28,7 +28,7 @@ import (
 const (
 	tenants = 100
 	// patience bounds each wait. It has to be longer than the slowest machine takes.
-	patience = 60 * time.Second
+	patience = 5 * time.Minute
 	// away is how long a restart leaves the node without a scheduler.
 	away = 150 * time.Millisecond
 	// restarts is the number of restarts of each kind, and of kills of holders.

@@ -23,7 +23,7 @@ const (
 
 // patience bounds every wait in these tests. It only has to be longer than any
 // machine takes.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 // testHost is a host of which a test says what it has, and how segments are made.
 type testHost struct {

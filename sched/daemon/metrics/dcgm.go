@@ -45,7 +45,7 @@ func (x *exposition) dcgm(g *api.GPU) {
 	mib := func(bytes uint64) float64 { return float64(bytes >> 20) }
 	var xid float64
 	if n, ok := strings.CutPrefix(g.Fault, "Xid "); ok {
-		fmt.Sscanf(n, "%f", &xid)
+		_, _ = fmt.Sscanf(n, "%f", &xid) // 0 where it is no number
 	}
 	for i, t := range g.Tenants {
 		if i == maxMetricTenants {

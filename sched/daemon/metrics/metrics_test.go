@@ -31,7 +31,7 @@ const (
 
 // patience bounds every wait in these tests. It only has to be longer than any
 // machine takes.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 // source is a scheduler with one GPU.
 type source struct {

@@ -65,7 +65,7 @@ func New(client uint64) (*Page, *os.File, error) {
 func (p *Page) wake(channel uint16) {
 	const futexWake = 1
 	// It fails only for a bad address.
-	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(p.WordAddr(channel))), futexWake, math.MaxInt32, 0, 0, 0)
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(p.WordAddr(channel))), futexWake, math.MaxInt32, 0, 0, 0)
 }
 
 // Open opens the gate under a grant, and wakes who waits for one.

@@ -18,7 +18,7 @@ import (
 
 // patience bounds every wait in these tests. It only has to be longer than any
 // machine takes.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 func newFinder(t *testing.T) *Finder {
 	t.Helper()
