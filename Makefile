@@ -16,8 +16,9 @@ export PATH := $(PATH):/usr/local/go/bin
 # client makes the plugin 56 MB large otherwise, and 35 MB so.
 TAGS := grpcnotrace
 # Go's own stamp of the commit fails in a clone that another user owns. Programs and tests
-# have the same flags, so that each package is compiled once for both.
-export GOFLAGS := $(GOFLAGS) -buildvcs=false -trimpath -tags=$(TAGS)
+# have the same flags, so that each package is compiled once for both. What is released is
+# compiled with -trimpath too; go vet can mistake another clone's files for this one's then.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false -tags=$(TAGS)
 
 # go-nvml binds functions that nvml.h marks deprecated.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
@@ -116,7 +117,8 @@ test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in
 	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD) check
 
 test-unit: shim simgpu binaries ## of make test: everything in Go that needs no containers
-	$(GO) vet -tags $(TAGS),e2e,engines,compat,k8s,release ./...
+	$(GO) vet -tags $(TAGS),e2e,engines,k8s,release ./...
+	$(GO) vet -tags $(TAGS),compat ./tests/compat
 	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
 	PATH="$$PATH:$(BUILD)/prometheus/usr/bin" NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(TEST) -timeout 60m ./...
 	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
@@ -234,7 +236,7 @@ uninstall: build ## remove what install and nvshare-plugin put there
 
 static: ## .build/static/ARCH: programs for any host or image
 	@mkdir -p $(BUILD)/static/$(ARCH)
-	CGO_ENABLED=0 GOARCH=$(ARCH) $(GO) build -ldflags '$(LDFLAGS)' -o $(BUILD)/static/$(ARCH)/ \
+	CGO_ENABLED=0 GOARCH=$(ARCH) $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILD)/static/$(ARCH)/ \
 		./sched/nvshare-scheduler ./sched/nvshare-checkpoint ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
 
 # The image's programs are linked with the C library, because NVML needs it; see root.sh.
