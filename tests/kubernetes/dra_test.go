@@ -118,11 +118,26 @@ func awaitHolding(t *testing.T, ctx context.Context, pod string, want holding) (
 
 func draManifest(name string) string { return manifest("dra/" + name) }
 
-// ready waits until pods are ready. Where the driver is away, the kubelet tries again, and on
-// a busy machine also where it sees a pod before the API server lets it read the pod's claim.
+// ready waits until pods are ready. A kubelet that could not have a claim prepared tries
+// again after 60 to 90 s, and at once when the pod changes. That happens where the driver is
+// away, and on a busy machine also where the kubelet sees a pod before the API server lets
+// the kubelet read the pod's claim.
 func ready(t *testing.T, ctx context.Context, pods ...string) {
 	t.Helper()
-	kubectl(t, ctx, append([]string{"wait", "pods", "--for=condition=Ready", "--timeout=" + patience.String()}, pods...)...)
+	for _, p := range pods {
+		tries, last := 0, time.Now()
+		await(t, ctx, "pod "+p+" to be ready", func() error {
+			out, err := cluster.Kubectl(ctx, "get", "pod", p, `-o=jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
+			if err != nil || out == "True" {
+				return err
+			}
+			if time.Since(last) > 2*time.Second {
+				tries, last = tries+1, time.Now()
+				_, err = cluster.Kubectl(ctx, "annotate", "--overwrite", "pod", p, fmt.Sprintf("test/try=%d", tries))
+			}
+			return errors.Join(errors.New("it is not"), err)
+		})
+	}
 }
 
 // A pod with limits nvshare.com/gpu gets a default share, and its program the shim.

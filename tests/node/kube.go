@@ -173,7 +173,6 @@ kubeAPIQPS: 200
 kubeAPIBurst: 400
 registryPullQPS: 0
 crashLoopBackOff: {maxContainerRestartPeriod: 1s} # tests kill the driver often
-syncFrequency: 1s # how soon the kubelet tries again to have a claim prepared
 `))
 
 func (k *Kubernetes) writeConfigs() error {
