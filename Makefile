@@ -12,8 +12,13 @@ LDFLAGS := -s -w -X github.com/nvshare/nvshare/sched/api.Version=$(VERSION)
 GO      ?= go
 # sudo's PATH lacks the directory in which go.dev/dl says to install Go.
 export PATH := $(PATH):/usr/local/go/bin
-# Go's own stamp of the commit fails in a clone that another user owns.
-export GOFLAGS := $(GOFLAGS) -buildvcs=false
+# Without gRPC's trace pages the linker can drop methods that nobody calls: Kubernetes'
+# client makes the plugin 56 MB large otherwise, and 35 MB so.
+TAGS := grpcnotrace
+# Go's own stamp of the commit fails in a clone that another user owns. Programs and tests
+# have the same flags, so that each package is compiled once for both. What is released is
+# compiled with -trimpath too; go vet can mistake another clone's files for this one's then.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false -tags=$(TAGS)
 
 # go-nvml binds functions that nvml.h marks deprecated.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
@@ -28,10 +33,6 @@ EXECS ?= 50000
 FUZZ  := sched/wire:FuzzDecode sched/daemon/state:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl \
 	plugin:FuzzRequest plugin:FuzzParseRequest plugin:FuzzShare sched/api:FuzzParseMemory cdi/ldcache:FuzzParse
 SEED  ?= 1
-
-# Without gRPC's trace pages the linker can drop methods that nobody calls: Kubernetes'
-# client makes the plugin 56 MB large otherwise, and 35 MB so.
-SMALL := -tags grpcnotrace
 
 IMAGE    ?= localhost/nvshare
 ENGINE   ?= podman
@@ -65,8 +66,8 @@ simgpu: ## the simulated GPU and the test workload
 # nvshare-checkpoint loads the C library and the driver without a C compiler's help.
 binaries: ## nvshare-scheduler, nvshare-checkpoint, nvshare-plugin, nvsharectl, nvshare-cdi-hook
 	@mkdir -p $(BIN)
-	$(GO) build $(SMALL) -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
-	CGO_ENABLED=0 $(GO) build $(SMALL) -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cdi/nvshare-cdi-hook ./sched/nvshare-checkpoint
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
+	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cdi/nvshare-cdi-hook ./sched/nvshare-checkpoint
 
 root:
 	@test "$$(id -u)" = 0 || { echo "make $(GOAL) needs root, for namespaces, mounts and cgroups: sudo make $(GOAL)" >&2; exit 1; }
@@ -79,7 +80,7 @@ tools: deps ## containerd, runc, crictl at the versions pinned in tests/tools
 	@sh tests/tools/build.sh $(TOOLS)
 
 demo: root deps build simgpu tools ## two pods and a podman container share one GPU; SIM=1 simulates it
-	$(GO) build -trimpath -o $(BIN)/ ./tests/demo
+	$(GO) build -o $(BIN)/ ./tests/demo
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
 
 lint: GOAL := lint
@@ -101,7 +102,9 @@ test: root deps build simgpu ## every test (40 minutes on 2 cores, and 10 minute
 		"$(filter $(CONTAINERS),$(SUITES))" "$(filter-out $(CONTAINERS),$(SUITES))")
 
 # Names each package as it ends, and in the end each test that failed or was skipped.
-TEST := $(GO) tool -modfile=tests/tools/summary/go.mod gotestsum --format pkgname-and-test-fails --
+# go vet runs once, in test-unit: go test's own, smaller one would look at all dependencies
+# again.
+TEST := $(GO) tool -modfile=tests/tools/summary/go.mod gotestsum --format pkgname-and-test-fails -- -vet=off
 
 # Tests make sockets, whose paths are short, and start programs as other users, who must
 # be able to enter the directory. TMPDIR may be long or closed.
@@ -114,8 +117,8 @@ test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in
 	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD) check
 
 test-unit: shim simgpu binaries ## of make test: everything in Go that needs no containers
-	$(GO) vet ./...
-	$(GO) vet -tags e2e ./tests/e2e
+	$(GO) vet -tags $(TAGS),e2e,engines,k8s,release ./...
+	$(GO) vet -tags $(TAGS),compat ./tests/compat
 	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
 	PATH="$$PATH:$(BUILD)/prometheus/usr/bin" NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(TEST) -timeout 60m ./...
 	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
@@ -125,7 +128,6 @@ test-race: ## of make test: the daemons under Go's race detector
 	$(TEST) -race -timeout 60m ./sched/daemon/... ./plugin/... ./cdi/...
 
 test-compat: build simgpu ## of make test: the shim in other people's programs
-	$(GO) vet -tags compat ./tests/compat
 	@$(MAKE) --no-print-directory -C tests/compat OUT=$(BUILD) test
 
 compat: GOAL := test
@@ -139,30 +141,28 @@ runtimes: GOAL := test
 runtimes: root deps build simgpu tools ## pods on containerd 1.7 and 2.0, which it builds once (minutes)
 	@set -e; for v in $(RUNTIMES); do \
 		sh tests/tools/containerd.sh $$v $(BUILD)/containerd-$$v; \
-		NVSHARE_CONTAINERD=$(BUILD)/containerd-$$v $(GO) test -count=1 -tags e2e -timeout 60m -run '$(RUNTIME_TESTS)' ./tests/e2e; \
+		NVSHARE_CONTAINERD=$(BUILD)/containerd-$$v $(GO) test -count=1 -tags $(TAGS),e2e -timeout 60m -run '$(RUNTIME_TESTS)' ./tests/e2e; \
 	done
 
 test-e2e: build simgpu tools ## of make test: pods and containers, on a real containerd; root
-	$(TEST) -count=1 -tags e2e -timeout 60m ./tests/e2e
+	$(TEST) -count=1 -tags $(TAGS),e2e -timeout 60m ./tests/e2e
 
 test-engines: stage simgpu tools ## of make test: the examples of deployments, install and uninstall; root
-	$(GO) vet -tags engines ./tests/engines
-	$(TEST) -count=1 -tags engines -timeout 60m ./tests/engines
+	$(TEST) -count=1 -tags $(TAGS),engines -timeout 60m ./tests/engines
 
 kueue: ## the sample for Kueue in Kueue's own code, which it builds once (minutes)
 	cd tests/kueue && $(GO) vet . && $(GO) test -count=1 .
 
 engines: GOAL := test
 engines: root deps stage simgpu tools ## the examples with podman and Docker of later releases, which it downloads
-	NVSHARE_ENGINES=full $(GO) test -count=1 -tags engines -timeout 60m -v ./tests/engines
+	NVSHARE_ENGINES=full $(GO) test -count=1 -tags $(TAGS),engines -timeout 60m -v ./tests/engines
 
 tools-k8s: deps ## Kubernetes, etcd and CNI plugins at the versions pinned in tests/tools/k8s
 	@sh tests/tools/k8s/build.sh $(BUILD)/tools-k8s
 
 e2e-k8s: GOAL := test
 e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a real Kubernetes of one node, which it builds once
-	$(GO) vet -tags k8s ./tests/kubernetes
-	$(TEST) -count=1 -tags k8s -timeout 60m ./tests/kubernetes
+	$(TEST) -count=1 -tags $(TAGS),k8s -timeout 60m ./tests/kubernetes
 
 # The shim is built anew, because its programs count the lines that they reach.
 coverage: COVERED := $(BUILD)/coverage
@@ -226,7 +226,7 @@ release: build ## .build/dist: tarballs, deb, rpm, SBOM and checksums for ARCHES
 	@HERE=$(BIN) VERSION=$(VERSION) sh deployments/package/build.sh $(BUILD) $(ARCHES)
 
 test-release: simgpu ## of make test: the files of make release; root
-	NVSHARE_TEST_BUILD=$(BUILD) $(TEST) -count=1 -tags release -timeout 60m ./tests/release
+	NVSHARE_TEST_BUILD=$(BUILD) $(TEST) -count=1 -tags $(TAGS),release -timeout 60m ./tests/release
 
 install: stage ## install into PREFIX (/usr/local), below DESTDIR; the default needs root
 	$(STAGE)/nvsharectl install --prefix $(PREFIX) $(if $(DESTDIR),--root $(DESTDIR))
@@ -236,7 +236,7 @@ uninstall: build ## remove what install and nvshare-plugin put there
 
 static: ## .build/static/ARCH: programs for any host or image
 	@mkdir -p $(BUILD)/static/$(ARCH)
-	CGO_ENABLED=0 GOARCH=$(ARCH) $(GO) build $(SMALL) -trimpath -ldflags '$(LDFLAGS)' -o $(BUILD)/static/$(ARCH)/ \
+	CGO_ENABLED=0 GOARCH=$(ARCH) $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILD)/static/$(ARCH)/ \
 		./sched/nvshare-scheduler ./sched/nvshare-checkpoint ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
 
 # The image's programs are linked with the C library, because NVML needs it; see root.sh.

@@ -310,6 +310,28 @@ func TestClosedGPUs(t *testing.T) {
 	}
 }
 
+// Whoever publishes GPUs hears of each change that the scheduler tells, and of nothing else.
+func TestChangesOfGPUsAreTold(t *testing.T) {
+	p := newPlacing(t, 2)
+	told := 0
+	p.containers.OnGPUs(func() {
+		told++
+		p.containers.GPU(gpuID(0)) // holds no lock
+	})
+	one := func(s GPUState) State { return State{GPUs: map[string]GPUState{gpuID(0): s}} }
+	for i, step := range []struct {
+		state State
+		told  int
+	}{
+		{one(GPUState{}), 1}, {one(GPUState{}), 1}, {one(GPUState{Drained: true}), 2}, {State{}, 2}, // a scheduler that has just started knows no GPU
+		{one(GPUState{Drained: true}), 2}, {one(GPUState{Fault: "Xid 79: gone"}), 3},
+	} {
+		if p.containers.learn(step.state); told != step.told {
+			t.Fatalf("step %d: told %d times, want %d", i, told, step.told)
+		}
+	}
+}
+
 // What the scheduler says counts: the size of GPUs that this host's kernel does
 // not tell, and limits that were changed since.
 func TestPlacementByTheSchedulersWord(t *testing.T) {

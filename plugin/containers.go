@@ -66,6 +66,8 @@ type Containers struct {
 	ping time.Duration // between requests for the scheduler's State
 	wake chan struct{} // holds a token when there may be something to tell
 
+	onGPUs func() // is called when GPU may return something else
+
 	Health Health // of the plugin; Run tells the scheduler of problems
 
 	mu       sync.Mutex
@@ -86,10 +88,18 @@ type Containers struct {
 
 // NewContainers returns an empty set of containers.
 func NewContainers(log logrus.FieldLogger) *Containers {
-	cs := &Containers{log: log, ping: pingInterval, wake: make(chan struct{}, 1), want: map[string]Container{}, ended: map[string]Container{}, percent: 100, now: time.Now, stuck: map[string]failure{}}
+	cs := &Containers{
+		log: log, ping: pingInterval, wake: make(chan struct{}, 1), onGPUs: func() {},
+		want: map[string]Container{}, ended: map[string]Container{}, percent: 100,
+		now: time.Now, stuck: map[string]failure{},
+	}
 	cs.Health.OnChange(cs.poke)
 	return cs
 }
+
+// OnGPUs has f called each time that GPU may return something else. f does not wait for
+// anything. OnGPUs is called before Run.
+func (cs *Containers) OnGPUs(f func()) { cs.onGPUs = f }
 
 // GPU returns what the scheduler knows of a GPU.
 func (cs *Containers) GPU(uuid string) GPUState {

@@ -83,6 +83,13 @@ func (cs *Containers) learn(s State) {
 	for i := range s.Promises {
 		s.Promises[i].described = slices.Contains(s.IDs, s.Promises[i].ID)
 	}
+	if cs.takeOver(s) {
+		cs.onGPUs()
+	}
+}
+
+// takeOver keeps a State, and returns whether GPUs have changed in it.
+func (cs *Containers) takeOver(s State) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.promises = s.Promises
@@ -92,9 +99,11 @@ func (cs *Containers) learn(s State) {
 			cs.want[id] = c
 		}
 	}
-	if len(s.GPUs) > 0 { // else it has just been started
-		cs.gpus = s.GPUs
+	if len(s.GPUs) == 0 || maps.Equal(s.GPUs, cs.gpus) { // without GPUs, it has just been started
+		return false
 	}
+	cs.gpus = s.GPUs
+	return true
 }
 
 // poke wakes Run.

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/nvshare/nvshare/cdi"
@@ -34,11 +35,17 @@ const (
 	// any more. The kubelet unprepares claims itself, unless it lost its state.
 	sweepInterval = 10 * time.Minute
 	// ownerInterval is the time between looks whether somebody else still gives the GPUs,
-	// or whether the API server is back to say so.
+	// or whether the API server is back to say so. It is also the time until the driver
+	// publishes again after a failure.
 	ownerInterval = 15 * time.Second
-	// publishInterval is the time between looks whether the scheduler has learned of more
-	// memory. Slices are written only if they change.
-	publishInterval = 5 * time.Second
+	// repairDelay is the time from a change of the node's slices by somebody else to the
+	// driver's repair. A kubelet that starts removes all slices, and until the repair no pod
+	// gets a GPU of this node. The library's default is 30 s.
+	repairDelay = time.Second
+	// ownWritesLimit bounds how long the API server may take to show the driver its own
+	// writes. So long, the driver does not see that somebody else removed a slice. The
+	// library's default is a minute.
+	ownWritesLimit = 5 * time.Second
 	// requestLimit bounds one request of a sweep to the API server.
 	requestLimit = 10 * time.Second
 	// knownLimit bounds how long a request of the kubelet waits for the first look at the
@@ -75,15 +82,16 @@ type Driver struct {
 	status  *statuses
 	metrics *metrics
 	changed chan struct{} // holds a token when the health may be another one
+	stale   chan struct{} // holds a token when what is published may be stale
 	known   chan struct{} // closed once the GPUs are known
 	leads   chan struct{} // closed by Lead
 
 	mu        sync.Mutex
-	helper    *kubeletplugin.Helper // nil: not started yet
-	inventory *plugin.Inventory     // nil: the GPUs are not known yet
-	looked    bool                  // owner is known
-	owner     bool                  // nobody else gives the GPUs
-	unusable  error                 // why the cluster cannot use what is published; nil: it can
+	write     func(*resourceslice.DriverResources) error // makes these the node's slices, in its own time; nil: the driver does not lead yet
+	inventory *plugin.Inventory                          // nil: the GPUs are not known yet
+	looked    bool                                       // owner is known
+	owner     bool                                       // nobody else gives the GPUs
+	unusable  error                                      // why the cluster cannot use what is published; nil: it can
 	published []resourceapi.Device
 }
 
@@ -102,7 +110,7 @@ func New(c Config) (*Driver, error) {
 		store.at = func(p failpoint) { c.At(string(p)) }
 	}
 	return &Driver{Config: c, store: store, status: newStatuses(), metrics: newMetrics(c.NodeName, store.Records),
-		changed: make(chan struct{}, 1), known: make(chan struct{}), leads: make(chan struct{})}, nil
+		changed: make(chan struct{}, 1), stale: make(chan struct{}, 1), known: make(chan struct{}), leads: make(chan struct{})}, nil
 }
 
 // Lead says that no earlier driver of this node runs any more. It is called once.
@@ -145,27 +153,48 @@ func (d *Driver) Run(ctx context.Context) error {
 	case <-d.leads:
 	}
 	d.removeStaleSockets()
+	var writer *resourceslice.Controller
+	defer func() { writer.Stop() }()
 	d.mu.Lock()
-	d.helper = helper
+	d.write = func(r *resourceslice.DriverResources) (err error) {
+		if writer == nil {
+			writer, err = d.startWriter(ctx, r)
+			return err
+		}
+		writer.Update(r)
+		return nil
+	}
 	d.mu.Unlock()
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	defer d.status.queue.ShutDown()
 	parts.Go(func() { d.writeStatuses(ctx) })
-	sweep, publish := time.NewTicker(sweepInterval), time.NewTicker(publishInterval)
+	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
-	defer publish.Stop()
 	sweep.Reset(d.look(ctx))
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-publish.C:
-			d.publish()
+		case <-d.stale:
+			if err := d.publish(); err != nil {
+				d.Log.Error(err)
+				sweep.Reset(ownerInterval)
+			}
 		case <-sweep.C:
 			sweep.Reset(d.look(ctx))
 		}
 	}
+}
+
+// startWriter starts the part that keeps the node's slices as they are to be. It reports
+// failures to HandleError. The helper could start it, but with the defaults only.
+func (d *Driver) startWriter(ctx context.Context, r *resourceslice.DriverResources) (*resourceslice.Controller, error) {
+	return resourceslice.StartController(ctx, resourceslice.Options{
+		DriverName: DriverName, KubeClient: d.Client, Resources: r, ErrorHandler: d.HandleError,
+		Owner:     &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: d.NodeName},
+		SyncDelay: ptr.To(repairDelay), MutationCacheTTL: ptr.To(ownWritesLimit),
+	})
 }
 
 // removeStaleSockets removes the sockets of drivers that ended without doing that: the
@@ -203,10 +232,17 @@ func (d *Driver) SetInventory(inv *plugin.Inventory) {
 	if d.leading() {
 		d.store.refresh(d.edits)
 	}
-	d.publish()
-	select {
-	case d.changed <- struct{}{}:
-	default: // a token is there already
+	d.Refresh()
+}
+
+// Refresh says that the scheduler knows something else of the GPUs, which the driver tells
+// Kubernetes in its own time. Slices are written only if they change.
+func (d *Driver) Refresh() {
+	for _, c := range []chan struct{}{d.stale, d.changed} {
+		select {
+		case c <- struct{}{}:
+		default: // a token is there already
+		}
 	}
 }
 
@@ -228,26 +264,30 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 		d.Log.Errorf("GPUs are not published: %v", why)
 	}
 	d.Problem(why)
-	d.publish()
+	failed := d.publish()
+	if failed != nil {
+		d.Log.Error(failed)
+	}
 	d.sweep(ctx)
-	if why != nil {
+	if why != nil || failed != nil {
 		return ownerInterval
 	}
 	return sweepInterval
 }
 
-func (d *Driver) publish() {
+// publish has the slices written, if they change. Only Run calls it.
+func (d *Driver) publish() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.helper == nil || d.inventory == nil || !d.looked {
-		return
+	if d.write == nil || d.inventory == nil || !d.looked {
+		return nil
 	}
 	var devices []resourceapi.Device
 	if d.owner && d.unusable == nil {
 		devices = Devices(d.inventory.GPUs(), d.inventory.Offers, d.Options)
 	}
 	if d.published != nil && slices.EqualFunc(devices, d.published, equal) {
-		return
+		return nil
 	}
 	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}} // an empty pool shows that the driver runs
 	for i, chunk := range slices.Collect(slices.Chunk(devices, maxDevices)) {
@@ -256,13 +296,12 @@ func (d *Driver) publish() {
 		}
 		pool.Slices[i].Devices = chunk
 	}
-	// The helper writes in its own time, and reports failures to HandleError.
-	if err := d.helper.PublishResources(context.Background(), resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.NodeName: pool}}); err != nil {
-		d.Log.Errorf("publish the GPUs to Kubernetes: %v", err)
-		return
+	if err := d.write(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.NodeName: pool}}); err != nil {
+		return fmt.Errorf("publish the GPUs to Kubernetes: %w", err)
 	}
 	d.published = append([]resourceapi.Device{}, devices...)
 	d.Log.Infof("published %d devices in pool %s of driver %s", len(devices), d.NodeName, DriverName)
+	return nil
 }
 
 // devices returns what can be given now.
@@ -389,7 +428,7 @@ func (d *Driver) gone(ctx context.Context, r Record) (bool, error) {
 	return err == nil && claim.UID != r.UID, err
 }
 
-// HandleError says what failed in the background. The helper tries again. Where the API
+// HandleError says what failed in the background, and is tried again. Where the API
 // server does not know that a device may have several claims, nothing is published until
 // the driver starts again: whole GPUs would be given away as shares.
 func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
@@ -399,6 +438,7 @@ func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
 		d.unusable = err
 		d.mu.Unlock()
 		d.Problem(err)
+		d.Refresh()
 	}
 	if ctx.Err() == nil {
 		d.Log.Errorf("Kubernetes API: %s: %v", msg, err)

@@ -14,9 +14,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
@@ -68,13 +68,17 @@ func apiServer(t testing.TB, claims ...*resourceapi.ResourceClaim) *fake.Clients
 }
 
 // serveBeside has a driver of a pod serve the kubelet that does not lead yet.
-func serveBeside(t testing.TB, dir string, client *fake.Clientset, pod types.UID) *served {
+func serveBeside(t testing.TB, dir string, client *fake.Clientset, pod types.UID, change ...func(*Config)) *served {
 	t.Helper()
 	registry, own := filepath.Join(dir, "registry"), filepath.Join(dir, "driver")
 	for _, d := range []string{registry, own} {
 		check(t, os.MkdirAll(d, 0o755))
 	}
-	d, err := New(Config{Problem: func(error) {}, Client: client, NodeName: node, Registry: registry, Directory: own, PodUID: pod, CDIDir: filepath.Join(dir, "cdi"), Options: whole, Log: silent()})
+	c := Config{Problem: func(error) {}, Client: client, NodeName: node, Registry: registry, Directory: own, PodUID: pod, CDIDir: filepath.Join(dir, "cdi"), Options: whole, Log: silent()}
+	for _, f := range change {
+		f(&c)
+	}
+	d, err := New(c)
 	check(t, err)
 	d.SetInventory(inventory(t, twoGPUs()))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -379,6 +383,58 @@ func TestAnotherOwner(t *testing.T) {
 	}
 }
 
+// What the scheduler learns of a GPU is published at once.
+func TestRefreshPublishes(t *testing.T) {
+	var drained atomic.Bool
+	s := serveBeside(t, shortDir(t), apiServer(t), "", func(c *Config) {
+		c.Options.Scheduler = func(uuid string) plugin.GPUState { return plugin.GPUState{Drained: drained.Load()} }
+	})
+	defer s.stop()
+	s.Lead()
+	tainted := func() (n int) {
+		list, err := s.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
+		check(t, err)
+		for _, slice := range list.Items {
+			for _, d := range slice.Spec.Devices {
+				n += len(d.Taints)
+			}
+		}
+		return n
+	}
+	await(t, "both GPUs are published", func() bool { return len(devicesIn(t, s.client)) == 2 })
+	for _, want := range []bool{true, false, true} {
+		drained.Store(want)
+		s.Refresh()
+		await(t, "the taints of both GPUs", func() bool { return tainted() == map[bool]int{true: 2}[want] })
+	}
+}
+
+// A kubelet that starts removes the slices of its node, because the drivers may not be back.
+// The driver writes them again after repairDelay, by the clock of synctest.
+func TestRemovedSlicesComeBack(t *testing.T) {
+	d := newDriver(t, t.TempDir())
+	synctest.Test(t, func(t *testing.T) {
+		client := apiServer(t)
+		d.Client = client
+		writer, err := d.startWriter(t.Context(), &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
+			node: {Slices: []resourceslice.Slice{{Devices: Devices(twoGPUs(), all, whole)}}},
+		}})
+		check(t, err)
+		defer writer.Stop()
+		written := client.ResourceV1().ResourceSlices()
+		for range 3 {
+			time.Sleep(2 * repairDelay)
+			synctest.Wait()
+			list, err := written.List(t.Context(), metav1.ListOptions{})
+			check(t, err)
+			if len(list.Items) != 1 {
+				t.Fatalf("the node has %d slices, want 1", len(list.Items))
+			}
+			check(t, written.Delete(t.Context(), list.Items[0].Name, metav1.DeleteOptions{}))
+		}
+	})
+}
+
 // A cluster that would give whole GPUs away as shares gets none.
 func TestClusterWithoutConsumableCapacity(t *testing.T) {
 	dir := shortDir(t)
@@ -413,13 +469,12 @@ func TestPublishesNothingBeforeItKnows(t *testing.T) {
 	d := newDriver(t, t.TempDir())
 	client := fake.NewClientset() // without the node
 	d.Client, d.Problem = client, func(err error) { t.Errorf("a problem: %v", err) }
-	d.helper = &kubeletplugin.Helper{} // without a client: publishing fails, and is said
-	var said strings.Builder
-	log := logrus.New()
-	log.SetOutput(&said)
-	d.Log = log
-	d.publish()
-	if next := d.look(context.Background()); next != ownerInterval || strings.Contains(said.String(), "publish the GPUs") {
-		t.Errorf("next look in %v, and said: %s", next, &said)
+	d.write = func(*resourceslice.DriverResources) error {
+		t.Error("slices are written")
+		return nil
+	}
+	check(t, d.publish())
+	if next := d.look(context.Background()); next != ownerInterval {
+		t.Errorf("next look in %v", next)
 	}
 }
