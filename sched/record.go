@@ -49,7 +49,9 @@ func (c *GPU) record() Persist {
 	n := 0
 	for _, l := range [...]*list{&c.open, &c.latency, &c.beside, &c.closing} {
 		for cl := l.head; cl != nil; cl = cl.next {
-			if !cl.grant.claimed {
+			if cl.grant.claimed { // under any epoch that the client likes
+				p.Unrecorded = true
+			} else {
 				p.Holders[n] = Holder{cl.id, min(cl.grant.epoch, c.epoch)} // a client may claim any epoch
 				n++
 			}
