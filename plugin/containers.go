@@ -70,6 +70,8 @@ type Containers struct {
 
 	Health Health // of the plugin; Run tells the scheduler of problems
 
+	registered chan struct{} // see Registered
+
 	mu       sync.Mutex
 	want     map[string]Container // by ID
 	complete bool                 // want holds all containers that exist
@@ -91,11 +93,16 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 	cs := &Containers{
 		log: log, ping: pingInterval, wake: make(chan struct{}, 1), onGPUs: func() {},
 		want: map[string]Container{}, ended: map[string]Container{}, percent: 100,
-		now: time.Now, stuck: map[string]failure{},
+		now: time.Now, stuck: map[string]failure{}, registered: make(chan struct{}),
 	}
 	cs.Health.OnChange(cs.poke)
 	return cs
 }
+
+// Registered is closed once the plugin has been registered with the container runtime, which
+// has said which containers there are. From then on the runtime asks the plugin about each
+// new one.
+func (cs *Containers) Registered() <-chan struct{} { return cs.registered }
 
 // OnGPUs has f called each time that GPU may return something else. f does not wait for
 // anything. OnGPUs is called before Run.
@@ -144,7 +151,10 @@ func (cs *Containers) EndPod(sandbox string) {
 // replace forgets all containers but these, and those that have ended and are not
 // removed yet. The lock is held.
 func (cs *Containers) replace(all, ended []Container) {
-	cs.complete = true
+	if !cs.complete {
+		cs.complete = true
+		close(cs.registered)
+	}
 	cs.want, cs.ended = byID(all), byID(ended)
 	cs.poke()
 }

@@ -49,7 +49,8 @@ const (
 	// requestLimit bounds one request of a sweep to the API server.
 	requestLimit = 10 * time.Second
 	// knownLimit bounds how long a request of the kubelet waits for the first look at the
-	// GPUs: the kubelet tries again only after a minute.
+	// GPUs, and then for the plugin's registration with the runtime: the kubelet tries again
+	// only after a minute.
 	knownLimit = 20 * time.Second
 	// dialLimit bounds the look whether somebody listens on a socket.
 	dialLimit = time.Second
@@ -69,6 +70,9 @@ type Config struct {
 	CDIDir  string
 	Options Options
 	Log     logrus.FieldLogger
+	// Registered is closed once the runtime asks the plugin about new containers: a
+	// container that is created before runs without the shim. nil: nobody waits for this.
+	Registered <-chan struct{}
 	// Problem is called with what keeps the driver from giving GPUs; nil: nothing.
 	Problem func(error)
 	// At is called where the driver comes to a failpoint. Only tests need it; nil: nothing.
@@ -336,6 +340,13 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	case <-d.known:
 	case <-ctx.Done():
 	case <-time.After(knownLimit):
+	}
+	if d.Registered != nil && d.leading() { // else the earlier plugin is still there
+		select {
+		case <-d.Registered:
+		case <-ctx.Done():
+		case <-time.After(knownLimit):
+		}
 	}
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, claim := range claims {

@@ -478,3 +478,39 @@ func TestPublishesNothingBeforeItKnows(t *testing.T) {
 		t.Errorf("next look in %v", next)
 	}
 }
+
+// A driver that leads prepares a claim once the runtime asks the plugin about new containers:
+// one that is created before would run without the shim. An earlier driver's plugin is asked
+// as long as the next one does not lead.
+func TestPrepareAwaitsTheRuntime(t *testing.T) {
+	for name, c := range map[string]struct{ leads, waits bool }{"leads": {true, true}, "an earlier driver leads": {false, false}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				registered, dir := make(chan struct{}), t.TempDir()
+				d, err := New(Config{NodeName: node, Directory: filepath.Join(dir, "driver"), CDIDir: filepath.Join(dir, "cdi"), Options: whole, Log: silent(), Registered: registered})
+				check(t, err)
+				defer d.status.queue.ShutDown()
+				d.SetInventory(inventory(t, twoGPUs()))
+				if c.leads {
+					d.Lead()
+				}
+				claim, ended := claimOf(uid(1), part(name0, uid(7), "40", "")), false
+				go func() {
+					r, err := d.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+					if ended = true; err != nil || r[claim.UID].Err != nil {
+						t.Errorf("%v, %v", r, err)
+					}
+				}()
+				synctest.Wait()
+				if ended == c.waits {
+					t.Errorf("prepared %v, before the registration", ended)
+				}
+				close(registered)
+				synctest.Wait()
+				if !ended {
+					t.Error("not prepared after the registration")
+				}
+			})
+		})
+	}
+}

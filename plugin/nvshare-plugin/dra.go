@@ -92,11 +92,12 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 	}
 	driver, err := dra.New(dra.Config{
 		Client: client, NodeName: node, PodUID: podUID(), CDIDir: cdiDir, Log: log,
-		At:        killedAt(os.Getenv("NVSHARE_TEST_FAILPOINT")),
-		Problem:   func(why error) { containers.Health.Problem("claims", why) },
-		Registry:  f.dra.registry(),
-		Directory: filepath.Join(f.dra.kubelet, "plugins", dra.DriverName),
-		Options:   dra.Options{Slots: f.dra.slots, PromiseMemory: f.dra.promise, Scheduler: containers.GPU, PCI: dra.PCIAttributes(f.hostRoot)},
+		At:         killedAt(os.Getenv("NVSHARE_TEST_FAILPOINT")),
+		Registered: containers.Registered(),
+		Problem:    func(why error) { containers.Health.Problem("claims", why) },
+		Registry:   f.dra.registry(),
+		Directory:  filepath.Join(f.dra.kubelet, "plugins", dra.DriverName),
+		Options:    dra.Options{Slots: f.dra.slots, PromiseMemory: f.dra.promise, Scheduler: containers.GPU, PCI: dra.PCIAttributes(f.hostRoot)},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("--dra: %w", err)
