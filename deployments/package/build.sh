@@ -47,7 +47,7 @@ for arch; do
 	cp "$build/image/$arch/root/usr/share/nvshare/sbom.spdx.json" "$name.spdx.json"
 
 	# The installer's own list of files is for hosts without a package manager.
-	"$NVSHARECTL" install --from "$work/release" --prefix /usr --root "$work/root" >/dev/null
+	"$HERE/nvsharectl" install --from "$work/release" --prefix /usr --root "$work/root" >/dev/null
 	rm "$work/root/usr/lib/nvshare/manifest"
 	doc=$work/root/usr/share/doc/nvshare
 	mkdir -p "$doc"
