@@ -114,8 +114,10 @@ func (c *client) moves() bool {
 // theirs for good.
 func (w *world) outOfRoom(c *client) bool {
 	need := c.mem.size
+	together := func(a, b string) bool { return a != "" && a == b }
 	for _, other := range w.client {
-		if gang := w.gangOf(c.id); other != nil && other != c && gang != "" && gang == w.gangOf(other.id) {
+		if other != nil && other != c && (together(w.gangOf(c.id), w.gangOf(other.id)) ||
+			together(w.judge.grants[c.id].gang, w.judge.grants[other.id].gang)) { // until the grants of before end
 			need += other.mem.size // a gang is on the GPU as a whole
 			continue
 		}
