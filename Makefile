@@ -97,7 +97,7 @@ golangci: ## golangci-lint as pinned in tests/tools/golangci, with .golangci.yml
 SUITES := test-c test-unit test-race test-compat test-e2e e2e-k8s test-engines test-release lint
 CONTAINERS := e2e-k8s test-e2e test-engines
 LANES ?= 1
-test: root deps build simgpu ## every test (40 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
+test: root deps build simgpu ## every test (35 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
 	@sh tests/run.sh $(BUILD)/log $(if $(filter 1,$(LANES)),"$(SUITES)",\
 		"$(filter $(CONTAINERS),$(SUITES))" "$(filter-out $(CONTAINERS),$(SUITES))")
 
