@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -87,6 +88,15 @@ func TestEventsOfSharesAreOfItsGPUs(t *testing.T) {
 	}
 	if said != 2 {
 		t.Errorf("said %d times, want once when the request came and once when it went", said)
+	}
+}
+
+// What does not move is told how to be made, in the words of whatever made it.
+func TestMadeToMove(t *testing.T) {
+	for engine, want := range map[string]string{runEngine: "nvsharectl run --migratable true", "podman": "the annotation nvshare.com/gpu-migratable=true", "": "the annotation nvshare.com/gpu-migratable=true"} {
+		if got := madeToMove(&api.Container{Engine: engine}); !strings.Contains(got, want) {
+			t.Errorf("%q: %q, want %q", engine, got, want)
+		}
 	}
 }
 

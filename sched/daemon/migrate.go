@@ -143,7 +143,8 @@ func (d *Daemon) movable(account string) (from *gpu, clients []*client, reserved
 	case terms.Gang != "":
 		return nil, nil, nil, why("it is in gang %s, which has the GPU as one", terms.Gang)
 	case strings.HasPrefix(account, peer.ContainerAccount) && !terms.Migratable:
-		return nil, nil, nil, why("it was not made for that: create it with the annotation %s=true", api.MigratableAnnotation)
+		c, _ := d.tenantOf(account)
+		return nil, nil, nil, why("it was not made for that: %s", madeToMove(c))
 	}
 	for _, cl := range clients {
 		switch {
@@ -160,6 +161,14 @@ func (d *Daemon) movable(account string) (from *gpu, clients []*client, reserved
 		return nil, nil, nil, why("%v", err)
 	}
 	return from, clients, reserved, nil
+}
+
+// madeToMove says how somebody makes a container of this kind so that it can move.
+func madeToMove(c *api.Container) string {
+	if c.Engine == runEngine {
+		return "start it with nvsharectl run --migratable true"
+	}
+	return "create it with the annotation " + api.MigratableAnnotation + "=true"
 }
 
 // destination returns the GPU to which a tenant can move: the one with this name, or for ""

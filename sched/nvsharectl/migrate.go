@@ -50,7 +50,7 @@ func migrate(ctx context.Context, root *rootFlags, io streams, req *api.MigrateR
 	var r *api.MigrateResponse
 	if err := callWithin(ctx, migrateLimit, root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
 		r, err = c.Migrate(ctx, req)
-		return err
+		return likeTenant(ctx, c, req.Container, err)
 	}); err != nil {
 		return err
 	}

@@ -30,11 +30,15 @@ func (s *strict) Suspend(_ context.Context, req *api.SuspendRequest) (*api.Suspe
 	return nil, status.Error(codes.NotFound, "container: none has this name")
 }
 
+func (s *strict) Migrate(context.Context, *api.MigrateRequest) (*api.MigrateResponse, error) {
+	return nil, status.Error(codes.NotFound, "container: none has this name")
+}
+
 // A name with a typo is answered with the tenant that was meant, if one is like it.
 func TestLikeTenant(t *testing.T) {
 	s := &strict{fake: fake{status: sample()}}
 	dir := serve(t, s)
-	for _, args := range []string{"set ml/trian-a/main --core-limit 25", "set --container ml/trian-a/main --core-limit 25", "suspend ml/trian-a/main"} {
+	for _, args := range []string{"set ml/trian-a/main --core-limit 25", "set --container ml/trian-a/main --core-limit 25", "suspend ml/trian-a/main", "migrate ml/trian-a/main"} {
 		code, _, errs := ctl(append(strings.Fields(args), "--run-dir", dir)...)
 		if want := "nvsharectl: container: none has this name (did you mean ml/train-a/main?)\n"; code != exitFailed || errs != want {
 			t.Errorf("%s: exit %d, %q, want %q", args, code, errs, want)
