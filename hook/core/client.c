@@ -67,6 +67,14 @@ static uint64_t next_backoff(void)
 	return nvs_client.backoff_ns * 2 < RETRY_MAX_NS ? nvs_client.backoff_ns * 2 : RETRY_MAX_NS;
 }
 
+static bool attached(void)
+{
+	NVS_FOR_EACH_GPU(gpu)
+		if (gpu->lease.link == LEASE_ATTACHED)
+			return true;
+	return false;
+}
+
 static void disconnect(const char *why)
 {
 	uint64_t now = nvs_now();
@@ -74,7 +82,8 @@ static void disconnect(const char *why)
 	nvs_debugf("connection closed: %s", why);
 	nvs_descriptor_close(&nvs_client.socket);
 	nvs_client.retry_ns = now + nvs_client.backoff_ns;
-	if (nvs_client.link == LINK_UP && nvs_elapsed(now, nvs_client.since_ns) >= STEADY_NS) {
+	/* A scheduler that answered no ATTACH leaves the threads at the gate a gap; see out_of_patience. */
+	if (nvs_client.link == LINK_UP && nvs_elapsed(now, nvs_client.since_ns) >= STEADY_NS && attached()) {
 		nvs_client.retry_ns = now; /* a tenant that has moved pauses until then */
 		nvs_client.backoff_ns = RETRY_MIN_NS / 2;
 	}
