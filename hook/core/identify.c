@@ -8,6 +8,7 @@
 #include "driver.h"
 #include "gpu.h"
 #include "log.h"
+#include "slice.h"
 
 bool nvs_device_uuid(int dev, uint8_t *uuid)
 {
@@ -31,6 +32,7 @@ void nvs_gpus_identify(void)
 		if (!known || memcmp(uuid, gpu->device.uuid, sizeof(uuid)) == 0)
 			continue;
 		nvs_debugf("GPU %u: the process is on another GPU now", gpu->number);
+		nvs_slice_ops.moved();
 		nvs_lock(&nvs_client_lock);
 		memcpy(gpu->device.uuid, uuid, sizeof(uuid));
 		nvs_unlock(&nvs_client_lock);

@@ -17,6 +17,8 @@ struct nvs_slice_ops {
 	bool (*set)(struct nvs_gpu *gpu, uint64_t slice_ns);
 	/* Tries the controls that were not tried, and says what is known of them. */
 	void (*prove)(struct nvs_gpu *gpu, struct nvs_controls *c);
+	/* The process's contexts are on other GPUs than before. */
+	void (*moved)(void);
 };
 
 extern const struct nvs_slice_ops nvs_slice_ops;

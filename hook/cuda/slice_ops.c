@@ -153,4 +153,4 @@ static void prove(struct nvs_gpu *gpu, struct nvs_controls *c)
 		c->driver[p - s.driver] = (char)(*p >= ' ' && *p <= '~' ? *p : '?');
 }
 
-const struct nvs_slice_ops nvs_slice_ops = { .set = set, .prove = prove };
+const struct nvs_slice_ops nvs_slice_ops = { .set = set, .prove = prove, .moved = nvs_rm_moved };

@@ -77,6 +77,9 @@ enum nvs_rm_result nvs_rm_prove_channels(const uint8_t uuid[NVS_RM_UUID]);
  */
 void nvs_rm_has_no_effect(const uint8_t uuid[NVS_RM_UUID]);
 
+/* The process's objects are on other GPUs now: the RM is asked again which. For any thread. */
+void nvs_rm_moved(void);
+
 struct nvs_rm_state {
 	unsigned compute_groups, other_groups;
 	unsigned channels;       /* in compute groups */

@@ -231,6 +231,16 @@ void rm_name_subdevice(const struct rm_target *t, const uint8_t *uuid)
 	end(&q);
 }
 
+void rm_unname_subdevices(void)
+{
+	struct nvs_signals q;
+
+	begin(&q);
+	for (unsigned i = 0; i < used; i++)
+		objects[i].unnamed = objects[i].class == RM_CLASS_SUBDEVICE;
+	end(&q);
+}
+
 /* The subdevice of the device on which a group sits, if it is of that GPU. */
 static const struct object *subdevice_of(const struct object *group, int gpu)
 {

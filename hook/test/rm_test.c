@@ -42,6 +42,7 @@ static unsigned used;
 static pthread_mutex_t rm_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static bool refuses_slices, fakes_slices, has_no_uuid;
+static unsigned moved_by; /* the device n is GPU n + moved_by */
 static int refuses_channels_after = -1; /* so many calls succeed */
 static unsigned channel_calls, largest_call, copy_channels_named;
 static atomic_uint live_off;   /* channels that are off now */
@@ -81,7 +82,7 @@ static void fake_free(struct fake *o)
 			fake_free(&objects[i]);
 }
 
-/* Subdevice 0x..5 of device n is GPU n. */
+/* Subdevice 0x..5 of device n is GPU n, until the process is moved. */
 static uint8_t *uuid_of(unsigned gpu)
 {
 	static uint8_t u[4][NVS_RM_UUID];
@@ -122,7 +123,7 @@ static uint32_t control(struct rm_control *c)
 		if (has_no_uuid || o->class != RM_CLASS_SUBDEVICE || c->params_size != sizeof(struct rm_uuid))
 			return RM_NOT_SUPPORTED;
 		((struct rm_uuid *)params)->length = NVS_RM_UUID;
-		memcpy(((struct rm_uuid *)params)->data, uuid_of((o->parent >> 8) & 3), NVS_RM_UUID);
+		memcpy(((struct rm_uuid *)params)->data, uuid_of(((o->parent >> 8) + moved_by) & 3), NVS_RM_UUID);
 		return 0;
 	case RM_GET_SLICE:
 		((struct rm_slice *)params)->us = o->slice;
@@ -528,6 +529,18 @@ static void a_gpu_without_a_name_is_not_asked_again(void)
 	CHECK(OFF(0) == NVS_RM_UNSEEN);
 }
 
+static void after_a_move_the_gpus_are_asked_anew(void)
+{
+	start();
+	make_device(1, 0);
+	make_group(1, 0, 0, 8);
+	CHECK(nvs_rm_prove(uuid_of(0)) == NVS_RM_OK);
+	moved_by = 2;
+	nvs_rm_moved();
+	CHECK(nvs_rm_prove(uuid_of(2)) == NVS_RM_OK && nvs_rm_prove_channels(uuid_of(2)) == NVS_RM_OK);
+	CHECK(nvs_rm_prove(uuid_of(0)) == NVS_RM_UNSEEN && state(2).channels == 8);
+}
+
 static void a_full_table_says_so(void)
 {
 	start();
@@ -723,6 +736,7 @@ static void (*const cases[])(void) = {
 	who_waits_for_the_gpu_keeps_channels_on,
 	a_closed_descriptor_is_not_used,
 	a_gpu_without_a_name_is_not_asked_again,
+	after_a_move_the_gpus_are_asked_anew,
 	a_full_table_says_so,
 	a_child_of_fork_has_nothing,
 	forks_while_a_thread_is_at_it,

@@ -79,8 +79,25 @@ func (s *site) migrate(gpu int) error {
 	return err
 }
 
+// awaitControls waits until the tenant says that it has proved its time slices where it is.
+func (s *site) awaitControls(gpu int, a *swapTenant) {
+	s.t.Helper()
+	s.until(a.name+" has proved its time slices", func() error {
+		r, err := s.status()
+		if err != nil {
+			return err
+		}
+		for _, c := range r.Gpus[gpu].Clients {
+			if int(c.Pid) == a.cmd.Process.Pid && c.Controls.GetSlices() == "works" {
+				return nil
+			}
+		}
+		return fmt.Errorf("GPU %d: %v", gpu, r.Gpus[gpu].Clients)
+	})
+}
+
 // A tenant that works goes to another GPU and back, ten times. Each word of its memory keeps
-// its value, and a tenant of the other GPU goes on.
+// its value, and it proves its time slices on each GPU.
 func TestMigrate(t *testing.T) {
 	s, a := newPair(t)
 	for i := range 10 {
@@ -89,6 +106,7 @@ func TestMigrate(t *testing.T) {
 			t.Fatalf("move %d: %v\n%s", i+1, err, s.log())
 		}
 		s.awaitOn(to, a)
+		s.awaitControls(to, a)
 	}
 	a.finish(s)
 	s.until("nothing is left", func() error {
