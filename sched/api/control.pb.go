@@ -3207,7 +3207,7 @@ type Suspended struct {
 	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
 	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`     // that were on the GPU; Resume: that are away from it
-	Context       bool                   `protobuf:"varint,4,opt,name=context,proto3" json:"context,omitempty"` // the contexts of its processes are to leave the GPU too
+	Context       bool                   `protobuf:"varint,4,opt,name=context,proto3" json:"context,omitempty"` // the contexts of its processes are to leave the GPU too; Resume: to come back
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

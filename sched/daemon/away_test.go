@@ -129,8 +129,8 @@ func TestLeavesWithItsContext(t *testing.T) {
 	l.works()
 
 	l.left()
-	if _, err := resumeSelf(t, l.s); err != nil {
-		t.Fatal(err)
+	if r, err := resumeSelf(t, l.s); err != nil || len(r.Gpus) != 1 || !r.Gpus[0].Context {
+		t.Fatalf("%v, %v", r, err)
 	}
 	l.f.next(t, "on")
 	l.f.ends <- nil

@@ -14,7 +14,11 @@ import (
 
 // suspend answers the control call.
 func (d *Daemon) suspend(req *api.SuspendRequest) (*api.SuspendResponse, error) {
-	return d.move(req, "suspended", func(g *gpu, account string) (uint64, error) { return g.core.SuspendFits(account) }, func(account string, gpus []*gpu) {
+	fits := func(g *gpu, account string) (uint64, bool, error) {
+		bytes, why := g.core.SuspendFits(account)
+		return bytes, d.opts.Checkpoint != nil, why
+	}
+	return d.move(req, "suspended", fits, func(account string, gpus []*gpu) {
 		for _, g := range gpus {
 			d.step(g, sched.Suspend{Tenant: account})
 		}
@@ -23,12 +27,13 @@ func (d *Daemon) suspend(req *api.SuspendRequest) (*api.SuspendResponse, error) 
 
 // resume answers the control call.
 func (d *Daemon) resume(req *api.SuspendRequest) (*api.SuspendResponse, error) {
-	fits := func(g *gpu, account string) (uint64, error) {
+	fits := func(g *gpu, account string) (uint64, bool, error) {
 		bytes, why := g.core.ResumeFits(account)
-		if errors.Is(why, sched.ErrNothingAway) && len(d.awayOf(account, g)) > 0 {
-			return 0, nil // its context is
+		away := len(d.awayOf(account, g)) > 0
+		if errors.Is(why, sched.ErrNothingAway) && away {
+			why = nil
 		}
-		return bytes, why
+		return bytes, away, why
 	}
 	return d.move(req, "resumed", fits, func(account string, gpus []*gpu) {
 		// Processes that have left with their context are restored first.
@@ -50,8 +55,9 @@ func (d *Daemon) resume(req *api.SuspendRequest) (*api.SuspendResponse, error) {
 }
 
 // move has a tenant's memory leave all GPUs that it can leave, or come back to them. If
-// there is no such GPU, it returns why.
-func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(g *gpu, account string) (uint64, error), order func(account string, gpus []*gpu)) (*api.SuspendResponse, error) {
+// there is no such GPU, it returns why. fits says how many bytes move, and whether
+// contexts do.
+func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(g *gpu, account string) (bytes uint64, contexts bool, why error), order func(account string, gpus []*gpu)) (*api.SuspendResponse, error) {
 	account, err := d.findTenant(req.Container, req.Uid)
 	if err != nil {
 		return nil, err
@@ -74,10 +80,10 @@ func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(g *gpu, ac
 	var none error
 	d.observeHost()
 	for _, g := range gpus {
-		bytes, why := fits(g, account)
+		bytes, contexts, why := fits(g, account)
 		if why == nil {
 			able = append(able, g)
-			resp.Gpus = append(resp.Gpus, &api.Suspended{Uuid: g.UUID, Index: uint32(g.Index), Bytes: bytes, Context: d.opts.Checkpoint != nil})
+			resp.Gpus = append(resp.Gpus, &api.Suspended{Uuid: g.UUID, Index: uint32(g.Index), Bytes: bytes, Context: contexts})
 			continue
 		}
 		none = status.Errorf(codes.FailedPrecondition, "GPU %d: %s cannot be %s: %v", g.Index, who, done, why)

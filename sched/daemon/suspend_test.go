@@ -109,7 +109,7 @@ func TestResume(t *testing.T) {
 	s.await("it is suspended", func(*api.StatusResponse) bool { return a.status(s).Suspended && a.status(s).AwayBytes >= 256*mib-1 })
 	for range 2 {
 		r, err := resumeSelf(t, s)
-		if err != nil || len(r.Gpus) != 1 || r.Gpus[0].Bytes < 256*mib-1 {
+		if err != nil || len(r.Gpus) != 1 || r.Gpus[0].Bytes < 256*mib-1 || r.Gpus[0].Context {
 			t.Fatalf("%v, %v", r, err)
 		}
 	}

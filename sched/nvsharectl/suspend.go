@@ -103,7 +103,16 @@ func describeSuspend(resp *api.SuspendResponse) (lines []string) {
 func describeResume(resp *api.SuspendResponse) (lines []string) {
 	who := printable(api.Tenant(resp.Container, resp.Uid))
 	for _, g := range resp.Gpus {
-		lines = append(lines, fmt.Sprintf("GPU %d, %s: %s come back to the GPU in its turn", g.Index, who, size(g.Bytes)))
+		what := "it stays on the GPU"
+		switch {
+		case g.Bytes > 0 && g.Context:
+			what = size(g.Bytes) + " and its context come back to the GPU in its turn"
+		case g.Bytes > 0:
+			what = size(g.Bytes) + " come back to the GPU in its turn"
+		case g.Context:
+			what = "its context comes back to the GPU"
+		}
+		lines = append(lines, fmt.Sprintf("GPU %d, %s: %s", g.Index, who, what))
 	}
 	return lines
 }
