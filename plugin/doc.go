@@ -36,7 +36,8 @@
 // tries again.
 //
 // The plugin writes its choice on the container (PlacementAnnotation), where the next
-// plugin finds it. The choice ends with the container. A container that is started
+// plugin finds it. While that one replaces this one, the runtime asks both, and the second
+// leaves alone what has the first one's choice. The choice ends with the container. A container that is started
 // again in its pod returns to its GPUs if it can. GPUs that a device plugin or a
 // resource claim chose are counted in the same way.
 //

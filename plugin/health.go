@@ -22,8 +22,8 @@ type condition struct {
 	problem bool // somebody has to do something
 }
 
-// OnChange has f called after each change. f must not block. It must be called before
-// the first change.
+// OnChange has f called after each change. f must not block. OnChange must be called before
+// other goroutines use h.
 func (h *Health) OnChange(f func()) { h.changed = append(h.changed, f) }
 
 // Problem says that a part does not do its work, and why; nil: it does.

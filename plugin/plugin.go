@@ -49,6 +49,7 @@ func New(log logrus.FieldLogger, containers *Containers) *Plugin {
 	p := &Plugin{log: log, containers: containers}
 	p.SetLibDir(cdi.DefaultLibDir)
 	p.inventory.Store(&Inventory{})
+	containers.Health.Waits(runtimePart, "not registered with the container runtime yet")
 	return p
 }
 
@@ -118,6 +119,10 @@ func (p *Plugin) enter(pods map[string]*api.PodSandbox, ctrs []*api.Container, i
 // for. An error refuses the container.
 func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	inv := p.inventory.Load()
+	if adjusted(pod, ctr) {
+		p.follow(pod, ctr, inv)
+		return nil, nil, nil
+	}
 	c, req, uses, err := p.admit(pod, ctr, inv)
 	if err != nil && inv.problem != nil {
 		err = fmt.Errorf("%w; nvshare-plugin cannot say which GPUs there are: %w", err, inv.problem)
@@ -152,6 +157,26 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		p.log.Infof("pod %s/%s, container %q: gave %v, %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), cmp.Or(c.Claims, strings.Join(req.Devices, ",")), describeTerms(req.Terms))
 	}
 	return adjust, nil, nil
+}
+
+// adjusted tells whether another plugin of this node has given a new container its GPUs:
+// while one plugin replaces another, the runtime asks both about each container. Where a
+// runtime passes annotations of pods on, a pod could have written the record.
+func adjusted(pod *api.PodSandbox, ctr *api.Container) bool {
+	_, forged := pod.GetAnnotations()[PlacementAnnotation]
+	return recorded(ctr) != "" && !forged
+}
+
+// follow enters a new container that another plugin has admitted.
+func (p *Plugin) follow(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) {
+	cs := p.containers
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	req, err := cs.request(pod, ctr.GetName(), inv.Devices())
+	if err = errors.Join(err, cs.claimed(&req, pod, ctr, true)); err != nil {
+		p.log.Warnf("pod %s/%s, container %q was admitted by another nvshare-plugin of this node; this one would refuse it: %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
+	}
+	cs.enter(existing(pod, ctr, req, inv))
 }
 
 // admit reads what a new container asks for, and enters it if it uses GPUs. Both happen

@@ -21,11 +21,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"sync"
 	"syscall"
-	"time"
 
-	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
@@ -58,10 +55,6 @@ func main() {
 		os.Exit(1)
 	}
 }
-
-// headStart bounds how long the plugin waits for the first look at the GPUs before it
-// registers. A cold driver takes seconds; a broken one may hang.
-const headStart = 5 * time.Second
 
 // maxPromise is a hundred times the memory of a GPU: more must be a mistake.
 const maxPromise = 10000
@@ -136,7 +129,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	}
 	runDir := cdi.OnHost(f.hostRoot, f.runDir)
 	if f.ready {
-		return errors.Join(isReady(runDir), f.dra.isRegistered())
+		return errors.Join(isReady(runDir, namespaceFile), f.dra.isRegistered())
 	}
 	n := &node{
 		log:     log,
@@ -167,96 +160,20 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	if err != nil {
 		return err
 	}
-	// The parts end when ctx does, or when one of them fails.
-	var parts sync.WaitGroup
-	defer parts.Wait() // the driver's sockets are removed
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var failed error // of the driver
-	containers := plugin.NewContainers(log)
-	containers.PromiseMemory(f.promiseMemory)
-	containers.MakeRoom(mover(runDir))
-	driver, err := f.driver(containers, n.cdiDir, log)
+	s, err := newService(ctx, f, n, audit, runDir)
 	if err != nil {
 		return err
 	}
-	serveKubelet := sync.OnceFunc(func() {
-		parts.Go(func() { // the driver's end is the plugin's
-			defer cancel()
-			failed = driver.Run(ctx)
-		})
-	})
-	if !taken {
-		log.Info("an earlier nvshare-plugin of this installation still runs on this node: waiting for its end")
-		if driver != nil { // so the kubelet has a driver at all times
-			n.peek(ctx, driver.SetInventory)
-			serveKubelet()
-		}
-		if err := seat.wait(ctx); err != nil {
-			cancel()
-			parts.Wait()
-			if errors.Is(err, context.Canceled) {
-				return failed
-			}
-			return err
+	if taken {
+		s.refuse()
+	} else {
+		log.Info("an earlier nvshare-plugin of this installation still runs on this node: serving beside it until it ends")
+		s.serveBeside()
+		if err := seat.wait(s.ctx); s.ctx.Err() != nil {
+			return s.end()
+		} else if err != nil {
+			return errors.Join(err, s.end())
 		}
 	}
-	n.health = &containers.Health
-	publish(ctx, runDir, n.health, log)
-	p := plugin.New(log, containers)
-	p.SetLibDir(f.libDir)
-	pods, err := f.kube.watch(ctx, p, log)
-	if err != nil {
-		return err
-	}
-	p.SetAudit(audit, pods.unmanaged)
-	found := p.SetInventory
-	if driver != nil {
-		if err := f.dra.serveMetrics(ctx, driver, log); err != nil {
-			return err
-		}
-		p.SetClaims(driver.Claims())
-		if pods != nil {
-			pods.driver = driver
-		}
-		found = func(inv *plugin.Inventory) {
-			p.SetInventory(inv)
-			driver.SetInventory(inv)
-		}
-		driver.Lead()
-		serveKubelet()
-	}
-	go containers.Run(ctx, func(ctx context.Context) (plugin.Scheduler, error) {
-		return dialScheduler(ctx, runDir, log, pods)
-	})
-	// Without a plugin, pods that ask start without a GPU, silently. So the plugin
-	// registers in any case, and refuses pods while it knows no GPUs.
-	const notLooked = "the first look at the GPUs is not finished"
-	p.SetInventory(plugin.Unavailable(errors.New(notLooked)))
-	n.health.Waits(nodePart, notLooked)
-	looked, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		found(n.look(ctx))
-		close(looked)
-		n.watch(ctx, found)
-	}()
-	select {
-	case <-looked:
-	case <-time.After(headStart):
-	case <-ctx.Done():
-	}
-	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
-		log.Warnf("tell systemd that the plugin is ready: %v", err)
-	}
-	err = plugin.Run(ctx, plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}, p)
-	cancel()
-	parts.Wait()
-	err = errors.Join(failed, err)
-	// The files may be removed after the plugin's end: write none from here on.
-	select {
-	case <-ended:
-	case <-time.After(headStart):
-	}
-	return err
+	return s.lead()
 }

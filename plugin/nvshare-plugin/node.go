@@ -82,16 +82,18 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	return plugin.NewInventory(found.Spec(cdi.KindNRI), found.GPUs, n.options.HostRoot), nil
 }
 
-// peek hands over what the node has, if that can be known, and writes nothing: the files are
-// another plugin's.
+// peek hands over what the node has, or why that is not known, and writes nothing: the files
+// are another plugin's.
 func (n *node) peek(ctx context.Context, found func(*plugin.Inventory)) {
 	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
 	defer cancel()
 	n.cover()
 	g, err := cdi.Generate(ctx, n.options, n.paths)
+	n.health.Problem(nodePart, err)
 	switch {
 	case err != nil:
-		n.log.Warnf("claims are not prepared before the earlier nvshare-plugin has ended: %v", err)
+		n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
+		found(plugin.Unavailable(err))
 	case len(g.Specs) == 0:
 		found(plugin.NewInventory(nil, nil, n.options.HostRoot))
 	default:

@@ -140,46 +140,6 @@ func TestServesWhileFilesCannotBePlaced(t *testing.T) {
 	<-done
 }
 
-// --ready says whether the plugin gives GPUs, and why not.
-func TestReady(t *testing.T) {
-	run := t.TempDir()
-	ready := func() error { return execute("--ready", "--run-dir", run) }
-	if err := ready(); err == nil || !strings.Contains(err.Error(), "does not run") {
-		t.Errorf("without a plugin: %v", err)
-	}
-	var h plugin.Health
-	ctx, cancel := context.WithCancel(context.Background())
-	publish(ctx, run, &h, quiet())
-	until(t, "a plugin without problems to be ready", ready)
-	h.Waits("runtime", "no runtime yet")
-	h.Problem("node", errors.New("disk\nfull"))
-	until(t, "the reasons", func() error {
-		if err := ready(); err == nil || err.Error() != "disk; full\nno runtime yet" {
-			return fmt.Errorf("ready says %v", err)
-		}
-		return nil
-	})
-	h.Waits("runtime", "")
-	h.Problem("node", nil)
-	until(t, "the plugin to be ready again", ready)
-	cancel()
-	file := filepath.Join(run, readyFile)
-	until(t, "the file to go", func() error {
-		if _, err := os.Stat(file); err == nil {
-			return errors.New("it is there")
-		}
-		return nil
-	})
-	write(t, file, "")
-	past := time.Now().Add(-2 * readyLife)
-	if err := os.Chtimes(file, past, past); err != nil {
-		t.Fatal(err)
-	}
-	if err := ready(); err == nil || !strings.Contains(err.Error(), "hangs") {
-		t.Errorf("a plugin that hangs: %v", err)
-	}
-}
-
 // A scheduler that is a user of its own has its run directory to itself: it refuses a
 // directory that the plugin made there as root.
 func TestRunDirectoryOfAnotherUser(t *testing.T) {

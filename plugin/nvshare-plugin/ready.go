@@ -18,18 +18,29 @@ import (
 )
 
 const (
-	// readyFile is in the run directory. It has the reasons why the plugin does not
-	// give GPUs, one a line; it is empty when the plugin does.
-	readyFile = "plugin.ready"
+	// readyFile and nextFile are in the run directory: that of the plugin that has the
+	// node's seat, and that of the one which serves beside it until it ends. The first line
+	// says where the writer runs, see place. Then come the reasons why the plugin does not
+	// give GPUs, one a line; none when the plugin does.
+	readyFile, nextFile = "plugin.ready", "plugin.next"
 	// readyInterval is the time between two writes, and readyLife how long what was
 	// written holds: a plugin that hangs is not ready.
 	readyInterval = 5 * time.Second
 	readyLife     = 30 * time.Second
 )
 
-// publish writes for isReady whether the plugin is ready, until ctx ends.
-func publish(ctx context.Context, runDir string, h *plugin.Health, log logrus.FieldLogger) {
-	file := filepath.Join(runDir, readyFile)
+// place tells containers apart: each has a mount namespace of its own.
+func place() string {
+	name, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return "unknown"
+	}
+	return name
+}
+
+// publish writes for isReady whether the plugin is ready, until ctx ends. leads is closed
+// when the plugin has the node's seat. publish is called before other goroutines use h.
+func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugin.Health, log logrus.FieldLogger) {
 	changed := make(chan struct{}, 1)
 	h.OnChange(func() {
 		select {
@@ -38,11 +49,19 @@ func publish(ctx context.Context, runDir string, h *plugin.Health, log logrus.Fi
 		}
 	})
 	go func() {
-		defer os.Remove(file)
+		file := filepath.Join(runDir, nextFile)
+		defer func() { os.Remove(file) }()
 		tick := time.NewTicker(readyInterval)
 		defer tick.Stop()
 		for {
-			text := ""
+			select {
+			case <-leads:
+				leads = nil
+				os.Remove(file)
+				file = filepath.Join(runDir, readyFile)
+			default:
+			}
+			text := place() + "\n"
 			for _, why := range h.NotReady() {
 				text += strings.ReplaceAll(why, "\n", "; ") + "\n"
 			}
@@ -52,6 +71,7 @@ func publish(ctx context.Context, runDir string, h *plugin.Health, log logrus.Fi
 			select {
 			case <-ctx.Done():
 				return
+			case <-leads:
 			case <-changed:
 			case <-tick.C:
 			}
@@ -59,19 +79,43 @@ func publish(ctx context.Context, runDir string, h *plugin.Health, log logrus.Fi
 	}()
 }
 
-// isReady returns why the plugin that uses a run directory does not give GPUs.
-func isReady(runDir string) error {
-	file := filepath.Join(runDir, readyFile)
+// isReady returns why the plugin that uses a run directory does not give GPUs. In a pod it
+// is the plugin of that pod, which may be about to replace another one; elsewhere it is the
+// one that has the seat.
+func isReady(runDir, namespaceFile string) error {
+	if _, err := os.Stat(namespaceFile); err != nil {
+		return said(filepath.Join(runDir, readyFile), "")
+	}
+	for _, name := range []string{readyFile, nextFile} {
+		if err := said(filepath.Join(runDir, name), place()); !errors.Is(err, errNotThere) {
+			return err
+		}
+	}
+	return errNotThere
+}
+
+var errNotThere = errors.New("nvshare-plugin does not run here, or has not looked at the GPUs yet")
+
+// said returns what a plugin has said in a file; errNotThere: no plugin has, or one that
+// runs somewhere else. place "": anywhere.
+func said(file, place string) error {
 	info, err := os.Stat(file)
 	if err != nil {
-		return fmt.Errorf("nvshare-plugin does not run: %w", err)
+		return fmt.Errorf("%w: %w", errNotThere, err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errNotThere, err)
+	}
+	where, why, _ := strings.Cut(string(text), "\n")
+	if place != "" && where != place {
+		return errNotThere
 	}
 	if old := time.Since(info.ModTime()); old > readyLife {
 		return fmt.Errorf("nvshare-plugin has not written %s for %v: it hangs, was killed, or cannot write there", file, old.Round(time.Second))
 	}
-	text, err := os.ReadFile(file)
-	if err == nil && len(text) > 0 {
-		err = errors.New(strings.TrimSpace(string(text)))
+	if why = strings.TrimSpace(why); why != "" {
+		return errors.New(why)
 	}
-	return err
+	return nil
 }

@@ -17,9 +17,9 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 )
 
-// A node has one plugin: two would adjust the same containers and write the same files,
-// and two tiers would promise the same GPUs. The seat is a lock on the run directory, which
-// the kernel takes from a process that ends.
+// One plugin leads on a node: two would write the same files, and two tiers would promise
+// the same GPUs. The seat is a lock on the run directory, which the kernel takes from a
+// process that ends.
 type seat struct {
 	dir  *os.File
 	file string // says who has the seat

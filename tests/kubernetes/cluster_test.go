@@ -343,14 +343,30 @@ spec:
         args: [/usr/bin/cuda-busy, --launches, "8", --depth, "4"]
 `
 
-// A hundred pods come and go, and leave nothing behind.
+// A hundred pods come and go, and leave nothing behind. Meanwhile nvshare is replaced, twice,
+// with the surge overlay: a pod that started without a GPU would fail, and the job with it.
 func churn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(within(t), patience)
 	defer cancel()
+	kubectl(t, ctx, "apply", "-k", "simgpu/surge")
 	_, err := cluster.Apply(ctx, churnJob, "apply")
 	check(t, err)
-	kubectl(t, ctx, "wait", "--for=condition=complete", "job/churn", "--timeout="+patience.String())
+	for range 2 {
+		kubectl(t, ctx, "rollout", "restart", "-n", "nvshare-system", "daemonset/nvshare")
+		rolledOut(t, ctx)
+	}
+	await(t, ctx, "a hundred pods", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "job", "churn", "-o", "jsonpath={.status.succeeded}/{.status.failed}")
+		if _, failed, _ := strings.Cut(out, "/"); err == nil && failed != "" {
+			t.Fatalf("%s pods failed: %s", failed, kubectl(t, ctx, "logs", "-l", "job-name=churn", "--prefix", "--tail=3"))
+		}
+		if err == nil && out != "100/" {
+			err = fmt.Errorf("%s have come and gone", out)
+		}
+		return err
+	})
 	kubectl(t, ctx, "delete", "job", "churn", "--cascade=foreground", "--timeout="+patience.String())
+	kubectl(t, ctx, "apply", "-k", "simgpu")
 	await(t, ctx, "the scheduler to forget them", func() error {
 		s, err := shared.Status(ctx)
 		if err == nil && (len(s.Containers) != 2 || len(s.Gpus[1].Clients) != 0) {

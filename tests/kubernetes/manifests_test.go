@@ -102,7 +102,8 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 		"overlays/host-paths":       {"hostPathPolicy.enabled=true"},
 		"overlays/required":         {"required.enabled=true"},
 		"overlays/dra":              {"dra.enabled=true"},
-		"overlays/dra-surge":        {"dra.enabled=true", "dra.surge=true"},
+		"overlays/dra-surge":        {"dra.enabled=true", "surge.enabled=true"},
+		"overlays/surge":            {"surge.enabled=true"},
 		"overlays/overlap-groups":   {"overlapGroups.enabled=true"},
 		"overlays/checkpoint":       {"checkpoint.enabled=true"},
 		"overlays/required-v1beta1": {"required.enabled=true", "required.apiVersion=admissionregistration.k8s.io/v1beta1"},
@@ -213,7 +214,7 @@ func TestManifestsNameThisRelease(t *testing.T) {
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
-	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/web", "overlays/web-token", "overlays/required", "overlays/dra", "overlays/dra-surge", "overlays/overlap-groups", "overlays/checkpoint", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
+	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/web", "overlays/web-token", "overlays/required", "overlays/dra", "overlays/dra-surge", "overlays/surge", "overlays/overlap-groups", "overlays/checkpoint", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
 		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
 	}
 	files, err := filepath.Glob("manifests/*.yaml")

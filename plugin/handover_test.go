@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import "testing"
+
+// While a plugin replaces another one the runtime asks both. A container is given its GPU
+// once, both know who has it, and at no moment is a container created without a plugin.
+func TestHandover(t *testing.T) {
+	r := newRuntime(t, "v2.4.2")
+	r.start()
+	defer r.stop()
+	old := NewContainers(quiet())
+	stop := run(t, r, old)
+	await(t, r.synced, "the old plugin")
+	create := func(name string, annotations ...string) string {
+		t.Helper()
+		pod, ctr := podOf(name, "id-"+name, says(annotations...))
+		a, err := r.create(pod, ctr)
+		if err != nil {
+			return err.Error()
+		}
+		r.pods, r.ctrs = append(r.pods, pod), append(r.ctrs, applied(ctr, a))
+		return indices(t, a)
+	}
+	if got := create("a", "gpu-core-request=60"); got != "0" {
+		t.Fatalf("before: %q", got)
+	}
+	next := NewContainers(quiet())
+	run(t, r, next)
+	await(t, r.synced, "the next plugin")
+	if got := create("b", "gpu-core-request=60"); got != "1" {
+		t.Errorf("beside each other: %q", got)
+	}
+	if got := create("c", "gpu=nvshare.com/gpu=1", "gpu-core-limit=20"); got != "1" {
+		t.Errorf("a GPU by name, beside each other: %q", got)
+	}
+	was, _ := old.snapshot()
+	is, _ := next.snapshot()
+	if len(is) != 3 {
+		t.Errorf("the next plugin knows %v", is)
+	}
+	for id, c := range was {
+		if now := is[id]; now.GPUs != c.GPUs || now.Terms != c.Terms {
+			t.Errorf("%s: the old plugin knows %+v, the next one %+v", id, c, now)
+		}
+	}
+	stop()
+	if got := create("d", "gpu-core-request=60"); got == "0" || got == "1" {
+		t.Errorf("by the next plugin alone: given GPU %s, though both are taken", got)
+	}
+	if got := create("e", "gpu-core-request=40"); got != "0" {
+		t.Errorf("by the next plugin alone: %q", got)
+	}
+}
+
+// A record that the pod has written is none: it would keep the container from nvshare.
+func TestRecordOfThePod(t *testing.T) {
+	p := newPlacing(t, 1)
+	pod, ctr := podOf("a", "id-a", says("gpu=nvshare.com/gpu=0", "gpu-placement="+gpuID(0)))
+	ctr.Annotations = pod.Annotations // as a runtime passes them on
+	a, _, err := p.CreateContainer(t.Context(), pod, ctr)
+	if err != nil || indices(t, a) != "0" {
+		t.Errorf("given %v, %v", a, err)
+	}
+}

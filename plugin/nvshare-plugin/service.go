@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/sirupsen/logrus"
+
+	"github.com/nvshare/nvshare/cdi"
+	"github.com/nvshare/nvshare/plugin"
+	"github.com/nvshare/nvshare/plugin/dra"
+)
+
+// headStart bounds how long the plugin waits for the first look at the GPUs before it
+// registers. A cold driver takes seconds; a broken one may hang.
+const headStart = 5 * time.Second
+
+// service is all that serves a node. Its parts end together.
+//
+// While a plugin is replaced by the next one (a DaemonSet with maxSurge), the node has two
+// services. Both are registered with the runtime, and a container that one of them has
+// adjusted is left alone by the other, so no container is created without a plugin. Files,
+// specs and what the scheduler and the API server are told belong to the one that leads.
+type service struct {
+	flags
+	log        logrus.FieldLogger
+	runDir     string // as seen from here
+	node       *node
+	containers *plugin.Containers
+	plugin     *plugin.Plugin
+	pods       *live       // nil: there is no API server
+	driver     *dra.Driver // nil: GPUs are not given by claims
+
+	leads           chan struct{} // is closed when the service leads
+	register, serve func()        // with the runtime; the kubelet
+
+	ctx    context.Context // ends when a part has ended
+	cancel context.CancelFunc
+	parts  sync.WaitGroup
+	mu     sync.Mutex
+	failed error // of the parts
+}
+
+func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDir string) (*service, error) {
+	s := &service{flags: f, log: n.log, runDir: runDir, node: n, containers: plugin.NewContainers(n.log), leads: make(chan struct{})}
+	s.containers.PromiseMemory(f.promiseMemory)
+	s.containers.MakeRoom(mover(runDir))
+	n.health = &s.containers.Health
+	var err error
+	if s.driver, err = f.driver(s.containers, n.cdiDir, s.log); err != nil {
+		return nil, err
+	}
+	s.plugin = plugin.New(s.log, s.containers)
+	s.plugin.SetLibDir(f.libDir)
+	s.ctx, s.cancel = context.WithCancel(ctx)
+	publish(s.ctx, runDir, s.leads, n.health, s.log)
+	if s.pods, err = f.kube.watch(s.ctx, s.plugin, s.log); err != nil {
+		s.cancel()
+		return nil, err
+	}
+	s.plugin.SetAudit(audit, s.pods.unmanaged)
+	if s.driver != nil {
+		s.plugin.SetClaims(s.driver.Claims())
+		if s.pods != nil {
+			s.pods.driver = s.driver
+		}
+	}
+	runtime := plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}
+	s.register = s.part(func() error { return plugin.Run(s.ctx, runtime, s.plugin) })
+	s.serve = func() {}
+	if s.driver != nil {
+		s.serve = s.part(func() error { return s.driver.Run(s.ctx) })
+	}
+	return s, nil
+}
+
+// part returns a function that starts a part of the service, once.
+func (s *service) part(run func() error) (start func()) {
+	return sync.OnceFunc(func() {
+		s.parts.Go(func() {
+			defer s.cancel()
+			if err := run(); err != nil {
+				s.mu.Lock()
+				s.failed = errors.Join(s.failed, err)
+				s.mu.Unlock()
+			}
+		})
+	})
+}
+
+// end ends the parts, and returns the errors of those that failed. The driver's sockets are
+// removed then.
+func (s *service) end() error {
+	s.cancel()
+	s.parts.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed
+}
+
+func (s *service) found(inv *plugin.Inventory) {
+	s.plugin.SetInventory(inv)
+	if s.driver != nil {
+		s.driver.SetInventory(inv)
+	}
+}
+
+// refuse has pods refused that ask before the first look at the GPUs.
+func (s *service) refuse() {
+	const notLooked = "the first look at the GPUs is not finished"
+	s.plugin.SetInventory(plugin.Unavailable(errors.New(notLooked)))
+	s.node.health.Waits(nodePart, notLooked)
+}
+
+// serveBeside serves beside an earlier plugin, whose files and specs stay.
+func (s *service) serveBeside() {
+	s.node.peek(s.ctx, s.found)
+	s.register()
+	s.serve()
+}
+
+// lead serves alone, until a part ends.
+func (s *service) lead() error {
+	close(s.leads)
+	if s.driver != nil {
+		if err := s.dra.serveMetrics(s.ctx, s.driver, s.log); err != nil {
+			return errors.Join(err, s.end())
+		}
+		s.driver.Lead()
+	}
+	s.serve()
+	go s.containers.Run(s.ctx, func(ctx context.Context) (plugin.Scheduler, error) {
+		return dialScheduler(ctx, s.runDir, s.log, s.pods)
+	})
+	looked, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.found(s.node.look(s.ctx))
+		close(looked)
+		s.node.watch(s.ctx, s.found)
+	}()
+	// Without a plugin, pods that ask start without a GPU, silently. So the plugin
+	// registers in any case.
+	select {
+	case <-looked:
+	case <-time.After(headStart):
+	case <-s.ctx.Done():
+	}
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
+		s.log.Warnf("tell systemd that the plugin is ready: %v", err)
+	}
+	s.register()
+	<-s.ctx.Done()
+	err := s.end()
+	// The files may be removed after the plugin's end: write none from here on.
+	select {
+	case <-ended:
+	case <-time.After(headStart):
+	}
+	return err
+}
