@@ -146,7 +146,8 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 const (
 	// VisibleDevicesEnv tells CUDA which GPUs a program sees.
 	VisibleDevicesEnv = "CUDA_VISIBLE_DEVICES"
-	// AnyMark is what containers that were given AnyDevice have in their environment.
+	// AnyMark is what containers that may move have in their environment. The shim in their
+	// programs then asks the scheduler on which GPU they are.
 	AnyMark = "NVSHARE_GPU=" + AnyDevice
 )
 

@@ -132,6 +132,11 @@ enum nvs_attach_flags {
 	 * no later change reaches the page. For programs that ask NVML.
 	 */
 	NVS_ATTACH_OBSERVE = 1u << 1,
+	/*
+	 * With OBSERVE, of a container that may move: ATTACHED says on which GPU it is. A
+	 * scheduler that does not know the flag answers as to OBSERVE alone.
+	 */
+	NVS_ATTACH_PLACE = 1u << 16,
 };
 
 enum nvs_reserve_flags {
@@ -367,6 +372,11 @@ struct nvs_slice {
 	uint8_t  reserved[40];
 };
 
+struct nvs_attached {
+	uint8_t uuid[NVS_UUID_SIZE]; /* answers PLACE; zeros: not known, or the container does not move */
+	uint8_t reserved[32];
+};
+
 struct nvs_welcome {
 	uint64_t client_id;
 	uint32_t page_size; /* NVS_PAGE_SIZE */
@@ -409,6 +419,7 @@ struct nvs_frame {
 		struct nvs_released released;
 		struct nvs_stats    stats;
 		struct nvs_welcome  welcome;
+		struct nvs_attached attached;
 		struct nvs_grant    grant;
 		struct nvs_revoke   revoke;
 		struct nvs_notice   notice;
@@ -483,6 +494,7 @@ _Static_assert(sizeof(struct nvs_attach) == 48, "attach");
 _Static_assert(sizeof(struct nvs_released) == 48, "released");
 _Static_assert(sizeof(struct nvs_stats) == 48, "stats");
 _Static_assert(sizeof(struct nvs_welcome) == 48, "welcome");
+_Static_assert(sizeof(struct nvs_attached) == 48, "attached");
 _Static_assert(sizeof(struct nvs_grant) == 48, "grant");
 _Static_assert(sizeof(struct nvs_revoke) == 48, "revoke");
 _Static_assert(sizeof(struct nvs_notice) == 48, "notice");

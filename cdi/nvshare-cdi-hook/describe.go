@@ -100,6 +100,7 @@ func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string
 	slices.Sort(req.Container.Gpus)
 	if one := c.sees(req.Container.Gpus); terms.Migratable && one != "" {
 		req.Container.Gpus, req.Container.Reach = []string{one}, req.Container.Gpus
+		req.Choose = c.has(anyMark)
 	}
 	switch err := tell(runDir, req); {
 	case status.Code(err) == codes.Aborted: // it may not start, whatever it asks for

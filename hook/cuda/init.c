@@ -13,8 +13,11 @@
 
 WRAPPER(cuInit, (uint flags))
 {
-	int result = CALL(cuInit, flags);
-	int saved = errno;
+	int result, saved;
+
+	nvs_before_start();
+	result = CALL(cuInit, flags);
+	saved = errno;
 
 	if (result == CUDA_SUCCESS)
 		nvs_start();

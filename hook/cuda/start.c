@@ -18,6 +18,7 @@
 #include "log.h"
 #include "memory.h"
 #include "coverage.h"
+#include "place.h"
 #include "stream.h"
 #include "swap.h"
 
@@ -114,6 +115,12 @@ static void wait_ready(void)
 
 	while (!atomic_load(&ready) && !starting && nvs_now() - start_ns < READY_WAIT_NS)
 		nanosleep(&nap, NULL);
+}
+
+void nvs_before_start(void)
+{
+	if (!atomic_load(&started))
+		nvs_place_follow();
 }
 
 void nvs_start(void)

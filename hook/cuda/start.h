@@ -6,6 +6,9 @@
 /* Children of a fork start afresh from now on. */
 void nvs_at_fork(void);
 
+/* What cuInit's wrapper does before the driver's, until that has succeeded once. */
+void nvs_before_start(void);
+
 /* What cuInit's wrapper does after the driver's first success. */
 void nvs_start(void);
 

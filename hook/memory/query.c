@@ -17,6 +17,7 @@
 #include "wire_io.h"
 
 #define WAIT_NS  200000000ull
+#define PLACE_WAIT_NS 5000000000ull /* a process that begins elsewhere would have its container on two GPUs */
 #define FRESH_NS 100000000ull
 #define GPUS     16
 
@@ -35,7 +36,7 @@ static bool wait_readable(int fd, uint64_t until)
 
 	for (;;) {
 		uint64_t now = nvs_now(), left = until > now ? until - now : 0;
-		struct timespec t = { 0, (long)left };
+		struct timespec t = { (time_t)(left / NVS_S), (long)(left % NVS_S) };
 		int n = ppoll(&p, 1, &t, NULL);
 
 		if (n > 0)
@@ -74,13 +75,13 @@ static bool read_page(int page, struct nvs_slot *slot)
 	return false;
 }
 
-static bool query(const uint8_t *uuid, struct nvs_limits *out)
+/* Asks about a GPU over a connection of its own. False: nobody answers in time, or not as is expected. */
+static bool ask(const uint8_t *uuid, uint32_t flags, uint64_t wait_ns, struct nvs_frame *attached, struct nvs_slot *slot)
 {
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_REGISTER };
-	uint64_t until = nvs_now() + WAIT_NS;
+	uint64_t until = nvs_now() + wait_ns;
 	static const struct timespec nap = { 0, 1000000 };
 	int page = -1, error, none = -1, fd;
-	struct nvs_slot slot;
 	bool ok;
 
 	if (!nvs_active())
@@ -96,20 +97,46 @@ static bool query(const uint8_t *uuid, struct nvs_limits *out)
 	ok = nvs_send_frame(fd, &f, false) && expect(fd, NVS_WELCOME, until, &f, &page) && page >= 0;
 	if (ok) {
 		f = (struct nvs_frame){ .version = NVS_WIRE_VERSION, .type = NVS_ATTACH,
-					.code = NVS_ATTACH_OBSERVE };
+					.code = NVS_ATTACH_OBSERVE | flags };
 		memcpy(f.u.attach.uuid, uuid, NVS_UUID_SIZE);
 		ok = nvs_send_frame(fd, &f, false) &&
-		     expect(fd, NVS_ATTACHED, until, &f, &none) && f.code == NVS_OK &&
-		     read_page(page, &slot);
+		     expect(fd, NVS_ATTACHED, until, attached, &none) && attached->code == NVS_OK &&
+		     read_page(page, slot);
 	}
-	if (ok)
-		*out = (struct nvs_limits){ slot.mem_limit, slot.mem_used };
 	if (none >= 0)
 		close(none);
 	if (page >= 0)
 		close(page);
 	close(fd);
 	return ok;
+}
+
+static bool query(const uint8_t *uuid, struct nvs_limits *out)
+{
+	struct nvs_frame attached;
+	struct nvs_slot slot;
+
+	if (!ask(uuid, 0, WAIT_NS, &attached, &slot))
+		return false;
+	*out = (struct nvs_limits){ slot.mem_limit, slot.mem_used };
+	return true;
+}
+
+bool nvs_query_place(const uint8_t *uuid, uint8_t *place)
+{
+	static const uint8_t unknown[NVS_UUID_SIZE];
+	struct nvs_frame attached;
+	struct nvs_signals q;
+	struct nvs_slot slot;
+	bool known;
+
+	nvs_signals_block(&q);
+	known = ask(uuid, NVS_ATTACH_PLACE, PLACE_WAIT_NS, &attached, &slot) &&
+		memcmp(attached.u.attached.uuid, unknown, sizeof(unknown)) != 0;
+	nvs_signals_restore(&q);
+	if (known)
+		memcpy(place, attached.u.attached.uuid, NVS_UUID_SIZE);
+	return known;
 }
 
 bool nvs_query_limits(const uint8_t *uuid, struct nvs_limits *out)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* query.h: limits of a GPU for a process that does not use it. */
+/* query.h: what a process may ask that does not use a GPU, or not yet. */
 #ifndef NVSHARE_QUERY_H
 #define NVSHARE_QUERY_H
 
@@ -18,6 +18,12 @@ struct nvs_limits {
  * Returns false if there is no scheduler, or it does not know the GPU.
  */
 bool nvs_query_limits(const uint8_t *uuid, struct nvs_limits *out);
+
+/*
+ * Asks on which GPU this process's container is; uuid: one that the scheduler knows. Waits
+ * 5 s at most for a scheduler that lives. False: not known, or the container has several.
+ */
+bool nvs_query_place(const uint8_t *uuid, uint8_t *place);
 
 /* Whether there is a scheduler's socket. */
 bool nvs_scheduler_exists(void);

@@ -28,7 +28,7 @@ run "$tests/reach_linked_test" interposer_before_us
 shim="$alone $tests/libinterposer.so"
 run "$tests/reach_linked_test" interposer_after_us
 shim=$alone
-for t in client recovery process stream submit; do
+for t in client recovery process stream submit place; do
 	# A line in this pipe for each case that may begin.
 	mkfifo "$dir/free.$t"
 	exec 3<>"$dir/free.$t"

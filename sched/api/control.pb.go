@@ -3787,6 +3787,7 @@ type DescribeContainerRequest struct {
 	Keep          *Keep    `protobuf:"bytes,2,opt,name=keep,proto3" json:"keep,omitempty"`
 	Pid           uint32   `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`          // from an OCI hook: the container's first process
 	Warnings      []string `protobuf:"bytes,4,rep,name=warnings,proto3" json:"warnings,omitempty"` // for people: each becomes an event
+	Choose        bool     `protobuf:"varint,5,opt,name=choose,proto3" json:"choose,omitempty"`    // from an OCI hook: the container may begin on any of the GPUs in its reach
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3847,6 +3848,13 @@ func (x *DescribeContainerRequest) GetWarnings() []string {
 		return x.Warnings
 	}
 	return nil
+}
+
+func (x *DescribeContainerRequest) GetChoose() bool {
+	if x != nil {
+		return x.Choose
+	}
+	return false
 }
 
 // Keep names parts of what a pod asks for.
@@ -5180,12 +5188,13 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x03new\x18\x04 \x01(\v2\x11.nvshare.v1.ShareR\x03new\x12(\n" +
 	"\x10old_memory_bytes\x18\x05 \x01(\x04R\x0eoldMemoryBytes\x12(\n" +
 	"\x10new_memory_bytes\x18\x06 \x01(\x04R\x0enewMemoryBytes\x12*\n" +
-	"\x11used_memory_bytes\x18\a \x01(\x04R\x0fusedMemoryBytes\"\xa3\x01\n" +
+	"\x11used_memory_bytes\x18\a \x01(\x04R\x0fusedMemoryBytes\"\xbb\x01\n" +
 	"\x18DescribeContainerRequest\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12$\n" +
 	"\x04keep\x18\x02 \x01(\v2\x10.nvshare.v1.KeepR\x04keep\x12\x10\n" +
 	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x1a\n" +
-	"\bwarnings\x18\x04 \x03(\tR\bwarnings\"\xb3\x02\n" +
+	"\bwarnings\x18\x04 \x03(\tR\bwarnings\x12\x16\n" +
+	"\x06choose\x18\x05 \x01(\bR\x06choose\"\xb3\x02\n" +
 	"\x04Keep\x12!\n" +
 	"\fmemory_limit\x18\x01 \x01(\bR\vmemoryLimit\x12\x1d\n" +
 	"\n" +

@@ -351,6 +351,9 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	}
 	if observe {
 		c.page.SetLimits(f.Channel, g.limits(c.peer.Account, 0))
+		if f.Code&wire.AttachPlace != 0 {
+			answer.Attached.UUID = d.placeOf(c.peer.Account)
+		}
 		d.send(c, &answer, nil)
 		return
 	}

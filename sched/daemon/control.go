@@ -181,6 +181,9 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 			c.SetTerms(bounded)
 		}
 		defer func() { err = cmp.Or(err, refused) }() // the rest is in force
+		if first != nil && req.Choose {
+			s.d.chooseGPU(c)
+		}
 		if first == nil {
 			resp = s.d.describe(c, req.Keep)
 		} else if resp, err = s.d.describeFromHook(c, first); err != nil {

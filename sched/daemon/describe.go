@@ -44,12 +44,8 @@ func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContain
 // staysWhereItIs corrects the description of a container that has moved: who describes it
 // may know only on which GPU it began.
 func (d *Daemon) staysWhereItIs(c *api.Container) {
-	is := d.names[c.Id].GetGpus()
-	if is == nil {
-		is = d.shares.Tenants[peer.ContainerAccount+c.Id].Has // told to an earlier scheduler
-	}
-	if len(is) == 1 && len(c.Gpus) == 1 && slices.Contains(c.Reach, is[0]) {
-		c.Gpus = is
+	if is := d.gpuOf(c.Id); is != "" && len(c.Gpus) == 1 && slices.Contains(c.Reach, is) {
+		c.Gpus = []string{is}
 	}
 }
 

@@ -163,7 +163,10 @@ func (f *Frame) decodePayload(p []byte) error {
 		f.Arena.Size = le.Uint64(p[8:])
 		f.Arena.Flags = le.Uint32(p[16:])
 		used = 20
-	case TypeRequest, TypeAttached, TypeSuspend, TypeSuspended:
+	case TypeAttached:
+		copy(f.Attached.UUID[:], p)
+		used = len(f.Attached.UUID)
+	case TypeRequest, TypeSuspend, TypeSuspended:
 	default:
 		return errType
 	}
@@ -373,6 +376,8 @@ func (f *Frame) Encode() (b [FrameSize]byte) {
 		copy(p[8:], c.Driver[:])
 	case TypeRoom:
 		le.PutUint64(p, f.Room.Bytes)
+	case TypeAttached:
+		copy(p, f.Attached.UUID[:])
 	case TypeSlice:
 		le.PutUint64(p, f.Slice.Ns)
 	case TypeArena:

@@ -28,6 +28,7 @@ func samples() []Frame {
 		{Version: 1, Type: TypeReserve, Channel: 9, Code: ReserveForce, Reserve: Reserve{Total: 3 << 30, Least: 2 << 30, Serial: 8}},
 		{Version: 1, Type: TypeWelcome, Welcome: Welcome{ClientID: 99, PageSize: PageSize, Slots: MaxChannels}},
 		{Version: 1, Type: TypeAttached, Channel: 2, Code: ErrUnknownGPU},
+		{Version: 1, Type: TypeAttached, Channel: 2, Attached: Attached{UUID: UUID{0x51, 0x60, 15: 7}}},
 		{Version: 1, Type: TypeGrant, Channel: 2, Code: GrantConcurrent, Epoch: 78, Grant: Grant{QuantumNs: 100_000_000}},
 		{Version: 1, Type: TypeRevoke, Channel: 2, Epoch: 78, Revoke: Revoke{GraceNs: 10_000_000_000, Waiters: 3}},
 		{Version: 1, Type: TypeNotice, Channel: 2, Notice: Notice{Waiters: 1, Present: 2}},

@@ -131,6 +131,7 @@ const (
 	RegisterAway      uint32 = 1 << 19 // REGISTER: it keeps out of the driver until SUSPEND (over)
 	AttachWant        uint32 = 1 << 0  // ATTACH: a thread already waits
 	AttachObserve     uint32 = 1 << 1  // ATTACH, alone: only asks for the limits, is no client
+	AttachPlace       uint32 = 1 << 16 // ATTACH, with observe: asks on which GPU its container is
 	ReserveForce      uint32 = 1 << 0  // RESERVE: the memory exists already
 
 	MovedReady    uint32 = 1 << 0  // MOVED: nothing is away, the gate opens
@@ -192,6 +193,7 @@ type Frame struct {
 	Attach   Attach
 	Released Released
 	Stats    Stats
+	Attached Attached
 	Welcome  Welcome
 	Grant    Grant
 	Revoke   Revoke
@@ -228,6 +230,11 @@ type Released struct {
 	DrainNs uint64 // nanoseconds from closed gate to idle GPU, or to channels that are off
 	Calls   uint64 // gated calls under this grant
 	Flags   uint32 // ReleasedPreempted
+}
+
+// Attached is the payload of ATTACHED.
+type Attached struct {
+	UUID UUID // where AttachPlace asked: of the container's GPU; zero: not known, or it does not move
 }
 
 // Stats is the payload of STATS, sums since the channel was attached.

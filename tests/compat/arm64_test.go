@@ -94,7 +94,7 @@ func arm64Tests(t *testing.T) {
 	test("gate", own, "gate_test", "1")
 	test("interposer before", other+":"+own, "reach_linked_test", "interposer_before_us")
 	test("interposer after", own+":"+other, "reach_linked_test", "interposer_after_us")
-	for _, suite := range []string{"client_test", "recovery_test", "process_test", "submit_test", "reach_test"} {
+	for _, suite := range []string{"client_test", "recovery_test", "process_test", "submit_test", "place_test", "reach_test"} {
 		file := filepath.Join(dir, suite)
 		if _, err := os.Stat(file); err != nil {
 			continue

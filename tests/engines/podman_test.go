@@ -94,16 +94,36 @@ func testPodman(t *testing.T, name, root, scripts string) {
 	})
 }
 
-// testAnyGPU: a container that may move can open all GPUs, sees the first one, and the
-// scheduler knows both.
+// testAnyGPU: a container that may move can open all GPUs, begins on the one with the fewest
+// tenants, and the scheduler knows both.
 func testAnyGPU(t *testing.T, e *node.Engine, name string) {
 	ctx := within(t)
 	gpus := must(shared.Status(ctx))(t).Gpus
 	all := []string{gpus[0].Uuid, gpus[1].Uuid}
-	c := runExample(t, e, name+"-any", append([]string{"podman", "run", "--rm", "--device", "nvshare.com/gpu=any", image}, busy("any")...)...)
+	first := []string{"podman", "run", "--rm", "--device", "nvshare.com/gpu=any", "--name", name + "-any", image}
+	known := clients(t, ctx)
+	p := must(e.Start(name+"-any", append(first, busy("any")...)...))(t)
+	c := awaitTurns(t, ctx, p, known)
 	if got := c.Container; !slices.Equal(got.Gpus, all[:1]) || !slices.Equal(got.Reach, all) || !got.GetShare().GetMigratable() {
 		t.Errorf("the scheduler knows the container as %v", got)
 	}
+	second := runExample(t, e, name+"-any2", append([]string{"podman", "run", "--rm", "--device", "nvshare.com/gpu=any", image}, busy("any2")...)...)
+	if got := second.Container; !slices.Equal(got.Gpus, all[1:]) {
+		t.Errorf("the scheduler knows the second container as %v", got)
+	}
+	// A second program of a container begins where the first one is.
+	exec := must(e.Start(name+"-any-exec", append([]string{"podman", "exec", name + "-any"}, busy("exec")...)...))(t)
+	known[c.Pid] = true
+	more := awaitTurns(t, ctx, exec, known)
+	for i, gpu := range must(shared.Status(ctx))(t).Gpus {
+		for _, cl := range gpu.Clients {
+			if on := []uint32{c.Pid, more.Pid}; i > 0 && slices.Contains(on, cl.Pid) {
+				t.Errorf("process %d of %v is on GPU %d", cl.Pid, on, i)
+			}
+		}
+	}
+	end(t, ctx, exec, more)
+	end(t, ctx, p, c)
 }
 
 // testAnnotations: an annotation limits a container from its first call on, and
