@@ -107,22 +107,33 @@ func testAnyGPU(t *testing.T, e *node.Engine, name string) {
 	if got := c.Container; !slices.Equal(got.Gpus, all[:1]) || !slices.Equal(got.Reach, all) || !got.GetShare().GetMigratable() {
 		t.Errorf("the scheduler knows the container as %v", got)
 	}
-	second := runExample(t, e, name+"-any2", append([]string{"podman", "run", "--rm", "--device", "nvshare.com/gpu=any", image}, busy("any2")...)...)
+	known[c.Pid] = true
+	first[slices.Index(first, name+"-any")] = name + "-any2"
+	q := must(e.Start(name+"-any2", append(first, busy("any2")...)...))(t)
+	second := awaitTurns(t, ctx, q, known)
 	if got := second.Container; !slices.Equal(got.Gpus, all[1:]) {
 		t.Errorf("the scheduler knows the second container as %v", got)
 	}
-	// A second program of a container begins where the first one is.
-	exec := must(e.Start(name+"-any-exec", append([]string{"podman", "exec", name + "-any"}, busy("exec")...)...))(t)
-	known[c.Pid] = true
-	more := awaitTurns(t, ctx, exec, known)
+	// A second program of a container begins where the first one is. podman gives it nothing
+	// of the device's environment.
+	known[second.Pid] = true
+	environment := []string{"--env", "LD_PRELOAD=/usr/lib/nvshare/libnvshare.so", "--env", "NVSHARE_GPU=any", "--env", "CUDA_VISIBLE_DEVICES=" + all[0]}
+	for i, uuid := range all {
+		environment = append(environment, "--env", fmt.Sprintf("NVSHARE_SIMGPU_GPU_%d=%s", i, uuid))
+	}
+	exec := must(e.Start(name+"-any-exec", slices.Concat([]string{"podman", "exec"}, environment, []string{name + "-any2"}, busy("exec"))...))(t)
+	third := awaitTurns(t, ctx, exec, known)
+	on := map[uint32]int{}
 	for i, gpu := range must(shared.Status(ctx))(t).Gpus {
 		for _, cl := range gpu.Clients {
-			if on := []uint32{c.Pid, more.Pid}; i > 0 && slices.Contains(on, cl.Pid) {
-				t.Errorf("process %d of %v is on GPU %d", cl.Pid, on, i)
-			}
+			on[cl.Pid] = i
 		}
 	}
-	end(t, ctx, exec, more)
+	if on[c.Pid] != 0 || on[second.Pid] != 1 || on[third.Pid] != 1 {
+		t.Errorf("the programs %d, %d and %d are on GPUs %v", c.Pid, second.Pid, third.Pid, on)
+	}
+	end(t, ctx, exec, third)
+	end(t, ctx, q, second)
 	end(t, ctx, p, c)
 }
 
