@@ -51,16 +51,14 @@ static bool parse(const char *text, uint8_t *uuid)
 	return true;
 }
 
-static void format(char *text, const uint8_t *uuid)
+/* text is as parse() likes it: what is no digit stays. */
+static void change(char *text, const uint8_t *uuid)
 {
 	unsigned n = 0;
 
-	memcpy(text, "GPU-", 4);
 	for (unsigned i = 4; i < TEXT_SIZE; i++) {
-		if (is_dash(i)) {
-			text[i] = '-';
+		if (is_dash(i))
 			continue;
-		}
 		text[i] = "0123456789abcdef"[n % 2 ? uuid[n / 2] & 15 : uuid[n / 2] >> 4];
 		n++;
 	}
@@ -93,7 +91,8 @@ void nvs_place_follow(void)
 
 	if (mark && strcmp(mark, MARK) == 0 && seen && parse(seen, uuid) &&
 	    nvs_query_place(uuid, place) && memcmp(uuid, place, sizeof(place)) != 0) {
-		format(text, place);
+		memcpy(text, seen, sizeof(text));
+		change(text, place);
 		if (overwrite(seen, text))
 			nvs_debugf("the container is on %.40s", text);
 	}
