@@ -71,6 +71,12 @@ func PlaceShim(from, libDir string) (changed bool, err error) {
 	if changed, err = place(data, filepath.Join(libDir, version, ShimFile)); err != nil {
 		return changed, err
 	}
+	if preload := filepath.Join(libDir, version, PreloadFile); !HoldsFile(preload, []byte(ShimPath+"\n"), 0o644) {
+		if err := ReplaceFile(preload, []byte(ShimPath+"\n"), 0o644, nil); err != nil {
+			return changed, fmt.Errorf("place %s on the host: %w", PreloadFile, err)
+		}
+		changed = true
+	}
 	if err := MakeDir(filepath.Join(libDir, emptyDir)); err != nil {
 		return changed, fmt.Errorf("place %s on the host: %w", ShimFile, err)
 	}
@@ -132,9 +138,11 @@ func Shims(libDir string) (paths []string, err error) {
 		path := filepath.Join(libDir, e.Name())
 		switch {
 		case e.IsDir() && shimVersion.MatchString(e.Name()):
-			shim := filepath.Join(path, ShimFile)
-			if _, err := os.Lstat(shim); err == nil {
-				paths = append(paths, shim)
+			for _, name := range []string{ShimFile, PreloadFile} {
+				file := filepath.Join(path, name)
+				if _, err := os.Lstat(file); err == nil {
+					paths = append(paths, file)
+				}
 			}
 			paths = append(paths, path)
 		case e.Name() == emptyDir, e.Name() == ShimLink && e.Type() == fs.ModeSymlink,

@@ -31,6 +31,11 @@ const (
 	ShimDir = "/usr/lib/nvshare"
 	// ShimFile is the name of the shim in Paths.ShimDir.
 	ShimFile = "libnvshare.so"
+	// PreloadFile is the name of the file in Paths.ShimDir that containers of engines have
+	// as their /etc/ld.so.preload: podman exec and docker exec start programs without the
+	// environment of a CDI device.
+	PreloadFile      = "ld.so.preload"
+	containerPreload = "/etc/ld.so.preload"
 	// HookFile is the name of the OCI hook in its directory on the host.
 	HookFile = "nvshare-cdi-hook"
 
@@ -51,7 +56,8 @@ const (
 
 // Paths are absolute paths of nvshare's own files on the host.
 type Paths struct {
-	ShimDir string // holds ShimFile and nothing that a container must not see
+	ShimDir string // holds ShimFile, perhaps PreloadFile, and nothing that a container must not see
+	Preload bool   // PreloadFile is there; Generate looks
 	Hook    string // nvshare-cdi-hook
 	RunDir  string // the scheduler's
 	// EmptyDir, if it is not "", is an empty directory beside ShimDir. Pods then see
@@ -69,6 +75,7 @@ const ShimLink = "current"
 // DefaultPaths are those that an installation uses.
 var DefaultPaths = Paths{
 	ShimDir: DefaultLibDir + "/" + ShimLink,
+	Preload: true,
 	Hook:    DefaultBinDir + "/" + HookFile,
 	RunDir:  DefaultRunDir,
 }
@@ -96,9 +103,13 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 		shim.Options = []string{"ro", "nosuid", "nodev", "lowerdir=" + p.ShimDir + ":" + p.EmptyDir}
 	}
 	// The directories, not the files: a file is replaced when its owner
-	// restarts, and a mount of it would keep showing the old one.
+	// restarts, and a mount of it would keep showing the old one. (PreloadFile is never
+	// written again.)
 	common.Mounts = append(common.Mounts, shim,
 		bind(p.TenantDir(), ContainerRunDir, append([]string{"noexec"}, readOnly...)))
+	if kind == Kind && p.Preload {
+		common.Mounts = append(common.Mounts, bind(p.ShimDir+"/"+PreloadFile, containerPreload, readOnly))
+	}
 	if kind == Kind {
 		common.Hooks = append(common.Hooks, joinHook(p))
 		// An image could send the shim to a directory without a scheduler, where

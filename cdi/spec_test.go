@@ -285,7 +285,11 @@ func TestEngineInjects(t *testing.T) {
 			if !slices.Equal(gotNodes, nodes) {
 				t.Errorf("%v: device nodes %v, want %v", devices, gotNodes, nodes)
 			}
-			if want := []string{"/l/libcuda.so.1.2 /l/libcuda.so.1", "/var/lib/nvshare/lib/current /usr/lib/nvshare", "/var/run/nvshare/tenant /var/run/nvshare"}; !slices.Equal(gotMounts, want) {
+			want := []string{"/l/libcuda.so.1.2 /l/libcuda.so.1", "/var/lib/nvshare/lib/current /usr/lib/nvshare", "/var/run/nvshare/tenant /var/run/nvshare"}
+			if kind == Kind {
+				want = slices.Insert(want, 2, "/var/lib/nvshare/lib/current/ld.so.preload /etc/ld.so.preload")
+			}
+			if !slices.Equal(gotMounts, want) {
 				t.Errorf("%v: mounts %v", devices, gotMounts)
 			}
 			env := []string{"LD_PRELOAD=" + ShimPath, nvidiaVoid, "NVSHARE_RUN_DIR=/var/run/nvshare"}

@@ -117,7 +117,7 @@ func testAnyGPU(t *testing.T, e *node.Engine, name string) {
 	// A second program of a container begins where the first one is. podman gives it nothing
 	// of the device's environment.
 	known[second.Pid] = true
-	environment := []string{"--env", "LD_PRELOAD=/usr/lib/nvshare/libnvshare.so", "--env", "NVSHARE_GPU=any", "--env", "CUDA_VISIBLE_DEVICES=" + all[0]}
+	environment := []string{"--env", "NVSHARE_GPU=any", "--env", "CUDA_VISIBLE_DEVICES=" + all[0]}
 	for i, uuid := range all {
 		environment = append(environment, "--env", fmt.Sprintf("NVSHARE_SIMGPU_GPU_%d=%s", i, uuid))
 	}
