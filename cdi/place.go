@@ -29,16 +29,16 @@ func Place(from, to string) (changed bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read %s to place it on the host: %w", filepath.Base(to), err)
 	}
-	return place(data, to)
+	return place(data, to, placedMode)
 }
 
-func place(data []byte, to string) (changed bool, err error) {
-	if HoldsFile(to, data, placedMode) {
+func place(data []byte, to string, mode fs.FileMode) (changed bool, err error) {
+	if HoldsFile(to, data, mode) {
 		return false, nil
 	}
 	err = MakeDir(filepath.Dir(to))
 	if err == nil {
-		err = ReplaceFile(to, data, placedMode, nil)
+		err = ReplaceFile(to, data, mode, nil)
 	}
 	if err != nil {
 		return false, fmt.Errorf("place %s on the host: %w (choose a directory that is writable and not mounted noexec)", filepath.Base(to), err)
@@ -68,14 +68,15 @@ func PlaceShim(from, libDir string) (changed bool, err error) {
 	}
 	sum := sha256.Sum256(data)
 	version := hex.EncodeToString(sum[:8])
-	if changed, err = place(data, filepath.Join(libDir, version, ShimFile)); err != nil {
-		return changed, err
-	}
-	if preload := filepath.Join(libDir, version, PreloadFile); !HoldsFile(preload, []byte(ShimPath+"\n"), 0o644) {
-		if err := ReplaceFile(preload, []byte(ShimPath+"\n"), 0o644, nil); err != nil {
-			return changed, fmt.Errorf("place %s on the host: %w", PreloadFile, err)
+	for _, file := range []struct {
+		name string
+		data []byte
+		mode fs.FileMode
+	}{{ShimFile, data, placedMode}, {PreloadFile, []byte(ShimPath + "\n"), 0o644}} {
+		wrote, err := place(file.data, filepath.Join(libDir, version, file.name), file.mode)
+		if changed = changed || wrote; err != nil {
+			return changed, err
 		}
-		changed = true
 	}
 	if err := MakeDir(filepath.Join(libDir, emptyDir)); err != nil {
 		return changed, fmt.Errorf("place %s on the host: %w", ShimFile, err)

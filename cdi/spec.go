@@ -107,10 +107,10 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 	// written again.)
 	common.Mounts = append(common.Mounts, shim,
 		bind(p.TenantDir(), ContainerRunDir, append([]string{"noexec"}, readOnly...)))
-	if kind == Kind && p.Preload {
-		common.Mounts = append(common.Mounts, bind(p.ShimDir+"/"+PreloadFile, containerPreload, readOnly))
-	}
 	if kind == Kind {
+		if p.Preload {
+			common.Mounts = append(common.Mounts, bind(p.ShimDir+"/"+PreloadFile, containerPreload, readOnly))
+		}
 		common.Hooks = append(common.Hooks, joinHook(p))
 		// An image could send the shim to a directory without a scheduler, where
 		// nobody arbitrates.

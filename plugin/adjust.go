@@ -59,11 +59,11 @@ func Adjust(req Request, ctr *api.Container, inv *Inventory, explicit bool) (*ap
 		setEnv(nvcdi.PreloadEnv, merged, set)
 	}
 	if req.Sees != "" { // of what it can open; another index or GPU would be meant otherwise
+		_, set := lookupEnv(ctr.GetEnv(), nvcdi.VisibleDevicesEnv)
+		setEnv(nvcdi.VisibleDevicesEnv, req.Sees, set)
 		mark, value, _ := strings.Cut(nvcdi.AnyMark, "=") // its programs follow it to where it moves
-		for key, value := range map[string]string{nvcdi.VisibleDevicesEnv: req.Sees, mark: value} {
-			_, set := lookupEnv(ctr.GetEnv(), key)
-			setEnv(key, value, set)
-		}
+		_, set = lookupEnv(ctr.GetEnv(), mark)
+		setEnv(mark, value, set)
 	}
 	// The shim finds the sockets without the variable. An image or a pod that has it
 	// would send the shim to a directory without a scheduler.

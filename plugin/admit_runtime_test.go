@@ -24,24 +24,15 @@ func TestPlacementThroughTheRuntime(t *testing.T) {
 		return stop
 	}
 	stop := start()
-	create := func(name string, annotations ...string) (string, error) {
-		pod, ctr := podOf(name, "id-"+name, says(annotations...))
-		a, err := r.create(pod, ctr)
-		if err == nil {
-			r.pods, r.ctrs = append(r.pods, pod), append(r.ctrs, applied(ctr, a))
-			return indices(t, a), nil
-		}
-		return "", err
-	}
 	expect := func(name, want string, annotations ...string) {
 		t.Helper()
-		if got, err := create(name, annotations...); got != want {
+		if got, err := r.startPod(name, annotations...); got != want {
 			t.Errorf("%s: given %q, %v; want %q", name, got, err, want)
 		}
 	}
 	refused := func(name, says string, annotations ...string) {
 		t.Helper()
-		if got, err := create(name, annotations...); err == nil || !strings.Contains(err.Error(), says) {
+		if got, err := r.startPod(name, annotations...); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: given %q, %v; want it refused with %q", name, got, err, says)
 		}
 	}

@@ -15,13 +15,11 @@ func TestHandover(t *testing.T) {
 	await(t, r.synced, "the old plugin")
 	create := func(name string, annotations ...string) string {
 		t.Helper()
-		pod, ctr := podOf(name, "id-"+name, says(annotations...))
-		a, err := r.create(pod, ctr)
+		got, err := r.startPod(name, annotations...)
 		if err != nil {
 			return err.Error()
 		}
-		r.pods, r.ctrs = append(r.pods, pod), append(r.ctrs, applied(ctr, a))
-		return indices(t, a)
+		return got
 	}
 	if got := create("a", "gpu-core-request=60"); got != "0" {
 		t.Fatalf("before: %q", got)

@@ -102,13 +102,13 @@ func (p *Plugin) enter(pods map[string]*api.PodSandbox, ctrs []*api.Container, i
 		switch {
 		case pod == nil || !p.usesGPU(ctr):
 		case !alive(ctr):
-			ended = append(ended, existing(pod, ctr, Request{}, inv))
+			ended = append(ended, describeExisting(pod, ctr, Request{}, inv))
 		default:
-			req, err := cs.request(pod, ctr.GetName(), inv.Devices())
-			if err = errors.Join(err, cs.claimed(&req, pod, ctr, true)); err != nil {
+			c, err := cs.existing(pod, ctr, inv)
+			if err != nil {
 				wrong = append(wrong, fmt.Errorf("pod %s/%s, container %q runs without a part of what it asks for: %w", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err))
 			}
-			using = append(using, existing(pod, ctr, req, inv))
+			using = append(using, c)
 		}
 	}
 	cs.replace(using, ended)
@@ -172,11 +172,11 @@ func (p *Plugin) follow(pod *api.PodSandbox, ctr *api.Container, inv *Inventory)
 	cs := p.containers
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	req, err := cs.request(pod, ctr.GetName(), inv.Devices())
-	if err = errors.Join(err, cs.claimed(&req, pod, ctr, true)); err != nil {
+	c, err := cs.existing(pod, ctr, inv)
+	if err != nil {
 		p.log.Warnf("pod %s/%s, container %q was admitted by another nvshare-plugin of this node; this one would refuse it: %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
 	}
-	cs.enter(existing(pod, ctr, req, inv))
+	cs.enter(c)
 }
 
 // admit reads what a new container asks for, and enters it if it uses GPUs. Both happen
@@ -254,8 +254,16 @@ func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Invento
 	return c
 }
 
-// existing is describe for a container that may have its GPUs from an earlier plugin.
-func existing(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
+// existing returns a container that another plugin may have admitted, and why a part of what
+// it asks for cannot be met. The lock is held.
+func (cs *Containers) existing(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) (Container, error) {
+	req, err := cs.request(pod, ctr.GetName(), inv.Devices())
+	err = errors.Join(err, cs.claimed(&req, pod, ctr, true))
+	return describeExisting(pod, ctr, req, inv), err
+}
+
+// describeExisting is describe for a container that may have its GPUs from another plugin.
+func describeExisting(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
 	c := describe(pod, ctr, req, inv)
 	c.GPUs = cmp.Or(recorded(ctr), c.GPUs)
 	c.Reach = uuidsIn(ctr, ReachAnnotation)

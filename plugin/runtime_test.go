@@ -151,6 +151,19 @@ func (r *fakeRuntime) create(pod *api.PodSandbox, ctr *api.Container) (*api.Cont
 	return rsp.GetAdjust(), err
 }
 
+// startPod has the runtime create the container of a new pod with these annotations, which runs
+// then. It returns the indices of its GPUs.
+func (r *fakeRuntime) startPod(name string, annotations ...string) (string, error) {
+	r.t.Helper()
+	pod, ctr := podOf(name, "id-"+name, says(annotations...))
+	a, err := r.create(pod, ctr)
+	if err != nil {
+		return "", err
+	}
+	r.pods, r.ctrs = append(r.pods, pod), append(r.ctrs, applied(ctr, a))
+	return indices(r.t, a), nil
+}
+
 // run runs the plugin against a runtime until the test ends or stop is called.
 func run(t testing.TB, r *fakeRuntime, containers *Containers) (stop func()) {
 	t.Helper()

@@ -18,6 +18,7 @@
 
 #include "query.h"
 #include "start.h"
+#include "uuid.h"
 #include "wrap.h"
 
 #define REAL(name, ...) \
@@ -27,33 +28,6 @@
 	})
 
 /* ---- memory ---- */
-
-static int digit(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	c |= 0x20;
-	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-/* "GPU-51600000-0000-4000-8000-000000000001", as the driver has it. */
-static bool parse_uuid(const char *text, uint8_t *uuid)
-{
-	const char *p = text;
-	unsigned n = 0;
-
-	while (*p && *p != '-')
-		p++;
-	for (; *p && n < 2 * NVS_UUID_SIZE; p++) {
-		int d = digit(*p);
-
-		if (d < 0)
-			continue;
-		uuid[n / 2] = (uint8_t)(n % 2 ? uuid[n / 2] | d : d << 4);
-		n++;
-	}
-	return n == 2 * NVS_UUID_SIZE;
-}
 
 /* Where memory is swapped, a GPU is the container's alone as far as it can see. */
 static bool swapped(const uint8_t *uuid)
@@ -83,7 +57,7 @@ static bool limited(void *device, struct nvs_limits *l, unsigned long long total
 	nvs_at_fork(); /* a process that only asks NVML never comes to cuInit */
 	return nvs_nvml.device_uuid &&
 	       nvs_nvml.device_uuid(device, text, sizeof(text)) == NVML_SUCCESS &&
-	       parse_uuid(text, uuid) && nvs_limits_of(NULL, uuid, l) && own(uuid, l, total, free);
+	       nvs_uuid_parse(text, uuid) && nvs_limits_of(NULL, uuid, l) && own(uuid, l, total, free);
 }
 
 /* Of a GPU that is full otherwise less is free than the container may have. */

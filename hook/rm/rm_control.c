@@ -436,11 +436,6 @@ static void mark_no_effect(struct rm_gpu *g, void *arg)
 	g->off_on = NVS_RM_FAKED;
 }
 
-void nvs_rm_moved(void)
-{
-	rm_unname_subdevices();
-}
-
 void nvs_rm_has_no_effect(const uint8_t uuid[NVS_RM_UUID])
 {
 	rm_with_gpu(uuid, mark_no_effect, NULL);

@@ -231,7 +231,7 @@ void rm_name_subdevice(const struct rm_target *t, const uint8_t *uuid)
 	end(&q);
 }
 
-void rm_unname_subdevices(void)
+void nvs_rm_moved(void)
 {
 	struct nvs_signals q;
 

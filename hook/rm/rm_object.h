@@ -60,8 +60,6 @@ bool rm_note_known(int fd); /* an object was made through this descriptor */
 bool rm_unnamed_subdevice(struct rm_target *t);
 /* Which GPU it is. NULL: the RM does not say, which is not asked again. */
 void rm_name_subdevice(const struct rm_target *t, const uint8_t *uuid);
-/* Each is to be asked again. */
-void rm_unname_subdevices(void);
 
 /* The compute groups of a GPU, or those of their channels that are on, or off; at most NVS_RM_MAX_TARGETS. */
 unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct rm_target *t);

@@ -20,7 +20,7 @@ import (
 const (
 	// readyFile and nextFile are in the run directory: that of the plugin that has the
 	// node's seat, and that of the one which serves beside it until it ends. The first line
-	// says where the writer runs, see place. Then come the reasons why the plugin does not
+	// says where the writer runs, see mountNamespace. Then come the reasons why the plugin does not
 	// give GPUs, one a line; none when the plugin does.
 	readyFile, nextFile = "plugin.ready", "plugin.next"
 	// readyInterval is the time between two writes, and readyLife how long what was
@@ -29,8 +29,8 @@ const (
 	readyLife     = 30 * time.Second
 )
 
-// place tells containers apart: each has a mount namespace of its own.
-func place() string {
+// mountNamespace tells containers apart: each has one of its own.
+func mountNamespace() string {
 	name, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return "unknown"
@@ -61,7 +61,7 @@ func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugi
 				file = filepath.Join(runDir, readyFile)
 			default:
 			}
-			text := place() + "\n"
+			text := mountNamespace() + "\n"
 			for _, why := range h.NotReady() {
 				text += strings.ReplaceAll(why, "\n", "; ") + "\n"
 			}
@@ -87,7 +87,7 @@ func isReady(runDir, namespaceFile string) error {
 		return said(filepath.Join(runDir, readyFile), "")
 	}
 	for _, name := range []string{readyFile, nextFile} {
-		if err := said(filepath.Join(runDir, name), place()); !errors.Is(err, errNotThere) {
+		if err := said(filepath.Join(runDir, name), mountNamespace()); !errors.Is(err, errNotThere) {
 			return err
 		}
 	}
@@ -97,8 +97,8 @@ func isReady(runDir, namespaceFile string) error {
 var errNotThere = errors.New("nvshare-plugin does not run here, or has not looked at the GPUs yet")
 
 // said returns what a plugin has said in a file; errNotThere: no plugin has, or one that
-// runs somewhere else. place "": anywhere.
-func said(file, place string) error {
+// runs in another mount namespace. namespace "": whichever.
+func said(file, namespace string) error {
 	info, err := os.Stat(file)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNotThere, err)
@@ -108,7 +108,7 @@ func said(file, place string) error {
 		return fmt.Errorf("%w: %w", errNotThere, err)
 	}
 	where, why, _ := strings.Cut(string(text), "\n")
-	if place != "" && where != place {
+	if namespace != "" && where != namespace {
 		return errNotThere
 	}
 	if old := time.Since(info.ModTime()); old > readyLife {

@@ -90,7 +90,7 @@ func TestReadyOfThisPod(t *testing.T) {
 	until(t, "it to be ready beside the other one", pod)
 	close(leads)
 	until(t, "it to lead", func() error {
-		if text, err := os.ReadFile(filepath.Join(run, readyFile)); err != nil || string(text) != place()+"\n" {
+		if text, err := os.ReadFile(filepath.Join(run, readyFile)); err != nil || string(text) != mountNamespace()+"\n" {
 			return fmt.Errorf("%q, %v", text, err)
 		}
 		return errors.Join(pod(), host())

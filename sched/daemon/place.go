@@ -82,11 +82,9 @@ func (d *Daemon) placeOf(account string) wire.UUID {
 	if !container {
 		return wire.UUID{}
 	}
-	has := d.gpuOf(id)
-	for uuid, g := range d.gpus {
-		if g.UUID == has {
-			return uuid
-		}
+	uuid, err := parseUUID(d.gpuOf(id))
+	if err != nil || d.gpus[uuid] == nil {
+		return wire.UUID{}
 	}
-	return wire.UUID{}
+	return uuid
 }
