@@ -54,10 +54,14 @@ type leaver struct {
 func newLeaver(t *testing.T, more ...func(*Daemon)) *leaver {
 	t.Helper()
 	f := &fakeDriver{make(chan string, 16), make(chan error)}
-	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Checkpoint = f }, more...)
+	return newLeaverOf(t, start(t, t.TempDir(), func(o *Options) { swapping(o); o.Checkpoint = f }, more...), f, gpuA)
+}
+
+func newLeaverOf(t *testing.T, s *scheduler, f *fakeDriver, g GPU) *leaver {
+	t.Helper()
 	p := newProc(t, s.dir, 0)
 	l := &leaver{&swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterSuspend), proc: p}, s, f}
-	l.attach(0, gpuA, 0, 0)
+	l.attach(0, g, 0, 0)
 	l.moved(0, 0)
 	l.allocates(256 * mib)
 	l.works()
@@ -160,6 +164,63 @@ func TestLeavesAgainAfterARest(t *testing.T) {
 	l.f.next(t, "off")
 	l.f.ends <- nil
 	l.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
+}
+
+// One process leaves at a time, and none while another comes back: the driver would have
+// both wait for each other.
+func TestLeaveOneAfterTheOther(t *testing.T) {
+	a := newLeaver(t)
+	b := newLeaverOf(t, a.s, a.f, gpuB) // which holds its grant beside the other
+	askedFor := func(l *leaver) {
+		t.Helper()
+		l.wantSuspend(wire.SuspendPrepare)
+		l.says(wire.SuspendedReady)
+		l.f.next(t, "off")
+	}
+	notAsked := func(l *leaver) {
+		t.Helper()
+		l.reserve(256 * mib) // fails on SUSPEND
+	}
+	a.suspended()
+	b.gives256Back(b.s, b.want(wire.TypeRevoke).Epoch)
+	a.says(wire.SuspendedReady)
+	a.f.next(t, "off")
+	notAsked(b)
+	a.f.ends <- nil
+	askedFor(b)
+	b.f.ends <- nil
+	b.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
+
+	b.says(wire.SuspendedWake)
+	b.f.next(t, "on")
+	b.f.ends <- nil
+	b.wantSuspend(wire.SuspendOver)
+	b.works()
+	a.says(wire.SuspendedWake)
+	a.f.next(t, "on")
+	if _, err := suspendSelf(t, b.s); err != nil {
+		t.Fatal(err)
+	}
+	b.gives256Back(b.s, b.want(wire.TypeRevoke).Epoch)
+	notAsked(b)
+	a.f.ends <- nil
+	askedFor(b)
+	b.f.ends <- nil
+	b.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
+
+	// A process that ends no longer keeps others.
+	b.says(wire.SuspendedWake)
+	b.f.next(t, "on")
+	b.f.ends <- nil
+	b.wantSuspend(wire.SuspendOver)
+	b.works()
+	a.wantSuspend(wire.SuspendOver)
+	a.works()
+	a.suspended()
+	b.gives256Back(b.s, b.want(wire.TypeRevoke).Epoch)
+	notAsked(b)
+	a.proc.kill()
+	b.wantSuspend(wire.SuspendPrepare)
 }
 
 // A process whose threads are in the driver, or whose call comes first, is left alone.

@@ -301,6 +301,7 @@ func (d *Daemon) bury(cl *client) {
 		cl.away.next.Stop()
 	}
 	delete(d.clients, cl.id)
+	d.nextLeaves()
 	delete(d.byProc, cl.Process)
 	delete(d.byAccount[cl.Account], cl)
 	if len(d.byAccount[cl.Account]) == 0 {

@@ -130,9 +130,11 @@ func (w *swapper) granted() uint64 {
 
 func (w *swapper) status(s *scheduler) *api.Client {
 	w.t.Helper()
-	for _, c := range s.status().Gpus[0].Clients {
-		if c.Id == w.id {
-			return c
+	for _, g := range s.status().Gpus {
+		for _, c := range g.Clients {
+			if c.Id == w.id {
+				return c
+			}
 		}
 	}
 	w.t.Fatal("not in the status")
