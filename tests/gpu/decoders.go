@@ -109,38 +109,18 @@ func (o *overlapBench) decoders(ctx context.Context) error {
 		return err
 	}
 	for _, n := range counts {
-		cells := make([]overlapCell, len(overlapWays))
-		for i, way := range overlapWays {
-			cells[i] = overlapCell{Load: load, Way: way, N: n, Rates: make([]float64, n)}
-		}
-		for r := range rounds {
-			for at := range overlapWays {
-				i := at
-				if r%2 == 1 {
-					i = len(overlapWays) - 1 - at
-				}
-				rates, err := o.window(ctx, of[overlapWays[i]][:n], slices.Repeat([]string{load}, n))
-				if err != nil {
-					return err
-				}
-				cells[i].Rounds = append(cells[i].Rounds, round(sumOf(rates), 3))
-				for k, rate := range rates {
-					cells[i].Rates[k] += rate / float64(rounds)
-				}
-			}
+		cells, err := o.inTurn(ctx, overlapWays, of, load, n, rounds)
+		if err != nil {
+			return err
 		}
 		mps := 0.0
 		for _, c := range cells {
-			for k := range c.Rates {
-				c.Rates[k] = round(c.Rates[k], 3)
-			}
-			sum := median(c.Rounds)
-			c.Sum, c.OfAlone = sum, round(sum/alone, 3)
+			c.OfAlone = round(c.Sum/alone, 3)
 			switch c.Way {
 			case plainMPS:
-				mps = sum
+				mps = c.Sum
 			case inGroup:
-				c.OfMPS = round(sum/max(mps, 1e-9), 3)
+				c.OfMPS = round(c.Sum/max(mps, 1e-9), 3)
 			}
 			o.r.Cells = append(o.r.Cells, c)
 			fmt.Printf("  %d decoders, %-6s %.3f of one alone, median of %.2f steps/s", n, c.Way, c.OfAlone, c.Rounds)
@@ -151,6 +131,37 @@ func (o *overlapBench) decoders(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// inTurn has the first n workers of each way work at the same time, the ways one after the
+// other and back again, so that what drifts hits all.
+func (o *overlapBench) inTurn(ctx context.Context, ways []string, of map[string][]*worker, load string, n, rounds int) ([]overlapCell, error) {
+	cells := make([]overlapCell, len(ways))
+	for i, way := range ways {
+		cells[i] = overlapCell{Load: load, Way: way, N: n, Rates: make([]float64, n)}
+	}
+	for r := range rounds {
+		for i := range ways {
+			if r%2 == 1 {
+				i = len(ways) - 1 - i
+			}
+			rates, err := o.window(ctx, of[ways[i]][:n], slices.Repeat([]string{load}, n))
+			if err != nil {
+				return nil, err
+			}
+			cells[i].Rounds = append(cells[i].Rounds, round(sumOf(rates), 3))
+			for k, rate := range rates {
+				cells[i].Rates[k] += rate / float64(rounds)
+			}
+		}
+	}
+	for i := range cells {
+		for k, rate := range cells[i].Rates {
+			cells[i].Rates[k] = round(rate, 3)
+		}
+		cells[i].Sum = median(cells[i].Rounds)
+	}
+	return cells, nil
 }
 
 // alone is what a program does alone, natively, in steps per second.

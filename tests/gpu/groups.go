@@ -146,39 +146,44 @@ type podReport struct {
 	Elapsed  float64 `json:"elapsed_s"`
 }
 
-// decodersInPods measures three decoders in pods beside three under plain MPS.
+// decodersInPods measures three decoders in pods beside three under plain MPS. All processes
+// exist during all windows, and those of one way work at a time.
 func (o *overlapBench) decodersInPods(ctx context.Context, work string) error {
-	const load, n = "decode", 3
-	loads := slices.Repeat([]string{load}, n)
+	const load, n, rounds = "decode", 3, 4
 	alone, err := o.alone(ctx, load)
 	if err != nil {
 		return err
 	}
-	mps, err := o.together(ctx, plainMPS, slices.Repeat([]member{{load: load}}, n))
-	if err != nil {
+	if err := o.startMPS(ctx); err != nil {
 		return err
 	}
+	defer o.stopMPS()
 	m, err := o.matrixOfPods(work)
 	if err != nil {
 		return err
 	}
-	var workers []*worker
+	of := map[string][]*worker{}
 	var pods []*node.Pod
 	defer func() {
-		o.quit(workers)
+		o.quit(slices.Concat(of[plainMPS], of[inPods]))
 		for _, p := range pods {
 			_ = p.Remove(context.WithoutCancel(ctx))
 		}
 	}()
 	group := loadGroup{framework: "torch", allocator: "default", backend: "programs"}
 	for i := range n {
-		err := onProcessors(i, mostDecoders, func() error {
+		w, err := o.worker(ctx, plainMPS, i, nil)
+		if err != nil {
+			return err
+		}
+		of[plainMPS] = append(of[plainMPS], w)
+		err = onProcessors(i, mostDecoders, func() error {
 			w, pod, err := o.startPod(ctx, work, m, group, "decoder", i, podsOfGroup, mpsBesideUsr)
 			if pod != nil {
 				pods = append(pods, pod)
 			}
 			if w != nil {
-				workers = append(workers, w)
+				of[inPods] = append(of[inPods], w)
 			}
 			return err
 		})
@@ -186,21 +191,21 @@ func (o *overlapBench) decodersInPods(ctx context.Context, work string) error {
 			return err
 		}
 	}
-	if err := errors.Join(together(workers, func(w *worker) error { return prepare(ctx, w, load) })...); err != nil {
+	all := slices.Concat(of[plainMPS], of[inPods])
+	if err := errors.Join(together(all, func(w *worker) error { return prepare(ctx, w, load) })...); err != nil {
 		return err
 	}
-	rates, err := o.window(ctx, workers, loads)
+	cells, err := o.inTurn(ctx, []string{plainMPS, inPods}, of, load, n, rounds)
 	if err != nil {
 		return err
 	}
-	for _, c := range []overlapCell{
-		{Load: load, Way: plainMPS, N: n, Rates: mps},
-		{Load: load, Way: inPods, N: n, Rates: rates, OfMPS: round(sumOf(rates)/max(sumOf(mps), 0.001), 3)},
-	} {
-		c.Sum = round(sumOf(c.Rates), 3)
+	for _, c := range cells {
 		c.OfAlone = round(c.Sum/max(alone, 0.001), 3)
+		if c.Way == inPods {
+			c.OfMPS = round(c.Sum/max(cells[0].Sum, 0.001), 3)
+		}
 		o.r.Cells = append(o.r.Cells, c)
-		fmt.Printf("  %d decoders, %s: %.3f steps/s, %.2f of one alone\n", n, c.Way, c.Sum, c.OfAlone)
+		fmt.Printf("  %d decoders, %s: %.3f of one alone, median of %.2f steps/s\n", n, c.Way, c.OfAlone, c.Rounds)
 	}
 	return nil
 }

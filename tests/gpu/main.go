@@ -45,6 +45,7 @@ var steps = []step{
 	{"memory", "what a process with a memory limit is told and given", (*bench).memoryLimit},
 	{"shares", "how exact compute limits and requests are, by the tenants' own work", (*bench).sharesStep},
 	{"programs", "real programs that share the GPU, natively and in each mode", (*bench).programsStep},
+	{"alone", "real programs without company, natively and with the shim", (*bench).aloneStep},
 	{"oversub", "real programs whose memory does not fit together", (*bench).oversubStep},
 	{"tenants", "what 2 to 16 tenants that saturate the GPU get done together", (*bench).tenantsStep},
 	{"priority", "short requests beside 1, 3 and 8 tenants that saturate the GPU", (*bench).priorityStep},
@@ -75,7 +76,7 @@ func main() {
 	flag.StringVar(&b.cells.peer, "peer", "", "matrix: a `library` to preload in place of ours, for comparison")
 	loads := flag.String("loads", "", "shares: some of "+strings.Join(sharesByDefault, ", ")+" and hot-gemm, hot-graph, separated by commas")
 	flag.Float64Var(&b.cellSeconds, "cell", 0, "shares: length of a cell, `seconds`; default 6.6")
-	flag.IntVar(&b.rounds, "rounds", 0, "programs: windows of each mix each way; default 4, with --quick 1")
+	flag.IntVar(&b.rounds, "rounds", 0, "programs, alone: windows of each mix each way; default 4; programs with --quick 1")
 	ways := flag.String("ways", "", "programs: only these ways to share, of native, on, off and auto, separated by commas")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
 	flag.IntVar(&b.tenantMiB, "tenant-mib", 0, "swap: memory of each tenant, `MiB`, in place of 16 GiB and up to 60")

@@ -155,19 +155,27 @@ func (p *pool) pin() error {
 			for cpu := i * each; cpu < (i+1)*each; cpu++ {
 				set.Set(cpu)
 			}
-			tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", w.pid()))
-			if err != nil {
-				return fmt.Errorf("%s: %w", w.name, err)
+			if err := bind(w, &set); err != nil {
+				return err
 			}
-			for _, task := range tasks { // threads that come inherit it
-				tid, err := strconv.Atoi(task.Name())
-				if err == nil {
-					err = unix.SchedSetaffinity(tid, &set)
-				}
-				if err != nil && !errors.Is(err, unix.ESRCH) {
-					return fmt.Errorf("%s: bind it to processors %d to %d: %w", w.name, i*each, (i+1)*each-1, err)
-				}
-			}
+		}
+	}
+	return nil
+}
+
+// bind has a worker's threads, and those that come, use these processors only.
+func bind(w *worker, set *unix.CPUSet) error {
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", w.pid()))
+	if err != nil {
+		return fmt.Errorf("%s: %w", w.name, err)
+	}
+	for _, task := range tasks {
+		tid, err := strconv.Atoi(task.Name())
+		if err == nil {
+			err = unix.SchedSetaffinity(tid, set)
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("%s: bind it to %d processors: %w", w.name, set.Count(), err)
 		}
 	}
 	return nil

@@ -14,6 +14,8 @@
 #   shares    how exact compute limits and requests are
 #   programs  real programs that share the GPU (decoders, trainings, servers):
 #             natively, and in each mode (25 minutes; with --quick 10)
+#   alone     what the shim costs real programs that share the GPU with nobody: three
+#             processes of each kind, one at a time (10 minutes; --only names programs)
 #   oversub   real programs whose memory does not fit together (9 minutes; with --quick 3)
 #   tenants   how much work 2 to 16 tenants do together
 #   priority  short requests beside tenants that saturate the GPU
@@ -46,7 +48,7 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -58,7 +60,7 @@ while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	launch | handover | gemm | matrix | memory | shares | programs | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) others=yes && set -- "$@" "$1" ;;
+	launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift

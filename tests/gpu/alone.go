@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// alonePairs is how many native processes and how many tenants of each program take turns:
+// two processes of the same program differ by up to a tenth, so one pair says nothing.
+const alonePairs = 3
+
+// An aloneCell is a program that has the GPU to itself, natively and with the shim.
+type aloneCell struct {
+	Program string      `json:"program"`
+	Seconds float64     `json:"seconds"` // of a window
+	Native  [][]float64 `json:"native"`  // steps per second of each process in each round
+	Shim    [][]float64 `json:"shim"`
+	Ratio   float64     `json:"shim_of_native"` // the median of the rounds' ratios of sums
+	Ratios  []float64   `json:"ratios"`
+	// CPU time of a process, its threads and its children, per step, in milliseconds.
+	NativeCPU float64 `json:"native_cpu_ms"`
+	ShimCPU   float64 `json:"shim_cpu_ms"`
+}
+
+// aloneStep measures what the shim costs programs that share the GPU with nobody.
+func (b *bench) aloneStep(ctx context.Context, _ string) error {
+	old := b.shared
+	b.shared, b.backendName = nil, []string{"programs"}
+	defer func() {
+		if b.shared != nil {
+			_ = b.shared.stop()
+		}
+		b.shared, b.backendName = old, nil
+	}()
+	programs, length, rounds := []string{"decode", "train", "embed", "compiled", "gemm"}, 4*time.Second, 4
+	if b.cells.quick {
+		length = 3 * time.Second
+	}
+	if b.rounds > 0 {
+		rounds = b.rounds
+	}
+	if b.simulated {
+		b.backendName = []string{"driver"}
+		programs, length = []string{"spin"}, time.Second
+	}
+	if b.cells.only != nil {
+		programs = slices.DeleteFunc(programs, func(p string) bool { return !b.cells.only.MatchString(p) })
+	}
+	p, err := b.pool(ctx, alonePairs, alonePairs)
+	if err != nil {
+		return err
+	}
+	var cells []*aloneCell
+	var errs []error
+	for _, program := range programs {
+		if err := p.keepOnly(ctx, []string{program}); err != nil {
+			errs = append(errs, err)
+		}
+		c, err := p.compare(ctx, program, length, rounds)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", program, err))
+			continue
+		}
+		cells = append(cells, c)
+		fmt.Printf("  %-8s %.3f of native, rounds %.3f; CPU %.2f ms a step natively, %.2f with the shim\n", program, c.Ratio, c.Ratios, c.NativeCPU, c.ShimCPU)
+		fmt.Printf("           native %.2f\n           shim   %.2f\n", c.Native, c.Shim)
+		errs = append(errs, b.saveJSON("alone.json", cells))
+	}
+	return errors.Join(errs...)
+}
+
+// compare lets each process of both kinds work alone, on the same processors, in each round.
+func (p *pool) compare(ctx context.Context, program string, length time.Duration, rounds int) (*aloneCell, error) {
+	all := slices.Concat(p.natives, p.tenants)
+	if err := p.pinTo(all, min(6, len(p.processors()))); err != nil {
+		return nil, err
+	}
+	if err := p.have(ctx, all, slices.Repeat([]string{program}, len(all))); err != nil {
+		return nil, err
+	}
+	c := &aloneCell{Program: program, Seconds: length.Seconds()}
+	cpu, steps := map[bool]float64{}, map[bool]float64{}
+	for r := range rounds {
+		rates := map[bool][]float64{false: make([]float64, alonePairs), true: make([]float64, alonePairs)}
+		for k := range 2 * alonePairs {
+			i, shim := k/2, k%2 == 1
+			if r%2 == 1 { // there and back again: what drifts hits both
+				i, shim = alonePairs-1-i, !shim
+			}
+			w := p.natives[i]
+			if shim {
+				w = p.tenants[i]
+			}
+			before, err := cpuOf(w.pid())
+			if err != nil {
+				return nil, err
+			}
+			counts, err := p.work(ctx, soon(refLead, length), 0, []*worker{w}, []string{program})
+			if err != nil {
+				return nil, err
+			}
+			after, err := cpuOf(w.pid())
+			if err != nil {
+				return nil, err
+			}
+			rates[shim][i] = round(counts[0].Rate, 3)
+			cpu[shim] += (after - before).Seconds()
+			steps[shim] += counts[0].Rate * (length + refLead).Seconds()
+		}
+		c.Native, c.Shim = append(c.Native, rates[false]), append(c.Shim, rates[true])
+		c.Ratios = append(c.Ratios, round(sumOf(rates[true])/max(sumOf(rates[false]), 1e-9), 4))
+	}
+	c.Ratio = median(c.Ratios)
+	c.NativeCPU, c.ShimCPU = round(1000*cpu[false]/steps[false], 3), round(1000*cpu[true]/steps[true], 3)
+	return c, nil
+}
+
+// processors are those that this process may use.
+func (p *pool) processors() (all []int) {
+	var set unix.CPUSet
+	if unix.SchedGetaffinity(0, &set) == nil {
+		for cpu := range 1024 {
+			if set.IsSet(cpu) {
+				all = append(all, cpu)
+			}
+		}
+	}
+	return all
+}
+
+// pinTo binds workers to the same first n processors. What they start inherits the set.
+func (p *pool) pinTo(workers []*worker, n int) error {
+	var set unix.CPUSet
+	for _, cpu := range p.processors()[:n] {
+		set.Set(cpu)
+	}
+	for _, w := range workers {
+		if err := bind(w, &set); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cpuOf is the CPU time that a process and its living descendants have used.
+func cpuOf(pid int) (time.Duration, error) {
+	type process struct {
+		parent int
+		ticks  int64
+	}
+	dirs, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return 0, err
+	}
+	all := map[int]process{}
+	for _, path := range dirs {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		_, rest, _ := strings.Cut(string(text), ") ") // the name may contain anything
+		f := strings.Fields(rest)
+		if len(f) < 13 {
+			return 0, fmt.Errorf("%s: %q", path, text)
+		}
+		id, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		parent, _ := strconv.Atoi(f[1])
+		user, _ := strconv.ParseInt(f[11], 10, 64)
+		system, _ := strconv.ParseInt(f[12], 10, 64)
+		all[id] = process{parent, user + system}
+	}
+	var ticks int64
+	for id, p := range all {
+		for at := id; at > 1; at = all[at].parent {
+			if at == pid {
+				ticks += p.ticks
+				break
+			}
+		}
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond, nil // USER_HZ is 100 on every Linux of ours
+}
