@@ -26,8 +26,7 @@ type aloneCell struct {
 	Seconds float64     `json:"seconds"` // of a window
 	Native  [][]float64 `json:"native"`  // steps per second of each process in each round
 	Shim    [][]float64 `json:"shim"`
-	Ratio   float64     `json:"shim_of_native"` // the median of the rounds' ratios of sums
-	Ratios  []float64   `json:"ratios"`
+	Ratio   *interval   `json:"shim_of_native"`
 	// CPU time of a process, its threads and its children, per step, in milliseconds.
 	NativeCPU float64 `json:"native_cpu_ms"`
 	ShimCPU   float64 `json:"shim_cpu_ms"`
@@ -73,7 +72,7 @@ func (b *bench) aloneStep(ctx context.Context, _ string) error {
 			continue
 		}
 		cells = append(cells, c)
-		fmt.Printf("  %-8s %.3f of native, rounds %.3f; CPU %.2f ms a step natively, %.2f with the shim\n", program, c.Ratio, c.Ratios, c.NativeCPU, c.ShimCPU)
+		fmt.Printf("  %-8s %.3f of native (%.3f to %.3f); CPU %.2f ms a step natively, %.2f with the shim\n", program, c.Ratio.Ratio, c.Ratio.Low, c.Ratio.High, c.NativeCPU, c.ShimCPU)
 		fmt.Printf("           native %.2f\n           shim   %.2f\n", c.Native, c.Shim)
 		errs = append(errs, b.saveJSON("alone.json", cells))
 	}
@@ -119,9 +118,8 @@ func (p *pool) compare(ctx context.Context, program string, length time.Duration
 			steps[shim] += counts[0].Rate * (length + refLead).Seconds()
 		}
 		c.Native, c.Shim = append(c.Native, rates[false]), append(c.Shim, rates[true])
-		c.Ratios = append(c.Ratios, round(sumOf(rates[true])/max(sumOf(rates[false]), 1e-9), 4))
 	}
-	c.Ratio = median(c.Ratios)
+	c.Ratio = ratioOf(slices.Concat(c.Shim...), slices.Concat(c.Native...))
 	c.NativeCPU, c.ShimCPU = round(1000*cpu[false]/steps[false], 3), round(1000*cpu[true]/steps[true], 3)
 	return c, nil
 }

@@ -8,9 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/sched/api"
@@ -43,6 +46,11 @@ func (b *bench) groupsInPods(ctx context.Context, work string) error {
 		return err
 	}
 	o.r.Control = o.control
+	// As users have it by default; the node of the tests takes turns.
+	if _, err := b.node.Ctl(ctx, "-S", "auto"); err != nil {
+		return err
+	}
+	defer func() { _, _ = b.node.Ctl(context.WithoutCancel(ctx), "-S", "on") }()
 	errs := []error{b.installSwap()}
 	if o.chosen("groups, small kernels") {
 		errs = append(errs, o.smallInPods(ctx))
@@ -146,7 +154,7 @@ type podReport struct {
 	Elapsed  float64 `json:"elapsed_s"`
 }
 
-// decodersInPods measures three decoders in pods beside three under plain MPS. All processes
+// decodersInPods measures one and three decoders in pods beside as many under plain MPS. All processes
 // exist during all windows, and those of one way work at a time.
 func (o *overlapBench) decodersInPods(ctx context.Context, work string) error {
 	const load, n, rounds = "decode", 3, 4
@@ -177,35 +185,45 @@ func (o *overlapBench) decodersInPods(ctx context.Context, work string) error {
 			return err
 		}
 		of[plainMPS] = append(of[plainMPS], w)
-		err = onProcessors(i, mostDecoders, func() error {
-			w, pod, err := o.startPod(ctx, work, m, group, "decoder", i, podsOfGroup, mpsBesideUsr)
-			if pod != nil {
-				pods = append(pods, pod)
-			}
-			if w != nil {
-				of[inPods] = append(of[inPods], w)
-			}
-			return err
-		})
+		w, pod, err := o.startPod(ctx, work, m, group, "decoder", i, podsOfGroup, mpsBesideUsr)
+		if pod != nil {
+			pods = append(pods, pod)
+		}
+		if w != nil {
+			of[inPods] = append(of[inPods], w)
+		}
 		if err != nil {
 			return err
+		}
+		// containerd starts it, so that it inherits no set of processors from here.
+		if each := runtime.NumCPU() / mostDecoders; each > 0 {
+			var set unix.CPUSet
+			for cpu := i * each; cpu < (i+1)*each; cpu++ {
+				set.Set(cpu)
+			}
+			if err := bind(w, &set); err != nil {
+				return err
+			}
 		}
 	}
 	all := slices.Concat(of[plainMPS], of[inPods])
 	if err := errors.Join(together(all, func(w *worker) error { return prepare(ctx, w, load) })...); err != nil {
 		return err
 	}
-	cells, err := o.inTurn(ctx, []string{plainMPS, inPods}, of, load, n, rounds)
-	if err != nil {
-		return err
-	}
-	for _, c := range cells {
-		c.OfAlone = round(c.Sum/max(alone, 0.001), 3)
-		if c.Way == inPods {
-			c.OfMPS = round(c.Sum/max(cells[0].Sum, 0.001), 3)
+	for _, n := range []int{1, n} {
+		cells, err := o.inTurn(ctx, []string{plainMPS, inPods}, of, load, n, rounds)
+		if err != nil {
+			return err
 		}
-		o.r.Cells = append(o.r.Cells, c)
-		fmt.Printf("  %d decoders, %s: %.3f of one alone, median of %.2f steps/s\n", n, c.Way, c.OfAlone, c.Rounds)
+		for _, c := range cells {
+			c.OfAlone = round(c.Sum/max(alone, 0.001), 3)
+			if c.Way == inPods {
+				c.OfMPS = round(c.Sum/max(cells[0].Sum, 0.001), 3)
+			}
+			o.r.Cells = append(o.r.Cells, c)
+			fmt.Printf("  %d decoders, %s: %.3f of one alone, median of %.2f steps/s\n", n, c.Way, c.OfAlone, c.Rounds)
+		}
 	}
-	return nil
+	status, err := o.node.Ctl(ctx, "status")
+	return errors.Join(err, o.save("decoders-in-pods.txt", status))
 }

@@ -77,6 +77,7 @@ func main() {
 	loads := flag.String("loads", "", "shares: some of "+strings.Join(sharesByDefault, ", ")+" and hot-gemm, hot-graph, separated by commas")
 	flag.Float64Var(&b.cellSeconds, "cell", 0, "shares: length of a cell, `seconds`; default 6.6")
 	flag.IntVar(&b.rounds, "rounds", 0, "programs, alone: windows of each mix each way; default 4; programs with --quick 1")
+	flag.DurationVar(&b.window, "window", 0, "programs: length of a window; default 5s, with --quick 3s")
 	ways := flag.String("ways", "", "programs: only these ways to share, of native, on, off and auto, separated by commas")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
 	flag.IntVar(&b.tenantMiB, "tenant-mib", 0, "swap: memory of each tenant, `MiB`, in place of 16 GiB and up to 60")
@@ -181,8 +182,9 @@ type bench struct {
 	cells           matrixOptions
 	loads           []string // of the step shares
 	cellSeconds     float64
-	tenantMiB       int      // of the step swap
-	rounds          int      // of the step programs; 0: by default
+	tenantMiB       int // of the step swap
+	rounds          int // of the steps programs and alone; 0: by default
+	window          time.Duration
 	ways            []string // of the step programs; none: all
 	node            *node.Node
 	backendName     []string // of the pool's processes, in place of PyTorch's loads

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
@@ -54,9 +55,35 @@ type ran struct {
 	Of      []float64   `json:"of_alone"` // of the program's native rate alone, in this run
 	Sum     float64     `json:"sum"`
 	Sums    []float64   `json:"sums"`                     // of each round
+	Native  *interval   `json:"of_native,omitempty"`      // the sum, of the native one
 	P50     []float64   `json:"request_p50_ms,omitempty"` // of programs that answer requests; 0: others
 	P99     []float64   `json:"request_p99_ms,omitempty"`
 	Longest []float64   `json:"longest_gaps_s"`
+}
+
+// An interval is a ratio of two sums of windows, and what 95 % of 2,000 samples of the rounds
+// (bootstrap, with both ways' windows of a round together) have. Processors that are shared
+// with other machines have windows differ by a tenth, so that a ratio alone says little.
+type interval struct {
+	Ratio float64 `json:"ratio"`
+	Low   float64 `json:"low"`
+	High  float64 `json:"high"`
+}
+
+// ratioOf compares windows by rounds.
+func ratioOf(of, to []float64) *interval {
+	n := min(len(of), len(to))
+	random := rand.New(rand.NewPCG(1, 2))
+	var samples []float64
+	for range 2000 {
+		var a, b float64
+		for range n {
+			k := random.IntN(n)
+			a, b = a+of[k], b+to[k]
+		}
+		samples = append(samples, a/max(b, 1e-9))
+	}
+	return &interval{round(sumOf(of[:n])/max(sumOf(to[:n]), 1e-9), 4), round(quantile(samples, 0.025), 4), round(quantile(samples, 0.975), 4)}
 }
 
 // A mixed is all that was measured of a mix.
@@ -89,6 +116,9 @@ func (b *bench) programsStep(ctx context.Context, _ string) error {
 	chosen, length := mixes, 5*time.Second
 	if b.cells.quick {
 		length = 3 * time.Second
+	}
+	if b.window > 0 {
+		length = b.window
 	}
 	if b.cells.only != nil {
 		chosen = slices.DeleteFunc(slices.Clone(mixes), func(m []string) bool { return !b.cells.only.MatchString(strings.Join(m, "+")) })
@@ -165,7 +195,7 @@ func (p *pool) pin() error {
 
 // bind has a worker's threads, and those that come, use these processors only.
 func bind(w *worker, set *unix.CPUSet) error {
-	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", w.pid()))
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", w.clientPID()))
 	if err != nil {
 		return fmt.Errorf("%s: %w", w.name, err)
 	}
@@ -254,6 +284,9 @@ func (b *bench) mix(ctx context.Context, r *programResults, programs []string, l
 	m.Runs = slices.DeleteFunc(m.Runs, func(r ran) bool { return len(r.Rounds) == 0 })
 	for i := range m.Runs { // also of a run that was ended
 		m.Runs[i].sum(r.Native, programs, lats[slices.Index(ways, m.Runs[i].Way)])
+		if first := m.Runs[0]; i > 0 && first.Way == nativeWay {
+			m.Runs[i].Native = ratioOf(m.Runs[i].Sums, first.Sums)
+		}
 	}
 	return m, err
 }
@@ -364,6 +397,9 @@ func (m *mixed) lines() []string {
 			if r.P99[i] > 0 {
 				line += fmt.Sprintf(" (p50 %.1f, p99 %.1f ms)", r.P50[i], r.P99[i])
 			}
+		}
+		if i := r.Native; i != nil && len(r.Sums) > 1 {
+			line += fmt.Sprintf("; %.3f of native (%.3f to %.3f)", i.Ratio, i.Low, i.High)
 		}
 		if len(r.Sums) > 1 {
 			line += fmt.Sprintf("; rounds %.2f", r.Sums)
