@@ -114,7 +114,7 @@ func (p *pool) compare(ctx context.Context, program string, length time.Duration
 				return nil, err
 			}
 			rates[shim][i] = round(counts[0].Rate, 3)
-			cpu[shim] += (after - before).Seconds()
+			cpu[shim] += (after.all() - before.all()).Seconds()
 			steps[shim] += counts[0].Rate * (length + refLead).Seconds()
 		}
 		c.Native, c.Shim = append(c.Native, rates[false]), append(c.Shim, rates[true])
@@ -151,15 +151,19 @@ func (p *pool) pinTo(workers []*worker, n int) error {
 	return nil
 }
 
-// cpuOf is the CPU time that a process and its living descendants have used.
-func cpuOf(pid int) (time.Duration, error) {
+// A used is CPU time of a process and its living descendants.
+type used struct{ user, system time.Duration }
+
+func (u used) all() time.Duration { return u.user + u.system }
+
+func cpuOf(pid int) (u used, err error) {
 	type process struct {
 		parent int
-		ticks  int64
+		used
 	}
 	dirs, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
-		return 0, err
+		return u, err
 	}
 	all := map[int]process{}
 	for _, path := range dirs {
@@ -170,22 +174,23 @@ func cpuOf(pid int) (time.Duration, error) {
 		_, rest, _ := strings.Cut(string(text), ") ") // the name may contain anything
 		f := strings.Fields(rest)
 		if len(f) < 13 {
-			return 0, fmt.Errorf("%s: %q", path, text)
+			return u, fmt.Errorf("%s: %q", path, text)
 		}
 		id, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		parent, _ := strconv.Atoi(f[1])
-		user, _ := strconv.ParseInt(f[11], 10, 64)
-		system, _ := strconv.ParseInt(f[12], 10, 64)
-		all[id] = process{parent, user + system}
+		ticks := func(field string) time.Duration {
+			n, _ := strconv.ParseInt(field, 10, 64)
+			return time.Duration(n) * 10 * time.Millisecond // USER_HZ is 100 on all that we run on
+		}
+		all[id] = process{parent, used{ticks(f[11]), ticks(f[12])}}
 	}
-	var ticks int64
 	for id, p := range all {
 		for at := id; at > 1; at = all[at].parent {
 			if at == pid {
-				ticks += p.ticks
+				u.user, u.system = u.user+p.user, u.system+p.system
 				break
 			}
 		}
 	}
-	return time.Duration(ticks) * 10 * time.Millisecond, nil // USER_HZ is 100 on every Linux of ours
+	return u, nil
 }

@@ -145,10 +145,21 @@ func (o *overlapBench) inTurn(ctx context.Context, ways []string, of map[string]
 			if r%2 == 1 {
 				i = len(ways) - 1 - i
 			}
+			first := int(of[ways[i]][0].clientPID())
+			before, err := cpuOf(first)
+			if err != nil {
+				return nil, err
+			}
 			rates, err := o.window(ctx, of[ways[i]][:n], slices.Repeat([]string{load}, n))
 			if err != nil {
 				return nil, err
 			}
+			after, err := cpuOf(first)
+			if err != nil {
+				return nil, err
+			}
+			cells[i].User = round(cells[i].User+(after.user-before.user).Seconds(), 3)
+			cells[i].System = round(cells[i].System+(after.system-before.system).Seconds(), 3)
 			cells[i].Rounds = append(cells[i].Rounds, round(sumOf(rates), 3))
 			for k, rate := range rates {
 				cells[i].Rates[k] += rate / float64(rounds)

@@ -23,6 +23,7 @@ import (
 // Members of an overlap group in pods. The other ways are processes without containers.
 const (
 	inPods     = "pods of a group"
+	inPod      = "a pod"
 	podsReport = 100 * time.Millisecond
 )
 
@@ -154,13 +155,14 @@ type podReport struct {
 	Elapsed  float64 `json:"elapsed_s"`
 }
 
-// decodersInPods measures one and three decoders in pods beside as many under plain MPS. All processes
-// exist during all windows, and those of one way work at a time.
+// decodersInPods measures decoders in pods of a group beside as many under plain MPS; and one
+// natively and in a pod of its own, for what a container costs. All processes exist during all
+// windows, and those of one way work at a time.
 func (o *overlapBench) decodersInPods(ctx context.Context, work string) error {
-	const load, n, rounds = "decode", 3, 4
-	alone, err := o.alone(ctx, load)
-	if err != nil {
-		return err
+	const load, most = "decode", 3
+	rounds := 4
+	if o.cells.quick {
+		rounds = 3
 	}
 	if err := o.startMPS(ctx); err != nil {
 		return err
@@ -173,55 +175,84 @@ func (o *overlapBench) decodersInPods(ctx context.Context, work string) error {
 	of := map[string][]*worker{}
 	var pods []*node.Pod
 	defer func() {
-		o.quit(slices.Concat(of[plainMPS], of[inPods]))
+		o.quit(slices.Concat(of[native], of[plainMPS], of[inPod], of[inPods]))
 		for _, p := range pods {
 			_ = p.Remove(context.WithoutCancel(ctx))
 		}
 	}()
-	group := loadGroup{framework: "torch", allocator: "default", backend: "programs"}
-	for i := range n {
-		w, err := o.worker(ctx, plainMPS, i, nil)
-		if err != nil {
+	start := func(way string, i int) error {
+		if way == native || way == plainMPS {
+			w, err := o.worker(ctx, way, i, nil)
+			if err == nil {
+				of[way] = append(of[way], w)
+			}
 			return err
 		}
-		of[plainMPS] = append(of[plainMPS], w)
-		w, pod, err := o.startPod(ctx, work, m, group, "decoder", i, podsOfGroup, mpsBesideUsr)
+		name, annotations, env := "decoder", podsOfGroup, []string{mpsBesideUsr}
+		if way == inPod {
+			name, annotations, env = "single", nil, nil
+		}
+		w, pod, err := o.startPod(ctx, work, m, loadGroup{framework: "torch", allocator: "default", backend: "programs"}, name, i, annotations, env...)
 		if pod != nil {
 			pods = append(pods, pod)
 		}
 		if w != nil {
-			of[inPods] = append(of[inPods], w)
+			of[way] = append(of[way], w)
 		}
-		if err != nil {
+		each := runtime.NumCPU() / mostDecoders
+		if err != nil || each == 0 {
 			return err
 		}
 		// containerd starts it, so that it inherits no set of processors from here.
-		if each := runtime.NumCPU() / mostDecoders; each > 0 {
-			var set unix.CPUSet
-			for cpu := i * each; cpu < (i+1)*each; cpu++ {
-				set.Set(cpu)
-			}
-			if err := bind(w, &set); err != nil {
+		var set unix.CPUSet
+		for cpu := i * each; cpu < (i+1)*each; cpu++ {
+			set.Set(cpu)
+		}
+		return bind(w, &set)
+	}
+	for i := range most {
+		ways := []string{plainMPS, inPods}
+		if i == 0 {
+			ways = append(ways, native, inPod)
+		}
+		if i > 0 && o.cells.quick {
+			break
+		}
+		for _, way := range ways {
+			if err := start(way, i); err != nil {
 				return err
 			}
 		}
 	}
-	all := slices.Concat(of[plainMPS], of[inPods])
+	all := slices.Concat(of[native], of[plainMPS], of[inPod], of[inPods])
 	if err := errors.Join(together(all, func(w *worker) error { return prepare(ctx, w, load) })...); err != nil {
 		return err
 	}
-	for _, n := range []int{1, n} {
-		cells, err := o.inTurn(ctx, []string{plainMPS, inPods}, of, load, n, rounds)
+	alone := 0.0
+	for _, row := range []struct {
+		n    int
+		ways []string
+	}{{1, []string{native, inPod, plainMPS, inPods}}, {most, []string{plainMPS, inPods}}} {
+		if row.n > len(of[plainMPS]) {
+			break
+		}
+		cells, err := o.inTurn(ctx, row.ways, of, load, row.n, rounds)
 		if err != nil {
 			return err
 		}
+		mps := 0.0
 		for _, c := range cells {
-			c.OfAlone = round(c.Sum/max(alone, 0.001), 3)
-			if c.Way == inPods {
-				c.OfMPS = round(c.Sum/max(cells[0].Sum, 0.001), 3)
+			switch c.Way {
+			case native:
+				alone = c.Sum
+			case plainMPS:
+				mps = c.Sum
+			case inPods:
+				c.OfMPS = round(c.Sum/max(mps, 0.001), 3)
 			}
+			c.OfAlone = round(c.Sum/max(alone, 0.001), 3)
 			o.r.Cells = append(o.r.Cells, c)
-			fmt.Printf("  %d decoders, %s: %.3f of one alone, median of %.2f steps/s\n", n, c.Way, c.OfAlone, c.Rounds)
+			fmt.Printf("  decoders: %d, %s: %.3f of one alone, median of %.2f steps/s; CPU %.2f s user, %.2f s system\n", row.n, c.Way, c.OfAlone, c.Rounds, c.User, c.System)
 		}
 	}
 	status, err := o.node.Ctl(ctx, "status")

@@ -48,6 +48,8 @@ type overlapCell struct {
 	Rates   []float64 `json:"rates"` // kernels or steps per second
 	Sum     float64   `json:"sum"`
 	Rounds  []float64 `json:"rounds,omitempty"` // the sums of each window; then Sum is their median
+	User    float64   `json:"user_s,omitempty"` // CPU time of the first process in all windows
+	System  float64   `json:"system_s,omitempty"`
 	OfAlone float64   `json:"of_one_alone_natively"`
 	OfMPS   float64   `json:"of_plain_mps,omitempty"`
 	Error   string    `json:"error,omitempty"`
