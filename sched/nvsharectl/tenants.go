@@ -96,7 +96,10 @@ func (t *tenant) foremost() *api.Client {
 // state returns what the tenant does, since when, and the colour to show it in.
 func (t *tenant) state() (state, since, colour string) {
 	c := t.foremost()
-	if c == nil {
+	switch {
+	case c == nil && t.use.Clients > 0: // a gang or an overlap group, whose members have lines of their own
+		return "group", "-", ""
+	case c == nil:
 		return "gone", "-", ""
 	}
 	state, since, colour = doing(c), "-", stateColour[c.State]

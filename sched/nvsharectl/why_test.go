@@ -133,3 +133,16 @@ func TestWhySaysWhoIsSuspended(t *testing.T) {
 		}
 	}
 }
+
+// A group's own line says so while it has members, who have lines of their own.
+func TestGroupsLine(t *testing.T) {
+	name := "overlap default/0/small"
+	g := &api.GPU{Tenants: []*api.TenantUse{{Container: &api.Container{Id: name, Name: name}, Clients: 2}}}
+	if state, _, _ := tenantsOf(g)[0].state(); state != "group" {
+		t.Errorf("with members: %s", state)
+	}
+	g.Tenants[0].Clients = 0
+	if state, _, _ := tenantsOf(g)[0].state(); state != "gone" {
+		t.Errorf("without: %s", state)
+	}
+}

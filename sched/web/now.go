@@ -97,7 +97,7 @@ func (s *Server) gpu(t time.Time, g *api.GPU) gpuJSON {
 			}
 		}
 		if u.Clients > 0 {
-			one.State = "idle"
+			one.State = "group" // unless clients have its name: a gang or an overlap group
 		}
 		for _, c := range g.Clients {
 			if api.Tenant(c.Container, c.Uid) != one.Name {
