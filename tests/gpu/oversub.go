@@ -23,22 +23,22 @@ var oversubs = []oversub{
 
 // An oversub is what programs did together on a GPU that was made to look so small.
 type oversub struct {
-	Programs []string             `json:"programs"`
-	GPUMiB   int                  `json:"gpu_mib"`
-	Promised float64              `json:"promised_of_gpu"`
-	Alone    []float64            `json:"native_alone"`   // steps per second, the mean of the windows
-	Windows  map[string][]float64 `json:"native_windows"` // before and after what they do together
-	Rates    []float64            `json:"steps_per_second"`
-	Of       []float64            `json:"of_alone"`
-	Sum      float64              `json:"sum"`
-	Longest  []float64            `json:"longest_gaps_s"`
-	Moving   float64              `json:"moving"` // part of the time
-	In       uint64               `json:"in_bytes"`
-	Problem  string               `json:"problem,omitempty"`
+	Programs []string    `json:"programs"`
+	GPUMiB   int         `json:"gpu_mib"`
+	Promised float64     `json:"promised_of_gpu"`
+	Alone    []float64   `json:"native_alone"`   // steps per second, the mean of the windows
+	Windows  [][]float64 `json:"native_windows"` // of each, before and after what they do together
+	Rates    []float64   `json:"steps_per_second"`
+	Of       []float64   `json:"of_alone"`
+	Sum      float64     `json:"sum"`
+	Longest  []float64   `json:"longest_gaps_s"`
+	Moving   float64     `json:"moving"` // part of the time
+	In       uint64      `json:"in_bytes"`
+	Problem  string      `json:"problem,omitempty"`
 }
 
 // aloneLength is that of each window of a program alone, of which there are four.
-const aloneLength = 5 * time.Second
+const aloneLength = 4 * time.Second
 
 // oversubStep measures real programs whose memory does not fit together, against each alone.
 func (b *bench) oversubStep(ctx context.Context, _ string) error {
@@ -79,7 +79,7 @@ func (b *bench) oversub(ctx context.Context, o *oversub, name string, length tim
 	defer s.stop()
 	s.awaitReady(ctx, uint64(o.GPUMiB*n+1024)<<20)
 	b.shared = nil
-	p, err := b.poolOf(ctx, n, 1, s.dir)
+	p, err := b.poolOf(ctx, n, n, s.dir)
 	if p != nil {
 		defer func() { err = errors.Join(err, p.stop()) }()
 	}
@@ -89,18 +89,18 @@ func (b *bench) oversub(ctx context.Context, o *oversub, name string, length tim
 	if err := p.pin(); err != nil {
 		return err
 	}
-	o.Windows = map[string][]float64{}
+	o.Windows = make([][]float64, n)
 	alone := func() error {
-		for _, program := range slices.Compact(slices.Sorted(slices.Values(o.Programs))) {
-			if err := p.have(ctx, p.natives, []string{program}); err != nil {
-				return err
-			}
-			for range 2 {
-				c, err := p.work(ctx, soon(refLead, aloneLength), 0, p.natives, []string{program})
+		if err := p.have(ctx, p.natives, o.Programs); err != nil {
+			return err
+		}
+		for range 2 {
+			for i, program := range o.Programs { // on the same processors as the tenant
+				c, err := p.work(ctx, soon(refLead, aloneLength), 0, p.natives[i:i+1], []string{program})
 				if err != nil {
 					return err
 				}
-				o.Windows[program] = append(o.Windows[program], round(c[0].Rate, 3))
+				o.Windows[i] = append(o.Windows[i], round(c[0].Rate, 3))
 			}
 		}
 		return nil
@@ -137,7 +137,7 @@ func (b *bench) oversub(ctx context.Context, o *oversub, name string, length tim
 		return err
 	}
 	for i, c := range counts {
-		windows := o.Windows[o.Programs[i]]
+		windows := o.Windows[i]
 		o.Alone = append(o.Alone, round(sumOf(windows)/float64(len(windows)), 3))
 		of := c.Rate / o.Alone[i]
 		o.Rates, o.Of, o.Longest = append(o.Rates, round(c.Rate, 3)), append(o.Of, round(of, 4)), append(o.Longest, round(c.LongestGap, 3))
