@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -191,6 +192,11 @@ func (o *overlapBench) decodersInPods(ctx context.Context, work string) error {
 		name, annotations, env := "decoder", podsOfGroup, []string{mpsBesideUsr}
 		if way == inPod {
 			name, annotations, env = "single", nil, nil
+		}
+		for _, e := range os.Environ() { // as the processes without containers have them
+			if strings.HasPrefix(e, "OMP_") || strings.HasPrefix(e, "MKL_") || strings.HasPrefix(e, "PYTORCH_") {
+				env = append(env, e)
+			}
 		}
 		w, pod, err := o.startPod(ctx, work, m, loadGroup{framework: "torch", allocator: "default", backend: "programs"}, name, i, annotations, env...)
 		if pod != nil {
