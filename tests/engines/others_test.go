@@ -5,6 +5,7 @@
 package engines
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -77,4 +78,28 @@ func testDocker(t *testing.T, name, root string, options ...string) {
 	if got.Container.GetId() == "" {
 		t.Errorf("the scheduler takes it for a process without container: %v", got)
 	}
+	t.Run("exec", func(t *testing.T) { testDockerExec(t, e, name) })
+}
+
+// testDockerExec: a program that docker exec starts has nothing of the CDI device's environment,
+// and is managed all the same, by /etc/ld.so.preload.
+func testDockerExec(t *testing.T, e *node.Engine, name string) {
+	ctx := within(t)
+	known := clients(t, ctx)
+	first := []string{"docker", "run", "--rm", "--device", "nvshare.com/gpu=0", "--name", name + "-exec", image}
+	p := must(e.Start(name+"-exec", append(first, busy("first")...)...))(t)
+	c := awaitTurns(t, ctx, p, known)
+	known[c.Pid] = true
+	// Of the simulated GPU, which finds its device by the environment.
+	gpu := "NVSHARE_SIMGPU_GPU_0=" + must(shared.Status(ctx))(t).Gpus[0].Uuid
+	q := must(e.Start(name+"-second", append([]string{"docker", "exec", "--env", gpu, name + "-exec"}, busy("second")...)...))(t)
+	second := awaitTurns(t, ctx, q, known)
+	if c.Container.GetId() == "" || second.Container.GetId() != c.Container.GetId() {
+		t.Errorf("the scheduler knows the programs as %v and %v", c.Container, second.Container)
+	}
+	if environ := must(os.ReadFile(fmt.Sprintf("/proc/%d/environ", second.Pid)))(t); strings.Contains(string(environ), "LD_PRELOAD=") {
+		t.Error("docker exec sets LD_PRELOAD: the test proves nothing")
+	}
+	end(t, ctx, q, second)
+	end(t, ctx, p, c)
 }

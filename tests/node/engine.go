@@ -108,14 +108,16 @@ func (e *Engine) argv(uid int, argv []string) []string {
 		return append([]string{"/usr/bin/env"}, argv...) // env looks in e.env's PATH; exec would look in this program's
 	}
 	id := fmt.Sprint(uid)
-	enter := []string{"chroot", "--userspec=" + id + ":" + id, "--groups="}
-	if e.Root == "" || uid == 0 {
-		return append(append(enter, filepath.Join("/", e.Root)), argv...)
+	as := []string{"chroot", "--userspec=" + id + ":" + id, "--groups=", "/"}
+	if e.Root == "" {
+		return append(as, argv...)
 	}
-	// The kernel allows no user namespace in a chroot, so the directory becomes the
-	// root of a mount namespace. The former root stays at /old.
+	// The directory becomes the root of a mount namespace; the former root stays at /old. In a
+	// chroot the kernel allows no user namespace, and the root file system of a container would
+	// not be the root of its mount namespace: what an engine's exec starts there would find the
+	// machine's.
 	pivot := []string{"unshare", "--mount", "sh", "-c", `cd "$0" && mkdir -p old && pivot_root . old && exec "$@"`, e.Root}
-	return append(append(append(pivot, enter...), "/"), argv...)
+	return append(append(pivot, as...), argv...)
 }
 
 // Run runs a program in the Engine and returns its standard output.
