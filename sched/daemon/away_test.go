@@ -111,10 +111,24 @@ func (l *leaver) awaitContext(want api.ContextState) {
 func (l *leaver) left() {
 	l.t.Helper()
 	l.suspended()
+	l.leaves()
+}
+
+// leaves is a process that was asked to keep out of the driver.
+func (l *leaver) leaves() {
+	l.t.Helper()
 	l.says(wire.SuspendedReady)
 	l.f.next(l.t, "off")
 	l.f.ends <- nil
 	l.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
+}
+
+// returns is a process that something has woken.
+func (l *leaver) returns() {
+	l.t.Helper()
+	l.f.next(l.t, "on")
+	l.f.ends <- nil
+	l.wantSuspend(wire.SuspendOver)
 }
 
 // A call brings the process back, before it has asked for a grant; so does resume.
@@ -124,9 +138,7 @@ func TestLeavesWithItsContext(t *testing.T) {
 	l.says(wire.SuspendedWake)
 	l.says(wire.SuspendedWake) // repeated
 	l.reserve(256 * mib)       // is answered after both were heard
-	l.f.next(t, "on")
-	l.f.ends <- nil
-	l.wantSuspend(wire.SuspendOver)
+	l.returns()
 	if c := l.status(l.s); c.RestoreNs <= 0 || c.ContextProblem != "" {
 		t.Errorf("%v", c)
 	}
@@ -136,9 +148,7 @@ func TestLeavesWithItsContext(t *testing.T) {
 	if r, err := resumeSelf(t, l.s); err != nil || len(r.Gpus) != 1 || !r.Gpus[0].Context {
 		t.Fatalf("%v, %v", r, err)
 	}
-	l.f.next(t, "on")
-	l.f.ends <- nil
-	l.wantSuspend(wire.SuspendOver)
+	l.returns()
 	l.in(l.granted()) // without a request
 }
 
@@ -148,9 +158,7 @@ func TestLeavesAgainAfterARest(t *testing.T) {
 	back := func(l *leaver) {
 		l.left()
 		l.says(wire.SuspendedWake)
-		l.f.next(t, "on")
-		l.f.ends <- nil
-		l.wantSuspend(wire.SuspendOver)
+		l.returns()
 	}
 	l := newLeaver(t)
 	back(l)
@@ -160,10 +168,7 @@ func TestLeavesAgainAfterARest(t *testing.T) {
 	l = newLeaver(t, func(d *Daemon) { d.restPause = 10 * time.Millisecond })
 	back(l)
 	l.wantSuspend(wire.SuspendPrepare)
-	l.says(wire.SuspendedReady)
-	l.f.next(t, "off")
-	l.f.ends <- nil
-	l.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
+	l.leaves()
 }
 
 // One process leaves at a time, and none while another comes back: the driver would have
@@ -171,12 +176,6 @@ func TestLeavesAgainAfterARest(t *testing.T) {
 func TestLeaveOneAfterTheOther(t *testing.T) {
 	a := newLeaver(t)
 	b := newLeaverOf(t, a.s, a.f, gpuB) // which holds its grant beside the other
-	askedFor := func(l *leaver) {
-		t.Helper()
-		l.wantSuspend(wire.SuspendPrepare)
-		l.says(wire.SuspendedReady)
-		l.f.next(t, "off")
-	}
 	notAsked := func(l *leaver) {
 		t.Helper()
 		l.reserve(256 * mib) // fails on SUSPEND
@@ -187,14 +186,11 @@ func TestLeaveOneAfterTheOther(t *testing.T) {
 	a.f.next(t, "off")
 	notAsked(b)
 	a.f.ends <- nil
-	askedFor(b)
-	b.f.ends <- nil
-	b.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
+	b.wantSuspend(wire.SuspendPrepare)
+	b.leaves()
 
 	b.says(wire.SuspendedWake)
-	b.f.next(t, "on")
-	b.f.ends <- nil
-	b.wantSuspend(wire.SuspendOver)
+	b.returns()
 	b.works()
 	a.says(wire.SuspendedWake)
 	a.f.next(t, "on")
@@ -204,15 +200,12 @@ func TestLeaveOneAfterTheOther(t *testing.T) {
 	b.gives256Back(b.s, b.want(wire.TypeRevoke).Epoch)
 	notAsked(b)
 	a.f.ends <- nil
-	askedFor(b)
-	b.f.ends <- nil
-	b.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
+	b.wantSuspend(wire.SuspendPrepare)
+	b.leaves()
 
 	// A process that ends no longer keeps others.
 	b.says(wire.SuspendedWake)
-	b.f.next(t, "on")
-	b.f.ends <- nil
-	b.wantSuspend(wire.SuspendOver)
+	b.returns()
 	b.works()
 	a.wantSuspend(wire.SuspendOver)
 	a.works()
@@ -236,9 +229,7 @@ func TestTooBusyToLeave(t *testing.T) {
 	l.f.next(t, "off")
 	l.says(wire.SuspendedWake) // while the driver takes it off
 	l.f.ends <- nil
-	l.f.next(t, "on")
-	l.f.ends <- nil
-	l.wantSuspend(wire.SuspendOver)
+	l.returns()
 	l.works()
 	l.says(wire.SuspendedReady) // of an order that is over
 	l.wantSuspend(wire.SuspendOver)
@@ -263,9 +254,7 @@ func TestCannotLeaveOrComeBack(t *testing.T) {
 	l.says(wire.SuspendedReady)
 	l.f.next(t, "off")
 	l.f.ends <- errors.New("killed")
-	l.f.next(t, "on")
-	l.f.ends <- nil
-	l.wantSuspend(wire.SuspendOver)
+	l.returns()
 	l.works()
 
 	l.left()
@@ -276,9 +265,7 @@ func TestCannotLeaveOrComeBack(t *testing.T) {
 		c := l.status(l.s)
 		return strings.Contains(c.ContextProblem, "no room") && c.Context == api.ContextState_CONTEXT_STATE_RETURNING
 	})
-	l.f.next(t, "on")
-	l.f.ends <- nil
-	l.wantSuspend(wire.SuspendOver)
+	l.returns()
 
 	l.works()
 	l.left()
@@ -302,9 +289,7 @@ func TestAwayOverAnotherConnection(t *testing.T) {
 	again(wire.RegisterAway)
 	l.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
 	l.says(wire.SuspendedWake)
-	l.f.next(t, "on")
-	l.f.ends <- nil
-	l.wantSuspend(wire.SuspendOver)
+	l.returns()
 	again(wire.RegisterAway) // the answer was lost
 	l.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
 	again(0) // another program of the same process

@@ -301,7 +301,6 @@ func (d *Daemon) bury(cl *client) {
 		cl.away.next.Stop()
 	}
 	delete(d.clients, cl.id)
-	d.nextLeaves()
 	delete(d.byProc, cl.Process)
 	delete(d.byAccount[cl.Account], cl)
 	if len(d.byAccount[cl.Account]) == 0 {
@@ -317,6 +316,7 @@ func (d *Daemon) bury(cl *client) {
 		cl.page = nil
 	}
 	d.tell(cl.subject(), level, "process has ended")
+	d.nextLeaves()
 }
 
 // attach handles ATTACH; searched: after a search for GPUs.

@@ -8,12 +8,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // alonePairs is how many native processes and how many tenants of each program take turns:
@@ -34,14 +33,7 @@ type aloneCell struct {
 
 // aloneStep measures what the shim costs programs that share the GPU with nobody.
 func (b *bench) aloneStep(ctx context.Context, _ string) error {
-	old := b.shared
-	b.shared, b.backendName = nil, []string{"programs"}
-	defer func() {
-		if b.shared != nil {
-			_ = b.shared.stop()
-		}
-		b.shared, b.backendName = old, nil
-	}()
+	defer b.poolOfPrograms()()
 	programs, length, rounds := []string{"decode", "train", "embed", "compiled", "gemm"}, 4*time.Second, 4
 	if b.cells.quick {
 		length = 3 * time.Second
@@ -82,8 +74,10 @@ func (b *bench) aloneStep(ctx context.Context, _ string) error {
 // compare lets each process of both kinds work alone, on the same processors, in each round.
 func (p *pool) compare(ctx context.Context, program string, length time.Duration, rounds int) (*aloneCell, error) {
 	all := slices.Concat(p.natives, p.tenants)
-	if err := p.pinTo(all, min(6, len(p.processors()))); err != nil {
-		return nil, err
+	for _, w := range all {
+		if err := bind(w, processors(0, min(6, runtime.NumCPU()))); err != nil {
+			return nil, err
+		}
 	}
 	if err := p.have(ctx, all, slices.Repeat([]string{program}, len(all))); err != nil {
 		return nil, err
@@ -122,33 +116,6 @@ func (p *pool) compare(ctx context.Context, program string, length time.Duration
 	c.Ratio = ratioOf(slices.Concat(c.Shim...), slices.Concat(c.Native...))
 	c.NativeCPU, c.ShimCPU = round(1000*cpu[false]/steps[false], 3), round(1000*cpu[true]/steps[true], 3)
 	return c, nil
-}
-
-// processors are those that this process may use.
-func (p *pool) processors() (all []int) {
-	var set unix.CPUSet
-	if unix.SchedGetaffinity(0, &set) == nil {
-		for cpu := range 1024 {
-			if set.IsSet(cpu) {
-				all = append(all, cpu)
-			}
-		}
-	}
-	return all
-}
-
-// pinTo binds workers to the same first n processors. What they start inherits the set.
-func (p *pool) pinTo(workers []*worker, n int) error {
-	var set unix.CPUSet
-	for _, cpu := range p.processors()[:n] {
-		set.Set(cpu)
-	}
-	for _, w := range workers {
-		if err := bind(w, &set); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // A used is CPU time of a process and its living descendants.

@@ -243,14 +243,11 @@ func onProcessors(i, n int, f func() error) error {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var old, set unix.CPUSet
+	var old unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &old); err != nil {
 		return err
 	}
-	for cpu := i * each; cpu < (i+1)*each; cpu++ {
-		set.Set(cpu)
-	}
-	if err := unix.SchedSetaffinity(0, &set); err != nil {
+	if err := unix.SchedSetaffinity(0, processors(i, each)); err != nil {
 		return fmt.Errorf("bind process %d of %d to processors: %w", i, n, err)
 	}
 	return errors.Join(f(), unix.SchedSetaffinity(0, &old))

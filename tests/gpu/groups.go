@@ -14,8 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/tests/node"
@@ -210,11 +208,7 @@ func (o *overlapBench) decodersInPods(ctx context.Context, work string) error {
 			return err
 		}
 		// containerd starts it, so that it inherits no set of processors from here.
-		var set unix.CPUSet
-		for cpu := i * each; cpu < (i+1)*each; cpu++ {
-			set.Set(cpu)
-		}
-		return bind(w, &set)
+		return bind(w, processors(i, each))
 	}
 	for i := range most {
 		ways := []string{plainMPS, inPods}

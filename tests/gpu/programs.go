@@ -102,17 +102,22 @@ type programResults struct {
 	Notes   []string           `json:"notes,omitempty"`
 }
 
-// programsStep measures real programs that share the GPU, natively and in each mode.
-func (b *bench) programsStep(ctx context.Context, _ string) error {
+// poolOfPrograms has the step make a pool of its own, whose processes run programs. What it
+// returns ends that pool.
+func (b *bench) poolOfPrograms() func() {
 	old := b.shared
-	b.shared = nil
-	b.backendName = []string{"programs"}
-	defer func() {
+	b.shared, b.backendName = nil, []string{"programs"}
+	return func() {
 		if b.shared != nil {
 			_ = b.shared.stop()
 		}
 		b.shared, b.backendName = old, nil
-	}()
+	}
+}
+
+// programsStep measures real programs that share the GPU, natively and in each mode.
+func (b *bench) programsStep(ctx context.Context, _ string) error {
+	defer b.poolOfPrograms()()
 	chosen, length := mixes, 5*time.Second
 	if b.cells.quick {
 		length = 3 * time.Second
@@ -181,16 +186,21 @@ func (p *pool) pin() error {
 	}
 	for _, workers := range [][]*worker{p.tenants, p.natives} {
 		for i, w := range workers {
-			var set unix.CPUSet
-			for cpu := i * each; cpu < (i+1)*each; cpu++ {
-				set.Set(cpu)
-			}
-			if err := bind(w, &set); err != nil {
+			if err := bind(w, processors(i, each)); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// processors is the i-th set of n processors.
+func processors(i, n int) *unix.CPUSet {
+	var set unix.CPUSet
+	for cpu := i * n; cpu < (i+1)*n; cpu++ {
+		set.Set(cpu)
+	}
+	return &set
 }
 
 // bind has a worker's threads, and those that come, use these processors only.

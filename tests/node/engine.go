@@ -112,10 +112,9 @@ func (e *Engine) argv(uid int, argv []string) []string {
 	if e.Root == "" {
 		return append(as, argv...)
 	}
-	// The directory becomes the root of a mount namespace; the former root stays at /old. In a
-	// chroot the kernel allows no user namespace, and the root file system of a container would
-	// not be the root of its mount namespace: what an engine's exec starts there would find the
-	// machine's.
+	// The directory becomes the root of a mount namespace; the former root stays at /old. A
+	// chroot does not do: the kernel allows no user namespace there. And the mount namespace of a
+	// container would have the machine's root, which a program of the engine's exec would see.
 	pivot := []string{"unshare", "--mount", "sh", "-c", `cd "$0" && mkdir -p old && pivot_root . old && exec "$@"`, e.Root}
 	return append(append(pivot, as...), argv...)
 }
