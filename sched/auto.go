@@ -31,7 +31,7 @@ const (
 	reasonSlices  = "by time slices: all clients can be sliced, and their memory fits"
 	reasonLimit   = "a tenant has a core limit, which turns hold exactly"
 	reasonGang    = "a gang is granted together, which takes turns"
-	reasonOverlap = "an overlap group takes turns with others: its MPS server has the time slice"
+	reasonOverlap = "an overlap group beside a latency tenant takes turns: the slice of its MPS server cannot be shortened"
 	reasonLatency = "a latency tenant beside several others: it runs beside them, and they take turns"
 	reasonMore    = "tenants get more by turns than by slices"
 	reasonParts   = "tenants do not get their parts by slices"

@@ -96,12 +96,14 @@ func (c *GPU) whyTurns() string {
 			continue // it has no time slice of ours, and comes back soon, or ends
 		case t.limited():
 			return reasonLimit
-		case t.overlaps():
-			return reasonOverlap
-		case t.seat != nil:
+		case t.seat != nil && !t.overlaps():
 			return reasonGang
 		case !cl.wanted:
 			continue
+		case t.overlaps() && c.hasLatencyTenant():
+			return reasonOverlap
+		case t.overlaps():
+			continue // its MPS server has a slice as any process, which stays the driver's own
 		}
 		if why := c.notSliceable(cl); why != "" {
 			return fmt.Sprintf("client %d cannot be sliced: %s", cl.id, why)

@@ -4,6 +4,7 @@ package sched
 
 import (
 	"cmp"
+	"slices"
 	"time"
 )
 
@@ -80,20 +81,27 @@ func differ(old, to time.Duration) bool {
 }
 
 // slicesByPart returns the slices of clients in proportion of their parts. The GPU gives
-// each process one slice after the other, so processes of one tenant share its part.
+// each process one slice after the other, so processes of one tenant share its part. An
+// overlap group has one slice, that of its MPS server, which stays the driver's own: those of
+// others are in proportion to it.
 func (c *GPU) slicesByPart() map[*client]time.Duration {
 	processes := map[*tenant]int{}
 	for _, cl := range c.clients {
-		if cl.connected && cl.wanted {
+		if cl.shares() {
 			processes[cl.tenant]++
 		}
 	}
 	weights := map[*client]float64{}
-	least, most := 0.0, 0.0
+	least, most, group := 0.0, 0.0, 0.0
 	for _, cl := range c.clients {
-		if cl.connected && cl.wanted {
-			w := float64(c.part(cl.tenant)) * cmp.Or(cl.tenant.sliceFactor, 1) / float64(processes[cl.tenant])
-			weights[cl] = w
+		if cl.shares() {
+			w := float64(c.part(cl.tenant)) * cmp.Or(cl.tenant.sliceFactor, 1)
+			if cl.tenant.overlaps() {
+				group = max(group, w)
+			} else {
+				w /= float64(processes[cl.tenant])
+				weights[cl] = w
+			}
 			if least == 0 || w < least {
 				least = w
 			}
@@ -101,6 +109,9 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 		}
 	}
 	longest := c.slices.longest
+	if group > 0 {
+		longest = 0
+	}
 	if longest == 0 {
 		if most-least < most/50 { // nothing to be said against the driver's own
 			return nil
@@ -109,11 +120,42 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 	}
 	// The smallest part has LeastSlice, unless the others would have more than MaxSlice.
 	longest = min(max(longest, time.Duration(float64(LeastSlice)*most/max(least, 1))), MaxSlice)
+	if group > 0 {
+		most, longest = group, DriverSlice
+	}
 	out := map[*client]time.Duration{}
 	for cl, w := range weights {
-		out[cl] = max(time.Duration(float64(longest)*w/most).Round(10*time.Microsecond), LeastSlice)
+		out[cl] = clamp(time.Duration(float64(longest)*w/most).Round(10*time.Microsecond), LeastSlice, MaxSlice)
 	}
 	return out
+}
+
+// hasGroup says whether an overlap group wants the GPU. The length of slices is not searched
+// for then: those of others alone would take from the group.
+func (c *GPU) hasGroup() bool {
+	for _, t := range c.ganged {
+		if t.overlaps() && slices.ContainsFunc(t.crew, (*client).shares) {
+			return true
+		}
+	}
+	return false
+}
+
+// shares says whether the client shares the GPU by slices.
+func (cl *client) shares() bool { return cl.connected && cl.wanted }
+
+// ofSlice returns how much of a slice is the client's: all of it, except where it is one of
+// several members of an overlap group that count.
+func ofSlice(cl *client, counts func(*client) bool) float64 {
+	n := 0
+	if cl.tenant.overlaps() {
+		for _, member := range cl.tenant.crew {
+			if counts(member) {
+				n++
+			}
+		}
+	}
+	return 1 / float64(max(n, 1))
 }
 
 // besideSlice is the slice of others beside a latency tenant.

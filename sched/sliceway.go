@@ -27,15 +27,15 @@ const (
 // readyForSlices says whether there is something to share, and, where tenants are promised
 // parts, whether turns have shown what each gets alone.
 func (c *GPU) readyForSlices(window time.Duration) bool {
-	n, known := 0, true
-	for _, cl := range c.clients {
-		if cl.connected && cl.wanted {
-			n++
+	n, known := 0.0, true
+	for _, cl := range c.inOrder() { // sums of floats depend on the order
+		if cl.shares() {
+			n += ofSlice(cl, (*client).shares)
 			_, _, measured := cl.progress.alone()
 			known = known && measured
 		}
 	}
-	return n > 1 && (known || window >= staleWindow || !c.uneven())
+	return n > oneSlice && (known || window >= staleWindow || !c.uneven())
 }
 
 // beginSlices has clients share the GPU by time slices.
@@ -50,7 +50,7 @@ func (c *GPU) beginSlices() {
 	c.slices.search, c.slices.stale = newSearch(), true
 	for _, cl := range c.clients {
 		cl.progress.endTurns(a.turnEnded) // what the present turn will show is not known
-		if cl.connected && cl.wanted {
+		if cl.shares() {
 			cl.tenant.gets += int(1000 * c.sliceOf(cl))
 		}
 	}
@@ -125,10 +125,11 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 			c.giveUpSlices(reasonLatency)
 		}
 		return
-	case len(m.rates) < 2:
+	case m.slices < oneSlice:
 		return // there is nothing to choose
 	}
-	uneven, settled := c.uneven(), s.settled()
+	group := c.hasGroup()
+	uneven, settled := c.uneven(), group || s.settled()
 	// By long slices clients that keep the GPU busy get what turns give, within 1 %. By short
 	// ones they get less, but a program that waits for a slice of the others looks as busy:
 	// what each gets alone tells.
@@ -151,7 +152,11 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 		return
 	}
 	longest := s.longest
-	s.window(c.now, m.rates)
+	if group {
+		s.search = newSearch()
+	} else {
+		s.window(c.now, m.rates)
+	}
 	s.stale = s.stale || s.longest != longest
 	if settled && !worse && !underfed {
 		a.backoff = 0
@@ -175,19 +180,24 @@ const (
 func (c *GPU) sliceWindow() time.Duration {
 	var round time.Duration
 	for _, cl := range c.clients {
-		if cl.connected && cl.wanted {
+		if cl.shares() {
 			round += cl.slice
 		}
 	}
 	return clamp(sliceRounds*round, sliceWindow, maxSliceWindow)
 }
 
+// oneSlice is more than one of the GPU's slices, and less than two: members of an overlap
+// group have parts of one.
+const oneSlice = 1.5
+
 // measured is what a window has shown.
 type measured struct {
-	rates map[ClientID]float64 // of active clients, calls per second
-	known bool                 // the speed alone of all active clients
-	sum   float64              // of what they get, as parts of what they get alone
-	idle  float64              // the sum of the parts of the window in which they had no work
+	rates  map[ClientID]float64 // of active clients, calls per second
+	slices float64              // how many of the GPU's slices these have
+	known  bool                 // the speed alone of all active clients
+	sum    float64              // of what they get, as parts of what they get alone
+	idle   float64              // the sum of the parts of the window in which they had no work
 }
 
 // measure looks at the window that ends, and begins the next one.
@@ -195,24 +205,32 @@ func (c *GPU) measure(window time.Duration) measured {
 	m := measured{rates: map[ClientID]float64{}, known: true}
 	gets := map[*tenant]float64{}
 	latency := c.servesLatency()
+	isActive := func(cl *client) bool {
+		_, active := cl.progress.rate(window)
+		return active
+	}
 	for _, cl := range c.inOrder() {
 		p := &cl.progress
 		alone, busy, known := p.alone()
 		served := latency && cl.tenant.share.Priority == Latency // and not judged
+		part := ofSlice(cl, isActive)
 		if rate, active := p.rate(window); active && !served {
 			m.rates[cl.id] = rate
-			m.idle += 1 - float64(p.busySamples)/float64(max(p.samples, 1))
+			m.slices += part
+			m.idle += part * (1 - float64(p.busySamples)/float64(max(p.samples, 1)))
 			m.known = m.known && known
 			if known {
-				m.sum += rate / alone
+				m.sum += part * rate / alone
 			}
 		}
 		if known {
-			gets[cl.tenant] += min(p.beside/window.Seconds()/alone, 1) * busy
+			gets[cl.tenant] += part * min(p.beside/window.Seconds()/alone, 1) * busy
 		} else {
 			gets[cl.tenant] += c.sliceOf(cl) * p.over.Seconds() / window.Seconds()
 		}
-		p.startWindow()
+	}
+	for _, cl := range c.clients {
+		cl.progress.startWindow()
 	}
 	all := 0.0
 	for _, t := range c.tenantsInOrder() {
@@ -227,13 +245,16 @@ func (c *GPU) measure(window time.Duration) measured {
 
 // sliceOf returns the client's part of the GPU by the slices alone.
 func (c *GPU) sliceOf(cl *client) float64 {
-	var sum time.Duration
-	for _, o := range c.clients {
-		if o.connected && o.wanted {
-			sum += cmp.Or(o.slice, DriverSlice)
+	of := func(o *client) float64 {
+		return ofSlice(o, (*client).shares) * float64(cmp.Or(o.slice, DriverSlice))
+	}
+	sum := 0.0
+	for _, o := range c.inOrder() {
+		if o.shares() {
+			sum += of(o)
 		}
 	}
-	return float64(cmp.Or(cl.slice, DriverSlice)) / float64(max(sum, 1))
+	return of(cl) / max(sum, 1)
 }
 
 // Where shares are uneven, slices are corrected by what tenants get: a program that waits
@@ -277,11 +298,17 @@ type fed struct {
 
 func (c *GPU) fedOf(t *tenant) fed {
 	f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / one}
+	counts := func(cl *client) bool {
+		_, _, known := cl.progress.alone()
+		return cl.connected && known
+	}
 	for _, cl := range c.inOrder() {
-		if rate, busy, known := cl.progress.alone(); cl.tenant == t && cl.connected && known {
-			f.needs += busy
-			f.byTurns += busy * cl.progress.byTurns / rate
-			f.sum += cl.progress.byTurns / rate
+		if cl.tenant == t && counts(cl) {
+			rate, busy, _ := cl.progress.alone()
+			part := ofSlice(cl, counts)
+			f.needs += part * busy
+			f.byTurns += part * busy * cl.progress.byTurns / rate
+			f.sum += part * cl.progress.byTurns / rate
 		}
 	}
 	return f

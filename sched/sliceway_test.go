@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -65,6 +66,40 @@ func TestWhatEndsSlices(t *testing.T) {
 			g.run(3 * time.Second)
 			g.way("slices")
 		})
+	}
+}
+
+// An overlap group has a slice as any other: that of its MPS server, which nobody here sets.
+// So it shares by slices, and nobody's slices grow beside it; but not beside a latency tenant,
+// for which slices would have to be short.
+func TestGroupsInSlices(t *testing.T) {
+	g := newSlicedGPU(t, 3)
+	for _, id := range []ClientID{2, 3} {
+		g.step(Gone{Client: id})
+		g.step(Attach{Client: id, Tenant: fmt.Sprint("m", id), Share: Share{Overlap: "g"}, Want: true})
+		g.step(Controls{Client: id, Slices: ControlUnseen, Bare: 2})
+	}
+	g.run(20*time.Second, 1, 1, 1)
+	g.way("slices")
+	for id, cl := range g.c.clients {
+		if cl.slice != 0 {
+			t.Errorf("client %d has a slice of %v", id, cl.slice)
+		}
+	}
+	if got := g.c.Snapshot(g.now).Tenants; len(got) != 2 {
+		t.Fatalf("%d tenants, want the group and one", len(got))
+	}
+	for _, tenant := range g.c.tenants {
+		if tenant.clients > 0 && (tenant.gets < 480 || tenant.gets > 520) {
+			t.Errorf("tenant %q gets %d of 1000, want half: members have the slice of their group", tenant.name, tenant.gets)
+		}
+	}
+	g.step(Attach{Client: 4, Tenant: "l", Share: Share{Priority: Latency}, Want: true})
+	if way, why := g.c.way(); way != "turns" || why != reasonOverlap {
+		t.Errorf("beside a latency tenant clients share by %s (%s), want turns (%s)", way, why, reasonOverlap)
+	}
+	if g.c.besideAllowed() {
+		t.Error("the latency tenant runs beside the group, whose slice is long")
 	}
 }
 

@@ -124,8 +124,37 @@ func (g *gpuModel) attach(p *process) {
 	p.attached, p.wakes, p.slice = true, g.now, p.own
 	g.step(sched.Attach{Client: p.id, Tenant: p.name, Share: p.share})
 	g.after(100*time.Millisecond, func() {
+		if p.share.Overlap != "" { // its channels are in a group that is the MPS server's
+			g.step(sched.Controls{Client: p.id, Slices: sched.ControlUnseen, Channels: sched.ControlWorks, Bare: 2})
+			return
+		}
 		g.step(sched.Controls{Client: p.id, Slices: sched.ControlWorks, Channels: sched.ControlWorks, Groups: 1})
 	})
+}
+
+// together returns the processes that have the GPU's slice with p: members of its overlap
+// group, whose kernels are small and run at the same time.
+func (g *gpuModel) together(p *process) []*process {
+	if p.share.Overlap == "" {
+		return []*process{p}
+	}
+	var all []*process
+	for _, q := range g.processes {
+		if q.share.Overlap == p.share.Overlap {
+			all = append(all, q)
+		}
+	}
+	return all
+}
+
+// running returns which of these the GPU may run something of.
+func running(processes []*process) (all []*process) {
+	for _, p := range processes {
+		if p.runs() {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 func (g *gpuModel) after(d time.Duration, do func()) {
@@ -222,23 +251,28 @@ func (g *gpuModel) settle() {
 
 // schedule gives the GPU to the next process if the slice is over or unused.
 func (g *gpuModel) schedule() {
-	p := g.processes[g.current]
-	if p.runs() && g.now < g.sliceEnd {
+	now := g.together(g.processes[g.current])
+	runs := len(running(now)) > 0
+	if runs && g.now < g.sliceEnd {
 		return
 	}
-	for i := 1; i <= len(g.processes); i++ {
-		next := (g.current + i) % len(g.processes)
-		if !g.processes[next].runs() {
-			continue
+	next := g.current
+	for i := 1; i < len(g.processes); i++ {
+		if o := (g.current + i) % len(g.processes); g.processes[o].runs() && !slices.Contains(now, g.processes[o]) {
+			next = o
+			break
 		}
+	}
+	switch {
+	case next != g.current:
+		g.switching = g.now.Add(switchCost)
+	case runs:
 		g.switching = g.now
-		if next != g.current {
-			g.switching = g.now.Add(switchCost)
-		}
-		g.current = next
-		g.sliceEnd = g.switching.Add(cmp.Or(g.processes[next].slice, sched.DriverSlice))
+	default:
 		return
 	}
+	g.current = next
+	g.sliceEnd = g.switching.Add(cmp.Or(g.processes[next].slice, sched.DriverSlice))
 }
 
 // run lets time pass.
@@ -253,7 +287,6 @@ func (g *gpuModel) run(d time.Duration) {
 			continue
 		}
 		g.schedule()
-		p := g.processes[g.current]
 		next := end
 		until := func(at sched.Time) {
 			if at > g.now {
@@ -270,11 +303,14 @@ func (g *gpuModel) run(d time.Duration) {
 				until(q.idleFrom.Add(q.idleTime()))
 			}
 		}
-		running := p.runs() && g.now >= g.switching
-		if p.runs() {
-			until(g.switching)
+		now := running(g.together(g.processes[g.current]))
+		if g.now < g.switching {
+			if len(now) > 0 {
+				until(g.switching)
+			}
+			now = nil
 		}
-		if running {
+		for _, p := range now {
 			if p.left == 0 {
 				p.kernels--
 				p.left = p.kernel
@@ -294,7 +330,7 @@ func (g *gpuModel) run(d time.Duration) {
 			}
 		}
 		g.now = next
-		if running {
+		for _, p := range now {
 			p.left -= passed
 			p.work += passed
 			if p.revoked {
@@ -339,6 +375,14 @@ func several(n int, p program) (all []process) {
 	return
 }
 
+// group returns the members of an overlap group.
+func group(n int, p program) (all []process) {
+	for i := range n {
+		all = append(all, process{program: p, name: fmt.Sprint("member ", i), share: sched.Share{Overlap: "g"}})
+	}
+	return
+}
+
 var mixes = []struct {
 	name      string
 	processes []process
@@ -352,6 +396,11 @@ var mixes = []struct {
 	{"one that waits for each kernel beside products", []process{{program: gemm}, {program: syncing}}},
 	{"one that waits for each kernel beside two", []process{{program: gemm}, {program: gemmSync}, {program: syncing}}},
 	{"requests beside training", []process{{program: training}, {program: smallWork}}},
+	{"a group of language models beside products", append(group(3, decoder), process{program: gemm})},
+	{"a group of language models beside another one", append(group(3, decoder), process{program: decoder})},
+	{"a group of language models beside training", append(group(2, decoder), process{program: training})},
+	{"a group that keeps the GPU busy beside products", append(group(2, gemm), process{program: gemm})},
+	{"a group beside two others", append(group(2, decoder), process{program: training}, process{program: gemmSync})},
 	{"one comes later", []process{{program: gemm}, {program: gemm}, {program: decoder, starts: 60 * time.Second}}},
 }
 
@@ -423,6 +472,9 @@ func TestPartsHoldInSlices(t *testing.T) {
 		{"75 that waits for ten kernels", []process{{program: gemmSync, share: request(75)}, {program: gemmSync, share: request(25)}}, []float64{0.75, 0.25}},
 		{"75 that waits for each kernel", []process{{program: syncing, share: request(75)}, {program: gemm, share: request(25)}}, []float64{0.75, 0.25}},
 		{"a tenant of two processes", []process{{program: gemm, name: "a", share: weight(100)}, {program: gemm, name: "a", share: weight(100)}, {program: gemm, name: "b", share: weight(200)}}, []float64{1. / 6, 1. / 6, 2. / 3}},
+		{"a group beside one", []process{{program: gemm, share: sched.Share{Overlap: "g"}}, {program: gemm}}, []float64{0.5, 0.5}},
+		{"a group of weight 3", []process{{program: gemm, share: sched.Share{Overlap: "g", Weight: 300}}, {program: gemm}}, []float64{0.75, 0.25}},
+		{"a group of request 20", []process{{program: gemm, share: sched.Share{Overlap: "g", Request: 20}}, {program: gemm, share: request(80)}}, []float64{0.2, 0.8}},
 		{"a language model that wants less than its part", []process{{program: decoder, share: request(60)}, {program: gemm}}, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
