@@ -83,7 +83,7 @@ func (p *pool) compare(ctx context.Context, program string, length time.Duration
 		return nil, err
 	}
 	c := &aloneCell{Program: program, Seconds: length.Seconds()}
-	cpu, steps := map[bool]float64{}, map[bool]float64{}
+	cpu := map[bool][]float64{}
 	for r := range rounds {
 		rates := map[bool][]float64{false: make([]float64, alonePairs), true: make([]float64, alonePairs)}
 		for k := range 2 * alonePairs {
@@ -95,27 +95,50 @@ func (p *pool) compare(ctx context.Context, program string, length time.Duration
 			if shim {
 				w = p.tenants[i]
 			}
-			before, err := cpuOf(w.pid())
-			if err != nil {
-				return nil, err
-			}
-			counts, err := p.work(ctx, soon(refLead, length), 0, []*worker{w}, []string{program})
-			if err != nil {
-				return nil, err
-			}
-			after, err := cpuOf(w.pid())
+			counts, ms, err := p.workAndCPU(ctx, refLead, length, []*worker{w}, []string{program})
 			if err != nil {
 				return nil, err
 			}
 			rates[shim][i] = round(counts[0].Rate, 3)
-			cpu[shim] += (after.all() - before.all()).Seconds()
-			steps[shim] += counts[0].Rate * (length + refLead).Seconds()
+			cpu[shim] = append(cpu[shim], ms[0])
 		}
 		c.Native, c.Shim = append(c.Native, rates[false]), append(c.Shim, rates[true])
 	}
 	c.Ratio = ratioOf(slices.Concat(c.Shim...), slices.Concat(c.Native...))
-	c.NativeCPU, c.ShimCPU = round(1000*cpu[false]/steps[false], 3), round(1000*cpu[true]/steps[true], 3)
+	c.NativeCPU, c.ShimCPU = round(median(cpu[false]), 3), round(median(cpu[true]), 3)
 	return c, nil
+}
+
+// workAndCPU is work, and the CPU time that each worker's process took for a step, in ms. The
+// lead's steps are taken to be as fast as those of the window.
+func (p *pool) workAndCPU(ctx context.Context, lead, length time.Duration, workers []*worker, loads []string) (counts []counted, ms []float64, err error) {
+	before, err := cpuOfAll(workers)
+	if err != nil {
+		return nil, nil, err
+	}
+	if counts, err = p.work(ctx, soon(lead, length), 0, workers, loads); err != nil {
+		return nil, nil, err
+	}
+	after, err := cpuOfAll(workers)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, c := range counts {
+		ms = append(ms, 1000*(after[i]-before[i])/(c.Rate*(lead+length).Seconds()))
+	}
+	return counts, ms, nil
+}
+
+// cpuOfAll returns the CPU time of the workers' processes, in seconds.
+func cpuOfAll(workers []*worker) (seconds []float64, err error) {
+	for _, w := range workers {
+		u, err := cpuOf(w.pid())
+		if err != nil {
+			return nil, err
+		}
+		seconds = append(seconds, u.all().Seconds())
+	}
+	return seconds, nil
 }
 
 // A used is CPU time of a process and its living descendants.

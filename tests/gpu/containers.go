@@ -182,7 +182,9 @@ func (b *bench) rows(ctx context.Context, work string) error {
 	}()
 	m.begin = func(g loadGroup, who string) (*worker, error) {
 		started++
-		w, pod, err := b.startPod(ctx, work, m, g, who, started, nil)
+		apart := *m
+		apart.tenantEnv = func(string, string) []string { return nil } // CDI and NRI do that
+		w, pod, err := b.startPod(ctx, work, m, g, who, started, nil, apart.environ(g, who))
 		if pod != nil {
 			pods = append(pods, pod)
 		}
@@ -217,8 +219,9 @@ func (b *bench) matrixOfPods(work string) (*matrix, error) {
 	return m, nil
 }
 
-// startPod starts a worker in a pod, with a process here that relays to it.
-func (b *bench) startPod(ctx context.Context, work string, m *matrix, g loadGroup, who string, number int, annotations map[string]string, more ...string) (*worker, *node.Pod, error) {
+// startPod starts a worker in a pod that has this environment, with a process here that relays
+// to it.
+func (b *bench) startPod(ctx context.Context, work string, m *matrix, g loadGroup, who string, number int, annotations map[string]string, environ []string) (*worker, *node.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
 	name := fmt.Sprintf("rows-%s-%d", who, number)
@@ -231,9 +234,7 @@ func (b *bench) startPod(ctx context.Context, work string, m *matrix, g loadGrou
 		fifos = append(fifos, fifo)
 	}
 	env := map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root"}
-	m2 := *m
-	m2.tenantEnv = func(string, string) []string { return nil } // CDI and NRI do that
-	for _, e := range append(m2.environ(g, who), more...) {
+	for _, e := range environ {
 		k, v, _ := strings.Cut(e, "=")
 		env[k] = v
 	}

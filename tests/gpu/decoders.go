@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -173,6 +174,120 @@ func (o *overlapBench) inTurn(ctx context.Context, ways []string, of map[string]
 		cells[i].Sum = median(cells[i].Rounds)
 	}
 	return cells, nil
+}
+
+const besideTraining = "decoders beside a training"
+
+// outsideTraining has two decoders of a group beside a training that is no member. Processes of
+// all ways exist during all windows; the ways work in turn.
+func (o *overlapBench) outsideTraining(ctx context.Context) error {
+	const rounds, inTurns = 4, "group, by turns"
+	loads := []string{"decode", "decode", "train"}
+	if err := o.startMPS(ctx); err != nil {
+		return err
+	}
+	defer o.stopMPS()
+	of := map[string][]*worker{}
+	var all []*worker
+	defer func() { o.quit(all) }()
+	outsider := map[string]string{native: native, plainMPS: native, inGroup: shim1}
+	for _, way := range overlapWays {
+		for i := range loads {
+			who := way
+			if i == len(loads)-1 {
+				who = outsider[way]
+			}
+			w, err := o.worker(ctx, who, i, nil)
+			if err != nil {
+				return err
+			}
+			all, of[way] = append(all, w), append(of[way], w)
+		}
+	}
+	if err := errors.Join(together(all, func(w *worker) error { return prepare(ctx, w, loads[slices.Index(all, w)%len(loads)]) })...); err != nil {
+		return err
+	}
+	got := map[string][][]float64{} // a row for each window
+	window := func(way string) error {
+		rates, err := o.window(ctx, of[way], loads)
+		got[way] = append(got[way], rates)
+		return err
+	}
+	alone := make([]float64, len(loads))
+	aloneOnce := func() error {
+		for i := range loads {
+			rates, err := o.window(ctx, of[native][i:i+1], loads[i:i+1])
+			if err != nil {
+				return err
+			}
+			alone[i] += rates[0] / 2
+		}
+		return nil
+	}
+	mode := func(m string) error {
+		cmd := exec.CommandContext(ctx, o.node.Bin("nvsharectl"), "-S", m)
+		cmd.Env = append(cmd.Environ(), "NVSHARE_RUN_DIR="+o.s.dir)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%v: %w: %s", cmd.Args, err, out)
+		}
+		return nil
+	}
+	steps := []func() error{aloneOnce, func() error { return window(inGroup) }} // turns say what each gets alone
+	for r := range rounds {
+		for i := range overlapWays {
+			if r%2 == 1 {
+				i = len(overlapWays) - 1 - i
+			}
+			steps = append(steps, func() error { return window(overlapWays[i]) })
+		}
+	}
+	of[inTurns] = of[inGroup]
+	steps = append(steps, aloneOnce, func() error { return o.noteWay(ctx) }, func() error { return mode("on") },
+		func() error { return window(inTurns) }, func() error { return window(inTurns) }, func() error { return mode("auto") })
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	got[inGroup] = got[inGroup][1:]
+	for _, way := range append(slices.Clone(overlapWays), inTurns) {
+		c := besideCell{Way: way, What: "two decoders, and a training that is no member"}
+		var sums []float64
+		for i := range loads {
+			var each []float64
+			for _, rates := range got[way] {
+				each = append(each, rates[i])
+			}
+			rate := median(each)
+			c.OfAlone = append(c.OfAlone, round(rate/max(alone[i], 1e-9), 3))
+			if i < len(loads)-1 {
+				c.Members = append(c.Members, round(rate, 3))
+			} else {
+				c.Other = round(rate, 3)
+			}
+		}
+		for _, rates := range got[way] {
+			sum := 0.0
+			for i := range rates {
+				sum += rates[i] / max(alone[i], 1e-9)
+			}
+			sums = append(sums, round(sum, 3))
+		}
+		c.Rounds, c.Sum = sums, median(sums)
+		o.r.Beside = append(o.r.Beside, c)
+		fmt.Printf("  %s, %-15s of alone: %.3f, sum %.3f; rounds %.2f\n", c.What, way, c.OfAlone, c.Sum, sums)
+	}
+	return nil
+}
+
+// noteWay notes how the scheduler has tenants share.
+func (o *overlapBench) noteWay(ctx context.Context) error {
+	r, err := o.s.status(ctx)
+	if err != nil || len(r.Gpus) == 0 {
+		return errors.Join(err, errors.New("the scheduler has no GPU"))
+	}
+	o.r.Facts["way of sharing with a group and a training outside"] = r.Gpus[0].Way + ": " + r.Gpus[0].WayReason
+	return nil
 }
 
 // alone is what a program does alone, natively, in steps per second.

@@ -61,6 +61,8 @@ type besideCell struct {
 	Members  []float64 `json:"members"`
 	Other    float64   `json:"other"`
 	OfAlone  []float64 `json:"of_alone"`                     // the members, then the other
+	Sum      float64   `json:"sum_of_alone,omitempty"`       // the median of the windows
+	Rounds   []float64 `json:"rounds,omitempty"`             // the sums of each window
 	Group    float64   `json:"group_part_percent,omitempty"` // of the GPU's time, as it was billed
 	Outsider float64   `json:"outsider_part_percent,omitempty"`
 	Error    string    `json:"error,omitempty"`
@@ -109,7 +111,7 @@ func (b *bench) overlapStep(ctx context.Context, _ string) error {
 	for _, part := range []struct {
 		name string
 		run  func(context.Context) error
-	}{{"small kernels", o.smallKernels}, {"limits", o.limits}, {"memory limit", o.memory}, {"beside an outsider", o.outsider}, {"faults", o.faults}, {"decoders", o.decoders}, {besideGEMM, o.mixed}} {
+	}{{"small kernels", o.smallKernels}, {"limits", o.limits}, {"memory limit", o.memory}, {"beside an outsider", o.outsider}, {"faults", o.faults}, {"decoders", o.decoders}, {besideTraining, o.outsideTraining}, {besideGEMM, o.mixed}} {
 		if strings.HasPrefix(part.name, "decoder") && b.simulated || part.name != besideGEMM && !o.chosen(part.name) {
 			continue
 		}
@@ -164,7 +166,7 @@ func (o *overlapBench) command(ctx context.Context, way string, flags []string, 
 		program = slices.Concat([]string{o.node.Bin("nvsharectl"), "run", "--overlap", "small", "--gpu", "0", "--shim", filepath.Join(swapDir, "libnvshare.so")}, flags, []string{"--"}, program)
 		env = append(env, "NVSHARE_RUN_DIR="+o.s.dir)
 	case shim1: // a tenant of its own, outside the group
-		program = slices.Concat([]string{o.node.Bin("nvsharectl"), "run", "--name", "outsider", "--shim", filepath.Join(swapDir, "libnvshare.so"), "--"}, program)
+		program = slices.Concat([]string{o.node.Bin("nvsharectl"), "run", "--name", "outsider", "--shim", filepath.Join(swapDir, "libnvshare.so")}, flags, []string{"--"}, program)
 		env = append(env, "NVSHARE_RUN_DIR="+o.s.dir)
 	}
 	cmd := exec.CommandContext(ctx, program[0], program[1:]...)
@@ -305,33 +307,45 @@ func (o *overlapBench) memory(ctx context.Context) error {
 // outsider has a group of small kernels beside a tenant that fills the GPU.
 func (o *overlapBench) outsider(ctx context.Context) error {
 	const us = 1000
-	full := func(way string) *exec.Cmd { return o.command(ctx, way, nil, busyProgram(264, us, o.length)...) }
-	alone, err := rates([]*exec.Cmd{full(native)})
+	alone, err := rates([]*exec.Cmd{o.command(ctx, native, nil, busyProgram(264, us, o.length)...)})
 	if err != nil {
 		return err
 	}
-	small, err := rates([]*exec.Cmd{o.command(ctx, native, nil, busyProgram(20, 20, o.length)...)})
+	aloneSmall, err := rates([]*exec.Cmd{o.command(ctx, native, nil, busyProgram(20, 20, o.length)...)})
 	if err != nil {
 		return err
 	}
-	for _, way := range overlapWays {
-		c := besideCell{Way: way, What: "2 of 20 blocks beside one of 264 blocks, 1 ms"}
-		err := o.inWay(ctx, way, func() error {
-			other := way
-			if way == inGroup {
-				other = shim1
+	for _, row := range []struct {
+		way, name       string
+		member, outside []string // flags of nvsharectl run
+	}{
+		{way: native, name: native},
+		{way: plainMPS, name: plainMPS},
+		{way: inGroup, name: inGroup},
+		{inGroup, "group, half requested", []string{"--core-request", "25"}, []string{"--core-request", "50"}},
+	} {
+		c := besideCell{Way: row.name, What: "2 of 20 blocks beside one of 264 blocks, 1 ms"}
+		length := o.length
+		if row.way == inGroup {
+			length *= 3 // slices are measured before they say what each gets
+		}
+		err := o.inWay(ctx, row.way, func() error {
+			small := busyProgram(20, 20, length)
+			full := o.command(ctx, row.way, nil, busyProgram(264, us, length)...)
+			if row.way == inGroup {
+				full = o.command(ctx, shim1, row.outside, busyProgram(264, us, length)...)
 			}
-			cmds := []*exec.Cmd{o.command(ctx, way, nil, busyProgram(20, 20, o.length)...), o.command(ctx, way, nil, busyProgram(20, 20, o.length)...), full(other)}
+			cmds := []*exec.Cmd{o.command(ctx, row.way, row.member, small...), o.command(ctx, row.way, row.member, small...), full}
 			parts := make(chan [2]float64, 1)
-			go func() { parts <- o.parts(ctx) }()
+			go func() { parts <- o.parts(ctx, length) }()
 			all, err := rates(cmds)
 			p := <-parts
-			if way == inGroup {
+			if row.way == inGroup {
 				c.Group, c.Outsider = p[0], p[1]
 			}
 			c.Members, c.Other = all[:2], all[2]
 			for _, r := range all[:2] {
-				c.OfAlone = append(c.OfAlone, round(r/max(small[0], 1), 3))
+				c.OfAlone = append(c.OfAlone, round(r/max(aloneSmall[0], 1), 3))
 			}
 			c.OfAlone = append(c.OfAlone, round(all[2]/max(alone[0], 1), 3))
 			return err
@@ -340,9 +354,12 @@ func (o *overlapBench) outsider(ctx context.Context) error {
 			c.Error = err.Error()
 		}
 		o.r.Beside = append(o.r.Beside, c)
-		fmt.Printf("  %s, %-6s of alone: %.3f", c.What, way, c.OfAlone)
-		if way == inGroup {
-			fmt.Printf("; the group has %.1f %% of the time, the outsider %.1f %%: %s", c.Group, c.Outsider, holds(max(c.Group-50, 50-c.Group) <= groupPartError))
+		fmt.Printf("  %s, %-22s of alone: %.3f", c.What, c.Way, c.OfAlone)
+		if row.way == inGroup {
+			fmt.Printf("; the group has %.1f %% of the time, the outsider %.1f %%", c.Group, c.Outsider)
+		}
+		if row.member != nil {
+			fmt.Printf(": %s", holds(max(c.Group-50, 50-c.Group) <= groupPartError))
 		}
 		fmt.Println(" " + c.Error)
 	}
@@ -350,8 +367,8 @@ func (o *overlapBench) outsider(ctx context.Context) error {
 }
 
 // parts returns which percentage of the GPU's time the group and the outsider used in the
-// middle of a window.
-func (o *overlapBench) parts(ctx context.Context) (p [2]float64) {
+// last third of what they do together, which takes so long.
+func (o *overlapBench) parts(ctx context.Context, length time.Duration) (p [2]float64) {
 	used := func() (u [2]float64) {
 		r, err := o.s.status(ctx)
 		if err != nil || len(r.Gpus) == 0 {
@@ -367,9 +384,9 @@ func (o *overlapBench) parts(ctx context.Context) (p [2]float64) {
 		}
 		return u
 	}
-	time.Sleep(o.length / 3)
+	time.Sleep(length * 2 / 3)
 	from, began := used(), time.Now()
-	time.Sleep(o.length / 3)
+	time.Sleep(length / 4) // they may have begun later
 	to, took := used(), time.Since(began)
 	for i := range p {
 		p[i] = round(100*(to[i]-from[i])/float64(took), 2)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,11 +29,15 @@ type oversub struct {
 	Promised float64     `json:"promised_of_gpu"`
 	Alone    []float64   `json:"native_alone"`   // steps per second, the mean of the windows
 	Windows  [][]float64 `json:"native_windows"` // of each, before and after what they do together
+	Own      [][]float64 `json:"tenant_windows"` // likewise, of the tenants, each alone
+	StepMS   [][]float64 `json:"step_ms"`        // of each while it has the GPU: natively, as a tenant alone, together
+	CPUMS    [][]float64 `json:"cpu_ms"`         // likewise, CPU time of its process for a step
 	Rates    []float64   `json:"steps_per_second"`
 	Of       []float64   `json:"of_alone"`
 	Sum      float64     `json:"sum"`
 	Longest  []float64   `json:"longest_gaps_s"`
 	Moving   float64     `json:"moving"` // part of the time
+	Held     float64     `json:"held"`   // by tenants, as they are billed, part of the time
 	In       uint64      `json:"in_bytes"`
 	Problem  string      `json:"problem,omitempty"`
 }
@@ -89,29 +94,34 @@ func (b *bench) oversub(ctx context.Context, o *oversub, name string, length tim
 	if err := p.pin(); err != nil {
 		return err
 	}
-	o.Windows = make([][]float64, n)
-	alone := func() error {
-		if err := p.have(ctx, p.natives, o.Programs); err != nil {
+	o.Windows, o.Own = make([][]float64, n), make([][]float64, n)
+	// alone adds two windows of each program, in which the others do nothing.
+	steps := map[*worker]float64{} // ms, the least
+	cpu := map[*worker][]float64{} // ms of CPU time a step, of each window
+	alone := func(workers []*worker, windows [][]float64) error {
+		if err := p.have(ctx, workers, o.Programs); err != nil {
 			return err
 		}
 		for range 2 {
-			for i, program := range o.Programs { // on the same processors as the tenant
-				c, err := p.work(ctx, soon(refLead, aloneLength), 0, p.natives[i:i+1], []string{program})
+			for i, program := range o.Programs { // on the same processors natively and as tenants
+				w := workers[i]
+				c, ms, err := p.workAndCPU(ctx, refLead, aloneLength, []*worker{w}, []string{program})
 				if err != nil {
 					return err
 				}
-				o.Windows[i] = append(o.Windows[i], round(c[0].Rate, 3))
+				windows[i], cpu[w] = append(windows[i], round(c[0].Rate, 3)), append(cpu[w], ms[0])
+				steps[w] = min(cmp.Or(steps[w], c[0].StepMS), c[0].StepMS)
 			}
 		}
 		return nil
 	}
-	if err := alone(); err != nil {
+	if err := alone(p.natives, o.Windows); err != nil {
 		return err
 	}
 	if err := p.keepOnly(ctx, nil); err != nil { // what others use of the GPU is not there to share
 		return err
 	}
-	if err := p.have(ctx, p.tenants, o.Programs); err != nil {
+	if err := alone(p.tenants, o.Own); err != nil {
 		return err
 	}
 	lead := 15 * time.Second // until their pauses are known
@@ -122,7 +132,7 @@ func (b *bench) oversub(ctx context.Context, o *oversub, name string, length tim
 	if err != nil {
 		return err
 	}
-	counts, err := p.work(ctx, soon(lead, length), 0, p.tenants, o.Programs)
+	counts, together, err := p.workAndCPU(ctx, lead, length, p.tenants, o.Programs)
 	if err != nil {
 		return err
 	}
@@ -130,10 +140,11 @@ func (b *bench) oversub(ctx context.Context, o *oversub, name string, length tim
 	if err != nil {
 		return err
 	}
+	o.Held = round((after.used-before.used).Seconds()/(lead+length).Seconds(), 4)
 	o.Promised = round(float64(after.promised)/float64(o.GPUMiB<<20), 2)
 	o.In = after.in - before.in
 	o.Moving = round((after.took-before.took).Seconds()/(lead+length).Seconds(), 4)
-	if err := alone(); err != nil {
+	if err := errors.Join(alone(p.tenants, o.Own), alone(p.natives, o.Windows)); err != nil {
 		return err
 	}
 	for i, c := range counts {
@@ -142,6 +153,8 @@ func (b *bench) oversub(ctx context.Context, o *oversub, name string, length tim
 		of := c.Rate / o.Alone[i]
 		o.Rates, o.Of, o.Longest = append(o.Rates, round(c.Rate, 3)), append(o.Of, round(of, 4)), append(o.Longest, round(c.LongestGap, 3))
 		o.Sum += of
+		o.CPUMS = append(o.CPUMS, []float64{round(median(cpu[p.natives[i]]), 2), round(median(cpu[p.tenants[i]]), 2), round(together[i], 2)})
+		o.StepMS = append(o.StepMS, []float64{round(steps[p.natives[i]], 2), round(steps[p.tenants[i]], 2), round(c.StepMS, 2)})
 	}
 	o.Sum = round(o.Sum, 4)
 	return nil
@@ -151,6 +164,7 @@ func (b *bench) oversub(ctx context.Context, o *oversub, name string, length tim
 type moves struct {
 	in, promised uint64
 	took         time.Duration
+	used         time.Duration // by all tenants
 }
 
 func (s *scheduler) swapped(ctx context.Context) (moves, error) {
@@ -162,7 +176,11 @@ func (s *scheduler) swapped(ctx context.Context) (moves, error) {
 		return moves{}, errors.New("the scheduler swaps nothing")
 	}
 	g := st.Gpus[0]
-	return moves{g.Swap.InBytes, g.Swap.PromisedBytes, time.Duration(g.Swap.InNs)}, nil
+	m := moves{in: g.Swap.InBytes, promised: g.Swap.PromisedBytes, took: time.Duration(g.Swap.InNs)}
+	for _, t := range g.Tenants {
+		m.used += time.Duration(t.UsedNs)
+	}
+	return m, nil
 }
 
 func (o *oversub) line() string {
@@ -170,6 +188,10 @@ func (o *oversub) line() string {
 	if o.Problem != "" {
 		return text + "PROBLEM: " + o.Problem
 	}
-	return text + fmt.Sprintf("alone %.1f; sum %.3f of alone (%.3f), %.2f times the GPU's memory, moving takes %.1f %%, longest gaps %.1f s: %s",
-		o.Alone, o.Sum, o.Of, o.Promised, 100*o.Moving, o.Longest, holds(o.Sum >= 0.98))
+	own := 0.0
+	for i, windows := range o.Own {
+		own += sumOf(windows) / float64(len(windows)) / o.Alone[i] / float64(len(o.Own))
+	}
+	return text + fmt.Sprintf("alone %.1f, as tenants %.3f of it; sum %.3f of alone (%.3f), %.2f times the GPU's memory, held for %.1f %% of the time, moving takes %.1f %%, longest gaps %.1f s; ms a step natively, as tenants alone, together %.1f, of CPU time %.1f: %s",
+		o.Alone, own, o.Sum, o.Of, o.Promised, 100*o.Held, 100*o.Moving, o.Longest, o.StepMS, o.CPUMS, holds(o.Sum >= 0.98))
 }

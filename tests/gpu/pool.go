@@ -143,7 +143,7 @@ func (p *pool) environ(i int) ([]string, *syscall.Credential, error) {
 	}
 	// Without a name in passwd a library may give up.
 	env := []string{"HOME=" + home, "USER=" + who, "LOGNAME=" + who, "TMPDIR=" + home, "CUDA_CACHE_PATH=" + home, "TRITON_CACHE_DIR=" + home,
-		"PYTHONWARNINGS=ignore", "CUBLAS_WORKSPACE_CONFIG=:4096:8"}
+		"PYTHONWARNINGS=ignore"}
 	for _, e := range p.b.tenantEnv(who, "") {
 		if strings.HasPrefix(e, "LD_PRELOAD=") {
 			e = "LD_PRELOAD=" + filepath.Join(p.dir, "libnvshare.so")
