@@ -10,6 +10,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/history"
@@ -102,6 +103,7 @@ type absence struct {
 	since  time.Time         // of the present step
 	queued time.Time         // since when it waits for its turn to leave; zero: it does not
 	took   time.Duration     // its latest return
+	again  bool              // it was suspended before it moved here, and is to be again
 }
 
 // considerLeaving has a client leave with its context, if all its memory has left.
@@ -425,10 +427,19 @@ func (d *Daemon) awayRegistered(cl *client) {
 // atWork is for a client that is granted: what kept it from leaving may be over.
 func (cl *client) atWork() {
 	a := &cl.away
-	a.why, a.tries = nil, 0
+	a.why, a.tries, a.again = nil, 0, false
 	a.queued = time.Time{}
 	if a.step == present && a.next != nil {
 		a.next.Stop()
+	}
+}
+
+// sleepAgain suspends a client's tenant that has moved here and was suspended before, once the
+// client has said what memory it has.
+func (d *Daemon) sleepAgain(cl *client, g *gpu) {
+	if cl.away.again {
+		cl.away.again = false
+		d.step(g, sched.Suspend{Tenant: cl.Account})
 	}
 }
 

@@ -143,6 +143,7 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 		d.reserve(att, f)
 	case wire.TypeMoved:
 		d.moved(att, f)
+		d.sleepAgain(c.client, att.gpu)
 		d.considerLeaving(c.client)
 	}
 }

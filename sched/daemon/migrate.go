@@ -27,6 +27,9 @@ import (
 // checkpointed, and restored with the GPUs exchanged. Last it arrives: its connections are
 // cut, and each process attaches to the GPU that the driver says it is on. So that ATTACH
 // alone decides to which GPU a process belongs, whatever has failed before it.
+//
+// Processes that were suspended with their contexts come back to their GPU before all that,
+// and the tenant is suspended again where it arrives.
 
 const (
 	// departLimit bounds the first phase: the end of a turn, a drain, and moving the memory.
@@ -40,8 +43,9 @@ const (
 type phase uint8
 
 const (
-	departs phase = iota
-	carried       // its processes are off the GPUs, or on their way; a goroutine has them
+	wakes phase = iota // processes come back with their contexts
+	departs
+	carried // its processes are off the GPUs, or on their way; a goroutine has them
 	arrives
 )
 
@@ -50,6 +54,7 @@ type migration struct {
 	account  string
 	from, to *gpu
 	phase    phase
+	asleep   bool      // it was suspended with its context
 	clients  []*client // those that live
 	count    int       // processes that began
 	bytes    uint64    // that they have reserved
@@ -83,14 +88,42 @@ func (d *Daemon) migrate(req *api.MigrateRequest, done func(*migration)) error {
 	m.limit.Set(now().Add(departLimit))
 	d.migrations[account] = m
 	d.expectCheckpoints(0)
-	waiting := from.core.Snapshot(now()).Queue
-	for _, cl := range clients {
-		d.keepOff(cl.attached[from], slices.Contains(waiting, cl.id))
-		d.step(from, sched.Withdraw{Client: cl.id})
-	}
 	d.log.Infof("GPU %d: %s moves to GPU %d", from.Index, d.nameOf(account), to.Index)
-	d.step(from, sched.Suspend{Tenant: account})
+	for _, cl := range clients {
+		if cl.away.step != present {
+			m.asleep = true
+			d.wake(cl, nil)
+		}
+	}
+	d.advanceWaking(m)
 	return nil
+}
+
+func (d *Daemon) advanceWaking(m *migration) {
+	away := slices.IndexFunc(m.clients, func(cl *client) bool { return cl.away.step != present })
+	switch {
+	case len(m.clients) == 0:
+	case away < 0:
+		d.depart(m)
+		return
+	case m.late:
+		m.err = fmt.Errorf("process %d has not come back to GPU %d with its context within %v", m.clients[away].PID, m.from.Index, departLimit)
+	default:
+		return
+	}
+	d.endMigration(m)
+}
+
+// depart begins the first phase.
+func (d *Daemon) depart(m *migration) {
+	m.phase = departs
+	m.limit.Set(now().Add(departLimit))
+	waiting := m.from.core.Snapshot(now()).Queue
+	for _, cl := range m.clients {
+		d.keepOff(cl.attached[m.from], slices.Contains(waiting, cl.id))
+		d.step(m.from, sched.Withdraw{Client: cl.id})
+	}
+	d.step(m.from, sched.Suspend{Tenant: m.account})
 }
 
 // keepOff has a client of a tenant that moves not be granted; wants: it asks for the GPU.
@@ -150,8 +183,6 @@ func (d *Daemon) movable(account string) (from *gpu, clients []*client, reserved
 		switch {
 		case cl.reg.Bypassed > 0:
 			return nil, nil, nil, why("process %d can use the GPU past the shim", cl.PID)
-		case cl.away.step != present:
-			return nil, nil, nil, why("process %d has left the GPU with its context, or is about to: nvsharectl resume brings it back first", cl.PID)
 		case cl.conn == nil:
 			return nil, nil, nil, why("process %d has lost its connection to the scheduler", cl.PID)
 		}
@@ -250,7 +281,10 @@ func (d *Daemon) advanceMigrations() {
 			continue
 		}
 		m.clients = slices.DeleteFunc(m.clients, func(cl *client) bool { return d.clients[cl.id] != cl })
-		if m.phase == departs {
+		switch m.phase {
+		case wakes:
+			d.advanceWaking(m)
+		case departs:
 			d.advanceDeparture(m)
 		}
 		if m.phase == arrives {
@@ -476,6 +510,9 @@ func (d *Daemon) arrive(cl *client, g *gpu) bool {
 	delete(cl.attached, from)
 	delete(from.restored, cl.id)
 	d.hasMoved(cl.Container, from, g)
+	if m := d.migrations[cl.Account]; m != nil {
+		cl.away.again = m.asleep
+	}
 	m := from.memberOf(cl.id)
 	if m != nil {
 		delete(from.swap.members, cl.id)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -95,7 +96,7 @@ func (w *swapper) arrivesOn(g GPU, flags uint32) *swapper {
 			break // the connection was cut
 		}
 	}
-	n := &swapper{peerConn: w.proc.connect().register(wire.RegisterSwap | wire.RegisterReconnect), proc: w.proc, has: w.has}
+	n := &swapper{peerConn: w.proc.connect().register(wire.RegisterSwap | wire.RegisterSuspend | wire.RegisterReconnect), proc: w.proc, has: w.has}
 	n.attach(0, g, 0, flags)
 	total := w.has.Resident + w.has.Away
 	n.send(wire.Frame{Type: wire.TypeReserve, Code: wire.ReserveForce, Reserve: wire.Reserve{Total: total, Least: total, Serial: 1}})
@@ -156,6 +157,36 @@ func TestMigrate(t *testing.T) {
 	}
 	n.proc.kill()
 	s.await("it is gone", func(r *api.StatusResponse) bool { return r.Gpus[1].Swap.ArenaUsedBytes == 0 })
+}
+
+// A tenant that was suspended with its context moves, too: it comes back, moves, and is
+// suspended on the other GPU.
+func TestMigrateSuspended(t *testing.T) {
+	c := &carrier{}
+	s := start(t, t.TempDir(), migrating(c), func(d *Daemon) { d.restPause = time.Millisecond })
+	l := newLeaverOf(t, s, nil, gpuA)
+	l.suspended()
+	l.says(wire.SuspendedReady)
+	l.awaitContext(api.ContextState_CONTEXT_STATE_AWAY)
+	if uses := drainGPU(t, s, &api.DrainRequest{Gpu: "0", Look: true}).Uses; len(uses) != 1 || uses[0].Stays != "" {
+		t.Errorf("it can move: %v", uses)
+	}
+	done := migrateSelf(t, s, "1")
+	l.wantSuspend(wire.SuspendOver)
+	n := &leaver{l.arrivesOn(gpuB, 0), s, nil}
+	if r := <-done; r.err != nil || r.ToUuid != gpuB.UUID {
+		t.Fatalf("%v, %v", r.MigrateResponse, r.err)
+	}
+	n.want(wire.TypeReserved)
+	n.wantSuspend(wire.SuspendPrepare)
+	n.says(wire.SuspendedReady)
+	s.await("it is off GPU 1", func(r *api.StatusResponse) bool {
+		c := on(r, 1, n.id)
+		return c != nil && c.Context == api.ContextState_CONTEXT_STATE_AWAY
+	})
+	if got := c.told(); !slices.Equal(got, []string{"off", "on", "off", "on 0→1 1→0", "off"}) {
+		t.Errorf("calls %q", got)
+	}
 }
 
 // A process that cannot be restored on the other GPU goes on where it was.
