@@ -55,7 +55,7 @@ func (c *GPU) lookBeside() {
 	b.lookedAt, b.short = c.now, true
 	for _, cl := range c.inOrder() {
 		proving := cl.controls.Client == 0 && c.now.Sub(cl.wantedAt) < proofPatience
-		if cl.connected && cl.wanted && cl.tenant.share.Priority != Latency && !proving && c.notSliceable(cl) != "" {
+		if cl.shares() && cl.tenant.share.Priority != Latency && !proving && c.notSliceable(cl) != "" {
 			b.short = false
 			return
 		}

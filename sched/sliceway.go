@@ -86,7 +86,7 @@ func (c *GPU) giveUpSlices(reason string) {
 	c.endSlices(reason, a.backoff)
 	a.gaveUp = map[ClientID]float64{}
 	for _, cl := range c.clients {
-		if rate, _, known := cl.progress.alone(); cl.connected && cl.wanted && known {
+		if rate, _, known := cl.progress.alone(); cl.shares() && known {
 			a.gaveUp[cl.id] = rate
 		}
 	}

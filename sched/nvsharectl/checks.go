@@ -123,11 +123,13 @@ func fixOf(problem string) string {
 // checkControls says of each GPU in how many processes the driver's controls work.
 func checkControls(p *patient) (all []finding) {
 	for _, g := range p.status.GetGpus() {
-		var proved, tried, refused, silent int
+		var proved, tried, refused, silent, members int
 		for _, c := range g.Clients {
 			switch k := c.Controls; {
 			case k == nil, k.Slices == "not tried", k.Channels == "not tried":
 				silent++
+			case c.Container.GetShare().GetOverlap() != "" && k.Channels == "works":
+				members++ // the slice is that of the MPS server
 			case k.Slices != "works" || k.Channels != "works":
 				refused++
 			case k.Listed:
@@ -142,6 +144,9 @@ func checkControls(p *patient) (all []finding) {
 		}
 		f := finding{Level: pass, Text: fmt.Sprintf("GPU %d: slices and channels off and on: proved in %d processes, tried in %d, refused in %d, not known in %d; %d grants preempted",
 			g.Index, proved, tried, refused, silent, g.Preemptions)}
+		if members > 0 {
+			f.Text += fmt.Sprintf("; in overlap groups %d, whose slice stays the driver's own", members)
+		}
 		if refused > 0 {
 			f.Level, f.Fix = warn, "nvsharectl status -o json names the control that was refused, and the driver's version"
 		}

@@ -346,3 +346,16 @@ func TestControlsOfUnusedGPU(t *testing.T) {
 		t.Errorf("%v", all)
 	}
 }
+
+// Members of an overlap group have no time slice of their own: nothing is refused to them.
+func TestControlsOfMembers(t *testing.T) {
+	member := func(channels string) *api.Client {
+		return &api.Client{Controls: &api.Controls{Slices: "no channels seen", Channels: channels}, Container: &api.Container{Share: &api.Share{Overlap: "small"}}}
+	}
+	for channels, want := range map[string]level{"works": pass, "driver refused": warn} {
+		p := &patient{status: &api.StatusResponse{Gpus: []*api.GPU{{Clients: []*api.Client{member(channels)}}}}}
+		if all := checkControls(p); len(all) != 1 || all[0].Level != want || (want == pass) != strings.Contains(all[0].Text, "in overlap groups 1") {
+			t.Errorf("channels %s: %v", channels, all)
+		}
+	}
+}
