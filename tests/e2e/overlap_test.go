@@ -134,8 +134,8 @@ func environ(t *testing.T, pid int) map[string]string {
 }
 
 // Containers of pods that name a group run at the same time, through an MPS server that they
-// share, and take turns with others. A member that is killed ends alone. Nothing is left
-// after the last member.
+// share, and take turns with others, or share with them by time slices. A member that is
+// killed ends alone. Nothing is left after the last member.
 func TestOverlapGroupOfPods(t *testing.T) {
 	g := newMembers(t)
 	from := judge.Now()
@@ -159,6 +159,27 @@ func TestOverlapGroupOfPods(t *testing.T) {
 	until := judge.Now()
 	observe(t, from).noOverlapWithout(t, "small-a", from, until)
 	observe(t, from).noOverlapWithout(t, "small-b", from, until)
+
+	must(shared.Ctl(g.ctx, "-S", "auto"))(t)
+	t.Cleanup(func() { must(shared.Ctl(within(t), "-S", "on"))(t) })
+	check(t, node.Until(g.ctx, "the group and the other pod to share by time slices", func() error {
+		if gpu := must(shared.Status(g.ctx))(t).Gpus[0]; gpu.Way != "slices" {
+			return fmt.Errorf("they share by %s: %s", gpu.Way, gpu.WayReason)
+		}
+		return nil
+	}))
+	from = judge.Now()
+	awaitEvidence(t, g.ctx, "the group and the other pod to work on", from, func(e *evidence) error {
+		works := map[string]bool{}
+		for _, iv := range e.trace.Intervals {
+			works[iv.Process.Tenant] = works[iv.Process.Tenant] || iv.Start > from
+		}
+		if !works["small-a"] || !works["small-b"] || !works["small-outside"] {
+			return fmt.Errorf("only %v", works)
+		}
+		return nil
+	})
+	must(shared.Ctl(g.ctx, "-S", "on"))(t)
 
 	check(t, unix.Kill(b.PID(), unix.SIGKILL))
 	must(b.Ended(g.ctx, b.Containers[0]))(t)
