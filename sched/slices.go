@@ -130,32 +130,39 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 	return out
 }
 
-// hasGroup says whether an overlap group wants the GPU. The length of slices is not searched
-// for then: those of others alone would take from the group.
-func (c *GPU) hasGroup() bool {
+// groups counts the overlap groups that want the GPU.
+func (c *GPU) groups() (n int) {
 	for _, t := range c.ganged {
 		if t.overlaps() && slices.ContainsFunc(t.crew, (*client).shares) {
-			return true
+			n++
 		}
 	}
-	return false
+	return n
 }
 
 // shares says whether the client shares the GPU by slices.
 func (cl *client) shares() bool { return cl.connected && cl.wanted }
 
-// ofSlice returns how much of a slice is the client's: all of it, except where it is one of
-// several members of an overlap group that count.
-func ofSlice(cl *client, counts func(*client) bool) float64 {
-	n := 0
-	if cl.tenant.overlaps() {
-		for _, member := range cl.tenant.crew {
-			if counts(member) {
-				n++
+// members counts those members of each overlap group for which counts is true.
+func (c *GPU) members(counts func(*client) bool) map[*tenant]int {
+	all := map[*tenant]int{}
+	for _, t := range c.ganged {
+		if !t.overlaps() {
+			continue
+		}
+		for _, cl := range t.crew {
+			if counts(cl) {
+				all[t]++
 			}
 		}
 	}
-	return 1 / float64(max(n, 1))
+	return all
+}
+
+// ofSlice returns how much of a slice is a client's: all of it, or a part if it is one of so
+// many members of an overlap group, who have one slice together.
+func ofSlice(cl *client, members map[*tenant]int) float64 {
+	return 1 / float64(max(members[cl.tenant], 1))
 }
 
 // besideSlice is the slice of others beside a latency tenant.

@@ -27,15 +27,18 @@ const (
 // readyForSlices says whether there is something to share, and, where tenants are promised
 // parts, whether turns have shown what each gets alone.
 func (c *GPU) readyForSlices(window time.Duration) bool {
-	n, known := 0.0, true
-	for _, cl := range c.inOrder() { // sums of floats depend on the order
-		if cl.shares() {
-			n += ofSlice(cl, (*client).shares)
-			_, _, measured := cl.progress.alone()
-			known = known && measured
+	n, known := c.groups(), true
+	for _, cl := range c.clients {
+		if !cl.shares() {
+			continue
 		}
+		if !cl.tenant.overlaps() {
+			n++
+		}
+		_, _, measured := cl.progress.alone()
+		known = known && measured
 	}
-	return n > oneSlice && (known || window >= staleWindow || !c.uneven())
+	return n > 1 && (known || window >= staleWindow || !c.uneven())
 }
 
 // beginSlices has clients share the GPU by time slices.
@@ -128,7 +131,7 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 	case m.slices < oneSlice:
 		return // there is nothing to choose
 	}
-	group := c.hasGroup()
+	group := c.groups() > 0 // longer slices of the others would take from the group
 	uneven, settled := c.uneven(), group || s.settled()
 	// By long slices clients that keep the GPU busy get what turns give, within 1 %. By short
 	// ones they get less, but a program that waits for a slice of the others looks as busy:
@@ -205,15 +208,15 @@ func (c *GPU) measure(window time.Duration) measured {
 	m := measured{rates: map[ClientID]float64{}, known: true}
 	gets := map[*tenant]float64{}
 	latency := c.servesLatency()
-	isActive := func(cl *client) bool {
+	members := c.members(func(cl *client) bool {
 		_, active := cl.progress.rate(window)
 		return active
-	}
+	})
 	for _, cl := range c.inOrder() {
 		p := &cl.progress
 		alone, busy, known := p.alone()
 		served := latency && cl.tenant.share.Priority == Latency // and not judged
-		part := ofSlice(cl, isActive)
+		part := ofSlice(cl, members)
 		if rate, active := p.rate(window); active && !served {
 			m.rates[cl.id] = rate
 			m.slices += part
@@ -245,16 +248,17 @@ func (c *GPU) measure(window time.Duration) measured {
 
 // sliceOf returns the client's part of the GPU by the slices alone.
 func (c *GPU) sliceOf(cl *client) float64 {
-	of := func(o *client) float64 {
-		return ofSlice(o, (*client).shares) * float64(cmp.Or(o.slice, DriverSlice))
+	members := c.members((*client).shares)
+	of := func(o *client) time.Duration { // whole numbers: their sum does not depend on the order
+		return cmp.Or(o.slice, DriverSlice) / time.Duration(max(members[o.tenant], 1))
 	}
-	sum := 0.0
-	for _, o := range c.inOrder() {
+	var sum time.Duration
+	for _, o := range c.clients {
 		if o.shares() {
 			sum += of(o)
 		}
 	}
-	return of(cl) / max(sum, 1)
+	return float64(of(cl)) / float64(max(sum, 1))
 }
 
 // Where shares are uneven, slices are corrected by what tenants get: a program that waits
@@ -302,10 +306,11 @@ func (c *GPU) fedOf(t *tenant) fed {
 		_, _, known := cl.progress.alone()
 		return cl.connected && known
 	}
+	members := c.members(counts)
 	for _, cl := range c.inOrder() {
 		if cl.tenant == t && counts(cl) {
 			rate, busy, _ := cl.progress.alone()
-			part := ofSlice(cl, counts)
+			part := ofSlice(cl, members)
 			f.needs += part * busy
 			f.byTurns += part * busy * cl.progress.byTurns / rate
 			f.sum += part * cl.progress.byTurns / rate
