@@ -95,7 +95,7 @@ golangci: ## golangci-lint as pinned in tests/tools/golangci, with .golangci.yml
 # Each suite can be run alone. A suite that fails does not keep the others from running.
 # LANES=2: those that start containers beside the others, where the machine has time for both.
 SUITES := test-c test-unit test-race test-compat test-e2e e2e-k8s test-engines test-release lint
-CONTAINERS := e2e-k8s test-e2e test-engines lint
+CONTAINERS := e2e-k8s test-e2e test-engines
 LANES ?= 1
 test: root deps build simgpu ## every test (35 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
 	@sh tests/run.sh $(BUILD)/log $(if $(filter 1,$(LANES)),"$(SUITES)",\
