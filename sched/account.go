@@ -71,6 +71,7 @@ type account struct {
 type rates struct {
 	open, closing, fenced int   // the tenant's grants, as in tenant
 	gets                  int   // permille of the GPU under each open grant
+	own                   int   // permille of its turn: the others of its cohort have the rest
 	part                  int64 // as tenant's part, for virtual time; 0: the grants do not count for that
 	share                 Share
 	slice                 time.Duration
@@ -89,7 +90,8 @@ func (a *account) bill(now Time, r rates) {
 		return
 	}
 	a.billedAt = now
-	onGPU := dt*time.Duration(r.open)*time.Duration(r.gets)/1000 + dt*time.Duration(r.closing)*time.Duration(100-r.tuning.DropTail)/100
+	turn := dt*time.Duration(r.open)*time.Duration(r.gets)/1000 + dt*time.Duration(r.closing)*time.Duration(100-r.tuning.DropTail)/100
+	onGPU := turn * time.Duration(r.own) / 1000
 	charge := onGPU + dt*time.Duration(r.fenced)
 	if charge > 0 {
 		a.used += charge
@@ -101,8 +103,8 @@ func (a *account) bill(now Time, r rates) {
 			a.limitedFor += dt
 		}
 	}
-	if onGPU > 0 && r.part > 0 {
-		a.vt += scale(int64(min(onGPU, maxDebt)), one, r.part) // bounded, as weeks divided by a small part overflow
+	if turn > 0 && r.part > 0 {
+		a.vt += scale(int64(min(turn, maxDebt)), one, r.part) // bounded, as weeks divided by a small part overflow
 	}
 	if r.share.limited() {
 		a.billCredit(dt, charge, r)

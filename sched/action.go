@@ -47,6 +47,7 @@ type Grant struct {
 	Concurrent bool          // others may hold the GPU at the same time
 	Latency    bool          // it is let in beside others, and goes when it is idle
 	Beside     bool          // it is let in beside others, and stays: their time slices are short
+	Shared     bool          // others of its cohort may hold the GPU in the same turn
 	Moving     bool          // it has to move memory onto the GPU first; its turn begins with Ready
 }
 

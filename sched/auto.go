@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -30,6 +31,7 @@ const (
 
 	reasonSlices  = "by time slices: all clients can be sliced, and their memory fits"
 	reasonLimit   = "a tenant has a core limit, which turns hold exactly"
+	reasonCohort  = "tenants with core limits take turns with all others together, who share their turn by time slices"
 	reasonGang    = "a gang is granted together, which takes turns"
 	reasonOverlap = "an overlap group beside a latency tenant takes turns: the slice of its MPS server cannot be shortened"
 	reasonLatency = "a latency tenant beside several others: it runs beside them, and they take turns"
@@ -97,7 +99,7 @@ func (c *GPU) utilization(ev Utilization) {
 	}
 	cl := c.clients[ev.Client]
 	if cl.in != &c.beside {
-		cl.progress.report(c.now, ev, c.effective == Exclusive)
+		cl.progress.report(c.now, ev, c.effective == Exclusive && !c.inCohort(cl.tenant))
 	}
 	if cl.tenant.share.Priority == Latency {
 		c.noteUse(cl.tenant, ev)
@@ -171,6 +173,7 @@ func (c *GPU) lookAtMode() {
 		c.slices.crowded, c.slices.lookedAt = c.crowded(), c.now
 		a.gaps = a.gaps && c.slices.crowded
 		c.slices.why = c.whyTurns()
+		c.cohort.allowed = c.slices.why == reasonLimit && c.cohortAllowed()
 	}
 	busy, shares := reasonTurns, reasonShares
 	if why := c.slices.why; why == reasonOverlap || why == reasonGang {
@@ -186,12 +189,14 @@ func (c *GPU) lookAtMode() {
 		c.endSlices(reasonMemory, 0)
 	case a.slicing && c.slices.why != "":
 		c.endSlices(c.slices.why, minTurns)
-	case a.slicing:
+	case c.cohort.on && !c.cohort.allowed:
+		c.endSlices(cmp.Or(c.slices.why, reasonTurns), minTurns)
+	case a.slicing, c.cohort.on:
 		if window >= c.sliceWindow() {
 			c.lookAtSlices(window)
 		}
-	case window >= autoWindow && c.slices.why == "" && (c.now >= a.slicedFrom || c.othersNow()) && c.readyForSlices(window):
-		c.beginSlices()
+	case window >= autoWindow && (c.slices.why == "" || c.cohort.allowed) && (c.now >= a.slicedFrom || c.othersNow()) && c.readyForSlices(window, c.cohort.allowed):
+		c.beginSlices(c.cohort.allowed)
 	case c.slices.why == reasonLatency:
 		idle, known := a.idle(window)
 		if window < autoWindow || !known && window < staleWindow && a.reason == reasonLatency {

@@ -143,6 +143,9 @@ func (c *GPU) adoptable(g *grant) bool {
 	}
 	// A lost holder is not revoked when its turn is over, as nobody is there to be
 	// told. It is revoked now, or cutting the connection would buy a grace period.
+	if g.shared && c.inCohort(t) && c.cohortRuns() {
+		return true
+	}
 	next := c.inTurn()
 	return others == 0 && c.kept == nil && (next == nil || next.place == afar && c.now < c.owedUntil || c.ranAt(g) < c.turn(t))
 }
@@ -160,6 +163,7 @@ func (c *GPU) adoptedAs(g *grant) grantKind {
 func (c *GPU) adopt(g *grant) {
 	c.recount(g, func() { c.stopMoving(g) }) // it will say again whether it moves memory
 	c.change(g, granted, c.adoptedAs(g))
+	c.notAlone()
 	c.do(Adopt{g.client.id, g.epoch})
 	c.notice(g.client)
 }

@@ -307,7 +307,7 @@ func (c *GPU) checkGangs() error {
 		}
 	}
 	for cl := c.open.head; cl != nil; cl = cl.next {
-		if c.open.n > 1 && (c.kept == nil || cl.tenant != c.kept) || c.kept != nil && (cl.tenant != c.kept || c.kept.seat.hold != playing) {
+		if c.open.n > 1 && (c.kept == nil || cl.tenant != c.kept) && !(cl.grant.shared && c.inCohort(cl.tenant)) || c.kept != nil && (cl.tenant != c.kept || c.kept.seat.hold != playing) {
 			return fmt.Errorf("two holders: %d grants are open, that of client %d not by its gang's turn", c.open.n, cl.id)
 		}
 	}

@@ -40,6 +40,7 @@ type GPU struct {
 	settings
 	effective Mode // Exclusive or Concurrent
 	auto      auto
+	cohort    cohort
 	roomy     roomy
 
 	gpu   string
@@ -129,6 +130,7 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 		}
 	}
 	delete(c.gangs.toStep, c.gpu)
+	c.countCohort(now)
 	c.now = now
 	c.acts = c.acts[:0]
 

@@ -40,6 +40,7 @@ type grant struct {
 	kind    grantKind
 	state   grantState
 	claimed bool // the client says so; there is no record of it
+	shared  bool // it is a turn of the cohort, in which others may hold too
 	alone   bool // it is a turn: nobody else has had the GPU since the grant
 
 	since     Time

@@ -53,6 +53,8 @@ func (c *GPU) Check() error {
 		return fmt.Errorf("%d clients wait in concurrent mode", c.waiting)
 	case c.urgent.top() != nil && c.holdOff == 0:
 		return fmt.Errorf("tenant %s is urgent and waits", c.urgent.top().displayName())
+	case c.joiner() != nil:
+		return fmt.Errorf("tenant %s waits while its cohort has the GPU", c.joiner().displayName())
 	case c.free() && (c.ready.top() != nil || c.afar.top() != nil && !c.spared()):
 		return fmt.Errorf("%d clients wait for a free GPU", c.waiting)
 	case c.persisted != c.record():

@@ -12,6 +12,7 @@ func (c *GPU) setMode(m Mode) {
 		return
 	}
 	c.mode = m
+	c.endCohort()
 	c.auto.until, c.auto.slicing = 0, false
 	c.slices.stale = true
 	c.auto.startWindow(c.now)

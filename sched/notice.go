@@ -21,6 +21,7 @@ type neighbors struct {
 	latency  int       // latency grants that are open
 	limited  bool      // its tenant has a limit
 	ganged   bool      // its tenant is a gang
+	shared   bool      // its turn is that of its cohort
 	patient  bool      // it is to keep the GPU over short pauses
 	quiet    bool      // it has made no calls for long, see idle.go
 }
@@ -44,6 +45,9 @@ func (s neighbors) notice(id ClientID) Notice {
 	default:
 		n.Leave, n.Bound = n.Waiters > 0 || s.quiet, n.Present > 0
 	}
+	if s.shared {
+		n.Bound = false // it waits for others' slices, and the end of its turn cuts what it has submitted
+	}
 	n.Patient = n.Leave && (s.patient || s.quiet && n.Waiters == 0)
 	return n
 }
@@ -60,6 +64,7 @@ func (c *GPU) expected(cl *client) Notice {
 		latency:  c.latency.n,
 		limited:  t.limited(),
 		ganged:   t.seat != nil && !t.overlaps(),
+		shared:   cl.grant.shared && c.effective == Exclusive,
 		patient:  c.patient(cl),
 		quiet:    cl.quiet,
 	}.notice(cl.id)

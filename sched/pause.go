@@ -131,6 +131,9 @@ const PatientIdle = 20 * time.Millisecond
 // to move first, and must not yet, and most of the holder's pauses are short. To give the
 // GPU back and get it again costs some 0.2 ms each time.
 func (c *GPU) patient(cl *client) bool {
+	if c.cohort.on && cl.in == &c.open && cl.tenant.limited() {
+		return cl.staysInTurn()
+	}
 	if cl.in != &c.open || c.effective != Exclusive || c.now >= c.owedUntil ||
 		c.ready.top() != nil || c.urgent.top() != nil || c.latency.n > 0 || cl.tenant.limited() {
 		return false

@@ -26,6 +26,7 @@ func policies() []policy {
 		strandedMemory(),
 		stalledMoves(),
 		turns(),
+		sharedTurns(),
 		together(),
 	}
 }
@@ -75,7 +76,7 @@ func (c *GPU) grant(cl *client) {
 	cl.standing = false // the grant replaces that
 	c.startWork(cl)
 	latency := t.place == urgent
-	if c.effective == Exclusive && !latency && !c.free() && (c.kept != t || t.seat.hold != playing || !c.alone(t)) {
+	if c.effective == Exclusive && !latency && !c.free() && !(c.cohortRuns() && c.inCohort(t)) && (c.kept != t || t.seat.hold != playing || !c.alone(t)) {
 		panic("sched: two holders")
 	}
 	gr := c.give(cl, c.unqueueForGrant(cl))
@@ -109,9 +110,12 @@ func (c *GPU) grant(cl *client) {
 	if !latency {
 		gr.alone = c.effective == Exclusive && c.latency.n == 0
 		gr.startVT = t.vt
-		if first != nil && c.effective == Exclusive { // the turn of its gang has begun already
+		if first != nil && c.effective == Exclusive { // the turn of its gang or cohort has begun already
 			gr.ran, gr.startVT = c.ranAt(first.grant), first.grant.startVT
 		}
+		gr.shared = c.effective == Exclusive && c.inCohort(t)
+		g.Shared = gr.shared
+		c.notAlone()
 		if c.effective == Exclusive {
 			g.Quantum = c.turn(t)
 		}

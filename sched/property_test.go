@@ -32,6 +32,7 @@ type liveGrant struct {
 	epoch   Epoch
 	latency bool
 	beside  bool // and shuts nobody's gate
+	shared  bool // one of a cohort
 	open    bool // gate
 }
 
@@ -50,6 +51,11 @@ func (h *history) batch(except ClientID) (ids []ClientID) {
 		}
 	}
 	return ids
+}
+
+// unshared returns those of the clients whose grant is not one of a cohort.
+func (h *history) unshared(ids []ClientID) []ClientID {
+	return slices.DeleteFunc(ids, func(id ClientID) bool { return h.live[id].shared })
 }
 
 // busy returns the clients beside which no exclusive grant may be given: all but
@@ -128,7 +134,11 @@ func (h *history) saw(ev Event, acts []Action) error {
 			}
 			g.latency = h.mode == Exclusive && (g.latency || h.shares[a.Client].Priority == Latency)
 			g.open, g.beside = true, false
-			if others := h.batch(a.Client); h.mode == Exclusive && !g.latency && len(others) > 0 {
+			others := h.batch(a.Client)
+			if g.shared {
+				others = h.unshared(others)
+			}
+			if h.mode == Exclusive && !g.latency && len(others) > 0 {
 				return fmt.Errorf("%v while these hold: %v", a, others)
 			}
 		}
@@ -144,7 +154,7 @@ func (h *history) granted(a Grant) error {
 		return fmt.Errorf("%v uses a reserved word", a)
 	case a.Concurrent != (a.Latency || a.Beside || h.mode == Concurrent), (a.Latency || a.Beside) && h.mode != Exclusive, a.Latency && a.Beside:
 		return fmt.Errorf("%v in %v mode", a, h.mode)
-	case !a.Concurrent && len(h.busy()) > 0:
+	case a.Shared && (a.Concurrent || len(h.unshared(h.busy())) > 0), !a.Concurrent && !a.Shared && len(h.busy()) > 0:
 		return fmt.Errorf("%v while these hold: %v", a, h.busy())
 	case h.live[a.Client] != nil:
 		return fmt.Errorf("%v to one that holds epoch %d", a, h.live[a.Client].epoch)
@@ -162,7 +172,7 @@ func (h *history) granted(a Grant) error {
 	}
 	h.used[a.Epoch] = true
 	h.epoch = max(h.epoch, a.Epoch)
-	h.live[a.Client] = &liveGrant{a.Epoch, a.Latency || a.Beside, a.Beside, true}
+	h.live[a.Client] = &liveGrant{a.Epoch, a.Latency || a.Beside, a.Beside, a.Shared, true}
 	return nil
 }
 

@@ -54,11 +54,11 @@ func (c *GPU) setSlices() {
 	}
 	c.slices.stale = false
 	short := c.servesLatency()
-	if !short && !c.sliced() && !c.slices.set {
+	if !short && !c.sliced() && !c.cohort.on && !c.slices.set {
 		return
 	}
 	var parts map[*client]time.Duration
-	if c.sliced() && !short {
+	if (c.sliced() || c.cohort.on) && !short {
 		parts = c.slicesByPart()
 	}
 	c.slices.set = false
@@ -87,14 +87,14 @@ func differ(old, to time.Duration) bool {
 func (c *GPU) slicesByPart() map[*client]time.Duration {
 	processes := map[*tenant]int{}
 	for _, cl := range c.clients {
-		if cl.shares() {
+		if c.slicing(cl) {
 			processes[cl.tenant]++
 		}
 	}
 	weights := map[*client]float64{}
 	least, most, group := 0.0, 0.0, 0.0
 	for _, cl := range c.clients {
-		if cl.shares() {
+		if c.slicing(cl) {
 			w := float64(c.part(cl.tenant)) * cmp.Or(cl.tenant.sliceFactor, 1)
 			if cl.tenant.overlaps() {
 				group = max(group, w)
@@ -111,6 +111,9 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 	longest := c.slices.longest
 	if group > 0 {
 		longest = 0
+	}
+	if c.cohort.on {
+		longest = min(longest, c.cohortSlice())
 	}
 	if longest == 0 {
 		if most-least < most/50 { // nothing to be said against the driver's own
@@ -140,8 +143,13 @@ func (c *GPU) groups() (n int) {
 	return n
 }
 
-// shares says whether the client shares the GPU by slices.
+// shares says whether the client wants its part of the GPU.
 func (cl *client) shares() bool { return cl.connected && cl.wanted }
+
+// slicing says whether the client shares the GPU by slices, where anybody does.
+func (c *GPU) slicing(cl *client) bool {
+	return cl.shares() && (!c.cohort.on || c.inCohort(cl.tenant))
+}
 
 // members counts those members of each overlap group for which counts is true.
 func (c *GPU) members(counts func(*client) bool) map[*tenant]int {

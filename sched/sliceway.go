@@ -26,10 +26,10 @@ const (
 
 // readyForSlices says whether there is something to share, and, where tenants are promised
 // parts, whether turns have shown what each gets alone.
-func (c *GPU) readyForSlices(window time.Duration) bool {
+func (c *GPU) readyForSlices(window time.Duration, cohort bool) bool {
 	n, known := c.groups(), true
 	for _, cl := range c.clients {
-		if !cl.shares() {
+		if !cl.shares() || cohort && !cl.tenant.mayShareTurn() {
 			continue
 		}
 		if !cl.tenant.overlaps() {
@@ -41,36 +41,48 @@ func (c *GPU) readyForSlices(window time.Duration) bool {
 	return n > 1 && (known || window >= staleWindow || !c.uneven())
 }
 
-// beginSlices has clients share the GPU by time slices.
-func (c *GPU) beginSlices() {
+// beginSlices has clients share the GPU by time slices; in a cohort: its turns.
+func (c *GPU) beginSlices(cohort bool) {
 	a := &c.auto
 	a.until, a.worse, a.underfed, a.gaveUp = 0, 0, 0, nil
 	for _, t := range c.tenants {
 		c.bill(t) // as a turn
 		t.gets, t.sliceFactor = 0, 0
 	}
-	a.slicing = true
+	a.slicing = !cohort
+	if cohort {
+		c.startCohort()
+	}
 	c.slices.search, c.slices.stale = newSearch(), true
 	for _, cl := range c.clients {
-		cl.progress.endTurns(a.turnEnded) // what the present turn will show is not known
-		if cl.shares() {
+		if c.slicing(cl) {
 			cl.tenant.gets += int(1000 * c.sliceOf(cl))
+		}
+		if !cohort || c.inCohort(cl.tenant) {
+			cl.progress.endTurns(a.turnEnded) // what the present turn will show is not known
 		}
 	}
 	a.startWindow(c.now)
+	if cohort {
+		c.setEffective(Exclusive, reasonCohort)
+		return
+	}
 	c.setEffective(Concurrent, reasonSlices)
 }
 
 // endSlices has clients take turns, for a while at least.
 func (c *GPU) endSlices(reason string, atLeast time.Duration) {
 	a := &c.auto
-	if a.slicing {
+	if a.slicing || c.cohort.on {
 		for _, t := range c.tenants {
 			c.bill(t) // as a slice
 		}
 		for _, cl := range c.clients {
-			cl.progress.startTurns(c.now)
+			if a.slicing || c.inCohort(cl.tenant) {
+				cl.progress.startTurns(c.now)
+			}
 		}
+		c.endCohort()
 		a.slicing, c.slices.stale = false, true
 		a.slicedFrom, a.left = c.now.Add(max(atLeast, minTurns)), reason
 	}
@@ -145,6 +157,9 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 	}
 	worse := short && m.known && m.sum < turnsGive
 	underfed := m.known && (uneven && c.correct() || !uneven && c.starves(m.sum))
+	if c.cohort.on && !uneven && m.known && m.idle < idleTogether {
+		c.correct() // turns end in the middle of a round of slices, with the same client ahead
+	}
 	a.worse, a.underfed = more(a.worse, worse), more(a.underfed, underfed)
 	switch {
 	case a.worse >= worseTwice:
@@ -183,7 +198,7 @@ const (
 func (c *GPU) sliceWindow() time.Duration {
 	var round time.Duration
 	for _, cl := range c.clients {
-		if cl.shares() {
+		if c.slicing(cl) {
 			round += cl.slice
 		}
 	}
@@ -207,7 +222,7 @@ type measured struct {
 func (c *GPU) measure(window time.Duration) measured {
 	m := measured{rates: map[ClientID]float64{}, known: true}
 	gets := map[*tenant]float64{}
-	latency := c.servesLatency()
+	latency, had := c.servesLatency(), c.cohort.endWindow(window)
 	members := c.members(func(cl *client) bool {
 		_, active := cl.progress.rate(window)
 		return active
@@ -218,6 +233,7 @@ func (c *GPU) measure(window time.Duration) measured {
 		served := latency && cl.tenant.share.Priority == Latency // and not judged
 		part := ofSlice(cl, members)
 		if rate, active := p.rate(window); active && !served {
+			rate /= had
 			m.rates[cl.id] = rate
 			m.slices += part
 			m.idle += part * (1 - float64(p.busySamples)/float64(max(p.samples, 1)))
@@ -227,7 +243,7 @@ func (c *GPU) measure(window time.Duration) measured {
 			}
 		}
 		if known {
-			gets[cl.tenant] += part * min(p.beside/window.Seconds()/alone, 1) * busy
+			gets[cl.tenant] += part * min(p.beside/window.Seconds()/had/alone, 1) * busy
 		} else {
 			gets[cl.tenant] += c.sliceOf(cl) * p.over.Seconds() / window.Seconds()
 		}
@@ -254,7 +270,7 @@ func (c *GPU) sliceOf(cl *client) float64 {
 	}
 	var sum time.Duration
 	for _, o := range c.clients {
-		if o.shares() {
+		if c.slicing(o) {
 			sum += of(o)
 		}
 	}
@@ -276,14 +292,21 @@ const (
 	worthDoubt   = 5 * time.Minute // where nothing is promised: five seconds of turns cost language models half
 )
 
-// uneven says whether tenants are promised something, or their weights differ.
+// uneven says whether tenants that share by slices are promised something, or their weights
+// differ.
 func (c *GPU) uneven() bool {
-	if c.exact > 0 {
+	if c.exact > 0 && !c.cohort.allowed {
 		return true
 	}
 	weight := 0
 	for _, t := range c.tenants {
+		if c.cohort.allowed && !t.mayShareTurn() {
+			continue
+		}
 		if t.clients > 0 && t.share.Priority != Latency {
+			if t.share.Request > 0 {
+				return true
+			}
 			if weight != 0 && t.share.Weight != weight {
 				return true
 			}
@@ -298,10 +321,15 @@ type fed struct {
 	got, part, needs float64 // of the GPU
 	byTurns          float64 // what it got in turns
 	sum              float64 // the same, as a part of what it gets alone
+	had              float64 // for which part of the time it shared the GPU by slices
 }
 
 func (c *GPU) fedOf(t *tenant) fed {
-	f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / one}
+	whole := int64(one)
+	if c.inCohort(t) {
+		whole = c.turnPart(t)
+	}
+	f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / float64(whole), had: c.cohort.had}
 	counts := func(cl *client) bool {
 		_, _, known := cl.progress.alone()
 		return cl.connected && known
@@ -323,40 +351,45 @@ func (c *GPU) fedOf(t *tenant) fed {
 // error; and whether it got more in turns.
 func (f fed) short(by float64) (short, turnsBetter bool) {
 	short = f.got > 0 && f.got < min(f.part, f.needs)-by
-	return short, short && f.got < f.byTurns-by
+	return short, short && f.got*f.had < f.byTurns-by
 }
 
 // starves says whether a tenant gets far less than in turns, and the others do not get more
 // for that: a program may set its own time slices, or work in a way that slices serve badly.
 func (c *GPU) starves(sum float64) bool {
 	inTurns, starved := 0.0, false
-	for _, t := range c.tenantsInOrder() {
+	for _, t := range c.slicers() {
 		f := c.fedOf(t)
 		_, worse := f.short(starvedBy)
 		starved = starved || worse
 		inTurns += f.sum
 	}
-	return starved && sum < inTurns+starvedFor
+	return starved && sum*c.cohort.had < inTurns+starvedFor
 }
 
 // correct changes slices by what tenants got. It returns whether one that did not get its
 // part got more in turns.
 func (c *GPU) correct() bool {
 	underfed, turnsBetter := false, false
-	for _, t := range c.tenantsInOrder() {
+	for _, t := range c.slicers() {
 		short, worse := c.fedOf(t).short(shareError)
 		underfed, turnsBetter = underfed || short, turnsBetter || worse
 	}
 	if !underfed {
 		return false
 	}
-	for _, t := range c.tenantsInOrder() {
+	for _, t := range c.slicers() {
 		if f := c.fedOf(t); f.got > f.part+shareError {
 			t.sliceFactor = max(cmp.Or(t.sliceFactor, 1)*(1-damping*(f.got-f.part)/f.got), leastFactor)
 			c.slices.stale = true
 		}
 	}
 	return turnsBetter
+}
+
+// slicers returns the tenants that share by slices, in order.
+func (c *GPU) slicers() []*tenant {
+	return slices.DeleteFunc(c.tenantsInOrder(), func(t *tenant) bool { return c.cohort.on && !c.inCohort(t) })
 }
 
 func (c *GPU) tenantsInOrder() []*tenant {

@@ -153,7 +153,7 @@ func (c *GPU) way() (way, reason string) {
 		return "slices", c.auto.reason
 	case c.effective == Concurrent:
 		return "driver", c.auto.reason
-	case c.mode == Auto && len(c.clients) > 1 && c.slices.why != "":
+	case c.mode == Auto && len(c.clients) > 1 && c.slices.why != "" && !c.cohort.on:
 		return "turns", c.slices.why
 	}
 	return "turns", c.auto.reason

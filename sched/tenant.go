@@ -281,6 +281,9 @@ func (c *GPU) bill(t *tenant) {
 	}
 	vt := t.vt
 	t.account.bill(c.now, c.ratesOf(t))
+	if t.vt != vt && c.inCohort(t) {
+		c.cohort.vt = max(c.cohort.vt, t.vt)
+	}
 	if t.vt != vt && t.takesTurn() {
 		c.heap(t.place).fix(t)
 	}
@@ -294,7 +297,7 @@ func (c *GPU) ratesOf(t *tenant) rates {
 	r := rates{
 		open: t.open, closing: t.closing, fenced: t.fenced,
 		share: t.share, slice: t.slice(), waits: t.queue.n > 0, keepsOut: c.keptOut, tuning: c.tuning,
-		gets: 1000,
+		gets: 1000, own: 1000,
 	}
 	switch {
 	case c.sliced():
@@ -304,6 +307,10 @@ func (c *GPU) ratesOf(t *tenant) rates {
 	case t.batch > 0:
 		r.gets = 1000 - c.besides.use
 	}
+	if c.inCohort(t) {
+		r.open, r.own = min(t.open, 1), t.gets
+		r.closing = min(t.closing, 1-r.open)
+	}
 	if t.overlaps() { // its clients have the GPU once, all together
 		r.open, r.fenced = min(t.open, 1), min(t.fenced, 1)
 		r.closing = min(t.closing, 1-r.open)
@@ -312,7 +319,7 @@ func (c *GPU) ratesOf(t *tenant) rates {
 		r.patience, r.common = c.pool.partOf(t.share), c.commonPatience()
 	}
 	if t.batch > 0 && t.open+t.closing > 0 {
-		r.part = c.part(t)
+		r.part = c.turnPart(t)
 	}
 	return r
 }
@@ -324,7 +331,8 @@ func (c *GPU) setActive(t *tenant, active bool) {
 	}
 	n := 1
 	if active {
-		t.vt = max(t.vt, c.virtualNow()-int64(c.quantum)*int64(c.active+1))
+		least := c.virtualNow() - int64(c.quantum)*int64(c.active+1)
+		t.vt, c.cohort.vt = max(t.vt, least), max(c.cohort.vt, least)
 	} else {
 		n = -1
 		c.bill(t) // while it still counts
@@ -356,6 +364,7 @@ func (c *GPU) review(t *tenant) {
 		to = ready
 	}
 	c.setActive(t, to == ready || to == afar || to == aside || t.batch > 0)
+	c.keepUp(t)
 	c.meter(t)
 	if t.inHeap() && t.place != to {
 		c.heap(t.place).remove(t)

@@ -29,7 +29,9 @@ func (c *GPU) endTurns() {
 		}
 		if c.kept != nil {
 			c.stop(c.kept, why)
-		} else {
+			continue
+		}
+		for c.open.n > 0 { // several are of the cohort
 			c.revoke(c.open.head.grant, why)
 		}
 	}
@@ -97,7 +99,7 @@ func (c *GPU) turnOver() (Time, bool) {
 		return end, true
 	}
 	turn := c.turn(cl.tenant)
-	switch lead, part := g.startVT-next.vt, c.part(cl.tenant); {
+	switch lead, part := g.startVT-next.vt, c.turnPart(cl.tenant); {
 	case lead > 0 && next != cl.tenant:
 		turn = max(turn-time.Duration(scale(lead, part, one)), min(turn, c.minTurn()))
 	case lead < 0 && c.active == 2 && c.exact > 0:
@@ -119,7 +121,7 @@ func (c *GPU) turn(t *tenant) time.Duration {
 	if c.exact > 0 {
 		round = min(round, max(int64(c.quantum), int64(maxRound)))
 	}
-	d := time.Duration(scale(round, c.part(t), one))
+	d := time.Duration(scale(round, c.turnPart(t), one))
 	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
 }
 

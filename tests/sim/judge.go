@@ -31,6 +31,7 @@ type judge struct {
 type grant struct {
 	concurrent, latency bool
 	beside              bool   // a latency grant that shuts nobody's gate
+	shared              bool   // of a cohort
 	gang                string // of its client, when it was given
 	overlap             int
 	counts, running     bool // for its tenant: it is live; and not paused
@@ -91,7 +92,7 @@ func (j *judge) alone(c sched.ClientID, what string, epoch sched.Epoch) {
 	for _, other := range j.w.client {
 		switch {
 		case other == nil || other.id == c || !occupies(other) || j.grants[other.id].latency:
-		case j.ganged(c, other.id):
+		case j.ganged(c, other.id), j.grants[c].shared && j.grants[other.id].shared:
 		case j.fenced[other]:
 			j.w.report.Overlaps++
 		default:
@@ -114,7 +115,7 @@ func (j *judge) granted(a sched.Grant) {
 	j.used[a.Epoch] = true
 	delete(j.fenced, j.w.byID[a.Client])
 	j.ended(a.Client)
-	j.grants[a.Client] = grant{concurrent: a.Concurrent, latency: a.Latency || a.Beside, beside: a.Beside, gang: j.w.gangOf(a.Client), overlap: j.overlap, counts: true}
+	j.grants[a.Client] = grant{concurrent: a.Concurrent, latency: a.Latency || a.Beside, beside: a.Beside, shared: a.Shared, gang: j.w.gangOf(a.Client), overlap: j.overlap, counts: true}
 	j.running(a.Client, true)
 	if j.grants[a.Client].gang != "" && !a.Concurrent {
 		j.w.report.GangGrants++

@@ -66,6 +66,8 @@ type process struct {
 	revoked   bool
 	latency   bool // its grant keeps others out
 	stays     bool // its grant keeps nobody out, and stays while it is idle
+	leaves    bool // it gives the GPU back when it has nothing to do
+	patient   bool // and waits longer for that
 	epoch     sched.Epoch
 	drain     time.Duration // that it may still run
 	slice     time.Duration
@@ -83,8 +85,11 @@ type process struct {
 func (p *process) wants() bool { return p.kernels > 0 || p.left > 0 }
 
 func (p *process) idleTime() time.Duration {
-	if p.latency {
+	switch {
+	case p.latency:
 		return 200 * time.Microsecond
+	case p.patient:
+		return sched.PatientIdle
 	}
 	return idleTime
 }
@@ -185,6 +190,9 @@ func (g *gpuModel) step(ev sched.Event) {
 		case sched.Resume:
 			p := g.processes[a.Client-1]
 			p.open, p.paused = true, false
+		case sched.Notice:
+			p := g.processes[a.Client-1]
+			p.leaves, p.patient = a.Leave, a.Patient
 		case sched.Slice:
 			p := g.processes[a.Client-1]
 			p.slices++
@@ -226,10 +234,6 @@ func (g *gpuModel) report() {
 
 // settle does what is due now: bursts that begin, turns that are given back.
 func (g *gpuModel) settle() {
-	waiters := false
-	for _, p := range g.processes {
-		waiters = waiters || p.requested
-	}
 	for _, p := range g.processes {
 		if !p.attached {
 			continue
@@ -243,7 +247,7 @@ func (g *gpuModel) settle() {
 			g.step(sched.Request{Client: p.id})
 		case p.epoch != 0 && p.revoked && !p.runs():
 			g.release(p, sched.Revoked)
-		case p.open && !p.wants() && !p.stays && (waiters || p.latency) && g.now.Sub(p.idleFrom) >= p.idleTime():
+		case p.open && !p.wants() && !p.stays && (p.leaves || p.latency) && g.now.Sub(p.idleFrom) >= p.idleTime():
 			g.release(p, sched.Idle)
 		}
 	}

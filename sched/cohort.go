@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import "time"
+
+// A cohort. Turns hold a core limit exactly, because all that a tenant does in its turn is
+// billed to it; time slices cannot, because what one process had of them is known to some
+// percent only. But turns for all, because one tenant has a limit, would cost the others
+// what they gain by slices: language models half. So the tenants without a limit are a
+// cohort. They have one turn together, in which they share the GPU by time slices, and each
+// tenant with a limit has its own turn between these.
+//
+// To the order of turns the cohort is one tenant: its virtual time is common, its part is
+// the sum of theirs, and its turn is over for all of them at once. What each has of the
+// common turn is billed by what slices give it, as in sliceway.go.
+
+// cohort is what a GPU knows of its cohort.
+type cohort struct {
+	on      bool
+	allowed bool          // there may be one, as of the latest look
+	vt      int64         // virtual time of its tenants
+	ran     time.Duration // that it had the GPU in this window
+	had     float64       // of the latest window: all of it where there is no cohort
+}
+
+// inCohort says whether a tenant has its turn together with others.
+func (c *GPU) inCohort(t *tenant) bool { return c.cohort.on && t.mayShareTurn() }
+
+// mayShareTurn says whether nothing of the tenant must be billed exactly.
+func (t *tenant) mayShareTurn() bool {
+	return !t.limited() && t.seat == nil && t.share.Priority == Batch
+}
+
+// cohortAllowed says whether there may be a cohort: a tenant has a limit, and nothing but
+// limits is against time slices. Latency tenants, gangs and overlap groups have rules of
+// their own for turns.
+func (c *GPU) cohortAllowed() bool {
+	limited, others := false, 0
+	for _, cl := range c.inOrder() {
+		t := cl.tenant
+		switch {
+		case t.seat != nil, t.share.Priority == Latency:
+			return false
+		case !cl.connected:
+		case t.limited():
+			limited = true
+		case !cl.wanted:
+		case c.notSliceable(cl) != "", cl.controls.Client != 0 && cl.controls.Channels != ControlWorks:
+			return false // work that is far ahead of the GPU could not be cut at the end of a turn
+		default:
+			others++
+		}
+	}
+	return limited && others > 1
+}
+
+// startCohort is for clients that begin to share their turns by slices.
+func (c *GPU) startCohort() {
+	co := &c.cohort
+	co.on, co.vt, co.ran = true, c.virtualNow(), 0
+	for _, t := range c.tenantsInOrder() {
+		c.review(t)
+	}
+	c.tellAll = true
+}
+
+// endCohort has each tenant take turns of its own. Nobody goes on beside others.
+func (c *GPU) endCohort() {
+	if !c.cohort.on {
+		return
+	}
+	for _, t := range c.tenants {
+		c.bill(t) // as one of the cohort
+	}
+	c.cohort.on = false
+	for c.open.n > 1 {
+		c.revoke(c.open.head.grant, ModeChange)
+	}
+	for _, t := range c.tenantsInOrder() {
+		c.review(t)
+	}
+	c.slices.stale, c.tellAll = true, true
+}
+
+// sharedTurns lets the tenants of a cohort join its turn.
+func sharedTurns() policy {
+	return policy{
+		revoke: func(c *GPU) {
+			if !c.cohort.on {
+				return
+			}
+			for cl := c.open.head; cl != nil && c.open.n > 1; {
+				next := cl.next
+				if !c.inCohort(cl.tenant) { // it has a limit since just now
+					c.revoke(cl.grant, ModeChange)
+				}
+				cl = next
+			}
+		},
+		grant: func(c *GPU) {
+			for t := c.joiner(); t != nil; t = c.joiner() {
+				c.grant(c.nearest(t))
+			}
+		},
+	}
+}
+
+// cohortRuns says whether only the cohort is on the GPU, and its turn goes on.
+func (c *GPU) cohortRuns() bool {
+	if !c.cohort.on || c.open.n == 0 || c.kept != nil || c.holdOff != 0 || c.latency.n > 0 || len(c.moves) > 0 {
+		return false
+	}
+	for _, l := range []*list{&c.open, &c.closing} {
+		for cl := l.head; cl != nil; cl = cl.next {
+			if !cl.grant.shared {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// joiner returns a tenant that waits and may join the turn that goes on; nil: none.
+func (c *GPU) joiner() *tenant {
+	if c.ready.top() == nil || !c.cohortRuns() {
+		return nil
+	}
+	for _, t := range c.ready.items {
+		if c.joins(t) {
+			return t
+		}
+	}
+	return nil
+}
+
+// joins says whether the tenant may join the turn of its cohort, which goes on. One that has
+// to move memory has a turn of its own first.
+func (c *GPU) joins(t *tenant) bool { return t.place == ready && c.inCohort(t) }
+
+// turnPart returns which part of the GPU a tenant's turns are to have: in a cohort all its
+// tenants' parts.
+func (c *GPU) turnPart(t *tenant) int64 {
+	if !c.inCohort(t) {
+		return c.part(t)
+	}
+	sum := int64(0)
+	for _, o := range c.tenants {
+		if o == t || o.active && c.inCohort(o) {
+			sum += c.part(o)
+		}
+	}
+	c.looked += uint64(len(c.tenants))
+	return min(sum, one)
+}
+
+// keepUp gives a tenant that wants the GPU the virtual time of its cohort: who did less
+// before has not saved that up, and who did more is not behind.
+func (c *GPU) keepUp(t *tenant) {
+	if t.queue.n > 0 && c.inCohort(t) {
+		t.vt = c.cohort.vt
+	}
+}
+
+// countCohort adds up for how long the cohort has the GPU. It is called before anything
+// changes.
+func (c *GPU) countCohort(now Time) {
+	if c.cohort.on && c.open.n > 0 && c.open.head.grant.shared {
+		c.cohort.ran += now.Sub(c.now)
+	}
+}
+
+// endWindow returns for which part of the window clients that share by slices had the GPU.
+func (co *cohort) endWindow(window time.Duration) float64 {
+	co.had = 1
+	if co.on {
+		co.had = max(co.ran.Seconds()/window.Seconds(), leastHad)
+	}
+	co.ran = 0
+	return co.had
+}
+
+// leastHad is a bound for what is divided by it.
+const leastHad = 0.01
+
+// notAlone notes that the turn of a holder says nothing about what it gets alone, because
+// others of its cohort hold too.
+func (c *GPU) notAlone() {
+	if !c.cohort.on || c.open.n < 2 {
+		return
+	}
+	for cl := c.open.head; cl != nil; cl = cl.next {
+		cl.grant.alone = false
+	}
+}
+
+// cohortRounds is how many rounds of slices a turn of the cohort has at least. A turn may end
+// in the middle of a round, always with the same client ahead.
+const cohortRounds = 4
+
+// cohortSlice returns the longest slice of which a turn of the cohort has enough.
+func (c *GPU) cohortSlice() time.Duration {
+	n, turn := 0, time.Duration(0)
+	for _, cl := range c.inOrder() {
+		if c.slicing(cl) {
+			n++
+			turn = max(turn, c.turn(cl.tenant))
+		}
+	}
+	return max(turn/time.Duration(cohortRounds*max(n, 1)), LeastSlice)
+}
+
+// A client with a limit that gives the GPU back in each of its short pauses would wait each
+// time until the cohort has had a turn. If it keeps the GPU busy for most of its turns it stays.
+const (
+	shortPause = 2 * time.Millisecond
+	busyTurn   = 0.25
+)
+
+func (cl *client) staysInTurn() bool {
+	short, all := 0, cl.lately()
+	for _, p := range all {
+		if p < shortPause {
+			short++
+		}
+	}
+	return 2*short > len(all) && cl.progress.hot > busyTurn*cl.progress.looks
+}
