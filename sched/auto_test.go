@@ -33,7 +33,8 @@ func (g *autoGPU) step(ev Event) {
 	}
 	for _, a := range acts {
 		if r, ok := a.(Revoke); ok {
-			g.step(Release{Client: r.Client, Epoch: r.Epoch, Reason: Revoked})
+			calls := g.now.Sub(g.c.clients[r.Client].grant.since) / (5 * time.Millisecond)
+			g.step(Release{Client: r.Client, Epoch: r.Epoch, Reason: Revoked, Calls: uint64(calls)})
 			g.step(Request{Client: r.Client})
 		}
 	}

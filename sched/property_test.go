@@ -293,6 +293,9 @@ func TestAnyHistory(t *testing.T) {
 			}
 			return Tick{}
 		})
+		if !plain && cfg.Mode == Auto && !cfg.Memory.Swap && rapid.Bool().Draw(t, "in a cohort") {
+			intoCohort(t, c, &now, step)
+		}
 		for range rapid.IntRange(1, 200).Draw(t, "steps") {
 			switch at, ok := c.Deadline(); {
 			case ok && rapid.IntRange(0, 3).Draw(t, "to the deadline") == 0:
@@ -313,6 +316,31 @@ func TestAnyHistory(t *testing.T) {
 	})
 }
 
+// intoCohort goes on until clients have a turn together beside a tenant with a limit.
+func intoCohort(t *rapid.T, c *GPU, now *Time, step func(Event)) {
+	for id := ClientID(1); id <= 5; id++ {
+		share := Share{}
+		if id%3 == 1 {
+			share.Limit = 30
+		}
+		step(Attach{Client: id, Tenant: fmt.Sprint("t", id%3), Share: share, Want: true})
+		step(Controls{Client: id, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})
+	}
+	for end := now.Add(time.Minute); c.open.n < 2; {
+		if *now > end {
+			t.Fatalf("no cohort after a minute: %v", c.auto.reason)
+		}
+		*now = now.Add(time.Millisecond)
+		step(Tick{})
+		for _, cl := range c.inOrder() {
+			if cl.grant != nil && cl.grant.state == draining {
+				step(Release{Client: cl.id, Epoch: cl.grant.epoch, Reason: Revoked, Calls: 10})
+				step(Request{cl.id})
+			}
+		}
+	}
+}
+
 // nobodyActs goes on without any more events: every client keeps what it gets
 // until it is fenced. The k-th in the queue has its grant after k times a turn
 // and a grace period, or two where memory does not get onto the GPU.
@@ -325,6 +353,7 @@ func nobodyActs(t *rapid.T, c *GPU, now *Time, step func(Event)) {
 		stretch = max(stretch, tn.stretch)
 		away = max(away, tn.notBefore.Sub(start))
 	}
+	stretch = max(stretch, c.owedUntil.Sub(start))
 	granted := map[ClientID]Time{}
 	for {
 		if _, ok := c.due(); !ok {

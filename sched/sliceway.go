@@ -38,7 +38,7 @@ func (c *GPU) readyForSlices(window time.Duration, cohort bool) bool {
 		_, _, measured := cl.progress.alone()
 		known = known && measured
 	}
-	return n > 1 && (known || window >= staleWindow || !c.uneven())
+	return n > 1 && (known || window >= staleWindow || !cohort && !c.uneven())
 }
 
 // beginSlices has clients share the GPU by time slices; in a cohort: its turns.

@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mixes are the programs that share the GPU, two or three at a time.
+// mixes are the programs that share the GPU, two or three at a time. One with "@N" has a core
+// limit of N percent, unless it runs natively.
 var mixes = [][]string{
 	{"decode", "decode"},
 	{"decode", "decode", "decode"},
@@ -31,6 +32,19 @@ var mixes = [][]string{
 	{"embed", "embed", "embed"},
 	{"decode", "embed", "train"},
 	{"gemm", "gemm"},
+	{"decode@30", "decode", "decode"},
+	{"gemm@30", "decode", "decode"},
+	{"gemm@20", "gemm", "gemm"},
+}
+
+// loadsOf separates the programs of a mix from their limits.
+func loadsOf(mix []string) (loads []string, shares []share) {
+	for _, m := range mix {
+		load, limit, _ := strings.Cut(m, "@")
+		n, _ := strconv.Atoi(limit)
+		loads, shares = append(loads, load), append(shares, share{Limit: n})
+	}
+	return loads, shares
 }
 
 // A way is how the programs of a mix share: natively, or with the shim in a mode
@@ -150,7 +164,8 @@ func (b *bench) programsStep(ctx context.Context, _ string) error {
 	var errs []error
 	for i, m := range chosen {
 		if i > 0 {
-			if err := p.keepOnly(ctx, m); err != nil {
+			loads, _ := loadsOf(m)
+			if err := p.keepOnly(ctx, loads); err != nil {
 				errs = append(errs, err)
 			}
 		}
@@ -236,7 +251,8 @@ func (p *pool) keepOnly(ctx context.Context, loads []string) error {
 	})...)
 }
 
-func (b *bench) mix(ctx context.Context, r *programResults, programs []string, length time.Duration) (*mixed, error) {
+func (b *bench) mix(ctx context.Context, r *programResults, of []string, length time.Duration) (*mixed, error) {
+	programs, shares := loadsOf(of)
 	p, n, ways := b.shared, len(programs), b.waysOf()
 	if err := p.have(ctx, append(p.natives[:n:n], p.tenants[:n]...), append(slices.Clone(programs), programs...)); err != nil {
 		return nil, err
@@ -262,7 +278,10 @@ func (b *bench) mix(ctx context.Context, r *programResults, programs []string, l
 		}
 		fmt.Printf("  %s alone: %.2f steps/s natively, %.2f with the shim (%.1f %%)\n", name, r.Native[name], r.Shim[name], 100*r.Shim[name]/r.Native[name])
 	}
-	m := &mixed{Programs: programs, Runs: make([]ran, len(ways))}
+	if err := p.setShares(ctx, shares...); err != nil {
+		return nil, err
+	}
+	m := &mixed{Programs: of, Runs: make([]ran, len(ways))}
 	lats := make([][][]float64, len(ways))
 	for i, how := range ways {
 		m.Runs[i] = ran{Way: how, Longest: make([]float64, n)}
@@ -319,7 +338,8 @@ func (b *bench) round(ctx context.Context, r *ran, lats [][]float64, programs []
 		}
 		workers = p.tenants[:n]
 	}
-	if r.Way == "auto" && len(r.Rounds) == 0 {
+	changed := slices.ContainsFunc(b.waysOf(), func(w way) bool { return w != nativeWay && w != "auto" })
+	if r.Way == "auto" && (changed || len(r.Rounds) == 0) {
 		lead += autoLead
 	}
 	s := soon(lead, length)

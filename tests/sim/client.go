@@ -39,6 +39,7 @@ type client struct {
 
 	reports  bool // now and then
 	reported int  // bursts up to the latest report
+	told     int  // of these calls, by releases
 
 	mem   memory
 	known bool // it was attached before
@@ -241,7 +242,8 @@ func (c *client) drain(epoch sched.Epoch, why sched.Reason) {
 		c.blockedSince = c.w.now
 		c.w.judge.drained(c)
 		c.cut = cut
-		c.send(sched.Release{Client: c.id, Epoch: c.released, Reason: why, Preempted: cut})
+		c.send(sched.Release{Client: c.id, Epoch: c.released, Reason: why, Preempted: cut, Calls: uint64(c.burst - c.told)})
+		c.told = c.burst
 		if cut {
 			c.preempted()
 		}

@@ -92,7 +92,9 @@ func (j *judge) alone(c sched.ClientID, what string, epoch sched.Epoch) {
 	for _, other := range j.w.client {
 		switch {
 		case other == nil || other.id == c || !occupies(other) || j.grants[other.id].latency:
-		case j.ganged(c, other.id), j.grants[c].shared && j.grants[other.id].shared:
+		case j.ganged(c, other.id):
+		case j.grants[c].shared && j.grants[other.id].shared:
+			j.w.report.Shared++
 		case j.fenced[other]:
 			j.w.report.Overlaps++
 		default:

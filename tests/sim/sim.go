@@ -28,6 +28,7 @@ type Report struct {
 	Grants, Concurrent     int // all grants, and those that were concurrent
 	Latency, Pauses        int // latency grants, and holders paused for them
 	Beside                 int // grants beside holders that are not paused
+	Shared                 int // grants in a turn of a cohort, beside other members of it
 	EarlyReleases, Revokes int
 	Fences, Adoptions      int
 	Preemptions            int
@@ -47,12 +48,12 @@ type Report struct {
 }
 
 func (r Report) String() string {
-	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, beside %d, pauses %d), early releases %d, revokes %d, preemptions %d, fences %d, adoptions %d; "+
+	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, beside %d, shared %d, pauses %d), early releases %d, revokes %d, preemptions %d, fences %d, adoptions %d; "+
 		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, changes of mode %d, of shares %d, of slices %d; "+
 		"gang grants %d, steps %d; memory moved in %d, out %d, stalled %d times, refused %d; "+
 		"reserved %d, over a limit %d, no place %d, stranded %d, exports %d, memory limits %d; "+
 		"fenced overlaps %d, limits checked %d, longest wait %v",
-		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Beside, r.Pauses, r.EarlyReleases, r.Revokes, r.Preemptions, r.Fences, r.Adoptions,
+		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Beside, r.Shared, r.Pauses, r.EarlyReleases, r.Revokes, r.Preemptions, r.Fences, r.Adoptions,
 		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.Slices, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused,
 		r.Reserved, r.OverLimit, r.NoPlace, r.Stranded, r.Exports, r.MemoryLimits, r.Overlaps, r.Limits, r.LongestWait)
 }
@@ -82,11 +83,12 @@ type world struct {
 	client []*client // the living, by slot
 	byID   map[sched.ClientID]*client
 	// The tenants of slots: some have one in common, others are on their own.
-	tenants  []*tenant
-	tenantOf []*tenant
-	joined   map[sched.ClientID]*tenant // of clients, also of the dead: grants may be on their way to them
-	lastID   sched.ClientID
-	mem      memoryWorld
+	tenants    []*tenant
+	tenantOf   []*tenant
+	joined     map[sched.ClientID]*tenant // of clients, also of the dead: grants may be on their way to them
+	lastID     sched.ClientID
+	mem        memoryWorld
+	onlyLimits bool // shares have limits and weights alone: others share by slices what these leave
 	// modesChange says that memory which could be moved was told to stay at times.
 	modesChange bool
 
@@ -141,7 +143,10 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 	}
 	w.daemon.quantum = w.duration(minQuantum, maxQuantum)
 	w.daemon.grace = w.duration(minGrace, maxGrace)
-	if opts.Clients < 1000 { // or it is quadratic
+	if w.onlyLimits = !opts.Calm && w.chance(0.15); w.onlyLimits {
+		w.daemon.mode = sched.Auto
+	}
+	if !w.onlyLimits && opts.Clients < 1000 { // or it is quadratic
 		w.newMemory()
 	}
 	w.daemon.start()

@@ -74,7 +74,7 @@ func TestSim(t *testing.T) {
 	if *steps >= 300_000 {
 		for what, n := range map[string]int{
 			"grant": total.Grants, "concurrent grant": total.Concurrent, "early release": total.EarlyReleases,
-			"latency grant": total.Latency, "beside grant": total.Beside, "pause": total.Pauses, "leap of the clock": total.Leaps,
+			"latency grant": total.Latency, "beside grant": total.Beside, "grant beside others of a cohort": total.Shared, "pause": total.Pauses, "leap of the clock": total.Leaps,
 			"change of mode": total.Modes, "change of a share": total.Shares, "time slice": total.Slices, "limit checked": total.Limits, "revoke": total.Revokes, "preemption": total.Preemptions, "fence": total.Fences, "adoption": total.Adoptions, "death": total.Deaths,
 			"stop": total.Stops, "lost connection": total.Cuts, "crash": total.Crashes, "memory moved in": total.MovedIn, "reservation": total.Reserved, "one over a limit": total.OverLimit, "one without a place": total.NoPlace, "stranded client": total.Stranded, "export": total.Exports, "stalled client": total.Stalls, "change of a memory limit": total.MemoryLimits, "grant to a gang": total.GangGrants, "call of a gang while others drain": total.GangSteps, "out": total.MovedOut, "fenced overlap": total.Overlaps,
 		} {
@@ -173,6 +173,7 @@ func add(a, b Report) Report {
 	a.Concurrent += b.Concurrent
 	a.Latency += b.Latency
 	a.Beside += b.Beside
+	a.Shared += b.Shared
 	a.Pauses += b.Pauses
 	a.GangGrants += b.GangGrants
 	a.GangSteps += b.GangSteps

@@ -45,7 +45,7 @@ type tenant struct {
 
 // newTenants chooses some, and shares for them.
 func (w *world) newTenants() {
-	if !w.chance(0.6) {
+	if !w.onlyLimits && !w.chance(0.6) {
 		return // everybody on his own
 	}
 	for i := range 1 + w.rng.IntN(6) {
@@ -58,6 +58,13 @@ func (w *world) newTenants() {
 // newShare chooses a share within what the others leave.
 func (w *world) newShare(t *tenant) sched.Share {
 	var s sched.Share
+	if w.onlyLimits {
+		if w.chance(0.3) {
+			s.Limit = 1 + w.rng.IntN(60)
+		}
+		s.Weight = 50 << w.rng.IntN(4)
+		return s
+	}
 	if w.chance(0.15) {
 		s.Gang = []string{"g", "h"}[w.rng.IntN(2)]
 		return s
