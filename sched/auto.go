@@ -173,7 +173,13 @@ func (c *GPU) lookAtMode() {
 		c.slices.crowded, c.slices.lookedAt = c.crowded(), c.now
 		a.gaps = a.gaps && c.slices.crowded
 		c.slices.why = c.whyTurns()
-		c.cohort.allowed = c.slices.why == reasonLimit && c.cohortAllowed()
+		c.cohort.allowed = false
+		if c.slices.why == reasonLimit {
+			var why string
+			if c.cohort.allowed, why = c.cohortAllowed(); why != "" {
+				c.slices.why += "; the others do not share theirs: " + why
+			}
+		}
 	}
 	busy, shares := reasonTurns, reasonShares
 	if why := c.slices.why; why == reasonOverlap || why == reasonGang {

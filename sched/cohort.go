@@ -2,7 +2,10 @@
 
 package sched
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // A cohort. Turns hold a core limit exactly, because all that a tenant does in its turn is
 // billed to it; time slices cannot, because what one process had of them is known to some
@@ -33,26 +36,37 @@ func (t *tenant) mayShareTurn() bool {
 }
 
 // cohortAllowed says whether there may be a cohort: a tenant has a limit, and nothing but
-// limits is against time slices. Latency tenants, gangs and overlap groups have rules of
-// their own for turns.
-func (c *GPU) cohortAllowed() bool {
+// limits is against time slices for two others at least. If only one of these others is
+// against it, why says so. Latency tenants, gangs and overlap groups have rules of their own
+// for turns.
+func (c *GPU) cohortAllowed() (allowed bool, why string) {
 	limited, others := false, 0
 	for _, cl := range c.inOrder() {
 		t := cl.tenant
+		if t.seat != nil || t.share.Priority == Latency {
+			return false, ""
+		}
 		switch {
-		case t.seat != nil, t.share.Priority == Latency:
-			return false
 		case !cl.connected:
+			continue
 		case t.limited():
 			limited = true
+			continue
 		case !cl.wanted:
-		case c.notSliceable(cl) != "", cl.controls.Client != 0 && cl.controls.Channels != ControlWorks:
-			return false // work that is far ahead of the GPU could not be cut at the end of a turn
-		default:
-			others++
+			continue
+		}
+		others++
+		switch p := cl.controls; {
+		case c.notSliceable(cl) != "":
+			why = fmt.Sprintf("client %d cannot be sliced: %s", cl.id, c.notSliceable(cl))
+		case p.Client != 0 && p.Channels != ControlWorks: // work that is far ahead of the GPU could not be cut
+			why = fmt.Sprintf("the channels of client %d cannot be taken off: %s", cl.id, p.Channels)
 		}
 	}
-	return limited && others > 1
+	if !limited || others < 2 {
+		return false, ""
+	}
+	return why == "", why
 }
 
 // startCohort is for clients that begin to share their turns by slices.

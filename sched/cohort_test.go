@@ -93,6 +93,16 @@ func TestWhatEndsACohort(t *testing.T) {
 	}
 }
 
+// The status says whose fault it is that the others do not share their turns.
+func TestWhyNoCohort(t *testing.T) {
+	g := newCohort(t)
+	g.step(Controls{Client: 2, Slices: ControlWorks, Channels: ControlFaked, Groups: 1})
+	want := reasonLimit + "; the others do not share theirs: the channels of client 2 cannot be taken off: driver fakes it"
+	if way, why := g.c.way(); way != "turns" || why != want {
+		t.Errorf("clients share by %s (%s), want turns (%s)", way, why, want)
+	}
+}
+
 // A cohort of one is no cohort.
 func TestCohortOfOne(t *testing.T) {
 	g := newCohort(t)

@@ -29,7 +29,7 @@ func (s *site) awaitWay(way, reason string) *api.GPU {
 		}
 		found = r.Gpus[0]
 		if found.Way != way || !strings.Contains(found.WayReason, reason) {
-			return fmt.Errorf("it is shared by %s: %s", found.Way, found.WayReason)
+			return fmt.Errorf("it is shared by %s: %s; clients: %v", found.Way, found.WayReason, found.Clients)
 		}
 		return nil
 	})
