@@ -99,7 +99,7 @@ func (c *GPU) utilization(ev Utilization) {
 	}
 	cl := c.clients[ev.Client]
 	if cl.in != &c.beside {
-		cl.progress.report(c.now, ev, c.effective == Exclusive && !c.inCohort(cl.tenant))
+		cl.progress.report(c.now, ev, c.effective == Exclusive && !c.inCohort(cl.tenant), c.shareClock())
 	}
 	if cl.tenant.share.Priority == Latency {
 		c.noteUse(cl.tenant, ev)
@@ -198,7 +198,7 @@ func (c *GPU) lookAtMode() {
 	case c.cohort.on && !c.cohort.allowed:
 		c.endSlices(cmp.Or(c.slices.why, reasonTurns), minTurns)
 	case a.slicing, c.cohort.on:
-		if window >= c.sliceWindow() {
+		if c.sharedIn(window) >= c.sliceWindow() {
 			c.lookAtSlices(window)
 		}
 	case window >= autoWindow && (c.slices.why == "" || c.cohort.allowed) && (c.now >= a.slicedFrom || c.othersNow()) && c.readyForSlices(window, c.cohort.allowed):

@@ -23,7 +23,8 @@ type cohort struct {
 	on      bool
 	allowed bool          // there may be one, as of the latest look
 	vt      int64         // virtual time of its tenants
-	ran     time.Duration // that it had the GPU in this window
+	ran     time.Duration // that it had the GPU
+	since   time.Duration // ran at the start of the window
 	had     float64       // of the latest window: all of it where there is no cohort
 }
 
@@ -72,7 +73,7 @@ func (c *GPU) cohortAllowed() (allowed bool, why string) {
 // startCohort is for clients that begin to share their turns by slices.
 func (c *GPU) startCohort() {
 	co := &c.cohort
-	co.on, co.vt, co.ran = true, c.virtualNow(), 0
+	co.on, co.vt, co.ran, co.since = true, c.virtualNow(), 0, 0
 	for _, t := range c.tenantsInOrder() {
 		c.review(t)
 	}
@@ -168,6 +169,33 @@ func (c *GPU) turnPart(t *tenant) int64 {
 	return min(sum, one)
 }
 
+// cohortParts returns the parts that the tenants of the cohort are to have of its turn, 1 in
+// all. A tenant that does not want the GPU for a moment counts, as turns end all the time.
+func (c *GPU) cohortParts() map[*tenant]float64 {
+	requests, weights := 0, 0
+	parts := map[*tenant]float64{}
+	for _, cl := range c.inOrder() {
+		if _, counted := parts[cl.tenant]; cl.shares() && !c.sleeps(cl) && !counted {
+			parts[cl.tenant] = 0
+			requests += cl.tenant.share.Request
+			weights += cl.tenant.share.Weight
+		}
+	}
+	sum := 0.0
+	for _, t := range c.tenantsInOrder() { // sums of floats depend on the order
+		if _, counted := parts[t]; !counted || !c.inCohort(t) {
+			delete(parts, t)
+			continue
+		}
+		parts[t] = float64(t.share.Request)/100 + max(1-float64(requests)/100, 0)*float64(t.share.Weight)/float64(weights)
+		sum += parts[t]
+	}
+	for t := range parts {
+		parts[t] /= max(sum, minPart/float64(one))
+	}
+	return parts
+}
+
 // keepUp gives a tenant that wants the GPU the virtual time of its cohort: who did less
 // before has not saved that up, and who did more is not behind.
 func (c *GPU) keepUp(t *tenant) {
@@ -184,18 +212,21 @@ func (c *GPU) countCohort(now Time) {
 	}
 }
 
-// endWindow returns for which part of the window clients that share by slices had the GPU.
-func (co *cohort) endWindow(window time.Duration) float64 {
-	co.had = 1
-	if co.on {
-		co.had = max(co.ran.Seconds()/window.Seconds(), leastHad)
+// shareClock runs while clients share the GPU by slices: in a cohort, in its turns.
+func (c *GPU) shareClock() time.Duration {
+	if c.cohort.on {
+		return c.cohort.ran
 	}
-	co.ran = 0
-	return co.had
+	return time.Duration(c.now)
 }
 
-// leastHad is a bound for what is divided by it.
-const leastHad = 0.01
+// sharedIn returns for how long of the window clients shared the GPU by slices.
+func (c *GPU) sharedIn(window time.Duration) time.Duration {
+	if !c.cohort.on {
+		return window
+	}
+	return max(c.cohort.ran-c.cohort.since, time.Millisecond) // it is divided by this
+}
 
 // notAlone notes that the turn of a holder says nothing about what it gets alone, because
 // others of its cohort hold too.

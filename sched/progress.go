@@ -26,7 +26,8 @@ type progress struct {
 	// Beside others, in the window so far.
 	beside      float64 // calls
 	over        time.Duration
-	seen        Time // the latest report
+	seen        Time          // the latest report
+	shared      time.Duration // by shareClock, at that time
 	samples     int
 	busySamples int
 }
@@ -88,8 +89,8 @@ func (p *progress) hadPause(d time.Duration) {
 	}
 }
 
-// report notes what a client said; alone: in its turn.
-func (p *progress) report(now Time, ev Utilization, alone bool) {
+// report notes what a client said; alone: in its turn. Else shared is by shareClock.
+func (p *progress) report(now Time, ev Utilization, alone bool, shared time.Duration) {
 	if alone {
 		p.looks += float64(ev.Samples)
 		p.hot += float64(ev.Busy)
@@ -97,9 +98,9 @@ func (p *progress) report(now Time, ev Utilization, alone bool) {
 	}
 	if gap := now.Sub(p.seen); p.seen != 0 && gap < reportGap {
 		p.beside += float64(ev.Calls)
-		p.over += gap
+		p.over += shared - p.shared
 	}
-	p.seen = now
+	p.seen, p.shared = now, shared
 	p.samples += ev.Samples
 	p.busySamples += ev.Busy
 }
@@ -111,9 +112,9 @@ func (p *progress) startWindow() {
 }
 
 // rate returns the calls per second beside others; false: the client was not active in
-// most of the window.
-func (p *progress) rate(window time.Duration) (float64, bool) {
-	return p.beside / p.over.Seconds(), p.over >= window/2 && p.beside > 0
+// most of the time for which these shared the GPU.
+func (p *progress) rate(shared time.Duration) (float64, bool) {
+	return p.beside / p.over.Seconds(), p.over >= shared/2 && p.beside > 0
 }
 
 // alone returns the calls per second in turns, and the part of that time in which the GPU

@@ -47,6 +47,7 @@ const (
 // search is the search for the length of the longest time slice. It is asked once a
 // window.
 type search struct {
+	cohort  bool
 	longest time.Duration // 0: all have the driver's own, or nearly
 	basing  bool          // this window measures what the others are compared with
 	growing bool
@@ -60,7 +61,15 @@ type search struct {
 	retry   time.Duration // how long it takes to the next
 }
 
-func newSearch() search { return search{basing: true, trial: longer(0)} }
+// newSearch begins with the length after the driver's own, or with the one after that: in a
+// cohort the first one gains too little to be seen.
+func newSearch(cohort bool) search {
+	s := search{basing: true, trial: longer(0), cohort: cohort}
+	if cohort {
+		s.trial = longer(s.trial)
+	}
+	return s
+}
 
 func longer(d time.Duration) time.Duration { return min(2*max(d, DriverSlice), MaxSlice) }
 
@@ -83,7 +92,7 @@ func (s *search) window(now Time, rates map[ClientID]float64) {
 	}
 	for id := range rates {
 		if _, known := s.base[id]; !known && !s.basing {
-			*s = newSearch() // somebody new: from the beginning
+			*s = newSearch(s.cohort) // somebody new: from the beginning
 			return
 		}
 	}
@@ -98,10 +107,14 @@ func (s *search) window(now Time, rates map[ClientID]float64) {
 		s.gained = gained
 	}
 	s.gained = 0.75*s.gained + 0.25*gained
+	toGrow, toKeep := gainToGrow*gainOf(s.longest), gainToKeep*gainOf(s.longest)
+	if s.cohort { // its turns end in the middle of slices
+		toGrow, toKeep = toGrow/2, toKeep/2
+	}
 	switch {
 	case s.longest > 0 && harm:
 		s.back(now, shorter(s.longest))
-	case s.growing && gained < 1+gainToGrow*gainOf(s.longest), s.longest > 0 && s.gained < 1+gainToKeep*gainOf(s.longest):
+	case s.growing && gained < 1+toGrow, s.longest > 0 && s.gained < 1+toKeep:
 		s.back(now, 0)
 	case s.growing && s.longest < MaxSlice:
 		s.longest, s.gained = longer(s.longest), 0

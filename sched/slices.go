@@ -91,11 +91,16 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 			processes[cl.tenant]++
 		}
 	}
+	partOf := func(t *tenant) float64 { return float64(c.part(t)) }
+	if c.cohort.on {
+		parts := c.cohortParts()
+		partOf = func(t *tenant) float64 { return max(parts[t]*one, minPart) }
+	}
 	weights := map[*client]float64{}
 	least, most, group := 0.0, 0.0, 0.0
 	for _, cl := range c.clients {
 		if c.slicing(cl) {
-			w := float64(c.part(cl.tenant)) * cmp.Or(cl.tenant.sliceFactor, 1)
+			w := partOf(cl.tenant) * cmp.Or(cl.tenant.sliceFactor, 1)
 			if cl.tenant.overlaps() {
 				group = max(group, w)
 			} else {
@@ -121,8 +126,10 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 		}
 		longest = DriverSlice
 	}
-	// The smallest part has LeastSlice, unless the others would have more than MaxSlice.
-	longest = min(max(longest, time.Duration(float64(LeastSlice)*most/max(least, 1))), MaxSlice)
+	// The smallest part has LeastSlice, unless the others would have more than MaxSlice. Where
+	// that needs slices longer than the driver's, those that are tried are longer as well.
+	base := max(DriverSlice, time.Duration(float64(LeastSlice)*most/max(least, 1)))
+	longest = min(time.Duration(float64(longest)*base.Seconds()/DriverSlice.Seconds()), MaxSlice)
 	if group > 0 {
 		most, longest = group, DriverSlice
 	}

@@ -53,7 +53,7 @@ func (c *GPU) beginSlices(cohort bool) {
 	if cohort {
 		c.startCohort()
 	}
-	c.slices.search, c.slices.stale = newSearch(), true
+	c.slices.search, c.slices.stale = newSearch(cohort), true
 	for _, cl := range c.clients {
 		if c.slicing(cl) {
 			cl.tenant.gets += int(1000 * c.sliceOf(cl))
@@ -157,7 +157,7 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 	}
 	worse := short && m.known && m.sum < turnsGive
 	underfed := m.known && (uneven && c.correct() || !uneven && c.starves(m.sum))
-	if c.cohort.on && !uneven && m.known && m.idle < idleTogether {
+	if c.cohort.on && settled && !uneven && m.known && m.idle < idleTogether {
 		c.correct() // turns end in the middle of a round of slices, with the same client ahead
 	}
 	a.worse, a.underfed = more(a.worse, worse), more(a.underfed, underfed)
@@ -171,7 +171,7 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 	}
 	longest := s.longest
 	if group {
-		s.search = newSearch()
+		s.search = newSearch(false)
 	} else {
 		s.window(c.now, m.rates)
 	}
@@ -222,9 +222,10 @@ type measured struct {
 func (c *GPU) measure(window time.Duration) measured {
 	m := measured{rates: map[ClientID]float64{}, known: true}
 	gets := map[*tenant]float64{}
-	latency, had := c.servesLatency(), c.cohort.endWindow(window)
+	latency, shared := c.servesLatency(), c.sharedIn(window)
+	c.cohort.had, c.cohort.since = shared.Seconds()/window.Seconds(), c.cohort.ran
 	members := c.members(func(cl *client) bool {
-		_, active := cl.progress.rate(window)
+		_, active := cl.progress.rate(shared)
 		return active
 	})
 	for _, cl := range c.inOrder() {
@@ -232,8 +233,7 @@ func (c *GPU) measure(window time.Duration) measured {
 		alone, busy, known := p.alone()
 		served := latency && cl.tenant.share.Priority == Latency // and not judged
 		part := ofSlice(cl, members)
-		if rate, active := p.rate(window); active && !served {
-			rate /= had
+		if rate, active := p.rate(shared); active && !served {
 			m.rates[cl.id] = rate
 			m.slices += part
 			m.idle += part * (1 - float64(p.busySamples)/float64(max(p.samples, 1)))
@@ -243,9 +243,9 @@ func (c *GPU) measure(window time.Duration) measured {
 			}
 		}
 		if known {
-			gets[cl.tenant] += part * min(p.beside/window.Seconds()/had/alone, 1) * busy
+			gets[cl.tenant] += part * min(p.beside/shared.Seconds()/alone, 1) * busy
 		} else {
-			gets[cl.tenant] += c.sliceOf(cl) * p.over.Seconds() / window.Seconds()
+			gets[cl.tenant] += c.sliceOf(cl) * p.over.Seconds() / shared.Seconds()
 		}
 	}
 	for _, cl := range c.clients {
@@ -325,11 +325,10 @@ type fed struct {
 }
 
 func (c *GPU) fedOf(t *tenant) fed {
-	whole := int64(one)
+	f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / one, had: c.cohort.had}
 	if c.inCohort(t) {
-		whole = c.turnPart(t)
+		f.part = c.cohortParts()[t]
 	}
-	f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / float64(whole), had: c.cohort.had}
 	counts := func(cl *client) bool {
 		_, _, known := cl.progress.alone()
 		return cl.connected && known

@@ -165,7 +165,7 @@ func TestSearch(t *testing.T) {
 		}
 		return map[ClientID]float64{1: 100, 2: 1000}
 	}
-	s := newSearch()
+	s := newSearch(false)
 	windows(t, &s, &now, busy)
 	if s.longest != MaxSlice {
 		t.Errorf("two that keep the GPU busy have %v", s.longest)
@@ -220,7 +220,7 @@ func TestSearchAmongNoise(t *testing.T) {
 	long, windows := 0, 0
 	for seed := range uint64(seeds) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		s, now := newSearch(), Time(time.Hour)
+		s, now := newSearch(false), Time(time.Hour)
 		for end := now.Add(10 * time.Minute); now < end; now = now.Add(sliceWindow) {
 			rates := map[ClientID]float64{}
 			for id := range ClientID(clients) {
