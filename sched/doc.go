@@ -46,27 +46,28 @@
 //
 // Who is granted, and when a grant is asked back, is decided by policies, one file
 // each: grace.go, auto.go, limits.go, conduct.go (gangs), beside.go, latency.go,
-// slices.go, moving.go, turns.go, together.go. policy.go says what a policy is and lists
-// them.
+// slices.go, moving.go, turns.go, cohort.go, together.go. policy.go says what a policy is
+// and lists them.
 //
 // # Time slices
 //
 // In mode Auto, clients share the GPU by its own time slices where all of them have
 // proved that their slices can be set (controls.go), all memory fits, nobody has a core
 // limit or a gang, and not several want turns beside a latency tenant. Then all gates are
-// open as in concurrent mode, and no message
-// goes with a slice. sliceway.go begins and ends that, and judges it every few seconds
+// open as in concurrent mode, and no message goes with a slice. sliceway.go begins and ends that, and judges it every few seconds
 // by how fast clients get on (progress.go): the longest slice grows as long as clients
 // gain by that and none is harmed (search.go), tenants with unequal parts have
 // slices in that proportion (slices.go), and where turns gave more, clients take turns
-// again, for a time that doubles. What a tenant gets is billed as the time in turns that
-// the same calls would have taken.
+// again, for a time that doubles. Beside tenants with core limits, the others are a cohort,
+// which has its turns together and shares these by slices (cohort.go). What a tenant gets
+// is billed as the time in turns that the same calls would have taken.
 //
 // An overlap group (Share.Overlap), whose processes run at the same time by MPS, is a tenant
 // whose clients are granted together, as those of a gang on one GPU are. They do not depend
 // on each other: a client without work gives the GPU back alone, and nobody makes calls for
 // the others' drains. They are billed once for the time in which any of them has the GPU.
-// Their time slice is the MPS server's, so a GPU with a group is shared in turns.
+// Their time slice is the MPS server's, which nobody sets: those of others are in
+// proportion to it.
 //
 // # Who is next
 //
@@ -116,7 +117,7 @@
 //
 // In exclusive mode no grant is given to a batch tenant or a gang while another
 // client holds, drains or is lost; only a fence ends that without the client. Only
-// grants of latency tenants are given beside it. Every client that waits gets its grant within
+// grants of latency tenants are given beside it, and grants of one cohort beside each other. Every client that waits gets its grant within
 // the turns and grace periods of those ahead of it, and twice the time for which they
 // move memory, with a minute at most after each in which nobody else moves; unless
 // the limit of its own tenant keeps it waiting. A holder without a limit is not
