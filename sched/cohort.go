@@ -21,11 +21,12 @@ import (
 // cohort is what a GPU knows of its cohort.
 type cohort struct {
 	on      bool
-	allowed bool          // there may be one, as of the latest look
-	vt      int64         // virtual time of its tenants
-	ran     time.Duration // that it had the GPU
-	since   time.Duration // ran at the start of the window
-	had     float64       // of the latest window: all of it where there is no cohort
+	allowed bool                // there may be one, as of the latest look
+	vt      int64               // virtual time of its tenants
+	ran     time.Duration       // that it had the GPU
+	since   time.Duration       // ran at the start of the window
+	had     float64             // of the latest window: all of it where there is no cohort
+	parts   map[*tenant]float64 // as cohortParts, at the end of the latest window
 }
 
 // inCohort says whether a tenant has its turn together with others.
@@ -35,6 +36,9 @@ func (c *GPU) inCohort(t *tenant) bool { return c.cohort.on && t.mayShareTurn() 
 func (t *tenant) mayShareTurn() bool {
 	return !t.limited() && t.seat == nil && t.share.Priority == Batch
 }
+
+// maxCohort is how many clients a cohort has at most: each end of its turn is a message to each.
+const maxCohort = 32
 
 // cohortAllowed says whether there may be a cohort: a tenant has a limit, and nothing but
 // limits is against time slices for two others at least. If only one of these others is
@@ -64,8 +68,11 @@ func (c *GPU) cohortAllowed() (allowed bool, why string) {
 			why = fmt.Sprintf("the channels of client %d cannot be taken off: %s", cl.id, p.Channels)
 		}
 	}
-	if !limited || others < 2 {
+	switch {
+	case !limited || others < 2:
 		return false, ""
+	case others > maxCohort:
+		why = fmt.Sprintf("they are %d clients, and %d at most are stopped together", others, maxCohort)
 	}
 	return why == "", why
 }
@@ -88,7 +95,7 @@ func (c *GPU) endCohort() {
 	for _, t := range c.tenants {
 		c.bill(t) // as one of the cohort
 	}
-	c.cohort.on = false
+	c.cohort.on, c.cohort.parts = false, nil
 	for c.open.n > 1 {
 		c.revoke(c.open.head.grant, ModeChange)
 	}
@@ -159,14 +166,13 @@ func (c *GPU) turnPart(t *tenant) int64 {
 	if !c.inCohort(t) {
 		return c.part(t)
 	}
-	sum := int64(0)
-	for _, o := range c.tenants {
-		if o == t || o.active && c.inCohort(o) {
-			sum += c.part(o)
-		}
+	r := c.roster
+	if !t.active {
+		r.countShare(t.share, 1)
 	}
-	c.looked += uint64(len(c.tenants))
-	return min(sum, one)
+	rest := max(0, one-int64(r.requests)*one/100)
+	p := int64(r.requests-r.limited.requests)*one/100 + rest*int64(r.weights-r.limited.weights)/int64(r.weights)
+	return min(max(p, minPart), one)
 }
 
 // cohortParts returns the parts that the tenants of the cohort are to have of its turn, 1 in

@@ -4,6 +4,7 @@ package sched
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -100,6 +101,20 @@ func TestWhyNoCohort(t *testing.T) {
 	want := reasonLimit + "; the others do not share theirs: the channels of client 2 cannot be taken off: driver fakes it"
 	if way, why := g.c.way(); way != "turns" || why != want {
 		t.Errorf("clients share by %s (%s), want turns (%s)", way, why, want)
+	}
+}
+
+// Nobody can make the end of each turn a flood of messages.
+func TestCohortIsBounded(t *testing.T) {
+	g := newCohort(t)
+	for id := ClientID(5); id <= maxCohort+1; id++ {
+		if g.step(Attach{Client: id, Want: true}); !g.c.cohort.on {
+			t.Fatalf("no cohort with client %d", id)
+		}
+	}
+	g.step(Attach{Client: maxCohort + 2, Want: true})
+	if want := "they are 33 clients, and 32 at most are stopped together"; g.c.cohort.on || !strings.HasSuffix(g.c.slices.why, want) {
+		t.Errorf("clients share by turns (%s), want %s", g.c.slices.why, want)
 	}
 }
 

@@ -224,6 +224,9 @@ func (c *GPU) measure(window time.Duration) measured {
 	gets := map[*tenant]float64{}
 	latency, shared := c.servesLatency(), c.sharedIn(window)
 	c.cohort.had, c.cohort.since = shared.Seconds()/window.Seconds(), c.cohort.ran
+	if c.cohort.on {
+		c.cohort.parts = c.cohortParts()
+	}
 	members := c.members(func(cl *client) bool {
 		_, active := cl.progress.rate(shared)
 		return active
@@ -327,7 +330,7 @@ type fed struct {
 func (c *GPU) fedOf(t *tenant) fed {
 	f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / one, had: c.cohort.had}
 	if c.inCohort(t) {
-		f.part = c.cohortParts()[t]
+		f.part = c.cohort.parts[t]
 	}
 	counts := func(cl *client) bool {
 		_, _, known := cl.progress.alone()

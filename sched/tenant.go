@@ -30,9 +30,10 @@ type roster struct {
 
 	// The number of tenants that are active, and the sums of their shares.
 	active, requests, weights int
-	special                   int   // tenants that ask for more than turns, see review
-	exact                     int   // those of them with a limit or a request
-	vtime                     int64 // see virtualNow
+	limited                   struct{ requests, weights int } // the same, of those with a limit
+	special                   int                             // tenants that ask for more than turns, see review
+	exact                     int                             // those of them with a limit or a request
+	vtime                     int64                           // see virtualNow
 }
 
 // queues holds the tenants with waiting clients.
@@ -324,6 +325,16 @@ func (c *GPU) ratesOf(t *tenant) rates {
 	return r
 }
 
+// countShare adds the share of n tenants that are active to the sums.
+func (r *roster) countShare(s Share, n int) {
+	r.requests += n * s.Request
+	r.weights += n * s.Weight
+	if s.limited() {
+		r.limited.requests += n * s.Request
+		r.limited.weights += n * s.Weight
+	}
+}
+
 // setActive says whether a tenant counts among those that want the GPU.
 func (c *GPU) setActive(t *tenant, active bool) {
 	if t.active == active {
@@ -339,8 +350,7 @@ func (c *GPU) setActive(t *tenant, active bool) {
 	}
 	t.active = active
 	c.active += n
-	c.requests += n * t.share.Request
-	c.weights += n * t.share.Weight
+	c.countShare(t.share, n)
 	if c.active == 0 {
 		c.vtime = max(c.vtime, t.vt) // or the next tenant would be ahead by all the time that this one had alone
 	}
@@ -443,8 +453,8 @@ func (c *GPU) setShare(t *tenant, s Share) {
 	}
 	c.bill(t)
 	if t.active {
-		c.requests += s.Request - t.share.Request
-		c.weights += s.Weight - t.share.Weight
+		c.countShare(t.share, -1)
+		c.countShare(s, 1)
 	}
 	c.tellAll = true // a limit counts as a client that waits, see neighbors
 	if !t.limited() {
