@@ -197,7 +197,7 @@ func (c *GPU) lookAtMode() {
 		c.endSlices(c.slices.why, minTurns)
 	case c.cohort.on && !c.cohort.allowed:
 		c.endSlices(cmp.Or(c.slices.why, reasonTurns), minTurns)
-	case a.slicing, c.cohort.on:
+	case c.anySliced():
 		if c.sharedIn(window) >= c.sliceWindow() {
 			c.lookAtSlices(window)
 		}

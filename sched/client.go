@@ -141,11 +141,11 @@ func (c *GPU) adoptable(g *grant) bool {
 	if g.kind == turnGrant {
 		others-- // this grant
 	}
+	if g.shared && c.inCohort(t) && c.cohortRuns() {
+		return true // the others hold, so the turn is not over
+	}
 	// A lost holder is not revoked when its turn is over, as nobody is there to be
 	// told. It is revoked now, or cutting the connection would buy a grace period.
-	if g.shared && c.inCohort(t) && c.cohortRuns() {
-		return true
-	}
 	next := c.inTurn()
 	return others == 0 && c.kept == nil && (next == nil || next.place == afar && c.now < c.owedUntil || c.ranAt(g) < c.turn(t))
 }

@@ -143,22 +143,19 @@ func (c *GPU) cohortRuns() bool {
 	return true
 }
 
-// joiner returns a tenant that waits and may join the turn that goes on; nil: none.
+// joiner returns a tenant that waits and may join the turn that goes on; nil: none. One that
+// has to move memory has a turn of its own first: it is not ready.
 func (c *GPU) joiner() *tenant {
 	if c.ready.top() == nil || !c.cohortRuns() {
 		return nil
 	}
 	for _, t := range c.ready.items {
-		if c.joins(t) {
+		if c.inCohort(t) {
 			return t
 		}
 	}
 	return nil
 }
-
-// joins says whether the tenant may join the turn of its cohort, which goes on. One that has
-// to move memory has a turn of its own first.
-func (c *GPU) joins(t *tenant) bool { return t.place == ready && c.inCohort(t) }
 
 // turnPart returns which part of the GPU a tenant's turns are to have: in a cohort all its
 // tenants' parts.
@@ -269,11 +266,5 @@ const (
 )
 
 func (cl *client) staysInTurn() bool {
-	short, all := 0, cl.lately()
-	for _, p := range all {
-		if p < shortPause {
-			short++
-		}
-	}
-	return 2*short > len(all) && cl.progress.hot > busyTurn*cl.progress.looks
+	return 2*cl.pausesBelow(shortPause) > len(cl.lately()) && cl.progress.hot > busyTurn*cl.progress.looks
 }

@@ -75,7 +75,7 @@ func (c *GPU) wantsGPU(cl *client) {
 // notSliceable says why a client's time slice cannot be set; "": it can.
 func (c *GPU) notSliceable(cl *client) string {
 	switch p := &cl.controls; {
-	case p.Client == 0 && (c.sliced() || c.cohort.on) && c.now.Sub(cl.wantedAt) < proofPatience:
+	case p.Client == 0 && c.anySliced() && c.now.Sub(cl.wantedAt) < proofPatience:
 		return ""
 	case p.Client == 0:
 		return "its shim does not say whether time slices work"

@@ -79,6 +79,16 @@ func (c *GPU) forgetPause(cl *client) {
 // lately returns the latest pauses of a client, not in order.
 func (cl *client) lately() []time.Duration { return cl.pauses[:min(cl.nPauses, pausesKept)] }
 
+// pausesBelow counts those of them that were shorter than d.
+func (cl *client) pausesBelow(d time.Duration) (n int) {
+	for _, p := range cl.lately() {
+		if p < d {
+			n++
+		}
+	}
+	return n
+}
+
 // worthWaiting returns for how long it is worth to wait for a client, by how long it has
 // paused and what moving costs. A few pauses do not say how long the longest is. So if it
 // is worth to wait for the longest known one, or this pause is longer, the client has as
@@ -129,7 +139,8 @@ const PatientIdle = 20 * time.Millisecond
 
 // patient says whether a holder is to keep the GPU over short pauses: all that wait have
 // to move first, and must not yet, and most of the holder's pauses are short. To give the
-// GPU back and get it again costs some 0.2 ms each time.
+// GPU back and get it again costs some 0.2 ms each time. Beside a cohort a holder with a
+// limit may be as well, see staysInTurn.
 func (c *GPU) patient(cl *client) bool {
 	if c.cohort.on && cl.in == &c.open && cl.tenant.limited() {
 		return cl.staysInTurn()
@@ -138,13 +149,7 @@ func (c *GPU) patient(cl *client) bool {
 		c.ready.top() != nil || c.urgent.top() != nil || c.latency.n > 0 || cl.tenant.limited() {
 		return false
 	}
-	short := 0
-	for _, p := range cl.lately() {
-		if p < PatientIdle {
-			short++
-		}
-	}
-	return short > pausesKept/2
+	return cl.pausesBelow(PatientIdle) > pausesKept/2
 }
 
 // longIdle is the least idle time of a client that is not expected back soon.

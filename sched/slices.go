@@ -46,6 +46,9 @@ type sliceState struct {
 // sliced says whether clients share the GPU by time slices.
 func (c *GPU) sliced() bool { return c.auto.slicing }
 
+// anySliced says whether any clients do: all of them, or those of a cohort in its turns.
+func (c *GPU) anySliced() bool { return c.sliced() || c.cohort.on }
+
 // setSlices tells clients their slices, where they have changed. When clients or shares
 // change it costs O(n log n); else nothing.
 func (c *GPU) setSlices() {
@@ -54,11 +57,11 @@ func (c *GPU) setSlices() {
 	}
 	c.slices.stale = false
 	short := c.servesLatency()
-	if !short && !c.sliced() && !c.cohort.on && !c.slices.set {
+	if !short && !c.anySliced() && !c.slices.set {
 		return
 	}
 	var parts map[*client]time.Duration
-	if (c.sliced() || c.cohort.on) && !short {
+	if c.anySliced() && !short {
 		parts = c.slicesByPart()
 	}
 	c.slices.set = false

@@ -73,7 +73,7 @@ func (c *GPU) beginSlices(cohort bool) {
 // endSlices has clients take turns, for a while at least.
 func (c *GPU) endSlices(reason string, atLeast time.Duration) {
 	a := &c.auto
-	if a.slicing || c.cohort.on {
+	if c.anySliced() {
 		for _, t := range c.tenants {
 			c.bill(t) // as a slice
 		}
