@@ -124,12 +124,34 @@ func (p *pool) workAndCPU(ctx context.Context, lead, length time.Duration, worke
 		return nil, nil, err
 	}
 	for i, c := range counts {
-		ms = append(ms, 1000*(after[i]-before[i])/(c.Rate*(lead+length).Seconds()))
+		ms = append(ms, cpuOfStep(after[i]-before[i], c, lead+length))
 	}
 	return counts, ms, nil
 }
 
-// cpuOfAll returns the CPU time of the workers' processes, in seconds.
+// cpuOfStep returns the CPU time of a step in ms, of what took so many seconds of CPU time. All
+// steps are taken to be as fast as those that were counted.
+func cpuOfStep(seconds float64, c counted, worked time.Duration) float64 {
+	return 1000 * seconds / max(c.Rate*worked.Seconds(), 1e-9)
+}
+
+// cpuOfEach returns the CPU time of the workers' processes without their children, in seconds.
+func cpuOfEach(workers []*worker) (seconds []float64, err error) {
+	for _, w := range workers {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", w.pid()))
+		if err != nil {
+			return nil, err
+		}
+		p, err := parseStat(text)
+		if err != nil {
+			return nil, err
+		}
+		seconds = append(seconds, p.all().Seconds())
+	}
+	return seconds, nil
+}
+
+// cpuOfAll returns the CPU time of the workers' processes and their children, in seconds.
 func cpuOfAll(workers []*worker) (seconds []float64, err error) {
 	for _, w := range workers {
 		u, err := cpuOf(w.pid())
@@ -146,11 +168,28 @@ type used struct{ user, system time.Duration }
 
 func (u used) all() time.Duration { return u.user + u.system }
 
-func cpuOf(pid int) (u used, err error) {
-	type process struct {
-		parent int
-		used
+// A process is what /proc/PID/stat says, see proc(5).
+type process struct {
+	parent int
+	used
+}
+
+func parseStat(text []byte) (p process, err error) {
+	_, rest, _ := strings.Cut(string(text), ") ") // the name may contain anything
+	f := strings.Fields(rest)
+	if len(f) < 13 {
+		return p, fmt.Errorf("stat of a process: %q", text)
 	}
+	ticks := func(field string) time.Duration {
+		n, _ := strconv.ParseInt(field, 10, 64)
+		return time.Duration(n) * 10 * time.Millisecond // USER_HZ is 100 on all that we run on
+	}
+	p.parent, _ = strconv.Atoi(f[1])
+	p.used = used{ticks(f[11]), ticks(f[12])}
+	return p, nil
+}
+
+func cpuOf(pid int) (u used, err error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
 		return u, err
@@ -161,18 +200,12 @@ func cpuOf(pid int) (u used, err error) {
 		if err != nil {
 			continue // it has ended
 		}
-		_, rest, _ := strings.Cut(string(text), ") ") // the name may contain anything
-		f := strings.Fields(rest)
-		if len(f) < 13 {
-			return u, fmt.Errorf("%s: %q", path, text)
+		p, err := parseStat(text)
+		if err != nil {
+			return u, err
 		}
 		id, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		parent, _ := strconv.Atoi(f[1])
-		ticks := func(field string) time.Duration {
-			n, _ := strconv.ParseInt(field, 10, 64)
-			return time.Duration(n) * 10 * time.Millisecond // USER_HZ is 100 on all that we run on
-		}
-		all[id] = process{parent, used{ticks(f[11]), ticks(f[12])}}
+		all[id] = p
 	}
 	for id, p := range all {
 		for at := id; at > 1; at = all[at].parent {

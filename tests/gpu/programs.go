@@ -75,6 +75,9 @@ type ran struct {
 	P50     []float64   `json:"request_p50_ms,omitempty"` // of programs that answer requests; 0: others
 	P99     []float64   `json:"request_p99_ms,omitempty"`
 	Longest []float64   `json:"longest_gaps_s"`
+	// CPU time of each program's process for a step, in ms, in each round: the process itself,
+	// without a DataLoader's workers.
+	CPU [][]float64 `json:"cpu_ms_per_step"`
 }
 
 // An interval is a ratio of two sums of windows, and what 95 % of 2,000 samples of the rounds
@@ -347,8 +350,16 @@ func (b *bench) round(ctx context.Context, r *ran, lats [][]float64, programs []
 			lead += limitLead - autoLead
 		}
 	}
+	before, err := cpuOfEach(workers)
+	if err != nil {
+		return err
+	}
 	s := soon(lead, length)
 	counts, err := p.work(ctx, s, 0, workers, programs)
+	if err != nil {
+		return err
+	}
+	after, err := cpuOfEach(workers)
 	if err != nil {
 		return err
 	}
@@ -362,9 +373,10 @@ func (b *bench) round(ctx context.Context, r *ran, lats [][]float64, programs []
 			r.Slices = append(r.Slices, strings.Join(round, ", "))
 		}
 	}
-	rates := make([]float64, n)
+	rates, ms := make([]float64, n), make([]float64, n)
 	for i, c := range counts {
 		rates[i] = round(c.Rate, 3)
+		ms[i] = round(cpuOfStep(after[i]-before[i], c, lead+length), 3)
 		r.Longest[i] = max(r.Longest[i], round(c.LongestGap, 4))
 		more, err := workers[i].latencies(ctx, programs[i], s)
 		if err != nil {
@@ -372,8 +384,17 @@ func (b *bench) round(ctx context.Context, r *ran, lats [][]float64, programs []
 		}
 		lats[i] = append(lats[i], more...)
 	}
-	r.Rounds = append(r.Rounds, rates)
+	r.Rounds, r.CPU = append(r.Rounds, rates), append(r.CPU, ms)
 	return nil
+}
+
+// cpuOf is the median CPU time of program i's steps, in ms.
+func (r *ran) cpuOf(i int) float64 {
+	var ms []float64
+	for _, round := range r.CPU {
+		ms = append(ms, round[i])
+	}
+	return median(ms)
 }
 
 // sum adds up what the rounds said, by what each program reaches alone.
@@ -439,6 +460,11 @@ func (m *mixed) lines() []string {
 		if len(r.Sums) > 1 {
 			line += fmt.Sprintf("; rounds %.2f", r.Sums)
 		}
+		line += "; CPU"
+		for i := range r.Of {
+			line += fmt.Sprintf(" %.2f", r.cpuOf(i))
+		}
+		line += " ms a step"
 		if r.Mode != "" {
 			line += " [" + r.Mode + "]"
 		}
