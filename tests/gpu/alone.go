@@ -112,14 +112,14 @@ func (p *pool) compare(ctx context.Context, program string, length time.Duration
 // workAndCPU is work, and the CPU time that each worker's process took for a step, in ms. The
 // lead's steps are taken to be as fast as those of the window.
 func (p *pool) workAndCPU(ctx context.Context, lead, length time.Duration, workers []*worker, loads []string) (counts []counted, ms []float64, err error) {
-	before, err := cpuOfAll(workers)
+	before, err := cpuOfAll(workers, cpuOf)
 	if err != nil {
 		return nil, nil, err
 	}
 	if counts, err = p.work(ctx, soon(lead, length), 0, workers, loads); err != nil {
 		return nil, nil, err
 	}
-	after, err := cpuOfAll(workers)
+	after, err := cpuOfAll(workers, cpuOf)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -135,26 +135,10 @@ func cpuOfStep(seconds float64, c counted, worked time.Duration) float64 {
 	return 1000 * seconds / max(c.Rate*worked.Seconds(), 1e-9)
 }
 
-// cpuOfEach returns the CPU time of the workers' processes without their children, in seconds.
-func cpuOfEach(workers []*worker) (seconds []float64, err error) {
+// cpuOfAll returns what of says of each worker's process, in seconds.
+func cpuOfAll(workers []*worker, of func(pid int) (used, error)) (seconds []float64, err error) {
 	for _, w := range workers {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", w.pid()))
-		if err != nil {
-			return nil, err
-		}
-		p, err := parseStat(text)
-		if err != nil {
-			return nil, err
-		}
-		seconds = append(seconds, p.all().Seconds())
-	}
-	return seconds, nil
-}
-
-// cpuOfAll returns the CPU time of the workers' processes and their children, in seconds.
-func cpuOfAll(workers []*worker) (seconds []float64, err error) {
-	for _, w := range workers {
-		u, err := cpuOf(w.pid())
+		u, err := of(w.pid())
 		if err != nil {
 			return nil, err
 		}
@@ -163,7 +147,7 @@ func cpuOfAll(workers []*worker) (seconds []float64, err error) {
 	return seconds, nil
 }
 
-// A used is CPU time of a process and its living descendants.
+// A used is CPU time.
 type used struct{ user, system time.Duration }
 
 func (u used) all() time.Duration { return u.user + u.system }
@@ -189,6 +173,17 @@ func parseStat(text []byte) (p process, err error) {
 	return p, nil
 }
 
+// cpuOfOne returns the CPU time of a process without its descendants.
+func cpuOfOne(pid int) (used, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return used{}, err
+	}
+	p, err := parseStat(text)
+	return p.used, err
+}
+
+// cpuOf returns the CPU time of a process and its living descendants.
 func cpuOf(pid int) (u used, err error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {

@@ -350,7 +350,7 @@ func (b *bench) round(ctx context.Context, r *ran, lats [][]float64, programs []
 			lead += limitLead - autoLead
 		}
 	}
-	before, err := cpuOfEach(workers)
+	before, err := cpuOfAll(workers, cpuOfOne)
 	if err != nil {
 		return err
 	}
@@ -359,7 +359,7 @@ func (b *bench) round(ctx context.Context, r *ran, lats [][]float64, programs []
 	if err != nil {
 		return err
 	}
-	after, err := cpuOfEach(workers)
+	after, err := cpuOfAll(workers, cpuOfOne)
 	if err != nil {
 		return err
 	}
