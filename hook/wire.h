@@ -195,6 +195,11 @@ enum nvs_grant_flags {
 	 */
 	NVS_GRANT_STANDING   = 1u << 3,
 	/*
+	 * In the page only: others may hold the GPU in the same turn, by time slices,
+	 * so the client says what it does (UTIL) although nobody waits for it.
+	 */
+	NVS_GRANT_SHARED     = 1u << 4,
+	/*
 	 * In the page only: how this container's memory is kept, with or without a
 	 * grant. Neither: swapped where the slot's room is not 0.
 	 */

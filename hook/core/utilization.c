@@ -11,7 +11,7 @@
 #define SEND_NS   250000000ull  /* between frames */
 #define ACTIVE_NS 1000000000ull /* without a call the program pauses, and wants no turn */
 
-/* Whether samples mean anything now: our gate is open, and others want the GPU. */
+/* Whether samples mean anything now: our gate is open, and others want the GPU or have it too. */
 static bool contended(struct nvs_gpu *gpu)
 {
 	const struct nvs_slot *slot = &nvs_client.page->slot[gpu->number];
@@ -22,7 +22,7 @@ static bool contended(struct nvs_gpu *gpu)
 		return false;
 	if (flags & NVS_GRANT_CONCURRENT)
 		return __atomic_load_n(&slot->present, __ATOMIC_RELAXED);
-	return __atomic_load_n(&slot->waiters, __ATOMIC_RELAXED);
+	return flags & NVS_GRANT_SHARED || __atomic_load_n(&slot->waiters, __ATOMIC_RELAXED);
 }
 
 static bool active(struct nvs_gpu *gpu, uint64_t now)

@@ -364,6 +364,12 @@ static void tells_how_often_the_gpu_has_work(void)
 	expect_util(&epoch);
 	u = expect_util(&epoch);
 	CHECK(u.busy == u.samples && !u.calls);
+	/* In a turn together with others: nobody need wait, or be anything but told of. */
+	fake.page->slot[0].present = 0;
+	fake.page->slot[0].flags = NVS_GRANT_SHARED;
+	expect_util(&epoch);
+	u = expect_util(&epoch);
+	CHECK(u.busy == u.samples);
 	/* How many calls that were, to a scheduler that knows it; and, once, that there are no channels. */
 	fake.page->features |= NVS_FEATURE_CONTROLS;
 	for (bool calls = false, controls = false; !calls || !controls;) {

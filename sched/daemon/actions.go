@@ -167,7 +167,10 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 		if att := d.attachmentOf(g, a.Client); att != nil {
 			flags, onPage := grantFlags(a.Concurrent), uint32(0)
 			if a.Latency {
-				onPage = wire.GrantLatency
+				onPage |= wire.GrantLatency
+			}
+			if a.Shared {
+				onPage |= wire.GrantShared
 			}
 			att.client.atWork()
 			d.reach(beforeGrant)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -83,6 +85,38 @@ func TestClientsShareBySlices(t *testing.T) {
 	g := s.status().Gpus[0]
 	if want := fmt.Sprintf("client %d cannot be sliced: time slices: driver refused", b.id); g.Way != "turns" || !strings.Contains(g.WayReason, want) {
 		t.Errorf("the GPU is shared by %s (%s), want turns (%s)", g.Way, g.WayReason, want)
+	}
+}
+
+// Who has a turn together with others reads so in its page, because it is to report what it
+// does although nobody waits: the best time slices come from these reports.
+func TestPageSaysThatATurnIsShared(t *testing.T) {
+	dir := t.TempDir()
+	openToAll(t, dir)
+	s := start(t, dir, autoMode)
+	if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: proto.Uint32(nobody), CoreLimit: proto.Uint32(30)}); err != nil {
+		t.Fatal(err)
+	}
+	_, a, epoch := newHolder(t, s)
+	_, b := newClient(t, s)
+	limited := newProc(t, dir, nobody).connect().register(0).attach(0, gpuA, 0, 0)
+	for _, c := range []*peerConn{a, b, limited} {
+		c.prove(wire.ControlWorks)
+	}
+	b.request()
+	s.await("a cohort", func(r *api.StatusResponse) bool {
+		a.send(wire.Frame{Type: wire.TypeUtil, Util: wire.Util{Samples: 50, Busy: 50, Calls: 20}})
+		return strings.Contains(r.Gpus[0].ModeReason, "share their turn by time slices")
+	})
+	a.release(epoch).request()
+	for _, c := range []*peerConn{a, b} {
+		c.granted()
+		if c.page.Flags(0)&wire.GrantShared == 0 {
+			t.Errorf("the page of client %d does not say that its turn is shared", c.id)
+		}
+	}
+	if limited.page.Flags(0)&wire.GrantShared != 0 {
+		t.Error("the turn of the tenant with a limit is shared")
 	}
 }
 

@@ -163,6 +163,7 @@ const (
 	GrantNext       uint32 = 1 << 1 // page only: this client is next, the holder drains
 	GrantStanding   uint32 = 1 << 3 // page only: go ahead, the grant will come
 	GrantLatency    uint32 = 1 << 2 // page only: give it back as soon as there is nothing to do
+	GrantShared     uint32 = 1 << 4 // page only: others may hold the GPU in the same turn, so report work
 
 	RevokeStep uint32 = 1 << 16 // REVOKE: let one call pass first, for the others of a gang
 

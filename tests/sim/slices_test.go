@@ -65,13 +65,16 @@ type process struct {
 	paused    bool
 	revoked   bool
 	latency   bool // its grant keeps others out
+	beside    bool // its grant is for any number at once
+	shared    bool // its grant is for a cohort
 	stays     bool // its grant keeps nobody out, and stays while it is idle
 	leaves    bool // it gives the GPU back when it has nothing to do
 	patient   bool // and waits longer for that
 	epoch     sched.Epoch
 	drain     time.Duration // that it may still run
 	slice     time.Duration
-	openFor   time.Duration // since the latest report
+	present   bool          // it is told of others on the GPU
+	openFor   time.Duration // in which it looked at its work since the latest report
 	busyFor   time.Duration
 	calls     int // since the latest report
 	granted   uint64
@@ -83,6 +86,18 @@ type process struct {
 }
 
 func (p *process) wants() bool { return p.kernels > 0 || p.left > 0 }
+
+// looks says whether the shim looks at what the GPU does of it, see contended in
+// hook/core/utilization.c.
+func (p *process) looks() bool {
+	switch {
+	case !p.open || p.latency:
+		return false
+	case p.beside:
+		return p.present
+	}
+	return p.shared || p.leaves
+}
 
 func (p *process) idleTime() time.Duration {
 	switch {
@@ -176,6 +191,7 @@ func (g *gpuModel) step(ev sched.Event) {
 			p := g.processes[a.Client-1]
 			g.after(handOver, func() {
 				p.open, p.revoked, p.epoch, p.requested, p.idleFrom, p.latency, p.stays = true, false, a.Epoch, false, g.now, a.Latency, a.Beside
+				p.beside, p.shared = a.Concurrent, a.Shared
 			})
 		case sched.Revoke:
 			p := g.processes[a.Client-1]
@@ -192,12 +208,15 @@ func (g *gpuModel) step(ev sched.Event) {
 			p.open, p.paused = true, false
 		case sched.Notice:
 			p := g.processes[a.Client-1]
-			p.leaves, p.patient = a.Leave, a.Patient
+			p.leaves, p.patient, p.present = a.Leave, a.Patient, a.Bound
 		case sched.Slice:
 			p := g.processes[a.Client-1]
 			p.slices++
 			p.slice = cmp.Or(p.own, a.D)
 		case sched.ModeChosen:
+			for _, p := range g.processes {
+				p.beside = p.beside || a.Mode == sched.Concurrent
+			}
 			g.modes++
 			g.reasons = append(g.reasons, fmt.Sprint(time.Duration(g.now)-time.Hour, a))
 		}
@@ -326,7 +345,7 @@ func (g *gpuModel) run(d time.Duration) {
 		}
 		passed := next.Sub(g.now)
 		for _, q := range g.processes {
-			if q.open {
+			if q.looks() {
 				q.openFor += passed
 				if q.wants() {
 					q.busyFor += passed
