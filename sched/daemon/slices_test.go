@@ -120,6 +120,30 @@ func TestPageSaysThatATurnIsShared(t *testing.T) {
 	}
 }
 
+// A latency tenant that was let in beside others keeps its grant when all share the GPU. Its page
+// then asks of it what it asks of the others: to report, and not to leave at once when it is idle.
+func TestLatencyGrantWhenTurnsEnd(t *testing.T) {
+	dir := t.TempDir()
+	openToAll(t, dir)
+	s := start(t, dir, nil)
+	s.setLatency(t, dir)
+	newHolder(t, s)
+	_, waiting := newClient(t, s)
+	waiting.request()
+	latency := newProc(t, dir, nobody).connect().register(0).attach(0, gpuA, 0, 0)
+	latency.request().granted()
+	if f := latency.page.Flags(0); f != wire.GrantConcurrent|wire.GrantLatency {
+		t.Fatalf("flags %#x beside a holder", f)
+	}
+	if _, err := dial(t, s).Set(t.Context(), &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT}); err != nil {
+		t.Fatal(err)
+	}
+	waiting.granted()
+	if f := latency.page.Flags(0); f != wire.GrantConcurrent {
+		t.Errorf("flags %#x now that all share the GPU", f)
+	}
+}
+
 func TestControlsOnTheWire(t *testing.T) {
 	for code, want := range map[wire.Control]sched.Control{
 		wire.ControlUntried: sched.ControlUntried, wire.ControlWorks: sched.ControlWorks, wire.ControlUnseen: sched.ControlUnseen,

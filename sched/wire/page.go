@@ -95,9 +95,10 @@ func (p Page) Open(channel uint16, epoch uint64, flags uint32, quantumNs, nowNs 
 	atomic.StoreUint32(p.WordAddr(channel), uint32(epoch))
 }
 
-// Share says that others may hold the GPU beside the grant that the page describes.
+// Share says that all may hold the GPU at the same time from now on, beside the grant that the
+// page describes: a latency client is one of them, and need not leave at once when it is idle.
 func (p Page) Share(channel uint16) {
-	p.setFlags(channel, p.Flags(channel)|GrantConcurrent)
+	p.setFlags(channel, p.Flags(channel)&^GrantLatency|GrantConcurrent)
 }
 
 // Close stores WordClosed. The caller wakes the futex.

@@ -215,7 +215,9 @@ func (g *gpuModel) step(ev sched.Event) {
 			p.slice = cmp.Or(p.own, a.D)
 		case sched.ModeChosen:
 			for _, p := range g.processes {
-				p.beside = p.beside || a.Mode == sched.Concurrent
+				if a.Mode == sched.Concurrent {
+					p.beside, p.latency = true, false
+				}
 			}
 			g.modes++
 			g.reasons = append(g.reasons, fmt.Sprint(time.Duration(g.now)-time.Hour, a))
