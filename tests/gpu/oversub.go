@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,12 +28,13 @@ type oversub struct {
 	Promised float64     `json:"promised_of_gpu"`
 	Alone    []float64   `json:"native_alone"`   // steps per second, the mean of the windows
 	Windows  [][]float64 `json:"native_windows"` // of each, before and after what they do together
-	Own      [][]float64 `json:"tenant_windows"` // likewise, of the tenants, each alone
-	StepMS   [][]float64 `json:"step_ms"`        // of each while it has the GPU: natively, as a tenant alone, together
-	CPUMS    [][]float64 `json:"cpu_ms"`         // likewise, CPU time of its process for a step
+	Own      [][]float64 `json:"tenant_windows"` // of the tenants, each alone, before and after each round
+	Rounds   [][]float64 `json:"rounds"`         // steps per second of each in each round together
+	CPUMS    [][]float64 `json:"cpu_ms"`         // CPU time of its process for a step: natively, as a tenant alone, together
 	Rates    []float64   `json:"steps_per_second"`
 	Of       []float64   `json:"of_alone"`
 	Sum      float64     `json:"sum"`
+	OfOwn    *interval   `json:"of_tenants_alone"` // the sum, each relative to the same tenant alone
 	Longest  []float64   `json:"longest_gaps_s"`
 	Moving   float64     `json:"moving"` // part of the time
 	Held     float64     `json:"held"`   // by tenants, as they are billed, part of the time
@@ -42,21 +42,24 @@ type oversub struct {
 	Problem  string      `json:"problem,omitempty"`
 }
 
-// aloneLength is that of each window of a program alone, of which there are four.
-const aloneLength = 4 * time.Second
+// ownWindows is how many windows each program has alone, before and after each round.
+const ownWindows = 2
 
 // oversubStep measures real programs whose memory does not fit together, against each alone.
 func (b *bench) oversubStep(ctx context.Context, _ string) error {
 	old := b.shared
 	defer func() { b.shared, b.backendName = old, nil }()
 	b.backendName = []string{"programs"}
-	all, length := oversubs, 70*time.Second
+	all, rounds := oversubs, 3
 	if b.cells.quick {
-		all, length = oversubs[:2], 45*time.Second
+		all, rounds = oversubs[:2], 2
+	}
+	if b.rounds > 0 {
+		rounds = b.rounds
 	}
 	if b.simulated {
 		b.backendName = []string{"driver"}
-		all, length = []oversub{{Programs: []string{"spin", "spin"}, GPUMiB: 256}}, time.Second
+		all, rounds = []oversub{{Programs: []string{"spin", "spin"}, GPUMiB: 256}}, min(rounds, 2)
 	}
 	all = slices.Clone(all)
 	var errs []error
@@ -65,7 +68,7 @@ func (b *bench) oversubStep(ctx context.Context, _ string) error {
 		if b.cells.only != nil && !b.cells.only.MatchString(strings.Join(o.Programs, "+")) {
 			continue
 		}
-		if err := b.oversub(ctx, o, fmt.Sprintf("oversub-%d", i), length); err != nil {
+		if err := b.oversub(ctx, o, fmt.Sprintf("oversub-%d", i), rounds); err != nil {
 			o.Problem = err.Error()
 			errs = append(errs, fmt.Errorf("%s: %w", strings.Join(o.Programs, " + "), err))
 		}
@@ -75,7 +78,7 @@ func (b *bench) oversubStep(ctx context.Context, _ string) error {
 	return errors.Join(errs...)
 }
 
-func (b *bench) oversub(ctx context.Context, o *oversub, name string, length time.Duration) (err error) {
+func (b *bench) oversub(ctx context.Context, o *oversub, name string, rounds int) (err error) {
 	n := len(o.Programs)
 	s, err := b.scheduler(ctx, name, "--gpu-memory", fmt.Sprintf("%dMi", o.GPUMiB), "--swap-memory", fmt.Sprintf("%dMi", o.GPUMiB*n+1024), "--swap-ready", "100%")
 	if err != nil {
@@ -95,70 +98,126 @@ func (b *bench) oversub(ctx context.Context, o *oversub, name string, length tim
 		return err
 	}
 	o.Windows, o.Own = make([][]float64, n), make([][]float64, n)
-	// alone adds two windows of each program, in which the others do nothing.
-	steps := map[*worker]float64{} // ms, the least
-	cpu := map[*worker][]float64{} // ms of CPU time a step, of each window
-	alone := func(workers []*worker, windows [][]float64) error {
-		if err := p.have(ctx, workers, o.Programs); err != nil {
-			return err
-		}
-		for range 2 {
-			for i, program := range o.Programs { // on the same processors natively and as tenants
-				w := workers[i]
-				c, ms, err := p.workAndCPU(ctx, refLead, aloneLength, []*worker{w}, []string{program})
-				if err != nil {
-					return err
-				}
-				windows[i], cpu[w] = append(windows[i], round(c[0].Rate, 3)), append(cpu[w], ms[0])
-				steps[w] = min(cmp.Or(steps[w], c[0].StepMS), c[0].StepMS)
-			}
-		}
-		return nil
+	w := &oversubRun{
+		pool: p, oversub: o, scheduler: s, aloneLength: 4 * time.Second, length: 24 * time.Second,
+		cpu: map[*worker][]float64{}, together: make([][]counted, n), togetherCPU: make([][]float64, n),
 	}
-	if err := alone(p.natives, o.Windows); err != nil {
+	lead := 15 * time.Second // until their pauses are known
+	if b.simulated {
+		lead, w.aloneLength, w.length = time.Second, time.Second, time.Second
+	}
+	if err := w.addAlone(ctx, p.natives, o.Windows); err != nil {
 		return err
 	}
 	if err := p.keepOnly(ctx, nil); err != nil { // what others use of the GPU is not there to share
 		return err
 	}
-	if err := alone(p.tenants, o.Own); err != nil {
+	if err := w.addAlone(ctx, p.tenants, o.Own); err != nil {
 		return err
 	}
-	lead := 15 * time.Second // until their pauses are known
-	if b.simulated {
-		lead = time.Second
+	for range rounds {
+		if err := w.addTogether(ctx, lead); err != nil {
+			return err
+		}
+		if err := w.addAlone(ctx, p.tenants, o.Own); err != nil {
+			return err
+		}
+		lead = min(lead, 4*time.Second)
 	}
-	before, err := s.swapped(ctx)
+	if err := w.addAlone(ctx, p.natives, o.Windows); err != nil {
+		return err
+	}
+	w.sumUp()
+	return nil
+}
+
+// An oversubRun measures the programs of an oversub, alone and together in turn.
+type oversubRun struct {
+	*pool
+	*oversub
+	scheduler   *scheduler
+	aloneLength time.Duration // of each window of a program alone
+	length      time.Duration // of what they do together in a round; turns take up to 10 s
+
+	cpu         map[*worker][]float64 // ms of CPU time a step, of each window alone
+	together    [][]counted           // of each program in each round
+	togetherCPU [][]float64
+	moved       moves
+	worked      time.Duration // together, leads included
+}
+
+// addAlone adds two windows of each program, in which the others do nothing.
+func (w *oversubRun) addAlone(ctx context.Context, workers []*worker, windows [][]float64) error {
+	if err := w.have(ctx, workers, w.Programs); err != nil {
+		return err
+	}
+	for range ownWindows {
+		for i, program := range w.Programs { // on the same processors natively and as tenants
+			c, ms, err := w.workAndCPU(ctx, refLead, w.aloneLength, workers[i:i+1], []string{program})
+			if err != nil {
+				return err
+			}
+			windows[i], w.cpu[workers[i]] = append(windows[i], round(c[0].Rate, 3)), append(w.cpu[workers[i]], ms[0])
+		}
+	}
+	return nil
+}
+
+// addTogether adds a round in which all tenants work.
+func (w *oversubRun) addTogether(ctx context.Context, lead time.Duration) error {
+	before, err := w.scheduler.swapped(ctx)
 	if err != nil {
 		return err
 	}
-	counts, together, err := p.workAndCPU(ctx, lead, length, p.tenants, o.Programs)
+	counts, ms, err := w.workAndCPU(ctx, lead, w.length, w.tenants, w.Programs)
 	if err != nil {
 		return err
 	}
-	after, err := s.swapped(ctx)
+	after, err := w.scheduler.swapped(ctx)
 	if err != nil {
-		return err
-	}
-	o.Held = round((after.used-before.used).Seconds()/(lead+length).Seconds(), 4)
-	o.Promised = round(float64(after.promised)/float64(o.GPUMiB<<20), 2)
-	o.In = after.in - before.in
-	o.Moving = round((after.took-before.took).Seconds()/(lead+length).Seconds(), 4)
-	if err := errors.Join(alone(p.tenants, o.Own), alone(p.natives, o.Windows)); err != nil {
 		return err
 	}
 	for i, c := range counts {
-		windows := o.Windows[i]
-		o.Alone = append(o.Alone, round(sumOf(windows)/float64(len(windows)), 3))
-		of := c.Rate / o.Alone[i]
-		o.Rates, o.Of, o.Longest = append(o.Rates, round(c.Rate, 3)), append(o.Of, round(of, 4)), append(o.Longest, round(c.LongestGap, 3))
-		o.Sum += of
-		o.CPUMS = append(o.CPUMS, []float64{round(median(cpu[p.natives[i]]), 2), round(median(cpu[p.tenants[i]]), 2), round(together[i], 2)})
-		o.StepMS = append(o.StepMS, []float64{round(steps[p.natives[i]], 2), round(steps[p.tenants[i]], 2), round(c.StepMS, 2)})
+		w.together[i], w.togetherCPU[i] = append(w.together[i], c), append(w.togetherCPU[i], ms[i])
 	}
-	o.Sum = round(o.Sum, 4)
+	w.Promised = round(float64(after.promised)/float64(w.GPUMiB<<20), 2)
+	w.moved.in += after.in - before.in
+	w.moved.took += after.took - before.took
+	w.moved.used += after.used - before.used
+	w.worked += lead + w.length
 	return nil
 }
+
+func (w *oversubRun) sumUp() {
+	w.Held = round(w.moved.used.Seconds()/w.worked.Seconds(), 4)
+	w.Moving = round(w.moved.took.Seconds()/w.worked.Seconds(), 4)
+	w.In = w.moved.in
+	rounds := len(w.together[0])
+	sums, own := make([]float64, rounds), make([]float64, rounds)
+	for i := range w.Programs {
+		w.Alone = append(w.Alone, round(meanOf(w.Windows[i]), 3))
+		ownRate, rates, longest := meanOf(w.Own[i]), []float64{}, 0.0
+		for r, c := range w.together[i] {
+			rates, longest = append(rates, round(c.Rate, 3)), max(longest, c.LongestGap)
+			sums[r] += c.Rate / ownRate
+			// The windows before and after what they did together.
+			own[r] += meanOf(w.Own[i][r*ownWindows:(r+2)*ownWindows]) / ownRate / float64(len(w.Programs))
+		}
+		of := meanOf(rates) / w.Alone[i]
+		w.Rounds, w.Rates = append(w.Rounds, rates), append(w.Rates, round(meanOf(rates), 3))
+		w.Of, w.Longest = append(w.Of, round(of, 4)), append(w.Longest, round(longest, 3))
+		w.Sum += of
+		var cpu []float64
+		for _, ms := range [][]float64{w.cpu[w.natives[i]], w.cpu[w.tenants[i]], w.togetherCPU[i]} {
+			cpu = append(cpu, round(median(ms), 2))
+		}
+		w.CPUMS = append(w.CPUMS, cpu)
+	}
+	w.Sum = round(w.Sum, 4)
+	w.OfOwn = ratioOf(sums, own)
+}
+
+func meanOf(x []float64) float64 { return sumOf(x) / float64(max(len(x), 1)) }
 
 // moves are what a scheduler has counted of moving in, and what is promised.
 type moves struct {
@@ -190,8 +249,8 @@ func (o *oversub) line() string {
 	}
 	own := 0.0
 	for i, windows := range o.Own {
-		own += sumOf(windows) / float64(len(windows)) / o.Alone[i] / float64(len(o.Own))
+		own += meanOf(windows) / o.Alone[i] / float64(len(o.Own))
 	}
-	return text + fmt.Sprintf("alone %.1f, as tenants %.3f of it; sum %.3f of alone (%.3f), %.2f times the GPU's memory, held for %.1f %% of the time, moving takes %.1f %%, longest gaps %.1f s; ms a step natively, as tenants alone, together %.1f, of CPU time %.1f: %s",
-		o.Alone, own, o.Sum, o.Of, o.Promised, 100*o.Held, 100*o.Moving, o.Longest, o.StepMS, o.CPUMS, holds(o.Sum >= 0.98))
+	return text + fmt.Sprintf("alone %.1f, as tenants %.3f of it; sum %.3f of alone (%.3f), %.3f of the tenants alone (%.3f to %.3f; rounds %.2f), %.2f times the GPU's memory, held for %.1f %% of the time, moving takes %.1f %%, longest gaps %.1f s; CPU time of a step natively, as tenants alone, together %.1f ms: %s",
+		o.Alone, own, o.Sum, o.Of, o.OfOwn.Ratio, o.OfOwn.Low, o.OfOwn.High, o.Rounds, o.Promised, 100*o.Held, 100*o.Moving, o.Longest, o.CPUMS, holds(o.Sum >= 0.98))
 }
