@@ -11,7 +11,7 @@
 #define SEND_NS   250000000ull  /* between frames */
 #define ACTIVE_NS 1000000000ull /* without a call the program pauses, and wants no turn */
 
-/* Whether samples mean anything now: our gate is open, and others want the GPU or have it too. */
+/* Whether samples mean anything now: our gate is open, and others want the GPU or hold it too. */
 static bool contended(struct nvs_gpu *gpu)
 {
 	const struct nvs_slot *slot = &nvs_client.page->slot[gpu->number];

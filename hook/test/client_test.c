@@ -364,7 +364,7 @@ static void tells_how_often_the_gpu_has_work(void)
 	expect_util(&epoch);
 	u = expect_util(&epoch);
 	CHECK(u.busy == u.samples && !u.calls);
-	/* In a turn together with others: nobody need wait, or be anything but told of. */
+	/* In a turn that others share: it reports although nobody waits. */
 	fake.page->slot[0].present = 0;
 	fake.page->slot[0].flags = NVS_GRANT_SHARED;
 	expect_util(&epoch);

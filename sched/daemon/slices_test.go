@@ -88,8 +88,8 @@ func TestClientsShareBySlices(t *testing.T) {
 	}
 }
 
-// Who has a turn together with others reads so in its page, because it is to report what it
-// does although nobody waits: the best time slices come from these reports.
+// The page of a client that shares its turn says so. The client then reports its work although
+// nobody waits, and the scheduler finds the best time slices by these reports.
 func TestPageSaysThatATurnIsShared(t *testing.T) {
 	dir := t.TempDir()
 	openToAll(t, dir)
@@ -120,8 +120,8 @@ func TestPageSaysThatATurnIsShared(t *testing.T) {
 	}
 }
 
-// A latency tenant that was let in beside others keeps its grant when all share the GPU. Its page
-// then asks of it what it asks of the others: to report, and not to leave at once when it is idle.
+// A latency tenant that was let in beside others keeps its grant when all begin to share the GPU.
+// Its page then says what those of the others say: it reports, and does not leave at once when idle.
 func TestLatencyGrantWhenTurnsEnd(t *testing.T) {
 	dir := t.TempDir()
 	openToAll(t, dir)

@@ -95,8 +95,8 @@ func (p Page) Open(channel uint16, epoch uint64, flags uint32, quantumNs, nowNs 
 	atomic.StoreUint32(p.WordAddr(channel), uint32(epoch))
 }
 
-// Share says that all may hold the GPU at the same time from now on, beside the grant that the
-// page describes: a latency client is one of them, and need not leave at once when it is idle.
+// Share says that from now on all may hold the GPU at the same time. The grant that the page
+// describes stays; if it is a latency client's, it is one like all others.
 func (p Page) Share(channel uint16) {
 	p.setFlags(channel, p.Flags(channel)&^GrantLatency|GrantConcurrent)
 }

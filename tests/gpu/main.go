@@ -76,7 +76,7 @@ func main() {
 	flag.StringVar(&b.cells.peer, "peer", "", "matrix: a `library` to preload in place of ours, for comparison")
 	loads := flag.String("loads", "", "shares: some of "+strings.Join(sharesByDefault, ", ")+" and hot-gemm, hot-graph, separated by commas")
 	flag.Float64Var(&b.cellSeconds, "cell", 0, "shares: length of a cell, `seconds`; default 6.6")
-	flag.IntVar(&b.rounds, "rounds", 0, "programs, alone: windows of each mix each way; default 4; programs with --quick 1; oversub: rounds together, default 3, with --quick 2")
+	flag.IntVar(&b.rounds, "rounds", 0, "programs, alone: windows of each mix each way, default 4, programs with --quick 1; oversub: rounds, default 3, with --quick 2")
 	flag.DurationVar(&b.window, "window", 0, "programs: length of a window; default 5s, with --quick 3s")
 	ways := flag.String("ways", "", "programs: only these ways to share, of native, on, off and auto, separated by commas")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")

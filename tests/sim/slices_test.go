@@ -54,31 +54,31 @@ type process struct {
 	lies   func(*sched.Utilization)
 	own    time.Duration // it has this time slice, whatever it is told
 
-	id        sched.ClientID
-	attached  bool
-	kernels   int           // of the burst, that have not begun
-	left      time.Duration // of the kernel that has begun
-	wakes     sched.Time    // end of the pause
-	idleFrom  sched.Time
-	requested bool
-	open      bool
-	paused    bool
-	revoked   bool
-	latency   bool // its grant keeps others out
-	beside    bool // its grant is for any number at once
-	shared    bool // its grant is for a cohort
-	stays     bool // its grant keeps nobody out, and stays while it is idle
-	leaves    bool // it gives the GPU back when it has nothing to do
-	patient   bool // and waits longer for that
-	epoch     sched.Epoch
-	drain     time.Duration // that it may still run
-	slice     time.Duration
-	present   bool          // it is told of others on the GPU
-	openFor   time.Duration // in which it looked at its work since the latest report
-	busyFor   time.Duration
-	calls     int // since the latest report
-	granted   uint64
-	slices    int // messages
+	id         sched.ClientID
+	attached   bool
+	kernels    int           // of the burst, that have not begun
+	left       time.Duration // of the kernel that has begun
+	wakes      sched.Time    // end of the pause
+	idleFrom   sched.Time
+	requested  bool
+	open       bool
+	paused     bool
+	revoked    bool
+	latency    bool // its grant keeps others out
+	concurrent bool // its grant is for any number at once
+	shared     bool // its grant is for a cohort
+	stays      bool // its grant keeps nobody out, and stays while it is idle
+	leaves     bool // it gives the GPU back when it has nothing to do
+	patient    bool // and waits longer for that
+	epoch      sched.Epoch
+	drain      time.Duration // that it may still run
+	slice      time.Duration
+	present    bool          // it is told of others on the GPU
+	openFor    time.Duration // in which it looked at its work since the latest report
+	busyFor    time.Duration
+	calls      int // since the latest report
+	granted    uint64
+	slices     int // messages
 
 	work    time.Duration
 	longest time.Duration // of its bursts, from the beginning to the end
@@ -93,7 +93,7 @@ func (p *process) looks() bool {
 	switch {
 	case !p.open || p.latency:
 		return false
-	case p.beside:
+	case p.concurrent:
 		return p.present
 	}
 	return p.shared || p.leaves
@@ -191,7 +191,7 @@ func (g *gpuModel) step(ev sched.Event) {
 			p := g.processes[a.Client-1]
 			g.after(handOver, func() {
 				p.open, p.revoked, p.epoch, p.requested, p.idleFrom, p.latency, p.stays = true, false, a.Epoch, false, g.now, a.Latency, a.Beside
-				p.beside, p.shared = a.Concurrent, a.Shared
+				p.concurrent, p.shared = a.Concurrent, a.Shared
 			})
 		case sched.Revoke:
 			p := g.processes[a.Client-1]
@@ -214,9 +214,9 @@ func (g *gpuModel) step(ev sched.Event) {
 			p.slices++
 			p.slice = cmp.Or(p.own, a.D)
 		case sched.ModeChosen:
-			for _, p := range g.processes {
-				if a.Mode == sched.Concurrent {
-					p.beside, p.latency = true, false
+			if a.Mode == sched.Concurrent { // as Page.Share
+				for _, p := range g.processes {
+					p.concurrent, p.latency = true, false
 				}
 			}
 			g.modes++
