@@ -22,6 +22,9 @@ import (
 const (
 	migrateTimes  = 20 // there and back ten times
 	migrateWithin = 8 * time.Minute
+
+	migrateSmall = 8 << 10  // MiB
+	migrateLarge = 45 << 10 // 60 GiB with what a training has besides; a GPU of 80 GB holds that
 )
 
 // A migrateCase is a program that changes its GPU again and again, against the same
@@ -70,9 +73,12 @@ func (b *bench) migrateStep(ctx context.Context, _ string) error {
 	if len(status.Gpus) > 0 && len(status.Gpus) < 2 {
 		return errors.New("this machine has only one GPU")
 	}
-	all := []*migrateCase{{Program: "torch", MiB: 8 << 10}}
-	if b.tenantMiB > 0 {
+	all := []*migrateCase{{Program: "torch", MiB: migrateSmall}}
+	switch {
+	case b.tenantMiB > 0:
 		all[0].MiB = b.tenantMiB
+	case !b.cells.quick:
+		all = append(all, &migrateCase{Program: "torch", MiB: migrateLarge})
 	}
 	if b.simulated {
 		all = []*migrateCase{{Program: "driver", MiB: 64}}
@@ -102,7 +108,7 @@ func (c *migrateCase) line() string {
 }
 
 func (b *bench) migrateOne(ctx context.Context, c *migrateCase) error {
-	swap := c.MiB*2 + 1024
+	swap := c.MiB*3/2 + 1024 // what a training has besides its parameters is a third
 	s, err := b.scheduler(ctx, fmt.Sprintf("migrate-%s-%d", c.Program, c.MiB), "--swap-memory", fmt.Sprintf("%dMi", swap), "--swap-ready", "100%")
 	if err != nil {
 		return err
