@@ -29,6 +29,7 @@
  *     MOVED(channel, resident, away, ...) --->  on the way, and at the end
  *     <------------- GRANT(channel, epoch)      as above; the client moves in first
  *     MOVED(channel, READY, epoch) ---------->  all is there, its gate opens
+ *     <------------- COPIER(channel, GPU) + socket (SCM_RIGHTS)   what leaves goes to that GPU
  *
  * And where the process leaves the GPU with its context:
  *
@@ -99,6 +100,7 @@ enum nvs_type {
 	NVS_ARENA    = 73, /* carries a segment of host memory for what is away */
 	NVS_SLICE    = 74, /* the GPU's own time slice of this client; to who said NVS_REGISTER_SLICES */
 	NVS_SUSPEND  = 75, /* code: enum nvs_suspend; of the process, channel 0; to who said NVS_REGISTER_SUSPEND */
+	NVS_COPIER   = 76, /* carries a socket to a copier, see struct nvs_copy; to who said NVS_REGISTER_COPIER */
 };
 
 enum nvs_register_flags {
@@ -107,6 +109,7 @@ enum nvs_register_flags {
 	NVS_REGISTER_SLICES    = 1u << 17, /* it understands SLICE */
 	NVS_REGISTER_SUSPEND   = 1u << 18, /* it understands SUSPEND, and sees each call of the driver */
 	NVS_REGISTER_AWAY      = 1u << 19, /* it has sent SUSPENDED (READY), or may, and waits for SUSPEND (OVER) */
+	NVS_REGISTER_COPIER    = 1u << 20, /* it understands COPIER */
 };
 
 /*
@@ -151,6 +154,7 @@ enum nvs_moved_flags {
 	NVS_MOVED_NO_MEMORY = 1u << 16, /* the driver refuses memory that room promises */
 	NVS_MOVED_NO_ARENA  = 1u << 17, /* no host memory for what has to go out */
 	NVS_MOVED_ERROR     = 1u << 18, /* the driver fails otherwise; the rest is not movable */
+	NVS_MOVED_ELSEWHERE = 1u << 19, /* some of it is on another GPU: a copier to this GPU brings it back */
 };
 
 enum nvs_release {
@@ -369,6 +373,28 @@ enum nvs_arena_flags {
 };
 
 /*
+ * A copier is a program that copies memory of this process to another GPU of the node,
+ * while the process leaves for that GPU (gpu is the one to which the process goes), or back
+ * to this GPU (gpu is this one) if the process has not got away. It ends with the socket.
+ */
+struct nvs_copier {
+	uint8_t gpu[NVS_UUID_SIZE]; /* to which it copies, as cuDeviceGetUuid returns it */
+	uint8_t reserved[32];
+};
+
+/*
+ * What goes over the copier's socket (SOCK_SEQPACKET): a request with a descriptor of
+ * memory, as cuMemExportToShareableHandle makes it, and its answer with a descriptor of a
+ * copy on the other GPU, in the order of the requests. Nothing but that descriptor keeps the copy.
+ * An answer with another result than 0 has no descriptor.
+ */
+struct nvs_copy {
+	uint64_t bytes;  /* of the memory, all of it */
+	int32_t  result; /* of the answer: CUresult */
+	uint32_t reserved;
+};
+
+/*
  * The time slice that the GPU's own scheduler is to give this process, from now on
  * and for contexts to come. After each ATTACHED it is the driver's own.
  */
@@ -437,6 +463,7 @@ struct nvs_frame {
 		struct nvs_room     room;
 		struct nvs_arena    arena;
 		struct nvs_slice    slice;
+		struct nvs_copier   copier;
 		uint8_t             raw[48];
 	} u;
 };
@@ -516,6 +543,8 @@ _Static_assert(sizeof(struct nvs_moved) == 48, "moved");
 _Static_assert(sizeof(struct nvs_room) == 48, "room");
 _Static_assert(sizeof(struct nvs_util) == 48, "util");
 _Static_assert(sizeof(struct nvs_slice) == 48, "slice");
+_Static_assert(sizeof(struct nvs_copier) == 48, "copier");
+_Static_assert(sizeof(struct nvs_copy) == 16, "copy");
 _Static_assert(sizeof(struct nvs_controls) == 48, "controls");
 _Static_assert(offsetof(struct nvs_page, features) == 16, "page.features");
 _Static_assert(sizeof(struct nvs_arena) == 48, "arena");

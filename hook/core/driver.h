@@ -104,6 +104,7 @@ struct cu_mem_op_node;
 	D(graph_set, (void *node, struct cu_memset_node *p)) \
 	D(graph_mem_ops, (void *node, struct cu_mem_op_node *p)) \
 	D(graph_child, (void *node, void **graph)) \
+	D(copy_on_device, (CUdeviceptr d, CUdeviceptr s, size_t n, void *stream)) \
 	D(copy_to_device, (CUdeviceptr d, const void *h, size_t n, void *stream)) \
 	D(copy_to_host, (void *h, CUdeviceptr d, size_t n, void *stream))
 

@@ -55,6 +55,7 @@
 #define NVS_EXPORT_OF_graph_set             "cuGraphMemsetNodeGetParams"
 #define NVS_EXPORT_OF_graph_mem_ops         "cuGraphBatchMemOpNodeGetParams"
 #define NVS_EXPORT_OF_graph_child           "cuGraphChildGraphNodeGetGraph"
+#define NVS_EXPORT_OF_copy_on_device        "cuMemcpyDtoDAsync_v2"
 #define NVS_EXPORT_OF_copy_to_device        "cuMemcpyHtoDAsync_v2"
 #define NVS_EXPORT_OF_copy_to_host          "cuMemcpyDtoHAsync_v2"
 

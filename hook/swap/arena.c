@@ -21,7 +21,7 @@
 #include "swap_impl.h"
 #include "thread.h"
 
-#define MAX_SEGMENTS 256u
+#define MAX_SEGMENTS 255u
 /*
  * Granules that are registered at a time, under the drain lock: a drain waits for some
  * 4 ms at most, at the 18 GB/s of 4 KiB pages (H200, driver 580).
@@ -51,7 +51,7 @@ struct arena {
 #define SEGMENT_OF(store) ((store) >> 24)
 #define GRANULE_OF(store) ((store) & 0xffffff)
 
-_Static_assert(MAX_SEGMENTS <= 256, "eight bits of a store");
+_Static_assert(STORE(MAX_SEGMENTS, 0) == NVS_STORE_CARRIED, "eight bits of a store, and no segment with this number");
 
 /* ---- places ---- */
 
@@ -83,6 +83,10 @@ bool nvs_arena_alloc(struct nvs_gpu *gpu, struct place p, uint32_t granules)
 
 void nvs_arena_free(struct nvs_gpu *gpu, struct place p, uint32_t granules)
 {
+	if (granules && nvs_carried(p)) {
+		nvs_carry_free(gpu, p);
+		return;
+	}
 	for (uint32_t i = 0; i < granules; i++) {
 		uint32_t store = p.span->store[p.granule + i];
 		struct segment *g = &gpu->swap->arena->segment[SEGMENT_OF(store)];

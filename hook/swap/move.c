@@ -42,6 +42,7 @@ struct pass {
 	struct nvs_gpu *gpu;
 	bool out;
 	bool at_exit;          /* nvs_swap_fill_at_exit() makes it */
+	bool take;             /* only what was carried comes in, whatever the room */
 	struct flight flight[FLIGHTS];
 	unsigned first, count; /* slots in flight, oldest first */
 	struct place at;       /* of nvs_chunk_next() */
@@ -110,7 +111,7 @@ static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 		return false;
 	if (p->out && (immovable(s) || s->leaving))
 		return false;
-	return p->out ? !s->want && s->resident - s->going > nvs_swap_capacity(p->gpu) : s->want;
+	return p->out ? !s->want && s->resident - s->going > nvs_swap_capacity(p->gpu) : s->want || p->take;
 }
 
 /* Makes the next run busy. False: there is none, or nothing to do. */
@@ -128,6 +129,12 @@ static bool pick(struct pass *p, struct run *r)
 						       : 1u << CHUNK_AWAY | 1u << CHUNK_EMPTY,
 				    &p->at, &p->looked))
 			break;
+		if (p->take && !(chunk_of(p->at)->state == CHUNK_AWAY && nvs_carried(p->at))) {
+			if (r->chunks)
+				break;
+			next_chunk(&p->at);
+			continue;
+		}
 		if (r->chunks && (p->at.span != r->first.span ||
 				  address_of(p->at) != address_of(r->first) + r->bytes))
 			break;
@@ -137,7 +144,8 @@ static bool pick(struct pass *p, struct run *r)
 			/* No work can have used the chunk since it got its memory. */
 			bool blank = c->opens == s->opens;
 
-			if (!blank && !nvs_arena_alloc(p->gpu, p->at, c->granules)) {
+			if (!blank && !nvs_carry_alloc(p->gpu, p->at) &&
+			    !nvs_arena_alloc(p->gpu, p->at, c->granules)) {
 				p->stuck = NVS_MOVED_NO_ARENA;
 				break;
 			}
@@ -145,8 +153,12 @@ static bool pick(struct pass *p, struct run *r)
 				c->opens = TOUCHED;
 			s->going += bytes;
 		} else {
-			if (s->resident + bytes > nvs_swap_capacity(p->gpu))
+			if (!p->take && s->resident + bytes > nvs_swap_capacity(p->gpu))
 				break;
+			if (c->state == CHUNK_AWAY && !nvs_carry_can_fetch(p->gpu, p->at)) {
+				p->stuck = NVS_MOVED_ELSEWHERE;
+				break;
+			}
 			s->resident += bytes;
 			s->away -= bytes;
 			s->coming += bytes;
@@ -219,15 +231,23 @@ static void complete(struct pass *p)
 	struct flight *f = &p->flight[p->first];
 	struct place at = f->run.first;
 	int result = f->copied ? nvs_driver.event_synchronize(s->event[p->first]) : CUDA_SUCCESS;
+	bool moved = result == CUDA_SUCCESS;
 
-	if (result != CUDA_SUCCESS)
+	if (!moved)
 		give_up(p, result);
-	if ((result == CUDA_SUCCESS) == p->out)
+	for (uint32_t i = 0; i < f->run.chunks; i++, next_chunk(&at)) {
+		if (chunk_of(at)->opens == TOUCHED && nvs_carried(at)) {
+			if (p->out)
+				moved = nvs_carry_receive(p->gpu, at) && moved;
+			else
+				nvs_carry_fetched(p->gpu, at, moved);
+		}
+		if (!p->out && moved)
+			nvs_vmm_arrived(at);
+	}
+	if (moved == p->out)
 		nvs_chunk_unmap(f->run.first, f->run.chunks);
-	for (uint32_t i = 0; !p->out && result == CUDA_SUCCESS && i < f->run.chunks;
-	     i++, next_chunk(&at))
-		nvs_vmm_arrived(at);
-	settle(p, f->run, result == CUDA_SUCCESS);
+	settle(p, f->run, moved);
 	p->untold += f->run.bytes;
 	p->moved = true;
 	p->first = (p->first + 1) % FLIGHTS;
@@ -276,15 +296,24 @@ static void begin(struct pass *p, struct run r)
 
 		if (c->opens != TOUCHED)
 			continue;
-		copied = true;
 		if (p->out)
 			nvs_vmm_leaving(at);
-		result = nvs_arena_copy(p->gpu, at, c->granules, p->out);
+		if (p->out && nvs_carried(at)) {
+			nvs_carry_send(p->gpu, at);
+			continue;
+		}
+		copied = true;
+		result = nvs_carried(at) ? nvs_carry_fetch(p->gpu, at)
+					 : nvs_arena_copy(p->gpu, at, c->granules, p->out);
 	}
 	if (result == CUDA_SUCCESS && copied)
 		result = nvs_driver.event_record(s->event[slot], s->stream);
 	if (result != CUDA_SUCCESS) {
 		give_up(p, result); /* waits until copies that were begun have ended */
+		at = r.first;
+		for (uint32_t i = 0; !p->out && i < r.chunks; i++, next_chunk(&at))
+			if (chunk_of(at)->opens == TOUCHED && nvs_carried(at))
+				nvs_carry_fetched(p->gpu, at, false);
 		if (!p->out)
 			nvs_chunk_unmap(r.first, r.chunks);
 		settle(p, r, false);
@@ -297,9 +326,9 @@ static void begin(struct pass *p, struct run r)
 /* ---- passes ---- */
 
 /* Moves memory as far as possible now. */
-static struct pass move(struct nvs_gpu *gpu, bool out, bool at_exit)
+static struct pass move(struct pass p)
 {
-	struct pass p = { .gpu = gpu, .out = out, .at_exit = at_exit };
+	struct nvs_gpu *gpu = p.gpu;
 	struct run r;
 	bool more;
 
@@ -324,7 +353,7 @@ static struct pass move(struct nvs_gpu *gpu, bool out, bool at_exit)
 	return p;
 }
 
-enum plan { PLAN_NOTHING, PLAN_ANSWER, PLAN_OUT, PLAN_IN };
+enum plan { PLAN_NOTHING, PLAN_ANSWER, PLAN_OUT, PLAN_IN, PLAN_TAKE };
 
 /* Opens the gate if all memory is there; else says what is to be done. */
 static enum plan decide(struct nvs_gpu *gpu)
@@ -346,6 +375,8 @@ static enum plan decide(struct nvs_gpu *gpu)
 		s->evicting = true;
 		plan = PLAN_OUT;
 	}
+	if (nvs_carry_takes(s))
+		plan = PLAN_TAKE;
 	nvs_swap_unlock(s);
 	if (open)
 		nvs_gpu_filled(gpu);
@@ -418,12 +449,15 @@ static void *mover_main(void *arg)
 			if (!again) {
 				nvs_pools_drained(gpu);
 				flushed(gpu);
-				p = move(gpu, true, false);
+				p = move((struct pass){ .gpu = gpu, .out = true });
 			}
 		} else if (plan == PLAN_IN) {
-			p = move(gpu, false, false);
+			p = move((struct pass){ .gpu = gpu });
+		} else if (plan == PLAN_TAKE) {
+			p = move((struct pass){ .gpu = gpu, .take = true });
+			nvs_carry_taken(s);
 		}
-		if (p.stuck ? p.stuck != told : p.moved || plan == PLAN_ANSWER || plan == PLAN_OUT)
+		if (p.stuck ? p.stuck != told : p.moved || plan == PLAN_ANSWER || plan == PLAN_OUT || plan == PLAN_TAKE)
 			nvs_swap_tell(gpu, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
 		told = p.stuck;
 		/* Moving has changed the kick, so that the loop looks once more. */
@@ -443,7 +477,7 @@ bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu)
 	nvs_signals_block(&q);
 	for (bool moved = true; moved && decide(gpu) == PLAN_IN;) {
 		unsigned seen = atomic_load(&s->kick);
-		struct pass p = move(gpu, false, true);
+		struct pass p = move((struct pass){ .gpu = gpu, .at_exit = true });
 
 		moved = p.moved;
 		away = true;

@@ -49,6 +49,10 @@ static void receive(struct nvs_gpu *gpu, const struct nvs_frame *f, int fd)
 		nvs_swap_arena(gpu, &f->u.arena,
 			       fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3));
 		break;
+	case NVS_COPIER:
+		nvs_swap_copier(gpu, &f->u.copier,
+				fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3));
+		break;
 	}
 }
 
@@ -66,6 +70,7 @@ static void gate_opened(struct nvs_gpu *gpu)
 const struct nvs_memory_ops nvs_memory_ops = {
 	.start = start,
 	.capable = nvs_swap_capable,
+	.copiable = nvs_carry_capable,
 	.usage = nvs_memory_read,
 	.attached = attached,
 	.lost = nvs_reserve_lost,

@@ -232,11 +232,19 @@ void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_MOVED,
 			       .channel = (uint16_t)gpu->number, .code = code };
+	bool takes;
 
 	if (gpu->lease.link != LEASE_ATTACHED || atomic_load(&s->mode) != SWAP_ON)
 		return;
 	if (gpu->lease.gate == LEASE_OPEN)
 		f.epoch = gpu->lease.epoch;
+	/* Where the process has arrived, its memory comes first: then the scheduler hears of both at once. */
+	nvs_swap_lock(s);
+	takes = nvs_carry_takes(s);
+	f.code |= nvs_carry_astray(s) ? NVS_MOVED_ELSEWHERE : 0;
+	nvs_swap_unlock(s);
+	if (takes)
+		return;
 	f.u.moved = s->told = state_of(gpu);
 	s->told_ns = nvs_now();
 	nvs_client_send(&f);
@@ -336,6 +344,7 @@ void nvs_swap_attached(struct nvs_gpu *gpu)
 		}
 		on = s->mover;
 	}
+	nvs_carry_attached(gpu);
 	/* Regions that exist stay movable. */
 	atomic_store_explicit(&s->mode, on ? SWAP_ON : SWAP_OFF, memory_order_release);
 	if (on)
@@ -358,6 +367,7 @@ void nvs_swap_room_changed(struct nvs_gpu *gpu)
 void nvs_swap_fork_child(void)
 {
 	nvs_arena_fork_child();
+	nvs_carry_fork_child();
 	NVS_FOR_EACH_GPU(gpu)
 		if (gpu->swap) /* not in the middle of the start */
 			nvs_swap_reset(gpu);

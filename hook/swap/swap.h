@@ -36,6 +36,9 @@ void nvs_swap_init(void);
 /* Whether any GPU can: said in REGISTER. */
 bool nvs_swap_capable(void);
 
+/* Whether memory can leave for another GPU by a copier: said in REGISTER. */
+bool nvs_carry_capable(void);
+
 /* Whether allocations on the GPU are to be movable now. The first call waits for the scheduler. */
 bool nvs_swap_on(struct nvs_gpu *gpu);
 
@@ -172,6 +175,8 @@ void nvs_swap_attached(struct nvs_gpu *gpu);
 void nvs_swap_room_changed(struct nvs_gpu *gpu);
 /* A segment of the arena came. Takes fd. */
 void nvs_swap_arena(struct nvs_gpu *gpu, const struct nvs_arena *a, int fd);
+/* A copier came. Takes fd. */
+void nvs_swap_copier(struct nvs_gpu *gpu, const struct nvs_copier *c, int fd);
 void nvs_swap_tick(uint64_t now);
 /* Tells the scheduler where memory is. code: enum nvs_moved_flags. */
 void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code);

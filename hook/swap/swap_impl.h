@@ -22,6 +22,7 @@
 
 struct arena;
 struct memory;
+struct nvs_carry;
 struct nvs_pool;
 struct nvs_pools;
 struct nvs_swap_range;
@@ -60,7 +61,7 @@ enum chunk_state {
 	CHUNK_NONE,  /* no chunk begins here */
 	CHUNK_EMPTY, /* never used, and nowhere */
 	CHUNK_HERE,  /* mapped on the GPU */
-	CHUNK_AWAY,  /* in the arena */
+	CHUNK_AWAY,  /* in the arena, or copied to another GPU (carry.c) */
 	CHUNK_BUSY,  /* a thread is changing it without the lock */
 	CHUNK_PINNED, /* the application has mapped memory of the driver: never moved */
 };
@@ -105,7 +106,7 @@ struct span {
 	struct nvs_gpu *gpu;
 	uint32_t *head;        /* the first granule of its region plus one; 0: free */
 	uint32_t *run;         /* at both ends of a free run: its length */
-	uint32_t *store;       /* place in the arena, while away */
+	uint32_t *store;       /* place in the arena, while away; or NVS_STORE_CARRIED and a number */
 	struct chunk *chunk;   /* at a chunk's first granule */
 	struct region *region; /* at a region's first granule */
 	struct nvs_slab *slab;
@@ -153,6 +154,7 @@ struct nvs_swap {
 	uint64_t last_room;    /* as the scheduler said last */
 	bool asked;            /* the scheduler has not been answered since */
 	struct arena *arena;   /* arena.c; NULL: none */
+	struct nvs_carry *carry; /* carry.c; NULL: there never was a copier */
 	struct nvs_pools *pools; /* pool.h */
 	struct {               /* vmm_memory.c; number 0 is none */
 		struct memory *memory; /* zeroed; only what is touched takes memory */
@@ -342,6 +344,45 @@ uint64_t nvs_arena_bytes(struct nvs_gpu *gpu);
 /* The context is gone, and with it the registration of host memory. */
 void nvs_arena_unregistered(struct nvs_gpu *gpu);
 void nvs_arena_fork_child(void);
+
+/* ---- carry.c ---- */
+
+#define NVS_STORE_CARRIED 0xff000000u /* no segment of the arena has this number */
+
+/* Whether a chunk that is away, or moves, is not in the arena. */
+bool nvs_carried(struct place p);
+
+/* A chunk is to leave by the copier. False: there is none that takes it. The lock is held, here and below. */
+bool nvs_carry_alloc(struct nvs_gpu *gpu, struct place p);
+void nvs_carry_free(struct nvs_gpu *gpu, struct place p);
+
+/* Whether the copy of a chunk can come in now. A chunk that is in the arena can. */
+bool nvs_carry_can_fetch(struct nvs_gpu *gpu, struct place p);
+
+/* Whether a copier to this GPU is wanted. */
+bool nvs_carry_astray(const struct nvs_swap *s);
+
+/* Whether what was carried is to come in, although the gate need not open. */
+bool nvs_carry_takes(const struct nvs_swap *s);
+
+/* What was carried has come in, as far as it could. No lock is held, here and below. */
+void nvs_carry_taken(struct nvs_swap *s);
+
+/* The process is attached to a GPU: the one to which its memory went, or the one that the memory left. */
+void nvs_carry_attached(struct nvs_gpu *gpu);
+
+/* Asks the copier for a copy of a chunk; then waits for it. False: the chunk stays. */
+void nvs_carry_send(struct nvs_gpu *gpu, struct place p);
+bool nvs_carry_receive(struct nvs_gpu *gpu, struct place p);
+
+/*
+ * Begins to copy into a chunk's own memory, in the mover's stream. Returns CUresult. Then,
+ * when the copy has ended, or failed: releases what was copied from; whole: for good.
+ */
+int nvs_carry_fetch(struct nvs_gpu *gpu, struct place p);
+void nvs_carry_fetched(struct nvs_gpu *gpu, struct place p, bool whole);
+
+void nvs_carry_fork_child(void);
 
 /* ---- async.c, pool.c ---- */
 

@@ -146,9 +146,10 @@ func (r *Runner) takeReady() *helper {
 	return h
 }
 
-func (r *Runner) start() (*helper, error) {
-	env := slices.DeleteFunc(append(os.Environ(), r.Env...), func(e string) bool { return strings.HasPrefix(e, "LD_PRELOAD=") })
-	return startHelper(r.Program, env)
+func (r *Runner) start() (*helper, error) { return startHelper(r.Program, r.environment()) }
+
+func (r *Runner) environment() []string {
+	return slices.DeleteFunc(append(os.Environ(), r.Env...), func(e string) bool { return strings.HasPrefix(e, "LD_PRELOAD=") })
 }
 
 func (r *Runner) run(ctx context.Context, q Request) (Result, error) {

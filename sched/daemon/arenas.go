@@ -67,7 +67,12 @@ type arenaOwner struct {
 	m *clientMemory
 }
 
-func (o arenaOwner) Needs() (now, soon uint64) { return o.m.want, o.m.soon }
+func (o arenaOwner) Needs() (now, soon uint64) {
+	if o.m.copied {
+		return min(o.m.want, o.m.arena.Bytes()), 0
+	}
+	return o.m.want, o.m.soon
+}
 
 func (o arenaOwner) Changed() {
 	if bytes, c := o.m.arena.Bytes(), o.m.client.conn; bytes > o.m.charged && c != nil {

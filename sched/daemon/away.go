@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -64,6 +65,8 @@ type Checkpointer interface {
 	On(ctx context.Context, pid int, pairs []checkpoint.Pair) (checkpoint.Times, error)
 	// Expect says that so many operations may come at any time.
 	Expect(operations int)
+	// Copy starts a program that copies memory of processes to a GPU.
+	Copy(ctx context.Context, c checkpoint.Copies, sockets []*os.File) (stop func(), err error)
 }
 
 // checkCheckpoint finds out once whether processes can leave with their contexts.

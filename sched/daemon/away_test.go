@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -28,6 +29,9 @@ func (f *fakeDriver) do(op string) error {
 func (f *fakeDriver) Off(context.Context, int) (checkpoint.Times, error) { return nil, f.do("off") }
 func (f *fakeDriver) On(context.Context, int, []checkpoint.Pair) (checkpoint.Times, error) {
 	return nil, f.do("on")
+}
+func (f *fakeDriver) Copy(context.Context, checkpoint.Copies, []*os.File) (func(), error) {
+	return nil, errors.New("there is no copier")
 }
 func (f *fakeDriver) Expect(int) {}
 

@@ -35,6 +35,7 @@ type client struct {
 	canMove  bool // its shim can move memory; of the latest conn
 	from     *gpu // it may have left this GPU for another one: its next ATTACH says; see migrate.go
 	away     absence
+	bringing bool // a copier brings memory back, or did so a moment ago
 }
 
 // attachment is a client's use of one GPU.
@@ -196,7 +197,7 @@ func (d *Daemon) register(c *conn, f *wire.Frame) {
 	}
 	c.client, c.reg, c.again = cl, f.Register, f.Code&wire.RegisterReconnect != 0
 	c.canMove = f.Code&wire.RegisterSwap != 0
-	c.slices = f.Code&wire.RegisterSlices != 0
+	c.slices, c.copies = f.Code&wire.RegisterSlices != 0, f.Code&wire.RegisterCopier != 0
 	c.suspends, c.isAway = f.Code&wire.RegisterSuspend != 0, f.Code&wire.RegisterAway != 0
 	page, fd, err := page.New(uint64(cl.id))
 	if err != nil {
@@ -375,9 +376,11 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	}
 	c.client.attached[g] = att
 	c.channels[f.Channel] = att
-	if m := d.migrations[c.client.Account]; m != nil && m.from == g && m.phase == departs {
-		d.keepOff(att, want)
-		want = false
+	if m := d.migrations[c.client.Account]; m != nil && m.from == g && m.phase <= departs {
+		if m.phase == departs {
+			d.keepOff(att, want)
+			want = false
+		}
 		if !slices.Contains(m.clients, c.client) {
 			m.clients = append(m.clients, c.client)
 		}

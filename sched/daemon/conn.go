@@ -35,6 +35,7 @@ type conn struct {
 	client   *client                          // nil before REGISTER
 	reg      wire.Register                    // what it registered with
 	canMove  bool                             // the shim can move memory
+	copies   bool                             // it understands COPIER
 	slices   bool                             // the shim understands SLICE
 	suspends bool                             // the shim understands SUSPEND
 	isAway   bool                             // the process said that it waits for SUSPEND (over)

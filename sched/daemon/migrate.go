@@ -23,7 +23,8 @@ import (
 )
 
 // A tenant moves to another GPU in three phases. First it leaves: nothing of it is granted,
-// and its memory goes to its arena, as when it is suspended. Then each process is
+// and its memory is copied to the other GPU (copier.go), or goes to its arena, as when it is
+// suspended. Then each process is
 // checkpointed, and restored with the GPUs exchanged. Last it arrives: its connections are
 // cut, and each process attaches to the GPU that the driver says it is on. So that ATTACH
 // alone decides to which GPU a process belongs, whatever has failed before it.
@@ -34,6 +35,8 @@ import (
 const (
 	// departLimit bounds the first phase: the end of a turn, a drain, and moving the memory.
 	departLimit = 60 * time.Second
+	// maxLegs is how often processes follow that begin while others are on their way.
+	maxLegs = 4
 	// arriveLimit bounds the last one: shims attach again within a second.
 	arriveLimit = 30 * time.Second
 	// bringBackPause lies between two tries to have a process run again.
@@ -43,7 +46,8 @@ const (
 type phase uint8
 
 const (
-	wakes phase = iota // processes come back with their contexts
+	wakes    phase = iota // processes come back with their contexts
+	prepares              // a copier makes both GPUs ready
 	departs
 	carried // its processes are off the GPUs, or on their way; a goroutine has them
 	arrives
@@ -54,11 +58,13 @@ type migration struct {
 	account  string
 	from, to *gpu
 	phase    phase
-	asleep   bool      // it was suspended with its context
-	clients  []*client // those that live
-	count    int       // processes that began
-	bytes    uint64    // that they have reserved
-	began    time.Time
+	asleep   bool             // it was suspended with its context
+	clients  []*client        // those that live
+	count    int              // processes that began
+	bytes    uint64           // that they have reserved
+	legs     int              // how often processes have set out: others may have begun meanwhile
+	began    time.Time        // when its processes were stopped
+	copier   func()           // ends the copier; nil: there is none
 	took     checkpoint.Times // the parts of it so far
 	limit    *timer.Timer
 	late     bool  // the phase has lasted too long
@@ -104,7 +110,7 @@ func (d *Daemon) advanceWaking(m *migration) {
 	switch {
 	case len(m.clients) == 0:
 	case away < 0:
-		d.depart(m)
+		d.prepareCopier(m)
 		return
 	case m.late:
 		m.err = fmt.Errorf("process %d has not come back to GPU %d with its context within %v", m.clients[away].PID, m.from.Index, departLimit)
@@ -117,11 +123,17 @@ func (d *Daemon) advanceWaking(m *migration) {
 // depart begins the first phase.
 func (d *Daemon) depart(m *migration) {
 	m.phase = departs
+	m.legs++
+	if m.legs == 1 {
+		m.began = time.Now()
+	}
 	m.limit.Set(now().Add(departLimit))
 	waiting := m.from.core.Snapshot(now()).Queue
 	for _, cl := range m.clients {
-		d.keepOff(cl.attached[m.from], slices.Contains(waiting, cl.id))
-		d.step(m.from, sched.Withdraw{Client: cl.id})
+		if att := cl.attached[m.from]; att != nil {
+			d.keepOff(att, slices.Contains(waiting, cl.id))
+			d.step(m.from, sched.Withdraw{Client: cl.id})
+		}
 	}
 	d.step(m.from, sched.Suspend{Tenant: m.account})
 }
@@ -167,6 +179,10 @@ func (d *Daemon) movable(account string) (from *gpu, clients []*client, reserved
 		return nil, nil, nil, why("it uses GPUs %s, and only tenants of one GPU move", strings.Join(gpus, ", "))
 	case strings.HasPrefix(from.UUID, "MIG-"):
 		return nil, nil, nil, why("it uses a MIG device")
+	}
+	if i := slices.IndexFunc(d.order, func(g *gpu) bool { return strings.HasPrefix(g.UUID, "MIG-") }); i >= 0 {
+		// The driver wants each GPU of the machine to be named; how it wants MIG devices was not tried.
+		return nil, nil, nil, why("GPU %d of this node is a MIG device", d.order[i].Index)
 	}
 	slices.SortFunc(clients, func(a, b *client) int { return cmp.Compare(a.id, b.id) })
 	terms := d.shares.Tenants[account].on(from.UUID)
@@ -284,6 +300,10 @@ func (d *Daemon) advanceMigrations() {
 		switch m.phase {
 		case wakes:
 			d.advanceWaking(m)
+		case prepares:
+			if len(m.clients) == 0 {
+				d.endMigration(m)
+			}
 		case departs:
 			d.advanceDeparture(m)
 		}
@@ -332,9 +352,18 @@ func (d *Daemon) advanceArrival(m *migration) {
 			stayed++
 		}
 	}
+	late := d.latecomers(m)
 	switch {
+	case len(missing) == 0 && stayed == 0 && len(m.clients) > 0 && len(late) > 0 && m.legs < maxLegs:
+		m.err = nil
+		m.clients, m.count = late, m.count+len(late)
+		d.depart(m)
+		return
 	case len(missing) == 0 && stayed == 0 && len(m.clients) > 0:
 		m.err = nil // whatever failed on the way
+		if len(late) > 0 {
+			m.err = fmt.Errorf("process %d has begun on GPU %d meanwhile: end it, or start the tenant anew", late[0].PID, m.from.Index)
+		}
 	case m.err != nil:
 	case len(missing) > 0:
 		m.err = fmt.Errorf("process %d has not attached again within %v", missing[0].PID, arriveLimit)
@@ -344,8 +373,20 @@ func (d *Daemon) advanceArrival(m *migration) {
 	d.endMigration(m)
 }
 
+// latecomers are processes of a tenant that began on the GPU which the others have left.
+func (d *Daemon) latecomers(m *migration) (all []*client) {
+	for cl := range d.byAccount[m.account] {
+		if att := cl.attached[m.from]; att != nil && !att.held && !slices.Contains(m.clients, cl) {
+			all = append(all, cl)
+		}
+	}
+	slices.SortFunc(all, func(a, b *client) int { return cmp.Compare(a.id, b.id) })
+	return all
+}
+
 func (d *Daemon) endMigration(m *migration) {
 	m.limit.Stop()
+	d.endCopier(m)
 	delete(d.migrations, m.account)
 	d.expectCheckpoints(0)
 	if m.err == nil && len(m.clients) == 0 {
@@ -397,7 +438,12 @@ func (m *migration) failure(d *Daemon) error {
 func (d *Daemon) carry(m *migration) {
 	m.phase = carried
 	m.limit.Stop()
-	m.noteTime("memory out")
+	if m.copier != nil {
+		m.noteTime("copy")
+	} else {
+		m.noteTime("memory out")
+	}
+	d.endCopier(m)
 	var pids []int
 	for _, cl := range m.clients {
 		cl.from = m.from
@@ -521,7 +567,7 @@ func (d *Daemon) arrive(cl *client, g *gpu) bool {
 	if m == nil || g.swap == nil {
 		return true
 	}
-	m.want, m.soon = 0, 0
+	m.want, m.soon, m.copied = 0, 0, false
 	g.swap.members[cl.id] = m
 	m.arena.Move(g.swap.arenas, arenaOwner{d, g, m})
 	from.swap.arenas.Prepare()

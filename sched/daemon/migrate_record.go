@@ -30,11 +30,12 @@ func (d *Daemon) carriedPath() string { return filepath.Join(d.opts.RunDir, "mig
 
 func (d *Daemon) recordCarried() error {
 	file := carriedFile{Version: carriedVersion, BootID: d.bootID, Processes: []carriedProcess{}}
-	for _, m := range d.migrations {
-		for _, cl := range m.clients {
-			if m.phase == carried || cl.from != nil {
-				file.Processes = append(file.Processes, carriedProcess{cl.Process, m.from.UUID})
-			}
+	for _, cl := range d.clients {
+		switch from, strayed := d.strayed[cl]; {
+		case cl.from != nil:
+			file.Processes = append(file.Processes, carriedProcess{cl.Process, cl.from.UUID})
+		case strayed:
+			file.Processes = append(file.Processes, carriedProcess{cl.Process, from})
 		}
 	}
 	if err := state.WriteRecord(d.carriedPath(), file); err != nil {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -26,6 +27,24 @@ type carrier struct {
 	mu     sync.Mutex
 	calls  []string
 	refuse func(call string) error // nil: nothing
+	copier bool                    // there is a copier
+	copies []checkpoint.Copies
+	ended  int // copiers
+}
+
+func (c *carrier) Copy(_ context.Context, what checkpoint.Copies, sockets []*os.File) (func(), error) {
+	closeAll(sockets)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.copier {
+		return nil, errors.New("there is none")
+	}
+	c.copies = append(c.copies, what)
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.ended++
+	}, nil
 }
 
 func (c *carrier) call(text string) error {
@@ -294,6 +313,220 @@ func TestMigrateOverARestart(t *testing.T) {
 				t.Errorf("left on the other GPU: %v", other.Swap)
 			}
 		})
+	}
+}
+
+// newCopied is a client with 256 MiB on GPU 0, whose shim understands COPIER.
+func newCopied(t *testing.T, s *scheduler) (*swapper, uint64) {
+	t.Helper()
+	p := newProc(t, s.dir, 0)
+	w := &swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterCopier), proc: p}
+	w.attach(0, gpuA, 0, 0)
+	w.moved(0, 0)
+	w.allocates(256 * mib)
+	w.request()
+	e := w.granted()
+	w.in(e)
+	s.await("it has its memory", func(*api.StatusResponse) bool { return w.status(s).ResidentBytes == 256*mib })
+	return w, e
+}
+
+// wantCopier waits for a copier to a GPU.
+func (w *swapper) wantCopier(to GPU) {
+	w.t.Helper()
+	for {
+		f, oob, err := w.recv()
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if f.Type != wire.TypeCopier {
+			continue
+		}
+		unix.Close(rights(w.t, oob))
+		if uuid, _ := parseUUID(to.UUID); f.Copier.GPU != uuid {
+			w.t.Fatalf("a copier to %x", f.Copier.GPU)
+		}
+		return
+	}
+}
+
+// departsByCopier gives the grant back, and says that all memory has left.
+func (w *swapper) departsByCopier(s *scheduler, e uint64) {
+	w.t.Helper()
+	w.wantCopier(gpuB)
+	if f := w.want(wire.TypeRevoke); f.Epoch != e {
+		w.t.Fatalf("%+v", f)
+	}
+	w.release(e)
+	w.awaitLess(s, 1)
+	w.out()
+}
+
+// Memory goes to the other GPU by a copier: no host memory is made for it, and the copier
+// ends before the process is checkpointed.
+func TestMigrateByCopier(t *testing.T) {
+	c := &carrier{copier: true}
+	s := start(t, t.TempDir(), migrating(c))
+	a, e := newCopied(t, s)
+	c.refuse = func(call string) error {
+		if c.ended != 1 { // the lock is held
+			return fmt.Errorf("%s while the copier has contexts", call)
+		}
+		return nil
+	}
+	done := migrateSelf(t, s, "1")
+	a.departsByCopier(s, e)
+	a.has.Resident, a.has.Away = 256*mib, 0 // before it says anything there, as hook/swap/carry.c does
+	n := a.arrivesOn(gpuB, wire.AttachWant)
+	if r := <-done; r.err != nil {
+		t.Fatal(r.err)
+	}
+	if want := []checkpoint.Copies{{From: gpuA.UUID, To: gpuB.UUID, Bytes: 2 * gpuA.MemoryBytes}}; !slices.Equal(c.copies, want) {
+		t.Errorf("copies %+v, want %+v", c.copies, want)
+	}
+	if len(a.arenas)+len(n.arenas) != 0 {
+		t.Errorf("arenas %v, %v", a.arenas, n.arenas)
+	}
+	e = n.granted()
+	n.want(wire.TypeReserved)
+	n.moved(wire.MovedReady, e)
+	s.await("it is there", func(r *api.StatusResponse) bool {
+		c := on(r, 1, n.id)
+		return c != nil && c.ResidentBytes == 256*mib
+	})
+}
+
+// What the copier cannot copy goes to host memory.
+func TestMigrateCopierFull(t *testing.T) {
+	c := &carrier{copier: true}
+	s := start(t, t.TempDir(), migrating(c))
+	a, e := newCopied(t, s)
+	done := migrateSelf(t, s, "1")
+	a.wantCopier(gpuB)
+	if f := a.want(wire.TypeRevoke); f.Epoch != e {
+		t.Fatalf("%+v", f)
+	}
+	a.release(e)
+	a.moved(wire.MovedStuck|wire.MovedNoArena, 0)
+	s.await("it has an arena", func(*api.StatusResponse) bool { return a.status(s).ArenaBytes >= 256*mib })
+	a.out()
+	n := a.arrivesOn(gpuB, wire.AttachWant)
+	n.goesOn()
+	if r := <-done; r.err != nil {
+		t.Fatal(r.err)
+	}
+}
+
+// A process whose memory was copied, and that has not got away, has it brought back.
+func TestMigrateBroughtBack(t *testing.T) {
+	c := &carrier{copier: true, refuse: func(call string) error {
+		if strings.HasPrefix(call, "on ") {
+			return errors.New("the driver says no")
+		}
+		return nil
+	}}
+	s := start(t, t.TempDir(), migrating(c))
+	a, e := newCopied(t, s)
+	done := migrateSelf(t, s, "1")
+	a.departsByCopier(s, e)
+	n := a.arrivesOn(gpuA, wire.AttachWant)
+	n.moved(wire.MovedElsewhere, 0)
+	n.wantCopier(gpuA)
+	if r := <-done; r.err == nil {
+		t.Error("moved, although the driver says no")
+	}
+}
+
+// A process that begins while the others are on their way goes after them.
+func TestMigrateLatecomer(t *testing.T) {
+	c, reached, held := &carrier{}, make(chan struct{}), make(chan struct{})
+	s := start(t, t.TempDir(), migrating(c))
+	a := newSwapper(t, s)
+	a.allocates(256 * mib)
+	a.request()
+	e := a.granted()
+	a.in(e)
+	s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
+	var once sync.Once
+	c.refuse = func(call string) error {
+		if strings.HasPrefix(call, "on ") {
+			once.Do(func() { close(reached); <-held })
+		}
+		return nil
+	}
+	done := migrateSelf(t, s, "1")
+	a.departs(s, e)
+	<-reached
+	late := newSwapper(t, s) // of the same user
+	close(held)
+	a.arrivesOn(gpuB, 0)
+	n := late.arrivesOn(gpuB, 0)
+	if r := <-done; r.err != nil || r.Processes != 2 {
+		t.Fatalf("%v, %v", r.MigrateResponse, r.err)
+	}
+	s.await("both are there", func(r *api.StatusResponse) bool {
+		return len(r.Gpus[0].Clients) == 0 && len(r.Gpus[1].Clients) == 2 && on(r, 1, n.id) != nil
+	})
+}
+
+// The record of processes that are off their GPUs keeps those of an earlier scheduler,
+// whatever else moves.
+func TestMigrateRecordKeeps(t *testing.T) {
+	dir, held := t.TempDir(), make(chan struct{})
+	c := &carrier{}
+	s := start(t, dir, migrating(c))
+	a := newSwapper(t, s)
+	a.allocates(256 * mib)
+	a.request()
+	e := a.granted()
+	a.in(e)
+	s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
+	reached := make(chan struct{})
+	c.refuse = func(call string) error {
+		if strings.HasPrefix(call, "on ") {
+			close(reached)
+			<-held
+		}
+		return nil
+	}
+	migrateSelf(t, s, "1")
+	a.departs(s, e)
+	<-reached
+	stopped := make(chan struct{})
+	go func() { s.stop(); close(stopped) }()
+	<-s.ended
+	close(held)
+	<-stopped
+
+	never := &carrier{refuse: func(string) error { return errors.New("no room") }}
+	s = start(t, dir, migrating(never))
+	s.await("it is tried", func(*api.StatusResponse) bool { return len(never.told()) > 0 })
+	if err := s.ask(context.Background(), s.arrived); err != nil { // as the end of another move does
+		t.Fatal(err)
+	}
+	s.stop()
+	last := &carrier{}
+	s = start(t, dir, migrating(last))
+	s.await("it is brought back", func(*api.StatusResponse) bool { return slices.Equal(last.told(), []string{"on"}) })
+}
+
+// On a node with a MIG device nobody moves: a tenant would be stopped for nothing.
+func TestMigrateBesideMIG(t *testing.T) {
+	c := &carrier{}
+	s := start(t, t.TempDir(), migrating(c), func(d *Daemon) {
+		list := d.opts.List
+		d.opts.List = func(ctx context.Context) ([]GPU, error) {
+			gpus, err := list(ctx)
+			return append(gpus, GPU{Index: 2, UUID: "MIG-51600000-0000-4000-8000-000000000002", Name: "Test GPU MIG 1g", MemoryBytes: 1 << 30}), err
+		}
+	})
+	a := newSwapper(t, s)
+	a.allocates(256 * mib)
+	if r := <-migrateSelf(t, s, "1"); r.err == nil || !strings.Contains(r.err.Error(), "GPU 2 of this node is a MIG device") {
+		t.Errorf("%v", r.err)
+	}
+	if got := c.told(); len(got) != 0 {
+		t.Errorf("calls %q", got)
 	}
 }
 

@@ -39,6 +39,7 @@ type clientMemory struct {
 	want, soon uint64 // its arena, as sched.ArenaWanted has it
 	charged    uint64 // of its arena, to its account
 	arena      *arena.Client
+	copied     bool // what leaves is copied to another GPU: it needs no more arena
 }
 
 // addMember makes a client known on a GPU where memory is swapped.
@@ -237,6 +238,7 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 	if is(wire.MovedStuck) {
 		d.log.WithField("client", id).Debugf("GPU %d: cannot move memory: code %#x", g.Index, f.Code)
 	}
+	d.noteCopied(att, is(wire.MovedNoArena), is(wire.MovedElsewhere))
 	d.step(g, sched.Moved{
 		Client: id, Epoch: sched.Epoch(f.Epoch), Report: sched.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},
 		Ready: is(wire.MovedReady), Stuck: is(wire.MovedStuck), NoMemory: is(wire.MovedNoMemory), NoArena: is(wire.MovedNoArena),

@@ -3,10 +3,13 @@
 package daemon
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -86,7 +89,7 @@ func (d *Daemon) strangersIn(samples []metrics.GPUSample, clients map[uint32]boo
 	found := map[string][]stranger{}
 	for _, s := range samples {
 		for pid, bytes := range s.Processes {
-			if clients[pid] || len(found[s.UUID]) == maxUnmanaged {
+			if clients[pid] || len(found[s.UUID]) == maxUnmanaged || ourChild(int(pid)) {
 				continue
 			}
 			if p, err := d.peers.Look(int32(pid)); err == nil { // else it has just ended
@@ -95,6 +98,18 @@ func (d *Daemon) strangersIn(samples []metrics.GPUSample, clients map[uint32]boo
 		}
 	}
 	return found
+}
+
+// ourChild says whether a process is one that the scheduler runs itself: a copier has memory
+// on two GPUs.
+func ourChild(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	// After the command in parentheses, which may hold anything, come state and parent.
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	return len(fields) > 1 && fields[1] == strconv.Itoa(os.Getpid())
 }
 
 // finishLook takes over what was found. A process is told of when it is found a second

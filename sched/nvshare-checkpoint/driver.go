@@ -61,7 +61,8 @@ type driver struct {
 	doUnlock    func(pid int32, args *noArgs) int32
 }
 
-func openDriver(path string) (*driver, error) {
+// openLibrary loads the driver's library; path "": from where it may be.
+func openLibrary(path string) (uintptr, error) {
 	paths := libraries
 	if path != "" {
 		paths = []string{path}
@@ -86,23 +87,41 @@ func openDriver(path string) (*driver, error) {
 		}
 	}
 	if lib == 0 {
-		return nil, fmt.Errorf("load the driver's library: %w", first)
+		return 0, fmt.Errorf("load the driver's library: %w", first)
+	}
+	return lib, nil
+}
+
+// A function is one of the driver, and where its address goes.
+type function struct {
+	name string
+	to   any
+}
+
+func bind(lib uintptr, functions []function) error {
+	for _, f := range functions {
+		at, err := purego.Dlsym(lib, f.name)
+		if err != nil {
+			return fmt.Errorf("this driver has no %s: it is older than 570 (CUDA 12.8)", f.name)
+		}
+		purego.RegisterFunc(f.to, at)
+	}
+	return nil
+}
+
+func openDriver(path string) (*driver, error) {
+	lib, err := openLibrary(path)
+	if err != nil {
+		return nil, err
 	}
 	d := &driver{}
-	for _, f := range []struct {
-		name string
-		to   any
-	}{
+	if err := bind(lib, []function{
 		{"cuInit", &d.init}, {"cuGetErrorString", &d.errorString},
 		{"cuCheckpointProcessGetState", &d.getState}, {"cuCheckpointProcessLock", &d.doLock},
 		{"cuCheckpointProcessCheckpoint", &d.doCheck}, {"cuCheckpointProcessRestore", &d.doRestore},
 		{"cuCheckpointProcessUnlock", &d.doUnlock},
-	} {
-		at, err := purego.Dlsym(lib, f.name)
-		if err != nil {
-			return nil, fmt.Errorf("this driver has no %s: it is older than 570 (CUDA 12.8)", f.name)
-		}
-		purego.RegisterFunc(f.to, at)
+	}); err != nil {
+		return nil, err
 	}
 	runtime.LockOSThread()
 	return d, nil
@@ -111,9 +130,11 @@ func openDriver(path string) (*driver, error) {
 func (d *driver) start() int { return int(d.init(0)) }
 
 // text is what the driver says of an error.
-func (d *driver) text(code int) error {
+func (d *driver) text(code int) error { return errorText(d.errorString, int32(code)) }
+
+func errorText(ask func(int32, **byte) int32, code int32) error {
 	var p *byte
-	if d.errorString(int32(code), &p) != success || p == nil {
+	if ask(code, &p) != success || p == nil {
 		return fmt.Errorf("CUDA error %d", code)
 	}
 	return fmt.Errorf("CUDA error %d: %s", code, goString(p))

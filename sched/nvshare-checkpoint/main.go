@@ -56,7 +56,8 @@ state (0 running, 1 locked, 2 checkpointed, 3 failed), and what failed.
 
 With serve, it does the operations that it reads from standard input, each a line of JSON
 with op, pid and pairs, until there are no more: this is how nvshare-scheduler has
-tenants suspended, resumed and moved. By hand it is for
+tenants suspended, resumed and moved. With copy, it copies memory of a tenant that moves to
+another GPU, for the scheduler. By hand it is for
 processes that a scheduler has left checkpointed: nvshare-checkpoint on PID. It needs the
 rights to trace the process: the same user, or root, or CAP_SYS_PTRACE.`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -98,7 +99,8 @@ rights to trace the process: the same user, or root, or CAP_SYS_PTRACE.`,
 		},
 	}
 	cmd.Flags().StringArrayVar(&f.pairs, "pair", nil, "on: restore what was on one GPU on another, `UUID=UUID`; each GPU of the machine is named once")
-	cmd.Flags().StringVar(&f.library, "library", "", "`path` of libcuda.so.1 (default: searched for)")
+	cmd.AddCommand(copyCommand(&f, status))
+	cmd.PersistentFlags().StringVar(&f.library, "library", "", "`path` of libcuda.so.1 (default: searched for)")
 	cmd.Flags().DurationVar(&f.lock, "lock-wait", 10*time.Second, "off: how long work that the process has submitted may take to end")
 	return cmd
 }

@@ -22,6 +22,7 @@ func (e *frameError) Unwrap() error { return ErrFrame }
 
 var (
 	errLength     = &frameError{"not exactly 64 bytes"}
+	errCopyLength = &frameError{"not exactly 16 bytes"}
 	errVersion    = &frameError{"unknown version"}
 	errType       = &frameError{"unknown type"}
 	errChannel    = &frameError{"channel out of range, or set where the type has none"}
@@ -158,6 +159,9 @@ func (f *Frame) decodePayload(p []byte) error {
 	case TypeSlice:
 		f.Slice.Ns = le.Uint64(p)
 		used = 8
+	case TypeCopier:
+		copy(f.Copier.GPU[:], p)
+		used = len(f.Copier.GPU)
 	case TypeArena:
 		f.Arena.Segment = le.Uint64(p)
 		f.Arena.Size = le.Uint64(p[8:])
@@ -193,7 +197,7 @@ func (t Type) rule() rule {
 		return rule{flags: true, codeMax: RegisterReconnect, noEpoch: true}
 	case TypeAttach:
 		return rule{channel: true, flags: true, codeMax: AttachWant | AttachObserve, epoch: true, noEpoch: true}
-	case TypeRequest, TypeStats, TypeUtil, TypeControls, TypeNotice, TypeRoom, TypeArena, TypeSlice:
+	case TypeRequest, TypeStats, TypeUtil, TypeControls, TypeNotice, TypeRoom, TypeArena, TypeSlice, TypeCopier:
 		return rule{channel: true, noEpoch: true}
 	case TypeSuspend:
 		return rule{codeMin: SuspendPrepare, codeMax: SuspendOver, noEpoch: true}
@@ -380,6 +384,8 @@ func (f *Frame) Encode() (b [FrameSize]byte) {
 		copy(p, f.Attached.UUID[:])
 	case TypeSlice:
 		le.PutUint64(p, f.Slice.Ns)
+	case TypeCopier:
+		copy(p, f.Copier.GPU[:])
 	case TypeArena:
 		le.PutUint64(p, f.Arena.Segment)
 		le.PutUint64(p[8:], f.Arena.Size)

@@ -39,6 +39,7 @@ func samples() []Frame {
 		{Version: 1, Type: TypeControls, Channel: 9, Controls: Controls{Slices: ControlWorks, Channels: ControlFaked, Groups: 3, Bare: 8, Driver: [40]byte{0: '5', 1: '8', 2: '0'}}},
 		{Version: 1, Type: TypeRoom, Channel: 9, Room: Room{Bytes: 8 << 30}},
 		{Version: 1, Type: TypeSlice, Channel: 9, Slice: Slice{Ns: 50_000}},
+		{Version: 1, Type: TypeCopier, Channel: 9, Copier: Copier{GPU: UUID{0x51, 0x60, 15: 7}}},
 		{Version: 1, Type: TypeSuspend, Code: SuspendPrepare},
 		{Version: 1, Type: TypeSuspended, Code: SuspendedWake},
 		{Version: 1, Type: TypeArena, Channel: 9, Arena: Arena{Segment: 3, Size: 1 << 30, Flags: ArenaHuge}},
@@ -84,6 +85,24 @@ func TestGolden(t *testing.T) {
 	for _, f := range samples() {
 		if !seen[f.Type] {
 			t.Errorf("no golden frame of type %v", f.Type)
+		}
+	}
+}
+
+// What goes to a copier has the layout of struct nvs_copy.
+func TestCopy(t *testing.T) {
+	want := Copy{Bytes: 0x0102030405060708, Result: -2}
+	b := want.Encode()
+	if got := [CopySize]byte{8, 7, 6, 5, 4, 3, 2, 1, 0xfe, 0xff, 0xff, 0xff}; b != got {
+		t.Errorf("encoded %x, want %x", b, got)
+	}
+	if got, err := DecodeCopy(b[:]); err != nil || got != want {
+		t.Errorf("decoded %+v, %v", got, err)
+	}
+	b[15] = 1
+	for _, bad := range [][]byte{nil, b[:CopySize-1], b[:]} {
+		if got, err := DecodeCopy(bad); !errors.Is(err, ErrFrame) {
+			t.Errorf("%x: decoded %+v, %v", bad, got, err)
 		}
 	}
 }

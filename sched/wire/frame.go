@@ -61,6 +61,7 @@ const (
 	TypeArena    Type = 73
 	TypeSlice    Type = 74
 	TypeSuspend  Type = 75
+	TypeCopier   Type = 76
 )
 
 // String returns the name used in hook/wire.h, without prefix.
@@ -108,6 +109,8 @@ func (t Type) String() string {
 		return "SUSPEND"
 	case TypeSuspended:
 		return "SUSPENDED"
+	case TypeCopier:
+		return "COPIER"
 	}
 	return "unknown type"
 }
@@ -129,6 +132,7 @@ const (
 	RegisterSlices    uint32 = 1 << 17 // REGISTER: it understands SLICE
 	RegisterSuspend   uint32 = 1 << 18 // REGISTER: it understands SUSPEND, and sees each driver call
 	RegisterAway      uint32 = 1 << 19 // REGISTER: it keeps out of the driver until SUSPEND (over)
+	RegisterCopier    uint32 = 1 << 20 // REGISTER: it understands COPIER
 	AttachWant        uint32 = 1 << 0  // ATTACH: a thread already waits
 	AttachObserve     uint32 = 1 << 1  // ATTACH, alone: only asks for the limits, is no client
 	AttachPlace       uint32 = 1 << 16 // ATTACH, with observe: asks on which GPU its container is
@@ -139,6 +143,8 @@ const (
 	MovedNoMemory uint32 = 1 << 16 // MOVED: the driver refuses memory that room promises
 	MovedNoArena  uint32 = 1 << 17 // MOVED: no host memory for what has to go out
 	MovedError    uint32 = 1 << 18 // MOVED: the driver fails otherwise
+
+	MovedElsewhere uint32 = 1 << 19 // MOVED: some of it is on another GPU, and wants a COPIER to this one
 
 	ArenaHuge uint32 = 1 << 0 // Arena.Flags: of huge pages
 
@@ -208,6 +214,7 @@ type Frame struct {
 	Room     Room
 	Arena    Arena
 	Slice    Slice
+	Copier   Copier
 }
 
 // Register is the payload of REGISTER.
@@ -352,6 +359,38 @@ type Arena struct {
 // Slice is the payload of SLICE.
 type Slice struct {
 	Ns uint64 // the GPU's own time slice of the client; 0: as the driver sets it
+}
+
+// Copier is the payload of COPIER, which carries a socket for requests of type Copy.
+type Copier struct {
+	GPU UUID // to which the copier copies
+}
+
+// Copy is a request to a copier, and its answer; each carries a descriptor of memory.
+type Copy struct {
+	Bytes  uint64 // of the memory, all of it
+	Result int32  // of the answer: CUresult; the answer has no descriptor if it is not 0
+}
+
+// CopySize is the size of a Copy on its socket, bytes.
+const CopySize = 16
+
+// Encode returns the packet.
+func (c Copy) Encode() (b [CopySize]byte) {
+	le.PutUint64(b[:], c.Bytes)
+	le.PutUint32(b[8:], uint32(c.Result))
+	return b
+}
+
+// DecodeCopy reads one packet. Its errors wrap ErrFrame.
+func DecodeCopy(b []byte) (c Copy, err error) {
+	switch {
+	case len(b) != CopySize:
+		return c, errCopyLength
+	case le.Uint32(b[12:]) != 0:
+		return c, errReserved
+	}
+	return Copy{Bytes: le.Uint64(b), Result: int32(le.Uint32(b[8:]))}, nil
 }
 
 // Refused is the payload of REFUSED: NUL-terminated UTF-8 for a debug log.

@@ -96,8 +96,8 @@ func (s *site) awaitControls(gpu int, a *swapTenant) {
 	})
 }
 
-// A tenant that works goes to another GPU and back, ten times. Each word of its memory keeps
-// its value, and it proves its time slices on each GPU.
+// A tenant that works goes to another GPU and back, ten times, and its memory from GPU to
+// GPU. Each word of it keeps its value, and it proves its time slices on each GPU.
 func TestMigrate(t *testing.T) {
 	s, a := newPair(t)
 	for i := range 10 {
@@ -107,6 +107,14 @@ func TestMigrate(t *testing.T) {
 		}
 		s.awaitOn(to, a)
 		s.awaitControls(to, a)
+	}
+	text, err := os.ReadFile(filepath.Join(s.dir, "scheduler.log"))
+	s.check(err)
+	if n := strings.Count(string(text), "(copy "); n != 10 {
+		t.Errorf("%d of 10 moves without host memory\n%s", n, text)
+	}
+	if u := s.swap(); u == nil || u.ArenaUsedBytes != 0 {
+		t.Errorf("host memory was made for it: %v", u)
 	}
 	a.finish(s)
 	s.until("nothing is left", func() error {

@@ -16,6 +16,7 @@ struct phys { /* cuMemCreate */
 	int fd;       /* memfd that it is in; another process's, if imported */
 	off_t offset; /* in it */
 	int maps;
+	int imported, exchanged; /* exchanged: others have a descriptor of it, or had one */
 	struct handle *handle; /* NULL: all references were released */
 };
 

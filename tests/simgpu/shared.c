@@ -96,11 +96,11 @@ void sim_count_managed(int delta)
 	sim_unlock();
 }
 
-void sim_count_exchanged(void)
+void sim_count_exchanged(int delta)
 {
 	sim_lock();
 	if (sim_self >= 0)
-		sim_st->slot[sim_self].exchanged++;
+		sim_st->slot[sim_self].exchanged += (uint32_t)delta;
 	sim_unlock();
 }
 

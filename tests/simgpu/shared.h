@@ -99,7 +99,7 @@ struct sim_slot {
 	struct sim_slot_gpu gpu[SIM_MAX_GPUS];
 	uint32_t process;   /* CUprocessState; a futex */
 	uint32_t managed;   /* allocations of managed memory that live */
-	uint32_t exchanged; /* memory of others that it has had, or of its own that it gave away */
+	uint32_t exchanged; /* memory of others that it has, or of its own that it gave away */
 	uint32_t uid;       /* of the user that it runs as */
 	uint32_t at[SIM_MAX_GPUS];   /* where the GPU is that it knows by this index */
 	struct sim_kept {            /* what it had on a GPU when it was checkpointed */
@@ -170,7 +170,7 @@ void sim_await_running(void);
 int sim_process_failed(void);
 /* Counts managed memory, and memory that other processes have too. */
 void sim_count_managed(int delta);
-void sim_count_exchanged(void);
+void sim_count_exchanged(int delta);
 
 /* Maps the shared state, making it if need be. 0, or -1 with a line on stderr. */
 int sim_open(void);

@@ -3,7 +3,8 @@
  * vmm.c: virtual memory management. Physical memory is a stretch of one memfd
  * of the process, so its contents outlive a mapping, as on a GPU. A page before
  * each stretch says what it is: an exported descriptor is the memfd, opened anew,
- * at that page. Who imports it is not charged.
+ * at that page. Who imports it is not charged, and cannot export it again (error 1, as on
+ * an H100). A descriptor alone keeps the memory, as there; here it is not charged then.
  */
 #include "memory.h"
 
@@ -25,8 +26,33 @@ static off_t vram_next;
 
 struct head {
 	uint64_t magic, size;
-	int gpu, exportable;
+	int gpu, exportable; /* gpu: of the node; written when it is exported */
 };
+
+/* The GPU of the node, as this process knows it; -1: it does not see it. */
+static int known_gpu(int of_node)
+{
+	for (int i = 0; i < SIM_MAX_GPUS && dev_gpu(i) >= 0; i++)
+		if (sim_at(dev_gpu(i)) == of_node)
+			return dev_gpu(i);
+	return -1;
+}
+
+static int ordinal_of(int gpu)
+{
+	for (int i = 0; i < SIM_MAX_GPUS && dev_gpu(i) >= 0; i++)
+		if (dev_gpu(i) == gpu)
+			return i;
+	return gpu;
+}
+
+/* The page before a stretch is locked as long as a descriptor of it is open anywhere. */
+static int lock_head(int fd, off_t offset, int cmd, struct flock *l)
+{
+	*l = (struct flock){ .l_type = cmd == F_OFD_GETLK ? F_WRLCK : F_RDLCK, .l_whence = SEEK_SET,
+			     .l_start = offset - HEAD_SIZE, .l_len = HEAD_SIZE };
+	return fcntl(fd, cmd, l);
+}
 
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop, int option)
 {
@@ -166,11 +192,16 @@ static void phys_drop(struct phys *ph)
 {
 	if (ph->maps || ph->handle)
 		return;
-	if (ph->fd != vram_fd) {
-		close(ph->fd); /* imported */
+	if (ph->exchanged)
+		sim_count_exchanged(-1);
+	if (ph->imported) {
+		close(ph->fd);
 	} else {
-		(void)!fallocate(vram_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, ph->offset - HEAD_SIZE,
-				 (off_t)ph->size + HEAD_SIZE);
+		struct flock l;
+
+		if (!ph->exchanged || lock_head(vram_fd, ph->offset, F_OFD_GETLK, &l) || l.l_type == F_UNLCK)
+			(void)!fallocate(vram_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, ph->offset - HEAD_SIZE,
+					 (off_t)ph->size + HEAD_SIZE);
 		if (ph->gpu >= 0)
 			sim_uncharge(ph->gpu, ph->size);
 	}
@@ -227,6 +258,7 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle h,
 	struct handle *handle = (struct handle *)(uintptr_t)h;
 	CUresult rc = drv_enter();
 	struct head head;
+	struct flock l;
 	char path[32];
 	int fd = -1;
 
@@ -235,17 +267,23 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle h,
 	if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FD)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&drv_mu);
-	if (obj_is(handle, M_HANDLE) &&
+	if (obj_is(handle, M_HANDLE) && !handle->phys->imported &&
 	    pread(handle->phys->fd, &head, sizeof head, handle->phys->offset - HEAD_SIZE) == sizeof head &&
 	    head.exportable) {
-		snprintf(path, sizeof path, "/proc/self/fd/%d", handle->phys->fd);
-		fd = open(path, O_RDWR | O_CLOEXEC);
-		if (fd >= 0)
-			lseek(fd, handle->phys->offset - HEAD_SIZE, SEEK_SET);
+		struct phys *ph = handle->phys;
+
+		head.gpu = ph->gpu < 0 ? -1 : sim_at(ph->gpu);
+		snprintf(path, sizeof path, "/proc/self/fd/%d", ph->fd);
+		if (pwrite(ph->fd, &head, sizeof head, ph->offset - HEAD_SIZE) == sizeof head)
+			fd = open(path, O_RDWR | O_CLOEXEC);
+		if (fd >= 0) {
+			lseek(fd, ph->offset - HEAD_SIZE, SEEK_SET);
+			lock_head(fd, ph->offset, F_OFD_SETLK, &l);
+			if (!ph->exchanged++)
+				sim_count_exchanged(1);
+		}
 	}
 	pthread_mutex_unlock(&drv_mu);
-	if (fd >= 0)
-		sim_count_exchanged();
 	*(int *)out = fd;
 	return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -256,7 +294,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *o
 	struct head head;
 	struct phys *ph;
 	off_t at;
-	int fd;
+	int fd, gpu;
 
 	if (rc)
 		return rc;
@@ -265,15 +303,19 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *o
 	if (!h || type != CU_MEM_HANDLE_TYPE_POSIX_FD || at < 0 || pread(fd, &head, sizeof head, at) != sizeof head ||
 	    head.magic != HEAD_MAGIC)
 		return CUDA_ERROR_INVALID_VALUE;
+	gpu = head.gpu < 0 ? -1 : known_gpu(head.gpu);
+	if (gpu < 0 && head.gpu >= 0)
+		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&drv_mu);
 	ph = obj_new(M_PHYS, sizeof *ph);
 	if (ph && (ph->handle = handle_new(ph))) {
 		ph->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* the caller closes his */
-		ph->gpu = head.gpu;
+		ph->imported = ph->exchanged = 1;
+		ph->gpu = gpu;
 		ph->size = head.size;
 		ph->offset = at + HEAD_SIZE;
 		*h = (uintptr_t)ph->handle;
-		sim_count_exchanged();
+		sim_count_exchanged(1);
 	} else {
 		rc = CUDA_ERROR_OUT_OF_MEMORY;
 	}
@@ -422,7 +464,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmem
 	else
 		*prop = (CUmemAllocationProp){ .type = CU_MEM_ALLOCATION_TYPE_PINNED,
 					       .requestedHandleTypes = head.exportable,
-					       .location = { CU_MEM_LOCATION_TYPE_DEVICE, handle->phys->gpu } };
+					       .location = { CU_MEM_LOCATION_TYPE_DEVICE, ordinal_of(handle->phys->gpu) } };
 	pthread_mutex_unlock(&drv_mu);
 	return rc;
 }

@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * carry.c: memory that goes to another GPU with its process, without a way through host
+ * memory. A copier, a program that the scheduler runs, copies each chunk to the other GPU
+ * and answers with a descriptor. The process keeps nothing but these descriptors while the
+ * driver checkpoints and restores it there, and then copies from them into memory of its own.
+ *
+ * That an exported descriptor alone keeps memory, that a process that holds some can be
+ * checkpointed, and that imported memory cannot be exported again (error 1: so it is
+ * copied) was seen on two H100, driver 580.159.04.
+ *
+ * The first failure on the way out ends that way: the chunk is still where it was, and
+ * what is left goes to the arena. A process that is not restored on the other GPU has its
+ * memory brought back by a copier to this one.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "descriptor.h"
+#include "log.h"
+#include "swap.h"
+#include "swap_impl.h"
+
+#define MAX_CARRIED 4096u
+/* A copier that says nothing for so long is given up. A chunk takes milliseconds. */
+#define ANSWER_NS (10 * NVS_S)
+/* So long after the first failure to bring memory back, it is lost. */
+#define LOST_NS (60 * NVS_S)
+
+struct carried {
+	struct nvs_descriptor file;  /* of the copy; -1: there is none yet, or no more */
+	unsigned long long handle;   /* while it comes in: the copy, imported ... */
+	CUdeviceptr at;              /* ... and mapped here; 0: not */
+	bool used;
+	bool home;                   /* brought back to the GPU that it left */
+};
+
+/*
+ * Of a GPU. Guarded by its swap lock, except for the chunks' entries: the mover alone has
+ * those of chunks that are CHUNK_BUSY. The mover alone uses the socket.
+ */
+struct nvs_carry {
+	struct nvs_descriptor socket;
+	bool back;          /* the copier copies to this GPU, not from it */
+	bool take;          /* the process has arrived: its memory is to come in at once */
+	bool astray;        /* the process is on the GPU that its memory has left */
+	uint8_t from[NVS_UUID_SIZE]; /* that GPU */
+	uint64_t failed_ns; /* since when bringing memory back fails; 0: it does not */
+	uint32_t count, next, most;
+	struct carried carried[MAX_CARRIED];
+};
+
+bool nvs_carry_capable(void)
+{
+	bool any = false;
+
+	NVS_FOR_EACH_GPU(gpu)
+		any = any || (gpu->swap->capable && gpu->swap->posix_fd);
+	return any && nvs_driver.mem_export && nvs_driver.mem_import && nvs_driver.copy_on_device &&
+	       nvs_driver.address_free;
+}
+
+static struct carried *entry_of(struct nvs_gpu *gpu, struct place p)
+{
+	uint32_t store = p.span->store[p.granule];
+
+	return &gpu->swap->carry->carried[store & ~NVS_STORE_CARRIED];
+}
+
+bool nvs_carried(struct place p)
+{
+	return (p.span->store[p.granule] & NVS_STORE_CARRIED) == NVS_STORE_CARRIED;
+}
+
+/* ---- the copier ---- */
+
+/* No lock is held, or the swap lock. */
+static void end_copier(struct nvs_carry *c)
+{
+	nvs_descriptor_close(&c->socket);
+}
+
+/* So many descriptors leave the application half of what it may have. */
+static uint32_t most_descriptors(void)
+{
+	struct rlimit r;
+
+	if (getrlimit(RLIMIT_NOFILE, &r) != 0)
+		return 0;
+	return r.rlim_cur / 2 < MAX_CARRIED ? (uint32_t)(r.rlim_cur / 2) : MAX_CARRIED;
+}
+
+void nvs_swap_copier(struct nvs_gpu *gpu, const struct nvs_copier *f, int fd)
+{
+	struct nvs_swap *s = gpu->swap;
+	struct nvs_carry *c = s->carry;
+
+	if (fd < 0)
+		return;
+	if (!c) {
+		void *p = mmap(NULL, sizeof(*c), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		c = p == MAP_FAILED ? NULL : p;
+		if (c)
+			c->socket.fd = -1;
+	}
+	if (!c || !s->mover || !nvs_carry_capable()) {
+		close(fd);
+		return;
+	}
+	nvs_swap_lock(s);
+	end_copier(c);
+	c->socket = nvs_descriptor_of(fd);
+	c->back = memcmp(f->gpu, gpu->device.uuid, NVS_UUID_SIZE) == 0;
+	c->take = c->back && c->astray;
+	c->most = most_descriptors();
+	s->carry = c;
+	nvs_swap_unlock(s);
+	nvs_swap_kick(s);
+}
+
+static bool send_request(const struct nvs_carry *c, uint64_t bytes, int fd)
+{
+	struct nvs_copy q = { .bytes = bytes };
+	union {
+		struct cmsghdr align;
+		char buf[CMSG_SPACE(sizeof(int))];
+	} control = { .buf = { 0 } };
+	struct iovec iov = { &q, sizeof(q) };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+			    .msg_controllen = CMSG_LEN(sizeof(int)) };
+	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+	struct pollfd p = { .fd = c->socket.fd, .events = POLLOUT };
+	struct timespec t = { ANSWER_NS / NVS_S, 0 };
+
+	h->cmsg_level = SOL_SOCKET;
+	h->cmsg_type = SCM_RIGHTS;
+	h->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(h), &fd, sizeof(int));
+	return nvs_descriptor_is(&c->socket) && syscall(SYS_ppoll, &p, 1, &t, NULL, 8) == 1 &&
+	       syscall(SYS_sendmsg, c->socket.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (long)sizeof(q);
+}
+
+/* Returns the copy's descriptor, or -1. */
+static int receive_answer(const struct nvs_carry *c)
+{
+	struct nvs_copy a = { .result = -1 };
+	union {
+		struct cmsghdr align;
+		char buf[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec iov = { &a, sizeof(a) };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+			    .msg_controllen = CMSG_LEN(sizeof(int)) };
+	struct pollfd p = { .fd = c->socket.fd, .events = POLLIN };
+	struct timespec t = { ANSWER_NS / NVS_S, 0 };
+	struct cmsghdr *h;
+	int fd = -1;
+
+	if (!nvs_descriptor_is(&c->socket) || syscall(SYS_ppoll, &p, 1, &t, NULL, 8) != 1 ||
+	    syscall(SYS_recvmsg, c->socket.fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != (long)sizeof(a))
+		return -1;
+	h = CMSG_FIRSTHDR(&m);
+	if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS && h->cmsg_len == CMSG_LEN(sizeof(int)))
+		memcpy(&fd, CMSG_DATA(h), sizeof(int));
+	if (a.result != CUDA_SUCCESS && fd >= 0) {
+		close(fd);
+		fd = -1;
+	}
+	if (fd < 0)
+		nvs_debugf("the copier cannot copy: error %d", a.result);
+	return fd;
+}
+
+/* ---- out ---- */
+
+bool nvs_carry_alloc(struct nvs_gpu *gpu, struct place p)
+{
+	struct nvs_carry *c = gpu->swap->carry;
+
+	if (!c || c->socket.fd < 0 || c->back || c->count >= c->most)
+		return false;
+	while (c->carried[c->next].used)
+		c->next = (c->next + 1) % MAX_CARRIED;
+	if (!c->count++)
+		memcpy(c->from, gpu->device.uuid, NVS_UUID_SIZE);
+	c->carried[c->next] = (struct carried){ .used = true, .file = NVS_NO_DESCRIPTOR };
+	p.span->store[p.granule] = NVS_STORE_CARRIED | c->next;
+	return true;
+}
+
+void nvs_carry_free(struct nvs_gpu *gpu, struct place p)
+{
+	struct nvs_carry *c = gpu->swap->carry;
+	struct carried *e = entry_of(gpu, p);
+
+	nvs_descriptor_close(&e->file);
+	e->used = false;
+	p.span->store[p.granule] = 0;
+	if (--c->count == 0) {
+		c->failed_ns = 0;
+		c->astray = false;
+	}
+}
+
+void nvs_carry_send(struct nvs_gpu *gpu, struct place p)
+{
+	struct nvs_carry *c = gpu->swap->carry;
+	const struct chunk *chunk = chunk_of(p);
+	int fd = -1, result = CUDA_ERROR_INVALID_VALUE;
+
+	if (c->socket.fd >= 0)
+		result = nvs_driver.mem_export(&fd, chunk->handle, CU_MEM_HANDLE_POSIX_FD, 0);
+	if (result != CUDA_SUCCESS || !send_request(c, bytes_of(chunk->granules), fd))
+		end_copier(c); /* nvs_carry_receive() says so */
+	if (result == CUDA_SUCCESS)
+		close(fd);
+}
+
+bool nvs_carry_receive(struct nvs_gpu *gpu, struct place p)
+{
+	struct nvs_carry *c = gpu->swap->carry;
+	int fd = receive_answer(c);
+
+	if (fd < 0) {
+		end_copier(c); /* the order of answers is lost, or the other GPU is full */
+		return false;
+	}
+	entry_of(gpu, p)->file = nvs_descriptor_of(fd);
+	return true;
+}
+
+/* ---- in ---- */
+
+void nvs_carry_attached(struct nvs_gpu *gpu)
+{
+	struct nvs_swap *s = gpu->swap;
+	struct nvs_carry *c = s->carry;
+
+	if (!c)
+		return;
+	nvs_swap_lock(s);
+	end_copier(c);
+	c->astray = c->count && memcmp(c->from, gpu->device.uuid, NVS_UUID_SIZE) == 0;
+	c->take = c->count && !c->astray;
+	nvs_swap_unlock(s);
+}
+
+bool nvs_carry_takes(const struct nvs_swap *s)
+{
+	return s->carry && s->carry->take;
+}
+
+void nvs_carry_taken(struct nvs_swap *s)
+{
+	nvs_swap_lock(s);
+	s->carry->take = false;
+	if (!s->carry->count)
+		end_copier(s->carry);
+	nvs_swap_unlock(s);
+}
+
+bool nvs_carry_astray(const struct nvs_swap *s)
+{
+	const struct nvs_carry *c = s->carry;
+
+	return c && c->astray && c->count && !(c->back && c->socket.fd >= 0);
+}
+
+/* Bringing memory back has failed, or cannot begin. The lock is held. */
+static void failed(struct nvs_gpu *gpu)
+{
+	struct nvs_carry *c = gpu->swap->carry;
+	uint64_t now = nvs_now();
+
+	if (!c->failed_ns)
+		c->failed_ns = now;
+	if (nvs_elapsed(now, c->failed_ns) < LOST_NS)
+		return;
+	nvs_debugf("GPU %u: memory that was copied to another GPU is lost", gpu->number);
+	gpu->swap->broken = true; /* the gate opens, and calls return the driver's error */
+}
+
+bool nvs_carry_can_fetch(struct nvs_gpu *gpu, struct place p)
+{
+	if (!nvs_carried(p) || !nvs_carry_astray(gpu->swap) || entry_of(gpu, p)->home)
+		return true;
+	failed(gpu);
+	return false;
+}
+
+/* Has a chunk copied back to this GPU. */
+static bool bring_back(struct nvs_carry *c, struct carried *e, uint64_t bytes)
+{
+	int fd = -1;
+
+	if (nvs_descriptor_is(&e->file) && c->back && send_request(c, bytes, e->file.fd))
+		fd = receive_answer(c);
+	if (fd < 0) {
+		end_copier(c);
+		return false;
+	}
+	nvs_descriptor_close(&e->file);
+	e->file = nvs_descriptor_of(fd);
+	e->home = true;
+	return true;
+}
+
+static int import(struct nvs_gpu *gpu, struct carried *e, uint64_t bytes)
+{
+	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev }, CU_MEM_ACCESS_READWRITE };
+	int result;
+
+	if (!nvs_descriptor_is(&e->file))
+		return CUDA_ERROR_NOT_FOUND;
+	result = nvs_driver.mem_import(&e->handle, (void *)(intptr_t)e->file.fd, CU_MEM_HANDLE_POSIX_FD);
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = nvs_driver.address_reserve(&e->at, bytes, GRANULE, 0, 0);
+	if (result == CUDA_SUCCESS) {
+		result = nvs_driver.mem_map(e->at, bytes, 0, e->handle, 0);
+		if (result == CUDA_SUCCESS)
+			return nvs_driver.set_access(e->at, bytes, &access, 1);
+		nvs_driver.address_free(e->at, bytes);
+	}
+	nvs_driver.mem_release(e->handle);
+	e->at = 0;
+	return result;
+}
+
+int nvs_carry_fetch(struct nvs_gpu *gpu, struct place p)
+{
+	struct nvs_swap *s = gpu->swap;
+	struct carried *e = entry_of(gpu, p);
+	uint64_t bytes = bytes_of(chunk_of(p)->granules);
+	int result = CUDA_ERROR_NOT_FOUND;
+
+	if (!s->carry->astray || e->home || bring_back(s->carry, e, bytes))
+		result = import(gpu, e, bytes);
+	if (result == CUDA_SUCCESS)
+		return nvs_driver.copy_on_device(address_of(p), e->at, bytes, s->stream);
+	nvs_swap_lock(s);
+	failed(gpu);
+	nvs_swap_unlock(s);
+	return result;
+}
+
+void nvs_carry_fetched(struct nvs_gpu *gpu, struct place p, bool whole)
+{
+	struct carried *e = entry_of(gpu, p);
+	uint64_t bytes = bytes_of(chunk_of(p)->granules);
+
+	if (e->at) {
+		nvs_driver.mem_unmap(e->at, bytes);
+		nvs_driver.address_free(e->at, bytes);
+		nvs_driver.mem_release(e->handle);
+		e->at = 0;
+	}
+	if (whole) /* now, because the kernel frees the copy when its descriptor is closed */
+		nvs_descriptor_close(&e->file);
+}
+
+void nvs_carry_fork_child(void)
+{
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_carry *c = gpu->swap ? gpu->swap->carry : NULL; /* in the middle of the start */
+
+		if (!c)
+			continue;
+		end_copier(c);
+		for (uint32_t i = 0; i < MAX_CARRIED && c->count; i++) {
+			if (!c->carried[i].used)
+				continue;
+			nvs_descriptor_close(&c->carried[i].file);
+			c->count--;
+		}
+	}
+}

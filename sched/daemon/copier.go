@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// A copier is a program that copies memory of a tenant that moves to its new GPU, from GPU
+// to GPU, before the tenant's processes are checkpointed. The processes keep nothing but
+// descriptors of the copies, and take their memory from these when they are restored. So
+// the memory need not go through the host, and no host memory is registered with the driver,
+// which makes checkpoint and restore four times as long for 60 GiB (H100).
+//
+// Without a copier, and for what it cannot copy, memory goes to the arenas as ever. A process
+// that is not restored on the other GPU says so (MOVED, elsewhere): a copier to its GPU brings
+// the memory back.
+
+const (
+	maxCopied = 8 // processes of a tenant; others go through the host
+	// bringPause is after how long a process may be given another copier that brings memory back.
+	bringPause = time.Second
+)
+
+// prepareCopier has a copier make both GPUs ready while the tenant works, and then has the
+// tenant depart.
+func (d *Daemon) prepareCopier(m *migration) {
+	m.phase = prepares
+	why := ""
+	for _, cl := range m.clients {
+		if cl.conn == nil || !cl.conn.copies {
+			why = fmt.Sprintf("the shim of process %d is too old for that", cl.PID)
+		}
+	}
+	if len(m.clients) > maxCopied {
+		why = fmt.Sprintf("they are %d processes, and %d at most are copied", len(m.clients), maxCopied)
+	}
+	ours, theirs, err := sockets(len(m.clients))
+	if err != nil {
+		why = err.Error()
+	}
+	if why != "" {
+		d.log.Infof("GPU %d: memory of %s goes through the host: %s", m.from.Index, d.nameOf(m.account), why)
+		d.depart(m)
+		return
+	}
+	clients := m.clients
+	copies := checkpoint.Copies{From: m.from.UUID, To: m.to.UUID, Bytes: 2 * m.from.MemoryBytes}
+	d.wg.Go(func() {
+		stop, err := d.opts.Checkpoint.Copy(context.Background(), copies, theirs) // has a limit of its own
+		if !d.do(func() { d.copierReady(m, clients, ours, stop, err) }) && stop != nil {
+			stop()
+		}
+	})
+}
+
+// copierReady hands the copier out, if there is one, and has the tenant depart.
+func (d *Daemon) copierReady(m *migration, clients []*client, ours []*os.File, stop func(), err error) {
+	defer closeAll(ours)
+	if d.migrations[m.account] != m || m.phase != prepares {
+		if stop != nil {
+			stop()
+		}
+		return
+	}
+	if err != nil {
+		d.log.Infof("GPU %d: memory of %s goes through the host: %v", m.from.Index, d.nameOf(m.account), err)
+	} else {
+		m.copier = stop
+		for i, cl := range clients {
+			if d.sendCopier(cl, m.from, m.to, ours[i]) {
+				m.from.swap.members[cl.id].copied = true
+			}
+		}
+	}
+	d.depart(m)
+	d.advanceMigrations()
+}
+
+// sendCopier gives a process on a GPU a copier to another one, or to this one.
+func (d *Daemon) sendCopier(cl *client, on, to *gpu, socket *os.File) bool {
+	att := cl.attached[on]
+	uuid, err := parseUUID(to.UUID)
+	if att == nil || !att.answered || on.memberOf(cl.id) == nil || err != nil || cl.conn == nil || cl.conn.channels[att.channel] != att {
+		return false
+	}
+	d.send(cl.conn, &wire.Frame{Type: wire.TypeCopier, Channel: att.channel, Copier: wire.Copier{GPU: uuid}}, unix.UnixRights(int(socket.Fd())))
+	return true
+}
+
+// endCopier ends the copier of a tenant that has departed, or stays. Processes need arenas again.
+func (d *Daemon) endCopier(m *migration) {
+	if m.copier != nil {
+		m.copier()
+		m.copier = nil
+	}
+	for _, cl := range m.clients {
+		for _, g := range []*gpu{m.from, m.to} {
+			if member := g.memberOf(cl.id); member != nil {
+				member.copied = false
+			}
+		}
+	}
+}
+
+// noteCopied takes note of what a process says of its copier: without arena, the copier
+// could not copy all; elsewhere, its memory was copied and the process did not get away.
+func (d *Daemon) noteCopied(att *attachment, noArena, elsewhere bool) {
+	g, cl := att.gpu, att.client
+	if m := g.memberOf(cl.id); m.copied && (noArena || elsewhere) {
+		m.copied = false
+		g.swap.arenas.Prepare()
+	}
+	if !elsewhere || cl.bringing || d.opts.Checkpoint == nil {
+		return
+	}
+	cl.bringing = true
+	d.log.Infof("GPU %d: memory of process %d is on another GPU, and is brought back", g.Index, cl.PID)
+	again := d.timers.New(func() { cl.bringing = false })
+	ours, theirs, err := sockets(1)
+	if err != nil {
+		d.log.WithError(err).Errorf("GPU %d: memory of process %d cannot be brought back", g.Index, cl.PID)
+		again.Set(now().Add(bringPause))
+		return
+	}
+	copies := checkpoint.Copies{To: g.UUID, Bytes: 2 * g.MemoryBytes}
+	d.wg.Go(func() {
+		stop, err := d.opts.Checkpoint.Copy(context.Background(), copies, theirs)
+		done := d.do(func() {
+			defer closeAll(ours)
+			again.Set(now().Add(bringPause))
+			switch {
+			case err != nil:
+				d.log.WithError(err).Errorf("GPU %d: memory of process %d cannot be brought back; trying again every %v", g.Index, cl.PID, bringPause)
+			case d.clients[cl.id] != cl || !d.sendCopier(cl, g, g, ours[0]):
+				stop()
+			} // else it ends when the process closes its end
+		})
+		if !done && err == nil {
+			stop()
+		}
+	})
+}
+
+// sockets returns pairs of connected sockets: our ends, to be given to processes, and the copier's.
+func sockets(n int) (ours, theirs []*os.File, err error) {
+	for range n {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			closeAll(append(ours, theirs...))
+			return nil, nil, fmt.Errorf("make sockets for a copier: %w", err)
+		}
+		ours, theirs = append(ours, os.NewFile(uintptr(pair[0]), "process")), append(theirs, os.NewFile(uintptr(pair[1]), "copier"))
+	}
+	return ours, theirs, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}

@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"sync"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// A copier copies memory of other processes to a GPU. Each process has a socket, over which
+// it sends descriptors of its memory and gets descriptors of the copies; see struct nvs_copy
+// in hook/wire.h. The processes are tenants, so what they send is not believed: the driver
+// says what a descriptor is, and a bound holds for all copies of a process.
+
+func copyCommand(f *flags, status *int) *cobra.Command {
+	var from, to string
+	var sockets int
+	var bytes uint64
+	cmd := &cobra.Command{
+		Use:   "copy --to UUID",
+		Short: "Copy memory of other processes to a GPU (for nvshare-scheduler)",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if sockets < 1 || to == "" {
+				return errors.New("copy: want --to, and --sockets above 0: the scheduler gives both")
+			}
+			*status = 0
+			r := checkpoint.Result{}
+			c, err := newCopier(f.library, from, to)
+			if err != nil {
+				r.Step, r.Error, *status = "copy", fmt.Sprintf("copy to %s: %v", to, err), exitFailed
+			}
+			if err := json.NewEncoder(os.Stdout).Encode(r); err != nil || c == nil {
+				return err
+			}
+			name("copy", 0)
+			var all sync.WaitGroup
+			for i := range sockets {
+				all.Go(func() { c.serve(3+i, bytes) })
+			}
+			ended := make(chan struct{})
+			go func() { all.Wait(); close(ended) }()
+			go func() { // the scheduler ends, or wants no more
+				_, _ = io.Copy(io.Discard, os.Stdin)
+				os.Exit(0)
+			}()
+			<-ended
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&from, "from", "", "`UUID` of the GPU on which most of the memory is; it is made ready before the first request")
+	cmd.Flags().StringVar(&to, "to", "", "`UUID` of the GPU that gets the copies")
+	cmd.Flags().IntVar(&sockets, "sockets", 0, "number of processes; their sockets are descriptors 3 and up")
+	cmd.Flags().Uint64Var(&bytes, "bytes", 0, "what each process may have copied in all")
+	return cmd
+}
+
+// Structures and constants as cuda.h declares them.
+const (
+	invalidValue = 1 // CUresult
+	noMemory     = 2
+	noPeer       = 217 // CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
+
+	onDevice    = 1 // CU_MEM_LOCATION_TYPE_DEVICE
+	pinned      = 1 // CU_MEM_ALLOCATION_TYPE_PINNED
+	byFile      = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+	readWrite   = 3 // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+	nonBlocking = 1 // CU_STREAM_NON_BLOCKING
+	noTiming    = 3 // CU_EVENT_DISABLE_TIMING, CU_EVENT_BLOCKING_SYNC
+
+	granule = 2 << 20
+)
+
+type (
+	location   struct{ kind, id int32 }
+	allocation struct {
+		kind, handles int32
+		at            location
+		_             uint64
+		_             [8]byte
+	}
+	access struct {
+		at    location
+		flags int32
+	}
+)
+
+type copyCalls struct {
+	init        func(uint32) int32
+	errorString func(int32, **byte) int32
+	count       func(*int32) int32
+	get         func(*int32, int32) int32
+	uuid        func(*[16]byte, int32) int32
+	retain      func(*uintptr, int32) int32
+	setCurrent  func(uintptr) int32
+	canReach    func(*int32, int32, int32) int32
+	importFile  func(*uint64, uintptr, int32) int32
+	exportFile  func(*int32, uint64, int32, uint64) int32
+	describe    func(*allocation, uint64) int32
+	reserve     func(*uint64, uintptr, uintptr, uint64, uint64) int32
+	free        func(uint64, uintptr) int32
+	create      func(*uint64, uintptr, *allocation, uint64) int32
+	mapAt       func(uint64, uintptr, uintptr, uint64, uint64) int32
+	setAccess   func(uint64, uintptr, *access, uintptr) int32
+	unmap       func(uint64, uintptr) int32
+	release     func(uint64) int32
+	newStream   func(*uintptr, uint32) int32
+	newEvent    func(*uintptr, uint32) int32
+	endEvent    func(uintptr) int32
+	record      func(uintptr, uintptr) int32
+	await       func(uintptr) int32
+	copyAsync   func(uint64, uint64, uintptr, uintptr) int32
+}
+
+type copier struct {
+	copyCalls
+	to int32 // device
+
+	mu       sync.Mutex
+	contexts map[int32]uintptr // of devices
+}
+
+func newCopier(library, from, to string) (*copier, error) {
+	lib, err := openLibrary(library)
+	if err != nil {
+		return nil, err
+	}
+	c := &copier{contexts: map[int32]uintptr{}}
+	if err := bind(lib, []function{
+		{"cuInit", &c.init}, {"cuGetErrorString", &c.errorString},
+		{"cuDeviceGetCount", &c.count}, {"cuDeviceGet", &c.get}, {"cuDeviceGetUuid_v2", &c.uuid},
+		{"cuDevicePrimaryCtxRetain", &c.retain}, {"cuCtxSetCurrent", &c.setCurrent}, {"cuDeviceCanAccessPeer", &c.canReach},
+		{"cuMemImportFromShareableHandle", &c.importFile}, {"cuMemExportToShareableHandle", &c.exportFile},
+		{"cuMemGetAllocationPropertiesFromHandle", &c.describe},
+		{"cuMemAddressReserve", &c.reserve}, {"cuMemAddressFree", &c.free}, {"cuMemCreate", &c.create},
+		{"cuMemMap", &c.mapAt}, {"cuMemSetAccess", &c.setAccess}, {"cuMemUnmap", &c.unmap}, {"cuMemRelease", &c.release},
+		{"cuStreamCreate", &c.newStream}, {"cuEventCreate", &c.newEvent}, {"cuEventDestroy_v2", &c.endEvent},
+		{"cuEventRecord", &c.record}, {"cuEventSynchronize", &c.await}, {"cuMemcpyDtoDAsync_v2", &c.copyAsync},
+	}); err != nil {
+		return nil, err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if code := c.init(0); code != success {
+		return nil, errorText(c.errorString, code)
+	}
+	if c.to, err = c.device(to); err != nil {
+		return nil, err
+	}
+	if from != "" {
+		source, err := c.device(from)
+		if err == nil {
+			_, err = c.reach(source)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// device returns the device with a UUID.
+func (c *copier) device(uuid string) (int32, error) {
+	want, err := parseUUID(uuid)
+	if err != nil {
+		return 0, err
+	}
+	var n int32
+	if code := c.count(&n); code != success {
+		return 0, errorText(c.errorString, code)
+	}
+	for i := range n {
+		var device int32
+		var is [16]byte
+		if c.get(&device, i) == success && c.uuid(&is, device) == success && is == want {
+			return device, nil
+		}
+	}
+	return 0, fmt.Errorf("the driver has no GPU %s", uuid)
+}
+
+// reach returns a context of the GPU on which memory is that is to be copied.
+func (c *copier) reach(source int32) (uintptr, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	can := int32(0)
+	if code := c.canReach(&can, source, c.to); code != success || can == 0 {
+		return 0, fmt.Errorf("the GPUs cannot reach each other's memory")
+	}
+	for _, device := range []int32{c.to, source} {
+		if c.contexts[device] != 0 {
+			continue
+		}
+		var context uintptr
+		if code := c.retain(&context, device); code != success {
+			return 0, errorText(c.errorString, code)
+		}
+		c.contexts[device] = context
+	}
+	return c.contexts[source], nil
+}
+
+// mapped is memory with an address.
+type mapped struct {
+	handle, at uint64
+	bytes      uintptr
+}
+
+// mapOf takes the handle, also where it fails.
+func (c *copier) mapOf(handle uint64, bytes uintptr, devices ...int32) (m mapped, code int32) {
+	m = mapped{handle: handle, bytes: bytes}
+	if code = c.reserve(&m.at, bytes, granule, 0, 0); code == success {
+		if code = c.mapAt(m.at, bytes, 0, handle, 0); code == success {
+			open := make([]access, len(devices))
+			for i, d := range devices {
+				open[i] = access{location{onDevice, d}, readWrite}
+			}
+			if code = c.setAccess(m.at, bytes, &open[0], uintptr(len(open))); code == success {
+				return m, code
+			}
+			c.unmap(m.at, bytes)
+		}
+		c.free(m.at, bytes)
+	}
+	c.release(handle)
+	return mapped{}, code
+}
+
+func (c *copier) drop(m mapped) {
+	if m.at != 0 {
+		c.unmap(m.at, m.bytes)
+		c.free(m.at, m.bytes)
+		c.release(m.handle)
+	}
+}
+
+// A job is a request whose copy has begun, or that has failed.
+type job struct {
+	source, copy mapped
+	event        uintptr
+	code         int32
+}
+
+// depth is how many copies of a process are under way at a time: the next one is mapped meanwhile.
+const depth = 4
+
+// serve answers the requests of one process until it closes its socket.
+func (c *copier) serve(socket int, left uint64) {
+	runtime.LockOSThread() // contexts are current to threads
+	defer unix.Close(socket)
+	streams := map[uintptr]uintptr{} // of contexts
+	var begun []job
+	for {
+		flags := unix.MSG_CMSG_CLOEXEC
+		if len(begun) > 0 {
+			flags |= unix.MSG_DONTWAIT
+		}
+		full := len(begun) == depth
+		var q wire.Copy
+		var file int
+		var err error
+		if !full {
+			q, file, err = receiveCopy(socket, flags)
+		}
+		switch {
+		case full, errors.Is(err, unix.EAGAIN):
+			if !c.finish(socket, begun[0]) {
+				return
+			}
+			begun = begun[1:]
+			continue
+		case err != nil:
+			return // it is gone, or breaks the protocol
+		}
+		j := job{code: noMemory}
+		if q.Bytes <= left {
+			left -= q.Bytes
+			j = c.begin(file, uintptr(q.Bytes), streams)
+		}
+		unix.Close(file)
+		begun = append(begun, j)
+	}
+}
+
+// receiveCopy reads a request and the descriptor that it carries.
+func receiveCopy(socket, flags int) (q wire.Copy, file int, err error) {
+	var b [wire.CopySize + 1]byte // one byte more tells a longer packet
+	oob := make([]byte, unix.CmsgSpace(4))
+	n, oobn, _, _, err := unix.Recvmsg(socket, b[:], oob, flags)
+	if err != nil {
+		return q, -1, err
+	}
+	if n == 0 {
+		return q, -1, io.EOF
+	}
+	file = -1
+	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+	for _, m := range messages {
+		files, _ := unix.ParseUnixRights(&m)
+		for _, f := range files {
+			if file >= 0 {
+				unix.Close(file)
+			}
+			file = f
+		}
+	}
+	if err == nil {
+		q, err = wire.DecodeCopy(b[:n])
+	}
+	if err == nil && file < 0 {
+		err = fmt.Errorf("%w: a request without a descriptor", wire.ErrFrame)
+	}
+	if err != nil && file >= 0 {
+		unix.Close(file)
+	}
+	return q, file, err
+}
+
+// begin starts to copy the memory behind a descriptor.
+func (c *copier) begin(file int, bytes uintptr, streams map[uintptr]uintptr) (j job) {
+	if bytes == 0 || bytes%granule != 0 {
+		return job{code: invalidValue}
+	}
+	var handle uint64
+	if j.code = c.importFile(&handle, uintptr(file), byFile); j.code != success {
+		return j
+	}
+	var is allocation
+	if j.code = c.describe(&is, handle); j.code != success || is.at.kind != onDevice {
+		c.release(handle)
+		return job{code: max(j.code, invalidValue)}
+	}
+	context, err := c.reach(is.at.id)
+	if err != nil {
+		c.release(handle)
+		return job{code: noPeer}
+	}
+	if streams[context] == 0 {
+		var stream uintptr
+		if j.code = c.setCurrent(context); j.code == success {
+			j.code = c.newStream(&stream, nonBlocking)
+		}
+		if j.code != success {
+			c.release(handle)
+			return j
+		}
+		streams[context] = stream
+	}
+	c.setCurrent(context)
+	if j.source, j.code = c.mapOf(handle, bytes, is.at.id); j.code != success {
+		return j
+	}
+	like := allocation{kind: pinned, handles: byFile, at: location{onDevice, c.to}}
+	if j.code = c.create(&handle, bytes, &like, 0); j.code == success {
+		j.copy, j.code = c.mapOf(handle, bytes, c.to, is.at.id)
+	}
+	if j.code == success {
+		j.code = c.newEvent(&j.event, noTiming)
+	}
+	if j.code == success {
+		j.code = c.copyAsync(j.copy.at, j.source.at, bytes, streams[context])
+	}
+	if j.code == success {
+		j.code = c.record(j.event, streams[context])
+	}
+	return j
+}
+
+// finish waits for a copy and answers. False: the process is gone.
+func (c *copier) finish(socket int, j job) bool {
+	if j.code == success {
+		j.code = c.await(j.event)
+	}
+	if j.event != 0 {
+		c.endEvent(j.event)
+	}
+	c.drop(j.source) // before the answer: then nobody but the process has it
+	file := int32(-1)
+	if j.code == success {
+		j.code = c.exportFile(&file, j.copy.handle, byFile, 0)
+	}
+	c.drop(j.copy)
+	a := wire.Copy{Bytes: uint64(j.copy.bytes), Result: j.code}
+	packet := a.Encode()
+	var oob []byte
+	if j.code == success {
+		defer unix.Close(int(file))
+		oob = unix.UnixRights(int(file))
+	}
+	return unix.Sendmsg(socket, packet[:], oob, nil, unix.MSG_NOSIGNAL) == nil
+}
