@@ -34,6 +34,8 @@ const (
 	reasonCohort  = "tenants with core limits take turns with all others together, who share their turn by time slices"
 	reasonGang    = "a gang is granted together, which takes turns"
 	reasonOverlap = "an overlap group beside a latency tenant takes turns: the slice of its MPS server cannot be shortened"
+	reasonBusy    = "beside a latency tenant that is of use only if they leave the GPU idle"
+	reasonUneven  = "beside a latency tenant their time slices are too short for unequal parts"
 	reasonLatency = "a latency tenant beside several others: it runs beside them, and they take turns"
 	reasonMore    = "tenants get more by turns than by slices"
 	reasonParts   = "tenants do not get their parts by slices"
@@ -103,7 +105,9 @@ func (c *GPU) utilization(ev Utilization) {
 	}
 	if cl.tenant.share.Priority == Latency {
 		c.noteUse(cl.tenant, ev)
-		return // what it leaves to others says nothing of turns
+	}
+	if !cl.tenant.mayShareTurn() {
+		return // what it leaves to others says nothing of what these gain at the same time
 	}
 	s := a.util[ev.Client]
 	s.n += ev.Samples
@@ -122,6 +126,16 @@ func (a *auto) idle(window time.Duration) (float64, bool) {
 		idle += weight * float64(s.n-s.busy) / float64(s.n)
 	}
 	return idle / n, n >= fewSamples
+}
+
+// meanIdle is idle with each client counted alike: one that gives the GPU back as soon as it
+// pauses has little of the time of turns, and is the one that loses by them.
+func (a *auto) meanIdle() (sum float64) {
+	for _, id := range slices.Sorted(maps.Keys(a.util)) {
+		s := a.util[id]
+		sum += float64(s.n-s.busy) / float64(s.n)
+	}
+	return sum / float64(max(len(a.util), 1))
 }
 
 // wouldWaste returns about which part of their turns tenants would leave the GPU idle
@@ -150,6 +164,27 @@ func (a *auto) memoryShort() bool { return a.total > 0 && !a.swap && a.reserved 
 // overfull says whether clients cannot all have their memory on the GPU.
 func (a *auto) overfull() bool { return a.swap && a.reserved > a.total }
 
+// lookAtWays finds out who can share the GPU by time slices.
+func (c *GPU) lookAtWays() {
+	a, s, co := &c.auto, &c.slices, &c.cohort
+	crowded := c.crowded()
+	if co.on && crowded && !s.crowded { // the cohort goes on
+		a.gaps = co.idle > idleTogether
+		for _, cl := range c.clients {
+			cl.progress.byTurns = 0 // was another thing, without the latency tenant
+		}
+	}
+	s.crowded, s.lookedAt = crowded, c.now
+	a.gaps = a.gaps && s.crowded
+	s.why = c.whyTurns()
+	co.allowed, co.why = false, ""
+	if s.why == reasonLimit {
+		if co.allowed, co.why = c.cohortAllowed(); co.why != "" {
+			s.why += "; the others do not share theirs: " + co.why
+		}
+	}
+}
+
 // lookAtMode chooses the mode anew if that is due.
 func (c *GPU) lookAtMode() {
 	a := &c.auto
@@ -170,16 +205,7 @@ func (c *GPU) lookAtMode() {
 	}
 	window := c.now.Sub(a.since)
 	if c.slices.stale || c.now.Sub(c.slices.lookedAt) >= autoWindow {
-		c.slices.crowded, c.slices.lookedAt = c.crowded(), c.now
-		a.gaps = a.gaps && c.slices.crowded
-		c.slices.why = c.whyTurns()
-		c.cohort.allowed = false
-		if c.slices.why == reasonLimit {
-			var why string
-			if c.cohort.allowed, why = c.cohortAllowed(); why != "" {
-				c.slices.why += "; the others do not share theirs: " + why
-			}
-		}
+		c.lookAtWays()
 	}
 	busy, shares := reasonTurns, reasonShares
 	if why := c.slices.why; why == reasonOverlap || why == reasonGang {
@@ -203,14 +229,20 @@ func (c *GPU) lookAtMode() {
 		}
 	case window >= autoWindow && (c.slices.why == "" || c.cohort.allowed) && (c.now >= a.slicedFrom || c.othersNow()) && c.readyForSlices(window, c.cohort.allowed):
 		c.beginSlices(c.cohort.allowed)
-	case c.slices.why == reasonLatency:
+	case c.slices.why == reasonLatency || c.cohort.why == reasonBusy:
+		if c.slices.why == reasonLatency {
+			shares = reasonLatency
+		}
 		idle, known := a.idle(window)
-		if window < autoWindow || !known && window < staleWindow && a.reason == reasonLatency {
+		if window < autoWindow || !known && window < staleWindow && a.reason == shares {
 			return
 		}
+		if c.cohort.why == reasonBusy {
+			idle = a.meanIdle()
+		}
 		a.gaps = known && idle > idleInTurns && c.now >= a.slicedFrom
-		c.slices.why = c.whyTurns()
-		exclusive(reasonLatency)
+		c.lookAtWays()
+		exclusive(shares)
 	case c.special > 0:
 		if a.reason != shares || window >= staleWindow {
 			exclusive(shares)

@@ -22,45 +22,53 @@ import (
 type cohort struct {
 	on      bool
 	allowed bool                // there may be one, as of the latest look
+	why     string              // only this is against one, as of the latest look
 	vt      int64               // virtual time of its tenants
 	ran     time.Duration       // that it had the GPU
 	since   time.Duration       // ran at the start of the window
 	had     float64             // of the latest window: all of it where there is no cohort
+	idle    float64             // the sum of the parts of the latest window in which its clients had no work
 	parts   map[*tenant]float64 // as cohortParts, at the end of the latest window
 }
 
 // inCohort says whether a tenant has its turn together with others.
 func (c *GPU) inCohort(t *tenant) bool { return c.cohort.on && t.mayShareTurn() }
 
-// mayShareTurn says whether nothing of the tenant must be billed exactly.
-func (t *tenant) mayShareTurn() bool {
-	return !t.limited() && t.seat == nil && t.share.Priority == Batch
-}
+// mayShareTurn says whether the tenant may have its turn together with others.
+func (t *tenant) mayShareTurn() bool { return !t.share.apart() }
+
+// apart says whether a tenant with the share has turns of its own, if it has any: what it does
+// must be billed exactly, or it is not for a turn that it waits.
+func (s Share) apart() bool { return s.limited() || s.Priority == Latency || s.Crew() != "" }
 
 // maxCohort is how many clients a cohort has at most: each end of its turn is a message to each.
 const maxCohort = 32
 
 // cohortAllowed says whether there may be a cohort: a tenant has a limit, and nothing but
-// limits is against time slices for two others at least. If only one of these others is
-// against it, why says so. Latency tenants, gangs and overlap groups have rules of their own
-// for turns.
+// limits is against time slices for two others at least. If only these others are against it,
+// why says so. Gangs and overlap groups have rules of their own for turns. A latency tenant
+// is let in beside the cohort as beside any holder: by a beside grant, for which the slices are
+// short; or, if it has a limit itself, by latency grants, which are billed exactly, and shut the
+// gates of the whole cohort meanwhile. Such short slices cost clients that keep the GPU busy
+// much, and are too short to be of different lengths. So the others share their turn beside it
+// only if they leave the GPU idle in turns, and if their parts are equal.
 func (c *GPU) cohortAllowed() (allowed bool, why string) {
-	limited, others := false, 0
+	limited, others, even, weight := false, 0, true, 0
 	for _, cl := range c.inOrder() {
 		t := cl.tenant
-		if t.seat != nil || t.share.Priority == Latency {
+		if t.seat != nil {
 			return false, ""
 		}
-		switch {
-		case !cl.connected:
+		if !cl.connected {
 			continue
-		case t.limited():
-			limited = true
-			continue
-		case !cl.wanted:
+		}
+		limited = limited || t.limited()
+		if !t.mayShareTurn() || !cl.wanted {
 			continue
 		}
 		others++
+		even = even && t.share.Request == 0 && (weight == 0 || weight == t.share.Weight)
+		weight = t.share.Weight
 		switch p := cl.controls; {
 		case c.notSliceable(cl) != "":
 			why = fmt.Sprintf("client %d cannot be sliced: %s", cl.id, c.notSliceable(cl))
@@ -71,6 +79,11 @@ func (c *GPU) cohortAllowed() (allowed bool, why string) {
 	switch {
 	case !limited || others < 2:
 		return false, ""
+	case why != "":
+	case c.slices.crowded && !even:
+		why = reasonUneven
+	case c.slices.crowded && !c.auto.gaps:
+		why = reasonBusy
 	case others > maxCohort:
 		why = fmt.Sprintf("they are %d clients, and %d at most are stopped together", others, maxCohort)
 	}
@@ -80,7 +93,7 @@ func (c *GPU) cohortAllowed() (allowed bool, why string) {
 // startCohort is for clients that begin to share their turns by slices.
 func (c *GPU) startCohort() {
 	co := &c.cohort
-	co.on, co.vt, co.ran, co.since = true, c.virtualNow(), 0, 0
+	co.on, co.vt, co.ran, co.since, co.idle = true, c.virtualNow(), 0, 0, 1
 	for _, t := range c.tenantsInOrder() {
 		c.review(t)
 	}
@@ -128,14 +141,15 @@ func sharedTurns() policy {
 	}
 }
 
-// cohortRuns says whether only the cohort is on the GPU, and its turn goes on.
+// cohortRuns says whether only the cohort is on the GPU, apart from latency tenants that
+// disturb nobody, and its turn goes on.
 func (c *GPU) cohortRuns() bool {
 	if !c.cohort.on || c.open.n == 0 || c.kept != nil || c.holdOff != 0 || c.latency.n > 0 || len(c.moves) > 0 {
 		return false
 	}
 	for _, l := range []*list{&c.open, &c.closing} {
 		for cl := l.head; cl != nil; cl = cl.next {
-			if !cl.grant.shared {
+			if cl.grant.kind == turnGrant && !cl.grant.shared {
 				return false
 			}
 		}
@@ -168,7 +182,7 @@ func (c *GPU) turnPart(t *tenant) int64 {
 		r.countShare(t.share, 1)
 	}
 	rest := max(0, one-int64(r.requests)*one/100)
-	p := int64(r.requests-r.limited.requests)*one/100 + rest*int64(r.weights-r.limited.weights)/int64(r.weights)
+	p := int64(r.requests-r.apart.requests)*one/100 + rest*int64(r.weights-r.apart.weights)/int64(r.weights)
 	return min(max(p, minPart), one)
 }
 

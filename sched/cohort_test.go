@@ -68,17 +68,17 @@ func TestCohortTakesTurns(t *testing.T) {
 // What a cohort cannot be with ends it, and nobody then holds the GPU beside another one.
 func TestWhatEndsACohort(t *testing.T) {
 	for name, event := range map[string]Event{
-		"its limit is gone":          SetShare{Tenant: "l"},
-		"its tenant is a gang":       SetShare{Tenant: "l", Share: Share{Gang: "g", Limit: 30}},
-		"its tenant is latency":      SetShare{Tenant: "l", Share: Share{Priority: Latency, Limit: 30}},
-		"a latency tenant comes":     Attach{Client: 5, Tenant: "m", Share: Share{Priority: Latency}},
-		"an overlap group comes":     Attach{Client: 5, Tenant: "m", Share: Share{Overlap: "o"}, Want: true},
-		"a gang comes":               Attach{Client: 5, Tenant: "m", Share: Share{Gang: "g"}, Want: true},
-		"a driver that refuses":      Controls{Client: 2, Slices: ControlRefused},
-		"channels that stay on":      Controls{Client: 2, Slices: ControlWorks, Channels: ControlRefused, Groups: 1},
-		"memory is short":            Reserve{Client: 1, Total: 95},
-		"the user wants turns":       SetMode{Exclusive},
-		"the user wants all at once": SetMode{Concurrent},
+		"its limit is gone":                               SetShare{Tenant: "l"},
+		"its tenant is a gang":                            SetShare{Tenant: "l", Share: Share{Gang: "g", Limit: 30}},
+		"its tenant is latency, and the others are busy":  SetShare{Tenant: "l", Share: Share{Priority: Latency, Limit: 30}},
+		"a latency tenant comes, and the others are busy": Attach{Client: 5, Tenant: "m", Share: Share{Priority: Latency}},
+		"an overlap group comes":                          Attach{Client: 5, Tenant: "m", Share: Share{Overlap: "o"}, Want: true},
+		"a gang comes":                                    Attach{Client: 5, Tenant: "m", Share: Share{Gang: "g"}, Want: true},
+		"a driver that refuses":                           Controls{Client: 2, Slices: ControlRefused},
+		"channels that stay on":                           Controls{Client: 2, Slices: ControlWorks, Channels: ControlRefused, Groups: 1},
+		"memory is short":                                 Reserve{Client: 1, Total: 95},
+		"the user wants turns":                            SetMode{Exclusive},
+		"the user wants all at once":                      SetMode{Concurrent},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newCohort(t)
@@ -161,4 +161,127 @@ func TestCohortMemberIsBack(t *testing.T) {
 		t.Errorf("client 2 is back and may not go on: %+v", g.c.clients[2].grant)
 	}
 	g.holders(1, 2, 3)
+}
+
+// newIdleCohort is newCohort with clients 1 to 3 that leave the GPU idle.
+func newIdleCohort(t *testing.T) *autoGPU {
+	g := newCohort(t)
+	g.run(8*time.Second, 0.5, 0.5, 0.5, 1)
+	g.holders(4)
+	g.holders(1, 2, 3)
+	return g
+}
+
+// cohortWith checks that the cohort is there, with slices of this length, and that the gates of
+// those who hold are shut or not.
+func (g *autoGPU) cohortWith(slice time.Duration, shut bool) {
+	g.t.Helper()
+	g.is(Exclusive, reasonCohort)
+	for id := ClientID(1); id <= 3; id++ {
+		if cl := g.c.clients[id]; cl.slice != slice {
+			g.t.Errorf("client %d has slices of %v, want %v", id, cl.slice, slice)
+		}
+	}
+	for cl := g.c.open.head; cl != nil; cl = cl.next {
+		if (cl.grant.state == paused) != shut {
+			g.t.Errorf("the grant of client %d is %+v, paused: want %t", cl.id, cl.grant, shut)
+		}
+	}
+}
+
+// A latency tenant runs beside the cohort, and beside the tenant with the limit. No gate is shut
+// for it, and the cohort has longer slices again when it has gone.
+func TestLatencyTenantBesideACohort(t *testing.T) {
+	g := newIdleCohort(t)
+	longest := g.c.clients[1].slice
+	g.step(Attach{Client: 5, Tenant: "m", Share: Share{Priority: Latency}, Want: true})
+	g.kindOf(5, besideGrant)
+	g.cohortWith(CrowdedSlice, false)
+	if s := g.c.clients[4].slice; s != LatencySlice {
+		t.Errorf("the tenant with the limit has slices of %v", s)
+	}
+	for range 5 {
+		g.holders(4)
+		g.kindOf(5, besideGrant)
+		g.holders(1, 2, 3)
+	}
+	g.run(8*time.Second, 0.5, 0.5, 0.5, 1, 0.1)
+	g.holders(1, 2, 3)
+	g.cohortWith(CrowdedSlice, false)
+	g.step(Gone{Client: 5})
+	g.cohortWith(longest, false)
+}
+
+// What a latency tenant does beside a cohort is billed to it, and not to the others.
+func TestBillsBesideACohort(t *testing.T) {
+	g := newIdleCohort(t)
+	g.step(Attach{Client: 5, Tenant: "m", Share: Share{Priority: Latency}, Want: true})
+	g.run(5*time.Second, 0.5, 0.5, 0.5, 1, 0.2)
+	before := g.c.Snapshot(g.now)
+	g.run(10*time.Second, 0.5, 0.5, 0.5, 1, 0.2)
+	all := time.Duration(0)
+	for i, tenant := range g.c.Snapshot(g.now).Tenants {
+		used := tenant.Used - before.Tenants[i].Used
+		t.Logf("%s: %v", tenant.Tenant, used)
+		all += used
+		if tenant.Tenant == "m" && (used-2*time.Second).Abs() > 200*time.Millisecond {
+			t.Errorf("the latency tenant is billed %v of 10 s, want 2 s", used)
+		}
+	}
+	if all < 9*time.Second || all > 10200*time.Millisecond {
+		t.Errorf("%v are billed of 10 s", all)
+	}
+}
+
+// A limit of a latency tenant is held exactly, by latency grants. They shut all the gates of the
+// cohort, and its turn goes on afterwards.
+func TestLatencyTenantWithALimitBesideACohort(t *testing.T) {
+	g := newIdleCohort(t)
+	g.step(Attach{Client: 5, Tenant: "m", Share: Share{Priority: Latency, Limit: 20}, Want: true})
+	g.kindOf(5, latencyGrant)
+	g.cohortWith(CrowdedSlice, true)
+	ends := g.now.Add(time.Second)
+	for g.c.latency.n > 0 && g.now < ends { // until its limit is reached
+		g.now = g.now.Add(time.Millisecond)
+		g.step(Tick{})
+	}
+	g.cohortWith(CrowdedSlice, false)
+	used := func() time.Duration { return g.c.clients[5].tenant.used }
+	before := used()
+	g.run(10*time.Second, 0.5, 0.5, 0.5, 1)
+	if got := used() - before; got < 1800*time.Millisecond || got > 2100*time.Millisecond {
+		t.Errorf("a latency tenant with a limit of 20 %% used %v of 10 s", got)
+	}
+	g.is(Exclusive, reasonCohort)
+}
+
+// A latency tenant that drains does not keep others of the cohort from their turn.
+func TestJoinsBesideALatencyDrain(t *testing.T) {
+	g := newIdleCohort(t)
+	g.step(Release{Client: 2, Epoch: g.c.clients[2].grant.epoch, Reason: Idle})
+	g.step(Attach{Client: 5, Tenant: "m", Share: Share{Priority: Latency}, Want: true})
+	g.c.Step(g.now, SetShare{Tenant: "m", Share: Share{Priority: Latency, Limit: 20}}) // it has no beside grant then
+	if cl := g.c.clients[5]; !cl.grant.closes() {
+		t.Fatalf("client 5 has %+v", cl.grant)
+	}
+	g.c.Step(g.now, Request{Client: 2})
+	if !g.c.clients[2].grant.holds() {
+		t.Error("client 2 waits for a latency tenant that drains")
+	}
+}
+
+// The status says why beside a latency tenant the others do not share their turns.
+func TestWhyNoCohortBesideALatencyTenant(t *testing.T) {
+	for want, do := range map[string]func(*autoGPU){
+		reasonBusy:   func(g *autoGPU) { g.run(8*time.Second, 1, 1, 1, 1) },
+		reasonUneven: func(g *autoGPU) { g.step(Attach{Client: 6, Tenant: "heavy", Share: Share{Weight: 300}, Want: true}) },
+	} {
+		g := newIdleCohort(t)
+		do(g)
+		g.step(Attach{Client: 5, Tenant: "m", Share: Share{Priority: Latency}, Want: true})
+		want = reasonLimit + "; the others do not share theirs: " + want
+		if way, why := g.c.way(); way != "turns" || why != want || g.c.cohort.on {
+			t.Errorf("clients share by %s (%s), want turns (%s)", way, why, want)
+		}
+	}
 }

@@ -178,7 +178,7 @@ func (c *GPU) checkTenants(waiting int) error {
 		}
 	}
 	queued, eligible, active, requests, weights, special, exact := 0, 0, 0, 0, 0, 0, 0
-	limited := c.limited
+	apart := c.apart
 	for name, t := range c.tenants {
 		s := has[t]
 		if s == nil {
@@ -217,9 +217,9 @@ func (c *GPU) checkTenants(waiting int) error {
 			active++
 			requests += t.share.Request
 			weights += t.share.Weight
-			if t.limited() {
-				limited.requests -= t.share.Request
-				limited.weights -= t.share.Weight
+			if !t.mayShareTurn() {
+				apart.requests -= t.share.Request
+				apart.weights -= t.share.Weight
 			}
 		}
 		if t.clients > 0 && (t.limited() || t.share.Request > 0 || t.share.Priority == Latency || t.seat != nil) {
@@ -234,8 +234,8 @@ func (c *GPU) checkTenants(waiting int) error {
 		return fmt.Errorf("%d clients wait, queues hold %d", waiting, queued)
 	case eligible != c.waiting:
 		return fmt.Errorf("%d clients may be granted, counted %d", eligible, c.waiting)
-	case limited.requests != 0 || limited.weights != 0:
-		return fmt.Errorf("active tenants with limits: counted %+v, %+v too much", c.limited, limited)
+	case apart.requests != 0 || apart.weights != 0:
+		return fmt.Errorf("active tenants apart from a cohort: counted %+v, %+v too much", c.apart, apart)
 	case active != c.active || requests != c.requests || weights != c.weights || special != c.special || exact != c.exact:
 		return fmt.Errorf("%d tenants are active with %d %% and weight %d, %d special, %d exact; counted %d, %d, %d, %d, %d",
 			active, requests, weights, special, exact, c.active, c.requests, c.weights, c.special, c.exact)

@@ -295,6 +295,19 @@ func TestAnyHistory(t *testing.T) {
 		})
 		if !plain && cfg.Mode == Auto && !cfg.Memory.Swap && rapid.Bool().Draw(t, "in a cohort") {
 			intoCohort(t, c, &now, step)
+			switch s := (Share{Priority: Latency}); rapid.IntRange(0, 2).Draw(t, "beside the cohort") {
+			case 1:
+				step(Attach{Client: 6, Share: s, Want: true})
+				if c.beside.n == 0 || !c.cohort.on {
+					t.Fatalf("a latency tenant does not run beside the cohort: %v", c.auto.reason)
+				}
+			case 2:
+				s.Limit = 30
+				step(Attach{Client: 6, Share: s, Want: true})
+				if c.latency.n == 0 || c.open.head.grant.state != paused || !c.cohort.on {
+					t.Fatalf("a latency tenant is not let in before the cohort: %v", c.auto.reason)
+				}
+			}
 		}
 		for range rapid.IntRange(1, 200).Draw(t, "steps") {
 			switch at, ok := c.Deadline(); {

@@ -68,7 +68,7 @@ func (c *GPU) setSlices() {
 	for _, cl := range c.inOrder() {
 		want := parts[cl]
 		if short && cl.tenant.share.Priority != Latency {
-			want = c.besideSlice()
+			want = c.besideSlice(cl)
 		}
 		c.slices.set = c.slices.set || want != 0
 		if cl.connected && differ(cl.slice, want) {
@@ -183,9 +183,9 @@ func ofSlice(cl *client, members map[*tenant]int) float64 {
 	return 1 / float64(max(members[cl.tenant], 1))
 }
 
-// besideSlice is the slice of others beside a latency tenant.
-func (c *GPU) besideSlice() time.Duration {
-	if c.sliced() && c.slices.crowded {
+// besideSlice is the slice of a client beside a latency tenant.
+func (c *GPU) besideSlice(cl *client) time.Duration {
+	if c.slices.crowded && (c.sliced() || c.inCohort(cl.tenant)) {
 		return CrowdedSlice
 	}
 	return LatencySlice

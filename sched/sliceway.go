@@ -47,7 +47,9 @@ func (c *GPU) beginSlices(cohort bool) {
 	a.until, a.worse, a.underfed, a.gaveUp = 0, 0, 0, nil
 	for _, t := range c.tenants {
 		c.bill(t) // as a turn
-		t.gets, t.sliceFactor = 0, 0
+		if !cohort || t.mayShareTurn() {
+			t.gets, t.sliceFactor = 0, 0
+		}
 	}
 	a.slicing = !cohort
 	if cohort {
@@ -134,7 +136,7 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 	a.startWindow(c.now)
 	switch {
 	case c.servesLatency():
-		worse := m.known && m.sum < turnsGive || !m.known && known && wasted < idleTogether
+		worse := m.known && m.sum < c.turnsWouldGive() || !m.known && known && wasted < idleTogether
 		if a.worse = more(a.worse, worse && s.crowded); a.worse >= worseTwice {
 			a.gaps = false
 			c.giveUpSlices(reasonLatency)
@@ -254,11 +256,12 @@ func (c *GPU) measure(window time.Duration) measured {
 	for _, cl := range c.clients {
 		cl.progress.startWindow()
 	}
+	c.cohort.idle = m.idle
 	all := 0.0
-	for _, t := range c.tenantsInOrder() {
+	for _, t := range c.slicers() {
 		all += gets[t]
 	}
-	for _, t := range c.tenantsInOrder() {
+	for _, t := range c.slicers() {
 		c.bill(t) // by what it got so far
 		t.gets = int(1000 * gets[t] / max(all, 1))
 	}
@@ -356,16 +359,39 @@ func (f fed) short(by float64) (short, turnsBetter bool) {
 	return short, short && f.got*f.had < f.byTurns-by
 }
 
+// inTurns returns what those that share by slices got together in turns, waiting included, of
+// what each gets alone; false: of some that is not known.
+func (c *GPU) inTurns() (sum float64, known bool) {
+	known = true
+	for _, t := range c.slicers() {
+		f := c.fedOf(t)
+		sum += f.sum
+		known = known && f.sum > 0
+	}
+	return sum, known
+}
+
+// turnsWouldGive says what clients beside a latency tenant would get in turns together, of what
+// each gets alone. In a cohort's time that is what they got, as they wait for the GPU after each
+// of their pauses; or at most what the latency tenant leaves.
+func (c *GPU) turnsWouldGive() float64 {
+	if !c.cohort.on {
+		return turnsGive
+	}
+	if got, known := c.inTurns(); known {
+		return got / max(c.cohort.had, minPart/float64(one))
+	}
+	return turnsGive * float64(1000-c.besides.use) / 1000
+}
+
 // starves says whether a tenant gets far less than in turns, and the others do not get more
 // for that: a program may set its own time slices, or work in a way that slices serve badly.
 func (c *GPU) starves(sum float64) bool {
-	inTurns, starved := 0.0, false
-	for _, t := range c.slicers() {
-		f := c.fedOf(t)
-		_, worse := f.short(starvedBy)
-		starved = starved || worse
-		inTurns += f.sum
-	}
+	inTurns, _ := c.inTurns()
+	starved := slices.ContainsFunc(c.slicers(), func(t *tenant) bool {
+		_, worse := c.fedOf(t).short(starvedBy)
+		return worse
+	})
 	return starved && sum*c.cohort.had < inTurns+starvedFor
 }
 

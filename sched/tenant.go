@@ -30,7 +30,7 @@ type roster struct {
 
 	// The number of tenants that are active, and the sums of their shares.
 	active, requests, weights int
-	limited                   struct{ requests, weights int } // the same, of those with a limit
+	apart                     struct{ requests, weights int } // the same, of those that share their turns with nobody
 	special                   int                             // tenants that ask for more than turns, see review
 	exact                     int                             // those of them with a limit or a request
 	vtime                     int64                           // see virtualNow
@@ -329,9 +329,9 @@ func (c *GPU) ratesOf(t *tenant) rates {
 func (r *roster) countShare(s Share, n int) {
 	r.requests += n * s.Request
 	r.weights += n * s.Weight
-	if s.limited() {
-		r.limited.requests += n * s.Request
-		r.limited.weights += n * s.Weight
+	if s.apart() {
+		r.apart.requests += n * s.Request
+		r.apart.weights += n * s.Weight
 	}
 }
 

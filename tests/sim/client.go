@@ -275,7 +275,7 @@ func (c *client) preempted() {
 // prove says whether the client's time slice can be set, and goes on to say how it gets on.
 func (c *client) prove() {
 	control := sched.ControlWorks
-	if c.w.chance(0.05) {
+	if c.w.chance(0.05) && !c.w.even {
 		control = sched.Control(c.w.rng.IntN(6))
 	}
 	c.send(sched.Controls{Client: c.id, Slices: control, Channels: control, Groups: 1})
@@ -291,6 +291,9 @@ func (c *client) sayHow() {
 	c.later(reportEvery, c.sayHow)
 	u := sched.Utilization{Client: c.id, Samples: 50, Busy: 40 + c.w.rng.IntN(11), Calls: c.burst - c.reported}
 	c.reported = c.burst
+	if c.w.even {
+		u.Busy -= 20
+	}
 	if c.hostile {
 		u.Samples, u.Calls = c.w.rng.IntN(1_000_001), int(c.w.rng.Uint32())
 		u.Busy = c.w.rng.IntN(u.Samples + 1)

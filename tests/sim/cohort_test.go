@@ -4,6 +4,7 @@ package sim
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -76,5 +77,103 @@ func TestOthersShareBesideALimit(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A latency tenant does not end that: the others go on sharing, with short slices, the limit
+// holds, and its requests wait for a slice of each of the others at most. Where the others keep
+// the GPU busy, they take turns, which give more than such slices.
+func TestOthersShareBesideALimitAndALatencyTenant(t *testing.T) {
+	limit := func(n int, p program) process { return process{program: p, share: sched.Share{Limit: n}} }
+	latency := func(limit int) process {
+		return process{program: requests, share: sched.Share{Priority: sched.Latency, Limit: limit}}
+	}
+	weighs := func(n int) process { return process{program: decoder, share: sched.Share{Weight: n}} }
+	alone := newGPUModel(t, sched.Auto, latency(0))
+	alone.run(10 * time.Second)
+	alone.got(10 * time.Second)
+	for _, test := range []struct {
+		name    string
+		limits  []process
+		latency process
+		others  []process
+		least   float64 // that each of the others gets of what it gets alone
+		cohort  bool
+	}{
+		{"two language models", []process{limit(30, gemm)}, latency(0), several(2, decoder), 0.29, true},                                         // by turns 0.25
+		{"three language models", []process{limit(20, gemm)}, latency(0), several(3, decoder), 0.25, true},                                       // 0.19
+		{"a language model beside products", []process{limit(30, gemm)}, latency(0), []process{{program: gemm}, {program: decoder}}, 0.26, true}, // 0.05
+		{"a latency tenant with a limit", []process{limit(30, gemm)}, latency(20), several(2, decoder), 0.27, true},                              // 0.25
+		{"only the latency tenant has a limit", nil, latency(20), several(2, decoder), 0.48, true},                                               // 0.37
+		{"two that keep the GPU busy", []process{limit(30, gemm)}, latency(0), several(2, gemm), 0.28, false},
+		{"unequal parts", []process{limit(30, gemm)}, latency(0), []process{weighs(300), weighs(100)}, 0.1, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			n := len(test.limits) + len(test.others)
+			processes := append(slices.Concat(test.limits, test.others), test.latency)
+			run := func(mode sched.Mode, processes []process) (parts, ofAlone []float64, g *gpuModel) {
+				g = newGPUModel(t, mode, processes...)
+				g.run(30 * time.Second)
+				parts, ofAlone = g.got(60 * time.Second)
+				return
+			}
+			parts, got, g := run(sched.Auto, processes)
+			_, turns, _ := run(sched.Exclusive, processes)
+			for i := range processes { // as without nvshare
+				processes[i].own, processes[i].share = sched.DriverSlice, sched.Share{}
+			}
+			_, driver, d := run(sched.Concurrent, processes)
+			request := g.processes[n].longest
+			t.Logf("%.3f, by turns %.3f, the driver alone %.3f; a request %v, by the driver %v: %q", got, turns, driver, request, d.processes[n].longest, g.reasons)
+			for i, p := range test.limits {
+				// Time slices as short as beside a latency tenant cost the limited one up to three points.
+				if most := float64(p.share.Limit) / 100; parts[i] > most+0.01 || parts[i] < min(most, 1/float64(n))-0.035 {
+					t.Errorf("a limit of %d gives %.4f of the GPU", p.share.Limit, parts[i])
+				}
+			}
+			if last := g.reasons[len(g.reasons)-1]; strings.HasSuffix(last, "time slices") != test.cohort {
+				t.Errorf("they share at last because: %s", last)
+			}
+			if sum(got) < 0.98*sum(turns) {
+				t.Errorf("all get %.3f, by turns %.3f", sum(got), sum(turns))
+			}
+			for i := len(test.limits); i < n; i++ {
+				if got[i] < test.least {
+					t.Errorf("process %d gets %.3f of what it gets alone, want %.3f", i, got[i], test.least)
+				}
+			}
+			bound := alone.processes[0].longest + switchCost + 2*sched.LatencySlice
+			if test.cohort {
+				bound += time.Duration(len(test.others)) * (switchCost + sched.CrowdedSlice)
+			} else {
+				bound += switchCost // at a hand-over
+			}
+			if request > bound {
+				t.Errorf("a request took %v, want %v at most", request, bound)
+			}
+		})
+	}
+}
+
+// A latency tenant that comes and goes does not end the cohort: the others get as much as before
+// once it has gone.
+func TestLatencyTenantComesToACohort(t *testing.T) {
+	processes := append([]process{{program: gemm, share: sched.Share{Limit: 30}}}, several(2, decoder)...)
+	visitor := process{program: requests, share: sched.Share{Priority: sched.Latency}, starts: 60 * time.Second, ends: 90 * time.Second}
+	g := newGPUModel(t, sched.Auto, append(processes, visitor)...)
+	g.run(30 * time.Second)
+	_, before := g.got(30 * time.Second)
+	_, beside := g.got(30 * time.Second)
+	g.run(10 * time.Second)
+	_, after := g.got(30 * time.Second)
+	t.Logf("%.3f, beside it %.3f, then %.3f: %q", before, beside, after, g.reasons)
+	if len(g.reasons) != 2 {
+		t.Errorf("the way was changed: %q", g.reasons)
+	}
+	for i := range processes {
+		if beside[3] < 0.9 || beside[i] < 0.28 || after[i] < 0.98*before[i] {
+			t.Errorf("process %d gets %.3f, beside the latency tenant %.3f, then %.3f", i, before[i], beside[i], after[i])
+		}
 	}
 }

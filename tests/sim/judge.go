@@ -95,6 +95,9 @@ func (j *judge) alone(c sched.ClientID, what string, epoch sched.Epoch) {
 		case j.ganged(c, other.id):
 		case j.grants[c].shared && j.grants[other.id].shared:
 			j.w.report.Shared++
+			if j.latency() {
+				j.w.report.SharedLatency++
+			}
 		case j.fenced[other]:
 			j.w.report.Overlaps++
 		default:
@@ -182,6 +185,16 @@ func (j *judge) running(id sched.ClientID, on bool) {
 func (j *judge) beside() bool {
 	for _, g := range j.grants {
 		if g.beside && g.running {
+			return true
+		}
+	}
+	return false
+}
+
+// latency says whether a latency tenant has the GPU, whoever else has.
+func (j *judge) latency() bool {
+	for _, g := range j.grants {
+		if g.latency && g.running {
 			return true
 		}
 	}

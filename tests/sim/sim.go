@@ -16,6 +16,7 @@ import (
 type Options struct {
 	Clients int       // processes at a time; 0: the seed chooses 2 to 8
 	Calm    bool      // no faults
+	Cohorts bool      // only what clients have in which some share their turns, see cohort.go of sched; not calm
 	Trace   io.Writer // every event and action, as it happens; nil: none
 }
 
@@ -29,6 +30,7 @@ type Report struct {
 	Latency, Pauses        int // latency grants, and holders paused for them
 	Beside                 int // grants beside holders that are not paused
 	Shared                 int // grants in a turn of a cohort, beside other members of it
+	SharedLatency          int // the same, while a latency tenant had the GPU beside them or before them
 	EarlyReleases, Revokes int
 	Fences, Adoptions      int
 	Preemptions            int
@@ -48,12 +50,12 @@ type Report struct {
 }
 
 func (r Report) String() string {
-	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, beside %d, shared %d, pauses %d), early releases %d, revokes %d, preemptions %d, fences %d, adoptions %d; "+
+	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, beside %d, shared %d, with a latency tenant %d, pauses %d), early releases %d, revokes %d, preemptions %d, fences %d, adoptions %d; "+
 		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, changes of mode %d, of shares %d, of slices %d; "+
 		"gang grants %d, steps %d; memory moved in %d, out %d, stalled %d times, refused %d; "+
 		"reserved %d, over a limit %d, no place %d, stranded %d, exports %d, memory limits %d; "+
 		"fenced overlaps %d, limits checked %d, longest wait %v",
-		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Beside, r.Shared, r.Pauses, r.EarlyReleases, r.Revokes, r.Preemptions, r.Fences, r.Adoptions,
+		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Beside, r.Shared, r.SharedLatency, r.Pauses, r.EarlyReleases, r.Revokes, r.Preemptions, r.Fences, r.Adoptions,
 		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.Slices, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused,
 		r.Reserved, r.OverLimit, r.NoPlace, r.Stranded, r.Exports, r.MemoryLimits, r.Overlaps, r.Limits, r.LongestWait)
 }
@@ -89,6 +91,7 @@ type world struct {
 	lastID     sched.ClientID
 	mem        memoryWorld
 	onlyLimits bool // shares have limits and weights alone: others share by slices what these leave
+	even       bool // or limits and priorities, and clients leave the GPU idle: others share beside a latency tenant, too
 	// modesChange says that memory which could be moved was told to stay at times.
 	modesChange bool
 
@@ -143,8 +146,9 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 	}
 	w.daemon.quantum = w.duration(minQuantum, maxQuantum)
 	w.daemon.grace = w.duration(minGrace, maxGrace)
-	if w.onlyLimits = !opts.Calm && w.chance(0.15); w.onlyLimits {
+	if w.onlyLimits = !opts.Calm && (w.chance(0.15) || opts.Cohorts); w.onlyLimits {
 		w.daemon.mode = sched.Auto
+		w.even = w.chance(0.6) || opts.Cohorts
 	}
 	if !w.onlyLimits && opts.Clients < 1000 { // or it is quadratic
 		w.newMemory()
@@ -202,6 +206,9 @@ func (w *world) operate() {
 		d.grace = w.duration(minGrace, maxGrace)
 		d.step(sched.SetGrace{D: d.grace})
 	case 2, 3:
+		if w.even && d.mode == sched.Auto {
+			return
+		}
 		d.mode = sched.Mode(w.rng.IntN(3))
 		d.step(sched.SetMode{M: d.mode})
 	case 4:

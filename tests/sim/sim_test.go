@@ -135,6 +135,25 @@ func TestSameSeedSameRun(t *testing.T) {
 	}
 }
 
+// TestCohorts runs worlds in which clients share their turns beside tenants with limits and
+// latency tenants, with all faults.
+func TestCohorts(t *testing.T) {
+	total := Report{}
+	for s := uint64(1); s <= 40; s++ {
+		report, err := Run(s, stepsPerSeed, Options{Cohorts: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		total = add(total, report)
+	}
+	t.Log(total)
+	for what, n := range map[string]int{"grant of a cohort": total.Shared, "one with a latency tenant": total.SharedLatency} {
+		if n < 100 {
+			t.Errorf("%d times %s", n, what)
+		}
+	}
+}
+
 // TestCalm runs without faults, where nobody may be fenced or wait for more
 // than the others' turns.
 func TestCalm(t *testing.T) {
@@ -174,6 +193,7 @@ func add(a, b Report) Report {
 	a.Latency += b.Latency
 	a.Beside += b.Beside
 	a.Shared += b.Shared
+	a.SharedLatency += b.SharedLatency
 	a.Pauses += b.Pauses
 	a.GangGrants += b.GangGrants
 	a.GangSteps += b.GangSteps

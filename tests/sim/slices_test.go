@@ -51,6 +51,7 @@ type process struct {
 	name   string
 	share  sched.Share
 	starts time.Duration
+	ends   time.Duration // 0: never
 	lies   func(*sched.Utilization)
 	own    time.Duration // it has this time slice, whatever it is told
 
@@ -135,6 +136,9 @@ func newGPUModel(t *testing.T, mode sched.Mode, processes ...process) *gpuModel 
 		p.id, p.name = sched.ClientID(i+1), cmp.Or(p.name, fmt.Sprint("t", i))
 		g.processes = append(g.processes, &p)
 		g.after(p.starts, func() { g.attach(&p) })
+		if p.ends > 0 {
+			g.after(p.ends, func() { g.end(&p) })
+		}
 	}
 	g.after(reportTime, g.report)
 	return g
@@ -150,6 +154,11 @@ func (g *gpuModel) attach(p *process) {
 		}
 		g.step(sched.Controls{Client: p.id, Slices: sched.ControlWorks, Channels: sched.ControlWorks, Groups: 1})
 	})
+}
+
+func (g *gpuModel) end(p *process) {
+	p.attached, p.open, p.kernels, p.left = false, false, 0, 0
+	g.step(sched.Gone{Client: p.id})
 }
 
 // together returns the processes that have the GPU's slice with p: members of its overlap

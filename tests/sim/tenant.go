@@ -62,7 +62,11 @@ func (w *world) newShare(t *tenant) sched.Share {
 		if w.chance(0.3) {
 			s.Limit = 1 + w.rng.IntN(60)
 		}
-		s.Weight = 50 << w.rng.IntN(4)
+		if !w.even {
+			s.Weight = 50 << w.rng.IntN(4)
+		} else if w.chance(0.15) {
+			s.Priority = sched.Latency
+		}
 		return s
 	}
 	if w.chance(0.15) {
