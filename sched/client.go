@@ -132,7 +132,7 @@ func (c *GPU) adoptable(g *grant) bool {
 	if c.holdOff != 0 {
 		return false // clients that were not recorded may be on the GPU
 	}
-	if t.seat != nil {
+	if t.byGang() {
 		return t.seat.hold == playing && t.seat.gang.phase == running
 	}
 	// After a restart several clients may be recorded: they held at the same

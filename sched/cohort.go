@@ -12,7 +12,8 @@ import (
 // percent only. But turns for all, because one tenant has a limit, would cost the others
 // what they gain by slices: language models half. So the tenants without a limit are a
 // cohort. They have one turn together, in which they share the GPU by time slices, and each
-// tenant with a limit has its own turn between these.
+// tenant with a limit has its own turn between these. An overlap group without a limit is one of
+// the cohort: its clients are then granted as any others, and the GPU is not kept for it.
 //
 // To the order of turns the cohort is one tenant: its virtual time is common, its part is
 // the sum of theirs, and its turn is over for all of them at once. What each has of the
@@ -38,25 +39,36 @@ func (c *GPU) inCohort(t *tenant) bool { return c.cohort.on && t.mayShareTurn() 
 func (t *tenant) mayShareTurn() bool { return !t.share.apart() }
 
 // apart says whether a tenant with the share has turns of its own, if it has any: what it does
-// must be billed exactly, or it is not for a turn that it waits.
-func (s Share) apart() bool { return s.limited() || s.Priority == Latency || s.Crew() != "" }
+// must be billed exactly, or it has them on several GPUs at once, or it is not for a turn that
+// it waits.
+func (s Share) apart() bool { return s.limited() || s.Priority == Latency || s.Gang != "" }
 
 // maxCohort is how many clients a cohort has at most: each end of its turn is a message to each.
 const maxCohort = 32
 
 // cohortAllowed says whether there may be a cohort: a tenant has a limit, and nothing but
 // limits is against time slices for two others at least. If only these others are against it,
-// why says so. Gangs and overlap groups have rules of their own for turns. A latency tenant
-// is let in beside the cohort as beside any holder: by a beside grant, for which the slices are
-// short; or, if it has a limit itself, by latency grants, which are billed exactly, and shut the
-// gates of the whole cohort meanwhile. Such short slices cost clients that keep the GPU busy
-// much, and are too short to be of different lengths. So the others share their turn beside it
-// only if they leave the GPU idle in turns, and if their parts are equal.
+// why says so.
+//
+// There is no cohort beside a gang. When a gang is called, each of its GPUs is idle from its own
+// drain to the last drain on any of them, and a cohort drains as slowly as the slowest of its
+// clients: what that costs the other GPUs nobody has measured. And the simulator of several GPUs
+// has no time slices, so nothing would show that a gang's call and a cohort's end get on.
+//
+// An overlap group is one of the others, as where all share by slices; with a limit it has turns
+// of its own. There is no cohort with a group beside a latency tenant, as there are no slices.
+//
+// A latency tenant is let in beside the cohort as beside any holder: by a beside grant, for which
+// the slices are short; or, if it has a limit itself, by latency grants, which are billed exactly,
+// and shut the gates of the whole cohort meanwhile. Such short slices cost clients that keep the
+// GPU busy much, and are too short to be of different lengths. So the others share their turn
+// beside it only if they leave the GPU idle in turns, and if their parts are equal.
 func (c *GPU) cohortAllowed() (allowed bool, why string) {
-	limited, others, even, weight := false, 0, true, 0
+	limited, others, clients, even, weight := false, 0, 0, true, 0
+	groups := map[*tenant]bool{}
 	for _, cl := range c.inOrder() {
 		t := cl.tenant
-		if t.seat != nil {
+		if t.seat != nil && !t.overlaps() {
 			return false, ""
 		}
 		if !cl.connected {
@@ -66,10 +78,15 @@ func (c *GPU) cohortAllowed() (allowed bool, why string) {
 		if !t.mayShareTurn() || !cl.wanted {
 			continue
 		}
-		others++
+		clients++
+		if !groups[t] {
+			others++
+		}
 		even = even && t.share.Request == 0 && (weight == 0 || weight == t.share.Weight)
 		weight = t.share.Weight
 		switch p := cl.controls; {
+		case t.overlaps(): // its slice is its MPS server's; it has little work ahead of the GPU, see neighbors
+			groups[t] = true
 		case c.notSliceable(cl) != "":
 			why = fmt.Sprintf("client %d cannot be sliced: %s", cl.id, c.notSliceable(cl))
 		case p.Client != 0 && p.Channels != ControlWorks: // work that is far ahead of the GPU could not be cut
@@ -80,12 +97,14 @@ func (c *GPU) cohortAllowed() (allowed bool, why string) {
 	case !limited || others < 2:
 		return false, ""
 	case why != "":
+	case len(groups) > 0 && c.hasLatencyTenant():
+		why = reasonOverlap
 	case c.slices.crowded && !even:
 		why = reasonUneven
 	case c.slices.crowded && !c.auto.gaps:
 		why = reasonBusy
-	case others > maxCohort:
-		why = fmt.Sprintf("they are %d clients, and %d at most are stopped together", others, maxCohort)
+	case clients > maxCohort:
+		why = fmt.Sprintf("they are %d clients, and %d at most are stopped together", clients, maxCohort)
 	}
 	return why == "", why
 }
@@ -125,9 +144,9 @@ func sharedTurns() policy {
 			if !c.cohort.on {
 				return
 			}
-			for cl := c.open.head; cl != nil && c.open.n > 1; {
+			for cl := c.open.head; cl != nil; {
 				next := cl.next
-				if !c.inCohort(cl.tenant) { // it has a limit since just now
+				if cl.grant.shared && !c.inCohort(cl.tenant) { // it has a limit since just now
 					c.revoke(cl.grant, ModeChange)
 				}
 				cl = next
@@ -248,7 +267,7 @@ func (c *GPU) sharedIn(window time.Duration) time.Duration {
 // notAlone notes that the turn of a holder says nothing about what it gets alone, because
 // others of its cohort hold too.
 func (c *GPU) notAlone() {
-	if !c.cohort.on || c.open.n < 2 {
+	if c.open.n < 2 || !c.open.head.grant.shared {
 		return
 	}
 	for cl := c.open.head; cl != nil; cl = cl.next {

@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -72,7 +73,6 @@ func TestWhatEndsACohort(t *testing.T) {
 		"its tenant is a gang":                            SetShare{Tenant: "l", Share: Share{Gang: "g", Limit: 30}},
 		"its tenant is latency, and the others are busy":  SetShare{Tenant: "l", Share: Share{Priority: Latency, Limit: 30}},
 		"a latency tenant comes, and the others are busy": Attach{Client: 5, Tenant: "m", Share: Share{Priority: Latency}},
-		"an overlap group comes":                          Attach{Client: 5, Tenant: "m", Share: Share{Overlap: "o"}, Want: true},
 		"a gang comes":                                    Attach{Client: 5, Tenant: "m", Share: Share{Gang: "g"}, Want: true},
 		"a driver that refuses":                           Controls{Client: 2, Slices: ControlRefused},
 		"channels that stay on":                           Controls{Client: 2, Slices: ControlWorks, Channels: ControlRefused, Groups: 1},
@@ -273,8 +273,9 @@ func TestJoinsBesideALatencyDrain(t *testing.T) {
 // The status says why beside a latency tenant the others do not share their turns.
 func TestWhyNoCohortBesideALatencyTenant(t *testing.T) {
 	for want, do := range map[string]func(*autoGPU){
-		reasonBusy:   func(g *autoGPU) { g.run(8*time.Second, 1, 1, 1, 1) },
-		reasonUneven: func(g *autoGPU) { g.step(Attach{Client: 6, Tenant: "heavy", Share: Share{Weight: 300}, Want: true}) },
+		reasonOverlap: func(g *autoGPU) { g.step(Attach{Client: 6, Tenant: "n", Share: Share{Overlap: "o"}, Want: true}) },
+		reasonBusy:    func(g *autoGPU) { g.run(8*time.Second, 1, 1, 1, 1) },
+		reasonUneven:  func(g *autoGPU) { g.step(Attach{Client: 6, Tenant: "heavy", Share: Share{Weight: 300}, Want: true}) },
 	} {
 		g := newIdleCohort(t)
 		do(g)
@@ -284,4 +285,106 @@ func TestWhyNoCohortBesideALatencyTenant(t *testing.T) {
 			t.Errorf("clients share by %s (%s), want turns (%s)", way, why, want)
 		}
 	}
+}
+
+// newGroupCohort is newCohort with clients 5 and 6, which are an overlap group with this share.
+func newGroupCohort(t *testing.T, share Share) *autoGPU {
+	g := newCohort(t)
+	share.Overlap = "o"
+	for id := ClientID(5); id <= 6; id++ {
+		g.step(Attach{Client: id, Tenant: fmt.Sprint("m", id), Share: share, Want: true})
+		g.step(Controls{Client: id, Slices: ControlUnseen, Bare: 2})
+	}
+	g.is(Exclusive, reasonCohort)
+	return g
+}
+
+// An overlap group is one of the cohort: its clients have their turn with the others, and it is
+// billed once for its part.
+func TestGroupInACohort(t *testing.T) {
+	g := newGroupCohort(t, Share{})
+	g.holders(1, 2, 3, 5, 6)
+	g.holders(4)
+	g.holders(1, 2, 3, 5, 6)
+	g.run(10*time.Second, 1, 1, 1, 1, 1, 1)
+	before := g.c.Snapshot(g.now)
+	g.run(20*time.Second, 1, 1, 1, 1, 1, 1)
+	for i, tenant := range g.c.Snapshot(g.now).Tenants {
+		used := tenant.Used - before.Tenants[i].Used
+		t.Logf("%s: %v", tenant.Tenant, used)
+		if used < 3800*time.Millisecond || used > 4200*time.Millisecond { // a fifth of 20 s
+			t.Errorf("%s is billed %v of 20 s, want 4 s", tenant.Tenant, used)
+		}
+	}
+	for id, n := range map[ClientID]Notice{1: {Bound: false}, 5: {Bound: true}} { // its channels cannot be taken off
+		if told := g.c.clients[id].told; told.Bound != n.Bound {
+			t.Errorf("client %d is told %+v", id, told)
+		}
+	}
+	for id := ClientID(5); id <= 6; id++ {
+		if g.c.clients[id].slice != 0 {
+			t.Errorf("client %d of the group has slices of %v", id, g.c.clients[id].slice)
+		}
+	}
+}
+
+// A group with one other is a cohort, whoever held when it begins.
+func TestGroupAndOneAreACohort(t *testing.T) {
+	g := newGroupCohort(t, Share{})
+	g.step(Gone{Client: 1})
+	g.step(Gone{Client: 2})
+	g.holders(3, 5, 6)
+	for _, holders := range [][]ClientID{{3}, {4}, {5, 6}} {
+		g.step(Controls{Client: 3, Slices: ControlRefused})
+		if g.c.cohort.on {
+			t.Fatal("the cohort goes on")
+		}
+		g.holders(holders...)
+		g.c.auto.slicedFrom = g.now
+		g.step(Controls{Client: 3, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})
+		for range 40 {
+			if !g.c.cohort.on {
+				g.run(250 * time.Millisecond)
+			}
+		}
+		g.holders(3, 5, 6)
+		g.holders(4)
+		g.holders(3, 5, 6)
+	}
+	g.step(Gone{Client: 3})
+	g.run(2 * time.Second)
+	if g.c.cohort.on {
+		t.Error("a group alone is a cohort")
+	}
+	g.holders(5, 6)
+	g.holders(4)
+}
+
+// A group with a limit has turns of its own, and its limit is exact. It leaves the cohort when it
+// gets one, and joins when it loses it, also in the middle of its turn.
+func TestGroupWithALimitBesideACohort(t *testing.T) {
+	g := newGroupCohort(t, Share{Limit: 20})
+	g.holders(1, 2, 3)
+	g.holders(5, 6)
+	used := func() time.Duration { return g.c.clients[5].tenant.used }
+	before := used()
+	g.run(20*time.Second, 1, 1, 1, 1, 1, 1)
+	if got := used() - before; got < 3900*time.Millisecond || got > 4100*time.Millisecond {
+		t.Errorf("a group with a limit of 20 %% used %v of 20 s", got)
+	}
+	limit := func(n int) {
+		for id := ClientID(5); id <= 6; id++ {
+			g.step(SetShare{Tenant: fmt.Sprint("m", id), Share: Share{Overlap: "o", Limit: n}})
+		}
+	}
+	g.holders(5, 6)
+	limit(0)
+	g.holders(1, 2, 3, 5, 6)
+	limit(20)
+	if g.c.clients[5].grant.holds() && g.c.clients[1].grant.holds() {
+		t.Error("a group with a limit has the GPU together with others")
+	}
+	g.holders(1, 2, 3)
+	g.holders(5, 6)
+	g.is(Exclusive, reasonCohort)
 }

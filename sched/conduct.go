@@ -41,8 +41,14 @@ func (c *GPU) conduct() {
 // follow brings what a gang has of this GPU in line with its phase.
 func (c *GPU) follow(t *tenant) {
 	g := t.seat.gang
-	if c.effective != Exclusive {
+	if c.inCohort(t) {
+		c.leaveToCohort(t)
+	}
+	if !t.counts() {
 		return
+	}
+	if t.seat.hold == nothing && g.phase == stopping { // its turn was that of a cohort
+		c.revokeTenant(t, &c.open, GangTurn)
 	}
 	if t.seat.hold == playing && g.phase != running || t.seat.hold == kept && g.phase == stopping {
 		c.stop(t, GangTurn)
@@ -69,6 +75,22 @@ func (c *GPU) follow(t *tenant) {
 			}
 		}
 	}
+	c.review(t)
+}
+
+// leaveToCohort ends what an overlap group has of the GPU as a gang: from now on it has its
+// turns with its cohort, each member as any other client.
+func (c *GPU) leaveToCohort(t *tenant) {
+	s := t.seat
+	if s.hold == nothing && !s.due && s.gang.phase == resting {
+		return
+	}
+	if c.kept == t {
+		c.revokeTenant(t, &c.open, ModeChange)
+		c.kept = nil
+	}
+	s.take(nothing)
+	s.gang.enter(resting)
 	c.review(t)
 }
 
@@ -130,7 +152,7 @@ func (c *GPU) upNext() *tenant {
 // go before it until its turn has come on all its GPUs.
 func (c *GPU) setAside() bool {
 	t := c.upNext()
-	if t == nil || t.seat == nil || t.seat.gang.phase != wanted || c.effective != Exclusive {
+	if t == nil || !t.byGang() || t.seat.gang.phase != wanted {
 		return false
 	}
 	t.seat.due = true
@@ -158,7 +180,7 @@ func (c *GPU) keep(t *tenant) {
 // are lost. If others held as well, those were no turns, and the gang drains.
 func (c *GPU) restoreGang(t *tenant) {
 	switch {
-	case c.effective != Exclusive:
+	case c.effective != Exclusive, c.inCohort(t):
 	case c.kept != nil && c.kept != t:
 		c.stop(c.kept, GangTurn)
 	case t.seat == nil || c.kept == t:
@@ -211,10 +233,13 @@ func (c *GPU) grantGang() {
 	}
 }
 
+// byGang says whether the tenant's turns are those of its gang.
+func (t *tenant) byGang() bool { return t.seat != nil && t.counts() }
+
 // What a gang sees of this GPU.
 
 func (t *tenant) gpu() string          { return t.core.gpu }
-func (t *tenant) counts() bool         { return t.core.effective == Exclusive }
+func (t *tenant) counts() bool         { return t.core.effective == Exclusive && !t.core.inCohort(t) }
 func (t *tenant) asks() bool           { return t.queue.n > 0 }
 func (t *tenant) live() bool           { return t.batch > 0 }
 func (t *tenant) alone() bool          { return t.core.alone(t) }
@@ -300,7 +325,9 @@ func (c *GPU) checkGangs() error {
 	for _, t := range c.ganged {
 		o := c.kept
 		switch {
-		case t.open > 0 && t.seat.hold != playing:
+		case c.inCohort(t) && (t.seat.hold != nothing || t.seat.due || t.seat.gang.phase != resting):
+			return fmt.Errorf("overlap group %s has the GPU, phase %d, hold %d, and is of a cohort", t.displayName(), t.seat.gang.phase, t.seat.hold)
+		case t.open > 0 && t.seat.hold != playing && !c.inCohort(t):
 			return fmt.Errorf("gang %s: %d grants without a turn", t.displayName(), t.open)
 		case o != nil && o != t && t.seat.gang.phase == called && t.seat.isCalled() && o.seat.gang.phase == called && o.seat.gang.ticket > t.seat.gang.ticket:
 			return fmt.Errorf("the GPU is kept for ticket %d, and ticket %d is called", o.seat.gang.ticket, t.seat.gang.ticket)

@@ -60,7 +60,7 @@
 // slices in that proportion (slices.go), and where turns gave more, clients take turns
 // again, for a time that doubles. Beside tenants with core limits, the others are a cohort,
 // which has its turns together and shares these by slices (cohort.go); a latency tenant runs
-// beside it as beside any holder. What a tenant gets
+// beside it as beside any holder, and an overlap group is one of it. What a tenant gets
 // is billed as the time in turns that the same calls would have taken.
 //
 // An overlap group (Share.Overlap), whose processes run at the same time by MPS, is a tenant

@@ -250,7 +250,7 @@ func (c *GPU) Next() ClientID {
 	if c.next != nil {
 		return c.next.id
 	}
-	if t := c.upNext(); t != nil && t.seat == nil {
+	if t := c.upNext(); t != nil && !t.byGang() {
 		return c.nextOf(t).id
 	}
 	return 0

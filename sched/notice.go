@@ -21,7 +21,7 @@ type neighbors struct {
 	latency  int       // latency grants that are open
 	limited  bool      // its tenant has a limit
 	ganged   bool      // its tenant is a gang
-	shared   bool      // its turn is that of its cohort
+	shared   bool      // its turn is that of its cohort, and what it has submitted can be cut
 	patient  bool      // it is to keep the GPU over short pauses
 	quiet    bool      // it has made no calls for long, see idle.go
 }
@@ -64,7 +64,7 @@ func (c *GPU) expected(cl *client) Notice {
 		latency:  c.latency.n,
 		limited:  t.limited(),
 		ganged:   t.seat != nil && !t.overlaps(),
-		shared:   cl.grant.shared && c.effective == Exclusive,
+		shared:   cl.grant.shared && c.effective == Exclusive && !t.overlaps(),
 		patient:  c.patient(cl),
 		quiet:    cl.quiet,
 	}.notice(cl.id)

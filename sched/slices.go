@@ -143,10 +143,11 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 	return out
 }
 
-// groups counts the overlap groups that want the GPU.
-func (c *GPU) groups() (n int) {
+// groups counts the overlap groups that want the GPU, and share it by slices where anybody does;
+// cohort: in a cohort.
+func (c *GPU) groups(cohort bool) (n int) {
 	for _, t := range c.ganged {
-		if t.overlaps() && slices.ContainsFunc(t.crew, (*client).shares) {
+		if t.overlaps() && (!cohort || t.mayShareTurn()) && slices.ContainsFunc(t.crew, (*client).shares) {
 			n++
 		}
 	}

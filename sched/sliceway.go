@@ -27,7 +27,7 @@ const (
 // readyForSlices says whether there is something to share, and, where tenants are promised
 // parts, whether turns have shown what each gets alone.
 func (c *GPU) readyForSlices(window time.Duration, cohort bool) bool {
-	n, known := c.groups(), true
+	n, known := c.groups(cohort), true
 	for _, cl := range c.clients {
 		if !cl.shares() || cohort && !cl.tenant.mayShareTurn() {
 			continue
@@ -145,7 +145,7 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 	case m.slices < oneSlice:
 		return // there is nothing to choose
 	}
-	group := c.groups() > 0 // longer slices of the others would take from the group
+	group := c.groups(c.cohort.on) > 0 // longer slices of the others would take from the group
 	uneven, settled := c.uneven(), group || s.settled()
 	// By long slices clients that keep the GPU busy get what turns give, within 1 %. By short
 	// ones they get less, but a program that waits for a slice of the others looks as busy:

@@ -362,7 +362,7 @@ func (c *GPU) review(t *tenant) {
 	to := nowhere
 	switch {
 	case t.queue.n == 0 && !t.proxy():
-	case t.seat != nil && c.effective == Exclusive && (t.seat.hold != nothing || t.seat.due || t.seat.gang.phase == called || t.seat.gang.phase == stopping || t.seat.isCalled()):
+	case t.byGang() && (t.seat.hold != nothing || t.seat.due || t.seat.gang.phase == called || t.seat.gang.phase == stopping || t.seat.isCalled()):
 		to = aside
 	case t.capped, t.notBefore > c.now:
 		to = throttled

@@ -24,7 +24,7 @@ func (c *GPU) endTurns() {
 			continue // the gang waits for other GPUs, or is called and before all now
 		}
 		why := QuantumOver
-		if c.upNext().seat != nil {
+		if c.upNext().byGang() {
 			why = GangTurn
 		}
 		if c.kept != nil {
@@ -44,7 +44,7 @@ func (c *GPU) grantTurn() bool {
 		return false
 	}
 	switch cl := c.next; {
-	case t.seat != nil:
+	case t.byGang():
 		c.keep(t)
 	case cl != nil && cl.tenant.takesTurn():
 		c.grant(cl)
@@ -175,7 +175,7 @@ func (c *GPU) reserve() {
 		return
 	}
 	t := c.passOver()
-	if t == nil || t.seat != nil || t.place == afar && c.spared() {
+	if t == nil || t.byGang() || t.place == afar && c.spared() {
 		return
 	}
 	c.next = c.nextOf(t)

@@ -177,3 +177,50 @@ func TestLatencyTenantComesToACohort(t *testing.T) {
 		}
 	}
 }
+
+// An overlap group shares turns with the others beside a limit, and with a limit it has turns of its
+// own, which hold it.
+func TestGroupsBesideALimit(t *testing.T) {
+	limited := func(processes []process, n int) []process {
+		for i := range processes {
+			processes[i].share.Limit = n
+		}
+		return processes
+	}
+	product := limited(several(1, gemm), 30)
+	for _, test := range []struct {
+		name           string
+		limits, others []process
+		limit          float64
+		gain           float64 // of the others, to what they get by turns
+	}{
+		{"a group and a language model", product, append(group(2, decoder), process{program: decoder}), 0.3, 1.7},
+		{"a group and a training", product, append(group(2, decoder), process{program: training}), 0.3, 1},
+		{"a group and products", product, append(group(2, decoder), process{program: gemm}), 0.3, 1},
+		{"a group with a limit", limited(group(2, gemm), 30), several(2, decoder), 0.3, 1.7},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			n := len(test.limits)
+			all := slices.Concat(test.limits, test.others)
+			run := func(mode sched.Mode) (parts, ofAlone []float64, g *gpuModel) {
+				g = newGPUModel(t, mode, all...)
+				g.run(30 * time.Second)
+				parts, ofAlone = g.got(60 * time.Second)
+				return
+			}
+			parts, got, g := run(sched.Auto)
+			_, turns, _ := run(sched.Exclusive)
+			t.Logf("limit %.3f; %.3f, by turns %.3f: %q", parts[:n], got, turns, g.reasons)
+			if part := sum(parts[:n]) / float64(n); part > test.limit+0.01 || part < test.limit-0.03 {
+				t.Errorf("a limit gives %.3f of the GPU, want %.3f", part, test.limit)
+			}
+			if sum(got[n:]) < test.gain*sum(turns[n:]) {
+				t.Errorf("the others get %.3f, by turns %.3f, want %.2f times that", got[n:], turns[n:], test.gain)
+			}
+			if last := g.reasons[len(g.reasons)-1]; !strings.HasSuffix(last, "time slices") {
+				t.Errorf("they share at last because: %s", last)
+			}
+		})
+	}
+}

@@ -98,6 +98,9 @@ func (j *judge) alone(c sched.ClientID, what string, epoch sched.Epoch) {
 			if j.latency() {
 				j.w.report.SharedLatency++
 			}
+			if (j.w.gangOf(c) != "") != (j.w.gangOf(other.id) != "") {
+				j.w.report.SharedGroup++
+			}
 		case j.fenced[other]:
 			j.w.report.Overlaps++
 		default:

@@ -31,6 +31,7 @@ type Report struct {
 	Beside                 int // grants beside holders that are not paused
 	Shared                 int // grants in a turn of a cohort, beside other members of it
 	SharedLatency          int // the same, while a latency tenant had the GPU beside them or before them
+	SharedGroup            int // the same, of an overlap group and another one
 	EarlyReleases, Revokes int
 	Fences, Adoptions      int
 	Preemptions            int
@@ -50,12 +51,12 @@ type Report struct {
 }
 
 func (r Report) String() string {
-	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, beside %d, shared %d, with a latency tenant %d, pauses %d), early releases %d, revokes %d, preemptions %d, fences %d, adoptions %d; "+
+	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, beside %d, shared %d, with a latency tenant %d, with a group %d, pauses %d), early releases %d, revokes %d, preemptions %d, fences %d, adoptions %d; "+
 		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, changes of mode %d, of shares %d, of slices %d; "+
 		"gang grants %d, steps %d; memory moved in %d, out %d, stalled %d times, refused %d; "+
 		"reserved %d, over a limit %d, no place %d, stranded %d, exports %d, memory limits %d; "+
 		"fenced overlaps %d, limits checked %d, longest wait %v",
-		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Beside, r.Shared, r.SharedLatency, r.Pauses, r.EarlyReleases, r.Revokes, r.Preemptions, r.Fences, r.Adoptions,
+		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Beside, r.Shared, r.SharedLatency, r.SharedGroup, r.Pauses, r.EarlyReleases, r.Revokes, r.Preemptions, r.Fences, r.Adoptions,
 		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.Slices, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused,
 		r.Reserved, r.OverLimit, r.NoPlace, r.Stranded, r.Exports, r.MemoryLimits, r.Overlaps, r.Limits, r.LongestWait)
 }

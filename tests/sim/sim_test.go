@@ -147,7 +147,7 @@ func TestCohorts(t *testing.T) {
 		total = add(total, report)
 	}
 	t.Log(total)
-	for what, n := range map[string]int{"grant of a cohort": total.Shared, "one with a latency tenant": total.SharedLatency} {
+	for what, n := range map[string]int{"grant of a cohort": total.Shared, "one with a latency tenant": total.SharedLatency, "one with an overlap group": total.SharedGroup} {
 		if n < 100 {
 			t.Errorf("%d times %s", n, what)
 		}
@@ -194,6 +194,7 @@ func add(a, b Report) Report {
 	a.Beside += b.Beside
 	a.Shared += b.Shared
 	a.SharedLatency += b.SharedLatency
+	a.SharedGroup += b.SharedGroup
 	a.Pauses += b.Pauses
 	a.GangGrants += b.GangGrants
 	a.GangSteps += b.GangSteps

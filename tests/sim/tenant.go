@@ -66,6 +66,8 @@ func (w *world) newShare(t *tenant) sched.Share {
 			s.Weight = 50 << w.rng.IntN(4)
 		} else if w.chance(0.15) {
 			s.Priority = sched.Latency
+		} else if w.chance(0.2) {
+			s.Overlap = "o"
 		}
 		return s
 	}
