@@ -111,16 +111,19 @@ func (r *residency) stranded(id ClientID) uint64 {
 }
 
 // Arenas is the host memory of a node that holds what is away from its GPUs. The
-// GPUs of the node share it.
+// GPUs of the node share it. Some of what is away may be in files instead.
 type Arenas struct {
 	limit, reserve uint64
 	needed         uint64 // by the clients of all GPUs
 	host           Host
+	lacked         uint64 // see Lacked
 }
 
 // Host is what the node has of host memory, bytes.
 type Host struct {
 	Used      uint64 // in arenas that clients have, or that are being made for them
+	Filed     uint64 // of Used, what is in files and takes no host memory
+	Return    uint64 // of Filed, the most that a process has: room is kept for it to come back
 	Ready     uint64 // in arenas that were made in advance; clients can have them
 	Free      uint64 // left, Ready included
 	FreeKnown bool
@@ -134,22 +137,73 @@ func (a *Arenas) Bound(limit, reserve uint64) { a.limit, a.reserve = limit, rese
 func (a *Arenas) Observe(h Host) { a.host = h }
 
 // Fits says why more arena than the clients need now cannot be had; nil: it can.
-func (a *Arenas) Fits(more uint64) error { return a.fits(a.needed + more) }
+func (a *Arenas) Fits(more uint64) error {
+	_, err := a.check(a.needed + more)
+	return err
+}
 
+// fits is check, for Lacked.
 func (a *Arenas) fits(total uint64) error {
+	lacks, err := a.check(total)
+	a.lacked = max(a.lacked, lacks)
+	return err
+}
+
+// Lacked returns how much host memory was lacking at most, where clients were refused since
+// the latest call: with so much more each of them alone would not have been.
+func (a *Arenas) Lacked() uint64 {
+	n := a.lacked
+	a.lacked = 0
+	return n
+}
+
+// Refused says whether Lacked has anything to say.
+func (a *Arenas) Refused() bool { return a.lacked != 0 }
+
+// Left is how much more host memory clients may be promised, as far as that is known.
+func (a *Arenas) Left() uint64 {
+	h := &a.host
+	needed := max(a.needed, h.Used)
+	left := less(add(a.limit, h.Filed), add(needed, h.Return))
+	if h.FreeKnown {
+		left = min(left, less(less(h.Free, a.reserve), add(needed-h.Used, h.Return)))
+	}
+	return left
+}
+
+// Returns says why there is no host memory for n bytes that are in files to come back to
+// it; nil: there is. The room that is kept is for that.
+func (a *Arenas) Returns(n uint64) error {
+	h := &a.host
+	if in := less(max(a.needed, h.Used), less(h.Filed, n)); in > a.limit {
+		return fmt.Errorf("it waits for %d MiB of host memory: what is away would take %d MiB then, and may take %d (--swap-memory)", n>>20, in>>20, a.limit>>20)
+	}
+	if h.FreeKnown && n > less(h.Free, a.reserve) {
+		return fmt.Errorf("it waits for %d MiB of host memory, and %d MiB are left", n>>20, h.Free>>20)
+	}
+	return nil
+}
+
+// check says why clients cannot need so much in all, and how much is lacking.
+func (a *Arenas) check(total uint64) (lacks uint64, err error) {
 	h := &a.host
 	if total <= h.Used {
-		return nil // it is there
+		return 0, nil // it is there
 	}
-	if total > a.limit {
-		return fmt.Errorf("what is away then may take %d MiB of host memory, and there are %d MiB (--swap-memory), of which clients have %d", total>>20, a.limit>>20, h.Used>>20)
+	if have, want := add(a.limit, h.Filed), add(total, h.Return); want > have {
+		kept := ""
+		if h.Filed != 0 {
+			kept = fmt.Sprintf("; room for %d MiB is kept for what is in files to come back", h.Return>>20)
+		}
+		return want - have, fmt.Errorf("what is away then may take %d MiB of host memory, and there are %d MiB (--swap-memory), of which clients have %d%s",
+			less(total, h.Filed)>>20, a.limit>>20, less(h.Used, h.Filed)>>20, kept)
 	}
 	more := total - h.Used
 	if h.Failed != nil && more > h.Ready {
-		return fmt.Errorf("host memory for what is away cannot be had: %w", h.Failed)
+		return more - h.Ready, fmt.Errorf("host memory for what is away cannot be had: %w", h.Failed)
 	}
-	if h.FreeKnown && more > less(h.Free, a.reserve) {
-		return fmt.Errorf("what is away then may take %d MiB more of host memory, and %d MiB are left", more>>20, h.Free>>20)
+	if room := less(h.Free, add(a.reserve, h.Return)); h.FreeKnown && more > room {
+		return more - room, fmt.Errorf("what is away then may take %d MiB more of host memory, and %d MiB are left", more>>20, h.Free>>20)
 	}
-	return nil
+	return 0, nil
 }
