@@ -20,6 +20,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/segments"
 )
 
 // Exit statuses.
@@ -206,6 +207,9 @@ func (d *driver) operate(f flags, op string, pid int, pairs []gpuPair) checkpoin
 		{"checkpoint", checkpoint.Locked, checkpoint.Checkpointed, func() int { return d.checkpoint(pid) }},
 	}
 	if op == "on" {
+		if err := whole(pid); err != nil && r.State == checkpoint.Checkpointed {
+			return fail("restore", 0, err)
+		}
 		steps[0].name, steps[0].from, steps[0].call = "restore", checkpoint.Checkpointed, func() int { return d.restore(pid, pairs) }
 		steps[1].name, steps[1].to, steps[1].call = "unlock", checkpoint.Running, func() int { return d.unlock(pid) }
 	}
@@ -233,4 +237,18 @@ func (d *driver) operate(f flags, op string, pid int, pairs []gpuPair) checkpoin
 		return fail("state", 0, fmt.Errorf("it is %s, not %s", r.State, want))
 	}
 	return r
+}
+
+// whole returns an error for a process with memory in a file (--suspend-dir): zeros would be
+// taken for what it had. Where that cannot be seen, it cannot have been put there either.
+func whole(pid int) error {
+	all, err := segments.Open(pid)
+	if err != nil {
+		return nil
+	}
+	defer segments.Close(all)
+	if n := segments.Missing(all); n != 0 {
+		return fmt.Errorf("%d MiB of its memory are not there: nvshare-scheduler has put them into a file, and brings them back", n>>20)
+	}
+	return nil
 }

@@ -74,7 +74,8 @@ type Owner interface {
 type Pool struct {
 	Config
 	gpus      []*GPU
-	used      uint64 // bytes that clients were given, or that are being made for them
+	used      uint64 // bytes that clients were given and that are not in files, or that are being made for them
+	filed     uint64 // bytes that clients were given and that are in files
 	making    uint64 // of these, what is being made
 	held      int    // segments of clients of which a descriptor is here as well
 	jobs      int    // segments that are being made for clients
@@ -98,6 +99,7 @@ type Client struct {
 	gpu           *GPU
 	owner         Owner
 	given, making uint64 // bytes
+	filed         uint64 // of given, what is in a file and takes no host memory
 	next          uint64 // number of the next segment
 	segments      int    // that it has
 	unsent, sent  []Segment
@@ -139,11 +141,39 @@ func (c *Client) Bytes() uint64 { return c.given + c.making }
 // Given is what the client has, bytes.
 func (c *Client) Given() uint64 { return c.given }
 
+// Filed is what of that is in a file, and takes no host memory.
+func (c *Client) Filed() uint64 { return c.filed }
+
+// Settled reports whether the client has all that was made for it, and nothing is being
+// made.
+func (c *Client) Settled() bool { return c.making == 0 && len(c.unsent) == 0 }
+
+// SetFiled says whether what the client has now is in a file, and takes no host memory. It
+// makes way for what comes back.
+func (c *Client) SetFiled(on bool) {
+	a := c.gpu.pool
+	was := c.filed
+	a.filed, a.used, c.filed = a.filed-was, a.used+was, 0
+	if on {
+		c.filed = c.given
+		a.filed, a.used = a.filed+c.filed, a.used-c.filed
+		a.restockAgain()
+		return
+	}
+	a.giveBack(less(a.used+a.stock.bytes(), a.Limit), false)
+	if pages, _, ok := a.Host.Free(); ok {
+		a.giveBack(less(was+HostReserve, pages), true)
+	}
+}
+
 // Segments is how many the client has.
 func (c *Client) Segments() int { return c.segments }
 
-// Used is what clients have, or are soon to have, bytes.
+// Used is what clients have, or are soon to have, of host memory, bytes.
 func (a *Pool) Used() uint64 { return a.used }
+
+// Filed is what clients have in files instead, bytes.
+func (a *Pool) Filed() uint64 { return a.filed }
 
 // Err says why the latest segment could not be made; nil: it could.
 func (a *Pool) Err() error { return a.err }
@@ -372,8 +402,9 @@ func (c *Client) Flush() {
 func (c *Client) Drop() {
 	a := c.gpu.pool
 	c.dropped = true
-	a.used -= c.given // what is being made follows
-	c.given = 0
+	a.used -= c.given - c.filed // what is being made follows
+	a.filed -= c.filed
+	c.given, c.filed = 0, 0
 	a.held -= len(c.sent)
 	a.takeBack(append(c.sent, c.unsent...))
 	c.sent, c.unsent = nil, nil

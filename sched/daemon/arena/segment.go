@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched/segments"
 )
 
 const (
@@ -42,6 +44,9 @@ func nicely(node int, do func()) error {
 	return err
 }
 
+// Nicely runs do on a thread that lets others run first.
+func Nicely(do func()) { _ = nicely(NoNode, do) }
+
 // newSegment makes and fills a segment. It gives up when step, which hears how many
 // bytes are filled, returns an error.
 func newSegment(size uint64, step func(filled uint64) error) (Segment, error) {
@@ -67,11 +72,11 @@ func (s Segment) free() {
 
 // newMemfd makes a memfd with every page in memory, whose size nobody can change.
 func newMemfd(size uint64, flags int, step func(uint64) error) (*os.File, error) {
-	fd, err := unix.MemfdCreate("nvshare-arena", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags)
+	fd, err := unix.MemfdCreate(segments.Name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags)
 	if err != nil {
 		return nil, fmt.Errorf("memfd_create: %w", err)
 	}
-	f := os.NewFile(uintptr(fd), "nvshare-arena")
+	f := os.NewFile(uintptr(fd), segments.Name)
 	if err := fill(f, size, flags, step); err != nil {
 		f.Close()
 		return nil, err
@@ -84,9 +89,19 @@ func fill(f *os.File, size uint64, flags int, step func(uint64) error) error {
 	if err := unix.Ftruncate(fd, int64(size)); err != nil {
 		return fmt.Errorf("ftruncate: %w", err)
 	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, segments.Seals); err != nil {
 		return fmt.Errorf("seal: %w", err)
 	}
+	return populate(fd, size, flags, step)
+}
+
+// Refill makes all pages of a segment, not of reserved huge pages, that was emptied. They
+// have any content.
+func Refill(f *os.File, size uint64, step func(filled uint64) error) error {
+	return populate(int(f.Fd()), size, 0, step)
+}
+
+func populate(fd int, size uint64, flags int, step func(uint64) error) error {
 	collapses := flags&unix.MFD_HUGETLB == 0
 	for from := uint64(0); from < size; from += fillStep {
 		if err := step(from); err != nil {
