@@ -1492,6 +1492,7 @@ type Swap struct {
 	ArenaReadyBytes   uint64                 `protobuf:"varint,19,opt,name=arena_ready_bytes,json=arenaReadyBytes,proto3" json:"arena_ready_bytes,omitempty"` // kept ready for clients to come, of all GPUs; not of those in use
 	Suspends          uint64                 `protobuf:"varint,20,opt,name=suspends,proto3" json:"suspends,omitempty"`                                        // of clients, by order or because they were idle, since the scheduler's start
 	Suspended         uint32                 `protobuf:"varint,21,opt,name=suspended,proto3" json:"suspended,omitempty"`                                      // clients that are now
+	ArenaFileBytes    uint64                 `protobuf:"varint,22,opt,name=arena_file_bytes,json=arenaFileBytes,proto3" json:"arena_file_bytes,omitempty"`    // in files instead of host memory (--suspend-dir), of all GPUs
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1673,6 +1674,13 @@ func (x *Swap) GetSuspended() uint32 {
 	return 0
 }
 
+func (x *Swap) GetArenaFileBytes() uint64 {
+	if x != nil {
+		return x.ArenaFileBytes
+	}
+	return 0
+}
+
 // Promise is a core request, of a tenant that may or may not use the GPU now.
 type Promise struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1780,6 +1788,7 @@ type Client struct {
 	Context        ContextState `protobuf:"varint,38,opt,name=context,proto3,enum=nvshare.v1.ContextState" json:"context,omitempty"`
 	ContextProblem string       `protobuf:"bytes,39,opt,name=context_problem,json=contextProblem,proto3" json:"context_problem,omitempty"` // it keeps its context, or cannot come back: why; empty: no attempt has failed
 	RestoreNs      int64        `protobuf:"varint,40,opt,name=restore_ns,json=restoreNs,proto3" json:"restore_ns,omitempty"`               // its latest restore; 0: none
+	FileBytes      uint64       `protobuf:"varint,41,opt,name=file_bytes,json=fileBytes,proto3" json:"file_bytes,omitempty"`               // of what it was given, what is in a file instead of host memory (--suspend-dir)
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2090,6 +2099,13 @@ func (x *Client) GetContextProblem() string {
 func (x *Client) GetRestoreNs() int64 {
 	if x != nil {
 		return x.RestoreNs
+	}
+	return 0
+}
+
+func (x *Client) GetFileBytes() uint64 {
+	if x != nil {
+		return x.FileBytes
 	}
 	return 0
 }
@@ -4940,7 +4956,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12-\n" +
 	"\x12compute_capability\x18\x03 \x01(\tR\x11computeCapability\x12%\n" +
 	"\x0edriver_version\x18\x04 \x01(\tR\rdriverVersion\x12!\n" +
-	"\fcuda_version\x18\x05 \x01(\tR\vcudaVersion\"\xc1\x05\n" +
+	"\fcuda_version\x18\x05 \x01(\tR\vcudaVersion\"\xeb\x05\n" +
 	"\x04Swap\x12%\n" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x04R\rcapacityBytes\x12%\n" +
 	"\x0epromised_bytes\x18\x02 \x01(\x04R\rpromisedBytes\x12%\n" +
@@ -4966,11 +4982,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\rshare_percent\x18\x12 \x01(\rR\fsharePercent\x12*\n" +
 	"\x11arena_ready_bytes\x18\x13 \x01(\x04R\x0farenaReadyBytes\x12\x1a\n" +
 	"\bsuspends\x18\x14 \x01(\x04R\bsuspends\x12\x1c\n" +
-	"\tsuspended\x18\x15 \x01(\rR\tsuspended\"s\n" +
+	"\tsuspended\x18\x15 \x01(\rR\tsuspended\x12(\n" +
+	"\x10arena_file_bytes\x18\x16 \x01(\x04R\x0earenaFileBytes\"s\n" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\x9e\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xbd\n" +
 	"\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
@@ -5022,7 +5039,9 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\acontext\x18& \x01(\x0e2\x18.nvshare.v1.ContextStateR\acontext\x12'\n" +
 	"\x0fcontext_problem\x18' \x01(\tR\x0econtextProblem\x12\x1d\n" +
 	"\n" +
-	"restore_ns\x18( \x01(\x03R\trestoreNs\"\x9a\x01\n" +
+	"restore_ns\x18( \x01(\x03R\trestoreNs\x12\x1d\n" +
+	"\n" +
+	"file_bytes\x18) \x01(\x04R\tfileBytes\"\x9a\x01\n" +
 	"\bControls\x12\x16\n" +
 	"\x06slices\x18\x01 \x01(\tR\x06slices\x12\x1a\n" +
 	"\bchannels\x18\x02 \x01(\tR\bchannels\x12\x16\n" +

@@ -46,6 +46,9 @@ func (d *Daemon) makeArenas(g *gpu) {
 	for _, f := range found {
 		if m := s.members[f.Client]; m != nil && f.Bytes > m.arena.Given() {
 			m.arena.Had(f.Bytes)
+			if file := m.client.file; file != nil && file.step == filed {
+				m.arena.SetFiled(true)
+			}
 		}
 	}
 	if s.wanting {

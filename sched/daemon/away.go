@@ -107,6 +107,9 @@ type absence struct {
 	queued time.Time         // since when it waits for its turn to leave; zero: it does not
 	took   time.Duration     // its latest return
 	again  bool              // it was suspended before it moved here, and is to be again
+	// unfiled is until when its memory is not written to a file: the latest try has failed.
+	unfiled time.Time
+	stays   string // why
 }
 
 // considerLeaving has a client leave with its context, if all its memory has left.
@@ -166,7 +169,7 @@ func (d *Daemon) prepare(cl *client) {
 // H200). Nobody waits for the process that leaves, so it is the one to wait.
 func (d *Daemon) othersMove(cl *client) bool {
 	for _, other := range d.clients {
-		if s := other.away.step; other != cl && s != present && s != absent {
+		if s := other.away.step; other != cl && s != present && s != absent && other.file == nil { // else the driver is not asked yet
 			return true
 		}
 	}
@@ -324,6 +327,7 @@ func (d *Daemon) hasLeft(cl *client, took checkpoint.Times, err error) {
 	if a.wanted {
 		d.comeBack(cl)
 	}
+	d.considerWriting()
 }
 
 // wake has a client come back with its context, and then does what is to be done under the
@@ -346,6 +350,9 @@ func (d *Daemon) wake(cl *client, then func()) {
 // comeBack has the driver restore a client.
 func (d *Daemon) comeBack(cl *client) {
 	d.awayStep(cl, returning)
+	if !d.inMemory(cl) {
+		return
+	}
 	pid, pairs, on := int(cl.PID), cl.away.pairs, d.opts.Checkpoint
 	d.reach(beforeReturn)
 	go func() {
@@ -416,6 +423,11 @@ func (d *Daemon) goOn(cl *client) {
 // when it uses GPUs over another connection.
 func (d *Daemon) awayRegistered(cl *client) {
 	a := &cl.away
+	if cl.conn.isAway {
+		d.filedRegistered(cl)
+	} else {
+		d.dropFile(cl)
+	}
 	switch out := cl.conn.isAway; {
 	case out && (a.step == present || a.step == preparing): // left under an earlier scheduler, or is about to
 		d.awayStep(cl, absent)

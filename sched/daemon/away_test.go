@@ -48,11 +48,12 @@ func (f *fakeDriver) next(t *testing.T, want string) {
 	}
 }
 
-// leaver is a client whose shim understands SUSPEND, with 256 MiB.
+// leaver is a client whose shim understands SUSPEND, with 256 MiB mostly.
 type leaver struct {
 	*swapper
-	s *scheduler
-	f *fakeDriver
+	s     *scheduler
+	f     *fakeDriver
+	bytes uint64
 }
 
 func newLeaver(t *testing.T, more ...func(*Daemon)) *leaver {
@@ -63,11 +64,16 @@ func newLeaver(t *testing.T, more ...func(*Daemon)) *leaver {
 
 func newLeaverOf(t *testing.T, s *scheduler, f *fakeDriver, g GPU) *leaver {
 	t.Helper()
+	return newLeaverWith(t, s, f, g, 256*mib)
+}
+
+func newLeaverWith(t *testing.T, s *scheduler, f *fakeDriver, g GPU, bytes uint64) *leaver {
+	t.Helper()
 	p := newProc(t, s.dir, 0)
-	l := &leaver{&swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterSuspend), proc: p}, s, f}
+	l := &leaver{&swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterSuspend), proc: p}, s, f, bytes}
 	l.attach(0, g, 0, 0)
 	l.moved(0, 0)
-	l.allocates(256 * mib)
+	l.allocates(bytes)
 	l.works()
 	return l
 }
@@ -79,7 +85,7 @@ func (l *leaver) works() {
 	l.in(l.granted())
 	l.s.await("it has its memory", func(*api.StatusResponse) bool {
 		c := l.status(l.s)
-		return c.ResidentBytes == 256*mib && !c.Moving
+		return c.ResidentBytes == l.bytes && !c.Moving
 	})
 }
 
@@ -305,7 +311,7 @@ func TestOldShimKeepsItsContext(t *testing.T) {
 	f := &fakeDriver{make(chan string, 16), make(chan error)}
 	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Checkpoint = f })
 	a := newSwapper(t, s)
-	l := &leaver{a, s, f}
+	l := &leaver{a, s, f, 256 * mib}
 	a.allocates(256 * mib)
 	l.works()
 	if _, err := suspendSelf(t, s); err != nil {

@@ -35,7 +35,8 @@ type client struct {
 	canMove  bool // its shim can move memory; of the latest conn
 	from     *gpu // it may have left this GPU for another one: its next ATTACH says; see migrate.go
 	away     absence
-	bringing bool // a copier brings memory back, or did so a moment ago
+	bringing bool  // a copier brings memory back, or did so a moment ago
+	file     *file // with its memory; nil: that is in host memory
 }
 
 // attachment is a client's use of one GPU.
@@ -302,6 +303,7 @@ func (d *Daemon) bury(cl *client) {
 	if cl.away.next != nil {
 		cl.away.next.Stop()
 	}
+	d.dropFile(cl)
 	delete(d.clients, cl.id)
 	delete(d.byProc, cl.Process)
 	delete(d.byAccount[cl.Account], cl)
@@ -319,6 +321,7 @@ func (d *Daemon) bury(cl *client) {
 	}
 	d.tell(cl.subject(), level, "process has ended")
 	d.nextLeaves()
+	d.hostIsFree()
 }
 
 // attach handles ATTACH; searched: after a search for GPUs.
@@ -402,6 +405,9 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	}, answer)
 	if m := g.memberOf(c.client.id); moved && m != nil {
 		d.step(g, sched.ArenaChanged{Client: c.client.id, Bytes: m.arena.Bytes()})
+	}
+	if m := g.memberOf(c.client.id); m != nil {
+		d.foundFiled(m)
 	}
 	d.attachedMemory(g, c.client.id)
 }

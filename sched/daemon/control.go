@@ -413,6 +413,9 @@ func (d *Daemon) problems() (p []string) {
 	if d.persistErr != nil {
 		p = append(p, fmt.Sprintf("no grants: %v", d.persistErr))
 	}
+	if problem := d.fileProblem(); problem != "" {
+		p = append(p, problem)
+	}
 	if d.sharesErr != nil {
 		p = append(p, fmt.Sprintf("shares and memory limits are not as they were set: %v", d.sharesErr))
 	}

@@ -84,6 +84,11 @@ type Options struct {
 	// DefaultMemoryLimit is the memory limit, on each GPU, of tenants that have none of
 	// their own, bytes; 0: none.
 	DefaultMemoryLimit uint64
+	// SuspendDir is a directory for files with the memory of processes that are suspended with
+	// their contexts, where host memory is short; "": there are none. SuspendDirSize is what
+	// they may take, bytes; 0: as much as leaves a part of the file system free.
+	SuspendDir     string
+	SuspendDirSize uint64
 	// Checkpoint takes processes off their GPUs that are suspended, and puts them back,
 	// or on others. nil: their contexts stay, and none moves.
 	Checkpoint Checkpointer
@@ -182,6 +187,7 @@ type Daemon struct {
 	tenantLog     *rate.Limiter
 	unloggedTold  uint64
 	arena         *arena.Pool
+	files         files
 	overlap       *overlap.Manager         // nil: none
 	before        map[string][]memberState // of GPUs not found yet, by UUID; see swap_record.go
 	history       *history.Log
@@ -233,7 +239,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 	}
 	opts.Quantum = cmp.Or(opts.Quantum, sched.DefaultQuantum)
 	opts.Grace = cmp.Or(opts.Grace, sched.DefaultGrace)
-	moreFiles, err := openFiles()
+	moreFiles, err := spareFiles()
 	if err != nil {
 		return nil, err
 	}
@@ -275,6 +281,9 @@ func newDaemon(opts Options) (*Daemon, error) {
 	d.watch = d.timers.New(d.watchRunDir)
 	d.look = d.timers.New(d.lookForStrangers)
 	d.openArena(arena.Kernel{}, maxReady, maxHeld)
+	if err := d.openFiles(); err != nil {
+		return nil, err
+	}
 	d.openOverlap()
 	d.history = history.New(d.started.UnixNano())
 	d.noteChange(nil, &history.Event{Kind: api.EventType_EVENT_TYPE_START, Text: "version " + opts.Version})
@@ -296,6 +305,7 @@ func (d *Daemon) restoreFiles() error {
 	d.restoreShares()
 	d.restoreMembers()
 	d.restoreCarried()
+	d.restoreFiled()
 	return nil
 }
 
@@ -399,6 +409,7 @@ func (d *Daemon) loop(ctx context.Context) {
 		d.dropBroken()
 		d.applyFences()
 		d.advanceMigrations()
+		d.watchRefusals()
 		d.planTurns()
 		if at, ok := d.timers.Next(); ok {
 			wake.Reset(max(at.Sub(now()), 0))

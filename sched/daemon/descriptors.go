@@ -14,9 +14,9 @@ import (
 // control socket, metrics and the page (16 connections each).
 const neededFiles = 2*maxConnections + 64
 
-// openFiles returns how many descriptors the process may have beyond
+// spareFiles returns how many descriptors the process may have beyond
 // neededFiles. It fails if there are fewer than that.
-func openFiles() (more uint64, err error) {
+func spareFiles() (more uint64, err error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return 0, fmt.Errorf("read the limit of open files: %w", err)

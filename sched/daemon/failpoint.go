@@ -56,6 +56,14 @@ const (
 	afterCheckpoint  failpoint = "a process is checkpointed, nothing is recorded"
 	beforeReturn     failpoint = "before a process is restored"
 	afterReturn      failpoint = "a process is restored, it does not know"
+
+	beforeFile   failpoint = "a file is recorded, and not there yet"
+	inFile       failpoint = "memory is in a file, and nobody knows"
+	afterFile    failpoint = "memory is in a file, its pages are not given back"
+	afterEmptied failpoint = "the pages of what is in a file are given back"
+	beforeRead   failpoint = "before memory is read back"
+	inRead       failpoint = "memory is read back, and the record says that it is in its file"
+	afterRead    failpoint = "memory is read back and recorded, its file is there"
 )
 
 // reach is called at each failpoint.

@@ -192,7 +192,7 @@ func TestMigrateSuspended(t *testing.T) {
 	}
 	done := migrateSelf(t, s, "1")
 	l.wantSuspend(wire.SuspendOver)
-	n := &leaver{l.arrivesOn(gpuB, 0), s, nil}
+	n := &leaver{l.arrivesOn(gpuB, 0), s, nil, 256 * mib}
 	if r := <-done; r.err != nil || r.ToUuid != gpuB.UUID {
 		t.Fatalf("%v, %v", r.MigrateResponse, r.err)
 	}

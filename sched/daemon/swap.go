@@ -155,7 +155,8 @@ func (d *Daemon) dropMemory(cl *client, why sched.Event) {
 func (d *Daemon) observeHost() {
 	pages, huge, known := d.arena.Host.Free()
 	ready := d.arena.Held() // which is there for clients
-	d.node.Arenas.Observe(sched.Host{Used: d.arena.Used(), Ready: ready, Free: pages + huge + ready, FreeKnown: known, Failed: d.arena.Err()})
+	filed := d.arena.Filed()
+	d.node.Arenas.Observe(sched.Host{Used: d.arena.Used() + filed, Filed: filed, Return: min(filed, d.largestFiled()), Ready: ready, Free: pages + huge + ready, FreeKnown: known, Failed: d.arena.Err()})
 }
 
 // carryOutMemory carries out what was decided about memory. None of it depends on what

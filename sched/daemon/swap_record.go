@@ -38,6 +38,7 @@ type memberState struct {
 	StartTime uint64 `json:"starttime"` // clock ticks since boot
 	Bytes     uint64 `json:"bytes"`     // promised
 	Arena     uint64 `json:"arena,omitempty"`
+	Filed     uint64 `json:"filed,omitempty"` // of that, what is in a file
 	Movable   bool   `json:"movable,omitempty"`
 	Away      bool   `json:"away,omitempty"` // it has left with its context
 }
@@ -68,7 +69,7 @@ func heldBefore(runDir, bootID string, peers *peer.Finder) (sum uint64) {
 		for _, was := range list[:min(len(list), maxMembers)] {
 			if p, err := peers.Find(peer.Process{PID: was.PID, Start: was.StartTime}); err == nil {
 				p.Close()
-				sum += was.Arena
+				sum += was.Arena - min(was.Filed, was.Arena)
 			}
 		}
 	}
@@ -99,12 +100,14 @@ func (d *Daemon) awaitMembers(g *gpu) {
 			continue
 		}
 		m := d.addMember(g, cl)
+		m.arena.Had(min(was.Arena, g.MemoryBytes+arena.MaxSegment)) // before the core says what it needs: or it would be made again
 		d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Crew(), CanMove: cl.canMove, Bytes: was.Bytes, Suspended: was.Away})
 		if was.Away && cl.away.step == present { // or about to leave, or to return: to restore it does no harm
 			cl.away.step = absent
 		}
 		promised, _ := g.core.ClientMemory(cl.id)
 		m.arena.Had(min(was.Arena, promised.Promised+arena.MaxSegment))
+		d.foundFiled(m)
 		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, promised.Promised>>20, sched.DefaultStallAfter)
 	}
 }
@@ -125,7 +128,7 @@ func (d *Daemon) recordMembers() {
 		}
 		for _, had := range g.core.MemorySnapshot().Clients {
 			if m := g.swap.members[had.Client]; m != nil && had.Promised != 0 {
-				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, had.Promised, m.arena.Given(), m.client.canMove, m.client.away.step != present})
+				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, had.Promised, m.arena.Given(), m.arena.Filed(), m.client.canMove, m.client.away.step != present})
 			}
 		}
 	}

@@ -35,7 +35,7 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 	}
 	out = &api.Swap{
 		CapacityBytes: s.Capacity, PromisedBytes: s.Promised,
-		ArenaLimitBytes: d.opts.SwapMemory, ArenaUsedBytes: d.arena.Used(), ArenaReadyBytes: d.arena.Ready(),
+		ArenaLimitBytes: d.opts.SwapMemory, ArenaUsedBytes: d.arena.Used(), ArenaReadyBytes: d.arena.Ready(), ArenaFileBytes: d.arena.Filed(),
 		OutBytes: s.Out.Bytes, InBytes: s.In.Bytes, OutNs: int64(s.Out.Took), InNs: int64(s.In.Took),
 		Outs: s.Out.Times, Ins: s.In.Times, OutBytesPerSecond: s.Out.Rate, InBytesPerSecond: s.In.Rate,
 		Refused: s.Refused, SharePercent: uint32(d.swapShareOf(g.UUID)), Suspends: s.Suspends,
@@ -53,7 +53,7 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 		if m == nil {
 			continue
 		}
-		out.ArenaBytes += m.arena.Given()
+		out.ArenaBytes += m.arena.Given() - m.arena.Filed()
 		pinned[m.client.Account] += has.Fixed
 		if has.Stranded != 0 {
 			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) is not granted: %s", g.Index, m.client.PID, m.client.Command, strandedText(has.Stranded)))
@@ -100,7 +100,7 @@ func (d *Daemon) memoryOfClient(g *gpu, cl *client, c *api.Client) {
 	if cl.away.why != nil {
 		c.ContextProblem = cl.away.why.Error()
 	}
-	c.ArenaBytes = m.arena.Given()
+	c.ArenaBytes, c.FileBytes = m.arena.Given()-m.arena.Filed(), m.arena.Filed()
 	c.SwappedOutBytes, c.SwappedInBytes = has.Out, has.In
 }
 

@@ -31,7 +31,7 @@ func addSwap(t *table, g *api.GPU) {
 
 // placeTable shows how much memory is where, by process.
 func placeTable() table {
-	return table{head: []string{"GPU", "CLIENT", "PID", "KEPT", "ON GPU", "FIXED", "AWAY", "ROOM", "LACKS", "HOST MEMORY", "MOVED OUT", "MOVED IN"}}
+	return table{head: []string{"GPU", "CLIENT", "PID", "KEPT", "ON GPU", "FIXED", "AWAY", "ROOM", "LACKS", "HOST MEMORY", "IN FILE", "MOVED OUT", "MOVED IN"}}
 }
 
 func addPlace(t *table, g *api.GPU, c *api.Client) {
@@ -40,7 +40,7 @@ func addPlace(t *table, g *api.GPU, c *api.Client) {
 	}
 	t.add(map[int]string{8: alarm(c.LacksBytes > 0), 3: alarm(c.Stalled)},
 		fmt.Sprint(g.Index), api.Who(c), fmt.Sprint(c.Pid), kept(c), size(c.ResidentBytes), size(c.FixedBytes), size(c.AwayBytes),
-		size(c.RoomBytes), size(c.LacksBytes), size(c.ArenaBytes), size(c.SwappedOutBytes), size(c.SwappedInBytes))
+		size(c.RoomBytes), size(c.LacksBytes), size(c.ArenaBytes), size(c.FileBytes), size(c.SwappedOutBytes), size(c.SwappedInBytes))
 }
 
 func kept(c *api.Client) string {
@@ -74,6 +74,7 @@ type swapJSON struct {
 	ArenaLimitBytes   uint64  `json:"arena_limit_bytes"`
 	ArenaUsedBytes    uint64  `json:"arena_used_bytes"`  // of all GPUs
 	ArenaReadyBytes   uint64  `json:"arena_ready_bytes"` // kept ready besides, for all GPUs
+	ArenaFileBytes    uint64  `json:"arena_file_bytes"`  // in files instead of host memory, of all GPUs
 	OutBytes          uint64  `json:"out_bytes"`
 	InBytes           uint64  `json:"in_bytes"`
 	OutSeconds        float64 `json:"out_seconds"`
@@ -93,7 +94,7 @@ func newSwapJSON(s *api.Swap) *swapJSON {
 		return nil
 	}
 	return &swapJSON{
-		s.CapacityBytes, s.PromisedBytes, s.ResidentBytes, s.FixedBytes, s.AwayBytes, s.ArenaBytes, s.ArenaLimitBytes, s.ArenaUsedBytes, s.ArenaReadyBytes,
+		s.CapacityBytes, s.PromisedBytes, s.ResidentBytes, s.FixedBytes, s.AwayBytes, s.ArenaBytes, s.ArenaLimitBytes, s.ArenaUsedBytes, s.ArenaReadyBytes, s.ArenaFileBytes,
 		s.OutBytes, s.InBytes, seconds(s.OutNs), seconds(s.InNs), s.Outs, s.Ins, s.OutBytesPerSecond, s.InBytesPerSecond, s.Refused, s.SharePercent, s.Suspends, s.Suspended,
 	}
 }
@@ -106,6 +107,7 @@ type clientSwapJSON struct {
 	RoomBytes     uint64 `json:"room_bytes"`  // that it may have on the GPU
 	LacksBytes    uint64 `json:"lacks_bytes"` // that it needs more, and does not get yet
 	ArenaBytes    uint64 `json:"arena_bytes"`
+	FileBytes     uint64 `json:"file_bytes"` // in a file instead of host memory
 	OutBytes      uint64 `json:"out_bytes"`
 	InBytes       uint64 `json:"in_bytes"`
 	Moving        bool   `json:"moving"`    // has the GPU, and moves memory onto it
@@ -133,6 +135,6 @@ func newClientSwapJSON(g *api.GPU, c *api.Client) *clientSwapJSON {
 	if c.MemoryMode != api.MemoryMode_MEMORY_MODE_UNSPECIFIED {
 		mode = api.FormatMemoryMode(c.MemoryMode)
 	}
-	return &clientSwapJSON{mode, c.ResidentBytes, c.FixedBytes, c.AwayBytes, c.RoomBytes, c.LacksBytes, c.ArenaBytes,
+	return &clientSwapJSON{mode, c.ResidentBytes, c.FixedBytes, c.AwayBytes, c.RoomBytes, c.LacksBytes, c.ArenaBytes, c.FileBytes,
 		c.SwappedOutBytes, c.SwappedInBytes, c.Moving, c.Stalled, c.Suspended, contextOf(c), c.ContextProblem, seconds(c.RestoreNs)}
 }

@@ -85,6 +85,7 @@ var metricNames = []metricName{
 	{"nvshare_arena_bytes", nil, "Host memory that there may be for what is away, of all GPUs."},
 	{"nvshare_arena_used_bytes", nil, "Of that, what clients were given."},
 	{"nvshare_arena_ready_bytes", nil, "Of the rest, what is kept ready for clients to come."},
+	{"nvshare_arena_file_bytes", nil, "What is away of suspended clients in files, and takes no host memory (--suspend-dir)."},
 
 	{"nvshare_client_resident_bytes", clientLabels, "What the process has on the GPU."},
 	{"nvshare_client_fixed_bytes", clientLabels, "Of that, what cannot be moved."},

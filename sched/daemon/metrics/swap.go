@@ -45,6 +45,7 @@ func (x *exposition) arena(r *api.StatusResponse) {
 			x.put("nvshare_arena_bytes", float64(g.Swap.ArenaLimitBytes))
 			x.put("nvshare_arena_used_bytes", float64(g.Swap.ArenaUsedBytes))
 			x.put("nvshare_arena_ready_bytes", float64(g.Swap.ArenaReadyBytes))
+			x.put("nvshare_arena_file_bytes", float64(g.Swap.ArenaFileBytes))
 			return
 		}
 	}

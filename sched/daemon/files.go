@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/nvshare/nvshare/sched/daemon/arena"
+	"github.com/nvshare/nvshare/sched/daemon/store"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
+	"github.com/nvshare/nvshare/sched/segments"
+)
+
+// Where host memory is short, what processes have there that are off their GPUs with their
+// contexts goes on to files (--suspend-dir):
+//
+//	in memory → writing → emptying → filed → reading → in memory
+//
+// Its segments stay mapped in the process; their pages go, once the file is recorded
+// (files_record.go). A process that is to come back has its pages back first. Until then it
+// is not restored, whatever fails: nvshare-checkpoint refuses to restore a process of which
+// pages are missing, too. One process is written at a time, the one first that has been away
+// longest. One that is woken meanwhile does not wait for that.
+
+type fileStep uint8
+
+const (
+	writing  fileStep = iota // all is in memory
+	emptying                 // the file is complete and recorded, pages go
+	filed                    // pages are in the file
+	reading
+)
+
+const (
+	// readyPart is the part of --swap-memory that files keep free for clients to come, as
+	// long as there is anything to write: a quarter.
+	readyPart = 4
+	// filePause is the pause after something could not be written. A full disk does not
+	// empty itself.
+	filePause = time.Minute
+	// refusedLately is for how long room is made for what was refused for want of host memory.
+	refusedLately = time.Minute
+	// hostLook is the pause between two looks at whether host memory is short.
+	hostLook = 2 * time.Second
+	// hostWait is the pause between two looks at whether there is host memory for a process
+	// that is to come back, beside those when some has become free.
+	hostWait = time.Second
+)
+
+var errGivenUp = errors.New("it is not wanted any more")
+
+// file has what a client has in host memory, or is about to.
+type file struct {
+	client  *client
+	path    string
+	parts   []store.Part // once it is written
+	step    fileStep
+	bytes   uint64
+	began   time.Time     // of the step
+	stop    chan struct{} // closed: nobody wants what is under way
+	waits   bool          // for host memory
+	earlier bool          // an earlier scheduler wrote it, and may not have given all pages back
+}
+
+// files is what the daemon has of them.
+type files struct {
+	dir     *store.Dir // nil: nothing is written
+	open    func(pid int) ([]segments.Segment, error)
+	step    func()        // tests: before each piece that is copied
+	pause   time.Duration // filePause, but for tests
+	writing *file         // nil: nothing is written now
+	retry   *timer.Timer  // until then nothing is
+	look    *timer.Timer
+	number  uint64    // of the latest file
+	err     error     // why the latest could not be written
+	wanted  uint64    // what Arenas.Left has to be so that nobody would have been refused
+	until   time.Time // for wanted
+}
+
+// openFiles prepares what --suspend-dir says.
+func (d *Daemon) openFiles() error {
+	t := &d.files
+	t.open, t.pause = segments.Open, filePause
+	t.retry, t.look = d.timers.New(d.considerWriting), d.timers.New(d.considerWriting)
+	if d.opts.SuspendDir == "" {
+		return nil
+	}
+	switch {
+	case d.opts.SwapMemory == 0:
+		return errors.New("--suspend-dir keeps what was in host memory before: give --swap-memory as well")
+	case d.opts.Checkpoint == nil:
+		return errors.New("--suspend-dir is for processes that leave their GPUs with their contexts, and that needs nvshare-checkpoint: install it beside nvshare-scheduler, or see --checkpoint")
+	}
+	var err error
+	if t.dir, err = store.Open(d.opts.SuspendDir, d.bootID, d.opts.SuspendDirSize); err != nil {
+		return fmt.Errorf("--suspend-dir: %w", err)
+	}
+	return nil
+}
+
+// wanted has what copies memory of a file end when nobody wants it.
+func (d *Daemon) wanted(f *file) func() error {
+	return func() error {
+		if d.files.step != nil {
+			d.files.step()
+		}
+		select {
+		case <-f.stop:
+			return errGivenUp
+		case <-d.ended:
+			return errGivenUp
+		default:
+			return nil
+		}
+	}
+}
+
+// arenasOf is what a client has on each GPU.
+func (d *Daemon) arenasOf(cl *client) (all []*clientMemory) {
+	for _, g := range d.order {
+		if m := g.memberOf(cl.id); m != nil {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+// setFiled has the pool count a client's host memory, or not.
+func (d *Daemon) setFiled(cl *client, on bool) {
+	for _, m := range d.arenasOf(cl) {
+		m.arena.SetFiled(on)
+	}
+}
+
+// ---- to the file ----
+
+// hostIsShort says whether memory is to be written to files.
+func (d *Daemon) hostIsShort() bool {
+	t := &d.files
+	d.observeHost()
+	lacked, left := d.node.Arenas.Lacked(), d.node.Arenas.Left()
+	if time.Now().After(t.until) {
+		t.wanted = 0
+	}
+	if lacked != 0 {
+		t.wanted, t.until = max(t.wanted, left+lacked), time.Now().Add(refusedLately)
+	}
+	for _, cl := range d.clients {
+		if cl.file != nil && cl.file.waits {
+			return true
+		}
+	}
+	return left < max(d.opts.SwapMemory/readyPart, t.wanted)
+}
+
+// considerWriting has the memory of the process written that has been away longest, if host
+// memory is short.
+func (d *Daemon) considerWriting() {
+	t := &d.files
+	if t.dir == nil || t.writing != nil {
+		return
+	}
+	var next *client
+	for _, cl := range d.clients {
+		a := &cl.away
+		if a.step == absent && !a.wanted && cl.file == nil && time.Now().After(a.unfiled) && (next == nil || a.since.Before(next.away.since)) {
+			next = cl
+		}
+	}
+	short := d.hostIsShort() // also to hear who was refused
+	if next == nil {
+		return
+	}
+	if t.retry.Planned() || !short {
+		t.look.Set(now().Add(hostLook))
+		return
+	}
+	d.write(next)
+}
+
+// watchRefusals has files written where somebody was refused for want of host memory.
+func (d *Daemon) watchRefusals() {
+	if d.files.dir != nil && d.node.Arenas.Refused() {
+		d.considerWriting()
+	}
+}
+
+// write has a client's memory written to a file.
+func (d *Daemon) write(cl *client) {
+	t := &d.files
+	t.number++
+	f := &file{client: cl, step: writing, path: t.dir.PathOf(cl.Process, t.number), began: time.Now(), stop: make(chan struct{})}
+	settled := true
+	for _, m := range d.arenasOf(cl) {
+		f.bytes += m.arena.Given()
+		settled = settled && m.arena.Settled()
+	}
+	if f.bytes == 0 || !settled {
+		d.notFiled(cl, nil)
+		return
+	}
+	if err := t.dir.Room(f.bytes, d.filedBytes()); err != nil {
+		d.notFiled(cl, err)
+		return
+	}
+	cl.file, t.writing = f, f
+	if err := d.recordFiles(); err != nil {
+		cl.file, t.writing = nil, nil
+		d.notFiled(cl, err)
+		return
+	}
+	d.reach(beforeFile)
+	d.wg.Go(func() {
+		var parts []store.Part
+		var err error
+		arena.Nicely(func() { parts, err = d.save(f) })
+		d.do(func() { d.isWritten(f, parts, err) })
+	})
+}
+
+// save writes the file, beside the loop.
+func (d *Daemon) save(f *file) ([]store.Part, error) {
+	all, err := d.files.open(int(f.client.PID))
+	if err != nil {
+		return nil, &unreachable{err}
+	}
+	defer segments.Close(all)
+	sum := uint64(0) // the process may have mapped what others rely on, too: then more than it was given
+	for _, s := range all {
+		if sum += s.Size; s.Huge {
+			return nil, &unreachable{errors.New("it is of reserved huge pages, which nobody else could use")}
+		}
+	}
+	if sum != f.bytes || segments.Missing(all) != 0 {
+		return nil, &unreachable{fmt.Errorf("the process has mapped %d MiB of the %d MiB that it was given, and %d MiB of that are empty", sum>>20, f.bytes>>20, segments.Missing(all)>>20)}
+	}
+	_ = os.Remove(f.path) // of an earlier time
+	return store.Save(f.path, all, d.wanted(f))
+}
+
+// unreachable says that the memory of one process cannot be written, whatever the disk.
+type unreachable struct{ error }
+
+func (e *unreachable) Unwrap() error { return e.error }
+
+// isWritten has the pages given back, once the file is recorded.
+func (d *Daemon) isWritten(f *file, parts []store.Part, err error) {
+	t, cl := &d.files, f.client
+	if cl.file != f { // it was woken, or has ended
+		t.writing = nil
+		d.removeFile(f)
+		d.considerWriting()
+		return
+	}
+	d.reach(inFile)
+	if err == nil {
+		f.step, f.parts = emptying, parts
+		if err = d.recordFiles(); err != nil {
+			f.step = writing
+		}
+	}
+	if err != nil {
+		cl.file, t.writing = nil, nil
+		d.removeFile(f)
+		d.notFiled(cl, err)
+		return
+	}
+	d.reach(afterFile)
+	d.empty(f)
+}
+
+// notFiled notes that a client's memory stays where it is for now; nil: because it has none.
+func (d *Daemon) notFiled(cl *client, err error) {
+	t := &d.files
+	cl.away.unfiled = time.Now().Add(t.pause)
+	var e *unreachable
+	switch {
+	case err == nil:
+	case errors.As(err, &e) && cl.away.stays == err.Error():
+	case errors.As(err, &e):
+		cl.away.stays = err.Error()
+		d.logOf(cl.subject()).WithError(err).Warn("its memory stays in host memory")
+		d.noteAway(cl, "its memory stays in host memory: "+err.Error())
+	default: // for others, too
+		if t.err == nil || t.err.Error() != err.Error() {
+			text := fmt.Sprintf("its memory cannot be written to a file and stays in host memory; the next try is in %v: %v", t.pause, err)
+			d.tell(cl.subject(), logrus.WarnLevel, text)
+			d.noteAway(cl, text)
+		}
+		t.err = err
+		t.retry.Set(now().Add(t.pause))
+	}
+	d.considerWriting()
+}
+
+// empty gives back the pages that are in a file.
+func (d *Daemon) empty(f *file) {
+	pid := int(f.client.PID)
+	d.wg.Go(func() {
+		all, err := d.files.open(pid)
+		if err == nil {
+			err = store.Empty(f.parts, all)
+			segments.Close(all)
+		}
+		d.do(func() { d.isEmpty(f, err) })
+	})
+}
+
+func (d *Daemon) isEmpty(f *file, err error) {
+	t, cl := &d.files, f.client
+	if t.writing == f {
+		t.writing = nil
+	}
+	if cl.file != f {
+		d.removeFile(f)
+		d.considerWriting()
+		return
+	}
+	d.reach(afterEmptied)
+	if err != nil { // what is in the file holds, whatever is left of the pages
+		d.logOf(cl.subject()).WithError(err).Warn("not all of its host memory was given back")
+	}
+	f.step = filed
+	if f.earlier {
+		f.earlier = false
+	} else {
+		if t.err = nil; t.retry.Planned() {
+			t.retry.Stop()
+		}
+		text := fmt.Sprintf("its memory is in a file, %d MiB, written in %v", f.bytes>>20, time.Since(f.began).Round(time.Millisecond))
+		d.logOf(cl.subject()).Info(text)
+		d.noteAway(cl, text)
+	}
+	d.setFiled(cl, true)
+	d.noteMembers()
+	if cl.away.step == returning {
+		d.comeBack(cl)
+	}
+	d.hostIsFree()
+}
+
+// hostIsFree is for when host memory may have become free.
+func (d *Daemon) hostIsFree() {
+	d.arena.Prepare()
+	for cl := d.nextToRead(); cl != nil; cl = d.nextToRead() {
+		d.comeBack(cl)
+		if cl.file != nil && cl.file.waits {
+			break
+		}
+	}
+	d.considerWriting()
+}
+
+// nextToRead returns the client that has waited longest for host memory; nil: none waits.
+func (d *Daemon) nextToRead() (first *client) {
+	for _, cl := range d.clients {
+		if f := cl.file; f != nil && f.waits && f.bytes <= d.opts.SwapMemory && (first == nil || cl.away.since.Before(first.away.since)) {
+			first = cl
+		}
+	}
+	return first
+}
+
+// ---- from the file ----
+
+// inMemory says whether all memory of a client that is to come back is in host memory. If it
+// is not, it is on its way, and comeBack is called again.
+func (d *Daemon) inMemory(cl *client) bool {
+	f := cl.file
+	switch {
+	case f == nil:
+		return true
+	case f.step == writing:
+		close(f.stop)
+		cl.file = nil
+		return true
+	case f.step == filed:
+		d.readBack(f)
+	}
+	return false
+}
+
+// readBack has a client's memory read back, if there is host memory for it.
+func (d *Daemon) readBack(f *file) {
+	cl := f.client
+	d.observeHost()
+	err := d.node.Arenas.Returns(f.bytes)
+	if first := d.nextToRead(); err == nil && f.bytes <= d.opts.SwapMemory && first != nil && first != cl && first.away.since.Before(cl.away.since) {
+		err = fmt.Errorf("it waits for %d MiB of host memory, and process %d does so for longer", f.bytes>>20, first.PID)
+	}
+	if err != nil && len(d.arenasOf(cl)) != 0 {
+		if !f.waits {
+			text := "cannot come back to the GPU yet: " + err.Error()
+			d.tell(cl.subject(), logrus.WarnLevel, text)
+			d.noteAway(cl, text)
+		}
+		f.waits, cl.away.why = true, err
+		d.planAway(cl, hostWait, func() { d.comeBack(cl) })
+		d.considerWriting()
+		return
+	}
+	f.waits, f.step, f.began = false, reading, time.Now()
+	d.setFiled(cl, false)
+	d.reach(beforeRead)
+	pid := int(cl.PID)
+	d.wg.Go(func() {
+		all, err := d.files.open(pid)
+		if err == nil {
+			err = store.Load(f.path, f.parts, all, d.wanted(f))
+			if err != nil && !errors.Is(err, errGivenUp) {
+				_ = store.Empty(f.parts, all)
+			}
+			segments.Close(all)
+		}
+		d.do(func() { d.isRead(f, err) })
+	})
+}
+
+func (d *Daemon) isRead(f *file, err error) {
+	cl := f.client
+	a := &cl.away
+	if cl.file != f {
+		d.removeFile(f)
+		return
+	}
+	d.reach(inRead)
+	if err == nil {
+		cl.file = nil
+		if err = d.recordFiles(f); err != nil {
+			cl.file = f
+		}
+	}
+	if err != nil {
+		f.step = filed
+		d.setFiled(cl, true)
+		text := "cannot come back to the GPU: its memory cannot be read back: " + err.Error()
+		if a.why == nil || a.why.Error() != err.Error() {
+			d.tell(cl.subject(), logrus.ErrorLevel, text)
+			d.noteAway(cl, text)
+		}
+		a.why = err
+		if a.step == returning {
+			d.planAway(cl, min(minRetry<<min(a.tries, 10), maxRetry), func() { d.comeBack(cl) })
+			a.tries++
+		}
+		return
+	}
+	d.reach(afterRead)
+	d.removeFile(f)
+	d.noteMembers()
+	a.why, a.tries = nil, 0
+	text := fmt.Sprintf("its memory is back from its file, %d MiB, in %v", f.bytes>>20, time.Since(f.began).Round(time.Millisecond))
+	d.logOf(cl.subject()).Info(text)
+	d.noteAway(cl, text)
+	if a.step == returning {
+		d.comeBack(cl)
+	}
+}
+
+// ---- its end ----
+
+// dropFile forgets the file of a client that has ended, or that is another program.
+func (d *Daemon) dropFile(cl *client) {
+	f := cl.file
+	if f == nil {
+		return
+	}
+	cl.file = nil
+	close(f.stop)
+	d.removeFile(f) // again when what is under way has ended
+}
+
+// removeFile removes a file that nobody needs.
+func (d *Daemon) removeFile(f *file) {
+	if err := os.Remove(f.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		d.log.WithError(err).Errorf("a file with the memory of process %d stays: remove it", f.client.PID)
+	}
+	if err := d.recordFiles(); err != nil {
+		d.log.WithError(err).Warn("a file that is removed is still recorded")
+	}
+}
+
+// filedBytes is what files take.
+func (d *Daemon) filedBytes() (sum uint64) {
+	for _, cl := range d.clients {
+		if cl.file != nil {
+			sum += cl.file.bytes
+		}
+	}
+	return sum
+}
+
+// largestFiled is the most that one client has in its file and not in memory.
+func (d *Daemon) largestFiled() (most uint64) {
+	if d.arena.Filed() == 0 {
+		return 0
+	}
+	for _, cl := range d.clients {
+		if cl.file != nil && (cl.file.step == filed || cl.file.step == emptying) {
+			most = max(most, cl.file.bytes)
+		}
+	}
+	return most
+}
+
+// fileProblem is what the status says; "": none.
+func (d *Daemon) fileProblem() string {
+	if d.files.err == nil {
+		return ""
+	}
+	return "memory of suspended processes stays in host memory: " + d.files.err.Error()
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/store"
+)
+
+// Which files have memory of processes is recorded: before a file is made, before pages are
+// given back that it has, and after they are there again. So the record says of each file
+// whether it is needed. A scheduler reads it that is started without --suspend-dir, too.
+
+const filesVersion = 1
+
+type filesRecord struct {
+	Version int          `json:"version"`
+	BootID  string       `json:"boot_id"`
+	Files   []fileRecord `json:"files"`
+}
+
+type fileRecord struct {
+	peer.Process
+	Path  string       `json:"path"`
+	Saved bool         `json:"saved"` // it has what may not be in memory
+	Parts []store.Part `json:"parts,omitempty"`
+}
+
+func (d *Daemon) filesPath() string { return filepath.Join(d.opts.RunDir, "files.json") }
+
+// recordFiles writes the record. gone are files that are not needed, and not removed yet.
+func (d *Daemon) recordFiles(gone ...*file) error {
+	r := filesRecord{Version: filesVersion, BootID: d.bootID, Files: []fileRecord{}}
+	if f := d.files.writing; f != nil && f.client.file != f {
+		gone = append(gone, f)
+	}
+	for _, cl := range d.clients {
+		if f := cl.file; f != nil {
+			r.Files = append(r.Files, fileRecord{cl.Process, f.path, f.step != writing, f.parts})
+		}
+	}
+	for _, f := range gone {
+		r.Files = append(r.Files, fileRecord{Process: f.client.Process, Path: f.path})
+	}
+	if err := state.WriteRecord(d.filesPath(), r); err != nil {
+		return fmt.Errorf("record which memory is in files: %w", err)
+	}
+	return nil
+}
+
+// restoreFiled finds the processes of which an earlier scheduler has memory in files, and
+// removes the files of nobody.
+func (d *Daemon) restoreFiled() {
+	r, err := state.ReadRecord[filesRecord](d.filesPath(), filesVersion)
+	if err != nil {
+		d.log.WithError(err).Error("which processes have memory in files is not known: those are not restored, their calls wait, end them")
+	}
+	known := map[string]bool{}
+	for _, was := range r.Files {
+		known[was.Path] = true
+		if r.BootID == d.bootID && was.Saved && d.restoreFile(was) {
+			continue
+		}
+		if err := os.Remove(was.Path); err != nil && !os.IsNotExist(err) {
+			d.log.WithError(err).Error("a file with memory of a process that has ended stays: remove it")
+		}
+	}
+	if d.files.dir == nil {
+		return
+	}
+	lives := func(was peer.Process) bool {
+		p, err := d.peers.Find(was)
+		if err == nil {
+			p.Close()
+		}
+		return err == nil
+	}
+	nobodys, somebodys, err := d.files.dir.Others(known, lives)
+	for _, path := range nobodys {
+		if err := os.Remove(path); err == nil {
+			d.log.Infof("removed %s: it has memory of a process that has ended", path)
+		}
+	}
+	for _, path := range somebodys {
+		d.log.Warnf("%s stays: it has memory of a process that lives, and of which nothing is recorded; another scheduler may have written it", path)
+	}
+	if err != nil {
+		d.log.WithError(err).Warn("files of processes that have ended may be left")
+	}
+}
+
+// restoreFile returns false if the process has ended.
+func (d *Daemon) restoreFile(was fileRecord) bool {
+	cl := d.byProc[was.Process]
+	if cl == nil {
+		p, err := d.peers.Find(was.Process)
+		if err != nil {
+			return false
+		}
+		cl = d.addClient(p)
+	}
+	cl.file = &file{client: cl, path: was.Path, parts: was.Parts, step: filed, bytes: store.Bytes(was.Parts), began: time.Now(), stop: make(chan struct{}), earlier: true}
+	cl.away.step, cl.away.since = absent, time.Now()
+	d.log.Infof("process %d is off the GPU, and %d MiB of its memory are in %s", cl.PID, cl.file.bytes>>20, was.Path)
+	return true
+}
+
+// foundFiled is for a client that is found on a GPU, with memory that an earlier scheduler has
+// put into a file: it may have recorded the file, and not yet the memory.
+func (d *Daemon) foundFiled(m *clientMemory) {
+	f := m.client.file
+	if f == nil || !f.earlier {
+		return
+	}
+	given := uint64(0)
+	for _, m := range d.arenasOf(m.client) {
+		given += m.arena.Given()
+	}
+	if given < f.bytes {
+		m.arena.Had(m.arena.Given() + f.bytes - given)
+	}
+	m.arena.SetFiled(true)
+}
+
+// filedRegistered is for a client that says of itself that it is off the GPU: pages that an
+// earlier scheduler has not given back, or was reading back when it ended, go now.
+func (d *Daemon) filedRegistered(cl *client) {
+	if f := cl.file; f != nil && f.earlier && f.step == filed {
+		f.step = emptying
+		d.empty(f)
+	}
+}
