@@ -250,11 +250,13 @@ func TestFileOnlyWhenShort(t *testing.T) {
 func TestFilesHoldMore(t *testing.T) {
 	a := newFiler(t, func(o *Options) { o.SwapMemory = 150 * mib })
 	a.left()
-	for range 3 {
+	for i := range uint64(3) {
 		x := &filer{leaver: newLeaverWith(t, a.s, a.f, gpuB, filerBytes), shelf: a.shelf, dir: a.dir, run: a.run}
 		x.left()
+		// Until then the next one would be refused.
+		a.s.await("all are in files", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaFileBytes == (i+2)*filerBytes })
 	}
-	r := a.s.await("they are in files", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaFileBytes == 4*filerBytes })
+	r := a.s.status()
 	if w := r.Gpus[0].Swap; w.ArenaUsedBytes != 0 || a.status(a.s).FileBytes != filerBytes {
 		t.Errorf("%v", w)
 	}
