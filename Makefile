@@ -93,13 +93,11 @@ golangci: ## golangci-lint as pinned in tests/tools/golangci, with .golangci.yml
 	$(BUILD)/tools-lint/golangci-lint run ./...
 
 # Each suite can be run alone. A suite that fails does not keep the others from running.
-# LANES=2: those that start containers beside the others, where the machine has time for both.
-SUITES := test-c test-unit test-race test-compat test-e2e e2e-k8s test-engines test-release lint
-CONTAINERS := e2e-k8s test-e2e test-engines
-LANES ?= 1
+# JOBS of them run at a time, in this order, the longest first: most tests wait most of the time.
+SUITES := e2e-k8s test-unit test-c test-e2e test-race test-release lint test-compat test-engines
+JOBS ?= 1
 test: root deps build simgpu ## every test (35 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
-	@sh tests/run.sh $(BUILD)/log $(if $(filter 1,$(LANES)),"$(SUITES)",\
-		"$(filter $(CONTAINERS),$(SUITES))" "$(filter-out $(CONTAINERS),$(SUITES))")
+	@sh tests/run.sh $(BUILD)/log $(JOBS) $(SUITES)
 
 # Names each package as it ends, and in the end each test that failed or was skipped.
 # go vet runs once, in test-unit: go test's own, smaller one would look at all dependencies

@@ -1,55 +1,64 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: run.sh LOGS LANE...
-# A lane is a list of suites (targets of the Makefile), one after the other. Lanes run at
-# the same time: most tests wait most of the time. What a suite prints goes to the screen,
-# each line with the suite's name, and to LOGS/SUITE.log. The end says what each took, what
-# was left out and where the logs are. Ends with status 1 if a suite failed; the others
-# run anyway.
+# Usage: run.sh LOGS JOBS SUITE...
+# Runs suites (targets of the Makefile), JOBS at a time, in the order given: most tests
+# wait most of the time. What a suite prints goes to the screen, each line with the
+# suite's name, and to LOGS/SUITE.log. The end says what each took, what was left out and
+# where the logs are; CPU is processor time. Ends with status 1 if a suite failed; the others run anyway.
 set -u
 
-logs=${1:?usage: run.sh LOGS LANE...}
-shift
+logs=${1:?usage: run.sh LOGS JOBS SUITE...} jobs=${2:?usage: run.sh LOGS JOBS SUITE...}
+shift 2
 rm -rf "$logs"
 mkdir -p "$logs"
+start=$(date +%s)
+minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 
-lane() {
-	for suite; do
-		echo "=== make test: $suite begins" >&2
-		began=$(date +%s)
-		{
-			make --no-print-directory "$suite" 2>&1
-			echo $? >"$logs/$suite.status"
-		} | tee "$logs/$suite.log" | sed -u "s/^/$suite: /"
-		took=$(($(date +%s) - began))
-		# gotestsum's words for a test, and our C tests' for a part.
-		skipped=$(grep -c -E '^=== SKIP: |SKIPPED|LEFT OUT' "$logs/$suite.log")
-		result=ok
-		[ "$(cat "$logs/$suite.status")" = 0 ] || result=FAILED
-		line=$(printf '%-14s %-7s %4d:%02d  %s' "$suite" $result $((took / 60)) $((took % 60)) "$(test "$skipped" = 0 || echo "$skipped left out")")
-		echo "$line" >>"$logs/summary.txt"
-		echo "=== make test: $line" >&2
-	done
+suite() {
+	began=$(date +%s)
+	{
+		make --no-print-directory "$1" 2>&1
+		echo $? >"$logs/$1.status"
+		times >"$logs/$1.times"
+	} | tee "$logs/$1.log" | sed -u "s/^/$1: /"
+	now=$(date +%s)
+	# gotestsum's words for a test, and our C tests' for a part.
+	skipped=$(grep -c -E '^=== SKIP: |SKIPPED|LEFT OUT' "$logs/$1.log")
+	result=ok
+	[ "$(cat "$logs/$1.status")" = 0 ] || result=FAILED
+	# The second line of times: the user's and the system's time of all that the suite ran.
+	cpu=$(awk 'NR == 2 { gsub("s", ""); for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } print int(s) }' "$logs/$1.times")
+	printf '%-14s %-7s %7s %7s  %s\n' "$1" $result "$(minutes $((now - began)))" "$(minutes "$cpu")" "$(test "$skipped" = 0 || echo "$skipped left out")" >>"$logs/summary.txt"
+	echo "=== make test: $1 $result after $(minutes $((now - began))); $(wc -l <"$logs/summary.txt") of $suites done after $(minutes $((now - start)))" >&2
 }
 
-for suites; do
-	lane $suites &
+# A line in this pipe for each suite that may begin.
+mkfifo "$logs/free"
+exec 3<>"$logs/free"
+rm "$logs/free"
+suites=$# n=0
+for name; do
+	[ $n -lt "$jobs" ] || read -r _ <&3
+	n=$((n + 1))
+	echo "=== make test: $name begins ($n of $suites), see $logs/$name.log" >&2
+	{ suite "$name" 3>&-; echo >&3; } &
 done
 wait
-rm -f "$logs"/*.status
+rm -f "$logs"/*.status "$logs"/*.times
 echo
 if grep -q -h -E '^=== SKIP: |SKIPPED|LEFT OUT' "$logs"/*.log; then
 	echo "LEFT OUT on this machine (each says why in its log):"
 	grep -h -E '^=== SKIP: |SKIPPED|LEFT OUT' "$logs"/*.log | sort -u | sed 's/^/  /'
 	echo
 fi
-printf '%-14s %-7s %7s\n' SUITE RESULT MIN:S
+printf '%-14s %-7s %7s %7s\n' SUITE RESULT MIN:S CPU
 cat "$logs/summary.txt"
+printf '%-14s %-7s %7s\n' all '' "$(minutes $(($(date +%s) - start)))"
 echo "logs: $logs"
-failed=$(grep -c '^[^ ]* *FAILED' "$logs/summary.txt")
-for suite in $(sed -n 's/^\([^ ]*\) *FAILED.*/\1/p' "$logs/summary.txt"); do
-	echo "FAILED: $suite, see $logs/$suite.log"
+for name in $(sed -n 's/^\([^ ]*\) *FAILED.*/\1/p' "$logs/summary.txt"); do
+	echo "FAILED: $name, see $logs/$name.log"
 done
-echo "$(($(wc -l <"$logs/summary.txt") - failed)) passed, $failed failed"
-test "$failed" = 0
+passed=$(grep -c '^[^ ]* *ok ' "$logs/summary.txt")
+echo "$passed passed, $((suites - passed)) failed"
+test "$passed" = "$suites"
