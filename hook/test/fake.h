@@ -19,7 +19,7 @@
 	} while (0)
 
 /* Long enough for any machine; a wait that reaches it is a failure. */
-#define PATIENCE_MS 20000
+#define PATIENCE_MS 100000
 
 /* The flags of a code that a peer may not ignore: wire.h. */
 #define MUST_KNOW(code) ((code) & 0xffffu)
