@@ -21,7 +21,7 @@ const (
 	firstGPU      = "nvshare.com/gpu=0"
 
 	// The log keeps the records of the whole suite.
-	simConfig = "gpus=2\nmemory_mib=16384\nlog_records=262144\n"
+	simConfig = "gpus=2\nmemory_mib=16384\nlog_records=1048576\n"
 
 	busyProgram = "/usr/bin/cuda-busy"
 
