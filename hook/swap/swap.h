@@ -8,7 +8,8 @@
  * physical memory is released, as far as the room demands (move.c). At the next grant the
  * chunks come back before the gate opens. Elsewhere the driver allocates as always.
  *
- * A chunk is on the GPU, away in the arena, or empty: never used, and nowhere. While the
+ * A chunk is on the GPU, away in the arena (or on another GPU, while the process goes there:
+ * carry.c), or empty: never used, and nowhere. While the
  * gate is open, and until the submitted work is done, all chunks are on the GPU
  * (nvs_swap.hold). Memory that is counted and in no chunk is pinned: the driver's own
  * allocations, arrays, pools, what is shared.

@@ -22,6 +22,7 @@ static void tenant_main(int in, int out)
 	CUdeviceptr p = 0, q;
 	CUmemGenericAllocationHandle h;
 	CUmemAllocationProp prop = { .type = 1, .requestedHandleTypes = 1, .location = { 1, 0 } };
+	CUmemAccessDesc open = { { 1, 0 }, 3 };
 	CUuuid uuid;
 	char id[16], c;
 	int n;
@@ -55,6 +56,26 @@ static void tenant_main(int in, int out)
 		case 'x':
 			CU(cuMemCreate(&h, 2 * MIB, &prop, 0));
 			CU(cuMemExportToShareableHandle(&n, h, 1, 0));
+			break;
+		case 'd': /* a descriptor alone keeps memory; who imports it cannot export it again */
+			CU(cuMemAddressReserve(&q, 2 * MIB, 0, 0, 0));
+			CU(cuMemCreate(&h, 2 * MIB, &prop, 0));
+			CU(cuMemMap(q, 2 * MIB, 0, h, 0));
+			CU(cuMemSetAccess(q, 2 * MIB, &open, 1));
+			CU(cuMemsetD8_v2(q, 9, 2 * MIB));
+			CU(cuCtxSynchronize());
+			CU(cuMemExportToShareableHandle(&n, h, 1, 0));
+			CU(cuMemUnmap(q, 2 * MIB));
+			CU(cuMemRelease(h));
+			break;
+		case 'i':
+			CU(cuMemImportFromShareableHandle(&h, (void *)(intptr_t)n, 1));
+			CHECK(!close(n));
+			EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemExportToShareableHandle(&n, h, 1, 0));
+			CU(cuMemMap(q, 2 * MIB, 0, h, 0));
+			CU(cuMemSetAccess(q, 2 * MIB, &open, 1));
+			CU(cuMemcpyDtoH_v2(id, q + MIB, 1));
+			CHECK(id[0] == 9);
 			break;
 		case 'w': /* has work */
 			CU(spin(&g, NULL, LONG_MS * MS, 0));
@@ -220,6 +241,19 @@ static void no_room(struct tenant *t, CUcontext here)
 	stop(t);
 }
 
+/* A process that has exported memory and released it holds nothing against a checkpoint. */
+static void descriptor(struct tenant *t)
+{
+	does(t, 'o');
+	does(t, 'd');
+	CU(cuCheckpointProcessLock(t->pid, NULL));
+	CU(cuCheckpointProcessCheckpoint(t->pid, NULL));
+	CU(cuCheckpointProcessRestore(t->pid, NULL));
+	CU(cuCheckpointProcessUnlock(t->pid, NULL));
+	does(t, 'i');
+	stop(t);
+}
+
 static void refused(struct tenant *t, char has)
 {
 	does(t, 'o');
@@ -257,12 +291,12 @@ static void killed(struct tenant *t, CUcontext here)
 
 int main(void)
 {
-	struct tenant t[7];
+	struct tenant t[8];
 	CUprocessState s;
 	CUcontext here, there;
 
 	EXPECT(CUDA_ERROR_NOT_INITIALIZED, cuCheckpointProcessGetState(getpid(), &s));
-	for (int i = 0; i < 7; i++) /* before cuInit: a child of an initialised process has no CUDA */
+	for (int i = 0; i < 8; i++) /* before cuInit: a child of an initialised process has no CUDA */
 		t[i] = start();
 	CU(cuInit(0));
 	CU(cuDevicePrimaryCtxRetain(&here, 0));
@@ -274,5 +308,6 @@ int main(void)
 	refused(&t[4], 'x');
 	busy(&t[5]);
 	killed(&t[6], here);
+	descriptor(&t[7]);
 	return 0;
 }
