@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -224,6 +225,33 @@ func TestLeaveOneAfterTheOther(t *testing.T) {
 	notAsked(b)
 	a.proc.kill()
 	b.wantSuspend(wire.SuspendPrepare)
+}
+
+// A process that ends while it comes back does not keep the others of its tenant from being
+// resumed.
+func TestResumeWithOneThatEnds(t *testing.T) {
+	a := newLeaver(t)
+	b := newLeaverOf(t, a.s, a.f, gpuB)
+	a.suspended()
+	b.gives256Back(b.s, b.want(wire.TypeRevoke).Epoch)
+	a.leaves()
+	b.wantSuspend(wire.SuspendPrepare)
+	b.leaves()
+	if r, err := resumeSelf(t, a.s); err != nil || len(r.Gpus) != 2 {
+		t.Fatalf("%v, %v", r, err)
+	}
+	a.f.next(t, "on")
+	a.f.next(t, "on")
+	a.proc.kill()
+	a.s.await("its end is noticed", func(r *api.StatusResponse) bool {
+		return !slices.ContainsFunc(r.Gpus, func(g *api.GPU) bool {
+			return slices.ContainsFunc(g.Clients, func(c *api.Client) bool { return c.Id == a.id })
+		})
+	})
+	a.f.ends <- nil // of the one that has ended too
+	a.f.ends <- nil
+	b.wantSuspend(wire.SuspendOver)
+	b.in(b.granted()) // without a request
 }
 
 // A process whose threads are in the driver, or whose call comes first, is left alone.

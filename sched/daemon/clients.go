@@ -320,6 +320,7 @@ func (d *Daemon) bury(cl *client) {
 		cl.page = nil
 	}
 	d.tell(cl.subject(), level, "process has ended")
+	d.goOn(cl) // an order of resume waits for the other processes only
 	d.nextLeaves()
 	d.hostIsFree()
 }
