@@ -80,6 +80,7 @@ func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string
 	for _, w := range warnings {
 		fmt.Fprintf(stderr, "nvshare-cdi-hook: warning: %s\n", w)
 	}
+	asked := terms // by annotations: these are held, or the container is refused
 	if c.has(anyMark) {
 		terms.Migratable = true
 	}
@@ -105,8 +106,8 @@ func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string
 	switch err := tell(runDir, req); {
 	case status.Code(err) == codes.Aborted: // it may not start, whatever it asks for
 		return said(err)
-	case err != nil && terms != (api.Terms{}):
-		return fmt.Errorf("annotations %s: %w", strings.Join(saidBy(terms), ", "), said(err))
+	case err != nil && asked != (api.Terms{}):
+		return fmt.Errorf("annotations %s: %w", strings.Join(saidBy(asked), ", "), said(err))
 	}
 	return nil
 }

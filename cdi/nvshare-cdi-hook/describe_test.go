@@ -117,9 +117,11 @@ func TestDescribeMovable(t *testing.T) {
 }
 
 // A container whose annotations cannot be met does not start; one without annotations
-// does, unless its GPU is drained.
+// does, unless its GPU is drained, nvshare.com/gpu=any too.
 func TestDescribeRefuses(t *testing.T) {
-	bundle, _ := container(t)
+	one, _ := container(t)
+	movable, _ := container(t)
+	write(t, movable+"/config.json", `{"linux":{"devices":[{"path":"/dev/nvidia0"},{"path":"/dev/nvidia1"}]},"process":{"env":["CUDA_VISIBLE_DEVICES=GPU-a","NVSHARE_GPU=any"]}}`)
 	limit := map[string]string{"nvshare.com/gpu-memory-limit": "8Gi"}
 	runDir, _ := listen(t, status.Error(codes.FailedPrecondition, "its processes count to user 0"))
 	drained, _ := listen(t, status.Error(codes.Aborted, "GPU 0 is drained"))
@@ -138,8 +140,14 @@ func TestDescribeRefuses(t *testing.T) {
 		"drained, and no limit":       {drained, nil, 1, "GPU 0 is drained"},
 		"of Kubernetes, without ours": {t.TempDir(), map[string]string{"io.kubernetes.cri.sandbox-id": "x", "nvshare.com/gpu-memory-limit": "lots"}, 0, ""},
 	} {
-		if code, stderr := described(t, tc.runDir, bundle, tc.annotations); code != tc.status || !strings.Contains(stderr, tc.says) || tc.says == "" && stderr != "" {
-			t.Errorf("%s: status %d, %q; want %d and %q", name, code, stderr, tc.status, tc.says)
+		for _, bundle := range []string{one, movable} {
+			code, stderr := described(t, tc.runDir, bundle, tc.annotations, "--gpu", "GPU-a=/dev/nvidia0", "--gpu", "GPU-b=/dev/nvidia1")
+			if code != tc.status || !strings.Contains(stderr, tc.says) || tc.says == "" && stderr != "" {
+				t.Errorf("%s, any %v: status %d, %q; want %d and %q", name, bundle == movable, code, stderr, tc.status, tc.says)
+			}
+			if strings.Contains(stderr, "annotations") && strings.Contains(stderr, api.MigratableAnnotation) {
+				t.Errorf("%s: %q names an annotation that nobody gave", name, stderr)
+			}
 		}
 	}
 }
