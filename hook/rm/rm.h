@@ -90,7 +90,7 @@ struct nvs_rm_state {
 	uint64_t slice_us;       /* as read back; 0: never read */
 	enum nvs_rm_result slice, off_on; /* how the last of each went */
 	uint32_t status;         /* the driver's answer to the last control that was refused */
-	bool overflow;           /* more objects than there is room for: what is counted is too little */
+	bool overflow;           /* there are more objects than there is room for: what is counted is too little */
 	char driver[64];         /* version, "" unknown */
 };
 

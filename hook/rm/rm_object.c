@@ -18,6 +18,7 @@
 
 #define MAX_OBJECTS     8192
 #define MAX_DESCRIPTORS 64
+#define MAX_MISSED      64
 
 struct object {
 	uint64_t serial;
@@ -38,7 +39,13 @@ static uint64_t serial;
 static struct rm_descriptor descriptors[MAX_DESCRIPTORS];
 static unsigned descriptors_used;
 static struct rm_gpu gpus[NVS_RM_MAX_GPUS];
-static bool overflow;
+/* Clients with objects for which there was no room. Nobody hears their end before the client's. */
+static struct {
+	uint64_t serial; /* of the latest */
+	uint32_t client;
+} missed[MAX_MISSED];
+static unsigned missed_used;
+static bool missed_more; /* of further clients, whose end is not known either */
 static char driver[64];
 static atomic_uint gpus_off;
 
@@ -54,8 +61,8 @@ static void begin(struct nvs_signals *q)
 	if (atomic_load(&owner) != me) {
 		if (atomic_load(&owner)) {
 			lock.mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-			used = descriptors_used = 0;
-			overflow = false;
+			used = descriptors_used = missed_used = 0;
+			missed_more = false;
 			atomic_store(&gpus_off, 0);
 			memset(gpus, 0, sizeof(gpus));
 		}
@@ -80,11 +87,27 @@ static struct object *find(uint32_t client, uint32_t handle)
 
 /* ---- what comes and goes ---- */
 
+/* A number for another descriptor: that of one whose objects are all gone, if there is no new one. */
+static unsigned free_descriptor(void)
+{
+	bool taken[MAX_DESCRIPTORS] = { false };
+	unsigned n = 0;
+
+	if (descriptors_used < MAX_DESCRIPTORS)
+		return descriptors_used++;
+	for (unsigned i = 0; i < used; i++)
+		taken[objects[i].via] = true;
+	while (n < MAX_DESCRIPTORS && taken[n])
+		n++;
+	return n;
+}
+
 /* The number of a descriptor as it is now; MAX_DESCRIPTORS: no room. */
 static unsigned descriptor(int fd)
 {
 	struct rm_descriptor d = { .fd = fd };
 	struct stat st;
+	unsigned n;
 
 	if (syscall(SYS_fstat, fd, &st) != 0)
 		return MAX_DESCRIPTORS;
@@ -93,9 +116,33 @@ static unsigned descriptor(int fd)
 	for (unsigned i = 0; i < descriptors_used; i++)
 		if (descriptors[i].fd == fd && descriptors[i].device == d.device && descriptors[i].inode == d.inode)
 			return i;
-	if (descriptors_used < MAX_DESCRIPTORS)
-		descriptors[descriptors_used++] = d;
-	return descriptors_used - 1;
+	n = free_descriptor();
+	if (n < MAX_DESCRIPTORS)
+		descriptors[n] = d;
+	return n;
+}
+
+static void miss(uint32_t client, uint64_t at)
+{
+	unsigned i = 0;
+
+	while (i < missed_used && missed[i].client != client)
+		i++;
+	if (i == MAX_MISSED) {
+		missed_more = true;
+		return;
+	}
+	missed_used += i == missed_used;
+	missed[i].client = client;
+	missed[i].serial = at;
+}
+
+/* A client that was there at `before` has ended. */
+static void forget_missed(uint32_t client, uint64_t before)
+{
+	for (unsigned i = 0; i < missed_used; i++)
+		if (missed[i].client == client && missed[i].serial <= before)
+			missed[i--] = missed[--missed_used];
 }
 
 uint64_t rm_serial(void)
@@ -114,7 +161,7 @@ bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t handle, ui
 	begin(&q);
 	via = descriptor(fd);
 	if (used == MAX_OBJECTS || via == MAX_DESCRIPTORS)
-		overflow = true;
+		miss(client, serial + 1);
 	else
 		objects[used++] = (struct object){ .serial = serial + 1, .client = client, .handle = handle,
 						   .parent = parent, .class = class, .engine = engine,
@@ -150,6 +197,8 @@ void rm_note_free(uint32_t client, uint32_t handle, uint64_t before)
 			}
 		}
 	} while (more);
+	if (client == handle)
+		forget_missed(client, before);
 	for (unsigned i = used; i-- > 0;)
 		if (!objects[i].serial)
 			memmove(&objects[i], &objects[i + 1], sizeof(objects[0]) * (--used - i));
@@ -356,7 +405,7 @@ void rm_count(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
 
 	begin(&q);
 	gpu = gpu_of_uuid(uuid);
-	s->overflow = overflow;
+	s->overflow = missed_used || missed_more;
 	memcpy(s->driver, driver, sizeof(s->driver));
 	for (unsigned i = 0; i < used; i++) {
 		const struct object *o = &objects[i], *group = o;

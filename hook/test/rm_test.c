@@ -551,7 +551,57 @@ static void a_full_table_says_so(void)
 	release(1, 1);
 	make_device(1, 0);
 	make_group(1, 0, 0, 8);
-	CHECK(state(0).channels == 8 && OFF(0) == NVS_RM_OK);
+	CHECK(state(0).channels == 8 && !state(0).overflow && OFF(0) == NVS_RM_OK);
+}
+
+/* NVML is opened and closed many times, each time with another descriptor. */
+static void descriptors_come_and_go(void)
+{
+	int home;
+
+	start();
+	home = fd;
+	make_device(1, 0);
+	make_group(1, 0, 0, 8);
+	for (int i = 0; i < 70; i++) {
+		fd = dup2(home, 200 + i);
+		make_device(100 + (uint32_t)i, 0);
+		release(100 + (uint32_t)i, 100 + (uint32_t)i);
+		close(fd);
+	}
+	fd = home;
+	make_group(1, 0, 2, 8); /* a second context */
+	fd = dup2(home, 500);   /* and one of a second copy of the driver */
+	make_device(7, 0);
+	make_group(7, 0, 0, 8);
+	CHECK(state(0).compute_groups == 3 && state(0).bare_channels == 0 && !state(0).overflow);
+	CHECK(nvs_rm_slice(uuid_of(0), 50) == NVS_RM_OK && find(7, GROUP(0, 0))->slice == 50);
+	CHECK(OFF(0) == NVS_RM_OK && atomic_load(&live_off) == 24 && ON(0) == NVS_RM_OK);
+}
+
+/* More descriptors at a time than there is room for: that is said until the objects are gone. */
+static void too_many_descriptors_say_so(void)
+{
+	int home;
+
+	start();
+	home = fd;
+	make_device(1, 0);
+	make_group(1, 0, 0, 8);
+	for (int i = 0; i < 70; i++) {
+		CHECK((fd = dup2(home, 200 + i)) >= 0);
+		make_device(100 + (uint32_t)i, 0);
+	}
+	CHECK(state(0).overflow);
+	for (int i = 0; i < 70; i++) {
+		CHECK(state(0).overflow);
+		release(100 + (uint32_t)i, DEVICE(0)); /* the client may have more */
+		release(100 + (uint32_t)i, 100 + (uint32_t)i);
+	}
+	CHECK(!state(0).overflow);
+	make_device(7, 0);
+	make_group(7, 0, 0, 8);
+	CHECK(state(0).compute_groups == 2 && OFF(0) == NVS_RM_OK && atomic_load(&live_off) == 16);
 }
 
 static void a_child_of_fork_has_nothing(void)
@@ -738,6 +788,8 @@ static void (*const cases[])(void) = {
 	a_gpu_without_a_name_is_not_asked_again,
 	after_a_move_the_gpus_are_asked_anew,
 	a_full_table_says_so,
+	descriptors_come_and_go,
+	too_many_descriptors_say_so,
 	a_child_of_fork_has_nothing,
 	forks_while_a_thread_is_at_it,
 	threads,
