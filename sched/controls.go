@@ -15,7 +15,7 @@ type Control uint8
 const (
 	ControlUntried Control = iota
 	ControlWorks
-	ControlUnseen  // no channel group of the GPU was seen
+	ControlUnseen  // no channel group of the GPU was seen, or perhaps not all
 	ControlRefused // the driver answers with an error
 	ControlFaked   // the driver answers success and changes nothing
 	ControlFailed  // the control cannot be sent

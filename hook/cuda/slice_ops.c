@@ -136,10 +136,10 @@ static void prove(struct nvs_gpu *gpu, struct nvs_controls *c)
 	struct nvs_rm_state s;
 
 	nvs_rm_state(uuid, &s);
-	if (!s.compute_groups)
+	if (!s.compute_groups || s.overflow) /* some that were not seen are as good as none */
 		s.slice = s.off_on = NVS_RM_UNSEEN;
-	if (s.slice == NVS_RM_UNTRIED || s.slice == NVS_RM_UNSEEN)
-		s.slice = s.compute_groups ? nvs_rm_prove(uuid) : NVS_RM_UNSEEN;
+	else if (s.slice == NVS_RM_UNTRIED || s.slice == NVS_RM_UNSEEN)
+		s.slice = nvs_rm_prove(uuid);
 	/* A driver that fakes the one control is not trusted with the other. */
 	if (s.slice == NVS_RM_OK && s.off_on == NVS_RM_UNTRIED)
 		s.off_on = nvs_rm_prove_channels(uuid);

@@ -9,11 +9,14 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cases.h"
 #include "cudadrv.h"
 #include "fake.h"
 #include "rm.h"
+#include "rm_abi.h"
+#include "rm_object.h"
 
 static struct fake fake;
 static CUuuid gpu;
@@ -183,6 +186,27 @@ static void controls_work(void)
 	CHECK(memcmp(&c, &again, sizeof(c)) == 0);
 }
 
+/* More clients, each on a descriptor of its own, than the table has room for: some channels may be unseen. */
+static void controls_of_a_part_do_not_work(void)
+{
+	struct nvs_controls c = controls_of("on", true);
+	int fds[70];
+
+	CHECK(c.slices == NVS_CONTROL_WORKS && c.channels == NVS_CONTROL_WORKS);
+	for (int i = 0; i < 70; i++) {
+		fds[i] = dup(fake.conn);
+		rm_note_alloc(fds[i], 1000 + (uint32_t)i, 1000 + (uint32_t)i, 1, RM_CLASS_DEVICE, 0);
+	}
+	c = expect_controls();
+	CHECK(c.slices == NVS_CONTROL_UNSEEN && c.channels == NVS_CONTROL_UNSEEN && c.groups == 1);
+	for (int i = 0; i < 70; i++) {
+		rm_note_free(1000 + (uint32_t)i, 1000 + (uint32_t)i, rm_serial());
+		close(fds[i]);
+	}
+	c = expect_controls();
+	CHECK(c.slices == NVS_CONTROL_WORKS && c.channels == NVS_CONTROL_WORKS && c.groups == 1);
+}
+
 static void controls_are_refused(void)
 {
 	struct nvs_controls c = controls_of("refused", true);
@@ -248,6 +272,7 @@ static const struct test_case cases[] = {
 	CASE(a_slice_comes_before_the_context),
 	CASE(a_slice_is_clamped),
 	CASE(controls_work),
+	CASE(controls_of_a_part_do_not_work),
 	CASE(controls_are_refused),
 	CASE(controls_are_faked),
 	CASE(controls_are_absent),
