@@ -297,7 +297,10 @@ static bool together(const struct rm_target *a, const struct rm_target *b)
 	return a->client == b->client && a->subdevice == b->subdevice && a->via.fd == b->via.fd;
 }
 
-/* Sends one control for each subdevice and each 64 channels. *changed: objects came or went. */
+/*
+ * Sends one control for each subdevice and each 64 channels. *changed: objects came or went, or
+ * there may be more than one look has room for.
+ */
 static struct result switch_all(const uint8_t *uuid, bool on, bool *changed)
 {
 	uint64_t seen = rm_serial();
@@ -320,7 +323,7 @@ static struct result switch_all(const uint8_t *uuid, bool on, bool *changed)
 		if (one.r != NVS_RM_OK)
 			all = one;
 	}
-	*changed = seen != rm_serial();
+	*changed = seen != rm_serial() || n == NVS_RM_MAX_TARGETS;
 	return all;
 }
 

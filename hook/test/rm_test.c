@@ -391,6 +391,18 @@ static void channels_go_off_and_on(void)
 	CHECK(ON(0) == NVS_RM_OK && ON(1) == NVS_RM_OK && atomic_load(&live_off) == 0);
 }
 
+/* More than one look at the table has room for. */
+static void many_channels_go_off_and_on(void)
+{
+	start();
+	make_device(1, 0);
+	for (unsigned i = 0; i < 300; i++)
+		make_group(1, 0, 2 * i, 8);
+	CHECK(state(0).channels == 2400 && !state(0).overflow);
+	CHECK(OFF(0) == NVS_RM_OK && atomic_load(&live_off) == 2400);
+	CHECK(ON(0) == NVS_RM_OK && atomic_load(&live_off) == 0);
+}
+
 static void make_another(void)
 {
 	make_group(1, 0, 2, 8);
@@ -779,6 +791,7 @@ static void (*const cases[])(void) = {
 	slices_are_set_and_read_back,
 	a_driver_that_refuses_or_fakes_is_found_out,
 	channels_go_off_and_on,
+	many_channels_go_off_and_on,
 	objects_change_meanwhile,
 	a_driver_opened_twice,
 	what_is_freed_is_forgotten_with_all_below,
