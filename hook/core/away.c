@@ -19,6 +19,7 @@
 #include "grant.h"
 #include "log.h"
 #include "thread.h"
+#include "work.h"
 
 #define WAIT_NS   (200 * NVS_MS) /* a wait looks at the connection this often */
 #define WAKE_NS   (1 * NVS_S)    /* and repeats its request this often */
@@ -29,7 +30,11 @@
 enum { HERE, LEAVING, AWAY }; /* nvs_away */
 
 atomic_uint nvs_away;
-static uint64_t asked_ns; /* for the wake; under nvs_client_lock */
+static atomic_bool called; /* a call of the application's waits, or has waited since PREPARE */
+/* These under nvs_client_lock. */
+static uint64_t asked_ns; /* for the wake */
+static bool through;      /* calls go to the driver, and no scheduler has said that the process is back */
+static bool trying;       /* a thread waits in the driver until it is */
 
 static bool send(uint32_t code)
 {
@@ -73,6 +78,8 @@ static void wait_until(uint64_t end_ns)
 
 		if (!state || nvs_now() >= end_ns)
 			break;
+		if (!nvs_of_shim)
+			atomic_store(&called, true);
 		asked = nvs_of_shim || ask();
 		nvs_futex_wait((uint32_t *)&nvs_away, state, asked ? WAIT_NS : LOCKED_NS, true);
 	}
@@ -189,6 +196,7 @@ static void come_back(void)
 {
 	atomic_store(&nvs_away, HERE);
 	asked_ns = 0;
+	through = false;
 	nvs_futex_wake((uint32_t *)&nvs_away, true);
 }
 
@@ -231,7 +239,7 @@ static void *prepare_main(void *arg)
 bool nvs_away_receive(const struct nvs_frame *f)
 {
 	if (f->code == NVS_SUSPEND_OVER) {
-		bool was = atomic_load(&nvs_away) != HERE;
+		bool was = nvs_away_said();
 
 		come_back();
 		NVS_FOR_EACH_GPU(gpu) { /* the driver has made its channels anew */
@@ -254,6 +262,8 @@ bool nvs_away_receive(const struct nvs_frame *f)
 		return true;
 	}
 	asked_ns = 0;
+	through = false;
+	atomic_store(&called, false);
 	atomic_store(&nvs_away, LEAVING);
 	if (!nvs_thread_start(prepare_main, NULL)) {
 		come_back();
@@ -262,8 +272,74 @@ bool nvs_away_receive(const struct nvs_frame *f)
 	return true;
 }
 
+/* ---- without a scheduler ---- */
+
+bool nvs_away_said(void)
+{
+	return atomic_load(&nvs_away) != HERE || through;
+}
+
+/* Any context. None is destroyed while the process is away, and the driver refuses one that is gone. */
+static void *any_context(void)
+{
+	void *ctx = NULL;
+
+	nvs_lock(&nvs_table_lock);
+	for (unsigned i = 0; !ctx && i < nvs_contexts_used; i++)
+		ctx = atomic_load(&nvs_contexts[i].ctx);
+	nvs_unlock(&nvs_table_lock);
+	return ctx;
+}
+
+/*
+ * Waits in the driver, as a call of the application's would, until somebody has restored the
+ * process. A thread of its own does so first, because a call that waits there with a free gate
+ * is taken for work: a scheduler that comes back would wait for its end before ATTACH, and
+ * never restore the process.
+ */
+static void *try_main(void *arg)
+{
+	void *ctx = any_context(), *event = NULL, *popped;
+
+	(void)arg;
+	nvs_thread_setup("nvshare-away");
+	if (ctx && nvs_driver_has(ctx_push) && nvs_driver_has(ctx_pop) && nvs_driver_has(event_create) &&
+	    nvs_driver_has(event_destroy) && nvs_driver.ctx_push(ctx) == CUDA_SUCCESS) {
+		if (nvs_driver.event_create(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)
+			nvs_driver.event_destroy(event);
+		nvs_driver.ctx_pop(&popped);
+	}
+	nvs_lock(&nvs_client_lock);
+	trying = false;
+	if (atomic_load(&nvs_away) == AWAY && nvs_client.link == LINK_ABSENT) {
+		nvs_debugf("the process is back, and there is no scheduler: its calls go on");
+		come_back();
+		through = true;
+	}
+	nvs_unlock(&nvs_client_lock);
+	return NULL;
+}
+
+static bool attached(void)
+{
+	NVS_FOR_EACH_GPU(gpu)
+		if (gpu->lease.link == LEASE_ATTACHED)
+			return true;
+	return false;
+}
+
+void nvs_away_tick(uint64_t now)
+{
+	if (nvs_client.link == LINK_ABSENT && !trying && atomic_load(&nvs_away) == AWAY && atomic_load(&called))
+		trying = nvs_thread_start(try_main, NULL);
+	/* The scheduler takes it for away, from REGISTER, and hears this after ATTACH only. */
+	if (through && attached() && nvs_elapsed(now, asked_ns) > WAKE_NS && send(NVS_SUSPENDED_WAKE))
+		asked_ns = now;
+}
+
 void nvs_away_fork_child(void)
 {
 	atomic_store(&nvs_away, HERE);
 	asked_ns = 0;
+	through = trying = false;
 }

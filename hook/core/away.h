@@ -13,11 +13,18 @@
  * be on its way into the driver any more, SUSPENDED (READY) is the answer, and the
  * scheduler checkpoints the process. The first call sends SUSPENDED (WAKE). SUSPEND (OVER)
  * ends it all.
+ *
+ * Where the scheduler is lost for good and the policy is `open`, somebody may restore the
+ * process by hand. A thread of the shim then waits in the driver for that, and calls go on.
+ * The next scheduler is told all the same that the process is away, and is asked for the wake,
+ * which changes nothing for a process that runs: what it knows of the process begins anew
+ * with SUSPEND (OVER).
  */
 #ifndef NVSHARE_AWAY_H
 #define NVSHARE_AWAY_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 struct nvs_frame;
 
@@ -25,6 +32,10 @@ struct nvs_frame;
 
 /* SUSPEND came. False: it is none. */
 bool nvs_away_receive(const struct nvs_frame *f);
+/* Whether the process has left, or is about to, and no scheduler has said that it is back. */
+bool nvs_away_said(void);
+/* By the client thread, once a second at least. */
+void nvs_away_tick(uint64_t now);
 
 /* ---- the end of the process, and after fork ---- */
 

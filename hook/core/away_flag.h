@@ -22,7 +22,8 @@ static inline bool nvs_is_away(void)
 /*
  * Waits until the process may call the driver, and has it brought back if this is a thread
  * of the application. Keeps errno. No lock is held that the client thread takes. Ends with
- * SUSPEND (OVER), which the next scheduler sends if this one ends.
+ * SUSPEND (OVER), which the next scheduler sends if this one ends; with the policy `open` and
+ * without a scheduler for 5 s, once somebody has restored the process.
  */
 void nvs_away_wait(void);
 

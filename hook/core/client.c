@@ -144,7 +144,7 @@ static void try_connect(void)
 	f.code = (nvs_client.registered ? NVS_REGISTER_RECONNECT : 0) |
 		 (nvs_memory_ops.capable() ? NVS_REGISTER_SWAP : 0) | NVS_REGISTER_SLICES |
 		 (nvs_memory_ops.copiable() ? NVS_REGISTER_COPIER : 0) |
-		 (nvs_client.bypassed ? 0 : NVS_REGISTER_SUSPEND) | (atomic_load(&nvs_away) ? NVS_REGISTER_AWAY : 0);
+		 (nvs_client.bypassed ? 0 : NVS_REGISTER_SUSPEND) | (nvs_away_said() ? NVS_REGISTER_AWAY : 0);
 	f.u.reg.min_version = NVS_WIRE_VERSION;
 	f.u.reg.channels = (uint16_t)nvs_gpu_count;
 	f.u.reg.shim_version = NVS_SHIM_VERSION;
@@ -367,6 +367,7 @@ static void *client_main(void *arg)
 			try_connect();
 		if (absent(now))
 			set_link(LINK_ABSENT);
+		nvs_away_tick(now);
 		send_stats(now);
 		nvs_gate_forget_waiters(now);
 		wait = early_release(now);

@@ -407,6 +407,100 @@ static void closed_waits_for_the_first_scheduler(void)
 	serve(&l);
 }
 
+/* ---- the process is checkpointed, and its scheduler goes ---- */
+
+static void checkpointed_and_alone(void)
+{
+	begin(1);
+	hold(5);
+	fake_revoke(&fake, 0, 5);
+	fake_expect(&fake, NVS_RELEASE);
+	do /* a thread may take a second to get out of the way */
+		fake_send(&fake, NVS_SUSPEND, 0, NVS_SUSPEND_PREPARE, 0);
+	while (fake_expect(&fake, NVS_SUSPENDED).code != NVS_SUSPENDED_READY);
+	atomic_store(&stub_state()->checkpointed, 1);
+	fake_die(&fake);
+}
+
+/* The next scheduler is asked for the wake, and restores the process. */
+static void brought_back_by_a_scheduler(void)
+{
+	fake_listen(&fake);
+	CHECK(fake_accept(&fake).code & NVS_REGISTER_AWAY);
+	fake_attach(&fake);
+	CHECK(fake_expect(&fake, NVS_SUSPENDED).code == NVS_SUSPENDED_WAKE);
+	atomic_store(&stub_state()->checkpointed, 0);
+	fake_send(&fake, NVS_SUSPEND, 0, NVS_SUSPEND_OVER, 0);
+}
+
+/* The next REQUEST; the wake may have been asked for again. */
+static void requested(void)
+{
+	struct nvs_frame f;
+
+	do
+		CHECK(fake_receive(&fake, &f, PATIENCE_MS));
+	while (f.type == NVS_SUSPENDED);
+	CHECK(f.type == NVS_REQUEST);
+}
+
+/* Its calls go on, and a scheduler that comes later brings what it knows up to date. */
+static void restored_by_hand(void)
+{
+	struct launcher l;
+	uint64_t begun;
+
+	checkpointed_and_alone();
+	begun = test_now();
+	start(&l, 0, 1);
+	atomic_store(&stub_state()->checkpointed, 0);
+	finish(&l);
+	CHECK(test_now() - begun >= 4000000000u); /* not before the scheduler is lost for good */
+	brought_back_by_a_scheduler();
+	allow(0, 0);
+	start(&l, 0, 1);
+	requested(); /* and it takes turns */
+	allow(0, 1);
+	fake_grant(&fake, 0, 6);
+	finish(&l);
+	fake_die(&fake);
+	fake_listen(&fake);
+	CHECK(!(fake_accept(&fake).code & NVS_REGISTER_AWAY));
+}
+
+/* Nobody does: a scheduler that comes late must, and nothing that waits in the driver keeps it from that. */
+static void restored_by_a_late_scheduler(void)
+{
+	struct launcher l;
+
+	checkpointed_and_alone();
+	start(&l, 0, 1);
+	EVENTUALLY(atomic_load(&stub_state()->waiting) == 1); /* in the driver */
+	nap_ms(100);
+	CHECK(!atomic_load(&l.done) && atomic_load(&stub_state()->waiting) == 1);
+	brought_back_by_a_scheduler();
+	requested();
+	fake_grant(&fake, 0, 6);
+	finish(&l);
+	CHECK(atomic_load(&stub_state()->violations) == 0);
+}
+
+static void closed_waits_for_a_scheduler_to_restore(void)
+{
+	struct launcher l;
+
+	CHECK(setenv("NVSHARE_SCHEDULER_LOSS", "closed", 1) == 0);
+	checkpointed_and_alone();
+	atomic_store(&stub_state()->checkpointed, 0); /* by hand, which does not help */
+	start(&l, 0, 1);
+	nap_ms(8000);
+	CHECK(!atomic_load(&l.done));
+	brought_back_by_a_scheduler();
+	requested();
+	fake_grant(&fake, 0, 6);
+	finish(&l);
+}
+
 static void grants_of_no_epoch(void)
 {
 	static const uint64_t epochs[] = { 0, 1ull << 32, 0xffffffffull, 0x5ffffffffull };
@@ -603,6 +697,9 @@ static const struct life_case cases[] = {
 	CASE(crowded_scheduler_is_asked_again),
 	CASE(refusals_end_the_wait),
 	CASE(closed_waits_for_the_first_scheduler),
+	CASE(restored_by_hand),
+	CASE(restored_by_a_late_scheduler),
+	CASE(closed_waits_for_a_scheduler_to_restore),
 	CASE(grants_of_no_epoch),
 	CASE(descriptors_nobody_asked_for),
 	CASE(page_that_can_shrink),

@@ -33,6 +33,8 @@ struct stub {
 	atomic_ulong events;                   /* event records */
 	atomic_ulong per_thread;               /* launches by way of cuLaunchKernel_ptsz */
 	atomic_int blocked[STUB_GPUS];         /* event and stream calls do not return: the driver is busy */
+	atomic_int checkpointed;               /* event calls and launches do not return until it is restored */
+	atomic_int waiting;                    /* so many do */
 	atomic_ulong destroyed;                /* contexts, and primary ones let go of */
 };
 

@@ -209,6 +209,14 @@ static void wait_while_blocked(int dev)
 		nap();
 }
 
+static void wait_while_checkpointed(void)
+{
+	atomic_fetch_add(&state.waiting, 1);
+	while (atomic_load(&state.checkpointed))
+		nap();
+	atomic_fetch_sub(&state.waiting, 1);
+}
+
 int cuStreamQuery(void *stream);
 int cuStreamQuery(void *stream)
 {
@@ -267,6 +275,7 @@ int cuEventCreate(void **event, unsigned flags);
 int cuEventCreate(void **event, unsigned flags)
 {
 	(void)flags;
+	wait_while_checkpointed();
 	*event = calloc(1, sizeof(_Atomic uint64_t));
 	return 0;
 }
@@ -294,8 +303,10 @@ static int launch(void *stream)
 {
 	struct stream *s = (uintptr_t)stream <= 2 ? NULL : stream;
 	struct context *c = s ? s->ctx : current();
-	uint64_t end = now() + state.work_ns;
+	uint64_t end;
 
+	wait_while_checkpointed();
+	end = now() + state.work_ns;
 	if (!c)
 		return 201;
 	if (s && atomic_load(&s->capturing)) {

@@ -59,7 +59,9 @@ With serve, it does the operations that it reads from standard input, each a lin
 with op, pid and pairs, until there are no more: this is how nvshare-scheduler has
 tenants suspended, resumed and moved. With copy, it copies memory of a tenant that moves to
 another GPU, for the scheduler. By hand it is for
-processes that a scheduler has left checkpointed: nvshare-checkpoint on PID. It needs the
+processes that a scheduler has left checkpointed: nvshare-checkpoint on PID. Their calls go
+on once the scheduler has been gone for 5 s, unless they run with
+NVSHARE_SCHEDULER_LOSS=closed, which leaves that to a scheduler. It needs the
 rights to trace the process: the same user, or root, or CAP_SYS_PTRACE.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 && !slices.Equal(args, []string{"serve"}) {
