@@ -3,9 +3,11 @@
 package robustness
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -168,6 +170,30 @@ func TestSuspendSchedulerDies(t *testing.T) {
 	x.asks("i") // with no scheduler it waits for one
 	s.startSwapping()
 	x.says("i", 0)
+	x.does("k")
+}
+
+// A scheduler that ends for good leaves a process that a person brings back: it goes on without
+// one, with its memory. The next scheduler serves it, and suspends it again.
+func TestSuspendRestoredByHand(t *testing.T) {
+	s, x, _ := faultSite(t)
+	s.suspend()
+	x.awaitsAway()
+	s.endScheduler(syscall.SIGKILL)
+	x.asks("k")
+	r := &checkpoint.Runner{Program: filepath.Join(s.dir, checkpoint.Name), Env: s.env()}
+	_, err := r.On(context.Background(), x.cmd.Process.Pid, nil)
+	s.check(err)
+	x.says("k", 0)
+
+	s.startSwapping()
+	x.awaits("is there again", func(c *api.Client) bool {
+		return c.Connected && c.Context == api.ContextState_CONTEXT_STATE_PRESENT
+	})
+	x.does("k") // ends that it is suspended, which the scheduler had recorded
+	x.awaitsPresent()
+	s.suspend()
+	x.awaitsAway()
 	x.does("k")
 }
 
