@@ -31,7 +31,7 @@ const (
 	// maxTrialSwap is the largest GPU whose memory doctor test fills to see it swapped,
 	// bytes.
 	maxTrialSwap = 8 << 30
-	// trialPatience is how long the programs may take beyond the time of the test.
+	// trialPatience is how long a pair of programs may take beyond the time of the test.
 	trialPatience = 3 * time.Minute
 )
 
@@ -43,19 +43,22 @@ type trial struct {
 	shim   string
 	gpu    string
 	time   time.Duration
+	// patience is how long the programs may take beyond that.
+	patience time.Duration
 }
 
 func trialCommand(root *rootFlags, f *doctorFlags, io streams) *cobra.Command {
-	t := &trial{}
-	t.time = 5 * time.Second
+	t := &trial{time: 5 * time.Second, patience: trialPatience}
 	var output string
 	cmd := &cobra.Command{
 		Use:   "test",
 		Short: "Run two small programs on the GPU, and check share, limits and swapping",
-		Long: `test runs two tenants at the same time for five seconds. One has a core limit of 25 %
-and a memory limit of 256Mi, the other none. The programs themselves say what they
-got. Where memory may be swapped, and the GPU has at most 8Gi (see --gpu-memory of
-nvshare-scheduler), two more programs want more memory than the GPU has.
+		Long: `test runs two tenants at the same time for five seconds (--time). One has a core
+limit of 25 % and a memory limit of 256Mi, the other none. The programs themselves say
+what they got. Where memory may be swapped, and the GPU has at most 8Gi (see
+--gpu-memory of nvshare-scheduler), two more programs want more memory than the GPU
+has. Their memory has to move at each turn while they fill and read it, so this part
+may take minutes; the test gives up on a pair of programs 3 minutes after their time.
 
 It needs root, the shim, and a GPU with little other work: what others use is missing
 in the shares.`,
@@ -178,7 +181,7 @@ func (t *trial) swapping(ctx context.Context, g *api.GPU) finding {
 	a, b, err := t.pair(ctx, each, each)
 	switch {
 	case err != nil:
-		f.Level, f.Text, f.Fix = fail, err.Error(), "nvsharectl events"
+		f.Level, f.Text, f.Fix = fail, err.Error(), "nvsharectl events --since 5m --type swap-in,swap-out,stall,warning"
 	case a.Full || b.Full || a.Got+b.Got <= s.CapacityBytes:
 		f.Level, f.Fix = fail, "nvsharectl events"
 		f.Text = fmt.Sprintf("two programs got %s and %s: not more than the GPU's %s", size(a.Got), size(b.Got), size(s.CapacityBytes))
@@ -196,7 +199,7 @@ func (t *trial) swapping(ctx context.Context, g *api.GPU) finding {
 // pair runs two programs at the same time, which want so much memory; the terms are the
 // second one's.
 func (t *trial) pair(ctx context.Context, first, second uint64, terms ...string) (a, b probed, err error) {
-	ctx, cancel := context.WithTimeout(ctx, t.time+trialPatience)
+	ctx, cancel := context.WithTimeout(ctx, t.time+t.patience)
 	defer cancel()
 	pa, err := t.start(ctx, "doctor-a", first)
 	if err != nil {
@@ -208,9 +211,16 @@ func (t *trial) pair(ctx context.Context, first, second uint64, terms ...string)
 		return a, b, err
 	}
 	defer pb.end()
+	began := time.Now()
+	late := func(err error, doing string) error {
+		if ctx.Err() == nil {
+			return err
+		}
+		return fmt.Errorf("the programs did not finish in %v, when they had to %s", time.Since(began).Round(time.Second), doing)
+	}
 	for _, p := range []*program{pa, pb} {
 		if _, err := p.report(); err != nil {
-			return a, b, err
+			return a, b, late(err, "take their memory")
 		}
 	}
 	// Both are ready, so their times are the same.
@@ -220,10 +230,12 @@ func (t *trial) pair(ctx context.Context, first, second uint64, terms ...string)
 		}
 	}
 	if a, err = pa.report(); err != nil {
-		return a, b, err
+		return a, b, late(err, "work and read their memory")
 	}
-	b, err = pb.report()
-	return a, b, err
+	if b, err = pb.report(); err != nil {
+		return a, b, late(err, "work and read their memory")
+	}
+	return a, b, nil
 }
 
 // program is a probe that runs as a tenant of its own.

@@ -3,7 +3,12 @@
 package main
 
 import (
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -53,5 +58,38 @@ func TestTrialJudges(t *testing.T) {
 		if f := tr.swapping(t.Context(), &api.GPU{Swap: tc.swap}); f.Level != tc.want {
 			t.Errorf("%s: %+v", name, f)
 		}
+	}
+}
+
+// Programs that take too long are named as that, and not by what the end of their pipes says.
+func TestTrialIsLate(t *testing.T) {
+	slow := filepath.Join(t.TempDir(), "slow")
+	if err := os.WriteFile(slow, []byte("#!/bin/sh\nexec sleep 600\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	tr := &trial{self: slow, patience: 300 * time.Millisecond}
+	_, _, err := tr.pair(t.Context(), 0, 0)
+	if err == nil || !strings.Contains(err.Error(), "did not finish in") || !strings.Contains(err.Error(), "take their memory") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A word that is not as it was written is found wherever it is.
+func TestWrongWords(t *testing.T) {
+	piece := make([]byte, 4096)
+	for i := 0; i < len(piece); i += 4 {
+		binary.NativeEndian.PutUint32(piece[i:], 0x80000007)
+	}
+	for _, wrong := range [][]int{nil, {0}, {2048}, {4095}, {0, 4, 4092}} {
+		harmed := append([]byte(nil), piece...)
+		for _, i := range wrong {
+			harmed[i] ^= 1
+		}
+		if n := wrongWords(harmed, 0x80000007); n != len(wrong) {
+			t.Errorf("%d words are wrong at %v, found %d", len(wrong), wrong, n)
+		}
+	}
+	if n := wrongWords(piece, 0x80000008); n != 1024 {
+		t.Errorf("another word everywhere: found %d", n)
 	}
 }
