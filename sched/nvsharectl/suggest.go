@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -52,12 +53,64 @@ func likeTenant(ctx context.Context, c *api.Conn, want string, err error) error 
 	return fmt.Errorf("%s%s", messageOf(err), suggestion(want, append(containerNames(r), tenantNames(r)...)))
 }
 
-// suggestion returns " (did you mean X?)" for the one of names that is most like a
-// wrong name; "": none is.
+const (
+	// minStem is how many letters of a name say which one is meant: "st" may be the
+	// beginning of several.
+	minStem = 3
+	// longest is more letters than any name has.
+	longest = 1 << 20
+)
+
+// maxNamed is how many tenants a message names.
+const maxNamed = 10
+
+// oneTenant accepts one argument, the name of a tenant. Its error names those that there are.
+func oneTenant(f *rootFlags) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch len(args) {
+		case 1:
+			return nil
+		case 0:
+			names := namesNow(cmd.Context(), f)
+			if names == "" {
+				return errors.New("which tenant? give its name (nvsharectl status lists them)")
+			}
+			return fmt.Errorf("which tenant? give one of: %s (nvsharectl status lists them)", names)
+		}
+		return fmt.Errorf("give one tenant, not %d words: quote a name with a space, like \"user 1000\"", len(args))
+	}
+}
+
+// namesNow returns the names of the tenants on a GPU now; "": there are none, or no
+// scheduler answers.
+func namesNow(ctx context.Context, f *rootFlags) string {
+	ctx, cancel := context.WithTimeout(ctx, completeLimit)
+	defer cancel()
+	r, err := askStatus(ctx, f.runDir)
+	if err != nil {
+		return ""
+	}
+	return listOf(tenantNames(r))
+}
+
+// listOf puts names into one line.
+func listOf(names []string) string {
+	if n := len(names); n > maxNamed {
+		names = append(slices.Clone(names[:maxNamed]), fmt.Sprintf("%d more", n-maxNamed))
+	}
+	return printable(strings.Join(names, ", "))
+}
+
+// suggestion returns " (did you mean X?)" for the one of names that begins with a wrong
+// name, or else is most like it; "": none is.
 func suggestion(wrong string, names []string) string {
 	best, least := "", len(strings.TrimPrefix(wrong, "--"))/3+2
 	for _, name := range names {
-		if d := distance(wrong, name); d < least {
+		d := distance(wrong, name)
+		if len(strings.TrimPrefix(wrong, "--")) >= minStem && strings.HasPrefix(name, wrong) {
+			d -= longest // before all that do not begin so; the shortest of those is the nearest
+		}
+		if d < least {
 			best, least = name, d
 		}
 	}

@@ -55,7 +55,7 @@ A process without a connection to the scheduler comes back when it calls CUDA.`
 func tenantMove(root *rootFlags, io streams, move func(*api.Conn, context.Context, *api.SuspendRequest) (*api.SuspendResponse, error), describe func(*api.SuspendResponse) []string) *cobra.Command {
 	gpu := ""
 	cmd := &cobra.Command{
-		Args: cobra.ExactArgs(1),
+		Args: oneTenant(root),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &api.SuspendRequest{Gpu: gpu}
 			req.Container, req.Uid = tenantArg(args[0])

@@ -43,7 +43,7 @@ what its memory limit refused, and which of its processes are suspended, were, o
 leave the GPU.`,
 		Example: `  nvsharectl why ml/train-a/main
   nvsharectl why 1000             the processes of user 1000 outside containers`,
-		Args: cobra.ExactArgs(1),
+		Args: oneTenant(root),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd.Context(), root.runDir, io, args[0])
 		},
@@ -79,7 +79,12 @@ func (f *whyFlags) run(ctx context.Context, runDir string, io streams, want stri
 		}
 	}
 	if len(all) == 0 {
-		return fmt.Errorf("tenant %q: none on a GPU now has this name%s", want, suggestion(want, tenantNames(r)))
+		names := tenantNames(r)
+		hint := suggestion(want, names)
+		if hint == "" && len(names) > 0 {
+			hint = "; give one of: " + listOf(names)
+		}
+		return fmt.Errorf("tenant %q: none on a GPU now has this name%s", want, hint)
 	}
 	if f.output != "text" {
 		return encode(io, f.output, all)
@@ -125,7 +130,7 @@ type account struct {
 	GPU         uint32  `json:"gpu"`
 	Tenant      string  `json:"tenant"`
 	State       string  `json:"state"`
-	Known       float64 `json:"known_seconds"` // what the scheduler remembers of the time asked for
+	Known       float64 `json:"known_seconds"` // what the scheduler remembers of the time asked for, since the tenant came
 	Running     float64 `json:"running_seconds"`
 	Draining    float64 `json:"draining_seconds"` // of running
 	Moving      float64 `json:"moving_seconds"`   // of running
@@ -139,6 +144,7 @@ type account struct {
 	Suspended []string `json:"suspended,omitempty"`
 
 	sharing, share string
+	came           bool // the tenant came in the time asked for
 }
 
 // blame is a tenant that had the GPU while another waited.
@@ -172,6 +178,9 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 	a := &account{GPU: g.Index, Tenant: who, State: state, OutOfMemory: t.use.OutOfMemory, sharing: sharing(g), share: t.share()}
 	if len(events) > 0 {
 		from = max(from, events[0].TimeNs)
+	}
+	if came := cameAt(t, events); came > from {
+		from, a.came = min(came, to), true
 	}
 	window := span{from, to}
 	sec := func(ns int64) float64 { return time.Duration(ns).Seconds() }
@@ -242,6 +251,31 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 	return a
 }
 
+// cameAt returns when the tenant's first process registered, ns since 1970; 0: before the
+// first event that is remembered.
+func cameAt(t *tenant, events []*api.Event) (at int64) {
+	registered := map[uint64]bool{}
+	for _, e := range events {
+		if e.Container == nil || !t.is(e.Container, e.Uid) {
+			continue
+		}
+		if e.Type == api.EventType_EVENT_TYPE_REGISTER {
+			registered[e.Client] = true
+		} else if at == 0 {
+			return 0 // it was here before
+		}
+		if at == 0 {
+			at = e.TimeNs
+		}
+	}
+	for _, c := range t.clients {
+		if !registered[c.Id] {
+			return 0
+		}
+	}
+	return at
+}
+
 // suspension says that a process is suspended, what its latest return took, or why it
 // keeps its context; "": nothing of that.
 func suspension(c *api.Client) string {
@@ -308,7 +342,11 @@ func (a *account) print(io streams) {
 	for _, text := range a.Suspended {
 		fmt.Fprintln(io.out, printable(text))
 	}
-	fmt.Fprintf(io.out, "\nIn the last %s:\n", short(int64(a.Known*1e9)))
+	since := ""
+	if a.came {
+		since = ", since it came"
+	}
+	fmt.Fprintf(io.out, "\nIn the last %s%s:\n", short(int64(a.Known*1e9)), since)
 	row := func(name string, s float64, note string) {
 		part := 0.0
 		if a.Known > 0 {

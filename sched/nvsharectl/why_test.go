@@ -98,6 +98,9 @@ func TestWhyFindsTenants(t *testing.T) {
 func TestSuggestions(t *testing.T) {
 	for args, want := range map[string]string{
 		"stauts":                     "did you mean status?",
+		"stat":                       "did you mean status?",
+		"why":                        "which tenant? give its name",
+		"why user 1000":              "quote a name with a space",
 		"events --tennant x":         "did you mean --tenant?",
 		"set --container a":          "Run nvsharectl set --help",
 		"set --user 1 --core-limt 5": "did you mean --core-limit?",
@@ -111,6 +114,49 @@ func TestSuggestions(t *testing.T) {
 	f.later = []*api.StatusResponse{twoSecondsLater()}
 	if code, _, errs := ctl("top", "--once", "-d", "0.01", "--run-dir", serve(t, f)); code != exitOK {
 		t.Errorf("-d takes seconds as -T does: exit %d, %q", code, errs)
+	}
+}
+
+// Commands that want a tenant name those that there are.
+func TestWhichTenant(t *testing.T) {
+	dir := serve(t, &fake{status: sample()})
+	for _, command := range []string{"why", "suspend", "resume", "migrate"} {
+		code, _, errs := ctl(command, "--run-dir", dir)
+		if want := "which tenant? give one of: ml/train-a/main, ml/train-b/main, user 1000"; code != exitUsage || !strings.Contains(errs, want) {
+			t.Errorf("%s: exit %d, %q, want %q", command, code, errs, want)
+		}
+	}
+	code, _, errs := ctl("why", "root", "--run-dir", dir)
+	if want := "none on a GPU now has this name; give one of: ml/train-a/main, "; code != exitFailed || !strings.Contains(errs, want) {
+		t.Errorf("exit %d, %q, want %q", code, errs, want)
+	}
+}
+
+// The time before a tenant came is no time in which it wanted nothing.
+func TestWhyBeginsWithTheTenant(t *testing.T) {
+	const second = int64(time.Second)
+	mine := &api.Container{Id: "a", Name: "mine"}
+	g := &api.GPU{Uuid: "GPU-x", Clients: []*api.Client{{Id: 7, Container: mine, State: api.ClientState_CLIENT_STATE_IDLE}}}
+	start := &api.Event{Type: api.EventType_EVENT_TYPE_START, TimeNs: 1}
+	register := &api.Event{Type: api.EventType_EVENT_TYPE_REGISTER, Client: 7, Container: mine, TimeNs: 55 * second}
+	turn := func(at int64) *api.Event {
+		return &api.Event{Type: api.EventType_EVENT_TYPE_RELEASE, Uuid: "GPU-x", Client: 7, Container: mine, TimeNs: at, HeldNs: second}
+	}
+	for name, tc := range map[string]struct {
+		events []*api.Event
+		known  float64
+	}{
+		"came":                   {[]*api.Event{start, register, turn(57 * second)}, 5},
+		"was here before":        {[]*api.Event{start, turn(50 * second), register, turn(57 * second)}, 50},
+		"its register is gone":   {[]*api.Event{start, turn(57 * second)}, 50},
+		"came before the window": {[]*api.Event{start, {Type: register.Type, Client: 7, Container: mine, TimeNs: second}}, 50},
+	} {
+		a := accountOf(g, tenantsOf(g)[0], tc.events, 10*second, 60*second)
+		var out bytes.Buffer
+		a.print(streams{out: &out})
+		if came := strings.Contains(out.String(), "since it came:"); a.Known != tc.known || came != (tc.known == 5) {
+			t.Errorf("%s: known %v, want %v\n%s", name, a.Known, tc.known, &out)
+		}
 	}
 }
 
