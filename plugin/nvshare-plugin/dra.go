@@ -46,9 +46,9 @@ type draFlags struct {
 
 func (f *draFlags) add(s *pflag.FlagSet) {
 	s.BoolVar(&f.on, "dra", false, "give GPUs by resource claims (Dynamic Resource Allocation, Kubernetes 1.36), and not by annotations")
-	s.IntVar(&f.slots, "slots", dra.DefaultSlots, "with --dra: how many claims may use one GPU; a claim that does not say gets that part of it")
-	s.StringVar(&f.metrics, "metrics-addr", os.Getenv("NVSHARE_DRA_METRICS_ADDR"), "with --dra: serve Prometheus metrics of claims on /metrics of this host:port, to everybody who reaches it (NVSHARE_DRA_METRICS_ADDR; default: nowhere)")
-	s.StringVar(&f.kubelet, "kubelet-dir", "/var/lib/kubelet", "with --dra: the kubelet's directory; its subdirectories plugins/"+dra.DriverName+" and plugins_registry must have the same paths here as on the host")
+	s.IntVar(&f.slots, "slots", dra.DefaultSlots, "with --dra: the `number` of claims that may use one GPU; a claim that does not say gets that part of it")
+	s.StringVar(&f.metrics, "metrics-addr", os.Getenv("NVSHARE_DRA_METRICS_ADDR"), "with --dra: serve Prometheus metrics of claims on /metrics of this `host:port`, to everybody who reaches it (NVSHARE_DRA_METRICS_ADDR; default: nowhere)")
+	s.StringVar(&f.kubelet, "kubelet-dir", "/var/lib/kubelet", "with --dra: the kubelet's `directory`; its subdirectories plugins/"+dra.DriverName+" and plugins_registry must have the same paths here as on the host")
 }
 
 // podUID is the pod of this driver, "" outside of pods.

@@ -22,9 +22,9 @@ import (
 type liveFlags struct{ when, kubeconfig, node string }
 
 func (f *liveFlags) add(s *pflag.FlagSet) {
-	s.StringVar(&f.when, "kube", kube.Auto, "watch the annotations of this node's pods, so that shares change while they run: auto (in a pod, or with a kubeconfig), on, or off")
-	s.StringVar(&f.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "file that says how to reach the Kubernetes API (KUBECONFIG); in a pod none is needed")
-	s.StringVar(&f.node, "node-name", os.Getenv("NODE_NAME"), "this node's name in Kubernetes (NODE_NAME; default: the host's)")
+	s.StringVar(&f.when, "kube", kube.Auto, "`auto|on|off`: watch the annotations of this node's pods, so that shares change while they run; auto: in a pod, or with a kubeconfig")
+	s.StringVar(&f.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "`file` that says how to reach the Kubernetes API (KUBECONFIG); in a pod none is needed")
+	s.StringVar(&f.node, "node-name", os.Getenv("NODE_NAME"), "this node's `name` in Kubernetes (NODE_NAME; default: the host's)")
 }
 
 // live carries what happens to containers to the plugin and to their pods; nil:

@@ -24,6 +24,7 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
 	sched "github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/manual"
 )
 
 const patience = 5 * time.Minute
@@ -487,5 +488,13 @@ func TestPlaceOnly(t *testing.T) {
 	}
 	if specs := specFiles(t, root+"/run/cdi"); len(specs) > 0 {
 		t.Errorf("wrote %v", specs)
+	}
+}
+
+// The help of every command fits a terminal of 80 columns, and names what each flag wants, and
+// not its type in Go.
+func TestHelpFits(t *testing.T) {
+	for _, problem := range manual.Unfit(command(quiet())) {
+		t.Error(problem)
 	}
 }

@@ -93,7 +93,7 @@ var Fields = []Field{
 		func(k *Keep) *bool { return &k.Overlap },
 		field[string]{func(t *Terms) *string { return &t.Overlap }, func(s *Share) *string { return &s.Overlap }, func(r *SetShareRequest) **string { return &r.Overlap },
 			ParseOverlap, FormatOverlap, checkOverlap}},
-	{MigratableField, "migratable", "migratable", "`true` if it may move to another GPU of the node; or none", "migratable ",
+	{MigratableField, "migratable", "migratable", "`true|none`: whether it may move to another GPU of the node", "migratable ",
 		func(k *Keep) *bool { return &k.Migratable },
 		field[bool]{func(t *Terms) *bool { return &t.Migratable }, func(s *Share) *bool { return &s.Migratable }, func(r *SetShareRequest) **bool { return &r.Migratable },
 			ParseMigratable, FormatMigratable, func(bool) error { return nil }}},

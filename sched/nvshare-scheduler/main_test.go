@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/manual"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -184,5 +185,14 @@ func TestWatchdog(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// The help of every command fits a terminal of 80 columns, and names what each flag wants, and
+// not its type in Go.
+func TestHelpFits(t *testing.T) {
+	status := 0
+	for _, problem := range manual.Unfit(command(&status)) {
+		t.Error(problem)
 	}
 }

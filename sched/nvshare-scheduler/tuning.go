@@ -32,7 +32,7 @@ func (f *tuningFlags) add(cmd *cobra.Command) {
 	f.sample = number{flag: "quota-sample-interval-ms", env: "NVSHARE_QUOTA_SAMPLE_INTERVAL_MS", low: 10, high: 1000, zero: true}
 	f.carry = number{flag: "quota-carryover-percent", env: "NVSHARE_QUOTA_CARRYOVER_PERCENT", high: 100}
 	f.tail = number{flag: "drop-tail-billing-percent", env: "NVSHARE_DROP_TAIL_BILLING_PERCENT", high: 100}
-	f.window.add(cmd, int(sched.DefaultWindow.Milliseconds()), "how `long` a tenant may catch up on time that its core limit allowed and that it did not use")
+	f.window.add(cmd, int(sched.DefaultWindow.Milliseconds()), "how long a tenant may catch up on time that its core limit allowed and that it did not use, in `milliseconds`")
 	f.sample.add(cmd, 0, "how often use is compared with core limits, in `milliseconds`; 0: at the moment when a limit is reached")
 	f.carry.add(cmd, 100, "how much of its use above a core limit a tenant has to make up for, in `percent`")
 	f.tail.add(cmd, 100, "how much of the time from a revoke to the release is billed, in `percent`")

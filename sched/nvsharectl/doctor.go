@@ -61,14 +61,14 @@ func doctorCommand(root *rootFlags, io streams) *cobra.Command {
 	f := &doctorFlags{}
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check that nvshare works on this host, and say how to mend what does not",
+		Short: "Check this host, and say how to mend what does not work",
 		Long: `doctor makes one check a line: PASS, WARN (something does not work that not
 everybody needs) or FAIL, with the command that mends it. Exit status 1: a check has
 failed. With --wait it tries again until none fails.`,
 		Example: `  sudo nvsharectl doctor
   sudo nvsharectl doctor --wait 60      after an installation
   sudo nvsharectl doctor --image docker.io/pytorch/pytorch
-  sudo nvsharectl doctor test           two programs prove share, limits and swapping
+  sudo nvsharectl doctor test           two programs prove shares and limits
   sudo nvsharectl doctor bundle         a file for a bug report`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), root.runDir, io) },

@@ -50,7 +50,7 @@ this machine's time zone.`,
 	}
 	fs := cmd.Flags()
 	fs.BoolVarP(&f.follow, "follow", "f", false, "go on with new events")
-	fs.IntVarP(&f.last, "last", "n", -1, "of the past events only the last `n`; 0 only asks whether the scheduler answers")
+	fs.IntVarP(&f.last, "last", "n", -1, "of the past events only the last ones, so many (a `number`); 0 only asks whether the scheduler answers")
 	fs.StringVarP(&f.output, "output", "o", "text", "`text|json`; json: one object a line")
 	fs.StringVar(&f.gpu, "gpu", "", "only events of the GPU with this `index or UUID`")
 	fs.StringVar(&f.filter.tenant, "tenant", "", "only events of the container with this `name`, of its pod, of the beginning of an id, or of \"user 1000\"")

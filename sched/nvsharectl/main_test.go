@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/manual"
 )
 
 func TestStatus(t *testing.T) {
@@ -422,5 +423,14 @@ func TestColumns(t *testing.T) {
 	}
 	if !strings.Contains(out.String(), "  1.5Gi  ") {
 		t.Errorf("no memory:\n%s", out.String())
+	}
+}
+
+// The help of every command fits a terminal of 80 columns, and names what each flag wants, and
+// not its type in Go.
+func TestHelpFits(t *testing.T) {
+	ran := false
+	for _, problem := range manual.Unfit(rootCommand(streams{}, &ran)) {
+		t.Error(problem)
 	}
 }

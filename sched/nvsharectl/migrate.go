@@ -34,7 +34,7 @@ nvshare-checkpoint, and a driver of CUDA 12.8 or later.
 
 After the move a process sees the UUID of the new GPU, and the PCI address of the old one.`,
 		Example: `  nvsharectl migrate ml/notebook/main --gpu 1
-  nvsharectl migrate 1000            the processes of user 1000 outside containers`,
+  nvsharectl migrate 1000     the processes of user 1000 outside containers`,
 		Args: oneTenant(root),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &api.MigrateRequest{Gpu: gpu}

@@ -70,7 +70,7 @@ func probeCommand(io streams) *cobra.Command {
 			return report(p, err)
 		},
 	}
-	cmd.Flags().Uint64Var(&f.want, "bytes", 0, "memory to take")
+	cmd.Flags().Uint64Var(&f.want, "bytes", 0, "`bytes` of memory to take")
 	cmd.Flags().DurationVar(&f.time, "time", 5*time.Second, "how long to run")
 	return cmd
 }

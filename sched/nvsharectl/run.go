@@ -43,7 +43,7 @@ user. With a name or with a limit, a promise or a priority, which need root, the
 program and its children are a tenant of their own until the program ends. The exit
 status is the program's.`,
 		Example: `  nvsharectl run -- python3 train.py
-  sudo nvsharectl run --gpu 0 --memory-limit 8Gi --core-limit 25 -- python3 train.py`,
+  sudo nvsharectl run --memory-limit 8Gi --core-limit 25 -- python3 train.py`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd, root.runDir, io, args)

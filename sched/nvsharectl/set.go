@@ -22,7 +22,7 @@ type setFlags struct {
 func (f *setFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	fs.StringVarP(&f.quantum, "set-tq", "T", "", "set the time quantum: `n` seconds, or with a unit, like 200ms")
-	fs.StringVarP(&f.antiThrash, "anti-thrash", "S", "", "`on|off|auto`: how tenants share a GPU: in turns, all at the same time, or whichever of the two suits their work")
+	fs.StringVarP(&f.antiThrash, "anti-thrash", "S", "", "`on|off|auto`: how tenants share a GPU; on: tenants take turns; off: all run at the same time; auto: time slices, turns, or all at once, as suits them")
 	fs.StringVar(&f.swapShare, "swap-share", "", "set the `percentage` of the time, 1 to 50, that moving memory may take: turns become as long as that needs")
 	fs.StringVar(&f.gpu, "gpu", "", "change, or show, only the GPU with this `index or UUID`")
 }

@@ -27,8 +27,11 @@ type shareFlags struct {
 func setCommand(root *rootFlags, io streams) *cobra.Command {
 	f := &shareFlags{values: map[string]*string{}}
 	cmd := &cobra.Command{
-		Use:   "set --list | (TENANT | --container NAME | --user UID) [--gpu N] SETTING...",
-		Short: "Change what a container, or a user's processes outside containers, may have of GPUs",
+		Use: "set --list | (TENANT | --container NAME | --user UID) SETTING...",
+
+		DisableFlagsInUseLine: true, // its settings are flags
+
+		Short: "Change what a tenant may have of GPUs",
 		Long: `set changes at once what a container may have of each GPU and is promised, and
 prints the old and the new values. A value holds for all processes of the
 container together, outlives the scheduler, and goes before the annotation;

@@ -29,7 +29,7 @@ nvsharectl status and nvsharectl events say why: its memory cannot be moved (FIX
 status with -o wide), it shares memory with other processes, uses managed memory or MPS, or
 the scheduler may not checkpoint it. It needs --swap-memory.`
 	cmd.Example = `  nvsharectl suspend ml/notebook/main
-  nvsharectl suspend 1000 --gpu 0    the processes of user 1000 outside containers`
+  nvsharectl suspend 1000 --gpu 0  the processes of user 1000 outside containers`
 	return cmd
 }
 
@@ -46,7 +46,7 @@ The command does not wait for the turn: nvsharectl status shows when the memory 
 Running it again changes nothing. It fails if none of the tenant's memory is off the GPU.
 A process without a connection to the scheduler comes back when it calls CUDA.`
 	cmd.Example = `  nvsharectl resume ml/notebook/main
-  nvsharectl resume 1000 --gpu 0     the processes of user 1000 outside containers`
+  nvsharectl resume 1000 --gpu 0   the processes of user 1000 outside containers`
 	return cmd
 }
 

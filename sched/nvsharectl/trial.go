@@ -52,7 +52,7 @@ func trialCommand(root *rootFlags, f *doctorFlags, io streams) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "test",
-		Short: "Run two small programs on the GPU, and check share, limits and swapping",
+		Short: "Run two small programs, and check share, limits and swapping",
 		Long: `test runs two tenants at the same time for five seconds (--time). One has a core
 limit of 25 % and a memory limit of 256Mi, the other none. The programs themselves say
 what they got. Where memory may be swapped, and the GPU has at most 8Gi (see

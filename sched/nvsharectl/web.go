@@ -18,7 +18,7 @@ func webCommand(root *rootFlags, io streams) *cobra.Command {
 	f := &webFlags{}
 	cmd := &cobra.Command{
 		Use:   "web",
-		Short: "Serve a page with the GPUs, their tenants, a timeline and a day of history",
+		Short: "Serve a page with the GPUs, their tenants and a day of history",
 		Long: `web serves one page, until it is ended. The page changes nothing. Without a token only
 this machine reaches it. With a token it may listen on other addresses: open
 /?token=TOKEN, or send the header Authorization: Bearer TOKEN. The connection is not
