@@ -87,7 +87,7 @@ func checkScheduler(p *patient) []finding {
 	case errors.Is(p.whyNot, fs.ErrPermission):
 		return found(warn, "sudo nvsharectl doctor", "the control socket is for root; what it would say is not checked")
 	case p.whyNot != nil:
-		return found(fail, "systemctl start nvshare-scheduler", "%v", p.whyNot)
+		return found(fail, p.scheduler("start"), "%v", p.whyNot)
 	}
 	return found(pass, "", "answers on %s, up %v, %d GPUs", api.SocketPath(p.runDir), time.Duration(p.status.UptimeNs).Round(time.Second), len(p.status.Gpus))
 }
@@ -188,14 +188,14 @@ func checkSocket(p *patient) []finding {
 	path := filepath.Join(p.runDir, "tenant", "scheduler.sock")
 	info, err := os.Stat(p.at(path))
 	if err != nil {
-		return found(fail, "systemctl restart nvshare-scheduler", "programs find no scheduler: %v", err)
+		return found(fail, p.scheduler("restart"), "programs find no scheduler: %v", err)
 	}
 	if info.Mode().Perm()&0o006 != 0o006 {
-		return found(fail, "systemctl restart nvshare-scheduler", "%s has mode %v: containers cannot connect", path, info.Mode().Perm())
+		return found(fail, p.scheduler("restart"), "%s has mode %v: containers cannot connect", path, info.Mode().Perm())
 	}
 	conn, err := (&net.Dialer{Timeout: callTimeout}).DialContext(p.ctx, "unixpacket", p.at(path))
 	if err != nil {
-		return found(fail, "systemctl restart nvshare-scheduler", "%v", err)
+		return found(fail, p.scheduler("restart"), "%v", err)
 	}
 	conn.Close()
 	return found(pass, "", "programs can connect to %s", path)
@@ -219,11 +219,14 @@ func checkShim(p *patient) []finding {
 			return found(fail, "nvshare-plugin --lib-dir a directory on another mount", "%s is on a noexec mount: no program can load it", path)
 		}
 		if said, err := p.program(path); err != nil || said != "" {
-			return found(fail, "nvsharectl install", "a program under %s: %v %s", path, err, strings.TrimSpace(said))
+			return found(fail, p.install(), "a program under %s: %v %s", path, err, strings.TrimSpace(said))
 		}
 		return found(pass, "", "programs load %s", path)
 	}
-	return found(fail, "nvsharectl install", "no shim is at %s", strings.Join(paths, ", "))
+	if n := p.underShim(); n > 0 && p.shim == "" {
+		return found(warn, p.install(), "the shim is loaded in %s; none is installed, so containers get none", numbered(n, "process", "processes"))
+	}
+	return found(fail, p.install(), "no shim is at %s", strings.Join(paths, ", "))
 }
 
 // underShim runs a program that does nothing with the shim loaded, and returns what it
@@ -244,7 +247,7 @@ func checkCDI(p *patient) []finding {
 	var all []finding
 	for _, v := range cdi.Validate(cdi.Options{HostRoot: p.root, SimDir: p.simGPU}, dirs...) {
 		if v.Bad {
-			all = append(all, finding{Level: fail, Text: strings.TrimSpace(v.File + " " + v.Text), Fix: "systemctl restart nvshare-plugin, or nvshare-plugin --no-nri"})
+			all = append(all, finding{Level: fail, Text: strings.TrimSpace(v.File + " " + v.Text), Fix: p.pluginOr("nvshare-plugin --no-nri")})
 		}
 	}
 	if len(all) == 0 {

@@ -26,7 +26,7 @@ func checkView(p *patient) []finding {
 	defer cancel()
 	r, err := api.AskView(ctx, p.at(p.runDir))
 	if err != nil {
-		return found(warn, "systemctl restart nvshare-scheduler", "users and containers get no status: %v", err)
+		return found(warn, p.scheduler("restart"), "users and containers get no status: %v", err)
 	}
 	return found(pass, "", "users and containers get a status of their own; this one is %s's", api.Tenant(r.View.Container, r.View.Uid))
 }

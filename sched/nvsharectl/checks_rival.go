@@ -163,7 +163,7 @@ func checkVersion(p *patient) (all []finding) {
 	}
 	for _, v := range p.plugins() {
 		if v != own {
-			all = append(all, found(warn, "systemctl restart nvshare-plugin, or kubectl rollout restart -n nvshare-system daemonset/nvshare", "the scheduler is %s, the plugin that runs is %s", own, v)...)
+			all = append(all, found(warn, p.pluginOr("kubectl rollout restart -n nvshare-system daemonset/nvshare"), "the scheduler is %s, the plugin that runs is %s", own, v)...)
 		}
 	}
 	old := map[string]map[uint32]bool{}

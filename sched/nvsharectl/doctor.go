@@ -35,6 +35,7 @@ type finding struct {
 type patient struct {
 	ctx     context.Context
 	runDir  string
+	self    string // path of this program
 	root    string // of the host's file system
 	simGPU  string
 	shim    string                                       // path of the shim
@@ -119,6 +120,7 @@ func conclude(io streams, output string, all []finding) error {
 func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
 	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, runtime: containerdVersion,
 		inside: connectInside, smi: askSMI, plugins: pluginVersions, image: f.image, mount: mountImage}
+	p.self, _ = os.Executable()
 	p.whyNot = call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
 		p.status, err = c.Status(ctx, &api.StatusRequest{})
 		return err

@@ -155,7 +155,13 @@ func TestDoctor(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "socket", fail, "containers cannot connect"},
-		"no shim": {remove("/var/lib/nvshare/lib/current/libnvshare.so"), "shim", fail, "no shim"},
+		"no shim": {func(t *testing.T, p *patient) {
+			remove("/var/lib/nvshare/lib/current/libnvshare.so")(t, p)
+			for _, g := range p.status.Gpus {
+				g.Clients = nil
+			}
+		}, "shim", fail, "no shim"},
+		"a shim that is not installed": {remove("/var/lib/nvshare/lib/current/libnvshare.so"), "shim", warn, "the shim is loaded in 3 processes; none is installed"},
 		"a wrong shim": {func(_ *testing.T, p *patient) {
 			p.program = func(string) (string, error) { return "wrong ELF class", nil }
 		}, "shim", fail, "wrong ELF class"},
@@ -358,4 +364,32 @@ func TestControlsOfMembers(t *testing.T) {
 			t.Errorf("channels %s: %v", channels, all)
 		}
 	}
+}
+
+// Remedies are those of this installation: of systemd's scheduler or one with a run directory
+// of its own, of a release or a clone, and each is one command.
+func TestRemedies(t *testing.T) {
+	p := &patient{runDir: "/run/nvshare", root: t.TempDir(), self: "/usr/local/bin/nvsharectl"}
+	check := func(got, want string) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	check(p.scheduler("start"), "systemctl start nvshare-scheduler")
+	check(p.install(), "sudo nvsharectl install")
+	check(p.pluginOr("nvshare-plugin --no-nri"), "nvshare-plugin --no-nri")
+
+	p.runDir = "/run/user/1000/nvshare"
+	check(p.scheduler("start"), "nvshare-scheduler --run-dir /run/user/1000/nvshare &")
+	write(t, p, "/etc/systemd/system/nvshare-plugin.service", "")
+	check(p.pluginOr("nvshare-plugin --no-nri"), "systemctl restart nvshare-plugin")
+	clone := t.TempDir()
+	for _, name := range []string{"go.mod", "Makefile"} {
+		if err := os.WriteFile(filepath.Join(clone, name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.self = clone + "/.build/bin/nvsharectl"
+	check(p.install(), "cd "+clone+" && make stage && sudo .build/release/nvsharectl install")
 }
