@@ -29,7 +29,7 @@ const (
 	reasonShort  = "turns are short: passing the GPU on costs more than sharing it"
 	reasonGaps   = "tenants leave the GPU idle in their turns: at the same time they get more done"
 
-	reasonSlices  = "by time slices: all clients can be sliced, and their memory fits"
+	reasonSlices  = "by time slices: every process can set its slice, and all memory fits"
 	reasonLimit   = "a tenant has a core limit, which turns hold exactly"
 	reasonCohort  = "tenants with core limits take turns with all others together, who share their turn by time slices"
 	reasonGang    = "a gang is granted together, which takes turns"

@@ -428,7 +428,7 @@ func (d *Daemon) problems() (p []string) {
 		}
 	}
 	if d.identifyErr != nil {
-		p = append(p, fmt.Sprintf("clients are refused and run unarbitrated: %v", d.identifyErr))
+		p = append(p, fmt.Sprintf("processes are refused and run unarbitrated: %v", d.identifyErr))
 	}
 	if d.arena.Err() != nil {
 		p = append(p, fmt.Sprintf("host memory for what is swapped out is short: %v", d.arena.Err()))

@@ -156,7 +156,7 @@ func (d *Daemon) drainProblems(g *gpu) (p []string) {
 		p = append(p, fmt.Sprintf("GPU %d: %s: reset the GPU, then run nvsharectl undrain --gpu %d", g.Index, g.fault, g.Index))
 	}
 	if n := d.held(g); n > 0 {
-		p = append(p, fmt.Sprintf("GPU %d is drained: %d new clients wait; nvsharectl undrain --gpu %d admits them", g.Index, n, g.Index))
+		p = append(p, fmt.Sprintf("GPU %d is drained: %d new processes wait; nvsharectl undrain --gpu %d admits them", g.Index, n, g.Index))
 	}
 	return p
 }

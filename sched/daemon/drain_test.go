@@ -35,7 +35,7 @@ func TestDrainedGPUAdmitsNoNewTenants(t *testing.T) {
 	newProc(t, dir, nobody).connect().register(0).attach(0, gpuA, 0, 0).request()
 	newProc(t, dir, nobody).connect().register(0).attach(0, gpuB, 0, 0).request().granted()
 	r := s.await("the newcomer is held", func(r *api.StatusResponse) bool { return r.Gpus[0].Held == 1 })
-	if !r.Gpus[0].Drained || r.Gpus[1].Drained || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "1 new clients wait") {
+	if !r.Gpus[0].Drained || r.Gpus[1].Drained || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "1 new processes wait") {
 		t.Errorf("GPU 0 %v, problems %q", r.Gpus[0].Drained, r.Problems)
 	}
 	if look := drainGPU(t, s, &api.DrainRequest{Gpu: "0", Look: true}); !look.WasDrained || !slices.Equal(look.Tenants, []string{"user 0"}) {

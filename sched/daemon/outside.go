@@ -101,7 +101,7 @@ func (d *Daemon) outsideProblems(g *gpu) (problems []string) {
 		}
 	}
 	if more > 0 {
-		problems = append(problems, fmt.Sprintf("GPU %d: %d more clients use it while they have no grant", g.Index, more))
+		problems = append(problems, fmt.Sprintf("GPU %d: %d more processes use it while they have no grant", g.Index, more))
 	}
 	return problems
 }

@@ -82,7 +82,7 @@ func (d *Daemon) largestPinner(g *gpu, pinned map[string]uint64) (problem []stri
 		return nil
 	}
 	c, uid := d.tenantOf(largest)
-	return []string{fmt.Sprintf("GPU %d: memory was refused of late; clients say that they cannot move %d MiB, of which %s has most, %d MiB",
+	return []string{fmt.Sprintf("GPU %d: memory was refused of late; processes say that they cannot move %d MiB, of which %s has most, %d MiB",
 		g.Index, sum>>20, api.Tenant(c, uid), pinned[largest]>>20)}
 }
 

@@ -131,7 +131,7 @@ func (d *Daemon) finishLook(found map[string][]stranger, err error) {
 			if s.seen = i >= 0; s.seen && !g.strangers[i].seen {
 				d.tell(subject{Peer: s.peer}, logrus.WarnLevel, d.describeStranger(g, s))
 				e := &history.Event{Kind: api.EventType_EVENT_TYPE_UNMANAGED, Peer: s.peer, Names: d.names[s.peer.Container],
-					Bytes: s.bytes, Text: "uses the GPU and is no client: nobody arbitrates its work"}
+					Bytes: s.bytes, Text: "uses the GPU without nvshare: nobody arbitrates its work"}
 				d.turn(time.Now(), g, 0, e)
 			}
 			all = append(all, s)
@@ -143,7 +143,7 @@ func (d *Daemon) finishLook(found map[string][]stranger, err error) {
 
 func (d *Daemon) describeStranger(g *gpu, s stranger) string {
 	c := d.containerOf(s.peer)
-	return fmt.Sprintf("GPU %d: %s (pid %d, %s) uses the GPU and is no client: nobody arbitrates its work (it unset LD_PRELOAD or hides the shim, or is a static program)",
+	return fmt.Sprintf("GPU %d: %s (pid %d, %s) uses the GPU without nvshare: nobody arbitrates its work (it unset LD_PRELOAD or hides the shim, or is a static program)",
 		g.Index, api.Tenant(c, s.peer.UID), s.peer.PID, strings.ToValidUTF8(s.peer.Command, "?"))
 }
 
@@ -170,7 +170,7 @@ func (d *Daemon) strangersStatus(g *gpu) (all []*api.Unmanaged, problems []strin
 		}
 	}
 	if more := len(all) - len(problems); more > 0 {
-		problems = append(problems, fmt.Sprintf("GPU %d: %d more processes use it and are no clients", g.Index, more))
+		problems = append(problems, fmt.Sprintf("GPU %d: %d more processes use it without nvshare", g.Index, more))
 	}
 	return all, problems
 }

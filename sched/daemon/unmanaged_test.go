@@ -59,7 +59,7 @@ func TestProcessesThatAreNoClientsAreSeen(t *testing.T) {
 	if len(r.Unmanaged) != 1 || u.Pid != pid || u.Uuid != gpuA.UUID || u.MemoryBytes != 2<<20 || u.Uid != 0 || u.Command == "" {
 		t.Errorf("seen: %v", r.Unmanaged)
 	}
-	if len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "GPU 0") || !strings.Contains(r.Problems[0], "no client") {
+	if len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "GPU 0") || !strings.Contains(r.Problems[0], "without nvshare") {
 		t.Errorf("problems %q", r.Problems)
 	}
 	var own []string

@@ -111,10 +111,10 @@ or a process that removes LD_PRELOAD is not held.`,
 	fs := cmd.Flags()
 	cmd.PersistentFlags().StringVar(&f.runDir, "run-dir", api.RunDir(), "`directory` of sockets and state; default from NVSHARE_RUN_DIR")
 	fs.StringVar(&f.quantum, "tq", sched.DefaultQuantum.String(), "time quantum: `seconds`, or with a unit, like 200ms")
-	fs.StringVar(&f.grace, "grace", sched.DefaultGrace.String(), "`time` in which a client must release a GPU after a revoke; then others get it")
+	fs.StringVar(&f.grace, "grace", sched.DefaultGrace.String(), "`time` in which a process must release a GPU after a revoke; then others get it")
 	fs.StringVar(&f.antiThrash, "anti-thrash", antiThrashDefault(), "`on|off|auto`: how tenants share a GPU; on: tenants take turns; off: all run at the same time; auto: time slices, turns, or all at once, as suits them")
-	fs.StringVar(&f.fenceAction, "fence-action", string(daemon.FenceReport), "`report|demote|kill`: what to do about a client that did not release a GPU in the grace period; demote: all use that GPU at the same time until the client has released it")
-	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` for which scheduler and next client may spin at a hand-over, at most 8ms; 0: sleep, the default with fewer than 4 processors")
+	fs.StringVar(&f.fenceAction, "fence-action", string(daemon.FenceReport), "`report|demote|kill`: what to do about a process that did not release a GPU in the grace period; demote: all use that GPU at the same time until the process has released it")
+	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` for which scheduler and next process may spin at a hand-over, at most 8ms; 0: sleep, the default with fewer than 4 processors")
 	fs.Lookup("spin").DefValue = wire.SpinTime.String() // the same on every machine
 	f.tuning.add(cmd)
 	f.swap.add(cmd)

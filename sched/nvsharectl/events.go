@@ -219,9 +219,9 @@ func eventText(e *api.Event) string {
 	case api.EventType_EVENT_TYPE_REVOKE:
 		add("%s", reasonOf(e))
 		if e.Waiters == 1 {
-			add("1 client waits")
+			add("1 process waits")
 		} else {
-			add("%d clients wait", e.Waiters)
+			add("%d processes wait", e.Waiters)
 		}
 	case api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
 		add("%s", reasonOf(e))
@@ -241,11 +241,15 @@ func eventText(e *api.Event) string {
 	case api.EventType_EVENT_TYPE_FENCE:
 		add("did not release the GPU in time, may still use it")
 	case api.EventType_EVENT_TYPE_MODE:
-		mode := "on"
-		if e.Concurrent {
-			mode = "off"
+		reason, slices := strings.CutPrefix(e.Reason, slicesBefore)
+		how := "takes turns"
+		switch {
+		case slices:
+			how = "shares by time slices"
+		case e.Concurrent:
+			how = "runs all at the same time"
 		}
-		add("anti-thrash is %s: %s", mode, e.Reason)
+		add("%s: %s", how, reason)
 	case api.EventType_EVENT_TYPE_SWAP_OUT, api.EventType_EVENT_TYPE_SWAP_IN:
 		where := "off the GPU"
 		if e.Type == api.EventType_EVENT_TYPE_SWAP_IN {
@@ -279,7 +283,7 @@ var reasons = map[string]string{
 	"quantum":  "time quantum over",
 	"limit":    "core limit reached",
 	"priority": "priority used up",
-	"mode":     "anti-thrash turned on",
+	"mode":     "tenants take turns now",
 	"gang":     "turn of a gang",
 	"memory":   "its memory does not get onto the GPU",
 	"suspend":  "its memory is to leave the GPU",

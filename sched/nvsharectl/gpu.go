@@ -16,13 +16,28 @@ func wayOf(g *api.GPU) string {
 	if unused(g) || g.ModeReason == "" || g.Mode != api.Mode_MODE_AUTO && (g.Swap == nil || !overridden) {
 		return ""
 	}
-	switch g.Way {
-	case "": // an older scheduler
-		return fmt.Sprintf("anti-thrash is %s: %s", api.AntiThrash(g.EffectiveMode), g.ModeReason)
-	case "driver":
-		return fmt.Sprintf("way: all at the same time (%s)", g.WayReason)
+	reason := g.WayReason
+	if g.Way == "" { // an older scheduler
+		reason = g.ModeReason
 	}
-	return fmt.Sprintf("way: %s (%s)", g.Way, g.WayReason)
+	return fmt.Sprintf("way: %s (%s)", shortWay(g), bySlices(reason))
+}
+
+// bySlices returns a reason without the way, which the scheduler puts before it.
+func bySlices(reason string) string { return strings.TrimPrefix(reason, slicesBefore) }
+
+const slicesBefore = "by time slices: "
+
+// shortWay names the way in which clients share a GPU.
+func shortWay(g *api.GPU) string {
+	concurrent := g.EffectiveMode == api.Mode_MODE_CONCURRENT || g.EffectiveMode == api.Mode_MODE_UNSPECIFIED && g.Mode == api.Mode_MODE_CONCURRENT
+	switch {
+	case g.Way == "driver", g.Way == "" && concurrent: // "": an older scheduler
+		return "all at once"
+	case g.Way == "":
+		return "turns"
+	}
+	return g.Way
 }
 
 // slicesOf says whether the client's time slice can be set, and its length.
@@ -74,13 +89,14 @@ func limitsOf(g *api.GPU) string {
 	return fmt.Sprintf("memory limits add up to %s of its %s: %s", size(sum), size(g.MemoryBytes), strings.Join(of, ", "))
 }
 
-// antiThrash returns how a GPU is shared; with auto, also the mode in effect.
-func antiThrash(g *api.GPU) string {
-	text := api.AntiThrash(g.Mode)
-	if g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode {
-		text += " (" + api.AntiThrash(g.EffectiveMode) + ")"
+// wayAndSetting returns how a GPU is shared, and the setting where that leaves it open or is
+// overridden.
+func wayAndSetting(g *api.GPU) string {
+	overridden := g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode
+	if g.Mode == api.Mode_MODE_AUTO || overridden {
+		return shortWay(g) + " (" + api.AntiThrash(g.Mode) + ")"
 	}
-	return text
+	return shortWay(g)
 }
 
 func longestWaiting(g *api.GPU) string {
@@ -130,7 +146,7 @@ func holderOf(g *api.GPU) (holder, held string) {
 		}
 	}
 	if n > 1 {
-		return fmt.Sprintf("%d clients", n), "-"
+		return fmt.Sprintf("%d processes", n), "-"
 	}
 	return holder, held
 }

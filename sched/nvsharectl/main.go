@@ -114,7 +114,7 @@ while there is no scheduler.
 Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 		Example: `  nvsharectl                  status
   nvsharectl -T 200ms         time quantum of every GPU
-  nvsharectl -S off --gpu 0   all clients of GPU 0 at once
+  nvsharectl -S off --gpu 0   all tenants of GPU 0 at once
   nvsharectl set --container ml/train-a/main --core-limit 25 --memory-limit 8Gi`,
 		Args:          noCommand,
 		Version:       api.Version,

@@ -51,8 +51,8 @@ func printHealth(io streams, r *api.StatusResponse, width int) {
 	if n := problems(r); n > 0 {
 		health = io.paint(red, numbered(n, "problem", "problems"))
 	}
-	fmt.Fprintf(io.out, "Health: %s. Scheduler %s, up %v, %d clients\n",
-		health, printable(r.Version), time.Duration(r.UptimeNs).Round(time.Second), r.Clients)
+	fmt.Fprintf(io.out, "Health: %s. Scheduler %s, up %v, %s\n",
+		health, printable(r.Version), time.Duration(r.UptimeNs).Round(time.Second), numbered(int(r.Clients), "process", "processes"))
 	if view := viewOf(r); view != "" {
 		for _, line := range wrap(printable(view), width, "  ") {
 			fmt.Fprintln(io.out, line)
@@ -108,7 +108,7 @@ func sharing(g *api.GPU) string {
 	case "driver":
 		how = "all at the same time"
 	case "slices":
-		how = "time slices of the GPU"
+		how, reason = "shared by time slices", bySlices(reason)
 	}
 	overridden := g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode
 	switch {

@@ -14,9 +14,9 @@ import (
 // printWide prints every column, every process, where memory is, and what enforces the rules.
 func printWide(io streams, r *api.StatusResponse) {
 	printHealth(io, r, math.MaxInt)
-	gpus := table{head: []string{"GPU", "NAME", "UUID", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "ANTI-THRASH", "MEMORY", "GRANTS", "FENCED"}}
+	gpus := table{head: []string{"GPU", "NAME", "UUID", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "WAY", "MEMORY", "GRANTS", "FENCED"}}
 	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "GETS", "WAITED", "WAIT p50/p99", "LONGEST WAIT", "DEBT", "SHARE", "MEMORY", "OOM", "PROCESSES"}}
-	clients := table{head: []string{"GPU", "STATE", "CLIENT", "PID", "FOR", "GRANTS", "HELD", "CALLS", "MEMORY", "BYPASSED", "SLICES", "PREEMPTED"}}
+	clients := table{head: []string{"GPU", "STATE", "PROCESS", "PID", "FOR", "GRANTS", "HELD", "CALLS", "MEMORY", "BYPASSED", "SLICES", "PREEMPTED"}}
 	swaps, places := swapTable(), placeTable()
 	var notes []string
 	for _, g := range r.Gpus {
@@ -26,7 +26,7 @@ func printWide(io streams, r *api.StatusResponse) {
 		gpus.add(map[int]string{11: alarm(fenced > 0)},
 			fmt.Sprint(g.Index), g.Name, g.Uuid, holder, held,
 			fmt.Sprint(count(g, api.ClientState_CLIENT_STATE_WAITING)), longestWaiting(g),
-			time.Duration(g.QuantumNs).String(), antiThrash(g), size(reserved(g))+"/"+size(g.MemoryBytes),
+			time.Duration(g.QuantumNs).String(), wayAndSetting(g), size(reserved(g))+"/"+size(g.MemoryBytes),
 			fmt.Sprint(g.Grants), fmt.Sprint(fenced))
 		for _, text := range []string{drainedOf(g), wayOf(g), tookOf(g), promisedOf(g), limitsOf(g), g.Hint, othersOf(g)} {
 			if text != "" {

@@ -48,3 +48,25 @@ func TestUnusedGPU(t *testing.T) {
 		}
 	}
 }
+
+// One word for each way to share, in the status, its wide form and the events.
+func TestWaysHaveOneName(t *testing.T) {
+	const reason = "by time slices: every process can set its slice, and all memory fits"
+	g := &api.GPU{Mode: api.Mode_MODE_AUTO, EffectiveMode: api.Mode_MODE_CONCURRENT, Way: "slices", WayReason: reason, ModeReason: reason, Clients: []*api.Client{{}}}
+	e := &api.Event{Type: api.EventType_EVENT_TYPE_MODE, Concurrent: true, Reason: reason}
+	turns := &api.Event{Type: api.EventType_EVENT_TYPE_MODE, Reason: "tenants keep the GPU busy"}
+	for got, want := range map[string]string{
+		sharing(g):       "shared by time slices (auto: every process can set its slice, and all memory fits)",
+		wayOf(g):         "way: slices (every process can set its slice, and all memory fits)",
+		eventText(e):     "shares by time slices: every process can set its slice, and all memory fits",
+		eventText(turns): "takes turns: tenants keep the GPU busy",
+		wayAndSetting(g): "slices (auto)",
+		wayAndSetting(&api.GPU{Mode: api.Mode_MODE_EXCLUSIVE, EffectiveMode: api.Mode_MODE_EXCLUSIVE, Way: "turns"}):  "turns",
+		wayAndSetting(&api.GPU{Mode: api.Mode_MODE_CONCURRENT}):                                                       "all at once",
+		wayAndSetting(&api.GPU{Mode: api.Mode_MODE_CONCURRENT, EffectiveMode: api.Mode_MODE_EXCLUSIVE, Way: "turns"}): "turns (off)",
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -232,7 +232,7 @@ func TestNewcomersAreNotCrowdedOut(t *testing.T) {
 	stop := s.attacked("crowd")
 	s.until("connections are refused", func() error {
 		r, err := s.status()
-		if err == nil && (r.Refused == 0 || !strings.Contains(strings.Join(r.Problems, "\n"), "clients were refused")) {
+		if err == nil && (r.Refused == 0 || !strings.Contains(strings.Join(r.Problems, "\n"), "processes were refused")) {
 			err = fmt.Errorf("%d are, problems %q", r.Refused, r.Problems)
 		}
 		return err
