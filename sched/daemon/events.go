@@ -72,9 +72,10 @@ func (d *Daemon) eventOf(t time.Time, g *gpu, id sched.ClientID, e *history.Even
 	}
 	if cl := d.clients[id]; cl != nil {
 		e.Peer = cl.Peer
-		if cl.Container != "" {
-			e.Names = d.names[cl.Container]
+		if names := d.names[cl.Container]; names != nil && cl.Container != "" {
+			cl.named = names
 		}
+		e.Names = cl.named
 	}
 	return e
 }

@@ -236,6 +236,26 @@ func TestTenantLinesAreLimited(t *testing.T) {
 	}
 }
 
+// The events of a process have its container's name also after the name is forgotten: an engine
+// says that a container has stopped before the end of its processes is seen.
+func TestEventsKeepNames(t *testing.T) {
+	d := &Daemon{history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}}
+	cl := &client{id: 7, Peer: &peer.Peer{Container: "abc"}}
+	d.clients[cl.id], d.names["abc"] = cl, &api.Container{Id: "abc", Name: "train"}
+	d.noteClient(cl, api.EventType_EVENT_TYPE_REGISTER, 0)
+	delete(d.names, "abc")
+	d.noteClient(cl, api.EventType_EVENT_TYPE_END, 0)
+	found, _, _ := d.history.Since(0, "")
+	for _, e := range history.API(found) {
+		if e.Container.GetName() != "train" {
+			t.Errorf("%v: of %v, want train", e.Type, e.Container)
+		}
+	}
+	if len(found) != 2 {
+		t.Errorf("%d events", len(found))
+	}
+}
+
 // BenchmarkObserve is what a turn pays for events and metrics.
 func BenchmarkObserve(b *testing.B) {
 	d := &Daemon{history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}}
