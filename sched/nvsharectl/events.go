@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -72,7 +73,8 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 	req := &api.EventsRequest{Gpu: f.gpu}
 	began := time.Now().UnixNano()
 	answered, away := false, false
-	held := f.last >= 0 // until it is known which are the last
+	held := f.last >= 0              // until it is known which are the last
+	strange := f.filter.tenant != "" // until an event is of such a tenant
 	var tail []*api.Event
 	for {
 		var resp *api.EventsResponse
@@ -100,6 +102,11 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 		n := len(resp.Events)
 		current := n == 0 || resp.Events[n-1].TimeNs >= began
 		next, run := resp.Next, resp.Run
+		strange = strange && !slices.ContainsFunc(resp.Events, f.filter.isOf)
+		if strange && current {
+			strange = false // it is said once
+			f.warnOfName(ctx, runDir, io)
+		}
 		resp.Events = f.filter.of(resp.Events)
 		if held {
 			tail = append(tail, resp.Events...)
@@ -121,6 +128,30 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 			return nil
 		}
 	}
+}
+
+// warnOfName says that no event is of a tenant with the name that is asked for, unless one is on
+// a GPU now.
+func (f *eventsFlags) warnOfName(ctx context.Context, runDir string, io streams) {
+	var r *api.StatusResponse
+	if err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
+		r, err = c.Status(ctx, &api.StatusRequest{})
+		return err
+	}); err != nil {
+		return
+	}
+	for _, g := range r.Gpus {
+		for _, t := range tenantsOf(g) {
+			if isTenant(t.container, t.uid, true, f.filter.tenant) {
+				return
+			}
+		}
+	}
+	text := fmt.Sprintf("no event is kept of a tenant %q, and none is on a GPU now", f.filter.tenant)
+	if names := listOf(tenantNames(r)); names != "" {
+		text += "; tenants now: " + names
+	}
+	fmt.Fprintln(io.err, "nvsharectl: "+text)
 }
 
 func (f *eventsFlags) print(io streams, resp *api.EventsResponse, behind bool) error {

@@ -93,7 +93,12 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 
 // shows tells whether to show an event.
 func (f *eventFilter) shows(e *api.Event) bool {
-	return e.TimeNs >= f.from && (f.kinds == nil || f.kinds[e.Type]) && (f.tenant == "" || isTenant(e.Container, e.Uid, e.Container != nil, f.tenant))
+	return e.TimeNs >= f.from && (f.kinds == nil || f.kinds[e.Type]) && (f.tenant == "" || f.isOf(e))
+}
+
+// isOf tells whether an event is of the tenant that is asked for.
+func (f *eventFilter) isOf(e *api.Event) bool {
+	return isTenant(e.Container, e.Uid, e.Container != nil, f.tenant)
 }
 
 func (f *eventFilter) of(events []*api.Event) (shown []*api.Event) {
