@@ -168,7 +168,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"register version 0":     {set(TypeRegister, 0, 0), errVersion},
 		"type 0":                 {set(TypeRequest, 1, 0), errType},
 		"type 7":                 {set(TypeRequest, 1, 7), errType},
-		"type 76":                {set(TypeWelcome, 1, 76), errType},
+		"type 77":                {set(TypeWelcome, 1, 77), errType},
 		"type 64":                {set(TypeRequest, 1, 64), errType},
 		"type 255":               {set(TypeRequest, 1, 255), errType},
 		"channel 32":             {set(TypeRequest, 2, 32), errChannel},

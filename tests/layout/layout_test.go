@@ -34,7 +34,7 @@ var rules = map[string][]string{
 	"sched/segments":           {},
 	"sched/journal":            {},
 	"sched/manual":             {},
-	"sched/nvshare-checkpoint": {"sched/checkpoint", "sched/segments", "sched/api"},
+	"sched/nvshare-checkpoint": {"sched/checkpoint", "sched/segments", "sched/wire", "sched/api"},
 	"sched/daemon":             {"sched", "sched/checkpoint", "sched/wire", "sched/api", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/store", "sched/daemon/timer", "sched/segments", "sched/web"},
 	"sched/daemon/admission":   {},
 	"sched/daemon/arena":       {"sched", "sched/daemon/timer", "sched/segments"},
