@@ -232,10 +232,9 @@ install: stage ## install into PREFIX (/usr/local), below DESTDIR; the default n
 uninstall: build ## remove what install and nvshare-plugin put there
 	$(BIN)/nvsharectl uninstall --prefix $(PREFIX) $(if $(DESTDIR),--root $(DESTDIR))
 
-# With the tags of the image's programs, most packages are compiled once for both.
 static: ## .build/static/ARCH: programs for any host or image
 	@mkdir -p $(BUILD)/static/$(ARCH)
-	CGO_ENABLED=0 GOARCH=$(ARCH) $(GO) build -trimpath -tags netgo,osusergo,$(TAGS) -ldflags '$(LDFLAGS)' -o $(BUILD)/static/$(ARCH)/ \
+	CGO_ENABLED=0 GOARCH=$(ARCH) $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILD)/static/$(ARCH)/ \
 		./sched/nvshare-scheduler ./sched/nvshare-checkpoint ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
 
 # The image's programs are linked with the C library, because NVML needs it; see root.sh.
