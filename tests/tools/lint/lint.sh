@@ -37,8 +37,7 @@ check "modules" $go mod verify
 check "modules of lint" $go -C "$here" mod verify
 check "modules of package" $go -C "$here/../../../deployments/package" mod verify
 check "modules of summary" $go -C "$here/../summary" mod verify
-# With the tag of the programs, it finds what they were compiled from in Go's cache.
-check staticcheck "$out/staticcheck" -tags grpcnotrace,e2e,engines,k8s,compat,release ./...
+check staticcheck "$out/staticcheck" -tags e2e,engines,k8s,compat,release ./...
 if command -v shellcheck >/dev/null; then
 	# shellcheck disable=SC2086
 	check "shellcheck $(shellcheck --version | sed -n 's/^version: //p')" shellcheck --severity=warning $scripts
