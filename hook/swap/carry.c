@@ -37,6 +37,11 @@
 /* So long after the first failure to bring memory back, it is lost. */
 #define LOST_NS (60 * NVS_S)
 
+struct copier {
+	struct nvs_descriptor socket; /* -1: there is none */
+	bool back;                    /* it copies to this GPU, not from it */
+};
+
 struct carried {
 	struct nvs_descriptor file;  /* of the copy; -1: there is none yet, or no more */
 	unsigned long long handle;   /* while it comes in: the copy, imported ... */
@@ -47,16 +52,17 @@ struct carried {
 
 /*
  * Of a GPU. Guarded by its swap lock, except for the chunks' entries: the mover alone has
- * those of chunks that are CHUNK_BUSY. The mover alone uses the socket.
+ * those of chunks that are CHUNK_BUSY. The mover alone uses the copier, and changes it between
+ * two passes only: so each answer is read by the pass that has asked for it.
  */
 struct nvs_carry {
-	struct nvs_descriptor socket;
-	bool back;          /* the copier copies to this GPU, not from it */
+	struct copier now, next;
+	bool ends;          /* the next pass begins with `next`, and asks this one for no more */
 	bool take;          /* the process has arrived: its memory is to come in at once */
 	bool astray;        /* the process is on the GPU that its memory has left */
 	uint8_t from[NVS_UUID_SIZE]; /* that GPU */
 	uint64_t failed_ns; /* since when bringing memory back fails; 0: it does not */
-	uint32_t count, next, most;
+	uint32_t count, place, most; /* place: where the next search for an entry begins */
 	struct carried carried[MAX_CARRIED];
 };
 
@@ -84,10 +90,36 @@ bool nvs_carried(struct place p)
 
 /* ---- the copier ---- */
 
-/* No lock is held, or the swap lock. */
-static void end_copier(struct nvs_carry *c)
+void nvs_carry_pass(struct nvs_gpu *gpu)
 {
-	nvs_descriptor_close(&c->socket);
+	struct nvs_carry *c = gpu->swap->carry;
+
+	nvs_swap_lock(gpu->swap);
+	if (c && c->ends) {
+		nvs_descriptor_close(&c->now.socket);
+		c->now = c->next;
+		c->next.socket.fd = -1;
+		c->ends = false;
+	}
+	nvs_swap_unlock(gpu->swap);
+}
+
+/* What comes with the next pass; fd -1: no copier. The lock is held. */
+static void replace(struct nvs_carry *c, int fd, bool back)
+{
+	nvs_descriptor_close(&c->next.socket);
+	c->next = (struct copier){ nvs_descriptor_of(fd), back };
+	c->ends = true;
+}
+
+void nvs_carry_end(struct nvs_gpu *gpu)
+{
+	struct nvs_carry *c = gpu->swap->carry;
+
+	nvs_swap_lock(gpu->swap);
+	if (c)
+		nvs_descriptor_close(&c->now.socket);
+	nvs_swap_unlock(gpu->swap);
 }
 
 /* So many descriptors leave the application half of what it may have. */
@@ -112,17 +144,15 @@ void nvs_swap_copier(struct nvs_gpu *gpu, const struct nvs_copier *f, int fd)
 
 		c = p == MAP_FAILED ? NULL : p;
 		if (c)
-			c->socket.fd = -1;
+			c->now.socket.fd = c->next.socket.fd = -1;
 	}
 	if (!c || !s->mover || !nvs_carry_capable()) {
 		close(fd);
 		return;
 	}
 	nvs_swap_lock(s);
-	end_copier(c);
-	c->socket = nvs_descriptor_of(fd);
-	c->back = memcmp(f->gpu, gpu->device.uuid, NVS_UUID_SIZE) == 0;
-	c->take = c->back && c->astray;
+	replace(c, fd, memcmp(f->gpu, gpu->device.uuid, NVS_UUID_SIZE) == 0);
+	c->take = c->next.back && c->astray;
 	c->most = most_descriptors();
 	s->carry = c;
 	nvs_swap_unlock(s);
@@ -140,15 +170,15 @@ static bool send_request(const struct nvs_carry *c, uint64_t bytes, int fd)
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
 			    .msg_controllen = CMSG_LEN(sizeof(int)) };
 	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
-	struct pollfd p = { .fd = c->socket.fd, .events = POLLOUT };
+	struct pollfd p = { .fd = c->now.socket.fd, .events = POLLOUT };
 	struct timespec t = { ANSWER_NS / NVS_S, 0 };
 
 	h->cmsg_level = SOL_SOCKET;
 	h->cmsg_type = SCM_RIGHTS;
 	h->cmsg_len = CMSG_LEN(sizeof(int));
 	memcpy(CMSG_DATA(h), &fd, sizeof(int));
-	return nvs_descriptor_is(&c->socket) && syscall(SYS_ppoll, &p, 1, &t, NULL, 8) == 1 &&
-	       syscall(SYS_sendmsg, c->socket.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (long)sizeof(q);
+	return nvs_descriptor_is(&c->now.socket) && syscall(SYS_ppoll, &p, 1, &t, NULL, 8) == 1 &&
+	       syscall(SYS_sendmsg, c->now.socket.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (long)sizeof(q);
 }
 
 /* Returns the copy's descriptor, or -1. */
@@ -162,13 +192,13 @@ static int receive_answer(const struct nvs_carry *c)
 	struct iovec iov = { &a, sizeof(a) };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
 			    .msg_controllen = CMSG_LEN(sizeof(int)) };
-	struct pollfd p = { .fd = c->socket.fd, .events = POLLIN };
+	struct pollfd p = { .fd = c->now.socket.fd, .events = POLLIN };
 	struct timespec t = { ANSWER_NS / NVS_S, 0 };
 	struct cmsghdr *h;
 	int fd = -1;
 
-	if (!nvs_descriptor_is(&c->socket) || syscall(SYS_ppoll, &p, 1, &t, NULL, 8) != 1 ||
-	    syscall(SYS_recvmsg, c->socket.fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != (long)sizeof(a))
+	if (!nvs_descriptor_is(&c->now.socket) || syscall(SYS_ppoll, &p, 1, &t, NULL, 8) != 1 ||
+	    syscall(SYS_recvmsg, c->now.socket.fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != (long)sizeof(a))
 		return -1;
 	h = CMSG_FIRSTHDR(&m);
 	if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS && h->cmsg_len == CMSG_LEN(sizeof(int)))
@@ -188,14 +218,14 @@ bool nvs_carry_alloc(struct nvs_gpu *gpu, struct place p)
 {
 	struct nvs_carry *c = gpu->swap->carry;
 
-	if (!c || c->socket.fd < 0 || c->back || c->count >= c->most)
+	if (!c || c->ends || c->now.socket.fd < 0 || c->now.back || c->count >= c->most)
 		return false;
-	while (c->carried[c->next].used)
-		c->next = (c->next + 1) % MAX_CARRIED;
+	while (c->carried[c->place].used)
+		c->place = (c->place + 1) % MAX_CARRIED;
 	if (!c->count++)
 		memcpy(c->from, gpu->device.uuid, NVS_UUID_SIZE);
-	c->carried[c->next] = (struct carried){ .used = true, .file = NVS_NO_DESCRIPTOR };
-	p.span->store[p.granule] = NVS_STORE_CARRIED | c->next;
+	c->carried[c->place] = (struct carried){ .used = true, .file = NVS_NO_DESCRIPTOR };
+	p.span->store[p.granule] = NVS_STORE_CARRIED | c->place;
 	return true;
 }
 
@@ -219,21 +249,20 @@ void nvs_carry_send(struct nvs_gpu *gpu, struct place p)
 	const struct chunk *chunk = chunk_of(p);
 	int fd = -1, result = CUDA_ERROR_INVALID_VALUE;
 
-	if (c->socket.fd >= 0)
+	if (c->now.socket.fd >= 0)
 		result = nvs_driver.mem_export(&fd, chunk->handle, CU_MEM_HANDLE_POSIX_FD, 0);
 	if (result != CUDA_SUCCESS || !send_request(c, bytes_of(chunk->granules), fd))
-		end_copier(c); /* nvs_carry_receive() says so */
+		nvs_carry_end(gpu); /* nvs_carry_receive() says so */
 	if (result == CUDA_SUCCESS)
 		close(fd);
 }
 
 bool nvs_carry_receive(struct nvs_gpu *gpu, struct place p)
 {
-	struct nvs_carry *c = gpu->swap->carry;
-	int fd = receive_answer(c);
+	int fd = receive_answer(gpu->swap->carry);
 
 	if (fd < 0) {
-		end_copier(c); /* the order of answers is lost, or the other GPU is full */
+		nvs_carry_end(gpu); /* the order of answers is lost, or the other GPU is full */
 		return false;
 	}
 	entry_of(gpu, p)->file = nvs_descriptor_of(fd);
@@ -250,7 +279,7 @@ void nvs_carry_attached(struct nvs_gpu *gpu)
 	if (!c)
 		return;
 	nvs_swap_lock(s);
-	end_copier(c);
+	replace(c, -1, false);
 	c->astray = c->count && memcmp(c->from, gpu->device.uuid, NVS_UUID_SIZE) == 0;
 	c->take = c->count && !c->astray;
 	nvs_swap_unlock(s);
@@ -266,15 +295,16 @@ void nvs_carry_taken(struct nvs_swap *s)
 	nvs_swap_lock(s);
 	s->carry->take = false;
 	if (!s->carry->count)
-		end_copier(s->carry);
+		nvs_descriptor_close(&s->carry->now.socket);
 	nvs_swap_unlock(s);
 }
 
 bool nvs_carry_astray(const struct nvs_swap *s)
 {
 	const struct nvs_carry *c = s->carry;
+	const struct copier *copier = c ? c->ends ? &c->next : &c->now : NULL;
 
-	return c && c->astray && c->count && !(c->back && c->socket.fd >= 0);
+	return c && c->astray && c->count && !(copier->back && copier->socket.fd >= 0);
 }
 
 /* Bringing memory back has failed, or cannot begin. The lock is held. */
@@ -300,14 +330,15 @@ bool nvs_carry_can_fetch(struct nvs_gpu *gpu, struct place p)
 }
 
 /* Has a chunk copied back to this GPU. */
-static bool bring_back(struct nvs_carry *c, struct carried *e, uint64_t bytes)
+static bool bring_back(struct nvs_gpu *gpu, struct carried *e, uint64_t bytes)
 {
+	struct nvs_carry *c = gpu->swap->carry;
 	int fd = -1;
 
-	if (nvs_descriptor_is(&e->file) && c->back && send_request(c, bytes, e->file.fd))
+	if (nvs_descriptor_is(&e->file) && c->now.back && send_request(c, bytes, e->file.fd))
 		fd = receive_answer(c);
 	if (fd < 0) {
-		end_copier(c);
+		nvs_carry_end(gpu);
 		return false;
 	}
 	nvs_descriptor_close(&e->file);
@@ -345,7 +376,7 @@ int nvs_carry_fetch(struct nvs_gpu *gpu, struct place p)
 	uint64_t bytes = bytes_of(chunk_of(p)->granules);
 	int result = CUDA_ERROR_NOT_FOUND;
 
-	if (!s->carry->astray || e->home || bring_back(s->carry, e, bytes))
+	if (!s->carry->astray || e->home || bring_back(gpu, e, bytes))
 		result = import(gpu, e, bytes);
 	if (result == CUDA_SUCCESS)
 		return nvs_driver.copy_on_device(address_of(p), e->at, bytes, s->stream);
@@ -377,7 +408,8 @@ void nvs_carry_fork_child(void)
 
 		if (!c)
 			continue;
-		end_copier(c);
+		nvs_descriptor_close(&c->now.socket);
+		nvs_descriptor_close(&c->next.socket);
 		for (uint32_t i = 0; i < MAX_CARRIED && c->count; i++) {
 			if (!c->carried[i].used)
 				continue;

@@ -314,7 +314,9 @@ static void begin(struct pass *p, struct run r)
 		for (uint32_t i = 0; !p->out && i < r.chunks; i++, next_chunk(&at))
 			if (chunk_of(at)->opens == TOUCHED && nvs_carried(at))
 				nvs_carry_fetched(p->gpu, at, false);
-		if (!p->out)
+		if (p->out)
+			nvs_carry_end(p->gpu);
+		else
 			nvs_chunk_unmap(r.first, r.chunks);
 		settle(p, r, false);
 		return;
@@ -333,6 +335,7 @@ static struct pass move(struct pass p)
 	bool more;
 
 	nvs_lock(&gpu->drain_lock);
+	nvs_carry_pass(gpu);
 	if (!nvs_mover_context(gpu)) {
 		/* A process that ends enters the driver no more: nothing that anybody has to mend. */
 		p.stuck = atomic_load(&nvs_exiting) ? 0 : NVS_MOVED_ERROR;

@@ -20,6 +20,7 @@
 #include "vmm.h"
 
 #define TELL_NS (100 * NVS_MS) /* between two MOVED messages while nothing moves */
+#define AGAIN_NS (1 * NVS_S)   /* between two that ask for a copier: the one before may have failed */
 /* How often an allocation that the driver refuses is repeated, and after what time. */
 #define RETRY_NS    (10 * NVS_MS)
 #define RETRY_TIMES 1000
@@ -254,11 +255,15 @@ void nvs_swap_tell_news(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_moved m;
+	bool again;
 
 	if (atomic_load(&s->mode) != SWAP_ON)
 		return;
 	m = state_of(gpu);
-	if (memcmp(&m, &s->told, sizeof(m)) != 0)
+	nvs_swap_lock(s);
+	again = nvs_carry_astray(s) && nvs_elapsed(nvs_now(), s->told_ns) >= AGAIN_NS;
+	nvs_swap_unlock(s);
+	if (again || memcmp(&m, &s->told, sizeof(m)) != 0)
 		nvs_swap_tell_locked(gpu, 0);
 }
 

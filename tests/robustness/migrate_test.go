@@ -180,6 +180,37 @@ func TestMigrateFaults(t *testing.T) {
 	a.finish(s)
 }
 
+// A copier that cannot start is started again, until the memory of a tenant that has not got
+// away is back.
+func TestMigrateCopierFails(t *testing.T) {
+	s, a := newPair(t)
+	program, broken := filepath.Join(s.dir, checkpoint.Name), filepath.Join(s.dir, "no-copier")
+	s.check(os.Rename(program, program+".real"))
+	s.check(os.WriteFile(program, []byte(fmt.Sprintf("#!/bin/sh\n[ $1 != copy ] || [ ! -e %s ] || exit 1\nexec %s.real \"$@\"\n", broken, program)), 0o755))
+	s.faults("restore 304")
+	failed := make(chan error, 1)
+	go func() { failed <- s.migrate(1) }()
+	logged := func(text string) {
+		t.Helper()
+		s.until(text, func() error {
+			if !strings.Contains(s.log(), text) {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+	}
+	logged("restore: CUDA error 304")
+	s.check(os.WriteFile(broken, nil, 0o644))
+	s.faults("")
+	logged("cannot be brought back")
+	s.check(os.Remove(broken))
+	s.awaitOn(0, a)
+	if err := <-failed; err == nil {
+		t.Error("it has moved, although it was not restored")
+	}
+	a.finish(s)
+}
+
 // A tenant that is killed on its way leaves nothing behind.
 func TestMigrateKilled(t *testing.T) {
 	s, a := newPair(t)
