@@ -98,6 +98,21 @@ func migrateSelf(t *testing.T, s *scheduler, gpu string) chan migrated {
 	return done
 }
 
+// newWorking is a client that says this of itself, holds GPU 0, and has 256 MiB there.
+func newWorking(t *testing.T, s *scheduler, flags uint32) (*swapper, uint64) {
+	t.Helper()
+	p := newProc(t, s.dir, 0)
+	w := &swapper{peerConn: p.connect().register(flags), proc: p}
+	w.attach(0, gpuA, 0, 0)
+	w.moved(0, 0)
+	w.allocates(256 * mib)
+	w.request()
+	e := w.granted()
+	w.in(e)
+	s.await("it has its memory", func(*api.StatusResponse) bool { return w.status(s).ResidentBytes == 256*mib })
+	return w, e
+}
+
 // departs gives the grant back and moves all memory out, as a tenant that moves is asked to.
 func (w *swapper) departs(s *scheduler, e uint64) {
 	if f := w.want(wire.TypeRevoke); f.Epoch != e {
@@ -146,12 +161,7 @@ func on(r *api.StatusResponse, gpu int, id uint64) *api.Client {
 func TestMigrate(t *testing.T) {
 	c := &carrier{}
 	s := start(t, t.TempDir(), migrating(c))
-	a := newSwapper(t, s)
-	a.allocates(256 * mib)
-	a.request()
-	e := a.granted()
-	a.in(e)
-	s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
+	a, e := newWorking(t, s, wire.RegisterSwap)
 	done := migrateSelf(t, s, "1")
 	a.departs(s, e)
 	n := a.arrivesOn(gpuB, wire.AttachWant)
@@ -219,12 +229,7 @@ func TestMigrateRefusedByTheDriver(t *testing.T) {
 				return nil
 			}}
 			s := start(t, t.TempDir(), migrating(c))
-			a := newSwapper(t, s)
-			a.allocates(256 * mib)
-			a.request()
-			e := a.granted()
-			a.in(e)
-			s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
+			a, e := newWorking(t, s, wire.RegisterSwap)
 			done := migrateSelf(t, s, "")
 			a.departs(s, e)
 			n := a.arrivesOn(gpuA, wire.AttachWant)
@@ -250,12 +255,7 @@ func TestMigrateRefusedByTheDriver(t *testing.T) {
 func TestMigrateDies(t *testing.T) {
 	c := &carrier{}
 	s := start(t, t.TempDir(), migrating(c))
-	a := newSwapper(t, s)
-	a.allocates(256 * mib)
-	a.request()
-	e := a.granted()
-	a.in(e)
-	s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
+	a, e := newWorking(t, s, wire.RegisterSwap)
 	c.refuse = func(string) error {
 		a.proc.kill()
 		return errors.New("no such process")
@@ -270,39 +270,40 @@ func TestMigrateDies(t *testing.T) {
 	})
 }
 
+// endsMidway is a process on GPU 0 whose scheduler has ended while the driver restored the
+// process on GPU 1.
+func endsMidway(t *testing.T, dir string) *swapper {
+	t.Helper()
+	reached, held := make(chan struct{}), make(chan struct{})
+	s := start(t, dir, migrating(&carrier{refuse: func(call string) error {
+		if strings.HasPrefix(call, "on ") {
+			close(reached)
+			<-held // the scheduler ends here
+		}
+		return nil
+	}}))
+	a, e := newWorking(t, s, wire.RegisterSwap)
+	migrateSelf(t, s, "1")
+	a.departs(s, e)
+	<-reached
+	stopped := make(chan struct{})
+	go func() { s.stop(); close(stopped) }()
+	<-s.ended
+	close(held)
+	<-stopped
+	return a
+}
+
 // A scheduler that ends while a process is off the GPUs has left a record: the next one has
 // the process run, and learns from its ATTACH where it is.
 func TestMigrateOverARestart(t *testing.T) {
 	for name, now := range map[string]GPU{"it has not moved": gpuA, "it has": gpuB} {
 		t.Run(name, func(t *testing.T) {
-			dir, held := t.TempDir(), make(chan struct{})
-			c := &carrier{}
-			s := start(t, dir, migrating(c))
-			a := newSwapper(t, s)
-			a.allocates(256 * mib)
-			a.request()
-			e := a.granted()
-			a.in(e)
-			s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
-			reached := make(chan struct{})
-			c.refuse = func(call string) error {
-				if strings.HasPrefix(call, "on ") {
-					close(reached)
-					<-held // the scheduler ends here
-				}
-				return nil
-			}
-			migrateSelf(t, s, "1")
-			a.departs(s, e)
-			<-reached
-			stopped := make(chan struct{})
-			go func() { s.stop(); close(stopped) }()
-			<-s.ended
-			close(held)
-			<-stopped
+			dir := t.TempDir()
+			a := endsMidway(t, dir)
 
 			next := &carrier{}
-			s = start(t, dir, migrating(next))
+			s := start(t, dir, migrating(next))
 			n := a.arrivesOn(now, wire.AttachWant)
 			n.goesOn()
 			st := s.await("it goes on", func(r *api.StatusResponse) bool {
@@ -314,21 +315,6 @@ func TestMigrateOverARestart(t *testing.T) {
 			}
 		})
 	}
-}
-
-// newCopied is a client with 256 MiB on GPU 0, whose shim understands COPIER.
-func newCopied(t *testing.T, s *scheduler) (*swapper, uint64) {
-	t.Helper()
-	p := newProc(t, s.dir, 0)
-	w := &swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterCopier), proc: p}
-	w.attach(0, gpuA, 0, 0)
-	w.moved(0, 0)
-	w.allocates(256 * mib)
-	w.request()
-	e := w.granted()
-	w.in(e)
-	s.await("it has its memory", func(*api.StatusResponse) bool { return w.status(s).ResidentBytes == 256*mib })
-	return w, e
 }
 
 // wantCopier waits for a copier to a GPU.
@@ -367,7 +353,7 @@ func (w *swapper) departsByCopier(s *scheduler, e uint64) {
 func TestMigrateByCopier(t *testing.T) {
 	c := &carrier{copier: true}
 	s := start(t, t.TempDir(), migrating(c))
-	a, e := newCopied(t, s)
+	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
 	c.refuse = func(call string) error {
 		if c.ended != 1 { // the lock is held
 			return fmt.Errorf("%s while the copier has contexts", call)
@@ -400,7 +386,7 @@ func TestMigrateByCopier(t *testing.T) {
 func TestMigrateCopierFull(t *testing.T) {
 	c := &carrier{copier: true}
 	s := start(t, t.TempDir(), migrating(c))
-	a, e := newCopied(t, s)
+	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
 	done := migrateSelf(t, s, "1")
 	a.wantCopier(gpuB)
 	if f := a.want(wire.TypeRevoke); f.Epoch != e {
@@ -426,7 +412,7 @@ func TestMigrateBroughtBack(t *testing.T) {
 		return nil
 	}}
 	s := start(t, t.TempDir(), migrating(c))
-	a, e := newCopied(t, s)
+	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
 	done := migrateSelf(t, s, "1")
 	a.departsByCopier(s, e)
 	n := a.arrivesOn(gpuA, wire.AttachWant)
@@ -441,12 +427,7 @@ func TestMigrateBroughtBack(t *testing.T) {
 func TestMigrateLatecomer(t *testing.T) {
 	c, reached, held := &carrier{}, make(chan struct{}), make(chan struct{})
 	s := start(t, t.TempDir(), migrating(c))
-	a := newSwapper(t, s)
-	a.allocates(256 * mib)
-	a.request()
-	e := a.granted()
-	a.in(e)
-	s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
+	a, e := newWorking(t, s, wire.RegisterSwap)
 	var once sync.Once
 	c.refuse = func(call string) error {
 		if strings.HasPrefix(call, "on ") {
@@ -472,34 +453,11 @@ func TestMigrateLatecomer(t *testing.T) {
 // The record of processes that are off their GPUs keeps those of an earlier scheduler,
 // whatever else moves.
 func TestMigrateRecordKeeps(t *testing.T) {
-	dir, held := t.TempDir(), make(chan struct{})
-	c := &carrier{}
-	s := start(t, dir, migrating(c))
-	a := newSwapper(t, s)
-	a.allocates(256 * mib)
-	a.request()
-	e := a.granted()
-	a.in(e)
-	s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
-	reached := make(chan struct{})
-	c.refuse = func(call string) error {
-		if strings.HasPrefix(call, "on ") {
-			close(reached)
-			<-held
-		}
-		return nil
-	}
-	migrateSelf(t, s, "1")
-	a.departs(s, e)
-	<-reached
-	stopped := make(chan struct{})
-	go func() { s.stop(); close(stopped) }()
-	<-s.ended
-	close(held)
-	<-stopped
+	dir := t.TempDir()
+	endsMidway(t, dir)
 
 	never := &carrier{refuse: func(string) error { return errors.New("no room") }}
-	s = start(t, dir, migrating(never))
+	s := start(t, dir, migrating(never))
 	s.await("it is tried", func(*api.StatusResponse) bool { return len(never.told()) > 0 })
 	if err := s.ask(context.Background(), s.arrived); err != nil { // as the end of another move does
 		t.Fatal(err)

@@ -3,13 +3,11 @@
 package daemon
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -89,27 +87,16 @@ func (d *Daemon) strangersIn(samples []metrics.GPUSample, clients map[uint32]boo
 	found := map[string][]stranger{}
 	for _, s := range samples {
 		for pid, bytes := range s.Processes {
-			if clients[pid] || len(found[s.UUID]) == maxUnmanaged || ourChild(int(pid)) {
+			if clients[pid] || len(found[s.UUID]) == maxUnmanaged {
 				continue
 			}
-			if p, err := d.peers.Look(int32(pid)); err == nil { // else it has just ended
+			p, err := d.peers.Look(int32(pid))                // an error: it has just ended
+			if err == nil && p.Parent != int32(os.Getpid()) { // a copier, which we run, has memory on two GPUs
 				found[s.UUID] = append(found[s.UUID], stranger{peer: p, bytes: bytes})
 			}
 		}
 	}
 	return found
-}
-
-// ourChild says whether a process is one that the scheduler runs itself: a copier has memory
-// on two GPUs.
-func ourChild(pid int) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	// After the command in parentheses, which may hold anything, come state and parent.
-	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	return len(fields) > 1 && fields[1] == strconv.Itoa(os.Getpid())
 }
 
 // finishLook takes over what was found. A process is told of when it is found a second
