@@ -38,9 +38,8 @@ func (c *GPU) inCohort(t *tenant) bool { return c.cohort.on && t.mayShareTurn() 
 // mayShareTurn says whether the tenant may have its turn together with others.
 func (t *tenant) mayShareTurn() bool { return !t.share.apart() }
 
-// apart says whether a tenant with the share has turns of its own, if it has any: what it does
-// must be billed exactly, or it has them on several GPUs at once, or it is not for a turn that
-// it waits.
+// apart says whether a tenant with the share never has a turn together with others: its use must
+// be billed exactly, or it has its turns on several GPUs at once, or it does not wait for turns.
 func (s Share) apart() bool { return s.limited() || s.Priority == Latency || s.Gang != "" }
 
 // maxCohort is how many clients a cohort has at most: each end of its turn is a message to each.

@@ -24,8 +24,8 @@ import (
 
 // A tenant moves to another GPU in three phases. First it leaves: nothing of it is granted,
 // and its memory is copied to the other GPU (copier.go), or goes to its arena, as when it is
-// suspended. Then each process is
-// checkpointed, and restored with the GPUs exchanged. Last it arrives: its connections are
+// suspended. Then each process is checkpointed, and restored with the GPUs exchanged. Last it
+// arrives: its connections are
 // cut, and each process attaches to the GPU that the driver says it is on. So that ATTACH
 // alone decides to which GPU a process belongs, whatever has failed before it.
 //
