@@ -19,14 +19,21 @@ type Copies struct {
 	Bytes    uint64 // that each process may have copied
 }
 
+// Copier is a program that copies.
+type Copier struct {
+	PID   int
+	End   func()        // has the program end; may be called again
+	Ended chan struct{} // closed when it has
+}
+
 // copierLimit is how long a copier may take to make both GPUs ready. It takes 0.9 s (H100).
 const copierLimit = 10 * time.Second
 
 // Copy starts a program that copies memory of processes to a GPU, for the processes at the
 // other ends of the sockets (struct nvs_copy in hook/wire.h). It returns when the program is
-// ready, and takes the sockets. The program ends with stop, with this process, or when all
+// ready, and takes the sockets. The program ends with Copier.End, with this process, or when all
 // processes have closed their sockets. It has contexts on both GPUs meanwhile.
-func (r *Runner) Copy(ctx context.Context, c Copies, sockets []*os.File) (stop func(), err error) {
+func (r *Runner) Copy(ctx context.Context, c Copies, sockets []*os.File) (*Copier, error) {
 	defer func() {
 		for _, s := range sockets {
 			s.Close()
@@ -55,6 +62,7 @@ func (r *Runner) Copy(ctx context.Context, c Copies, sockets []*os.File) (stop f
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
+	copier := &Copier{PID: cmd.Process.Pid, End: func() { in.Close() }, Ended: make(chan struct{})}
 	ready := make(chan error, 1)
 	go func() {
 		var res Result
@@ -69,8 +77,8 @@ func (r *Runner) Copy(ctx context.Context, c Copies, sockets []*os.File) (stop f
 		_, _ = io.Copy(io.Discard, out)
 		_ = cmd.Wait()
 		in.Close()
+		close(copier.Ended)
 	}()
-	stop = func() { in.Close() }
 	select {
 	case err = <-ready:
 	case <-ctx.Done():
@@ -78,8 +86,8 @@ func (r *Runner) Copy(ctx context.Context, c Copies, sockets []*os.File) (stop f
 		_ = cmd.Process.Kill()
 	}
 	if err != nil {
-		stop()
+		copier.End()
 		return nil, err
 	}
-	return stop, nil
+	return copier, nil
 }

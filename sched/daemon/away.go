@@ -66,7 +66,7 @@ type Checkpointer interface {
 	// Expect says that so many operations may come at any time.
 	Expect(operations int)
 	// Copy starts a program that copies memory of processes to a GPU.
-	Copy(ctx context.Context, c checkpoint.Copies, sockets []*os.File) (stop func(), err error)
+	Copy(ctx context.Context, c checkpoint.Copies, sockets []*os.File) (*checkpoint.Copier, error)
 }
 
 // checkCheckpoint finds out once whether processes can leave with their contexts.

@@ -31,7 +31,7 @@ func (f *fakeDriver) Off(context.Context, int) (checkpoint.Times, error) { retur
 func (f *fakeDriver) On(context.Context, int, []checkpoint.Pair) (checkpoint.Times, error) {
 	return nil, f.do("on")
 }
-func (f *fakeDriver) Copy(context.Context, checkpoint.Copies, []*os.File) (func(), error) {
+func (f *fakeDriver) Copy(context.Context, checkpoint.Copies, []*os.File) (*checkpoint.Copier, error) {
 	return nil, errors.New("there is no copier")
 }
 func (f *fakeDriver) Expect(int) {}

@@ -55,26 +55,27 @@ func (d *Daemon) prepareCopier(m *migration) {
 	clients := m.clients
 	copies := checkpoint.Copies{From: m.from.UUID, To: m.to.UUID, Bytes: 2 * m.from.MemoryBytes}
 	d.wg.Go(func() {
-		stop, err := d.opts.Checkpoint.Copy(context.Background(), copies, theirs) // has a limit of its own
-		if !d.do(func() { d.copierReady(m, clients, ours, stop, err) }) && stop != nil {
-			stop()
+		copier, err := d.opts.Checkpoint.Copy(context.Background(), copies, theirs) // has a limit of its own
+		if !d.do(func() { d.copierReady(m, clients, ours, copier, err) }) && copier != nil {
+			copier.End()
 		}
 	})
 }
 
 // copierReady hands the copier out, if there is one, and has the tenant depart.
-func (d *Daemon) copierReady(m *migration, clients []*client, ours []*os.File, stop func(), err error) {
+func (d *Daemon) copierReady(m *migration, clients []*client, ours []*os.File, copier *checkpoint.Copier, err error) {
 	defer closeAll(ours)
+	d.knowCopier(copier)
 	if d.migrations[m.account] != m || m.phase != prepares {
-		if stop != nil {
-			stop()
+		if copier != nil {
+			copier.End()
 		}
 		return
 	}
 	if err != nil {
 		d.log.Infof("GPU %d: memory of %s goes through the host: %v", m.from.Index, d.nameOf(m.account), err)
 	} else {
-		m.copier = stop
+		m.copier = copier
 		for i, cl := range clients {
 			if d.sendCopier(cl, m.from, m.to, ours[i]) {
 				m.from.swap.members[cl.id].copied = true
@@ -83,6 +84,21 @@ func (d *Daemon) copierReady(m *migration, clients []*client, ours []*os.File, s
 	}
 	d.depart(m)
 	d.advanceMigrations()
+}
+
+// knowCopier has a copier be no stranger on its GPUs until it ends; nil: there is none.
+func (d *Daemon) knowCopier(c *checkpoint.Copier) {
+	if c == nil {
+		return
+	}
+	d.copiers[c.PID] = true
+	d.wg.Go(func() {
+		select {
+		case <-c.Ended:
+			d.do(func() { delete(d.copiers, c.PID) })
+		case <-d.ended:
+		}
+	})
 }
 
 // sendCopier gives a process on a GPU a copier to another one, or to this one.
@@ -99,7 +115,7 @@ func (d *Daemon) sendCopier(cl *client, on, to *gpu, socket *os.File) bool {
 // endCopier ends the copier of a tenant that has departed, or stays. Processes need arenas again.
 func (d *Daemon) endCopier(m *migration) {
 	if m.copier != nil {
-		m.copier()
+		m.copier.End()
 		m.copier = nil
 	}
 	for _, cl := range m.clients {
@@ -133,19 +149,20 @@ func (d *Daemon) noteCopied(att *attachment, noArena, elsewhere bool) {
 	}
 	copies := checkpoint.Copies{To: g.UUID, Bytes: 2 * g.MemoryBytes}
 	d.wg.Go(func() {
-		stop, err := d.opts.Checkpoint.Copy(context.Background(), copies, theirs)
+		copier, err := d.opts.Checkpoint.Copy(context.Background(), copies, theirs)
 		done := d.do(func() {
 			defer closeAll(ours)
+			d.knowCopier(copier)
 			again.Set(now().Add(bringPause))
 			switch {
 			case err != nil:
 				d.log.WithError(err).Errorf("GPU %d: memory of process %d cannot be brought back; trying again every %v", g.Index, cl.PID, bringPause)
 			case d.clients[cl.id] != cl || !d.sendCopier(cl, g, g, ours[0]):
-				stop()
+				copier.End()
 			} // else it ends when the process closes its end
 		})
 		if !done && err == nil {
-			stop()
+			copier.End()
 		}
 	})
 }

@@ -169,6 +169,7 @@ type Daemon struct {
 	settings    settings                  // time quanta and modes that were set
 	broken      []*conn                   // to be treated as lost after the current event
 	migrations  map[string]*migration     // by account
+	copiers     map[int]bool              // PIDs of copiers that run
 	strayed     map[*client]string        // UUIDs of the GPUs that clients may have left, of GPUs not found yet
 
 	discovering   bool
@@ -272,6 +273,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		described:       make(chan struct{}),
 		firsts:          map[string]*peer.Peer{},
 		migrations:      map[string]*migration{},
+		copiers:         map[int]bool{},
 		strayed:         map[*client]string{},
 		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}

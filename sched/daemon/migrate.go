@@ -58,14 +58,14 @@ type migration struct {
 	account  string
 	from, to *gpu
 	phase    phase
-	asleep   bool             // it was suspended with its context
-	clients  []*client        // those that live
-	count    int              // processes that began
-	bytes    uint64           // that they have reserved
-	legs     int              // how often processes have set out: others may have begun meanwhile
-	began    time.Time        // when its processes were stopped
-	copier   func()           // ends the copier; nil: there is none
-	took     checkpoint.Times // the parts of it so far
+	asleep   bool               // it was suspended with its context
+	clients  []*client          // those that live
+	count    int                // processes that began
+	bytes    uint64             // that they have reserved
+	legs     int                // how often processes have set out: others may have begun meanwhile
+	began    time.Time          // when its processes were stopped
+	copier   *checkpoint.Copier // nil: there is none
+	took     checkpoint.Times   // the parts of it so far
 	limit    *timer.Timer
 	late     bool  // the phase has lasted too long
 	err      error // why it stays, or is incomplete

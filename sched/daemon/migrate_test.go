@@ -32,7 +32,7 @@ type carrier struct {
 	ended  int // copiers
 }
 
-func (c *carrier) Copy(_ context.Context, what checkpoint.Copies, sockets []*os.File) (func(), error) {
+func (c *carrier) Copy(_ context.Context, what checkpoint.Copies, sockets []*os.File) (*checkpoint.Copier, error) {
 	closeAll(sockets)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -40,11 +40,13 @@ func (c *carrier) Copy(_ context.Context, what checkpoint.Copies, sockets []*os.
 		return nil, errors.New("there is none")
 	}
 	c.copies = append(c.copies, what)
-	return func() {
+	ended := make(chan struct{})
+	return &checkpoint.Copier{Ended: ended, End: sync.OnceFunc(func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.ended++
-	}, nil
+		close(ended)
+	})}, nil
 }
 
 func (c *carrier) call(text string) error {

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -55,6 +54,9 @@ func (d *Daemon) lookForStrangers() {
 	for _, cl := range d.clients {
 		clients[uint32(cl.PID)] = true
 	}
+	for pid := range d.copiers { // they have memory on two GPUs
+		clients[uint32(pid)] = true
+	}
 	if d.overlap != nil { // the driver counts what members do to their MPS server
 		for _, group := range d.overlap.States() {
 			clients[uint32(group.Server)] = true
@@ -90,8 +92,7 @@ func (d *Daemon) strangersIn(samples []metrics.GPUSample, clients map[uint32]boo
 			if clients[pid] || len(found[s.UUID]) == maxUnmanaged {
 				continue
 			}
-			p, err := d.peers.Look(int32(pid))                // an error: it has just ended
-			if err == nil && p.Parent != int32(os.Getpid()) { // a copier, which we run, has memory on two GPUs
+			if p, err := d.peers.Look(int32(pid)); err == nil { // else it has just ended
 				found[s.UUID] = append(found[s.UUID], stranger{peer: p, bytes: bytes})
 			}
 		}

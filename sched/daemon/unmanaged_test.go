@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -129,4 +130,23 @@ func TestShimTooOldForItsLimit(t *testing.T) {
 	})
 	old.reserve(50*mib, 50*mib, 0)
 	s.await("a shim that reserves is not", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
+}
+
+// A copier has memory on two GPUs, and is no stranger there until it has ended.
+func TestCopierIsNoStranger(t *testing.T) {
+	var nvml driver
+	s := start(t, t.TempDir(), swapping, func(d *Daemon) { d.opts.Sample = nvml.sample; d.lookPause = time.Millisecond })
+	newSwapper(t, s) // else nobody looks
+	copies, other := firstOf(t, whole("c")), firstOf(t, whole("d"))
+	copier := &checkpoint.Copier{PID: copies.Process.Pid, Ended: make(chan struct{})}
+	nvml.set(nil, map[uint32]uint64{uint32(copier.PID): 1 << 20, uint32(other.Process.Pid): 1 << 20})
+	if err := s.ask(context.Background(), func() { s.knowCopier(copier); s.look.Set(now()) }); err != nil {
+		t.Fatal(err)
+	}
+	r := s.await("a stranger is seen", func(r *api.StatusResponse) bool { return len(r.Unmanaged) > 0 })
+	if len(r.Unmanaged) != 1 || r.Unmanaged[0].Pid != uint32(other.Process.Pid) {
+		t.Errorf("strangers %v, want only %d", r.Unmanaged, other.Process.Pid)
+	}
+	close(copier.Ended)
+	s.await("both are strangers", func(r *api.StatusResponse) bool { return len(r.Unmanaged) == 2 })
 }

@@ -37,7 +37,6 @@ type Peer struct {
 	// number.
 	Account string
 	Command string // chosen by the process: any bytes
-	Parent  int32  // PID
 	pidfd   *os.File
 }
 
@@ -193,7 +192,7 @@ func (f *Finder) read(p *Peer) error {
 	if err != nil {
 		return err
 	}
-	if p.Start, p.Command, p.Parent, err = parseStat(string(stat)); err != nil {
+	if p.Start, p.Command, err = parseStat(string(stat)); err != nil {
 		return err
 	}
 	cgroup, err := os.ReadFile(dir + "cgroup")
@@ -213,24 +212,20 @@ func (f *Finder) read(p *Peer) error {
 	return nil
 }
 
-// parseStat finds start time, command and parent in the text of /proc/<pid>/stat. The
+// parseStat finds start time and command in the text of /proc/<pid>/stat. The
 // command may contain anything, so the fields are counted from its end.
-func parseStat(stat string) (start uint64, command string, parent int32, err error) {
+func parseStat(stat string) (start uint64, command string, err error) {
 	open, end := strings.IndexByte(stat, '('), strings.LastIndexByte(stat, ')')
 	if open < 0 || end < open {
-		return 0, "", 0, fmt.Errorf("stat has no command: %q", stat)
+		return 0, "", fmt.Errorf("stat has no command: %q", stat)
 	}
 	fields := strings.Fields(stat[end+1:])
-	const ppid, startTime = 4 - 3, 22 - 3 // field 3 is the first after the command
+	const startTime = 22 - 3 // field 3 is the first after the command
 	if len(fields) <= startTime {
-		return 0, "", 0, fmt.Errorf("stat is too short: %q", stat)
-	}
-	of, err := strconv.ParseInt(fields[ppid], 10, 32)
-	if err != nil {
-		return 0, "", 0, err
+		return 0, "", fmt.Errorf("stat is too short: %q", stat)
 	}
 	start, err = strconv.ParseUint(fields[startTime], 10, 64)
-	return start, stat[open+1 : end], int32(of), err
+	return start, stat[open+1 : end], err
 }
 
 func dead(pidfd int) bool {

@@ -50,7 +50,7 @@ func process(t *testing.T, pid int) Process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start, _, _, err := parseStat(string(stat))
+	start, _, err := parseStat(string(stat))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestParseStat(t *testing.T) {
 		"no brackets":     {"12 x" + rest, "", 0, true},
 		"not a number":    {"12 (x)" + strings.Replace(rest, "987654321", "y", 1), "", 0, true},
 	} {
-		start, command, _, err := parseStat(tc.stat)
+		start, command, err := parseStat(tc.stat)
 		if (err != nil) != tc.bad || !tc.bad && (start != tc.start || command != tc.command) {
 			t.Errorf("%s: %d %q %v", name, start, command, err)
 		}
