@@ -72,8 +72,8 @@ bool nvs_carry_capable(void)
 
 	NVS_FOR_EACH_GPU(gpu)
 		any = any || (gpu->swap->capable && gpu->swap->posix_fd);
-	return any && nvs_driver.mem_export && nvs_driver.mem_import && nvs_driver.copy_on_device &&
-	       nvs_driver.address_free;
+	return any && nvs_driver_has(mem_export) && nvs_driver_has(mem_import) && nvs_driver_has(copy_on_device) &&
+	       nvs_driver_has(address_free);
 }
 
 static struct carried *entry_of(struct nvs_gpu *gpu, struct place p)
