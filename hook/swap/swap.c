@@ -233,18 +233,23 @@ void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_MOVED,
 			       .channel = (uint16_t)gpu->number, .code = code };
-	bool takes;
+	bool takes, ending;
 
 	if (gpu->lease.link != LEASE_ATTACHED || atomic_load(&s->mode) != SWAP_ON)
 		return;
 	if (gpu->lease.gate == LEASE_OPEN)
 		f.epoch = gpu->lease.epoch;
-	/* Where the process has arrived, its memory comes first: then the scheduler hears of both at once. */
 	nvs_swap_lock(s);
 	takes = nvs_carry_takes(s);
+	ending = f.epoch && s->want && !s->away;
 	f.code |= nvs_carry_astray(s) ? NVS_MOVED_ELSEWHERE : 0;
 	nvs_swap_unlock(s);
-	if (takes)
+	/*
+	 * Where the process has arrived, its memory comes first: then the scheduler hears of both at
+	 * once. While the gate waits for the last copies, nothing is away, and to say so would begin the
+	 * time quantum: READY follows.
+	 */
+	if (takes || (ending && !code))
 		return;
 	f.u.moved = s->told = state_of(gpu);
 	s->told_ns = nvs_now();

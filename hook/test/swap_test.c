@@ -609,6 +609,7 @@ static void two_that_do_not_fit_take_turns(void)
 	CHECK(went_well(a));
 	CHECK(went_well(b));
 	CHECK(swapper_seen().stuck_error == 0);
+	CHECK(swapper_seen().early == 0);
 	CHECK(swapper_seen().resident_max <= GPU);
 	swapper_end();
 }

@@ -208,8 +208,10 @@ static void on_moved(struct conn *c, const struct nvs_frame *f)
 	seen.stuck_memory += (f->code & NVS_MOVED_NO_MEMORY) != 0;
 	seen.stuck_arena += (f->code & NVS_MOVED_NO_ARENA) != 0;
 	seen.stuck_error += (f->code & NVS_MOVED_ERROR) != 0;
-	if (f->epoch && !c->m.away)
+	if (f->epoch && !c->m.away) {
+		seen.early += !c->since_ns; /* its memory was away at the grant, and its gate is still closed */
 		c->since_ns = c->since_ns ? c->since_ns : test_now();
+	}
 }
 
 /* A GPU that nobody else uses, without swapping. */

@@ -19,6 +19,7 @@ struct swapper_config {
 /* What tenants have said, the dead ones too. */
 struct swapper_seen {
 	unsigned attached, alive, grants, ready, moved;
+	unsigned early;       /* MOVED that says that nothing is away, before READY */
 	unsigned stuck_memory, stuck_arena, stuck_error;
 	uint64_t out, in;     /* bytes, of the living */
 	uint64_t resident, resident_max; /* sum over tenants, now and at most */
