@@ -383,15 +383,19 @@ struct nvs_copier {
 };
 
 /*
- * What goes over the copier's socket (SOCK_SEQPACKET): a request with a descriptor of
- * memory, as cuMemExportToShareableHandle makes it, and its answer with a descriptor of a
- * copy on the other GPU, in the order of the requests. Nothing but that descriptor keeps the copy.
- * An answer with another result than 0 has no descriptor.
+ * What goes over the copier's socket (SOCK_SEQPACKET): a request with descriptors of
+ * memory, as cuMemExportToShareableHandle makes them, and its answer with one descriptor, of
+ * one copy of them all on the other GPU, one behind the other. Answers come in the order of
+ * the requests. Nothing but that descriptor keeps the copy. An answer with another result
+ * than 0 has no descriptor. The packet of a request ends behind its last size; an answer has none.
  */
+#define NVS_COPIED_AT_ONCE 64u /* SCM_MAX_FD of the kernel is 253 */
+
 struct nvs_copy {
-	uint64_t bytes;  /* of the memory, all of it */
+	uint64_t bytes;  /* of all the memory */
 	int32_t  result; /* of the answer: CUresult */
-	uint32_t reserved;
+	uint32_t pieces; /* of a request: as many descriptors */
+	uint32_t granules[NVS_COPIED_AT_ONCE]; /* of each piece, in 2 MiB */
 };
 
 /*
@@ -544,7 +548,7 @@ _Static_assert(sizeof(struct nvs_room) == 48, "room");
 _Static_assert(sizeof(struct nvs_util) == 48, "util");
 _Static_assert(sizeof(struct nvs_slice) == 48, "slice");
 _Static_assert(sizeof(struct nvs_copier) == 48, "copier");
-_Static_assert(sizeof(struct nvs_copy) == 16, "copy");
+_Static_assert(offsetof(struct nvs_copy, granules) == 16, "copy");
 _Static_assert(sizeof(struct nvs_controls) == 48, "controls");
 _Static_assert(offsetof(struct nvs_page, features) == 16, "page.features");
 _Static_assert(sizeof(struct nvs_arena) == 48, "arena");

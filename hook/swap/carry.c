@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * carry.c: memory that goes to another GPU with its process, without a way through host
- * memory. A copier, a program that the scheduler runs, copies each chunk to the other GPU
- * and answers with a descriptor. The process keeps nothing but these descriptors while the
+ * memory. A copier, a program that the scheduler runs, copies chunks to the other GPU, a run
+ * of the mover at a time, and answers with a descriptor. The process keeps nothing but these descriptors while the
  * driver checkpoints and restores it there, and then copies from them into memory of its own.
  *
  * That an exported descriptor alone keeps memory, that a process that holds some can be
  * checkpointed, and that imported memory cannot be exported again (error 1: so it is
  * copied) was seen on two H100, driver 580.159.04.
  *
- * The first failure on the way out ends that way: the chunk is still where it was, and
+ * The first failure on the way out ends that way: the run is still where it was, and
  * what is left goes to the arena. A process that is not restored on the other GPU has its
  * memory brought back by a copier to this one.
  */
@@ -32,7 +32,7 @@
 #include "swap_impl.h"
 
 #define MAX_CARRIED 4096u
-/* A copier that says nothing for so long is given up. A chunk takes milliseconds. */
+/* A copier that says nothing for so long is given up. A run takes milliseconds. */
 #define ANSWER_NS (10 * NVS_S)
 /* So long after the first failure to bring memory back, it is lost. */
 #define LOST_NS (60 * NVS_S)
@@ -42,17 +42,29 @@ struct copier {
 	bool back;                    /* it copies to this GPU, not from it */
 };
 
+/*
+ * The copy of a run. A chunk's store has the number of the entry, and where in the copy
+ * the chunk begins. So many chunks at most are in one, that the first is behind no more
+ * than CARRY_RUN granules.
+ */
 struct carried {
 	struct nvs_descriptor file;  /* of the copy; -1: there is none yet, or no more */
 	unsigned long long handle;   /* while it comes in: the copy, imported ... */
-	CUdeviceptr at;              /* ... and mapped here; 0: not */
+	CUdeviceptr at;              /* ... and mapped here, until the last chunk is in; 0: not */
+	uint32_t granules;
+	uint32_t chunks;             /* that are not in yet */
 	bool used;
 	bool home;                   /* brought back to the GPU that it left */
 };
 
+#define OFFSET_BITS 12u
+_Static_assert(CARRY_RUN < 1u << OFFSET_BITS, "the beginning of a chunk");
+_Static_assert(MAX_CARRIED << OFFSET_BITS <= 1u << 24, "the number of an entry");
+
 /*
- * Of a GPU. Guarded by its swap lock, except for the chunks' entries: the mover alone has
- * those of chunks that are CHUNK_BUSY. The mover alone uses the copier, and changes it between
+ * Of a GPU. Guarded by its swap lock, except for the entries of chunks that are CHUNK_BUSY:
+ * the mover alone has their file and copy. An entry whose last chunk is freed while its copy is
+ * mapped is left to the mover, too. The mover alone uses the copier, and changes it between
  * two passes only: so each answer is read by the pass that has asked for it.
  */
 struct nvs_carry {
@@ -63,6 +75,8 @@ struct nvs_carry {
 	uint8_t from[NVS_UUID_SIZE]; /* that GPU */
 	uint64_t failed_ns; /* since when bringing memory back fails; 0: it does not */
 	uint32_t count, place, most; /* place: where the next search for an entry begins */
+	uint32_t mapped;             /* entries whose copy is mapped */
+	struct carried *run;         /* of the run that is picked; NULL: none of it is carried yet */
 	struct carried carried[MAX_CARRIED];
 };
 
@@ -80,7 +94,7 @@ static struct carried *entry_of(struct nvs_gpu *gpu, struct place p)
 {
 	uint32_t store = p.span->store[p.granule];
 
-	return &gpu->swap->carry->carried[store & ~NVS_STORE_CARRIED];
+	return &gpu->swap->carry->carried[(store & ~NVS_STORE_CARRIED) >> OFFSET_BITS];
 }
 
 bool nvs_carried(struct place p)
@@ -160,26 +174,26 @@ void nvs_swap_copier(struct nvs_gpu *gpu, const struct nvs_copier *f, int fd)
 	nvs_swap_kick(s);
 }
 
-static bool send_request(const struct nvs_carry *c, uint64_t bytes, int fd)
+static bool send_request(const struct nvs_carry *c, const struct nvs_copy *q, const int *fd)
 {
-	struct nvs_copy q = { .bytes = bytes };
 	union {
 		struct cmsghdr align;
-		char buf[CMSG_SPACE(sizeof(int))];
+		char buf[CMSG_SPACE(NVS_COPIED_AT_ONCE * sizeof(int))];
 	} control = { .buf = { 0 } };
-	struct iovec iov = { &q, sizeof(q) };
+	long size = (long)(offsetof(struct nvs_copy, granules) + q->pieces * sizeof(q->granules[0]));
+	struct iovec iov = { (void *)q, (size_t)size };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
-			    .msg_controllen = CMSG_LEN(sizeof(int)) };
+			    .msg_controllen = CMSG_SPACE(q->pieces * sizeof(int)) };
 	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
 	struct pollfd p = { .fd = c->now.socket.fd, .events = POLLOUT };
 	struct timespec t = { ANSWER_NS / NVS_S, 0 };
 
 	h->cmsg_level = SOL_SOCKET;
 	h->cmsg_type = SCM_RIGHTS;
-	h->cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(h), &fd, sizeof(int));
+	h->cmsg_len = CMSG_LEN(q->pieces * sizeof(int));
+	memcpy(CMSG_DATA(h), fd, q->pieces * sizeof(int));
 	return nvs_descriptor_is(&c->now.socket) && syscall(SYS_ppoll, &p, 1, &t, NULL, 8) == 1 &&
-	       syscall(SYS_sendmsg, c->now.socket.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (long)sizeof(q);
+	       syscall(SYS_sendmsg, c->now.socket.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == size;
 }
 
 /* Returns the copy's descriptor, or -1. */
@@ -190,6 +204,7 @@ static int receive_answer(const struct nvs_carry *c)
 		struct cmsghdr align;
 		char buf[CMSG_SPACE(sizeof(int))];
 	} control;
+	const long size = offsetof(struct nvs_copy, granules);
 	struct iovec iov = { &a, sizeof(a) };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
 			    .msg_controllen = CMSG_LEN(sizeof(int)) };
@@ -199,7 +214,7 @@ static int receive_answer(const struct nvs_carry *c)
 	int fd = -1;
 
 	if (!nvs_descriptor_is(&c->now.socket) || syscall(SYS_ppoll, &p, 1, &t, NULL, 8) != 1 ||
-	    syscall(SYS_recvmsg, c->now.socket.fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != (long)sizeof(a))
+	    syscall(SYS_recvmsg, c->now.socket.fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != size)
 		return -1;
 	h = CMSG_FIRSTHDR(&m);
 	if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS && h->cmsg_len == CMSG_LEN(sizeof(int)))
@@ -215,50 +230,91 @@ static int receive_answer(const struct nvs_carry *c)
 
 /* ---- out ---- */
 
-bool nvs_carry_alloc(struct nvs_gpu *gpu, struct place p)
+bool nvs_carry_out(struct nvs_gpu *gpu)
 {
 	struct nvs_carry *c = gpu->swap->carry;
 
-	if (!c || c->ends || c->now.socket.fd < 0 || c->now.back || c->count >= c->most)
+	if (!c)
 		return false;
+	c->run = NULL;
+	return !c->ends && c->now.socket.fd >= 0 && !c->now.back;
+}
+
+/* An entry for the run. The lock is held. */
+static struct carried *add(struct nvs_gpu *gpu)
+{
+	struct nvs_carry *c = gpu->swap->carry;
+
 	while (c->carried[c->place].used)
 		c->place = (c->place + 1) % MAX_CARRIED;
 	if (!c->count++)
 		memcpy(c->from, gpu->device.uuid, NVS_UUID_SIZE);
 	c->carried[c->place] = (struct carried){ .used = true, .file = NVS_NO_DESCRIPTOR };
-	p.span->store[p.granule] = NVS_STORE_CARRIED | c->place;
-	return true;
+	return &c->carried[c->place];
 }
 
-void nvs_carry_free(struct nvs_gpu *gpu, struct place p)
+/* The lock is held. */
+static void drop(struct nvs_carry *c, struct carried *e)
 {
-	struct nvs_carry *c = gpu->swap->carry;
-	struct carried *e = entry_of(gpu, p);
-
 	nvs_descriptor_close(&e->file);
 	e->used = false;
-	p.span->store[p.granule] = 0;
 	if (--c->count == 0) {
 		c->failed_ns = 0;
 		c->astray = false;
 	}
 }
 
-void nvs_carry_send(struct nvs_gpu *gpu, struct place p)
+bool nvs_carry_alloc(struct nvs_gpu *gpu, struct place p)
 {
 	struct nvs_carry *c = gpu->swap->carry;
-	const struct chunk *chunk = chunk_of(p);
-	int fd = -1, result = CUDA_ERROR_INVALID_VALUE;
+	struct carried *e;
 
-	if (c->now.socket.fd >= 0)
-		result = nvs_driver.mem_export(&fd, chunk->handle, CU_MEM_HANDLE_POSIX_FD, 0);
-	if (result != CUDA_SUCCESS || !send_request(c, bytes_of(chunk->granules), fd))
-		nvs_carry_end(gpu); /* nvs_carry_receive() says so */
-	if (result == CUDA_SUCCESS)
-		close(fd);
+	if (!c || c->ends || c->now.socket.fd < 0 || c->now.back || (!c->run && c->count >= c->most))
+		return false;
+	if (!c->run)
+		c->run = add(gpu);
+	e = c->run;
+	p.span->store[p.granule] = NVS_STORE_CARRIED | (uint32_t)(e - c->carried) << OFFSET_BITS | e->granules;
+	e->granules += chunk_of(p)->granules;
+	e->chunks++;
+	return true;
 }
 
-bool nvs_carry_receive(struct nvs_gpu *gpu, struct place p)
+void nvs_carry_free(struct nvs_gpu *gpu, struct place p)
+{
+	struct carried *e = entry_of(gpu, p);
+
+	p.span->store[p.granule] = 0;
+	if (--e->chunks == 0 && !e->at)
+		drop(gpu->swap->carry, e);
+}
+
+void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
+{
+	struct nvs_carry *c = gpu->swap->carry;
+	struct nvs_copy q = { .pieces = 0 };
+	int fd[NVS_COPIED_AT_ONCE], result = CUDA_SUCCESS;
+
+	if (c->now.socket.fd < 0)
+		return;
+	for (; chunks && result == CUDA_SUCCESS; chunks--, next_chunk(&first)) {
+		const struct chunk *chunk = chunk_of(first);
+
+		if (chunk->opens != TOUCHED || !nvs_carried(first))
+			continue;
+		result = nvs_driver.mem_export(&fd[q.pieces], chunk->handle, CU_MEM_HANDLE_POSIX_FD, 0);
+		if (result != CUDA_SUCCESS)
+			break;
+		q.granules[q.pieces++] = chunk->granules;
+		q.bytes += bytes_of(chunk->granules);
+	}
+	if (result != CUDA_SUCCESS || !send_request(c, &q, fd))
+		nvs_carry_end(gpu); /* nvs_carry_receive() says so */
+	while (q.pieces)
+		close(fd[--q.pieces]);
+}
+
+bool nvs_carry_receive(struct nvs_gpu *gpu, struct place carried)
 {
 	int fd = receive_answer(gpu->swap->carry);
 
@@ -266,7 +322,7 @@ bool nvs_carry_receive(struct nvs_gpu *gpu, struct place p)
 		nvs_carry_end(gpu); /* the order of answers is lost, or the other GPU is full */
 		return false;
 	}
-	entry_of(gpu, p)->file = nvs_descriptor_of(fd);
+	entry_of(gpu, carried)->file = nvs_descriptor_of(fd);
 	return true;
 }
 
@@ -330,13 +386,14 @@ bool nvs_carry_can_fetch(struct nvs_gpu *gpu, struct place p)
 	return false;
 }
 
-/* Has a chunk copied back to this GPU. */
-static bool bring_back(struct nvs_gpu *gpu, struct carried *e, uint64_t bytes)
+/* Has a copy copied back to this GPU. */
+static bool bring_back(struct nvs_gpu *gpu, struct carried *e)
 {
 	struct nvs_carry *c = gpu->swap->carry;
+	struct nvs_copy q = { .bytes = bytes_of(e->granules), .pieces = 1, .granules = { e->granules } };
 	int fd = -1;
 
-	if (nvs_descriptor_is(&e->file) && c->now.back && send_request(c, bytes, e->file.fd))
+	if (nvs_descriptor_is(&e->file) && c->now.back && send_request(c, &q, &e->file.fd))
 		fd = receive_answer(c);
 	if (fd < 0) {
 		nvs_carry_end(gpu);
@@ -348,25 +405,38 @@ static bool bring_back(struct nvs_gpu *gpu, struct carried *e, uint64_t bytes)
 	return true;
 }
 
-static int import(struct nvs_gpu *gpu, struct carried *e, uint64_t bytes)
+/* Maps a copy. */
+static int import(struct nvs_gpu *gpu, struct carried *e)
 {
 	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev }, CU_MEM_ACCESS_READWRITE };
+	uint64_t bytes = bytes_of(e->granules);
+	unsigned long long handle;
+	CUdeviceptr at;
 	int result;
 
 	if (!nvs_descriptor_is(&e->file))
 		return CUDA_ERROR_NOT_FOUND;
-	result = nvs_driver.mem_import(&e->handle, (void *)(intptr_t)e->file.fd, CU_MEM_HANDLE_POSIX_FD);
+	result = nvs_driver.mem_import(&handle, (void *)(intptr_t)e->file.fd, CU_MEM_HANDLE_POSIX_FD);
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = nvs_driver.address_reserve(&e->at, bytes, GRANULE, 0, 0);
+	result = nvs_driver.address_reserve(&at, bytes, GRANULE, 0, 0);
 	if (result == CUDA_SUCCESS) {
-		result = nvs_driver.mem_map(e->at, bytes, 0, e->handle, 0);
-		if (result == CUDA_SUCCESS)
-			return nvs_driver.set_access(e->at, bytes, &access, 1);
-		nvs_driver.address_free(e->at, bytes);
+		result = nvs_driver.mem_map(at, bytes, 0, handle, 0);
+		if (result == CUDA_SUCCESS) {
+			result = nvs_driver.set_access(at, bytes, &access, 1);
+			if (result == CUDA_SUCCESS) {
+				nvs_swap_lock(gpu->swap);
+				e->handle = handle;
+				e->at = at;
+				gpu->swap->carry->mapped++;
+				nvs_swap_unlock(gpu->swap);
+				return result;
+			}
+			nvs_driver.mem_unmap(at, bytes);
+		}
+		nvs_driver.address_free(at, bytes);
 	}
-	nvs_driver.mem_release(e->handle);
-	e->at = 0;
+	nvs_driver.mem_release(handle);
 	return result;
 }
 
@@ -374,32 +444,50 @@ int nvs_carry_fetch(struct nvs_gpu *gpu, struct place p)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct carried *e = entry_of(gpu, p);
-	uint64_t bytes = bytes_of(chunk_of(p)->granules);
-	int result = CUDA_ERROR_NOT_FOUND;
+	uint64_t offset = bytes_of(p.span->store[p.granule] & ((1u << OFFSET_BITS) - 1));
+	int result = CUDA_SUCCESS;
 
-	if (!s->carry->astray || e->home || bring_back(gpu, e, bytes))
-		result = import(gpu, e, bytes);
+	if (!e->at)
+		result = !s->carry->astray || e->home || bring_back(gpu, e) ? import(gpu, e) : CUDA_ERROR_NOT_FOUND;
 	if (result == CUDA_SUCCESS)
-		return nvs_driver.copy_on_device(address_of(p), e->at, bytes, s->stream);
+		return nvs_driver.copy_on_device(address_of(p), e->at + offset, bytes_of(chunk_of(p)->granules),
+						 s->stream);
 	nvs_swap_lock(s);
 	failed(gpu);
 	nvs_swap_unlock(s);
 	return result;
 }
 
-void nvs_carry_fetched(struct nvs_gpu *gpu, struct place p, bool whole)
+/* A copy that is to be unmapped. NULL: there is none. */
+static struct carried *fetched(struct nvs_gpu *gpu, bool all)
 {
-	struct carried *e = entry_of(gpu, p);
-	uint64_t bytes = bytes_of(chunk_of(p)->granules);
+	struct nvs_carry *c = gpu->swap->carry;
+	struct carried *e = NULL;
 
-	if (e->at) {
-		nvs_driver.mem_unmap(e->at, bytes);
-		nvs_driver.address_free(e->at, bytes);
+	nvs_swap_lock(gpu->swap);
+	for (uint32_t i = 0; c && c->mapped && !e && i < MAX_CARRIED; i++)
+		if (c->carried[i].used && c->carried[i].at && (all || !c->carried[i].chunks))
+			e = &c->carried[i];
+	nvs_swap_unlock(gpu->swap);
+	return e;
+}
+
+void nvs_carry_fetched(struct nvs_gpu *gpu, bool all)
+{
+	struct nvs_carry *c = gpu->swap->carry;
+	struct carried *e;
+
+	while ((e = fetched(gpu, all))) {
+		nvs_driver.mem_unmap(e->at, bytes_of(e->granules));
+		nvs_driver.address_free(e->at, bytes_of(e->granules));
 		nvs_driver.mem_release(e->handle);
+		nvs_swap_lock(gpu->swap);
 		e->at = 0;
+		c->mapped--;
+		if (!e->chunks) /* the kernel frees the copy when its descriptor is closed */
+			drop(c, e);
+		nvs_swap_unlock(gpu->swap);
 	}
-	if (whole) /* now, because the kernel frees the copy when its descriptor is closed */
-		nvs_descriptor_close(&e->file);
 }
 
 void nvs_carry_fork_child(void)

@@ -21,7 +21,7 @@
 #include "vmm.h"
 
 #define TELL_BYTES (64ull << 20) /* between two MOVED messages of a pass */
-#define RUN        32u           /* granules of a run, and one chunk more at most */
+#define RUN        32u           /* granules of a run, and one chunk more at most; CARRY_RUN by the copier */
 #define IDLE_NS    (1 * NVS_S)
 #define RETRY_NS   (20 * NVS_MS) /* until a refused driver call is repeated */
 
@@ -35,6 +35,7 @@ struct run {
 struct flight {
 	struct run run;
 	bool copied;   /* the event of its slot tells when the copy has ended */
+	struct place carried; /* a chunk that leaves by the copier; span is NULL: none does */
 };
 
 /* One pass in one direction. */
@@ -118,10 +119,13 @@ static bool goes_on(const struct pass *p, const struct nvs_swap *s)
 static bool pick(struct pass *p, struct run *r)
 {
 	struct nvs_swap *s = p->gpu->swap;
+	uint32_t granules = RUN;
 
 	*r = (struct run){ .chunks = 0 };
 	nvs_swap_lock(s);
-	while (r->bytes < bytes_of(RUN) && goes_on(p, s)) {
+	if (p->out && nvs_carry_out(p->gpu))
+		granules = CARRY_RUN;
+	while (r->bytes < bytes_of(granules) && r->chunks < NVS_COPIED_AT_ONCE && goes_on(p, s)) {
 		struct chunk *c;
 		uint64_t bytes;
 
@@ -235,19 +239,14 @@ static void complete(struct pass *p)
 
 	if (!moved)
 		give_up(p, result);
-	for (uint32_t i = 0; i < f->run.chunks; i++, next_chunk(&at)) {
-		if (chunk_of(at)->opens == TOUCHED && nvs_carried(at)) {
-			if (p->out)
-				moved = nvs_carry_receive(p->gpu, at) && moved;
-			else
-				nvs_carry_fetched(p->gpu, at, moved);
-		}
-		if (!p->out && moved)
-			nvs_vmm_arrived(at);
-	}
+	if (f->carried.span)
+		moved = nvs_carry_receive(p->gpu, f->carried) && moved;
+	for (uint32_t i = 0; !p->out && moved && i < f->run.chunks; i++, next_chunk(&at))
+		nvs_vmm_arrived(at);
 	if (moved == p->out)
 		nvs_chunk_unmap(f->run.first, f->run.chunks);
 	settle(p, f->run, moved);
+	nvs_carry_fetched(p->gpu, false);
 	p->untold += f->run.bytes;
 	p->moved = true;
 	p->first = (p->first + 1) % FLIGHTS;
@@ -285,7 +284,7 @@ static void begin(struct pass *p, struct run r)
 {
 	struct nvs_swap *s = p->gpu->swap;
 	unsigned slot = (p->first + p->count) % FLIGHTS;
-	struct place at = r.first;
+	struct place at = r.first, carried = { NULL, 0 };
 	int result = CUDA_SUCCESS;
 	bool copied = false;
 
@@ -299,7 +298,7 @@ static void begin(struct pass *p, struct run r)
 		if (p->out)
 			nvs_vmm_leaving(at);
 		if (p->out && nvs_carried(at)) {
-			nvs_carry_send(p->gpu, at);
+			carried = at;
 			continue;
 		}
 		copied = true;
@@ -310,18 +309,14 @@ static void begin(struct pass *p, struct run r)
 		result = nvs_driver.event_record(s->event[slot], s->stream);
 	if (result != CUDA_SUCCESS) {
 		give_up(p, result); /* waits until copies that were begun have ended */
-		at = r.first;
-		for (uint32_t i = 0; !p->out && i < r.chunks; i++, next_chunk(&at))
-			if (chunk_of(at)->opens == TOUCHED && nvs_carried(at))
-				nvs_carry_fetched(p->gpu, at, false);
-		if (p->out)
-			nvs_carry_end(p->gpu);
-		else
+		if (!p->out)
 			nvs_chunk_unmap(r.first, r.chunks);
 		settle(p, r, false);
 		return;
 	}
-	p->flight[slot] = (struct flight){ r, copied };
+	if (carried.span) /* last, because complete() alone reads the answer */
+		nvs_carry_send(p->gpu, r.first, r.chunks);
+	p->flight[slot] = (struct flight){ r, copied, carried };
 	p->count++;
 }
 
@@ -350,6 +345,7 @@ static struct pass move(struct pass p)
 			if (more)
 				begin(&p, r);
 		}
+		nvs_carry_fetched(gpu, true);
 		leave();
 	}
 	nvs_unlock(&gpu->drain_lock);

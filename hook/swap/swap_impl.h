@@ -349,10 +349,19 @@ void nvs_arena_fork_child(void);
 
 #define NVS_STORE_CARRIED 0xff000000u /* no segment of the arena has this number */
 
+/*
+ * Granules of a run that leaves by the copier, and one chunk more at most: a request takes
+ * 0.75 ms, whatever its size (H100).
+ */
+#define CARRY_RUN 128u
+
 /* Whether a chunk that is away, or moves, is not in the arena. */
 bool nvs_carried(struct place p);
 
-/* A chunk is to leave by the copier. False: there is none that takes it. The lock is held, here and below. */
+/* A run is picked that is to leave. Whether there is a copier for it. The lock is held, here and below. */
+bool nvs_carry_out(struct nvs_gpu *gpu);
+
+/* The next chunk of the run is to leave by the copier. False: there is none that takes it. */
 bool nvs_carry_alloc(struct nvs_gpu *gpu, struct place p);
 void nvs_carry_free(struct nvs_gpu *gpu, struct place p);
 
@@ -377,16 +386,18 @@ void nvs_carry_end(struct nvs_gpu *gpu);
 /* The process is attached to a GPU: the one to which its memory went, or the one that the memory left. */
 void nvs_carry_attached(struct nvs_gpu *gpu);
 
-/* Asks the copier for a copy of a chunk; then waits for it. False: the chunk stays. */
-void nvs_carry_send(struct nvs_gpu *gpu, struct place p);
-bool nvs_carry_receive(struct nvs_gpu *gpu, struct place p);
-
 /*
- * Begins to copy into a chunk's own memory, in the mover's stream. Returns CUresult. Then,
- * when the copy has ended, or failed: releases what was copied from; whole: for good.
+ * Asks the copier for a copy of those chunks of a run that leave by it; then waits for it:
+ * carried is one of them. False: they stay.
  */
+void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks);
+bool nvs_carry_receive(struct nvs_gpu *gpu, struct place carried);
+
+/* Begins to copy into a chunk's own memory, in the mover's stream. Returns CUresult. */
 int nvs_carry_fetch(struct nvs_gpu *gpu, struct place p);
-void nvs_carry_fetched(struct nvs_gpu *gpu, struct place p, bool whole);
+
+/* Releases copies whose chunks all are in; all: no copy is under way, those of a later pass are unmapped too. */
+void nvs_carry_fetched(struct nvs_gpu *gpu, bool all);
 
 void nvs_carry_fork_child(void);
 

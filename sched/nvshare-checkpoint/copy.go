@@ -211,37 +211,76 @@ func (c *copier) reach(source int32) (uintptr, error) {
 	return c.contexts[source], nil
 }
 
-// mapped is memory with an address.
-type mapped struct {
-	handle, at uint64
-	bytes      uintptr
+// A piece is an allocation of the driver.
+type piece struct {
+	handle uint64
+	bytes  uintptr
 }
 
-// mapOf takes the handle, also where it fails.
-func (c *copier) mapOf(handle uint64, bytes uintptr, devices ...int32) (m mapped, code int32) {
-	m = mapped{handle: handle, bytes: bytes}
-	if code = c.reserve(&m.at, bytes, granule, 0, 0); code == success {
-		if code = c.mapAt(m.at, bytes, 0, handle, 0); code == success {
+// mapped is memory with an address, its pieces one behind the other.
+type mapped struct {
+	at     uint64
+	bytes  uintptr
+	pieces []piece
+}
+
+// mapOf takes the pieces, also where it fails.
+func (c *copier) mapOf(pieces []piece, devices ...int32) (m mapped, code int32) {
+	m.pieces = pieces
+	for _, p := range pieces {
+		m.bytes += p.bytes
+	}
+	var done uintptr
+	if code = c.reserve(&m.at, m.bytes, granule, 0, 0); code == success {
+		for _, p := range pieces {
+			if code = c.mapAt(m.at+uint64(done), p.bytes, 0, p.handle, 0); code != success {
+				break
+			}
+			done += p.bytes
+		}
+		if code == success {
 			open := make([]access, len(devices))
 			for i, d := range devices {
 				open[i] = access{location{onDevice, d}, readWrite}
 			}
-			if code = c.setAccess(m.at, bytes, &open[0], uintptr(len(open))); code == success {
-				return m, code
-			}
-			c.unmap(m.at, bytes)
+			code = c.setAccess(m.at, m.bytes, &open[0], uintptr(len(open)))
 		}
-		c.free(m.at, bytes)
+		if code == success {
+			return m, code
+		}
+		c.unmapAll(m, done)
+		c.free(m.at, m.bytes)
 	}
-	c.release(handle)
+	c.releaseAll(pieces)
 	return mapped{}, code
+}
+
+// unmapAll unmaps the first bytes of what mapOf has mapped. Only the unmapping of one mapping is
+// documented, so each is unmapped where the driver does not unmap all.
+func (c *copier) unmapAll(m mapped, bytes uintptr) {
+	if bytes == 0 || c.unmap(m.at, bytes) == success {
+		return
+	}
+	at := uintptr(0)
+	for _, p := range m.pieces {
+		if at < bytes {
+			c.unmap(m.at+uint64(at), p.bytes)
+		}
+		at += p.bytes
+	}
+}
+
+func (c *copier) releaseAll(pieces []piece) {
+	for _, p := range pieces {
+		c.release(p.handle)
+	}
 }
 
 func (c *copier) drop(m mapped) {
 	if m.at != 0 {
-		c.unmap(m.at, m.bytes)
+		c.unmapAll(m, m.bytes)
 		c.free(m.at, m.bytes)
-		c.release(m.handle)
+		c.releaseAll(m.pieces)
 	}
 }
 
@@ -268,10 +307,10 @@ func (c *copier) serve(socket int, left uint64) {
 		}
 		full := len(begun) == depth
 		var q wire.Copy
-		var file int
+		var files []int
 		var err error
 		if !full {
-			q, file, err = receiveCopy(socket, flags)
+			q, files, err = receiveCopy(socket, flags)
 		}
 		switch {
 		case full, errors.Is(err, unix.EAGAIN):
@@ -286,64 +325,78 @@ func (c *copier) serve(socket int, left uint64) {
 		j := job{code: noMemory}
 		if q.Bytes <= left {
 			left -= q.Bytes
-			j = c.begin(file, uintptr(q.Bytes), streams)
+			j = c.begin(files, q.Pieces, streams)
 		}
-		unix.Close(file)
+		closeAll(files)
 		begun = append(begun, j)
 	}
 }
 
-// receiveCopy reads a request and the descriptor that it carries.
-func receiveCopy(socket, flags int) (q wire.Copy, file int, err error) {
+// receiveCopy reads a request and the descriptors that it carries, one for each piece.
+func receiveCopy(socket, flags int) (q wire.Copy, files []int, err error) {
 	var b [wire.CopySize + 1]byte // one byte more tells a longer packet
-	oob := make([]byte, unix.CmsgSpace(4))
+	oob := make([]byte, unix.CmsgSpace(4*wire.CopiedAtOnce))
 	n, oobn, _, _, err := unix.Recvmsg(socket, b[:], oob, flags)
 	if err != nil {
-		return q, -1, err
+		return q, nil, err
 	}
 	if n == 0 {
-		return q, -1, io.EOF
+		return q, nil, io.EOF
 	}
-	file = -1
 	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
 	for _, m := range messages {
-		files, _ := unix.ParseUnixRights(&m)
-		for _, f := range files {
-			if file >= 0 {
-				unix.Close(file)
-			}
-			file = f
-		}
+		rights, _ := unix.ParseUnixRights(&m)
+		files = append(files, rights...)
 	}
 	if err == nil {
 		q, err = wire.DecodeCopy(b[:n])
 	}
-	if err == nil && file < 0 {
-		err = fmt.Errorf("%w: a request without a descriptor", wire.ErrFrame)
+	if err == nil && (len(q.Pieces) == 0 || len(files) != len(q.Pieces)) {
+		err = fmt.Errorf("%w: a request for %d pieces with %d descriptors", wire.ErrFrame, len(q.Pieces), len(files))
 	}
-	if err != nil && file >= 0 {
-		unix.Close(file)
+	if err != nil {
+		closeAll(files)
+		files = nil
 	}
-	return q, file, err
+	return q, files, err
 }
 
-// begin starts to copy the memory behind a descriptor.
-func (c *copier) begin(file int, bytes uintptr, streams map[uintptr]uintptr) (j job) {
-	if bytes == 0 || bytes%granule != 0 {
-		return job{code: invalidValue}
+func closeAll(files []int) {
+	for _, f := range files {
+		unix.Close(f)
 	}
-	var handle uint64
-	if j.code = c.importFile(&handle, uintptr(file), byFile); j.code != success {
-		return j
+}
+
+// take imports the memory behind descriptors. All of it is on one device.
+func (c *copier) take(files []int, granules []uint32) (pieces []piece, device, code int32) {
+	for i, f := range files {
+		p := piece{bytes: uintptr(granules[i]) * granule}
+		var is allocation
+		if code = c.importFile(&p.handle, uintptr(f), byFile); code == success {
+			pieces = append(pieces, p)
+			code = c.describe(&is, p.handle)
+		}
+		if code == success && (is.at.kind != onDevice || i > 0 && is.at.id != device) {
+			code = invalidValue
+		}
+		if code != success {
+			c.releaseAll(pieces)
+			return nil, 0, code
+		}
+		device = is.at.id
 	}
-	var is allocation
-	if j.code = c.describe(&is, handle); j.code != success || is.at.kind != onDevice {
-		c.release(handle)
-		return job{code: max(j.code, invalidValue)}
+	return pieces, device, success
+}
+
+// begin starts to copy the memory behind descriptors.
+func (c *copier) begin(files []int, granules []uint32, streams map[uintptr]uintptr) (j job) {
+	pieces, device, code := c.take(files, granules)
+	if code != success {
+		return job{code: code}
 	}
-	context, err := c.reach(is.at.id)
+	context, err := c.reach(device)
 	if err != nil {
-		c.release(handle)
+		c.releaseAll(pieces)
 		return job{code: noPeer}
 	}
 	if streams[context] == 0 {
@@ -352,24 +405,25 @@ func (c *copier) begin(file int, bytes uintptr, streams map[uintptr]uintptr) (j 
 			j.code = c.newStream(&stream, nonBlocking)
 		}
 		if j.code != success {
-			c.release(handle)
+			c.releaseAll(pieces)
 			return j
 		}
 		streams[context] = stream
 	}
 	c.setCurrent(context)
-	if j.source, j.code = c.mapOf(handle, bytes, is.at.id); j.code != success {
+	if j.source, j.code = c.mapOf(pieces, device); j.code != success {
 		return j
 	}
 	like := allocation{kind: pinned, handles: byFile, at: location{onDevice, c.to}}
-	if j.code = c.create(&handle, bytes, &like, 0); j.code == success {
-		j.copy, j.code = c.mapOf(handle, bytes, c.to, is.at.id)
+	one := piece{bytes: j.source.bytes}
+	if j.code = c.create(&one.handle, one.bytes, &like, 0); j.code == success {
+		j.copy, j.code = c.mapOf([]piece{one}, c.to, device)
 	}
 	if j.code == success {
 		j.code = c.newEvent(&j.event, noTiming)
 	}
 	if j.code == success {
-		j.code = c.copyAsync(j.copy.at, j.source.at, bytes, streams[context])
+		j.code = c.copyAsync(j.copy.at, j.source.at, one.bytes, streams[context])
 	}
 	if j.code == success {
 		j.code = c.record(j.event, streams[context])
@@ -388,15 +442,14 @@ func (c *copier) finish(socket int, j job) bool {
 	c.drop(j.source) // before the answer: then nobody but the process has it
 	file := int32(-1)
 	if j.code == success {
-		j.code = c.exportFile(&file, j.copy.handle, byFile, 0)
+		j.code = c.exportFile(&file, j.copy.pieces[0].handle, byFile, 0)
 	}
 	c.drop(j.copy)
 	a := wire.Copy{Bytes: uint64(j.copy.bytes), Result: j.code}
-	packet := a.Encode()
 	var oob []byte
 	if j.code == success {
 		defer unix.Close(int(file))
 		oob = unix.UnixRights(int(file))
 	}
-	return unix.Sendmsg(socket, packet[:], oob, nil, unix.MSG_NOSIGNAL) == nil
+	return unix.Sendmsg(socket, a.Encode(), oob, nil, unix.MSG_NOSIGNAL) == nil
 }

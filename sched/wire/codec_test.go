@@ -9,6 +9,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -91,16 +93,28 @@ func TestGolden(t *testing.T) {
 
 // What goes to a copier has the layout of struct nvs_copy.
 func TestCopy(t *testing.T) {
-	want := Copy{Bytes: 0x0102030405060708, Result: -2}
-	b := want.Encode()
-	if got := [CopySize]byte{8, 7, 6, 5, 4, 3, 2, 1, 0xfe, 0xff, 0xff, 0xff}; b != got {
-		t.Errorf("encoded %x, want %x", b, got)
+	for _, v := range []struct {
+		copy Copy
+		want []byte
+	}{
+		{Copy{Bytes: 0x0102030405060708, Result: -2}, []byte{8, 7, 6, 5, 4, 3, 2, 1, 0xfe, 0xff, 0xff, 0xff, 0, 0, 0, 0}},
+		{Copy{Bytes: 6 << 20, Pieces: []uint32{1, 2}}, []byte{0, 0, 0x60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0}},
+	} {
+		b := v.copy.Encode()
+		if !bytes.Equal(b, v.want) {
+			t.Errorf("encoded %x, want %x", b, v.want)
+		}
+		if got, err := DecodeCopy(b); err != nil || !reflect.DeepEqual(got, v.copy) {
+			t.Errorf("decoded %+v, %v, want %+v", got, err, v.copy)
+		}
 	}
-	if got, err := DecodeCopy(b[:]); err != nil || got != want {
-		t.Errorf("decoded %+v, %v", got, err)
-	}
-	b[15] = 1
-	for _, bad := range [][]byte{nil, b[:CopySize-1], b[:]} {
+	two := Copy{Bytes: 6 << 20, Pieces: []uint32{1, 2}}.Encode()
+	for _, bad := range [][]byte{
+		nil, two[:AnswerSize-1], two[:len(two)-1], append(two, 0, 0, 0, 0),
+		Copy{Bytes: 4 << 20, Pieces: []uint32{1, 2}}.Encode(),
+		Copy{Bytes: 2 << 20, Pieces: []uint32{1, 0}}.Encode(),
+		Copy{Bytes: 2 * (CopiedAtOnce + 1) << 20, Pieces: slices.Repeat([]uint32{1}, CopiedAtOnce+1)}.Encode(),
+	} {
 		if got, err := DecodeCopy(bad); !errors.Is(err, ErrFrame) {
 			t.Errorf("%x: decoded %+v, %v", bad, got, err)
 		}
