@@ -142,7 +142,7 @@ func TestBypassOfTheShimIsSeen(t *testing.T) {
 		for _, u := range r.Unmanaged {
 			if int(u.Pid) == pod.PID() && u.Container.GetPod() == "edge-around" && u.Index == 0 {
 				for _, p := range r.Problems {
-					if strings.Contains(p, "default/edge-around/main") && strings.Contains(p, "no client") {
+					if strings.Contains(p, "default/edge-around/main") && strings.Contains(p, "uses the GPU without nvshare") {
 						return nil
 					}
 				}
