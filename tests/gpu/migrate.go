@@ -153,8 +153,9 @@ func (b *bench) migrateOne(ctx context.Context, c *migrateCase) error {
 	}
 	defer still.kill()
 	still.in.Close()
-	if err := still.rest(ctx); err != nil {
-		return err
+	cut := still.rest(ctx)
+	if cut != nil && ctx.Err() == nil {
+		return cut
 	}
 	c.Steps = min(len(moving.steps), len(still.steps))
 	for i := range c.Steps {
@@ -164,6 +165,9 @@ func (b *bench) migrateOne(ctx context.Context, c *migrateCase) error {
 	}
 	if c.Same != c.Steps {
 		return fmt.Errorf("%d of %d results differ", c.Steps-c.Same, c.Steps)
+	}
+	if cut != nil { // what was compared counts all the same
+		return fmt.Errorf("only %d of %d steps were compared: %w", c.Steps, len(moving.steps), cut)
 	}
 	return nil
 }
