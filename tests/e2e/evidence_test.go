@@ -29,7 +29,7 @@ func observe(t *testing.T, from int64) *evidence {
 
 func observeIn(t *testing.T, simGPU string, from int64) *evidence {
 	t.Helper()
-	trace := must(judge.ReadLog(filepath.Join(simGPU, "run", "log")))(t)
+	trace := must(judge.ReadLogSince(filepath.Join(simGPU, "run", "log"), from))(t)
 	if trace.Lost > 0 {
 		t.Fatalf("the log has lost %d records: it is too small for this suite", trace.Lost)
 	}

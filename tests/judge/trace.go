@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 )
 
@@ -76,21 +77,25 @@ const (
 var ErrLog = errors.New("not a simulated GPU's log")
 
 // ReadLog reads the log of a simulated GPU, which may be in use.
-func ReadLog(path string) (Trace, error) {
+func ReadLog(path string) (Trace, error) { return ReadLogSince(path, math.MinInt64) }
+
+// ReadLogSince is ReadLog without the work that ended before a time, ns, also if the ring no
+// longer holds that: it need not be counted as lost.
+func ReadLogSince(path string, since int64) (Trace, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return Trace{}, fmt.Errorf("read the simulated GPU's log: %w", err)
 	}
-	t, err := ParseLog(b)
+	t, err := ParseLog(b, since)
 	if err != nil {
 		return Trace{}, fmt.Errorf("%s: %w", path, err)
 	}
 	return t, nil
 }
 
-// ParseLog decodes the bytes of a log (tests/simgpu/shared.h). Errors wrap
-// ErrLog.
-func ParseLog(b []byte) (Trace, error) {
+// ParseLog decodes the bytes of a log (tests/simgpu/shared.h), without the work that ended
+// before a time. Errors wrap ErrLog.
+func ParseLog(b []byte, since int64) (Trace, error) {
 	le := binary.LittleEndian
 	if len(b) < logHeader || le.Uint64(b) != logMagic {
 		return Trace{}, ErrLog
@@ -109,6 +114,14 @@ func ParseLog(b []byte) (Trace, error) {
 	var order []Process
 	for i := first; i < next; i++ {
 		r := b[logHeader+i%capacity*recordSize:][:recordSize]
+		submit, start, end := int64(le.Uint64(r)), int64(le.Uint64(r[8:])), int64(le.Uint64(r[16:]))
+		kind := Kind(r[43])
+		if i == first && end < since { // what was before it ended before, too
+			t.Lost = 0
+		}
+		if kind != kindStart && kind != kindExit && end < since {
+			continue
+		}
 		p := Process{
 			Tenant: string(bytes.TrimRight(r[44:64], "\x00")),
 			PID:    le.Uint32(r[24:]),
@@ -120,8 +133,7 @@ func ParseLog(b []byte) (Trace, error) {
 			lives[p] = life
 			order = append(order, p)
 		}
-		submit, start, end := int64(le.Uint64(r)), int64(le.Uint64(r[8:])), int64(le.Uint64(r[16:]))
-		switch kind := Kind(r[43]); kind {
+		switch kind {
 		case kindStart:
 			life.Start = start
 		case kindExit:

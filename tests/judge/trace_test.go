@@ -25,7 +25,7 @@ func TestLogOfTheCSide(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := ParseLog(b)
+	got, err := ParseLog(b, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,6 +40,15 @@ func TestLogOfTheCSide(t *testing.T) {
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+
+	// Since a time: a record that was lost before is none that anybody misses.
+	if got, err = ParseLog(b, 261); err != nil {
+		t.Fatal(err)
+	}
+	want.Lost, want.Intervals = 0, want.Intervals[1:]
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("since 261 got  %+v\nwant %+v", got, want)
 	}
 }
 
@@ -57,11 +66,11 @@ func TestNotALog(t *testing.T) {
 		"no records": header(0),
 		"cut off":    append(header(2), make([]byte, recordSize)...),
 	} {
-		if _, err := ParseLog(b); !errors.Is(err, ErrLog) {
+		if _, err := ParseLog(b, 0); !errors.Is(err, ErrLog) {
 			t.Errorf("%s: error %v, want ErrLog", name, err)
 		}
 	}
-	if _, err := ParseLog(append(header(1), make([]byte, recordSize)...)); err != nil {
+	if _, err := ParseLog(append(header(1), make([]byte, recordSize)...), 0); err != nil {
 		t.Errorf("an empty log: %v", err)
 	}
 }
