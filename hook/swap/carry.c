@@ -104,11 +104,13 @@ bool nvs_carried(struct place p)
 
 /* ---- the copier ---- */
 
-void nvs_carry_pass(struct nvs_gpu *gpu)
+void nvs_carry_pass(struct nvs_gpu *gpu, bool out)
 {
 	struct nvs_carry *c = gpu->swap->carry;
 
 	nvs_swap_lock(gpu->swap);
+	if (c && !out) /* also of a process that never went, because the rest of its tenant did not */
+		c->astray = c->count && memcmp(c->from, gpu->device.uuid, NVS_UUID_SIZE) == 0;
 	if (c && c->ends) {
 		nvs_descriptor_close(&c->now.socket);
 		c->now = c->next;
@@ -196,8 +198,8 @@ static bool send_request(const struct nvs_carry *c, const struct nvs_copy *q, co
 	       syscall(SYS_sendmsg, c->now.socket.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == size;
 }
 
-/* Returns the copy's descriptor, or -1. */
-static int receive_answer(const struct nvs_carry *c)
+/* Returns the copy's descriptor, or -1. *result: CUresult; below 0 where there is no answer. */
+static int receive_answer(const struct nvs_carry *c, int *result)
 {
 	struct nvs_copy a = { .result = -1 };
 	union {
@@ -213,6 +215,7 @@ static int receive_answer(const struct nvs_carry *c)
 	struct cmsghdr *h;
 	int fd = -1;
 
+	*result = -1;
 	if (!nvs_descriptor_is(&c->now.socket) || syscall(SYS_ppoll, &p, 1, &t, NULL, 8) != 1 ||
 	    syscall(SYS_recvmsg, c->now.socket.fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != size)
 		return -1;
@@ -223,6 +226,7 @@ static int receive_answer(const struct nvs_carry *c)
 		close(fd);
 		fd = -1;
 	}
+	*result = a.result;
 	if (fd < 0)
 		nvs_debugf("the copier cannot copy: error %d", a.result);
 	return fd;
@@ -316,7 +320,7 @@ void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 
 bool nvs_carry_receive(struct nvs_gpu *gpu, struct place carried)
 {
-	int fd = receive_answer(gpu->swap->carry);
+	int result, fd = receive_answer(gpu->swap->carry, &result);
 
 	if (fd < 0) {
 		nvs_carry_end(gpu); /* the order of answers is lost, or the other GPU is full */
@@ -386,23 +390,25 @@ bool nvs_carry_can_fetch(struct nvs_gpu *gpu, struct place p)
 	return false;
 }
 
-/* Has a copy copied back to this GPU. */
-static bool bring_back(struct nvs_gpu *gpu, struct carried *e)
+/* Has a copy copied back to this GPU. Returns CUresult. */
+static int bring_back(struct nvs_gpu *gpu, struct carried *e)
 {
 	struct nvs_carry *c = gpu->swap->carry;
 	struct nvs_copy q = { .bytes = bytes_of(e->granules), .pieces = 1, .granules = { e->granules } };
-	int fd = -1;
+	int fd = -1, result = -1;
 
 	if (nvs_descriptor_is(&e->file) && c->now.back && send_request(c, &q, &e->file.fd))
-		fd = receive_answer(c);
+		fd = receive_answer(c, &result);
+	if (fd < 0 && result == CUDA_ERROR_OUT_OF_MEMORY)
+		return result; /* others have to make room; the copier is as good as before */
 	if (fd < 0) {
 		nvs_carry_end(gpu);
-		return false;
+		return CUDA_ERROR_NOT_FOUND;
 	}
 	nvs_descriptor_close(&e->file);
 	e->file = nvs_descriptor_of(fd);
 	e->home = true;
-	return true;
+	return CUDA_SUCCESS;
 }
 
 /* Maps a copy. */
@@ -429,6 +435,7 @@ static int import(struct nvs_gpu *gpu, struct carried *e)
 				e->handle = handle;
 				e->at = at;
 				gpu->swap->carry->mapped++;
+				gpu->swap->carry->failed_ns = 0;
 				nvs_swap_unlock(gpu->swap);
 				return result;
 			}
@@ -447,11 +454,15 @@ int nvs_carry_fetch(struct nvs_gpu *gpu, struct place p)
 	uint64_t offset = bytes_of(p.span->store[p.granule] & ((1u << OFFSET_BITS) - 1));
 	int result = CUDA_SUCCESS;
 
-	if (!e->at)
-		result = !s->carry->astray || e->home || bring_back(gpu, e) ? import(gpu, e) : CUDA_ERROR_NOT_FOUND;
+	if (!e->at && s->carry->astray && !e->home)
+		result = bring_back(gpu, e);
+	if (!e->at && result == CUDA_SUCCESS)
+		result = import(gpu, e);
 	if (result == CUDA_SUCCESS)
 		return nvs_driver.copy_on_device(address_of(p), e->at + offset, bytes_of(chunk_of(p)->granules),
 						 s->stream);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		return result;
 	nvs_swap_lock(s);
 	failed(gpu);
 	nvs_swap_unlock(s);
@@ -478,16 +489,28 @@ void nvs_carry_fetched(struct nvs_gpu *gpu, bool all)
 	struct carried *e;
 
 	while ((e = fetched(gpu, all))) {
+		struct nvs_descriptor file = NVS_NO_DESCRIPTOR;
+
 		nvs_driver.mem_unmap(e->at, bytes_of(e->granules));
 		nvs_driver.address_free(e->at, bytes_of(e->granules));
 		nvs_driver.mem_release(e->handle);
 		nvs_swap_lock(gpu->swap);
 		e->at = 0;
 		c->mapped--;
-		if (!e->chunks) /* the kernel frees the copy when its descriptor is closed */
+		if (!e->chunks) {
+			file = e->file;
+			e->file.fd = -1;
 			drop(c, e);
+		}
 		nvs_swap_unlock(gpu->swap);
+		nvs_descriptor_close(&file); /* without the lock, because now the kernel frees the copy */
 	}
+	if (!all || !c)
+		return;
+	nvs_swap_lock(gpu->swap);
+	if (!c->count && c->now.back) /* it has contexts on both GPUs */
+		nvs_descriptor_close(&c->now.socket);
+	nvs_swap_unlock(gpu->swap);
 }
 
 void nvs_carry_fork_child(void)

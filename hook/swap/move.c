@@ -211,7 +211,7 @@ static void settle(struct pass *p, struct run r, bool moved)
 }
 
 /*
- * A driver call failed, and not because memory is short. If the context is dead, nothing
+ * A driver call failed, or a copier's. If the context is dead, nothing
  * moves any more and the gate opens all the same: each call of the application will
  * return the error. Otherwise the pass is repeated later.
  */
@@ -225,7 +225,7 @@ static void give_up(struct pass *p, int result)
 	nvs_swap_lock(s);
 	s->broken = s->broken || dead;
 	nvs_swap_unlock(s);
-	p->stuck = NVS_MOVED_ERROR;
+	p->stuck = result == CUDA_ERROR_OUT_OF_MEMORY ? NVS_MOVED_NO_MEMORY : NVS_MOVED_ERROR;
 }
 
 /* Waits for the oldest run in flight and settles it. */
@@ -330,7 +330,7 @@ static struct pass move(struct pass p)
 	bool more;
 
 	nvs_lock(&gpu->drain_lock);
-	nvs_carry_pass(gpu);
+	nvs_carry_pass(gpu, p.out);
 	if (!nvs_mover_context(gpu)) {
 		/* A process that ends enters the driver no more: nothing that anybody has to mend. */
 		p.stuck = atomic_load(&nvs_exiting) ? 0 : NVS_MOVED_ERROR;

@@ -377,8 +377,8 @@ bool nvs_carry_takes(const struct nvs_swap *s);
 /* What was carried has come in, as far as it could. No lock is held, here and below. */
 void nvs_carry_taken(struct nvs_swap *s);
 
-/* A pass begins: a copier that came since the one before takes its place. */
-void nvs_carry_pass(struct nvs_gpu *gpu);
+/* A pass begins, out or in: a copier that came since the one before takes its place. */
+void nvs_carry_pass(struct nvs_gpu *gpu, bool out);
 
 /* The copier is asked for no more: a request's answer may be left unread. What is left goes to the arena. */
 void nvs_carry_end(struct nvs_gpu *gpu);

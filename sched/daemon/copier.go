@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,7 +28,8 @@ import (
 const (
 	maxCopied = 8 // processes of a tenant; others go through the host
 	// bringPause is after how long a process may be given another copier that brings memory back.
-	bringPause = time.Second
+	bringPause    = time.Second // twice as long after each one
+	maxBringPause = 16 * time.Second
 )
 
 // prepareCopier has a copier make both GPUs ready while the tenant works, and then has the
@@ -48,11 +50,12 @@ func (d *Daemon) prepareCopier(m *migration) {
 		why = err.Error()
 	}
 	if why != "" {
+		closeAll(append(ours, theirs...))
 		d.log.Infof("GPU %d: memory of %s goes through the host: %s", m.from.Index, d.nameOf(m.account), why)
 		d.depart(m)
 		return
 	}
-	clients := m.clients
+	clients := slices.Clone(m.clients) // those of them that end meanwhile leave m.clients
 	copies := checkpoint.Copies{From: m.from.UUID, To: m.to.UUID, Bytes: 2 * m.from.MemoryBytes}
 	d.wg.Go(func() {
 		copier, err := d.opts.Checkpoint.Copy(context.Background(), copies, theirs) // has a limit of its own
@@ -79,6 +82,7 @@ func (d *Daemon) copierReady(m *migration, clients []*client, ours []*os.File, c
 		for i, cl := range clients {
 			if d.sendCopier(cl, m.from, m.to, ours[i]) {
 				m.from.swap.members[cl.id].copied = true
+				cl.bringing.pause = 0
 			}
 		}
 	}
@@ -135,16 +139,22 @@ func (d *Daemon) noteCopied(att *attachment, noArena, elsewhere bool) {
 		m.copied = false
 		g.swap.arenas.Prepare()
 	}
-	if !elsewhere || cl.bringing || d.opts.Checkpoint == nil {
+	b := &cl.bringing
+	if !elsewhere || b.on || d.opts.Checkpoint == nil {
 		return
 	}
-	cl.bringing = true
+	// What a process says costs the GPUs one copier at most, and fewer and fewer starts of one.
+	b.on, b.pause = true, min(max(bringPause, 2*b.pause), maxBringPause)
+	if b.copier != nil {
+		b.copier.End()
+		b.copier = nil
+	}
 	d.log.Infof("GPU %d: memory of process %d is on another GPU, and is brought back", g.Index, cl.PID)
-	again := d.timers.New(func() { cl.bringing = false })
+	again := d.timers.New(func() { b.on = false })
 	ours, theirs, err := sockets(1)
 	if err != nil {
 		d.log.WithError(err).Errorf("GPU %d: memory of process %d cannot be brought back", g.Index, cl.PID)
-		again.Set(now().Add(bringPause))
+		again.Set(now().Add(b.pause))
 		return
 	}
 	copies := checkpoint.Copies{To: g.UUID, Bytes: 2 * g.MemoryBytes}
@@ -153,13 +163,15 @@ func (d *Daemon) noteCopied(att *attachment, noArena, elsewhere bool) {
 		done := d.do(func() {
 			defer closeAll(ours)
 			d.knowCopier(copier)
-			again.Set(now().Add(bringPause))
+			again.Set(now().Add(b.pause))
 			switch {
 			case err != nil:
-				d.log.WithError(err).Errorf("GPU %d: memory of process %d cannot be brought back; trying again every %v", g.Index, cl.PID, bringPause)
+				d.log.WithError(err).Errorf("GPU %d: memory of process %d cannot be brought back; trying again in %v", g.Index, cl.PID, b.pause)
 			case d.clients[cl.id] != cl || !d.sendCopier(cl, g, g, ours[0]):
 				copier.End()
-			} // else it ends when the process closes its end
+			default: // it ends when the process closes its end
+				b.copier = copier
+			}
 		})
 		if !done && err == nil {
 			copier.End()

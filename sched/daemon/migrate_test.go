@@ -28,12 +28,16 @@ type carrier struct {
 	calls  []string
 	refuse func(call string) error // nil: nothing
 	copier bool                    // there is a copier
+	before func()                  // called before a copier is ready; nil: nothing
 	copies []checkpoint.Copies
 	ended  int // copiers
 }
 
 func (c *carrier) Copy(_ context.Context, what checkpoint.Copies, sockets []*os.File) (*checkpoint.Copier, error) {
 	closeAll(sockets)
+	if c.before != nil {
+		c.before()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.copier {
@@ -384,6 +388,28 @@ func TestMigrateByCopier(t *testing.T) {
 	})
 }
 
+// Of two processes one ends while the copier makes the GPUs ready. The other one moves.
+func TestMigrateDiesBeforeTheCopier(t *testing.T) {
+	reached, held := make(chan struct{}), make(chan struct{})
+	c := &carrier{copier: true, before: func() { close(reached); <-held }}
+	s := start(t, t.TempDir(), migrating(c))
+	a, _ := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
+	p := newProc(t, s.dir, 0)
+	b := &swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterCopier), proc: p}
+	b.attach(0, gpuA, 0, 0)
+	b.moved(0, 0)
+	done := migrateSelf(t, s, "1")
+	<-reached
+	a.proc.kill()
+	s.await("one has ended", func(r *api.StatusResponse) bool { return len(r.Gpus[0].Clients) == 1 })
+	close(held)
+	b.wantCopier(gpuB)
+	b.arrivesOn(gpuB, 0)
+	if r := <-done; r.err != nil || r.Processes != 2 {
+		t.Fatalf("%v, %v", r.MigrateResponse, r.err)
+	}
+}
+
 // What the copier cannot copy goes to host memory.
 func TestMigrateCopierFull(t *testing.T) {
 	c := &carrier{copier: true}
@@ -422,6 +448,25 @@ func TestMigrateBroughtBack(t *testing.T) {
 	n.wantCopier(gpuA)
 	if r := <-done; r.err == nil {
 		t.Error("moved, although the driver says no")
+	}
+
+	// One that says so again and again has one copier at a time, and fewer and fewer starts.
+	first := time.Now()
+	for copier := false; !copier; {
+		n.moved(wire.MovedElsewhere, 0)
+		s.await("it is heard", func(*api.StatusResponse) bool { return true })
+		c.mu.Lock()
+		copier = len(c.copies) == 3
+		c.mu.Unlock()
+	}
+	if took := time.Since(first); took < bringPause/2 {
+		t.Errorf("two copiers within %v", took)
+	}
+	n.wantCopier(gpuA)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended != 2 {
+		t.Errorf("%d copiers have ended, want that of the move and the first one back", c.ended)
 	}
 }
 

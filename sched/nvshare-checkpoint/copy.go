@@ -300,6 +300,15 @@ func (c *copier) serve(socket int, left uint64) {
 	defer unix.Close(socket)
 	streams := map[uintptr]uintptr{} // of contexts
 	var begun []job
+	defer func() {
+		for _, j := range begun {
+			if j.code == success {
+				c.await(j.event)
+			}
+			c.drop(j.source)
+			c.drop(j.copy)
+		}
+	}()
 	for {
 		flags := unix.MSG_CMSG_CLOEXEC
 		if len(begun) > 0 {
@@ -314,10 +323,11 @@ func (c *copier) serve(socket int, left uint64) {
 		}
 		switch {
 		case full, errors.Is(err, unix.EAGAIN):
-			if !c.finish(socket, begun[0]) {
+			first := begun[0]
+			begun = begun[1:]
+			if !c.finish(socket, first) {
 				return
 			}
-			begun = begun[1:]
 			continue
 		case err != nil:
 			return // it is gone, or breaks the protocol
@@ -340,13 +350,13 @@ func receiveCopy(socket, flags int) (q wire.Copy, files []int, err error) {
 	if err != nil {
 		return q, nil, err
 	}
-	if n == 0 {
-		return q, nil, io.EOF
-	}
 	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
 	for _, m := range messages {
 		rights, _ := unix.ParseUnixRights(&m)
 		files = append(files, rights...)
+	}
+	if err == nil && n == 0 {
+		err = io.EOF
 	}
 	if err == nil {
 		q, err = wire.DecodeCopy(b[:n])
