@@ -36,13 +36,13 @@ type client struct {
 	canMove  bool // its shim can move memory; of the latest conn
 	from     *gpu // it may have left this GPU for another one: its next ATTACH says; see migrate.go
 	away     absence
-	bringing struct {       // a copier brings memory back
+	bringing struct { // a copier brings memory back
 		on     bool // or did so a moment ago
 		pause  time.Duration
 		copier *checkpoint.Copier // the latest; nil: there was none
 	}
-	file     *file          // with its memory; nil: that is in host memory
-	named    *api.Container // its container's names when they were last known: the end of a process may come after they are forgotten
+	file  *file          // with its memory; nil: that is in host memory
+	named *api.Container // its container's names when they were last known: the end of a process may come after they are forgotten
 }
 
 // attachment is a client's use of one GPU.
