@@ -2,8 +2,9 @@
 /*
  * carry.c: memory that goes to another GPU with its process, without a way through host
  * memory. A copier, a program that the scheduler runs, copies chunks to the other GPU, a run
- * of the mover at a time, and answers with a descriptor. The process keeps nothing but these descriptors while the
- * driver checkpoints and restores it there, and then copies from them into memory of its own.
+ * of the mover at a time, and answers with a descriptor. The process keeps nothing but these
+ * descriptors while the driver checkpoints and restores it there, and then copies from them
+ * into memory of its own.
  *
  * That an exported descriptor alone keeps memory, that a process that holds some can be
  * checkpointed, and that imported memory cannot be exported again (error 1: so it is
@@ -44,8 +45,7 @@ struct copier {
 
 /*
  * The copy of a run. A chunk's store has the number of the entry, and where in the copy
- * the chunk begins. So many chunks at most are in one, that the first is behind no more
- * than CARRY_RUN granules.
+ * the chunk begins: within the first CARRY_RUN granules.
  */
 struct carried {
 	struct nvs_descriptor file;  /* of the copy; -1: there is none yet, or no more */
@@ -104,13 +104,21 @@ bool nvs_carried(struct place p)
 
 /* ---- the copier ---- */
 
+/* Whether what was carried has left the GPU on which the process is. The lock is held. */
+static bool left_behind(struct nvs_gpu *gpu)
+{
+	const struct nvs_carry *c = gpu->swap->carry;
+
+	return c->count && memcmp(c->from, gpu->device.uuid, NVS_UUID_SIZE) == 0;
+}
+
 void nvs_carry_pass(struct nvs_gpu *gpu, bool out)
 {
 	struct nvs_carry *c = gpu->swap->carry;
 
 	nvs_swap_lock(gpu->swap);
 	if (c && !out) /* also of a process that never went, because the rest of its tenant did not */
-		c->astray = c->count && memcmp(c->from, gpu->device.uuid, NVS_UUID_SIZE) == 0;
+		c->astray = left_behind(gpu);
 	if (c && c->ends) {
 		nvs_descriptor_close(&c->now.socket);
 		c->now = c->next;
@@ -234,14 +242,19 @@ static int receive_answer(const struct nvs_carry *c, int *result)
 
 /* ---- out ---- */
 
+/* Whether there is a copier to another GPU. The lock is held. */
+static bool leads_out(const struct nvs_carry *c)
+{
+	return c && !c->ends && c->now.socket.fd >= 0 && !c->now.back;
+}
+
 bool nvs_carry_out(struct nvs_gpu *gpu)
 {
 	struct nvs_carry *c = gpu->swap->carry;
 
-	if (!c)
-		return false;
-	c->run = NULL;
-	return !c->ends && c->now.socket.fd >= 0 && !c->now.back;
+	if (c)
+		c->run = NULL;
+	return leads_out(c);
 }
 
 /* An entry for the run. The lock is held. */
@@ -273,7 +286,7 @@ bool nvs_carry_alloc(struct nvs_gpu *gpu, struct place p)
 	struct nvs_carry *c = gpu->swap->carry;
 	struct carried *e;
 
-	if (!c || c->ends || c->now.socket.fd < 0 || c->now.back || (!c->run && c->count >= c->most))
+	if (!leads_out(c) || (!c->run && c->count >= c->most))
 		return false;
 	if (!c->run)
 		c->run = add(gpu);
@@ -301,7 +314,7 @@ void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 
 	if (c->now.socket.fd < 0)
 		return;
-	for (; chunks && result == CUDA_SUCCESS; chunks--, next_chunk(&first)) {
+	for (; chunks; chunks--, next_chunk(&first)) {
 		const struct chunk *chunk = chunk_of(first);
 
 		if (chunk->opens != TOUCHED || !nvs_carried(first))
@@ -341,7 +354,7 @@ void nvs_carry_attached(struct nvs_gpu *gpu)
 		return;
 	nvs_swap_lock(s);
 	replace(c, -1, false);
-	c->astray = c->count && memcmp(c->from, gpu->device.uuid, NVS_UUID_SIZE) == 0;
+	c->astray = left_behind(gpu);
 	c->take = c->count && !c->astray;
 	nvs_swap_unlock(s);
 }

@@ -350,8 +350,8 @@ void nvs_arena_fork_child(void);
 #define NVS_STORE_CARRIED 0xff000000u /* no segment of the arena has this number */
 
 /*
- * Granules of a run that leaves by the copier, and one chunk more at most: a request takes
- * 0.75 ms, whatever its size (H100).
+ * Granules of a run that leaves by the copier, and one chunk more at most. A request for
+ * 20 MiB takes 0.75 ms (H100), of which NVLink needs 0.05.
  */
 #define CARRY_RUN 128u
 
