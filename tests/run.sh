@@ -57,7 +57,9 @@ cat "$logs/summary.txt"
 printf '%-14s %-7s %7s\n' all '' "$(minutes $(($(date +%s) - start)))"
 echo "logs: $logs"
 for name in $(sed -n 's/^\([^ ]*\) *FAILED.*/\1/p' "$logs/summary.txt"); do
-	echo "FAILED: $name, see $logs/$name.log"
+	echo "FAILED: $name, see $logs/$name.log; of it:"
+	# Who has only the end of this output, as from a CI, must find the failure in it.
+	grep -E -A 4 'failed|FAIL|panic:|WARNING: |\*\*\*' "$logs/$name.log" | tail -n 14 | cut -c 1-150 | sed 's/^/  /'
 done
 passed=$(grep -c '^[^ ]* *ok ' "$logs/summary.txt")
 echo "$passed passed, $((suites - passed)) failed"
