@@ -786,6 +786,7 @@ static void signal_handlers_may_use_the_driver(void)
 }
 
 static void (*const cases[])(void) = {
+#ifndef __SANITIZE_THREAD__ /* one thread shows ThreadSanitizer nothing, and takes minutes */
 	foreign_requests_pass,
 	objects_are_counted,
 	slices_are_set_and_read_back,
@@ -804,10 +805,11 @@ static void (*const cases[])(void) = {
 	descriptors_come_and_go,
 	too_many_descriptors_say_so,
 	a_child_of_fork_has_nothing,
+	signal_handlers_may_use_the_driver,
+#endif
 	forks_while_a_thread_is_at_it,
 	threads,
 	channels_are_on_when_the_process_ends,
-	signal_handlers_may_use_the_driver,
 };
 
 int main(void)
@@ -819,7 +821,7 @@ int main(void)
 		pid_t pid = fork();
 
 		if (pid == 0) {
-			alarm(120);
+			alarm(600); /* the end of a deadlock */
 			cases[i]();
 			_exit(0);
 		}
