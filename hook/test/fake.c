@@ -59,7 +59,7 @@ static bool readable(int fd, int ms)
 	return n > 0;
 }
 
-void fake_send_fds(struct fake *f, struct nvs_frame w, unsigned count)
+bool fake_send_fds(struct fake *f, struct nvs_frame w, unsigned count)
 {
 	union { struct cmsghdr align; char buf[CMSG_SPACE(8 * sizeof(int))]; } control;
 	struct iovec iov = { &w, sizeof(w) };
@@ -74,7 +74,7 @@ void fake_send_fds(struct fake *f, struct nvs_frame w, unsigned count)
 	c->cmsg_len = CMSG_LEN(count * sizeof(int));
 	for (unsigned i = 0; i < count; i++)
 		memcpy(CMSG_DATA(c) + i * sizeof(int), &f->page_fd, sizeof(int));
-	CHECK(sendmsg(f->conn, &m, MSG_NOSIGNAL) == sizeof(w));
+	return sendmsg(f->conn, &m, MSG_NOSIGNAL) == sizeof(w);
 }
 
 static void send_page(struct fake *f)
@@ -84,7 +84,7 @@ static void send_page(struct fake *f)
 	w.u.welcome.client_id = 7;
 	w.u.welcome.page_size = NVS_PAGE_SIZE;
 	w.u.welcome.slots = NVS_MAX_CHANNELS;
-	fake_send_fds(f, w, 1);
+	CHECK(fake_send_fds(f, w, 1));
 }
 
 struct nvs_frame fake_accept(struct fake *f)

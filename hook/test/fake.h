@@ -47,8 +47,8 @@ bool fake_receive(struct fake *f, struct nvs_frame *frame, int ms);
 /* The next frame, which must be of this type. */
 struct nvs_frame fake_expect(struct fake *f, uint8_t type);
 void fake_send(struct fake *f, uint8_t type, unsigned channel, uint32_t code, uint64_t epoch);
-/* A frame that carries the page's descriptor so many times, up to 8. */
-void fake_send_fds(struct fake *f, struct nvs_frame w, unsigned count);
+/* A frame that carries the page's descriptor so many times, up to 8. False: the client has gone. */
+bool fake_send_fds(struct fake *f, struct nvs_frame w, unsigned count);
 /* Expects ATTACH of a channel and accepts it. Returns it. */
 struct nvs_frame fake_attach(struct fake *f);
 void fake_word(struct fake *f, unsigned channel, uint32_t word);

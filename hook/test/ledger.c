@@ -94,7 +94,10 @@ static void welcome(struct conn *c)
 	w.u.welcome.page_size = NVS_PAGE_SIZE;
 	w.u.welcome.slots = NVS_MAX_CHANNELS;
 	f.page_fd = c->page_fd;
-	fake_send_fds(&f, w, 1);
+	if (!fake_send_fds(&f, w, 1)) {
+		drop(c); /* on a slow machine it has given up, and tries again */
+		return;
+	}
 	counts.registered++;
 }
 

@@ -55,6 +55,37 @@ static unsigned entries(const char *dir)
 	return n;
 }
 
+/*
+ * How long this thread has waited for anything but a processor: a busy machine does not count.
+ * /proc/thread-self/schedstat begins with the nanoseconds on a processor and those waiting for one.
+ */
+static uint64_t blocked_ns(void)
+{
+	unsigned long long ran = 0, queued = 0;
+	FILE *f = fopen("/proc/thread-self/schedstat", "re");
+
+	if (f) { /* some kernels have none */
+		CHECK(fscanf(f, "%llu %llu", &ran, &queued) == 2);
+		fclose(f);
+	}
+	return test_now() - ran - queued;
+}
+
+static uint64_t blocked_since(uint64_t start)
+{
+	int64_t ns = (int64_t)(blocked_ns() - start); /* the clocks differ by a little */
+
+	return ns > 0 ? (uint64_t)ns : 0;
+}
+
+static bool gpu_has(int gpu, uint64_t bytes)
+{
+	size_t total;
+
+	CU(cuDeviceTotalMem_v2(&total, gpu));
+	return total == bytes;
+}
+
 /* A container with these limits, and this process in it with a context each. */
 static void begin(uint64_t limit0, uint64_t limit1)
 {
@@ -65,6 +96,9 @@ static void begin(uint64_t limit0, uint64_t limit1)
 	CU(cuInit(0));
 	CU(cuCtxCreate_v2(&contexts[1], 0, 1));
 	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
+	/* On a slow machine the program is not held up until it has heard of the limits. */
+	EVENTUALLY(ledger_counts().attached >= 2);
+	EVENTUALLY((!limit0 || gpu_has(0, limit0)) && (!limit1 || gpu_has(1, limit1)));
 }
 
 /* What the container's memory on the current context's GPU is used for. */
@@ -409,7 +443,7 @@ static void without_a_limit_nobody_waits(void)
 	before = ledger_counts();
 	CHECK(before.asked == 1 && before.forced == 1);
 	ledger_mute(true);
-	start = test_now();
+	start = blocked_ns();
 	for (int i = 1; i < 16; i++)
 		CU(cuMemAlloc_v2(&p[i], 100 * MIB));
 	/* Nor does what is sent meanwhile fill the socket: that would be an end. */
@@ -419,7 +453,7 @@ static void without_a_limit_nobody_waits(void)
 		CU(cuMemAlloc_v2(&q, (unsigned)i * MIB + 1));
 		CU(cuMemFree_v2(q));
 	}
-	CHECK(test_now() - start < 1900000000u);
+	CHECK(blocked_since(start) < 1900000000u);
 	ledger_mute(false);
 	CHECK(ledger_counts().registered == 1);
 	for (int i = 0; i < 16; i++)
@@ -435,14 +469,14 @@ static void a_silent_scheduler_costs_one_wait(void)
 	begin(LIMIT, 0);
 	CU(cuMemAlloc_v2(&p, MIB));
 	ledger_mute(true);
-	start = test_now();
+	start = blocked_ns();
 	CU(cuMemAlloc_v2(&p, 100 * MIB)); /* fits, by the limit it knew */
-	CHECK(test_now() - start > 1900000000u);
-	start = test_now();
+	CHECK(blocked_since(start) > 1900000000u);
+	start = blocked_ns();
 	CHECK(cuMemAlloc_v2(&p, 200 * MIB) == OOM);
 	CU(cuMemAlloc_v2(&p, 100 * MIB));
 	CHECK(cuMemAlloc_v2(&p, 60 * MIB) == OOM);
-	CHECK(test_now() - start < 1900000000u);
+	CHECK(blocked_since(start) < 1900000000u);
 	ledger_mute(false);
 	/* What it never heard of it is told. */
 	EVENTUALLY(ledger_reserved(0) >= 201 * MIB);
@@ -477,10 +511,10 @@ static void without_a_scheduler_the_limit_stands(void)
 	begin(LIMIT, 0);
 	CU(cuMemAlloc_v2(&p, 100 * MIB));
 	ledger_stop();
-	start = test_now();
+	start = blocked_ns();
 	CHECK(cuMemAlloc_v2(&q, 200 * MIB) == OOM);
 	CU(cuMemAlloc_v2(&q, 150 * MIB));
-	CHECK(test_now() - start < 1900000000u);
+	CHECK(blocked_since(start) < 1900000000u);
 	CU(cuMemGetInfo_v2(&available, &total));
 	CHECK(total == LIMIT && available == 6 * MIB);
 	/* The next one is told what there is, even if it is too much. */
@@ -537,10 +571,10 @@ static void others_of_the_container_count(void)
 	CU(cuMemGetInfo_v2(&available, &total));
 	CHECK(available == 56 * MIB && total == LIMIT);
 	CHECK(cuMemAlloc_v2(&p, 57 * MIB) == OOM);
-	start = test_now();
+	start = blocked_ns();
 	for (int i = 0; i < 100; i++)
 		CHECK(cuMemAlloc_v2(&p, 57 * MIB) == OOM);
-	CHECK(test_now() - start < 5000000000u); /* 15 s if each waited for the others */
+	CHECK(blocked_since(start) < 5000000000u); /* 15 s if each waited for the others */
 	CU(cuMemAlloc_v2(&p, 50 * MIB));
 	CHECK(ledger_reserved(0) == 250 * MIB); /* exactly: little is left */
 	CU(cuMemGetInfo_v2(&available, &total));
@@ -895,8 +929,12 @@ static struct info nvml_memory(void *dev)
 	struct info2 b = { .version = 2 };
 	struct info a;
 
-	CHECK(NVML(nvmlDeviceGetMemoryInfo, void *, struct info *)(dev, &a) == 0);
-	CHECK(NVML(nvmlDeviceGetMemoryInfo_v2, void *, struct info2 *)(dev, &b) == 0);
+	for (int i = 0; i < 2; i++) { /* the scheduler's word may come in between, once */
+		CHECK(NVML(nvmlDeviceGetMemoryInfo, void *, struct info *)(dev, &a) == 0);
+		CHECK(NVML(nvmlDeviceGetMemoryInfo_v2, void *, struct info2 *)(dev, &b) == 0);
+		if (a.total == b.total && a.free == b.free && a.used == b.used)
+			break;
+	}
 	CHECK(a.total == b.total && a.free == b.free && a.used == b.used && b.reserved == 0);
 	return a;
 }
@@ -961,9 +999,9 @@ static void a_scheduler_that_hangs_holds_nvml_up_shortly(void)
 	fake_init(&f);
 	fake_listen(&f); /* nobody accepts */
 	dev = nvml_device(0);
-	start = test_now();
+	start = blocked_ns();
 	CHECK(nvml_memory(dev).total > LIMIT);
-	CHECK(test_now() - start < 5000000000u); /* it is 200 ms, on a machine that has time */
+	CHECK(blocked_since(start) < 5000000000u); /* it is 200 ms */
 	fake_end(&f);
 }
 
@@ -978,7 +1016,7 @@ static void *ask_nvml(void *arg)
 /* However many ask: the others go by what the first one hears. */
 static void one_asks_for_all_threads(void)
 {
-	pthread_t t[16];
+	pthread_t t[64];
 	uint64_t start;
 	struct fake f;
 
@@ -987,12 +1025,12 @@ static void one_asks_for_all_threads(void)
 	CHECK(listen(f.listener, 64) == 0); /* nobody accepts */
 	nvml_device_0 = nvml_device(0);
 	start = test_now();
-	for (int i = 0; i < 16; i++)
+	for (int i = 0; i < 64; i++)
 		CHECK(pthread_create(&t[i], NULL, ask_nvml, NULL) == 0);
-	for (int i = 0; i < 16; i++)
+	for (int i = 0; i < 64; i++)
 		CHECK(pthread_join(t[i], NULL) == 0);
-	/* 0.4 s as a rule: each asks twice. 3 s and more if one after the other. */
-	CHECK(test_now() - start < 2000000000u);
+	/* 0.4 s as a rule: each asks twice. 13 s and more if one after the other. */
+	CHECK(test_now() - start < 10000000000u);
 	fake_end(&f);
 }
 

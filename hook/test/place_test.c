@@ -39,7 +39,7 @@ static void answers(const uint8_t *place)
 	CHECK(f.code == (NVS_ATTACH_OBSERVE | NVS_ATTACH_PLACE));
 	CHECK(memcmp(f.u.attach.uuid, first, sizeof(first)) == 0);
 	memcpy(said.u.attached.uuid, place, NVS_UUID_SIZE);
-	fake_send_fds(&fake, said, 0);
+	CHECK(fake_send_fds(&fake, said, 0));
 	fake_accept(&fake);
 	CHECK(pthread_join(thread, NULL) == 0);
 }

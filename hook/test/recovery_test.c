@@ -529,7 +529,7 @@ static void descriptors_nobody_asked_for(void)
 	begin(1);
 	before = descriptors();
 	for (i = 0; i < 50; i++)
-		fake_send_fds(&fake, notice, 1 + i % 8);
+		CHECK(fake_send_fds(&fake, notice, 1 + i % 8));
 	hold(3);
 	EVENTUALLY(descriptors() <= before); /* of WELCOME it may have been open still */
 }
