@@ -632,7 +632,7 @@ static void *cancelled_main(void *arg)
 static void cancelled_at_the_gate(void)
 {
 	pthread_t t;
-	int null = open("/dev/null", O_WRONLY), saved = dup(2);
+	int null = open("/dev/null", O_WRONLY);
 
 	CHECK(setenv("NVSHARE_DEBUG", "1", 1) == 0 && null >= 0 && dup2(null, 2) == 2);
 	fake_init(&fake); /* nobody listens */
@@ -641,8 +641,8 @@ static void cancelled_at_the_gate(void)
 	CHECK(pthread_create(&t, NULL, cancelled_main, NULL) == 0);
 	CHECK(pthread_join(t, NULL) == 0);
 	/* Needs the lock that the thread held. */
-	CHECK(cuCtxCreate_v2(&contexts[1], 0, 1) == 0 && launch(NULL) == 0);
-	CHECK(dup2(saved, 2) == 2);
+	if (cuCtxCreate_v2(&contexts[1], 0, 1) != 0 || launch(NULL) != 0)
+		exit(1); /* standard error stays shut: the shim goes on to say that there is no scheduler */
 }
 
 /* The socket of the shim to the scheduler, which is in this process too. */
