@@ -268,11 +268,14 @@ static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, voi
 	queue_end(all, q);
 }
 
-/* Whether the calling thread can name the stream of a queue. ctx: current. */
+/*
+ * Whether the calling thread can record an event of the current context, ctx, on the stream
+ * of a queue: events and streams of two contexts do not go together.
+ */
 static bool can_name(const struct queue *q, const void *ctx)
 {
-	return q->stream && (!nvs_key_is_default(q->stream) ||
-			     (q->ctx == ctx && (!q->thread || q->thread == thread_number())));
+	return q->stream && ctx && q->ctx == ctx &&
+	       (!nvs_key_is_default(q->stream) || !q->thread || q->thread == thread_number());
 }
 
 void nvs_pools_mark(struct nvs_gpu *gpu)

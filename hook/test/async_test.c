@@ -322,8 +322,41 @@ static void a_single_free_gives_back(void)
 	CUdeviceptr p;
 
 	open_on(96 * MIB);
-	alarm(60);
+	alarm(PATIENCE_MS / 1000);
 	threshold(UINT64_MAX);
+	for (int i = 0; i < 2; i++) {
+		p = get(12 * MIB, streams[0]);
+		run(50 * 1000000ull, streams[0]);
+		CU(cuMemFreeAsync(p, streams[0]));
+		p = get(86 * MIB, streams[1]);
+		CU(cuMemFreeAsync(p, streams[1]));
+	}
+	swapper_end();
+}
+
+/*
+ * The mover, which has no context, asks for what is kept, before the stream that freed is in
+ * use again: that is no reason never to record events on the stream.
+ */
+static void an_eviction_spoils_no_stream(void)
+{
+	CUdeviceptr large, p;
+
+	open_on(96 * MIB);
+	alarm(PATIENCE_MS / 1000);
+	threshold(UINT64_MAX);
+	CU(cuMemAlloc_v2(&large, 40 * MIB));
+	fill_part(large, 40 * MIB, 3, NULL);
+	p = get(12 * MIB, streams[0]);
+	run(50 * 1000000ull, streams[0]);
+	CU(cuMemFreeAsync(p, streams[0]));
+	swapper_withhold(true);
+	swapper_room(1);
+	EVENTUALLY(swapper_seen().out > 0);
+	swapper_room(0);
+	swapper_withhold(false);
+	check_part(large, 40 * MIB, 3, NULL);
+	CU(cuMemFree_v2(large));
 	for (int i = 0; i < 2; i++) {
 		p = get(12 * MIB, streams[0]);
 		run(50 * 1000000ull, streams[0]);
@@ -794,6 +827,7 @@ static const struct test_case cases[] = {
 	CASE(what_is_kept_makes_way),
 	CASE(a_busy_stream_gives_back),
 	CASE(a_single_free_gives_back),
+	CASE(an_eviction_spoils_no_stream),
 	CASE(another_tenant_gets_what_is_kept),
 	CASE(what_is_freed_is_had_again),
 	CASE(any_sequence_keeps_the_order_of_streams),
