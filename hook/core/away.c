@@ -206,7 +206,8 @@ static bool needed(void)
 	if (atomic_load(&nvs_exiting))
 		return true;
 	NVS_FOR_EACH_GPU(gpu)
-		if (gpu->lease.link == LEASE_ATTACHED &&
+		/* On one that the scheduler does not know, work runs without a grant. */
+		if ((gpu->lease.link == LEASE_ATTACHED || gpu->lease.link == LEASE_REJECTED) &&
 		    (gpu->lease.gate != LEASE_CLOSED || gpu->lease.waiting || gpu->lease.unfinished ||
 		     nvs_gate_busy(gpu) || nvs_gpu_has_work(gpu)))
 			return true;

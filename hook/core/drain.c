@@ -38,6 +38,8 @@ bool nvs_driver_quiet(uint64_t end_ns)
 	return !atomic_load(&in_driver);
 }
 
+bool nvs_driver_stopped(void) { return atomic_load(&stopped); }
+
 void nvs_driver_stop(void)
 {
 	static const struct timespec nap = { 0, 1000000 };

@@ -48,6 +48,7 @@ bool nvs_streams_idle(struct nvs_gpu *gpu);
 
 /* No driver calls of our own from now on; waits up to a second for the last. */
 void nvs_driver_stop(void);
+bool nvs_driver_stopped(void);
 
 /* Whether no thread is in such a bracket, or none is before then. */
 bool nvs_driver_quiet(uint64_t end_ns);

@@ -102,7 +102,8 @@ struct nvs_gpu {
 	uint64_t sent_ns;
 
 	/* ---- work ---- */
-	struct nvs_lock drain_lock; /* held while contexts are synchronised or destroyed */
+	struct nvs_lock drain_lock; /* held while contexts are synchronised or destroyed, and while memory moves */
+	atomic_bool moving;         /* it is held for memory that moves, which ends by itself */
 	struct nvs_lock query_lock; /* held while a stream is asked about */
 	atomic_int captures;        /* open on the GPU; goes up under drain_lock */
 	struct nvs_stream overflow; /* of streams beyond NVS_MAX_STREAMS */

@@ -18,7 +18,7 @@ bool nvs_device_uuid(int dev, uint8_t *uuid)
 	return nvs_driver_has(device_uuid) && nvs_driver.device_uuid(uuid, dev) == CUDA_SUCCESS;
 }
 
-void nvs_gpus_identify(void)
+bool nvs_gpus_identify(void)
 {
 	uint8_t uuid[NVS_UUID_SIZE];
 
@@ -26,7 +26,7 @@ void nvs_gpus_identify(void)
 		bool known;
 
 		if (!nvs_driver_enter())
-			return;
+			return !nvs_driver_stopped();
 		known = nvs_device_uuid(gpu->device.dev, uuid);
 		nvs_driver_leave();
 		if (!known || memcmp(uuid, gpu->device.uuid, sizeof(uuid)) == 0)
@@ -37,4 +37,5 @@ void nvs_gpus_identify(void)
 		memcpy(gpu->device.uuid, uuid, sizeof(uuid));
 		nvs_unlock(&nvs_client_lock);
 	}
+	return true;
 }

@@ -14,8 +14,9 @@ bool nvs_device_uuid(int dev, uint8_t *uuid);
 /*
  * The process may have been moved to another GPU while it was checkpointed: its devices
  * then have other UUIDs. Client thread, without its lock, before it attaches again. It waits
- * for as long as the process is checkpointed.
+ * for as long as the process is checkpointed. False: the process ends, and the driver cannot be
+ * asked any more.
  */
-void nvs_gpus_identify(void);
+bool nvs_gpus_identify(void);
 
 #endif

@@ -23,7 +23,8 @@ static _Atomic(struct nvs_stream *) buckets[BUCKETS];
 
 /*
  * A drain may take for ever, if the work it waits for waits for the thread
- * that wants drain_lock: after so long the thread goes on without it.
+ * that wants drain_lock: after so long the thread goes on without it. Memory that moves
+ * waits for no thread of the application, and uses a context: it is waited for.
  */
 #define HOLD_NS 5000000000ull
 
@@ -193,7 +194,7 @@ bool nvs_context_hold(struct nvs_gpu *gpu)
 	do {
 		nvs_futex_wait(&nothing, 0, 200000, true); /* a nap, no cancellation point */
 		held = nvs_trylock(&gpu->drain_lock);
-	} while (!held && nvs_now() - start < HOLD_NS);
+	} while (!held && (atomic_load(&gpu->moving) || nvs_now() - start < HOLD_NS));
 	if (!held)
 		nvs_debugf("GPU %u: a drain does not end, going on beside it", gpu->number);
 	errno = saved;

@@ -17,6 +17,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -41,6 +42,7 @@
 struct copier {
 	struct nvs_descriptor socket; /* -1: there is none */
 	bool back;                    /* it copies to this GPU, not from it */
+	uint8_t gpu[NVS_UUID_SIZE];   /* it copies to this one */
 };
 
 /*
@@ -54,7 +56,7 @@ struct carried {
 	uint32_t granules;
 	uint32_t chunks;             /* that are not in yet */
 	bool used;
-	bool home;                   /* brought back to the GPU that it left */
+	uint8_t gpu[NVS_UUID_SIZE];  /* the copy is on this one */
 };
 
 #define OFFSET_BITS 12u
@@ -71,8 +73,9 @@ struct nvs_carry {
 	struct copier now, next;
 	bool ends;          /* the next pass begins with `next`, and asks this one for no more */
 	bool take;          /* the process has arrived: its memory is to come in at once */
-	bool astray;        /* the process is on the GPU that its memory has left */
-	uint8_t from[NVS_UUID_SIZE]; /* that GPU */
+	bool astray;        /* a copy is not on the GPU of the process */
+	int out[NVS_COPIED_AT_ONCE]; /* descriptors of a request ... */
+	atomic_uint outs;            /* ... so many: a child closes them, or it keeps their memory */
 	uint64_t failed_ns; /* since when bringing memory back fails; 0: it does not */
 	uint32_t count, place, most; /* place: where the next search for an entry begins */
 	uint32_t mapped;             /* entries whose copy is mapped */
@@ -104,12 +107,24 @@ bool nvs_carried(struct place p)
 
 /* ---- the copier ---- */
 
-/* Whether what was carried has left the GPU on which the process is. The lock is held. */
-static bool left_behind(struct nvs_gpu *gpu)
+/* Whether a copy is on another GPU than the process. */
+static bool elsewhere(const struct nvs_gpu *gpu, const struct carried *e)
+{
+	return memcmp(e->gpu, gpu->device.uuid, NVS_UUID_SIZE) != 0;
+}
+
+/*
+ * Whether any copy is. A process may have copies on several GPUs, if it moves on before all
+ * have come in. The lock is held.
+ */
+static bool any_elsewhere(const struct nvs_gpu *gpu)
 {
 	const struct nvs_carry *c = gpu->swap->carry;
+	bool any = false;
 
-	return c->count && memcmp(c->from, gpu->device.uuid, NVS_UUID_SIZE) == 0;
+	for (uint32_t i = 0; c->count && !any && i < MAX_CARRIED; i++)
+		any = c->carried[i].used && elsewhere(gpu, &c->carried[i]);
+	return any;
 }
 
 void nvs_carry_pass(struct nvs_gpu *gpu, bool out)
@@ -118,7 +133,7 @@ void nvs_carry_pass(struct nvs_gpu *gpu, bool out)
 
 	nvs_swap_lock(gpu->swap);
 	if (c && !out) /* also of a process that never went, because the rest of its tenant did not */
-		c->astray = left_behind(gpu);
+		c->astray = any_elsewhere(gpu);
 	if (c && c->ends) {
 		nvs_descriptor_close(&c->now.socket);
 		c->now = c->next;
@@ -128,11 +143,11 @@ void nvs_carry_pass(struct nvs_gpu *gpu, bool out)
 	nvs_swap_unlock(gpu->swap);
 }
 
-/* What comes with the next pass; fd -1: no copier. The lock is held. */
-static void replace(struct nvs_carry *c, int fd, bool back)
+/* What comes with the next pass. The lock is held. */
+static void replace(struct nvs_carry *c, struct copier next)
 {
 	nvs_descriptor_close(&c->next.socket);
-	c->next = (struct copier){ nvs_descriptor_of(fd), back };
+	c->next = next;
 	c->ends = true;
 }
 
@@ -161,6 +176,7 @@ void nvs_swap_copier(struct nvs_gpu *gpu, const struct nvs_copier *f, int fd)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_carry *c = s->carry;
+	struct copier next;
 
 	if (fd < 0)
 		return;
@@ -176,12 +192,30 @@ void nvs_swap_copier(struct nvs_gpu *gpu, const struct nvs_copier *f, int fd)
 		return;
 	}
 	nvs_swap_lock(s);
-	replace(c, fd, memcmp(f->gpu, gpu->device.uuid, NVS_UUID_SIZE) == 0);
-	c->take = c->next.back && c->astray;
+	next.socket = nvs_descriptor_of(fd);
+	next.back = memcmp(f->gpu, gpu->device.uuid, NVS_UUID_SIZE) == 0;
+	memcpy(next.gpu, f->gpu, NVS_UUID_SIZE);
+	replace(c, next);
+	c->take = next.back && c->astray;
 	c->most = most_descriptors();
 	s->carry = c;
 	nvs_swap_unlock(s);
 	nvs_swap_kick(s);
+}
+
+/*
+ * Away from the numbers that an application uses: all copies are files of one device, so
+ * nvs_descriptor_is() cannot tell them apart where the application closes a number twice, or
+ * has closed 0 to 2.
+ */
+static int out_of_the_way(const struct nvs_carry *c, int fd)
+{
+	int high = fcntl(fd, F_DUPFD_CLOEXEC, c->most > 3 ? (int)c->most : 3);
+
+	if (high < 0)
+		return fd;
+	close(fd);
+	return high;
 }
 
 static bool send_request(const struct nvs_carry *c, const struct nvs_copy *q, const int *fd)
@@ -235,7 +269,9 @@ static int receive_answer(const struct nvs_carry *c, int *result)
 		fd = -1;
 	}
 	*result = a.result;
-	if (fd < 0)
+	if (fd >= 0)
+		fd = out_of_the_way(c, fd);
+	else
 		nvs_debugf("the copier cannot copy: error %d", a.result);
 	return fd;
 }
@@ -264,9 +300,9 @@ static struct carried *add(struct nvs_gpu *gpu)
 
 	while (c->carried[c->place].used)
 		c->place = (c->place + 1) % MAX_CARRIED;
-	if (!c->count++)
-		memcpy(c->from, gpu->device.uuid, NVS_UUID_SIZE);
+	c->count++;
 	c->carried[c->place] = (struct carried){ .used = true, .file = NVS_NO_DESCRIPTOR };
+	memcpy(c->carried[c->place].gpu, c->now.gpu, NVS_UUID_SIZE);
 	return &c->carried[c->place];
 }
 
@@ -310,7 +346,7 @@ void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 {
 	struct nvs_carry *c = gpu->swap->carry;
 	struct nvs_copy q = { .pieces = 0 };
-	int fd[NVS_COPIED_AT_ONCE], result = CUDA_SUCCESS;
+	int result = CUDA_SUCCESS;
 
 	if (c->now.socket.fd < 0)
 		return;
@@ -319,16 +355,19 @@ void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 
 		if (chunk->opens != TOUCHED || !nvs_carried(first))
 			continue;
-		result = nvs_driver.mem_export(&fd[q.pieces], chunk->handle, CU_MEM_HANDLE_POSIX_FD, 0);
+		result = nvs_driver.mem_export(&c->out[q.pieces], chunk->handle, CU_MEM_HANDLE_POSIX_FD, 0);
 		if (result != CUDA_SUCCESS)
 			break;
 		q.granules[q.pieces++] = chunk->granules;
+		atomic_store(&c->outs, q.pieces);
 		q.bytes += bytes_of(chunk->granules);
 	}
-	if (result != CUDA_SUCCESS || !send_request(c, &q, fd))
+	if (result != CUDA_SUCCESS || !send_request(c, &q, c->out))
 		nvs_carry_end(gpu); /* nvs_carry_receive() says so */
-	while (q.pieces)
-		close(fd[--q.pieces]);
+	while (q.pieces) {
+		atomic_store(&c->outs, --q.pieces);
+		close(c->out[q.pieces]);
+	}
 }
 
 bool nvs_carry_receive(struct nvs_gpu *gpu, struct place carried)
@@ -353,8 +392,8 @@ void nvs_carry_attached(struct nvs_gpu *gpu)
 	if (!c)
 		return;
 	nvs_swap_lock(s);
-	replace(c, -1, false);
-	c->astray = left_behind(gpu);
+	replace(c, (struct copier){ .socket = NVS_NO_DESCRIPTOR });
+	c->astray = any_elsewhere(gpu);
 	c->take = c->count && !c->astray;
 	nvs_swap_unlock(s);
 }
@@ -366,10 +405,14 @@ bool nvs_carry_takes(const struct nvs_swap *s)
 
 void nvs_carry_taken(struct nvs_swap *s)
 {
+	struct nvs_carry *c = s->carry;
+
+	if (!c)
+		return;
 	nvs_swap_lock(s);
-	s->carry->take = false;
-	if (!s->carry->count)
-		nvs_descriptor_close(&s->carry->now.socket);
+	c->take = false;
+	if (!c->count)
+		nvs_descriptor_close(&c->now.socket);
 	nvs_swap_unlock(s);
 }
 
@@ -397,7 +440,7 @@ static void failed(struct nvs_gpu *gpu)
 
 bool nvs_carry_can_fetch(struct nvs_gpu *gpu, struct place p)
 {
-	if (!nvs_carried(p) || !nvs_carry_astray(gpu->swap) || entry_of(gpu, p)->home)
+	if (!nvs_carried(p) || !elsewhere(gpu, entry_of(gpu, p)) || !nvs_carry_astray(gpu->swap))
 		return true;
 	failed(gpu);
 	return false;
@@ -420,7 +463,7 @@ static int bring_back(struct nvs_gpu *gpu, struct carried *e)
 	}
 	nvs_descriptor_close(&e->file);
 	e->file = nvs_descriptor_of(fd);
-	e->home = true;
+	memcpy(e->gpu, gpu->device.uuid, NVS_UUID_SIZE);
 	return CUDA_SUCCESS;
 }
 
@@ -467,7 +510,7 @@ int nvs_carry_fetch(struct nvs_gpu *gpu, struct place p)
 	uint64_t offset = bytes_of(p.span->store[p.granule] & ((1u << OFFSET_BITS) - 1));
 	int result = CUDA_SUCCESS;
 
-	if (!e->at && s->carry->astray && !e->home)
+	if (!e->at && elsewhere(gpu, e))
 		result = bring_back(gpu, e);
 	if (!e->at && result == CUDA_SUCCESS)
 		result = import(gpu, e);
@@ -526,6 +569,14 @@ void nvs_carry_fetched(struct nvs_gpu *gpu, bool all)
 	nvs_swap_unlock(gpu->swap);
 }
 
+void nvs_carry_works(struct nvs_gpu *gpu)
+{
+	nvs_swap_lock(gpu->swap);
+	if (gpu->swap->carry)
+		gpu->swap->carry->failed_ns = 0;
+	nvs_swap_unlock(gpu->swap);
+}
+
 void nvs_carry_fork_child(void)
 {
 	NVS_FOR_EACH_GPU(gpu) {
@@ -535,6 +586,8 @@ void nvs_carry_fork_child(void)
 			continue;
 		nvs_descriptor_close(&c->now.socket);
 		nvs_descriptor_close(&c->next.socket);
+		for (unsigned i = atomic_exchange(&c->outs, 0); i;)
+			close(c->out[--i]);
 		for (uint32_t i = 0; i < MAX_CARRIED && c->count; i++) {
 			if (!c->carried[i].used)
 				continue;

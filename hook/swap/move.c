@@ -218,7 +218,8 @@ static void settle(struct pass *p, struct run r, bool moved)
 static void give_up(struct pass *p, int result)
 {
 	struct nvs_swap *s = p->gpu->swap;
-	bool dead = nvs_driver.ctx_synchronize() != CUDA_SUCCESS;
+	/* Not of the context: that would end a capture whose thread waits at the gate. */
+	bool dead = nvs_driver.stream_synchronize(s->stream) != CUDA_SUCCESS;
 
 	nvs_debugf("GPU %u: moving memory failed: error %d%s", p->gpu->number, result,
 		   dead ? ", and the context with it" : "");
@@ -330,6 +331,7 @@ static struct pass move(struct pass p)
 	bool more;
 
 	nvs_lock(&gpu->drain_lock);
+	atomic_store(&gpu->moving, true);
 	nvs_carry_pass(gpu, p.out);
 	if (!nvs_mover_context(gpu)) {
 		/* A process that ends enters the driver no more: nothing that anybody has to mend. */
@@ -346,8 +348,11 @@ static struct pass move(struct pass p)
 				begin(&p, r);
 		}
 		nvs_carry_fetched(gpu, true);
+		if (!p.out && !(p.stuck & (NVS_MOVED_ELSEWHERE | NVS_MOVED_ERROR)))
+			nvs_carry_works(gpu);
 		leave();
 	}
+	atomic_store(&gpu->moving, false);
 	nvs_unlock(&gpu->drain_lock);
 	return p;
 }
@@ -374,7 +379,7 @@ static enum plan decide(struct nvs_gpu *gpu)
 		s->evicting = true;
 		plan = PLAN_OUT;
 	}
-	if (nvs_carry_takes(s))
+	if (nvs_carry_takes(s) && !atomic_load(&nvs_exiting)) /* then what is wanted comes in, nothing else */
 		plan = PLAN_TAKE;
 	nvs_swap_unlock(s);
 	if (open)
@@ -459,7 +464,12 @@ static void *mover_main(void *arg)
 		if (p.stuck ? p.stuck != told : p.moved || plan == PLAN_ANSWER || plan == PLAN_OUT || plan == PLAN_TAKE)
 			nvs_swap_tell(gpu, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
 		told = p.stuck;
-		/* Moving has changed the kick, so that the loop looks once more. */
+		/*
+		 * Moving has changed the kick, so that the loop looks once more. A pass that could not
+		 * move anything has changed it, too: what else has is looked at after RETRY_NS.
+		 */
+		if (p.stuck && !p.moved)
+			seen = atomic_load(&s->kick);
 		nvs_swap_wait(s, seen, p.stuck || again ? RETRY_NS : IDLE_NS);
 	}
 	return NULL;
@@ -475,14 +485,14 @@ bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu)
 		return false;
 	nvs_signals_block(&q);
 	for (bool moved = true; moved && decide(gpu) == PLAN_IN;) {
-		unsigned seen = atomic_load(&s->kick);
 		struct pass p = move((struct pass){ .gpu = gpu, .at_exit = true });
 
 		moved = p.moved;
 		away = true;
+		nvs_carry_taken(s); /* what is wanted comes first, and the mover has ended */
 		nvs_swap_tell(gpu, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
 		if (!moved) /* other clients have to make room first */
-			nvs_swap_wait(s, seen, RETRY_NS);
+			nvs_swap_wait(s, atomic_load(&s->kick), RETRY_NS);
 	}
 	nvs_signals_restore(&q);
 	return away;

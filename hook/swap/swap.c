@@ -81,7 +81,7 @@ void nvs_swap_init(void)
 	    !v->stream_create || !v->copy_to_device || !v->copy_to_host ||
 	    !v->device_attribute || !v->address_reserve || !v->set_access || !v->host_register ||
 	    !v->event_create || !v->event_record || !v->event_synchronize || !v->ctx_push ||
-	    !v->ctx_pop || !v->ctx_synchronize || !v->ctx_get_current)
+	    !v->ctx_pop || !v->stream_synchronize || !v->ctx_get_current)
 		return;
 	NVS_FOR_EACH_GPU(gpu) {
 		struct nvs_swap *s = gpu->swap;

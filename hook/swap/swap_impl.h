@@ -396,6 +396,9 @@ bool nvs_carry_receive(struct nvs_gpu *gpu, struct place carried);
 /* Begins to copy into a chunk's own memory, in the mover's stream. Returns CUresult. */
 int nvs_carry_fetch(struct nvs_gpu *gpu, struct place p);
 
+/* A pass has brought in what it could, and nothing failed: the time to loss ends. */
+void nvs_carry_works(struct nvs_gpu *gpu);
+
 /* Releases copies whose chunks all are in; all: no copy is under way, those of a later pass are unmapped too. */
 void nvs_carry_fetched(struct nvs_gpu *gpu, bool all);
 

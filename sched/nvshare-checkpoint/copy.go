@@ -289,6 +289,7 @@ type job struct {
 	source, copy mapped
 	event        uintptr
 	code         int32
+	bytes        uint64 // of what the process may have copied
 }
 
 // depth is how many copies of a process are under way at a time: the next one is mapped meanwhile.
@@ -325,8 +326,12 @@ func (c *copier) serve(socket int, left uint64) {
 		case full, errors.Is(err, unix.EAGAIN):
 			first := begun[0]
 			begun = begun[1:]
-			if !c.finish(socket, first) {
+			ok, alive := c.finish(socket, first)
+			if !alive {
 				return
+			}
+			if !ok { // the process asks again, until there is room
+				left += first.bytes
 			}
 			continue
 		case err != nil:
@@ -336,6 +341,7 @@ func (c *copier) serve(socket int, left uint64) {
 		if q.Bytes <= left {
 			left -= q.Bytes
 			j = c.begin(files, q.Pieces, streams)
+			j.bytes = q.Bytes
 		}
 		closeAll(files)
 		begun = append(begun, j)
@@ -441,8 +447,8 @@ func (c *copier) begin(files []int, granules []uint32, streams map[uintptr]uintp
 	return j
 }
 
-// finish waits for a copy and answers. False: the process is gone.
-func (c *copier) finish(socket int, j job) bool {
+// finish waits for a copy and answers: whether the process has it, and is not gone.
+func (c *copier) finish(socket int, j job) (ok, alive bool) {
 	if j.code == success {
 		j.code = c.await(j.event)
 	}
@@ -461,5 +467,5 @@ func (c *copier) finish(socket int, j job) bool {
 		defer unix.Close(int(file))
 		oob = unix.UnixRights(int(file))
 	}
-	return unix.Sendmsg(socket, a.Encode(), oob, nil, unix.MSG_NOSIGNAL) == nil
+	return j.code == success, unix.Sendmsg(socket, a.Encode(), oob, nil, unix.MSG_NOSIGNAL) == nil
 }

@@ -21,8 +21,14 @@ import (
 // newPair is a site with two simulated GPUs and a tenant that fills a part of the first one.
 func newPair(t *testing.T) (s *site, a *swapTenant) {
 	t.Helper()
+	return newGPUs(t, 2, gpuMiB)
+}
+
+// newGPUs is the same with so many GPUs of a size.
+func newGPUs(t *testing.T, n, mib int) (s *site, a *swapTenant) {
+	t.Helper()
 	s = newSite(t)
-	s.configure(fmt.Sprintf("gpus=2\nmemory_mib=%d\n", gpuMiB))
+	s.configure(fmt.Sprintf("gpus=%d\nmemory_mib=%d\n", n, mib))
 	s.put(checkpoint.Name)
 	s.buildTenant("swap-tenant")
 	t.Cleanup(func() {
@@ -209,6 +215,53 @@ func TestMigrateCopierFails(t *testing.T) {
 		t.Error("it has moved, although it was not restored")
 	}
 	a.finish(s)
+}
+
+// A tenant that has not got all its memory where it went, because others fill that GPU, goes
+// on to a third GPU, or back to the first: what it still has on the second one comes after it.
+func TestMigrateOnwards(t *testing.T) {
+	for _, to := range []int{2, 0} {
+		t.Run(fmt.Sprintf("to GPU %d", to), func(t *testing.T) {
+			const mib = 2 * gpuMiB // a copy comes in whole, though a part of it is wanted
+			s, a := newGPUs(t, 3, mib)
+			s.faults("unlock 304") // its memory is copied, and it cannot take it yet
+			moved := make(chan error, 1)
+			go func() { moved <- s.migrate(1) }()
+			s.until("the tenant is restored", func() error {
+				if !strings.Contains(s.log(), "unlock: CUDA error 304") {
+					return errors.New("not yet")
+				}
+				return nil
+			})
+			var other *talker
+			for left := mib - tenantMiB; ; left-- { // all that is left of the GPU
+				other = s.startTalker("other", s.env("CUDA_VISIBLE_DEVICES=1"), nil, "swap-tenant", strconv.Itoa(left), "5000")
+				if line, _ := other.out.ReadString('\n'); line == "filled\n" {
+					break
+				}
+				<-other.end
+			}
+			s.faults("")
+			s.check(<-moved)
+			s.until("a part of the tenant's memory cannot come in", func() error {
+				r, err := s.status()
+				if err != nil {
+					return err
+				}
+				for _, c := range r.Gpus[1].Clients {
+					if int(c.Pid) == a.cmd.Process.Pid && c.Connected && c.ResidentBytes > 0 && c.ResidentBytes < tenantMiB<<20 {
+						return nil
+					}
+				}
+				return fmt.Errorf("%v", r.Gpus[1].Clients)
+			})
+			s.until("it goes on", func() error { return s.migrate(to) })
+			other.in.Close() // a copier, too, needs room for its context
+			<-other.end
+			s.awaitOn(to, a)
+			a.finish(s)
+		})
+	}
 }
 
 // A tenant that is killed on its way leaves nothing behind.
